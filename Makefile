@@ -22,7 +22,7 @@ COSIGN         := go run github.com/sigstore/cosign/v3/cmd/cosign@v3.1.3
 GOVULNCHECK    := go run golang.org/x/vuln/cmd/govulncheck@v1.9.0
 ACTIONLINT     := go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 
-PROGRAMS := berth-scheduler:./cmd/scheduler berth-controller:./cmd/controller berth-agent:./cmd/agent berth-cni:./cni/shim berth-ipam:./cni/ipam berth-bridge:github.com/containernetworking/plugins/plugins/main/bridge berth-host-local:github.com/containernetworking/plugins/plugins/ipam/host-local berth-iptables:./cni/iptables kubectl-berth:./cmd/kubectl-berth
+PROGRAMS := berth-scheduler:./cmd/scheduler berth-controller:./cmd/controller berth-agent:./cmd/agent berth-cni:./cni/shim berth-ipam:./cni/ipam berth-overlay:./cni/overlay berth-bridge:github.com/containernetworking/plugins/plugins/main/bridge berth-host-local:github.com/containernetworking/plugins/plugins/ipam/host-local berth-iptables:./cni/iptables kubectl-berth:./cmd/kubectl-berth
 FUZZTIME ?= 30s
 FUZZ     := $(shell grep -rlE '^func Fuzz' --include='*_test.go' . | grep -v '^./test/' | sort)
 GOTEST   := go test -timeout 60m

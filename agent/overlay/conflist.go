@@ -13,14 +13,14 @@ import (
 	"os"
 	"strconv"
 	"strings"
+
+	"github.com/berth-dev/berth/cni/api"
 )
 
 const (
 	// NetworkName is the CNI network of the overlay's pods; the plugin host-local keeps their
 	// addresses under this name.
 	NetworkName = "berth-overlay"
-	// Bridge is the link of a node's pods.
-	Bridge = "bth-overlay"
 	// Where flannel runs, its pods and ours are on one bridge and have their addresses from
 	// one list.
 	flannelNetwork = "cbr0"
@@ -33,9 +33,12 @@ const (
 
 // network has the values from which the configuration of pods is made.
 type network struct {
-	name, bridge string
-	subnets      []netip.Prefix
-	mtu          int
+	name string
+	// bridge is empty where the node routes for each pod.
+	bridge     string
+	subnets    []netip.Prefix
+	mtu        int
+	sysctlRoot string
 }
 
 // conflist returns the CNI configuration list. Nothing in it masquerades: package rules does.
@@ -44,14 +47,14 @@ func (n network) conflist() ([]byte, error) {
 	for _, s := range n.subnets {
 		ranges = append(ranges, []map[string]string{{"subnet": s.String()}})
 	}
-	raw, err := json.Marshal(map[string]any{
-		"cniVersion": "1.1.0", "name": n.name,
-		"plugins": []map[string]any{{
-			"type": BridgeType, "bridge": n.bridge, "mtu": n.mtu,
-			"isGateway": true, "isDefaultGateway": true, "hairpinMode": true, "ipMasq": false,
-			"ipam": map[string]any{"type": HostLocalType, "ranges": ranges},
-		}},
-	})
+	plugin := map[string]any{"type": api.OverlayType, "mtu": n.mtu, "sysctlRoot": n.sysctlRoot}
+	if n.bridge != "" {
+		plugin = map[string]any{
+			"type": BridgeType, "bridge": n.bridge, "mtu": n.mtu, "isGateway": true, "isDefaultGateway": true, "hairpinMode": true, "ipMasq": false,
+		}
+	}
+	plugin["ipam"] = map[string]any{"type": HostLocalType, "ranges": ranges}
+	raw, err := json.Marshal(map[string]any{"cniVersion": "1.1.0", "name": n.name, "plugins": []map[string]any{plugin}})
 	if err != nil {
 		return nil, fmt.Errorf("encode the network of the overlay: %w", err)
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package overlay makes the network of pods without a floating IP: a bridge on every node with the
-// node's pod CIDRs, and routes between the nodes. Its wire format and the annotations of Node
+// Package overlay makes the network of pods without a floating IP: pods with addresses of their node's
+// pod CIDRs, for which the node routes (package podlink), and routes between the nodes. Its wire format and the annotations of Node
 // objects by which nodes find each other are flannel's, so nodes with flannel and nodes with this
 // overlay can be in one cluster.
 //
@@ -22,9 +22,10 @@
 //	neigh   <VTEP's address>    its MAC, permanent
 //	fdb     <VTEP's MAC>        its node's address, permanent
 //	table   inet berth-overlay  see package rules
-//	bth-overlay                 the bridge; the plugin makes it with the first pod
+//	unreachable <own pod CIDR>  addresses that no pod has
+//	btho…                       a pod's link, of package podlink
 //
-// Routes have protocol 98 and a gateway, which no other route of Berth in the main table has. The
+// Routes have protocol 98 and a gateway, or are unreachable, which no other route of Berth in the main table has. The
 // package removes anything else on the VTEPs, and routes of that kind to nowhere.
 //
 // # Floating IPs

@@ -203,7 +203,7 @@ func TestForwardPolicy(t *testing.T) {
 			a.IP("link", "del", "eth0")
 			n.stop()
 			n.Run(func() error { _, err := Sweep(); return err })
-			if rules, err := n.Command("iptables-save"); err != nil || strings.Contains(rules, Bridge) {
+			if rules, err := n.Command("iptables-save"); err != nil || strings.Contains(rules, "bth+") {
 				t.Errorf("rules are left: %s %v", rules, err)
 			}
 		})
@@ -217,7 +217,7 @@ func TestSpoofing(t *testing.T) {
 	a, b := w.pod(w.nodes[0]), w.pod(w.nodes[1])
 	w.expectReached(a, b)
 	for _, n := range w.nodes {
-		for _, key := range []string{"all", "default", "eth0", Bridge, link4} {
+		for _, key := range []string{"all", "default", "eth0", link4} {
 			n.Run(func() error { return os.WriteFile("/proc/sys/net/ipv4/conf/"+key+"/rp_filter", []byte("0"), 0o644) })
 		}
 	}

@@ -17,8 +17,7 @@ import (
 
 const forwarding6 = "net/ipv6/conf/all/forwarding"
 
-// forward makes the node forward packets of the families that pods have. The bridge plugin
-// would do that, too, but /proc/sys may not be writable where it runs.
+// forward makes the node forward packets of the families that pods have.
 func (o *Overlay) forward(self local) error {
 	keys := []string{}
 	if self.has(true) {
@@ -54,14 +53,6 @@ func (o *Overlay) forward(self local) error {
 		if err != nil {
 			return fmt.Errorf("set kernel setting: %w", err)
 		}
-	}
-	if !self.has(false) {
-		return nil
-	}
-	// The bridge plugin sets it for each pod, in the pod's namespace.
-	path := filepath.Join(o.PluginSysctlRoot, "net/ipv6/conf/lo/keep_addr_on_down")
-	if err := unix.Access(path, unix.W_OK); err != nil {
-		return fmt.Errorf("pods with IPv6 addresses need /proc/sys/net to be writable for CNI plugins: if the log says that AppArmor forbids it, use the component manifests/agent/host-root: access %s: %w", path, err)
 	}
 	return nil
 }

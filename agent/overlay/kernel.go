@@ -54,7 +54,7 @@ func applyRoutes(w ways, family int, want []netlink.Route) (changed int, err err
 		key := keyOf(r)
 		old, ok := present[key]
 		delete(present, key)
-		if ok && old.LinkIndex == r.LinkIndex && old.Gw.Equal(r.Gw) && old.Protocol == r.Protocol {
+		if ok && old.LinkIndex == r.LinkIndex && old.Gw.Equal(r.Gw) && old.Protocol == r.Protocol && old.Type == max(r.Type, unix.RTN_UNICAST) {
 			continue
 		}
 		if err := netlink.RouteReplace(&r); err != nil {
@@ -81,8 +81,8 @@ func keyOf(r netlink.Route) string {
 	return fmt.Sprintf("%s %d", r.Dst, metric)
 }
 
-// overlayRoutes lists the overlay's routes of the main table: routes with our protocol and a
-// gateway, and all routes with a gateway on a VTEP, also flannel's.
+// overlayRoutes lists the overlay's routes of the main table: routes with our protocol that have a
+// gateway or lead nowhere, and all routes with a gateway on a VTEP, also flannel's.
 func overlayRoutes(w ways, family int) ([]netlink.Route, error) {
 	ours, err := netlinksafe.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 	if err != nil {
@@ -91,7 +91,7 @@ func overlayRoutes(w ways, family int) ([]netlink.Route, error) {
 	var all []netlink.Route
 	for _, r := range ours {
 		onVTEP := w.vtep && r.LinkIndex != 0 && (r.LinkIndex == w.link4 || r.LinkIndex == w.link6)
-		if r.Gw != nil && r.Dst != nil && (r.Protocol == rtnl.Protocol || onVTEP) {
+		if (r.Gw != nil || r.Type == unix.RTN_UNREACHABLE) && r.Dst != nil && (r.Protocol == rtnl.Protocol || onVTEP) {
 			r.Family = family
 			all = append(all, r)
 		}

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,18 +29,22 @@ import (
 
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/podlink"
 	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/ipam/ipamtest"
 )
 
-// plugins compiles upstream's plugins under our names, once.
+// plugins compiles the plugins, once.
 var plugins = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "berth-overlay-plugins-")
 	if err != nil {
 		return "", err
 	}
-	for name, pkg := range map[string]string{BridgeType: "main/bridge", HostLocalType: "ipam/host-local"} {
-		command := exec.Command("go", "build", "-o", filepath.Join(dir, name), "github.com/containernetworking/plugins/plugins/"+pkg)
+	const upstream = "github.com/containernetworking/plugins/plugins/"
+	for name, pkg := range map[string]string{api.OverlayType: "../../cni/overlay", BridgeType: upstream + "main/bridge", HostLocalType: upstream + "ipam/host-local"} {
+		command := exec.Command("go", "build", "-o", filepath.Join(dir, name), pkg)
 		command.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := command.CombinedOutput(); err != nil {
 			return "", fmt.Errorf("%v: %w: %s", command, err, out)
@@ -307,7 +312,21 @@ func TestRepair(t *testing.T) {
 			n.IP("neigh", "flush", "nud", "permanent", "dev", link4)
 			n.IP("-6", "neigh", "flush", "nud", "permanent", "dev", link6)
 		}},
-		"forwarding flushed":      {VXLAN, flushFDB},
+		"forwarding flushed": {VXLAN, flushFDB},
+		"pods' routes flushed": {VXLAN, func(n *node) {
+			n.IP("route", "flush", "root", "10.244.1.0/24")
+			n.IP("-6", "route", "flush", "root", "fd00:244:0:1::/64")
+		}},
+		"pods' links down": {VXLAN, func(n *node) {
+			n.Run(func() error {
+				links, err := podlink.Links()
+				for _, l := range links {
+					err = errors.Join(err, netlink.LinkSetDown(l))
+				}
+				return err
+			})
+			n.overlay.Recheck()
+		}},
 		"host-gw: uplink flapped": {HostGW, flap},
 		"host-gw: routes flushed": {HostGW, flushRoutes},
 	} {
@@ -567,10 +586,10 @@ func TestLeftovers(t *testing.T) {
 		}
 		return err
 	})
-	if want := []string{"link " + link4, "link " + Bridge}; !slices.Equal(names, want) {
+	if want := []string{"link " + link4}; !slices.Equal(names, want) {
 		t.Errorf("found %q, want %q", names, want)
 	}
-	if out := n.IP("-br", "link"); strings.Contains(out, link4) || strings.Contains(out, Bridge) || !strings.Contains(out, link6) {
+	if out := n.IP("-br", "link"); strings.Contains(out, link4) || !strings.Contains(out, link6) {
 		t.Errorf("links are %s", out)
 	}
 }
@@ -600,7 +619,7 @@ func TestSweep(t *testing.T) {
 			if pods := sweep(); pods != 0 {
 				t.Errorf("found %d pods, want none", pods)
 			}
-			for _, trace := range []string{Bridge, link4, link6, "10.244.", "fd00:244:"} {
+			for _, trace := range []string{netfilter.OverlayPrefix, link4, link6, "10.244.", "fd00:244:"} {
 				if out := n.entries() + n.IP("link"); strings.Contains(out, trace) {
 					t.Errorf("%s is left: %s", trace, out)
 				}

@@ -24,6 +24,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/overlay/rules"
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/podlink"
 	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/settings"
 	"github.com/berth-dev/berth/ipam/client"
@@ -67,7 +68,7 @@ type Options struct {
 	SubnetFile string
 	// SysctlRoot is the path of the node's /proc/sys.
 	SysctlRoot string
-	// PluginSysctlRoot is the path of /proc/sys where the network's plugins run.
+	// PluginSysctlRoot is the path of the node's /proc/sys where the network's plugins run.
 	PluginSysctlRoot string
 	// Settings remembers kernel settings before they are changed; it may be nil.
 	Settings *settings.Journal
@@ -223,18 +224,27 @@ func (o *Overlay) reconcile(ctx context.Context) error {
 		return err
 	}
 	peers, errs := o.cluster.peers(o.Node, o.Backend)
-	changed, err := apply(links, planFor(links, peers, o.cluster.floatingIPs(o.Node)))
+	plan := planFor(links, peers, o.cluster.floatingIPs(o.Node))
+	for _, subnet := range self.subnets {
+		plan.routes = append(plan.routes, unreachable(subnet))
+	}
+	changed, err := apply(links, plan)
 	errs = append(errs, err)
 	if changed > 0 {
 		klog.FromContext(ctx).Info("Changed the overlay's routes and neighbours", "entries", changed, "nodes", len(peers))
 	}
 	errs = append(errs, o.putRules(ctx, self))
+	repaired, err := podlink.Repair()
+	errs = append(errs, err)
+	if repaired > 0 {
+		klog.FromContext(ctx).Info("Led packets for addresses to their pods again", "addresses", repaired)
+	}
 	if err := o.forward(self); err != nil {
 		o.notReady(err)
 		return errors.Join(append(errs, err)...)
 	}
 	// An entry that cannot be made concerns one node; pods start all the same.
-	return errors.Join(append(errs, o.ready(network{name: NetworkName, bridge: Bridge, subnets: self.subnets, mtu: self.mtu(o.Backend)}))...)
+	return errors.Join(append(errs, o.ready(network{name: NetworkName, subnets: self.subnets, mtu: self.mtu(o.Backend), sysctlRoot: o.PluginSysctlRoot}))...)
 }
 
 // local describes this node, from the API and the kernel.
@@ -366,7 +376,7 @@ func (o *Overlay) annotate(ctx context.Context, annotations map[string]string) e
 }
 
 func (o *Overlay) putRules(ctx context.Context, self local) error {
-	spec := rules.Spec{Bridge: Bridge, Subnets: self.subnets, Inside: o.cluster.inside(), Masquerade: true}
+	spec := rules.Spec{Subnets: self.subnets, Inside: o.cluster.inside(), Masquerade: true}
 	for _, p := range o.Inside {
 		spec.Inside = append(spec.Inside, iprange.OfPrefix(p))
 	}

@@ -17,6 +17,8 @@ const (
 	// floatingMetric is worse than the metric of a floating IP's route on its own node: 0, and for
 	// IPv6 1024.
 	floatingMetric = 2048
+	// unreachableMetric is worse than the metrics of routes that somebody else makes.
+	unreachableMetric = 1 << 20
 )
 
 // ways are the indexes of the links to other nodes, 0 where a family has none.
@@ -82,6 +84,18 @@ func keys[V any](m map[netip.Addr]V) func(func(netip.Addr) bool) {
 			}
 		}
 	}
+}
+
+// unreachable returns the route for the addresses of a pod CIDR of this node that no pod has: packets for them
+// do not leave the node.
+func unreachable(subnet netip.Prefix) netlink.Route {
+	r := netlink.Route{
+		Dst: rtnl.IPNet(subnet), Type: unix.RTN_UNREACHABLE, Protocol: rtnl.Protocol, Table: unix.RT_TABLE_MAIN, Family: rtnl.FamilyOf(subnet.Addr()), Priority: unreachableMetric,
+	}
+	if subnet.Addr().Is6() {
+		r.LinkIndex = 1 // the kernel lists such routes of IPv6 with lo
+	}
+	return r
 }
 
 // route returns the route through a peer's end.

@@ -12,6 +12,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // missedPause is the wait before the kernel is followed again.
@@ -61,14 +64,16 @@ func (o *Overlay) followKernel(ctx context.Context) error {
 			if !ok {
 				return errors.New("the kernel ended the events of links")
 			}
-			if !strings.HasPrefix(u.Attrs().Name, "veth") {
+			if name := u.Attrs().Name; !strings.HasPrefix(name, "veth") && !strings.HasPrefix(name, netfilter.LinkPrefix) {
 				o.Recheck()
 			}
 		case u, ok := <-routes:
 			if !ok {
 				return errors.New("the kernel ended the events of routes")
 			}
-			if u.Type == unix.RTM_DELROUTE && u.Gw != nil && u.Table == unix.RT_TABLE_MAIN {
+			// A route of the overlay, or of a pod.
+			ours := u.Protocol == rtnl.Protocol || u.Protocol == unix.RTPROT_STATIC || u.Gw != nil
+			if u.Type == unix.RTM_DELROUTE && ours && u.Table == unix.RT_TABLE_MAIN {
 				o.Recheck()
 			}
 		case u, ok := <-neighs:

@@ -30,7 +30,7 @@ func newInstallCommand() *cobra.Command {
 
 // programs are the CNI plugins that the agent's image brings to the node.
 func programs() []string {
-	return []string{api.IPAMType, overlay.BridgeType, overlay.HostLocalType, api.ShimType}
+	return []string{api.IPAMType, api.OverlayType, overlay.BridgeType, overlay.HostLocalType, api.ShimType}
 }
 
 func install(from, to string) error {

@@ -74,9 +74,9 @@ func withOverlay(ctx context.Context, o *Options, clients *clients, networks *ag
 	if err != nil {
 		return nil, nil, err
 	}
-	pluginSysctlRoot := "/proc/sys"
+	pluginSysctlRoot := o.SysctlRoot
 	if o.HostRoot != "" {
-		pluginSysctlRoot = filepath.Join(o.HostRoot, pluginSysctlRoot)
+		pluginSysctlRoot = "/proc/sys" // plugins run in the node's file system
 	}
 	own, err := overlay.New(overlay.Options{
 		Node: o.NodeName, Address: addr.Unmap(), Backend: overlay.Backend(o.Overlay), FloatingIPs: o.OverlayFloating, Inside: inside,

@@ -23,13 +23,15 @@ const (
 	MaxRequestBytes = relay.MaxBytes
 )
 
-// Names of plugins, networks and capabilities in CNI configurations. ShimType and IPAMType are programs in
-// /opt/cni/bin.
+// Names of plugins, networks and capabilities in CNI configurations. ShimType, IPAMType and OverlayType
+// are programs in /opt/cni/bin.
 const (
 	// ShimType is the CNI plugin that the runtime calls.
 	ShimType = "berth-cni"
 	// IPAMType is the IPAM plugin that hands floating IPs to plugins of other projects.
 	IPAMType = "berth-ipam"
+	// OverlayType is the plugin of the overlay's pods.
+	OverlayType = "berth-overlay"
 	// NetworkName is the network in the runtime's configuration.
 	NetworkName = "berth"
 	// FloatingNetworkName is the network of pods with a floating IP.

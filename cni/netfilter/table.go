@@ -16,8 +16,8 @@ import (
 const (
 	// TableName is the name of the table, in the family inet.
 	TableName = "berth"
-	// LinkPrefix begins the name of every interface of the node that leads to a pod with
-	// a floating IP, and of the overlay's bridge.
+	// LinkPrefix begins the name of every interface of the node that leads to a pod and that Berth
+	// made.
 	LinkPrefix = "bth"
 	// VLANPrefix and BridgePrefix begin the names of VLAN links and bridges that Berth made for
 	// pods, where the node has no address.
@@ -26,6 +26,8 @@ const (
 	// PortPrefix begins the names of the node's ends of interfaces of pods that are ports of a
 	// bridge in the pool's network.
 	PortPrefix = LinkPrefix + "p"
+	// OverlayPrefix begins the names of the node's ends of interfaces of the overlay's pods.
+	OverlayPrefix = LinkPrefix + "o"
 )
 
 // Source is an interface of the node that leads to a pod, and an address of the pod.

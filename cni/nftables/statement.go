@@ -112,6 +112,16 @@ func addressType(flags uint32) Field {
 	}}
 }
 
+// wayBack is the index of the link of a packet where the node leads packets to its source by that link, and
+// otherwise 0.
+var wayBack = Field{size: 4, load: func(b *attributesBuilder, register uint32) {
+	b.expression("fib", func() {
+		b.uint32(unix.NFTA_FIB_DREG, register)
+		b.uint32(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_OIF)
+		b.uint32(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_SADDR|unix.NFTA_FIB_F_IIF)
+	})
+}}
+
 // The fields that the kernel knows of a packet.
 var (
 	IIFName   = meta(unix.NFT_META_IIFNAME, unix.IFNAMSIZ)
@@ -260,6 +270,9 @@ var (
 	// ToNode and FromNode match packets with an address of the network namespace.
 	ToNode   = addressType(unix.NFTA_FIB_F_DADDR).Is(binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)...)
 	FromNode = addressType(unix.NFTA_FIB_F_SADDR).Is(binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)...)
+	// NoWayBack matches packets that come by another link than the one by which the node leads packets to
+	// their source.
+	NoWayBack = wayBack.Is(0, 0, 0, 0)
 	// NotByLoopback matches packets that come by another link than lo.
 	NotByLoopback = iifType.IsNot(binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_LOOPBACK)...)
 	// FromLinkLocal matches IPv6 packets from fe80::/10, which nothing forwards.

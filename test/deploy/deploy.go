@@ -31,6 +31,7 @@ var packages = map[string]string{
 	"berth-agent":      "./cmd/agent",
 	"berth-cni":        "./cni/shim",
 	"berth-ipam":       "./cni/ipam",
+	"berth-overlay":    "./cni/overlay",
 	"berth-bridge":     "github.com/containernetworking/plugins/plugins/main/bridge",
 	"berth-host-local": "github.com/containernetworking/plugins/plugins/ipam/host-local",
 	"berth-iptables":   "./cni/iptables",

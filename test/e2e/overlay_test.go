@@ -34,7 +34,7 @@ func TestOverlay(t *testing.T) {
 		s.kubectl("delete", "-f", filepath.Join(root, "manifests/agent/overlay/rbac.yaml"), "-f", filepath.Join(root, "manifests/agent/overlay/own-node.yaml"))
 		for _, node := range s.Cluster.Nodes() {
 			// The agents took the overlay away, and with it the nodes' routes.
-			if links := s.run(node.Name(), "ip", "-br", "link"); strings.Contains(links, "flannel") || strings.Contains(links, "bth-overlay") {
+			if links := s.run(node.Name(), "ip", "-br", "link"); strings.Contains(links, "flannel") || strings.Contains(links, "btho") {
 				t.Errorf("%s still has the overlay's links:\n%s", node.Name(), links)
 			}
 			s.run(node.Name(), "rm", "-rf", "/var/lib/cni/networks/berth-overlay")

@@ -8,13 +8,16 @@
 //	  set inside4, inside6       destinations never masqueraded: the pods of all nodes, the pools'
 //	                             ranges, Services, and networks that the administrator names
 //
-//	  chain sources (prerouting, raw), of packets from the bridge:
+//	  chain sources (prerouting, raw), of packets from the links of pods, btho…:
 //	    router advertisements              drop
 //	    from a link-local address or ::    accept, because nothing forwards them
+//	    the way to the source is another   drop
+//
+//	  with flannel's bridge, of packets from that, the last one is instead:
 //	    source not in subnets              drop
 //
 //	  chain masquerade (postrouting, source NAT):
-//	    source in subnets, not to the bridge, destination not in inside and not multicast
+//	    source in subnets, not to a pod's link, destination not in inside and not multicast
 //	                                       masquerade
 //
 // Only addresses of the node's own pod CIDRs are ever masqueraded, so a floating IP never

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/nftables"
 	"github.com/berth-dev/berth/ipam/iprange"
 )
@@ -15,7 +16,8 @@ const TableName = "berth-overlay"
 
 // Spec describes the table.
 type Spec struct {
-	// Bridge is the link of the node's pods.
+	// Bridge is the link of the node's pods where they are on a bridge, that of flannel. Otherwise each pod
+	// has a link of its own (package podlink).
 	Bridge string
 	// Subnets are the node's own pod CIDRs.
 	Subnets []netip.Prefix
@@ -30,7 +32,7 @@ type Spec struct {
 func Put(spec Spec) (changed bool, err error) {
 	changed, err = tableOf(spec).Sync()
 	if err != nil {
-		return false, fmt.Errorf("%w (does the kernel have nf_tables, nft_masq and nft_set_rbtree?)", err)
+		return false, fmt.Errorf("%w (does the kernel have nf_tables, nft_masq, nft_fib_inet and nft_set_rbtree?)", err)
 	}
 	return changed, nil
 }
@@ -42,10 +44,10 @@ func Remove() error {
 
 func tableOf(spec Spec) *nftables.Table {
 	t := &nftables.Table{Family: nftables.INet, Name: TableName, Chains: []*nftables.Chain{
-		{Name: "sources", Base: nftables.Filter(nftables.Prerouting, nftables.PriorityRaw), Rules: nftables.Rules(sourceRules(spec.Bridge)...)},
+		{Name: "sources", Base: nftables.Filter(nftables.Prerouting, nftables.PriorityRaw), Rules: nftables.Rules(sourceRules(spec)...)},
 	}}
 	if spec.Masquerade {
-		t.Chains = append(t.Chains, &nftables.Chain{Name: "masquerade", Base: nftables.NAT(nftables.Postrouting, nftables.PrioritySrcNAT), Rules: nftables.Rules(masqueradeRules(spec.Bridge)...)})
+		t.Chains = append(t.Chains, &nftables.Chain{Name: "masquerade", Base: nftables.NAT(nftables.Postrouting, nftables.PrioritySrcNAT), Rules: nftables.Rules(masqueradeRules(spec)...)})
 	}
 	var subnets []iprange.Range
 	for _, p := range spec.Subnets {
@@ -76,13 +78,19 @@ func intervals(name string, ip *nftables.IP, ranges []iprange.Range) *nftables.S
 	return &nftables.Set{Name: name + ip.Suffix, Key: []nftables.Type{ip.Addr}, Interval: true, Elements: nftables.Elements(elements...)}
 }
 
-func sourceRules(bridge string) []nftables.Rule {
-	from := nftables.IIFName.IsLink(bridge)
+func sourceRules(spec Spec) []nftables.Rule {
+	from := nftables.IIFName.Is([]byte(netfilter.OverlayPrefix)...)
+	if spec.Bridge != "" {
+		from = nftables.IIFName.IsLink(spec.Bridge)
+	}
 	v6 := from.Then(nftables.V6.Is)
 	all := []nftables.Rule{
 		nftables.NewRule("no pod is a router", v6, nftables.ICMPv6(nftables.RouterAdvertisement), nftables.Drop),
 		nftables.NewRule("link-local packets are not forwarded", v6, nftables.FromLinkLocal, nftables.Accept),
 		nftables.NewRule("a pod looks for duplicates of its address", v6, nftables.V6.SAddr.Is(make([]byte, 16)...), nftables.Accept),
+	}
+	if spec.Bridge == "" {
+		return append(all, nftables.NewRule("a pod sends from its own addresses", from, nftables.NoWayBack, nftables.Drop))
 	}
 	for _, ip := range nftables.IPs {
 		all = append(all, nftables.NewRule("a pod sends from the node's pod CIDRs", from, ip.Is, nftables.NotIn("subnets"+ip.Suffix, ip.SAddr), nftables.Drop))
@@ -90,7 +98,11 @@ func sourceRules(bridge string) []nftables.Rule {
 	return all
 }
 
-func masqueradeRules(bridge string) (all []nftables.Rule) {
+func masqueradeRules(spec Spec) (all []nftables.Rule) {
+	outside := nftables.OIFName.IsNot([]byte(netfilter.OverlayPrefix)...)
+	if spec.Bridge != "" {
+		outside = nftables.OIFName.IsNotLink(spec.Bridge)
+	}
 	notMulticast := map[*nftables.IP]nftables.Statement{
 		nftables.V4: nftables.V4.DAddr.And(0xf0).IsNot(224),  // 224.0.0.0/4
 		nftables.V6: nftables.V6.DAddr.And(0xff).IsNot(0xff), // ff00::/8
@@ -98,7 +110,7 @@ func masqueradeRules(bridge string) (all []nftables.Rule) {
 	for _, ip := range nftables.IPs {
 		// Two pods' connections must not get one port.
 		all = append(all, nftables.NewRule("the network outside does not know the pods of this network", ip.Is, nftables.In("subnets"+ip.Suffix, ip.SAddr),
-			nftables.OIFName.IsNotLink(bridge), nftables.NotIn("inside"+ip.Suffix, ip.DAddr), notMulticast[ip], nftables.MasqueradeRandom))
+			outside, nftables.NotIn("inside"+ip.Suffix, ip.DAddr), notMulticast[ip], nftables.MasqueradeRandom))
 	}
 	return all
 }

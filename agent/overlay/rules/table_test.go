@@ -14,7 +14,7 @@ import (
 // them may change.
 func TestManyRanges(t *testing.T) {
 	node := netnstest.New(t)
-	spec := Spec{Bridge: "bthbr0", Masquerade: true}
+	spec := Spec{Masquerade: true}
 	for _, text := range []string{"10.0.0.1", "2001:db8::1"} {
 		addr := netip.MustParseAddr(text)
 		for range 4001 {

@@ -27,7 +27,7 @@ func (w *Wirer) Check(spec Spec) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(w.checkPod(spec, host.Attrs().HardwareAddr), w.checkNode(spec, host))
+	return errors.Join(w.CheckPod(spec, host.Attrs().HardwareAddr), w.checkNode(spec, host))
 }
 
 // CheckNode verifies the pieces of the node's side, which Repair makes. A pod may change
@@ -168,8 +168,8 @@ func CheckNeighbour(want netlink.Neigh) error {
 	return nil
 }
 
-// checkPod checks the pod's side; hostMAC is the MAC of the host end.
-func (w *Wirer) checkPod(spec Spec, hostMAC net.HardwareAddr) error {
+// CheckPod returns ErrNotWired where a piece of the pod's side is missing; hostMAC is the MAC of the host end.
+func (w *Wirer) CheckPod(spec Spec, hostMAC net.HardwareAddr) error {
 	netns, err := ns.GetNS(spec.NetNS)
 	if err != nil {
 		return fmt.Errorf("%w: %q: %w", ErrNetNS, spec.NetNS, err)

@@ -78,7 +78,7 @@ func (w *Wirer) Setup(spec Spec) (Wired, error) {
 	// A pair that was there keeps its MAC, which its pod knows.
 	wired.HostMAC = host.Attrs().HardwareAddr
 	fault.Point("veth/pair")
-	if err := w.configurePod(spec, netns, wired); err != nil {
+	if err := w.ConfigurePod(spec, netns, wired); err != nil {
 		return Wired{}, err
 	}
 	fault.Point("veth/pod")
@@ -138,7 +138,8 @@ func resolveUplinks(spec Spec) ([]netlink.Link, int, error) {
 	return links, mtu, nil
 }
 
-func (w *Wirer) configurePod(spec Spec, netns ns.NetNS, wired Wired) error {
+// ConfigurePod makes the pod's side of a pair, which package podlink makes, too.
+func (w *Wirer) ConfigurePod(spec Spec, netns ns.NetNS, wired Wired) error {
 	err := netns.Do(func(ns.NetNS) error {
 		link, err := netlinksafe.LinkByName(spec.IfName)
 		if err != nil {

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podlink
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/rtnl"
+)
+
+// aliasPrefix begins the alias of a host end; the addresses follow.
+const aliasPrefix = "berth overlay"
+
+func aliasOf(addresses []netip.Addr) string {
+	alias := aliasPrefix
+	for _, a := range addresses {
+		alias += " " + a.String()
+	}
+	return alias
+}
+
+// addressesOf returns the addresses that a host end leads to.
+func addressesOf(host netlink.Link) []netip.Addr {
+	text, _ := strings.CutPrefix(host.Attrs().Alias, aliasPrefix)
+	var all []netip.Addr
+	for field := range strings.FieldsSeq(text) {
+		if a, err := netip.ParseAddr(field); err == nil {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// way is an address and the link that leads to it.
+type way struct {
+	address netip.Addr
+	link    int
+}
+
+// node has the routes and neighbours of pods in the kernel.
+type node struct {
+	routes map[way]bool
+	neighs map[way][]byte
+}
+
+func readNode() (node, error) {
+	n := node{routes: map[way]bool{}, neighs: map[way][]byte{}}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		routes, err := netlinksafe.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN, Protocol: unix.RTPROT_STATIC}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		if err != nil {
+			return n, fmt.Errorf("list routes: %w", err)
+		}
+		for _, r := range routes {
+			if to := rtnl.PrefixOf(r.Dst); to.IsSingleIP() && r.Gw == nil {
+				n.routes[way{to.Addr(), r.LinkIndex}] = true
+			}
+		}
+		neighs, err := rtnl.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, family) })
+		if err != nil {
+			return n, fmt.Errorf("list neighbours: %w", err)
+		}
+		for _, e := range neighs {
+			if a, ok := netip.AddrFromSlice(e.IP); ok && e.State&netlink.NUD_PERMANENT != 0 {
+				n.neighs[way{a.Unmap(), e.LinkIndex}] = e.HardwareAddr
+			}
+		}
+	}
+	return n, nil
+}
+
+// leads returns whether the node leads packets for the address to the pod behind a host end.
+func (n node) leads(host netlink.Link, a netip.Addr) bool {
+	to := way{a, host.Attrs().Index}
+	_, mac := macs(host.Attrs().Name)
+	return n.routes[to] && bytes.Equal(n.neighs[to], mac)
+}
+
+// lead makes the node lead packets to the pod behind a host end, and returns how many addresses it did not
+// lead there.
+func (n node) lead(host netlink.Link) (changed int, err error) {
+	if err := rtnl.SetIPv4(host, rtnl.Devconf{rtnl.Forwarding: 1, rtnl.RPFilter: 1}); err != nil {
+		return 0, err
+	}
+	if err := rtnl.SetUp(host); err != nil {
+		return 0, err
+	}
+	_, mac := macs(host.Attrs().Name)
+	for _, a := range addressesOf(host) {
+		if n.leads(host, a) {
+			continue
+		}
+		family, index := rtnl.FamilyOf(a), host.Attrs().Index
+		if err := netlink.NeighSet(&netlink.Neigh{LinkIndex: index, Family: family, State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: mac}); err != nil {
+			return changed, fmt.Errorf("add neighbour %s on %s: %w", a, host.Attrs().Name, err)
+		}
+		route := netlink.Route{
+			LinkIndex: index, Dst: rtnl.IPNet(rtnl.SinglePrefix(a)), Scope: rtnl.LinkScope(family), Protocol: unix.RTPROT_STATIC, Table: unix.RT_TABLE_MAIN, Family: family,
+		}
+		if err := netlink.RouteReplace(&route); err != nil {
+			return changed, fmt.Errorf("add route %s on %s: %w", a, host.Attrs().Name, err)
+		}
+		changed++
+	}
+	return changed, nil
+}
+
+// Repair makes the pieces of the node's side that are missing, and returns how many addresses they concern.
+func Repair() (changed int, err error) {
+	links, err := Links()
+	if err != nil || len(links) == 0 {
+		return 0, err
+	}
+	n, err := readNode()
+	if err != nil {
+		return 0, err
+	}
+	var errs []error
+	for _, l := range links {
+		some, err := n.lead(l)
+		if rtnl.IsGone(err) {
+			err = nil // its pod ended
+		}
+		changed += some
+		errs = append(errs, err)
+	}
+	return changed, errors.Join(errs...)
+}
