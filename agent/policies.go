@@ -46,7 +46,7 @@ type policies interface {
 }
 
 // ErrNoPolicies is the error of TracePolicy where network policies are off.
-var ErrNoPolicies = errors.New("this agent enforces no network policies (--network-policy=false)")
+var ErrNoPolicies = errors.New("this agent enforces no network policies (--network-policy-pods=None)")
 
 // noPolicies is an agent that enforces none.
 type noPolicies struct{}
@@ -60,8 +60,10 @@ func (noPolicies) Reopen(string) error                              { return nil
 func (noPolicies) Soon()                                            {}
 func (noPolicies) Recheck()                                         {}
 func (noPolicies) Ready() error                                     { return nil }
-func (noPolicies) Inspect() *inquiry.InspectedPolicies              { return nil }
-func (noPolicies) Trace(inquiry.PolicyTrace) (string, error)        { return "", ErrNoPolicies }
+func (noPolicies) Inspect() *inquiry.InspectedPolicies {
+	return &inquiry.InspectedPolicies{Enforced: string(enforce.PodsNone)}
+}
+func (noPolicies) Trace(inquiry.PolicyTrace) (string, error) { return "", ErrNoPolicies }
 
 // TracePolicy says which network policies decide on a connection of a pod of this node.
 func (a *Agent) TracePolicy(_ context.Context, q inquiry.PolicyTrace) (string, error) {
@@ -76,7 +78,9 @@ func (a *Agent) Policed() []enforce.Container {
 		all = append(all, a.policed(record))
 	}
 	for _, pod := range a.Pods.Running() {
-		all = append(all, enforce.Container{Pod: pod.Pod.Pod, Addresses: pod.Addresses})
+		// Without a record its request says whether it has floating IPs: ADD gives a pod as many as it requests
+		// or fails, and nobody can change the request of a pod.
+		all = append(all, enforce.Container{Pod: pod.Pod.Pod, Addresses: pod.Addresses, Floating: pod.Wants > 0})
 	}
 	return all
 }
@@ -87,7 +91,7 @@ func (a *Agent) WaitForPods(ctx context.Context) bool { return a.Pods.WaitForSyn
 func (a *Agent) policed(record *state.Container) enforce.Container {
 	c := enforce.Container{
 		Pod: record.Pod, ID: policedID(record), NetNS: record.NetNS,
-		Ending: record.Phase == state.Deleting || record.Phase == state.Withdrawn, Foreign: ofCaller(record),
+		Ending: record.Phase == state.Deleting || record.Phase == state.Withdrawn, Floating: floatingOf(record.Attachments) != nil, Foreign: ofCaller(record),
 	}
 	if record.Pod.Static != "" {
 		// Its mirror may be another one by now.

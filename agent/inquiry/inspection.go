@@ -36,13 +36,17 @@ type Inspection struct {
 	// nobody has the address any more.
 	Conflicts []InspectedConflict `json:"conflicts,omitempty"`
 	Problems  []string            `json:"problems,omitempty"`
-	// Policies reports the enforcement of network policies; nil where they are off, or the query
-	// names a pod.
+	// Policies reports the enforcement of network policies; nil where the query names a pod.
 	Policies *InspectedPolicies `json:"policies,omitempty"`
 }
 
 // InspectedPolicies reports how a node enforces network policies.
 type InspectedPolicies struct {
+	// Enforced says for which pods of the node: FloatingIP, All or None. All else is empty with None.
+	Enforced string `json:"enforced"`
+	// Governed counts the pods that policies govern, and Ungoverned the others with a network of their own.
+	Governed   int `json:"governed"`
+	Ungoverned int `json:"ungoverned"`
 	// Known is false until the agent has read the policies and the objects that they select.
 	Known bool `json:"known"`
 	// NetworkPolicies and ClusterNetworkPolicies count the policies of the cluster, and Pods the

@@ -138,7 +138,7 @@ func ask(ctx context.Context, socket, path string, query url.Values) ([]byte, er
 }
 
 func unwell(in *inquiry.Inspection) bool {
-	if p := in.Policies; p != nil && (!p.Known || len(p.Failures)+len(p.Unenforced) > 0) {
+	if p := in.Policies; p != nil && p.Enforced != none && (!p.Known || len(p.Failures)+len(p.Unenforced) > 0) {
 		return true
 	}
 	return len(in.Problems) > 0 || !in.API.Synced || in.API.Error != "" || slices.ContainsFunc(in.Containers, func(c inquiry.InspectedContainer) bool {
@@ -202,11 +202,17 @@ func printInspection(out io.Writer, in *inquiry.Inspection) error {
 	return err
 }
 
+// Values of --network-policy-pods.
+const none, floatingIP = "None", "FloatingIP"
+
 // policyLines shows the enforcement of network policies.
 func policyLines(in *inquiry.Inspection) []string {
 	p := in.Policies
 	if p == nil {
 		return nil
+	}
+	if p.Enforced == none {
+		return []string{"network policies: enforced for no pods (--network-policy-pods=None)"}
 	}
 	var lines []string
 	for _, f := range p.Failures {
@@ -220,6 +226,11 @@ func policyLines(in *inquiry.Inspection) []string {
 	}
 	if !p.Known {
 		return append(lines, "network policies: not known yet")
+	}
+	if p.Enforced == floatingIP {
+		lines = append(lines, fmt.Sprintf("network policies: enforced for the %d pods with a floating IP, and not for %d others (--network-policy-pods=FloatingIP)", p.Governed, p.Ungoverned))
+	} else {
+		lines = append(lines, fmt.Sprintf("network policies: enforced for all %d pods", p.Governed))
 	}
 	line := fmt.Sprintf("network policies: %d NetworkPolicies, %d ClusterNetworkPolicies, %d pods known", p.NetworkPolicies, p.ClusterNetworkPolicies, p.Pods)
 	if p.Tables == 0 {

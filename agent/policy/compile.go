@@ -408,7 +408,7 @@ func (l *local) addresses() []netip.Addr {
 // choose finds the policies of a local pod.
 func (c *compiler) choose(l *local) {
 	l.ingress, l.egress = selected{}, selected{}
-	if l.pod == nil {
+	if l.pod == nil || l.Ungoverned {
 		return
 	}
 	for _, policies := range [][]*intent{c.admin, c.of[l.Namespace], c.baseline} {
@@ -453,6 +453,9 @@ func (i *intent) side(d ruleset.Direction) *side {
 // combination returns the chain of a local pod in one direction, for packets of a family; nil
 // where no policy has a say.
 func (c *compiler) combination(l *local, d ruleset.Direction, family ruleset.Family) *chain {
+	if l.Ungoverned {
+		return nil
+	}
 	if l.pod == nil {
 		return c.unknown(l, d)
 	}

@@ -29,6 +29,9 @@ type Local struct {
 	Seen []netip.Addr
 	// Direct are the interfaces of the pod whose packets do not pass the node, sorted.
 	Direct []string
+	// Ungoverned says that no policy governs the pod, also where policies select it. It is a peer of other
+	// pods all the same.
+	Ungoverned bool
 }
 
 // Index keeps the rulesets of a node up to date while policies, pods and namespaces change.
@@ -395,7 +398,7 @@ func (x *Index) SetLocal(given Local) {
 		if pod := x.cluster.Pod(given.NamespacedName); pod != nil && pod.UID == given.UID {
 			l.pod, l.present = pod, true
 		}
-	} else if l.NamespacedName == given.NamespacedName && slices.Equal(l.Addresses, given.Addresses) && slices.Equal(l.Seen, given.Seen) && slices.Equal(l.Direct, given.Direct) {
+	} else if l.NamespacedName == given.NamespacedName && slices.Equal(l.Addresses, given.Addresses) && slices.Equal(l.Seen, given.Seen) && slices.Equal(l.Direct, given.Direct) && l.Ungoverned == given.Ungoverned {
 		return
 	}
 	if l.present {
@@ -454,7 +457,7 @@ func (x *Index) knows(uid types.UID) bool {
 func (x *Index) Governs(uid types.UID) bool {
 	x.settle()
 	l := x.locals[uid]
-	if l == nil {
+	if l == nil || l.Ungoverned {
 		return false
 	}
 	if l.pod == nil {

@@ -17,10 +17,11 @@ import (
 
 // newEnforcer returns the enforcer of network policies, nil where they are off.
 func newEnforcer(o *Options, clients *clients, recorder event.Recorder, journal *settings.Journal) *enforce.Enforcer {
-	if !o.NetworkPolicy {
+	if o.NetworkPolicyPods == enforce.PodsNone {
 		return nil
 	}
 	enforcer := enforce.New(enforce.Options{
+		Pods:    o.NetworkPolicyPods,
 		Objects: newPolicyCluster(clients, o.NodeName),
 		Kernel:  enforce.Kernel{Shower: &place.Shower{SysctlRoot: o.SysctlRoot, Settings: journal}},
 		Events:  recorder,

@@ -13,6 +13,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/netpol"
 	"github.com/berth-dev/berth/test/netpol/result"
 )
@@ -32,7 +33,8 @@ var someCases = []string{
 }
 
 // TestNetpol: Kubernetes' own tests of NetworkPolicy pass on the lab with Berth on it. The
-// pods of these are in the lab's default network; with BERTH_NETPOL_FLOATING they have floating IPs.
+// pods of these are in the lab's default network, and policies are enforced for all pods; with
+// BERTH_NETPOL_FLOATING they have floating IPs, and policies are enforced for pods with a floating IP.
 func TestNetpol(t *testing.T) {
 	opts := netpol.Options{Cases: someCases, Reports: filepath.Join(artifacts(), "netpol"), Limit: limit}
 	if os.Getenv("BERTH_TEST_NETPOL") != "" {
@@ -47,6 +49,8 @@ func TestNetpol(t *testing.T) {
 	if os.Getenv("BERTH_NETPOL_FLOATING") != "" {
 		opts.Reports += "-floating"
 		s.giveFloatingIPs()
+	} else {
+		s.enforceForAll()
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), opts.Limit)
 	defer cancel()
@@ -75,6 +79,18 @@ func TestNetpol(t *testing.T) {
 	})
 	t.Logf("%d cases passed, %d failed; JUnit's report and the log are in %s", passed, failed, opts.Reports)
 	s.must(err)
+}
+
+// enforceForAll has the agents enforce policies for pods without a floating IP, too, until the end of the test.
+func (s *stage) enforceForAll() {
+	s.t.Helper()
+	s.atEnd(func() {
+		s.must(deploy.Customize(s.ctx, s.Cluster))
+		s.freshAgents()
+	})
+	s.kubectl("-n", deploy.Namespace, "patch", "daemonset", "berth-agent", "--type=json",
+		"-p", `[{"op":"add","path":"/spec/template/spec/containers/0/args/-","value":"--network-policy-pods=All"}]`)
+	s.freshAgents()
 }
 
 // giveFloatingIPs has the API server make every pod of Kubernetes' own tests ask for a

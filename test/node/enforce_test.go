@@ -45,6 +45,9 @@ func ingressFrom(name, app string, from ...string) *networkingv1.NetworkPolicy {
 	return p
 }
 
+// allPods has an agent enforce policies for pods without a floating IP as well.
+var allPods = []string{"--network-policy-pods=All"}
+
 // hasPolicies returns whether a namespace has rules of network policies.
 func hasPolicies(t *testing.T, h *netnstest.Host) bool {
 	t.Helper()
@@ -62,17 +65,18 @@ func TestNetworkPolicy(t *testing.T) {
 	for name, test := range map[string]struct {
 		addresses [2]string
 		plugin    string
+		args      []string
 		// direct says that the pod's own namespace has rules.
 		direct bool
 	}{
-		"default network": {},
+		"default network": {args: allPods},
 		"floating":        {addresses: [2]string{"10.0.70.5", "10.0.70.6"}},
 		"macvlan":         {addresses: [2]string{"10.0.70.5", "10.0.70.6"}, plugin: `{"type":"berth-vlan","mode":"macvlan"}`, direct: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			net := newNetwork(t)
-			n := net.newNode(t, "policy-"+strings.ReplaceAll(name, " ", "-"), "10.0.60.11")
+			n := net.newNode(t, "policy-"+strings.ReplaceAll(name, " ", "-"), "10.0.60.11", test.args...)
 			if test.plugin != "" {
 				n.floating(test.plugin)
 			}
@@ -179,7 +183,7 @@ func TestNetworkPolicy(t *testing.T) {
 func TestNetworkPolicyCrash(t *testing.T) {
 	t.Parallel()
 	net := newNetwork(t)
-	n := net.newNode(t, "policy-crash", "10.0.60.11")
+	n := net.newNode(t, "policy-crash", "10.0.60.11", allPods...)
 	add := func(app string) (*container, string) {
 		pod := podObject(n.name, app)
 		pod.Labels = map[string]string{"app": app}

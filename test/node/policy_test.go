@@ -376,7 +376,11 @@ var wirings = map[string]wiring{
 // wired makes a node whose pods have a wiring.
 func (n *network) wired(t *testing.T, w wiring, name, address string) *node {
 	t.Helper()
-	nd := n.newNode(t, name, address)
+	var args []string
+	if w.addresses(5) == "" {
+		args = allPods
+	}
+	nd := n.newNode(t, name, address, args...)
 	// A bridge of the node hands its frames to nftables only if somebody says so.
 	if err := nd.Try(func() error {
 		return os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-iptables", []byte("0"), 0o644)

@@ -67,7 +67,7 @@ func TestPolicyStorm(t *testing.T) {
 	t.Logf("BERTH_TEST_SEED=%d", seed)
 	network := newNetwork(t)
 	s := &storm{
-		cast: newCast(t), Rand: rand.New(rand.NewPCG(seed, 0)), n: network.newNode(t, "storm", "10.0.60.11", "-v=2"),
+		cast: newCast(t), Rand: rand.New(rand.NewPCG(seed, 0)), n: network.newNode(t, "storm", "10.0.60.11", append([]string{"-v=2"}, allPods...)...),
 		namespaces: []string{"default"}, policies: make([]bool, policies), pods: make([]*corev1.Pod, pods), changes: map[string]int{},
 	}
 	for range 3 {

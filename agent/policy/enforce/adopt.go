@@ -31,7 +31,7 @@ func (e *Enforcer) adopt(ctx context.Context, key string, before adopted) adopte
 	namespaces := map[string]string{}
 	direct := map[string]map[netip.Addr]string{}
 	for c := range e.live() {
-		if c.NetNS != "" && (key == nodeKey || c.ID == key) {
+		if c.governed && c.NetNS != "" && (key == nodeKey || c.ID == key) {
 			namespaces[c.ID], direct[c.ID] = c.NetNS, c.place.Addresses
 		}
 	}

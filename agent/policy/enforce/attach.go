@@ -20,8 +20,11 @@ const (
 
 // Prepare comes before the first interface of a container: the policies are known, and where they
 // select the pod, nothing comes to it until Enforce. It blocks for the policies, the API server and the
-// kernel.
+// kernel; a pod that no policy may govern waits for nothing.
 func (e *Enforcer) Prepare(ctx context.Context, c Container) error {
+	if !e.Pods.include(c) {
+		return nil
+	}
 	if err := e.known(ctx); err != nil {
 		return err
 	}
@@ -71,6 +74,14 @@ func (e *Enforcer) open(told Container) error {
 // Enforce comes when all interfaces of a container are there, and before anything runs in it. When it
 // returns, the policies that select the pod are in the kernel. It blocks for the kernel.
 func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
+	if !e.Pods.include(c) {
+		e.note(c, nil)
+		if e.active() {
+			// Its addresses are peers of other pods from now on.
+			e.publish()
+		}
+		return nil
+	}
 	if !e.active() {
 		// A policy that comes now finds the container, and its place.
 		e.note(c, nil)

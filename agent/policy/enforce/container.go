@@ -32,6 +32,8 @@ type Container struct {
 	Addresses  []netip.Addr
 	// Ending says that its addresses may already be another container's.
 	Ending bool
+	// Floating says that one of its interfaces takes floating IPs.
+	Floating bool
 	// Foreign says that another program makes its interfaces, when ADD has ended.
 	Foreign bool
 }
@@ -59,6 +61,8 @@ type container struct {
 	Container
 
 	phase phase
+	// governed says that policies govern it; of another container only the addresses count, as peers.
+	governed bool
 	// closed says that Prepare closed its gate.
 	closed bool
 	// place is where its packets can be seen; it is to be found, or found again, unless placed. It counts once
@@ -98,7 +102,7 @@ func (e *Enforcer) enter(told Container, now phase) *container {
 	if c.NetNS != told.NetNS {
 		c.unplace()
 	}
-	c.Container, c.phase = told, now
+	c.Container, c.phase, c.governed = told, now, e.Pods.include(told)
 	return c
 }
 
@@ -207,7 +211,7 @@ func (e *Enforcer) findPlaces(ctx context.Context) {
 	e.mu.Lock()
 	var missing []Container
 	for c := range e.live() {
-		if c.NetNS != "" && !c.placed {
+		if c.governed && c.NetNS != "" && !c.placed {
 			missing = append(missing, c.Container)
 		}
 	}
@@ -265,7 +269,7 @@ func localsOf(all iter.Seq[*container]) []policy.Local {
 		if !known {
 			i = len(locals)
 			position[c.uid()] = i
-			locals = append(locals, policy.Local{NamespacedName: types.NamespacedName{Namespace: c.Pod.Namespace, Name: c.Pod.Name}, UID: c.uid()})
+			locals = append(locals, policy.Local{NamespacedName: types.NamespacedName{Namespace: c.Pod.Namespace, Name: c.Pod.Name}, UID: c.uid(), Ungoverned: true})
 		}
 		for _, a := range c.Addresses {
 			if !taken[a] {
@@ -273,6 +277,10 @@ func localsOf(all iter.Seq[*container]) []policy.Local {
 				locals[i].Addresses = append(locals[i].Addresses, a)
 			}
 		}
+		if !c.governed {
+			continue
+		}
+		locals[i].Ungoverned = false
 		locals[i].Direct = append(locals[i].Direct, c.place.Direct...)
 		locals[i].Seen = append(locals[i].Seen, c.place.Bridged...)
 	}

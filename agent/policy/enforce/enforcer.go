@@ -90,6 +90,8 @@ type containers interface {
 
 // Options of an Enforcer; Metrics and Events may be nil.
 type Options struct {
+	// Pods says which pods policies govern.
+	Pods    Pods
 	Objects objects
 	Kernel  kernel
 	Events  event.Recorder

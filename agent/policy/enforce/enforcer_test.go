@@ -43,17 +43,21 @@ func TestLocals(t *testing.T) {
 	taker := Container{Pod: api.Pod{Namespace: "shop", Name: "taker", UID: "4"}, ID: "taker", NetNS: "/n/taker", Addresses: addresses("10.0.0.7")}
 	all["holder"] = Container{Pod: web, ID: "holder", NetNS: "/n/holder", Addresses: addresses("10.0.0.7")}
 	places := map[string]place.Place{"old": {Direct: []string{"net1"}}, "again": {Direct: []string{"net1", "eth0"}}}
+	// Of a pod that no policy governs only the addresses on record count.
+	all["plain"] = Container{Pod: api.Pod{Namespace: "shop", Name: "plain", UID: "5"}, ID: "plain", NetNS: "/n/plain", Addresses: addresses("10.0.0.8")}
+	places["plain"] = place.Place{Direct: []string{"net1"}, Bridged: addresses("10.0.0.12")}
 	states := []*container{{Container: Container{Pod: db, ID: "left", Addresses: addresses("10.0.0.5")}, phase: going}}
-	states = append(states, &container{Container: taker, phase: adding})
+	states = append(states, &container{Container: taker, phase: adding, governed: true})
 	name := func(n string) types.NamespacedName { return types.NamespacedName{Namespace: "shop", Name: n} }
 	want := map[types.UID]policy.Local{
 		"1": {NamespacedName: name("db"), UID: "1", Addresses: addresses("10.0.0.3", "10.0.0.9"), Direct: []string{"eth0", "net1"}},
 		"2": {NamespacedName: name("web"), UID: "2", Addresses: addresses("10.0.0.1")},
 		"4": {NamespacedName: name("taker"), UID: "4", Addresses: addresses("10.0.0.7")},
+		"5": {NamespacedName: name("plain"), UID: "5", Addresses: addresses("10.0.0.8"), Ungoverned: true},
 		"3": {NamespacedName: name("lost"), UID: "3", Addresses: addresses("10.0.0.4")},
 	}
 	for id, c := range all {
-		states = append(states, &container{Container: c, place: places[id]})
+		states = append(states, &container{Container: c, governed: id != "plain", place: places[id]})
 	}
 	got := map[types.UID]policy.Local{}
 	for _, l := range localsOf(slices.Values(states)) {
@@ -68,7 +72,7 @@ func TestLocals(t *testing.T) {
 // afterwards its status does not count, also when the container is gone.
 func TestUnrecorded(t *testing.T) {
 	lost := api.Pod{Namespace: "shop", Name: "lost", UID: "3"}
-	e := New(Options{Objects: &memory{}, Kernel: Kernel{}})
+	e := New(Options{Pods: PodsAll, Objects: &memory{}, Kernel: Kernel{}})
 	running := Container{Pod: lost, Addresses: addresses("10.0.0.4")}
 	recorded := Container{Pod: lost, ID: "c/eth0", Addresses: addresses("10.0.0.4")}
 	for i, step := range []struct {
@@ -252,7 +256,7 @@ func TestLeftovers(t *testing.T) {
 // A listing that began before the end of an ADD does not count: its containers are older than the
 // ADD's.
 func TestListDuringADD(t *testing.T) {
-	e := New(Options{Objects: &memory{}, Kernel: Kernel{}})
+	e := New(Options{Pods: PodsAll, Objects: &memory{}, Kernel: Kernel{}})
 	c := Container{Pod: api.Pod{Namespace: "shop", Name: "db", UID: "1"}, ID: "c/eth0", NetNS: "/run/none", Addresses: addresses("10.0.0.1")}
 	early := c
 	early.Addresses = nil
@@ -285,7 +289,7 @@ func TestListDuringADD(t *testing.T) {
 
 // A container goes with its table, and one that comes back meanwhile stays.
 func TestGoing(t *testing.T) {
-	e := New(Options{Objects: &memory{}, Kernel: Kernel{}})
+	e := New(Options{Pods: PodsAll, Objects: &memory{}, Kernel: Kernel{}})
 	c := Container{Pod: api.Pod{Namespace: "shop", Name: "db", UID: "1"}, ID: "c/eth0", NetNS: "/run/none", Addresses: addresses("10.0.0.1")}
 	for _, comesBack := range []bool{false, true} {
 		e.list([]Container{c})

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
@@ -82,11 +84,32 @@ func (e *Enforcer) summarize() summary {
 	return s
 }
 
+// governed counts the pods that policies govern, if they select them, and the other pods of the node that have a
+// network of their own.
+func (e *Enforcer) governed() (governed, others int) {
+	is := map[types.UID]bool{}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for c := range e.live() {
+		is[c.uid()] = is[c.uid()] || c.governed
+	}
+	for _, g := range is {
+		if g {
+			governed++
+		} else {
+			others++
+		}
+	}
+	return governed, others
+}
+
 // Inspect returns the state of enforcement, with unenforced pods and problems of policies. It does
 // not block.
 func (e *Enforcer) Inspect() *inquiry.InspectedPolicies {
 	s, held := e.summarize(), e.Objects.Held()
+	governed, others := e.governed()
 	in := &inquiry.InspectedPolicies{
+		Enforced: string(e.Pods), Governed: governed, Ungoverned: others,
 		Known: !s.unknown && e.Objects.HasSynced(), NetworkPolicies: held.NetworkPolicies, ClusterNetworkPolicies: held.ClusterPolicies,
 		Pods: held.Pods, Tables: s.tables, Rules: s.node.plus(s.pods).rules, Elements: s.node.plus(s.pods).elements, Compared: s.compared, Failures: s.failures,
 	}

@@ -195,6 +195,9 @@ type topology struct {
 	cluster *memory
 	events  *recorder
 
+	// pods are the governed ones.
+	pods Pods
+
 	mu     sync.Mutex
 	listed []Container
 
@@ -223,7 +226,7 @@ func (r *recorder) Eventf(about, _ runtime.Object, _, reason, _, note string, ar
 func newTopology(t *testing.T) *topology {
 	t.Helper()
 	netnstest.Need(t)
-	w := &topology{t: t, node: netnstest.New(t), events: &recorder{}, cluster: &memory{
+	w := &topology{t: t, node: netnstest.New(t), pods: PodsAll, events: &recorder{}, cluster: &memory{
 		labels: map[string]map[string]string{"shop": {"kubernetes.io/metadata.name": "shop"}}, known: make(chan struct{}),
 	}}
 	w.node.IPBatch(`link add uplink type veth peer name switch
@@ -253,7 +256,7 @@ func (w *topology) WaitForPods(context.Context) bool { return true }
 func (w *topology) start() {
 	w.cluster.known = make(chan struct{})
 	ctx, cancel := context.WithCancel(w.t.Context())
-	w.enforcer = New(Options{Objects: w.cluster, Kernel: onNode{w.node, place.Shower{SysctlRoot: "/proc/sys"}, w.refuse, w.hide}, Events: w.events})
+	w.enforcer = New(Options{Pods: w.pods, Objects: w.cluster, Kernel: onNode{w.node, place.Shower{SysctlRoot: "/proc/sys"}, w.refuse, w.hide}, Events: w.events})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -52,9 +52,11 @@ var (
 	comparedDesc = metrics.NewDesc("berth_agent_network_policy_full_compare_age_seconds", "For how long some table of network policies has not been compared whole with the kernel; the agent does so every minute.",
 		nil, nil, metrics.ALPHA, "")
 	unenforcedDesc = metrics.NewDesc("berth_agent_network_policy_unenforced_pods", "Pods of the node whose network policies do not hold for all of their packets.", nil, nil, metrics.ALPHA, "")
-	policiesDesc   = metrics.NewDesc("berth_agent_network_policies", "Network policies of the cluster by kind.", []string{"kind"}, nil, metrics.ALPHA, "")
-	heldDesc       = metrics.NewDesc("berth_agent_network_policy_held_pods", "Pods of the cluster that the agent holds in memory for network policies.", nil, nil, metrics.ALPHA, "")
-	packetsDesc    = metrics.NewDesc("berth_agent_network_policy_packets_total",
+	podsDesc       = metrics.NewDesc("berth_agent_network_policy_pods", "Pods of the node with a network of their own, by whether network policies govern them (true, false); --network-policy-pods says which they govern.",
+		[]string{"governed"}, nil, metrics.ALPHA, "")
+	policiesDesc = metrics.NewDesc("berth_agent_network_policies", "Network policies of the cluster by kind.", []string{"kind"}, nil, metrics.ALPHA, "")
+	heldDesc     = metrics.NewDesc("berth_agent_network_policy_held_pods", "Pods of the cluster that the agent holds in memory for network policies.", nil, nil, metrics.ALPHA, "")
+	packetsDesc  = metrics.NewDesc("berth_agent_network_policy_packets_total",
 		"First packets of connections on which rules of a policy decided on this node. Without a policy's name: packets that were dropped because no NetworkPolicy of an isolated pod allows them.",
 		[]string{"kind", "policy_namespace", "policy", "direction", "verdict"}, nil, metrics.ALPHA, "")
 )
@@ -71,7 +73,7 @@ type collector struct {
 
 // DescribeWithStability implements metrics.StableCollector.
 func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
-	for _, d := range []*metrics.Desc{tablesDesc, failingDesc, objectsDesc, comparedDesc, unenforcedDesc, policiesDesc, heldDesc, packetsDesc} {
+	for _, d := range []*metrics.Desc{tablesDesc, failingDesc, objectsDesc, comparedDesc, unenforcedDesc, podsDesc, policiesDesc, heldDesc, packetsDesc} {
 		ch <- d
 	}
 }
@@ -97,6 +99,9 @@ func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
 	unenforced := len(c.e.unenforced())
 	c.e.mu.Unlock()
 	gauge(unenforcedDesc, float64(unenforced))
+	governed, others := c.e.governed()
+	gauge(podsDesc, float64(governed), "true")
+	gauge(podsDesc, float64(others), "false")
 	gauge(policiesDesc, float64(held.NetworkPolicies), "NetworkPolicy")
 	gauge(policiesDesc, float64(held.ClusterPolicies), "ClusterNetworkPolicy")
 	gauge(heldDesc, float64(held.Pods))

@@ -88,7 +88,9 @@ func (e *Enforcer) tell(ctx context.Context) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		for c := range e.live() {
-			namespaces[c.Pod.Namespace] = true
+			if c.governed {
+				namespaces[c.Pod.Namespace] = true
+			}
 			if e.index.Governs(c.uid()) {
 				governed[c.uid()] = true
 			}

@@ -34,6 +34,8 @@ type end struct {
 	own    *ruleset.Ruleset
 	// selecting are the policies that select the pod, by direction.
 	selecting map[ruleset.Direction][]ruleset.Origin
+	// ungoverned says that no policy governs the pod, whether or not policies select it.
+	ungoverned bool
 	// bad says that policies do not hold for all of its packets.
 	bad string
 }
@@ -156,7 +158,7 @@ func (e *Enforcer) end(text string) (end, error) {
 // fill adds the node's knowledge of a container.
 func (e *Enforcer) fill(to *end, c *container) {
 	to.local, to.uid = true, c.uid()
-	to.addresses = slices.Clone(c.Addresses)
+	to.addresses, to.ungoverned = slices.Clone(c.Addresses), !c.governed
 	to.direct = c.place.Direct
 	to.own = e.index.Pod(to.uid)
 	to.selecting = map[ruleset.Direction][]ruleset.Origin{}
@@ -186,6 +188,10 @@ func side(b *strings.Builder, node *ruleset.Ruleset, pod end, p ruleset.Packet, 
 	word += pod.String()
 	if !pod.local {
 		fmt.Fprintf(b, "  %s: not a pod of this node; where it is one, the agent of its node decides\n", word)
+		return
+	}
+	if pod.ungoverned {
+		fmt.Fprintf(b, "  %s: passes: the agent governs no pod without a floating IP\n", word)
 		return
 	}
 	if by := pod.selecting[d]; len(by) > 0 {

@@ -62,7 +62,7 @@ func TestValues(t *testing.T) {
 		has, lacks []string
 	}{
 		{"", []string{"--bind-address=$(HOST_IP)", "helm.sh/resource-policy: keep", "kind: CustomResourceDefinition", "namespace: network"},
-			[]string{"berth-system", "berth-cleanup", "--overlay", "hostPID", "--host-root", "name: own-node.berth.dev", "monitoring.coreos.com", "kind: ConfigMap\nmetadata:\n  name: berth-dashboard", "name: berth-metrics-reader\n  namespace"}},
+			[]string{"berth-system", "berth-cleanup", "--overlay", "--network-policy", "hostPID", "--host-root", "name: own-node.berth.dev", "monitoring.coreos.com", "kind: ConfigMap\nmetadata:\n  name: berth-dashboard", "name: berth-metrics-reader\n  namespace"}},
 		{"monitoring", []string{"name: berth-agent\n  namespace: network\n  labels:", "kind: PrometheusRule", "interval: 30s", "{{ $labels.pool }}", "name: berth-dashboard-pools", "grafana_dashboard: \"1\""},
 			[]string{"berth-system"}},
 		{"overlay", []string{"--overlay=host-gw", "name: berth-agent-overlay", "name: own-node.berth.dev", "path: /run/flannel"},
@@ -73,7 +73,7 @@ func TestValues(t *testing.T) {
 		{"cleanup", []string{"name: berth-cleanup", "--cni-bin-dir=/usr/libexec/cni", "args:\n            - cleanup\n            - --root=/host\n            - --stay\n            - --cni-bin-dir=/usr/libexec/cni\n            - \"--cni-conf-name=10-berth.conflist\"\n", "                - \"--cni-conf-name=10-berth.conflist\"\n            periodSeconds", "berth.dev/clean: \"true\"", "name: berth-scheduler"},
 			[]string{"--sysctl-root", "--galaxy-aliases"}},
 		{"everything", []string{"registry.example.com/mirror/berth/berth-agent:v9.9.9", "registry.example.com/mirror/berth/berth-scheduler@sha256:0123", "imagePullPolicy: Always",
-			"- name: mirror", "replicas: 3", "galaxyAliases: true", "--profiling=false", "memory: 8Gi", "--workers=4", "--host-port-range=30000-31000", "GOMEMLIMIT", "--overlay=vxlan", "--overlay-floating-ips",
+			"- name: mirror", "replicas: 3", "galaxyAliases: true", "--profiling=false", "memory: 8Gi", "--workers=4", "--host-port-range=30000-31000", "GOMEMLIMIT", "--network-policy-pods=All", "--overlay=vxlan", "--overlay-floating-ips",
 			"release: prometheus", "interval: 1m30s", "grafana: \"yes\"", "maxUnavailable: 1", "--v=4", "--v=0", "--v=3", "berth.dev/config: "},
 			[]string{"app.kubernetes.io/name: berth-agent\n    app.kubernetes.io/part-of: berth\n    release: prometheus", "ghcr.io", "helm.sh/resource-policy", "control-plane\n          operator", "--v=2"}},
 		{"no-crds", []string{"name: berth-agent"}, []string{"CustomResourceDefinition\n", "helm.sh/resource-policy"}},
