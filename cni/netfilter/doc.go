@@ -59,6 +59,7 @@
 //	inet       berth-profiles   package shaping
 //	inet       berth-overlay    package overlay/rules
 //	inet       berth-policy     package policy/table, also in network namespaces of pods
+//	bridge     berth-policy     package policy/port
 //	inet       berth-gate       package policy/gate
 //
 // Tables berth-probe and berth-bridges are part of no transaction that is committed.

@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"iter"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/containernetworking/plugins/pkg/ns"
@@ -160,6 +162,8 @@ type job struct {
 	check, gone bool
 	// direct are the addresses of a pod whose packets the target sees, with their interfaces.
 	direct map[netip.Addr]string
+	// ports are the ports of bridges that the node guards.
+	ports []place.Port
 }
 
 // write brings the ruleset of the index into the table of a target. One worker at a time does so for a
@@ -171,6 +175,9 @@ func (e *Enforcer) write(ctx context.Context, key string) error {
 	}
 	began := time.Now()
 	restored, err := e.bring(ctx, j)
+	if key == nodeKey {
+		err = errors.Join(err, e.guard(j))
+	}
 	if j.want != j.written || err != nil {
 		e.Metrics.applied(err, time.Since(began))
 	}
@@ -205,7 +212,7 @@ func (e *Enforcer) start(key string) *job {
 		switch {
 		case j.gone:
 		case key == nodeKey:
-			j.want = e.index.Node()
+			j.want, j.ports = e.index.Node(), e.guardedPorts()
 		case !placed && e.index.Governs(j.uid):
 			j = nil
 		default:
@@ -364,6 +371,34 @@ func (e *Enforcer) bring(ctx context.Context, j *job) (restored bool, err error)
 		e.adopt(ctx, j.key, before)
 	}
 	return restored, err
+}
+
+// guardedPorts lists the ports of bridges behind which are pods that policies select. It is called within
+// Objects.Do.
+func (e *Enforcer) guardedPorts() (all []place.Port) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for c := range e.live() {
+		if len(c.place.Ports) > 0 && e.index.Governs(c.uid()) {
+			all = append(all, c.place.Ports...)
+		}
+	}
+	slices.SortFunc(all, func(a, b place.Port) int { return strings.Compare(a.Name, b.Name) })
+	return all
+}
+
+// guard has the node guard the ports of a try. One worker at a time writes the node's target.
+func (e *Enforcer) guard(j *job) error {
+	same := func(a, b place.Port) bool { return a.Name == b.Name && slices.Equal(a.Addresses, b.Addresses) }
+	if e.guarded != nil && !j.check && slices.EqualFunc(*e.guarded, j.ports, same) {
+		return nil
+	}
+	e.guarded = nil
+	if err := e.Kernel.Guard(j.ports); err != nil {
+		return err
+	}
+	e.guarded = &j.ports
+	return nil
 }
 
 // wait returns when a target has been written from a version of the index or a later one.

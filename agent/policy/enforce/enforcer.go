@@ -48,6 +48,8 @@ type kernel interface {
 	NodeAddresses() ([]netip.Addr, error)
 	// Show is place.Shower.Show.
 	Show(bridge string) error
+	// Guard is port.Guard.
+	Guard(ports []place.Port) error
 	// Connections is socket.Connections.
 	Connections(netns string) ([]socket.Connection, error)
 	// EndOf is conntrack.EndOf, on the node.
@@ -124,6 +126,10 @@ type Enforcer struct {
 	index *policy.Index
 	// version counts the changes of the index.
 	version uint64
+
+	// guarded are the ports that the node guards, nil where that is not known; the worker that writes
+	// the node's table has it.
+	guarded *[]place.Port
 
 	mu sync.Mutex
 	// node is the table of the node.

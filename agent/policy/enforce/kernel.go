@@ -7,6 +7,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/policy/gate"
 	"github.com/berth-dev/berth/agent/policy/place"
+	"github.com/berth-dev/berth/agent/policy/port"
 	"github.com/berth-dev/berth/agent/policy/socket"
 	"github.com/berth-dev/berth/agent/policy/table"
 	"github.com/berth-dev/berth/cni/conntrack"
@@ -29,6 +30,9 @@ func (Kernel) IsNode(netns string) (bool, error) { return place.IsNode(netns) }
 
 // NodeAddresses is place.NodeAddresses.
 func (Kernel) NodeAddresses() ([]netip.Addr, error) { return place.NodeAddresses() }
+
+// Guard is port.Guard.
+func (Kernel) Guard(ports []place.Port) error { return port.Guard(ports) }
 
 // Close is gate.Close.
 func (Kernel) Close(netns string) error { return gate.Close(netns) }

@@ -31,6 +31,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/cluster"
 	"github.com/berth-dev/berth/agent/policy/gate"
 	"github.com/berth-dev/berth/agent/policy/place"
+	"github.com/berth-dev/berth/agent/policy/port"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/agent/policy/socket"
 	"github.com/berth-dev/berth/agent/policy/table"
@@ -174,6 +175,9 @@ func (k onNode) NodeAddresses() (all []netip.Addr, err error) {
 
 func (k onNode) Show(bridge string) error {
 	return k.Try(func() error { return k.Shower.Show(bridge) })
+}
+func (k onNode) Guard(ports []place.Port) error {
+	return k.Try(func() error { return port.Guard(ports) })
 }
 func (k onNode) Close(netns string) error { return gate.Close(netns) }
 func (k onNode) Open(netns string) error  { return gate.Open(netns) }

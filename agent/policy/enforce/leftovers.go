@@ -15,6 +15,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/policy/gate"
 	"github.com/berth-dev/berth/agent/policy/place"
+	"github.com/berth-dev/berth/agent/policy/port"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/agent/policy/table"
 	"github.com/berth-dev/berth/cni/leftover"
@@ -56,7 +57,7 @@ func Leftovers(folder string) ([]leftover.Item, error) {
 // agent that enforces none: nobody would follow changes of the policies any more. It leaves a path that
 // leads to no namespace of a pod.
 func Sweep(ctx context.Context, namespaces []string) error {
-	errs := []error{table.New("").Remove(ctx)}
+	errs := []error{table.New("").Remove(ctx), port.Guard(nil)}
 	for _, path := range namespaces {
 		if isNode, err := place.IsNode(path); path == "" || isNode || err != nil {
 			continue

@@ -60,6 +60,12 @@ func (w topology) find(t *testing.T, names ...string) Place {
 		p.Addresses = nil
 	}
 	p.Bridged = slices.DeleteFunc(p.Bridged, netip.Addr.IsLinkLocalUnicast)
+	for i := range p.Ports {
+		p.Ports[i].Addresses = slices.DeleteFunc(p.Ports[i].Addresses, netip.Addr.IsLinkLocalUnicast)
+		if len(p.Ports[i].Addresses) == 0 {
+			p.Ports[i].Addresses = nil
+		}
+	}
 	if len(p.Bridged) == 0 {
 		p.Bridged = nil
 	}
@@ -108,7 +114,7 @@ func TestFind(t *testing.T) {
 		},
 		"port of a bridge with the node's address": {
 			node: "link add pod0 type veth peer name eth0 netns POD\nlink set pod0 master cni0 up", pod: "link set eth0 up", names: []string{"eth0"},
-			want: Place{Bridges: []string{"cni0"}},
+			want: Place{Bridges: []string{"cni0"}, Ports: []Port{{Name: "pod0"}}},
 		},
 		"port of a bridge without one": {
 			node: "link add pod0 type veth peer name eth0 netns POD\nlink set pod0 master plain0 up", pod: "link set eth0 up", names: []string{"eth0"},
@@ -167,7 +173,7 @@ func TestFind(t *testing.T) {
 			node: "link add pod0 type veth peer name eth0 netns POD\nlink set pod0 master cni0 up\n" +
 				"link add net2 link uplink netns POD type macvlan mode bridge\nlink add net1 link uplink netns POD type macvlan mode bridge",
 			pod: "link set eth0 up\nlink set net1 up\nlink set net2 up", names: []string{"eth0", "net1", "net2"},
-			want: Place{Direct: []string{"net1", "net2"}, Bridges: []string{"cni0"}},
+			want: Place{Direct: []string{"net1", "net2"}, Bridges: []string{"cni0"}, Ports: []Port{{Name: "pod0"}}},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -35,8 +35,16 @@ type Place struct {
 	// addresses and addresses that a router announced, by which the ports of a bridge reach each other.
 	Bridges []string
 	Bridged []netip.Addr
+	// Ports are the ports of Bridges, in order of their names.
+	Ports []Port
 	// Unseen are interfaces of the pod that are seen nowhere, in order.
 	Unseen []string
+}
+
+// Port is the node's end of an interface that is a port of a bridge, with the interface's addresses.
+type Port struct {
+	Name      string
+	Addresses []netip.Addr
 }
 
 // Find returns the place of the pod whose network namespace has the path. names are the
@@ -50,7 +58,7 @@ func Find(netns string, names []string) (Place, error) {
 	}
 	var p Place
 	for _, l := range inside.links {
-		switch where, bridge, err := inside.seen(l); {
+		switch where, at, err := inside.seen(l); {
 		case err != nil:
 			return Place{}, err
 		case where == direct:
@@ -63,9 +71,10 @@ func Find(netns string, names []string) (Place, error) {
 			}
 		case where == nowhere:
 			p.Unseen = append(p.Unseen, l.Attrs().Name)
-		case bridge != "":
-			p.Bridges = append(p.Bridges, bridge)
+		case at.bridge != "":
+			p.Bridges = append(p.Bridges, at.bridge)
 			p.Bridged = append(p.Bridged, inside.addresses[l.Attrs().Index]...)
+			p.Ports = append(p.Ports, Port{Name: at.name, Addresses: inside.addresses[l.Attrs().Index]})
 		}
 	}
 	slices.Sort(p.Direct)
@@ -73,6 +82,7 @@ func Find(netns string, names []string) (Place, error) {
 	slices.Sort(p.Bridges)
 	p.Bridges = slices.Compact(p.Bridges)
 	slices.SortFunc(p.Bridged, netip.Addr.Compare)
+	slices.SortFunc(p.Ports, func(a, b Port) int { return strings.Compare(a.Name, b.Name) })
 	return p, nil
 }
 
@@ -183,53 +193,56 @@ const (
 	nowhere
 )
 
-// seen returns where the packets of a link of the namespace can be seen, and the bridge of the
-// node that they pass on their way there.
-func (n namespace) seen(l netlink.Link) (w where, bridge string, err error) {
+// bridgePort is a port of a bridge of the node, by their names.
+type bridgePort struct{ bridge, name string }
+
+// seen returns where the packets of a link of the namespace can be seen, and the port of a bridge of
+// the node that they pass on their way there.
+func (n namespace) seen(l netlink.Link) (w where, at bridgePort, err error) {
 	switch l.Type() {
 	case "veth":
 	case "ipvlan":
 		if v, ok := l.(*netlink.IPVlan); ok && v.Mode == netlink.IPVLAN_MODE_L3S {
-			return nowhere, "", nil
+			return nowhere, at, nil
 		}
-		return direct, "", nil
+		return direct, at, nil
 	default:
-		return direct, "", nil
+		return direct, at, nil
 	}
 	end, err := netlink.LinkByIndex(l.Attrs().ParentIndex)
 	if rtnl.LinkNotFound(err) {
-		return direct, "", nil
+		return direct, at, nil
 	}
 	if err != nil {
-		return 0, "", fmt.Errorf("find the node's end of %s: %w", l.Attrs().Name, err)
+		return 0, at, fmt.Errorf("find the node's end of %s: %w", l.Attrs().Name, err)
 	}
 	// Indexes are of namespaces, and the other end may be in a third one.
 	if !rtnl.IsPair(l, end) || n.id < 0 || end.Attrs().NetNsID != n.id {
-		return direct, "", nil
+		return direct, at, nil
 	}
 	if strings.HasPrefix(end.Attrs().Name, netfilter.PortPrefix) {
-		return direct, "", nil
+		return direct, at, nil
 	}
 	if end.Attrs().MasterIndex == 0 {
-		return node, "", nil
+		return node, at, nil
 	}
 	master, err := netlink.LinkByIndex(end.Attrs().MasterIndex)
 	if err != nil {
-		return 0, "", fmt.Errorf("find the bridge of %s: %w", end.Attrs().Name, err)
+		return 0, at, fmt.Errorf("find the bridge of %s: %w", end.Attrs().Name, err)
 	}
 	switch master.Type() {
 	case "vrf":
-		return node, "", nil
+		return node, at, nil
 	case "bridge":
 		addrs, err := linkAddresses(master)
 		if err != nil {
-			return 0, "", fmt.Errorf("list the addresses of bridge %s: %w", master.Attrs().Name, err)
+			return 0, at, fmt.Errorf("list the addresses of bridge %s: %w", master.Attrs().Name, err)
 		}
 		if slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !a.IsLinkLocalUnicast() }) {
-			return node, master.Attrs().Name, nil
+			return node, bridgePort{master.Attrs().Name, end.Attrs().Name}, nil
 		}
 	}
-	return direct, "", nil
+	return direct, at, nil
 }
 
 // serviceLinks carry the addresses of Services, so that the node takes packets to them, and are no way to the
