@@ -65,3 +65,29 @@ func TestUnassignedAddress(t *testing.T) {
 		t.Error("the node does not find the pod whose address another pod uses:", err)
 	}
 }
+
+// The tunnel takes packets of the other nodes alone: who may wrap packets sends them with any source, past
+// every rule of its own node.
+func TestStrangersInTheTunnel(t *testing.T) {
+	w := newTopology(t, VXLAN, 2)
+	a, b := w.pod(w.nodes[0]), w.pod(w.nodes[1])
+	w.expectReached(a, b)
+	w.expectReached(b, a)
+	const port = 4789
+	heard := a.Hear(t, "eth0", port)
+	wrapped := func(text string) string {
+		header := slices.Concat([]byte{0x08, 0, 0, 0, 0, 0, vni, 0}, w.nodes[0].MAC(link4), w.nodes[1].MAC(link4), []byte{0x08, 0x00})
+		return string(append(header, netnstest.Datagram(netip.MustParseAddr("10.244.2.200"), a.v4, port, text)...))
+	}
+	w.outside.Say("10.0.60.11", 8472, wrapped("outside host's"))
+	// This node masquerades it.
+	b.Say("10.0.60.11", 8472, wrapped("other node's pod's"))
+	w.pod(w.nodes[0]).Say("10.0.60.11", 8472, wrapped("own node's pod's"))
+	b.Say(a.v4.String(), port, "tunnel's")
+	for text := range heard {
+		if text == "tunnel's" {
+			return
+		}
+		t.Errorf("the %s datagram came", text)
+	}
+}

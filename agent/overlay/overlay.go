@@ -233,7 +233,7 @@ func (o *Overlay) reconcile(ctx context.Context) error {
 	if changed > 0 {
 		klog.FromContext(ctx).Info("Changed the overlay's routes and neighbours", "entries", changed, "nodes", len(peers))
 	}
-	errs = append(errs, o.putRules(ctx, self))
+	errs = append(errs, o.putRules(ctx, self, peers))
 	repaired, err := podlink.Repair()
 	errs = append(errs, err)
 	if repaired > 0 {
@@ -375,10 +375,18 @@ func (o *Overlay) annotate(ctx context.Context, annotations map[string]string) e
 	return nil
 }
 
-func (o *Overlay) putRules(ctx context.Context, self local) error {
+func (o *Overlay) putRules(ctx context.Context, self local, peers []peer) error {
 	spec := rules.Spec{Subnets: self.subnets, Inside: o.cluster.inside(), Masquerade: true}
 	for _, p := range o.Inside {
 		spec.Inside = append(spec.Inside, iprange.OfPrefix(p))
+	}
+	if o.Backend == VXLAN {
+		spec.Tunnel = port
+		for _, p := range peers {
+			for _, e := range p.ends {
+				spec.Peers = append(spec.Peers, e.public)
+			}
+		}
 	}
 	changed, err := rules.Put(spec)
 	if changed {

@@ -20,6 +20,13 @@
 //	    source in subnets, not to a pod's link, destination not in inside and not multicast
 //	                                       masquerade
 //
+//	with the backend vxlan:
+//	  set peers4, peers6         the other nodes
+//	  chain tunnel (input):
+//	    to the tunnel's port, source not in peers       drop
+//	  chain to_tunnels (forward):
+//	    to the tunnel's port, destination in peers      drop; the node itself sends past this hook
+//
 // Only addresses of the node's own pod CIDRs are ever masqueraded, so a floating IP never
 // is, and a server in the cluster sees the pod that asks it.
 package rules

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/netip"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/nftables"
 	"github.com/berth-dev/berth/ipam/iprange"
@@ -25,6 +27,10 @@ type Spec struct {
 	Inside []iprange.Range
 	// Masquerade is false where somebody else masquerades.
 	Masquerade bool
+	// Tunnel is the UDP port by which packets come from other nodes, 0 where there is none, and Peers are
+	// the addresses of these nodes.
+	Tunnel uint16
+	Peers  []netip.Addr
 }
 
 // Put makes the table as the Spec says, in one transaction, and returns whether something
@@ -49,12 +55,23 @@ func tableOf(spec Spec) *nftables.Table {
 	if spec.Masquerade {
 		t.Chains = append(t.Chains, &nftables.Chain{Name: "masquerade", Base: nftables.NAT(nftables.Postrouting, nftables.PrioritySrcNAT), Rules: nftables.Rules(masqueradeRules(spec)...)})
 	}
-	var subnets []iprange.Range
+	if spec.Tunnel != 0 {
+		t.Chains = append(t.Chains,
+			&nftables.Chain{Name: "tunnel", Base: nftables.Filter(nftables.Input, nftables.PriorityFilter), Rules: nftables.Rules(tunnelRules(spec.Tunnel)...)},
+			&nftables.Chain{Name: "to_tunnels", Base: nftables.Filter(nftables.Forward, nftables.PriorityFilter), Rules: nftables.Rules(wrappedRules(spec.Tunnel)...)})
+	}
+	var subnets, peers []iprange.Range
 	for _, p := range spec.Subnets {
 		subnets = append(subnets, iprange.OfPrefix(p.Masked()))
 	}
+	for _, a := range spec.Peers {
+		peers = append(peers, iprange.Range{First: a, Last: a})
+	}
 	for _, ip := range nftables.IPs {
 		t.Sets = append(t.Sets, intervals("subnets", ip, subnets), intervals("inside", ip, spec.Inside))
+		if spec.Tunnel != 0 {
+			t.Sets = append(t.Sets, intervals("peers", ip, peers))
+		}
 	}
 	return t
 }
@@ -94,6 +111,27 @@ func sourceRules(spec Spec) []nftables.Rule {
 	}
 	for _, ip := range nftables.IPs {
 		all = append(all, nftables.NewRule("a pod sends from the node's pod CIDRs", from, ip.Is, nftables.NotIn("subnets"+ip.Suffix, ip.SAddr), nftables.Drop))
+	}
+	return all
+}
+
+// toTunnel matches packets to the UDP port of a tunnel.
+func toTunnel(port uint16) nftables.Statement {
+	return nftables.L4Proto.Is(unix.IPPROTO_UDP).Then(nftables.DPort.Is(byte(port>>8), byte(port)))
+}
+
+func tunnelRules(port uint16) (all []nftables.Rule) {
+	for _, ip := range nftables.IPs {
+		all = append(all, nftables.NewRule("only other nodes wrap packets", ip.Is, toTunnel(port), nftables.NotIn("peers"+ip.Suffix, ip.SAddr), nftables.Drop))
+	}
+	return all
+}
+
+// wrappedRules keep packets that the node forwards from the tunnels of others: these would take the node for
+// their sender where it masquerades them.
+func wrappedRules(port uint16) (all []nftables.Rule) {
+	for _, ip := range nftables.IPs {
+		all = append(all, nftables.NewRule("only nodes wrap packets", ip.Is, toTunnel(port), nftables.In("peers"+ip.Suffix, ip.DAddr), nftables.Drop))
 	}
 	return all
 }
