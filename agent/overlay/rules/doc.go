@@ -25,7 +25,8 @@
 //	  chain tunnel (input):
 //	    to the tunnel's port, source not in peers       drop
 //	  chain to_tunnels (forward):
-//	    to the tunnel's port, destination in peers      drop; the node itself sends past this hook
+//	    to the tunnel's port, destination in peers,
+//	    source not in peers                             drop; the node itself sends past this hook
 //
 // Only addresses of the node's own pod CIDRs are ever masqueraded, so a floating IP never
 // is, and a server in the cluster sees the pod that asks it.

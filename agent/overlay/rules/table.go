@@ -128,10 +128,10 @@ func tunnelRules(port uint16) (all []nftables.Rule) {
 }
 
 // wrappedRules keep packets that the node forwards from the tunnels of others: these would take the node for
-// their sender where it masquerades them.
+// their sender where it masquerades them. The node may be the router of other nodes.
 func wrappedRules(port uint16) (all []nftables.Rule) {
 	for _, ip := range nftables.IPs {
-		all = append(all, nftables.NewRule("only nodes wrap packets", ip.Is, toTunnel(port), nftables.In("peers"+ip.Suffix, ip.DAddr), nftables.Drop))
+		all = append(all, nftables.NewRule("only nodes wrap packets", ip.Is, toTunnel(port), nftables.In("peers"+ip.Suffix, ip.DAddr), nftables.NotIn("peers"+ip.Suffix, ip.SAddr), nftables.Drop))
 	}
 	return all
 }
