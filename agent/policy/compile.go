@@ -191,7 +191,9 @@ func (c *compiler) pod(l *local) *ruleset.Ruleset {
 	for _, node := range c.nodeAddress {
 		r.sets[node.Name] = node
 		output = append(output, ruleset.Rule{Family: node.Family, Destination: node.Name, Verdict: ruleset.Accept})
-		input = append(input, ruleset.Rule{Family: node.Family, Source: node.Name, Verdict: ruleset.Accept})
+		if l.isProbedByWire(node.Family) {
+			input = append(input, ruleset.Rule{Family: node.Family, Source: node.Name, Verdict: ruleset.Accept})
+		}
 	}
 	governed := false
 	for _, family := range families {
@@ -227,6 +229,17 @@ func (c *compiler) pod(l *local) *ruleset.Ruleset {
 		}
 	}
 	return next
+}
+
+// isProbedByWire returns whether the node's own packets to an address of the pod come by a direct interface. Only
+// their source tells them there, and any host may send from it, so it counts for no other pod: not for further
+// interfaces of a pod that the node reaches otherwise. The kubelet probes the addresses of the pod's status.
+func (l *local) isProbedByWire(family ruleset.Family) bool {
+	probed := l.Addresses
+	if l.pod != nil && len(l.pod.Addresses) > 0 {
+		probed = l.pod.Addresses
+	}
+	return slices.ContainsFunc(l.ByWire, func(a netip.Addr) bool { return ruleset.FamilyOf(a) == family && slices.Contains(probed, a) })
 }
 
 // contents are the chains of a ruleset, and the sets and collections that they name.

@@ -44,6 +44,9 @@ const (
 // annotationDirect names the interfaces of a pod that do not pass the node.
 const annotationDirect = "test/direct"
 
+// annotationByWire says that the node has no other way to such a pod.
+const annotationByWire = "test/by-wire"
+
 // Each archive has objects, packets with their expected verdicts, and the rulesets. Its pods of node "node" are
 // local.
 func TestGolden(t *testing.T) {
@@ -143,6 +146,9 @@ func load(t *testing.T, text string) (*fakeCluster, []Local) {
 					l := Local{NamespacedName: pod.NamespacedName, UID: pod.UID, Addresses: pod.Addresses}
 					if direct := p.Annotations[annotationDirect]; direct != "" {
 						l.Direct = strings.Split(direct, ",")
+						if p.Annotations[annotationByWire] != "" {
+							l.ByWire = pod.Addresses
+						}
 					}
 					w.index.SetLocal(l)
 					locals = append(locals, l)

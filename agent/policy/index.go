@@ -29,6 +29,8 @@ type Local struct {
 	Seen []netip.Addr
 	// Direct are the interfaces of the pod whose packets do not pass the node, sorted.
 	Direct []string
+	// ByWire are the addresses of Direct, sorted, to which the node's own packets come through the network.
+	ByWire []netip.Addr
 	// Ungoverned says that no policy governs the pod, also where policies select it. It is a peer of other
 	// pods all the same.
 	Ungoverned bool
@@ -398,14 +400,16 @@ func (x *Index) SetLocal(given Local) {
 		if pod := x.cluster.Pod(given.NamespacedName); pod != nil && pod.UID == given.UID {
 			l.pod, l.present = pod, true
 		}
-	} else if l.NamespacedName == given.NamespacedName && slices.Equal(l.Addresses, given.Addresses) && slices.Equal(l.Seen, given.Seen) && slices.Equal(l.Direct, given.Direct) && l.Ungoverned == given.Ungoverned {
+	} else if l.NamespacedName == given.NamespacedName && slices.Equal(l.Addresses, given.Addresses) && slices.Equal(l.Seen, given.Seen) &&
+		slices.Equal(l.Direct, given.Direct) && slices.Equal(l.ByWire, given.ByWire) && l.Ungoverned == given.Ungoverned {
 		return
 	}
 	if l.present {
 		x.member(l.pod, (*collection).remove)
 	}
 	l.Local = given
-	l.Addresses, l.Seen, l.Direct = slices.Clone(given.Addresses), slices.Clone(given.Seen), slices.Clone(given.Direct)
+	l.Addresses, l.Seen = slices.Clone(given.Addresses), slices.Clone(given.Seen)
+	l.Direct, l.ByWire = slices.Clone(given.Direct), slices.Clone(given.ByWire)
 	l.stale, x.reshape = true, true
 	x.locals[given.UID] = l
 	if l.present {
@@ -489,7 +493,7 @@ func (x *Index) Selecting(uid types.UID, d ruleset.Direction) []ruleset.Origin {
 // SetNodeAddresses makes these the addresses of this node, which always reach its pods.
 func (x *Index) SetNodeAddresses(addresses []netip.Addr) {
 	for n, family := range families {
-		next := &ruleset.Set{Name: familyName("node", family), Family: family, Kind: ruleset.Addresses}
+		next := &ruleset.Set{Name: familyName(ruleset.NodeAddresses, family), Family: family, Kind: ruleset.Addresses}
 		for _, a := range addresses {
 			if ruleset.FamilyOf(a) == family {
 				next.Addresses = append(next.Addresses, a)

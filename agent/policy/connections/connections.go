@@ -54,6 +54,7 @@ func End(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]stri
 
 // judge says which connections a ruleset would drop.
 type judge struct {
+	rs               *ruleset.Ruleset
 	forward, in, out *ruleset.Walker
 	// addresses have their interfaces.
 	addresses map[netip.Addr]string
@@ -66,7 +67,7 @@ type judge struct {
 
 func newJudge(rs *ruleset.Ruleset, addresses map[netip.Addr]string) *judge {
 	return &judge{
-		forward: ruleset.NewWalker(rs, ruleset.Forward), in: ruleset.NewWalker(rs, ruleset.Input), out: ruleset.NewWalker(rs, ruleset.Output),
+		rs: rs, forward: ruleset.NewWalker(rs, ruleset.Forward), in: ruleset.NewWalker(rs, ruleset.Input), out: ruleset.NewWalker(rs, ruleset.Output),
 		addresses: addresses,
 		onNode:    seesForwarded(rs),
 	}
@@ -108,7 +109,8 @@ func (j *judge) drops(protocol byte, from, to netip.AddrPort) bool {
 	}
 	source, isSource := j.addresses[from.Addr()]
 	destination, isDestination := j.addresses[to.Addr()]
-	if isSource && isDestination {
+	// Connections with the node may use the interface that leads there, which has no rules.
+	if isSource && isDestination || j.rs.IsNode(from.Addr()) || j.rs.IsNode(to.Addr()) {
 		return false
 	}
 	if isSource {

@@ -310,6 +310,12 @@ func (w *topology) wire(p *pod, kind string) {
 	case "macvlan":
 		w.node.IPBatch("link add eth0 link uplink netns " + p.Path() + " type macvlan mode bridge\n")
 		p.IPBatch("link set eth0 up\naddr add " + address + "/24 dev eth0\n")
+	case "linked":
+		// As Berth's own direct types.
+		w.wire(p, "macvlan")
+		w.node.IPBatch("link add v" + short + " type veth peer name up0 netns " + p.Path() + "\nlink set v" + short + " up\n" +
+			"route add " + address + " dev v" + short + " src 10.0.60.11\n")
+		p.IPBatch("link set up0 up\nroute add 10.0.60.11 dev up0\n")
 	}
 }
 
@@ -932,6 +938,49 @@ func TestPlaceNotFound(t *testing.T) {
 	if in := w.enforcer.Inspect(); len(in.Unenforced) > 0 {
 		t.Errorf("Inspect() = %+v", in)
 	}
+}
+
+// A host that sends from the node's address does not reach a direct pod that has an interface to its node; the
+// node does, also by connections that are older than a policy.
+func TestHostWithNodeAddress(t *testing.T) {
+	netnstest.NeedLinks(t, "macvlan")
+	w := newTopology(t)
+	outside := netnstest.New(t)
+	w.node.IP("link", "set", "switch", "netns", outside.Path())
+	outside.IPBatch("link set switch up\naddr add 10.0.60.11/24 dev switch\n")
+	w.set(allow("direct", "direct"))
+	direct := w.newPod("direct", "10.0.60.21")
+	for _, setting := range []string{"all", "default"} {
+		if _, err := direct.Command("sysctl", "-w", "net.ipv4.conf."+setting+".rp_filter=0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.add(direct, "linked")
+	if !answers(w.node, direct) {
+		t.Error("the node does not reach its pod")
+	}
+	came := hear(t, direct.Host)
+	sent := flood(t, outside, "10.0.60.21")
+	w.eventually("a host sends", func() bool { return sent.Load() > 200 })
+	if n := came.Load(); n > 0 {
+		t.Errorf("%d datagrams came from a host with the node's address", n)
+	}
+	goes := echo(t, w.node, direct)
+	w.set(allow("direct", "direct", "other"))
+	if err := w.enforcer.wait(t.Context(), direct.ID, w.enforcer.publish()); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("the connections are looked at", func() bool {
+		w.enforcer.mu.Lock()
+		defer w.enforcer.mu.Unlock()
+		return !w.enforcer.containers[direct.ID].target.open
+	})
+	if !goes() {
+		t.Error("a connection of the node ended")
+	}
+	// Without its rules the datagrams come.
+	w.unset(allow("direct", "direct"))
+	w.eventually("datagrams come", func() bool { return came.Load() > 0 })
 }
 
 // A connection that policies begin to forbid ends; one that they still allow goes on.

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/google/nftables"
 
 	"github.com/berth-dev/berth/agent/netnstest"
@@ -166,7 +167,19 @@ func TestFind(t *testing.T) {
 		"a silenced interface keeps its place": {
 			needs: []string{"macvlan"},
 			node:  "link add eth0 link uplink netns POD type macvlan mode bridge", pod: "addr add 10.0.60.20/24 dev eth0", names: []string{"eth0"},
-			want: Place{Direct: []string{"eth0"}, Addresses: map[netip.Addr]string{netip.MustParseAddr("10.0.60.20"): "eth0"}},
+			want: Place{
+				Direct: []string{"eth0"}, Addresses: map[netip.Addr]string{netip.MustParseAddr("10.0.60.20"): "eth0"},
+				ByWire: []netip.Addr{netip.MustParseAddr("10.0.60.20")},
+			},
+		},
+		"two direct addresses, to one of which the node sends by its own link to the pod": {
+			needs: []string{"macvlan"},
+			node: "link add eth0 link uplink netns POD type macvlan mode bridge\nlink add pod0 type veth peer name up0 netns POD\nlink set pod0 up\n" +
+				"route add 10.0.60.20 dev pod0\nroute add 2001:db8:60::20 dev pod0\nroute add unreachable 10.0.60.22",
+			pod: "link set eth0 up\nlink set up0 up\naddr add 10.0.60.20/24 dev eth0\naddr add 10.0.60.21/24 dev eth0\naddr add 10.0.60.22/24 dev eth0\naddr add 2001:db8:60::20/64 dev eth0 nodad", names: []string{"eth0"},
+			want: Place{Direct: []string{"eth0"}, Addresses: map[netip.Addr]string{
+				netip.MustParseAddr("10.0.60.20"): "eth0", netip.MustParseAddr("10.0.60.21"): "eth0", netip.MustParseAddr("10.0.60.22"): "eth0", netip.MustParseAddr("2001:db8:60::20"): "eth0",
+			}, ByWire: []netip.Addr{netip.MustParseAddr("10.0.60.21")}},
 		},
 		"several": {
 			needs: []string{"macvlan"},
@@ -181,7 +194,7 @@ func TestFind(t *testing.T) {
 			w := newTopology(t)
 			w.node.IPBatch(strings.ReplaceAll(test.node, "POD", w.pod.Path()))
 			w.pod.IPBatch(test.pod)
-			if diff := cmp.Diff(test.want, w.find(t, test.names...)); diff != "" {
+			if diff := cmp.Diff(test.want, w.find(t, test.names...), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 				t.Errorf("the place differs (-want +got):\n%s", diff)
 			}
 		})

@@ -15,6 +15,7 @@ import (
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/rtnl"
@@ -30,6 +31,10 @@ type Place struct {
 	Direct []string
 	// Addresses has the addresses of the direct interfaces, each with its interface.
 	Addresses map[netip.Addr]string
+	// ByWire are the addresses of direct interfaces, in order, to which the node's own packets come through the
+	// network, if at all: nothing tells them from packets of a host that sends from the node's address. To other
+	// addresses the node sends by an interface of the pod that is not direct.
+	ByWire []netip.Addr
 	// Bridges are the bridges of the node with which other interfaces of the pod are
 	// connected, in order, and Bridged the addresses of these interfaces, in order: also link-local
 	// addresses and addresses that a router announced, by which the ports of a bridge reach each other.
@@ -57,11 +62,13 @@ func Find(netns string, names []string) (Place, error) {
 		return Place{}, err
 	}
 	var p Place
+	// ways are the node's own links that lead to the pod.
+	ways := map[int]bool{}
 	for _, l := range inside.links {
-		switch where, at, err := inside.seen(l); {
+		switch s, err := inside.seen(l); {
 		case err != nil:
 			return Place{}, err
-		case where == direct:
+		case s.where == direct:
 			p.Direct = append(p.Direct, l.Attrs().Name)
 			for _, a := range inside.addresses[l.Attrs().Index] {
 				if p.Addresses == nil {
@@ -69,21 +76,49 @@ func Find(netns string, names []string) (Place, error) {
 				}
 				p.Addresses[a] = l.Attrs().Name
 			}
-		case where == nowhere:
+		case s.where == nowhere:
 			p.Unseen = append(p.Unseen, l.Attrs().Name)
-		case at.bridge != "":
-			p.Bridges = append(p.Bridges, at.bridge)
-			p.Bridged = append(p.Bridged, inside.addresses[l.Attrs().Index]...)
-			p.Ports = append(p.Ports, Port{Name: at.name, Addresses: inside.addresses[l.Attrs().Index]})
+		default:
+			if ways[s.way] = true; s.bridge != "" {
+				p.Bridges = append(p.Bridges, s.bridge)
+				p.Bridged = append(p.Bridged, inside.addresses[l.Attrs().Index]...)
+				p.Ports = append(p.Ports, Port{Name: s.port, Addresses: inside.addresses[l.Attrs().Index]})
+			}
 		}
 	}
+	for a := range p.Addresses {
+		if isByWire, err := byWire(a, ways); err != nil {
+			return Place{}, err
+		} else if isByWire {
+			p.ByWire = append(p.ByWire, a)
+		}
+	}
+	slices.SortFunc(p.ByWire, netip.Addr.Compare)
 	slices.Sort(p.Direct)
 	slices.Sort(p.Unseen)
 	slices.Sort(p.Bridges)
+	slices.SortFunc(p.Ports, func(a, b Port) int { return strings.Compare(a.Name, b.Name) })
 	p.Bridges = slices.Compact(p.Bridges)
 	slices.SortFunc(p.Bridged, netip.Addr.Compare)
-	slices.SortFunc(p.Ports, func(a, b Port) int { return strings.Compare(a.Name, b.Name) })
 	return p, nil
+}
+
+// byWire returns whether the node sends to an address of a direct interface by another way than its own links
+// to the pod.
+func byWire(a netip.Addr, ways map[int]bool) (bool, error) {
+	if a.IsLinkLocalUnicast() || a.IsMulticast() {
+		// The node has no such address that counts.
+		return false, nil
+	}
+	routes, err := netlink.RouteGet(a.AsSlice())
+	switch {
+	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINVAL):
+		// It has none.
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("find the node's route to %s: %w", a, err)
+	}
+	return slices.ContainsFunc(routes, func(r netlink.Route) bool { return !ways[r.LinkIndex] }), nil
 }
 
 // namespace has the interfaces of a pod.
@@ -193,56 +228,61 @@ const (
 	nowhere
 )
 
-// bridgePort is a port of a bridge of the node, by their names.
-type bridgePort struct{ bridge, name string }
+// sight is where the packets of an interface can be seen.
+type sight struct {
+	where where
+	// way is the index of the node's link by which it sends to the interface, where that is seen on the node.
+	way int
+	// bridge and port are the bridge of the node that its packets pass on their way there, and its port, by name.
+	bridge, port string
+}
 
-// seen returns where the packets of a link of the namespace can be seen, and the port of a bridge of
-// the node that they pass on their way there.
-func (n namespace) seen(l netlink.Link) (w where, at bridgePort, err error) {
+// seen returns where the packets of a link of the namespace can be seen.
+func (n namespace) seen(l netlink.Link) (sight, error) {
 	switch l.Type() {
 	case "veth":
 	case "ipvlan":
 		if v, ok := l.(*netlink.IPVlan); ok && v.Mode == netlink.IPVLAN_MODE_L3S {
-			return nowhere, at, nil
+			return sight{where: nowhere}, nil
 		}
-		return direct, at, nil
+		return sight{where: direct}, nil
 	default:
-		return direct, at, nil
+		return sight{where: direct}, nil
 	}
 	end, err := netlink.LinkByIndex(l.Attrs().ParentIndex)
 	if rtnl.LinkNotFound(err) {
-		return direct, at, nil
+		return sight{where: direct}, nil
 	}
 	if err != nil {
-		return 0, at, fmt.Errorf("find the node's end of %s: %w", l.Attrs().Name, err)
+		return sight{}, fmt.Errorf("find the node's end of %s: %w", l.Attrs().Name, err)
 	}
 	// Indexes are of namespaces, and the other end may be in a third one.
 	if !rtnl.IsPair(l, end) || n.id < 0 || end.Attrs().NetNsID != n.id {
-		return direct, at, nil
+		return sight{where: direct}, nil
 	}
 	if strings.HasPrefix(end.Attrs().Name, netfilter.PortPrefix) {
-		return direct, at, nil
+		return sight{where: direct}, nil
 	}
 	if end.Attrs().MasterIndex == 0 {
-		return node, at, nil
+		return sight{where: node, way: end.Attrs().Index}, nil
 	}
 	master, err := netlink.LinkByIndex(end.Attrs().MasterIndex)
 	if err != nil {
-		return 0, at, fmt.Errorf("find the bridge of %s: %w", end.Attrs().Name, err)
+		return sight{}, fmt.Errorf("find the bridge of %s: %w", end.Attrs().Name, err)
 	}
 	switch master.Type() {
 	case "vrf":
-		return node, at, nil
+		return sight{where: node, way: end.Attrs().Index}, nil
 	case "bridge":
 		addrs, err := linkAddresses(master)
 		if err != nil {
-			return 0, at, fmt.Errorf("list the addresses of bridge %s: %w", master.Attrs().Name, err)
+			return sight{}, fmt.Errorf("list the addresses of bridge %s: %w", master.Attrs().Name, err)
 		}
 		if slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !a.IsLinkLocalUnicast() }) {
-			return node, bridgePort{master.Attrs().Name, end.Attrs().Name}, nil
+			return sight{where: node, way: master.Attrs().Index, bridge: master.Attrs().Name, port: end.Attrs().Name}, nil
 		}
 	}
-	return direct, at, nil
+	return sight{where: direct}, nil
 }
 
 // serviceLinks carry the addresses of Services, so that the node takes packets to them, and are no way to the

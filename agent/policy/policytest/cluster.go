@@ -361,6 +361,7 @@ func (c *Cluster) addLocal() {
 	}
 	if c.random.often(30) {
 		l.Direct = one(c.random, []string{"net1"}, []string{"eth0"}, []string{"eth0", "net1"})
+		l.ByWire = one(c.random, nil, p.Addresses, l.Addresses, c.random.Addresses())
 	}
 	if c.random.often(20) {
 		l.Seen = c.random.Addresses()
@@ -379,7 +380,7 @@ func (c *Cluster) addUnknown() {
 	p := c.random.Pod()
 	n := one(c.random, c.Nodes...)
 	l := &Local{Pod: p, Unknown: true, Local: policy.Local{NamespacedName: p.NamespacedName, UID: p.UID, Addresses: p.Addresses}}
-	l.Direct = one(c.random, nil, []string{"eth0"})
+	l.Direct, l.ByWire = one(c.random, nil, []string{"eth0"}), one(c.random, nil, p.Addresses)
 	n.Locals = append(n.Locals, l)
 	n.set(l)
 }
@@ -396,7 +397,7 @@ func (c *Cluster) showUnknown() {
 
 // set tells the Index of a local pod.
 func (n *Node) set(l *Local) {
-	n.cluster.note("local %s %s %v %v", l.NamespacedName, l.UID, l.Addresses, l.Direct)
+	n.cluster.note("local %s %s %v %v %v", l.NamespacedName, l.UID, l.Addresses, l.Direct, l.ByWire)
 	local := l.Local
 	n.late = append(n.late, func(x *policy.Index) { x.SetLocal(local) })
 	n.Catch()
@@ -421,7 +422,7 @@ func (c *Cluster) changeLocal() {
 	if c.random.often(50) {
 		l.Addresses = c.random.Addresses()
 	} else {
-		l.Direct = one(c.random, nil, []string{"eth0", "net1"})
+		l.Direct, l.ByWire = one(c.random, nil, []string{"eth0", "net1"}), one(c.random, nil, l.Addresses)
 	}
 	n.set(l)
 }
@@ -456,6 +457,25 @@ func (n *Node) Subject(l *Local) *policy.Pod {
 	p.Addresses = slices.Compact(p.Addresses)
 	p.Addresses = slices.DeleteFunc(p.Addresses, func(a netip.Addr) bool { return n.Owner(a) != l })
 	return p
+}
+
+// IngressByWire says whether the policies of a local pod allow a connection that comes by an interface past the
+// node. The node's own may come there to the pod's address in the cluster, or on record while that has none, if
+// the node has no other way to it.
+func (n *Node) IngressByWire(l *Local, c Connection) Verdict {
+	world := n.World()
+	of := l.Pod.Addresses
+	if l.Unknown || len(of) == 0 {
+		of = l.Addresses
+	}
+	node := world.Node
+	world.Node = nil
+	for _, a := range of {
+		if slices.Contains(l.ByWire, a) && a.Is4() == c.Source.Is4() {
+			world.Node = node
+		}
+	}
+	return world.Ingress(n.Subject(l), c)
 }
 
 // merged returns the pod with the addresses of the node's record and of the cluster or, if it is
@@ -542,7 +562,7 @@ func (c *Cluster) String() string {
 	}
 	for i, n := range c.Nodes {
 		for _, l := range n.Locals {
-			fmt.Fprintf(&b, "local on node %d: %s %s %v %v, last shown %v, shown: %t\n", i, l.NamespacedName, l.UID, l.Addresses, l.Direct, l.Pod.Addresses, n.shown(l))
+			fmt.Fprintf(&b, "local on node %d: %s %s %v %v by wire %v, last shown %v, shown: %t\n", i, l.NamespacedName, l.UID, l.Addresses, l.Direct, l.ByWire, l.Pod.Addresses, n.shown(l))
 		}
 	}
 	for _, p := range c.network {

@@ -253,12 +253,30 @@ func packetBases(rs *ruleset.Ruleset, hook ruleset.Hook) []string {
 	return all
 }
 
+// withNode gives some connections an address of the node at one end.
+func withNode(n *Node, all []Connection) []Connection {
+	r := n.cluster.random
+	for i := range all {
+		c := &all[i]
+		for _, a := range n.Addresses {
+			switch {
+			case a.Is4() != c.Source.Is4() || !r.often(20):
+			case r.often(50):
+				c.Source = a
+			default:
+				c.Destination = a
+			}
+		}
+	}
+	return all
+}
+
 // comparePods compares the packets on interfaces of pods that do not lead to the node.
 func comparePods(t *testing.T, n *Node, seen *statistics) {
 	world := n.World()
 	for _, l := range n.Locals {
 		rs, subject := n.Index.Pod(l.UID), n.Subject(l)
-		for _, c := range connections(n, 20) {
+		for _, c := range withNode(n, connections(n, 20)) {
 			for _, link := range []string{"net1", "eth0", "bthv1", ruleset.Loopback} {
 				direct := slices.Contains(l.Direct, link)
 				for _, hook := range []ruleset.Hook{ruleset.Input, ruleset.Output} {
@@ -271,7 +289,7 @@ func comparePods(t *testing.T, n *Node, seen *statistics) {
 					if hook == ruleset.Input {
 						packet.InInterface = link
 						if direct {
-							want = world.Ingress(subject, c)
+							want = n.IngressByWire(l, c)
 						}
 					} else {
 						packet.OutInterface = link

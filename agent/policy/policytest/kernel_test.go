@@ -295,8 +295,9 @@ func (w *kernelWorld) apply() {
 	}
 	for _, h := range w.pods {
 		local := h.local.Local
-		if local.Direct = nil; w.inPods {
-			local.Direct = []string{"eth0"}
+		if local.Direct, local.ByWire = nil, nil; w.inPods {
+			h.local.ByWire = one(w.node.cluster.random, nil, w.node.Subject(h.local).Addresses)
+			local.Direct, local.ByWire = []string{"eth0"}, h.local.ByWire
 		}
 		w.node.Index.SetLocal(local)
 	}
@@ -326,7 +327,9 @@ func (w *kernelWorld) compare(seen *kernelStatistics) {
 		if from.local != nil {
 			out = world.Egress(w.node.Subject(from.local), c)
 		}
-		if to.local != nil {
+		if to.local != nil && w.inPods {
+			in = w.node.IngressByWire(to.local, c)
+		} else if to.local != nil {
 			in = world.Ingress(w.node.Subject(to.local), c)
 		}
 		want := out.Allowed && in.Allowed
@@ -415,13 +418,14 @@ func (w *kernelWorld) send(from, to *kernelHost, c Connection, id uint16) (arriv
 }
 
 // pass sends packets behind others that are on their way from one host to another, and back, and waits
-// for its own. They are from and to the node itself, which no policy forbids.
+// for its own. They are to the node itself, which no policy forbids, and answers of it: for its first packet to the
+// receiver to be one, that sends before.
 func (w *kernelWorld) pass(from, to *kernelHost) error {
 	node := w.node.Addresses[0]
 	for _, hop := range []struct {
 		from, to *kernelHost
 		address  netip.Addr
-	}{{from, w.router, node}, {w.router, to, to.fenceAddr}, {to, w.router, node}, {w.router, from, from.fenceAddr}} {
+	}{{to, w.router, node}, {from, w.router, node}, {w.router, to, to.fenceAddr}, {to, w.router, node}, {w.router, from, from.fenceAddr}} {
 		if err := unix.Sendto(hop.from.fence, []byte("behind"), 0, sockaddr(hop.address, 4000)); err != nil {
 			return fmt.Errorf("send a packet behind: %w", err)
 		}

@@ -17,6 +17,19 @@ type Ruleset struct {
 	Chains map[string]*Chain
 }
 
+// NodeAddresses is, with 4 or 6 behind it, the name of the set of the node's own addresses in the ruleset of a pod.
+const NodeAddresses = "node"
+
+// IsNode returns whether the ruleset of a pod has an address as the node's own.
+func (rs *Ruleset) IsNode(a netip.Addr) bool {
+	name := NodeAddresses + "6"
+	if a.Is4() {
+		name = NodeAddresses + "4"
+	}
+	set := rs.Sets[name]
+	return set != nil && set.has(a)
+}
+
 // MaxName is the longest name of a set, map or chain, which the kernel sets at 31 in sets of
 // some versions and at more elsewhere.
 const MaxName = 31
