@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
 )
 
 // foreignSettle is when the interfaces of another program are looked for, after its ADD of the
@@ -105,7 +104,7 @@ func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 	e.queue.Add(nodeKey)
 	e.queue.Add(c.ID)
 	if err := e.showBridgesOf(ctx, found); err != nil {
-		klog.FromContext(ctx).Error(err, "Pods of one bridge may reach each other against their network policies", "pod", klog.KRef(c.Pod.Namespace, c.Pod.Name))
+		return fmt.Errorf("have network policies hold between pods on one bridge: %w", err)
 	}
 	if err := e.wait(ctx, nodeKey, version); err != nil {
 		return err

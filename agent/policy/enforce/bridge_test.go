@@ -3,6 +3,7 @@
 package enforce
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/agent/policy/place"
 	"github.com/berth-dev/berth/cni/frame"
 )
 
@@ -64,6 +66,27 @@ func TestPastTheBridge(t *testing.T) {
 		tables, err := w.node.Command("nft", "list", "tables")
 		return err == nil && !strings.Contains(tables, "bridge")
 	})
+}
+
+// Where a bridge does not show its packets a governed pod does not start, and others do.
+func TestNoBridgeFilter(t *testing.T) {
+	w := newTopology(t)
+	w.end()
+	w.sysctlRoot = t.TempDir()
+	w.start()
+	db, other := w.newPod("db", "10.244.0.11"), w.newPod("other", "10.244.0.12")
+	w.set(allow("db", "db"))
+	w.add(other, "bridge")
+	if err := w.enforcer.Prepare(t.Context(), db.Container); err != nil {
+		t.Fatal(err)
+	}
+	w.wire(db, "bridge")
+	if err := w.enforcer.Enforce(t.Context(), db.Container); !errors.Is(err, place.ErrNoBridgeFilter) {
+		t.Errorf("Enforce() = %v", err)
+	}
+	if reaches(other.Host, db) {
+		t.Error("other reaches db")
+	}
 }
 
 // A governed pod on a bridge sends from its own addresses only: rules know it by them.

@@ -3,6 +3,7 @@
 package enforce
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -209,6 +210,8 @@ type topology struct {
 	end      func()
 	// refuse and hide are of onNode.
 	refuse, hide func() error
+	// sysctlRoot is the path of /proc/sys where it is another.
+	sysctlRoot string
 }
 
 // recorder keeps the notes of events.
@@ -260,7 +263,7 @@ func (w *topology) WaitForPods(context.Context) bool { return true }
 func (w *topology) start() {
 	w.cluster.known = make(chan struct{})
 	ctx, cancel := context.WithCancel(w.t.Context())
-	w.enforcer = New(Options{Pods: w.pods, Objects: w.cluster, Kernel: onNode{w.node, place.Shower{SysctlRoot: "/proc/sys"}, w.refuse, w.hide}, Events: w.events})
+	w.enforcer = New(Options{Pods: w.pods, Objects: w.cluster, Kernel: onNode{w.node, place.Shower{SysctlRoot: cmp.Or(w.sysctlRoot, "/proc/sys")}, w.refuse, w.hide}, Events: w.events})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -3,6 +3,7 @@
 package place
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/nftables"
@@ -32,6 +34,9 @@ type Shower struct {
 	SysctlRoot string
 	// Settings may be nil.
 	Settings journal
+
+	// request replaces the function of that name in tests.
+	request func() error
 }
 
 // Show makes the packets that a bridge passes from port to port visit the hook forward. It is
@@ -70,10 +75,15 @@ func (s *Shower) turnOn(bridge netlink.Link, setting rtnl.BridgeSetting) error {
 	return rtnl.SetBridge(bridge, setting, true)
 }
 
-// load has the kernel load br_netfilter, if it is not there.
+// ofAllBridges are the settings, below SysctlRoot, by which all bridges of a network namespace show their packets
+// to netfilter. The kernel sets them when it loads br_netfilter.
+var ofAllBridges = []string{"net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables", "net/bridge/bridge-nf-call-arptables"}
+
+// load has the kernel load br_netfilter, if it is not there. Other bridges than those of pods go on not to
+// show their packets.
 func (s *Shower) load() error {
 	there := func() (bool, error) {
-		_, err := os.Stat(filepath.Join(s.SysctlRoot, "net/bridge/bridge-nf-call-iptables"))
+		_, err := os.Stat(filepath.Join(s.SysctlRoot, ofAllBridges[0]))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return false, fmt.Errorf("look for br_netfilter: %w", err)
 		}
@@ -82,14 +92,25 @@ func (s *Shower) load() error {
 	if is, err := there(); err != nil || is {
 		return err
 	}
-	if err := request(); err != nil {
+	if folder := filepath.Join(s.SysctlRoot, "net"); unix.Access(folder, unix.W_OK) != nil {
+		return fmt.Errorf("%w; the agent does not, because the packets of all bridges would then pass the node's firewalls, which it can only keep where %s is writable", ErrNoBridgeFilter, folder)
+	}
+	ask := request
+	if s.request != nil {
+		ask = s.request
+	}
+	if err := ask(); err != nil {
 		return fmt.Errorf("%w (%w)", ErrNoBridgeFilter, err)
 	}
-	is, err := there()
-	if err == nil && !is {
-		err = ErrNoBridgeFilter
+	if is, err := there(); err != nil || !is {
+		return cmp.Or(err, ErrNoBridgeFilter)
 	}
-	return err
+	for _, key := range ofAllBridges {
+		if err := os.WriteFile(filepath.Join(s.SysctlRoot, key), []byte("0"), 0o644); err != nil {
+			return fmt.Errorf("keep the packets of other bridges from netfilter: %w", err)
+		}
+	}
+	return nil
 }
 
 // request makes a rule with the match physdev of iptables and deletes it: for that the kernel

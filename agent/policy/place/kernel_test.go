@@ -295,6 +295,56 @@ func TestShow(t *testing.T) {
 	}
 }
 
+// Where br_netfilter is loaded for a bridge of pods, the packets of other bridges stay unseen.
+func TestLoad(t *testing.T) {
+	root := t.TempDir()
+	bridge := filepath.Join(root, "net/bridge")
+	s := Shower{SysctlRoot: root, request: func() error {
+		// As the kernel does.
+		err := os.Mkdir(bridge, 0o755)
+		for _, key := range []string{"bridge-nf-call-iptables", "bridge-nf-call-ip6tables", "bridge-nf-call-arptables"} {
+			err = errors.Join(err, os.WriteFile(filepath.Join(bridge, key), []byte("1\n"), 0o644))
+		}
+		return err
+	}}
+	if err := s.load(); !errors.Is(err, ErrNoBridgeFilter) {
+		t.Errorf("kernel settings cannot be written: load() = %v", err)
+	}
+	settings := func() (all []string) {
+		files, err := filepath.Glob(bridge + "/*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			raw, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, strings.TrimSpace(string(raw)))
+		}
+		return all
+	}
+	if err := os.Mkdir(filepath.Join(root, "net"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.load(); err != nil {
+		t.Fatal(err)
+	}
+	if got := settings(); !slices.Equal(got, []string{"0", "0", "0"}) {
+		t.Errorf("after load the settings of all bridges are %q", got)
+	}
+	// One that the administrator loaded stays as it is.
+	if err := os.WriteFile(filepath.Join(bridge, "bridge-nf-call-iptables"), []byte("1"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.load(); err != nil {
+		t.Fatal(err)
+	}
+	if got := settings(); !slices.Contains(got, "1") {
+		t.Errorf("a second load changes the settings of all bridges to %q", got)
+	}
+}
+
 // The kernel takes the rule for which it loads br_netfilter, and nothing of it stays.
 func TestRequest(t *testing.T) {
 	w := newTopology(t)
