@@ -112,6 +112,8 @@ type Options struct {
 	Kernel func() error
 	// Policies may be nil, to enforce no network policies.
 	Policies policies
+	// SurveyPolicies, if given, is PreviewPolicies where Policies is nil.
+	SurveyPolicies func(ctx context.Context, a *Agent) (*inquiry.PolicyPreview, error)
 	// HostPorts forwards ports of the node to pods, and HostPortRange has the ports that the node
 	// chooses from where a pod leaves it the choice.
 	HostPorts     hostports.Forwarder

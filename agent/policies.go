@@ -43,9 +43,11 @@ type policies interface {
 	Inspect() *inquiry.InspectedPolicies
 	// Trace says which policies decide on a connection.
 	Trace(q inquiry.PolicyTrace) (string, error)
+	// Preview says what enforcement for all pods would change. It blocks for the kernel.
+	Preview(ctx context.Context) (*inquiry.PolicyPreview, error)
 }
 
-// ErrNoPolicies is the error of TracePolicy where network policies are off.
+// ErrNoPolicies is the error of TracePolicy and PreviewPolicies where network policies are off.
 var ErrNoPolicies = errors.New("this agent enforces no network policies (--network-policy-pods=None)")
 
 // noPolicies is an agent that enforces none.
@@ -64,6 +66,16 @@ func (noPolicies) Inspect() *inquiry.InspectedPolicies {
 	return &inquiry.InspectedPolicies{Enforced: string(enforce.PodsNone)}
 }
 func (noPolicies) Trace(inquiry.PolicyTrace) (string, error) { return "", ErrNoPolicies }
+
+func (noPolicies) Preview(context.Context) (*inquiry.PolicyPreview, error) { return nil, ErrNoPolicies }
+
+// PreviewPolicies says what would change if policies were enforced for all pods of this node.
+func (a *Agent) PreviewPolicies(ctx context.Context) (*inquiry.PolicyPreview, error) {
+	if a.SurveyPolicies != nil {
+		return a.SurveyPolicies(ctx, a)
+	}
+	return a.Policies.Preview(ctx)
+}
 
 // TracePolicy says which network policies decide on a connection of a pod of this node.
 func (a *Agent) TracePolicy(_ context.Context, q inquiry.PolicyTrace) (string, error) {

@@ -5,6 +5,7 @@ package inquiry
 import (
 	"encoding/json"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/berth-dev/berth/cni/api"
@@ -79,6 +80,58 @@ type PolicyTrace struct {
 	Port     uint16
 	// Protocol is TCP, UDP or SCTP.
 	Protocol string
+}
+
+// PathPolicyPreview is the agent's resource for operators that says what enforcement for all pods would change: GET
+// a [PolicyPreview].
+const PathPolicyPreview = "/v1/policy/preview"
+
+// PolicyPreview says what would change on a node if its agent enforced network policies for all pods.
+type PolicyPreview struct {
+	// Enforced says for which pods the agent enforces policies now.
+	Enforced string `json:"enforced"`
+	// Ungoverned counts the running pods that the agent does not govern now.
+	Ungoverned int `json:"ungoverned"`
+	// Pods are the pods of these that policies would govern.
+	Pods []PreviewedPod `json:"pods"`
+	// Denied are the open connections that would be denied.
+	Denied []DeniedConnections `json:"denied"`
+	// Unknown says what could not be read, so that connections may be missing.
+	Unknown []string `json:"unknown,omitempty"`
+}
+
+// PreviewedPod is a pod that policies would govern.
+type PreviewedPod struct {
+	Pod api.Pod `json:"pod"`
+	// Ingress and Egress name the policies that would have a say in each direction, in the order in which they are
+	// asked.
+	Ingress []string `json:"ingress,omitempty"`
+	Egress  []string `json:"egress,omitempty"`
+}
+
+// DeniedConnections are the open connections of a pod with one peer and one port, which would be denied.
+type DeniedConnections struct {
+	Pod api.Pod `json:"pod"`
+	// Direction is Ingress or Egress, from the pod's view.
+	Direction string `json:"direction"`
+	Protocol  string `json:"protocol"`
+	// From began the connections, and Port is a port of To.
+	From netip.Addr `json:"from"`
+	To   netip.Addr `json:"to"`
+	Port uint16     `json:"port"`
+	// Count is how many there are.
+	Count int `json:"count"`
+	// Why names the rule that denies, and Policies the policies that leave the connection to it.
+	Why      string   `json:"why"`
+	Policies []string `json:"policies,omitempty"`
+}
+
+// Reason names the rule that denies, and the policies that leave the connection to it.
+func (d DeniedConnections) Reason() string {
+	if len(d.Policies) == 0 {
+		return d.Why
+	}
+	return d.Why + " (" + strings.Join(d.Policies, "; ") + ")"
 }
 
 // Connection says whether the agent can follow the API server.

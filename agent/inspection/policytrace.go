@@ -23,7 +23,7 @@ type policyTrace struct {
 // NewPolicyCommand returns the command that explains the decisions of network policies.
 func NewPolicyCommand() *cobra.Command {
 	command := &cobra.Command{Use: "policy", Short: "Says what network policies do", Args: cobra.NoArgs}
-	command.AddCommand(newPolicyTraceCommand())
+	command.AddCommand(newPolicyTraceCommand(), newPolicyPreviewCommand())
 	return command
 }
 

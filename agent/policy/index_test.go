@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
@@ -302,5 +303,38 @@ func TestSetPolicies(t *testing.T) {
 	w.index.SetPolicies(Policies{})
 	if n := w.index.Node(); len(n.Chains) > 0 || len(w.index.peers) > 0 || len(w.index.compiler.chains) > 0 {
 		t.Error("without policies something stayed")
+	}
+}
+
+// An ungoverned pod has no rules, also before the cluster shows it, and is a peer of others as before; a copy of
+// an index says what rules it would have, and leaves the index alone.
+func TestUngoverned(t *testing.T) {
+	w := served(t)
+	governed := w.index.Node()
+	server := w.index.locals["a/server"].Local
+	w.index.SetLocal(Local{NamespacedName: types.NamespacedName{Namespace: "a", Name: "client"}, UID: "a/client", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.9")}, Ungoverned: true})
+	if !passes(t, w.index.Node(), "10.0.0.9", "10.0.0.1", ruleset.TCP, 80) {
+		t.Error("the address of an ungoverned pod is no peer's")
+	}
+	for _, uid := range []types.UID{"a/server", "a/unknown"} {
+		server.UID, server.Name, server.Ungoverned = uid, string(uid)[2:], true
+		w.index.SetLocal(server)
+		if w.index.Governs(uid) || len(w.index.Selecting(uid, ruleset.Ingress)) > 0 {
+			t.Errorf("policies govern the ungoverned pod %s", uid)
+		}
+	}
+	ungoverned := w.index.Node()
+	if len(ungoverned.Chains) > 0 {
+		t.Errorf("there are rules: %v", ungoverned.Chains)
+	}
+	server.UID, server.Name, server.Ungoverned = "a/server", "server", false
+	copied := w.index.Copy()
+	copied.SetLocal(server)
+	if diff := cmp.Diff(governed.Chains, copied.Node().Chains); diff != "" || !copied.Governs("a/server") {
+		t.Errorf("the copy has other rules (-want +got):\n%s", diff)
+	}
+	w.remove("a", "client")
+	if w.index.Governs("a/server") || w.index.Node() != ungoverned {
+		t.Error("the copy changed the index")
 	}
 }

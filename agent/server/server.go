@@ -36,6 +36,7 @@ type Handler interface {
 	IPAM(ctx context.Context, req *api.Request) (json.RawMessage, error)
 	Inspect(ctx context.Context, pod string, check bool) (*inquiry.Inspection, error)
 	TracePolicy(ctx context.Context, q inquiry.PolicyTrace) (string, error)
+	PreviewPolicies(ctx context.Context) (*inquiry.PolicyPreview, error)
 	Probe(ctx context.Context, vlan int, addrs []netip.Addr) (*inquiry.Probed, error)
 }
 
@@ -129,6 +130,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Du
 	mux.HandleFunc("POST "+api.PathIPAM, s.serveIPAM)
 	mux.HandleFunc("GET "+inquiry.PathInspect, s.serveInspect)
 	mux.HandleFunc("GET "+inquiry.PathPolicyTrace, s.servePolicyTrace)
+	mux.HandleFunc("GET "+inquiry.PathPolicyPreview, s.servePolicyPreview)
 	mux.HandleFunc("GET "+inquiry.PathProbe, s.serveProbe)
 	server := &http.Server{
 		Handler: mux, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
@@ -263,6 +265,20 @@ func (s *Server) servePolicyTrace(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if _, err := w.Write([]byte(text)); err != nil {
 		klog.FromContext(ctx).V(2).Info("The caller did not take the trace", "err", err)
+	}
+}
+
+func (s *Server) servePolicyPreview(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), inspectTimeout)
+	defer cancel()
+	preview, err := s.Handler.PreviewPolicies(ctx)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if err := json.NewEncoder(w).Encode(preview); err != nil {
+		klog.FromContext(ctx).V(2).Info("The caller did not take the preview", "err", err)
 	}
 }
 

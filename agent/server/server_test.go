@@ -62,6 +62,10 @@ func (f *fakeHandler) TracePolicy(_ context.Context, q inquiry.PolicyTrace) (str
 	return fmt.Sprint(q), nil
 }
 
+func (f *fakeHandler) PreviewPolicies(context.Context) (*inquiry.PolicyPreview, error) {
+	return &inquiry.PolicyPreview{}, nil
+}
+
 func newServer(t *testing.T, h Handler) *Server {
 	t.Helper()
 	return &Server{Socket: sockettest.Folder(t) + "/run/agent.sock", Heartbeat: time.Hour, Handler: h, ToError: func(err error) *types.Error { return types.NewError(999, err.Error(), "") }}

@@ -4,10 +4,14 @@ package main
 
 import (
 	"context"
+	"errors"
+	"sync"
 
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent"
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/policy/enforce"
 	"github.com/berth-dev/berth/agent/policy/place"
 	"github.com/berth-dev/berth/agent/state"
@@ -20,15 +24,33 @@ func newEnforcer(o *Options, clients *clients, recorder event.Recorder, journal 
 	if o.NetworkPolicyPods == enforce.PodsNone {
 		return nil
 	}
-	enforcer := enforce.New(enforce.Options{
-		Pods:    o.NetworkPolicyPods,
-		Objects: newPolicyCluster(clients, o.NodeName),
-		Kernel:  enforce.Kernel{Shower: &place.Shower{SysctlRoot: o.SysctlRoot, Settings: journal}},
-		Events:  recorder,
-		Metrics: enforce.NewMetrics(legacyregistry.MustRegister),
-	})
+	options := enforceOptions(o, clients, journal)
+	options.Events, options.Metrics = recorder, enforce.NewMetrics(legacyregistry.MustRegister)
+	enforcer := enforce.New(options)
 	legacyregistry.CustomMustRegister(enforcer.Collector())
 	return enforcer
+}
+
+func enforceOptions(o *Options, clients *clients, journal *settings.Journal) enforce.Options {
+	return enforce.Options{
+		Pods: o.NetworkPolicyPods, Objects: newPolicyCluster(clients, o.NodeName),
+		Kernel: enforce.Kernel{Shower: &place.Shower{SysctlRoot: o.SysctlRoot, Settings: journal}},
+	}
+}
+
+// errSurveying is the error of a survey while another one reads the pods of the cluster.
+var errSurveying = errors.New("another preview of network policies is under way on this node: wait for it")
+
+// newSurvey returns the function that says what enforcement would change where it is off.
+func newSurvey(o *Options, clients *clients, journal *settings.Journal) func(context.Context, *agent.Agent) (*inquiry.PolicyPreview, error) {
+	var one sync.Mutex
+	return func(ctx context.Context, a *agent.Agent) (*inquiry.PolicyPreview, error) {
+		if !one.TryLock() {
+			return nil, errSurveying
+		}
+		defer one.Unlock()
+		return enforce.Survey(ctx, enforceOptions(o, clients, journal), a)
+	}
 }
 
 // sweepPolicies removes the rules that an agent made which enforced policies.

@@ -92,6 +92,8 @@ func run(ctx context.Context, o *Options) error {
 	enforcer := newEnforcer(o, clients, recorder, journal)
 	if enforcer != nil {
 		options.Policies = enforcer
+	} else {
+		options.SurveyPolicies = newSurvey(o, clients, journal)
 	}
 	a := agent.New(options)
 	legacyregistry.CustomMustRegister(a.Collector())

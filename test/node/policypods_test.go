@@ -3,9 +3,13 @@
 package node
 
 import (
+	"encoding/json"
 	"fmt"
+	"path/filepath"
+	"slices"
 	"testing"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -68,17 +72,53 @@ func TestNetworkPolicyPods(t *testing.T) {
 		n.start()
 	}
 	become("by default", true, false)
+	// The agent says beforehand what comes with All.
+	echo(t, plain.Host, 80)
+	refused, kept := newFlow(t, "tcp", net.client, at(plainAddress, 80)), newFlow(t, "tcp", web.Host, at(plainAddress, 80))
+	previewed := func(enforced string, want ...string) {
+		t.Helper()
+		out, err := n.Command(filepath.Join(shared.bin, "berth-agent"), "policy", "preview", "--socket", n.dir+"/run/agent.sock", "-o", "json")
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		var told inquiry.PolicyPreview
+		if err := json.Unmarshal([]byte(out), &told); err != nil {
+			t.Fatal(err)
+		}
+		var pods []string
+		for _, p := range told.Pods {
+			if !slices.Equal(p.Ingress, []string{"NetworkPolicy default/pods"}) || len(p.Egress) > 0 {
+				t.Errorf("%s: %+v", enforced, p)
+			}
+			pods = append(pods, p.Pod.Name)
+		}
+		if told.Enforced != enforced || !slices.Equal(pods, want) || len(told.Unknown) > 0 {
+			t.Errorf("the preview says %+v, want pods %v", told, want)
+		}
+		if len(want) == 0 {
+			return
+		}
+		if len(told.Denied) != 1 || told.Denied[0].From.String() != "10.0.70.50" || told.Denied[0].To.String() != plainAddress || told.Denied[0].Port != 80 || told.Denied[0].Count < 1 {
+			t.Errorf("denied: %+v", told.Denied)
+		}
+	}
+	previewed("FloatingIP", "pods-plain")
 	if in := n.inspection(); in.Policies.Enforced != "FloatingIP" || in.Policies.Governed != 1 || in.Policies.Ungoverned != 2 {
 		t.Errorf("inspect says %+v", in.Policies)
 	}
 	again(allPods...)
 	become("All", false, false)
+	refused.ends(t)
+	kept.goesOn(t)
+	previewed("All")
 	again()
 	become("FloatingIP after All", true, false)
 	again("--reset-state")
 	become("FloatingIP without a record", true, false)
 	again("--network-policy-pods=None")
 	become("None", true, true)
+	refused = newFlow(t, "tcp", net.client, at(plainAddress, 80))
+	previewed("None", "pods-floating", "pods-plain")
 	netnstest.Eventually(t, func() error {
 		if hasPolicies(t, n.Host) {
 			return fmt.Errorf("rules are left")

@@ -20,6 +20,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/agent/policy/socket"
 	"github.com/berth-dev/berth/agent/policy/table"
+	"github.com/berth-dev/berth/cni/conntrack"
 	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
@@ -52,6 +53,8 @@ type kernel interface {
 	Guard(ports []place.Port) error
 	// Connections is socket.Connections.
 	Connections(netns string) ([]socket.Connection, error)
+	// Flows yields the connections that the node tracks, until yield returns false.
+	Flows(yield func(*conntrack.Flow) bool) error
 	// EndOf is conntrack.EndOf, on the node.
 	EndOf(a netip.Addr) (ended int, err error)
 	// DropQueued is rtnl.DropQueued, on the node.

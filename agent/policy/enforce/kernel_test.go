@@ -186,6 +186,9 @@ func (k onNode) EndOf(a netip.Addr) (ended int, err error) {
 	err = k.Try(func() error { ended, err = conntrack.EndOf(a); return err })
 	return ended, err
 }
+func (k onNode) Flows(yield func(*conntrack.Flow) bool) error {
+	return k.Try(func() error { return Kernel{}.Flows(yield) })
+}
 func (k onNode) DropQueued(addresses []netip.Addr) error {
 	return k.Try(func() error { return rtnl.DropQueued(addresses) })
 }

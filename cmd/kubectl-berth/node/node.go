@@ -90,6 +90,52 @@ func (a *Agents) Probe(ctx context.Context, agent string, vlan int32, addresses 
 	return &probed, a.ask(ctx, agent, &probed, append([]string{"probe", "-o", "json", "--vlan", strconv.Itoa(int(vlan))}, addresses...)...)
 }
 
+// Preview is the output of "berth-agent policy preview".
+type Preview struct {
+	// Enforced says for which pods of the node policies are enforced now.
+	Enforced string `json:"enforced"`
+	// Ungoverned counts the other running pods.
+	Ungoverned int            `json:"ungoverned"`
+	Pods       []PreviewedPod `json:"pods"`
+	Denied     []Denied       `json:"denied"`
+	Unknown    []string       `json:"unknown"`
+}
+
+// Pod names a pod.
+type Pod struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+}
+
+func (p Pod) String() string { return p.Namespace + "/" + p.Name }
+
+// PreviewedPod is a pod that policies would govern, by direction.
+type PreviewedPod struct {
+	Pod     Pod      `json:"pod"`
+	Ingress []string `json:"ingress"`
+	Egress  []string `json:"egress"`
+}
+
+// Denied are open connections that would be denied, of one pod and peer and to one port.
+type Denied struct {
+	Pod       Pod    `json:"pod"`
+	Direction string `json:"direction"`
+	Protocol  string `json:"protocol"`
+	From      string `json:"from"`
+	To        string `json:"to"`
+	Port      uint16 `json:"port"`
+	Count     int    `json:"count"`
+	// Why names the rule, and Policies the policies that leave the connection to it.
+	Why      string   `json:"why"`
+	Policies []string `json:"policies,omitempty"`
+}
+
+// Preview asks what enforcement of network policies for all pods would change on a node.
+func (a *Agents) Preview(ctx context.Context, agent string) (*Preview, error) {
+	var preview Preview
+	return &preview, a.ask(ctx, agent, &preview, "policy", "preview", "-o", "json")
+}
+
 func (a *Agents) ask(ctx context.Context, agent string, into any, argv ...string) error {
 	text, err := a.Executor.Exec(ctx, a.Namespace, agent, ContainerName, append([]string{program}, argv...)...)
 	if err != nil {

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package policies has the command policies: what enforcement of network policies for all pods would change.
+package policies
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
+)
+
+const long = `Says what the chart's value networkPolicy.pods=All (the agents' flag --network-policy-pods=All) would change, before
+you set it: which running pods network policies would govern newly, by which policies and in which directions, and
+which of their open connections would be denied, and why.
+
+The agents say it, with the policies and the connections of this moment, by the rules that they would make. That runs
+"berth-agent policy preview" in the agents' pods, and needs the right pods/exec in Berth's namespace, which is root on
+the nodes. It changes nothing. Connections that begin later, or only now and then, are not seen.
+
+Exit codes: 0 no pod would be governed newly; 1 not every agent could say it; 2 pods would be governed newly.`
+
+const examples = `  # Whom would enforcement for all pods concern?
+  kubectl berth policies --dry-run
+
+  # Connections that would be denied, for a program
+  kubectl berth policies --dry-run -o json`
+
+type options struct {
+	namespace string
+	dryRun    bool
+}
+
+// New returns the command policies.
+func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	o := &options{}
+	return command.Command{
+		Use: "policies --dry-run", Short: "Says what enforcement of network policies for all pods would change", Long: long, Example: examples,
+		Args: cobra.NoArgs,
+		Flags: func(flags *pflag.FlagSet) {
+			command.AddBerthNamespace(flags, &o.namespace)
+			flags.BoolVar(&o.dryRun, "dry-run", false, "Ask the agents what would change, by pods/exec. The command does nothing else.")
+		},
+		Prepare: func(*command.Call) error {
+			if !o.dryRun {
+				return errors.New("the command changes nothing: write kubectl berth policies --dry-run to see what networkPolicy.pods=All would change, and set that value of the chart to change it")
+			}
+			return nil
+		},
+		Answer: o.ask,
+	}.New(of, streams)
+}
+
+// Report is the content of -o json.
+type Report struct {
+	Time time.Time `json:"time"`
+	// Nodes counts the nodes whose agents answered.
+	Nodes int `json:"nodes"`
+	// Ungoverned counts their running pods that policies do not govern now.
+	Ungoverned int `json:"ungoverned"`
+	// Pods would be governed newly.
+	Pods []Pod `json:"pods"`
+	// Denied are their open connections that would be denied.
+	Denied []Denied `json:"denied"`
+	// Unknown lists open questions.
+	Unknown []string `json:"unknown,omitempty"`
+}
+
+// Kind of a Report.
+const Kind = "PoliciesReport"
+
+// Pod would be governed newly, by these policies.
+type Pod struct {
+	node.Pod
+
+	Node    string   `json:"node"`
+	Ingress []string `json:"ingress,omitempty"`
+	Egress  []string `json:"egress,omitempty"`
+	// Denied counts its open connections that would be denied.
+	Denied int `json:"denied"`
+}
+
+// Denied are open connections that would be denied.
+type Denied struct {
+	node.Denied
+
+	Node string `json:"node"`
+}
+
+func (o *options) ask(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+	auditor, err := audit.ForConfig(call.Config, audit.Options{Agents: true, Namespace: o.namespace})
+	if err != nil {
+		return nil, err
+	}
+	agents, err := auditor.Agents(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if len(agents) == 0 {
+		return nil, fmt.Errorf("namespace %s has no pod of an agent: name Berth's with --berth-namespace", o.namespace)
+	}
+	report := askAll(ctx, &node.Agents{Executor: call.Cluster, Namespace: o.namespace}, agents)
+	switch {
+	case len(report.Pods) > 0:
+		err = answer.FindingsError("")
+	case len(report.Unknown) > 0:
+		err = fmt.Errorf("could not find out %s", strings.Join(report.Unknown, "; "))
+	}
+	return answerOf(report), err
+}
+
+// parallel is the number of agents that are asked at the same time.
+const parallel = 8
+
+// askAll asks all agents.
+func askAll(ctx context.Context, of *node.Agents, agents []*v1.Pod) *Report {
+	report := &Report{Time: time.Now().UTC().Truncate(time.Second), Pods: []Pod{}, Denied: []Denied{}}
+	var (
+		mu    sync.Mutex
+		group sync.WaitGroup
+	)
+	tokens := make(chan struct{}, parallel)
+	for _, agent := range agents {
+		group.Go(func() {
+			tokens <- struct{}{}
+			defer func() { <-tokens }()
+			preview, err := of.Preview(ctx, agent.Name)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				report.Unknown = append(report.Unknown, fmt.Sprintf("what would change on node %s: %v", agent.Spec.NodeName, cluster.Explain(err)))
+				return
+			}
+			report.add(agent.Spec.NodeName, preview)
+		})
+	}
+	group.Wait()
+	slices.Sort(report.Unknown)
+	slices.SortFunc(report.Pods, func(a, b Pod) int { return cmp.Compare(a.Pod.String(), b.Pod.String()) })
+	slices.SortStableFunc(report.Denied, func(a, b Denied) int { return cmp.Compare(a.Pod.String(), b.Pod.String()) })
+	return report
+}
+
+// add adds the answer of a node.
+func (r *Report) add(of string, preview *node.Preview) {
+	r.Nodes++
+	r.Ungoverned += preview.Ungoverned
+	denied := map[node.Pod]int{}
+	for _, d := range preview.Denied {
+		denied[d.Pod] += d.Count
+		r.Denied = append(r.Denied, Denied{d, of})
+	}
+	for _, p := range preview.Pods {
+		r.Pods = append(r.Pods, Pod{p.Pod, of, p.Ingress, p.Egress, denied[p.Pod]})
+	}
+	for _, unknown := range preview.Unknown {
+		r.Unknown = append(r.Unknown, "on node "+of+", "+unknown)
+	}
+}
+
+func answerOf(r *Report) *answer.Answer {
+	table := answer.NewTable("Pod", "Node", "Ingress", "Egress", "Denied")
+	a := &answer.Answer{Table: table, Kind: Kind, Content: r}
+	for _, p := range r.Pods {
+		table.Add(p.Pod.String(), p.Node, strings.Join(p.Ingress, ", "), strings.Join(p.Egress, ", "), p.Denied)
+		a.Names = append(a.Names, "pod/"+p.Name)
+	}
+	a.Text = func(out io.Writer, paint answer.Paint) { r.text(out, paint) }
+	return a
+}
+
+func (r *Report) text(out io.Writer, paint answer.Paint) {
+	connections := 0
+	for _, d := range r.Denied {
+		connections += d.Count
+	}
+	if connections > 0 {
+		fmt.Fprintln(out, "\nOpen connections that would be denied:")
+	}
+	for _, d := range r.Denied {
+		why := d.Why
+		if len(d.Policies) > 0 {
+			why += " (" + strings.Join(d.Policies, ", ") + ")"
+		}
+		fmt.Fprintf(out, "%s, %s: %d of %s from %s to %s, port %d: by %s\n", d.Pod, d.Direction, d.Count, d.Protocol, d.From, d.To, d.Port, why)
+	}
+	summary := fmt.Sprintf("Policies would govern %d of %d pods on %d nodes that they do not govern now; %d open connections would be denied.", len(r.Pods), r.Ungoverned, r.Nodes, connections)
+	switch {
+	case connections > 0:
+		summary = paint.Red(summary)
+	case len(r.Pods) == 0 && len(r.Unknown) == 0:
+		summary = paint.Green(summary)
+	}
+	if len(r.Pods) > 0 {
+		fmt.Fprintln(out)
+	}
+	fmt.Fprintln(out, summary)
+	for _, unknown := range r.Unknown {
+		fmt.Fprintln(out, paint.Yellow("Could not find out")+" "+unknown)
+	}
+}
