@@ -4,6 +4,12 @@
 // cluster follows the objects, an Index compiles them, place says where a pod's packets can be
 // seen, and table brings rulesets there. It owns the order and time of all steps.
 //
+// # Pods
+//
+// Pods says which pods policies govern. An ungoverned pod is a peer of others by its addresses and nothing else:
+// its ADD waits for nothing, its namespace is looked into only to remove a table of before, and no event is
+// about it. Preview says what the rules would be if all were governed.
+//
 // # Tables
 //
 // There is one table for the node, and one in the network namespace of each pod with
