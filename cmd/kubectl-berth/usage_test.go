@@ -52,3 +52,12 @@ func TestRestoreUsage(t *testing.T) {
 		}
 	}
 }
+
+// The command policies has no other work than a dry run, and says so.
+func TestPoliciesUsage(t *testing.T) {
+	streams, _, out, errOut := genericiooptions.NewTestIOStreams()
+	code := run(t.Context(), streams, []string{"policies"})
+	if code != answer.Failed || !strings.Contains(errOut.String(), "write kubectl berth policies --dry-run") || out.Len() > 0 {
+		t.Errorf("exit code %d, output %q, errors %q", code, out, errOut)
+	}
+}
