@@ -31,6 +31,8 @@ const (
 	chainInput         = "input"
 	chainOutput        = "output"
 	setDirect          = "direct"
+	setLink            = "link6"
+	setGroups          = "groups6"
 )
 
 // Counters of packets that no policy allows, of pods that policies isolate.
@@ -101,6 +103,7 @@ func (c *compiler) init(x *Index) {
 		return &ruleset.Chain{Name: name, Hook: hook, Rules: slices.Concat([]ruleset.Rule{{Established: true, Verdict: ruleset.Accept}}, before, []ruleset.Rule{
 			// Pods on one bridge send these; the node sees them like forwarded packets.
 			{Family: ruleset.IPv6, NeighborDiscovery: true, Verdict: ruleset.Accept},
+			multicastListeners(),
 			{Family: ruleset.IPv4, Pair: "self4", Verdict: ruleset.Accept},
 			{Family: ruleset.IPv6, Pair: "self6", Verdict: ruleset.Accept},
 			{Family: ruleset.IPv4, SourceMap: source[0], DestinationMap: destination[0]},
@@ -117,6 +120,22 @@ func (c *compiler) init(x *Index) {
 		chainEgressOutput:  base(chainEgressOutput, ruleset.Output, egress, none, own),
 		chainIngressOutput: base(chainIngressOutput, ruleset.Output, none, ingress, own),
 	}
+}
+
+// linkSets are the sources that no router passes on, the unspecified and link-local addresses, and the groups.
+var linkSets = []*ruleset.Set{
+	{Name: setLink, Family: ruleset.IPv6, Kind: ruleset.Ranges, Ranges: []ruleset.AddressRange{
+		{First: netip.IPv6Unspecified(), Last: netip.IPv6Unspecified()},
+		{First: netip.MustParseAddr("fe80::"), Last: netip.MustParseAddr("febf:ffff:ffff:ffff:ffff:ffff:ffff:ffff")},
+	}},
+	{Name: setGroups, Family: ruleset.IPv6, Kind: ruleset.Ranges, Ranges: []ruleset.AddressRange{
+		{First: netip.MustParseAddr("ff00::"), Last: netip.MustParseAddr("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")},
+	}},
+}
+
+// multicastListeners accepts messages of multicast listeners of a link.
+func multicastListeners() ruleset.Rule {
+	return ruleset.Rule{Family: ruleset.IPv6, MulticastListener: true, Source: setLink, Destination: setGroups, Verdict: ruleset.Accept}
 }
 
 // empty is the ruleset where nothing is governed.
@@ -186,6 +205,10 @@ func (c *compiler) pod(l *local) *ruleset.Ruleset {
 		{Established: true, Verdict: ruleset.Accept},
 		{Loopback: true, Verdict: ruleset.Accept},
 		{Family: ruleset.IPv6, NeighborDiscovery: true, Verdict: ruleset.Accept},
+		multicastListeners(),
+	}
+	for _, set := range linkSets {
+		r.sets[set.Name] = set
 	}
 	input := slices.Clone(output)
 	for _, node := range c.nodeAddress {
@@ -304,6 +327,9 @@ func (c *compiler) reshape() {
 		return
 	}
 	maps.Copy(r.chains, c.fixed)
+	for _, set := range linkSets {
+		r.sets[set.Name] = set
+	}
 	for name, m := range next {
 		if last := c.maps[name]; last != nil && maps.Equal(last.Chains, m.Chains) {
 			next[name] = last

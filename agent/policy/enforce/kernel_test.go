@@ -310,6 +310,10 @@ func (w *topology) wire(p *pod, kind string) {
 		w.node.IPBatch("link add v" + short + " type veth peer name eth0 netns " + p.Path() + "\nlink set v" + short + " up\n" +
 			"addr add 169.254.1.1/32 dev v" + short + "\nroute add " + address + " dev v" + short + "\n")
 		p.IPBatch("link set eth0 up\naddr add " + address + "/32 dev eth0\nroute add 169.254.1.1 dev eth0\nroute add default via 169.254.1.1 dev eth0\n")
+	case "routed6":
+		w.node.IPBatch("link add v" + short + " type veth peer name eth0 netns " + p.Path() + "\nlink set v" + short + " up\n" +
+			"addr add fe80::1/64 dev v" + short + " nodad\nroute add " + address + " dev v" + short + "\n")
+		p.IPBatch("link set eth0 up\naddr add " + address + "/128 dev eth0 nodad\nroute add default via fe80::1 dev eth0\n")
 	case "bridge":
 		w.node.IPBatch("link add v" + short + " type veth peer name eth0 netns " + p.Path() + "\nlink set v" + short + " master cni0 up\n")
 		p.IPBatch("link set eth0 up\naddr add " + address + "/24 dev eth0\nroute add default via 10.244.0.1\n")

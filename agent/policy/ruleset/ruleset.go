@@ -147,10 +147,12 @@ type Rule struct {
 	Family Family
 	// Established matches packets of connections that were accepted before, and related ones.
 	Established bool
-	// NeighborDiscovery matches ICMPv6 messages of neighbour discovery (RFC 4861) and of
-	// multicast listeners (RFC 2710, 3810), without which there is no IPv6 on a link, where their hop
-	// limit says that they are of this link.
+	// NeighborDiscovery matches ICMPv6 messages of neighbour discovery (RFC 4861), without which there is no IPv6 on a
+	// link, with the hop limit 255: no router passed them on.
 	NeighborDiscovery bool
+	// MulticastListener matches ICMPv6 messages of multicast listeners (RFC 2710, 3810) with the hop limit 1. That
+	// may be left of another after a router: only their addresses say that they are of this link.
+	MulticastListener bool
 	// InInterface, OutInterface name a set of Interfaces.
 	InInterface, OutInterface string
 	// Loopback matches packets to the pod itself by the interface lo, in or out as the hook has it.

@@ -84,7 +84,10 @@ func conditionWords(c *Chain, r *Rule) []string {
 		add("meta l4proto %s", r.Protocol)
 	}
 	if r.NeighborDiscovery {
-		add("ip6 hoplimit != 2-254 icmpv6 type { mld-listener-query, mld-listener-report, mld-listener-done, nd-router-solicit, nd-router-advert, nd-neighbor-solicit, nd-neighbor-advert, nd-redirect, mld2-listener-report }")
+		add("ip6 hoplimit 255 icmpv6 type { nd-router-solicit, nd-router-advert, nd-neighbor-solicit, nd-neighbor-advert, nd-redirect }")
+	}
+	if r.MulticastListener {
+		add("ip6 hoplimit 1 icmpv6 type { mld-listener-query, mld-listener-report, mld-listener-done, mld2-listener-report }")
 	}
 	return words
 }

@@ -23,8 +23,8 @@ type Packet struct {
 	InInterface, OutInterface string
 	// Established says that conntrack knows the packet's connection, or one that it is related to.
 	Established bool
-	// NeighborDiscovery says that the packet meets the condition of this name in Rule.
-	NeighborDiscovery bool
+	// NeighborDiscovery and MulticastListener say that the packet meets the condition of this name in Rule.
+	NeighborDiscovery, MulticastListener bool
 	// LocalSource says that the source is an address of the network namespace.
 	LocalSource bool
 }
@@ -159,7 +159,7 @@ func (w *Walker) apply(r *Rule, p Packet) (verdict Verdict, target string, match
 	case r.DestinationMap != "":
 		return w.lookup(r.DestinationMap, p.Destination)
 	}
-	if r.Established && !p.Established || r.NeighborDiscovery && !p.NeighborDiscovery || r.LocalSource && !p.LocalSource {
+	if r.Established && !p.Established || r.NeighborDiscovery && !p.NeighborDiscovery || r.MulticastListener && !p.MulticastListener || r.LocalSource && !p.LocalSource {
 		return 0, "", false
 	}
 	if r.Loopback && !(w.hook == Input && p.InInterface == Loopback || w.hook == Output && p.OutInterface == Loopback) {

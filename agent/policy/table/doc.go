@@ -28,6 +28,7 @@
 //
 //	set ports.<hash>      the ports of rules with several; rules with the same share one
 //	set icmpv6.nd         the types of neighbour discovery
+//	set icmpv6.mld        the types of multicast listeners
 //
 // Base chains of one hook have priorities in the order of their names.
 //

@@ -180,9 +180,11 @@ func ports(all []ruleset.PortRange) constant {
 	return constant{"ports." + hex.EncodeToString(hash.Sum(nil)[:10]), nftables.InetService, all}
 }
 
-// neighborDiscovery has the types of ICMPv6 messages without which there is no IPv6 on a link: of
-// multicast listeners from 130 and of neighbours to 137, and 143 of version 2 of the former.
-var neighborDiscovery = constant{"icmpv6.nd", nftables.ICMPv6Type, []ruleset.PortRange{{First: 130, Last: 137}, {First: 143, Last: 143}}}
+// neighborDiscovery and multicastListener have the types of their ICMPv6 messages.
+var (
+	neighborDiscovery = constant{"icmpv6.nd", nftables.ICMPv6Type, []ruleset.PortRange{{First: 133, Last: 137}}}
+	multicastListener = constant{"icmpv6.mld", nftables.ICMPv6Type, []ruleset.PortRange{{First: 130, Last: 132}, {First: 143, Last: 143}}}
+)
 
 // hopLimitOffset is where an IPv6 header has its hop limit (RFC 8200 §3).
 const hopLimitOffset = 7
@@ -193,8 +195,11 @@ func constantsOf(r *ruleset.Rule) iter.Seq[constant] {
 		if len(r.Ports) > 1 && !yield(ports(r.Ports)) {
 			return
 		}
-		if r.NeighborDiscovery {
-			yield(neighborDiscovery)
+		if r.NeighborDiscovery && !yield(neighborDiscovery) {
+			return
+		}
+		if r.MulticastListener {
+			yield(multicastListener)
 		}
 	}
 }
@@ -270,6 +275,8 @@ func comment(r *ruleset.Rule) string {
 		text = "connections that may go on"
 	case r.NeighborDiscovery:
 		text = "neighbour discovery"
+	case r.MulticastListener:
+		text = "multicast listeners"
 	case r.Pair != "":
 		text = "a pod that calls itself"
 	case r.SourceMap != "":
@@ -333,10 +340,15 @@ func (n names) conditions(hook ruleset.Hook, r *ruleset.Rule) (all []nftables.St
 	} else if len(r.Ports) > 1 {
 		in(ports(r.Ports).name, nftables.DPort)
 	}
+	linkMessage := func(hopLimit byte, types constant) {
+		add(nftables.L4Proto.Is(unix.IPPROTO_ICMPV6), nftables.Network(hopLimitOffset, 1).Is(hopLimit))
+		in(types.name, nftables.MessageType)
+	}
 	if r.NeighborDiscovery {
-		// Of a link: routers make 254 of 255 before the hook forward, and MLD has 1.
-		add(nftables.L4Proto.Is(unix.IPPROTO_ICMPV6), nftables.Network(hopLimitOffset, 1).NotBetween([]byte{2}, []byte{254}))
-		in(neighborDiscovery.name, nftables.MessageType)
+		linkMessage(255, neighborDiscovery)
+	}
+	if r.MulticastListener {
+		linkMessage(1, multicastListener)
 	}
 	return all
 }

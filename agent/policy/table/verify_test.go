@@ -121,7 +121,8 @@ func (r *random) rule() ruleset.Rule {
 			p = rule.Ports[len(rule.Ports)-1].Last
 		}
 	} else if f == ruleset.IPv6 && r.IntN(4) == 0 {
-		rule.NeighborDiscovery = true
+		rule.NeighborDiscovery = r.IntN(2) == 0
+		rule.MulticastListener = !rule.NeighborDiscovery
 	}
 	if r.IntN(2) == 0 {
 		rule.Counter = fmt.Sprintf("counter%d", r.IntN(10))

@@ -212,8 +212,8 @@ func (c *checker) rule(chain *ruleset.Chain, r *ruleset.Rule) {
 	if r.InInterface != "" && chain.Hook == ruleset.Output || r.OutInterface != "" && chain.Hook == ruleset.Input {
 		c.fail("the hook has no such interface")
 	}
-	if r.NeighborDiscovery && (r.Family == ruleset.IPv4 || r.Protocol != ruleset.AnyProtocol) {
-		c.fail("neighbour discovery is ICMPv6")
+	if (r.NeighborDiscovery || r.MulticastListener) && (r.Family == ruleset.IPv4 || r.Protocol != ruleset.AnyProtocol) {
+		c.fail("neighbour discovery and messages of multicast listeners are ICMPv6")
 	}
 	if len(r.Ports) > 0 && r.Protocol != ruleset.TCP && r.Protocol != ruleset.UDP && r.Protocol != ruleset.SCTP {
 		c.fail("ports of protocol %d", r.Protocol)
@@ -255,7 +255,7 @@ func (c *checker) mapRule(r *ruleset.Rule) {
 
 // equalConditions compares rules without Ports.
 func equalConditions(a, b ruleset.Rule) bool {
-	return a.Family == b.Family && a.Established == b.Established && a.NeighborDiscovery == b.NeighborDiscovery &&
+	return a.Family == b.Family && a.Established == b.Established && a.NeighborDiscovery == b.NeighborDiscovery && a.MulticastListener == b.MulticastListener &&
 		a.InInterface == b.InInterface && a.OutInterface == b.OutInterface && a.Loopback == b.Loopback && a.LocalSource == b.LocalSource &&
 		a.Source == b.Source && a.Destination == b.Destination && a.Endpoint == b.Endpoint && a.Pair == b.Pair &&
 		a.Protocol == b.Protocol && a.Verdict == b.Verdict && a.Target == b.Target
