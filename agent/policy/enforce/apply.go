@@ -379,8 +379,15 @@ func (e *Enforcer) guardedPorts() (all []place.Port) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for c := range e.live() {
-		if len(c.place.Ports) > 0 && e.index.Governs(c.uid()) {
-			all = append(all, c.place.Ports...)
+		if len(c.place.Ports) == 0 || !e.index.Governs(c.uid()) {
+			continue
+		}
+		for _, p := range c.place.Ports {
+			// A virtual machine has the addresses, and the interface in the namespace none.
+			p.Addresses = slices.Concat(p.Addresses, c.Addresses)
+			slices.SortFunc(p.Addresses, netip.Addr.Compare)
+			p.Addresses = slices.Compact(p.Addresses)
+			all = append(all, p)
 		}
 	}
 	slices.SortFunc(all, func(a, b place.Port) int { return strings.Compare(a.Name, b.Name) })

@@ -117,3 +117,21 @@ func TestForgedSource(t *testing.T) {
 		t.Errorf("other believes in %s", known)
 	}
 }
+
+// A virtual machine behind a port of a bridge has the pod's address, which no interface of the pod has.
+func TestVirtualMachine(t *testing.T) {
+	w := newTopology(t)
+	vm, friend, other := w.newPod("vm", "10.244.0.11"), w.newPod("friend", "10.244.0.12"), w.newPod("other", "10.244.0.13")
+	w.set(allow("vm", "vm", "friend"))
+	for _, p := range []*pod{vm, friend, other} {
+		w.add(p, "bridge")
+	}
+	vm.IPBatch("addr flush dev eth0\nlink add inner type bridge\nlink set inner up\nlink set eth0 master inner\naddr add 10.244.0.11/24 dev inner\n")
+	w.enforcer.misplace()
+	w.enforcer.refresh(t.Context(), w)
+	w.enforcer.Recheck()
+	w.eventually("friend reaches the virtual machine", func() bool { return reaches(friend.Host, vm) })
+	if reaches(other.Host, vm) {
+		t.Error("other reaches the virtual machine")
+	}
+}

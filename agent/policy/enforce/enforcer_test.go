@@ -178,7 +178,7 @@ func TestTell(t *testing.T) {
 	db := w.newPod("db", "10.1.0.1")
 	w.add(db, "routed")
 	w.enforcer.mu.Lock()
-	w.enforcer.containers[db.ID].place = place.Place{Unseen: []string{"eth0"}}
+	w.enforcer.containers[db.ID].place = place.Place{Unseen: map[string]place.Reason{"eth0": place.L3S}}
 	w.enforcer.mu.Unlock()
 	broken := allow("broken", "db")
 	broken.Spec.PodSelector.MatchLabels = map[string]string{"a b": "c"}

@@ -193,9 +193,8 @@ func (e *Enforcer) unenforced() map[api.Pod]string {
 // caller holds the lock.
 func (e *Enforcer) problemOf(c *container) string {
 	var all []string
-	if len(c.place.Unseen) > 0 {
-		all = append(all, fmt.Sprintf("network policies do not hold for %s: the kernel delivers packets to ipvlan links of mode l3s where nothing sees them; use ipvlanMode l2 or l3, or another network type",
-			strings.Join(c.place.Unseen, ", ")))
+	for _, name := range slices.Sorted(maps.Keys(c.place.Unseen)) {
+		all = append(all, fmt.Sprintf("network policies do not hold for %s: %s", name, c.place.Unseen[name]))
 	}
 	for _, bridge := range c.place.Bridges {
 		if err := e.bridges[bridge]; err != nil {

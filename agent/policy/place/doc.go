@@ -11,8 +11,9 @@
 //	package cni/vlan
 //	macvlan, ipvlan l2 and l3, a network      the pod's namespace, hooks input and output
 //	card or one of its virtual functions
-//	ipvlan l3s                                nowhere: the kernel delivers packets to the
-//	                                          pod past the hooks of its namespace
+//	ipvlan l3s; macvtap, ipvtap; a link of    nowhere: packets come to the pod past the hooks
+//	the row before that the pod made a port   of its namespace
+//	of a bridge
 //
 // An interface whose packets are seen in the pod's namespace is called direct. Packets to
 // Services that leave by one are translated by nobody on the node, so that the pod's namespace

@@ -144,7 +144,25 @@ func TestFind(t *testing.T) {
 		"ipvlan l3s": {
 			needs: []string{"ipvlan"},
 			node:  "link add eth0 link uplink netns POD type ipvlan mode l3s", pod: "link set eth0 up", names: []string{"eth0"},
-			want: Place{Unseen: []string{"eth0"}},
+			want: Place{Unseen: map[string]Reason{"eth0": L3S}},
+		},
+		"macvtap": {
+			needs: []string{"macvtap"},
+			node:  "link add eth0 link uplink netns POD type macvtap mode bridge", pod: "link set eth0 up", names: []string{"eth0"},
+			want: Place{Unseen: map[string]Reason{"eth0": Tap}},
+		},
+		"ipvtap": {
+			needs: []string{"ipvtap"},
+			node:  "link add eth0 link uplink netns POD type ipvtap mode l2", pod: "link set eth0 up", names: []string{"eth0"},
+			want: Place{Unseen: map[string]Reason{"eth0": Tap}},
+		},
+		"macvlan that the pod made a port": {
+			needs: []string{"macvlan"},
+			node:  "link add eth0 link uplink netns POD type macvlan mode bridge", pod: "link add vm0 type bridge\nlink set vm0 up\nlink set eth0 master vm0 up", names: []string{"eth0"},
+			want: Place{Unseen: map[string]Reason{"eth0": Enslaved}},
+		},
+		"routed veth that the pod made a port": {
+			node: "link add pod0 type veth peer name eth0 netns POD\nlink set pod0 up", pod: "link add vm0 type bridge\nlink set vm0 up\nlink set eth0 master vm0 up", names: []string{"eth0"},
 		},
 		"VLAN link": {
 			needs: []string{"vlan"},
@@ -213,7 +231,7 @@ func TestDrivers(t *testing.T) {
 		"macvlan":    {needs: []string{"macvlan"}, config: vlan.Config{Mode: vlan.Macvlan}, want: Place{Direct: []string{"eth0"}}},
 		"ipvlan l2":  {needs: []string{"ipvlan"}, config: vlan.Config{Mode: vlan.IPvlan}, want: Place{Direct: []string{"eth0"}}},
 		"ipvlan l3":  {needs: []string{"ipvlan"}, config: vlan.Config{Mode: vlan.IPvlan, IPvlanMode: vlan.L3}, want: Place{Direct: []string{"eth0"}}},
-		"ipvlan l3s": {needs: []string{"ipvlan"}, config: vlan.Config{Mode: vlan.IPvlan, IPvlanMode: vlan.L3S}, want: Place{Unseen: []string{"eth0"}}},
+		"ipvlan l3s": {needs: []string{"ipvlan"}, config: vlan.Config{Mode: vlan.IPvlan, IPvlanMode: vlan.L3S}, want: Place{Unseen: map[string]Reason{"eth0": L3S}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			netnstest.NeedLinks(t, test.needs...)

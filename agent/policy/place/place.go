@@ -42,9 +42,19 @@ type Place struct {
 	Bridged []netip.Addr
 	// Ports are the ports of Bridges, in order of their names.
 	Ports []Port
-	// Unseen are interfaces of the pod that are seen nowhere, in order.
-	Unseen []string
+	// Unseen are interfaces of the pod that are seen nowhere, with the reason.
+	Unseen map[string]Reason
 }
+
+// Reason says why an interface is seen nowhere, and what to do.
+type Reason string
+
+// The reasons.
+const (
+	L3S      Reason = "the kernel delivers packets to ipvlan links of mode l3s where nothing sees them; use ipvlanMode l2 or l3, or another network type"
+	Tap      Reason = "a program in the pod reads the packets of macvtap and ipvtap links itself; use another network type"
+	Enslaved Reason = "it is a port of another interface in the pod, which passes packets on where nothing sees them; use a network type for which the node routes"
+)
 
 // Port is the node's end of an interface that is a port of a bridge, with the interface's addresses.
 type Port struct {
@@ -65,7 +75,7 @@ func Find(netns string, names []string) (Place, error) {
 	// ways are the node's own links that lead to the pod.
 	ways := map[int]bool{}
 	for _, l := range inside.links {
-		switch s, err := inside.seen(l); {
+		switch s, err := inside.look(l); {
 		case err != nil:
 			return Place{}, err
 		case s.where == direct:
@@ -77,7 +87,10 @@ func Find(netns string, names []string) (Place, error) {
 				p.Addresses[a] = l.Attrs().Name
 			}
 		case s.where == nowhere:
-			p.Unseen = append(p.Unseen, l.Attrs().Name)
+			if p.Unseen == nil {
+				p.Unseen = map[string]Reason{}
+			}
+			p.Unseen[l.Attrs().Name] = s.why
 		default:
 			if ways[s.way] = true; s.bridge != "" {
 				p.Bridges = append(p.Bridges, s.bridge)
@@ -95,7 +108,6 @@ func Find(netns string, names []string) (Place, error) {
 	}
 	slices.SortFunc(p.ByWire, netip.Addr.Compare)
 	slices.Sort(p.Direct)
-	slices.Sort(p.Unseen)
 	slices.Sort(p.Bridges)
 	slices.SortFunc(p.Ports, func(a, b Port) int { return strings.Compare(a.Name, b.Name) })
 	p.Bridges = slices.Compact(p.Bridges)
@@ -126,6 +138,8 @@ type namespace struct {
 	links []netlink.Link
 	// addresses has the addresses of links by the link's index.
 	addresses map[int][]netip.Addr
+	// ports are the indexes of links that are ports of another link there, but of a VRF.
+	ports map[int]bool
 	// id is the number by which the node knows it, -1 where it knows none.
 	id int
 }
@@ -144,7 +158,7 @@ func linksOf(path string, names []string) (namespace, error) {
 	if isNode, err := IsNode(path); isNode || err != nil {
 		return namespace{}, cmp.Or(err, fmt.Errorf("%w: %s leads to the node's network namespace", ErrNoNamespace, path))
 	}
-	n := namespace{addresses: map[int][]netip.Addr{}}
+	n := namespace{addresses: map[int][]netip.Addr{}, ports: map[int]bool{}}
 	if n.id, err = netlink.GetNetNsIdByFd(int(netns.Fd())); err != nil {
 		return namespace{}, fmt.Errorf("find the number of network namespace %s: %w", path, err)
 	}
@@ -156,6 +170,9 @@ func linksOf(path string, names []string) (namespace, error) {
 		for _, l := range all {
 			if !isOfPlugin(l, names) {
 				continue
+			}
+			if of := l.Attrs().MasterIndex; of != 0 {
+				n.ports[l.Attrs().Index] = !slices.ContainsFunc(all, func(m netlink.Link) bool { return m.Attrs().Index == of && m.Type() == "vrf" })
 			}
 			addrs, err := linkAddresses(l)
 			if err != nil {
@@ -231,21 +248,35 @@ const (
 // sight is where the packets of an interface can be seen.
 type sight struct {
 	where where
+	// why is the reason of nowhere.
+	why Reason
 	// way is the index of the node's link by which it sends to the interface, where that is seen on the node.
 	way int
 	// bridge and port are the bridge of the node that its packets pass on their way there, and its port, by name.
 	bridge, port string
 }
 
-// seen returns where the packets of a link of the namespace can be seen.
+// look returns where the packets of a link of the namespace can be seen. A port of a bridge or the like in the
+// namespace, as a virtual machine has it, has none that pass the hooks there.
+func (n namespace) look(l netlink.Link) (sight, error) {
+	s, err := n.seen(l)
+	if err == nil && s.where == direct && n.ports[l.Attrs().Index] {
+		s = sight{where: nowhere, why: Enslaved}
+	}
+	return s, err
+}
+
+// seen does so for a link that is no port in the namespace.
 func (n namespace) seen(l netlink.Link) (sight, error) {
 	switch l.Type() {
 	case "veth":
 	case "ipvlan":
 		if v, ok := l.(*netlink.IPVlan); ok && v.Mode == netlink.IPVLAN_MODE_L3S {
-			return sight{where: nowhere}, nil
+			return sight{where: nowhere, why: L3S}, nil
 		}
 		return sight{where: direct}, nil
+	case "macvtap", "ipvtap":
+		return sight{where: nowhere, why: Tap}, nil
 	default:
 		return sight{where: direct}, nil
 	}
