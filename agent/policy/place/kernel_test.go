@@ -52,6 +52,9 @@ func newTopology(t *testing.T) topology {
 	return w
 }
 
+// sameAddress compares addresses for cmp.
+var sameAddress = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
+
 // find finds the place of the pod, without the addresses that the kernel gives links by itself.
 func (w topology) find(t *testing.T, names ...string) Place {
 	t.Helper()
@@ -247,7 +250,7 @@ func TestDrivers(t *testing.T) {
 			if len(test.want.Direct) > 0 {
 				test.want.Addresses = map[netip.Addr]string{spec.Addresses[0].Address: "eth0"}
 			}
-			if diff := cmp.Diff(test.want, w.find(t, "eth0")); diff != "" {
+			if diff := cmp.Diff(test.want, w.find(t, "eth0"), sameAddress); diff != "" {
 				t.Errorf("the place differs (-want +got):\n%s", diff)
 			}
 		})
@@ -389,7 +392,7 @@ func TestNodeAddresses(t *testing.T) {
 	w.node.Run(func() error {
 		got, err := NodeAddresses()
 		want := []netip.Addr{netip.MustParseAddr("10.0.60.11"), netip.MustParseAddr("10.244.0.1"), netip.MustParseAddr("2001:db8:60::11")}
-		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		if diff := cmp.Diff(want, got, sameAddress); diff != "" {
 			t.Errorf("the addresses differ (-want +got):\n%s", diff)
 		}
 		return err
