@@ -133,6 +133,7 @@ require (
 	github.com/moby/sys/mountinfo v0.7.2
 	github.com/prometheus/procfs v0.19.2
 	go.etcd.io/bbolt v1.4.3
+	go4.org/netipx v0.0.0-20260823151212-3075585bcbeb
 	golang.org/x/tools v0.47.0
 	k8s.io/cli-runtime v0.36.3
 	sigs.k8s.io/network-policy-api v0.2.0

@@ -45,6 +45,8 @@ type Inspection struct {
 type InspectedPolicies struct {
 	// Enforced says for which pods of the node: FloatingIP, All or None. All else is empty with None.
 	Enforced string `json:"enforced"`
+	// Backend brings them into the kernel: nftables, iptables-nft or iptables-legacy.
+	Backend string `json:"backend,omitempty"`
 	// Governed counts the pods that policies govern, and Ungoverned the others with a network of their own.
 	Governed   int `json:"governed"`
 	Ungoverned int `json:"ungoverned"`

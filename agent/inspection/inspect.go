@@ -236,7 +236,7 @@ func policyLines(in *inquiry.Inspection) []string {
 	if p.Tables == 0 {
 		return append(lines, line+"; no rule in the kernel")
 	}
-	return append(lines, fmt.Sprintf("%s; %d rules and %d elements in %d tables, compared with the kernel within %s", line, p.Rules, p.Elements, p.Tables, age(in.Time, p.Compared)))
+	return append(lines, fmt.Sprintf("%s; %d rules and %d elements in %d tables through %s, compared with the kernel within %s", line, p.Rules, p.Elements, p.Tables, p.Backend, age(in.Time, p.Compared)))
 }
 
 // shapingLines shows the bandwidth of a pod.

@@ -40,7 +40,7 @@ func TestPrintInspection(t *testing.T) {
 			{Address: netip.MustParseAddr("10.0.70.6"), Pod: api.Pod{Namespace: "shop", Name: "web-2"}, Heard: "10.0.70.6 is used by the host 02:00:00:00:00:01", Time: now.Add(-time.Minute)},
 		},
 		Policies: &inquiry.InspectedPolicies{
-			Enforced: "FloatingIP", Governed: 4, Ungoverned: 20, Known: true, NetworkPolicies: 3, ClusterNetworkPolicies: 1, Pods: 200, Tables: 2, Rules: 40, Elements: 300, Compared: now.Add(-30 * time.Second),
+			Enforced: "FloatingIP", Backend: "nftables", Governed: 4, Ungoverned: 20, Known: true, NetworkPolicies: 3, ClusterNetworkPolicies: 1, Pods: 200, Tables: 2, Rules: 40, Elements: 300, Compared: now.Add(-30 * time.Second),
 			Unenforced: []string{"shop/fast-0: ipvlan"}, Problems: []string{"NetworkPolicy shop/db: odd"},
 		},
 		Orphans: []inquiry.InspectedOrphan{{Link: "bth3", Addresses: []netip.Addr{netip.MustParseAddr("10.0.70.9")}}},
@@ -68,7 +68,7 @@ host port TCP 80 leads to port 81 of 10.9.0.4, of pod not known yet, and has no 
 network policies are not enforced: shop/fast-0: ipvlan
 network policy with a problem: NetworkPolicy shop/db: odd
 network policies: enforced for the 4 pods with a floating IP, and not for 20 others (--network-policy-pods=FloatingIP)
-network policies: 3 NetworkPolicies, 1 ClusterNetworkPolicies, 200 pods known; 40 rules and 300 elements in 2 tables, compared with the kernel within 30s
+network policies: 3 NetworkPolicies, 1 ClusterNetworkPolicies, 200 pods known; 40 rules and 300 elements in 2 tables through nftables, compared with the kernel within 30s
 records: 2 added, 1 withdrawn; 0 wait for work; every record was compared with the kernel within 20s
 API server: reached; the agent has run for 60m
 `

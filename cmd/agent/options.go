@@ -50,7 +50,9 @@ type Options struct {
 	HostPortRange     string
 	// NetworkPolicyPods says which pods network policies govern.
 	NetworkPolicyPods enforce.Pods
-	Monitoring        monitoring.Options
+	// NetworkPolicyBackend says how they are brought into the kernel.
+	NetworkPolicyBackend enforce.Backend
+	Monitoring           monitoring.Options
 }
 
 // Bounds of the probes for address conflicts: each pod's start waits for them, and RFC 5227
@@ -76,9 +78,10 @@ func newOptions() *Options {
 		NetworkNamespaces: []string{"default"},
 		Conflicts:         conflict.Prober{Probes: conflict.Probes, Interval: conflict.Interval, Patience: conflict.Patience},
 		// Below the ports of Services and of outgoing connections.
-		HostPortRange:     "20000-29999",
-		NetworkPolicyPods: enforce.PodsFloatingIP,
-		Monitoring:        monitoring.Options{BindAddress: "127.0.0.1", SecurePort: 10265},
+		HostPortRange:        "20000-29999",
+		NetworkPolicyPods:    enforce.PodsFloatingIP,
+		NetworkPolicyBackend: enforce.BackendAuto,
+		Monitoring:           monitoring.Options{BindAddress: "127.0.0.1", SecurePort: 10265},
 	}
 }
 
@@ -106,6 +109,7 @@ func (o *Options) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.Conflicts.Interval, "conflict-interval", o.Conflicts.Interval, "How long an answer is waited for after each probe.")
 	fs.BoolVar(&o.GalaxyAliases, "galaxy-aliases", o.GalaxyAliases, "Take a request of "+galaxy.ResourceENIIP+" for one of "+v1alpha1.ResourceIP+", as the scheduler does with its option of this name.")
 	fs.StringVar(&o.HostPortRange, "host-port-range", o.HostPortRange, "Ports of the node from which pods with the annotation "+v1alpha1.AnnotationHostPorts+" get theirs. Ports that a program of the node has, and the kernel's range for outgoing connections, are left out.")
+	fs.StringVar((*string)(&o.NetworkPolicyBackend), "network-policy-backend", string(o.NetworkPolicyBackend), "How network policies are brought into the kernel: nftables, or iptables with ipset. auto is iptables where kubelet or kube-proxy keeps rules there, and nftables elsewhere.")
 	fs.StringVar((*string)(&o.NetworkPolicyPods), "network-policy-pods", string(o.NetworkPolicyPods), "Pods of the node for which NetworkPolicies and ClusterNetworkPolicies are enforced: "+enforce.PodsText()+". Policies of other pods are left to other programs.")
 	o.Monitoring.AddFlags(fs)
 }
@@ -142,6 +146,9 @@ func (o *Options) validate() error {
 	}
 	if _, err := hostport.ParseRange(o.HostPortRange); err != nil {
 		errs = append(errs, fmt.Errorf("--host-port-range: %w", err))
+	}
+	if err := o.NetworkPolicyBackend.Validate(); err != nil {
+		errs = append(errs, fmt.Errorf("--network-policy-backend %w", err))
 	}
 	if err := o.NetworkPolicyPods.Validate(); err != nil {
 		errs = append(errs, fmt.Errorf("--network-policy-pods %w", err))

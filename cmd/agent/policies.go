@@ -20,21 +20,26 @@ import (
 )
 
 // newEnforcer returns the enforcer of network policies, nil where they are off.
-func newEnforcer(o *Options, clients *clients, recorder event.Recorder, journal *settings.Journal) *enforce.Enforcer {
+func newEnforcer(ctx context.Context, o *Options, clients *clients, recorder event.Recorder, journal *settings.Journal) (*enforce.Enforcer, error) {
 	if o.NetworkPolicyPods == enforce.PodsNone {
-		return nil
+		return nil, nil
 	}
-	options := enforceOptions(o, clients, journal)
+	backend, err := enforce.ChooseBackend(ctx, o.NetworkPolicyBackend)
+	if err != nil {
+		return nil, err
+	}
+	options := enforceOptions(o, clients, journal, backend)
 	options.Events, options.Metrics = recorder, enforce.NewMetrics(legacyregistry.MustRegister)
 	enforcer := enforce.New(options)
 	legacyregistry.CustomMustRegister(enforcer.Collector())
-	return enforcer
+	return enforcer, nil
 }
 
-func enforceOptions(o *Options, clients *clients, journal *settings.Journal) enforce.Options {
+func enforceOptions(o *Options, clients *clients, journal *settings.Journal, backend enforce.Backend) enforce.Options {
 	return enforce.Options{
 		Pods: o.NetworkPolicyPods, Objects: newPolicyCluster(clients, o.NodeName),
-		Kernel: enforce.Kernel{Shower: &place.Shower{SysctlRoot: o.SysctlRoot, Settings: journal}},
+		Kernel:  enforce.Kernel{Shower: &place.Shower{SysctlRoot: o.SysctlRoot, Settings: journal}, Backend: backend},
+		Backend: backend,
 	}
 }
 
@@ -49,7 +54,7 @@ func newSurvey(o *Options, clients *clients, journal *settings.Journal) func(con
 			return nil, errSurveying
 		}
 		defer one.Unlock()
-		return enforce.Survey(ctx, enforceOptions(o, clients, journal), a)
+		return enforce.Survey(ctx, enforceOptions(o, clients, journal, enforce.BackendNFTables), a)
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/berth-dev/berth/agent/linkwatch"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
+	"github.com/berth-dev/berth/agent/policy/iptables"
 	"github.com/berth-dev/berth/agent/server"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
@@ -89,7 +90,10 @@ func run(ctx context.Context, o *Options) error {
 	if o.Conflicts.Probes > 0 {
 		options.Listener = conflict.NewListener()
 	}
-	enforcer := newEnforcer(o, clients, recorder, journal)
+	enforcer, err := newEnforcer(ctx, o, clients, recorder, journal)
+	if err != nil {
+		return err
+	}
 	if enforcer != nil {
 		options.Policies = enforcer
 	} else {
@@ -213,7 +217,7 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, 
 	})
 	group.Go(func() error {
 		// Without events the agent looks once a minute.
-		if err := nftables.Watch(ctx, netfilter.TablePrefix, func() { a.Recheck(ctx) }); err != nil {
+		if err := nftables.Watch(ctx, []string{netfilter.TablePrefix, iptables.TableName}, func() { a.Recheck(ctx) }); err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot see at once when another program deletes Berth's rules")
 		}
 		return nil

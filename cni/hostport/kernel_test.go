@@ -547,7 +547,7 @@ func TestRulesTakenAway(t *testing.T) {
 	lost, ended := make(chan struct{}, 100), make(chan error, 1)
 	ctx := t.Context()
 	go func() {
-		ended <- w.node.Try(func() error { return own.Watch(ctx, netfilter.TablePrefix, func() { lost <- struct{}{} }) })
+		ended <- w.node.Try(func() error { return own.Watch(ctx, []string{netfilter.TablePrefix}, func() { lost <- struct{}{} }) })
 	}()
 	<-lost // it has begun
 	w.node.Run(func() error {

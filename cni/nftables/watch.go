@@ -11,11 +11,11 @@ import (
 	"github.com/google/nftables"
 )
 
-// Watch calls lost when a table whose name begins with a prefix is deleted, as by a flush of all rules, and when it
+// Watch calls lost when a table whose name begins with one of the prefixes is deleted, as by a flush of all rules, and when it
 // may have missed that, until ctx ends. It also calls lost where Berth itself deletes one.
-func Watch(ctx context.Context, prefix string, lost func()) error {
+func Watch(ctx context.Context, prefixes []string, lost func()) error {
 	for ctx.Err() == nil {
-		if err := watch(ctx, prefix, lost); err != nil {
+		if err := watch(ctx, prefixes, lost); err != nil {
 			return err
 		}
 	}
@@ -23,7 +23,7 @@ func Watch(ctx context.Context, prefix string, lost func()) error {
 }
 
 // watch ends when events were lost, because they came faster than they were read.
-func watch(ctx context.Context, prefix string, lost func()) error {
+func watch(ctx context.Context, prefixes []string, lost func()) error {
 	conn, err := nftables.New()
 	if err != nil {
 		return fmt.Errorf("watch nftables: %w", err)
@@ -38,7 +38,7 @@ func watch(ctx context.Context, prefix string, lost func()) error {
 	// Tell of earlier deletions.
 	lost()
 	for event := range events {
-		isLoss := func(e *nftables.MonitorEvent) bool { return isLoss(e, prefix) }
+		isLoss := func(e *nftables.MonitorEvent) bool { return isLoss(e, prefixes) }
 		if slices.ContainsFunc(event.Changes, isLoss) && ctx.Err() == nil {
 			lost()
 		}
@@ -46,7 +46,7 @@ func watch(ctx context.Context, prefix string, lost func()) error {
 	return nil
 }
 
-func isLoss(event *nftables.MonitorEvent, prefix string) bool {
+func isLoss(event *nftables.MonitorEvent, prefixes []string) bool {
 	if event.Error != nil {
 		return true
 	}
@@ -54,5 +54,5 @@ func isLoss(event *nftables.MonitorEvent, prefix string) bool {
 		return false
 	}
 	table, ok := event.Data.(*nftables.Table)
-	return !ok || strings.HasPrefix(table.Name, prefix)
+	return !ok || slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(table.Name, p) })
 }

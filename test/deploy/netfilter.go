@@ -22,15 +22,16 @@ import (
 	"github.com/berth-dev/berth/test/lab"
 )
 
-// netfilterPackages have the programs that CNI plugins of other projects call; base-files says to scanners of
+// netfilterPackages have the programs that CNI plugins of other projects call, and those of the backend iptables of
+// network policies; base-files says to scanners of
 // images which distribution they are of, and has the licenses.
 func netfilterPackages(arch string) debian.Request {
-	return debian.Request{Arch: arch, Packages: []string{"iptables", "nftables"}, Alone: []string{"base-files"}}
+	return debian.Request{Arch: arch, Packages: []string{"iptables", "ipset", "nftables"}, Alone: []string{"base-files"}}
 }
 
 // netfilterWanted are the files of the packages that go into an image: programs, libraries, what these read, and
 // licenses.
-var netfilterWanted = regexp.MustCompile(`^/usr/sbin/(xtables-(nft|legacy)-multi|ip6?tables-(nft|legacy)(-save|-restore)?|ip6?tables(-save|-restore)?|nft)$` +
+var netfilterWanted = regexp.MustCompile(`^/usr/sbin/(xtables-(nft|legacy)-multi|ip6?tables-(nft|legacy)(-save|-restore)?|ip6?tables(-save|-restore)?|ipset|nft)$` +
 	`|^/usr/lib/[^/]+-linux-gnu/([^/]*\.so[.0-9]*|xtables/[^/]*)$|^/usr/lib/ld-linux-[^/]*$|^/usr/lib64/[^/]*$` +
 	`|^/(s?bin|lib|lib64)$|^/etc/(protocols|services|os-release|debian_version)$|^/usr/lib/os-release$` +
 	`|^/usr/share/doc/[^/]+(/copyright)?$|^/usr/share/common-licenses/|^/var/lib/dpkg/status\.d/`)
@@ -87,7 +88,8 @@ func netfilterHere(ctx context.Context, progress io.Writer) (string, error) {
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		return "", err
 	}
-	dir := filepath.Join(bin, "netfilter")
+	// Another list of packages has another folder.
+	dir := filepath.Join(bin, "netfilter-"+strings.Join(netfilterPackages(runtime.GOARCH).Packages, "-"))
 	lock, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return "", err

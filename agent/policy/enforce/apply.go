@@ -19,7 +19,6 @@ import (
 
 	"github.com/berth-dev/berth/agent/policy/place"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
-	"github.com/berth-dev/berth/agent/policy/table"
 	"github.com/berth-dev/berth/cni/fault"
 )
 
@@ -346,7 +345,7 @@ func (e *Enforcer) bring(ctx context.Context, j *job) (restored bool, err error)
 		switch err := j.table.Verify(ctx); {
 		case inPod && isGone(err):
 			return false, nil
-		case errors.Is(err, table.ErrChanged):
+		case errors.Is(err, ruleset.ErrChanged):
 			klog.FromContext(ctx).Info("Another program changed the rules of network policies, puts them back", "namespace", j.netns, "err", err)
 			restored = true
 		case err != nil:

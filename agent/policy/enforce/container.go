@@ -283,7 +283,7 @@ func localsOf(all iter.Seq[*container]) []policy.Local {
 		locals[i].Ungoverned = false
 		locals[i].Direct = append(locals[i].Direct, c.place.Direct...)
 		locals[i].ByWire = append(locals[i].ByWire, c.place.ByWire...)
-		locals[i].Seen = append(locals[i].Seen, c.place.Seen...)
+		locals[i].Seen = append(locals[i].Seen, c.place.Bridged...)
 	}
 	for i := range locals {
 		slices.SortFunc(locals[i].Addresses, netip.Addr.Compare)

@@ -19,7 +19,6 @@ import (
 	"github.com/berth-dev/berth/agent/policy/place"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/agent/policy/socket"
-	"github.com/berth-dev/berth/agent/policy/table"
 	"github.com/berth-dev/berth/cni/conntrack"
 	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/wakeup"
@@ -81,7 +80,7 @@ type Table interface {
 	// to.
 	Adopt(ctx context.Context, connections []socket.Connection, replace bool) error
 	// Counters returns the counters by the names that the rulesets give them.
-	Counters(ctx context.Context) (map[string]table.Counter, error)
+	Counters(ctx context.Context) (map[string]ruleset.Count, error)
 }
 
 // containers are the containers of the node. Methods are safe in parallel.
@@ -99,6 +98,8 @@ type Options struct {
 	Pods    Pods
 	Objects objects
 	Kernel  kernel
+	// Backend is the one that Kernel brings rulesets to, for people.
+	Backend Backend
 	Events  event.Recorder
 	Metrics *Metrics
 }

@@ -45,7 +45,7 @@ func TestLocals(t *testing.T) {
 	places := map[string]place.Place{"old": {Direct: []string{"net1"}}, "again": {Direct: []string{"net1", "eth0"}}}
 	// Of a pod that no policy governs only the addresses on record count.
 	all["plain"] = Container{Pod: api.Pod{Namespace: "shop", Name: "plain", UID: "5"}, ID: "plain", NetNS: "/n/plain", Addresses: addresses("10.0.0.8")}
-	places["plain"] = place.Place{Direct: []string{"net1"}, Seen: addresses("10.0.0.12")}
+	places["plain"] = place.Place{Direct: []string{"net1"}, Bridged: addresses("10.0.0.12")}
 	states := []*container{{Container: Container{Pod: db, ID: "left", Addresses: addresses("10.0.0.5")}, phase: going}}
 	states = append(states, &container{Container: taker, phase: adding, governed: true})
 	name := func(n string) types.NamespacedName { return types.NamespacedName{Namespace: "shop", Name: n} }

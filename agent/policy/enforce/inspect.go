@@ -109,7 +109,7 @@ func (e *Enforcer) Inspect() *inquiry.InspectedPolicies {
 	s, held := e.summarize(), e.Objects.Held()
 	governed, others := e.governed()
 	in := &inquiry.InspectedPolicies{
-		Enforced: string(e.Pods), Governed: governed, Ungoverned: others,
+		Enforced: string(e.Pods), Backend: string(e.Backend), Governed: governed, Ungoverned: others,
 		Known: !s.unknown && e.Objects.HasSynced(), NetworkPolicies: held.NetworkPolicies, ClusterNetworkPolicies: held.ClusterPolicies,
 		Pods: held.Pods, Tables: s.tables, Rules: s.node.plus(s.pods).rules, Elements: s.node.plus(s.pods).elements, Compared: s.compared, Failures: s.failures,
 	}

@@ -11,16 +11,19 @@ import (
 	"github.com/berth-dev/berth/agent/policy/place"
 	"github.com/berth-dev/berth/agent/policy/port"
 	"github.com/berth-dev/berth/agent/policy/socket"
-	"github.com/berth-dev/berth/agent/policy/table"
 	"github.com/berth-dev/berth/cni/conntrack"
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // Kernel is the kernel of the node that the process runs on.
-type Kernel struct{ *place.Shower }
+type Kernel struct {
+	*place.Shower
+	// Backend is one that ChooseBackend returned.
+	Backend Backend
+}
 
-// Table returns the table of a network namespace, of the node where the path is empty.
-func (Kernel) Table(netns string) Table { return table.New(netns) }
+// Table returns the rules of a network namespace, of the node where the path is empty.
+func (k Kernel) Table(netns string) Table { return k.Backend.rules(netns) }
 
 // Find is place.Find.
 func (Kernel) Find(netns string, names []string) (place.Place, error) {

@@ -1165,25 +1165,3 @@ func echo(t *testing.T, from *netnstest.Host, to *pod) (goes func() bool) {
 		return err == nil
 	}
 }
-
-// Policies hold at the addresses of a link that another program made, such as Multus with ptp, and to which the
-// node routes; an address that the pod claims itself is not taken from its owner.
-func TestRoutedByOthers(t *testing.T) {
-	w := newTopology(t)
-	db, other, web := w.newPod("db", "10.1.0.1"), w.newPod("other", "10.1.0.2"), w.newPod("web", "10.1.0.3")
-	for _, p := range []*pod{db, other, web} {
-		w.add(p, "routed")
-	}
-	w.node.IPBatch("link add more type veth peer name net1 netns " + db.Path() + "\nlink set more up\nroute add 10.2.0.1 dev more\n")
-	db.IPBatch("link set net1 up\naddr add 10.2.0.1/32 dev net1\naddr add 10.1.0.3/32 dev net1\n")
-	w.set(allow("db", "db"))
-	w.enforcer.misplace()
-	w.enforcer.refresh(t.Context(), w)
-	w.eventually("other does not reach db", func() bool { return !reaches(other.Host, db) })
-	if _, err := other.Command("ping", "-c", "1", "-W", "1", "10.2.0.1"); err == nil {
-		t.Error("other reaches db at the address of another program's link")
-	}
-	if !answers(other.Host, web) {
-		t.Error("db's policy holds at the address of web")
-	}
-}

@@ -14,26 +14,29 @@ import (
 	"github.com/containernetworking/plugins/pkg/ns"
 
 	"github.com/berth-dev/berth/agent/policy/gate"
+	"github.com/berth-dev/berth/agent/policy/iptables"
 	"github.com/berth-dev/berth/agent/policy/place"
 	"github.com/berth-dev/berth/agent/policy/port"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
-	"github.com/berth-dev/berth/agent/policy/table"
 	"github.com/berth-dev/berth/cni/leftover"
 	"github.com/berth-dev/berth/cni/nftables"
+	"github.com/berth-dev/berth/cni/xtables"
 )
 
-// Leftovers lists the tables in the namespaces of pods, whose paths are in a folder. Package netfilter
-// lists the node's table.
+// Leftovers lists the rules of policies in the namespaces of pods, whose paths are in a folder, and those of the node
+// in iptables. Package netfilter lists the node's table of nftables.
 func Leftovers(folder string) ([]leftover.Item, error) {
-	entries, err := os.ReadDir(folder)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("look for network namespaces: %w", err)
-	}
 	var items []leftover.Item
 	var errs []error
+	onNode, err := hasIPTables("")
+	errs = append(errs, err)
+	if onNode {
+		items = append(items, leftover.Item{Name: "rules of network policies in iptables", Remove: func() error { return removeAll(context.Background(), "") }})
+	}
+	entries, err := os.ReadDir(folder)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, fmt.Errorf("look for network namespaces: %w", err))
+	}
 	for _, entry := range entries {
 		path := filepath.Join(folder, entry.Name())
 		if isNode, err := place.IsNode(path); isNode || err != nil {
@@ -46,7 +49,7 @@ func Leftovers(folder string) ([]leftover.Item, error) {
 		}
 		if has {
 			items = append(items, leftover.Item{Name: "rules of network policies in network namespace " + path, Remove: func() error {
-				return errors.Join(table.New(path).Remove(context.Background()), gate.Open(path))
+				return errors.Join(removeAll(context.Background(), path), gate.Open(path))
 			}})
 		}
 	}
@@ -57,12 +60,12 @@ func Leftovers(folder string) ([]leftover.Item, error) {
 // agent that enforces none: nobody would follow changes of the policies any more. It leaves a path that
 // leads to no namespace of a pod.
 func Sweep(ctx context.Context, namespaces []string) error {
-	errs := []error{table.New("").Remove(ctx), port.Guard(nil)}
+	errs := []error{removeAll(ctx, ""), port.Guard(nil)}
 	for _, path := range namespaces {
 		if isNode, err := place.IsNode(path); path == "" || isNode || err != nil {
 			continue
 		}
-		errs = append(errs, table.New(path).Remove(ctx))
+		errs = append(errs, removeAll(ctx, path))
 	}
 	return errors.Join(errs...)
 }
@@ -89,5 +92,20 @@ func hasTables(path string) (has bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("list nftables tables in network namespace %s: %w", path, err)
 	}
-	return has, nil
+	if has {
+		return true, nil
+	}
+	return hasIPTables(path)
+}
+
+// hasIPTables returns whether a network namespace has rules of a backend that uses iptables.
+func hasIPTables(netns string) (has bool, err error) {
+	var errs []error
+	for _, v := range xtables.Variants {
+		if iptables.Check(v) == nil {
+			exists, err := iptables.New(netns, v).Exists(context.Background())
+			has, errs = has || exists, append(errs, err)
+		}
+	}
+	return has, errors.Join(errs...)
 }

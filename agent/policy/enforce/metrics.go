@@ -13,7 +13,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
-	"github.com/berth-dev/berth/agent/policy/table"
 )
 
 // Metrics of an Enforcer. A nil *Metrics counts nothing.
@@ -54,6 +53,7 @@ var (
 	unenforcedDesc = metrics.NewDesc("berth_agent_network_policy_unenforced_pods", "Pods of the node whose network policies do not hold for all of their packets.", nil, nil, metrics.ALPHA, "")
 	podsDesc       = metrics.NewDesc("berth_agent_network_policy_pods", "Pods of the node with a network of their own, by whether network policies govern them (true, false); --network-policy-pods says which they govern.",
 		[]string{"governed"}, nil, metrics.ALPHA, "")
+	backendDesc  = metrics.NewDesc("berth_agent_network_policy_backend_info", "1, by the backend that enforces network policies on the node: nftables, iptables-nft or iptables-legacy.", []string{"backend"}, nil, metrics.ALPHA, "")
 	policiesDesc = metrics.NewDesc("berth_agent_network_policies", "Network policies of the cluster by kind.", []string{"kind"}, nil, metrics.ALPHA, "")
 	heldDesc     = metrics.NewDesc("berth_agent_network_policy_held_pods", "Pods of the cluster that the agent holds in memory for network policies.", nil, nil, metrics.ALPHA, "")
 	packetsDesc  = metrics.NewDesc("berth_agent_network_policy_packets_total",
@@ -73,7 +73,7 @@ type collector struct {
 
 // DescribeWithStability implements metrics.StableCollector.
 func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
-	for _, d := range []*metrics.Desc{tablesDesc, failingDesc, objectsDesc, comparedDesc, unenforcedDesc, podsDesc, policiesDesc, heldDesc, packetsDesc} {
+	for _, d := range []*metrics.Desc{tablesDesc, failingDesc, objectsDesc, comparedDesc, unenforcedDesc, podsDesc, backendDesc, policiesDesc, heldDesc, packetsDesc} {
 		ch <- d
 	}
 }
@@ -102,6 +102,7 @@ func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
 	governed, others := c.e.governed()
 	gauge(podsDesc, float64(governed), "true")
 	gauge(podsDesc, float64(others), "false")
+	gauge(backendDesc, 1, string(c.e.Backend))
 	gauge(policiesDesc, float64(held.NetworkPolicies), "NetworkPolicy")
 	gauge(policiesDesc, float64(held.ClusterPolicies), "ClusterNetworkPolicy")
 	gauge(heldDesc, float64(held.Pods))
@@ -191,7 +192,7 @@ func (e *Enforcer) packets(ctx context.Context) map[counted]uint64 {
 }
 
 // add adds the counters of a table by the origins of its rules.
-func add(all map[counted]uint64, rs *ruleset.Ruleset, counters map[string]table.Counter) {
+func add(all map[counted]uint64, rs *ruleset.Ruleset, counters map[string]ruleset.Count) {
 	seen := map[string]bool{}
 	for _, chain := range rs.Chains {
 		for _, r := range chain.Rules {

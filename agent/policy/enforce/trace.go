@@ -114,7 +114,7 @@ func (e *Enforcer) inKernel() string {
 	case t.version < version:
 		return "the rules are on their way into the kernel of the node\n"
 	default:
-		return "the kernel of the node has these rules (nft list table inet " + ruleset.TableName + ")\n"
+		return "the kernel of the node has these rules (" + e.Backend.Shows() + ")\n"
 	}
 }
 

@@ -35,12 +35,11 @@ type Place struct {
 	// network, if at all: nothing tells them from packets of a host that sends from the node's address. To other
 	// addresses the node sends by an interface of the pod that is not direct.
 	ByWire []netip.Addr
-	// Bridges are the bridges of the node with which other interfaces of the pod are connected, in order.
+	// Bridges are the bridges of the node with which other interfaces of the pod are
+	// connected, in order, and Bridged the addresses of these interfaces, in order: also link-local
+	// addresses and addresses that a router announced, by which the ports of a bridge reach each other.
 	Bridges []string
-	// Seen are the addresses of interfaces that are seen on the node, in order: of ports of Bridges also
-	// link-local addresses and addresses that a router announced, by which the ports reach each other, and of
-	// others the addresses to which the node routes by their link.
-	Seen []netip.Addr
+	Bridged []netip.Addr
 	// Ports are the ports of Bridges, in order of their names.
 	Ports []Port
 	// Unseen are interfaces of the pod that are seen nowhere, with the reason.
@@ -93,19 +92,11 @@ func Find(netns string, names []string) (Place, error) {
 			}
 			p.Unseen[l.Attrs().Name] = s.why
 		default:
-			ways[s.way] = true
-			all := inside.addresses[l.Attrs().Index]
-			if s.bridge != "" {
+			if ways[s.way] = true; s.bridge != "" {
 				p.Bridges = append(p.Bridges, s.bridge)
-				p.Seen = append(p.Seen, all...)
-				p.Ports = append(p.Ports, Port{Name: s.port, Addresses: all})
-				continue
+				p.Bridged = append(p.Bridged, inside.addresses[l.Attrs().Index]...)
+				p.Ports = append(p.Ports, Port{Name: s.port, Addresses: inside.addresses[l.Attrs().Index]})
 			}
-			routed, err := routedBy(s.way, all)
-			if err != nil {
-				return Place{}, err
-			}
-			p.Seen = append(p.Seen, routed...)
 		}
 	}
 	for a := range p.Addresses {
@@ -120,44 +111,26 @@ func Find(netns string, names []string) (Place, error) {
 	slices.Sort(p.Bridges)
 	slices.SortFunc(p.Ports, func(a, b Port) int { return strings.Compare(a.Name, b.Name) })
 	p.Bridges = slices.Compact(p.Bridges)
-	slices.SortFunc(p.Seen, netip.Addr.Compare)
+	slices.SortFunc(p.Bridged, netip.Addr.Compare)
 	return p, nil
 }
 
 // byWire returns whether the node sends to an address of a direct interface by another way than its own links
 // to the pod.
 func byWire(a netip.Addr, ways map[int]bool) (bool, error) {
-	routes, err := routesTo(a)
-	return slices.ContainsFunc(routes, func(r netlink.Route) bool { return !ways[r.LinkIndex] }), err
-}
-
-// routedBy returns the addresses to which the node sends by a link: a pod may give itself others.
-func routedBy(link int, addresses []netip.Addr) (all []netip.Addr, err error) {
-	for _, a := range addresses {
-		routes, err := routesTo(a)
-		if err != nil {
-			return nil, err
-		}
-		if slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.LinkIndex == link }) {
-			all = append(all, a)
-		}
-	}
-	return all, nil
-}
-
-// routesTo returns the node's routes to an address, none for one of a link alone.
-func routesTo(a netip.Addr) ([]netlink.Route, error) {
 	if a.IsLinkLocalUnicast() || a.IsMulticast() {
-		return nil, nil
+		// The node has no such address that counts.
+		return false, nil
 	}
 	routes, err := netlink.RouteGet(a.AsSlice())
 	switch {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINVAL):
-		return nil, nil
+		// It has none.
+		return false, nil
 	case err != nil:
-		return nil, fmt.Errorf("find the node's route to %s: %w", a, err)
+		return false, fmt.Errorf("find the node's route to %s: %w", a, err)
 	}
-	return routes, nil
+	return slices.ContainsFunc(routes, func(r netlink.Route) bool { return !ways[r.LinkIndex] }), nil
 }
 
 // namespace has the interfaces of a pod.

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/agent/policy"
+	"github.com/berth-dev/berth/agent/policy/iptables/iptablestest"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
 )
@@ -201,6 +202,7 @@ func connections(n *Node, count int) []Connection {
 func compareNode(t *testing.T, n *Node, seen *statistics) {
 	world := n.World()
 	walker, sent := ruleset.NewWalker(n.Index.Node(), ruleset.Forward), ruleset.NewWalker(n.Index.Node(), ruleset.Output)
+	written := writtenOf(t, n.Index.Node())
 	for _, c := range connections(n, 60) {
 		if slices.Contains(n.Addresses, c.Source) || slices.Contains(n.Addresses, c.Destination) {
 			// The node does not forward these.
@@ -218,6 +220,7 @@ func compareNode(t *testing.T, n *Node, seen *statistics) {
 		}
 		packet := packetOf(c)
 		d := walker.Walk(packet)
+		written.compare(t, ruleset.Forward, packet, d)
 		if source != nil && source.Unknown || destination != nil && destination.Unknown {
 			// Policies may select it or not. A packet that passes now must pass then.
 			if d.Verdict == ruleset.Accept && !(out.Allowed && in.Allowed) {
@@ -231,7 +234,9 @@ func compareNode(t *testing.T, n *Node, seen *statistics) {
 		if s := sent.Walk(packet); s.Verdict != d.Verdict || s.Rule != nil && d.Rule != nil && s.Rule.Origin != d.Rule.Origin {
 			t.Errorf("%s: %v where the node forwards it, and %v where it sends it for another\n%s", c, d.Verdict, s.Verdict, path(n.Index.Node(), s))
 		}
+		written.compare(t, ruleset.Output, packet, sent.Walk(packet))
 		packet.LocalSource = true
+		written.compare(t, ruleset.Output, packet, sent.Walk(packet))
 		if s := sent.Walk(packet); s.Verdict != ruleset.Accept {
 			t.Errorf("%s: %v where the node sends it itself\n%s", c, s.Verdict, path(n.Index.Node(), s))
 		}
@@ -239,6 +244,26 @@ func compareNode(t *testing.T, n *Node, seen *statistics) {
 		if d := walker.Walk(packet); d.Verdict != ruleset.Accept || len(d.Path) != len(packetBases(n.Index.Node(), ruleset.Forward)) {
 			t.Errorf("%s, established: %v\n%s", c, d.Verdict, path(n.Index.Node(), d))
 		}
+	}
+}
+
+// written is the text of a ruleset for ipset and iptables.
+type written struct{ *iptablestest.Kernel }
+
+func writtenOf(t *testing.T, rs *ruleset.Ruleset) written {
+	t.Helper()
+	k, err := iptablestest.Of(rs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return written{k}
+}
+
+// compare fails the test where the text decides otherwise than the ruleset.
+func (w written) compare(t *testing.T, hook ruleset.Hook, packet ruleset.Packet, d ruleset.Decision) {
+	t.Helper()
+	if verdict, err := w.Walk(hook, packet); err != nil || verdict != d.Verdict {
+		t.Errorf("%+v, hook %v: the text for iptables: %v, %v; the ruleset: %v", packet, hook, verdict, err, d.Verdict)
 	}
 }
 
@@ -276,6 +301,7 @@ func comparePods(t *testing.T, n *Node, seen *statistics) {
 	world := n.World()
 	for _, l := range n.Locals {
 		rs, subject := n.Index.Pod(l.UID), n.Subject(l)
+		written := writtenOf(t, rs)
 		for _, c := range withNode(n, connections(n, 20)) {
 			for _, link := range []string{"net1", "eth0", "bthv1", ruleset.Loopback} {
 				direct := slices.Contains(l.Direct, link)
@@ -301,6 +327,7 @@ func comparePods(t *testing.T, n *Node, seen *statistics) {
 						seen.add(want)
 					}
 					d := ruleset.Walk(rs, hook, packet)
+					written.compare(t, hook, packet, d)
 					out, in := want, Verdict{Allowed: true}
 					if hook == ruleset.Input {
 						out, in = in, out

@@ -3,6 +3,7 @@
 package ruleset
 
 import (
+	"errors"
 	"net/netip"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -222,3 +223,9 @@ const (
 	Ingress Direction = "Ingress"
 	Egress  Direction = "Egress"
 )
+
+// Count is the packets that the rules with one counter matched, and their bytes.
+type Count struct{ Packets, Bytes uint64 }
+
+// ErrChanged says that the kernel does not have the ruleset that was brought there last: another program changed it.
+var ErrChanged = errors.New("the kernel's rules of policies differ from the applied ones")

@@ -11,6 +11,37 @@ import (
 // TableName is the name of the table of the family inet that a ruleset becomes in the kernel.
 const TableName = "berth-policy"
 
+// Comment returns why a rule is there, for people who read the kernel's rules.
+func (r *Rule) Comment() string {
+	var text string
+	switch {
+	case r.Origin != nil:
+		text = r.Origin.String()
+	case r.Established:
+		text = "connections that may go on"
+	case r.NeighborDiscovery:
+		text = "neighbour discovery"
+	case r.MulticastListener:
+		text = "multicast listeners"
+	case r.Pair != "":
+		text = "a pod that calls itself"
+	case r.SourceMap != "":
+		text = "egress rules of the source"
+	case r.DestinationMap != "":
+		text = "ingress rules of the destination"
+	case r.LocalSource:
+		text = "packets of the node itself"
+	case r.Loopback:
+		text = "packets of the pod to itself"
+	default:
+		text = r.Verdict.String()
+		if r.Target != "" {
+			text += " " + r.Target
+		}
+	}
+	return text
+}
+
 // RuleText returns a rule of a chain in the syntax of nft.
 func RuleText(rs *Ruleset, c *Chain, r *Rule) string {
 	words := conditionWords(c, r)

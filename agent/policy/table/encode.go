@@ -255,7 +255,7 @@ func (n names) rulesOf(c *ruleset.Chain) iter.Seq[nftables.Rule] {
 	return func(yield func(nftables.Rule) bool) {
 		for i := range c.Rules {
 			r := &c.Rules[i]
-			if !yield(nftables.NewRule(comment(r), append(n.conditions(c.Hook, r), n.action(r)...)...)) {
+			if !yield(nftables.NewRule(r.Comment(), append(n.conditions(c.Hook, r), n.action(r)...)...)) {
 				return
 			}
 			if r.Established && !yield(nftables.NewRule("connections that were ended", nftables.HasConnectionMark(connections.EndedMark), nftables.Drop)) {
@@ -263,37 +263,6 @@ func (n names) rulesOf(c *ruleset.Chain) iter.Seq[nftables.Rule] {
 			}
 		}
 	}
-}
-
-// comment says why a rule is there.
-func comment(r *ruleset.Rule) string {
-	var text string
-	switch {
-	case r.Origin != nil:
-		text = r.Origin.String()
-	case r.Established:
-		text = "connections that may go on"
-	case r.NeighborDiscovery:
-		text = "neighbour discovery"
-	case r.MulticastListener:
-		text = "multicast listeners"
-	case r.Pair != "":
-		text = "a pod that calls itself"
-	case r.SourceMap != "":
-		text = "egress rules of the source"
-	case r.DestinationMap != "":
-		text = "ingress rules of the destination"
-	case r.LocalSource:
-		text = "packets of the node itself"
-	case r.Loopback:
-		text = "packets of the pod to itself"
-	default:
-		text = r.Verdict.String()
-		if r.Target != "" {
-			text += " " + r.Target
-		}
-	}
-	return text
 }
 
 // conditions match the packets of a rule.

@@ -142,7 +142,7 @@ func (t *Table) replaceAll(ctx context.Context, rs *ruleset.Ruleset) error {
 // EndConnections is connections.End with the ruleset that was applied last, in the table's namespace.
 func (t *Table) EndConnections(ctx context.Context, addresses map[netip.Addr]string) (ended int, err error) {
 	if t.applied == nil {
-		return 0, fmt.Errorf("end connections: %w: nothing was applied", ErrChanged)
+		return 0, fmt.Errorf("end connections: %w: nothing was applied", ruleset.ErrChanged)
 	}
 	rs := t.applied.rs
 	err = t.do(func() (err error) {

@@ -7,18 +7,16 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// ErrChanged is returned by Verify where the kernel's table differs from the applied one.
-var ErrChanged = errors.New("the kernel's table of policies differs from the applied one")
-
-// Verify returns ErrChanged, with the first object that differs, where another program took
+// Verify returns ruleset.ErrChanged, with the first object that differs, where another program took
 // something of the table away, changed it or added to it. Apply then replaces all. Where nobody has
 // changed any nftables of the namespace since the last call, it costs one question to the kernel.
 func (t *Table) Verify(context.Context) error {
 	if t.applied == nil {
-		return fmt.Errorf("%w: nothing was applied", ErrChanged)
+		return fmt.Errorf("%w: nothing was applied", ruleset.ErrChanged)
 	}
 	return t.do(func() error {
 		before, err := nftables.Generation()
@@ -29,9 +27,9 @@ func (t *Table) Verify(context.Context) error {
 			return nil
 		}
 		if err = t.applied.table().Check(); errors.Is(err, nftables.ErrDiffers) {
-			err = fmt.Errorf("%w: %w", ErrChanged, err)
+			err = fmt.Errorf("%w: %w", ruleset.ErrChanged, err)
 		}
-		if errors.Is(err, ErrChanged) {
+		if errors.Is(err, ruleset.ErrChanged) {
 			t.applied = nil
 		}
 		if err != nil {
@@ -58,18 +56,15 @@ func (a *applied) table() *nftables.Table {
 	return a.names.tableOf(a.rs, constants, a.counters)
 }
 
-// Counter has the packets and bytes that the rules with one counter matched.
-type Counter struct{ Packets, Bytes uint64 }
-
 // Counters returns the counters by the names that the rulesets give them. It may be called in
 // parallel to all methods.
-func (t *Table) Counters(context.Context) (map[string]Counter, error) {
-	all := map[string]Counter{}
+func (t *Table) Counters(context.Context) (map[string]ruleset.Count, error) {
+	all := map[string]ruleset.Count{}
 	err := t.do(func() error {
 		objects, err := identity.Objects()
 		for _, o := range objects {
 			if o.IsCounter() {
-				all[o.Name] = Counter{o.Packets, o.Bytes}
+				all[o.Name] = ruleset.Count{Packets: o.Packets, Bytes: o.Bytes}
 			}
 		}
 		return err

@@ -6,10 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
@@ -30,179 +28,6 @@ func verify(t *testing.T, table *Table) {
 	}
 }
 
-// random makes rulesets with each kind of object, each from the one before.
-type random struct {
-	*rand.Rand
-	rs *ruleset.Ruleset
-}
-
-func (r *random) addr(f ruleset.Family) netip.Addr {
-	if f == ruleset.IPv4 {
-		return netip.AddrFrom4([4]byte{10, 0, byte(r.IntN(2)), byte(r.IntN(40))})
-	}
-	return netip.AddrFrom16([16]byte{0xfd, 15: byte(r.IntN(40))})
-}
-
-func sortedSet[E any](n int, next func() E, compare func(a, b E) int) []E {
-	var all []E
-	for range n {
-		all = append(all, next())
-	}
-	slices.SortFunc(all, compare)
-	return slices.CompactFunc(all, func(a, b E) bool { return compare(a, b) == 0 })
-}
-
-func (r *random) set(name string) *ruleset.Set {
-	// The name says kind and family, so that most changes are of elements.
-	kind, f := ruleset.Kind(name[1]-'0'), ruleset.Family(name[2]-'0')
-	s := &ruleset.Set{Name: name, Kind: kind, Family: f}
-	n := r.IntN(20)
-	switch kind {
-	case ruleset.Addresses:
-		s.Addresses = sortedSet(n, func() netip.Addr { return r.addr(f) }, netip.Addr.Compare)
-	case ruleset.Ranges:
-		bounds := sortedSet(2*n, func() netip.Addr { return r.addr(f) }, netip.Addr.Compare)
-		for i := 0; i+1 < len(bounds); i += 2 {
-			last := len(s.Ranges) - 1
-			if last >= 0 && s.Ranges[last].Last.Next() == bounds[i] {
-				s.Ranges[last].Last = bounds[i+1]
-				continue
-			}
-			s.Ranges = append(s.Ranges, ruleset.AddressRange{First: bounds[i], Last: bounds[i+1]})
-		}
-		if r.IntN(4) == 0 {
-			all := ruleset.AddressRange{First: netip.IPv4Unspecified(), Last: netip.AddrFrom4([4]byte{255, 255, 255, 255})}
-			if f == ruleset.IPv6 {
-				all = ruleset.AddressRange{First: netip.IPv6Unspecified(), Last: netip.MustParseAddr("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")}
-			}
-			s.Ranges = []ruleset.AddressRange{all}
-		}
-	case ruleset.Endpoints:
-		s.Endpoints = sortedSet(n, func() ruleset.Endpoint {
-			return ruleset.Endpoint{Address: r.addr(f), Protocol: []ruleset.Protocol{ruleset.TCP, ruleset.UDP, ruleset.SCTP}[r.IntN(3)], Port: uint16(1 + r.IntN(3))}
-		}, ruleset.Endpoint.Compare)
-	case ruleset.Pairs:
-		s.Pairs = sortedSet(n, func() ruleset.Pair { return ruleset.Pair{Source: r.addr(f), Destination: r.addr(f)} }, ruleset.Pair.Compare)
-	case ruleset.Interfaces:
-		s.Interfaces = sortedSet(n, func() string { return fmt.Sprintf("eth%d", r.IntN(30)) }, strings.Compare)
-	}
-	return s
-}
-
-func (r *random) rule() ruleset.Rule {
-	f := ruleset.Family(1 + r.IntN(2))
-	rule := ruleset.Rule{Family: f, Verdict: []ruleset.Verdict{ruleset.Accept, ruleset.Drop, ruleset.Return, ruleset.Continue}[r.IntN(4)]}
-	for _, name := range slices.Sorted(maps.Keys(r.rs.Sets)) {
-		s := r.rs.Sets[name]
-		if s.Family != f && s.Kind != ruleset.Interfaces || r.IntN(3) > 0 {
-			continue
-		}
-		switch s.Kind {
-		case ruleset.Addresses, ruleset.Ranges:
-			if r.IntN(2) == 0 {
-				rule.Source = name
-			} else {
-				rule.Destination = name
-			}
-		case ruleset.Endpoints:
-			rule.Endpoint = name
-		case ruleset.Pairs:
-			rule.Pair = name
-		case ruleset.Interfaces:
-			rule.InInterface = name
-		}
-	}
-	if r.IntN(2) == 0 {
-		rule.Protocol = ruleset.SCTP
-		p := uint16(1)
-		for range r.IntN(5) {
-			p += uint16(2 + r.IntN(3))
-			rule.Ports = append(rule.Ports, ruleset.PortRange{First: p, Last: p + uint16(r.IntN(2))})
-			p = rule.Ports[len(rule.Ports)-1].Last
-		}
-	} else if f == ruleset.IPv6 && r.IntN(4) == 0 {
-		rule.NeighborDiscovery = r.IntN(2) == 0
-		rule.MulticastListener = !rule.NeighborDiscovery
-	}
-	if r.IntN(2) == 0 {
-		rule.Counter = fmt.Sprintf("counter%d", r.IntN(10))
-	}
-	return rule
-}
-
-// leaves are chains that lead nowhere else.
-func (r *random) leaves() []string {
-	var all []string
-	for _, name := range slices.Sorted(maps.Keys(r.rs.Chains)) {
-		if strings.HasPrefix(name, "leaf") {
-			all = append(all, name)
-		}
-	}
-	return all
-}
-
-func (r *random) addressMap(name string) *ruleset.Map {
-	m := &ruleset.Map{Name: name, Family: ruleset.Family(name[1] - '0'), Chains: map[netip.Addr]string{}}
-	leaves := r.leaves()
-	for range r.IntN(20) {
-		m.Chains[r.addr(m.Family)] = leaves[r.IntN(len(leaves))]
-	}
-	return m
-}
-
-// next changes a few objects and returns a ruleset that shares the others.
-func (r *random) next() *ruleset.Ruleset {
-	r.rs = with(r.rs)
-	for range 1 + r.IntN(4) {
-		name := fmt.Sprintf("s%d%d-%d", 1+r.IntN(4), 1+r.IntN(2), r.IntN(3))
-		if r.IntN(6) == 0 {
-			name = fmt.Sprintf("s50-%d", r.IntN(3))
-		}
-		r.rs.Sets[name] = r.set(name)
-		leaf := chain(fmt.Sprintf("leaf%d", r.IntN(12)), ruleset.NoHook)
-		for range r.IntN(5) {
-			leaf.Rules = append(leaf.Rules, r.rule())
-		}
-		r.rs.Chains[leaf.Name] = leaf
-		m := fmt.Sprintf("m%d-%d", 1+r.IntN(2), r.IntN(3))
-		r.rs.Maps[m] = r.addressMap(m)
-	}
-	base := chain("base", ruleset.Forward, ruleset.Rule{Established: true, Verdict: ruleset.Accept})
-	for _, name := range slices.Sorted(maps.Keys(r.rs.Maps)) {
-		base.Rules = append(base.Rules, ruleset.Rule{Family: r.rs.Maps[name].Family, SourceMap: name})
-	}
-	for _, leaf := range r.leaves() {
-		if r.IntN(3) > 0 {
-			base.Rules = append(base.Rules, ruleset.Rule{Verdict: ruleset.Jump, Target: leaf})
-		}
-	}
-	r.rs.Chains["base"] = base
-	r.rs.Chains["second"] = chain("second", ruleset.Forward)
-	r.rs.Chains["output"] = chain("output", ruleset.Output, ruleset.Rule{Loopback: true, Verdict: ruleset.Accept})
-	r.sweep()
-	return r.rs
-}
-
-// sweep removes some of the objects that nothing needs.
-func (r *random) sweep() {
-	used := map[string]bool{}
-	for _, c := range r.rs.Chains {
-		for _, rule := range c.Rules {
-			for _, name := range []string{rule.Source, rule.Destination, rule.Endpoint, rule.Pair, rule.InInterface, rule.SourceMap, rule.Target} {
-				used[name] = true
-			}
-		}
-	}
-	for _, m := range r.rs.Maps {
-		for _, name := range m.Chains {
-			used[name] = true
-		}
-	}
-	drop := func(name string) bool { return !used[name] && r.IntN(2) == 0 }
-	maps.DeleteFunc(r.rs.Sets, func(name string, _ *ruleset.Set) bool { return drop(name) })
-	maps.DeleteFunc(r.rs.Chains, func(name string, _ *ruleset.Chain) bool { return strings.HasPrefix(name, "leaf") && drop(name) })
-}
-
 // neverRefused returns a context that fails the test where Apply replaces all, because the kernel
 // refused a difference.
 func neverRefused(t *testing.T) context.Context {
@@ -216,9 +41,9 @@ func TestDifferences(t *testing.T) {
 	node := netnstest.New(t)
 	table := New(node.Path())
 	for seed := range uint64(4) {
-		r := &random{rand.New(rand.NewPCG(seed, 0)), of()}
+		r := &rulesettest.Random{Rand: rand.New(rand.NewPCG(seed, 0)), Ruleset: rulesettest.Of()}
 		for step := range 60 {
-			rs := r.next()
+			rs := r.Next()
 			if err := rulesettest.Check(rs); err != nil {
 				t.Fatalf("seed %d, step %d: the test makes a wrong ruleset: %v", seed, step, err)
 			}
@@ -247,9 +72,9 @@ func TestDifferences(t *testing.T) {
 func TestVerify(t *testing.T) {
 	netnstest.Need(t)
 	node := netnstest.New(t)
-	rs := with(isolated(),
+	rs := rulesettest.With(rulesettest.Isolated(),
 		&ruleset.Set{Name: "blocks", Family: ruleset.IPv4, Kind: ruleset.Ranges, Ranges: []ruleset.AddressRange{{First: netip.MustParseAddr("10.1.0.0"), Last: netip.MustParseAddr("10.1.0.9")}}},
-		chain("p-more", ruleset.NoHook,
+		rulesettest.Chain("p-more", ruleset.NoHook,
 			ruleset.Rule{Family: ruleset.IPv4, Source: "blocks", Protocol: ruleset.TCP, Ports: []ruleset.PortRange{{First: 1, Last: 2}, {First: 9, Last: 9}}, Verdict: ruleset.Accept},
 			ruleset.Rule{Family: ruleset.IPv6, NeighborDiscovery: true, Verdict: ruleset.Accept}))
 	for _, tc := range []struct{ name, command, found string }{
@@ -291,7 +116,7 @@ func TestVerify(t *testing.T) {
 					t.Fatal(err, out)
 				}
 				err := table.Verify(t.Context())
-				if !errors.Is(err, ErrChanged) || !strings.Contains(err.Error(), tc.found) {
+				if !errors.Is(err, ruleset.ErrChanged) || !strings.Contains(err.Error(), tc.found) {
 					t.Errorf("Verify() = %v, want %q", err, tc.found)
 				}
 			}
@@ -308,11 +133,11 @@ func TestVerifyOthers(t *testing.T) {
 	netnstest.Need(t)
 	node := netnstest.New(t)
 	table := New(node.Path())
-	if err := table.Verify(t.Context()); !errors.Is(err, ErrChanged) {
+	if err := table.Verify(t.Context()); !errors.Is(err, ruleset.ErrChanged) {
 		t.Errorf("before Apply: %v", err)
 	}
 	for i := range 3 {
-		if err := table.Apply(t.Context(), with(isolated(), addresses("peers4", ruleset.IPv4, both[0].server.Next()))); err != nil {
+		if err := table.Apply(t.Context(), rulesettest.With(rulesettest.Isolated(), rulesettest.Addresses("peers4", ruleset.IPv4, rulesettest.Both[0].Server.Next()))); err != nil {
 			t.Fatal(err)
 		}
 		if out, err := node.Command("nft", fmt.Sprintf("add table ip other%d", i)); err != nil {
@@ -330,24 +155,24 @@ func TestRefused(t *testing.T) {
 	netnstest.Need(t)
 	node := netnstest.New(t)
 	table := New(node.Path())
-	if err := table.Apply(t.Context(), isolated()); err != nil {
+	if err := table.Apply(t.Context(), rulesettest.Isolated()); err != nil {
 		t.Fatal(err)
 	}
 	// A loop of chains, which only the kernel knows to refuse in all ways.
-	wrong := with(isolated(), chain("p-web", ruleset.NoHook, ruleset.Rule{Verdict: ruleset.Jump, Target: "i-server"}))
+	wrong := rulesettest.With(rulesettest.Isolated(), rulesettest.Chain("p-web", ruleset.NoHook, ruleset.Rule{Verdict: ruleset.Jump, Target: "i-server"}))
 	for range 2 {
 		if err := table.Apply(t.Context(), wrong); err == nil || !strings.Contains(err.Error(), "chain ") {
 			t.Errorf("Apply() = %v, want an error that names the chain", err)
 		}
-		missing := with(isolated(), chain("p-web", ruleset.NoHook, ruleset.Rule{Family: ruleset.IPv4, Source: "nowhere", Verdict: ruleset.Accept}))
+		missing := rulesettest.With(rulesettest.Isolated(), rulesettest.Chain("p-web", ruleset.NoHook, ruleset.Rule{Family: ruleset.IPv4, Source: "nowhere", Verdict: ruleset.Accept}))
 		if err := table.Apply(t.Context(), missing); err == nil || !strings.Contains(err.Error(), "a rule of chain p-web") {
 			t.Errorf("Apply() = %v, want an error that names the chain", err)
 		}
-		table.applied = &applied{rs: isolated(), constants: map[string]int{}, counters: map[string]int{"web": 6, "denied": 1}}
+		table.applied = &applied{rs: rulesettest.Isolated(), constants: map[string]int{}, counters: map[string]int{"web": 6, "denied": 1}}
 		verify(t, table)
 		table.applied = nil
 	}
-	if err := table.Apply(t.Context(), closed()); err != nil {
+	if err := table.Apply(t.Context(), rulesettest.Closed()); err != nil {
 		t.Fatal(err)
 	}
 	verify(t, table)
@@ -369,7 +194,7 @@ func TestReplaceAnything(t *testing.T) {
 				t.Fatal(err, out)
 			}
 			table := New(node.Path())
-			if err := table.Apply(t.Context(), isolated()); err != nil {
+			if err := table.Apply(t.Context(), rulesettest.Isolated()); err != nil {
 				t.Fatal(err)
 			}
 			verify(t, table)
@@ -383,7 +208,7 @@ func TestBig(t *testing.T) {
 	netnstest.Need(t)
 	node := netnstest.New(t)
 	table := New(node.Path())
-	big := addresses("peers6", ruleset.IPv6)
+	big := rulesettest.Addresses("peers6", ruleset.IPv6)
 	addr := netip.MustParseAddr("fd00:1::2")
 	for range 300_000 {
 		big.Addresses = append(big.Addresses, addr)
@@ -393,15 +218,15 @@ func TestBig(t *testing.T) {
 	for four := netip.MustParseAddr("11.0.0.0"); len(ranges.Ranges) < 5000; four = four.Next().Next().Next() {
 		ranges.Ranges = append(ranges.Ranges, ruleset.AddressRange{First: four, Last: four.Next()})
 	}
-	rs := with(isolated(), big, ranges)
+	rs := rulesettest.With(rulesettest.Isolated(), big, ranges)
 	for _, step := range []struct {
 		name string
 		rs   *ruleset.Ruleset
 	}{
 		{"all", rs},
-		{"half", with(rs, addresses("peers6", ruleset.IPv6, big.Addresses[150_000:]...), &ruleset.Set{Name: "blocks", Family: ruleset.IPv4, Kind: ruleset.Ranges, Ranges: ranges.Ranges[7:]})},
+		{"half", rulesettest.With(rs, rulesettest.Addresses("peers6", ruleset.IPv6, big.Addresses[150_000:]...), &ruleset.Set{Name: "blocks", Family: ruleset.IPv4, Kind: ruleset.Ranges, Ranges: ranges.Ranges[7:]})},
 		{"all again", rs},
-		{"none", closed()},
+		{"none", rulesettest.Closed()},
 	} {
 		if err := table.Apply(t.Context(), step.rs); err != nil {
 			t.Fatalf("%s: %v", step.name, err)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package table
+package backendtest
 
 import (
 	"bufio"
@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/agent/netnstest"
-	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
 )
 
 // sink counts the datagrams that come to a port of the server.
@@ -57,8 +57,8 @@ func (w *topology) flood() *traffic {
 	w.t.Helper()
 	ctx, stop := context.WithCancel(w.t.Context())
 	f := &traffic{w: w, stop: stop}
-	for _, e := range both {
-		denied, allowed := netip.AddrPortFrom(e.server, otherPort), netip.AddrPortFrom(e.server, openPort)
+	for _, e := range rulesettest.Both {
+		denied, allowed := netip.AddrPortFrom(e.Server, rulesettest.OtherPort), netip.AddrPortFrom(e.Server, rulesettest.OpenPort)
 		f.leaked, f.arrived = append(f.leaked, w.sink(denied)), append(f.arrived, w.sink(allowed))
 		arrived := f.arrived[len(f.arrived)-1]
 		for _, to := range []netip.AddrPort{denied, allowed} {
@@ -125,51 +125,24 @@ func (f *traffic) end() int64 {
 	return leaked
 }
 
-// variants are rulesets that all let the client reach the open port and nothing else of the
-// server, by other sets, chains and maps.
-func variants() []*ruleset.Ruleset {
-	rs := isolated()
-	more := func(set string, e ends) *ruleset.Set {
-		return addresses(set, e.Family, e.client, e.client.Next())
-	}
-	renamed := with(rs, addresses("others4", ruleset.IPv4, both[0].client), addresses("others6", ruleset.IPv6, both[1].client),
-		chain("i-other", ruleset.NoHook,
-			ruleset.Rule{Family: ruleset.IPv4, Source: "others4", Protocol: ruleset.UDP, Ports: []ruleset.PortRange{{First: 70, Last: openPort}, {First: 90, Last: 99}}, Verdict: ruleset.Accept},
-			ruleset.Rule{Family: ruleset.IPv6, Source: "others6", Protocol: ruleset.UDP, Ports: []ruleset.PortRange{{First: 70, Last: openPort}, {First: 90, Last: 99}}, Verdict: ruleset.Accept},
-			ruleset.Rule{Counter: "other", Verdict: ruleset.Drop}),
-		&ruleset.Map{Name: "ingress4", Family: ruleset.IPv4, Chains: map[netip.Addr]string{both[0].server: "i-other"}},
-		&ruleset.Map{Name: "ingress6", Family: ruleset.IPv6, Chains: map[netip.Addr]string{both[1].server: "i-other"}})
-	for _, name := range []string{"peers4", "peers6"} {
-		delete(renamed.Sets, name)
-	}
-	for _, name := range []string{"p-web", "i-server"} {
-		delete(renamed.Chains, name)
-	}
-	return []*ruleset.Ruleset{
-		rs,
-		with(rs, more("peers4", both[0]), more("peers6", both[1])),
-		with(rs, chain("i-server", ruleset.NoHook, ruleset.Rule{Verdict: ruleset.Jump, Target: "p-web"}, ruleset.Rule{Counter: "other", Verdict: ruleset.Drop})),
-		renamed,
-	}
-}
+// During any change or replacement, no packet passes that rulesettest.Both the old and the new rules drop,
+// and none is lost that rulesettest.Both accept.
+func TestAtomic(t *testing.T) { forEach(t, testAtomic) }
 
-// During any change or replacement, no packet passes that both the old and the new rules drop,
-// and none is lost that both accept.
-func TestAtomic(t *testing.T) {
-	w := newTopology(t)
-	all := variants()
+func testAtomic(t *testing.T, b backend) {
+	w := newTopology(t, b)
+	all := rulesettest.Variants()
 	w.apply(all[0])
 	f := w.flood()
-	const changes = 1200
-	for i := range changes {
+	for i := range b.changes {
 		if i%3 == 0 {
 			// A process that begins anew.
-			w.table = New(w.node.Path())
+			w.table = b.open(w.node.Path())
 		}
 		w.apply(all[i%len(all)])
 	}
 	if leaked := f.end(); leaked > 0 {
-		t.Errorf("%d denied datagrams passed during %d changes", leaked, changes)
+		t.Errorf("%d denied datagrams passed during %d changes", leaked, b.changes)
 	}
 }
 
@@ -178,13 +151,15 @@ func TestAtomic(t *testing.T) {
 const envApply = "BERTH_TEST_APPLY"
 
 // A process that is killed at any time leaves the old rules or the new ones.
-func TestKilled(t *testing.T) {
+func TestKilled(t *testing.T) { forEach(t, testKilled) }
+
+func testKilled(t *testing.T, b backend) {
 	if path := os.Getenv(envApply); path != "" {
-		table := New(path)
-		all := variants()
+		table := b.open(path)
+		all := rulesettest.Variants()
 		for i := 0; ; i++ {
 			if i%3 == 0 {
-				table = New(path)
+				table = b.open(path)
 			}
 			if err := table.Apply(t.Context(), all[i%len(all)]); err != nil {
 				t.Fatal(err)
@@ -192,11 +167,11 @@ func TestKilled(t *testing.T) {
 			fmt.Printf("applied %d\n", i)
 		}
 	}
-	w := newTopology(t)
-	w.apply(isolated())
+	w := newTopology(t, b)
+	w.apply(rulesettest.Isolated())
 	f := w.flood()
 	for kill := range 15 {
-		agent := exec.Command(os.Args[0], "-test.run=^TestKilled$")
+		agent := exec.Command(os.Args[0], "-test.run=^TestKilled$/^"+b.name+"$")
 		agent.Env = append(os.Environ(), envApply+"="+w.node.Path())
 		out, err := agent.StdoutPipe()
 		if err != nil {
@@ -218,9 +193,11 @@ func TestKilled(t *testing.T) {
 		_ = agent.Wait()
 		if kill%5 == 0 {
 			// The next one takes over its table.
-			w.table = New(w.node.Path())
-			w.apply(variants()[kill%len(variants())])
-			verify(t, w.table)
+			w.table = b.open(w.node.Path())
+			w.apply(rulesettest.Variants()[kill%len(rulesettest.Variants())])
+			if err := w.table.Verify(t.Context()); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	if leaked := f.end(); leaked > 0 {
@@ -229,7 +206,9 @@ func TestKilled(t *testing.T) {
 }
 
 // A thread that worked in the namespace of a pod is not used for anything else.
-func TestThreads(t *testing.T) {
+func TestThreads(t *testing.T) { forEach(t, testThreads) }
+
+func testThreads(t *testing.T, b backend) {
 	netnstest.Need(t)
 	pod := netnstest.New(t)
 	own, err := os.Readlink("/proc/self/ns/net")
@@ -239,10 +218,10 @@ func TestThreads(t *testing.T) {
 	var done sync.WaitGroup
 	for range 20 {
 		done.Go(func() {
-			table := New(pod.Path())
+			table := b.open(pod.Path())
 			for range 5 {
 				// Errors come as others do the same.
-				_ = table.Apply(t.Context(), isolated())
+				_ = table.Apply(t.Context(), rulesettest.Isolated())
 				_, _ = table.Counters(t.Context())
 				_ = table.Verify(t.Context())
 				_ = table.Remove(t.Context())
@@ -254,10 +233,10 @@ func TestThreads(t *testing.T) {
 	}
 	done.Wait()
 	pod.Remove()
-	if err := New(pod.Path()).Remove(t.Context()); err != nil {
+	if err := b.open(pod.Path()).Remove(t.Context()); err != nil {
 		t.Errorf("Remove() where the namespace is gone: %v", err)
 	}
-	if err := New(pod.Path()).Apply(t.Context(), isolated()); err == nil {
+	if err := b.open(pod.Path()).Apply(t.Context(), rulesettest.Isolated()); err == nil {
 		t.Error("Apply() without a namespace succeeds")
 	}
 }

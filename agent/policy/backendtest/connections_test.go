@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package table
+package backendtest
 
 import (
 	"fmt"
@@ -23,8 +23,8 @@ import (
 // locals are the pods of the node.
 func locals() map[netip.Addr]string {
 	all := map[netip.Addr]string{}
-	for _, e := range both {
-		all[e.client], all[e.server] = "", ""
+	for _, e := range rulesettest.Both {
+		all[e.Client], all[e.Server] = "", ""
 	}
 	return all
 }
@@ -53,20 +53,22 @@ func (w *topology) open(protocol string, to netip.AddrPort) net.Conn {
 
 // Connections that a ruleset forbids end, allowed ones go on, and connections that a later one
 // allows again go on again.
-func TestConnections(t *testing.T) {
-	for _, e := range both {
+func TestConnections(t *testing.T) { forEach(t, testConnections) }
+
+func testConnections(t *testing.T, b backend) {
+	for _, e := range rulesettest.Both {
 		for _, protocol := range []string{"tcp", "udp"} {
 			t.Run(fmt.Sprintf("%v %s", e.Family, protocol), func(t *testing.T) {
-				w := newTopology(t)
-				w.serve(openPort, otherPort)
-				open := isolated()
+				w := newTopology(t, b)
+				w.serve(rulesettest.OpenPort, rulesettest.OtherPort)
+				open := rulesettest.Isolated()
 				// Another port of the server, which is allowed throughout.
-				stays := ruleset.Rule{Protocol: map[string]ruleset.Protocol{"tcp": ruleset.TCP, "udp": ruleset.UDP}[protocol], Ports: []ruleset.PortRange{{First: otherPort, Last: otherPort}}, Verdict: ruleset.Accept}
-				server := chain("i-server", ruleset.NoHook, append([]ruleset.Rule{stays}, open.Chains["i-server"].Rules...)...)
-				open = with(open, server)
-				shut := with(closed(), server)
+				stays := ruleset.Rule{Protocol: map[string]ruleset.Protocol{"tcp": ruleset.TCP, "udp": ruleset.UDP}[protocol], Ports: []ruleset.PortRange{{First: rulesettest.OtherPort, Last: rulesettest.OtherPort}}, Verdict: ruleset.Accept}
+				server := rulesettest.Chain("i-server", ruleset.NoHook, append([]ruleset.Rule{stays}, open.Chains["i-server"].Rules...)...)
+				open = rulesettest.With(open, server)
+				shut := rulesettest.With(rulesettest.Closed(), server)
 				w.apply(open)
-				cut, other := w.open(protocol, netip.AddrPortFrom(e.server, openPort)), w.open(protocol, netip.AddrPortFrom(e.server, otherPort))
+				cut, other := w.open(protocol, netip.AddrPortFrom(e.Server, rulesettest.OpenPort)), w.open(protocol, netip.AddrPortFrom(e.Server, rulesettest.OtherPort))
 				w.end(0)
 				w.apply(shut)
 				if err := ask(cut, "before the end", patience); err != nil {
@@ -81,7 +83,7 @@ func TestConnections(t *testing.T) {
 				}
 				w.end(0)
 				// A new agent.
-				w.table = New(w.node.Path())
+				w.table = b.open(w.node.Path())
 				w.apply(open)
 				w.end(0)
 				if err := ask(cut, "once more", patience); err != nil {
@@ -94,13 +96,15 @@ func TestConnections(t *testing.T) {
 
 // A server that goes on sending does not bring an ended connection back from its side, where the
 // rules allow its packets, and does where it was not cut: so the kernel would take it up.
-func TestPickUp(t *testing.T) {
-	for _, e := range both {
+func TestPickUp(t *testing.T) { forEach(t, testPickUp) }
+
+func testPickUp(t *testing.T, b backend) {
+	for _, e := range rulesettest.Both {
 		for _, protocol := range []string{"tcp", "udp"} {
 			t.Run(fmt.Sprintf("%v %s", e.Family, protocol), func(t *testing.T) {
-				w := newTopology(t)
-				w.apply(isolated())
-				at := netip.AddrPortFrom(e.server, openPort)
+				w := newTopology(t, b)
+				w.apply(rulesettest.Isolated())
+				at := netip.AddrPortFrom(e.Server, rulesettest.OpenPort)
 				var sent func(text string) error
 				var client net.Conn
 				if protocol == "tcp" {
@@ -153,7 +157,7 @@ func TestPickUp(t *testing.T) {
 				if err := read(patience); err != nil {
 					t.Fatal(err)
 				}
-				w.apply(closed())
+				w.apply(rulesettest.Closed())
 				w.end(1)
 				if err := sent("ended"); err != nil {
 					t.Fatal(err)
@@ -192,23 +196,25 @@ func (w *topology) flows() []*conntrack.Flow {
 }
 
 // Connections of SCTP and of protocols without ports end as well.
-func TestConnectionsOfOtherProtocols(t *testing.T) {
-	w := newTopology(t)
-	w.apply(with(isolated(), chain("i-server", ruleset.NoHook)))
+func TestConnectionsOfOtherProtocols(t *testing.T) { forEach(t, testConnectionsOfOtherProtocols) }
+
+func testConnectionsOfOtherProtocols(t *testing.T, b backend) {
+	w := newTopology(t, b)
+	w.apply(rulesettest.With(rulesettest.Isolated(), rulesettest.Chain("i-server", ruleset.NoHook)))
 	// The kernel forgets an association after 3 seconds that only began: too soon for a busy machine.
 	for _, name := range []string{"sctp_timeout_cookie_wait", "icmp_timeout", "icmpv6_timeout"} {
 		w.node.Run(func() error { return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_"+name, []byte("600"), 0o644) })
 	}
-	for i, e := range both {
-		stop, err := netnstest.ServeSCTP(w.server, e.server, openPort)
+	for i, e := range rulesettest.Both {
+		stop, err := netnstest.ServeSCTP(w.server, e.Server, rulesettest.OpenPort)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer stop()
-		if _, err := netnstest.AskSCTP(w.client, uint16(4000+i), netip.AddrPortFrom(e.server, openPort), patience); err != nil {
+		if _, err := netnstest.AskSCTP(w.client, uint16(4000+i), netip.AddrPortFrom(e.Server, rulesettest.OpenPort), patience); err != nil {
 			t.Fatal(err)
 		}
-		w.client.Ping(e.server.String())
+		w.client.Ping(e.Server.String())
 	}
 	counts := func(mark uint32) map[byte]int {
 		all := map[byte]int{}
@@ -225,42 +231,46 @@ func TestConnectionsOfOtherProtocols(t *testing.T) {
 			t.Errorf("%d connections of protocol %d, want %d", before[protocol], protocol, want)
 		}
 	}
-	w.apply(closed())
+	w.apply(rulesettest.Closed())
 	w.end(4)
 	if left, ended := counts(0), counts(connections.EndedMark); len(left) > 0 || !maps.Equal(before, ended) {
 		t.Errorf("connections that go on: %v, ended ones: %v", left, ended)
 	}
-	for i, e := range both {
-		if _, err := netnstest.AskSCTP(w.client, uint16(4000+i), netip.AddrPortFrom(e.server, openPort), brief); err == nil {
+	for i, e := range rulesettest.Both {
+		if _, err := netnstest.AskSCTP(w.client, uint16(4000+i), netip.AddrPortFrom(e.Server, rulesettest.OpenPort), brief); err == nil {
 			t.Error("an association is answered that was ended")
 		}
-		w.client.NoPing(e.server.String())
+		w.client.NoPing(e.Server.String())
 	}
 }
 
 // A connection to an address that the node translates is judged by where it leads.
-func TestTranslatedConnections(t *testing.T) {
-	w := newTopology(t)
-	w.serve(openPort)
+func TestTranslatedConnections(t *testing.T) { forEach(t, testTranslatedConnections) }
+
+func testTranslatedConnections(t *testing.T, b backend) {
+	w := newTopology(t, b)
+	w.serve(rulesettest.OpenPort)
 	var conns []net.Conn
 	for i, service := range []string{"10.96.0.1", "fd00:96::1"} {
-		w.node.Run(func() error { return netnstest.Redirect(service, openPort, both[i].server.String()) })
+		w.node.Run(func() error {
+			return netnstest.Redirect(service, rulesettest.OpenPort, rulesettest.Both[i].Server.String())
+		})
 	}
-	w.apply(isolated())
+	w.apply(rulesettest.Isolated())
 	for _, service := range []string{"10.96.0.1", "fd00:96::1"} {
 		for _, protocol := range []string{"tcp", "udp"} {
-			conns = append(conns, w.open(protocol, netip.AddrPortFrom(netip.MustParseAddr(service), openPort)))
+			conns = append(conns, w.open(protocol, netip.AddrPortFrom(netip.MustParseAddr(service), rulesettest.OpenPort)))
 		}
 	}
 	w.end(0)
-	w.apply(closed())
+	w.apply(rulesettest.Closed())
 	w.end(4)
 	for _, conn := range conns {
 		if ask(conn, "after the end", brief) == nil {
 			t.Errorf("%s to %s goes on", conn.LocalAddr().Network(), conn.RemoteAddr())
 		}
 	}
-	w.apply(isolated())
+	w.apply(rulesettest.Isolated())
 	w.end(0)
 	for _, conn := range conns {
 		if err := ask(conn, "once more", patience); err != nil {
@@ -270,18 +280,20 @@ func TestTranslatedConnections(t *testing.T) {
 }
 
 // Connections of the node with its pods are none of the policies.
-func TestConnectionsOfTheNode(t *testing.T) {
-	w := newTopology(t)
-	w.serve(openPort)
-	w.apply(isolated())
-	for _, e := range both {
+func TestConnectionsOfTheNode(t *testing.T) { forEach(t, testConnectionsOfTheNode) }
+
+func testConnectionsOfTheNode(t *testing.T, b backend) {
+	w := newTopology(t, b)
+	w.serve(rulesettest.OpenPort)
+	w.apply(rulesettest.Isolated())
+	for _, e := range rulesettest.Both {
 		var conn net.Conn
 		w.node.Run(func() (err error) {
-			conn, err = net.Dial("tcp", netip.AddrPortFrom(e.server, openPort).String())
+			conn, err = net.Dial("tcp", netip.AddrPortFrom(e.Server, rulesettest.OpenPort).String())
 			return err
 		})
 		defer conn.Close()
-		w.apply(closed())
+		w.apply(rulesettest.Closed())
 		w.end(0)
 		if err := ask(conn, "from the node", patience); err != nil {
 			t.Error(err)
@@ -290,10 +302,12 @@ func TestConnectionsOfTheNode(t *testing.T) {
 }
 
 // In the namespace of a pod the table has the hooks input and output, for its interfaces.
-func TestConnectionsOfAPod(t *testing.T) {
-	w := newTopology(t)
-	w.serve(openPort)
-	table := New(w.server.Path())
+func TestConnectionsOfAPod(t *testing.T) { forEach(t, testConnectionsOfAPod) }
+
+func testConnectionsOfAPod(t *testing.T, b backend) {
+	w := newTopology(t, b)
+	w.serve(rulesettest.OpenPort)
+	table := b.open(w.server.Path())
 	direct := &ruleset.Set{Name: "direct", Kind: ruleset.Interfaces, Interfaces: []string{"eth0"}}
 	rules := func(peers ...netip.Addr) *ruleset.Ruleset {
 		var four, six []netip.Addr
@@ -304,46 +318,46 @@ func TestConnectionsOfAPod(t *testing.T) {
 				six = append(six, p)
 			}
 		}
-		return with(of(
-			chain("input", ruleset.Input,
+		return rulesettest.With(rulesettest.Of(
+			rulesettest.Chain("input", ruleset.Input,
 				ruleset.Rule{Established: true, Verdict: ruleset.Accept},
 				ruleset.Rule{Loopback: true, Verdict: ruleset.Accept},
 				ruleset.Rule{Family: ruleset.IPv6, NeighborDiscovery: true, Verdict: ruleset.Accept},
 				ruleset.Rule{InInterface: "direct", Verdict: ruleset.Goto, Target: "i"}),
-			chain("output", ruleset.Output,
+			rulesettest.Chain("output", ruleset.Output,
 				ruleset.Rule{Established: true, Verdict: ruleset.Accept},
 				ruleset.Rule{Loopback: true, Verdict: ruleset.Accept},
 				ruleset.Rule{Family: ruleset.IPv6, NeighborDiscovery: true, Verdict: ruleset.Accept}),
-			chain("i", ruleset.NoHook,
+			rulesettest.Chain("i", ruleset.NoHook,
 				ruleset.Rule{Family: ruleset.IPv4, Source: "peers4", Verdict: ruleset.Accept},
 				ruleset.Rule{Family: ruleset.IPv6, Source: "peers6", Verdict: ruleset.Accept},
 				ruleset.Rule{Verdict: ruleset.Drop})),
-			direct, addresses("peers4", ruleset.IPv4, four...), addresses("peers6", ruleset.IPv6, six...))
+			direct, rulesettest.Addresses("peers4", ruleset.IPv4, four...), rulesettest.Addresses("peers6", ruleset.IPv6, six...))
 	}
 	apply := func(rs *ruleset.Ruleset, want int) {
 		t.Helper()
 		if err := rulesettest.Check(rs); err != nil {
 			t.Fatal(err)
 		}
-		if err := table.Apply(neverRefused(t), rs); err != nil {
+		if err := table.Apply(t.Context(), rs); err != nil {
 			t.Fatal(err)
 		}
-		ended, err := table.EndConnections(t.Context(), map[netip.Addr]string{both[0].server: "eth0", both[1].server: "eth0"})
+		ended, err := table.EndConnections(t.Context(), map[netip.Addr]string{rulesettest.Both[0].Server: "eth0", rulesettest.Both[1].Server: "eth0"})
 		if err != nil || ended != want {
 			t.Errorf("EndConnections() = %d, %v, want %d", ended, err, want)
 		}
 	}
-	apply(rules(both[0].client, both[1].client), 0)
+	apply(rules(rulesettest.Both[0].Client, rulesettest.Both[1].Client), 0)
 	// Neighbours are asked anew.
 	w.server.IP("neigh", "flush", "all")
 	w.node.IP("neigh", "flush", "all")
 	var conns []net.Conn
-	for _, e := range both {
+	for _, e := range rulesettest.Both {
 		for _, protocol := range []string{"tcp", "udp"} {
-			conns = append(conns, w.open(protocol, netip.AddrPortFrom(e.server, openPort)))
+			conns = append(conns, w.open(protocol, netip.AddrPortFrom(e.Server, rulesettest.OpenPort)))
 		}
 	}
-	apply(rules(both[0].client), 2)
+	apply(rules(rulesettest.Both[0].Client), 2)
 	for i, conn := range conns {
 		wait, want := patience, true
 		if i >= 2 {
@@ -355,7 +369,7 @@ func TestConnectionsOfAPod(t *testing.T) {
 	}
 	w.server.IP("neigh", "flush", "all")
 	w.node.IP("neigh", "flush", "all")
-	apply(rules(both[0].client, both[1].client), 0)
+	apply(rules(rulesettest.Both[0].Client, rulesettest.Both[1].Client), 0)
 	for _, conn := range conns {
 		if err := ask(conn, "again", patience); err != nil {
 			t.Error(err)

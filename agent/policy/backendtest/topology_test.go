@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package table
+package backendtest
 
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/agent/policy/enforce"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
 )
@@ -23,30 +22,17 @@ import (
 type topology struct {
 	t                    *testing.T
 	node, client, server *netnstest.Host
-	table                *Table
-}
-
-// ends are the addresses of the two pods in one family.
-type ends struct {
-	ruleset.Family
-	client, server netip.Addr
-}
-
-var both = []ends{
-	{ruleset.IPv4, netip.MustParseAddr("10.0.1.2"), netip.MustParseAddr("10.0.2.2")},
-	{ruleset.IPv6, netip.MustParseAddr("fd00:1::2"), netip.MustParseAddr("fd00:2::2")},
+	table                enforce.Table
 }
 
 const (
-	openPort  = 80
-	otherPort = 81
 	// patience is how long a test waits for an answer that must come, and brief for one that must
 	// not.
 	patience = time.Minute
 	brief    = 300 * time.Millisecond
 )
 
-func newTopology(t *testing.T) *topology {
+func newTopology(t *testing.T, b backend) *topology {
 	t.Helper()
 	netnstest.Need(t)
 	w := &topology{t: t, node: netnstest.New(t), client: netnstest.New(t), server: netnstest.New(t)}
@@ -60,7 +46,7 @@ func newTopology(t *testing.T) *topology {
 		h.IP("route", "add", "default", "via", fmt.Sprintf("10.0.%d.1", i+1))
 		h.IP("-6", "route", "add", "default", "via", fmt.Sprintf("fd00:%d::1", i+1))
 	}
-	w.table = New(w.node.Path())
+	w.table = b.open(w.node.Path())
 	return w
 }
 
@@ -71,7 +57,7 @@ func (w *topology) apply(rs *ruleset.Ruleset) {
 	}
 }
 
-// serve echoes TCP and UDP on each port, in both families.
+// serve echoes TCP and UDP on each port, in rulesettest.Both families.
 func (w *topology) serve(ports ...uint16) {
 	w.t.Helper()
 	for _, p := range ports {
@@ -187,73 +173,4 @@ func (w *topology) mustNot(protocol string, to netip.AddrPort) {
 	if w.reaches(protocol, to, brief) == nil {
 		w.t.Errorf("%s to %s is answered", protocol, to)
 	}
-}
-
-// of makes a ruleset of chains.
-func of(chains ...*ruleset.Chain) *ruleset.Ruleset {
-	rs := &ruleset.Ruleset{Sets: map[string]*ruleset.Set{}, Maps: map[string]*ruleset.Map{}, Chains: map[string]*ruleset.Chain{}}
-	for _, c := range chains {
-		rs.Chains[c.Name] = c
-	}
-	return rs
-}
-
-func chain(name string, hook ruleset.Hook, rules ...ruleset.Rule) *ruleset.Chain {
-	return &ruleset.Chain{Name: name, Hook: hook, Rules: rules}
-}
-
-// with returns a ruleset that shares all objects of another but the given changes.
-func with(rs *ruleset.Ruleset, changes ...any) *ruleset.Ruleset {
-	next := &ruleset.Ruleset{Sets: map[string]*ruleset.Set{}, Maps: map[string]*ruleset.Map{}, Chains: map[string]*ruleset.Chain{}}
-	maps.Copy(next.Sets, rs.Sets)
-	maps.Copy(next.Maps, rs.Maps)
-	maps.Copy(next.Chains, rs.Chains)
-	for _, change := range changes {
-		switch c := change.(type) {
-		case *ruleset.Set:
-			next.Sets[c.Name] = c
-		case *ruleset.Map:
-			next.Maps[c.Name] = c
-		case *ruleset.Chain:
-			next.Chains[c.Name] = c
-		}
-	}
-	return next
-}
-
-func addresses(name string, family ruleset.Family, all ...netip.Addr) *ruleset.Set {
-	return &ruleset.Set{Name: name, Family: family, Kind: ruleset.Addresses, Addresses: slices.Clone(all)}
-}
-
-// isolated lets only peers reach the server's port, and denies all else to it; other packets
-// pass.
-func isolated() *ruleset.Ruleset {
-	rs := of(
-		chain("ingress", ruleset.Forward,
-			ruleset.Rule{Established: true, Verdict: ruleset.Accept},
-			ruleset.Rule{Family: ruleset.IPv4, DestinationMap: "ingress4"},
-			ruleset.Rule{Family: ruleset.IPv6, DestinationMap: "ingress6"}),
-		chain("i-server", ruleset.NoHook,
-			ruleset.Rule{Verdict: ruleset.Jump, Target: "p-web"},
-			ruleset.Rule{Counter: "denied", Verdict: ruleset.Drop}),
-	)
-	web := chain("p-web", ruleset.NoHook)
-	for _, e := range both {
-		suffix := map[ruleset.Family]string{ruleset.IPv4: "4", ruleset.IPv6: "6"}[e.Family]
-		rs.Maps["ingress"+suffix] = &ruleset.Map{Name: "ingress" + suffix, Family: e.Family, Chains: map[netip.Addr]string{e.server: "i-server"}}
-		rs.Sets["peers"+suffix] = addresses("peers"+suffix, e.Family, e.client)
-		for _, p := range []ruleset.Protocol{ruleset.TCP, ruleset.UDP, ruleset.SCTP} {
-			web.Rules = append(web.Rules, ruleset.Rule{
-				Family: e.Family, Source: "peers" + suffix, Protocol: p, Ports: []ruleset.PortRange{{First: openPort, Last: openPort}},
-				Counter: "web", Verdict: ruleset.Accept,
-			})
-		}
-	}
-	rs.Chains[web.Name] = web
-	return rs
-}
-
-// closed is isolated without peers.
-func closed() *ruleset.Ruleset {
-	return with(isolated(), addresses("peers4", ruleset.IPv4), addresses("peers6", ruleset.IPv6))
 }

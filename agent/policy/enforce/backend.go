@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/policy/iptables"
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/agent/policy/table"
+	"github.com/berth-dev/berth/cni/nftables"
+	"github.com/berth-dev/berth/cni/xtables"
+)
+
+// Backend brings rulesets into the kernel.
+type Backend string
+
+// The backends. BackendAuto stands for the one that the node's kube-proxy and kubelet use.
+const (
+	BackendAuto           Backend = "auto"
+	BackendIPTables       Backend = "iptables"
+	BackendNFTables       Backend = "nftables"
+	backendIPTablesNFT    Backend = "iptables-nft"
+	backendIPTablesLegacy Backend = "iptables-legacy"
+)
+
+// allBackends are the values that an operator may give.
+var allBackends = []Backend{BackendAuto, BackendIPTables, BackendNFTables}
+
+// Validate returns an error for a value that an operator may not give.
+func (b Backend) Validate() error {
+	if !slices.Contains(allBackends, b) {
+		return fmt.Errorf("must be auto, iptables or nftables, is %q", b)
+	}
+	return nil
+}
+
+// node is how a node's network is set up.
+type node struct {
+	// kubeProxy says that kube-proxy has rules of its mode nftables.
+	kubeProxy bool
+	// variant is the iptables of kubelet or kube-proxy; has is false where neither has chains, and then it is the
+	// variant of anybody.
+	variant xtables.Variant
+	has     bool
+	// missing names a program of iptables or ipset that the agent lacks.
+	missing error
+}
+
+// choose returns the backend of a node, and why. Pure.
+func (n node) choose(wanted Backend) (Backend, string, error) {
+	variant := Backend("iptables-" + n.variant)
+	switch {
+	case wanted == BackendNFTables:
+		return BackendNFTables, "it was asked for", nil
+	case wanted == BackendIPTables && n.missing != nil:
+		return "", "", fmt.Errorf("cannot enforce network policies through iptables and ipset: %w; use --network-policy-backend=nftables, or an image with these programs", n.missing)
+	case wanted == BackendIPTables:
+		return variant, "it was asked for", nil
+	case n.kubeProxy:
+		return BackendNFTables, "kube-proxy is in its mode nftables", nil
+	case !n.has:
+		return BackendNFTables, "neither kubelet nor kube-proxy has chains of iptables", nil
+	case n.missing != nil:
+		return BackendNFTables, fmt.Sprintf("kubelet or kube-proxy has chains of iptables, but: %v", n.missing), nil
+	}
+	return variant, "kubelet or kube-proxy has chains of it", nil
+}
+
+// ChooseBackend returns the backend for a value that an operator gave, and logs why. It asks the kernel.
+func ChooseBackend(ctx context.Context, wanted Backend) (Backend, error) {
+	var n node
+	tables, err := nftables.Tables(0)
+	if err != nil && wanted == BackendAuto {
+		return "", fmt.Errorf("look for the rules of kube-proxy: %w", err)
+	}
+	for _, t := range tables {
+		n.kubeProxy = n.kubeProxy || t.Name == "kube-proxy"
+	}
+	if n.variant, n.has = xtables.OfKubernetes(); !n.has {
+		n.variant = xtables.Choose()
+	}
+	n.missing = iptables.Check(n.variant)
+	chosen, why, err := n.choose(wanted)
+	if err == nil {
+		klog.FromContext(ctx).Info("Chose the backend of network policies", "backend", chosen, "why", why)
+	}
+	return chosen, err
+}
+
+// Shows returns the commands by which an operator reads the rules.
+func (b Backend) Shows() string {
+	if variant, ok := b.variant(); ok {
+		return "iptables-" + string(variant) + "-save -t security; ipset list"
+	}
+	return "nft list table inet " + ruleset.TableName
+}
+
+// variant returns the iptables of a backend that has one.
+func (b Backend) variant() (xtables.Variant, bool) {
+	variant, ok := strings.CutPrefix(string(b), "iptables-")
+	return xtables.Variant(variant), ok
+}
+
+// open returns the rules of a network namespace.
+func (b Backend) open(netns string) Table {
+	if variant, ok := b.variant(); ok {
+		return iptables.New(netns, variant)
+	}
+	return table.New(netns)
+}
+
+// present are the backends whose rules a namespace may have.
+var present = sync.OnceValue(func() []Backend {
+	all := []Backend{BackendNFTables}
+	for _, b := range []Backend{backendIPTablesNFT, backendIPTablesLegacy} {
+		if variant, _ := b.variant(); iptables.Check(variant) == nil {
+			all = append(all, b)
+		}
+	}
+	return all
+})
+
+// succession is the rules of one backend, which removes the rules that an agent with another one made: once its own
+// stand, so that at no moment there are none.
+type succession struct {
+	Table
+	others []Table
+	// done says that others have none.
+	done bool
+}
+
+// rules returns the rules of a network namespace.
+func (b Backend) rules(netns string) Table {
+	s := &succession{Table: b.open(netns)}
+	for _, other := range present() {
+		if other != b {
+			s.others = append(s.others, other.open(netns))
+		}
+	}
+	return s
+}
+
+// Apply implements Table.
+func (s *succession) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
+	if err := s.Table.Apply(ctx, rs); err != nil {
+		return err
+	}
+	return s.end(ctx)
+}
+
+// Remove implements Table.
+func (s *succession) Remove(ctx context.Context) error {
+	return errors.Join(s.Table.Remove(ctx), s.end(ctx))
+}
+
+// end removes the rules of other backends.
+func (s *succession) end(ctx context.Context) error {
+	if s.done {
+		return nil
+	}
+	var errs []error
+	for _, other := range s.others {
+		errs = append(errs, other.Remove(ctx))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("remove the rules of another backend of network policies: %w", err)
+	}
+	s.done = true
+	return nil
+}
+
+// removeAll removes the rules of all backends from a network namespace.
+func removeAll(ctx context.Context, netns string) error {
+	var errs []error
+	for _, b := range present() {
+		errs = append(errs, b.open(netns).Remove(ctx))
+	}
+	return errors.Join(errs...)
+}

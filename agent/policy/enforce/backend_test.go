@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
+	"github.com/berth-dev/berth/cni/xtables"
+)
+
+// The node's own programs decide where nobody asks for a backend, and a backend that cannot work is no choice.
+func TestChooseBackend(t *testing.T) {
+	missing := errors.New("look for the program ipset: not found")
+	for name, tc := range map[string]struct {
+		node
+		wanted, want Backend
+		why          string
+	}{
+		"kube-proxy with iptables":        {node{variant: xtables.NFT, has: true}, BackendAuto, backendIPTablesNFT, "has chains of it"},
+		"kube-proxy with legacy":          {node{variant: xtables.Legacy, has: true}, BackendAuto, backendIPTablesLegacy, "has chains of it"},
+		"kube-proxy with nftables":        {node{kubeProxy: true, variant: xtables.NFT, has: true}, BackendAuto, BackendNFTables, "mode nftables"},
+		"neither":                         {node{variant: xtables.NFT}, BackendAuto, BackendNFTables, "neither kubelet nor kube-proxy"},
+		"no programs":                     {node{variant: xtables.NFT, has: true, missing: missing}, BackendAuto, BackendNFTables, "ipset"},
+		"asked for nftables":              {node{variant: xtables.Legacy, has: true}, BackendNFTables, BackendNFTables, "asked for"},
+		"asked for iptables":              {node{kubeProxy: true, variant: xtables.Legacy}, BackendIPTables, backendIPTablesLegacy, "asked for"},
+		"asked for iptables, no programs": {node{variant: xtables.NFT, missing: missing}, BackendIPTables, "", "--network-policy-backend=nftables"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, why, err := tc.choose(tc.wanted)
+			if err != nil {
+				why = err.Error()
+			}
+			if got != tc.want || !strings.Contains(why, tc.why) {
+				t.Errorf("%q, %q; want %q, %q", got, why, tc.want, tc.why)
+			}
+		})
+	}
+	if err := Backend("ipvs").Validate(); err == nil || !strings.Contains(err.Error(), `"ipvs"`) {
+		t.Errorf("Validate() = %v", err)
+	}
+}
+
+// An agent with another backend than the one before leaves its own rules alone, in every order.
+func TestSuccession(t *testing.T) {
+	netnstest.Need(t)
+	for _, before := range present() {
+		for _, after := range present() {
+			t.Run(string(before)+" to "+string(after), func(t *testing.T) {
+				pod := netnstest.New(t)
+				if err := before.rules(pod.Path()).Apply(t.Context(), rulesettest.Isolated()); err != nil {
+					t.Fatal(err)
+				}
+				rules := after.rules(pod.Path())
+				if err := rules.Apply(t.Context(), rulesettest.Isolated()); err != nil {
+					t.Fatal(err)
+				}
+				if err := rules.Verify(t.Context()); err != nil {
+					t.Error(err)
+				}
+				for _, b := range present() {
+					if has := hasRulesOf(t, pod, b); has != (b == after) {
+						t.Errorf("the pod has rules of %s: %t", b, has)
+					}
+				}
+				if err := rules.Remove(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if hasRulesOf(t, pod, after) {
+					t.Errorf("rules of %s are left", after)
+				}
+			})
+		}
+	}
+}
+
+// hasRulesOf returns whether a namespace has rules of a backend.
+func hasRulesOf(t *testing.T, pod *netnstest.Host, b Backend) bool {
+	t.Helper()
+	command := []string{"nft", "list", "tables"}
+	if v, ok := b.variant(); ok {
+		command = []string{"iptables-" + string(v) + "-save", "-t", "security"}
+	}
+	out, err := pod.Command(command[0], command[1:]...)
+	if err != nil {
+		t.Fatal(err, out)
+	}
+	return strings.Contains(out, "berth-policy") || strings.Contains(out, "BERTH-")
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/cni/xtables"
+)
+
+// lockWait is how many seconds a program waits for the lock that all of variant Legacy share.
+const lockWait = "10"
+
+var families = [2]ruleset.Family{ruleset.IPv4, ruleset.IPv6}
+
+// command is iptables or ip6tables.
+func command(f ruleset.Family) string {
+	if f == ruleset.IPv4 {
+		return "iptables"
+	}
+	return "ip6tables"
+}
+
+// programs are those of one variant.
+type programs struct{ xtables.Variant }
+
+// Check returns an error that names the first program of a variant that is missing.
+func Check(variant xtables.Variant) error {
+	v := programs{variant}
+	names := []string{"ipset"}
+	for _, f := range families {
+		names = append(names, v.program(f, "restore"), v.program(f, "save"))
+	}
+	for _, name := range names {
+		if _, err := exec.LookPath(name); err != nil {
+			return fmt.Errorf("look for the program %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (v programs) program(f ruleset.Family, action string) string {
+	return fmt.Sprintf("%s-%s-%s", command(f), v.Variant, action)
+}
+
+// restore changes the chains that the text names, at once, and no others. It waits for the lock of other
+// programs, at most lockWait.
+func (v programs) restore(ctx context.Context, f ruleset.Family, text []byte) error {
+	_, err := run(ctx, text, v.program(f, "restore"), "--noflush", "--wait", lockWait)
+	return err
+}
+
+// save returns the table security, with the packets and bytes of each rule.
+func (v programs) save(ctx context.Context, f ruleset.Family) (string, error) {
+	return run(ctx, nil, v.program(f, "save"), "--counters", "--table", TableName)
+}
+
+// changeSets does what the text says: ipset's commands, a line each. It stops at the first that fails.
+func changeSets(ctx context.Context, text []byte) error {
+	_, err := run(ctx, text, "ipset", "-exist", "restore")
+	return err
+}
+
+// listSets returns the names of all sets.
+func listSets(ctx context.Context) ([]string, error) {
+	out, err := run(ctx, nil, "ipset", "list", "-name")
+	return strings.Fields(out), err
+}
+
+// saveSet returns ipset's commands that would make a set.
+func saveSets(ctx context.Context) (string, error) { return run(ctx, nil, "ipset", "save") }
+
+// run runs a program in the network namespace of the calling thread and returns its output. Its error has what
+// the program said.
+func run(ctx context.Context, stdin []byte, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Stdin = bytes.NewReader(stdin)
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			err = errors.Join(context.Cause(ctx), err)
+		}
+		text := strings.TrimSpace(said.String())
+		if line := lineOf(stdin, text); line != "" {
+			text += " (" + line + ")"
+		}
+		return "", fmt.Errorf("run %s %s: %w: %s", name, strings.Join(args, " "), err, text)
+	}
+	return out.String(), nil
+}
+
+// lineOf returns the line of the input that a program complains of, as in "Error occurred at line: 2" of
+// iptables and "Error in line 2:" of ipset.
+func lineOf(stdin []byte, said string) string {
+	for _, before := range []string{"Error occurred at line: ", "Error in line ", "line "} {
+		_, after, found := strings.Cut(said, before)
+		if !found {
+			continue
+		}
+		var number int
+		if _, err := fmt.Sscanf(after, "%d", &number); err != nil {
+			continue
+		}
+		if lines := strings.Split(string(stdin), "\n"); number >= 1 && number <= len(lines) {
+			return lines[number-1]
+		}
+	}
+	return ""
+}

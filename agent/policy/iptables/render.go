@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+)
+
+// chain is a chain in the kernel.
+type chain struct {
+	lines []line
+	// chains, sets and maps are the objects of the ruleset that the lines follow from.
+	chains map[string]*ruleset.Chain
+	sets   map[string]*ruleset.Set
+	maps   map[string]*ruleset.Map
+	// rest are the chains of the rules behind jumps, which follow from the same.
+	rest map[string]*chain
+}
+
+// isOf returns whether a chain that was rendered of another ruleset is the same of this one.
+func (c *chain) isOf(rs *ruleset.Ruleset) bool {
+	same := true
+	for name, x := range c.chains {
+		same = same && rs.Chains[name] == x
+	}
+	for name, x := range c.sets {
+		same = same && rs.Sets[name] == x
+	}
+	for name, x := range c.maps {
+		same = same && rs.Maps[name] == x
+	}
+	return same
+}
+
+// rendering renders the chains of a ruleset for one family.
+type rendering struct {
+	names
+	rs     *ruleset.Ruleset
+	family ruleset.Family
+	// last are the chains of an earlier ruleset, by their names in it.
+	last map[string]*chain
+	made map[string]*chain
+}
+
+// renderChains returns the chains that packets may come to, by their names in the ruleset. Chains whose
+// objects did not change are those of last.
+func (n names) renderChains(rs *ruleset.Ruleset, f ruleset.Family, last map[string]*chain) (map[string]*chain, error) {
+	r := &rendering{names: n, rs: rs, family: f, last: last, made: map[string]*chain{}}
+	for _, c := range baseChains(rs) {
+		if err := r.chain(c.Name); err != nil {
+			return nil, err
+		}
+	}
+	return r.made, nil
+}
+
+// baseChains lists the chains with a hook by their names.
+func baseChains(rs *ruleset.Ruleset) []*ruleset.Chain {
+	var all []*ruleset.Chain
+	for _, name := range slices.Sorted(maps.Keys(rs.Chains)) {
+		if c := rs.Chains[name]; c.Hook != ruleset.NoHook {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// chain makes a chain and the chains that it leads to.
+func (r *rendering) chain(name string) error {
+	if r.made[name] != nil {
+		return nil
+	}
+	of := r.rs.Chains[name]
+	if of == nil {
+		return fmt.Errorf("render the ruleset: there is no chain %s", name)
+	}
+	if last := r.last[name]; last != nil && last.isOf(r.rs) {
+		r.made[name] = last
+	} else {
+		c := &chain{chains: map[string]*ruleset.Chain{name: of}, sets: map[string]*ruleset.Set{}, maps: map[string]*ruleset.Map{}, rest: map[string]*chain{}}
+		w := &writer{rendering: r, hook: of.Hook, origin: c, out: c}
+		if err := w.rules(name, of.Rules, nil); err != nil {
+			return fmt.Errorf("render chain %s: %w", name, err)
+		}
+		r.made[name] = c
+	}
+	for _, next := range r.targets(of) {
+		if err := r.chain(next); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// targets lists the chains that rules of a chain go to and maps lead to, for packets of the family.
+func (r *rendering) targets(c *ruleset.Chain) []string {
+	seen := map[string]bool{}
+	for i := range c.Rules {
+		rule := &c.Rules[i]
+		if !r.sees(rule) {
+			continue
+		}
+		if m := r.mapOf(rule); m != nil {
+			for _, name := range m.Chains {
+				seen[name] = true
+			}
+		} else if rule.Verdict == ruleset.Goto {
+			seen[rule.Target] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(seen))
+}
+
+// sees returns whether packets of the family may match the rule.
+func (r *rendering) sees(rule *ruleset.Rule) bool {
+	return rule.Family == ruleset.AnyFamily || rule.Family == r.family
+}
+
+// mapOf returns the map of a rule that has one.
+func (r *rendering) mapOf(rule *ruleset.Rule) *ruleset.Map {
+	switch {
+	case rule.SourceMap != "":
+		return r.rs.Maps[rule.SourceMap]
+	case rule.DestinationMap != "":
+		return r.rs.Maps[rule.DestinationMap]
+	}
+	return nil
+}
+
+// writer writes the lines of a chain.
+type writer struct {
+	*rendering
+	hook ruleset.Hook
+	// origin notes the objects that the lines follow from, and has the chains of rests; out gets lines.
+	origin, out *chain
+}
+
+// errNested says that a rule is where iptables cannot have it.
+var errNested = errors.New("a rule behind a jump leads to another chain, which iptables cannot return from")
+
+// rest is the rules behind a jump; nil where nothing is.
+type rest struct {
+	name  string
+	rules []ruleset.Rule
+}
+
+// rules writes rules; behind are the rules to go on with, nil where a packet goes on after the base chain.
+func (w *writer) rules(name string, rules []ruleset.Rule, behind *rest) error {
+	for i := range rules {
+		rule := &rules[i]
+		if !w.sees(rule) {
+			continue
+		}
+		if rule.Pair != "" && behind == nil && rule.Verdict == ruleset.Accept {
+			return w.pairs(rule, &rest{name + " " + rule.Pair, rules[i+1:]})
+		}
+		if rule.Verdict == ruleset.Jump {
+			if behind != nil {
+				return errNested
+			}
+			ends, err := w.jump(rule, &rest{name, rules[i+1:]})
+			if err != nil || ends {
+				return err
+			}
+			continue
+		}
+		if w.mapOf(rule) != nil || rule.Verdict == ruleset.Goto {
+			if behind != nil {
+				return errNested
+			}
+		}
+		if err := w.rule(rule, behind); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// jump writes the rules of the chain that a rule jumps to. It returns true where it wrote the rules behind the
+// jump, too.
+func (w *writer) jump(rule *ruleset.Rule, behind *rest) (ends bool, err error) {
+	target := w.rs.Chains[rule.Target]
+	if target == nil || conditional(rule) {
+		return false, fmt.Errorf("cannot jump to %q under conditions, or it is missing", rule.Target)
+	}
+	w.origin.chains[rule.Target] = target
+	if !slices.ContainsFunc(target.Rules, func(r ruleset.Rule) bool { return r.Verdict == ruleset.Return && w.sees(&r) }) {
+		return false, w.rules(rule.Target, target.Rules, &rest{})
+	}
+	to := restName(behind.name + " " + rule.Target)
+	if err := w.rules(rule.Target, target.Rules, &rest{name: to}); err != nil {
+		return false, err
+	}
+	w.out.lines = append(w.out.lines, line{text: "-g " + to})
+	out := &chain{}
+	w.origin.rest[to] = out
+	next := &writer{w.rendering, w.hook, w.origin, out}
+	return true, next.rules(to, behind.rules, nil)
+}
+
+// pairs writes a rule that accepts pairs, and the rules behind it. The pairs are rules of a chain, to which only
+// packets come with a source and a destination of some pair.
+func (w *writer) pairs(rule *ruleset.Rule, behind *rest) error {
+	sources, destinations := ends(w.written(rule.Pair))
+	list, to := ChainPrefix+"p"+kindOf(rule.Pair)[1:]+"-"+hash("pairs "+behind.name), restName(behind.name)
+	w.out.lines = append(w.out.lines,
+		line{text: fmt.Sprintf("-m set --match-set %s src -m set --match-set %s dst -g %s", w.set(sources.Name), w.set(destinations.Name), list)},
+		line{text: "-g " + to})
+	out, after := &chain{}, &chain{}
+	w.origin.rest[list], w.origin.rest[to] = out, after
+	next := &writer{w.rendering, w.hook, w.origin, out}
+	if err := next.rule(rule, nil); err != nil {
+		return err
+	}
+	out.lines = append(out.lines, line{text: "-g " + to})
+	next.out = after
+	return next.rules(to, behind.rules, nil)
+}
+
+// conditional returns whether some packets do not match a rule.
+func conditional(r *ruleset.Rule) bool {
+	return r.Established || r.NeighborDiscovery || r.MulticastListener || r.InInterface != "" || r.OutInterface != "" || r.Loopback || r.LocalSource || r.Source != "" ||
+		r.Destination != "" || r.Endpoint != "" || r.Pair != "" || r.Protocol != ruleset.AnyProtocol
+}
+
+// rule writes a rule that does not jump.
+func (w *writer) rule(rule *ruleset.Rule, behind *rest) error {
+	say := comment(rule.Comment())
+	if m := w.mapOf(rule); m != nil {
+		w.origin.maps[m.Name] = m
+		field := "src"
+		if rule.DestinationMap != "" {
+			field = "dst"
+		}
+		for _, target := range slices.Compact(slices.Sorted(maps.Values(m.Chains))) {
+			w.out.lines = append(w.out.lines, line{text: fmt.Sprintf("-m set --match-set %s %s -g %s", w.members(m, target), field, chainName(target))})
+		}
+		return nil
+	}
+	target, err := w.target(rule, behind)
+	if err != nil {
+		return err
+	}
+	for _, conditions := range w.conditions(w.hook, w.family, rule, w.written) {
+		w.out.lines = append(w.out.lines, line{join(conditions, say, target), rule.Counter})
+	}
+	if rule.Established {
+		w.out.lines = append(w.out.lines, endedLine())
+	}
+	return nil
+}
+
+// written returns a set whose elements are written into the lines.
+func (w *writer) written(set string) *ruleset.Set {
+	w.origin.sets[set] = w.rs.Sets[set]
+	return w.rs.Sets[set]
+}
+
+// target returns where iptables goes with a packet that matches.
+func (w *writer) target(rule *ruleset.Rule, behind *rest) (string, error) {
+	switch rule.Verdict {
+	case ruleset.Continue:
+		return "", nil
+	case ruleset.Accept:
+		return accepted, nil
+	case ruleset.Drop:
+		return dropped, nil
+	case ruleset.Return:
+		if behind != nil && behind.name != "" {
+			return "-g " + behind.name, nil
+		}
+		return accepted, nil
+	case ruleset.Goto:
+		return "-g " + chainName(rule.Target), nil
+	}
+	return "", fmt.Errorf("unknown verdict %v", rule.Verdict)
+}

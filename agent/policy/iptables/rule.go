@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/berth-dev/berth/agent/policy/connections"
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+)
+
+// Of iptables' multiport: the number of ports that a rule can have, where a range counts twice.
+const maxPorts = 15
+
+// line is a rule of a chain in the kernel, as iptables-save prints it.
+type line struct {
+	// text comes after the name of the chain.
+	text string
+	// counter is the ruleset's name of the rule's counter, empty where it has none.
+	counter string
+}
+
+// Targets of iptables.
+const (
+	accepted = "-j RETURN"
+	dropped  = "-j DROP"
+)
+
+var ended = fmt.Sprintf("-m connmark --mark %#x/%#x", connections.EndedMark, connections.EndedMark)
+
+// endedLine drops the packets of connections that were ended.
+func endedLine() line {
+	return line{text: join(ended, comment("connections that were ended"), dropped)}
+}
+
+func join(words ...string) string {
+	var some []string
+	for _, w := range words {
+		if w != "" {
+			some = append(some, w)
+		}
+	}
+	return strings.Join(some, " ")
+}
+
+// conditions returns the conditions of a rule of a family, one text for each rule that iptables needs
+// for it. written returns a set whose elements are written into rules.
+func (n names) conditions(hook ruleset.Hook, f ruleset.Family, r *ruleset.Rule, written func(set string) *ruleset.Set) []string {
+	all := []string{""}
+	and := func(words ...string) { all = product(all, words) }
+	if r.Pair != "" {
+		and(pairs(written(r.Pair))...)
+	}
+	if r.InInterface != "" {
+		and(each("-i ", written(r.InInterface).Interfaces)...)
+	}
+	if r.OutInterface != "" {
+		and(each("-o ", written(r.OutInterface).Interfaces)...)
+	}
+	switch {
+	case r.Loopback && hook == ruleset.Output:
+		and("-o " + ruleset.Loopback)
+	case r.Loopback:
+		and("-i " + ruleset.Loopback)
+	}
+	switch {
+	case (r.NeighborDiscovery || r.MulticastListener) && f == ruleset.IPv4:
+		return nil
+	case r.NeighborDiscovery:
+		and(neighborDiscovery...)
+	case r.MulticastListener:
+		and(multicastListener...)
+	case r.Protocol != ruleset.AnyProtocol:
+		and("-p " + protocolName(r.Protocol))
+	}
+	if r.Established {
+		and("-m conntrack --ctstate RELATED,ESTABLISHED " + strings.Replace(ended, "connmark ", "connmark ! ", 1))
+	}
+	if r.LocalSource {
+		and("-m addrtype --src-type LOCAL")
+	}
+	for _, match := range []struct{ set, fields string }{{r.Source, "src"}, {r.Destination, "dst"}, {r.Endpoint, "dst,dst"}} {
+		if match.set != "" {
+			and(fmt.Sprintf("-m set --match-set %s %s", n.set(match.set), match.fields))
+		}
+	}
+	if len(r.Ports) > 0 {
+		and(ports(r.Protocol, r.Ports)...)
+	}
+	return all
+}
+
+// product returns each text with each of the words behind it.
+func product(texts, words []string) []string {
+	var all []string
+	for _, t := range texts {
+		for _, w := range words {
+			all = append(all, join(t, w))
+		}
+	}
+	return all
+}
+
+// pairs returns the conditions of a set of pairs, for which not every kernel has a kind of set.
+func pairs(s *ruleset.Set) []string {
+	var all []string
+	for _, p := range s.Pairs {
+		all = append(all, fmt.Sprintf("-s %s/%d -d %s/%d", p.Source, p.Source.BitLen(), p.Destination, p.Destination.BitLen()))
+	}
+	return all
+}
+
+func each(before string, words []string) []string {
+	var all []string
+	for _, w := range words {
+		all = append(all, before+w)
+	}
+	return all
+}
+
+// neighborDiscovery and multicastListener are the messages of the conditions of these names.
+var neighborDiscovery, multicastListener = icmpv6(255, 133, 134, 135, 136, 137), icmpv6(1, 130, 131, 132, 143)
+
+// icmpv6 matches types of messages with a hop limit.
+func icmpv6(hops int, types ...int) []string {
+	var all []string
+	for _, kind := range types {
+		all = append(all, fmt.Sprintf("-p ipv6-icmp -m icmp6 --icmpv6-type %d -m hl --hl-eq %d", kind, hops))
+	}
+	return all
+}
+
+func protocolName(p ruleset.Protocol) string {
+	switch p {
+	case ruleset.TCP:
+		return "tcp"
+	case ruleset.UDP:
+		return "udp"
+	case ruleset.SCTP:
+		return "sctp"
+	}
+	return fmt.Sprint(uint8(p))
+}
+
+// ports returns the conditions of destination ports.
+func ports(p ruleset.Protocol, all []ruleset.PortRange) []string {
+	if len(all) == 1 {
+		name := protocolName(p)
+		return []string{fmt.Sprintf("-m %s --dport %s", name, portText(all[0]))}
+	}
+	var texts, some []string
+	count := 0
+	for _, r := range all {
+		size := 1
+		if r.First != r.Last {
+			size = 2
+		}
+		if count+size > maxPorts {
+			texts, some, count = append(texts, "-m multiport --dports "+strings.Join(some, ",")), nil, 0
+		}
+		some, count = append(some, portText(r)), count+size
+	}
+	return append(texts, "-m multiport --dports "+strings.Join(some, ","))
+}
+
+func portText(r ruleset.PortRange) string {
+	if r.First == r.Last {
+		return fmt.Sprint(r.First)
+	}
+	return fmt.Sprintf("%d:%d", r.First, r.Last)
+}
+
+// maxComment is the longest comment of iptables (XT_MAX_COMMENT_LEN without its end).
+const maxComment = 255
+
+// comment returns the match that carries a text.
+func comment(text string) string {
+	if len(text) > maxComment {
+		text = strings.ToValidUTF8(text[:maxComment], "")
+	}
+	return "-m comment --comment " + quote(text)
+}
+
+// quote writes a text as iptables-save does.
+func quote(text string) string {
+	plain := func(r rune) bool {
+		return r == '_' || r == '-' || r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z'
+	}
+	if text != "" && strings.IndexFunc(text, func(r rune) bool { return !plain(r) }) < 0 {
+		return text
+	}
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `'`, `\'`).Replace(text) + `"`
+}

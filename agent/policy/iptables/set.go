@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"go4.org/netipx"
+
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+)
+
+// maxElements is how many elements a set can have; memory is taken for those that it has.
+const maxElements = 1 << 20
+
+// set is a set in the kernel.
+type set struct {
+	kind     string
+	family   ruleset.Family
+	elements []string
+	// closes says that rules drop by it, or that it has the pods that rules govern.
+	closes bool
+}
+
+// create returns the command that makes the set.
+func (s *set) create(name string) string {
+	family := "inet"
+	if s.family == ruleset.IPv6 {
+		family = "inet6"
+	}
+	return fmt.Sprintf("create %s %s family %s maxelem %d\n", name, s.kind, family, maxElements)
+}
+
+var kinds = map[ruleset.Kind]string{ruleset.Addresses: "hash:ip", ruleset.Ranges: "hash:net", ruleset.Endpoints: "hash:ip,port"}
+
+// elementsOf lists the elements of a set as ipset save prints them, in no order.
+func elementsOf(s *ruleset.Set) []string {
+	var all []string
+	for _, a := range s.Addresses {
+		all = append(all, a.String())
+	}
+	for _, r := range s.Ranges {
+		for _, p := range netipx.IPRangeFrom(r.First, r.Last).Prefixes() {
+			all = append(all, prefixes(p)...)
+		}
+	}
+	for _, e := range s.Endpoints {
+		all = append(all, fmt.Sprintf("%s,%s:%d", e.Address, protocolName(e.Protocol), e.Port))
+	}
+	return all
+}
+
+// ends returns the names, with the addresses, of the two sets of a set of pairs: the sources and the destinations.
+func ends(s *ruleset.Set) (sources, destinations *ruleset.Set) {
+	sources = &ruleset.Set{Name: s.Name + "/src", Family: s.Family, Kind: ruleset.Addresses}
+	destinations = &ruleset.Set{Name: s.Name + "/dst", Family: s.Family, Kind: ruleset.Addresses}
+	for _, p := range s.Pairs {
+		sources.Addresses, destinations.Addresses = append(sources.Addresses, p.Source), append(destinations.Addresses, p.Destination)
+	}
+	for _, end := range []*ruleset.Set{sources, destinations} {
+		slices.SortFunc(end.Addresses, netip.Addr.Compare)
+		end.Addresses = slices.Compact(end.Addresses)
+	}
+	return sources, destinations
+}
+
+// prefixes writes a prefix as ipset does; hash:net has no prefix of length 0, so that is two.
+func prefixes(p netip.Prefix) []string {
+	switch p.Bits() {
+	case p.Addr().BitLen():
+		return []string{p.Addr().String()}
+	case 0:
+		upper := p.Addr().AsSlice()
+		upper[0] = 0x80
+		half, _ := netip.AddrFromSlice(upper)
+		return []string{netip.PrefixFrom(p.Addr(), 1).String(), netip.PrefixFrom(half, 1).String()}
+	}
+	return []string{p.String()}
+}
+
+// setsOf returns the sets of a ruleset by their names in the kernel. A set whose objects did not change since the
+// last ruleset is the same.
+func (n names) setsOf(rs *ruleset.Ruleset, last *ruleset.Ruleset, sets map[string]*set) map[string]*set {
+	closing := closingSets(rs)
+	all := map[string]*set{}
+	for name, s := range rs.Sets {
+		if s.Kind == ruleset.Pairs {
+			sources, destinations := ends(s)
+			for _, end := range []*ruleset.Set{sources, destinations} {
+				all[n.set(end.Name)] = &set{kind: kinds[end.Kind], family: end.Family, elements: elementsOf(end)}
+			}
+			continue
+		}
+		kind, kernel := kinds[s.Kind], n.set(name)
+		switch same := sets[kernel]; {
+		case kind == "":
+		case same != nil && last.Sets[name] == s && same.closes == closing[name]:
+			all[kernel] = same
+		default:
+			all[kernel] = &set{kind: kind, family: s.Family, elements: elementsOf(s), closes: closing[name]}
+		}
+	}
+	for name, m := range rs.Maps {
+		same := last != nil && last.Maps[name] == m
+		for a, chain := range m.Chains {
+			kernel := n.members(m, chain)
+			if same {
+				all[kernel] = sets[kernel]
+				continue
+			}
+			if all[kernel] == nil {
+				all[kernel] = &set{kind: kinds[ruleset.Addresses], family: m.Family, closes: true}
+			}
+			all[kernel].elements = append(all[kernel].elements, a.String())
+		}
+	}
+	return all
+}
+
+// closingSets returns the sets by which rules drop.
+func closingSets(rs *ruleset.Ruleset) map[string]bool {
+	all := map[string]bool{}
+	for _, c := range rs.Chains {
+		for i := range c.Rules {
+			if r := &c.Rules[i]; r.Verdict == ruleset.Drop {
+				for _, name := range []string{r.Source, r.Destination, r.Endpoint, r.Pair} {
+					all[name] = true
+				}
+			}
+		}
+	}
+	return all
+}
+
+// setChange is ipset's commands before rules turn to the sets, and after.
+type setChange struct {
+	before, after bytes.Buffer
+	// gone are the sets that nothing names after the turn.
+	gone []string
+}
+
+// changeOf returns the commands that make the sets of one ruleset those of another.
+func changeOf(old, want map[string]*set) *setChange {
+	c := &setChange{}
+	came := map[string][]string{}
+	went := map[string][]string{}
+	for name, s := range want {
+		have := old[name]
+		if have == nil {
+			c.before.WriteString(s.create(name))
+			came[name] = s.elements
+		} else if have != s {
+			came[name], went[name] = difference(have.elements, s.elements)
+		}
+	}
+	order := func(all map[string][]string, closing bool) []string {
+		var some []string
+		for name := range all {
+			if want[name].closes == closing {
+				some = append(some, name)
+			}
+		}
+		slices.Sort(some)
+		return some
+	}
+	for _, name := range slices.Concat(order(came, true), order(came, false)) {
+		commands(&c.before, "add", name, came[name])
+	}
+	for _, name := range slices.Concat(order(went, false), order(went, true)) {
+		commands(&c.after, "del", name, went[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(old)) {
+		if want[name] == nil {
+			c.gone = append(c.gone, name)
+		}
+	}
+	return c
+}
+
+func commands(b *bytes.Buffer, command, name string, elements []string) {
+	for _, e := range elements {
+		fmt.Fprintf(b, "%s %s %s\n", command, name, e)
+	}
+}
+
+// difference returns the elements that only one of two lists has.
+func difference(old, want []string) (came, went []string) {
+	had := make(map[string]bool, len(old))
+	for _, e := range old {
+		had[e] = true
+	}
+	for _, e := range want {
+		if had[e] {
+			delete(had, e)
+		} else {
+			came = append(came, e)
+		}
+	}
+	return came, slices.Sorted(maps.Keys(had))
+}
+
+// parseSets reads what ipset save prints of the sets with our prefix.
+func parseSets(saved string) map[string]map[string]bool {
+	all := map[string]map[string]bool{}
+	for text := range strings.Lines(saved) {
+		words := strings.Fields(text)
+		if len(words) < 3 || !strings.HasPrefix(words[1], SetPrefix) {
+			continue
+		}
+		switch words[0] {
+		case "create":
+			all[words[1]] = map[string]bool{}
+		case "add":
+			if all[words[1]] != nil {
+				all[words[1]][words[2]] = true
+			}
+		}
+	}
+	return all
+}

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/policy/connections"
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/agent/policy/socket"
+	"github.com/berth-dev/berth/cni/xtables"
+)
+
+// Table is the rules of policies in one network namespace. Methods block for programs; none but Counters and
+// Adopt may be called in parallel.
+type Table struct {
+	path    string
+	variant programs
+
+	// mu guards applied and counted, which Counters reads.
+	mu sync.Mutex
+	// applied is the ruleset in the kernel, nil if unknown.
+	applied *applied
+	// counted has the packets that rules counted before they were made anew.
+	counted map[string]ruleset.Count
+	// doomed are sets that nothing names and that could not be destroyed yet.
+	doomed map[string]bool
+}
+
+// applied is a ruleset in the kernel.
+type applied struct {
+	rs    *ruleset.Ruleset
+	names names
+	sets  map[string]*set
+	// rendered and chains are by family, in the order of families.
+	rendered [2]map[string]*chain
+	chains   [2]*chains
+}
+
+// New returns the rules of the network namespace at a path. An empty path stands for the network namespace
+// of the calling process.
+func New(netns string, variant xtables.Variant) *Table {
+	return &Table{path: netns, variant: programs{variant}, counted: map[string]ruleset.Count{}, doomed: map[string]bool{}}
+}
+
+// do calls f on a thread in the table's namespace.
+func (t *Table) do(f func() error) error {
+	if t.path == "" {
+		return f()
+	}
+	netns, err := ns.GetNS(t.path)
+	if err != nil {
+		return fmt.Errorf("open network namespace %s: %w", t.path, err)
+	}
+	defer netns.Close()
+	return netns.Do(func(ns.NetNS) error { return f() })
+}
+
+func (t *Table) current() *applied {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.applied
+}
+
+func (t *Table) setCurrent(now *applied) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.applied = now
+}
+
+// Apply brings a ruleset, which must be one that rulesettest.Check accepts, into the kernel. After an error
+// packets meet old rules or new ones, and the next Apply replaces all.
+func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
+	return t.do(func() error {
+		before := t.current()
+		if before != nil {
+			err := t.change(ctx, before, rs)
+			if err == nil {
+				return nil
+			}
+			klog.FromContext(ctx).Info("Replaces the rules of policies, because the kernel refused a change of them", "namespace", t.path, "err", err)
+		}
+		before, err := t.read(ctx)
+		if err != nil {
+			return err
+		}
+		if err := t.change(ctx, before, rs); err != nil {
+			return fmt.Errorf("replace the rules of policies: %w", err)
+		}
+		return nil
+	})
+}
+
+// read returns the kernel's chains and sets, as those of no ruleset, with names that no set has.
+func (t *Table) read(ctx context.Context) (*applied, error) {
+	have := &applied{sets: map[string]*set{}}
+	for i, f := range families {
+		saved, err := t.variant.save(ctx, f)
+		if err != nil {
+			return nil, fmt.Errorf("read the rules of policies: %w", err)
+		}
+		have.chains[i], _ = parse(saved)
+	}
+	listed, err := listSets(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the sets of policies: %w", err)
+	}
+	used := map[names]bool{}
+	for _, name := range listed {
+		if !strings.HasPrefix(name, SetPrefix) {
+			continue
+		}
+		t.doomed[name] = true
+		at := max(0, strings.LastIndexByte(name, '.'))
+		used[names(name[at:])] = true
+	}
+	for i := 1; have.names == "" || used[have.names]; i++ {
+		have.names = names(fmt.Sprintf(".%d", i))
+	}
+	return have, nil
+}
+
+// change turns one ruleset into another, in the order of doc.go.
+func (t *Table) change(ctx context.Context, before *applied, rs *ruleset.Ruleset) error {
+	after := &applied{rs: rs, names: before.names, sets: before.names.setsOf(rs, before.rs, before.sets)}
+	var texts [2][]byte
+	for i, f := range families {
+		rendered, err := after.names.renderChains(rs, f, before.rendered[i])
+		if err != nil {
+			return err
+		}
+		after.rendered[i], after.chains[i] = rendered, chainsOf(rs, rendered)
+		texts[i] = restoreText(before.chains[i], after.chains[i])
+	}
+	sets := changeOf(before.sets, after.sets)
+	counted, err := t.countsOf(ctx, before, texts)
+	if err != nil {
+		return err
+	}
+	t.setCurrent(nil)
+	if sets.before.Len() > 0 {
+		if err := changeSets(ctx, sets.before.Bytes()); err != nil {
+			return err
+		}
+	}
+	for i, f := range families {
+		if len(texts[i]) == 0 {
+			continue
+		}
+		if err := t.variant.restore(ctx, f, texts[i]); err != nil {
+			return err
+		}
+	}
+	if sets.after.Len() > 0 {
+		if err := changeSets(ctx, sets.after.Bytes()); err != nil {
+			return err
+		}
+	}
+	for _, name := range sets.gone {
+		t.doomed[name] = true
+	}
+	t.mu.Lock()
+	t.applied = after
+	t.keep(counted, after)
+	t.mu.Unlock()
+	t.destroy(ctx, after)
+	return nil
+}
+
+// destroy removes the sets that nothing names. The kernel may still be at work with rules that named them: such
+// sets go with a later change.
+func (t *Table) destroy(ctx context.Context, now *applied) {
+	for name := range t.doomed {
+		if now != nil && now.sets[name] != nil {
+			delete(t.doomed, name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(t.doomed)) {
+		if err := changeSets(ctx, fmt.Appendf(nil, "destroy %s\n", name)); err != nil {
+			klog.FromContext(ctx).V(4).Info("Cannot destroy a set yet", "set", name, "err", err)
+			continue
+		}
+		delete(t.doomed, name)
+	}
+}
+
+// Exists returns whether the namespace has rules or sets of policies. A namespace that is gone has none.
+func (t *Table) Exists(ctx context.Context) (exists bool, err error) {
+	err = t.do(func() error {
+		if !t.variant.HasTable(TableName) {
+			return nil
+		}
+		have, err := (&Table{variant: t.variant, doomed: map[string]bool{}}).read(ctx)
+		if err == nil {
+			exists = len(have.chains[0].lines)+len(have.chains[1].lines) > 0
+		}
+		return err
+	})
+	return exists, notGone(err)
+}
+
+// notGone returns nil where an error says that the namespace is gone.
+func notGone(err error) error {
+	var gone ns.NSPathNotExistErr
+	if errors.Is(err, fs.ErrNotExist) || errors.As(err, &gone) {
+		return nil
+	}
+	return err
+}
+
+// Remove deletes the rules and sets, where there are any. A namespace that is gone has none.
+func (t *Table) Remove(ctx context.Context) error {
+	t.setCurrent(nil)
+	return notGone(t.do(func() error {
+		if !t.variant.HasTable(TableName) {
+			return nil
+		}
+		before, err := t.read(ctx)
+		if err != nil {
+			return err
+		}
+		for i, f := range families {
+			if text := restoreText(before.chains[i], &chains{}); len(text) > 0 {
+				if err := t.variant.restore(ctx, f, text); err != nil {
+					return fmt.Errorf("remove the rules of policies: %w", err)
+				}
+			}
+		}
+		t.destroy(ctx, nil)
+		return nil
+	}))
+}
+
+// EndConnections is connections.End with the ruleset that was applied last, in the table's namespace.
+func (t *Table) EndConnections(ctx context.Context, addresses map[netip.Addr]string) (ended int, err error) {
+	now := t.current()
+	if now == nil {
+		return 0, fmt.Errorf("end connections: %w: nothing was applied", ruleset.ErrChanged)
+	}
+	err = t.do(func() (err error) {
+		ended, err = connections.End(ctx, now.rs, addresses)
+		return err
+	})
+	return ended, err
+}
+
+// Adopt is connections.Adopt in the table's namespace. It may be called in parallel.
+func (t *Table) Adopt(_ context.Context, all []socket.Connection, replace bool) error {
+	if len(all) == 0 {
+		return nil
+	}
+	return t.do(func() error { return connections.Adopt(all, replace) })
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables_test
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+
+	"github.com/berth-dev/berth/agent/policy/iptables"
+	"github.com/berth-dev/berth/agent/policy/iptables/iptablestest"
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
+)
+
+// The text of random rulesets decides as the rulesets.
+func TestTextOfRandomRulesets(t *testing.T) {
+	accepted, dropped := 0, 0
+	for seed := range uint64(200) {
+		r := &rulesettest.Random{Rand: rand.New(rand.NewPCG(seed, 0)), Ruleset: rulesettest.Of()}
+		for range 5 {
+			r.Next()
+		}
+		if err := rulesettest.Check(r.Ruleset); err != nil {
+			t.Fatal(err)
+		}
+		kernel, err := iptablestest.Of(r.Ruleset)
+		if err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		for range 300 {
+			p := packet(r)
+			want := ruleset.Walk(r.Ruleset, ruleset.Forward, p)
+			have, err := kernel.Walk(ruleset.Forward, p)
+			if err != nil || have != want.Verdict {
+				text, _ := iptables.TextOf(r.Ruleset)
+				t.Fatalf("seed %d, packet %+v: %v, %v, want %v by %+v\n%s", seed, p, have, err, want.Verdict, want.Path, text.Rules)
+			}
+			if have == ruleset.Drop {
+				dropped++
+			} else {
+				accepted++
+			}
+		}
+	}
+	if accepted < 1000 || dropped < 1000 {
+		t.Errorf("%d packets were accepted, %d dropped: too few to compare", accepted, dropped)
+	}
+}
+
+// packet returns a packet near the addresses and ports of the random rules.
+func packet(r *rulesettest.Random) ruleset.Packet {
+	p := ruleset.Packet{
+		Protocol: []ruleset.Protocol{ruleset.TCP, ruleset.UDP, ruleset.SCTP}[r.IntN(3)], Port: uint16(r.IntN(25)),
+		InInterface: []string{"eth1", "eth7", "lo", "x"}[r.IntN(4)], Established: r.IntN(20) == 0,
+	}
+	for _, a := range []*netip.Addr{&p.Source, &p.Destination} {
+		*a = netip.AddrFrom4([4]byte{10, 0, byte(r.IntN(2)), byte(r.IntN(40))})
+	}
+	if r.IntN(2) == 0 {
+		p.Source, p.Destination = netip.AddrFrom16([16]byte{0xfd, 15: byte(r.IntN(40))}), netip.AddrFrom16([16]byte{0xfd, 15: byte(r.IntN(40))})
+		p.NeighborDiscovery, p.MulticastListener = r.IntN(4) == 0, r.IntN(4) == 0
+	}
+	return p
+}
