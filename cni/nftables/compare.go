@@ -81,7 +81,7 @@ func (t *Table) compareChains(have []*Chain) error {
 			return t.differs("chain %s is new", c.Name)
 		case !want.sameBase(c):
 			return t.differs("chain %s is at another hook", c.Name)
-		case !want.marked(rules[c.Name]):
+		case !want.sameRules(rules[c.Name]):
 			return t.differs("chain %s has other rules", c.Name)
 		}
 		delete(wanted, c.Name)
@@ -102,9 +102,12 @@ func (c *Chain) sameBase(have *Chain) bool {
 	return want == is
 }
 
-// marked returns whether the kernel has the chain's rules, by their comments.
-func (c *Chain) marked(have []kernelRule) bool {
-	return c.eachRule(have, func(want Rule, have kernelRule) bool { return bytes.Equal(want.mark, have.mark) })
+// sameRules returns whether the kernel has the chain's rules, with their comments: these do not tell alone, since
+// others can write them.
+func (c *Chain) sameRules(have []kernelRule) bool {
+	return c.eachRule(have, func(want Rule, have kernelRule) bool {
+		return bytes.Equal(want.mark, have.mark) && want.covers(have.statements)
+	})
 }
 
 func (c *Chain) eachRule(have []kernelRule, same func(want Rule, have kernelRule) bool) bool {
@@ -203,8 +206,7 @@ func (e Element) isFirstEnd() bool {
 }
 
 // CheckRules returns ErrDiffers where the kernel lacks one of the table's chains or it does something else, or where
-// the table is switched off. It does not look at comments, which others can write, and other chains
-// may be there.
+// the table is switched off. Other chains may be there.
 func (t *Table) CheckRules() error {
 	have, err := t.Contents()
 	if err != nil {
@@ -222,9 +224,7 @@ func (t *Table) CheckRules() error {
 		if err != nil {
 			return err
 		}
-		if !want.eachRule(rules[want.Name], func(want Rule, have kernelRule) bool {
-			return bytes.Equal(want.mark, have.mark) && want.covers(have.statements)
-		}) {
+		if !want.sameRules(rules[want.Name]) {
 			return t.differs("chain %s has other rules", want.Name)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 // them may change.
 func TestManyRanges(t *testing.T) {
 	node := netnstest.New(t)
-	spec := Spec{Masquerade: true}
+	spec := Spec{Masquerade: true, Tunnel: 8472, Peers: []netip.Addr{netip.MustParseAddr("10.0.60.12")}}
 	for _, text := range []string{"10.0.0.1", "2001:db8::1"} {
 		addr := netip.MustParseAddr(text)
 		for range 4001 {

@@ -83,6 +83,8 @@ func TestVerify(t *testing.T) {
 		{"rules of a chain flushed", "flush chain inet berth-policy p-web", "chain p-web has other rules"},
 		{"rule added", "add rule inet berth-policy i-server accept", "chain i-server has other rules"},
 		{"rule inserted", "insert rule inet berth-policy ingress accept", "chain ingress has other rules"},
+		{"rules replaced by others with their comments", "flush chain inet berth-policy p-web; FORGED", "chain p-web has other rules"},
+		{"switched off", "add table inet berth-policy { flags dormant; }", "it is switched off"},
 		{"chain added", "add chain inet berth-policy more", "chain more is new"},
 		{"set added", "add set inet berth-policy more { type ipv4_addr; }", "set more is new"},
 		{"element deleted", "delete element inet berth-policy peers4 { 10.0.1.2 }", "set peers4 lacks elements"},
@@ -112,7 +114,8 @@ func TestVerify(t *testing.T) {
 				if err := table.Verify(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				if out, err := node.Command("nft", tc.command); err != nil {
+				command := strings.Replace(tc.command, "FORGED", forged(t, node, "p-web"), 1)
+				if out, err := node.Command("nft", command); err != nil {
 					t.Fatal(err, out)
 				}
 				err := table.Verify(t.Context())
@@ -126,6 +129,22 @@ func TestVerify(t *testing.T) {
 			verify(t, table)
 		})
 	}
+}
+
+// forged returns commands for rules that accept everything, with the comments of a chain's rules.
+func forged(t *testing.T, node *netnstest.Host, chain string) string {
+	t.Helper()
+	listed, err := node.Command("nft", "list", "chain", "inet", ruleset.TableName, chain)
+	if err != nil {
+		t.Fatal(err, listed)
+	}
+	var commands []string
+	for line := range strings.Lines(listed) {
+		if _, comment, ok := strings.Cut(strings.TrimSpace(line), " comment "); ok {
+			commands = append(commands, "add rule inet "+ruleset.TableName+" "+chain+" accept comment "+comment)
+		}
+	}
+	return strings.Join(commands, "; ")
 }
 
 // Changes of other tables are no changes of this one.
