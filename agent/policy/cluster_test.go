@@ -86,7 +86,7 @@ func (w *fakeCluster) remove(namespace, name string) {
 // local has pods of the cluster run on the node, with the addresses that the cluster shows.
 func (w *fakeCluster) local(pods ...*Pod) {
 	for _, p := range pods {
-		w.index.SetLocal(Local{NamespacedName: p.NamespacedName, UID: p.UID, Addresses: p.Addresses})
+		w.index.SetLocal(Local{NamespacedName: p.NamespacedName, UID: p.UID, Addresses: p.Addresses, Ways: []string{wayOf("all")}})
 	}
 }
 
@@ -98,14 +98,14 @@ func addrs(texts ...string) []netip.Addr {
 	return all
 }
 
-// passes says whether the node forwards a new connection.
+// passes says whether the node forwards a new connection of a pod.
 func passes(t *testing.T, rs *ruleset.Ruleset, from, to string, protocol ruleset.Protocol, port uint16) bool {
 	t.Helper()
 	if err := rulesettest.Check(rs); err != nil {
 		t.Fatal(err)
 	}
 	d := ruleset.Walk(rs, ruleset.Forward, ruleset.Packet{
-		Source: netip.MustParseAddr(from), Destination: netip.MustParseAddr(to), Protocol: protocol, Port: port,
+		Source: netip.MustParseAddr(from), Destination: netip.MustParseAddr(to), Protocol: protocol, Port: port, InInterface: wayOf("all"),
 	})
 	return d.Verdict == ruleset.Accept
 }

@@ -31,6 +31,7 @@ const (
 	chainInput         = "input"
 	chainOutput        = "output"
 	setDirect          = "direct"
+	setWays            = "ways"
 	setLink            = "link6"
 	setGroups          = "groups6"
 )
@@ -69,10 +70,12 @@ type compiler struct {
 	// combinations has the chains that the last pass made for pods.
 	combinations map[combinationKey][]combination
 
-	// maps and onNode make up the ruleset of the node; pairs has each pod with itself.
+	// maps and onNode make up the ruleset of the node; pairs has each pod with itself, and ways the links of the
+	// node by which packets of governed pods come.
 	maps   map[string]*ruleset.Map
 	onNode *contents
 	pairs  [2]*ruleset.Set
+	ways   *ruleset.Set
 	fixed  map[string]*ruleset.Chain
 }
 
@@ -100,12 +103,18 @@ func (c *compiler) init(x *Index) {
 	c.ranges = map[string]*rangeSet{}
 	// A packet runs through both of a hook in this order. A packet that one accepts goes on to the other.
 	base := func(name string, hook ruleset.Hook, source, destination [2]string, before ...ruleset.Rule) *ruleset.Chain {
+		// A pod that calls itself through a Service. Others may send from its address, but not by its link. A packet
+		// that the node sends has come by none any more.
+		ways := setWays
+		if hook == ruleset.Output {
+			ways = ""
+		}
 		return &ruleset.Chain{Name: name, Hook: hook, Rules: slices.Concat([]ruleset.Rule{{Established: true, Verdict: ruleset.Accept}}, before, []ruleset.Rule{
 			// Pods on one bridge send these; the node sees them like forwarded packets.
 			{Family: ruleset.IPv6, NeighborDiscovery: true, Verdict: ruleset.Accept},
 			multicastListeners(),
-			{Family: ruleset.IPv4, Pair: "self4", Verdict: ruleset.Accept},
-			{Family: ruleset.IPv6, Pair: "self6", Verdict: ruleset.Accept},
+			{Family: ruleset.IPv4, InInterface: ways, Pair: familyName(ruleset.SelfPairs, ruleset.IPv4), Verdict: ruleset.Accept},
+			{Family: ruleset.IPv6, InInterface: ways, Pair: familyName(ruleset.SelfPairs, ruleset.IPv6), Verdict: ruleset.Accept},
 			{Family: ruleset.IPv4, SourceMap: source[0], DestinationMap: destination[0]},
 			{Family: ruleset.IPv6, SourceMap: source[1], DestinationMap: destination[1]},
 		})}
@@ -319,11 +328,11 @@ func (c *compiler) reshape() {
 		}
 	}
 	r := newContents()
-	next, pairs := c.dispatch(r)
+	next, pairs, ways := c.dispatch(r)
 	c.sweep()
 	c.onNode = r
 	if len(r.chains) == 0 {
-		c.maps, c.pairs = nil, [2]*ruleset.Set{}
+		c.maps, c.pairs, c.ways = nil, [2]*ruleset.Set{}, nil
 		return
 	}
 	maps.Copy(r.chains, c.fixed)
@@ -340,11 +349,15 @@ func (c *compiler) reshape() {
 		c.setPairs(n, family, pairs[n])
 		r.sets[c.pairs[n].Name] = c.pairs[n]
 	}
+	if c.ways == nil || !slices.Equal(c.ways.Interfaces, ways) {
+		c.ways = &ruleset.Set{Name: setWays, Kind: ruleset.Interfaces, Interfaces: ways}
+	}
+	r.sets[setWays] = c.ways
 }
 
 // dispatch returns the maps from the addresses of pods to their chains, which it adds to the contents of the
-// node, and each pod's pairs of its own addresses, by family.
-func (c *compiler) dispatch(r *contents) (next map[string]*ruleset.Map, pairs [2][]ruleset.Pair) {
+// node, the pairs by which each pod calls itself, by family, and the links by which the pods' packets come.
+func (c *compiler) dispatch(r *contents) (next map[string]*ruleset.Map, pairs [2][]ruleset.Pair, ways []string) {
 	next = map[string]*ruleset.Map{}
 	for _, family := range families {
 		for _, name := range []string{"egress", "ingress"} {
@@ -367,13 +380,24 @@ func (c *compiler) dispatch(r *contents) (next map[string]*ruleset.Map, pairs [2
 		if egress == nil && ingress == nil {
 			continue
 		}
-		for _, other := range slices.Concat(l.addresses(), l.Seen) {
+		ways = append(ways, l.Ways...)
+		for _, other := range l.served(a) {
 			if ruleset.FamilyOf(other) == family && holders[other] == l {
 				pairs[family-ruleset.IPv4] = append(pairs[family-ruleset.IPv4], ruleset.Pair{Source: a, Destination: other})
 			}
 		}
 	}
-	return next, pairs
+	slices.Sort(ways)
+	return next, pairs, slices.Compact(ways)
+}
+
+// served returns the addresses at which a pod meets itself where it calls a Service from an address of its own: as
+// an endpoint, it has the addresses of its status, one of each family. All pairs of its addresses would be many.
+func (l *local) served(from netip.Addr) []netip.Addr {
+	if l.pod == nil {
+		return []netip.Addr{from}
+	}
+	return append(slices.Clone(l.pod.Addresses), from)
 }
 
 // setPairs keeps the set of pairs of a family where it has these.

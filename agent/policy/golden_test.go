@@ -150,6 +150,7 @@ func load(t *testing.T, text string) (*fakeCluster, []Local) {
 							l.ByWire = pod.Addresses
 						}
 					}
+					l.Ways = []string{wayOf(pod.Name)}
 					w.index.SetLocal(l)
 					locals = append(locals, l)
 				}
@@ -175,6 +176,9 @@ func load(t *testing.T, text string) (*fakeCluster, []Local) {
 		}
 	}
 }
+
+// wayOf is the node's link to a pod.
+func wayOf(pod string) string { return "to-" + pod }
 
 // podOf is a pod as a Cluster has it; nil if it has it not.
 func podOf(p *corev1.Pod) *Pod {
@@ -227,6 +231,9 @@ func packets(t *testing.T, text string, w *fakeCluster, rulesets map[string]*rul
 				t.Fatal(err)
 			}
 			p.Port = uint16(number)
+		}
+		if _, pod, isPod := strings.Cut(fields[1], "/"); isPod && hook == ruleset.Forward {
+			p.InInterface = wayOf(strings.TrimSuffix(pod, "/6"))
 		}
 		if d := ruleset.Walk(rs, hook, p); d.Verdict.String() != fields[0] {
 			t.Errorf("%s: %s by %v", line, d.Verdict, d.Origin())

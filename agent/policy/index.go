@@ -29,6 +29,8 @@ type Local struct {
 	Seen []netip.Addr
 	// Direct are the interfaces of the pod whose packets do not pass the node, sorted.
 	Direct []string
+	// Ways are the node's links by which the packets of other interfaces come, sorted.
+	Ways []string
 	// ByWire are the addresses of Direct, sorted, to which the node's own packets come through the network.
 	ByWire []netip.Addr
 	// Ungoverned says that no policy governs the pod, also where policies select it. It is a peer of other
@@ -401,7 +403,7 @@ func (x *Index) SetLocal(given Local) {
 			l.pod, l.present = pod, true
 		}
 	} else if l.NamespacedName == given.NamespacedName && slices.Equal(l.Addresses, given.Addresses) && slices.Equal(l.Seen, given.Seen) &&
-		slices.Equal(l.Direct, given.Direct) && slices.Equal(l.ByWire, given.ByWire) && l.Ungoverned == given.Ungoverned {
+		slices.Equal(l.Direct, given.Direct) && slices.Equal(l.ByWire, given.ByWire) && slices.Equal(l.Ways, given.Ways) && l.Ungoverned == given.Ungoverned {
 		return
 	}
 	if l.present {
@@ -409,7 +411,7 @@ func (x *Index) SetLocal(given Local) {
 	}
 	l.Local = given
 	l.Addresses, l.Seen = slices.Clone(given.Addresses), slices.Clone(given.Seen)
-	l.Direct, l.ByWire = slices.Clone(given.Direct), slices.Clone(given.ByWire)
+	l.Direct, l.ByWire, l.Ways = slices.Clone(given.Direct), slices.Clone(given.ByWire), slices.Clone(given.Ways)
 	l.stale, x.reshape = true, true
 	x.locals[given.UID] = l
 	if l.present {

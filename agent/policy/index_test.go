@@ -338,3 +338,21 @@ func TestUngoverned(t *testing.T) {
 		t.Error("the copy changed the index")
 	}
 }
+
+// What a pod costs to call itself grows with its addresses, and not with their pairs.
+func TestPairsOfManyAddresses(t *testing.T) {
+	w := newFakeCluster()
+	w.namespace("a", nil)
+	p := w.pod("a", "server", nil, "10.0.0.1")
+	w.index.SetNetworkPolicy(networkPolicy(t, "{metadata: {namespace: a, name: deny}, spec: {podSelector: {}}}"))
+	const many = 5000
+	l := Local{NamespacedName: p.NamespacedName, UID: p.UID, Addresses: p.Addresses}
+	for a := netip.MustParseAddr("10.1.0.0"); len(l.Addresses) < many; a = a.Next() {
+		l.Addresses = append(l.Addresses, a)
+	}
+	w.index.SetLocal(l)
+	set := w.index.Node().Sets["self4"]
+	if len(set.Pairs) < many || len(set.Pairs) > 2*many {
+		t.Errorf("%d pairs of %d addresses", len(set.Pairs), many)
+	}
+}

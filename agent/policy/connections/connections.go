@@ -105,7 +105,8 @@ func (j *judge) readNode() error {
 func (j *judge) drops(protocol byte, from, to netip.AddrPort) bool {
 	packet := ruleset.Packet{Source: from.Addr(), Destination: to.Addr(), Protocol: ruleset.Protocol(protocol), Port: to.Port()}
 	if j.onNode {
-		return !j.node[from.Addr()] && !j.node[to.Addr()] && j.forward.Walk(packet).Verdict == ruleset.Drop
+		// A pod calls itself by its own link, of which conntrack does not know.
+		return !j.node[from.Addr()] && !j.node[to.Addr()] && !j.rs.IsSelf(from.Addr(), to.Addr()) && j.forward.Walk(packet).Verdict == ruleset.Drop
 	}
 	source, isSource := j.addresses[from.Addr()]
 	destination, isDestination := j.addresses[to.Addr()]

@@ -282,12 +282,15 @@ func localsOf(all iter.Seq[*container]) []policy.Local {
 		}
 		locals[i].Ungoverned = false
 		locals[i].Direct = append(locals[i].Direct, c.place.Direct...)
+		locals[i].Ways = append(locals[i].Ways, c.place.Ways...)
 		locals[i].ByWire = append(locals[i].ByWire, c.place.ByWire...)
 		locals[i].Seen = append(locals[i].Seen, c.place.Bridged...)
 	}
 	for i := range locals {
 		slices.SortFunc(locals[i].Addresses, netip.Addr.Compare)
 		slices.SortFunc(locals[i].Seen, netip.Addr.Compare)
+		slices.Sort(locals[i].Ways)
+		locals[i].Ways = slices.Compact(locals[i].Ways)
 		slices.SortFunc(locals[i].ByWire, netip.Addr.Compare)
 		slices.Sort(locals[i].Direct)
 		locals[i].Direct = slices.Compact(locals[i].Direct)

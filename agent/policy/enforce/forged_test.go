@@ -4,6 +4,7 @@ package enforce
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -63,7 +64,8 @@ func checksum(b []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// A host of the network does not reach an isolated pod by packets that look as if they were of the pod's link.
+// A host of the network does not reach an isolated pod by packets that look as if they were of the pod's link, or of
+// the pod itself.
 func TestForgedPackets(t *testing.T) {
 	w := newTopology(t)
 	outside := netnstest.New(t)
@@ -93,6 +95,7 @@ func TestForgedPackets(t *testing.T) {
 	forged := []message{
 		{neighborSolicitation, stranger, 255}, {neighborSolicitation, stranger, 2}, {neighborAdvertisement, stranger, 2},
 		{listenerQuery, stranger, 2}, {listenerReport, stranger, 2}, {listenerReport, stranger, 3}, {echoRequest, stranger, 64},
+		{echoRequest, "2001:db8:1::5", 64}, {echoRequest, "2001:db8:1::5", 255},
 	}
 	for i, m := range forged {
 		f.send(m, "2001:db8:1::5", uint16(1000+i))
@@ -114,5 +117,38 @@ func TestForgedPackets(t *testing.T) {
 		case id >= 1000 && int(id) < 1000+len(forged):
 			t.Errorf("a forged packet came from %s: %+v", from, forged[id-1000])
 		}
+	}
+}
+
+// A pod that policies isolate calls itself through a Service.
+func TestPodCallsItself(t *testing.T) {
+	for _, kind := range []string{"routed", "bridge"} {
+		t.Run(kind, func(t *testing.T) {
+			w := newTopology(t)
+			w.set(allow("db", "db"))
+			db := w.newPod("db", "10.244.0.5")
+			w.add(db, kind)
+			if kind == "bridge" {
+				w.node.IP("link", "set", "vdb", "type", "bridge_slave", "hairpin", "on")
+			}
+			const service, port = "10.96.0.1", 80
+			w.node.Run(func() error {
+				return errors.Join(netnstest.Redirect(service, port, "10.244.0.5"), netnstest.Masquerade())
+			})
+			var listener net.Listener
+			db.Run(func() (err error) { listener, err = net.Listen("tcp", fmt.Sprintf(":%d", port)); return err })
+			t.Cleanup(func() { _ = listener.Close() })
+			w.eventually("the pod calls itself", func() bool {
+				var conn net.Conn
+				err := db.Try(func() (err error) {
+					conn, err = net.DialTimeout("tcp", fmt.Sprintf("%s:%d", service, port), time.Second)
+					return err
+				})
+				if err == nil {
+					_ = conn.Close()
+				}
+				return err == nil
+			})
+		})
 	}
 }

@@ -115,10 +115,11 @@ func TestFind(t *testing.T) {
 		"nothing but lo": {},
 		"routed veth": {
 			node: "link add pod0 type veth peer name eth0 netns POD\nlink set pod0 up", pod: "link set eth0 up", names: []string{"eth0"},
+			want: Place{Ways: []string{"pod0"}},
 		},
 		"port of a bridge with the node's address": {
 			node: "link add pod0 type veth peer name eth0 netns POD\nlink set pod0 master cni0 up", pod: "link set eth0 up", names: []string{"eth0"},
-			want: Place{Bridges: []string{"cni0"}, Ports: []Port{{Name: "pod0"}}},
+			want: Place{Ways: []string{"cni0"}, Bridges: []string{"cni0"}, Ports: []Port{{Name: "pod0"}}},
 		},
 		"port of a bridge without one": {
 			node: "link add pod0 type veth peer name eth0 netns POD\nlink set pod0 master plain0 up", pod: "link set eth0 up", names: []string{"eth0"},
@@ -166,6 +167,7 @@ func TestFind(t *testing.T) {
 		},
 		"routed veth that the pod made a port": {
 			node: "link add pod0 type veth peer name eth0 netns POD\nlink set pod0 up", pod: "link add vm0 type bridge\nlink set vm0 up\nlink set eth0 master vm0 up", names: []string{"eth0"},
+			want: Place{Ways: []string{"pod0"}},
 		},
 		"VLAN link": {
 			needs: []string{"vlan"},
@@ -198,7 +200,7 @@ func TestFind(t *testing.T) {
 			node: "link add eth0 link uplink netns POD type macvlan mode bridge\nlink add pod0 type veth peer name up0 netns POD\nlink set pod0 up\n" +
 				"route add 10.0.60.20 dev pod0\nroute add 2001:db8:60::20 dev pod0\nroute add unreachable 10.0.60.22",
 			pod: "link set eth0 up\nlink set up0 up\naddr add 10.0.60.20/24 dev eth0\naddr add 10.0.60.21/24 dev eth0\naddr add 10.0.60.22/24 dev eth0\naddr add 2001:db8:60::20/64 dev eth0 nodad", names: []string{"eth0"},
-			want: Place{Direct: []string{"eth0"}, Addresses: map[netip.Addr]string{
+			want: Place{Direct: []string{"eth0"}, Ways: []string{"pod0"}, Addresses: map[netip.Addr]string{
 				netip.MustParseAddr("10.0.60.20"): "eth0", netip.MustParseAddr("10.0.60.21"): "eth0", netip.MustParseAddr("10.0.60.22"): "eth0", netip.MustParseAddr("2001:db8:60::20"): "eth0",
 			}, ByWire: []netip.Addr{netip.MustParseAddr("10.0.60.21")}},
 		},
@@ -207,7 +209,7 @@ func TestFind(t *testing.T) {
 			node: "link add pod0 type veth peer name eth0 netns POD\nlink set pod0 master cni0 up\n" +
 				"link add net2 link uplink netns POD type macvlan mode bridge\nlink add net1 link uplink netns POD type macvlan mode bridge",
 			pod: "link set eth0 up\nlink set net1 up\nlink set net2 up", names: []string{"eth0", "net1", "net2"},
-			want: Place{Direct: []string{"net1", "net2"}, Bridges: []string{"cni0"}, Ports: []Port{{Name: "pod0"}}},
+			want: Place{Direct: []string{"net1", "net2"}, Ways: []string{"cni0"}, Bridges: []string{"cni0"}, Ports: []Port{{Name: "pod0"}}},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -250,7 +252,12 @@ func TestDrivers(t *testing.T) {
 			if len(test.want.Direct) > 0 {
 				test.want.Addresses = map[netip.Addr]string{spec.Addresses[0].Address: "eth0"}
 			}
-			if diff := cmp.Diff(test.want, w.find(t, "eth0"), sameAddress); diff != "" {
+			got := w.find(t, "eth0")
+			if len(got.Ways) != 1 || !strings.HasPrefix(got.Ways[0], "bth") {
+				t.Errorf("Ways = %v, not the link by which the node sends to the pod", got.Ways)
+			}
+			got.Ways = nil
+			if diff := cmp.Diff(test.want, got, sameAddress); diff != "" {
 				t.Errorf("the place differs (-want +got):\n%s", diff)
 			}
 		})

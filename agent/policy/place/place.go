@@ -31,6 +31,8 @@ type Place struct {
 	Direct []string
 	// Addresses has the addresses of the direct interfaces, each with its interface.
 	Addresses map[netip.Addr]string
+	// Ways are the node's links by which the packets of its other interfaces come and go, in order.
+	Ways []string
 	// ByWire are the addresses of direct interfaces, in order, to which the node's own packets come through the
 	// network, if at all: nothing tells them from packets of a host that sends from the node's address. To other
 	// addresses the node sends by an interface of the pod that is not direct.
@@ -92,6 +94,7 @@ func Find(netns string, names []string) (Place, error) {
 			}
 			p.Unseen[l.Attrs().Name] = s.why
 		default:
+			p.Ways = append(p.Ways, s.link)
 			if ways[s.way] = true; s.bridge != "" {
 				p.Bridges = append(p.Bridges, s.bridge)
 				p.Bridged = append(p.Bridged, inside.addresses[l.Attrs().Index]...)
@@ -107,6 +110,8 @@ func Find(netns string, names []string) (Place, error) {
 		}
 	}
 	slices.SortFunc(p.ByWire, netip.Addr.Compare)
+	slices.Sort(p.Ways)
+	p.Ways = slices.Compact(p.Ways)
 	slices.Sort(p.Direct)
 	slices.Sort(p.Bridges)
 	slices.SortFunc(p.Ports, func(a, b Port) int { return strings.Compare(a.Name, b.Name) })
@@ -250,8 +255,10 @@ type sight struct {
 	where where
 	// why is the reason of nowhere.
 	why Reason
-	// way is the index of the node's link by which it sends to the interface, where that is seen on the node.
-	way int
+	// way and link are the index and name of the node's link by which it sends to the interface, where that is seen
+	// on the node.
+	way  int
+	link string
 	// bridge and port are the bridge of the node that its packets pass on their way there, and its port, by name.
 	bridge, port string
 }
@@ -295,7 +302,7 @@ func (n namespace) seen(l netlink.Link) (sight, error) {
 		return sight{where: direct}, nil
 	}
 	if end.Attrs().MasterIndex == 0 {
-		return sight{where: node, way: end.Attrs().Index}, nil
+		return sight{where: node, way: end.Attrs().Index, link: end.Attrs().Name}, nil
 	}
 	master, err := netlink.LinkByIndex(end.Attrs().MasterIndex)
 	if err != nil {
@@ -303,14 +310,14 @@ func (n namespace) seen(l netlink.Link) (sight, error) {
 	}
 	switch master.Type() {
 	case "vrf":
-		return sight{where: node, way: end.Attrs().Index}, nil
+		return sight{where: node, way: end.Attrs().Index, link: end.Attrs().Name}, nil
 	case "bridge":
 		addrs, err := linkAddresses(master)
 		if err != nil {
 			return sight{}, fmt.Errorf("list the addresses of bridge %s: %w", master.Attrs().Name, err)
 		}
 		if slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !a.IsLinkLocalUnicast() }) {
-			return sight{where: node, way: master.Attrs().Index, bridge: master.Attrs().Name, port: end.Attrs().Name}, nil
+			return sight{where: node, way: master.Attrs().Index, link: master.Attrs().Name, bridge: master.Attrs().Name, port: end.Attrs().Name}, nil
 		}
 	}
 	return sight{where: direct}, nil

@@ -366,6 +366,9 @@ func (c *Cluster) addLocal() {
 	if c.random.often(20) {
 		l.Seen = c.random.Addresses()
 	}
+	if c.random.often(80) {
+		l.Ways = []string{"veth-" + string(l.UID[:4])}
+	}
 	n := one(c.random, c.Nodes...)
 	if len(n.Locals) > 0 && c.random.often(15) {
 		// An address that goes from one pod to the next.
@@ -476,6 +479,15 @@ func (n *Node) IngressByWire(l *Local, c Connection) Verdict {
 		}
 	}
 	return world.Ingress(n.Subject(l), c)
+}
+
+// CallsItself returns whether a connection of a local pod's addresses is one of the pod with itself through a Service:
+// to the address that it comes from, or to one that the cluster shows.
+func (n *Node) CallsItself(l *Local, c Connection) bool {
+	if l == nil || n.Owner(c.Source) != l || n.Owner(c.Destination) != l {
+		return false
+	}
+	return c.Source == c.Destination || !l.Unknown && slices.Contains(l.Pod.Addresses, c.Destination)
 }
 
 // merged returns the pod with the addresses of the node's record and of the cluster or, if it is

@@ -29,6 +29,8 @@ type World struct {
 	Cluster    []*policyv1alpha2.ClusterNetworkPolicy
 	// Node is the node's own addresses. No policy stops connections between them and its pods.
 	Node []netip.Addr
+	// Outside says that packets come from elsewhere, whatever their source: no pod calls itself.
+	Outside bool
 }
 
 // Connection has the fields of a connection's first packet that policies match.
@@ -82,7 +84,7 @@ func (w *World) Ingress(pod *policy.Pod, c Connection) Verdict {
 func (w *World) decide(pod *policy.Pod, d direction) Verdict {
 	// "Pods cannot block access to themselves, nor do they have the ability to block access from
 	// their resident node" (concepts of network policies).
-	if slices.Contains(pod.Addresses, d.peer()) || slices.Contains(w.Node, d.peer()) {
+	if !w.Outside && slices.Contains(pod.Addresses, d.peer()) || slices.Contains(w.Node, d.peer()) {
 		return Verdict{Allowed: true}
 	}
 	if v, decided := w.tier(policyv1alpha2.AdminTier, pod, d); decided {

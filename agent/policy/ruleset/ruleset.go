@@ -21,6 +21,20 @@ type Ruleset struct {
 // NodeAddresses is, with 4 or 6 behind it, the name of the set of the node's own addresses in the ruleset of a pod.
 const NodeAddresses = "node"
 
+// SelfPairs is, with 4 or 6 behind it, the name of the set of pairs by which pods call themselves through a Service,
+// in the ruleset of the node.
+const SelfPairs = "self"
+
+// IsSelf returns whether the ruleset of the node has a source and a destination as a pod that calls itself.
+func (rs *Ruleset) IsSelf(source, destination netip.Addr) bool {
+	name := SelfPairs + "6"
+	if source.Is4() {
+		name = SelfPairs + "4"
+	}
+	set := rs.Sets[name]
+	return set != nil && set.hasPair(Pair{source, destination})
+}
+
 // IsNode returns whether the ruleset of a pod has an address as the node's own.
 func (rs *Ruleset) IsNode(a netip.Addr) bool {
 	name := NodeAddresses + "6"
