@@ -47,7 +47,7 @@ func testApply(t *testing.T, b backend) {
 	w.apply(rs)
 	check(false, false)
 	// A process that knows nothing.
-	w.table = b.open(w.node.Path())
+	w.table = b.Open(w.node.Path())
 	w.apply(rulesettest.Isolated())
 	check(true, false)
 	for range 2 {
@@ -87,10 +87,10 @@ func testCounters(t *testing.T, b backend) {
 		case 1:
 			w.apply(rulesettest.With(rs, rulesettest.Chain("i-server", ruleset.NoHook, ruleset.Rule{Verdict: ruleset.Jump, Target: "p-web"})))
 		case 2:
-			w.table = b.open(w.node.Path())
+			w.table = b.Open(w.node.Path())
 			w.apply(rs)
 		case 3:
-			w.table = b.open(w.node.Path())
+			w.table = b.Open(w.node.Path())
 			w.apply(rulesettest.Variants()[1])
 		}
 		want := n

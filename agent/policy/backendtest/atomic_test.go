@@ -137,7 +137,7 @@ func testAtomic(t *testing.T, b backend) {
 	for i := range b.changes {
 		if i%3 == 0 {
 			// A process that begins anew.
-			w.table = b.open(w.node.Path())
+			w.table = b.Open(w.node.Path())
 		}
 		w.apply(all[i%len(all)])
 	}
@@ -155,11 +155,11 @@ func TestKilled(t *testing.T) { forEach(t, testKilled) }
 
 func testKilled(t *testing.T, b backend) {
 	if path := os.Getenv(envApply); path != "" {
-		table := b.open(path)
+		table := b.Open(path)
 		all := rulesettest.Variants()
 		for i := 0; ; i++ {
 			if i%3 == 0 {
-				table = b.open(path)
+				table = b.Open(path)
 			}
 			if err := table.Apply(t.Context(), all[i%len(all)]); err != nil {
 				t.Fatal(err)
@@ -171,7 +171,7 @@ func testKilled(t *testing.T, b backend) {
 	w.apply(rulesettest.Isolated())
 	f := w.flood()
 	for kill := range 15 {
-		agent := exec.Command(os.Args[0], "-test.run=^TestKilled$/^"+b.name+"$")
+		agent := exec.Command(os.Args[0], "-test.run=^TestKilled$/^"+string(b.Backend)+"$")
 		agent.Env = append(os.Environ(), envApply+"="+w.node.Path())
 		out, err := agent.StdoutPipe()
 		if err != nil {
@@ -193,7 +193,7 @@ func testKilled(t *testing.T, b backend) {
 		_ = agent.Wait()
 		if kill%5 == 0 {
 			// The next one takes over its table.
-			w.table = b.open(w.node.Path())
+			w.table = b.Open(w.node.Path())
 			w.apply(rulesettest.Variants()[kill%len(rulesettest.Variants())])
 			if err := w.table.Verify(t.Context()); err != nil {
 				t.Fatal(err)
@@ -218,7 +218,7 @@ func testThreads(t *testing.T, b backend) {
 	var done sync.WaitGroup
 	for range 20 {
 		done.Go(func() {
-			table := b.open(pod.Path())
+			table := b.Open(pod.Path())
 			for range 5 {
 				// Errors come as others do the same.
 				_ = table.Apply(t.Context(), rulesettest.Isolated())
@@ -233,10 +233,10 @@ func testThreads(t *testing.T, b backend) {
 	}
 	done.Wait()
 	pod.Remove()
-	if err := b.open(pod.Path()).Remove(t.Context()); err != nil {
+	if err := b.Open(pod.Path()).Remove(t.Context()); err != nil {
 		t.Errorf("Remove() where the namespace is gone: %v", err)
 	}
-	if err := b.open(pod.Path()).Apply(t.Context(), rulesettest.Isolated()); err == nil {
+	if err := b.Open(pod.Path()).Apply(t.Context(), rulesettest.Isolated()); err == nil {
 		t.Error("Apply() without a namespace succeeds")
 	}
 }

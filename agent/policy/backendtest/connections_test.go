@@ -83,7 +83,7 @@ func testConnections(t *testing.T, b backend) {
 				}
 				w.end(0)
 				// A new agent.
-				w.table = b.open(w.node.Path())
+				w.table = b.Open(w.node.Path())
 				w.apply(open)
 				w.end(0)
 				if err := ask(cut, "once more", patience); err != nil {
@@ -307,7 +307,7 @@ func TestConnectionsOfAPod(t *testing.T) { forEach(t, testConnectionsOfAPod) }
 func testConnectionsOfAPod(t *testing.T, b backend) {
 	w := newTopology(t, b)
 	w.serve(rulesettest.OpenPort)
-	table := b.open(w.server.Path())
+	table := b.Open(w.server.Path())
 	direct := &ruleset.Set{Name: "direct", Kind: ruleset.Interfaces, Interfaces: []string{"eth0"}}
 	rules := func(peers ...netip.Addr) *ruleset.Ruleset {
 		var four, six []netip.Addr

@@ -46,7 +46,7 @@ func newTopology(t *testing.T, b backend) *topology {
 		h.IP("route", "add", "default", "via", fmt.Sprintf("10.0.%d.1", i+1))
 		h.IP("-6", "route", "add", "default", "via", fmt.Sprintf("fd00:%d::1", i+1))
 	}
-	w.table = b.open(w.node.Path())
+	w.table = b.Open(w.node.Path())
 	return w
 }
 

@@ -22,13 +22,14 @@ import (
 // Backend brings rulesets into the kernel.
 type Backend string
 
-// The backends. BackendAuto stands for the one that the node's kube-proxy and kubelet use.
+// The backends. BackendAuto stands for the one that the node's kube-proxy and kubelet use, and BackendIPTables for
+// its iptables of the two.
 const (
 	BackendAuto           Backend = "auto"
 	BackendIPTables       Backend = "iptables"
 	BackendNFTables       Backend = "nftables"
-	backendIPTablesNFT    Backend = "iptables-nft"
-	backendIPTablesLegacy Backend = "iptables-legacy"
+	BackendIPTablesNFT    Backend = "iptables-nft"
+	BackendIPTablesLegacy Backend = "iptables-legacy"
 )
 
 // allBackends are the values that an operator may give.
@@ -109,8 +110,8 @@ func (b Backend) variant() (xtables.Variant, bool) {
 	return xtables.Variant(variant), ok
 }
 
-// open returns the rules of a network namespace.
-func (b Backend) open(netns string) Table {
+// Open returns the rules of a network namespace, of the node where the path is empty.
+func (b Backend) Open(netns string) Table {
 	if variant, ok := b.variant(); ok {
 		return iptables.New(netns, variant)
 	}
@@ -120,7 +121,7 @@ func (b Backend) open(netns string) Table {
 // present are the backends whose rules a namespace may have.
 var present = sync.OnceValue(func() []Backend {
 	all := []Backend{BackendNFTables}
-	for _, b := range []Backend{backendIPTablesNFT, backendIPTablesLegacy} {
+	for _, b := range []Backend{BackendIPTablesNFT, BackendIPTablesLegacy} {
 		if variant, _ := b.variant(); iptables.Check(variant) == nil {
 			all = append(all, b)
 		}
@@ -139,10 +140,10 @@ type succession struct {
 
 // rules returns the rules of a network namespace.
 func (b Backend) rules(netns string) Table {
-	s := &succession{Table: b.open(netns)}
+	s := &succession{Table: b.Open(netns)}
 	for _, other := range present() {
 		if other != b {
-			s.others = append(s.others, other.open(netns))
+			s.others = append(s.others, other.Open(netns))
 		}
 	}
 	return s
@@ -181,7 +182,7 @@ func (s *succession) end(ctx context.Context) error {
 func removeAll(ctx context.Context, netns string) error {
 	var errs []error
 	for _, b := range present() {
-		errs = append(errs, b.open(netns).Remove(ctx))
+		errs = append(errs, b.Open(netns).Remove(ctx))
 	}
 	return errors.Join(errs...)
 }

@@ -20,13 +20,13 @@ func TestChooseBackend(t *testing.T) {
 		wanted, want Backend
 		why          string
 	}{
-		"kube-proxy with iptables":        {node{variant: xtables.NFT, has: true}, BackendAuto, backendIPTablesNFT, "has chains of it"},
-		"kube-proxy with legacy":          {node{variant: xtables.Legacy, has: true}, BackendAuto, backendIPTablesLegacy, "has chains of it"},
+		"kube-proxy with iptables":        {node{variant: xtables.NFT, has: true}, BackendAuto, BackendIPTablesNFT, "has chains of it"},
+		"kube-proxy with legacy":          {node{variant: xtables.Legacy, has: true}, BackendAuto, BackendIPTablesLegacy, "has chains of it"},
 		"kube-proxy with nftables":        {node{kubeProxy: true, variant: xtables.NFT, has: true}, BackendAuto, BackendNFTables, "mode nftables"},
 		"neither":                         {node{variant: xtables.NFT}, BackendAuto, BackendNFTables, "neither kubelet nor kube-proxy"},
 		"no programs":                     {node{variant: xtables.NFT, has: true, missing: missing}, BackendAuto, BackendNFTables, "ipset"},
 		"asked for nftables":              {node{variant: xtables.Legacy, has: true}, BackendNFTables, BackendNFTables, "asked for"},
-		"asked for iptables":              {node{kubeProxy: true, variant: xtables.Legacy}, BackendIPTables, backendIPTablesLegacy, "asked for"},
+		"asked for iptables":              {node{kubeProxy: true, variant: xtables.Legacy}, BackendIPTables, BackendIPTablesLegacy, "asked for"},
 		"asked for iptables, no programs": {node{variant: xtables.NFT, missing: missing}, BackendIPTables, "", "--network-policy-backend=nftables"},
 	} {
 		t.Run(name, func(t *testing.T) {

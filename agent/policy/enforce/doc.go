@@ -2,7 +2,7 @@
 
 // Package enforce keeps the network policies of a node in its kernel. It joins the parts below:
 // cluster follows the objects, an Index compiles them, place says where a pod's packets can be
-// seen, and table brings rulesets there. It owns the order and time of all steps.
+// seen, and a Backend (packages table and iptables) brings rulesets there. It owns the order and time of all steps.
 //
 // # Pods
 //

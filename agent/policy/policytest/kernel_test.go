@@ -21,19 +21,22 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/agent/policy/enforce"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
-	"github.com/berth-dev/berth/agent/policy/table"
 )
 
 // envKernelClusters is how many clusters TestKernel draws.
 const envKernelClusters = "BERTH_TEST_POLICY_KERNEL_CLUSTERS"
+
+// backends are those whose rules carry the packets.
+var backends = []enforce.Backend{enforce.BackendNFTables, enforce.BackendIPTablesNFT, enforce.BackendIPTablesLegacy}
 
 // Real packets between namespaces arrive where the oracle allows it, with the rulesets in the kernel:
 // first the node's, which routes between its pods and the rest of the world, then the rulesets of the
 // pods' own namespaces.
 func TestKernel(t *testing.T) {
 	netnstest.Need(t)
-	clusters := 5
+	clusters := 6
 	if text := os.Getenv(envKernelClusters); text != "" {
 		var err error
 		if clusters, err = strconv.Atoi(text); err != nil {
@@ -43,7 +46,9 @@ func TestKernel(t *testing.T) {
 	base := Seed(t)
 	var seen kernelStatistics
 	for i := range uint64(clusters) {
-		t.Run(fmt.Sprint(base+i), func(t *testing.T) {
+		// A cluster for each backend in turn.
+		backend := backends[i%uint64(len(backends))]
+		t.Run(fmt.Sprintf("%d %s", base+i, backend), func(t *testing.T) {
 			stayOnOneCPU(t)
 			c := NewCluster(Seeded(base + i))
 			for range 50 {
@@ -53,7 +58,7 @@ func TestKernel(t *testing.T) {
 				c.setPod(c.random.Pod())
 				c.addLocal()
 			}
-			w := newKernelWorld(t, c)
+			w := newKernelWorld(t, c, backend)
 			for range 3 {
 				for range 4 {
 					c.ChangePolicies()
@@ -114,7 +119,7 @@ type kernelWorld struct {
 	outside *kernelHost
 	pods    map[types.UID]*kernelHost
 	owners  map[netip.Addr]*kernelHost
-	table   *table.Table
+	table   enforce.Table
 	// inPods says that the pods' own rulesets are in the kernel, and not the node's.
 	inPods bool
 	// last is the source port or identifier of the last packet. None is used again: conntrack may know it.
@@ -125,7 +130,7 @@ type kernelWorld struct {
 type kernelHost struct {
 	*netnstest.Host
 	local *Local
-	table *table.Table
+	table enforce.Table
 	// fence is a socket for packets to the router and from it, which has an address of its own.
 	fence     int
 	fenceAddr netip.Addr
@@ -137,7 +142,7 @@ type kernelHost struct {
 var outsiders = []string{"192.0.2.1", "10.0.1.0", "10.0.0.255", "9.255.255.255", "10.255.255.255", "11.0.0.0", "127.255.255.255", "128.0.0.0",
 	"fd00::ff", "fd00::100", "fcff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "fd01::", "7fff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "8000::", "2001:db8::1"}
 
-func newKernelWorld(t *testing.T, c *Cluster) *kernelWorld {
+func newKernelWorld(t *testing.T, c *Cluster, backend enforce.Backend) *kernelWorld {
 	t.Helper()
 	n := c.Nodes[0]
 	for _, l := range slices.Clone(n.Locals) {
@@ -146,7 +151,7 @@ func newKernelWorld(t *testing.T, c *Cluster) *kernelWorld {
 		}
 	}
 	w := &kernelWorld{T: t, cluster: c, node: n, router: &kernelHost{Host: netnstest.New(t)}, pods: map[types.UID]*kernelHost{}, owners: map[netip.Addr]*kernelHost{}, last: 20000}
-	w.table = table.New(w.router.Path())
+	w.table = backend.Open(w.router.Path())
 	w.router.Run(func() error {
 		for key, value := range map[string]string{"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1", "ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0"} {
 			if err := os.WriteFile("/proc/sys/net/"+key, []byte(value), 0o644); err != nil {
@@ -166,7 +171,7 @@ func newKernelWorld(t *testing.T, c *Cluster) *kernelWorld {
 			known[a] = true
 		}
 		h := w.plug(i, addresses)
-		h.local, h.table = l, table.New(h.Path())
+		h.local, h.table = l, backend.Open(h.Path())
 		w.pods[l.UID] = h
 	}
 	var others []netip.Addr

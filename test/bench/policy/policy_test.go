@@ -29,8 +29,8 @@ import (
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/agent/policy"
+	"github.com/berth-dev/berth/agent/policy/enforce"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
-	"github.com/berth-dev/berth/agent/policy/table"
 	benchtable "github.com/berth-dev/berth/test/bench/table"
 )
 
@@ -176,26 +176,27 @@ func TestCostPolicySync(t *testing.T) {
 	peers, rounds := few(500, 10_000), few(3, 100)
 	full := benchtable.Table{
 		Title: fmt.Sprintf("Policies: full sync for %d local pods with %d pods in the cluster", local, peers),
-		Note: "From objects in memory to the kernel: compiled, and applied as one transaction where there was no table. Every local pod is selected by a hundredth of the policies; each policy lets " +
+		Note: "From objects in memory to the kernel: compiled, and applied where there was no rule. Every local pod is selected by a hundredth of the policies; each policy lets " +
 			"the pods of one app of all namespaces in or out. Median of 3. `same again` is a sync in which nothing has changed; heap is the memory of the index and the ruleset.",
-		Rows: benchtable.Rows{{"policies", "compile, ms", "apply, ms", "both, ms", "same again, ms", "heap, MB", "chains", "rules", "sets", "elements"}},
+		Rows: benchtable.Rows{{"backend", "policies", "compile, ms", "apply, ms", "both, ms", "same again, ms", "heap, MB", "chains", "rules", "sets", "elements"}},
 	}
 	events := benchtable.Table{
 		Title: "Policies: one event, from the index to the kernel, ms",
 		Note:  fmt.Sprintf("The same cluster. %d events each, the kernel has the change when the time ends.", rounds),
-		Rows:  benchtable.Rows{{"policies", "event", "p50", "p90", "max"}},
+		Rows:  benchtable.Rows{{"backend", "policies", "event", "p50", "p90", "max"}},
 	}
-	for _, policies := range []int{few(5, 10), few(10, 100), few(20, 1000)} {
+	for _, of := range cases(few(5, 10), few(10, 100), few(20, 1000)) {
+		policies := of.policies
 		c := newCrowd(local, peers)
 		host := netnstest.New(t)
 		var compiles, applies, both, again []time.Duration
 		var x *policy.Index
-		var kernel *table.Table
+		var kernel enforce.Table
 		var grown float64
 		for range few(1, 3) {
 			x = nil
 			empty := heap()
-			kernel = table.New(host.Path())
+			kernel = of.backend.Open(host.Path())
 			if err := kernel.Remove(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -214,11 +215,11 @@ func TestCostPolicySync(t *testing.T) {
 			grown = heap() - empty
 			runtime.KeepAlive(rules)
 		}
-		row := []string{fmt.Sprint(policies)}
+		row := []string{string(of.backend), fmt.Sprint(policies)}
 		for _, times := range [][]time.Duration{compiles, applies, both, again} {
 			row = append(row, benchtable.MS(benchtable.Median(times)))
 		}
-		full.Rows = append(full.Rows, append(append(row, fmt.Sprintf("%.1f", grown/1e6)), sizes(t, host)...))
+		full.Rows = append(full.Rows, append(append(row, fmt.Sprintf("%.1f", grown/1e6)), sizes(t, host, of.backend)...))
 
 		next := peers
 		apply := func() {
@@ -271,15 +272,35 @@ func TestCostPolicySync(t *testing.T) {
 				apply()
 				took = append(took, time.Since(start))
 			}
-			events.Rows = append(events.Rows, append([]string{fmt.Sprint(policies), event.name}, benchtable.Millis(took, 0.5, 0.9, 1)...))
+			events.Rows = append(events.Rows, append([]string{string(of.backend), fmt.Sprint(policies), event.name}, benchtable.Millis(took, 0.5, 0.9, 1)...))
 		}
 	}
 	benchtable.Log(t, full, events)
 }
 
-// sizes counts what the policies' table of a host has.
-func sizes(t *testing.T, h *netnstest.Host) []string {
+// sized is a backend with a number of policies.
+type sized struct {
+	backend  enforce.Backend
+	policies int
+}
+
+// cases are the numbers of policies, each with every backend.
+func cases(policies ...int) []sized {
+	var all []sized
+	for _, n := range policies {
+		for _, b := range []enforce.Backend{enforce.BackendNFTables, enforce.BackendIPTablesNFT, enforce.BackendIPTablesLegacy} {
+			all = append(all, sized{b, n})
+		}
+	}
+	return all
+}
+
+// sizes counts the objects of policies in the kernel of a host: chains, rules, sets and elements.
+func sizes(t *testing.T, h *netnstest.Host, b enforce.Backend) []string {
 	t.Helper()
+	if b != enforce.BackendNFTables {
+		return sizesOfIPTables(t, h, b)
+	}
 	text, err := h.Command("nft", "--json", "list", "table", "inet", ruleset.TableName)
 	if err != nil {
 		t.Fatal(err)
@@ -294,6 +315,23 @@ func sizes(t *testing.T, h *netnstest.Host) []string {
 		elements += 1 + strings.Count(list, `, "1`) + strings.Count(list, `], [`)
 	}
 	return []string{fmt.Sprint(counts["chain"]), fmt.Sprint(counts["rule"]), fmt.Sprint(counts["set"] + counts["map"]), fmt.Sprint(elements)}
+}
+
+func sizesOfIPTables(t *testing.T, h *netnstest.Host, b enforce.Backend) []string {
+	t.Helper()
+	out, err := h.Command("sh", "-c", fmt.Sprintf("%s-save -t security; ip6%s-save -t security; ipset save", b, strings.TrimPrefix(string(b), "ip")))
+	if err != nil {
+		t.Fatal(err, out)
+	}
+	counts := map[string]int{}
+	for line := range strings.Lines(out) {
+		for _, prefix := range []string{":BERTH-", "-A BERTH-", "create berth-", "add berth-"} {
+			if strings.HasPrefix(line, prefix) {
+				counts[prefix]++
+			}
+		}
+	}
+	return []string{fmt.Sprint(counts[":BERTH-"]), fmt.Sprint(counts["-A BERTH-"]), fmt.Sprint(counts["create berth-"]), fmt.Sprint(counts["add berth-"])}
 }
 
 // TestCostPolicyTraffic measures what packets pay: connections a second, and the throughput of one
@@ -325,50 +363,51 @@ func TestCostPolicyTraffic(t *testing.T) {
 	}
 	to := serveCosts(t, server)
 
-	counts := []int{0, few(2, 10), few(10, 1000)}
-	kernels := table.New(node.Path())
-	results := map[int][2][]float64{}
+	none := sized{enforce.BackendNFTables, 0}
+	counts := append([]sized{none}, cases(few(2, 10), few(10, 1000))...)
+	results := map[sized][2][]float64{}
 	for round := range rounds {
 		order := slices.Clone(counts)
 		if round%2 > 0 {
 			slices.Reverse(order)
 		}
-		for _, policies := range order {
-			if err := kernels.Remove(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if policies > 0 {
+		for _, of := range order {
+			kernels := of.backend.Open(node.Path())
+			if of != none {
 				x := c.index(0)
-				x.SetPolicies(withServer(c.policies(policies), pod))
+				x.SetPolicies(withServer(c.policies(of.policies), pod))
 				if err := kernels.Apply(t.Context(), x.Node()); err != nil {
 					t.Fatal(err)
 				}
 			}
-			all := results[policies]
+			all := results[of]
 			all[0] = append(all[0], connections(t, client, netip.AddrPortFrom(pod.Addresses[0], to.connect).String(), length))
 			all[1] = append(all[1], throughput(t, client, netip.AddrPortFrom(pod.Addresses[0], to.stream).String(), length))
-			results[policies] = all
+			results[of] = all
+			if err := kernels.Remove(t.Context()); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	report := benchtable.Table{
 		Title: "Policies: cost for packets",
 		Note: fmt.Sprintf("One client and one pod in namespaces, a node between them that forwards; the node has %d pods, and policies select each of them in turn, the measured one with one policy more that lets the client in. "+
 			"0 policies is no table of policies; connections are followed in each case, as by kube-proxy on every node. %d rounds of %s each, in which the numbers take turns; medians, and the ratios to that without policies in the same round.", local, rounds, length),
-		Rows: benchtable.Rows{{"policies", "new connections/s", "ratio", "its quartiles", "one stream, Gbit/s", "ratio", "its quartiles"}},
+		Rows: benchtable.Rows{{"backend", "policies", "new connections/s", "ratio", "its quartiles", "one stream, Gbit/s", "ratio", "its quartiles"}},
 	}
-	for _, policies := range counts {
-		row := []string{fmt.Sprint(policies)}
+	for _, of := range counts {
+		row := []string{string(of.backend), fmt.Sprint(of.policies)}
 		for side, unit := range []float64{1, 1e9} {
 			var ratios []float64
-			for round, value := range results[policies][side] {
-				ratios = append(ratios, value/results[0][side][round])
+			for round, value := range results[of][side] {
+				ratios = append(ratios, value/results[none][side][round])
 			}
 			slices.Sort(ratios)
 			format := "%.0f"
 			if unit > 1 {
 				format = "%.2f"
 			}
-			row = append(row, fmt.Sprintf(format, middle(results[policies][side])/unit), fmt.Sprintf("%.2f", middle(ratios)),
+			row = append(row, fmt.Sprintf(format, middle(results[of][side])/unit), fmt.Sprintf("%.2f", middle(ratios)),
 				fmt.Sprintf("%.2f to %.2f", ratios[len(ratios)/4], ratios[len(ratios)*3/4]))
 		}
 		report.Rows = append(report.Rows, row)
