@@ -51,6 +51,9 @@ type pods interface {
 	// Mirror returns a static pod with the UID that its mirror has now, as the watch knows it,
 	// without blocking.
 	Mirror(pod api.Pod) api.Pod
+	// NetAdmins returns the names of a pod's containers that may change its network, as the watch knows
+	// the pod, without blocking.
+	NetAdmins(pod api.Pod) []string
 	// Annotate writes annotations of a pod; it does nothing where the pod is gone.
 	Annotate(ctx context.Context, pod api.Pod, annotations map[string]string) error
 }

@@ -98,6 +98,7 @@ func (w *world) Networks(context.Context, string, string, string) ([]attachdef.N
 }
 func (w *world) Running() []podinfo.Running { return w.running }
 func (w *world) Mirror(pod api.Pod) api.Pod { return pod }
+func (w *world) NetAdmins(api.Pod) []string { return nil }
 
 func (w *world) Annotations(api.Pod) (map[string]string, bool) { return w.annotations, true }
 

@@ -109,6 +109,7 @@ func (a *Agent) policed(record *state.Container) enforce.Container {
 		// Its mirror may be another one by now.
 		c.Pod = a.Pods.Mirror(record.Pod)
 	}
+	c.NetAdmins = a.Pods.NetAdmins(c.Pod)
 	for _, attachment := range record.Attachments {
 		c.Interfaces = append(c.Interfaces, attachment.IfName)
 		switch {

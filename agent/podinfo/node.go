@@ -277,15 +277,21 @@ func (n *Node) reconnect(ctx context.Context, handler Handler) {
 
 // Annotations returns the annotations of a pod that the watch has seen, for reading only.
 func (n *Node) Annotations(pod api.Pod) (annotations map[string]string, known bool) {
+	p, known := n.watched(pod)
+	if !known {
+		return nil, false
+	}
+	return p.Annotations, true
+}
+
+// watched returns a pod as the watch has seen it, for reading only.
+func (n *Node) watched(pod api.Pod) (p *corev1.Pod, known bool) {
 	obj, exists, err := n.informer.GetStore().GetByKey(pod.String())
 	if err != nil || !exists {
 		return nil, false
 	}
 	p, ok := obj.(*corev1.Pod)
-	if !ok || !identityOf(p).Is(pod) {
-		return nil, false
-	}
-	return p.Annotations, true
+	return p, ok && identityOf(p).Is(pod)
 }
 
 func (n *Node) cached(namespace, name string) (Pod, bool) {

@@ -21,6 +21,7 @@ func trim(obj any) (any, error) {
 		Spec: corev1.PodSpec{
 			NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork, Overhead: p.Spec.Overhead,
 			InitContainers: trimContainers(p.Spec.InitContainers), Containers: trimContainers(p.Spec.Containers),
+			EphemeralContainers: trimEphemeral(p.Spec.EphemeralContainers),
 		},
 		Status: corev1.PodStatus{Phase: p.Status.Phase, PodIPs: p.Status.PodIPs},
 	}, nil
@@ -30,7 +31,18 @@ func trimContainers(containers []corev1.Container) []corev1.Container {
 	var trimmed []corev1.Container
 	for i := range containers {
 		c := &containers[i]
-		trimmed = append(trimmed, corev1.Container{Resources: c.Resources, Ports: c.Ports, RestartPolicy: c.RestartPolicy})
+		trimmed = append(trimmed, corev1.Container{
+			Name: c.Name, Resources: c.Resources, Ports: c.Ports, RestartPolicy: c.RestartPolicy, SecurityContext: trimSecurity(c.SecurityContext),
+		})
+	}
+	return trimmed
+}
+
+func trimEphemeral(containers []corev1.EphemeralContainer) []corev1.EphemeralContainer {
+	var trimmed []corev1.EphemeralContainer
+	for i := range containers {
+		c := &containers[i]
+		trimmed = append(trimmed, corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: c.Name, SecurityContext: trimSecurity(c.SecurityContext)}})
 	}
 	return trimmed
 }

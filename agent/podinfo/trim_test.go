@@ -4,6 +4,7 @@ package podinfo
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -19,7 +20,7 @@ import (
 
 // The trimmed pod gives the same results as the pod.
 func TestTrim(t *testing.T) {
-	always := corev1.ContainerRestartPolicyAlways
+	always, privileged := corev1.ContainerRestartPolicyAlways, true
 	container := func(port int32, policy *corev1.ContainerRestartPolicy) corev1.Container {
 		return corev1.Container{
 			Name: "c", Image: "image", Command: []string{"run"}, RestartPolicy: policy,
@@ -38,6 +39,11 @@ func TestTrim(t *testing.T) {
 			}
 			p.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet"}}
 			p.Spec.Containers, p.Spec.InitContainers = []corev1.Container{container(8080, nil)}, []corev1.Container{container(8081, &always), container(8082, nil)}
+			p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"CAP_NET_ADMIN"}}, RunAsNonRoot: new(bool)}
+			p.Spec.EphemeralContainers = []corev1.EphemeralContainer{
+				{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debugger", Image: "image", SecurityContext: &corev1.SecurityContext{Privileged: &privileged}}},
+				{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "plain", SecurityContext: &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"SYS_TIME"}}}}},
+			}
 			p.Spec.Overhead = corev1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("2")}
 			p.Spec.Volumes = []corev1.Volume{{Name: "v"}}
 			p.Status.Phase, p.Status.PodIPs = corev1.PodRunning, []corev1.PodIP{{IP: "10.0.70.5"}, {IP: "fd00::5"}}
@@ -52,8 +58,12 @@ func TestTrim(t *testing.T) {
 	for name, pod := range map[string]*corev1.Pod{"running": whole(), "finished": finished, "on the host's network": onHost} {
 		t.Run(name, func(t *testing.T) {
 			read := func(p *corev1.Pod) (Pod, []Running) {
+				t.Helper()
 				n := New(thisNode, podsOf(fake.NewClientset()), &fakeIPs{}, podrequest.Reader{Galaxy: true})
 				must(t, n.informer.GetStore().Add(p))
+				if got := n.NetAdmins(identityOf(p)); !slices.Equal(got, []string{"c", "debugger"}) {
+					t.Errorf("containers that may change the network: %q", got)
+				}
 				return n.fromAPI(p), n.Running()
 			}
 			wantPod, wantRunning := read(pod.DeepCopy())

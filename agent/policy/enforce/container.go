@@ -34,6 +34,8 @@ type Container struct {
 	Ending bool
 	// Floating says that one of its interfaces takes floating IPs.
 	Floating bool
+	// NetAdmins are the names of its pod's containers that may change the network of the pod.
+	NetAdmins []string
 	// Foreign says that another program makes its interfaces, when ADD has ended.
 	Foreign bool
 }

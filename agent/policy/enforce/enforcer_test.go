@@ -171,6 +171,28 @@ func TestTraceAndShow(t *testing.T) {
 	}
 }
 
+// A pod that can change its own rules is told where they are in its namespace.
+func TestTellNetAdmin(t *testing.T) {
+	w := newTopology(t)
+	w.set(allow("policy", "direct"))
+	w.set(allow("routed", "routed"))
+	direct, routed := w.newPod("direct", "10.0.60.21"), w.newPod("routed", "10.1.0.1")
+	direct.NetAdmins, routed.NetAdmins = []string{"vpn"}, []string{"vpn"}
+	w.add(direct, "macvlan")
+	w.add(routed, "routed")
+	said := func(text string) bool {
+		w.events.mu.Lock()
+		defer w.events.mu.Unlock()
+		return slices.ContainsFunc(w.events.notes, func(note string) bool { return strings.Contains(note, text) })
+	}
+	w.eventually("the pod's event", func() bool {
+		return said("Pod direct " + EventNotEnforced + ": network policies for eth0 can be passed by the containers vpn")
+	})
+	if said("Pod routed") {
+		t.Errorf("the events are %q", w.events.notes)
+	}
+}
+
 // A pod whose packets nothing sees, and a policy that cannot be carried out, are told once.
 func TestTell(t *testing.T) {
 	w := newTopology(t)

@@ -196,6 +196,10 @@ func (e *Enforcer) problemOf(c *container) string {
 	for _, name := range slices.Sorted(maps.Keys(c.place.Unseen)) {
 		all = append(all, fmt.Sprintf("network policies do not hold for %s: %s", name, c.place.Unseen[name]))
 	}
+	if len(c.NetAdmins) > 0 && len(c.place.Direct) > 0 {
+		all = append(all, fmt.Sprintf("network policies for %s can be passed by the containers %s: with CAP_NET_ADMIN they can change the rules, which are in the pod's network namespace; drop the capability, or use a network type for which the node routes",
+			strings.Join(c.place.Direct, ", "), strings.Join(c.NetAdmins, ", ")))
+	}
 	for _, bridge := range c.place.Bridges {
 		if err := e.bridges[bridge]; err != nil {
 			all = append(all, "network policies do not hold between pods on bridge "+bridge+": "+err.Error())
