@@ -84,6 +84,8 @@ type local struct {
 	pod *Pod
 	// present says that the cluster shows it.
 	present bool
+	// former has the last labels of its namespace that the cluster showed before that was deleted; nil else.
+	former map[string]string
 
 	// ingress and egress have the policies that select it; they are valid unless stale.
 	stale           bool
@@ -260,8 +262,18 @@ func (x *Index) selects(i *intent, l *local) bool {
 	if i.subject.scope.namespace != "" && i.subject.scope.namespace != l.Namespace {
 		return false
 	}
-	labels, known := x.namespaces[l.Namespace]
+	labels, known := x.labelsOver(l)
 	return i.subject.scope.matches(l.Namespace, labels, known) && i.subject.pods.matches(l.pod.Labels)
+}
+
+// labelsOver returns the labels of a local pod's namespace, which may be gone from the cluster, with the pod, while
+// the pod runs on.
+func (x *Index) labelsOver(l *local) (labels map[string]string, known bool) {
+	labels, known = x.namespaces[l.Namespace]
+	if l.former != nil && !(known && l.present) {
+		return l.former, true
+	}
+	return labels, known
 }
 
 // Problems returns the errors in policies, sorted by policy.
@@ -287,11 +299,25 @@ func (x *Index) SetNamespace(name string, labels map[string]string) {
 	if !known || !maps.Equal(last, labels) {
 		x.relabeled(name, last, known, labels, true)
 	}
+	for _, l := range x.locals {
+		if l.Namespace == name && l.present {
+			l.former = nil
+		}
+	}
 }
 
-// DeleteNamespace removes a namespace, which has no pods any more.
+// DeleteNamespace removes a namespace, which has no pods any more. Pods that were deleted by force may run on, and
+// keep its last labels: a namespace that takes the name has them not.
 func (x *Index) DeleteNamespace(name string) {
 	if last, known := x.namespaces[name]; known {
+		for _, l := range x.locals {
+			if l.Namespace == name && l.former == nil {
+				l.former = maps.Clone(last)
+				if l.former == nil {
+					l.former = map[string]string{}
+				}
+			}
+		}
 		delete(x.namespaces, name)
 		x.relabeled(name, last, true, nil, false)
 	}
@@ -358,6 +384,9 @@ func (x *Index) SetPod(was, is *Pod) {
 func (x *Index) shown(l *local, pod *Pod) {
 	last := l.pod
 	l.pod, l.present = clonePod(pod), true
+	if _, known := x.namespaces[pod.Namespace]; known && l.former != nil {
+		l.former, l.stale, x.reshape = nil, true, true
+	}
 	if last == nil || !maps.Equal(last.Labels, pod.Labels) || !slices.Equal(last.Ports, pod.Ports) || !slices.Equal(last.Addresses, pod.Addresses) {
 		l.stale, x.reshape = true, true
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 	"sigs.k8s.io/yaml"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
@@ -355,4 +356,46 @@ func TestPairsOfManyAddresses(t *testing.T) {
 	if len(set.Pairs) < many || len(set.Pairs) > 2*many {
 		t.Errorf("%d pairs of %d addresses", len(set.Pairs), many)
 	}
+}
+
+// A pod that was deleted by force and runs on keeps the policies of its namespace's labels when the namespace goes,
+// also where another one takes the name.
+func TestNamespaceOfRunningPodGoes(t *testing.T) {
+	w := newFakeCluster()
+	w.namespace("a", map[string]string{"team": "x"})
+	p := w.pod("a", "server", nil, "10.0.0.1")
+	w.local(p)
+	var policy policyv1alpha2.ClusterNetworkPolicy
+	err := yaml.UnmarshalStrict([]byte(`
+metadata: {name: deny}
+spec:
+  tier: Admin
+  priority: 1
+  subject: {namespaces: {matchLabels: {team: x}}}
+  ingress: [{action: Deny, from: [{namespaces: {}}]}]
+  egress: [{action: Deny, to: [{networks: [0.0.0.0/0]}]}]
+`), &policy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.index.SetClusterPolicy(&policy)
+	denied := func(what string, want bool) {
+		t.Helper()
+		if got := !passes(t, w.index.Node(), "10.0.0.1", "192.0.2.1", ruleset.TCP, 80); got != want || w.index.Governs(p.UID) != want {
+			t.Errorf("%s: denied: %t, governed: %t, want %t", what, got, w.index.Governs(p.UID), want)
+		}
+	}
+	denied("the pod runs", true)
+	// The watches of pods and namespaces do not wait for each other.
+	w.index.DeleteNamespace("a")
+	denied("the namespace is gone", true)
+	w.remove("a", "server")
+	denied("the pod is gone from the API", true)
+	w.namespace("a", map[string]string{"team": "y"})
+	denied("another namespace has the name", true)
+	// Unlike a pod that the cluster shows.
+	w.set(p)
+	denied("the cluster shows the pod in it", false)
+	w.remove("a", "server")
+	denied("the pod is gone from the API again", false)
 }
