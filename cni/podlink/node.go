@@ -20,11 +20,11 @@ import (
 const aliasPrefix = "berth overlay"
 
 func aliasOf(addresses []netip.Addr) string {
-	alias := aliasPrefix
+	words := []string{aliasPrefix}
 	for _, a := range addresses {
-		alias += " " + a.String()
+		words = append(words, a.String())
 	}
-	return alias
+	return strings.Join(words, " ")
 }
 
 // addressesOf returns the addresses that a host end leads to.
