@@ -16,12 +16,13 @@ import (
 	"github.com/berth-dev/berth/agent/policy/place"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/settings"
-	"github.com/berth-dev/berth/ipam/event"
 )
 
-// newEnforcer returns the enforcer of network policies, nil where they are off.
-func newEnforcer(ctx context.Context, o *Options, clients *clients, recorder event.Recorder, journal *settings.Journal) (*enforce.Enforcer, error) {
+// withEnforcer gives the agent the enforcer of network policies, and returns it. Where they are off it is nil, and
+// the agent can say what enforcement would change.
+func withEnforcer(ctx context.Context, o *Options, of *agent.Options, clients *clients, journal *settings.Journal) (*enforce.Enforcer, error) {
 	if o.NetworkPolicyPods == enforce.PodsNone {
+		of.SurveyPolicies = newSurvey(o, clients, journal)
 		return nil, nil
 	}
 	backend, err := enforce.ChooseBackend(ctx, o.NetworkPolicyBackend)
@@ -29,9 +30,10 @@ func newEnforcer(ctx context.Context, o *Options, clients *clients, recorder eve
 		return nil, err
 	}
 	options := enforceOptions(o, clients, journal, backend)
-	options.Events, options.Metrics = recorder, enforce.NewMetrics(legacyregistry.MustRegister)
+	options.Events, options.Metrics = of.Events, enforce.NewMetrics(legacyregistry.MustRegister)
 	enforcer := enforce.New(options)
 	legacyregistry.CustomMustRegister(enforcer.Collector())
+	of.Policies = enforcer
 	return enforcer, nil
 }
 
@@ -56,6 +58,14 @@ func newSurvey(o *Options, clients *clients, journal *settings.Journal) func(con
 		defer one.Unlock()
 		return enforce.Survey(ctx, enforceOptions(o, clients, journal, enforce.BackendNFTables), a)
 	}
+}
+
+// runPolicies enforces network policies until the context ends, or removes their rules where they are off.
+func runPolicies(ctx context.Context, enforcer *enforce.Enforcer, a *agent.Agent, store *state.Store) error {
+	if enforcer == nil {
+		return sweepPolicies(ctx, store)
+	}
+	return enforcer.Run(ctx, a)
 }
 
 // sweepPolicies removes the rules that an agent made which enforced policies.

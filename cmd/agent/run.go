@@ -90,25 +90,15 @@ func run(ctx context.Context, o *Options) error {
 	if o.Conflicts.Probes > 0 {
 		options.Listener = conflict.NewListener()
 	}
-	enforcer, err := newEnforcer(ctx, o, clients, recorder, journal)
+	enforcer, err := withEnforcer(ctx, o, &options, clients, journal)
 	if err != nil {
 		return err
-	}
-	if enforcer != nil {
-		options.Policies = enforcer
-	} else {
-		options.SurveyPolicies = newSurvey(o, clients, journal)
 	}
 	a := agent.New(options)
 	legacyregistry.CustomMustRegister(a.Collector())
 	return serve(ctx, o, a, node, config, runOverlay,
 		func(ctx context.Context) error { return profiles.Run(ctx, a) },
-		func(ctx context.Context) error {
-			if enforcer == nil {
-				return sweepPolicies(ctx, store)
-			}
-			return enforcer.Run(ctx, a)
-		})
+		func(ctx context.Context) error { return runPolicies(ctx, enforcer, a, store) })
 }
 
 func closeState(ctx context.Context, store *state.Store) {

@@ -51,8 +51,8 @@ type node struct {
 	// variant of anybody.
 	variant xtables.Variant
 	has     bool
-	// missing names a program of iptables or ipset that the agent lacks.
-	missing error
+	// missing says which program of iptables or ipset the agent lacks; it is empty where it has all.
+	missing string
 }
 
 // choose returns the backend of a node, and why. Pure.
@@ -61,16 +61,16 @@ func (n node) choose(wanted Backend) (Backend, string, error) {
 	switch {
 	case wanted == BackendNFTables:
 		return BackendNFTables, "it was asked for", nil
-	case wanted == BackendIPTables && n.missing != nil:
-		return "", "", fmt.Errorf("cannot enforce network policies through iptables and ipset: %w; use --network-policy-backend=nftables, or an image with these programs", n.missing)
+	case wanted == BackendIPTables && n.missing != "":
+		return "", "", fmt.Errorf("cannot enforce network policies through iptables and ipset: %s; use --network-policy-backend=nftables, or an image with these programs", n.missing)
 	case wanted == BackendIPTables:
 		return variant, "it was asked for", nil
 	case n.kubeProxy:
 		return BackendNFTables, "kube-proxy is in its mode nftables", nil
 	case !n.has:
 		return BackendNFTables, "neither kubelet nor kube-proxy has chains of iptables", nil
-	case n.missing != nil:
-		return BackendNFTables, fmt.Sprintf("kubelet or kube-proxy has chains of iptables, but: %v", n.missing), nil
+	case n.missing != "":
+		return BackendNFTables, fmt.Sprintf("kubelet or kube-proxy has chains of iptables, but: %s", n.missing), nil
 	}
 	return variant, "kubelet or kube-proxy has chains of it", nil
 }
@@ -88,7 +88,9 @@ func ChooseBackend(ctx context.Context, wanted Backend) (Backend, error) {
 	if n.variant, n.has = xtables.OfKubernetes(); !n.has {
 		n.variant = xtables.Choose()
 	}
-	n.missing = iptables.Check(n.variant)
+	if err := iptables.Check(n.variant); err != nil {
+		n.missing = err.Error()
+	}
 	chosen, why, err := n.choose(wanted)
 	if err == nil {
 		klog.FromContext(ctx).Info("Chose the backend of network policies", "backend", chosen, "why", why)

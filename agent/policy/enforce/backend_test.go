@@ -3,7 +3,6 @@
 package enforce
 
 import (
-	"errors"
 	"strings"
 	"testing"
 
@@ -14,7 +13,7 @@ import (
 
 // The node's own programs decide where nobody asks for a backend, and a backend that cannot work is no choice.
 func TestChooseBackend(t *testing.T) {
-	missing := errors.New("look for the program ipset: not found")
+	const missing = "look for the program ipset: not found"
 	for name, tc := range map[string]struct {
 		node
 		wanted, want Backend

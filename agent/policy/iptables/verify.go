@@ -4,6 +4,7 @@ package iptables
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -18,7 +19,6 @@ func (t *Table) Verify(ctx context.Context) error {
 	if now == nil {
 		return fmt.Errorf("%w: nothing was applied", ruleset.ErrChanged)
 	}
-	var differs error
 	err := t.do(func() error {
 		for i, f := range families {
 			saved, err := t.variant.save(ctx, f)
@@ -26,27 +26,24 @@ func (t *Table) Verify(ctx context.Context) error {
 				return fmt.Errorf("read the rules of policies: %w", err)
 			}
 			have, _ := parse(saved)
-			if differs = now.chains[i].compare(have); differs != nil {
-				return nil
+			if err := now.chains[i].compare(have); err != nil {
+				return fmt.Errorf("%w: %w", ruleset.ErrChanged, err)
 			}
 		}
 		saved, err := saveSets(ctx)
 		if err != nil {
 			return fmt.Errorf("read the sets of policies: %w", err)
 		}
-		if differs = compareSets(now.sets, parseSets(saved)); differs == nil {
-			t.destroy(ctx, now)
+		if err := compareSets(now.sets, parseSets(saved)); err != nil {
+			return fmt.Errorf("%w: %w", ruleset.ErrChanged, err)
 		}
+		t.destroy(ctx, now)
 		return nil
 	})
-	if err != nil {
-		return err
-	}
-	if differs != nil {
+	if errors.Is(err, ruleset.ErrChanged) {
 		t.setCurrent(nil)
-		return fmt.Errorf("%w: %w", ruleset.ErrChanged, differs)
 	}
-	return nil
+	return err
 }
 
 // compare returns an error that names the first difference.

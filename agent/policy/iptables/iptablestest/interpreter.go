@@ -180,23 +180,23 @@ var protocols = map[string]ruleset.Protocol{"tcp": ruleset.TCP, "udp": ruleset.U
 // match returns the target of a rule, and whether a packet meets its conditions.
 func (k *Kernel) match(words []string, p ruleset.Packet) (target string, matches bool, err error) {
 	matches = true
-	take := func(n int) []string { some := words[:n]; words = words[n:]; return some }
+	take := func() (value string) { value, words = words[1], words[2:]; return value }
 	for len(words) > 0 {
 		var ok bool
 		switch words[0] {
 		case "-j", "-g":
-			w := take(2)
-			target, ok = w[0]+" "+w[1], true
+			verb := words[0]
+			target, ok = verb+" "+take(), true
 		case "-s":
-			ok = take(2)[1] == fmt.Sprintf("%s/%d", p.Source, p.Source.BitLen())
+			ok = take() == fmt.Sprintf("%s/%d", p.Source, p.Source.BitLen())
 		case "-d":
-			ok = take(2)[1] == fmt.Sprintf("%s/%d", p.Destination, p.Destination.BitLen())
+			ok = take() == fmt.Sprintf("%s/%d", p.Destination, p.Destination.BitLen())
 		case "-i":
-			ok = take(2)[1] == p.InInterface
+			ok = take() == p.InInterface
 		case "-o":
-			ok = take(2)[1] == p.OutInterface
+			ok = take() == p.OutInterface
 		case "-p":
-			protocol := take(2)[1]
+			protocol := take()
 			ok = protocols[protocol] == p.Protocol && protocols[protocol] != 0 || protocol == "ipv6-icmp"
 		case "-m":
 			ok, err = k.matchModule(&words, p)
