@@ -31,7 +31,7 @@ func locals() map[netip.Addr]string {
 
 func (w *topology) end(want int) {
 	w.t.Helper()
-	ended, err := w.table.EndConnections(w.t.Context(), locals())
+	ended, err := w.table.EndConnections(w.t.Context(), w.applied, locals())
 	if err != nil || ended != want {
 		w.t.Errorf("EndConnections() = %d, %v, want %d", ended, err, want)
 	}
@@ -342,7 +342,7 @@ func testConnectionsOfAPod(t *testing.T, b backend) {
 		if err := table.Apply(t.Context(), rs); err != nil {
 			t.Fatal(err)
 		}
-		ended, err := table.EndConnections(t.Context(), map[netip.Addr]string{rulesettest.Both[0].Server: "eth0", rulesettest.Both[1].Server: "eth0"})
+		ended, err := table.EndConnections(t.Context(), rs, map[netip.Addr]string{rulesettest.Both[0].Server: "eth0", rulesettest.Both[1].Server: "eth0"})
 		if err != nil || ended != want {
 			t.Errorf("EndConnections() = %d, %v, want %d", ended, err, want)
 		}

@@ -23,6 +23,8 @@ type topology struct {
 	t                    *testing.T
 	node, client, server *netnstest.Host
 	table                enforce.Table
+	// applied is the ruleset of apply.
+	applied *ruleset.Ruleset
 }
 
 const (
@@ -55,6 +57,7 @@ func (w *topology) apply(rs *ruleset.Ruleset) {
 	if err := errors.Join(rulesettest.Check(rs), w.table.Apply(w.t.Context(), rs)); err != nil {
 		w.t.Fatal(err)
 	}
+	w.applied = rs
 }
 
 // serve echoes TCP and UDP on each port, in rulesettest.Both families.

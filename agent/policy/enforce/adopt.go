@@ -90,8 +90,8 @@ func (e *Enforcer) showBridge(ctx context.Context, bridge string) error {
 	defer e.mu.Unlock()
 	e.bridges[bridge] = err
 	if !shown && err == nil {
-		e.node.open = true
-		e.queue.Add(nodeKey)
+		e.node.reopen()
+		e.sweeps.Add(nodeKey)
 	}
 	return err
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/containernetworking/plugins/pkg/ns"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/policy/place"
@@ -45,10 +46,10 @@ type target struct {
 	err   error
 	// since is the time when err began.
 	since time.Time
-	// open says that connections may be open that written forbids. They are looked at not before
-	// quiet.
-	open  bool
-	quiet time.Time
+	// open says that connections may be open that written forbids, and reopened that this was said after the last
+	// look at them began. The next look is not before quiet.
+	open, reopened bool
+	quiet          time.Time
 	// compared is the time when the kernel last had all of written.
 	compared time.Time
 	// news is closed when a try has ended; nil while nobody waits.
@@ -57,6 +58,9 @@ type target struct {
 
 // isClean returns whether the kernel is known to have no table.
 func (t *target) isClean() bool { return t.written != nil && isEmpty(t.written) }
+
+// reopen notes that connections may be open that are forbidden. The caller holds the lock, and queues the sweep.
+func (t *target) reopen() { t.open, t.reopened = true, true }
 
 // isEmpty returns whether a ruleset lets everything pass.
 func isEmpty(rs *ruleset.Ruleset) bool { return rs == nil || len(rs.Chains) == 0 }
@@ -132,20 +136,20 @@ func (e *Enforcer) ensureTarget(c *container, isNew bool) {
 	e.queue.Add(c.ID)
 }
 
-// work writes tables until the queue is shut down.
-func (e *Enforcer) work(ctx context.Context) {
+// work has targets tried until their queue is shut down.
+func work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string], try func(ctx context.Context, key string) error) {
 	for {
-		key, shutdown := e.queue.Get()
+		key, shutdown := queue.Get()
 		if shutdown {
 			return
 		}
-		if err := e.write(ctx, key); err != nil && ctx.Err() == nil {
+		if err := try(ctx, key); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Cannot bring network policies into the kernel, will try again", "containerID", key)
-			e.queue.AddRateLimited(key)
+			queue.AddRateLimited(key)
 		} else {
-			e.queue.Forget(key)
+			queue.Forget(key)
 		}
-		e.queue.Done(key)
+		queue.Done(key)
 	}
 }
 
@@ -159,8 +163,6 @@ type job struct {
 	// These are of the target when the try began.
 	written     *ruleset.Ruleset
 	check, gone bool
-	// direct are the addresses of a pod whose packets the target sees, with their interfaces.
-	direct map[netip.Addr]string
 	// ports are the ports of bridges that the node guards.
 	ports []place.Port
 }
@@ -180,18 +182,8 @@ func (e *Enforcer) write(ctx context.Context, key string) error {
 	if j.want != j.written || err != nil {
 		e.Metrics.applied(err, time.Since(began))
 	}
-	open, wait := e.finish(j, restored, err)
-	switch {
-	case !open:
-		return err
-	case wait > 0:
-		e.queue.AddAfter(key, wait)
-		return nil
-	case key == nodeKey:
-		return e.endConnections(ctx, j.target, governedAddresses(j.want))
-	default:
-		return e.endConnections(ctx, j.target, j.direct)
-	}
+	e.finish(j, restored, err)
+	return err
 }
 
 // start returns the job of a key, nil where the key has no target any more, or a pod's rules are not known
@@ -225,26 +217,31 @@ func (e *Enforcer) start(key string) *job {
 	defer e.mu.Unlock()
 	j.check, j.written = j.target.check, j.target.written
 	j.target.check = false
-	_, p := e.target(key)
-	j.direct = p.Addresses
 	return j
 }
 
-// finish notes the outcome of a try. It returns whether connections may be open that are forbidden now, and
-// for how long they are not looked at.
-func (e *Enforcer) finish(j *job, restored bool, err error) (open bool, wait time.Duration) {
+// finish notes the outcome of a try, and has connections looked at that may be forbidden now.
+func (e *Enforcer) finish(j *job, restored bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	t := j.target
 	t.tried = j.version
 	if err == nil {
-		t.open = (t.open || restored || j.want != t.written) && !isEmpty(j.want)
+		switch {
+		case isEmpty(j.want):
+			t.open, t.reopened = false, false
+		case restored || j.want != t.written:
+			t.reopen()
+		}
 		if j.check || t.written == nil || isEmpty(t.written) {
 			t.compared = time.Now()
 		}
 		t.written, t.version = j.want, j.version
 		if j.want == nil {
 			t.written = &ruleset.Ruleset{}
+		}
+		if t.open {
+			e.sweeps.Add(j.key)
 		}
 		if j.gone {
 			e.forget(j)
@@ -260,7 +257,6 @@ func (e *Enforcer) finish(j *job, restored bool, err error) (open bool, wait tim
 		close(t.news)
 		t.news = nil
 	}
-	return t.open && err == nil, time.Until(t.quiet)
 }
 
 // forget drops a target whose table is removed, and its container unless that is there again. The
@@ -274,47 +270,6 @@ func (e *Enforcer) forget(j *job) {
 	if c.phase == going {
 		delete(e.containers, j.key)
 	}
-}
-
-// The wait after connections were looked at, and how many times as long as that took it is at least: there
-// may be a million.
-const (
-	endPause = time.Second
-	endShare = 20
-)
-
-// endConnections ends the connections that a table forbids.
-func (e *Enforcer) endConnections(ctx context.Context, t *target, addresses map[netip.Addr]string) error {
-	began := time.Now()
-	ended, err := t.table.EndConnections(ctx, addresses)
-	if t.netns != "" && isGone(err) {
-		return nil
-	}
-	took := time.Since(began)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	t.quiet = time.Now().Add(max(endPause, endShare*took))
-	if err != nil {
-		// All of it is looked at anew.
-		t.check = true
-		return fmt.Errorf("end the connections that network policies forbid: %w", err)
-	}
-	t.open = false
-	if ended > 0 {
-		klog.FromContext(ctx).V(2).Info("Ended connections that network policies forbid", "namespace", t.netns, "connections", ended, "took", took)
-	}
-	return nil
-}
-
-// governedAddresses lists the addresses of the pods that a ruleset of the node governs.
-func governedAddresses(rs *ruleset.Ruleset) map[netip.Addr]string {
-	all := map[netip.Addr]string{}
-	for _, m := range rs.Maps {
-		for a := range m.Chains {
-			all[a] = ""
-		}
-	}
-	return all
 }
 
 // bring replaces the ruleset in the kernel. It returns whether another program had changed it, so

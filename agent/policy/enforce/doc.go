@@ -17,6 +17,12 @@
 // next, all at once, one target never by two at a time, and a failed write is tried again. A ruleset that
 // is the same pointer as before costs nothing.
 //
+// # Connections
+//
+// After a write the connections of the target are looked at, in a queue of their own: there may be a million,
+// and neither a denial nor an ADD waits for that. The look has the ruleset that was written last; after a write
+// that comes meanwhile there is another one.
+//
 // # The life of a container
 //
 // One state holds all that is known of a container. An ADD tells it, and until a listing begins after the

@@ -63,7 +63,8 @@ type kernel interface {
 	Open(netns string) error
 }
 
-// Table is table.Table. None of the methods but Counters and Adopt is called in parallel.
+// Table is table.Table. Apply, Remove and Verify are called one at a time. Counters, Adopt and EndConnections are
+// called in parallel to these and to each other.
 type Table interface {
 	// Apply brings a ruleset into the kernel in one transaction.
 	Apply(ctx context.Context, rs *ruleset.Ruleset) error
@@ -72,10 +73,10 @@ type Table interface {
 	// Verify returns an error where the kernel's table differs from the applied ruleset; Apply then
 	// replaces all.
 	Verify(ctx context.Context) error
-	// EndConnections ends the connections of addresses whose first packet the applied ruleset would
-	// drop, and lets ended ones begin again whose first packet it would accept. Each address has the
-	// name of its interface in the namespace of a pod.
-	EndConnections(ctx context.Context, addresses map[netip.Addr]string) (ended int, err error)
+	// EndConnections ends the connections of addresses whose first packet the ruleset would drop, and
+	// lets ended ones begin again whose first packet it would accept. Each address has the name of its
+	// interface in the namespace of a pod.
+	EndConnections(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]string) (ended int, err error)
 	// Adopt has the kernel track connections that it may not know; known ones it replaces where asked
 	// to.
 	Adopt(ctx context.Context, connections []socket.Connection, replace bool) error
@@ -109,7 +110,7 @@ const (
 	recheck = time.Minute
 	// patience is how long an ADD waits until the policies are known.
 	patience = 30 * time.Second
-	// workers is how many tables are written at a time.
+	// workers is how many tables are written, and how many have their connections looked at, at a time.
 	workers = 4
 	// Waits after a first failure and at most.
 	firstRetry, lastRetry = 100 * time.Millisecond, 30 * time.Second
@@ -119,8 +120,9 @@ const (
 type Enforcer struct {
 	Options
 
-	queue workqueue.TypedRateLimitingInterface[string]
-	soon  wakeup.Signal
+	// queue has the targets to write, sweeps those whose connections are to be looked at.
+	queue, sweeps workqueue.TypedRateLimitingInterface[string]
+	soon          wakeup.Signal
 	// lookSoon calls Soon for places that were not found.
 	lookSoon *time.Timer
 	// started is closed when the containers of the node and the policies were known once.
@@ -155,7 +157,7 @@ type Enforcer struct {
 func New(o Options) *Enforcer {
 	e := &Enforcer{
 		Options: o, soon: wakeup.New(), started: make(chan struct{}),
-		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry)),
+		queue: newQueue(), sweeps: newQueue(),
 		index: policy.NewIndex(o.Objects),
 		node:  &target{table: o.Kernel.Table("")}, containers: map[string]*container{}, recorded: map[string]bool{},
 		bridges: map[string]error{}, problems: map[policy.Problem]bool{}, readings: readings{past: map[counted]uint64{}},
@@ -163,6 +165,10 @@ func New(o Options) *Enforcer {
 	e.lookSoon = time.AfterFunc(recheck, e.Soon)
 	e.lookSoon.Stop()
 	return e
+}
+
+func newQueue() workqueue.TypedRateLimitingInterface[string] {
+	return workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry))
 }
 
 // Soon has the containers listed again soon; it returns at once.
@@ -183,7 +189,7 @@ func (e *Enforcer) Recheck() {
 // Run follows the cluster and the containers and keeps the kernel as the policies say until the context
 // ends. The kernel stays as it is then.
 func (e *Enforcer) Run(ctx context.Context, all containers) error {
-	stop := context.AfterFunc(ctx, e.queue.ShutDown)
+	stop := context.AfterFunc(ctx, func() { e.queue.ShutDown(); e.sweeps.ShutDown() })
 	defer stop()
 	var group sync.WaitGroup
 	defer group.Wait()
@@ -196,7 +202,8 @@ func (e *Enforcer) Run(ctx context.Context, all containers) error {
 	close(e.started)
 	klog.FromContext(ctx).Info("Network policies are known", "held", e.Objects.Held())
 	for range workers {
-		group.Go(func() { e.work(ctx) })
+		group.Go(func() { work(ctx, e.queue, e.write) })
+		group.Go(func() { work(ctx, e.sweeps, e.sweep) })
 	}
 	e.enqueue()
 	ticker := time.NewTicker(recheck)

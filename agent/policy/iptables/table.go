@@ -22,8 +22,8 @@ import (
 	"github.com/berth-dev/berth/cni/xtables"
 )
 
-// Table is the rules of policies in one network namespace. Methods block for programs; none but Counters and
-// Adopt may be called in parallel.
+// Table is the rules of policies in one network namespace. Methods block for programs; none but Counters,
+// Adopt and EndConnections may be called in parallel to others.
 type Table struct {
 	path    string
 	variant programs
@@ -242,14 +242,10 @@ func (t *Table) Remove(ctx context.Context) error {
 	}))
 }
 
-// EndConnections is connections.End with the ruleset that was applied last, in the table's namespace.
-func (t *Table) EndConnections(ctx context.Context, addresses map[netip.Addr]string) (ended int, err error) {
-	now := t.current()
-	if now == nil {
-		return 0, fmt.Errorf("end connections: %w: nothing was applied", ruleset.ErrChanged)
-	}
+// EndConnections is connections.End in the namespace. It may be called in parallel to all methods.
+func (t *Table) EndConnections(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]string) (ended int, err error) {
 	err = t.do(func() (err error) {
-		ended, err = connections.End(ctx, now.rs, addresses)
+		ended, err = connections.End(ctx, rs, addresses)
 		return err
 	})
 	return ended, err

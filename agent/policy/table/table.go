@@ -20,7 +20,7 @@ import (
 )
 
 // Table is the table of policies in one network namespace. Methods block for the kernel; none
-// but Counters and Adopt may be called in parallel.
+// but Counters, Adopt and EndConnections may be called in parallel to others.
 type Table struct {
 	path string
 	// applied is the ruleset in the kernel, nil if unknown.
@@ -139,12 +139,8 @@ func (t *Table) replaceAll(ctx context.Context, rs *ruleset.Ruleset) error {
 	return fmt.Errorf("replace the table of policies: %w", errs[0])
 }
 
-// EndConnections is connections.End with the ruleset that was applied last, in the table's namespace.
-func (t *Table) EndConnections(ctx context.Context, addresses map[netip.Addr]string) (ended int, err error) {
-	if t.applied == nil {
-		return 0, fmt.Errorf("end connections: %w: nothing was applied", ruleset.ErrChanged)
-	}
-	rs := t.applied.rs
+// EndConnections is connections.End in the table's namespace. It may be called in parallel to all methods.
+func (t *Table) EndConnections(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]string) (ended int, err error) {
 	err = t.do(func() (err error) {
 		ended, err = connections.End(ctx, rs, addresses)
 		return err

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+)
+
+// The wait after connections were looked at, and how many times as long as that took it is at least: there
+// may be a million.
+const (
+	endPause = time.Second
+	endShare = 20
+)
+
+// sweep ends the connections that the ruleset in the kernel forbids. One worker at a time does so for a key, and
+// writes of the target do not wait for it: after a write that comes meanwhile the connections are looked at again.
+func (e *Enforcer) sweep(ctx context.Context, key string) error {
+	e.mu.Lock()
+	t, p := e.target(key)
+	if t == nil || t.gone || !t.open || isEmpty(t.written) {
+		e.mu.Unlock()
+		return nil
+	}
+	if wait := time.Until(t.quiet); wait > 0 {
+		e.mu.Unlock()
+		e.sweeps.AddAfter(key, wait)
+		return nil
+	}
+	rs := t.written
+	t.reopened = false
+	e.mu.Unlock()
+	addresses := p.Addresses
+	if key == nodeKey {
+		addresses = governedAddresses(rs)
+	}
+	began := time.Now()
+	ended, err := t.table.EndConnections(ctx, rs, addresses)
+	took := time.Since(began)
+	e.mu.Lock()
+	t.quiet = time.Now().Add(max(endPause, endShare*took))
+	if err == nil {
+		// A write that came meanwhile has queued the next sweep.
+		t.open = t.reopened
+	}
+	e.mu.Unlock()
+	switch {
+	case t.netns != "" && isGone(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("end the connections that network policies forbid: %w", err)
+	case ended > 0:
+		klog.FromContext(ctx).V(2).Info("Ended connections that network policies forbid", "namespace", t.netns, "connections", ended, "took", took)
+	}
+	return nil
+}
+
+// governedAddresses lists the addresses of the pods that a ruleset of the node governs.
+func governedAddresses(rs *ruleset.Ruleset) map[netip.Addr]string {
+	all := map[netip.Addr]string{}
+	for _, m := range rs.Maps {
+		for a := range m.Chains {
+			all[a] = ""
+		}
+	}
+	return all
+}
