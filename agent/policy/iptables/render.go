@@ -204,21 +204,29 @@ func (w *writer) jump(rule *ruleset.Rule, behind *rest) (ends bool, err error) {
 }
 
 // pairs writes a rule that accepts pairs, and the rules behind it. The pairs are rules of a chain, to which only
-// packets come with a source and a destination of some pair.
+// packets come with a source and a destination of some pair, and from there by a second chain those that meet the
+// rule's other conditions: each interface with each pair would be many rules.
 func (w *writer) pairs(rule *ruleset.Rule, behind *rest) error {
 	sources, destinations := ends(w.written(rule.Pair))
-	list, to := ChainPrefix+"p"+kindOf(rule.Pair)[1:]+"-"+hash("pairs "+behind.name), restName(behind.name)
+	family, to := kindOf(rule.Pair)[1:], restName(behind.name)
+	first, second := ChainPrefix+"p"+family+"-"+hash("pairs "+behind.name), ChainPrefix+"q"+family+"-"+hash("pairs "+behind.name)
+	onward := line{text: "-g " + to}
 	w.out.lines = append(w.out.lines,
-		line{text: fmt.Sprintf("-m set --match-set %s src -m set --match-set %s dst -g %s", w.set(sources.Name), w.set(destinations.Name), list)},
-		line{text: "-g " + to})
-	out, after := &chain{}, &chain{}
-	w.origin.rest[list], w.origin.rest[to] = out, after
-	next := &writer{w.rendering, w.hook, w.origin, out}
-	if err := next.rule(rule, nil); err != nil {
+		line{text: fmt.Sprintf("-m set --match-set %s src -m set --match-set %s dst -g %s", w.set(sources.Name), w.set(destinations.Name), first)}, onward)
+	others, pairs := *rule, ruleset.Rule{Family: rule.Family, Pair: rule.Pair, Verdict: rule.Verdict, Counter: rule.Counter, Origin: rule.Origin}
+	others.Pair = ""
+	chains := [3]*chain{{}, {}, {}}
+	w.origin.rest[first], w.origin.rest[second], w.origin.rest[to] = chains[0], chains[1], chains[2]
+	for _, conditions := range w.conditions(w.hook, w.family, &others, w.written) {
+		chains[0].lines = append(chains[0].lines, line{text: join(conditions, "-g "+second)})
+	}
+	chains[0].lines = append(chains[0].lines, onward)
+	next := &writer{w.rendering, w.hook, w.origin, chains[1]}
+	if err := next.rule(&pairs, nil); err != nil {
 		return err
 	}
-	out.lines = append(out.lines, line{text: "-g " + to})
-	next.out = after
+	chains[1].lines = append(chains[1].lines, onward)
+	next.out = chains[2]
 	return next.rules(to, behind.rules, nil)
 }
 

@@ -3,8 +3,10 @@
 package iptables_test
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/berth-dev/berth/agent/policy/iptables"
@@ -62,4 +64,37 @@ func packet(r *rulesettest.Random) ruleset.Packet {
 		p.NeighborDiscovery, p.MulticastListener = r.IntN(4) == 0, r.IntN(4) == 0
 	}
 	return p
+}
+
+// The rules of pods that call themselves are linear in the pods and their links.
+func TestPairsWithLinks(t *testing.T) {
+	const pods = 200
+	links, pairs := &ruleset.Set{Name: "ways", Kind: ruleset.Interfaces}, &ruleset.Set{Name: "self4", Family: ruleset.IPv4, Kind: ruleset.Pairs}
+	for i := range byte(pods) {
+		a := netip.AddrFrom4([4]byte{10, 0, 0, i})
+		links.Interfaces = append(links.Interfaces, fmt.Sprintf("pod%03d", i))
+		pairs.Pairs = append(pairs.Pairs, ruleset.Pair{Source: a, Destination: a})
+	}
+	rs := rulesettest.With(rulesettest.Of(rulesettest.Chain("base", ruleset.Forward,
+		ruleset.Rule{Family: ruleset.IPv4, InInterface: "ways", Pair: "self4", Verdict: ruleset.Accept}, ruleset.Rule{Verdict: ruleset.Drop})), links, pairs)
+	text, err := iptables.TextOf(rs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(text.Rules[0], "\n-A "); n > 3*pods {
+		t.Errorf("%d rules for %d pods", n, pods)
+	}
+	kernel, err := iptablestest.Of(rs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []ruleset.Packet{
+		{InInterface: "pod007", Source: pairs.Pairs[7].Source, Destination: pairs.Pairs[7].Source},
+		{InInterface: "eth0", Source: pairs.Pairs[7].Source, Destination: pairs.Pairs[7].Source},
+		{InInterface: "pod007", Source: pairs.Pairs[7].Source, Destination: pairs.Pairs[8].Source},
+	} {
+		if verdict, err := kernel.Walk(ruleset.Forward, p); err != nil || verdict != ruleset.Walk(rs, ruleset.Forward, p).Verdict {
+			t.Errorf("%+v: %v, %v", p, verdict, err)
+		}
+	}
 }
