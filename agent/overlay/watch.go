@@ -80,11 +80,18 @@ func (o *Overlay) followKernel(ctx context.Context) error {
 			if !ok {
 				return errors.New("the kernel ended the events of neighbours")
 			}
-			if u.Type == unix.RTM_DELNEIGH && u.State&netlink.NUD_PERMANENT != 0 && len(u.HardwareAddr) == 6 && u.HardwareAddr[0]&1 == 0 {
+			if u.Type == unix.RTM_DELNEIGH && !u.IP.IsMulticast() && isVTEP(u.LinkIndex) {
 				o.Recheck()
 			}
 		}
 	}
+}
+
+// isVTEP returns whether an index is that of a VTEP. The event of a neighbour that was deleted shows neither its MAC
+// address nor that it was permanent.
+func isVTEP(index int) bool {
+	link, err := netlink.LinkByIndex(index)
+	return err == nil && (link.Attrs().Name == link4 || link.Attrs().Name == link6)
 }
 
 func drain[T any](events <-chan T) {
