@@ -232,6 +232,10 @@ func Adopt(protocol byte, original Tuple, replace bool) (adopted bool, err error
 			return false, nil
 		}
 		known, err := get(protocol, original)
+		if known == nil && err == nil {
+			// Where its destination is translated, only packets of the other side lead to it.
+			known, err = get(protocol, reply)
+		}
 		if err != nil {
 			return false, err
 		}

@@ -66,3 +66,27 @@ func TestAdopt(t *testing.T) {
 		})
 	}
 }
+
+// A connection whose destination is translated is known by the packets of its server alone, and stays as it is.
+func TestAdoptTranslated(t *testing.T) {
+	netnstest.Need(t)
+	h := netnstest.New(t)
+	client, service, server := netip.MustParseAddrPort("10.0.1.2:40000"), netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("10.0.2.2:8080")
+	err := h.Try(func() error {
+		begun, answer := Tuple{client, service}, Tuple{server, client}
+		if err := create(unix.IPPROTO_TCP, begun, answer); err != nil {
+			return err
+		}
+		if adopted, err := Adopt(unix.IPPROTO_TCP, Tuple{client, server}, true); adopted || err != nil {
+			return fmt.Errorf("Adopt() = %t, %w", adopted, err)
+		}
+		f, err := get(unix.IPPROTO_TCP, answer)
+		if err != nil || f == nil || f.Original != begun || f.Reply != answer {
+			return fmt.Errorf("the connection is %+v, %w", f, err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
