@@ -661,12 +661,14 @@ func TestConnectionsWhileRulesAreGone(t *testing.T) {
 			if _, err := at.Command("nft", "delete", "table", "inet", ruleset.TableName); err != nil {
 				t.Fatal(err)
 			}
-			goes := echo(t, other.Host, db)
-			if !goes() {
-				t.Fatal("the connection does not begin, so that the test shows nothing")
+			goes, both := echo(t, other.Host, db), chatterOf(t, other.Host, db)
+			if !goes() || both.isSilent() {
+				t.Fatal("a connection does not begin, so that the test shows nothing")
 			}
 			w.enforcer.Recheck()
 			w.eventually("the connection that is forbidden ends", func() bool { return !goes() })
+			// Also where the first packet that meets the rules is one of the pod itself.
+			w.eventually("the connection on which both sides send ends", both.isSilent)
 		})
 	}
 }
