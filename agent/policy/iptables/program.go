@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"os/exec"
 	"strings"
 
@@ -49,15 +51,34 @@ func (v programs) program(f ruleset.Family, action string) string {
 	return fmt.Sprintf("%s-%s-%s", command(f), v.Variant, action)
 }
 
+// inet6 is there where the kernel has IPv6. Where it was started without, ip6tables ends with an error, and there
+// are no packets to judge.
+const inet6 = "/proc/thread-self/net/if_inet6"
+
+// lacks returns whether the kernel does not have a family.
+func lacks(f ruleset.Family, inet6 string) bool {
+	if f == ruleset.IPv4 {
+		return false
+	}
+	_, err := os.Stat(inet6)
+	return errors.Is(err, fs.ErrNotExist)
+}
+
 // restore changes the chains that the text names, at once, and no others. It waits for the lock of other
 // programs, at most lockWait.
 func (v programs) restore(ctx context.Context, f ruleset.Family, text []byte) error {
+	if lacks(f, inet6) {
+		return nil
+	}
 	_, err := run(ctx, text, v.program(f, "restore"), "--noflush", "--wait", lockWait)
 	return err
 }
 
 // save returns the table security, with the packets and bytes of each rule.
 func (v programs) save(ctx context.Context, f ruleset.Family) (string, error) {
+	if lacks(f, inet6) {
+		return "", nil
+	}
 	return run(ctx, nil, v.program(f, "save"), "--counters", "--table", TableName)
 }
 

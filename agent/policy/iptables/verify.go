@@ -25,6 +25,9 @@ func (t *Table) Verify(ctx context.Context) error {
 			if err != nil {
 				return fmt.Errorf("read the rules of policies: %w", err)
 			}
+			if lacks(f, inet6) {
+				continue
+			}
 			have, _ := parse(saved)
 			if err := now.chains[i].compare(have); err != nil {
 				return fmt.Errorf("%w: %w", ruleset.ErrChanged, err)
