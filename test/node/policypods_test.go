@@ -117,8 +117,9 @@ func TestNetworkPolicyPods(t *testing.T) {
 	become("FloatingIP without a record", true, false)
 	again("--network-policy-pods=None")
 	become("None", true, true)
-	refused = newFlow(t, "tcp", net.client, at(plainAddress, 80))
+	kept = newFlow(t, "tcp", net.client, at(plainAddress, 80))
 	previewed("None", "pods-floating", "pods-plain")
+	kept.goesOn(t)
 	netnstest.Eventually(t, func() error {
 		if hasPolicies(t, n.Host) {
 			return fmt.Errorf("rules are left")
