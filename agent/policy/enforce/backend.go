@@ -51,8 +51,8 @@ type node struct {
 	// variant of anybody.
 	variant xtables.Variant
 	has     bool
-	// missing says which program of iptables or ipset the agent lacks; it is empty where it has all.
-	missing string
+	// problem says why iptables and ipset do not work; it is empty where they do.
+	problem string
 }
 
 // choose returns the backend of a node, and why. Pure.
@@ -61,16 +61,16 @@ func (n node) choose(wanted Backend) (Backend, string, error) {
 	switch {
 	case wanted == BackendNFTables:
 		return BackendNFTables, "it was asked for", nil
-	case wanted == BackendIPTables && n.missing != "":
-		return "", "", fmt.Errorf("cannot enforce network policies through iptables and ipset: %s; use --network-policy-backend=nftables, or an image with these programs", n.missing)
+	case wanted == BackendIPTables && n.problem != "":
+		return "", "", fmt.Errorf("cannot enforce network policies through iptables and ipset: %s; use --network-policy-backend=nftables, or a kernel and an image with all that they need", n.problem)
 	case wanted == BackendIPTables:
 		return variant, "it was asked for", nil
 	case n.kubeProxy:
 		return BackendNFTables, "kube-proxy is in its mode nftables", nil
 	case !n.has:
 		return BackendNFTables, "neither kubelet nor kube-proxy has chains of iptables", nil
-	case n.missing != "":
-		return BackendNFTables, fmt.Sprintf("kubelet or kube-proxy has chains of iptables, but: %s", n.missing), nil
+	case n.problem != "":
+		return BackendNFTables, fmt.Sprintf("kubelet or kube-proxy has chains of iptables, but: %s", n.problem), nil
 	}
 	return variant, "kubelet or kube-proxy has chains of it", nil
 }
@@ -88,8 +88,8 @@ func ChooseBackend(ctx context.Context, wanted Backend) (Backend, error) {
 	if n.variant, n.has = xtables.OfKubernetes(); !n.has {
 		n.variant = xtables.Choose()
 	}
-	if err := iptables.Check(n.variant); err != nil {
-		n.missing = err.Error()
+	if err := iptables.Try(ctx, n.variant); err != nil {
+		n.problem = err.Error()
 	}
 	chosen, why, err := n.choose(wanted)
 	if err == nil {

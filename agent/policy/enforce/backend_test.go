@@ -23,10 +23,10 @@ func TestChooseBackend(t *testing.T) {
 		"kube-proxy with legacy":          {node{variant: xtables.Legacy, has: true}, BackendAuto, BackendIPTablesLegacy, "has chains of it"},
 		"kube-proxy with nftables":        {node{kubeProxy: true, variant: xtables.NFT, has: true}, BackendAuto, BackendNFTables, "mode nftables"},
 		"neither":                         {node{variant: xtables.NFT}, BackendAuto, BackendNFTables, "neither kubelet nor kube-proxy"},
-		"no programs":                     {node{variant: xtables.NFT, has: true, missing: missing}, BackendAuto, BackendNFTables, "ipset"},
+		"no programs":                     {node{variant: xtables.NFT, has: true, problem: missing}, BackendAuto, BackendNFTables, "ipset"},
 		"asked for nftables":              {node{variant: xtables.Legacy, has: true}, BackendNFTables, BackendNFTables, "asked for"},
 		"asked for iptables":              {node{kubeProxy: true, variant: xtables.Legacy}, BackendIPTables, BackendIPTablesLegacy, "asked for"},
-		"asked for iptables, no programs": {node{variant: xtables.NFT, missing: missing}, BackendIPTables, "", "--network-policy-backend=nftables"},
+		"asked for iptables, no programs": {node{variant: xtables.NFT, problem: missing}, BackendIPTables, "", "--network-policy-backend=nftables"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, why, err := tc.choose(tc.wanted)

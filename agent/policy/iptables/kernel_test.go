@@ -131,3 +131,28 @@ func TestVerify(t *testing.T) {
 		}
 	}
 }
+
+// A try works where the variant works, has the rules of each family, and leaves nothing in the namespace of the
+// caller.
+func TestTry(t *testing.T) {
+	netnstest.Need(t)
+	for _, v := range variants {
+		t.Run(string(v), func(t *testing.T) {
+			node := netnstest.New(t)
+			before := saved(t, node, v)
+			node.Run(func() error { return iptables.Try(t.Context(), v) })
+			if after := saved(t, node, v); after != before {
+				t.Errorf("left: %s", after)
+			}
+			table := iptables.New(node.Path(), v)
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if err := iptables.Try(ctx, v); err == nil {
+				t.Error("a try that cannot run its programs succeeds")
+			}
+			if exists, err := table.Exists(t.Context()); exists || err != nil {
+				t.Errorf("Exists() = %t, %v", exists, err)
+			}
+		})
+	}
+}

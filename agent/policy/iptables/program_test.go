@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
 )
 
 // A kernel that was started without IPv6 has no file of its addresses, and ip6tables is not called.
@@ -30,5 +31,12 @@ func TestLineOf(t *testing.T) {
 		if got := lineOf([]byte("one\ntwo\nthree\n"), said); got != want {
 			t.Errorf("lineOf(%q) = %q, want %q", said, got, want)
 		}
+	}
+}
+
+// The rules that a try makes are a ruleset as the compiler makes them.
+func TestSample(t *testing.T) {
+	if err := rulesettest.Check(sample()); err != nil {
+		t.Error(err)
 	}
 }
