@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/agent/policy/iptables"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -55,7 +56,14 @@ func hasPolicies(t *testing.T, h *netnstest.Host) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return strings.Contains(out, ruleset.TableName)
+	if strings.Contains(out, "table ip security") {
+		saved, err := h.Command("iptables-nft-save", "-t", iptables.TableName)
+		if err != nil {
+			t.Fatal(err, saved)
+		}
+		out += saved
+	}
+	return strings.Contains(out, "inet "+ruleset.TableName) || strings.Contains(out, iptables.ChainPrefix)
 }
 
 // Policies hold for pods of every network type from the first instant on, follow changes, stand while
