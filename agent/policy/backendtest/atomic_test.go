@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
 )
 
@@ -239,4 +240,41 @@ func testThreads(t *testing.T, b backend) {
 	if err := b.Open(pod.Path()).Apply(t.Context(), rulesettest.Isolated()); err == nil {
 		t.Error("Apply() without a namespace succeeds")
 	}
+}
+
+// A pod that moves between chains, while there are few of them or many, is in some chain all the time.
+func TestAtomicMoves(t *testing.T) { forEach(t, testAtomicMoves) }
+
+func testAtomicMoves(t *testing.T, b backend) {
+	w := newTopology(t, b)
+	w.apply(movedTo("i-server", 40))
+	f := w.flood()
+	for i := range b.changes / 2 {
+		w.apply(movedTo([]string{"i-server", "i-zone", "i-area"}[i%3], []int{40, 40, 3, 41}[i%4]))
+	}
+	if leaked := f.end(); leaked > 0 {
+		t.Errorf("%d denied datagrams passed during %d changes", leaked, b.changes/2)
+	}
+}
+
+// movedTo returns the isolated ruleset with the server in a chain of another name, beside other pods with chains of
+// their own.
+func movedTo(name string, others int) *ruleset.Ruleset {
+	rs := rulesettest.Isolated()
+	rs = rulesettest.With(rs, rulesettest.Chain(name, ruleset.NoHook, rs.Chains["i-server"].Rules...))
+	if name != "i-server" {
+		delete(rs.Chains, "i-server")
+	}
+	for i, e := range rulesettest.Both {
+		m := &ruleset.Map{Name: []string{"ingress4", "ingress6"}[i], Family: e.Family, Chains: map[netip.Addr]string{e.Server: name}}
+		other := e.Server
+		for n := range others {
+			other = other.Next()
+			chain := rulesettest.Chain(fmt.Sprintf("i-other%d", n), ruleset.NoHook, ruleset.Rule{Verdict: ruleset.Drop})
+			m.Chains[other] = chain.Name
+			rs = rulesettest.With(rs, chain)
+		}
+		rs = rulesettest.With(rs, m)
+	}
+	return rs
 }

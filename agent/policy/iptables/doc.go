@@ -19,7 +19,8 @@
 //
 //	-A BERTH-ingress -m set --match-set berth-… dst -g BERTH-i4-…
 //
-// A new pod of a known combination is an element of the set, and no change of rules. The chain of a combination
+// Many combinations are looked for in groups, so that a packet meets some rules of each kind and not one for each
+// combination. A new pod of a known combination is an element of the sets, and no change of rules. The chain of a combination
 // has all rules of its policies in their order, because iptables cannot return over two chains: accepted
 // packets RETURN, and so go on after the base chain; a rule that passes to the next tier goes to the chain of
 // the rest. No chain of egress leads to one of ingress.

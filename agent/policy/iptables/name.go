@@ -5,6 +5,7 @@ package iptables
 import (
 	"crypto/sha256"
 	"encoding/base32"
+	"fmt"
 	"strings"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
@@ -65,7 +66,19 @@ func (n names) set(name string) string {
 	return SetPrefix + short + string(n)
 }
 
-// members returns the name of the set of addresses that a map leads to a chain.
+// manyChains is the number of chains of a map from which on they are looked for in groups.
+const manyChains = 16
+
+// groupOf returns the group of a chain among many: one of 16, which stays while other chains come and go.
+func groupOf(chain string) string { return fmt.Sprint("group ", hash(chain)[0]%16) }
+
+// groupChain returns the name of the chain that leads from a group to its chains, in the dispatch of a base chain.
+func groupChain(base string, m *ruleset.Map, group string) string {
+	return ChainPrefix + "g" + m.Name[len(m.Name)-1:] + "-" + hash(base+" "+m.Name+" "+group)
+}
+
+// members returns the name of the set of addresses that a map leads to a chain, or to the chains of a
+// group.
 func (n names) members(m *ruleset.Map, chain string) string {
 	return SetPrefix + m.Name[:1] + m.Name[len(m.Name)-1:] + hash(m.Name + " " + chain)[:hashed-2] + string(n)
 }

@@ -169,10 +169,13 @@ func (w *writer) rules(name string, rules []ruleset.Rule, behind *rest) error {
 			}
 			continue
 		}
-		if w.mapOf(rule) != nil || rule.Verdict == ruleset.Goto {
-			if behind != nil {
-				return errNested
-			}
+		m := w.mapOf(rule)
+		if (m != nil || rule.Verdict == ruleset.Goto) && behind != nil {
+			return errNested
+		}
+		if m != nil {
+			w.origin.maps[m.Name] = m
+			return w.dispatch(m, fieldOf(rule), &rest{name, rules[i+1:]})
 		}
 		if err := w.rule(rule, behind); err != nil {
 			return err
@@ -236,20 +239,17 @@ func conditional(r *ruleset.Rule) bool {
 		r.Destination != "" || r.Endpoint != "" || r.Pair != "" || r.Protocol != ruleset.AnyProtocol
 }
 
-// rule writes a rule that does not jump.
+// fieldOf returns the address that the map of a rule is about.
+func fieldOf(rule *ruleset.Rule) string {
+	if rule.DestinationMap != "" {
+		return "dst"
+	}
+	return "src"
+}
+
+// rule writes a rule that does not jump and has no map.
 func (w *writer) rule(rule *ruleset.Rule, behind *rest) error {
 	say := comment(rule.Comment())
-	if m := w.mapOf(rule); m != nil {
-		w.origin.maps[m.Name] = m
-		field := "src"
-		if rule.DestinationMap != "" {
-			field = "dst"
-		}
-		for _, target := range slices.Compact(slices.Sorted(maps.Values(m.Chains))) {
-			w.out.lines = append(w.out.lines, line{text: fmt.Sprintf("-m set --match-set %s %s -g %s", w.members(m, target), field, chainName(target))})
-		}
-		return nil
-	}
 	target, err := w.target(rule, behind)
 	if err != nil {
 		return err
@@ -261,6 +261,43 @@ func (w *writer) rule(rule *ruleset.Rule, behind *rest) error {
 		w.out.lines = append(w.out.lines, endedLine())
 	}
 	return nil
+}
+
+// dispatch writes the rules that lead packets to the chains of a map, one for each chain, and then the rules behind
+// them. Of many chains there is one for each group, which leads to one for each chain of the group. A packet that a
+// group has and none of its chains, as while a pod moves to another chain, goes on with a rule for each chain.
+func (w *writer) dispatch(m *ruleset.Map, field string, behind *rest) error {
+	lead := func(out *chain, of, to string) {
+		out.lines = append(out.lines, line{text: fmt.Sprintf("-m set --match-set %s %s -g %s", w.members(m, of), field, to)})
+	}
+	all := targets(m)
+	if len(all) <= manyChains {
+		for _, target := range all {
+			lead(w.out, target, chainName(target))
+		}
+		return w.rules(behind.name, behind.rules, nil)
+	}
+	each, onward := restName("each "+behind.name+" "+m.Name), restName(behind.name+" "+m.Name)
+	eachChain, onwardChain, groups := &chain{}, &chain{}, map[string]*chain{}
+	for _, target := range all {
+		group := groupOf(target)
+		if groups[group] == nil {
+			groups[group] = &chain{}
+		}
+		lead(groups[group], target, chainName(target))
+		lead(eachChain, target, chainName(target))
+	}
+	for _, group := range slices.Sorted(maps.Keys(groups)) {
+		name := groupChain(behind.name, m, group)
+		lead(w.out, group, name)
+		groups[group].lines = append(groups[group].lines, line{text: "-g " + each})
+		w.origin.rest[name] = groups[group]
+	}
+	w.out.lines = append(w.out.lines, line{text: "-g " + onward})
+	eachChain.lines = append(eachChain.lines, line{text: "-g " + onward})
+	w.origin.rest[each], w.origin.rest[onward] = eachChain, onwardChain
+	next := &writer{w.rendering, w.hook, w.origin, onwardChain}
+	return next.rules(onward, behind.rules, nil)
 }
 
 // written returns a set whose elements are written into the lines.

@@ -4,6 +4,7 @@ package iptables
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -23,9 +24,20 @@ type set struct {
 	kind     string
 	family   ruleset.Family
 	elements []string
-	// closes says that rules drop by it, or that it has the pods that rules govern.
-	closes bool
+	rank     rank
 }
+
+// rank says in which order sets grow and shrink.
+type rank int
+
+const (
+	// opens is of a set by which rules let packets pass.
+	opens rank = iota
+	// closes is of a set by which rules drop, or that has the pods of a chain.
+	closes
+	// leads is of a set that has the pods of a group of chains: each is in the set of its chain for longer.
+	leads
+)
 
 // create returns the command that makes the set.
 func (s *set) create(name string) string {
@@ -99,37 +111,48 @@ func (n names) setsOf(rs *ruleset.Ruleset, last *ruleset.Ruleset, sets map[strin
 		kind, kernel := kinds[s.Kind], n.set(name)
 		switch same := sets[kernel]; {
 		case kind == "":
-		case same != nil && last.Sets[name] == s && same.closes == closing[name]:
+		case same != nil && last.Sets[name] == s && same.rank == closing[name]:
 			all[kernel] = same
 		default:
-			all[kernel] = &set{kind: kind, family: s.Family, elements: elementsOf(s), closes: closing[name]}
+			all[kernel] = &set{kind: kind, family: s.Family, elements: elementsOf(s), rank: closing[name]}
 		}
 	}
 	for name, m := range rs.Maps {
 		same := last != nil && last.Maps[name] == m
+		many := len(targets(m)) > manyChains
 		for a, chain := range m.Chains {
-			kernel := n.members(m, chain)
-			if same {
-				all[kernel] = sets[kernel]
-				continue
+			n.enter(all, sets, same, n.members(m, chain), closes, m.Family, a)
+			if many {
+				n.enter(all, sets, same, n.members(m, groupOf(chain)), leads, m.Family, a)
 			}
-			if all[kernel] == nil {
-				all[kernel] = &set{kind: kinds[ruleset.Addresses], family: m.Family, closes: true}
-			}
-			all[kernel].elements = append(all[kernel].elements, a.String())
 		}
 	}
 	return all
 }
 
+// enter puts an address into a set of pods; same says that the set is the one of before.
+func (n names) enter(all, before map[string]*set, same bool, name string, r rank, f ruleset.Family, a netip.Addr) {
+	switch {
+	case same && before[name] != nil:
+		all[name] = before[name]
+		return
+	case all[name] == nil:
+		all[name] = &set{kind: kinds[ruleset.Addresses], family: f, rank: r}
+	}
+	all[name].elements = append(all[name].elements, a.String())
+}
+
+// targets lists the chains that a map leads to.
+func targets(m *ruleset.Map) []string { return slices.Compact(slices.Sorted(maps.Values(m.Chains))) }
+
 // closingSets returns the sets by which rules drop.
-func closingSets(rs *ruleset.Ruleset) map[string]bool {
-	all := map[string]bool{}
+func closingSets(rs *ruleset.Ruleset) map[string]rank {
+	all := map[string]rank{}
 	for _, c := range rs.Chains {
 		for i := range c.Rules {
 			if r := &c.Rules[i]; r.Verdict == ruleset.Drop {
 				for _, name := range []string{r.Source, r.Destination, r.Endpoint, r.Pair} {
-					all[name] = true
+					all[name] = closes
 				}
 			}
 		}
@@ -158,20 +181,15 @@ func changeOf(old, want map[string]*set) *setChange {
 			came[name], went[name] = difference(have.elements, s.elements)
 		}
 	}
-	order := func(all map[string][]string, closing bool) []string {
-		var some []string
-		for name := range all {
-			if want[name].closes == closing {
-				some = append(some, name)
-			}
-		}
-		slices.Sort(some)
-		return some
+	order := func(all map[string][]string, ranks ...rank) []string {
+		return slices.SortedFunc(maps.Keys(all), func(a, b string) int {
+			return cmp.Or(cmp.Compare(slices.Index(ranks, want[a].rank), slices.Index(ranks, want[b].rank)), cmp.Compare(a, b))
+		})
 	}
-	for _, name := range slices.Concat(order(came, true), order(came, false)) {
+	for _, name := range order(came, closes, leads, opens) {
 		commands(&c.before, "add", name, came[name])
 	}
-	for _, name := range slices.Concat(order(went, false), order(went, true)) {
+	for _, name := range order(went, opens, leads, closes) {
 		commands(&c.after, "del", name, went[name])
 	}
 	for _, name := range slices.Sorted(maps.Keys(old)) {

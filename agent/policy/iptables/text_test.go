@@ -98,3 +98,37 @@ func TestPairsWithLinks(t *testing.T) {
 		}
 	}
 }
+
+// Of many chains a packet meets some rules only, and the text decides as the ruleset.
+func TestManyChains(t *testing.T) {
+	const pods = 200
+	rs := rulesettest.Of(rulesettest.Chain("base", ruleset.Forward, ruleset.Rule{Family: ruleset.IPv4, DestinationMap: "ingress4"}, ruleset.Rule{Verdict: ruleset.Accept}))
+	m := &ruleset.Map{Name: "ingress4", Family: ruleset.IPv4, Chains: map[netip.Addr]string{}}
+	for i := range byte(pods) {
+		// Every second pod drops.
+		chain := rulesettest.Chain(fmt.Sprintf("i4-%03d", i), ruleset.NoHook, ruleset.Rule{Verdict: ruleset.Accept})
+		if i%2 == 0 {
+			chain.Rules[0].Verdict = ruleset.Drop
+		}
+		m.Chains[netip.AddrFrom4([4]byte{10, 0, 0, i})] = chain.Name
+		rs = rulesettest.With(rs, chain)
+	}
+	rs = rulesettest.With(rs, m)
+	text, err := iptables.TextOf(rs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(text.Rules[0], "\n-A BERTH-base "); n > 20 {
+		t.Errorf("the base chain has %d rules", n)
+	}
+	kernel, err := iptablestest.Of(rs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range byte(pods + 10) {
+		p := ruleset.Packet{Source: netip.AddrFrom4([4]byte{10, 1, 0, 1}), Destination: netip.AddrFrom4([4]byte{10, 0, 0, i})}
+		if verdict, err := kernel.Walk(ruleset.Forward, p); err != nil || verdict != ruleset.Walk(rs, ruleset.Forward, p).Verdict {
+			t.Errorf("%s: %v, %v", p.Destination, verdict, err)
+		}
+	}
+}
