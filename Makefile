@@ -39,6 +39,8 @@ MUTATE ?= agent/chain agent/state plugins/floatingip $(filter-out ipam/api% ipam
 
 POLICY_CLUSTERS        ?= 15000
 POLICY_KERNEL_CLUSTERS ?= 300
+# The backend of network policies of all agents in tests, iptables or nftables; without one they choose.
+export BERTH_TEST_POLICY_BACKEND = $(POLICY_BACKEND)
 
 # Of images and of a release: its tag, where nodes find its images, and for which machines they are.
 VERSION  ?= dev
@@ -205,8 +207,8 @@ test-network-types: lab build ## Pods of each network type that this kernel has,
 test-netpol: lab build ## All of Kubernetes' own tests of NetworkPolicy on the lab; with BERTH_NETPOL_FLOATING=1 their pods have floating IPs; BERTH_NETPOL_CASES are parts of names, separated by |.
 	cd test && BERTH_TEST_NETPOL=1 go test -count=1 -timeout 4h -v -run 'TestNetpol$$' ./e2e/
 
-test-node-policy: lab build ## Policies on a node with a real API server, for pods of each wiring: some 20 minutes, since the agent looks for damage once a minute; through ipset and iptables with POLICY_BACKEND=iptables.
-	cd test && BERTH_TEST_NODE_POLICY=1 BERTH_TEST_POLICY_BACKEND=$(POLICY_BACKEND) REQUIRE_NETNS=1 $(GOTESTPROGRAMS) -v -run TestPolicy ./node/
+test-node-policy: lab build ## Policies on a node with a real API server, for pods of each wiring: some 20 minutes, since the agent looks for damage once a minute.
+	cd test && BERTH_TEST_NODE_POLICY=1 REQUIRE_NETNS=1 $(GOTESTPROGRAMS) -v -run TestPolicy ./node/
 
 test-policy-storm: lab build ## 1,000 policies and 500 pods that change for a minute, and a judge of the kernel's rules in the end.
 	cd test && BERTH_TEST_POLICY_STORM=1 REQUIRE_NETNS=1 $(GOTESTPROGRAMS) -v -run TestPolicyStorm ./node/

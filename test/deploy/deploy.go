@@ -47,6 +47,9 @@ const (
 	AgentLabels = "app.kubernetes.io/name=berth-agent"
 )
 
+// EnvPolicyBackend is the backend of network policies of all agents of tests. Without it the agents choose.
+const EnvPolicyBackend = "BERTH_TEST_POLICY_BACKEND"
+
 // patience is how long a program may take to be rolled out. It is generous, for
 // a machine that has other work too.
 const patience = 5 * time.Minute
@@ -109,14 +112,10 @@ func compileFor(ctx context.Context, arch, dir string, programs []string, flags 
 // Berth installs Berth on a lab and waits until all of it is ready. Build comes
 // first.
 func Berth(ctx context.Context, cluster *lab.Cluster, progress io.Writer) error {
-	root, err := Root()
-	if err != nil {
-		return err
-	}
 	if err := LoadImages(ctx, cluster, progress); err != nil {
 		return err
 	}
-	if _, err := Kubectl(ctx, cluster, "apply", "-k", filepath.Join(root, "manifests")); err != nil {
+	if err := Customize(ctx, cluster); err != nil {
 		return err
 	}
 	fmt.Fprintln(progress, "applied manifests/")
@@ -125,7 +124,7 @@ func Berth(ctx context.Context, cluster *lab.Cluster, progress io.Writer) error 
 
 // Customize applies manifests/ with components of manifests/, named by their folders there,
 // as users do with a kustomization of their own. Without components it applies what Berth
-// does.
+// does. The agents have the backend of network policies that the environment names.
 func Customize(ctx context.Context, cluster *lab.Cluster, components ...string) error {
 	root, err := Root()
 	if err != nil {
@@ -146,6 +145,9 @@ func Customize(ctx context.Context, cluster *lab.Cluster, components ...string) 
 		folders = append(folders, filepath.Join(manifests, component))
 	}
 	text := fmt.Sprintf("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [%s]\ncomponents: [%s]\n", manifests, strings.Join(folders, ", "))
+	if backend := os.Getenv(EnvPolicyBackend); backend != "" {
+		text += fmt.Sprintf("patches:\n- target: {kind: DaemonSet, name: berth-agent}\n  patch: |-\n    - {op: add, path: /spec/template/spec/containers/0/args/-, value: --network-policy-backend=%s}\n", backend)
+	}
 	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
 		return err
 	}

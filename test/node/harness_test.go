@@ -26,6 +26,7 @@ import (
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/socket/sockettest"
+	"github.com/berth-dev/berth/test/deploy"
 )
 
 // ctxOf is a context for clean-up, when the test's own has ended.
@@ -158,10 +159,6 @@ func (n *node) confined(name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// envPolicyBackend is the backend of network policies of all agents. Without it they choose nftables: no kubelet has
-// chains in the namespaces of the tests.
-const envPolicyBackend = "BERTH_TEST_POLICY_BACKEND"
-
 // start starts the agent and waits until it serves.
 func (n *node) start() {
 	n.t.Helper()
@@ -175,7 +172,8 @@ func (n *node) launch() {
 		"--node-name", n.name, "--uplink", "eth0", "--kubeconfig", n.dir + "/kubeconfig", "--socket", n.dir + "/run/agent.sock",
 		"--state-file", n.dir + "/run/state.db", "--cni-cache-dir", n.dir + "/cni-cache", "--cni-conf-dir", n.dir + "/net.d", "--cni-bin-dir", shared.bin, "--secure-port", "0", "-v", "4",
 	}, n.args...)
-	if backend := os.Getenv(envPolicyBackend); backend != "" {
+	// Without it they choose nftables: no kubelet has chains in the namespaces of the tests.
+	if backend := os.Getenv(deploy.EnvPolicyBackend); backend != "" {
 		args = append(args, "--network-policy-backend="+backend)
 	}
 	p := &process{cmd: n.confined("berth-agent", args...), log: &bytes.Buffer{}, mu: &sync.Mutex{}, done: make(chan struct{})}
