@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/agent/policy"
-	"github.com/berth-dev/berth/agent/policy/table"
+	"github.com/berth-dev/berth/agent/policy/enforce"
 )
 
 // pods are the pods of one namespace.
@@ -31,8 +31,14 @@ func (p pods) Pod(name types.NamespacedName) *policy.Pod {
 	return nil
 }
 
-// Policies hold for connections to Services as well, of which the node sends the packets.
+// Policies hold for connections to Services as well, of which the node sends the packets, with each backend.
 func TestPolicies(t *testing.T) {
+	for _, backend := range []enforce.Backend{enforce.BackendNFTables, enforce.BackendIPTablesNFT, enforce.BackendIPTablesLegacy} {
+		t.Run(string(backend), func(t *testing.T) { testPolicies(t, backend) })
+	}
+}
+
+func testPolicies(t *testing.T, backend enforce.Backend) {
 	const (
 		client, server, other       = "10.0.70.5", "10.0.70.6", "10.0.70.7"
 		toServer, toOut, port       = "10.96.0.6", "10.96.0.50", 80
@@ -55,7 +61,7 @@ func TestPolicies(t *testing.T) {
 	for _, p := range all {
 		index.SetLocal(policy.Local{NamespacedName: p.NamespacedName, UID: p.UID, Addresses: p.Addresses})
 	}
-	rules := table.New(w.node.Path())
+	rules := backend.Open(w.node.Path())
 	for _, step := range []struct {
 		name   string
 		policy *networkingv1.NetworkPolicy

@@ -55,9 +55,10 @@ func (t tree) folder(dest, source string) error {
 }
 
 const (
-	// multi is the program that iptables is in Debian.
-	multi      = "xtables-nft-multi"
-	extensions = "usr/lib/x86_64-linux-gnu/xtables"
+	// The programs that iptables is in Debian, one for each variant.
+	multi       = "xtables-nft-multi"
+	multiLegacy = "xtables-legacy-multi"
+	extensions  = "usr/lib/x86_64-linux-gnu/xtables"
 )
 
 // base returns the tree of a machine without tests: its programs and modules.
@@ -67,7 +68,7 @@ func (r *root) base() (tree, error) {
 		"var/run": {target: "../run"}, "usr/sbin/modprobe": {target: "../bin/kmod"},
 		"proc": {}, "sys": {}, "dev": {}, "run": {}, "tmp": {}, "etc": {},
 	}
-	for _, program := range []string{"ip", "bridge", "tc", "ping", "nft", "kmod", "ipset", multi} {
+	for _, program := range []string{"ip", "bridge", "tc", "ping", "nft", "kmod", "ipset", multi, multiLegacy} {
 		if err := r.addProgram(t, strings.TrimPrefix(r.program(program), "/")); err != nil {
 			return nil, fmt.Errorf("pack %s: %w", program, err)
 		}
@@ -75,6 +76,8 @@ func (r *root) base() (tree, error) {
 	for _, family := range []string{"iptables", "ip6tables"} {
 		for _, suffix := range []string{"", "-save", "-restore"} {
 			t["usr/sbin/"+family+suffix] = entry{target: multi}
+			t["usr/sbin/"+family+"-nft"+suffix] = entry{target: multi}
+			t["usr/sbin/"+family+"-legacy"+suffix] = entry{target: multiLegacy}
 		}
 	}
 	// ipset reads names of protocols.

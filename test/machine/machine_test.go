@@ -30,6 +30,7 @@ func suites(t *testing.T) []Suite {
 		{Module: root, Package: "./agent/policy/place", Env: env, Run: "^(TestFind|TestDrivers)$/(ipvlan|VLAN)"},
 		// On another kernel, which has its own ways to refuse a transaction.
 		{Module: root, Package: "./agent/policy/table", Env: env, Run: "^(TestDifferences|TestReplaceAnything|TestRefused|TestPickUp)$"},
+		{Module: root, Package: "./agent/policy/backendtest", Env: env, Run: "^(TestApply|TestPickUp|TestTranslatedConnections)$"},
 		// With the modules of a distribution; emulated, it is too slow for the tests of rates.
 		{Module: root, Package: "./cni/shaping", Env: env, Run: "^(TestDSCP|TestLeftovers|TestHostEnd)$"},
 	}
