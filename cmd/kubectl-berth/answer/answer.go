@@ -39,6 +39,18 @@ type FindingsError string
 
 func (f FindingsError) Error() string { return string(f) }
 
+// Outcome returns the error of a command that looked for findings: a FindingsError where it has some, else one that
+// says what stayed unknown.
+func Outcome(findings int, unknown []string) error {
+	switch {
+	case findings > 0:
+		return FindingsError("")
+	case len(unknown) > 0:
+		return fmt.Errorf("could not find out %s", strings.Join(unknown, "; "))
+	}
+	return nil
+}
+
 // Answer is the output of a command.
 type Answer struct {
 	// Table is for people. Its rows and [Answer.Names] need not correspond.

@@ -104,13 +104,7 @@ func (o *options) check(ctx context.Context, call *command.Call) (*answer.Answer
 		}
 	}
 	report.Findings = slices.DeleteFunc(report.Findings, func(f audit.Finding) bool { return slices.Contains(o.ignore, string(f.Code)) })
-	switch {
-	case len(report.Findings) > 0:
-		err = answer.FindingsError("")
-	case len(report.Unknown) > 0:
-		err = fmt.Errorf("could not find out %s", strings.Join(report.Unknown, "; "))
-	}
-	return answerOf(report), err
+	return answerOf(report), answer.Outcome(len(report.Findings), report.Unknown)
 }
 
 // gcPercent is how much the heap may grow before it is cleaned.

@@ -116,13 +116,7 @@ func (o *options) ask(ctx context.Context, call *command.Call) (*answer.Answer, 
 		return nil, fmt.Errorf("namespace %s has no pod of an agent: name Berth's with --berth-namespace", o.namespace)
 	}
 	report := askAll(ctx, &node.Agents{Executor: call.Cluster, Namespace: o.namespace}, agents)
-	switch {
-	case len(report.Pods) > 0:
-		err = answer.FindingsError("")
-	case len(report.Unknown) > 0:
-		err = fmt.Errorf("could not find out %s", strings.Join(report.Unknown, "; "))
-	}
-	return answerOf(report), err
+	return answerOf(report), answer.Outcome(len(report.Pods), report.Unknown)
 }
 
 // parallel is the number of agents that are asked at the same time.
