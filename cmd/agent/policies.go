@@ -39,10 +39,19 @@ func withEnforcer(ctx context.Context, o *Options, of *agent.Options, clients *c
 
 func enforceOptions(o *Options, clients *clients, journal *settings.Journal, backend enforce.Backend) enforce.Options {
 	return enforce.Options{
-		Pods: o.NetworkPolicyPods, Objects: newPolicyCluster(clients, o.NodeName),
+		Pods: o.governed(), Objects: newPolicyCluster(clients, o.NodeName),
 		Kernel:  enforce.Kernel{Shower: &place.Shower{SysctlRoot: o.SysctlRoot, Settings: journal}, Backend: backend},
 		Backend: backend,
 	}
+}
+
+// governed returns the pods that network policies govern. With the overlay Berth wires all pods of the node, so that
+// no other program can govern some of them.
+func (o *Options) governed() enforce.Pods {
+	if o.Overlay != overlayOff && o.NetworkPolicyPods == enforce.PodsFloatingIP {
+		return enforce.PodsAll
+	}
+	return o.NetworkPolicyPods
 }
 
 // errSurveying is the error of a survey while another one reads the pods of the cluster.

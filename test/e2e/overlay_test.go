@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -96,6 +97,8 @@ func TestOverlay(t *testing.T) {
 	}
 	s.expectService("all", members, pods)
 
+	s.expectPolicy(pods[0], pods[1], pods[2])
+
 	// The agents' restart interrupts nobody.
 	tr := s.ask(s.start("asked-2", s.floating, on("node2")), s.start("asked-3", on("node3")))
 	s.freshAgents()
@@ -103,6 +106,38 @@ func TestOverlay(t *testing.T) {
 	s.expectSeen("http", pods[2], pods[4], pods[4].port)
 	s.expectUnbroken(tr, "the restart of all agents")
 	s.expectOwnNodeOnly()
+}
+
+// expectPolicy checks that agents, as they are by default, enforce a policy of a pod of the overlay.
+func (s *stage) expectPolicy(client, other, server party) {
+	s.t.Helper()
+	policy := fmt.Sprintf(`
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: overlay}
+spec:
+  podSelector: {matchLabels: {role: server}}
+  ingress: [{from: [{podSelector: {matchLabels: {role: client}}}, {ipBlock: {cidr: %s/32}}]}]
+`, s.Cluster.Network().Client())
+	s.kubectl("-n", s.name, "label", "pod", server.name, "role=server")
+	s.kubectl("-n", s.name, "label", "pod", client.name, "role=client")
+	s.apply(policy)
+	s.eventually("another pod gets no answer", func() error {
+		_, err := other.ask(s.ctx, "http", server.address, server.port, "clientip")
+		switch {
+		case err == nil:
+			return errors.New("it got one")
+		case errors.Is(err, errNoAnswer):
+			return nil
+		}
+		return err
+	})
+	s.expectSeen("http", client, server, server.port)
+	s.kubectl("-n", s.name, "delete", "networkpolicy", "overlay")
+	s.eventually("another pod gets an answer again", func() error {
+		_, err := other.ask(s.ctx, "http", server.address, server.port, "clientip")
+		return err
+	})
 }
 
 // expectFromNode checks that a host outside sees a pod's node.
