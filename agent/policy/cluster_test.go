@@ -86,7 +86,11 @@ func (w *fakeCluster) remove(namespace, name string) {
 // local has pods of the cluster run on the node, with the addresses that the cluster shows.
 func (w *fakeCluster) local(pods ...*Pod) {
 	for _, p := range pods {
-		w.index.SetLocal(Local{NamespacedName: p.NamespacedName, UID: p.UID, Addresses: p.Addresses, Ways: []string{wayOf("all")}})
+		l := Local{NamespacedName: p.NamespacedName, UID: p.UID, Addresses: p.Addresses}
+		for _, a := range p.Addresses {
+			l.Ways = append(l.Ways, wayOf(a.String()))
+		}
+		w.index.SetLocal(l)
 	}
 }
 
@@ -105,7 +109,7 @@ func passes(t *testing.T, rs *ruleset.Ruleset, from, to string, protocol ruleset
 		t.Fatal(err)
 	}
 	d := ruleset.Walk(rs, ruleset.Forward, ruleset.Packet{
-		Source: netip.MustParseAddr(from), Destination: netip.MustParseAddr(to), Protocol: protocol, Port: port, InInterface: wayOf("all"),
+		Source: netip.MustParseAddr(from), Destination: netip.MustParseAddr(to), Protocol: protocol, Port: port, InInterface: wayOf(from), OutInterface: wayOf(to),
 	})
 	return d.Verdict == ruleset.Accept
 }

@@ -3,7 +3,6 @@
 package policy
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"encoding/base32"
 	"fmt"
@@ -70,13 +69,12 @@ type compiler struct {
 	// combinations has the chains that the last pass made for pods.
 	combinations map[combinationKey][]combination
 
-	// maps and onNode make up the ruleset of the node; pairs has each pod with itself, and ways the links of the
-	// node by which packets of governed pods come.
+	// maps and onNode make up the ruleset of the node; own has the sets by which pods call themselves, and base the
+	// base chains that look into these.
 	maps   map[string]*ruleset.Map
 	onNode *contents
-	pairs  [2]*ruleset.Set
-	ways   *ruleset.Set
-	fixed  map[string]*ruleset.Chain
+	own    map[string]*ruleset.Set
+	base   map[string]*ruleset.Chain
 }
 
 // chain is a chain with the sets and chains that it names.
@@ -101,34 +99,58 @@ func (c *compiler) init(x *Index) {
 	c.Index = x
 	c.chains = map[string]*chain{}
 	c.ranges = map[string]*rangeSet{}
-	// A packet runs through both of a hook in this order. A packet that one accepts goes on to the other.
+}
+
+// setBase makes the base chains of the node, unless they are there. A packet runs through both of a hook in this
+// order. A packet that one accepts goes on to the other.
+func (c *compiler) setBase() {
+	if c.base != nil {
+		return
+	}
 	base := func(name string, hook ruleset.Hook, source, destination [2]string, before ...ruleset.Rule) *ruleset.Chain {
-		// A pod that calls itself through a Service. Others may send from its address, but not by its link. A packet
-		// that the node sends has come by none any more.
-		ways := setWays
-		if hook == ruleset.Output {
-			ways = ""
-		}
-		return &ruleset.Chain{Name: name, Hook: hook, Rules: slices.Concat([]ruleset.Rule{{Established: true, Verdict: ruleset.Accept}}, before, []ruleset.Rule{
+		rules := slices.Concat([]ruleset.Rule{{Established: true, Verdict: ruleset.Accept}}, before, []ruleset.Rule{
 			// Pods on one bridge send these; the node sees them like forwarded packets.
 			{Family: ruleset.IPv6, NeighborDiscovery: true, Verdict: ruleset.Accept},
 			multicastListeners(),
-			{Family: ruleset.IPv4, InInterface: ways, Pair: familyName(ruleset.SelfPairs, ruleset.IPv4), Verdict: ruleset.Accept},
-			{Family: ruleset.IPv6, InInterface: ways, Pair: familyName(ruleset.SelfPairs, ruleset.IPv6), Verdict: ruleset.Accept},
-			{Family: ruleset.IPv4, SourceMap: source[0], DestinationMap: destination[0]},
-			{Family: ruleset.IPv6, SourceMap: source[1], DestinationMap: destination[1]},
-		})}
+		}, c.toItself(hook))
+		for n, family := range families {
+			rules = append(rules, ruleset.Rule{Family: family, SourceMap: source[n], DestinationMap: destination[n]})
+		}
+		return &ruleset.Chain{Name: name, Hook: hook, Rules: rules}
 	}
 	egress, ingress, none := [2]string{"egress4", "egress6"}, [2]string{"ingress4", "ingress6"}, [2]string{}
 	// A packet to a Service of kube-proxy in mode ipvs comes to the node as to an address of its own, and
 	// leaves it for the pod that was chosen by the hook output, with the source of the one that sent it.
 	own := ruleset.Rule{LocalSource: true, Verdict: ruleset.Accept}
-	c.fixed = map[string]*ruleset.Chain{
+	c.base = map[string]*ruleset.Chain{
 		chainEgress:        base(chainEgress, ruleset.Forward, egress, none),
 		chainIngress:       base(chainIngress, ruleset.Forward, none, ingress),
 		chainEgressOutput:  base(chainEgressOutput, ruleset.Output, egress, none, own),
 		chainIngressOutput: base(chainIngressOutput, ruleset.Output, none, ingress, own),
 	}
+}
+
+// toItself returns the rules for a pod that calls itself through a Service. Others may send from its address, but
+// not by its link. A packet that the node sends has come by none any more.
+func (c *compiler) toItself(hook ruleset.Hook) []ruleset.Rule {
+	var all []ruleset.Rule
+	for _, family := range families {
+		if own := familyName(ruleset.Own, family); c.own[own] != nil {
+			rule := ruleset.Rule{Family: family, SourceIn: own, SourceOut: own, Verdict: ruleset.Accept}
+			if hook == ruleset.Output {
+				rule.SourceIn = ""
+			}
+			all = append(all, rule)
+		}
+		if pairs := familyName(ruleset.SelfPairs, family); c.own[pairs] != nil {
+			rule := ruleset.Rule{Family: family, InInterface: setWays, Pair: pairs, Verdict: ruleset.Accept}
+			if hook == ruleset.Output {
+				rule.InInterface = ""
+			}
+			all = append(all, rule)
+		}
+	}
+	return all
 }
 
 // linkSets are the sources that no router passes on, the unspecified and link-local addresses, and the groups.
@@ -328,14 +350,17 @@ func (c *compiler) reshape() {
 		}
 	}
 	r := newContents()
-	next, pairs, ways := c.dispatch(r)
+	next, own := c.dispatch(r)
 	c.sweep()
 	c.onNode = r
 	if len(r.chains) == 0 {
-		c.maps, c.pairs, c.ways = nil, [2]*ruleset.Set{}, nil
+		c.maps, c.own, c.base = nil, nil, nil
 		return
 	}
-	maps.Copy(r.chains, c.fixed)
+	c.setOwn(own)
+	c.setBase()
+	maps.Copy(r.chains, c.base)
+	maps.Copy(r.sets, c.own)
 	for _, set := range linkSets {
 		r.sets[set.Name] = set
 	}
@@ -345,19 +370,11 @@ func (c *compiler) reshape() {
 		}
 	}
 	c.maps = next
-	for n, family := range families {
-		c.setPairs(n, family, pairs[n])
-		r.sets[c.pairs[n].Name] = c.pairs[n]
-	}
-	if c.ways == nil || !slices.Equal(c.ways.Interfaces, ways) {
-		c.ways = &ruleset.Set{Name: setWays, Kind: ruleset.Interfaces, Interfaces: ways}
-	}
-	r.sets[setWays] = c.ways
 }
 
 // dispatch returns the maps from the addresses of pods to their chains, which it adds to the contents of the
-// node, the pairs by which each pod calls itself, by family, and the links by which the pods' packets come.
-func (c *compiler) dispatch(r *contents) (next map[string]*ruleset.Map, pairs [2][]ruleset.Pair, ways []string) {
+// node, and the sets by which pods call themselves.
+func (c *compiler) dispatch(r *contents) (next map[string]*ruleset.Map, own map[string]*ruleset.Set) {
 	next = map[string]*ruleset.Map{}
 	for _, family := range families {
 		for _, name := range []string{"egress", "ingress"} {
@@ -366,6 +383,7 @@ func (c *compiler) dispatch(r *contents) (next map[string]*ruleset.Map, pairs [2
 		}
 	}
 	holders := c.holders()
+	governed := map[netip.Addr]*local{}
 	for a, l := range holders {
 		family := ruleset.FamilyOf(a)
 		egress, ingress := c.combination(l, ruleset.Egress, family), c.combination(l, ruleset.Ingress, family)
@@ -377,18 +395,67 @@ func (c *compiler) dispatch(r *contents) (next map[string]*ruleset.Map, pairs [2
 			next[familyName("ingress", family)].Chains[a] = ingress.Name
 			r.add(ingress)
 		}
-		if egress == nil && ingress == nil {
+		if egress != nil || ingress != nil {
+			governed[a] = l
+		}
+	}
+	return next, ownSets(holders, governed)
+}
+
+// ownSets returns the sets, of those that are not empty, by which governed pods call themselves. What a pod sends
+// by a link that leads to it only, and what leaves by this link, is between the pod and itself, and the set of such
+// links grows without a change of rules. On a link that other pods share it takes both addresses.
+func ownSets(holders, governed map[netip.Addr]*local) map[string]*ruleset.Set {
+	all := map[string]*ruleset.Set{}
+	set := func(name string, family ruleset.Family, kind ruleset.Kind) *ruleset.Set {
+		if all[name] == nil {
+			all[name] = &ruleset.Set{Name: name, Family: family, Kind: kind}
+		}
+		return all[name]
+	}
+	for a, l := range governed {
+		family := ruleset.FamilyOf(a)
+		if !l.Shared {
+			for _, way := range l.Ways {
+				own := set(familyName(ruleset.Own, family), family, ruleset.Links)
+				own.Links = append(own.Links, ruleset.Link{Address: a, Interface: way})
+			}
 			continue
 		}
-		ways = append(ways, l.Ways...)
 		for _, other := range l.served(a) {
 			if ruleset.FamilyOf(other) == family && holders[other] == l {
-				pairs[family-ruleset.IPv4] = append(pairs[family-ruleset.IPv4], ruleset.Pair{Source: a, Destination: other})
+				pairs := set(familyName(ruleset.SelfPairs, family), family, ruleset.Pairs)
+				pairs.Pairs = append(pairs.Pairs, ruleset.Pair{Source: a, Destination: other})
+				ways := set(setWays, ruleset.AnyFamily, ruleset.Interfaces)
+				ways.Interfaces = append(ways.Interfaces, l.Ways...)
 			}
 		}
 	}
-	slices.Sort(ways)
-	return next, pairs, slices.Compact(ways)
+	for _, s := range all {
+		slices.SortFunc(s.Links, ruleset.Link.Compare)
+		slices.SortFunc(s.Pairs, ruleset.Pair.Compare)
+		slices.Sort(s.Interfaces)
+		// An address that is seen of a pod may also be on record.
+		s.Links, s.Pairs, s.Interfaces = slices.Compact(s.Links), slices.Compact(s.Pairs), slices.Compact(s.Interfaces)
+	}
+	return all
+}
+
+// setOwn makes these the sets by which pods call themselves. Equal sets stay the same, and so do the base chains
+// where they look into sets of the same names.
+func (c *compiler) setOwn(own map[string]*ruleset.Set) {
+	for name, s := range own {
+		last := c.own[name]
+		if last == nil {
+			c.base = nil
+		} else if slices.Equal(last.Links, s.Links) && slices.Equal(last.Pairs, s.Pairs) && slices.Equal(last.Interfaces, s.Interfaces) {
+			own[name] = last
+		}
+	}
+	if len(own) != len(c.own) {
+		c.base = nil
+	}
+	c.own = own
 }
 
 // served returns the addresses at which a pod meets itself where it calls a Service from an address of its own: as
@@ -398,18 +465,6 @@ func (l *local) served(from netip.Addr) []netip.Addr {
 		return []netip.Addr{from}
 	}
 	return append(slices.Clone(l.pod.Addresses), from)
-}
-
-// setPairs keeps the set of pairs of a family where it has these.
-func (c *compiler) setPairs(n int, family ruleset.Family, pairs []ruleset.Pair) {
-	slices.SortFunc(pairs, func(a, b ruleset.Pair) int {
-		return cmp.Or(a.Source.Compare(b.Source), a.Destination.Compare(b.Destination))
-	})
-	// An address that is seen of a pod may also be on record.
-	pairs = slices.Compact(pairs)
-	if c.pairs[n] == nil || !slices.Equal(c.pairs[n].Pairs, pairs) {
-		c.pairs[n] = &ruleset.Set{Name: familyName("self", family), Family: family, Kind: ruleset.Pairs, Pairs: pairs}
-	}
 }
 
 // holders returns the pod to which the packets of each address belong: a pod with the address on record;

@@ -235,6 +235,9 @@ func packets(t *testing.T, text string, w *fakeCluster, rulesets map[string]*rul
 		if _, pod, isPod := strings.Cut(fields[1], "/"); isPod && hook == ruleset.Forward {
 			p.InInterface = wayOf(strings.TrimSuffix(pod, "/6"))
 		}
+		if _, pod, isPod := strings.Cut(fields[2], "/"); isPod && hook == ruleset.Forward {
+			p.OutInterface = wayOf(strings.TrimSuffix(pod, "/6"))
+		}
 		if d := ruleset.Walk(rs, hook, p); d.Verdict.String() != fields[0] {
 			t.Errorf("%s: %s by %v", line, d.Verdict, d.Origin())
 		}

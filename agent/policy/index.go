@@ -29,8 +29,10 @@ type Local struct {
 	Seen []netip.Addr
 	// Direct are the interfaces of the pod whose packets do not pass the node, sorted.
 	Direct []string
-	// Ways are the node's links by which the packets of other interfaces come, sorted.
-	Ways []string
+	// Ways are the node's links by which the packets of other interfaces come, sorted. Shared says that one of them
+	// leads to other pods as well, as a bridge does.
+	Ways   []string
+	Shared bool
 	// ByWire are the addresses of Direct, sorted, to which the node's own packets come through the network.
 	ByWire []netip.Addr
 	// Ungoverned says that no policy governs the pod, also where policies select it. It is a peer of other
@@ -432,7 +434,7 @@ func (x *Index) SetLocal(given Local) {
 			l.pod, l.present = pod, true
 		}
 	} else if l.NamespacedName == given.NamespacedName && slices.Equal(l.Addresses, given.Addresses) && slices.Equal(l.Seen, given.Seen) &&
-		slices.Equal(l.Direct, given.Direct) && slices.Equal(l.ByWire, given.ByWire) && slices.Equal(l.Ways, given.Ways) && l.Ungoverned == given.Ungoverned {
+		slices.Equal(l.Direct, given.Direct) && slices.Equal(l.ByWire, given.ByWire) && slices.Equal(l.Ways, given.Ways) && l.Shared == given.Shared && l.Ungoverned == given.Ungoverned {
 		return
 	}
 	if l.present {

@@ -341,20 +341,24 @@ func TestUngoverned(t *testing.T) {
 }
 
 // What a pod costs to call itself grows with its addresses, and not with their pairs.
-func TestPairsOfManyAddresses(t *testing.T) {
+func TestManyAddresses(t *testing.T) {
 	w := newFakeCluster()
 	w.namespace("a", nil)
 	p := w.pod("a", "server", nil, "10.0.0.1")
 	w.index.SetNetworkPolicy(networkPolicy(t, "{metadata: {namespace: a, name: deny}, spec: {podSelector: {}}}"))
 	const many = 5000
-	l := Local{NamespacedName: p.NamespacedName, UID: p.UID, Addresses: p.Addresses}
+	l := Local{NamespacedName: p.NamespacedName, UID: p.UID, Addresses: p.Addresses, Ways: []string{"cni0"}}
 	for a := netip.MustParseAddr("10.1.0.0"); len(l.Addresses) < many; a = a.Next() {
 		l.Addresses = append(l.Addresses, a)
 	}
 	w.index.SetLocal(l)
-	set := w.index.Node().Sets["self4"]
-	if len(set.Pairs) < many || len(set.Pairs) > 2*many {
-		t.Errorf("%d pairs of %d addresses", len(set.Pairs), many)
+	if own := w.index.Node().Sets["own4"].Links; len(own) != many {
+		t.Errorf("%d links of %d addresses", len(own), many)
+	}
+	l.Shared = true
+	w.index.SetLocal(l)
+	if pairs := w.index.Node().Sets["self4"].Pairs; len(pairs) < many || len(pairs) > 2*many {
+		t.Errorf("%d pairs of %d addresses", len(pairs), many)
 	}
 }
 

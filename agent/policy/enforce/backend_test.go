@@ -3,6 +3,10 @@
 package enforce
 
 import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -88,4 +92,61 @@ func hasRulesOf(t *testing.T, pod *netnstest.Host, b Backend) bool {
 		t.Fatal(err, out)
 	}
 	return strings.Contains(out, "berth-policy") || strings.Contains(out, "BERTH-")
+}
+
+// An ADD of a pod with a link of its own and a combination of policies that another pod has changes no rule: a
+// process for each family, which takes longer the more rules there are, is not run.
+func TestNoRestore(t *testing.T) {
+	for _, b := range []Backend{BackendIPTablesNFT, BackendIPTablesLegacy} {
+		t.Run(string(b), func(t *testing.T) {
+			restores := countRuns(t, string(b)+"-restore", strings.Replace(string(b), "ip", "ip6", 1)+"-restore")
+			w := newTopologyOf(t, b)
+			w.set(allow("shop", "web", "db"))
+			w.set(allow("db", "db", "db"))
+			first, client := w.newPod("web", "10.1.0.1"), w.newPod("db", "10.1.0.2")
+			w.add(first, "routed")
+			w.add(client, "routed")
+			before := restores()
+			if before == 0 {
+				t.Fatal("the test does not see how the rules come into the kernel")
+			}
+			another, other := w.newPodOf("web", "web2", "10.1.0.3"), w.newPod("other", "10.1.0.4")
+			w.add(another, "routed")
+			w.add(other, "routed")
+			w.eventually("the client reaches the new pod", func() bool { return reaches(client.Host, another) })
+			if reaches(other.Host, another) {
+				t.Error("the policy does not hold for the new pod")
+			}
+			w.del(another)
+			if n := restores() - before; n > 0 {
+				t.Errorf("iptables-restore was run %d times for a pod that comes and goes", n)
+			}
+		})
+	}
+}
+
+// countRuns has programs count how often they are run.
+func countRuns(t *testing.T, programs ...string) (runs func() int) {
+	t.Helper()
+	netnstest.Need(t)
+	dir := t.TempDir()
+	log := filepath.Join(dir, "runs")
+	for _, name := range programs {
+		program, err := exec.LookPath(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		script := fmt.Sprintf("#!/bin/sh\necho %s >> %s\nexec %s \"$@\"\n", name, log, program)
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	return func() int {
+		b, err := os.ReadFile(log)
+		if err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+		return strings.Count(string(b), "\n")
+	}
 }

@@ -285,6 +285,7 @@ func localsOf(all iter.Seq[*container]) []policy.Local {
 		locals[i].Ungoverned = false
 		locals[i].Direct = append(locals[i].Direct, c.place.Direct...)
 		locals[i].Ways = append(locals[i].Ways, c.place.Ways...)
+		locals[i].Shared = locals[i].Shared || len(c.place.Bridges) > 0
 		locals[i].ByWire = append(locals[i].ByWire, c.place.ByWire...)
 		locals[i].Seen = append(locals[i].Seen, c.place.Bridged...)
 	}

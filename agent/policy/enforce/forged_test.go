@@ -122,9 +122,16 @@ func TestForgedPackets(t *testing.T) {
 
 // A pod that policies isolate calls itself through a Service.
 func TestPodCallsItself(t *testing.T) {
-	for _, kind := range []string{"routed", "bridge"} {
-		t.Run(kind, func(t *testing.T) {
-			w := newTopology(t)
+	for _, tc := range []struct {
+		kind string
+		Backend
+	}{
+		{"routed", BackendNFTables}, {"routed", BackendIPTablesNFT}, {"routed", BackendIPTablesLegacy},
+		{"bridge", BackendNFTables}, {"bridge", BackendIPTablesNFT}, {"bridge", BackendIPTablesLegacy},
+	} {
+		kind := tc.kind
+		t.Run(kind+" "+string(tc.Backend), func(t *testing.T) {
+			w := newTopologyOf(t, tc.Backend)
 			w.set(allow("db", "db"))
 			db := w.newPod("db", "10.244.0.5")
 			w.add(db, kind)

@@ -35,7 +35,6 @@ import (
 	"github.com/berth-dev/berth/agent/policy/port"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/agent/policy/socket"
-	"github.com/berth-dev/berth/agent/policy/table"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/conntrack"
 	"github.com/berth-dev/berth/cni/rtnl"
@@ -128,6 +127,7 @@ func (m *memory) Held() (held cluster.Held) {
 type onNode struct {
 	*netnstest.Host
 	place.Shower
+	backend Backend
 	// refuse and hide, where they are not nil, return the kernel's error for tables and for places.
 	refuse, hide func() error
 }
@@ -136,12 +136,12 @@ func (k onNode) Table(netns string) Table {
 	if netns == "" {
 		netns = k.Path()
 	}
-	return refusing{table.New(netns), k.refuse}
+	return refusing{k.backend.Open(netns), k.refuse}
 }
 
 // refusing is a table of a kernel that may have no memory left.
 type refusing struct {
-	*table.Table
+	Table
 	refuse func() error
 }
 
@@ -204,7 +204,8 @@ type topology struct {
 	events  *recorder
 
 	// pods are the governed ones.
-	pods Pods
+	pods    Pods
+	backend Backend
 
 	mu     sync.Mutex
 	listed []Container
@@ -233,10 +234,12 @@ func (r *recorder) Eventf(about, _ runtime.Object, _, reason, _, note string, ar
 	r.notes = append(r.notes, name+" "+reason+": "+fmt.Sprintf(note, args...))
 }
 
-func newTopology(t *testing.T) *topology {
+func newTopology(t *testing.T) *topology { return newTopologyOf(t, BackendNFTables) }
+
+func newTopologyOf(t *testing.T, b Backend) *topology {
 	t.Helper()
 	netnstest.Need(t)
-	w := &topology{t: t, node: netnstest.New(t), pods: PodsAll, events: &recorder{}, cluster: &memory{
+	w := &topology{t: t, node: netnstest.New(t), pods: PodsAll, backend: b, events: &recorder{}, cluster: &memory{
 		labels: map[string]map[string]string{"shop": {"kubernetes.io/metadata.name": "shop"}}, known: make(chan struct{}),
 	}}
 	w.node.IPBatch(`link add uplink type veth peer name switch
@@ -266,7 +269,7 @@ func (w *topology) WaitForPods(context.Context) bool { return true }
 func (w *topology) start() {
 	w.cluster.known = make(chan struct{})
 	ctx, cancel := context.WithCancel(w.t.Context())
-	w.enforcer = New(Options{Pods: w.pods, Objects: w.cluster, Kernel: onNode{w.node, place.Shower{SysctlRoot: cmp.Or(w.sysctlRoot, "/proc/sys")}, w.refuse, w.hide}, Events: w.events})
+	w.enforcer = New(Options{Pods: w.pods, Objects: w.cluster, Kernel: onNode{w.node, place.Shower{SysctlRoot: cmp.Or(w.sysctlRoot, "/proc/sys")}, w.backend, w.refuse, w.hide}, Events: w.events})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -288,11 +291,13 @@ type pod struct {
 	api *policy.Pod
 }
 
-// newPod is a pod that the API knows, and whose network is not made.
-func (w *topology) newPod(name, address string) *pod {
+// newPod is a pod of the app of its name that the API knows, and whose network is not made.
+func (w *topology) newPod(name, address string) *pod { return w.newPodOf(name, name, address) }
+
+func (w *topology) newPodOf(app, name, address string) *pod {
 	p := &pod{Host: netnstest.New(w.t)}
 	p.Container = Container{Pod: api.Pod{Namespace: "shop", Name: name, UID: "uid-" + name}, ID: "c-" + name + "/eth0", NetNS: p.Path(), Interfaces: []string{"eth0"}}
-	p.api = &policy.Pod{NamespacedName: types.NamespacedName{Namespace: "shop", Name: name}, UID: types.UID("uid-" + name), Labels: map[string]string{"app": name}}
+	p.api = &policy.Pod{NamespacedName: types.NamespacedName{Namespace: "shop", Name: name}, UID: types.UID("uid-" + name), Labels: map[string]string{"app": app}}
 	w.cluster.Do(func() {
 		w.cluster.pods = append(w.cluster.pods, p.api)
 		w.cluster.sink.SetPod(nil, p.api)

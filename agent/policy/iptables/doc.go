@@ -27,11 +27,13 @@
 //
 // # Sets
 //
-//	addresses   hash:ip     ranges   hash:net, as prefixes     endpoints   hash:ip,port
+//	addresses   hash:ip                    endpoints   hash:ip,port
+//	ranges      hash:net, as prefixes      links       hash:net,iface
 //
 // A rule with the names of interfaces is a rule for each, and so is a rule of pairs: many kernels have no
 // hash:net,net. The rules of pairs are in a chain of their own, behind sets of all their sources and
-// destinations.
+// destinations. So a new pod on a bridge is a change of rules; one with a link of its own is an element of a set
+// of links.
 //
 // # Changes
 //

@@ -236,7 +236,7 @@ func (w *writer) pairs(rule *ruleset.Rule, behind *rest) error {
 // conditional returns whether some packets do not match a rule.
 func conditional(r *ruleset.Rule) bool {
 	return r.Established || r.NeighborDiscovery || r.MulticastListener || r.InInterface != "" || r.OutInterface != "" || r.Loopback || r.LocalSource || r.Source != "" ||
-		r.Destination != "" || r.Endpoint != "" || r.Pair != "" || r.Protocol != ruleset.AnyProtocol
+		r.Destination != "" || r.Endpoint != "" || r.Pair != "" || r.SourceIn != "" || r.SourceOut != "" || r.Protocol != ruleset.AnyProtocol
 }
 
 // fieldOf returns the address that the map of a rule is about.

@@ -80,7 +80,7 @@ func (n names) conditions(hook ruleset.Hook, f ruleset.Family, r *ruleset.Rule, 
 	if r.LocalSource {
 		and("-m addrtype --src-type LOCAL")
 	}
-	for _, match := range []struct{ set, fields string }{{r.Source, "src"}, {r.Destination, "dst"}, {r.Endpoint, "dst,dst"}} {
+	for _, match := range []struct{ set, fields string }{{r.SourceOut, "src,dst"}, {r.SourceIn, "src,src"}, {r.Source, "src"}, {r.Destination, "dst"}, {r.Endpoint, "dst,dst"}} {
 		if match.set != "" {
 			and(fmt.Sprintf("-m set --match-set %s %s", n.set(match.set), match.fields))
 		}

@@ -48,7 +48,7 @@ func (s *set) create(name string) string {
 	return fmt.Sprintf("create %s %s family %s maxelem %d\n", name, s.kind, family, maxElements)
 }
 
-var kinds = map[ruleset.Kind]string{ruleset.Addresses: "hash:ip", ruleset.Ranges: "hash:net", ruleset.Endpoints: "hash:ip,port"}
+var kinds = map[ruleset.Kind]string{ruleset.Addresses: "hash:ip", ruleset.Ranges: "hash:net", ruleset.Endpoints: "hash:ip,port", ruleset.Links: "hash:net,iface"}
 
 // elementsOf lists the elements of a set as ipset save prints them, in no order.
 func elementsOf(s *ruleset.Set) []string {
@@ -63,6 +63,9 @@ func elementsOf(s *ruleset.Set) []string {
 	}
 	for _, e := range s.Endpoints {
 		all = append(all, fmt.Sprintf("%s,%s:%d", e.Address, protocolName(e.Protocol), e.Port))
+	}
+	for _, l := range s.Links {
+		all = append(all, fmt.Sprintf("%s,%s", l.Address, l.Interface))
 	}
 	return all
 }
@@ -151,7 +154,7 @@ func closingSets(rs *ruleset.Ruleset) map[string]rank {
 	for _, c := range rs.Chains {
 		for i := range c.Rules {
 			if r := &c.Rules[i]; r.Verdict == ruleset.Drop {
-				for _, name := range []string{r.Source, r.Destination, r.Endpoint, r.Pair} {
+				for _, name := range []string{r.Source, r.Destination, r.Endpoint, r.Pair, r.SourceIn, r.SourceOut} {
 					all[name] = closes
 				}
 			}

@@ -52,6 +52,7 @@ func sample() *ruleset.Ruleset {
 		for _, s := range []*ruleset.Set{
 			{Name: "ranges" + suffix, Kind: ruleset.Ranges, Ranges: []ruleset.AddressRange{{First: a, Last: a.Next()}}},
 			{Name: "endpoints" + suffix, Kind: ruleset.Endpoints, Endpoints: []ruleset.Endpoint{{Address: a, Protocol: ruleset.TCP, Port: 80}}},
+			{Name: "own" + suffix, Kind: ruleset.Links, Links: []ruleset.Link{{Address: a, Interface: "eth0"}}},
 			{Name: "pairs" + suffix, Kind: ruleset.Pairs, Pairs: []ruleset.Pair{{Source: a, Destination: a}}},
 		} {
 			s.Family = f
@@ -59,6 +60,7 @@ func sample() *ruleset.Ruleset {
 		}
 		rs.Maps["pods"+suffix] = &ruleset.Map{Name: "pods" + suffix, Family: f, Chains: map[netip.Addr]string{a: conditions.Name}}
 		base = append(base, ruleset.Rule{Family: f, Source: "ranges" + suffix, Endpoint: "endpoints" + suffix, Verdict: ruleset.Drop},
+			ruleset.Rule{Family: f, SourceIn: "own" + suffix, SourceOut: "own" + suffix, Verdict: ruleset.Accept},
 			ruleset.Rule{Family: f, InInterface: "links", Pair: "pairs" + suffix, Verdict: ruleset.Accept}, ruleset.Rule{Family: f, DestinationMap: "pods" + suffix})
 	}
 	rs.Sets["links"] = &ruleset.Set{Name: "links", Kind: ruleset.Interfaces, Interfaces: []string{"eth0"}}

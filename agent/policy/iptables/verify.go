@@ -151,11 +151,23 @@ func (c *chains) count(counted counts, all map[string]ruleset.Count, only func(c
 	}
 }
 
-// countsOf returns the counts of the rules that a change makes anew or removes.
+// hasCounters returns whether a rule of some chains has a counter.
+func (c *chains) hasCounters(of map[string]bool) bool {
+	for name := range of {
+		if slices.ContainsFunc(c.lines[name], func(l line) bool { return l.counter != "" }) {
+			return true
+		}
+	}
+	return false
+}
+
+// countsOf returns the counts of the rules that a change makes anew or removes. It runs a program only where some
+// have any.
 func (t *Table) countsOf(ctx context.Context, before *applied, texts [2][]byte) (map[string]ruleset.Count, error) {
 	all := map[string]ruleset.Count{}
 	for i, f := range families {
-		if len(texts[i]) == 0 || before.rs == nil {
+		made := declaredIn(texts[i])
+		if before.rs == nil || !before.chains[i].hasCounters(made) {
 			continue
 		}
 		saved, err := t.variant.save(ctx, f)
@@ -163,7 +175,6 @@ func (t *Table) countsOf(ctx context.Context, before *applied, texts [2][]byte) 
 			return nil, fmt.Errorf("read the counters of policies: %w", err)
 		}
 		_, counted := parse(saved)
-		made := declaredIn(texts[i])
 		before.chains[i].count(counted, all, func(chain string) bool { return made[chain] })
 	}
 	return all, nil

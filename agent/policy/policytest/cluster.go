@@ -366,7 +366,9 @@ func (c *Cluster) addLocal() {
 	if c.random.often(20) {
 		l.Seen = c.random.Addresses()
 	}
-	if c.random.often(80) {
+	if l.Shared = len(l.Seen) > 0 || c.random.often(20); l.Shared {
+		l.Ways = []string{"cni0"}
+	} else if c.random.often(80) {
 		l.Ways = []string{"veth-" + string(l.UID[:4])}
 	}
 	n := one(c.random, c.Nodes...)
@@ -482,12 +484,12 @@ func (n *Node) IngressByWire(l *Local, c Connection) Verdict {
 }
 
 // CallsItself returns whether a connection of a local pod's addresses is one of the pod with itself through a Service:
-// to the address that it comes from, or to one that the cluster shows.
+// by a link of its own, or a shared one to the address that it comes from or one that the cluster shows.
 func (n *Node) CallsItself(l *Local, c Connection) bool {
-	if l == nil || n.Owner(c.Source) != l || n.Owner(c.Destination) != l {
+	if l == nil || n.Owner(c.Source) != l || n.Owner(c.Destination) != l || len(l.Ways) == 0 {
 		return false
 	}
-	return c.Source == c.Destination || !l.Unknown && slices.Contains(l.Pod.Addresses, c.Destination)
+	return !l.Shared || c.Source == c.Destination || !l.Unknown && slices.Contains(l.Pod.Addresses, c.Destination)
 }
 
 // merged returns the pod with the addresses of the node's record and of the cluster or, if it is

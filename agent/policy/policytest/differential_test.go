@@ -212,12 +212,17 @@ func compareNode(t *testing.T, n *Node, seen *statistics) {
 		source, destination := n.Owner(c.Source), n.Owner(c.Destination)
 		packet := packetOf(c)
 		// A pod calls itself by its own link, and others send from its address by other ones.
-		itself := n.CallsItself(source, c)
-		packet.InInterface = "uplink"
-		if itself && len(source.Ways) > 0 && n.cluster.random.often(50) {
-			packet.InInterface = source.Ways[0]
+		itself, ways := n.CallsItself(source, c), []string{"uplink", "veth-no-pod's"}
+		for _, l := range []*Local{source, destination} {
+			if l != nil {
+				ways = append(ways, l.Ways...)
+			}
 		}
-		world.Outside = !itself || packet.InInterface == "uplink"
+		packet.InInterface, packet.OutInterface = one(n.cluster.random, ways...), "uplink"
+		if destination != nil && len(destination.Ways) > 0 {
+			packet.OutInterface = destination.Ways[0]
+		}
+		world.Outside = !itself || !slices.Contains(source.Ways, packet.InInterface)
 		if source != nil {
 			out = world.Egress(n.Subject(source), c)
 			seen.add(out)

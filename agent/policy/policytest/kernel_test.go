@@ -131,6 +131,8 @@ type kernelHost struct {
 	*netnstest.Host
 	local *Local
 	table enforce.Table
+	// way is the router's link to it.
+	way string
 	// fence is a socket for packets to the router and from it, which has an address of its own.
 	fence     int
 	fenceAddr netip.Addr
@@ -190,8 +192,8 @@ func newKernelWorld(t *testing.T, c *Cluster, backend enforce.Backend) *kernelWo
 // plug makes a host with addresses, and a link between it and the router.
 func (w *kernelWorld) plug(i int, addresses []netip.Addr) *kernelHost {
 	w.Helper()
-	h := &kernelHost{Host: netnstest.New(w.T), arrivals: map[[2]int]int{}, fenceAddr: netip.AddrFrom4([4]byte{198, 18, 0, byte(i)})}
-	port, here, there := fmt.Sprintf("port%d", i), fmt.Sprintf("02:00:00:00:01:%02x", i), fmt.Sprintf("02:00:00:00:02:%02x", i)
+	h := &kernelHost{Host: netnstest.New(w.T), way: fmt.Sprintf("port%d", i), arrivals: map[[2]int]int{}, fenceAddr: netip.AddrFrom4([4]byte{198, 18, 0, byte(i)})}
+	port, here, there := h.way, fmt.Sprintf("02:00:00:00:01:%02x", i), fmt.Sprintf("02:00:00:00:02:%02x", i)
 	w.router.Run(func() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = port
@@ -300,6 +302,9 @@ func (w *kernelWorld) apply() {
 	}
 	for _, h := range w.pods {
 		local := h.local.Local
+		if !local.Shared {
+			local.Ways = []string{h.way}
+		}
 		if local.Direct, local.ByWire = nil, nil; w.inPods {
 			h.local.ByWire = one(w.node.cluster.random, nil, w.node.Subject(h.local).Addresses)
 			local.Direct, local.ByWire = []string{"eth0"}, h.local.ByWire

@@ -21,18 +21,21 @@ type Ruleset struct {
 // NodeAddresses is, with 4 or 6 behind it, the name of the set of the node's own addresses in the ruleset of a pod.
 const NodeAddresses = "node"
 
-// SelfPairs is, with 4 or 6 behind it, the name of the set of pairs by which pods call themselves through a Service,
-// in the ruleset of the node.
-const SelfPairs = "self"
+// Own and SelfPairs are, with 4 or 6 behind them, the names of the sets by which pods call themselves through a
+// Service, in the ruleset of the node: the addresses of pods with links of their own, and pairs of the others.
+const (
+	Own       = "own"
+	SelfPairs = "self"
+)
 
 // IsSelf returns whether the ruleset of the node has a source and a destination as a pod that calls itself.
 func (rs *Ruleset) IsSelf(source, destination netip.Addr) bool {
-	name := SelfPairs + "6"
+	family := "6"
 	if source.Is4() {
-		name = SelfPairs + "4"
+		family = "4"
 	}
-	set := rs.Sets[name]
-	return set != nil && set.hasPair(Pair{source, destination})
+	own, pairs := rs.Sets[Own+family], rs.Sets[SelfPairs+family]
+	return own != nil && own.shareLink(source, destination) || pairs != nil && pairs.hasPair(Pair{source, destination})
 }
 
 // IsNode returns whether the ruleset of a pod has an address as the node's own.
@@ -100,6 +103,12 @@ type Pair struct {
 	Source, Destination netip.Addr
 }
 
+// Link is an address with a network interface that leads to its holder.
+type Link struct {
+	Address   netip.Addr
+	Interface string
+}
+
 // Set has the values that a rule compares a packet with. Kind says which of the lists is in use;
 // each is sorted and without repeats, and a set with none is empty and matches nothing.
 type Set struct {
@@ -112,6 +121,7 @@ type Set struct {
 	Ranges     []AddressRange
 	Endpoints  []Endpoint
 	Pairs      []Pair
+	Links      []Link
 	Interfaces []string
 }
 
@@ -126,6 +136,8 @@ const (
 	Endpoints
 	// Pairs are sources with destinations.
 	Pairs
+	// Links are addresses with network interfaces.
+	Links
 	// Interfaces are names of network interfaces; their set has no family.
 	Interfaces
 )
@@ -170,6 +182,8 @@ type Rule struct {
 	MulticastListener bool
 	// InInterface, OutInterface name a set of Interfaces.
 	InInterface, OutInterface string
+	// SourceIn, SourceOut name a set of Links: the packet came by a link of its source, or leaves by one.
+	SourceIn, SourceOut string
 	// Loopback matches packets to the pod itself by the interface lo, in or out as the hook has it.
 	Loopback bool
 	// LocalSource matches packets whose source is an address of the network namespace.

@@ -36,6 +36,7 @@ func sample() *ruleset.Ruleset {
 		rules("forward", ruleset.Forward,
 			ruleset.Rule{Established: true, Verdict: ruleset.Accept},
 			ruleset.Rule{Family: ruleset.IPv4, Pair: "self4", Verdict: ruleset.Accept},
+			ruleset.Rule{Family: ruleset.IPv6, SourceIn: "own6", SourceOut: "own6", Verdict: ruleset.Accept},
 			ruleset.Rule{Family: ruleset.IPv4, SourceMap: "egress4"},
 			ruleset.Rule{Family: ruleset.IPv6, SourceMap: "egress6"},
 			ruleset.Rule{Verdict: ruleset.Goto, Target: "ingress"}),
@@ -64,6 +65,7 @@ func sample() *ruleset.Ruleset {
 	)
 	for _, s := range []*ruleset.Set{
 		{Name: "self4", Family: ruleset.IPv4, Kind: ruleset.Pairs, Pairs: []ruleset.Pair{{addr("10.0.0.1"), addr("10.0.0.1")}}},
+		{Name: "own6", Family: ruleset.IPv6, Kind: ruleset.Links, Links: []ruleset.Link{{addr("fd00::1"), "pod1"}, {addr("fd00::1"), "pod2"}, {addr("fd00::2"), "pod3"}}},
 		{Name: "direct", Kind: ruleset.Interfaces, Interfaces: []string{"eth0", "net1"}},
 		{Name: "peers", Family: ruleset.IPv4, Kind: ruleset.Addresses, Addresses: []netip.Addr{addr("10.0.0.1"), addr("10.0.0.3")}},
 		{Name: "blocks", Family: ruleset.IPv4, Kind: ruleset.Ranges, Ranges: []ruleset.AddressRange{
@@ -99,19 +101,22 @@ func TestWalk(t *testing.T) {
 	}{
 		{"established", ruleset.Forward, ruleset.Packet{Source: addr("10.0.0.1"), Destination: addr("10.0.0.9"), Established: true}, ruleset.Accept, "forward/0"},
 		{"to itself", ruleset.Forward, ruleset.Packet{Source: addr("10.0.0.1"), Destination: addr("10.0.0.1")}, ruleset.Accept, "forward/1"},
-		{"no local pod", ruleset.Forward, ruleset.Packet{Source: addr("10.0.0.8"), Destination: addr("10.0.0.9")}, ruleset.Accept, "forward/4 ingress/1"},
-		{"isolated egress", ruleset.Forward, ruleset.Packet{Source: addr("10.0.0.1"), Destination: addr("10.0.0.9"), Protocol: ruleset.TCP, Port: 80}, ruleset.Drop, "forward/2 e-1/0 p-1/2 e-1/1"},
-		{"return", ruleset.Forward, ruleset.Packet{Source: addr("10.0.0.1"), Destination: addr("10.0.0.9"), Protocol: ruleset.UDP, Port: 80}, ruleset.Drop, "forward/2 e-1/0 p-1/1 e-1/1"},
-		{"egress allows, ingress allows", ruleset.Forward, ruleset.Packet{Source: addr("10.0.0.1"), Destination: addr("10.0.0.2"), Protocol: ruleset.TCP, Port: 80}, ruleset.Accept, "forward/2 e-1/0 p-1/0 ingress/0 i-1/0"},
-		{"egress does not allow the port", ruleset.Forward, ruleset.Packet{Source: addr("10.0.0.1"), Destination: addr("10.0.0.2"), Protocol: ruleset.TCP, Port: 81}, ruleset.Drop, "forward/2 e-1/0 p-1/2 e-1/1"},
-		{"ingress, port range", ruleset.Forward, ruleset.Packet{Source: addr("10.0.0.3"), Destination: addr("10.0.0.2"), Protocol: ruleset.TCP, Port: 8999}, ruleset.Accept, "forward/4 ingress/0 i-1/0"},
-		{"ingress, behind the range", ruleset.Forward, ruleset.Packet{Source: addr("10.0.0.3"), Destination: addr("10.0.0.2"), Protocol: ruleset.TCP, Port: 9000}, ruleset.Drop, "forward/4 ingress/0 i-1/2"},
-		{"ingress, other protocol", ruleset.Forward, ruleset.Packet{Source: addr("10.0.0.3"), Destination: addr("10.0.0.2"), Protocol: ruleset.UDP, Port: 80}, ruleset.Drop, "forward/4 ingress/0 i-1/2"},
-		{"block, first", ruleset.Forward, ruleset.Packet{Source: addr("0.0.0.0"), Destination: addr("10.0.0.2"), Protocol: ruleset.SCTP, Port: 7}, ruleset.Accept, "forward/4 ingress/0 i-1/1"},
-		{"block, last", ruleset.Forward, ruleset.Packet{Source: addr("255.255.255.255"), Destination: addr("10.0.0.2"), Protocol: ruleset.SCTP, Port: 7}, ruleset.Accept, "forward/4 ingress/0 i-1/1"},
-		{"block, between", ruleset.Forward, ruleset.Packet{Source: addr("10.0.0.7"), Destination: addr("10.0.0.2"), Protocol: ruleset.SCTP, Port: 7}, ruleset.Drop, "forward/4 ingress/0 i-1/2"},
-		{"block, one address", ruleset.Forward, ruleset.Packet{Source: addr("12.0.0.7"), Destination: addr("10.0.0.2"), Protocol: ruleset.SCTP, Port: 7}, ruleset.Accept, "forward/4 ingress/0 i-1/1"},
-		{"IPv6", ruleset.Forward, ruleset.Packet{Source: addr("fd00::1"), Destination: addr("fd00::9"), Protocol: ruleset.TCP, Port: 7}, ruleset.Drop, "forward/3 e-6/0"},
+		{"by its links", ruleset.Forward, ruleset.Packet{Source: addr("fd00::1"), Destination: addr("fd00::3"), InInterface: "pod1", OutInterface: "pod2"}, ruleset.Accept, "forward/2"},
+		{"out by another link", ruleset.Forward, ruleset.Packet{Source: addr("fd00::1"), Destination: addr("fd00::1"), InInterface: "pod1", OutInterface: "pod3"}, ruleset.Drop, "forward/4 e-6/0"},
+		{"in by another link", ruleset.Forward, ruleset.Packet{Source: addr("fd00::1"), Destination: addr("fd00::1"), InInterface: "pod3", OutInterface: "pod1"}, ruleset.Drop, "forward/4 e-6/0"},
+		{"no local pod", ruleset.Forward, ruleset.Packet{Source: addr("10.0.0.8"), Destination: addr("10.0.0.9")}, ruleset.Accept, "forward/5 ingress/1"},
+		{"isolated egress", ruleset.Forward, ruleset.Packet{Source: addr("10.0.0.1"), Destination: addr("10.0.0.9"), Protocol: ruleset.TCP, Port: 80}, ruleset.Drop, "forward/3 e-1/0 p-1/2 e-1/1"},
+		{"return", ruleset.Forward, ruleset.Packet{Source: addr("10.0.0.1"), Destination: addr("10.0.0.9"), Protocol: ruleset.UDP, Port: 80}, ruleset.Drop, "forward/3 e-1/0 p-1/1 e-1/1"},
+		{"egress allows, ingress allows", ruleset.Forward, ruleset.Packet{Source: addr("10.0.0.1"), Destination: addr("10.0.0.2"), Protocol: ruleset.TCP, Port: 80}, ruleset.Accept, "forward/3 e-1/0 p-1/0 ingress/0 i-1/0"},
+		{"egress does not allow the port", ruleset.Forward, ruleset.Packet{Source: addr("10.0.0.1"), Destination: addr("10.0.0.2"), Protocol: ruleset.TCP, Port: 81}, ruleset.Drop, "forward/3 e-1/0 p-1/2 e-1/1"},
+		{"ingress, port range", ruleset.Forward, ruleset.Packet{Source: addr("10.0.0.3"), Destination: addr("10.0.0.2"), Protocol: ruleset.TCP, Port: 8999}, ruleset.Accept, "forward/5 ingress/0 i-1/0"},
+		{"ingress, behind the range", ruleset.Forward, ruleset.Packet{Source: addr("10.0.0.3"), Destination: addr("10.0.0.2"), Protocol: ruleset.TCP, Port: 9000}, ruleset.Drop, "forward/5 ingress/0 i-1/2"},
+		{"ingress, other protocol", ruleset.Forward, ruleset.Packet{Source: addr("10.0.0.3"), Destination: addr("10.0.0.2"), Protocol: ruleset.UDP, Port: 80}, ruleset.Drop, "forward/5 ingress/0 i-1/2"},
+		{"block, first", ruleset.Forward, ruleset.Packet{Source: addr("0.0.0.0"), Destination: addr("10.0.0.2"), Protocol: ruleset.SCTP, Port: 7}, ruleset.Accept, "forward/5 ingress/0 i-1/1"},
+		{"block, last", ruleset.Forward, ruleset.Packet{Source: addr("255.255.255.255"), Destination: addr("10.0.0.2"), Protocol: ruleset.SCTP, Port: 7}, ruleset.Accept, "forward/5 ingress/0 i-1/1"},
+		{"block, between", ruleset.Forward, ruleset.Packet{Source: addr("10.0.0.7"), Destination: addr("10.0.0.2"), Protocol: ruleset.SCTP, Port: 7}, ruleset.Drop, "forward/5 ingress/0 i-1/2"},
+		{"block, one address", ruleset.Forward, ruleset.Packet{Source: addr("12.0.0.7"), Destination: addr("10.0.0.2"), Protocol: ruleset.SCTP, Port: 7}, ruleset.Accept, "forward/5 ingress/0 i-1/1"},
+		{"IPv6", ruleset.Forward, ruleset.Packet{Source: addr("fd00::1"), Destination: addr("fd00::9"), Protocol: ruleset.TCP, Port: 7}, ruleset.Drop, "forward/4 e-6/0"},
 		{"return at the end of goto", ruleset.Output, ruleset.Packet{Source: addr("10.0.0.1"), Destination: addr("10.0.0.9"), OutInterface: "net1", Protocol: ruleset.UDP}, ruleset.Drop, "output/3 e-1/0 p-1/1 e-1/1"},
 		{"loopback", ruleset.Output, ruleset.Packet{Source: addr("10.0.0.1"), Destination: addr("10.0.0.9"), OutInterface: "lo"}, ruleset.Accept, "output/0"},
 		{"neighbour discovery", ruleset.Output, ruleset.Packet{Source: addr("fd00::1"), Destination: addr("ff02::1"), OutInterface: "net1", NeighborDiscovery: true}, ruleset.Accept, "output/1"},
@@ -184,9 +189,9 @@ func TestCheck(t *testing.T) {
 		"set of another kind":   {func(rs *ruleset.Ruleset) { rs.Chains["i-1"].Rules[0].Source = "self4" }, "set self4 is of kind"},
 		"set of another family": {func(rs *ruleset.Ruleset) { rs.Chains["i-1"].Rules[0].Family = ruleset.IPv6 }, "set peers is of another family"},
 		"rule without family":   {func(rs *ruleset.Ruleset) { rs.Chains["i-1"].Rules[0].Family = ruleset.AnyFamily }, "set peers is of another family"},
-		"map of another family": {func(rs *ruleset.Ruleset) { rs.Chains["forward"].Rules[2].Family = ruleset.IPv6 }, "map egress4 is of another family"},
-		"map with a verdict":    {func(rs *ruleset.Ruleset) { rs.Chains["forward"].Rules[2].Verdict = ruleset.Drop }, "other conditions or a verdict"},
-		"map with ports":        {func(rs *ruleset.Ruleset) { rs.Chains["forward"].Rules[2].Ports = []ruleset.PortRange{{1, 1}} }, "other conditions or a verdict"},
+		"map of another family": {func(rs *ruleset.Ruleset) { rs.Chains["forward"].Rules[3].Family = ruleset.IPv6 }, "map egress4 is of another family"},
+		"map with a verdict":    {func(rs *ruleset.Ruleset) { rs.Chains["forward"].Rules[3].Verdict = ruleset.Drop }, "other conditions or a verdict"},
+		"map with ports":        {func(rs *ruleset.Ruleset) { rs.Chains["forward"].Rules[3].Ports = []ruleset.PortRange{{1, 1}} }, "other conditions or a verdict"},
 		"long name": {func(rs *ruleset.Ruleset) {
 			rs.Chains[strings.Repeat("x", 32)] = rules(strings.Repeat("x", 32), ruleset.NoHook)
 		}, "has 32 bytes"},
@@ -211,6 +216,8 @@ func TestCheck(t *testing.T) {
 		"ports the wrong way":   {func(rs *ruleset.Ruleset) { rs.Chains["i-1"].Rules[0].Ports[0].First = 81 }, "end before they begin"},
 		"target without a jump": {func(rs *ruleset.Ruleset) { rs.Chains["i-1"].Rules[0].Target = "p-1" }, "with target p-1"},
 		"loopback in forward":   {func(rs *ruleset.Ruleset) { rs.Chains["forward"].Rules[0].Loopback = true }, "loopback means nothing"},
+		"no such link":          {func(rs *ruleset.Ruleset) { rs.Chains["output"].Rules[0].SourceIn = "own6" }, "no such interface"},
+		"unsorted links":        {func(rs *ruleset.Ruleset) { rs.Sets["own6"].Links[0].Interface = "pod9" }, "stands before"},
 		"no such interface":     {func(rs *ruleset.Ruleset) { rs.Chains["output"].Rules[0].InInterface = "direct" }, "no such interface"},
 		"counter's name":        {func(rs *ruleset.Ruleset) { rs.Chains["i-1"].Rules[0].Counter = "a b" }, "counter's name"},
 		"loop":                  {func(rs *ruleset.Ruleset) { rs.Maps["ingress4"].Chains[addr("10.0.0.2")] = "e-1" }, "leads back to itself"},
@@ -232,12 +239,31 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// A pod calls itself by pairs, and between addresses that have a link in common.
+func TestIsSelf(t *testing.T) {
+	rs := sample()
+	rs.Sets["own6"].Links = append(rs.Sets["own6"].Links, ruleset.Link{Address: addr("fd00::3"), Interface: "pod2"})
+	for _, tc := range []struct {
+		from, to string
+		want     bool
+	}{
+		{"10.0.0.1", "10.0.0.1", true}, {"10.0.0.1", "10.0.0.2", false}, {"fd00::1", "fd00::1", true}, {"fd00::1", "fd00::3", true},
+		{"fd00::1", "fd00::2", false}, {"fd00::4", "fd00::4", false},
+	} {
+		if is := rs.IsSelf(addr(tc.from), addr(tc.to)); is != tc.want {
+			t.Errorf("IsSelf(%s, %s) = %t", tc.from, tc.to, is)
+		}
+	}
+}
+
 func TestText(t *testing.T) {
 	got := rulesettest.Text(sample())
 	for _, want := range []string{
 		"\t\ttype filter hook forward priority filter; policy accept;\n",
 		"\t\tct state established,related accept\n",
 		"\t\tip saddr . ip daddr @self4 accept\n",
+		"\t\tip6 saddr . oifname @own6 ip6 saddr . iifname @own6 accept\n",
+		"\t\telements = { fd00::1 . \"pod1\",\n",
 		"\t\tip saddr vmap @egress4\n",
 		"\t\tip saddr @peers tcp dport { 80, 8000-8999 } counter name \"db\" accept # NetworkPolicy shop/db, Ingress rule 1\n",
 		"\t\tip saddr @blocks sctp dport 7 accept # ",

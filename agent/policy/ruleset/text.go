@@ -23,7 +23,7 @@ func (r *Rule) Comment() string {
 		text = "neighbour discovery"
 	case r.MulticastListener:
 		text = "multicast listeners"
-	case r.Pair != "":
+	case r.SourceOut != "", r.Pair != "":
 		text = "a pod that calls itself"
 	case r.SourceMap != "":
 		text = "egress rules of the source"
@@ -93,6 +93,12 @@ func conditionWords(c *Chain, r *Rule) []string {
 	if r.LocalSource {
 		add("fib saddr type local")
 	}
+	if r.SourceOut != "" {
+		add("%s saddr . oifname @%s", ip, r.SourceOut)
+	}
+	if r.SourceIn != "" {
+		add("%s saddr . iifname @%s", ip, r.SourceIn)
+	}
 	if r.Pair != "" {
 		add("%s saddr . %s daddr @%s", ip, ip, r.Pair)
 	}
@@ -105,7 +111,7 @@ func conditionWords(c *Chain, r *Rule) []string {
 	if r.Endpoint != "" {
 		add("%s daddr . meta l4proto . th dport @%s", ip, r.Endpoint)
 	}
-	if r.Family != AnyFamily && r.Source+r.Destination+r.Endpoint+r.Pair+r.SourceMap+r.DestinationMap == "" {
+	if r.Family != AnyFamily && r.Source+r.Destination+r.Endpoint+r.Pair+r.SourceIn+r.SourceOut+r.SourceMap+r.DestinationMap == "" {
 		add("meta nfproto %s", r.Family)
 	}
 	switch {

@@ -180,6 +180,8 @@ func (w *Walker) apply(r *Rule, p Packet) (verdict Verdict, target string, match
 		{r.Source, func(s *Set) bool { return s.has(p.Source) }},
 		{r.Destination, func(s *Set) bool { return s.has(p.Destination) }},
 		{r.Endpoint, func(s *Set) bool { return s.hasEndpoint(Endpoint{p.Destination, p.Protocol, p.Port}) }},
+		{r.SourceIn, func(s *Set) bool { return s.hasLink(Link{p.Source, p.InInterface}) }},
+		{r.SourceOut, func(s *Set) bool { return s.hasLink(Link{p.Source, p.OutInterface}) }},
 		{r.Pair, func(s *Set) bool { return s.hasPair(Pair{p.Source, p.Destination}) }},
 	} {
 		if condition.set != "" && !condition.pass(w.rs.Sets[condition.set]) {
@@ -224,6 +226,25 @@ func (s *Set) hasPair(p Pair) bool {
 	return found
 }
 
+func (s *Set) hasLink(l Link) bool {
+	_, found := slices.BinarySearchFunc(s.Links, l, Link.Compare)
+	return found
+}
+
+// shareLink returns whether two addresses have a link in common.
+func (s *Set) shareLink(a, b netip.Addr) bool {
+	first, _ := slices.BinarySearchFunc(s.Links, Link{Address: a}, Link.Compare)
+	for _, l := range s.Links[first:] {
+		if l.Address != a {
+			break
+		}
+		if s.hasLink(Link{b, l.Interface}) {
+			return true
+		}
+	}
+	return false
+}
+
 // Compare orders endpoints by address, protocol and port, as sets have them.
 func (e Endpoint) Compare(f Endpoint) int {
 	return cmp.Or(e.Address.Compare(f.Address), cmp.Compare(e.Protocol, f.Protocol), cmp.Compare(e.Port, f.Port))
@@ -232,4 +253,9 @@ func (e Endpoint) Compare(f Endpoint) int {
 // Compare orders pairs by source and destination, as sets have them.
 func (p Pair) Compare(q Pair) int {
 	return cmp.Or(p.Source.Compare(q.Source), p.Destination.Compare(q.Destination))
+}
+
+// Compare orders links by address and interface, as sets have them.
+func (l Link) Compare(m Link) int {
+	return cmp.Or(l.Address.Compare(m.Address), strings.Compare(l.Interface, m.Interface))
 }

@@ -176,6 +176,7 @@ func (n names) setChange(old, want *ruleset.Set) (nftables.SetChange, bool) {
 	gone.Addresses, came.Addresses = difference(old.Addresses, want.Addresses, netip.Addr.Compare)
 	gone.Endpoints, came.Endpoints = difference(old.Endpoints, want.Endpoints, ruleset.Endpoint.Compare)
 	gone.Pairs, came.Pairs = difference(old.Pairs, want.Pairs, ruleset.Pair.Compare)
+	gone.Links, came.Links = difference(old.Links, want.Links, ruleset.Link.Compare)
 	gone.Interfaces, came.Interfaces = difference(old.Interfaces, want.Interfaces, strings.Compare)
 	changed := old.Kind != ruleset.Ranges || !slices.Equal(old.Ranges, want.Ranges)
 	return nftables.SetChange{Set: n.setOf(want), Gone: elementsOf(gone), Came: elementsOf(came)}, changed

@@ -84,6 +84,8 @@ func (n names) setOf(s *ruleset.Set) *nftables.Set {
 		set.Key = []nftables.Type{f.Addr, nftables.InetProto, nftables.InetService}
 	case ruleset.Pairs:
 		set.Key = []nftables.Type{f.Addr, f.Addr}
+	case ruleset.Links:
+		set.Key = []nftables.Type{f.Addr, nftables.IfName}
 	case ruleset.Interfaces:
 		set.Key = []nftables.Type{nftables.IfName}
 	}
@@ -112,6 +114,9 @@ func elementsOf(s *ruleset.Set) iter.Seq[nftables.Element] {
 			}) &&
 			each(s.Pairs, func(p ruleset.Pair) bool {
 				return put(nftables.AppendAddr(nftables.AppendAddr(key[:0], p.Source), p.Destination), false)
+			}) &&
+			each(s.Links, func(l ruleset.Link) bool {
+				return put(nftables.AppendName(nftables.AppendAddr(key[:0], l.Address), l.Interface), false)
 			}) &&
 			each(s.Interfaces, func(name string) bool { return put(nftables.AppendName(key[:0], name), false) })
 	}
@@ -292,6 +297,8 @@ func (n names) conditions(hook ruleset.Hook, r *ruleset.Rule) (all []nftables.St
 	if r.LocalSource {
 		add(nftables.FromNode)
 	}
+	in(r.SourceOut, f.SAddr, nftables.OIFName)
+	in(r.SourceIn, f.SAddr, nftables.IIFName)
 	in(r.Pair, f.Addresses)
 	in(r.Source, f.SAddr)
 	in(r.Destination, f.DAddr)

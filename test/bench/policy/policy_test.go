@@ -83,7 +83,7 @@ func newCrowd(local, all int) *crowd {
 		pod := crowdPod(i)
 		c.pods[pod.Namespace] = append(c.pods[pod.Namespace], pod)
 		if i < local {
-			c.locals = append(c.locals, policy.Local{NamespacedName: pod.NamespacedName, UID: pod.UID, Addresses: pod.Addresses})
+			c.locals = append(c.locals, policy.Local{NamespacedName: pod.NamespacedName, UID: pod.UID, Addresses: pod.Addresses, Ways: []string{fmt.Sprint("veth", i)}})
 		}
 	}
 	return c
@@ -250,7 +250,7 @@ func TestCostPolicySync(t *testing.T) {
 			{"a pod of this node is added", func(i int) {
 				x.SetLocal(policy.Local{
 					NamespacedName: types.NamespacedName{Namespace: "ns-0", Name: fmt.Sprint("new-", i)}, UID: types.UID(fmt.Sprint("new-", i)),
-					Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 99, byte(i >> 8), byte(i)})},
+					Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 99, byte(i >> 8), byte(i)})}, Ways: []string{fmt.Sprint("new", i)},
 				})
 				x.SetPod(nil, &policy.Pod{
 					NamespacedName: types.NamespacedName{Namespace: "ns-0", Name: fmt.Sprint("new-", i)}, UID: types.UID(fmt.Sprint("new-", i)),

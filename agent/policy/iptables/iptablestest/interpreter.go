@@ -292,6 +292,12 @@ func (s *set) has(fields []string, p ruleset.Packet) bool {
 		return s.elements[at(fields[0]).String()]
 	case "hash:net":
 		return slices.ContainsFunc(s.nets, func(n netip.Prefix) bool { return n.Contains(at(fields[0])) })
+	case "hash:net,iface":
+		link := p.OutInterface
+		if fields[1] == "src" {
+			link = p.InInterface
+		}
+		return s.elements[fmt.Sprintf("%s,%s", at(fields[0]), link)]
 	case "hash:ip,port":
 		for name, protocol := range protocols {
 			if protocol == p.Protocol {

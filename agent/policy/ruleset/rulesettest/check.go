@@ -89,7 +89,7 @@ func (c *checker) set(key string, s *ruleset.Set) {
 	if (s.Family == ruleset.AnyFamily) != (s.Kind == ruleset.Interfaces) || s.Family > ruleset.IPv6 {
 		c.fail("kind %d with family %d", s.Kind, s.Family)
 	}
-	for kind, n := range map[ruleset.Kind]int{ruleset.Addresses: len(s.Addresses), ruleset.Ranges: len(s.Ranges), ruleset.Endpoints: len(s.Endpoints), ruleset.Pairs: len(s.Pairs), ruleset.Interfaces: len(s.Interfaces)} {
+	for kind, n := range map[ruleset.Kind]int{ruleset.Addresses: len(s.Addresses), ruleset.Ranges: len(s.Ranges), ruleset.Endpoints: len(s.Endpoints), ruleset.Pairs: len(s.Pairs), ruleset.Links: len(s.Links), ruleset.Interfaces: len(s.Interfaces)} {
 		if kind != s.Kind && n > 0 {
 			c.fail("kind %d has elements of kind %d", s.Kind, kind)
 		}
@@ -116,15 +116,25 @@ func (c *checker) set(key string, s *ruleset.Set) {
 			c.address(s.Family, p.Source)
 			c.address(s.Family, p.Destination)
 		}
+	case ruleset.Links:
+		sorted(c, s.Links, ruleset.Link.Compare)
+		for _, l := range s.Links {
+			c.address(s.Family, l.Address)
+			c.linkName(l.Interface)
+		}
 	case ruleset.Interfaces:
 		sorted(c, s.Interfaces, strings.Compare)
 		for _, name := range s.Interfaces {
-			if name == "" || len(name) > maxInterface {
-				c.fail("%q cannot be an interface's name", name)
-			}
+			c.linkName(name)
 		}
 	default:
 		c.fail("kind %d is none", s.Kind)
+	}
+}
+
+func (c *checker) linkName(name string) {
+	if name == "" || len(name) > maxInterface {
+		c.fail("%q cannot be an interface's name", name)
 	}
 }
 
@@ -203,13 +213,15 @@ func (c *checker) rule(chain *ruleset.Chain, r *ruleset.Rule) {
 	c.condition(r, r.Destination, ruleset.Addresses, ruleset.Ranges)
 	c.condition(r, r.Endpoint, ruleset.Endpoints)
 	c.condition(r, r.Pair, ruleset.Pairs)
+	c.condition(r, r.SourceIn, ruleset.Links)
+	c.condition(r, r.SourceOut, ruleset.Links)
 	if r.Loopback && chain.Hook != ruleset.Input && chain.Hook != ruleset.Output {
 		c.fail("loopback means nothing but in base chains of Input and Output")
 	}
 	if r.LocalSource && chain.Hook != ruleset.Output {
 		c.fail("the source is local in packets of Output only")
 	}
-	if r.InInterface != "" && chain.Hook == ruleset.Output || r.OutInterface != "" && chain.Hook == ruleset.Input {
+	if r.InInterface+r.SourceIn != "" && chain.Hook == ruleset.Output || r.OutInterface+r.SourceOut != "" && chain.Hook == ruleset.Input {
 		c.fail("the hook has no such interface")
 	}
 	if (r.NeighborDiscovery || r.MulticastListener) && (r.Family == ruleset.IPv4 || r.Protocol != ruleset.AnyProtocol) {
@@ -257,7 +269,7 @@ func (c *checker) mapRule(r *ruleset.Rule) {
 func equalConditions(a, b ruleset.Rule) bool {
 	return a.Family == b.Family && a.Established == b.Established && a.NeighborDiscovery == b.NeighborDiscovery && a.MulticastListener == b.MulticastListener &&
 		a.InInterface == b.InInterface && a.OutInterface == b.OutInterface && a.Loopback == b.Loopback && a.LocalSource == b.LocalSource &&
-		a.Source == b.Source && a.Destination == b.Destination && a.Endpoint == b.Endpoint && a.Pair == b.Pair &&
+		a.Source == b.Source && a.Destination == b.Destination && a.Endpoint == b.Endpoint && a.Pair == b.Pair && a.SourceIn == b.SourceIn && a.SourceOut == b.SourceOut &&
 		a.Protocol == b.Protocol && a.Verdict == b.Verdict && a.Target == b.Target
 }
 

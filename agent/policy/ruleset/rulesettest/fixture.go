@@ -183,6 +183,10 @@ func (r *Random) set(name string) *ruleset.Set {
 		}, ruleset.Endpoint.Compare)
 	case ruleset.Pairs:
 		s.Pairs = sortedSet(n, func() ruleset.Pair { return ruleset.Pair{Source: r.addr(f), Destination: r.addr(f)} }, ruleset.Pair.Compare)
+	case ruleset.Links:
+		s.Links = sortedSet(n, func() ruleset.Link {
+			return ruleset.Link{Address: r.addr(f), Interface: fmt.Sprintf("eth%d", r.IntN(3))}
+		}, ruleset.Link.Compare)
 	case ruleset.Interfaces:
 		s.Interfaces = sortedSet(n, func() string { return fmt.Sprintf("eth%d", r.IntN(30)) }, strings.Compare)
 	}
@@ -208,6 +212,10 @@ func (r *Random) rule() ruleset.Rule {
 			rule.Endpoint = name
 		case ruleset.Pairs:
 			rule.Pair = name
+		case ruleset.Links:
+			if rule.SourceOut = name; r.IntN(2) == 0 {
+				rule.SourceIn = name
+			}
 		case ruleset.Interfaces:
 			rule.InInterface = name
 		}
@@ -254,9 +262,9 @@ func (r *Random) addressMap(name string) *ruleset.Map {
 func (r *Random) Next() *ruleset.Ruleset {
 	r.Ruleset = With(r.Ruleset)
 	for range 1 + r.IntN(4) {
-		name := fmt.Sprintf("s%d%d-%d", 1+r.IntN(4), 1+r.IntN(2), r.IntN(3))
+		name := fmt.Sprintf("s%d%d-%d", 1+r.IntN(5), 1+r.IntN(2), r.IntN(3))
 		if r.IntN(6) == 0 {
-			name = fmt.Sprintf("s50-%d", r.IntN(3))
+			name = fmt.Sprintf("s60-%d", r.IntN(3))
 		}
 		r.Ruleset.Sets[name] = r.set(name)
 		leaf := Chain(fmt.Sprintf("leaf%d", r.IntN(12)), ruleset.NoHook)
@@ -288,7 +296,7 @@ func (r *Random) sweep() {
 	used := map[string]bool{}
 	for _, c := range r.Ruleset.Chains {
 		for _, rule := range c.Rules {
-			for _, name := range []string{rule.Source, rule.Destination, rule.Endpoint, rule.Pair, rule.InInterface, rule.SourceMap, rule.Target} {
+			for _, name := range []string{rule.Source, rule.Destination, rule.Endpoint, rule.Pair, rule.SourceIn, rule.SourceOut, rule.InInterface, rule.SourceMap, rule.Target} {
 				used[name] = true
 			}
 		}

@@ -106,6 +106,8 @@ func setType(s *ruleset.Set) string {
 		return addressType(s.Family) + " . inet_proto . inet_service"
 	case ruleset.Pairs:
 		return addressType(s.Family) + " . " + addressType(s.Family)
+	case ruleset.Links:
+		return addressType(s.Family) + " . ifname"
 	case ruleset.Interfaces:
 		return "ifname"
 	}
@@ -125,6 +127,9 @@ func elementsOf(s *ruleset.Set) []string {
 	}
 	for _, p := range s.Pairs {
 		all = append(all, fmt.Sprintf("%s . %s", p.Source, p.Destination))
+	}
+	for _, l := range s.Links {
+		all = append(all, fmt.Sprintf("%s . %q", l.Address, l.Interface))
 	}
 	for _, name := range s.Interfaces {
 		all = append(all, fmt.Sprintf("%q", name))
