@@ -29,11 +29,12 @@ func locals() map[netip.Addr]string {
 	return all
 }
 
-func (w *topology) end(want int) {
+// end has connections ended, of which there must be so many, and so many together with those that were before.
+func (w *topology) end(want, wantAll int) {
 	w.t.Helper()
-	ended, err := w.table.EndConnections(w.t.Context(), w.applied, locals())
-	if err != nil || ended != want {
-		w.t.Errorf("EndConnections() = %d, %v, want %d", ended, err, want)
+	ended, all, err := w.table.EndConnections(w.t.Context(), w.applied, locals())
+	if err != nil || ended != want || all != wantAll {
+		w.t.Errorf("EndConnections() = %d, %d, %v, want %d, %d", ended, all, err, want, wantAll)
 	}
 }
 
@@ -69,23 +70,23 @@ func testConnections(t *testing.T, b backend) {
 				shut := rulesettest.With(rulesettest.Closed(), server)
 				w.apply(open)
 				cut, other := w.open(protocol, netip.AddrPortFrom(e.Server, rulesettest.OpenPort)), w.open(protocol, netip.AddrPortFrom(e.Server, rulesettest.OtherPort))
-				w.end(0)
+				w.end(0, 0)
 				w.apply(shut)
 				if err := ask(cut, "before the end", patience); err != nil {
 					t.Errorf("a connection that was not ended yet: %v", err)
 				}
-				w.end(1)
+				w.end(1, 1)
 				if err := ask(cut, "after the end", brief); err == nil {
 					t.Error("a connection goes on that was ended")
 				}
 				if err := ask(other, "after the end", patience); err != nil {
 					t.Errorf("a connection that is still allowed: %v", err)
 				}
-				w.end(0)
+				w.end(0, 1)
 				// A new agent.
 				w.table = b.Open(w.node.Path())
 				w.apply(open)
-				w.end(0)
+				w.end(0, 0)
 				if err := ask(cut, "once more", patience); err != nil {
 					t.Errorf("a connection that is allowed again: %v", err)
 				}
@@ -158,7 +159,7 @@ func testPickUp(t *testing.T, b backend) {
 					t.Fatal(err)
 				}
 				w.apply(rulesettest.Closed())
-				w.end(1)
+				w.end(1, 1)
 				if err := sent("ended"); err != nil {
 					t.Fatal(err)
 				}
@@ -232,7 +233,7 @@ func testConnectionsOfOtherProtocols(t *testing.T, b backend) {
 		}
 	}
 	w.apply(rulesettest.Closed())
-	w.end(4)
+	w.end(4, 4)
 	if left, ended := counts(0), counts(connections.EndedMark); len(left) > 0 || !maps.Equal(before, ended) {
 		t.Errorf("connections that go on: %v, ended ones: %v", left, ended)
 	}
@@ -262,16 +263,16 @@ func testTranslatedConnections(t *testing.T, b backend) {
 			conns = append(conns, w.open(protocol, netip.AddrPortFrom(netip.MustParseAddr(service), rulesettest.OpenPort)))
 		}
 	}
-	w.end(0)
+	w.end(0, 0)
 	w.apply(rulesettest.Closed())
-	w.end(4)
+	w.end(4, 4)
 	for _, conn := range conns {
 		if ask(conn, "after the end", brief) == nil {
 			t.Errorf("%s to %s goes on", conn.LocalAddr().Network(), conn.RemoteAddr())
 		}
 	}
 	w.apply(rulesettest.Isolated())
-	w.end(0)
+	w.end(0, 0)
 	for _, conn := range conns {
 		if err := ask(conn, "once more", patience); err != nil {
 			t.Errorf("%s to %s: %v", conn.LocalAddr().Network(), conn.RemoteAddr(), err)
@@ -294,7 +295,7 @@ func testConnectionsOfTheNode(t *testing.T, b backend) {
 		})
 		defer conn.Close()
 		w.apply(rulesettest.Closed())
-		w.end(0)
+		w.end(0, 0)
 		if err := ask(conn, "from the node", patience); err != nil {
 			t.Error(err)
 		}
@@ -342,7 +343,7 @@ func testConnectionsOfAPod(t *testing.T, b backend) {
 		if err := table.Apply(t.Context(), rs); err != nil {
 			t.Fatal(err)
 		}
-		ended, err := table.EndConnections(t.Context(), rs, map[netip.Addr]string{rulesettest.Both[0].Server: "eth0", rulesettest.Both[1].Server: "eth0"})
+		ended, _, err := table.EndConnections(t.Context(), rs, map[netip.Addr]string{rulesettest.Both[0].Server: "eth0", rulesettest.Both[1].Server: "eth0"})
 		if err != nil || ended != want {
 			t.Errorf("EndConnections() = %d, %v, want %d", ended, err, want)
 		}

@@ -27,17 +27,18 @@ import (
 const EndedMark = 0x2000
 
 // End ends the connections of addresses whose first packet the ruleset would drop, lets connections go on that
-// an earlier call ended and that it would allow, and returns how many it ended. It touches no other one. It works
-// in the network namespace of the calling thread, reads all connections there, and blocks for the kernel. Each
-// address has the name of its interface in the namespace of a pod; on the node the names are empty.
-func End(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]string) (ended int, err error) {
+// an earlier call ended and that it would allow, and returns how many it ended and how many are ended now. It
+// touches no other one. It works in the network namespace of the calling thread, reads all connections there, and
+// blocks for the kernel. Each address has the name of its interface in the namespace of a pod; on the node the names
+// are empty.
+func End(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]string) (ended, all int, err error) {
 	judge := newJudge(rs, addresses)
 	if err := judge.readNode(); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	denied, allowed, err := judge.changed()
+	denied, allowed, all, err := judge.changed()
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	var errs []error
 	for _, flow := range denied {
@@ -49,7 +50,7 @@ func End(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]stri
 	if err := ctx.Err(); err != nil {
 		errs = append(errs, err)
 	}
-	return len(denied), errors.Join(errs...)
+	return len(denied), all, errors.Join(errs...)
 }
 
 // judge says which connections a ruleset would drop.
@@ -123,8 +124,8 @@ func (j *judge) drops(protocol byte, from, to netip.AddrPort) bool {
 }
 
 // changed lists the connections of the addresses that the ruleset would drop and that are not ended,
-// and the ended ones that it would allow.
-func (j *judge) changed() (denied, allowed []*conntrack.Flow, err error) {
+// and the ended ones that it would allow. It counts all that it would drop.
+func (j *judge) changed() (denied, allowed []*conntrack.Flow, dropped int, err error) {
 	families := map[int]bool{}
 	for a := range j.addresses {
 		if a.Is4() {
@@ -139,6 +140,7 @@ func (j *judge) changed() (denied, allowed []*conntrack.Flow, err error) {
 			switch {
 			case !j.decides(f):
 			case j.drops(f.Protocol, f.Original.Source, f.Reply.Source):
+				dropped++
 				if !isEnded {
 					denied = append(denied, f)
 				}
@@ -148,10 +150,10 @@ func (j *judge) changed() (denied, allowed []*conntrack.Flow, err error) {
 			return true
 		})
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, 0, err
 		}
 	}
-	return denied, allowed, nil
+	return denied, allowed, dropped, nil
 }
 
 // decides returns whether the ruleset decides about a connection. The node's decides about all that were

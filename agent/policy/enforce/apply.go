@@ -50,6 +50,8 @@ type target struct {
 	// look at them began. The next look is not before quiet.
 	open, reopened bool
 	quiet          time.Time
+	// noneEnded says that the last look left no connection ended that a later ruleset may let go on.
+	noneEnded bool
 	// compared is the time when the kernel last had all of written.
 	compared time.Time
 	// news is closed when a try has ended; nil while nobody waits.
@@ -222,6 +224,8 @@ func (e *Enforcer) start(key string) *job {
 
 // finish notes the outcome of a try, and has connections looked at that may be forbidden now.
 func (e *Enforcer) finish(j *job, restored bool, err error) {
+	// An open connection that was allowed is allowed after an additive change.
+	forbids := restored || j.want != j.written && (j.written == nil || !isEmpty(j.want) && !ruleset.Additive(j.written, j.want))
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	t := j.target
@@ -230,7 +234,7 @@ func (e *Enforcer) finish(j *job, restored bool, err error) {
 		switch {
 		case isEmpty(j.want):
 			t.open, t.reopened = false, false
-		case restored || j.want != t.written:
+		case forbids || j.want != t.written && (t.open || !t.noneEnded):
 			t.reopen()
 		}
 		if j.check || t.written == nil || isEmpty(t.written) {
@@ -248,6 +252,8 @@ func (e *Enforcer) finish(j *job, restored bool, err error) {
 		}
 	} else {
 		t.check = true
+		// The kernel may have had a part of it for a while.
+		t.reopen()
 		if t.err == nil {
 			t.since = time.Now()
 		}

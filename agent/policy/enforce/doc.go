@@ -21,7 +21,8 @@
 //
 // After a write the connections of the target are looked at, in a queue of their own: there may be a million,
 // and neither a denial nor an ADD waits for that. The look has the ruleset that was written last; after a write
-// that comes meanwhile there is another one.
+// that comes meanwhile there is another one. After a change that lets more pass, as a new peer of a rule that
+// accepts, there is none: it forbids no open connection. But connections that were ended may go on then.
 //
 // # The life of a container
 //

@@ -74,9 +74,9 @@ type Table interface {
 	// replaces all.
 	Verify(ctx context.Context) error
 	// EndConnections ends the connections of addresses whose first packet the ruleset would drop, and
-	// lets ended ones begin again whose first packet it would accept. Each address has the name of its
-	// interface in the namespace of a pod.
-	EndConnections(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]string) (ended int, err error)
+	// lets ended ones begin again whose first packet it would accept. It returns how many it ended, and how many are
+	// ended now. Each address has the name of its interface in the namespace of a pod.
+	EndConnections(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]string) (ended, all int, err error)
 	// Adopt has the kernel track connections that it may not know; known ones it replaces where asked
 	// to.
 	Adopt(ctx context.Context, connections []socket.Connection, replace bool) error

@@ -42,13 +42,13 @@ func (e *Enforcer) sweep(ctx context.Context, key string) error {
 		addresses = governedAddresses(rs)
 	}
 	began := time.Now()
-	ended, err := t.table.EndConnections(ctx, rs, addresses)
+	ended, all, err := t.table.EndConnections(ctx, rs, addresses)
 	took := time.Since(began)
 	e.mu.Lock()
 	t.quiet = time.Now().Add(max(endPause, endShare*took))
 	if err == nil {
 		// A write that came meanwhile has queued the next sweep.
-		t.open = t.reopened
+		t.open, t.noneEnded = t.reopened, all == 0
 	}
 	e.mu.Unlock()
 	switch {

@@ -13,6 +13,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/agent/policy"
 	"github.com/berth-dev/berth/agent/policy/place"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
@@ -23,14 +24,20 @@ import (
 // crowded is a kernel with so many connections that a look at them takes as long as a test wants.
 type crowded struct {
 	kernel
-	// sweeps gets each look, which ends with the error that the test sends back.
+	// sweeps gets each look, which ends with the outcome that the test sends back.
 	sweeps chan sweeping
 }
 
 type sweeping struct {
 	rs        *ruleset.Ruleset
 	addresses map[netip.Addr]string
-	end       chan error
+	end       chan swept
+}
+
+// swept is the outcome of a look: how many connections are ended.
+type swept struct {
+	ended int
+	err   error
 }
 
 func (k crowded) Table(string) Table                 { return crowdedTable{sweeps: k.sweeps} }
@@ -50,91 +57,167 @@ func (crowdedTable) Adopt(context.Context, []socket.Connection, bool) error {
 	return nil
 }
 
-func (t crowdedTable) EndConnections(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]string) (int, error) {
-	s := sweeping{rs, addresses, make(chan error, 1)}
+func (t crowdedTable) EndConnections(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]string) (int, int, error) {
+	s := sweeping{rs, addresses, make(chan swept, 1)}
 	select {
 	case t.sweeps <- s:
 	case <-ctx.Done():
-		return 0, ctx.Err()
+		return 0, 0, ctx.Err()
 	}
 	select {
-	case err := <-s.end:
-		return 0, err
+	case is := <-s.end:
+		return 0, is.ended, is.err
 	case <-ctx.Done():
-		return 0, ctx.Err()
+		return 0, 0, ctx.Err()
 	}
 }
 
-// A ruleset is written while connections are looked at for the one before: they are looked at again for
-// it, once for all that was written meanwhile, and again where that fails.
-func TestWriteDuringSweep(t *testing.T) {
+// crowd is a node with a pod db and so many connections.
+type crowd struct {
+	*testing.T
+	*Enforcer
+	objects *memory
+	kernel  crowded
+}
+
+// newCrowd has one policy.
+func newCrowd(t *testing.T, first *networkingv1.NetworkPolicy) *crowd {
 	ctx, cancel := context.WithCancel(t.Context())
 	objects := &memory{known: make(chan struct{}), labels: map[string]map[string]string{"shop": {}}}
 	db := &policy.Pod{NamespacedName: types.NamespacedName{Namespace: "shop", Name: "db"}, UID: "uid-db", Labels: map[string]string{"app": "db"}}
 	objects.before = func() {
 		objects.pods = append(objects.pods, db)
 		objects.sink.SetPod(nil, db)
-		objects.sink.SetNetworkPolicy(allow("db", "db"))
+		objects.sink.SetNetworkPolicy(first)
 	}
 	w := &topology{t: t, listed: []Container{{Pod: api.Pod{Namespace: "shop", Name: "db", UID: "uid-db"}, ID: "c-db", Addresses: addresses("10.1.0.1")}}}
 	k := crowded{sweeps: make(chan sweeping)}
-	e := New(Options{Pods: PodsAll, Objects: objects, Kernel: k})
+	c := &crowd{t, New(Options{Pods: PodsAll, Objects: objects, Kernel: k}), objects, k}
 	var group sync.WaitGroup
-	defer group.Wait()
-	defer cancel()
 	group.Go(func() {
-		if err := e.Run(ctx, w); err != nil {
+		if err := c.Enforcer.Run(ctx, w); err != nil {
 			t.Errorf("Run() = %v", err)
 		}
 	})
-	written := func() *ruleset.Ruleset {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		return e.node.written
+	t.Cleanup(func() { cancel(); group.Wait() })
+	return c
+}
+
+func (c *crowd) written() *ruleset.Ruleset {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.node.written
+}
+
+// write has a policy written.
+func (c *crowd) write(p *networkingv1.NetworkPolicy) {
+	c.Helper()
+	before := c.written()
+	c.objects.Do(func() { c.objects.sink.SetNetworkPolicy(p) })
+	ctx, cancel := context.WithTimeout(c.Context(), 10*time.Second)
+	defer cancel()
+	if err := c.wait(ctx, nodeKey, c.publish()); err != nil {
+		c.Fatalf("a policy is not written: %v", err)
 	}
-	// next is the look that comes next, which must be for the ruleset that is in the kernel.
-	next := func() sweeping {
-		t.Helper()
-		select {
-		case s := <-k.sweeps:
-			if _, has := s.addresses[addresses("10.1.0.1")[0]]; s.rs != written() || !has {
-				t.Errorf("connections of %v are looked at; for the ruleset that is in the kernel: %t", s.addresses, s.rs == written())
-			}
-			return s
-		case <-time.After(time.Minute):
-			t.Fatal("nobody looks at connections")
-			return sweeping{}
+	if before == c.written() {
+		c.Fatal("nothing was written, so that the test shows nothing")
+	}
+}
+
+// isOpen returns whether connections are to be looked at.
+func (c *crowd) isOpen() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.node.open
+}
+
+// end ends a look.
+func (c *crowd) end(s sweeping, is swept) {
+	c.Helper()
+	s.end <- is
+	netnstest.Eventually(c.T, func() error {
+		if c.isOpen() {
+			return errors.New("connections are still looked at")
 		}
-	}
-	first := next()
-	for _, p := range []*networkingv1.NetworkPolicy{allow("db", "db", "web"), allow("more", "db", "other")} {
-		objects.Do(func() { objects.sink.SetNetworkPolicy(p) })
-		waits, stop := context.WithTimeout(ctx, 10*time.Second)
-		if err := e.wait(waits, nodeKey, e.publish()); err != nil {
-			t.Fatalf("a policy that comes while connections are looked at: %v", err)
-		}
-		stop()
-	}
-	if first.rs == written() {
-		t.Fatal("nothing was written, so that the test shows nothing")
-	}
+		return nil
+	})
+}
+
+// next is the look that comes next, which must be for the ruleset that is in the kernel.
+func (c *crowd) next() sweeping {
+	c.Helper()
 	select {
-	case <-k.sweeps:
-		t.Fatal("connections are looked at twice at a time")
-	case <-time.After(endPause / 10):
+	case s := <-c.kernel.sweeps:
+		if _, has := s.addresses[addresses("10.1.0.1")[0]]; s.rs != c.written() || !has {
+			c.Errorf("connections of %v are looked at; for the ruleset that is in the kernel: %t", s.addresses, s.rs == c.written())
+		}
+		return s
+	case <-time.After(time.Minute):
+		c.Fatal("nobody looks at connections")
+		return sweeping{}
 	}
+}
+
+// none fails the test where somebody looks at connections.
+func (c *crowd) none(wait time.Duration) {
+	c.Helper()
+	select {
+	case <-c.kernel.sweeps:
+		c.Fatal("connections are looked at")
+	case <-time.After(wait):
+	}
+}
+
+// A ruleset is written while connections are looked at for the one before: they are looked at again for
+// it, once for all that was written meanwhile, and again where that fails.
+func TestWriteDuringSweep(t *testing.T) {
+	c := newCrowd(t, allow("db", "db"))
+	first := c.next()
+	// The first look may end connections that these allow.
+	c.write(allow("db", "db", "web"))
+	c.write(allow("more", "db", "other"))
+	c.none(endPause / 10)
 	ended := time.Now()
-	first.end <- nil
-	second := next()
+	first.end <- swept{}
+	second := c.next()
 	if waited := time.Since(ended); waited < endPause {
 		t.Errorf("connections were looked at again after %v", waited)
 	}
-	second.end <- errors.New("no memory")
-	next().end <- nil
-	w.eventually("no connection is open that is forbidden", func() bool { e.mu.Lock(); defer e.mu.Unlock(); return !e.node.open })
-	select {
-	case <-k.sweeps:
-		t.Error("connections are looked at though nothing was written")
-	case <-time.After(2 * endPause):
+	second.end <- swept{err: errors.New("no memory")}
+	c.next().end <- swept{}
+	c.none(2 * endPause)
+	if c.isOpen() {
+		t.Error("connections are said to be open that are forbidden")
 	}
+}
+
+// Nobody looks at connections after a change that lets more pass, unless one that was ended may go on.
+func TestSweepsOfAdditiveChanges(t *testing.T) {
+	c := newCrowd(t, allow("db", "db"))
+	c.end(c.next(), swept{})
+	for _, tc := range []struct {
+		name  string
+		p     *networkingv1.NetworkPolicy
+		ended int
+		looks bool
+	}{
+		{"a peer comes", allow("db", "db", "web"), 0, false},
+		{"another peer in its place", allow("db", "db", "other"), 1, true},
+		{"a peer comes that may have an ended connection", allow("db", "db", "other", "web"), 0, true},
+		{"a policy comes that accepts", allow("more", "db", "more"), 0, false},
+		{"a peer goes", allow("db", "db", "web"), 0, true},
+	} {
+		c.write(tc.p)
+		if c.isOpen() != tc.looks {
+			t.Fatalf("%s: connections are looked at: %t", tc.name, !tc.looks)
+		}
+		if tc.looks {
+			c.end(c.next(), swept{ended: tc.ended})
+		}
+	} // The look that this one comes during may end connections that it allows.
+	c.write(allow("db", "db"))
+	look := c.next()
+	c.write(allow("db", "db", "other"))
+	look.end <- swept{ended: 1}
+	c.end(c.next(), swept{})
 }

@@ -50,6 +50,8 @@ func TestDifferential(t *testing.T) {
 type statistics struct {
 	Comparisons, Rulesets                        int
 	Denied, ByCluster, ByNetwork, ByNone, Passed int
+	// Steps changed a ruleset of a node; Additive ones were said to accept all that was accepted before.
+	Steps, Additive int
 }
 
 func (s *statistics) add(v Verdict) {
@@ -77,6 +79,9 @@ func (s *statistics) check(t *testing.T) {
 			t.Errorf("%d of %d comparisons were %s", n, s.Comparisons, what)
 		}
 	}
+	if s.Additive < s.Steps/20 || s.Additive > s.Steps*19/20 {
+		t.Errorf("%d of %d changes of a ruleset were additive", s.Additive, s.Steps)
+	}
 }
 
 func differential(t *testing.T, seed uint64, seen *statistics) {
@@ -86,7 +91,7 @@ func differential(t *testing.T, seed uint64, seen *statistics) {
 		for range 1 + random.IntN(40) {
 			c.Change()
 		}
-		compareSteps(t, c)
+		compareSteps(t, c, seen)
 		for i, n := range c.Nodes {
 			n.Catch()
 			compareRulesets(t, n, seen)
@@ -103,7 +108,7 @@ func differential(t *testing.T, seed uint64, seen *statistics) {
 
 // compareSteps changes something and compares the node's rulesets before and after: the one before did not
 // change, and the one after has the same pointers where it has the same content.
-func compareSteps(t *testing.T, c *Cluster) {
+func compareSteps(t *testing.T, c *Cluster, seen *statistics) {
 	before := map[*Node]*ruleset.Ruleset{}
 	texts := map[*Node]string{}
 	for _, n := range c.Nodes {
@@ -124,6 +129,27 @@ func compareSteps(t *testing.T, c *Cluster) {
 		samePointers(t, "set", was.Sets, is.Sets)
 		samePointers(t, "map", was.Maps, is.Maps)
 		samePointers(t, "chain", was.Chains, is.Chains)
+		if was != is {
+			seen.Steps++
+			compareAdditive(t, n, was, is, seen)
+		}
+	}
+}
+
+// compareAdditive tries packets on a change that is said to accept all that was accepted before.
+func compareAdditive(t *testing.T, n *Node, was, is *ruleset.Ruleset, seen *statistics) {
+	if !ruleset.Additive(was, is) {
+		return
+	}
+	seen.Additive++
+	for _, hook := range []ruleset.Hook{ruleset.Forward, ruleset.Output} {
+		before, after := ruleset.NewWalker(was, hook), ruleset.NewWalker(is, hook)
+		for _, c := range withSelf(n, connections(n, 60)) {
+			packet := packetOf(c)
+			if d := after.Walk(packet); d.Verdict == ruleset.Drop && before.Walk(packet).Verdict == ruleset.Accept {
+				t.Errorf("an additive change has %s dropped\n%s\n%s", c, path(was, before.Walk(packet)), path(is, d))
+			}
+		}
 	}
 }
 

@@ -140,12 +140,12 @@ func (t *Table) replaceAll(ctx context.Context, rs *ruleset.Ruleset) error {
 }
 
 // EndConnections is connections.End in the table's namespace. It may be called in parallel to all methods.
-func (t *Table) EndConnections(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]string) (ended int, err error) {
+func (t *Table) EndConnections(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]string) (ended, all int, err error) {
 	err = t.do(func() (err error) {
-		ended, err = connections.End(ctx, rs, addresses)
+		ended, all, err = connections.End(ctx, rs, addresses)
 		return err
 	})
-	return ended, err
+	return ended, all, err
 }
 
 // Adopt is connections.Adopt in the table's namespace. It may be called in parallel.

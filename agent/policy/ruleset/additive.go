@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ruleset
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Additive returns whether a ruleset accepts all packets that an older one accepts. It compares the rules in their
+// order, so false may also mean that it cannot tell. What did not change costs little.
+func Additive(old, rs *Ruleset) bool {
+	w := &widening{old: old, rs: rs, chains: map[[2]string]bool{}, sets: map[string]relation{}, only: map[reach]bool{}}
+	for _, hook := range []Hook{Forward, Input, Output} {
+		for _, base := range bases(rs, hook) {
+			// A packet passes where each base chain accepts it, whatever their order.
+			if before := old.Chains[base.Name]; before == nil || before.Hook != hook || !w.chain(before, base) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// widening compares two rulesets and remembers the results by names.
+type widening struct {
+	old, rs *Ruleset
+	chains  map[[2]string]bool
+	sets    map[string]relation
+	only    map[reach]bool
+}
+
+// reach is a chain of one of the two rulesets, and a verdict that it may come to.
+type reach struct {
+	rs      *Ruleset
+	chain   string
+	verdict Verdict
+}
+
+// relation says of a condition whether it matches at least what it matched before, and at most.
+type relation struct{ wider, narrower bool }
+
+func (r relation) and(other relation) relation {
+	return relation{r.wider && other.wider, r.narrower && other.narrower}
+}
+
+// chain returns whether no packet comes to a worse end in a chain than in an older one: a drop is worse than the
+// end of the chain, and that is worse than an accept.
+func (w *widening) chain(old, c *Chain) bool {
+	key := [2]string{old.Name, c.Name}
+	if known, ok := w.chains[key]; ok {
+		return known
+	}
+	w.chains[key] = w.rules(old, c)
+	return w.chains[key]
+}
+
+// rules goes through both chains: each rule of one is paired with a rule of the other, or may be missing there. Pairs
+// at both ends come first, because most changes are in one place.
+func (w *widening) rules(old, c *Chain) bool {
+	pair := func(i, j int) bool {
+		before, now := &old.Rules[i], &c.Rules[j]
+		// Chains of other names stand for each other where neither has a place of its own.
+		if before.Target != now.Target && (leadsTo(c, before.Target) || leadsTo(old, now.Target)) {
+			return false
+		}
+		return w.rule(before, now, c.Rules[j+1:], c.Hook != NoHook)
+	}
+	i, j, was, is := 0, 0, len(old.Rules), len(c.Rules)
+	for i < was && j < is && pair(i, j) {
+		i, j = i+1, j+1
+	}
+	for i < was && j < is && pair(was-1, is-1) {
+		was, is = was-1, is-1
+	}
+	for i < was || j < is {
+		switch {
+		case i < was && j < is && pair(i, j):
+			i, j = i+1, j+1
+		case i < was && w.mayGo(&old.Rules[i]):
+			i++
+		case j < is && w.mayCome(&c.Rules[j]):
+			j++
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+func leadsTo(c *Chain, target string) bool {
+	return slices.ContainsFunc(c.Rules, func(r Rule) bool { return r.Target == target })
+}
+
+// mayGo returns whether packets that a rule matched fare no worse without it.
+func (w *widening) mayGo(r *Rule) bool {
+	if r.isDispatch() {
+		return false
+	}
+	return r.Verdict == Drop || r.Verdict == Continue || r.Verdict == Jump && !w.comesTo(w.old, r.Target, Accept)
+}
+
+// mayCome returns whether packets that a rule matches fare no worse with it.
+func (w *widening) mayCome(r *Rule) bool {
+	if r.isDispatch() {
+		return false
+	}
+	return r.Verdict == Accept || r.Verdict == Continue || r.Verdict == Jump && !w.comesTo(w.rs, r.Target, Drop)
+}
+
+// comesTo returns whether a chain has a rule of a verdict, also in the chains that it leads to.
+func (w *widening) comesTo(rs *Ruleset, chain string, v Verdict) bool {
+	key := reach{rs, chain, v}
+	if known, ok := w.only[key]; ok {
+		return known
+	}
+	w.only[key] = slices.ContainsFunc(rs.Chains[chain].Rules, func(r Rule) bool {
+		// Nobody asks about chains that lead to maps; they may come to anything.
+		return r.isDispatch() || r.Verdict == v || r.Target != "" && w.comesTo(rs, r.Target, v)
+	})
+	return w.only[key]
+}
+
+func (r *Rule) isDispatch() bool { return r.SourceMap != "" || r.DestinationMap != "" }
+
+// rule returns whether a rule may stand in the place of an older one, before the rest of its chain.
+func (w *widening) rule(old, r *Rule, rest []Rule, isBase bool) bool {
+	if old.isDispatch() || r.isDispatch() {
+		return old.SourceMap == r.SourceMap && old.DestinationMap == r.DestinationMap && old.Family == r.Family &&
+			w.lookup(cmp.Or(r.SourceMap, r.DestinationMap), rest, isBase)
+	}
+	if old.Verdict != r.Verdict {
+		return false
+	}
+	match := w.match(old, r)
+	switch r.Verdict {
+	case Continue:
+		return true
+	case Accept:
+		return match.wider
+	case Drop:
+		return match.narrower
+	case Jump, Goto:
+		return match.wider && match.narrower && w.chain(w.old.Chains[old.Target], w.rs.Chains[r.Target])
+	}
+	return match.wider && match.narrower
+}
+
+// lookup returns whether a map leads each packet to no worse end than before. A packet that it leads nowhere goes
+// through the rest of its chain.
+func (w *widening) lookup(name string, rest []Rule, isBase bool) bool {
+	was, is := w.old.Maps[name], w.rs.Maps[name]
+	if was.Family != is.Family {
+		return false
+	}
+	// At the end of a base chain packets are accepted.
+	passes := isBase && !slices.ContainsFunc(rest, func(r Rule) bool {
+		return (r.Family == AnyFamily || r.Family == is.Family) && r.Verdict != Accept && (r.isDispatch() || r.Verdict != Continue)
+	})
+	for a, before := range was.Chains {
+		now, stays := is.Chains[a]
+		if !stays && !passes || stays && !w.chain(w.old.Chains[before], w.rs.Chains[now]) {
+			return false
+		}
+	}
+	for a, now := range is.Chains {
+		if _, was := was.Chains[a]; !was && (!isBase || w.comesTo(w.rs, now, Drop)) {
+			return false
+		}
+	}
+	return true
+}
+
+// match compares the conditions of two rules.
+func (w *widening) match(old, r *Rule) relation {
+	all := relation{true, true}
+	for _, flags := range [][2]bool{
+		{old.Established, r.Established},
+		{old.NeighborDiscovery, r.NeighborDiscovery},
+		{old.MulticastListener, r.MulticastListener},
+		{old.Loopback, r.Loopback},
+		{old.LocalSource, r.LocalSource},
+	} {
+		all = all.and(relation{flags[0] || !flags[1], flags[1] || !flags[0]})
+	}
+	for _, names := range [][2]string{
+		{old.InInterface, r.InInterface},
+		{old.OutInterface, r.OutInterface},
+		{old.Source, r.Source},
+		{old.Destination, r.Destination},
+		{old.Endpoint, r.Endpoint},
+		{old.Pair, r.Pair},
+	} {
+		if names[0] == names[1] && names[0] != "" {
+			all = all.and(w.set(names[0]))
+		} else {
+			all = all.and(values(names[0], names[1]))
+		}
+	}
+	return all.and(values(old.Family, r.Family)).and(values(old.Protocol, r.Protocol)).and(relation{havePorts(r.Ports, old.Ports), havePorts(old.Ports, r.Ports)})
+}
+
+// values compares conditions of which the zero value matches everything.
+func values[V comparable](old, v V) relation {
+	var everything V
+	return relation{v == old || v == everything, v == old || old == everything}
+}
+
+// havePorts returns whether ports have all of others.
+func havePorts(all, some []PortRange) bool {
+	if len(all) == 0 || len(some) == 0 {
+		return len(all) == 0
+	}
+	return !slices.ContainsFunc(some, func(s PortRange) bool {
+		return !slices.ContainsFunc(all, func(a PortRange) bool { return a.First <= s.First && s.Last <= a.Last })
+	})
+}
+
+// set compares a set of one name in both rulesets.
+func (w *widening) set(name string) relation {
+	known, ok := w.sets[name]
+	if !ok {
+		was, is := w.old.Sets[name], w.rs.Sets[name]
+		known = relation{is.hasAll(was), was.hasAll(is)}
+		w.sets[name] = known
+	}
+	return known
+}
+
+// hasAll returns whether a set has all of another.
+func (s *Set) hasAll(other *Set) bool {
+	if s == other {
+		return true
+	}
+	return s.Kind == other.Kind && s.Family == other.Family &&
+		within(other.Addresses, s.Addresses, netip.Addr.Compare) &&
+		within(other.Endpoints, s.Endpoints, Endpoint.Compare) &&
+		within(other.Pairs, s.Pairs, Pair.Compare) &&
+		within(other.Interfaces, s.Interfaces, strings.Compare) &&
+		!slices.ContainsFunc(other.Ranges, func(r AddressRange) bool { return !s.has(r.First) || !s.hasRange(r) })
+}
+
+// hasRange returns whether a set of Ranges has all of a range whose first address it has.
+func (s *Set) hasRange(r AddressRange) bool {
+	i, found := slices.BinarySearchFunc(s.Ranges, r.First, func(have AddressRange, a netip.Addr) int { return have.First.Compare(a) })
+	if !found {
+		i--
+	}
+	return r.Last.Compare(s.Ranges[i].Last) <= 0
+}
+
+// within returns whether a sorted list is a part of another.
+func within[E any](some, all []E, compare func(a, b E) int) bool {
+	if len(some) > len(all) {
+		return false
+	}
+	for _, e := range some {
+		for len(all) > 0 && compare(all[0], e) < 0 {
+			all = all[1:]
+		}
+		if len(all) == 0 || compare(all[0], e) != 0 {
+			return false
+		}
+	}
+	return true
+}
