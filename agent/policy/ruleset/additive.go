@@ -192,6 +192,8 @@ func (w *widening) match(old, r *Rule) relation {
 		{old.Destination, r.Destination},
 		{old.Endpoint, r.Endpoint},
 		{old.Pair, r.Pair},
+		{old.SourceIn, r.SourceIn},
+		{old.SourceOut, r.SourceOut},
 	} {
 		if names[0] == names[1] && names[0] != "" {
 			all = all.and(w.set(names[0]))
@@ -238,6 +240,7 @@ func (s *Set) hasAll(other *Set) bool {
 		within(other.Addresses, s.Addresses, netip.Addr.Compare) &&
 		within(other.Endpoints, s.Endpoints, Endpoint.Compare) &&
 		within(other.Pairs, s.Pairs, Pair.Compare) &&
+		within(other.Links, s.Links, Link.Compare) &&
 		within(other.Interfaces, s.Interfaces, strings.Compare) &&
 		!slices.ContainsFunc(other.Ranges, func(r AddressRange) bool { return !s.has(r.First) || !s.hasRange(r) })
 }

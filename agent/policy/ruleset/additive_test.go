@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -102,6 +103,47 @@ func TestAdditive(t *testing.T) {
 				t.Errorf("back: Additive() = %t, want %t", got, tc.back)
 			}
 		})
+	}
+}
+
+// Each condition of a rule and each kind of elements counts.
+func TestAdditiveFields(t *testing.T) {
+	of := func(rule ruleset.Rule, set *ruleset.Set) *ruleset.Ruleset {
+		rs := of(rules("forward", ruleset.Forward, rule, ruleset.Rule{Verdict: ruleset.Drop}))
+		rs.Sets[set.Name] = set
+		return rs
+	}
+	for field := range reflect.TypeFor[ruleset.Rule]().Fields() {
+		rule := ruleset.Rule{Verdict: ruleset.Accept}
+		switch f := reflect.ValueOf(&rule).Elem().FieldByIndex(field.Index); {
+		case slices.Contains([]string{"SourceMap", "DestinationMap", "Verdict", "Target", "Counter", "Origin"}, field.Name):
+			continue
+		case f.Kind() == reflect.String:
+			f.SetString("set")
+		case f.Kind() == reflect.Bool:
+			f.SetBool(true)
+		case f.CanUint():
+			f.SetUint(1)
+		case f.Kind() == reflect.Slice:
+			f.Set(reflect.MakeSlice(field.Type, 1, 1))
+		}
+		set := &ruleset.Set{Name: "set"}
+		wide, narrow := of(ruleset.Rule{Verdict: ruleset.Accept}, set), of(rule, set)
+		if ruleset.Additive(wide, narrow) || !ruleset.Additive(narrow, wide) {
+			t.Errorf("%s does not count", field.Name)
+		}
+	}
+	for field := range reflect.TypeFor[ruleset.Set]().Fields() {
+		if field.Type.Kind() != reflect.Slice {
+			continue
+		}
+		some, none := &ruleset.Set{Name: "set"}, &ruleset.Set{Name: "set"}
+		f := reflect.ValueOf(some).Elem().FieldByIndex(field.Index)
+		f.Set(reflect.MakeSlice(field.Type, 1, 1))
+		rule := ruleset.Rule{Source: "set", Verdict: ruleset.Accept}
+		if ruleset.Additive(of(rule, some), of(rule, none)) {
+			t.Errorf("elements of %s do not count", field.Name)
+		}
 	}
 }
 
