@@ -248,7 +248,8 @@ func plural(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// whoHas returns a text that says why an address is not free.
+// whoHas returns a text that says why an address is not free. Everybody who may read the pod's events reads it, so it
+// names no owner of another namespace.
 func (c *Candidates) whoHas(addr netip.Addr) string {
 	record, ok := c.book.Stored(addr)
 	switch {
@@ -261,6 +262,8 @@ func (c *Candidates) whoHas(addr netip.Addr) string {
 		return fmt.Sprintf("%s was freed and rests until its pool's cooldown is over", addr)
 	case record.Owner == (Owner{}):
 		return fmt.Sprintf("%s is reserved by an administrator", addr)
+	case record.Owner.Namespace != c.request.Namespace:
+		return fmt.Sprintf("%s is in use by another namespace (with the right to read FloatingIPs, kubectl get floatingip %s says which)", addr, addr)
 	case record.PodUID != "":
 		return fmt.Sprintf("%s is held by pod %s/%s", addr, record.Owner.Namespace, record.PodName)
 	}

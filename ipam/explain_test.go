@@ -89,8 +89,10 @@ func TestImpossible(t *testing.T) {
 	}
 }
 
-// A pod that wants a certain address is told its owner.
+// A pod that wants a certain address is told its owner, where that is of the pod's namespace.
 func TestWhoHas(t *testing.T) {
+	const elsewhere = "10.0.70.2 is in use by another namespace (with the right to read FloatingIPs, kubectl get floatingip 10.0.70.2 says which)"
+	foreign := &v1alpha1.Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "bank", Name: "vault", UID: "vault", PodName: "vault-0"}
 	owner := &v1alpha1.Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "shop", Name: "db", UID: "db", PodName: "db-0"}
 	now := metav1.Now()
 	for _, test := range []struct {
@@ -101,6 +103,8 @@ func TestWhoHas(t *testing.T) {
 		{"reservation", nil, "10.0.70.2 is being given to another pod"},
 		{"pod", &v1alpha1.FloatingIPSpec{Owner: owner, Pod: &v1alpha1.PodReference{Name: "db-0", UID: "x"}}, "10.0.70.2 is held by pod shop/db-0"},
 		{"owner", &v1alpha1.FloatingIPSpec{Owner: owner, ReleasePolicy: v1alpha1.ReleaseRetain}, "10.0.70.2 is retained for StatefulSet shop/db"},
+		{"pod of another namespace", &v1alpha1.FloatingIPSpec{Owner: foreign, Pod: &v1alpha1.PodReference{Name: "vault-0", UID: "x"}}, elsewhere},
+		{"owner of another namespace", &v1alpha1.FloatingIPSpec{Owner: foreign, ReleasePolicy: v1alpha1.ReleaseRetain}, elsewhere},
 		{"administrator", &v1alpha1.FloatingIPSpec{Reserved: true}, "10.0.70.2 is reserved by an administrator"},
 		{"cooldown", &v1alpha1.FloatingIPSpec{ReleasedAt: &now}, "10.0.70.2 was freed and rests until its pool's cooldown is over"},
 	} {
