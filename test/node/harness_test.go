@@ -172,7 +172,6 @@ func (n *node) launch() {
 		"--node-name", n.name, "--uplink", "eth0", "--kubeconfig", n.dir + "/kubeconfig", "--socket", n.dir + "/run/agent.sock",
 		"--state-file", n.dir + "/run/state.db", "--cni-cache-dir", n.dir + "/cni-cache", "--cni-conf-dir", n.dir + "/net.d", "--cni-bin-dir", shared.bin, "--secure-port", "0", "-v", "4",
 	}, n.args...)
-	// Without it they choose nftables: no kubelet has chains in the namespaces of the tests.
 	if backend := os.Getenv(deploy.EnvPolicyBackend); backend != "" {
 		args = append(args, "--network-policy-backend="+backend)
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -25,9 +26,6 @@ import (
 
 	"github.com/berth-dev/berth/agent/netnstest"
 )
-
-// policyTable is the agent's nftables table, on the node and in pods whose packets pass it by.
-const policyTable = "berth-policy"
 
 // onlyAsked skips the tests of policies, which take longer than all others of the node together, but for
 // make test-node-policy.
@@ -423,16 +421,6 @@ func (w wiring) addresses(last int) string {
 	return fmt.Sprintf("10.0.70.%d", last)
 }
 
-// rules is the node's ruleset as text, without what counts.
-func rules(t *testing.T, h *netnstest.Host) string {
-	t.Helper()
-	text, err := h.Command("nft", "--stateless", "list", "ruleset")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return text
-}
-
 // TestPolicyWirings: policies hold for pods of every wiring, in both directions and families,
 // on the node and from elsewhere, from the moment ADD returns; the node always reaches its pods;
 // and DEL leaves nothing.
@@ -442,7 +430,7 @@ func TestPolicyWirings(t *testing.T) {
 		network, cast := newNetwork(t), newCast(t)
 		a := network.wired(t, w, cast.name+"-a", "10.0.60.11")
 		cast.policy("server", cast.role("server"), letsIn(onPort80, peer(cast.role("friend"))))
-		before := rules(t, a.Host)
+		before := policyText(t, a.Host)
 
 		server := cast.pod(a, "server", "server", w.addresses(5))
 		echo(t, server.Host, 80)
@@ -520,13 +508,13 @@ func TestPolicyWirings(t *testing.T) {
 // the node still has rules for addresses.
 func nothingOf(t *testing.T, h *netnstest.Host, before string, addresses ...string) error {
 	t.Helper()
-	now := rules(t, h)
-	if tableOf(now) != tableOf(before) {
-		return fmt.Errorf("the table of policies is\n%s\nwant\n%s", tableOf(now), tableOf(before))
+	if now := policyText(t, h); now != before {
+		return fmt.Errorf("the rules of policies are\n%s\nwant\n%s", now, before)
 	}
+	all := rules(t, h)
 	for _, address := range addresses {
-		if strings.Contains(now, address+" ") || strings.Contains(now, address+",") {
-			return fmt.Errorf("there are rules for %s:\n%s", address, now)
+		if strings.Contains(all, address+" ") || strings.Contains(all, address+",") {
+			return fmt.Errorf("there are rules for %s:\n%s", address, all)
 		}
 	}
 	return nil
@@ -770,14 +758,18 @@ func TestPolicyFlushed(t *testing.T) {
 				where = server.Host
 			}
 			held := newFlow(t, "tcp", friend.Host, to)
-			want := rules(t, where)
-			for _, damage := range [][]string{{"delete", "table", "inet", policyTable}, {"flush", "table", "inet", policyTable}, {"flush", "ruleset"}} {
-				if out, err := where.Command("nft", damage...); err != nil {
-					t.Fatalf("%v\n%s", err, out)
+			want := policyParts(t, where)
+			for _, damage := range damages() {
+				if out, err := where.Command(damage[0], damage[1:]...); err != nil {
+					t.Fatalf("%s: %v\n%s", strings.Join(damage, " "), err, out)
+				}
+				// The node's rules may be back already.
+				if w.inside && cmp.Diff(want, policyParts(t, where)) == "" {
+					t.Errorf("%s damages nothing", strings.Join(damage, " "))
 				}
 				eventually(t, func() error {
-					if now := rules(t, where); !strings.Contains(now, "table inet "+policyTable) || len(strings.Split(tableOf(now), "\n")) != len(strings.Split(tableOf(want), "\n")) {
-						return fmt.Errorf("after nft %s there is\n%s\nwant\n%s", strings.Join(damage, " "), now, want)
+					if diff := cmp.Diff(want, policyParts(t, where)); diff != "" {
+						return fmt.Errorf("after %s the rules are other ones (-want +got):\n%s", strings.Join(damage, " "), diff)
 					}
 					return nil
 				})
@@ -788,13 +780,6 @@ func TestPolicyFlushed(t *testing.T) {
 			n.mustDel(server)
 		})
 	}
-}
-
-// tableOf is the policies' table in a ruleset.
-func tableOf(ruleset string) string {
-	_, table, _ := strings.Cut(ruleset, "table inet "+policyTable+" {")
-	table, _, _ = strings.Cut(table, "\n}")
-	return table
 }
 
 // TestPolicyNamespaces: policies follow the labels of namespaces and of pods elsewhere.
