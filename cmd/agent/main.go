@@ -21,6 +21,7 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/workqueue" // queues
 
 	"github.com/berth-dev/berth/agent/inspection"
+	"github.com/berth-dev/berth/cmd/internal/build"
 )
 
 func main() {
@@ -41,6 +42,7 @@ func newCommand(cleanupRefused *bool) *cobra.Command {
 	options, logging := newOptions(), logs.NewOptions()
 	command := &cobra.Command{
 		Use:          "berth-agent",
+		Version:      build.Version(),
 		Short:        "Gives the pods of a node their network",
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,

@@ -25,6 +25,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/iptables"
 	"github.com/berth-dev/berth/agent/server"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cmd/internal/build"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
 	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/defaultroute"
@@ -194,6 +195,7 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, 
 	if err != nil {
 		return err
 	}
+	build.NewMetrics(legacyregistry.MustRegister)
 	health, err := monitoring.Listen(ctx, o.Monitoring, config, a.Ready)
 	if err != nil {
 		return errors.Join(err, listener.Close())

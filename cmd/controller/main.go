@@ -38,6 +38,7 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/workqueue"               // queues
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/cmd/internal/build"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -60,6 +61,7 @@ func newCommand() *cobra.Command {
 	logOptions := logs.NewOptions()
 	command := &cobra.Command{
 		Use:           "berth-controller",
+		Version:       build.Version(),
 		Short:         "Frees floating IPs by release policy and keeps the status of pools",
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
@@ -96,6 +98,7 @@ func run(ctx context.Context, options *options) error {
 	if err != nil {
 		return err
 	}
+	build.NewMetrics(legacyregistry.MustRegister)
 	server, err := monitoring.Listen(ctx, options.monitoring, config, work.isReady)
 	if err != nil {
 		return err

@@ -9,14 +9,17 @@ import (
 
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
+	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	_ "k8s.io/component-base/metrics/prometheus/version"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app"
 
+	"github.com/berth-dev/berth/cmd/internal/build"
 	"github.com/berth-dev/berth/plugins/floatingip"
 )
 
 func main() {
+	build.NewMetrics(legacyregistry.MustRegister)
 	factory := floatingip.NewFactory()
 	command := app.NewSchedulerCommand(app.WithPlugin(floatingip.Name, factory.New))
 	os.Exit(cli.Run(command))

@@ -39,6 +39,7 @@ func TestReferenceMetrics(t *testing.T) {
 		{"Controller", []string{"ipam/poolstatus", "ipam/claims", "ipam/preallocation", "ipam/reclaim"}},
 		{"Scheduler and controller, with an external assigner", []string{"ipam/assigner"}},
 		{"Agent", []string{"agent", "cni"}},
+		{"Each program", []string{"cmd/internal/build"}},
 	} {
 		var all []Metric
 		for _, folder := range part.folders {

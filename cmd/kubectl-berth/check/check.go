@@ -86,7 +86,10 @@ type Report struct {
 // Kind of a Report.
 const Kind = "CheckReport"
 
-func (o *options) check(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+func (o *options) check(ctx context.Context, call *command.Call) (_ *answer.Answer, err error) {
+	if o.namespace, err = call.BerthNamespace(ctx, o.namespace); err != nil {
+		return nil, err
+	}
 	// Pages of lists are most of the garbage, and soon gone.
 	debug.SetGCPercent(gcPercent)
 	said := progress{out: call.ErrOut, began: time.Now()}

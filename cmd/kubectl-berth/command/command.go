@@ -8,9 +8,13 @@ package command
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
@@ -37,6 +41,8 @@ type Command struct {
 	// Prepare checks flags and arguments and reads files, before anything is asked of the
 	// cluster. It may be nil.
 	Prepare func(call *Call) error
+	// Offline says, after the flags were read, that the call needs no cluster; nil: it always needs one.
+	Offline func() bool
 	// Answer asks the cluster. An answer is printed also if there is an error, such as an
 	// [answer.FindingsError]. The command has the flags of [answer.Format].
 	Answer func(ctx context.Context, call *Call) (*answer.Answer, error)
@@ -114,8 +120,10 @@ func (c Command) run(ctx context.Context, call *Call, format *answer.Format) err
 			return err
 		}
 	}
-	if err := call.connect(c.Namespaced); err != nil {
-		return err
+	if c.Offline == nil || !c.Offline() {
+		if err := call.connect(c.Namespaced); err != nil {
+			return err
+		}
 	}
 	if c.Run != nil {
 		return c.Run(ctx, call)
@@ -138,9 +146,38 @@ func (c Command) run(ctx context.Context, call *Call, format *answer.Format) err
 	})
 }
 
-// AddBerthNamespace adds the flag for the namespace of Berth's programs.
+// AddBerthNamespace adds the flag for the namespace of Berth's programs, for [Call.BerthNamespace].
 func AddBerthNamespace(flags *pflag.FlagSet, into *string) {
-	flags.StringVar(into, "berth-namespace", "berth-system", "Namespace of Berth's programs.")
+	flags.StringVar(into, "berth-namespace", "", "Namespace of Berth's programs. By default that of the agents' DaemonSet, or "+usualNamespace+" where you may not list DaemonSets.")
+}
+
+// usualNamespace is the one that the chart's pages name.
+const usualNamespace = "berth-system"
+
+// BerthNamespace returns the namespace of Berth's programs: the given one, or else that of the agents' DaemonSet.
+func (c *Call) BerthNamespace(ctx context.Context, given string) (string, error) {
+	if given != "" {
+		return given, nil
+	}
+	list, err := c.Kube.AppsV1().DaemonSets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=berth-agent"})
+	switch {
+	case apierrors.IsForbidden(err):
+		return usualNamespace, nil
+	case err != nil:
+		return "", fmt.Errorf("look for the agents' DaemonSet: %w", err)
+	}
+	var all []string
+	for i := range list.Items {
+		all = append(all, list.Items[i].Namespace)
+	}
+	slices.Sort(all)
+	switch all = slices.Compact(all); len(all) {
+	case 0:
+		return usualNamespace, nil
+	case 1:
+		return all[0], nil
+	}
+	return "", fmt.Errorf("the namespaces %s have agents of Berth: name one with --berth-namespace", strings.Join(all, ", "))
 }
 
 // connect makes the clients. It asks the API server nothing.

@@ -80,6 +80,9 @@ func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command
 }
 
 func (o *options) dump(ctx context.Context) (err error) {
+	if o.namespace, err = o.BerthNamespace(ctx, o.namespace); err != nil {
+		return err
+	}
 	kube, err := kubernetes.NewForConfig(o.Config) // in JSON, as it is written
 	if err != nil {
 		return fmt.Errorf("create the client of Kubernetes' objects: %w", err)

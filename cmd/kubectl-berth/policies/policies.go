@@ -104,7 +104,11 @@ type Denied struct {
 }
 
 func (o *options) ask(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-	auditor, err := audit.ForConfig(call.Config, audit.Options{Agents: true, Namespace: o.namespace})
+	namespace, err := call.BerthNamespace(ctx, o.namespace)
+	if err != nil {
+		return nil, err
+	}
+	auditor, err := audit.ForConfig(call.Config, audit.Options{Agents: true, Namespace: namespace})
 	if err != nil {
 		return nil, err
 	}
@@ -113,9 +117,9 @@ func (o *options) ask(ctx context.Context, call *command.Call) (*answer.Answer, 
 		return nil, err
 	}
 	if len(agents) == 0 {
-		return nil, fmt.Errorf("namespace %s has no pod of an agent: name Berth's with --berth-namespace", o.namespace)
+		return nil, fmt.Errorf("namespace %s has no pod of an agent: name Berth's with --berth-namespace", namespace)
 	}
-	report := askAll(ctx, &node.Agents{Executor: call.Cluster, Namespace: o.namespace}, agents)
+	report := askAll(ctx, &node.Agents{Executor: call.Cluster, Namespace: namespace}, agents)
 	return answerOf(report), answer.Outcome(len(report.Pods), report.Unknown)
 }
 

@@ -87,7 +87,11 @@ type Moment struct {
 }
 
 func (o *options) trace(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-	auditor, err := audit.ForConfig(call.Config, audit.Options{Agents: true, Namespace: o.namespace})
+	namespace, err := call.BerthNamespace(ctx, o.namespace)
+	if err != nil {
+		return nil, err
+	}
+	auditor, err := audit.ForConfig(call.Config, audit.Options{Agents: true, Namespace: namespace})
 	if err != nil {
 		return nil, err
 	}
@@ -102,7 +106,7 @@ func (o *options) trace(ctx context.Context, call *command.Call) (*answer.Answer
 	default:
 		trace.Links = fromObjects(s)
 		if o.node && firstBroken(trace.Links) == nil && s.Agent != nil {
-			agents := &node.Agents{Executor: call.Cluster, Namespace: o.namespace}
+			agents := &node.Agents{Executor: call.Cluster, Namespace: namespace}
 			trace.Links = append(slices.DeleteFunc(trace.Links, func(l Link) bool { return l.Name == "agent" }), fromNodes(ctx, s, agents)...)
 		}
 		trace.Timeline, trace.Unknown = timeline(ctx, call.Kube, s)

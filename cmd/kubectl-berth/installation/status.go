@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package installation
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+const statusLong = `Says whether Berth works: its programs and which replica leads, the agents that are ready of those that
+are wanted, the admission policies that keep tenants and nodes in their place, and the pools. Every problem is a line
+with the command to go on with. The exit code is 2 where there is one.
+
+The namespace of Berth's programs is the one of the agents' DaemonSet; --berth-namespace names another.`
+
+const statusExamples = `  # All at a glance
+  kubectl berth status
+
+  # For a script: the exit code, and the problems
+  kubectl berth status -o jsonpath='{.problems}'`
+
+// Status is the content of -o json.
+type Status struct {
+	Namespace string    `json:"namespace"`
+	Programs  []Program `json:"programs"`
+	// AdmissionPolicies are Berth's ValidatingAdmissionPolicies.
+	AdmissionPolicies []AdmissionPolicy `json:"admissionPolicies"`
+	// Pools counts the pools.
+	Pools int `json:"pools"`
+	// Problems need somebody.
+	Problems []Problem `json:"problems"`
+	// Unknown lists open questions.
+	Unknown []string `json:"unknown,omitempty"`
+}
+
+// Kind of a Status.
+const Kind = "InstallationStatus"
+
+// Program is one of Berth's programs.
+type Program struct {
+	Name   string `json:"name"`
+	Ready  int32  `json:"ready"`
+	Wanted int32  `json:"wanted"`
+	// Images are those of the running pods, as the objects name them.
+	Images []string `json:"images"`
+	// Leader is the replica that has the lease, empty for a program without one.
+	Leader string `json:"leader,omitempty"`
+}
+
+// AdmissionPolicy is a ValidatingAdmissionPolicy.
+type AdmissionPolicy struct {
+	Name string `json:"name"`
+	// Bound says that the policy and a binding of it are there.
+	Bound bool `json:"bound"`
+}
+
+// Problem needs somebody.
+type Problem struct {
+	Text string `json:"text"`
+	// Command is the one to go on with.
+	Command string `json:"command,omitempty"`
+}
+
+// policies are the admission policies that every installation has.
+var policies = []string{"agents-of-floatingips.berth.dev", "agents.berth.dev", "bound-floatingips.berth.dev", "held-addresses.berth.dev"}
+
+// NewStatus returns the command status.
+func NewStatus(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	var namespace string
+	return command.Command{
+		Use: "status", Short: "Says whether Berth's programs work", Long: statusLong, Example: statusExamples, Args: cobra.NoArgs,
+		Flags: func(flags *pflag.FlagSet) { command.AddBerthNamespace(flags, &namespace) },
+		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+			found, err := call.BerthNamespace(ctx, namespace)
+			if err != nil {
+				return nil, err
+			}
+			s := look(ctx, call, found)
+			return s.answer(), answer.Outcome(len(s.Problems), s.Unknown)
+		},
+	}.New(of, streams)
+}
+
+// look asks the API server about everything. Parts that it may not read are unknown.
+func look(ctx context.Context, call *command.Call, namespace string) *Status {
+	s := &Status{Namespace: namespace, Programs: []Program{}, AdmissionPolicies: []AdmissionPolicy{}, Problems: []Problem{}}
+	for _, part := range []struct {
+		of   string
+		look func(context.Context, *command.Call) error
+	}{
+		{"how the programs are", s.programs},
+		{"whether the admission policies are there", s.admission},
+		{"how the pools are", s.pools},
+	} {
+		if err := part.look(ctx, call); err != nil {
+			s.Unknown = append(s.Unknown, fmt.Sprintf("%s: %s", part.of, cluster.Explain(err)))
+		}
+	}
+	return s
+}
+
+func (s *Status) problem(command, format string, args ...any) {
+	s.Problems = append(s.Problems, Problem{Text: fmt.Sprintf(format, args...), Command: command})
+}
+
+// kubectl returns a command about an object of the programs' namespace.
+func (s *Status) kubectl(format string, args ...any) string {
+	return fmt.Sprintf("kubectl -n %s "+format, append([]any{s.Namespace}, args...)...)
+}
+
+// missing notes a program that is not there.
+func (s *Status) missing(kind, name string) {
+	s.problem("", "there is no %s %s in namespace %s: install Berth with its chart, or name its namespace with --berth-namespace", kind, name, s.Namespace)
+}
+
+// programs looks at all programs, and stops at one that it may not read.
+func (s *Status) programs(ctx context.Context, call *command.Call) error {
+	for _, name := range []string{"berth-scheduler", "berth-controller"} {
+		if err := s.deployment(ctx, call, name); err != nil {
+			return err
+		}
+	}
+	return s.agents(ctx, call)
+}
+
+func (s *Status) deployment(ctx context.Context, call *command.Call, name string) error {
+	d, err := call.Kube.AppsV1().Deployments(s.Namespace).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		s.missing("Deployment", name)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("get Deployment %s/%s: %w", s.Namespace, name, err)
+	}
+	p := Program{Name: name, Ready: d.Status.ReadyReplicas, Wanted: 1, Images: images(&d.Spec.Template)}
+	if d.Spec.Replicas != nil {
+		p.Wanted = *d.Spec.Replicas
+	}
+	if p.Ready < p.Wanted {
+		s.problem(s.kubectl("describe pods -l app.kubernetes.io/name=%s", name), "%d of %d replicas of %s are ready", p.Ready, p.Wanted, name)
+	}
+	lease, err := call.Kube.CoordinationV1().Leases(s.Namespace).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		s.problem(s.kubectl("logs -l app.kubernetes.io/name=%s", name), "no replica of %s ever led", name)
+	case err != nil:
+		s.Unknown = append(s.Unknown, fmt.Sprintf("which replica of %s leads: %s", name, cluster.Explain(err)))
+	default:
+		if p.Leader = leader(lease.Spec.HolderIdentity); p.Leader == "" {
+			s.problem(s.kubectl("logs -l app.kubernetes.io/name=%s", name), "no replica of %s leads", name)
+		} else if lease.Spec.RenewTime != nil && lease.Spec.LeaseDurationSeconds != nil {
+			// The clocks of the API server's clients may differ by some seconds.
+			if age := time.Since(lease.Spec.RenewTime.Time); age > time.Duration(*lease.Spec.LeaseDurationSeconds)*2*time.Second {
+				s.problem(s.kubectl("logs -l app.kubernetes.io/name=%s", name), "%s leads %s no more: it renewed its lease %s ago", p.Leader, name, age.Round(time.Second))
+			}
+		}
+	}
+	s.Programs = append(s.Programs, p)
+	return nil
+}
+
+// leader returns the pod of a lease's holder, whose identity is POD_UUID.
+func leader(identity *string) string {
+	if identity == nil {
+		return ""
+	}
+	pod, _, _ := strings.Cut(*identity, "_")
+	return pod
+}
+
+func (s *Status) agents(ctx context.Context, call *command.Call) error {
+	const name = "berth-agent"
+	d, err := call.Kube.AppsV1().DaemonSets(s.Namespace).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		s.missing("DaemonSet", name)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("get DaemonSet %s/%s: %w", s.Namespace, name, err)
+	}
+	p := Program{Name: name, Ready: d.Status.NumberReady, Wanted: d.Status.DesiredNumberScheduled, Images: images(&d.Spec.Template)}
+	s.Programs = append(s.Programs, p)
+	if p.Ready < p.Wanted {
+		s.problem(s.kubectl("get pods -l app.kubernetes.io/name=%s -o wide", name), "%d of %d agents are ready", p.Ready, p.Wanted)
+	}
+	if outdated := outdated(d); outdated > 0 {
+		s.problem(s.kubectl("rollout status daemonset/%s", name), "%d of %d agents are of an earlier configuration or version", outdated, p.Wanted)
+	}
+	return nil
+}
+
+// outdated returns the number of agents that an update has not reached.
+func outdated(d *appsv1.DaemonSet) int32 {
+	if d.Status.ObservedGeneration < d.Generation {
+		return d.Status.DesiredNumberScheduled
+	}
+	return d.Status.DesiredNumberScheduled - d.Status.UpdatedNumberScheduled
+}
+
+func images(template *v1.PodTemplateSpec) []string {
+	var all []string
+	for i := range template.Spec.Containers {
+		all = append(all, template.Spec.Containers[i].Image)
+	}
+	return all
+}
+
+func (s *Status) admission(ctx context.Context, call *command.Call) error {
+	have, err := call.Kube.AdmissionregistrationV1().ValidatingAdmissionPolicies().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list ValidatingAdmissionPolicies: %w", err)
+	}
+	bindings, err := call.Kube.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list ValidatingAdmissionPolicyBindings: %w", err)
+	}
+	there, bound := map[string]bool{}, map[string]bool{}
+	for i := range have.Items {
+		there[have.Items[i].Name] = true
+	}
+	for i := range bindings.Items {
+		bound[bindings.Items[i].Spec.PolicyName] = true
+	}
+	for _, name := range policies {
+		p := AdmissionPolicy{Name: name, Bound: there[name] && bound[name]}
+		s.AdmissionPolicies = append(s.AdmissionPolicies, p)
+		switch {
+		case !there[name]:
+			s.problem("", "the ValidatingAdmissionPolicy %s is missing, so that what it forbids is allowed: install Berth's chart again", name)
+		case !bound[name]:
+			s.problem("", "the ValidatingAdmissionPolicy %s has no binding, so that what it forbids is allowed: install Berth's chart again", name)
+		}
+	}
+	return nil
+}
+
+func (s *Status) pools(ctx context.Context, call *command.Call) error {
+	list, err := call.Berth.IPPools.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list IPPools: %w", err)
+	}
+	s.Pools = len(list.Items)
+	if s.Pools == 0 {
+		s.problem("kubectl explain ippool.spec", "there is no IPPool, so that no pod gets a floating IP; manifests/examples/pool.yaml is one")
+	}
+	for i := range list.Items {
+		pool := &list.Items[i]
+		if ready := meta.FindStatusCondition(pool.Status.Conditions, v1alpha1.PoolReady); ready != nil && ready.Status == metav1.ConditionFalse && !pool.Spec.Disabled {
+			s.problem("kubectl describe ippool "+pool.Name, "pool %s cannot be used: %s", pool.Name, ready.Message)
+		}
+		if meta.IsStatusConditionTrue(pool.Status.Conditions, v1alpha1.PoolExhausted) && !pool.Spec.Disabled {
+			s.problem("kubectl berth pool "+pool.Name, "pool %s has no free address", pool.Name)
+		}
+	}
+	return nil
+}
+
+func (s *Status) answer() *answer.Answer {
+	table := answer.NewTable("Name", "Ready", "Leader", "Image")
+	for _, p := range s.Programs {
+		table.Add(p.Name, fmt.Sprintf("%d/%d", p.Ready, p.Wanted), p.Leader, strings.Join(p.Images, " "))
+	}
+	bound := 0
+	for _, p := range s.AdmissionPolicies {
+		if p.Bound {
+			bound++
+		}
+	}
+	if len(s.AdmissionPolicies) > 0 {
+		table.Add("admission policies", fmt.Sprintf("%d/%d", bound, len(s.AdmissionPolicies)), "", "")
+	}
+	return &answer.Answer{Table: table, Kind: Kind, Content: s, Text: func(out io.Writer, paint answer.Paint) {
+		for _, p := range s.Problems {
+			fmt.Fprintln(out, paint.Red(p.Text))
+			if p.Command != "" {
+				fmt.Fprintln(out, "  "+p.Command)
+			}
+		}
+		for _, unknown := range slices.Sorted(slices.Values(s.Unknown)) {
+			fmt.Fprintln(out, paint.Yellow("It is not known "+unknown))
+		}
+		if len(s.Problems)+len(s.Unknown) == 0 {
+			fmt.Fprintln(out, paint.Green(fmt.Sprintf("No problem; %d pools.", s.Pools)))
+		}
+	}}
+}

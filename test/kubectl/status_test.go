@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/berth-dev/berth/test/deploy"
+	"github.com/berth-dev/berth/test/lab"
+	"github.com/berth-dev/berth/test/simulation"
+)
+
+// status finds the namespace of the programs, and says of each part when it does not work.
+func TestStatus(t *testing.T) {
+	w := simulation.New(t, lab.ControlPlaneOptions{})
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	grant(w, "viewer-rbac.yaml", "viewer")
+	berth(w, "viewer", "status").expect(t, 2, "there is no Deployment berth-scheduler in namespace berth-system", "there is no IPPool").
+		without(t, "ValidatingAdmissionPolicy")
+
+	// The chart may be installed into another namespace.
+	const system = "network"
+	_, err := w.Kube.CoreV1().Namespaces().Create(w.Ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: system}}, metav1.CreateOptions{})
+	must(err)
+	for _, file := range []string{"scheduler/deployment.yaml", "controller/deployment.yaml", "agent/daemonset.yaml"} {
+		objects, err := deploy.Manifest(file)
+		must(err)
+		for _, object := range objects {
+			object.SetNamespace(system)
+		}
+		must(deploy.Apply(w.Ctx, w.Config, objects))
+	}
+	w.Pool("web", "10.0.70.10-10.0.70.29")
+	berth(w, "viewer", "status").expect(t, 2, "berth-scheduler", "0/2", "0 of 2 replicas of berth-controller are ready", "no replica of berth-scheduler ever led",
+		"kubectl -n network describe pods -l app.kubernetes.io/name=berth-controller")
+
+	apps := w.Kube.AppsV1()
+	for _, name := range []string{"berth-scheduler", "berth-controller"} {
+		d, err := apps.Deployments(system).Get(w.Ctx, name, metav1.GetOptions{})
+		must(err)
+		d.Status = appsv1.DeploymentStatus{ObservedGeneration: d.Generation, Replicas: 2, ReadyReplicas: 2, AvailableReplicas: 2, UpdatedReplicas: 2}
+		_, err = apps.Deployments(system).UpdateStatus(w.Ctx, d, metav1.UpdateOptions{})
+		must(err)
+		_, err = w.Kube.CoordinationV1().Leases(system).Create(w.Ctx, &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: coordinationv1.LeaseSpec{
+				HolderIdentity: ptr.To(name + "-1_uuid"), LeaseDurationSeconds: ptr.To[int32](15), RenewTime: &metav1.MicroTime{Time: metav1.Now().Time},
+			},
+		}, metav1.CreateOptions{})
+		must(err)
+	}
+	setAgents := func(desired, updated, ready int32) {
+		t.Helper()
+		d, err := apps.DaemonSets(system).Get(w.Ctx, "berth-agent", metav1.GetOptions{})
+		must(err)
+		d.Status = appsv1.DaemonSetStatus{ObservedGeneration: d.Generation, DesiredNumberScheduled: desired, UpdatedNumberScheduled: updated, NumberReady: ready}
+		_, err = apps.DaemonSets(system).UpdateStatus(w.Ctx, d, metav1.UpdateOptions{})
+		must(err)
+	}
+	setAgents(3, 3, 3)
+	berth(w, "viewer", "status").expect(t, 0, "berth-scheduler-1", "3/3", "admission policies", "No problem; 1 pools.")
+	setAgents(3, 2, 2)
+	berth(w, "viewer", "status").expect(t, 2, "2 of 3 agents are ready", "1 of 3 agents are of an earlier configuration or version")
+	setAgents(3, 3, 3)
+
+	const policy = "held-addresses.berth.dev"
+	must(w.Kube.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(w.Ctx, policy, metav1.DeleteOptions{}))
+	berth(w, "viewer", "status").expect(t, 2, "ValidatingAdmissionPolicy "+policy+" has no binding")
+	must(w.Kube.AdmissionregistrationV1().ValidatingAdmissionPolicies().Delete(w.Ctx, policy, metav1.DeleteOptions{}))
+	berth(w, "viewer", "status", "-o", "json").expect(t, 2, "ValidatingAdmissionPolicy "+policy+" is missing", `"bound": false`)
+
+	berth(w, "viewer", "check", "--grace=0", "--ignore=B303").expect(t, 0)
+	berth(w, "nobody", "status").expect(t, 1, "It is not known", `user "nobody" may not`)
+	berth(w, "viewer", "version").expect(t, 0, "kubectl-berth ", "berth-agent ")
+	berth(w, "nobody", "version", "--client").expect(t, 0, "kubectl-berth ")
+}
+
+// without fails where the output has a text.
+func (r ran) without(t testing.TB, text string) {
+	t.Helper()
+	if strings.Contains(r.out+r.err, text) {
+		t.Errorf("there is %q in\n%s%s", text, r.out, r.err)
+	}
+}
