@@ -50,6 +50,7 @@ var rules = []rule{
 	{"agent/inquiry", []string{"k8s.io", "ipam", "agent"}, "an operator's questions and their answers are plain values"},
 	{"agent/state", []string{"k8s.io", "ipam"}, "state is plain records"},
 	{"agent/chain", []string{"k8s.io/client-go", "ipam"}, "the chain executor knows CNI only"},
+	{"agent/confdir", []string{"k8s.io/client-go", "ipam", "agent"}, "the runtime's folder is kept without knowing pods"},
 	{"agent/nettype", []string{"k8s.io", "ipam"}, "network types wire the addresses that they are given"},
 	{"agent/policy/ruleset", []string{"k8s.io/client-go", "agent/state", "agent/server", "cni", "ipam"}, "rulesets are plain values"},
 	{"agent/policy/place", []string{"k8s.io", "ipam", "agent/state", "agent/server", "agent/policy/ruleset"}, "where packets are seen follows from the kernel alone"},

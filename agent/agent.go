@@ -113,6 +113,8 @@ type Options struct {
 	Events event.Recorder
 	// Kernel, if given, returns an error where the node's kernel lacks a feature for floating IPs.
 	Kernel func() error
+	// Configuration, if given, returns an error while the runtime does not call Berth.
+	Configuration func() error
 	// Policies may be nil, to enforce no network policies.
 	Policies policies
 	// SurveyPolicies, if given, is PreviewPolicies where Policies is nil.

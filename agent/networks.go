@@ -5,10 +5,10 @@ package agent
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
 
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/confdir"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/cni/api"
 )
@@ -42,7 +42,7 @@ func (n *Networks) Default() (*chain.Network, error) {
 		return chain.Parse(raw)
 	}
 	if n.DefaultFile == "" {
-		network, err := chain.Find(n.ConfDir, n.OwnFile, notOurselves)
+		network, err := chain.Find(n.ConfDir, n.OwnFile, n.notOurselves)
 		if err != nil {
 			return nil, fmt.Errorf("%w; put a CNI configuration (.conflist) beside %s, or name one with --default-network", err, n.OwnFile)
 		}
@@ -52,16 +52,16 @@ func (n *Networks) Default() (*chain.Network, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := notOurselves(network); err != nil {
+	if err := n.notOurselves(network); err != nil {
 		return nil, err
 	}
 	return nettype.WithSocket(network, n.Node)
 }
 
 // notOurselves refuses a network that would make the agent call itself.
-func notOurselves(network *chain.Network) error {
-	if slices.Contains(network.Types(), api.ShimType) {
-		return fmt.Errorf("network %q uses the plugin %s, so it cannot be the network of a pod", network.Name(), api.ShimType)
+func (n *Networks) notOurselves(network *chain.Network) error {
+	if confdir.LeadsTo(network.Raw(), n.OwnFile) {
+		return fmt.Errorf("network %q leads to the plugin %s, so it cannot be the network of a pod", network.Name(), api.ShimType)
 	}
 	return nil
 }
@@ -86,7 +86,7 @@ func (n *Networks) Named(named *attachdef.Network) (*chain.Network, *nettype.Flo
 	if err != nil {
 		return nil, nil, fmt.Errorf("network %s: %w", named.Definition, err)
 	}
-	if err := notOurselves(network); err != nil {
+	if err := n.notOurselves(network); err != nil {
 		return nil, nil, fmt.Errorf("network %s: %w", named.Definition, err)
 	}
 	floating, err := nettype.Read(network, n.Node)

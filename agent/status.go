@@ -61,6 +61,11 @@ func (a *Agent) Ready(ctx context.Context) error {
 	if err := a.Status(ctx); err != nil {
 		return err
 	}
+	if a.Configuration != nil {
+		if err := a.Configuration(); err != nil {
+			return fmt.Errorf("%w: %w", ErrNotReady, err)
+		}
+	}
 	if a.Kernel != nil {
 		if err := a.Kernel(); err != nil {
 			return fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)

@@ -23,12 +23,27 @@ import (
 	"github.com/berth-dev/berth/cni/sriov"
 )
 
-// configuration lists the file that makes the runtime call Berth.
+// configuration lists the file that makes the runtime call Berth, and the names that other programs gave
+// it: Cilium's agent renames the configurations of others.
 func (n *Node) configuration() ([]leftover.Item, error) {
-	return n.installed(n.ConfDir, n.ConfName, func(path string) (bool, error) {
+	ours := func(path string) (bool, error) {
 		content, err := os.ReadFile(path)
 		return bytes.Contains(content, []byte(`"`+api.ShimType+`"`)), err
-	})
+	}
+	all, err := n.installed(n.ConfDir, n.ConfName, ours)
+	if err != nil {
+		return nil, err
+	}
+	renamed, err := filepath.Glob(filepath.Join(n.ConfDir, n.ConfName+".*"))
+	if err != nil {
+		return nil, fmt.Errorf("look for copies of %s: %w", n.ConfName, err)
+	}
+	for _, path := range renamed {
+		if is, err := ours(path); err == nil && is {
+			all = append(all, fileItems([]string{path})...)
+		}
+	}
+	return all, nil
 }
 
 // modules are where the agent's image has its programs from. Upstream's plugins have names

@@ -113,10 +113,12 @@ func (s *site) install() {
 		}
 	}
 	o := s.options
-	err = errors.Join(install(from, o.CNIBinDir), writeConf(filepath.Join(o.CNIConfDir, o.CNIConfName), o.Socket))
+	content, err := conf(o.Socket)
+	err = errors.Join(err, install(from, o.CNIBinDir), putFile(filepath.Join(o.CNIConfDir, o.CNIConfName), bytes.NewReader(content), 0o644))
 	if err != nil {
 		s.t.Fatal(err)
 	}
+	s.write("etc/cni/net.d/00-berth.conflist.cilium_bak", string(content))
 	s.write("opt/cni/bin/.berth-cni.tmp-123", "")
 	s.write("run/berth/state.db.bak-20260101T000000Z", "")
 	s.write("var/lib/berth/cni/0123.json", "{}")

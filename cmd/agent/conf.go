@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -11,15 +10,23 @@ import (
 	"os"
 	"path/filepath"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/agent"
+	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/confdir"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/atomicfile"
+	"github.com/berth-dev/berth/ipam/event"
 )
 
-// writeConf writes the configuration that makes the runtime call berth-cni.
+// conf returns the configuration that makes the runtime call berth-cni.
 // Runtimes take the newest version of cniVersions that they support, and older
 // runtimes take cniVersion.
-func writeConf(path, socket string) error {
-	conf, err := json.MarshalIndent(map[string]any{
+func conf(socket string) ([]byte, error) {
+	content, err := json.MarshalIndent(map[string]any{
 		"cniVersion":  "1.0.0",
 		"cniVersions": []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"},
 		"name":        api.NetworkName,
@@ -32,12 +39,37 @@ func writeConf(path, socket string) error {
 		}},
 	}, "", "  ")
 	if err != nil {
-		return fmt.Errorf("encode the CNI configuration: %w", err)
+		return nil, fmt.Errorf("encode the CNI configuration: %w", err)
 	}
-	if err := putFile(path, bytes.NewReader(append(conf, '\n')), 0o644); err != nil {
-		return fmt.Errorf("write the CNI configuration: %w", err)
+	return append(content, '\n'), nil
+}
+
+// newKeeper returns the keeper of that configuration.
+func newKeeper(o *Options, exec *chain.Exec, networks *agent.Networks, told func(error)) (*confdir.Keeper, error) {
+	content, err := conf(o.Socket)
+	if err != nil {
+		return nil, err
 	}
-	return nil
+	return &confdir.Keeper{Dir: o.CNIConfDir, Name: o.CNIConfName, Content: content, Told: told, Others: func() (bool, error) {
+		network, err := networks.Default()
+		if err != nil || networks.Overlay != nil {
+			// ADD says what is wrong.
+			return err == nil, nil //nolint:nilerr // pods with a floating IP do without this network
+		}
+		if err := exec.Reaches(network); err != nil {
+			return true, fmt.Errorf("the runtime does not call Berth, so that pods without a floating IP keep their network: %w. Set agent.hostRoot=true in the chart (helm upgrade -n berth-system berth CHART --reset-then-reuse-values --set agent.hostRoot=true), or use the component agent/host-root", err)
+		}
+		return true, nil
+	}}, nil
+}
+
+// tellNode returns a function that records an event about the node.
+func tellNode(recorder event.Recorder, name string) func(error) {
+	// Kubectl describe finds events of the kubelet by a UID that is the node's name.
+	node := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}}
+	return func(problem error) {
+		event.Warning(confdir.EventNotCalled, problem.Error()).Record(recorder, node, nil, "KeepConfiguration")
+	}
 }
 
 // putFile writes a file of the node, and its folder where it is missing. It replaces the file at

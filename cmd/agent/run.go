@@ -19,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/agent"
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/confdir"
 	"github.com/berth-dev/berth/agent/linkwatch"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
@@ -72,6 +73,10 @@ func run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
+	keeper, err := newKeeper(o, exec, networks, tellNode(recorder, o.NodeName))
+	if err != nil {
+		return err
+	}
 	ports, err := hostport.ParseRange(o.HostPortRange)
 	if err != nil {
 		return fmt.Errorf("--host-port-range: %w", err)
@@ -86,6 +91,7 @@ func run(ctx context.Context, o *Options) error {
 		Metrics:       agent.NewMetrics(legacyregistry.MustRegister),
 		Events:        recorder,
 		Kernel:        detectNetfilter(ctx).Ready,
+		Configuration: keeper.Ready,
 		HostPorts:     &hostport.Forwarder{}, HostPortRange: ports,
 	}
 	if o.Conflicts.Probes > 0 {
@@ -97,7 +103,7 @@ func run(ctx context.Context, o *Options) error {
 	}
 	a := agent.New(options)
 	legacyregistry.CustomMustRegister(a.Collector())
-	return serve(ctx, o, a, node, config, runOverlay,
+	return serve(ctx, o, a, node, config, keeper, runOverlay,
 		func(ctx context.Context) error { return profiles.Run(ctx, a) },
 		func(ctx context.Context) error { return runPolicies(ctx, enforcer, a, store) })
 }
@@ -182,7 +188,7 @@ func newWirer(o *Options, journal *settings.Journal) *wire.Wirer {
 }
 
 // serve runs the agent and background until one of them fails or the context ends.
-func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, config *rest.Config, background ...func(context.Context) error) error {
+func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, config *rest.Config, keeper *confdir.Keeper, background ...func(context.Context) error) error {
 	uplink := func() (string, error) {
 		floating, err := a.Networks.Floating()
 		if err != nil {
@@ -218,14 +224,9 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, 
 	for _, run := range background {
 		group.Go(func() error { return run(ctx) })
 	}
-	group.Go(func() error {
-		// The runtime starts pods when it sees the file.
-		if err := writeConf(filepath.Join(o.CNIConfDir, o.CNIConfName), o.Socket); err != nil {
-			return err
-		}
-		klog.FromContext(ctx).Info("Serving CNI", "socket", o.Socket, "node", o.NodeName)
-		return nil
-	})
+	klog.FromContext(ctx).Info("Serving CNI", "socket", o.Socket, "node", o.NodeName)
+	// The runtime starts pods when it sees the file.
+	group.Go(func() error { return keeper.Run(ctx) })
 	if err := group.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}

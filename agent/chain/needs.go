@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chain
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// nodeFiles are files of the node without which plugins fail, and which their configurations need not name.
+var nodeFiles = map[string]string{
+	"calico":              "/var/lib/calico/nodename",
+	"cilium-cni":          "/var/run/cilium/cilium.sock",
+	"antrea":              "/var/run/antrea/cni.sock",
+	"kube-ovn":            "/run/openvswitch/kube-ovn.sock",
+	"ovn-k8s-cni-overlay": "/var/run/ovn-kubernetes/cni/ovn-cni-server.sock",
+	"multus-shim":         "/run/multus/multus.sock",
+}
+
+// need is a file or folder of the node that a plugin reads or writes.
+type need struct{ plugin, path string }
+
+// needs returns the files that the network's plugins need, as far as their types and configurations
+// tell. Plugins do without files for their logs.
+func (n *Network) needs() ([]need, error) {
+	var all []need
+	for _, p := range n.list.Plugins {
+		var config map[string]any
+		if err := json.Unmarshal(p.Bytes, &config); err != nil {
+			return nil, fmt.Errorf("parse the configuration of %s: %w", p.Network.Type, err)
+		}
+		found := paths(config)
+		if file := nodeFiles[p.Network.Type]; file != "" && config["nodename_file_optional"] != true {
+			found = append(found, file)
+		}
+		for _, path := range found {
+			all = append(all, need{p.Network.Type, path})
+		}
+	}
+	return all, nil
+}
+
+// paths returns the absolute paths in a value of JSON.
+func paths(value any) []string {
+	var all []string
+	switch v := value.(type) {
+	case string:
+		if path := strings.TrimPrefix(v, "unix://"); filepath.IsAbs(path) {
+			all = append(all, path)
+		}
+	case []any:
+		for _, element := range v {
+			all = append(all, paths(element)...)
+		}
+	case map[string]any:
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			if !strings.Contains(strings.ToLower(key), "log") {
+				all = append(all, paths(v[key])...)
+			}
+		}
+	}
+	return all
+}
+
+// ErrNeedsNode is the error of a network whose plugins need files of the node that the agent's
+// file system has not.
+var ErrNeedsNode = errors.New("needs the node's file system")
+
+// Reaches returns ErrNeedsNode where a plugin of the network needs a file that it would not find.
+func (e *Exec) Reaches(n *Network) error {
+	if e.inNode() {
+		return nil
+	}
+	needs, err := n.needs()
+	if err != nil {
+		return err
+	}
+	for _, need := range needs {
+		if !available(need.path) {
+			return fmt.Errorf("network %q: its plugin %s %w: it works with %s, which the agent's container has not", n.Name(), need.plugin, ErrNeedsNode, need.path)
+		}
+	}
+	return nil
+}
+
+// available returns whether a path exists, or can be made.
+func available(path string) bool {
+	for {
+		if _, err := os.Stat(path); err == nil || !errors.Is(err, fs.ErrNotExist) {
+			return err == nil
+		}
+		path = filepath.Dir(path)
+		if unix.Access(path, unix.W_OK) == nil {
+			return true
+		}
+		if _, err := os.Stat(path); err == nil {
+			return false
+		}
+	}
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package confdir
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/cni/atomicfile"
+)
+
+// again is how often the keeper looks while something is wrong: not all of it is in the folder.
+const again = 10 * time.Second
+
+// EventNotCalled (Warning on Node): the runtime does not call Berth for new pods, because another program took the
+// CNI configuration away or put its own first, or because the node's network needs agent.hostRoot. The
+// agent is not ready. Do: see docs/how-to/other-cni.md.
+const EventNotCalled = "RuntimeDoesNotCallBerth"
+
+// Keeper keeps a file.
+type Keeper struct {
+	// Dir is the runtime's folder and Name our file in it.
+	Dir, Name string
+	// Content is what our file has.
+	Content []byte
+	// Others returns whether pods without a floating IP have a network, and an error where the agent
+	// could not run its plugins: our file then stays away, and the runtime goes on to run them itself.
+	Others func() (bool, error)
+	// Told, if given, is called when a problem begins or is another one.
+	Told func(problem error)
+
+	past past // of Run
+
+	mu      sync.Mutex
+	looked  bool
+	problem error
+}
+
+// Ready returns an error while the runtime does not call Berth. It is safe beside Run.
+func (k *Keeper) Ready() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.looked {
+		return errors.New("the CNI configuration is not written yet")
+	}
+	return k.problem
+}
+
+// Run writes the file, and again when it is gone, until the context ends.
+func (k *Keeper) Run(ctx context.Context) error {
+	if err := os.MkdirAll(k.Dir, 0o755); err != nil {
+		return fmt.Errorf("make the runtime's folder: %w", err)
+	}
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", k.Dir, err)
+	}
+	defer watcher.Close()
+	// Before the first look: nothing is missed in between.
+	if err := watcher.Add(k.Dir); err != nil {
+		return fmt.Errorf("watch %s: %w", k.Dir, err)
+	}
+	timer := time.NewTimer(again)
+	defer timer.Stop()
+	for {
+		problem, err := k.tend(ctx)
+		if err != nil {
+			return err
+		}
+		timer.Stop()
+		if problem != nil {
+			timer.Reset(again)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-timer.C:
+		case event := <-watcher.Events:
+			if event.Name == k.Dir && event.Has(fsnotify.Remove) {
+				return fmt.Errorf("the runtime's folder %s was deleted", k.Dir)
+			}
+		case err := <-watcher.Errors:
+			klog.FromContext(ctx).V(2).Info("Missed changes of the runtime's folder, looking at all", "err", err)
+		}
+	}
+}
+
+// tend looks at the folder, does what is to be done, and returns what is wrong.
+func (k *Keeper) tend(ctx context.Context) (problem, err error) {
+	files, err := read(k.Dir)
+	if err != nil {
+		return nil, err
+	}
+	others, refusal := k.Others()
+	view, replaced := Look(files, k.Name, k.Content), k.past.written
+	do, problem := k.past.decide(k.Name, view, others, refusal, time.Now())
+	path, logger := filepath.Join(k.Dir, k.Name), klog.FromContext(ctx)
+	switch do {
+	case write:
+		if err := atomicfile.ReplaceSynced(path, bytes.NewReader(k.Content), 0o644); err != nil {
+			return nil, fmt.Errorf("write the CNI configuration: %w", err)
+		}
+		logger.Info("Wrote the CNI configuration", "file", path, "again", replaced, "movedTo", view.MovedTo)
+	case remove:
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("remove the CNI configuration: %w", err)
+		}
+		logger.Info("Removed the CNI configuration", "file", path)
+	case nothing:
+	}
+	k.note(ctx, problem)
+	return problem, nil
+}
+
+// note keeps the problem, and tells of it where it is another than before.
+func (k *Keeper) note(ctx context.Context, problem error) {
+	k.mu.Lock()
+	same := text(problem) == text(k.problem)
+	k.looked, k.problem = true, problem
+	k.mu.Unlock()
+	switch {
+	case same:
+	case problem == nil:
+		klog.FromContext(ctx).Info("The runtime calls Berth again")
+	default:
+		klog.FromContext(ctx).Error(problem, "Not ready")
+		if k.Told != nil {
+			k.Told(problem)
+		}
+	}
+}
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// read reads the files of a folder. It leaves out large ones, which are no configurations, and ones that
+// are gone meanwhile.
+func read(dir string) ([]File, error) {
+	const most = 1 << 20
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("read the runtime's folder: %w", err)
+	}
+	var files []File
+	for _, entry := range entries {
+		path := filepath.Join(dir, entry.Name())
+		info, err := os.Stat(path) // Behind a symbolic link.
+		if err != nil || !info.Mode().IsRegular() || info.Size() > most {
+			continue
+		}
+		content, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read the runtime's folder: %w", err)
+		}
+		files = append(files, File{entry.Name(), content})
+	}
+	return files, nil
+}

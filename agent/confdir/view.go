@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package confdir keeps Berth's CNI configuration in the runtime's folder, as the first one: the runtime
+// takes the first by name. Other programs rename it (Cilium), or put theirs before it (Multus).
+//
+// view.go says without I/O what a folder's files mean; keeper.go watches and writes.
+package confdir
+
+import (
+	"bytes"
+	"encoding/json"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/berth-dev/berth/cni/api"
+)
+
+// File is a file of the runtime's folder.
+type File struct {
+	Name    string
+	Content []byte
+}
+
+// View is a folder as the runtime sees it.
+type View struct {
+	// Written says that our file has our content.
+	Written bool
+	// MovedTo names another file with our content.
+	MovedTo string
+	// First names the file that the runtime takes, and Plugin its first plugin. They are empty where it
+	// takes ours, or one that leads to Berth.
+	First, Plugin string
+}
+
+// Look returns the view of a folder where our configuration is the file own with the content given.
+func Look(files []File, own string, content []byte) View {
+	var v View
+	first := ""
+	for _, file := range files {
+		same := bytes.Equal(file.Content, content)
+		switch {
+		case file.Name == own:
+			v.Written = same
+		case same:
+			v.MovedTo = file.Name
+		}
+		if isConfiguration(file.Name) && (first == "" || file.Name < first) {
+			first = file.Name
+			v.First, v.Plugin = "", ""
+			if file.Name != own && !LeadsTo(file.Content, own) && !drawsFrom(file.Content, files) {
+				v.First, v.Plugin = file.Name, plugin(file.Content)
+			}
+		}
+	}
+	if own < first {
+		// Ours is missing, and would be the first.
+		v.First, v.Plugin = "", ""
+	}
+	return v
+}
+
+// isConfiguration returns whether runtimes read a file of this name.
+func isConfiguration(name string) bool {
+	return slices.Contains([]string{".conflist", ".conf", ".json"}, filepath.Ext(name))
+}
+
+// configuration has the fields of a list, of a single plugin, and of Multus.
+type configuration struct {
+	Type string `json:"type"`
+	IPAM struct {
+		Type string `json:"type"`
+	} `json:"ipam"`
+	Plugins        []configuration   `json:"plugins"`
+	ClusterNetwork string            `json:"clusterNetwork"`
+	Delegates      []json.RawMessage `json:"delegates"`
+}
+
+// multus begins the names of Multus' plugins, multus and multus-shim.
+const multus = "multus"
+
+// LeadsTo returns whether a network configuration calls Berth's plugin, by itself or as Multus'
+// network of all pods, which is a file, a network's name, or a configuration in the configuration.
+func LeadsTo(content []byte, own string) bool {
+	return slices.ContainsFunc(plugins(content), func(c configuration) bool {
+		switch {
+		case c.Type == api.ShimType:
+			return true
+		case !strings.HasPrefix(c.Type, multus):
+			return false
+		case c.ClusterNetwork != "":
+			return path.Base(c.ClusterNetwork) == own || c.ClusterNetwork == api.NetworkName
+		default:
+			// The first delegate is the network of all pods.
+			return len(c.Delegates) > 0 && LeadsTo(c.Delegates[0], own)
+		}
+	})
+}
+
+// drawsFrom returns whether a network takes its addresses from Berth: its plugins, or the ones of the file
+// that Multus in it names.
+func drawsFrom(content []byte, files []File) bool {
+	return slices.ContainsFunc(plugins(content), func(c configuration) bool {
+		return c.IPAM.Type == api.IPAMType || strings.HasPrefix(c.Type, multus) && slices.ContainsFunc(files, func(f File) bool {
+			return f.Name == path.Base(c.ClusterNetwork) && slices.ContainsFunc(plugins(f.Content), func(c configuration) bool { return c.IPAM.Type == api.IPAMType })
+		})
+	})
+}
+
+// plugins returns the plugins of a list, or a single one.
+func plugins(content []byte) []configuration {
+	var c configuration
+	if json.Unmarshal(content, &c) != nil {
+		return nil
+	}
+	return append(c.Plugins, c)
+}
+
+// plugin returns the type of the first plugin of a configuration; empty: it has none.
+func plugin(content []byte) string {
+	if all := plugins(content); len(all) > 0 {
+		return all[0].Type
+	}
+	return ""
+}
