@@ -80,6 +80,7 @@ func newCommand() *cobra.Command {
 	}
 	options.addFlags(command.Flags())
 	logsapi.AddFlags(logOptions, command.Flags())
+	command.AddCommand(newUninstallCommand())
 	return command
 }
 

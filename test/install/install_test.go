@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -94,12 +95,22 @@ func TestLifeCycle(t *testing.T) {
 		}
 		s.moves("rolled-back")
 	})
-	s.step(traffic, "uninstall", func() {
-		// Without --wait: the pods of scheduler and controller cannot end without an agent, and Helm
+	s.step(traffic, "refused uninstall", func() {
+		out, err := s.try(system, "uninstall", release)
+		back := regexp.MustCompile("helm rollback -n " + system + " " + release + " ([0-9]+)").FindStringSubmatch(out)
+		if err == nil || back == nil || !strings.Contains(out, "would lose their network: default/kept-0, ") || !strings.Contains(out, fmt.Sprintf(" and %d more", replicas+2-5)) {
+			t.Fatalf("the uninstall: %v\n%s", err, out)
+		}
+		s.run("rollback", release, back[1], "--wait")
+		s.run("upgrade", release, s.chart, "--wait", "--reset-then-reuse-values", "--set", "agent.verbosity=3")
+		s.moves("uninstall-refused")
+	})
+	s.step(traffic, "uninstall for a while", func() {
+		// The Job that refused is still there. Without --wait: the pods of scheduler and controller cannot end without an agent, and Helm
 		// would wait for the kinds, which it keeps.
-		s.run("uninstall", release)
+		s.run("uninstall", release, "--no-hooks")
 		s.eventually("the agents are gone", func() error {
-			left, err := s.tryKubectl("-n", system, "get", "deployments,daemonsets,configmaps,pods", "-l", "app.kubernetes.io/part-of=berth,app.kubernetes.io/name notin (berth-scheduler,berth-controller)", "-o", "name")
+			left, err := s.tryKubectl("-n", system, "get", "deployments,daemonsets,configmaps,pods", "-l", "app.kubernetes.io/part-of=berth,app.kubernetes.io/name notin (berth-scheduler,berth-controller,berth-uninstall-check)", "-o", "name")
 			if err == nil && left != "" {
 				err = fmt.Errorf("left are %s", left)
 			}
@@ -134,9 +145,16 @@ func TestLifeCycle(t *testing.T) {
 
 	s.kubectl("delete", "statefulset", "kept", "--cascade=foreground")
 	s.kubectl("delete", "pods", "-l", "kind=mover", "--wait")
-	s.run("upgrade", again, s.chart, "--wait", "--set", "agent.mode=cleanup")
-	s.kubectl("-n", system, "rollout", "status", "daemonset/berth-cleanup", "--timeout=2m")
-	s.run("uninstall", again)
+	if out := s.run("uninstall", again); !strings.Contains(out, fmt.Sprintf("%d of %[1]d nodes are clean", nodes)) {
+		t.Errorf("the uninstall does not say that the nodes are clean:\n%s", out)
+	}
+	s.eventually("nothing is left of the release", func() error {
+		left, err := s.tryKubectl("-n", system, "get", "deployments,daemonsets,jobs,pods,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings", "-l", "app.kubernetes.io/part-of=berth", "-o", "name")
+		if err == nil && left != "" {
+			err = fmt.Errorf("left are %s", left)
+		}
+		return err
+	})
 	s.kubectl("delete", "namespace", system)
 	s.eventually("the nodes are as before", func() error {
 		if diff := cmp.Diff(clean, s.nodes()); diff != "" {

@@ -72,6 +72,7 @@ func run(dir, out, valuesFile, in string, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
+	deleteHooks(files)
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		if _, err := fmt.Fprintf(stdout, "---\n%s", files[name]); err != nil {
 			return err
@@ -127,6 +128,11 @@ func render(c *chart.Chart, in string, values map[string]any) (map[string]string
 	return files, nil
 }
 
+// deleteHooks deletes the templates of objects that only Helm makes, when it uninstalls.
+func deleteHooks(files map[string]string) {
+	maps.DeleteFunc(files, func(name, _ string) bool { return path.Dir(name) == "uninstall" })
+}
+
 // write writes manifests/ below out, and removes no file.
 func write(c *chart.Chart, out string) error {
 	var errs []error
@@ -137,6 +143,7 @@ func write(c *chart.Chart, out string) error {
 		}
 		// The files that it is made of are written one by one.
 		delete(files, "crd.yaml")
+		deleteHooks(files)
 		for name, text := range files {
 			if strings.HasPrefix(name, r.folder) {
 				errs = append(errs, put(filepath.Join(out, filepath.FromSlash(name)), text))

@@ -113,6 +113,48 @@ func TestValues(t *testing.T) {
 	}
 }
 
+// Objects that Helm makes when it uninstalls are in no manifest, and have the values of the others.
+func TestHooks(t *testing.T) {
+	c, err := open(filepath.Join(manifests, "chart"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, want := range map[string]map[string][]string{
+		"": {
+			"uninstall/check.yaml": {"helm.sh/hook: pre-delete\n", "image: ghcr.io/berth-dev/berth-controller:", "- --namespace=network\n            - --release=berth\n", "hostNetwork: true"},
+			"uninstall/clean.yaml": {"helm.sh/hook: post-delete\n", "kind: DaemonSet", "name: berth-cleanup\n", "- --stay\n", "- --namespace=network\n"},
+			"uninstall/rbac.yaml":  {"name: berth-uninstall\n  namespace: network\n"},
+		},
+		"overlay": {"uninstall/check.yaml": {"- --overlay\n"}},
+		"cleanup": {"uninstall/clean.yaml": {"--cni-bin-dir=/usr/libexec/cni", "--cni-conf-name=10-berth.conflist", "berth.dev/clean: \"true\""}},
+		"everything": {
+			"uninstall/check.yaml": {"image: registry.example.com/mirror/berth/berth-controller:v9.9.9", "imagePullPolicy: Always", "- name: mirror"},
+			"uninstall/clean.yaml": {"image: registry.example.com/mirror/berth/berth-agent:v9.9.9", "image: registry.example.com/mirror/berth/berth-controller:v9.9.9"},
+		},
+	} {
+		values := map[string]any{}
+		if file != "" {
+			if values, err = readValues(filepath.Join(manifests, "chart/ci", file+".yaml")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		files, err := render(c, "network", values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, texts := range want {
+			for _, text := range texts {
+				if !strings.Contains(files[name], text) {
+					t.Errorf("values %q: no %q in %s:\n%s", file, text, name, files[name])
+				}
+			}
+		}
+	}
+	if printed, err := rendered(t, ""); err != nil || strings.Contains(printed, "helm.sh/hook") {
+		t.Errorf("hooks are among the manifests, %v", err)
+	}
+}
+
 // helm lint --strict has nothing to say.
 func TestLint(t *testing.T) {
 	for _, message := range lint.RunAll(filepath.Join(manifests, "chart"), nil, "network").Messages {
