@@ -23,6 +23,7 @@ var nodeFiles = map[string]string{
 	"antrea":              "/var/run/antrea/cni.sock",
 	"kube-ovn":            "/run/openvswitch/kube-ovn.sock",
 	"ovn-k8s-cni-overlay": "/var/run/ovn-kubernetes/cni/ovn-cni-server.sock",
+	"galaxy-sdn":          "/var/run/galaxy/galaxy.sock",
 	"multus-shim":         "/run/multus/multus.sock",
 }
 

@@ -118,7 +118,7 @@ func closeState(ctx context.Context, store *state.Store) {
 func newExec(o *Options) (*chain.Exec, error) {
 	exec := &chain.Exec{Root: o.HostRoot}
 	if err := exec.CheckRoot(); err != nil {
-		return nil, fmt.Errorf("--host-root: %w; the kustomize component manifests/agent/host-root has all that the option needs", err)
+		return nil, fmt.Errorf("--host-root: %w; the chart's agent.hostRoot=true and the kustomize component manifests/agent/host-root have all that the option needs", err)
 	}
 	return exec, nil
 }
@@ -156,7 +156,7 @@ func exposeSettings(ctx context.Context, o *Options) {
 		return
 	}
 	if err := unix.Mount(nodes, settings, "", unix.MS_BIND, ""); err != nil {
-		klog.FromContext(ctx).Info("CNI plugins cannot change kernel settings here, as some do for host ports and IPv6; where AppArmor forbids the mount, use the component manifests/agent/host-root", "mount", nodes, "at", settings, "err", err)
+		klog.FromContext(ctx).Info("CNI plugins cannot change kernel settings here, as some do for host ports and IPv6; where AppArmor forbids the mount, set agent.hostRoot=true in the chart, or use the component manifests/agent/host-root", "mount", nodes, "at", settings, "err", err)
 	}
 }
 

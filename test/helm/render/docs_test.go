@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"helm.sh/helm/v4/pkg/strvals"
+)
+
+// told returns the text of each page, and of each Go file that is no test, in which a command may go on in the
+// next line.
+func told(t *testing.T) map[string]string {
+	t.Helper()
+	const root = "../../.."
+	all := map[string]string{}
+	for _, folder := range []string{"docs", "agent", "cmd", "ipam", "cni", "plugins", "README.md", "manifests/chart/monitoring"} {
+		err := filepath.WalkDir(filepath.Join(root, folder), func(path string, entry fs.DirEntry, err error) error {
+			text := strings.HasSuffix(path, ".md") || strings.HasSuffix(path, ".yaml") || strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go")
+			if err != nil || entry.IsDir() || !text {
+				return err
+			}
+			content, err := os.ReadFile(path)
+			all[strings.TrimPrefix(path, root+"/")] = strings.ReplaceAll(string(content), "\\\n", " ")
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return all
+}
+
+var (
+	upgrade = regexp.MustCompile(`helm upgrade -n [^\n` + "`" + `)]*`)
+	set     = regexp.MustCompile(`--set(-string)? ('[^']*'|[^ ]+)`)
+)
+
+// A helm upgrade that pages and messages tell of keeps the user's values, and the chart has the ones that it sets.
+func TestToldUpgrades(t *testing.T) {
+	commands := 0
+	for path, text := range told(t) {
+		for _, command := range upgrade.FindAllString(text, -1) {
+			commands++
+			if !strings.Contains(command, " --reset-then-reuse-values") {
+				t.Errorf("%s: %q would drop values of the user, or not know new ones", path, command)
+			}
+			values := map[string]any{}
+			for _, option := range set.FindAllStringSubmatch(command, -1) {
+				parse := strvals.ParseInto
+				if option[1] != "" {
+					parse = strvals.ParseIntoString
+				}
+				if err := parse(strings.Trim(option[2], "'"), values); err != nil {
+					t.Errorf("%s: %q: %v", path, command, err)
+				}
+			}
+			c, err := open(filepath.Join(manifests, "chart"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := render(c, "network", values); err != nil {
+				t.Errorf("%s: %q: %v", path, command, err)
+			}
+		}
+	}
+	if commands < 8 {
+		t.Errorf("found %d commands only", commands)
+	}
+}
+
+// apply is kubectl's way to have all objects. It takes images and options of a release away, so pages tell of it
+// where they say how one does it without Helm.
+var apply = regexp.MustCompile("kubectl apply -k(`| manifests[`\n ])")
+
+func TestToldWithoutHelm(t *testing.T) {
+	found := 0
+	for path, text := range told(t) {
+		for _, section := range strings.Split(text, "\n## ") {
+			if apply.MatchString(section) && path != "docs/explanation/development.md" {
+				found++
+				if !strings.Contains(section, "helm ") && !strings.HasPrefix(section, "With kubectl\n") {
+					t.Errorf("%s: users of Helm cannot do it: %.200s", path, section)
+				}
+			}
+			for line := range strings.Lines(section) {
+				for component, value := range map[string]string{"agent/host-root`": "agent.hostRoot", "manifests/agent/host-root": "agent.hostRoot", "manifests/agent/overlay has": "overlay.enabled"} {
+					if strings.HasSuffix(path, ".go") && strings.Contains(line, component) && !strings.Contains(line, value) {
+						t.Errorf("%s: %s is for users of kustomize only: name %s as well: %s", path, component, value, line)
+					}
+				}
+			}
+		}
+	}
+	if found < 3 {
+		t.Errorf("found %d only", found)
+	}
+}
