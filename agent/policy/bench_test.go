@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
 // benchmark is a cluster of 10,000 pods, of which 100 are local, and 1,000 policies.
@@ -179,4 +181,43 @@ func BenchmarkPolicy(b *testing.B) {
 			of.index.Node()
 		}
 	})
+}
+
+// A pod comes to and goes from another node where one policy has all of 20,000 pods as its peers: the ruleset
+// after each event, and whether the connections are to be looked at.
+func BenchmarkBroadPeer(b *testing.B) {
+	of := &fakeCluster{namespaces: map[string]map[string]string{}, pods: map[string]map[string]*Pod{}}
+	for i := range benchNamespaces {
+		name := fmt.Sprintf("ns-%d", i)
+		of.namespaces[name], of.pods[name] = map[string]string{corev1.LabelMetadataName: name}, map[string]*Pod{}
+	}
+	for i := range 20_000 {
+		p := benchPod(i)
+		of.pods[p.Namespace][p.Name] = p
+	}
+	of.index = NewIndex(of)
+	of.index.SetNetworkPolicy(&networkingv1.NetworkPolicy{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns-0", Name: "broad"},
+		Spec: networkingv1.NetworkPolicySpec{Ingress: []networkingv1.NetworkPolicyIngressRule{{
+			From: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{}}},
+		}}},
+	})
+	local := benchPod(0)
+	of.index.SetLocal(Local{NamespacedName: local.NamespacedName, UID: local.UID, Addresses: local.Addresses})
+	last := of.index.Node()
+	node := func(additive bool) {
+		next := of.index.Node()
+		if ruleset.Additive(last, next) != additive {
+			b.Fatal("the set is not as it must be")
+		}
+		last = next
+	}
+	p := benchPod(20_001)
+	b.ReportAllocs()
+	for b.Loop() {
+		of.set(p)
+		node(true)
+		of.remove(p.Namespace, p.Name)
+		node(false)
+	}
 }

@@ -22,12 +22,12 @@ var ownerSeed = maphash.MakeSeed()
 func ownerOf(uid types.UID) owner { return owner(maphash.String(ownerSeed, string(uid))) }
 
 // members are the elements of a set with their owners, sorted.
-type members[E any] struct {
+type members[E comparable] struct {
 	compare func(a, b E) int
 	entries []member[E]
 }
 
-type member[E any] struct {
+type member[E comparable] struct {
 	element E
 	owner   owner
 }
@@ -64,7 +64,7 @@ func (m *members[E]) sort() {
 func (m *members[E]) elements() []E {
 	list := make([]E, 0, len(m.entries))
 	for i, e := range m.entries {
-		if i == 0 || m.compare(m.entries[i-1].element, e.element) != 0 {
+		if i == 0 || m.entries[i-1].element != e.element {
 			list = append(list, e.element)
 		}
 	}

@@ -21,10 +21,30 @@ const maxElements = 1 << 20
 
 // set is a set in the kernel.
 type set struct {
-	kind     string
-	family   ruleset.Family
-	elements []string
-	rank     rank
+	kind   string
+	family ruleset.Family
+	// of is the set of the ruleset; nil where the set has the elements in members.
+	of      *ruleset.Set
+	members []string
+	rank    rank
+}
+
+// elements lists the elements as ipset save prints them, in no order.
+func (s *set) elements() []string {
+	if s.of == nil {
+		return s.members
+	}
+	return elementsOf(s.of)
+}
+
+// since returns the elements that came after an older set of the name, and that went.
+func (s *set) since(old *set) (came, went []string) {
+	// One change of ranges may change several prefixes.
+	if s.of == nil || old.of == nil || s.of.Kind == ruleset.Ranges || old.of.Kind == ruleset.Ranges {
+		return difference(old.elements(), s.elements())
+	}
+	gone, more := ruleset.Difference(old.of, s.of)
+	return elementsOf(more), elementsOf(gone)
 }
 
 // rank says in which order sets grow and shrink.
@@ -107,7 +127,7 @@ func (n names) setsOf(rs *ruleset.Ruleset, last *ruleset.Ruleset, sets map[strin
 		if s.Kind == ruleset.Pairs {
 			sources, destinations := ends(s)
 			for _, end := range []*ruleset.Set{sources, destinations} {
-				all[n.set(end.Name)] = &set{kind: kinds[end.Kind], family: end.Family, elements: elementsOf(end)}
+				all[n.set(end.Name)] = &set{kind: kinds[end.Kind], family: end.Family, of: end}
 			}
 			continue
 		}
@@ -117,7 +137,7 @@ func (n names) setsOf(rs *ruleset.Ruleset, last *ruleset.Ruleset, sets map[strin
 		case same != nil && last.Sets[name] == s && same.rank == closing[name]:
 			all[kernel] = same
 		default:
-			all[kernel] = &set{kind: kind, family: s.Family, elements: elementsOf(s), rank: closing[name]}
+			all[kernel] = &set{kind: kind, family: s.Family, of: s, rank: closing[name]}
 		}
 	}
 	for name, m := range rs.Maps {
@@ -142,7 +162,7 @@ func (n names) enter(all, before map[string]*set, same bool, name string, r rank
 	case all[name] == nil:
 		all[name] = &set{kind: kinds[ruleset.Addresses], family: f, rank: r}
 	}
-	all[name].elements = append(all[name].elements, a.String())
+	all[name].members = append(all[name].members, a.String())
 }
 
 // targets lists the chains that a map leads to.
@@ -179,9 +199,9 @@ func changeOf(old, want map[string]*set) *setChange {
 		have := old[name]
 		if have == nil {
 			c.before.WriteString(s.create(name))
-			came[name] = s.elements
+			came[name] = s.elements()
 		} else if have != s {
-			came[name], went[name] = difference(have.elements, s.elements)
+			came[name], went[name] = s.since(have)
 		}
 	}
 	order := func(all map[string][]string, ranks ...rank) []string {

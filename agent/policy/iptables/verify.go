@@ -86,13 +86,14 @@ func compareSets(want map[string]*set, have map[string]map[string]bool) error {
 		if !ok {
 			return fmt.Errorf("set %s is missing", name)
 		}
-		for _, e := range want[name].elements {
+		all := want[name].elements()
+		for _, e := range all {
 			if !elements[e] {
 				return fmt.Errorf("set %s lacks %s", name, e)
 			}
 		}
-		if len(elements) != len(want[name].elements) {
-			return fmt.Errorf("set %s has %d elements that are not of the ruleset", name, len(elements)-len(want[name].elements))
+		if len(elements) != len(all) {
+			return fmt.Errorf("set %s has %d elements that are not of the ruleset", name, len(elements)-len(all))
 		}
 	}
 	return nil

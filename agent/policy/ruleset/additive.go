@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
-	"strings"
 )
 
 // Additive returns whether a ruleset accepts all packets that an older one accepts. It compares the rules in their
@@ -224,25 +223,26 @@ func havePorts(all, some []PortRange) bool {
 func (w *widening) set(name string) relation {
 	known, ok := w.sets[name]
 	if !ok {
-		was, is := w.old.Sets[name], w.rs.Sets[name]
-		known = relation{is.hasAll(was), was.hasAll(is)}
+		known = compareSets(w.old.Sets[name], w.rs.Sets[name])
 		w.sets[name] = known
 	}
 	return known
 }
 
-// hasAll returns whether a set has all of another.
-func (s *Set) hasAll(other *Set) bool {
-	if s == other {
-		return true
+func compareSets(old, s *Set) relation {
+	if old == s {
+		return relation{true, true}
 	}
-	return s.Kind == other.Kind && s.Family == other.Family &&
-		within(other.Addresses, s.Addresses, netip.Addr.Compare) &&
-		within(other.Endpoints, s.Endpoints, Endpoint.Compare) &&
-		within(other.Pairs, s.Pairs, Pair.Compare) &&
-		within(other.Links, s.Links, Link.Compare) &&
-		within(other.Interfaces, s.Interfaces, strings.Compare) &&
-		!slices.ContainsFunc(other.Ranges, func(r AddressRange) bool { return !s.has(r.First) || !s.hasRange(r) })
+	if old.Kind != s.Kind || old.Family != s.Family {
+		return relation{}
+	}
+	gone, came := Difference(old, s)
+	return relation{gone.isEmpty() && s.hasRanges(old.Ranges), came.isEmpty() && old.hasRanges(s.Ranges)}
+}
+
+// hasRanges returns whether a set of Ranges has all of others.
+func (s *Set) hasRanges(all []AddressRange) bool {
+	return !slices.ContainsFunc(all, func(r AddressRange) bool { return !s.has(r.First) || !s.hasRange(r) })
 }
 
 // hasRange returns whether a set of Ranges has all of a range whose first address it has.
@@ -252,20 +252,4 @@ func (s *Set) hasRange(r AddressRange) bool {
 		i--
 	}
 	return r.Last.Compare(s.Ranges[i].Last) <= 0
-}
-
-// within returns whether a sorted list is a part of another.
-func within[E any](some, all []E, compare func(a, b E) int) bool {
-	if len(some) > len(all) {
-		return false
-	}
-	for _, e := range some {
-		for len(all) > 0 && compare(all[0], e) < 0 {
-			all = all[1:]
-		}
-		if len(all) == 0 || compare(all[0], e) != 0 {
-			return false
-		}
-	}
-	return true
 }

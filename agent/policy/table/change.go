@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
-	"strings"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/cni/nftables"
@@ -172,12 +171,7 @@ func missing(from, in map[string]int) []string {
 
 // setChange returns the elements that a set gets and loses, and false where there are none.
 func (n names) setChange(old, want *ruleset.Set) (nftables.SetChange, bool) {
-	gone, came := &ruleset.Set{}, &ruleset.Set{}
-	gone.Addresses, came.Addresses = difference(old.Addresses, want.Addresses, netip.Addr.Compare)
-	gone.Endpoints, came.Endpoints = difference(old.Endpoints, want.Endpoints, ruleset.Endpoint.Compare)
-	gone.Pairs, came.Pairs = difference(old.Pairs, want.Pairs, ruleset.Pair.Compare)
-	gone.Links, came.Links = difference(old.Links, want.Links, ruleset.Link.Compare)
-	gone.Interfaces, came.Interfaces = difference(old.Interfaces, want.Interfaces, strings.Compare)
+	gone, came := ruleset.Difference(old, want)
 	changed := old.Kind != ruleset.Ranges || !slices.Equal(old.Ranges, want.Ranges)
 	return nftables.SetChange{Set: n.setOf(want), Gone: elementsOf(gone), Came: elementsOf(came)}, changed
 }
@@ -195,21 +189,6 @@ func (n names) mapChange(old, want *ruleset.Map) nftables.SetChange {
 	return nftables.SetChange{
 		Set: n.mapOf(want), Gone: n.elementsOfMap(without(old.Chains, want.Chains)), Came: n.elementsOfMap(without(want.Chains, old.Chains)),
 	}
-}
-
-// difference returns the elements that only one of two sorted lists has.
-func difference[E any](old, want []E, compare func(a, b E) int) (gone, came []E) {
-	for len(old) > 0 && len(want) > 0 {
-		switch c := compare(old[0], want[0]); {
-		case c < 0:
-			gone, old = append(gone, old[0]), old[1:]
-		case c > 0:
-			came, want = append(came, want[0]), want[1:]
-		default:
-			old, want = old[1:], want[1:]
-		}
-	}
-	return append(gone, old...), append(came, want...)
 }
 
 type pair[V any] struct{ old, new V }
