@@ -6,18 +6,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"iter"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/containernetworking/plugins/pkg/ns"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent/policy/connections"
 	"github.com/berth-dev/berth/agent/policy/place"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/cni/fault"
@@ -69,8 +68,7 @@ func isEmpty(rs *ruleset.Ruleset) bool { return rs == nil || len(rs.Chains) == 0
 
 // isGone returns whether a namespace is not there any more.
 func isGone(err error) bool {
-	var missing ns.NSPathNotExistErr
-	return errors.As(err, &missing) || errors.Is(err, place.ErrNoNamespace) || errors.Is(err, fs.ErrNotExist)
+	return connections.IsGone(err) || errors.Is(err, place.ErrNoNamespace)
 }
 
 // targets yields all targets by their keys. The caller holds the lock.

@@ -4,28 +4,24 @@ package iptables
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 
-	"github.com/containernetworking/plugins/pkg/ns"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/policy/connections"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
-	"github.com/berth-dev/berth/agent/policy/socket"
 	"github.com/berth-dev/berth/cni/xtables"
 )
 
 // Table is the rules of policies in one network namespace. Methods block for programs; none but Counters,
 // Adopt and EndConnections may be called in parallel to others.
 type Table struct {
-	path    string
+	connections.Namespace
+
 	variant programs
 
 	// mu guards applied and counted, which Counters reads.
@@ -51,20 +47,7 @@ type applied struct {
 // New returns the rules of the network namespace at a path. An empty path stands for the network namespace
 // of the calling process.
 func New(netns string, variant xtables.Variant) *Table {
-	return &Table{path: netns, variant: programs{variant}, counted: map[string]ruleset.Count{}, doomed: map[string]bool{}}
-}
-
-// do calls f on a thread in the table's namespace.
-func (t *Table) do(f func() error) error {
-	if t.path == "" {
-		return f()
-	}
-	netns, err := ns.GetNS(t.path)
-	if err != nil {
-		return fmt.Errorf("open network namespace %s: %w", t.path, err)
-	}
-	defer netns.Close()
-	return netns.Do(func(ns.NetNS) error { return f() })
+	return &Table{Namespace: connections.Namespace(netns), variant: programs{variant}, counted: map[string]ruleset.Count{}, doomed: map[string]bool{}}
 }
 
 func (t *Table) current() *applied {
@@ -82,14 +65,14 @@ func (t *Table) setCurrent(now *applied) {
 // Apply brings a ruleset, which must be one that rulesettest.Check accepts, into the kernel. After an error
 // packets meet old rules or new ones, and the next Apply replaces all.
 func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
-	return t.do(func() error {
+	return t.Do(func() error {
 		before := t.current()
 		if before != nil {
 			err := t.change(ctx, before, rs)
 			if err == nil {
 				return nil
 			}
-			klog.FromContext(ctx).Info("Replaces the rules of policies, because the kernel refused a change of them", "namespace", t.path, "err", err)
+			klog.FromContext(ctx).Info("Replaces the rules of policies, because the kernel refused a change of them", "namespace", t.Namespace, "err", err)
 		}
 		before, err := t.read(ctx)
 		if err != nil {
@@ -197,7 +180,7 @@ func (t *Table) destroy(ctx context.Context, now *applied) {
 
 // Exists returns whether the namespace has rules or sets of policies. A namespace that is gone has none.
 func (t *Table) Exists(ctx context.Context) (exists bool, err error) {
-	err = t.do(func() error {
+	err = t.Do(func() error {
 		if !t.variant.HasTable(TableName) {
 			return nil
 		}
@@ -212,8 +195,7 @@ func (t *Table) Exists(ctx context.Context) (exists bool, err error) {
 
 // notGone returns nil where an error says that the namespace is gone.
 func notGone(err error) error {
-	var gone ns.NSPathNotExistErr
-	if errors.Is(err, fs.ErrNotExist) || errors.As(err, &gone) {
+	if connections.IsGone(err) {
 		return nil
 	}
 	return err
@@ -222,7 +204,7 @@ func notGone(err error) error {
 // Remove deletes the rules and sets, where there are any. A namespace that is gone has none.
 func (t *Table) Remove(ctx context.Context) error {
 	t.setCurrent(nil)
-	return notGone(t.do(func() error {
+	return notGone(t.Do(func() error {
 		if !t.variant.HasTable(TableName) {
 			return nil
 		}
@@ -240,21 +222,4 @@ func (t *Table) Remove(ctx context.Context) error {
 		t.destroy(ctx, nil)
 		return nil
 	}))
-}
-
-// EndConnections is connections.End in the namespace. It may be called in parallel to all methods.
-func (t *Table) EndConnections(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]string) (ended, all int, err error) {
-	err = t.do(func() (err error) {
-		ended, all, err = connections.End(ctx, rs, addresses)
-		return err
-	})
-	return ended, all, err
-}
-
-// Adopt is connections.Adopt in the table's namespace. It may be called in parallel.
-func (t *Table) Adopt(_ context.Context, all []socket.Connection, replace bool) error {
-	if len(all) == 0 {
-		return nil
-	}
-	return t.do(func() error { return connections.Adopt(all, replace) })
 }

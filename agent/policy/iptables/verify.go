@@ -19,7 +19,7 @@ func (t *Table) Verify(ctx context.Context) error {
 	if now == nil {
 		return fmt.Errorf("%w: nothing was applied", ruleset.ErrChanged)
 	}
-	err := t.do(func() error {
+	err := t.Do(func() error {
 		for i, f := range families {
 			saved, err := t.variant.save(ctx, f)
 			if err != nil {
@@ -107,7 +107,7 @@ func (t *Table) Counters(ctx context.Context) (map[string]ruleset.Count, error) 
 	if now == nil {
 		return all, nil
 	}
-	err := t.do(func() error {
+	err := t.Do(func() error {
 		for i, f := range families {
 			saved, err := t.variant.save(ctx, f)
 			if err != nil {

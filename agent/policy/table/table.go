@@ -6,23 +6,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"net/netip"
 
-	"github.com/containernetworking/plugins/pkg/ns"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/policy/connections"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
-	"github.com/berth-dev/berth/agent/policy/socket"
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
 // Table is the table of policies in one network namespace. Methods block for the kernel; none
 // but Counters, Adopt and EndConnections may be called in parallel to others.
 type Table struct {
-	path string
+	connections.Namespace
+
 	// applied is the ruleset in the kernel, nil if unknown.
 	applied *applied
 	// replace is true where the kernel's table has more than that.
@@ -47,20 +44,7 @@ var identity = &nftables.Table{Family: nftables.INet, Name: ruleset.TableName}
 // New returns the table of the network namespace at a path. An empty path stands for the network
 // namespace of the calling process.
 func New(netns string) *Table {
-	return &Table{path: netns}
-}
-
-// do calls f on a thread in the table's namespace.
-func (t *Table) do(f func() error) error {
-	if t.path == "" {
-		return f()
-	}
-	netns, err := ns.GetNS(t.path)
-	if err != nil {
-		return fmt.Errorf("open network namespace %s: %w", t.path, err)
-	}
-	defer netns.Close()
-	return netns.Do(func(ns.NetNS) error { return f() })
+	return &Table{Namespace: connections.Namespace(netns)}
 }
 
 // attempts is how often a replacement is tried that another program's change came before.
@@ -69,7 +53,7 @@ const attempts = 3
 // Apply brings a ruleset, which must be one that rulesettest.Check accepts, into the kernel. After an
 // error packets meet the old rules, and the next Apply replaces all.
 func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
-	return t.do(func() error {
+	return t.Do(func() error {
 		before := t.applied
 		t.applied = nil
 		if before != nil && !t.replace {
@@ -79,7 +63,7 @@ func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 					return nil
 				}
 				// Another program changed the table, or its content is not as expected.
-				klog.FromContext(ctx).Info("Replaces the table of policies, because the kernel refused a change of it", "namespace", t.path, "err", err)
+				klog.FromContext(ctx).Info("Replaces the table of policies, because the kernel refused a change of it", "namespace", t.Namespace, "err", err)
 			}
 		}
 		return t.replaceAll(ctx, rs)
@@ -97,7 +81,7 @@ func (t *Table) commit(ctx context.Context, change *nftables.Change, after *appl
 	}
 	t.applied, t.replace = after, err != nil
 	if t.replace {
-		klog.FromContext(ctx).Info("Could not remove unused objects from the table of policies, and replaces the table next time", "namespace", t.path, "err", err)
+		klog.FromContext(ctx).Info("Could not remove unused objects from the table of policies, and replaces the table next time", "namespace", t.Namespace, "err", err)
 		return nil
 	}
 	t.verifiedAfter(verified, transactions)
@@ -139,29 +123,11 @@ func (t *Table) replaceAll(ctx context.Context, rs *ruleset.Ruleset) error {
 	return fmt.Errorf("replace the table of policies: %w", errs[0])
 }
 
-// EndConnections is connections.End in the table's namespace. It may be called in parallel to all methods.
-func (t *Table) EndConnections(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]string) (ended, all int, err error) {
-	err = t.do(func() (err error) {
-		ended, all, err = connections.End(ctx, rs, addresses)
-		return err
-	})
-	return ended, all, err
-}
-
-// Adopt is connections.Adopt in the table's namespace. It may be called in parallel.
-func (t *Table) Adopt(_ context.Context, all []socket.Connection, replace bool) error {
-	if len(all) == 0 {
-		return nil
-	}
-	return t.do(func() error { return connections.Adopt(all, replace) })
-}
-
 // Remove deletes the table, where there is one. A namespace that is gone has none.
 func (t *Table) Remove(context.Context) error {
 	t.applied, t.replace, t.verified = nil, false, 0
-	err := t.do(func() error { return nftables.RemoveTable(identity) })
-	var gone ns.NSPathNotExistErr
-	if errors.Is(err, fs.ErrNotExist) || errors.As(err, &gone) {
+	err := t.Do(func() error { return nftables.RemoveTable(identity) })
+	if connections.IsGone(err) {
 		return nil
 	}
 	return err

@@ -18,7 +18,7 @@ func (t *Table) Verify(context.Context) error {
 	if t.applied == nil {
 		return fmt.Errorf("%w: nothing was applied", ruleset.ErrChanged)
 	}
-	return t.do(func() error {
+	return t.Do(func() error {
 		before, err := nftables.Generation()
 		if err != nil {
 			return err
@@ -60,7 +60,7 @@ func (a *applied) table() *nftables.Table {
 // parallel to all methods.
 func (t *Table) Counters(context.Context) (map[string]ruleset.Count, error) {
 	all := map[string]ruleset.Count{}
-	err := t.do(func() error {
+	err := t.Do(func() error {
 		objects, err := identity.Objects()
 		for _, o := range objects {
 			if o.IsCounter() {
