@@ -19,6 +19,8 @@ type fakeCluster struct {
 	namespaces map[string]map[string]string
 	pods       map[string]map[string]*Pod
 	index      *Index
+	// read are the namespaces whose pods were read.
+	read []string
 }
 
 func newFakeCluster() *fakeCluster {
@@ -45,6 +47,7 @@ func (w *fakeCluster) Pod(name types.NamespacedName) *Pod {
 // Pods implements Cluster. It gives each time the same value, as real ones may.
 func (w *fakeCluster) Pods(namespace string) iter.Seq[*Pod] {
 	return func(yield func(*Pod) bool) {
+		w.read = append(w.read, namespace)
 		var shared Pod
 		for _, pod := range w.pods[namespace] {
 			shared = *clonePod(pod)

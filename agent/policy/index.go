@@ -325,24 +325,53 @@ func (x *Index) DeleteNamespace(name string) {
 	}
 }
 
-// relabeled reads the sets of peers anew that the namespace came to or left.
+// relabeled puts the pods of a namespace into the sets to which it came, and takes them out of those that it left.
 func (x *Index) relabeled(name string, last map[string]string, known bool, labels map[string]string, knows bool) {
 	delete(x.directory.found, name)
+	var came []*scopePeers
 	for _, s := range x.directory.scopes {
-		// A namespace that was not known was not read, also where its pods were known already.
-		if s.namespace != "" || known == knows && s.matches(name, last, known) == s.matches(name, labels, knows) {
-			continue
+		// A namespace that is not known is not read, also where its pods are known already.
+		was, is := known && s.matches(name, last, true), knows && s.matches(name, labels, true)
+		switch {
+		case s.namespace != "" || was == is:
+		case is:
+			came = append(came, s)
+		default:
+			s.each(func(p *peer) {
+				for _, c := range p.collections {
+					c.removeNamespace(name)
+				}
+			})
 		}
-		s.each(func(p *peer) {
-			for _, c := range p.collections {
-				x.refill(c)
-			}
-		})
 	}
+	x.join(name, came)
 	for _, l := range x.locals {
 		if l.Namespace == name && len(x.clusters) > 0 {
 			l.stale, x.reshape = true, true
 		}
+	}
+}
+
+// join puts the pods of a namespace into the sets of scopes.
+func (x *Index) join(namespace string, scopes []*scopePeers) {
+	if len(scopes) == 0 {
+		return
+	}
+	more := map[*collection]bool{}
+	for pod := range x.cluster.Pods(namespace) {
+		extra := x.extra(pod)
+		each(scopes, pod.Labels, func(p *peer) {
+			for _, c := range p.collections {
+				if c.filled {
+					c.append(pod, extra)
+					more[c] = true
+				}
+			}
+		})
+	}
+	for c := range more {
+		c.sort()
+		c.dirty = true
 	}
 }
 
@@ -621,8 +650,7 @@ func (x *Index) fill() {
 		}
 	}
 	for c := range x.unfilled {
-		c.addresses.sort()
-		c.endpoints.sort()
+		c.sort()
 		c.filled, c.dirty = true, true
 	}
 	clear(x.unfilled)

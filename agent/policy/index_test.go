@@ -5,10 +5,12 @@ package policy
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 	"sigs.k8s.io/yaml"
@@ -402,4 +404,44 @@ spec:
 	denied("the cluster shows the pod in it", false)
 	w.remove("a", "server")
 	denied("the pod is gone from the API again", false)
+}
+
+// Labels of a namespace that change have the pods of this namespace read and no others.
+func TestReadsOfNamespace(t *testing.T) {
+	w := newFakeCluster()
+	for i, name := range []string{"shop", "a", "b", "c"} {
+		w.namespace(name, map[string]string{"team": "x"})
+		w.pod(name, "web", nil, fmt.Sprintf("10.1.0.%d", i+1), fmt.Sprintf("fd00:1::%d", i+1))
+	}
+	w.index.SetNetworkPolicy(&networkingv1.NetworkPolicy{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "team"},
+		Spec: networkingv1.NetworkPolicySpec{Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{
+			{NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "x"}}},
+		}}}},
+	})
+	w.local(w.pods["shop"]["web"])
+	peers := func() string {
+		var all []netip.Addr
+		for name, s := range w.index.Node().Sets {
+			if strings.HasPrefix(name, "a4-") {
+				all = append(all, s.Addresses...)
+			}
+		}
+		return fmt.Sprint(all)
+	}
+	if got := peers(); got != "[10.1.0.1 10.1.0.2 10.1.0.3 10.1.0.4]" {
+		t.Fatalf("peers %s", got)
+	}
+	for _, tc := range []struct{ team, other, read, peers string }{
+		{"x", "no requirement has it", "[]", "[10.1.0.1 10.1.0.2 10.1.0.3 10.1.0.4]"},
+		{"y", "", "[]", "[10.1.0.1 10.1.0.2 10.1.0.4]"},
+		{"x", "", "[b]", "[10.1.0.1 10.1.0.2 10.1.0.3 10.1.0.4]"},
+		{"x", "", "[]", "[10.1.0.1 10.1.0.2 10.1.0.3 10.1.0.4]"},
+	} {
+		w.read = nil
+		w.namespace("b", map[string]string{"team": tc.team, "other": tc.other})
+		if got := peers(); got != tc.peers || fmt.Sprint(w.read) != tc.read {
+			t.Errorf("team %s: peers %s, want %s; read pods of %v, want %s", tc.team, got, tc.peers, w.read, tc.read)
+		}
+	}
 }

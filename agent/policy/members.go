@@ -8,18 +8,20 @@ import (
 	"net/netip"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// owner stands for a pod by its UID in the memberships of sets: an address that belongs to two
+// owner stands for a pod by its namespace and UID in the memberships of sets: an address that belongs to two
 // pods for a moment stays until both are gone, and an address told twice counts once.
-type owner uint64
+type owner struct{ namespace, uid uint64 }
 
 var ownerSeed = maphash.MakeSeed()
 
-func ownerOf(uid types.UID) owner { return owner(maphash.String(ownerSeed, string(uid))) }
+func ownerOf(pod *Pod) owner {
+	return owner{hashOf(pod.Namespace), hashOf(string(pod.UID))}
+}
+
+func hashOf(text string) uint64 { return maphash.String(ownerSeed, text) }
 
 // members are the elements of a set with their owners, sorted.
 type members[E comparable] struct {
@@ -33,7 +35,7 @@ type member[E comparable] struct {
 }
 
 func (m *members[E]) order(a, b member[E]) int {
-	return cmp.Or(m.compare(a.element, b.element), cmp.Compare(a.owner, b.owner))
+	return cmp.Or(m.compare(a.element, b.element), cmp.Compare(a.owner.uid, b.owner.uid), cmp.Compare(a.owner.namespace, b.owner.namespace))
 }
 
 // add says whether there was no such member.
@@ -58,6 +60,13 @@ func (m *members[E]) remove(e member[E]) bool {
 func (m *members[E]) sort() {
 	slices.SortFunc(m.entries, m.order)
 	m.entries = slices.Clip(slices.CompactFunc(m.entries, func(a, b member[E]) bool { return m.order(a, b) == 0 }))
+}
+
+// removeNamespace removes the members of pods of a namespace, by its hash, and returns whether there were any.
+func (m *members[E]) removeNamespace(hash uint64) bool {
+	before := len(m.entries)
+	m.entries = slices.DeleteFunc(m.entries, func(e member[E]) bool { return e.owner.namespace == hash })
+	return len(m.entries) < before
 }
 
 // elements returns each element once.
@@ -125,7 +134,7 @@ func (n portName) resolves(port NamedPort) (ruleset.Protocol, bool) {
 }
 
 func (c *collection) append(pod *Pod, extra []netip.Addr) {
-	o := ownerOf(pod.UID)
+	o := ownerOf(pod)
 	c.each(pod, extra,
 		func(a netip.Addr) { c.addresses.entries = append(c.addresses.entries, member[netip.Addr]{a, o}) },
 		func(e ruleset.Endpoint) {
@@ -134,7 +143,7 @@ func (c *collection) append(pod *Pod, extra []netip.Addr) {
 }
 
 func (c *collection) add(pod *Pod, extra []netip.Addr) {
-	o := ownerOf(pod.UID)
+	o := ownerOf(pod)
 	c.each(pod, extra,
 		func(a netip.Addr) { c.dirty = c.addresses.add(member[netip.Addr]{a, o}) || c.dirty },
 		func(e ruleset.Endpoint) {
@@ -143,12 +152,25 @@ func (c *collection) add(pod *Pod, extra []netip.Addr) {
 }
 
 func (c *collection) remove(pod *Pod, extra []netip.Addr) {
-	o := ownerOf(pod.UID)
+	o := ownerOf(pod)
 	c.each(pod, extra,
 		func(a netip.Addr) { c.dirty = c.addresses.remove(member[netip.Addr]{a, o}) || c.dirty },
 		func(e ruleset.Endpoint) {
 			c.dirty = c.endpoints.remove(member[ruleset.Endpoint]{e, o}) || c.dirty
 		})
+}
+
+// removeNamespace removes all pods of a namespace.
+func (c *collection) removeNamespace(name string) {
+	hash := hashOf(name)
+	addresses, endpoints := c.addresses.removeNamespace(hash), c.endpoints.removeNamespace(hash)
+	c.dirty = c.dirty || addresses || endpoints
+}
+
+// sort puts pods in order that were appended.
+func (c *collection) sort() {
+	c.addresses.sort()
+	c.endpoints.sort()
 }
 
 // current returns the set, the same as before if nothing in it changed.
