@@ -58,13 +58,14 @@ func (a *Agent) known(ctx context.Context) error {
 // Ready returns ErrNotReady while the agent cannot serve ADD of pods with a floating IP or
 // of ordinary pods.
 func (a *Agent) Ready(ctx context.Context) error {
-	if err := a.Status(ctx); err != nil {
-		return err
-	}
+	// It says best why the plugins of other pods cannot be run.
 	if a.Configuration != nil {
 		if err := a.Configuration(); err != nil {
 			return fmt.Errorf("%w: %w", ErrNotReady, err)
 		}
+	}
+	if err := a.Status(ctx); err != nil {
+		return err
 	}
 	if a.Kernel != nil {
 		if err := a.Kernel(); err != nil {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/berth-dev/berth/agent/netnstest"
@@ -141,10 +142,13 @@ func TestDecide(t *testing.T) {
 }
 
 // keep starts a keeper in a folder, and returns its problems, in order.
-func keep(t *testing.T, dir string, others func() (bool, error)) (*Keeper, <-chan error) {
+func keep(t *testing.T, dir string, others func() (bool, error), options ...func(*Keeper)) (*Keeper, <-chan error) {
 	t.Helper()
 	told := make(chan error, 10)
 	k := &Keeper{Dir: dir, Name: own, Content: []byte(ours), Others: others, Told: func(problem error) { told <- problem }}
+	for _, set := range options {
+		set(k)
+	}
 	if err := k.Ready(); err == nil {
 		t.Error("ready before it has looked")
 	}
@@ -203,6 +207,21 @@ func TestKeeperWritesAgain(t *testing.T) {
 		t.Error("ready without the file")
 	}
 	until(t, path, false)
+}
+
+// A node whose programs use up the watches of files has an agent all the same.
+func TestKeeperWithoutWatch(t *testing.T) {
+	dir := t.TempDir()
+	k, _ := keep(t, dir, none, func(k *Keeper) {
+		k.watch, k.again = func() (*fsnotify.Watcher, error) { return nil, errors.New("too many open files") }, time.Millisecond
+	})
+	path := filepath.Join(dir, own)
+	until(t, path, true)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	until(t, path, true)
+	netnstest.Eventually(t, k.Ready)
 }
 
 func TestKeeperSaysWhoIsFirst(t *testing.T) {

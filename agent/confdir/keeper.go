@@ -4,6 +4,7 @@ package confdir
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,7 +20,8 @@ import (
 	"github.com/berth-dev/berth/cni/atomicfile"
 )
 
-// again is how often the keeper looks while something is wrong: not all of it is in the folder.
+// again is how often the keeper looks while something is wrong, since not all of it is in the folder, and
+// where it cannot watch the folder.
 const again = 10 * time.Second
 
 // EventNotCalled (Warning on Node): the runtime does not call Berth for new pods, because another program took the
@@ -38,6 +40,10 @@ type Keeper struct {
 	Others func() (bool, error)
 	// Told, if given, is called when a problem begins or is another one.
 	Told func(problem error)
+
+	// For tests: how to watch, and again.
+	watch func() (*fsnotify.Watcher, error)
+	again time.Duration
 
 	past past // of Run
 
@@ -61,16 +67,11 @@ func (k *Keeper) Run(ctx context.Context) error {
 	if err := os.MkdirAll(k.Dir, 0o755); err != nil {
 		return fmt.Errorf("make the runtime's folder: %w", err)
 	}
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("watch %s: %w", k.Dir, err)
-	}
-	defer watcher.Close()
 	// Before the first look: nothing is missed in between.
-	if err := watcher.Add(k.Dir); err != nil {
-		return fmt.Errorf("watch %s: %w", k.Dir, err)
-	}
-	timer := time.NewTimer(again)
+	changes, missed, closeWatcher := k.follow(ctx)
+	defer closeWatcher()
+	pause := cmp.Or(k.again, again)
+	timer := time.NewTimer(pause)
 	defer timer.Stop()
 	for {
 		problem, err := k.tend(ctx)
@@ -78,21 +79,39 @@ func (k *Keeper) Run(ctx context.Context) error {
 			return err
 		}
 		timer.Stop()
-		if problem != nil {
-			timer.Reset(again)
+		if problem != nil || changes == nil {
+			timer.Reset(pause)
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-timer.C:
-		case event := <-watcher.Events:
-			if event.Name == k.Dir && event.Has(fsnotify.Remove) {
+		case change := <-changes:
+			if change.Name == k.Dir && change.Has(fsnotify.Remove) {
 				return fmt.Errorf("the runtime's folder %s was deleted", k.Dir)
 			}
-		case err := <-watcher.Errors:
+		case err := <-missed:
 			klog.FromContext(ctx).V(2).Info("Missed changes of the runtime's folder, looking at all", "err", err)
 		}
 	}
+}
+
+// follow watches the folder. Where it cannot, as on nodes whose programs have used up root's watches, the
+// channels are nil.
+func (k *Keeper) follow(ctx context.Context) (changes <-chan fsnotify.Event, missed <-chan error, closeIt func()) {
+	open := fsnotify.NewWatcher
+	if k.watch != nil {
+		open = k.watch
+	}
+	watcher, err := open()
+	if err == nil {
+		if err = watcher.Add(k.Dir); err == nil {
+			return watcher.Events, watcher.Errors, func() { _ = watcher.Close() }
+		}
+		_ = watcher.Close()
+	}
+	klog.FromContext(ctx).Error(err, "Cannot watch the runtime's folder, looking from time to time; if files are too many, raise the sysctl fs.inotify.max_user_instances", "folder", k.Dir, "every", again)
+	return nil, nil, func() {}
 }
 
 // tend looks at the folder, does what is to be done, and returns what is wrong.
