@@ -95,6 +95,21 @@ func TestLifeCycle(t *testing.T) {
 		}
 		s.moves("rolled-back")
 	})
+	s.step(traffic, "objects are put back", func() {
+		s.run("upgrade", release, s.chart, "--wait", "--set", "agent.verbosity=3")
+		const rules = "{.rules[*].resources}"
+		had := s.kubectl("get", "clusterrole", "berth-agent", "-o", "jsonpath="+rules)
+		s.kubectl("patch", "clusterrole", "berth-agent", "--type=json", "--patch", `[{"op":"remove","path":"/rules/0"}]`)
+		s.kubectl("-n", system, "set", "image", "daemonset/berth-agent", "agent=registry.example.com/berth-agent:dev")
+		s.run(append([]string{"upgrade"}, s.remedy()...)...)
+		if diff := cmp.Diff(had, s.kubectl("get", "clusterrole", "berth-agent", "-o", "jsonpath="+rules)); diff != "" {
+			t.Errorf("the rules of the ClusterRole are not back:\n%s", diff)
+		}
+		agent := s.kubectl("-n", system, "get", "daemonset", "berth-agent", "-o", "jsonpath={.spec.template.spec.containers[0]['image','args']}")
+		if strings.Contains(agent, "registry.example.com") || !strings.Contains(agent, "--v=3") {
+			t.Errorf("the image is not back, or the value of the user is gone: %s", agent)
+		}
+	})
 	s.step(traffic, "refused uninstall", func() {
 		out, err := s.try(system, "uninstall", release)
 		back := regexp.MustCompile("helm rollback -n " + system + " " + release + " ([0-9]+)").FindStringSubmatch(out)
@@ -102,7 +117,7 @@ func TestLifeCycle(t *testing.T) {
 			t.Fatalf("the uninstall: %v\n%s", err, out)
 		}
 		s.run("rollback", release, back[1], "--wait")
-		s.run("upgrade", release, s.chart, "--wait", "--reset-then-reuse-values", "--set", "agent.verbosity=3")
+		s.run("upgrade", release, s.chart, "--wait", "--reset-then-reuse-values", "--set", "agent.verbosity=2")
 		s.moves("uninstall-refused")
 	})
 	s.step(traffic, "uninstall for a while", func() {
@@ -163,6 +178,26 @@ func TestLifeCycle(t *testing.T) {
 		return nil
 	})
 	s.kubectl("delete", "crd", "ippools.berth.dev", "floatingips.berth.dev", "ipclaims.berth.dev", "networkprofiles.berth.dev")
+}
+
+// remedy returns the arguments of the command by which the documentation puts objects back.
+func (s *site) remedy() []string {
+	s.t.Helper()
+	root, err := deploy.Root()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	page, err := os.ReadFile(filepath.Join(root, "docs/how-to/upgrade.md"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(page), "\n## Put the objects back\n")
+	_, command, found := strings.Cut(section, "\n    helm upgrade -n berth-system berth CHART ")
+	if !found {
+		s.t.Fatal("docs/how-to/upgrade.md has no command of Helm that puts objects back")
+	}
+	options, _, _ := strings.Cut(command, "\n")
+	return append([]string{release, s.chart}, strings.Fields(options)...)
 }
 
 // newSite brings up a lab whose nodes have Berth's images, and nothing else of Berth.
