@@ -236,8 +236,8 @@ func (c *Candidates) serves(part, position int) bool {
 	return c.request.mayUse(pool) && fitsPool(&c.request.Parts[part], pool)
 }
 
-// homedIn returns the addresses in the pools at these positions that admit the
-// namespace.
+// homedIn returns the addresses in the pools at these positions that the request may
+// have.
 func (c *Candidates) homedIn(records []allocator.Record, nodePools []int) []netip.Addr {
 	var addrs []netip.Addr
 	for _, record := range records {
@@ -250,11 +250,7 @@ func (c *Candidates) homedIn(records []allocator.Record, nodePools []int) []neti
 
 func (c *Candidates) isHomedIn(record *allocator.Record, nodePools []int) bool {
 	home, ok := c.state.snapshot.Home(record.Addr)
-	return ok && slices.Contains(nodePools, home) && c.admitted(home)
-}
-
-func (c *Candidates) admitted(position int) bool {
-	return c.pool(position).AdmitsNamespace(c.request.namespaceLabels())
+	return ok && slices.Contains(nodePools, home) && c.request.mayUseKept(record, c.pool(home))
 }
 
 // wants returns the wants for the book on a node with these pools.

@@ -3,6 +3,7 @@
 package ipam
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -45,14 +46,9 @@ func (r *Request) under(claim *v1alpha1.IPClaim) (Request, error) {
 	u := *r
 	spec := &claim.Spec
 	u.Owner = claimOwner(claim.Namespace, claim.Name, string(claim.UID))
-	u.Policy = spec.ReleasePolicy
-	if u.Policy == "" {
-		u.Policy = v1alpha1.ReleaseRetain
-	}
-	u.RetainFor = 0
-	if spec.RetainFor != nil {
-		u.RetainFor = spec.RetainFor.Duration
-	}
+	terms := TermsOf(claim)
+	u.Policy, u.RetainFor = terms.Policy, terms.RetainFor
+	u.Preallocate = spec.Preallocate
 	u.MaxAddresses = int(spec.Size)
 	u.Pools = spec.Pools
 	u.PoolSelector = nil
@@ -84,6 +80,18 @@ func (r *Request) under(claim *v1alpha1.IPClaim) (Request, error) {
 	}
 	u.Parts = parts
 	return u, nil
+}
+
+// TermsOf returns a request with the release policy and retainFor of a claim, for no
+// address.
+func TermsOf(claim *v1alpha1.IPClaim) Request {
+	r := Request{Request: podrequest.Request{
+		Namespace: claim.Namespace, Claim: claim.Name, Policy: cmp.Or(claim.Spec.ReleasePolicy, v1alpha1.ReleaseRetain),
+	}}
+	if claim.Spec.RetainFor != nil {
+		r.RetainFor = claim.Spec.RetainFor.Duration
+	}
+	return r
 }
 
 // RequestOf returns the request of a claim for itself, before any pod asks: one address

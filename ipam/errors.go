@@ -61,8 +61,8 @@ const (
 	AtQuota
 	// NoSuchPool: no IPPool has the names or labels of the request.
 	NoSuchPool
-	// NoPoolFits: such pools exist, but none is enabled, admits the namespace and has
-	// addresses of the family and in the ranges.
+	// NoPoolFits: such pools exist, but none is enabled, admits the namespace, allows the
+	// terms and has addresses of the family and in the ranges.
 	NoPoolFits
 )
 

@@ -69,7 +69,7 @@ func (c *Candidates) homeless() error {
 }
 
 // unadmitted returns an error if the pod must have an address whose pool no longer
-// admits the namespace.
+// admits the namespace, or does not allow the terms that are new to the address.
 func (c *Candidates) unadmitted() error {
 	for _, part := range c.parts {
 		var refused *allocator.Record
@@ -78,7 +78,7 @@ func (c *Candidates) unadmitted() error {
 			if !ok {
 				continue
 			}
-			if c.admitted(home) {
+			if c.request.mayUseKept(&part.kept[i], c.pool(home)) {
 				refused = nil
 				break
 			}
@@ -89,6 +89,13 @@ func (c *Candidates) unadmitted() error {
 		}
 		home, _ := c.state.snapshot.Home(refused.Addr)
 		pool := c.pool(home)
+		if pool.AdmitsNamespace(c.request.namespaceLabels()) {
+			return &ShortageError{
+				Reasons: []string{fmt.Sprintf("address %s is retained for %s %s/%s on other terms, but %s",
+					refused.Addr, refused.Owner.Kind, refused.Owner.Namespace, refused.Owner.Name, c.request.RefusedTerms(pool))},
+				Lacks: LackOwner,
+			}
+		}
 		return &ShortageError{
 			Reasons: []string{fmt.Sprintf("address %s is retained for %s %s/%s, but %s does not admit namespace %q: its labels do not match spec.namespaceSelector (%s)",
 				refused.Addr, refused.Owner.Kind, refused.Owner.Namespace, refused.Owner.Name, pool, c.request.Namespace, pool.NamespaceSelector())},

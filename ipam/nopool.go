@@ -4,7 +4,9 @@ package ipam
 
 import (
 	"fmt"
+	"strings"
 
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -68,8 +70,47 @@ func (r *Request) refusal(part *Part, pool *pools.Pool) string {
 		return fmt.Sprintf("%s does not admit namespace %q", pool, r.Namespace)
 	case part.Family != "" && part.Family != pool.Family():
 		return fmt.Sprintf("%s has no %s addresses", pool, part.Family)
-	case !fitsPool(part, pool):
+	case len(part.Ranges) > 0 && !pool.Ranges.Overlaps(part.Ranges):
 		return fmt.Sprintf("%s has none of %s", pool, rangesText(part.Ranges))
+	case !fitsPool(part, pool):
+		return fmt.Sprintf("%s lets nobody choose an address (spec.exactAddresses): remove %s", pool, r.saysAddresses())
 	}
-	return ""
+	return r.RefusedTerms(pool)
+}
+
+// RefusedTerms says which of the request's terms a pool does not allow, and what to write
+// instead; empty if it allows them.
+func (r *Request) RefusedTerms(pool *pools.Pool) string {
+	terms := r.terms()
+	switch {
+	case !pool.AllowsPolicy(terms.Policy):
+		var allowed []string
+		for _, policy := range pool.ReleasePolicies {
+			allowed = append(allowed, string(policy))
+		}
+		return fmt.Sprintf("%s does not allow release policy %s: set %s to %s", pool, terms.Policy, r.said(v1alpha1.AnnotationReleasePolicy, "releasePolicy"), strings.Join(allowed, " or "))
+	case !pool.KeepsTooLong(terms):
+		return ""
+	case terms.Preallocate:
+		return fmt.Sprintf("%s preallocates no addresses, because it keeps them without a pod for at most %s: remove %s", pool, pool.MaxRetainFor, r.said(v1alpha1.AnnotationPreallocate, "preallocate"))
+	}
+	return fmt.Sprintf("%s keeps addresses without a pod for at most %s: set %s to that or less", pool, pool.MaxRetainFor, r.said(v1alpha1.AnnotationRetainFor, "retainFor"))
+}
+
+// saysAddresses returns where the request lists addresses.
+func (r *Request) saysAddresses() string {
+	annotation := "annotation " + v1alpha1.AnnotationAddresses
+	if r.Claim == "" {
+		return annotation
+	}
+	return fmt.Sprintf("%s of the pod, or %s", annotation, r.said("", "ranges"))
+}
+
+// said returns where the request has one of its terms: in an annotation of the pod, or in a
+// field of its claim.
+func (r *Request) said(annotation, field string) string {
+	if r.Claim == "" {
+		return "annotation " + annotation
+	}
+	return fmt.Sprintf("spec.%s of IPClaim %q", field, r.Claim)
 }

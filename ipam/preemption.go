@@ -3,8 +3,6 @@
 package ipam
 
 import (
-	"slices"
-
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/pools"
@@ -28,7 +26,7 @@ func (c *Candidates) wantsAfter(nodePools []int, preemption *Preemption) []alloc
 		return wants
 	}
 	for _, addr := range preemption.Held {
-		if home, ok := c.state.snapshot.Home(addr); !ok || !slices.Contains(nodePools, home) || !c.admitted(home) {
+		if record, ok := c.book.Stored(addr); !ok || !c.isHomedIn(&record, nodePools) {
 			continue
 		}
 		for i := range wants {

@@ -38,6 +38,9 @@ func recordOf(ip *v1alpha1.FloatingIP) (allocator.Record, error) {
 		Version:  version,
 		Created:  ip.CreationTimestamp.Time,
 	}
+	if ip.Spec.RetainFor != nil {
+		record.RetainFor = ip.Spec.RetainFor.Duration
+	}
 	if owner := ip.Spec.Owner; owner != nil {
 		record.Owner = OwnerOf(owner)
 		record.NamespaceUID = string(ip.NamespaceUID())

@@ -120,9 +120,25 @@ func (r *Request) names(pool *pools.Pool) bool {
 	return r.PoolSelector == nil || r.PoolSelector.Matches(pool.Labels)
 }
 
+// terms returns how long the request's addresses are kept.
+func (r *Request) terms() pools.Terms {
+	return pools.Terms{Policy: r.Policy, RetainFor: r.RetainFor, Preallocate: r.Preallocate}
+}
+
+// hasTermsOf says whether the record of an address has the terms of the request already.
+func (r *Request) hasTermsOf(record *allocator.Record) bool {
+	return record.Policy == policyOf(r.Policy) && record.RetainFor == r.RetainFor
+}
+
 // mayUse says whether the request may draw from a pool.
 func (r *Request) mayUse(pool *pools.Pool) bool {
-	return r.names(pool) && pool.AdmitsNamespace(r.namespaceLabels())
+	return r.names(pool) && pool.AdmitsNamespace(r.namespaceLabels()) && pool.Allows(r.terms())
+}
+
+// mayUseKept says whether the request may have an address of a pool that its owner has
+// already. On the terms on which the owner has it, it may, whatever the pool allows now.
+func (r *Request) mayUseKept(record *allocator.Record, pool *pools.Pool) bool {
+	return pool.AdmitsNamespace(r.namespaceLabels()) && (r.hasTermsOf(record) || pool.Allows(r.terms()))
 }
 
 // fitsPool says whether the part can be served from a pool.
@@ -130,5 +146,5 @@ func fitsPool(p *Part, pool *pools.Pool) bool {
 	if p.Family != "" && p.Family != pool.Family() {
 		return false
 	}
-	return len(p.Ranges) == 0 || pool.Ranges.Overlaps(p.Ranges)
+	return len(p.Ranges) == 0 || pool.ExactAddresses && pool.Ranges.Overlaps(p.Ranges)
 }

@@ -315,7 +315,7 @@ func TestRecord(t *testing.T) {
 	record := Record{
 		Addr: netip.MustParseAddr("10.0.0.1"), Pool: "pool",
 		Owner:   Owner{APIVersion: "apps/v1", Kind: "DaemonSet", Namespace: "namespace", Name: "name", UID: "owner", PodName: "stands for", NodeName: "one"},
-		PodName: "pod", PodUID: "holder", LastPod: "before", Index: 3, Policy: Never,
+		PodName: "pod", PodUID: "holder", LastPod: "before", Index: 3, Policy: Never, RetainFor: time.Hour,
 		Reserved: true, Cooling: true, Attached: true, UID: "object", Version: 7, Created: time.Unix(5, 9),
 		NamespaceUID: "tenant",
 	}

@@ -36,6 +36,8 @@ type Record struct {
 	// Index is the address's position among its pod's addresses.
 	Index  int32
 	Policy Policy
+	// RetainFor is the recorded limit of the policy. The book stores it but does not use it.
+	RetainFor time.Duration
 	// Reserved marks an address that an administrator took out of circulation.
 	Reserved bool
 	// Cooling marks an address that was freed and is cooling down: no pod gets it yet.
@@ -106,7 +108,10 @@ type stored struct {
 }
 
 // ownerGroup is the part of a record that many records share.
-type ownerGroup struct{ apiVersion, kind, namespace, nodeName, namespaceUID string }
+type ownerGroup struct {
+	apiVersion, kind, namespace, nodeName, namespaceUID string
+	retainFor                                           time.Duration
+}
 
 // store replaces the stored record of the address.
 func (e *entry) store(record *Record) {
@@ -115,7 +120,7 @@ func (e *entry) store(record *Record) {
 		e.stored = &stored{}
 	}
 	*e.stored = stored{
-		of:        unique.Make(ownerGroup{owner.APIVersion, owner.Kind, owner.Namespace, owner.NodeName, record.NamespaceUID}),
+		of:        unique.Make(ownerGroup{owner.APIVersion, owner.Kind, owner.Namespace, owner.NodeName, record.NamespaceUID, record.RetainFor}),
 		pool:      unique.Make(record.Pool),
 		ownerName: owner.Name, ownerUID: owner.UID, ownerPod: owner.PodName,
 		podName: record.PodName, podUID: record.PodUID, lastPod: record.LastPod,
@@ -131,7 +136,7 @@ func (e *entry) record() Record {
 	return Record{
 		Addr: e.addr, Pool: s.pool.Value(), Owner: s.owner(),
 		PodName: s.podName, PodUID: s.podUID, LastPod: s.lastPod,
-		Index: s.index, Policy: s.policy,
+		Index: s.index, Policy: s.policy, RetainFor: s.of.Value().retainFor,
 		Reserved: s.reserved, Cooling: s.cooling, Attached: s.attached,
 		UID: s.uid, Version: s.version, Created: s.created,
 		NamespaceUID: s.of.Value().namespaceUID,

@@ -507,6 +507,41 @@ func TestFollow(t *testing.T) {
 	})
 }
 
+// The addresses of a claim do not follow it to terms that their pool does not allow, nor do
+// those that it adopts: the claim says why.
+func TestFollowWhatThePoolAllows(t *testing.T) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
+		pool := newPool("web", "10.0.0.1-10.0.0.9")
+		pool.Spec.ReleasePolicies = []v1alpha1.ReleasePolicy{v1alpha1.ReleaseRetain}
+		w.Put(pool)
+		w.Put(newIP("10.0.0.1", "a", "", 1))
+		w.Put(left("10.0.0.2", "a"))
+		claim := newClaim("a", 3)
+		claim.Spec.ReleasePolicy = v1alpha1.ReleaseNever
+		w.create(claim)
+		w.pass(5 * time.Second)
+		for _, name := range addresses(2) {
+			if ip := w.IP(name); ip.Spec.ReleasePolicy != v1alpha1.ReleaseRetain || ip.Spec.Owner.UID != claim.UID {
+				t.Errorf("%s has policy %s and is of %s", name, ip.Spec.ReleasePolicy, ip.Spec.Owner.UID)
+			}
+		}
+		w.want("a", "2=0+2 NoPoolFits")
+		const want = `10.0.0.1 keeps release policy Retain: pool "web" (10.0.0.1-10.0.0.9) does not allow release policy Never: set spec.releasePolicy of IPClaim "a" to Retain`
+		if got := w.Claim(namespace, "a").Status.Conditions[0].Message; got != want {
+			t.Errorf("the claim says %q, want %q", got, want)
+		}
+		pool.Spec.ReleasePolicies = nil
+		w.Put(pool)
+		w.pass(5 * time.Second)
+		for _, name := range addresses(2) {
+			if got := w.IP(name).Spec.ReleasePolicy; got != v1alpha1.ReleaseNever {
+				t.Errorf("%s has policy %s when the pool allows the other", name, got)
+			}
+		}
+		w.want("a", "2=0+2 OnDemand")
+	})
+}
+
 // left returns an address that an earlier claim of a name left.
 func left(address, claim string) *v1alpha1.FloatingIP {
 	ip := newIP(address, claim, "", 1)

@@ -77,6 +77,10 @@ func (c *controller) work(ctx context.Context, claim *v1alpha1.IPClaim, p *preal
 	if more, err := c.follow(ctx, claim, t); err != nil || more {
 		return shortfall(claim, p, t), gather, err
 	}
+	if refused := c.refused(claim, t); refused != nil {
+		p.Wait()
+		return refused, 0, nil
+	}
 	if !claim.Spec.Preallocate || claim.Spec.Size == 0 {
 		p.Wait()
 		return c.servable(claim)
@@ -113,9 +117,13 @@ func (c *controller) adopt(ctx context.Context, claim *v1alpha1.IPClaim, t *tall
 	return adopted, true, nil
 }
 
-// asClaimed returns the spec of an address of the claim, with the UID of the namespace.
+// asClaimed returns the spec of an address of the claim, with the UID of the namespace. If
+// the pool does not allow the claim's release policy and retainFor, the address keeps its own.
 func (c *controller) asClaimed(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim) v1alpha1.FloatingIPSpec {
 	spec := asClaimed(ip, claim)
+	if c.refusal(ip, claim) != "" {
+		spec.ReleasePolicy, spec.RetainFor = ip.Spec.ReleasePolicy, ip.Spec.RetainFor
+	}
 	if namespace, err := c.loop.Namespace(claim.Namespace); err == nil {
 		spec.Owner.NamespaceUID = namespace.UID
 	}
@@ -127,10 +135,42 @@ func (c *controller) stillThere(ctx context.Context, claim *v1alpha1.IPClaim) er
 	return preallocation.StillThere(ctx, claim, c.api.IPClaims(claim.Namespace).Get)
 }
 
+// refusal says why the pool of an address does not allow the claim's release policy and
+// retainFor; empty if it does.
+func (c *controller) refusal(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim) string {
+	addr, err := v1alpha1.AddrOf(ip.Name)
+	if err != nil {
+		return ""
+	}
+	snapshot := c.loop.Pools()
+	home, ok := snapshot.Home(addr)
+	if !ok {
+		return ""
+	}
+	request := ipam.TermsOf(claim)
+	return request.RefusedTerms(snapshot.Pools()[home])
+}
+
+// refused returns the problem of a claim with an address whose pool does not allow the
+// claim's release policy and retainFor; nil if there is none.
+func (c *controller) refused(claim *v1alpha1.IPClaim, t *tally) *preallocation.Problem {
+	for _, ip := range t.own {
+		if released(ip, claim) {
+			continue
+		}
+		if why := c.refusal(ip, claim); why != "" {
+			return problem(preallocation.ReasonNoPoolFits, fmt.Sprintf("%s keeps release policy %s: %s", ip.Spec.Address, ip.Spec.ReleasePolicy, why))
+		}
+	}
+	return nil
+}
+
 // follow writes the claim's release policy and retainFor into addresses with other
-// values. more says that there were some.
+// values, if their pools allow them. more says that there were some.
 func (c *controller) follow(ctx context.Context, claim *v1alpha1.IPClaim, t *tally) (more bool, err error) {
-	others := slices.DeleteFunc(slices.Clone(t.own), func(ip *v1alpha1.FloatingIP) bool { return released(ip, claim) })
+	others := slices.DeleteFunc(slices.Clone(t.own), func(ip *v1alpha1.FloatingIP) bool {
+		return released(ip, claim) || c.refusal(ip, claim) != ""
+	})
 	if len(others) == 0 {
 		return false, nil
 	}

@@ -29,6 +29,13 @@ type Pool struct {
 	// MaxPerNamespace is the number of addresses that one namespace may have. 0 means
 	// no cap.
 	MaxPerNamespace uint64
+	// ReleasePolicies that the pool allows. Empty means all.
+	ReleasePolicies []v1alpha1.ReleasePolicy
+	// MaxRetainFor limits how long the pool's addresses are kept without a pod. 0 means no
+	// limit.
+	MaxRetainFor time.Duration
+	// ExactAddresses says that pods and claims may choose addresses.
+	ExactAddresses bool
 	// ExternalAssigner says that the external assigner must attach addresses to nodes.
 	ExternalAssigner bool
 	// Ranges hold the addresses that Berth may allocate: ascending, disjoint, without
@@ -75,11 +82,16 @@ func compile(object *v1alpha1.IPPool) (*Pool, error) {
 		VLAN:             spec.VLAN,
 		Disabled:         spec.Disabled,
 		MaxPerNamespace:  uint64(max(0, spec.MaxPerNamespace)),
+		ReleasePolicies:  spec.ReleasePolicies,
+		ExactAddresses:   spec.ExactAddresses == nil || *spec.ExactAddresses,
 		ExternalAssigner: spec.ExternalAssigner,
 		listed:           listed(spec.Ranges),
 	}
 	if spec.Cooldown != nil {
 		pool.Cooldown = max(0, spec.Cooldown.Duration)
+	}
+	if spec.MaxRetainFor != nil {
+		pool.MaxRetainFor = max(0, spec.MaxRetainFor.Duration)
 	}
 	var err error
 	if pool.Subnet, err = iprange.ParsePrefix(spec.Subnet); err != nil {

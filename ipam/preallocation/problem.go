@@ -24,8 +24,9 @@ const (
 	ReasonNamespaceAtQuota = "NamespaceAtQuota"
 	// ReasonNoSuchPool: no IPPool has the names or labels that the owner asks for.
 	ReasonNoSuchPool = "NoSuchPool"
-	// ReasonNoPoolFits: there are such pools, but none is enabled, admits the namespace
-	// and has addresses of the family and in the ranges.
+	// ReasonNoPoolFits: there are such pools, but none is enabled, admits the namespace,
+	// allows the release policy and retainFor, and has addresses of the family and in the
+	// ranges.
 	ReasonNoPoolFits = "NoPoolFits"
 	// ReasonPreallocationFailed: another error, which is retried.
 	ReasonPreallocationFailed = "PreallocationFailed"

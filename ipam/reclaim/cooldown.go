@@ -26,14 +26,17 @@ func resting(spec *v1alpha1.FloatingIPSpec, since metav1.Time) v1alpha1.Floating
 	}
 }
 
-// cooldown returns the cooldown of the address's pool; 0 if the pool is gone.
-func (r *Reclaimer) cooldown(ip *v1alpha1.FloatingIP) time.Duration {
+// pool returns the address's pool from the cache; an empty one if it is gone.
+func (r *Reclaimer) pool(ip *v1alpha1.FloatingIP) *v1alpha1.IPPool {
 	object, found, err := r.poolsOf.GetByKey(ip.Spec.Pool)
 	if err != nil || !found {
-		return 0
+		return &v1alpha1.IPPool{}
 	}
-	return cooldownOf(object.(*v1alpha1.IPPool))
+	return object.(*v1alpha1.IPPool)
 }
+
+// cooldown returns the cooldown of the address's pool; 0 if the pool is gone.
+func (r *Reclaimer) cooldown(ip *v1alpha1.FloatingIP) time.Duration { return cooldownOf(r.pool(ip)) }
 
 // cooldownNow is cooldown with the pool read from the API server.
 func (r *Reclaimer) cooldownNow(ctx context.Context, ip *v1alpha1.FloatingIP) (time.Duration, error) {

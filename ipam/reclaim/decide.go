@@ -42,6 +42,8 @@ type situation struct {
 	at    standing
 	// cooldown of the pool.
 	cooldown time.Duration
+	// limited: the pool limits for how long addresses are kept without a pod.
+	limited bool
 	// conflict: a host outside of the cluster has the address.
 	conflict bool
 }
@@ -54,7 +56,8 @@ type verdict struct {
 }
 
 // expired reports whether an address has had no pod for its whole retainFor. Then it is
-// freed even if its workload wants it, unless the workload preallocates it.
+// freed even if its workload wants it, unless the workload preallocates it in a pool
+// without maxRetainFor.
 func expired(spec *v1alpha1.FloatingIPSpec, s situation) bool {
 	return spec.Pod == nil && spec.RetainFor != nil && leftOf(spec, s) <= 0
 }
@@ -121,7 +124,8 @@ func byRules(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 		return verdict{again: left}
 	}
 	preallocated := s.owner.preallocated(spec, s.at)
-	if expired(spec, s) && !preallocated {
+	exempt := preallocated && !s.limited
+	if expired(spec, s) && !exempt {
 		return giveBack(spec, s)
 	}
 	switch spec.ReleasePolicy {
@@ -143,7 +147,7 @@ func byRules(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	if spec.Pod != nil {
 		return verdict{action: retain}
 	}
-	if spec.RetainFor == nil || preallocated {
+	if spec.RetainFor == nil || exempt {
 		return verdict{}
 	}
 	return verdict{again: leftOf(spec, s)}

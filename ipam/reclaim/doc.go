@@ -18,7 +18,7 @@
 //	Never      | keep         | keep for the workload                            | keep for the workload
 //
 // Kept addresses are freed when spec.retainFor has passed, except addresses that an
-// IPClaim or a workload preallocates. A preallocated address of a workload that no pod
+// IPClaim or a workload preallocates in a pool without maxRetainFor. A preallocated address of a workload that no pod
 // ever had is kept only for a replica, even with Never and keepOnScaleDown: the
 // controller and the scheduler may take addresses at the same time, and too many
 // together. Freed means deleted; if a pod had the address and the pool has a cooldown, it

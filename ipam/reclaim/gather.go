@@ -29,7 +29,11 @@ type facts struct {
 // gather reads all that a decision about one address needs, and writes nothing. It asks
 // the API server before a cache alone would free the address.
 func (r *Reclaimer) gather(ctx context.Context, ip *v1alpha1.FloatingIP) (facts, error) {
-	s := situation{now: time.Now(), created: ip.CreationTimestamp.Time, cooldown: r.cooldown(ip), conflict: ip.InConflict()}
+	pool := r.pool(ip)
+	s := situation{
+		now: time.Now(), created: ip.CreationTimestamp.Time, conflict: ip.InConflict(),
+		cooldown: cooldownOf(pool), limited: pool.Spec.MaxRetainFor != nil,
+	}
 	if ip.Spec.Owner == nil {
 		var err error
 		if decide(&ip.Spec, s).action == free {

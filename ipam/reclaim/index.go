@@ -28,8 +28,9 @@ const (
 	byNode = "ownerNode"
 	// byNamespace has the addresses of owners in a namespace.
 	byNamespace = "ownerNamespace"
-	// byPool has the addresses that cool down.
-	byPool = "coolingOfPool"
+	// byPool has the addresses whose time depends on a field of the pool: they cool down, or
+	// may be preallocated and have a retainFor.
+	byPool = "timedByPool"
 )
 
 func indexers() cache.Indexers {
@@ -69,10 +70,11 @@ func indexers() cache.Indexers {
 		byNamespace: ofOwner(func(owner *v1alpha1.Owner) string { return owner.Namespace }),
 		byNode:      ofOwner(func(owner *v1alpha1.Owner) string { return owner.NodeName }),
 		byPool: of(func(spec *v1alpha1.FloatingIPSpec) string {
-			if spec.Owner != nil || spec.ReleasedAt == nil {
-				return ""
+			cools := spec.Owner == nil && spec.ReleasedAt != nil
+			if cools || spec.Owner != nil && spec.Pod == nil && spec.RetainFor != nil && mayPreallocate(spec.Owner) {
+				return spec.Pool
 			}
-			return spec.Pool
+			return ""
 		}),
 	}
 }

@@ -171,6 +171,13 @@ func pool(cooldown time.Duration) *v1alpha1.IPPool {
 	return &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: v1alpha1.IPPoolSpec{Cooldown: &metav1.Duration{Duration: cooldown}}}
 }
 
+// limiting is a pool that limits for how long addresses are kept without a pod.
+func limiting() *v1alpha1.IPPool {
+	pool := pool(0)
+	pool.Spec.MaxRetainFor = &metav1.Duration{Duration: time.Hour}
+	return pool
+}
+
 func ipClaim(size int32) *v1alpha1.IPClaim {
 	return &v1alpha1.IPClaim{ObjectMeta: web(0), Spec: v1alpha1.IPClaimSpec{Size: size}}
 }
@@ -320,6 +327,10 @@ func TestLife(t *testing.T) {
 			does: after(minute - 1), want: ips{a: "kept since 0s, last of x"}},
 		{name: "the address is retained for its limit, but is preallocated", given: all{preallocating(), given(a, ofDeployment, "", last("x"), under(v1alpha1.ReleaseNever), limited(minute))},
 			does: after(minute), want: ips{a: "kept since 0s, last of x"}},
+		{name: "the address is preallocated, but its pool limits that", given: all{limiting(), preallocating(), given(a, ofDeployment, "", last("x"), under(v1alpha1.ReleaseNever), limited(minute))},
+			does: after(minute), want: ips{}, counted: counts{"released_total Never": 1}},
+		{name: "the address is preallocated, and its pool begins to limit that", given: all{pool(0), preallocating(), given(a, ofDeployment, "", last("x"), under(v1alpha1.ReleaseNever), limited(minute))},
+			does: both(after(minute), puts(limiting())), want: ips{}, counted: counts{"released_total Never": 1}},
 		{name: "a restored address is kept until its time", given: all{given(a, ofDeployment, "", last("x"), until(minute))},
 			does: after(minute - 1), want: ips{a: "kept, last of x, until 1m0s"}},
 		{name: "a restored address is kept for its owner after its time", given: all{deployment(1), given(a, ofDeployment, "", last("x"), until(minute))},

@@ -120,6 +120,34 @@ type IPPoolSpec struct {
 	// +optional
 	MaxPerNamespace int32 `json:"maxPerNamespace,omitempty"`
 
+	// releasePolicies that pods and IPClaims may ask for with an address of the pool.
+	// Absent: all. This field, maxRetainFor and exactAddresses count when a pod, an
+	// IPClaim or a preallocation gets an address of the pool. An address that was given
+	// before stays with its owner, and a next pod gets it on the same terms, but on no
+	// other terms that the pool does not allow.
+	//
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=3
+	// +listType=set
+	// +optional
+	ReleasePolicies []ReleasePolicy `json:"releasePolicies,omitempty"`
+
+	// maxRetainFor is the longest time for which pods and IPClaims may have an address
+	// of the pool kept without a pod: with the policies Retain and Never they must set
+	// a retainFor that is not longer. The pool preallocates no addresses then, and a
+	// retainFor counts for addresses that were preallocated before. Absent: no limit.
+	//
+	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be longer than 0s; to have no address kept without a pod, set releasePolicies to [PodDeleted]"
+	// +optional
+	MaxRetainFor *metav1.Duration `json:"maxRetainFor,omitempty"`
+
+	// exactAddresses says whether pods and IPClaims may choose addresses of the pool:
+	// with the annotation berth.dev/addresses, or spec.ranges of the IPClaim. Absent:
+	// true.
+	//
+	// +optional
+	ExactAddresses *bool `json:"exactAddresses,omitempty"`
+
 	// cooldown is the time that a freed address stays unused before another pod gets
 	// it. Choose it as long as neighbours and firewalls may remember the address. An
 	// address that is cooling down is a FloatingIP with spec.releasedAt, so the

@@ -366,6 +366,21 @@ func (in *IPPoolSpec) DeepCopyInto(out *IPPoolSpec) {
 		*out = new(v1.LabelSelector)
 		(*in).DeepCopyInto(*out)
 	}
+	if in.ReleasePolicies != nil {
+		in, out := &in.ReleasePolicies, &out.ReleasePolicies
+		*out = make([]ReleasePolicy, len(*in))
+		copy(*out, *in)
+	}
+	if in.MaxRetainFor != nil {
+		in, out := &in.MaxRetainFor, &out.MaxRetainFor
+		*out = new(v1.Duration)
+		**out = **in
+	}
+	if in.ExactAddresses != nil {
+		in, out := &in.ExactAddresses, &out.ExactAddresses
+		*out = new(bool)
+		**out = **in
+	}
 	if in.Cooldown != nil {
 		in, out := &in.Cooldown, &out.Cooldown
 		*out = new(v1.Duration)
