@@ -18,13 +18,10 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
 )
@@ -61,31 +58,6 @@ func (r ran) expect(t testing.TB, code int, texts ...string) ran {
 	return r
 }
 
-// grant binds a ClusterRole of an example to a user.
-func grant(w *simulation.World, example, user string) {
-	w.T.Helper()
-	objects, err := deploy.Manifest("examples/" + example)
-	if err != nil {
-		w.T.Fatal(err)
-	}
-	for _, object := range objects {
-		role := &rbacv1.ClusterRole{}
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, role); err != nil {
-			w.T.Fatal(err)
-		}
-		if _, err := w.Kube.RbacV1().ClusterRoles().Create(w.Ctx, role, metav1.CreateOptions{}); err != nil {
-			w.T.Fatal(err)
-		}
-		if _, err := w.Kube.RbacV1().ClusterRoleBindings().Create(w.Ctx, &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: role.Name + "-" + user},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
-			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
-		}, metav1.CreateOptions{}); err != nil {
-			w.T.Fatal(err)
-		}
-	}
-}
-
 // check, reserve, unreserve and release, as users with the rights of the examples.
 func TestCheck(t *testing.T) {
 	w := simulation.NewWith(t, simulation.Options{ControlPlaneOptions: lab.ControlPlaneOptions{Controllers: true}})
@@ -94,8 +66,8 @@ func TestCheck(t *testing.T) {
 	w.Scheduler(simulation.SchedulerOptions{})
 	controller := w.Controller()
 	w.Pool("web", "10.0.70.10-10.0.70.29")
-	grant(w, "viewer-rbac.yaml", "viewer")
-	grant(w, "operator-rbac.yaml", "operator")
+	w.Grant("viewer-rbac.yaml", "viewer")
+	w.Grant("operator-rbac.yaml", "operator")
 	set := simulation.NewSet("web", 3, simulation.Policy(v1alpha1.ReleaseRetain))
 	if _, err := w.Kube.AppsV1().StatefulSets(simulation.Namespace).Create(w.Ctx, set, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)

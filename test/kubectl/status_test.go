@@ -26,7 +26,7 @@ func TestStatus(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	grant(w, "viewer-rbac.yaml", "viewer")
+	w.Grant("viewer-rbac.yaml", "viewer")
 	berth(w, "viewer", "status").expect(t, 2, "there is no Deployment berth-scheduler in namespace berth-system", "there is no IPPool").
 		without(t, "ValidatingAdmissionPolicy")
 

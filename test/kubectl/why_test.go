@@ -81,7 +81,7 @@ func TestWhyLimits(t *testing.T) {
 	t.Parallel()
 	w := simulation.NewWith(t, simulation.Options{Patience: 2 * time.Minute, ControlPlaneOptions: lab.ControlPlaneOptions{Controllers: true}})
 	w.Nodes(2)
-	grant(w, "viewer-rbac.yaml", "viewer")
+	w.Grant("viewer-rbac.yaml", "viewer")
 	fleet := simulation.Kinds["fleet"]
 	w.DefineKinds([]customkind.Kind{{GVK: fleet.GVK, Resource: fleet.Resource}})
 	w.Scheduler(simulation.SchedulerOptions{})

@@ -6,8 +6,11 @@ import (
 	"strings"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/simulation/proxy"
 )
 
@@ -31,4 +34,29 @@ func (w *World) Allowed(account, access string) bool {
 		w.T.Fatal(err)
 	}
 	return review.Status.Allowed
+}
+
+// Grant binds the ClusterRoles of an example to a user.
+func (w *World) Grant(example, user string) {
+	w.T.Helper()
+	objects, err := deploy.Manifest("examples/" + example)
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	for _, object := range objects {
+		role := &rbacv1.ClusterRole{}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, role); err != nil {
+			w.T.Fatal(err)
+		}
+		if _, err := w.Kube.RbacV1().ClusterRoles().Create(w.Ctx, role, metav1.CreateOptions{}); err != nil {
+			w.T.Fatal(err)
+		}
+		if _, err := w.Kube.RbacV1().ClusterRoleBindings().Create(w.Ctx, &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: role.Name + "-" + user},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+		}, metav1.CreateOptions{}); err != nil {
+			w.T.Fatal(err)
+		}
+	}
 }
