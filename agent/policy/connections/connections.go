@@ -7,6 +7,7 @@
 package connections
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,21 +37,17 @@ func End(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]stri
 	if err := judge.readNode(); err != nil {
 		return 0, 0, err
 	}
-	denied, allowed, all, err := judge.changed()
-	if err != nil {
-		return 0, 0, err
-	}
-	var errs []error
-	for _, flow := range denied {
-		errs = append(errs, conntrack.SetMark(flow, EndedMark, EndedMark))
-	}
-	for _, flow := range allowed {
-		errs = append(errs, conntrack.SetMark(flow, 0, EndedMark))
-	}
-	if err := ctx.Err(); err != nil {
-		errs = append(errs, err)
-	}
-	return len(denied), all, errors.Join(errs...)
+	// A flow is marked as it is read: a ruleset may forbid a million.
+	var failed error
+	err = judge.changed(conntrack.List, func(f *conntrack.Flow, isEnded bool) {
+		all++
+		if isEnded {
+			return
+		}
+		ended++
+		failed = cmp.Or(failed, conntrack.SetMark(f, EndedMark, EndedMark))
+	}, func(f *conntrack.Flow) { failed = cmp.Or(failed, conntrack.SetMark(f, 0, EndedMark)) })
+	return ended, all, errors.Join(err, failed, ctx.Err())
 }
 
 // judge says which connections a ruleset would drop.
@@ -123,9 +120,9 @@ func (j *judge) drops(protocol byte, from, to netip.AddrPort) bool {
 	return isDestination && j.in.Walk(packet).Verdict == ruleset.Drop
 }
 
-// changed lists the connections of the addresses that the ruleset would drop and that are not ended,
-// and the ended ones that it would allow. It counts all that it would drop.
-func (j *judge) changed() (denied, allowed []*conntrack.Flow, dropped int, err error) {
+// changed calls drop for each connection of the addresses that the ruleset would drop, with whether it is ended, and
+// allow for each ended one that it would allow. It holds none.
+func (j *judge) changed(list func(family int, yield func(*conntrack.Flow) bool) error, drop func(f *conntrack.Flow, isEnded bool), allow func(*conntrack.Flow)) error {
 	families := map[int]bool{}
 	for a := range j.addresses {
 		if a.Is4() {
@@ -135,25 +132,22 @@ func (j *judge) changed() (denied, allowed []*conntrack.Flow, dropped int, err e
 		}
 	}
 	for family := range families {
-		err := conntrack.List(family, func(f *conntrack.Flow) bool {
+		err := list(family, func(f *conntrack.Flow) bool {
 			isEnded := f.Mark&EndedMark != 0
 			switch {
 			case !j.decides(f):
 			case j.drops(f.Protocol, f.Original.Source, f.Reply.Source):
-				dropped++
-				if !isEnded {
-					denied = append(denied, f)
-				}
+				drop(f, isEnded)
 			case isEnded:
-				allowed = append(allowed, f)
+				allow(f)
 			}
 			return true
 		})
 		if err != nil {
-			return nil, nil, 0, err
+			return err
 		}
 	}
-	return denied, allowed, dropped, nil
+	return nil
 }
 
 // decides returns whether the ruleset decides about a connection. The node's decides about all that were
