@@ -81,7 +81,7 @@ var apply = regexp.MustCompile("kubectl apply -k(`| manifests[`\n ])")
 func TestToldWithoutHelm(t *testing.T) {
 	found := 0
 	for path, text := range told(t) {
-		for _, section := range strings.Split(text, "\n## ") {
+		for section := range strings.SplitSeq(text, "\n## ") {
 			if apply.MatchString(section) && path != "docs/explanation/development.md" {
 				found++
 				if !strings.Contains(section, "helm ") && !strings.HasPrefix(section, "With kubectl\n") {
