@@ -29,7 +29,7 @@ func newPool(name string, net, n int, nodeSubnets ...string) *pool {
 	first := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, byte(net), byte(i >> 8), byte(i)}) }
 	half := 16 + n/2
 	return &pool{name, v1alpha1.IPPoolSpec{
-		Subnet: fmt.Sprintf("10.%d.0.0/16", net), Gateway: first(1).String(), NodeSubnets: nodeSubnets,
+		Subnet: fmt.Sprintf("10.%d.0.0/16", net), Gateway: first(1).String(), NodeSubnets: nodeSubnets, Cooldown: &metav1.Duration{},
 		Ranges: []string{fmt.Sprintf("%s-%s", first(16), first(half-1)), fmt.Sprintf("%s-%s", first(half), first(16+n-1))},
 	}}
 }
@@ -38,7 +38,7 @@ func newPool(name string, net, n int, nodeSubnets ...string) *pool {
 func newPool6(name string, n int) *pool {
 	first := func(i int) string { return fmt.Sprintf("fd00:70::1:%x", i) }
 	return &pool{name, v1alpha1.IPPoolSpec{
-		Subnet: "fd00:70::/64", Gateway: "fd00:70::1",
+		Subnet: "fd00:70::/64", Gateway: "fd00:70::1", Cooldown: &metav1.Duration{},
 		Ranges: []string{fmt.Sprintf("%s-%s", first(1), first(n/2)), fmt.Sprintf("%s-%s", first(n/2+1), first(n))},
 	}}
 }

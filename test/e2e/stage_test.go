@@ -50,7 +50,7 @@ func newStage(t *testing.T, ranges ...string) *stage {
 	})
 }
 
-// newStageOf makes a pool of each spec.
+// newStageOf makes a pool of each spec, without a cooldown unless the spec says one.
 func newStageOf(t *testing.T, specs ...v1alpha1.IPPoolSpec) *stage {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
@@ -63,6 +63,9 @@ func newStageOf(t *testing.T, specs ...v1alpha1.IPPoolSpec) *stage {
 	s.name = namespace.Name
 	t.Cleanup(s.strike)
 	for i, spec := range specs {
+		if spec.Cooldown == nil {
+			spec.Cooldown = &metav1.Duration{}
+		}
 		pool := &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: s.name}, Spec: spec}
 		if i > 0 {
 			pool.Name = fmt.Sprintf("%s-%d", s.name, i+1)

@@ -385,7 +385,7 @@ func (s *site) createPool() {
 	network := s.Cluster.Network()
 	_, err := s.Berth.IPPools.Create(s.ctx, &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "pool"}, Spec: v1alpha1.IPPoolSpec{
 		Subnet: network.Floating.String(), Gateway: network.FloatingGateway().String(), Ranges: []string{"10.0.70.10-10.0.70.59"},
-		NodeSubnets: []string{network.Nodes.String()},
+		NodeSubnets: []string{network.Nodes.String()}, Cooldown: &metav1.Duration{},
 	}}, metav1.CreateOptions{})
 	if err != nil {
 		s.t.Fatal(err)

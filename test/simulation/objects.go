@@ -25,11 +25,13 @@ const SchedulerName = "berth-scheduler"
 func Quantity(text string) resource.Quantity { return resource.MustParse(text) }
 
 // NewPool returns an IPPool of 10.0.70.0/24 with these ranges, separated by
-// commas.
+// commas, and without a cooldown.
 func NewPool(name, ranges string) *v1alpha1.IPPool {
 	return &v1alpha1.IPPool{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       v1alpha1.IPPoolSpec{Subnet: "10.0.70.0/24", Gateway: "10.0.70.1", Ranges: strings.Split(ranges, ",")},
+		Spec: v1alpha1.IPPoolSpec{
+			Subnet: "10.0.70.0/24", Gateway: "10.0.70.1", Ranges: strings.Split(ranges, ","), Cooldown: &metav1.Duration{},
+		},
 	}
 }
 

@@ -149,11 +149,12 @@ type IPPoolSpec struct {
 	ExactAddresses *bool `json:"exactAddresses,omitempty"`
 
 	// cooldown is the time that a freed address stays unused before another pod gets
-	// it. Choose it as long as neighbours and firewalls may remember the address. An
-	// address that is cooling down is a FloatingIP with spec.releasedAt, so the
-	// cooldown survives restarts. A change also applies to addresses that are
-	// cooling down already. Absent or 0: none.
+	// it, also a pod of the same workload. Choose it as long as neighbours and
+	// firewalls may remember the address. An address that is cooling down is a
+	// FloatingIP with spec.releasedAt, so the cooldown survives restarts. A change also
+	// applies to addresses that are cooling down already. 0s: none.
 	//
+	// +kubebuilder:default="1m"
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s') && duration(self) <= duration('720h')",message="must be from 0s to 720h"
 	// +optional
 	Cooldown *metav1.Duration `json:"cooldown,omitempty"`

@@ -153,6 +153,7 @@ func pool(name string, subnet netip.Prefix, nodeSubnets ...string) *v1alpha1.IPP
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: v1alpha1.IPPoolSpec{
 			Subnet: subnet.String(), Gateway: subnet.Addr().Next().String(), Ranges: []string{subnet.String()}, NodeSubnets: nodeSubnets,
+			Cooldown: &metav1.Duration{},
 		},
 	}
 }

@@ -69,7 +69,7 @@ func pool() *v1alpha1.IPPool {
 		ObjectMeta: metav1.ObjectMeta{Name: "rollout"},
 		Spec: v1alpha1.IPPoolSpec{
 			Subnet: floatingSubnet, Gateway: floatingGateway, Ranges: []string{floatingRange},
-			NodeSubnets: []string{lab.DefaultNetwork().Nodes.String()},
+			NodeSubnets: []string{lab.DefaultNetwork().Nodes.String()}, Cooldown: &metav1.Duration{},
 		},
 	}
 }

@@ -242,6 +242,7 @@ spec:
   subnet: 10.0.70.0/24
   gateway: 10.0.70.1
   ranges: [10.0.70.100-10.0.70.101]
+  cooldown: 0s # the next pod does not wait for it
 ---
 `
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -32,6 +33,22 @@ func spec6(change func(*v1alpha1.IPPoolSpec)) v1alpha1.IPPoolSpec {
 	s := v1alpha1.IPPoolSpec{Subnet: "2001:db8:70::/64", Gateway: "2001:db8:70::1", Ranges: []string{"2001:db8:70::10-2001:db8:70::ff"}}
 	change(&s)
 	return s
+}
+
+// A freed address rests for a minute, unless its pool says another time or none.
+func TestPoolCooldown(t *testing.T) {
+	t.Parallel()
+	w := simulation.New(t, lab.ControlPlaneOptions{})
+	for want, said := range map[time.Duration]*metav1.Duration{
+		time.Minute: nil, 0: {}, time.Hour: {Duration: time.Hour},
+	} {
+		name := "rests-" + want.String()
+		w.Pool(name, "10.0.70.2", func(pool *v1alpha1.IPPool) { pool.Spec.Cooldown = said })
+		pool, err := w.Berth.IPPools.Get(w.Ctx, name, metav1.GetOptions{})
+		if err != nil || pool.Spec.Cooldown == nil || pool.Spec.Cooldown.Duration != want {
+			t.Errorf("a pool with cooldown %v has %+v, %v", said, pool.Spec.Cooldown, err)
+		}
+	}
 }
 
 // The API server accepts these IPPools, or refuses them with these messages.

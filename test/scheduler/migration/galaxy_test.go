@@ -252,6 +252,9 @@ func (g *galaxyCluster) held(addr string) string {
 	if ip.Spec.Reserved {
 		return "reserved in " + ip.Spec.Pool
 	}
+	if ip.Spec.ReleasedAt != nil {
+		return "at rest in " + ip.Spec.Pool
+	}
 	text := fmt.Sprintf("%s %s", ip.Spec.Owner.Kind, ip.Spec.Owner.Name)
 	if ip.Spec.Owner.PodName != "" {
 		text += " for " + ip.Spec.Owner.PodName
@@ -437,7 +440,7 @@ func TestImportGalaxy(t *testing.T) {
 	// Pods that stay with Galaxy keep their addresses until they go.
 	g.Delete("single")
 	g.Eventually("wait for the address of a deleted pod to be freed", func() error {
-		if got := g.held("10.0.70.13"); !strings.Contains(got, "not found") {
+		if got := g.held("10.0.70.13"); got != "at rest in galaxy-10.0.70.2" {
 			return fmt.Errorf("it is %s", got)
 		}
 		return nil

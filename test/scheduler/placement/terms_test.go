@@ -3,6 +3,7 @@
 package placement
 
 import (
+	"errors"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -79,5 +80,30 @@ func TestTermsOfAPool(t *testing.T) {
 	}
 	w.Bound("long", "short")
 	w.ClaimBecomes("c", "1=1+0 OnDemand")
+	w.Invariants()
+}
+
+// A pod that names an address does not get it the moment that another's is freed.
+func TestFreedAddressRests(t *testing.T) {
+	t.Parallel()
+	w := simulation.Start(t, lab.ControlPlaneOptions{}, 1)
+	w.Pool("web", "10.0.70.2-10.0.70.9", func(pool *v1alpha1.IPPool) { pool.Spec.Cooldown = nil })
+	named := simulation.Annotated(v1alpha1.AnnotationAddresses, "10.0.70.5")
+	w.Create(simulation.NewPod("first", named))
+	w.Bound("first")
+	w.Delete("first")
+	w.Eventually("wait for the address to be freed", func() error {
+		ip, err := w.Berth.FloatingIPs.Get(w.Ctx, "10.0.70.5", metav1.GetOptions{})
+		if err == nil && ip.Spec.Owner != nil {
+			err = errors.New("it has an owner")
+		}
+		return err
+	})
+	w.Create(simulation.NewPod("second", named))
+	w.Refused("second", "10.0.70.5 was freed and rests until its pool's cooldown is over")
+	w.PatchPool("web", `{"spec":{"cooldown":"0s"}}`)
+	if got := w.Address("second"); got != "10.0.70.5" {
+		t.Errorf("without a cooldown the pod has %s", got)
+	}
 	w.Invariants()
 }

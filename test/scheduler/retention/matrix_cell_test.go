@@ -257,6 +257,7 @@ func (c *cell) setUp(room int, options ...func(*v1alpha1.IPPool)) {
 		Spec: v1alpha1.IPPoolSpec{
 			Subnet: subnet + ".0/24", Gateway: subnet + ".1", Ranges: []string{fmt.Sprintf("%s.10-%s.%d", subnet, subnet, 9+room)},
 			NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{v1.LabelMetadataName: c.namespace}},
+			Cooldown:          &metav1.Duration{},
 		},
 	}
 	for _, option := range options {
