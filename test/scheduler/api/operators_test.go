@@ -35,7 +35,7 @@ func TestOperators(t *testing.T) {
 		return &v1alpha1.Owner{APIVersion: versions[kind], Kind: kind, Namespace: namespace, NamespaceUID: "u", Name: name, UID: "u"}
 	}
 	now := metav1.Now().Rfc3339Copy()
-	make := func(address string, spec v1alpha1.FloatingIPSpec) {
+	create := func(address string, spec v1alpha1.FloatingIPSpec) {
 		t.Helper()
 		spec.Address = address
 		if _, err := w.Berth.FloatingIPs.Create(w.Ctx, &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: address}, Spec: spec}, metav1.CreateOptions{}); err != nil {
@@ -43,12 +43,12 @@ func TestOperators(t *testing.T) {
 		}
 	}
 	const held, claimed, cooling = "10.0.70.2", "10.0.70.3", "10.0.70.4"
-	make(held, v1alpha1.FloatingIPSpec{
+	create(held, v1alpha1.FloatingIPSpec{
 		Owner: owner("Deployment", "shop", "web"), Pod: &v1alpha1.PodReference{Name: "web-x", UID: "x"}, Node: "node1", Pool: "web", Since: &now,
 		Network: &v1alpha1.Network{Subnet: "10.0.70.0/24", VLAN: 7}, ReleasePolicy: v1alpha1.ReleaseRetain, RetainFor: &metav1.Duration{Duration: time.Hour},
 	})
-	make(claimed, v1alpha1.FloatingIPSpec{Owner: owner("IPClaim", "shop", "a"), Pool: "web", LastPod: "y"})
-	make(cooling, v1alpha1.FloatingIPSpec{Pool: "web", ReleasedAt: &now, LastPod: "z"})
+	create(claimed, v1alpha1.FloatingIPSpec{Owner: owner("IPClaim", "shop", "a"), Pool: "web", LastPod: "y"})
+	create(cooling, v1alpha1.FloatingIPSpec{Pool: "web", ReleasedAt: &now, LastPod: "z"})
 	update := func(api *client.Client, address string, edit func(*v1alpha1.FloatingIPSpec)) error {
 		t.Helper()
 		ip, err := w.Berth.FloatingIPs.Get(w.Ctx, address, metav1.GetOptions{})
@@ -59,10 +59,10 @@ func TestOperators(t *testing.T) {
 		_, err = api.FloatingIPs.Update(w.Ctx, ip, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
 		return err
 	}
-	clear := func(s *v1alpha1.FloatingIPSpec) { s.Pod = nil }
+	forget := func(s *v1alpha1.FloatingIPSpec) { s.Pod = nil }
 	// The API server takes a moment to enforce a policy that was just made.
 	w.Eventually("wait for the policy to be enforced", func() error {
-		if update(operator, held, clear) == nil {
+		if update(operator, held, forget) == nil {
 			return fmt.Errorf("an operator can take an address from its pod")
 		}
 		return nil
@@ -74,7 +74,7 @@ func TestOperators(t *testing.T) {
 		edit          func(*v1alpha1.FloatingIPSpec)
 		want          string // empty: allowed
 	}{
-		{"takes it from its pod", held, clear, "an operator may not change which pod holds the address: it is pod shop/web-x; delete that pod, and"},
+		{"takes it from its pod", held, forget, "an operator may not change which pod holds the address: it is pod shop/web-x; delete that pod, and"},
 		{"gives it to another pod", held, func(s *v1alpha1.FloatingIPSpec) { s.Pod.UID = "other" }, "which pod holds the address: it is pod shop/web-x"},
 		{"gives a kept one to a pod", claimed, func(s *v1alpha1.FloatingIPSpec) { s.Pod = &v1alpha1.PodReference{Name: "p", UID: "p"} }, "which pod holds the address: it is none"},
 		{"gives it to another owner", held, func(s *v1alpha1.FloatingIPSpec) { s.Owner.Name = "other" }, whose + "it is of Deployment shop/web; an address without a pod can be deleted"},
