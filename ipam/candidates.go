@@ -61,7 +61,12 @@ const (
 	ReasonKeptNode = "node(s) where the pod's retained floating IP is not reachable"
 	// ReasonNodeCap is of nodes that limit their addresses: see [podrequest.Reader.WithinNode].
 	ReasonNodeCap = "node(s) that advertise " + v1alpha1.ResourceIP + " and have no more of it"
+	// ReasonNoAgent is of nodes where another CNI plugin would give the pod its address.
+	ReasonNoAgent = "node(s) where no Berth agent is ready"
 )
+
+// NoAgentOn is ReasonNoAgent of one node.
+func NoAgentOn(node string) string { return node + ": no Berth agent is ready" }
 
 // Candidates returns the addresses that can serve a request now. It fails with
 // ErrNotSynced, or with a *ShortageError if none can, even if others come free. It

@@ -224,6 +224,18 @@ func (i *IPAM) Gained(before, after Node) (names []string) {
 	return names
 }
 
+// PoolsOf returns the names of the pools that serve a node. It does not block.
+func (i *IPAM) PoolsOf(node Node) (names []string) {
+	state := i.state.Load()
+	if state == nil {
+		return nil
+	}
+	for _, position := range ReachOf(state.snapshot, node).Positions() {
+		names = append(names, state.snapshot.Pools()[position].Name)
+	}
+	return names
+}
+
 // hasFree says whether a pool has a free address.
 func (i *IPAM) hasFree(pool string) bool {
 	state := i.state.Load()

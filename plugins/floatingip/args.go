@@ -18,6 +18,10 @@ type Args struct {
 	// GalaxyAliases makes the plugin accept Galaxy's annotations and resource names
 	// in place of Berth's.
 	GalaxyAliases bool `json:"galaxyAliases,omitempty"`
+	// AgentNamespace is the namespace of the agents' pods: only nodes with a ready agent get
+	// pods that ask for a floating IP. Empty: $POD_NAMESPACE; if that is empty, too, nodes need
+	// no agent.
+	AgentNamespace string `json:"agentNamespace,omitempty"`
 	// Assigner configures the connection to the external assigner, for pools that
 	// need it. The zero value: there is none.
 	Assigner assigner.Options `json:"assigner,omitzero"`

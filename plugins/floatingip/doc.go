@@ -4,7 +4,8 @@
 // address for it.
 //
 //	PreFilter  serial    compiles the pod into a request; finds its candidates
-//	Filter     parallel  do the node's pools have an address for every part?
+//	Filter     parallel  do the node's pools have an address for every part, and is its
+//	                     agent ready?
 //	Score      parallel  how many free addresses do they have?
 //	Reserve    serial    takes the addresses in memory, all or none
 //	Bind       parallel  commits them: one API write each; then posts the Binding,
@@ -28,8 +29,8 @@
 // find the book unchanged and wait again
 // (https://github.com/kubernetes/kubernetes/issues/93552). Activate also reaches
 // a pod that is being scheduled at that moment. The plugin also wakes pods when a pool
-// serves a node because the node's InternalIP changed: kube-scheduler has no event
-// for that.
+// serves a node because the node's InternalIP changed, or because the node's agent
+// became ready: kube-scheduler has no event for that.
 //
 // # Caveats
 //

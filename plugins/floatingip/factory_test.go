@@ -196,7 +196,7 @@ func TestMetrics(t *testing.T) {
 			if name == "a pool is full" {
 				waiting = 1
 			}
-			want := fmt.Sprintf("# HELP berth_scheduler_waiting_pods [ALPHA] Pods that found no address at their last attempt.\n# TYPE berth_scheduler_waiting_pods gauge\nberth_scheduler_waiting_pods %d\n", waiting)
+			want := fmt.Sprintf("# HELP berth_scheduler_waiting_pods [ALPHA] Pods that found no address, or no node with a ready agent, at their last attempt.\n# TYPE berth_scheduler_waiting_pods gauge\nberth_scheduler_waiting_pods %d\n", waiting)
 			if err := testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(want), "berth_scheduler_waiting_pods"); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}

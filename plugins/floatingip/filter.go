@@ -31,6 +31,8 @@ type found struct {
 	candidates *ipam.Candidates
 	// reaches are the distinct reaches of all nodes.
 	reaches []*pools.Reach
+	// agentless is how many nodes have no ready agent.
+	agentless int
 	// fitsAll: every node can serve the pod, so kube-scheduler skips Filter.
 	fitsAll bool
 	// levels of room within the reaches, for Score.
@@ -97,9 +99,9 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 		return nil, toStatus(err)
 	}
 	table := pl.nodes.refresh(candidates.Snapshot(), nodes)
-	s := &cycleState{found: &found{candidates: candidates, reaches: table.reaches}}
+	s := &cycleState{found: &found{candidates: candidates, reaches: table.reaches, agentless: pl.agents.missing(len(nodes))}}
 	state.Write(stateKey, s)
-	if !table.capped && candidates.FitAll(table.reaches, v1alpha1.MaxAddresses*pl.waiting.others()) {
+	if !table.capped && s.agentless == 0 && candidates.FitAll(table.reaches, v1alpha1.MaxAddresses*pl.waiting.others()) {
 		s.fitsAll = true
 		return nil, fwk.NewStatus(fwk.Skip)
 	}
@@ -133,7 +135,7 @@ func lackOf(err error) ipam.Lack {
 	return 0
 }
 
-// Filter says whether the node has addresses for the pod.
+// Filter says whether the node has addresses for the pod, and an agent to wire them.
 func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, nodeInfo fwk.NodeInfo) *fwk.Status {
 	s := stateOf(state)
 	if s == nil {
@@ -141,15 +143,20 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, n
 		// nevertheless.
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, ipam.ReasonNode)
 	}
-	if status := withinNode(pl.reader, pod, nodeInfo); status != nil {
-		return status
-	}
 	reach := pl.nodes.reach(s.candidates.Snapshot(), nodeInfo.Node())
 	var rejection *ipam.Rejection
 	if s.preemption == nil {
 		rejection = s.candidates.Rejects(reach)
 	} else {
 		rejection = s.candidates.RejectsAfter(reach, s.preemption.sum(s.candidates, pod.Namespace))
+	}
+	if s.agentless > 0 && (rejection == nil || !rejection.Unresolvable) && !pl.agents.has(nodeInfo.Node().Name) {
+		rejection = noAgent(nodeInfo.Node().Name, s.agentless)
+	}
+	if rejection == nil || !rejection.Unresolvable {
+		if status := withinNode(pl.reader, pod, nodeInfo); status != nil {
+			return status
+		}
 	}
 	if rejection == nil {
 		return nil

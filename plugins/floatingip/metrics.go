@@ -31,7 +31,7 @@ var (
 	waitingPods  = metrics.NewGaugeFunc(&metrics.GaugeOpts{
 		Subsystem:      subsystem,
 		Name:           "waiting_pods",
-		Help:           "Pods that found no address at their last attempt.",
+		Help:           "Pods that found no address, or no node with a ready agent, at their last attempt.",
 		StabilityLevel: metrics.ALPHA,
 	}, func() float64 {
 		if count := countWaiting.Load(); count != nil {

@@ -3,10 +3,12 @@
 package floatingip
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
@@ -55,6 +57,7 @@ type shared struct {
 	ipam    *ipam.IPAM
 	waiting *waiting
 	nodes   *nodes
+	agents  *agents
 	pods    *knownPods
 	sets    *fixedSets
 	jobs    *jobs
@@ -99,6 +102,7 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 		addresses:  shared.ipam,
 		waiting:    shared.waiting,
 		nodes:      shared.nodes,
+		agents:     shared.agents,
 		nodeLister: informers.Core().V1().Nodes().Lister(),
 		namespace:  func(name string) (metav1.Object, error) { return namespaces.Get(name) },
 		between: podrequest.Between{
@@ -136,9 +140,13 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 		return nil, err
 	}
 	core, apps := handle.SharedInformerFactory().Core().V1(), handle.SharedInformerFactory().Apps().V1()
+	namespace := cmp.Or(args.AgentNamespace, os.Getenv("POD_NAMESPACE"))
+	if namespace == "" {
+		klog.FromContext(ctx).Info("Nodes need no agent to get pods with a floating IP: neither args.agentNamespace nor $POD_NAMESPACE says where agents run", "plugin", Name)
+	}
 	pods := newKnownPods(core.Pods().Lister(), core.Nodes().Lister())
 	shared := &shared{
-		args: args, ipam: addresses, nodes: &nodes{}, pods: pods, jobs: jobs,
+		args: args, ipam: addresses, nodes: &nodes{}, agents: newAgents(namespace), pods: pods, jobs: jobs,
 		waiting: newWaiting(handle, addresses, pods.isPending, clock.RealClock{}),
 	}
 	customs, err := newCustomSets(apart, headers, shared.ownerChanged)
@@ -190,11 +198,16 @@ func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFa
 	return nil
 }
 
-// podHandler notes pods that are not pending any more, or have ended.
+// podHandler notes pods that are not pending any more, or have ended, and agents.
 func (s *shared) podHandler() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
+		AddFunc: func(added any) { s.wired(s.agents.seen(added.(*v1.Pod))) },
 		UpdateFunc: func(before, after any) {
 			was, is := before.(*v1.Pod), after.(*v1.Pod)
+			if was.UID != is.UID {
+				s.agents.gone(was)
+			}
+			s.wired(s.agents.seen(is))
 			if was.UID != is.UID || isPending(was) && !isPending(is) {
 				s.waiting.forget(was.UID)
 			}
@@ -211,6 +224,7 @@ func (s *shared) podHandler() cache.ResourceEventHandler {
 				s.pods.deleted(pod)
 			}
 			if pod, ok := tombstone.LastSeen(object).(*v1.Pod); ok {
+				s.agents.gone(pod)
 				s.waiting.forget(pod.UID)
 				s.ended(pod)
 			}
@@ -218,10 +232,27 @@ func (s *shared) podHandler() cache.ResourceEventHandler {
 	}
 }
 
+// wired wakes pods that wait for a node whose agent has become ready; empty: no node.
+func (s *shared) wired(name string) {
+	if name == "" {
+		return
+	}
+	node, err := s.pods.nodes.Get(name)
+	if err != nil {
+		return // When kube-scheduler sees the node, it tries all pods.
+	}
+	for _, pool := range s.ipam.PoolsOf(ipam.NodeOf(node)) {
+		s.waiting.changed(ipam.Change{Pool: pool})
+	}
+}
+
 // nodeHandler notes nodes that gained pools, or are lost.
 func (s *shared) nodeHandler(ctx context.Context) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc: func(added any) { s.nodes.changed(nil, added.(*v1.Node)) },
+		AddFunc: func(added any) {
+			s.agents.nodeAdded(added.(*v1.Node).Name)
+			s.nodes.changed(nil, added.(*v1.Node))
+		},
 		UpdateFunc: func(before, after any) {
 			was, is := before.(*v1.Node), after.(*v1.Node)
 			s.nodes.changed(was, is)
@@ -237,6 +268,7 @@ func (s *shared) nodeHandler(ctx context.Context) cache.ResourceEventHandler {
 		DeleteFunc: func(object any) {
 			s.nodes.changed(nil, nil)
 			if node, ok := tombstone.LastSeen(object).(*v1.Node); ok {
+				s.agents.nodeDeleted(node.Name)
 				s.lost(ctx, node)
 			}
 		},
@@ -270,6 +302,7 @@ type Plugin struct {
 	addresses  *ipam.IPAM // of all profiles
 	waiting    *waiting
 	nodes      *nodes
+	agents     *agents
 	nodeLister corelisters.NodeLister
 	// namespace and between read the informers' caches.
 	namespace func(name string) (metav1.Object, error)

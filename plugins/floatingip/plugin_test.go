@@ -64,7 +64,7 @@ func TestWatchEndsWait(t *testing.T) {
 			core, apps := factory.Core().V1(), factory.Apps().V1()
 			pods := newKnownPods(core.Pods().Lister(), core.Nodes().Lister())
 			s := &shared{
-				nodes: &nodes{}, pods: pods, waiting: newWaiting(q, q, pods.isPending, clock.RealClock{}),
+				nodes: &nodes{}, agents: newAgents(""), pods: pods, waiting: newWaiting(q, q, pods.isPending, clock.RealClock{}),
 				sets: &fixedSets{deployments: apps.Deployments().Lister(), replicaSets: apps.ReplicaSets().Lister()},
 			}
 			if err := s.watch(ctx, factory); err != nil {

@@ -4,6 +4,7 @@ package floatingip
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -27,6 +28,9 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	if s.fitsAll && withinNode(pl.reader, pod, nodeInfo) != nil {
 		pl.nodes.invalidate()
 		return fwk.AsStatus(fmt.Errorf("node %s began to cap addresses a moment ago", nodeName))
+	}
+	if !pl.agents.has(nodeName) {
+		return fwk.AsStatus(errors.New(ipam.NoAgentOn(nodeName)))
 	}
 	reservation, err := pl.addresses.Reserve(s.candidates, ipam.NodeOf(nodeInfo.Node()), pl.nodes.reach(s.candidates.Snapshot(), nodeInfo.Node()))
 	if err != nil {

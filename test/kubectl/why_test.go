@@ -32,7 +32,9 @@ func TestWhy(t *testing.T) {
 	w.Pool("roomy", "10.0.70.20-10.0.70.29", simulation.OnNode("node2"))
 	w.Pool("off", "10.0.70.60-10.0.70.63", func(pool *v1alpha1.IPPool) { pool.Spec.Disabled = true })
 	w.Pool("far", "10.0.70.80-10.0.70.83", func(pool *v1alpha1.IPPool) { pool.Spec.NodeSubnets = []string{"10.9.0.0/16"} })
-	w.Scheduler(simulation.SchedulerOptions{})
+	w.Agent("node1", true)
+	w.Agent("node2", true)
+	w.Scheduler(simulation.SchedulerOptions{Args: w.Agents()})
 	pods := []*v1.Pod{
 		simulation.NewPod("full", simulation.FromPools("tiny")),
 		simulation.NewPod("lost", simulation.FromPools("wub")),
@@ -59,6 +61,12 @@ func TestWhy(t *testing.T) {
 	viewer := newUser(w, "viewer")
 	viewer.session(w, "why.txt")
 	newUser(w, "tenant").session(w, "why-tenant.txt")
+	// An agent leaves.
+	w.RemoveAgent("node2")
+	w.Create(simulation.NewPod("unwired", simulation.FromPools("roomy")))
+	w.Refused("unwired", "node2: no Berth agent is ready")
+	viewer.session(w, "why-agents.txt")
+	w.Agent("node2", true)
 	for _, pod := range pods {
 		printed, code, err := viewer.run(w.Ctx, "why", pod.Name, "-n", simulation.Namespace, "-o", `jsonpath={.problem}{"\n"}{range .nodes[*]}{.reason}{"\n"}{end}`)
 		if err != nil || code != 2 {
@@ -84,7 +92,9 @@ func TestWhyLimits(t *testing.T) {
 	w.Grant("viewer-rbac.yaml", "viewer")
 	fleet := simulation.Kinds["fleet"]
 	w.DefineKinds([]customkind.Kind{{GVK: fleet.GVK, Resource: fleet.Resource}})
-	w.Scheduler(simulation.SchedulerOptions{})
+	w.Agent("node1", true)
+	w.Agent("node2", true)
+	w.Scheduler(simulation.SchedulerOptions{Args: w.Agents()})
 	w.Pool("web", "10.0.70.10-10.0.70.19", simulation.OnNode("node1"))
 	w.Pool("ships", "10.0.70.20-10.0.70.29", simulation.OnNode("node2"))
 	advertised := []byte(`{"status":{"capacity":{"berth.dev/ip":"1"},"allocatable":{"berth.dev/ip":"1"}}}`)

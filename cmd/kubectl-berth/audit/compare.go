@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/ipam/podrequest"
@@ -406,7 +407,7 @@ func (c *comparison) compareAgents() {
 	agents := map[string]*v1.Pod{}
 	for _, object := range c.agents.List() {
 		pod := object.(*v1.Pod)
-		if before := agents[pod.Spec.NodeName]; before == nil || !isReady(before) {
+		if before := agents[pod.Spec.NodeName]; before == nil || !agentpod.IsReady(before) {
 			agents[pod.Spec.NodeName] = pod
 		}
 	}
@@ -420,7 +421,7 @@ func (c *comparison) compareAgents() {
 		switch {
 		case len(agents) == 0:
 			c.add(Finding{
-				Code: NoAgent, Objects: objects, Command: "kubectl get pods -A -l " + agentLabels,
+				Code: NoAgent, Objects: objects, Command: "kubectl get pods -A -l " + agentpod.Selector,
 				Text: fmt.Sprintf("node %s has %d addresses and no agent: there is none in namespace %s, and --berth-namespace names another", name, n, c.namespace),
 			})
 		case agent == nil:
@@ -428,22 +429,13 @@ func (c *comparison) compareAgents() {
 				Code: NoAgent, Objects: objects, Command: fmt.Sprintf("kubectl -n %s describe daemonset berth-agent", c.namespace),
 				Text: fmt.Sprintf("node %s has %d addresses and no agent", name, n),
 			})
-		case !isReady(agent):
+		case !agentpod.IsReady(agent):
 			c.add(Finding{
 				Code: AgentNotReady, Objects: append(objects, podOf(agent)), Command: fmt.Sprintf("kubectl -n %s describe pod %s", c.namespace, agent.Name),
 				Text: fmt.Sprintf("node %s has %d addresses, and its agent %s is not Ready", name, n, agent.Name),
 			})
 		}
 	}
-}
-
-func isReady(pod *v1.Pod) bool {
-	for _, condition := range pod.Status.Conditions {
-		if condition.Type == v1.PodReady {
-			return condition.Status == v1.ConditionTrue
-		}
-	}
-	return false
 }
 
 // rehearsed returns a controller's next action on an address, as a finding.

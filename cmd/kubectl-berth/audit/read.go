@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/pager"
 
+	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/reclaim"
 )
@@ -66,13 +67,10 @@ func (a *Auditor) read(ctx context.Context) (*objects, error) {
 	return o, a.list(ctx, a.workloadsOf(ctx, o))
 }
 
-// agentLabels select the agents' pods.
-const agentLabels = "app.kubernetes.io/name=berth-agent"
-
 func (a *Auditor) agentsInto(ctx context.Context, o *objects) listed {
 	o.agents = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
 	return listed{"agents", o.agents, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
-		options.LabelSelector = agentLabels
+		options.LabelSelector = agentpod.Selector
 		return a.clients.Kube.CoreV1().Pods(a.options.Namespace).List(ctx, options)
 	}), func(object runtime.Object) any {
 		pod := object.(*v1.Pod)

@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -125,7 +126,7 @@ func (a *Auditor) readAgents(ctx context.Context, s *Subject, o *objects) error 
 }
 
 // IsReady says whether a pod is Ready.
-func IsReady(pod *v1.Pod) bool { return isReady(pod) }
+func IsReady(pod *v1.Pod) bool { return agentpod.IsReady(pod) }
 
 // Agents returns the agents' pods. Blocking.
 func (a *Auditor) Agents(ctx context.Context) ([]*v1.Pod, error) {

@@ -23,6 +23,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/client"
 )
 
@@ -159,7 +160,7 @@ func (c *Call) BerthNamespace(ctx context.Context, given string) (string, error)
 	if given != "" {
 		return given, nil
 	}
-	list, err := c.Kube.AppsV1().DaemonSets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=berth-agent"})
+	list, err := c.Kube.AppsV1().DaemonSets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: agentpod.Selector})
 	switch {
 	case apierrors.IsForbidden(err):
 		return usualNamespace, nil

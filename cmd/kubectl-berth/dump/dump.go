@@ -35,6 +35,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
+	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
@@ -255,7 +256,7 @@ func (o *options) addLogs(ctx context.Context, b *bundle, kube kubernetes.Interf
 func (o *options) addNodes(ctx context.Context, b *bundle, pods []v1.Pod) {
 	for i := range pods {
 		pod := &pods[i]
-		if pod.Labels["app.kubernetes.io/name"] != "berth-agent" {
+		if !agentpod.Is(pod) {
 			continue
 		}
 		file := "nodes/" + pod.Spec.NodeName + ".json"

@@ -18,6 +18,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/agentpod"
 )
 
 // Why is the content of -o json.
@@ -147,18 +148,21 @@ func (w *Why) perPool(candidates *ipam.Candidates, nodes []v1.Node) {
 	}
 }
 
-// perNode adds the verdict of the scheduler's filters on each node; full are the nodes at
-// their own limit of addresses.
-func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, full map[string]bool) {
+// perNode adds the verdict of the scheduler's filters on each node; unfit returns why a node
+// that its pools serve can have no address, and says what to do.
+func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, unfit func(node string) string) {
 	byReason := map[string]*Node{}
 	serves := false
 	for i := range nodes {
 		said := Node{Has: true, Reason: "Berth has an address for the pod there"}
-		if rejection := candidates.Rejects(ipam.ReachOf(candidates.Snapshot(), ipam.NodeOf(&nodes[i]))); rejection != nil {
+		rejection := candidates.Rejects(ipam.ReachOf(candidates.Snapshot(), ipam.NodeOf(&nodes[i])))
+		if rejection != nil {
 			said = Node{Reason: rejection.Reason}
-		} else if full[nodes[i].Name] {
-			said = Node{Reason: ipam.ReasonNodeCap}
-			w.do("nodes limit their addresses by the number that they advertise: kubectl get node %s -o jsonpath='{.status.allocatable}'", nodes[i].Name)
+		}
+		if rejection == nil || !rejection.Unresolvable {
+			if reason := unfit(nodes[i].Name); reason != "" {
+				said = Node{Reason: reason}
+			}
 		}
 		serves = serves || said.Has
 		if byReason[said.Reason] == nil {
@@ -182,6 +186,16 @@ func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, full map[str
 	default:
 		w.Problem = cmp.Or(w.Problem, "no node can have the pod")
 		w.perPoolToDo()
+	}
+}
+
+// agentsToDo says how to find why nodes have no ready agent.
+func (w *Why) agentsToDo(namespace string) {
+	for i := range w.Nodes {
+		if w.Nodes[i].Reason == ipam.ReasonNoAgent {
+			w.do("start an agent on %s: kubectl get pods -n %s -l %s -o wide shows the agents, if that is the namespace of Berth (--berth-namespace); the chart's agent.nodeSelector says which nodes have one",
+				few(w.Nodes[i].Names), namespace, agentpod.Selector)
+		}
 	}
 }
 
@@ -239,7 +253,7 @@ func (w *Why) addEvents(events []v1.Event) {
 	}
 	for _, event := range w.Events {
 		if event.Reason == "FailedCreatePodSandBox" {
-			w.do("look at the agent of the node: kubectl get pods -n berth-system -l app.kubernetes.io/name=berth-agent --field-selector spec.nodeName=%s, and its log", w.Node)
+			w.do("look at the agent of the node: kubectl get pods -n berth-system -l "+agentpod.Selector+" --field-selector spec.nodeName=%s, and its log", w.Node)
 		}
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
@@ -40,11 +41,13 @@ const whyExamples = `  kubectl berth why web-0 -n shop
 // NewWhy returns the command why.
 func NewWhy(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	var reader podrequest.Reader
+	var berthNamespace string
 	return command.Command{
 		Use: "why POD", Short: "Says why a pod waits for an address", Long: whyLong, Example: whyExamples,
 		Args: cobra.ExactArgs(1), Complete: of.CompletePods, Namespaced: true,
 		Flags: func(flags *pflag.FlagSet) {
 			flags.BoolVar(&reader.Galaxy, "galaxy-aliases", false, "Read Galaxy's resource and annotations, too, as the scheduler does with galaxyAliases.")
+			command.AddBerthNamespace(flags, &berthNamespace)
 		},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 			name, namespace := call.Args[0], call.Namespace
@@ -55,7 +58,7 @@ func NewWhy(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Comm
 			if err != nil {
 				return nil, fmt.Errorf("get pod %s/%s: %w", namespace, name, err)
 			}
-			l := &look{Call: call, pod: found, reader: reader}
+			l := &look{Call: call, pod: found, reader: reader, berth: berthNamespace}
 			told, err := l.tell(ctx)
 			if err != nil {
 				return nil, err
@@ -73,6 +76,8 @@ type look struct {
 	*command.Call
 	pod    *v1.Pod
 	reader podrequest.Reader
+	// berth is the given namespace of Berth's programs; empty: it is looked up.
+	berth string
 }
 
 func (l *look) tell(ctx context.Context) (*Why, error) {
@@ -164,8 +169,36 @@ func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
 	} else if err != nil {
 		return err
 	}
-	told.perNode(candidates, nodes.Items, full)
+	namespace, wired, err := l.wired(ctx)
+	if refused := cluster.Forbidden(err); refused != "" {
+		told.Missing = refused
+	} else if err != nil {
+		return err
+	}
+	told.perNode(candidates, nodes.Items, func(node string) string {
+		switch {
+		case wired != nil && !wired[node]:
+			return ipam.ReasonNoAgent
+		case full[node]:
+			told.do("nodes limit their addresses by the number that they advertise: kubectl get node %s -o jsonpath='{.status.allocatable}'", node)
+			return ipam.ReasonNodeCap
+		}
+		return ""
+	})
+	told.agentsToDo(namespace)
 	return nil
+}
+
+// wired returns the nodes that have a ready agent, and the namespace of the agents.
+func (l *look) wired(ctx context.Context) (namespace string, nodes map[string]bool, err error) {
+	if namespace, err = l.BerthNamespace(ctx, l.berth); err != nil {
+		return "", nil, err
+	}
+	agents, err := l.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: agentpod.Selector, ResourceVersion: "0"})
+	if err != nil {
+		return namespace, nil, fmt.Errorf("list the agents: %w", err)
+	}
+	return namespace, agentpod.Nodes(agents.Items), nil
 }
 
 // bound adds the addresses of a bound pod, and its events.

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package floatingip
+
+import (
+	"sync"
+	"sync/atomic"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/agentpod"
+)
+
+// agents knows the nodes that have a ready Berth agent, by the agents' pods. On other nodes
+// another CNI plugin would give a pod its address. Safe for concurrent use.
+type agents struct {
+	// namespace of the agents' pods; empty: nodes need no agent.
+	namespace string
+	// ready has the number of ready agents of each node that has one.
+	ready sync.Map
+	// covered is how many of the known nodes have a ready agent.
+	covered atomic.Int64
+
+	mu    sync.Mutex
+	nodes map[string]bool
+	// pods are the ready agents and their nodes.
+	pods map[types.UID]string
+}
+
+func newAgents(namespace string) *agents {
+	return &agents{namespace: namespace, nodes: map[string]bool{}, pods: map[types.UID]string{}}
+}
+
+// has says whether the node has a ready agent, or needs none.
+func (a *agents) has(node string) bool { return a.namespace == "" || a.on(node) > 0 }
+
+func (a *agents) on(node string) int {
+	n, _ := a.ready.Load(node)
+	count, _ := n.(int)
+	return count
+}
+
+// missing returns how many of kube-scheduler's nodes have no ready agent. If the scheduler knows
+// other nodes at the moment, the number is wrong, but not 0.
+func (a *agents) missing(nodes int) int {
+	if a.namespace == "" {
+		return 0
+	}
+	if n := nodes - int(a.covered.Load()); n >= 0 {
+		return n
+	}
+	return 1
+}
+
+// seen notes the state of a pod. It returns the node that has a ready agent by it, and had none;
+// empty: no node.
+func (a *agents) seen(pod *v1.Pod) (gained string) {
+	if a.namespace == "" || pod.Namespace != a.namespace {
+		return ""
+	}
+	if agentpod.Is(pod) && agentpod.IsReady(pod) {
+		return a.moved(pod.UID, pod.Spec.NodeName)
+	}
+	return a.moved(pod.UID, "")
+}
+
+// gone notes that a pod does not exist any more.
+func (a *agents) gone(pod *v1.Pod) {
+	if a.namespace != "" && pod.Namespace == a.namespace {
+		a.moved(pod.UID, "")
+	}
+}
+
+// moved notes the node where an agent is ready; empty: nowhere.
+func (a *agents) moved(uid types.UID, node string) (gained string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	before := a.pods[uid]
+	if before == node {
+		return ""
+	}
+	delete(a.pods, uid)
+	if before != "" {
+		a.count(before, -1)
+	}
+	if node == "" {
+		return ""
+	}
+	a.pods[uid] = node
+	if a.count(node, 1) > 1 {
+		return ""
+	}
+	return node
+}
+
+// count adds to the ready agents of a node, and returns how many it has.
+func (a *agents) count(node string, more int) int {
+	before := a.on(node)
+	after := before + more
+	if after == 0 {
+		a.ready.Delete(node)
+	} else {
+		a.ready.Store(node, after)
+	}
+	if a.nodes[node] && (before == 0) != (after == 0) {
+		a.covered.Add(int64(more))
+	}
+	return after
+}
+
+// nodeAdded notes a node.
+func (a *agents) nodeAdded(name string) { a.know(name, true, 1) }
+
+// nodeDeleted notes that a node does not exist any more.
+func (a *agents) nodeDeleted(name string) { a.know(name, false, -1) }
+
+func (a *agents) know(name string, known bool, more int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.nodes[name] == known {
+		return
+	}
+	if known {
+		a.nodes[name] = true
+	} else {
+		delete(a.nodes, name)
+	}
+	if a.on(name) > 0 {
+		a.covered.Add(more)
+	}
+}
+
+// mostNamed is how many nodes without an agent are named to the pods that wait: each name is a
+// reason of its own in kube-scheduler's message.
+const mostNamed = 3
+
+// noAgent returns the rejection of a node without a ready agent; missing is how many there are.
+// No preemption helps. A pool that serves another node does.
+func noAgent(node string, missing int) *ipam.Rejection {
+	reason := ipam.ReasonNoAgent
+	if missing <= mostNamed {
+		reason = ipam.NoAgentOn(node)
+	}
+	return &ipam.Rejection{Reason: reason, Unresolvable: true, Lacks: ipam.LackOwner}
+}
