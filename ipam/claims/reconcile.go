@@ -3,6 +3,7 @@
 package claims
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -151,18 +152,19 @@ func (c *controller) refusal(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim) s
 	return request.RefusedTerms(snapshot.Pools()[home])
 }
 
-// refused returns the problem of a claim with an address whose pool does not allow the
-// claim's release policy and retainFor; nil if there is none.
+// refused returns the problem of a claim with addresses whose pools do not allow the claim's release policy
+// and retainFor; nil if there is none. It names the first by name, so that the same addresses have the same text.
 func (c *controller) refused(claim *v1alpha1.IPClaim, t *tally) *preallocation.Problem {
+	var first *v1alpha1.FloatingIP
 	for _, ip := range t.own {
-		if released(ip, claim) {
-			continue
-		}
-		if why := c.refusal(ip, claim); why != "" {
-			return problem(preallocation.ReasonNoPoolFits, fmt.Sprintf("%s keeps release policy %s: %s", ip.Spec.Address, ip.Spec.ReleasePolicy, why))
+		if !released(ip, claim) && (first == nil || cmp.Compare(ip.Name, first.Name) < 0) && c.refusal(ip, claim) != "" {
+			first = ip
 		}
 	}
-	return nil
+	if first == nil {
+		return nil
+	}
+	return problem(preallocation.ReasonNoPoolFits, fmt.Sprintf("%s keeps release policy %s: %s", first.Spec.Address, first.Spec.ReleasePolicy, c.refusal(first, claim)))
 }
 
 // follow writes the claim's release policy and retainFor into addresses with other

@@ -113,6 +113,7 @@ func (s *Server) Put(objects ...metav1.Object) {
 			panic(fmt.Sprintf("put %v: %v", k, err))
 		}
 		u := &unstructured.Unstructured{Object: content}
+		setDefaults(k.resource, u)
 		if before := s.objects[k]; before != nil {
 			u.SetUID(before.GetUID())
 			u.SetCreationTimestamp(before.GetCreationTimestamp())

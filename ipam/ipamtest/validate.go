@@ -86,6 +86,13 @@ func admit(k key, object, before *unstructured.Unstructured) error {
 	return nil
 }
 
+// setDefaults writes the defaults into a stored object, as an API server does when it reads one.
+func setDefaults(resource string, object *unstructured.Unstructured) {
+	if v := validatorFor(resource); v != nil {
+		defaulting.Default(object.Object, v.structure)
+	}
+}
+
 // validatorOf reads the CRD of a resource. It panics where it cannot.
 func validatorOf(resource string) *validator {
 	v, err := readCRD(resource)
