@@ -192,7 +192,6 @@ func TestAgentsModel(t *testing.T) {
 	for step := range 20_000 {
 		name, uid := names[random.IntN(len(names))], fmt.Sprint(random.IntN(5))
 		was := a.has(name)
-		gained := ""
 		switch random.IntN(5) {
 		case 0:
 			nodes[name] = true
@@ -216,7 +215,7 @@ func TestAgentsModel(t *testing.T) {
 				labelledAs(pod, "another")
 			}
 			pods[uid] = pod
-			if gained = a.seen(pod); (gained != "") != (!was && a.has(pod.Spec.NodeName)) {
+			if gained := a.seen(pod); (gained != "") != (!was && a.has(pod.Spec.NodeName)) {
 				t.Fatalf("step %d: gained %q, and node %s had an agent: %v, and has: %v", step, gained, pod.Spec.NodeName, was, a.has(pod.Spec.NodeName))
 			}
 		}

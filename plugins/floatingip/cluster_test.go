@@ -313,7 +313,7 @@ func tainted(node *v1.Node) *v1.Node {
 
 // ipPool has addresses of 10.0.70.0/24, or 2001:db8::/64.
 func ipPool(name, ranges string, options ...func(*v1alpha1.IPPoolSpec)) *v1alpha1.IPPool {
-	p := &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.IPPoolSpec{Subnet: "10.0.70.0/24", Ranges: []string{ranges}}}
+	p := &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.IPPoolSpec{Subnet: "10.0.70.0/24", Ranges: []string{ranges}, Cooldown: &metav1.Duration{}}}
 	if strings.Contains(ranges, ":") {
 		p.Spec.Subnet = "2001:db8::/64"
 	}
