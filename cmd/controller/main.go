@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/uuid"
@@ -37,6 +38,7 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/restclient"              // requests to the API server
 	_ "k8s.io/component-base/metrics/prometheus/workqueue"               // queues
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/cmd/internal/build"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
@@ -45,11 +47,13 @@ import (
 	"github.com/berth-dev/berth/ipam/assigner"
 	"github.com/berth-dev/berth/ipam/claims"
 	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/poolstatus"
 	"github.com/berth-dev/berth/ipam/preallocation"
 	"github.com/berth-dev/berth/ipam/reclaim"
 	"github.com/berth-dev/berth/ipam/store"
 	"github.com/berth-dev/berth/ipam/view"
+	"github.com/berth-dev/berth/ipam/wrongaddress"
 )
 
 func main() {
@@ -138,6 +142,7 @@ type work struct {
 	reclaimer   *reclaim.Reclaimer
 	status      *poolstatus.Writer
 	ahead       *preallocation.Loop
+	wrong       *wrongaddress.Finder
 	ipam        *ipam.IPAM
 	workers     int
 	ready       atomic.Bool
@@ -172,6 +177,7 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 	}); err != nil {
 		return nil, err
 	}
+	w.wrong = newFinder(kube, factory, seen, options, recorder)
 	poolMetrics, claimMetrics, setMetrics := poolstatus.NewMetrics(), claims.NewMetrics(), preallocation.NewMetrics()
 	legacyregistry.CustomMustRegister(poolMetrics, claimMetrics, setMetrics)
 	if w.status, err = poolstatus.New(api.IPPools, seen, recorder, poolMetrics); err != nil {
@@ -196,6 +202,29 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 		return nil, err
 	}
 	return w, nil
+}
+
+// newFinder returns the finder of pods with wrong addresses, which evicts them if the options say so.
+func newFinder(kube kubernetes.Interface, factory informers.SharedInformerFactory, seen *view.View, options *options, recorder event.Recorder) *wrongaddress.Finder {
+	records := seen.FloatingIPs.GetIndexer()
+	config := wrongaddress.Config{
+		Pods: factory.Core().V1().Pods().Lister(),
+		FloatingIP: func(name string) *v1alpha1.FloatingIP {
+			object, exists, err := records.GetByKey(name)
+			if err != nil || !exists {
+				return nil
+			}
+			return object.(*v1alpha1.FloatingIP)
+		},
+		Events: recorder, Count: wrongaddress.NewCount(), Clock: clock.RealClock{},
+	}
+	if options.evictWrong {
+		config.Evict = func(ctx context.Context, eviction *policyv1.Eviction) error {
+			return kube.PolicyV1().Evictions(eviction.Namespace).Evict(ctx, eviction)
+		}
+	}
+	legacyregistry.MustRegister(config.Count)
+	return wrongaddress.New(config)
 }
 
 // newReclaimer adds to parts the clients of custom workloads and the external assigner, if
@@ -257,6 +286,7 @@ func (w *work) lead(ctx context.Context) {
 	var group sync.WaitGroup
 	group.Go(func() { w.status.Run(ctx) })
 	group.Go(func() { w.ahead.Run(ctx) })
+	group.Go(func() { w.wrong.Run(ctx) })
 	w.reclaimer.Run(ctx, w.workers)
 	group.Wait()
 }

@@ -24,6 +24,8 @@ type options struct {
 	qps            float32
 	burst          int
 	assigner       assigner.Options
+	// evictWrong: pods that run with a wrong address are evicted.
+	evictWrong bool
 }
 
 func defaultOptions() *options {
@@ -52,6 +54,7 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.Float32Var(&o.qps, "kube-api-qps", o.qps, "Requests per second to the API server.")
 	flags.IntVar(&o.burst, "kube-api-burst", o.burst, "Burst of requests to the API server.")
 	o.assigner.AddFlags(flags)
+	flags.BoolVar(&o.evictWrong, "evict-pods-with-wrong-addresses", o.evictWrong, "Evict pods that run with none of their addresses, because another CNI plugin made their network, so that their workload makes them again. It needs the right to create pods/eviction.")
 }
 
 func (o *options) validate() error {

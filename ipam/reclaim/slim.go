@@ -13,16 +13,15 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/podrequest"
+	"github.com/berth-dev/berth/ipam/wrongaddress"
 )
 
-// Slim is a transform for informers. It keeps only the fields that Reclaimer reads, to
-// save memory.
+// Slim is a transform for informers. It keeps only the fields that Reclaimer and package
+// wrongaddress read, to save memory.
 func Slim(object any) (any, error) {
 	switch o := object.(type) {
 	case *v1.Pod:
-		slim := &v1.Pod{ObjectMeta: slimMeta(&o.ObjectMeta), Spec: podrequest.Slim(&o.Spec), Status: v1.PodStatus{Phase: o.Status.Phase}}
-		slim.Spec.NodeName = o.Spec.NodeName
-		return slim, nil
+		return slimPod(o), nil
 	case *v1.Namespace:
 		slim := &v1.Namespace{ObjectMeta: slimMeta(&o.ObjectMeta)}
 		slim.Labels, slim.CreationTimestamp = maps.Clone(o.Labels), o.CreationTimestamp
@@ -114,6 +113,18 @@ func slimPodSpec(spec *v1.PodSpec) v1.PodSpec {
 	slim.NodeSelector = spec.NodeSelector
 	if spec.Affinity != nil && spec.Affinity.NodeAffinity != nil {
 		slim.Affinity = &v1.Affinity{NodeAffinity: spec.Affinity.NodeAffinity}
+	}
+	return slim
+}
+
+func slimPod(o *v1.Pod) *v1.Pod {
+	slim := &v1.Pod{ObjectMeta: slimMeta(&o.ObjectMeta), Spec: podrequest.Slim(&o.Spec), Status: v1.PodStatus{Phase: o.Status.Phase}}
+	slim.Spec.NodeName = o.Spec.NodeName
+	if slim.Annotations[v1alpha1.AnnotationFloatingIPs] != "" {
+		slim.Status.PodIPs = o.Status.PodIPs
+		if networks, ok := o.Annotations[wrongaddress.AnnotationNetworks]; ok {
+			slim.Annotations[wrongaddress.AnnotationNetworks] = networks
+		}
 	}
 	return slim
 }

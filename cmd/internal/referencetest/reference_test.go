@@ -36,7 +36,7 @@ func TestReferenceMetrics(t *testing.T) {
 		folders []string
 	}{
 		{"Scheduler", []string{"plugins"}},
-		{"Controller", []string{"ipam/poolstatus", "ipam/claims", "ipam/preallocation", "ipam/reclaim"}},
+		{"Controller", []string{"ipam/poolstatus", "ipam/claims", "ipam/preallocation", "ipam/reclaim", "ipam/wrongaddress"}},
 		{"Scheduler and controller, with an external assigner", []string{"ipam/assigner"}},
 		{"Agent", []string{"agent", "cni"}},
 		{"Each program", []string{"cmd/internal/build"}},

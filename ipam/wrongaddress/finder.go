@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wrongaddress
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/component-base/metrics"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/event"
+)
+
+// Reasons of events. docs/reference/events.md is made of the comments.
+const (
+	// EventWrongAddress (Warning on Pod): the pod runs with an address of another CNI plugin, and
+	// nobody answers for its own. Do: see docs/how-to/troubleshooting.md#berthpodshavewrongaddresses.
+	EventWrongAddress = "WrongAddress"
+)
+
+const (
+	// interval is how often all pods are compared.
+	interval = 20 * time.Second
+	// mostEvictions is how many pods one round evicts, so that a mistake or a large fault ends
+	// no whole application at once.
+	mostEvictions = 5
+	// rest is how long after an eviction the next pod with the address is left alone: if it has a
+	// wrong address again, another eviction would not help soon.
+	rest = 10 * time.Minute
+)
+
+// Config has the dependencies of a Finder.
+type Config struct {
+	// Pods are slim (reclaim.Slim).
+	Pods corelisters.PodLister
+	// FloatingIP returns the record of that name, or nil.
+	FloatingIP func(name string) *v1alpha1.FloatingIP
+	Events     event.Recorder
+	// Evict ends a pod unless a PodDisruptionBudget forbids it; nil: pods are left alone.
+	Evict func(ctx context.Context, eviction *policyv1.Eviction) error
+	Count *metrics.Gauge
+	Clock clock.PassiveClock
+}
+
+// NewCount creates the metric of a Finder.
+func NewCount() *metrics.Gauge {
+	return metrics.NewGauge(&metrics.GaugeOpts{
+		Name: "berth_wrong_address_pods", Help: "Running pods that have none of the addresses that are recorded for them: another CNI plugin made their network.", StabilityLevel: metrics.ALPHA,
+	})
+}
+
+// Finder finds pods with wrong addresses. One goroutine at a time may use it.
+type Finder struct {
+	Config
+	// known has the pods of the last round.
+	known map[types.UID]bool
+	// evicted has the time of the last eviction by address.
+	evicted map[netip.Addr]time.Time
+}
+
+// New returns a Finder.
+func New(config Config) *Finder {
+	return &Finder{Config: config, evicted: map[netip.Addr]time.Time{}}
+}
+
+// Run looks until ctx ends. The caches must be filled.
+func (f *Finder) Run(ctx context.Context) { wait.UntilWithContext(ctx, f.round, interval) }
+
+// round compares all pods once.
+func (f *Finder) round(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	pods, err := f.Pods.List(labels.Everything())
+	if err != nil {
+		logger.Error(err, "Cannot look for pods with wrong addresses")
+		return
+	}
+	for addr, at := range f.evicted {
+		if f.Clock.Since(at) >= rest {
+			delete(f.evicted, addr)
+		}
+	}
+	found, evictions := map[types.UID]bool{}, 0
+	for _, pod := range pods {
+		own := Of(pod, f.FloatingIP)
+		if len(own) == 0 {
+			continue
+		}
+		found[pod.UID] = true
+		if !f.known[pod.UID] {
+			// A pod that is found twice is not one whose status is on its way.
+			f.say(ctx, pod, own)
+			continue
+		}
+		if evictions == mostEvictions || !f.mayEvict(pod, own) {
+			continue
+		}
+		evictions++
+		if err := f.evict(ctx, pod); err != nil {
+			logger.Error(err, "Cannot evict a pod with a wrong address, will try again", "pod", klog.KObj(pod), "node", pod.Spec.NodeName)
+			continue
+		}
+		for _, addr := range own {
+			f.evicted[addr] = f.Clock.Now()
+		}
+		logger.Info("Evicted a pod with a wrong address", "pod", klog.KObj(pod), "node", pod.Spec.NodeName, "floatingIPs", own)
+	}
+	f.known = found
+	f.Count.Set(float64(len(found)))
+}
+
+// mayEvict says whether the pod's workload makes it again, and this was not tried a moment ago.
+func (f *Finder) mayEvict(pod *v1.Pod, own []netip.Addr) bool {
+	return f.Evict != nil && metav1.GetControllerOfNoCopy(pod) != nil &&
+		!slices.ContainsFunc(own, func(addr netip.Addr) bool { return !f.evicted[addr].IsZero() })
+}
+
+func (f *Finder) evict(ctx context.Context, pod *v1.Pod) error {
+	return f.Evict(ctx, &policyv1.Eviction{
+		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
+		DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}},
+	})
+}
+
+// say emits the event.
+func (f *Finder) say(ctx context.Context, pod *v1.Pod, own []netip.Addr) {
+	var has []string
+	for _, ip := range pod.Status.PodIPs {
+		has = append(has, ip.IP)
+	}
+	note := fmt.Sprintf("The pod runs with %s on node %s, and not with its own %s, for which nobody answers: another CNI plugin made its network. Delete the pod, so that it gets its address on a node with a ready agent",
+		strings.Join(has, ", "), pod.Spec.NodeName, join(own))
+	event.Warning(EventWrongAddress, note).Record(f.Events, pod, nil, "Compare")
+	klog.FromContext(ctx).Info("A pod runs with a wrong address", "pod", klog.KObj(pod), "node", pod.Spec.NodeName, "has", has, "floatingIPs", own)
+}
+
+func join(addrs []netip.Addr) string {
+	texts := make([]string, len(addrs))
+	for i, addr := range addrs {
+		texts[i] = addr.String()
+	}
+	return strings.Join(texts, ", ")
+}
