@@ -48,7 +48,7 @@ func (s *stage) failsWith(pod *v1.Pod, texts ...string) string {
 }
 
 // TestAgentDown: without agents running pods keep their network, new ones wait
-// and say why, deleted ones wait too; when the agents are back all goes on by
+// and say why, those with a floating IP without a node, deleted ones wait too; when the agents are back all goes on by
 // itself.
 func TestAgentDown(t *testing.T) {
 	s := newStage(t, "10.0.70.55-10.0.70.59")
@@ -61,8 +61,17 @@ func TestAgentDown(t *testing.T) {
 	s.kubectl("-n", deploy.Namespace, "wait", "--for=delete", "pod", "-l", deploy.AgentLabels, patiently)
 	waiting, plain := s.create(s.pod("waiting", s.floating)), s.create(s.pod("plain"))
 	s.kubectl("-n", s.name, "delete", "pod", leaving.Name, "--wait=false")
-	for _, pod := range []*v1.Pod{waiting, plain} {
-		t.Log(s.failsWith(pod, "Berth agent", "does not answer", api.SocketPath, "kubectl get pods -A"))
+	t.Log(s.failsWith(plain, "Berth agent", "does not answer", api.SocketPath, "kubectl get pods -A"))
+	// No node gets a pod with a floating IP.
+	event, err := s.Event(s.ctx, waiting, func(event *v1.Event) bool {
+		return event.Reason == "FailedScheduling" && strings.Contains(event.Message, "no Berth agent is ready")
+	})
+	s.must(err)
+	t.Log(event.Message)
+	now, err := s.Client.CoreV1().Pods(s.name).Get(s.ctx, waiting.Name, metav1.GetOptions{})
+	s.must(err)
+	if now.Spec.NodeName != "" {
+		t.Errorf("the pod with a floating IP is on node %s, which has no agent", now.Spec.NodeName)
 	}
 	s.expectUnbroken(tr, "the absence of all agents")
 
