@@ -65,7 +65,8 @@ func (r *Reclaimer) apply(ctx context.Context, ip *v1alpha1.FloatingIP, s situat
 	if mustDetach(ip, a) {
 		return r.leaveNode(ctx, ip, s.unused, a, mayDetach)
 	}
-	if a == retain || s.at.family == "" || !yields(ip) {
+	// An address whose pod is gone is ranked as one with a pod, and counts for others until it leaves.
+	if a == retain || s.at.family == "" || !yieldsWithoutPod(ip) {
 		return r.write(ctx, ip, a)
 	}
 	if !r.rankings.leave(ip, s.at) {

@@ -393,10 +393,13 @@ func without(list []*v1alpha1.FloatingIP, ip *v1alpha1.FloatingIP, by order) []*
 }
 
 // yields reports whether an address is freed if too many come before it.
-func yields(ip *v1alpha1.FloatingIP) bool {
+func yields(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Pod == nil && yieldsWithoutPod(ip) }
+
+// yieldsWithoutPod reports whether an address is freed if too many come before it and its pod is gone.
+func yieldsWithoutPod(ip *v1alpha1.FloatingIP) bool {
 	owner := ip.Spec.Owner
 	switch {
-	case ip.Spec.Pod != nil || ip.Spec.Reserved || !isShared(owner):
+	case ip.Spec.Reserved || !isShared(owner):
 		return false
 	case owner.IsClaim(), mayPreallocate(owner) && isUnused(&ip.Spec):
 		return true

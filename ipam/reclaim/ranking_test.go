@@ -277,3 +277,21 @@ func TestLoadedRankings(t *testing.T) {
 		t.Errorf("%d loads", loads)
 	}
 }
+
+// An address that is freed when its pod has just gone leaves its ranking, too: until its record is gone it would stand
+// before the ones that are kept without a pod, and one of these would be freed for the same surplus.
+func TestLeaveWithPod(t *testing.T) {
+	r := newRankings(func(*v1alpha1.FloatingIP) int64 { return 0 })
+	owner := shared("apps/v1", "Deployment")
+	kept, ended := record("10.0.70.1", owner, 1, ""), record("10.0.70.2", owner, 2, "pod")
+	kept.Spec.LastPod, ended.Spec.ReleasePolicy = "x", v1alpha1.ReleaseRetain
+	r.put(kept)
+	r.put(ended)
+	at, _ := r.standing(ended)
+	if yields(ended) || !yieldsWithoutPod(ended) || !r.leave(ended, at) {
+		t.Fatal("an address whose pod is gone may not leave")
+	}
+	if now, _ := r.standing(kept); now.rank != 0 {
+		t.Errorf("the kept address stands at %d", now.rank)
+	}
+}
