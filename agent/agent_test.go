@@ -814,4 +814,7 @@ func TestReadyNeedsTheKernel(t *testing.T) {
 	if err := a.Ready(t.Context()); !errors.Is(err, ErrNotReady) || !strings.Contains(err.Error(), "the kernel lacks arp tables") {
 		t.Errorf("Ready() = %v", err)
 	}
+	if in, err := a.Inspect(t.Context(), "", false); err != nil || !strings.Contains(in.NotReady, "the kernel lacks arp tables") {
+		t.Errorf("Inspect() shows %+v, %v", in, err)
+	}
 }

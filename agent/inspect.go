@@ -16,7 +16,7 @@ import (
 
 // Inspect reports the agent's state; a pod, as namespace/name, limits it to the pod's containers.
 // check has each record compared with the kernel, and changes nothing.
-func (a *Agent) Inspect(_ context.Context, pod string, check bool) (*inquiry.Inspection, error) {
+func (a *Agent) Inspect(ctx context.Context, pod string, check bool) (*inquiry.Inspection, error) {
 	records, outcomes := a.Store.List(), a.reconciler.Outcomes()
 	in := &inquiry.Inspection{
 		Time: time.Now(), Started: a.started, API: a.Pods.Connection(), Records: a.phases(records), OldestCheck: oldestCheck(records, outcomes),
@@ -29,6 +29,9 @@ func (a *Agent) Inspect(_ context.Context, pod string, check bool) (*inquiry.Ins
 	}
 	if pod != "" {
 		return in, nil
+	}
+	if err := a.Ready(ctx); err != nil {
+		in.NotReady = err.Error()
 	}
 	in.Policies = a.Policies.Inspect()
 	in.Conflicts = a.conflicts.List()

@@ -20,8 +20,10 @@ const PathInspect = "/v1/inspect"
 type Inspection struct {
 	Time time.Time `json:"time"`
 	// Started is the time of the agent's start.
-	Started time.Time  `json:"started"`
-	API     Connection `json:"api"`
+	Started time.Time `json:"started"`
+	// NotReady says why the agent is not ready; empty where it is, or where the query names a pod.
+	NotReady string     `json:"notReady,omitempty"`
+	API      Connection `json:"api"`
 	// Records counts the containers by the phase of their network.
 	Records map[string]int `json:"records"`
 	// OldestCheck is the oldest of the records' last comparisons with the kernel; the zero Time

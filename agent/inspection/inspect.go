@@ -141,7 +141,7 @@ func unwell(in *inquiry.Inspection) bool {
 	if p := in.Policies; p != nil && p.Enforced != none && (!p.Known || len(p.Failures)+len(p.Unenforced) > 0) {
 		return true
 	}
-	return len(in.Problems) > 0 || !in.API.Synced || in.API.Error != "" || slices.ContainsFunc(in.Containers, func(c inquiry.InspectedContainer) bool {
+	return in.NotReady != "" || len(in.Problems) > 0 || !in.API.Synced || in.API.Error != "" || slices.ContainsFunc(in.Containers, func(c inquiry.InspectedContainer) bool {
 		return c.Error != "" || c.Missing != ""
 	})
 }
@@ -186,6 +186,9 @@ func printInspection(out io.Writer, in *inquiry.Inspection) error {
 	for _, p := range in.OrphanPorts {
 		fmt.Fprintf(out, "host port %s leads to port %d of %s, of pod %s, and has no record: the state file was lost; it stays while the pod runs\n",
 			p.HostPort, p.ContainerPort, p.Address, cmp.Or(strings.Trim(p.Pod.String(), "/"), "not known yet"))
+	}
+	if in.NotReady != "" {
+		fmt.Fprintln(out, in.NotReady)
 	}
 	for _, p := range in.Problems {
 		fmt.Fprintf(out, "problem: %s\n", p)

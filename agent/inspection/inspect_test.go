@@ -18,7 +18,7 @@ import (
 func TestPrintInspection(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	in := &inquiry.Inspection{
-		Time: now, Started: now.Add(-time.Hour), API: inquiry.Connection{Synced: true}, Records: map[string]int{"added": 2, "withdrawn": 1}, OldestCheck: now.Add(-20 * time.Second),
+		Time: now, Started: now.Add(-time.Hour), NotReady: "agent not ready: no uplink", API: inquiry.Connection{Synced: true}, Records: map[string]int{"added": 2, "withdrawn": 1}, OldestCheck: now.Add(-20 * time.Second),
 		Containers: []inquiry.InspectedContainer{
 			{
 				Pod: api.Pod{Namespace: "shop", Name: "web-0"}, ContainerID: "0123456789abcdef", Phase: "added", Checked: now.Add(-20 * time.Second),
@@ -65,6 +65,7 @@ conflict 60s ago: 10.0.70.6 is used by the host 02:00:00:00:00:01, of pod shop/w
 link bth3 with [10.0.70.9] has no record: the state file was lost; it stays while a pod of this node holds the addresses
 host port UDP 53 leads to port 53 of 10.9.0.3, of pod shop/dns, and has no record: the state file was lost; it stays while the pod runs
 host port TCP 80 leads to port 81 of 10.9.0.4, of pod not known yet, and has no record: the state file was lost; it stays while the pod runs
+agent not ready: no uplink
 network policies are not enforced: shop/fast-0: ipvlan
 network policy with a problem: NetworkPolicy shop/db: odd
 network policies: enforced for the 4 pods with a floating IP, and not for 20 others (--network-policy-pods=FloatingIP)
@@ -87,6 +88,10 @@ API server: reached; the agent has run for 60m
 		t.Error("a pod whose policies are not enforced counts for nothing")
 	}
 	in.Policies.Unenforced = nil
+	if !unwell(in) {
+		t.Error("an agent that is not ready counts for nothing")
+	}
+	in.NotReady = ""
 	if unwell(in) {
 		t.Error("a withdrawn pod alone makes the node unwell")
 	}

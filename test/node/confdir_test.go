@@ -36,8 +36,12 @@ func TestRuntimeConfiguration(t *testing.T) {
 		t.Helper()
 		netnstest.Eventually(t, func() error {
 			code, text, err := ask(network.client, address+":10265", "/readyz", "")
-			if err == nil && (want == "" && code != http.StatusOK || !strings.Contains(text, want)) {
-				err = fmt.Errorf("%d %s, want %q", code, text, want)
+			if err != nil {
+				return err
+			}
+			in := n.inspection()
+			if (want == "") != (code == http.StatusOK) || !strings.Contains(in.NotReady, want) || code != http.StatusOK && strings.Contains(text, "plugin") {
+				err = fmt.Errorf("%d %s, not ready %q, want %q", code, text, in.NotReady, want)
 			}
 			return err
 		})

@@ -2,7 +2,8 @@
 
 // Package monitoring serves a program's health and metrics over HTTPS. Health needs no
 // credentials, because the kubelet's probes have none. Metrics are for clients that the
-// API server allows to get the non-resource URL /metrics.
+// API server allows to get the non-resource URL /metrics. As everybody may ask for readiness, it
+// is found out once in two seconds at most, and the reason why it lacks stands in the log only.
 //
 // It authenticates bearer tokens with TokenReviews and authorizes with
 // SubjectAccessReviews, like kube-scheduler's secure port, and caches both as long. The

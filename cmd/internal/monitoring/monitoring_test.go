@@ -9,7 +9,6 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
-	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -75,29 +74,23 @@ func reviewer(t *testing.T, down *atomic.Bool, reviews *atomic.Int64) *rest.Conf
 }
 
 func TestAccess(t *testing.T) {
-	var down, notReady atomic.Bool
+	var down atomic.Bool
 	var reviews atomic.Int64
 	access, err := newAccess(reviewer(t, &down, &reviews))
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := httptest.NewServer(handler(access, func(context.Context) error {
-		if notReady.Load() {
-			return errors.New("starting")
-		}
-		return nil
-	}))
+	server := httptest.NewServer(handler(access, func(context.Context) error { return nil }))
 	defer server.Close()
 	for _, tc := range []struct {
 		name, method, path, authorization string
-		down, notReady                    bool
+		down                              bool
 		code                              int
 		text                              string
 	}{
 		{name: "health is for everybody", path: "/healthz", code: 200, text: "ok"},
 		{name: "also if the API server is down", path: "/healthz", down: true, code: 200, text: "ok"},
 		{name: "ready", path: "/readyz", code: 200, text: "ok"},
-		{name: "not ready", path: "/readyz", notReady: true, code: 503, text: "starting"},
 		{name: "no credentials", path: "/metrics", code: 401, text: "bearer token"},
 		{name: "another scheme", path: "/metrics", authorization: "Basic Z29vZDo=", code: 401, text: "bearer token"},
 		{name: "empty token", path: "/metrics", authorization: "Bearer ", code: 401, text: "bearer token"},
@@ -114,7 +107,6 @@ func TestAccess(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			down.Store(tc.down)
-			notReady.Store(tc.notReady)
 			request, err := http.NewRequestWithContext(t.Context(), tc.method, server.URL+tc.path, nil)
 			if err != nil {
 				t.Fatal(err)

@@ -25,9 +25,6 @@ type Server struct {
 	listener net.Listener // nil: nothing is served
 }
 
-// readyTimeout limits a readiness check.
-const readyTimeout = 5 * time.Second
-
 // Listen opens the port of a server; clients wait until Serve. config is for the API
 // server. ready returns the reason why the program is not ready, or nil.
 func Listen(ctx context.Context, options Options, config *rest.Config, ready func(context.Context) error) (*Server, error) {
@@ -68,15 +65,7 @@ func Listen(ctx context.Context, options Options, config *rest.Config, ready fun
 func handler(access *access, ready func(context.Context) error) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), readyTimeout)
-		defer cancel()
-		if err := ready(ctx); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
-		}
-		_, _ = fmt.Fprintln(w, "ok")
-	})
+	mux.Handle("GET /readyz", &readiness{check: ready})
 	mux.Handle("GET /metrics", access.guard(legacyregistry.Handler()))
 	return mux
 }
