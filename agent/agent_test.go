@@ -53,6 +53,8 @@ type world struct {
 	podIP string
 	// missing is the error of the driver's Check.
 	missing error
+	// unfiltered says that only filters are missing.
+	unfiltered bool
 	// named are the networks that the pod's annotation names.
 	named []attachdef.Network
 	// annotated has the annotations written on the pod, annotateErr is the error of the writing.
@@ -172,6 +174,13 @@ func (f fakeDriver) Teardown(a *nettype.Interface) error {
 }
 func (f fakeDriver) Check(*nettype.Interface) error     { return f.missing }
 func (f fakeDriver) CheckNode(*nettype.Interface) error { return f.missing }
+func (f fakeDriver) Filter(a *nettype.Interface) error {
+	if f.unfiltered {
+		f.note("filter %s", a.ContainerID)
+		f.missing, f.unfiltered = nil, false
+	}
+	return nil
+}
 func (f fakeDriver) Repair(a *nettype.Interface) error {
 	f.note("repair %s", a.ContainerID)
 	f.missing = nil
@@ -534,19 +543,22 @@ func record(id string, phase state.Phase, netns string, addrs []api.Address) *st
 // address, and the address is withdrawn where another pod holds it.
 func TestRepair(t *testing.T) {
 	for name, c := range map[string]struct {
-		holds error
-		log   []string
-		phase state.Phase
+		unfiltered bool
+		holds      error
+		log        []string
+		phase      state.Phase
 	}{
-		"holds":     {nil, []string{"repair c", "announce c"}, state.Added},
-		"lost":      {podinfo.ErrNotHolder, []string{"withdraw c"}, state.Withdrawn},
-		"no answer": {context.DeadlineExceeded, nil, state.Added},
+		"holds":     {false, nil, []string{"repair c", "announce c"}, state.Added},
+		"lost":      {false, podinfo.ErrNotHolder, []string{"withdraw c"}, state.Withdrawn},
+		"no answer": {false, context.DeadlineExceeded, nil, state.Added},
+		// Filters wait for no answer.
+		"filters": {true, context.DeadlineExceeded, []string{"filter c"}, state.Added},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a, w := newAgent(t)
 				put(t, a, "c", state.Added, "/proc/self/ns/net", w.addrs)
-				w.missing, w.holds = errors.New("the route is missing"), c.holds
+				w.missing, w.unfiltered, w.holds = errors.New("the route is missing"), c.unfiltered, c.holds
 				run(t, a)
 				if diff := cmp.Diff(c.log, w.log); diff != "" {
 					t.Errorf("(-want +got):\n%s", diff)

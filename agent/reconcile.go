@@ -54,7 +54,7 @@ func (a *Agent) Recheck(context.Context) {
 
 // repair makes kernel and record agree for an attachment that is complete, and hands one
 // that is not to finish. A missing piece may say that the node was cut off, so repair
-// asks the API before it puts the piece back.
+// asks the API before it puts the piece back, unless only filters are missing.
 func (a *Agent) repair(ctx context.Context, key state.Key) error {
 	record := a.Store.Get(key)
 	if record == nil {
@@ -85,18 +85,42 @@ func (a *Agent) repair(ctx context.Context, key state.Key) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
 	defer cancel()
-	if a.eachInterface(record, nettype.Driver.CheckNode) == nil {
+	lacks := a.eachInterface(record, nettype.Driver.CheckNode)
+	if lacks != nil {
+		lacks = a.filterAgain(ctx, record, lacks)
+	}
+	if lacks == nil {
 		a.conflicts.End(ctx, record.Pod, func() ([]conflict.Target, error) { return a.targets(record, toDefend) })
 		return nil
 	}
 	reason, err := a.lostWhy(ctx, record)
 	if err != nil {
-		return err
+		return errors.Join(lacks, err)
 	}
 	if reason != "" {
 		return a.withdraw(ctx, record, reason)
 	}
 	return a.setupAgain(ctx, record, false)
+}
+
+// filterAgain puts back the packet filters of a complete attachment: without them the pod can send in
+// the name of others, so they wait for no API. It returns an error while other pieces are missing.
+func (a *Agent) filterAgain(ctx context.Context, record *state.Container, missing error) error {
+	err := a.withAddresses(ctx, record, func(now *state.Container) error {
+		if now.Phase != state.Added {
+			return nil
+		}
+		return a.eachInterface(now, nettype.Driver.Filter)
+	})
+	if err != nil {
+		return err
+	}
+	if err := a.eachInterface(record, nettype.Driver.CheckNode); err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("Put back the packet filters of a pod", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),
+		"containerID", record.ContainerID, "ips", addressList(record), "missing", missing)
+	return nil
 }
 
 // repairWithdrawn repeats a withdrawal: the agent may have died between the kernel and the

@@ -22,6 +22,9 @@ type Driver interface {
 	Setup(i *Interface) (*current.Result, error)
 	// CheckNode returns an error that names the missing pieces of the node's side.
 	CheckNode(i *Interface) error
+	// Filter puts back the packet filters and marks of the interface, where they are lost, as far as
+	// the kernel carries its addresses. It gives the container nothing, so nobody need be asked before.
+	Filter(i *Interface) error
 	// Repair makes the missing pieces of the node's side.
 	Repair(i *Interface) error
 	// Withdraw stops the node from carrying the interface's addresses.

@@ -162,8 +162,9 @@ func (ipamDriver) Announce(i *Interface) error {
 	return errors.Join(f.Mark(), f.Announce())
 }
 
-// CheckNode and Repair are about the mark of the interface.
+// CheckNode and Repair are about the mark of the interface. Its plugin filters.
 func (ipamDriver) CheckNode(i *Interface) error { return foreignOf(i).CheckMark() }
+func (ipamDriver) Filter(*Interface) error      { return nil }
 func (ipamDriver) Repair(i *Interface) error    { return foreignOf(i).Mark() }
 
 // Targets is for the detection of conflicts. The plugin makes a link that is missing yet, and

@@ -75,6 +75,8 @@ func (v *vethDriver) Setup(i *Interface) (*current.Result, error) {
 
 func (v *vethDriver) CheckNode(i *Interface) error { return v.wirer.CheckNode(wireSpecOf(i)) }
 
+func (v *vethDriver) Filter(*Interface) error { return v.wirer.Filter() }
+
 func (v *vethDriver) Repair(i *Interface) error { return v.wirer.Repair(wireSpecOf(i)) }
 
 func (v *vethDriver) Teardown(i *Interface) error { return v.wirer.Teardown(wireSpecOf(i)) }

@@ -132,6 +132,8 @@ func (v *vlanDriver) Setup(i *Interface) (*current.Result, error) {
 
 func (v *vlanDriver) CheckNode(i *Interface) error { return withSpec(i, v.driver.CheckNode) }
 
+func (v *vlanDriver) Filter(i *Interface) error { return withSpec(i, v.driver.Filter) }
+
 func (v *vlanDriver) Repair(i *Interface) error { return withSpec(i, v.driver.Repair) }
 
 func (v *vlanDriver) Teardown(i *Interface) error {

@@ -56,6 +56,26 @@ var mu sync.Mutex
 func Allow(present func() ([]Source, error), sources ...Source) error {
 	mu.Lock()
 	defer mu.Unlock()
+	return allow(present, sources)
+}
+
+// Restore is Allow for the sources that present lists. It gives no pod an address, and does nothing
+// where the kernel lacks nothing.
+func Restore(present func() ([]Source, error)) error {
+	mu.Lock()
+	defer mu.Unlock()
+	all, err := present()
+	if err != nil {
+		return err
+	}
+	if err := check(all); !errors.Is(err, ErrMissing) {
+		return err
+	}
+	return allow(func() ([]Source, error) { return nil, nil }, all)
+}
+
+// allow is Allow for callers that hold mu.
+func allow(present func() ([]Source, error), sources []Source) error {
 	var tx nftables.Transaction
 	err := errors.Join(inetTable.CheckStructure(), arpTable.CheckStructure())
 	if err != nil && !errors.Is(err, nftables.ErrDiffers) {
@@ -191,6 +211,11 @@ func remove(elements ...element) error {
 func Check(sources ...Source) error {
 	mu.Lock()
 	defer mu.Unlock()
+	return check(sources)
+}
+
+// check is Check for callers that hold mu.
+func check(sources []Source) error {
 	v, err := look()
 	if err != nil {
 		return err

@@ -255,6 +255,64 @@ func insideOf(spec Spec, do func() error) error {
 	return nil
 }
 
+// Filter puts back the filters that CheckNode verifies, where they are lost, for links and interfaces
+// that are there.
+func (d *Driver) Filter(spec Spec) error {
+	if err := spec.validate(); err != nil {
+		return err
+	}
+	if spec.Mode == Pure {
+		return d.wirer.Filter()
+	}
+	segments := spec.segments()
+	lowers, err := d.find(spec, segments)
+	if err != nil {
+		return err
+	}
+	errs := []error{netfilter.Restore(d.sources)}
+	for i, g := range segments {
+		if lowers[i] != nil {
+			errs = append(errs, filterInterface(spec, g, lowers[i]))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// filterInterface puts back the filters of one of the container's interfaces.
+func filterInterface(spec Spec, g segment, lower netlink.Link) error {
+	var errs []error
+	if l := lowerGuardOf(spec, g, lower); l != nil {
+		errs = append(errs, keepFilter(l))
+	}
+	at := guardOf(spec, g, lower)
+	keepGuard := func() error {
+		link, err := rtnl.LinkOrNil(at.device)
+		if err != nil || link == nil {
+			return err
+		}
+		return keepFilter(at)
+	}
+	if spec.Mode == Bridge {
+		return keepGuard()
+	}
+	return errors.Join(append(errs, insideOf(spec, keepGuard))...)
+}
+
+// filter is a guard of an interface or of the link that it is on.
+type filter interface {
+	check() error
+	set() error
+}
+
+// keepFilter sets a filter that is missing or changed.
+func keepFilter(f filter) error {
+	err := f.check()
+	if errors.Is(err, ErrNotWired) {
+		return f.set()
+	}
+	return err
+}
+
 // Repair makes the pieces that CheckNode verifies. Where an interface is missing, it sets up the
 // container's side, too; otherwise the container's own changes of its routes stay.
 func (d *Driver) Repair(spec Spec) error {

@@ -40,6 +40,16 @@ func flushGuards() error {
 	return conn.Flush()
 }
 
+// flushAll removes all rules of the namespace, as other programs do.
+func flushAll() error {
+	conn, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	conn.FlushRuleset()
+	return conn.Flush()
+}
+
 // A container sends from its own addresses and claims no others; nothing makes it use a
 // router that is not its pool's.
 func TestSpoofing(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
@@ -174,6 +175,16 @@ func TestRepair(t *testing.T) {
 					t.Errorf("CheckNode() = %v, want ErrNotWired", err)
 				}
 				return errors.Join(d.Repair(p.spec), d.Check(p.spec))
+			})
+		})
+		t.Run("filters alone", func(t *testing.T) {
+			w.nodeA.Run(flushAll)
+			p.Run(flushAll)
+			w.nodeA.Run(func() error {
+				if err := d.CheckNode(p.spec); !errors.Is(err, ErrNotWired) && !errors.Is(err, netfilter.ErrMissing) {
+					t.Errorf("CheckNode() = %v, want that filters are missing", err)
+				}
+				return errors.Join(d.Filter(p.spec), d.CheckNode(p.spec))
 			})
 		})
 		for name, args := range map[string][]string{

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/netfilter"
 )
 
 // mountMemory makes a folder that is in memory until the test ends, of at most size as in tmpfs(5).
@@ -174,6 +176,19 @@ func TestAPIAway(t *testing.T) {
 		t.Error("the ADD that failed left something")
 	}
 	ping(t, net.client, "10.0.70.5")
+	// Rules that another program deletes are back without the API: nobody may send as another pod meanwhile.
+	if _, err := n.Command("nft", "flush", "ruleset"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() error {
+		return n.Try(func() error {
+			sources, err := netfilter.Sources()
+			if err == nil && len(sources) != 2 {
+				err = fmt.Errorf("the node filters the sources %v, want those of two pods", sources)
+			}
+			return err
+		})
+	})
 	for _, c := range []*container{ends, forced, ordinary} {
 		deletePod(t, c.pod.Name)
 	}

@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/google/nftables"
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/netfilter"
+	own "github.com/berth-dev/berth/cni/nftables"
 )
 
 // A pod sends from its own addresses and from no others, also where the node filters
@@ -131,4 +133,64 @@ func TestRulesTakenAway(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The rules come back for the addresses that the node carries to pods, and for no others: nobody is asked
+// whose they are.
+func TestFilterComesBack(t *testing.T) {
+	w := newTopology(t)
+	a, b, gone := w.pod("a", "10.0.70.5"), w.pod("b", "10.0.70.6", "2001:db8:70::6"), w.pod("gone", "10.0.70.7")
+	for _, p := range []*pod{a, b, gone} {
+		setup(w.nodeA, p)
+	}
+	w.nodeA.Run(func() error { return New("").Withdraw(gone.spec) })
+	lose := map[string]func(conn *nftables.Conn) error{
+		"all": func(conn *nftables.Conn) error { conn.FlushRuleset(); return conn.Flush() },
+		"elements": func(conn *nftables.Conn) error {
+			set, err := conn.GetSetByName(&nftables.Table{Family: nftables.TableFamilyINet, Name: netfilter.TableName}, "sources4")
+			if err != nil {
+				return err
+			}
+			conn.FlushSet(set)
+			return conn.Flush()
+		},
+	}
+	for name, lose := range lose {
+		t.Run(name, func(t *testing.T) {
+			w.nodeA.Run(func() error {
+				conn, err := nftables.New()
+				if err != nil {
+					return err
+				}
+				if err := lose(conn); err != nil {
+					return err
+				}
+				if err := New("").CheckNode(a.spec); !errors.Is(err, netfilter.ErrMissing) {
+					return fmt.Errorf("CheckNode() = %w, want ErrMissing", err)
+				}
+				if err := New("").Filter(); err != nil {
+					return err
+				}
+				if sources, err := netfilter.Sources(); err != nil || slices.ContainsFunc(sources, func(s netfilter.Source) bool { return s.Link == gone.spec.HostLink() }) {
+					t.Errorf("sources after a withdrawal: %v, %v", sources, err)
+				}
+				return errors.Join(New("").Check(a.spec), New("").Check(b.spec))
+			})
+			b.Host.Ping("10.0.70.50")
+		})
+	}
+	w.nodeA.Run(func() error {
+		before, err := own.Generation()
+		if err != nil {
+			return err
+		}
+		if err := New("").Filter(); err != nil {
+			return err
+		}
+		after, err := own.Generation()
+		if after != before {
+			t.Error("Filter writes where nothing is missing")
+		}
+		return err
+	})
 }
