@@ -249,3 +249,35 @@ func checkRules(t *testing.T, path string, rules []rbacv1.PolicyRule) {
 		}
 	}
 }
+
+// The page on the agent names all that its container has of the node, and its capabilities.
+func TestAgentsNeedsAreTold(t *testing.T) {
+	page, err := os.ReadFile("../agent/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, needs, _ := strings.Cut(string(page), "\n## What the container needs\n")
+	needs, _, _ = strings.Cut(needs, "\n## ")
+	mounts := 0
+	for path, object := range manifests(t) {
+		set, ok := object.(*appsv1.DaemonSet)
+		if !ok || path != "agent/daemonset.yaml" {
+			continue
+		}
+		container := set.Spec.Template.Spec.Containers[0]
+		for _, mount := range container.VolumeMounts {
+			mounts++
+			if !strings.Contains(needs, "`"+mount.MountPath+"`") {
+				t.Errorf("agent/README.md does not say that the container needs %s", mount.MountPath)
+			}
+		}
+		for _, capability := range container.SecurityContext.Capabilities.Add {
+			if !strings.Contains(needs, "`"+string(capability)+"`") {
+				t.Errorf("agent/README.md does not say that the container needs %s", capability)
+			}
+		}
+	}
+	if mounts < 5 {
+		t.Errorf("found %d mounts only", mounts)
+	}
+}

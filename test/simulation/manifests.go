@@ -71,3 +71,13 @@ func (w *World) ApplyManifests() {
 		w.T.Fatal(err)
 	}
 }
+
+// Chart returns what the chart makes of values.
+func (w *World) Chart(values map[string]any) []*unstructured.Unstructured {
+	w.T.Helper()
+	objects, err := deploy.ChartObjects(w.Ctx, w.T.Output(), w.System, w.File("values-*.yaml", values))
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	return objects
+}

@@ -35,6 +35,8 @@ type SchedulerOptions struct {
 	Profiles []string
 	// Args are the arguments of the plugin.
 	Args map[string]any
+	// Values are the chart's that its configuration is made with; nil: the defaults.
+	Values map[string]any
 	// Serve is the address where it is asked about its health and metrics;
 	// empty: none.
 	Serve string
@@ -45,6 +47,9 @@ func (w *World) Scheduler(options SchedulerOptions) *Instance {
 	w.T.Helper()
 	proxy := w.proxyFor("berth-scheduler")
 	config, err := program.SchedulerConfig()
+	if options.Values != nil {
+		config, err = program.SchedulerConfigOf(w.Chart(options.Values))
+	}
 	if err != nil {
 		w.T.Fatal(err)
 	}

@@ -5,11 +5,13 @@ package main
 import (
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 
+	"helm.sh/helm/v4/pkg/chart/common"
 	"helm.sh/helm/v4/pkg/strvals"
 )
 
@@ -50,27 +52,98 @@ func TestToldUpgrades(t *testing.T) {
 			if !strings.Contains(command, " --reset-then-reuse-values") {
 				t.Errorf("%s: %q would drop values of the user, or not know new ones", path, command)
 			}
-			values := map[string]any{}
-			for _, option := range set.FindAllStringSubmatch(command, -1) {
-				parse := strvals.ParseInto
-				if option[1] != "" {
-					parse = strvals.ParseIntoString
-				}
-				if err := parse(strings.Trim(option[2], "'"), values); err != nil {
-					t.Errorf("%s: %q: %v", path, command, err)
-				}
+			if !strings.Contains(command, " berth CHART ") {
+				t.Errorf("%s: %q names another chart than the one that was installed: write CHART, which the page on installation explains", path, command)
 			}
-			c, err := open(filepath.Join(manifests, "chart"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := render(c, "network", values); err != nil {
-				t.Errorf("%s: %q: %v", path, command, err)
-			}
+			renders(t, path, command)
 		}
 	}
 	if commands < 8 {
 		t.Errorf("found %d commands only", commands)
+	}
+}
+
+// renders says whether the chart takes what a command sets.
+func renders(t *testing.T, path, command string) {
+	t.Helper()
+	values := map[string]any{}
+	for _, option := range set.FindAllStringSubmatch(command, -1) {
+		parse := strvals.ParseInto
+		if option[1] != "" {
+			parse = strvals.ParseIntoString
+		}
+		if err := parse(strings.Trim(option[2], "'"), values); err != nil {
+			t.Errorf("%s: %q: %v", path, command, err)
+		}
+	}
+	makes(t, path+": "+command, values)
+}
+
+func makes(t *testing.T, what string, values map[string]any) {
+	t.Helper()
+	c, err := open(filepath.Join(manifests, "chart"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := render(c, "network", values); err != nil {
+		t.Errorf("%s: %v", what, err)
+	}
+}
+
+var (
+	install = regexp.MustCompile(`helm (?:install|template) -n [^\n` + "`" + `)]*`)
+	// chartOfRelease is a chart that can be had: of a release, whose version has no v, or what CHART stands for.
+	chartOfRelease = regexp.MustCompile(` berth (oci://\S+/charts/berth --version (VERSION|[0-9]+\.[0-9]+\.[0-9]+)|CHART)( |$)`)
+	released       = regexp.MustCompile(`make release [^\n]*VERSION=(\S+) REGISTRY=(\S+)\n +helm install [^\n]* oci://(\S+)/charts/berth --version (\S+)`)
+)
+
+// A helm install of a page names a chart whose images a registry has, and one that make release makes has its version.
+func TestToldInstallations(t *testing.T) {
+	commands, made := 0, 0
+	for path, text := range told(t) {
+		for _, command := range install.FindAllString(text, -1) {
+			commands++
+			if !chartOfRelease.MatchString(command) {
+				t.Errorf("%s: %q names no chart of a release", path, command)
+			}
+			renders(t, path, command)
+		}
+		for _, release := range released.FindAllStringSubmatch(text, -1) {
+			made++
+			out, err := exec.Command("make", "-C", "../../..", "-n", "chart", "publish", "VERSION="+release[1], "REGISTRY="+release[2]).CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			for _, want := range []string{" --version " + release[4] + " ", " dist/berth-" + release[4] + ".tgz oci://" + release[3] + "/charts"} {
+				if !strings.Contains(string(out), want) {
+					t.Errorf("%s: make release VERSION=%s REGISTRY=%s makes another chart than the one that is installed: %q is not in\n%s", path, release[1], release[2], want, out)
+				}
+			}
+		}
+	}
+	if commands < 4 || made < 2 {
+		t.Errorf("found %d commands, %d of own releases", commands, made)
+	}
+}
+
+var valuesBlock = regexp.MustCompile("(?s)```yaml\n# values.yaml\n.*?\n```")
+
+// The chart takes the values of each page.
+func TestToldValues(t *testing.T) {
+	blocks := 0
+	for path, text := range told(t) {
+		for _, block := range valuesBlock.FindAllString(text, -1) {
+			blocks++
+			values, err := common.ReadValues([]byte(strings.TrimSuffix(strings.TrimPrefix(block, "```yaml\n"), "```")))
+			if err != nil {
+				t.Errorf("%s: %v\n%s", path, err, block)
+				continue
+			}
+			makes(t, path+":\n"+block, values)
+		}
+	}
+	if blocks < 5 {
+		t.Errorf("found %d blocks only", blocks)
 	}
 }
 

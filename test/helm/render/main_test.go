@@ -62,7 +62,7 @@ func TestValues(t *testing.T) {
 		has, lacks []string
 	}{
 		{"", []string{"--bind-address=$(HOST_IP)", "helm.sh/resource-policy: keep", "kind: CustomResourceDefinition", "namespace: network"},
-			[]string{"berth-system", "berth-cleanup", "--overlay", "--network-policy", "hostPID", "--host-root", "name: own-node.berth.dev", "monitoring.coreos.com", "kind: ConfigMap\nmetadata:\n  name: berth-dashboard", "name: berth-metrics-reader\n  namespace"}},
+			[]string{"berth-system", "berth-cleanup", "weight: 1\n", "--logging-format", "seLinuxOptions", "appArmorProfile", "score:", "--overlay", "--network-policy", "hostPID", "--host-root", "name: own-node.berth.dev", "monitoring.coreos.com", "kind: ConfigMap\nmetadata:\n  name: berth-dashboard", "name: berth-metrics-reader\n  namespace"}},
 		{"monitoring", []string{"name: berth-agent\n  namespace: network\n  labels:", "kind: PrometheusRule", "interval: 30s", "{{ $labels.pool }}", "name: berth-dashboard-pools", "grafana_dashboard: \"1\""},
 			[]string{"berth-system"}},
 		{"overlay", []string{"--overlay=host-gw", "name: berth-agent-overlay", "name: own-node.berth.dev", "path: /run/flannel"},
@@ -70,12 +70,16 @@ func TestValues(t *testing.T) {
 		{"host-root", []string{"--host-root=/host", "hostPID: true", "SYS_CHROOT]", "--bind-address=127.0.0.1", "host: 127.0.0.1",
 			"--to=/var/lib/rancher/k3s/data/cni]", "--cni-bin-dir=/var/lib/rancher/k3s/data/cni", "--cni-conf-dir=/var/lib/rancher/k3s/agent/etc/cni/net.d"},
 			[]string{"/opt/cni/bin", "path: /etc/cni/net.d", "=$(HOST_IP)"}},
-		{"cleanup", []string{"name: berth-cleanup", "--cni-bin-dir=/usr/libexec/cni", "args:\n            - cleanup\n            - --root=/host\n            - --stay\n            - --cni-bin-dir=/usr/libexec/cni\n            - \"--cni-conf-name=10-berth.conflist\"\n", "                - \"--cni-conf-name=10-berth.conflist\"\n            periodSeconds", "berth.dev/clean: \"true\"", "name: berth-scheduler"},
+		{"cleanup", []string{"name: berth-cleanup", "--cni-bin-dir=/usr/libexec/cni", "args:\n            - cleanup\n            - --root=/host\n            - --stay\n            - --cni-bin-dir=/usr/libexec/cni\n            - \"--cni-conf-name=10-berth.conflist\"\n", "                - \"--cni-conf-name=10-berth.conflist\"\n            periodSeconds", "berth.dev/clean: \"true\"", "name: berth-scheduler", "type: spc_t"},
 			[]string{"--sysctl-root", "--galaxy-aliases"}},
 		{"everything", []string{"registry.example.com/mirror/berth/berth-agent:v9.9.9", "registry.example.com/mirror/berth/berth-scheduler@sha256:0123", "imagePullPolicy: Always",
 			"- name: mirror", "replicas: 3", "galaxyAliases: true", "--profiling=false", "memory: 8Gi", "--workers=4", "--host-port-range=30000-31000", "GOMEMLIMIT", "--network-policy-pods=All", "--overlay=vxlan", "--overlay-floating-ips",
+			"--logging-format=json", "schedulerName: packed", "schedulerName: kube-scheduler\n", "- name: FloatingIP\n                weight: 7\n              - name: ImageLocality\n                weight: 3\n          #",
+			"score:\n            disabled:\n              - name: TaintToleration\n", "scoringStrategy:\n                type: MostAllocated\n", "- tke.cloud.tencent.com/eni-ip\n                - example.com/seat\n", "kind: PodTopologySpreadArgs\n              defaultingType: List\n",
+			"team: network", "team: addresses", "team: nodes", "priorityClassName: very-high", "priorityClassName: quite-high", "priorityClassName: highest", "mountPath: /etc/assigner", "mountPath: /etc/tls", "mountPath: /etc/floating", "secretName: controller-tls",
+			"topologyKey: zone", "topologyKey: rack", "key: type\n", "type: spc_t", "type: Unconfined",
 			"release: prometheus", "interval: 1m30s", "grafana: \"yes\"", "maxUnavailable: 1", "--v=4", "--v=0", "--v=3", "berth.dev/config: "},
-			[]string{"app.kubernetes.io/name: berth-agent\n    app.kubernetes.io/part-of: berth\n    release: prometheus", "ghcr.io", "helm.sh/resource-policy", "control-plane\n          operator", "--v=2"}},
+			[]string{"app.kubernetes.io/name: berth-agent\n    app.kubernetes.io/part-of: berth\n    release: prometheus", "ghcr.io", "podAntiAffinity", "system-cluster-critical", "system-node-critical", "helm.sh/resource-policy", "control-plane\n          operator", "--v=2"}},
 		{"no-crds", []string{"name: berth-agent"}, []string{"CustomResourceDefinition\n", "helm.sh/resource-policy"}},
 	}
 	seen := map[string]bool{}
@@ -167,17 +171,26 @@ func TestLint(t *testing.T) {
 // A wrong value is refused before anything is installed, by its name.
 func TestWrongValues(t *testing.T) {
 	for values, want := range map[string]string{
-		"agnet: {mode: run}":                      "agnet",
-		"agent: {mod: run}":                       "mod",
-		"agent: {mode: remove}":                   "/agent/mode",
-		"scheduler: {replicas: 0}":                "/scheduler/replicas",
-		"scheduler: {args: {galaxyAlias: true}}":  "galaxyAlias",
-		"image: {registry: ghcr.io/berth-dev/}":   "/image/registry",
-		"metrics: {monitors: {interval: often}}":  "/metrics/monitors/interval",
-		"agent: {digest: sha256:12}":              "/agent/digest",
-		"controller: {extraArgs: [workers=4]}":    "/controller/extraArgs/0",
-		"agent: {cniBinDir: opt/cni/bin}":         "/agent/cniBinDir",
-		"agent: {tolerations: [{operator: Any}]}": "/agent/tolerations/0/operator",
+		"agnet: {mode: run}":                                            "agnet",
+		"agent: {mod: run}":                                             "mod",
+		"agent: {mode: remove}":                                         "/agent/mode",
+		"scheduler: {replicas: 0}":                                      "/scheduler/replicas",
+		"scheduler: {args: {galaxyAlias: true}}":                        "galaxyAlias",
+		"image: {registry: ghcr.io/berth-dev/}":                         "/image/registry",
+		"metrics: {monitors: {interval: often}}":                        "/metrics/monitors/interval",
+		"agent: {digest: sha256:12}":                                    "/agent/digest",
+		"controller: {extraArgs: [workers=4]}":                          "/controller/extraArgs/0",
+		"agent: {cniBinDir: opt/cni/bin}":                               "/agent/cniBinDir",
+		"agent: {tolerations: [{operator: Any}]}":                       "/agent/tolerations/0/operator",
+		"logFormat: xml":                                                "/logFormat",
+		"scheduler: {names: []}":                                        "/scheduler/names",
+		"scheduler: {weights: {imageLocality: 1}}":                      "imageLocality",
+		"scheduler: {pluginArgs: {FloatingIP: {}}}":                     "'FloatingIP'",
+		"agent: {podLabels: {app.kubernetes.io/name: x}}":               "'app.kubernetes.io/name'",
+		"controller: {affinity: {podAntiaffinity: {}}}":                 "podAntiaffinity",
+		"controller: {extraVolumeMounts: [{name: x}]}":                  "/controller/extraVolumeMounts/0",
+		"agent: {appArmorProfile: {typ: Unconfined}}":                   "typ",
+		"scheduler: {topologySpreadConstraints: [{topologyKey: zone}]}": "/scheduler/topologySpreadConstraints/0",
 	} {
 		file := filepath.Join(t.TempDir(), "values.yaml")
 		if err := os.WriteFile(file, []byte(values), 0o600); err != nil {

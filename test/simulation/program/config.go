@@ -3,6 +3,7 @@
 package program
 
 import (
+	"errors"
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -24,7 +25,21 @@ func SchedulerConfig() (Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	text, _, err := unstructured.NestedString(objects[0].Object, "data", "config.yaml")
+	return read(objects[0])
+}
+
+// SchedulerConfigOf is the configuration among the objects of the chart.
+func SchedulerConfigOf(objects []*unstructured.Unstructured) (Config, error) {
+	for _, object := range objects {
+		if object.GetKind() == "ConfigMap" && object.GetName() == "berth-scheduler" {
+			return read(object)
+		}
+	}
+	return nil, errors.New("the chart makes no ConfigMap berth-scheduler")
+}
+
+func read(object *unstructured.Unstructured) (Config, error) {
+	text, _, err := unstructured.NestedString(object.Object, "data", "config.yaml")
 	if err != nil {
 		return nil, fmt.Errorf("scheduler/config.yaml: %w", err)
 	}

@@ -34,7 +34,7 @@ spec:
       {{- with .Values.image.pullSecrets }}
       imagePullSecrets: {{- toYaml . | nindent 8 }}
       {{- end }}
-      priorityClassName: system-node-critical
+      priorityClassName: {{ .Values.agent.priorityClassName }}
       hostNetwork: true
       # Also nodes that are not ready, which they are without a CNI configuration.
       {{- with .Values.agent.tolerations }}
@@ -42,6 +42,9 @@ spec:
       {{- end }}
       {{- with .Values.agent.nodeSelector }}
       nodeSelector: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with .Values.agent.affinity }}
+      affinity: {{- toYaml . | nindent 8 }}
       {{- end }}
       terminationGracePeriodSeconds: 5
       containers:
@@ -94,6 +97,9 @@ spec:
             runAsUser: 0
             seccompProfile:
               type: RuntimeDefault
+            {{- with include "berth.confinement" . }}
+            {{- . | nindent 12 }}
+            {{- end }}
             # NET_ADMIN: links, routes, neighbours, nftables, kernel settings. SYS_ADMIN: to enter
             # the network namespaces of pods, where network policies have rules.
             capabilities:
