@@ -35,6 +35,8 @@ PURE   := $(addprefix ./,$(shell find cmd/controller cmd/internal cmd/kubectl-be
 API    ?= ./assigner/... ./docs/... ./simulation/... ./policy/... ./kubectl/... ./scheduler/...
 # End-to-end tests to run, as go test's -run.
 E2E    ?= .
+# Minors of Kubernetes of test-versions: those with a module in test/kubernetes.
+MINORS ?= $(notdir $(wildcard test/kubernetes/*))
 MUTATE ?= agent/chain agent/state plugins/floatingip $(filter-out ipam/api% ipam/assigner% ipam/ipamtest,$(shell find ipam -name '*_test.go' -printf '%h\n' | sort -u))
 
 POLICY_CLUSTERS        ?= 15000
@@ -190,6 +192,12 @@ test-reading-many: lab ## How long the reading commands of kubectl berth take wi
 test-import: lab ## A migration of GALAXY_ADDRESSES (60000) from Galaxy, interrupted and continued.
 	cd test && GALAXY_ADDRESSES=$(or $(GALAXY_ADDRESSES),60000) go test -count=1 -timeout 2h -v -run TestImportGalaxyMany ./scheduler/migration/
 
+.PHONY: test-versions
+test-versions: build ## The demo and the end-to-end tests (E2E) on real clusters of the other minors of Kubernetes that Berth supports (MINORS): the first time an hour for each.
+	cd test && go build -o bin/demo ./cmd/demo
+	cd test && for minor in $(MINORS); do export BERTH_LAB_KUBERNETES=$$minor; \
+		bin/demo && $(GOTESTPROGRAMS) -v -run '$(E2E)' ./e2e/... || exit 1; done
+
 .PHONY: test-docs
 test-docs: lab build ## All of the tutorial on the lab: its commands print what the pages show.
 	cd test && BERTH_TEST_DOCS=1 $(GOTESTPROGRAMS) -v -run TestTutorial ./e2e/
@@ -198,7 +206,7 @@ test-kube-proxy: lab build ## Pods beside kube-proxy in each of its modes: iptab
 	cd test && BERTH_TEST_KUBE_PROXY_MODES=1 $(GOTESTPROGRAMS) -v -run TestIPVS ./machine/
 	cd test && BERTH_TEST_KUBE_PROXY_MODES=1 $(GOTESTPROGRAMS) -v -run TestKubeProxyModes ./e2e/
 
-test-install: lab ## The life of an installation, with Helm on the lab: install, upgrade, rollback, uninstall, install again, clean the nodes, with traffic throughout.
+test-install: lab ## The life of an installation, with Helm on the lab: on one node of a cluster in use, then all; install, upgrade, rollback, uninstall, install again, clean the nodes; with traffic throughout.
 	cd test && BERTH_TEST_INSTALL=1 $(GOTESTPROGRAMS) -v ./install/
 
 test-network-types: lab build ## Pods of each network type that this kernel has, on the lab: also types that are alike here, and more moves.

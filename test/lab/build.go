@@ -18,10 +18,6 @@ import (
 	"time"
 )
 
-// kubernetesVersion is the version that the Kubernetes programs print; the module
-// requires the same.
-const kubernetesVersion = "v1.36.3"
-
 // program is one program that a lab runs, built from this module or from a module in
 // a folder below it.
 type program struct {
@@ -34,10 +30,11 @@ type program struct {
 // programs returns all programs, in the order in which they are built.
 func programs() []program {
 	var all []program
-	for _, n := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"} {
-		all = append(all, program{name: n, pkg: "k8s.io/kubernetes/cmd/" + n, module: "."})
+	for _, n := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy"} {
+		all = append(all, program{name: n, pkg: "k8s.io/kubernetes/cmd/" + n, module: kubernetesModule()})
 	}
 	all = append(all,
+		program{name: "kubectl", pkg: "k8s.io/kubernetes/cmd/kubectl", module: "."},
 		program{name: "agnhost", pkg: "k8s.io/kubernetes/test/images/agnhost", module: "."},
 		program{name: "etcd", pkg: "github.com/berth-dev/berth/test/etcd", module: ".", source: "etcd"},
 		program{name: "forward", pkg: "github.com/berth-dev/berth/test/lab/forward", module: ".", source: "lab/forward"},
@@ -63,6 +60,14 @@ func cniPlugins() []string {
 // flannelPlugin is not in the version of the other plugins any more.
 const flannelPlugin = "meta/flannel"
 
+// kubernetesModule is the folder of the module that pins the programs of Kubernetes.
+func kubernetesModule() string {
+	if minor := os.Getenv(KubernetesEnv); minor != "" {
+		return "kubernetes/" + minor
+	}
+	return "."
+}
+
 // moduleDir finds the folder of this module: the working directory, one
 // above it, or the folder test in one of these.
 func moduleDir() (string, error) {
@@ -83,14 +88,21 @@ func moduleDir() (string, error) {
 	}
 }
 
-// BinDir returns the folder of the lab's programs: what BinEnv names, or
-// test/bin in the repository around the working directory.
+// BinDir returns the folder of the lab's programs: what BinEnv names, or test/bin in the
+// repository around the working directory; each minor of KubernetesEnv has a folder below it.
 func BinDir() (string, error) {
 	if d := os.Getenv(BinEnv); d != "" {
 		return filepath.Abs(d)
 	}
 	m, err := moduleDir()
-	return filepath.Join(m, "bin"), err
+	if err != nil {
+		return "", err
+	}
+	k := kubernetesModule()
+	if _, err := os.Stat(filepath.Join(m, k, "go.mod")); err != nil {
+		return "", fmt.Errorf("find the programs of Kubernetes %s, which %s asks for: %w", filepath.Base(k), KubernetesEnv, err)
+	}
+	return filepath.Join(m, "bin", k), nil
 }
 
 // Build builds the lab's programs that are missing or out of date into
@@ -162,9 +174,13 @@ func buildInto(ctx context.Context, bin string, programs []program, progress *pr
 }
 
 func buildLocked(ctx context.Context, bin string, programs []program, progress *progress) error {
+	root, err := moduleDir()
+	if err != nil {
+		return err
+	}
 	pins := map[string]pinned{}
 	for i, p := range programs {
-		dir := filepath.Join(filepath.Dir(bin), p.module)
+		dir := filepath.Join(root, p.module)
 		if _, ok := pins[dir]; !ok {
 			pin, err := pinsOf(ctx, dir)
 			if err != nil {
@@ -173,16 +189,11 @@ func buildLocked(ctx context.Context, bin string, programs []program, progress *
 			pins[dir] = pin
 		}
 		out := filepath.Join(bin, p.name)
-		if pins[dir].upToDate(out) && !newer(filepath.Join(filepath.Dir(bin), p.source), out, p.source != "") {
+		if pins[dir].upToDate(out) && !newer(filepath.Join(root, p.source), out, p.source != "") {
 			continue
 		}
 		progress.say("building %s (%d of %d; minutes if nothing is cached)", p.name, i+1, len(programs))
-		version := "k8s.io/component-base/version"
-		ldflags := "-s -w"
-		if p.module == "." { // the same for all, so that they share compiled packages
-			ldflags += " -X " + version + ".gitVersion=" + kubernetesVersion + " -X " + version + ".gitMajor=1 -X " + version + ".gitMinor=36"
-		}
-		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", ldflags, "-o", out, p.pkg)
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w"+pins[dir].kubernetesVersion(), "-o", out, p.pkg)
 		cmd.Dir = dir
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
 		if msg, err := cmd.CombinedOutput(); err != nil {
@@ -196,6 +207,17 @@ func buildLocked(ctx context.Context, bin string, programs []program, progress *
 type pinned struct {
 	goVersion string
 	versions  map[string]string // by module path
+}
+
+// kubernetesVersion returns the flags of the linker that give the programs of a module, all the
+// same so that they share compiled packages, the version of its Kubernetes; "" where it has none.
+func (p pinned) kubernetesVersion() string {
+	v, ok := p.versions["k8s.io/kubernetes"]
+	if !ok {
+		return ""
+	}
+	const variable = " -X k8s.io/component-base/version."
+	return variable + "gitVersion=" + v + variable + "gitMajor=1" + variable + "gitMinor=" + strings.Split(v, ".")[1]
 }
 
 var requireLine = regexp.MustCompile(`(?m)^(?:require)?\s+(\S+) (v\S+)`)
