@@ -62,9 +62,9 @@ func TestLifeCycle(t *testing.T) {
 	if os.Getenv(envRun) == "" {
 		t.Skip("it takes some minutes: make test-install")
 	}
-	s := newSite(t)
+	s := newSite(t, nodes)
 	for i, node := range s.Cluster.Nodes() {
-		s.create(s.pod(fmt.Sprintf("plain-%d", i), func(pod *v1.Pod) { pod.Spec.NodeName = node.Name() }))
+		s.create(s.pod(fmt.Sprintf("plain-%d", i), on(node)))
 	}
 	clean := s.nodes()
 
@@ -73,10 +73,10 @@ func TestLifeCycle(t *testing.T) {
 		t.Errorf("the notes do not say which label the namespace lacks:\n%s", notes)
 	}
 	s.createPool()
-	s.create(s.workload())
-	pods := s.addresses()
+	s.create(s.workload(replicas))
+	pods := s.addresses(replicas)
 	records := s.records()
-	traffic := s.ask(pods)
+	traffic := s.ask(s.Cluster.Client(), pods)
 
 	if out, err := s.try("other", "install", "second", s.chart, "--create-namespace"); err == nil || !strings.Contains(err.Error(), "a cluster can have one Berth, and this one has it as release "+release+" in namespace "+system) {
 		t.Errorf("a second release: %v\n%s", err, out)
@@ -154,7 +154,7 @@ func TestLifeCycle(t *testing.T) {
 		s.run("upgrade", again, s.chart, "--wait", "--set", "agent.mode=run")
 	})
 	traffic.stop()
-	if diff := cmp.Diff(pods, s.addresses()); diff != "" {
+	if diff := cmp.Diff(pods, s.addresses(replicas)); diff != "" {
 		t.Errorf("addresses changed:\n%s", diff)
 	}
 
@@ -171,27 +171,25 @@ func TestLifeCycle(t *testing.T) {
 		return err
 	})
 	s.kubectl("delete", "namespace", system)
+	s.asBefore(clean)
+	s.kubectl("delete", "crd", "ippools.berth.dev", "floatingips.berth.dev", "ipclaims.berth.dev", "networkprofiles.berth.dev")
+}
+
+// asBefore waits until the nodes are as they were.
+func (s *site) asBefore(clean map[string]map[string]string) {
+	s.t.Helper()
 	s.eventually("the nodes are as before", func() error {
 		if diff := cmp.Diff(clean, s.nodes()); diff != "" {
 			return errors.New(diff)
 		}
 		return nil
 	})
-	s.kubectl("delete", "crd", "ippools.berth.dev", "floatingips.berth.dev", "ipclaims.berth.dev", "networkprofiles.berth.dev")
 }
 
 // remedy returns the arguments of the command by which the documentation puts objects back.
 func (s *site) remedy() []string {
 	s.t.Helper()
-	root, err := deploy.Root()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	page, err := os.ReadFile(filepath.Join(root, "docs/how-to/upgrade.md"))
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	_, section, _ := strings.Cut(string(page), "\n## Put the objects back\n")
+	_, section, _ := strings.Cut(s.page("docs/how-to/upgrade.md"), "\n## Put the objects back\n")
 	_, command, found := strings.Cut(section, "\n    helm upgrade -n berth-system berth CHART ")
 	if !found {
 		s.t.Fatal("docs/how-to/upgrade.md has no command of Helm that puts objects back")
@@ -200,8 +198,22 @@ func (s *site) remedy() []string {
 	return append([]string{release, s.chart}, strings.Fields(options)...)
 }
 
+// page returns the text of a page of the documentation.
+func (s *site) page(path string) string {
+	s.t.Helper()
+	root, err := deploy.Root()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	page, err := os.ReadFile(filepath.Join(root, path))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return string(page)
+}
+
 // newSite brings up a lab whose nodes have Berth's images, and nothing else of Berth.
-func newSite(t *testing.T) *site {
+func newSite(t *testing.T, nodes int) *site {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	t.Cleanup(cancel)
 	must := func(err error) {
@@ -339,6 +351,11 @@ func (s *site) pod(name string, options ...func(*v1.Pod)) *v1.Pod {
 	return pod
 }
 
+// on binds a pod to a node.
+func on(node *lab.Node) func(*v1.Pod) {
+	return func(pod *v1.Pod) { pod.Spec.NodeName = node.Name() }
+}
+
 // floating makes a pod have an address that its workload keeps.
 func floating(pod *v1.Pod) {
 	pod.Spec.SchedulerName = "berth-scheduler"
@@ -346,12 +363,12 @@ func floating(pod *v1.Pod) {
 	pod.Spec.Containers[0].Resources.Limits = v1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("1")}
 }
 
-func (s *site) workload() *appsv1.StatefulSet {
+func (s *site) workload(replicas int32) *appsv1.StatefulSet {
 	pod := s.pod("kept", floating)
 	return &appsv1.StatefulSet{
 		ObjectMeta: metav1.ObjectMeta{Name: "kept", Namespace: "default"},
 		Spec: appsv1.StatefulSetSpec{
-			Replicas: new(int32(replicas)), PodManagementPolicy: appsv1.ParallelPodManagement,
+			Replicas: new(replicas), PodManagementPolicy: appsv1.ParallelPodManagement,
 			Selector: &metav1.LabelSelector{MatchLabels: pod.Labels},
 			Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: pod.Labels, Annotations: pod.Annotations}, Spec: pod.Spec},
 		},
@@ -368,14 +385,20 @@ func (s *site) create(object metav1.Object) {
 		_, err = s.Client.CoreV1().Pods("default").Create(s.ctx, o, metav1.CreateOptions{})
 	case *appsv1.StatefulSet:
 		_, err = s.Client.AppsV1().StatefulSets("default").Create(s.ctx, o, metav1.CreateOptions{})
-		number = replicas
-	}
-	if err == nil {
-		err = s.Pods(s.ctx, "default", "app="+name, "Ready", func(pods []*v1.Pod) bool {
-			return len(pods) == number && !slices.ContainsFunc(pods, func(pod *v1.Pod) bool { return !witness.Ready(pod) })
-		})
+		number = int(*o.Spec.Replicas)
 	}
 	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.ready(name, number)
+}
+
+// ready waits until a number of pods of an app, and all of them, are Ready.
+func (s *site) ready(app string, number int) {
+	s.t.Helper()
+	if err := s.Pods(s.ctx, "default", "app="+app, "Ready", func(pods []*v1.Pod) bool {
+		return len(pods) == number && !slices.ContainsFunc(pods, func(pod *v1.Pod) bool { return !witness.Ready(pod) })
+	}); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -392,8 +415,8 @@ func (s *site) createPool() {
 	}
 }
 
-// addresses returns the address of each pod of the workload by the pod's UID.
-func (s *site) addresses() map[string]string {
+// addresses returns the address of each of the workload's pods by the pod's UID.
+func (s *site) addresses(replicas int) map[string]string {
 	s.t.Helper()
 	list, err := s.Client.CoreV1().Pods("default").List(s.ctx, metav1.ListOptions{LabelSelector: "app=kept"})
 	if err != nil {
@@ -434,9 +457,10 @@ func (s *site) moves(name string) {
 	s.create(s.pod(name, floating, func(pod *v1.Pod) { pod.Labels["kind"] = "mover" }))
 }
 
-// traffic is requests to each pod from a host outside the cluster, one after another, of
-// which no packet may be lost.
+// traffic is requests to each pod from another host, one after another, of which no packet
+// may be lost.
 type traffic struct {
+	pods   int
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
@@ -445,15 +469,16 @@ type traffic struct {
 	failed []string
 }
 
-func (s *site) ask(pods map[string]string) *traffic {
+// ask asks pods, addresses by UIDs, until the traffic is stopped.
+func (s *site) ask(from *lab.Host, pods map[string]string) *traffic {
 	ctx, cancel := context.WithCancel(s.ctx)
-	tr := &traffic{cancel: cancel}
+	tr := &traffic{cancel: cancel, pods: len(pods)}
 	for uid, address := range pods {
 		tr.wg.Go(func() {
 			tick := time.NewTicker(pause)
 			defer tick.Stop()
 			for {
-				got, err := s.AskWithoutLoss(ctx, address)
+				got, err := witness.AskWithoutLoss(ctx, from, address)
 				if err == nil && got != uid {
 					err = fmt.Errorf("%q answered", got)
 				}
@@ -501,7 +526,7 @@ func (s *site) step(tr *traffic, name string, do func()) {
 	s.t.Helper()
 	do()
 	asked, failed := tr.count()
-	if len(failed) > 0 || asked < replicas {
+	if len(failed) > 0 || asked < tr.pods {
 		s.t.Errorf("%s: %d of %d requests failed, the first: %s", name, len(failed), asked, slices.Concat(failed, []string{"none"})[0])
 	}
 	s.t.Logf("%s: %d requests, %d failed", name, asked, len(failed))

@@ -56,14 +56,19 @@ func whoAreYou(address string) string {
 	return "http://" + net.JoinHostPort(address, Port) + "/hostname"
 }
 
-// AskWithoutLoss asks a pod that should be reached all the time. However busy the
-// machine is, an error says that the pod was not: the answer may take its time,
-// but the first packet must not be lost.
+// AskWithoutLoss asks a pod that should be reached all the time, from the client host. However
+// busy the machine is, an error says that the pod was not: the answer may take its time, but
+// the first packet must not be lost.
 func (w *Witness) AskWithoutLoss(ctx context.Context, address string) (string, error) {
+	return AskWithoutLoss(ctx, w.Cluster.Client(), address)
+}
+
+// AskWithoutLoss is [Witness.AskWithoutLoss] from any host.
+func AskWithoutLoss(ctx context.Context, from *lab.Host, address string) (string, error) {
 	ctx, cancel := patient(ctx)
 	defer cancel()
 	return get(ctx, func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := w.Cluster.Client().Dial(ctx, network, address)
+		conn, err := from.Dial(ctx, network, address)
 		if err != nil {
 			return nil, err
 		}
