@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
@@ -17,8 +18,8 @@ import (
 func TestImportUsage(t *testing.T) {
 	for _, test := range []struct{ args, want string }{
 		{"--orphans=keep", `error: --orphans: "keep" is neither skip nor reserve`},
-		{"-o name", `error: --output: "name" is neither yaml nor json`},
-		{"-o yaml --apply", "error: --output prints the objects, --apply creates them: choose one"},
+		{"--dry-run -o name", `error: --output: "name" is neither yaml nor json`},
+		{"-o yaml", "error: --output prints the objects that would be created: add --dry-run"},
 		{"--workers 0", "error: --workers: 0 is not between 1 and 256"},
 		{"--claim-namespace front=", `error: --claim-namespace: "front"="": write POOL=NAMESPACE`},
 		{"--bogus", "error: unknown flag: --bogus"},
@@ -39,11 +40,13 @@ func TestRestoreUsage(t *testing.T) {
 		t.Fatal(err)
 	}
 	for args, want := range map[string]string{
-		"restore": "error: accepts 1 arg(s), received 0: write kubectl berth restore FILE",
-		"restore /nowhere --keep-for=0 --workers=0": "error: --keep-for: 0s is less than 1s\n--workers: 0 is not between 1 and 256",
-		"restore /nowhere":                          "error: read the backup: open /nowhere: no such file or directory",
-		"restore " + pods:                           "error: read the backup: document 2: v1 Pod web: a backup has berth.dev/v1alpha1 IPPools, IPClaims and FloatingIPs, or lists of them",
-		"backup more":                               `error: unknown command "more" for "kubectl berth backup"`,
+		"restore":            "error: no backup is named: write kubectl berth restore -f FILE",
+		"restore berth.yaml": `error: unknown command "berth.yaml" for "kubectl berth restore"`,
+		"restore -f /nowhere --keep-for=0 --workers=0": "error: --keep-for: 0s is less than 1s\n--workers: 0 is not between 1 and 256",
+		"restore -f /nowhere":                          "error: read the backup: open /nowhere: no such file or directory",
+		"restore -f " + pods:                           "error: read the backup: document 2: v1 Pod web: a backup has berth.dev/v1alpha1 IPPools, IPClaims and FloatingIPs, or lists of them",
+		"backup -o berth.yaml":                         `error: --output: "berth.yaml" is neither yaml nor json: write the file with -f`,
+		"backup more":                                  `error: unknown command "more" for "kubectl berth backup"`,
 	} {
 		streams, _, out, errOut := genericiooptions.NewTestIOStreams()
 		code := run(t.Context(), streams, strings.Fields(args))
@@ -53,11 +56,41 @@ func TestRestoreUsage(t *testing.T) {
 	}
 }
 
-// The command policies has no other work than a dry run, and says so.
-func TestPoliciesUsage(t *testing.T) {
-	streams, _, out, errOut := genericiooptions.NewTestIOStreams()
-	code := run(t.Context(), streams, []string{"policies"})
-	if code != answer.Failed || !strings.Contains(errOut.String(), "write kubectl berth policies --dry-run") || out.Len() > 0 {
-		t.Errorf("exit code %d, output %q, errors %q", code, out, errOut)
+// Flags mean the same in all commands: -n is a namespace, -o a format, -f a file, -w follows; all that write have --dry-run, and
+// the page's table has the exit code 2 of each command that has one.
+func TestGrammar(t *testing.T) {
+	page, err := os.ReadFile("../../docs/how-to/kubectl-berth.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]string{"n": "namespace", "o": "output", "f": "filename", "w": "watch"}
+	command := newCommand(genericiooptions.NewTestIOStreamsDiscard())
+	for _, group := range []string{"look", "change", "move"} {
+		for _, each := range command.Commands() {
+			if each.GroupID != group {
+				continue
+			}
+			each.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
+				if f.Shorthand != "" && names[f.Shorthand] != f.Name {
+					t.Errorf("%s: -%s is --%s", each.Name(), f.Shorthand, f.Name)
+				}
+			})
+			writes := group == "change" || each.Name() == "restore" || each.Name() == "import-galaxy"
+			if dryRun := each.Flags().Lookup("dry-run"); writes != (dryRun != nil) {
+				t.Errorf("%s: writes %v, and its flag --dry-run is %v", each.Name(), writes, dryRun)
+			}
+			if each.ValidArgsFunction == nil && len(each.ValidArgs) == 0 {
+				t.Errorf("%s: nothing completes its arguments", each.Name())
+			}
+			_, codes, found := strings.Cut(each.Long, "Exit codes: 0 done; 1 it could not")
+			if !found || strings.Contains(codes, "\n") || strings.Count(strings.ToLower(each.Long), "exit code") != 1 {
+				t.Errorf("%s: it does not end with its exit codes:\n%s", each.Name(), each.Long)
+			}
+			if _, two, ok := strings.Cut(codes, "; 2 "); ok {
+				if row := "| `" + each.Name() + "` | " + strings.TrimSuffix(two, ".") + " |"; !strings.Contains(string(page), row) {
+					t.Errorf("docs/how-to/kubectl-berth.md lacks %q", row)
+				}
+			}
+		}
 	}
 }

@@ -98,7 +98,7 @@ func TestCheck(t *testing.T) {
 		held := w.Address("web-0")
 		berth(w, "viewer", "reserve", "10.0.70.29").expect(t, 1, `user "viewer" may not create floatingips.berth.dev`)
 		berth(w, "operator", "reserve", "10.0.70.29", "--dry-run").expect(t, 0, "10.0.70.29: reserved in pool web (dry run)\n")
-		berth(w, "operator", "reserve", "10.0.70.29", held, "--reason=router").expect(t, 1, "10.0.70.29: reserved in pool web\n", held+": not reserved: pod default/web-0 has it\n")
+		berth(w, "operator", "reserve", "10.0.70.29", held, "--reason=router").expect(t, 2, "10.0.70.29: reserved in pool web\n", held+": not reserved: pod default/web-0 has it\n")
 		ip, err := w.Berth.FloatingIPs.Get(w.Ctx, "10.0.70.29", metav1.GetOptions{})
 		if err != nil || !ip.Spec.Reserved || ip.Annotations[v1alpha1.AnnotationReason] != "router" || ip.Spec.Pool != "web" {
 			t.Errorf("%+v, %v", ip, err)
@@ -106,7 +106,7 @@ func TestCheck(t *testing.T) {
 		berth(w, "operator", "reserve", "10.0.70.29", "--reason=another").expect(t, 0, "is reserved already; the reason is written")
 		berth(w, "viewer", "who", "10.0.70.29").expect(t, 0, "no pod gets it (another)")
 		berth(w, "viewer", "check", "--agents=false").expect(t, 0)
-		berth(w, "operator", "release", "10.0.70.29", "--apply").expect(t, 2, "it is reserved: use kubectl berth unreserve")
+		berth(w, "operator", "release", "10.0.70.29").expect(t, 2, "it is reserved: use kubectl berth unreserve")
 		berth(w, "operator", "unreserve", "10.0.70.29", held).expect(t, 0, "10.0.70.29: free\n", held+": is not reserved")
 		if _, err := w.Berth.FloatingIPs.Get(w.Ctx, "10.0.70.29", metav1.GetOptions{}); err == nil {
 			t.Error("it is still there")
@@ -125,8 +125,8 @@ func TestCheck(t *testing.T) {
 			}
 			return nil
 		})
-		berth(w, "operator", "release", held, "--apply").expect(t, 2, "pod default/web-0 has it: delete the pod")
-		berth(w, "operator", "release", first).expect(t, 0, "to free", "Nothing was changed")
+		berth(w, "operator", "release", held).expect(t, 2, "pod default/web-0 has it: delete the pod")
+		berth(w, "operator", "release", first, "--dry-run").expect(t, 0, "to free", "Nothing was changed")
 		conflict := func(status string) {
 			w.T.Helper()
 			patch := fmt.Appendf(nil, `{"status":{"conditions":[{"type":%q,"status":%q,"reason":"Heard","message":"02:00:00:00:00:01 has it","lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`, v1alpha1.FloatingIPConflict, status)
@@ -135,14 +135,14 @@ func TestCheck(t *testing.T) {
 			}
 		}
 		conflict("True")
-		berth(w, "operator", "release", second, "--apply").expect(t, 2, "a host outside of the cluster has it, and pods would get it")
+		berth(w, "operator", "release", second).expect(t, 2, "a host outside of the cluster has it, and pods would get it")
 		conflict("False")
-		berth(w, "operator", "release", "--retained-longer-than=30d").expect(t, 0, "There is nothing to free.")
+		berth(w, "operator", "release", "--retained-longer-than=30d", "--dry-run").expect(t, 0, "There is nothing to free.")
 		report := filepath.Join(t.TempDir(), "report.json")
 		save := func(addresses ...string) {
 			// A time is stored in whole seconds, and rounded up.
 			w.Eventually("wait for the addresses to be retained for a while", func() error {
-				old := berth(w, "operator", "release", "--retained-longer-than=1ms", "--pool=web", "-o", "json").expect(t, 0)
+				old := berth(w, "operator", "release", "--retained-longer-than=1ms", "--pool=web", "--dry-run", "-o", "json").expect(t, 0)
 				for _, address := range addresses {
 					if !strings.Contains(old.out, `"`+address+`"`) {
 						return fmt.Errorf("%s is not among them", address)
@@ -154,7 +154,7 @@ func TestCheck(t *testing.T) {
 		save(first, second)
 		// Addresses that changed since the report are left.
 		simulation.Patch(w, w.Berth.FloatingIPs, first, `{"metadata":{"labels":{"moved":"%s"}}}`, "on")
-		berth(w, "operator", "release", "--from="+report, "--apply").expect(t, 2, "it has changed since the report", "1 freed")
+		berth(w, "operator", "release", "-f", report).expect(t, 2, "it has changed since the report", "1 freed")
 		if _, err := w.Berth.FloatingIPs.Get(w.Ctx, first, metav1.GetOptions{}); err != nil {
 			t.Error(err)
 		}
@@ -162,7 +162,7 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%s is still there", second)
 		}
 		save(first)
-		berth(w, "operator", "release", "--from="+report, "--apply").expect(t, 0, "1 freed")
+		berth(w, "operator", "release", "-f", report).expect(t, 0, "1 freed")
 		berth(w, "viewer", "check", "--agents=false").expect(t, 0)
 	})
 

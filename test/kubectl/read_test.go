@@ -75,16 +75,38 @@ func checkCompletion(w *simulation.World) {
 	if err != nil {
 		w.T.Fatal(err)
 	}
+	// The claim is for completion alone: others see an address whose claim is gone.
+	claims := w.Berth.IPClaims("ads")
+	if _, err := claims.Create(w.Ctx, &v1alpha1.IPClaim{ObjectMeta: metav1.ObjectMeta{Name: "front"}}, metav1.CreateOptions{}); err != nil {
+		w.T.Fatal(err)
+	}
+	defer func() {
+		if err := claims.Delete(w.Ctx, "front", metav1.DeleteOptions{}); err != nil {
+			w.T.Error(err)
+		}
+	}()
 	viewer := newUser(w, "")
 	viewer.env[0] += string(os.PathListSeparator) + filepath.Join(root, "cmd", "kubectl-berth")
 	for line, want := range map[string]string{
-		"pool w":                "web",
-		"free ":                 "old six web",
-		"who 10.0.70.1":         "10.0.70.10 10.0.70.11 10.0.70.12 10.0.70.13 10.0.70.14",
-		"where -n shop web":     "web-0 web-1",
-		"why --namespace=ads b": "banner-5d8f9-x2x4z",
-		"free web ":             "",
-		"top n":                 "nodes namespaces",
+		"pool w":                      "web",
+		"free ":                       "old six web",
+		"who 10.0.70.1":               "10.0.70.10 10.0.70.11 10.0.70.12 10.0.70.13 10.0.70.14",
+		"where -n shop web":           "web-0 web-1",
+		"why --namespace=ads b":       "banner-5d8f9-x2x4z",
+		"free web ":                   "",
+		"top n":                       "nodes namespaces",
+		"top owners --sort r":         "retained",
+		"trace 10.0.70.14":            "10.0.70.14",
+		"trace 10.0.70.14 ":           "",
+		"release 10.0.70.8 10.0.70.1": "10.0.70.10 10.0.70.11 10.0.70.12 10.0.70.13 10.0.70.14",
+		"unreserve 2001:":             "2001:db8:70::1:8",
+		"export --pool s":             "six",
+		"export -o n":                 "netbox",
+		"move-claim -n ads f":         "front",
+		"where -n ads claim/f":        "claim/front",
+		"where -n ad":                 "ads",
+		"who 10.0.70.8 -o js":         "json jsonpath= jsonpath-file=",
+		"backup ":                     "",
 	} {
 		command := exec.CommandContext(w.Ctx, viewer.bin, append([]string{"__complete", "berth"}, strings.Split(line, " ")...)...)
 		command.Env = viewer.env
@@ -92,7 +114,7 @@ func checkCompletion(w *simulation.World) {
 		if err != nil {
 			w.T.Fatal(err)
 		}
-		words := strings.Fields(strings.Split(string(out), ":")[0])
+		words := strings.Fields(strings.Split("\n"+string(out), "\n:")[0])
 		if got := strings.Join(words, " "); got != want {
 			w.T.Errorf("%q is completed by %q, want %q", line, got, want)
 		}

@@ -43,7 +43,7 @@ const whereExamples = `  # A pod
 func NewWhere(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	return command.Command{
 		Use: "where POD | KIND/NAME", Short: "Prints the addresses of a pod, workload or claim", Long: whereLong, Example: whereExamples,
-		Args: cobra.ExactArgs(1), Complete: of.CompletePods, Namespaced: true,
+		Args: cobra.ExactArgs(1), Complete: of.CompleteOwners, Namespaced: true,
 		Watch: "Print another line whenever one of the addresses changes.",
 		Prepare: func(call *command.Call) error {
 			_, err := parseTarget(call.Args[0], "")

@@ -83,6 +83,9 @@ type Format struct {
 // NewFormat returns a Format whose flags the command adds with AddFlags.
 func NewFormat() *Format { return &Format{print: genericclioptions.NewPrintFlags("")} }
 
+// Formats are the values of -o without a template.
+var Formats = []string{"wide", "json", "yaml", "name", "jsonpath=", "jsonpath-file=", "go-template=", "go-template-file="}
+
 // forPeople are the values of -o that print the table.
 var forPeople = []string{"", "wide"}
 

@@ -32,9 +32,7 @@ With --wire it also asks the network who answers for the address of each pod: no
 host, or several.
 
 It changes nothing and locks nothing. Pods may come and go meanwhile: a contradiction is
-looked at again until it is mended, or has lasted unchanged for --grace.
-
-Exit codes: 0 nothing was found; 1 not everything could be read; 2 something was found.`
+looked at again until it is mended, or has lasted unchanged for --grace.`
 
 const examples = `  # Is everything consistent?
   kubectl berth check
@@ -42,8 +40,8 @@ const examples = `  # Is everything consistent?
   # For a CronJob, with an exit code; pools overlap on purpose here
   kubectl berth check --ignore B302 -o json > report.json
 
-  # Addresses whose owner is gone, to free them with release --from
-  kubectl berth check -o json > report.json; kubectl berth release --from report.json`
+  # Addresses whose owner is gone, to free them
+  kubectl berth check -o json > report.json; kubectl berth release -f report.json`
 
 type options struct {
 	grace     time.Duration
@@ -57,7 +55,7 @@ type options struct {
 func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	o := &options{}
 	return command.Command{
-		Use: "check", Short: "Finds contradictions between objects; the exit code tells whether there are some", Long: long, Example: examples,
+		Use: "check", Short: "Finds contradictions between objects; the exit code tells whether there are some", Long: long, Example: examples, Found: "something was found",
 		Args: cobra.NoArgs, Flags: o.addFlags, Prepare: o.validate, Answer: o.check,
 	}.New(of, streams)
 }

@@ -7,12 +7,12 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -24,27 +24,22 @@ const moveClaimLong = `Moves the addresses of an IPClaim to another of the same 
 
 The addresses move unchanged, with their pods: addresses with pods first, and as many of each
 family as the size of the other claim has room for. The first claim may be deleted already. If it
-preallocates, it would take new addresses: set its spec.preallocate to false first.
-
-Exit codes: 0 no address is left with the first claim; 1 some are.`
+preallocates, it would take new addresses: set its spec.preallocate to false first.`
 
 const moveClaimExamples = `  # Rename: create the IPClaim store, as large as shop, then
   kubectl berth move-claim shop store -n web`
 
 // NewMoveClaim returns the command move-claim.
 func NewMoveClaim(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	dryRun := false
 	return command.Command{
 		Use: "move-claim FROM TO", Short: "Moves the addresses of an IPClaim to another", Long: moveClaimLong, Example: moveClaimExamples,
-		Args: cobra.ExactArgs(2), Namespaced: true,
-		Flags: func(flags *pflag.FlagSet) {
-			flags.BoolVar(&dryRun, "dry-run", false, "Ask the API server whether it would be done, and do nothing.")
-		},
-		Run: func(ctx context.Context, call *command.Call) error { return moveClaim(ctx, call, dryRun) },
+		Args: cobra.ExactArgs(2), Complete: of.CompleteClaims, Namespaced: true, Writes: true,
+		Found: "addresses are left with the first claim",
+		Run:   moveClaim,
 	}.New(of, streams)
 }
 
-func moveClaim(ctx context.Context, call *command.Call, dryRun bool) error {
+func moveClaim(ctx context.Context, call *command.Call) error {
 	from, to, namespace, berth := call.Args[0], call.Args[1], call.Namespace, call.Berth
 	target, err := movable(ctx, berth, namespace, from, to)
 	if err != nil {
@@ -60,10 +55,7 @@ func moveClaim(ctx context.Context, call *command.Call, dryRun bool) error {
 	}
 	move := claims.Pick(ips, roomOf(target, has))
 	left := len(ips) - len(move)
-	var options metav1.UpdateOptions
-	if dryRun {
-		options.DryRun = []string{metav1.DryRunAll}
-	}
+	options := metav1.UpdateOptions{DryRun: call.DryRuns()}
 	for _, ip := range move {
 		ip.Spec.Owner.Name, ip.Spec.Owner.UID = target.Name, target.UID
 		_, err := berth.FloatingIPs.Update(ctx, ip, options)
@@ -73,14 +65,14 @@ func moveClaim(ctx context.Context, call *command.Call, dryRun bool) error {
 			left++
 		case err != nil:
 			return fmt.Errorf("move %s to IPClaim %s/%s: %w", ip.Spec.Address, namespace, to, err)
-		case dryRun:
+		case call.DryRun:
 			fmt.Fprintf(call.Out, "%s: moved to IPClaim %s (dry run)\n", ip.Spec.Address, to)
 		default:
 			fmt.Fprintf(call.Out, "%s: moved to IPClaim %s\n", ip.Spec.Address, to)
 		}
 	}
 	if left > 0 {
-		return fmt.Errorf("%d addresses are left with IPClaim %s/%s: raise spec.size of %s if it has no room, and run the command again", left, namespace, from, to)
+		return answer.FindingsError(fmt.Sprintf("%d addresses are left with IPClaim %s/%s: raise spec.size of %s if it has no room, and run the command again", left, namespace, from, to))
 	}
 	return nil
 }

@@ -32,36 +32,33 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-const releaseLong = `Frees addresses that no pod has: addresses that are kept for an owner, or that cool down. Without
---apply it says what would be freed and changes nothing.
+const releaseLong = `Frees addresses that no pod has: addresses that are kept for an owner, or that cool down.
+With --dry-run it says what would be freed, and changes nothing.
 
 An address that a pod has is never freed: delete the pod. A reserved one is put back with
 "kubectl berth unreserve". An address that a host outside of the cluster has stays out of
 circulation. Each address is freed only if its FloatingIP still has the UID and resourceVersion
-that were read, or that the report of --from has: an old report frees no address that has changed
+that were read, or that the report of -f has: an old report frees no address that has changed
 since. After the release the cooldown of the pool begins, if it has one and a pod had the address.
 
---from reads what "kubectl berth check -o json" or "kubectl berth release -o json" wrote. Of the
-findings of a check it takes addresses that no pod has: codes B102, B103, B106 and B107.
-
-Exit codes: 0 all were freed, or can be; 1 the work could not be done; 2 some are left.`
+-f reads what "kubectl berth check -o json" or "kubectl berth release --dry-run -o json" wrote. Of the
+findings of a check it takes addresses that no pod has: codes B102, B103, B106 and B107.`
 
 const releaseExamples = `  # What would be freed?
-  kubectl berth release 10.0.70.12 10.0.70.13
+  kubectl berth release 10.0.70.12 10.0.70.13 --dry-run
 
   # Free it
-  kubectl berth release 10.0.70.12 --apply
+  kubectl berth release 10.0.70.12
 
   # Find what has been kept for more than a month, then free exactly that
-  kubectl berth release --retained-longer-than 30d -o json > old.json
-  kubectl berth release --from old.json --apply`
+  kubectl berth release --retained-longer-than 30d --dry-run -o json > old.json
+  kubectl berth release -f old.json`
 
 type releasing struct {
 	*command.Call
-	age   string
-	pool  string
-	from  string
-	apply bool
+	age  string
+	pool string
+	file string
 
 	// One of these is set before the cluster is asked.
 	addrs    []netip.Addr
@@ -73,13 +70,14 @@ type releasing struct {
 func NewRelease(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	o := &releasing{}
 	return command.Command{
-		Use: "release [ADDRESS...] [--retained-longer-than DURATION | --from REPORT]", Short: "Frees addresses that no pod has",
-		Long: releaseLong, Example: releaseExamples, Args: cobra.ArbitraryArgs,
+		Use: "release [ADDRESS...] [--retained-longer-than DURATION | -f REPORT]", Short: "Frees addresses that no pod has",
+		Long: releaseLong, Example: releaseExamples, Args: cobra.ArbitraryArgs, Complete: of.CompleteAddresses,
+		CompleteFlags: map[string]cobra.CompletionFunc{"pool": of.CompletePools},
+		Writes:        true, Found: "some addresses are left",
 		Flags: func(flags *pflag.FlagSet) {
 			flags.StringVar(&o.age, "retained-longer-than", "", "Addresses that have been kept without a pod for longer than this: 30d, 12h.")
 			flags.StringVar(&o.pool, "pool", "", "With --retained-longer-than: of this pool only.")
-			flags.StringVar(&o.from, "from", "", "Addresses of a report, - for the standard input.")
-			flags.BoolVar(&o.apply, "apply", false, "Free the addresses.")
+			flags.StringVarP(&o.file, "filename", "f", "", "Report whose addresses to free; - is stdin.")
 		},
 		Prepare: o.prepare,
 		Answer:  o.release,
@@ -121,17 +119,17 @@ const kind = "ReleaseList"
 func (o *releasing) prepare(call *command.Call) (err error) {
 	o.Call = call
 	given := 0
-	for _, is := range []bool{len(call.Args) > 0, o.age != "", o.from != ""} {
+	for _, is := range []bool{len(call.Args) > 0, o.age != "", o.file != ""} {
 		if is {
 			given++
 		}
 	}
 	switch {
 	case given != 1:
-		return errors.New("name addresses, or give --retained-longer-than or --from: exactly one of the three")
+		return errors.New("name addresses, or give --retained-longer-than or -f: exactly one of the three")
 	case o.pool != "" && o.age == "":
 		return errors.New("--pool is for --retained-longer-than")
-	case o.from != "":
+	case o.file != "":
 		o.reported, err = o.report()
 	case o.age != "":
 		o.longer, err = parseAge(o.age)
@@ -145,7 +143,7 @@ func (o *releasing) release(ctx context.Context, _ *command.Call) (*answer.Answe
 	var releases []Release
 	var err error
 	switch {
-	case o.from != "":
+	case o.file != "":
 		releases, err = o.ofReport(ctx)
 	case o.age != "":
 		releases, err = o.retained(ctx)
@@ -184,16 +182,16 @@ func parseAge(text string) (time.Duration, error) {
 func (o *releasing) report() ([]Release, error) {
 	var text []byte
 	var err error
-	if o.from == "-" {
+	if o.file == "-" {
 		text, err = io.ReadAll(o.In)
 	} else {
-		text, err = os.ReadFile(o.from)
+		text, err = os.ReadFile(o.file)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the report: %w", err)
 	}
 	if text, err = yaml.YAMLToJSON(text); err != nil {
-		return nil, fmt.Errorf("read the report %s: %w", o.from, err)
+		return nil, fmt.Errorf("read the report %s: %w", o.file, err)
 	}
 	var read struct {
 		metav1.TypeMeta
@@ -201,7 +199,7 @@ func (o *releasing) report() ([]Release, error) {
 		Findings []audit.Finding
 	}
 	if err := json.Unmarshal(text, &read); err != nil {
-		return nil, fmt.Errorf("read the report %s: %w", o.from, err)
+		return nil, fmt.Errorf("read the report %s: %w", o.file, err)
 	}
 	switch read.Kind {
 	case kind:
@@ -213,7 +211,7 @@ func (o *releasing) report() ([]Release, error) {
 				continue
 			}
 			if len(f.Objects) == 0 {
-				return nil, fmt.Errorf("read the report %s: finding %s of address %q names no object", o.from, f.Code, f.Address)
+				return nil, fmt.Errorf("read the report %s: finding %s of address %q names no object", o.file, f.Code, f.Address)
 			}
 			if object := f.Objects[0]; !slices.ContainsFunc(releases, func(r Release) bool { return r.UID == object.UID }) {
 				releases = append(releases, Release{Address: f.Address, UID: object.UID, ResourceVersion: object.ResourceVersion})
@@ -221,7 +219,7 @@ func (o *releasing) report() ([]Release, error) {
 		}
 		return releases, nil
 	}
-	return nil, fmt.Errorf("%s is no report: it must be the output of \"kubectl berth check -o json\" or \"kubectl berth release -o json\"", o.from)
+	return nil, fmt.Errorf("%s is no report: it must be the output of \"kubectl berth check -o json\" or \"kubectl berth release --dry-run -o json\"", o.file)
 }
 
 // of returns the possible outcome for an address that exists.
@@ -303,15 +301,11 @@ func (o *releasing) free(ctx context.Context, r *Release) error {
 	if r.Outcome != ToFree {
 		return nil
 	}
-	var dryRun []string
-	if !o.apply {
-		dryRun = []string{metav1.DryRunAll}
-	}
 	addr, err := netip.ParseAddr(r.Address)
 	if err != nil {
 		return err
 	}
-	err = remove(ctx, o.Berth, v1alpha1.NameOf(addr), r.UID, r.ResourceVersion, dryRun)
+	err = remove(ctx, o.Berth, v1alpha1.NameOf(addr), r.UID, r.ResourceVersion, o.DryRuns())
 	switch {
 	case cluster.IsNoSuch(err):
 		r.Outcome, r.Note = Gone, "it was freed a moment ago"
@@ -319,7 +313,7 @@ func (o *releasing) free(ctx context.Context, r *Release) error {
 		r.Outcome, r.Note = Left, "it changed a moment ago"
 	case err != nil:
 		return err
-	case o.apply:
+	case !o.DryRun:
 		r.Outcome = Freed
 	}
 	return nil
@@ -342,10 +336,10 @@ func (o *releasing) answer(releases []Release) *answer.Answer {
 	a.Text = func(out io.Writer, _ answer.Paint) {
 		switch {
 		case count[ToFree] > 0:
-			fmt.Fprintf(out, "\n%d would be freed. Nothing was changed: use --apply to free them.\n", count[ToFree])
+			fmt.Fprintf(out, "\n%d would be freed. Nothing was changed.\n", count[ToFree])
 		case len(releases) == 0:
 			fmt.Fprintln(out, "There is nothing to free.")
-		case o.apply:
+		case !o.DryRun:
 			fmt.Fprintf(out, "\n%d freed.\n", count[Freed])
 		}
 	}

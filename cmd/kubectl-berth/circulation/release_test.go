@@ -19,7 +19,7 @@ func TestReport(t *testing.T) {
 		`{"kind":"CheckReport","findings":[{"code":"B101","address":"10.0.70.1"}]}`:                                             "",
 		`{"kind":"CheckReport","findings":[{"code":"B102","address":"10.0.70.1","objects":[{"kind":"FloatingIP","uid":"7"}]}]}`: "",
 	} {
-		o := &releasing{from: "-", Call: &command.Call{IOStreams: genericiooptions.IOStreams{In: strings.NewReader(text)}}}
+		o := &releasing{file: "-", Call: &command.Call{IOStreams: genericiooptions.IOStreams{In: strings.NewReader(text)}}}
 		if _, err := o.report(); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v; want %q", text, err, want)
 		}

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
@@ -25,9 +26,7 @@ import (
 const reserveLong = `Takes addresses out of circulation: no pod gets them until "kubectl berth unreserve".
 
 An address that a pod or a workload has is not reserved: the answer says who has it. Release
-it first, or end the pod. The reason is in the annotation berth.dev/reason of the FloatingIP.
-
-Exit codes: 0 all are reserved; 1 some are not.`
+it first, or end the pod. The reason is in the annotation berth.dev/reason of the FloatingIP.`
 
 const reserveExamples = `  # The router's second address, until the network team is done
   kubectl berth reserve 10.0.70.12 --reason "VRRP, ticket 4711"
@@ -39,7 +38,6 @@ type reserving struct {
 	*command.Call
 	addrs  []netip.Addr
 	reason string
-	dryRun bool
 }
 
 // NewReserve returns the command reserve.
@@ -47,33 +45,28 @@ func NewReserve(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.
 	o := &reserving{}
 	return o.command(command.Command{
 		Use: "reserve ADDRESS...", Short: "Takes addresses out of circulation", Long: reserveLong, Example: reserveExamples,
+		Found: "some are not reserved, because somebody has them",
 		Flags: func(flags *pflag.FlagSet) {
 			flags.StringVar(&o.reason, "reason", "", "Why, for a person who finds the address reserved later.")
-			o.addFlags(flags)
 		},
 	}, o.reserve).New(of, streams)
 }
 
-const unreserveLong = `Puts reserved addresses back into circulation: pods get them again.
-
-Exit codes: 0 none of them is reserved any more; 1 some could not be put back.`
+const unreserveLong = `Puts reserved addresses back into circulation: pods get them again.`
 
 // NewUnreserve returns the command unreserve.
 func NewUnreserve(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	o := &reserving{}
 	return o.command(command.Command{
 		Use: "unreserve ADDRESS...", Short: "Puts reserved addresses back into circulation", Long: unreserveLong,
-		Example: "  kubectl berth unreserve 10.0.70.12", Flags: o.addFlags,
+		Example: "  kubectl berth unreserve 10.0.70.12", Complete: of.CompleteAddresses,
+		Found: "some are still reserved, because they changed meanwhile",
 	}, o.unreserve).New(of, streams)
-}
-
-func (o *reserving) addFlags(flags *pflag.FlagSet) {
-	flags.BoolVar(&o.dryRun, "dry-run", false, "Ask the API server whether it would be done, and do nothing.")
 }
 
 // command completes a command that calls do with each address.
 func (o *reserving) command(c command.Command, do func(context.Context, netip.Addr) (string, error)) command.Command {
-	c.Args = cobra.MinimumNArgs(1)
+	c.Args, c.Writes = cobra.MinimumNArgs(1), true
 	c.Prepare = func(call *command.Call) (err error) {
 		o.Call = call
 		o.addrs, err = standing.ParseAddrs(call.Args)
@@ -84,7 +77,7 @@ func (o *reserving) command(c command.Command, do func(context.Context, netip.Ad
 }
 
 // errSome says that some addresses were left as they are; the output says which and why.
-var errSome = errors.New("not all addresses: see above")
+const errSome = answer.FindingsError("Not all addresses: see above.")
 
 // each calls do with each address, and prints the returned text.
 func (o *reserving) each(ctx context.Context, do func(context.Context, netip.Addr) (string, error)) error {
@@ -98,7 +91,7 @@ func (o *reserving) each(ctx context.Context, do func(context.Context, netip.Add
 			failed = true
 		case err != nil:
 			return fmt.Errorf("%s: %w", addr, err)
-		case o.dryRun:
+		case o.DryRun:
 			fmt.Fprintf(o.Out, "%s: %s (dry run)\n", addr, did)
 		default:
 			fmt.Fprintf(o.Out, "%s: %s\n", addr, did)
@@ -114,13 +107,6 @@ func (o *reserving) each(ctx context.Context, do func(context.Context, netip.Add
 type refusal string
 
 func (r refusal) Error() string { return string(r) }
-
-func (o *reserving) dryRuns() []string {
-	if o.dryRun {
-		return []string{metav1.DryRunAll}
-	}
-	return nil
-}
 
 func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error) {
 	all, err := cluster.Pools(ctx, o.Berth)
@@ -138,7 +124,7 @@ func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error
 	if o.reason != "" {
 		ip.Annotations = map[string]string{v1alpha1.AnnotationReason: o.reason}
 	}
-	_, err = o.Berth.FloatingIPs.Create(ctx, ip, metav1.CreateOptions{DryRun: o.dryRuns(), FieldValidation: metav1.FieldValidationStrict})
+	_, err = o.Berth.FloatingIPs.Create(ctx, ip, metav1.CreateOptions{DryRun: o.DryRuns(), FieldValidation: metav1.FieldValidationStrict})
 	if apierrors.IsAlreadyExists(err) {
 		return o.reserved(ctx, ip)
 	}
@@ -168,7 +154,7 @@ func (o *reserving) reserved(ctx context.Context, wanted *v1alpha1.FloatingIP) (
 		return "is reserved already", nil
 	}
 	metav1.SetMetaDataAnnotation(&ip.ObjectMeta, v1alpha1.AnnotationReason, o.reason)
-	if _, err := o.Berth.FloatingIPs.Update(ctx, ip, metav1.UpdateOptions{DryRun: o.dryRuns()}); err != nil {
+	if _, err := o.Berth.FloatingIPs.Update(ctx, ip, metav1.UpdateOptions{DryRun: o.DryRuns()}); err != nil {
 		return "", fmt.Errorf("write the reason: %w", err)
 	}
 	return "is reserved already; the reason is written", nil
@@ -187,12 +173,12 @@ func (o *reserving) unreserve(ctx context.Context, addr netip.Addr) (string, err
 		// Reserved by hand over a record that somebody has: that stays.
 		ip.Spec.Reserved = false
 		delete(ip.Annotations, v1alpha1.AnnotationReason)
-		_, err = o.Berth.FloatingIPs.Update(ctx, ip, metav1.UpdateOptions{DryRun: o.dryRuns()})
+		_, err = o.Berth.FloatingIPs.Update(ctx, ip, metav1.UpdateOptions{DryRun: o.DryRuns()})
 		if err == nil {
 			return "not reserved any more: " + whose(ip), nil
 		}
 	default:
-		if err = remove(ctx, o.Berth, ip.Name, string(ip.UID), ip.ResourceVersion, o.dryRuns()); err == nil {
+		if err = remove(ctx, o.Berth, ip.Name, string(ip.UID), ip.ResourceVersion, o.DryRuns()); err == nil {
 			return "free", nil
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -32,9 +33,16 @@ type Command struct {
 	Use, Short, Long, Example string
 	Aliases, ValidArgs        []string
 	Args                      cobra.PositionalArgs
-	Complete                  cobra.CompletionFunc
+	// Complete completes arguments; nil: there is nothing to complete.
+	Complete cobra.CompletionFunc
 	// Flags adds flags to the skeleton's flags.
 	Flags func(flags *pflag.FlagSet)
+	// CompleteFlags complete the values of some of these flags.
+	CompleteFlags map[string]cobra.CompletionFunc
+	// Writes: the command changes something in the cluster, and has --dry-run.
+	Writes bool
+	// Found says when the exit code is [answer.Found]; empty: never.
+	Found string
 	// Namespaced commands have -n.
 	Namespaced bool
 	// Watch explains -w; without it the command has no such flag.
@@ -60,6 +68,8 @@ type Call struct {
 	Watching bool
 	// ForPeople says that the output is a table or text.
 	ForPeople bool
+	// DryRun says that the user gave --dry-run: the API server is asked whether it would do the work, and does nothing.
+	DryRun bool
 
 	// The following are set after Prepare.
 
@@ -89,18 +99,30 @@ func (c *Call) Follow(version string, start func(metav1.ListOptions) (watch.Inte
 func (c Command) New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	call, format := &Call{Cluster: of, IOStreams: streams}, answer.NewFormat()
 	command := &cobra.Command{
-		Use: c.Use, Short: c.Short, Long: c.Long, Example: c.Example, Aliases: c.Aliases, ValidArgs: c.ValidArgs,
+		Use: c.Use, Short: c.Short, Long: c.long(), Example: c.Example, Aliases: c.Aliases, ValidArgs: c.ValidArgs,
 		Args: c.Args, ValidArgsFunction: c.Complete,
 		RunE: func(command *cobra.Command, args []string) error {
 			call.Args = args
 			return c.run(command.Context(), call, format)
 		},
 	}
+	if c.Complete == nil && c.ValidArgs == nil {
+		command.ValidArgsFunction = cobra.NoFileCompletions
+	}
+	completes := maps.Clone(c.CompleteFlags)
+	if completes == nil {
+		completes = map[string]cobra.CompletionFunc{}
+	}
 	if c.Namespaced {
 		of.AddNamespace(command)
+		completes["namespace"] = of.CompleteNamespaces
 	}
 	if c.Answer != nil {
 		format.AddFlags(command.Flags())
+		completes["output"] = Words(answer.Formats...)
+	}
+	if c.Writes {
+		command.Flags().BoolVar(&call.DryRun, "dry-run", false, "Ask the API server whether it would do it, and change nothing.")
 	}
 	if c.Watch != "" {
 		command.Flags().BoolVarP(&call.Watching, "watch", "w", false, c.Watch)
@@ -108,7 +130,37 @@ func (c Command) New(of *cluster.Cluster, streams genericiooptions.IOStreams) *c
 	if c.Flags != nil {
 		c.Flags(command.Flags())
 	}
+	for name, complete := range completes {
+		if err := command.RegisterFlagCompletionFunc(name, complete); err != nil {
+			panic(err) // the command has no such flag
+		}
+	}
 	return command
+}
+
+// long returns the description with the exit codes, which all commands have in common.
+func (c Command) long() string {
+	codes := "Exit codes: 0 done; 1 it could not."
+	if c.Found != "" {
+		codes = "Exit codes: 0 done; 1 it could not; 2 " + c.Found + "."
+	}
+	return strings.TrimSpace(c.Long) + "\n\n" + codes
+}
+
+// Words completes one of some words.
+func Words(all ...string) cobra.CompletionFunc {
+	return func(_ *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
+		fitting := slices.DeleteFunc(slices.Clone(all), func(word string) bool { return !strings.HasPrefix(word, begun) })
+		return fitting, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// DryRuns returns the value of the API's parameter dryRun.
+func (c *Call) DryRuns() []string {
+	if c.DryRun {
+		return []string{metav1.DryRunAll}
+	}
+	return nil
 }
 
 func (c Command) run(ctx context.Context, call *Call, format *answer.Format) error {

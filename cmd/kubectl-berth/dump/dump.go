@@ -47,9 +47,7 @@ findings of "kubectl berth check".
 It reads no Secrets. Of pods and workloads it keeps the fields that Berth reads, so no environment
 variables, commands or volumes. Of annotations it keeps Berth's and annotations that name networks.
 Logs and events are as they were written. Names and addresses stay: look at the bundle before you
-give it away. The file contents.txt in it says what was left out, and why.
-
-Exit codes: 0 the bundle is written, also if parts had to be left out; 1 it is not.`
+give it away. The file contents.txt in it says what was left out, and why.`
 
 const examples = `  kubectl berth dump
   kubectl berth dump -f - | tar tz`
@@ -68,7 +66,7 @@ func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command
 	return command.Command{
 		Use: "dump", Short: "Writes a support bundle without secrets", Long: long, Example: examples, Args: cobra.NoArgs,
 		Flags: func(flags *pflag.FlagSet) {
-			flags.StringVarP(&o.file, "file", "f", "", "File to write, - for the standard output. By default berth-dump-TIME.tar.gz in the current folder.")
+			flags.StringVarP(&o.file, "filename", "f", "", "File to write; - is stdout. By default berth-dump-TIME.tar.gz in the current folder.")
 			flags.BoolVar(&o.nodes, "nodes", false, "Add what each agent knows of its node (berth-agent inspect), by pods/exec.")
 			flags.Int64Var(&o.lines, "log-lines", 20000, "Lines of each log.")
 			command.AddBerthNamespace(flags, &o.namespace)

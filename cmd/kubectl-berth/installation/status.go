@@ -27,7 +27,7 @@ import (
 
 const statusLong = `Says whether Berth works: its programs and which replica leads, the agents that are ready of those that
 are wanted, the admission policies that keep tenants and nodes in their place, and the pools. Every problem is a line
-with the command to go on with. The exit code is 2 where there is one.
+with the command to go on with.
 
 The namespace of Berth's programs is the one of the agents' DaemonSet; --berth-namespace names another.`
 
@@ -86,7 +86,7 @@ var policies = []string{"agents-of-floatingips.berth.dev", "agents.berth.dev", "
 func NewStatus(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	var namespace string
 	return command.Command{
-		Use: "status", Short: "Says whether Berth's programs work", Long: statusLong, Example: statusExamples, Args: cobra.NoArgs,
+		Use: "status", Short: "Says whether Berth's programs work", Long: statusLong, Example: statusExamples, Args: cobra.NoArgs, Found: "there is a problem",
 		Flags: func(flags *pflag.FlagSet) { command.AddBerthNamespace(flags, &namespace) },
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 			found, err := call.BerthNamespace(ctx, namespace)

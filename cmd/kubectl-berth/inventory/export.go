@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -95,6 +96,10 @@ func NewExport(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.C
 	return command.Command{
 		Use: "export", Short: "Prints all addresses for a spreadsheet or another program", Long: exportLong, Example: exportExamples,
 		Args: cobra.NoArgs,
+		CompleteFlags: map[string]cobra.CompletionFunc{
+			"pool":   of.CompletePools,
+			"output": command.Words(slices.Sorted(maps.Keys(formats))...),
+		},
 		Flags: func(flags *pflag.FlagSet) {
 			flags.StringVarP(&format, "output", "o", format, "Output format: csv, json or netbox.")
 			flags.StringVar(&pool, "pool", "", "Only the addresses that were given from this pool.")

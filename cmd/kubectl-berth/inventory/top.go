@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -52,7 +53,8 @@ func NewTop(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Comm
 	o := &topOptions{}
 	return command.Command{
 		Use: "top pools | nodes | namespaces | owners", Short: "Prints who has most addresses", Long: topLong, Example: topExamples,
-		ValidArgs: topKinds,
+		ValidArgs:     topKinds,
+		CompleteFlags: map[string]cobra.CompletionFunc{"sort": command.Words(slices.Sorted(maps.Keys(sorts))...)},
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 || !slices.Contains(topKinds, args[0]) {
 				return errors.New("say of what: " + strings.Join(topKinds, ", "))

@@ -30,8 +30,7 @@ const whyLong = `Says why a pod waits for its addresses, pool by pool and node b
 reads the pod with the scheduler's own code. Of a pod that is bound it says which addresses
 the pod has, and what was said of it if it does not run.
 
-The exit code is 2 if the pod waits or does not run. Users who may not read pools and
-FloatingIPs get what is written on the pod, and what the scheduler said.`
+Users who may not read pools and FloatingIPs get what is written on the pod, and what the scheduler said.`
 
 const whyExamples = `  kubectl berth why web-0 -n shop
 
@@ -44,7 +43,7 @@ func NewWhy(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Comm
 	var berthNamespace string
 	return command.Command{
 		Use: "why POD", Short: "Says why a pod waits for an address", Long: whyLong, Example: whyExamples,
-		Args: cobra.ExactArgs(1), Complete: of.CompletePods, Namespaced: true,
+		Args: cobra.ExactArgs(1), Complete: of.CompletePods, Namespaced: true, Found: "the pod waits or does not run",
 		Flags: func(flags *pflag.FlagSet) {
 			flags.BoolVar(&reader.Galaxy, "galaxy-aliases", false, "Read Galaxy's resource and annotations, too, as the scheduler does with galaxyAliases.")
 			command.AddBerthNamespace(flags, &berthNamespace)

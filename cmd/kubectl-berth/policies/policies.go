@@ -6,7 +6,6 @@ package policies
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -32,37 +31,25 @@ which of their open connections would be denied, and why.
 
 The agents say it, with the policies and the connections of this moment, by the rules that they would make. That runs
 "berth-agent policy preview" in the agents' pods, and needs the right pods/exec in Berth's namespace, which is root on
-the nodes. It changes nothing. Connections that begin later, or only now and then, are not seen.
-
-Exit codes: 0 no pod would be governed newly; 1 not every agent could say it; 2 pods would be governed newly.`
+the nodes. It changes nothing. Connections that begin later, or only now and then, are not seen.`
 
 const examples = `  # Whom would enforcement for all pods concern?
-  kubectl berth policies --dry-run
+  kubectl berth policies
 
   # Connections that would be denied, for a program
-  kubectl berth policies --dry-run -o json`
+  kubectl berth policies -o json`
 
 type options struct {
 	namespace string
-	dryRun    bool
 }
 
 // New returns the command policies.
 func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	o := &options{}
 	return command.Command{
-		Use: "policies --dry-run", Short: "Says what enforcement of network policies for all pods would change", Long: long, Example: examples,
-		Args: cobra.NoArgs,
-		Flags: func(flags *pflag.FlagSet) {
-			command.AddBerthNamespace(flags, &o.namespace)
-			flags.BoolVar(&o.dryRun, "dry-run", false, "Ask the agents what would change, by pods/exec. The command does nothing else.")
-		},
-		Prepare: func(*command.Call) error {
-			if !o.dryRun {
-				return errors.New("the command changes nothing: write kubectl berth policies --dry-run to see what networkPolicy.pods=All would change, and set that value of the chart to change it")
-			}
-			return nil
-		},
+		Use: "policies", Short: "Says what enforcement of network policies for all pods would change", Long: long, Example: examples,
+		Args: cobra.NoArgs, Found: "policies would govern more pods than now",
+		Flags:  func(flags *pflag.FlagSet) { command.AddBerthNamespace(flags, &o.namespace) },
 		Answer: o.ask,
 	}.New(of, streams)
 }

@@ -22,14 +22,13 @@ import (
 const freeLong = `Prints the free addresses of a pool as ranges, or the first few of them. Addresses that
 cool down, are reserved, retained or excluded are not free. Addresses that the scheduler promised to
 a pod a moment ago may still be shown.
-
-The exit code is 2 if there are fewer than asked for.`
+`
 
 const freeExamples = `  # The free ranges of a pool
   kubectl berth free web
 
   # Three free addresses
-  kubectl berth free web -n 3 -o name`
+  kubectl berth free web --number 3 -o name`
 
 // Free is the content of -o json.
 type Free struct {
@@ -39,7 +38,7 @@ type Free struct {
 	Addresses []netip.Addr `json:"addresses,omitempty"`
 }
 
-// mostFree limits -n.
+// mostFree limits --number.
 const mostFree = 65536
 
 // NewFree returns the command free.
@@ -47,13 +46,13 @@ func NewFree(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Com
 	first := 0
 	return command.Command{
 		Use: "free POOL", Short: "Prints the free addresses of a pool", Long: freeLong, Example: freeExamples,
-		Args: cobra.ExactArgs(1), Complete: of.CompletePools,
+		Args: cobra.ExactArgs(1), Complete: of.CompletePools, Found: "there are fewer free addresses than asked for",
 		Flags: func(flags *pflag.FlagSet) {
-			flags.IntVarP(&first, "number", "n", 0, "Print this many single addresses.")
+			flags.IntVar(&first, "number", 0, "Print this many single addresses.")
 		},
 		Prepare: func(*command.Call) error {
 			if first < 0 || first > mostFree {
-				return fmt.Errorf("-n %d: give a number from 1 to %d", first, mostFree)
+				return fmt.Errorf("--number %d: give a number from 1 to %d", first, mostFree)
 			}
 			return nil
 		},

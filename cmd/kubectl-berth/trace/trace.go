@@ -35,9 +35,7 @@ the address and its pod.
 
 Kernel and network are looked at with --node only: that runs "berth-agent inspect" and "berth-agent
 probe" in the agents' pods, and needs the right pods/exec in Berth's namespace, which is root on the
-nodes.
-
-Exit codes: 0 no link is broken; 1 it could not be found out; 2 a link is broken.`
+nodes.`
 
 const examples = `  # Does the cluster know of a reason why 10.0.70.12 cannot be reached?
   kubectl berth trace 10.0.70.12
@@ -56,7 +54,7 @@ func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command
 	o := &options{}
 	return command.Command{
 		Use: "trace ADDRESS", Short: "Names the first broken link on the way to an address", Long: long, Example: examples,
-		Args: cobra.ExactArgs(1),
+		Args: cobra.ExactArgs(1), Complete: of.CompleteAddress, Found: "a link is broken",
 		Flags: func(flags *pflag.FlagSet) {
 			command.AddBerthNamespace(flags, &o.namespace)
 			flags.BoolVar(&o.node, "node", false, "Ask the agents about the kernel and the network, by pods/exec.")

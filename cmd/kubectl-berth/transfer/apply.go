@@ -22,6 +22,8 @@ type applier struct {
 	api      *client.Client
 	workers  int
 	progress *progress
+	// dryRun: the items are validated, and not written.
+	dryRun bool
 }
 
 // step is a part of a plan that is written before the next step. do writes one item; if
@@ -46,6 +48,9 @@ func (a *applier) apply(ctx context.Context, steps ...step) error {
 	if err := a.each(ctx, "validated", all, dryRun); err != nil {
 		return fmt.Errorf("nothing was created, because the API server would refuse some of it:\n%w", err)
 	}
+	if a.dryRun {
+		return nil
+	}
 	for _, step := range steps {
 		do := step.do
 		if do == nil {
@@ -61,7 +66,7 @@ func (a *applier) apply(ctx context.Context, steps ...step) error {
 	return nil
 }
 
-// toWrite returns the items that --apply writes.
+// toWrite returns the items that are written.
 func toWrite(made *plan.Plan) (claims, ips, pools []*plan.Item) {
 	for i := range made.Items {
 		item := &made.Items[i]

@@ -10,7 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -33,24 +33,37 @@ Each kind is saved as of one moment, addresses first, so that the backup also ha
 objects that an address refers to. You need not stop Berth's programs.`
 
 const backupExamples = `  # To a file (on failure no incomplete file is left)
-  kubectl berth backup -o berth.yaml
+  kubectl berth backup -f berth.yaml
 
   # To stdout, for another program
   kubectl berth backup -o json | jq -r '.items[].spec.address // empty'`
 
 // NewBackup returns the command backup.
 func NewBackup(of *chosen.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	output := "yaml"
+	format, file := "yaml", "-"
 	return command.Command{
 		Use: "backup", Short: "Saves pools, claims and addresses", Long: backupLong, Example: backupExamples, Args: cobra.NoArgs,
 		Flags: func(flags *pflag.FlagSet) {
-			flags.StringVarP(&output, "output", "o", output, "File to write, as JSON if its name ends in .json, else as YAML; or yaml or json: to stdout.")
+			flags.StringVarP(&format, "output", "o", format, "Output format: yaml or json.")
+			flags.StringVarP(&file, "filename", "f", file, "File to write; - is stdout.")
 		},
-		Run: func(ctx context.Context, call *command.Call) error { return runBackup(ctx, call, output) },
+		CompleteFlags: map[string]cobra.CompletionFunc{"output": command.Words(formats...)},
+		Prepare: func(*command.Call) error {
+			if !slices.Contains(formats, format) {
+				return fmt.Errorf("--output: %q is neither yaml nor json: write the file with -f", format)
+			}
+			return nil
+		},
+		Run: func(ctx context.Context, call *command.Call) error {
+			return runBackup(ctx, call, file, format == "json")
+		},
 	}.New(of, streams)
 }
 
-func runBackup(ctx context.Context, call *command.Call, output string) error {
+// formats in which objects are printed.
+var formats = []string{"yaml", "json"}
+
+func runBackup(ctx context.Context, call *command.Call, name string, asJSON bool) error {
 	api, err := connect(call)
 	if err != nil {
 		return err
@@ -61,12 +74,10 @@ func runBackup(ctx context.Context, call *command.Call, output string) error {
 	}
 	objects = backup.Clean(objects)
 	now := time.Now()
-	if output == "yaml" || output == "json" {
-		return writeBackup(call.Out, objects, output == "json", api.host, now)
+	if name == "-" {
+		return writeBackup(call.Out, objects, asJSON, api.host, now)
 	}
-	err = writeFile(output, func(file io.Writer) error {
-		return writeBackup(file, objects, strings.HasSuffix(output, ".json"), api.host, now)
-	})
+	err = writeFile(name, func(file io.Writer) error { return writeBackup(file, objects, asJSON, api.host, now) })
 	if err != nil {
 		return fmt.Errorf("write the backup: %w", err)
 	}
@@ -109,7 +120,7 @@ func writeBackup(out io.Writer, objects *backup.Objects, asJSON bool, host strin
 		encoder.SetIndent("", "    ")
 		return encoder.Encode(map[string]any{"apiVersion": "v1", "kind": "List", "metadata": map[string]any{}, "items": all})
 	}
-	fmt.Fprintf(out, "# Berth's objects of %s at %s: %d IPPools, %d IPClaims, %d FloatingIPs.\n# Restore them with: kubectl berth restore FILE\n",
+	fmt.Fprintf(out, "# Berth's objects of %s at %s: %d IPPools, %d IPClaims, %d FloatingIPs.\n# Restore them with: kubectl berth restore -f FILE\n",
 		host, now.UTC().Format(time.RFC3339), len(objects.Pools), len(objects.Claims), len(objects.IPs))
 	for _, fields := range all {
 		text, err := yaml.Marshal(fields)

@@ -23,30 +23,27 @@ import (
 const importLong = `Turns Galaxy's pools, addresses and named pools into IPPools, FloatingIPs and
 IPClaims, so that pods keep their addresses when they move from Galaxy to Berth.
 
-Without --apply it only prints the plan. It never changes Galaxy's objects, and
-never deletes Berth's objects: run it as often as you like.
+It prints the plan first; with --dry-run it changes nothing. It never changes Galaxy's
+objects, and never deletes Berth's objects: run it as often as you like.
 
 An address that a live pod uses through Galaxy is recorded for that pod, which keeps
 Galaxy's network until it is deleted. Pools are created disabled, so that Berth
-allocates no new addresses while Galaxy may still do so.
-
-Exit codes: 0 done, 1 failed, 2 done, but you must decide about some items (skip and
-conflict in the plan).`
+allocates no new addresses while Galaxy may still do so.`
 
 const importExamples = `  # What would be done?
-  kubectl berth import-galaxy
+  kubectl berth import-galaxy --dry-run
 
   # With a corrected copy of the pool configuration
-  kubectl berth import-galaxy -f pools.json
+  kubectl berth import-galaxy -f pools.json --dry-run
 
   # From a backup: kubectl get floatingips.galaxy.k8s.io,pools.galaxy.k8s.io -A -o yaml
-  kubectl berth import-galaxy -f configmap.yaml -f backup.yaml
+  kubectl berth import-galaxy -f configmap.yaml -f backup.yaml --dry-run
 
   # The objects, to review and commit
-  kubectl berth import-galaxy -o yaml > imported.yaml
+  kubectl berth import-galaxy --dry-run -o yaml > imported.yaml
 
-  # Apply it
-  kubectl berth import-galaxy --apply`
+  # Do it
+  kubectl berth import-galaxy`
 
 // importOptions are the flags of import-galaxy.
 type importOptions struct {
@@ -59,7 +56,6 @@ type importOptions struct {
 	orphans            string
 	enablePools        bool
 	externalAssigner   bool
-	apply              bool
 	workers            int
 	output             string
 	given              *given
@@ -73,9 +69,13 @@ func NewImportGalaxy(of *chosen.Cluster, streams genericiooptions.IOStreams) *co
 	}
 	return command.Command{
 		Use: "import-galaxy", Short: "Takes over addresses from Galaxy", Long: importLong, Example: importExamples, Args: cobra.NoArgs,
-		Flags: o.addFlags,
+		Flags: o.addFlags, Writes: true, Found: needsDecision,
+		CompleteFlags: map[string]cobra.CompletionFunc{
+			"orphans": command.Words("skip", "reserve"),
+			"output":  command.Words(formats...),
+		},
 		Prepare: func(call *command.Call) (err error) {
-			if err := o.validate(); err != nil {
+			if err := o.validate(call.DryRun); err != nil {
 				return err
 			}
 			o.given, err = readFiles(o.files, call.In, o.configMapKey)
@@ -95,12 +95,11 @@ func (o *importOptions) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.orphans, "orphans", o.orphans, "What to do with addresses that Galaxy retains for an owner that cannot be found: skip, or reserve (import them as reserved).")
 	flags.BoolVar(&o.enablePools, "enable-pools", o.enablePools, "Create pools enabled. Use it only if Galaxy no longer allocates addresses.")
 	flags.BoolVar(&o.externalAssigner, "external-assigner", o.externalAssigner, "Set it if Galaxy has a cloud provider: pools get spec.externalAssigner, and addresses of live pods are marked as assigned to their nodes.")
-	flags.BoolVar(&o.apply, "apply", o.apply, "Create missing objects, after the API server has validated all of them.")
 	flags.IntVar(&o.workers, "workers", o.workers, "Number of concurrent requests.")
-	flags.StringVarP(&o.output, "output", "o", "", "Print the objects to create, as yaml or json, instead of the plan.")
+	flags.StringVarP(&o.output, "output", "o", "", "Output format: yaml or json, which print the objects to create instead of the plan, with --dry-run.")
 }
 
-func (o *importOptions) validate() error {
+func (o *importOptions) validate(dryRun bool) error {
 	var errs []error
 	switch o.orphans {
 	case "skip", "reserve":
@@ -112,8 +111,8 @@ func (o *importOptions) validate() error {
 	default:
 		errs = append(errs, fmt.Errorf("--output: %q is neither yaml nor json", o.output))
 	}
-	if o.output != "" && o.apply {
-		errs = append(errs, errors.New("--output prints the objects, --apply creates them: choose one"))
+	if o.output != "" && !dryRun {
+		errs = append(errs, errors.New("--output prints the objects that would be created: add --dry-run"))
 	}
 	errs = append(errs, validateWorkers(o.workers))
 	for pool, namespace := range o.claimNamespaces {
@@ -130,6 +129,9 @@ func validateWorkers(n int) error {
 	}
 	return nil
 }
+
+// needsDecision is when the commands of a plan have found something.
+const needsDecision = "you must decide about some items (skip and conflict in the plan)"
 
 // undecided says that all went well, except items that the user must decide about.
 func undecided(items int) error {
@@ -159,16 +161,14 @@ func (o *importOptions) run(ctx context.Context, call *command.Call) error {
 	} else if err := printPlan(call.Out, plan); err != nil {
 		return err
 	}
-	if o.apply {
-		if err := o.write(ctx, &applier{api: api.berth, workers: o.workers, progress: progress}, plan); err != nil {
-			return err
-		}
+	if err := o.write(ctx, &applier{api: api.berth, workers: o.workers, progress: progress, dryRun: call.DryRun}, plan); err != nil {
+		return err
 	}
 	out := call.Out
 	if o.output != "" {
 		out = call.ErrOut
 	}
-	printSummary(out, plan, o.apply, fromGalaxy(plan))
+	printSummary(out, plan, !call.DryRun, fromGalaxy(plan))
 	if n := plan.Undecided(); n > 0 {
 		return undecided(n)
 	}

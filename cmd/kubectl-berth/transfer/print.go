@@ -115,7 +115,7 @@ func printObjects(out io.Writer, made *plan.Plan, format string) error {
 	for _, items := range [][]*plan.Item{claims, ips, pools} {
 		for _, item := range items {
 			if item.Action != plan.Create {
-				continue // an update needs the existing object: only --apply does it
+				continue // an update needs the existing object: it is not printed
 			}
 			var object any
 			switch {
@@ -163,7 +163,7 @@ func printSummary(out io.Writer, made *plan.Plan, applied bool, remark string) {
 	case !made.Writes():
 		fmt.Fprintln(out, "There is nothing to create.")
 	default:
-		fmt.Fprintln(out, "Nothing was changed. Use --apply to apply the plan.")
+		fmt.Fprintln(out, "Nothing was changed. The API server would accept all of it.")
 	}
 }
 

@@ -28,27 +28,24 @@ import (
 
 const restoreLong = `Creates the missing IPPools, IPClaims and FloatingIPs of a backup.
 
-Without --apply it only prints the plan. It deletes nothing, and does not change
-addresses that have another owner now: run it as often as you like. You need not stop
-Berth's programs.
+It prints the plan first; with --dry-run it changes nothing. It deletes nothing, and does
+not change addresses that have another owner now: run it as often as you like. You need
+not stop Berth's programs.
 
 An address is recorded for its pod if the pod still runs. Other addresses that a
 release policy keeps are retained for their workloads, which are found by name, now or
 when they are created. For --keep-for they are kept in any case; then their release
-policy decides.
-
-Exit codes: 0 done, 1 failed, 2 done, but you must decide about some items (skip,
-conflict and notes in the plan).`
+policy decides.`
 
 const restoreExamples = `  # What would be done?
-  kubectl berth restore berth.yaml
+  kubectl berth restore -f berth.yaml --dry-run
 
-  # Apply it; the workloads will be back within two days
-  kubectl berth restore berth.yaml --apply --keep-for=48h`
+  # The workloads will be back within two days
+  kubectl berth restore -f berth.yaml --keep-for=48h`
 
 // restoreOptions are the flags of restore.
 type restoreOptions struct {
-	apply   bool
+	file    string
 	keepFor time.Duration
 	workers int
 	saved   backup.Objects
@@ -58,13 +55,13 @@ type restoreOptions struct {
 func NewRestore(of *chosen.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	o := &restoreOptions{keepFor: 24 * time.Hour, workers: 16}
 	return command.Command{
-		Use: "restore FILE", Short: "Restores saved pools, claims and addresses", Long: restoreLong, Example: restoreExamples,
-		Args: cobra.ExactArgs(1), Flags: o.addFlags, Prepare: o.prepare, Run: o.run,
+		Use: "restore -f FILE", Short: "Restores saved pools, claims and addresses", Long: restoreLong, Example: restoreExamples,
+		Args: cobra.NoArgs, Flags: o.addFlags, Prepare: o.prepare, Run: o.run, Writes: true, Found: needsDecision,
 	}.New(of, streams)
 }
 
 func (o *restoreOptions) addFlags(flags *pflag.FlagSet) {
-	flags.BoolVar(&o.apply, "apply", o.apply, "Create missing objects, after the API server has validated all of them.")
+	flags.StringVarP(&o.file, "filename", "f", "", "The backup; - is stdin.")
 	flags.DurationVar(&o.keepFor, "keep-for", o.keepFor, "How long addresses without a pod are kept, even if their workload is missing, before their release policy decides.")
 	flags.IntVar(&o.workers, "workers", o.workers, "Number of concurrent requests.")
 }
@@ -72,13 +69,16 @@ func (o *restoreOptions) addFlags(flags *pflag.FlagSet) {
 // prepare checks the flags, and reads the backup.
 func (o *restoreOptions) prepare(call *command.Call) error {
 	var errs []error
+	if o.file == "" {
+		errs = append(errs, errors.New("no backup is named: write kubectl berth restore -f FILE"))
+	}
 	if o.keepFor < time.Second {
 		errs = append(errs, fmt.Errorf("--keep-for: %s is less than 1s", o.keepFor))
 	}
 	if err := errors.Join(append(errs, validateWorkers(o.workers))...); err != nil {
 		return err
 	}
-	text, err := readFile(call.Args[0], call.In)
+	text, err := readFile(o.file, call.In)
 	if err == nil {
 		err = readBackup(text, &o.saved)
 	}
@@ -103,16 +103,14 @@ func (o *restoreOptions) run(ctx context.Context, call *command.Call) error {
 	if err := printPlan(call.Out, made); err != nil {
 		return err
 	}
-	if o.apply {
-		applier := &applier{api: api.berth, workers: o.workers, progress: progress}
-		// Addresses first, so that a claim finds its own before it preallocates others.
-		// Pools last, so that nothing is allocated from them before.
-		claims, ips, pools := toWrite(made)
-		if err := applier.apply(ctx, step{"addresses", ips, nil}, step{"claims", claims, nil}, step{"pools", pools, nil}); err != nil {
-			return err
-		}
+	applier := &applier{api: api.berth, workers: o.workers, progress: progress, dryRun: call.DryRun}
+	// Addresses first, so that a claim finds its own before it preallocates others.
+	// Pools last, so that nothing is allocated from them before.
+	claims, ips, pools := toWrite(made)
+	if err := applier.apply(ctx, step{"addresses", ips, nil}, step{"claims", claims, nil}, step{"pools", pools, nil}); err != nil {
+		return err
 	}
-	printSummary(call.Out, made, o.apply, keptUntil(made, input.KeepUntil))
+	printSummary(call.Out, made, !call.DryRun, keptUntil(made, input.KeepUntil))
 	if n := made.Undecided(); n > 0 {
 		return undecided(n)
 	}

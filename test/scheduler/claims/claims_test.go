@@ -97,11 +97,11 @@ func TestClaims(t *testing.T) {
 		}
 		w.PatchClaim("pre", `{"spec":{"preallocate":false}}`)
 		w.ClaimBecomes("pre", "5=4+1 OnDemand")
-		if out, code := moveClaim(w, "pre", "after", "--dry-run"); code != 1 || strings.Count(out, "moved to IPClaim after (dry run)") != 4 {
+		if out, code := moveClaim(w, "pre", "after", "--dry-run"); code != 2 || strings.Count(out, "moved to IPClaim after (dry run)") != 4 {
 			t.Fatalf("exit code %d: %s", code, out)
 		}
 		w.ClaimBecomes("after", "0=0+0 OnDemand")
-		if out, code := moveClaim(w, "pre", "after"); code != 1 || !strings.Contains(out, "1 addresses are left with IPClaim default/pre") {
+		if out, code := moveClaim(w, "pre", "after"); code != 2 || !strings.Contains(out, "1 addresses are left with IPClaim default/pre") {
 			t.Fatalf("exit code %d: %s", code, out)
 		}
 		w.ClaimBecomes("after", "4=4+0 OnDemand")

@@ -207,7 +207,7 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 		})
 		restoredInvariants(w)
 		saved = holders(w)
-		if out := runBackup(w, 0, "backup", "backup", "-o", file); !strings.Contains(out, fmt.Sprintf("Saved 1 IPPools, 3 IPClaims and %d FloatingIPs.", len(saved))) {
+		if out := runBackup(w, 0, "backup", "backup", "-f", file); !strings.Contains(out, fmt.Sprintf("Saved 1 IPPools, 3 IPClaims and %d FloatingIPs.", len(saved))) {
 			t.Errorf("it says %s", out)
 		}
 	})
@@ -219,14 +219,14 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 	w.Scheduler(simulation.SchedulerOptions{})
 	controller := w.Controller()
 	permitBackup(w)
-	if out := runBackup(w, 0, "restore", "restore", file); !strings.Contains(out, "Nothing was changed. Use --apply to apply the plan.") {
+	if out := runBackup(w, 0, "restore", "restore", "-f", file, "--dry-run"); !strings.Contains(out, "Nothing was changed. The API server would accept all of it.") {
 		t.Errorf("it says %s", out)
 	}
 	if now := holders(w); len(now) > 0 {
 		t.Fatalf("a dry run made %v", now)
 	}
 	maps.DeleteFunc(saved, func(_, holder string) bool { return holder == "lost" }) // PodDeleted
-	out := runBackup(w, 0, "restore", "restore", file, "--apply", "--keep-for=1h")
+	out := runBackup(w, 0, "restore", "restore", "-f", file, "--keep-for=1h")
 	if want := "Note: the cluster does not serve Fleet.example.dev: its addresses are kept for objects of that name"; !strings.Contains(out, want) {
 		t.Errorf("it does not say %q:\n%s", want, out)
 	}
@@ -234,7 +234,7 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 		t.Errorf("it does not say %q:\n%s", want, out)
 	}
 	become(w, "restored", saved)
-	if again := runBackup(w, 0, "restore", "restore", file, "--apply"); !strings.Contains(again, fmt.Sprintf("FloatingIP: %d same, 1 stale", len(saved))) {
+	if again := runBackup(w, 0, "restore", "restore", "-f", file); !strings.Contains(again, fmt.Sprintf("FloatingIP: %d same, 1 stale", len(saved))) {
 		t.Errorf("the second run says\n%s", again)
 	}
 	pool, err := w.Berth.IPPools.Get(w.Ctx, "web", metav1.GetOptions{})
@@ -298,7 +298,7 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 	}
 	delete(saved, gone[0])
 	become(w, "the end of the cooldown", saved)
-	out = runBackup(w, 0, "restore", "restore", file, "--apply", "--keep-for=2s")
+	out = runBackup(w, 0, "restore", "restore", "-f", file, "--keep-for=2s")
 	for _, want := range []string{"FloatingIP: 1 created", "list fleets.example.dev: ", "its addresses are kept for objects of that name"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("it does not say %q:\n%s", want, out)
@@ -370,7 +370,7 @@ func TestRestoreUnderRunningPods(t *testing.T) {
 	w.RolledOut("user", 1)
 	w.ClaimBecomes("used", "2=1+1 Preallocated")
 	file := filepath.Join(t.TempDir(), "berth.json")
-	runBackup(w, 0, "backup", "backup", "-o", file)
+	runBackup(w, 0, "backup", "backup", "-f", file)
 	// Objects that the backup does not know.
 	w.Create(simulation.NewPod("after"))
 	says(w, "after", w.Address("after"))
@@ -387,7 +387,7 @@ func TestRestoreUnderRunningPods(t *testing.T) {
 	if left := records(w); len(left) > 0 {
 		t.Fatalf("left are %v", left)
 	}
-	out := runBackup(w, 0, "restore", "restore", file, "--apply")
+	out := runBackup(w, 0, "restore", "restore", "-f", file)
 	if want := fmt.Sprintf("FloatingIP: %d created, 1 stale", len(before)-1); !strings.Contains(out, want) {
 		t.Errorf("it does not say %q:\n%s", want, out)
 	}
@@ -401,7 +401,7 @@ func TestRestoreUnderRunningPods(t *testing.T) {
 	if diff := cmp.Diff(restored, records(w)); diff != "" {
 		t.Errorf("the restored objects differ from the saved ones (-was +is):\n%s", diff)
 	}
-	if out := runBackup(w, 0, "restore", "restore", file, "--apply"); !strings.Contains(out, fmt.Sprintf("FloatingIP: %d same, 1 stale", len(restored))) {
+	if out := runBackup(w, 0, "restore", "restore", "-f", file); !strings.Contains(out, fmt.Sprintf("FloatingIP: %d same, 1 stale", len(restored))) {
 		t.Errorf("the second run says\n%s", out)
 	}
 	w.Kubelets.Unrecorded.Store(false)

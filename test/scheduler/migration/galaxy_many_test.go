@@ -44,14 +44,14 @@ func TestImportGalaxyMany(t *testing.T) {
 	g.records(many)
 
 	begun := time.Now()
-	out, _ := g.importGalaxy(0, "-f", file)
+	out, _ := g.importGalaxy(0, "-f", file, "--dry-run")
 	t.Logf("looked at %d in %s", many, time.Since(begun).Round(time.Millisecond))
 	if want := fmt.Sprintf("FloatingIP: %d to create", many); !strings.Contains(out, want) {
 		t.Fatalf("it does not say %q but ends with %s", want, out[max(0, len(out)-300):])
 	}
 
 	var log bytes.Buffer
-	command := exec.CommandContext(g.Ctx, g.plugin, "import-galaxy", "--kubeconfig="+g.ControlPlane.Kubeconfig(), "--as=migrator", "--cache-dir="+t.TempDir(), "-f", file, "--apply")
+	command := exec.CommandContext(g.Ctx, g.plugin, "import-galaxy", "--kubeconfig="+g.ControlPlane.Kubeconfig(), "--as=migrator", "--cache-dir="+t.TempDir(), "-f", file)
 	command.Stdout, command.Stderr = &log, &log
 	if err := command.Start(); err != nil {
 		t.Fatal(err)
@@ -76,13 +76,13 @@ func TestImportGalaxyMany(t *testing.T) {
 	}
 
 	begun = time.Now()
-	g.importGalaxy(0, "-f", file, "--apply")
+	g.importGalaxy(0, "-f", file)
 	t.Logf("imported the other %d of %d in %s", many-first, many, time.Since(begun).Round(time.Millisecond))
 	if n := g.imported(); n != many {
 		t.Fatalf("%d of %d were imported", n, many)
 	}
 	before := g.state()
-	out, _ = g.importGalaxy(0, "-f", file, "--apply")
+	out, _ = g.importGalaxy(0, "-f", file)
 	if strings.Contains(out, "to create") {
 		t.Errorf("there was more to create:\n%s", out[max(0, len(out)-300):])
 	}

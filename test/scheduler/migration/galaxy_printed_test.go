@@ -35,7 +35,7 @@ func TestImportGalaxyPrinted(t *testing.T) {
 	g.Controller()
 	g.Scheduler(simulation.SchedulerOptions{})
 
-	printed := g.kubectl("", "berth", "import-galaxy", "-o", "yaml")
+	printed := g.kubectl("", "berth", "import-galaxy", "--dry-run", "-o", "yaml")
 	if n := strings.Count(printed, "uid: "+string(galaxyimport.NilUID)); n != 2 {
 		t.Fatalf("%d of the objects have an owner without a UID, want 2:\n%s", n, printed)
 	}
@@ -62,7 +62,7 @@ func TestImportGalaxyPrinted(t *testing.T) {
 		"10.0.71.4": "IPClaim front, Never, in galaxy-10.0.71.2",
 	}
 	g.wantHeld(want)
-	if plan, _ := g.importGalaxy(0); !strings.Contains(plan, "FloatingIP: 2 same") || !strings.Contains(plan, "IPClaim:    1 same") {
+	if plan, _ := g.importGalaxy(0, "--dry-run"); !strings.Contains(plan, "FloatingIP: 2 same") || !strings.Contains(plan, "IPClaim:    1 same") {
 		t.Errorf("imported again:\n%s", plan)
 	}
 

@@ -204,7 +204,7 @@ func (g *galaxyCluster) permit() {
 		}
 	}
 	g.Eventually("wait until the migrator may work", func() error {
-		if out, err := exec.CommandContext(g.Ctx, g.plugin, "import-galaxy", "--kubeconfig="+g.ControlPlane.Kubeconfig(), "--as=migrator", "--cache-dir="+g.T.TempDir()).CombinedOutput(); err != nil && !strings.Contains(string(out), "need a decision") {
+		if out, err := exec.CommandContext(g.Ctx, g.plugin, "import-galaxy", "--dry-run", "--kubeconfig="+g.ControlPlane.Kubeconfig(), "--as=migrator", "--cache-dir="+g.T.TempDir()).CombinedOutput(); err != nil && !strings.Contains(string(out), "need a decision") {
 			return fmt.Errorf("%w: %s", err, out)
 		}
 		return nil
@@ -370,18 +370,18 @@ func TestImportGalaxy(t *testing.T) {
 	galaxys := g.galaxyState()
 
 	// A plan changes nothing, whichever way it is printed.
-	plan, _ := g.importGalaxy(2)
+	plan, _ := g.importGalaxy(2, "--dry-run")
 	for _, want := range []string{
 		"create   IPPool       galaxy-10.0.70.2", "create   IPClaim      default/front", "size 3",
 		"stale    FloatingIP   10.0.70.40", "stale    FloatingIP   10.0.70.41", "skip     FloatingIP   10.0.70.42",
 		"IPPool:     2 to create", "FloatingIP: 13 to create, 2 stale, 1 skipped", "outside of every pool",
-		"6 addresses belong to live pods", "Nothing was changed. Use --apply to apply the plan.",
+		"6 addresses belong to live pods", "Nothing was changed. The API server would accept all of it.",
 	} {
 		if !strings.Contains(plan, want) {
 			t.Errorf("the plan does not say %q:\n%s", want, plan)
 		}
 	}
-	objects, remarks := g.importGalaxy(2, "-o", "yaml")
+	objects, remarks := g.importGalaxy(2, "--dry-run", "-o", "yaml")
 	if !strings.Contains(remarks, "skip FloatingIP 10.0.70.42") {
 		t.Errorf("with -o yaml it does not say what is skipped:\n%s", remarks)
 	}
@@ -389,7 +389,7 @@ func TestImportGalaxy(t *testing.T) {
 		t.Fatalf("a plan made objects:\n%s", diff)
 	}
 
-	g.importGalaxy(2, "--apply")
+	g.importGalaxy(2)
 	g.wantHeld(imported)
 	g.wantUIDs()
 	before := g.state()
@@ -397,7 +397,7 @@ func TestImportGalaxy(t *testing.T) {
 		t.Errorf("there are %d objects, want %d: %v", len(before), want, before)
 	}
 	g.wantObjects(objects, before)
-	again, _ := g.importGalaxy(2, "--apply")
+	again, _ := g.importGalaxy(2)
 	if diff := cmp.Diff(before, g.state()); diff != "" {
 		t.Errorf("the second run changed objects:\n%s", diff)
 	}
@@ -408,7 +408,7 @@ func TestImportGalaxy(t *testing.T) {
 	// Galaxy still works: the Deployment's other pod gets the parked address.
 	second := g.podWithout("gate")
 	g.record("10.0.70.21", "dp_default_gate_"+second, galaxy.PolicyImmutable, g.bind(second, "10.0.70.21"))
-	g.importGalaxy(2, "--apply")
+	g.importGalaxy(2)
 	imported["10.0.70.21"] = "Deployment gate, pod " + second + " on node1, Retain, in galaxy-10.0.70.2"
 	g.wantHeld(imported)
 	delete(galaxys, "10.0.70.21") // the test wrote it
@@ -539,10 +539,10 @@ func TestImportGalaxyAllOrNothing(t *testing.T) {
 		args []string
 		want string
 	}{
-		{"a namespace that does not exist", []string{"--apply", "--claim-namespace=front=nowhere"}, `create IPClaim nowhere/front: namespaces "nowhere" not found`},
+		{"a namespace that does not exist", []string{"--claim-namespace=front=nowhere"}, `create IPClaim nowhere/front: namespaces "nowhere" not found`},
 		{"no such ConfigMap", []string{"--configmap-key=pools"}, `ConfigMap kube-system/floatingip-config has no key "pools"`},
-		{"a prefix that is no name", []string{"--apply", "--pool-prefix=Galaxy_"}, `"Galaxy_10.0.70.2" cannot be the name of an IPPool`},
-		{"bad pools", []string{"--apply", "-f", g.File("pools-*.json", []any{map[string]any{"gateway": "10.0.70.1/24"}})}, "correct a copy and pass it with -f"},
+		{"a prefix that is no name", []string{"--pool-prefix=Galaxy_"}, `"Galaxy_10.0.70.2" cannot be the name of an IPPool`},
+		{"bad pools", []string{"-f", g.File("pools-*.json", []any{map[string]any{"gateway": "10.0.70.1/24"}})}, "correct a copy and pass it with -f"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, errOut := g.importGalaxy(1, test.args...)
@@ -554,6 +554,6 @@ func TestImportGalaxyAllOrNothing(t *testing.T) {
 			}
 		})
 	}
-	g.importGalaxy(0, "--apply", "--claim-namespace=front=default", "--enable-pools")
+	g.importGalaxy(0, "--claim-namespace=front=default", "--enable-pools")
 	g.wantHeld(map[string]string{"10.0.71.4": "IPClaim front, Never, in galaxy-10.0.71.2", "10.0.70.24": "reserved in galaxy-10.0.70.2"})
 }
