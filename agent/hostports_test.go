@@ -12,8 +12,10 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/hostports"
 	"github.com/berth-dev/berth/agent/podinfo"
@@ -35,6 +37,15 @@ type fakeForwarder struct {
 	found []hostport.Mapping
 	// applied, if given, is called after a change.
 	applied func()
+	// ends, if given, is called for EndConnections.
+	ends func() error
+}
+
+func (f *fakeForwarder) EndConnections() error {
+	if f.ends == nil {
+		return nil
+	}
+	return f.ends()
 }
 
 func (f *fakeForwarder) Apply(mappings []hostport.Mapping) (bool, error) {
@@ -364,6 +375,36 @@ func TestHostPortsAreReconciled(t *testing.T) {
 		f.expect(t, "TCP 8080 to 10.244.0.5:80")
 		stop()
 		<-done
+	})
+}
+
+// The connections that changes concern are ended beside the calls: a reading of many delays none of them, is one
+// for all changes that came meanwhile, and is repeated after a failure.
+func TestConnectionsOfHostPorts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, _, f := ordinary(t)
+		reads, read := 0, make(chan error)
+		f.ends = func() error { reads++; return <-read }
+		run(t, a)
+		if reads != 1 {
+			t.Fatalf("%d readings after the start, want 1", reads)
+		}
+		for i := range 5 {
+			req := ports(fmt.Sprint("c", i), fmt.Sprintf(`{"hostPort":%d,"containerPort":80,"protocol":"tcp"}`, 8080+i))
+			req.NetNS = aliveNS
+			must(t, add(t, a, req))
+		}
+		f.expect(t, "TCP 8080 to 10.244.0.5:80", "TCP 8081 to 10.244.0.5:80", "TCP 8082 to 10.244.0.5:80", "TCP 8083 to 10.244.0.5:80", "TCP 8084 to 10.244.0.5:80")
+		began := time.Now()
+		read <- unix.ENOMEM
+		read <- nil
+		if took := time.Since(began); took < time.Second || took > 10*time.Second {
+			t.Errorf("the reading that failed was repeated after %v", took)
+		}
+		if reads != 2 {
+			t.Errorf("%d readings, want 2", reads)
+		}
+		close(read)
 	})
 }
 

@@ -36,6 +36,9 @@ type Forwarder interface {
 	// Apply makes the node forward the ports of mappings and no others, in one
 	// transaction, and returns true where something else was there.
 	Apply(mappings []hostport.Mapping) (changed bool, err error)
+	// EndConnections ends the connections that lead elsewhere since the last changes, and does so again
+	// after a failure. It may take long.
+	EndConnections() error
 	// Check returns an error that names a mapping that the node does not forward.
 	Check(mappings []hostport.Mapping) error
 	// Forwarded lists the ports that the node forwards.
@@ -69,6 +72,8 @@ type Ports struct {
 	locks keylock.Locks
 	// wake has the kernel compared with the records.
 	wake wakeup.Signal
+	// stale has the connections looked at that changes concern.
+	stale wakeup.Signal
 	// unrecorded are the ports of pods whose records were lost. read and podsKnown say that the
 	// kernel and the API were asked for them. These three change under the lock; mu is for readers
 	// of unrecorded without it.
@@ -82,7 +87,7 @@ type Ports struct {
 
 // New returns the host ports of a node; Run keeps the kernel as the records are.
 func New(o Options) *Ports {
-	return &Ports{Options: o, wake: wakeup.New(), opening: map[state.Key][]hostport.Mapping{}}
+	return &Ports{Options: o, wake: wakeup.New(), stale: wakeup.New(), opening: map[state.Key][]hostport.Mapping{}}
 }
 
 // patience limits the wait for another call that changes the kernel and records.
@@ -242,6 +247,7 @@ func (p *Ports) apply(ctx context.Context) (changed bool, err error) {
 	for _, u := range lost {
 		more = append(more, u.Mapping)
 	}
+	defer p.stale.Send()
 	return p.Forwarder.Apply(append(mappings, without(more, mappings)...))
 }
 
@@ -317,6 +323,7 @@ func (p *Ports) Run(ctx context.Context) {
 	var group sync.WaitGroup
 	group.Go(func() { p.keepUnrecorded(ctx) })
 	group.Go(func() { p.reconcile(ctx) })
+	group.Go(func() { p.endConnections(ctx) })
 	group.Wait()
 }
 
@@ -337,6 +344,37 @@ func (p *Ports) reconcile(ctx context.Context) {
 			time.AfterFunc(retry, p.CheckSoon)
 		case changed:
 			logger.Info("Made the node forward the host ports that the records have")
+		}
+	}
+}
+
+// The wait after connections were ended, and how many times as long as that took it is at least: the node may
+// track a million.
+const (
+	endPause = time.Second
+	endShare = 20
+)
+
+// endConnections ends connections after changes, one reading of the kernel for all that came meanwhile.
+func (p *Ports) endConnections(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.stale:
+		}
+		began := time.Now()
+		err := p.Forwarder.EndConnections()
+		pause := max(endPause, endShare*time.Since(began))
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot end connections that lead elsewhere than the node's host ports, will try again")
+			p.stale.Send()
+			pause = max(pause, retry)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
 		}
 	}
 }

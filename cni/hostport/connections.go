@@ -3,8 +3,8 @@
 package hostport
 
 import (
+	"cmp"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -56,63 +56,118 @@ func parseForward(ip *nftables.IP, key, value []byte) (forward, bool) {
 	}, true
 }
 
-// changes returns the forwards that only want has, and the forwards that only had has.
-func changes(had, want content) (began, ended []forward) {
-	before, after := had.forwards(), want.forwards()
-	missing := func(from, in []forward) []forward {
-		return slices.DeleteFunc(slices.Clone(from), func(f forward) bool { return slices.Contains(in, f) })
-	}
-	return missing(after, before), missing(before, after)
+// changes are forwards that began and that ended.
+type changes struct{ began, ended map[forward]bool }
+
+// changesTo returns the changes from one content to another.
+func changesTo(had, want content) changes {
+	before, after := setOf(had.forwards()), setOf(want.forwards())
+	c := changes{maps.Clone(after), maps.Clone(before)}
+	maps.DeleteFunc(c.began, func(f forward, _ bool) bool { return before[f] })
+	maps.DeleteFunc(c.ended, func(f forward, _ bool) bool { return after[f] })
+	return c
 }
 
-// stale matches the connections, as the kernel tracks them, that have not gone with a change.
+func setOf(all []forward) map[forward]bool {
+	set := make(map[forward]bool, len(all))
+	for _, f := range all {
+		set[f] = true
+	}
+	return set
+}
+
+// and returns the changes and later ones, without those that are undone where the node now has the given
+// forwards.
+func (c changes) and(later changes, forwarded map[forward]bool) changes {
+	sum := changes{map[forward]bool{}, map[forward]bool{}}
+	for _, one := range []changes{c, later} {
+		maps.Copy(sum.began, one.began)
+		maps.Copy(sum.ended, one.ended)
+	}
+	maps.DeleteFunc(sum.began, func(f forward, _ bool) bool { return !forwarded[f] })
+	maps.DeleteFunc(sum.ended, func(f forward, _ bool) bool { return forwarded[f] })
+	return sum
+}
+
+// families lists the families of the changes' addresses.
+func (c changes) families() []int {
+	of := map[int]bool{}
+	for _, all := range []map[forward]bool{c.began, c.ended} {
+		for f := range all {
+			if f.pod.Addr().Is4() {
+				of[unix.AF_INET] = true
+			} else {
+				of[unix.AF_INET6] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(of))
+}
+
+// nodePort is a port of the node.
+type nodePort struct {
+	protocol byte
+	number   uint16
+}
+
+// stale matches the connections, as the kernel tracks them, that have not gone with changes.
 // The kernel would lead their packets where the first one went.
 type stale struct {
-	began, ended []forward
+	began, ended map[nodePort][]forward
 	// local are the addresses of the node.
 	local []netip.Addr
+	// forwards says whether the node has a forward now: it may have changed again.
+	forwards func(forward) bool
+}
+
+func newStale(c changes, local []netip.Addr, forwards func(forward) bool) stale {
+	byPort := func(all map[forward]bool) map[nodePort][]forward {
+		ports := map[nodePort][]forward{}
+		for f := range all {
+			at := nodePort{f.protocol, f.hostPort}
+			ports[at] = append(ports[at], f)
+		}
+		return ports
+	}
+	return stale{began: byPort(c.began), ended: byPort(c.ended), local: local, forwards: forwards}
 }
 
 // has returns true for connections to a port that lead elsewhere since before the port was
 // forwarded, and for connections to a pod that lost the port.
 func (s stale) has(flow *conntrack.Flow) bool {
 	dst := flow.Original.Destination
-	to := func(f forward) bool { return flow.Protocol == f.protocol && dst.Port() == f.hostPort }
+	at := nodePort{flow.Protocol, dst.Port()}
 	toPod := func(f forward) bool { return flow.Reply.Source == f.pod }
-	if slices.ContainsFunc(s.ended, func(f forward) bool { return to(f) && toPod(f) }) {
+	if slices.ContainsFunc(s.ended[at], func(f forward) bool { return toPod(f) && !s.forwards(f) }) {
 		return true
 	}
-	return slices.ContainsFunc(s.began, func(f forward) bool {
-		return to(f) && !toPod(f) && dst.Addr().Is4() == f.pod.Addr().Is4() &&
-			(dst.Addr() == f.hostIP || !f.hostIP.IsValid() && slices.Contains(s.local, dst.Addr()))
+	return slices.ContainsFunc(s.began[at], func(f forward) bool {
+		return !toPod(f) && dst.Addr().Is4() == f.pod.Addr().Is4() &&
+			(dst.Addr() == f.hostIP || !f.hostIP.IsValid() && slices.Contains(s.local, dst.Addr())) && s.forwards(f)
 	})
 }
 
-// endConnections makes the kernel forget connections that the changes concern. Clients of TCP
-// and SCTP then learn that their connection is gone; UDP begins anew.
-func endConnections(began, ended []forward) error {
-	if len(began)+len(ended) == 0 {
-		return nil
-	}
-	local, err := addresses(nil)
-	if err != nil {
-		return err
-	}
-	which := stale{began: began, ended: ended, local: local}
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		if !slices.ContainsFunc(slices.Concat(began, ended), func(f forward) bool { return f.pod.Addr().Is4() == (family == unix.AF_INET) }) {
-			continue
-		}
-		var errs []error
-		errs = append(errs, conntrack.List(family, func(flow *conntrack.Flow) bool {
+// tracker lists and ends the connections that the kernel tracks.
+type tracker struct {
+	list func(family int, yield func(*conntrack.Flow) bool) error
+	end  func(*conntrack.Flow) error
+}
+
+// endStale makes the kernel forget connections. Clients of TCP and SCTP then learn that their connection
+// is gone; UDP begins anew.
+func (t tracker) endStale(families []int, which stale) error {
+	var failed error
+	for _, family := range families {
+		err := t.list(family, func(flow *conntrack.Flow) bool {
 			if which.has(flow) {
-				errs = append(errs, conntrack.End(flow))
+				failed = cmp.Or(failed, t.end(flow))
 			}
 			return true
-		}))
-		if err := errors.Join(errs...); err != nil {
-			return fmt.Errorf("end connections of changed host ports: %w", err)
-		}
+		})
+		failed = cmp.Or(failed, err)
+	}
+	if failed != nil {
+		return fmt.Errorf("end connections of changed host ports: %w", failed)
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/cni/conntrack"
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
@@ -18,17 +19,19 @@ import (
 // safe in parallel and block for the kernel.
 type Forwarder struct {
 	mu sync.Mutex
-	// applied says that Apply has been done: before, the connections of all mappings are
-	// looked at, because an earlier process may have died before it did.
-	applied bool
+	// forwarded are the forwards of the last Apply, nil before the first one. Then the connections of
+	// all mappings are looked at, because an earlier process may have died before it did.
+	forwarded map[forward]bool
+	// changed are the changes whose connections EndConnections has not ended yet.
+	changed changes
 }
 
 // attempts is how often a change is tried that another program's change came before.
 const attempts = 3
 
-// Apply makes the node forward the ports of mappings and no others, in one transaction, and
-// ends connections that lead elsewhere. It returns true where something else was there. Without
-// mappings it leaves nothing behind.
+// Apply makes the node forward the ports of mappings and no others, in one transaction. It returns true
+// where something else was there. Without mappings it leaves nothing behind. Connections that lead
+// elsewhere go on until EndConnections.
 func (f *Forwarder) Apply(mappings []Mapping) (changed bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -47,21 +50,59 @@ func (f *Forwarder) Apply(mappings []Mapping) (changed bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	f.note(had, want)
 	// The guard is there: loopback addresses can be routed now.
 	for _, link := range want.linkNames() {
 		if err := routeLoopback(link, true); err != nil {
 			return changed, err
 		}
 	}
-	began, ended := changes(had, want)
-	if !f.applied {
-		began = want.forwards()
-	}
-	if err := endConnections(began, ended); err != nil {
-		return changed, err
-	}
-	f.applied = true
 	return changed, nil
+}
+
+// note remembers a change for EndConnections. The caller holds mu.
+func (f *Forwarder) note(had, want content) {
+	c, now := changesTo(had, want), setOf(want.forwards())
+	if f.forwarded == nil {
+		c.began = now
+	}
+	f.forwarded = now
+	f.changed = f.changed.and(c, now)
+}
+
+// EndConnections ends the connections that lead elsewhere than the node forwards since the last Apply. It
+// reads the kernel's connections once for all changes since its last success: there may be a million, and
+// no other method waits for it. After a failure the next call ends the same connections.
+func (f *Forwarder) EndConnections() error {
+	return f.endConnections(tracker{conntrack.List, conntrack.End})
+}
+
+func (f *Forwarder) endConnections(t tracker) error {
+	f.mu.Lock()
+	c := f.changed
+	f.changed = changes{}
+	f.mu.Unlock()
+	families := c.families()
+	if len(families) == 0 {
+		return nil
+	}
+	local, err := addresses(nil)
+	if err == nil {
+		err = t.endStale(families, newStale(c, local, f.forwards))
+	}
+	if err != nil {
+		f.mu.Lock()
+		f.changed = c.and(f.changed, f.forwarded)
+		f.mu.Unlock()
+	}
+	return err
+}
+
+// forwards returns whether the node has a forward since the last Apply.
+func (f *Forwarder) forwards(one forward) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.forwarded[one]
 }
 
 // ErrMissing is returned by Check for a port that the node does not forward.

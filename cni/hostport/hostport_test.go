@@ -4,7 +4,9 @@ package hostport
 
 import (
 	"errors"
+	"maps"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -103,20 +105,19 @@ func TestContent(t *testing.T) {
 	if gone, missing := have.without(now), now.without(have); len(gone) != 4 || len(missing) != 4 {
 		t.Errorf("another pod changes %d elements to %d, want 4", len(gone), len(missing))
 	}
-	began, ended := changes(have, now)
-	if len(began) != 1 || len(ended) != 1 || began[0].pod.Addr() != mappings[1].Pod {
-		t.Errorf("began %v, ended %v", began, ended)
+	c := changesTo(have, now)
+	if len(c.began) != 1 || len(c.ended) != 1 || slices.Collect(maps.Keys(c.began))[0].pod.Addr() != mappings[1].Pod {
+		t.Errorf("changes are %v", c)
 	}
 }
 
 // Only connections that a change concerns are ended.
 func TestStale(t *testing.T) {
 	node, pod, old, far := netip.MustParseAddr("10.0.60.11"), netip.MustParseAddr("10.0.70.5"), netip.MustParseAddr("10.0.70.6"), netip.MustParseAddr("8.8.8.8")
-	s := stale{
-		began: []forward{{hostPort: 53, protocol: unix.IPPROTO_UDP, pod: netip.MustParseAddrPort("10.0.70.5:80")}},
-		ended: []forward{{hostPort: 54, protocol: unix.IPPROTO_UDP, pod: netip.MustParseAddrPort("10.0.70.6:80")}},
-		local: []netip.Addr{netip.MustParseAddr("10.0.60.11")},
-	}
+	began := map[forward]bool{{hostPort: 53, protocol: unix.IPPROTO_UDP, pod: netip.MustParseAddrPort("10.0.70.5:80")}: true}
+	ended := map[forward]bool{{hostPort: 54, protocol: unix.IPPROTO_UDP, pod: netip.MustParseAddrPort("10.0.70.6:80")}: true}
+	s := newStale(changes{began, ended}, []netip.Addr{node}, func(f forward) bool { return began[f] })
+	undone := newStale(changes{began, ended}, []netip.Addr{node}, func(f forward) bool { return ended[f] })
 	for name, c := range map[string]struct {
 		protocol uint8
 		to       netip.Addr
@@ -142,7 +143,66 @@ func TestStale(t *testing.T) {
 		if got := s.has(flow); got != c.want {
 			t.Errorf("a connection %s: ended is %v, want %v", name, got, c.want)
 		}
+		if undone.has(flow) {
+			t.Errorf("a connection %s is ended though the ports are as before again", name)
+		}
 	}
+}
+
+// The connections of several changes are read once. Those that could not be ended are, by the next call, unless
+// a later change leads them where they go.
+func TestEndConnections(t *testing.T) {
+	flow := func(pod string) *conntrack.Flow {
+		return &conntrack.Flow{
+			Protocol: unix.IPPROTO_UDP,
+			Original: conntrack.Tuple{Destination: netip.MustParseAddrPort("10.0.60.11:53")},
+			Reply:    conntrack.Tuple{Source: netip.MustParseAddrPort(pod)},
+		}
+	}
+	first, second := flow("10.0.70.5:53"), flow("10.0.70.6:53")
+	reads, ended := 0, []*conntrack.Flow{}
+	var fails error
+	kernel := tracker{
+		list: func(family int, yield func(*conntrack.Flow) bool) error {
+			reads++
+			for _, f := range []*conntrack.Flow{first, second} {
+				yield(f)
+			}
+			return nil
+		},
+		end: func(f *conntrack.Flow) error { ended = append(ended, f); return fails },
+	}
+	content := func(pods ...string) content {
+		var mappings []Mapping
+		for i, pod := range pods {
+			mappings = append(mappings, Mapping{HostPort: port("UDP", "10.0.60.11", uint16(53+i)), Pod: netip.MustParseAddr(pod)})
+			mappings[i].ContainerPort = 53
+		}
+		return contentOf(mappings, nil, nil)
+	}
+	f := &Forwarder{}
+	expect := func(what string, wantReads int, wantErr error, want ...*conntrack.Flow) {
+		t.Helper()
+		reads, ended = 0, nil
+		if err := f.endConnections(kernel); !errors.Is(err, wantErr) || reads != wantReads || !slices.Equal(ended, want) {
+			t.Errorf("%s: endConnections() = %v after %d reads, ended %v, want %v, %d, %v", what, err, reads, ended, wantErr, wantReads, want)
+		}
+	}
+	f.note(nil, content("10.0.70.5"))
+	f.note(content("10.0.70.5"), content("10.0.70.5", "10.0.70.7"))
+	expect("two ports", 1, nil, second)
+	expect("no change", 0, nil)
+	f.note(content("10.0.70.5", "10.0.70.7"), content())
+	fails = unix.ENOMEM
+	expect("a failure", 1, unix.ENOMEM, first)
+	fails = nil
+	expect("after a failure", 1, nil, first)
+	f.note(content(), content("10.0.70.6"))
+	fails = unix.ENOMEM
+	expect("another failure", 1, unix.ENOMEM, first)
+	f.note(content("10.0.70.6"), content())
+	fails = nil
+	expect("a change that is undone", 1, nil, second)
 }
 
 func TestChoose(t *testing.T) {

@@ -230,7 +230,7 @@ func (w *topology) apply(mappings ...Mapping) (changed bool) {
 	w.node.Run(func() error {
 		var err error
 		changed, err = w.forwarder.Apply(mappings)
-		return err
+		return errors.Join(err, w.forwarder.EndConnections())
 	})
 	return changed
 }
