@@ -81,6 +81,10 @@ type plugins interface {
 type networks interface {
 	// Default returns the network of pods without a floating IP.
 	Default() (*chain.Network, error)
+	// WithoutMultus returns the network of pods without a floating IP whose networks the agent attaches.
+	WithoutMultus() (*chain.Network, error)
+	// CalledByMultus returns whether Multus attaches all pods to the networks that they name.
+	CalledByMultus() (bool, error)
 	// Floating returns the network of pods with a floating IP.
 	Floating() (*nettype.Floating, error)
 	// Named returns a network that a pod names; floating is nil where the network takes

@@ -207,6 +207,10 @@ func (f fakeDriver) RemoveLoose() error { return nil }
 
 type fakeNetworks struct{}
 
+func (n fakeNetworks) WithoutMultus() (*chain.Network, error) { return n.Default() }
+
+func (fakeNetworks) CalledByMultus() (bool, error) { return false, nil }
+
 func (fakeNetworks) Default() (*chain.Network, error) {
 	return chain.Parse([]byte(`{"cniVersion":"1.0.0","name":"default","plugins":[{"type":"p"}]}`))
 }

@@ -5,6 +5,7 @@ package agent
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
@@ -34,6 +35,31 @@ type Networks struct {
 
 // Default returns the network of pods without a floating IP.
 func (n *Networks) Default() (*chain.Network, error) {
+	return n.defaultNetwork(n.notOurselves)
+}
+
+// WithoutMultus returns the network of pods without a floating IP whose networks the agent attaches.
+func (n *Networks) WithoutMultus() (*chain.Network, error) {
+	return n.defaultNetwork(func(network *chain.Network) error {
+		if HasMultus(network) {
+			return fmt.Errorf("network %q is Multus, which would attach the pod to the networks that it names a second time", network.Name())
+		}
+		return n.notOurselves(network)
+	})
+}
+
+// HasMultus returns whether a network is Multus, which attaches pods to the networks that they name.
+func HasMultus(network *chain.Network) bool {
+	return slices.ContainsFunc(network.Types(), confdir.IsMultus)
+}
+
+// CalledByMultus returns whether Multus calls Berth for the first network of each pod, and attaches pods to
+// the networks that they name.
+func (n *Networks) CalledByMultus() (bool, error) {
+	return confdir.CalledByMultus(n.ConfDir, n.OwnFile)
+}
+
+func (n *Networks) defaultNetwork(usable func(*chain.Network) error) (*chain.Network, error) {
 	if n.Overlay != nil {
 		raw, err := n.Overlay()
 		if err != nil {
@@ -42,7 +68,7 @@ func (n *Networks) Default() (*chain.Network, error) {
 		return chain.Parse(raw)
 	}
 	if n.DefaultFile == "" {
-		network, err := chain.Find(n.ConfDir, n.OwnFile, n.notOurselves)
+		network, err := chain.Find(n.ConfDir, n.OwnFile, usable)
 		if err != nil {
 			return nil, fmt.Errorf("%w; put a CNI configuration (.conflist) beside %s, or name one with --default-network", err, n.OwnFile)
 		}
@@ -52,7 +78,7 @@ func (n *Networks) Default() (*chain.Network, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := n.notOurselves(network); err != nil {
+	if err := usable(network); err != nil {
 		return nil, err
 	}
 	return nettype.WithSocket(network, n.Node)

@@ -64,7 +64,14 @@ func (p planner) plan(ctx context.Context, req *api.Request, args podArgs, conf 
 // networks that its annotation names. The pod's floating IPs are on the network that takes floating
 // IPs: one of the annotation, or the first.
 func (p planner) attachments(ctx context.Context, pod podinfo.Pod, ifName string) ([]state.Attachment, error) {
-	named, err := p.named(ctx, pod, ifName)
+	multus, err := p.multusAttaches(pod)
+	if err != nil {
+		return nil, err
+	}
+	var named []state.Attachment
+	if !multus {
+		named, err = p.named(ctx, pod, ifName)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -94,6 +101,26 @@ func (p planner) attachments(ctx context.Context, pod podinfo.Pod, ifName string
 	return all, nil
 }
 
+// multusAttaches returns whether Multus attaches the pod to the networks that it names: where Multus calls
+// Berth, or where it is the network of a pod without a floating IP. Both would attach it otherwise.
+func (p planner) multusAttaches(pod podinfo.Pod) (bool, error) {
+	if pod.Networks == "" {
+		return false, nil
+	}
+	if called, err := p.Networks.CalledByMultus(); called || err != nil {
+		return called, err
+	}
+	if pod.Wants > 0 {
+		return false, nil
+	}
+	network, err := p.Networks.Default()
+	if err != nil {
+		// The first network fails by it, and says so.
+		return false, nil
+	}
+	return HasMultus(network), nil
+}
+
 // held returns the addresses that the pod holds on this node.
 func (p planner) held(ctx context.Context, pod podinfo.Pod) ([]api.Address, error) {
 	addrs, err := p.Pods.Addresses(ctx, pod)
@@ -115,7 +142,11 @@ func (p planner) first(pod podinfo.Pod, named []state.Attachment) (state.Attachm
 		}
 		return floating.Attachment(), nil
 	}
-	network, err := p.Networks.Default()
+	ofPod := p.Networks.Default
+	if pod.Wants > 0 {
+		ofPod = p.Networks.WithoutMultus
+	}
+	network, err := ofPod()
 	if errors.Is(err, chain.ErrNoNetwork) {
 		return state.Attachment{}, fmt.Errorf("%w: the first network of pod %s is the default network, because it has no floating IP there: %w", ErrNoDefaultNetwork, pod.Pod, err)
 	}

@@ -45,7 +45,7 @@ func TestLook(t *testing.T) {
 		"broken and first":              {map[string]string{own: ours, "00-a.json": "{"}, View{Written: true, First: "00-a.json"}},
 		"hidden and first":              {map[string]string{own: ours, ".a.conflist": flannel}, View{Written: true, First: ".a.conflist", Plugin: "flannel"}},
 		"no configuration":              {map[string]string{own: ours, "00-a.conflist.bak": flannel, "00-kubeconfig": "{}", ".00-berth.conflist.tmp-1": ours}, View{Written: true, MovedTo: ".00-berth.conflist.tmp-1"}},
-		"Multus leads to ours":          {map[string]string{own: ours, "00-a-multus.conf": `{"type":"multus","clusterNetwork":"/host/etc/cni/net.d/00-berth.conflist"}`}, View{Written: true}},
+		"Multus leads to ours":          {map[string]string{own: ours, "00-a-multus.conf": `{"type":"multus","clusterNetwork":"/host/etc/cni/net.d/00-berth.conflist"}`}, View{Written: true, CalledByMultus: true}},
 		"addresses are ours":            {map[string]string{own: ours, "00-a.conflist": drawing}, View{Written: true}},
 		"Multus leads to our addresses": {map[string]string{own: ours, "00-a-multus.conf": `{"type":"multus","clusterNetwork":"/etc/cni/net.d/05-b.conflist"}`, "05-b.conflist": drawing}, View{Written: true}},
 		"Multus leads past ours":        {map[string]string{own: ours, "00-a-multus.conf": `{"type":"multus","clusterNetwork":"/host/etc/cni/net.d/10-flannel.conflist"}`}, View{Written: true, First: "00-a-multus.conf", Plugin: "multus"}},

@@ -67,7 +67,7 @@ func behind(name string, v View) error {
 	switch {
 	case v.First == "":
 		return nil
-	case strings.HasPrefix(v.Plugin, multus):
+	case IsMultus(v.Plugin):
 		return fmt.Errorf("the runtime takes %s, and Multus in it does not lead to Berth: have its clusterNetwork name %s, or rename it to sort after %s", v.First, name, name)
 	default:
 		return fmt.Errorf("the runtime takes %s (plugin %q) in place of %s: rename it to sort after this, or give the agents a --cni-conf-name that sorts before it", v.First, v.Plugin, name)

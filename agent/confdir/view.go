@@ -32,6 +32,8 @@ type View struct {
 	// First names the file that the runtime takes, and Plugin its first plugin. They are empty where it
 	// takes ours, or one that leads to Berth.
 	First, Plugin string
+	// CalledByMultus says that the runtime takes Multus, which leads to Berth.
+	CalledByMultus bool
 }
 
 // Look returns the view of a folder where our configuration is the file own with the content given.
@@ -48,15 +50,19 @@ func Look(files []File, own string, content []byte) View {
 		}
 		if isConfiguration(file.Name) && (first == "" || file.Name < first) {
 			first = file.Name
-			v.First, v.Plugin = "", ""
-			if file.Name != own && !LeadsTo(file.Content, own) && !drawsFrom(file.Content, files) {
+			v.First, v.Plugin, v.CalledByMultus = "", "", false
+			switch {
+			case file.Name == own:
+			case LeadsTo(file.Content, own):
+				v.CalledByMultus = IsMultus(plugin(file.Content))
+			case !drawsFrom(file.Content, files):
 				v.First, v.Plugin = file.Name, plugin(file.Content)
 			}
 		}
 	}
 	if own < first {
 		// Ours is missing, and would be the first.
-		v.First, v.Plugin = "", ""
+		v.First, v.Plugin, v.CalledByMultus = "", "", false
 	}
 	return v
 }
@@ -77,8 +83,16 @@ type configuration struct {
 	Delegates      []json.RawMessage `json:"delegates"`
 }
 
-// multus begins the names of Multus' plugins, multus and multus-shim.
-const multus = "multus"
+// IsMultus returns whether a plugin is Multus: multus or multus-shim. It attaches pods to the networks that
+// they name, by itself.
+func IsMultus(plugin string) bool { return strings.HasPrefix(plugin, "multus") }
+
+// CalledByMultus returns whether the runtime takes a configuration of Multus in its folder dir that leads to
+// Berth, whose file is own.
+func CalledByMultus(dir, own string) (bool, error) {
+	files, err := read(dir)
+	return Look(files, own, nil).CalledByMultus, err
+}
 
 // LeadsTo returns whether a network configuration calls Berth's plugin, by itself or as Multus'
 // network of all pods, which is a file, a network's name, or a configuration in the configuration.
@@ -87,7 +101,7 @@ func LeadsTo(content []byte, own string) bool {
 		switch {
 		case c.Type == api.ShimType:
 			return true
-		case !strings.HasPrefix(c.Type, multus):
+		case !IsMultus(c.Type):
 			return false
 		case c.ClusterNetwork != "":
 			return path.Base(c.ClusterNetwork) == own || c.ClusterNetwork == api.NetworkName
@@ -102,7 +116,7 @@ func LeadsTo(content []byte, own string) bool {
 // that Multus in it names.
 func drawsFrom(content []byte, files []File) bool {
 	return slices.ContainsFunc(plugins(content), func(c configuration) bool {
-		return c.IPAM.Type == api.IPAMType || strings.HasPrefix(c.Type, multus) && slices.ContainsFunc(files, func(f File) bool {
+		return c.IPAM.Type == api.IPAMType || IsMultus(c.Type) && slices.ContainsFunc(files, func(f File) bool {
 			return f.Name == path.Base(c.ClusterNetwork) && slices.ContainsFunc(plugins(f.Content), func(c configuration) bool { return c.IPAM.Type == api.IPAMType })
 		})
 	})

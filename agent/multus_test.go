@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/nettype"
+)
+
+// Multus and the agent never both attach a pod to a network.
+func TestMultusAttaches(t *testing.T) {
+	const (
+		lab       = `{"cniVersion":"1.0.0","name":"lab","plugins":[{"type":"p"}]}`
+		floating  = `{"cniVersion":"1.0.0","name":"floating","plugins":[{"type":"berth-veth"}]}`
+		multus    = `{"cniVersion":"0.3.1","name":"multus-cni-network","type":"multus","clusterNetwork":"/etc/cni/net.d/10-lab.conflist"}`
+		multusOf  = `{"cniVersion":"0.3.1","name":"multus-cni-network","type":"multus-shim","clusterNetwork":"/etc/cni/net.d/01-berth.conflist"}`
+		berthFile = `{"cniVersion":"1.0.0","name":"berth","plugins":[{"type":"berth-cni"}]}`
+	)
+	behindBerth := map[string]string{"00-berth.conflist": berthFile, "00-multus.conf": multus, "10-lab.conflist": lab}
+	beforeBerth := map[string]string{"01-berth.conflist": berthFile, "00-multus.conf": multusOf, "10-lab.conflist": lab}
+	for name, c := range map[string]struct {
+		files map[string]string
+		own   string
+		wants int
+		named []string
+		want  []string // the names of the pod's networks
+	}{
+		"Multus is the default network":                  {behindBerth, "00-berth.conflist", 0, []string{"lab"}, []string{"multus-cni-network"}},
+		"it is not asked for a pod with a floating IP":   {behindBerth, "00-berth.conflist", 1, []string{"lab"}, []string{"floating", "lab"}},
+		"nor for the first network of such a pod":        {behindBerth, "00-berth.conflist", 1, []string{"floating"}, []string{"lab", "floating"}},
+		"a pod that names no network":                    {behindBerth, "00-berth.conflist", 0, nil, []string{"multus-cni-network"}},
+		"Multus calls Berth":                             {beforeBerth, "01-berth.conflist", 0, []string{"lab"}, []string{"lab"}},
+		"Multus calls Berth, for a pod with floating IP": {beforeBerth, "01-berth.conflist", 1, []string{"lab"}, []string{"floating"}},
+		"no Multus": {
+			map[string]string{"00-berth.conflist": berthFile, "10-lab.conflist": lab, "20-floating.conflist": floating}, "00-berth.conflist", 0, []string{"lab"}, []string{"lab", "lab"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			for file, content := range c.files {
+				if err := os.WriteFile(filepath.Join(dir, file), []byte(content), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			floatingFile := filepath.Join(t.TempDir(), "floating.conflist")
+			if err := os.WriteFile(floatingFile, []byte(floating), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			_, w := newAgent(t)
+			w.pod.Wants, w.named = c.wants, named(c.named...)
+			for i, n := range c.named {
+				w.pod.Networks += n + ","
+				w.named[i].Config = []byte(map[string]string{"lab": lab, "floating": floating}[n])
+			}
+			p := planner{Pods: w, PodNetworks: w, Networks: &Networks{ConfDir: dir, OwnFile: c.own, FloatingFile: floatingFile,
+				Node: nettype.Node{Uplink: func() (string, error) { return "eth0", nil }}}}
+			attachments, err := p.attachments(t.Context(), w.pod, "eth0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, attachment := range attachments {
+				network, err := chain.Parse(attachment.Network)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got = append(got, network.Name())
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("networks (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
