@@ -235,6 +235,35 @@ func (c *Candidates) unreachable(part int) *Rejection {
 	return &Rejection{Reason: c.describePart(part, ReasonNode), Unresolvable: true}
 }
 
+// OnlyPool returns the name of the pool that all of the pod's addresses must come from; empty if
+// several pools can serve it, or none.
+func (c *Candidates) OnlyPool() string {
+	only := -1
+	for part := range c.parts {
+		positions := c.state.everywhere.Positions()
+		if kept := c.parts[part].kept; len(kept) > 0 {
+			home, ok := c.state.snapshot.Home(kept[0].Addr)
+			if !ok {
+				return ""
+			}
+			positions = []int{home}
+		}
+		for _, position := range positions {
+			if len(c.parts[part].kept) == 0 && !c.serves(part, position) || position == only {
+				continue
+			}
+			if only >= 0 {
+				return ""
+			}
+			only = position
+		}
+	}
+	if only < 0 {
+		return ""
+	}
+	return c.pool(only).Name
+}
+
 // serves says whether the part may have a free address of a pool.
 func (c *Candidates) serves(part, position int) bool {
 	pool := c.pool(position)

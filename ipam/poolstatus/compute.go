@@ -31,6 +31,8 @@ type tally struct {
 // uses counts the addresses of a pool.
 type uses struct {
 	allocated, retained, reserved, cooling, outside int64
+	// conflicts are addresses with a pod that another host has, too.
+	conflicts int64
 	// namespaces is nil if the pool has no cap.
 	namespaces map[string]*v1alpha1.NamespaceShare
 }
@@ -61,6 +63,9 @@ func count(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot, ips iter.Seq[*v
 		}
 		if at, ok := snapshot.Home(addr); ok && homes[at] >= 0 {
 			t.pools[homes[at]].add(&ip.Spec)
+			if ip.Spec.Pod != nil && ip.InConflict() {
+				t.pools[homes[at]].conflicts++
+			}
 			continue
 		}
 		if i, ok := position[ip.Spec.Pool]; ok {

@@ -20,6 +20,9 @@ var (
 	outsideDesc = metrics.NewDesc("berth_pool_outside_addresses",
 		"Addresses in use that name an IPPool but are in no pool's ranges; the pool may be gone.",
 		[]string{"pool"}, nil, metrics.ALPHA, "")
+	conflictsDesc = metrics.NewDesc("berth_pool_conflicts",
+		"Addresses of an IPPool that a pod has and that a host outside of the cluster has, too.",
+		[]string{"pool"}, nil, metrics.ALPHA, "")
 	capDesc = metrics.NewDesc("berth_pool_namespace_cap",
 		"How many addresses of an IPPool one namespace may have, if spec.maxPerNamespace is set.",
 		[]string{"pool"}, nil, metrics.ALPHA, "")
@@ -43,6 +46,7 @@ type round struct {
 	names    []string
 	caps     []int32
 	statuses []v1alpha1.IPPoolStatus
+	uses     []uses
 	gone     map[string]int64
 }
 
@@ -51,7 +55,7 @@ type round struct {
 func NewMetrics() *Metrics { return &Metrics{} }
 
 func (m *Metrics) publish(objects []*v1alpha1.IPPool, statuses []v1alpha1.IPPoolStatus, t *tally) {
-	r := &round{names: make([]string, len(objects)), caps: make([]int32, len(objects)), statuses: statuses, gone: t.gone}
+	r := &round{names: make([]string, len(objects)), caps: make([]int32, len(objects)), statuses: statuses, uses: t.pools, gone: t.gone}
 	for i, object := range objects {
 		r.names[i], r.caps[i] = object.Name, object.Spec.MaxPerNamespace
 	}
@@ -60,7 +64,7 @@ func (m *Metrics) publish(objects []*v1alpha1.IPPool, statuses []v1alpha1.IPPool
 
 // DescribeWithStability implements metrics.StableCollector.
 func (m *Metrics) DescribeWithStability(ch chan<- *metrics.Desc) {
-	for _, desc := range []*metrics.Desc{addressesDesc, capacityDesc, outsideDesc, capDesc, atCapDesc, shareDesc} {
+	for _, desc := range []*metrics.Desc{addressesDesc, capacityDesc, outsideDesc, conflictsDesc, capDesc, atCapDesc, shareDesc} {
 		ch <- desc
 	}
 }
@@ -83,6 +87,7 @@ func (m *Metrics) CollectWithStability(ch chan<- metrics.Metric) {
 		gauge(addressesDesc, s.Free, name, "free")
 		gauge(capacityDesc, s.Capacity, name)
 		gauge(outsideDesc, s.Outside, name)
+		gauge(conflictsDesc, last.uses[i].conflicts, name)
 		if last.caps[i] > 0 {
 			gauge(capDesc, int64(last.caps[i]), name)
 			gauge(atCapDesc, s.NamespacesAtCap, name)

@@ -16,6 +16,7 @@ type Metrics struct {
 	lag                *metrics.Histogram
 	released, retained *metrics.CounterVec
 	conflicts          *metrics.Counter
+	pending            *metrics.Gauge
 }
 
 // NewMetrics creates the metrics and registers them.
@@ -43,8 +44,13 @@ func NewMetrics(register func(...metrics.Registerable)) *Metrics {
 			Help:           "Writes that the API server refused because the FloatingIP had changed in the meantime.",
 			StabilityLevel: metrics.ALPHA,
 		}),
+		pending: metrics.NewGauge(&metrics.GaugeOpts{
+			Subsystem: subsystem, Name: "oldest_pending_seconds",
+			Help:           "For how long the controller has tried to free or keep some address and failed, of the oldest such address; 0 if there is none.",
+			StabilityLevel: metrics.ALPHA,
+		}),
 	}
-	register(m.lag, m.released, m.retained, m.conflicts)
+	register(m.lag, m.released, m.retained, m.conflicts, m.pending)
 	return m
 }
 
@@ -72,6 +78,12 @@ func (m *Metrics) late(by time.Duration) {
 	}
 }
 
+func (m *Metrics) pend(oldest time.Duration) {
+	if m != nil {
+		m.pending.Set(oldest.Seconds())
+	}
+}
+
 // label bounds the label's values: another client may have written any policy.
 func label(policy v1alpha1.ReleasePolicy) string {
 	switch policy {
@@ -81,7 +93,7 @@ func label(policy v1alpha1.ReleasePolicy) string {
 	return string(v1alpha1.ReleasePodDeleted)
 }
 
-// clockings remember when the reclaimer learned that the pod of an address is gone.
+// clockings remember since when something is so of an address.
 type clockings struct {
 	mu    sync.Mutex
 	since map[string]time.Time // by FloatingIP
@@ -101,6 +113,16 @@ func (c *clockings) of(name string) (time.Time, bool) {
 	defer c.mu.Unlock()
 	since, ok := c.since[name]
 	return since, ok
+}
+
+// oldest returns for how long the first start is past that was not forgotten; 0: there is none.
+func (c *clockings) oldest() (age time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, since := range c.since {
+		age = max(age, time.Since(since))
+	}
+	return age
 }
 
 func (c *clockings) forget(name string) {

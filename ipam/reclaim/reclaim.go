@@ -87,8 +87,10 @@ type Reclaimer struct {
 	detacher   Detacher
 	events     event.Recorder
 	metrics    *Metrics
-	clocks     clockings
-	deletions  deletions
+	// clocks has since when the pods of addresses are known to be gone, pending since when a decision
+	// could not be carried out.
+	clocks, pending clockings
+	deletions       deletions
 	// deleted has the UIDs of recently deleted pods, and whether they had been bound.
 	deleted *lru.Cache
 	synced  []cache.DoneChecker
@@ -116,6 +118,7 @@ func New(config Config) (*Reclaimer, error) {
 		events:     config.Events,
 		metrics:    config.Metrics,
 		clocks:     clockings{since: map[string]time.Time{}},
+		pending:    clockings{since: map[string]time.Time{}},
 		deletions:  deletions{all: map[string]deletion{}},
 		deleted:    lru.New(rememberDeleted),
 
@@ -169,6 +172,9 @@ func (r *Reclaimer) Run(ctx context.Context, workers int) {
 		})
 	}
 	group.Go(func() { wait.UntilWithContext(ctx, r.prune, pruneEvery) })
+	group.Go(func() {
+		wait.UntilWithContext(ctx, func(context.Context) { r.metrics.pend(r.pending.oldest()) }, measureEvery)
+	})
 	<-ctx.Done()
 	r.queue.ShutDown()
 	r.detaching.ShutDown()
@@ -176,8 +182,11 @@ func (r *Reclaimer) Run(ctx context.Context, workers int) {
 	r.owners.customs.Wait()
 }
 
-// pruneEvery is the interval of prune.
-const pruneEvery = 10 * time.Minute
+// pruneEvery is the interval of prune, measureEvery the one of the metric of pending addresses.
+const (
+	pruneEvery   = 10 * time.Minute
+	measureEvery = 15 * time.Second
+)
 
 // prune stops watching kinds of workloads that no address depends on.
 func (r *Reclaimer) prune(ctx context.Context) { r.owners.customs.Prune(ctx, r.neededKinds) }
@@ -212,6 +221,7 @@ func (r *Reclaimer) next(ctx context.Context, queue queue) bool {
 	switch {
 	case err == nil:
 		queue.Forget(name)
+		r.pending.forget(name)
 		if again > 0 {
 			r.queue.AddAfter(name, again)
 		}
@@ -219,12 +229,15 @@ func (r *Reclaimer) next(ctx context.Context, queue queue) bool {
 		queue.Forget(name)
 		r.detaching.Add(name)
 	case errors.Is(err, errMovedUp):
+		r.pending.start(name)
 		queue.AddRateLimited(name)
 	case errors.Is(err, store.ErrChanged):
 		// The watch brings the new version, unless it did so before the write.
 		r.metrics.conflict()
+		r.pending.start(name)
 		queue.AddRateLimited(name)
 	default:
+		r.pending.start(name)
 		klog.FromContext(ctx).Error(err, "Failed to reconcile a floating IP, will retry", "ip", name)
 		queue.AddRateLimited(name)
 	}

@@ -5,6 +5,7 @@ package floatingip
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -27,10 +28,12 @@ type agents struct {
 	nodes map[string]bool
 	// pods are the ready agents and their nodes.
 	pods map[types.UID]string
+	// lost says since when known nodes have no ready agent that had one.
+	lost map[string]time.Time
 }
 
 func newAgents(namespace string) *agents {
-	return &agents{namespace: namespace, nodes: map[string]bool{}, pods: map[types.UID]string{}}
+	return &agents{namespace: namespace, nodes: map[string]bool{}, pods: map[types.UID]string{}, lost: map[string]time.Time{}}
 }
 
 // has says whether the node has a ready agent, or needs none.
@@ -101,8 +104,10 @@ func (a *agents) count(node string, more int) int {
 	after := before + more
 	if after == 0 {
 		a.ready.Delete(node)
+		a.lost[node] = time.Now()
 	} else {
 		a.ready.Store(node, after)
+		delete(a.lost, node)
 	}
 	if a.nodes[node] && (before == 0) != (after == 0) {
 		a.covered.Add(int64(more))
@@ -126,10 +131,33 @@ func (a *agents) know(name string, known bool, more int64) {
 		a.nodes[name] = true
 	} else {
 		delete(a.nodes, name)
+		delete(a.lost, name)
 	}
 	if a.on(name) > 0 {
 		a.covered.Add(more)
 	}
+}
+
+// lostFor is how long a node counts as one that lost its agent: later nobody misses it.
+const lostFor = 24 * time.Hour
+
+// tally counts the known nodes by their agent: ready, lost if the node itself is not, or none.
+func (a *agents) tally(now time.Time, isLost func(node string) bool) map[string]int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	n := map[string]int{"ready": 0, "lost": 0, "none": 0}
+	for node := range a.nodes {
+		since, lost := a.lost[node]
+		switch {
+		case a.on(node) > 0:
+			n["ready"]++
+		case lost && now.Sub(since) < lostFor && !isLost(node):
+			n["lost"]++
+		default:
+			n["none"]++
+		}
+	}
+	return n
 }
 
 // mostNamed is how many nodes without an agent are named to the pods that wait: each name is a

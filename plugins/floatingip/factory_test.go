@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
-	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/testutil"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
@@ -163,7 +162,7 @@ func TestBindQueued(t *testing.T) {
 	}
 }
 
-// The metrics say how commits end, and how many pods lack an address.
+// The metrics say how commits end.
 func TestMetrics(t *testing.T) {
 	counts := func() (result [4]uint64) {
 		for i, label := range []string{"success", "conflict", "error"} {
@@ -191,15 +190,6 @@ func TestMetrics(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			test := cases[name]
 			test.run(t)
-			// The last cluster is the one whose pods are counted.
-			waiting := 0
-			if name == "a pool is full" {
-				waiting = 1
-			}
-			want := fmt.Sprintf("# HELP berth_scheduler_waiting_pods [ALPHA] Pods that found no address, or no node with a ready agent, at their last attempt.\n# TYPE berth_scheduler_waiting_pods gauge\nberth_scheduler_waiting_pods %d\n", waiting)
-			if err := testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(want), "berth_scheduler_waiting_pods"); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
 		})
 		got := counts()
 		for i := range got {

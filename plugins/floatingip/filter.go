@@ -37,19 +37,19 @@ type found struct {
 	fitsAll bool
 	// levels of room within the reaches, for Score.
 	levels map[*pools.Reach]int64
-	// short has isShort if a node lacked an address for the pod, and the ipam.Lack bits
-	// of all such nodes.
+	// short has isShort if a node lacked an address for the pod, and the bits of ipam.Lack
+	// and of cause of all such nodes.
 	short atomic.Uint32
 	// reservation is written once, in Reserve, which runs alone. Copies of the state
 	// are made for preemption and do not read it.
 	reservation *ipam.Reservation
 }
 
-const isShort = 1 << 8
+const isShort = 1 << 16
 
-// lacking records a lack and says whether it is new for the pod.
-func (f *found) lacking(lack ipam.Lack) bool {
-	bits := isShort | uint32(lack)
+// lacking records a lack and its cause, and says whether one is new for the pod.
+func (f *found) lacking(lack ipam.Lack, why cause) bool {
+	bits := isShort | uint32(lack) | uint32(why)<<8
 	return f.short.Or(bits)&bits != bits
 }
 
@@ -90,12 +90,13 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 		pl.waiting.add(pod, request)
 	}
 	if err != nil {
-		pl.waiting.short(pod.UID, ipam.LackOwner)
+		pl.waiting.short(pod.UID, ipam.LackOwner, why{causes: causeOwner})
 		return nil, toStatus(err)
 	}
 	candidates, err := pl.addresses.Candidates(request)
 	if err != nil {
-		pl.waiting.short(pod.UID, lackOf(err))
+		lack := lackOf(err)
+		pl.waiting.short(pod.UID, lack, why{causes: causeOf(lack)})
 		return nil, toStatus(err)
 	}
 	table := pl.nodes.refresh(candidates.Snapshot(), nodes)
@@ -117,7 +118,7 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 		}
 	}
 	if len(names) == 0 {
-		pl.waiting.short(pod.UID, ipam.LackOwner)
+		pl.waiting.short(pod.UID, ipam.LackOwner, why{causeOwner, candidates.OnlyPool()})
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, ipam.ReasonKeptNode)
 	}
 	if len(names) < len(nodes) {
@@ -150,7 +151,8 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, n
 	} else {
 		rejection = s.candidates.RejectsAfter(reach, s.preemption.sum(s.candidates, pod.Namespace))
 	}
-	if s.agentless > 0 && (rejection == nil || !rejection.Unresolvable) && !pl.agents.has(nodeInfo.Node().Name) {
+	agentless := s.agentless > 0 && (rejection == nil || !rejection.Unresolvable) && !pl.agents.has(nodeInfo.Node().Name)
+	if agentless {
 		rejection = noAgent(nodeInfo.Node().Name, s.agentless)
 	}
 	if rejection == nil || !rejection.Unresolvable {
@@ -161,8 +163,12 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, n
 	if rejection == nil {
 		return nil
 	}
-	if s.lacking(rejection.Lacks) {
-		pl.waiting.short(pod.UID, rejection.Lacks)
+	because := causeOf(rejection.Lacks)
+	if agentless {
+		because = causeAgent
+	}
+	if s.lacking(rejection.Lacks, because) {
+		pl.waiting.short(pod.UID, rejection.Lacks, why{because, s.candidates.OnlyPool()})
 	}
 	code := fwk.Unschedulable
 	if rejection.Unresolvable {

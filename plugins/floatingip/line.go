@@ -107,8 +107,9 @@ type waiter struct {
 	request ipam.Request
 	since   time.Time
 	state   state
-	// lack is the Lack of the last attempt.
+	// lack is the Lack of the last attempt, and why its causes.
 	lack ipam.Lack
+	why  why
 	// narrow: the last attempt left out nodes that the owner's kept addresses do not
 	// reach.
 	narrow bool
@@ -211,7 +212,7 @@ func (l *line) begin(pod *v1.Pod, request ipam.Request, now time.Time) {
 		w.pod, w.request = pod, request
 		l.insert(w)
 	}
-	w.state, w.narrow, w.seen, w.deadline = attempting, false, l.changes, time.Time{}
+	w.state, w.narrow, w.seen, w.deadline, w.why = attempting, false, l.changes, time.Time{}, why{}
 	if w.offer != nil {
 		l.setDeadline(w, now.Add(endsWithin))
 	}
@@ -467,12 +468,21 @@ func (l *line) expire(now time.Time) {
 	}
 }
 
+// because notes why the attempt lacks an address.
+func (l *line) because(uid types.UID, reason why) {
+	if w := l.pods[uid]; w != nil {
+		w.why.causes |= reason.causes
+		w.why.pool = reason.pool
+	}
+}
+
 // lacking counts the pods that found no address at their last attempt.
-func (l *line) lacking() (n int) {
+func (l *line) lacking() map[group]int {
+	groups := map[group]int{}
 	for _, w := range l.order {
 		if w.state == short || w.state == woken {
-			n++
+			groups[group{w.pod.Namespace, w.why.pool, w.why.causes.String()}]++
 		}
 	}
-	return n
+	return groups
 }

@@ -5,6 +5,7 @@ package floatingip
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
@@ -27,18 +28,12 @@ var (
 		Buckets:        metrics.ExponentialBuckets(0.0005, 2, 15),
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"result"})
-	countWaiting atomic.Pointer[func() int]
-	waitingPods  = metrics.NewGaugeFunc(&metrics.GaugeOpts{
-		Subsystem:      subsystem,
-		Name:           "waiting_pods",
-		Help:           "Pods that found no address, or no node with a ready agent, at their last attempt.",
-		StabilityLevel: metrics.ALPHA,
-	}, func() float64 {
-		if count := countWaiting.Load(); count != nil {
-			return float64((*count)())
-		}
-		return 0
-	})
+	waitingPodsDesc = metrics.NewDesc("berth_scheduler_waiting_pods",
+		"Pods that found no address at their last attempt, by namespace, the only pool that can serve them (empty: several) and cause: address (none is free), owner (the workload or claim may have no more, or not there), agent (no agent is ready) or pool (none serves the nodes). The 100 largest groups; the others by cause.",
+		[]string{"namespace", "pool", "cause"}, nil, metrics.ALPHA, "")
+	nodesDesc = metrics.NewDesc("berth_scheduler_nodes",
+		"Nodes by their agent: ready, lost (it was ready within a day, and the node is not lost itself) or none.",
+		[]string{"agent"}, nil, metrics.ALPHA, "")
 	wokenPods = metrics.NewCounter(&metrics.CounterOpts{
 		Subsystem:      subsystem,
 		Name:           "woken_pods_total",
@@ -52,8 +47,39 @@ var (
 func registerMetrics() {
 	registerOnce.Do(func() {
 		legacyregistry.MustRegister(allocationDuration, commitDuration, wokenPods)
-		legacyregistry.RawMustRegister(waitingPods)
+		legacyregistry.CustomMustRegister(states)
 	})
 }
 
-func exposeWaiting(count func() int) { countWaiting.Store(&count) }
+// states has what the scheduler sees at the time of a scrape.
+var states = &stateMetrics{}
+
+type stateMetrics struct {
+	metrics.BaseStableCollector
+
+	// of is the scheduler's state; nil until it has one.
+	of atomic.Pointer[shared]
+}
+
+// DescribeWithStability implements metrics.StableCollector.
+func (m *stateMetrics) DescribeWithStability(ch chan<- *metrics.Desc) {
+	ch <- waitingPodsDesc
+	ch <- nodesDesc
+}
+
+// CollectWithStability implements metrics.StableCollector.
+func (m *stateMetrics) CollectWithStability(ch chan<- metrics.Metric) {
+	of := m.of.Load()
+	if of == nil {
+		return
+	}
+	for g, n := range bounded(of.waiting.count()) {
+		ch <- metrics.NewLazyConstMetric(waitingPodsDesc, metrics.GaugeValue, float64(n), g.namespace, g.pool, g.cause)
+	}
+	if of.agents.namespace == "" {
+		return
+	}
+	for agent, n := range of.agents.tally(time.Now(), of.pods.isLostNode) {
+		ch <- metrics.NewLazyConstMetric(nodesDesc, metrics.GaugeValue, float64(n), agent)
+	}
+}

@@ -164,8 +164,8 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	go jobs.run(ctx)
 	go customs.run(ctx)
 	go shared.waiting.run(ctx)
-	exposeWaiting(shared.waiting.count)
 	f.shared = shared
+	states.of.Store(shared)
 	return shared, nil
 }
 

@@ -74,22 +74,22 @@ func TestWatchEndsWait(t *testing.T) {
 			factory.WaitForCacheSync(ctx.Done())
 			<-watched
 			s.waiting.add(pod, request)
-			s.waiting.short(pod.UID, ipam.LackAddress)
-			if n := s.waiting.count(); n != 1 {
+			s.waiting.short(pod.UID, ipam.LackAddress, why{})
+			if n := total(s.waiting.count()); n != 1 {
 				t.Fatalf("%d pods wait, want 1", n)
 			}
 			if err := test.end(ctx, client, pod.DeepCopy()); err != nil {
 				t.Fatal(err)
 			}
 			if err := wait.PollUntilContextCancel(ctx, 5*time.Millisecond, true, func(context.Context) (bool, error) {
-				return s.waiting.count() == 0, nil
+				return total(s.waiting.count()) == 0, nil
 			}); err != nil {
 				t.Fatal(errors.Join(errors.New("the pod still waits"), err))
 			}
 			// An attempt that began before begins to wait now.
 			s.waiting.add(pod, request)
-			s.waiting.short(pod.UID, ipam.LackAddress)
-			if n := s.waiting.count(); n != 0 {
+			s.waiting.short(pod.UID, ipam.LackAddress, why{})
+			if n := total(s.waiting.count()); n != 0 {
 				t.Errorf("%d pods wait, want none", n)
 			}
 		})

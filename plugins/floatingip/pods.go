@@ -146,3 +146,9 @@ func (k *knownPods) NeverBound(uid string) bool {
 	_, known := k.unbound.Get(uid)
 	return known
 }
+
+// isLostNode says whether the node is lost, or is not known.
+func (p *knownPods) isLostNode(name string) bool {
+	node, err := p.nodes.Get(name)
+	return err != nil || ipam.IsNodeLost(node)
+}

@@ -59,9 +59,12 @@ func (w *waiting) add(pod *v1.Pod, request ipam.Request) {
 	}
 }
 
-// short notes that the attempt met a node that lacks an address for the pod.
-func (w *waiting) short(uid types.UID, lack ipam.Lack) {
-	w.do(func(l *line, now time.Time) { l.short(uid, lack, now) })
+// short notes that the attempt met a node that lacks an address for the pod, and why.
+func (w *waiting) short(uid types.UID, lack ipam.Lack, reason why) {
+	w.do(func(l *line, now time.Time) {
+		l.short(uid, lack, now)
+		l.because(uid, reason)
+	})
 }
 
 // narrowed notes that the attempt leaves out nodes because of the addresses that the
@@ -100,8 +103,8 @@ func (w *waiting) others() int {
 	return max(0, len(w.line.order)-1)
 }
 
-// count returns how many pods lack an address.
-func (w *waiting) count() int {
+// count returns how many pods lack an address, and why.
+func (w *waiting) count() map[group]int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.line.lacking()

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -81,7 +82,7 @@ func startWaiting(t *testing.T) *waitingTest {
 func (w *waitingTest) lacks(name string, priority int32, pools ...string) {
 	pod, request := waitingPod(name, priority, pools...)
 	w.add(pod, request)
-	w.short(pod.UID, ipam.LackAddress)
+	w.short(pod.UID, ipam.LackAddress, why{causes: causeAddress, pool: strings.Join(pools, ",")})
 	w.clock.Step(time.Millisecond)
 }
 
@@ -162,28 +163,36 @@ func TestHeldUp(t *testing.T) {
 	w.expect("the next", "second")
 }
 
+// total is how many pods are in groups.
+func total(groups map[group]int) (n int) {
+	for _, pods := range groups {
+		n += pods
+	}
+	return n
+}
+
 func TestForgotten(t *testing.T) {
 	w := startWaiting(t)
 	w.lacks("a", 0, "web")
 	w.lacks("b", 0, "web")
-	if n := w.count(); n != 2 {
+	if n := total(w.count()); n != 2 {
 		t.Errorf("%d pods wait, want 2", n)
 	}
 	// The informer told of the deletion before the attempt began.
 	w.queue.gone["c"] = true
 	w.lacks("c", 0, "web")
-	if n := w.count(); n != 2 {
+	if n := total(w.count()); n != 2 {
 		t.Errorf("%d pods wait, want 2: one was deleted before it was in the line", n)
 	}
 	w.changed(webFreed)
 	w.expect("the first", "a")
-	if n := w.count(); n != 2 {
+	if n := total(w.count()); n != 2 {
 		t.Errorf("%d pods wait, want 2, of which one is woken", n)
 	}
 	w.forget("a")
 	w.expect("the next", "b")
 	w.reserved("b", nil, false)
-	if n, others := w.count(), len(w.line.pods); n != 0 || others != 0 {
+	if n, others := total(w.count()), len(w.line.pods); n != 0 || others != 0 {
 		t.Errorf("%d pods wait of %d, want none", n, others)
 	}
 }
@@ -224,7 +233,7 @@ func TestServes(t *testing.T) {
 	w.reserved("a", nil, false)
 	w.expect("two more", "b", "c")
 	w.tries("b", 0, "web")
-	w.short("b", ipam.LackAddress)
+	w.short("b", ipam.LackAddress, why{})
 	w.tries("c", 0, "web")
 	w.expect("the last", "d")
 }

@@ -38,8 +38,8 @@ var component = []string{"account.yaml", "monitors.yaml", "rules.yaml", "dashboa
 var rare = []string{`result="conflict"`, `result="error"`, `code!="0"`, `verdict="drop"`}
 
 // unseen begin the names of metrics that need not be there: of the external assigner, which the lab
-// has not, and what kube-scheduler measures for one pod in ten only.
-var unseen = []string{"berth_assigner_", "scheduler_plugin_execution_"}
+// has not, what kube-scheduler measures for one pod in ten only, and pods that wait.
+var unseen = []string{"berth_assigner_", "scheduler_plugin_execution_", "berth_scheduler_waiting_pods"}
 
 // TestMonitoring: a Prometheus that scrapes as the monitors say finds all series that alerts and
 // dashboards read, with the labels that they rely on, and tells of a full pool.
@@ -99,7 +99,7 @@ spec: {podSelector: {}, ingress: [{ports: [{port: %s}]}]}
 	s.create(s.pod("waits", s.floating, inSmall))
 	s.eventually("an alert says that the pool is full", func() error { return p.has(full) })
 	s.eventually("an alert says that a pod waits", func() error {
-		return p.has(`ALERTS{alertname="BerthPodsWaitForAddresses", alertstate="firing", severity="critical"}`)
+		return p.has(fmt.Sprintf(`ALERTS{alertname="BerthPoolExhausted", pool=%q, alertstate="firing", severity="critical"}`, s.pools[1]))
 	})
 	s.delete("full-1", "full-2", "waits")
 	s.eventually("the alert ends", func() error {
