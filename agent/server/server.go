@@ -3,14 +3,12 @@
 package server
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -20,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
-	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/relay"
 )
@@ -34,10 +31,7 @@ type Handler interface {
 	Status(ctx context.Context) error
 	// IPAM serves the plugin berth-ipam. It answers also while Add and Del run plugins.
 	IPAM(ctx context.Context, req *api.Request) (json.RawMessage, error)
-	Inspect(ctx context.Context, pod string, check bool) (*inquiry.Inspection, error)
-	TracePolicy(ctx context.Context, q inquiry.PolicyTrace) (string, error)
-	PreviewPolicies(ctx context.Context) (*inquiry.PolicyPreview, error)
-	Probe(ctx context.Context, vlan int, addrs []netip.Addr) (*inquiry.Probed, error)
+	Inquirer
 }
 
 // ErrBusy is returned by Listen where another process answers on the socket.
@@ -128,10 +122,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Du
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+relay.Path, s.serveCall)
 	mux.HandleFunc("POST "+api.PathIPAM, s.serveIPAM)
-	mux.HandleFunc("GET "+inquiry.PathInspect, s.serveInspect)
-	mux.HandleFunc("GET "+inquiry.PathPolicyTrace, s.servePolicyTrace)
-	mux.HandleFunc("GET "+inquiry.PathPolicyPreview, s.servePolicyPreview)
-	mux.HandleFunc("GET "+inquiry.PathProbe, s.serveProbe)
+	mux.Handle("/", Inquiries(s.Handler))
 	server := &http.Server{
 		Handler: mux, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
 		// Calls go on when ctx ends: Shutdown waits for them.
@@ -194,92 +185,6 @@ func (s *Server) call(ctx context.Context, label string, req *api.Request, dispa
 
 func logUnread(ctx context.Context, label string, req *api.Request, err error) {
 	klog.FromContext(ctx).V(2).Info("The caller did not take the answer", "command", label+req.Command, "containerID", req.ContainerID, "err", err)
-}
-
-// inspectTimeout limits one inspection.
-const inspectTimeout = 30 * time.Second
-
-func (s *Server) serveInspect(w http.ResponseWriter, r *http.Request) {
-	query := r.URL.Query()
-	check, err := strconv.ParseBool(cmp.Or(query.Get("check"), "false"))
-	if err != nil {
-		http.Error(w, fmt.Sprintf("check=%q is neither true nor false", query.Get("check")), http.StatusBadRequest)
-		return
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), inspectTimeout)
-	defer cancel()
-	inspection, err := s.Handler.Inspect(ctx, query.Get("pod"), check)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	if err := json.NewEncoder(w).Encode(inspection); err != nil {
-		klog.FromContext(ctx).V(2).Info("The caller did not take the inspection", "err", err)
-	}
-}
-
-func (s *Server) serveProbe(w http.ResponseWriter, r *http.Request) {
-	query := r.URL.Query()
-	vlan, err := strconv.ParseUint(cmp.Or(query.Get("vlan"), "0"), 10, 12)
-	if err != nil {
-		http.Error(w, fmt.Sprintf("vlan=%q is no VLAN", query.Get("vlan")), http.StatusBadRequest)
-		return
-	}
-	var addrs []netip.Addr
-	for _, text := range query["address"] {
-		addr, err := netip.ParseAddr(text)
-		if err != nil {
-			http.Error(w, fmt.Sprintf("address=%q is no address", text), http.StatusBadRequest)
-			return
-		}
-		addrs = append(addrs, addr)
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), inspectTimeout)
-	defer cancel()
-	probed, err := s.Handler.Probe(ctx, int(vlan), addrs)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	if err := json.NewEncoder(w).Encode(probed); err != nil {
-		klog.FromContext(ctx).V(2).Info("The caller did not take the answers", "err", err)
-	}
-}
-
-func (s *Server) servePolicyTrace(w http.ResponseWriter, r *http.Request) {
-	query := r.URL.Query()
-	port, err := strconv.ParseUint(query.Get("port"), 10, 16)
-	if err != nil {
-		http.Error(w, fmt.Sprintf("port=%q is no port", query.Get("port")), http.StatusBadRequest)
-		return
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), inspectTimeout)
-	defer cancel()
-	text, err := s.Handler.TracePolicy(ctx, inquiry.PolicyTrace{From: query.Get("from"), To: query.Get("to"), Port: uint16(port), Protocol: query.Get("protocol")})
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
-		return
-	}
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	if _, err := w.Write([]byte(text)); err != nil {
-		klog.FromContext(ctx).V(2).Info("The caller did not take the trace", "err", err)
-	}
-}
-
-func (s *Server) servePolicyPreview(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), inspectTimeout)
-	defer cancel()
-	preview, err := s.Handler.PreviewPolicies(ctx)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	if err := json.NewEncoder(w).Encode(preview); err != nil {
-		klog.FromContext(ctx).V(2).Info("The caller did not take the preview", "err", err)
-	}
 }
 
 // logFailure logs a failed STATUS at a higher level only: runtimes ask for it again

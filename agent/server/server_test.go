@@ -262,14 +262,14 @@ func (r *recorder) WriteHeader(int)             {}
 
 // The question of a trace comes to the handler, and its answer or error back.
 func TestPolicyTrace(t *testing.T) {
-	s := newServer(t, &fakeHandler{})
+	inquiries := Inquiries(&fakeHandler{})
 	for query, want := range map[string]string{
 		"from=shop/web&to=10.0.0.1&port=80&protocol=TCP": "{shop/web 10.0.0.1 80 TCP}",
 		"to=10.0.0.1&port=80":                            "boom\n",
 		"from=a/b&port=65536":                            "port=\"65536\" is no port\n",
 	} {
 		answer := httptest.NewRecorder()
-		s.servePolicyTrace(answer, httptest.NewRequest(http.MethodGet, inquiry.PathPolicyTrace+"?"+query, nil))
+		inquiries.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, inquiry.PathPolicyTrace+"?"+query, nil))
 		if got := answer.Body.String(); got != want {
 			t.Errorf("%s: %q, want %q", query, got, want)
 		}

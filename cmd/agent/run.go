@@ -20,6 +20,7 @@ import (
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/confdir"
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/linkwatch"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
@@ -36,6 +37,7 @@ import (
 	"github.com/berth-dev/berth/cni/relay"
 	"github.com/berth-dev/berth/cni/settings"
 	"github.com/berth-dev/berth/cni/veth/wire"
+	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
@@ -202,7 +204,7 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, 
 		return err
 	}
 	build.NewMetrics(legacyregistry.MustRegister)
-	health, err := monitoring.Listen(ctx, o.Monitoring, config, a.Ready)
+	health, err := monitoring.Listen(ctx, o.Monitoring, config, a.Ready, diagnosis(o, a))
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
@@ -231,6 +233,13 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, 
 		return err
 	}
 	return nil
+}
+
+// diagnosis is what operators may ask the agent from afar. The same answers are on its socket.
+func diagnosis(o *Options, a *agent.Agent) monitoring.Resources {
+	return monitoring.Resources{
+		Paths: inquiry.Paths, Header: agentpod.TokenHeader, Audience: agentpod.Audience(o.NodeName), Role: agentpod.Diagnosis, Handler: server.Inquiries(a),
+	}
 }
 
 // openState opens the state file. It moves one aside that the operator wants to be rid of, or that

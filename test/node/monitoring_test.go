@@ -62,6 +62,11 @@ func TestMonitoring(t *testing.T) {
 
 // ask sends an HTTPS request from a host.
 func ask(from *netnstest.Host, address, path, token string) (code int, text string, err error) {
+	return askAs(from, address, path, "Authorization", token)
+}
+
+// askAs sends the token in a header.
+func askAs(from *netnstest.Host, address, path, header, token string) (code int, text string, err error) {
 	var connection net.Conn
 	// A socket belongs to the namespace that it was made in.
 	if err := from.Try(func() error { connection, err = net.Dial("tcp", address); return err }); err != nil {
@@ -74,7 +79,7 @@ func ask(from *netnstest.Host, address, path, token string) (code int, text stri
 	}
 	request.Close = true
 	if token != "" {
-		request.Header.Set("Authorization", "Bearer "+token)
+		request.Header.Set(header, "Bearer "+token)
 	}
 	encrypted := tls.Client(connection, &tls.Config{InsecureSkipVerify: true})
 	if err := request.Write(encrypted); err != nil {

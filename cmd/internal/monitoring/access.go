@@ -3,6 +3,7 @@
 package monitoring
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -29,13 +30,19 @@ import (
 // access authenticates and authorizes clients at the API server. Safe for concurrent use.
 type access struct {
 	api *kube.Client
-	// decided has the user of each token, by its hash, and the users' permissions, by right, as
-	// far as the API server could decide.
+	// decided has the user of each identity, and the users' permissions, by right, as far as the API
+	// server could decide.
 	decided *cache.LRUExpireCache
 }
 
 // token is the hash of a bearer token, so that no tokens are kept.
 type token [sha256.Size]byte
+
+// identity is a token that shows a user to an audience.
+type identity struct {
+	token    token
+	audience string
+}
 
 // right is the access that a client asks for.
 type right struct {
@@ -69,22 +76,36 @@ func newAccess(config *rest.Config) (*access, error) {
 	return &access{api: api, decided: cache.NewLRUExpireCache(decisions)}, nil
 }
 
+// Resources are served to clients that the API server knows by their tokens, and that may get the
+// resources' paths.
+type Resources struct {
+	Paths []string
+	// Header has the bearer token.
+	Header string
+	// Audience is whom the tokens must be for; empty: the API server.
+	Audience string
+	// Role is the ClusterRole that grants the paths, for error messages.
+	Role string
+	// Handler serves the paths.
+	Handler http.Handler
+}
+
 // guard passes a request to the handler if the client may use the verb on the path.
-func (a *access) guard(handler http.Handler) http.Handler {
+func (a *access) guard(of Resources) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, logger := r.Context(), klog.FromContext(r.Context())
-		bearer, given := bearerOf(r)
+		bearer, given := bearerOf(r.Header.Get(of.Header))
 		var user *authenticationv1.UserInfo
 		var err error
 		if given {
-			user, err = a.userOf(ctx, bearer)
+			user, err = a.userOf(ctx, bearer, of.Audience)
 		}
 		if user == nil {
 			if err != nil {
 				logger.V(2).Info("Did not authenticate a client", "path", r.URL.Path, "client", r.RemoteAddr, "err", err)
 			}
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			http.Error(w, "Unauthorized: send a bearer token that the API server accepts", http.StatusUnauthorized)
+			http.Error(w, fmt.Sprintf("Unauthorized: send a bearer token for %s in the header %s", cmp.Or(of.Audience, "the API server"), of.Header), http.StatusUnauthorized)
 			return
 		}
 		asked := right{token: sha256.Sum256([]byte(bearer)), verb: strings.ToLower(r.Method), path: r.URL.Path}
@@ -94,34 +115,47 @@ func (a *access) guard(handler http.Handler) http.Handler {
 			logger.Error(err, "Failed to authorize a request", "path", asked.path, "client", r.RemoteAddr)
 			http.Error(w, "The API server cannot be asked for your permissions; see this program's log", http.StatusInternalServerError)
 		case allowed:
-			handler.ServeHTTP(w, r)
+			if of.Audience != "" {
+				// The API server's audit log says who got the token with this ID.
+				logger.Info("Answering", "path", asked.path, "user", user.Username, "token", strings.Join(user.Extra[credentialID], " "))
+			}
+			of.Handler.ServeHTTP(w, r)
 		default:
-			http.Error(w, fmt.Sprintf("Forbidden: user %q may not %s %s; the ClusterRole berth-metrics-reader grants it", user.Username, asked.verb, asked.path), http.StatusForbidden)
+			http.Error(w, fmt.Sprintf("Forbidden: user %q may not %s %s; the ClusterRole %s grants it", user.Username, asked.verb, asked.path, of.Role), http.StatusForbidden)
 		}
 	})
 }
 
-// bearerOf returns the token of a request (RFC 6750, section 2.1).
-func bearerOf(r *http.Request) (bearer string, given bool) {
-	scheme, bearer, _ := strings.Cut(strings.TrimSpace(r.Header.Get("Authorization")), " ")
+// credentialID is the key under which the API server says which token a user has.
+const credentialID = "authentication.kubernetes.io/credential-id"
+
+// bearerOf returns the token of a header (RFC 6750, section 2.1).
+func bearerOf(header string) (bearer string, given bool) {
+	scheme, bearer, _ := strings.Cut(strings.TrimSpace(header), " ")
 	return bearer, strings.EqualFold(scheme, "bearer") && bearer != "" && !strings.Contains(bearer, " ")
 }
 
-// userOf returns the user of a token; nil and possibly an error where the API server accepts
-// it not. It blocks for requests.
-func (a *access) userOf(ctx context.Context, bearer string) (*authenticationv1.UserInfo, error) {
-	key := token(sha256.Sum256([]byte(bearer)))
+// userOf returns the user of a token for an audience; nil and possibly an error where the API server
+// accepts it not. It blocks for requests.
+func (a *access) userOf(ctx context.Context, bearer, audience string) (*authenticationv1.UserInfo, error) {
+	key := identity{sha256.Sum256([]byte(bearer)), audience}
 	if known, ok := a.decided.Get(key); ok {
 		user, _ := known.(*authenticationv1.UserInfo)
 		return user, nil
 	}
 	asked := &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: bearer}}
+	if audience != "" {
+		asked.Spec.Audiences = []string{audience}
+	}
 	answer, err := review(ctx, a.api.TokenReviews, asked)
 	if err != nil {
 		return nil, fmt.Errorf("review a token: %w", err)
 	}
 	var user *authenticationv1.UserInfo
 	switch status := &answer.Status; {
+	case status.Authenticated && audience != "" && !slices.Contains(status.Audiences, audience):
+		// An authenticator that knows no audiences accepted it.
+		return nil, fmt.Errorf("the token is not for %s", audience)
 	case status.Authenticated:
 		// The answer has the token, too.
 		found := status.User

@@ -5,6 +5,9 @@
 // API server allows to get the non-resource URL /metrics. As everybody may ask for readiness, it
 // is found out once in two seconds at most, and the reason why it lacks stands in the log only.
 //
+// Further resources of a program, such as an agent's answers about its node, are guarded alike, by
+// tokens for an audience of their own: a token that opens the API server is not for other programs.
+//
 // It authenticates bearer tokens with TokenReviews and authorizes with
 // SubjectAccessReviews, like kube-scheduler's secure port, and caches both as long. The
 // delegating authenticator of k8s.io/apiserver is not used: it brings an API server's

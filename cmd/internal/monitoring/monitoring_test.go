@@ -24,11 +24,12 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// reviewer is an API server that knows two tokens, and lets the user of one get
-// /metrics. It counts TokenReviews.
+// reviewer is an API server that knows some tokens, of which two are for node7 alone, and lets users get
+// paths. It counts TokenReviews. One of its authenticators knows no audiences.
 func reviewer(t *testing.T, down *atomic.Bool, reviews *atomic.Int64) *rest.Config {
 	t.Helper()
-	users := map[string]string{"good": "prometheus", "poor": "tenant"}
+	users := map[string]string{"good": "prometheus", "poor": "tenant", "for-node7": "operator", "tenants-for-node7": "tenant", "for-all": "operator"}
+	paths := map[string]string{"prometheus": "/metrics", "operator": "/v1/inspect"}
 	answer := func(w http.ResponseWriter, object any) {
 		w.Header().Set("Content-Type", "application/json")
 		if err := json.NewEncoder(w).Encode(object); err != nil {
@@ -42,7 +43,13 @@ func reviewer(t *testing.T, down *atomic.Bool, reviews *atomic.Int64) *rest.Conf
 		if err := json.NewDecoder(r.Body).Decode(review); err != nil {
 			t.Error(err)
 		}
-		if name, ok := users[review.Spec.Token]; ok {
+		asked := strings.Join(review.Spec.Audiences, " ")
+		name, ok := users[review.Spec.Token]
+		if review.Spec.Token != "for-all" {
+			ok = ok && strings.HasSuffix(review.Spec.Token, "for-node7") == (asked == "node7")
+			review.Status.Audiences = review.Spec.Audiences
+		}
+		if ok {
 			review.Status.Authenticated = true
 			review.Status.User = authenticationv1.UserInfo{Username: name, UID: "7", Groups: []string{"scrapers"}, Extra: map[string]authenticationv1.ExtraValue{"node": {"a"}}}
 		} else {
@@ -59,7 +66,7 @@ func reviewer(t *testing.T, down *atomic.Bool, reviews *atomic.Int64) *rest.Conf
 		if spec.UID != "7" || strings.Join(spec.Groups, " ") != "scrapers system:authenticated" || strings.Join(spec.Extra["node"], "") != "a" || spec.ResourceAttributes != nil {
 			t.Errorf("the API server is asked about %+v", spec)
 		}
-		review.Status.Allowed = spec.User == "prometheus" && *spec.NonResourceAttributes == authorizationv1.NonResourceAttributes{Verb: "get", Path: "/metrics"}
+		review.Status.Allowed = *spec.NonResourceAttributes == authorizationv1.NonResourceAttributes{Verb: "get", Path: paths[spec.User]}
 		answer(w, review)
 	})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -80,13 +87,16 @@ func TestAccess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := httptest.NewServer(handler(access, func(context.Context) error { return nil }))
+	inspect := Resources{Paths: []string{"/v1/inspect"}, Header: "Ours", Audience: "node7", Role: "diagnosis", Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "all is well")
+	})}
+	server := httptest.NewServer(handler(access, func(context.Context) error { return nil }, []Resources{inspect}))
 	defer server.Close()
 	for _, tc := range []struct {
-		name, method, path, authorization string
-		down                              bool
-		code                              int
-		text                              string
+		name, method, path, authorization, ours string
+		down                                    bool
+		code                                    int
+		text                                    string
 	}{
 		{name: "health is for everybody", path: "/healthz", code: 200, text: "ok"},
 		{name: "also if the API server is down", path: "/healthz", down: true, code: 200, text: "ok"},
@@ -103,6 +113,12 @@ func TestAccess(t *testing.T) {
 		{name: "down, refused a moment ago", path: "/metrics", authorization: "Bearer poor", down: true, code: 403},
 		{name: "another verb", method: http.MethodHead, path: "/metrics", authorization: "Bearer good", code: 403},
 		{name: "no such verb", method: http.MethodPost, path: "/metrics", authorization: "Bearer good", code: 405},
+		{name: "of the node, no token", path: "/v1/inspect", authorization: "Bearer good", code: 401, text: "a bearer token for node7 in the header Ours"},
+		{name: "of the node, a token for the API server", path: "/v1/inspect", ours: "Bearer good", code: 401},
+		{name: "of the node, a token that names no audience", path: "/v1/inspect", ours: "Bearer for-all", code: 401},
+		{name: "of the node, no right", path: "/v1/inspect", ours: "Bearer tenants-for-node7", code: 403, text: "the ClusterRole diagnosis grants it"},
+		{name: "of the node, right", path: "/v1/inspect", ours: "Bearer for-node7", code: 200, text: "all is well"},
+		{name: "metrics with a token for the node", path: "/metrics", authorization: "Bearer for-node7", code: 401},
 		{name: "nothing else is there", path: "/debug/pprof/", authorization: "Bearer good", code: 404},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -113,6 +129,9 @@ func TestAccess(t *testing.T) {
 			}
 			if tc.authorization != "" {
 				request.Header.Set("Authorization", tc.authorization)
+			}
+			if tc.ours != "" {
+				request.Header.Set("Ours", tc.ours)
 			}
 			response, err := server.Client().Do(request)
 			if err != nil {
@@ -132,9 +151,9 @@ func TestAccess(t *testing.T) {
 		})
 	}
 	// Requests without a token cost the API server nothing, nor do decided ones: good,
-	// poor and bad once.
-	if n := reviews.Load(); n != 3 {
-		t.Errorf("%d TokenReviews, want 3", n)
+	// poor and bad once, and each token for the node, by the audience that it was shown to.
+	if n := reviews.Load(); n != 3+5 {
+		t.Errorf("%d TokenReviews, want 8", n)
 	}
 }
 
@@ -156,7 +175,7 @@ func TestTemporaryFailure(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	guarded := access.guard(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }))
+	guarded := access.guard(Resources{Header: "Authorization", Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })})
 	for _, tc := range []struct {
 		failures int64
 		code     int

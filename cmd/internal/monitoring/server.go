@@ -19,7 +19,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Server serves /healthz (the process runs), /readyz and /metrics.
+// Server serves /healthz (the process runs), /readyz, /metrics and further resources.
 type Server struct {
 	http     *http.Server
 	listener net.Listener // nil: nothing is served
@@ -27,7 +27,7 @@ type Server struct {
 
 // Listen opens the port of a server; clients wait until Serve. config is for the API
 // server. ready returns the reason why the program is not ready, or nil.
-func Listen(ctx context.Context, options Options, config *rest.Config, ready func(context.Context) error) (*Server, error) {
+func Listen(ctx context.Context, options Options, config *rest.Config, ready func(context.Context) error, further ...Resources) (*Server, error) {
 	if options.SecurePort == 0 {
 		return &Server{}, nil
 	}
@@ -50,7 +50,7 @@ func Listen(ctx context.Context, options Options, config *rest.Config, ready fun
 	return &Server{
 		listener: tls.NewListener(listener, secure),
 		http: &http.Server{
-			Handler:           handler(access, ready),
+			Handler:           handler(access, ready, further),
 			ReadHeaderTimeout: 10 * time.Second,
 			ReadTimeout:       30 * time.Second,
 			IdleTimeout:       2 * time.Minute,
@@ -62,11 +62,16 @@ func Listen(ctx context.Context, options Options, config *rest.Config, ready fun
 	}, nil
 }
 
-func handler(access *access, ready func(context.Context) error) http.Handler {
+func handler(access *access, ready func(context.Context) error, further []Resources) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
 	mux.Handle("GET /readyz", &readiness{check: ready})
-	mux.Handle("GET /metrics", access.guard(legacyregistry.Handler()))
+	metrics := Resources{Paths: []string{"/metrics"}, Header: "Authorization", Role: "berth-metrics-reader", Handler: legacyregistry.Handler()}
+	for _, resources := range append(further, metrics) {
+		for _, path := range resources.Paths {
+			mux.Handle("GET "+path, access.guard(resources))
+		}
+	}
 	return mux
 }
 

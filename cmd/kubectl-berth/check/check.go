@@ -63,7 +63,7 @@ func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command
 func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.DurationVar(&o.grace, "grace", 20*time.Second, "How long something must be wrong, without a change, to be a finding. With 0 nothing is looked at again, and changes on their way are found, too.")
 	flags.StringSliceVar(&o.ignore, "ignore", nil, "Codes of findings to leave out, such as B302.")
-	flags.BoolVar(&o.wire, "wire", false, "Ask the network who answers for the addresses of pods, too. This runs berth-agent probe in the agents' pods, and needs the right pods/exec in Berth's namespace, which is root on the nodes.")
+	flags.BoolVar(&o.wire, "wire", false, "Ask the network who answers for the addresses of pods, too. The agents do it: it needs the Role berth-diagnosis of Berth's namespace.")
 	flags.BoolVar(&o.agents, "agents", true, "Look at the agents of the nodes, too.")
 	command.AddBerthNamespace(flags, &o.namespace)
 }

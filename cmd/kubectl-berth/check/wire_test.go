@@ -5,6 +5,7 @@ package check
 import (
 	"context"
 	"errors"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -20,12 +21,12 @@ import (
 // agents are the answers of agents by their pods, one after another.
 type agents map[string][]string
 
-func (a agents) Exec(_ context.Context, _, pod, _ string, _ ...string) ([]byte, error) {
-	texts := a[pod]
+func (a agents) Get(_ context.Context, agent *v1.Pod, _ string, _ url.Values) ([]byte, error) {
+	texts := a[agent.Name]
 	if len(texts) == 0 {
-		return nil, errors.New(pod + " is gone")
+		return nil, errors.New(agent.Name + " is gone")
 	}
-	a[pod] = texts[1:]
+	a[agent.Name] = texts[1:]
 	return []byte(texts[0]), nil
 }
 
@@ -69,7 +70,7 @@ func TestAskTwice(t *testing.T) {
 			for _, name := range test.on {
 				pods = append(pods, agentOn(name))
 			}
-			wire := &node.Wire{Agents: &node.Agents{Executor: test.say}}
+			wire := &node.Wire{Agents: &node.Agents{Asker: test.say}}
 			err := askTwice(t.Context(), wire, pods, report, func(same []*v1alpha1.FloatingIP) ([]*v1alpha1.FloatingIP, error) { return same, nil })
 			if err != nil {
 				t.Fatal(err)

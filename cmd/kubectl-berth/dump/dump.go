@@ -67,7 +67,7 @@ func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command
 		Use: "dump", Short: "Writes a support bundle without secrets", Long: long, Example: examples, Args: cobra.NoArgs,
 		Flags: func(flags *pflag.FlagSet) {
 			flags.StringVarP(&o.file, "filename", "f", "", "File to write; - is stdout. By default berth-dump-TIME.tar.gz in the current folder.")
-			flags.BoolVar(&o.nodes, "nodes", false, "Add what each agent knows of its node (berth-agent inspect), by pods/exec.")
+			flags.BoolVar(&o.nodes, "nodes", false, "Add what each agent knows of its node. It needs the Role berth-diagnosis of Berth's namespace.")
 			flags.Int64Var(&o.lines, "log-lines", 20000, "Lines of each log.")
 			command.AddBerthNamespace(flags, &o.namespace)
 		},
@@ -252,13 +252,14 @@ func (o *options) addLogs(ctx context.Context, b *bundle, kube kubernetes.Interf
 
 // addNodes adds the agents' state.
 func (o *options) addNodes(ctx context.Context, b *bundle, pods []v1.Pod) {
+	agents := &node.Agents{Asker: &node.Ports{Kube: o.Kube, Namespace: o.namespace}}
 	for i := range pods {
 		pod := &pods[i]
 		if !agentpod.Is(pod) {
 			continue
 		}
 		file := "nodes/" + pod.Spec.NodeName + ".json"
-		text, err := o.Exec(ctx, o.namespace, pod.Name, node.ContainerName, "/berth-agent", "inspect", "-o", "json")
+		text, err := agents.InspectAll(ctx, pod)
 		if err != nil {
 			b.leaveOut(file, cluster.Explain(err))
 			continue

@@ -80,7 +80,7 @@ type Problem struct {
 }
 
 // policies are the admission policies that every installation has.
-var policies = []string{"agents-of-floatingips.berth.dev", "agents.berth.dev", "bound-floatingips.berth.dev", "held-addresses.berth.dev", "host-ports.berth.dev", "operators.berth.dev"}
+var policies = []string{"agents-of-floatingips.berth.dev", "agents.berth.dev", "bound-floatingips.berth.dev", "diagnosis.berth.dev", "held-addresses.berth.dev", "host-ports.berth.dev", "operators.berth.dev"}
 
 // NewStatus returns the command status.
 func NewStatus(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {

@@ -1,35 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package node asks the agents of nodes for their state, with the right pods/exec in Berth's
-// namespace, which is root on the nodes: commands do it only when a flag says so.
+// Package node asks the agents of nodes about their nodes. It needs the Role berth-diagnosis of Berth's
+// namespace: commands do it only when a flag says so, or where they can do without.
 package node
 
 import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/url"
 	"strconv"
+
+	v1 "k8s.io/api/core/v1"
 )
 
-// executor runs a command in a container. Blocking.
-type executor interface {
-	Exec(ctx context.Context, namespace, pod, container string, argv ...string) ([]byte, error)
+// asker gets a resource of the agent in a pod. Blocking.
+type asker interface {
+	Get(ctx context.Context, agent *v1.Pod, path string, query url.Values) ([]byte, error)
 }
 
 // Agents asks agents by their pods.
 type Agents struct {
-	Executor  executor
-	Namespace string
+	Asker asker
 }
 
+// The agents' resources; agent/inquiry has their contents.
 const (
-	// ContainerName is the agent's in its pod.
-	ContainerName = "agent"
-
-	program = "/berth-agent"
+	pathInspect = "/v1/inspect"
+	pathProbe   = "/v1/probe"
+	pathPreview = "/v1/policy/preview"
 )
 
-// Inspection is the part of "berth-agent inspect" that is read.
+// Inspection is the part of an agent's answer about its node that is read.
 type Inspection struct {
 	API struct {
 		Synced bool   `json:"synced"`
@@ -66,12 +68,17 @@ func (c *Container) Has(address string) bool {
 }
 
 // Inspect compares a pod with its node's kernel.
-func (a *Agents) Inspect(ctx context.Context, agent, namespace, pod string) (*Inspection, error) {
+func (a *Agents) Inspect(ctx context.Context, agent *v1.Pod, namespace, pod string) (*Inspection, error) {
 	var in Inspection
-	return &in, a.ask(ctx, agent, &in, "inspect", namespace+"/"+pod, "-o", "json")
+	return &in, a.ask(ctx, agent, &in, pathInspect, url.Values{"pod": {namespace + "/" + pod}, "check": {"true"}})
 }
 
-// Probed is the output of "berth-agent probe".
+// InspectAll compares all pods of a node with its kernel, and returns the agent's whole answer.
+func (a *Agents) InspectAll(ctx context.Context, agent *v1.Pod) ([]byte, error) {
+	return a.Asker.Get(ctx, agent, pathInspect, url.Values{"check": {"true"}})
+}
+
+// Probed is the part of an agent's answer about the network that is read.
 type Probed struct {
 	Carried []MACs `json:"carried"`
 	Answers []MACs `json:"answers"`
@@ -85,12 +92,12 @@ type MACs struct {
 
 // Probe asks the network of a VLAN for the MACs of addresses, and the agent for the addresses
 // that its node carries.
-func (a *Agents) Probe(ctx context.Context, agent string, vlan int32, addresses ...string) (*Probed, error) {
+func (a *Agents) Probe(ctx context.Context, agent *v1.Pod, vlan int32, addresses ...string) (*Probed, error) {
 	var probed Probed
-	return &probed, a.ask(ctx, agent, &probed, append([]string{"probe", "-o", "json", "--vlan", strconv.Itoa(int(vlan))}, addresses...)...)
+	return &probed, a.ask(ctx, agent, &probed, pathProbe, url.Values{"vlan": {strconv.Itoa(int(vlan))}, "address": addresses})
 }
 
-// Preview is the output of "berth-agent policy preview".
+// Preview is what enforcement of network policies for all pods would change on a node.
 type Preview struct {
 	// Enforced says for which pods of the node policies are enforced now.
 	Enforced string `json:"enforced"`
@@ -131,18 +138,18 @@ type Denied struct {
 }
 
 // Preview asks what enforcement of network policies for all pods would change on a node.
-func (a *Agents) Preview(ctx context.Context, agent string) (*Preview, error) {
+func (a *Agents) Preview(ctx context.Context, agent *v1.Pod) (*Preview, error) {
 	var preview Preview
-	return &preview, a.ask(ctx, agent, &preview, "policy", "preview", "-o", "json")
+	return &preview, a.ask(ctx, agent, &preview, pathPreview, nil)
 }
 
-func (a *Agents) ask(ctx context.Context, agent string, into any, argv ...string) error {
-	text, err := a.Executor.Exec(ctx, a.Namespace, agent, ContainerName, append([]string{program}, argv...)...)
+func (a *Agents) ask(ctx context.Context, agent *v1.Pod, into any, path string, query url.Values) error {
+	text, err := a.Asker.Get(ctx, agent, path, query)
 	if err != nil {
 		return err
 	}
 	if err := json.Unmarshal(text, into); err != nil {
-		return fmt.Errorf("read the answer of the agent in pod %s: %w", agent, err)
+		return fmt.Errorf("read the answer of the agent in pod %s: %w", agent.Name, err)
 	}
 	return nil
 }

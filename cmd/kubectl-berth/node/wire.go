@@ -26,8 +26,8 @@ type Answer struct {
 	Node     string
 	Expected []string
 	MACs     []string
-	// Asked is the pod of the agent that asked, and AskedNode its node.
-	Asked, AskedNode string
+	// AskedNode is the node whose agent asked.
+	AskedNode string
 }
 
 // most is the number of addresses in one question.
@@ -37,7 +37,7 @@ const most = 500
 // are on no layer 2 network, such as addresses that are routed to the node. Of others it uses
 // the first that can ask. Blocking.
 func (w *Wire) Ask(ctx context.Context, carrier *v1.Pod, others []*v1.Pod, vlan int32, addresses ...string) ([]Answer, error) {
-	carries, err := w.Agents.Probe(ctx, carrier.Name, vlan)
+	carries, err := w.Agents.Probe(ctx, carrier, vlan)
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +76,7 @@ const mostTried = 5
 func (w *Wire) from(ctx context.Context, agent *v1.Pod, vlan int32, addresses []string) ([]Answer, error) {
 	var answers []Answer
 	for chunk := range slices.Chunk(addresses, most) {
-		probed, err := w.Agents.Probe(ctx, agent.Name, vlan, chunk...)
+		probed, err := w.Agents.Probe(ctx, agent, vlan, chunk...)
 		if err != nil {
 			return nil, err
 		}
@@ -84,7 +84,7 @@ func (w *Wire) from(ctx context.Context, agent *v1.Pod, vlan int32, addresses []
 			if !slices.Contains(chunk, answer.Address) {
 				return nil, fmt.Errorf("the agent in pod %s answers for %s, which nobody asked for", agent.Name, answer.Address)
 			}
-			answers = append(answers, Answer{Address: answer.Address, MACs: answer.MACs, Asked: agent.Name, AskedNode: agent.Spec.NodeName})
+			answers = append(answers, Answer{Address: answer.Address, MACs: answer.MACs, AskedNode: agent.Spec.NodeName})
 		}
 	}
 	return answers, nil

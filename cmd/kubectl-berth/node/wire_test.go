@@ -5,6 +5,7 @@ package node
 import (
 	"context"
 	"errors"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -37,11 +38,11 @@ func TestJudge(t *testing.T) {
 // answering has the answers of agents, by pod.
 type answering map[string]string
 
-func (a answering) Exec(_ context.Context, _, pod, _ string, argv ...string) ([]byte, error) {
-	if text := a[pod+" "+argv[len(argv)-1]]; text != "" {
+func (a answering) Get(_ context.Context, agent *v1.Pod, path string, query url.Values) ([]byte, error) {
+	if text := a[agent.Name+" "+path+"?"+query.Encode()]; text != "" {
 		return []byte(text), nil
 	}
-	return nil, errors.New(pod + " has no link to that VLAN")
+	return nil, errors.New(agent.Name + " has no link to that VLAN")
 }
 
 func agentOn(node string) *v1.Pod {
@@ -51,9 +52,9 @@ func agentOn(node string) *v1.Pod {
 // Addresses that are on no layer 2 network are not asked for, and a node that cannot ask is
 // passed over.
 func TestAsk(t *testing.T) {
-	wire := Wire{Agents: &Agents{Executor: answering{
-		"agent-1 7":          `{"carried":[{"address":"10.0.70.12","macs":["aa"]}]}`,
-		"agent-3 10.0.70.12": `{"carried":[],"answers":[{"address":"10.0.70.12","macs":["aa","cc"]}]}`,
+	wire := Wire{Agents: &Agents{Asker: answering{
+		"agent-1 /v1/probe?vlan=7":                    `{"carried":[{"address":"10.0.70.12","macs":["aa"]}]}`,
+		"agent-3 /v1/probe?address=10.0.70.12&vlan=7": `{"carried":[],"answers":[{"address":"10.0.70.12","macs":["aa","cc"]}]}`,
 	}}}
 	answers, err := wire.Ask(t.Context(), agentOn("1"), []*v1.Pod{agentOn("2"), agentOn("3")}, 7, "10.0.70.11", "10.0.70.12")
 	if err != nil || len(answers) != 1 || answers[0].AskedNode != "3" || answers[0].Node != "1" {

@@ -29,9 +29,8 @@ const long = `Says what the chart's value networkPolicy.pods=All (the agents' fl
 you set it: which running pods network policies would govern newly, by which policies and in which directions, and
 which of their open connections would be denied, and why.
 
-The agents say it, with the policies and the connections of this moment, by the rules that they would make. That runs
-"berth-agent policy preview" in the agents' pods, and needs the right pods/exec in Berth's namespace, which is root on
-the nodes. It changes nothing. Connections that begin later, or only now and then, are not seen.`
+The agents say it, with the policies and the connections of this moment, by the rules that they would make. To ask
+them needs the Role berth-diagnosis of Berth's namespace. It changes nothing. Connections that begin later, or only now and then, are not seen.`
 
 const examples = `  # Whom would enforcement for all pods concern?
   kubectl berth policies
@@ -106,7 +105,7 @@ func (o *options) ask(ctx context.Context, call *command.Call) (*answer.Answer, 
 	if len(agents) == 0 {
 		return nil, fmt.Errorf("namespace %s has no pod of an agent: name Berth's with --berth-namespace", namespace)
 	}
-	report := askAll(ctx, &node.Agents{Executor: call.Cluster, Namespace: namespace}, agents)
+	report := askAll(ctx, &node.Agents{Asker: &node.Ports{Kube: call.Kube, Namespace: namespace}}, agents)
 	return answerOf(report), answer.Outcome(len(report.Pods), report.Unknown)
 }
 
@@ -125,7 +124,7 @@ func askAll(ctx context.Context, of *node.Agents, agents []*v1.Pod) *Report {
 		group.Go(func() {
 			tokens <- struct{}{}
 			defer func() { <-tokens }()
-			preview, err := of.Preview(ctx, agent.Name)
+			preview, err := of.Preview(ctx, agent)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {

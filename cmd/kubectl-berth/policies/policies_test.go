@@ -5,6 +5,7 @@ package policies
 import (
 	"context"
 	"errors"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -19,17 +20,17 @@ import (
 // answering has the answers of agents, by pod.
 type answering map[string]string
 
-func (a answering) Exec(_ context.Context, _, pod, _ string, argv ...string) ([]byte, error) {
-	if text := a[pod+" "+strings.Join(argv, " ")]; text != "" {
+func (a answering) Get(_ context.Context, agent *v1.Pod, path string, _ url.Values) ([]byte, error) {
+	if text := a[agent.Name+" "+path]; text != "" {
 		return []byte(text), nil
 	}
-	return nil, errors.New("pod " + pod + " is gone")
+	return nil, errors.New("pod " + agent.Name + " is gone")
 }
 
 // The answers of the nodes are one, and a node that cannot be asked is named.
 func TestReport(t *testing.T) {
-	const asked = " /berth-agent policy preview -o json"
-	agents := &node.Agents{Executor: answering{
+	const asked = " /v1/policy/preview"
+	agents := &node.Agents{Asker: answering{
 		"agent-a" + asked: `{"enforced":"FloatingIP","ungoverned":5,"pods":[
 			{"pod":{"namespace":"shop","name":"web","uid":"2"},"egress":["NetworkPolicy shop/out"]},
 			{"pod":{"namespace":"shop","name":"db","uid":"1"},"ingress":["NetworkPolicy shop/deny","NetworkPolicy shop/web"]}],
@@ -37,7 +38,7 @@ func TestReport(t *testing.T) {
 				"why":"default deny of NetworkPolicies, Ingress","policies":["NetworkPolicy shop/deny","NetworkPolicy shop/web"]}],
 			"unknown":["the connections of pod shop/web: too many files"]}`,
 		"agent-b" + asked: `{"enforced":"All","ungoverned":0,"pods":[],"denied":[]}`,
-	}, Namespace: "berth-system"}
+	}}
 	var pods []*v1.Pod
 	for _, name := range []string{"c", "b", "a"} {
 		pods = append(pods, &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "agent-" + name}, Spec: v1.PodSpec{NodeName: "node-" + name}})

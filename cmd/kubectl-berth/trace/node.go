@@ -9,24 +9,30 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 )
 
-// fromNodes returns the links that only the nodes know: agent, kernel and wire. Blocking.
-func fromNodes(ctx context.Context, s *audit.Subject, agents *node.Agents) []Link {
+// fromNodes returns the links that only the nodes know: agent, kernel and wire. An error says that the user may
+// not ask. Blocking.
+func fromNodes(ctx context.Context, s *audit.Subject, agents *node.Agents, namespace string) ([]Link, error) {
 	spec := &s.IP.Spec
-	show := fmt.Sprintf("kubectl -n %s exec %s -- /berth-agent inspect %s/%s", agents.Namespace, s.Agent.Name, spec.Owner.Namespace, spec.Pod.Name)
-	in, err := agents.Inspect(ctx, s.Agent.Name, spec.Owner.Namespace, spec.Pod.Name)
-	if err != nil && strings.Contains(err.Error(), "the agent has no container of pod") {
-		return []Link{
-			{Name: "agent", State: OK, Text: fmt.Sprintf("agent %s answers", s.Agent.Name)},
-			{Name: "kernel", State: Broken, Text: err.Error(), Command: show},
-		}
+	show := fmt.Sprintf("kubectl -n %s logs %s", namespace, s.Agent.Name)
+	in, err := agents.Inspect(ctx, s.Agent, spec.Owner.Namespace, spec.Pod.Name)
+	if apierrors.IsForbidden(err) {
+		return nil, err
 	}
 	if err != nil {
-		return []Link{{Name: "agent", State: Broken, Text: err.Error(), Command: fmt.Sprintf("kubectl -n %s logs %s", agents.Namespace, s.Agent.Name)}}
+		return []Link{{Name: "agent", State: Broken, Text: cluster.Explain(err), Command: show}}, nil
+	}
+	if len(in.Containers) == 0 {
+		return []Link{
+			{Name: "agent", State: OK, Text: fmt.Sprintf("agent %s answers", s.Agent.Name)},
+			{Name: "kernel", State: Broken, Text: fmt.Sprintf("the agent has no container of pod %s/%s: its network was not made yet or is gone", spec.Owner.Namespace, spec.Pod.Name), Command: show},
+		}, nil
 	}
 	agent := Link{Name: "agent", State: OK, Text: fmt.Sprintf("agent %s answers, and reaches the API server", s.Agent.Name)}
 	if in.API.Error != "" || !in.API.Synced {
@@ -34,9 +40,9 @@ func fromNodes(ctx context.Context, s *audit.Subject, agents *node.Agents) []Lin
 	}
 	links := []Link{agent, ofKernel(s, in, show)}
 	if firstBroken(links) != nil {
-		return links
+		return links, nil
 	}
-	return append(links, ofWire(ctx, s, agents))
+	return append(links, ofWire(ctx, s, agents)), nil
 }
 
 func ofKernel(s *audit.Subject, in *node.Inspection, show string) Link {
@@ -69,14 +75,14 @@ func ofWire(ctx context.Context, s *audit.Subject, agents *node.Agents) Link {
 	wire := node.Wire{Agents: agents}
 	answer, err := wire.Ask(ctx, s.Agent, others(s), vlan, spec.Address)
 	if err != nil {
-		return Link{Name: "wire", State: NotAsked, Text: err.Error()}
+		return Link{Name: "wire", State: NotAsked, Text: cluster.Explain(err)}
 	}
 	if len(answer) == 0 {
 		return Link{Name: "wire", State: NotAsked, Text: "the address is on no layer 2 network of the node: nobody can be asked"}
 	}
 	a := answer[0]
 	if code, text := a.Judge(); code != "" {
-		return Link{Name: "wire", State: Broken, Text: text, Code: string(code), Command: fmt.Sprintf("kubectl -n %s exec %s -- /berth-agent probe --vlan %d %s", agents.Namespace, a.Asked, vlan, spec.Address)}
+		return Link{Name: "wire", State: Broken, Text: text, Code: string(code)}
 	}
 	return Link{Name: "wire", State: OK, Text: fmt.Sprintf("asked by %s, %s answers, as it should", a.AskedNode, strings.Join(a.MACs, ", "))}
 }

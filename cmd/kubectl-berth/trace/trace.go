@@ -33,9 +33,8 @@ const long = `Follows the way to an address: the object, its pod, its node, the 
 and who answers on the network. It names the first link that is broken, and shows what happened to
 the address and its pod.
 
-Kernel and network are looked at with --node only: that runs "berth-agent inspect" and "berth-agent
-probe" in the agents' pods, and needs the right pods/exec in Berth's namespace, which is root on the
-nodes.`
+Kernel and network are looked at with --node only: that asks the agents, and needs the Role
+berth-diagnosis of Berth's namespace.`
 
 const examples = `  # Does the cluster know of a reason why 10.0.70.12 cannot be reached?
   kubectl berth trace 10.0.70.12
@@ -57,7 +56,7 @@ func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command
 		Args: cobra.ExactArgs(1), Complete: of.CompleteAddress, Found: "a link is broken",
 		Flags: func(flags *pflag.FlagSet) {
 			command.AddBerthNamespace(flags, &o.namespace)
-			flags.BoolVar(&o.node, "node", false, "Ask the agents about the kernel and the network, by pods/exec.")
+			flags.BoolVar(&o.node, "node", false, "Ask the agents about the kernel and the network.")
 		},
 		Prepare: func(call *command.Call) (err error) {
 			o.addr, err = standing.ParseAddr(call.Args[0])
@@ -104,8 +103,12 @@ func (o *options) trace(ctx context.Context, call *command.Call) (*answer.Answer
 	default:
 		trace.Links = fromObjects(s)
 		if o.node && firstBroken(trace.Links) == nil && s.Agent != nil {
-			agents := &node.Agents{Executor: call.Cluster, Namespace: namespace}
-			trace.Links = append(slices.DeleteFunc(trace.Links, func(l Link) bool { return l.Name == "agent" }), fromNodes(ctx, s, agents)...)
+			agents := &node.Agents{Asker: &node.Ports{Kube: call.Kube, Namespace: namespace}}
+			links, err := fromNodes(ctx, s, agents, namespace)
+			if err != nil {
+				return nil, err
+			}
+			trace.Links = append(slices.DeleteFunc(trace.Links, func(l Link) bool { return l.Name == "agent" }), links...)
 		}
 		trace.Timeline, trace.Unknown = timeline(ctx, call.Kube, s)
 	}

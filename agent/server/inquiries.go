@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/inquiry"
+)
+
+// Inquirer answers an operator's questions about the node, in parallel. It changes nothing.
+type Inquirer interface {
+	Inspect(ctx context.Context, pod string, check bool) (*inquiry.Inspection, error)
+	TracePolicy(ctx context.Context, q inquiry.PolicyTrace) (string, error)
+	PreviewPolicies(ctx context.Context) (*inquiry.PolicyPreview, error)
+	Probe(ctx context.Context, vlan int, addrs []netip.Addr) (*inquiry.Probed, error)
+}
+
+// inquiries serves questions.
+type inquiries struct{ of Inquirer }
+
+// Inquiries returns the handler of the resources of package inquiry. Who may ask is decided before.
+func Inquiries(of Inquirer) http.Handler {
+	i, mux := inquiries{of}, http.NewServeMux()
+	mux.HandleFunc("GET "+inquiry.PathInspect, i.serveInspect)
+	mux.HandleFunc("GET "+inquiry.PathPolicyTrace, i.servePolicyTrace)
+	mux.HandleFunc("GET "+inquiry.PathPolicyPreview, i.servePolicyPreview)
+	mux.HandleFunc("GET "+inquiry.PathProbe, i.serveProbe)
+	return mux
+}
+
+// inspectTimeout limits one inspection.
+const inspectTimeout = 30 * time.Second
+
+func (i inquiries) serveInspect(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	check, err := strconv.ParseBool(cmp.Or(query.Get("check"), "false"))
+	if err != nil {
+		http.Error(w, fmt.Sprintf("check=%q is neither true nor false", query.Get("check")), http.StatusBadRequest)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), inspectTimeout)
+	defer cancel()
+	inspection, err := i.of.Inspect(ctx, query.Get("pod"), check)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if err := json.NewEncoder(w).Encode(inspection); err != nil {
+		klog.FromContext(ctx).V(2).Info("The caller did not take the inspection", "err", err)
+	}
+}
+
+func (i inquiries) serveProbe(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	vlan, err := strconv.ParseUint(cmp.Or(query.Get("vlan"), "0"), 10, 12)
+	if err != nil {
+		http.Error(w, fmt.Sprintf("vlan=%q is no VLAN", query.Get("vlan")), http.StatusBadRequest)
+		return
+	}
+	var addrs []netip.Addr
+	for _, text := range query["address"] {
+		addr, err := netip.ParseAddr(text)
+		if err != nil {
+			http.Error(w, fmt.Sprintf("address=%q is no address", text), http.StatusBadRequest)
+			return
+		}
+		addrs = append(addrs, addr)
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), inspectTimeout)
+	defer cancel()
+	probed, err := i.of.Probe(ctx, int(vlan), addrs)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if err := json.NewEncoder(w).Encode(probed); err != nil {
+		klog.FromContext(ctx).V(2).Info("The caller did not take the answers", "err", err)
+	}
+}
+
+func (i inquiries) servePolicyTrace(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	port, err := strconv.ParseUint(query.Get("port"), 10, 16)
+	if err != nil {
+		http.Error(w, fmt.Sprintf("port=%q is no port", query.Get("port")), http.StatusBadRequest)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), inspectTimeout)
+	defer cancel()
+	text, err := i.of.TracePolicy(ctx, inquiry.PolicyTrace{From: query.Get("from"), To: query.Get("to"), Port: uint16(port), Protocol: query.Get("protocol")})
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	if _, err := w.Write([]byte(text)); err != nil {
+		klog.FromContext(ctx).V(2).Info("The caller did not take the trace", "err", err)
+	}
+}
+
+func (i inquiries) servePolicyPreview(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), inspectTimeout)
+	defer cancel()
+	preview, err := i.of.PreviewPolicies(ctx)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if err := json.NewEncoder(w).Encode(preview); err != nil {
+		klog.FromContext(ctx).V(2).Info("The caller did not take the preview", "err", err)
+	}
+}

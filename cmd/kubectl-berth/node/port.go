@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/berth-dev/berth/ipam/agentpod"
+)
+
+// Ports asks agents at their ports, through the API server's proxy to their pods, with a token for the one
+// agent: see package agentpod. Safe for concurrent use.
+type Ports struct {
+	Kube kubernetes.Interface
+	// Namespace is Berth's.
+	Namespace string
+}
+
+const (
+	// patience limits one question: agents answer within half a minute.
+	patience = 40 * time.Second
+	// tokenSeconds is how long a token is valid: as short as the API server allows.
+	tokenSeconds = 600
+)
+
+// Get returns a resource of the agent in a pod.
+func (p *Ports) Get(ctx context.Context, agent *v1.Pod, path string, query url.Values) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	token, err := p.Kube.CoreV1().ServiceAccounts(p.Namespace).CreateToken(ctx, agentpod.Diagnosis, &authenticationv1.TokenRequest{
+		Spec: authenticationv1.TokenRequestSpec{Audiences: []string{agentpod.Audience(agent.Spec.NodeName)}, ExpirationSeconds: new(int64(tokenSeconds))},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("get a token for the agent of node %s (the Role %s in namespace %s allows it): %w", agent.Spec.NodeName, agentpod.Diagnosis, p.Namespace, err)
+	}
+	// Without a number it is the first port that the pod names.
+	request := p.Kube.CoreV1().RESTClient().Get().Namespace(p.Namespace).Resource("pods").Name("https:"+agent.Name+":").SubResource("proxy").Suffix(path).
+		SetHeader(agentpod.TokenHeader, "Bearer "+token.Status.Token)
+	for name, values := range query {
+		for _, value := range values {
+			request.Param(name, value)
+		}
+	}
+	answer, err := request.DoRaw(ctx)
+	if text, answered := ofAgent(err); answered {
+		return nil, fmt.Errorf("the agent in pod %s answers: %s", agent.Name, text)
+	}
+	if err != nil && errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+		return nil, fmt.Errorf("the agent in pod %s does not answer within %s", agent.Name, patience)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reach the agent of node %s through the API server (the Role %s in namespace %s allows it): %w", agent.Spec.NodeName, agentpod.Diagnosis, p.Namespace, err)
+	}
+	return answer, nil
+}
+
+// ofAgent returns the text of an error that is an agent's, and not the API server's: it is no object.
+func ofAgent(err error) (text string, is bool) {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || status.Status().Details == nil {
+		return "", false
+	}
+	for _, cause := range status.Status().Details.Causes {
+		if cause.Type == metav1.CauseTypeUnexpectedServerResponse {
+			return strings.TrimSpace(cause.Message), true
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/ipam/agentpod"
+	"github.com/berth-dev/berth/test/deploy"
+)
+
+// proxied lets the API server, which runs beside the test, reach an agent: it returns an address of this
+// machine that leads there. The API server's proxy refuses loopback addresses.
+func proxied(t *testing.T, from *netnstest.Host, agent string) *net.TCPAddr {
+	t.Helper()
+	addresses, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, address := range addresses {
+		own, is := address.(*net.IPNet)
+		if !is || !own.IP.IsGlobalUnicast() || own.IP.To4() == nil {
+			continue
+		}
+		listener, err := net.Listen("tcp", own.IP.String()+":0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = listener.Close() })
+		go forward(listener, from, agent)
+		return listener.Addr().(*net.TCPAddr)
+	}
+	t.Skip("this machine has no address but loopback")
+	return nil
+}
+
+func forward(listener net.Listener, from *netnstest.Host, to string) {
+	for {
+		in, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer in.Close()
+			var out net.Conn
+			// A socket belongs to the namespace that it was made in.
+			if err := from.Try(func() (err error) { out, err = net.Dial("tcp", to); return err }); err != nil {
+				return
+			}
+			defer out.Close()
+			go func() { _, _ = io.Copy(out, in); _ = out.Close() }()
+			_, _ = io.Copy(in, out)
+		}()
+	}
+}
+
+// diagnosed is a cluster with an agent that operators may ask.
+type diagnosed struct {
+	t    *testing.T
+	kube *kubernetes.Clientset
+	dir  string
+}
+
+// tokenOf makes a ServiceAccount, unless it is there, and returns a token of it.
+func (d *diagnosed) tokenOf(name string, audiences ...string) string {
+	d.t.Helper()
+	accounts := d.kube.CoreV1().ServiceAccounts(deploy.Namespace)
+	_, _ = accounts.Create(d.t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	token, err := accounts.CreateToken(d.t.Context(), name, &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{Audiences: audiences}}, metav1.CreateOptions{})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return token.Status.Token
+}
+
+// berth runs the plugin with a token.
+func (d *diagnosed) berth(token string, args ...string) string {
+	d.t.Helper()
+	config, err := apiOf(d.t).cp.RESTConfig()
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	args = append(args, "--server="+config.Host, "--certificate-authority="+config.CAFile, "--insecure-skip-tls-verify="+fmt.Sprint(config.CAFile == ""), "--token="+token, "--berth-namespace="+deploy.Namespace)
+	command := exec.Command(filepath.Join(d.dir, "kubectl-berth"), args...)
+	command.Env = []string{"HOME=" + d.t.TempDir()}
+	out, err := command.CombinedOutput()
+	return fmt.Sprintf("%s%v", out, err)
+}
+
+// An operator asks an agent through the API server with the Role berth-diagnosis, and reaches nothing else by it.
+// The agent refuses who has no right, whatever way a request comes.
+func TestDiagnosis(t *testing.T) {
+	t.Parallel()
+	network := newNetwork(t)
+	const address = "10.0.60.11"
+	n := network.newNode(t, "diagnosis-a", address, "--bind-address="+address, "--secure-port=10265")
+	pod := createPod(t, n.name, "diagnosed", "10.0.70.5")
+	bind(t, "10.0.70.5", pod)
+	n.mustAdd(newContainer(t, "c1", pod))
+	config, err := apiOf(t).cp.RESTConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &diagnosed{t, apiOf(t).kube, t.TempDir()}
+	if err := deploy.Compile(t.Context(), d.dir, []string{"kubectl-berth"}); err != nil {
+		t.Fatal(err)
+	}
+	d.install(config, n.name, proxied(t, network.client, address+":10265"))
+
+	operator, stranger := d.tokenOf("operator"), d.tokenOf("stranger")
+	netnstest.Eventually(t, func() error {
+		if printed := d.berth(operator, "policies"); !strings.Contains(printed, "on 1 nodes") {
+			return errors.New(printed)
+		}
+		return nil
+	})
+	if printed := d.berth(stranger, "policies"); !strings.Contains(printed, "the Role berth-diagnosis in namespace berth-system allows it") || !strings.Contains(printed, "may not create serviceaccounts/token") {
+		t.Errorf("a user without the Role: %s", printed)
+	}
+
+	// The proxy leads nowhere else.
+	as := func(token string) *kubernetes.Clientset {
+		user := rest.AnonymousClientConfig(config)
+		user.BearerToken = token
+		client, err := kubernetes.NewForConfig(user)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return client
+	}
+	get := func(client *kubernetes.Clientset, pod, path, token string) string {
+		answer, err := client.CoreV1().RESTClient().Get().Namespace(deploy.Namespace).Resource("pods").Name(pod).SubResource("proxy").Suffix(path).
+			SetHeader(agentpod.TokenHeader, "Bearer "+token).DoRaw(context.WithoutCancel(t.Context()))
+		return fmt.Sprintf("%.900s %v", answer, err)
+	}
+	agent := "https:berth-agent-" + n.name + ":"
+	here := d.tokenOf(agentpod.Diagnosis, agentpod.Audience(n.name))
+	netnstest.Eventually(t, func() error {
+		for _, other := range []struct{ pod, path string }{{agent, "/metrics"}, {agent, "/"}, {agent + "10250", "/v1/inspect"}, {"http:berth-agent-" + n.name + ":", "/v1/inspect"}, {"https:berth-controller-x:", "/v1/inspect"}} {
+			if got := get(as(operator), other.pod, other.path, here); !strings.Contains(got, "lets you ask agents about their nodes only") {
+				return fmt.Errorf("%s%s: %s", other.pod, other.path, got)
+			}
+		}
+		return nil
+	})
+	if got := get(as(operator), agent, "/v1/inspect", here); !strings.Contains(got, `"api":{"synced":true`) {
+		t.Errorf("the operator asks by hand: %s", got)
+	}
+	if got := get(apiOf(t).kube, agent, "/healthz", ""); !strings.Contains(got, "ok") {
+		t.Errorf("an administrator is limited: %s", got)
+	}
+	// Who is an administrator for the API server is nobody for the agent.
+	if got := get(apiOf(t).kube, agent, "/v1/inspect", ""); !strings.Contains(got, "Unauthorized: send a bearer token for agent.berth.dev/"+n.name) {
+		t.Errorf("a request without a token: %s", got)
+	}
+
+	// The agent decides itself: whoever reaches the node reaches its port.
+	for _, tc := range []struct {
+		name, token string
+		code        int
+		text        string
+	}{
+		{"no token", "", http.StatusUnauthorized, "Unauthorized"},
+		{"for the API server", operator, http.StatusUnauthorized, "Unauthorized"},
+		{"for another node", d.tokenOf(agentpod.Diagnosis, agentpod.Audience("diagnosis-b")), http.StatusUnauthorized, "Unauthorized"},
+		{"of somebody without the right", d.tokenOf("stranger", agentpod.Audience(n.name)), http.StatusForbidden, "may not get /v1/inspect; the ClusterRole berth-diagnosis grants it"},
+		{"right", here, http.StatusOK, "10.0.70.5"},
+	} {
+		code, text, err := askAs(network.client, address+":10265", "/v1/inspect?check=true", agentpod.TokenHeader, tc.token)
+		if err != nil || code != tc.code || !strings.Contains(text, tc.text) {
+			t.Errorf("%s: %d %.300s %v, want %d %s", tc.name, code, text, err, tc.code, tc.text)
+		}
+	}
+	if log := n.agent.text(); !strings.Contains(log, `"Answering" path="/v1/inspect" user="system:serviceaccount:berth-system:berth-diagnosis" token="JTI=`) {
+		t.Error("the log does not say who asked")
+	}
+}
+
+// install makes what the chart makes for diagnosis, the agent's pod, and the user operator.
+func (d *diagnosed) install(config *rest.Config, node string, at *net.TCPAddr) {
+	d.t.Helper()
+	ctx := d.t.Context()
+	must := func(_ any, err error) {
+		d.t.Helper()
+		if err != nil {
+			d.t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"namespace.yaml", "agent/diagnosis.yaml", "admission/diagnosis.yaml"} {
+		objects, err := deploy.Manifest(name)
+		must(nil, err)
+		must(nil, deploy.Apply(ctx, config, objects))
+	}
+	pods := d.kube.CoreV1().Pods(deploy.Namespace)
+	name := "berth-agent-" + node
+	must(pods.Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: agentpod.Labels()},
+		Spec: corev1.PodSpec{NodeName: node, HostNetwork: true, Containers: []corev1.Container{{
+			Name: "agent", Image: "agent", Ports: []corev1.ContainerPort{{Name: "https", ContainerPort: int32(at.Port)}},
+		}}},
+	}, metav1.CreateOptions{}))
+	d.t.Cleanup(func() {
+		if err := pods.Delete(ctxOf(d.t), name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
+			d.t.Error(err)
+		}
+	})
+	patch := fmt.Appendf(nil, `{"status":{"phase":"Running","podIP":%[1]q,"podIPs":[{"ip":%[1]q}],"conditions":[{"type":"Ready","status":"True"}]}}`, at.IP)
+	must(pods.Patch(ctx, name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"))
+	must(d.kube.RbacV1().RoleBindings(deploy.Namespace).Create(ctx, &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "operator"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: agentpod.Diagnosis},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: deploy.Namespace, Name: "operator"}},
+	}, metav1.CreateOptions{}))
+	// The stranger sees that there are agents.
+	must(d.kube.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: "list-pods"}, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"list"}}},
+	}, metav1.CreateOptions{}))
+	must(d.kube.RbacV1().RoleBindings(deploy.Namespace).Create(ctx, &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "stranger"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "list-pods"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: deploy.Namespace, Name: "stranger"}},
+	}, metav1.CreateOptions{}))
+}
