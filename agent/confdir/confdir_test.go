@@ -209,6 +209,18 @@ func TestKeeperWritesAgain(t *testing.T) {
 	until(t, path, false)
 }
 
+// The file has another name than an earlier agent gave it: the runtime does not take that one any more.
+func TestKeeperForgetsAnotherName(t *testing.T) {
+	dir := t.TempDir()
+	former := filepath.Join(dir, "00-a.conflist")
+	if err := os.WriteFile(former, []byte(ours), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	keep(t, dir, none)
+	until(t, filepath.Join(dir, own), true)
+	until(t, former, false)
+}
+
 // A node whose programs use up the watches of files has an agent all the same.
 func TestKeeperWithoutWatch(t *testing.T) {
 	dir := t.TempDir()

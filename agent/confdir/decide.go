@@ -3,6 +3,7 @@
 package confdir
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -77,8 +78,8 @@ func behind(name string, v View) error {
 // taken returns the error of a file that another program takes away.
 func taken(name string, v View, until time.Time) error {
 	how := "deletes or overwrites it"
-	if v.MovedTo != "" {
-		how = "renames it to " + v.MovedTo
+	if to := cmp.Or(v.MovedTo, v.Former); to != "" {
+		how = "renames it to " + to
 	}
 	if strings.HasSuffix(v.MovedTo, ".cilium_bak") {
 		how += ": set cni.exclusive=false in Cilium's chart"

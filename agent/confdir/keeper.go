@@ -136,9 +136,24 @@ func (k *Keeper) tend(ctx context.Context) (problem, err error) {
 		}
 		logger.Info("Removed the CNI configuration", "file", path)
 	case nothing:
+		if view.Written && view.Former != "" {
+			if err := k.forget(ctx, view.Former); err != nil {
+				return nil, err
+			}
+		}
 	}
 	k.note(ctx, problem)
 	return problem, nil
+}
+
+// forget removes our file of another --cni-conf-name, which the runtime would take before others.
+func (k *Keeper) forget(ctx context.Context, name string) error {
+	path := filepath.Join(k.Dir, name)
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove the CNI configuration of another name: %w", err)
+	}
+	klog.FromContext(ctx).Info("Removed the CNI configuration of another name", "file", path)
+	return nil
 }
 
 // note keeps the problem, and tells of it where it is another than before.

@@ -27,8 +27,10 @@ type File struct {
 type View struct {
 	// Written says that our file has our content.
 	Written bool
-	// MovedTo names another file with our content.
+	// MovedTo names another file with our content, which no runtime reads.
 	MovedTo string
+	// Former names another file with our content, which the runtime may take: ours by another name.
+	Former string
 	// First names the file that the runtime takes, and Plugin its first plugin. They are empty where it
 	// takes ours, or one that leads to Berth.
 	First, Plugin string
@@ -45,6 +47,8 @@ func Look(files []File, own string, content []byte) View {
 		switch {
 		case file.Name == own:
 			v.Written = same
+		case same && isConfiguration(file.Name):
+			v.Former = file.Name
 		case same:
 			v.MovedTo = file.Name
 		}
