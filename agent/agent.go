@@ -117,6 +117,9 @@ type Options struct {
 	Events event.Recorder
 	// Kernel, if given, returns an error where the node's kernel lacks a feature for floating IPs.
 	Kernel func() error
+	// RefusedNeighbours, if given, counts the packets of pods that were dropped because the node would have
+	// looked for too many neighbours.
+	RefusedNeighbours func() (uint64, error)
 	// Configuration, if given, returns an error while the runtime does not call Berth.
 	Configuration func() error
 	// Policies may be nil, to enforce no network policies.

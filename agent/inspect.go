@@ -125,5 +125,10 @@ func (a *Agent) collect() gauges {
 		oldest = a.started
 	}
 	g.sinceCheck = time.Since(oldest)
+	if a.RefusedNeighbours != nil {
+		if refused, err := a.RefusedNeighbours(); err == nil {
+			g.refused = &refused
+		}
+	}
 	return g
 }

@@ -50,6 +50,8 @@ var (
 	failingDesc = metrics.NewDesc("berth_agent_failing_records", "Containers whose network the agent could not repair or take down at its last try.", nil, nil, metrics.ALPHA, "")
 	checkedDesc = metrics.NewDesc("berth_agent_full_check_age_seconds", "For how long some container's network has not been compared with the kernel; the agent does so every minute.",
 		nil, nil, metrics.ALPHA, "")
+	refusedDesc = metrics.NewDesc("berth_agent_refused_neighbours_total", "Packets of pods that were dropped because the node would have looked for too many neighbours: a pod scans a network of its node.",
+		nil, nil, metrics.ALPHA, "")
 	reachDesc = metrics.NewDesc("berth_agent_api_reachable", "1 while the agent can watch the pods of its node, else 0.", nil, nil, metrics.ALPHA, "")
 )
 
@@ -59,6 +61,8 @@ type gauges struct {
 	failing    int
 	sinceCheck time.Duration
 	reachable  bool
+	// refused is nil where it is not known.
+	refused *uint64
 }
 
 // Collector returns the metrics that follow from the agent's records. The caller registers
@@ -73,7 +77,7 @@ type collector struct {
 
 // DescribeWithStability implements metrics.StableCollector.
 func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
-	for _, d := range []*metrics.Desc{recordsDesc, failingDesc, checkedDesc, reachDesc} {
+	for _, d := range []*metrics.Desc{recordsDesc, failingDesc, checkedDesc, reachDesc, refusedDesc} {
 		ch <- d
 	}
 }
@@ -91,6 +95,9 @@ func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
 	ch <- metrics.NewLazyConstMetric(failingDesc, metrics.GaugeValue, float64(g.failing))
 	ch <- metrics.NewLazyConstMetric(checkedDesc, metrics.GaugeValue, g.sinceCheck.Seconds())
 	ch <- metrics.NewLazyConstMetric(reachDesc, metrics.GaugeValue, reachable)
+	if g.refused != nil {
+		ch <- metrics.NewLazyConstMetric(refusedDesc, metrics.CounterValue, float64(*g.refused))
+	}
 }
 
 // Call counts one CNI call.

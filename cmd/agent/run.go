@@ -86,15 +86,16 @@ func run(ctx context.Context, o *Options) error {
 	options := agent.Options{
 		Pods: node, ConflictLog: node, Store: store,
 		Networks: networks, Plugins: newRunner(o, exec, bootID), Drivers: nettype.Drivers(nettype.Kernel{Wirer: newWirer(o, journal), StateFile: o.StateFile}),
-		PodNetworks:   &attachdef.Reader{Get: clients.definition, Shared: o.NetworkNamespaces},
-		DefaultRoutes: defaultroute.Kernel{},
-		Prober:        &o.Conflicts,
-		Shaper:        profiles,
-		Metrics:       agent.NewMetrics(legacyregistry.MustRegister),
-		Events:        recorder,
-		Kernel:        detectNetfilter(ctx).Ready,
-		Configuration: keeper.Ready,
-		HostPorts:     &hostport.Forwarder{}, HostPortRange: ports,
+		PodNetworks:       &attachdef.Reader{Get: clients.definition, Shared: o.NetworkNamespaces},
+		DefaultRoutes:     defaultroute.Kernel{},
+		Prober:            &o.Conflicts,
+		Shaper:            profiles,
+		Metrics:           agent.NewMetrics(legacyregistry.MustRegister),
+		Events:            recorder,
+		Kernel:            detectNetfilter(ctx).Ready,
+		RefusedNeighbours: netfilter.RefusedNeighbours,
+		Configuration:     keeper.Ready,
+		HostPorts:         &hostport.Forwarder{}, HostPortRange: ports,
 	}
 	if o.Conflicts.Probes > 0 {
 		options.Listener = conflict.NewListener()

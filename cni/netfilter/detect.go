@@ -63,12 +63,16 @@ func features() []feature {
 	filter := func(hook nftables.Hook) *nftables.Base { return nftables.Filter(hook, nftables.PriorityFilter) }
 	nat := func() *nftables.Base { return nftables.NAT(nftables.Postrouting, nftables.PrioritySrcNAT) }
 	sets := nftables.Table{Family: nftables.INet, Sets: []*nftables.Set{{Name: "probe", Key: arrival}}}
+	counted := table(nftables.INet, filter(nftables.Prerouting), nftables.CounterNamed("probe"))
+	counted.Counters = []string{"probe"}
 	return []feature{
 		{"inet tables", "CONFIG_NF_TABLES_INET", true, table(nftables.INet, filter(nftables.Prerouting), nftables.V4.SAddr.Is(0, 0, 0, 0))},
 		{"sets", "CONFIG_NF_TABLES", true, sets},
 		{"arp tables", "CONFIG_NF_TABLES_ARP", true, table(nftables.ARP, filter(nftables.ARPInput))},
 		{"ct", "CONFIG_NFT_CT", true, table(nftables.INet, filter(nftables.Prerouting), nftables.DestinationTranslated)},
 		{"nat", "CONFIG_NFT_NAT", true, table(nftables.INet, nat(), nftables.V4.Is, nftables.V4.KeepSource())},
+		{"limit", "CONFIG_NFT_LIMIT", true, table(nftables.INet, filter(nftables.Forward), nftables.V4.Is, nftables.V4.NextHop().Is(0, 0, 0, 0), nftables.MoreThan(1))},
+		{"objref", "CONFIG_NFT_OBJREF", true, counted},
 		{"masquerade", "CONFIG_NFT_MASQ", false, table(nftables.INet, nat(), nftables.Masquerade)},
 		{"fib", "CONFIG_NFT_FIB_INET", false, table(nftables.INet, filter(nftables.Prerouting), nftables.ToNode)},
 		{"netdev ingress", "CONFIG_NF_TABLES_NETDEV", false, table(nftables.NetDev, filter(nftables.Ingress))},

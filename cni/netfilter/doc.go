@@ -29,6 +29,17 @@
 //	    from or to an interface in past    masquerade
 //	    source in floating                 source NAT to the same source
 //
+//	  set answered4, answered6   neighbours that answered a pod
+//	  set tried4, tried6         neighbours that have not answered yet
+//	  set hops4, hops6           next hops of packets of pods: neighbours and routers
+//
+//	  chain neighbours (forward, after the filters of others), of packets from links in links:
+//	    of a connection that the other side knows, or to a pod   accept
+//	    destination in answered or tried                         accept
+//	    destination not in hops, where the rule put the next hop accept
+//	    more than 64 in a second                                 drop
+//	    others                                                   into tried, and into answered after a reply
+//
 //	  chain secluded (input):
 //	    from VLAN links and bridges that Berth made, but for neighbour
 //	    discovery and packets to pods      drop; the node has no address there

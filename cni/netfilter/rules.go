@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/berth-dev/berth/cni/nftables"
 )
@@ -46,7 +47,11 @@ const (
 const (
 	linksSet, pastSet, arrivalsSet, askedSet = "links", "past", "arrivals", "asked"
 	sourcesSet, floatingSet, hairpinSet      = "sources", "floating", "hairpin"
+	answeredSet, triedSet, hopsSet           = "answered", "tried", "hops"
 )
+
+// refusedCounter counts packets to neighbours that pods may not have the node look for.
+const refusedCounter = "refused_neighbours"
 
 // inetTable and arpTable are the tables. The second is for ARP requests.
 var inetTable, arpTable = newTables()
@@ -57,7 +62,7 @@ var arrival = []nftables.Type{nftables.IfName, nftables.IPv4Addr}
 
 func newTables() (inet, arp *nftables.Table) {
 	inet = &nftables.Table{
-		Family: nftables.INet, Name: TableName,
+		Family: nftables.INet, Name: TableName, Counters: []string{refusedCounter},
 		Sets: []*nftables.Set{
 			{Name: linksSet, Key: []nftables.Type{nftables.IfName}},
 			{Name: pastSet, Key: []nftables.Type{nftables.IfName}},
@@ -67,6 +72,7 @@ func newTables() (inet, arp *nftables.Table) {
 			{Name: "sources", Base: nftables.Filter(nftables.Prerouting, nftables.PriorityRaw), Rules: nftables.Rules(sourceRules()...)},
 			{Name: "mark", Base: nftables.Filter(nftables.Prerouting, beforeRouting), Rules: nftables.Rules(markRules()...)},
 			{Name: "keep_source", Base: nftables.NAT(nftables.Postrouting, beforeSourceNAT), Rules: nftables.Rules(keepRules()...)},
+			{Name: "neighbours", Base: nftables.Filter(nftables.Forward, afterFilters), Rules: nftables.Rules(neighbourRules()...)},
 			{Name: "secluded", Base: nftables.Filter(nftables.Input, nftables.PriorityFilter), Rules: nftables.Rules(secludedRules()...)},
 		},
 	}
@@ -74,7 +80,10 @@ func newTables() (inet, arp *nftables.Table) {
 		inet.Sets = append(inet.Sets,
 			&nftables.Set{Name: sourcesSet + ip.Suffix, Key: []nftables.Type{nftables.IfName, ip.Addr}},
 			&nftables.Set{Name: floatingSet + ip.Suffix, Key: []nftables.Type{ip.Addr}},
-			&nftables.Set{Name: hairpinSet + ip.Suffix, Key: []nftables.Type{ip.Addr, ip.Addr}})
+			&nftables.Set{Name: hairpinSet + ip.Suffix, Key: []nftables.Type{ip.Addr, ip.Addr}},
+			&nftables.Set{Name: answeredSet + ip.Suffix, Key: []nftables.Type{ip.Addr}, Timeout: rememberAnswer, Room: 1 << 16},
+			&nftables.Set{Name: triedSet + ip.Suffix, Key: []nftables.Type{ip.Addr}, Timeout: rememberTry, Room: mostTried},
+			&nftables.Set{Name: hopsSet + ip.Suffix, Key: []nftables.Type{ip.Addr}, Timeout: rememberHop, Room: 1 << 12})
 	}
 	// Where an ARP packet of Ethernet and IPv4 has its target.
 	target := nftables.Network(24, 4)
@@ -117,6 +126,54 @@ func secludedRules() []nftables.Rule {
 		all = append(all, nftables.NewRule("the node has no address there", on, nftables.Drop))
 	}
 	return all
+}
+
+// The kernel has one table of neighbours for all networks of a family and all network namespaces, by default of
+// 1,024 (net.ipv4.neigh.default.gc_thresh3). It keeps a neighbour that does not answer for at least three seconds,
+// and takes no new ones while the table is full. So pods may have the node look for newNeighbours in a second, and
+// keep looking for mostTried: less than half of the table.
+const (
+	newNeighbours, mostTried                 = 64, 256
+	rememberAnswer, rememberTry, rememberHop = 10 * time.Minute, time.Minute, 10 * time.Second
+	// afterFilters lets other programs drop packets before.
+	afterFilters = 10
+)
+
+// neighbourRules limit how many neighbours that do not answer pods have the node look for. Packets to hosts of the
+// networks that the node is on have their destination as the next hop, all others a router: the set of next hops tells,
+// because a rule can compare a packet with a set only.
+func neighbourRules() (all []nftables.Rule) {
+	toPod := nftables.In(linksSet, nftables.OIFName)
+	for _, ip := range nftables.IPs {
+		answered, tried := answeredSet+ip.Suffix, triedSet+ip.Suffix
+		all = append(all, nftables.NewRule("a neighbour answers", toPod, ip.Is, nftables.In(tried, ip.SAddr), nftables.IsReply, nftables.Update(answered, ip.SAddr), nftables.Delete(tried, ip.SAddr)))
+	}
+	all = append(all,
+		nftables.NewRule("not from a pod", nftables.NotIn(linksSet, nftables.IIFName), nftables.Accept),
+		nftables.NewRule("of a connection that the other side knows", nftables.Established, nftables.Accept),
+		nftables.NewRule("to a pod of this node", nftables.OIFName.Is([]byte(LinkPrefix)...), nftables.Accept))
+	for _, ip := range nftables.IPs {
+		answered, tried, hops := answeredSet+ip.Suffix, triedSet+ip.Suffix, hopsSet+ip.Suffix
+		all = append(all,
+			nftables.NewRule("to a neighbour that answered", ip.Is, nftables.In(answered, ip.DAddr), nftables.Update(answered, ip.DAddr), nftables.Accept),
+			nftables.NewRule("to a neighbour that was tried", ip.Is, nftables.In(tried, ip.DAddr), nftables.Update(tried, ip.DAddr), nftables.Accept),
+			nftables.NewRule("by a router", ip.Is, nftables.Update(hops, ip.NextHop()), nftables.NotIn(hops, ip.DAddr), nftables.Accept),
+			nftables.NewRule("to too many new neighbours", ip.Is, nftables.MoreThan(newNeighbours), nftables.CounterNamed(refusedCounter), nftables.Drop),
+			nftables.NewRule("to a new neighbour", ip.Is, nftables.Update(tried, ip.DAddr)))
+	}
+	return all
+}
+
+// RefusedNeighbours returns how many packets of pods were dropped because they would have had the node look for too
+// many neighbours, since the table was made.
+func RefusedNeighbours() (uint64, error) {
+	objects, err := inetTable.Objects()
+	for _, o := range objects {
+		if o.IsCounter() && o.Name == refusedCounter {
+			return o.Packets, err
+		}
+	}
+	return 0, err
 }
 
 func markRules() []nftables.Rule {

@@ -352,6 +352,56 @@ func Vmap(verdicts string, fields ...Field) Statement {
 	return lookup(verdicts, &verdict, 0, fields)
 }
 
+// Of the kernel's uapi/linux/netfilter/nf_tables.h.
+const (
+	dynsetUpdate, dynsetDelete = 1, 2 // NFT_DYNSET_OP_UPDATE, NFT_DYNSET_OP_DELETE
+	nextHop4, nextHop6         = 1, 2 // NFT_RT_NEXTHOP4, NFT_RT_NEXTHOP6
+)
+
+func dynset(op uint32, set string, field Field) Statement {
+	return statement(func(b *attributesBuilder) {
+		b.load(field, 0)
+		b.expression("dynset", func() {
+			b.text(unix.NFTA_DYNSET_SET_NAME, set)
+			b.uint32(unix.NFTA_DYNSET_OP, op)
+			b.uint32(unix.NFTA_DYNSET_SREG_KEY, register(0))
+		})
+	})
+}
+
+// Update adds the field to a set, or begins its time there anew. The rule ends where the set is full.
+func Update(set string, field Field) Statement { return dynset(dynsetUpdate, set, field) }
+
+// Delete takes the field out of a set.
+func Delete(set string, field Field) Statement { return dynset(dynsetDelete, set, field) }
+
+// NextHop is the address to which the node sends a packet that it has routed: its destination, or a router.
+func (ip *IP) NextHop() Field {
+	key := uint32(nextHop4)
+	if ip == V6 {
+		key = nextHop6
+	}
+	return Field{size: ip.Addr.Size(), load: func(b *attributesBuilder, register uint32) {
+		b.expression("rt", func() {
+			b.uint32(unix.NFTA_RT_KEY, key)
+			b.uint32(unix.NFTA_RT_DREG, register)
+		})
+	}}
+}
+
+// MoreThan matches packets that come more often than so many times in a second. So many may come at once.
+func MoreThan(inSecond uint32) Statement {
+	return statement(func(b *attributesBuilder) {
+		b.expression("limit", func() {
+			b.uint64(unix.NFTA_LIMIT_RATE, uint64(inSecond))
+			b.uint64(unix.NFTA_LIMIT_UNIT, 1)
+			b.uint32(unix.NFTA_LIMIT_BURST, inSecond)
+			b.uint32(unix.NFTA_LIMIT_TYPE, unix.NFT_LIMIT_PKTS)
+			b.uint32(unix.NFTA_LIMIT_FLAGS, unix.NFT_LIMIT_F_INV)
+		})
+	})
+}
+
 func verdict(code int32, chain string) Statement {
 	return statement(func(b *attributesBuilder) {
 		b.expression("immediate", func() {

@@ -60,6 +60,8 @@ type Set struct {
 	Interval, Constant bool
 	// Timeout is when elements leave the set, 0 where they stay.
 	Timeout time.Duration
+	// Room is how many elements a set has at most that rules fill with Update, 0 where none does.
+	Room uint32
 	// Elements are the elements that the set has. It is nil for a set that others fill.
 	Elements iter.Seq[Element]
 }

@@ -228,6 +228,11 @@ func (t *Transaction) AddSet(of *Table, s *Set) {
 	if s.Timeout > 0 {
 		t.uint64(unix.NFTA_SET_TIMEOUT, uint64(s.Timeout.Milliseconds()))
 	}
+	if s.Room > 0 {
+		desc := t.nest(unix.NFTA_SET_DESC)
+		t.uint32(unix.NFTA_SET_DESC_SIZE, s.Room)
+		t.close(desc)
+	}
 	if len(s.Key) > 1 {
 		desc := t.nest(unix.NFTA_SET_DESC)
 		concat := t.nest(descConcat)
@@ -250,7 +255,7 @@ func (t *Transaction) AddSet(of *Table, s *Set) {
 func (s *Set) flags() (all uint32) {
 	for flag, on := range map[uint32]bool{
 		unix.NFT_SET_CONSTANT: s.Constant, unix.NFT_SET_INTERVAL: s.Interval, unix.NFT_SET_MAP: s.Verdicts || s.Data != nil,
-		unix.NFT_SET_TIMEOUT: s.Timeout > 0, flagConcat: len(s.Key) > 1,
+		unix.NFT_SET_TIMEOUT: s.Timeout > 0, unix.NFT_SET_EVAL: s.Room > 0, flagConcat: len(s.Key) > 1,
 	} {
 		if on {
 			all |= flag
