@@ -125,7 +125,7 @@ func TestNodesByAgent(t *testing.T) {
 		a.seen(agentOn("n2", v1.ConditionFalse))
 		a.gone(agentOn("n3", v1.ConditionTrue))
 		expect(1, 1, 2)
-		time.Sleep(lostFor)
+		<-time.After(lostFor)
 		expect(1, 0, 3)
 		a.seen(agentOn("n2", v1.ConditionTrue))
 		expect(2, 0, 2)

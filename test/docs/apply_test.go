@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/restmapper"
+	configuration "k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
 
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/ipam/podrequest"
@@ -51,7 +52,13 @@ func TestApply(t *testing.T) {
 					t.Errorf("%s: CNI configuration: %v", at, err)
 				}
 			}
-			if block.Language != "yaml" || ofPrometheus(block.Text) || ofChart(block.Text) {
+			if strings.Contains(block.Text, "kind: KubeSchedulerConfiguration") {
+				if _, _, err := configuration.Codecs.UniversalDecoder().Decode([]byte(block.Text), nil, nil); err != nil {
+					t.Errorf("%s: configuration of kube-scheduler: %v", at, err)
+				}
+				continue
+			}
+			if block.Language != "yaml" || ofOthers(block.Text) || ofChart(block.Text) {
 				continue
 			}
 			blocks++
@@ -74,10 +81,10 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// ofPrometheus says whether a block is read by Prometheus or its operator, which the
+// ofOthers says whether a block is read by Prometheus, its operator or Karpenter, which the
 // API server does not know.
-func ofPrometheus(text string) bool {
-	return strings.Contains(text, "scrape_configs:") || strings.Contains(text, "apiVersion: monitoring.coreos.com/")
+func ofOthers(text string) bool {
+	return strings.Contains(text, "scrape_configs:") || strings.Contains(text, "apiVersion: monitoring.coreos.com/") || strings.Contains(text, "apiVersion: karpenter.sh/")
 }
 
 // ofChart says whether a block has values of the chart, which test/helm renders.

@@ -126,23 +126,24 @@ func TestToldInstallations(t *testing.T) {
 	}
 }
 
-var valuesBlock = regexp.MustCompile("(?s)```yaml\n# values.yaml\n.*?\n```")
+var valuesBlock = regexp.MustCompile("(?s)( *)```yaml\n *(# values.yaml\n.*?\n) *```")
 
 // The chart takes the values of each page.
 func TestToldValues(t *testing.T) {
 	blocks := 0
 	for path, text := range told(t) {
-		for _, block := range valuesBlock.FindAllString(text, -1) {
+		for _, block := range valuesBlock.FindAllStringSubmatch(text, -1) {
 			blocks++
-			values, err := common.ReadValues([]byte(strings.TrimSuffix(strings.TrimPrefix(block, "```yaml\n"), "```")))
-			if err != nil {
-				t.Errorf("%s: %v\n%s", path, err, block)
+			yaml := strings.ReplaceAll(block[2], "\n"+block[1], "\n")
+			values, err := common.ReadValues([]byte(yaml))
+			if err != nil || len(values) == 0 {
+				t.Errorf("%s: %v\n%s", path, err, yaml)
 				continue
 			}
-			makes(t, path+":\n"+block, values)
+			makes(t, path+":\n"+yaml, values)
 		}
 	}
-	if blocks < 5 {
+	if blocks < 10 {
 		t.Errorf("found %d blocks only", blocks)
 	}
 }

@@ -27,6 +27,9 @@ import (
 // namespace is the namespace of manifests/namespace.yaml.
 const namespace = "berth-system"
 
+// kubernetes is the version that manifests/ is for; Helm's own may be older.
+var kubernetes = common.KubeVersion{Version: "v1.36.0", Major: "1", Minor: "36"}
+
 // rendering is a part of manifests/: the templates below a folder, with values.
 type rendering struct {
 	folder string // of manifests/; empty: all that the defaults make
@@ -41,6 +44,7 @@ var renderings = []rendering{
 	{"monitoring", map[string]any{"metrics": map[string]any{
 		"monitors": map[string]any{"enabled": true}, "rules": map[string]any{"enabled": true}, "dashboards": map[string]any{"enabled": true},
 	}}},
+	{"pod-defaults", map[string]any{"podDefaults": map[string]any{"enabled": true}}},
 	{"agent/cleanup", map[string]any{"agent": map[string]any{"mode": "cleanup"}}},
 }
 
@@ -110,7 +114,9 @@ func readValues(file string) (map[string]any, error) {
 // render returns what the templates make, by their paths below templates/. Templates that make
 // nothing, and the notes, are left out.
 func render(c *chart.Chart, in string, values map[string]any) (map[string]string, error) {
-	all, err := util.ToRenderValues(c, values, common.ReleaseOptions{Name: "berth", Namespace: in, IsInstall: true}, nil)
+	capabilities := *common.DefaultCapabilities
+	capabilities.KubeVersion = kubernetes
+	all, err := util.ToRenderValues(c, values, common.ReleaseOptions{Name: "berth", Namespace: in, IsInstall: true}, &capabilities)
 	if err != nil {
 		return nil, err
 	}

@@ -11,8 +11,11 @@ import (
 	"strings"
 	"testing"
 
+	"helm.sh/helm/v4/pkg/chart/common"
+	"helm.sh/helm/v4/pkg/chart/common/util"
 	"helm.sh/helm/v4/pkg/chart/v2/lint"
 	"helm.sh/helm/v4/pkg/chart/v2/lint/support"
+	"helm.sh/helm/v4/pkg/engine"
 )
 
 const manifests = "../../../manifests"
@@ -61,8 +64,8 @@ func TestValues(t *testing.T) {
 		file       string
 		has, lacks []string
 	}{
-		{"", []string{"--bind-address=$(HOST_IP)", "helm.sh/resource-policy: keep", "kind: CustomResourceDefinition", "namespace: network"},
-			[]string{"berth-system", "berth-cleanup", "weight: 1\n", "--logging-format", "seLinuxOptions", "appArmorProfile", "score:", "--overlay", "--network-policy", "hostPID", "--host-root", "name: own-node.berth.dev", "monitoring.coreos.com", "kind: ConfigMap\nmetadata:\n  name: berth-dashboard", "name: berth-metrics-reader\n  namespace"}},
+		{"", []string{"name: berth-viewer\n", "name: berth-operator\n", "name: berth-backup\n", "--bind-address=$(HOST_IP)", "helm.sh/resource-policy: keep", "kind: CustomResourceDefinition", "namespace: network"},
+			[]string{"berth-system", "berth-cleanup", "MutatingAdmissionPolicy", "weight: 1\n", "--logging-format", "seLinuxOptions", "appArmorProfile", "score:", "--overlay", "--network-policy", "hostPID", "--host-root", "name: own-node.berth.dev", "monitoring.coreos.com", "kind: ConfigMap\nmetadata:\n  name: berth-dashboard", "name: berth-metrics-reader\n  namespace"}},
 		{"monitoring", []string{"name: berth-agent\n  namespace: network\n  labels:", "kind: PrometheusRule", "interval: 30s", "{{ $labels.pool }}", "name: berth-dashboard-pools", "grafana_dashboard: \"1\""},
 			[]string{"berth-system"}},
 		{"overlay", []string{"--overlay=host-gw", "name: berth-agent-overlay", "name: own-node.berth.dev", "path: /run/flannel"},
@@ -74,13 +77,13 @@ func TestValues(t *testing.T) {
 			[]string{"--sysctl-root", "--galaxy-aliases"}},
 		{"everything", []string{"registry.example.com/mirror/berth/berth-agent:v9.9.9", "registry.example.com/mirror/berth/berth-scheduler@sha256:0123", "imagePullPolicy: Always",
 			"- name: mirror", "replicas: 3", "galaxyAliases: true", "--profiling=false", "memory: 8Gi", "--workers=4", "--host-port-range=30000-31000", "GOMEMLIMIT", "--network-policy-pods=All", "--overlay=vxlan", "--overlay-floating-ips",
-			"--logging-format=json", "schedulerName: packed", "schedulerName: kube-scheduler\n", "- name: FloatingIP\n                weight: 7\n              - name: ImageLocality\n                weight: 3\n          #",
+			"kind: MutatingAdmissionPolicyBinding", "namespaceSelector:\n      matchLabels:\n        team: web\n", "--logging-format=json", "schedulerName: packed", "schedulerName: kube-scheduler\n", "- name: FloatingIP\n                weight: 7\n              - name: ImageLocality\n                weight: 3\n          #",
 			"score:\n            disabled:\n              - name: TaintToleration\n", "scoringStrategy:\n                type: MostAllocated\n", "- tke.cloud.tencent.com/eni-ip\n                - example.com/seat\n", "kind: PodTopologySpreadArgs\n              defaultingType: List\n",
 			"team: network", "team: addresses", "team: nodes", "priorityClassName: very-high", "priorityClassName: quite-high", "priorityClassName: highest", "mountPath: /etc/assigner", "mountPath: /etc/tls", "mountPath: /etc/floating", "secretName: controller-tls",
 			"topologyKey: zone", "topologyKey: rack", "key: type\n", "type: spc_t", "type: Unconfined",
 			"for: 20m", "max(berth_reclaim_oldest_pending_seconds) > 3600", "alert: BerthPodsWaitForAgents", "{{ $value }} nodes had",
 			"release: prometheus", "interval: 1m30s", "grafana: \"yes\"", "maxUnavailable: 1", "--v=4", "--v=0", "--v=3", "berth.dev/config: "},
-			[]string{"app.kubernetes.io/name: berth-agent\n    app.kubernetes.io/part-of: berth\n    release: prometheus", "ghcr.io", "alert: BerthPoolNearlyFull", "name: berth-forecast", "berth_reclaim_oldest_pending_seconds) > 600", "podAntiAffinity", "system-cluster-critical", "system-node-critical", "helm.sh/resource-policy", "control-plane\n          operator", "--v=2"}},
+			[]string{"app.kubernetes.io/name: berth-agent\n    app.kubernetes.io/part-of: berth\n    release: prometheus", "ghcr.io", "name: berth-viewer", "alert: BerthPoolNearlyFull", "name: berth-forecast", "berth_reclaim_oldest_pending_seconds) > 600", "podAntiAffinity", "system-cluster-critical", "system-node-critical", "helm.sh/resource-policy", "control-plane\n          operator", "--v=2"}},
 		{"no-crds", []string{"name: berth-agent"}, []string{"CustomResourceDefinition\n", "helm.sh/resource-policy"}},
 	}
 	seen := map[string]bool{}
@@ -201,6 +204,43 @@ func TestWrongValues(t *testing.T) {
 		}
 		if _, err := rendered(t, file); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v; want an error that names %s", values, err, want)
+		}
+	}
+}
+
+// The policy has the version that the API server serves; where it serves none, Helm says so before it changes anything.
+func TestVersionOfPodDefaults(t *testing.T) {
+	const kind = "/MutatingAdmissionPolicy"
+	c, err := open(filepath.Join(manifests, "chart"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := map[string]any{"podDefaults": map[string]any{"enabled": true}}
+	for served, want := range map[string]string{
+		"v1.36.2":                              "admissionregistration.k8s.io/v1\n",
+		"admissionregistration.k8s.io/v1":      "admissionregistration.k8s.io/v1\n",
+		"admissionregistration.k8s.io/v1beta1": "admissionregistration.k8s.io/v1beta1\n",
+		"apps/v1":                              "",
+	} {
+		capabilities := *common.DefaultCapabilities
+		capabilities.APIVersions = common.VersionSet{served + kind}
+		capabilities.KubeVersion = common.KubeVersion{Version: "v1.35.1", Major: "1", Minor: "35"}
+		if strings.HasPrefix(served, "v1.36") {
+			capabilities.KubeVersion = common.KubeVersion{Version: served, Major: "1", Minor: "36"}
+		}
+		all, err := util.ToRenderValues(c, values, common.ReleaseOptions{Name: "berth", Namespace: "network", IsInstall: true}, &capabilities)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files, err := engine.Render(c, all)
+		if want == "" {
+			if err == nil || !strings.Contains(err.Error(), "podDefaults.enabled: this API server serves no MutatingAdmissionPolicy") {
+				t.Errorf("%s is served: %v", served, err)
+			}
+			continue
+		}
+		if text := files["berth/templates/pod-defaults/policy.yaml"]; err != nil || strings.Count(text, "apiVersion: "+want) != 2 {
+			t.Errorf("%s is served: %v\n%s", served, err, text)
 		}
 	}
 }
