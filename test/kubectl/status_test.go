@@ -77,11 +77,13 @@ func TestStatus(t *testing.T) {
 
 	const policy = "held-addresses.berth.dev"
 	must(w.Kube.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(w.Ctx, policy, metav1.DeleteOptions{}))
-	berth(w, "viewer", "status").expect(t, 2, "ValidatingAdmissionPolicy "+policy+" has no binding")
+	berth(w, "viewer", "status").expect(t, 2, "ValidatingAdmissionPolicy "+policy+" has no binding that denies")
+	berth(w, "viewer", "check", "--grace=0", "--ignore=B303").expect(t, 2, "B602", "validatingadmissionpolicy/"+policy)
 	must(w.Kube.AdmissionregistrationV1().ValidatingAdmissionPolicies().Delete(w.Ctx, policy, metav1.DeleteOptions{}))
 	berth(w, "viewer", "status", "-o", "json").expect(t, 2, "ValidatingAdmissionPolicy "+policy+" is missing", `"bound": false`)
 
-	berth(w, "viewer", "check", "--grace=0", "--ignore=B303").expect(t, 0)
+	berth(w, "viewer", "check", "--grace=0", "--ignore=B303").expect(t, 2, "B601", "the ValidatingAdmissionPolicy "+policy+" is missing")
+	berth(w, "viewer", "check", "--grace=0", "--ignore=B303,B601").expect(t, 0)
 	berth(w, "nobody", "status").expect(t, 1, "It is not known", `user "nobody" may not`)
 	berth(w, "viewer", "version").expect(t, 0, "kubectl-berth ", "berth-agent ")
 	berth(w, "nobody", "version", "--client").expect(t, 0, "kubectl-berth ")

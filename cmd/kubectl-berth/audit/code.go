@@ -6,7 +6,7 @@ package audit
 type Code string
 
 // The codes. B1 is about addresses, B2 about pods, B3 about pools, B4 about nodes, B5 about
-// the wire.
+// the wire, B6 about the installation.
 const (
 	PodGone      Code = "B101"
 	OwnerGone    Code = "B102"
@@ -36,6 +36,9 @@ const (
 	NoAnswer    Code = "B501"
 	OtherMAC    Code = "B502"
 	SeveralMACs Code = "B503"
+
+	PolicyMissing Code = "B601"
+	PolicyUnbound Code = "B602"
 )
 
 // Meaning explains a code, for tables.
@@ -71,5 +74,7 @@ func Meanings() []Meaning {
 		{NoAnswer, "nobody answers for the address on the network"},
 		{OtherMAC, "somebody else answers for the address on the network"},
 		{SeveralMACs, "several answer for the address on the network"},
+		{PolicyMissing, "an admission policy of Berth is missing"},
+		{PolicyUnbound, "an admission policy of Berth denies nothing"},
 	}
 }

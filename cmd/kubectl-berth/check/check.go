@@ -99,6 +99,7 @@ func (o *options) check(ctx context.Context, call *command.Call) (_ *answer.Answ
 	if err != nil {
 		return nil, err
 	}
+	auditor.AddAdmission(ctx, report)
 	if o.wire {
 		if err := o.askWire(ctx, call, auditor, report); err != nil {
 			return nil, err

@@ -125,6 +125,7 @@ func (o *options) dump(ctx context.Context) (err error) {
 	if report, err := auditor.Run(ctx); err != nil {
 		b.leaveOut("check.json", cluster.Explain(err))
 	} else {
+		auditor.AddAdmission(ctx, report)
 		b.addJSON("check.json", map[string]any{"findings": report.Findings, "unknown": report.Unknown, "addresses": report.Addresses, "pods": report.Pods, "pools": report.Pools})
 	}
 	b.leaveOut("secrets", "never read")

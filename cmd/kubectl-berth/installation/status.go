@@ -20,6 +20,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -42,7 +43,7 @@ type Status struct {
 	Namespace string    `json:"namespace"`
 	Programs  []Program `json:"programs"`
 	// AdmissionPolicies are Berth's ValidatingAdmissionPolicies.
-	AdmissionPolicies []AdmissionPolicy `json:"admissionPolicies"`
+	AdmissionPolicies []audit.AdmissionPolicy `json:"admissionPolicies"`
 	// Pools counts the pools.
 	Pools int `json:"pools"`
 	// Problems need somebody.
@@ -65,22 +66,12 @@ type Program struct {
 	Leader string `json:"leader,omitempty"`
 }
 
-// AdmissionPolicy is a ValidatingAdmissionPolicy.
-type AdmissionPolicy struct {
-	Name string `json:"name"`
-	// Bound says that the policy and a binding of it are there.
-	Bound bool `json:"bound"`
-}
-
 // Problem needs somebody.
 type Problem struct {
 	Text string `json:"text"`
 	// Command is the one to go on with.
 	Command string `json:"command,omitempty"`
 }
-
-// policies are the admission policies that every installation has.
-var policies = []string{"agents-of-floatingips.berth.dev", "agents.berth.dev", "bound-floatingips.berth.dev", "diagnosis.berth.dev", "held-addresses.berth.dev", "host-ports.berth.dev", "operators.berth.dev"}
 
 // NewStatus returns the command status.
 func NewStatus(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
@@ -101,7 +92,7 @@ func NewStatus(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.C
 
 // look asks the API server about everything. Parts that it may not read are unknown.
 func look(ctx context.Context, call *command.Call, namespace string) *Status {
-	s := &Status{Namespace: namespace, Programs: []Program{}, AdmissionPolicies: []AdmissionPolicy{}, Problems: []Problem{}}
+	s := &Status{Namespace: namespace, Programs: []Program{}, AdmissionPolicies: []audit.AdmissionPolicy{}, Problems: []Problem{}}
 	for _, part := range []struct {
 		of   string
 		look func(context.Context, *command.Call) error
@@ -224,30 +215,13 @@ func images(template *v1.PodTemplateSpec) []string {
 }
 
 func (s *Status) admission(ctx context.Context, call *command.Call) error {
-	have, err := call.Kube.AdmissionregistrationV1().ValidatingAdmissionPolicies().List(ctx, metav1.ListOptions{})
+	all, found, err := audit.AdmissionPolicies(ctx, call.Kube)
 	if err != nil {
-		return fmt.Errorf("list ValidatingAdmissionPolicies: %w", err)
+		return err
 	}
-	bindings, err := call.Kube.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return fmt.Errorf("list ValidatingAdmissionPolicyBindings: %w", err)
-	}
-	there, bound := map[string]bool{}, map[string]bool{}
-	for i := range have.Items {
-		there[have.Items[i].Name] = true
-	}
-	for i := range bindings.Items {
-		bound[bindings.Items[i].Spec.PolicyName] = true
-	}
-	for _, name := range policies {
-		p := AdmissionPolicy{Name: name, Bound: there[name] && bound[name]}
-		s.AdmissionPolicies = append(s.AdmissionPolicies, p)
-		switch {
-		case !there[name]:
-			s.problem("", "the ValidatingAdmissionPolicy %s is missing, so that what it forbids is allowed: install Berth's chart again", name)
-		case !bound[name]:
-			s.problem("", "the ValidatingAdmissionPolicy %s has no binding, so that what it forbids is allowed: install Berth's chart again", name)
-		}
+	s.AdmissionPolicies = all
+	for _, f := range found {
+		s.problem(f.Command, "%s", f.Text)
 	}
 	return nil
 }

@@ -117,6 +117,7 @@ func TestAgentsAreLimited(t *testing.T) {
 			}
 		}
 	}
+	expectOwnEvents(w, account(w, "default", "renamed", "node1"), account(w, "default", "renamed", "node2"))
 	operator := account(w, "default", "operator", "node1")
 	for name, err := range map[string]error{
 		"an operator, a pod":      patch(operator, "on-node2", foreign, dry),
@@ -126,6 +127,53 @@ func TestAgentsAreLimited(t *testing.T) {
 	} {
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// expectOwnEvents fails unless an agent may write events as itself only. The other is the agent of node2.
+func expectOwnEvents(w *simulation.World, agent, other kubernetes.Interface) {
+	w.T.Helper()
+	write := func(as kubernetes.Interface, component, host, kind, name string) (*v1.Event, error) {
+		return as.CoreV1().Events("default").Create(w.Ctx, &v1.Event{
+			ObjectMeta:     metav1.ObjectMeta{GenerateName: "told-"},
+			InvolvedObject: v1.ObjectReference{Kind: kind, Name: name, Namespace: map[bool]string{true: "default"}[kind == "Pod"]},
+			Source:         v1.EventSource{Component: component, Host: host}, ReportingController: component, ReportingInstance: host,
+		}, metav1.CreateOptions{})
+	}
+	again := func(as kubernetes.Interface, event *v1.Event, patch string) error {
+		_, err := as.CoreV1().Events("default").Patch(w.Ctx, event.Name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
+		return err
+	}
+	w.Eventually("wait for the policy to be enforced", func() error {
+		if _, err := write(agent, "kubelet", "node1", "Pod", "on-node1"); err == nil {
+			return errors.New("an agent writes events of the kubelet")
+		}
+		return nil
+	})
+	told, err := write(agent, "berth-agent", "node1", "Pod", "on-node1")
+	if err != nil {
+		w.T.Fatalf("an event about a pod: %v", err)
+	}
+	_, ofNode := write(agent, "berth-agent", "node1", "Node", "node1")
+	_, ofPolicy := write(agent, "berth-agent", "node1", "NetworkPolicy", "deny")
+	kubelets, ofKubelet := write(w.Kube, "kubelet", "node1", "Pod", "on-node1")
+	for name, err := range map[string]error{"its Node": ofNode, "a policy": ofPolicy, "the kubelet's": ofKubelet, "again": again(agent, told, `{"count":2}`)} {
+		if err != nil {
+			w.T.Errorf("%s: %v", name, err)
+		}
+	}
+	_, otherHost := write(agent, "berth-agent", "node2", "Pod", "on-node2")
+	_, otherNode := write(agent, "berth-agent", "node1", "Node", "node2")
+	_, otherKind := write(agent, "berth-agent", "node1", "Secret", "tls")
+	for name, err := range map[string]error{
+		"as another node's agent": otherHost, "about another Node": otherNode, "about a Secret": otherKind,
+		"another agent's event":       again(other, told, `{"count":3}`),
+		"taking another agent's over": again(other, told, `{"source":{"host":"node2"},"reportingInstance":"node2"}`),
+		"taking the kubelet's over":   again(agent, kubelets, `{"source":{"component":"berth-agent"},"reportingComponent":"berth-agent"}`),
+	} {
+		if !apierrors.IsForbidden(err) {
+			w.T.Errorf("%s: %v, want it refused", name, err)
 		}
 	}
 }
