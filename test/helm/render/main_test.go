@@ -64,7 +64,7 @@ func TestValues(t *testing.T) {
 		file       string
 		has, lacks []string
 	}{
-		{"", []string{"name: berth-viewer\n", "name: berth-operator\n", "name: berth-backup\n", "--bind-address=$(HOST_IP)", "helm.sh/resource-policy: keep", "kind: CustomResourceDefinition", "namespace: network"},
+		{"", []string{"serviceAccount: {name: berth-scheduler, namespace: network}", "namespaces: [network]", "name: berth-viewer\n", "name: berth-operator\n", "name: berth-backup\n", "--bind-address=$(HOST_IP)", "helm.sh/resource-policy: keep", "kind: CustomResourceDefinition", "namespace: network"},
 			[]string{"berth-system", "berth-cleanup", "MutatingAdmissionPolicy", "weight: 1\n", "--logging-format", "seLinuxOptions", "appArmorProfile", "score:", "--overlay", "--network-policy", "hostPID", "--host-root", "name: own-node.berth.dev", "monitoring.coreos.com", "kind: ConfigMap\nmetadata:\n  name: berth-dashboard", "name: berth-metrics-reader\n  namespace"}},
 		{"monitoring", []string{"name: berth-agent\n  namespace: network\n  labels:", "kind: PrometheusRule", "interval: 30s", "{{ $labels.pool }}", "name: berth-dashboard-pools", "grafana_dashboard: \"1\""},
 			[]string{"berth-system"}},
@@ -83,7 +83,7 @@ func TestValues(t *testing.T) {
 			"topologyKey: zone", "topologyKey: rack", "key: type\n", "type: spc_t", "type: Unconfined",
 			"for: 20m", "max(berth_reclaim_oldest_pending_seconds) > 3600", "alert: BerthPodsWaitForAgents", "{{ $value }} nodes had",
 			"release: prometheus", "interval: 1m30s", "grafana: \"yes\"", "maxUnavailable: 1", "--v=4", "--v=0", "--v=3", "berth.dev/config: "},
-			[]string{"app.kubernetes.io/name: berth-agent\n    app.kubernetes.io/part-of: berth\n    release: prometheus", "ghcr.io", "name: berth-viewer", "alert: BerthPoolNearlyFull", "name: berth-forecast", "berth_reclaim_oldest_pending_seconds) > 600", "podAntiAffinity", "system-cluster-critical", "system-node-critical", "helm.sh/resource-policy", "control-plane\n          operator", "--v=2"}},
+			[]string{"app.kubernetes.io/name: berth-agent\n    app.kubernetes.io/part-of: berth\n    release: prometheus", "ghcr.io", "kind: FlowSchema", "name: berth-viewer", "alert: BerthPoolNearlyFull", "name: berth-forecast", "berth_reclaim_oldest_pending_seconds) > 600", "podAntiAffinity", "system-cluster-critical", "system-node-critical", "helm.sh/resource-policy", "control-plane\n          operator", "--v=2"}},
 		{"no-crds", []string{"name: berth-agent"}, []string{"CustomResourceDefinition\n", "helm.sh/resource-policy"}},
 	}
 	seen := map[string]bool{}
