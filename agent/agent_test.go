@@ -661,7 +661,7 @@ func TestWithdrawnComesBack(t *testing.T) {
 				if got := phases(t, a)["c"]; got != c.phase {
 					t.Errorf("the record is %s, want %s; %q", got, c.phase, w.log)
 				}
-				if set := slices.Contains(w.log, "setup c"); set != (c.phase == state.Added) {
+				if set := slices.Contains(w.log, "repair c"); set != (c.phase == state.Added) {
 					t.Errorf("%q", w.log)
 				}
 			})

@@ -100,7 +100,7 @@ func (a *Agent) repair(ctx context.Context, key state.Key) error {
 	if reason != "" {
 		return a.withdraw(ctx, record, reason)
 	}
-	return a.setupAgain(ctx, record, false)
+	return a.setupAgain(ctx, record)
 }
 
 // filterAgain puts back the packet filters of a complete attachment: without them the pod can send in
@@ -150,7 +150,7 @@ func (a *Agent) repairWithdrawn(ctx context.Context, record *state.Container) er
 			return err
 		}
 		defer a.Policies.Attached(policedID(restored))
-		if err := a.eachInterface(now, func(d nettype.Driver, i *nettype.Interface) error { _, err := d.Setup(i); return err }); err != nil {
+		if err := a.eachInterface(now, nettype.Driver.Repair); err != nil {
 			return err
 		}
 		now.Phase, now.Reason = state.Added, ""
@@ -169,25 +169,21 @@ func (a *Agent) repairWithdrawn(ctx context.Context, record *state.Container) er
 	})
 }
 
-// setupAgain makes the missing pieces of a complete attachment, of the node's side only
-// unless whole.
-func (a *Agent) setupAgain(ctx context.Context, record *state.Container, whole bool) error {
-	check, repair := nettype.Driver.CheckNode, nettype.Driver.Repair
-	if whole {
-		check, repair = checkWhole, func(d nettype.Driver, i *nettype.Interface) error { _, err := d.Setup(i); return err }
-	}
+// setupAgain makes the missing pieces of the node's side of a complete attachment. The pod's side
+// is the pod's: a VPN takes the default route, a sandbox the addresses.
+func (a *Agent) setupAgain(ctx context.Context, record *state.Container) error {
 	return a.withAddresses(ctx, record, func(now *state.Container) error {
 		if now.Phase != state.Added {
 			return nil
 		}
 		var missing error
 		err := a.eachInterface(now, func(d nettype.Driver, i *nettype.Interface) error {
-			lacks := check(d, i)
+			lacks := d.CheckNode(i)
 			if lacks == nil {
 				return nil
 			}
 			missing = errors.Join(missing, lacks)
-			return repair(d, i)
+			return d.Repair(i)
 		})
 		if err != nil || missing == nil {
 			return err

@@ -66,7 +66,7 @@ func (a *Agent) Suspect() {
 }
 
 // Verify asks the API about the suspects, withdraws the addresses of other pods and
-// repairs the network of the rest, the pods' side too. It asks about one first and then
+// repairs the node's side of the rest. It asks about one first and then
 // about the others in parallel, each by itself. It returns an error while suspects are
 // left.
 func (a *Agent) Verify(ctx context.Context) error {
@@ -125,7 +125,7 @@ func (a *Agent) verifyRecord(ctx context.Context, key state.Key) error {
 	if reason != "" {
 		return a.withdraw(ctx, record, reason)
 	}
-	if err := a.setupAgain(ctx, record, true); err != nil {
+	if err := a.setupAgain(ctx, record); err != nil {
 		// It has nothing to do with the API, and is tried again without it.
 		a.reconciler.CheckSoon(key)
 		klog.FromContext(ctx).Error(err, "Cannot repair the network of a pod", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name), "containerID", record.ContainerID)

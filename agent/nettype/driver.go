@@ -25,7 +25,8 @@ type Driver interface {
 	// Filter puts back the packet filters and marks of the interface, where they are lost, as far as
 	// the kernel carries its addresses. It gives the container nothing, so nobody need be asked before.
 	Filter(i *Interface) error
-	// Repair makes the missing pieces of the node's side.
+	// Repair makes the missing pieces of the node's side, also after Withdraw. The container's changes
+	// of its own side stay.
 	Repair(i *Interface) error
 	// Withdraw stops the node from carrying the interface's addresses.
 	Withdraw(i *Interface) error

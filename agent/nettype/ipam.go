@@ -162,10 +162,15 @@ func (ipamDriver) Announce(i *Interface) error {
 	return errors.Join(f.Mark(), f.Announce())
 }
 
-// CheckNode and Repair are about the mark of the interface. Its plugin filters.
+// CheckNode is about the mark of the interface. Its plugin filters.
 func (ipamDriver) CheckNode(i *Interface) error { return foreignOf(i).CheckMark() }
 func (ipamDriver) Filter(*Interface) error      { return nil }
-func (ipamDriver) Repair(i *Interface) error    { return foreignOf(i).Mark() }
+
+// Repair makes the mark, and puts up an interface that was silenced.
+func (ipamDriver) Repair(i *Interface) error {
+	f := foreignOf(i)
+	return errors.Join(f.Mark(), f.Restore())
+}
 
 // Targets is for the detection of conflicts. The plugin makes a link that is missing yet, and
 // nobody has an address there.

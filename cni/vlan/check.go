@@ -314,7 +314,7 @@ func keepFilter(f filter) error {
 }
 
 // Repair makes the pieces that CheckNode verifies. Where an interface is missing, it sets up the
-// container's side, too; otherwise the container's own changes of its routes stay.
+// container's side, too; otherwise the container's own changes of its addresses and routes stay.
 func (d *Driver) Repair(spec Spec) error {
 	if err := spec.validate(); err != nil {
 		return err
@@ -328,23 +328,75 @@ func (d *Driver) Repair(spec Spec) error {
 		return err
 	}
 	defer release()
-	node, err := nodeLinkOf(spec, usesOf(segments, lowers))
-	for i, g := range segments {
-		if err == nil {
-			err = d.checkInterface(spec, g, lowers[i])
-		}
+	node, err := rtnl.LinkOrNil(NodeLink(spec.ContainerID, spec.IfName))
+	if err != nil {
+		return err
 	}
-	if errors.Is(err, ErrNotWired) {
+	missing := node == nil
+	for i, g := range segments {
+		has, err := d.hasInterface(spec, g, lowers[i])
+		if err != nil {
+			return err
+		}
+		missing = missing || !has
+	}
+	if missing {
 		_, err := d.Setup(spec)
 		return err
 	}
-	if err != nil {
+	if err := setAlias(node, formatAlias(spec.Mode, usesOf(segments, lowers))); err != nil {
 		return err
 	}
 	if err := d.setupNode(spec, segments, node, lowers); err != nil {
 		return err
 	}
+	for i, g := range segments {
+		if err := filterInterface(spec, g, lowers[i]); err != nil {
+			return err
+		}
+		if err := plugPort(spec, g, lowers[i]); err != nil {
+			return err
+		}
+	}
 	return d.answer(spec, segments, node, lowers)
+}
+
+// hasInterface returns whether the container has the interface of a segment.
+func (d *Driver) hasInterface(spec Spec, g segment, lower netlink.Link) (has bool, err error) {
+	switch spec.Mode {
+	case Bridge:
+		port, err := rtnl.LinkOrNil(portOf(spec.ContainerID, g.ifName))
+		return port != nil, err
+	case SRIOV:
+		err := d.functions.Check(wishOf(spec, g))
+		if errors.Is(err, sriov.ErrNotGiven) {
+			return false, nil
+		}
+		return err == nil, err
+	case Macvlan, IPvlan, Pure:
+	}
+	err = insideOf(spec, func() error {
+		link, err := rtnl.LinkOrNil(g.ifName)
+		has = err == nil && link != nil && isSegment(spec, g, link, lower)
+		return err
+	})
+	return has, err
+}
+
+// plugPort makes the node's end of a segment in mode bridge a port of the bridge again. Its packets
+// are filtered before it is up.
+func plugPort(spec Spec, g segment, bridge netlink.Link) error {
+	if spec.Mode != Bridge {
+		return nil
+	}
+	port, err := netlinksafe.LinkByName(portOf(spec.ContainerID, g.ifName))
+	if err != nil {
+		return fmt.Errorf("find link %s: %w", portOf(spec.ContainerID, g.ifName), err)
+	}
+	if err := setMaster(port, bridge); err != nil {
+		return err
+	}
+	return rtnl.SetUp(port)
 }
 
 func (d *Driver) repairPure(spec Spec) error {

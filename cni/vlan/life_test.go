@@ -177,6 +177,26 @@ func TestRepair(t *testing.T) {
 				return errors.Join(d.Repair(p.spec), d.Check(p.spec))
 			})
 		})
+		// A sandbox (gVisor) takes the address off the interface, and a VPN the default route.
+		t.Run("the container's own", func(t *testing.T) {
+			p.IP("addr", "flush", "dev", "eth0")
+			p.IP("route", "replace", "default", "dev", "lo")
+			where := w.nodeA
+			if w.config.Mode != Bridge {
+				where = p.Host
+			}
+			where.Run(flushGuards)
+			w.nodeA.IP("link", "set", NodeLink("a", "eth0"), "down", "alias", "")
+			w.nodeA.Run(func() error { return errors.Join(d.Repair(p.spec), d.CheckNode(p.spec)) })
+			if have := p.IP("addr", "show", "dev", "eth0"); strings.Contains(have, "10.0.70.5") {
+				t.Errorf("Repair gave the container the address that it took off:\n%s", have)
+			}
+			if have := p.IP("route", "show", "default"); !strings.Contains(have, "dev lo") {
+				t.Errorf("Repair changed the container's route: %s", have)
+			}
+			p.IP("route", "del", "default")
+			w.nodeA.Run(func() error { _, err := d.Setup(p.spec); return errors.Join(err, d.Check(p.spec)) })
+		})
 		t.Run("filters alone", func(t *testing.T) {
 			w.nodeA.Run(flushAll)
 			p.Run(flushAll)

@@ -393,12 +393,18 @@ func ensurePort(spec Spec, netns ns.NetNS, g segment, bridge netlink.Link) (netl
 	if err := rtnl.WithoutIPv6(port); err != nil {
 		return nil, err
 	}
-	if port.Attrs().MasterIndex != bridge.Attrs().Index {
-		if err := netlink.LinkSetMaster(port, bridge); err != nil {
-			return nil, fmt.Errorf("make %s a port of bridge %s: %w", name, bridge.Attrs().Name, err)
-		}
+	return port, setMaster(port, bridge)
+}
+
+// setMaster makes a link a port of the bridge.
+func setMaster(port, bridge netlink.Link) error {
+	if port.Attrs().MasterIndex == bridge.Attrs().Index {
+		return nil
 	}
-	return port, nil
+	if err := netlink.LinkSetMaster(port, bridge); err != nil {
+		return fmt.Errorf("make %s a port of bridge %s: %w", port.Attrs().Name, bridge.Attrs().Name, err)
+	}
+	return nil
 }
 
 // loose is a value of rp_filter: a source is good that a route leads to, by any link.
