@@ -65,7 +65,7 @@ func TestValues(t *testing.T) {
 		has, lacks []string
 	}{
 		{"", []string{"serviceAccount: {name: berth-scheduler, namespace: network}", "namespaces: [network]", "name: berth-viewer\n", "name: berth-operator\n", "name: berth-backup\n", "--bind-address=$(HOST_IP)", "helm.sh/resource-policy: keep", "kind: CustomResourceDefinition", "namespace: network"},
-			[]string{"berth-system", "berth-cleanup", "MutatingAdmissionPolicy", "weight: 1\n", "--logging-format", "seLinuxOptions", "appArmorProfile", "score:", "--overlay", "--network-policy", "hostPID", "--host-root", "name: own-node.berth.dev", "monitoring.coreos.com", "kind: ConfigMap\nmetadata:\n  name: berth-dashboard", "name: berth-metrics-reader\n  namespace"}},
+			[]string{"berth-system", "berth-cleanup", "openshift", "MutatingAdmissionPolicy", "weight: 1\n", "--logging-format", "seLinuxOptions", "appArmorProfile", "score:", "--overlay", "--network-policy", "hostPID", "--host-root", "name: own-node.berth.dev", "monitoring.coreos.com", "kind: ConfigMap\nmetadata:\n  name: berth-dashboard", "name: berth-metrics-reader\n  namespace"}},
 		{"monitoring", []string{"name: berth-agent\n  namespace: network\n  labels:", "kind: PrometheusRule", "interval: 30s", "{{ $labels.pool }}", "name: berth-dashboard-pools", "grafana_dashboard: \"1\""},
 			[]string{"berth-system"}},
 		{"overlay", []string{"--overlay=host-gw", "name: berth-agent-overlay", "name: own-node.berth.dev", "path: /run/flannel"},
@@ -84,6 +84,8 @@ func TestValues(t *testing.T) {
 			"for: 20m", "max(berth_reclaim_oldest_pending_seconds) > 3600", "alert: BerthPodsWaitForAgents", "{{ $value }} nodes had",
 			"release: prometheus", "interval: 1m30s", "grafana: \"yes\"", "maxUnavailable: 1", "--v=4", "--v=0", "--v=3", "berth.dev/config: "},
 			[]string{"app.kubernetes.io/name: berth-agent\n    app.kubernetes.io/part-of: berth\n    release: prometheus", "ghcr.io", "kind: FlowSchema", "name: berth-viewer", "alert: BerthPoolNearlyFull", "name: berth-forecast", "berth_reclaim_oldest_pending_seconds) > 600", "podAntiAffinity", "system-cluster-critical", "system-node-critical", "helm.sh/resource-policy", "control-plane\n          operator", "--v=2"}},
+		{"openshift", []string{"kind: SecurityContextConstraints\nmetadata:\n  name: berth-agent\n", "allowHostPID: true\n", "SYS_ADMIN, SYS_CHROOT]\ndefaultAdd", "users: [\"system:serviceaccount:network:berth-agent\"]", "name: system:openshift:scc:nonroot-v2"},
+			[]string{"name: berth-uninstall"}},
 		{"no-crds", []string{"name: berth-agent"}, []string{"CustomResourceDefinition\n", "helm.sh/resource-policy"}},
 	}
 	seen := map[string]bool{}
@@ -132,6 +134,10 @@ func TestHooks(t *testing.T) {
 			"uninstall/check.yaml": {"helm.sh/hook: pre-delete\n", "image: ghcr.io/berth-dev/berth-controller:", "- --namespace=network\n            - --release=berth\n", "hostNetwork: true"},
 			"uninstall/clean.yaml": {"helm.sh/hook: post-delete\n", "kind: DaemonSet", "name: berth-cleanup\n", "- --stay\n", "- --namespace=network\n"},
 			"uninstall/rbac.yaml":  {"name: berth-uninstall\n  namespace: network\n"},
+		},
+		"openshift": {
+			"uninstall/scc.yaml":   {"name: berth-uninstall\n", "users: [\"system:serviceaccount:network:berth-uninstall\"]", "helm.sh/hook: pre-delete,post-delete\n"},
+			"uninstall/clean.yaml": {"serviceAccountName: berth-uninstall\n      priorityClassName: system-node-critical\n"},
 		},
 		"overlay": {"uninstall/check.yaml": {"- --overlay\n"}},
 		"cleanup": {"uninstall/clean.yaml": {"--cni-bin-dir=/usr/libexec/cni", "--cni-conf-name=10-berth.conflist", "berth.dev/clean: \"true\""}},

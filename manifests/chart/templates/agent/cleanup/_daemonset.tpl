@@ -31,6 +31,9 @@ spec:
         app.kubernetes.io/part-of: berth
     spec:
       automountServiceAccountToken: false
+      {{- if .Values.openshift.enabled }}
+      serviceAccountName: {{ if $annotations }}berth-uninstall{{ else }}berth-agent{{ end }}
+      {{- end }}
       {{- with .Values.image.pullSecrets }}
       imagePullSecrets: {{- toYaml . | nindent 8 }}
       {{- end }}
