@@ -113,12 +113,9 @@ func (p planner) multusAttaches(pod podinfo.Pod) (bool, error) {
 	if pod.Wants > 0 {
 		return false, nil
 	}
+	// An error is the first network's, too, and is told there.
 	network, err := p.Networks.Default()
-	if err != nil {
-		// The first network fails by it, and says so.
-		return false, nil
-	}
-	return HasMultus(network), nil
+	return err == nil && HasMultus(network), nil
 }
 
 // held returns the addresses that the pod holds on this node.

@@ -20,6 +20,7 @@ import (
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/confdir"
+	"github.com/berth-dev/berth/agent/defence"
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/linkwatch"
 	"github.com/berth-dev/berth/agent/nettype"
@@ -96,9 +97,7 @@ func run(ctx context.Context, o *Options) error {
 		RefusedNeighbours: netfilter.RefusedNeighbours,
 		Configuration:     keeper.Ready,
 		HostPorts:         &hostport.Forwarder{}, HostPortRange: ports,
-	}
-	if o.Conflicts.Probes > 0 {
-		options.Listener = conflict.NewListener()
+		Listener: newListener(o),
 	}
 	enforcer, err := withEnforcer(ctx, o, &options, clients, journal)
 	if err != nil {
@@ -109,6 +108,14 @@ func run(ctx context.Context, o *Options) error {
 	return serve(ctx, o, a, node, config, keeper, runOverlay,
 		func(ctx context.Context) error { return profiles.Run(ctx, a) },
 		func(ctx context.Context) error { return runPolicies(ctx, enforcer, a, store) })
+}
+
+// newListener returns nothing where agents do not look for conflicts.
+func newListener(o *Options) defence.Listener {
+	if o.Conflicts.Probes == 0 {
+		return nil
+	}
+	return conflict.NewListener()
 }
 
 func closeState(ctx context.Context, store *state.Store) {

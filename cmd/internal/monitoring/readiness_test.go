@@ -22,7 +22,7 @@ func TestReadiness(t *testing.T) {
 		var failing atomic.Bool
 		r := &readiness{check: func(ctx context.Context) error {
 			checks.Add(1)
-			time.Sleep(time.Second)
+			time.Sleep(time.Second) //nolint:forbidigo // the clock is the test's
 			if failing.Load() {
 				return errors.New("plugin bridge is not in /opt/cni/bin")
 			}
@@ -56,16 +56,16 @@ func TestReadiness(t *testing.T) {
 		}
 		failing.Store(true)
 		crowd(http.StatusOK, "ok")
-		time.Sleep(readyTTL - time.Millisecond)
+		time.Sleep(readyTTL - time.Millisecond) //nolint:forbidigo // the clock is the test's
 		crowd(http.StatusOK, "ok")
 		if n := checks.Load(); n != 1 {
 			t.Errorf("%d checks within %s", n, readyTTL)
 		}
-		time.Sleep(time.Millisecond)
+		time.Sleep(time.Millisecond) //nolint:forbidigo // the clock is the test's
 		crowd(http.StatusServiceUnavailable, "not ready: the program's log says why")
 		failing.Store(false)
 		crowd(http.StatusServiceUnavailable, "not ready: the program's log says why")
-		time.Sleep(readyTTL)
+		time.Sleep(readyTTL) //nolint:forbidigo // the clock is the test's
 		crowd(http.StatusOK, "ok")
 		if n := checks.Load(); n != 3 {
 			t.Errorf("%d checks, want 3", n)
