@@ -114,7 +114,15 @@ func TestDiagnosis(t *testing.T) {
 	n := network.newNode(t, "diagnosis-a", address, "--bind-address="+address, "--secure-port=10265")
 	pod := createPod(t, n.name, "diagnosed", "10.0.70.5")
 	bind(t, "10.0.70.5", pod)
+	own := fmt.Appendf(nil, `{"spec":{"owner":{"apiVersion":"v1","kind":"Pod","namespace":"default","name":"diagnosed","uid":%q},"pool":"web"}}`, pod.UID)
+	if _, err := apiOf(t).ips.Patch(t.Context(), "10.0.70.5", types.MergePatchType, own, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	n.mustAdd(newContainer(t, "c1", pod))
+	running := []byte(`{"status":{"phase":"Running","podIP":"10.0.70.5","podIPs":[{"ip":"10.0.70.5"}],"conditions":[{"type":"Ready","status":"True"}]}}`)
+	if _, err := apiOf(t).kube.CoreV1().Pods("default").Patch(t.Context(), pod.Name, types.StrategicMergePatchType, running, metav1.PatchOptions{}, "status"); err != nil {
+		t.Fatal(err)
+	}
 	config, err := apiOf(t).cp.RESTConfig()
 	if err != nil {
 		t.Fatal(err)
@@ -134,6 +142,24 @@ func TestDiagnosis(t *testing.T) {
 	})
 	if printed := d.berth(stranger, "policies"); !strings.Contains(printed, "the Role berth-diagnosis in namespace berth-system allows it") || !strings.Contains(printed, "may not create serviceaccounts/token") {
 		t.Errorf("a user without the Role: %s", printed)
+	}
+
+	// Both see what is on the node; what its kernel has, only who may ask the agent.
+	if printed := d.berth(operator, "node", n.name); !strings.Contains(printed, "10.0.70.5") || !strings.Contains(printed, " added\n") || !strings.Contains(printed, "No problem; 1 addresses.") {
+		t.Errorf("node as an operator: %s", printed)
+	}
+	if printed := d.berth(stranger, "node", n.name); !strings.Contains(printed, "default/diagnosed") || strings.Contains(printed, " added\n") || !strings.Contains(printed, "The agent was not asked: ") {
+		t.Errorf("node as a stranger: %s", printed)
+	}
+	if printed := d.berth(operator, "trace", "10.0.70.5", "--node"); !strings.Contains(printed, "the node's kernel has all that the address needs") {
+		t.Errorf("trace as an operator: %s", printed)
+	}
+	if printed := d.berth(stranger, "trace", "10.0.70.5", "--node"); !strings.Contains(printed, "may not create serviceaccounts/token") || !strings.Contains(printed, "exit status 1") {
+		t.Errorf("trace as a stranger: %s", printed)
+	}
+	n.IP("neigh", "del", "proxy", "10.0.70.5", "dev", "eth0")
+	if printed := d.berth(operator, "node", n.name); !strings.Contains(printed, "pod default/diagnosed: the kernel lacks ") || !strings.Contains(printed, "exit status 2") {
+		t.Errorf("node with a hole in the kernel: %s", printed)
 	}
 
 	// The proxy leads nowhere else.
@@ -204,11 +230,14 @@ func (d *diagnosed) install(config *rest.Config, node string, at *net.TCPAddr) {
 			d.t.Fatal(err)
 		}
 	}
-	for _, name := range []string{"namespace.yaml", "agent/diagnosis.yaml", "admission/diagnosis.yaml"} {
+	for _, name := range []string{"namespace.yaml", "agent/diagnosis.yaml", "admission/diagnosis.yaml", "examples/viewer-rbac.yaml"} {
 		objects, err := deploy.Manifest(name)
 		must(nil, err)
 		must(nil, deploy.Apply(ctx, config, objects))
 	}
+	pool, err := deploy.Decode([]byte("apiVersion: berth.dev/v1alpha1\nkind: IPPool\nmetadata: {name: web}\nspec: {subnet: 10.0.70.0/24, gateway: 10.0.70.1, ranges: [10.0.70.5-10.0.70.9]}\n"))
+	must(nil, err)
+	must(nil, deploy.Apply(ctx, config, pool))
 	pods := d.kube.CoreV1().Pods(deploy.Namespace)
 	name := "berth-agent-" + node
 	must(pods.Create(ctx, &corev1.Pod{
@@ -218,6 +247,9 @@ func (d *diagnosed) install(config *rest.Config, node string, at *net.TCPAddr) {
 		}}},
 	}, metav1.CreateOptions{}))
 	d.t.Cleanup(func() {
+		if err := d.kube.CoreV1().Nodes().Delete(ctxOf(d.t), node, metav1.DeleteOptions{}); err != nil {
+			d.t.Error(err)
+		}
 		if err := pods.Delete(ctxOf(d.t), name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
 			d.t.Error(err)
 		}
@@ -229,13 +261,14 @@ func (d *diagnosed) install(config *rest.Config, node string, at *net.TCPAddr) {
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: agentpod.Diagnosis},
 		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: deploy.Namespace, Name: "operator"}},
 	}, metav1.CreateOptions{}))
-	// The stranger sees that there are agents.
-	must(d.kube.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{
-		ObjectMeta: metav1.ObjectMeta{Name: "list-pods"}, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"list"}}},
+	// The reading commands are for both.
+	must(d.kube.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "viewers"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "berth-viewer"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.GroupKind, APIGroup: rbacv1.GroupName, Name: "system:serviceaccounts:" + deploy.Namespace}},
 	}, metav1.CreateOptions{}))
-	must(d.kube.RbacV1().RoleBindings(deploy.Namespace).Create(ctx, &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "stranger"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "list-pods"},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: deploy.Namespace, Name: "stranger"}},
+	must(d.kube.CoreV1().Nodes().Create(ctx, &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: node},
+		Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}},
 	}, metav1.CreateOptions{}))
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
@@ -47,7 +46,7 @@ type Status struct {
 	// Pools counts the pools.
 	Pools int `json:"pools"`
 	// Problems need somebody.
-	Problems []Problem `json:"problems"`
+	Problems []answer.Problem `json:"problems"`
 	// Unknown lists open questions.
 	Unknown []string `json:"unknown,omitempty"`
 }
@@ -64,13 +63,6 @@ type Program struct {
 	Images []string `json:"images"`
 	// Leader is the replica that has the lease, empty for a program without one.
 	Leader string `json:"leader,omitempty"`
-}
-
-// Problem needs somebody.
-type Problem struct {
-	Text string `json:"text"`
-	// Command is the one to go on with.
-	Command string `json:"command,omitempty"`
 }
 
 // NewStatus returns the command status.
@@ -92,7 +84,7 @@ func NewStatus(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.C
 
 // look asks the API server about everything. Parts that it may not read are unknown.
 func look(ctx context.Context, call *command.Call, namespace string) *Status {
-	s := &Status{Namespace: namespace, Programs: []Program{}, AdmissionPolicies: []audit.AdmissionPolicy{}, Problems: []Problem{}}
+	s := &Status{Namespace: namespace, Programs: []Program{}, AdmissionPolicies: []audit.AdmissionPolicy{}, Problems: []answer.Problem{}}
 	for _, part := range []struct {
 		of   string
 		look func(context.Context, *command.Call) error
@@ -109,7 +101,7 @@ func look(ctx context.Context, call *command.Call, namespace string) *Status {
 }
 
 func (s *Status) problem(command, format string, args ...any) {
-	s.Problems = append(s.Problems, Problem{Text: fmt.Sprintf(format, args...), Command: command})
+	s.Problems = append(s.Problems, answer.Problem{Text: fmt.Sprintf(format, args...), Command: command})
 }
 
 // kubectl returns a command about an object of the programs' namespace.
@@ -262,15 +254,7 @@ func (s *Status) answer() *answer.Answer {
 		table.Add("admission policies", fmt.Sprintf("%d/%d", bound, len(s.AdmissionPolicies)), "", "")
 	}
 	return &answer.Answer{Table: table, Kind: Kind, Content: s, Text: func(out io.Writer, paint answer.Paint) {
-		for _, p := range s.Problems {
-			fmt.Fprintln(out, paint.Red(p.Text))
-			if p.Command != "" {
-				fmt.Fprintln(out, "  "+p.Command)
-			}
-		}
-		for _, unknown := range slices.Sorted(slices.Values(s.Unknown)) {
-			fmt.Fprintln(out, paint.Yellow("It is not known "+unknown))
-		}
+		answer.PrintProblems(out, paint, s.Problems, s.Unknown)
 		if len(s.Problems)+len(s.Unknown) == 0 {
 			fmt.Fprintln(out, paint.Green(fmt.Sprintf("No problem; %d pools.", s.Pools)))
 		}

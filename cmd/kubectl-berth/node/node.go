@@ -33,27 +33,63 @@ const (
 
 // Inspection is the part of an agent's answer about its node that is read.
 type Inspection struct {
-	API struct {
+	// NotReady says why the agent is not ready.
+	NotReady string `json:"notReady"`
+	API      struct {
 		Synced bool   `json:"synced"`
 		Error  string `json:"error"`
 	} `json:"api"`
 	Containers []Container `json:"containers"`
+	Conflicts  []struct {
+		Address string `json:"address"`
+		Pod     Pod    `json:"pod"`
+		Heard   string `json:"heard"`
+	} `json:"conflicts"`
+	// Orphans are links without a record.
+	Orphans []struct {
+		Link      string   `json:"link"`
+		Addresses []string `json:"addresses"`
+	} `json:"orphans"`
+	Problems []string `json:"problems"`
+	Policies struct {
+		Failures   []string `json:"failures"`
+		Unenforced []string `json:"unenforced"`
+	} `json:"policies"`
 }
 
 // Container is the network of a container of a pod.
 type Container struct {
+	Pod         Pod    `json:"pod"`
 	ContainerID string `json:"containerID"`
 	Phase       string `json:"phase"`
 	Reason      string `json:"reason"`
 	Error       string `json:"error"`
 	// Missing names features that the kernel lacks.
-	Missing    string `json:"missing"`
-	Interfaces []struct {
-		FloatingIPs []struct {
-			Address string `json:"address"`
-		} `json:"floatingIPs"`
-	} `json:"interfaces"`
+	Missing    string      `json:"missing"`
+	Interfaces []Interface `json:"interfaces"`
 }
+
+// Interface is one of a container.
+type Interface struct {
+	Name        string `json:"name"`
+	Link        string `json:"link"`
+	FloatingIPs []struct {
+		Address string `json:"address"`
+	} `json:"floatingIPs"`
+}
+
+// Wiring says in a word whether the node carries the container's addresses, and if not, why.
+func (c *Container) Wiring() (ok bool, text string) {
+	for _, wrong := range []struct{ what, text string }{{"the kernel lacks ", c.Missing}, {"the last try failed: ", c.Error}, {"withdrawn: ", c.Reason}} {
+		if wrong.text != "" {
+			return false, wrong.what + wrong.text
+		}
+	}
+	return c.Phase == added, c.Phase
+}
+
+// added is the phase of a container whose network is complete.
+const added = "added"
 
 // Has says whether the container has an address.
 func (c *Container) Has(address string) bool {
@@ -71,6 +107,12 @@ func (c *Container) Has(address string) bool {
 func (a *Agents) Inspect(ctx context.Context, agent *v1.Pod, namespace, pod string) (*Inspection, error) {
 	var in Inspection
 	return &in, a.ask(ctx, agent, &in, pathInspect, url.Values{"pod": {namespace + "/" + pod}, "check": {"true"}})
+}
+
+// InspectNode compares all pods of a node with its kernel.
+func (a *Agents) InspectNode(ctx context.Context, agent *v1.Pod) (*Inspection, error) {
+	var in Inspection
+	return &in, a.ask(ctx, agent, &in, pathInspect, url.Values{"check": {"true"}})
 }
 
 // InspectAll compares all pods of a node with its kernel, and returns the agent's whole answer.

@@ -20,13 +20,13 @@ import (
 // not ask. Blocking.
 func fromNodes(ctx context.Context, s *audit.Subject, agents *node.Agents, namespace string) ([]Link, error) {
 	spec := &s.IP.Spec
-	show := fmt.Sprintf("kubectl -n %s logs %s", namespace, s.Agent.Name)
+	show := "kubectl berth node " + spec.Node
 	in, err := agents.Inspect(ctx, s.Agent, spec.Owner.Namespace, spec.Pod.Name)
 	if apierrors.IsForbidden(err) {
 		return nil, err
 	}
 	if err != nil {
-		return []Link{{Name: "agent", State: Broken, Text: cluster.Explain(err), Command: show}}, nil
+		return []Link{{Name: "agent", State: Broken, Text: cluster.Explain(err), Command: fmt.Sprintf("kubectl -n %s logs %s", namespace, s.Agent.Name)}}, nil
 	}
 	if len(in.Containers) == 0 {
 		return []Link{
@@ -52,13 +52,8 @@ func ofKernel(s *audit.Subject, in *node.Inspection, show string) Link {
 		return Link{Name: "kernel", State: Broken, Text: fmt.Sprintf("no container of the pod has %s on the node", address), Command: show}
 	}
 	c := &in.Containers[has]
-	for _, wrong := range []struct{ what, text string }{{"the kernel lacks ", c.Missing}, {"the last try failed: ", c.Error}, {"withdrawn: ", c.Reason}} {
-		if wrong.text != "" {
-			return Link{Name: "kernel", State: Broken, Text: wrong.what + wrong.text, Command: show}
-		}
-	}
-	if c.Phase != "added" {
-		return Link{Name: "kernel", State: Broken, Text: fmt.Sprintf("the network of container %s is %s", c.ContainerID, c.Phase), Command: show}
+	if ok, text := c.Wiring(); !ok {
+		return Link{Name: "kernel", State: Broken, Text: fmt.Sprintf("container %s: %s", c.ContainerID, text), Command: show}
 	}
 	return Link{Name: "kernel", State: OK, Text: "the node's kernel has all that the address needs"}
 }

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/ipam/agentpod"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+const showLong = `Shows what Berth has on a node: its agent with its version, the floating IPs that pods have there, and
+problems, each with the command to go on with.
+
+What only the node knows, such as whether its kernel carries the addresses, the agent is asked for; that needs
+the Role berth-diagnosis of Berth's namespace. Without it the command says so, and shows what the objects tell.`
+
+const showExamples = `  # Is all well on node7?
+  kubectl berth node node7
+
+  # The pods with floating IPs that a drain moves
+  kubectl berth node node7 -o jsonpath='{range .addresses[*]}{.pod}{"\n"}{end}'`
+
+// Report is the content of -o json.
+type Report struct {
+	Name string `json:"name"`
+	// Ready is the status of the Node's condition: True, False or Unknown.
+	Ready string `json:"ready"`
+	// Agent is missing where none runs on the node.
+	Agent *Agent `json:"agent,omitempty"`
+	// NotAsked says why the user may not ask the agent, whose answer is then missing from the wiring and the problems.
+	NotAsked  string           `json:"notAsked,omitempty"`
+	Addresses []Address        `json:"addresses"`
+	Problems  []answer.Problem `json:"problems"`
+	// Unknown lists open questions.
+	Unknown []string `json:"unknown,omitempty"`
+}
+
+// Kind of a Report.
+const Kind = "NodeReport"
+
+// Agent is the agent of a node.
+type Agent struct {
+	Pod   string `json:"pod"`
+	Image string `json:"image"`
+	Ready bool   `json:"ready"`
+	// Restarts counts those of its container, and Since is when the pod was made.
+	Restarts int32       `json:"restarts"`
+	Since    metav1.Time `json:"since"`
+}
+
+// Address is a floating IP that is on the node.
+type Address struct {
+	Address string       `json:"address"`
+	Pool    string       `json:"pool"`
+	Pod     string       `json:"pod,omitempty"`
+	Since   *metav1.Time `json:"since,omitempty"`
+	// Link is the node's link to the pod.
+	Link string `json:"link,omitempty"`
+	// Wiring is added where the node carries the address, else what is wrong; empty where nobody was asked.
+	Wiring string `json:"wiring,omitempty"`
+
+	object string
+}
+
+// New returns the command node.
+func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	var namespace string
+	return command.Command{
+		Use: "node NODE", Short: "Shows what Berth has on a node: its agent, its floating IPs and problems", Long: showLong, Example: showExamples,
+		Args: cobra.ExactArgs(1), Complete: of.CompleteNodes, Found: "there is a problem",
+		Flags: func(flags *pflag.FlagSet) { command.AddBerthNamespace(flags, &namespace) },
+		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+			found, err := call.BerthNamespace(ctx, namespace)
+			if err != nil {
+				return nil, err
+			}
+			r, err := show(ctx, call, found, &Agents{Asker: &Ports{Kube: call.Kube, Namespace: found}})
+			if err != nil {
+				return nil, err
+			}
+			return r.answer(), answer.Outcome(len(r.Problems), r.Unknown)
+		},
+	}.New(of, streams)
+}
+
+// show asks the API server, and the agent where the user may. Blocking.
+func show(ctx context.Context, call *command.Call, namespace string, agents *Agents) (*Report, error) {
+	of, err := call.Kube.CoreV1().Nodes().Get(ctx, call.Args[0], metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("get node %s: %w", call.Args[0], err)
+	}
+	ips, _, err := cluster.FloatingIPs(ctx, call.Berth, fields.OneTermEqualSelector("spec.node", of.Name).String())
+	if err != nil {
+		return nil, err
+	}
+	pods, err := call.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: agentpod.Selector, FieldSelector: fields.OneTermEqualSelector("spec.nodeName", of.Name).String(),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the agent's pod: %w", err)
+	}
+	r := newReport(of, ips)
+	agent := current(pods.Items)
+	r.addAgent(agent, namespace)
+	if agent == nil {
+		return r, nil
+	}
+	in, err := agents.InspectNode(ctx, agent)
+	switch {
+	case apierrors.IsForbidden(err):
+		r.NotAsked = cluster.Explain(err)
+	case err != nil:
+		r.Unknown = append(r.Unknown, "what the agent knows of the node: "+cluster.Explain(err))
+	default:
+		r.addInspection(in, time.Now())
+	}
+	return r, nil
+}
+
+// current returns the agent's pod; where one is being replaced, the newer one.
+func current(pods []v1.Pod) *v1.Pod {
+	var newest *v1.Pod
+	for i := range pods {
+		if newest == nil || newest.CreationTimestamp.Before(&pods[i].CreationTimestamp) {
+			newest = &pods[i]
+		}
+	}
+	return newest
+}
+
+func newReport(of *v1.Node, ips []v1alpha1.FloatingIP) *Report {
+	r := &Report{Name: of.Name, Ready: string(v1.ConditionUnknown), Addresses: []Address{}, Problems: []answer.Problem{}}
+	for _, condition := range of.Status.Conditions {
+		if condition.Type != v1.NodeReady {
+			continue
+		}
+		if r.Ready = string(condition.Status); condition.Status != v1.ConditionTrue {
+			r.problem("kubectl describe node "+of.Name, "node %s is not Ready: %s", of.Name, condition.Message)
+		}
+	}
+	for i := range ips {
+		spec := &ips[i].Spec
+		a := Address{Address: spec.Address, Pool: spec.Pool, Since: spec.Since, object: ips[i].Name}
+		if spec.Pod != nil && spec.Owner != nil {
+			a.Pod = spec.Owner.Namespace + "/" + spec.Pod.Name
+		}
+		r.Addresses = append(r.Addresses, a)
+		if ips[i].InConflict() {
+			r.problem("kubectl describe floatingip "+ips[i].Name, "a host outside of the cluster has %s", spec.Address)
+		}
+	}
+	return r
+}
+
+func (r *Report) problem(command, format string, args ...any) {
+	r.Problems = append(r.Problems, answer.Problem{Text: fmt.Sprintf(format, args...), Command: command})
+}
+
+func (r *Report) addAgent(pod *v1.Pod, namespace string) {
+	if pod == nil {
+		r.problem(fmt.Sprintf("kubectl -n %s describe daemonset berth-agent", namespace),
+			"no agent runs on node %s: no pod with a floating IP comes there, and nobody looks after the %d addresses that are there", r.Name, len(r.Addresses))
+		return
+	}
+	r.Agent = &Agent{Pod: pod.Name, Ready: agentpod.IsReady(pod), Since: pod.CreationTimestamp}
+	for i := range pod.Spec.Containers {
+		r.Agent.Image = pod.Spec.Containers[i].Image
+	}
+	for i := range pod.Status.ContainerStatuses {
+		r.Agent.Restarts += pod.Status.ContainerStatuses[i].RestartCount
+	}
+	if !r.Agent.Ready {
+		r.problem(fmt.Sprintf("kubectl -n %s logs %s", namespace, pod.Name), "the agent %s is not Ready: no pod with a floating IP comes to node %s", pod.Name, r.Name)
+	}
+}
+
+// settled is how long a pod may be bound before its node must carry its addresses.
+const settled = time.Minute
+
+// addInspection adds what the agent says.
+func (r *Report) addInspection(in *Inspection, now time.Time) {
+	if in.NotReady != "" {
+		r.problem("", "%s", in.NotReady)
+	}
+	if in.API.Error != "" || !in.API.Synced {
+		r.problem("", "the agent does not reach the API server: %s", in.API.Error)
+	}
+	// A pod whose container came anew has its old one for a moment.
+	for _, running := range []bool{true, false} {
+		for i := range in.Containers {
+			if c := &in.Containers[i]; (c.Phase == added) == running {
+				r.addContainer(c)
+			}
+		}
+	}
+	for i := range r.Addresses {
+		a := &r.Addresses[i]
+		if a.Wiring != "" || a.Pod == "" {
+			continue
+		}
+		a.Wiring = "no container"
+		if a.Since != nil && now.Sub(a.Since.Time) > settled {
+			r.problem("kubectl berth trace "+a.Address+" --node", "no container of pod %s has %s on the node", a.Pod, a.Address)
+		}
+	}
+	for _, c := range in.Conflicts {
+		r.problem("kubectl berth trace "+c.Address+" --node", "%s, of pod %s", c.Heard, c.Pod)
+	}
+	for _, o := range in.Orphans {
+		r.problem("", "link %s with %s has no record: the agent lost its state file", o.Link, strings.Join(o.Addresses, ", "))
+	}
+	for _, text := range slices.Concat(in.Problems, in.Policies.Failures, in.Policies.Unenforced) {
+		r.problem("", "%s", text)
+	}
+}
+
+// addContainer notes how the addresses of a container are wired.
+func (r *Report) addContainer(c *Container) {
+	ok, text := c.Wiring()
+	named := false
+	for _, link := range c.Interfaces {
+		for _, ip := range link.FloatingIPs {
+			i := slices.IndexFunc(r.Addresses, func(a Address) bool { return a.Address == ip.Address && a.Pod == c.Pod.String() })
+			switch {
+			case i >= 0 && r.Addresses[i].Wiring != "":
+				// A running container of the pod has it.
+			case i >= 0:
+				named = true
+				r.Addresses[i].Link, r.Addresses[i].Wiring = link.Link, text
+			case c.Phase == added:
+				r.problem("kubectl berth who "+ip.Address, "the node carries %s for pod %s, and the FloatingIP names another pod or node", ip.Address, c.Pod)
+			}
+		}
+	}
+	// A container whose addresses were withdrawn, or that is on its way out, is as it should be where no address is its.
+	if !ok && (named || c.Phase == added) {
+		r.problem("kubectl -n "+c.Pod.Namespace+" describe pod "+c.Pod.Name, "pod %s: %s", c.Pod, text)
+	}
+}
+
+func (r *Report) answer() *answer.Answer {
+	table := answer.NewTable("Address", "Pool", "Pod", "Since", "Link", "Wiring")
+	a := &answer.Answer{Table: table, Kind: Kind, Content: r}
+	for _, address := range r.Addresses {
+		since := ""
+		if address.Since != nil {
+			since = duration.HumanDuration(time.Since(address.Since.Time))
+		}
+		table.Add(address.Address, address.Pool, address.Pod, since, address.Link, address.Wiring)
+		a.Names = append(a.Names, "floatingip."+v1alpha1.GroupName+"/"+address.object)
+	}
+	a.Text = func(out io.Writer, paint answer.Paint) {
+		if len(r.Addresses) > 0 {
+			fmt.Fprintln(out)
+		}
+		if agent := r.Agent; agent != nil {
+			fmt.Fprintf(out, "Agent %s, %s, runs since %s, with %d restarts.\n", agent.Pod, agent.Image, agent.Since.UTC().Format(time.RFC3339), agent.Restarts)
+		}
+		if r.NotAsked != "" {
+			fmt.Fprintln(out, paint.Yellow("The agent was not asked: ")+r.NotAsked)
+		}
+		answer.PrintProblems(out, paint, r.Problems, r.Unknown)
+		if len(r.Problems)+len(r.Unknown) == 0 {
+			fmt.Fprintln(out, paint.Green(fmt.Sprintf("No problem; %d addresses.", len(r.Addresses))))
+		}
+	}
+	return a
+}

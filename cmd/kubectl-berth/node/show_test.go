@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+func held(address, pod string, since time.Time) v1alpha1.FloatingIP {
+	return v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: address}, Spec: v1alpha1.FloatingIPSpec{
+		Address: address, Pool: "web", Pod: &v1alpha1.PodReference{Name: pod}, Owner: &v1alpha1.Owner{Namespace: "shop"}, Since: &metav1.Time{Time: since},
+	}}
+}
+
+// Objects and the agent's answer are one: each address with its wiring, and each contradiction once.
+func TestReport(t *testing.T) {
+	now := time.Now()
+	long := now.Add(-time.Hour)
+	ready := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node7"}, Status: v1.NodeStatus{Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}}}}
+	agent := &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "berth-agent-x"}, Spec: v1.PodSpec{Containers: []v1.Container{{Image: "berth-agent:v1"}}},
+		Status: v1.PodStatus{Conditions: []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue}}, ContainerStatuses: []v1.ContainerStatus{{RestartCount: 2}}},
+	}
+	const well = `{"api":{"synced":true},"containers":[
+		{"pod":{"namespace":"shop","name":"web-0"},"phase":"added","interfaces":[{"name":"eth0","link":"bth1","floatingIPs":[{"address":"10.0.70.1"}]}]},
+		{"pod":{"namespace":"shop","name":"web-0"},"phase":"deleting","interfaces":[{"name":"eth0","link":"bth0","floatingIPs":[{"address":"10.0.70.1"}]}]},
+		{"pod":{"namespace":"shop","name":"old"},"phase":"withdrawn","reason":"another pod holds it","interfaces":[{"name":"eth0","floatingIPs":[{"address":"10.0.70.1"}]}]}]}`
+	for _, test := range []struct {
+		name, says string
+		ips        []v1alpha1.FloatingIP
+		agent      *v1.Pod
+		wiring     string
+		problems   []string
+	}{
+		{"all is well", well, []v1alpha1.FloatingIP{held("10.0.70.1", "web-0", long)}, agent, "added", nil},
+		{"nothing is there", `{"api":{"synced":true}}`, nil, agent, "", nil},
+		{"a pod that just comes", `{"api":{"synced":true}}`, []v1alpha1.FloatingIP{held("10.0.70.1", "web-0", now)}, agent, "no container", nil},
+		{"a pod that never came", `{"api":{"synced":true}}`, []v1alpha1.FloatingIP{held("10.0.70.1", "web-0", long)}, agent, "no container", []string{"no container of pod shop/web-0 has 10.0.70.1"}},
+		{
+			"not in the kernel", strings.Replace(well, `"phase":"added"`, `"phase":"added","missing":"a route"`, 1), []v1alpha1.FloatingIP{held("10.0.70.1", "web-0", long)}, agent,
+			"the kernel lacks a route", []string{"pod shop/web-0: the kernel lacks a route"},
+		},
+		{"recorded elsewhere", well, nil, agent, "", []string{"carries 10.0.70.1 for pod shop/web-0"}},
+		{"no agent", "", []v1alpha1.FloatingIP{held("10.0.70.1", "web-0", long)}, nil, "", []string{"no agent runs on node node7: no pod with a floating IP comes there, and nobody looks after the 1 addresses"}},
+		{
+			"an agent in trouble", `{"api":{"error":"no route"},"notReady":"agent not ready: no uplink","problems":["odd"],"policies":{"failures":["table"],"unenforced":["shop/fast"]},` +
+				`"conflicts":[{"address":"10.0.70.1","pod":{"namespace":"shop","name":"web-0"},"heard":"02:00:00:00:00:01 has 10.0.70.1"}],"orphans":[{"link":"bth9","addresses":["10.0.70.9"]}]}`,
+			nil, &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "berth-agent-x"}}, "",
+			[]string{"berth-agent-x is not Ready", "no uplink", "API server: no route", "02:00:00:00:00:01 has 10.0.70.1", "bth9 with 10.0.70.9", "odd", "table", "shop/fast"},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := newReport(ready, test.ips)
+			r.addAgent(test.agent, "berth-system")
+			if test.says != "" {
+				var in Inspection
+				if err := json.Unmarshal([]byte(test.says), &in); err != nil {
+					t.Fatal(err)
+				}
+				r.addInspection(&in, now)
+			}
+			if len(r.Problems) != len(test.problems) {
+				t.Fatalf("problems: %+v, want %q", r.Problems, test.problems)
+			}
+			for i, want := range test.problems {
+				if !strings.Contains(r.Problems[i].Text, want) {
+					t.Errorf("problem %q, want %q", r.Problems[i].Text, want)
+				}
+			}
+			if len(r.Addresses) > 0 && r.Addresses[0].Wiring != test.wiring {
+				t.Errorf("wiring %q, want %q", r.Addresses[0].Wiring, test.wiring)
+			}
+		})
+	}
+}
+
+func TestPrintReport(t *testing.T) {
+	r := newReport(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node7"}, Status: v1.NodeStatus{Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionFalse, Message: "kubelet stopped"}}}},
+		[]v1alpha1.FloatingIP{held("10.0.70.1", "web-0", time.Now().Add(-25*time.Hour))})
+	r.Agent, r.NotAsked = &Agent{Pod: "berth-agent-x", Image: "berth-agent:v1", Restarts: 2, Since: metav1.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}, "you may not"
+	r.Unknown = []string{"what the moon is made of"}
+	const want = `ADDRESS     POOL   POD          SINCE   LINK   WIRING
+10.0.70.1   web    shop/web-0   25h     -      -
+
+Agent berth-agent-x, berth-agent:v1, runs since 2026-01-02T03:04:05Z, with 2 restarts.
+The agent was not asked: you may not
+node node7 is not Ready: kubelet stopped
+  kubectl describe node node7
+It is not known what the moon is made of
+`
+	var out strings.Builder
+	if err := answer.NewFormat().Print(&out, r.answer()); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
