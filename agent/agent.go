@@ -36,6 +36,8 @@ type pods interface {
 	Addresses(ctx context.Context, pod podinfo.Pod) ([]api.Address, error)
 	Alive(ctx context.Context, pod api.Pod) (bool, error)
 	Holds(ctx context.Context, pod api.Pod, addr api.Address) error
+	// Standing tells what all pods of the node hold.
+	Standing(ctx context.Context) (podinfo.Standing, error)
 	// Annotations returns a pod's annotations that the watch has seen, without blocking.
 	Annotations(pod api.Pod) (annotations map[string]string, known bool)
 	// Holder returns the pod of this node that holds the address.

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -53,6 +54,9 @@ type world struct {
 	podIP string
 	// missing is the error of the driver's Check.
 	missing error
+	// questions counts questions for addresses. Another pod has those of the pod with the UID lost.
+	questions atomic.Int32
+	lost      string
 	// unfiltered says that only filters are missing.
 	unfiltered bool
 	// named are the networks that the pod's annotation names.
@@ -80,8 +84,20 @@ func (w *world) Pod(context.Context, string, string, string) (podinfo.Pod, error
 func (w *world) Addresses(context.Context, podinfo.Pod) ([]api.Address, error) {
 	return w.addrs, w.addrErr
 }
-func (w *world) Alive(context.Context, api.Pod) (bool, error)      { return w.alive, nil }
-func (w *world) Holds(context.Context, api.Pod, api.Address) error { return w.holds }
+func (w *world) Alive(context.Context, api.Pod) (bool, error) { return w.alive, nil }
+func (w *world) Holds(context.Context, api.Pod, api.Address) error {
+	w.questions.Add(1)
+	return w.holds
+}
+
+func (w *world) Standing(context.Context) (podinfo.Standing, error) {
+	w.questions.Add(1)
+	holds := w.holds == nil && w.alive
+	if w.holds != nil && !errors.Is(w.holds, podinfo.ErrNotHolder) {
+		return nil, w.holds
+	}
+	return func(pod api.Pod, _ []api.Address) bool { return holds && pod.UID != w.lost }, nil
+}
 func (w *world) Holder(context.Context, netip.Addr) (api.Pod, error) {
 	return w.pod.Pod, w.holds
 }
@@ -571,6 +587,43 @@ func TestRepair(t *testing.T) {
 					t.Errorf("the record is %s, want %s", got, c.phase)
 				}
 			})
+		})
+	}
+}
+
+// After an outage of the API one question tells about all pods, and each that seems to have lost its address is
+// asked for again.
+func TestVerifyAsksOnce(t *testing.T) {
+	for name, c := range map[string]struct {
+		lost      string
+		away      error
+		questions int32
+	}{
+		"all hold":     {"", nil, 1},
+		"one seems to": {"u7", nil, 2},
+		"no answer":    {"", context.DeadlineExceeded, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, w := newAgent(t)
+			for i := range 50 {
+				r := record(fmt.Sprint("c", i), state.Added, "/proc/self/ns/net", w.addrs)
+				r.Pod.UID = fmt.Sprint("u", i)
+				must(t, a.Store.Put(r))
+			}
+			w.lost, w.holds = c.lost, c.away
+			a.Suspect()
+			if err := a.Verify(t.Context()); (err != nil) != (c.away != nil) {
+				t.Errorf("Verify() = %v", err)
+			}
+			if got := w.questions.Load(); got != c.questions {
+				t.Errorf("%d questions for the addresses of 50 pods, want %d", got, c.questions)
+			}
+			w.questions.Store(0)
+			w.holds, w.lost = nil, ""
+			must(t, a.Verify(t.Context()))
+			if got := w.questions.Load(); (got > 0) != (c.away != nil) {
+				t.Errorf("%d questions of the next call", got)
+			}
 		})
 	}
 }

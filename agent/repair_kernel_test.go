@@ -11,6 +11,7 @@ import (
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
@@ -20,9 +21,9 @@ import (
 func TestPodsOwnSideStays(t *testing.T) {
 	netnstest.Need(t)
 	for name, again := range map[string]func(*Agent, state.Key) error{
-		"verify": func(a *Agent, _ state.Key) error {
-			a.Suspect()
-			return a.Verify(t.Context())
+		// Verify would leave the namespace of the test's thread.
+		"verify": func(a *Agent, key state.Key) error {
+			return a.verifyOne(t.Context(), key, func(api.Pod, []api.Address) bool { return true })
 		},
 		"restore": func(a *Agent, key state.Key) error {
 			record := a.Store.Get(key)

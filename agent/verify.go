@@ -21,7 +21,7 @@ import (
 const (
 	// verifyParallel limits the questions to the API at a time.
 	verifyParallel = 8
-	// verifyPatience limits the questions about one record.
+	// verifyPatience limits the question about all records, and the questions about one.
 	verifyPatience = 10 * time.Second
 )
 
@@ -41,18 +41,14 @@ func (s *suspects) add(key state.Key) {
 	s.keys[key] = true
 }
 
-func (s *suspects) list() []state.Key {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Collect(maps.Keys(s.keys))
-}
-
-// take removes a key before the questions about it: a suspicion that comes meanwhile
+// take removes and returns all, before the questions about them: a suspicion that comes meanwhile
 // stays.
-func (s *suspects) take(key state.Key) {
+func (s *suspects) take() []state.Key {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.keys, key)
+	keys := slices.Collect(maps.Keys(s.keys))
+	s.keys = nil
+	return keys
 }
 
 // Suspect makes Verify ask about every floating IP and host port that this node carries. Its caller
@@ -66,27 +62,29 @@ func (a *Agent) Suspect() {
 }
 
 // Verify asks the API about the suspects, withdraws the addresses of other pods and
-// repairs the node's side of the rest. It asks about one first and then
-// about the others in parallel, each by itself. It returns an error while suspects are
+// repairs the node's side of the rest. It asks about all with one question, and again about
+// those that seem to have lost something, each by itself. It returns an error while suspects are
 // left.
 func (a *Agent) Verify(ctx context.Context) error {
-	keys := a.suspects.list()
+	keys := a.suspects.take()
 	if len(keys) == 0 {
 		return nil
 	}
-	// Where the API does not answer, one question is enough. The next pass begins with
-	// another record: the order of a map is random.
-	err := a.verifyOne(ctx, keys[0])
-	if errors.Is(err, errNoAnswer) {
-		return err
+	standing, err := a.standing(ctx)
+	if err != nil {
+		for _, key := range keys {
+			a.suspects.add(key)
+		}
+		return fmt.Errorf("%w: %w", errNoAnswer, err)
 	}
-	errs := []error{err}
+	var errs []error
 	var mu sync.Mutex
 	var group errgroup.Group
 	group.SetLimit(verifyParallel)
-	for _, key := range keys[1:] {
+	for _, key := range keys {
 		group.Go(func() error {
-			if err := a.verifyOne(ctx, key); err != nil {
+			if err := a.verifyOne(ctx, key, standing); err != nil {
+				a.suspects.add(key)
 				mu.Lock()
 				defer mu.Unlock()
 				errs = append(errs, err)
@@ -98,32 +96,31 @@ func (a *Agent) Verify(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+func (a *Agent) standing(ctx context.Context) (podinfo.Standing, error) {
+	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
+	defer cancel()
+	return a.Pods.Standing(ctx)
+}
+
 // errNoAnswer is returned where the API did not name the pod that holds an address.
 var errNoAnswer = errors.New("cannot ask the API server")
 
-// verifyOne asks about one record, which stays a suspect after an error.
-func (a *Agent) verifyOne(ctx context.Context, key state.Key) error {
+// verifyOne decides about one record.
+func (a *Agent) verifyOne(ctx context.Context, key state.Key, holds podinfo.Standing) error {
 	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
 	defer cancel()
-	a.suspects.take(key)
-	err := a.verifyRecord(ctx, key)
-	if err != nil {
-		a.suspects.add(key)
-	}
-	return err
-}
-
-func (a *Agent) verifyRecord(ctx context.Context, key state.Key) error {
 	record := a.Store.Get(key)
 	if record == nil || record.Phase == state.Withdrawn {
 		return nil
 	}
-	reason, err := a.lostWhy(ctx, record)
-	if err != nil {
-		return fmt.Errorf("%w: %w", errNoAnswer, err)
-	}
-	if reason != "" {
-		return a.withdraw(ctx, record, reason)
+	if !holds(record.Pod, record.Addresses()) {
+		reason, err := a.lostWhy(ctx, record)
+		if err != nil {
+			return fmt.Errorf("%w: %w", errNoAnswer, err)
+		}
+		if reason != "" {
+			return a.withdraw(ctx, record, reason)
+		}
 	}
 	if err := a.setupAgain(ctx, record); err != nil {
 		// It has nothing to do with the API, and is tried again without it.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
@@ -32,6 +34,8 @@ type floatingIPs interface {
 	// Get reads one FloatingIP live. It is safe in parallel and blocks for one
 	// request.
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*v1alpha1.FloatingIP, error)
+	// List reads several. It is safe in parallel and blocks for one request.
+	List(ctx context.Context, options metav1.ListOptions) (*v1alpha1.FloatingIPList, error)
 	// Patch changes one. It is safe in parallel and blocks for one request.
 	Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, options metav1.PatchOptions, subresources ...string) (*v1alpha1.FloatingIP, error)
 }
@@ -244,26 +248,29 @@ func (n *Node) work(ctx context.Context, handler Handler) {
 	}
 }
 
-// reconnectInterval is the wait between attempts while the API cannot be reached. The watch
-// itself backs off up to a minute, which is too long: the node might go on to answer for an
-// address of another node.
-const reconnectInterval = time.Second
+// reconnectInterval is the shortest wait between attempts while the API cannot be reached, and twice that the
+// longest: the agents of a cluster lose the API together, and must not all ask at once when it is back. The
+// watch itself backs off up to a minute, which is too long: the node might go on to answer for an address of
+// another node.
+const reconnectInterval = 500 * time.Millisecond
 
 // reconnect has all addresses verified as soon as the API answers again.
 func (n *Node) reconnect(ctx context.Context, handler Handler) {
 	logger := klog.FromContext(ctx)
-	ticker := time.NewTicker(reconnectInterval)
-	defer ticker.Stop()
+	timer := time.NewTimer(rand.N(reconnectInterval))
+	defer timer.Stop()
 	failing := false
 	for {
-		// With nothing to verify the tick costs nothing.
 		select {
 		case <-ctx.Done():
 			return
-		case <-ticker.C:
 		case <-n.lost:
 			handler.Suspect()
+			continue
+		case <-timer.C:
 		}
+		timer.Reset(wait.Jitter(reconnectInterval, 1))
+		// With nothing to verify it costs nothing.
 		err := handler.Verify(ctx)
 		switch {
 		case err != nil && !failing:

@@ -15,6 +15,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -32,6 +34,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/ipam/podrequest"
+	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
 const thisNode = "node-1"
@@ -41,13 +44,28 @@ type fakeIPs struct {
 	mu  sync.Mutex
 	ips map[string]*v1alpha1.FloatingIP
 	err error
-	// patches is the number of calls of Patch.
-	patches int
+	// patches is the number of calls of Patch, asked of Get and List.
+	patches, asked int
+}
+
+// List understands the field selector of a node, as the API server does.
+func (f *fakeIPs) List(_ context.Context, o metav1.ListOptions) (*v1alpha1.FloatingIPList, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asked++
+	list := &v1alpha1.FloatingIPList{}
+	for _, ip := range f.ips {
+		if "spec.node="+ip.Spec.Node == o.FieldSelector {
+			list.Items = append(list.Items, *ip.DeepCopy())
+		}
+	}
+	return list, f.err
 }
 
 func (f *fakeIPs) Get(_ context.Context, name string, _ metav1.GetOptions) (*v1alpha1.FloatingIP, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.asked++
 	if f.err != nil {
 		return nil, f.err
 	}
@@ -388,6 +406,62 @@ func TestHolds(t *testing.T) {
 	}
 }
 
+// One question tells what all pods of the node hold, before the watch knows them and after.
+func TestStanding(t *testing.T) {
+	ips := &fakeIPs{ips: map[string]*v1alpha1.FloatingIP{
+		"10.0.70.5": fip("10.0.70.5", "u1", thisNode), "10.0.70.6": fip("10.0.70.6", "u1", thisNode), "10.0.70.7": fip("10.0.70.7", "u2", thisNode),
+		"10.0.70.8": fip("10.0.70.8", "u1", "node-2"), "10.0.70.9": fip("10.0.70.9", "", thisNode),
+	}}
+	client := fake.NewClientset(podObject("u1"), podObject("u3", func(p *corev1.Pod) { p.Name, p.Status.Phase = "done", corev1.PodFailed }))
+	n := New(thisNode, podsOf(client), ips, podrequest.Reader{})
+	for _, watched := range []bool{false, true} {
+		if watched {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			go n.informer.RunWithContext(ctx)
+			if !n.WaitForSync(ctx) {
+				t.Fatal("the watch does not start")
+			}
+		}
+		ips.asked = 0
+		s, err := n.Standing(t.Context())
+		if err != nil || ips.asked != 1 {
+			t.Fatalf("Standing() = %v after %d questions, want one", err, ips.asked)
+		}
+		pod := api.Pod{Namespace: "default", Name: "web-0", UID: "u1"}
+		for _, c := range []struct {
+			name      string
+			pod       api.Pod
+			addresses string
+			want      bool
+		}{
+			{"all", pod, "10.0.70.5,10.0.70.6", true},
+			{"none wanted", pod, "", true},
+			{"one of another pod", pod, "10.0.70.5,10.0.70.7", false},
+			{"one on another node", pod, "10.0.70.5,10.0.70.8", false},
+			{"one that nobody holds", pod, "10.0.70.9", false},
+			{"one that is not there", pod, "10.0.70.10", false},
+			{"a pod that was replaced", api.Pod{Namespace: "default", Name: "web-0", UID: "u2"}, "10.0.70.7", false},
+			{"a pod that has finished", api.Pod{Namespace: "default", Name: "done", UID: "u3"}, "", false},
+			{"a pod that is gone", api.Pod{Namespace: "default", Name: "gone", UID: "u2"}, "10.0.70.7", false},
+		} {
+			var addrs []api.Address
+			for text := range strings.SplitSeq(c.addresses, ",") {
+				if text != "" {
+					addrs = append(addrs, api.Address{Address: netip.MustParseAddr(text)})
+				}
+			}
+			if got := s(c.pod, addrs); got != c.want {
+				t.Errorf("watched %t, %s: %t, want %t", watched, c.name, got, c.want)
+			}
+		}
+	}
+	ips.err = errors.New("away")
+	if _, err := n.Standing(t.Context()); err == nil {
+		t.Error("Standing() without an answer succeeds")
+	}
+}
+
 // Holder finds the pod of an address of which the agent knows nothing else.
 func TestHolder(t *testing.T) {
 	owned := fip("10.0.70.5", "u1", thisNode)
@@ -475,6 +549,51 @@ func (h *handler) Verify(context.Context) error {
 	default:
 	}
 	return nil
+}
+
+// late is a handler that notes when it is told to verify its suspects, and never can.
+type late struct {
+	handler
+	at []time.Duration
+	of time.Time
+}
+
+func (l *late) Verify(context.Context) error {
+	if l.suspected {
+		l.at = append(l.at, time.Since(l.of))
+	}
+	return errors.New("no answer")
+}
+
+// Agents that lose the API at the same moment do not ask at the same moment, and each asks again soon.
+func TestReconnectsApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		var group sync.WaitGroup
+		var agents []*late
+		for range 100 {
+			n, l := &Node{lost: wakeup.New()}, &late{of: time.Now()}
+			agents = append(agents, l)
+			n.VerifySoon()
+			group.Go(func() { n.reconnect(ctx, l) })
+		}
+		group.Wait()
+		for try := range 2 {
+			moments := map[time.Duration]int{}
+			for _, l := range agents {
+				moments[l.at[try].Truncate(50*time.Millisecond)]++
+			}
+			if len(moments) < 8 {
+				t.Errorf("100 agents ask at %v", moments)
+			}
+		}
+		for _, l := range agents {
+			if last := l.at[len(l.at)-1]; len(l.at) < 9 || last < 8*time.Second {
+				t.Errorf("an agent asks at %v only", l.at)
+			}
+		}
+	})
 }
 
 // A pod that comes, and a change of its annotations, are told; other changes are not.

@@ -58,7 +58,7 @@ func TestPermissions(t *testing.T) {
 		{
 			account: "berth-agent",
 			may: []string{
-				"get /pods", "list /pods", "watch /pods", "get berth.dev/floatingips", "patch /pods/status", "patch berth.dev/floatingips/status",
+				"get /pods", "list /pods", "watch /pods", "get berth.dev/floatingips", "list berth.dev/floatingips", "patch /pods/status", "patch berth.dev/floatingips/status",
 				"get k8s.cni.cncf.io/network-attachment-definitions", "act berth.dev/agents",
 				"list /namespaces", "watch /namespaces", "list berth.dev/networkprofiles", "watch berth.dev/networkprofiles",
 				"get /namespaces", "list networking.k8s.io/networkpolicies", "watch networking.k8s.io/networkpolicies",
@@ -71,7 +71,7 @@ func TestPermissions(t *testing.T) {
 				"patch networking.k8s.io/networkpolicies", "patch policy.networking.k8s.io/clusternetworkpolicies", "patch policy.networking.k8s.io/clusternetworkpolicies/status",
 				"list apiextensions.k8s.io/customresourcedefinitions", "watch apiextensions.k8s.io/customresourcedefinitions /others.example.org",
 				"patch /namespaces", "create berth.dev/networkprofiles", "patch berth.dev/networkprofiles", "update berth.dev/networkprofiles", "delete /events", "list /events",
-				"list berth.dev/floatingips", "watch berth.dev/floatingips", "create berth.dev/floatingips", "update berth.dev/floatingips",
+				"watch berth.dev/floatingips", "create berth.dev/floatingips", "update berth.dev/floatingips",
 				"patch berth.dev/floatingips", "delete berth.dev/floatingips", "delete berth.dev/floatingips/held",
 				"get berth.dev/ippools", "get berth.dev/ipclaims", "create /pods", "update /pods", "patch /pods", "delete /pods", "update /pods/status",
 				"update berth.dev/floatingips/status", "list k8s.cni.cncf.io/network-attachment-definitions",
