@@ -57,7 +57,7 @@ CHAOS_PODS   ?= 2000
 CHAOS_NODES  ?= 40
 CHAOS_STEPS  ?= 300
 
-.PHONY: all check help build images chart krew release publish sign test-install demo lab lab-down test test-unit test-release test-rules test-machine test-policy test-race test-api test-import test-check-many test-trace test-reading-many test-chaos chaos test-node test-e2e test-kube-proxy test-network-types test-netpol test-node-policy test-policy-storm fuzz mutate vulncheck bench lint generate verify clean
+.PHONY: all check help build images sbom chart krew release publish sign test-install demo lab lab-down test test-unit test-release test-rules test-machine test-policy test-race test-api test-import test-check-many test-trace test-reading-many test-chaos chaos test-node test-e2e test-kube-proxy test-network-types test-netpol test-node-policy test-policy-storm fuzz mutate vulncheck bench lint generate verify clean
 
 all: build
 
@@ -89,8 +89,11 @@ krew: ## Pack the kubectl plugin for krew, with its manifest, into dist/: archiv
 	cd test && go run ./cmd/krew -from ../dist/.krew -out ../dist -license ../LICENSE -version $(VERSION) -url https://github.com/berth-dev/berth/releases/download/$(VERSION)
 	rm -r dist/.krew
 
-release: images chart krew ## Write all that a release of VERSION has into dist/: images, chart, objects for kubectl, plugin archives, checksums.
-	cd dist && sha256sum *.tar *.tgz *.tar.gz *.yaml > SHA256SUMS
+sbom: images ## Write what the images are made of into dist/, as CycloneDX: the Go modules in each program, packages of Debian.
+	cd test && go run ./cmd/sbom $(foreach i,scheduler controller agent,../dist/berth-$(i)-$(VERSION).tar)
+
+release: sbom chart krew ## Write all that a release of VERSION has into dist/: images and what they are made of, chart, objects for kubectl, plugin archives, checksums.
+	cd dist && sha256sum *.tar *.cdx.json *.tgz *.tar.gz *.yaml > SHA256SUMS
 
 publish: ## Push the images and the chart of dist/ to REGISTRY.
 	for i in scheduler controller agent; do \
@@ -99,9 +102,11 @@ publish: ## Push the images and the chart of dist/ to REGISTRY.
 	rm -r dist/.layout
 	test/bin/helm push $(if $(filter localhost%,$(REGISTRY)),--plain-http) dist/berth-$(CHART_VERSION).tgz oci://$(REGISTRY)/charts
 
-sign: ## Sign the images and the chart that publish pushed, and the checksums, as the workflow that runs this (cosign, keyless).
+sign: ## Sign the images and the chart that publish pushed, what the images are made of, and the checksums, as the workflow that runs this (cosign, keyless).
 	for i in berth-scheduler:$(VERSION) berth-controller:$(VERSION) berth-agent:$(VERSION) charts/berth:$(CHART_VERSION); do \
 		$(COSIGN) sign --yes $(REGISTRY)/$${i%%:*}@$$($(CRANE) digest $(REGISTRY)/$$i) || exit 1; done
+	for i in scheduler controller agent; do \
+		$(COSIGN) attest --yes --type cyclonedx --predicate dist/berth-$$i-$(VERSION).cdx.json $(REGISTRY)/berth-$$i@$$($(CRANE) digest $(REGISTRY)/berth-$$i:$(VERSION)) || exit 1; done
 	$(COSIGN) sign-blob --yes --bundle dist/SHA256SUMS.sigstore.json dist/SHA256SUMS
 
 demo: ## Show the main job on a real cluster; KEEP=1 leaves it up.
@@ -138,8 +143,8 @@ test-unit: ## Beside the code: unit, model, kernel tests in namespaces.
 	REQUIRE_NETNS=1 $(GOTEST) ./...
 	cd test/helm && $(GOTEST) ./...
 
-test-release: ## The parts of a release: images, the packages of Debian in them, plugin archives.
-	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) ./debian/... ./deploy/... ./image/... ./krew/...
+test-release: ## The parts of a release: images, what they are made of, the packages of Debian in them, plugin archives.
+	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) ./debian/... ./deploy/... ./image/... ./krew/... ./sbom/...
 
 test-rules: ## Alerts and dashboards: when alerts fire, by Debian's promtool, which the first run fetches by the mirrors of the host's apt.
 	cd test && $(GOTESTPROGRAMS) ./monitoring/...
