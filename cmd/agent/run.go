@@ -115,7 +115,7 @@ func newListener(o *Options) defence.Listener {
 	if o.Conflicts.Probes == 0 {
 		return nil
 	}
-	return conflict.NewListener()
+	return conflict.NewListener(wire.Answers)
 }
 
 func closeState(ctx context.Context, store *state.Store) {

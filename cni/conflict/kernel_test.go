@@ -16,10 +16,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/packet"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/frame"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -171,6 +173,9 @@ func TestMovingAddress(t *testing.T) {
 		}
 		return w.Announce(spec)
 	})
+	// Its agent answers probes of other hosts.
+	l := newListener(t, b)
+	b.Run(func() error { return l.Listen(onLink(indexOf(b), addr4, addr6)) })
 	found, err := ask(t, a, prober(), targetsOf(addr4, addr6)...)
 	if err != nil || len(found) > 0 {
 		t.Errorf("found %q, %v", found, err)
@@ -184,6 +189,61 @@ func TestMovingAddress(t *testing.T) {
 			t.Errorf("%v\n%s", err, out)
 		}
 	}
+}
+
+// A host that probes for an address that a node answers for by proxy, as DHCP clients do before they
+// take one, gets the node's answer, but none for other addresses and none after a withdrawal.
+func TestHostsProbe(t *testing.T) {
+	w, _, b := nodes(t)
+	h, _ := foreign(t, w, "10.0.70.99")
+	pod := netnstest.New(t)
+	spec := wire.Spec{ContainerID: "c", IfName: "eth0", NetNS: pod.Path(), Uplink: "eth0", MAC: v1alpha1.MACOf(netip.MustParseAddr(addr4)), Addresses: []api.Address{
+		{Address: netip.MustParseAddr(addr4), Subnet: netip.MustParsePrefix("10.0.70.0/24")},
+	}}
+	b.Run(func() error { _, err := wire.New("").Setup(spec); return err })
+	l := newListener(t, b)
+	b.Run(func() error { return l.Listen(onLink(indexOf(b), free4, addr4)) })
+	// answersOf returns the answers to a probe for each address, "address mac".
+	answersOf := func(addrs ...string) (found []string) {
+		h.Run(func() error {
+			link, err := net.InterfaceByName("eth0")
+			if err != nil {
+				return err
+			}
+			s := &segment{link: link, is4: true, targets: onLink(link.Index, addrs...)}
+			if s.conn, err = s.listen(); err != nil {
+				return err
+			}
+			defer s.conn.Close()
+			for _, target := range s.targets {
+				probe := frame.ARP{Operation: frame.ARPRequest, SenderMAC: link.HardwareAddr, Sender: netip.IPv4Unspecified(), Target: target.Address}
+				if _, err := s.conn.WriteTo(probe.To(frame.Broadcast()), &packet.Addr{HardwareAddr: frame.Broadcast()}); err != nil {
+					return err
+				}
+			}
+			return s.receive(t.Context(), time.Now().Add(time.Second), func(f []byte) {
+				if addr, mac, ok := s.answer(f); ok {
+					found = append(found, addr.String()+" "+mac.String())
+				}
+			})
+		})
+		return found
+	}
+	if diff := cmp.Diff([]string{addr4 + " " + macOf(b)}, answersOf(free4, addr4)); diff != "" {
+		t.Errorf("answers to probes (-want +got):\n%s", diff)
+	}
+	b.Run(func() error { return wire.New("").Withdraw(spec) })
+	if found := answersOf(addr4); len(found) > 0 {
+		t.Errorf("after the withdrawal: %q", found)
+	}
+}
+
+func onLink(link int, addrs ...string) []Target {
+	targets := targetsOf(addrs...)
+	for i := range targets {
+		targets[i].Link = link
+	}
+	return targets
 }
 
 // A pod that has its address on an interface of its own in the network, as with macvlan, is
@@ -257,7 +317,7 @@ func TestBrokenLinks(t *testing.T) {
 func TestListener(t *testing.T) {
 	w, a, b := nodes(t)
 	mac := macOf(b)
-	l := newListener(t)
+	l := newListener(t, a)
 	index := indexOf(a)
 	listen := func(l *Listener, targets ...Target) {
 		t.Helper()
@@ -305,13 +365,13 @@ func TestListener(t *testing.T) {
 	}
 	targets := targetsOf(addr4, addr6, free4, free6)
 	targets[0].Own, targets[1].Own = own, own
-	other := newListener(t)
+	other := newListener(t, a)
 	listen(other, targets...)
 	announce(b, addr4, free4, addr6, free6)
 	hears(other, free4, free6)
 
 	// A link that goes down is heard again, and so is one in its place.
-	late := newListener(t)
+	late := newListener(t, a)
 	listen(late, targetsOf(addr4)...)
 	a.IP("link", "set", "eth0", "down")
 	a.IP("link", "set", "eth0", "up")
@@ -344,8 +404,12 @@ func TestListener(t *testing.T) {
 	hears(late, addr4)
 }
 
-func newListener(t *testing.T) *Listener {
-	l := NewListener()
+// newListener returns a Listener of a node, whose kernel it asks.
+func newListener(t *testing.T, node *netnstest.Host) *Listener {
+	l := NewListener(func(link int, addr netip.Addr) (answers bool, err error) {
+		err = node.Try(func() (err error) { answers, err = wire.Answers(link, addr); return err })
+		return answers, err
+	})
 	t.Cleanup(func() { _ = l.Close() })
 	return l
 }

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"net"
+	"net/netip"
 	"slices"
 	"sync/atomic"
 
@@ -23,18 +24,24 @@ import (
 //
 // A claim proves nothing: where an address moves, its new node claims it.
 //
+// A Listener also answers hosts that probe for such an address, such as DHCP clients, where the
+// node answers for it by proxy: the kernel answers no probes by proxy.
+//
 // Listen and Close are for one goroutine; another one may read Claims.
 type Listener struct {
 	claims chan Conflict
 	ears   map[segmentKey]*ear
+	// answers returns whether the node answers for an address on a link by proxy.
+	answers func(link int, addr netip.Addr) (bool, error)
 }
 
 // waitingClaims is how many claims may wait to be read. More are lost: hosts repeat theirs.
 const waitingClaims = 64
 
-// NewListener returns a Listener that hears nothing yet.
-func NewListener() *Listener {
-	return &Listener{claims: make(chan Conflict, waitingClaims), ears: map[segmentKey]*ear{}}
+// NewListener returns a Listener that hears nothing yet. answers returns whether the node answers for
+// an IPv4 address on a link by proxy at this moment; an error means no.
+func NewListener(answers func(link int, addr netip.Addr) (bool, error)) *Listener {
+	return &Listener{claims: make(chan Conflict, waitingClaims), ears: map[segmentKey]*ear{}, answers: answers}
 }
 
 // Claims returns the claims heard. A host that repeats itself is heard again.
@@ -74,7 +81,7 @@ func (l *Listener) listen(k segmentKey, link *net.Interface, targets []Target) e
 	if err != nil {
 		return err
 	}
-	e := &ear{is4: k.is4, conn: conn}
+	e := &ear{is4: k.is4, conn: conn, answers: l.answers}
 	e.hears.Store(&hearing{link, targets})
 	l.ears[k] = e
 	go e.run(l.claims)
@@ -83,10 +90,11 @@ func (l *Listener) listen(k segmentKey, link *net.Interface, targets []Target) e
 
 // ear hears one family on one link.
 type ear struct {
-	is4    bool
-	conn   *packet.Conn
-	hears  atomic.Pointer[hearing]
-	broken atomic.Bool
+	is4     bool
+	conn    *packet.Conn
+	hears   atomic.Pointer[hearing]
+	broken  atomic.Bool
+	answers func(link int, addr netip.Addr) (bool, error)
 }
 
 // hearing has an ear's targets, and their link as it was at the last Listen.
@@ -108,6 +116,7 @@ func (e *ear) run(claims chan<- Conflict) {
 			e.broken.Store(true)
 			return
 		}
+		e.answer(buffer[:n])
 		if claim, ok := e.claim(buffer[:n]); ok {
 			select {
 			case claims <- claim:
@@ -136,10 +145,11 @@ func (e *ear) claim(f []byte) (Conflict, bool) {
 	return c, ok && i >= 0 && !bytes.Equal(c.MAC, h.targets[i].Own) && !bytes.Equal(c.MAC, h.link.HardwareAddr)
 }
 
-// Offsets in frames: of an ARP packet's sender, and of the end of the target of a neighbour
-// advertisement.
+// Offsets in frames: of an ARP packet's sender and target, and of the end of the target of a
+// neighbour advertisement.
 const (
 	arpSender = 14 + 14
+	arpTarget = 14 + 24
 	targetEnd = 14 + 40 + 20
 )
 
@@ -147,7 +157,7 @@ const (
 // its filter, which takes 16 bytes for an address.
 const maxAddresses = 512
 
-// claimsOf passes frames that may claim one of the targets.
+// claimsOf passes frames that may claim one of the targets, and probes for one.
 func claimsOf(is4 bool, targets []Target) []bpf.Instruction {
 	var program []bpf.Instruction
 	offset := uint32(arpSender)
@@ -160,6 +170,10 @@ func claimsOf(is4 bool, targets []Target) []bpf.Instruction {
 		return append(program, pass)
 	}
 	program = append(program, bpf.LoadAbsolute{Off: offset, Size: 4})
+	if is4 {
+		// A probe has no sender.
+		program = append(program, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: 0, SkipTrue: 1}, bpf.LoadAbsolute{Off: arpTarget, Size: 4})
+	}
 	for _, t := range targets {
 		// The last four bytes of an IPv6 address tell enough.
 		bytes := t.Address.AsSlice()

@@ -212,7 +212,7 @@ func (p *Prober) round(ctx context.Context, s *segment, asked []Target, interval
 
 func (s *segment) question(addr netip.Addr) (f []byte, to net.HardwareAddr) {
 	if addr.Is4() {
-		f = frame.ARP{Operation: frame.ARPRequest, SenderMAC: s.link.HardwareAddr, Sender: netip.IPv4Unspecified(), Target: addr}.To(frame.Broadcast())
+		f = frame.ARP{Operation: frame.ARPRequest, SenderMAC: s.link.HardwareAddr, TargetMAC: agentMark(), Sender: netip.IPv4Unspecified(), Target: addr}.To(frame.Broadcast())
 	} else {
 		f = frame.DuplicateProbe(s.link.HardwareAddr, addr)
 	}

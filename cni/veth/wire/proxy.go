@@ -4,9 +4,11 @@ package wire
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"iter"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -57,6 +59,22 @@ func (p proxy) del() error {
 		return fmt.Errorf("stop answering for %s on link %d: %w", p.addr, p.link, err)
 	}
 	return nil
+}
+
+// Answers returns whether the node answers for an address on the link.
+func Answers(link int, addr netip.Addr) (bool, error) {
+	p := proxy{addr: addr, link: link}
+	req := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, 0)
+	req.AddData(&netlink.Ndmsg{Family: uint8(rtnl.FamilyOf(addr)), Index: uint32(link), Flags: netlink.NTF_PROXY})
+	req.AddData(nl.NewRtAttr(ndaDst, addr.AsSlice()))
+	messages, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
+	if errors.Is(err, unix.ENOENT) || rtnl.IsGone(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("see whether the node answers for %s on link %d: %w", addr, link, err)
+	}
+	return slices.ContainsFunc(messages, func(m []byte) bool { have, ours := parseProxy(m); return ours && have == p }), nil
 }
 
 // listProxies returns our entries of one family.
