@@ -24,6 +24,7 @@ var rules = []rule{
 	{"cmd/kubectl-berth", []string{"plugins", "agent", "cni", "k8s.io/kubernetes"}, "the kubectl plugin is a plain API client"},
 	{"cmd/kubectl-berth/audit", []string{"ipam/allocator", "k8s.io/cli-runtime"}, "contradictions follow from the API server, not from the book"},
 	{"cmd/kubectl-berth/standing", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "an address's state follows from objects, without I/O"},
+	{"cmd/kubectl-berth/history/ledger", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "lines are read without asking a cluster"},
 	{"cmd/kubectl-berth/pool/poolmap", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "a map is drawn from objects, without I/O"},
 	{"cmd/kubectl-berth/inventory/usage", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "addresses are counted without I/O"},
 	{"cmd/kubectl-berth/transfer/backup", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "a plan is made without I/O"},

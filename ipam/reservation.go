@@ -68,6 +68,17 @@ func (r *Reservation) Pools() string {
 	return strings.Join(names, ",")
 }
 
+// Committed returns the FloatingIPs that Commit wrote.
+func (r *Reservation) Committed() []*v1alpha1.FloatingIP {
+	var ips []*v1alpha1.FloatingIP
+	for _, a := range r.addrs {
+		if a.committed != nil {
+			ips = append(ips, a.committed)
+		}
+	}
+	return ips
+}
+
 // Reserve takes addresses for the pod, from the pools within the node's reach, in
 // memory, all or none. It fails with a *ShortageError if another pod has taken an
 // address since Candidates. It does not block.

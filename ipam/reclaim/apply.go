@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/tenure"
 )
 
 // correction is a new record of an address that stays with its owner.
@@ -63,16 +64,17 @@ func (r *Reclaimer) apply(ctx context.Context, ip *v1alpha1.FloatingIP, s situat
 		}
 	}
 	if mustDetach(ip, a) {
-		return r.leaveNode(ctx, ip, s.unused, a, mayDetach)
+		return r.leaveNode(ctx, ip, s, a, mayDetach)
 	}
+	because := why(&ip.Spec, s, a)
 	// An address whose pod is gone is ranked as one with a pod, and counts for others until it leaves.
 	if a == retain || s.at.family == "" || !yieldsWithoutPod(ip) {
-		return r.write(ctx, ip, a)
+		return r.write(ctx, ip, a, because)
 	}
 	if !r.rankings.leave(ip, s.at) {
 		return fmt.Errorf("free %s: %w", ip.Name, errMovedUp)
 	}
-	if err := r.write(ctx, ip, a); err != nil {
+	if err := r.write(ctx, ip, a, because); err != nil {
 		r.rankings.putBack(func() *v1alpha1.FloatingIP { return r.cached(ip.Name) })
 		return err
 	}
@@ -85,20 +87,17 @@ func mustDetach(ip *v1alpha1.FloatingIP, a action) bool {
 	return ip.Spec.ExternallyAssigned && (a != keep || ip.Spec.Pod == nil)
 }
 
-// write writes a decision.
-func (r *Reclaimer) write(ctx context.Context, ip *v1alpha1.FloatingIP, a action) error {
+// write writes a decision, and logs why.
+func (r *Reclaimer) write(ctx context.Context, ip *v1alpha1.FloatingIP, a action, why string) error {
 	now := storedNow()
-	did := "Freed a floating IP"
 	since, clocked := r.clocks.of(ip.Name)
 	var err error
 	switch a {
 	case free:
 		err = r.ips.Delete(ctx, ip)
 	case cool:
-		did = "Freed a floating IP, its cooldown begins"
 		_, err = r.ips.Update(ctx, ip, resting(&ip.Spec, now))
 	case retain:
-		did = "Retained a floating IP for its owner"
 		spec := ip.Spec.DeepCopy()
 		if spec.Pod != nil {
 			spec.Since = &now
@@ -111,10 +110,8 @@ func (r *Reclaimer) write(ctx context.Context, ip *v1alpha1.FloatingIP, a action
 	if err != nil {
 		return err
 	}
-	logger := klog.FromContext(ctx)
-	if owner := ip.Spec.Owner; owner == nil {
-		did = "Ended the cooldown of a floating IP"
-		logger.V(2).Info(did, "ip", ip.Spec.Address, "pool", ip.Spec.Pool)
+	if ip.Spec.Owner == nil {
+		klog.FromContext(ctx).V(2).Info("Ended the cooldown of a floating IP", "ip", ip.Spec.Address, "pool", ip.Spec.Pool)
 		return nil
 	}
 	if a == retain {
@@ -126,7 +123,7 @@ func (r *Reclaimer) write(ctx context.Context, ip *v1alpha1.FloatingIP, a action
 		r.metrics.late(time.Since(since))
 		r.clocks.forget(ip.Name)
 	}
-	logger.V(2).Info(did, "ip", ip.Spec.Address, "pool", ip.Spec.Pool, "policy", ip.Spec.ReleasePolicy, "owner", ip.Spec.Owner.Name, "namespace", ip.Spec.Owner.Namespace)
+	changed(ip, a, why)
 	return nil
 }
 
@@ -135,15 +132,18 @@ func (r *Reclaimer) write(ctx context.Context, ip *v1alpha1.FloatingIP, a action
 // address is recorded as detached, the scheduler gives it to no pod: otherwise a delayed
 // Detach could take it from a new pod on the same node. An unused address keeps an empty
 // LastPod, so that it is still known as unused after it is detached.
-func (r *Reclaimer) leaveNode(ctx context.Context, ip *v1alpha1.FloatingIP, unused bool, then action, mayDetach bool) error {
+func (r *Reclaimer) leaveNode(ctx context.Context, ip *v1alpha1.FloatingIP, s situation, then action, mayDetach bool) error {
 	if ip.Spec.Pod != nil {
 		now := storedNow()
 		spec := ip.Spec.DeepCopy()
-		if !unused {
+		if !s.unused {
 			spec.LastPod = ip.Spec.Pod.Name
 		}
 		spec.Pod, spec.Since = nil, &now
 		_, err := r.ips.Update(ctx, ip, *spec)
+		if err == nil {
+			tenure.Log(tenure.Kept, ip, "the pod is gone; the external assigner has to detach it from the node")
+		}
 		return err
 	}
 	if !mayDetach {
@@ -155,7 +155,7 @@ func (r *Reclaimer) leaveNode(ctx context.Context, ip *v1alpha1.FloatingIP, unus
 	if then == keep {
 		then = retain
 	}
-	return r.write(ctx, ip, then)
+	return r.write(ctx, ip, then, why(&ip.Spec, s, then))
 }
 
 // detach has the external assigner detach an address from its node. It reports whether

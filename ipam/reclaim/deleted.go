@@ -10,10 +10,10 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/store"
+	"github.com/berth-dev/berth/ipam/tenure"
 )
 
 // deletions has the addresses that another client freed by deleting their FloatingIP, so
@@ -80,7 +80,7 @@ func (r *Reclaimer) rest(ctx context.Context, name string) error {
 	}
 	r.deletions.forget(name)
 	if err == nil {
-		klog.FromContext(ctx).V(2).Info("Another client deleted a floating IP, its cooldown begins", "ip", deleted.ip.Spec.Address, "pool", deleted.ip.Spec.Pool)
+		tenure.Log(tenure.Freed, deleted.ip, "another client deleted its FloatingIP")
 	}
 	return nil
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/podrequest"
+	"github.com/berth-dev/berth/ipam/tenure"
 )
 
 // Bind commits the reservation and binds the pod with an annotation that names its
@@ -47,7 +48,9 @@ func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, n
 		Target: v1.ObjectReference{Kind: "Node", Name: nodeName},
 	})
 	if err == nil {
-		klog.FromContext(ctx).V(2).Info("Bound a pod with floating IPs", "pod", klog.KObj(pod), "floatingIPs", s.reservation.Names(), "pools", s.reservation.Pools(), "node", nodeName)
+		for _, ip := range s.reservation.Committed() {
+			tenure.Log(tenure.Bound, ip, "")
+		}
 		return nil
 	}
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {

@@ -61,6 +61,7 @@ func TestWhy(t *testing.T) {
 	viewer := newUser(w, "viewer")
 	viewer.session(w, "why.txt")
 	newUser(w, "tenant").session(w, "why-tenant.txt")
+	berth(w, "viewer", "waiting").expect(t, 2, "CAUSE", "address", "tiny", "free addresses that nobody uses: kubectl berth top owners", "kubectl berth why ")
 	// An agent leaves.
 	w.RemoveAgent("node2")
 	w.Create(simulation.NewPod("unwired", simulation.FromPools("roomy")))

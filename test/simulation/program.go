@@ -179,6 +179,9 @@ func (w *World) whileCRDsEnd(c proxy.Call) bool {
 	return c.At.After(w.CRDsDeleted) && c.At.Before(w.CRDsGone) && c.Method == http.MethodPost && strings.HasPrefix(c.Path, "/apis/berth.dev/")
 }
 
+// Log returns the path of its log.
+func (r *Instance) Log() string { return r.log }
+
 // Attempts counts the attempts to schedule a pod that the log tells of.
 func (r *Instance) Attempts() int {
 	text, err := os.ReadFile(r.log)

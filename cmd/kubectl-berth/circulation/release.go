@@ -11,8 +11,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -132,7 +130,9 @@ func (o *releasing) prepare(call *command.Call) (err error) {
 	case o.file != "":
 		o.reported, err = o.report()
 	case o.age != "":
-		o.longer, err = parseAge(o.age)
+		if o.longer, err = command.ParseAge(o.age); err != nil {
+			err = fmt.Errorf("--retained-longer-than: %w", err)
+		}
 	default:
 		o.addrs, err = standing.ParseAddrs(call.Args)
 	}
@@ -162,20 +162,6 @@ func (o *releasing) release(ctx context.Context, _ *command.Call) (*answer.Answe
 		err = answer.FindingsError("")
 	}
 	return o.answer(releases), err
-}
-
-// parseAge reads a duration, which may be in days.
-func parseAge(text string) (time.Duration, error) {
-	age, err := time.ParseDuration(text)
-	if days, found := strings.CutSuffix(text, "d"); found {
-		var n int
-		n, err = strconv.Atoi(days)
-		age = time.Duration(n) * 24 * time.Hour
-	}
-	if err != nil || age <= 0 {
-		return 0, fmt.Errorf("--retained-longer-than: %q is no duration: write 30d, 12h or 90m", text)
-	}
-	return age, nil
 }
 
 // report reads the addresses of a report.

@@ -37,10 +37,17 @@ func New(flags *genericclioptions.ConfigFlags, all *pflag.FlagSet) *Cluster {
 }
 
 // AddNamespace adds --namespace to a command about pods, claims or workloads. Others have
-// no such flag, so that it is not ignored silently.
-func (c *Cluster) AddNamespace(command *cobra.Command) {
-	command.Flags().StringVarP(c.namespace, "namespace", "n", "", "Namespace of the pod, claim or workload. By default the namespace of the kubeconfig's context.")
+// no such flag, so that it is not ignored silently. everywhere: by default it is about all namespaces.
+func (c *Cluster) AddNamespace(command *cobra.Command, everywhere bool) {
+	usage := "Namespace of the pod, claim or workload. By default the namespace of the kubeconfig's context."
+	if everywhere {
+		usage = "Only this namespace. By default all."
+	}
+	command.Flags().StringVarP(c.namespace, "namespace", "n", "", usage)
 }
+
+// GivenNamespace returns the value of --namespace.
+func (c *Cluster) GivenNamespace() string { return *c.namespace }
 
 // Namespace returns the namespace that the user means.
 func (c *Cluster) Namespace() (string, error) {

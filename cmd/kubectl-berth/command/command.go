@@ -11,7 +11,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -43,8 +45,8 @@ type Command struct {
 	Writes bool
 	// Found says when the exit code is [answer.Found]; empty: never.
 	Found string
-	// Namespaced commands have -n.
-	Namespaced bool
+	// Namespaced commands have -n. For one that is Everywhere its default is all namespaces.
+	Namespaced, Everywhere bool
 	// Watch explains -w; without it the command has no such flag.
 	Watch string
 	// Prepare checks flags and arguments and reads files, before anything is asked of the
@@ -76,7 +78,7 @@ type Call struct {
 	Config *rest.Config
 	Berth  *client.Client
 	Kube   kubernetes.Interface
-	// Namespace of a Namespaced command.
+	// Namespace of a Namespaced command; empty: all.
 	Namespace string
 
 	changes *changes
@@ -114,7 +116,7 @@ func (c Command) New(of *cluster.Cluster, streams genericiooptions.IOStreams) *c
 		completes = map[string]cobra.CompletionFunc{}
 	}
 	if c.Namespaced {
-		of.AddNamespace(command)
+		of.AddNamespace(command, c.Everywhere)
 		completes["namespace"] = of.CompleteNamespaces
 	}
 	if c.Answer != nil {
@@ -168,13 +170,16 @@ func (c Command) run(ctx context.Context, call *Call, format *answer.Format) err
 		return err
 	}
 	call.ForPeople = format.ForPeople()
+	if c.Everywhere {
+		call.Namespace = call.GivenNamespace()
+	}
 	if c.Prepare != nil {
 		if err := c.Prepare(call); err != nil {
 			return err
 		}
 	}
 	if c.Offline == nil || !c.Offline() {
-		if err := call.connect(c.Namespaced); err != nil {
+		if err := call.connect(c.Namespaced && !c.Everywhere); err != nil {
 			return err
 		}
 	}
@@ -197,6 +202,20 @@ func (c Command) run(ctx context.Context, call *Call, format *answer.Format) err
 		}
 		return format.Print(call.Out, said)
 	})
+}
+
+// ParseAge reads a duration, which may be in days.
+func ParseAge(text string) (time.Duration, error) {
+	age, err := time.ParseDuration(text)
+	if days, found := strings.CutSuffix(text, "d"); found {
+		var n int
+		n, err = strconv.Atoi(days)
+		age = time.Duration(n) * 24 * time.Hour
+	}
+	if err != nil || age <= 0 {
+		return 0, fmt.Errorf("%q is no duration: write 30d, 12h or 90m", text)
+	}
+	return age, nil
 }
 
 // AddBerthNamespace adds the flag for the namespace of Berth's programs, for [Call.BerthNamespace].

@@ -29,6 +29,8 @@ type Why struct {
 	// Waits: the pod is not bound, and asks for addresses.
 	Waits bool   `json:"waits"`
 	Says  string `json:"says"`
+	// Cause is what a waiting pod waits for.
+	Cause Cause `json:"cause,omitempty"`
 	// Problem is the cause, if one alone is enough.
 	Problem string `json:"problem,omitempty"`
 	// Asks describes the pod's request.
@@ -120,7 +122,7 @@ func (w *Why) shortage(err error) error {
 	if !errors.As(err, &shortage) {
 		return err
 	}
-	w.Problem = strings.Join(shortage.Reasons, "; ")
+	w.Problem, w.Cause = strings.Join(shortage.Reasons, "; "), causeOf(shortage.Lacks)
 	if shortage.Remedy != "" {
 		w.do("%s", shortage.Remedy)
 	}
@@ -152,16 +154,18 @@ func (w *Why) perPool(candidates *ipam.Candidates, nodes []v1.Node) {
 // that its pools serve can have no address, and says what to do.
 func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, unfit func(node string) string) {
 	byReason := map[string]*Node{}
-	serves := false
+	serves, causes := false, map[Cause]bool{}
 	for i := range nodes {
 		said := Node{Has: true, Reason: "Berth has an address for the pod there"}
 		rejection := candidates.Rejects(ipam.ReachOf(candidates.Snapshot(), ipam.NodeOf(&nodes[i])))
 		if rejection != nil {
 			said = Node{Reason: rejection.Reason}
+			causes[causeOf(rejection.Lacks)] = true
 		}
 		if rejection == nil || !rejection.Unresolvable {
 			if reason := unfit(nodes[i].Name); reason != "" {
 				said = Node{Reason: reason}
+				causes[causeOfNode(reason)] = true
 			}
 		}
 		serves = serves || said.Has
@@ -174,6 +178,7 @@ func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, unfit func(n
 		slices.Sort(node.Names)
 		w.Nodes = append(w.Nodes, *node)
 	}
+	w.Cause = first(causes)
 	slices.SortFunc(w.Nodes, func(a, b Node) int { return cmp.Compare(a.Names[0], b.Names[0]) })
 	switch {
 	case len(nodes) == 0:
@@ -181,6 +186,7 @@ func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, unfit func(n
 	case serves && w.Missing != "":
 		w.Says += " Berth may have an address for it: not all that decides could be read."
 	case serves:
+		w.Cause = CauseOther
 		w.Says += " Berth has an address for it; something else keeps it."
 		w.do("read what the scheduler said: resources, taints, affinity or quota keep the pod from those nodes, or it is about to be bound")
 	default:

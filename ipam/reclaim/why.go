@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reclaim
+
+import (
+	"fmt"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/tenure"
+)
+
+// why says why an address leaves its pod or its owner: the reason of decide.
+func why(spec *v1alpha1.FloatingIPSpec, s situation, a action) string {
+	if spec.Owner == nil {
+		return "its cooldown is over"
+	}
+	owner := spec.Owner.Kind + " " + spec.Owner.Name
+	switch {
+	case a == retain:
+		return fmt.Sprintf("the pod is gone; release policy %s keeps it for %s", spec.ReleasePolicy, owner)
+	case s.unused:
+		return "no pod ever ran with it"
+	case s.namespaceGone:
+		return fmt.Sprintf("namespace %s was deleted", spec.Owner.Namespace)
+	case expired(spec, s):
+		return fmt.Sprintf("its retainFor of %s is over", spec.RetainFor.Duration)
+	case spec.ReleasePolicy != v1alpha1.ReleaseRetain && spec.ReleasePolicy != v1alpha1.ReleaseNever:
+		return "the pod is gone"
+	case s.superseded:
+		return fmt.Sprintf("pod %s runs with another address", spec.Owner.PodName)
+	case !s.owner.exists && needsOwner(spec):
+		return owner + " is gone"
+	}
+	return owner + " does not want it any more"
+}
+
+// changed logs that an address left its pod or its owner.
+func changed(ip *v1alpha1.FloatingIP, a action, why string) {
+	switch {
+	case a == retain && ip.Spec.Pod != nil:
+		tenure.Log(tenure.Kept, ip, why)
+	case a == free && ip.Spec.Owner != nil, a == cool:
+		tenure.Log(tenure.Freed, ip, why)
+	}
+}
