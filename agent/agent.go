@@ -95,7 +95,7 @@ type networks interface {
 }
 
 // Drivers has the drivers of network types by the names that records give them. A driver that can do
-// more than every driver must implements podChecker, uplinkChecker, linkOwner, onSegment or defended, too.
+// more than every driver must implements podChecker, surveyor, uplinkChecker, linkOwner, onSegment or defended, too.
 type Drivers map[string]nettype.Driver
 
 // Options of an Agent; Metrics may be nil, Shaper to limit nothing, Prober to look for no
@@ -164,7 +164,7 @@ func New(o Options) *Agent {
 	a.ports = hostports.New(hostports.Options{Store: o.Store, Pods: o.Pods, Forwarder: o.HostPorts, Range: o.HostPortRange})
 	a.conflicts = &addressconflict.Conflicts{Prober: o.Prober, Log: o.ConflictLog, Count: o.Metrics.conflicted}
 	a.announcer = announce.New(a.announceAgain)
-	a.reconciler = reconcile.New(reconcile.Work{Check: a.repair, Finish: a.finish, Tell: a.tell, Orphans: a.verifyOrphans})
+	a.reconciler = reconcile.New(reconcile.Work{Survey: a.survey, Check: a.repair, Finish: a.finish, Tell: a.tell, Orphans: a.verifyOrphans})
 	return a
 }
 

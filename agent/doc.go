@@ -60,7 +60,8 @@
 // # Reconciliation
 //
 // After a start, every minute and after a change of the node's links the agent compares
-// each record with the kernel, each by itself: one that fails delays no other, and a plugin
+// each record with the kernel: all in one survey, where their drivers can do that, and then those
+// that seem to lack something, each by itself. One that fails delays no other, and a plugin
 // that hangs delays no check. It undoes an adding record and finishes a deleting one that no call works on, repeats the
 // withdrawal of a withdrawn one, and puts back a piece of the node's side that an added one lacks once the
 // API has said that the pod still holds its addresses. So a crash between any two steps

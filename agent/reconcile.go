@@ -44,9 +44,7 @@ func (a *Agent) Run(ctx context.Context) {
 func (a *Agent) Recheck(context.Context) {
 	a.Shaper.Soon()
 	a.Policies.Recheck()
-	for _, record := range a.Store.List() {
-		a.reconciler.CheckSoon(record.Key())
-	}
+	a.reconciler.SurveySoon()
 	a.reconciler.OrphansSoon()
 	a.ports.CheckSoon()
 	a.defender.ListenSoon()

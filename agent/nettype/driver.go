@@ -16,7 +16,7 @@ import (
 // Driver does the work of a network type in the agent's own process: it must stop carrying an
 // address also where no plugin can run. Methods are idempotent and block for the kernel only; calls
 // for one address run one after another. Package agent has an interface for each thing that some
-// drivers can do beside these: podChecker, uplinkChecker, linkOwner, onSegment and defended.
+// drivers can do beside these: podChecker, surveyor, uplinkChecker, linkOwner, onSegment and defended.
 type Driver interface {
 	// Setup wires the interface's addresses to the container.
 	Setup(i *Interface) (*current.Result, error)

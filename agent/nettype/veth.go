@@ -75,6 +75,12 @@ func (v *vethDriver) Setup(i *Interface) (*current.Result, error) {
 
 func (v *vethDriver) CheckNode(i *Interface) error { return v.wirer.CheckNode(wireSpecOf(i)) }
 
+// Survey is CheckNode for many interfaces.
+func (v *vethDriver) Survey() func(i *Interface) error {
+	check := v.wirer.Survey()
+	return func(i *Interface) error { return check(wireSpecOf(i)) }
+}
+
 func (v *vethDriver) Filter(*Interface) error { return v.wirer.Filter() }
 
 func (v *vethDriver) Repair(i *Interface) error { return v.wirer.Repair(wireSpecOf(i)) }

@@ -35,6 +35,8 @@ type Work struct {
 	Finish func(ctx context.Context, key state.Key) error
 	// Tell writes on the pod the things that its networks gave it.
 	Tell func(ctx context.Context, key state.Key) error
+	// Survey compares all records and has those compared by Check that seem to lack something.
+	Survey func(ctx context.Context) error
 	// Orphans looks at the links without a record, all together.
 	Orphans func(ctx context.Context) error
 }
@@ -44,9 +46,9 @@ type Work struct {
 type Reconciler struct {
 	work                    Work
 	checks, finishes, tells keyQueue
-	// orphans has one key only.
-	orphans  keyQueue
-	outcomes outcomes
+	// surveys and orphans have one key only.
+	surveys, orphans keyQueue
+	outcomes         outcomes
 }
 
 // New returns a Reconciler that is idle until Run.
@@ -54,7 +56,7 @@ func New(w Work) *Reconciler {
 	queue := func() keyQueue {
 		return workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[state.Key](firstRetry, lastRetry))
 	}
-	return &Reconciler{work: w, checks: queue(), finishes: queue(), tells: queue(), orphans: queue()}
+	return &Reconciler{work: w, checks: queue(), finishes: queue(), tells: queue(), surveys: queue(), orphans: queue()}
 }
 
 // CheckSoon has a record compared soon.
@@ -70,12 +72,24 @@ func (r *Reconciler) FinishLater(key state.Key) { r.finishes.AddRateLimited(key)
 // TellLater has the status of a pod's networks written after the wait of a failure.
 func (r *Reconciler) TellLater(key state.Key) { r.tells.AddRateLimited(key) }
 
+// SurveySoon has all records compared soon.
+func (r *Reconciler) SurveySoon() { r.surveys.Add(state.Key{}) }
+
+// Checked says that a record agrees with the kernel.
+func (r *Reconciler) Checked(key state.Key) { r.outcomes.note(key, true, nil) }
+
 // OrphansSoon has the links without a record looked at soon.
 func (r *Reconciler) OrphansSoon() { r.orphans.Add(state.Key{}) }
 
 // Run works until the context ends, and waits for the work under way.
 func (r *Reconciler) Run(ctx context.Context) {
-	stop := context.AfterFunc(ctx, func() { r.checks.ShutDown(); r.finishes.ShutDown(); r.tells.ShutDown(); r.orphans.ShutDown() })
+	stop := context.AfterFunc(ctx, func() {
+		r.checks.ShutDown()
+		r.finishes.ShutDown()
+		r.tells.ShutDown()
+		r.surveys.ShutDown()
+		r.orphans.ShutDown()
+	})
 	defer stop()
 	var group sync.WaitGroup
 	for range checkers {
@@ -90,6 +104,9 @@ func (r *Reconciler) Run(ctx context.Context) {
 	}
 	group.Go(func() {
 		work(ctx, r.tells, "Cannot tell a pod the status of its networks, will try again", r.work.Tell)
+	})
+	group.Go(func() {
+		work(ctx, r.surveys, "Cannot compare the networks of the node's pods, will try again", func(ctx context.Context, _ state.Key) error { return r.work.Survey(ctx) })
 	})
 	group.Go(func() {
 		work(ctx, r.orphans, "Cannot look at links without a record, will try again", func(ctx context.Context, _ state.Key) error { return r.work.Orphans(ctx) })

@@ -27,20 +27,14 @@ func (w *Wirer) Check(spec Spec) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(w.CheckPod(spec, host.Attrs().HardwareAddr), w.checkNode(spec, host))
+	return errors.Join(w.CheckPod(spec, host.Attrs().HardwareAddr), w.checkNode(newSurvey(), spec, host))
 }
 
 // CheckNode verifies the pieces of the node's side, which Repair makes. A pod may change
 // its own side: a VPN takes the default route, a sandbox the addresses.
-func (w *Wirer) CheckNode(spec Spec) error {
-	host, err := upHostEnd(spec)
-	if err != nil {
-		return err
-	}
-	return w.checkNode(spec, host)
-}
+func (w *Wirer) CheckNode(spec Spec) error { return w.checkNodeBy(newSurvey(), spec) }
 
-func (w *Wirer) checkNode(spec Spec, host netlink.Link) error {
+func (w *Wirer) checkNode(s *survey, spec Spec, host netlink.Link) error {
 	var uplinks []netlink.Link
 	for _, a := range spec.Addresses {
 		uplink, err := uplinkOf(spec.Uplink, a.VLAN)
@@ -50,17 +44,8 @@ func (w *Wirer) checkNode(spec Spec, host netlink.Link) error {
 		uplinks = append(uplinks, uplink)
 	}
 	errs := []error{netfilter.Check(sourcesOf(spec, uplinks)...)}
-	kernel := map[int]*routing{}
 	for i, a := range spec.Addresses {
-		family := rtnl.FamilyOf(a.Address)
-		if kernel[family] == nil {
-			k, err := readRouting(family)
-			if err != nil {
-				return errors.Join(append(errs, err)...)
-			}
-			kernel[family] = k
-		}
-		errs = append(errs, w.checkHost(spec, a, host, uplinks[i], kernel[family]))
+		errs = append(errs, w.checkHost(s, spec, a, host, uplinks[i]))
 	}
 	return errors.Join(errs...)
 }
@@ -87,25 +72,26 @@ func upHostEnd(spec Spec) (netlink.Link, error) {
 	return host, nil
 }
 
-func (w *Wirer) checkHost(spec Spec, a api.Address, host, uplink netlink.Link, k *routing) error {
+func (w *Wirer) checkHost(s *survey, spec Spec, a api.Address, host, uplink netlink.Link) error {
+	k, err := s.routing(rtnl.FamilyOf(a.Address))
+	if err != nil {
+		return err
+	}
 	plan := planHost(a, host.Attrs().Index, uplink.Attrs(), spec.MAC)
 	errs := []error{
 		w.checkForward(host, uplink, k.family),
 		w.checkReversePath(uplink, plan.network),
-		CheckNeighbour(plan.podNeigh),
+		s.checkNeighbour(plan.podNeigh),
 		k.check(plan),
 	}
 	if spec.Routed {
 		return errors.Join(errs...)
 	}
-	proxies, err := listProxies(k.family)
-	if err != nil {
-		return errors.Join(append(errs, err)...)
+	answers, err := s.answers(plan.proxy)
+	if err == nil && !answers {
+		err = fmt.Errorf("%w: the node does not answer for %s on %s", ErrNotWired, a.Address, uplink.Attrs().Name)
 	}
-	if !slices.Contains(proxies, plan.proxy) {
-		errs = append(errs, fmt.Errorf("%w: the node does not answer for %s on %s", ErrNotWired, a.Address, uplink.Attrs().Name))
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, err)...)
 }
 
 // check returns ErrNotWired for each piece that setup makes and the kernel lacks, and where
@@ -163,9 +149,13 @@ func CheckNeighbour(want netlink.Neigh) error {
 		return n.IP.Equal(want.IP) && bytes.Equal(n.HardwareAddr, want.HardwareAddr)
 	}
 	if !slices.ContainsFunc(have, known) {
-		return fmt.Errorf("%w: neighbour %s with MAC address %s on link %d is missing", ErrNotWired, want.IP, want.HardwareAddr, want.LinkIndex)
+		return missingNeighbour(want)
 	}
 	return nil
+}
+
+func missingNeighbour(want netlink.Neigh) error {
+	return fmt.Errorf("%w: neighbour %s with MAC address %s on link %d is missing", ErrNotWired, want.IP, want.HardwareAddr, want.LinkIndex)
 }
 
 // CheckPod returns ErrNotWired where a piece of the pod's side is missing; hostMAC is the MAC of the host end.

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"slices"
+
+	"github.com/berth-dev/berth/agent/nettype"
+	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/api"
+)
+
+// surveyor is a driver that compares many interfaces by reading the kernel once: the kernel lists the pieces of
+// all pods at once only, and a list for each would cost the square of the pods.
+type surveyor interface {
+	// Survey returns CheckNode for one goroutine and for one pass over the interfaces.
+	Survey() func(i *nettype.Interface) error
+}
+
+// survey compares every record with the kernel. Those that seem to lack something, and those that a survey cannot
+// tell of, are compared again, each by itself.
+func (a *Agent) survey(ctx context.Context) error {
+	checks := map[string]func(i *nettype.Interface) error{}
+	for name, d := range a.Drivers {
+		if s, ok := d.(surveyor); ok {
+			checks[name] = s.Survey()
+		}
+	}
+	for _, record := range a.Store.List() {
+		if ctx.Err() != nil {
+			return nil
+		}
+		if a.agrees(record, checks) {
+			a.reconciler.Checked(record.Key())
+		} else {
+			a.reconciler.CheckSoon(record.Key())
+		}
+	}
+	return nil
+}
+
+// agrees returns whether the record is complete, and all of its interfaces with addresses are, by the drivers' checks.
+func (a *Agent) agrees(record *state.Container, checks map[string]func(i *nettype.Interface) error) bool {
+	if record.Phase != state.Added || ofCaller(record) || slices.ContainsFunc(record.Addresses(), a.inConflict) {
+		return false
+	}
+	for i := range record.Attachments {
+		attachment := &record.Attachments[i]
+		if len(attachment.Addresses) == 0 {
+			continue
+		}
+		check := checks[attachment.Driver]
+		if check == nil || check(interfaceOf(record, i)) != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// inConflict returns whether the end of a conflict over the address is to be looked for.
+func (a *Agent) inConflict(addr api.Address) bool {
+	return a.ConflictLog != nil && a.ConflictLog.InConflict(addr.Address)
+}
