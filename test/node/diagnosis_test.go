@@ -157,6 +157,15 @@ func TestDiagnosis(t *testing.T) {
 	if printed := d.berth(stranger, "trace", "10.0.70.5", "--node"); !strings.Contains(printed, "may not create serviceaccounts/token") || !strings.Contains(printed, "exit status 1") {
 		t.Errorf("trace as a stranger: %s", printed)
 	}
+	if printed := d.berth(operator, "policies", "trace", "--from=default/diagnosed", "--to=10.0.70.50", "--port=80"); !strings.Contains(printed, "Node "+n.name+":") || !strings.Contains(printed, "egress from default/diagnosed") {
+		t.Errorf("policies trace by name: %s", printed)
+	}
+	if printed := d.berth(operator, "policies", "trace", "--from=10.0.70.50", "--to=10.0.70.5", "--port=80"); !strings.Contains(printed, "ingress to default/diagnosed") {
+		t.Errorf("policies trace by address: %s", printed)
+	}
+	if printed := d.berth(operator, "policies", "trace", "--from=10.0.70.50", "--to=10.0.70.51", "--port=80"); !strings.Contains(printed, "neither 10.0.70.50 nor 10.0.70.51 is a pod") {
+		t.Errorf("policies trace without a pod: %s", printed)
+	}
 	n.IP("neigh", "del", "proxy", "10.0.70.5", "dev", "eth0")
 	if printed := d.berth(operator, "node", n.name); !strings.Contains(printed, "pod default/diagnosed: the kernel lacks ") || !strings.Contains(printed, "exit status 2") {
 		t.Errorf("node with a hole in the kernel: %s", printed)

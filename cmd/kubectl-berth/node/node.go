@@ -29,6 +29,7 @@ const (
 	pathInspect = "/v1/inspect"
 	pathProbe   = "/v1/probe"
 	pathPreview = "/v1/policy/preview"
+	pathTrace   = "/v1/policy/trace"
 )
 
 // Inspection is the part of an agent's answer about its node that is read.
@@ -183,6 +184,13 @@ type Denied struct {
 func (a *Agents) Preview(ctx context.Context, agent *v1.Pod) (*Preview, error) {
 	var preview Preview
 	return &preview, a.ask(ctx, agent, &preview, pathPreview, nil)
+}
+
+// TracePolicy asks which network policies decide on a connection, and returns the agent's text. The query has from, to,
+// port and protocol.
+func (a *Agents) TracePolicy(ctx context.Context, agent *v1.Pod, query url.Values) (string, error) {
+	text, err := a.Asker.Get(ctx, agent, pathTrace, query)
+	return string(text), err
 }
 
 func (a *Agents) ask(ctx context.Context, agent *v1.Pod, into any, path string, query url.Values) error {

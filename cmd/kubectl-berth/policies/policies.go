@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package policies has the command policies: what enforcement of network policies for all pods would change.
+// Package policies has the commands about network policies: what enforcement for all pods would change, and which policy
+// decides about a connection.
 package policies
 
 import (
@@ -45,12 +46,14 @@ type options struct {
 // New returns the command policies.
 func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	o := &options{}
-	return command.Command{
+	policies := command.Command{
 		Use: "policies", Short: "Says what enforcement of network policies for all pods would change", Long: long, Example: examples,
 		Args: cobra.NoArgs, Found: "policies would govern more pods than now",
 		Flags:  func(flags *pflag.FlagSet) { command.AddBerthNamespace(flags, &o.namespace) },
 		Answer: o.ask,
 	}.New(of, streams)
+	policies.AddCommand(newTrace(of, streams))
+	return policies
 }
 
 // Report is the content of -o json.

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policies
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
+)
+
+const traceLong = `Says which network policy and which rule of it decide whether a connection may begin, and shows the rules of
+the kernel that its first packet meets. Pods are given as NAMESPACE/NAME or by an address, hosts outside of the cluster by
+their address; of a Service, name one of its pods.
+
+The agents of the nodes of both pods say it. To ask them needs the Role berth-diagnosis of Berth's namespace.`
+
+const traceExamples = `  # May shop/web-0 connect to port 5432 of shop/db-0?
+  kubectl berth policies trace --from shop/web-0 --to shop/db-0 --port 5432`
+
+// Trace is the content of trace -o json.
+type Trace struct {
+	// Nodes are those of the pods, the beginning one's first.
+	Nodes []NodeTrace `json:"nodes"`
+}
+
+// NodeTrace is the answer of a node's agent.
+type NodeTrace struct {
+	Node string `json:"node"`
+	Text string `json:"text"`
+}
+
+type traceOptions struct {
+	namespace, from, to, protocol string
+	port                          uint16
+}
+
+func newTrace(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	o := &traceOptions{protocol: "TCP"}
+	return command.Command{
+		Use: "trace --from POD --to POD --port PORT", Short: "Says which network policy decides whether a connection may begin", Long: traceLong, Example: traceExamples,
+		Args: cobra.NoArgs,
+		Flags: func(flags *pflag.FlagSet) {
+			command.AddBerthNamespace(flags, &o.namespace)
+			flags.StringVar(&o.from, "from", "", "The pod that begins the connection, as NAMESPACE/NAME, or an address.")
+			flags.StringVar(&o.to, "to", "", "The pod that it goes to, as NAMESPACE/NAME, or an address.")
+			flags.Uint16Var(&o.port, "port", 0, "The port that the pod listens on.")
+			flags.StringVar(&o.protocol, "protocol", o.protocol, "TCP, UDP or SCTP.")
+		},
+		Prepare: o.check, Answer: o.ask,
+	}.New(of, streams)
+}
+
+func (o *traceOptions) check(*command.Call) error {
+	if o.from == "" || o.to == "" || o.port == 0 {
+		return errors.New("a connection has two ends and a port: write --from, --to and --port")
+	}
+	for flag, value := range map[string]string{"--from": o.from, "--to": o.to} {
+		_, unknown := netip.ParseAddr(value)
+		if namespace, name, ok := strings.Cut(value, "/"); unknown != nil && (!ok || namespace == "" || name == "") {
+			return fmt.Errorf("%s: %q is neither NAMESPACE/NAME of a pod nor an address", flag, value)
+		}
+	}
+	return nil
+}
+
+func (o *traceOptions) ask(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+	namespace, err := call.BerthNamespace(ctx, o.namespace)
+	if err != nil {
+		return nil, err
+	}
+	var nodes []string
+	for _, end := range []string{o.from, o.to} {
+		name, err := nodeOf(ctx, call, end)
+		if err != nil {
+			return nil, err
+		}
+		if name != "" && !slices.Contains(nodes, name) {
+			nodes = append(nodes, name)
+		}
+	}
+	if len(nodes) == 0 {
+		return nil, fmt.Errorf("neither %s nor %s is a pod on a node of this cluster", o.from, o.to)
+	}
+	auditor, err := audit.ForConfig(call.Config, audit.Options{Agents: true, Namespace: namespace})
+	if err != nil {
+		return nil, err
+	}
+	pods, err := auditor.Agents(ctx)
+	if err != nil {
+		return nil, err
+	}
+	trace := &Trace{}
+	agents := &node.Agents{Asker: &node.Ports{Kube: call.Kube, Namespace: namespace}}
+	query := url.Values{"from": {o.from}, "to": {o.to}, "port": {strconv.Itoa(int(o.port))}, "protocol": {o.protocol}}
+	for _, name := range nodes {
+		at := slices.IndexFunc(pods, func(agent *v1.Pod) bool { return agent.Spec.NodeName == name })
+		if at < 0 {
+			return nil, fmt.Errorf("no agent runs on node %s", name)
+		}
+		text, err := agents.TracePolicy(ctx, pods[at], query)
+		if err != nil {
+			return nil, err
+		}
+		trace.Nodes = append(trace.Nodes, NodeTrace{Node: name, Text: text})
+	}
+	return trace.answer(), nil
+}
+
+// nodeOf returns the node of an end of the connection; empty for a host outside of the cluster.
+func nodeOf(ctx context.Context, call *command.Call, end string) (string, error) {
+	if addr, err := netip.ParseAddr(end); err == nil {
+		of := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("status.podIP", addr.Unmap().String()).String()}
+		pods, err := call.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, of)
+		if err != nil {
+			return "", fmt.Errorf("look for the pod with %s: %w", addr, err)
+		}
+		for i := range pods.Items {
+			if !pods.Items[i].Spec.HostNetwork {
+				return pods.Items[i].Spec.NodeName, nil
+			}
+		}
+		return "", nil
+	}
+	namespace, name, _ := strings.Cut(end, "/")
+	pod, err := call.Kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return "", fmt.Errorf("get pod %s: %w", end, err)
+	}
+	if pod.Spec.NodeName == "" {
+		return "", fmt.Errorf("pod %s is on no node yet", end)
+	}
+	return pod.Spec.NodeName, nil
+}
+
+func (t *Trace) answer() *answer.Answer {
+	return &answer.Answer{Kind: "PolicyTrace", Content: t, Text: func(out io.Writer, _ answer.Paint) {
+		for _, of := range t.Nodes {
+			fmt.Fprintf(out, "Node %s:\n%s\n", of.Node, strings.TrimRight(of.Text, "\n"))
+		}
+	}}
+}
