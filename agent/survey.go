@@ -28,8 +28,8 @@ func (a *Agent) survey(ctx context.Context) error {
 		}
 	}
 	for _, record := range a.Store.List() {
-		if ctx.Err() != nil {
-			return nil
+		if err := ctx.Err(); err != nil {
+			return err
 		}
 		if a.agrees(record, checks) {
 			a.reconciler.Checked(record.Key())
