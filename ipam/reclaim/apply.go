@@ -149,7 +149,7 @@ func (r *Reclaimer) leaveNode(ctx context.Context, ip *v1alpha1.FloatingIP, s si
 	if !mayDetach {
 		return errDetachFirst
 	}
-	if detached, err := r.detach(ctx, ip); err != nil || !detached {
+	if err := r.detach(ctx, ip); err != nil {
 		return err
 	}
 	if then == keep {
@@ -158,29 +158,28 @@ func (r *Reclaimer) leaveNode(ctx context.Context, ip *v1alpha1.FloatingIP, s si
 	return r.write(ctx, ip, then, why(&ip.Spec, s, then))
 }
 
-// detach has the external assigner detach an address from its node. It reports whether
-// this is done. If it fails, nothing changes and it is retried.
-func (r *Reclaimer) detach(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, error) {
+// detach has the external assigner detach an address from its node. If it fails, nothing changes, and it
+// is retried but for errNoAssigner.
+func (r *Reclaimer) detach(ctx context.Context, ip *v1alpha1.FloatingIP) error {
 	if r.detacher == nil {
-		// No retry: configuring an assigner restarts this program.
 		note := fmt.Sprintf("The address is kept: an external assigner attached it to node %s and must detach it, but the controller has no external assigner configured.", ip.Spec.Node)
 		klog.FromContext(ctx).Info(note, "ip", ip.Spec.Address)
 		r.warn(ip, nil, EventNoExternalAssigner, note)
-		return false, nil
+		return errNoAssigner
 	}
 	address, err := netip.ParseAddr(ip.Spec.Address)
 	if err != nil {
-		return false, fmt.Errorf("read the address: %w", err)
+		return fmt.Errorf("read the address: %w", err)
 	}
 	revision, err := strconv.ParseUint(ip.ResourceVersion, 10, 64)
 	if err != nil {
-		return false, fmt.Errorf("read the resource version of %s: %w", ip.Name, err)
+		return fmt.Errorf("read the resource version of %s: %w", ip.Name, err)
 	}
 	if err := r.detacher.Detach(ctx, address, ip.Spec.Node, revision); err != nil {
 		r.warn(ip, nil, EventDetachFailed, fmt.Sprintf("The address is kept, because detaching it from node %s failed: %v", ip.Spec.Node, err))
-		return false, fmt.Errorf("detach %s from node %s: %w", address, ip.Spec.Node, err)
+		return fmt.Errorf("detach %s from node %s: %w", address, ip.Spec.Node, err)
 	}
-	return true, nil
+	return nil
 }
 
 // storedNow returns the current time, rounded up to the seconds that the API stores.

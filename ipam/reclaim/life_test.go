@@ -493,31 +493,49 @@ func TestOldestPending(t *testing.T) {
 			w.detachFails = append(w.detachFails, errors.New("try later"))
 		}
 		w.start()
-		oldest := func() float64 {
-			families, err := w.registry.Gather()
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, family := range families {
-				if family.GetName() == "berth_reclaim_oldest_pending_seconds" {
-					return family.Metric[0].GetGauge().GetValue()
-				}
-			}
-			t.Fatal("there is no such metric")
-			return 0
-		}
 		w.after(time.Minute)
-		if age := oldest(); age != 0 {
+		if age := w.oldest(); age != 0 {
 			t.Errorf("%v s before a pod was gone", age)
 		}
 		w.remove(with("web-0", a))
 		w.after(4 * time.Minute)
-		if age := oldest(); age < 200 || age > 240 {
+		if age := w.oldest(); age < 200 || age > 240 {
 			t.Errorf("%v s after 4 minutes", age)
 		}
 		w.after(time.Hour)
-		if age := oldest(); age != 0 {
+		if age := w.oldest(); age != 0 {
 			t.Errorf("%v s after it was freed", age)
 		}
 	})
+}
+
+// An address that nobody can detach is pending for ever.
+func TestPendingWithoutAssigner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const a = "10.0.70.2"
+		w := newFixture(t, statefulSet(1), with("web-0", a), given(a, set("web-0"), "web-0", attached))
+		w.detacher = nil
+		w.start()
+		w.remove(with("web-0", a))
+		w.after(time.Hour)
+		if age := w.oldest(); age < 3500 {
+			t.Errorf("%v s after an hour", age)
+		}
+	})
+}
+
+// oldest is the metric of the oldest address that could not be freed or kept.
+func (w *fixture) oldest() float64 {
+	w.t.Helper()
+	families, err := w.registry.Gather()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() == "berth_reclaim_oldest_pending_seconds" {
+			return family.Metric[0].GetGauge().GetValue()
+		}
+	}
+	w.t.Fatal("there is no such metric")
+	return 0
 }

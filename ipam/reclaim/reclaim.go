@@ -207,6 +207,10 @@ func (r *Reclaimer) neededKinds() map[schema.GroupKind]bool {
 // address from its node.
 var errDetachFirst = errors.New("the address has to be detached first")
 
+// errNoAssigner is returned when an address has to be detached and no external assigner is configured. To
+// configure one restarts this program.
+var errNoAssigner = errors.New("no external assigner is configured that could detach the address")
+
 // errMovedUp is returned when the rank of an address changed while the decision was made
 // that it is surplus.
 var errMovedUp = errors.New("the rank of the address among its owner's has changed")
@@ -228,6 +232,9 @@ func (r *Reclaimer) next(ctx context.Context, queue queue) bool {
 	case errors.Is(err, errDetachFirst):
 		queue.Forget(name)
 		r.detaching.Add(name)
+	case errors.Is(err, errNoAssigner):
+		r.pending.start(name)
+		queue.Forget(name)
 	case errors.Is(err, errMovedUp):
 		r.pending.start(name)
 		queue.AddRateLimited(name)
