@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/client-go/kubernetes/scheme"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -39,7 +40,7 @@ const kustomization = "kustomization.yaml"
 // not have is an error.
 func decode(text []byte) ([]runtime.Object, error) {
 	all := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{scheme.AddToScheme, apiextensions.AddToScheme, v1alpha1.AddToScheme, admissionv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{scheme.AddToScheme, apiextensions.AddToScheme, v1alpha1.AddToScheme, admissionv1.AddToScheme, auditv1.AddToScheme} {
 		if err := add(all); err != nil {
 			return nil, err
 		}
