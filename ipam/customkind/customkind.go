@@ -31,6 +31,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/fixedset"
+	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/tombstone"
 )
 
@@ -122,7 +123,9 @@ type servedKind struct {
 	resource schema.GroupVersionResource
 	cluster  bool // its objects have no namespace
 	scalable bool
-	asked    time.Time
+	// single: an object has one pod, but for a moment, and no scale subresource says it.
+	single bool
+	asked  time.Time
 }
 
 // key returns the informer's key of a workload of the kind.
@@ -172,7 +175,7 @@ func (r *Reader) Find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w
 	if kind == nil {
 		r.unfollow(gvk.GroupKind(), nil)
 	}
-	if kind == nil || r.config.ScalableOnly && !kind.scalable {
+	if kind == nil || r.config.ScalableOnly && !kind.scalable && !kind.single {
 		return Workload{}, true, nil
 	}
 	if !fresh {
@@ -214,6 +217,9 @@ func (r *Reader) Find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w
 		if err != nil {
 			return Workload{}, false, fmt.Errorf("get the scale of %s %s: %w", kind.resource.GroupResource(), key, err)
 		}
+	}
+	if kind.single {
+		seen.workload.Scaled, seen.workload.Size = true, sizeOfSingle(read)
 	}
 	r.remember(kind, owner.UID, seen)
 	return seen.workload, true, nil
@@ -331,7 +337,7 @@ func kindIn(resources *metav1.APIResourceList, gvk schema.GroupVersionKind) *ser
 	for i := range resources.APIResources {
 		r := &resources.APIResources[i]
 		if r.Kind == gvk.Kind && !strings.Contains(r.Name, "/") {
-			kind = &servedKind{resource: gvk.GroupVersion().WithResource(r.Name), cluster: !r.Namespaced}
+			kind = &servedKind{resource: gvk.GroupVersion().WithResource(r.Name), cluster: !r.Namespaced, single: gvk.GroupKind() == virtualMachine}
 		}
 	}
 	for i := range resources.APIResources {
@@ -340,6 +346,20 @@ func kindIn(resources *metav1.APIResourceList, gvk schema.GroupVersionKind) *ser
 		}
 	}
 	return kind
+}
+
+// virtualMachine is KubeVirt's: it has one pod, also while it is stopped, and two during a live migration.
+var virtualMachine = schema.GroupKind{Group: "kubevirt.io", Kind: "VirtualMachine"}
+
+// sizeOfSingle reads the spare addresses of an object whose pods get the annotations of spec.template. It ignores an
+// invalid annotation: the scheduler reports it.
+func sizeOfSingle(object *unstructured.Unstructured) fixedset.Size {
+	annotations, _, _ := unstructured.NestedStringMap(object.Object, "spec", "template", "metadata", "annotations")
+	spare, err := podrequest.SpareOf(annotations)
+	if err != nil {
+		spare = fixedset.Spare{}
+	}
+	return fixedset.Size{Replicas: 1}.With(spare)
 }
 
 // forget makes the next lookup of a kind ask discovery.

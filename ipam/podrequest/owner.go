@@ -21,12 +21,12 @@ import (
 type Getter func(namespace, name string) (metav1.Object, error)
 
 // Between finds the objects that stand between a pod and its workload.
-type Between struct{ ReplicaSet, Job Getter }
+type Between struct{ ReplicaSet, Job, VirtualMachineInstance Getter }
 
 // OwnerOf returns the owner of a pod's addresses: the controller of its ReplicaSet, the
-// CronJob of its Job, else its own controller. It is the pod itself if the pod has no
+// CronJob of its Job, the controller of its VirtualMachineInstance, else its own controller. It is the pod itself if the pod has no
 // controller, or if the owner reference names another pod as the controller. The author
-// of a pod can write any owner reference, so a ReplicaSet or Job counts only if it exists
+// of a pod can write any owner reference, so one of these counts only if it exists
 // with the referenced UID, and the caller must still call [Request.CheckOwner].
 func OwnerOf(pod *v1.Pod, find Between) (v1alpha1.Owner, error) {
 	controller := metav1.GetControllerOfNoCopy(pod)
@@ -39,6 +39,9 @@ func OwnerOf(pod *v1.Pod, find Between) (v1alpha1.Owner, error) {
 	case isJob(controller):
 		// Only a CronJob runs its Jobs again.
 		return behind(pod, controller, find.Job, isCronJob)
+	case isInstance(controller):
+		// The VirtualMachine has the same address when it is started again. Its pods have generated names.
+		return behind(pod, controller, find.VirtualMachineInstance, func(*metav1.OwnerReference) bool { return true })
 	}
 	return Controlling(controller, pod.Namespace, pod.Name, cmp.Or(pod.Spec.NodeName, requiredNode(pod))), nil
 }
@@ -74,6 +77,9 @@ func SharedBy(workload *metav1.OwnerReference, namespace string) v1alpha1.Owner 
 // behind returns the controller of the pod's controller as the owner, if counts accepts
 // it, else the pod's controller.
 func behind(pod *v1.Pod, controller *metav1.OwnerReference, find Getter, counts func(*metav1.OwnerReference) bool) (v1alpha1.Owner, error) {
+	if find == nil {
+		return v1alpha1.Owner{}, fmt.Errorf("find %s %s/%s of the pod: nothing reads this kind here", controller.Kind, pod.Namespace, controller.Name)
+	}
 	object, err := find(pod.Namespace, controller.Name)
 	if err != nil {
 		return v1alpha1.Owner{}, fmt.Errorf("find %s %s/%s of the pod: %w", controller.Kind, pod.Namespace, controller.Name, err)
@@ -90,7 +96,11 @@ func behind(pod *v1.Pod, controller *metav1.OwnerReference, find Getter, counts 
 // StandsBetween reports whether the controller of a pod may itself be controlled by the
 // pod's workload.
 func StandsBetween(controller *metav1.OwnerReference) bool {
-	return isReplicaSet(controller) || isJob(controller)
+	return isReplicaSet(controller) || isJob(controller) || isInstance(controller)
+}
+
+func isInstance(controller *metav1.OwnerReference) bool {
+	return controller.Kind == "VirtualMachineInstance" && strings.HasPrefix(controller.APIVersion, "kubevirt.io/")
 }
 
 func isReplicaSet(controller *metav1.OwnerReference) bool {

@@ -74,6 +74,11 @@ func TestOwnerOf(t *testing.T) {
 		{"a pod that its name continues", owned("v1", "Pod", "web", "p"), none, v1alpha1.Owner{APIVersion: "v1", Kind: "Pod", Namespace: "shop", Name: "web-0", UID: "pod-uid", PodName: "web-0"}, ""},
 		{"a Pod of another group", owned("example.com/v1", "Pod", "web", "x"), none,
 			v1alpha1.Owner{APIVersion: "example.com/v1", Kind: "Pod", Namespace: "shop", Name: "web", UID: "x", PodName: "web-0"}, ""},
+		{"a VirtualMachine", named("virt-launcher-vm-x2x4z", owned("kubevirt.io/v1", "VirtualMachineInstance", "vm", "i")), set("i", owned("kubevirt.io/v1", "VirtualMachine", "vm", "m")),
+			v1alpha1.Owner{APIVersion: "kubevirt.io/v1", Kind: "VirtualMachine", Namespace: "shop", Name: "vm", UID: "m"}, ""},
+		{"a VirtualMachineInstance of its own", owned("kubevirt.io/v1", "VirtualMachineInstance", "web", "i"), set("i", nil),
+			v1alpha1.Owner{APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Namespace: "shop", Name: "web", UID: "i"}, ""},
+		{"a VirtualMachineInstance of that name, but another", owned("kubevirt.io/v1", "VirtualMachineInstance", "vm", "forged"), set("i", nil), v1alpha1.Owner{}, "but the pod's owner reference has UID forged"},
 		{"a ReplicationController", owned("v1", "ReplicationController", "front", "rc"), none,
 			v1alpha1.Owner{APIVersion: "v1", Kind: "ReplicationController", Namespace: "shop", Name: "front", UID: "rc"}, ""},
 		{"a ReplicaSet that is not there", owned("apps/v1", "ReplicaSet", "web", "rs"), none, v1alpha1.Owner{}, "find ReplicaSet shop/web"},
@@ -82,7 +87,7 @@ func TestOwnerOf(t *testing.T) {
 			v1alpha1.Owner{APIVersion: "apps.kruise.io/v1", Kind: "ReplicaSet", Namespace: "shop", Name: "web", UID: "k", PodName: "web-0"}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := OwnerOf(test.pod, Between{ReplicaSet: test.between, Job: test.between})
+			got, err := OwnerOf(test.pod, Between{ReplicaSet: test.between, Job: test.between, VirtualMachineInstance: test.between})
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) {
 					t.Fatalf("error is %v, want one with %q", err, test.err)

@@ -25,6 +25,7 @@ import (
 	"github.com/berth-dev/berth/ipam/customkind"
 	"github.com/berth-dev/berth/ipam/fixedset"
 	"github.com/berth-dev/berth/ipam/podrequest"
+	"github.com/berth-dev/berth/ipam/virtualmachine"
 )
 
 // owners finds the owners of addresses: in the cache, and at the API server if the cache
@@ -41,6 +42,7 @@ type owners struct {
 	nodes        corelisters.NodeLister
 	claims       cache.Indexer
 	customs      *customkind.Reader
+	instances    *virtualmachine.Instances
 }
 
 // between finds the objects between a pod and its workload in the cache.
@@ -49,7 +51,8 @@ func (o *owners) between() podrequest.Between {
 		ReplicaSet: func(namespace, name string) (metav1.Object, error) {
 			return o.replicaSets.ReplicaSets(namespace).Get(name)
 		},
-		Job: func(namespace, name string) (metav1.Object, error) { return o.jobs.Jobs(namespace).Get(name) },
+		Job:                    func(namespace, name string) (metav1.Object, error) { return o.jobs.Jobs(namespace).Get(name) },
+		VirtualMachineInstance: o.instances.Get,
 	}
 }
 

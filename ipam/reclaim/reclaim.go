@@ -29,6 +29,7 @@ import (
 	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/store"
 	"github.com/berth-dev/berth/ipam/view"
+	"github.com/berth-dev/berth/ipam/virtualmachine"
 )
 
 // Detacher asks the external assigner to detach an address from a node. Detach may be
@@ -132,7 +133,7 @@ func New(config Config) (*Reclaimer, error) {
 		jobs:     config.Factory.Batch().V1().Jobs().Lister(),
 		cronJobs: config.Factory.Batch().V1().CronJobs().Lister(),
 		nodes:    core.Nodes().Lister(),
-		claims:   config.View.IPClaims.GetIndexer(),
+		claims:   config.View.IPClaims.GetIndexer(), instances: virtualmachine.New(config.Metadata),
 		customs: customkind.NewReader(customkind.Config{
 			Discovery: config.Kube.Discovery(), Objects: config.Dynamic, Metadata: config.Metadata,
 			Slim: slimTemplate, IsPassing: isPassing, Refused: r.unfollowed,
@@ -172,6 +173,7 @@ func (r *Reclaimer) Run(ctx context.Context, workers int) {
 		})
 	}
 	group.Go(func() { wait.UntilWithContext(ctx, r.prune, pruneEvery) })
+	group.Go(func() { r.owners.instances.Run(ctx) })
 	group.Go(func() {
 		wait.UntilWithContext(ctx, func(context.Context) { r.metrics.pend(r.pending.oldest()) }, measureEvery)
 	})

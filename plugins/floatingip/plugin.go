@@ -28,6 +28,7 @@ import (
 	"github.com/berth-dev/berth/ipam/assigner"
 	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/tombstone"
+	"github.com/berth-dev/berth/ipam/virtualmachine"
 )
 
 // Name of the plugin in a KubeSchedulerConfiguration.
@@ -61,6 +62,8 @@ type shared struct {
 	pods    *knownPods
 	sets    *fixedSets
 	jobs    *jobs
+
+	instances *virtualmachine.Instances
 }
 
 // NewFactory returns a factory. A process has one.
@@ -109,7 +112,8 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 			ReplicaSet: func(namespace, name string) (metav1.Object, error) {
 				return replicaSets.ReplicaSets(namespace).Get(name)
 			},
-			Job: shared.jobs.get,
+			Job:                    shared.jobs.get,
+			VirtualMachineInstance: shared.instances.Get,
 		},
 		sets: shared.sets,
 	}, nil
@@ -146,7 +150,7 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	}
 	pods := newKnownPods(core.Pods().Lister(), core.Nodes().Lister())
 	shared := &shared{
-		args: args, ipam: addresses, nodes: &nodes{}, agents: newAgents(namespace), pods: pods, jobs: jobs,
+		args: args, ipam: addresses, nodes: &nodes{}, agents: newAgents(namespace), pods: pods, jobs: jobs, instances: virtualmachine.New(headers),
 		waiting: newWaiting(handle, addresses, pods.isPending, clock.RealClock{}),
 	}
 	customs, err := newCustomSets(apart, headers, shared.ownerChanged)
@@ -162,6 +166,7 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	addresses.OnChange(shared.waiting.changed)
 	go addresses.Run(ctx)
 	go jobs.run(ctx)
+	go shared.instances.Run(ctx)
 	go customs.run(ctx)
 	go shared.waiting.run(ctx)
 	f.shared = shared

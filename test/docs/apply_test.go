@@ -81,10 +81,11 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// ofOthers says whether a block is read by Prometheus, its operator or Karpenter, which the
-// API server does not know.
+// ofOthers says whether a block is read by Prometheus, its operator, Karpenter, KubeVirt or Calico,
+// which the API server does not know.
 func ofOthers(text string) bool {
-	return strings.Contains(text, "scrape_configs:") || strings.Contains(text, "apiVersion: monitoring.coreos.com/") || strings.Contains(text, "apiVersion: karpenter.sh/")
+	return strings.Contains(text, "scrape_configs:") || strings.Contains(text, "apiVersion: monitoring.coreos.com/") || strings.Contains(text, "apiVersion: karpenter.sh/") ||
+		strings.Contains(text, "apiVersion: kubevirt.io/") || strings.Contains(text, "apiVersion: projectcalico.org/")
 }
 
 // ofChart says whether a block has values of the chart, which test/helm renders.

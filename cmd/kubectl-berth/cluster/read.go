@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -19,6 +20,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/podrequest"
+	"github.com/berth-dev/berth/ipam/virtualmachine"
 )
 
 // Pools lists all pools.
@@ -123,6 +125,16 @@ func Between(ctx context.Context, kube kubernetes.Interface) podrequest.Between 
 		},
 		Job: func(namespace, name string) (metav1.Object, error) {
 			return kube.BatchV1().Jobs(namespace).Get(ctx, name, metav1.GetOptions{})
+		},
+		VirtualMachineInstance: func(namespace, name string) (metav1.Object, error) {
+			at := virtualmachine.Resource
+			text, err := kube.Discovery().RESTClient().Get().AbsPath("apis", at.Group, at.Version, "namespaces", namespace, at.Resource, name).
+				SetHeader("Accept", "application/json").DoRaw(ctx)
+			if err != nil {
+				return nil, err
+			}
+			read := &metav1.PartialObjectMetadata{}
+			return read, json.Unmarshal(text, read)
 		},
 	}
 }

@@ -30,6 +30,8 @@ type Kind struct {
 	Adopts bool
 	// Status: it writes how far it is.
 	Status bool
+	// Scaleless: it has no scale subresource.
+	Scaleless bool
 }
 
 // GVR is the kind's resource.
@@ -40,6 +42,10 @@ func (k Kind) GVR() schema.GroupVersionResource {
 // Definition is the kind's CustomResourceDefinition.
 func (k Kind) Definition() *unstructured.Unstructured {
 	open := map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}
+	subresources := map[string]any{"status": map[string]any{}}
+	if !k.Scaleless {
+		subresources["scale"] = map[string]any{"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"}
+	}
 	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
 		"metadata": map[string]any{"name": k.Resource + "." + k.GVK.Group},
@@ -48,11 +54,8 @@ func (k Kind) Definition() *unstructured.Unstructured {
 			"names": map[string]any{"plural": k.Resource, "singular": strings.ToLower(k.GVK.Kind), "kind": k.GVK.Kind, "listKind": k.GVK.Kind + "List"},
 			"versions": []any{map[string]any{
 				"name": k.GVK.Version, "served": true, "storage": true,
-				"schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object", "properties": map[string]any{"spec": open, "status": open}}},
-				"subresources": map[string]any{
-					"status": map[string]any{},
-					"scale":  map[string]any{"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"},
-				},
+				"schema":       map[string]any{"openAPIV3Schema": map[string]any{"type": "object", "properties": map[string]any{"spec": open, "status": open}}},
+				"subresources": subresources,
 			}},
 		},
 	}}

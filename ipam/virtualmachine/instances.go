@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package virtualmachine finds the VirtualMachine that a pod of KubeVirt works for: its controller is a
+// VirtualMachineInstance, which lives from one start of the machine to the next stop.
+package virtualmachine
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/metadata/metadatainformer"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/berth-dev/berth/ipam/customkind"
+)
+
+// Resource of VirtualMachineInstances.
+var Resource = schema.GroupVersionResource{Group: "kubevirt.io", Version: "v1", Resource: "virtualmachineinstances"}
+
+// Instances knows the metadata of VirtualMachineInstances, from when one is first asked for: most clusters have
+// none. Safe for concurrent use.
+type Instances struct {
+	client metadata.Interface
+
+	mu       sync.Mutex
+	ctx      context.Context //nolint:containedctx // of Run, for the informer that Get starts
+	informer cache.SharedIndexInformer
+	running  sync.WaitGroup
+	refused  error
+}
+
+// New returns Instances that watch with a client.
+func New(client metadata.Interface) *Instances { return &Instances{client: client} }
+
+// Run lets Get start the watch, which ends with ctx. It blocks.
+func (i *Instances) Run(ctx context.Context) {
+	i.mu.Lock()
+	i.ctx = ctx
+	i.mu.Unlock()
+	<-ctx.Done()
+	i.running.Wait()
+}
+
+// Get returns the metadata of an instance, without I/O. One that is unknown may be known at the next attempt.
+func (i *Instances) Get(namespace, name string) (metav1.Object, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.informer == nil && i.ctx != nil && i.ctx.Err() == nil {
+		if err := i.start(i.ctx); err != nil {
+			return nil, err
+		}
+	}
+	if i.informer != nil {
+		object, found, err := i.informer.GetStore().GetByKey(namespace + "/" + name)
+		if err != nil {
+			return nil, err
+		}
+		if found {
+			return object.(metav1.Object), nil
+		}
+	}
+	if i.refused != nil {
+		return nil, i.refused
+	}
+	return nil, apierrors.NewNotFound(Resource.GroupResource(), name)
+}
+
+func (i *Instances) start(ctx context.Context) error {
+	informer := metadatainformer.NewFilteredMetadataInformer(i.client, Resource, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
+	if err := informer.SetTransform(controllerOnly); err != nil {
+		return fmt.Errorf("watch VirtualMachineInstances: %w", err)
+	}
+	if err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, reflector *cache.Reflector, err error) {
+		i.mu.Lock()
+		i.refused = nil
+		if apierrors.IsForbidden(err) {
+			i.refused = &customkind.ForbiddenError{Resource: Resource, Err: err}
+		}
+		i.mu.Unlock()
+		cache.DefaultWatchErrorHandler(ctx, reflector, err)
+	}); err != nil {
+		return fmt.Errorf("watch VirtualMachineInstances: %w", err)
+	}
+	i.informer = informer
+	i.running.Go(func() { informer.RunWithContext(ctx) })
+	return nil
+}
+
+// controllerOnly is a transform that keeps only an object's identity and its controller reference.
+func controllerOnly(object any) (any, error) {
+	o, ok := object.(*metav1.PartialObjectMetadata)
+	if !ok {
+		return object, nil
+	}
+	slim := &metav1.PartialObjectMetadata{TypeMeta: o.TypeMeta, ObjectMeta: metav1.ObjectMeta{
+		Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion,
+	}}
+	if controller := metav1.GetControllerOf(o); controller != nil {
+		slim.OwnerReferences = []metav1.OwnerReference{*controller}
+	}
+	return slim, nil
+}
