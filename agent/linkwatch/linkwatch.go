@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package linkwatch watches the links by which a node's pods are reached: the uplink, the VLAN
-// links on top of it, and the devices of package shaping. It reports their changes, and changes
-// none.
+// links on top of it, the devices of package shaping, and Berth's routes and rules. It reports
+// their changes, and changes none.
 package linkwatch
 
 import (
@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/shaping"
 )
 
@@ -21,11 +22,11 @@ import (
 const quiet = 300 * time.Millisecond
 
 // Reactions are called when the uplink, or a VLAN link on top of it, changes, or a device of
-// package shaping.
+// package shaping, or a route or rule is deleted.
 type Reactions struct {
 	// Changed is called after a burst of changes: the kernel drops routes and proxy
 	// entries of a link that goes down or loses its last address, and does not restore
-	// them.
+	// them. So after a burst of deletions of routes and rules, as by systemd-networkd.
 	Changed func(context.Context)
 	// Back is called at once when such a link comes up: the node may have been cut off.
 	Back func()
@@ -80,6 +81,10 @@ func watchLinks(ctx context.Context, uplink func() (string, error), r Reactions)
 	if err := netlink.AddrSubscribeWithOptions(addrs, ctx.Done(), netlink.AddrSubscribeOptions{ErrorCallback: missed, ReceiveBufferSize: receiveBuffer, ReceiveBufferForceSize: true}); err != nil {
 		return fmt.Errorf("watch addresses: %w", err)
 	}
+	losses, err := rtnl.Losses(ctx, missed)
+	if err != nil {
+		return err
+	}
 	// The subscriptions end when their channels are read.
 	defer func() {
 		cancel()
@@ -107,6 +112,11 @@ func watchLinks(ctx context.Context, uplink func() (string, error), r Reactions)
 			if known.leadOut(u.LinkIndex) {
 				timer.Reset(quiet)
 			}
+		case _, ok := <-losses:
+			if !ok {
+				return nil
+			}
+			timer.Reset(quiet)
 		case <-timer.C:
 			r.Changed(ctx)
 		}

@@ -131,3 +131,45 @@ func TestUplinkIsBack(t *testing.T) {
 	host.IP("addr", "add", "10.0.60.11/24", "dev", "eth0")
 	reach("another address", &changed, before+1)
 }
+
+// Routes and rules that another program deletes are missed at once.
+func TestRoutesAreLost(t *testing.T) {
+	netnstest.Need(t)
+	host := netnstest.New(t)
+	var changed atomic.Int32
+	ctx, cancel := context.WithCancel(t.Context())
+	nothing := func(context.Context) {}
+	var group sync.WaitGroup
+	group.Go(func() {
+		err := host.Try(func() error {
+			return Watch(ctx, func() (string, error) { return "eth0", nil }, Reactions{Changed: func(context.Context) { changed.Add(1) }, Back: func() {}, Moved: nothing, Unshaped: func() {}})
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	defer group.Wait()
+	defer cancel()
+	more := func() {
+		t.Helper()
+		before := changed.Load()
+		netnstest.Eventually(t, func() error {
+			if changed.Load() == before {
+				return errors.New("not told")
+			}
+			return nil
+		})
+	}
+	more() // It has begun.
+	host.IP("link", "set", "lo", "up")
+	for _, family := range []struct{ flag, to string }{{"-4", "192.0.2.1/32"}, {"-6", "2001:db8::1/128"}} {
+		route := []string{family.flag, "route", "add", "blackhole", family.to, "proto", "98"}
+		rule := []string{family.flag, "rule", "add", "priority", "32290", "lookup", "main", "protocol", "98"}
+		for _, add := range [][]string{route, rule} {
+			host.IP(add...)
+			add[2] = "del"
+			host.IP(add...)
+			more()
+		}
+	}
+}

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -382,5 +384,39 @@ func TestUplinkFlap(t *testing.T) {
 	n.IP("route", "add", "default", "via", "10.0.60.1")
 	eventually(t, func() error { return n.check(c) })
 	ping(t, net.client, "10.0.70.5")
+	n.mustDel(c)
+}
+
+// systemd-networkd deletes all rules and routes that it does not know when it starts, as at an upgrade of the
+// node's packages. The agent puts its own back by the event; it looks by itself once a minute only.
+func TestRoutesAndRulesDeleted(t *testing.T) {
+	t.Parallel()
+	net := newNetwork(t)
+	n := net.newNode(t, "routes-a", "10.0.60.11")
+	pod := createPod(t, n.name, "routes", "10.0.70.5")
+	bind(t, "10.0.70.5", pod)
+	c := newContainer(t, "c1", pod)
+	n.mustAdd(c)
+	look := func() string {
+		return n.IP("rule") + n.IP("-6", "rule") + n.IP("route", "show", "table", "all", "proto", "98")
+	}
+	before := look()
+	rules, routes := []string{"rule", "flush", "protocol", "98"}, []string{"route", "flush", "table", "all", "proto", "98"}
+	// More often than the agent looks after an ADD anyway.
+	for _, lost := range [][]string{rules, routes, rules, routes, rules, routes, rules, routes} {
+		n.IP(lost...)
+		// Shorter than the minute after which the agent would look without an event.
+		within, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		tick := time.NewTicker(100 * time.Millisecond)
+		for look() != before && within.Err() == nil {
+			<-tick.C
+		}
+		tick.Stop()
+		cancel()
+		if diff := cmp.Diff(before, look()); diff != "" {
+			t.Errorf("after ip %s:\n%s", strings.Join(lost, " "), diff)
+		}
+		ping(t, net.client, "10.0.70.5")
+	}
 	n.mustDel(c)
 }
