@@ -155,7 +155,8 @@ test-machine: ## Drivers that this kernel may lack (VLAN, ipvlan, SR-IOV), on De
 test-api: lab build ## Scheduler and controller on a real API server, and the links and the objects of the documentation.
 	cd test && $(GOTESTPROGRAMS) -p 2 -parallel 2 $(API) # four API servers at once: they wait more than they compute
 
-test-node: lab build ## Agent, shim and plugins on a real kernel.
+test-node: lab build ## Agent, shim and plugins on a real kernel, also beside the real firewalld, whose packages of Debian the first run fetches (38 MB).
+	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) ./hostservices/
 	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) -parallel 4 ./node/... # each with an API server of its own: they wait more than they compute
 
 test-chaos: lab ## Two minutes of chaos, the same each time but for BERTH_CHAOS_SEED, and a judge of the result.

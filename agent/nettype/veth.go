@@ -87,7 +87,12 @@ func (v *vethDriver) Repair(i *Interface) error { return v.wirer.Repair(wireSpec
 
 func (v *vethDriver) Teardown(i *Interface) error { return v.wirer.Teardown(wireSpecOf(i)) }
 
-func (v *vethDriver) Ready(uplink string) error { return v.wirer.Ready(uplink) }
+func (v *vethDriver) Ready(uplink string) error {
+	if err := v.wirer.Ready(uplink); err != nil {
+		return err
+	}
+	return v.wirer.Forwards(uplink)
+}
 
 func (v *vethDriver) Check(i *Interface) error { return wire.ToCNIError(v.wirer.Check(wireSpecOf(i))) }
 

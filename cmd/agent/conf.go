@@ -63,12 +63,12 @@ func newKeeper(o *Options, exec *chain.Exec, networks *agent.Networks, told func
 	}}, nil
 }
 
-// tellNode returns a function that records an event about the node.
-func tellNode(recorder event.Recorder, name string) func(error) {
+// tellNode returns a function that records a warning about the node.
+func tellNode(recorder event.Recorder, name, reason, action string) func(error) {
 	// Kubectl describe finds events of the kubelet by a UID that is the node's name.
 	node := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}}
 	return func(problem error) {
-		event.Warning(confdir.EventNotCalled, problem.Error()).Record(recorder, node, nil, "KeepConfiguration")
+		event.Warning(reason, problem.Error()).Record(recorder, node, nil, action)
 	}
 }
 

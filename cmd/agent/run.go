@@ -76,7 +76,7 @@ func run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
-	keeper, err := newKeeper(o, exec, networks, tellNode(recorder, o.NodeName))
+	keeper, err := newKeeper(o, exec, networks, tellNode(recorder, o.NodeName, confdir.EventNotCalled, "KeepConfiguration"))
 	if err != nil {
 		return err
 	}
@@ -105,7 +105,7 @@ func run(ctx context.Context, o *Options) error {
 	}
 	a := agent.New(options)
 	legacyregistry.CustomMustRegister(a.Collector())
-	return serve(ctx, o, a, node, config, keeper, runOverlay,
+	return serve(ctx, o, a, tellRefusals(a.Ready, tellNode(recorder, o.NodeName, EventFirewall, "CheckReadiness")), node, config, keeper, runOverlay,
 		func(ctx context.Context) error { return profiles.Run(ctx, a) },
 		func(ctx context.Context) error { return runPolicies(ctx, enforcer, a, store) })
 }
@@ -198,7 +198,7 @@ func newWirer(o *Options, journal *settings.Journal) *wire.Wirer {
 }
 
 // serve runs the agent and background until one of them fails or the context ends.
-func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, config *rest.Config, keeper *confdir.Keeper, background ...func(context.Context) error) error {
+func serve(ctx context.Context, o *Options, a *agent.Agent, ready func(context.Context) error, node *podinfo.Node, config *rest.Config, keeper *confdir.Keeper, background ...func(context.Context) error) error {
 	uplink := func() (string, error) {
 		floating, err := a.Networks.Floating()
 		if err != nil {
@@ -212,7 +212,7 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, 
 		return err
 	}
 	build.NewMetrics(legacyregistry.MustRegister)
-	health, err := monitoring.Listen(ctx, o.Monitoring, config, a.Ready, diagnosis(o, a))
+	health, err := monitoring.Listen(ctx, o.Monitoring, config, ready, diagnosis(o, a))
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}

@@ -84,4 +84,8 @@
 // a comment that begins with "berth", have the form that iptables writes and reads, are put back by
 // Repair, and go with the last pod. A table that its owner locked stays as it is. The kernel's
 // older iptables (iptables-legacy) cannot be reached by nftables.
+//
+// Firewalld refuses unknown packets in chains that its base chain leads to, by zone, and mostly locks
+// its table. No rule of ours belongs there: a zone may be closed on purpose. [Firewall] finds chains
+// that refuse all packets of pods, and names the thing to do.
 package netfilter

@@ -31,6 +31,8 @@ type Wirer struct {
 	// Settings, if given, remembers the node's settings that the Wirer changes.
 	Settings *settings.Journal
 
+	firewall netfilter.Firewall
+
 	// routing makes changes of rules and routes one after another: addresses share
 	// some, which go with the last one.
 	routing sync.Mutex

@@ -68,6 +68,9 @@ func (w *Wirer) Ready(uplink string) error {
 	return isUp(link)
 }
 
+// Forwards returns an error where the node's firewall refuses all packets between the uplink and pods.
+func (w *Wirer) Forwards(uplink string) error { return w.firewall.Check(uplink) }
+
 func isUp(link netlink.Link) error {
 	if link.Attrs().Flags&net.FlagUp == 0 {
 		return fmt.Errorf("%w: link %s is down; ip link set %s up", ErrUplink, link.Attrs().Name, link.Attrs().Name)
