@@ -138,7 +138,7 @@ func (l *look) waits(ctx context.Context, told *Why) error {
 	case err != nil:
 		told.Problem, told.Cause = err.Error(), CausePod
 		told.do("correct the pod, or the template of its workload")
-		return nil //nolint:nilerr // it is the answer
+		return nil
 	}
 	err = l.ask(ctx, request, told)
 	if refused := cluster.Forbidden(err); refused != "" {
