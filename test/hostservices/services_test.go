@@ -110,7 +110,7 @@ func newNode(t *testing.T) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	folder, err := os.MkdirTemp(filepath.Join(root, "tmp"), "node-")
+	folder, err := os.MkdirTemp(filepath.Join(root, "tmp"), "node-") //nolint:usetesting // the services see the root of the packages only
 	if err != nil {
 		t.Fatal(err)
 	}
