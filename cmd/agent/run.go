@@ -177,6 +177,9 @@ func detectNetfilter(ctx context.Context) *netfilter.Detector {
 	s, err := netfilter.Detect()
 	if err == nil {
 		logger.Info("Found the kernel's netfilter", "interface", netfilter.Interface, "kernel", s.Kernel, "has", s.Has, "lacks", s.Lacks)
+		for _, without := range s.Without {
+			logger.Info("This kernel cannot do everything; other pods have floating IPs all the same. See docs/reference/compatibility.md", "without", without)
+		}
 		err = s.Err()
 	}
 	if err != nil {

@@ -26,6 +26,8 @@ type Support struct {
 	Kernel string
 	// Has and Lacks name features.
 	Has, Lacks []string
+	// Without says what the node cannot do, for features of Lacks that are not of Needed.
+	Without []string
 	// Needed names the features of Lacks without which no pod gets a floating IP, with the kernel's
 	// options for them.
 	Needed []string
@@ -42,15 +44,17 @@ func (s Support) Err() error {
 // feature is used by the table, and a kernel may be built without it.
 type feature struct {
 	name, option string
-	// needed says that pods with a floating IP need it; the others are for host ports, the
-	// overlay, and interfaces in the pools' networks.
-	needed bool
-	table  nftables.Table
+	// only says what needs the feature; "" for all pods with a floating IP.
+	only  string
+	table nftables.Table
 }
 
 // probeTable is the table that features are tried in, and that is deleted in the same
 // transaction: nobody ever sees it.
 const probeTable = TableName + "-probe"
+
+// guarded are interfaces that speak to the network themselves, and that a guard keeps to their addresses.
+const guarded = "interfaces of berth-sriov and of berth-vlan's modes bridge, macvlan and ipvlan l2 (Linux 5.16 or newer)"
 
 func features() []feature {
 	table := func(family nftables.TableFamily, base *nftables.Base, statements ...nftables.Statement) nftables.Table {
@@ -66,17 +70,17 @@ func features() []feature {
 	counted := table(nftables.INet, filter(nftables.Prerouting), nftables.CounterNamed("probe"))
 	counted.Counters = []string{"probe"}
 	return []feature{
-		{"inet tables", "CONFIG_NF_TABLES_INET", true, table(nftables.INet, filter(nftables.Prerouting), nftables.V4.SAddr.Is(0, 0, 0, 0))},
-		{"sets", "CONFIG_NF_TABLES", true, sets},
-		{"arp tables", "CONFIG_NF_TABLES_ARP", true, table(nftables.ARP, filter(nftables.ARPInput))},
-		{"ct", "CONFIG_NFT_CT", true, table(nftables.INet, filter(nftables.Prerouting), nftables.DestinationTranslated)},
-		{"nat", "CONFIG_NFT_NAT", true, table(nftables.INet, nat(), nftables.V4.Is, nftables.V4.KeepSource())},
-		{"limit", "CONFIG_NFT_LIMIT", true, table(nftables.INet, filter(nftables.Forward), nftables.V4.Is, nftables.V4.NextHop().Is(0, 0, 0, 0), nftables.MoreThan(1))},
-		{"objref", "CONFIG_NFT_OBJREF", true, counted},
-		{"masquerade", "CONFIG_NFT_MASQ", false, table(nftables.INet, nat(), nftables.Masquerade)},
-		{"fib", "CONFIG_NFT_FIB_INET", false, table(nftables.INet, filter(nftables.Prerouting), nftables.ToNode)},
-		{"netdev ingress", "CONFIG_NF_TABLES_NETDEV", false, table(nftables.NetDev, filter(nftables.Ingress))},
-		{"netdev egress", "CONFIG_NETFILTER_EGRESS", false, table(nftables.NetDev, filter(nftables.Egress))},
+		{"inet tables", "CONFIG_NF_TABLES_INET", "", table(nftables.INet, filter(nftables.Prerouting), nftables.V4.SAddr.Is(0, 0, 0, 0))},
+		{"sets", "CONFIG_NF_TABLES", "", sets},
+		{"arp tables", "CONFIG_NF_TABLES_ARP", "", table(nftables.ARP, filter(nftables.ARPInput))},
+		{"ct", "CONFIG_NFT_CT", "", table(nftables.INet, filter(nftables.Prerouting), nftables.DestinationTranslated)},
+		{"nat", "CONFIG_NFT_NAT", "", table(nftables.INet, nat(), nftables.V4.Is, nftables.V4.KeepSource())},
+		{"limit", "CONFIG_NFT_LIMIT", "", table(nftables.INet, filter(nftables.Forward), nftables.V4.Is, nftables.V4.NextHop().Is(0, 0, 0, 0), nftables.MoreThan(1))},
+		{"objref", "CONFIG_NFT_OBJREF", "", counted},
+		{"masquerade", "CONFIG_NFT_MASQ", "host ports, the overlay", table(nftables.INet, nat(), nftables.Masquerade)},
+		{"fib", "CONFIG_NFT_FIB_INET", "host ports", table(nftables.INet, filter(nftables.Prerouting), nftables.ToNode)},
+		{"netdev ingress", "CONFIG_NF_TABLES_NETDEV", guarded, table(nftables.NetDev, filter(nftables.Ingress))},
+		{"netdev egress", "CONFIG_NETFILTER_EGRESS", guarded, table(nftables.NetDev, filter(nftables.Egress))},
 	}
 }
 
@@ -104,8 +108,11 @@ func detect(all []feature) (Support, error) {
 			return Support{}, fmt.Errorf("write nftables (the agent needs the capability NET_ADMIN): %w", err)
 		default:
 			s.Lacks = append(s.Lacks, f.name)
-			if f.needed {
-				s.Needed = append(s.Needed, fmt.Sprintf("%s (%s: %v)", f.name, f.option, err))
+			missing := fmt.Sprintf("%s (%s: %v)", f.name, f.option, err)
+			if f.only == "" {
+				s.Needed = append(s.Needed, missing)
+			} else {
+				s.Without = append(s.Without, fmt.Sprintf("no %s, for want of %s", f.only, missing))
 			}
 		}
 	}

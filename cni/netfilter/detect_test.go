@@ -33,7 +33,7 @@ func TestDetectMissing(t *testing.T) {
 	all := features()
 	// No kernel translates addresses in the family arp.
 	for i, f := range all {
-		if f.name == "nat" {
+		if f.name == "nat" || f.name == "fib" {
 			all[i].table = nftables.Table{Family: nftables.ARP, Chains: []*nftables.Chain{{Name: "probe", Base: nftables.NAT(nftables.Postrouting, 0)}}}
 		}
 	}
@@ -45,6 +45,9 @@ func TestDetectMissing(t *testing.T) {
 		err = s.Err()
 		if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "lacks nat (CONFIG_NFT_NAT: ") {
 			t.Errorf("detect() = %+v, which says %v", s, err)
+		}
+		if strings.Contains(err.Error(), "fib") || len(s.Without) != 1 || !strings.HasPrefix(s.Without[0], "no host ports, for want of fib (CONFIG_NFT_FIB_INET: ") {
+			t.Errorf("detect() = %+v, want it to say that there are no host ports", s)
 		}
 		return leavesNothing(t)
 	})
