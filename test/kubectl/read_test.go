@@ -16,7 +16,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -240,36 +239,13 @@ func fill(w *simulation.World) {
 // two namespaces. The role itself is empty without kube-controller-manager.
 func permit(w *simulation.World) {
 	w.T.Helper()
-	objects, err := deploy.Manifest("examples/viewer-rbac.yaml")
-	if err != nil {
-		w.T.Fatal(err)
-	}
-	subject := func(name string) []rbacv1.Subject {
-		return []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}}
-	}
-	for _, object := range objects {
-		role := &rbacv1.ClusterRole{}
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, role); err != nil {
-			w.T.Fatal(err)
-		}
-		if _, err := w.Kube.RbacV1().ClusterRoles().Create(w.Ctx, role, metav1.CreateOptions{}); err != nil {
-			w.T.Fatal(err)
-		}
-	}
-	_, err = w.Kube.RbacV1().ClusterRoleBindings().Create(w.Ctx, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "viewer"}, Subjects: subject("viewer"),
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "berth-viewer"},
-	}, metav1.CreateOptions{})
+	w.Grant("viewer-rbac.yaml", "viewer")
 	for _, namespace := range []string{"shop", simulation.Namespace} {
-		if err != nil {
-			break
-		}
-		_, err = w.Kube.RbacV1().RoleBindings(namespace).Create(w.Ctx, &rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: "tenant"}, Subjects: subject("tenant"),
+		if _, err := w.Kube.RbacV1().RoleBindings(namespace).Create(w.Ctx, &rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: "tenant"}, Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "tenant"}},
 			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:aggregate-to-view"},
-		}, metav1.CreateOptions{})
-	}
-	if err != nil {
-		w.T.Fatal(err)
+		}, metav1.CreateOptions{}); err != nil {
+			w.T.Fatal(err)
+		}
 	}
 }

@@ -39,6 +39,14 @@ func (w *World) Allowed(account, access string) bool {
 // Grant binds the ClusterRoles of an example to a user.
 func (w *World) Grant(example, user string) {
 	w.T.Helper()
+	for _, role := range w.ExampleRoles(example) {
+		w.Bind(role, user)
+	}
+}
+
+// ExampleRoles makes the ClusterRoles of an example and returns their names.
+func (w *World) ExampleRoles(example string) (names []string) {
+	w.T.Helper()
 	objects, err := deploy.Manifest("examples/" + example)
 	if err != nil {
 		w.T.Fatal(err)
@@ -51,12 +59,19 @@ func (w *World) Grant(example, user string) {
 		if _, err := w.Kube.RbacV1().ClusterRoles().Create(w.Ctx, role, metav1.CreateOptions{}); err != nil {
 			w.T.Fatal(err)
 		}
-		if _, err := w.Kube.RbacV1().ClusterRoleBindings().Create(w.Ctx, &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: role.Name + "-" + user},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
-			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
-		}, metav1.CreateOptions{}); err != nil {
-			w.T.Fatal(err)
-		}
+		names = append(names, role.Name)
+	}
+	return names
+}
+
+// Bind gives a user a ClusterRole in the whole cluster.
+func (w *World) Bind(role, user string) {
+	w.T.Helper()
+	if _, err := w.Kube.RbacV1().ClusterRoleBindings().Create(w.Ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: role + "-" + user},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+	}, metav1.CreateOptions{}); err != nil {
+		w.T.Fatal(err)
 	}
 }

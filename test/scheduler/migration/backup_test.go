@@ -17,14 +17,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
 	"github.com/berth-dev/berth/test/simulation/customkind"
@@ -49,26 +46,8 @@ func runBackup(w *simulation.World, wantCode int, as string, args ...string) str
 // permitBackup gives users backup and restore the permissions of the example.
 func permitBackup(w *simulation.World) {
 	w.T.Helper()
-	objects, err := deploy.Manifest("examples/backup-rbac.yaml")
-	if err != nil {
-		w.T.Fatal(err)
-	}
-	for _, object := range objects {
-		role := &rbacv1.ClusterRole{}
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, role); err != nil {
-			w.T.Fatal(err)
-		}
-		_, err := w.Kube.RbacV1().ClusterRoles().Create(w.Ctx, role, metav1.CreateOptions{})
-		if err == nil {
-			_, err = w.Kube.RbacV1().ClusterRoleBindings().Create(w.Ctx, &rbacv1.ClusterRoleBinding{
-				ObjectMeta: metav1.ObjectMeta{Name: role.Name},
-				RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
-				Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: strings.TrimPrefix(role.Name, "berth-")}},
-			}, metav1.CreateOptions{})
-		}
-		if err != nil {
-			w.T.Fatal(err)
-		}
+	for _, role := range w.ExampleRoles("backup-rbac.yaml") {
+		w.Bind(role, strings.TrimPrefix(role, "berth-"))
 	}
 	w.Eventually("wait until the users may work", func() error {
 		for _, as := range []string{"backup", "restore"} {
