@@ -600,3 +600,18 @@ func readOrdinals(object *unstructured.Unstructured, w *Workload) {
 		}
 	}
 }
+
+// ControllerOnly is a transform of informers that keeps only an object's identity and its controller reference.
+func ControllerOnly(object any) (any, error) {
+	o, ok := object.(*metav1.PartialObjectMetadata)
+	if !ok {
+		return object, nil
+	}
+	slim := &metav1.PartialObjectMetadata{TypeMeta: o.TypeMeta, ObjectMeta: metav1.ObjectMeta{
+		Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion,
+	}}
+	if controller := metav1.GetControllerOf(o); controller != nil {
+		slim.OwnerReferences = []metav1.OwnerReference{*controller}
+	}
+	return slim, nil
+}

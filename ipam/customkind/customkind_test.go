@@ -244,3 +244,25 @@ func TestIsUpdating(t *testing.T) {
 		}
 	}
 }
+
+func TestControllerOnly(t *testing.T) {
+	kept := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "shop", Name: "sum-1", UID: "sum-1", Labels: map[string]string{"a": "b"}, ResourceVersion: "7",
+		OwnerReferences: []metav1.OwnerReference{{Kind: "CronJob", Name: "sum", Controller: new(true)}, {Name: "another"}},
+	}}
+	object, err := ControllerOnly(kept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slim := object.(*metav1.PartialObjectMetadata)
+	if len(slim.Labels) > 0 || slim.Namespace != "shop" || slim.Name != "sum-1" || slim.UID != "sum-1" || slim.ResourceVersion != "7" || len(slim.OwnerReferences) != 1 || slim.OwnerReferences[0].Name != "sum" {
+		t.Errorf("of a Job %+v is kept", slim.ObjectMeta)
+	}
+	object, err = ControllerOnly(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "sum-1", OwnerReferences: []metav1.OwnerReference{{Name: "another"}}}})
+	if err != nil || len(object.(*metav1.PartialObjectMetadata).OwnerReferences) > 0 {
+		t.Errorf("of a Job that nobody controls %v is kept, %v", object, err)
+	}
+	if other, err := ControllerOnly(v1alpha1.GroupName); other != v1alpha1.GroupName || err != nil {
+		t.Errorf("another object is not left alone: %v, %v", other, err)
+	}
+}

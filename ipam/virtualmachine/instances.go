@@ -72,7 +72,7 @@ func (i *Instances) Get(namespace, name string) (metav1.Object, error) {
 
 func (i *Instances) start(ctx context.Context) error {
 	informer := metadatainformer.NewFilteredMetadataInformer(i.client, Resource, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
-	if err := informer.SetTransform(controllerOnly); err != nil {
+	if err := informer.SetTransform(customkind.ControllerOnly); err != nil {
 		return fmt.Errorf("watch VirtualMachineInstances: %w", err)
 	}
 	if err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, reflector *cache.Reflector, err error) {
@@ -89,19 +89,4 @@ func (i *Instances) start(ctx context.Context) error {
 	i.informer = informer
 	i.running.Go(func() { informer.RunWithContext(ctx) })
 	return nil
-}
-
-// controllerOnly is a transform that keeps only an object's identity and its controller reference.
-func controllerOnly(object any) (any, error) {
-	o, ok := object.(*metav1.PartialObjectMetadata)
-	if !ok {
-		return object, nil
-	}
-	slim := &metav1.PartialObjectMetadata{TypeMeta: o.TypeMeta, ObjectMeta: metav1.ObjectMeta{
-		Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion,
-	}}
-	if controller := metav1.GetControllerOf(o); controller != nil {
-		slim.OwnerReferences = []metav1.OwnerReference{*controller}
-	}
-	return slim, nil
 }

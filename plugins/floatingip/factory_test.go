@@ -13,7 +13,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
@@ -329,25 +328,4 @@ func TestKnownPods(t *testing.T) {
 			t.Error("which nodes are lost")
 		}
 	})
-}
-
-func TestControllerOnly(t *testing.T) {
-	kept := job("sum-1", "sum")
-	kept.Labels, kept.ResourceVersion = map[string]string{"a": "b"}, "7"
-	kept.OwnerReferences = append(kept.OwnerReferences, metav1.OwnerReference{Name: "another"})
-	object, err := controllerOnly(kept)
-	if err != nil {
-		t.Fatal(err)
-	}
-	slim := object.(*metav1.PartialObjectMetadata)
-	if len(slim.Labels) > 0 || slim.Namespace != "shop" || slim.Name != "sum-1" || slim.UID != "sum-1" || slim.ResourceVersion != "7" || len(slim.OwnerReferences) != 1 || slim.OwnerReferences[0].Name != "sum" {
-		t.Errorf("of a Job %+v is kept", slim.ObjectMeta)
-	}
-	object, err = controllerOnly(job("sum-1", ""))
-	if err != nil || len(object.(*metav1.PartialObjectMetadata).OwnerReferences) > 0 {
-		t.Errorf("of a Job that nobody controls %v is kept, %v", object, err)
-	}
-	if other, err := controllerOnly(v1alpha1.GroupName); other != v1alpha1.GroupName || err != nil {
-		t.Errorf("another object is not left alone: %v, %v", other, err)
-	}
 }

@@ -12,6 +12,8 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/berth-dev/berth/ipam/customkind"
 )
 
 // jobs knows the CronJob that created a Job. kube-scheduler does not watch Jobs, and a
@@ -23,7 +25,7 @@ type jobs struct {
 
 func newJobs(client metadata.Interface) (*jobs, error) {
 	informer := metadatainformer.NewFilteredMetadataInformer(client, batchv1.SchemeGroupVersion.WithResource("jobs"), metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
-	if err := informer.SetTransform(controllerOnly); err != nil {
+	if err := informer.SetTransform(customkind.ControllerOnly); err != nil {
 		return nil, fmt.Errorf("set the transform of the Job informer: %w", err)
 	}
 	return &jobs{informer}, nil
@@ -41,20 +43,4 @@ func (j *jobs) get(namespace, name string) (metav1.Object, error) {
 		return nil, apierrors.NewNotFound(batchv1.Resource("jobs"), name)
 	}
 	return object.(metav1.Object), nil
-}
-
-// controllerOnly is a transform that keeps only an object's identity and its
-// controller reference.
-func controllerOnly(object any) (any, error) {
-	o, ok := object.(*metav1.PartialObjectMetadata)
-	if !ok {
-		return object, nil
-	}
-	slim := &metav1.PartialObjectMetadata{TypeMeta: o.TypeMeta, ObjectMeta: metav1.ObjectMeta{
-		Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion,
-	}}
-	if controller := metav1.GetControllerOf(o); controller != nil {
-		slim.OwnerReferences = []metav1.OwnerReference{*controller}
-	}
-	return slim, nil
 }
