@@ -164,7 +164,10 @@ func New(o Options) *Agent {
 	a.ports = hostports.New(hostports.Options{Store: o.Store, Pods: o.Pods, Forwarder: o.HostPorts, Range: o.HostPortRange})
 	a.conflicts = &addressconflict.Conflicts{Prober: o.Prober, Log: o.ConflictLog, Count: o.Metrics.conflicted}
 	a.announcer = announce.New(a.announceAgain)
-	a.reconciler = reconcile.New(reconcile.Work{Survey: a.survey, Check: a.repair, Finish: a.finish, Tell: a.tell, Orphans: a.verifyOrphans})
+	a.reconciler = reconcile.New(reconcile.Work{
+		Known:  func(key state.Key) bool { return a.Store.Get(key) != nil },
+		Survey: a.survey, Check: a.repair, Finish: a.finish, Tell: a.tell, Orphans: a.verifyOrphans,
+	})
 	return a
 }
 

@@ -12,6 +12,9 @@ import (
 
 // outcomes are safe in parallel.
 type outcomes struct {
+	// known returns whether a record is still there; nil: each is.
+	known func(state.Key) bool
+
 	mu  sync.Mutex
 	all map[state.Key]Outcome
 }
@@ -27,6 +30,9 @@ type Outcome struct {
 func (o *outcomes) note(key state.Key, checked bool, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if o.known != nil && !o.known(key) {
+		return // Its DEL, which ran beside the work, has had it forgotten or does so soon.
+	}
 	if o.all == nil {
 		o.all = map[state.Key]Outcome{}
 	}

@@ -29,6 +29,8 @@ type keyQueue = workqueue.TypedRateLimitingInterface[state.Key]
 
 // Work has the Reconciler's functions for one record.
 type Work struct {
+	// Known returns at once whether a record is still there; nil: each is.
+	Known func(key state.Key) bool
 	// Check compares a record with the kernel and makes the missing pieces; it runs no plugin.
 	Check func(ctx context.Context, key state.Key) error
 	// Finish undoes an ADD and completes a DEL that nobody works on.
@@ -56,7 +58,7 @@ func New(w Work) *Reconciler {
 	queue := func() keyQueue {
 		return workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[state.Key](firstRetry, lastRetry))
 	}
-	return &Reconciler{work: w, checks: queue(), finishes: queue(), tells: queue(), surveys: queue(), orphans: queue()}
+	return &Reconciler{work: w, outcomes: outcomes{known: w.Known}, checks: queue(), finishes: queue(), tells: queue(), surveys: queue(), orphans: queue()}
 }
 
 // CheckSoon has a record compared soon.

@@ -54,6 +54,30 @@ func TestFailureIsTriedAgain(t *testing.T) {
 	})
 }
 
+// A record that goes while it is compared leaves no outcome.
+func TestForgottenMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		key, gone, forgotten := state.Key{ContainerID: "c"}, atomic.Bool{}, make(chan struct{})
+		r := New(Work{
+			Known: func(state.Key) bool { return !gone.Load() },
+			Check: func(context.Context, state.Key) error { <-forgotten; return errors.New("boom") },
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		go r.Run(ctx)
+		r.CheckSoon(key)
+		synctest.Wait()
+		gone.Store(true)
+		r.Forget(key)
+		close(forgotten)
+		synctest.Wait()
+		if came := r.Outcomes(); len(came) > 0 {
+			t.Errorf("outcomes of records that are gone: %+v", came)
+		}
+		cancel()
+		synctest.Wait()
+	})
+}
+
 // A plugin that hangs in one finish delays no check.
 func TestHangingFinishDelaysNoCheck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
