@@ -388,7 +388,7 @@ func (i Interface) Announce() error {
 		}
 		var errs []error
 		for _, addr := range i.Addresses {
-			errs = append(errs, wire.AnnounceOn(link, addr))
+			errs = append(errs, wire.AnnounceOn(link, addr, false))
 		}
 		return errors.Join(errs...)
 	})

@@ -67,11 +67,12 @@ func ParseARP(f []byte) (a ARP, destination net.HardwareAddr, ok bool) {
 
 func clone(mac []byte) net.HardwareAddr { return append(net.HardwareAddr(nil), mac...) }
 
-// Types of ICMPv6 messages and the flag of an advertisement that replaces a MAC address its
-// receivers know.
+// Types of ICMPv6 messages, and the flags of an advertisement by a router, and of one that replaces a MAC
+// address its receivers know.
 const (
 	NeighborSolicitation  = 135
 	NeighborAdvertisement = 136
+	FlagRouter            = 0x80
 	FlagOverride          = 0x20
 )
 

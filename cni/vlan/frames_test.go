@@ -132,7 +132,7 @@ func (s speaker) last() []byte {
 func (s speaker) frames() map[string]sent {
 	const request, reply = frame.ARPRequest, frame.ARPReply
 	const solicits, advertises = frame.NeighborSolicitation, frame.NeighborAdvertisement
-	const router, override = 0x80, frame.FlagOverride
+	const router, override = frame.FlagRouter, frame.FlagOverride
 	unspecified4, unspecified6 := netip.IPv4Unspecified(), netip.IPv6Unspecified()
 	other4, other6 := netip.MustParseAddr("10.0.70.60"), netip.MustParseAddr("2001:db8:70::60")
 	peer := netip.MustParseAddr("10.0.70.50")

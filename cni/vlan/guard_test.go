@@ -82,7 +82,7 @@ func TestSpoofing(t *testing.T) {
 			var errs []error
 			for _, addr := range []string{"10.0.70.60", "2001:db8:70::60"} {
 				// The kernel says so where it drops a frame in the container.
-				if err := wire.AnnounceOn(link, netip.MustParseAddr(addr)); err != nil && !errors.Is(err, unix.ENOBUFS) {
+				if err := wire.AnnounceOn(link, netip.MustParseAddr(addr), false); err != nil && !errors.Is(err, unix.ENOBUFS) {
 					errs = append(errs, err)
 				}
 			}
@@ -117,7 +117,7 @@ func TestSpoofingWithoutGuard(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return wire.AnnounceOn(link, netip.MustParseAddr("10.0.70.60"))
+			return wire.AnnounceOn(link, netip.MustParseAddr("10.0.70.60"), false)
 		})
 		p.Host.Ping("10.0.70.50")
 		if out := w.client.IP("neigh", "show", "10.0.70.60"); strings.Contains(out, "02:00:00:00:00:60") {

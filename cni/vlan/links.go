@@ -146,7 +146,7 @@ func (d *Driver) Announce(spec Spec) error {
 				continue
 			}
 			for _, a := range g.addrs {
-				errs = append(errs, wire.AnnounceOn(link, a.Address))
+				errs = append(errs, wire.AnnounceOn(link, a.Address, false))
 			}
 		}
 		return errors.Join(errs...)
@@ -165,7 +165,7 @@ func (d *Driver) announceFromNode(spec Spec, segments []segment) error {
 			continue
 		}
 		for _, a := range g.addrs {
-			errs = append(errs, wire.AnnounceOn(lowers[i], a.Address))
+			errs = append(errs, wire.AnnounceOn(lowers[i], a.Address, true))
 		}
 	}
 	return errors.Join(errs...)

@@ -26,7 +26,7 @@ func (w *Wirer) Announce(spec Spec) error {
 	for _, a := range spec.Addresses {
 		link, err := uplinkOf(spec.Uplink, a.VLAN)
 		if err == nil {
-			err = announce(link, a.Address)
+			err = announce(link, a.Address, true)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("announce %s: %w", a.Address, err))
@@ -35,7 +35,7 @@ func (w *Wirer) Announce(spec Spec) error {
 	return errors.Join(errs...)
 }
 
-func announce(link netlink.Link, addr netip.Addr) error {
+func announce(link netlink.Link, addr netip.Addr, byProxy bool) error {
 	mac := link.Attrs().HardwareAddr
 	if len(mac) != 6 {
 		return fmt.Errorf("link %s has no Ethernet address", link.Attrs().Name)
@@ -47,7 +47,7 @@ func announce(link netlink.Link, addr netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	return send(link.Attrs().Index, unix.ETH_P_IPV6, [][]byte{advertisement(mac, source, addr)})
+	return send(link.Attrs().Index, unix.ETH_P_IPV6, [][]byte{advertisement(mac, source, addr, byProxy)})
 }
 
 // linkLocal returns the link's own link-local address, which routers expect as
@@ -76,15 +76,20 @@ func arpFrame(mac net.HardwareAddr, addr netip.Addr, op uint16) []byte {
 }
 
 // advertisement returns an unsolicited neighbour advertisement to all nodes (RFC
-// 4861, section 7.2.6) with the flags router and override.
-func advertisement(mac net.HardwareAddr, source, target netip.Addr) []byte {
+// 4861, section 7.2.6) with the flag override, and router where the node answers by proxy: the kernel of
+// a node that forwards sets it in its answers, the one of a container does not.
+func advertisement(mac net.HardwareAddr, source, target netip.Addr, byProxy bool) []byte {
 	if source.IsUnspecified() {
 		source = target
 	}
 	tgt := target.As16()
 
+	flags := byte(frame.FlagOverride)
+	if byProxy {
+		flags |= frame.FlagRouter
+	}
 	icmp := make([]byte, 0, 32)
-	icmp = append(icmp, frame.NeighborAdvertisement, 0, 0, 0, 0x80|frame.FlagOverride, 0, 0, 0)
+	icmp = append(icmp, frame.NeighborAdvertisement, 0, 0, 0, flags, 0, 0, 0)
 	icmp = append(icmp, tgt[:]...)
 	icmp = append(icmp, 2, 1)
 	icmp = append(icmp, mac...)

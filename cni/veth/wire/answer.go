@@ -48,10 +48,11 @@ func (w *Wirer) CheckAnswer(link netlink.Link, a api.Address) error {
 // StopAnswering undoes Answer. It succeeds where the node did not answer.
 func StopAnswering(link int, addr netip.Addr) error { return proxy{addr: addr, link: link}.del() }
 
-// AnnounceOn tells the network of a link that the address is at the link's MAC address. It
-// works in the network namespace of the calling thread.
-func AnnounceOn(link netlink.Link, addr netip.Addr) error {
-	if err := announce(link, addr); err != nil {
+// AnnounceOn tells the network of a link that the address is at the link's MAC address. byProxy says that the
+// node answers for the address there, and not the address' own host. It works in the network namespace of the
+// calling thread.
+func AnnounceOn(link netlink.Link, addr netip.Addr, byProxy bool) error {
+	if err := announce(link, addr, byProxy); err != nil {
 		return fmt.Errorf("announce %s: %w", addr, err)
 	}
 	return nil

@@ -195,12 +195,14 @@ func TestFrames(t *testing.T) {
 		}
 	}
 	source, target := netip.MustParseAddr("fe80::1"), netip.MustParseAddr("2001:db8::5")
-	f := advertisement(mac, source, target)
-	says, ok := frame.ParseAdvertisement(f)
-	if want := (frame.Advertisement{Target: target, MAC: mac, Flags: 0xa0}); len(f) != 86 || !ok || !cmp.Equal(want, says, cmp.Comparer(func(x, y netip.Addr) bool { return x == y })) {
-		t.Errorf("advertisement = %x, which says %+v", f, says)
+	for byProxy, flags := range map[bool]byte{true: frame.FlagRouter | frame.FlagOverride, false: frame.FlagOverride} {
+		f := advertisement(mac, source, target, byProxy)
+		says, ok := frame.ParseAdvertisement(f)
+		if want := (frame.Advertisement{Target: target, MAC: mac, Flags: flags}); len(f) != 86 || !ok || !cmp.Equal(want, says, cmp.Comparer(func(x, y netip.Addr) bool { return x == y })) {
+			t.Errorf("advertisement = %x, which says %+v", f, says)
+		}
 	}
-	if noSource := advertisement(mac, netip.IPv6Unspecified(), target); netip.AddrFrom16([16]byte(noSource[22:38])) != target {
+	if noSource := advertisement(mac, netip.IPv6Unspecified(), target, true); netip.AddrFrom16([16]byte(noSource[22:38])) != target {
 		t.Errorf("advertisement without a link-local address = %x", noSource)
 	}
 }
