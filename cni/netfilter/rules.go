@@ -74,6 +74,7 @@ func newTables() (inet, arp *nftables.Table) {
 			{Name: "keep_source", Base: nftables.NAT(nftables.Postrouting, beforeSourceNAT), Rules: nftables.Rules(keepRules()...)},
 			{Name: "neighbours", Base: nftables.Filter(nftables.Forward, afterFilters), Rules: nftables.Rules(neighbourRules()...)},
 			{Name: "secluded", Base: nftables.Filter(nftables.Input, nftables.PriorityFilter), Rules: nftables.Rules(secludedRules()...)},
+			{Name: "secluded_forward", Base: nftables.Filter(nftables.Forward, nftables.PriorityFilter), Rules: nftables.Rules(secludedForwardRules()...)},
 		},
 	}
 	for _, ip := range nftables.IPs {
@@ -126,6 +127,18 @@ func secludedRules() []nftables.Rule {
 		all = append(all, nftables.NewRule("the node has no address there", on, nftables.Drop))
 	}
 	return all
+}
+
+// secludedForwardRules let hosts of a VLAN reach the node's pods alone through a link that Berth made
+// there: the node forwards on it for pods, and IPv6 forwards on all links. Packets that a bridge
+// of Berth leads come here, too, where the kernel has br_netfilter; the node does not forward on
+// these bridges.
+func secludedForwardRules() []nftables.Rule {
+	all := []nftables.Rule{nftables.NewRule("other links", nftables.IIFName.IsNot([]byte(VLANPrefix)...), nftables.Accept)}
+	for _, ip := range nftables.IPs {
+		all = append(all, nftables.NewRule("to a pod", ip.Is, nftables.In(floatingSet+ip.Suffix, ip.DAddr), nftables.Accept))
+	}
+	return append(all, nftables.NewRule("the node is no router there", nftables.Drop))
 }
 
 // The kernel has one table of neighbours for all networks of a family and all network namespaces, by default of

@@ -74,6 +74,13 @@ func TestNodeIsNotInTheVLAN(t *testing.T) {
 				reach("IPv6", node.v6)
 				w.client.IP("route", "del", node.v4)
 				w.client.IP("-6", "route", "del", node.v6)
+				// Through the node to another host of its own network.
+				for what, to := range map[string]string{"IPv4 through the node": "10.0.60.1", "IPv6 through the node": "2001:db8:60::1"} {
+					w.client.IP("route", "add", to, "dev", "pool0")
+					w.client.IP("neigh", "replace", to, "lladdr", mac, "dev", "pool0")
+					reach(what, to)
+					w.client.IP("route", "del", to)
+				}
 			}
 			// The node still carries the pod, and reaches it.
 			w.client.Ping("10.0.70.5")

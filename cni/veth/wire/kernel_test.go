@@ -19,6 +19,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -210,6 +211,53 @@ func TestRouterAdvertisement(t *testing.T) {
 	})
 	if obeys(p.spec.HostLink()) {
 		t.Errorf("the pod is the node's router:\n%s", w.nodeA.IP("-6", "route"))
+	}
+}
+
+// A host of a VLAN must not use the node as its router through a link that Berth made there, which
+// leads to the node's pods alone. A link of the administrator is open as before.
+func TestLinkOfBerthIsNoWayThrough(t *testing.T) {
+	for name, c := range map[string]struct {
+		link    string
+		through bool
+	}{
+		"link of Berth":             {netfilter.VLANPrefix + "2.7", false},
+		"link of the administrator": {"pool0", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newTopology(t)
+			for _, key := range []string{"all", "default"} {
+				sysctl(t, w.nodeA, "net/ipv4/conf/"+key+"/rp_filter", "0")
+				sysctl(t, w.client, "net/ipv4/conf/"+key+"/rp_filter", "0")
+			}
+			w.wire.Plug(w.nodeA, c.link)
+			p := w.pod("p", "10.0.70.5", "2001:db8:70::5")
+			p.spec.Uplink = c.link
+			setup(w.nodeA, p)
+			var mac string
+			w.nodeA.Run(func() error {
+				link, err := netlinksafe.LinkByName(c.link)
+				if err == nil {
+					mac = link.Attrs().HardwareAddr.String()
+				}
+				return err
+			})
+			for _, to := range []string{"10.0.60.12", "2001:db8:60::12"} {
+				w.client.IP("route", "add", to, "dev", "eth0")
+				w.client.IP("neigh", "replace", to, "lladdr", mac, "dev", "eth0")
+				_, err := w.client.Command("ping", "-c", "2", "-W", "2", to)
+				if through := err == nil; through != c.through {
+					t.Errorf("%s is reached through the node: %t, want %t (%v)", to, through, c.through, err)
+				}
+			}
+			for _, addr := range []string{"10.0.70.5", "2001:db8:70::5"} {
+				w.client.Ping(addr)
+				w.nodeB.Ping(addr)
+			}
+			for _, addr := range []string{"10.0.70.50", "2001:db8:70::50", outside4, outside6, "10.0.60.12"} {
+				p.Host.Ping(addr)
+			}
+		})
 	}
 }
 
