@@ -45,8 +45,8 @@
 //	    discovery and packets to pods      drop; the node has no address there
 //
 //	  chain secluded_forward (forward):
-//	    from VLAN links that Berth made,
-//	    but for packets to pods            drop; the node is no router there
+//	    from VLAN links and bridges that Berth made, but for packets to
+//	    pods and to ports of a bridge      drop; the node is no router there
 //
 //	table arp berth
 //	  set asked                  uplink . address: where the node answers for a pod

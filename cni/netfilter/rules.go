@@ -129,16 +129,22 @@ func secludedRules() []nftables.Rule {
 	return all
 }
 
-// secludedForwardRules let hosts of a VLAN reach the node's pods alone through a link that Berth made
-// there: the node forwards on it for pods, and IPv6 forwards on all links. Packets that a bridge
-// of Berth leads come here, too, where the kernel has br_netfilter; the node does not forward on
-// these bridges.
+// secludedForwardRules let hosts of a VLAN reach the node's pods alone through links that Berth made
+// there: IPv6 forwards on all links, and IPv4 on those on which the node answers for pods. Packets
+// that stay on a bridge come here, too, where the kernel has br_netfilter.
 func secludedForwardRules() []nftables.Rule {
-	all := []nftables.Rule{nftables.NewRule("other links", nftables.IIFName.IsNot([]byte(VLANPrefix)...), nftables.Accept)}
-	for _, ip := range nftables.IPs {
-		all = append(all, nftables.NewRule("to a pod", ip.Is, nftables.In(floatingSet+ip.Suffix, ip.DAddr), nftables.Accept))
+	all := []nftables.Rule{
+		nftables.NewRule("other links", nftables.IIFName.IsNot([]byte(LinkPrefix)...), nftables.Accept),
+		nftables.NewRule("to a port of a bridge", nftables.OIFName.Is([]byte(BridgePrefix)...), nftables.Accept),
 	}
-	return append(all, nftables.NewRule("the node is no router there", nftables.Drop))
+	for _, prefix := range []string{VLANPrefix, BridgePrefix} {
+		on := nftables.IIFName.Is([]byte(prefix)...)
+		for _, ip := range nftables.IPs {
+			all = append(all, nftables.NewRule("to a pod", on, ip.Is, nftables.In(floatingSet+ip.Suffix, ip.DAddr), nftables.Accept))
+		}
+		all = append(all, nftables.NewRule("the node is no router there", on, nftables.Drop))
+	}
+	return all
 }
 
 // The kernel has one table of neighbours for all networks of a family and all network namespaces, by default of

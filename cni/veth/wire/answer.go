@@ -32,6 +32,9 @@ func (w *Wirer) Answer(host, link netlink.Link, a api.Address) error {
 	if err := w.answerAtOnce(link, family); err != nil {
 		return err
 	}
+	if err := w.solicited(link, family); err != nil {
+		return err
+	}
 	return proxy{addr: a.Address, link: link.Attrs().Index}.add()
 }
 
@@ -42,7 +45,7 @@ func (w *Wirer) CheckAnswer(link netlink.Link, a api.Address) error {
 	if err == nil && !slices.Contains(proxies, proxy{addr: a.Address, link: link.Attrs().Index}) {
 		err = fmt.Errorf("%w: the node does not answer for %s on %s", ErrNotWired, a.Address, link.Attrs().Name)
 	}
-	return errors.Join(err, w.checkReversePath(link, networkOf(a, link.Attrs())))
+	return errors.Join(err, w.checkSolicited(link, rtnl.FamilyOf(a.Address)), w.checkReversePath(link, networkOf(a, link.Attrs())))
 }
 
 // StopAnswering undoes Answer. It succeeds where the node did not answer.

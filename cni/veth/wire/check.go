@@ -87,6 +87,7 @@ func (w *Wirer) checkHost(s *survey, spec Spec, a api.Address, host, uplink netl
 	if spec.Routed {
 		return errors.Join(errs...)
 	}
+	errs = append(errs, w.checkSolicited(uplink, k.family))
 	answers, err := s.answers(plan.proxy)
 	if err == nil && !answers {
 		err = fmt.Errorf("%w: the node does not answer for %s on %s", ErrNotWired, a.Address, uplink.Attrs().Name)

@@ -9,10 +9,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
@@ -47,6 +49,36 @@ func (w *Wirer) forward(host, uplink netlink.Link, family int) error {
 		}
 	}
 	return w.setOfNode("net/ipv6/conf/"+uplink.Attrs().Name+"/proxy_ndp", "1")
+}
+
+// solicited makes the kernel answer neighbour solicitations by proxy on a link of Berth: it does so
+// only where the link itself forwards. On another link solicited returns an error: an administrator
+// may have chosen 0 there, so that the node heeds router advertisements.
+func (w *Wirer) solicited(link netlink.Link, family int) error {
+	err := w.checkSolicited(link, family)
+	if err == nil || !strings.HasPrefix(link.Attrs().Name, netfilter.VLANPrefix) {
+		return err
+	}
+	return w.setSysctl(forwardingOn(link), "1")
+}
+
+func forwardingOn(link netlink.Link) string {
+	return "net/ipv6/conf/" + link.Attrs().Name + "/forwarding"
+}
+
+// checkSolicited returns ErrSysctl where the kernel answers no neighbour solicitations by proxy on
+// the link though the node forwards.
+func (w *Wirer) checkSolicited(link netlink.Link, family int) error {
+	if family != unix.AF_INET6 {
+		return nil
+	}
+	have, err := w.sysctl(forwardingOn(link))
+	if err != nil || have != "0" {
+		return err
+	}
+	name := link.Attrs().Name
+	return fmt.Errorf("%w: %s is 0, so nobody reaches IPv6 pods by %s: the node does not answer for them there, though it forwards; run on the node: sysctl -w net/ipv6/conf/%s/accept_ra=2 %s=1 (accept_ra=2 keeps what it learned by router advertisements), and change the file in /etc/sysctl.d or the network manager that sets it to 0",
+		ErrSysctl, forwardingOn(link), name, name, forwardingOn(link))
 }
 
 // setOfNode sets a setting of the node, which stays when the last pod is gone.

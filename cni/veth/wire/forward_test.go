@@ -196,3 +196,40 @@ func TestFirewallRulesPrevail(t *testing.T) {
 		t.Errorf("an open firewall (-before +after):\n%s", diff)
 	}
 }
+
+// The kernel answers neighbour solicitations by proxy only on links that forward themselves, so an
+// uplink whose own setting is 0 leaves IPv6 pods unreachable. The set-up and the check say so; on a
+// link that Berth made the set-up corrects it.
+func TestUplinkDoesNotForwardIPv6(t *testing.T) {
+	const addr = "2001:db8:70::5"
+	w := newTopology(t)
+	p := w.pod("p", addr)
+	setup(w.nodeA, p)
+	w.client.Ping(addr)
+	says := func(what string, err error) {
+		t.Helper()
+		if !errors.Is(err, ErrSysctl) || !strings.Contains(err.Error(), "sysctl -w net/ipv6/conf/eth0/accept_ra=2 net/ipv6/conf/eth0/forwarding=1") {
+			t.Errorf("%s = %v, want ErrSysctl and what to do", what, err)
+		}
+	}
+	sysctl(t, w.nodeA, "net/ipv6/conf/eth0/forwarding", "0")
+	says("CheckNode()", w.nodeA.Try(func() error { return New("").CheckNode(p.spec) }))
+	says("Repair()", w.nodeA.Try(func() error { return New("").Repair(p.spec) }))
+	q := w.pod("q", "2001:db8:70::6")
+	says("Setup()", w.nodeA.Try(func() error { _, err := New("").Setup(q.spec); return err }))
+	// The node needs to answer for no address where the network routes them to it.
+	routed := w.pod("r", "2001:db8:70::7")
+	routed.spec.Routed = true
+	setup(w.nodeA, routed)
+	sysctl(t, w.nodeA, "net/ipv6/conf/eth0/forwarding", "1")
+	setup(w.nodeA, q)
+	w.client.Ping("2001:db8:70::6")
+
+	ours := netfilter.VLANPrefix + "2.7"
+	w.wire.Plug(w.nodeA, ours)
+	sysctl(t, w.nodeA, "net/ipv6/conf/"+ours+"/forwarding", "0")
+	on := w.pod("o", "2001:db8:70::8")
+	on.spec.Uplink = ours
+	setup(w.nodeA, on)
+	w.client.Ping("2001:db8:70::8")
+}

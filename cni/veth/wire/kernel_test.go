@@ -221,7 +221,8 @@ func TestLinkOfBerthIsNoWayThrough(t *testing.T) {
 		link    string
 		through bool
 	}{
-		"link of Berth":             {netfilter.VLANPrefix + "2.7", false},
+		"VLAN link of Berth":        {netfilter.VLANPrefix + "2.7", false},
+		"bridge of Berth":           {netfilter.BridgePrefix + "2.7", false},
 		"link of the administrator": {"pool0", true},
 	} {
 		t.Run(name, func(t *testing.T) {

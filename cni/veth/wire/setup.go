@@ -221,6 +221,9 @@ func (w *Wirer) setupHost(spec Spec, a api.Address, host, uplink netlink.Link) e
 	if spec.Routed {
 		return nil
 	}
+	if err := w.solicited(uplink, rtnl.FamilyOf(a.Address)); err != nil {
+		return err
+	}
 	if err := plan.proxy.add(); err != nil {
 		return err
 	}
