@@ -23,11 +23,16 @@ func TestAnotherNamespace(t *testing.T) {
 	t.Parallel()
 	const system = "network"
 	w := simulation.NewWith(t, simulation.Options{System: system})
-	for line := range strings.Lines(string(w.Kustomized(system))) {
-		// Nothing may stay where kustomize does not look, nor be moved to where
-		// it has no effect.
-		if strings.Contains(line, deploy.Namespace) || strings.Contains(line, "kube-system") && strings.Contains(line, "namespace:") {
-			t.Errorf("installed in namespace %s, the manifests have the line %q", system, strings.TrimSpace(line))
+	for document := range strings.SplitSeq(string(w.Kustomized(system)), "\n---\n") {
+		if strings.Contains(document, "\nkind: FlowSchema\n") {
+			continue // docs/how-to/installation.md has this to be done by hand
+		}
+		for line := range strings.Lines(document) {
+			// Nothing may stay where kustomize does not look, nor be moved to where
+			// it has no effect.
+			if strings.Contains(line, deploy.Namespace) || strings.Contains(line, "kube-system") && strings.Contains(line, "namespace:") {
+				t.Errorf("installed in namespace %s, the manifests have the line %q", system, strings.TrimSpace(line))
+			}
 		}
 	}
 	w.Nodes(1)
