@@ -79,17 +79,13 @@ func TestSeveralAddresses(t *testing.T) {
 	if diff := cmp.Diff(r, n.mustAdd(c)); diff != "" {
 		t.Errorf("a second ADD returned something else (-first +second):\n%s", diff)
 	}
-	reachable := func() {
-		t.Helper()
-		for from, addresses := range map[*netnstest.Host][]string{
-			network.client: {"10.0.70.5", "10.0.70.6", "2001:db8:70::5"}, storage: {"10.0.80.5"}, n.Host: strings.Split(several, ","),
-		} {
-			for _, address := range addresses {
-				ping(t, from, address)
-			}
+	for from, addresses := range map[*netnstest.Host][]string{
+		network.client: {"10.0.70.5", "10.0.70.6", "2001:db8:70::5"}, storage: {"10.0.80.5"}, n.Host: strings.Split(several, ","),
+	} {
+		for _, address := range addresses {
+			ping(t, from, address)
 		}
 	}
-	reachable()
 	for _, to := range []string{"10.0.70.50", "2001:db8:70::50", "10.0.80.50"} {
 		ping(t, c.Host, to)
 	}
@@ -110,9 +106,6 @@ func TestSeveralAddresses(t *testing.T) {
 	n.kill()
 	n.start()
 	differs()
-	c.IP("link", "set", "eth0", "address", wantedMAC("10.0.70.5"))
-	eventually(t, func() error { return n.check(c) })
-	reachable()
 
 	n.mustDel(c)
 	if diff := cmp.Diff(before, n.kernel()); diff != "" {
