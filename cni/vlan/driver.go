@@ -34,6 +34,10 @@ type Driver struct {
 	mu sync.Mutex
 	// claimed counts the set-ups that will use a link, by its name.
 	claimed map[string]int
+
+	// setups keeps the removal of loose state out of set-ups: a container that is half made looks like one that
+	// has lost its half. Set-ups run beside each other.
+	setups sync.RWMutex
 }
 
 // New returns a Driver that uses wirer for mode pure, for kernel settings and where the node

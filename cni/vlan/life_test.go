@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
@@ -364,4 +366,33 @@ func TestSetupErrors(t *testing.T) {
 	if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
 		t.Errorf("(-before +after):\n%s", diff)
 	}
+}
+
+// At its start the agent removes loose state beside the first ADDs: nothing of these goes with it.
+func TestRemoveLooseBesideSetup(t *testing.T) {
+	eachPlain(t, func(t *testing.T, w *topology) {
+		p := w.pod("a", "10.0.70.5", "2001:db8:70::5")
+		d := w.drivers[w.nodeA]
+		for range 25 {
+			var done atomic.Bool
+			var group sync.WaitGroup
+			group.Go(func() {
+				w.nodeA.Run(func() error {
+					for !done.Load() {
+						if err := d.RemoveLoose(); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+			})
+			w.setup(w.nodeA, p)
+			done.Store(true)
+			group.Wait()
+			w.nodeA.Run(func() error { return errors.Join(d.Check(p.spec), d.Teardown(p.spec)) })
+			if t.Failed() {
+				return
+			}
+		}
+	})
 }

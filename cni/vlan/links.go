@@ -76,6 +76,8 @@ func (d *Driver) Remove(name string) error {
 // virtual functions whose node link is gone, VLAN links and bridges without users, and rules, routes and chains of
 // links that no longer exist.
 func (d *Driver) RemoveLoose() error {
+	d.setups.Lock()
+	defer d.setups.Unlock()
 	links, err := netlinksafe.LinkList()
 	if err != nil {
 		return fmt.Errorf("list links: %w", err)

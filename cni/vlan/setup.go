@@ -27,6 +27,8 @@ func (d *Driver) Setup(spec Spec) (*current.Result, error) {
 	if err := spec.validate(); err != nil {
 		return nil, err
 	}
+	d.setups.RLock()
+	defer d.setups.RUnlock()
 	segments := spec.segments()
 	lowers, release, err := d.claim(spec, segments)
 	if err != nil {
