@@ -91,7 +91,11 @@ func TestRemoveWithoutRecord(t *testing.T) {
 			p.IP("link", "set", "eth0", "down")
 			p.IP("link", "set", "eth0", "name", "hidden")
 			p.IP("link", "set", "hidden", "up")
-			p.IP("link", "add", "link", "hidden", "name", "eth0", "type", "macvlan", "mode", "bridge")
+			kind := []string{"macvlan", "mode", "bridge"}
+			if p.spec.Mode == IPvlan {
+				kind = []string{"ipvlan", "mode", "l2"} // the kernel makes no macvlan on one
+			}
+			p.IP(append([]string{"link", "add", "link", "hidden", "name", "eth0", "type"}, kind...)...)
 			return d.Teardown(p.spec)
 		},
 		"RemoveLoose after the node link": func(d *Driver, p *pod) error {
