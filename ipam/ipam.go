@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/ipam/allocator"
@@ -67,6 +68,7 @@ type IPAM struct {
 	assigner externalAssigner // nil: none
 	book     *allocator.Allocator
 	own      *view.View // nil: the caller of New runs the view
+	feed     *feed      // nil: the view has FloatingIPs
 
 	state     atomic.Pointer[state] // nil until synced
 	known     atomic.Pointer[KnownPods]
@@ -77,14 +79,15 @@ type IPAM struct {
 }
 
 // NewForConfig returns an IPAM on the API server of config with a view of its own, for
-// a process that needs no other view of Berth's objects. assigner may be nil: there is
-// no external assigner. The IPAM does nothing until Run.
+// a process that needs no other view of Berth's objects. The process keeps no FloatingIPs
+// but the book. assigner may be nil: there is no external assigner. The IPAM does nothing
+// until Run.
 func NewForConfig(config *rest.Config, assigner externalAssigner) (*IPAM, error) {
 	api, err := client.NewForConfig(config)
 	if err != nil {
 		return nil, err
 	}
-	own, err := view.New(api, 0)
+	own, err := view.NewWithoutFloatingIPs(api)
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +95,7 @@ func NewForConfig(config *rest.Config, assigner externalAssigner) (*IPAM, error)
 	if err != nil {
 		return nil, err
 	}
-	i.own = own
+	i.own, i.feed = own, newFeed(i, api.FloatingIPs)
 	return i, nil
 }
 
@@ -133,10 +136,11 @@ func (i *IPAM) Run(ctx context.Context) {
 	var group sync.WaitGroup
 	if i.own != nil {
 		group.Go(func() { i.own.Run(ctx) })
+		group.Go(func() { i.feed.run(ctx) })
 	}
 	group.Go(func() { i.deletions.run(ctx) })
 	defer group.Wait()
-	if !i.watch.WaitForSync(ctx) {
+	if !i.watch.WaitForSync(ctx) || i.feed != nil && !cache.WaitFor(ctx, "", i.feed) {
 		return
 	}
 	logger := klog.FromContext(ctx)
@@ -175,52 +179,68 @@ func allocatorPools(snapshot *pools.Snapshot) []allocator.Pool {
 
 func (i *IPAM) handler() store.Handler {
 	return store.Handler{
-		Observed: func(ip *v1alpha1.FloatingIP) {
-			record, err := recordOf(ip)
-			if err != nil {
-				// The CRD's validation refuses such objects.
-				klog.Background().Error(err, "Ignored a FloatingIP")
-				return
-			}
-			before, known := i.book.Stored(record.Addr)
-			if i.book.Observe(record) {
-				owner := record.Owner
-				i.tell(Change{Owner: &owner, Addr: record.Addr, More: 1})
-			}
-			if known && before.Owner != (Owner{}) && !before.Owner.SameWorkload(record.Owner) {
-				// Another claim took it over, or its cooldown began: the former owner may
-				// have another.
-				i.tell(Change{Owner: &before.Owner, More: 1})
-				i.tellShare(record.Addr, before.Owner.Namespace)
-			}
-		},
+		Observed: i.observed,
 		Forgotten: func(ip *v1alpha1.FloatingIP, final bool) {
-			addr, err := v1alpha1.AddrOf(ip.Name)
-			if err != nil {
-				return
-			}
-			// If the watch missed the deletion, the final state is not known, and a process
-			// that saw the deletion has acted on it.
-			rests := final && ip.Spec.IsToRest() && i.cooldown(ip.Spec.Pool) > 0
-			if i.book.Forget(addr, string(ip.UID), rests) {
-				if pool, ok := i.book.PoolOf(addr); ok {
-					i.tell(Change{Pool: pool, Addr: addr})
-				}
-				i.tellShare(addr, namespaceOf(ip))
-			}
-			if rests {
-				i.deletions.begin(addr, ip.Spec.Pool)
-				i.tellShare(addr, namespaceOf(ip))
-			}
-			if record, err := recordOf(ip); err == nil && record.Owner != (Owner{}) {
-				// An owner at its limit may have another now.
-				i.tell(Change{Owner: &record.Owner, More: 1})
+			if final {
+				i.forgotten(ip)
+			} else if record, err := recordOf(ip); err == nil {
+				i.missed(record)
 			}
 		},
 		ClaimChanged: func(claim *v1alpha1.IPClaim) {
 			owner := claimOwner(claim.Namespace, claim.Name, string(claim.UID))
 			i.tell(Change{Owner: &owner})
 		},
+	}
+}
+
+// observed brings a FloatingIP that is new or changed into the book.
+func (i *IPAM) observed(ip *v1alpha1.FloatingIP) {
+	record, err := recordOf(ip)
+	if err != nil {
+		// The CRD's validation refuses such objects.
+		klog.Background().Error(err, "Ignored a FloatingIP")
+		return
+	}
+	before, known := i.book.Stored(record.Addr)
+	if i.book.Observe(record) {
+		owner := record.Owner
+		i.tell(Change{Owner: &owner, Addr: record.Addr, More: 1})
+	}
+	if known && before.Owner != (Owner{}) && !before.Owner.SameWorkload(record.Owner) {
+		// Another claim took it over, or its cooldown began: the former owner may
+		// have another.
+		i.tell(Change{Owner: &before.Owner, More: 1})
+		i.tellShare(record.Addr, before.Owner.Namespace)
+	}
+}
+
+// forgotten takes a FloatingIP out of the book whose deletion was seen, in its final state.
+func (i *IPAM) forgotten(ip *v1alpha1.FloatingIP) {
+	if record, err := recordOf(ip); err == nil {
+		i.forget(record, ip.Spec.IsToRest() && i.cooldown(ip.Spec.Pool) > 0)
+	}
+}
+
+// missed takes a FloatingIP out of the book whose deletion nobody saw, with its last known
+// state. It does not rest: its final state is not known, and a process that saw the deletion has
+// acted on it.
+func (i *IPAM) missed(record allocator.Record) { i.forget(record, false) }
+
+func (i *IPAM) forget(record allocator.Record, rests bool) {
+	if i.book.Forget(record.Addr, record.UID, rests) {
+		if pool, ok := i.book.PoolOf(record.Addr); ok {
+			i.tell(Change{Pool: pool, Addr: record.Addr})
+		}
+		i.tellShare(record.Addr, record.Owner.Namespace)
+	}
+	if rests {
+		i.deletions.begin(record.Addr, record.Pool)
+		i.tellShare(record.Addr, record.Owner.Namespace)
+	}
+	if record.Owner != (Owner{}) {
+		// An owner at its limit may have another now.
+		i.tell(Change{Owner: &record.Owner, More: 1})
 	}
 }
 
@@ -254,11 +274,4 @@ func (i *IPAM) tellShare(addr netip.Addr, namespace string) {
 	if home, ok := state.snapshot.Home(addr); ok && state.snapshot.Pools()[home].MaxPerNamespace > 0 {
 		i.tell(Change{Pool: state.snapshot.Pools()[home].Name, Namespace: namespace, More: 1})
 	}
-}
-
-func namespaceOf(ip *v1alpha1.FloatingIP) string {
-	if ip.Spec.Owner == nil {
-		return ""
-	}
-	return ip.Spec.Owner.Namespace
 }

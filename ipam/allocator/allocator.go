@@ -370,6 +370,21 @@ func (a *Allocator) Stored(addr netip.Addr) (Record, bool) {
 	return Record{}, false
 }
 
+// Without returns the records, in no order, of objects that a list made at this version does not
+// have. It leaves out objects that the API server stored later.
+func (a *Allocator) Without(listed map[string]bool, version uint64) (records []Record) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, page := range a.index.pages {
+		for _, e := range page.entries {
+			if e.stored != nil && e.stored.uid != "" && e.stored.version <= version && !listed[e.stored.uid] {
+				records = append(records, e.record())
+			}
+		}
+	}
+	return records
+}
+
 // RecordsOf returns the records of an owner's addresses, regardless of the owner's UID,
 // in no order.
 func (a *Allocator) RecordsOf(owner Owner) []Record {

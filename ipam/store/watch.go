@@ -13,7 +13,7 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// Watch reports claims and addresses in use to a Handler. Safe for concurrent use.
+// Watch reports claims, and the addresses in use that its view has, to a Handler. Safe for concurrent use.
 type Watch struct {
 	claims  cache.Store
 	handled []cache.DoneChecker
@@ -34,35 +34,43 @@ type Handler struct {
 // NewWatch returns a Watch that calls handler while the view runs.
 func NewWatch(seen *view.View, handler Handler) (*Watch, error) {
 	w := &Watch{claims: seen.IPClaims.GetStore(), handled: []cache.DoneChecker{seen.PoolsSynced}}
-	for _, watched := range []struct {
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandlerFuncs
-	}{
-		{seen.IPClaims, cache.ResourceEventHandlerFuncs{
-			AddFunc: func(object any) { handler.ClaimChanged(object.(*v1alpha1.IPClaim)) },
-			UpdateFunc: func(before, after any) {
-				if claim := after.(*v1alpha1.IPClaim); before.(*v1alpha1.IPClaim).Generation != claim.Generation {
-					handler.ClaimChanged(claim)
-				}
-			},
-		}},
-		{seen.FloatingIPs, cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(object any) { handler.Observed(object.(*v1alpha1.FloatingIP)) },
-			UpdateFunc: func(before, object any) { observeUpdate(handler, before, object) },
-			DeleteFunc: func(object any) {
-				_, missed := object.(cache.DeletedFinalStateUnknown)
-				handler.Forgotten(tombstone.LastSeen(object).(*v1alpha1.FloatingIP), !missed)
-			},
-		}},
-	} {
-		// No resync: the handler needs each state only once.
-		registration, err := watched.informer.AddEventHandlerWithResyncPeriod(watched.handler, 0)
-		if err != nil {
-			return nil, fmt.Errorf("add an event handler: %w", err)
-		}
-		w.handled = append(w.handled, registration.HasSyncedChecker())
+	claims := cache.ResourceEventHandlerFuncs{
+		AddFunc: func(object any) { handler.ClaimChanged(object.(*v1alpha1.IPClaim)) },
+		UpdateFunc: func(before, after any) {
+			if claim := after.(*v1alpha1.IPClaim); before.(*v1alpha1.IPClaim).Generation != claim.Generation {
+				handler.ClaimChanged(claim)
+			}
+		},
+	}
+	if err := w.handle(seen.IPClaims, claims); err != nil {
+		return nil, err
+	}
+	if seen.FloatingIPs == nil {
+		return w, nil
+	}
+	ips := cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { handler.Observed(object.(*v1alpha1.FloatingIP)) },
+		UpdateFunc: func(before, object any) { observeUpdate(handler, before, object) },
+		DeleteFunc: func(object any) {
+			_, missed := object.(cache.DeletedFinalStateUnknown)
+			handler.Forgotten(tombstone.LastSeen(object).(*v1alpha1.FloatingIP), !missed)
+		},
+	}
+	if err := w.handle(seen.FloatingIPs, ips); err != nil {
+		return nil, err
 	}
 	return w, nil
+}
+
+// handle calls a handler with an informer's events. No resync: the handler needs each state only
+// once.
+func (w *Watch) handle(informer cache.SharedIndexInformer, handler cache.ResourceEventHandler) error {
+	registration, err := informer.AddEventHandlerWithResyncPeriod(handler, 0)
+	if err != nil {
+		return fmt.Errorf("add an event handler: %w", err)
+	}
+	w.handled = append(w.handled, registration.HasSyncedChecker())
+	return nil
 }
 
 // observeUpdate tells an update from a deletion and a new creation. An informer reports
@@ -89,5 +97,5 @@ func (w *Watch) Claim(namespace, name string) *v1alpha1.IPClaim {
 // WaitForSync blocks until the handler has been called for all objects that existed when
 // the view began to run, and the pools are complete. It returns false if ctx ends before.
 func (w *Watch) WaitForSync(ctx context.Context) bool {
-	return cache.WaitFor(ctx, "IPPools, IPClaims and FloatingIPs", w.handled...)
+	return cache.WaitFor(ctx, "Berth's objects", w.handled...)
 }

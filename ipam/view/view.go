@@ -29,7 +29,8 @@ import (
 // Run. Objects in the caches have no managed fields, and must not be modified. Safe for
 // concurrent use.
 type View struct {
-	FloatingIPs, IPPools, IPClaims cache.SharedIndexInformer
+	IPPools, IPClaims cache.SharedIndexInformer
+	FloatingIPs       cache.SharedIndexInformer // nil: the view has none
 	// Pools are compiled from IPPools. They are complete when PoolsSynced is done.
 	Pools       *pools.Source
 	PoolsSynced cache.DoneChecker
@@ -42,11 +43,17 @@ func New(api *client.Client, resync time.Duration) (*View, error) {
 		client.NewIPPoolInformer(api.IPPools, 0), client.NewIPClaimInformer(api, 0))
 }
 
-// Of returns a View of informers. They must not be running yet.
+// NewWithoutFloatingIPs returns a View of all but the FloatingIPs, for a process that keeps those
+// in another form.
+func NewWithoutFloatingIPs(api *client.Client) (*View, error) {
+	return Of(nil, client.NewIPPoolInformer(api.IPPools, 0), client.NewIPClaimInformer(api, 0))
+}
+
+// Of returns a View of informers. They must not be running yet. floatingIPs may be nil.
 func Of(floatingIPs, ipPools, ipClaims cache.SharedIndexInformer) (*View, error) {
 	v := &View{FloatingIPs: floatingIPs, IPPools: ipPools, IPClaims: ipClaims}
 	for _, informer := range v.informers() {
-		if err := informer.SetTransform(dropManagedFields); err != nil {
+		if err := informer.SetTransform(DropManagedFields); err != nil {
 			return nil, fmt.Errorf("set an informer's transform: %w", err)
 		}
 	}
@@ -86,10 +93,15 @@ func Indexed[T any](from interface {
 }
 
 func (v *View) informers() []cache.SharedIndexInformer {
+	if v.FloatingIPs == nil {
+		return []cache.SharedIndexInformer{v.IPPools, v.IPClaims}
+	}
 	return []cache.SharedIndexInformer{v.FloatingIPs, v.IPPools, v.IPClaims}
 }
 
-func dropManagedFields(object any) (any, error) {
+// DropManagedFields takes the managed fields from an object before it is kept: nothing in
+// Berth reads them.
+func DropManagedFields(object any) (any, error) {
 	// An object without managed fields may be in use already: do not write to it.
 	if accessor, err := meta.Accessor(object); err == nil && accessor.GetManagedFields() != nil {
 		accessor.SetManagedFields(nil)

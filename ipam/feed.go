@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/view"
+)
+
+// feed brings FloatingIPs from the API server into the book of a process that reads them nowhere
+// else. The book is the only copy: an informer would keep every object a second time, which is
+// more than the book itself. It is the store of a reflector, which calls its methods one after
+// the other.
+type feed struct {
+	ipam      *IPAM
+	reflector *cache.Reflector
+	once      sync.Once
+	listed    chan struct{} // closed when the book has all objects of the first list
+}
+
+var _ cache.TransformingStore = (*feed)(nil)
+
+func newFeed(i *IPAM, ips *client.FloatingIPs) *feed {
+	f := &feed{ipam: i, listed: make(chan struct{})}
+	source := client.NewSource[*v1alpha1.FloatingIPList](ips)
+	f.reflector = cache.NewReflectorWithOptions(source, &v1alpha1.FloatingIP{}, f, cache.ReflectorOptions{Name: "FloatingIPs"})
+	return f
+}
+
+// run follows the API server until ctx ends. It blocks.
+func (f *feed) run(ctx context.Context) { f.reflector.RunWithContext(ctx) }
+
+// Name says which objects are fed.
+func (f *feed) Name() string { return "FloatingIPs" }
+
+// Done is closed when the book has all objects of the first list.
+func (f *feed) Done() <-chan struct{} { return f.listed }
+
+// Transformer spares the reflector's own list the managed fields.
+func (f *feed) Transformer() cache.TransformFunc { return view.DropManagedFields }
+
+// Add brings a new object into the book.
+func (f *feed) Add(object any) error {
+	f.put(object.(*v1alpha1.FloatingIP))
+	return nil
+}
+
+// Update brings a changed object into the book.
+func (f *feed) Update(object any) error { return f.Add(object) }
+
+// Delete takes a deleted object, in its final state, out of the book.
+func (f *feed) Delete(object any) error {
+	f.ipam.forgotten(object.(*v1alpha1.FloatingIP))
+	return nil
+}
+
+// Resync does nothing: the book needs each state only once.
+func (f *feed) Resync() error { return nil }
+
+// Replace brings a list into the book. It takes out of it the objects that were deleted since the
+// list before, but not those that this process wrote after the list was made (KEP-5504: resource
+// versions are comparable integers).
+func (f *feed) Replace(objects []any, version string) error {
+	made, err := strconv.ParseUint(version, 10, 64)
+	if err != nil {
+		return fmt.Errorf("list FloatingIPs: resource version %q is not a number: %w", version, err)
+	}
+	listed := make(map[string]bool, len(objects))
+	for _, object := range objects {
+		listed[string(object.(*v1alpha1.FloatingIP).UID)] = true
+	}
+	for _, record := range f.ipam.book.Without(listed, made) {
+		f.ipam.missed(record)
+	}
+	for _, object := range objects {
+		f.put(object.(*v1alpha1.FloatingIP))
+	}
+	f.once.Do(func() { close(f.listed) })
+	return nil
+}
+
+// put brings an object into the book. Another UID than the book's is a deletion that the watch
+// did not tell, and a new creation.
+func (f *feed) put(ip *v1alpha1.FloatingIP) {
+	if addr, err := v1alpha1.AddrOf(ip.Name); err == nil {
+		if record, known := f.ipam.book.Stored(addr); known && record.UID != "" && record.UID != string(ip.UID) {
+			f.ipam.missed(record)
+		}
+	}
+	f.ipam.observed(ip)
+}
