@@ -12,13 +12,18 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	_ "k8s.io/component-base/metrics/prometheus/version"
+	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app"
 
 	"github.com/berth-dev/berth/cmd/internal/build"
+	"github.com/berth-dev/berth/cmd/internal/gogc"
 	"github.com/berth-dev/berth/plugins/floatingip"
 )
 
 func main() {
+	if err := gogc.Adjust(); err != nil {
+		klog.Background().Error(err, "Failed to read the memory limit of the scheduler's cgroup: set GOMEMLIMIT instead")
+	}
 	build.NewMetrics(legacyregistry.MustRegister)
 	factory := floatingip.NewFactory()
 	command := app.NewSchedulerCommand(app.WithPlugin(floatingip.Name, factory.New))
