@@ -15,7 +15,8 @@ import (
 type onSegment interface {
 	// Targets lists the interface's addresses before it is set up, each with the node's link to its
 	// network, which may be made for it. Beside an error it has the addresses whose link was found.
-	Targets(i *nettype.Interface) ([]conflict.Target, error)
+	// Links that were made stay until the caller calls release, which is nil for a driver that makes none.
+	Targets(i *nettype.Interface) (targets []conflict.Target, release func(), err error)
 }
 
 // defended is a driver that knows the MACs by which the network reaches its addresses, so that the
@@ -26,12 +27,23 @@ type defended interface {
 	Carried(i *nettype.Interface) ([]conflict.Target, error)
 }
 
-// toProbe lists the addresses that the network is asked for before an interface is set up.
-func toProbe(d nettype.Driver, i *nettype.Interface) ([]conflict.Target, error) {
-	if s, ok := d.(onSegment); ok {
-		return s.Targets(i)
-	}
-	return nil, nil
+// toProbe lists the addresses of the record that the network is asked for before its interfaces are
+// set up. release ends the keeping of links that drivers made, and is nil where none did.
+func (a *Agent) toProbe(record *state.Container) (targets []conflict.Target, release func(), err error) {
+	targets, err = a.targets(record, func(d nettype.Driver, i *nettype.Interface) ([]conflict.Target, error) {
+		s, ok := d.(onSegment)
+		if !ok {
+			return nil, nil
+		}
+		found, one, err := s.Targets(i)
+		if before := release; one != nil && before != nil {
+			release = func() { before(); one() }
+		} else if one != nil {
+			release = one
+		}
+		return found, err
+	})
+	return targets, release, err
 }
 
 // toDefend lists the addresses of an interface that is set up.
@@ -59,7 +71,10 @@ func (a *Agent) detectConflicts(ctx context.Context, record *state.Container) er
 	if a.conflicts.Prober == nil {
 		return nil
 	}
-	targets, unknown := a.targets(record, toProbe)
+	targets, release, unknown := a.toProbe(record)
+	if release != nil {
+		defer release()
+	}
 	if len(targets) == 0 && unknown == nil {
 		return nil
 	}

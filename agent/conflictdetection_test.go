@@ -26,14 +26,17 @@ type segmentDriver struct {
 	err error
 }
 
-func (d segmentDriver) Targets(i *nettype.Interface) (all []conflict.Target, err error) {
+func (d segmentDriver) Targets(i *nettype.Interface) (targets []conflict.Target, release func(), err error) {
+	targets, err = d.Carried(i)
+	return targets, nil, err
+}
+
+func (d segmentDriver) Carried(i *nettype.Interface) (all []conflict.Target, err error) {
 	for _, a := range i.Addresses {
 		all = append(all, conflict.Target{Address: a.Address, Link: 7})
 	}
 	return all, d.err
 }
-
-func (d segmentDriver) Carried(i *nettype.Interface) ([]conflict.Target, error) { return d.Targets(i) }
 
 // probeFunc is a prober.
 type probeFunc func(context.Context, []conflict.Target) ([]conflict.Conflict, error)

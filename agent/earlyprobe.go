@@ -43,6 +43,8 @@ type earlyProbe struct {
 	// of them.
 	free  []conflict.Target
 	ended time.Time
+	// unused, if given, is called after earlyFresh where no ADD took the probe.
+	unused func()
 }
 
 // begin returns the probe that its caller makes, or nil where there is one already or too many
@@ -71,9 +73,13 @@ func (e *earlyProbes) end(uid string, p *earlyProbe, free []conflict.Target) {
 	e.mu.Unlock()
 	time.AfterFunc(earlyFresh, func() {
 		e.mu.Lock()
-		defer e.mu.Unlock()
-		if e.byPod[uid] == p {
+		untaken := e.byPod[uid] == p
+		if untaken {
 			delete(e.byPod, uid)
+		}
+		e.mu.Unlock()
+		if untaken && p.unused != nil {
+			p.unused()
 		}
 	})
 }
@@ -90,6 +96,12 @@ func (e *earlyProbes) foundFree(ctx context.Context, uid string, targets []confl
 	}
 	select {
 	case <-ctx.Done():
+		// Nobody else takes it: this ADD was the pod's.
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.byPod[uid] == nil {
+			e.byPod[uid] = p
+		}
 		return false
 	case <-p.done:
 	}
@@ -116,7 +128,10 @@ func (a *Agent) Came(ctx context.Context, pod podinfo.Pod) {
 	go func() {
 		ctx, cancel := context.WithTimeout(ctx, earlyPatience)
 		defer cancel()
-		free, err := a.probeEarly(ctx, pod)
+		free, kept, err := a.probeEarly(ctx, pod)
+		if kept {
+			p.unused = func() { a.removeLoose(ctx) }
+		}
 		if err != nil && ctx.Err() == nil {
 			// ADD meets the same error, and tells.
 			klog.FromContext(ctx).V(4).Info("No early probe for conflicts", "pod", klog.KRef(pod.Namespace, pod.Name), "err", err)
@@ -125,21 +140,25 @@ func (a *Agent) Came(ctx context.Context, pod podinfo.Pod) {
 	}()
 }
 
-// probeEarly returns the targets of a pod's addresses if no other host has one.
-func (a *Agent) probeEarly(ctx context.Context, pod podinfo.Pod) ([]conflict.Target, error) {
+// probeEarly returns the targets of a pod's addresses if no other host has one. kept says that
+// drivers may have made links for the probe.
+func (a *Agent) probeEarly(ctx context.Context, pod podinfo.Pod) (free []conflict.Target, kept bool, err error) {
 	attachments, err := a.planner().attachments(ctx, pod, firstInterface)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	targets, err := a.targets(&state.Container{Pod: pod.Pod, Attachments: attachments}, toProbe)
+	targets, release, err := a.toProbe(&state.Container{Pod: pod.Pod, Attachments: attachments})
+	if release != nil {
+		defer release()
+	}
 	if err != nil || len(targets) == 0 {
-		return nil, err
+		return nil, release != nil, err
 	}
 	conflicts, err := a.conflicts.Prober.Probe(ctx, targets)
 	if err != nil || len(conflicts) > 0 {
-		return nil, err
+		return nil, release != nil, err
 	}
-	return targets, nil
+	return targets, release != nil, nil
 }
 
 // firstInterface is the name that every runtime of Kubernetes gives to a pod's first

@@ -113,3 +113,67 @@ func TestEarlyProbesAreFew(t *testing.T) {
 		}
 	})
 }
+
+// keepingDriver makes links for probes, which stay until a release and RemoveLoose.
+type keepingDriver struct {
+	segmentDriver
+	kept, removed *int
+}
+
+func (d keepingDriver) Targets(i *nettype.Interface) (targets []conflict.Target, release func(), err error) {
+	targets, err = d.Carried(i)
+	*d.kept++
+	return targets, func() { *d.kept-- }, err
+}
+
+func (d keepingDriver) RemoveLoose() error {
+	if *d.kept == 0 {
+		*d.removed++
+	}
+	return nil
+}
+
+// The links that an early probe made go where no ADD comes for them, and where that ADD gives up.
+func TestEarlyProbeLeavesNothing(t *testing.T) {
+	for name, c := range map[string]struct {
+		// add is how long after the bind an ADD comes, and patience how long it waits; 0 is never and for ever.
+		add, patience time.Duration
+		removed       int
+	}{
+		"the pod never comes":    {removed: 1},
+		"its ADD takes them":     {add: time.Second},
+		"its ADD comes and ends": {add: time.Millisecond, patience: time.Millisecond, removed: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, w := newAgent(t)
+			synctest.Test(t, func(t *testing.T) {
+				var kept, removed int
+				a.Drivers = Drivers{nettype.Veth: keepingDriver{segmentDriver{fakeDriver{w}, nil}, &kept, &removed}}
+				a.conflicts.Prober = probeFunc(func(context.Context, []conflict.Target) ([]conflict.Conflict, error) {
+					if kept == 0 {
+						t.Error("a probe asks by links that nobody keeps")
+					}
+					time.Sleep(100 * time.Millisecond) //nolint:forbidigo // the clock is the test's
+					return nil, nil
+				})
+				a.Came(t.Context(), w.pod)
+				if c.add > 0 {
+					time.Sleep(c.add) //nolint:forbidigo // the clock is the test's
+					ctx := t.Context()
+					if c.patience > 0 {
+						var cancel context.CancelFunc
+						ctx, cancel = context.WithTimeout(ctx, c.patience)
+						defer cancel()
+					}
+					if _, err := a.Add(ctx, addRequest("c")); (err != nil) != (c.patience > 0) {
+						t.Errorf("Add() = %v", err)
+					}
+				}
+				time.Sleep(2 * earlyFresh) //nolint:forbidigo // the clock is the test's
+				if kept != 0 || removed != c.removed {
+					t.Errorf("links of %d probes are kept, and loose ones were removed %d times; want 0 and %d", kept, removed, c.removed)
+				}
+			})
+		})
+	}
+}

@@ -51,6 +51,16 @@ func (d Drivers) linkOwners() map[string]linkOwner {
 	return owners
 }
 
+// removeLoose removes Berth's kernel state that belongs to no link, and logs failures: the next start of
+// the agent and CNI GC try again.
+func (a *Agent) removeLoose(ctx context.Context) {
+	for name, d := range a.Drivers.linkOwners() {
+		if err := d.RemoveLoose(); err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot remove kernel state that belongs to no pod", "driver", name)
+		}
+	}
+}
+
 // orphans lists the links without a record and without a valid attachment: one that the
 // runtime names, or another interface of the same container, since it names the first one
 // only. It lists links before records: an ADD that begins meanwhile writes its record before it

@@ -237,11 +237,7 @@ func (a *Agent) noteStart(ctx context.Context) {
 	}
 	logger.Info("Started with the records of an earlier run", "adding", counts[state.Adding], "added", counts[state.Added],
 		"deleting", counts[state.Deleting], "withdrawn", counts[state.Withdrawn])
-	for name, d := range a.Drivers.linkOwners() {
-		if err := d.RemoveLoose(); err != nil {
-			logger.Error(err, "Cannot remove kernel state that belongs to no pod", "driver", name)
-		}
-	}
+	a.removeLoose(ctx)
 	orphans, err := a.orphans(nil)
 	if err != nil {
 		logger.Error(err, "Cannot look for links without a record")

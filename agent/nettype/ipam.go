@@ -174,18 +174,17 @@ func (ipamDriver) Repair(i *Interface) error {
 
 // Targets is for the detection of conflicts. The plugin makes a link that is missing yet, and
 // nobody has an address there.
-func (ipamDriver) Targets(i *Interface) ([]conflict.Target, error) {
+func (ipamDriver) Targets(i *Interface) (targets []conflict.Target, release func(), err error) {
 	if i.Uplink == "" {
-		return nil, nil
+		return nil, nil, nil
 	}
 	link, err := rtnl.LinkOrNil(i.Uplink)
 	if err != nil || link == nil {
-		return nil, err
+		return nil, nil, err
 	}
 	own := wireSpecOf(i).MAC
-	var targets []conflict.Target
 	for _, a := range i.Addresses {
 		targets = append(targets, conflict.Target{Address: a.Address, Link: link.Attrs().Index, Own: own})
 	}
-	return targets, nil
+	return targets, nil, nil
 }

@@ -122,11 +122,14 @@ func (v *vethDriver) Remove(link string) error { return v.wirer.Remove(link) }
 
 func (v *vethDriver) RemoveLoose() error { return v.wirer.RemoveLoose() }
 
-// Carried is for the defence of addresses.
-func (v *vethDriver) Carried(i *Interface) ([]conflict.Target, error) { return v.Targets(i) }
+// Targets is for the detection of conflicts.
+func (v *vethDriver) Targets(i *Interface) (targets []conflict.Target, release func(), err error) {
+	targets, err = v.Carried(i)
+	return targets, nil, err
+}
 
-// Targets is for the detection of conflicts: a pair's addresses are on layer 2 networks.
-func (v *vethDriver) Targets(i *Interface) ([]conflict.Target, error) {
+// Carried is for the defence of addresses: a pair's addresses are on layer 2 networks.
+func (v *vethDriver) Carried(i *Interface) ([]conflict.Target, error) {
 	spec := wireSpecOf(i)
 	if spec.Routed {
 		// Others may answer for all addresses there.

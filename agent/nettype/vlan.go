@@ -164,8 +164,12 @@ func (v *vlanDriver) Remove(link string) error { return v.driver.Remove(link) }
 func (v *vlanDriver) RemoveLoose() error { return v.driver.RemoveLoose() }
 
 // Targets is for the detection of conflicts.
-func (v *vlanDriver) Targets(i *Interface) ([]conflict.Target, error) {
-	return targetsOf(i, v.driver.Networks)
+func (v *vlanDriver) Targets(i *Interface) (targets []conflict.Target, release func(), err error) {
+	targets, err = targetsOf(i, func(spec vlan.Spec) (networks []vlan.Network, err error) {
+		networks, release, err = v.driver.Networks(spec)
+		return networks, err
+	})
+	return targets, release, err
 }
 
 // Carried is for the defence of addresses.

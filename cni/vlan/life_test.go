@@ -400,3 +400,32 @@ func TestRemoveLooseBesideSetup(t *testing.T) {
 		}
 	})
 }
+
+// The VLAN link of a question about an address stays while it is asked, and goes with loose state
+// after it.
+func TestLinksOfQuestions(t *testing.T) {
+	netnstest.NeedLinks(t, "vlan", "macvlan")
+	w := newTopology(t, Config{Mode: Macvlan}, 7)
+	d := w.drivers[w.nodeA]
+	before := snapshot(w.nodeA)
+	p := w.pod("a", "10.0.70.5")
+	w.nodeA.Run(func() error {
+		networks, release, err := d.Networks(p.spec)
+		if err != nil {
+			return err
+		}
+		for _, sweep := range []func() error{d.RemoveLoose, func() error { return d.Teardown(p.spec) }} {
+			if err := sweep(); err != nil {
+				return err
+			}
+			if _, err := netlink.LinkByIndex(networks[0].Link); err != nil {
+				t.Errorf("the link is gone while it is asked: %v", err)
+			}
+		}
+		release()
+		return d.RemoveLoose()
+	})
+	if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+}

@@ -182,22 +182,22 @@ type Network struct {
 	MAC net.HardwareAddr
 }
 
-// Networks lists the networks of a container's addresses, and makes links that are missing; a
-// Teardown removes them. In mode l3 there are none: other hosts route the addresses.
-func (d *Driver) Networks(spec Spec) ([]Network, error) {
+// Networks lists the networks of a container's addresses, and makes links that are missing. They stay
+// until the caller calls release; after it, a Teardown or RemoveLoose removes those that no container
+// uses. In mode l3 there are none: other hosts route the addresses.
+func (d *Driver) Networks(spec Spec) (networks []Network, release func(), err error) {
 	if err := spec.validate(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if spec.routed() && !spec.answers() {
-		return nil, nil
+		return nil, func() {}, nil
 	}
 	segments := spec.segments()
 	lowers, release, err := d.claim(spec, segments)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	release()
-	return networksOn(spec, segments, lowers), nil
+	return networksOn(spec, segments, lowers), release, nil
 }
 
 // NetworksNow lists the networks whose links exist. It makes none.

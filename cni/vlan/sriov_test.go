@@ -260,12 +260,13 @@ func functionTranslated(t *testing.T, c *cards) {
 func functionConflict(t *testing.T, c *cards) {
 	t.Helper()
 	p := c.pod("conflict", "10.0.70.50")
-	networks, err := c.driver.Networks(p.spec)
+	networks, release, err := c.driver.Networks(p.spec)
 	if err != nil || len(networks) != 1 {
 		t.Fatalf("Networks() = %v, %v", networks, err)
 	}
 	prober := &conflict.Prober{Probes: conflict.Probes, Interval: conflict.Interval, Patience: conflict.Patience}
 	found, err := prober.Probe(t.Context(), []conflict.Target{{Address: networks[0].Address, Link: networks[0].Link, Own: networks[0].MAC}})
+	release()
 	if err != nil || len(found) != 1 || found[0].MAC.String() != "52:54:00:be:00:02" {
 		t.Errorf("Probe() = %v, %v", found, err)
 	}
