@@ -722,6 +722,32 @@ func TestWithdrawnComesBack(t *testing.T) {
 	}
 }
 
+// A withdrawn record waits for the DEL of its container, which may never come, as long as the container
+// has its network namespace.
+func TestWithdrawnEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, w := newAgent(t)
+		netns := filepath.Join(t.TempDir(), "netns")
+		must(t, os.WriteFile(netns, nil, 0o600))
+		put(t, a, "withdrawn", state.Withdrawn, netns, w.addrs)
+		put(t, a, "runs", state.Added, "/proc/self/ns/net", nil)
+		w.holds = podinfo.ErrNotHolder
+		run(t, a)
+		if diff := cmp.Diff(map[string]state.Phase{"withdrawn": state.Withdrawn, "runs": state.Added}, phases(t, a)); diff != "" {
+			t.Errorf("records (-want +got):\n%s", diff)
+		}
+		must(t, os.Remove(netns))
+		<-time.After(2 * resync)
+		synctest.Wait()
+		if diff := cmp.Diff(map[string]state.Phase{"runs": state.Added}, phases(t, a)); diff != "" {
+			t.Errorf("records after the namespace went (-want +got):\n%s", diff)
+		}
+		if want := []string{"DEL floating withdrawn", "teardown withdrawn"}; !slices.Equal(w.log[len(w.log)-2:], want) {
+			t.Errorf("%q, want %q at the end", w.log, want)
+		}
+	})
+}
+
 // Inspect shows each record, and the error of its last work.
 func TestInspect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -52,7 +52,8 @@
 // When a pod is deleted, replaced or finished, or its FloatingIP names another pod
 // or node, this node stops answering for the pod's addresses at once, in every phase. It
 // waits neither for the runtime nor for an ADD or DEL under way, and ends such an ADD.
-// The record of a complete attachment stays (withdrawn) for the runtime's DEL.
+// The record of a complete attachment stays (withdrawn) for the runtime's DEL, for GC, or until its
+// container has no network namespace any more.
 //
 // When another host of the network claims an address, the agent asks the API whose it is. It
 // announces an address that is still the pod's again, and withdraws one that has moved.

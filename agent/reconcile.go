@@ -123,12 +123,18 @@ func (a *Agent) filterAgain(ctx context.Context, record *state.Container, missin
 
 // repairWithdrawn repeats a withdrawal: the agent may have died between the kernel and the
 // record, or another program may have put a piece back. Where the pod holds its addresses
-// again, because somebody corrected a FloatingIP, it carries them again.
+// again, because somebody corrected a FloatingIP, it carries them again. A record whose container
+// has ended is finished, because the runtime may have forgotten the container.
 func (a *Agent) repairWithdrawn(ctx context.Context, record *state.Container) error {
 	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
 	defer cancel()
+	gone, err := netnsGone(record.NetNS)
+	if gone {
+		a.reconciler.FinishSoon(record.Key())
+		return nil
+	}
 	back := false
-	if gone, err := netnsGone(record.NetNS); err == nil && !gone && record.Reason != superseded {
+	if err == nil && record.Reason != superseded {
 		reason, err := a.lostWhy(ctx, record)
 		if err != nil {
 			klog.FromContext(ctx).V(2).Info("Cannot see whether a pod holds its addresses again", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name), "err", err)

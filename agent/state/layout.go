@@ -48,7 +48,7 @@ const (
 	// Deleting: DEL has begun, and any side effects of ADD may still exist.
 	Deleting Phase = "deleting"
 	// Withdrawn: the pod lost its addresses, the node no longer answers for
-	// them, and the runtime's DEL is still to come.
+	// them, and the runtime's DEL, GC or the end of its network namespace is still to come.
 	Withdrawn Phase = "withdrawn"
 )
 
