@@ -23,6 +23,8 @@ type Candidates struct {
 	state    *state
 	book     *allocator.Allocator
 	parts    []candidate
+	// kept are the kept addresses of all parts, each once.
+	kept []netip.Addr
 	// asked are the request's parts before defaultFamily chose families.
 	asked []Part
 	known *atomic.Pointer[KnownPods]
@@ -40,6 +42,8 @@ type candidate struct {
 	// kept are addresses that the owner had before this attempt; the part must have one
 	// of them. Empty: the part gets a free one.
 	kept []allocator.Record
+	// usable lists by pool the positions in kept of addresses that the part may have, ascending.
+	usable map[int][]int
 	// stale are addresses that earlier attempts to schedule the pod took, in
 	// this process or in another scheduler. The pod may run with another address.
 	stale []allocator.Record
@@ -105,9 +109,7 @@ func claimantOf(r *Request) allocator.Claimant {
 func (i *IPAM) look(c *Candidates) error {
 	// Before Held: a pod may end at any moment.
 	c.claimant.SetWasFull = !i.book.SetHasRoom(c.claimant)
-	held := slices.DeleteFunc(i.book.Held(c.claimant.Owner, c.request.UID, c.request.Name), func(record allocator.Record) bool {
-		return !c.request.mayKeep(&record)
-	})
+	held := c.held()
 	c.shareFamily(held)
 	c.asked = c.request.Parts
 	c.assign(held)
@@ -220,9 +222,8 @@ func (c *Candidates) check() error {
 // isWithin says whether a pool at these positions has a kept address of the part, or
 // may give it a free one.
 func (c *Candidates) isWithin(part int, positions []int) bool {
-	if kept := c.parts[part].kept; len(kept) > 0 {
-		// An owner may have thousands: the first is enough.
-		return slices.ContainsFunc(kept, func(record allocator.Record) bool { return c.isHomedIn(&record, positions) })
+	if p := &c.parts[part]; len(p.kept) > 0 {
+		return slices.ContainsFunc(positions, func(position int) bool { return len(p.usable[position]) > 0 })
 	}
 	return slices.ContainsFunc(positions, func(position int) bool { return c.serves(part, position) })
 }
@@ -274,9 +275,9 @@ func (c *Candidates) serves(part, position int) bool {
 // have.
 func (c *Candidates) homedIn(records []allocator.Record, nodePools []int) []netip.Addr {
 	var addrs []netip.Addr
-	for _, record := range records {
-		if c.isHomedIn(&record, nodePools) {
-			addrs = append(addrs, record.Addr)
+	for i := range records {
+		if c.isHomedIn(&records[i], nodePools) {
+			addrs = append(addrs, records[i].Addr)
 		}
 	}
 	return addrs
@@ -290,9 +291,10 @@ func (c *Candidates) isHomedIn(record *allocator.Record, nodePools []int) bool {
 // wants returns the wants for the book on a node with these pools.
 func (c *Candidates) wants(nodePools []int) []allocator.Want {
 	wants := make([]allocator.Want, len(c.parts))
-	for i, part := range c.parts {
+	for i := range c.parts {
+		part := &c.parts[i]
 		if len(part.kept) > 0 {
-			wants[i].Held = c.homedIn(part.kept, nodePools)
+			wants[i].Held = part.keptIn(nodePools)
 			continue
 		}
 		wants[i].Preferred = c.homedIn(part.stale, nodePools)

@@ -89,20 +89,20 @@ func TestSharedFamilyOf(t *testing.T) {
 	both, onlySix := pools.Compile([]*v1alpha1.IPPool{four, six}), pools.Compile([]*v1alpha1.IPPool{six})
 	for _, test := range []struct {
 		pools  *pools.Snapshot
-		v4, v6 int
+		v4, v6 bool
 		want   v1alpha1.IPFamily
 	}{
-		{both, 0, 0, ""},
-		{both, 1, 0, v1alpha1.IPv4},
-		{both, 0, 1, v1alpha1.IPv6},
-		{both, 1, 1, v1alpha1.IPv4},
-		{onlySix, 1, 1, v1alpha1.IPv6},
-		{onlySix, 1, 0, ""},
-		{onlySix, 0, 1, v1alpha1.IPv6},
+		{both, false, false, ""},
+		{both, true, false, v1alpha1.IPv4},
+		{both, false, true, v1alpha1.IPv6},
+		{both, true, true, v1alpha1.IPv4},
+		{onlySix, true, true, v1alpha1.IPv6},
+		{onlySix, true, false, ""},
+		{onlySix, false, true, v1alpha1.IPv6},
 	} {
 		r := request("web-0", "a", v1alpha1.ReleaseRetain)
 		if got := r.SharedFamily(test.pools, test.v4, test.v6); got != test.want {
-			t.Errorf("with %d and %d addresses, and %d pools: %q, want %q", test.v4, test.v6, len(test.pools.Pools()), got, test.want)
+			t.Errorf("with IPv4 %t, IPv6 %t, and %d pools: %q, want %q", test.v4, test.v6, len(test.pools.Pools()), got, test.want)
 		}
 	}
 }

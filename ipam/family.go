@@ -21,16 +21,16 @@ func (r *Request) DefaultFamily(s *pools.Snapshot) v1alpha1.IPFamily {
 }
 
 // SharedFamily returns the family of addresses that may be of either family, if the pods
-// of an owner share its addresses: all its pods get the same. v4 and v6 are how many the
-// owner has of each. The result does not depend on which address is idle. It is empty if
+// of an owner share its addresses: all its pods get the same. v4 and v6 say whether the
+// owner has some of each. The result does not depend on which address is idle. It is empty if
 // the owner has none, or may have no new ones of the family that it has.
-func (r *Request) SharedFamily(s *pools.Snapshot, v4, v6 int) v1alpha1.IPFamily {
+func (r *Request) SharedFamily(s *pools.Snapshot, v4, v6 bool) v1alpha1.IPFamily {
 	switch {
-	case v4 > 0 && v6 > 0:
+	case v4 && v6:
 		return r.DefaultFamily(s)
-	case v4 > 0 && r.mayUseFamily(s, v1alpha1.IPv4):
+	case v4 && r.mayUseFamily(s, v1alpha1.IPv4):
 		return v1alpha1.IPv4
-	case v6 > 0 && r.mayUseFamily(s, v1alpha1.IPv6):
+	case v6 && r.mayUseFamily(s, v1alpha1.IPv6):
 		return v1alpha1.IPv6
 	}
 	return ""

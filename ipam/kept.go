@@ -3,23 +3,63 @@
 package ipam
 
 import (
+	"maps"
+	"math"
 	"net/netip"
 	"slices"
 
 	"github.com/berth-dev/berth/ipam/allocator"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/iprange"
 )
 
-// Kept returns the owner's addresses among which the pod must have some, each once.
-func (c *Candidates) Kept() []netip.Addr {
-	var kept []netip.Addr
-	for _, part := range c.parts {
-		for _, record := range part.kept {
-			if !slices.Contains(kept, record.Addr) {
-				kept = append(kept, record.Addr)
-			}
+// spare is how many more addresses of a class the candidates have than the pod could
+// take, in case that other schedulers take some in the meantime.
+const spare = 8
+
+// Kept returns addresses of the owner among which the pod must have some, each once; of many
+// in one pool, the first few.
+func (c *Candidates) Kept() []netip.Addr { return c.kept }
+
+// held returns the first few of each class of the owner's addresses, in order of preference.
+// The request could have any address of a class instead of another, so more would change
+// nothing: they are in the same pool, fit the same parts, record the same position among their
+// pod's addresses, and have the request's terms or not.
+func (c *Candidates) held() []allocator.Record {
+	parts := c.request.Parts
+	ranges := make([]iprange.Set, len(parts))
+	for i := range parts {
+		if i > 0 && sameSlice(parts[i].Ranges, parts[i-1].Ranges) {
+			ranges[i] = ranges[i-1]
+		} else {
+			ranges[i] = iprange.SetOf(parts[i].Ranges...)
 		}
 	}
-	return kept
+	return c.book.Held(c.claimant.Owner, c.request.UID, c.request.Name, len(parts)+spare, func(record *allocator.Record) (class uint64, ok bool) {
+		if !c.request.mayKeep(record) {
+			return 0, false
+		}
+		for i := range parts {
+			if fits := parts[i].Family == "" || parts[i].Family == v1alpha1.FamilyOf(record.Addr); fits && (len(ranges[i]) == 0 || ranges[i].Contains(record.Addr)) {
+				ok = true
+				class |= 1 << i
+			}
+		}
+		class = class<<8 | uint64(max(0, min(record.Index, math.MaxUint8)))
+		class <<= 1
+		if c.request.hasTermsOf(record) {
+			class |= 1
+		}
+		home, homed := c.state.snapshot.Home(record.Addr)
+		if !homed {
+			home = -1
+		}
+		return class<<32 | uint64(uint32(home)), ok
+	})
+}
+
+func sameSlice[T any](x, y []T) bool {
+	return len(x) == len(y) && (len(x) == 0 || &x[0] == &y[0])
 }
 
 // assign distributes the owner's addresses, in order of preference, to the parts.
@@ -28,18 +68,19 @@ func (c *Candidates) assign(held []allocator.Record) {
 	var options [][]allocator.Record
 	for i := range c.request.Parts {
 		part := &c.request.Parts[i]
-		var fitting []allocator.Record
-		for _, record := range held {
-			switch {
+		var fitting, others []allocator.Record
+		for at := range held {
+			switch record := &held[at]; {
 			case !part.Fits(record.Addr):
-			case c.isStale(&record):
-				c.parts[i].stale = append(c.parts[i].stale, record)
+			case c.isStale(record):
+				c.parts[i].stale = append(c.parts[i].stale, *record)
+			case int(record.Index) == i:
+				fitting = append(fitting, *record)
 			default:
-				fitting = append(fitting, record)
+				others = append(others, *record)
 			}
 		}
-		slices.SortStableFunc(fitting, func(x, y allocator.Record) int { return distance(x, i) - distance(y, i) })
-		options = append(options, fitting)
+		options = append(options, append(fitting, others...))
 	}
 	// As many parts as possible have a kept address. A part prefers addresses that
 	// record its own index.
@@ -47,22 +88,41 @@ func (c *Candidates) assign(held []allocator.Record) {
 	for i := range options {
 		matchKept(options, i, holder, map[int]bool{})
 	}
-	for _, i := range holder {
-		c.parts[i].kept = options[i]
+	seen := map[netip.Addr]bool{}
+	for _, i := range slices.Sorted(maps.Values(holder)) {
+		c.parts[i].kept, c.parts[i].usable = options[i], map[int][]int{}
+		for at := range options[i] {
+			record := &options[i][at]
+			if home, ok := c.state.snapshot.Home(record.Addr); ok && c.request.mayUseKept(record, c.pool(home)) {
+				c.parts[i].usable[home] = append(c.parts[i].usable[home], at)
+			}
+			if !seen[record.Addr] {
+				seen[record.Addr] = true
+				c.kept = append(c.kept, record.Addr)
+			}
+		}
 	}
+}
+
+// keptIn returns the kept addresses in the pools at these positions that the part may have,
+// in order of preference.
+func (p *candidate) keptIn(positions []int) []netip.Addr {
+	var found []int
+	for _, position := range positions {
+		found = append(found, p.usable[position]...)
+	}
+	slices.Sort(found)
+	addrs := make([]netip.Addr, len(found))
+	for i, at := range found {
+		addrs[i] = p.kept[at].Addr
+	}
+	return addrs
 }
 
 // isStale says whether an address was created for this pod, which is not bound yet, so
 // that no pod ran with it.
 func (c *Candidates) isStale(record *allocator.Record) bool {
 	return record.PodUID == c.request.UID && record.LastPod == ""
-}
-
-func distance(record allocator.Record, part int) int {
-	if int(record.Index) == part {
-		return 0
-	}
-	return 1
 }
 
 // matchKept gives a part one of its options, and moves other parts if necessary
@@ -72,15 +132,17 @@ func matchKept(options [][]allocator.Record, part int, holder map[netip.Addr]int
 		return false
 	}
 	seen[part] = true
-	for _, record := range options[part] {
-		if _, taken := holder[record.Addr]; !taken {
-			holder[record.Addr] = part
+	for i := range options[part] {
+		addr := options[part][i].Addr
+		if _, taken := holder[addr]; !taken {
+			holder[addr] = part
 			return true
 		}
 	}
-	for _, record := range options[part] {
-		if matchKept(options, holder[record.Addr], holder, seen) {
-			holder[record.Addr] = part
+	for i := range options[part] {
+		addr := options[part][i].Addr
+		if matchKept(options, holder[addr], holder, seen) {
+			holder[addr] = part
 			return true
 		}
 	}

@@ -89,13 +89,27 @@ func (e *entry) owner() (ownerKey, bool) {
 	return ownerKey{}, false
 }
 
+// isOf says whether owner returns this key. It compares names first, which differ most.
+func (e *entry) isOf(key ownerKey) bool {
+	if e.stored == nil || !e.stored.owned() {
+		owner, ok := e.owner()
+		return ok && owner == key
+	}
+	s := e.stored
+	if s.ownerName != key.name || s.ownerPod != key.podName {
+		return false
+	}
+	owner, _ := e.owner()
+	return owner == key
+}
+
 func (e *entry) promisedTo(podUID string) bool {
 	return e.promised != nil && e.promised.podUID == podUID
 }
 
 // usable says whether the owner may use the stored address for a pod now.
-func (e *entry) usable(owner Owner, podUID string, pods Pods) bool {
-	return e.stored != nil && e.heldBy(owner, podUID, pods) && (e.promised == nil || e.promised.podUID == podUID)
+func (e *entry) usable(owner Owner, podUID string, gone func(*entry) bool) bool {
+	return e.stored != nil && e.heldBy(owner, podUID, gone) && (e.promised == nil || e.promised.podUID == podUID)
 }
 
 // Allocator is the book. Safe for concurrent use; methods wait only for the mutex.
@@ -107,11 +121,17 @@ type Allocator struct {
 	homes  iprange.Table[*freeSpace]
 	index  index
 	pods   Pods
+	// gone asks pods about the pod of an entry; nil without pods. It reuses one Record, because
+	// an owner may have thousands of addresses.
+	gone func(*entry) bool
 	// owners lists the addresses that are stored for an owner or promised to it, by
 	// the hash of its key. Owners whose keys have the same hash share a list.
 	owners map[uint64]ring
 	seed   maphash.Seed
 	shares shares
+	// large counts the addresses of each owner that has had at least largeOwner when somebody
+	// counted, so that nobody has to go through them again.
+	large map[ownerKey]*families
 	// inNamespace counts the addresses that are stored for an owner or promised to it, by the
 	// namespace of the owner.
 	inNamespace map[string]uint64
@@ -132,14 +152,23 @@ type Pods interface {
 // New returns an empty book without pools. pods may be nil: then no pod counts as gone
 // or lost.
 func New(pods Pods) *Allocator {
-	return &Allocator{
+	a := &Allocator{
 		pods:        pods,
 		byName:      map[string]*freeSpace{},
 		owners:      map[uint64]ring{},
 		seed:        maphash.MakeSeed(),
 		shares:      shares{},
+		large:       map[ownerKey]*families{},
 		inNamespace: map[string]uint64{},
 	}
+	if pods != nil {
+		var record Record
+		a.gone = func(e *entry) bool {
+			record = e.record()
+			return pods.Gone(&record)
+		}
+	}
+	return a
 }
 
 // SetPools replaces the pools and returns a View of them. Addresses in use stay in use,
@@ -301,12 +330,14 @@ func (a *Allocator) own(key ownerKey, e *entry) {
 	list.push(e)
 	a.owners[hash] = list
 	a.inNamespace[key.namespace]++
+	a.countLarge(key, e.addr, 1)
 }
 
 func (a *Allocator) disown(key ownerKey, e *entry) {
 	if a.inNamespace[key.namespace]--; a.inNamespace[key.namespace] == 0 {
 		delete(a.inNamespace, key.namespace)
 	}
+	a.countLarge(key, e.addr, -1)
 	hash := maphash.Comparable(a.seed, key)
 	list := a.owners[hash]
 	list.remove(e)
@@ -322,41 +353,68 @@ func (a *Allocator) ownedBy(key ownerKey) iter.Seq[*entry] {
 	return func(yield func(*entry) bool) {
 		list := a.owners[maphash.Comparable(a.seed, key)]
 		for e := range list.all() {
-			if other, _ := e.owner(); other == key && !yield(e) {
+			if e.isOf(key) && !yield(e) {
 				return
 			}
 		}
 	}
 }
 
-// Held returns the stored addresses that owner may use for the pod podUID, in order of
+// Held returns stored addresses that owner may use for the pod podUID, in order of
 // preference: the pod's own, addresses that a pod with the name podName had, the
 // oldest. It leaves out addresses promised to another pod.
-func (a *Allocator) Held(owner Owner, podUID, podName string) []Record {
+//
+// class says in which class an address is, and whether the pod may have it at all. Held
+// returns the first most addresses of each class, because an owner may have thousands. class
+// is called under the lock and must not keep its argument.
+func (a *Allocator) Held(owner Owner, podUID, podName string, most int, class func(*Record) (number uint64, ok bool)) []Record {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	var held []Record
-	for e := range a.ownedBy(owner.key()) {
-		if e.usable(owner, podUID, a.pods) {
-			held = append(held, e.record())
-		}
-	}
-	first := func(x, y bool) int {
-		switch {
-		case x == y:
-			return 0
-		case x:
-			return -1
-		}
-		return 1
-	}
-	slices.SortFunc(held, func(x, y Record) int {
+	order := func(x, y *entry) int {
 		return cmp.Or(
-			first(x.PodUID == podUID, y.PodUID == podUID),
-			first(podName != "" && x.LastPod == podName, podName != "" && y.LastPod == podName),
-			x.Created.Compare(y.Created), x.Addr.Compare(y.Addr))
-	})
+			first(x.stored.podUID == podUID, y.stored.podUID == podUID),
+			first(podName != "" && x.stored.lastPod == podName, podName != "" && y.stored.lastPod == podName),
+			x.stored.created.Compare(y.stored.created), x.addr.Compare(y.addr))
+	}
+	classes := map[uint64][]*entry{}
+	var record Record
+	for e := range a.ownedBy(owner.key()) {
+		if !e.usable(owner, podUID, a.gone) {
+			continue
+		}
+		record = e.record()
+		number, ok := class(&record)
+		if !ok {
+			continue
+		}
+		best := classes[number]
+		if len(best) == most && order(best[most-1], e) < 0 {
+			continue
+		}
+		at, _ := slices.BinarySearchFunc(best, e, order)
+		classes[number] = slices.Insert(best[:min(len(best), most-1)], at, e)
+	}
+	var chosen []*entry
+	for _, best := range classes {
+		chosen = append(chosen, best...)
+	}
+	slices.SortFunc(chosen, order)
+	held := make([]Record, len(chosen))
+	for i, e := range chosen {
+		held[i] = e.record()
+	}
 	return held
+}
+
+// first compares such that true comes first.
+func first(x, y bool) int {
+	switch {
+	case x == y:
+		return 0
+	case x:
+		return -1
+	}
+	return 1
 }
 
 // Stored returns the record of an address, as far as the book has seen; ok is false if
@@ -428,33 +486,75 @@ func (a *Allocator) Owned(owner Owner) (v4, v6 int) {
 }
 
 func (a *Allocator) owned(owner Owner) (v4, v6 int) {
-	return countFamilies(a.ownedBy(owner.key()), func(*entry) bool { return true })
+	key := owner.key()
+	if known := a.large[key]; known != nil {
+		return known.v4, known.v6
+	}
+	for e := range a.ownedBy(key) {
+		if e.addr.Is4() {
+			v4++
+		} else {
+			v6++
+		}
+	}
+	if v4+v6 >= largeOwner {
+		a.large[key] = &families{v4, v6}
+	}
+	return v4, v6
 }
 
-// Shared counts the addresses of each family that pods of an owner have or may have:
+// largeOwner is the number of addresses from which on the book remembers how many an owner
+// has. It forgets the number when the owner has none any more.
+const largeOwner = 64
+
+// families are numbers of addresses of each family.
+type families struct{ v4, v6 int }
+
+// countLarge notes that an owner has more addresses, or fewer.
+func (a *Allocator) countLarge(key ownerKey, addr netip.Addr, more int) {
+	if len(a.large) == 0 {
+		return
+	}
+	known := a.large[key]
+	switch {
+	case known == nil:
+		return
+	case addr.Is4():
+		known.v4 += more
+	default:
+		known.v6 += more
+	}
+	if known.v4+known.v6 == 0 {
+		delete(a.large, key)
+	}
+}
+
+// Shared says of which families pods of an owner have addresses or may have some:
 // promised addresses, and stored ones that match the owner's UID and that mayKeep
 // accepts. An IPClaim also takes addresses of an earlier claim of its name, and the UID
 // does not matter under policy Never. mayKeep is called under the lock.
-func (a *Allocator) Shared(owner Owner, mayKeep func(*Record) bool) (v4, v6 int) {
+func (a *Allocator) Shared(owner Owner, mayKeep func(*Record) bool) (v4, v6 bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return countFamilies(a.ownedBy(owner.key()), func(e *entry) bool {
+	counts := func(e *entry) bool {
 		if e.promised != nil {
 			return true
 		}
+		if owner.Kind != "IPClaim" && !e.stored.isFor(owner) && e.stored.policy != Never {
+			return false
+		}
 		record := e.record()
-		return (owner.Kind == "IPClaim" || e.stored.isFor(owner) || e.stored.policy == Never) && mayKeep(&record)
-	})
-}
-
-func countFamilies(entries iter.Seq[*entry], counts func(*entry) bool) (v4, v6 int) {
-	for e := range entries {
-		switch {
-		case !counts(e):
-		case e.addr.Is4():
-			v4++
-		default:
-			v6++
+		return mayKeep(&record)
+	}
+	for e := range a.ownedBy(owner.key()) {
+		family := &v6
+		if e.addr.Is4() {
+			family = &v4
+		}
+		// One of each is enough: an owner may have thousands.
+		*family = *family || counts(e)
+		if v4 && v6 {
+			break
 		}
 	}
 	return v4, v6

@@ -3,6 +3,7 @@
 package allocator
 
 import (
+	"fmt"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -92,12 +93,76 @@ func TestHeldOrder(t *testing.T) {
 		"":  {v4(3), v4(0), v4(1), v4(2), v4(4)},
 	} {
 		var got []netip.Addr
-		for _, record := range book.Held(owner, "me", name) {
+		for _, record := range book.Held(owner, "me", name, 9, anyClass) {
 			got = append(got, record.Addr)
 		}
 		if !slices.Equal(got, want) {
 			t.Errorf("a pod with the name %q has the choice of %v, want %v", name, got, want)
 		}
+	}
+}
+
+// anyClass puts all addresses into one class.
+func anyClass(*Record) (uint64, bool) { return 0, true }
+
+// Held returns the first addresses of each class, and none that the pod may not have.
+func TestHeldOfEachClass(t *testing.T) {
+	owner := Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "n", Name: "web", UID: "1"}
+	book := New(nil)
+	for i := range 12 {
+		record := Record{Addr: v4(i), Owner: owner, Policy: Retain, UID: "object", Version: 1, Created: time.Unix(int64(12-i), 0)}
+		if i == 3 {
+			record.PodUID = "me"
+		}
+		book.Observe(record)
+	}
+	var got []netip.Addr
+	for _, record := range book.Held(owner, "me", "", 2, func(record *Record) (uint64, bool) {
+		i := int(record.Addr.As4()[3])
+		return uint64(i % 3), i%3 < 2
+	}) {
+		got = append(got, record.Addr)
+	}
+	// The pod's own, then the oldest: 0, 3, 6, 9 are one class, 1, 4, 7, 10 the other.
+	if want := []netip.Addr{v4(3), v4(10), v4(9), v4(7)}; !slices.Equal(got, want) {
+		t.Errorf("the pod has the choice of %v, want %v", got, want)
+	}
+}
+
+// The book knows how many addresses a large owner has, without counting them again.
+func TestOwnedByALargeOwner(t *testing.T) {
+	owner := Owner{APIVersion: "berth.dev/v1alpha1", Kind: "IPClaim", Namespace: "n", Name: "c", UID: "1"}
+	book := New(nil)
+	record := func(i int, owner Owner, version uint64) Record {
+		return Record{Addr: v4(i), Owner: owner, Policy: Retain, UID: fmt.Sprint("ip-", i), Version: version}
+	}
+	want := func(what string, v4 int) {
+		t.Helper()
+		if got4, got6 := book.Owned(owner); got4 != v4 || got6 != 0 {
+			t.Errorf("%s: the owner has %d and %d addresses, want %d and 0", what, got4, got6, v4)
+		}
+	}
+	for i := range 2 * largeOwner {
+		book.Observe(record(i, owner, 1))
+		if i == largeOwner {
+			want("at first", largeOwner+1)
+		}
+	}
+	want("with more", 2*largeOwner)
+	for i := range largeOwner {
+		book.Forget(v4(i), fmt.Sprint("ip-", i), false)
+	}
+	want("with fewer", largeOwner)
+	other := owner
+	other.Name = "d"
+	book.Observe(record(largeOwner, other, 2))
+	want("without one that another took over", largeOwner-1)
+	for i := largeOwner; i < 2*largeOwner; i++ {
+		book.Forget(v4(i), fmt.Sprint("ip-", i), false)
+	}
+	want("without any", 0)
+	if len(book.large) > 0 {
+		t.Errorf("the book remembers %d owners that are gone", len(book.large))
 	}
 }
 
@@ -191,18 +256,14 @@ func TestOwnersAddresses(t *testing.T) {
 				test.record.Addr = addr
 				book.Observe(test.record)
 			}
-			want4, want6 := 0, 0
-			if test.want {
-				want4, want6 = 2, 1
+			if v4, v6 := book.Shared(test.owner, mayKeep); v4 != test.want || v6 != test.want {
+				t.Errorf("Shared = %t, %t, want both %t", v4, v6, test.want)
 			}
-			if v4, v6 := book.Shared(test.owner, mayKeep); v4 != want4 || v6 != want6 {
-				t.Errorf("Shared = %d, %d, want %d, %d", v4, v6, want4, want6)
-			}
-			if _, err := book.Reserve(Claimant{Owner: test.owner, PodUID: "pod"}, []Want{from(book, "a"), from(book, "six")}); err != nil {
+			if _, err := book.Reserve(Claimant{Owner: test.owner, PodUID: "pod"}, []Want{from(book, "six")}); err != nil {
 				t.Fatal(err)
 			}
-			if v4, v6 := book.Shared(test.owner, mayKeep); v4 != want4+1 || v6 != want6+1 {
-				t.Errorf("Shared with a promise of each family = %d, %d, want %d, %d", v4, v6, want4+1, want6+1)
+			if v4, v6 := book.Shared(test.owner, mayKeep); v4 != test.want || !v6 {
+				t.Errorf("Shared with a promised IPv6 address = %t, %t, want %t, true", v4, v6, test.want)
 			}
 			var stored []netip.Addr
 			for _, record := range book.RecordsOf(test.owner) {
@@ -380,7 +441,7 @@ func TestHeldBy(t *testing.T) {
 		{"reserved by an administrator", Record{Owner: set, Policy: Never, Reserved: true}, set, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if got := entryOf(test.record).heldBy(test.owner, "new", podsAre{gone: []string{"gone"}}); got != test.want {
+			if got := entryOf(test.record).heldBy(test.owner, "new", func(e *entry) bool { return e.stored.podUID == "gone" }); got != test.want {
 				t.Errorf("heldBy = %v, want %v", got, test.want)
 			}
 		})

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -389,7 +390,7 @@ func (s *simulation) step() string {
 		return fmt.Sprintf("reserve free %s for %s", taken[0].Addr, c.PodUID)
 	case 3: // schedule a pod on an address its owner holds
 		owner, pod := s.owner(), s.pod()
-		held := s.book.Held(owner, pod, "")
+		held := s.book.Held(owner, pod, "", math.MaxInt, anyClass)
 		if len(held) == 0 {
 			return "nothing held"
 		}
@@ -579,7 +580,7 @@ func (s *simulation) check(after string) {
 	}
 	owner, pod := s.owner(), s.pod()
 	var held []netip.Addr
-	for _, record := range s.book.Held(owner, pod, "") {
+	for _, record := range s.book.Held(owner, pod, "", math.MaxInt, anyClass) {
 		held = append(held, record.Addr)
 	}
 	if want := s.model.held(owner, pod); !slices.Equal(held, want) {

@@ -162,9 +162,9 @@ func (s *stored) owned() bool { return !s.reserved && !s.cooling }
 func (s *stored) isFor(owner Owner) bool { return s.ownerUID == owner.UID || s.ownerUID == "" }
 
 // heldBy says whether owner may use the stored address for the pod podUID: the pod has
-// it already, or the policy keeps it for the owner and its holder is gone. pods may be
-// nil.
-func (e *entry) heldBy(owner Owner, podUID string, pods Pods) bool {
+// it already, or the policy keeps it for the owner and its holder is gone. gone may be
+// nil: then no holder is.
+func (e *entry) heldBy(owner Owner, podUID string, gone func(*entry) bool) bool {
 	s := e.stored
 	if !s.owned() || s.attached && s.podUID == "" {
 		return false
@@ -187,9 +187,5 @@ func (e *entry) heldBy(owner Owner, podUID string, pods Pods) bool {
 	if !kept || s.podUID == "" || owner.PodName != "" {
 		return kept
 	}
-	if pods == nil {
-		return false
-	}
-	record := e.record()
-	return pods.Gone(&record)
+	return gone != nil && gone(e)
 }

@@ -196,7 +196,7 @@ func (a *Allocator) options(c Claimant, want Want, wants int, b *budget) []optio
 	var options []option
 	owners := func(addrs []netip.Addr) {
 		for _, addr := range addrs {
-			if e := a.index.entry(addr); e.inUse() && (slices.Contains(b.preemption.Held, addr) || e.usable(c.Owner, c.PodUID, a.pods)) {
+			if e := a.index.entry(addr); e.inUse() && (slices.Contains(b.preemption.Held, addr) || e.usable(c.Owner, c.PodUID, a.gone)) {
 				options = append(options, option{addr: addr})
 			}
 			if len(options) == wants {
@@ -302,7 +302,7 @@ func (a *Allocator) checkLimit(c Claimant, chosen []option, preemption *Preempti
 			return &UnmetError{Want: first, Reason: ErrSetInUse}
 		}
 	}
-	if !c.Limited {
+	if !c.Limited || !slices.ContainsFunc(chosen, func(o option) bool { return o.pool != nil }) {
 		return nil
 	}
 	v4, v6 := a.owned(c.Owner)

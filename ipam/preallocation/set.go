@@ -134,7 +134,7 @@ func portionsOf(request *ipam.Request, snapshot *pools.Snapshot, has Count) ([]*
 		case part.OnlyFamily() != "":
 			part.Family = part.OnlyFamily()
 		default:
-			part.Family = cmp.Or(request.SharedFamily(snapshot, has[v1alpha1.IPv4], has[v1alpha1.IPv6]), request.DefaultFamily(snapshot))
+			part.Family = cmp.Or(request.SharedFamily(snapshot, has[v1alpha1.IPv4] > 0, has[v1alpha1.IPv6] > 0), request.DefaultFamily(snapshot))
 		}
 		need[part.Family]++
 		at := slices.IndexFunc(portions, func(p *portion) bool {
