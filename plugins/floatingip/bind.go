@@ -23,8 +23,9 @@ import (
 )
 
 // Bind commits the reservation and binds the pod with an annotation that names its
-// FloatingIPs: the API server copies a Binding's annotations onto the pod. Bind
-// leaves pods without a floating IP to the next bind plugin.
+// FloatingIPs, and a label by which the API server protects it: the API server copies a
+// Binding's annotations and labels onto the pod. Bind leaves pods without a floating IP to the
+// next bind plugin.
 func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string) *fwk.Status {
 	s := stateOf(state)
 	if s == nil {
@@ -44,6 +45,7 @@ func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, n
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
 			Annotations: map[string]string{v1alpha1.AnnotationFloatingIPs: s.reservation.Names()},
+			Labels:      map[string]string{v1alpha1.LabelFloatingIPs: "true"},
 		},
 		Target: v1.ObjectReference{Kind: "Node", Name: nodeName},
 	})

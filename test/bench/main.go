@@ -54,7 +54,7 @@ func parse(args []string) (*options, error) {
 	o := &options{}
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.StringVar(&o.out, "out", os.Getenv("BENCH_OUT"), "Folder for results and profiles (default: $BENCH_OUT, or a temporary one).")
-	flags.StringVar(&o.parts, "parts", "perf,programs,requests,book,node,policy,lab,rollout", "What to run.")
+	flags.StringVar(&o.parts, "parts", "perf,programs,requests,writes,book,node,policy,lab,rollout", "What to run.")
 	flags.StringVar(&o.cases, "cases", "a,b,c,c1,d", "Cases that are compared; cn is one with 10,000 pools.")
 	flags.IntVar(&o.rounds, "rounds", 3, "How often each case is run.")
 	flags.IntVar(&o.nodes, "nodes", 5000, "Nodes in scheduler_perf.")
@@ -164,7 +164,7 @@ func (b *bench) all(ctx context.Context) error {
 		name string
 		run  func(context.Context) error
 	}{
-		{"book", b.book}, {"perf", b.perf}, {"programs", b.programs}, {"requests", b.requests}, {"rollout", b.rollOut},
+		{"book", b.book}, {"perf", b.perf}, {"programs", b.programs}, {"requests", b.requests}, {"writes", b.writes}, {"rollout", b.rollOut},
 		{"node", func(ctx context.Context) error { return b.tests(ctx, "./node/") }},
 		{"policy", func(ctx context.Context) error { return b.tests(ctx, "./bench/policy/") }},
 		{"lab", func(ctx context.Context) error { return b.tests(ctx, "./e2e/") }},
@@ -224,6 +224,17 @@ func (b *bench) requests(ctx context.Context) error {
 	options.Nodes = 100
 	say("requests to the API server")
 	b.report.Requests, err = programs.CountRequests(ctx, options)
+	return err
+}
+
+func (b *bench) writes(ctx context.Context) error {
+	options := programs.Writes{N: 2000, Rounds: 2 * b.rounds}
+	if b.small {
+		options.N = 500
+	}
+	say("writes of pods")
+	writes, err := programs.MeasureWrites(ctx, programs.Options{}, options)
+	b.report.Tables = append(b.report.Tables, writes)
 	return err
 }
 

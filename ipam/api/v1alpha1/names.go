@@ -69,6 +69,12 @@ const SpareUnlimited = "Unlimited"
 // look: the pod UID in the FloatingIP proves who holds the address.
 const AnnotationFloatingIPs = GroupName + "/floating-ips"
 
+// LabelFloatingIPs is on bound pods with [AnnotationFloatingIPs], with the value "true". The
+// scheduler writes it with the Binding (Kubernetes 1.35: feature PodTopologyLabelsAdmission). By
+// the label the API server knows the pods whose annotation it must protect, without a look into
+// all others.
+const LabelFloatingIPs = GroupName + "/floating-ips"
+
 // NameOf returns the FloatingIP name of an address: the address itself for
 // IPv4, all eight groups joined by dashes for IPv6, which is a valid object
 // name and sorts as the address does.

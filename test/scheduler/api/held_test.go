@@ -83,6 +83,13 @@ func TestBoundAnnotationIsNotChanged(t *testing.T) {
 			t.Errorf("changing the annotation to %s: %v, want it refused", value, err)
 		}
 	}
+	// The policy knows the pod by its label.
+	for _, label := range []string{`"false"`, "null"} {
+		patch := []byte(`{"metadata":{"labels":{"berth.dev/floating-ips":` + label + `}}}`)
+		if _, err := w.Kube.CoreV1().Pods(simulation.Namespace).Patch(w.Ctx, "web-0", types.MergePatchType, patch, metav1.PatchOptions{}); !apierrors.IsForbidden(err) {
+			t.Errorf("changing the label to %s: %v, want it refused", label, err)
+		}
+	}
 	// Nor the pod's node, which may write its status.
 	patch := []byte(`{"metadata":{"annotations":{"berth.dev/floating-ips":"10.0.70.3"}}}`)
 	if _, err := w.AsNode("node1").CoreV1().Pods(simulation.Namespace).Patch(w.Ctx, "web-0", types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "annotation berth.dev/floating-ips is set by the scheduler") {
