@@ -45,6 +45,8 @@
 //	    discovery and packets to pods      drop; the node has no address there
 //
 //	  chain secluded_forward (forward):
+//	    from an interface in past, but for replies and packets whose
+//	    destination the node translates    drop; the pod has its pool's gateway
 //	    from VLAN links and bridges that Berth made, but for packets to
 //	    pods and to ports of a bridge      drop; the node is no router there
 //

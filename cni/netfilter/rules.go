@@ -132,9 +132,17 @@ func secludedRules() []nftables.Rule {
 // secludedForwardRules let hosts of a VLAN reach the node's pods alone through links that Berth made
 // there: IPv6 forwards on all links, and IPv4 on those on which the node answers for pods. Packets
 // that stay on a bridge come here, too, where the kernel has br_netfilter.
+//
+// By the link of a pod that talks to others past the node, the node forwards only answers of the pod and
+// connections whose destination it translates, as to a NodePort. Everything else has to go by the pod's own
+// network, whose gateway may be a firewall.
 func secludedForwardRules() []nftables.Rule {
+	past := nftables.In(pastSet, nftables.IIFName)
 	all := []nftables.Rule{
 		nftables.NewRule("other links", nftables.IIFName.IsNot([]byte(LinkPrefix)...), nftables.Accept),
+		nftables.NewRule("an answer of a pod", past, nftables.IsReply, nftables.Accept),
+		nftables.NewRule("a connection that the node translates", past, nftables.DestinationTranslated, nftables.Accept),
+		nftables.NewRule("a pod does not go past its own network", past, nftables.Drop),
 		nftables.NewRule("to a port of a bridge", nftables.OIFName.Is([]byte(BridgePrefix)...), nftables.Accept),
 	}
 	for _, prefix := range []string{VLANPrefix, BridgePrefix} {

@@ -38,6 +38,10 @@
 // connections to NodePorts and from Services: package netfilter masquerades these, so that answers
 // come back to the node and not past it.
 //
+// A container that may change its routes can send more by its node link. Of that the node forwards
+// only answers and packets whose destination it translates (package netfilter), so the link leads past
+// no gateway.
+//
 // # Routes of ipvlan l3 and l3s
 //
 // To the node, packets that the container sends through an ipvlan link in mode l3 or l3s look as if
