@@ -28,6 +28,7 @@ import (
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
+	"github.com/berth-dev/berth/agent/policy/enforce"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/hostport"
@@ -715,6 +716,83 @@ func TestWithdrawnComesBack(t *testing.T) {
 					t.Errorf("the record is %s, want %s; %q", got, c.phase, w.log)
 				}
 				if set := slices.Contains(w.log, "repair c"); set != (c.phase == state.Added) {
+					t.Errorf("%q", w.log)
+				}
+			})
+		})
+	}
+}
+
+// slowPolicies enforce the policies of one container slowly, until the context ends.
+type slowPolicies struct {
+	noPolicies
+	*world
+	id       string
+	enforced chan struct{}
+}
+
+func (p slowPolicies) Enforce(ctx context.Context, c enforce.Container) error {
+	if c.ID != p.id {
+		return nil
+	}
+	select {
+	case <-p.enforced:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (p slowPolicies) Attached(id string) { p.note("policies of %s are as listed", id) }
+
+// While policies of a pod that gets its addresses back come into the kernel, nobody waits for the
+// addresses; and whoever loses or takes them meanwhile wins.
+func TestWithdrawnComesBackSlowly(t *testing.T) {
+	for name, c := range map[string]struct {
+		meanwhile func(ctx context.Context, a *Agent, w *world) error
+		phases    map[string]state.Phase
+	}{
+		"nothing else": {
+			func(context.Context, *Agent, *world) error { return nil }, map[string]state.Phase{"c": state.Added},
+		},
+		"the pod ends": {func(ctx context.Context, a *Agent, w *world) error {
+			w.alive = false
+			return a.Gone(ctx, w.pod.Pod)
+		}, map[string]state.Phase{"c": state.Withdrawn}},
+		"a newer container": {func(ctx context.Context, a *Agent, _ *world) error {
+			_, err := a.Add(ctx, addRequest("newer"))
+			return err
+		}, map[string]state.Phase{"c": state.Withdrawn, "newer": state.Added}},
+		"a newer container came and went": {func(ctx context.Context, a *Agent, _ *world) error {
+			_, err := a.Add(ctx, addRequest("newer"))
+			return errors.Join(err, a.Del(ctx, addRequest("newer")))
+		}, map[string]state.Phase{"c": state.Withdrawn}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, w := newAgent(t)
+			synctest.Test(t, func(t *testing.T) {
+				r := record("c", state.Withdrawn, "/proc/self/ns/net", w.addrs)
+				r.Reason = "somebody edited it"
+				must(t, a.Store.Put(r))
+				p := slowPolicies{noPolicies{}, w, policedID(r), make(chan struct{})}
+				a.Policies = p
+				ended := make(chan error, 1)
+				go func() { ended <- a.repair(t.Context(), r.Key()) }()
+				synctest.Wait()
+				began := time.Now()
+				must(t, c.meanwhile(t.Context(), a, w))
+				if waited := time.Since(began); waited > 0 {
+					t.Errorf("it waited %s for the policies of the other container", waited)
+				}
+				close(p.enforced)
+				back := c.phases["c"] == state.Added
+				if err := <-ended; (err == nil) != back {
+					t.Errorf("repair() = %v", err)
+				}
+				if diff := cmp.Diff(c.phases, phases(t, a)); diff != "" {
+					t.Errorf("records (-want +got):\n%s", diff)
+				}
+				if slices.Contains(w.log, "repair c") != back || !slices.Contains(w.log, "policies of c/eth0 are as listed") {
 					t.Errorf("%q", w.log)
 				}
 			})

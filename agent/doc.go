@@ -76,5 +76,6 @@
 // # Locks
 //
 // Calls for one container run one after another. The lock of an address is held only while
-// the kernel is changed for it, never while a plugin runs or the API is asked.
+// the kernel is changed for it, never while a plugin runs, network policies come into the kernel or
+// the API is asked.
 package agent

@@ -9,15 +9,15 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 )
 
-// adds knows the ADDs under way, so that the loss of an address ends the ADD that wires
-// it. Methods are safe in parallel.
+// adds knows the ADDs under way and the ends of withdrawals, so that the loss of an address ends the
+// work that wires it. Methods are safe in parallel.
 type adds struct {
 	mu     sync.Mutex
 	cancel map[state.Key]context.CancelCauseFunc
 }
 
 // begin returns the context of an ADD and the function that its caller calls at the end.
-// One ADD for a key runs at a time.
+// The caller holds the lock of the container.
 func (s *adds) begin(ctx context.Context, key state.Key) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	s.mu.Lock()

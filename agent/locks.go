@@ -40,8 +40,8 @@ func (a *Agent) withAddresses(ctx context.Context, record *state.Container, do f
 }
 
 // lockAddresses locks addresses, always in the same order. Its caller may change the phase
-// of their records and their kernel state, and runs no plugin and asks no API meanwhile: a
-// withdrawal waits for this lock only.
+// of their records and their kernel state, and runs no plugin, brings no network policies into the
+// kernel and asks no API meanwhile: a withdrawal waits for this lock only.
 func (a *Agent) lockAddresses(ctx context.Context, addrs []api.Address) (func(), error) {
 	ctx, cancel := context.WithTimeout(ctx, kernelPatience)
 	defer cancel()

@@ -141,19 +141,44 @@ func (a *Agent) repairWithdrawn(ctx context.Context, record *state.Container) er
 		}
 		back = err == nil && reason == ""
 	}
+	if back && len(a.sharing(record)) == 0 {
+		// Without the lock a call works on the container, and ends the withdrawal itself.
+		if unlock, free := a.locks.TryLock(containerLock(record.ContainerID)); free {
+			defer unlock()
+			return a.restore(ctx, record)
+		}
+	}
 	return a.withAddresses(ctx, record, func(now *state.Container) error {
 		if now.Phase != state.Withdrawn {
 			return nil
 		}
-		if !back || len(a.sharing(now)) > 0 {
+		return a.withdrawAgain(now)
+	})
+}
+
+// restore has the node carry the addresses of a withdrawn record again. The caller holds the
+// container's lock. As in an ADD the policies come into the kernel before the locks of the addresses are
+// taken, and a withdrawal or a newer container ends the work.
+func (a *Agent) restore(ctx context.Context, record *state.Container) error {
+	ctx, end := a.adds.begin(ctx, record.Key())
+	defer end()
+	restored := record.Clone()
+	restored.Phase, restored.Reason = state.Added, ""
+	// From then on the policies follow the record again.
+	defer a.Policies.Attached(policedID(restored))
+	if err := a.enforcePolicies(ctx, restored); err != nil {
+		return err
+	}
+	return a.withAddresses(ctx, record, func(now *state.Container) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if now.Phase != state.Withdrawn {
+			return nil
+		}
+		if len(a.sharing(now)) > 0 {
 			return a.withdrawAgain(now)
 		}
-		restored := now.Clone()
-		restored.Phase, restored.Reason = state.Added, ""
-		if err := a.enforcePolicies(ctx, restored); err != nil {
-			return err
-		}
-		defer a.Policies.Attached(policedID(restored))
 		if err := a.eachInterface(now, nettype.Driver.Repair); err != nil {
 			return err
 		}

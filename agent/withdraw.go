@@ -58,10 +58,10 @@ func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
 	return errors.Join(errs...)
 }
 
-// supersede takes the record's addresses from older containers of this node: the API says
-// that they are this pod's.
+// supersede takes the record's addresses from older containers of this node, also from those that are
+// about to get them back: the API says that they are this pod's.
 func (a *Agent) supersede(ctx context.Context, record *state.Container) error {
-	for _, old := range a.sharing(record) {
+	for _, old := range a.withSameAddress(record) {
 		err := a.withdraw(ctx, old, superseded)
 		if err != nil {
 			return err
@@ -73,12 +73,17 @@ func (a *Agent) supersede(ctx context.Context, record *state.Container) error {
 // sharing lists the other records with an address of the record that this node may still
 // carry for them.
 func (a *Agent) sharing(record *state.Container) []*state.Container {
+	return slices.DeleteFunc(a.withSameAddress(record), func(old *state.Container) bool { return old.Phase == state.Withdrawn })
+}
+
+// withSameAddress lists the other records with an address of the record.
+func (a *Agent) withSameAddress(record *state.Container) []*state.Container {
 	addrs := record.Addresses()
 	if len(addrs) == 0 {
 		return nil
 	}
 	return slices.DeleteFunc(a.Store.List(), func(old *state.Container) bool {
-		return old.Key() == record.Key() || old.Phase == state.Withdrawn || !shareAddress(old.Addresses(), addrs)
+		return old.Key() == record.Key() || !shareAddress(old.Addresses(), addrs)
 	})
 }
 
