@@ -73,7 +73,35 @@ func TestStatus(t *testing.T) {
 	berth(w, "viewer", "status").expect(t, 0, "berth-scheduler-1", "3/3", "admission policies", "No problem; 1 pools.")
 	setAgents(3, 2, 2)
 	berth(w, "viewer", "status").expect(t, 2, "2 of 3 agents are ready", "1 of 3 agents are of an earlier configuration or version")
+	berth(w, "viewer", "version").expect(t, 0, "berth-agent ghcr.io/berth-dev/berth-agent:dev (1 pods are of an earlier configuration or version)\n")
 	setAgents(3, 3, 3)
+	change := func(name string, change func(*appsv1.Deployment)) {
+		t.Helper()
+		d, err := apps.Deployments(system).Get(w.Ctx, name, metav1.GetOptions{})
+		must(err)
+		change(d)
+		d, err = apps.Deployments(system).Update(w.Ctx, d, metav1.UpdateOptions{})
+		must(err)
+		change(d)
+		_, err = apps.Deployments(system).UpdateStatus(w.Ctx, d, metav1.UpdateOptions{})
+		must(err)
+	}
+	// The first replica of three, one too many for the time being, is new.
+	change("berth-controller", func(d *appsv1.Deployment) { d.Status.Replicas, d.Status.UpdatedReplicas = 3, 1 })
+	berth(w, "viewer", "status").expect(t, 2, "2 of 3 replicas of berth-controller are of an earlier configuration or version",
+		"kubectl -n network rollout status deployment/berth-controller")
+	change("berth-controller", func(d *appsv1.Deployment) { d.Status.Replicas, d.Status.UpdatedReplicas = 2, 2 })
+	image := func(reference string) func(*appsv1.Deployment) {
+		return func(d *appsv1.Deployment) {
+			d.Spec.Template.Spec.Containers[0].Image, d.Status.ObservedGeneration = reference, d.Generation
+		}
+	}
+	change("berth-controller", image("registry.example.com:5000/berth-controller:v0.2.0"))
+	berth(w, "viewer", "status").expect(t, 2, "the programs shall be of one version and are of several: berth-scheduler dev, berth-controller v0.2.0, berth-agent dev",
+		"kubectl -n network get deployments,daemonsets -l app.kubernetes.io/part-of=berth -o wide")
+	// A digest tells no version, and a port of a registry is none.
+	change("berth-controller", image("registry.example.com:5000/berth-controller@sha256:"+strings.Repeat("0", 64)))
+	berth(w, "viewer", "status").expect(t, 0, "No problem")
 
 	const policy = "held-addresses.berth.dev"
 	must(w.Kube.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(w.Ctx, policy, metav1.DeleteOptions{}))

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"path"
 	"strings"
 	"time"
 
@@ -59,8 +60,10 @@ type Program struct {
 	Name   string `json:"name"`
 	Ready  int32  `json:"ready"`
 	Wanted int32  `json:"wanted"`
-	// Images are those of the running pods, as the objects name them.
-	Images []string `json:"images"`
+	// Images are those that the program's object names. Outdated counts its pods that an update has
+	// not reached: they may have others.
+	Images   []string `json:"images"`
+	Outdated int32    `json:"outdated,omitempty"`
 	// Leader is the replica that has the lease, empty for a program without one.
 	Leader string `json:"leader,omitempty"`
 }
@@ -121,7 +124,38 @@ func (s *Status) programs(ctx context.Context, call *command.Call) error {
 			return err
 		}
 	}
-	return s.agents(ctx, call)
+	if err := s.agents(ctx, call); err != nil {
+		return err
+	}
+	s.versions()
+	return nil
+}
+
+// versions compares the tags of the programs' images. A digest tells no version.
+func (s *Status) versions() {
+	tags := map[string]bool{}
+	var each []string
+	for _, p := range s.Programs {
+		for _, image := range p.Images {
+			if tag := tag(image); tag != "" {
+				tags[tag] = true
+				each = append(each, p.Name+" "+tag)
+			}
+		}
+	}
+	if len(tags) > 1 {
+		s.problem(s.kubectl("get deployments,daemonsets -l app.kubernetes.io/part-of=berth -o wide"),
+			"the programs shall be of one version and are of several: %s", strings.Join(each, ", "))
+	}
+}
+
+// tag returns the tag of an image's reference, empty where it has a digest or none.
+func tag(image string) string {
+	if strings.Contains(image, "@") {
+		return ""
+	}
+	_, tag, _ := strings.Cut(path.Base(image), ":")
+	return tag
 }
 
 func (s *Status) deployment(ctx context.Context, call *command.Call, name string) error {
@@ -137,8 +171,15 @@ func (s *Status) deployment(ctx context.Context, call *command.Call, name string
 	if d.Spec.Replicas != nil {
 		p.Wanted = *d.Spec.Replicas
 	}
+	p.Outdated = d.Status.Replicas
+	if d.Status.ObservedGeneration >= d.Generation {
+		p.Outdated -= d.Status.UpdatedReplicas
+	}
 	if p.Ready < p.Wanted {
 		s.problem(s.kubectl("describe pods -l app.kubernetes.io/name=%s", name), "%d of %d replicas of %s are ready", p.Ready, p.Wanted, name)
+	}
+	if p.Outdated > 0 {
+		s.problem(s.kubectl("rollout status deployment/%s", name), "%d of %d replicas of %s are of an earlier configuration or version", p.Outdated, d.Status.Replicas, name)
 	}
 	lease, err := call.Kube.CoordinationV1().Leases(s.Namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
@@ -179,13 +220,13 @@ func (s *Status) agents(ctx context.Context, call *command.Call) error {
 	if err != nil {
 		return fmt.Errorf("get DaemonSet %s/%s: %w", s.Namespace, name, err)
 	}
-	p := Program{Name: name, Ready: d.Status.NumberReady, Wanted: d.Status.DesiredNumberScheduled, Images: images(&d.Spec.Template)}
+	p := Program{Name: name, Ready: d.Status.NumberReady, Wanted: d.Status.DesiredNumberScheduled, Images: images(&d.Spec.Template), Outdated: outdated(d)}
 	s.Programs = append(s.Programs, p)
 	if p.Ready < p.Wanted {
 		s.problem(s.kubectl("get pods -l app.kubernetes.io/name=%s -o wide", name), "%d of %d agents are ready", p.Ready, p.Wanted)
 	}
-	if outdated := outdated(d); outdated > 0 {
-		s.problem(s.kubectl("rollout status daemonset/%s", name), "%d of %d agents are of an earlier configuration or version", outdated, p.Wanted)
+	if p.Outdated > 0 {
+		s.problem(s.kubectl("rollout status daemonset/%s", name), "%d of %d agents are of an earlier configuration or version", p.Outdated, p.Wanted)
 	}
 	return nil
 }

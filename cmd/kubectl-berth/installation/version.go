@@ -18,8 +18,9 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 )
 
-const versionLong = `Prints the version of this plugin, and the images of Berth's programs as they are installed. Each
-program says its own with the metric berth_build_info. --client asks no cluster.`
+const versionLong = `Prints the version of this plugin, and the images of Berth's programs as they are installed, with the
+number of pods that an update has not reached. Each program says its own version with the metric
+berth_build_info. --client asks no cluster.`
 
 // Versions is the content of version -o json.
 type Versions struct {
@@ -61,7 +62,11 @@ func (v Versions) answer() *answer.Answer {
 	return &answer.Answer{Kind: "Versions", Content: v, Text: func(out io.Writer, _ answer.Paint) {
 		fmt.Fprintln(out, "kubectl-berth", v.Client)
 		for _, p := range v.Programs {
-			fmt.Fprintln(out, p.Name, strings.Join(p.Images, " "))
+			fmt.Fprint(out, p.Name, " ", strings.Join(p.Images, " "))
+			if p.Outdated > 0 {
+				fmt.Fprintf(out, " (%d pods are of an earlier configuration or version)", p.Outdated)
+			}
+			fmt.Fprintln(out)
 		}
 	}}
 }
