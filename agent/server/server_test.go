@@ -121,7 +121,7 @@ func TestServe(t *testing.T) {
 		}
 	}
 	for body, want := range map[string]uint{
-		`{"command":"ADD"}`: 0, `{`: types.ErrDecodingFailure, `[]`: types.ErrDecodingFailure,
+		`{"command":"ADD"}`: 0, `{"command":"ADD","ofANewerPlugin":{}}`: 0, `{`: types.ErrDecodingFailure, `[]`: types.ErrDecodingFailure,
 		`{"command":"` + strings.Repeat("x", api.MaxRequestBytes) + `"}`: types.ErrDecodingFailure,
 	} {
 		r := post(t, s, body)
@@ -132,7 +132,7 @@ func TestServe(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Error(err)
 	}
-	if len(observed) != 10 {
+	if len(observed) != 11 {
 		t.Errorf("observed %v", observed)
 	}
 }

@@ -229,16 +229,19 @@ func TestModelSerial(t *testing.T) {
 	}
 }
 
-func TestOpenRefuses(t *testing.T) {
-	bolt := func(t *testing.T, path string, fill func(tx *bbolt.Tx) error) {
-		db, err := bbolt.Open(path, 0o600, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := errors.Join(db.Update(fill), db.Close()); err != nil {
-			t.Fatal(err)
-		}
+// bolt changes a file as another program would.
+func bolt(t *testing.T, path string, fill func(tx *bbolt.Tx) error) {
+	t.Helper()
+	db, err := bbolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
 	}
+	if err := errors.Join(db.Update(fill), db.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
 	layout := func(tx *bbolt.Tx, magic, schema string) error {
 		meta, err := tx.CreateBucket(bucketMeta)
 		if err != nil {
@@ -337,6 +340,59 @@ func TestOpenRefuses(t *testing.T) {
 			check(t, path)
 		})
 	}
+}
+
+// Records of a newer agent have fields that this one does not know: it reads the others, and leaves the field
+// in records that it does not write.
+func TestFieldsOfANewerAgent(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.db")
+	s, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{"read", "written"} {
+		if err := s.Put(container(id, Added)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	const newer = `"ofANewerAgent":true`
+	bolt(t, path, func(tx *bbolt.Tx) error {
+		records := tx.Bucket(bucketContainers)
+		for _, id := range []string{"read", "written"} {
+			key := Key{id, "eth0"}.bytes()
+			value := strings.Replace(string(records.Get(key)), `"ifName"`, newer+`,"ifName"`, 2)
+			if err := records.Put(key, []byte(value)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if s, err = Open(path); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{"read", "written"} {
+		if diff := cmp.Diff(container(id, Added), s.Get(Key{id, "eth0"}), netipValues); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	}
+	if err := s.Put(container("written", Deleting)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	check(t, path)
+	bolt(t, path, func(tx *bbolt.Tx) error {
+		for id, want := range map[string]int{"read": 2, "written": 0} {
+			if value := string(tx.Bucket(bucketContainers).Get(Key{id, "eth0"}.bytes())); strings.Count(value, newer) != want {
+				t.Errorf("record %s has the newer agent's fields not %d times: %s", id, want, value)
+			}
+		}
+		return nil
+	})
 }
 
 // A caller may change the records that it gets.
