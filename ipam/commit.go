@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"sync"
@@ -36,7 +37,8 @@ type Pods interface {
 // Commit makes a reservation durable: one write for each address, create or
 // update. If the pool needs the external assigner, Commit then has it attach the
 // address. Commit blocks. It fails with ErrConflict if an address was given to somebody
-// else in the meantime, and also with ErrNotCurrent if the pod is not current.
+// else or moved to another pool in the meantime, and also with ErrNotCurrent if the pod is
+// not current.
 //
 // Commit updates an address that is recorded for the pod already, even if nothing
 // changes: a scheduler that wrote the record before can then not take it back
@@ -64,9 +66,13 @@ func (i *IPAM) Commit(ctx context.Context, r *Reservation, pods Pods) error {
 }
 
 func (i *IPAM) commit(ctx context.Context, r *Reservation, a *address, pods Pods) error {
-	pool := i.poolNamed(a.Pool)
-	if pool == nil {
-		return fmt.Errorf("commit %s: pool %q is gone: %w", a.Addr, a.Pool, ErrConflict)
+	pool := i.homeOf(a.Addr)
+	switch {
+	case pool == nil:
+		return fmt.Errorf("commit %s: no valid pool contains it any longer: %w", a.Addr, ErrConflict)
+	case pool.Name != a.Pool:
+		// The pod may not use that pool, or the node may not be in it.
+		return fmt.Errorf("commit %s of pool %q: it is in pool %q now: %w", a.Addr, a.Pool, pool.Name, ErrConflict)
 	}
 	ip, err := i.write(ctx, r, a, specOf(r, a, pool, time.Now(), i.unused), pods)
 	if err != nil {
@@ -99,6 +105,15 @@ func (i *IPAM) attach(ctx context.Context, r *Reservation, a *address, pool *poo
 		Pod:      assigner.Pod{Namespace: r.request.Namespace, Name: r.request.Name, UID: types.UID(r.request.UID)},
 		Revision: revision,
 	})
+}
+
+// homeOf returns the pool that contains an address now, nil if none does.
+func (i *IPAM) homeOf(addr netip.Addr) *pools.Pool {
+	snapshot := i.state.Load().snapshot
+	if position, ok := snapshot.Home(addr); ok {
+		return snapshot.Pools()[position]
+	}
+	return nil
 }
 
 func (i *IPAM) poolNamed(name string) *pools.Pool {

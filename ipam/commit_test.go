@@ -14,6 +14,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/assigner"
 	"github.com/berth-dev/berth/ipam/ipamtest"
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
 // attachments are the calls of an external assigner.
@@ -63,6 +64,40 @@ func TestAttach(t *testing.T) {
 	// The controller has it detached first.
 	if err := i.Abandon(t.Context(), r, nil); err != nil || s.IP(r.Names()) == nil {
 		t.Errorf("Abandon of an attached address: %v, and the FloatingIP is %v", err, s.IP(r.Names()))
+	}
+}
+
+// An address that moves to another pool, or to none, between Reserve and Commit is not written: a
+// pod may wait for long in between, and nobody has looked whether the other pool serves it.
+func TestCommitAfterAMoveToAnotherPool(t *testing.T) {
+	for name, kept := range map[string]bool{"free": false, "kept": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer()
+			i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
+			if kept {
+				commit(t, i, reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain)))
+				s.Retain("10.0.70.2")
+			}
+			for what, after := range map[string][]*v1alpha1.IPPool{
+				"another pool": {testPool("db", "10.0.70.2"), testPool("web", "10.0.70.3-10.0.70.9")},
+				"no pool":      {testPool("web", "10.0.70.3-10.0.70.9")},
+			} {
+				i.setPools(pools.Compile([]*v1alpha1.IPPool{testPool("web", "10.0.70.2-10.0.70.9")}))
+				r := reserve(t, i, request("web-0", "b", v1alpha1.ReleaseRetain))
+				i.setPools(pools.Compile(after))
+				s.Writes()
+				if err := i.Commit(t.Context(), r, isCurrent); !errors.Is(err, ErrConflict) {
+					t.Errorf("Commit of an address that is in %s now: %v, want a conflict", what, err)
+				}
+				wantWrites(t, s)
+				i.Unreserve(r)
+			}
+			i.setPools(pools.Compile([]*v1alpha1.IPPool{testPool("db", "10.0.70.2-10.0.70.9")}))
+			commit(t, i, reserve(t, i, request("web-0", "b", v1alpha1.ReleaseRetain)))
+			if got := s.IP("10.0.70.2").Spec.Pool; got != "db" {
+				t.Errorf("the next attempt records pool %q, want db", got)
+			}
+		})
 	}
 }
 

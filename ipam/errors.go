@@ -13,9 +13,9 @@ import (
 var (
 	// ErrNotSynced is returned until the book has been read from the API server.
 	ErrNotSynced = errors.New("the book of addresses has not been read from the API server yet")
-	// ErrConflict is returned by Commit when the address went to somebody else
-	// between Reserve and Commit. The caller must schedule the pod again.
-	ErrConflict = errors.New("the address went to somebody else in the meantime")
+	// ErrConflict is returned by Commit when the address went to somebody else or to another
+	// pool between Reserve and Commit. The caller must schedule the pod again.
+	ErrConflict = errors.New("the address went to somebody else or to another pool in the meantime")
 	// ErrNotCurrent is returned by Commit, with ErrConflict, when the pod was bound
 	// by another scheduler or replaced. The caller must call Abandon.
 	ErrNotCurrent = errors.New("the pod was bound by another scheduler or replaced")

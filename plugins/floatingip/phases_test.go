@@ -614,7 +614,7 @@ func phaseCases() map[string]phaseCase {
 		"the address goes to another scheduler before Bind": {
 			world: objects(ipPool("web", "10.0.70.2-10.0.70.3")), pod: pod("a"),
 			before: map[string]func(*cluster){"bind": takes(ip("10.0.70.2", "v1 Pod v", "v@n1", "PodDeleted"))},
-			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "the address went to somebody else in the meantime", api: []string{"create 10.0.70.2 without effect"}},
+			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "the address went to somebody else or to another pool in the meantime", api: []string{"create 10.0.70.2 without effect"}},
 				again: &want{unfiltered: true, bind: result{api: []string{"10.0.70.3: " + heldByA, "a: on n1 with 10.0.70.3"}}}},
 		},
 		"another scheduler took that address for the pod": {
@@ -633,7 +633,7 @@ func phaseCases() map[string]phaseCase {
 		"the pool goes": {
 			world: objects(oneWeb), pod: pod("a"),
 			before: map[string]func(*cluster){"bind": func(c *cluster) { c.berth.Remove(oneWeb) }},
-			want:   want{unfiltered: true, bind: result{code: fwk.Error, text: `pool "web" is gone`}},
+			want:   want{unfiltered: true, bind: result{code: fwk.Error, text: "no valid pool contains it any longer"}},
 		},
 
 		// Bind fails.
