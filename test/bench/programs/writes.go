@@ -79,7 +79,7 @@ func MeasureWrites(ctx context.Context, options Options, writes Writes) (t table
 		cost[kind.what] = map[bool][]float64{}
 	}
 	for round := range writes.Rounds * 2 {
-		with := round%4 == 1 || round%4 == 2 // without, with, with, without, ...
+		with := round%4 == 1 || round%4 == 2 // without, with, then the other way round
 		if err := w.policies(ctx, objects, with, round); err != nil {
 			return t, err
 		}
