@@ -49,7 +49,9 @@ func (f *feed) Transformer() cache.TransformFunc { return view.DropManagedFields
 
 // Add brings a new object into the book.
 func (f *feed) Add(object any) error {
-	f.put(object.(*v1alpha1.FloatingIP))
+	ip := object.(*v1alpha1.FloatingIP)
+	f.noteOther(ip)
+	f.ipam.observed(ip)
 	return nil
 }
 
@@ -81,19 +83,20 @@ func (f *feed) Replace(objects []any, version string) error {
 		f.ipam.missed(record)
 	}
 	for _, object := range objects {
-		f.put(object.(*v1alpha1.FloatingIP))
+		ip := object.(*v1alpha1.FloatingIP)
+		f.noteOther(ip)
+		f.ipam.observedAt(made, ip)
 	}
 	f.once.Do(func() { close(f.listed) })
 	return nil
 }
 
-// put brings an object into the book. Another UID than the book's is a deletion that the watch
-// did not tell, and a new creation.
-func (f *feed) put(ip *v1alpha1.FloatingIP) {
+// noteOther takes an object out of the book that has another UID than the API server's: the watch
+// did not tell its deletion.
+func (f *feed) noteOther(ip *v1alpha1.FloatingIP) {
 	if addr, err := v1alpha1.AddrOf(ip.Name); err == nil {
 		if record, known := f.ipam.book.Stored(addr); known && record.UID != "" && record.UID != string(ip.UID) {
 			f.ipam.missed(record)
 		}
 	}
-	f.ipam.observed(ip)
 }

@@ -3,6 +3,7 @@
 package ipam
 
 import (
+	"net/netip"
 	"slices"
 	"testing"
 
@@ -97,6 +98,43 @@ func TestFeedListsAgain(t *testing.T) {
 	if got, want := stored(f), []string{"a", "", "", ""}; !slices.Equal(got, want) {
 		t.Errorf("the book has %q, want %q", got, want)
 	}
+}
+
+// Where a backup of etcd was restored, objects have the versions that they had in the backup, and
+// the list has a later version than all that was written since.
+func TestFeedAfterRestore(t *testing.T) {
+	f, freed := fed(t)
+	replace(t, f, "10", listedIP("10.0.70.2", "a", "1"), listedIP("10.0.70.3", "b", "2"))
+	for _, ip := range []*v1alpha1.FloatingIP{retainedIP("10.0.70.2", "a", "11"), listedIP("10.0.70.4", "c", "12")} {
+		if err := f.Update(ip); err != nil {
+			t.Fatal(err)
+		}
+	}
+	written, err := recordOf(retainedIP("10.0.70.3", "b", "1021"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.ipam.book.Confirm(written, "pod")
+	freed()
+	replace(t, f, "1000", listedIP("10.0.70.2", "a", "1"), listedIP("10.0.70.3", "b", "2"))
+	if got, want := stored(f), []string{"a", "b", "", ""}; !slices.Equal(got, want) {
+		t.Errorf("the book has %q, want %q", got, want)
+	}
+	if got := freed(); !slices.Contains(got, "10.0.70.4") {
+		t.Errorf("came free: %q, want 10.0.70.4 among them", got)
+	}
+	for addr, want := range map[string]string{"10.0.70.2": "pod", "10.0.70.3": ""} {
+		if record, _ := f.ipam.book.Stored(netip.MustParseAddr(addr)); record.PodUID != want {
+			t.Errorf("%s: the book has pod %q of version %d, want %q: the list is the truth but for what this process wrote after it", addr, record.PodUID, record.Version, want)
+		}
+	}
+}
+
+// retainedIP is a listedIP without a pod.
+func retainedIP(name, uid, version string) *v1alpha1.FloatingIP {
+	ip := listedIP(name, uid, version)
+	ip.Spec.Pod, ip.Spec.ReleasePolicy = nil, v1alpha1.ReleaseRetain
+	return ip
 }
 
 func TestFeedWatches(t *testing.T) {

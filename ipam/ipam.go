@@ -179,7 +179,7 @@ func allocatorPools(snapshot *pools.Snapshot) []allocator.Pool {
 
 func (i *IPAM) handler() store.Handler {
 	return store.Handler{
-		Observed: i.observed,
+		Observed: i.observed, Reverted: i.observedAt,
 		Forgotten: func(ip *v1alpha1.FloatingIP, final bool) {
 			if final {
 				i.forgotten(ip)
@@ -195,7 +195,14 @@ func (i *IPAM) handler() store.Handler {
 }
 
 // observed brings a FloatingIP that is new or changed into the book.
-func (i *IPAM) observed(ip *v1alpha1.FloatingIP) {
+func (i *IPAM) observed(ip *v1alpha1.FloatingIP) { i.observe(ip, i.book.Observe) }
+
+// observedAt brings a FloatingIP into the book that the API server had at a version.
+func (i *IPAM) observedAt(version uint64, ip *v1alpha1.FloatingIP) {
+	i.observe(ip, func(record allocator.Record) (retainedNow bool) { return i.book.ObserveAt(version, record) })
+}
+
+func (i *IPAM) observe(ip *v1alpha1.FloatingIP, into func(record allocator.Record) (retainedNow bool)) {
 	record, err := recordOf(ip)
 	if err != nil {
 		// The CRD's validation refuses such objects.
@@ -203,7 +210,7 @@ func (i *IPAM) observed(ip *v1alpha1.FloatingIP) {
 		return
 	}
 	before, known := i.book.Stored(record.Addr)
-	if i.book.Observe(record) {
+	if into(record) {
 		owner := record.Owner
 		i.tell(Change{Owner: &owner, Addr: record.Addr, More: 1})
 	}

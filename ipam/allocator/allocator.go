@@ -619,10 +619,24 @@ func (a *Allocator) Confirm(record Record, podUID string) (freed bool) {
 // saw while the address was promised: the caller may have read it before. It returns
 // whether the address is newly retained for the owner, so that a pod may wait for it.
 func (a *Allocator) Observe(record Record) (retainedNow bool) {
+	return a.observe(record, func(e *entry) bool {
+		return e.stored != nil && record.Version < e.stored.version || e.gone != nil && *e.gone == record.UID
+	})
+}
+
+// ObserveAt is Observe of a record that the API server certainly had at a version, which may be
+// later than the record's. It ignores the record only if the book's was stored after that. So the
+// book follows an API server whose data were restored from a backup, where objects have their
+// former versions again, also deleted objects.
+func (a *Allocator) ObserveAt(version uint64, record Record) (retainedNow bool) {
+	return a.observe(record, func(e *entry) bool { return e.stored != nil && version < e.stored.version })
+}
+
+func (a *Allocator) observe(record Record, outdated func(e *entry) bool) (retainedNow bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.change(record.Addr, func(e *entry) {
-		if e.stored != nil && record.Version < e.stored.version || e.gone != nil && *e.gone == record.UID {
+		if outdated(e) {
 			return
 		}
 		known := e.stored != nil && e.stored.available()

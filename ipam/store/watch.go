@@ -5,7 +5,9 @@ package store
 import (
 	"context"
 	"fmt"
+	"strconv"
 
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -26,6 +28,9 @@ type Handler struct {
 	ClaimChanged func(claim *v1alpha1.IPClaim)
 	// Observed is called with a FloatingIP that is new or changed.
 	Observed func(ip *v1alpha1.FloatingIP)
+	// Reverted is called instead of Observed where the version of the FloatingIP is older than the
+	// one that the API server had before, at version: a backup of its data was restored.
+	Reverted func(version uint64, ip *v1alpha1.FloatingIP)
 	// Forgotten is called with the last known state of a deleted FloatingIP. final: it is
 	// the state at its deletion; otherwise the watch missed the deletion.
 	Forgotten func(ip *v1alpha1.FloatingIP, final bool)
@@ -74,13 +79,19 @@ func (w *Watch) handle(informer cache.SharedIndexInformer, handler cache.Resourc
 }
 
 // observeUpdate tells an update from a deletion and a new creation. An informer reports
-// both as an update if it lists the objects again and has missed the deletion.
+// both as an update if it lists the objects again and has missed the deletion. And it tells a
+// change from a return to a former state.
 func observeUpdate(handler Handler, before, after any) {
 	old, ip := before.(*v1alpha1.FloatingIP), after.(*v1alpha1.FloatingIP)
 	if old.UID != ip.UID {
 		handler.Forgotten(old, false)
 	}
-	if old.ResourceVersion != ip.ResourceVersion {
+	switch order, err := resourceversion.CompareResourceVersion(ip.ResourceVersion, old.ResourceVersion); {
+	case err == nil && order < 0:
+		if version, err := strconv.ParseUint(old.ResourceVersion, 10, 64); err == nil {
+			handler.Reverted(version, ip)
+		}
+	case old.ResourceVersion != ip.ResourceVersion:
 		handler.Observed(ip)
 	}
 }

@@ -26,11 +26,16 @@ func TestObserveUpdate(t *testing.T) {
 		{"a resync", ip("a", "1"), ip("a", "1"), nil},
 		{"a change", ip("a", "1"), ip("a", "2"), []string{"observed a"}},
 		{"another object", ip("a", "1"), ip("b", "2"), []string{"forgotten a, final false", "observed b"}},
+		{"an older state", ip("a", "12"), ip("a", "9"), []string{"reverted a at 12"}},
+		{"an older object", ip("b", "12"), ip("a", "9"), []string{"forgotten b, final false", "reverted a at 12"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var calls []string
 			observeUpdate(Handler{
 				Observed: func(ip *v1alpha1.FloatingIP) { calls = append(calls, fmt.Sprintf("observed %s", ip.UID)) },
+				Reverted: func(version uint64, ip *v1alpha1.FloatingIP) {
+					calls = append(calls, fmt.Sprintf("reverted %s at %d", ip.UID, version))
+				},
 				Forgotten: func(ip *v1alpha1.FloatingIP, final bool) {
 					calls = append(calls, fmt.Sprintf("forgotten %s, final %v", ip.UID, final))
 				},
