@@ -102,9 +102,9 @@ func TestToStatus(t *testing.T) {
 		want fwk.Code
 	}{
 		{nil, fwk.Success},
-		{&ipam.ShortageError{}, fwk.Unschedulable},
-		{fmt.Errorf("now: %w", ipam.ErrNotSynced), fwk.Unschedulable},
-		{&beingReadError{}, fwk.Unschedulable},
+		{&ipam.ShortageError{}, fwk.UnschedulableAndUnresolvable},
+		{fmt.Errorf("now: %w", ipam.ErrNotSynced), fwk.UnschedulableAndUnresolvable},
+		{&beingReadError{}, fwk.UnschedulableAndUnresolvable},
 		{&ipam.LookupError{Err: errors.New("the cache is behind")}, fwk.Error},
 		{errors.New("nonsense"), fwk.UnschedulableAndUnresolvable},
 	} {

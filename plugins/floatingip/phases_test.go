@@ -338,7 +338,7 @@ func phaseCases() map[string]phaseCase {
 		},
 		"no pool": {
 			pod:  pod("a"),
-			want: want{preFilter: result{code: unschedulable, text: "there is no valid IPPool"}},
+			want: want{preFilter: result{code: unresolvable, text: "there is no valid IPPool"}},
 		},
 
 		// Nodes.
@@ -385,7 +385,7 @@ func phaseCases() map[string]phaseCase {
 		},
 		"a kept address is in no pool": {
 			world: objects(ipPool("other", "10.0.70.10"), ip("10.0.70.2", dbOwner, "", "Retain")), pod: dbPod(),
-			want: want{preFilter: result{code: unschedulable, text: "address 10.0.70.2 is retained for StatefulSet shop/db but no valid pool contains it"}},
+			want: want{preFilter: result{code: unresolvable, text: "address 10.0.70.2 is retained for StatefulSet shop/db but no valid pool contains it"}},
 		},
 		"a kept address of another": {
 			world: objects(oneWeb, ip("10.0.70.2", "apps/v1 StatefulSet db/db-1", "", "Retain")), pod: dbPod(),
@@ -447,7 +447,7 @@ func phaseCases() map[string]phaseCase {
 		},
 		"a custom kind that is yet to be read": {
 			world: objects(oneWeb), pod: pod("ro-x", of("argoproj.io/v1alpha1", "Rollout", "ro"), retain),
-			want: want{preFilter: result{code: unschedulable, text: `Rollout "ro" is being read`}},
+			want: want{preFilter: result{code: unresolvable, text: `Rollout "ro" is being read`}},
 		},
 
 		// Claims.
@@ -457,7 +457,7 @@ func phaseCases() map[string]phaseCase {
 		},
 		"there is no such claim": {
 			world: objects(oneWeb), pod: pod("a", with(v1alpha1.AnnotationClaim, "licences")),
-			want: want{preFilter: result{code: unschedulable, text: `there is no IPClaim "licences" in namespace "shop"`}},
+			want: want{preFilter: result{code: unresolvable, text: `there is no IPClaim "licences" in namespace "shop"`}},
 		},
 		"a claim that is being deleted": {
 			world: objects(oneWeb, func() *v1alpha1.IPClaim {
@@ -465,7 +465,7 @@ func phaseCases() map[string]phaseCase {
 				c.DeletionTimestamp, c.Finalizers = &now, []string{"example.com/hold"}
 				return c
 			}()), pod: pod("a", with(v1alpha1.AnnotationClaim, "licences")),
-			want: want{preFilter: result{code: unschedulable, text: `there is no IPClaim "licences"`}},
+			want: want{preFilter: result{code: unresolvable, text: `there is no IPClaim "licences"`}},
 		},
 		"a claim has all": {
 			world: objects(ipPool("web", "10.0.70.2-10.0.70.9"), claim("licences", 1), ip("10.0.70.2", "berth.dev/v1alpha1 IPClaim licences", "v@n1", "Retain"), pod("v", bound("n1", "10.0.70.2"))), pod: pod("a", with(v1alpha1.AnnotationClaim, "licences")),
@@ -484,7 +484,7 @@ func phaseCases() map[string]phaseCase {
 		},
 		"a pool that does not admit the namespace": {
 			world: objects(ipPool("web", "10.0.70.2", forNamespaces("tier", "web"))), pod: pod("a"),
-			want: want{preFilter: result{code: unschedulable, text: `does not admit namespace "shop"`}},
+			want: want{preFilter: result{code: unresolvable, text: `does not admit namespace "shop"`}},
 		},
 		"a pool that admits the namespace": {
 			world: objects(namespaceOf("shop", "tier", "web"), ipPool("web", "10.0.70.2", forNamespaces("tier", "web"))), pod: pod("a"),
@@ -505,7 +505,7 @@ func phaseCases() map[string]phaseCase {
 		},
 		"both families, one of which is not there": {
 			world: objects(oneWeb), pod: pod("a", asking("2"), with(v1alpha1.AnnotationFamilies, "IPv4,IPv6")),
-			want: want{preFilter: result{code: unschedulable, text: "address 2 of 2 (IPv6): pool \"web\" (10.0.70.2) has no IPv6 addresses"}},
+			want: want{preFilter: result{code: unresolvable, text: "address 2 of 2 (IPv6): pool \"web\" (10.0.70.2) has no IPv6 addresses"}},
 		},
 		"two addresses": {
 			world: objects(ipPool("web", "10.0.70.2-10.0.70.3")), pod: pod("a", asking("2")),
@@ -536,7 +536,7 @@ func phaseCases() map[string]phaseCase {
 		},
 		"an address by name that is in no pool": {
 			world: objects(oneWeb), pod: pod("a", with(v1alpha1.AnnotationAddresses, "10.0.70.7")),
-			want: want{preFilter: result{code: unschedulable, text: "has none of 10.0.70.7"}},
+			want: want{preFilter: result{code: unresolvable, text: "has none of 10.0.70.7"}},
 		},
 
 		// Mistakes of a pod's author.

@@ -318,18 +318,15 @@ type Plugin struct {
 // Name of the plugin.
 func (pl *Plugin) Name() string { return Name }
 
-// toStatus turns errors into scheduler statuses. A shortage is Unschedulable: a
-// cluster event can resolve it. A LookupError is retried with back-off. Any other error
-// needs a change of the pod, so no cluster event resolves it.
+// toStatus turns the errors of PreFilter into scheduler statuses. A LookupError is retried with
+// back-off. The others are unresolvable: no node, and so no preemption, helps a pod that nothing
+// can serve, or whose pool, claim, workload or book is not known yet. kube-scheduler tries such a
+// pod again at the same events as others, and the line wakes it.
 func toStatus(err error) *fwk.Status {
-	var shortage *ipam.ShortageError
 	var missing *ipam.LookupError
-	var reading *beingReadError
 	switch {
 	case err == nil:
 		return nil
-	case errors.As(err, &shortage), errors.Is(err, ipam.ErrNotSynced), errors.As(err, &reading):
-		return fwk.NewStatus(fwk.Unschedulable, err.Error())
 	case errors.As(err, &missing):
 		return fwk.AsStatus(err)
 	}
