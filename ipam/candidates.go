@@ -219,6 +219,16 @@ func (c *Candidates) check() error {
 	return nil
 }
 
+// KeptWithin says whether the reach has a kept address for each part that must have one.
+func (c *Candidates) KeptWithin(reach *pools.Reach) bool {
+	for part := range c.parts {
+		if len(c.parts[part].kept) > 0 && !c.isWithin(part, reach.Positions()) {
+			return false
+		}
+	}
+	return true
+}
+
 // isWithin says whether a pool at these positions has a kept address of the part, or
 // may give it a free one.
 func (c *Candidates) isWithin(part int, positions []int) bool {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -129,4 +131,29 @@ func TestNodesSettle(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A change that the plugin sees before kube-scheduler does is in no table for long.
+func TestNodesSeenLate(t *testing.T) {
+	synctest.Test(t, func(*testing.T) {
+		snapshot, n := ofRacks("a", "b"), &nodes{}
+		before, after := inRack("node1", "a"), inRack("node1", "b")
+		positions := func(node *v1.Node) []int {
+			return n.refresh(snapshot, []fwk.NodeInfo{nodeInfo{node: node}}).reaches[0].Positions()
+		}
+		n.changed(before, after)
+		if got := positions(before); !slices.Equal(got, []int{0}) {
+			t.Errorf("kube-scheduler has the node as it was: %v", got)
+		}
+		<-time.After(nodeSettles)
+		if got := positions(after); !slices.Equal(got, []int{1}) {
+			t.Errorf("kube-scheduler has seen the change: %v", got)
+		}
+		made := n.table.Load()
+		<-time.After(nodeSettles)
+		positions(after)
+		if n.table.Load() != made {
+			t.Error("the table was made anew without a change")
+		}
+	})
 }
