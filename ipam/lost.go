@@ -3,7 +3,6 @@
 package ipam
 
 import (
-	"net/netip"
 	"slices"
 	"sync/atomic"
 
@@ -92,32 +91,6 @@ func (i *IPAM) PodEnded(uid string, names []string) {
 		}
 		i.tell(change)
 	}
-}
-
-// Holder is the pod that a FloatingIP records. Comparable.
-type Holder struct{ Namespace, Name, UID string }
-
-func holderOf(record *allocator.Record) Holder {
-	return Holder{Namespace: record.Owner.Namespace, Name: record.PodName, UID: record.PodUID}
-}
-
-// HolderOf returns the holder of an address, as far as the book has seen it; zero if it has none.
-// It does not block.
-func (i *IPAM) HolderOf(addr netip.Addr) Holder {
-	record, ok := i.book.Stored(addr)
-	if !ok || record.PodUID == "" {
-		return Holder{}
-	}
-	return holderOf(&record)
-}
-
-// EndedHolders returns the holders that are known to have ended. It goes through the whole book.
-func (i *IPAM) EndedHolders() map[netip.Addr]Holder {
-	ended := map[netip.Addr]Holder{}
-	for _, record := range i.book.HeldByGone() {
-		ended[record.Addr] = holderOf(&record)
-	}
-	return ended
 }
 
 // unused says whether no pod ever ran with an address: it was created for its holder,

@@ -443,18 +443,6 @@ func (a *Allocator) Without(listed map[string]bool, version uint64) (records []R
 	return records
 }
 
-// HeldByGone returns the records, in no order, whose pod is known to have ended.
-func (a *Allocator) HeldByGone() (records []Record) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for e := range a.index.all() {
-		if e.stored != nil && e.stored.podUID != "" && a.gone != nil && a.gone(e) {
-			records = append(records, e.record())
-		}
-	}
-	return records
-}
-
 // RecordsOf returns the records of an owner's addresses, regardless of the owner's UID,
 // in no order.
 func (a *Allocator) RecordsOf(owner Owner) []Record {

@@ -5,6 +5,7 @@ package floatingip
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 
 	v1 "k8s.io/api/core/v1"
@@ -109,23 +110,29 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 	if len(candidates.Kept()) == 0 {
 		return nil, nil
 	}
-	names := sets.New[string]()
-	for _, node := range nodes {
-		rejection := candidates.Rejects(pl.nodes.reach(candidates.Snapshot(), node.Node()))
-		// Filter reports the other reasons.
-		if rejection == nil || rejection.Reason != ipam.ReasonKeptNode {
-			names.Insert(node.Node().Name)
+	var within [][]string
+	served := 0
+	for at, reach := range table.reaches {
+		if candidates.KeptWithin(reach) { // Filter reports the other reasons.
+			within, served = append(within, table.names[at]), served+len(table.names[at])
 		}
 	}
-	if len(names) == 0 {
+	if served == 0 {
 		pl.waiting.short(pod.UID, ipam.LackOwner, why{causeOwner, candidates.OnlyPool()})
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, ipam.ReasonKeptNode)
 	}
-	if len(names) < len(nodes) {
+	if len(within) < len(table.reaches) {
 		pl.waiting.narrowed(pod.UID)
 	}
-	return &fwk.PreFilterResult{NodeNames: names}, nil
+	if len(nodes) < mostServed*served {
+		return nil, nil // Filter leaves the others out.
+	}
+	return &fwk.PreFilterResult{NodeNames: sets.New(slices.Concat(within...)...)}, nil
 }
+
+// mostServed: nodes are named only if they are at most one in so many. kube-scheduler looks at
+// all nodes that are named, and of the others only until it has found enough.
+const mostServed = 2
 
 // lackOf returns the Lack of a request without candidates.
 func lackOf(err error) ipam.Lack {

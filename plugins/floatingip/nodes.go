@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	fwk "k8s.io/kube-scheduler/framework"
@@ -22,15 +23,19 @@ type nodes struct {
 	// changes counts changes that may make the table wrong. renewals counts updates of
 	// node objects that do not, such as heartbeats.
 	changes, renewals atomic.Int64
+	// settled is when kube-scheduler has seen the last of the changes: see nodeSettles.
+	settled atomic.Pointer[time.Time]
 }
 
 // nodeTable holds the reaches under one snapshot of the pools. Immutable.
 type nodeTable struct {
 	snapshot          *pools.Snapshot
 	changes, renewals int64
+	made              time.Time
 	nodes             map[string]knownNode
-	// reaches are the distinct reaches of all nodes.
+	// reaches are the distinct reaches of all nodes, and names the nodes of each.
 	reaches []*pools.Reach
+	names   [][]string
 	// capped: some node caps its addresses.
 	capped bool
 }
@@ -61,26 +66,29 @@ func (n *nodes) reach(snapshot *pools.Snapshot, node *v1.Node) *pools.Reach {
 
 // refresh returns a table of these nodes. It builds a new one if the pools or nodes
 // have changed. Only one goroutine at a time may call it. The nodes may be older
-// than a change already counted: a caller that finds the table wrong calls invalidate.
+// than a change already counted, so that the table is wrong until the change has settled:
+// a caller that finds it wrong calls invalidate.
 func (n *nodes) refresh(snapshot *pools.Snapshot, infos []fwk.NodeInfo) *nodeTable {
 	before := n.table.Load()
-	changes, renewals := n.changes.Load(), n.renewals.Load()
-	if before != nil && before.snapshot == snapshot && before.changes == changes && len(before.nodes) == len(infos) && renewals-before.renewals <= mostRenewals {
+	changes, renewals, now := n.changes.Load(), n.renewals.Load(), time.Now()
+	if before != nil && before.snapshot == snapshot && before.changes == changes && len(before.nodes) == len(infos) &&
+		renewals-before.renewals <= mostRenewals && !n.hasSettled(before.made, now) {
 		return before
 	}
-	table := &nodeTable{snapshot: snapshot, changes: changes, renewals: renewals, nodes: make(map[string]knownNode, len(infos))}
-	shared := map[string]*pools.Reach{}
+	table := &nodeTable{snapshot: snapshot, changes: changes, renewals: renewals, made: now, nodes: make(map[string]knownNode, len(infos))}
+	known := map[string]int{}
 	for _, info := range infos {
 		node := info.Node()
 		reach := n.reach(snapshot, node)
 		key := reach.Key()
-		if first, ok := shared[key]; ok {
-			reach = first
-		} else {
-			shared[key] = reach
-			table.reaches = append(table.reaches, reach)
+		at, ok := known[key]
+		if !ok {
+			at = len(table.reaches)
+			known[key] = at
+			table.reaches, table.names = append(table.reaches, reach), append(table.names, nil)
 		}
-		table.nodes[node.Name] = knownNode{node: node, reach: reach}
+		table.names[at] = append(table.names[at], node.Name)
+		table.nodes[node.Name] = knownNode{node: node, reach: table.reaches[at]}
 		table.capped = table.capped || len(capOf(node)) > 0
 	}
 	n.table.Store(table)
@@ -91,10 +99,18 @@ func (n *nodes) refresh(snapshot *pools.Snapshot, infos []fwk.NodeInfo) *nodeTab
 // updated.
 func (n *nodes) changed(before, after *v1.Node) {
 	if before == nil || after == nil || !sameReach(before, after) || !sameCap(before, after) {
+		settled := time.Now().Add(nodeSettles)
+		n.settled.Store(&settled)
 		n.changes.Add(1)
 	} else {
 		n.renewals.Add(1)
 	}
+}
+
+// hasSettled says whether kube-scheduler may have come to see a change in between.
+func (n *nodes) hasSettled(since, now time.Time) bool {
+	settled := n.settled.Load()
+	return settled != nil && since.Before(*settled) && !now.Before(*settled)
 }
 
 // invalidate makes the next refresh build a new table.
