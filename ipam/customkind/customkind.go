@@ -128,6 +128,11 @@ type servedKind struct {
 	asked  time.Time
 }
 
+// forbidden returns the error of a read that the API server forbids.
+func (k *servedKind) forbidden(err error) *ForbiddenError {
+	return &ForbiddenError{Resource: k.resource, OfWorkloads: k.scalable || k.single, Err: err}
+}
+
 // key returns the informer's key of a workload of the kind.
 func (k *servedKind) key(owner *v1alpha1.Owner) string {
 	if k.cluster {
@@ -149,13 +154,20 @@ func (r *Reader) passes(v *view) bool {
 }
 
 // ForbiddenError is returned when Berth lacks a permission for a kind. Its text says how to
-// grant it.
+// grant it, if the kind is one of workloads.
 type ForbiddenError struct {
 	Resource schema.GroupVersionResource
-	Err      error
+	// OfWorkloads says that the kind has a scale subresource, or is known to make pods. The author of a pod
+	// can name an object of any kind as its controller, so nobody is asked for the right to read others.
+	OfWorkloads bool
+	Err         error
 }
 
 func (e *ForbiddenError) Error() string {
+	if !e.OfWorkloads {
+		return fmt.Sprintf("Berth may not read %s, which have no scale subresource; whoever creates a pod can name one as its controller. Only if you know that they make pods, let Berth read them (docs/explanation/release-detail.md#custom-workloads): %v",
+			e.Resource.GroupResource(), e.Err)
+	}
 	return fmt.Sprintf("Berth may not read %s: add a ClusterRole with the label %s: \"true\" and the rule {apiGroups: [%q], resources: [%q, %q], verbs: [get, list, watch]}: %v",
 		e.Resource.GroupResource(), AggregateLabel, e.Resource.Group, e.Resource.Resource, e.Resource.Resource+"/scale", e.Err)
 }
@@ -164,9 +176,12 @@ func (e *ForbiddenError) Unwrap() error { return e.Err }
 
 // Find looks a workload up. live says that the answer is not from a cache; with fresh it
 // never is. A workload counts as gone only if the API server says so: the kind is served
-// and has no such object, or discovery says without an error that the kind is not served.
-// It blocks. It starts to watch the kind until ctx ends.
+// and has no such object, or discovery says without an error that the kind is not served; or if
+// its kind makes no pods, and then it is not read. It blocks. It starts to watch the kind until ctx ends.
 func (r *Reader) Find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w Workload, live bool, err error) {
+	if !podrequest.MakesPods(owner.APIVersion, owner.Kind) {
+		return Workload{}, true, nil
+	}
 	gvk := schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind)
 	kind, err := r.resolve(gvk)
 	if err != nil {
@@ -196,11 +211,11 @@ func (r *Reader) Find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w
 	case apierrors.IsNotFound(err):
 		return Workload{}, true, nil
 	case apierrors.IsForbidden(err):
-		return Workload{}, false, &ForbiddenError{kind.resource, err}
+		return Workload{}, false, kind.forbidden(err)
 	case err != nil:
 		return Workload{}, false, fmt.Errorf("get %s %s: %w", kind.resource.GroupResource(), key, err)
 	}
-	r.follow(ctx, kind.resource, gvk.Kind)
+	r.follow(ctx, kind, gvk.Kind)
 	if read.GetUID() != owner.UID {
 		return Workload{}, true, nil
 	}
@@ -212,7 +227,7 @@ func (r *Reader) Find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w
 	if kind.scalable {
 		err := readScale(ctx, objects, read, &seen.workload)
 		if apierrors.IsForbidden(err) {
-			return Workload{}, false, &ForbiddenError{kind.resource, err}
+			return Workload{}, false, kind.forbidden(err)
 		}
 		if err != nil {
 			return Workload{}, false, fmt.Errorf("get the scale of %s %s: %w", kind.resource.GroupResource(), key, err)
@@ -248,7 +263,7 @@ func (r *Reader) UIDOf(ctx context.Context, owner *v1alpha1.Owner) (types.UID, e
 	case apierrors.IsNotFound(err):
 		return "", nil
 	case apierrors.IsForbidden(err):
-		return "", &ForbiddenError{kind.resource, err}
+		return "", kind.forbidden(err)
 	case err != nil:
 		return "", fmt.Errorf("get %s %s/%s: %w", kind.resource.GroupResource(), owner.Namespace, owner.Name, err)
 	case !exists(read):
@@ -440,7 +455,8 @@ func (r *Reader) remember(kind *servedKind, uid types.UID, seen view) {
 }
 
 // follow watches a kind until ctx ends or unfollow is called.
-func (r *Reader) follow(ctx context.Context, resource schema.GroupVersionResource, kind string) {
+func (r *Reader) follow(ctx context.Context, kind *servedKind, name string) {
+	resource := kind.resource
 	if r.config.Metadata == nil {
 		return
 	}
@@ -454,14 +470,14 @@ func (r *Reader) follow(ctx context.Context, resource schema.GroupVersionResourc
 	_ = informer.SetTransform(slimMetadata)
 	_ = informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, reflector *cache.Reflector, err error) {
 		if apierrors.IsForbidden(err) {
-			r.config.Refused(ctx, &ForbiddenError{resource, err})
+			r.config.Refused(ctx, kind.forbidden(err))
 			return
 		}
 		cache.DefaultWatchErrorHandler(ctx, reflector, err)
 	})
 	tell := func(object any) {
 		o := object.(*metav1.PartialObjectMetadata)
-		r.config.Changed(kind, o)
+		r.config.Changed(name, o)
 	}
 	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: tell,
@@ -480,7 +496,7 @@ func (r *Reader) follow(ctx context.Context, resource schema.GroupVersionResourc
 		},
 	})
 	ctx, stop := context.WithCancel(ctx)
-	r.followed[resource] = &followed{resource.GroupVersion().WithKind(kind), informer, stop}
+	r.followed[resource] = &followed{resource.GroupVersion().WithKind(name), informer, stop}
 	r.running.Go(func() { informer.RunWithContext(ctx) })
 }
 

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
@@ -153,10 +154,63 @@ func TestUIDOf(t *testing.T) {
 
 // The event has the rule as one can paste it.
 func TestForbidden(t *testing.T) {
-	err := &ForbiddenError{schema.GroupVersionResource{Group: "apps.kruise.io", Version: "v1alpha1", Resource: "clonesets"}, errors.New("no")}
+	err := &ForbiddenError{schema.GroupVersionResource{Group: "apps.kruise.io", Version: "v1alpha1", Resource: "clonesets"}, true, errors.New("no")}
 	const want = `Berth may not read clonesets.apps.kruise.io: add a ClusterRole with the label rbac.berth.dev/aggregate-to-controller: "true" and the rule {apiGroups: ["apps.kruise.io"], resources: ["clonesets", "clonesets/scale"], verbs: [get, list, watch]}: no`
 	if err.Error() != want {
 		t.Errorf("got %s", err)
+	}
+}
+
+// A pod's author can name any object as its controller: a rule to add is only in the event of a kind
+// that is one of workloads, and Kubernetes' own kinds that make no pods are not read at all.
+func TestForbiddenOfNoWorkload(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		answer, code := "", http.StatusOK
+		switch path := request.URL.Path; {
+		case path == "/api/v1":
+			answer = `{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"secrets","kind":"Secret","namespaced":true,"verbs":["get"]}]}`
+		case path == "/apis/example.org/v1":
+			answer = `{"kind":"APIResourceList","groupVersion":"example.org/v1","resources":[
+				{"name":"keys","kind":"Key","namespaced":true,"verbs":["get"]},
+				{"name":"things","kind":"Thing","namespaced":true,"verbs":["get"]},
+				{"name":"things/scale","group":"autoscaling","version":"v1","kind":"Scale","namespaced":true,"verbs":["get"]}]}`
+		case path == "/apis/kubevirt.io/v1":
+			answer = `{"kind":"APIResourceList","groupVersion":"kubevirt.io/v1","resources":[{"name":"virtualmachines","kind":"VirtualMachine","namespaced":true,"verbs":["get"]}]}`
+		default:
+			answer, code = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403}`, http.StatusForbidden
+		}
+		w.WriteHeader(code)
+		_, _ = w.Write([]byte(answer))
+	}))
+	defer server.Close()
+	config := &rest.Config{Host: server.URL}
+	discover, err := discovery.NewDiscoveryClientForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := dynamic.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := NewReader(Config{Discovery: discover, Objects: objects})
+	const rule = "add a ClusterRole"
+	for _, test := range []struct {
+		apiVersion, kind string
+		fails, asks      bool
+	}{
+		{"example.org/v1", "Thing", true, true},
+		{"kubevirt.io/v1", "VirtualMachine", true, true},
+		{"example.org/v1", "Key", true, false},
+		{"v1", "Secret", false, false},
+	} {
+		w, live, err := r.Find(t.Context(), &v1alpha1.Owner{APIVersion: test.apiVersion, Kind: test.kind, Namespace: "shop", Name: "web", UID: "u"}, false)
+		if err == nil && (w.Exists || !live) {
+			t.Errorf("%s: it exists", test.kind)
+		}
+		if failed := err != nil; failed != test.fails || failed && strings.Contains(err.Error(), rule) != test.asks {
+			t.Errorf("%s: got %v", test.kind, err)
+		}
 	}
 }
 

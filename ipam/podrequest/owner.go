@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -25,14 +26,14 @@ type Between struct{ ReplicaSet, Job, VirtualMachineInstance Getter }
 
 // OwnerOf returns the owner of a pod's addresses: the controller of its ReplicaSet, the
 // CronJob of its Job, the controller of its VirtualMachineInstance, else its own controller. It is the pod itself if the pod has no
-// controller, or if the owner reference names another pod as the controller. The author
-// of a pod can write any owner reference, so one of these counts only if it exists
+// controller, or if its owner reference names a controller that makes no pods ([MakesPods]). The author
+// of a pod can write any owner reference, so an object in between counts only if it exists
 // with the referenced UID, and the caller must still call [Request.CheckOwner].
 func OwnerOf(pod *v1.Pod, find Between) (v1alpha1.Owner, error) {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	switch {
-	case controller == nil || controller.Kind == "Pod" && controller.APIVersion == "v1":
-		// A pod creates no other pods, so it keeps no addresses for them.
+	case controller == nil || !MakesPods(controller.APIVersion, controller.Kind):
+		// It keeps no addresses for pods, and Berth need not read it.
 		return PodItself(pod.Namespace, pod.Name, pod.UID), nil
 	case isReplicaSet(controller):
 		return behind(pod, controller, find.ReplicaSet, func(*metav1.OwnerReference) bool { return true })
@@ -44,6 +45,23 @@ func OwnerOf(pod *v1.Pod, find Between) (v1alpha1.Owner, error) {
 		return behind(pod, controller, find.VirtualMachineInstance, func(*metav1.OwnerReference) bool { return true })
 	}
 	return Controlling(controller, pod.Namespace, pod.Name, cmp.Or(pod.Spec.NodeName, requiredNode(pod))), nil
+}
+
+// MakesPods returns whether objects of a kind can be workloads. Of Kubernetes' own kinds a few are: another one, such as a
+// Secret, stands in a pod's owner reference only because the pod's author wrote it there. A kind of any other
+// group can be a workload.
+func MakesPods(apiVersion, kind string) bool {
+	switch group := schema.FromAPIVersionAndKind(apiVersion, kind).Group; {
+	case group == "":
+		return kind == "ReplicationController"
+	case group == appsv1.GroupName:
+		return kind == "StatefulSet" || kind == "Deployment" || kind == "ReplicaSet" || kind == "DaemonSet"
+	case group == batchv1.GroupName:
+		return kind == "Job" || kind == "CronJob"
+	default:
+		// Groups of Kubernetes itself have no dot or end with .k8s.io; those of its SIGs' projects end with .x-k8s.io.
+		return strings.Contains(group, ".") && !strings.HasSuffix(group, ".k8s.io")
+	}
 }
 
 // PodItself returns the owner of the addresses of a pod without a workload.
@@ -87,7 +105,7 @@ func behind(pod *v1.Pod, controller *metav1.OwnerReference, find Getter, counts 
 	if object.GetUID() != controller.UID {
 		return v1alpha1.Owner{}, fmt.Errorf("%s %s/%s has UID %s, but the pod's owner reference has UID %s", controller.Kind, pod.Namespace, controller.Name, object.GetUID(), controller.UID)
 	}
-	if workload := metav1.GetControllerOfNoCopy(object); workload != nil && counts(workload) {
+	if workload := metav1.GetControllerOfNoCopy(object); workload != nil && MakesPods(workload.APIVersion, workload.Kind) && counts(workload) {
 		controller = workload
 	}
 	return SharedBy(controller, pod.Namespace), nil

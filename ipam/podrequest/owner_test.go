@@ -40,6 +40,7 @@ func TestOwnerOf(t *testing.T) {
 		NodeSelectorTerms: []v1.NodeSelectorTerm{{MatchFields: []v1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: v1.NodeSelectorOpIn, Values: []string{"node1"}}}}},
 	}}}
 	none := func(string, string) (metav1.Object, error) { return nil, errors.New("not found") }
+	itself := v1alpha1.Owner{APIVersion: "v1", Kind: "Pod", Namespace: "shop", Name: "web-0", UID: "pod-uid", PodName: "web-0"}
 	for _, test := range []struct {
 		name string
 		pod  *v1.Pod
@@ -81,6 +82,17 @@ func TestOwnerOf(t *testing.T) {
 		{"a VirtualMachineInstance of that name, but another", owned("kubevirt.io/v1", "VirtualMachineInstance", "vm", "forged"), set("i", nil), v1alpha1.Owner{}, "but the pod's owner reference has UID forged"},
 		{"a ReplicationController", owned("v1", "ReplicationController", "front", "rc"), none,
 			v1alpha1.Owner{APIVersion: "v1", Kind: "ReplicationController", Namespace: "shop", Name: "front", UID: "rc"}, ""},
+		{"a Secret", owned("v1", "Secret", "tls", "s"), none, itself, ""},
+		{"a Secret that its name continues", owned("v1", "Secret", "web", "s"), none, itself, ""},
+		{"a kind of another of Kubernetes' groups", owned("rbac.authorization.k8s.io/v1", "Role", "reader", "r"), none, itself, ""},
+		{"a kind of apps that makes no pods", owned("apps/v1", "ControllerRevision", "web-1", "r"), none, itself, ""},
+		{"a kind of batch that is not known", owned("batch/v2", "Queue", "q", "r"), none, itself, ""},
+		{"a ReplicaSet of a Secret", owned("apps/v1", "ReplicaSet", "web", "rs"), set("rs", owned("v1", "Secret", "tls", "s")),
+			v1alpha1.Owner{APIVersion: "apps/v1", Kind: "ReplicaSet", Namespace: "shop", Name: "web", UID: "rs"}, ""},
+		{"a Secret of another group", owned("example.com/v1", "Secret", "tls", "x"), none,
+			v1alpha1.Owner{APIVersion: "example.com/v1", Kind: "Secret", Namespace: "shop", Name: "tls", UID: "x"}, ""},
+		{"a kind of a group of a Kubernetes SIG", owned("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "llm", "x"), none,
+			v1alpha1.Owner{APIVersion: "leaderworkerset.x-k8s.io/v1", Kind: "LeaderWorkerSet", Namespace: "shop", Name: "llm", UID: "x"}, ""},
 		{"a ReplicaSet that is not there", owned("apps/v1", "ReplicaSet", "web", "rs"), none, v1alpha1.Owner{}, "find ReplicaSet shop/web"},
 		{"a ReplicaSet of that name, but another", owned("apps/v1", "ReplicaSet", "web", "forged"), set("rs", nil), v1alpha1.Owner{}, "but the pod's owner reference has UID forged"},
 		{"a ReplicaSet of another group", owned("apps.kruise.io/v1", "ReplicaSet", "web", "k"), none,

@@ -79,7 +79,7 @@ func (i *Instances) start(ctx context.Context) error {
 		i.mu.Lock()
 		i.refused = nil
 		if apierrors.IsForbidden(err) {
-			i.refused = &customkind.ForbiddenError{Resource: Resource, Err: err}
+			i.refused = &customkind.ForbiddenError{Resource: Resource, OfWorkloads: true, Err: err}
 		}
 		i.mu.Unlock()
 		cache.DefaultWatchErrorHandler(ctx, reflector, err)
