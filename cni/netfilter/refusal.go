@@ -68,8 +68,8 @@ func checkRefused(uplink string) error {
 			text    string
 			passage nftables.Passage
 		}{
-			{"to pods", nftables.Passage{In: uplink, Out: podLink}},
-			{"from pods", nftables.Passage{In: podLink, Out: uplink}},
+			{"to pods", nftables.Passage{In: uplink, Out: podLink, Unnamed: choosesZone(c.Table)}},
+			{"from pods", nftables.Passage{In: podLink, Out: uplink, Unnamed: choosesZone(c.Table)}},
 		} {
 			refusal, err := c.Refuses(way.passage)
 			if err != nil {
@@ -85,9 +85,19 @@ func checkRefused(uplink string) error {
 	return nil
 }
 
+// choosesZone returns which chains of a table choose a zone, where it is firewalld's. Where a cluster runs beside it, pods and nodes
+// are sources of the zone trusted; so a source that a zone has says nothing of the hosts that shall reach floating IPs.
+func choosesZone(table nftables.Table) func(chain string) bool {
+	return func(chain string) bool {
+		return table.Name == firewalldTable && strings.HasPrefix(chain, "filter_FORWARD")
+	}
+}
+
+const firewalldTable = "firewalld"
+
 // remedy says what helps against the table of a program.
 func remedy(table string) string {
-	if table == "firewalld" {
+	if table == firewalldTable {
 		return "run on the node: " + strings.ReplaceAll(FirewalldCommands, "\n", " && ")
 	}
 	return "have its owner accept there what comes from and goes to interfaces that begin with " + LinkPrefix

@@ -12,7 +12,12 @@ import (
 
 // Passage is the first packet of a TCP connection that the node forwards, of which only the links
 // are known. It may have any addresses and ports.
-type Passage struct{ In, Out string }
+type Passage struct {
+	In, Out string
+	// Unnamed, if given, returns whether the addresses that the rules of a chain name are taken for those of other
+	// packets.
+	Unnamed func(chain string) bool
+}
 
 // Refusal is a place where the rules of a program drop or reject each packet of a Passage.
 type Refusal struct {
@@ -71,7 +76,7 @@ func (w *refusalWalk) chain(name string, depth int) (way, error) {
 	// returned says that some packets may have left the chain by a return.
 	returned := false
 	for _, r := range rules[name] {
-		v, err := w.evaluate(r)
+		v, err := w.evaluate(r, w.passage.Unnamed != nil && w.passage.Unnamed(name))
 		if err != nil {
 			return passes, err
 		}
@@ -125,6 +130,8 @@ type decision struct {
 type registers struct {
 	value [64]byte
 	known [64]bool
+	// unnamed are bytes of addresses that no rule names.
+	unnamed [64]bool
 }
 
 // offset returns where a register begins: each of 16 bytes is four of 4 bytes, too.
@@ -139,7 +146,7 @@ func offset(register uint32) int {
 func (r *registers) set(register uint32, value []byte) {
 	at := offset(register)
 	for i := at; i < min(at+max(16, len(value)), len(r.value)); i++ {
-		r.known[i] = i-at < len(value)
+		r.known[i], r.unnamed[i] = i-at < len(value), false
 		if r.known[i] {
 			r.value[i] = value[i-at]
 		}
@@ -155,9 +162,24 @@ func (r *registers) get(register uint32, size int) ([]byte, bool) {
 	return r.value[at : at+size], true
 }
 
+// setUnnamed sets a part of an address that no rule names.
+func (r *registers) setUnnamed(register uint32, size int) {
+	r.set(register, nil)
+	at := offset(register)
+	for i := at; i < min(at+size, len(r.unnamed)); i++ {
+		r.unnamed[i] = true
+	}
+}
+
+// isUnnamed returns whether a value is of an address that no rule names.
+func (r *registers) isUnnamed(register uint32, size int) bool {
+	at := offset(register)
+	return size > 0 && at+size <= len(r.unnamed) && !slices.Contains(r.unnamed[at:at+size], false)
+}
+
 // evaluate returns the verdict of a rule; its code is continue where the rule selects no packet of
 // the passage, or decides nothing.
-func (w *refusalWalk) evaluate(rule kernelRule) (decision, error) {
+func (w *refusalWalk) evaluate(rule kernelRule, unnamed bool) (decision, error) {
 	v := decision{code: unix.NFT_CONTINUE, sure: true}
 	expressions, err := splitList(rule.statements)
 	if err != nil {
@@ -178,6 +200,10 @@ func (w *refusalWalk) evaluate(rule kernelRule) (decision, error) {
 			v.code, v.chain = end.code, end.chain
 			return v, nil
 		}
+		if size := addressSize(name, data); unnamed && size > 0 {
+			r.setUnnamed(data.number(unix.NFTA_PAYLOAD_DREG), size)
+			continue
+		}
 		switch is, err := w.condition(&r, name, data); {
 		case err != nil:
 			return v, err
@@ -188,6 +214,21 @@ func (w *refusalWalk) evaluate(rule kernelRule) (decision, error) {
 		}
 	}
 	return v, nil
+}
+
+// addressSize returns how many bytes of an address an expression loads, 0 where it does something else.
+func addressSize(name string, data attributes) int {
+	if name != "payload" || data[unix.NFTA_PAYLOAD_DREG] == nil || data.number(unix.NFTA_PAYLOAD_BASE) != unix.NFT_PAYLOAD_NETWORK_HEADER {
+		return 0
+	}
+	size := int(data.number(unix.NFTA_PAYLOAD_LEN))
+	switch at := data.number(unix.NFTA_PAYLOAD_OFFSET); {
+	case at == 12, at == 16, at == 24: // source and destination of IPv4, destination of IPv6
+		return size
+	case at == 8 && size > 1: // source of IPv6; one byte is the time to live of IPv4
+		return size
+	}
+	return 0
 }
 
 // ending returns the verdict of an expression that has one.
@@ -293,6 +334,10 @@ func (r *registers) bitwise(data attributes) error {
 	if err != nil {
 		return err
 	}
+	if r.isUnnamed(data.number(unix.NFTA_BITWISE_SREG), len(mask)) {
+		r.setUnnamed(to, len(mask))
+		return nil
+	}
 	value, known := r.get(data.number(unix.NFTA_BITWISE_SREG), len(mask))
 	if !known || len(xor) != len(mask) {
 		r.set(to, nil)
@@ -312,10 +357,11 @@ func (r *registers) compare(data attributes) (selects, error) {
 		return perhaps, err
 	}
 	have, known := r.get(data.number(unix.NFTA_CMP_SREG), len(want))
-	if !known {
+	unnamed := r.isUnnamed(data.number(unix.NFTA_CMP_SREG), len(want))
+	if !known && !unnamed {
 		return perhaps, nil
 	}
-	equal := bytes.Equal(have, want)
+	equal := known && bytes.Equal(have, want)
 	switch data.number(unix.NFTA_CMP_OP) {
 	case unix.NFT_CMP_EQ:
 		return selected(equal), nil
@@ -336,6 +382,9 @@ func selected(is bool) selects {
 func (w *refusalWalk) lookup(r *registers, data attributes) (selects, error) {
 	found, known := false, true
 	err := w.table.Elements(data.text(unix.NFTA_LOOKUP_SET), func(e Element) {
+		if r.isUnnamed(data.number(unix.NFTA_LOOKUP_SREG), len(e.Key)) {
+			return
+		}
 		have, is := r.get(data.number(unix.NFTA_LOOKUP_SREG), len(e.Key))
 		known = known && is && !e.End
 		found = found || bytes.Equal(have, e.Key)

@@ -17,6 +17,8 @@ func TestRefuses(t *testing.T) {
 		// rules are of the base chain; those of the chain inner follow after a line "inner:".
 		rules string
 		drops bool
+		// unnamed takes addresses for ones that no rule names.
+		unnamed bool
 		// want is the chain that refuses, empty where none does.
 		want string
 	}{
@@ -32,20 +34,27 @@ func TestRefuses(t *testing.T) {
 		"policy and a door by a map":       {rules: `iifname vmap { "eth0" : accept }`, drops: true},
 		"policy and no door":               {rules: `iifname != { "eth0", "eth1" } accept`, drops: true, want: "forward"},
 		"policy and a door by address":     {rules: "ip saddr 10.0.0.0/8 accept", drops: true},
-		"last rule":                        {rules: "counter log reject", want: "forward"},
-		"some packets":                     {rules: "tcp dport 25 reject; ip6 daddr 2002::/16 reject; meta nfproto ipv6 drop; ct mark 7 drop"},
-		"inner rule":                       {rules: "ct state established accept; jump inner\ninner: iifname \"eth0\" reject", want: "inner"},
-		"inner rule for other links":       {rules: "jump inner\ninner: iifname \"eth1\" reject"},
-		"inner rule of some packets":       {rules: "tcp dport 25 jump inner\ninner: drop"},
-		"inner door":                       {rules: "jump inner; drop\ninner: tcp dport 80 accept"},
-		"inner door of some packets":       {rules: "tcp dport 80 jump inner; drop\ninner: accept"},
-		"inner door for other links":       {rules: "jump inner; drop\ninner: oifname \"eth1\" accept", want: "forward"},
-		"inner return of some packets":     {rules: "jump inner\ninner: tcp dport 80 return; drop"},
-		"inner return, then a last rule":   {rules: "jump inner; drop\ninner: tcp dport 80 return; drop", want: "forward"},
-		"inner return of all":              {rules: "jump inner\ninner: return; drop"},
-		"goto ends the chain":              {rules: "goto inner; drop\ninner: tcp dport 80 drop"},
-		"goto of some packets":             {rules: "tcp dport 80 goto inner; drop\ninner: tcp dport 80 drop"},
-		"goto and policy":                  {rules: "goto inner; accept\ninner: tcp dport 80 drop", drops: true, want: "forward"},
+		"policy and doors by other addresses": {
+			rules: "ip saddr 10.0.0.0/8 accept; ip saddr 10.0.0.0/9 ip daddr 10.0.0.1 accept; ip saddr { 10.1.0.0/16, 192.168.0.0/16 } accept; ip6 saddr fd00::/64 accept; ip6 saddr fd00::1 accept; ip6 daddr fd00::/61 accept; ip daddr { 10.0.0.1, 10.0.0.2 } accept",
+			drops: true, unnamed: true, want: "forward",
+		},
+		"policy and a door for all but an address": {rules: "ip saddr != 10.0.0.0/8 accept", drops: true, unnamed: true},
+		"policy and a door for all but a set":      {rules: "ip saddr != { 10.0.0.1, 10.0.0.2 } accept", drops: true, unnamed: true},
+		"policy and a door for short ways":         {rules: "ip ttl 255 accept", drops: true, unnamed: true},
+		"last rule":                                {rules: "counter log reject", want: "forward"},
+		"some packets":                             {rules: "tcp dport 25 reject; ip6 daddr 2002::/16 reject; meta nfproto ipv6 drop; ct mark 7 drop"},
+		"inner rule":                               {rules: "ct state established accept; jump inner\ninner: iifname \"eth0\" reject", want: "inner"},
+		"inner rule for other links":               {rules: "jump inner\ninner: iifname \"eth1\" reject"},
+		"inner rule of some packets":               {rules: "tcp dport 25 jump inner\ninner: drop"},
+		"inner door":                               {rules: "jump inner; drop\ninner: tcp dport 80 accept"},
+		"inner door of some packets":               {rules: "tcp dport 80 jump inner; drop\ninner: accept"},
+		"inner door for other links":               {rules: "jump inner; drop\ninner: oifname \"eth1\" accept", want: "forward"},
+		"inner return of some packets":             {rules: "jump inner\ninner: tcp dport 80 return; drop"},
+		"inner return, then a last rule":           {rules: "jump inner; drop\ninner: tcp dport 80 return; drop", want: "forward"},
+		"inner return of all":                      {rules: "jump inner\ninner: return; drop"},
+		"goto ends the chain":                      {rules: "goto inner; drop\ninner: tcp dport 80 drop"},
+		"goto of some packets":                     {rules: "tcp dport 80 goto inner; drop\ninner: tcp dport 80 drop"},
+		"goto and policy":                          {rules: "goto inner; accept\ninner: tcp dport 80 drop", drops: true, want: "forward"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			node := netnstest.New(t)
@@ -66,7 +75,7 @@ func TestRefuses(t *testing.T) {
 				if len(chains) != 1 {
 					t.Fatalf("%d base chains, want 1", len(chains))
 				}
-				refusal, err := chains[0].Refuses(Passage{In: "eth0", Out: "bth0"})
+				refusal, err := chains[0].Refuses(Passage{In: "eth0", Out: "bth0", Unnamed: func(string) bool { return tc.unnamed }})
 				have := ""
 				if refusal != nil {
 					have = refusal.Chain

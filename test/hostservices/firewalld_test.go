@@ -6,65 +6,36 @@ import (
 	"errors"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-const busConfig = `<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN" "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
-<busconfig><type>system</type><listen>` + bus + `</listen><auth>EXTERNAL</auth>
-<policy context="default"><allow user="*"/><allow own="*"/><allow send_type="*"/><allow send_destination="*"/><allow receive_type="*"/></policy></busconfig>
-`
-
 // firewalld starts it with settings in place of the package's.
 func (n *node) firewalld(settings ...string) {
 	n.t.Helper()
-	folder := filepath.Join(n.root, n.inside, "firewalld")
-	if out, err := exec.CommandContext(n.t.Context(), "cp", "-a", filepath.Join(n.root, "etc/firewalld"), folder).CombinedOutput(); err != nil {
-		n.t.Fatal(err, string(out))
-	}
-	conf, err := os.ReadFile(filepath.Join(folder, "firewalld.conf"))
+	service, err := StartFirewalld(n.t.Context(), n.Try, nil, settings...)
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	conf = append(conf, strings.Join(settings, "\n")+"\n"...)
-	for name, text := range map[string]string{"firewalld/firewalld.conf": string(conf), "bus.conf": busConfig} {
-		if err := os.WriteFile(filepath.Join(n.root, n.inside, name), []byte(text), 0o644); err != nil {
-			n.t.Fatal(err)
+	n.service = service
+	n.t.Cleanup(func() {
+		if n.t.Failed() {
+			n.t.Log(service.Log())
 		}
-	}
-	n.start("/usr/bin/dbus-daemon", "--config-file="+n.inside+"/bus.conf", "--nofork", "--nopidfile")
-	netnstest.Eventually(n.t, func() error {
-		sockets, err := n.Command("cat", "/proc/net/unix")
-		if err == nil && !strings.Contains(sockets, strings.TrimPrefix(bus, "unix:abstract=")) {
-			err = errors.New("no bus yet")
+		if err := service.Stop(); err != nil {
+			n.t.Error(err)
 		}
-		return err
 	})
-	n.start("/usr/bin/python3", "/usr/sbin/firewalld", "--nofork", "--nopid", "--system-config", n.inside+"/firewalld", "--log-file", n.inside+"/firewalld.log")
-	netnstest.Eventually(n.t, func() error { return n.firewallCmd("--state") })
-}
-
-func (n *node) firewallCmd(args ...string) error {
-	_, err := n.run("/usr/bin/python3", append([]string{"/usr/bin/firewall-cmd"}, args...)...)
-	return err
 }
 
 // follow runs commands for firewalld, one a line.
 func (n *node) follow(commands string) {
 	n.t.Helper()
-	for line := range strings.Lines(commands) {
-		fields := strings.Fields(line)
-		if len(fields) == 0 || fields[0] != "firewall-cmd" {
-			n.t.Fatalf("%q is no command for firewalld", line)
-		}
-		if err := n.firewallCmd(fields[1:]...); err != nil {
-			n.t.Fatal(err)
-		}
+	if err := n.service.Follow(n.t.Context(), commands); err != nil {
+		n.t.Fatal(err)
 	}
 }
 
@@ -82,7 +53,8 @@ func TestFirewalld(t *testing.T) {
 		"uplink in the zone of unknown links, table that others may change": {
 			settings: []string{"NftablesTableOwner=no"}, before: "firewall-cmd --permanent --zone=public --add-interface=eth0", lets: true,
 		},
-		"zone drop": {settings: []string{"DefaultZone=drop"}},
+		"zone drop":                       {settings: []string{"DefaultZone=drop"}},
+		"the cluster in the zone trusted": {before: "firewall-cmd --permanent --zone=trusted --add-source=10.244.0.0/16\nfirewall-cmd --permanent --zone=trusted --add-source=10.0.61.0/24"},
 		"pods in the zone trusted only": {
 			before: "firewall-cmd --permanent --zone=trusted --add-interface=bth+", after: "firewall-cmd --permanent --zone=trusted --remove-interface=bth+", lets: true,
 		},
@@ -126,6 +98,24 @@ func TestFirewalld(t *testing.T) {
 	}
 }
 
+// An operator lets some hosts reach pods only, as the page says: the agent does not ask for more.
+func TestFirewalldSomeHosts(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.firewalld()
+	const all = "firewall-cmd --permanent --policy=berth-pods --set-target=ACCEPT"
+	if !strings.Contains(netfilter.FirewalldCommands, all) {
+		t.Fatalf("the commands lack %q", all)
+	}
+	n.follow(strings.ReplaceAll(netfilter.FirewalldCommands, all, "firewall-cmd --permanent --policy=berth-pods --add-rich-rule='rule family=ipv4 source address=10.0.70.0/24 accept'"))
+	n.pod("eth0")
+	n.outside.Ping(pod4)
+	n.outside.NoPing(pod6)
+	if err := n.Try(func() error { return wire.New("").Forwards("eth0") }); err != nil {
+		t.Errorf("firewalld lets some hosts reach pods, and the node says %v", err)
+	}
+}
+
 // Firewalld's reverse path filter for IPv6 drops what comes to pods by another link than the node's default route; it may
 // be loose. Pods behind the link of the default route need nothing.
 func TestFirewalldReversePath(t *testing.T) {
@@ -136,8 +126,7 @@ func TestFirewalldReversePath(t *testing.T) {
 	n.pod("eth1")
 	n.outside.Ping(pod4)
 	n.outside.NoPing(pod6)
-	conf := filepath.Join(n.root, n.inside, "firewalld/firewalld.conf")
-	if out, err := exec.CommandContext(t.Context(), "sed", "-i", "s/^IPv6_rpfilter=.*/IPv6_rpfilter=loose/", conf).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "sed", "-i", "s/^IPv6_rpfilter=.*/IPv6_rpfilter=loose/", n.service.Conf).CombinedOutput(); err != nil {
 		t.Fatal(err, string(out))
 	}
 	n.follow("firewall-cmd --reload")
