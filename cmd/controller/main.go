@@ -181,11 +181,16 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 	w.wrong = newFinder(kube, factory, seen, options, recorder)
 	poolMetrics, claimMetrics, setMetrics := poolstatus.NewMetrics(), claims.NewMetrics(), preallocation.NewMetrics()
 	legacyregistry.CustomMustRegister(poolMetrics, claimMetrics, setMetrics)
-	if w.status, err = poolstatus.New(api.IPPools, seen, recorder, poolMetrics); err != nil {
+	// Some writes have clients with their own rate limits, so that they do not delay the release of
+	// addresses: the status of pools, of which there may be ten thousand, and FloatingIPs that are
+	// taken ahead, of which one IPClaim may have as many.
+	counting, err := client.NewForConfig(config)
+	if err != nil {
 		return nil, err
 	}
-	// FloatingIPs that are taken ahead, and IPClaims, have a client with its own rate limit, so
-	// that an IPClaim of ten thousand addresses does not delay the release of others.
+	if w.status, err = poolstatus.New(counting.IPPools, seen, recorder, poolMetrics); err != nil {
+		return nil, err
+	}
 	ahead, err := client.NewForConfig(config)
 	if err != nil {
 		return nil, err

@@ -25,9 +25,15 @@ import (
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
-// Interval is the minimum time between two rounds of status writes. Without it, a busy
-// scheduler would cause a status write for each pod.
+// Interval is the minimum time between two rounds. Without it, a busy scheduler would cause a
+// status write for each pod.
 const Interval = time.Second
+
+// Late is the longest time between a change of a pool's addresses and the write of its status,
+// while the API server answers. Each write reaches every client that watches pools, and with the
+// overlay these are all nodes, so a pool that goes on changing is written ever more rarely: after
+// [Interval], then after twice as long each time, up to Late.
+const Late = 30 * time.Second
 
 // mostErrors is the number of failed writes after which a round stops.
 const mostErrors = 10
@@ -48,7 +54,7 @@ type Writer struct {
 	dirty    wakeup.Signal
 	clock    clock.Clock
 
-	// written has the statuses that the watch has not brought yet, by pool name.
+	// written has the last write of each pool, by name.
 	written map[string]written
 	// orphans has the addresses of deleted pools; true if an event was emitted.
 	orphans map[types.UID]bool
@@ -59,6 +65,19 @@ type written struct {
 	uid     types.UID
 	version string
 	status  v1alpha1.IPPoolStatus
+	at      time.Time
+	// pause is the time until the next write.
+	pause time.Duration
+}
+
+// pauseAfter returns the pause after another write: twice the last one, which halves with each
+// [Late] without a write. So a pool is written once per Late in the long run, however it changes.
+func (w *written) pauseAfter(now time.Time) time.Duration {
+	pause := w.pause
+	for idle := now.Sub(w.at); idle >= Late && pause > 0; idle -= Late {
+		pause /= 2
+	}
+	return min(max(2*pause, Interval), Late)
 }
 
 // New returns a Writer on a view that the caller runs. It does nothing until Run.
@@ -112,7 +131,8 @@ func (w *Writer) Run(ctx context.Context) {
 	}
 	respecified := w.pools.Follow()
 	for {
-		if err := w.round(ctx); err != nil && ctx.Err() == nil {
+		due, err := w.round(ctx)
+		if err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Failed to write pool status, will retry")
 			w.mark()
 		}
@@ -121,18 +141,24 @@ func (w *Writer) Run(ctx context.Context) {
 			return
 		case <-w.clock.After(Interval):
 		}
+		var turn <-chan time.Time
+		if !due.IsZero() {
+			turn = w.clock.After(due.Sub(w.clock.Now()))
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-w.dirty:
 		case <-respecified:
+		case <-turn:
 		}
 	}
 }
 
 // round computes the status of every pool in one pass over the addresses, writes changed
-// ones and publishes the numbers.
-func (w *Writer) round(ctx context.Context) error {
+// ones and publishes the numbers. It returns the time at which the first of the changed ones
+// may be written whose pause is not over, or zero.
+func (w *Writer) round(ctx context.Context) (due time.Time, err error) {
 	objects, snapshot := w.pools.Look()
 	var ips []*v1alpha1.FloatingIP
 	for _, object := range w.ips.List() {
@@ -140,13 +166,22 @@ func (w *Writer) round(ctx context.Context) error {
 	}
 	before := w.statuses(objects)
 	tally := count(objects, snapshot, slices.Values(ips))
-	after := compute(objects, before, snapshot, tally, metav1.NewTime(w.clock.Now()).Rfc3339Copy())
+	now := w.clock.Now()
+	after := compute(objects, before, snapshot, tally, metav1.NewTime(now).Rfc3339Copy())
 	w.metrics.publish(objects, after, tally)
 	w.tellOrphans(tally.orphans)
 
 	var errs []error
 	for i, object := range objects {
 		if same(&before[i], &after[i]) {
+			continue
+		}
+		// Who edits a pool waits for its conditions.
+		edited := before[i].ObservedGeneration != after[i].ObservedGeneration
+		if last := w.written[object.Name]; !edited && last.at.Add(last.pause).After(now) {
+			if next := last.at.Add(last.pause); due.IsZero() || next.Before(due) {
+				due = next
+			}
 			continue
 		}
 		if err := w.write(ctx, object, &after[i]); err != nil {
@@ -159,23 +194,26 @@ func (w *Writer) round(ctx context.Context) error {
 		}
 		w.tellChanges(object, &before[i], &after[i])
 	}
-	return errors.Join(errs...)
+	return due, errors.Join(errs...)
 }
 
 // statuses returns the present statuses of the pools: the written status if the watch is
-// behind.
+// behind. It forgets writes of pools that are gone.
 func (w *Writer) statuses(objects []*v1alpha1.IPPool) []v1alpha1.IPPoolStatus {
 	statuses := make([]v1alpha1.IPPoolStatus, len(objects))
-	ahead := make(map[string]written, len(w.written))
+	present := make(map[string]written, len(w.written))
 	for i, object := range objects {
 		statuses[i] = object.Status
-		last := w.written[object.Name]
-		if order, err := resourceversion.CompareResourceVersion(object.ResourceVersion, last.version); err == nil && order < 0 && last.uid == object.UID {
-			statuses[i] = last.status
-			ahead[object.Name] = last
+		last, ok := w.written[object.Name]
+		if !ok || last.uid != object.UID {
+			continue
 		}
+		if order, err := resourceversion.CompareResourceVersion(object.ResourceVersion, last.version); err == nil && order < 0 {
+			statuses[i] = last.status
+		}
+		present[object.Name] = last
 	}
-	w.written = ahead
+	w.written = present
 	return statuses
 }
 
@@ -198,6 +236,7 @@ func (w *Writer) write(ctx context.Context, object *v1alpha1.IPPool, status *v1a
 	case err != nil:
 		return fmt.Errorf("write the status of IPPool %s: %w", object.Name, err)
 	}
-	w.written[object.Name] = written{uid: object.UID, version: updated.ResourceVersion, status: *status}
+	last, now := w.written[object.Name], w.clock.Now()
+	w.written[object.Name] = written{uid: object.UID, version: updated.ResourceVersion, status: *status, at: now, pause: last.pauseAfter(now)}
 	return nil
 }

@@ -329,6 +329,62 @@ func TestRun(t *testing.T) {
 	})
 }
 
+// A pool that goes on changing is written at once, then ever more rarely, and once more when it
+// no longer changes.
+func TestRunWithChangesThatGoOn(t *testing.T) {
+	simulate(t, func(w *fixture) {
+		large, other := pool("a", 1, "10.0.0.0/20"), pool("b", 2, "10.1.0.0/24")
+		large.Spec.Subnet, other.Spec.Subnet = "10.0.0.0/20", "10.1.0.0/24"
+		w.Put(large, other)
+		w.want("two pools", 20*Late, "a", "b")
+		n := 0
+		change := func() {
+			n++
+			w.Put(ip(fmt.Sprintf("10.0.%d.%d", n/256, n%256), "a", "held"))
+		}
+
+		const busy = 10 * time.Minute
+		var writes []time.Duration
+		for began := time.Now(); time.Since(began) < busy+Late; {
+			if time.Since(began) < busy {
+				change()
+			}
+			w.pass(Interval)
+			for range w.Writes() {
+				writes = append(writes, time.Since(began)-Interval)
+			}
+		}
+		want := []time.Duration{0, 1 * time.Second, 3 * time.Second, 7 * time.Second, 15 * time.Second}
+		for at := 31 * time.Second; at < busy+Late; at += Late {
+			want = append(want, at)
+		}
+		if diff := cmp.Diff(want, writes); diff != "" {
+			t.Errorf("writes while addresses were taken: %s", diff)
+		}
+		if got := w.Pool("a").Status.Allocated; got != int64(n) {
+			t.Errorf("the status counts %d of %d addresses", got, n)
+		}
+		w.want("nothing is left to write", time.Hour)
+
+		change()
+		w.want("it was quiet for long", Interval, "a")
+		for range 8 {
+			change()
+			w.pass(Interval)
+		}
+		w.Writes()
+		change()
+		w.want("its pause is not over", Interval)
+		w.Put(ip("10.1.0.1", "b", "held"))
+		w.want("another pool need not wait", Interval, "b")
+		large = w.Pool("a")
+		large.Spec.Disabled = true
+		large.Generation++
+		w.Put(large)
+		w.want("nor who edits the pool", Interval, "a")
+	})
+}
+
 // A watch that is behind does not make it write, or tell, the same again.
 func TestRunWithAWatchBehind(t *testing.T) {
 	simulate(t, func(w *fixture) {
@@ -503,14 +559,14 @@ func BenchmarkRound(b *testing.B) {
 		for b.Loop() {
 			seen.Pools.Changed(nil, nil)
 			w.written = map[string]written{}
-			if err := w.round(b.Context()); err != nil {
+			if _, err := w.round(b.Context()); err != nil {
 				b.Fatal(err)
 			}
 		}
 	})
 	b.Run("unchanged", func(b *testing.B) {
 		for b.Loop() {
-			if err := w.round(b.Context()); err != nil {
+			if _, err := w.round(b.Context()); err != nil {
 				b.Fatal(err)
 			}
 		}

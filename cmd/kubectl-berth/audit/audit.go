@@ -22,6 +22,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/customkind"
+	"github.com/berth-dev/berth/ipam/poolstatus"
 	"github.com/berth-dev/berth/ipam/reclaim"
 )
 
@@ -42,6 +43,8 @@ type Options struct {
 type Auditor struct {
 	clients reclaim.Clients
 	options Options
+	// late is how long a pool's status may be wrong, if that is longer than the grace.
+	late time.Duration
 	// renewing is called before suspects are looked at again; nil but in tests.
 	renewing func()
 }
@@ -76,7 +79,7 @@ func New(clients reclaim.Clients, options Options) *Auditor {
 	if options.Progress == nil {
 		options.Progress = func(string, int) {}
 	}
-	return &Auditor{clients: clients, options: options}
+	return &Auditor{clients: clients, options: options, late: poolstatus.Late + 5*time.Second}
 }
 
 // Report has the results of an audit.
@@ -110,11 +113,11 @@ func (a *Auditor) Run(ctx context.Context) (*Report, error) {
 		return nil, err
 	}
 	began, pause := time.Now(), firstPause
-	for len(suspects) > 0 && time.Since(began) < a.options.Grace {
+	for len(suspects) > 0 && time.Since(began) < a.grace(suspects) {
 		select {
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
-		case <-time.After(min(pause, time.Until(began.Add(a.options.Grace)))):
+		case <-time.After(min(pause, time.Until(began.Add(a.grace(suspects))))):
 		}
 		pause *= 2
 		if a.renewing != nil {
@@ -134,6 +137,14 @@ func (a *Auditor) Run(ctx context.Context) (*Report, error) {
 		Findings: sorted(suspects), Unknown: unread.texts(), Held: o.held(),
 		Addresses: len(o.FloatingIPs.ListKeys()), Pods: len(o.podsByName.ListKeys()), Pools: len(o.IPPools.ListKeys()),
 	}, nil
+}
+
+// grace returns how long suspects are looked at.
+func (a *Auditor) grace(suspects []Finding) time.Duration {
+	if a.options.Grace > 0 && slices.ContainsFunc(suspects, func(f Finding) bool { return f.Code == StaleStatus }) {
+		return max(a.options.Grace, a.late)
+	}
+	return a.options.Grace
 }
 
 // lasting returns the findings that follow from the same state as a suspect did.

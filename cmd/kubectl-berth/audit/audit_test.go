@@ -120,6 +120,23 @@ func (c *cluster) audit(t *testing.T, later func(berth *ipamtest.Server, kube *f
 // report runs an audit of the cluster. custom has its custom kinds; nil: none are served.
 func (c *cluster) report(t *testing.T, later func(berth *ipamtest.Server, kube *fake.Clientset), custom dynamic.Interface) *Report {
 	t.Helper()
+	grace := 100 * time.Millisecond
+	if later != nil {
+		grace = time.Minute // it ends as soon as nothing is wrong
+	}
+	auditor, berth, kube := c.auditor(grace, custom)
+	if later != nil {
+		auditor.renewing = func() { later(berth, kube) }
+	}
+	report, err := auditor.Run(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return report
+}
+
+// auditor returns an Auditor of the cluster that takes no status for late, and the cluster's API servers.
+func (c *cluster) auditor(grace time.Duration, custom dynamic.Interface) (*Auditor, *ipamtest.Server, *fake.Clientset) {
 	berth := ipamtest.NewServer(c.pool)
 	if c.other != nil {
 		berth.Put(c.other)
@@ -150,19 +167,9 @@ func (c *cluster) report(t *testing.T, later func(berth *ipamtest.Server, kube *
 			GroupVersion: "apps.kruise.io/v1alpha1", APIResources: []metav1.APIResource{{Name: "clonesets", Kind: "CloneSet", Namespaced: true}},
 		}}
 	}
-	grace := 100 * time.Millisecond
-	if later != nil {
-		grace = time.Minute // it ends as soon as nothing is wrong
-	}
 	auditor := New(clients, Options{Grace: grace, Agents: true, Namespace: "berth-system"})
-	if later != nil {
-		auditor.renewing = func() { later(berth, kube) }
-	}
-	report, err := auditor.Run(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return report
+	auditor.late = 0
+	return auditor, berth, kube
 }
 
 var broken = []struct {
@@ -333,6 +340,29 @@ func TestPassing(t *testing.T) {
 				t.Errorf("found %v", codes)
 			}
 		})
+	}
+}
+
+// The controller may write a pool's status later than the grace.
+func TestStatusIsLate(t *testing.T) {
+	for _, test := range []struct {
+		late time.Duration
+		want int
+	}{{0, 1}, {time.Minute, 0}} {
+		c := sound()
+		c.pool.Status.Allocated = 16
+		auditor, berth, _ := c.auditor(firstPause/2, nil)
+		auditor.late = test.late
+		looks := 0
+		auditor.renewing = func() {
+			if looks++; looks == 2 {
+				berth.Put(sound().pool)
+			}
+		}
+		report, err := auditor.Run(t.Context())
+		if err != nil || len(report.Findings) != test.want {
+			t.Errorf("a status may be %s late: found %v, %v", test.late, report, err)
+		}
 	}
 }
 

@@ -183,6 +183,7 @@ const (
 
 // IPPoolStatus is the observed state of an IPPool. capacity = allocated + retained
 // + reserved + cooling + free, except that a disabled pool has no free addresses.
+// While addresses come and go, it is at most half a minute late.
 type IPPoolStatus struct {
 	// observedGeneration is the generation of the spec that the status describes.
 	//

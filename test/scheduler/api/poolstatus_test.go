@@ -3,8 +3,10 @@
 package api
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -97,4 +99,49 @@ func TestPoolStatus(t *testing.T) {
 		}
 		check(w, "b-overlap", numbers{Capacity: 10, Reserved: 1, Free: 9}, condition{"True", "Valid"}, condition{"False", "AddressesFree"}, "")
 	})
+}
+
+// A pool that goes on changing is written, and so sent to all that watch pools, ever more rarely.
+func TestPoolStatusIsWrittenRarely(t *testing.T) {
+	t.Parallel()
+	w := simulation.Start(t, lab.ControlPlaneOptions{}, 1)
+	w.Pool("busy", "10.0.70.2-10.0.70.250")
+	reserved := func() int64 {
+		pool, err := w.Berth.IPPools.Get(w.Ctx, "busy", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pool.Status.Reserved
+	}
+	watched, err := w.Berth.IPPools.Watch(w.Ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watched.Stop()
+	began, n := time.Now(), 0
+	for ; n < 200 && time.Since(began) < 20*time.Second; n++ {
+		w.Reserve(fmt.Sprintf("10.0.70.%d", n+2))
+		time.Sleep(100 * time.Millisecond) // the pods of a busy pool
+	}
+	w.Eventually("wait for the last write", func() error {
+		if got := reserved(); got != int64(n) {
+			return fmt.Errorf("the status counts %d of %d addresses", got, n)
+		}
+		return nil
+	})
+	// The creation, two writes before the first of the pauses of 1, 2, 4, … seconds at most, and one after each.
+	most := 3
+	for pauses := time.Second; pauses < time.Since(began); pauses = 2*pauses + time.Second {
+		most++
+	}
+	events := 0
+	for event := range watched.ResultChan() {
+		if events++; event.Object.(*v1alpha1.IPPool).Status.Reserved == int64(n) {
+			break
+		}
+	}
+	t.Logf("%d addresses in %s: %d events, at most %d", n, time.Since(began), events, most)
+	if events > most {
+		t.Errorf("%d events of the pool while %d addresses were taken in %s, want %d at most", events, n, time.Since(began), most)
+	}
 }
