@@ -3,6 +3,7 @@
 package ipam
 
 import (
+	"net/netip"
 	"slices"
 	"sync/atomic"
 
@@ -91,6 +92,36 @@ func (i *IPAM) PodEnded(uid string, names []string) {
 		}
 		i.tell(change)
 	}
+}
+
+// Holder is the pod that a FloatingIP records. Comparable.
+type Holder struct{ Namespace, Name, UID string }
+
+func holderOf(record *allocator.Record) Holder {
+	return Holder{Namespace: record.Owner.Namespace, Name: record.PodName, UID: record.PodUID}
+}
+
+// HolderOf returns the holder of an address, as far as the book has seen it; zero if it has none.
+// It does not block.
+func (i *IPAM) HolderOf(addr netip.Addr) Holder {
+	record, ok := i.book.Stored(addr)
+	if !ok || record.PodUID == "" {
+		return Holder{}
+	}
+	return holderOf(&record)
+}
+
+// EndingHolders returns the holders that are known to have ended, or to be being deleted. It goes
+// through the whole book.
+func (i *IPAM) EndingHolders() map[netip.Addr]Holder {
+	pods := recordedPods{&i.known}
+	holders := map[netip.Addr]Holder{}
+	for _, record := range i.book.HeldBy(func(record *allocator.Record) bool {
+		return pods.Gone(record) || pods.ask(record, KnownPods.IsTerminating)
+	}) {
+		holders[record.Addr] = holderOf(&record)
+	}
+	return holders
 }
 
 // unused says whether no pod ever ran with an address: it was created for its holder,

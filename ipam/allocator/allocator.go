@@ -443,6 +443,22 @@ func (a *Allocator) Without(listed map[string]bool, version uint64) (records []R
 	return records
 }
 
+// HeldBy returns the records, in no order, that name a pod of which is says so. is is called under
+// the lock and must not keep its argument.
+func (a *Allocator) HeldBy(is func(*Record) bool) (records []Record) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for e := range a.index.all() {
+		if e.stored == nil || e.stored.podUID == "" {
+			continue
+		}
+		if record := e.record(); is(&record) {
+			records = append(records, record)
+		}
+	}
+	return records
+}
+
 // RecordsOf returns the records of an owner's addresses, regardless of the owner's UID,
 // in no order.
 func (a *Allocator) RecordsOf(owner Owner) []Record {

@@ -478,3 +478,32 @@ func entryOf(record Record) *entry {
 	e.store(&record)
 	return e
 }
+
+// The book lists what pods of a kind hold, not what is promised to them or retained.
+func TestRecordsHeldBy(t *testing.T) {
+	book := New(nil)
+	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.9")})
+	for i, uid := range []string{"", "one", "two"} {
+		book.Observe(Record{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), Pool: "a", Owner: Owner{Kind: "Pod", Name: "web"}, PodUID: uid, UID: "object", Version: 1})
+	}
+	if _, _, err := reserveFree(book, []string{"a"}, "two"); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		is   func(*Record) bool
+		want []string
+	}{
+		{func(*Record) bool { return true }, []string{"one", "two"}},
+		{func(r *Record) bool { return r.PodUID == "two" }, []string{"two"}},
+		{func(*Record) bool { return false }, nil},
+	} {
+		var got []string
+		for _, record := range book.HeldBy(test.is) {
+			got = append(got, record.PodUID)
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, test.want) {
+			t.Errorf("HeldBy() = %q, want %q", got, test.want)
+		}
+	}
+}

@@ -27,6 +27,7 @@ import (
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/backend/cache"
+	internalqueue "k8s.io/kubernetes/pkg/scheduler/backend/queue"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/defaultbinder"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/queuesort"
@@ -101,11 +102,12 @@ func newCluster(t *testing.T, objects ...runtime.Object) *cluster {
 	factory := informers.NewSharedInformerFactory(c.kube, 0)
 	profile, err := tf.NewFramework(c.ctx, []tf.RegisterPluginFunc{
 		tf.RegisterQueueSortPlugin(queuesort.Name, queuesort.New),
-		tf.RegisterPluginAsExtensions(Name, c.factory.New, "PreFilter", "Filter", "PreScore", "Score", "Reserve", "Bind"),
+		tf.RegisterPluginAsExtensions(Name, c.factory.New, "PreFilter", "Filter", "PostFilter", "PreScore", "Score", "Reserve", "Bind"),
 		tf.RegisterBindPlugin(defaultbinder.Name, defaultbinder.New),
 	}, "berth",
 		frameworkruntime.WithClientSet(c.kube), frameworkruntime.WithKubeConfig(c.berth.Config()), frameworkruntime.WithInformerFactory(factory),
-		frameworkruntime.WithSnapshotSharedLister(cache.NewSnapshot(pods, nodes)), frameworkruntime.WithPodActivator(c))
+		frameworkruntime.WithSnapshotSharedLister(cache.NewSnapshot(pods, nodes)), frameworkruntime.WithPodActivator(c),
+		frameworkruntime.WithPodNominator(internalqueue.NewSchedulingQueue(nil, factory)))
 	if err != nil {
 		t.Fatal(err)
 	}

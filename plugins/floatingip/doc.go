@@ -6,6 +6,7 @@
 //	PreFilter  serial    compiles the pod into a request; finds its candidates
 //	Filter     parallel  do the node's pools have an address for every part, and is its
 //	                     agent ready?
+//	PostFilter serial    no preemption for addresses that come free anyway
 //	Score      parallel  how many free addresses do they have?
 //	Reserve    serial    takes the addresses in memory, all or none
 //	Bind       parallel  commits them: one API write each; then posts the Binding,

@@ -35,6 +35,7 @@ import (
 //	an address is lacking | short      | woken         | short [1]  | woken      | short [1]
 //	a change may help     | overtaken  | overtaken     | woken [2]  | woken      | elsewhere [3]
 //	time has passed       | elsewhere  | elsewhere [4] | short      | short      | -
+//	  of a held pod       | -          | -             | woken      | short      | -
 //	reserved, gone        | left the line, in every state
 //
 // [1] woken if anything changed since the attempt began: that change may help.
@@ -82,6 +83,9 @@ const (
 	nodeSettles  = time.Second
 	endsWithin   = 250 * time.Millisecond
 	beginsWithin = 5 * time.Second
+	// looksAgain is when a held pod first looks again, and holds is how long a pod is held.
+	looksAgain = 10 * time.Second
+	holds      = 5 * time.Minute
 )
 
 // supply has the methods of ipam.IPAM that the line uses. No method blocks.
@@ -118,6 +122,9 @@ type waiter struct {
 	offer *offer
 	// deadline is when the state ends by itself; zero: never.
 	deadline time.Time
+	// heldSince is when the pod began to wait for addresses that come free anyway, instead of
+	// preempting; zero: it does not.
+	heldSince time.Time
 }
 
 // offer is a change that a pod is woken for.
@@ -246,6 +253,48 @@ func (l *line) short(uid types.UID, lack ipam.Lack, now time.Time) {
 	default:
 		w.state = short
 	}
+}
+
+// hold is called when the attempt has found no node. It says whether the pod is held: covered says
+// that addresses which come free anyway will do, so that it need not preempt. A held pod is woken
+// to look again, ever later, because these addresses may go elsewhere or not come free. After holds
+// it is not held once, so that it may preempt even if they never do.
+func (l *line) hold(uid types.UID, covered bool, now time.Time) bool {
+	w := l.pods[uid]
+	if w == nil {
+		return covered
+	}
+	held := now.Sub(w.heldSince)
+	switch {
+	case !covered || !w.heldSince.IsZero() && held >= holds:
+		w.heldSince = time.Time{}
+		return false
+	case w.heldSince.IsZero():
+		w.heldSince, held = now, 0
+	}
+	l.end(w, now)
+	if w.state == short {
+		l.setDeadline(w, now.Add(max(looksAgain, held)))
+	}
+	return true
+}
+
+// ahead returns the pods that found no address, that one of these changes may help, and whose turn
+// is before the pod's.
+func (l *line) ahead(uid types.UID, changes []ipam.Change) map[types.UID]nominee {
+	pods := map[types.UID]nominee{}
+	for _, change := range changes {
+		helps := l.supply.Helps(change)
+		for _, w := range l.order {
+			if w.pod.UID == uid {
+				break
+			}
+			if (w.state == short || w.state == woken) && helps(&w.request, w.lack) {
+				pods[w.pod.UID] = nominee{wanted: len(w.request.Parts), namespace: w.pod.Namespace}
+			}
+		}
+	}
+	return pods
 }
 
 // narrowed is called when the attempt leaves out nodes that the owner's kept addresses
@@ -444,6 +493,10 @@ func (l *line) expire(now time.Time) {
 			continue
 		}
 		w.deadline = time.Time{}
+		if w.state == short && !w.heldSince.IsZero() {
+			l.awaken(w, now)
+			continue
+		}
 		if w.state != woken {
 			l.end(w, now)
 			continue

@@ -37,6 +37,7 @@ const Name = "FloatingIP"
 var (
 	_ fwk.PreFilterPlugin   = (*Plugin)(nil)
 	_ fwk.FilterPlugin      = (*Plugin)(nil)
+	_ fwk.PostFilterPlugin  = (*Plugin)(nil)
 	_ fwk.SignPlugin        = (*Plugin)(nil)
 	_ fwk.PreScorePlugin    = (*Plugin)(nil)
 	_ fwk.ScorePlugin       = (*Plugin)(nil)
@@ -60,6 +61,7 @@ type shared struct {
 	nodes   *nodes
 	agents  *agents
 	pods    *knownPods
+	ending  *ending
 	sets    *fixedSets
 	jobs    *jobs
 
@@ -104,6 +106,7 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 		reader:     podrequest.Reader{Galaxy: args.GalaxyAliases},
 		addresses:  shared.ipam,
 		waiting:    shared.waiting,
+		ending:     shared.ending,
 		nodes:      shared.nodes,
 		agents:     shared.agents,
 		nodeLister: informers.Core().V1().Nodes().Lister(),
@@ -152,6 +155,7 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	shared := &shared{
 		args: args, ipam: addresses, nodes: &nodes{}, agents: newAgents(namespace), pods: pods, jobs: jobs, instances: virtualmachine.New(headers),
 		waiting: newWaiting(handle, addresses, pods.isPending, clock.RealClock{}),
+		ending:  newEnding(addresses, pods, clock.RealClock{}),
 	}
 	customs, err := newCustomSets(apart, headers, shared.ownerChanged)
 	if err != nil {
@@ -163,6 +167,7 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 		return nil, err
 	}
 	addresses.KnowPods(shared.pods)
+	addresses.OnChange(shared.ending.changed)
 	addresses.OnChange(shared.waiting.changed)
 	go addresses.Run(ctx)
 	go jobs.run(ctx)
@@ -219,6 +224,9 @@ func (s *shared) podHandler() cache.ResourceEventHandler {
 			if was.UID != is.UID {
 				s.ended(was) // The watch missed its end; a new pod has its name.
 				return
+			}
+			if is.DeletionTimestamp != nil && was.DeletionTimestamp == nil {
+				s.ending.add(is)
 			}
 			if ipam.IsGone(is, string(was.UID)) && !ipam.IsGone(was, string(was.UID)) || s.pods.lost(is) && was.DeletionTimestamp == nil {
 				s.ended(is)
@@ -283,6 +291,7 @@ func (s *shared) nodeHandler(ctx context.Context) cache.ResourceEventHandler {
 // ended wakes pods that wait for the addresses of a pod. The pod is gone or finished,
 // or it is being deleted and its node is lost.
 func (s *shared) ended(pod *v1.Pod) {
+	s.ending.add(pod)
 	if names, _ := podrequest.NamesOf(pod); len(names) > 0 {
 		s.ipam.PodEnded(string(pod.UID), names)
 	}
@@ -306,6 +315,7 @@ type Plugin struct {
 	reader     podrequest.Reader
 	addresses  *ipam.IPAM // of all profiles
 	waiting    *waiting
+	ending     *ending
 	nodes      *nodes
 	agents     *agents
 	nodeLister corelisters.NodeLister

@@ -5,6 +5,7 @@ package floatingip
 import (
 	"context"
 	"maps"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -12,12 +13,16 @@ import (
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/podrequest"
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// preemption has the assumptions of kube-scheduler while it filters a node: the victims that
-// it removes, and the nominated pods that it adds.
+// preemption has the assumptions under which a node is filtered: kube-scheduler removes victims and
+// adds nominated pods; PostFilter assumes that pods which end have ended.
 type preemption struct {
-	removed map[types.UID]*v1.Pod
+	// ended has what the pods leave that PostFilter takes for ended; nil: none. It is not modified.
+	ended *ipam.Preemption
+	// removed has the names of the victims' FloatingIPs.
+	removed map[types.UID][]string
 	// nominated pods get their addresses before the pod that is being scheduled.
 	nominated map[types.UID]nominee
 }
@@ -32,15 +37,18 @@ func (r *preemption) clone() *preemption {
 	if r == nil {
 		return nil
 	}
-	return &preemption{removed: maps.Clone(r.removed), nominated: maps.Clone(r.nominated)}
+	return &preemption{ended: r.ended, removed: maps.Clone(r.removed), nominated: maps.Clone(r.nominated)}
 }
 
 // sum returns the preemption's changes for the pod that is being scheduled. AddVictim checks
 // the names in the victims' annotations against the book.
 func (r *preemption) sum(candidates *ipam.Candidates, namespace string) *ipam.Preemption {
 	sum := &ipam.Preemption{}
-	for uid, pod := range r.removed {
-		names, _ := podrequest.NamesOf(pod)
+	if r.ended != nil {
+		*sum = *r.ended
+		sum.Freed, sum.Held, sum.Left = slices.Clip(sum.Freed), slices.Clip(sum.Held), slices.Clip(sum.Left)
+	}
+	for uid, names := range r.removed {
 		candidates.AddVictim(sum, string(uid), names)
 	}
 	for _, nominated := range r.nominated {
@@ -67,7 +75,7 @@ func (pl *Plugin) RemovePod(_ context.Context, state fwk.CycleState, _ *v1.Pod, 
 		if _, nominated := r.nominated[pod.UID]; nominated {
 			delete(r.nominated, pod.UID)
 		} else {
-			r.removed[pod.UID] = pod
+			r.removed[pod.UID], _ = podrequest.NamesOf(pod)
 		}
 	})
 	return nil
@@ -96,7 +104,68 @@ func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, _ *v1.Pod, add
 // updatePreemption modifies the state's preemption, which no copy of the state shares.
 func (s *cycleState) updatePreemption(mutate func(*preemption)) {
 	if s.preemption == nil {
-		s.preemption = &preemption{removed: map[types.UID]*v1.Pod{}, nominated: map[types.UID]nominee{}}
+		s.preemption = &preemption{removed: map[types.UID][]string{}, nominated: map[types.UID]nominee{}}
 	}
 	mutate(s.preemption)
+}
+
+const notNeeded = "preemption: not needed while addresses of pods that end, or have ended, come free"
+
+// PostFilter keeps kube-scheduler from a preemption while the pod waits only for addresses that come
+// free anyway. A victim's addresses come free when the controller has deleted their FloatingIPs:
+// milliseconds after the victim is gone, or minutes if there is no controller. Until then
+// DefaultPreemption sees neither a free address nor a victim that is terminating, and would take
+// another one at every attempt, in vain: the same controller would have to free its addresses.
+//
+// It is not for Filter to say that such a node is unresolvable. DefaultPreemption would take away
+// the pod's nominated node, on which it made room, and would go on to nodes that lack something
+// else.
+//
+// Nothing holds a pod back for long. A node counts only if the pod would fit there in every other
+// respect, so that one that is short of CPU everywhere preempts. An address counts only if the pod
+// may have it: not if it will be kept or has to rest, and not if pods whose turn is earlier need it.
+// The line wakes the pod when an address comes free, and has it look again in between
+// ([line.hold]): an address may go to somebody else, and an end may take too long.
+func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.Pod, statuses fwk.NodeToStatusReader) (*fwk.PostFilterResult, *fwk.Status) {
+	s := stateOf(state)
+	if pl.waiting.hold(pod.UID, s != nil && pl.fitsSoon(ctx, state, pod, statuses)) {
+		// The framework asks no other plugin, and the pod keeps its nominated node.
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, notNeeded)
+	}
+	return nil, fwk.NewStatus(fwk.Unschedulable)
+}
+
+// fitsSoon says whether a node fits the pod as soon as pods that end, or have ended, have left their
+// addresses to the pods that wait for them.
+func (pl *Plugin) fitsSoon(ctx context.Context, state fwk.CycleState, pod *v1.Pod, statuses fwk.NodeToStatusReader) bool {
+	s := stateOf(state)
+	if s.short.Load()&isShort == 0 || pod.Spec.PreemptionPolicy != nil && *pod.Spec.PreemptionPolicy == v1.PreemptNever {
+		return false
+	}
+	left, changes, ok := pl.ending.preemption(s.candidates)
+	if !ok {
+		return false
+	}
+	nodes, err := statuses.NodesForStatusCode(pl.handle.SnapshotSharedLister().NodeInfos(), fwk.Unschedulable)
+	if err != nil {
+		return false // DefaultPreemption reports it.
+	}
+	assumed := &preemption{ended: left, removed: map[types.UID][]string{}, nominated: pl.waiting.ahead(pod.UID, changes)}
+	state = state.Clone()
+	stateOf(state).preemption = assumed
+	serves := map[*pools.Reach]bool{}
+	for _, info := range nodes {
+		// Filters of other plugins that come before this one rejected the other nodes.
+		if statuses.Get(info.Node().Name).Plugin() != Name {
+			continue
+		}
+		reach := pl.nodes.reach(s.candidates.Snapshot(), info.Node())
+		if _, known := serves[reach]; !known {
+			serves[reach] = s.candidates.RejectsAfter(reach, assumed.sum(s.candidates, pod.Namespace)) == nil
+		}
+		if serves[reach] && pl.handle.RunFilterPluginsWithNominatedPods(ctx, state, pod, info).IsSuccess() {
+			return true
+		}
+	}
+	return false
 }

@@ -67,6 +67,21 @@ func (w *waiting) short(uid types.UID, lack ipam.Lack, reason why) {
 	})
 }
 
+// hold notes at the end of an attempt whether the pod waits for addresses that come free anyway, and
+// says whether it is to go on waiting for them: see [line.hold].
+func (w *waiting) hold(uid types.UID, covered bool) (held bool) {
+	w.do(func(l *line, now time.Time) { held = l.hold(uid, covered, now) })
+	return held
+}
+
+// ahead returns the pods that found no address, that one of these changes may help, and whose turn
+// is before the pod's.
+func (w *waiting) ahead(uid types.UID, changes []ipam.Change) map[types.UID]nominee {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.line.ahead(uid, changes)
+}
+
 // narrowed notes that the attempt leaves out nodes because of the addresses that the
 // pod's owner keeps.
 func (w *waiting) narrowed(uid types.UID) {

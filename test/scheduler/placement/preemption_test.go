@@ -3,15 +3,124 @@
 package placement
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
 )
+
+// cpu lets a pod request CPU.
+func cpu(quantity string) func(*v1.Pod) {
+	return func(pod *v1.Pod) {
+		requests := v1.ResourceList{v1.ResourceCPU: simulation.Quantity(quantity)}
+		for name, value := range pod.Spec.Containers[0].Resources.Requests {
+			requests[name] = value
+		}
+		pod.Spec.Containers[0].Resources.Requests = requests
+	}
+}
+
+// haveCPU limits the CPU of nodes.
+func haveCPU(w *simulation.World, quantity string, nodes ...string) {
+	w.T.Helper()
+	patch := fmt.Appendf(nil, `{"status":{"capacity":{"cpu":%q},"allocatable":{"cpu":%[1]q}}}`, quantity)
+	for _, node := range nodes {
+		if _, err := w.Kube.CoreV1().Nodes().Patch(w.Ctx, node, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
+			w.T.Fatal(err)
+		}
+	}
+}
+
+// alive returns the pods of these names that are there and not to be deleted.
+func alive(w *simulation.World, names ...string) (found []string, err error) {
+	pods, err := w.Pods()
+	for i := range pods {
+		if pods[i].DeletionTimestamp == nil && slices.Contains(names, pods[i].Name) {
+			found = append(found, pods[i].Name)
+		}
+	}
+	return found, err
+}
+
+// A pod preempts one pod for CPU and an address. It preempts no second one while the controller
+// has not freed the address of the first, however often it is tried.
+func TestOneVictimWhileItsAddressEnds(t *testing.T) {
+	t.Parallel()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 2)
+	scheduler := w.Scheduler(simulation.SchedulerOptions{})
+	controller := w.Controller()
+	high := makePriority(w, "high", 1000, v1.PreemptLowerPriority)
+	w.Pool("web", "10.0.70.2-10.0.70.5")
+	haveCPU(w, "3", "node1", "node2")
+	var bystanders, victims []string
+	for i, node := range []string{"node1", "node2"} {
+		for j := range 3 {
+			name := fmt.Sprintf("bystander-%d%d", i, j)
+			bystanders = append(bystanders, name)
+			w.Create(simulation.NewPod(name, simulation.And(simulation.Asking("0"), cpu("100m"), onNode(node), high)))
+		}
+		for j := range 2 {
+			name := fmt.Sprintf("victim-%d%d", i, j)
+			victims = append(victims, name)
+			w.Create(simulation.NewPod(name, simulation.And(cpu("1200m"), onNode(node))))
+		}
+	}
+	w.Bound(slices.Concat(bystanders, victims)...)
+	w.Invariants()
+
+	controller.Kill()
+	w.Create(simulation.NewPod("urgent", simulation.And(cpu("1200m"), high)))
+	w.Eventually("wait for a victim to be gone", func() error {
+		pods, err := w.Pods()
+		if err == nil && len(pods) != len(bystanders)+len(victims) {
+			err = fmt.Errorf("%d pods are there", len(pods))
+		}
+		return err
+	})
+	one := func() {
+		t.Helper()
+		w.Refused("urgent", "has no free address", "preemption: not needed")
+		left, err := alive(w, victims...)
+		if err != nil || len(left) != len(victims)-1 {
+			t.Fatalf("of %v are alive: %v, %v; want one less", victims, left, err)
+		}
+		if w.Get("urgent").Status.NominatedNodeName == "" {
+			t.Error("the pod lost the node that it made room on")
+		}
+	}
+	one()
+	for _, name := range bystanders {
+		before := scheduler.Attempts()
+		w.Delete(name)
+		w.Eventually("wait for another attempt", func() error {
+			if scheduler.Attempts() == before {
+				return fmt.Errorf("%d attempts", before)
+			}
+			return nil
+		})
+		one()
+	}
+
+	w.Controller()
+	got := w.Address("urgent")
+	left, err := alive(w, victims...)
+	if err != nil || len(left) != len(victims)-1 {
+		t.Errorf("of %v are alive: %v, %v; want one less", victims, left, err)
+	}
+	for _, pod := range w.Bound(left...) {
+		if pod.Annotations[v1alpha1.AnnotationFloatingIPs] == got {
+			t.Errorf("%s and urgent have %s", pod.Name, got)
+		}
+	}
+	w.Invariants()
+}
 
 // For a pod that nothing can serve, kube-scheduler tries no preemption on any node, and the pod is
 // tried again as soon as something can.

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package floatingip
+
+import (
+	"net/netip"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/utils/clock"
+
+	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/podrequest"
+)
+
+// ending lists the addresses of pods that end or have ended, until the controller has freed them or
+// kept them for their owners. Safe for concurrent use.
+type ending struct {
+	book  bookOfHolders
+	pods  *knownPods
+	clock clock.Clock
+
+	mu      sync.Mutex
+	holders map[netip.Addr]ipam.Holder
+	// read: holders has the addresses of pods that ended before the book was read.
+	read bool
+}
+
+// bookOfHolders has the methods of ipam.IPAM that ending uses. No method blocks.
+type bookOfHolders interface {
+	HolderOf(addr netip.Addr) ipam.Holder
+	EndingHolders() map[netip.Addr]ipam.Holder
+}
+
+// endsSoon is how far the time at which a pod is to be gone may be ahead, or past, for its addresses
+// to count: a pod with a longer grace period is not worth waiting for, and one that is overdue may
+// never end.
+const endsSoon = time.Minute
+
+func newEnding(book bookOfHolders, pods *knownPods, clock clock.Clock) *ending {
+	return &ending{book: book, pods: pods, clock: clock, holders: map[netip.Addr]ipam.Holder{}}
+}
+
+// add notes a pod that is being deleted, is finished, or is gone. Only FloatingIPs that record the
+// pod count.
+func (e *ending) add(pod *v1.Pod) {
+	names, _ := podrequest.NamesOf(pod)
+	for _, name := range names {
+		addr, err := v1alpha1.AddrOf(name)
+		if err != nil {
+			continue
+		}
+		if holder := e.book.HolderOf(addr); holder.UID == string(pod.UID) {
+			e.mu.Lock()
+			e.holders[addr] = holder
+			e.mu.Unlock()
+		}
+	}
+}
+
+// changed forgets an address that came free, or that its owner keeps without a pod.
+func (e *ending) changed(change ipam.Change) {
+	if change.Addr.IsValid() {
+		e.mu.Lock()
+		delete(e.holders, change.Addr)
+		e.mu.Unlock()
+	}
+}
+
+// preemption returns what the pods that end soon, or have ended, leave to a request, in the terms of
+// a preemption that has ended them. The changes are one freed address of each pool. ok is false if
+// they leave nothing.
+func (e *ending) preemption(candidates *ipam.Candidates) (left *ipam.Preemption, changes []ipam.Change, ok bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.read {
+		// Nobody asks before the informers and the book have been read.
+		for addr, holder := range e.book.EndingHolders() {
+			e.holders[addr] = holder
+		}
+		e.read = true
+	}
+	left = &ipam.Preemption{}
+	for addr, holder := range e.holders {
+		switch {
+		case e.book.HolderOf(addr) != holder:
+			delete(e.holders, addr)
+		case e.isComing(holder):
+			candidates.AddVictim(left, holder.UID, []string{v1alpha1.NameOf(addr)})
+		}
+	}
+	pools := map[int]bool{}
+	for _, addr := range left.Freed {
+		if home, homed := candidates.Snapshot().Home(addr); homed && !pools[home] {
+			pools[home] = true
+			changes = append(changes, ipam.Change{Pool: candidates.Snapshot().Pools()[home].Name, Addr: addr})
+		}
+	}
+	return left, changes, len(left.Freed)+len(left.Held)+len(left.Left) > 0
+}
+
+// isComing says whether a holder has ended, or will within endsSoon.
+func (e *ending) isComing(holder ipam.Holder) bool {
+	pod := e.pods.get(holder.Namespace, holder.Name)
+	if ipam.IsGone(pod, holder.UID) {
+		return true
+	}
+	return pod.DeletionTimestamp != nil && !e.pods.lost(pod) && e.clock.Since(pod.DeletionTimestamp.Time).Abs() <= endsSoon
+}
