@@ -156,18 +156,32 @@ func (c *Candidates) hasRoom(reach *pools.Reach) bool {
 	return false
 }
 
-// FitAll says whether all of these reaches can serve the pod, even after others took
-// that many addresses. False also means that it is not known.
-func (c *Candidates) FitAll(reaches []*pools.Reach, others int) bool {
+// FitAll says whether all of these reaches can serve the pod, even after the pods of a demand on
+// the same snapshot took their addresses. False also means that it is not known.
+func (c *Candidates) FitAll(reaches []*pools.Reach, others *Demand) bool {
 	if !c.plain {
 		return false
 	}
 	for _, reach := range reaches {
-		if c.Room(reach) <= int64(others) {
+		if c.Room(reach) <= c.competing(reach, others) {
 			return false
 		}
 	}
 	return true
+}
+
+// competing returns how many of the addresses that Room counts others may take.
+func (c *Candidates) competing(reach *pools.Reach, others *Demand) int64 {
+	if others == nil {
+		return 0
+	}
+	n := 0
+	for _, position := range reach.Positions() {
+		if others.of[position] > 0 && c.free(position) > 0 && c.mayServe(position) {
+			n += others.of[position]
+		}
+	}
+	return int64(min(n, others.all)) // A pod that may take of several pools counts once.
 }
 
 // free returns how many addresses a pool can give to pods of the namespace.

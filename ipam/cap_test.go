@@ -67,7 +67,9 @@ func TestCapWithoutFilter(t *testing.T) {
 		t.Errorf("there is room for %d, want 2", room)
 	}
 	for others, want := range []bool{true, true, false} {
-		if got := c.FitAll([]*pools.Reach{reach}, others); got != want {
+		demand := NewDemand(c.Snapshot())
+		demand.Add(reach, others)
+		if got := c.FitAll([]*pools.Reach{reach}, demand); got != want {
 			t.Errorf("FitAll() with %d others = %v, want %v", others, got, want)
 		}
 	}

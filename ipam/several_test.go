@@ -515,29 +515,41 @@ func TestFitAll(t *testing.T) {
 	if err := i.Commit(t.Context(), reserve(t, i, retained, 0), podsAre{}); err != nil {
 		t.Fatal(err)
 	}
-	ten, two, none := pools.NewReach(0), pools.NewReach(1), pools.NewReach()
+	ten, two, none, both := pools.NewReach(0), pools.NewReach(1), pools.NewReach(), pools.NewReach(0, 1)
+	type others struct {
+		of *pools.Reach
+		n  int
+	}
 	for _, test := range []struct {
 		name    string
 		request Request
 		reaches []*pools.Reach
-		others  int
+		others  []others
 		want    bool
 	}{
-		{"room everywhere", plain, []*pools.Reach{ten, two}, 0, true},
-		{"room for others too", plain, []*pools.Reach{ten}, 8, true},
-		{"one too many", plain, []*pools.Reach{ten}, 9, false},
-		{"somewhere not for others", plain, []*pools.Reach{ten, two}, 2, false},
-		{"a node without a pool", plain, []*pools.Reach{ten, none}, 0, false},
-		{"in a range", inRange, []*pools.Reach{ten}, 0, false},
-		{"two addresses", twice, []*pools.Reach{ten}, 0, false},
-		{"an address of its own", retained, []*pools.Reach{ten}, 0, false},
+		{"room everywhere", plain, []*pools.Reach{ten, two}, nil, true},
+		{"room for others too", plain, []*pools.Reach{ten}, []others{{both, 8}}, true},
+		{"one too many", plain, []*pools.Reach{ten}, []others{{both, 8}, {ten, 1}}, false},
+		{"somewhere not for others", plain, []*pools.Reach{ten, two}, []others{{both, 2}}, false},
+		{"others elsewhere", plain, []*pools.Reach{ten}, []others{{two, 100}, {none, 100}}, true},
+		{"others that may have either", plain, []*pools.Reach{both}, []others{{both, 10}}, true},
+		{"one too many that may have either", plain, []*pools.Reach{both}, []others{{both, 11}}, false},
+		{"others that are gone", plain, []*pools.Reach{ten}, []others{{both, 20}, {both, -20}}, true},
+		{"a node without a pool", plain, []*pools.Reach{ten, none}, nil, false},
+		{"in a range", inRange, []*pools.Reach{ten}, nil, false},
+		{"two addresses", twice, []*pools.Reach{ten}, nil, false},
+		{"an address of its own", retained, []*pools.Reach{ten}, nil, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			candidates, err := i.Candidates(test.request)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := candidates.FitAll(test.reaches, test.others); got != test.want {
+			demand := NewDemand(candidates.Snapshot())
+			for _, others := range test.others {
+				demand.Add(others.of, others.n)
+			}
+			if got := candidates.FitAll(test.reaches, demand.Clone()); got != test.want {
 				t.Errorf("FitAll = %v, want %v", got, test.want)
 			}
 		})

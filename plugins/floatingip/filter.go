@@ -13,7 +13,6 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"github.com/berth-dev/berth/ipam"
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/pools"
 )
@@ -71,7 +70,8 @@ func stateOf(state fwk.CycleState) *cycleState {
 // PreFilter compiles the pod's request and finds its candidates. It rejects the pod
 // only if no address can serve it, even if some come free: a pod that finds no address
 // now may get one by preemption, which runs only after the Filters. PreFilter skips
-// Filter if every node can serve the pod, even after all other waiting pods.
+// Filter if every node can serve the pod, even after the waiting pods that may take of the
+// same pools.
 func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod, nodes []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
 	request, err := ipam.RequestOfPod(pl.reader, pod, pl.between, pl.namespace)
 	if errors.Is(err, podrequest.ErrNone) {
@@ -103,7 +103,7 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 	table := pl.nodes.refresh(candidates.Snapshot(), nodes)
 	s := &cycleState{found: &found{candidates: candidates, reaches: table.reaches, agentless: pl.agents.missing(len(nodes))}}
 	state.Write(stateKey, s)
-	if !table.capped && s.agentless == 0 && candidates.FitAll(table.reaches, v1alpha1.MaxAddresses*pl.waiting.others()) {
+	if !table.capped && s.agentless == 0 && candidates.FitAll(table.reaches, pl.waiting.demand(candidates.Snapshot())) {
 		s.fitsAll = true
 		return nil, fwk.NewStatus(fwk.Skip)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
 // line is the pods that kube-scheduler has tried to schedule and that have no addresses
@@ -68,6 +69,10 @@ type line struct {
 	changes uint64
 	// offered is the pod that has an offer of an address.
 	offered map[netip.Addr]*waiter
+	// wanted are the addresses that the pods may take, by the pools of snapshot; nil: not
+	// counted yet.
+	wanted   *ipam.Demand
+	snapshot *pools.Snapshot
 	// wake is the pods to wake.
 	wake map[types.UID]*v1.Pod
 	// serving is the pools that serve another node, and when to offer that.
@@ -94,6 +99,8 @@ type supply interface {
 	// caller must use it at once and not keep it.
 	Helps(change ipam.Change) func(request *ipam.Request, lack ipam.Lack) bool
 	IsIdle(addr netip.Addr) bool
+	// Sources returns the pools that may give a request an address at some time.
+	Sources(request *ipam.Request, snapshot *pools.Snapshot) *pools.Reach
 }
 
 type state uint8
@@ -117,6 +124,8 @@ type waiter struct {
 	// narrow: the last attempt left out nodes that the owner's kept addresses do not
 	// reach.
 	narrow bool
+	// sources are the pools of which line.wanted counts the pod's addresses; nil: it counts none.
+	sources *pools.Reach
 	// seen is line.changes when the last attempt began.
 	seen  uint64
 	offer *offer
@@ -216,6 +225,7 @@ func (l *line) begin(pod *v1.Pod, request ipam.Request, now time.Time) {
 		l.insert(w)
 	} else {
 		l.drop(w)
+		l.discount(w)
 		w.pod, w.request = pod, request
 		l.insert(w)
 	}
@@ -320,6 +330,7 @@ func (l *line) end(w *waiter, now time.Time) {
 	if w.state != woken {
 		w.deadline = time.Time{}
 	}
+	l.countIn(w)
 	if !w.answered() {
 		return
 	}
@@ -373,6 +384,7 @@ func (l *line) gone(uid types.UID, now time.Time) {
 // leave takes a pod out of the line and returns its offer, nil if it had none.
 func (l *line) leave(w *waiter) *offer {
 	l.drop(w)
+	l.discount(w)
 	delete(l.pods, w.pod.UID)
 	delete(l.wake, w.pod.UID)
 	if l.trying == w {
@@ -387,6 +399,9 @@ func (l *line) changed(change ipam.Change, now time.Time) {
 		return
 	}
 	l.changes++
+	if change.Owner != nil && !change.Addr.IsValid() && change.More == 0 {
+		l.recount(change.Owner)
+	}
 	if change.Everything {
 		for _, w := range l.order {
 			if w.state == attempting {
@@ -521,11 +536,61 @@ func (l *line) expire(now time.Time) {
 	}
 }
 
+// demand returns the addresses that pods may take from the pools of a snapshot, but for the pod
+// whose attempt is under way.
+func (l *line) demand(snapshot *pools.Snapshot) *ipam.Demand {
+	if l.wanted == nil || l.snapshot != snapshot {
+		l.wanted, l.snapshot = ipam.NewDemand(snapshot), snapshot
+		for _, w := range l.order {
+			w.sources = nil
+			if w != l.trying {
+				l.countIn(w)
+			}
+		}
+	}
+	return l.wanted.Clone()
+}
+
+// countIn counts the addresses that a pod may take after its attempt has ended.
+func (l *line) countIn(w *waiter) {
+	l.discount(w)
+	if l.wanted == nil || w.waitsForOwner() {
+		return
+	}
+	w.sources = l.supply.Sources(&w.request, l.snapshot)
+	l.wanted.Add(w.sources, len(w.request.Parts))
+}
+
+// recount counts the addresses of pods anew whose claim changed: it may name other pools now.
+func (l *line) recount(claim *ipam.Owner) {
+	for _, w := range l.order {
+		if w != l.trying && w.request.Claim != "" && w.request.Claim == claim.Name && w.request.Namespace == claim.Namespace {
+			l.countIn(w)
+		}
+	}
+}
+
+func (l *line) discount(w *waiter) {
+	if w.sources != nil && l.wanted != nil {
+		l.wanted.Add(w.sources, -len(w.request.Parts))
+	}
+	w.sources = nil
+}
+
+// waitsForOwner says whether nothing but addresses of its owner can help the pod, wherever it runs,
+// so that it takes no free one.
+func (w *waiter) waitsForOwner() bool {
+	return (w.state == short || w.state == woken) && w.lack == ipam.LackOwner && w.why.causes == causeOwner && !w.narrow
+}
+
 // because notes why the attempt lacks an address.
 func (l *line) because(uid types.UID, reason why) {
 	if w := l.pods[uid]; w != nil {
 		w.why.causes |= reason.causes
 		w.why.pool = reason.pool
+		if w != l.trying {
+			l.countIn(w) // The report came late.
+		}
 	}
 }
 

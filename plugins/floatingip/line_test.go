@@ -19,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/podrequest"
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
 var stateNames = map[state]string{attempting: "attempting", overtaken: "overtaken", short: "short", woken: "woken", elsewhere: "elsewhere"}
@@ -242,6 +243,8 @@ func (w *fixture) Helps(change ipam.Change) func(*ipam.Request, ipam.Lack) bool 
 		return lack&ipam.LackAddress != 0 && slices.Contains(request.Pools, change.Pool)
 	}
 }
+
+func (w *fixture) Sources(*ipam.Request, *pools.Snapshot) *pools.Reach { return pools.NewReach() }
 
 func (w *fixture) IsIdle(addr netip.Addr) bool {
 	_, retained := w.retained[addr]
@@ -630,7 +633,8 @@ func (w *fixture) check(seed uint64) {
 // lackBook has one address or owner for all pods.
 type lackBook struct{}
 
-func (lackBook) IsIdle(netip.Addr) bool { return true }
+func (lackBook) Sources(*ipam.Request, *pools.Snapshot) *pools.Reach { return pools.NewReach() }
+func (lackBook) IsIdle(netip.Addr) bool                              { return true }
 func (lackBook) Helps(change ipam.Change) func(*ipam.Request, ipam.Lack) bool {
 	return func(_ *ipam.Request, lack ipam.Lack) bool {
 		if change.Owner != nil {

@@ -755,8 +755,8 @@ func phaseCases() map[string]phaseCase {
 		"a nominated pod of the namespace, or of another": {
 			world: objects(node("n1"), node("n2", "rack", "b"), ipPool("web", "10.0.70.2-10.0.70.9", atMost(1)), ipPool("none", "10.0.70.20", forNodes("rack", "c"))), pod: pod("a", with(v1alpha1.AnnotationPools, "web,none")),
 			before: map[string]func(*cluster){"preFilter": func(c *cluster) {
-				tries(pod("w1", with(v1alpha1.AnnotationPools, "none")))(c)
-				tries(pod("w2", with(v1alpha1.AnnotationPools, "none")))(c)
+				tries(pod("w1", with(v1alpha1.AnnotationPools, "web,none")))(c)
+				tries(pod("w2", with(v1alpha1.AnnotationPools, "web,none")))(c)
 			}},
 			want: want{
 				after: []preempting{
@@ -769,8 +769,8 @@ func phaseCases() map[string]phaseCase {
 		"a nominated pod": {
 			world: objects(node("n1"), node("n2", "rack", "b"), oneWeb, ipPool("none", "10.0.70.20", forNodes("rack", "c"))), pod: pod("a", with(v1alpha1.AnnotationPools, "web,none")),
 			before: map[string]func(*cluster){"preFilter": func(c *cluster) {
-				tries(pod("w1", with(v1alpha1.AnnotationPools, "none")))(c)
-				tries(pod("w2", with(v1alpha1.AnnotationPools, "none")))(c)
+				tries(pod("w1", with(v1alpha1.AnnotationPools, "web,none")))(c)
+				tries(pod("w2", with(v1alpha1.AnnotationPools, "web,none")))(c)
 			}},
 			want: want{
 				after: []preempting{

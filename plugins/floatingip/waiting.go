@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
@@ -111,11 +112,12 @@ func (w *waiting) serves(pool string) {
 	w.do(func(l *line, now time.Time) { l.serves(pool, now) })
 }
 
-// others counts the pods in the line, without the one that is being scheduled.
-func (w *waiting) others() int {
+// demand returns the addresses that the pods of the line may take, but for the pod that is being
+// scheduled.
+func (w *waiting) demand(snapshot *pools.Snapshot) *ipam.Demand {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return max(0, len(w.line.order)-1)
+	return w.line.demand(snapshot)
 }
 
 // count returns how many pods lack an address, and why.

@@ -4,21 +4,27 @@ package floatingip
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
-	"runtime"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
 	testingclock "k8s.io/utils/clock/testing"
 
 	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/podrequest"
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
 // queue is the scheduling queue, the book and the pod informer as waiting sees
@@ -38,8 +44,9 @@ func (q *queue) Activate(_ klog.Logger, pods map[string]*v1.Pod) {
 	q.woken <- names
 }
 
-func (q *queue) IsIdle(netip.Addr) bool   { return q.free }
-func (q *queue) pending(pod *v1.Pod) bool { return !q.gone[pod.UID] }
+func (q *queue) IsIdle(netip.Addr) bool                              { return q.free }
+func (q *queue) Sources(*ipam.Request, *pools.Snapshot) *pools.Reach { return pools.NewReach() }
+func (q *queue) pending(pod *v1.Pod) bool                            { return !q.gone[pod.UID] }
 
 func (q *queue) Helps(change ipam.Change) func(*ipam.Request, ipam.Lack) bool {
 	return func(request *ipam.Request, _ ipam.Lack) bool {
@@ -103,7 +110,7 @@ func (w *waitingTest) expect(what string, want ...string) {
 func (w *waitingTest) pass(d time.Duration) {
 	w.t.Helper()
 	for !w.clock.HasWaiters() {
-		runtime.Gosched()
+		goruntime.Gosched()
 	}
 	w.clock.Step(d)
 }
@@ -245,4 +252,75 @@ func TestServesNewcomer(t *testing.T) {
 	w.lacks("a", 0, "web")
 	w.pass(nodeSettles)
 	w.expect("pods that came since", "a")
+}
+
+// TestMargin checks that a pod skips Filter if its pools have room for it after the waiting pods that
+// may take addresses of them, and for no others.
+func TestMargin(t *testing.T) {
+	const room = 10
+	web, other := ipPool("web", "10.0.70.2-10.0.70.11"), ipPool("other", "10.0.70.20-10.0.70.99", forNodes("rack", "b"))
+	larger := ipPool("other", "10.0.70.20-10.0.70.99", forNodes("rack", "b"), func(spec *v1alpha1.IPPoolSpec) { spec.Disabled = true })
+	larger.Labels = map[string]string{"for": "all"}
+	inPool := func(name string) func(*v1.Pod) { return with(v1alpha1.AnnotationPools, name) }
+	labelled := with(v1alpha1.AnnotationPoolSelector, "for=all")
+	relabelled := ipPool("web", "10.0.70.2-10.0.70.11")
+	relabelled.Labels = larger.Labels
+	claimed := with(v1alpha1.AnnotationClaim, "licences")
+	ofWeb, ofOther := claim("licences", 99), claim("licences", 99)
+	ofWeb.Spec.Pools, ofOther.Spec.Pools = []string{"web"}, []string{"other"}
+	set := objects(deployment("web", 1), replicaSet("web-1", "web"), ip("10.0.70.90", webOwner, "web-v@n1", "Retain"), webPod("web-v", bound("n1", "10.0.70.90")))
+	for _, test := range []struct {
+		name    string
+		world   []runtime.Object
+		others  int
+		other   func(*v1.Pod)
+		happens func(c *cluster)
+		skips   bool
+	}{
+		{"nobody waits", nil, 0, retain, nil, true},
+		{"room for all", nil, room - 1, retain, nil, true},
+		{"one too many", nil, room, retain, nil, false},
+		{"several addresses each", nil, room / 2, asking("2"), nil, false},
+		{"they wait for a claim that does not exist", nil, 127, claimed, nil, true},
+		{"the claim comes, and they are tried", nil, room, claimed, func(c *cluster) {
+			puts(ofWeb)(c)
+			for i := range room {
+				tries(pod(fmt.Sprint("other-", i), claimed))(c)
+			}
+		}, false},
+		{"the claim comes, with other pools", nil, room, claimed, puts(ofOther), true},
+		{"the claim gets other pools", objects(ofOther), room, claimed, puts(ofWeb), false},
+		{"they wait for another pool", nil, 127, inPool("other"), nil, true},
+		{"they may use this pool", nil, room, inPool("web"), nil, false},
+		{"the pool becomes one that they may use", objects(larger), room, labelled, puts(relabelled), false},
+		{"they wait for the addresses of their Deployment", set, 127, func(pod *v1.Pod) {
+			of("apps/v1", "ReplicaSet", "web-1")(pod)
+			retain(pod)
+		}, nil, true},
+		{"they are deleted", nil, room, retain, func(c *cluster) {
+			for i := range room {
+				deletesQuietly(fmt.Sprint("other-", i))(c)
+			}
+		}, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(t, append(slices.Clone(test.world), web, other)...)
+				for i := range test.others {
+					tries(pod(fmt.Sprint("other-", i), test.other))(c)
+				}
+				if test.happens != nil {
+					test.happens(c)
+					c.settle()
+				}
+				state := framework.NewCycleState()
+				if _, status, _ := c.framework.RunPreFilterPlugins(c.ctx, state, pod("a")); !status.IsSuccess() {
+					t.Fatal(status.Message())
+				}
+				if skips := state.GetSkipFilterPlugins().Has(Name); skips != test.skips {
+					t.Errorf("the pod skips Filter: %v, want %v", skips, test.skips)
+				}
+			})
+		})
+	}
 }
