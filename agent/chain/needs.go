@@ -72,12 +72,30 @@ func paths(value any) []string {
 	return all
 }
 
+// links returns the files to which plugins of the network that are links in the folder bin lead, where they are missing:
+// k3s and others have their plugins in another folder.
+func (n *Network) links(bin string) []need {
+	var all []need
+	for _, plugin := range n.Types() {
+		path := filepath.Join(bin, plugin)
+		if _, err := os.Lstat(path); err != nil {
+			continue
+		}
+		var missing *fs.PathError
+		if _, err := filepath.EvalSymlinks(path); errors.As(err, &missing) {
+			all = append(all, need{plugin, missing.Path})
+		}
+	}
+	return all
+}
+
 // ErrNeedsNode is the error of a network whose plugins need files of the node that the agent's
 // file system has not.
 var ErrNeedsNode = errors.New("needs the node's file system")
 
-// Reaches returns ErrNeedsNode where a plugin of the network needs a file that it would not find.
-func (e *Exec) Reaches(n *Network) error {
+// Reaches returns ErrNeedsNode where a plugin of the network needs a file that it would not find, or is a link in the
+// folder bin that leads nowhere.
+func (e *Exec) Reaches(n *Network, bin string) error {
 	if e.inNode() {
 		return nil
 	}
@@ -85,12 +103,16 @@ func (e *Exec) Reaches(n *Network) error {
 	if err != nil {
 		return err
 	}
+	missing := n.links(bin)
 	for _, need := range needs {
 		if !available(need.path) {
-			return fmt.Errorf("network %q: its plugin %s %w: it works with %s, which the agent's container has not", n.Name(), need.plugin, ErrNeedsNode, need.path)
+			missing = append(missing, need)
 		}
 	}
-	return nil
+	if len(missing) == 0 {
+		return nil
+	}
+	return fmt.Errorf("network %q: its plugin %s %w: it works with %s, which the agent's container has not", n.Name(), missing[0].plugin, ErrNeedsNode, missing[0].path)
 }
 
 // available returns whether a path exists, or can be made.

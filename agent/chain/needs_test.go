@@ -73,15 +73,49 @@ func TestReaches(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = (&Exec{}).Reaches(network)
+		err = (&Exec{}).Reaches(network, dir)
 		if want && err != nil {
 			t.Errorf("%s: %v", path, err)
 		}
 		if !want && (!errors.Is(err, ErrNeedsNode) || !strings.Contains(err.Error(), "plugin p needs") || !strings.Contains(err.Error(), path)) {
 			t.Errorf("%s: %v", path, err)
 		}
-		if err := (&Exec{Root: "/host"}).Reaches(network); err != nil {
+		if err := (&Exec{Root: "/host"}).Reaches(network, dir); err != nil {
 			t.Errorf("%s, in the node's file system: %v", path, err)
 		}
+	}
+}
+
+// The plugins of k3s are links to a program in another folder, which the agent's container may not have.
+func TestReachesLinkedPlugins(t *testing.T) {
+	bin, data := t.TempDir(), t.TempDir()
+	program := filepath.Join(data, "bin", "cni")
+	for name, target := range map[string]string{"cni": program, "flannel": "cni", "portmap": "cni"} {
+		if err := os.Symlink(target, filepath.Join(bin, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	network, err := Parse([]byte(flannelConf))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := (&Exec{}).Reaches(network, bin); !errors.Is(err, ErrNeedsNode) || !strings.Contains(err.Error(), "plugin flannel needs") || !strings.Contains(err.Error(), filepath.Dir(program)) {
+		t.Errorf("without the program: %v", err)
+	}
+	if err := (&Exec{Root: "/host"}).Reaches(network, bin); err != nil {
+		t.Errorf("in the node's file system: %v", err)
+	}
+	if err := os.Mkdir(filepath.Dir(program), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(program, nil, 0o755); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	if err := (&Exec{}).Reaches(network, bin); err != nil {
+		t.Errorf("with the program: %v", err)
+	}
+	// It is not installed yet, on the node neither.
+	if err := (&Exec{}).Reaches(network, data); err != nil {
+		t.Errorf("without plugins: %v", err)
 	}
 }

@@ -56,7 +56,7 @@ func newKeeper(o *Options, exec *chain.Exec, networks *agent.Networks, told func
 			// ADD says what is wrong.
 			return err == nil, nil //nolint:nilerr // pods with a floating IP do without this network
 		}
-		if err := exec.Reaches(network); err != nil {
+		if err := exec.Reaches(network, o.CNIBinDir); err != nil {
 			return true, fmt.Errorf("the runtime does not call Berth, so that pods without a floating IP keep their network: %w. Set agent.hostRoot=true in the chart (helm upgrade -n berth-system berth CHART --reset-then-reuse-values --set agent.hostRoot=true), or use the component agent/host-root", err)
 		}
 		return true, nil
