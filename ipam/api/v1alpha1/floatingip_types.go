@@ -86,9 +86,13 @@ type FloatingIPStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
+// Programs write the spec as a whole. If the API server recorded by field who wrote it, the record
+// would be as large as the spec.
+
 // FloatingIPSpec says which owner and which pod have the address, on which node, and
 // since when.
 //
+// +structType=atomic
 // +kubebuilder:validation:XValidation:rule="!has(self.keepUntil) || !has(self.pod)",message="says how long the address is kept without a pod: leave it out while a pod has the address",fieldPath=".keepUntil"
 type FloatingIPSpec struct {
 	// address in its canonical form. The object's name follows from it.

@@ -78,6 +78,13 @@ func TestFloatingIPValidation(t *testing.T) {
 			t.Errorf("%+v (%v)", ip.Spec, err)
 		}
 	})
+	t.Run("the record of writes does not name each field", func(t *testing.T) {
+		w := w.On(t)
+		ip, err := w.Berth.FloatingIPs.Get(w.Ctx, "10.0.70.3", metav1.GetOptions{})
+		if err != nil || len(ip.ManagedFields) != 1 || string(ip.ManagedFields[0].FieldsV1.Raw) != `{"f:spec":{}}` {
+			t.Errorf("managed fields %v (%v)", ip.ManagedFields, err)
+		}
+	})
 	for _, field := range []string{"spec.pool=web", "spec.node=node1"} {
 		t.Run("select by "+field, func(t *testing.T) {
 			w := w.On(t)
