@@ -101,6 +101,11 @@ func (i Interval) CPU() time.Duration {
 	return time.Duration(seconds * float64(time.Second))
 }
 
+// Allocated returns how many bytes the process allocated, also ones that were freed.
+func (i Interval) Allocated() float64 {
+	return i.Counters("go_memstats_alloc_bytes_total", func(Labels) string { return "" })[""]
+}
+
 // Histogram returns what the histograms of a name that match counted, together.
 func (i Interval) Histogram(name string, match func(Labels) bool) Histogram {
 	var h Histogram

@@ -71,12 +71,12 @@ func MeasureWrites(ctx context.Context, options Options, writes Writes) (t table
 	})
 	t = table.Table{
 		Title: "What writes of pods cost the API server, with Berth's admission policies and without",
-		Note:  fmt.Sprintf("%d writes of each kind in each of %d rounds; CPU time of the API server.", writes.N, writes.Rounds),
-		Rows:  table.Rows{{"write", "without, ms", "with, ms", "ratio (of the rounds)"}},
+		Note:  fmt.Sprintf("%d writes of each kind in each of %d rounds; CPU time of the API server for one, and memory that it allocates.", writes.N, writes.Rounds),
+		Rows:  table.Rows{{"write", "without, ms", "with, ms", "ratio (of the rounds)", "without, kB", "with, kB", "ratio (of the rounds)"}},
 	}
-	cost := map[string]map[bool][]float64{}
+	costs := map[string]map[bool][]writeCost{}
 	for _, kind := range kinds {
-		cost[kind.what] = map[bool][]float64{}
+		costs[kind.what] = map[bool][]writeCost{}
 	}
 	for round := range writes.Rounds * 2 {
 		with := round%4 == 1 || round%4 == 2 // without, with, then the other way round
@@ -84,28 +84,39 @@ func MeasureWrites(ctx context.Context, options Options, writes Writes) (t table
 			return t, err
 		}
 		for _, kind := range kinds {
-			millis, err := w.measureWrites(ctx, kind, writes.N, round)
+			one, err := w.measureWrites(ctx, kind, writes.N, round)
 			if err != nil {
 				return t, fmt.Errorf("%s: %w", kind.what, err)
 			}
-			cost[kind.what][with] = append(cost[kind.what][with], millis)
+			costs[kind.what][with] = append(costs[kind.what][with], one)
 		}
 	}
 	for _, kind := range kinds {
-		without, with := cost[kind.what][false], cost[kind.what][true]
-		var ratios []float64
-		for i := range with {
-			ratios = append(ratios, with[i]/without[i])
+		row := []string{kind.what}
+		for _, figure := range []struct {
+			format string
+			of     func(writeCost) float64
+		}{
+			{"%.3f", func(c writeCost) float64 { return c.millis }},
+			{"%.0f", func(c writeCost) float64 { return c.kilobytes }},
+		} {
+			var without, with, ratios []float64
+			var each []string
+			for i, c := range costs[kind.what][true] {
+				without, with = append(without, figure.of(costs[kind.what][false][i])), append(with, figure.of(c))
+				ratios = append(ratios, with[i]/without[i])
+				each = append(each, fmt.Sprintf("%.2f", ratios[i]))
+			}
+			row = append(row, fmt.Sprintf(figure.format, median(without)), fmt.Sprintf(figure.format, median(with)),
+				fmt.Sprintf("%.2f (%s)", median(ratios), strings.Join(each, ", ")))
 		}
-		var each []string
-		for _, ratio := range ratios {
-			each = append(each, fmt.Sprintf("%.2f", ratio))
-		}
-		t.Rows = append(t.Rows, []string{kind.what, fmt.Sprintf("%.3f", median(without)), fmt.Sprintf("%.3f", median(with)),
-			fmt.Sprintf("%.2f (%s)", median(ratios), strings.Join(each, ", "))})
+		t.Rows = append(t.Rows, row)
 	}
 	return t, nil
 }
+
+// writeCost is the cost of one write.
+type writeCost struct{ millis, kilobytes float64 }
 
 func median(values []float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
@@ -145,14 +156,14 @@ func (w *world) writes(ctx context.Context) ([]write, error) {
 	}, nil
 }
 
-// measureWrites returns milliseconds of the API server's CPU time for one write.
-func (w *world) measureWrites(ctx context.Context, kind write, n, round int) (float64, error) {
+// measureWrites returns what one write costs the API server.
+func (w *world) measureWrites(ctx context.Context, kind write, n, round int) (writeCost, error) {
 	config := rest.CopyConfig(w.config)
 	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf
 	config.Impersonate = rest.ImpersonationConfig{UserName: kind.as, Groups: kind.groups}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return 0, err
+		return writeCost{}, err
 	}
 	one := func(ctx context.Context, i int) error {
 		patch := fmt.Appendf(nil, kind.patch, round*(n+100)+i)
@@ -160,20 +171,21 @@ func (w *world) measureWrites(ctx context.Context, kind write, n, round int) (fl
 		return err
 	}
 	if err := w.parallel(ctx, 100, func(ctx context.Context, i int) error { return one(ctx, n+i) }); err != nil {
-		return 0, err
+		return writeCost{}, err
 	}
 	before, err := w.serverMetrics(ctx)
 	if err != nil {
-		return 0, err
+		return writeCost{}, err
 	}
 	if err := w.parallel(ctx, n, one); err != nil {
-		return 0, err
+		return writeCost{}, err
 	}
 	after, err := w.serverMetrics(ctx)
 	if err != nil {
-		return 0, err
+		return writeCost{}, err
 	}
-	return measure.Interval{Before: before, After: after}.CPU().Seconds() * 1000 / float64(n), nil
+	between := measure.Interval{Before: before, After: after}
+	return writeCost{millis: between.CPU().Seconds() * 1000 / float64(n), kilobytes: between.Allocated() / 1000 / float64(n)}, nil
 }
 
 // policies installs the admission policies or removes them, and waits until the API server follows:
