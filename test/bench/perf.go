@@ -25,11 +25,15 @@ func (b *bench) perf(ctx context.Context) error {
 	say("building scheduler_perf")
 	source := filepath.Join(b.root, "test", "bench", "perf")
 	program := filepath.Join(b.dir, "perf.test")
-	build := exec.CommandContext(ctx, "go", "test", "-c", "-o", program, ".")
+	build := exec.CommandContext(ctx, "go", "test", "-c", "-trimpath", "-o", program, ".")
 	build.Dir = source
 	build.Env = append(os.Environ(), "GOWORK=off")
 	if output, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build scheduler_perf: %w\n%s", err, output)
+	}
+	modules, err := exec.CommandContext(ctx, "go", "env", "GOMODCACHE").Output()
+	if err != nil {
+		return fmt.Errorf("find the module cache: %w", err)
 	}
 	var turns []string
 	for _, turn := range b.turns() {
@@ -46,6 +50,9 @@ func (b *bench) perf(ctx context.Context) error {
 	test.Dir, test.Stdout, test.Stderr = source, log, log
 	test.Env = append(os.Environ(),
 		"PATH="+bin+":"+os.Getenv("PATH"), // etcd
+		// The API server looks for its fixtures where it was compiled, which -trimpath does not say, or
+		// below these folders, as of Bazel.
+		"TEST_SRCDIR="+strings.TrimSpace(string(modules)), "TEST_WORKSPACE=.",
 		"TMPDIR="+b.dir,
 		"ARTIFACTS="+b.dir, // the scheduler's log, which would be printed otherwise
 		"BENCH_OUT="+b.out, fmt.Sprintf("BENCH_NODES=%d", b.nodes), fmt.Sprintf("BENCH_PODS=%d", b.pods), "BENCH_TURNS="+strings.Join(turns, " "))
