@@ -19,7 +19,7 @@ var functions = []struct{ what, expression string }{
 	{"Berth: claim an address (Commit)", `berth/ipam\.\(\*IPAM\)\.Commit`},
 	{"Berth: follow the API server", `berth/ipam/(client|store)|berth/ipam\.\(\*IPAM\)\.handler`},
 	{"Berth: PreFilter, Filter, Score, Reserve", `floatingip\.\(\*Plugin\)\.(PreFilter|Filter|PreScore|Score|Reserve)`},
-	{"scheduling cycle", `scheduler\.\(\*Scheduler\)\.(schedulingCycle|SchedulePod|schedulePod)`},
+	{"scheduling cycle, with what it does in parallel", `scheduler\.\(\*Scheduler\)\.(schedulingCycle|findNodesThatPassFilters)|frameworkImpl\)\.RunScorePlugins`},
 	{"stock NodeResourcesFit (it looks at every extended resource on every node)", `noderesources\.fitsRequest`},
 	{"API server: validate custom resources", `customresource\.customResourceStrategy\.Validate`},
 	{"API server: custom resources", `apiextensions-apiserver/pkg/apiserver\.\(\*crdHandler\)`},

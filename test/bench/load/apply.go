@@ -5,14 +5,11 @@ package load
 import (
 	"context"
 	"fmt"
+	"maps"
 
-	"golang.org/x/sync/errgroup"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/simulation/program"
 )
@@ -31,43 +28,24 @@ func Apply(ctx context.Context, config *rest.Config, folders ...string) error {
 	return deploy.Apply(ctx, config, append(objects, manifests...))
 }
 
-// CreatePools makes pools.
-func CreatePools(ctx context.Context, config *rest.Config, pools []*v1alpha1.IPPool) error {
-	berth, err := client.NewForConfig(config)
-	if err != nil {
-		return err
-	}
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(30)
-	for _, pool := range pools {
-		group.Go(func() error {
-			_, err := berth.IPPools.Create(ctx, pool, metav1.CreateOptions{})
-			return err
-		})
-	}
-	if err := group.Wait(); err != nil {
-		return fmt.Errorf("create pools: %w", err)
-	}
-	return nil
-}
-
-// SchedulerConfig is the configuration of the manifests with a profile of this
-// name: as it is, or without what makes it Berth's. It does not elect a leader,
+// SchedulerConfig is the configuration of the manifests, with its profile for ordinary pods and once
+// more for others: as it is, or without what makes it Berth's. It does not elect a leader,
 // and its client is limited by nothing that matters.
-func SchedulerConfig(profile string, berth bool, kubeconfig string) ([]byte, error) {
+func SchedulerConfig(berth bool, kubeconfig string) ([]byte, error) {
 	config, err := program.SchedulerConfig()
 	if err != nil {
 		return nil, err
 	}
 	config["clientConnection"] = map[string]any{"qps": QPS, "burst": QPS, "kubeconfig": kubeconfig, "contentType": "application/vnd.kubernetes.protobuf"}
 	config["leaderElection"] = map[string]any{"leaderElect": false}
-	profiles := config["profiles"].([]any)
-	first := profiles[0].(map[string]any)
-	first["schedulerName"] = profile
+	ordinary := config.Profile()
 	if !berth {
-		delete(first, "plugins")
-		delete(first, "pluginConfig")
+		delete(ordinary, "plugins")
+		delete(ordinary, "pluginConfig")
 	}
+	others := maps.Clone(ordinary)
+	ordinary["schedulerName"], others["schedulerName"] = Scheduler, Others
+	config["profiles"] = []any{ordinary, others}
 	return yaml.Marshal(config)
 }
 

@@ -27,6 +27,15 @@ type Case struct {
 	Claims bool
 	// Pools returns the pools of the case, for a number of nodes. Nil: none.
 	Pools func(nodes int) []*v1alpha1.IPPool
+	// Owner is the kind of an owner, StatefulSet or IPClaim, that has two idle addresses for
+	// each node, in the pools of all racks. Nine of ten of the measured pods are its. Empty: all
+	// are ordinary.
+	Owner string
+	// Waits is how many pods wait for ever, all the time, but no more than are measured: with Lists each for one of some addresses that are reserved, while another address
+	// comes free for every ten pods that are bound; without, for a claim that nobody makes, or for a
+	// node that there is not.
+	Waits int
+	Lists bool
 }
 
 // Cases returns all cases.
@@ -38,8 +47,16 @@ func Cases() []Case {
 		{ID: "c1", Title: "Berth, every pod with an address, one big pool", Berth: true, Asks: true, Pools: OnePool},
 		{ID: "cn", Title: "Berth, every pod with an address, 10,000 pools", Berth: true, Asks: true, Pools: ManyPools},
 		{ID: "d", Title: "Berth, pods without an address, a pool per rack", Berth: true, Pools: PoolPerRack},
+		{ID: "cs", Title: "c, and nine of ten pods are of a StatefulSet that keeps addresses", Berth: true, Asks: true, Pools: PoolPerRack, Owner: "StatefulSet"},
+		{ID: "cc", Title: "c, and nine of ten pods are of a claim with addresses in all racks", Berth: true, Asks: true, Pools: PoolPerRack, Owner: kindClaim},
+		{ID: "cw", Title: "c, while 200 pods wait for a claim", Berth: true, Asks: true, Pools: PoolPerRack, Waits: 200},
+		{ID: "cl", Title: "c, while 5,000 pods wait for addresses of lists", Berth: true, Asks: true, Pools: PoolPerRack, Waits: 5000, Lists: true},
+		{ID: "al", Title: "stock, while 5,000 pods wait for a node", Waits: 5000},
 	}
 }
+
+// Waiting is how many pods wait beside this number of measured ones.
+func (c Case) Waiting(pods int) int { return min(c.Waits, pods) }
 
 // CaseOf returns the case of an ID.
 func CaseOf(id string) (Case, error) {
@@ -97,35 +114,24 @@ func Node(i int) *v1.Node {
 	}
 }
 
-// Pod is a pod of the size of scheduler_perf's default pod.
-func Pod(scheduler string, asks bool) *v1.Pod {
-	resources := v1.ResourceList{v1.ResourceCPU: resource.MustParse("100m"), v1.ResourceMemory: resource.MustParse("500Mi")}
-	if asks {
-		resources[v1alpha1.ResourceIP] = resource.MustParse("1")
-	}
-	return &v1.Pod{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "pod-"},
-		Spec: v1.PodSpec{
-			SchedulerName: scheduler,
-			Containers: []v1.Container{{
-				Name: "pause", Image: "registry.k8s.io/pause:3.10.2",
-				Ports:     []v1.ContainerPort{{ContainerPort: 80}},
-				Resources: v1.ResourceRequirements{Requests: resources, Limits: resources},
-			}},
-		},
-	}
-}
-
 // PoolPerRack has 1,021 addresses for each rack of nodes, which is more than its
 // nodes can run pods at 4 CPUs each.
 func PoolPerRack(nodes int) []*v1alpha1.IPPool {
 	var pools []*v1alpha1.IPPool
-	for rack := range (nodes + Rack - 1) / Rack {
-		at := netip.AddrFrom4([4]byte{172, byte(16 + rack/64), byte(rack % 64 * 4), 0})
-		pools = append(pools, pool(fmt.Sprintf("rack-%d", rack), netip.PrefixFrom(at, 22), rackSubnet(rack)))
+	for rack := range racks(nodes) {
+		pools = append(pools, pool(rackPool(rack), netip.PrefixFrom(rackAddress(rack, 0), 22), rackSubnet(rack)))
 	}
 	return pools
+}
+
+// racks is how many racks have this number of nodes.
+func racks(nodes int) int { return (nodes + Rack - 1) / Rack }
+
+func rackPool(rack int) string { return fmt.Sprintf("rack-%d", rack) }
+
+// rackAddress is the n-th address of the subnet of a rack's pool.
+func rackAddress(rack, n int) netip.Addr {
+	return netip.AddrFrom4([4]byte{172, byte(16 + rack/64), byte(rack%64*4 + n/256), byte(n % 256)})
 }
 
 // OnePool has a million addresses for all nodes.
@@ -135,11 +141,10 @@ func OnePool(int) []*v1alpha1.IPPool {
 
 // ManyPools is 10,000 pools of 125 addresses, spread evenly over the racks.
 func ManyPools(nodes int) []*v1alpha1.IPPool {
-	racks := (nodes + Rack - 1) / Rack
 	var pools []*v1alpha1.IPPool
 	for i := range 10_000 {
 		at := netip.AddrFrom4([4]byte{172, byte(16 + i/512), byte(i / 2 % 256), byte(i % 2 * 128)})
-		pools = append(pools, pool(fmt.Sprintf("pool-%d", i), netip.PrefixFrom(at, 25), rackSubnet(i%racks)))
+		pools = append(pools, pool(fmt.Sprintf("pool-%d", i), netip.PrefixFrom(at, 25), rackSubnet(i%racks(nodes))))
 	}
 	return pools
 }

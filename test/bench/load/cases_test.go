@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -45,5 +47,55 @@ func TestPools(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The addresses that are in use before the first pod are each in the pool that they name, and
+// ordinary pods have enough beside them. Each waiting pod's list has reserved ones only.
+func TestInUse(t *testing.T) {
+	for _, id := range []string{"cs", "cc", "cw", "cl"} {
+		for _, size := range []struct{ nodes, pods int }{{5000, 10_000}, {500, 1000}} {
+			c, err := CaseOf(id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			snapshot := pools.Compile(c.Pools(size.nodes))
+			owned, reserved, freed := c.owned(v1alpha1.Owner{}, size.nodes), c.reserved(), c.freed(size.nodes, size.pods)
+			if c.Owner != "" && len(owned) < size.pods*9/10 {
+				t.Errorf("case %s: the owner has %d addresses for %d pods", id, len(owned), size.pods*9/10)
+			}
+			taken, inPool := map[string]bool{}, map[string]int{}
+			for _, ip := range append(append(owned, reserved...), freed...) {
+				home, ok := snapshot.Home(netip.MustParseAddr(ip.Spec.Address))
+				if !ok || snapshot.Pools()[home].Name != ip.Spec.Pool {
+					t.Fatalf("case %s: %s is not in pool %s", id, ip.Name, ip.Spec.Pool)
+				}
+				if taken[ip.Name] {
+					t.Fatalf("case %s: %s is there twice", id, ip.Name)
+				}
+				taken[ip.Name] = true
+				inPool[ip.Spec.Pool]++
+			}
+			for pool, n := range inPool {
+				if n > 300 {
+					t.Errorf("case %s: %d addresses of pool %s are in use, of 1,021", id, n, pool)
+				}
+			}
+			if !c.Lists {
+				continue
+			}
+			request, err := podrequest.Reader{}.Compile(c.WaitingPod())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := len(request.Parts[0].Ranges); n != listed {
+				t.Fatalf("case %s: a list has %d ranges, want %d", id, n, listed)
+			}
+			for i, r := range request.Parts[0].Ranges {
+				if r.First != r.Last || r.First.String() != reserved[i].Spec.Address {
+					t.Errorf("case %s: %v is on a list and is not reserved", id, r)
+				}
+			}
+		}
 	}
 }

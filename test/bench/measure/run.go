@@ -27,6 +27,10 @@ type Run struct {
 	// and test are one process.
 	CPUPerPod map[string]float64
 	Algorithm Timing
+	// Cycle is the scheduling framework's part of the algorithm for one attempt, PreFilter to
+	// Score, in microseconds by the scheduler's profile. The algorithm's own metric does not tell
+	// profiles apart.
+	Cycle map[string]float64
 	// Points are the scheduling framework's extension points, with all plugins of
 	// each; Plugins one call of one plugin ("plugin point"), which the scheduler
 	// samples, and "all" the calls of the scheduling cycle.
@@ -55,6 +59,7 @@ var binding = []string{"PreBind", "Bind", "PostBind"}
 func (r *Run) Scheduler(i Interval) {
 	all := func(Labels) bool { return true }
 	r.Algorithm = timing(i.Histogram("scheduler_scheduling_algorithm_duration_seconds", all))
+	r.Cycle = i.cycle()
 	r.Points, r.Plugins = map[string]Timing{}, map[string]Timing{}
 	const points, plugins = "scheduler_framework_extension_point_duration_seconds", "scheduler_plugin_execution_duration_seconds"
 	i.each(points, func(l Labels) {
@@ -66,6 +71,30 @@ func (r *Run) Scheduler(i Interval) {
 			return other["plugin"] == l["plugin"] && other["extension_point"] == l["extension_point"]
 		}))
 	})
+}
+
+// cycle returns the mean time of the serial extension points for one attempt, by profile.
+func (i Interval) cycle() map[string]float64 {
+	const points = "scheduler_framework_extension_point_duration_seconds"
+	means := map[string]float64{}
+	i.each(points, func(l Labels) {
+		profile := l["profile"]
+		if _, known := means[profile]; known {
+			return
+		}
+		sum, attempts := 0.0, 0.0
+		for _, point := range []string{"PreFilter", "Filter", "PreScore", "Score"} {
+			h := i.Histogram(points, func(l Labels) bool { return l["profile"] == profile && l["extension_point"] == point })
+			sum += h.sum
+			if point == "PreFilter" {
+				attempts = h.Count
+			}
+		}
+		if attempts > 0 {
+			means[profile] = micro(seconds(sum / attempts))
+		}
+	})
+	return means
 }
 
 // Server fills in what the API server's metrics say.

@@ -27,6 +27,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/informers"
 	"k8s.io/component-base/metrics/legacyregistry"
 	fwk "k8s.io/kube-scheduler/framework"
 	frameworkruntime "k8s.io/kubernetes/pkg/scheduler/framework/runtime"
@@ -47,12 +48,6 @@ func TestMain(m *testing.M) {
 	perf.PluginNames = append(perf.PluginNames, floatingip.Name)
 	os.Exit(m.Run())
 }
-
-// The pods of warm are scheduled first and do not count.
-const (
-	warm     = "warm"
-	measured = "measured"
-)
 
 // settings come from the environment.
 type settings struct {
@@ -84,7 +79,7 @@ func BenchmarkPerfScheduling(b *testing.B) {
 		b.Fatal(err)
 	}
 	var runs []*measure.Run
-	perf.RunBenchmarkPerfScheduling(b, config, "berth", frameworkruntime.Registry{floatingip.Name: s.plugin},
+	perf.RunBenchmarkPerfScheduling(b, config, "berth", frameworkruntime.Registry{floatingip.Name: new(plugins).plugin},
 		perf.WithPrepareFn(func(t ktesting.TContext) error {
 			return s.follow(t, func(run *measure.Run) error {
 				runs = append(runs, run)
@@ -145,28 +140,38 @@ func (s settings) workloads(b *testing.B) string {
 		if err != nil {
 			b.Fatal(err)
 		}
-		profile, err := load.SchedulerConfig("default-scheduler", c.Berth, "")
+		profile, err := load.SchedulerConfig(c.Berth, "")
 		if err != nil {
 			b.Fatal(err)
 		}
-		pod, err := yaml.Marshal(load.Pod("default-scheduler", c.Asks))
-		if err != nil {
-			b.Fatal(err)
+		steps := []map[string]any{
+			{"opcode": "createNodes", "countParam": "$nodes", "nodeTemplatePath": node},
+			{"opcode": "createPods", "namespace": load.Warm, "countParam": "$warmPods"},
 		}
+		if waiting := c.Waiting(s.pods); waiting > 0 {
+			steps = append(steps,
+				map[string]any{
+					"opcode": "createPods", "namespace": load.Waiting, "count": waiting, "skipWaitToCompletion": true,
+					"podTemplatePath": write(id+"-waiting.yaml", template(b, c.WaitingPod())),
+				},
+				map[string]any{"opcode": "barrier", "namespaces": []string{load.Waiting}, "stageRequirement": "Attempted"})
+		}
+		steps = append(steps,
+			load.MakeMeasured(),
+			map[string]any{
+				"opcode": "createPods", "namespace": load.Measured, "countParam": "$pods", "collectMetrics": true,
+				"podTemplatePath": write(id+"-measured.yaml", measured(b, c)),
+			},
+			// scheduler_perf forgets the metrics at the end: they are read before.
+			map[string]any{"opcode": "sleep", "duration": "2s"})
 		cases = append(cases, map[string]any{
 			"name":                   turn,
 			"schedulerConfigPath":    write(id+"-scheduler.yaml", profile),
-			"defaultPodTemplatePath": write(id+"-pod.yaml", pod),
+			"defaultPodTemplatePath": write(id+"-pod.yaml", template(b, c.Pod())),
 			// On in a scheduler that is run with its defaults; scheduler_perf turns it
 			// off where a workload does not say.
-			"featureGates": map[string]bool{"OpportunisticBatching": true},
-			"workloadTemplate": []map[string]any{
-				{"opcode": "createNodes", "countParam": "$nodes", "nodeTemplatePath": node},
-				{"opcode": "createPods", "namespace": warm, "countParam": "$warmPods"},
-				{"opcode": "createPods", "namespace": measured, "countParam": "$pods", "collectMetrics": true},
-				// scheduler_perf forgets the metrics at the end: they are read before.
-				{"opcode": "sleep", "duration": "2s"},
-			},
+			"featureGates":     map[string]bool{"OpportunisticBatching": true},
+			"workloadTemplate": steps,
 			"workloads": []map[string]any{{
 				"name":   fmt.Sprintf("%dNodes_%dPods", s.nodes, s.pods),
 				"labels": []string{"performance"},
@@ -181,15 +186,41 @@ func (s settings) workloads(b *testing.B) string {
 	return write("workloads.yaml", text)
 }
 
+// template is a pod in scheduler_perf's language.
+func template(b *testing.B, pod *v1.Pod) []byte {
+	text, err := yaml.Marshal(pod)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return text
+}
+
+// measured is the template of the measured pods.
+func measured(b *testing.B, c load.Case) []byte {
+	if c.Owner == "" {
+		return template(b, c.Pod())
+	}
+	return fmt.Appendf(nil, "{{if Mod .Index 10}}%s{{else}}%s{{end}}", template(b, c.OwnersPod("{{.Index}}")), template(b, c.Pod()))
+}
+
 func (s settings) warmPods() int { return max(s.pods/10, 100) }
 
-// plugin makes Berth's plugin for one scheduler, on an API server that has just
-// been started, and which gets Berth's API first.
-func (s settings) plugin(ctx context.Context, args apiruntime.Object, handle fwk.Handle) (fwk.Plugin, error) {
-	if err := load.Apply(ctx, handle.KubeConfig(), "crd", "admission"); err != nil {
-		return nil, err
+// plugins make Berth's plugin for the profiles of one scheduler at a time.
+type plugins struct {
+	of      informers.SharedInformerFactory
+	factory *floatingip.Factory
+}
+
+// plugin makes the plugin of one profile, on an API server that has just been started, and which
+// gets Berth's API first.
+func (p *plugins) plugin(ctx context.Context, args apiruntime.Object, handle fwk.Handle) (fwk.Plugin, error) {
+	if p.of != handle.SharedInformerFactory() {
+		if err := load.Apply(ctx, handle.KubeConfig(), "crd", "admission"); err != nil {
+			return nil, err
+		}
+		p.of, p.factory = handle.SharedInformerFactory(), floatingip.NewFactory()
 	}
-	return floatingip.NewFactory().New(ctx, args, handle)
+	return p.factory.New(ctx, args, handle)
 }
 
 // follow measures one run, from the first pod that counts to the last, and calls
@@ -202,10 +233,9 @@ func (s settings) follow(t ktesting.TContext, done func(*measure.Run) error) err
 	if err := load.Apply(t, t.RESTConfig(), "crd", "admission"); err != nil {
 		return err
 	}
-	if c.Pools != nil {
-		if err := load.CreatePools(t, t.RESTConfig(), c.Pools(s.nodes)); err != nil {
-			return err
-		}
+	prepared, err := c.Prepare(t, t.RESTConfig(), s.nodes, s.pods)
+	if err != nil {
+		return err
 	}
 	claimer, err := load.NewClaimer(t.RESTConfig())
 	if err != nil {
@@ -221,6 +251,7 @@ func (s settings) follow(t ktesting.TContext, done func(*measure.Run) error) err
 	}
 	var interval measure.Interval
 	hooks := load.Hooks{
+		Bound: func(pod *v1.Pod) { prepared.Bound(t, pod) },
 		First: func() {
 			interval.Before = gather(t)
 			if err := pprof.StartCPUProfile(profile); err != nil {
@@ -235,7 +266,7 @@ func (s settings) follow(t ktesting.TContext, done func(*measure.Run) error) err
 	if c.Claims {
 		hooks.Bound = func(pod *v1.Pod) { claimer.Claim(t, pod) }
 	}
-	counter, err := load.Count(t, t.RESTConfig(), measured, s.pods, hooks)
+	counter, err := load.Count(t, t.RESTConfig(), load.Measured, s.pods, hooks)
 	if err != nil {
 		return err
 	}
@@ -248,8 +279,12 @@ func (s settings) follow(t ktesting.TContext, done func(*measure.Run) error) err
 			t.Errorf("%s: %v", c.ID, err)
 			return
 		}
+		if err := prepared.Wait(); err != nil {
+			t.Errorf("%s: %v", c.ID, err)
+			return
+		}
 		if c.Claims {
-			claimed, err := claimer.Wait(ctx, measured, s.pods)
+			claimed, err := claimer.Wait(ctx, load.Measured, s.pods)
 			if err != nil {
 				t.Errorf("%s: %v", c.ID, err)
 				return

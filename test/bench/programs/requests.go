@@ -91,12 +91,7 @@ func bindings(ctx context.Context, options Options, id string) ([]Requests, erro
 }
 
 func (w *world) bindings(ctx context.Context, c load.Case) ([]Requests, error) {
-	if c.Pools != nil {
-		if err := load.CreatePools(ctx, w.config, c.Pools(w.Nodes)); err != nil {
-			return nil, err
-		}
-	}
-	if _, err := w.scheduler(ctx, c.Berth); err != nil {
+	if _, _, err := w.prepared(ctx, c); err != nil {
 		return nil, err
 	}
 	var all []Requests
@@ -112,7 +107,7 @@ func (w *world) bindings(ctx context.Context, c load.Case) ([]Requests, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := w.createPods(ctx, step.namespace, step.n, func(int) *v1.Pod { return load.Pod(profile, c.Asks) }); err != nil {
+		if err := w.createPods(ctx, step.namespace, step.n, func(int) *v1.Pod { return c.Pod() }); err != nil {
 			return nil, err
 		}
 		if _, _, err := counter.Wait(ctx); err != nil {
@@ -160,10 +155,11 @@ func releases(ctx context.Context, options Options) ([]Requests, error) {
 
 func (w *world) releases(ctx context.Context) ([]Requests, error) {
 	const n = 1000
-	if err := load.CreatePools(ctx, w.config, load.OnePool(0)); err != nil {
+	c, err := load.CaseOf("c1")
+	if err != nil {
 		return nil, err
 	}
-	if _, err := w.scheduler(ctx, true); err != nil {
+	if _, _, err := w.prepared(ctx, c); err != nil {
 		return nil, err
 	}
 	if _, err := w.controller(ctx); err != nil {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -36,7 +37,7 @@ func Throughput(ctx context.Context, options Options, c load.Case, round int) (*
 }
 
 func (w *world) throughput(ctx context.Context, c load.Case, run *measure.Run) error {
-	scheduler, err := w.schedulerWithPools(ctx, c)
+	scheduler, prepared, err := w.prepared(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -44,14 +45,16 @@ func (w *world) throughput(ctx context.Context, c load.Case, run *measure.Run) e
 	if err != nil {
 		return err
 	}
-	hooks := load.Hooks{}
+	hooks := load.Hooks{Bound: func(pod *v1.Pod) { prepared.Bound(ctx, pod) }}
 	if c.Claims {
 		hooks.Bound = func(pod *v1.Pod) { claimer.Claim(ctx, pod) }
 	}
-	newPod := func(int) *v1.Pod { return load.Pod(profile, c.Asks) }
 
 	warmPods := max(w.Pods/10, 100)
-	if err := w.warm(ctx, warmPods, newPod, hooks); err != nil {
+	if err := w.warm(ctx, warmPods, func(int) *v1.Pod { return c.Pod() }, hooks); err != nil {
+		return err
+	}
+	if err := w.wait(ctx, c); err != nil {
 		return err
 	}
 	if c.Claims {
@@ -73,6 +76,12 @@ func (w *world) throughput(ctx context.Context, c load.Case, run *measure.Run) e
 	}
 	profiled := make(chan error, 1)
 	go func() { profiled <- w.profile(ctx, scheduler, fmt.Sprintf("programs-%d-%s.pprof", run.Round, c.ID)) }()
+	newPod := func(i int) *v1.Pod {
+		if c.Ordinary(i) {
+			return c.Pod()
+		}
+		return c.OwnersPod(strconv.Itoa(i))
+	}
 	if err := w.createPods(ctx, measured, w.Pods, newPod); err != nil {
 		return err
 	}
@@ -80,7 +89,7 @@ func (w *world) throughput(ctx context.Context, c load.Case, run *measure.Run) e
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(afterErr, <-profiled); err != nil {
+	if err := errors.Join(afterErr, <-profiled, prepared.Wait()); err != nil {
 		return err
 	}
 	if c.Claims {
@@ -105,14 +114,44 @@ func cost(run *measure.Run, before, after [2]*measure.Snapshot) {
 	run.CPU("API server", serving)
 }
 
-// schedulerWithPools creates the case's pools and starts its scheduler.
-func (w *world) schedulerWithPools(ctx context.Context, c load.Case) (*process, error) {
-	if c.Pools != nil {
-		if err := load.CreatePools(ctx, w.config, c.Pools(w.Nodes)); err != nil {
-			return nil, err
-		}
+// prepared makes the case's objects and starts its scheduler.
+func (w *world) prepared(ctx context.Context, c load.Case) (*process, *load.Prepared, error) {
+	prepared, err := c.Prepare(ctx, w.config, w.Nodes, w.Pods)
+	if err != nil {
+		return nil, nil, err
 	}
-	return w.scheduler(ctx, c.Berth)
+	scheduler, err := w.scheduler(ctx, c.Berth)
+	return scheduler, prepared, err
+}
+
+// wait makes the case's waiting pods and returns when the scheduler has tried all.
+func (w *world) wait(ctx context.Context, c load.Case) error {
+	waiting := c.Waiting(w.Pods)
+	if waiting == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	tried, all := map[string]bool{}, make(chan struct{})
+	if _, err := load.Follow(ctx, w.config, func(_, pod *v1.Pod) {
+		if pod.Namespace != load.Waiting || tried[pod.Name] || len(pod.Status.Conditions) == 0 {
+			return
+		}
+		if tried[pod.Name] = true; len(tried) == waiting {
+			close(all)
+		}
+	}); err != nil {
+		return err
+	}
+	if err := w.createPods(ctx, load.Waiting, waiting, func(int) *v1.Pod { return c.WaitingPod() }); err != nil {
+		return err
+	}
+	select {
+	case <-all:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait until the scheduler has tried the waiting pods: %w", ctx.Err())
+	}
 }
 
 // warm has the scheduler bind pods before anything is measured.

@@ -37,9 +37,9 @@ type Options struct {
 }
 
 const (
-	profile  = "default-scheduler"
-	warm     = "warm"
-	measured = "measured"
+	profile  = load.Scheduler
+	warm     = load.Warm
+	measured = load.Measured
 	// workers create objects in parallel, as many as scheduler_perf has.
 	workers = 30
 	// patience with anything that is waited for.
@@ -98,7 +98,7 @@ func (w *world) prepare(ctx context.Context) (err error) {
 	}, metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	for _, name := range []string{warm, measured} {
+	for _, name := range []string{warm, measured, load.Waiting} {
 		if _, err := w.kube.CoreV1().Namespaces().Create(ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
 			return err
 		}
@@ -246,7 +246,7 @@ func (w *world) scheduler(ctx context.Context, berth bool) (*process, error) {
 		path = filepath.Join(bin, "kube-scheduler")
 	}
 	kubeconfig := filepath.Join(w.cp.Dir(), "scheduler.kubeconfig")
-	text, err := load.SchedulerConfig(profile, berth, kubeconfig)
+	text, err := load.SchedulerConfig(berth, kubeconfig)
 	if err != nil {
 		return nil, err
 	}

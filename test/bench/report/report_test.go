@@ -32,7 +32,7 @@ func TestRatios(t *testing.T) {
 		"| c/b | pods/s | 0.62 | 0.50, 0.75 | ≥ 0.95 |",
 		"| c/b | pods/s, until the last claim is made | 1.15 | 0.80, 1.50 | |",
 		"| c/a | pods/s | 0.35 | 0.40, 0.30 | |",
-		"| a | stock | 55.0 | 100, 10.0 | 0, 0 | 2.00 | 2.00 |",
+		"| a | stock | 2.00 | 2.00, 2.00 | 55.0 | 100, 10.0 | 2.00 | 0 | 0 | 0, 0 |",
 	} {
 		found := false
 		for _, row := range rows {
