@@ -55,12 +55,12 @@ func parse(args []string) (*options, error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.StringVar(&o.out, "out", os.Getenv("BENCH_OUT"), "Folder for results and profiles (default: $BENCH_OUT, or a temporary one).")
 	flags.StringVar(&o.parts, "parts", "perf,programs,requests,writes,book,node,policy,lab,rollout", "What to run.")
-	flags.StringVar(&o.cases, "cases", "a,b,c,c1,d", "Cases that are compared; cn is one with 10,000 pools.")
-	flags.IntVar(&o.rounds, "rounds", 3, "How often each case is run.")
+	flags.StringVar(&o.cases, "cases", "a,b,c,c1,d", "Cases that are compared; README.md has others.")
+	flags.IntVar(&o.rounds, "rounds", 6, "How often each case is run.")
 	flags.IntVar(&o.nodes, "nodes", 5000, "Nodes in scheduler_perf.")
-	flags.IntVar(&o.pods, "pods", 10_000, "Pods in scheduler_perf.")
+	flags.IntVar(&o.pods, "pods", 5000, "Pods in scheduler_perf.")
 	flags.IntVar(&o.programNodes, "program-nodes", 1000, "Nodes of the real programs.")
-	flags.IntVar(&o.programPods, "program-pods", 5000, "Pods of the real programs.")
+	flags.IntVar(&o.programPods, "program-pods", 2500, "Pods of the real programs.")
 	flags.IntVar(&o.rollout.Deployments, "deployments", 10, "Deployments of the rollout.")
 	flags.IntVar(&o.rollout.Replicas, "replicas", 10, "Pods of each of these Deployments.")
 	flags.IntVar(&o.rollout.Nodes, "lab-nodes", 5, "Nodes of the rollout's lab.")
@@ -228,7 +228,7 @@ func (b *bench) requests(ctx context.Context) error {
 }
 
 func (b *bench) writes(ctx context.Context) error {
-	options := programs.Writes{N: 2000, Rounds: 2 * b.rounds}
+	options := programs.Writes{N: 2000, Rounds: b.rounds}
 	if b.small {
 		options.N = 500
 	}

@@ -56,18 +56,23 @@ type world struct {
 	kube      *kubernetes.Clientset
 	dir       string
 	processes []*process
+	cores     *cores
 }
 
 // newWorld starts an API server. The caller must call stop.
 func newWorld(ctx context.Context, options Options) (*world, error) {
+	cores, err := split()
+	if err != nil {
+		return nil, err
+	}
 	cp, err := lab.StartControlPlane(ctx, lab.ControlPlaneOptions{
 		// Nobody tells nodes ready, and there is no controller of priorities.
 		APIServerFlags: []string{"--disable-admission-plugins=TaintNodesByCondition,Priority"},
 	})
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, cores.join())
 	}
-	w := &world{Options: options, cp: cp}
+	w := &world{Options: options, cp: cp, cores: cores}
 	if err := w.prepare(ctx); err != nil {
 		return nil, errors.Join(err, w.stop())
 	}
@@ -114,7 +119,7 @@ func (w *world) stop() error {
 	for _, p := range w.processes {
 		p.Kill()
 	}
-	return errors.Join(w.cp.Stop(), os.RemoveAll(w.dir))
+	return errors.Join(w.cp.Stop(), os.RemoveAll(w.dir), w.cores.join())
 }
 
 // parallel calls do for 0 to n-1.
@@ -254,8 +259,13 @@ func (w *world) scheduler(ctx context.Context, berth bool) (*process, error) {
 	if err := os.WriteFile(config, text, 0o600); err != nil {
 		return nil, err
 	}
-	return w.startReady(ctx, path, "--config="+config, "--v=2", "--cert-dir="+w.dir,
-		"--authentication-kubeconfig="+kubeconfig, "--authorization-kubeconfig="+kubeconfig)
+	var scheduler *process
+	err = w.cores.alone(func() (err error) {
+		scheduler, err = w.startReady(ctx, path, "--config="+config, "--v=2", "--cert-dir="+w.dir,
+			"--authentication-kubeconfig="+kubeconfig, "--authorization-kubeconfig="+kubeconfig)
+		return err
+	})
+	return scheduler, err
 }
 
 // controller starts berth-controller as its ServiceAccount and waits until it is
