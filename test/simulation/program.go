@@ -37,6 +37,8 @@ type SchedulerOptions struct {
 	Args map[string]any
 	// Values are the chart's that its configuration is made with; nil: the defaults.
 	Values map[string]any
+	// Flags are added to the command line.
+	Flags []string
 	// Serve is the address where it is asked about its health and metrics;
 	// empty: none.
 	Serve string
@@ -64,6 +66,7 @@ func (w *World) Scheduler(options SchedulerOptions) *Instance {
 		config["profiles"] = append(config["profiles"].([]any), another)
 	}
 	flags := []string{"--config=" + w.File("scheduler-*.yaml", config), "--leader-elect-resource-namespace=" + w.System, "--secure-port=0", "--v=4", program.NeverAgain}
+	flags = append(flags, options.Flags...)
 	if options.Serve != "" {
 		kubeconfig := w.kubeconfig(proxy)
 		flags = append(flags, program.ServeAt(options.Serve)...)
