@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/labels"
+
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/pools"
@@ -17,6 +19,7 @@ import (
 //	Pool               the Pool serves more nodes than before
 //	Pool, Namespace,   the Namespace may have More addresses of Pool than before, which
 //	  More             has a cap
+//	Namespace          other pools admit the Namespace than before
 //	Owner, Addr, More  Addr is retained for Owner and has no pod
 //	Owner, More        Owner may have More addresses than before
 //	Everything         pools changed, or the book has just been read
@@ -49,6 +52,9 @@ const (
 func (i *IPAM) Helps(change Change) func(request *Request, lack Lack) bool {
 	if change.Everything {
 		return func(*Request, Lack) bool { return true }
+	}
+	if change.Owner == nil && change.Pool == "" {
+		return func(request *Request, _ Lack) bool { return request.Namespace == change.Namespace }
 	}
 	h := &helping{ipam: i, change: change, owners: map[ownerKey]*ownerState{}, atCap: map[string]bool{}}
 	if state := i.state.Load(); state != nil {
@@ -113,6 +119,7 @@ func (h *helping) anybody(request *Request, lack Lack) bool {
 	if h.pool == nil {
 		return false
 	}
+	reported := lack
 	if request.Claim != "" || lack == LackOwner && request.FixedSet {
 		owner := h.stateOf(request)
 		if request.Claim != "" {
@@ -129,12 +136,11 @@ func (h *helping) anybody(request *Request, lack Lack) bool {
 			lack = LackAddress
 		}
 	}
-	serves := h.change.Namespace == "" && !h.change.Addr.IsValid()
+	if h.change.Namespace == "" && !h.change.Addr.IsValid() {
+		return h.serves(request, reported)
+	}
 	switch {
-	case serves && lack&LackOwner != 0 && h.hasIn(request):
-		// Its addresses in the pool were out of reach.
-		return true
-	case lack == LackOwner && !serves, !request.mayUse(h.pool), h.isAtCap(request.Namespace):
+	case lack == LackOwner, !request.mayUse(h.pool), h.isAtCap(request.Namespace):
 		return false
 	case h.change.Namespace != "" && (h.change.Namespace != request.Namespace || !h.ipam.hasFree(h.pool.Name)):
 		return false
@@ -145,6 +151,19 @@ func (h *helping) anybody(request *Request, lack Lack) bool {
 		}
 		return fitsPool(&p, h.pool)
 	})
+}
+
+// serves says whether it may help a request that the pool serves another node. If the pool has no
+// address for a request that lacks one, the next freed address helps. A request that lacks something
+// else hears of no freed address, so its next attempt must find out that it lacks one.
+func (h *helping) serves(request *Request, lack Lack) bool {
+	switch {
+	case lack&LackOwner != 0 && h.hasIn(request):
+		return true // Its addresses in the pool were out of reach.
+	case !request.mayUse(h.pool) || !slices.ContainsFunc(request.Parts, func(p Part) bool { return fitsPool(&p, h.pool) }):
+		return false
+	}
+	return lack&LackOwner != 0 || !h.isAtCap(request.Namespace) && h.ipam.hasFree(h.pool.Name)
 }
 
 // hasIn says whether the request's owner has an address of the pool.
@@ -222,6 +241,15 @@ func (i *IPAM) Gained(before, after Node) (names []string) {
 		}
 	}
 	return names
+}
+
+// AreAdmittedAlike says whether the same pools admit a namespace with either labels. It does not
+// block.
+func (i *IPAM) AreAdmittedAlike(before, after labels.Set) bool {
+	state := i.state.Load()
+	return state == nil || !slices.ContainsFunc(state.snapshot.Pools(), func(pool *pools.Pool) bool {
+		return pool.AdmitsNamespace(before) != pool.AdmitsNamespace(after)
+	})
 }
 
 // PoolsOf returns the names of the pools that serve a node. It does not block.

@@ -31,7 +31,8 @@
 // (https://github.com/kubernetes/kubernetes/issues/93552). Activate also reaches
 // a pod that is being scheduled at that moment. The plugin also wakes pods when a pool
 // serves a node because the node's InternalIP changed, or because the node's agent
-// became ready: kube-scheduler has no event for that.
+// became ready, or because a nominated pod is no longer to get addresses there:
+// kube-scheduler has no event for that.
 //
 // # Caveats
 //

@@ -10,18 +10,19 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+
+	"github.com/berth-dev/berth/ipam"
 )
 
 // EventsToRegister returns the events that can make a rejected pod schedulable,
-// other than changes of the book: a new node or new node labels, a change of the pod's
-// annotations, and room on a node that caps addresses. For freed addresses, changed
+// other than changes of the book: pools that may serve it serve another node, a change of
+// the pod's annotations, and room on a node that caps addresses. For freed addresses, changed
 // pools and nodes whose own addresses changed see the package documentation.
 func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
 	return []fwk.ClusterEventWithHint{
-		{Event: fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeLabel}},
 		{
-			Event:          fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.UpdateNodeAllocatable},
-			QueueingHintFn: isSchedulableAfterNodeUpdated,
+			Event:          fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeLabel | fwk.UpdateNodeAllocatable},
+			QueueingHintFn: pl.isSchedulableAfterNodeChanged,
 		},
 		{
 			Event:          fwk.ClusterEvent{Resource: fwk.Pod, ActionType: fwk.Update},
@@ -47,19 +48,60 @@ func capOf(node *v1.Node) v1.ResourceList {
 
 func sameCap(a, b *v1.Node) bool { return equality.Semantic.DeepEqual(capOf(a), capOf(b)) }
 
-// isSchedulableAfterNodeUpdated queues a pod when a node's cap of addresses changed.
-func isSchedulableAfterNodeUpdated(_ klog.Logger, _ *v1.Pod, oldObj, newObj any) (fwk.QueueingHint, error) {
-	before, ok := oldObj.(*v1.Node)
-	after, isNode := newObj.(*v1.Node)
-	if !ok || !isNode || sameCap(before, after) {
+// hasMore says whether a node gives pods more addresses than before.
+func hasMore(before, after *v1.Node) bool {
+	limits := capOf(after)
+	for name, limit := range capOf(before) {
+		if now, ok := limits[name]; !ok || now.Cmp(limit) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// gain is the pools that serve a node since an event, or with more addresses.
+type gain struct {
+	before, after *v1.Node
+	pools         []string
+}
+
+// gained returns the pools that serve a node since an event, or with more addresses. before is nil
+// if the node is new. kube-scheduler asks for each of its pods about the same event.
+func (pl *Plugin) gained(before, after *v1.Node) []string {
+	if last := pl.gain.Load(); last != nil && last.before == before && last.after == after {
+		return last.pools
+	}
+	now := &gain{before: before, after: after}
+	if before == nil || hasMore(before, after) {
+		now.pools = pl.addresses.PoolsOf(ipam.NodeOf(after))
+	} else if !sameReach(before, after) {
+		now.pools = pl.addresses.Gained(ipam.NodeOf(before), ipam.NodeOf(after))
+	}
+	pl.gain.Store(now)
+	return now.pools
+}
+
+// isSchedulableAfterNodeChanged queues a pod if pools that may serve it serve another node, or a
+// node that limits addresses gives more of them.
+func (pl *Plugin) isSchedulableAfterNodeChanged(_ klog.Logger, pod *v1.Pod, oldObj, newObj any) (fwk.QueueingHint, error) {
+	before, known := oldObj.(*v1.Node)
+	after, ok := newObj.(*v1.Node)
+	if !ok || oldObj != nil && !known {
 		return fwk.QueueSkip, nil
 	}
-	return fwk.Queue, nil
+	return queueIf(pl.waiting.servingHelps(pod.UID, pl.gained(before, after)))
+}
+
+func queueIf(helps bool) (fwk.QueueingHint, error) {
+	if helps {
+		return fwk.Queue, nil
+	}
+	return fwk.QueueSkip, nil
 }
 
 // isSchedulableAfterPodDeleted queues a pod when another pod with addresses left a
 // node that caps them. The book reports the freed addresses themselves.
-func (pl *Plugin) isSchedulableAfterPodDeleted(_ klog.Logger, _ *v1.Pod, oldObj, _ any) (fwk.QueueingHint, error) {
+func (pl *Plugin) isSchedulableAfterPodDeleted(_ klog.Logger, pod *v1.Pod, oldObj, _ any) (fwk.QueueingHint, error) {
 	deleted, ok := oldObj.(*v1.Pod)
 	if !ok || deleted.Spec.NodeName == "" || !pl.reader.Asks(&deleted.Spec) {
 		return fwk.QueueSkip, nil
@@ -68,7 +110,7 @@ func (pl *Plugin) isSchedulableAfterPodDeleted(_ klog.Logger, _ *v1.Pod, oldObj,
 	if err != nil || len(capOf(node)) == 0 {
 		return fwk.QueueSkip, nil //nolint:nilerr // a node that is gone has no room
 	}
-	return fwk.Queue, nil
+	return queueIf(pl.waiting.servingHelps(pod.UID, pl.addresses.PoolsOf(ipam.NodeOf(node))))
 }
 
 // isSchedulableAfterPodUpdated queues a pod whose own annotations changed.

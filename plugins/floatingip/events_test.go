@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -126,6 +127,9 @@ func TestWakes(t *testing.T) {
 		{"a lost node changes, and a pod is to end there", webOf(tainted(node("n2")), held, onLost(terminating)), webPod("web-x"), puts(tainted(node("n2", "rack", "a"))), 0, false},
 
 		{"the namespace gets a label", objects(ipPool("web", "10.0.70.2", forNamespaces("tier", "web"))), pod("a"), puts(namespaceOf("shop", "tier", "web")), 0, true},
+		{"the namespace gets a label that no pool selects", objects(ipPool("web", "10.0.70.2", forNamespaces("tier", "web"))), pod("a"), puts(namespaceOf("shop", "tier", "db")), time.Minute, false},
+		{"another namespace gets a label", objects(namespaceOf("bank"), ipPool("web", "10.0.70.2", forNamespaces("tier", "web"))), pod("a"), puts(namespaceOf("bank", "tier", "web")), time.Minute, false},
+		{"the namespace loses a label", objects(namespaceOf("shop", "tier", "web"), ipPool("web", "10.0.70.2", forNamespaces("tier", "web")), ip("10.0.70.2", "v1 Pod v", "v@n1", "PodDeleted"), pod("v", bound("n1", "10.0.70.2"))), pod("a"), puts(namespaceOf("shop")), 0, true},
 		{"the namespace gets an annotation", objects(ipPool("web", "10.0.70.2", forNamespaces("tier", "web"))), pod("a"), puts(annotated), 0, false},
 
 		{"a node comes to be in the pool", objects(node("n1"), ipPool("web", "10.0.70.2", forNodes("rack", "a"))), pod("a"), puts(node("n1", "rack", "a")), nodeSettles, true},
@@ -174,7 +178,9 @@ func TestHints(t *testing.T) {
 	other.Status.Allocatable = v1.ResourceList{v1.ResourceCPU: resource.MustParse("3")}
 	waits := pod("a")
 	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(t, advertising(node("n1"), "1"), node("n2"), waits)
+		inPool := func(name, limit string) *v1.Node { return advertising(node(name, "rack", "a"), limit) }
+		c := newCluster(t, inPool("n1", "1"), node("n2"), waits, ipPool("web", "10.0.70.2", forNodes("rack", "a")))
+		tries(waits)(c)
 		registered, err := c.plugin.EventsToRegister(c.ctx)
 		if err != nil {
 			t.Fatal(err)
@@ -185,11 +191,18 @@ func TestHints(t *testing.T) {
 			before, after any
 			want          fwk.QueueingHint
 		}{
-			{"a node comes", added, nil, node("n3"), fwk.Queue},
-			{"a node gets a label", labelled, node("n1"), node("n1", "rack", "a"), fwk.Queue},
-			{"a node gives more", allocatable, advertising(node("n1"), "1"), advertising(node("n1"), "2"), fwk.Queue},
-			{"a node no longer caps", allocatable, advertising(node("n1"), "1"), node("n1"), fwk.Queue},
-			{"a node gives as many", allocatable, advertising(node("n1"), "1"), advertising(node("n1"), "1"), fwk.QueueSkip},
+			{"a node of the pool comes", added, nil, node("n3", "rack", "a"), fwk.Queue},
+			{"another node comes", added, nil, node("n3", "rack", "b"), fwk.QueueSkip},
+			{"a node comes to be in the pool", labelled, node("n2"), node("n2", "rack", "a"), fwk.Queue},
+			{"a node gets another label", labelled, node("n2"), node("n2", "rack", "b"), fwk.QueueSkip},
+			{"a node of the pool gets another label", labelled, node("n2", "rack", "a"), node("n2", "rack", "a", "a", "b"), fwk.QueueSkip},
+			{"a node leaves the pool", labelled, node("n2", "rack", "a"), node("n2"), fwk.QueueSkip},
+			{"a node gives more", allocatable, inPool("n1", "1"), inPool("n1", "2"), fwk.Queue},
+			{"a node gives fewer", allocatable, inPool("n1", "2"), inPool("n1", "1"), fwk.QueueSkip},
+			{"a node no longer caps", allocatable, inPool("n1", "1"), node("n1", "rack", "a"), fwk.Queue},
+			{"a node begins to cap", allocatable, node("n1", "rack", "a"), inPool("n1", "1"), fwk.QueueSkip},
+			{"a node of no pool gives more", allocatable, advertising(node("n2"), "1"), advertising(node("n2"), "2"), fwk.QueueSkip},
+			{"a node gives as many", allocatable, inPool("n1", "1"), inPool("n1", "1"), fwk.QueueSkip},
 			{"a node has more CPUs", allocatable, node("n1"), other, fwk.QueueSkip},
 			{"no node", allocatable, pod("a"), node("n1"), fwk.QueueSkip},
 			{"no node any more", allocatable, node("n1"), pod("a"), fwk.QueueSkip},
@@ -225,4 +238,93 @@ func TestHints(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A node of a full pool wakes no pod; the address that comes free does.
+func TestNodeOfFullPool(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		waits := pod("a")
+		c := newCluster(t, append(full("PodDeleted"), node("n1"), waits)...)
+		tries(waits)(c)
+		hint := func(want fwk.QueueingHint) {
+			t.Helper()
+			if got, err := c.plugin.isSchedulableAfterNodeChanged(klog.Background(), waits, nil, node("n3")); got != want || err != nil {
+				t.Errorf("a node comes: %v, %v, want %v", got, err, want)
+			}
+		}
+		hint(fwk.QueueSkip)
+		removes(ip("10.0.70.2", "v1 Pod v", "v@n1", "PodDeleted"))(c)
+		c.settle()
+		if woken := c.takeWoken(); !slices.Equal(woken, []string{"a"}) {
+			t.Errorf("an address came free: woke %q", woken)
+		}
+		hint(fwk.Queue)
+	})
+}
+
+// A pod that was rejected because of a nominated pod is woken when that pod needs the addresses of
+// the node no more.
+func TestNominationEnds(t *testing.T) {
+	nominated := func(node string) *v1.Pod {
+		return pod("b", func(pod *v1.Pod) { pod.Status.NominatedNodeName = node })
+	}
+	on := func(name string) *v1.Pod {
+		pod := nominated("n1")
+		bound(name, "")(pod)
+		return pod
+	}
+	again := nominated("n1")
+	again.UID = "next"
+	failed := nominated("n1")
+	failed.Status.Phase = v1.PodFailed
+	for _, test := range []struct {
+		name    string
+		happens func(c *cluster)
+		wakes   bool
+	}{
+		{"it is deleted", deletesQuietly("b"), true},
+		{"another has its name", puts(again), true},
+		{"it fails", puts(failed), true},
+		{"it is nominated elsewhere", puts(nominated("n2")), true},
+		{"it is nominated nowhere", puts(nominated("")), true},
+		{"it is scheduled elsewhere", puts(on("n2")), true},
+		{"it is scheduled there", puts(on("n1")), false},
+		{"it gets a label", func(c *cluster) {
+			pod := nominated("n1")
+			pod.Labels = map[string]string{"a": "b"}
+			puts(pod)(c)
+		}, false},
+		{"it is deleted, and the pool is full", func(c *cluster) {
+			c.berth.Put(ip("10.0.70.2", "v1 Pod v", "v@n1", "PodDeleted"))
+			deletesQuietly("b")(c)
+		}, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, b := pod("a"), nominated("n1")
+				c := newCluster(t, node("n1"), node("n2"), oneWeb, a, b)
+				tries(b)(c)
+				state, info := framework.NewCycleState(), c.nodeInfos()[0]
+				if _, status, _ := c.framework.RunPreFilterPlugins(c.ctx, state, a); !status.IsSuccess() {
+					t.Fatal(status.Message())
+				}
+				nominee, err := framework.NewPodInfo(b)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if status := c.framework.RunPreFilterExtensionAddPod(c.ctx, state, a, nominee, info); !status.IsSuccess() {
+					t.Fatal(status.Message())
+				}
+				if status := c.framework.RunFilterPlugins(c.ctx, state, a, info); !status.IsRejected() {
+					t.Fatalf("the address of the nominated pod is another's: %v", status)
+				}
+				test.happens(c)
+				<-time.After(nodeSettles)
+				c.settle()
+				if woken := c.takeWoken(); slices.Contains(woken, "a") != test.wakes {
+					t.Errorf("woke %q, want the pod to be woken: %v", woken, test.wakes)
+				}
+			})
+		})
+	}
 }

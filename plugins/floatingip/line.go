@@ -402,8 +402,12 @@ func (l *line) changed(change ipam.Change, now time.Time) {
 	if change.Owner != nil && !change.Addr.IsValid() && change.More == 0 {
 		l.recount(change.Owner)
 	}
-	if change.Everything {
+	if change.Everything || change.Owner == nil && change.Pool == "" {
+		helps := l.supply.Helps(change)
 		for _, w := range l.order {
+			if !change.Everything && !helps(&w.request, lackAnything) {
+				continue
+			}
 			if w.state == attempting {
 				w.state = overtaken
 			} else if _, ok := w.needs(); ok {
@@ -425,6 +429,19 @@ func (l *line) changed(change ipam.Change, now time.Time) {
 		}
 	}
 	l.pass(fresh, max(1, change.More), now)
+}
+
+// servingHelps says whether it may help a pod of the line that pools serve another node.
+func (l *line) servingHelps(uid types.UID, pools []string) bool {
+	w := l.pods[uid]
+	if w == nil {
+		return false
+	}
+	lack := lackAnything
+	if w.state == short || w.state == woken {
+		lack = w.lack
+	}
+	return slices.ContainsFunc(pools, func(pool string) bool { return l.supply.Helps(ipam.Change{Pool: pool})(&w.request, lack) })
 }
 
 // serves offers a pool that serves another node, after nodeSettles. The line may be empty

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -198,8 +199,9 @@ func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFa
 	// event for them.
 	if _, err := core.Namespaces().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(before, after any) {
-			if !maps.Equal(before.(*v1.Namespace).Labels, after.(*v1.Namespace).Labels) {
-				s.waiting.changed(ipam.Change{Everything: true})
+			was, is := before.(*v1.Namespace), after.(*v1.Namespace)
+			if !maps.Equal(was.Labels, is.Labels) && !s.ipam.AreAdmittedAlike(was.Labels, is.Labels) {
+				s.waiting.changed(ipam.Change{Namespace: is.Name})
 			}
 		},
 	}); err != nil {
@@ -214,6 +216,9 @@ func (s *shared) podHandler() cache.ResourceEventHandler {
 		AddFunc: func(added any) { s.wired(s.agents.seen(added.(*v1.Pod))) },
 		UpdateFunc: func(before, after any) {
 			was, is := before.(*v1.Pod), after.(*v1.Pod)
+			if from := nomination(was); from != "" && (was.UID != is.UID || from != nomination(is) && from != is.Spec.NodeName) {
+				s.nominatedNoMore(was, from)
+			}
 			if was.UID != is.UID {
 				s.agents.gone(was)
 			}
@@ -239,9 +244,34 @@ func (s *shared) podHandler() cache.ResourceEventHandler {
 			if pod, ok := tombstone.LastSeen(object).(*v1.Pod); ok {
 				s.agents.gone(pod)
 				s.waiting.forget(pod.UID)
+				s.nominatedNoMore(pod, nomination(pod))
 				s.ended(pod)
 			}
 		},
+	}
+}
+
+// nomination returns the node on which a pod's addresses are kept for it after a preemption;
+// empty: none.
+func nomination(pod *v1.Pod) string {
+	if pod.Spec.NodeName != "" || ipam.IsGone(pod, string(pod.UID)) {
+		return ""
+	}
+	return pod.Status.NominatedNodeName
+}
+
+// nominatedNoMore wakes pods that may take the addresses that a nominated pod was to get on a node.
+func (s *shared) nominatedNoMore(pod *v1.Pod, name string) {
+	reader := podrequest.Reader{Galaxy: s.args.GalaxyAliases}
+	if name == "" || !reader.Asks(&pod.Spec) {
+		return
+	}
+	node, err := s.pods.nodes.Get(name)
+	if err != nil {
+		return // No pod was rejected on a node that is gone.
+	}
+	for _, pool := range s.ipam.PoolsOf(ipam.NodeOf(node)) {
+		s.waiting.serves(pool)
 	}
 }
 
@@ -252,7 +282,7 @@ func (s *shared) wired(name string) {
 	}
 	node, err := s.pods.nodes.Get(name)
 	if err != nil {
-		return // When kube-scheduler sees the node, it tries all pods.
+		return // When kube-scheduler sees the node, it tries the pods that its pools may serve.
 	}
 	for _, pool := range s.ipam.PoolsOf(ipam.NodeOf(node)) {
 		s.waiting.changed(ipam.Change{Pool: pool})
@@ -323,6 +353,7 @@ type Plugin struct {
 	namespace func(name string) (metav1.Object, error)
 	between   podrequest.Between
 	sets      *fixedSets
+	gain      atomic.Pointer[gain]
 }
 
 // Name of the plugin.

@@ -112,6 +112,16 @@ func (w *waiting) serves(pool string) {
 	w.do(func(l *line, now time.Time) { l.serves(pool, now) })
 }
 
+// servingHelps says whether it may help a waiting pod that pools serve another node.
+func (w *waiting) servingHelps(uid types.UID, pools []string) bool {
+	if len(pools) == 0 {
+		return false
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.line.servingHelps(uid, pools)
+}
+
 // demand returns the addresses that the pods of the line may take, but for the pod that is being
 // scheduled.
 func (w *waiting) demand(snapshot *pools.Snapshot) *ipam.Demand {
