@@ -31,8 +31,9 @@ type tally struct {
 // uses counts the addresses of a pool.
 type uses struct {
 	allocated, retained, reserved, cooling, outside int64
-	// conflicts are addresses with a pod that another host has, too.
-	conflicts int64
+	// conflicts are addresses with a pod that another host has, too; avoided ones cool down because another
+	// host had them.
+	conflicts, avoided int64
 	// namespaces is nil if the pool has no cap.
 	namespaces map[string]*v1alpha1.NamespaceShare
 }
@@ -63,8 +64,12 @@ func count(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot, ips iter.Seq[*v
 		}
 		if at, ok := snapshot.Home(addr); ok && homes[at] >= 0 {
 			t.pools[homes[at]].add(&ip.Spec)
-			if ip.Spec.Pod != nil && ip.InConflict() {
-				t.pools[homes[at]].conflicts++
+			switch use := &t.pools[homes[at]]; {
+			case !ip.InConflict():
+			case ip.Spec.Pod != nil:
+				use.conflicts++
+			case ip.Spec.Owner == nil && ip.Spec.ReleasedAt != nil && !ip.Spec.Reserved:
+				use.avoided++
 			}
 			continue
 		}

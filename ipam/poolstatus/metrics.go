@@ -21,8 +21,8 @@ var (
 		"Addresses in use that name an IPPool but are in no pool's ranges; the pool may be gone.",
 		[]string{"pool"}, nil, metrics.ALPHA, "")
 	conflictsDesc = metrics.NewDesc("berth_pool_conflicts",
-		"Addresses of an IPPool that a pod has and that a host outside of the cluster has, too.",
-		[]string{"pool"}, nil, metrics.ALPHA, "")
+		"Addresses of an IPPool that a host outside of the cluster has, too, by state: allocated to a pod, or cooling since their pod is gone, and given to nobody.",
+		[]string{"pool", "state"}, nil, metrics.ALPHA, "")
 	capDesc = metrics.NewDesc("berth_pool_namespace_cap",
 		"How many addresses of an IPPool one namespace may have, if spec.maxPerNamespace is set.",
 		[]string{"pool"}, nil, metrics.ALPHA, "")
@@ -87,7 +87,8 @@ func (m *Metrics) CollectWithStability(ch chan<- metrics.Metric) {
 		gauge(addressesDesc, s.Free, name, "free")
 		gauge(capacityDesc, s.Capacity, name)
 		gauge(outsideDesc, s.Outside, name)
-		gauge(conflictsDesc, last.uses[i].conflicts, name)
+		gauge(conflictsDesc, last.uses[i].conflicts, name, "allocated")
+		gauge(conflictsDesc, last.uses[i].avoided, name, "cooling")
 		if last.caps[i] > 0 {
 			gauge(capDesc, int64(last.caps[i]), name)
 			gauge(atCapDesc, s.NamespacesAtCap, name)

@@ -75,13 +75,16 @@ func TestCompute(t *testing.T) {
 		ip("10.0.0.210", "drained", "held"),
 		ip("10.0.0.96", "gone", "held"), ip("10.0.0.95", "gone", "cooling"), ip("10.0.0.94", "", "reserved"),
 	}
-	for _, i := range []int{0, 1, 5} { // held, retained, held
+	for _, i := range []int{0, 1, 2, 3, 5} { // held, retained, reserved, cooling, held
 		ips[i].Status.Conditions = []metav1.Condition{{Type: v1alpha1.FloatingIPConflict, Status: metav1.ConditionTrue}}
 	}
 	snapshot := pools.Compile(objects)
 	tally := count(objects, snapshot, slices.Values(ips))
 	if web, full := tally.pools[0].conflicts, tally.pools[1].conflicts; web != 1 || full != 1 {
 		t.Errorf("%d and %d addresses with pods are in conflict, want 1 and 1", web, full)
+	}
+	if web, full := tally.pools[0].avoided, tally.pools[1].avoided; web != 1 || full != 0 {
+		t.Errorf("%d and %d addresses cool down because of a conflict, want 1 and 0", web, full)
 	}
 	got := map[string]string{}
 	for i, status := range compute(objects, make([]v1alpha1.IPPoolStatus, len(objects)), snapshot, tally, metav1.Unix(9, 0)) {
@@ -506,8 +509,10 @@ berth_pool_addresses{b,reserved} 0
 berth_pool_addresses{b,retained} 0
 berth_pool_capacity{a} 5
 berth_pool_capacity{b} 1
-berth_pool_conflicts{a} 0
-berth_pool_conflicts{b} 0
+berth_pool_conflicts{a,allocated} 0
+berth_pool_conflicts{a,cooling} 0
+berth_pool_conflicts{b,allocated} 0
+berth_pool_conflicts{b,cooling} 0
 berth_pool_namespace_addresses{shop,a,allocated} 1
 berth_pool_namespace_addresses{shop,a,retained} 1
 berth_pool_namespace_cap{a} 2

@@ -44,7 +44,7 @@ type situation struct {
 	cooldown time.Duration
 	// limited: the pool limits for how long addresses are kept without a pod.
 	limited bool
-	// conflict: a host outside of the cluster has the address.
+	// conflict: a host outside of the cluster has the address, or had it when it last had a pod.
 	conflict bool
 }
 
@@ -94,6 +94,11 @@ func keptFor(spec *v1alpha1.FloatingIPSpec, now time.Time) time.Duration {
 	return max(0, spec.KeepUntil.Sub(now))
 }
 
+// conflictRest is how long at least an address that a host outside of the cluster had is given to nobody after its
+// pod is gone. Nobody asks the network about it meanwhile: the node of the next pod does, and refuses the address if the
+// host still has it. That pod does not start, so this is long.
+const conflictRest = 24 * time.Hour
+
 // decide applies the rules of the package documentation to an address without a live
 // pod. Pure.
 func decide(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
@@ -102,8 +107,10 @@ func decide(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 		return v
 	}
 	if spec.Owner == nil {
-		// The end of the conflict is an event.
-		return verdict{}
+		if left := spec.ReleasedAt.Add(conflictRest).Sub(s.now); left > 0 {
+			return verdict{again: left}
+		}
+		return v
 	}
 	// The address leaves its owner, and no pod gets it.
 	return verdict{action: cool}

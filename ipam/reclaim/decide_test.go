@@ -398,10 +398,10 @@ func TestDecideCooldown(t *testing.T) {
 	}
 }
 
-// An address that a host outside of the cluster has is given to no new owner.
+// An address that a host outside of the cluster has is given to no new owner for a day.
 func TestDecideConflict(t *testing.T) {
 	now := time.Now()
-	released := metav1.NewTime(now.Add(-time.Hour))
+	released, dayAgo := metav1.NewTime(now.Add(-time.Hour)), metav1.NewTime(now.Add(-24*time.Hour))
 	owned := v1alpha1.FloatingIPSpec{Owner: &v1alpha1.Owner{Kind: "Pod"}, ReleasePolicy: v1alpha1.ReleasePodDeleted, Pod: &v1alpha1.PodReference{Name: "web"}}
 	never := owned
 	never.ReleasePolicy = v1alpha1.ReleaseNever
@@ -416,7 +416,10 @@ func TestDecideConflict(t *testing.T) {
 		{"freed with a cooldown", owned, situation{cooldown: time.Minute}, verdict{action: cool}},
 		{"kept", never, situation{}, verdict{action: retain}},
 		{"cooling", v1alpha1.FloatingIPSpec{ReleasedAt: &released}, situation{cooldown: 2 * time.Hour}, verdict{again: time.Hour}},
-		{"cooled down", v1alpha1.FloatingIPSpec{ReleasedAt: &released}, situation{cooldown: time.Minute}, verdict{}},
+		{"cooled down", v1alpha1.FloatingIPSpec{ReleasedAt: &released}, situation{cooldown: time.Minute}, verdict{again: 23 * time.Hour}},
+		{"avoided for a day", v1alpha1.FloatingIPSpec{ReleasedAt: &dayAgo}, situation{cooldown: time.Minute}, verdict{action: free}},
+		{"avoided for a day, in a pool that rests longer", v1alpha1.FloatingIPSpec{ReleasedAt: &dayAgo}, situation{cooldown: 25 * time.Hour}, verdict{again: time.Hour}},
+		{"of no owner, and freed by nobody", v1alpha1.FloatingIPSpec{}, situation{}, verdict{}},
 	} {
 		test.s.now, test.s.conflict = now, true
 		if got := decide(&test.spec, test.s); got != test.want {

@@ -25,7 +25,7 @@
 // means without an owner until the cooldown is over. If another client deletes the
 // FloatingIP of such an address, the reclaimer creates a new one for the cooldown.
 // An address that a host outside of the cluster has ([v1alpha1.FloatingIP.InConflict]) stays
-// without an owner until that ends, or somebody deletes the FloatingIP.
+// without an owner for a day, or until somebody deletes the FloatingIP.
 // docs/explanation/release.md says when each kind of workload wants an address ([workload.wants]
 // here) in every situation.
 //
