@@ -30,10 +30,7 @@ func (w *Wirer) forward(host, uplink netlink.Link, family int) error {
 		if err := rtnl.SetIPv4(host, rtnl.Devconf{rtnl.Forwarding: 1, rtnl.RPFilter: 1}); err != nil {
 			return err
 		}
-		if err := w.Settings.Keep("net/ipv4/conf/"+uplink.Attrs().Name+"/forwarding", "1"); err != nil {
-			return err
-		}
-		return rtnl.SetIPv4(uplink, rtnl.Devconf{rtnl.Forwarding: 1})
+		return w.forwardUplink(uplink)
 	}
 	// IPv6 forwards per namespace, not per link.
 	have, err := w.sysctl(forwarding6)
@@ -49,6 +46,19 @@ func (w *Wirer) forward(host, uplink netlink.Link, family int) error {
 		}
 	}
 	return w.setOfNode("net/ipv6/conf/"+uplink.Attrs().Name+"/proxy_ndp", "1")
+}
+
+// forwardUplink makes the kernel forward IPv4 packets from the uplink. It writes nothing where the kernel
+// does: each write is a change of the link to programs that watch it, also one of the same value.
+func (w *Wirer) forwardUplink(uplink netlink.Link) error {
+	key := "net/ipv4/conf/" + uplink.Attrs().Name + "/forwarding"
+	if have, err := w.sysctl(key); err == nil && have == "1" {
+		return nil
+	}
+	if err := w.Settings.Keep(key, "1"); err != nil {
+		return err
+	}
+	return rtnl.SetIPv4(uplink, rtnl.Devconf{rtnl.Forwarding: 1})
 }
 
 // solicited makes the kernel answer neighbour solicitations by proxy on a link of Berth: it does so

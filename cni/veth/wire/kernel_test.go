@@ -15,6 +15,7 @@ import (
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/netnstest"
@@ -359,6 +360,38 @@ func tableText(node *netnstest.Host) string {
 }
 
 // The kubelet makes a new sandbox for a pod before it takes the old one down.
+// The set-up of a further pod changes nothing of the uplink: programs that watch it, the agent among them, look
+// at all that depends on it after each change.
+func TestSetupLeavesTheUplinkAlone(t *testing.T) {
+	w := newTopology(t)
+	first, second := w.pod("first", "10.0.70.10", "2001:db8:70::10"), w.pod("second", "10.0.70.11", "2001:db8:70::11")
+	setup(w.nodeA, first)
+	w.nodeA.Run(func() error {
+		ended := make(chan struct{})
+		defer close(ended)
+		changes := make(chan netlink.LinkUpdate, 256)
+		if err := netlink.LinkSubscribe(changes, ended); err != nil {
+			return err
+		}
+		if _, err := New("").Setup(second.spec); err != nil {
+			return err
+		}
+		const last = "last"
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: last}, PeerName: last + "-peer"}); err != nil {
+			return err
+		}
+		for change := range changes {
+			switch change.Attrs().Name {
+			case "eth0":
+				t.Errorf("the uplink changed: %+v", change.IfInfomsg)
+			case last:
+				return nil
+			}
+		}
+		return errors.New("the subscription ended")
+	})
+}
+
 func TestOldLinkDoesNotTakeTheNewOnesAddress(t *testing.T) {
 	w := newTopology(t)
 	old, fresh := w.pod("old", "10.0.70.5"), w.pod("new", "10.0.70.5")
