@@ -76,12 +76,12 @@ func Restore(present func() ([]Source, error)) error {
 
 // allow is Allow for callers that hold mu.
 func allow(present func() ([]Source, error), sources []Source) error {
-	var tx nftables.Transaction
-	err := errors.Join(inetTable.CheckStructure(), arpTable.CheckStructure())
-	if err != nil && !errors.Is(err, nftables.ErrDiffers) {
+	v, err := look()
+	if err != nil {
 		return err
 	}
-	if err != nil {
+	var tx nftables.Transaction
+	if v.broken != nil {
 		others, err := present()
 		if err != nil {
 			return err
@@ -91,10 +91,18 @@ func allow(present func() ([]Source, error), sources []Source) error {
 		sources = append(others, sources...)
 	}
 	add(&tx, sources)
-	if err := tx.Commit(); err != nil {
+	now, first, err := tx.CommitAfter(v.at)
+	last = nil
+	if err != nil {
 		return fmt.Errorf("%w (does the kernel have nf_tables of the families inet and arp, nft_ct, nft_nat and nft_set_hash?)", err)
 	}
-	return acceptForwarded()
+	if v.broken != nil || v.forwarded != nil {
+		return acceptForwarded()
+	}
+	if first {
+		v.added(sources, now)
+	}
+	return nil
 }
 
 // add adds the elements of sources to the transaction, each once.

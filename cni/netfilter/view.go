@@ -8,9 +8,10 @@ import (
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// view keeps the table as a Check read it, for later Checks: an agent compares all of its pods one
-// after another, and each would list the elements of all. The kernel numbers the transactions of a
-// network namespace, so a view with the number of the last one is still current.
+// view keeps the table as a Check or an Allow read it, for later ones: an agent compares all of its pods one
+// after another, and each would list the elements of all; and it makes the networks of many pods one after another,
+// and each would list all rules. The kernel numbers the transactions of a network namespace, so a view with the number
+// of the last one is still current.
 type view struct {
 	at nftables.Moment
 	// broken says how the tables are wrong, and forwarded how other programs' chains are.
@@ -19,7 +20,7 @@ type view struct {
 	keys map[string]map[string]bool
 }
 
-// last is the view of the last Check; mu guards it.
+// last is the view of the last Check or Allow; mu guards it.
 var last *view
 
 // viewer reads the sets that the last view lacks.
@@ -58,6 +59,19 @@ func (v *viewer) has(e element) (bool, error) {
 		v.keys[e.set], v.read = known, true
 	}
 	return known[string(e.key)], nil
+}
+
+// added has later calls use the view with the elements of sources, which the first transaction since the view added.
+func (v *viewer) added(sources []Source, now nftables.Moment) {
+	for _, s := range sources {
+		for _, e := range elements(s) {
+			if known, ok := v.keys[e.set]; ok {
+				known[string(e.key)] = true
+			}
+		}
+	}
+	v.at = now
+	last = v.view
 }
 
 // keep has later Checks use the view where no transaction came while it was read. Where

@@ -143,3 +143,58 @@ func TestCheckRules(t *testing.T) {
 		return nil
 	})
 }
+
+// A transaction is the first one since a moment only where it changed something, and none came before it.
+func TestCommitAfter(t *testing.T) {
+	table := sample()
+	element := func(last byte) *Transaction {
+		tx := &Transaction{}
+		tx.AddElements(table, "addrs", Keys([]byte{10, 1, 0, last}))
+		return tx
+	}
+	for name, c := range map[string]struct {
+		since   func(Moment) Moment
+		between *Transaction
+		change  *Transaction
+		want    bool
+	}{
+		"the first one":        {change: element(1), want: true},
+		"the second one":       {between: element(2), change: element(1)},
+		"changes nothing":      {change: element(0)},
+		"the first, no change": {between: element(1), change: element(0)},
+		"of an unknown moment": {since: func(Moment) Moment { return Moment{} }, change: element(1)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			node := netnstest.New(t)
+			node.Run(func() error {
+				var tx Transaction
+				tx.Make(table)
+				tx.AddElements(table, "addrs", Keys([]byte{10, 1, 0, 0}))
+				if err := tx.Commit(); err != nil {
+					return err
+				}
+				before, known := Now()
+				if !known {
+					t.Skip("the kernel gives namespaces no cookies")
+				}
+				if c.since != nil {
+					before = c.since(before)
+				}
+				if c.between != nil {
+					if err := c.between.Commit(); err != nil {
+						return err
+					}
+				}
+				after, first, err := c.change.CommitAfter(before)
+				if err != nil {
+					return err
+				}
+				now, _ := Now()
+				if first != c.want || first && after != now {
+					t.Errorf("the transaction is the first one: %t, want %t; after %+v it makes %+v, now it is %+v", first, c.want, before, after, now)
+				}
+				return nil
+			})
+		})
+	}
+}

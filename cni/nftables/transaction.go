@@ -9,6 +9,7 @@ import (
 	"iter"
 
 	"github.com/google/nftables/userdata"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -23,6 +24,8 @@ type Transaction struct {
 	last int
 	sets uint32
 	err  error
+	// generation is the number that the kernel gave the transaction, 0 where it changed nothing or was not asked.
+	generation uint32
 }
 
 // object is the target of a message.
@@ -357,6 +360,22 @@ func (t *Transaction) deleteObject(of *Table, name string, kind uint32) {
 	t.end()
 }
 
+// CommitAfter is Commit, and returns the moment that the transaction makes. first is true where it was the first one of
+// its network namespace since the moment of before, false also where it changed nothing or that moment is not known.
+// The kernel repeats the objects of the first message: they must be few.
+func (t *Transaction) CommitAfter(before Moment) (now Moment, first bool, err error) {
+	if len(t.out) > 0 {
+		// The kernel tells the number, too.
+		flags := t.out[6:]
+		binary.NativeEndian.PutUint16(flags, binary.NativeEndian.Uint16(flags)|unix.NLM_F_ECHO)
+	}
+	if err := t.Commit(); err != nil {
+		return Moment{}, false, err
+	}
+	first = before.namespace != 0 && t.generation != 0 && t.generation == before.generation+1
+	return Moment{before.namespace, t.generation}, first, nil
+}
+
 // Commit makes the change, in the network namespace of the calling thread. After an error
 // nothing is changed; the error names the object that the kernel refused.
 func (t *Transaction) Commit() (err error) {
@@ -398,9 +417,12 @@ func (t *Transaction) Commit() (err error) {
 // errNoAnswer is returned where the kernel took a transaction and did not say how it ended.
 var errNoAnswer = errors.New("the kernel does not say how the transaction ended")
 
+// answerSize is more than the kernel says in one message: it repeats no objects.
+const answerSize = 1 << 12
+
 // answer reads the kernel's answers to the transaction: all are there when the message is sent.
 func (t *Transaction) answer(fd int) error {
-	buffer := make([]byte, 1<<16)
+	buffer := make([]byte, answerSize)
 	for {
 		n, _, err := unix.Recvfrom(fd, buffer, unix.MSG_DONTWAIT)
 		switch {
@@ -418,6 +440,11 @@ func (t *Transaction) answer(fd int) error {
 			}
 			kind, sequence := binary.NativeEndian.Uint16(rest[4:]), binary.NativeEndian.Uint32(rest[8:])
 			code := int32(binary.NativeEndian.Uint32(rest[unix.NLMSG_HDRLEN:]))
+			if kind == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN {
+				if a, err := split(rest[unix.NLMSG_HDRLEN+nl.SizeofNfgenmsg : size]); err == nil && len(a[unix.NFTA_GEN_ID]) == 4 {
+					t.generation = a.number(unix.NFTA_GEN_ID)
+				}
+			}
 			rest = rest[min(len(rest), (size+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1)):]
 			if kind != unix.NLMSG_ERROR {
 				continue
