@@ -42,7 +42,7 @@ func (a *Agent) Run(ctx context.Context) {
 // Recheck compares every record with the kernel soon; it returns at once. Its caller calls
 // it after a change of the node's links.
 func (a *Agent) Recheck(context.Context) {
-	a.Shaper.Soon()
+	a.Shaper.Recheck()
 	a.Policies.Recheck()
 	a.reconciler.SurveySoon()
 	a.reconciler.OrphansSoon()
@@ -220,7 +220,7 @@ func (a *Agent) setupAgain(ctx context.Context, record *state.Container) error {
 		klog.FromContext(ctx).Info("Repaired the network of a pod", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
 			"containerID", now.ContainerID, "ips", addressList(now), "missing", missing)
 		a.announcer.Soon(now)
-		a.Shaper.Soon() // a new link has no limits
+		a.Shaper.Recheck() // a new link has no limits
 		return nil
 	})
 }

@@ -17,8 +17,10 @@ import (
 type shaper interface {
 	// Shape gives a container its limits before it runs. It blocks for the kernel.
 	Shape(ctx context.Context, c profile.Container)
-	// Soon has all containers compared with the kernel; it returns at once.
+	// Soon has changes of limits, and of the containers, brought into the kernel, and Recheck all limits compared with the
+	// kernel; they return at once.
 	Soon()
+	Recheck()
 	// Inspect returns a container's limits, and changes nothing. It blocks for the kernel.
 	Inspect(c profile.Container) inquiry.InspectedShaping
 }
@@ -34,6 +36,7 @@ type noShaper struct{}
 
 func (noShaper) Shape(context.Context, profile.Container) {}
 func (noShaper) Soon()                                    {}
+func (noShaper) Recheck()                                 {}
 
 func (noShaper) Inspect(profile.Container) inquiry.InspectedShaping {
 	return inquiry.InspectedShaping{}

@@ -21,8 +21,8 @@ import (
 // fakeShaper notes its calls.
 type fakeShaper struct {
 	*world
-	soon int
-	last profile.Container
+	soon, recheck int
+	last          profile.Container
 }
 
 func (f *fakeShaper) Shape(_ context.Context, c profile.Container) {
@@ -30,7 +30,8 @@ func (f *fakeShaper) Shape(_ context.Context, c profile.Container) {
 	f.last = c
 }
 
-func (f *fakeShaper) Soon() { f.soon++ }
+func (f *fakeShaper) Soon()    { f.soon++ }
+func (f *fakeShaper) Recheck() { f.recheck++ }
 
 func (f *fakeShaper) Inspect(c profile.Container) inquiry.InspectedShaping {
 	return inquiry.InspectedShaping{Profile: "of " + c.Pod.Name}

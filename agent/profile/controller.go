@@ -9,9 +9,11 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -67,11 +69,15 @@ type Controller struct {
 	Options
 
 	soon wakeup.Signal
+	// recheck says that the kernel may differ from synced.
+	recheck atomic.Bool
 	// mu makes changes of the kernel one after another: a container that is missing in a list of
 	// all must not get its limits before the containers of the list.
 	mu sync.Mutex
 	// told has the last problems of each pod that an event told, by the pod's UID.
 	told map[string]string
+	// synced has the pods that need something of the kernel, as it last got all of them; nil where that is not known.
+	synced *[]shaping.Pod
 }
 
 // New returns a Controller that is idle until Run.
@@ -79,9 +85,15 @@ func New(o Options) *Controller {
 	return &Controller{Options: o, soon: wakeup.New(), told: map[string]string{}}
 }
 
-// Soon has all pods compared with the kernel soon; it returns at once.
+// Soon has the kernel changed soon where the limits of pods have changed; it returns at once.
 func (c *Controller) Soon() {
 	c.soon.Send()
+}
+
+// Recheck has all pods compared with the kernel soon; it returns at once.
+func (c *Controller) Recheck() {
+	c.recheck.Store(true)
+	c.Soon()
 }
 
 // Run follows the objects and keeps the kernel as they say until the context ends. The
@@ -122,6 +134,7 @@ func (c *Controller) Run(ctx context.Context, all containers) error {
 		case <-ctx.Done():
 			continue
 		case <-ticker.C:
+			c.recheck.Store(true)
 		case <-c.soon:
 		}
 		select {
@@ -190,6 +203,7 @@ func (c *Controller) Shape(ctx context.Context, container Container) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.synced = nil
 	links, more, _ := c.linksOf(container)
 	pod.Links = links
 	errs, err := c.Kernel.Sync([]shaping.Pod{pod}, false)
@@ -199,7 +213,8 @@ func (c *Controller) Shape(ctx context.Context, container Container) {
 	c.tell(ctx, container.Pod, append(problems, more...))
 }
 
-// syncAll gives every container its limits and removes all others.
+// syncAll gives every container its limits and removes all others. The kernel lists all links and queues of the node
+// for that, so where no pod needs anything else than before it is asked after Recheck only.
 func (c *Controller) syncAll(ctx context.Context, all containers) {
 	logger := klog.FromContext(ctx)
 	seen := c.objects()
@@ -227,12 +242,19 @@ func (c *Controller) syncAll(ctx context.Context, all containers) {
 		pods = append(pods, pod)
 	}
 	pods = merge(pods)
-	errs, err := c.Kernel.Sync(pods, complete)
-	if err != nil {
-		logger.Error(err, "Cannot bring bandwidth limits and DSCPs into the kernel, will try again")
-	}
-	for id, err := range errs {
-		problems[id] = append(problems[id], problem{EventNotEnforced, err.Error()})
+	needs := slices.DeleteFunc(slices.Clone(pods), wantsNothing)
+	if c.recheck.Swap(false) || !complete || c.synced == nil || !slices.EqualFunc(*c.synced, needs, samePod) {
+		errs, err := c.Kernel.Sync(pods, complete)
+		if err != nil {
+			logger.Error(err, "Cannot bring bandwidth limits and DSCPs into the kernel, will try again")
+		}
+		for id, err := range errs {
+			problems[id] = append(problems[id], problem{EventNotEnforced, err.Error()})
+		}
+		c.synced = nil
+		if complete && err == nil && len(errs) == 0 {
+			c.synced = &needs
+		}
 	}
 	for id, pod := range of {
 		c.tell(ctx, pod, problems[id])
@@ -244,6 +266,9 @@ func (c *Controller) syncAll(ctx context.Context, all containers) {
 	}
 	c.Metrics.set(pods, c.told)
 }
+
+// samePod returns whether two pods need the same of the kernel.
+func samePod(x, y shaping.Pod) bool { return reflect.DeepEqual(x, y) }
 
 // merge joins the containers of one pod, of which the earlier may be about to end.
 func merge(pods []shaping.Pod) []shaping.Pod {

@@ -153,6 +153,51 @@ func TestChanges(t *testing.T) {
 	w.eventually("prune false: b [] ingress 0 egress 0")
 }
 
+// The kernel is asked where the limits of some pod changed, where the last time failed, and after Recheck; not for pods
+// that come and go without limits.
+func TestSoonAsksForChangesOnly(t *testing.T) {
+	w := newFixture(t)
+	for _, informer := range []cache.SharedIndexInformer{w.controller.Namespaces, w.controller.Profiles} {
+		go informer.RunWithContext(t.Context())
+		if !cache.WaitForCacheSync(t.Context().Done(), informer.HasSynced) {
+			t.Fatal("the watches know nothing")
+		}
+	}
+	limited := map[string]string{AnnotationEgress: "1M"}
+	faster := map[string]string{AnnotationEgress: "2M"}
+	for _, step := range []struct {
+		name       string
+		containers []Container
+		before     func()
+		asks       bool
+	}{
+		{"the first time", nil, nil, true},
+		{"a pod without limits", []Container{pod("a", nil)}, nil, false},
+		{"a pod with limits", []Container{pod("a", nil), pod("b", limited)}, nil, true},
+		{"it is still there", []Container{pod("a", nil), pod("b", limited), pod("c", nil)}, nil, false},
+		{"other limits", []Container{pod("b", faster)}, nil, true},
+		{"another interface", []Container{pod("b", faster)}, func() { w.containers[0].Interfaces = []string{"eth0", "net1"} }, true},
+		{"a single pod was shaped", w.containers, func() { w.controller.Shape(t.Context(), pod("d", limited)) }, true},
+		{"it has ended", nil, nil, false},
+		{"after Recheck", nil, w.controller.Recheck, true},
+		{"a pod that fails", []Container{pod("b", limited)}, func() { w.problems = map[string]error{"b": shaping.ErrConflict} }, true},
+		{"again", []Container{pod("b", limited)}, func() { w.problems = nil }, true},
+		{"without failure", []Container{pod("b", limited)}, nil, false},
+		{"a pod that is not known", []Container{pod("b", limited), {Pod: api.Pod{Namespace: "default", Name: "e", UID: "e"}}}, nil, true},
+		{"the pods end", nil, nil, true},
+	} {
+		w.containers = step.containers
+		if step.before != nil {
+			step.before()
+		}
+		w.syncs = nil
+		w.controller.syncAll(t.Context(), w)
+		if asked := len(w.syncs) > 0; asked != step.asks {
+			t.Errorf("%s: the kernel is asked: %t, want %t", step.name, asked, step.asks)
+		}
+	}
+}
+
 // Without the API nothing changes.
 func TestAPISilent(t *testing.T) {
 	w := newFixture(t)

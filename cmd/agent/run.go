@@ -224,7 +224,7 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, ready func(context.C
 	group.Go(func() error { return node.Run(ctx, a) })
 	group.Go(func() error { a.Run(ctx); return nil })
 	group.Go(func() error {
-		return linkwatch.Watch(ctx, uplink, linkwatch.Reactions{Changed: a.Recheck, Back: node.VerifySoon, Moved: a.AnnounceAll, Unshaped: a.Shaper.Soon})
+		return linkwatch.Watch(ctx, uplink, linkwatch.Reactions{Changed: a.Recheck, Back: node.VerifySoon, Moved: a.AnnounceAll, Unshaped: a.Shaper.Recheck})
 	})
 	group.Go(func() error {
 		// Without events the agent looks once a minute.
