@@ -5,6 +5,7 @@ package conflict
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/mdlayher/packet"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
@@ -118,16 +120,17 @@ func group(targets []Target) map[segmentKey][]Target {
 	return groups
 }
 
-// ethernet returns a link, nil for one that is no Ethernet.
+// ethernet returns a link, nil for one that is no Ethernet. Package net would list the links of all pods.
 func ethernet(index int) (*net.Interface, error) {
-	link, err := net.InterfaceByIndex(index)
+	link, err := netlink.LinkByIndex(index)
 	if err != nil {
 		return nil, fmt.Errorf("find link %d: %w", index, err)
 	}
-	if len(link.HardwareAddr) != 6 || link.Flags&net.FlagBroadcast == 0 {
+	a := link.Attrs()
+	if len(a.HardwareAddr) != 6 || a.Flags&net.FlagBroadcast == 0 {
 		return nil, nil
 	}
-	return link, nil
+	return &net.Interface{Index: a.Index, MTU: a.MTU, Name: a.Name, HardwareAddr: a.HardwareAddr, Flags: a.Flags}, nil
 }
 
 // onEthernet calls do with each group whose link is Ethernet. Errors begin with the text in what. A
@@ -159,14 +162,32 @@ func (p *Prober) open(targets []Target) (segments []*segment, err error) {
 }
 
 func (s *segment) listen() (*packet.Conn, error) {
+	program, protocol := isAdvertisement(), unix.ETH_P_IPV6
 	if s.is4 {
-		return packet.Listen(s.link, packet.Raw, unix.ETH_P_ARP, nil)
+		program, protocol = isReplyTo(s.link.HardwareAddr), unix.ETH_P_ARP
 	}
-	filter, err := bpf.Assemble(append(isAdvertisement(), bpf.RetConstant{Val: 1 << 16}))
+	filter, err := bpf.Assemble(append(program, bpf.RetConstant{Val: 1 << 16}))
 	if err != nil {
 		return nil, err
 	}
-	return packet.Listen(s.link, packet.Raw, unix.ETH_P_IPV6, &packet.Config{Filter: filter})
+	return packet.Listen(s.link, packet.Raw, protocol, &packet.Config{Filter: filter})
+}
+
+// isReplyTo ends a filter's program for all ARP packets but replies to a MAC: each node announces its pods to all, and each
+// probe that waits would read it.
+func isReplyTo(mac net.HardwareAddr) []bpf.Instruction {
+	const arpOperation = 14 + 6
+	return []bpf.Instruction{
+		bpf.LoadAbsolute{Off: 0, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: binary.BigEndian.Uint32(mac), SkipTrue: 1},
+		bpf.RetConstant{Val: 0},
+		bpf.LoadAbsolute{Off: 4, Size: 2},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(binary.BigEndian.Uint16(mac[4:])), SkipTrue: 1},
+		bpf.RetConstant{Val: 0},
+		bpf.LoadAbsolute{Off: arpOperation, Size: 2},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(frame.ARPReply), SkipTrue: 1},
+		bpf.RetConstant{Val: 0},
+	}
 }
 
 // again times the interval is the interval of later rounds, which wait for the end of answers.
