@@ -6,35 +6,62 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/ipam/event"
 )
 
 // carrier is the agent for its Defender, which says when it has to do a thing.
-type carrier struct{ agent *Agent }
+type carrier struct {
+	agent *Agent
+	// found has the addresses of records as Carried found them; only Carried has it.
+	found map[state.Key]carriedBy
+}
+
+func newCarrier(a *Agent) carrier { return carrier{a, map[state.Key]carriedBy{}} }
+
+// carriedBy are the addresses of a record, and the networks that have hosts with which they may be in conflict.
+type carriedBy struct {
+	addresses []api.Address
+	targets   []conflict.Target
+}
 
 // Carried returns the addresses that this node carries.
-func (c carrier) Carried() (map[netip.Addr]state.Key, []conflict.Target, error) {
-	records := map[netip.Addr]state.Key{}
+func (c carrier) Carried(again bool) (map[netip.Addr]state.Key, []conflict.Target, error) {
+	if again {
+		clear(c.found)
+	}
+	records, there := map[netip.Addr]state.Key{}, map[state.Key]bool{}
 	var targets []conflict.Target
 	var errs []error
 	for _, record := range c.agent.Store.List() {
 		if record.Phase != state.Added {
 			continue
 		}
-		found, err := c.agent.targets(record, toDefend)
-		errs = append(errs, err)
-		for _, t := range found {
-			records[t.Address] = record.Key()
+		key, addresses := record.Key(), record.Addresses()
+		known, ok := c.found[key]
+		if !ok || !slices.Equal(known.addresses, addresses) {
+			found, err := c.agent.targets(record, toDefend)
+			known = carriedBy{addresses, found}
+			if err == nil {
+				c.found[key] = known
+			}
+			errs = append(errs, err)
 		}
-		targets = append(targets, found...)
+		there[key] = true
+		for _, t := range known.targets {
+			records[t.Address] = key
+		}
+		targets = append(targets, known.targets...)
 	}
+	maps.DeleteFunc(c.found, func(key state.Key, _ carriedBy) bool { return !there[key] })
 	return records, targets, errors.Join(errs...)
 }
 

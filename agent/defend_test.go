@@ -4,9 +4,11 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -161,6 +163,71 @@ func TestDefend(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// countingDriver counts the looks for the networks of its addresses, which fail with err.
+type countingDriver struct {
+	segmentDriver
+	looks *int
+	err   *error
+}
+
+func (d countingDriver) Carried(i *nettype.Interface) ([]conflict.Target, error) {
+	*d.looks++
+	if *d.err != nil {
+		return nil, *d.err
+	}
+	return d.segmentDriver.Carried(i)
+}
+
+// A new pod costs one look, however many are there; after a change of links, and after a failure, there is another one.
+func TestCarriedLooksForNewAddresses(t *testing.T) {
+	a, w := newAgent(t)
+	var looks int
+	var fails error
+	a.Drivers = Drivers{nettype.Veth: countingDriver{segmentDriver{fakeDriver{w}, nil}, &looks, &fails}}
+	c := newCarrier(a)
+	const netns = "/proc/self/ns/net"
+	address := func(last byte) []api.Address {
+		return []api.Address{{Address: netip.AddrFrom4([4]byte{10, 0, 70, last})}}
+	}
+	broken := errors.New("broken")
+	for _, step := range []struct {
+		name  string
+		do    func()
+		again bool
+		looks int
+		err   error
+		want  []string
+	}{
+		{"two pods", func() { put(t, a, "a", state.Added, netns, address(1)); put(t, a, "b", state.Added, netns, address(2)) }, true, 2, nil, []string{"10.0.70.1 a", "10.0.70.2 b"}},
+		{"nothing new", func() {}, false, 0, nil, []string{"10.0.70.1 a", "10.0.70.2 b"}},
+		{"a third", func() { put(t, a, "c", state.Added, netns, address(3)) }, false, 1, nil, []string{"10.0.70.1 a", "10.0.70.2 b", "10.0.70.3 c"}},
+		{"another address", func() { put(t, a, "b", state.Added, netns, address(4)) }, false, 1, nil, []string{"10.0.70.1 a", "10.0.70.3 c", "10.0.70.4 b"}},
+		{"links changed", func() {}, true, 3, nil, []string{"10.0.70.1 a", "10.0.70.3 c", "10.0.70.4 b"}},
+		{"one is withdrawn", func() { put(t, a, "a", state.Withdrawn, netns, address(1)) }, false, 0, nil, []string{"10.0.70.3 c", "10.0.70.4 b"}},
+		{"and back", func() { put(t, a, "a", state.Added, netns, address(1)) }, false, 1, nil, []string{"10.0.70.1 a", "10.0.70.3 c", "10.0.70.4 b"}},
+		{"a failure", func() { fails = broken }, true, 3, broken, nil},
+		{"it is over", func() { fails = nil }, false, 3, nil, []string{"10.0.70.1 a", "10.0.70.3 c", "10.0.70.4 b"}},
+	} {
+		step.do()
+		looks = 0
+		records, targets, err := c.Carried(step.again)
+		if !errors.Is(err, step.err) {
+			t.Errorf("%s: %v, want %v", step.name, err, step.err)
+		}
+		var have []string
+		for addr, key := range records {
+			have = append(have, addr.String()+" "+key.ContainerID)
+		}
+		slices.Sort(have)
+		if diff := cmp.Diff(step.want, have); diff != "" || len(targets) != len(have) {
+			t.Errorf("%s: %d targets of (-want +got):\n%s", step.name, len(targets), diff)
+		}
+		if looks != step.looks {
+			t.Errorf("%s: %d looks, want %d", step.name, looks, step.looks)
+		}
 	}
 }
 

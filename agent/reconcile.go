@@ -33,7 +33,7 @@ func (a *Agent) Run(ctx context.Context) {
 	group.Go(func() { a.reconciler.Run(ctx) })
 	group.Go(func() { a.ports.Run(ctx) })
 	group.Go(func() { a.freeEnded(ctx) })
-	group.Go(func() { a.defender.Run(ctx, a.Listener, carrier{a}) })
+	group.Go(func() { a.defender.Run(ctx, a.Listener, newCarrier(a)) })
 	a.noteStart(ctx)
 	wait.JitterUntilWithContext(ctx, a.Recheck, resync, 0.1, true)
 	group.Wait()
@@ -47,7 +47,7 @@ func (a *Agent) Recheck(context.Context) {
 	a.reconciler.SurveySoon()
 	a.reconciler.OrphansSoon()
 	a.ports.CheckSoon()
-	a.defender.ListenSoon()
+	a.defender.Recheck()
 }
 
 // repair makes kernel and record agree for an attachment that is complete, and hands one

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/client-go/util/workqueue"
@@ -49,8 +50,9 @@ type Listener interface {
 // the kernel, the networks and the API.
 type carrier interface {
 	// Carried returns the addresses to listen for, with their records; beside an error the
-	// addresses that it could find.
-	Carried() (records map[netip.Addr]state.Key, targets []conflict.Target, err error)
+	// addresses that it could find. It finds the links of addresses again where it is asked to, and otherwise those of
+	// new addresses only.
+	Carried(again bool) (records map[netip.Addr]state.Key, targets []conflict.Target, err error)
 	// Defend announces the addresses of a record, of which another host claims some, and returns
 	// true where the node carries them still. again says that it is the second announcement.
 	Defend(ctx context.Context, key state.Key, claims map[netip.Addr]conflict.Conflict, again bool) (defended bool, err error)
@@ -65,6 +67,8 @@ type Defender struct {
 	// addresses of a record.
 	queue workqueue.TypedDelayingInterface[state.Key]
 	soon  wakeup.Signal
+	// again says that links may have changed.
+	again atomic.Bool
 
 	mu sync.Mutex
 	// carried has the records of the addresses that are listened for.
@@ -101,6 +105,12 @@ func New() *Defender {
 // ListenSoon has the node listen for the addresses that it carries by then.
 func (d *Defender) ListenSoon() {
 	d.soon.Send()
+}
+
+// Recheck is ListenSoon after links may have changed.
+func (d *Defender) Recheck() {
+	d.again.Store(true)
+	d.ListenSoon()
 }
 
 func (d *Defender) carry(carried map[netip.Addr]state.Key) {
@@ -229,7 +239,7 @@ func (d *Defender) Run(ctx context.Context, listener Listener, carrier carrier) 
 
 // listen has the listener hear claims of the addresses that this node carries.
 func (d *Defender) listen(ctx context.Context, listener Listener, carrier carrier) {
-	records, targets, err := carrier.Carried()
+	records, targets, err := carrier.Carried(d.again.Swap(false))
 	d.carry(records)
 	if err := errors.Join(err, listener.Listen(targets)); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot hear whether other hosts claim addresses of this node's pods")
