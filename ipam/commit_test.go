@@ -14,6 +14,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/assigner"
 	"github.com/berth-dev/berth/ipam/ipamtest"
+	"github.com/berth-dev/berth/ipam/iprange"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -74,6 +75,8 @@ func TestCommitAfterAMoveToAnotherPool(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newServer()
 			i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
+			moving := request("web-0", "b", v1alpha1.ReleaseRetain)
+			moving.Parts[0].Ranges = []iprange.Range{iprange.Single(netip.MustParseAddr("10.0.70.2"))}
 			if kept {
 				commit(t, i, reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain)))
 				s.Retain("10.0.70.2")
@@ -83,7 +86,7 @@ func TestCommitAfterAMoveToAnotherPool(t *testing.T) {
 				"no pool":      {testPool("web", "10.0.70.3-10.0.70.9")},
 			} {
 				i.setPools(pools.Compile([]*v1alpha1.IPPool{testPool("web", "10.0.70.2-10.0.70.9")}))
-				r := reserve(t, i, request("web-0", "b", v1alpha1.ReleaseRetain))
+				r := reserve(t, i, moving)
 				i.setPools(pools.Compile(after))
 				s.Writes()
 				if err := i.Commit(t.Context(), r, isCurrent); !errors.Is(err, ErrConflict) {
@@ -93,7 +96,7 @@ func TestCommitAfterAMoveToAnotherPool(t *testing.T) {
 				i.Unreserve(r)
 			}
 			i.setPools(pools.Compile([]*v1alpha1.IPPool{testPool("db", "10.0.70.2-10.0.70.9")}))
-			commit(t, i, reserve(t, i, request("web-0", "b", v1alpha1.ReleaseRetain)))
+			commit(t, i, reserve(t, i, moving))
 			if got := s.IP("10.0.70.2").Spec.Pool; got != "db" {
 				t.Errorf("the next attempt records pool %q, want db", got)
 			}

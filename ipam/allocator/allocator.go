@@ -7,6 +7,7 @@ import (
 	"errors"
 	"hash/maphash"
 	"iter"
+	"maps"
 	"math"
 	"net/netip"
 	"slices"
@@ -185,7 +186,7 @@ func (a *Allocator) SetPools(pools []Pool) *View {
 	for _, pool := range pools {
 		space := previous[pool.Name]
 		if space == nil || !slices.Equal(space.Ranges, pool.Ranges) {
-			space = newFreeSpace(pool)
+			space = &freeSpace{Pool: pool}
 			changed = append(changed, space)
 		} else {
 			// The same addresses: keep the queue of freed ones.
@@ -200,14 +201,19 @@ func (a *Allocator) SetPools(pools []Pool) *View {
 	}
 	a.homes = iprange.Table[*freeSpace]{}
 	// In ascending order, because the table grows fastest at its end.
-	for _, space := range slices.SortedFunc(slices.Values(a.pools), func(x, y *freeSpace) int { return x.first().Compare(y.first()) }) {
+	for _, space := range slices.SortedFunc(slices.Values(a.pools), func(x, y *freeSpace) int { return first(x.Ranges).Compare(first(y.Ranges)) }) {
 		a.homes.Add(space.Ranges, space)
 	}
-	for _, space := range previous { // pools that are gone or changed
-		for space.resting.first != nil {
+	// Of pools that are gone or changed, the queues go on where the addresses are now.
+	for _, name := range slices.Sorted(maps.Keys(previous)) {
+		for space := previous[name]; space.resting.first != nil; {
 			e := space.resting.first
 			space.resting.remove(e)
-			a.index.vacate(e, false)
+			if home := a.home(e.addr); home != nil && home.queues() {
+				home.resting.push(e)
+			} else {
+				a.index.vacate(e, false)
+			}
 		}
 	}
 	a.shares.drop(func(space *freeSpace) bool {
@@ -260,6 +266,26 @@ func (a *Allocator) visit(spaces []*freeSpace, look func(*freeSpace, *entry)) {
 	}
 }
 
+// take returns an address of a pool that is not in use. The caller must mark it as in use. A pool that nobody took
+// an address of begins behind the address whose object was created last: the ones before it may have been given,
+// and freed, by an earlier process just now.
+func (a *Allocator) take(space *freeSpace) (netip.Addr, bool) {
+	if !space.begun {
+		var newest *entry
+		a.visit([]*freeSpace{space}, func(_ *freeSpace, e *entry) {
+			if e.stored != nil && (newest == nil || cmp.Or(e.stored.created.Compare(newest.stored.created), e.addr.Compare(newest.addr)) > 0) {
+				newest = e
+			}
+		})
+		var behind netip.Addr
+		if newest != nil {
+			behind = newest.addr
+		}
+		space.begin(behind)
+	}
+	return space.take(&a.index)
+}
+
 func (a *Allocator) home(addr netip.Addr) *freeSpace {
 	home, _ := a.homes.Lookup(addr)
 	return home
@@ -304,7 +330,7 @@ func (a *Allocator) change(addr netip.Addr, mutate func(*entry)) (freed bool) {
 			a.index.occupy(e)
 		case after == unused:
 			e.gone = nil
-			rests := home != nil && home.rests(addr)
+			rests := home != nil && home.queues()
 			a.index.vacate(e, rests)
 			if rests {
 				home.resting.push(e)
@@ -372,8 +398,8 @@ func (a *Allocator) Held(owner Owner, podUID, podName string, most int, class fu
 	defer a.mu.Unlock()
 	order := func(x, y *entry) int {
 		return cmp.Or(
-			first(x.stored.podUID == podUID, y.stored.podUID == podUID),
-			first(podName != "" && x.stored.lastPod == podName, podName != "" && y.stored.lastPod == podName),
+			trueFirst(x.stored.podUID == podUID, y.stored.podUID == podUID),
+			trueFirst(podName != "" && x.stored.lastPod == podName, podName != "" && y.stored.lastPod == podName),
 			x.stored.created.Compare(y.stored.created), x.addr.Compare(y.addr))
 	}
 	classes := map[uint64][]*entry{}
@@ -406,8 +432,8 @@ func (a *Allocator) Held(owner Owner, podUID, podName string, most int, class fu
 	return held
 }
 
-// first compares such that true comes first.
-func first(x, y bool) int {
+// trueFirst compares such that true comes first.
+func trueFirst(x, y bool) int {
 	switch {
 	case x == y:
 		return 0

@@ -33,6 +33,115 @@ func TestFreedAddressIsGivenLast(t *testing.T) {
 	}
 }
 
+// A new process does not know when addresses were freed before it. It goes on behind the address that was created
+// last, and addresses that it saw freed come after all others.
+func TestOrderOutlivesRestart(t *testing.T) {
+	begin := time.Unix(1_700_000_000, 0)
+	for _, test := range []struct {
+		name string
+		pool Pool
+		// created are addresses in use, and when they were created.
+		created map[string]int
+		// freed before the first pod.
+		freed []string
+		want  []string
+	}{
+		{"nothing in use", testPool("a", "10.0.0.1", "10.0.0.3"), nil, nil, []string{"10.0.0.1", "10.0.0.2", "10.0.0.3"}},
+		{
+			"some were freed before", testPool("a", "10.0.0.1", "10.0.0.6"), map[string]int{"10.0.0.3": 1, "10.0.0.4": 2}, nil,
+			[]string{"10.0.0.5", "10.0.0.6", "10.0.0.1", "10.0.0.2"},
+		},
+		{
+			"the newest is not the highest", testPool("a", "10.0.0.1", "10.0.0.6"), map[string]int{"10.0.0.2": 3, "10.0.0.5": 2}, nil,
+			[]string{"10.0.0.3", "10.0.0.4", "10.0.0.6", "10.0.0.1"},
+		},
+		{
+			"created in the same second", testPool("a", "10.0.0.1", "10.0.0.6"), map[string]int{"10.0.0.2": 3, "10.0.0.3": 3}, nil,
+			[]string{"10.0.0.4", "10.0.0.5", "10.0.0.6", "10.0.0.1"},
+		},
+		{
+			"the newest is the last of its range", testPool("a", "10.0.0.1", "10.0.0.2", "10.0.0.5", "10.0.0.6"), map[string]int{"10.0.0.2": 1}, nil,
+			[]string{"10.0.0.5", "10.0.0.6", "10.0.0.1"},
+		},
+		{
+			"the newest is the last of all", testPool("a", "10.0.0.1", "10.0.0.2", "10.0.0.5", "10.0.0.6"), map[string]int{"10.0.0.6": 1}, nil,
+			[]string{"10.0.0.1", "10.0.0.2", "10.0.0.5"},
+		},
+		{
+			"some come free, first the newest", testPool("a", "10.0.0.1", "10.0.0.6"), map[string]int{"10.0.0.2": 1, "10.0.0.3": 3, "10.0.0.4": 2},
+			[]string{"10.0.0.3", "10.0.0.2"},
+			[]string{"10.0.0.5", "10.0.0.6", "10.0.0.1", "10.0.0.3", "10.0.0.2"},
+		},
+		{
+			"a pool that is never used up", Pool{Name: "a", Ranges: ranges("2001:db8::1", "2001:db8::ffff:ffff:ffff"), Capacity: 1 << 48}, map[string]int{"2001:db8::7": 1}, nil,
+			[]string{"2001:db8::8", "2001:db8::9"},
+		},
+		{
+			"a pool that is never used up, whose last address is the newest", Pool{Name: "a", Ranges: ranges("2001:db8::1", "2001:db8::4"), Capacity: inexhaustible},
+			map[string]int{"2001:db8::4": 1}, nil, []string{"2001:db8::1", "2001:db8::2", "2001:db8::3"},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			book := New(nil)
+			book.SetPools([]Pool{test.pool})
+			for text, second := range test.created {
+				book.Observe(Record{Addr: netip.MustParseAddr(text), PodUID: text, UID: text, Version: 1, Created: begin.Add(time.Duration(second) * time.Second)})
+			}
+			for _, text := range test.freed {
+				book.Forget(netip.MustParseAddr(text), text, false)
+			}
+			var got []string
+			for range test.want {
+				addr, _, err := reserveFree(book, []string{"a"}, "pod")
+				if err != nil {
+					t.Fatal(err)
+				}
+				got = append(got, addr.String())
+			}
+			if !slices.Equal(got, test.want) {
+				t.Errorf("got %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+// A pool whose ranges change goes on with the queue of its freed addresses.
+func TestOrderOutlivesNewRanges(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		pools []Pool
+		want  []string
+	}{
+		{"one more", []Pool{testPool("a", "10.0.0.1", "10.0.0.5")}, []string{"10.0.0.4", "10.0.0.5", "10.0.0.2", "10.0.0.1"}},
+		{"fewer", []Pool{testPool("a", "10.0.0.1", "10.0.0.2")}, []string{"10.0.0.2", "10.0.0.1"}},
+		{"another pool has the addresses now", []Pool{testPool("b", "10.0.0.1", "10.0.0.4")}, []string{"10.0.0.4", "10.0.0.2", "10.0.0.1"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			book := New(nil)
+			book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.4")})
+			for i := range 3 {
+				if _, _, err := reserveFree(book, []string{"a"}, fmt.Sprint("pod-", i+1)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			book.Release(netip.MustParseAddr("10.0.0.2"), "pod-2")
+			book.Release(netip.MustParseAddr("10.0.0.1"), "pod-1")
+			book.SetPools(test.pools)
+			var got []string
+			for range test.want {
+				addr, _, err := reserveFree(book, []string{test.pools[0].Name}, "pod")
+				if err != nil {
+					t.Fatal(err)
+				}
+				got = append(got, addr.String())
+			}
+			if !slices.Equal(got, test.want) {
+				t.Errorf("got %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
 // A pool whose size does not fit 64 bits gives addresses, and its free count stays
 // Unlimited.
 func TestUnlimitedPool(t *testing.T) {

@@ -12,9 +12,11 @@
 //
 // # Cost
 //
-// A pool first gives the addresses that it has never given since the start, in order,
-// then the address that was freed longest ago. So an address stays unused as long as
-// possible before another owner gets it. No operation goes through the addresses in
+// A pool first gives the addresses that were not freed since the start, in order from the one
+// behind the address whose object was created last, then the address that was freed longest
+// ago. So an address stays unused as long as possible before another owner gets it, also after a
+// restart, and when the pool's ranges change. Once for each pool its entries are gone through
+// for the newest. No other operation goes through the addresses in
 // use: a bitmap with summaries finds the next unused address.
 //
 // Only addresses in use and addresses freed since the start take memory. In a pool so

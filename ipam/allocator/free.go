@@ -47,37 +47,48 @@ func (v *View) Free(position int) uint64 { return v.free[position].Load() }
 
 // freeSpace gives the addresses of one pool. The caller's lock guards it.
 //
-// The pool has given no address from the cursor (next) on since the start. Addresses
-// before it are in use or in the queue (resting), in the order in which they were freed.
-// An inexhaustible pool has no queue.
+// Its first round gives each address that is free and was not freed since the start. Addresses that were
+// freed since are in the queue (resting), in the order in which they were freed. An inexhaustible pool has
+// no queue.
 type freeSpace struct {
 	Pool
 	count [uses]int
 	// published has the result of free, for readers without the lock.
 	published *atomic.Uint64
 
-	rangeIndex int
-	next       netip.Addr // invalid: the cursor is past the last range
-	resting    ring
+	// begun: round and next are set.
+	begun bool
+	// round has the ranges that the first round is not done with; next is the cursor in the first of them, invalid
+	// if there is none.
+	round   iprange.Set
+	next    netip.Addr
+	resting ring
 }
 
-func newFreeSpace(pool Pool) *freeSpace {
-	f := &freeSpace{Pool: pool}
-	f.rewind()
-	return f
+// begin has the first round begin behind an address, or with the first one if it is invalid.
+func (f *freeSpace) begin(behind netip.Addr) {
+	f.begun, f.round = true, f.Ranges
+	for i, r := range f.Ranges {
+		if !r.Contains(behind) {
+			continue
+		}
+		f.round = make(iprange.Set, 0, len(f.Ranges)+1)
+		if behind != r.Last {
+			f.round = append(f.round, iprange.Range{First: behind.Next(), Last: r.Last})
+		}
+		f.round = append(append(f.round, f.Ranges[i+1:]...), f.Ranges[:i]...)
+		f.round = append(f.round, iprange.Range{First: r.First, Last: behind})
+		break
+	}
+	f.next = first(f.round)
 }
 
-// rewind sets the cursor to the first address.
-func (f *freeSpace) rewind() {
-	f.rangeIndex, f.next = 0, f.first()
-}
-
-// first returns the first address of the pool, invalid if it has none.
-func (f *freeSpace) first() netip.Addr {
-	if len(f.Ranges) == 0 {
+// first returns the first address of a set, invalid if it is empty.
+func first(set iprange.Set) netip.Addr {
+	if len(set) == 0 {
 		return netip.Addr{}
 	}
-	return f.Ranges[0].First
+	return set[0].First
 }
 
 // free returns how many addresses new pods could get.
@@ -102,35 +113,31 @@ func (f *freeSpace) take(in *index) (netip.Addr, bool) {
 	if oldest := f.resting.first; oldest != nil {
 		return oldest.addr, true
 	}
-	if f.Capacity < inexhaustible {
+	if f.queues() {
 		return netip.Addr{}, false
 	}
-	f.rewind()
+	f.begin(netip.Addr{})
 	return f.advance(in)
 }
 
-// advance returns the next address that is not in use and moves the cursor behind it.
+// advance returns the next address of the round that is neither in use nor in the queue, and moves the cursor
+// behind it.
 func (f *freeSpace) advance(in *index) (netip.Addr, bool) {
 	for f.next.IsValid() {
-		last := f.Ranges[f.rangeIndex].Last
+		last := f.round[0].Last
 		addr, ok := in.free(f.next, last)
 		if ok && addr != last {
 			f.next = addr.Next()
-			return addr, true
+		} else {
+			f.round = f.round[1:]
+			f.next = first(f.round)
 		}
-		f.rangeIndex++
-		f.next = netip.Addr{}
-		if f.rangeIndex < len(f.Ranges) {
-			f.next = f.Ranges[f.rangeIndex].First
-		}
-		if ok {
+		if ok && in.entry(addr) == nil {
 			return addr, true
 		}
 	}
 	return netip.Addr{}, false
 }
 
-// rests says whether a freed address goes into the queue: the cursor is past it.
-func (f *freeSpace) rests(addr netip.Addr) bool {
-	return f.Capacity < inexhaustible && (!f.next.IsValid() || addr.Less(f.next))
-}
+// queues says whether freed addresses go into the queue.
+func (f *freeSpace) queues() bool { return f.Capacity < inexhaustible }

@@ -35,17 +35,26 @@ type model struct {
 // turns is the order in which a pool gives its addresses.
 type turns struct {
 	ranges iprange.Set
-	// fresh addresses were neither given nor skipped since the pool is known. resting
-	// addresses were, and are free: the address that was freed first is in front.
+	// fresh addresses were neither given, skipped nor freed since the pool is known. resting
+	// addresses are free: the address that was freed first is in front.
 	fresh, resting []netip.Addr
+	// begun: fresh begins behind the address that was created last when the pool first gave one.
+	begun bool
+}
+
+// rest puts an address at the end of the queue.
+func (turn *turns) rest(addr netip.Addr) {
+	turn.fresh = slices.DeleteFunc(turn.fresh, func(other netip.Addr) bool { return other == addr })
+	turn.resting = append(turn.resting, addr)
 }
 
 func (m *model) setPools(pools []Pool) {
-	previous := m.turns
+	previous := maps.Clone(m.turns)
 	m.pools, m.turns = pools, map[string]*turns{}
 	for _, pool := range pools {
 		if old := previous[pool.Name]; old != nil && slices.Equal(old.ranges, pool.Ranges) {
 			m.turns[pool.Name] = old
+			delete(previous, pool.Name)
 			continue
 		}
 		turn := &turns{ranges: pool.Ranges}
@@ -56,11 +65,31 @@ func (m *model) setPools(pools []Pool) {
 		}
 		m.turns[pool.Name] = turn
 	}
+	for _, name := range slices.Sorted(maps.Keys(previous)) {
+		for _, addr := range previous[name].resting {
+			if home := m.turns[m.poolOf(addr)]; home != nil {
+				home.rest(addr)
+			}
+		}
+	}
 }
 
 // take returns the address whose turn it is in a pool that has one.
 func (m *model) take(pool string) netip.Addr {
 	turn := m.turns[pool]
+	if !turn.begun {
+		turn.begun = true
+		var newest Record
+		for addr, record := range m.stored {
+			if m.poolOf(addr) == pool && cmp.Or(record.Created.Compare(newest.Created), addr.Compare(newest.Addr)) > 0 {
+				newest = record
+			}
+		}
+		// The ranges of pools ascend.
+		if at := slices.IndexFunc(turn.fresh, newest.Addr.Less); at >= 0 && newest.Addr.IsValid() {
+			turn.fresh = append(slices.Clone(turn.fresh[at:]), turn.fresh[:at]...)
+		}
+	}
 	for len(turn.fresh) > 0 {
 		addr := turn.fresh[0]
 		turn.fresh = turn.fresh[1:]
@@ -80,8 +109,8 @@ func (m *model) settle() {
 				switch now := m.inUse(addr); {
 				case now:
 					turn.resting = slices.DeleteFunc(turn.resting, func(other netip.Addr) bool { return other == addr })
-				case m.before[addr] && !slices.Contains(turn.fresh, addr):
-					turn.resting = append(turn.resting, addr)
+				case m.before[addr]:
+					turn.rest(addr)
 				}
 			}
 		}

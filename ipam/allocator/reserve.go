@@ -94,7 +94,7 @@ func (a *Allocator) Reserve(c Claimant, wants []Want) ([]Taken, error) {
 			}
 			if !certain {
 				var ok bool
-				if o.addr, ok = o.pool.take(&a.index); !ok {
+				if o.addr, ok = a.take(o.pool); !ok {
 					a.giveBack(taken, c.PodUID)
 					return nil, &UnmetError{Want: i, Reason: ErrExhausted}
 				}
@@ -388,4 +388,4 @@ func (e *entry) podUID() string {
 	return ""
 }
 
-func (f *freeSpace) is4() bool { return f.first().Is4() }
+func (f *freeSpace) is4() bool { return first(f.Ranges).Is4() }
