@@ -212,7 +212,7 @@ test-kube-proxy: lab build ## Pods beside kube-proxy in each of its modes: iptab
 	cd test && BERTH_TEST_KUBE_PROXY_MODES=1 $(GOTESTPROGRAMS) -v -run TestIPVS ./machine/
 	cd test && BERTH_TEST_KUBE_PROXY_MODES=1 $(GOTESTPROGRAMS) -v -run TestKubeProxyModes ./e2e/
 
-test-install: lab ## The life of an installation, with Helm on the lab: on one node of a cluster in use, then all; install, upgrade, rollback, uninstall, install again, clean the nodes; with traffic throughout.
+test-install: lab ## The life of an installation, with Helm on the lab: on one node of a cluster in use, whose nodes have other networks, then all; with the folders of k3s; install, upgrade, rollback, uninstall, install again, clean the nodes; with traffic throughout.
 	cd test && BERTH_TEST_INSTALL=1 $(GOTESTPROGRAMS) -v ./install/
 
 test-network-types: lab build ## Pods of each network type that this kernel has, on the lab: also types that are alike here, and more moves.

@@ -4,13 +4,13 @@ package install
 
 import (
 	"fmt"
-	"net/netip"
 	"os"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -18,97 +18,144 @@ import (
 	"github.com/berth-dev/berth/test/witness"
 )
 
-// TestCanary: Berth comes to a cluster in use as the README says, to one node first and then to
-// all, of which one has flannel; and goes. No pod of the default network is cut off at any
-// time, and no pod with a floating IP runs where Berth is not.
+// TestCanary: Berth comes to a cluster in use as the README says, to one node first and then to all, each of which has
+// another network; and goes. No pod of the default network is cut off at any time, also where the agent cannot work yet,
+// and no pod with a floating IP has another address.
 func TestCanary(t *testing.T) {
 	if os.Getenv(envRun) == "" {
 		t.Skip("it takes some minutes: make test-install")
 	}
-	s := newSite(t, nodes)
-	canary, flannel, plain := s.Cluster.Nodes()[0], s.Cluster.Nodes()[1], s.Cluster.Nodes()[2]
-	s.useFlannel(flannel)
-	for _, node := range s.Cluster.Nodes() {
-		s.create(s.pod("used-"+node.Name(), on(node)))
-	}
-	clean := s.nodes()
+	c := newInUse(t)
+	canary, firewalled := c.byNetwork[onPTP], c.byNetwork[onFirewalld]
+	c.everywhere("used")
+	clean, handles := c.nodes(), c.handles()
 	// Each is asked from a node of another network.
-	here := s.ask(plain.Host, s.ordinary("used-"+canary.Name(), "used-"+flannel.Name()))
-	there := s.ask(canary.Host, s.ordinary("used-"+plain.Name()))
+	used := c.ask(c.byNetwork[onBridge].Host, c.addressesOf("used", onBridge, onFirewalld))
+	used.ask(canary.Host, c.ordinary("used-"+onBridge))
+	// Firewalld itself drops packets while it is told something.
+	behind := c.ask(canary.Host, c.ordinary("used-"+onFirewalld))
 	undisturbed := func(name string, do func()) {
 		t.Helper()
-		s.step(here, name, func() { s.step(there, name, do) })
+		c.step(used, name, func() { c.step(behind, name+" (firewalld)", do) })
 	}
+	stopWatch := c.noForeignAddress()
 
 	begin := time.Now()
 	undisturbed("installation on one node", func() {
-		s.kubectl("label", "node", canary.Name(), "berth.dev/canary=")
-		s.run(append([]string{"install", release, s.chart}, s.canaryOptions()...)...)
-		s.createPool()
-		s.create(s.workload(4))
-	})
-	traffic := s.ask(s.Cluster.Client(), s.addresses(4))
-	for uid, address := range s.addresses(4) {
-		if err := s.AskUntil(s.ctx, address, uid); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("from helm install until all of 4 pods answer a host outside of the cluster: %s", time.Since(begin).Round(100*time.Millisecond))
-	s.runOn("kept", canary)
-
-	elsewhere := s.pod("elsewhere", floating, func(pod *v1.Pod) {
-		pod.Spec.NodeSelector = map[string]string{v1.LabelHostname: flannel.Name()}
-	})
-	if _, err := s.Client.CoreV1().Pods("default").Create(s.ctx, elsewhere, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	waiting, err := s.Pod(s.ctx, "default", "elsewhere", witness.BecomesUnschedulable)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if why := witness.Unschedulable(waiting); !strings.Contains(why, flannel.Name()+": no Berth agent is ready") {
-		t.Errorf("the pod of a node without an agent waits because of %q", why)
-	}
-	undisturbed("pods of the default network", func() {
-		for _, node := range s.Cluster.Nodes() {
-			s.create(s.pod("canary-"+node.Name(), on(node)))
-		}
-	})
-
-	s.step(traffic, "installation on all nodes", func() {
-		undisturbed("installation on all nodes", func() {
-			s.run("upgrade", release, s.chart, "--reset-then-reuse-values", "--wait", "--set", "agent.nodeSelector=null")
-			s.ready("elsewhere", 1)
-			for _, node := range s.Cluster.Nodes() {
-				s.create(s.pod("all-"+node.Name(), on(node)))
+		c.kubectl("label", "node", canary.Name(), "berth.dev/canary=")
+		c.run(append([]string{"install", release, c.chart}, c.canaryOptions()...)...)
+		c.createPool()
+		c.create(c.workload(4))
+		for uid, address := range c.addresses(4) {
+			if err := c.AskUntil(c.ctx, address, uid); err != nil {
+				t.Fatal(err)
 			}
+		}
+		t.Logf("from helm install until all of 4 pods answer a host outside of the cluster: %s", time.Since(begin).Round(100*time.Millisecond))
+	})
+	traffic := c.ask(c.Cluster.Client(), c.addresses(4))
+	c.runOn("kept", canary)
+	c.waits("elsewhere", c.byNetwork[onFlannel])
+	undisturbed("pods of the default network", func() { c.everywhere("canary") })
+
+	c.step(traffic, "installation on all nodes", func() {
+		undisturbed("installation on all nodes", func() {
+			c.run("upgrade", release, c.chart, "--reset-then-reuse-values", "--set", "agent.nodeSelector=null")
+			c.ready("elsewhere", 1)
+			c.says(firewalled, "FirewallRefusesPods", "run on the node: firewall-cmd ")
+			if node := c.byNetwork[onCalico]; node != nil {
+				c.says(node, "RuntimeDoesNotCallBerth", "Set agent.hostRoot=true")
+				c.waits("on-calico", node)
+			}
+			c.waits("on-firewalld", firewalled)
+			c.everywhere("all")
+		})
+		commands := c.commands("docs/how-to/firewall.md", "\n## firewalld\n")
+		behind.stop()
+		c.step(used, "the page's commands for firewalld", func() { c.follow(commands) })
+		behind = c.ask(canary.Host, c.ordinary("used-"+onFirewalld))
+		undisturbed("agents that run plugins in the node's file system", func() {
+			c.run("upgrade", release, c.chart, "--reset-then-reuse-values", "--wait", "--set", "agent.hostRoot=true")
 		})
 	})
-	s.runOn("elsewhere", flannel)
-	if err := s.AskUntil(s.ctx, s.get("elsewhere").Status.PodIP, string(s.get("elsewhere").UID)); err != nil {
-		t.Error(err)
-	}
-	if podIP := netip.MustParseAddr(s.get("all-" + flannel.Name()).Status.PodIP); !flannel.PodSubnet.Contains(podIP) {
-		t.Errorf("flannel gave the pod %s, want one of %s", podIP, flannel.PodSubnet)
-	}
+	undisturbed("pods of both kinds on all nodes", func() {
+		for network, node := range c.byNetwork {
+			name := "floating-" + network
+			c.create(c.pod(name, floating, c.attached(network), hostname(node)))
+			pod := c.get(name)
+			if err := c.AskUntil(c.ctx, pod.Status.PodIP, string(pod.UID)); err != nil {
+				t.Error(err)
+			}
+			c.isAttached(network, name)
+			c.runOn(name, node)
+		}
+		for _, name := range []string{"on-calico", "on-firewalld"} {
+			if c.byNetwork[strings.TrimPrefix(name, "on-")] != nil {
+				c.ready(name, 1)
+			}
+		}
+		c.everywhere("both")
+	})
 	traffic.stop()
+	stopWatch()
 
 	undisturbed("uninstallation", func() {
-		s.kubectl("delete", "statefulset", "kept", "--cascade=foreground")
-		s.kubectl("delete", "pod", "elsewhere", "--wait")
-		for _, node := range s.Cluster.Nodes() {
-			s.kubectl("delete", "pod", "canary-"+node.Name(), "all-"+node.Name(), "--wait")
-		}
-		if out := s.run("uninstall", release); !strings.Contains(out, fmt.Sprintf("%d of %[1]d nodes are clean", nodes)) {
+		c.kubectl("delete", "statefulset", "kept", "--cascade=foreground")
+		c.kubectl("delete", "pods", "-l", "app notin ("+strings.Join(c.names("used"), ",")+")", "--wait")
+		if out := c.run("uninstall", release); !strings.Contains(out, fmt.Sprintf("%d of %[1]d nodes are clean", len(c.byNetwork))) {
 			t.Errorf("the uninstall does not say that the nodes are clean:\n%s", out)
 		}
-		s.asBefore(clean)
-		for _, node := range s.Cluster.Nodes() {
-			s.create(s.pod("after-"+node.Name(), on(node)))
-		}
 	})
-	here.stop()
-	there.stop()
+	behind.stop()
+	c.step(used, "firewalld as before", func() {
+		c.follow(c.commands("docs/how-to/firewall.md", "**Without Berth**"))
+		c.asBefore(clean)
+		if diff := cmp.Diff(handles, c.handles()); diff != "" {
+			t.Errorf("Calico's addresses are not as before:\n%s", diff)
+		}
+		c.everywhere("after")
+	})
+	used.stop()
+}
+
+// waits creates a pod with a floating IP for a node without a ready agent, and checks that it says so.
+func (c *inUse) waits(name string, node *lab.Node) {
+	c.t.Helper()
+	if _, err := c.Client.CoreV1().Pods("default").Create(c.ctx, c.pod(name, floating, hostname(node)), metav1.CreateOptions{}); err != nil {
+		c.t.Fatal(err)
+	}
+	waiting, err := c.Pod(c.ctx, "default", name, witness.BecomesUnschedulable)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if why := witness.Unschedulable(waiting); !strings.Contains(why, "no Berth agent is ready") {
+		c.t.Errorf("pod %s waits because of %q", name, why)
+	}
+}
+
+// commands returns the commands for firewalld that follow a text of a page.
+func (c *inUse) commands(path, text string) string {
+	c.t.Helper()
+	_, rest, _ := strings.Cut(c.page(path), text)
+	block := regexp.MustCompile(`(?m)(^    firewall-cmd .*\n)+`).FindString(rest)
+	if block == "" {
+		c.t.Fatalf("%s has no commands for firewalld behind %q", path, text)
+	}
+	return block
+}
+
+// names returns the names of a prefix's pods.
+func (c *inUse) names(prefix string) []string {
+	var all []string
+	for network := range c.byNetwork {
+		all = append(all, prefix+"-"+network)
+	}
+	return all
+}
+
+// hostname has the scheduler bind a pod to a node.
+func hostname(node *lab.Node) func(*v1.Pod) {
+	return func(pod *v1.Pod) { pod.Spec.NodeSelector = map[string]string{v1.LabelHostname: node.Name()} }
 }
 
 // canaryOptions returns the options of helm install that the README has for one node.
@@ -119,21 +166,6 @@ func (s *site) canaryOptions() []string {
 		s.t.Fatal("README.md has no helm install for one node")
 	}
 	return append(strings.Fields(command[1]), command[2], command[3])
-}
-
-// useFlannel leaves a node as flannel's DaemonSet does, with half of the node's subnet of pods.
-func (s *site) useFlannel(node *lab.Node) {
-	s.t.Helper()
-	bits := node.PodSubnet.Bits() + 1
-	upper := node.PodSubnet.Addr().As4()
-	upper[3] |= 128
-	const conflist = `{"name":"cbr0","cniVersion":"0.3.1","plugins":[
-		{"type":"flannel","delegate":{"hairpinMode":true,"isDefaultGateway":true}},
-		{"type":"portmap","capabilities":{"portMappings":true}}]}`
-	if _, err := node.Exec(s.ctx, "sh", "-c", fmt.Sprintf("mkdir -p /run/flannel && printf %%s '%s' >/run/flannel/subnet.env && printf %%s '%s' >/etc/cni/net.d/05-flannel.conflist",
-		fmt.Sprintf("FLANNEL_NETWORK=%s\nFLANNEL_SUBNET=%s/%d\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n", s.Cluster.Network().Pods, netip.AddrFrom4(upper).Next(), bits), conflist)); err != nil {
-		s.t.Fatal(err)
-	}
 }
 
 // ordinary returns the addresses of pods of the default network by UID.

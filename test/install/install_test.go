@@ -43,6 +43,8 @@ const (
 	// system is another namespace than the one of manifests/.
 	system  = "network"
 	release = "addresses"
+	// berthScheduler schedules the pods with floating IPs.
+	berthScheduler = "berth-scheduler"
 	// again takes over the kinds, and so the addresses, that release leaves.
 	again = "again"
 )
@@ -326,6 +328,18 @@ func (s *site) eventually(what string, try func() error) {
 	}
 }
 
+// says waits for an event of a node with a text.
+func (s *site) says(node *lab.Node, reason, text string) {
+	s.t.Helper()
+	s.eventually(node.Name()+" says "+text, func() error {
+		out, err := s.tryKubectl("get", "events", "-A", "--field-selector", "reason="+reason+",involvedObject.name="+node.Name(), "-o", "jsonpath={.items[*].message}")
+		if err == nil && !strings.Contains(out, text) {
+			err = fmt.Errorf("it says %q", out)
+		}
+		return err
+	})
+}
+
 // pod builds a pod that answers every HTTP request with its UID.
 func (s *site) pod(name string, options ...func(*v1.Pod)) *v1.Pod {
 	pod := &v1.Pod{
@@ -358,7 +372,7 @@ func on(node *lab.Node) func(*v1.Pod) {
 
 // floating makes a pod have an address that its workload keeps.
 func floating(pod *v1.Pod) {
-	pod.Spec.SchedulerName = "berth-scheduler"
+	pod.Spec.SchedulerName = berthScheduler
 	pod.Annotations = map[string]string{v1alpha1.AnnotationReleasePolicy: string(v1alpha1.ReleaseRetain)}
 	pod.Spec.Containers[0].Resources.Limits = v1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("1")}
 }
@@ -460,6 +474,7 @@ func (s *site) moves(name string) {
 // traffic is requests to each pod from another host, one after another, of which no packet
 // may be lost.
 type traffic struct {
+	ctx    context.Context
 	pods   int
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -472,30 +487,36 @@ type traffic struct {
 // ask asks pods, addresses by UIDs, until the traffic is stopped.
 func (s *site) ask(from *lab.Host, pods map[string]string) *traffic {
 	ctx, cancel := context.WithCancel(s.ctx)
-	tr := &traffic{cancel: cancel, pods: len(pods)}
+	tr := &traffic{ctx: ctx, cancel: cancel}
+	s.t.Cleanup(tr.stop)
+	tr.ask(from, pods)
+	return tr
+}
+
+// ask has the traffic ask more pods.
+func (tr *traffic) ask(from *lab.Host, pods map[string]string) {
+	tr.pods += len(pods)
 	for uid, address := range pods {
 		tr.wg.Go(func() {
 			tick := time.NewTicker(pause)
 			defer tick.Stop()
 			for {
-				got, err := witness.AskWithoutLoss(ctx, from, address)
+				got, err := witness.AskWithoutLoss(tr.ctx, from, address)
 				if err == nil && got != uid {
 					err = fmt.Errorf("%q answered", got)
 				}
-				if ctx.Err() != nil {
+				if tr.ctx.Err() != nil {
 					return
 				}
 				tr.note(address, err)
 				select {
-				case <-ctx.Done():
+				case <-tr.ctx.Done():
 					return
 				case <-tick.C:
 				}
 			}
 		})
 	}
-	s.t.Cleanup(tr.stop)
-	return tr
 }
 
 func (tr *traffic) note(address string, err error) {
@@ -539,8 +560,10 @@ var looks = map[string]string{
 	"routes":     `ip route show table all | grep -v ' veth'; ip -6 route show table all | grep -v ' veth'`,
 	"neighbours": `ip neigh show proxy; ip -6 neigh show proxy; ip neigh show nud permanent | sed 's/ lladdr.*//'`,
 	// The tables that kubelet and kube-proxy make come when they please.
-	"nftables":     `nft list tables | grep -v ' \(mangle\|filter\|nat\)$' | sort; nft list ruleset | grep -i 'berth\|bth'`,
-	"CNI":          `ls -A /etc/cni/net.d /opt/cni/bin`,
+	"nftables": `nft list tables | grep -v ' \(mangle\|filter\|nat\)$' | sort; nft list ruleset | grep -i 'berth\|bth'`,
+	"CNI":      `ls -A /etc/cni/net.d /opt/cni/bin; find /var/lib/rancher | sort`,
+	// Of host-local, for pods of the default network.
+	"leases":       `ls -A /var/lib/cni/networks/* 2>/dev/null | grep -v last_reserved_ip`,
 	"folders":      `find /run/berth /var/lib/berth -mindepth 1 2>/dev/null; ls -A /run/netns | wc -l`,
 	"kernel":       `sysctl -a -r '^net\.ipv[46]\.(conf|neigh)\.(all|default|eth0)\.' 2>/dev/null`,
 	"proxy delays": `cat /proc/sys/net/ipv[46]/neigh/eth0/proxy_delay`,

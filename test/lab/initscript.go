@@ -46,6 +46,8 @@ func nodeMounts() []string {
 	return []string{
 		"/etc/cni", "/opt/cni",
 		"/var/lib/cni", "/var/lib/kubelet", "/var/lib/containerd", "/var/lib/berth",
+		// Of programs that tests put onto a node.
+		"/var/lib/calico", "/var/lib/rancher",
 		"/var/log/pods", "/var/log/containers",
 	}
 }

@@ -16,8 +16,8 @@ import (
 )
 
 // Node is a host that runs pods. Its folders /etc/cni, /opt/cni, /run,
-// /var/lib/{berth,cni,containerd,kubelet} and /var/log/{pods,containers} are
-// its own.
+// /var/lib/{berth,calico,cni,containerd,kubelet,rancher} and
+// /var/log/{pods,containers} are its own.
 type Node struct {
 	*Host
 	IP        netip.Addr
