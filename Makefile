@@ -56,6 +56,7 @@ CHAOS_ROUNDS ?= 20
 CHAOS_PODS   ?= 2000
 CHAOS_NODES  ?= 40
 CHAOS_STEPS  ?= 300
+CHAOS_PAUSE  ?= 60
 
 .PHONY: all check help build images sbom chart krew release publish sign test-install demo lab lab-down test test-unit test-release test-rules test-machine test-policy test-race test-api test-import test-check-many test-trace test-reading-many test-chaos chaos test-node test-e2e test-kube-proxy test-network-types test-netpol test-node-policy test-policy-storm fuzz mutate vulncheck bench lint generate verify clean
 
@@ -195,6 +196,10 @@ test-check-many: lab ## How long kubectl berth check takes with CHECK_ADDRESSES 
 test-reading-many: lab ## How long the reading commands of kubectl berth take with KUBECTL_ADDRESSES (150000) addresses.
 	cd test && BERTH_TEST_KUBECTL_ADDRESSES=$(or $(KUBECTL_ADDRESSES),150000) go test -count=1 -timeout 2h -v -run TestReadingMany ./kubectl/
 
+.PHONY: test-day
+test-day: ## A day of deploys on DAY_NODES (5000) nodes with DAY_ADDRESSES (150000) addresses, scheduler and controller in one process on API servers in memory: memory and queues do not grow.
+	cd test && BERTH_TEST_DAY_NODES=$(or $(DAY_NODES),5000) BERTH_TEST_DAY_ADDRESSES=$(or $(DAY_ADDRESSES),150000) BERTH_TEST_DAY_HOURS=24 BERTH_TEST_DAY_DEPLOYS=1 go test -count=1 -timeout 12h -v -run TestDay ./simulation/day/
+
 test-import: lab ## A migration of GALAXY_ADDRESSES (60000) from Galaxy, interrupted and continued.
 	cd test && GALAXY_ADDRESSES=$(or $(GALAXY_ADDRESSES),60000) go test -count=1 -timeout 2h -v -run TestImportGalaxyMany ./scheduler/migration/
 
@@ -227,8 +232,8 @@ test-node-policy: lab build ## Policies on a node with a real API server, for po
 test-policy-storm: lab build ## 1,000 policies and 500 pods that change for a minute, and a judge of the kernel's rules in the end.
 	cd test && BERTH_TEST_POLICY_STORM=1 REQUIRE_NETNS=1 $(GOTESTPROGRAMS) -v -run TestPolicyStorm ./node/
 
-chaos: lab ## Hours of it: CHAOS_ROUNDS, CHAOS_PODS, CHAOS_NODES, CHAOS_STEPS in a round; drawn anew each time but for BERTH_CHAOS_SEED.
-	cd test && CHAOS_ROUNDS=$(CHAOS_ROUNDS) CHAOS_PODS=$(CHAOS_PODS) CHAOS_NODES=$(CHAOS_NODES) CHAOS_STEPS=$(CHAOS_STEPS) go test -count=1 -timeout 12h -v -run TestChaos ./chaos/
+chaos: lab ## Hours of it: CHAOS_ROUNDS, CHAOS_PODS, CHAOS_NODES, CHAOS_STEPS in a round, at most CHAOS_PAUSE milliseconds between two; drawn anew each time but for BERTH_CHAOS_SEED.
+	cd test && CHAOS_ROUNDS=$(CHAOS_ROUNDS) CHAOS_PODS=$(CHAOS_PODS) CHAOS_NODES=$(CHAOS_NODES) CHAOS_STEPS=$(CHAOS_STEPS) CHAOS_PAUSE=$(CHAOS_PAUSE) go test -count=1 -timeout 12h -v -run TestChaos ./chaos/
 
 fuzz: ## Every fuzz target for FUZZTIME (30s).
 	@for file in $(FUZZ); do for target in $$(sed -nE 's/^func (Fuzz[A-Za-z0-9_]*).*/\1/p' $$file); do \

@@ -4,12 +4,14 @@ package ipamtest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -202,7 +204,7 @@ func (s *Server) post(r *request) (any, error) {
 	if err := r.place(object); err != nil {
 		return nil, err
 	}
-	if err := admit(r.key, object, nil); err != nil {
+	if err := s.admit(r.key, object, nil); err != nil {
 		return nil, err
 	}
 	if object.GetResourceVersion() != "" {
@@ -246,7 +248,7 @@ func (s *Server) put(r *request, now *unstructured.Unstructured) (any, error) {
 	} else {
 		delete(object.Object, "status")
 	}
-	if err := admit(r.key, object, now); err != nil {
+	if err := s.admit(r.key, object, now); err != nil {
 		return nil, err
 	}
 	return s.update(r.key, now, object), nil
@@ -308,6 +310,7 @@ type stream struct {
 	cancel  context.CancelFunc
 	at      int
 	pending []byte
+	over    bool // it has told that it cannot go on
 }
 
 // stream begins with all objects where the client asks for them or has seen none, or
@@ -321,9 +324,13 @@ func (s *Server) stream(r *request) *stream {
 	seen, _ := strconv.Atoi(query.Get("resourceVersion"))
 	announced := query.Get("sendInitialEvents") == "true"
 	if !announced && seen > 0 {
-		for st.at < len(s.events) && s.events[st.at].version <= seen {
-			st.at++
+		at, found := slices.BinarySearchFunc(s.events, seen, func(e event, seen int) int { return cmp.Compare(e.version, seen) })
+		if found {
+			at++
+		} else if seen < s.compacted {
+			at = -1
 		}
+		st.at = s.forgotten + at
 		return st
 	}
 	for _, k := range s.keys(r.resource, r.namespace) {
@@ -335,11 +342,13 @@ func (s *Server) stream(r *request) *stream {
 			"resourceVersion": strconv.Itoa(s.version), "annotations": map[string]any{metav1.InitialEventsAnnotationKey: "true"},
 		}})
 	}
-	st.at = len(s.events)
+	st.at = s.forgotten + len(s.events)
 	return st
 }
 
-func (st *stream) add(kind watch.EventType, object map[string]any) {
+func (st *stream) add(kind watch.EventType, object map[string]any) { st.addObject(kind, object) }
+
+func (st *stream) addObject(kind watch.EventType, object any) {
 	line, err := json.Marshal(map[string]any{"type": kind, "object": object})
 	if err != nil {
 		panic(err) // It was made of JSON.
@@ -350,6 +359,16 @@ func (st *stream) add(kind watch.EventType, object map[string]any) {
 func (st *stream) Read(p []byte) (int, error) {
 	if len(st.pending) == 0 {
 		e, at, err := st.server.next(st.ctx, st.at, st.resource, st.namespace)
+		if expired := apierrors.APIStatus(nil); errors.As(err, &expired) {
+			if st.over {
+				return 0, io.EOF
+			}
+			st.over = true
+			status := expired.Status()
+			status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+			st.addObject(watch.Error, status)
+			return st.Read(p)
+		}
 		if err != nil {
 			return 0, io.EOF
 		}

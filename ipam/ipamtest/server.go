@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -30,8 +31,12 @@ type Server struct {
 	mu      sync.Mutex
 	version int
 	objects map[key]*unstructured.Unstructured
-	// events are all since the beginning; a watch reads on in them.
-	events []event
+	// events are all since the beginning but the first forgotten ones; a watch reads on in them.
+	events    []event
+	forgotten int
+	compacted int // the version of the last one that was forgotten
+	// trusts that all objects are valid.
+	trusts bool
 	// more is closed when there is another event.
 	more chan struct{}
 	// late are the resources that watches are not told of any more.
@@ -264,6 +269,45 @@ func (s *Server) Late(resources ...string) {
 	}
 }
 
+// Trust ends the validation of objects, for tests of very many: it is most of the server's work.
+func (s *Server) Trust() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.trusts = true
+}
+
+// Compact forgets all events but the latest ones, as an API server does after some minutes. A watch
+// that has not read the others has to begin anew. It also forgets the requests that it noted.
+func (s *Server) Compact(keep int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	over := max(0, len(s.events)-keep)
+	if over > 0 {
+		s.compacted = s.events[over-1].version
+	}
+	s.events, s.forgotten = slices.Clone(s.events[over:]), s.forgotten+over
+	s.writes, s.gets = nil, nil
+}
+
+// Backup saves all objects, as a snapshot of etcd does. restore brings them back with the versions
+// that they had. As after a restore with a revision that is bumped and marked as compacted, which
+// etcd recommends, the next write has a later version than any before, and every watch has to begin
+// anew. Followers are not told.
+func (s *Server) Backup() (restore func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	saved := maps.Clone(s.objects)
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.objects = maps.Clone(saved)
+		s.version += 1_000_000
+		s.compacted, s.forgotten, s.events = s.version, s.forgotten+len(s.events)+1, nil
+		close(s.more)
+		s.more = make(chan struct{})
+	}
+}
+
 // keys of a resource, in order.
 func (s *Server) keys(resource, namespace string) []key {
 	keys := slices.Collect(maps.Keys(s.objects))
@@ -331,13 +375,20 @@ func (s *Server) changed(kind watch.EventType, k key, object *unstructured.Unstr
 	}
 }
 
+// errForgotten ends a watch that is behind.
+var errForgotten = apierrors.NewResourceExpired("too old resource version: the events were compacted")
+
 // next returns the first event at or after a position that a watch is to see, and the
-// position after it. It blocks.
+// position after it. It blocks. It returns errForgotten where the position is no more.
 func (s *Server) next(ctx context.Context, at int, resource, namespace string) (e event, after int, err error) {
 	for {
 		s.mu.Lock()
-		for ; at < len(s.events); at++ {
-			e := s.events[at]
+		if at < s.forgotten {
+			s.mu.Unlock()
+			return event{}, at, errForgotten
+		}
+		for ; at < s.forgotten+len(s.events); at++ {
+			e := s.events[at-s.forgotten]
 			if e.resource == resource && (namespace == "" || e.namespace == namespace) {
 				s.mu.Unlock()
 				return e, at + 1, nil

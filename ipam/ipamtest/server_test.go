@@ -13,6 +13,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/metadata"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -212,5 +214,99 @@ func TestMetadata(t *testing.T) {
 	}
 	if _, err := jobs.Get(context.Background(), "twice", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Error(err)
+	}
+}
+
+// A watch whose next event was forgotten is told so, and others go on.
+func TestCompact(t *testing.T) {
+	ctx, s := t.Context(), NewServer()
+	ips := s.Client().FloatingIPs
+	watched := func(version string) watch.Interface {
+		t.Helper()
+		w, err := ips.Watch(ctx, metav1.ListOptions{ResourceVersion: version})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(w.Stop)
+		return w
+	}
+	var versions []string
+	for _, address := range []string{"10.0.70.2", "10.0.70.3", "10.0.70.4"} {
+		ip, err := ips.Create(ctx, addressed(address), metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		versions = append(versions, ip.ResourceVersion)
+	}
+	behind, ahead := watched(versions[0]), watched(versions[2])
+	eventsOf(t, behind, 1) // the stream has begun
+	s.Compact(1)
+	for version, want := range map[string]string{versions[0]: string(watch.Error), versions[1]: "10.0.70.4", versions[2]: "10.0.70.5"} {
+		w := watched(version)
+		if want == "10.0.70.5" {
+			if _, err := ips.Create(ctx, addressed("10.0.70.5"), metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		event := <-w.ResultChan()
+		switch object := event.Object.(type) {
+		case *metav1.Status:
+			if want != string(watch.Error) || !apierrors.IsResourceExpired(apierrors.FromObject(object)) {
+				t.Errorf("a watch from version %s ends: %v, want %s", version, object, want)
+			}
+		case *v1alpha1.FloatingIP:
+			if object.Name != want {
+				t.Errorf("a watch from version %s begins with %s, want %s", version, object.Name, want)
+			}
+		}
+	}
+	if event := <-ahead.ResultChan(); event.Object.(*v1alpha1.FloatingIP).Name != "10.0.70.5" {
+		t.Errorf("a watch that was not behind goes on with %v", event)
+	}
+	if writes := s.Writes(); len(writes) != 1 {
+		t.Errorf("the server has noted %q, want one write", writes)
+	}
+}
+
+// After a restore objects are as they were in the backup, watches begin anew, and versions go on.
+func TestBackup(t *testing.T) {
+	ctx, s := t.Context(), NewServer(addressed("10.0.70.2"), addressed("10.0.70.3"))
+	ips := s.Client().FloatingIPs
+	before := s.IPs()
+	restore := s.Backup()
+	changed, err := ips.Patch(ctx, "10.0.70.2", types.MergePatchType, []byte(`{"spec":{"pool":"p"}}`), metav1.PatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Remove(addressed("10.0.70.3"))
+	s.Put(addressed("10.0.70.4"))
+	w, err := ips.Watch(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	eventsOf(t, w, 2)
+	restore()
+	if diff := cmp.Diff(before, s.IPs()); diff != "" {
+		t.Errorf("it is another object: %s", diff)
+	}
+	if event := <-w.ResultChan(); event.Type != watch.Error || !apierrors.IsResourceExpired(apierrors.FromObject(event.Object)) {
+		t.Errorf("a watch goes on with %v", event)
+	}
+	list, err := ips.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if order, err := resourceversion.CompareResourceVersion(list.ResourceVersion, changed.ResourceVersion); err != nil || order <= 0 {
+		t.Errorf("the list has version %s, and before the restore there was %s (%v)", list.ResourceVersion, changed.ResourceVersion, err)
+	}
+	again, err := ips.Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Stop()
+	s.Put(addressed("10.0.70.5"))
+	if event := <-again.ResultChan(); event.Type != watch.Added || event.Object.(*v1alpha1.FloatingIP).Name != "10.0.70.5" {
+		t.Errorf("a watch from the list begins with %v", event)
 	}
 }

@@ -73,6 +73,7 @@ type Kubelets struct {
 	mu     sync.Mutex
 	lost   map[string]bool
 	bound  map[string]map[types.UID]*v1.Pod // name of a FloatingIP → live pods that are bound with it
+	names  map[types.UID][]string           // live pod → names of the FloatingIPs that it is bound with
 	wired  map[types.UID][]string           // live pod → names of the FloatingIPs that it was given
 	ending map[types.UID]time.Time
 }
@@ -88,7 +89,7 @@ func Start(ctx context.Context, options Options) (*Kubelets, error) {
 	k := &Kubelets{
 		Options: options, Pods: factory.Core().V1().Pods().Lister(), Nodes: factory.Core().V1().Nodes().Lister(),
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond, 2*time.Second)),
-		lost:  map[string]bool{}, bound: map[string]map[types.UID]*v1.Pod{}, wired: map[types.UID][]string{}, ending: map[types.UID]time.Time{},
+		lost:  map[string]bool{}, bound: map[string]map[types.UID]*v1.Pod{}, names: map[types.UID][]string{}, wired: map[types.UID][]string{}, ending: map[types.UID]time.Time{},
 	}
 	nodes := factory.Core().V1().Nodes().Informer()
 	pods, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -241,16 +242,19 @@ func (k *Kubelets) take(pod *v1.Pod, names ...string) {
 			k.Complain("DUPLICATE on the nodes: live pods %s/%s (%s) and %s/%s (%s) both have %s", other.Namespace, other.Name, other.UID, pod.Namespace, pod.Name, pod.UID, name)
 		}
 		pods[pod.UID] = pod
+		k.names[pod.UID] = append(k.names[pod.UID], name)
 	}
 }
 
 func (k *Kubelets) unwire(pod *v1.Pod, gone bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	maps.DeleteFunc(k.bound, func(_ string, pods map[types.UID]*v1.Pod) bool {
-		delete(pods, pod.UID)
-		return len(pods) == 0
-	})
+	for _, name := range k.names[pod.UID] {
+		if delete(k.bound[name], pod.UID); len(k.bound[name]) == 0 {
+			delete(k.bound, name)
+		}
+	}
+	delete(k.names, pod.UID)
 	delete(k.wired, pod.UID)
 	if gone {
 		delete(k.ending, pod.UID)

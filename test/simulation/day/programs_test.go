@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package day
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/pkg/scheduler"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
+	frameworkruntime "k8s.io/kubernetes/pkg/scheduler/framework/runtime"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/yaml"
+
+	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/claims"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/ipamtest"
+	"github.com/berth-dev/berth/ipam/poolstatus"
+	"github.com/berth-dev/berth/ipam/preallocation"
+	"github.com/berth-dev/berth/ipam/reclaim"
+	"github.com/berth-dev/berth/ipam/store"
+	"github.com/berth-dev/berth/ipam/view"
+	"github.com/berth-dev/berth/ipam/wrongaddress"
+	"github.com/berth-dev/berth/plugins/floatingip"
+	"github.com/berth-dev/berth/test/simulation/kubelet"
+	"github.com/berth-dev/berth/test/simulation/program"
+)
+
+// silent takes events.
+type silent struct{}
+
+func (silent) Eventf(runtime.Object, runtime.Object, string, string, string, string, ...any) {}
+
+func (s silent) WithLogger(klog.Logger) events.EventRecorderLogger { return s }
+
+// programs are berth-scheduler and berth-controller as their main functions join them, but for
+// leases, events and servers of metrics.
+type programs struct {
+	plugin    *floatingip.Factory
+	scheduler *scheduler.Scheduler
+	// controller has the parts of berth-controller.
+	controller []any
+}
+
+// startPrograms starts them and the kubelets until ctx ends. stopped waits for their end.
+func startPrograms(t *testing.T, ctx context.Context, kube *api, berth *ipamtest.Server) (p *programs, kubelets *kubelet.Kubelets, stopped func()) {
+	t.Helper()
+	p = &programs{}
+	var group sync.WaitGroup
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(p.startScheduler(ctx, &group, kube, berth))
+	must(p.startController(ctx, &group, kube, berth))
+	kubelets, err := kubelet.Start(ctx, kubelet.Options{Kube: kube, Berth: berth.Client(), Strict: true, Grace: 2 * time.Second, Complain: t.Errorf, Report: t.Errorf})
+	must(err)
+	return p, kubelets, func() {
+		kubelets.Stop()
+		group.Wait()
+		<-time.After(2 * time.Second) // kube-scheduler's recorder of metrics looks once a second
+	}
+}
+
+func (p *programs) startScheduler(ctx context.Context, group *sync.WaitGroup, kube *api, berth *ipamtest.Server) error {
+	manifest, err := program.SchedulerConfig()
+	if err != nil {
+		return err
+	}
+	text, err := yaml.Marshal(manifest)
+	if err != nil {
+		return err
+	}
+	decoded, _, err := scheme.Codecs.UniversalDecoder().Decode(text, nil, nil)
+	if err != nil {
+		return fmt.Errorf("read the scheduler's configuration: %w", err)
+	}
+	settings := decoded.(*config.KubeSchedulerConfiguration)
+	p.plugin = floatingip.NewFactory()
+	factory := scheduler.NewInformerFactory(kube, 0)
+	if p.scheduler, err = scheduler.New(ctx, kube, factory, nil, func(string) events.EventRecorderLogger { return silent{} },
+		scheduler.WithComponentConfigVersion(settings.APIVersion), scheduler.WithKubeConfig(berth.Config()), scheduler.WithProfiles(settings.Profiles...),
+		scheduler.WithFrameworkOutOfTreeRegistry(frameworkruntime.Registry{floatingip.Name: p.plugin.New}),
+		scheduler.WithPodInitialBackoffSeconds(settings.PodInitialBackoffSeconds), scheduler.WithPodMaxBackoffSeconds(settings.PodMaxBackoffSeconds),
+		// A pod that nobody wakes waits until the test fails.
+		scheduler.WithPodMaxInUnschedulablePodsDuration(48*time.Hour),
+	); err != nil {
+		return err
+	}
+	factory.Start(ctx.Done())
+	factory.WaitForCacheSync(ctx.Done())
+	if err := p.scheduler.WaitForHandlersSync(ctx); err != nil {
+		return err
+	}
+	group.Go(func() {
+		p.scheduler.Run(ctx)
+		factory.Shutdown()
+	})
+	return nil
+}
+
+// startController does as newWork, follow and lead in cmd/controller do, with the rates of its flags.
+func (p *programs) startController(ctx context.Context, group *sync.WaitGroup, kube *api, berth *ipamtest.Server) error {
+	limited := rest.CopyConfig(berth.Config())
+	limited.QPS, limited.Burst = 200, 400
+	api, err := client.NewForConfig(limited)
+	if err != nil {
+		return err
+	}
+	ahead, err := client.NewForConfig(limited)
+	if err != nil {
+		return err
+	}
+	seen, err := view.New(api, 10*time.Minute)
+	if err != nil {
+		return err
+	}
+	factory := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithTransform(reclaim.Slim))
+	kinds, err := dynamic.NewForConfig(limited)
+	if err != nil {
+		return err
+	}
+	headers, err := metadata.NewForConfig(limited)
+	if err != nil {
+		return err
+	}
+	reclaimer, err := reclaim.New(reclaim.Config{Kube: kube, Berth: api, View: seen, Factory: factory, Dynamic: kinds, Metadata: headers, Events: silent{}})
+	if err != nil {
+		return err
+	}
+	status, err := poolstatus.New(api.IPPools, seen, silent{}, poolstatus.NewMetrics())
+	if err != nil {
+		return err
+	}
+	addresses, err := ipam.New(seen, store.New(ahead.FloatingIPs), nil)
+	if err != nil {
+		return err
+	}
+	loop, err := preallocation.NewLoop(addresses, seen, factory)
+	if err != nil {
+		return err
+	}
+	if err := claims.Add(loop, claims.Parts{API: ahead, Recorder: silent{}, Metrics: claims.NewMetrics(), View: seen}); err != nil {
+		return err
+	}
+	if err := preallocation.AddWorkloads(loop, preallocation.Parts{Kube: kube, Recorder: silent{}, Metrics: preallocation.NewMetrics(), Factory: factory}); err != nil {
+		return err
+	}
+	finder := wrongaddress.New(wrongaddress.Config{
+		Pods: factory.Core().V1().Pods().Lister(), Events: silent{}, Count: wrongaddress.NewCount(), Clock: clock.RealClock{},
+		FloatingIP: func(name string) *v1alpha1.FloatingIP {
+			object, exists, err := seen.FloatingIPs.GetIndexer().GetByKey(name)
+			if err != nil || !exists {
+				return nil
+			}
+			return object.(*v1alpha1.FloatingIP)
+		},
+		Evict: func(context.Context, *policyv1.Eviction) error { return nil },
+	})
+	p.controller = []any{reclaimer, status, addresses, loop, seen, finder}
+	factory.Start(ctx.Done())
+	group.Go(func() { seen.Run(ctx) })
+	group.Go(func() { addresses.Run(ctx) })
+	group.Go(func() { status.Run(ctx) })
+	group.Go(func() { loop.Run(ctx) })
+	group.Go(func() { finder.Run(ctx) })
+	group.Go(func() {
+		reclaimer.Run(ctx, 8)
+		factory.Shutdown()
+	})
+	return nil
+}
