@@ -78,8 +78,8 @@ func (r *Reclaimer) isUnusedBy(ip *v1alpha1.FloatingIP, pod *v1.Pod) bool {
 	case pod != nil:
 		return true
 	case ip.Spec.Pod != nil:
-		bound, known := r.deleted.Get(ip.Spec.Pod.UID)
-		return known && !bound.(bool)
+		end, known := r.deleted.Get(ip.Spec.Pod.UID)
+		return known && !end.(podEnd).bound
 	}
 	return ip.Spec.ExternallyAssigned // leaveNode left LastPod empty
 }
@@ -163,7 +163,7 @@ func (r *Reclaimer) pod(ctx context.Context, ip *v1alpha1.FloatingIP) (holder *v
 	}
 	pod, err := r.cachedPod(owner.Namespace, name)
 	if err != nil || pod.UID != uid {
-		if _, deleted := r.deleted.Get(uid); deleted {
+		if end, deleted := r.deleted.Get(uid); deleted && time.Since(end.(podEnd).at) < believed {
 			return nil, false, nil
 		}
 		pod, err = r.kube.CoreV1().Pods(owner.Namespace).Get(ctx, name, metav1.GetOptions{})

@@ -5,6 +5,7 @@ package reclaim
 import (
 	"fmt"
 	"maps"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
@@ -169,16 +170,30 @@ func handler[T any](changed func(object T, gone bool), matters func(before, afte
 	}
 }
 
+// podEnd is the deletion of a pod: whether it was bound, and when its event came.
+type podEnd struct {
+	bound bool
+	at    time.Time
+}
+
+// believed is how long a deletion that the watch told counts without a question to the API server.
+// A restore of etcd, after which the pod is there again, takes longer, and the watch tells of it
+// later than others.
+const believed = 30 * time.Second
+
 // noteEnd notes deleted pods, and whether they were bound, before it passes the event
 // on. Only a real deletion event counts. A tombstone after a broken watch may hold a
 // state from before the pod was bound, and the pod may exist again.
 func (r *Reclaimer) noteEnd(next cache.ResourceEventHandler) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(object any) { next.OnAdd(object, false) },
+		AddFunc: func(object any) {
+			r.deleted.Remove(object.(*v1.Pod).UID) // A backup of etcd was restored.
+			next.OnAdd(object, false)
+		},
 		UpdateFunc: next.OnUpdate,
 		DeleteFunc: func(object any) {
 			if pod, ok := object.(*v1.Pod); ok {
-				r.deleted.Add(pod.UID, pod.Spec.NodeName != "")
+				r.deleted.Add(pod.UID, podEnd{bound: pod.Spec.NodeName != "", at: time.Now()})
 			}
 			next.OnDelete(object)
 		},

@@ -94,9 +94,9 @@ func TestMissedDeletion(t *testing.T) {
 		told := 0
 		w.noteEnd(cache.ResourceEventHandlerFuncs{DeleteFunc: func(any) { told++ }}).OnDelete(lastPod)
 		w.noteDeletion(cache.ResourceEventHandlerFuncs{DeleteFunc: func(any) { told++ }}).OnDelete(lastIP)
-		bound, known := w.deleted.Get(pod.UID)
-		if known != wants || known && !bound.(bool) {
-			t.Errorf("missed %v: the pod is known as deleted: %v, bound %v", missed, known, bound)
+		end, known := w.deleted.Get(pod.UID)
+		if known != wants || known && !end.(podEnd).bound {
+			t.Errorf("missed %v: the pod is known as deleted: %v, %+v", missed, known, end)
 		}
 		if _, known := w.deletions.of(ip.Name); known != wants {
 			t.Errorf("missed %v: the address rests: %v", missed, known)

@@ -92,7 +92,7 @@ type Reclaimer struct {
 	// could not be carried out.
 	clocks, pending clockings
 	deletions       deletions
-	// deleted has the UIDs of recently deleted pods, and whether they had been bound.
+	// deleted has the podEnds of recently deleted pods, by UID.
 	deleted *lru.Cache
 	synced  []cache.DoneChecker
 

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -55,7 +56,7 @@ func TestRetainForWhileTheWorkloadIsUnknown(t *testing.T) {
 				w.cache(ip)
 				w.failsReads(apierrors.NewInternalError(errUnreachable))
 				if test.held {
-					w.deleted.Add(ip.Spec.Pod.UID, true)
+					w.deleted.Add(ip.Spec.Pod.UID, podEnd{bound: true, at: time.Now()})
 				}
 				err := w.look(name)
 				if writes := w.berth.Writes(); !slices.Equal(writes, test.want) || (err != nil) != test.unsure {
@@ -229,5 +230,33 @@ func TestNeededKinds(t *testing.T) {
 	want := map[schema.GroupKind]bool{{Group: "example.org", Kind: "Thing"}: true, {Kind: "ReplicationController"}: true}
 	if got := w.neededKinds(); !maps.Equal(got, want) {
 		t.Errorf("needed are %v, want %v", got, want)
+	}
+}
+
+// Where a backup of etcd is restored, pods are back whose end the reclaimer saw.
+func TestPodIsBack(t *testing.T) {
+	const name = "10.0.70.2"
+	for after, want := range map[time.Duration][]string{0: {"delete " + name}, time.Minute: nil} {
+		ip, pod := given(name, set("web-0"), "web-0", under(v1alpha1.ReleasePodDeleted)), with("web-0", name)
+		w := newFixture(t, ip, pod)
+		w.cache(ip)
+		w.deleted.Add(pod.UID, podEnd{bound: true, at: time.Now().Add(-after)})
+		if after == 0 {
+			w.mustNotBeAsked()
+		}
+		if err := w.look(name); err != nil {
+			t.Fatal(err)
+		}
+		if got := w.berth.Writes(); !slices.Equal(got, want) {
+			t.Errorf("%s after its pod's end: wrote %v, want %v", after, got, want)
+		}
+	}
+	w := newFixture(t)
+	noted := w.noteEnd(cache.ResourceEventHandlerFuncs{})
+	pod := with("web-0", name)
+	noted.OnDelete(pod)
+	noted.OnAdd(pod, false)
+	if _, known := w.deleted.Get(pod.UID); known {
+		t.Error("a pod that is there again is known as deleted")
 	}
 }
