@@ -36,6 +36,8 @@ type driver struct {
 	pools     []*pool
 	claims    []*claim
 	serial    int
+	// operations is how many actions were done.
+	operations int
 	// elect has the actions of the present round.
 	elect    election
 	reserved []string
@@ -83,6 +85,8 @@ func (d *driver) actions() []struct {
 		{3, d.fenceNode},
 		{4, d.returnNode},
 		{5, d.killProgram},
+		{1, d.stopControllers},
+		{4, d.changeClock},
 		{5, d.pauseProgram},
 		{4, d.cutWatches},
 		{6, d.holdWatch},
@@ -118,10 +122,11 @@ func (d *driver) run(round, steps int) error {
 	d.calm = make(chan struct{})
 	for step := range steps {
 		a := d.next()
-		pause := time.Duration(d.random.IntN(250)) * time.Millisecond
+		pause := time.Duration(d.random.Int64N(int64(d.w.settings.pause)))
 		if a == nil {
 			continue
 		}
+		d.operations++
 		d.w.say("round %d step %d: %s", round, step, a.text)
 		err := a.do(rand.New(rand.NewPCG(d.w.seed, uint64(round*1_000_000+step))))
 		if err != nil && !expected(err) {
@@ -167,10 +172,11 @@ func (d *driver) after(delay time.Duration, do func()) {
 }
 
 // expected returns whether an error is a part of the game: the object of the action
-// is gone or changed, or refuses the action now.
+// is gone or changed, or refuses the action now, or the machine has so much other work that the API
+// server does not answer in time.
 func expected(err error) bool {
 	return apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsTooManyRequests(err) ||
-		apierrors.IsForbidden(err) || apierrors.IsInvalid(err)
+		apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err)
 }
 
 func pick[T any](random *rand.Rand, from []T) T { return from[random.IntN(len(from))] }
@@ -464,6 +470,36 @@ func (d *driver) killProgram() *action {
 	p := d.program()
 	return &action{"kill " + p.name, func(*rand.Rand) error {
 		p.signal(syscall.SIGKILL)
+		return nil
+	}}
+}
+
+// stopControllers leaves the cluster without a controller for up to three minutes: schedulers go
+// on alone.
+func (d *driver) stopControllers() *action {
+	away := time.Duration(20+d.random.IntN(160)) * time.Second
+	return &action{fmt.Sprintf("stop both controllers for %s", away), func(*rand.Rand) error {
+		for _, p := range d.w.programs.all {
+			if p.kind == "controller" {
+				d.after(away, p.takeDown())
+			}
+		}
+		return nil
+	}}
+}
+
+// clockError is how far clocks may be wrong, if they may.
+const clockError = 20 * time.Second
+
+// changeClock starts a program again on a node whose clock is wrong.
+func (d *driver) changeClock() *action {
+	p := d.program()
+	ahead := time.Duration(d.random.Int64N(int64(2*clockError)) - int64(clockError)).Round(time.Second)
+	if !d.elect.clocks {
+		return nil
+	}
+	return &action{fmt.Sprintf("start %s again with a clock that is ahead by %s", p.name, ahead), func(*rand.Rand) error {
+		p.setClock(ahead)
 		return nil
 	}}
 }

@@ -3,13 +3,14 @@
 package chaos
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 )
 
-// audit has what "kubectl berth check" says noted. There are no agents here.
-func (w *world) audit() {
+// audit returns what "kubectl berth check" finds. There are no agents here.
+func (w *world) audit() (findings []string) {
 	w.T.Helper()
 	auditor, err := audit.ForConfig(w.Config, audit.Options{Grace: 3 * time.Second})
 	if err != nil {
@@ -20,10 +21,11 @@ func (w *world) audit() {
 		w.T.Fatal(err)
 	}
 	for _, f := range report.Findings {
-		w.violation("CHECK: %s: %s", f.Code, f.Text)
+		findings = append(findings, fmt.Sprintf("CHECK: %s: %s", f.Code, f.Text))
 	}
 	for _, text := range report.Unknown {
-		w.violation("CHECK: could not find out %s", text)
+		findings = append(findings, "CHECK: could not find out "+text)
 	}
 	w.say("check compared %d addresses, %d pods and %d pools", report.Addresses, report.Pods, report.Pools)
+	return findings
 }

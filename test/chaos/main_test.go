@@ -19,6 +19,7 @@ import (
 	"os"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/berth-dev/berth/test/simulation"
 )
@@ -30,21 +31,24 @@ type settings struct {
 	pods   int // about as many live at once
 	nodes  int
 	steps  int // in a round
+	// pause between two actions is shorter than this.
+	pause time.Duration
 	// dir gets the logs when a round fails.
 	dir string
 }
 
 func settingsFromEnv() (settings, error) {
-	s := settings{seed: rand.Uint64(), dir: os.Getenv("CHAOS_DIR")}
+	s, milliseconds := settings{seed: rand.Uint64(), dir: os.Getenv("CHAOS_DIR")}, 0
 	for _, number := range []struct {
 		name  string
 		value *int
 		short int
 	}{
-		{"CHAOS_ROUNDS", &s.rounds, 3},
+		{"CHAOS_ROUNDS", &s.rounds, 5},
 		{"CHAOS_PODS", &s.pods, 240},
 		{"CHAOS_NODES", &s.nodes, 8},
-		{"CHAOS_STEPS", &s.steps, 80},
+		{"CHAOS_STEPS", &s.steps, 50},
+		{"CHAOS_PAUSE", &milliseconds, 250},
 	} {
 		*number.value = number.short
 		if text := os.Getenv(number.name); text != "" {
@@ -55,6 +59,7 @@ func settingsFromEnv() (settings, error) {
 			*number.value = n
 		}
 	}
+	s.pause = time.Duration(milliseconds) * time.Millisecond
 	if text := os.Getenv("BERTH_CHAOS_SEED"); text != "" {
 		n, err := strconv.ParseUint(text, 10, 64)
 		if err != nil {

@@ -4,7 +4,9 @@ package chaos
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -24,6 +26,7 @@ import (
 type restarted struct {
 	w       *world
 	name    string // scheduler-a
+	kind    string // scheduler or controller
 	command string
 	args    []string
 	proxy   *proxy.Proxy
@@ -33,6 +36,8 @@ type restarted struct {
 
 	mu      sync.Mutex
 	process *program.Process
+	clock   time.Duration // by which its clock is ahead, from its next start on
+	down    chan struct{} // it does not start again before this is closed; nil: at once
 }
 
 // programs of one round.
@@ -56,19 +61,27 @@ func (w *world) startPrograms(round int, elect election) {
 			if err != nil {
 				w.T.Fatal(err)
 			}
-			p := &restarted{w: w, name: kind + "-" + letter, command: simulation.Program("berth-" + kind), proxy: proxy, stopped: make(chan struct{}), ended: make(chan struct{})}
+			p := &restarted{w: w, name: kind + "-" + letter, kind: kind, command: simulation.Program("berth-" + kind), proxy: proxy, stopped: make(chan struct{}), ended: make(chan struct{})}
 			if kind == "scheduler" {
 				p.args = []string{"--config=" + w.schedulerConfig(p, elect.schedulers), "--leader-elect-resource-namespace=" + w.System, "--secure-port=0", "--v=4", program.NeverAgain}
 			} else {
 				p.args = []string{"--kubeconfig=" + w.kubeconfig(p), fmt.Sprintf("--leader-elect=%t", elect.controllers), "--secure-port=0", "--v=4", "--assigner-address=" + w.assignerAddress, "--assigner-timeout=1s"}
 			}
-			if p.log, err = os.OpenFile(filepath.Join(w.dir, p.name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644); err != nil {
+			if p.log, err = openLog(filepath.Join(w.dir, p.name+".log")); err != nil {
 				w.T.Fatal(err)
 			}
 			go p.run()
 			w.programs.all = append(w.programs.all, p)
 		}
 	}
+}
+
+// openLog opens the log of a round. The log of the round before is kept as .1.
+func openLog(path string) (*os.File, error) {
+	if err := os.Rename(path, path+".1"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	return os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 }
 
 // stop ends all programs at once, and says what was wrong with them.
@@ -109,6 +122,7 @@ func (ps *programs) faults() map[string]int {
 func (ps *programs) calm() {
 	for _, p := range ps.all {
 		p.proxy.Set(proxy.Faults{})
+		p.setClock(0)
 		p.resume()
 	}
 }
@@ -117,6 +131,9 @@ func (ps *programs) calm() {
 func (p *restarted) run() {
 	defer close(p.ended)
 	for {
+		if !p.awaitUp() {
+			return
+		}
 		process, err := program.Start(p.log, p.command, p.args...)
 		if err != nil {
 			p.w.violation("%s: %v", p.name, err)
@@ -124,11 +141,15 @@ func (p *restarted) run() {
 		}
 		p.mu.Lock()
 		p.process = process
+		late := p.down != nil
 		p.mu.Unlock()
 		select {
 		case <-p.stopped:
-			p.signal(syscall.SIGKILL) // it was started too late for stop to see
+			late = true
 		default:
+		}
+		if late { // for stop or takeDown to see
+			p.signal(syscall.SIGKILL)
 		}
 		err = process.Wait()
 		select {
@@ -139,6 +160,60 @@ func (p *restarted) run() {
 		case <-time.After(300 * time.Millisecond): // the kubelet's pause
 		}
 		p.w.say("%s ended (%v), starts again", p.name, err)
+	}
+}
+
+// awaitUp waits until the program may start, and sets its clock. It returns false when it is not
+// to start any more.
+func (p *restarted) awaitUp() bool {
+	for {
+		p.mu.Lock()
+		down := p.down
+		if down == nil {
+			p.proxy.SetClock(p.clock)
+		}
+		p.mu.Unlock()
+		if down == nil {
+			return true
+		}
+		select {
+		case <-down:
+		case <-p.stopped:
+			return false
+		case <-p.w.Ctx.Done():
+			return false
+		}
+	}
+}
+
+// takeDown ends the program until up is called.
+func (p *restarted) takeDown() (up func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.down != nil {
+		return func() {}
+	}
+	down := make(chan struct{})
+	p.down = down
+	if p.process != nil {
+		p.process.Signal(syscall.SIGKILL)
+	}
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.down = nil
+		close(down)
+	}
+}
+
+// setClock starts the program again with a clock that is ahead.
+func (p *restarted) setClock(ahead time.Duration) {
+	p.mu.Lock()
+	same := p.clock == ahead
+	p.clock = ahead
+	p.mu.Unlock()
+	if !same {
+		p.signal(syscall.SIGKILL)
 	}
 }
 

@@ -38,8 +38,10 @@ type recorder struct {
 	w *world
 
 	mu       sync.Mutex
-	events   []judge.Event // all there were, in the order they came
+	events   []judge.Event // of the present round and the one before, in the order they came
 	judged   int           // how many of them the judge has seen; these are in order
+	marked   int           // how many of them are of the round before
+	writes   int           // how many there ever were
 	last     time.Time     // when the last came
 	current  map[string]judge.Event
 	versions map[string]map[string]string // kind → UID → resource version
@@ -153,7 +155,18 @@ func (r *recorder) add(kind string, object metav1.Object, deleted bool) {
 		}
 	}
 	r.events = append(r.events, event)
+	r.writes++
 	r.last = event.At
+}
+
+// turn forgets the round before the one that ends now. Everything was judged.
+func (r *recorder) turn() (writes int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.events = slices.Clone(r.events[r.marked:])
+	r.judged -= r.marked
+	r.marked = r.judged
+	return r.writes
 }
 
 // lookAtFreed has the external assigner's record looked at when an address is
@@ -165,6 +178,15 @@ func (r *recorder) lookAtFreed(before, now judge.Event) {
 	}
 	if next := now.Object.(*judge.Address); now.Deleted || !next.Spec.ExternallyAssigned {
 		r.w.network.freed(last.Name, now.Version)
+	}
+}
+
+// allowClocks says whether the clocks of programs may be wrong.
+func (r *recorder) allowClocks(wrong bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.judge.ClockError = 0; wrong {
+		r.judge.ClockError = clockError
 	}
 }
 
@@ -188,13 +210,15 @@ func (r *recorder) quiet() time.Duration {
 func (r *recorder) now() *judge.State {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return judge.Now(func(yield func(any) bool) {
+	state := judge.Now(func(yield func(any) bool) {
 		for _, event := range r.current {
 			if !yield(event.Object) {
 				return
 			}
 		}
 	})
+	state.ClockError = r.judge.ClockError
+	return state
 }
 
 func byVersion(a, b judge.Event) int { return cmp.Compare(a.Version, b.Version) }

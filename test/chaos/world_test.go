@@ -62,6 +62,8 @@ func newWorld(t *testing.T, s settings) *world {
 		ControlPlaneOptions: lab.ControlPlaneOptions{Controllers: true, Audit: true, APIServerFlags: []string{
 			// Pods of a lost node are evicted soon.
 			"--default-not-ready-toleration-seconds=3", "--default-unreachable-toleration-seconds=3",
+			// The audit log of hours is large.
+			"--audit-log-maxsize=1000", "--audit-log-maxbackup=1",
 		}},
 		Lasts: math.MaxInt64, Patience: patience(0),
 	})

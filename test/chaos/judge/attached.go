@@ -18,6 +18,9 @@ func (s *State) Attached(holders map[netip.Addr]string) (pods map[string]string,
 		if t.Spec.Pod == nil {
 			continue
 		}
+		if pod := s.pods[string(t.Spec.Pod.UID)]; pod != nil && pod.Node == "" {
+			continue // a scheduler that was killed before it attached the address; it does so before it binds the pod
+		}
 		pool := s.pools[t.Spec.Pool]
 		if !t.Spec.ExternallyAssigned && pool != nil && pool.Spec.ExternalAssigner {
 			pods[string(t.Spec.Pod.UID)] = fmt.Sprintf("%s is %s, and was never attached", t.Name, t)

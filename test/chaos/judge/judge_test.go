@@ -496,6 +496,38 @@ func TestBrokenRest(t *testing.T) {
 	}
 }
 
+// What a clock that may be wrong excuses, and what it does not.
+func TestClockError(t *testing.T) {
+	freed := func(after, clocks time.Duration) []string {
+		f := newFilm().is(pool(cooldown(time.Minute)), resting(ten)).wait(after)
+		f.ClockError = clocks
+		return f.gone(resting(ten)).wrong
+	}
+	expect(t, freed(30*time.Second, 0), "its cooldown of 1m0s is not over")
+	expect(t, freed(10*time.Second, 20*time.Second), "its cooldown of 1m0s is not over")
+	if wrong := freed(30*time.Second, 20*time.Second); len(wrong) > 0 {
+		t.Errorf("two clocks that are wrong by 20 s each: %q", wrong)
+	}
+	f := newFilm().is(resting(ten)).wait(30 * time.Second)
+	expect(t, f.AtRest(f.now), "its cooldown is over")
+	f.ClockError = 20 * time.Second
+	if wrong := strings.Join(f.AtRest(f.now), "\n"); strings.Contains(wrong, "LEAKED") {
+		t.Errorf("two clocks that are wrong by 20 s each: %s", wrong)
+	}
+}
+
+// A controller that did not see how a pod ended keeps its address as that of a pod that ran.
+func TestEndUnseen(t *testing.T) {
+	kept := ip(ten, ordinal("set", "web-0"), retain)
+	kept.Spec.LastPod = "web-0"
+	f := newFilm().is(set(1), ip(ten, ordinal("set", "web-0"), retain, heldBy("a")), pod("a", "")).gone(pod("a", "")).is(kept)
+	if wrong := strings.Join(f.AtRest(f.now), "\n"); strings.Contains(wrong, "LEAKED") {
+		t.Errorf("kept for an ordinal that the set has: %s", wrong)
+	}
+	f.gone(set(1))
+	expect(t, f.AtRest(f.now), "does not want it")
+}
+
 const neverBound = "no pod was ever bound with it"
 
 // The external assigner has exactly the addresses that are recorded.
@@ -503,7 +535,8 @@ func TestAttached(t *testing.T) {
 	addr := netip.MustParseAddr
 	f := newFilm().is(pool(func(p *Pool) { p.Spec.ExternalAssigner = true })).
 		is(ip(ten, of("Pod", "a"), podDeleted, heldBy("a"), attached), ip(eleven, of("Pod", "b"), podDeleted, heldBy("b"), attached), ip("10.0.70.12", of("Pod", "c"), podDeleted, heldBy("c"))).
-		is(ip("10.0.70.13", of("StatefulSet", "set"), retain))
+		is(ip("10.0.70.13", of("StatefulSet", "set"), retain)).
+		is(ip("10.0.70.15", of("Pod", "d"), podDeleted, heldBy("d"), attached), pod("d", "")) // not attached yet
 	pods, free := f.Attached(map[netip.Addr]string{addr(ten): "n1", addr(eleven): "n2", addr("10.0.70.13"): "n1", addr("10.0.70.14"): "n1"})
 	if len(pods) != 2 || !strings.Contains(pods["b"], `attached to "n2"`) || !strings.Contains(pods["c"], "never attached") {
 		t.Errorf("says of pods: %q", pods)

@@ -100,7 +100,7 @@ func (s *State) leaked(t *tenure, at time.Time) string {
 		return ""
 	case spec.ReleasedAt != nil:
 		// Somebody looks at it when the time is over, not earlier.
-		if end := spec.ReleasedAt.Add(s.cooldown(t)); at.After(end.Add(late)) {
+		if end := spec.ReleasedAt.Add(s.cooldown(t)); at.After(end.Add(s.late())) {
 			return "its cooldown is over"
 		}
 		return ""
@@ -108,11 +108,13 @@ func (s *State) leaked(t *tenure, at time.Time) string {
 		return "it is not detached"
 	case spec.Owner == nil:
 		return "nobody owns it"
-	case !t.used:
+	case !t.used && spec.LastPod == "":
+		// A controller that did not see the end of a pod keeps its address, as that of a pod that
+		// ran: it says so in LastPod.
 		return "no pod was ever bound with it"
 	case s.preallocates(&t.Address) && s.index.rank(t) < s.wanted(&t.Address):
 		return ""
-	case spec.RetainFor != nil && spec.Since != nil && at.After(spec.Since.Add(spec.RetainFor.Duration+late)):
+	case spec.RetainFor != nil && spec.Since != nil && at.After(spec.Since.Add(spec.RetainFor.Duration+s.late())):
 		return "its time is over"
 	}
 	switch spec.ReleasePolicy {
@@ -135,4 +137,4 @@ func (s *State) leaked(t *tenure, at time.Time) string {
 }
 
 // late is how much later than its time an address may be freed.
-const late = 5 * time.Second
+func (s *State) late() time.Duration { return 5*time.Second + 2*s.ClockError }

@@ -13,9 +13,9 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// slack allows for the difference between the clocks of the writers and of the
-// recorder, and for times that are rounded to whole seconds.
-const slack = 1500 * time.Millisecond
+// slack allows for times that are rounded to whole seconds, and for the difference between the
+// clocks of the program that wrote a time and of the one that compares it.
+func (s *State) slack() time.Duration { return 1500*time.Millisecond + 2*s.ClockError }
 
 // unlimited is the number of pods of an owner that has no number.
 const unlimited = math.MaxInt32
@@ -29,7 +29,7 @@ func (s *State) keeps(t *tenure, at time.Time) string {
 	case spec.Reserved:
 		return "only an administrator frees what is reserved"
 	case spec.Owner == nil:
-		if spec.ReleasedAt != nil && at.Add(slack).Before(spec.ReleasedAt.Add(t.rest)) {
+		if spec.ReleasedAt != nil && at.Add(s.slack()).Before(spec.ReleasedAt.Add(t.rest)) {
 			return fmt.Sprintf("its cooldown of %s is not over", t.rest)
 		}
 		return ""
@@ -37,7 +37,7 @@ func (s *State) keeps(t *tenure, at time.Time) string {
 		return "" // it was claimed for a pod that never ran with it
 	case !t.unasked && !t.unwanted && t.worst < t.least:
 		return "its claim preallocates it"
-	case spec.Pod == nil && spec.RetainFor != nil && spec.Since != nil && !at.Add(slack).Before(spec.Since.Add(spec.RetainFor.Duration)):
+	case spec.Pod == nil && spec.RetainFor != nil && spec.Since != nil && !at.Add(s.slack()).Before(spec.Since.Add(spec.RetainFor.Duration)):
 		return ""
 	}
 	switch spec.ReleasePolicy {

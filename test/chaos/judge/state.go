@@ -14,6 +14,9 @@ import (
 // State is the objects at one moment of a history, and what must be remembered of
 // its past. Not safe for concurrent use.
 type State struct {
+	// ClockError is how far the clock of a program may be wrong, in either direction.
+	ClockError time.Duration
+
 	pods      map[string]*Pod      // by UID
 	addresses map[string]*tenure   // by name
 	workloads map[string]*Workload // by UID
