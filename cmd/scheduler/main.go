@@ -20,8 +20,11 @@ import (
 	"github.com/berth-dev/berth/plugins/floatingip"
 )
 
+// heapRoom is the size in bytes up to which the heap is collected rarely.
+const heapRoom = 512 << 20
+
 func main() {
-	if err := gogc.Adjust(); err != nil {
+	if err := gogc.Adjust(heapRoom); err != nil {
 		klog.Background().Error(err, "Failed to read the memory limit of the scheduler's cgroup: set GOMEMLIMIT instead")
 	}
 	build.NewMetrics(legacyregistry.MustRegister)

@@ -14,33 +14,35 @@ import (
 	"github.com/KimMachineGun/automemlimit/memlimit"
 )
 
-const (
-	// room is the size in bytes that the heap may reach before a collection that the usual GOGC
-	// would begin earlier.
-	room = 512 << 20
-	// usual and most are the bounds of GOGC, in percent of the live heap.
-	usual, most = 100, 400
-)
+// usual and most are the bounds of GOGC, in percent of the live heap.
+const usual, most = 100, 400
 
 // Adjust sets GOGC after each collection, by the live heap, and GOMEMLIMIT to nine tenths of the
-// memory limit of the process's cgroup. It leaves alone each that is set in the environment. It
-// fails if the limit cannot be read; GOGC is adjusted all the same. A program calls it once, as it
-// starts.
-func Adjust() error {
+// memory limit of the process's cgroup. room is the size in bytes that the heap may reach before a
+// collection that the usual GOGC would begin earlier. Adjust leaves alone each that is set in the
+// environment. It fails if the limit cannot be read; GOGC is adjusted all the same. A program calls
+// it once, as it starts.
+func Adjust(room uint64) error {
 	_, err := memlimit.Set()
 	if os.Getenv("GOGC") == "" {
-		follow(usual)
+		follow(setting{room, usual})
 	}
 	return err
 }
 
+// setting is the GOGC that was set for a room.
+type setting struct {
+	room    uint64
+	percent int
+}
+
 // follow adjusts GOGC now and after each later collection.
-func follow(set int) {
+func follow(set setting) {
 	sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
 	metrics.Read(sample)
-	want := percent(sample[0].Value.Uint64())
+	want := setting{set.room, percent(set.room, sample[0].Value.Uint64())}
 	if want != set {
-		debug.SetGCPercent(want)
+		debug.SetGCPercent(want.percent)
 	}
 	// The garbage collector finds this object, and the cleanup is called. A pointer keeps the
 	// object out of the blocks that small objects without pointers share.
@@ -49,7 +51,7 @@ func follow(set int) {
 
 // percent returns GOGC for a live heap, in bytes. It is rounded to tens: each change stops the
 // program for a moment.
-func percent(live uint64) int {
+func percent(room, live uint64) int {
 	if live == 0 {
 		return most
 	}

@@ -11,20 +11,24 @@ import (
 
 func TestPercent(t *testing.T) {
 	for _, test := range []struct {
-		live uint64
-		want int
+		room, live uint64
+		want       int
 	}{
-		{0, 400},
-		{1 << 20, 400},
-		{102 << 20, 400},
-		{128 << 20, 300},
-		{200 << 20, 150},
-		{256 << 20, 100},
-		{512 << 20, 100},
-		{2 << 30, 100},
+		{512 << 20, 0, 400},
+		{512 << 20, 1 << 20, 400},
+		{512 << 20, 102 << 20, 400},
+		{512 << 20, 128 << 20, 300},
+		{512 << 20, 200 << 20, 150},
+		{512 << 20, 256 << 20, 100},
+		{512 << 20, 512 << 20, 100},
+		{512 << 20, 2 << 30, 100},
+		{16 << 20, 3 << 20, 400},
+		{16 << 20, 4 << 20, 300},
+		{16 << 20, 8 << 20, 100},
+		{16 << 20, 30 << 20, 100},
 	} {
-		if got := percent(test.live); got != test.want {
-			t.Errorf("with %d MiB live it is %d, want %d", test.live>>20, got, test.want)
+		if got := percent(test.room, test.live); got != test.want {
+			t.Errorf("with room for %d MiB and %d live it is %d, want %d", test.room>>20, test.live>>20, got, test.want)
 		}
 	}
 }
@@ -49,7 +53,7 @@ func TestAdjust(t *testing.T) {
 	t.Cleanup(func() { debug.SetGCPercent(before) })
 	t.Setenv("GOGC", "")
 	t.Setenv("AUTOMEMLIMIT", "off")
-	if err := Adjust(); err != nil {
+	if err := Adjust(512 << 20); err != nil {
 		t.Fatal(err)
 	}
 	wantGOGC(t, most)
