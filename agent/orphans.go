@@ -66,18 +66,18 @@ func (a *Agent) removeLoose(ctx context.Context) {
 // only. It lists links before records: an ADD that begins meanwhile writes its record before it
 // makes its link.
 func (a *Agent) orphans(valid []types.GCAttachment) ([]orphan, error) {
-	var all []orphan
+	owners, links := a.Drivers.linkOwners(), map[string][]nettype.Link{}
 	var errs []error
-	for name, d := range a.Drivers.linkOwners() {
-		links, err := d.Links()
+	for name, d := range owners {
+		found, err := d.Links()
 		if err != nil {
 			errs = append(errs, fmt.Errorf("driver %s: %w", name, err))
 		}
-		for _, l := range links {
-			all = append(all, orphan{l, d})
+		if len(found) > 0 {
+			links[name] = found
 		}
 	}
-	if len(all) == 0 {
+	if len(links) == 0 {
 		return nil, errors.Join(errs...)
 	}
 	known := make([]state.Key, 0, len(valid))
@@ -89,9 +89,18 @@ func (a *Agent) orphans(valid []types.GCAttachment) ([]orphan, error) {
 			known = append(known, state.Key{ContainerID: record.ContainerID, IfName: attachment.IfName})
 		}
 	}
-	all = slices.DeleteFunc(all, func(o orphan) bool {
-		return slices.ContainsFunc(known, func(key state.Key) bool { return o.driver.LinkOf(key) == o.Name })
-	})
+	var all []orphan
+	for name, found := range links {
+		owned := make(map[string]bool, len(known))
+		for _, key := range known {
+			owned[owners[name].LinkOf(key)] = true
+		}
+		for _, l := range found {
+			if !owned[l.Name] {
+				all = append(all, orphan{l, owners[name]})
+			}
+		}
+	}
 	if len(valid) > 0 {
 		// A link of which this cannot be seen stays.
 		all = slices.DeleteFunc(all, func(o orphan) bool {
