@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -54,6 +55,15 @@ func Add(loop *preallocation.Loop, parts Parts) error {
 }
 
 func (c *controller) claimChanged(before, after *v1alpha1.IPClaim) {
+	if before != nil && after != nil {
+		if order, err := resourceversion.CompareResourceVersion(after.ResourceVersion, before.ResourceVersion); err == nil && order < 0 {
+			// A backup of etcd was restored: the status that was written last is not there.
+			key := keyOf(after.Namespace, after.Name)
+			c.Forget(key)
+			c.loop.Enqueue(key)
+			return
+		}
+	}
 	if before != nil && after != nil && before.UID == after.UID && before.Generation == after.Generation &&
 		(before.DeletionTimestamp == nil) == (after.DeletionTimestamp == nil) {
 		return // its status

@@ -211,6 +211,23 @@ func addresses(n int) []string {
 	return names
 }
 
+// After a restore of a backup the API server has the status of the backup, not what the controller
+// wrote last, and no change of the claim may ever follow.
+func TestStatusAfterRestore(t *testing.T) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
+		w.create(newClaim("a", 2))
+		restore := w.Backup()
+		w.pass(time.Minute)
+		w.want("a", "0=0+0 OnDemand")
+		restore()
+		if status := w.is("a"); status != "0=0+0" {
+			t.Fatalf("in the backup the status was %q", status)
+		}
+		w.pass(time.Minute)
+		w.want("a", "0=0+0 OnDemand")
+	})
+}
+
 func TestPreallocate(t *testing.T) {
 	simulate(t, "10.0.0.1-10.0.0.4", func(w *fixture) {
 		w.Put(newIP("10.0.0.3", "nobody", "", 1), newIP("10.0.0.4", "nobody", "", 1))
