@@ -109,7 +109,7 @@ func prepare(t *testing.T, s *settings) {
 	// kube-scheduler listens to a signal. The runtime's part of that must not be in the bubble.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGUSR2)
 	// The handler that limits the rate of errors has a time of the world outside in it.
-	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
+	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1] //nolint:reassign // It is there to be changed.
 	ask, answer := make(chan struct{}), make(chan uint64)
 	t.Cleanup(func() { close(ask) })
 	go func() {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -196,9 +197,9 @@ func (w *workload) rollOut() {
 	w.version++
 	w.update(func() {})
 	if w.stateful {
-		for i := len(w.pods) - 1; i >= 0; i-- {
-			w.end(w.pods[i : i+1])
-			w.awaitReady([]string{w.startPod(w.pods[i])})
+		for _, name := range slices.Backward(w.pods) {
+			w.end([]string{name})
+			w.awaitReady([]string{w.startPod(name)})
 		}
 		return
 	}
