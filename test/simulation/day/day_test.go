@@ -83,9 +83,20 @@ const (
 const most = 1.1
 
 // growTo returns the sizes that may grow, and how far: the UIDs of pods that were deleted, which
-// the reclaimer and the plugin forget by number, and the order in which addresses were given.
+// the reclaimer and the plugin forget by number; in both books the order in which addresses were given;
+// and the addresses that Deployments keep for the pods that an update starts before it ends others.
 func (d *day) growTo() map[string]int {
-	return map[string]int{"golang_lru.Cache.cache": 16384 + 10_000, "allocator.page.entries": d.capacity}
+	spare := 0
+	for _, w := range d.workloads {
+		if w.policy == v1alpha1.ReleaseRetain && !w.stateful {
+			spare += w.batch()
+		}
+	}
+	return map[string]int{
+		"golang_lru.Cache.cache": 16384 + 10_000,
+		"allocator.page.entries": 2 * d.capacity, "allocator.index.pages": d.capacity / 16,
+		"reclaim.sequence.yielding": spare + int(d.claim.Spec.Size),
+	}
 }
 
 // TestDay runs a day of deploys. In the evening there is as much in memory and in queues as in the morning, and what
