@@ -120,7 +120,7 @@ func (i *IPAM) look(c *Candidates) error {
 	if c.state.capped {
 		c.shares = i.book.Shares(c.request.Namespace)
 	}
-	c.plain = len(held) == 0 && len(c.parts) == 1 && len(c.request.Parts[0].Ranges) == 0 && !c.claimant.Limited && !c.claimant.SetWasFull
+	c.plain = len(held) == 0 && len(c.parts) == 1 && c.request.Parts[0].Ranges.IsEmpty() && !c.claimant.Limited && !c.claimant.SetWasFull
 	return nil
 }
 
@@ -328,7 +328,7 @@ func (c *Candidates) wants(nodePools []int) []allocator.Want {
 				wants[i].Pools = append(wants[i].Pools, position)
 			}
 		}
-		wants[i].Ranges = c.request.Parts[i].Ranges
+		wants[i].Ranges = c.request.Parts[i].Ranges.Ranges()
 	}
 	return wants
 }

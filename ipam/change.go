@@ -88,8 +88,8 @@ type ownerKey struct {
 
 // ownerState has the limits of a request's owner at present.
 type ownerState struct {
-	// claim is nil unless the request names one that exists and is valid.
-	claim *v1alpha1.IPClaim
+	// terms are nil unless the request names a claim that exists and is valid.
+	terms *claimTerms
 	// atLimit are the families of which the owner may have no more.
 	atLimit map[v1alpha1.IPFamily]bool
 	// hasFree: a pool that the owner may use has a free address.
@@ -123,10 +123,10 @@ func (h *helping) anybody(request *Request, lack Lack) bool {
 	if request.Claim != "" || lack == LackOwner && request.FixedSet {
 		owner := h.stateOf(request)
 		if request.Claim != "" {
-			if owner.claim == nil {
+			if owner.terms == nil {
 				return false
 			}
-			resolved, err := request.under(owner.claim)
+			resolved, err := request.under(owner.terms)
 			if err != nil {
 				return false
 			}
@@ -139,12 +139,14 @@ func (h *helping) anybody(request *Request, lack Lack) bool {
 	if h.change.Namespace == "" && !h.change.Addr.IsValid() {
 		return h.serves(request, reported)
 	}
-	switch {
-	case lack == LackOwner, !request.mayUse(h.pool), h.isAtCap(request.Namespace):
-		return false
-	case h.change.Namespace != "" && (h.change.Namespace != request.Namespace || !h.ipam.hasFree(h.pool.Name)):
+	if lack == LackOwner || !h.fits(request) || !request.mayUse(h.pool) || h.isAtCap(request.Namespace) {
 		return false
 	}
+	return h.change.Namespace == "" || h.change.Namespace == request.Namespace && h.ipam.hasFree(h.pool.Name)
+}
+
+// fits says whether the changed address, or the pool's addresses, can serve a part.
+func (h *helping) fits(request *Request) bool {
 	return slices.ContainsFunc(request.Parts, func(p Part) bool {
 		if h.change.Addr.IsValid() {
 			return p.Fits(h.change.Addr)
@@ -160,7 +162,7 @@ func (h *helping) serves(request *Request, lack Lack) bool {
 	switch {
 	case lack&LackOwner != 0 && h.hasIn(request):
 		return true // Its addresses in the pool were out of reach.
-	case !request.mayUse(h.pool) || !slices.ContainsFunc(request.Parts, func(p Part) bool { return fitsPool(&p, h.pool) }):
+	case !h.fits(request) || !request.mayUse(h.pool):
 		return false
 	}
 	return lack&LackOwner != 0 || !h.isAtCap(request.Namespace) && h.ipam.hasFree(h.pool.Name)
@@ -201,12 +203,15 @@ func (h *helping) stateOf(request *Request) *ownerState {
 		if claim == nil {
 			return now
 		}
-		var err error
-		if resolved, err = request.under(claim); err != nil {
+		terms, err := termsOf(claim)
+		if err != nil {
+			return now
+		}
+		if resolved, err = request.under(terms); err != nil {
 			return now
 		}
 		v4, v6 := book.Owned(key.owner)
-		now.claim = claim
+		now.terms = terms
 		now.atLimit[v1alpha1.IPv4], now.atLimit[v1alpha1.IPv6] = v4 >= int(claim.Spec.Size), v6 >= int(claim.Spec.Size)
 	case request.FixedSet && !book.SetHasRoom(claimantOf(request)):
 		now.atLimit[v1alpha1.IPv4], now.atLimit[v1alpha1.IPv6] = true, true

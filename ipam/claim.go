@@ -6,9 +6,9 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"math"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/iprange"
@@ -33,52 +33,63 @@ func (i *IPAM) claimed(request Request) (Request, error) {
 			Lacks:   LackOwner,
 		}
 	}
-	request, err := request.under(claim)
+	terms, err := termsOf(claim)
+	if err == nil {
+		request, err = request.under(terms)
+	}
 	if err != nil {
 		return request, &ShortageError{Reasons: []string{fmt.Sprintf("IPClaim %q: %v", request.Claim, err)}, Lacks: LackOwner}
 	}
 	return request, nil
 }
 
+// claimTerms are the terms of an IPClaim in place of a pod's.
+type claimTerms struct {
+	claim    *v1alpha1.IPClaim
+	selector labels.Selector // nil: there is none
+	ranges   iprange.List
+}
+
+// termsOf returns the terms of a claim. The error is for the claim's author.
+func termsOf(claim *v1alpha1.IPClaim) (*claimTerms, error) {
+	t := &claimTerms{claim: claim}
+	var err error
+	if selector := claim.Spec.PoolSelector; selector != nil {
+		if t.selector, err = metav1.LabelSelectorAsSelector(selector); err != nil {
+			return nil, fmt.Errorf("spec.poolSelector: %w", err)
+		}
+	}
+	ranges := make([]iprange.Range, len(claim.Spec.Ranges))
+	for i, text := range claim.Spec.Ranges {
+		if ranges[i], err = iprange.Parse(text); err != nil {
+			return nil, fmt.Errorf("spec.ranges[%d]: %w", i, err)
+		}
+	}
+	t.ranges = iprange.ListOf(ranges...)
+	return t, nil
+}
+
 // under returns the request with the terms of a claim in place of the pod's. The error
-// is for the claim's author.
-func (r *Request) under(claim *v1alpha1.IPClaim) (Request, error) {
+// is for the pod's author.
+func (r *Request) under(t *claimTerms) (Request, error) {
 	u := *r
-	spec := &claim.Spec
-	u.Owner = claimOwner(claim.Namespace, claim.Name, string(claim.UID))
-	terms := TermsOf(claim)
+	spec := &t.claim.Spec
+	u.Owner = claimOwner(t.claim.Namespace, t.claim.Name, string(t.claim.UID))
+	terms := TermsOf(t.claim)
 	u.Policy, u.RetainFor = terms.Policy, terms.RetainFor
 	u.Preallocate = spec.Preallocate
 	u.MaxAddresses = int(spec.Size)
-	u.Pools = spec.Pools
-	u.PoolSelector = nil
-	if spec.PoolSelector != nil {
-		selector, err := metav1.LabelSelectorAsSelector(spec.PoolSelector)
-		if err != nil {
-			return u, fmt.Errorf("spec.poolSelector: %w", err)
-		}
-		u.PoolSelector = selector
-	}
-	if len(spec.Ranges) == 0 {
+	u.Pools, u.PoolSelector = spec.Pools, t.selector
+	if t.ranges.IsEmpty() {
 		return u, nil
 	}
-	var ranges []iprange.Range
-	for i, text := range spec.Ranges {
-		parsed, err := iprange.Parse(text)
-		if err != nil {
-			return u, fmt.Errorf("spec.ranges[%d]: %w", i, err)
-		}
-		ranges = append(ranges, parsed)
-	}
-	ranges, _ = iprange.Join(ranges, math.MaxInt)
-	parts := make([]Part, len(u.Parts))
-	for i, part := range u.Parts {
-		if len(part.Ranges) > 0 {
+	u.Parts = make([]Part, len(r.Parts))
+	for i, part := range r.Parts {
+		if !part.Ranges.IsEmpty() {
 			return u, errors.New("spec.ranges limits the addresses, but the pod also has annotation " + v1alpha1.AnnotationAddresses)
 		}
-		parts[i] = Part{Family: part.Family, Ranges: ranges}
+		u.Parts[i] = Part{Family: part.Family, Ranges: t.ranges}
 	}
-	u.Parts = parts
 	return u, nil
 }
 
@@ -98,5 +109,9 @@ func TermsOf(claim *v1alpha1.IPClaim) Request {
 // of a family. The caller sets NamespaceMeta. The error is for the claim's author.
 func RequestOf(claim *v1alpha1.IPClaim, family v1alpha1.IPFamily) (Request, error) {
 	r := Request{Request: podrequest.Request{Namespace: claim.Namespace, Claim: claim.Name, Parts: []Part{{Family: family}}}}
-	return r.under(claim)
+	terms, err := termsOf(claim)
+	if err != nil {
+		return r, err
+	}
+	return r.under(terms)
 }

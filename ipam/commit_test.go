@@ -76,7 +76,7 @@ func TestCommitAfterAMoveToAnotherPool(t *testing.T) {
 			s := newServer()
 			i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
 			moving := request("web-0", "b", v1alpha1.ReleaseRetain)
-			moving.Parts[0].Ranges = []iprange.Range{iprange.Single(netip.MustParseAddr("10.0.70.2"))}
+			moving.Parts[0].Ranges = iprange.ListOf(iprange.Single(netip.MustParseAddr("10.0.70.2")))
 			if kept {
 				commit(t, i, reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain)))
 				s.Retain("10.0.70.2")

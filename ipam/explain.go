@@ -111,10 +111,10 @@ func (c *Candidates) unadmitted() error {
 func (c *Candidates) describePart(part int, text string) string {
 	p := c.request.Parts[part]
 	var what []string
-	if p.Family != "" && len(c.parts) > 1 && len(p.Ranges) == 0 {
+	if p.Family != "" && len(c.parts) > 1 && p.Ranges.IsEmpty() {
 		what = append(what, string(p.Family))
 	}
-	if len(p.Ranges) > 0 {
+	if !p.Ranges.IsEmpty() {
 		what = append(what, "one of "+rangesText(p.Ranges))
 	}
 	switch {
@@ -128,8 +128,9 @@ func (c *Candidates) describePart(part int, text string) string {
 	return fmt.Sprintf("address %d of %d (%s): %s", part+1, len(c.parts), strings.Join(what, ", "), text)
 }
 
-func rangesText(ranges []iprange.Range) string {
+func rangesText(list iprange.List) string {
 	const most = 4
+	ranges := list.Ranges()
 	var texts []string
 	for i, r := range ranges {
 		if i == most {
@@ -165,7 +166,7 @@ func (c *Candidates) explain(err error, nodePools []int) string {
 	case errors.Is(err, allocator.ErrLost):
 		return c.describePart(part, "other pods of the pod's workload have the addresses retained for it")
 	}
-	if ranges := c.request.Parts[part].Ranges; len(ranges) == 1 && ranges[0].First == ranges[0].Last {
+	if ranges := c.request.Parts[part].Ranges.Ranges(); len(ranges) == 1 && ranges[0].First == ranges[0].Last {
 		return c.describePart(part, c.whoHas(ranges[0].First))
 	}
 	var reasons []string
@@ -193,7 +194,7 @@ func (c *Candidates) shortOf(part int, pool *pools.Pool) (reason, remedy string)
 		return c.capText(pool), c.capRemedy(pool)
 	}
 	what := "no free address"
-	if len(c.request.Parts[part].Ranges) > 0 {
+	if !c.request.Parts[part].Ranges.IsEmpty() {
 		what = "no free address in these ranges"
 	} else if n := c.book.Counts(pool.Name); n.Free > 0 {
 		what = fmt.Sprintf("only %d free", n.Free)

@@ -9,8 +9,6 @@ import (
 	"slices"
 
 	"github.com/berth-dev/berth/ipam/allocator"
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/iprange"
 )
 
 // spare is how many more addresses of a class the candidates have than the pod could
@@ -27,20 +25,12 @@ func (c *Candidates) Kept() []netip.Addr { return c.kept }
 // pod's addresses, and have the request's terms or not.
 func (c *Candidates) held() []allocator.Record {
 	parts := c.request.Parts
-	ranges := make([]iprange.Set, len(parts))
-	for i := range parts {
-		if i > 0 && sameSlice(parts[i].Ranges, parts[i-1].Ranges) {
-			ranges[i] = ranges[i-1]
-		} else {
-			ranges[i] = iprange.SetOf(parts[i].Ranges...)
-		}
-	}
 	return c.book.Held(c.claimant.Owner, c.request.UID, c.request.Name, len(parts)+spare, func(record *allocator.Record) (class uint64, ok bool) {
 		if !c.request.mayKeep(record) {
 			return 0, false
 		}
 		for i := range parts {
-			if fits := parts[i].Family == "" || parts[i].Family == v1alpha1.FamilyOf(record.Addr); fits && (len(ranges[i]) == 0 || ranges[i].Contains(record.Addr)) {
+			if parts[i].Fits(record.Addr) {
 				ok = true
 				class |= 1 << i
 			}
@@ -56,10 +46,6 @@ func (c *Candidates) held() []allocator.Record {
 		}
 		return class<<32 | uint64(uint32(home)), ok
 	})
-}
-
-func sameSlice[T any](x, y []T) bool {
-	return len(x) == len(y) && (len(x) == 0 || &x[0] == &y[0])
 }
 
 // assign distributes the owner's addresses, in order of preference, to the parts.

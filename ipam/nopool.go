@@ -70,7 +70,7 @@ func (r *Request) refusal(part *Part, pool *pools.Pool) string {
 		return fmt.Sprintf("%s does not admit namespace %q", pool, r.Namespace)
 	case part.Family != "" && part.Family != pool.Family():
 		return fmt.Sprintf("%s has no %s addresses", pool, part.Family)
-	case len(part.Ranges) > 0 && !pool.Ranges.Overlaps(part.Ranges):
+	case !part.Ranges.IsEmpty() && !pool.Ranges.Overlaps(part.Ranges.Ranges()):
 		return fmt.Sprintf("%s has none of %s", pool, rangesText(part.Ranges))
 	case !fitsPool(part, pool):
 		return fmt.Sprintf("%s lets nobody choose an address (spec.exactAddresses): remove %s", pool, r.saysAddresses())

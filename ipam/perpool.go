@@ -69,7 +69,7 @@ func (c *Candidates) partHasRoom(part, position int) bool {
 	if c.pool(position).Disabled || c.free(position) == 0 {
 		return false
 	}
-	if len(c.request.Parts[part].Ranges) == 0 {
+	if c.request.Parts[part].Ranges.IsEmpty() {
 		return true
 	}
 	wants := c.wants([]int{position})

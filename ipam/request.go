@@ -146,5 +146,5 @@ func fitsPool(p *Part, pool *pools.Pool) bool {
 	if p.Family != "" && p.Family != pool.Family() {
 		return false
 	}
-	return len(p.Ranges) == 0 || pool.ExactAddresses && pool.Ranges.Overlaps(p.Ranges)
+	return p.Ranges.IsEmpty() || pool.ExactAddresses && pool.Ranges.Overlaps(p.Ranges.Ranges())
 }

@@ -35,12 +35,11 @@ func dualStack(pod, uid string, policy v1alpha1.ReleasePolicy) Request {
 }
 
 func exactly(texts ...string) Part {
-	var part Part
+	var ranges []iprange.Range
 	for _, text := range texts {
-		addr := netip.MustParseAddr(text)
-		part.Ranges = append(part.Ranges, iprange.Single(addr))
+		ranges = append(ranges, iprange.Single(netip.MustParseAddr(text)))
 	}
-	return part
+	return Part{Ranges: iprange.ListOf(ranges...)}
 }
 
 const six = "2001-0db8-0000-0000-0000-0000-0000-0002"
@@ -508,7 +507,7 @@ func TestFitAll(t *testing.T) {
 	i := open(t, newServer(), testPool("ten", "10.0.70.2-10.0.70.11"), testPool("two", "10.0.70.21-10.0.70.22"))
 	plain := request("web-0", "web", "")
 	inRange := plain
-	inRange.Parts = []Part{{Ranges: []iprange.Range{{First: netip.MustParseAddr("10.0.70.1"), Last: netip.MustParseAddr("10.0.70.9")}}}}
+	inRange.Parts = []Part{{Ranges: iprange.ListOf(iprange.Range{First: netip.MustParseAddr("10.0.70.1"), Last: netip.MustParseAddr("10.0.70.9")})}}
 	twice := plain
 	twice.Parts = make([]Part, 2)
 	retained := request("kept-0", "kept", v1alpha1.ReleaseRetain)

@@ -97,26 +97,3 @@ func (s Set) Without(other Set) Set {
 	}
 	return rest
 }
-
-// Join returns ranges of the same addresses in the same order, each address once, with
-// adjacent ranges joined. ok is false if more than most ranges remain.
-func Join(ranges []Range, most int) (joined []Range, ok bool) {
-	var sorted Set // the joined ranges
-	for _, r := range ranges {
-		for _, r := range (Set{r}).Without(sorted) {
-			at := sorted.search(r.First)
-			sorted = slices.Insert(sorted, at, r)
-			if n := len(joined); n > 0 && joined[n-1].Last.Next() == r.First {
-				joined[n-1].Last = r.Last
-				sorted[at-1].Last = r.Last
-				sorted = slices.Delete(sorted, at, at+1)
-			} else {
-				joined = append(joined, r)
-			}
-		}
-		if len(joined) > most {
-			return nil, false
-		}
-	}
-	return joined, true
-}

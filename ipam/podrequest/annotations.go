@@ -35,7 +35,7 @@ func checkPreallocate(request *Request, resource v1.ResourceName) error {
 	case !request.Preallocate:
 	case resource == galaxy.ResourceENIIP:
 		return fmt.Errorf("annotation %s has no effect on a pod that requests %s: request %s instead", v1alpha1.AnnotationPreallocate, galaxy.ResourceENIIP, v1alpha1.ResourceIP)
-	case slices.ContainsFunc(request.Parts, func(p Part) bool { return len(p.Ranges) > 0 && p.OnlyFamily() == "" }):
+	case slices.ContainsFunc(request.Parts, func(p Part) bool { return !p.Ranges.IsEmpty() && p.OnlyFamily() == "" }):
 		return fmt.Errorf("annotation %s: a list in %s mixes IPv4 and IPv6, so the number of addresses to preallocate per family is unknown; write one list per family", v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationAddresses)
 	}
 	return nil
@@ -249,24 +249,24 @@ func first(list string) string {
 	return strconv.Quote(strings.TrimSpace(first))
 }
 
-func readRanges(list string) ([]iprange.Range, error) {
+func readRanges(list string) (iprange.List, error) {
 	var ranges []iprange.Range
 	var total uint64
 	for text := range strings.SplitSeq(list, ",") {
 		r, err := iprange.Parse(strings.TrimSpace(text))
 		if err != nil {
-			return nil, err
+			return iprange.List{}, err
 		}
 		if size := r.Size(); size > maxListed || total+size > maxListed {
-			return nil, fmt.Errorf("the list that begins with %s has more than %d addresses; name a pool instead (annotation %s)", first(list), maxListed, v1alpha1.AnnotationPools)
+			return iprange.List{}, fmt.Errorf("the list that begins with %s has more than %d addresses; name a pool instead (annotation %s)", first(list), maxListed, v1alpha1.AnnotationPools)
 		}
 		total += r.Size()
 		ranges = append(ranges, r)
 	}
-	ranges, ok := iprange.Join(ranges, maxRanges)
+	joined, ok := iprange.NewList(ranges, maxRanges)
 	if !ok {
-		return nil, fmt.Errorf("the list that begins with %s has more than %d ranges, even with adjacent addresses joined; name a pool instead (annotation %s)",
+		return iprange.List{}, fmt.Errorf("the list that begins with %s has more than %d ranges, even with adjacent addresses joined; name a pool instead (annotation %s)",
 			first(list), maxRanges, v1alpha1.AnnotationPools)
 	}
-	return ranges, nil
+	return joined, nil
 }

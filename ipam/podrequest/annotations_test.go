@@ -59,15 +59,15 @@ func TestCompile(t *testing.T) {
 		return request
 	}
 	list := func(texts ...string) Part {
-		var part Part
+		var ranges []iprange.Range
 		for _, text := range texts {
 			r, err := iprange.Parse(text)
 			if err != nil {
 				t.Fatal(err)
 			}
-			part.Ranges = append(part.Ranges, r)
+			ranges = append(ranges, r)
 		}
-		return part
+		return Part{Ranges: iprange.ListOf(ranges...)}
 	}
 	four, six := Part{Family: v1alpha1.IPv4}, Part{Family: v1alpha1.IPv6}
 	claimed := plain

@@ -91,7 +91,7 @@ type Part struct {
 	// Family of the address. Empty means the family of the ranges, or either.
 	Family v1alpha1.IPFamily
 	// Ranges that the address must be in. None means any address.
-	Ranges []iprange.Range
+	Ranges iprange.List
 }
 
 // Fits reports whether the address can serve the part.
@@ -99,20 +99,20 @@ func (p *Part) Fits(addr netip.Addr) bool {
 	if p.Family != "" && p.Family != v1alpha1.FamilyOf(addr) {
 		return false
 	}
-	return len(p.Ranges) == 0 || slices.ContainsFunc(p.Ranges, func(r iprange.Range) bool { return r.Contains(addr) })
+	return p.Ranges.IsEmpty() || p.Ranges.Contains(addr)
 }
 
 // IsOfEither reports whether the part sets neither a family nor ranges.
-func (p *Part) IsOfEither() bool { return p.Family == "" && len(p.Ranges) == 0 }
+func (p *Part) IsOfEither() bool { return p.Family == "" && p.Ranges.IsEmpty() }
 
 // OnlyFamily returns the only family that the address can have; empty if it may have
 // either.
 func (p *Part) OnlyFamily() v1alpha1.IPFamily {
-	if p.Family != "" || len(p.Ranges) == 0 {
+	if p.Family != "" || p.Ranges.IsEmpty() {
 		return p.Family
 	}
-	family := v1alpha1.FamilyOf(p.Ranges[0].First)
-	if slices.ContainsFunc(p.Ranges, func(r iprange.Range) bool { return v1alpha1.FamilyOf(r.First) != family }) {
+	family := v1alpha1.FamilyOf(p.Ranges.Ranges()[0].First)
+	if slices.ContainsFunc(p.Ranges.Ranges(), func(r iprange.Range) bool { return v1alpha1.FamilyOf(r.First) != family }) {
 		return ""
 	}
 	return family

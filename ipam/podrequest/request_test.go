@@ -27,9 +27,9 @@ func TestPart(t *testing.T) {
 	}{
 		{"any address", Part{}, "", true, []netip.Addr{four, six}, nil},
 		{"a family", Part{Family: v1alpha1.IPv6}, v1alpha1.IPv6, false, []netip.Addr{six}, []netip.Addr{four}},
-		{"a range", Part{Ranges: []iprange.Range{near}}, v1alpha1.IPv4, false, []netip.Addr{four}, []netip.Addr{six, four.Next()}},
-		{"ranges of both families", Part{Ranges: []iprange.Range{near, iprange.Single(six)}}, "", false, []netip.Addr{four, six}, []netip.Addr{four.Next(), six.Next()}},
-		{"a family and ranges of both", Part{Family: v1alpha1.IPv6, Ranges: []iprange.Range{near, iprange.Single(six)}}, v1alpha1.IPv6, false, []netip.Addr{six}, []netip.Addr{four}},
+		{"a range", Part{Ranges: iprange.ListOf(near)}, v1alpha1.IPv4, false, []netip.Addr{four}, []netip.Addr{six, four.Next()}},
+		{"ranges of both families", Part{Ranges: iprange.ListOf(near, iprange.Single(six))}, "", false, []netip.Addr{four, six}, []netip.Addr{four.Next(), six.Next()}},
+		{"a family and ranges of both", Part{Family: v1alpha1.IPv6, Ranges: iprange.ListOf(near, iprange.Single(six))}, v1alpha1.IPv6, false, []netip.Addr{six}, []netip.Addr{four}},
 	} {
 		if got := test.part.OnlyFamily(); got != test.only {
 			t.Errorf("%s: only family is %q, want %q", test.name, got, test.only)

@@ -37,7 +37,7 @@ func TestNoPool(t *testing.T) {
 	selecting := func(name string) ipam.Request {
 		return ipam.Request{Request: podrequest.Request{PoolSelector: labels.SelectorFromSet(labels.Set{"name": name})}}
 	}
-	ranges := []iprange.Range{iprange.Single(netip.MustParseAddr("10.0.0.11"))}
+	ranges := iprange.ListOf(iprange.Single(netip.MustParseAddr("10.0.0.11")))
 	tests := []struct {
 		name     string
 		request  ipam.Request

@@ -138,7 +138,7 @@ func portionsOf(request *ipam.Request, snapshot *pools.Snapshot, has Count) ([]*
 		}
 		need[part.Family]++
 		at := slices.IndexFunc(portions, func(p *portion) bool {
-			return p.part.Family == part.Family && slices.Equal(p.part.Ranges, part.Ranges)
+			return p.part.Family == part.Family && p.part.Ranges.Equal(part.Ranges)
 		})
 		if at < 0 {
 			portions = append(portions, &portion{part: part})
@@ -151,11 +151,11 @@ func portionsOf(request *ipam.Request, snapshot *pools.Snapshot, has Count) ([]*
 
 // width returns the number of addresses that the portion's lists allow.
 func (p *portion) width() uint64 {
-	if len(p.part.Ranges) == 0 {
+	if p.part.Ranges.IsEmpty() {
 		return math.MaxUint64
 	}
 	var width uint64
-	for _, r := range p.part.Ranges {
+	for _, r := range p.part.Ranges.Ranges() {
 		width += r.Size() // podrequest limits the length of lists
 	}
 	return width

@@ -88,10 +88,10 @@ func TestInUse(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if n := len(request.Parts[0].Ranges); n != listed {
+			if n := len(request.Parts[0].Ranges.Ranges()); n != listed {
 				t.Fatalf("case %s: a list has %d ranges, want %d", id, n, listed)
 			}
-			for i, r := range request.Parts[0].Ranges {
+			for i, r := range request.Parts[0].Ranges.Ranges() {
 				if r.First != r.Last || r.First.String() != reserved[i].Spec.Address {
 					t.Errorf("case %s: %v is on a list and is not reserved", id, r)
 				}
