@@ -13,6 +13,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"unique"
 
 	"github.com/berth-dev/berth/ipam/iprange"
 )
@@ -378,8 +379,17 @@ func (a *Allocator) disown(key ownerKey, e *entry) {
 func (a *Allocator) ownedBy(key ownerKey) iter.Seq[*entry] {
 	return func(yield func(*entry) bool) {
 		list := a.owners[maphash.Comparable(a.seed, key)]
+		// An owner may have thousands, nearly all of one group.
+		var group unique.Handle[ownerGroup]
 		for e := range list.all() {
-			if e.isOf(key) && !yield(e) {
+			switch s := e.stored; {
+			case s != nil && s.owned() && s.of == group && s.ownerName == key.name && s.ownerPod == key.podName:
+			case !e.isOf(key):
+				continue
+			case s != nil && s.owned():
+				group = s.of
+			}
+			if !yield(e) {
 				return
 			}
 		}
@@ -588,14 +598,15 @@ func (a *Allocator) Shared(owner Owner, mayKeep func(*Record) bool) (v4, v6 bool
 		record := e.record()
 		return mayKeep(&record)
 	}
+	n4, n6 := a.owned(owner)
 	for e := range a.ownedBy(owner.key()) {
 		family := &v6
 		if e.addr.Is4() {
 			family = &v4
 		}
-		// One of each is enough: an owner may have thousands.
+		// One of each that there is is enough: an owner may have thousands.
 		*family = *family || counts(e)
-		if v4 && v6 {
+		if (v4 || n4 == 0) && (v6 || n6 == 0) {
 			break
 		}
 	}
