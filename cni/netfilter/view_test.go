@@ -137,17 +137,23 @@ func TestCheckOfTwoNamespaces(t *testing.T) {
 	})
 }
 
+// sourcesOf returns the sources of a node's pods, with an address each.
+func sourcesOf(pods int) []Source {
+	var all []Source
+	addr := somePod.Address
+	for i := range pods {
+		all = append(all, Source{Link: fmt.Sprintf("bthv%d", i), Address: addr, Uplink: "eth0"})
+		addr = addr.Next()
+	}
+	return all
+}
+
 // BenchmarkCheck looks at one pod after another of a node with many.
 func BenchmarkCheck(b *testing.B) {
 	for _, pods := range []int{20, 200} {
 		b.Run(fmt.Sprintf("pods=%d", pods), func(b *testing.B) {
 			node := netnstest.New(b)
-			var all []Source
-			addr := somePod.Address
-			for i := range pods {
-				all = append(all, Source{Link: fmt.Sprintf("bthv%d", i), Address: addr, Uplink: "eth0"})
-				addr = addr.Next()
-			}
+			all := sourcesOf(pods)
 			node.Run(func() error {
 				if err := Allow(func() ([]Source, error) { return all, nil }, all...); err != nil {
 					return err
@@ -168,12 +174,8 @@ func BenchmarkAllow(b *testing.B) {
 	for _, pods := range []int{20, 200} {
 		b.Run(fmt.Sprintf("pods=%d", pods), func(b *testing.B) {
 			node := netnstest.New(b)
-			var all []Source
-			addr := somePod.Address
-			for i := range pods {
-				all = append(all, Source{Link: fmt.Sprintf("bthv%d", i), Address: addr, Uplink: "eth0"})
-				addr = addr.Next()
-			}
+			all := sourcesOf(pods)
+			addr := all[pods-1].Address
 			node.Run(func() error {
 				none := func() ([]Source, error) { return nil, nil }
 				if err := Allow(none, all...); err != nil {
