@@ -34,6 +34,10 @@ type Change struct {
 	Everything bool
 }
 
+// IsOfMany says whether the change is of all that a namespace, or every pod, may have, and not of
+// one pool, address or owner.
+func (c Change) IsOfMany() bool { return c.Everything || c.Namespace != "" && c.Pool == "" }
+
 // Lack has the kinds of changes that help a pod which found no address, as a set of
 // bits. Empty: only other pools or nodes would help, not an address that comes free.
 type Lack uint8
@@ -50,11 +54,8 @@ const (
 // lack now. The caller must use the function at once, for any number of requests, and
 // not keep it; it is not safe for concurrent use. Neither blocks.
 func (i *IPAM) Helps(change Change) func(request *Request, lack Lack) bool {
-	if change.Everything {
-		return func(*Request, Lack) bool { return true }
-	}
-	if change.Owner == nil && change.Pool == "" {
-		return func(request *Request, _ Lack) bool { return request.Namespace == change.Namespace }
+	if change.IsOfMany() {
+		return func(request *Request, _ Lack) bool { return change.Everything || request.Namespace == change.Namespace }
 	}
 	h := &helping{ipam: i, change: change, owners: map[ownerKey]*ownerState{}, atCap: map[string]bool{}}
 	if state := i.state.Load(); state != nil {

@@ -402,7 +402,7 @@ func (l *line) changed(change ipam.Change, now time.Time) {
 	if change.Owner != nil && !change.Addr.IsValid() && change.More == 0 {
 		l.recount(change.Owner)
 	}
-	if change.Everything || change.Owner == nil && change.Pool == "" {
+	if change.IsOfMany() {
 		helps := l.supply.Helps(change)
 		for _, w := range l.order {
 			if !change.Everything && !helps(&w.request, lackAnything) {
