@@ -441,9 +441,7 @@ func (t *Transaction) answer(fd int) error {
 			kind, sequence := binary.NativeEndian.Uint16(rest[4:]), binary.NativeEndian.Uint32(rest[8:])
 			code := int32(binary.NativeEndian.Uint32(rest[unix.NLMSG_HDRLEN:]))
 			if kind == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN {
-				if a, err := split(rest[unix.NLMSG_HDRLEN+nl.SizeofNfgenmsg : size]); err == nil && len(a[unix.NFTA_GEN_ID]) == 4 {
-					t.generation = a.number(unix.NFTA_GEN_ID)
-				}
+				t.noteGeneration(rest[unix.NLMSG_HDRLEN+nl.SizeofNfgenmsg : size])
 			}
 			rest = rest[min(len(rest), (size+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1)):]
 			if kind != unix.NLMSG_ERROR {
@@ -460,5 +458,12 @@ func (t *Transaction) answer(fd int) error {
 				return nil
 			}
 		}
+	}
+}
+
+// noteGeneration reads the number that the kernel gave the transaction from the attributes of its message.
+func (t *Transaction) noteGeneration(message []byte) {
+	if a, err := split(message); err == nil && len(a[unix.NFTA_GEN_ID]) == 4 {
+		t.generation = a.number(unix.NFTA_GEN_ID)
 	}
 }

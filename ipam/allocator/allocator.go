@@ -479,16 +479,16 @@ func (a *Allocator) Without(listed map[string]bool, version uint64) (records []R
 	return records
 }
 
-// HeldBy returns the records, in no order, that name a pod of which is says so. is is called under
-// the lock and must not keep its argument.
-func (a *Allocator) HeldBy(is func(*Record) bool) (records []Record) {
+// HeldBy returns the records, in no order, that name a pod and that match. It calls matches under the
+// lock, and matches must not keep its argument.
+func (a *Allocator) HeldBy(matches func(*Record) bool) (records []Record) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for e := range a.index.all() {
 		if e.stored == nil || e.stored.podUID == "" {
 			continue
 		}
-		if record := e.record(); is(&record) {
+		if record := e.record(); matches(&record) {
 			records = append(records, record)
 		}
 	}
@@ -604,7 +604,7 @@ func (a *Allocator) Shared(owner Owner, mayKeep func(*Record) bool) (v4, v6 bool
 		if e.addr.Is4() {
 			family = &v4
 		}
-		// One of each that there is is enough: an owner may have thousands.
+		// One of each family that the owner has is enough: it may have thousands.
 		*family = *family || counts(e)
 		if (v4 || n4 == 0) && (v6 || n6 == 0) {
 			break

@@ -166,7 +166,8 @@ func TestForbidden(t *testing.T) {
 func TestForbiddenOfNoWorkload(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		answer, code := "", http.StatusOK
+		var answer string
+		code := http.StatusOK
 		switch path := request.URL.Path; {
 		case path == "/api/v1":
 			answer = `{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"secrets","kind":"Secret","namespaced":true,"verbs":["get"]}]}`

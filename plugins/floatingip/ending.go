@@ -3,6 +3,7 @@
 package floatingip
 
 import (
+	"maps"
 	"net/netip"
 	"sync"
 	"time"
@@ -77,9 +78,7 @@ func (e *ending) preemption(candidates *ipam.Candidates) (left *ipam.Preemption,
 	defer e.mu.Unlock()
 	if !e.read {
 		// Nobody asks before the informers and the book have been read.
-		for addr, holder := range e.book.EndingHolders() {
-			e.holders[addr] = holder
-		}
+		maps.Copy(e.holders, e.book.EndingHolders())
 		e.read = true
 	}
 	left = &ipam.Preemption{}

@@ -201,12 +201,12 @@ func TestHeldPodIsWoken(t *testing.T) {
 			c := newCluster(t, world()...)
 			deletes("v")(c)
 			held(c)
-			for _, pause := range []time.Duration{10, 10, 20, 40, 80, 160} {
-				time.Sleep(pause*time.Second - time.Millisecond)
+			for _, pause := range []time.Duration{10 * time.Second, 10 * time.Second, 20 * time.Second, 40 * time.Second, 80 * time.Second, 160 * time.Second} {
+				<-time.After(pause - time.Millisecond)
 				woken(c)
-				time.Sleep(time.Millisecond)
+				<-time.After(time.Millisecond)
 				woken(c, "a")
-				if pause == 160 {
+				if pause == 160*time.Second {
 					break
 				}
 				held(c)
@@ -229,12 +229,12 @@ func TestHeldPodIsWoken(t *testing.T) {
 			if err := c.kube.Tracker().Add(pod("u", bound("n1", "10.0.70.2"))); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(looksAgain)
+			<-time.After(looksAgain)
 			woken(c, "a")
 			if status := c.postFilter(pod("a")); status.Code() != unschedulable {
 				t.Errorf("PostFilter: %s %q", status.Code(), status.Message())
 			}
-			time.Sleep(time.Hour)
+			<-time.After(time.Hour)
 			woken(c)
 		})
 	})

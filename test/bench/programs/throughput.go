@@ -76,13 +76,7 @@ func (w *world) throughput(ctx context.Context, c load.Case, run *measure.Run) e
 	}
 	profiled := make(chan error, 1)
 	go func() { profiled <- w.profile(ctx, scheduler, fmt.Sprintf("programs-%d-%s.pprof", run.Round, c.ID)) }()
-	newPod := func(i int) *v1.Pod {
-		if c.Ordinary(i) {
-			return c.Pod()
-		}
-		return c.OwnersPod(strconv.Itoa(i))
-	}
-	if err := w.createPods(ctx, measured, w.Pods, newPod); err != nil {
+	if err := w.createPods(ctx, measured, w.Pods, func(i int) *v1.Pod { return measuredPod(c, i) }); err != nil {
 		return err
 	}
 	first, last, err := counter.Wait(ctx)
@@ -103,6 +97,14 @@ func (w *world) throughput(ctx context.Context, c load.Case, run *measure.Run) e
 	run.PodsPerSecond = float64(w.Pods) / run.Seconds
 	cost(run, before, after)
 	return nil
+}
+
+// measuredPod returns the pod of a number of a case.
+func measuredPod(c load.Case, i int) *v1.Pod {
+	if c.Ordinary(i) {
+		return c.Pod()
+	}
+	return c.OwnersPod(strconv.Itoa(i))
 }
 
 // cost notes what the scheduler and the API server used between two snapshots of both.

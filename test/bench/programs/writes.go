@@ -92,27 +92,26 @@ func MeasureWrites(ctx context.Context, options Options, writes Writes) (t table
 		}
 	}
 	for _, kind := range kinds {
-		row := []string{kind.what}
-		for _, figure := range []struct {
-			format string
-			of     func(writeCost) float64
-		}{
-			{"%.3f", func(c writeCost) float64 { return c.millis }},
-			{"%.0f", func(c writeCost) float64 { return c.kilobytes }},
-		} {
-			var without, with, ratios []float64
-			var each []string
-			for i, c := range costs[kind.what][true] {
-				without, with = append(without, figure.of(costs[kind.what][false][i])), append(with, figure.of(c))
-				ratios = append(ratios, with[i]/without[i])
-				each = append(each, fmt.Sprintf("%.2f", ratios[i]))
-			}
-			row = append(row, fmt.Sprintf(figure.format, median(without)), fmt.Sprintf(figure.format, median(with)),
-				fmt.Sprintf("%.2f (%s)", median(ratios), strings.Join(each, ", ")))
-		}
-		t.Rows = append(t.Rows, row)
+		millis := figures(costs[kind.what], "%.3f", func(c writeCost) float64 { return c.millis })
+		kilobytes := figures(costs[kind.what], "%.0f", func(c writeCost) float64 { return c.kilobytes })
+		t.Rows = append(t.Rows, slices.Concat([]string{kind.what}, millis, kilobytes))
 	}
 	return t, nil
+}
+
+// figures returns the medians of a figure without the policies and with them, and its ratios.
+func figures(costs map[bool][]writeCost, format string, of func(writeCost) float64) []string {
+	var without, with, ratios []float64
+	var each []string
+	for i, c := range costs[true] {
+		without, with = append(without, of(costs[false][i])), append(with, of(c))
+		ratios = append(ratios, with[i]/without[i])
+		each = append(each, fmt.Sprintf("%.2f", ratios[i]))
+	}
+	return []string{
+		fmt.Sprintf(format, median(without)), fmt.Sprintf(format, median(with)),
+		fmt.Sprintf("%.2f (%s)", median(ratios), strings.Join(each, ", ")),
+	}
 }
 
 // writeCost is the cost of one write.

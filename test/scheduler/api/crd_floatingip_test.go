@@ -81,7 +81,7 @@ func TestFloatingIPValidation(t *testing.T) {
 	t.Run("the record of writes does not name each field", func(t *testing.T) {
 		w := w.On(t)
 		ip, err := w.Berth.FloatingIPs.Get(w.Ctx, "10.0.70.3", metav1.GetOptions{})
-		if err != nil || len(ip.ManagedFields) != 1 || string(ip.ManagedFields[0].FieldsV1.Raw) != `{"f:spec":{}}` {
+		if err != nil || len(ip.ManagedFields) != 1 || ip.ManagedFields[0].FieldsV1.GetRawString() != `{"f:spec":{}}` {
 			t.Errorf("managed fields %v (%v)", ip.ManagedFields, err)
 		}
 	})

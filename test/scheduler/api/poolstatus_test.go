@@ -118,10 +118,12 @@ func TestPoolStatusIsWrittenRarely(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer watched.Stop()
+	pods := time.NewTicker(100 * time.Millisecond) // of a busy pool
+	defer pods.Stop()
 	began, n := time.Now(), 0
 	for ; n < 200 && time.Since(began) < 20*time.Second; n++ {
 		w.Reserve(fmt.Sprintf("10.0.70.%d", n+2))
-		time.Sleep(100 * time.Millisecond) // the pods of a busy pool
+		<-pods.C
 	}
 	w.Eventually("wait for the last write", func() error {
 		if got := reserved(); got != int64(n) {

@@ -4,6 +4,7 @@ package placement
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 
@@ -20,9 +21,7 @@ import (
 func cpu(quantity string) func(*v1.Pod) {
 	return func(pod *v1.Pod) {
 		requests := v1.ResourceList{v1.ResourceCPU: simulation.Quantity(quantity)}
-		for name, value := range pod.Spec.Containers[0].Resources.Requests {
-			requests[name] = value
-		}
+		maps.Copy(requests, pod.Spec.Containers[0].Resources.Requests)
 		pod.Spec.Containers[0].Resources.Requests = requests
 	}
 }
