@@ -74,6 +74,8 @@ const (
 	cooldown = 10 * time.Minute
 	// perWorkload is how many pods a workload has on average.
 	perWorkload = 30
+	// atRest is how long after the last change cooldowns are over and the status of pools is written.
+	atRest = 2 * cooldown
 	// morning is when memory is measured first: everything was created, and some was updated.
 	morning = 2 * time.Hour
 )
@@ -270,7 +272,7 @@ func (d *day) tidy() {
 func (d *day) deploy(until time.Duration) {
 	d.t.Helper()
 	each := time.Duration(d.hours) * time.Hour / time.Duration(d.settings.deploys*len(d.workloads))
-	ended := until - 2*stuck
+	ended := until - atRest
 	for next := 0; d.now() < ended && !d.t.Failed(); next++ {
 		<-time.After(each)
 		d.tidy()
@@ -294,33 +296,32 @@ func (d *day) deploy(until time.Duration) {
 			d.serial++
 			d.workloads[at] = other
 			d.change(func() {
-				w.busy.Lock()
-				w.remove()
-				w.busy.Unlock()
-				other.busy.Lock()
-				defer other.busy.Unlock()
-				other.create()
+				other.inTurn(func() {
+					w.inTurn(w.remove)
+					other.create()
+				})
 			})
 		case what <= 2:
 			d.count["scaled"]++
 			d.change(func() {
-				w.busy.Lock()
-				defer w.busy.Unlock()
-				replicas := w.replicas
-				w.scale(replicas / 2)
-				w.scale(replicas)
+				w.inTurn(func() {
+					replicas := w.replicas
+					w.scale(replicas / 2)
+					w.scale(replicas)
+				})
 			})
+		case what == 3:
+			d.count["rolled out twice in a row"]++
+			d.change(func() { w.inTurn(w.rollOut) })
+			synctest.Wait() // the first has its turn
+			d.change(func() { w.inTurn(w.rollOut) })
 		default:
 			d.count["rolled out"]++
-			d.change(func() {
-				w.busy.Lock()
-				defer w.busy.Unlock()
-				w.rollOut()
-			})
+			d.change(func() { w.inTurn(w.rollOut) })
 		}
 	}
 	d.changes.Wait()
-	<-time.After(until - d.now())
+	<-time.After(max(atRest, until-d.now())) // changes that were begun late may have ended late
 	d.tidy()
 	synctest.Wait()
 	d.t.Logf("%s: %v, %d pods made", d.now(), d.count, d.made.Load())

@@ -41,7 +41,7 @@ func (d *day) save() (saved []*workload) {
 	for _, w := range d.workloads {
 		saved = append(saved, &workload{
 			cluster: d.cluster, namespace: w.namespace, name: w.name, stateful: w.stateful, policy: w.policy, annotations: w.annotations,
-			replicas: w.replicas, version: w.version, owner: w.owner, set: w.set, pods: append([]string(nil), w.pods...),
+			replicas: w.replicas, version: w.version, owner: w.owner, set: w.set, pods: append([]string(nil), w.pods...), turn: newTurn(),
 		})
 	}
 	return saved

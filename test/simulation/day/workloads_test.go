@@ -8,7 +8,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -46,12 +45,22 @@ type workload struct {
 	stateful        bool
 	policy          v1alpha1.ReleasePolicy
 	annotations     map[string]string
-	busy            sync.Mutex // one change at a time
+	turn            chan struct{} // see workload.inTurn
 	replicas        int
 	version         int
 	owner           metav1.OwnerReference // of the Deployment or StatefulSet
 	set             metav1.OwnerReference // of the present ReplicaSet
 	pods            []string
+}
+
+func newTurn() chan struct{} { return make(chan struct{}, 1) }
+
+// inTurn begins a change of the workload, which must not be before the changes that were begun earlier have ended.
+// It waits for a channel: time does not pass in a bubble of synctest while a goroutine waits for a Mutex.
+func (w *workload) inTurn(change func()) {
+	w.turn <- struct{}{}
+	defer func() { <-w.turn }()
+	change()
 }
 
 func (w *workload) template() v1.PodTemplateSpec {
@@ -265,7 +274,7 @@ func (w *workload) remove() {
 
 // newWorkload draws one.
 func (c *cluster) newWorkload(random *rand.Rand, serial, replicas int) *workload {
-	w := &workload{cluster: c, namespace: fmt.Sprintf("team-%d", serial%20), name: fmt.Sprintf("app-%d", serial), replicas: replicas, policy: v1alpha1.ReleasePodDeleted}
+	w := &workload{cluster: c, namespace: fmt.Sprintf("team-%d", serial%20), name: fmt.Sprintf("app-%d", serial), replicas: replicas, policy: v1alpha1.ReleasePodDeleted, turn: newTurn()}
 	switch random.IntN(10) {
 	case 0, 1, 2:
 		w.stateful, w.policy = !c.deployments, v1alpha1.ReleaseRetain
