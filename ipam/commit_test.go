@@ -157,7 +157,7 @@ func TestPodEnded(t *testing.T) {
 			i.mu.Lock()
 			i.listeners = []func(Change){func(change Change) { told = append(told, change) }}
 			i.mu.Unlock()
-			i.PodEnded(test.uid, test.names)
+			i.PodEnded("shop", test.uid, test.names)
 			if diff := cmp.Diff(test.want, told, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 				t.Errorf("told (-want +got):\n%s", diff)
 			}

@@ -11,9 +11,9 @@ import (
 	"github.com/berth-dev/berth/ipam/allocator"
 )
 
-// spare is how many more addresses of a class the candidates have than the pod could
-// take, in case that other schedulers take some in the meantime.
-const spare = 8
+// spare is how many more addresses of a class the candidates have than the pod could take, in case that other
+// schedulers take some before Reserve. An owner may have addresses in hundreds of pools.
+const spare = 2
 
 // Kept returns addresses of the owner among which the pod must have some, each once; of many
 // in one pool, the first few.
@@ -25,7 +25,8 @@ func (c *Candidates) Kept() []netip.Addr { return c.kept }
 // pod's addresses, and have the request's terms or not.
 func (c *Candidates) held() []allocator.Record {
 	parts := c.request.Parts
-	return c.book.Held(c.claimant.Owner, c.request.UID, c.request.Name, len(parts)+spare, func(record *allocator.Record) (class uint64, ok bool) {
+	ranged := slices.ContainsFunc(parts, func(part Part) bool { return !part.Ranges.IsEmpty() })
+	return c.book.Held(c.claimant.Owner, c.request.UID, c.request.Name, len(parts)+spare, ranged, func(record *allocator.Record) (class uint64, ok bool) {
 		if !c.request.mayKeep(record) {
 			return 0, false
 		}
@@ -54,7 +55,8 @@ func (c *Candidates) assign(held []allocator.Record) {
 	var options [][]allocator.Record
 	for i := range c.request.Parts {
 		part := &c.request.Parts[i]
-		var fitting, others []allocator.Record
+		fitting := make([]allocator.Record, 0, len(held))
+		var others []allocator.Record
 		for at := range held {
 			switch record := &held[at]; {
 			case !part.Fits(record.Addr):

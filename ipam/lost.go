@@ -42,7 +42,8 @@ func IsNodeLost(node *v1.Node) bool {
 // KnownPods answers from the caller's caches. It must not block and must be safe for
 // concurrent use.
 type KnownPods interface {
-	// IsGone says whether the pod does not exist or is finished.
+	// IsGone says whether the pod does not exist or is finished. After the answer became true,
+	// [IPAM.PodEnded] must be called.
 	IsGone(namespace, name, uid string) bool
 	// IsTerminating says whether the pod is being deleted.
 	IsTerminating(namespace, name, uid string) bool
@@ -74,7 +75,8 @@ func (p recordedPods) Lost(record *allocator.Record) bool { return p.ask(record,
 // PodEnded notes that a pod is gone or finished, or lost with its node: waiting pods of
 // its owner may have one of its addresses, or another, now. names are the FloatingIPs in
 // its annotation; only FloatingIPs that record the pod count. It does not block.
-func (i *IPAM) PodEnded(uid string, names []string) {
+func (i *IPAM) PodEnded(namespace, uid string, names []string) {
+	i.book.Ended(namespace, uid)
 	var told []Owner
 	for _, name := range names {
 		addr, err := v1alpha1.AddrOf(name)

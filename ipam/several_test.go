@@ -5,6 +5,7 @@ package ipam
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -239,6 +240,34 @@ func claiming(pod, uid string) Request {
 	return Request{
 		Request: podrequest.Request{Namespace: "shop", Name: pod, UID: uid, Claim: "licences", Parts: make([]Part, 1)},
 		Owner:   Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "blue", UID: "blue"},
+	}
+}
+
+// A pod of a claim with many addresses gets the one of a pod that has ended, although the ended pod names
+// none: it was deleted before it was bound.
+func TestPodOfALargeClaimEnded(t *testing.T) {
+	i := openWith(t, newServer(), &poolWatch{pools: []*v1alpha1.IPPool{testPool("web", "10.0.70.2-10.0.70.200")}, claims: []*v1alpha1.IPClaim{claimOf(100)}})
+	for at := range 100 {
+		pod := fmt.Sprint("pod-", at)
+		i.book.Observe(allocator.Record{
+			Addr: netip.AddrFrom4([4]byte{10, 0, 70, byte(2 + at)}), Pool: "web", Owner: claimOwner("shop", "licences", "claim"),
+			PodName: pod, PodUID: pod, Policy: allocator.Retain, UID: pod, Version: 1,
+		})
+	}
+	kept := func() []netip.Addr {
+		c, err := i.Candidates(claiming("next", "next"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.Kept()
+	}
+	if got := kept(); len(got) > 0 {
+		t.Errorf("all pods run, and the next may have %v", got)
+	}
+	i.KnowPods(knownPods{gone: "pod-7"})
+	i.PodEnded("shop", "pod-7", nil)
+	if got, want := kept(), []netip.Addr{netip.MustParseAddr("10.0.70.9")}; !slices.Equal(got, want) {
+		t.Errorf("pod-7 ended, and the next may have %v, want %v", got, want)
 	}
 }
 

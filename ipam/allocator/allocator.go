@@ -131,9 +131,12 @@ type Allocator struct {
 	owners map[uint64]ring
 	seed   maphash.Seed
 	shares shares
-	// large counts the addresses of each owner that has had at least largeOwner when somebody
-	// counted, so that nobody has to go through them again.
-	large map[ownerKey]*families
+	// large are the holdings of owners that had at least many addresses when somebody asked. byPod lists
+	// the addresses of these owners by the UID of the pod that has them, and the ones that are ready also
+	// by the name of the last pod.
+	large map[ownerKey]*holding
+	many  int
+	byPod map[podKey][]*entry
 	// inNamespace counts the addresses that are stored for an owner or promised to it, by the
 	// namespace of the owner.
 	inNamespace map[string]uint64
@@ -143,7 +146,7 @@ type Allocator struct {
 // book's lock and must not block.
 type Pods interface {
 	// Gone says whether the pod has ended: its owner may use the address before the
-	// record says so.
+	// record says so. After the answer became true, [Allocator.Ended] must be called.
 	Gone(record *Record) bool
 	// Lost says whether the pod is being deleted and its node is lost, so that the
 	// deletion may never end. The pod keeps its address, and its owner may have another
@@ -160,7 +163,9 @@ func New(pods Pods) *Allocator {
 		owners:      map[uint64]ring{},
 		seed:        maphash.MakeSeed(),
 		shares:      shares{},
-		large:       map[ownerKey]*families{},
+		large:       map[ownerKey]*holding{},
+		many:        largeOwner,
+		byPod:       map[podKey][]*entry{},
 		inNamespace: map[string]uint64{},
 	}
 	if pods != nil {
@@ -201,6 +206,7 @@ func (a *Allocator) SetPools(pools []Pool) *View {
 		a.byName[pool.Name] = space
 	}
 	a.homes = iprange.Table[*freeSpace]{}
+	a.forgetHoldings()
 	// In ascending order, because the table grows fastest at its end.
 	for _, space := range slices.SortedFunc(slices.Values(a.pools), func(x, y *freeSpace) int { return first(x.Ranges).Compare(first(y.Ranges)) }) {
 		a.homes.Add(space.Ranges, space)
@@ -303,6 +309,9 @@ func (a *Allocator) change(addr netip.Addr, mutate func(*entry)) (freed bool) {
 	}
 	before := e.use()
 	ownerBefore, ownedBefore := e.owner()
+	if ownedBefore {
+		a.unlist(ownerBefore, e)
+	}
 	mutate(e)
 	after := e.use()
 	ownerAfter, ownedAfter := e.owner()
@@ -347,6 +356,9 @@ func (a *Allocator) change(addr netip.Addr, mutate func(*entry)) (freed bool) {
 	// pool's queue.
 	if moved && ownedAfter {
 		a.own(ownerAfter, e)
+	}
+	if ownedAfter {
+		a.list(ownerAfter, e)
 	}
 	return before != unused && after == unused
 }
@@ -401,34 +413,47 @@ func (a *Allocator) ownedBy(key ownerKey) iter.Seq[*entry] {
 // oldest. It leaves out addresses promised to another pod.
 //
 // class says in which class an address is, and whether the pod may have it at all. Held
-// returns the first most addresses of each class, because an owner may have thousands. class
-// is called under the lock and must not keep its argument.
-func (a *Allocator) Held(owner Owner, podUID, podName string, most int, class func(*Record) (number uint64, ok bool)) []Record {
+// returns the first most addresses of each class, because an owner may have thousands. Classes may
+// differ by the address itself only if byAddress is set, which costs a look at all addresses that come
+// into question. class is called under the lock and must not keep its argument.
+func (a *Allocator) Held(owner Owner, podUID, podName string, most int, byAddress bool, class func(*Record) (number uint64, ok bool)) []Record {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	order := func(x, y *entry) int {
 		return cmp.Or(
 			trueFirst(x.stored.podUID == podUID, y.stored.podUID == podUID),
 			trueFirst(podName != "" && x.stored.lastPod == podName, podName != "" && y.stored.lastPod == podName),
-			x.stored.created.Compare(y.stored.created), x.addr.Compare(y.addr))
+			older(x, y))
 	}
 	classes := map[uint64][]*entry{}
 	var record Record
-	for e := range a.ownedBy(owner.key()) {
-		if !e.usable(owner, podUID, a.gone) {
-			continue
-		}
+	offer := func(e *entry) (accepted bool) {
 		record = e.record()
 		number, ok := class(&record)
 		if !ok {
-			continue
+			return false
 		}
 		best := classes[number]
 		if len(best) == most && order(best[most-1], e) < 0 {
-			continue
+			return true
 		}
-		at, _ := slices.BinarySearchFunc(best, e, order)
-		classes[number] = slices.Insert(best[:min(len(best), most-1)], at, e)
+		if at, known := slices.BinarySearchFunc(best, e, order); !known {
+			classes[number] = slices.Insert(best[:min(len(best), most-1)], at, e)
+		}
+		return true
+	}
+	if h := a.holding(owner.key()); h == nil {
+		for e := range a.ownedBy(owner.key()) {
+			if e.usable(owner, podUID, a.gone) {
+				offer(e)
+			}
+		}
+	} else {
+		enough := most
+		if byAddress {
+			enough = 0
+		}
+		a.each(h, owner, podUID, podName, enough, offer)
 	}
 	var chosen []*entry
 	for _, best := range classes {
@@ -538,47 +563,17 @@ func (a *Allocator) Owned(owner Owner) (v4, v6 int) {
 }
 
 func (a *Allocator) owned(owner Owner) (v4, v6 int) {
-	key := owner.key()
-	if known := a.large[key]; known != nil {
+	if known := a.holding(owner.key()); known != nil {
 		return known.v4, known.v6
 	}
-	for e := range a.ownedBy(key) {
+	for e := range a.ownedBy(owner.key()) {
 		if e.addr.Is4() {
 			v4++
 		} else {
 			v6++
 		}
 	}
-	if v4+v6 >= largeOwner {
-		a.large[key] = &families{v4, v6}
-	}
 	return v4, v6
-}
-
-// largeOwner is the number of addresses from which on the book remembers how many an owner
-// has. It forgets the number when the owner has none any more.
-const largeOwner = 64
-
-// families are numbers of addresses of each family.
-type families struct{ v4, v6 int }
-
-// countLarge notes that an owner has more addresses, or fewer.
-func (a *Allocator) countLarge(key ownerKey, addr netip.Addr, more int) {
-	if len(a.large) == 0 {
-		return
-	}
-	known := a.large[key]
-	switch {
-	case known == nil:
-		return
-	case addr.Is4():
-		known.v4 += more
-	default:
-		known.v6 += more
-	}
-	if known.v4+known.v6 == 0 {
-		delete(a.large, key)
-	}
 }
 
 // Shared says of which families pods of an owner have addresses or may have some:

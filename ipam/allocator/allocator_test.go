@@ -202,7 +202,7 @@ func TestHeldOrder(t *testing.T) {
 		"":  {v4(3), v4(0), v4(1), v4(2), v4(4)},
 	} {
 		var got []netip.Addr
-		for _, record := range book.Held(owner, "me", name, 9, anyClass) {
+		for _, record := range book.Held(owner, "me", name, 9, false, anyClass) {
 			got = append(got, record.Addr)
 		}
 		if !slices.Equal(got, want) {
@@ -226,7 +226,7 @@ func TestHeldOfEachClass(t *testing.T) {
 		book.Observe(record)
 	}
 	var got []netip.Addr
-	for _, record := range book.Held(owner, "me", "", 2, func(record *Record) (uint64, bool) {
+	for _, record := range book.Held(owner, "me", "", 2, true, func(record *Record) (uint64, bool) {
 		i := int(record.Addr.As4()[3])
 		return uint64(i % 3), i%3 < 2
 	}) {
@@ -235,6 +235,95 @@ func TestHeldOfEachClass(t *testing.T) {
 	// The pod's own, then the oldest: 0, 3, 6, 9 are one class, 1, 4, 7, 10 the other.
 	if want := []netip.Addr{v4(3), v4(10), v4(9), v4(7)}; !slices.Equal(got, want) {
 		t.Errorf("the pod has the choice of %v, want %v", got, want)
+	}
+}
+
+// countedPods says of pods whether they are gone, and counts the questions.
+type countedPods struct {
+	gone  map[string]bool
+	asked int
+}
+
+func (p *countedPods) Gone(r *Record) bool { p.asked++; return p.gone[r.PodUID] }
+func (p *countedPods) Lost(*Record) bool   { return false }
+
+// For a pod of an owner with many addresses, the book looks at as many of each pool as the pod needs, and asks
+// about no pod that has the others.
+func TestHeldByALargeOwner(t *testing.T) {
+	owner := Owner{APIVersion: "berth.dev/v1alpha1", Kind: "IPClaim", Namespace: "n", Name: "c", UID: "1"}
+	pods := &countedPods{gone: map[string]bool{"pod-350": true}}
+	book := New(pods)
+	book.SetPools([]Pool{testPool("a", "10.0.0.0", "10.0.0.199"), testPool("b", "10.0.0.200", "10.0.1.143")})
+	record := func(i int, version uint64) Record {
+		return Record{
+			Addr: v4(i), Owner: owner, Policy: Retain, UID: fmt.Sprint("ip-", i), Version: version,
+			Created: time.Unix(int64(400-i), 0), LastPod: fmt.Sprint("web-", i),
+		}
+	}
+	// The first half of each pool is idle. Higher addresses are older.
+	for i := range 400 {
+		r := record(i, 1)
+		if i%200 >= 100 {
+			r.PodUID = fmt.Sprint("pod-", i)
+		}
+		book.Observe(r)
+	}
+	book.Observe(Record{Addr: v4(999), Owner: uid(owner, "0"), Policy: Retain, UID: "ip-999", Version: 1, LastPod: "web-5"})
+	for at, step := range []struct {
+		name         string
+		do           func()
+		uid, podName string
+		want         []netip.Addr
+	}{
+		{"a pod was gone before anybody asked", func() {}, "new", "", []netip.Addr{v4(350), v4(299), v4(99), v4(98)}},
+		{"a pod of the name had one", func() {}, "new", "web-5", []netip.Addr{v4(5), v4(350), v4(299), v4(99)}},
+		{"it is with the pod itself", func() {}, "pod-360", "", []netip.Addr{v4(360), v4(350), v4(99), v4(98)}},
+		{"another pod is gone", func() {
+			pods.gone["pod-170"] = true
+			book.Ended("n", "pod-170")
+		}, "new", "", []netip.Addr{v4(350), v4(299), v4(170), v4(99)}},
+		{"a pod is there after all", func() { pods.gone["pod-350"] = false }, "new", "", []netip.Addr{v4(299), v4(298), v4(170), v4(99)}},
+		{"and it is gone", func() {
+			pods.gone["pod-350"] = true
+			book.Ended("n", "pod-350")
+		}, "new", "", []netip.Addr{v4(350), v4(299), v4(170), v4(99)}},
+		{"one is promised", func() {
+			if _, err := reserveHeld(book, v4(350), owner, "other"); err != nil {
+				t.Fatal(err)
+			}
+		}, "new", "", []netip.Addr{v4(299), v4(298), v4(170), v4(99)}},
+		{"it is promised to the pod", func() {}, "other", "", []netip.Addr{v4(350), v4(299), v4(170), v4(99)}},
+		{"the promise ends", func() { book.Release(v4(350), "other") }, "new", "", []netip.Addr{v4(350), v4(299), v4(170), v4(99)}},
+		{"some get pods", func() {
+			for i := range 100 {
+				r := record(i, 2)
+				r.PodUID = "pod"
+				book.Observe(r)
+			}
+		}, "new", "web-5", []netip.Addr{v4(350), v4(299), v4(170)}},
+		{"one is deleted", func() { book.Forget(v4(299), "ip-299", false) }, "new", "", []netip.Addr{v4(350), v4(298), v4(170)}},
+	} {
+		step.do()
+		pods.asked = 0
+		looked := 0
+		var got []netip.Addr
+		for _, record := range book.Held(owner, step.uid, step.podName, 2, false, func(record *Record) (uint64, bool) {
+			looked++
+			if record.Addr.Less(v4(200)) {
+				return 0, true
+			}
+			return 1, true
+		}) {
+			got = append(got, record.Addr)
+		}
+		if !slices.Equal(got, step.want) {
+			t.Errorf("%s: pod %s has the choice of %v, want %v", step.name, step.uid, got, step.want)
+		}
+		// Two of each pool, or one more that had a pod of the name or is the pod's own; the pods of addresses
+		// that came idle, and once one that turned out to be there.
+		if looked > 5 || pods.asked > 3 && at > 0 {
+			t.Errorf("%s: the book looked at %d addresses and asked about %d pods", step.name, looked, pods.asked)
+		}
 	}
 }
 

@@ -249,28 +249,36 @@ func (m *model) counts(pool Pool) Counts {
 	return c
 }
 
-func (m *model) held(owner Owner, podUID string) []netip.Addr {
+// held returns the first most addresses of each class that an owner's pod may have.
+func (m *model) held(owner Owner, podUID, podName string, most int, class func(*Record) (uint64, bool), gone func(*entry) bool) []netip.Addr {
 	var held []Record
 	for addr, record := range m.stored {
 		if by := m.reserved[addr]; by != "" && by != podUID {
 			continue
 		}
-		if record.Owner.SameWorkload(owner) && entryOf(record).heldBy(owner, podUID, nil) {
+		if record.Owner.SameWorkload(owner) && entryOf(record).heldBy(owner, podUID, gone) {
 			held = append(held, record)
 		}
 	}
-	slices.SortFunc(held, func(a, b Record) int {
-		if (a.PodUID == podUID) != (b.PodUID == podUID) {
-			if a.PodUID == podUID {
-				return -1
-			}
-			return 1
+	preference := func(r Record) (rank int) {
+		if r.PodUID != podUID {
+			rank = 2
 		}
-		return cmp.Or(a.Created.Compare(b.Created), a.Addr.Compare(b.Addr))
+		if podName == "" || r.LastPod != podName {
+			rank++
+		}
+		return rank
+	}
+	slices.SortFunc(held, func(a, b Record) int {
+		return cmp.Or(cmp.Compare(preference(a), preference(b)), a.Created.Compare(b.Created), a.Addr.Compare(b.Addr))
 	})
 	var addrs []netip.Addr
+	of := map[uint64]int{}
 	for _, record := range held {
-		addrs = append(addrs, record.Addr)
+		if number, ok := class(&record); ok && of[number] < most {
+			of[number]++
+			addrs = append(addrs, record.Addr)
+		}
 	}
 	return addrs
 }
@@ -319,13 +327,21 @@ type simulation struct {
 	owners  []Owner
 	// draining: more addresses come free than into use.
 	draining bool
+	// ended are the UIDs of pods that are gone.
+	ended map[string]bool
 }
+
+func (s *simulation) Gone(record *Record) bool { return s.ended[record.PodUID] }
+func (s *simulation) Lost(*Record) bool        { return false }
+
+func (s *simulation) gone(e *entry) bool { return s.ended[e.stored.podUID] }
 
 var testNamespaces = []string{"n", "m"}
 
-func newSimulation(t *testing.T, seed uint64) *simulation {
+// newSimulation returns one in which an owner with that many addresses has a holding.
+func newSimulation(t *testing.T, seed uint64, many int) *simulation {
 	s := &simulation{
-		t: t, random: rand.New(rand.NewPCG(seed, 1)), book: New(nil),
+		t: t, random: rand.New(rand.NewPCG(seed, 1)), ended: map[string]bool{},
 		model: model{stored: map[netip.Addr]Record{}, reserved: map[netip.Addr]string{}, namespaces: map[netip.Addr]string{}},
 		layouts: [][]Pool{
 			{testPool("a", "10.0.0.1", "10.0.0.6", "10.0.0.9", "10.0.0.9"), testPool("b", "10.0.1.1", "10.0.1.4"), testPool("six", "2001:db8::1", "2001:db8::3")},
@@ -339,6 +355,8 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 		s.owners = append(s.owners, stateful,
 			Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: namespace, Name: "shop", UID: fmt.Sprintf("shop-%d", i%2)})
 	}
+	s.book = New(s)
+	s.book.many = many
 	s.setPools(s.layouts[0])
 	return s
 }
@@ -374,12 +392,15 @@ func (s *simulation) names() []string {
 
 func (s *simulation) pod() string { return fmt.Sprintf("pod-%d", s.random.IntN(6)) }
 
+// name returns the name of a pod, or none.
+func (s *simulation) name() string { return []string{"", "web-0", "web-1", "web-2"}[s.random.IntN(4)] }
+
 func (s *simulation) record(addr netip.Addr) Record {
 	s.version++
 	record := Record{
 		Addr: addr, Pool: s.model.poolOf(addr), Owner: s.owner(), Policy: Policy(s.random.IntN(3)),
 		UID: fmt.Sprintf("object-%d", s.version), Version: s.version,
-		Created: time.Unix(int64(s.version/3), 0),
+		Created: time.Unix(int64(s.version/3), 0), LastPod: s.name(),
 	}
 	switch s.random.IntN(5) {
 	case 0:
@@ -397,7 +418,7 @@ func (s *simulation) step() string {
 	if s.random.IntN(100) == 0 {
 		s.draining = !s.draining
 	}
-	choice := s.random.IntN(12)
+	choice := s.random.IntN(13)
 	if s.draining && s.random.IntN(2) == 0 {
 		choice = []int{5, 8}[s.random.IntN(2)]
 	}
@@ -419,7 +440,7 @@ func (s *simulation) step() string {
 		return fmt.Sprintf("reserve free %s for %s", taken[0].Addr, c.PodUID)
 	case 3: // schedule a pod on an address its owner holds
 		owner, pod := s.owner(), s.pod()
-		held := s.book.Held(owner, pod, "", math.MaxInt, anyClass)
+		held := s.book.Held(owner, pod, "", math.MaxInt, false, anyClass)
 		if len(held) == 0 {
 			return "nothing held"
 		}
@@ -432,7 +453,7 @@ func (s *simulation) step() string {
 		addr, owner, pod := s.any(), s.owner(), s.pod()
 		record, stored := s.model.stored[addr]
 		by := s.model.reserved[addr]
-		may := stored && record.Owner.SameWorkload(owner) && entryOf(record).heldBy(owner, pod, nil) && (by == "" || by == pod)
+		may := stored && record.Owner.SameWorkload(owner) && entryOf(record).heldBy(owner, pod, s.gone) && (by == "" || by == pod)
 		if !stored || !record.Owner.SameWorkload(owner) {
 			return "not of this owner"
 		}
@@ -564,6 +585,14 @@ func (s *simulation) step() string {
 		}
 		s.model.reserve(taken[0].Addr, c.PodUID, namespace)
 		return fmt.Sprintf("reserve %s and %s for %s", taken[0].Addr, addr, c.PodUID)
+	case 11: // a pod ends, or turns out to be alive: its record was seen before the pod
+		pod := s.pod()
+		if s.ended[pod] = s.random.IntN(2) == 0; s.ended[pod] {
+			for _, namespace := range testNamespaces {
+				s.book.Ended(namespace, pod)
+			}
+		}
+		return fmt.Sprintf("%s is gone: %t", pod, s.ended[pod])
 	default:
 		if s.random.IntN(20) > 0 {
 			return "no change of pools"
@@ -607,27 +636,57 @@ func (s *simulation) check(after string) {
 			s.t.Fatalf("after %q: namespace %s has %+v, want %+v", after, namespace, got, want)
 		}
 	}
-	owner, pod := s.owner(), s.pod()
+	s.checkHeld(after)
+}
+
+// checkHeld compares the addresses that some pod of an owner may have.
+func (s *simulation) checkHeld(after string) {
+	owner, pod, name, most := s.owner(), s.pod(), s.name(), []int{1, 2, math.MaxInt}[s.random.IntN(3)]
+	class, byAddress := anyClass, s.random.IntN(2) == 0
+	switch s.random.IntN(3) {
+	case 0:
+		class = func(r *Record) (uint64, bool) { return uint64(r.Policy), r.Policy != Retain }
+	case 1:
+		byAddress = true
+		class = func(r *Record) (uint64, bool) {
+			last := uint64(r.Addr.AsSlice()[r.Addr.BitLen()/8-1])
+			return last % 2, last%3 > 0
+		}
+	}
 	var held []netip.Addr
-	for _, record := range s.book.Held(owner, pod, "", math.MaxInt, anyClass) {
+	for _, record := range s.book.Held(owner, pod, name, most, byAddress, class) {
 		held = append(held, record.Addr)
 	}
-	if want := s.model.held(owner, pod); !slices.Equal(held, want) {
-		s.t.Fatalf("after %q: %v holds %v for %s, want %v", after, owner, held, pod, want)
+	if want := s.model.held(owner, pod, name, most, class, s.gone); !slices.Equal(held, want) {
+		s.t.Fatalf("after %q: %v has %v, at most %d of each class, for %s with the name %q, want %v", after, owner, held, most, pod, name, want)
 	}
 }
 
 // The book agrees with the model, operation by operation.
 func TestModel(t *testing.T) {
-	s := newSimulation(t, seed(t))
-	for range 40_000 {
+	for name, many := range map[string]int{"small owners": math.MaxInt, "large owners": 2} {
+		t.Run(name, func(t *testing.T) { testModel(t, many) })
+	}
+}
+
+func testModel(t *testing.T, many int) {
+	s := newSimulation(t, seed(t), many)
+	used := 0
+	for range 20_000 {
 		s.check(s.step())
+		used = max(used, len(s.book.large))
+	}
+	if (used > 0) != (many == 2) {
+		t.Errorf("%d owners had a holding", used)
 	}
 	for addr, pod := range s.model.reserved {
 		s.book.Release(addr, pod)
 	}
 	for addr, record := range s.model.stored {
 		s.book.Forget(addr, record.UID, false)
+	}
+	if holdings, pods := len(s.book.large), len(s.book.byPod); holdings != 0 || pods != 0 {
+		t.Errorf("when all is free, the book keeps %d holdings and addresses of %d pods", holdings, pods)
 	}
 	s.book.SetPools(nil)
 	if words, owners, shares, owned := size(&s.book.index), len(s.book.owners), len(s.book.shares), len(s.book.inNamespace); words != 0 || owners != 0 || shares != 0 || owned != 0 {

@@ -152,40 +152,45 @@ func (s *stored) owner() Owner {
 }
 
 // available says whether the address is retained and its owner's next pod may have it.
-func (s *stored) available() bool { return s.podUID == "" && s.owned() && !s.attached }
+func (s *stored) available() bool { return s.podUID == "" && s.owned() && !s.isToDetach() }
 
 // owned says whether the address is neither reserved nor cooling down.
 func (s *stored) owned() bool { return !s.reserved && !s.cooling }
+
+// isToDetach says whether the external assigner must detach the address before a pod gets it.
+func (s *stored) isToDetach() bool { return s.attached && s.podUID == "" }
 
 // isFor returns whether the address's owner UID is empty or the UID of owner, which has
 // the same key.
 func (s *stored) isFor(owner Owner) bool { return s.ownerUID == owner.UID || s.ownerUID == "" }
 
-// heldBy says whether owner may use the stored address for the pod podUID: the pod has
-// it already, or the policy keeps it for the owner and its holder is gone. gone may be
+// isKeptFor says whether owner, which has the same key, may have the address after its pod.
+func (s *stored) isKeptFor(owner Owner) bool { return s.policy == Never || s.isFor(owner) }
+
+// isVacant says whether the address is kept for a next pod and no pod has it any more. gone may be
+// nil: then no pod is gone.
+func (e *entry) isVacant(gone func(*entry) bool) bool {
+	s := e.stored
+	switch {
+	case s.podUID == "":
+		return true // Under PodDeleted it is preallocated: no pod has had it yet.
+	case s.policy == PodDeleted:
+		return false
+	case s.ownerPod != "":
+		// It stands for a pod name, so its holder is gone: the API server admits one pod of a name.
+		return true
+	}
+	// Pods share the owner's addresses, and the holder may be alive.
+	return gone != nil && gone(e)
+}
+
+// heldBy says whether owner, which has the same key, may use the stored address for the pod podUID:
+// the pod has it already, or the policy keeps it for the owner and its holder is gone. gone may be
 // nil: then no holder is.
 func (e *entry) heldBy(owner Owner, podUID string, gone func(*entry) bool) bool {
 	s := e.stored
-	if !s.owned() || s.attached && s.podUID == "" {
+	if !s.owned() || s.isToDetach() {
 		return false
 	}
-	if s.podUID == podUID {
-		return true
-	}
-	var kept bool
-	switch s.policy {
-	case Retain:
-		kept = s.isFor(owner)
-	case Never:
-		kept = true
-	default:
-		// Preallocated for the owner: no pod has had it yet.
-		kept = s.podUID == "" && s.isFor(owner)
-	}
-	// If the address stands for a pod name, the holder is gone: the API server admits
-	// one pod of a name. If pods share addresses, the holder may be alive.
-	if !kept || s.podUID == "" || owner.PodName != "" {
-		return kept
-	}
-	return gone != nil && gone(e)
+	return s.podUID == podUID || s.isKeptFor(owner) && e.isVacant(gone)
 }

@@ -322,9 +322,8 @@ func (s *shared) nodeHandler(ctx context.Context) cache.ResourceEventHandler {
 // or it is being deleted and its node is lost.
 func (s *shared) ended(pod *v1.Pod) {
 	s.ending.add(pod)
-	if names, _ := podrequest.NamesOf(pod); len(names) > 0 {
-		s.ipam.PodEnded(string(pod.UID), names)
-	}
+	names, _ := podrequest.NamesOf(pod)
+	s.ipam.PodEnded(pod.Namespace, string(pod.UID), names)
 }
 
 // lost wakes pods that wait for addresses of terminating pods on a lost node.

@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/ipamtest"
 )
 
 // TestWatchEndsWait ends the wait of pods in every way.
@@ -63,8 +64,12 @@ func TestWatchEndsWait(t *testing.T) {
 			q := &queue{woken: make(chan []string, 1)}
 			core, apps := factory.Core().V1(), factory.Apps().V1()
 			pods := newKnownPods(core.Pods().Lister(), core.Nodes().Lister())
+			addresses, err := ipam.NewForConfig(ipamtest.NewServer().Config(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
 			s := &shared{
-				nodes: &nodes{}, agents: newAgents(""), pods: pods, waiting: newWaiting(q, q, pods.isPending, clock.RealClock{}),
+				ipam: addresses, nodes: &nodes{}, agents: newAgents(""), pods: pods, waiting: newWaiting(q, q, pods.isPending, clock.RealClock{}),
 				sets: &fixedSets{deployments: apps.Deployments().Lister(), replicaSets: apps.ReplicaSets().Lister()},
 			}
 			if err := s.watch(ctx, factory); err != nil {

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package allocator
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"time"
+	"unique"
+)
+
+// largeOwner is the number of addresses from which on an owner has a [holding].
+const largeOwner = 64
+
+// holding lists the addresses of an owner that has many, so that nobody goes through all of them for each
+// of its pods. The book makes it when it is first asked about the owner's addresses, and drops it when
+// the owner has none any more, or when the pools change.
+type holding struct {
+	v4, v6 int
+	// ready are the addresses that the owner's next pod may use, by kind, the oldest first. An address
+	// whose pod is gone is among them after [Allocator.Ended].
+	ready map[kind][]*entry
+}
+
+// kind says what a pod asks of an address of its owner before it asks which one it is.
+type kind struct {
+	home     *freeSpace // nil: no pool contains it
+	is4      bool
+	of       unique.Handle[ownerGroup]
+	ownerUID string
+	policy   Policy
+	index    int32
+}
+
+func (a *Allocator) kindOf(e *entry) kind {
+	s := e.stored
+	return kind{home: a.home(e.addr), is4: e.addr.Is4(), of: s.of, ownerUID: s.ownerUID, policy: s.policy, index: s.index}
+}
+
+// podKey names a pod of a namespace by its UID, or the pods that had a name.
+type podKey struct{ namespace, pod string }
+
+// holding returns the holding of an owner, nil if it has few addresses.
+func (a *Allocator) holding(key ownerKey) *holding {
+	if known := a.large[key]; known != nil {
+		return known
+	}
+	n := 0
+	for range a.ownedBy(key) {
+		if n++; n == a.many {
+			break
+		}
+	}
+	if n < a.many {
+		return nil
+	}
+	h := &holding{ready: map[kind][]*entry{}}
+	a.large[key] = h
+	// In the order of the lists, which grow fastest at their ends.
+	for _, e := range slices.SortedFunc(a.ownedBy(key), older) {
+		h.count(e.addr, 1)
+		a.list(key, e)
+	}
+	return h
+}
+
+// count notes that the owner has more addresses, or fewer.
+func (h *holding) count(addr netip.Addr, more int) {
+	if addr.Is4() {
+		h.v4 += more
+	} else {
+		h.v6 += more
+	}
+}
+
+// countLarge notes that an owner has more addresses, or fewer.
+func (a *Allocator) countLarge(key ownerKey, addr netip.Addr, more int) {
+	known := a.large[key]
+	if known == nil {
+		return
+	}
+	if known.count(addr, more); known.v4+known.v6 == 0 {
+		delete(a.large, key)
+	}
+}
+
+// forgetHoldings drops all holdings.
+func (a *Allocator) forgetHoldings() {
+	clear(a.large)
+	clear(a.byPod)
+}
+
+// list puts an address into the lists of its owner, if it has many addresses.
+func (a *Allocator) list(key ownerKey, e *entry) {
+	h := a.large[key]
+	if h == nil {
+		return
+	}
+	pods := []string{e.podUID()}
+	if e.isReady(a.gone) {
+		kind := a.kindOf(e)
+		at, _ := slices.BinarySearchFunc(h.ready[kind], e, older)
+		h.ready[kind] = slices.Insert(h.ready[kind], at, e)
+		pods = append(pods, e.stored.lastPod)
+	}
+	for _, pod := range pods {
+		if pod != "" {
+			of := podKey{key.namespace, pod}
+			a.byPod[of] = append(a.byPod[of], e)
+		}
+	}
+}
+
+// unlist undoes list. The entry must be as it was then.
+func (a *Allocator) unlist(key ownerKey, e *entry) {
+	h := a.large[key]
+	if h == nil {
+		return
+	}
+	pods := []string{e.podUID()}
+	if e.stored != nil {
+		kind := a.kindOf(e)
+		if at, ok := slices.BinarySearchFunc(h.ready[kind], e, older); ok {
+			h.ready[kind] = slices.Delete(h.ready[kind], at, at+1)
+			if len(h.ready[kind]) == 0 {
+				delete(h.ready, kind)
+			}
+		}
+		pods = append(pods, e.stored.lastPod)
+	}
+	for _, pod := range pods {
+		of := podKey{key.namespace, pod}
+		rest := slices.DeleteFunc(a.byPod[of], func(other *entry) bool { return other == e })
+		if len(rest) == 0 {
+			delete(a.byPod, of)
+		} else {
+			a.byPod[of] = rest
+		}
+	}
+}
+
+// relist puts an address into the lists of its owner anew: its pod may be gone since, or not be gone.
+func (a *Allocator) relist(e *entry) {
+	if key, ok := e.owner(); ok {
+		a.unlist(key, e)
+		a.list(key, e)
+	}
+}
+
+// Ended notes that [Pods] has come to say of a pod in a namespace that it is gone.
+func (a *Allocator) Ended(namespace, podUID string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, e := range slices.Clone(a.byPod[podKey{namespace, podUID}]) {
+		a.relist(e)
+	}
+}
+
+// each calls offer with addresses that owner may use for the pod podUID: the ones of the pod and of its
+// name, and the oldest of each kind until offer accepted most of them; all if most is 0. It offers some
+// twice.
+func (a *Allocator) each(h *holding, owner Owner, podUID, podName string, most int, offer func(*entry) (accepted bool)) {
+	key := owner.key()
+	for _, pod := range []string{podUID, podName} {
+		for _, e := range a.byPod[podKey{key.namespace, pod}] {
+			if e.isOf(key) && e.usable(owner, podUID, a.gone) {
+				offer(e)
+			}
+		}
+	}
+	var alive []*entry
+	for _, ready := range h.ready {
+		if !ready[0].stored.isKeptFor(owner) {
+			continue // as all of its kind
+		}
+		accepted := 0
+		for _, e := range ready {
+			if !e.usable(owner, podUID, a.gone) {
+				alive = append(alive, e)
+			} else if offer(e) {
+				if accepted++; accepted == most {
+					break
+				}
+			}
+		}
+	}
+	// Of these, the book saw a record before the caches had the pod.
+	for _, e := range alive {
+		a.relist(e)
+	}
+}
+
+// older compares such that the address whose object is older comes first.
+func older(x, y *entry) int {
+	return cmp.Or(x.created().Compare(y.created()), x.addr.Compare(y.addr))
+}
+
+// created returns when the stored object was created, zero if there is none.
+func (e *entry) created() time.Time {
+	if e.stored == nil {
+		return time.Time{}
+	}
+	return e.stored.created
+}
+
+// isReady says whether the next pod of the address's owner may use it, whichever pod it is.
+func (e *entry) isReady(gone func(*entry) bool) bool {
+	s := e.stored
+	return s != nil && e.promised == nil && s.owned() && !s.isToDetach() && e.isVacant(gone)
+}
