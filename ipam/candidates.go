@@ -35,6 +35,11 @@ type Candidates struct {
 	shares map[string]allocator.Share
 	// answers caches rejections: *pools.Reach → *Rejection, nil if the reach can serve.
 	answers sync.Map
+	// setInUse is the text of a full set, which is the same for all reaches.
+	setInUse struct {
+		once sync.Once
+		text string
+	}
 }
 
 // candidate has the addresses that can serve one part.

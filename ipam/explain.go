@@ -162,7 +162,8 @@ func (c *Candidates) explain(err error, nodePools []int) string {
 	case errors.Is(err, allocator.ErrLimit):
 		return c.describePart(part, fmt.Sprintf("IPClaim %q has all %d addresses that its size allows: raise spec.size, or wait for one of its pods to end", c.request.Claim, c.claimant.Limit))
 	case errors.Is(err, allocator.ErrSetInUse):
-		return c.setInUse()
+		c.setInUse.once.Do(func() { c.setInUse.text = c.setInUseText() })
+		return c.setInUse.text
 	case errors.Is(err, allocator.ErrLost):
 		return c.describePart(part, "other pods of the pod's workload have the addresses retained for it")
 	}
@@ -227,8 +228,8 @@ func (c *Candidates) capText(pool *pools.Pool) string {
 		pool, c.request.Namespace, pool.MaxPerNamespace, has.Total(), has.Allocated, has.Retained)
 }
 
-// setInUse returns a text that says that other pods have the owner's addresses.
-func (c *Candidates) setInUse() string {
+// setInUseText says that other pods have the owner's addresses. It goes through all of them.
+func (c *Candidates) setInUseText() string {
 	owner := c.claimant.Owner
 	all, terminating := 0, 0
 	for _, record := range c.book.RecordsOf(owner) {

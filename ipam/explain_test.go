@@ -6,6 +6,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -190,6 +191,51 @@ func TestSetInUse(t *testing.T) {
 		if why := rejected(t, i, of("next", len(test.pods))); why != want {
 			t.Errorf("with pods %v, %v terminating, the next is rejected because %q, want %q", test.pods, test.terminating, why, want)
 		}
+	}
+}
+
+// countedPods counts questions about pods.
+type countedPods struct {
+	knownPods
+	asked atomic.Int64
+}
+
+func (p *countedPods) IsTerminating(string, string, string) bool {
+	p.asked.Add(1)
+	return false
+}
+
+// The text of a full set, for which all pods of the set are counted, is made once for all nodes.
+func TestSetInUseIsCountedOnce(t *testing.T) {
+	i := open(t, newServer(), testPool("web", "10.0.70.2-10.0.70.9"), testPool("db", "10.0.70.20-10.0.70.29"))
+	of := func(pod string) Request {
+		r := request(pod, pod, v1alpha1.ReleaseRetain)
+		r.Owner = Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "web", UID: "d"}
+		r.FixedSet, r.MaxPods = true, 2
+		return r
+	}
+	for _, pod := range []string{"a", "b"} {
+		commit(t, i, reserve(t, i, of(pod)))
+	}
+	pods := &countedPods{}
+	i.KnowPods(pods)
+	c, err := i.Candidates(of("next"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var texts []string
+	for _, reach := range []*pools.Reach{pools.NewReach(0), pools.NewReach(1), pools.NewReach(0, 1)} {
+		rejection := c.Rejects(reach)
+		if rejection == nil {
+			t.Fatalf("pools %v can serve a pod whose set is full", reach.Positions())
+		}
+		texts = append(texts, rejection.Reason)
+	}
+	if len(slices.Compact(texts)) != 1 || !strings.Contains(texts[0], "has all 2 addresses that it keeps") {
+		t.Errorf("the pod is rejected because %q", texts)
+	}
+	if n := pods.asked.Load(); n != 2 {
+		t.Errorf("%d times it was asked whether a pod is terminating, want once for each of 2 pods", n)
 	}
 }
 
