@@ -122,3 +122,30 @@ func BenchmarkRetained(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkPreScore is what the look at the room of all pools costs each pod, where all nodes reach the same
+// pools, and where each rack has one of its own. "some" has pools of two levels of room.
+func BenchmarkPreScore(b *testing.B) {
+	for _, test := range []struct {
+		name       string
+		everywhere bool
+		taken      int
+	}{{"everywhere", true, 0}, {"racks", false, 0}, {"some", false, 200}} {
+		b.Run(test.name, func(b *testing.B) {
+			var objects []metav1.Object
+			for i := range test.taken {
+				objects = append(objects, ip(fmt.Sprint("10.1.0.", i+1), webOwner, "", "Retain"))
+			}
+			w := newBenched(b, test.everywhere, objects...)
+			state := framework.NewCycleState()
+			if _, status := w.PreFilter(b.Context(), state, pod("a"), w.infos); !status.IsSuccess() && !status.IsSkip() {
+				b.Fatal(status.Message())
+			}
+			for b.Loop() {
+				if status := w.PreScore(b.Context(), state, nil, nil); status.IsSkip() != (test.taken == 0) {
+					b.Fatalf("skipped: %t", status.IsSkip())
+				}
+			}
+		})
+	}
+}

@@ -5,6 +5,7 @@ package floatingip
 import (
 	"context"
 	"math/bits"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	fwk "k8s.io/kube-scheduler/framework"
@@ -19,14 +20,13 @@ func (pl *Plugin) PreScore(_ context.Context, state fwk.CycleState, _ *v1.Pod, _
 	if s == nil || len(s.candidates.Kept()) > 0 {
 		return fwk.NewStatus(fwk.Skip)
 	}
-	s.levels = make(map[*pools.Reach]int64, len(s.reaches))
-	alike := true
-	for _, reach := range s.reaches {
-		s.levels[reach] = level(s.candidates.Room(reach))
-		alike = alike && s.levels[reach] == s.levels[s.reaches[0]]
-	}
-	if alike {
+	levelOf := func(reach *pools.Reach) int64 { return level(s.candidates.Room(reach)) }
+	if first := levelOf(s.reaches[0]); !slices.ContainsFunc(s.reaches[1:], func(reach *pools.Reach) bool { return levelOf(reach) != first }) {
 		return fwk.NewStatus(fwk.Skip)
+	}
+	s.levels = make(map[*pools.Reach]int64, len(s.reaches))
+	for _, reach := range s.reaches {
+		s.levels[reach] = levelOf(reach)
 	}
 	return nil
 }
