@@ -105,3 +105,42 @@ func benchmarkClaim(b *testing.B, n int, state string) {
 		i.Unreserve(reservation)
 	}
 }
+
+// BenchmarkSet is what a pod of a Deployment costs that keeps addresses for one pod more than the n that run, on
+// nodes of 100 racks.
+func BenchmarkSet(b *testing.B) {
+	for _, n := range []int{30, 1000, 10_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			const many = 100
+			objects, nodes := racks(many)
+			i := &IPAM{watch: &poolWatch{}}
+			i.book = allocator.New(recordedPods{&i.known})
+			i.KnowPods(running{})
+			i.setPools(pools.Compile(objects))
+			owner := Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "web", UID: "d"}
+			for at := range n {
+				i.book.Observe(allocator.Record{
+					Addr: netip.AddrFrom4([4]byte{10, 1, byte(at % many), byte(at/many + 1)}), Pool: fmt.Sprint("rack-", at%many),
+					Owner: owner, Policy: allocator.Retain, UID: fmt.Sprint("ip-", at), Version: 1, Created: metav1.Unix(int64(at), 0).Time,
+					PodName: fmt.Sprint("web-", at), PodUID: fmt.Sprint("pod-", at),
+				})
+			}
+			request := Request{
+				Request: podrequest.Request{Namespace: "shop", Name: "web-x", UID: "x", Policy: v1alpha1.ReleaseRetain, Parts: make([]Part, 1)},
+				Owner:   owner, FixedSet: true, MaxPods: n + 1, NamespaceMeta: &metav1.ObjectMeta{Name: "shop"},
+			}
+			reach := ReachOf(i.state.Load().snapshot, nodes[0])
+			for b.Loop() {
+				candidates, err := i.Candidates(request)
+				if err != nil {
+					b.Fatal(err)
+				}
+				reservation, err := i.Reserve(candidates, nodes[0], reach)
+				if err != nil {
+					b.Fatal(err)
+				}
+				i.Unreserve(reservation)
+			}
+		})
+	}
+}

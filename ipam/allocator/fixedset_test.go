@@ -8,6 +8,12 @@ import (
 	"testing"
 )
 
+// testFixedSet runs a test without holdings, and with one for each owner.
+func testFixedSet(t *testing.T, name string, test func(t *testing.T, many int)) {
+	t.Run(name, func(t *testing.T) { test(t, largeOwner) })
+	t.Run(name+", with a holding", func(t *testing.T) { test(t, 1) })
+}
+
 // A pod gets a free address while fewer other pods have addresses of its owner than the
 // fixed set is for.
 func TestFixedSet(t *testing.T) {
@@ -39,8 +45,9 @@ func TestFixedSet(t *testing.T) {
 		{"one whose address is not kept", []Record{of(2, web, "a"), deleted}, false},
 		{"one that has to be detached first", []Record{of(2, web, "a"), attached}, true},
 	} {
-		t.Run(test.name, func(t *testing.T) {
+		testFixedSet(t, test.name, func(t *testing.T, many int) {
 			book := New(podsAre{gone: []string{"gone"}, lost: []string{"lost"}})
+			book.many = many
 			view := book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.20")})
 			for _, record := range test.records {
 				book.Observe(record)
@@ -68,8 +75,9 @@ func TestFixedSet(t *testing.T) {
 			}
 		}
 	})
-	t.Run("promised addresses count", func(t *testing.T) {
+	testFixedSet(t, "promised addresses count", func(t *testing.T, many int) {
 		book := New(nil)
+		book.many = many
 		view := book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.20")})
 		for i, pod := range []string{"a", "b", "c"} {
 			_, err := book.Reserve(Claimant{Owner: web, PodUID: pod, FixedSet: true, MaxPods: 2}, []Want{{Pools: []int{0}, View: view}})
@@ -78,8 +86,9 @@ func TestFixedSet(t *testing.T) {
 			}
 		}
 	})
-	t.Run("an address of the set that has no pod", func(t *testing.T) {
+	testFixedSet(t, "an address of the set that has no pod", func(t *testing.T, many int) {
 		book := New(nil)
+		book.many = many
 		book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.20")})
 		idle := of(4, web, "")
 		for _, record := range []Record{of(2, web, "a"), of(3, web, "b"), idle} {

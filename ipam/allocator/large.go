@@ -18,6 +18,8 @@ const largeOwner = 64
 // the owner has none any more, or when the pools change.
 type holding struct {
 	v4, v6 int
+	// taken are how many of them a pod has or is promised, or must be detached.
+	taken int
 	// ready are the addresses that the owner's next pod may use, by kind, the oldest first. An address
 	// whose pod is gone is among them after [Allocator.Ended].
 	ready map[kind][]*entry
@@ -97,6 +99,9 @@ func (a *Allocator) list(key ownerKey, e *entry) {
 	if h == nil {
 		return
 	}
+	if e.isTaken() {
+		h.taken++
+	}
 	pods := []string{e.podUID()}
 	if e.isReady(a.gone) {
 		kind := a.kindOf(e)
@@ -117,6 +122,9 @@ func (a *Allocator) unlist(key ownerKey, e *entry) {
 	h := a.large[key]
 	if h == nil {
 		return
+	}
+	if e.isTaken() {
+		h.taken--
 	}
 	pods := []string{e.podUID()}
 	if e.stored != nil {
@@ -209,3 +217,6 @@ func (e *entry) isReady(gone func(*entry) bool) bool {
 	s := e.stored
 	return s != nil && e.promised == nil && s.owned() && !s.isToDetach() && e.isVacant(gone)
 }
+
+// isTaken says whether a pod has the address or is promised it, or it must be detached.
+func (e *entry) isTaken() bool { return e.podUID() != "" || e.stored != nil && e.stored.attached }

@@ -337,6 +337,9 @@ func (a *Allocator) setHasRoom(c Claimant) bool {
 	if c.SetWasFull {
 		return false
 	}
+	if h := a.holding(c.Owner.key()); h != nil && h.taken < c.MaxPods {
+		return true
+	}
 	var taken []*entry
 	for e := range a.ownedBy(c.Owner.key()) {
 		if e.takenFrom(c) {
