@@ -3,6 +3,8 @@
 package floatingip
 
 import (
+	"fmt"
+	"net/netip"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -165,6 +167,32 @@ func deletesQuietly(name string) func(c *cluster) {
 			c.t.Fatal(err)
 		}
 	}
+}
+
+// Of a claim with many addresses a pod may have the one of a pod that is gone, although that pod names none.
+func TestPodOfALargeClaimIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		world := objects(ipPool("web", "10.0.70.2-10.0.70.200"), claim("licences", 100))
+		for i := range 100 {
+			name := fmt.Sprint("v", i)
+			world = append(world, ip(fmt.Sprint("10.0.70.", 2+i), "berth.dev/v1alpha1 IPClaim licences", name+"@n1", "Retain"), pod(name, bound("n1", "")))
+		}
+		c := newCluster(t, world...)
+		kept := func() []netip.Addr {
+			state := framework.NewCycleState()
+			if _, status, _ := c.framework.RunPreFilterPlugins(c.ctx, state, pod("a", with(v1alpha1.AnnotationClaim, "licences"))); !status.IsSuccess() {
+				t.Fatal(status.Message())
+			}
+			return stateOf(state).candidates.Kept()
+		}
+		if got := kept(); len(got) > 0 {
+			t.Errorf("all pods run, and another may have %v", got)
+		}
+		deletes("v7")(c)
+		if got, want := kept(), []netip.Addr{netip.MustParseAddr("10.0.70.9")}; !slices.Equal(got, want) {
+			t.Errorf("v7 is gone, and another may have %v, want %v", got, want)
+		}
+	})
 }
 
 // TestHints checks the queueing hint of each kube-scheduler event for a waiting pod.
