@@ -88,9 +88,9 @@ const (
 	nodeSettles  = time.Second
 	endsWithin   = 250 * time.Millisecond
 	beginsWithin = 5 * time.Second
-	// looksAgain is when a held pod first looks again, and holds is how long a pod is held.
-	looksAgain = 10 * time.Second
-	holds      = 5 * time.Minute
+	// looksAgain is when a held pod first looks again, and looksAtLeast the longest pause before it does.
+	looksAgain   = 10 * time.Second
+	looksAtLeast = 5 * time.Minute
 )
 
 // supply has the methods of ipam.IPAM that the line uses. No method blocks.
@@ -265,28 +265,24 @@ func (l *line) short(uid types.UID, lack ipam.Lack, now time.Time) {
 	}
 }
 
-// hold is called when the attempt has found no node. It says whether the pod is held: covered says
-// that addresses which come free anyway will do, so that it need not preempt. A held pod is woken
-// to look again, ever later, because these addresses may go elsewhere or not come free. After holds
-// it is not held once, so that it may preempt even if they never do.
-func (l *line) hold(uid types.UID, covered bool, now time.Time) bool {
+// hold is called when the attempt has found no node. covered says that addresses which come free
+// anyway will do: the pod is held, it need not preempt. A held pod is woken to look again, ever later,
+// because these addresses may go elsewhere.
+func (l *line) hold(uid types.UID, covered bool, now time.Time) {
 	w := l.pods[uid]
-	if w == nil {
-		return covered
-	}
-	held := now.Sub(w.heldSince)
 	switch {
-	case !covered || !w.heldSince.IsZero() && held >= holds:
+	case w == nil:
+		return
+	case !covered:
 		w.heldSince = time.Time{}
-		return false
+		return
 	case w.heldSince.IsZero():
-		w.heldSince, held = now, 0
+		w.heldSince = now
 	}
 	l.end(w, now)
 	if w.state == short {
-		l.setDeadline(w, now.Add(max(looksAgain, held)))
+		l.setDeadline(w, now.Add(min(max(looksAgain, now.Sub(w.heldSince)), looksAtLeast)))
 	}
-	return true
 }
 
 // ahead returns the pods that found no address, that one of these changes may help, and whose turn

@@ -121,14 +121,16 @@ const notNeeded = "preemption: not needed while addresses of pods that end, or h
 // the pod's nominated node, on which it made room, and would go on to nodes that lack something
 // else.
 //
-// Nothing holds a pod back for long. A node counts only if the pod would fit there in every other
+// Nothing else holds a pod back. A node counts only if the pod would fit there in every other
 // respect, so that one that is short of CPU everywhere preempts. An address counts only if the pod
 // may have it: not if it will be kept or has to rest, and not if pods whose turn is earlier need it.
 // The line wakes the pod when an address comes free, and has it look again in between
-// ([line.hold]): an address may go to somebody else, and an end may take too long.
+// ([line.hold]): an address may go to somebody else, and an end may take too long. However long the
+// controller takes, another victim would not help: it would have to free that address, too.
 func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.Pod, statuses fwk.NodeToStatusReader) (*fwk.PostFilterResult, *fwk.Status) {
-	s := stateOf(state)
-	if pl.waiting.hold(pod.UID, s != nil && pl.fitsSoon(ctx, state, pod, statuses)) {
+	covered := stateOf(state) != nil && pl.fitsSoon(ctx, state, pod, statuses)
+	pl.waiting.hold(pod.UID, covered)
+	if covered {
 		// The framework asks no other plugin, and the pod keeps its nominated node.
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, notNeeded)
 	}

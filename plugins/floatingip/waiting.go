@@ -68,11 +68,10 @@ func (w *waiting) short(uid types.UID, lack ipam.Lack, reason why) {
 	})
 }
 
-// hold notes at the end of an attempt whether the pod waits for addresses that come free anyway, and
-// says whether it is to go on waiting for them: see [line.hold].
-func (w *waiting) hold(uid types.UID, covered bool) (held bool) {
-	w.do(func(l *line, now time.Time) { held = l.hold(uid, covered, now) })
-	return held
+// hold notes at the end of an attempt whether the pod is held for addresses that come free anyway: see
+// [line.hold].
+func (w *waiting) hold(uid types.UID, covered bool) {
+	w.do(func(l *line, now time.Time) { l.hold(uid, covered, now) })
 }
 
 // ahead returns the pods that found no address, that one of these changes may help, and whose turn
