@@ -303,8 +303,9 @@ func TestNominationEnds(t *testing.T) {
 	}
 	again := nominated("n1")
 	again.UID = "next"
-	failed := nominated("n1")
+	failed, ends := nominated("n1"), nominated("n1")
 	failed.Status.Phase = v1.PodFailed
+	terminating(ends)
 	for _, test := range []struct {
 		name    string
 		happens func(c *cluster)
@@ -313,6 +314,7 @@ func TestNominationEnds(t *testing.T) {
 		{"it is deleted", deletesQuietly("b"), true},
 		{"another has its name", puts(again), true},
 		{"it fails", puts(failed), true},
+		{"it is to end", puts(ends), true},
 		{"it is nominated elsewhere", puts(nominated("n2")), true},
 		{"it is nominated nowhere", puts(nominated("")), true},
 		{"it is scheduled elsewhere", puts(on("n2")), true},

@@ -777,6 +777,7 @@ func phaseCases() map[string]phaseCase {
 					{node: "n1", add: []*v1.Pod{pod("b")}, want: result{code: unschedulable, text: "address"}},
 					{node: "n1", add: []*v1.Pod{pod("b", with(v1alpha1.AnnotationFamilies, "none"))}},
 					{node: "n1", add: []*v1.Pod{pod("b", bound("n1", "10.0.70.9"))}},
+					{node: "n1", add: []*v1.Pod{pod("b", terminating)}},
 				},
 				bind: boundA,
 			},

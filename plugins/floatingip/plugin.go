@@ -254,7 +254,7 @@ func (s *shared) podHandler() cache.ResourceEventHandler {
 // nomination returns the node on which a pod's addresses are kept for it after a preemption;
 // empty: none.
 func nomination(pod *v1.Pod) string {
-	if pod.Spec.NodeName != "" || ipam.IsGone(pod, string(pod.UID)) {
+	if !isPending(pod) {
 		return ""
 	}
 	return pod.Status.NominatedNodeName

@@ -82,7 +82,7 @@ func (pl *Plugin) RemovePod(_ context.Context, state fwk.CycleState, _ *v1.Pod, 
 }
 
 // AddPod takes back RemovePod, or adds a nominated pod to the node. That pod needs its
-// addresses before the pod that is being scheduled.
+// addresses before the pod that is being scheduled, unless it is being deleted: then it gets none.
 func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, _ *v1.Pod, added fwk.PodInfo, _ fwk.NodeInfo) *fwk.Status {
 	s := stateOf(state)
 	pod := added.GetPod()
@@ -94,7 +94,7 @@ func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, _ *v1.Pod, add
 			delete(r.removed, pod.UID)
 			return
 		}
-		if request, err := pl.reader.Compile(pod); err == nil && pod.Spec.NodeName == "" {
+		if request, err := pl.reader.Compile(pod); err == nil && isPending(pod) {
 			r.nominated[pod.UID] = nominee{wanted: len(request.Parts), namespace: pod.Namespace}
 		}
 	})
