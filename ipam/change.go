@@ -16,7 +16,7 @@ import (
 // Change is a change that may help waiting pods. It is one of
 //
 //	Pool, Addr         the Addr of Pool came free, for any owner
-//	Pool               the Pool serves more nodes than before
+//	Pool, Victims      the Pool serves more nodes than before, on which Victims run
 //	Pool, Namespace,   the Namespace may have More addresses of Pool than before, which
 //	  More             has a cap
 //	Namespace          other pools admit the Namespace than before
@@ -32,6 +32,8 @@ type Change struct {
 	Owner      *Owner
 	More       int
 	Everything bool
+	// Victims are pods that could be preempted on these nodes, with an address of any pool.
+	Victims []Victim
 }
 
 // IsOfMany says whether the change is of all that a namespace, or every pod, may have, and not of
@@ -157,8 +159,9 @@ func (h *helping) fits(request *Request) bool {
 }
 
 // serves says whether it may help a request that the pool serves another node. If the pool has no
-// address for a request that lacks one, the next freed address helps. A request that lacks something
-// else hears of no freed address, so its next attempt must find out that it lacks one.
+// address for a request that lacks one, a victim there may have one; else the next freed address helps.
+// A request that lacks something else hears of no freed address, so its next attempt must find out that
+// it lacks one.
 func (h *helping) serves(request *Request, lack Lack) bool {
 	switch {
 	case lack&LackOwner != 0 && h.hasIn(request):
@@ -166,7 +169,29 @@ func (h *helping) serves(request *Request, lack Lack) bool {
 	case !h.fits(request) || !request.mayUse(h.pool):
 		return false
 	}
-	return lack&LackOwner != 0 || !h.isAtCap(request.Namespace) && h.ipam.hasFree(h.pool.Name)
+	return lack&LackOwner != 0 || !h.isAtCap(request.Namespace) && h.ipam.hasFree(h.pool.Name) || h.preempts(request)
+}
+
+// preempts says whether the end of a victim of lower priority would give the request an address of the
+// pool.
+func (h *helping) preempts(request *Request) bool {
+	return slices.ContainsFunc(h.change.Victims, func(v Victim) bool {
+		return request.MayPreempt && v.Priority < request.Priority && slices.ContainsFunc(v.Names, func(name string) bool {
+			record, ok := heldBy(h.ipam.book, name, v.UID)
+			if !ok || record.Policy != allocator.PodDeleted {
+				return false
+			}
+			home, homed := h.state.snapshot.Home(record.Addr)
+			if !homed || h.state.snapshot.Pools()[home] != h.pool {
+				return false
+			}
+			freed := h.pool.Cooldown == 0 && slices.ContainsFunc(request.Parts, func(p Part) bool { return p.Fits(record.Addr) })
+			if !h.isAtCap(request.Namespace) {
+				return freed
+			}
+			return record.Owner.Namespace == request.Namespace && (freed || h.ipam.hasFree(h.pool.Name))
+		})
+	})
 }
 
 // hasIn says whether the request's owner has an address of the pool.

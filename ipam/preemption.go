@@ -11,6 +11,14 @@ import (
 // Preemption has the changes that a preemption would bring to a request.
 type Preemption = allocator.Preemption
 
+// Victim is a pod that could be preempted. Names are the FloatingIPs in its annotation; only FloatingIPs
+// that record the pod count.
+type Victim struct {
+	UID      string
+	Names    []string
+	Priority int32
+}
+
 // RejectsAfter is Rejects after a preemption.
 func (c *Candidates) RejectsAfter(reach *pools.Reach, preemption *Preemption) *Rejection {
 	return c.rejection(reach.Positions(), preemption)
@@ -47,14 +55,11 @@ func (c *Candidates) wantsAfter(nodePools []int, preemption *Preemption) []alloc
 // record the pod count.
 func (c *Candidates) AddVictim(preemption *Preemption, podUID string, names []string) {
 	for _, name := range names {
-		addr, err := v1alpha1.AddrOf(name)
-		if err != nil {
+		record, ok := heldBy(c.book, name, podUID)
+		if !ok {
 			continue
 		}
-		record, ok := c.book.Stored(addr)
-		if !ok || record.PodUID != podUID || record.Reserved || record.Cooling {
-			continue
-		}
+		addr := record.Addr
 		ours := record.Owner.SameWorkload(c.claimant.Owner)
 		home, homed := c.state.snapshot.Home(addr)
 		if record.Policy != allocator.PodDeleted {
@@ -76,4 +81,15 @@ func (c *Candidates) AddVictim(preemption *Preemption, podUID string, names []st
 			preemption.Owned6++
 		}
 	}
+}
+
+// heldBy returns the record of a FloatingIP that records the pod, and whose owner the end of the pod
+// concerns.
+func heldBy(book *allocator.Allocator, name, podUID string) (record allocator.Record, ok bool) {
+	addr, err := v1alpha1.AddrOf(name)
+	if err != nil {
+		return record, false
+	}
+	record, ok = book.Stored(addr)
+	return record, ok && record.PodUID == podUID && !record.Reserved && !record.Cooling
 }

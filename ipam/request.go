@@ -35,6 +35,9 @@ type Request struct {
 	// Quota is how many addresses the namespace may have for Preallocate to take one; nil:
 	// any number. A pod has none here, because the API server counted it.
 	Quota *int64
+	// Priority is the pod's. MayPreempt: it may preempt pods of lower priority.
+	Priority   int32
+	MayPreempt bool
 	// NamespaceMeta is the metadata of the pod's namespace. The UID tells whether a kept
 	// address belongs to this namespace or to a deleted one of the same name; the labels
 	// are matched with a pool's namespaceSelector. nil: not known.
@@ -53,7 +56,10 @@ func (e *LookupError) Unwrap() error { return e.Err }
 // is podrequest.ErrNone, a *LookupError, or for the pod's author.
 func RequestOfPod(reader podrequest.Reader, pod *v1.Pod, between podrequest.Between, namespace func(name string) (metav1.Object, error)) (Request, error) {
 	said, err := reader.Compile(pod)
-	request := Request{Request: said}
+	request := Request{Request: said, MayPreempt: pod.Spec.PreemptionPolicy == nil || *pod.Spec.PreemptionPolicy != v1.PreemptNever}
+	if pod.Spec.Priority != nil {
+		request.Priority = *pod.Spec.Priority
+	}
 	if err != nil {
 		return request, err
 	}

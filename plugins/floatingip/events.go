@@ -59,26 +59,21 @@ func hasMore(before, after *v1.Node) bool {
 	return false
 }
 
-// gain is the pools that serve a node since an event, or with more addresses.
+// gain is the changes that an event of kube-scheduler brings.
 type gain struct {
-	before, after *v1.Node
-	pools         []string
+	before, after any
+	changes       []ipam.Change
 }
 
-// gained returns the pools that serve a node since an event, or with more addresses. before is nil
-// if the node is new. kube-scheduler asks for each of its pods about the same event.
-func (pl *Plugin) gained(before, after *v1.Node) []string {
+// gained returns the changes that pools serve a node since an event, or with more addresses.
+// kube-scheduler asks for each of its pods about the same event.
+func (pl *Plugin) gained(before, after any, node *v1.Node, pools func() []string) []ipam.Change {
 	if last := pl.gain.Load(); last != nil && last.before == before && last.after == after {
-		return last.pools
+		return last.changes
 	}
-	now := &gain{before: before, after: after}
-	if before == nil || hasMore(before, after) {
-		now.pools = pl.addresses.PoolsOf(ipam.NodeOf(after))
-	} else if !sameReach(before, after) {
-		now.pools = pl.addresses.Gained(ipam.NodeOf(before), ipam.NodeOf(after))
-	}
+	now := &gain{before: before, after: after, changes: pl.pods.serving(node.Name, pools())}
 	pl.gain.Store(now)
-	return now.pools
+	return now.changes
 }
 
 // isSchedulableAfterNodeChanged queues a pod if pools that may serve it serve another node, or a
@@ -89,7 +84,15 @@ func (pl *Plugin) isSchedulableAfterNodeChanged(_ klog.Logger, pod *v1.Pod, oldO
 	if !ok || oldObj != nil && !known {
 		return fwk.QueueSkip, nil
 	}
-	return queueIf(pl.waiting.servingHelps(pod.UID, pl.gained(before, after)))
+	return queueIf(pl.waiting.help(pod.UID, pl.gained(oldObj, newObj, after, func() []string {
+		switch {
+		case before == nil || hasMore(before, after):
+			return pl.addresses.PoolsOf(ipam.NodeOf(after))
+		case !sameReach(before, after):
+			return pl.addresses.Gained(ipam.NodeOf(before), ipam.NodeOf(after))
+		}
+		return nil
+	})))
 }
 
 func queueIf(helps bool) (fwk.QueueingHint, error) {
@@ -110,7 +113,7 @@ func (pl *Plugin) isSchedulableAfterPodDeleted(_ klog.Logger, pod *v1.Pod, oldOb
 	if err != nil || len(capOf(node)) == 0 {
 		return fwk.QueueSkip, nil //nolint:nilerr // a node that is gone has no room
 	}
-	return queueIf(pl.waiting.servingHelps(pod.UID, pl.addresses.PoolsOf(ipam.NodeOf(node))))
+	return queueIf(pl.waiting.help(pod.UID, pl.gained(oldObj, nil, node, func() []string { return pl.addresses.PoolsOf(ipam.NodeOf(node)) })))
 }
 
 // isSchedulableAfterPodUpdated queues a pod whose own annotations changed.

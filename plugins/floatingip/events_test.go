@@ -290,6 +290,73 @@ func TestNodeOfFullPool(t *testing.T) {
 	})
 }
 
+// A node that comes to serve a full pool wakes a pod that may preempt a pod there and have its address.
+func TestNodeWithVictims(t *testing.T) {
+	high := priority(10)
+	never := func(pod *v1.Pod) {
+		policy := v1.PreemptNever
+		pod.Spec.PreemptionPolicy = &policy
+	}
+	inPool := func(options ...func(*v1alpha1.IPPoolSpec)) *v1alpha1.IPPool {
+		return ipPool("web", "10.0.70.2", append(options, forNodes("rack", "a"))...)
+	}
+	rests := func(spec *v1alpha1.IPPoolSpec) { spec.Cooldown = &metav1.Duration{Duration: time.Minute} }
+	held, other := ip("10.0.70.2", "v1 Pod v", "v@n2", "PodDeleted"), ip("10.0.70.2", "v1 Pod u", "u@n9", "PodDeleted")
+	ofBank := ip("10.0.70.2", "v1 Pod v", "v@n2", "PodDeleted")
+	ofBank.Spec.Owner.Namespace, ofBank.Spec.Owner.NamespaceUID = "bank", "bank"
+	two := func(options ...func(*v1alpha1.IPPoolSpec)) *v1alpha1.IPPool {
+		return ipPool("web", "10.0.70.2-10.0.70.3", append(options, forNodes("rack", "a"))...)
+	}
+	for name, test := range map[string]struct {
+		pool   *v1alpha1.IPPool
+		ip     *v1alpha1.FloatingIP
+		victim *v1.Pod
+		pod    *v1.Pod
+		wakes  bool
+	}{
+		"a pod of lower priority":                            {inPool(), held, pod("v", bound("n2", "10.0.70.2")), pod("a", high), true},
+		"a pod of the same priority":                         {inPool(), held, pod("v", bound("n2", "10.0.70.2"), high), pod("a", high), false},
+		"the waiting pod has no priority":                    {inPool(), held, pod("v", bound("n2", "10.0.70.2"), priority(-1)), pod("a"), true},
+		"the waiting pod may not preempt":                    {inPool(), held, pod("v", bound("n2", "10.0.70.2")), pod("a", high, never), false},
+		"the waiting pod may not use the pool":               {inPool(), held, pod("v", bound("n2", "10.0.70.2")), pod("a", high, with(v1alpha1.AnnotationPools, "db")), false},
+		"the waiting pod wants another address":              {inPool(), held, pod("v", bound("n2", "10.0.70.2")), pod("a", high, with(v1alpha1.AnnotationAddresses, "10.0.70.9")), false},
+		"a pod on another node":                              {inPool(), held, pod("v", bound("n1", "10.0.70.2")), pod("a", high), false},
+		"a pod that is being deleted":                        {inPool(), held, pod("v", bound("n2", "10.0.70.2"), goneIn(time.Hour)), pod("a", high), false},
+		"a finished pod":                                     {inPool(), held, pod("v", bound("n2", "10.0.70.2"), finished), pod("a", high), false},
+		"a pod without an address":                           {inPool(), other, pod("v", bound("n2", ""), asking("0")), pod("a", high), false},
+		"a pod that names the address of another":            {inPool(), other, pod("v", bound("n2", "10.0.70.2")), pod("a", high), false},
+		"a pod whose workload keeps the address":             {inPool(), ip("10.0.70.2", "v1 Pod v", "v@n2", "Retain"), pod("v", bound("n2", "10.0.70.2")), pod("a", high), false},
+		"a pod whose address has to rest":                    {inPool(rests), held, pod("v", bound("n2", "10.0.70.2")), pod("a", high), false},
+		"a pod of the namespace, which is at its cap":        {two(atMost(1), rests), held, pod("v", bound("n2", "10.0.70.2")), pod("a", high), true},
+		"a pod of another namespace than the one at its cap": {two(atMost(1)), ofBank, inNamespace(pod("v", bound("n2", "10.0.70.2")), "bank"), pod("a", high), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				world := objects(node("n1"), node("n2"), namespaceOf("bank"), test.pool, ipPool("db", "10.0.70.9", forNodes("rack", "b")), test.ip, test.victim, test.pod)
+				if test.victim.Namespace == "bank" {
+					world = append(world, ip("10.0.70.3", "v1 Pod w", "w@n9", "PodDeleted"))
+				}
+				c := newCluster(t, world...)
+				tries(test.pod)(c)
+				before, after := node("n2"), node("n2", "rack", "a")
+				want := fwk.QueueSkip
+				if test.wakes {
+					want = fwk.Queue
+				}
+				if got, err := c.plugin.isSchedulableAfterNodeChanged(klog.Background(), test.pod, before, after); got != want || err != nil {
+					t.Errorf("the hint is %v, %v; want %v", got, err, want)
+				}
+				puts(after)(c)
+				<-time.After(nodeSettles)
+				c.settle()
+				if woken := c.takeWoken(); slices.Contains(woken, test.pod.Name) != test.wakes {
+					t.Errorf("woke %q, want the pod to be woken: %v", woken, test.wakes)
+				}
+			})
+		})
+	}
+}
+
 // A pod that was rejected because of a nominated pod is woken when that pod needs the addresses of
 // the node no more.
 func TestNominationEnds(t *testing.T) {

@@ -295,8 +295,7 @@ func TestKnownPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t, node("n1"), tainted(node("n2")),
 			pod("a"), pod("b", bound("n1", ""), terminating), pod("c", bound("n2", ""), terminating), pod("d", bound("n9", ""), terminating), pod("e", bound("n2", "")), pod("f", terminating))
-		core := c.framework.SharedInformerFactory().Core().V1()
-		known := newKnownPods(core.Pods().Lister(), core.Nodes().Lister())
+		known := c.plugin.pods
 		for _, test := range []struct {
 			name, uid               string
 			gone, terminating, lost bool

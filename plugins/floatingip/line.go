@@ -75,9 +75,15 @@ type line struct {
 	snapshot *pools.Snapshot
 	// wake is the pods to wake.
 	wake map[types.UID]*v1.Pod
-	// serving is the pools that serve another node, and when to offer that.
-	serving map[string]time.Time
+	// serving has by their names the pools that serve more nodes.
+	serving map[string]serving
 	// due is no later than the first deadline of a waiter or pool; zero: there is none.
+	due time.Time
+}
+
+// serving is a pool that serves more nodes, and when to offer that.
+type serving struct {
+	ipam.Change
 	due time.Time
 }
 
@@ -193,7 +199,7 @@ func (w *waiter) answered() bool { return w.offer != nil && w.offer.number <= w.
 const lackAnything = ipam.LackAddress | ipam.LackOwner
 
 func newLine(supply supply) *line {
-	return &line{supply: supply, pods: map[types.UID]*waiter{}, offered: map[netip.Addr]*waiter{}, wake: map[types.UID]*v1.Pod{}, serving: map[string]time.Time{}}
+	return &line{supply: supply, pods: map[types.UID]*waiter{}, offered: map[netip.Addr]*waiter{}, wake: map[types.UID]*v1.Pod{}, serving: map[string]serving{}}
 }
 
 func byTurn(a, b *waiter) int {
@@ -427,8 +433,8 @@ func (l *line) changed(change ipam.Change, now time.Time) {
 	l.pass(fresh, max(1, change.More), now)
 }
 
-// servingHelps says whether it may help a pod of the line that pools serve another node.
-func (l *line) servingHelps(uid types.UID, pools []string) bool {
+// help says whether one of these changes may help a pod of the line.
+func (l *line) help(uid types.UID, changes []ipam.Change) bool {
 	w := l.pods[uid]
 	if w == nil {
 		return false
@@ -437,14 +443,16 @@ func (l *line) servingHelps(uid types.UID, pools []string) bool {
 	if w.state == short || w.state == woken {
 		lack = w.lack
 	}
-	return slices.ContainsFunc(pools, func(pool string) bool { return l.supply.Helps(ipam.Change{Pool: pool})(&w.request, lack) })
+	return slices.ContainsFunc(changes, func(change ipam.Change) bool { return l.supply.Helps(change)(&w.request, lack) })
 }
 
 // serves offers a pool that serves another node, after nodeSettles. The line may be empty
 // now: a pod that joins it before the offer may need the pool, too.
-func (l *line) serves(pool string, now time.Time) {
-	l.serving[pool] = now.Add(nodeSettles)
-	l.dueBy(l.serving[pool])
+func (l *line) serves(change ipam.Change, now time.Time) {
+	change.Victims = slices.Concat(l.serving[change.Pool].Victims, change.Victims) // of several nodes
+	due := now.Add(nodeSettles)
+	l.serving[change.Pool] = serving{change, due}
+	l.dueBy(due)
 }
 
 // pass gives an offer to the next n pods that it may help.
@@ -532,10 +540,10 @@ func (l *line) expire(now time.Time) {
 		w.state, w.seen = short, l.changes
 		l.pass(l.take(w), 1, now)
 	}
-	for pool, at := range l.serving {
-		if !now.Before(at) {
+	for pool, s := range l.serving {
+		if !now.Before(s.due) {
 			delete(l.serving, pool)
-			l.changed(ipam.Change{Pool: pool}, now)
+			l.changed(s.Change, now)
 		}
 	}
 	l.due = time.Time{}
@@ -544,8 +552,8 @@ func (l *line) expire(now time.Time) {
 			l.dueBy(w.deadline)
 		}
 	}
-	for _, at := range l.serving {
-		l.dueBy(at)
+	for _, s := range l.serving {
+		l.dueBy(s.due)
 	}
 }
 

@@ -108,6 +108,7 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 		addresses:  shared.ipam,
 		waiting:    shared.waiting,
 		ending:     shared.ending,
+		pods:       shared.pods,
 		nodes:      shared.nodes,
 		agents:     shared.agents,
 		nodeLister: informers.Core().V1().Nodes().Lister(),
@@ -152,7 +153,10 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	if namespace == "" {
 		klog.FromContext(ctx).Info("Nodes need no agent to get pods with a floating IP: neither args.agentNamespace nor $POD_NAMESPACE says where agents run", "plugin", Name)
 	}
-	pods := newKnownPods(core.Pods().Lister(), core.Nodes().Lister())
+	pods, err := newKnownPods(core)
+	if err != nil {
+		return nil, err
+	}
 	shared := &shared{
 		args: args, ipam: addresses, nodes: &nodes{}, agents: newAgents(namespace), pods: pods, jobs: jobs, instances: virtualmachine.New(headers),
 		waiting: newWaiting(handle, addresses, pods.isPending, clock.RealClock{}),
@@ -163,7 +167,7 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 		return nil, err
 	}
 	shared.sets = &fixedSets{deployments: apps.Deployments().Lister(), replicaSets: apps.ReplicaSets().Lister(), customs: customs}
-	if err := shared.watch(ctx, handle.SharedInformerFactory()); err != nil {
+	if err := shared.watch(handle.SharedInformerFactory()); err != nil {
 		customs.queue.ShutDown() // run, which does it otherwise, is never called
 		return nil, err
 	}
@@ -184,12 +188,12 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 func (s *shared) ownerChanged(owner ipam.Owner) { s.waiting.changed(ipam.Change{Owner: &owner}) }
 
 // watch adds handlers to informers of kube-scheduler, and an informer of Deployments.
-func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFactory) error {
+func (s *shared) watch(informers informers.SharedInformerFactory) error {
 	core := informers.Core().V1()
 	if _, err := core.Pods().Informer().AddEventHandler(s.podHandler()); err != nil {
 		return fmt.Errorf("watch pods: %w", err)
 	}
-	if _, err := core.Nodes().Informer().AddEventHandler(s.nodeHandler(ctx)); err != nil {
+	if _, err := core.Nodes().Informer().AddEventHandler(s.nodeHandler()); err != nil {
 		return fmt.Errorf("watch nodes: %w", err)
 	}
 	if err := s.sets.watch(informers, s.ownerChanged); err != nil {
@@ -270,8 +274,8 @@ func (s *shared) nominatedNoMore(pod *v1.Pod, name string) {
 	if err != nil {
 		return // No pod was rejected on a node that is gone.
 	}
-	for _, pool := range s.ipam.PoolsOf(ipam.NodeOf(node)) {
-		s.waiting.serves(pool)
+	for _, change := range s.pods.serving(name, s.ipam.PoolsOf(ipam.NodeOf(node))) {
+		s.waiting.serves(change)
 	}
 }
 
@@ -284,13 +288,13 @@ func (s *shared) wired(name string) {
 	if err != nil {
 		return // When kube-scheduler sees the node, it tries the pods that its pools may serve.
 	}
-	for _, pool := range s.ipam.PoolsOf(ipam.NodeOf(node)) {
-		s.waiting.changed(ipam.Change{Pool: pool})
+	for _, change := range s.pods.serving(name, s.ipam.PoolsOf(ipam.NodeOf(node))) {
+		s.waiting.changed(change)
 	}
 }
 
 // nodeHandler notes nodes that gained pools, or are lost.
-func (s *shared) nodeHandler(ctx context.Context) cache.ResourceEventHandler {
+func (s *shared) nodeHandler() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(added any) {
 			s.agents.nodeAdded(added.(*v1.Node).Name)
@@ -300,19 +304,19 @@ func (s *shared) nodeHandler(ctx context.Context) cache.ResourceEventHandler {
 			was, is := before.(*v1.Node), after.(*v1.Node)
 			s.nodes.changed(was, is)
 			if !sameReach(was, is) {
-				for _, pool := range s.ipam.Gained(ipam.NodeOf(was), ipam.NodeOf(is)) {
-					s.waiting.serves(pool)
+				for _, change := range s.pods.serving(is.Name, s.ipam.Gained(ipam.NodeOf(was), ipam.NodeOf(is))) {
+					s.waiting.serves(change)
 				}
 			}
 			if ipam.IsNodeLost(is) && !ipam.IsNodeLost(was) {
-				s.lost(ctx, is)
+				s.lost(is)
 			}
 		},
 		DeleteFunc: func(object any) {
 			s.nodes.changed(nil, nil)
 			if node, ok := tombstone.LastSeen(object).(*v1.Node); ok {
 				s.agents.nodeDeleted(node.Name)
-				s.lost(ctx, node)
+				s.lost(node)
 			}
 		},
 	}
@@ -327,13 +331,11 @@ func (s *shared) ended(pod *v1.Pod) {
 }
 
 // lost wakes pods that wait for addresses of terminating pods on a lost node.
-func (s *shared) lost(ctx context.Context, node *v1.Node) {
-	pods, err := s.pods.terminatingOn(node.Name)
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to find the pods of a lost node", "node", klog.KObj(node))
-	}
-	for _, pod := range pods {
-		s.ended(pod)
+func (s *shared) lost(node *v1.Node) {
+	for _, pod := range s.pods.withIPsOn(node.Name) {
+		if pod.DeletionTimestamp != nil {
+			s.ended(pod)
+		}
 	}
 }
 
@@ -345,6 +347,7 @@ type Plugin struct {
 	addresses  *ipam.IPAM // of all profiles
 	waiting    *waiting
 	ending     *ending
+	pods       *knownPods
 	nodes      *nodes
 	agents     *agents
 	nodeLister corelisters.NodeLister

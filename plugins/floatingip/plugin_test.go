@@ -62,8 +62,11 @@ func TestWatchEndsWait(t *testing.T) {
 			})
 			factory := informers.NewSharedInformerFactory(client, 0)
 			q := &queue{woken: make(chan []string, 1)}
-			core, apps := factory.Core().V1(), factory.Apps().V1()
-			pods := newKnownPods(core.Pods().Lister(), core.Nodes().Lister())
+			apps := factory.Apps().V1()
+			pods, err := newKnownPods(factory.Core().V1())
+			if err != nil {
+				t.Fatal(err)
+			}
 			addresses, err := ipam.NewForConfig(ipamtest.NewServer().Config(), nil)
 			if err != nil {
 				t.Fatal(err)
@@ -72,7 +75,7 @@ func TestWatchEndsWait(t *testing.T) {
 				ipam: addresses, nodes: &nodes{}, agents: newAgents(""), pods: pods, waiting: newWaiting(q, q, pods.isPending, clock.RealClock{}),
 				sets: &fixedSets{deployments: apps.Deployments().Lister(), replicaSets: apps.ReplicaSets().Lister()},
 			}
-			if err := s.watch(ctx, factory); err != nil {
+			if err := s.watch(factory); err != nil {
 				t.Fatal(err)
 			}
 			factory.Start(ctx.Done())

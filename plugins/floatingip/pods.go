@@ -5,18 +5,22 @@ package floatingip
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/utils/lru"
 
 	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // livePods reads pods and namespaces from the API server, not from a cache.
@@ -64,6 +68,8 @@ func (p livePods) get(ctx context.Context, namespace, name string) (*v1.Pod, err
 type knownPods struct {
 	lister corelisters.PodLister
 	nodes  corelisters.NodeLister
+	// on are the pods with floating IPs by their node.
+	on cache.Indexer
 	// unbound are the UIDs of pods that were recently deleted before they were bound.
 	unbound *lru.Cache
 }
@@ -71,8 +77,29 @@ type knownPods struct {
 // rememberUnbound is the size of knownPods.unbound.
 const rememberUnbound = 10_000
 
-func newKnownPods(lister corelisters.PodLister, nodes corelisters.NodeLister) *knownPods {
-	return &knownPods{lister: lister, nodes: nodes, unbound: lru.New(rememberUnbound)}
+// byNode is an index of pods.
+const byNode = "berth.dev/node"
+
+// newKnownPods adds an index to the informer of pods, if it is not there.
+func newKnownPods(core coreinformers.Interface) (*knownPods, error) {
+	pods := core.Pods().Informer()
+	if pods.GetIndexer().GetIndexers()[byNode] == nil {
+		if err := pods.AddIndexers(cache.Indexers{byNode: nodeOfIPs}); err != nil {
+			return nil, fmt.Errorf("index pods by their nodes: %w", err)
+		}
+	}
+	return &knownPods{
+		lister: core.Pods().Lister(), nodes: core.Nodes().Lister(), on: pods.GetIndexer(), unbound: lru.New(rememberUnbound),
+	}, nil
+}
+
+// nodeOfIPs returns the node of a pod that has floating IPs.
+func nodeOfIPs(object any) ([]string, error) {
+	pod, ok := object.(*v1.Pod)
+	if !ok || pod.Spec.NodeName == "" || pod.Annotations[v1alpha1.AnnotationFloatingIPs] == "" {
+		return nil, nil
+	}
+	return []string{pod.Spec.NodeName}, nil
 }
 
 // deleted notes the final state of a deleted pod. The caller must not pass the last
@@ -120,13 +147,32 @@ func (k *knownPods) get(namespace, name string) *v1.Pod {
 	return pod
 }
 
-// terminatingOn returns the pods of a node that are being deleted.
-func (k *knownPods) terminatingOn(node string) ([]*v1.Pod, error) {
-	all, err := k.lister.List(labels.Everything())
-	if err != nil {
-		return nil, fmt.Errorf("list pods: %w", err)
+// withIPsOn returns the pods of a node that have floating IPs.
+func (k *knownPods) withIPsOn(node string) []*v1.Pod {
+	objects, err := k.on.ByIndex(byNode, node)
+	utilruntime.Must(err) // newKnownPods made the index.
+	pods := make([]*v1.Pod, len(objects))
+	for i, object := range objects {
+		pods[i] = object.(*v1.Pod)
 	}
-	return slices.DeleteFunc(all, func(pod *v1.Pod) bool { return pod.Spec.NodeName != node || pod.DeletionTimestamp == nil }), nil
+	return pods
+}
+
+// serving returns the changes that pools serve a node which they did not serve before, or serve again.
+func (k *knownPods) serving(node string, pools []string) (changes []ipam.Change) {
+	if len(pools) == 0 {
+		return nil
+	}
+	var victims []ipam.Victim
+	for _, pod := range k.withIPsOn(node) {
+		if names, _ := podrequest.NamesOf(pod); pod.DeletionTimestamp == nil && !ipam.IsGone(pod, string(pod.UID)) {
+			victims = append(victims, ipam.Victim{UID: string(pod.UID), Names: names, Priority: corev1helpers.PodPriority(pod)})
+		}
+	}
+	for _, pool := range pools {
+		changes = append(changes, ipam.Change{Pool: pool, Victims: victims})
+	}
+	return changes
 }
 
 // isPending says whether the pod with this UID exists and is still to be scheduled.

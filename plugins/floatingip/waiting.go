@@ -106,19 +106,19 @@ func (w *waiting) changed(change ipam.Change) {
 	w.do(func(l *line, now time.Time) { l.changed(change, now) })
 }
 
-// serves notes that a pool serves a node that it did not serve before.
-func (w *waiting) serves(pool string) {
-	w.do(func(l *line, now time.Time) { l.serves(pool, now) })
+// serves notes that a pool serves a node that it did not serve before: see [line.serves].
+func (w *waiting) serves(change ipam.Change) {
+	w.do(func(l *line, now time.Time) { l.serves(change, now) })
 }
 
-// servingHelps says whether it may help a waiting pod that pools serve another node.
-func (w *waiting) servingHelps(uid types.UID, pools []string) bool {
-	if len(pools) == 0 {
+// help says whether one of these changes may help a waiting pod.
+func (w *waiting) help(uid types.UID, changes []ipam.Change) bool {
+	if len(changes) == 0 {
 		return false
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.line.servingHelps(uid, pools)
+	return w.line.help(uid, changes)
 }
 
 // demand returns the addresses that the pods of the line may take, but for the pod that is being

@@ -233,7 +233,7 @@ func TestServes(t *testing.T) {
 		w.lacks(name, 0, "web")
 	}
 	w.lacks("other", 10, "db")
-	w.serves("web")
+	w.serves(ipam.Change{Pool: "web"})
 	w.pass(nodeSettles)
 	w.expect("the first", "a")
 	w.tries("a", 0, "web")
@@ -248,7 +248,7 @@ func TestServes(t *testing.T) {
 // A pod that joins the line before kube-scheduler sees the node's addresses is woken too.
 func TestServesNewcomer(t *testing.T) {
 	w := startWaiting(t)
-	w.serves("web")
+	w.serves(ipam.Change{Pool: "web"})
 	w.lacks("a", 0, "web")
 	w.pass(nodeSettles)
 	w.expect("pods that came since", "a")
