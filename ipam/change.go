@@ -50,6 +50,8 @@ const (
 	// LackOwner is an address of its owner: the owner must be allowed more addresses, or
 	// another of its pods must give one back.
 	LackOwner
+	// LackAgent is an agent on a node of its pools. The pool serves that node when the agent is ready.
+	LackAgent
 )
 
 // Helps returns a function that says whether a change may help a request with this
@@ -122,8 +124,10 @@ func (h *helping) anybody(request *Request, lack Lack) bool {
 	if h.pool == nil {
 		return false
 	}
-	reported := lack
-	if request.Claim != "" || lack == LackOwner && request.FixedSet {
+	// A request that lacks something else than an address hears of no freed one, unless its owner may have
+	// more by now.
+	hears := lack == 0 || lack&LackAddress != 0
+	if request.Claim != "" || !hears && lack&LackOwner != 0 && request.FixedSet {
 		owner := h.stateOf(request)
 		if request.Claim != "" {
 			if owner.terms == nil {
@@ -135,14 +139,12 @@ func (h *helping) anybody(request *Request, lack Lack) bool {
 			}
 			request = &resolved
 		}
-		if lack == LackOwner && !owner.atLimit[h.pool.Family()] {
-			lack = LackAddress
-		}
+		hears = hears || lack&LackOwner != 0 && !owner.atLimit[h.pool.Family()]
 	}
 	if h.change.Namespace == "" && !h.change.Addr.IsValid() {
-		return h.serves(request, reported)
+		return h.serves(request, lack)
 	}
-	if lack == LackOwner || !h.fits(request) || !request.mayUse(h.pool) || h.isAtCap(request.Namespace) {
+	if !hears || !h.fits(request) || !request.mayUse(h.pool) || h.isAtCap(request.Namespace) {
 		return false
 	}
 	return h.change.Namespace == "" || h.change.Namespace == request.Namespace && h.ipam.hasFree(h.pool.Name)
@@ -163,13 +165,14 @@ func (h *helping) fits(request *Request) bool {
 // A request that lacks something else hears of no freed address, so its next attempt must find out that
 // it lacks one.
 func (h *helping) serves(request *Request, lack Lack) bool {
+	other := lack&(LackOwner|LackAgent) != 0
 	switch {
-	case lack&LackOwner != 0 && h.hasIn(request):
+	case other && h.hasIn(request):
 		return true // Its addresses in the pool were out of reach.
 	case !h.fits(request) || !request.mayUse(h.pool):
 		return false
 	}
-	return lack&LackOwner != 0 || !h.isAtCap(request.Namespace) && h.ipam.hasFree(h.pool.Name) || h.preempts(request)
+	return other || !h.isAtCap(request.Namespace) && h.ipam.hasFree(h.pool.Name) || h.preempts(request)
 }
 
 // preempts says whether the end of a victim of lower priority would give the request an address of the

@@ -585,7 +585,9 @@ func TestFitAll(t *testing.T) {
 }
 
 func TestHelps(t *testing.T) {
-	watch := &poolWatch{pools: []*v1alpha1.IPPool{testPool("web", "10.0.70.2-10.0.70.9"), poolOfSix("six", "2001:db8::2")}, claims: []*v1alpha1.IPClaim{claimOf(1)}}
+	full := testPool("full", "10.0.70.20")
+	full.Spec.Disabled = true
+	watch := &poolWatch{pools: []*v1alpha1.IPPool{testPool("web", "10.0.70.2-10.0.70.9"), poolOfSix("six", "2001:db8::2"), full}, claims: []*v1alpha1.IPClaim{claimOf(1)}}
 	i := openWith(t, newServer(), watch)
 	freed := func(pool, addr string) Change { return Change{Pool: pool, Addr: netip.MustParseAddr(addr)} }
 	exact, named, four := request("web-0", "a", ""), request("web-0", "a", "", "db"), request("web-0", "a", "")
@@ -615,13 +617,20 @@ func TestHelps(t *testing.T) {
 		{"not the one", freed("web", "10.0.70.2"), exact, LackAddress, false},
 		{"the one", freed("web", "10.0.70.5"), exact, LackAddress, true},
 		{"the one, but the owner may not have it", freed("web", "10.0.70.5"), exact, LackOwner, false},
+		{"any address, but nodes have no agent", freed("web", "10.0.70.2"), request("web-0", "a", ""), LackAgent, false},
+		{"any address, but other nodes have no agent", freed("web", "10.0.70.2"), request("web-0", "a", ""), LackAddress | LackAgent, true},
 		{"of a pool that serves more nodes", Change{Pool: "web"}, request("web-0", "a", ""), 0, true},
+		{"of a pool that has an agent on more nodes", Change{Pool: "web"}, request("web-0", "a", ""), LackAgent, true},
+		{"of a full pool that has an agent on more nodes", Change{Pool: "full"}, request("web-0", "a", ""), LackAgent, true},
+		{"of a full pool that serves more nodes", Change{Pool: "full"}, request("web-0", "a", ""), LackAddress, false},
+		{"of a pool that has an agent on more nodes, where its address is", Change{Pool: "web"}, kept, LackAgent, true},
 		{"of another pool that serves more nodes", Change{Pool: "web"}, named, 0, false},
 		{"of a pool that serves more nodes, where its address is", Change{Pool: "web"}, kept, LackOwner, true},
 		{"of another pool that serves more nodes, where its address is not", Change{Pool: "six"}, kept, LackOwner, false},
 		{"any address, though no pool served the nodes", freed("web", "10.0.70.2"), request("web-0", "a", ""), 0, true},
 		{"retained for the owner", retained, exact, LackAddress, true},
 		{"more for the owner", Change{Owner: &set, More: 1}, exact, LackOwner, true},
+		{"more for the owner, but nodes have no agent", Change{Owner: &set, More: 1}, exact, LackAgent, false},
 		{"more for the owner, which lacks none", Change{Owner: &set, More: 1}, exact, LackAddress, false},
 		{"of the claim", Change{Owner: &claim}, claimed, LackOwner, true},
 		{"of another claim", Change{Owner: &other}, claimed, LackOwner, false},
@@ -691,6 +700,8 @@ func TestHelpsOwner(t *testing.T) {
 		check{"more for a claim", Change{Owner: &claims, More: 1}, claimed, LackOwner, true},
 		check{"an address, for a set in use", freed, inSet, LackOwner, false},
 		check{"an address, for a set with room by now", freed, inLargerSet, LackOwner, true},
+		check{"an address, for a set with room by now, while nodes have no agent", freed, inLargerSet, LackOwner | LackAgent, true},
+		check{"an address, for a set in use, while nodes have no agent", freed, inSet, LackOwner | LackAgent, false},
 		check{"an address, for a pod that lacked nothing else", freed, inSet, LackAddress, true},
 		check{"an IPv6 address, for a claim that has all it may have", freedSix, claimedSix, LackOwner, false},
 	)

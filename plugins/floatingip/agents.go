@@ -171,5 +171,5 @@ func noAgent(node string, missing int) *ipam.Rejection {
 	if missing <= mostNamed {
 		reason = ipam.NoAgentOn(node)
 	}
-	return &ipam.Rejection{Reason: reason, Unresolvable: true, Lacks: ipam.LackOwner}
+	return &ipam.Rejection{Reason: reason, Unresolvable: true, Lacks: ipam.LackAgent}
 }

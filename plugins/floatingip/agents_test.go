@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 
 	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 const agentNamespace = "berth-system"
@@ -276,6 +278,34 @@ func BenchmarkAgents(b *testing.B) {
 		other := inNamespace(agentOn("node1", v1.ConditionTrue), "shop")
 		for b.Loop() {
 			a.seen(other)
+		}
+	})
+}
+
+// What a Deployment may have more goes on from a pod that cannot have it, because its nodes have no agent.
+func TestOfferGoesOnWithoutAgent(t *testing.T) {
+	t.Setenv("POD_NAMESPACE", agentNamespace)
+	synctest.Test(t, func(t *testing.T) {
+		first, second := webPod("web-a", with(v1alpha1.AnnotationPools, "web")), webPod("web-b", with(v1alpha1.AnnotationPools, "other"))
+		c := newCluster(t, append(racks("10.0.70.2", "10.0.70.10"), deployment("web", 0), replicaSet("web-1", "web"), agentOn("n1", v1.ConditionTrue), agentOn("n2", v1.ConditionTrue), first, second)...)
+		for _, pod := range []*v1.Pod{first, second} {
+			if nodes := c.filtered(pod); len(nodes) > 0 {
+				t.Fatalf("%s fits %q", pod.Name, nodes)
+			}
+			<-time.After(endsWithin)
+		}
+		c.setAgent(agentOn("n1", v1.ConditionFalse))
+		puts(deployment("web", 2))(c)
+		for _, pod := range []*v1.Pod{first, second} {
+			c.settle()
+			if woken := c.takeWoken(); !slices.Equal(woken, []string{pod.Name}) {
+				t.Fatalf("woke %q, want %s", woken, pod.Name)
+			}
+			nodes := c.filtered(pod)
+			if on := pod == second; slices.Contains(nodes, "n2") != on {
+				t.Errorf("%s fits %q", pod.Name, nodes)
+			}
+			<-time.After(endsWithin)
 		}
 	})
 }

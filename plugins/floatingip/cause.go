@@ -24,13 +24,15 @@ const (
 	causePool
 )
 
-// causeOf is the cause of a lack that has nothing to do with agents.
+// causeOf is the cause of a lack on one node.
 func causeOf(lack ipam.Lack) cause {
 	switch {
 	case lack&ipam.LackAddress != 0:
 		return causeAddress
 	case lack&ipam.LackOwner != 0:
 		return causeOwner
+	case lack&ipam.LackAgent != 0:
+		return causeAgent
 	}
 	return causePool
 }

@@ -158,8 +158,7 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, n
 	} else {
 		rejection = s.candidates.RejectsAfter(reach, s.preemption.sum(s.candidates, pod.Namespace))
 	}
-	agentless := s.agentless > 0 && (rejection == nil || !rejection.Unresolvable) && !pl.agents.has(nodeInfo.Node().Name)
-	if agentless {
+	if s.agentless > 0 && (rejection == nil || !rejection.Unresolvable) && !pl.agents.has(nodeInfo.Node().Name) {
 		rejection = noAgent(nodeInfo.Node().Name, s.agentless)
 	}
 	if rejection == nil || !rejection.Unresolvable {
@@ -171,9 +170,6 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, n
 		return nil
 	}
 	because := causeOf(rejection.Lacks)
-	if agentless {
-		because = causeAgent
-	}
 	if s.lacking(rejection.Lacks, because) {
 		pl.waiting.short(pod.UID, rejection.Lacks, why{because, s.candidates.OnlyPool()})
 	}

@@ -181,22 +181,27 @@ func (d demand) within(other demand) bool {
 	return true
 }
 
+// lacks returns what the pod lacked at its last attempt; on the nodes that it left out, too.
+func (w *waiter) lacks() (lack ipam.Lack) {
+	if w.state == short || w.state == woken {
+		lack = w.lack
+	}
+	if w.narrow {
+		lack |= ipam.LackOwner
+	}
+	return lack
+}
+
 // needs returns the changes that may help the pod; ok is false if no change may wake it
 // now.
 func (w *waiter) needs() (lack ipam.Lack, ok bool) {
-	switch {
-	case w.state == short:
-		return w.lack, true
-	case w.state == elsewhere && w.narrow:
-		return ipam.LackOwner, true
-	}
-	return 0, false
+	return w.lacks(), w.state == short || w.state == elsewhere && w.narrow
 }
 
 // answered says whether the pod's last attempt has seen its offer.
 func (w *waiter) answered() bool { return w.offer != nil && w.offer.number <= w.seen }
 
-const lackAnything = ipam.LackAddress | ipam.LackOwner
+const lackAnything = ipam.LackAddress | ipam.LackOwner | ipam.LackAgent
 
 func newLine(supply supply) *line {
 	return &line{supply: supply, pods: map[types.UID]*waiter{}, offered: map[netip.Addr]*waiter{}, wake: map[types.UID]*v1.Pod{}, serving: map[string]serving{}}
@@ -441,7 +446,7 @@ func (l *line) help(uid types.UID, changes []ipam.Change) bool {
 	}
 	lack := lackAnything
 	if w.state == short || w.state == woken {
-		lack = w.lack
+		lack = w.lacks()
 	}
 	return slices.ContainsFunc(changes, func(change ipam.Change) bool { return l.supply.Helps(change)(&w.request, lack) })
 }
