@@ -42,6 +42,8 @@ type ControlPlaneOptions struct {
 // however that ends. It is safe for concurrent use.
 type ControlPlane struct {
 	core control
+	// controllers and scheduler say which clients of the API server run.
+	controllers, scheduler bool
 }
 
 // StartControlPlane starts an API server and waits until it is ready. Programs
@@ -65,7 +67,7 @@ func StartControlPlane(ctx context.Context, opts ControlPlaneOptions) (*ControlP
 		return nil, fmt.Errorf("start control plane: %w", err)
 	}
 	local := netip.MustParseAddr("127.0.0.1")
-	cp := &ControlPlane{core: control{
+	cp := &ControlPlane{controllers: opts.Controllers, scheduler: opts.Scheduler, core: control{
 		flags: controlFlags{
 			dir: dir, bind: local, apiPort: ports[0], etcdPorts: [2]int{ports[1], ports[2]},
 			services: DefaultNetwork().Services, audit: opts.Audit, accounts: opts.Controllers,
@@ -73,21 +75,26 @@ func StartControlPlane(ctx context.Context, opts ControlPlaneOptions) (*ControlP
 		},
 		bin: bin, run: &tether{dir: dir, env: marked("", bin)}, progress: progress,
 	}}
-	if err := cp.start(ctx, opts); err != nil {
+	if err := cp.start(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start control plane: %w", err), cp.Stop())
 	}
 	return cp, nil
 }
 
-func (cp *ControlPlane) start(ctx context.Context, opts ControlPlaneOptions) error {
+func (cp *ControlPlane) start(ctx context.Context) error {
 	address := fmt.Sprintf("127.0.0.1:%d", cp.core.flags.apiPort)
 	if err := cp.core.prepare(address, address); err != nil {
 		return err
 	}
+	return cp.run(ctx)
+}
+
+// run starts all programs.
+func (cp *ControlPlane) run(ctx context.Context) error {
 	if err := cp.core.startAPI(ctx); err != nil {
 		return err
 	}
-	return cp.core.startClients(ctx, opts.Controllers, opts.Scheduler)
+	return cp.core.startClients(ctx, cp.controllers, cp.scheduler)
 }
 
 // Stop ends the programs at once and removes all their files.

@@ -67,6 +67,9 @@ type World struct {
 	// were gone.
 	CRDsDeleted, CRDsGone time.Time
 
+	// restoring and restored are when Restore began and ended.
+	restoring, restored time.Time
+
 	patience time.Duration
 	abort    context.CancelCauseFunc // ends Ctx
 }
@@ -139,6 +142,16 @@ func Start(t testing.TB, options lab.ControlPlaneOptions, nodes int) *World {
 	w.Scheduler(SchedulerOptions{})
 	w.Controller()
 	return w
+}
+
+// Restore brings the API server back to a backup. Nobody may look at the world meanwhile but programs.
+func (w *World) Restore(backup string) {
+	w.T.Helper()
+	w.restoring = time.Now()
+	if err := w.ControlPlane.Restore(w.Ctx, backup); err != nil {
+		w.T.Fatal(err)
+	}
+	w.restored = time.Now()
 }
 
 // On is the same world for a subtest.
