@@ -18,10 +18,13 @@ import (
 // other than changes of the book: pools that may serve it serve another node, a change of
 // the pod's annotations, and room on a node that caps addresses. For freed addresses, changed
 // pools and nodes whose own addresses changed see the package documentation.
+//
+// A node's taints help no pod that this plugin rejected. For a plugin that registers new nodes, but no
+// taints, kube-scheduler would queue all pods at every taint, and each new node loses one.
 func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
 	return []fwk.ClusterEventWithHint{
 		{
-			Event:          fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeLabel | fwk.UpdateNodeAllocatable},
+			Event:          fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeLabel | fwk.UpdateNodeAllocatable | fwk.UpdateNodeTaint},
 			QueueingHintFn: pl.isSchedulableAfterNodeChanged,
 		},
 		{

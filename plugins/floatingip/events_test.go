@@ -200,6 +200,7 @@ func TestHints(t *testing.T) {
 	labelled := fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.UpdateNodeLabel}
 	added := fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add}
 	allocatable := fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.UpdateNodeAllocatable}
+	taints := fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.UpdateNodeTaint}
 	updated := fwk.ClusterEvent{Resource: fwk.Pod, ActionType: fwk.UpdatePodLabel}
 	deleted := fwk.ClusterEvent{Resource: fwk.Pod, ActionType: fwk.Delete}
 	other := node("n1")
@@ -232,6 +233,7 @@ func TestHints(t *testing.T) {
 			{"a node of no pool gives more", allocatable, advertising(node("n2"), "1"), advertising(node("n2"), "2"), fwk.QueueSkip},
 			{"a node gives as many", allocatable, inPool("n1", "1"), inPool("n1", "1"), fwk.QueueSkip},
 			{"a node has more CPUs", allocatable, node("n1"), other, fwk.QueueSkip},
+			{"a node of the pool loses its taint", taints, tainted(node("n3", "rack", "a")), node("n3", "rack", "a"), fwk.QueueSkip},
 			{"no node", allocatable, pod("a"), node("n1"), fwk.QueueSkip},
 			{"no node any more", allocatable, node("n1"), pod("a"), fwk.QueueSkip},
 			{"its annotations change", updated, waits, pod("a", with("a", "b")), fwk.Queue},
@@ -246,11 +248,12 @@ func TestHints(t *testing.T) {
 			{"a pod that was not bound", deleted, pod("v"), nil, fwk.QueueSkip},
 			{"no pod is deleted", deleted, node("n1"), nil, fwk.QueueSkip},
 		} {
-			hint := fwk.QueueSkip
+			hint, asked := fwk.QueueSkip, false
 			for _, r := range registered {
 				if r.Event.Resource != test.event.Resource || r.Event.ActionType&test.event.ActionType == 0 {
 					continue
 				}
+				asked = true
 				if r.QueueingHintFn == nil {
 					hint = fwk.Queue
 					continue
@@ -261,8 +264,8 @@ func TestHints(t *testing.T) {
 				}
 				hint = max(hint, said)
 			}
-			if hint != test.want {
-				t.Errorf("%s: %v, want %v", test.name, hint, test.want)
+			if hint != test.want || !asked {
+				t.Errorf("%s: %v, asked %v; want %v", test.name, hint, asked, test.want)
 			}
 		}
 	})

@@ -121,6 +121,40 @@ func TestOneVictimWhileItsAddressEnds(t *testing.T) {
 	w.Invariants()
 }
 
+// A node with pods that have addresses comes to serve their full pool again. A pod that may preempt one of them
+// there is tried at once.
+func TestPreemptionOnNodeThatComesToServe(t *testing.T) {
+	t.Parallel()
+	w := simulation.Start(t, lab.ControlPlaneOptions{}, 2)
+	high := makePriority(w, "high", 1000, v1.PreemptLowerPriority)
+	inRack := func(pool *v1alpha1.IPPool) {
+		pool.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"rack": "a"}}
+	}
+	w.Label("node1", "rack", "a")
+	w.Label("node2", "rack", "a")
+	w.Pool("web", "10.0.70.2-10.0.70.4", inRack)
+	w.Create(simulation.NewPod("important", simulation.And(onNode("node1"), high)), simulation.NewPod("by-label", onNode("node2")), simulation.NewPod("by-pool", onNode("node2")))
+	w.Bound("important", "by-label", "by-pool")
+
+	w.Label("node2", "rack", "b")
+	w.Create(simulation.NewPod("urgent", simulation.And(high, onNode("node2"))))
+	w.Refused("urgent", "node(s) in no IPPool that the pod may use")
+	w.Label("node2", "rack", "a")
+	w.Bound("urgent")
+
+	w.PatchPool("web", `{"spec":{"nodeSelector":{"matchLabels":{"rack":"a","row":"1"}}}}`)
+	w.Label("node1", "row", "1")
+	w.Create(simulation.NewPod("next", simulation.And(high, onNode("node2"))))
+	w.Refused("next", "node(s) in no IPPool that the pod may use")
+	w.PatchPool("web", `{"spec":{"nodeSelector":{"matchLabels":{"rack":"a","row":null}}}}`)
+	w.Bound("next")
+	left, err := alive(w, "important", "by-label", "by-pool")
+	if err != nil || !slices.Equal(left, []string{"important"}) {
+		t.Errorf("alive are %v, %v; want important", left, err)
+	}
+	w.Invariants()
+}
+
 // For a pod that nothing can serve, kube-scheduler tries no preemption on any node, and the pod is
 // tried again as soon as something can.
 func TestNoPreemptionForImpossible(t *testing.T) {
