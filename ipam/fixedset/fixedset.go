@@ -4,7 +4,8 @@
 // share them: a Deployment, a ReplicaSet, a custom kind with a scale subresource. The
 // number is its replicas plus spare ones: as many pods as its update strategy starts
 // before it ends others. Another pod waits until a pod of the workload gives its
-// addresses back, so after any update the pods are on the same addresses.
+// addresses back, so after any update the pods are on the same addresses. The pods that
+// a DaemonSet has on one node, one after the other, share in the same way; but none waits.
 // docs/explanation/release.md has the rule for users.
 //
 // The scheduler uses it to decide which pods wait, the reclaimer to decide which
@@ -103,6 +104,22 @@ func needed(replicas int64, surge, unavailable *intstr.IntOrString) int64 {
 // pod when another is being deleted.
 func OfReplicaSet(spec *appsv1.ReplicaSetSpec, spare Spare) Size {
 	return size(number(spec.Replicas), spare, func() int64 { return 0 })
+}
+
+// OfDaemonSet returns the size for each node of a DaemonSet. With maxSurge its controller
+// ends the old pod of a node only when the new one is available, so the new one needs
+// addresses of its own.
+func OfDaemonSet(spec *appsv1.DaemonSetSpec, spare Spare) Size {
+	return size(1, spare, func() int64 {
+		rolling := spec.UpdateStrategy.RollingUpdate
+		if rolling == nil {
+			return 0
+		}
+		// The API server's defaults.
+		none, one := intstr.FromInt32(0), intstr.FromInt32(1)
+		// However many nodes it updates at a time, each has one pod more.
+		return min(1, needed(1, orDefault(rolling.MaxSurge, &none), orDefault(rolling.MaxUnavailable, &one)))
+	})
 }
 
 // strategies are the paths of maxSurge and maxUnavailable in custom kinds: an Argo

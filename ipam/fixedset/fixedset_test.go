@@ -52,6 +52,36 @@ func TestOfDeployment(t *testing.T) {
 	}
 }
 
+// Of a node. The API server refuses strategies with both numbers, and fills in the one that is missing.
+func TestOfDaemonSet(t *testing.T) {
+	rolling := func(surge, unavailable string) appsv1.DaemonSetUpdateStrategy {
+		s, u := intstr.Parse(surge), intstr.Parse(unavailable)
+		return appsv1.DaemonSetUpdateStrategy{Type: appsv1.RollingUpdateDaemonSetStrategyType, RollingUpdate: &appsv1.RollingUpdateDaemonSet{MaxSurge: &s, MaxUnavailable: &u}}
+	}
+	for _, test := range []struct {
+		strategy appsv1.DaemonSetUpdateStrategy
+		spare    Spare
+		want     Size
+	}{
+		{rolling("0", "1"), Spare{}, Size{Replicas: 1}},
+		{rolling("0", "10%"), Spare{}, Size{Replicas: 1}},
+		{rolling("1", "0"), Spare{}, Size{Replicas: 1, Spare: 1}},
+		{rolling("30", "0"), Spare{}, Size{Replicas: 1, Spare: 1}}, // nodes at a time, each with one pod more
+		{rolling("5%", "0"), Spare{}, Size{Replicas: 1, Spare: 1}},
+		{rolling("0%", "1"), Spare{}, Size{Replicas: 1}},
+		{appsv1.DaemonSetUpdateStrategy{Type: appsv1.OnDeleteDaemonSetStrategyType}, Spare{}, Size{Replicas: 1}},
+		{appsv1.DaemonSetUpdateStrategy{}, Spare{}, Size{Replicas: 1}},
+		{rolling("1", "0"), Spare{Said: true}, Size{Replicas: 1}},
+		{rolling("0", "1"), Spare{Said: true, Pods: 1}, Size{Replicas: 1, Spare: 1}},
+	} {
+		t.Run(fmt.Sprintf("%+v %+v", test.strategy, test.spare), func(t *testing.T) {
+			if got := OfDaemonSet(&appsv1.DaemonSetSpec{UpdateStrategy: test.strategy}, test.spare); got != test.want {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
+
 func TestOfCustom(t *testing.T) {
 	for _, test := range []struct {
 		name, object string

@@ -83,6 +83,12 @@ var wantCases = []struct {
 
 	{"DaemonSet, on its node", daemon, everywhere, oldest, true, true},
 	{"DaemonSet, a second address for the node", daemon, everywhere, after(1), false, false},
+	{"DaemonSet of pods with two addresses, a third for the node", daemon, workload{exists: true, unbounded: true, each: podrequest.Demand{Total: 2}}, after(2), false, false},
+	{"DaemonSet that surges, a second address for the node", daemon, surging(1), after(1), true, true},
+	{"DaemonSet that surges, a third address for the node", daemon, surging(1), after(2), false, false},
+	{"DaemonSet that surges, of pods with two addresses, a fourth for the node", daemon, surging(2), after(3), true, true},
+	{"DaemonSet that surges, of pods with two addresses, a fifth for the node", daemon, surging(2), after(4), false, false},
+	{"DaemonSet that surges, of pods of unknown demand", daemon, surging(0), after(99), true, true},
 	{"DaemonSet, the node is gone or not selected", daemon, workload{exists: true, unbounded: true, offNode: true, each: podrequest.Demand{Total: 1}}, oldest, false, false},
 	{"DaemonSet, deleted", daemon, workload{}, oldest, false, false},
 
@@ -127,6 +133,11 @@ func dualStack(n int64) workload {
 
 func having(each, n int64) workload {
 	return workload{exists: true, replicas: n, each: podrequest.Demand{Total: each}}
+}
+
+// surging starts the new pod of a node before the old one ends.
+func surging(each int64) workload {
+	return workload{exists: true, unbounded: true, spare: 1, each: podrequest.Demand{Total: each}}
 }
 
 func sparing(n, spare int64) workload {

@@ -118,8 +118,9 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		if err != nil || set == nil {
 			return workload{}, nil, live, err
 		}
-		// It has one pod on each node, and each address is kept for one node.
-		return workload{exists: exists(set), unbounded: true}, &set.Spec.Template, live, nil
+		// Each address is kept for one node.
+		size := fixedset.OfDaemonSet(&set.Spec, spareOf(&set.Spec.Template))
+		return workload{exists: exists(set), unbounded: true, spare: size.Spare}, &set.Spec.Template, live, nil
 	case schema.GroupKind{Group: batchv1.GroupName, Kind: "Job"}:
 		job, live, err := lookUp(ctx, owner, fresh, o.jobs.Jobs(namespace).Get, o.client.BatchV1().Jobs(namespace).Get)
 		if err != nil || job == nil {

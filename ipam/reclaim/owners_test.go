@@ -11,6 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	appslisters "k8s.io/client-go/listers/apps/v1"
 	batchlisters "k8s.io/client-go/listers/batch/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -67,6 +68,7 @@ func TestOwnersFromCaches(t *testing.T) {
 		return o
 	}
 	three := int32(3)
+	surge, none := intstr.FromString("10%"), intstr.FromInt32(0)
 	dual := asking(map[string]string{v1alpha1.AnnotationFamilies: "IPv4, IPv6"})
 	done := batchv1.JobStatus{Conditions: []batchv1.JobCondition{{Type: batchv1.JobFailureTarget, Status: v1.ConditionTrue}, {Type: batchv1.JobFailed, Status: v1.ConditionTrue}}}
 	w := newFixture(t)
@@ -84,7 +86,11 @@ func TestOwnersFromCaches(t *testing.T) {
 			&appsv1.Deployment{ObjectMeta: named("mistaken"), Spec: appsv1.DeploymentSpec{Template: asking(map[string]string{v1alpha1.AnnotationSpareAddresses: "four"})}},
 			&appsv1.Deployment{ObjectMeta: meta, Spec: appsv1.DeploymentSpec{Template: asking(map[string]string{v1alpha1.AnnotationFamilies: "ipv4"})}})),
 		replicaSets: appslisters.NewReplicaSetLister(cacheOf(t, &appsv1.ReplicaSet{ObjectMeta: meta, Spec: appsv1.ReplicaSetSpec{Replicas: &three, Template: asking(nil)}})),
-		daemonSets:  appslisters.NewDaemonSetLister(cacheOf(t, &appsv1.DaemonSet{ObjectMeta: meta, Spec: appsv1.DaemonSetSpec{Template: asking(nil)}})),
+		daemonSets: appslisters.NewDaemonSetLister(cacheOf(t,
+			&appsv1.DaemonSet{ObjectMeta: meta, Spec: appsv1.DaemonSetSpec{Template: asking(nil)}},
+			&appsv1.DaemonSet{ObjectMeta: named("surging"), Spec: appsv1.DaemonSetSpec{Template: asking(nil), UpdateStrategy: appsv1.DaemonSetUpdateStrategy{
+				Type: appsv1.RollingUpdateDaemonSetStrategyType, RollingUpdate: &appsv1.RollingUpdateDaemonSet{MaxSurge: &surge, MaxUnavailable: &none},
+			}}})),
 		jobs: batchlisters.NewJobLister(cacheOf(t,
 			&batchv1.Job{ObjectMeta: meta, Spec: batchv1.JobSpec{Parallelism: &three, Template: asking(nil)}},
 			&batchv1.Job{ObjectMeta: named("done"), Spec: batchv1.JobSpec{Parallelism: &three, Template: asking(nil)}, Status: done})),
@@ -118,6 +124,7 @@ func TestOwnersFromCaches(t *testing.T) {
 		{owner("batch/v1", "Job", "done", ""), workload{replicas: 3, each: two}},
 		{owner("batch/v1", "CronJob", "web", ""), workload{exists: true, replicas: 3, each: two}},
 		{owner("apps/v1", "DaemonSet", "web", "node1"), workload{exists: true, unbounded: true, each: two}},
+		{owner("apps/v1", "DaemonSet", "surging", "node1"), workload{exists: true, unbounded: true, spare: 1, each: two}},
 		{owner("apps/v1", "DaemonSet", "web", "node2"), workload{exists: true, unbounded: true, each: two, offNode: true}},
 		{owner("apps/v1", "DaemonSet", "web", "node9"), workload{exists: true, unbounded: true, each: two, offNode: true}},
 		{owner("berth.dev/v1alpha1", "IPClaim", "web", ""), workload{claim: true, exists: true, replicas: 3}},

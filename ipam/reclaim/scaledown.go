@@ -37,7 +37,8 @@ func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 		ordinal, ok := v1alpha1.OrdinalOf(owner.Name, owner.PodName)
 		return unscaled || !ok || w.hasOrdinal(ordinal)
 	case owner.NodeName != "":
-		return !w.offNode && at.rank < w.each.Of(at.family, at.families)
+		each := w.each.Of(at.family, at.families)
+		return !w.offNode && each > 0 && at.rank/each <= w.spare
 	case unscaled && !(w.ahead && isUnused(spec)):
 		return true
 	}

@@ -56,7 +56,9 @@ func Slim(object any) (any, error) {
 			Replicas: o.Spec.Replicas, Template: slimTemplate(&o.Spec.Template),
 		}}, nil
 	case *appsv1.DaemonSet:
-		return &appsv1.DaemonSet{ObjectMeta: slimMeta(&o.ObjectMeta), Spec: appsv1.DaemonSetSpec{Template: slimTemplate(&o.Spec.Template)}}, nil
+		return &appsv1.DaemonSet{ObjectMeta: slimMeta(&o.ObjectMeta), Spec: appsv1.DaemonSetSpec{
+			Template: slimTemplate(&o.Spec.Template), UpdateStrategy: o.Spec.UpdateStrategy,
+		}}, nil
 	case *batchv1.Job:
 		return &batchv1.Job{
 			ObjectMeta: slimMeta(&o.ObjectMeta),

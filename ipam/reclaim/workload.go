@@ -19,7 +19,7 @@ type workload struct {
 	// replicas is the number of pods that it wants at once; for an IPClaim, the number
 	// of addresses of each family.
 	replicas int64
-	// spare is the number of further pods that it keeps addresses for. oldestFirst: it keeps
+	// spare is the number of further pods, of a DaemonSet on each node, that it keeps addresses for. oldestFirst: it keeps
 	// the oldest addresses instead of the ones with pods ([fixedset.Size]).
 	spare       int64
 	oldestFirst bool

@@ -88,6 +88,9 @@ func slimWorkload(object metav1.Object) *judge.Workload {
 		w.AtRest = s.ObservedGeneration == o.Generation && s.Replicas == *o.Spec.Replicas && s.ReadyReplicas == s.Replicas
 	case *appsv1.DaemonSet:
 		w.Kind, template = "DaemonSet", &o.Spec.Template
+		if rolling := o.Spec.UpdateStrategy.RollingUpdate; rolling != nil && rolling.MaxSurge != nil && rolling.MaxSurge.IntValue() > 0 {
+			w.Spare = 1
+		}
 		s := &o.Status
 		w.AtRest = s.ObservedGeneration == o.Generation && s.UpdatedNumberScheduled == s.DesiredNumberScheduled && s.NumberAvailable == s.DesiredNumberScheduled
 	case *batchv1.Job:

@@ -132,9 +132,14 @@ func (w *world) create(wl *workload) error {
 			ObjectMeta: meta, Spec: appsv1.ReplicaSetSpec{Replicas: &replicas, Selector: selector, Template: wl.template()},
 		}, metav1.CreateOptions{})
 	case daemonSet:
-		_, err = w.Kube.AppsV1().DaemonSets(wl.namespace).Create(w.Ctx, &appsv1.DaemonSet{
-			ObjectMeta: meta, Spec: appsv1.DaemonSetSpec{Selector: selector, Template: wl.template()},
-		}, metav1.CreateOptions{})
+		surge, unavailable := intstr.FromInt32(1), intstr.FromInt32(0)
+		set := &appsv1.DaemonSet{ObjectMeta: meta, Spec: appsv1.DaemonSetSpec{Selector: selector, Template: wl.template()}}
+		if wl.variant%2 == 1 {
+			set.Spec.UpdateStrategy = appsv1.DaemonSetUpdateStrategy{
+				Type: appsv1.RollingUpdateDaemonSetStrategyType, RollingUpdate: &appsv1.RollingUpdateDaemonSet{MaxSurge: &surge, MaxUnavailable: &unavailable},
+			}
+		}
+		_, err = w.Kube.AppsV1().DaemonSets(wl.namespace).Create(w.Ctx, set, metav1.CreateOptions{})
 	case job:
 		completions, tries := int32(1_000_000), int32(1_000_000)
 		_, err = w.Kube.BatchV1().Jobs(wl.namespace).Create(w.Ctx, &batchv1.Job{

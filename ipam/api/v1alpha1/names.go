@@ -26,7 +26,8 @@ const (
 	// scale-down removed: "true".
 	AnnotationKeepOnScaleDown = GroupName + "/keep-on-scale-down"
 	// AnnotationSpareAddresses says for how many pods beyond its replicas a
-	// workload with a fixed set keeps addresses: a number, or [SpareUnlimited].
+	// workload with a fixed set keeps addresses, and a DaemonSet for how many beyond one
+	// on each node: a number, or [SpareUnlimited].
 	AnnotationSpareAddresses = GroupName + "/spare-addresses"
 	// AnnotationPreallocate makes the controller take the addresses for all replicas
 	// of a Deployment or ReplicaSet before any pod asks for one: "true".

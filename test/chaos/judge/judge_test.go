@@ -151,6 +151,21 @@ func oldestFirst(replicas int) *Workload {
 	return w
 }
 
+// daemon is a DaemonSet; a surging one starts the new pod of a node before the old one ends.
+func daemon(surging bool) *Workload {
+	w := &Workload{Kind: "DaemonSet", Namespace: "shop", Name: "web", UID: "daemon", Four: 1, Top: true, AtRest: true}
+	if surging {
+		w.Spare = 1
+	}
+	return w
+}
+
+func onNode(node string) v1alpha1.Owner {
+	owner := of("DaemonSet", "daemon")
+	owner.NodeName = node
+	return owner
+}
+
 // claim preallocates IPv4 addresses, and its status says that it retains some.
 func claim(size int32, retained int64) *Claim {
 	return &Claim{Namespace: "shop", Name: "web", UID: "claim", Generation: 1,
@@ -197,6 +212,9 @@ func TestGoodHistories(t *testing.T) {
 			is(ip(ten, of("Deployment", "deploy"), retain)).
 			gone(pod("b", "n1", eleven), ip(eleven, of("Deployment", "deploy"), retain, heldBy("b"))).
 			is(pool(status(0, 1, 0))),
+		"a DaemonSet that surges keeps two addresses for a node": newFilm().
+			is(daemon(true), ip(ten, onNode("n1"), retain), ip(eleven, onNode("n1"), retain, heldBy("a")), pod("a", "n1", eleven)).
+			is(pool(status(1, 1, 0))),
 		"a Deployment keeps a spare address": newFilm().
 			is(sparing(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain, heldBy("b")), pod("b", "n1", eleven)).
 			is(pool(status(1, 1, 0))),
@@ -406,10 +424,11 @@ func TestBrokenHistories(t *testing.T) {
 		}()), "asks for"},
 		"bound with IPv6 of a claim that has IPv4": {newFilm().is(ip(ten, of("IPClaim", "claim"), retain)).wait(2*time.Minute).
 			is(ip(six, of("IPClaim", "claim"), retain, heldBy("a")), claiming(pod("a", "n1", six))), "asks for no family"},
-		"bound with IPv6 without a claim":        {newFilm().is(ip(six, of("Pod", "a"), podDeleted, heldBy("a")), pod("a", "n1", six)), "asks for no family"},
-		"a spare one is freed":                   {newFilm().is(sparing(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain, heldBy("b")), pod("b", "n1", eleven)).gone(ip(ten, of("Deployment", "deploy"), retain)), "LOST"},
-		"the oldest is freed for one with a pod": {newFilm().is(oldestFirst(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain, heldBy("b")), pod("b", "n1", eleven)).gone(ip(ten, of("Deployment", "deploy"), retain)), "LOST"},
-		"the older of two is freed":              {newFilm().is(deploy(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain)).gone(ip(ten, of("Deployment", "deploy"), retain)), "LOST"},
+		"bound with IPv6 without a claim":                {newFilm().is(ip(six, of("Pod", "a"), podDeleted, heldBy("a")), pod("a", "n1", six)), "asks for no family"},
+		"a spare one is freed":                           {newFilm().is(sparing(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain, heldBy("b")), pod("b", "n1", eleven)).gone(ip(ten, of("Deployment", "deploy"), retain)), "LOST"},
+		"the oldest is freed for one with a pod":         {newFilm().is(oldestFirst(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain, heldBy("b")), pod("b", "n1", eleven)).gone(ip(ten, of("Deployment", "deploy"), retain)), "LOST"},
+		"the older of two is freed":                      {newFilm().is(deploy(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain)).gone(ip(ten, of("Deployment", "deploy"), retain)), "LOST"},
+		"the second of a DaemonSet that surges is freed": {newFilm().is(daemon(true), ip(ten, onNode("n1"), retain), ip(eleven, onNode("n1"), retain)).gone(ip(eleven, onNode("n1"), retain)), "LOST"},
 		"taken by another claim": {newFilm().is(claim(1, 1), ip(ten, of("IPClaim", "claim"), retain)).
 			is(ip(ten, ofStore(), retain)), "another owner"},
 		"not detached before it is freed": {newFilm().is(ip(ten, of("Pod", "a"), podDeleted, heldBy("a"), attached), pod("a", "n1", ten)).gone(pod("a", "n1", ten)).
@@ -449,6 +468,7 @@ func TestBrokenRest(t *testing.T) {
 		"leaked by a Deployment, besides a spare one":  {newFilm().is(sparing(0), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain)), "1 come before it"},
 		"leaked by a Deployment that keeps the oldest": {newFilm().is(oldestFirst(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain)), "1 come before it"},
 		"leaked by a Deployment":                       {newFilm().is(deploy(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain)), "1 come before it"},
+		"leaked by a DaemonSet":                        {newFilm().is(daemon(false), ip(ten, onNode("n1"), retain), ip(eleven, onNode("n1"), retain)), "1 come before it"},
 		"leaked with policy PodDeleted":                {newFilm().is(set(1), ip(ten, ordinal("set", "web-0"), podDeleted)), "its policy frees it"},
 		"leaked at rest":                               {newFilm().is(resting(ten)).wait(time.Minute), "cooldown is over"},
 		"leaked past its time":                         {newFilm().is(set(1), ip(ten, ordinal("set", "web-0"), never, retainFor(time.Minute))).wait(2 * time.Minute), "its time is over"},

@@ -73,7 +73,7 @@ type Workload struct {
 	App string
 	// Replicas that are wanted: parallelism of a Job, 0 when it is over.
 	Replicas int
-	// Spare is for how many more pods it keeps addresses.
+	// Spare is for how many more pods, of a DaemonSet on each node, it keeps addresses.
 	Spare int
 	// OldestFirst: it keeps its oldest addresses, and not addresses with pods first.
 	OldestFirst bool

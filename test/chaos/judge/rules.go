@@ -103,7 +103,7 @@ func (s *State) wants(a *Address) (wanted bool, most int) {
 		inside := !ok || ordinal >= w.Start && ordinal < w.Start+w.Replicas
 		return inside || a.Spec.KeepOnScaleDown, each
 	case owner.NodeName != "":
-		return s.nodes[owner.NodeName] != nil, each
+		return s.nodes[owner.NodeName] != nil, (1 + w.Spare) * each
 	case a.Spec.KeepOnScaleDown:
 		return true, unlimited
 	}

@@ -5,6 +5,7 @@ package retention
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -40,6 +41,13 @@ func (m *matrix) more() []*cell {
 		c := add(fmt.Sprintf("rollouts of %d with one address to spare", n), "deploy", fmt.Sprintf("tight%d", n), v1alpha1.ReleaseRetain, rollsOutInLittleRoom)
 		c.n = n
 		c.kind.More = map[string]any{"strategy": map[string]any{
+			"type": "RollingUpdate", "rollingUpdate": map[string]any{"maxSurge": int64(1), "maxUnavailable": int64(0)},
+		}}
+	}
+	for _, release := range []v1alpha1.ReleasePolicy{v1alpha1.ReleaseRetain, v1alpha1.ReleaseNever} {
+		c := add("rollouts that start a node's pod before they end the other", "daemon", "surge", release, rollsOutBesideTheOld)
+		c.template.Spec.NodeSelector = map[string]string{daemonLabel(c.namespace, c.name): ""}
+		c.kind.More = map[string]any{"updateStrategy": map[string]any{
 			"type": "RollingUpdate", "rollingUpdate": map[string]any{"maxSurge": int64(1), "maxUnavailable": int64(0)},
 		}}
 	}
@@ -158,6 +166,53 @@ func rollsOutInLittleRoom(c *cell) {
 		c.outcome = func() error { return keeps(c.now()) }
 		c.remember(c.now())
 	}
+}
+
+// rollsOutBesideTheOld: a DaemonSet that starts the new pod of a node before the old one ends has two addresses
+// for each node, and the same ones after any number of updates, though the pool has more.
+func rollsOutBesideTheOld(c *cell) {
+	c.scale(c.n)
+	c.setUp(12)
+	var first []string
+	for i := range 4 {
+		c.patch(`{"spec":{"template":{"metadata":{"annotations":{"version":"%d"}}}}}`, i)
+		n := c.replaced()
+		var now []string
+		keeps := func(s *state) error {
+			now = nil
+			for address, ip := range s.ips {
+				if ip.Spec.Owner == nil || ip.Spec.Owner.NodeName == "" || ip.Spec.Pod != nil && ip.Spec.Node != ip.Spec.Owner.NodeName {
+					return fmt.Errorf("%s is kept for %+v", address, ip.Spec.Owner)
+				}
+				now = append(now, ip.Spec.Owner.NodeName+" "+address)
+			}
+			slices.Sort(now)
+			if first != nil && !slices.Equal(now, first) {
+				return fmt.Errorf("the DaemonSet has %q, and had %q", now, first)
+			}
+			if len(now) != 2*n || now[1][:len("node1")] != "node1" || now[2][:len("node2")] != "node2" {
+				return fmt.Errorf("the nodes have %q", now)
+			}
+			return errors.Join(c.runs(s, n), c.agree(s))
+		}
+		c.until("wait for the rollout to be done", keeps)
+		first = now
+		c.remember(c.now())
+	}
+	// Where a pod ends before the next starts, one address is enough.
+	left := len(first)
+	if c.policy == v1alpha1.ReleaseRetain {
+		left = c.n
+	}
+	c.patch(`{"spec":{"updateStrategy":{"rollingUpdate":{"maxSurge":0,"maxUnavailable":1}}}}`)
+	c.until("wait for addresses to be freed", func(s *state) error {
+		if len(s.ips) != left {
+			return fmt.Errorf("%d are there, want %d", len(s.ips), left)
+		}
+		return nil
+	})
+	c.patch(`{"spec":{"template":{"metadata":{"annotations":{"version":"last"}}}}}`)
+	c.becomes(isOnNode, c.replaced())
 }
 
 // withoutAddresses is a patch of a template.
