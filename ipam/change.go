@@ -104,6 +104,10 @@ type ownerState struct {
 // owner says whether a change of an owner may help a request.
 func (h *helping) owner(request *Request, lack Lack) bool {
 	switch {
+	case request.isAhead():
+		// The namespace may have an address less.
+		return request.Quota != nil && request.Namespace == h.change.Owner.Namespace && !h.change.Addr.IsValid() &&
+			!h.isAtQuota(request) && h.stateOf(request).hasFree
 	case !request.ownerKey().SameWorkload(*h.change.Owner):
 		return false
 	case h.change.Addr.IsValid(), h.change.More == 0:
@@ -127,7 +131,7 @@ func (h *helping) anybody(request *Request, lack Lack) bool {
 	// A request that lacks something else than an address hears of no freed one, unless its owner may have
 	// more by now.
 	hears := lack == 0 || lack&LackAddress != 0
-	if request.Claim != "" || !hears && lack&LackOwner != 0 && request.FixedSet {
+	if !request.isAhead() && (request.Claim != "" || !hears && lack&LackOwner != 0 && request.FixedSet) {
 		owner := h.stateOf(request)
 		if request.Claim != "" {
 			if owner.terms == nil {
@@ -144,7 +148,7 @@ func (h *helping) anybody(request *Request, lack Lack) bool {
 	if h.change.Namespace == "" && !h.change.Addr.IsValid() {
 		return h.serves(request, lack)
 	}
-	if !hears || !h.fits(request) || !request.mayUse(h.pool) || h.isAtCap(request.Namespace) {
+	if !hears || !h.fits(request) || !request.mayUse(h.pool) || h.isAtCap(request.Namespace) || h.isAtQuota(request) {
 		return false
 	}
 	return h.change.Namespace == "" || h.change.Namespace == request.Namespace && h.ipam.hasFree(h.pool.Name)
@@ -218,6 +222,11 @@ func (h *helping) isAtCap(namespace string) bool {
 	return known
 }
 
+// isAtQuota says whether the namespace of a request may have no more addresses.
+func (h *helping) isAtQuota(request *Request) bool {
+	return request.Quota != nil && h.ipam.book.InNamespace(request.Namespace) >= uint64(*request.Quota)
+}
+
 func (h *helping) stateOf(request *Request) *ownerState {
 	key := ownerKey{owner: request.ownerKey(), maxPods: request.MaxPods}
 	if known := h.owners[key]; known != nil {
@@ -227,6 +236,7 @@ func (h *helping) stateOf(request *Request) *ownerState {
 	h.owners[key] = now
 	book, resolved := h.ipam.book, *request
 	switch {
+	case request.isAhead():
 	case request.Claim != "":
 		claim := h.ipam.watch.Claim(request.Namespace, request.Claim)
 		if claim == nil {
@@ -256,6 +266,9 @@ func (h *helping) stateOf(request *Request) *ownerState {
 	}
 	return now
 }
+
+// IsFree says whether the address is free in its pool. It does not block.
+func (i *IPAM) IsFree(addr netip.Addr) bool { return i.book.IsFree(addr) }
 
 // IsIdle says whether a pod could take the address: it is free in its pool, or its
 // owner may use it for its next pod. It does not block.

@@ -35,7 +35,7 @@ func BenchmarkHelps(b *testing.B) {
 			i.book = allocator.New(recordedPods{&i.known})
 			objects, _ := racks(1)
 			i.setPools(pools.Compile(objects))
-			pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Annotations: annotations}, Spec: v1.PodSpec{Containers: []v1.Container{{
+			pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-0", Annotations: annotations}, Spec: v1.PodSpec{Containers: []v1.Container{{
 				Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("1")}},
 			}}}}
 			requests := make([]Request, 5000)

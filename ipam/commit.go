@@ -93,7 +93,7 @@ func (i *IPAM) commit(ctx context.Context, r *Reservation, a *address, pods Pods
 
 // attach has the external assigner attach the address to the pod's node.
 func (i *IPAM) attach(ctx context.Context, r *Reservation, a *address, pool *pools.Pool, revision uint64) error {
-	if !pool.ExternalAssigner || r.request.Name == "" {
+	if !pool.ExternalAssigner || r.request.isAhead() {
 		return nil
 	}
 	if i.assigner == nil {

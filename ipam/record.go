@@ -103,7 +103,7 @@ func specOf(r *Reservation, a *address, pool *pools.Pool, now time.Time, unused 
 	if r.request.RetainFor > 0 {
 		spec.RetainFor = &metav1.Duration{Duration: r.request.RetainFor}
 	}
-	if r.request.Name != "" {
+	if !r.request.isAhead() {
 		spec.Pod = &v1alpha1.PodReference{Name: r.request.Name, UID: types.UID(r.request.UID)}
 		spec.ExternallyAssigned = pool.ExternalAssigner || a.stored != nil && a.stored.Attached
 	}

@@ -23,7 +23,7 @@ type Owner = allocator.Owner
 // Request is the addresses that a pod requests: its own terms or the terms of the IPClaim
 // that it names, completed from other objects. Immutable.
 type Request struct {
-	// Request has no Name if a claim makes it for itself.
+	// Request has no Name if an owner makes it for itself.
 	podrequest.Request
 	Owner Owner
 	// FixedSet: the owner keeps addresses for MaxPods pods. While as many pods have
@@ -80,6 +80,10 @@ func RequestOfPod(reader podrequest.Reader, pod *v1.Pod, between podrequest.Betw
 
 // Part is one address of a request.
 type Part = podrequest.Part
+
+// isAhead says whether the owner makes the request for itself, before any pod asks: it has the
+// terms of the owner's claim, and it is for a new address.
+func (r *Request) isAhead() bool { return r.Name == "" }
 
 // namespaceLabels returns the labels to match with a pool's namespaceSelector.
 func (r *Request) namespaceLabels() labels.Set {

@@ -653,6 +653,46 @@ func TestHelps(t *testing.T) {
 	}
 }
 
+// An owner that takes addresses before any pod asks needs free ones on its terms, and room in
+// its namespace's ResourceQuota.
+func TestHelpsAhead(t *testing.T) {
+	s := newServer()
+	ranged := claimOf(2)
+	ranged.Spec.Ranges = []string{"10.0.70.4-10.0.70.5"}
+	i := openWith(t, s, &poolWatch{pools: []*v1alpha1.IPPool{testPool("web", "10.0.70.2-10.0.70.9"), testPool("other", "10.0.70.20-10.0.70.29")}, claims: []*v1alpha1.IPClaim{ranged}})
+	ahead, err := RequestOf(ranged, v1alpha1.IPv4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	limited := ahead
+	limited.Quota = new(int64)
+	*limited.Quota = 2
+	claim, workload := claimOwner("shop", "licences", "claim"), Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "shop", Name: "db", UID: "db"}
+	bank := workload
+	bank.Namespace = "bank"
+	verify := func(when string, request Request, want map[string]bool) {
+		t.Helper()
+		for name, change := range map[string]Change{
+			"in the ranges":                      {Pool: "web", Addr: netip.MustParseAddr("10.0.70.5")},
+			"beyond the ranges":                  {Pool: "web", Addr: netip.MustParseAddr("10.0.70.6")},
+			"of another pool":                    {Pool: "other", Addr: netip.MustParseAddr("10.0.70.20")},
+			"retained for it":                    {Owner: &claim, Addr: netip.MustParseAddr("10.0.70.5"), More: 1},
+			"another of the namespace has fewer": {Owner: &workload, More: 1},
+			"one of another namespace has fewer": {Owner: &bank, More: 1},
+		} {
+			if got := i.Helps(change)(&request, LackAddress); got != want[name] {
+				t.Errorf("%s, %s: Helps() = %v, want %v", when, name, got, want[name])
+			}
+		}
+	}
+	verify("without a quota", ahead, map[string]bool{"in the ranges": true})
+	verify("with a quota", limited, map[string]bool{"in the ranges": true, "another of the namespace has fewer": true})
+	commit(t, i, reserve(t, i, request("db-0", "db-0", "", "other")))
+	commit(t, i, reserve(t, i, request("db-1", "db-1", "", "other")))
+	verify("at the quota", limited, nil)
+	verify("without a quota, where it were full", ahead, map[string]bool{"in the ranges": true})
+}
+
 // A change of an owner helps only if the owner can have an address now.
 func TestHelpsOwner(t *testing.T) {
 	s := newServer()

@@ -534,6 +534,19 @@ func (a *Allocator) RecordsOf(owner Owner) []Record {
 	return records
 }
 
+// IsFree says whether the address is free in its pool.
+func (a *Allocator) IsFree(addr netip.Addr) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return !a.index.entry(addr).inUse() && a.gives(addr)
+}
+
+// gives says whether a pool may give the address when nobody has it.
+func (a *Allocator) gives(addr netip.Addr) bool {
+	home := a.home(addr)
+	return home != nil && !home.Disabled
+}
+
 // IsIdle says whether a pod could take the address: it is free in its pool, or stored
 // for an owner that may use it for its next pod.
 func (a *Allocator) IsIdle(addr netip.Addr) bool {
@@ -541,8 +554,7 @@ func (a *Allocator) IsIdle(addr netip.Addr) bool {
 	defer a.mu.Unlock()
 	e := a.index.entry(addr)
 	if !e.inUse() {
-		home := a.home(addr)
-		return home != nil && !home.Disabled
+		return a.gives(addr)
 	}
 	if e.promised != nil || !e.stored.owned() {
 		return false

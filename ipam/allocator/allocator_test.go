@@ -415,6 +415,10 @@ func TestIsIdle(t *testing.T) {
 			if got := book.IsIdle(addr); got != test.want {
 				t.Errorf("IsIdle = %v, want %v", got, test.want)
 			}
+			// Of what is idle, an owner has what is stored.
+			if got, want := book.IsFree(addr), test.want && test.stored == nil; got != want {
+				t.Errorf("IsFree = %v, want %v", got, want)
+			}
 			if test.promise && test.stored == nil {
 				book.Release(addr, "pod")
 				if !book.IsIdle(addr) {

@@ -66,7 +66,7 @@ func simulate(t *testing.T, addresses string, test func(w *fixture)) {
 			t.Fatal(err)
 		}
 		factory := informers.NewSharedInformerFactory(w.kube, 0)
-		loop, err := preallocation.NewLoop(w, seen, factory)
+		loop, err := preallocation.NewLoop(book{w.ipam, w}, seen, factory)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,6 +81,7 @@ func simulate(t *testing.T, addresses string, test func(w *fixture)) {
 		group.Go(func() { seen.Run(ctx) })
 		group.Go(func() { w.ipam.Run(ctx) })
 		group.Go(func() { loop.Run(ctx) })
+		synctest.Wait()
 		test(w)
 		cancel()
 		factory.Shutdown()
@@ -97,16 +98,21 @@ func newPool(name, addresses string) *v1alpha1.IPPool {
 	return p
 }
 
-// Preallocate is the book's, unless it is to fail.
-func (w *fixture) Preallocate(ctx context.Context, request ipam.Request, count int) (made int, err error) {
-	w.mu.Lock()
-	w.attempts++
-	err = w.bookFails
-	w.mu.Unlock()
+// book is the book of addresses, which gives none while it is to fail.
+type book struct {
+	*ipam.IPAM
+	of *fixture
+}
+
+func (b book) Preallocate(ctx context.Context, request ipam.Request, count int) (made int, err error) {
+	b.of.mu.Lock()
+	b.of.attempts++
+	err = b.of.bookFails
+	b.of.mu.Unlock()
 	if err != nil {
 		return 0, err
 	}
-	return w.ipam.Preallocate(ctx, request, count)
+	return b.IPAM.Preallocate(ctx, request, count)
 }
 
 func (w *fixture) Eventf(regarding, _ runtime.Object, _, reason, _, note string, args ...any) {
@@ -215,8 +221,9 @@ func addresses(n int) []string {
 // wrote last, and no change of the claim may ever follow.
 func TestStatusAfterRestore(t *testing.T) {
 	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
+		var restore func()
+		w.Fail(ipamtest.Fault{Verb: "update", Name: "a", Before: func() { restore = w.Backup() }})
 		w.create(newClaim("a", 2))
-		restore := w.Backup()
 		w.pass(time.Minute)
 		w.want("a", "0=0+0 OnDemand")
 		restore()
@@ -251,6 +258,69 @@ func TestPreallocate(t *testing.T) {
 		w.wantEvents("a Oversized")
 		if n := len(w.IPs()); n != 3 {
 			t.Errorf("%d addresses are taken, want 3", n)
+		}
+	})
+}
+
+// An address that comes free is tried for by claims that it may help, the one that has waited longest first, and by no
+// more than it can serve.
+func TestFreedAddressOfMany(t *testing.T) {
+	const many = 500
+	simulate(t, "10.0.0.1-10.0.0.4", func(w *fixture) {
+		w.Put(newPool("other", "10.0.1.1-10.0.1.2"))
+		taken := append(addresses(4), "10.0.1.1", "10.0.1.2")
+		for _, name := range taken {
+			w.Put(newIP(name, "nobody", "", 1))
+		}
+		from := func(c *v1alpha1.IPClaim) { c.Spec.Pools = []string{"web"} }
+		w.create(newClaim("first", 2, preallocating(), from))
+		w.pass(preallocation.Interval / 2)
+		for i := range many {
+			w.create(newClaim(fmt.Sprintf("c%03d", i), 1, preallocating(), from))
+		}
+		w.pass(130 * time.Second) // They are tried after 127 s, and then a minute later.
+		counted := func() string {
+			requests := len(w.Writes())
+			requests += len(w.Gets())
+			return fmt.Sprintf("%d attempts, %d requests", w.tried(), requests)
+		}
+		after := func(what, want string, free ...string) {
+			t.Helper()
+			counted()
+			for _, name := range free {
+				w.Remove(w.IP(name))
+			}
+			w.pass(preallocation.Interval / 2) // Before anybody tries again because time has passed.
+			if got := counted(); got != want {
+				t.Errorf("after %s: %s, want %s", what, got, want)
+			}
+			w.pass(4 * preallocation.Interval)
+		}
+		after("an address of another pool", "0 attempts, 0 requests", "10.0.1.1")
+		// The API server is asked for the claim, the address is created, and the status is written.
+		after("an address of the pool", "1 attempts, 3 requests", "10.0.0.1")
+		w.want("first", "1=0+1 PoolsExhausted")
+		// It has one by now, so it is the others' turn.
+		after("three at once", "3 attempts, 9 requests", "10.0.0.2", "10.0.0.3", "10.0.0.4")
+		w.want("first", "1=0+1 PoolsExhausted")
+	})
+}
+
+// A claim that cannot use an address that came free leaves it to the next one.
+func TestFreedAddressInVain(t *testing.T) {
+	simulate(t, "10.0.0.1", func(w *fixture) {
+		w.Put(newIP("10.0.0.1", "nobody", "", 1))
+		for _, name := range []string{"first", "second", "third"} {
+			w.create(newClaim(name, 1, preallocating()))
+			w.pass(preallocation.Interval / 4)
+		}
+		w.pass(130 * time.Second)
+		w.Fail(ipamtest.Fault{Verb: "get", Name: "first", Err: errors.New("no")})
+		w.tried()
+		w.Remove(w.IP("10.0.0.1"))
+		w.pass(preallocation.Interval / 2)
+		if diff := cmp.Diff([]string{"10.0.0.1 second"}, w.owned()); diff != "" || w.tried() != 1 {
+			t.Errorf("who has it: %s", diff)
 		}
 	})
 }
@@ -740,6 +810,7 @@ func TestStatusOfAWaitingClaim(t *testing.T) {
 func TestStatusWithAWatchBehind(t *testing.T) {
 	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		w.Put(newIP("10.0.0.1", "a", "p", 1), newIP("10.0.0.2", "a", "q", 1))
+		w.pass(gather)
 		w.Fail(ipamtest.Fault{Verb: "update", Name: "a", Before: func() { w.Late("ipclaims") }})
 		w.create(newClaim("a", 1))
 		w.pass(5 * time.Second)

@@ -12,21 +12,21 @@ import (
 )
 
 // preallocate takes the missing addresses.
-func (c *controller) preallocate(ctx context.Context, claim *v1alpha1.IPClaim, p *preallocation.Progress, t *tally) (*preallocation.Problem, time.Duration, error) {
+func (c *controller) preallocate(ctx context.Context, key preallocation.Key, claim *v1alpha1.IPClaim, p *preallocation.Progress, t *tally) (*preallocation.Problem, time.Duration, error) {
 	namespace, err := c.loop.Namespace(claim.Namespace)
 	if err != nil {
 		return nil, 0, err
 	}
 	goal, err := goalOf(claim, t)
 	if err != nil {
-		p.Wait()
+		c.loop.StopWaiting(key)
 		return invalid(err), 0, nil
 	}
 	goal.Confirm = func(ctx context.Context) error { return c.stillThere(ctx, claim) }
 	for i := range goal.Wants {
 		goal.Wants[i].Request.NamespaceMeta = namespace
 	}
-	return c.loop.Take(ctx, p, goal, t.ownCount())
+	return c.loop.Take(ctx, key, p, goal, t.ownCount())
 }
 
 // goalOf returns the addresses that a claim preallocates. The error is for its author.

@@ -43,11 +43,12 @@ func (c *controller) Reconcile(ctx context.Context, key preallocation.Key) (agai
 	if claim == nil {
 		c.metrics.forget(key)
 		c.Forget(key)
+		c.loop.StopWaiting(key)
 		return 0, nil
 	}
 	m := c.Of(key, claim.UID)
 	t := count(claim, c.recordedFor(key))
-	wrong, again, workErr := c.work(ctx, claim, &m.Progress, &t)
+	wrong, again, workErr := c.work(ctx, key, claim, &m.Progress, &t)
 	if workErr != nil && wrong == nil {
 		return 0, workErr
 	}
@@ -60,9 +61,9 @@ func (c *controller) Reconcile(ctx context.Context, key preallocation.Key) (agai
 
 // work adopts and takes addresses. It returns the reason why the claim does not have all
 // that it asks for (nil if it has), and when to look again.
-func (c *controller) work(ctx context.Context, claim *v1alpha1.IPClaim, p *preallocation.Progress, t *tally) (*preallocation.Problem, time.Duration, error) {
+func (c *controller) work(ctx context.Context, key preallocation.Key, claim *v1alpha1.IPClaim, p *preallocation.Progress, t *tally) (*preallocation.Problem, time.Duration, error) {
 	if claim.DeletionTimestamp != nil {
-		p.Wait()
+		c.loop.StopWaiting(key)
 		return problem(ReasonDeleting, "The claim is being deleted: its addresses are freed when their pods end."), 0, nil
 	}
 	if left := p.Unsettled(t.ownCount(), c.loop.Now()); left > 0 {
@@ -79,14 +80,14 @@ func (c *controller) work(ctx context.Context, claim *v1alpha1.IPClaim, p *preal
 		return shortfall(claim, p, t), gather, err
 	}
 	if refused := c.refused(claim, t); refused != nil {
-		p.Wait()
+		c.loop.StopWaiting(key)
 		return refused, 0, nil
 	}
 	if !claim.Spec.Preallocate || claim.Spec.Size == 0 {
-		p.Wait()
+		c.loop.StopWaiting(key)
 		return c.servable(claim)
 	}
-	return c.preallocate(ctx, claim, p, t)
+	return c.preallocate(ctx, key, claim, p, t)
 }
 
 // adopt makes the claim the owner of addresses that an earlier claim of its name left. more

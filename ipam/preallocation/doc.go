@@ -4,7 +4,8 @@
 // reconciles all owners that may want this: IPClaims, of which package claims has the
 // rules, and workloads ([AddWorkloads]). A [Goal] is the addresses that an owner should
 // have. Missing addresses are taken in portions, within the namespace's ResourceQuota. If
-// pools are exhausted, it retries when they change, and after a backoff.
+// too few are free, it retries when pools change, when it is the owner's turn to try for an
+// address that came free ([line]), and after a backoff.
 //
 // A workload wants addresses for its replicas only. Their author needs no right but the
 // one to create the workload, so for more there has to be an IPClaim.

@@ -20,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/store"
@@ -38,7 +39,15 @@ type Owners interface {
 	// Affected returns the owners to look at when the addresses of one change.
 	Affected(key Key) []Key
 	// Keys returns the owners that accept takes. accept runs under a lock.
-	Keys(accept func(Key, *Progress) bool) []Key
+	Keys(accept func(Key) bool) []Key
+}
+
+// Addresses has the methods of ipam.IPAM that a Loop uses. Safe for concurrent use.
+type Addresses interface {
+	Preallocator
+	supply
+	// OnChange adds a function that is called with every change that may help owners. The function must not block.
+	OnChange(listener func(ipam.Change))
 }
 
 // Loop reconciles all owners that preallocate: IPClaims and workloads. One runs at a time:
@@ -52,16 +61,17 @@ type Loop struct {
 	quotas       corelisters.ResourceQuotaLister
 
 	owners map[string]Owners // by kind
+	line   *line
 	synced []cache.DoneChecker
 	queue  workqueue.TypedRateLimitingInterface[Key]
 }
 
-// NewLoop returns a Loop without owners. The caller runs the view and the factory. NewLoop
-// adds an index to the FloatingIP informer.
-func NewLoop(preallocator Preallocator, seen *view.View, factory informers.SharedInformerFactory) (*Loop, error) {
+// NewLoop returns a Loop without owners. The caller runs the addresses, the view and the
+// factory. NewLoop adds an index to the FloatingIP informer.
+func NewLoop(addresses Addresses, seen *view.View, factory informers.SharedInformerFactory) (*Loop, error) {
 	core := factory.Core().V1()
 	l := &Loop{
-		preallocator: preallocator, clock: clock.RealClock{},
+		preallocator: addresses, clock: clock.RealClock{},
 		ips: seen.FloatingIPs.GetIndexer(), pools: seen.Pools,
 		namespaces: core.Namespaces().Lister(), quotas: core.ResourceQuotas().Lister(),
 		owners: map[string]Owners{},
@@ -70,6 +80,8 @@ func NewLoop(preallocator Preallocator, seen *view.View, factory informers.Share
 			workqueue.NewTypedItemExponentialFailureRateLimiter[Key](Interval, patience),
 			workqueue.TypedRateLimitingQueueConfig[Key]{Name: "preallocation"}),
 	}
+	l.line = newLine(addresses, l.Enqueue)
+	addresses.OnChange(l.changed)
 	if err := seen.FloatingIPs.AddIndexers(cache.Indexers{byOwner: ownerIndex}); err != nil {
 		return nil, fmt.Errorf("index FloatingIPs by owner: %w", err)
 	}
@@ -117,18 +129,22 @@ func (l *Loop) addressChanged(before, after *v1alpha1.FloatingIP) {
 			}
 		}
 	}
-	if namespace, ok := freed(before, after); ok {
-		l.each(func(key Key, p *Progress) bool {
-			return p.waitsFor(before.Family()) && (namespace == "" || namespace == key.Namespace)
-		}, func(key Key) { l.queue.AddAfter(key, Interval) })
+}
+
+// changed has the owner looked at whose turn it is of those that a change may help, or all if pools changed.
+func (l *Loop) changed(change ipam.Change) {
+	if change.Everything {
+		l.each(func(Key) bool { return true })
+		return
 	}
+	l.line.changed(change)
 }
 
 func (l *Loop) namespaceChanged(before, after *v1.Namespace) {
 	if after == nil || before != nil && before.UID == after.UID && labels.Equals(before.Labels, after.Labels) {
 		return
 	}
-	l.each(inNamespace(after.Name), l.Enqueue)
+	l.each(inNamespace(after.Name))
 }
 
 func (l *Loop) quotaChanged(before, after *v1.ResourceQuota) {
@@ -138,15 +154,15 @@ func (l *Loop) quotaChanged(before, after *v1.ResourceQuota) {
 	if after == nil {
 		after = before
 	}
-	l.each(inNamespace(after.Namespace), l.Enqueue)
+	l.each(inNamespace(after.Namespace))
 }
 
-func inNamespace(name string) func(Key, *Progress) bool {
-	return func(key Key, _ *Progress) bool { return key.Namespace == name }
+func inNamespace(name string) func(Key) bool {
+	return func(key Key) bool { return key.Namespace == name }
 }
 
-// each calls do with the owners that accept takes.
-func (l *Loop) each(accept func(Key, *Progress) bool, do func(Key)) {
+// each has the owners looked at that accept takes.
+func (l *Loop) each(accept func(Key) bool) {
 	seen := map[Owners]bool{}
 	for _, owners := range l.owners {
 		if seen[owners] {
@@ -154,7 +170,7 @@ func (l *Loop) each(accept func(Key, *Progress) bool, do func(Key)) {
 		}
 		seen[owners] = true
 		for _, key := range owners.Keys(accept) {
-			do(key)
+			l.Enqueue(key)
 		}
 	}
 }
@@ -179,24 +195,27 @@ func (l *Loop) Pools() *pools.Snapshot { return l.pools.Snapshot() }
 // Now returns the time.
 func (l *Loop) Now() time.Time { return l.clock.Now() }
 
-// Take takes the missing addresses of an owner, as [Progress.take] says.
-func (l *Loop) Take(ctx context.Context, p *Progress, goal Goal, has Count) (*Problem, time.Duration, error) {
+// Take takes the missing addresses of an owner, as [Progress.take] says. If there are too few,
+// the owner waits for others to come free.
+func (l *Loop) Take(ctx context.Context, key Key, p *Progress, goal Goal, has Count) (*Problem, time.Duration, error) {
+	for i := range goal.Wants {
+		goal.Wants[i].Request.Quota = quotaOf(l.quotas, key.Namespace)
+	}
 	return p.take(ctx, taker{
 		Preallocator: l.preallocator, Pools: l.pools.Snapshot, Clock: l.clock,
-		Quota: func(namespace string) *int64 { return quotaOf(l.quotas, namespace) },
+		Wait: func(requests []ipam.Request, got bool) { l.line.wait(key, requests, got) },
 	}, goal, has)
 }
+
+// StopWaiting has an owner no longer woken for addresses that come free.
+func (l *Loop) StopWaiting(key Key) { l.line.wait(key, nil, false) }
 
 // Run reconciles owners until ctx ends. It blocks until its workers are done.
 func (l *Loop) Run(ctx context.Context) {
 	if !cache.WaitFor(ctx, "the caches of preallocation", l.synced...) {
 		return
 	}
-	poolsChanged := l.pools.Follow()
 	var group sync.WaitGroup
-	group.Go(func() {
-		follow(ctx, poolsChanged, func() { l.each(func(Key, *Progress) bool { return true }, l.Enqueue) })
-	})
 	for range workers {
 		group.Go(func() {
 			for next(ctx, l.queue, l.reconcile, func(key Key, err error) {
@@ -211,39 +230,9 @@ func (l *Loop) Run(ctx context.Context) {
 }
 
 func (l *Loop) reconcile(ctx context.Context, key Key) (again time.Duration, err error) {
+	answered := l.line.begin(key)
+	defer l.line.end(answered)
 	return l.owners[key.Kind].Reconcile(ctx, key)
-}
-
-// follow calls do an Interval after each value from news: the book of addresses may get
-// the news later than this process's other parts. Values that come meanwhile cause one
-// more call. It blocks until ctx ends.
-func follow(ctx context.Context, news <-chan struct{}, do func()) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-news:
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(Interval):
-		}
-		do()
-	}
-}
-
-// freed reports whether a change of a FloatingIP may help owners that wait for an address:
-// owners of one namespace or, if it is empty, all.
-func freed(before, after *v1alpha1.FloatingIP) (namespace string, ok bool) {
-	switch {
-	case after == nil:
-		return "", true
-	case before != nil && before.Spec.Owner != nil && after.Spec.Owner == nil:
-		// It cools down, and its namespace has one address less.
-		return before.Spec.Owner.Namespace, true
-	}
-	return "", false
 }
 
 // next reconciles one key of a queue. It blocks until there is a key, and returns false

@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -60,6 +58,16 @@ func (w *Want) family() v1alpha1.IPFamily { return w.Request.Parts[0].Family }
 
 func (w *Want) have() string { return fmt.Sprintf("%d of %d %s addresses", w.Has, w.Size, w.family()) }
 
+// lacking returns the requests of the wants that lack addresses.
+func (g *Goal) lacking() (requests []ipam.Request) {
+	for i := range g.Wants {
+		if w := &g.Wants[i]; w.Has < w.Size {
+			requests = append(requests, w.Request)
+		}
+	}
+	return requests
+}
+
 // Count is a number of addresses of each family.
 type Count map[v1alpha1.IPFamily]int
 
@@ -77,13 +85,14 @@ type taker struct {
 	Preallocator Preallocator
 	// Pools returns the pools of this process's view.
 	Pools func() *pools.Snapshot
-	// Quota returns how many addresses a namespace may have; nil: any number.
-	Quota func(namespace string) *int64
 	Clock clock.PassiveClock
+	// Wait is told the requests that an address which comes free from now on may help, and
+	// whether the owner just got some.
+	Wait func(requests []ipam.Request, got bool)
 }
 
 // Progress is remembered for one owner between reconciles; losing it is harmless. It is
-// not safe for concurrent use, except waitsFor.
+// not safe for concurrent use.
 type Progress struct {
 	// expected is the number of addresses that the watch should bring before until.
 	expected Count
@@ -95,23 +104,6 @@ type Progress struct {
 	generation int64
 	attempted  time.Time
 	failures   int
-
-	waiting4, waiting6 atomic.Bool
-}
-
-// waitsFor reports whether a free address of the family may help the owner. Safe for
-// concurrent use.
-func (p *Progress) waitsFor(family v1alpha1.IPFamily) bool {
-	if family == v1alpha1.IPv6 {
-		return p.waiting6.Load()
-	}
-	return p.waiting4.Load()
-}
-
-// Wait sets the families that [Progress.waitsFor] reports from now on.
-func (p *Progress) Wait(families ...v1alpha1.IPFamily) {
-	p.waiting4.Store(slices.Contains(families, v1alpha1.IPv4))
-	p.waiting6.Store(slices.Contains(families, v1alpha1.IPv6))
 }
 
 // Unsettled returns how long to wait for the watch, so that nothing is done twice. has is

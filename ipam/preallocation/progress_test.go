@@ -47,6 +47,8 @@ type owner struct {
 	clock *clocktesting.FakePassiveClock
 	goal  Goal
 	has   Count
+	// waits is what it waits for, in words.
+	waits []string
 }
 
 func newOwner(t *testing.T, free Count, wants ...Want) *owner {
@@ -65,7 +67,7 @@ func wanting(family v1alpha1.IPFamily, size, has int) Want {
 func (o *owner) take() string {
 	o.t.Helper()
 	snapshot := pools.Compile([]*v1alpha1.IPPool{pool("four", "10.0.0.0/24", "10.0.0.0/24"), pool("six", "fd00::/64", "fd00::/120")})
-	by := taker{Preallocator: &o.shelf, Pools: func() *pools.Snapshot { return snapshot }, Quota: func(string) *int64 { return nil }, Clock: o.clock}
+	by := taker{Preallocator: &o.shelf, Pools: func() *pools.Snapshot { return snapshot }, Clock: o.clock, Wait: o.wait}
 	problem, again, err := o.Progress.take(o.t.Context(), by, o.goal, o.has)
 	switch {
 	case err != nil:
@@ -74,6 +76,17 @@ func (o *owner) take() string {
 		return fmt.Sprint(again)
 	}
 	return fmt.Sprintf("%s: %s, %v", problem.Reason, problem.Message, again)
+}
+
+func (o *owner) wait(requests []ipam.Request, got bool) {
+	var words []string
+	for i := range requests {
+		words = append(words, string(requests[i].Parts[0].Family))
+	}
+	if got {
+		words = append(words, "after some")
+	}
+	o.waits = append(o.waits, strings.Join(words, " "))
 }
 
 func (o *owner) pass(d time.Duration) { o.clock.SetTime(o.clock.Now().Add(d)) }
@@ -85,14 +98,17 @@ func TestTake(t *testing.T) {
 		wants []Want
 		want  string
 		asked string
+		// waits is what it waits for before the attempt, and after it.
+		waits []string
 	}{
-		{"nothing is missing", nil, []Want{wanting(v1alpha1.IPv4, 2, 2)}, "0s", ""},
-		{"more than wanted", nil, []Want{wanting(v1alpha1.IPv4, 2, 3)}, "0s", ""},
-		{"some", Count{v1alpha1.IPv4: 9}, []Want{wanting(v1alpha1.IPv4, 3, 1)}, "Preallocating: 1 of 3 IPv4 addresses., 100ms", "2 IPv4"},
-		{"a portion", Count{v1alpha1.IPv4: 99}, []Want{wanting(v1alpha1.IPv4, 99, 1)}, "Preallocating: 1 of 99 IPv4 addresses., 100ms", "64 IPv4"},
+		{"nothing is missing", nil, []Want{wanting(v1alpha1.IPv4, 2, 2)}, "0s", "", []string{"", ""}},
+		{"more than wanted", nil, []Want{wanting(v1alpha1.IPv4, 2, 3)}, "0s", "", []string{"", ""}},
+		{"some", Count{v1alpha1.IPv4: 9}, []Want{wanting(v1alpha1.IPv4, 3, 1)}, "Preallocating: 1 of 3 IPv4 addresses., 100ms", "2 IPv4", []string{"IPv4", "after some"}},
+		{"a portion", Count{v1alpha1.IPv4: 99}, []Want{wanting(v1alpha1.IPv4, 99, 1)}, "Preallocating: 1 of 99 IPv4 addresses., 100ms", "64 IPv4", []string{"IPv4", "after some"}},
 		// It may be due to a book that is behind.
-		{"a first shortage", Count{}, []Want{wanting(v1alpha1.IPv4, 3, 1)}, "Preallocating: 1 of 3 IPv4 addresses., 1s", "2 IPv4"},
-		{"one family is complete", Count{v1alpha1.IPv6: 9}, []Want{wanting(v1alpha1.IPv4, 2, 2), wanting(v1alpha1.IPv6, 2, 1)}, "Preallocating: 1 of 2 IPv6 addresses., 100ms", "1 IPv6"},
+		{"a first shortage", Count{}, []Want{wanting(v1alpha1.IPv4, 3, 1)}, "Preallocating: 1 of 3 IPv4 addresses., 1s", "2 IPv4", []string{"IPv4", "IPv4"}},
+		{"one family is complete", Count{v1alpha1.IPv6: 9}, []Want{wanting(v1alpha1.IPv4, 2, 2), wanting(v1alpha1.IPv6, 2, 1)}, "Preallocating: 1 of 2 IPv6 addresses., 100ms", "1 IPv6", []string{"IPv6", "after some"}},
+		{"too few of one family", Count{v1alpha1.IPv4: 1, v1alpha1.IPv6: 9}, []Want{wanting(v1alpha1.IPv4, 2, 0), wanting(v1alpha1.IPv6, 2, 1)}, "Preallocating: 0 of 2 IPv4 addresses.; 1 of 2 IPv6 addresses., 1s", "2 IPv4, 1 IPv6", []string{"IPv4 IPv6", "IPv4 after some"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			o := newOwner(t, test.free, test.wants...)
@@ -102,11 +118,8 @@ func TestTake(t *testing.T) {
 			if got := strings.Join(o.asked, ", "); got != test.asked {
 				t.Errorf("it asked for %q, want %q", got, test.asked)
 			}
-			for i := range test.wants {
-				w := &test.wants[i]
-				if waits := o.waitsFor(w.family()); waits != (test.asked != "") {
-					t.Errorf("it waits for %s: %v", w.family(), waits)
-				}
+			if diff := cmp.Diff(test.waits, o.waits); diff != "" {
+				t.Errorf("it waits for: %s", diff)
 			}
 		})
 	}
@@ -159,10 +172,13 @@ func TestTakeAgain(t *testing.T) {
 	if got, want := o.take(), "PreallocationFailed: 1 of 3 IPv4 addresses: no, 2s"; got != want {
 		t.Errorf("after an error it returns %q, want %q", got, want)
 	}
+	if last := o.waits[len(o.waits)-1]; last != "" {
+		t.Errorf("after an error it waits for %q, which does not help", last)
+	}
 	o.pass(Interval)
 	o.goal.Wants[0].Has = 3
-	if got := o.take(); got != "0s" || o.waitsFor(v1alpha1.IPv4) {
-		t.Errorf("when it is complete it returns %q", got)
+	if got := o.take(); got != "0s" || o.waits[len(o.waits)-1] != "" {
+		t.Errorf("when it is complete it returns %q and waits for %q", got, o.waits)
 	}
 }
 
@@ -188,6 +204,9 @@ func TestTakeAsks(t *testing.T) {
 	answer = errors.New("it is gone")
 	if got := o.take(); got != "it is gone" || len(o.asked) != 0 {
 		t.Errorf("it returns %q and asked for %q", got, o.asked)
+	}
+	if diff := cmp.Diff([]string{"IPv4 IPv6", ""}, o.waits); diff != "" {
+		t.Errorf("it waits for: %s", diff)
 	}
 	answer = nil
 	if got := o.take(); asked != 2 || len(o.asked) != 2 {

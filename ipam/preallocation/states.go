@@ -10,8 +10,7 @@ import (
 
 // States has the memory of owners between reconciles, a Progress and a state of their
 // kind; losing it is harmless. The zero value has nothing. Safe for concurrent use. Only the
-// worker that has an owner's key may use its memory; others may call only methods of the
-// Progress that are safe for concurrent use, such as [Progress.waitsFor].
+// worker that has an owner's key may use its memory.
 type States[S any] struct {
 	mu  sync.Mutex
 	all map[Key]*Memory[S]
@@ -55,14 +54,13 @@ func (s *States[S]) Forget(key Key) {
 	delete(s.all, key)
 }
 
-// Keys returns the keys that accept takes, by the key and the owner's progress, in any
-// order. accept runs under a lock.
-func (s *States[S]) Keys(accept func(Key, *Progress) bool) []Key {
+// Keys returns the keys that accept takes, in any order. accept runs under a lock.
+func (s *States[S]) Keys(accept func(Key) bool) []Key {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var keys []Key
-	for key, m := range s.all {
-		if accept(key, &m.Progress) {
+	for key := range s.all {
+		if accept(key) {
 			keys = append(keys, key)
 		}
 	}

@@ -10,7 +10,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/ipam"
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // take takes the missing addresses. has is the number of all the owner's addresses in the
@@ -24,18 +23,16 @@ func (p *Progress) take(ctx context.Context, by taker, goal Goal, has Count) (*P
 	} else if soon := p.attempted.Add(Interval).Sub(now); p.failures > 0 && soon > 0 {
 		return p.Shortfall(goal), soon, nil
 	}
-	// Set this first: an address that becomes free from now on triggers another attempt.
-	var families []v1alpha1.IPFamily
-	for i := range goal.Wants {
-		families = append(families, goal.Wants[i].family())
-	}
-	p.Wait(families...)
+	// Before the attempt: it may not see an address that comes free meanwhile.
+	by.Wait(goal.lacking(), false)
 	a := attempt{taken: Count{}}
 	for i := range goal.Wants {
 		if err := a.take(ctx, by, &goal, &goal.Wants[i]); err != nil {
+			by.Wait(nil, false) // It is retried, whether an address comes free or not.
 			return nil, 0, err
 		}
 	}
+	by.Wait(a.lacking, a.taken.Total() > 0)
 	if n := a.taken.Total(); n > 0 {
 		p.Expect(has, a.taken, now)
 		p.failures = 0
@@ -58,7 +55,6 @@ func (p *Progress) take(ctx context.Context, by taker, goal Goal, has Count) (*P
 		return p.Shortfall(goal), Gather, nil
 	}
 	p.shortage, p.failures = nil, 0
-	p.Wait()
 	return nil, 0, nil
 }
 
@@ -69,6 +65,8 @@ type attempt struct {
 	// missing is the number of addresses it was for, taken the number it got.
 	missing int
 	taken   Count
+	// lacking are the requests that an address which comes free may help.
+	lacking []ipam.Request
 	// problems has one element for each failed want. certain says that one of them does
 	// not depend on free addresses.
 	problems []Problem
@@ -92,9 +90,7 @@ func (a *attempt) take(ctx context.Context, by taker, goal *Goal, w *Want) error
 		}
 		a.asked = true
 	}
-	request := w.Request
-	request.Quota = by.Quota(request.Namespace)
-	made, err := by.Preallocator.Preallocate(ctx, request, min(missing, AtOnce))
+	made, err := by.Preallocator.Preallocate(ctx, w.Request, min(missing, AtOnce))
 	a.taken[w.family()] += made
 	if err == nil || passing(err) || ctx.Err() != nil {
 		return nil //nolint:nilerr // a passing error is tried again, and is no problem to report
@@ -104,6 +100,7 @@ func (a *attempt) take(ctx context.Context, by taker, goal *Goal, w *Want) error
 	p := Problem{ReasonPreallocationFailed, now.have() + ": " + err.Error()}
 	if shortage := new(ipam.ShortageError); errors.As(err, &shortage) {
 		p.Reason = reasons[shortage.Cause]
+		a.lacking = append(a.lacking, w.Request)
 	} else {
 		owner := w.Request.Owner
 		klog.FromContext(ctx).Error(err, "Failed to preallocate addresses, will retry", "kind", owner.Kind, "owner", klog.KRef(owner.Namespace, owner.Name), "family", w.family())

@@ -130,12 +130,13 @@ func (w *workloads) Reconcile(ctx context.Context, k Key) (again time.Duration, 
 	if !ok {
 		w.metrics.forget(k)
 		w.Forget(k)
+		w.loop.StopWaiting(k)
 		return 0, nil
 	}
 	m := w.Of(k, found.meta.GetUID())
 	request, err := found.request()
 	if err != nil {
-		m.Progress.Wait()
+		w.loop.StopWaiting(k)
 		w.report(k, &found, &m.State, &Goal{}, &Problem{ReasonInvalid, err.Error()})
 		return 0, nil //nolint:nilerr // it was reported, and only a change of the workload helps
 	}
@@ -150,7 +151,7 @@ func (w *workloads) Reconcile(ctx context.Context, k Key) (again time.Duration, 
 		w.report(k, &found, &m.State, &goal, m.Progress.Shortfall(goal))
 		return left, nil
 	}
-	wrong, again, err := w.loop.Take(ctx, &m.Progress, goal, has)
+	wrong, again, err := w.loop.Take(ctx, k, &m.Progress, goal, has)
 	if err != nil {
 		return 0, err
 	}

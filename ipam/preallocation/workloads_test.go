@@ -65,7 +65,7 @@ func simulate(t *testing.T, addresses string, test func(w *fixture)) {
 			t.Fatal(err)
 		}
 		factory := informers.NewSharedInformerFactory(w.kube, 0)
-		loop, err := NewLoop(w, seen, factory)
+		loop, err := NewLoop(book{w.ipam, w}, seen, factory)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -80,6 +80,7 @@ func simulate(t *testing.T, addresses string, test func(w *fixture)) {
 		group.Go(func() { seen.Run(ctx) })
 		group.Go(func() { w.ipam.Run(ctx) })
 		group.Go(func() { loop.Run(ctx) })
+		synctest.Wait()
 		test(w)
 		cancel()
 		factory.Shutdown()
@@ -87,16 +88,21 @@ func simulate(t *testing.T, addresses string, test func(w *fixture)) {
 	})
 }
 
-// Preallocate is the book's, unless it is to fail.
-func (w *fixture) Preallocate(ctx context.Context, request ipam.Request, count int) (made int, err error) {
-	w.mu.Lock()
-	w.attempts++
-	err = w.bookFails
-	w.mu.Unlock()
+// book is the book of addresses, which gives none while it is to fail.
+type book struct {
+	*ipam.IPAM
+	of *fixture
+}
+
+func (b book) Preallocate(ctx context.Context, request ipam.Request, count int) (made int, err error) {
+	b.of.mu.Lock()
+	b.of.attempts++
+	err = b.of.bookFails
+	b.of.mu.Unlock()
 	if err != nil {
 		return 0, err
 	}
-	return w.ipam.Preallocate(ctx, request, count)
+	return b.IPAM.Preallocate(ctx, request, count)
 }
 
 func (w *fixture) Eventf(regarding, _ runtime.Object, _, reason, _, note string, args ...any) {

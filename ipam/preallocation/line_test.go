@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package preallocation
+
+import (
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/berth-dev/berth/ipam"
+)
+
+// stock has the free addresses of pools. A change helps the requests that name its pool.
+type stock map[netip.Addr]string
+
+func (s stock) Helps(change ipam.Change) func(*ipam.Request, ipam.Lack) bool {
+	return func(request *ipam.Request, lack ipam.Lack) bool {
+		return lack == ipam.LackAddress && slices.Contains(request.Pools, change.Pool)
+	}
+}
+
+func (s stock) IsFree(addr netip.Addr) bool { return s[addr] != "" }
+
+// queue is a line and the owners that it woke, in order.
+type queue struct {
+	*line
+	stock stock
+	woken []string
+	// freed counts the addresses that came free.
+	freed byte
+}
+
+func newQueue() *queue {
+	q := &queue{stock: stock{}}
+	q.line = newLine(q.stock, func(key Key) { q.woken = append(q.woken, key.Name) })
+	return q
+}
+
+func named(name string) Key { return Key{KindClaim, "shop", name} }
+
+func from(pools ...string) []ipam.Request {
+	var r ipam.Request
+	r.Pools = pools
+	return []ipam.Request{r}
+}
+
+// free has an address of a pool come free.
+func (q *queue) free(pool string) netip.Addr {
+	q.freed++
+	addr := netip.AddrFrom4([4]byte{10, 0, 0, q.freed})
+	q.stock[addr] = pool
+	q.changed(ipam.Change{Pool: pool, Addr: addr})
+	return addr
+}
+
+// look is one look at an owner. In the look do is called.
+func (q *queue) look(name string, do func()) {
+	answered := q.begin(named(name))
+	do()
+	q.end(answered)
+}
+
+// takes is a look in which an owner takes an address and lacks more.
+func (q *queue) takes(name string, addr netip.Addr, more []ipam.Request) func() {
+	return func() {
+		delete(q.stock, addr)
+		q.wait(named(name), more, true)
+	}
+}
+
+func nothing() {}
+
+func (q *queue) want(t *testing.T, what string, names ...string) {
+	t.Helper()
+	if diff := cmp.Diff(names, q.woken); diff != "" {
+		t.Errorf("%s: woken are %s", what, diff)
+	}
+	q.woken = nil
+}
+
+func TestLine(t *testing.T) {
+	q := newQueue()
+	for _, name := range []string{"a", "b", "c"} {
+		q.wait(named(name), from("web"), false)
+	}
+	q.wait(named("d"), from("web", "db"), false)
+
+	q.want(t, "before anything came free")
+	q.free("other")
+	q.want(t, "an address of a pool that nobody waits for")
+	db := q.free("db")
+	q.want(t, "an address of one owner's pool", "d")
+	q.look("d", q.takes("d", db, nil))
+	q.want(t, "when it is used")
+
+	first, second := q.free("web"), q.free("web")
+	q.want(t, "two addresses", "a", "b")
+	q.look("a", nothing)
+	q.want(t, "the first cannot use it", "c")
+	q.look("c", q.takes("c", first, from("web")))
+	q.want(t, "the third uses it")
+	q.look("b", q.takes("b", second, from("web")))
+	q.free("web")
+	q.want(t, "after two got one, the first that got none", "a")
+	q.free("web")
+	q.want(t, "then the one that got one first", "c")
+	q.free("web")
+	q.free("web")
+	q.want(t, "nobody is woken twice", "b")
+	for _, name := range []string{"a", "b", "c"} {
+		q.look(name, nothing)
+	}
+	q.want(t, "what all have seen is offered to nobody")
+}
+
+// An address that comes free while an owner's attempt is under way is offered to it again.
+func TestLineDuringAnAttempt(t *testing.T) {
+	q := newQueue()
+	q.wait(named("a"), from("web"), false)
+	q.look("a", func() {
+		q.free("web")
+		q.want(t, "in its attempt", "a")
+		q.wait(named("a"), from("web"), false)
+	})
+	q.want(t, "after it")
+	q.look("new", func() {
+		q.wait(named("new"), from("db"), false)
+		q.free("db")
+		q.want(t, "in its first attempt", "new")
+	})
+}
+
+// An owner that leaves the line, or is looked at without an attempt, leaves its offer to the next one.
+func TestLineGoesOn(t *testing.T) {
+	for name, leave := range map[string]func(q *queue){
+		"it leaves before it is looked at": func(q *queue) { q.wait(named("a"), nil, false) },
+		"it leaves in the look":            func(q *queue) { q.look("a", func() { q.wait(named("a"), nil, false) }) },
+		"it makes no attempt":              func(q *queue) { q.look("a", nothing) },
+		"it still lacks one":               func(q *queue) { q.look("a", func() { q.wait(named("a"), from("web"), false) }) },
+		"it took another":                  func(q *queue) { q.look("a", func() { q.wait(named("a"), from("web"), true) }) },
+	} {
+		q := newQueue()
+		q.wait(named("a"), from("web"), false)
+		q.wait(named("b"), from("web"), false)
+		q.free("web")
+		q.want(t, name, "a")
+		leave(q)
+		q.want(t, name, "b")
+		q.look("b", nothing)
+		q.want(t, name)
+	}
+}
+
+// A change without an address stands as long as it helps anybody.
+func TestLineWithoutAddress(t *testing.T) {
+	q := newQueue()
+	q.wait(named("a"), from("web"), false)
+	q.wait(named("b"), from("web"), false)
+	q.changed(ipam.Change{Pool: "web", Namespace: "shop", More: 1})
+	q.look("a", nothing)
+	q.look("b", nothing)
+	q.want(t, "each once", "a", "b")
+}
+
+// At random: no address is free while an owner waits for one of its pool and has not looked since it came free.
+func TestLineAtRandom(t *testing.T) {
+	seed := rand.Uint64()
+	if text := os.Getenv("BERTH_TEST_SEED"); text != "" {
+		var err error
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatalf("BERTH_TEST_SEED: %v", err)
+		}
+	}
+	t.Logf("BERTH_TEST_SEED=%d repeats this run", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	wants := [][]string{{"web"}, {"db"}, {"web", "db"}}
+	for range 200 {
+		q := newQueue()
+		// came has the number of the change by which an address came free.
+		came := map[netip.Addr]uint64{}
+		serve := func() {
+			name := q.woken[0]
+			q.woken = q.woken[1:]
+			q.look(name, func() {
+				w := q.waiters[named(name)]
+				if w == nil || random.IntN(4) == 0 {
+					return // It left the line, or its attempt fails.
+				}
+				for _, addr := range slices.SortedFunc(maps.Keys(q.stock), netip.Addr.Compare) {
+					if slices.Contains(w.requests[0].Pools, q.stock[addr]) {
+						more := w.requests
+						if random.IntN(2) == 0 {
+							more = nil
+						}
+						q.takes(name, addr, more)()
+						return
+					}
+				}
+			})
+		}
+		for range 100 {
+			name := strconv.Itoa(random.IntN(12))
+			switch random.IntN(6) {
+			case 0, 1:
+				q.look(name, func() { q.wait(named(name), from(wants[random.IntN(3)]...), false) })
+			case 2:
+				q.look(name, func() { q.wait(named(name), nil, false) })
+			case 3, 4:
+				addr := q.free(wants[random.IntN(2)][0])
+				came[addr] = q.changes
+			case 5:
+				if len(q.woken) > 0 {
+					serve()
+				}
+			}
+		}
+		for len(q.woken) > 0 {
+			serve()
+		}
+		for addr, pool := range q.stock {
+			for _, w := range q.order {
+				if slices.Contains(w.requests[0].Pools, pool) && w.seen < came[addr] {
+					t.Fatalf("%s of pool %s is free, and %s has not looked since it came free", addr, pool, w.key.Name)
+				}
+			}
+		}
+		if len(q.waiters) != len(q.order) || !slices.IsSortedFunc(q.order, byTurn) {
+			t.Fatalf("of %d waiters %d are in order", len(q.waiters), len(q.order))
+		}
+	}
+}
