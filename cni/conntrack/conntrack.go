@@ -28,6 +28,9 @@ type Flow struct {
 	Original, Reply Tuple
 	// Mark is the connection mark, of which several programs share the bits.
 	Mark uint32
+	// PickedUp says of a TCP connection that the kernel did not see it begin: the first packet that it saw was one of
+	// the middle, of either side, or Adopt told it of the connection.
+	PickedUp bool
 
 	// tuple and id are the kernel's name for it.
 	tuple, id []byte
@@ -163,6 +166,8 @@ func parse(m []byte) (f *Flow, zone uint16, err error) {
 				return errShort
 			}
 			f.Mark = binary.BigEndian.Uint32(value)
+		case nl.CTA_PROTOINFO:
+			f.PickedUp, err = isPickedUp(value)
 		case nl.CTA_ZONE:
 			if len(value) < 2 {
 				return errShort
@@ -172,6 +177,22 @@ func parse(m []byte) (f *Flow, zone uint16, err error) {
 		return err
 	})
 	return f, zone, err
+}
+
+// isPickedUp reads whether the kernel did not see a connection begin: then it knows no window, and is liberal.
+func isPickedUp(b []byte) (is bool, err error) {
+	err = rtnl.Attributes(b, func(kind int, value []byte) error {
+		if kind != nl.CTA_PROTOINFO_TCP {
+			return nil
+		}
+		return rtnl.Attributes(value, func(kind int, value []byte) error {
+			if kind == tcpFlagsOriginal && len(value) > 0 {
+				is = value[0]&beLiberal != 0
+			}
+			return nil
+		})
+	})
+	return is, err
 }
 
 func parseTuple(b []byte) (protocol byte, t Tuple, err error) {
@@ -221,7 +242,8 @@ const (
 // Adopt tells the kernel of a connection that began when nothing tracked it, so that the kernel
 // does not take the side whose packet it sees next for the one that began. It returns false where
 // the kernel tracks the connection already, begun by either side. Where replace is true and the
-// kernel tracks it, untranslated, as begun by the other side, Adopt ends that entry first.
+// kernel tracks it, untranslated, as begun by the other side, Adopt ends that entry first; but not
+// where the kernel saw a TCP connection begin, and knows better.
 func Adopt(protocol byte, original Tuple, replace bool) (adopted bool, err error) {
 	reply := Tuple{Source: original.Destination, Destination: original.Source}
 	for range attempts {
@@ -242,7 +264,7 @@ func Adopt(protocol byte, original Tuple, replace bool) (adopted bool, err error
 		if known == nil {
 			continue
 		}
-		if known.Original != reply || known.Reply != original {
+		if known.Original != reply || known.Reply != original || protocol == unix.IPPROTO_TCP && !known.PickedUp {
 			return false, nil
 		}
 		// A packet may come before the next attempt, and begin it anew.

@@ -3,7 +3,9 @@
 package conntrack
 
 import (
+	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"testing"
 
@@ -62,6 +64,91 @@ func TestAdopt(t *testing.T) {
 			})
 			if err != nil {
 				t.Error(err)
+			}
+		})
+	}
+}
+
+// Adopt leaves a connection that the kernel saw begin, whoever says that the other side began it, and replaces one that
+// the kernel took up from a packet of the other side.
+func TestAdoptPickedUp(t *testing.T) {
+	netnstest.Need(t)
+	h := netnstest.New(t)
+	h.IP("link", "set", "lo", "up")
+	track := func() {
+		t.Helper()
+		if _, err := h.Command("nft", "table inet track { chain input { type filter hook input priority 0; ct state new accept; }; }"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, is := range map[string]struct {
+		// tracked says that the kernel tracks connections when this one begins.
+		tracked, pickedUp bool
+	}{
+		"begun":     {true, false},
+		"picked up": {false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if is.tracked {
+				track()
+			}
+			var listener net.Listener
+			h.Run(func() (err error) { listener, err = net.Listen("tcp", "127.0.0.1:0"); return err })
+			defer listener.Close()
+			var client net.Conn
+			h.Run(func() (err error) { client, err = net.Dial("tcp", listener.Addr().String()); return err })
+			defer client.Close()
+			server, err := listener.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer server.Close()
+			if !is.tracked {
+				track()
+			}
+			// Of a connection that is not tracked yet this is the first packet for the kernel.
+			if _, err := server.Write([]byte("x")); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := client.Read(make([]byte, 1)); err != nil {
+				t.Fatal(err)
+			}
+			ends := func(c net.Conn) Tuple {
+				return Tuple{netip.MustParseAddrPort(c.LocalAddr().String()), netip.MustParseAddrPort(c.RemoteAddr().String())}
+			}
+			original, other := ends(client), ends(server)
+			if !is.tracked {
+				original, other = other, original
+			}
+			known := func() (f *Flow, err error) {
+				f, err = get(unix.IPPROTO_TCP, original)
+				if err == nil && f == nil {
+					err = errors.New("the kernel does not know the connection")
+				}
+				return f, err
+			}
+			err = h.Try(func() error {
+				if f, err := known(); err != nil || f.Original != original || f.PickedUp != is.pickedUp {
+					return fmt.Errorf("the kernel has the connection as %+v, %w", f, err)
+				}
+				adopted, err := Adopt(unix.IPPROTO_TCP, other, true)
+				if err != nil || adopted != is.pickedUp {
+					return fmt.Errorf("Adopt() = %t, %w, want %t", adopted, err, is.pickedUp)
+				}
+				want := original
+				if is.pickedUp {
+					want = other
+				}
+				if f, err := known(); err != nil || f.Original != want {
+					return fmt.Errorf("after Adopt() the kernel has the connection as %+v, %w", f, err)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			if _, err := h.Command("nft", "delete table inet track"); err != nil {
+				t.Fatal(err)
 			}
 		})
 	}

@@ -160,12 +160,14 @@ func (j *judge) decides(f *conntrack.Flow) bool {
 
 // Adopt has the kernel track connections that began before tracking, each as begun by the side that began it:
 // else the kernel takes the side whose packet comes next for that. A tracked connection stays as it is, unless
-// replace is true and the kernel has the other side as the one that began. It works in the network namespace
-// of the calling thread.
+// the kernel did not see it begin and has the other side as the one that began, and the connection is certain or
+// replace is true. What the kernel saw counts for more than sockets: its list of them has the listening ones first, so
+// that a server that began to listen after that looks like the side that began. It works in the network namespace of
+// the calling thread.
 func Adopt(all []socket.Connection, replace bool) error {
 	var errs []error
 	for _, c := range all {
-		_, err := conntrack.Adopt(c.Protocol, conntrack.Tuple{Source: c.From, Destination: c.To}, replace)
+		_, err := conntrack.Adopt(c.Protocol, conntrack.Tuple{Source: c.From, Destination: c.To}, replace || c.Certain)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

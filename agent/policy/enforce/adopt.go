@@ -5,6 +5,7 @@ package enforce
 import (
 	"cmp"
 	"context"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -39,37 +40,56 @@ func (e *Enforcer) adopt(ctx context.Context, key string, before adopted) adopte
 	if t == nil {
 		return nil
 	}
-	now := adopted{}
-	var found []socket.Connection
+	var seen []socket.Connection
 	for id, netns := range namespaces {
 		some, err := e.Kernel.Connections(netns)
 		if err != nil && !isGone(err) {
 			klog.FromContext(ctx).Error(err, "Cannot find the connections that are older than their network policies: these may survive a policy that forbids them", "containerID", id)
 		}
 		for _, c := range some {
-			like := connection{c.Protocol, c.From, c.To}
-			if _, isDirect := direct[id][c.Local]; isDirect == (key == nodeKey) || now[like] {
+			if _, isDirect := direct[id][c.Local]; isDirect == (key == nodeKey) {
 				continue
 			}
-			now[like] = true
-			if !before[like] {
-				found = append(found, c)
-			}
+			seen = append(seen, c)
 		}
 	}
-	// Of two pods' sockets the one counts that shows which side began.
-	slices.SortStableFunc(found, func(a, b socket.Connection) int { return cmp.Compare(rank(a), rank(b)) })
+	now := adopted{}
+	var found []socket.Connection
+	for _, c := range each(seen) {
+		like := connection{c.Protocol, c.From, c.To}
+		now[like] = true
+		if !before[like] {
+			found = append(found, c)
+		}
+	}
 	if err := t.table.Adopt(ctx, found, before != nil); err != nil && !isGone(err) {
 		klog.FromContext(ctx).Error(err, "Cannot have connections tracked that are older than their network policies: these may survive a policy that forbids them", "namespace", t.netns)
 	}
 	return now
 }
 
-func rank(c socket.Connection) int {
-	if c.Certain {
-		return 0
+// each returns each connection once, of which the sockets of both sides may have been seen, in any order.
+func each(seen []socket.Connection) []socket.Connection {
+	all := map[connection]socket.Connection{}
+	for _, c := range seen {
+		like := connection{c.Protocol, c.From, c.To}
+		if c.From.Compare(c.To) > 0 {
+			like.from, like.to = c.To, c.From
+		}
+		if other, is := all[like]; !is || isBetter(c, other) {
+			all[like] = c
+		}
 	}
-	return 1
+	return slices.Collect(maps.Values(all))
+}
+
+// isBetter returns whether one side's view of a connection counts and not the other's: where a socket listens at one
+// side the other one began. Where that is not so, or of both, the side with the higher port did: servers have low ones.
+func isBetter(c, other socket.Connection) bool {
+	if c.Certain != other.Certain {
+		return c.Certain
+	}
+	return cmp.Or(cmp.Compare(c.From.Port(), other.From.Port()), c.From.Compare(other.From)) > 0
 }
 
 // showBridge has a bridge show its packets, also packets of older connections.

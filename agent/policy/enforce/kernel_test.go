@@ -128,8 +128,15 @@ type onNode struct {
 	*netnstest.Host
 	place.Shower
 	backend Backend
-	// refuse and hide, where they are not nil, return the kernel's error for tables and for places.
+	faults
+}
+
+// faults are what a kernel does that fails; each may be nil.
+type faults struct {
+	// refuse and hide return the kernel's error for tables and for places.
 	refuse, hide func() error
+	// look returns the connections that a namespace shows instead of these, its own.
+	look func(netns string, all []socket.Connection) []socket.Connection
 }
 
 func (k onNode) Table(netns string) Table {
@@ -193,7 +200,11 @@ func (k onNode) DropQueued(addresses []netip.Addr) error {
 	return k.Try(func() error { return rtnl.DropQueued(addresses) })
 }
 func (k onNode) Connections(netns string) ([]socket.Connection, error) {
-	return socket.Connections(netns)
+	all, err := socket.Connections(netns)
+	if k.look != nil {
+		all = k.look(netns, all)
+	}
+	return all, err
 }
 
 // topology is a node that routes between its pods, on veth pairs, on a bridge and on macvlan links.
@@ -212,8 +223,10 @@ type topology struct {
 
 	enforcer *Enforcer
 	end      func()
-	// refuse and hide are of onNode.
-	refuse, hide func() error
+	// faults are of onNode.
+	faults
+	// made are all pods that were made.
+	made []*pod
 	// sysctlRoot is the path of /proc/sys where it is another.
 	sysctlRoot string
 }
@@ -269,7 +282,7 @@ func (w *topology) WaitForPods(context.Context) bool { return true }
 func (w *topology) start() {
 	w.cluster.known = make(chan struct{})
 	ctx, cancel := context.WithCancel(w.t.Context())
-	w.enforcer = New(Options{Pods: w.pods, Objects: w.cluster, Kernel: onNode{w.node, place.Shower{SysctlRoot: cmp.Or(w.sysctlRoot, "/proc/sys")}, w.backend, w.refuse, w.hide}, Events: w.events})
+	w.enforcer = New(Options{Pods: w.pods, Objects: w.cluster, Kernel: onNode{w.node, place.Shower{SysctlRoot: cmp.Or(w.sysctlRoot, "/proc/sys")}, w.backend, w.faults}, Events: w.events})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -303,6 +316,7 @@ func (w *topology) newPodOf(app, name, address string) *pod {
 		w.cluster.sink.SetPod(nil, p.api)
 	})
 	p.Addresses = []netip.Addr{netip.MustParseAddr(address)}
+	w.made = append(w.made, p)
 	return p
 }
 
@@ -399,12 +413,19 @@ func (w *topology) has(h *netnstest.Host) bool {
 
 func (w *topology) eventually(what string, is func() bool) {
 	w.t.Helper()
+	came := false
+	defer func() {
+		if !came {
+			w.t.Log(w.state())
+		}
+	}()
 	netnstest.Eventually(w.t, func() error {
 		if !is() {
 			return fmt.Errorf("not yet: %s", what)
 		}
 		return nil
 	})
+	came = true
 }
 
 func reaches(from *netnstest.Host, to *pod) bool {
@@ -1014,16 +1035,64 @@ func TestConnections(t *testing.T) {
 			w.set(allow("db", "db", "web", "other"))
 			w.eventually("both reach db", func() bool { return reaches(web.Host, db) && reaches(other.Host, db) })
 			fromWeb, fromOther := echo(t, web.Host, db), echo(t, other.Host, db)
+			// The first rules may not know all pods, and end connections for a while.
 			for _, goes := range []func() bool{fromWeb, fromOther} {
-				if !goes() {
-					t.Fatal("a connection does not begin")
-				}
+				w.eventually("a connection begins", goes)
 			}
 			w.set(allow("db", "db", "other"))
 			w.eventually("the connection that is forbidden ends", func() bool { return !fromWeb() })
 			w.eventually("the connection that is still allowed goes on", fromOther)
 		})
 	}
+}
+
+// A connection that begins while the sockets of its pods are looked at ends where a later policy forbids it. The kernel
+// lists the sockets that listen first: where the server begins to listen after that, and has the connection before the
+// kernel comes to it, the list looks as if the server had begun it.
+func TestConnectionDuringLook(t *testing.T) {
+	w := newTopology(t)
+	w.end()
+	db, web := w.newPod("db", "10.1.0.1"), w.newPod("web", "10.1.0.2")
+	begin, began := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	w.look = func(netns string, all []socket.Connection) []socket.Connection {
+		// The second look, after which there is none.
+		if !w.has(w.node) {
+			return all
+		}
+		if netns == web.Path() {
+			// It was looked at before the connection began.
+			return nil
+		}
+		once.Do(func() {
+			close(begin)
+			<-began
+			all, _ = socket.Connections(netns)
+			for i, c := range all {
+				all[i].From, all[i].To, all[i].Certain = c.To, c.From, false
+			}
+		})
+		return all
+	}
+	w.start()
+	w.add(db, "routed")
+	w.add(web, "routed")
+	// The first rules know both.
+	w.enforcer.refresh(t.Context(), w)
+	w.set(allow("db", "db", "web"))
+	select {
+	case <-begin:
+	case <-time.After(time.Minute):
+		t.Fatal("nobody looks at the sockets a second time")
+	}
+	goes := func() func() bool {
+		defer close(began)
+		goes := echo(t, web.Host, db)
+		w.eventually("the connection begins", goes)
+		return goes
+	}()
+	w.set(allow("db", "db"))
+	w.eventually("the connection that is forbidden ends", func() bool { return !goes() })
 }
 
 // A connection that is older than all policies of its pods ends where the first policy forbids it, and
