@@ -175,15 +175,26 @@ func (e *Enforcer) write(ctx context.Context, key string) error {
 		return nil
 	}
 	began := time.Now()
-	restored, err := e.bring(ctx, j)
+	var o outcome
+	o.restored, o.rules = e.bring(ctx, j)
+	o.err = o.rules
 	if key == nodeKey {
-		err = errors.Join(err, e.guard(j))
+		o.err = errors.Join(o.err, e.guard(j))
 	}
-	if j.want != j.written || err != nil {
-		e.Metrics.applied(err, time.Since(began))
+	if j.want != j.written || o.err != nil {
+		e.Metrics.applied(o.err, time.Since(began))
 	}
-	e.finish(j, restored, err)
-	return err
+	e.finish(j, o)
+	return o.err
+}
+
+// outcome is that of a try.
+type outcome struct {
+	// restored says that another program had changed the ruleset, so that connections may have begun that it forbids.
+	restored bool
+	// rules is why the kernel does not have the ruleset, and err why the try failed: also because the ports of bridges
+	// are not guarded.
+	rules, err error
 }
 
 // start returns the job of a key, nil where the key has no target any more, or a pod's rules are not known
@@ -221,14 +232,14 @@ func (e *Enforcer) start(key string) *job {
 }
 
 // finish notes the outcome of a try, and has connections looked at that may be forbidden now.
-func (e *Enforcer) finish(j *job, restored bool, err error) {
+func (e *Enforcer) finish(j *job, o outcome) {
 	// An open connection that was allowed is allowed after an additive change.
-	forbids := restored || j.want != j.written && (j.written == nil || !isEmpty(j.want) && !ruleset.Additive(j.written, j.want))
+	forbids := o.restored || j.want != j.written && (j.written == nil || !isEmpty(j.want) && !ruleset.Additive(j.written, j.want))
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	t := j.target
 	t.tried = j.version
-	if err == nil {
+	if o.rules == nil {
 		switch {
 		case isEmpty(j.want):
 			t.open, t.reopened = false, false
@@ -238,25 +249,32 @@ func (e *Enforcer) finish(j *job, restored bool, err error) {
 		if j.check || t.written == nil || isEmpty(t.written) {
 			t.compared = time.Now()
 		}
-		t.written, t.version = j.want, j.version
+		t.written = j.want
 		if j.want == nil {
 			t.written = &ruleset.Ruleset{}
 		}
 		if t.open {
 			e.sweeps.Add(j.key)
 		}
-		if j.gone {
-			e.forget(j)
-		}
 	} else {
 		t.check = true
 		// The kernel may have had a part of it for a while.
 		t.reopen()
-		if t.err == nil {
-			t.since = time.Now()
-		}
 	}
-	t.err = err
+	switch {
+	case o.err == nil:
+		t.version = j.version
+		if t.err != nil {
+			// A change that came during this try left the target to it.
+			e.queue.Add(j.key)
+		}
+		if j.gone {
+			e.forget(j)
+		}
+	case t.err == nil:
+		t.since = time.Now()
+	}
+	t.err = o.err
 	if t.news != nil {
 		close(t.news)
 		t.news = nil
@@ -276,8 +294,7 @@ func (e *Enforcer) forget(j *job) {
 	}
 }
 
-// bring replaces the ruleset in the kernel. It returns whether another program had changed it, so
-// that connections may have begun that it forbids.
+// bring replaces the ruleset in the kernel. It returns whether another program had changed it.
 func (e *Enforcer) bring(ctx context.Context, j *job) (restored bool, err error) {
 	isNew := j.written == nil || isEmpty(j.written)
 	switch {

@@ -325,7 +325,7 @@ func TestGoing(t *testing.T) {
 			e.list([]Container{c})
 			e.ensureTargets()
 		}
-		if e.finish(j, false, nil); (e.containers[c.ID] != nil) != comesBack {
+		if e.finish(j, outcome{}); (e.containers[c.ID] != nil) != comesBack {
 			t.Errorf("the container is known: %t, want %t", !comesBack, comesBack)
 		}
 	}

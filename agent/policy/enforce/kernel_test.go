@@ -133,8 +133,8 @@ type onNode struct {
 
 // faults are what a kernel does that fails; each may be nil.
 type faults struct {
-	// refuse and hide return the kernel's error for tables and for places.
-	refuse, hide func() error
+	// refuse, hide and unguard return the kernel's error for tables, for places and for ports.
+	refuse, hide, unguard func() error
 	// look returns the connections that a namespace shows instead of these, its own.
 	look func(netns string, all []socket.Connection) []socket.Connection
 }
@@ -185,6 +185,11 @@ func (k onNode) Show(bridge string) error {
 	return k.Try(func() error { return k.Shower.Show(bridge) })
 }
 func (k onNode) Guard(ports []place.Port) error {
+	if k.unguard != nil {
+		if err := k.unguard(); err != nil {
+			return err
+		}
+	}
 	return k.Try(func() error { return port.Guard(ports) })
 }
 func (k onNode) Close(netns string) error { return gate.Close(netns) }
@@ -1093,6 +1098,78 @@ func TestConnectionDuringLook(t *testing.T) {
 	}()
 	w.set(allow("db", "db"))
 	w.eventually("the connection that is forbidden ends", func() bool { return !goes() })
+}
+
+// A connection that policies begin to forbid ends also while the ports of a bridge cannot be guarded.
+func TestConnectionsWithoutGuard(t *testing.T) {
+	w := newTopology(t)
+	w.end()
+	var fails atomic.Bool
+	w.unguard = func() error {
+		if fails.Load() {
+			return unix.EOPNOTSUPP
+		}
+		return nil
+	}
+	w.start()
+	db, web := w.newPod("db", "10.244.0.11"), w.newPod("web", "10.244.0.12")
+	w.set(allow("db", "db", "web"))
+	w.add(db, "bridge")
+	w.add(web, "bridge")
+	goes := echo(t, web.Host, db)
+	w.eventually("the connection begins", goes)
+	fails.Store(true)
+	// One port more is to be guarded.
+	w.set(allow("web", "web"))
+	w.eventually("the failure is shown", func() bool { return w.enforcer.Ready() != nil })
+	w.set(allow("db", "db"))
+	w.eventually("the connection that is forbidden ends", func() bool { return !goes() })
+	if w.enforcer.Ready() == nil {
+		t.Error("the agent is ready though the ports are not guarded")
+	}
+	late := w.newPod("late", "10.244.0.13")
+	w.set(allow("late", "late"))
+	if err := w.enforcer.Prepare(t.Context(), late.Container); err != nil {
+		t.Fatal(err)
+	}
+	w.wire(late, "bridge")
+	if err := w.enforcer.Enforce(t.Context(), late.Container); !errors.Is(err, unix.EOPNOTSUPP) {
+		t.Errorf("Enforce() = %v, want %v", err, unix.EOPNOTSUPP)
+	}
+}
+
+// A change that comes while a table is written again after a failure is written soon.
+func TestChangeDuringRetry(t *testing.T) {
+	w := newTopology(t)
+	w.end()
+	other := w.newPod("other", "10.1.0.2")
+	var tries atomic.Int32
+	w.refuse = func() error {
+		switch tries.Add(1) {
+		case 1:
+			return unix.ENOMEM
+		case 2:
+			// The pod is no peer any more.
+			labeled := *other.api
+			labeled.Labels = map[string]string{"app": "another"}
+			w.cluster.Do(func() {
+				w.cluster.pods[slices.Index(w.cluster.pods, other.api)] = &labeled
+				w.cluster.sink.SetPod(other.api, &labeled)
+			})
+		}
+		return nil
+	}
+	db := w.newPod("db", "10.1.0.1")
+	w.start()
+	w.add(other, "routed")
+	w.add(db, "routed")
+	w.enforcer.refresh(t.Context(), w)
+	w.cluster.Do(func() {
+		// Not by set, which has the containers listed again, and all tables written after that.
+		w.enforcer.index.SetNetworkPolicy(allow("db", "db", "other"))
+		(&sink{w.enforcer}).changed()
+	})
+	within(t, recheck/2, "the change is written", func() bool { return tries.Load() >= 2 && !reaches(other.Host, db) })
 }
 
 // A connection that is older than all policies of its pods ends where the first policy forbids it, and
