@@ -96,20 +96,24 @@ func (i *IPAM) PodEnded(namespace, uid string, names []string) {
 	}
 }
 
-// Holder is the pod that a FloatingIP records. Comparable.
+// Holder is the pod that a FloatingIP records; without a UID, the last one, while the external assigner
+// has to detach the address from its node. Comparable.
 type Holder struct{ Namespace, Name, UID string }
 
 func holderOf(record *allocator.Record) Holder {
-	return Holder{Namespace: record.Owner.Namespace, Name: record.PodName, UID: record.PodUID}
+	switch {
+	case record.PodUID != "":
+		return Holder{Namespace: record.Owner.Namespace, Name: record.PodName, UID: record.PodUID}
+	case record.Attached && !record.Reserved && !record.Cooling:
+		return Holder{Namespace: record.Owner.Namespace, Name: record.LastPod}
+	}
+	return Holder{}
 }
 
 // HolderOf returns the holder of an address, as far as the book has seen it; zero if it has none.
 // It does not block.
 func (i *IPAM) HolderOf(addr netip.Addr) Holder {
-	record, ok := i.book.Stored(addr)
-	if !ok || record.PodUID == "" {
-		return Holder{}
-	}
+	record, _ := i.book.Stored(addr)
 	return holderOf(&record)
 }
 
@@ -119,7 +123,7 @@ func (i *IPAM) EndingHolders() map[netip.Addr]Holder {
 	pods := recordedPods{&i.known}
 	holders := map[netip.Addr]Holder{}
 	for _, record := range i.book.HeldBy(func(record *allocator.Record) bool {
-		return pods.Gone(record) || pods.ask(record, KnownPods.IsTerminating)
+		return record.PodUID == "" || pods.Gone(record) || pods.ask(record, KnownPods.IsTerminating)
 	}) {
 		holders[record.Addr] = holderOf(&record)
 	}

@@ -504,13 +504,13 @@ func (a *Allocator) Without(listed map[string]bool, version uint64) (records []R
 	return records
 }
 
-// HeldBy returns the records, in no order, that name a pod and that match. It calls matches under the
-// lock, and matches must not keep its argument.
+// HeldBy returns the records, in no order, that name a pod, or whose address has to be detached from the
+// node of one, and that match. It calls matches under the lock, and matches must not keep its argument.
 func (a *Allocator) HeldBy(matches func(*Record) bool) (records []Record) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for e := range a.index.all() {
-		if e.stored == nil || e.stored.podUID == "" {
+		if e.stored == nil || e.stored.podUID == "" && !e.stored.attached {
 			continue
 		}
 		if record := e.record(); matches(&record) {

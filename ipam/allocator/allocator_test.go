@@ -681,13 +681,14 @@ func entryOf(record Record) *entry {
 	return e
 }
 
-// The book lists what pods of a kind hold, not what is promised to them or retained.
+// The book lists what pods of a kind hold or what has to be detached, not what is promised to them or retained.
 func TestRecordsHeldBy(t *testing.T) {
 	book := New(nil)
 	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.9")})
 	for i, uid := range []string{"", "one", "two"} {
 		book.Observe(Record{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), Pool: "a", Owner: Owner{Kind: "Pod", Name: "web"}, PodUID: uid, UID: "object", Version: 1})
 	}
+	book.Observe(Record{Addr: netip.MustParseAddr("10.0.0.9"), Pool: "a", Owner: Owner{Kind: "Pod", Name: "web"}, LastPod: "last", Attached: true, UID: "object", Version: 1})
 	if _, _, err := reserveFree(book, []string{"a"}, "two"); err != nil {
 		t.Fatal(err)
 	}
@@ -695,8 +696,9 @@ func TestRecordsHeldBy(t *testing.T) {
 		is   func(*Record) bool
 		want []string
 	}{
-		{func(*Record) bool { return true }, []string{"one", "two"}},
+		{func(*Record) bool { return true }, []string{"", "one", "two"}},
 		{func(r *Record) bool { return r.PodUID == "two" }, []string{"two"}},
+		{func(r *Record) bool { return r.LastPod == "last" }, []string{""}},
 		{func(*Record) bool { return false }, nil},
 	} {
 		var got []string

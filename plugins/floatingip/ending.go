@@ -16,8 +16,8 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// ending lists the addresses of pods that end or have ended, until the controller has freed them or
-// kept them for their owners. Safe for concurrent use.
+// ending lists the addresses of pods that end or have ended, until the controller has had them detached
+// and freed them or kept them for their owners. Safe for concurrent use.
 type ending struct {
 	book  bookOfHolders
 	pods  *knownPods
@@ -53,7 +53,7 @@ func (e *ending) add(pod *v1.Pod) {
 		if err != nil {
 			continue
 		}
-		if holder := e.book.HolderOf(addr); holder.UID == string(pod.UID) {
+		if holder := e.book.HolderOf(addr); holder.UID == string(pod.UID) || holder == (ipam.Holder{Namespace: pod.Namespace, Name: pod.Name}) {
 			e.mu.Lock()
 			e.holders[addr] = holder
 			e.mu.Unlock()
@@ -83,11 +83,11 @@ func (e *ending) preemption(candidates *ipam.Candidates) (left *ipam.Preemption,
 	}
 	left = &ipam.Preemption{}
 	for addr, holder := range e.holders {
-		switch {
-		case e.book.HolderOf(addr) != holder:
+		switch now := e.book.HolderOf(addr); {
+		case now == ipam.Holder{} || now.UID != "" && now != holder:
 			delete(e.holders, addr)
-		case e.isComing(holder):
-			candidates.AddVictim(left, holder.UID, []string{v1alpha1.NameOf(addr)})
+		case now.UID == "" || e.isComing(holder): // It is to be detached, or its pod ends.
+			candidates.AddVictim(left, now.UID, []string{v1alpha1.NameOf(addr)})
 		}
 	}
 	pools := map[int]bool{}

@@ -93,6 +93,12 @@ func TestPostFilter(t *testing.T) {
 		pod.DeletionTimestamp, pod.Finalizers = &at, []string{"example.com/hold"}
 	}
 	rests := func(spec *v1alpha1.IPPoolSpec) { spec.Cooldown = &metav1.Duration{Duration: time.Minute} }
+	// detaching is an address that the external assigner has to detach before the controller frees it.
+	detaching := func(policy v1alpha1.ReleasePolicy) *v1alpha1.FloatingIP {
+		ip := ip("10.0.70.2", "v1 Pod v", "", policy)
+		ip.Spec.LastPod, ip.Spec.Node, ip.Spec.ExternallyAssigned = "v", "n1", true
+		return ip
+	}
 	for name, test := range map[string]struct {
 		world   []runtime.Object
 		pod     *v1.Pod
@@ -102,34 +108,39 @@ func TestPostFilter(t *testing.T) {
 	}{
 		"the holder runs":    {world: full("PodDeleted")},
 		"the holder is gone": {world: full("PodDeleted"), do: []func(*cluster){deletes("v")}, held: true},
-		"the holder was gone before the scheduler started":     {world: objects(oneWeb, heldByV), held: true},
-		"the holder has another UID":                           {world: objects(oneWeb, heldByV, pod("v", func(pod *v1.Pod) { pod.UID = "another" })), held: true},
-		"the holder is finished":                               {world: full("PodDeleted"), do: []func(*cluster){updates("v", finished)}, held: true},
-		"the holder terminates":                                {world: full("PodDeleted"), do: []func(*cluster){updates("v", goneIn(30*time.Second))}, held: true},
-		"the holder terminated before the scheduler started":   {world: objects(oneWeb, heldByV, pod("v", bound("n1", "10.0.70.2"), early)), held: true},
-		"the holder terminates within an hour":                 {world: full("PodDeleted"), do: []func(*cluster){updates("v", goneIn(time.Hour))}},
-		"the holder should have ended a minute ago":            {world: full("PodDeleted"), do: []func(*cluster){updates("v", goneIn(-endsSoon))}, held: true},
-		"the holder should have ended long ago":                {world: full("PodDeleted"), do: []func(*cluster){updates("v", goneIn(-endsSoon-time.Second))}},
-		"the holder terminates on a lost node":                 {world: objects(node("n1"), tainted(node("n2")), oneWeb, ip("10.0.70.2", "v1 Pod v", "v@n2", "PodDeleted"), pod("v", bound("n2", "10.0.70.2"))), do: []func(*cluster){updates("v", goneIn(0))}},
-		"the owner keeps the address":                          {world: full("Retain"), do: []func(*cluster){deletes("v")}},
-		"the address will rest":                                {world: objects(ipPool("web", "10.0.70.2", rests), heldByV, v), do: []func(*cluster){deletes("v")}},
-		"the address is another's already":                     {world: objects(oneWeb, ip("10.0.70.2", "v1 Pod u", "u@n1", "PodDeleted"), v, pod("u", bound("n1", "10.0.70.2"))), do: []func(*cluster){deletes("v")}},
-		"the pod may not preempt":                              {world: full("PodDeleted"), pod: pod("a", never), do: []func(*cluster){deletes("v")}},
-		"the node lacks something else":                        {world: full("PodDeleted"), do: []func(*cluster){deletes("v")}, foreign: []string{"n1"}},
-		"one of two nodes lacks something else":                {world: append(full("PodDeleted"), node("n1"), node("n2")), do: []func(*cluster){deletes("v")}, foreign: []string{"n1"}, held: true},
-		"the address is of another node":                       {world: objects(node("n1", "rack", "a"), node("n2", "rack", "b"), ipPool("web", "10.0.70.2", forNodes("rack", "a")), ipPool("other", "10.0.70.3", forNodes("rack", "b")), heldByV, v, heldByU, u), do: []func(*cluster){deletes("v")}, foreign: []string{"n1"}},
-		"one of two addresses ends":                            {world: objects(both, heldByV, v, heldByU, u), pod: pod("a", asking("2")), do: []func(*cluster){deletes("v")}},
-		"two addresses end":                                    {world: objects(both, heldByV, v, heldByU, u), pod: pod("a", asking("2")), do: []func(*cluster){deletes("v"), deletes("u")}, held: true},
-		"a pod with two addresses ends":                        {world: objects(both, heldByV, ip("10.0.70.3", "v1 Pod v", "v@n1", "PodDeleted"), pod("v", bound("n1", "10.0.70.2,10.0.70.3"))), pod: pod("a", asking("2")), do: []func(*cluster){deletes("v")}, held: true},
-		"the pod must have another address":                    {world: objects(both, heldByV, v, heldByU, u), pod: pod("a", with(v1alpha1.AnnotationAddresses, "10.0.70.3")), do: []func(*cluster){deletes("v")}},
-		"a pod before it waits for the address":                {world: full("PodDeleted"), do: []func(*cluster){tries(pod("first", priority(1))), deletes("v")}},
-		"a pod before it waits for another pool":               {world: append(full("PodDeleted"), ipPool("none", "10.0.70.9", forNodes("rack", "c"))), do: []func(*cluster){tries(pod("first", priority(1), with(v1alpha1.AnnotationPools, "none"))), deletes("v")}, held: true},
-		"a pod after it waits for the address":                 {world: full("PodDeleted"), pod: pod("a", priority(10)), do: []func(*cluster){tries(pod("last")), deletes("v")}, held: true},
-		"a pod before it waits for one of two addresses":       {world: objects(both, heldByV, v, heldByU, u), do: []func(*cluster){tries(pod("first", priority(1))), deletes("v"), deletes("u")}, held: true},
-		"a pod before it waits for both of two addresses":      {world: objects(both, heldByV, v, heldByU, u), do: []func(*cluster){tries(pod("first", priority(1), asking("2"))), deletes("v"), deletes("u")}},
-		"nothing can serve the pod":                            {world: full("PodDeleted"), pod: pod("a", with(v1alpha1.AnnotationPools, "none")), do: []func(*cluster){deletes("v")}},
-		"its namespace has as many as the pool's cap allows":   {world: objects(ipPool("web", "10.0.70.2-10.0.70.9", atMost(1)), heldByV, v), do: []func(*cluster){deletes("v")}, held: true},
-		"its claim has as many as its size, and a holder runs": {world: objects(oneWeb, claim("licences", 1), ip("10.0.70.2", "berth.dev/v1alpha1 IPClaim licences", "v@n1", "PodDeleted"), v), pod: pod("a", with(v1alpha1.AnnotationClaim, "licences"))},
+		"the holder was gone before the scheduler started":            {world: objects(oneWeb, heldByV), held: true},
+		"the address is to be detached":                               {world: full("PodDeleted"), do: []func(*cluster){deletes("v"), puts(detaching("PodDeleted"))}, held: true},
+		"the address is to be detached, and the holder terminates":    {world: full("PodDeleted"), do: []func(*cluster){puts(detaching("PodDeleted")), updates("v", goneIn(time.Second)), deletes("v")}, held: true},
+		"the address was to be detached before the scheduler started": {world: objects(oneWeb, detaching("PodDeleted")), held: true},
+		"the address is to be detached, and the owner keeps it":       {world: objects(oneWeb, detaching("Retain"))},
+		"the address was detached, and the owner keeps it":            {world: full("PodDeleted"), do: []func(*cluster){deletes("v"), puts(detaching("PodDeleted")), puts(ip("10.0.70.2", "v1 Pod v", "", "PodDeleted"))}},
+		"the holder has another UID":                                  {world: objects(oneWeb, heldByV, pod("v", func(pod *v1.Pod) { pod.UID = "another" })), held: true},
+		"the holder is finished":                                      {world: full("PodDeleted"), do: []func(*cluster){updates("v", finished)}, held: true},
+		"the holder terminates":                                       {world: full("PodDeleted"), do: []func(*cluster){updates("v", goneIn(30*time.Second))}, held: true},
+		"the holder terminated before the scheduler started":          {world: objects(oneWeb, heldByV, pod("v", bound("n1", "10.0.70.2"), early)), held: true},
+		"the holder terminates within an hour":                        {world: full("PodDeleted"), do: []func(*cluster){updates("v", goneIn(time.Hour))}},
+		"the holder should have ended a minute ago":                   {world: full("PodDeleted"), do: []func(*cluster){updates("v", goneIn(-endsSoon))}, held: true},
+		"the holder should have ended long ago":                       {world: full("PodDeleted"), do: []func(*cluster){updates("v", goneIn(-endsSoon-time.Second))}},
+		"the holder terminates on a lost node":                        {world: objects(node("n1"), tainted(node("n2")), oneWeb, ip("10.0.70.2", "v1 Pod v", "v@n2", "PodDeleted"), pod("v", bound("n2", "10.0.70.2"))), do: []func(*cluster){updates("v", goneIn(0))}},
+		"the owner keeps the address":                                 {world: full("Retain"), do: []func(*cluster){deletes("v")}},
+		"the address will rest":                                       {world: objects(ipPool("web", "10.0.70.2", rests), heldByV, v), do: []func(*cluster){deletes("v")}},
+		"the address is another's already":                            {world: objects(oneWeb, ip("10.0.70.2", "v1 Pod u", "u@n1", "PodDeleted"), v, pod("u", bound("n1", "10.0.70.2"))), do: []func(*cluster){deletes("v")}},
+		"the pod may not preempt":                                     {world: full("PodDeleted"), pod: pod("a", never), do: []func(*cluster){deletes("v")}},
+		"the node lacks something else":                               {world: full("PodDeleted"), do: []func(*cluster){deletes("v")}, foreign: []string{"n1"}},
+		"one of two nodes lacks something else":                       {world: append(full("PodDeleted"), node("n1"), node("n2")), do: []func(*cluster){deletes("v")}, foreign: []string{"n1"}, held: true},
+		"the address is of another node":                              {world: objects(node("n1", "rack", "a"), node("n2", "rack", "b"), ipPool("web", "10.0.70.2", forNodes("rack", "a")), ipPool("other", "10.0.70.3", forNodes("rack", "b")), heldByV, v, heldByU, u), do: []func(*cluster){deletes("v")}, foreign: []string{"n1"}},
+		"one of two addresses ends":                                   {world: objects(both, heldByV, v, heldByU, u), pod: pod("a", asking("2")), do: []func(*cluster){deletes("v")}},
+		"two addresses end":                                           {world: objects(both, heldByV, v, heldByU, u), pod: pod("a", asking("2")), do: []func(*cluster){deletes("v"), deletes("u")}, held: true},
+		"a pod with two addresses ends":                               {world: objects(both, heldByV, ip("10.0.70.3", "v1 Pod v", "v@n1", "PodDeleted"), pod("v", bound("n1", "10.0.70.2,10.0.70.3"))), pod: pod("a", asking("2")), do: []func(*cluster){deletes("v")}, held: true},
+		"the pod must have another address":                           {world: objects(both, heldByV, v, heldByU, u), pod: pod("a", with(v1alpha1.AnnotationAddresses, "10.0.70.3")), do: []func(*cluster){deletes("v")}},
+		"a pod before it waits for the address":                       {world: full("PodDeleted"), do: []func(*cluster){tries(pod("first", priority(1))), deletes("v")}},
+		"a pod before it waits for another pool":                      {world: append(full("PodDeleted"), ipPool("none", "10.0.70.9", forNodes("rack", "c"))), do: []func(*cluster){tries(pod("first", priority(1), with(v1alpha1.AnnotationPools, "none"))), deletes("v")}, held: true},
+		"a pod after it waits for the address":                        {world: full("PodDeleted"), pod: pod("a", priority(10)), do: []func(*cluster){tries(pod("last")), deletes("v")}, held: true},
+		"a pod before it waits for one of two addresses":              {world: objects(both, heldByV, v, heldByU, u), do: []func(*cluster){tries(pod("first", priority(1))), deletes("v"), deletes("u")}, held: true},
+		"a pod before it waits for both of two addresses":             {world: objects(both, heldByV, v, heldByU, u), do: []func(*cluster){tries(pod("first", priority(1), asking("2"))), deletes("v"), deletes("u")}},
+		"nothing can serve the pod":                                   {world: full("PodDeleted"), pod: pod("a", with(v1alpha1.AnnotationPools, "none")), do: []func(*cluster){deletes("v")}},
+		"its namespace has as many as the pool's cap allows":          {world: objects(ipPool("web", "10.0.70.2-10.0.70.9", atMost(1)), heldByV, v), do: []func(*cluster){deletes("v")}, held: true},
+		"its claim has as many as its size, and a holder runs":        {world: objects(oneWeb, claim("licences", 1), ip("10.0.70.2", "berth.dev/v1alpha1 IPClaim licences", "v@n1", "PodDeleted"), v), pod: pod("a", with(v1alpha1.AnnotationClaim, "licences"))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -139,6 +150,7 @@ func TestPostFilter(t *testing.T) {
 				c := newCluster(t, append(slices.Clone(test.world), test.pod)...)
 				for _, do := range test.do {
 					do(c)
+					c.settle()
 				}
 				want := fwk.NewStatus(fwk.Unschedulable).WithPlugin(Name)
 				if test.held {
