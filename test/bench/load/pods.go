@@ -61,16 +61,16 @@ const measured = "measured"
 func (c Case) Ordinary(i int) bool { return c.Owner == "" || i%10 == 0 }
 
 // OwnersPod is a pod of the owner, with this number.
-func (c Case) OwnersPod(number string) *v1.Pod {
-	pod := Pod(Others, c.Asks)
-	if c.Owner == kindClaim {
+func (p *Prepared) OwnersPod(number string) *v1.Pod {
+	pod := Pod(Others, true)
+	if p.owner.Kind == kindClaim {
 		pod.Annotations = map[string]string{v1alpha1.AnnotationClaim: ownerName}
 		return pod
 	}
 	controls := true
 	pod.GenerateName, pod.Name = "", ownerName+"-"+number
 	pod.Annotations = map[string]string{v1alpha1.AnnotationReleasePolicy: string(v1alpha1.ReleaseRetain)}
-	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: c.Owner, Name: ownerName, UID: ownerUID, Controller: &controls}}
+	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: p.owner.Kind, Name: ownerName, UID: p.owner.UID, Controller: &controls}}
 	return pod
 }
 

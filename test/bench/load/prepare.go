@@ -10,10 +10,10 @@ import (
 	"sync"
 
 	"golang.org/x/sync/errgroup"
+	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -24,7 +24,6 @@ import (
 const (
 	kindClaim = "IPClaim"
 	ownerName = "web"
-	ownerUID  = types.UID("4c1c3f3e-5a0b-4c3a-9d5e-0d6f7b1e2a77")
 	// listed is how many addresses each list has.
 	listed = 64
 )
@@ -36,6 +35,8 @@ func listedAddress(i int) netip.Addr { return rackAddress(0, 512+2*i) }
 // Prepared is what a case needs on an API server. Safe for concurrent use.
 type Prepared struct {
 	ips *client.FloatingIPs
+	// owner is the identity of the case's owner, of a StatefulSet without the pod's name.
+	owner v1alpha1.Owner
 
 	mu    sync.Mutex
 	bound int
@@ -52,7 +53,6 @@ func (c Case) Prepare(ctx context.Context, config *rest.Config, nodes, pods int)
 	if err != nil {
 		return nil, err
 	}
-	p := &Prepared{ips: berth.FloatingIPs}
 	if c.Pools != nil {
 		if err := each(ctx, c.Pools(nodes), func(ctx context.Context, pool *v1alpha1.IPPool) error {
 			_, err := berth.IPPools.Create(ctx, pool, metav1.CreateOptions{})
@@ -65,6 +65,7 @@ func (c Case) Prepare(ctx context.Context, config *rest.Config, nodes, pods int)
 	if err != nil {
 		return nil, err
 	}
+	p := &Prepared{ips: berth.FloatingIPs, owner: owner}
 	freed := c.freed(nodes, pods)
 	for _, ip := range freed {
 		p.free = append(p.free, ip.Name)
@@ -79,7 +80,8 @@ func (c Case) Prepare(ctx context.Context, config *rest.Config, nodes, pods int)
 	return p, nil
 }
 
-// makeOwner makes the owner, if it is a claim, and returns its identity, of a StatefulSet without the pod's name.
+// makeOwner makes the owner and returns its identity. scheduler_perf runs the garbage collector, which would delete the pods of
+// a StatefulSet that there is not.
 func (c Case) makeOwner(ctx context.Context, config *rest.Config, berth *client.Client) (owner v1alpha1.Owner, err error) {
 	if c.Owner == "" {
 		return owner, nil
@@ -96,8 +98,19 @@ func (c Case) makeOwner(ctx context.Context, config *rest.Config, berth *client.
 	if err != nil {
 		return owner, fmt.Errorf("read namespace: %w", err)
 	}
-	owner = v1alpha1.Owner{APIVersion: "apps/v1", Kind: c.Owner, Namespace: Measured, NamespaceUID: namespace.UID, Name: ownerName, UID: ownerUID}
+	owner = v1alpha1.Owner{APIVersion: "apps/v1", Kind: c.Owner, Namespace: Measured, NamespaceUID: namespace.UID, Name: ownerName}
 	if c.Owner != kindClaim {
+		app := map[string]string{"app": ownerName}
+		set, err := kube.AppsV1().StatefulSets(Measured).Create(ctx, &appsv1.StatefulSet{
+			ObjectMeta: metav1.ObjectMeta{Name: ownerName},
+			Spec: appsv1.StatefulSetSpec{Replicas: new(int32), Selector: &metav1.LabelSelector{MatchLabels: app}, Template: v1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: app}, Spec: Pod(Others, c.Asks).Spec,
+			}},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			return owner, fmt.Errorf("create StatefulSet: %w", err)
+		}
+		owner.UID = set.UID
 		return owner, nil
 	}
 	claim, err := berth.IPClaims(Measured).Create(ctx, &v1alpha1.IPClaim{
@@ -146,7 +159,7 @@ func (c Case) freed(nodes, pods int) (ips []*v1alpha1.FloatingIP) {
 	if !c.Lists {
 		return nil
 	}
-	owner := v1alpha1.Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: Measured, Name: "gone", UID: ownerUID}
+	owner := v1alpha1.Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: Measured, Name: "gone", UID: "4c1c3f3e-5a0b-4c3a-9d5e-0d6f7b1e2a77"}
 	for i := range pods / 10 {
 		ips = append(ips, idle(i%racks(nodes), 1000-i/racks(nodes), owner))
 	}

@@ -55,10 +55,12 @@ type settings struct {
 	nodes int      // BENCH_NODES
 	pods  int      // BENCH_PODS
 	turns []string // BENCH_TURNS: the cases in the order of the runs, "1-a 1-b 2-b 2-a"
+	// templates is a folder for templates of pods and nodes.
+	templates string
 }
 
 func settingsOf(b *testing.B) settings {
-	s := settings{out: os.Getenv("BENCH_OUT"), turns: strings.Fields(cmp.Or(os.Getenv("BENCH_TURNS"), "1-a 1-b 1-c 1-d"))}
+	s := settings{templates: b.TempDir(), out: os.Getenv("BENCH_OUT"), turns: strings.Fields(cmp.Or(os.Getenv("BENCH_TURNS"), "1-a 1-b 1-c 1-d"))}
 	var nodesErr, podsErr error
 	s.nodes, nodesErr = strconv.Atoi(cmp.Or(os.Getenv("BENCH_NODES"), "500"))
 	s.pods, podsErr = strconv.Atoi(cmp.Or(os.Getenv("BENCH_PODS"), "1000"))
@@ -124,9 +126,8 @@ func turn(name string) (load.Case, int, error) {
 
 // workloads writes the workloads in scheduler_perf's language.
 func (s settings) workloads(b *testing.B) string {
-	dir := b.TempDir()
 	write := func(name string, content []byte) string {
-		path := filepath.Join(dir, name)
+		path := filepath.Join(s.templates, name)
 		if err := os.WriteFile(path, content, 0o644); err != nil {
 			b.Fatal(err)
 		}
@@ -160,7 +161,7 @@ func (s settings) workloads(b *testing.B) string {
 			load.MakeMeasured(),
 			map[string]any{
 				"opcode": "createPods", "namespace": load.Measured, "countParam": "$pods", "collectMetrics": true,
-				"podTemplatePath": write(id+"-measured.yaml", measured(b, c)),
+				"podTemplatePath": s.measured(c),
 			},
 			// scheduler_perf forgets the metrics at the end: they are read before.
 			map[string]any{"opcode": "sleep", "duration": "2s"})
@@ -195,12 +196,25 @@ func template(b *testing.B, pod *v1.Pod) []byte {
 	return text
 }
 
-// measured is the template of the measured pods.
-func measured(b *testing.B, c load.Case) []byte {
-	if c.Owner == "" {
-		return template(b, c.Pod())
+// measured is the path of the template of the measured pods, which is written when their owner is made.
+func (s settings) measured(c load.Case) string {
+	return filepath.Join(s.templates, c.ID+"-measured.yaml")
+}
+
+// writeMeasured writes the template of the measured pods.
+func (s settings) writeMeasured(c load.Case, prepared *load.Prepared) error {
+	text, err := yaml.Marshal(c.Pod())
+	if err != nil {
+		return err
 	}
-	return fmt.Appendf(nil, "{{if Mod .Index 10}}%s{{else}}%s{{end}}", template(b, c.OwnersPod("{{.Index}}")), template(b, c.Pod()))
+	if c.Owner != "" {
+		owners, err := yaml.Marshal(prepared.OwnersPod("{{.Index}}"))
+		if err != nil {
+			return err
+		}
+		text = fmt.Appendf(nil, "{{if Mod .Index 10}}%s{{else}}%s{{end}}", owners, text)
+	}
+	return os.WriteFile(s.measured(c), text, 0o644)
 }
 
 func (s settings) warmPods() int { return max(s.pods/10, 100) }
@@ -235,6 +249,9 @@ func (s settings) follow(t ktesting.TContext, done func(*measure.Run) error) err
 	}
 	prepared, err := c.Prepare(t, t.RESTConfig(), s.nodes, s.pods)
 	if err != nil {
+		return err
+	}
+	if err := s.writeMeasured(c, prepared); err != nil {
 		return err
 	}
 	claimer, err := load.NewClaimer(t.RESTConfig())

@@ -76,7 +76,7 @@ func (w *world) throughput(ctx context.Context, c load.Case, run *measure.Run) e
 	}
 	profiled := make(chan error, 1)
 	go func() { profiled <- w.profile(ctx, scheduler, fmt.Sprintf("programs-%d-%s.pprof", run.Round, c.ID)) }()
-	if err := w.createPods(ctx, measured, w.Pods, func(i int) *v1.Pod { return measuredPod(c, i) }); err != nil {
+	if err := w.createPods(ctx, measured, w.Pods, func(i int) *v1.Pod { return measuredPod(c, prepared, i) }); err != nil {
 		return err
 	}
 	first, last, err := counter.Wait(ctx)
@@ -100,11 +100,11 @@ func (w *world) throughput(ctx context.Context, c load.Case, run *measure.Run) e
 }
 
 // measuredPod returns the pod of a number of a case.
-func measuredPod(c load.Case, i int) *v1.Pod {
+func measuredPod(c load.Case, prepared *load.Prepared, i int) *v1.Pod {
 	if c.Ordinary(i) {
 		return c.Pod()
 	}
-	return c.OwnersPod(strconv.Itoa(i))
+	return prepared.OwnersPod(strconv.Itoa(i))
 }
 
 // cost notes what the scheduler and the API server used between two snapshots of both.
