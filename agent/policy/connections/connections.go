@@ -161,9 +161,8 @@ func (j *judge) decides(f *conntrack.Flow) bool {
 // Adopt has the kernel track connections that began before tracking, each as begun by the side that began it:
 // else the kernel takes the side whose packet comes next for that. A tracked connection stays as it is, unless
 // the kernel did not see it begin and has the other side as the one that began, and the connection is certain or
-// replace is true. What the kernel saw counts for more than sockets: its list of them has the listening ones first, so
-// that a server that began to listen after that looks like the side that began. It works in the network namespace of
-// the calling thread.
+// replace is true. What the kernel saw counts for more than sockets, of which one that listens no more looks like one
+// that began its connections. It works in the network namespace of the calling thread.
 func Adopt(all []socket.Connection, replace bool) error {
 	var errs []error
 	for _, c := range all {

@@ -1051,9 +1051,8 @@ func TestConnections(t *testing.T) {
 	}
 }
 
-// A connection that begins while the sockets of its pods are looked at ends where a later policy forbids it. The kernel
-// lists the sockets that listen first: where the server begins to listen after that, and has the connection before the
-// kernel comes to it, the list looks as if the server had begun it.
+// A connection that begins while the sockets of its pods are looked at ends where a later policy forbids it, also where
+// its server listens no more when it is looked at, so that it looks as if the server had begun it.
 func TestConnectionDuringLook(t *testing.T) {
 	w := newTopology(t)
 	w.end()

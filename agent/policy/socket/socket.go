@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
@@ -42,16 +43,20 @@ func Connections(netns string) ([]Connection, error) {
 	var all []Connection
 	err = namespace.Do(func(ns.NetNS) error {
 		for protocol, list := range map[byte]func(family uint8) ([]*netlink.Socket, error){unix.IPPROTO_TCP: netlink.SocketDiagTCP, unix.IPPROTO_UDP: netlink.SocketDiagUDP} {
-			var sockets []*netlink.Socket
-			for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-				some, err := list(family)
-				// Sockets that come and go meanwhile are tracked by now, or gone.
-				if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-					return fmt.Errorf("list the sockets of network namespace %s (does the kernel have tcp_diag and udp_diag?): %w", netns, err)
+			// The kernel lists the listening sockets before the others, and one may begin to listen in between. So they
+			// are listed again.
+			var sockets, again []*netlink.Socket
+			for _, to := range []*[]*netlink.Socket{&sockets, &again} {
+				for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+					some, err := list(family)
+					// Sockets that come and go meanwhile are tracked by now, or gone.
+					if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+						return fmt.Errorf("list the sockets of network namespace %s (does the kernel have tcp_diag and udp_diag?): %w", netns, err)
+					}
+					*to = append(*to, some...)
 				}
-				sockets = append(sockets, some...)
 			}
-			all = append(all, connections(protocol, sockets)...)
+			all = append(all, connections(protocol, sockets, again)...)
 		}
 		return nil
 	})
@@ -70,10 +75,10 @@ const (
 	closing     = 11
 )
 
-// connections lists the connections of a protocol's sockets.
-func connections(protocol byte, sockets []*netlink.Socket) []Connection {
+// connections lists the connections of a protocol's sockets; a later list of them shows which listen as well.
+func connections(protocol byte, sockets, later []*netlink.Socket) []Connection {
 	listens := map[uint16]bool{}
-	for _, s := range sockets {
+	for _, s := range slices.Concat(sockets, later) {
 		if s.State == listening || protocol == unix.IPPROTO_UDP && s.State == closed {
 			listens[s.ID.SourcePort] = true
 		}

@@ -101,3 +101,48 @@ func TestConnections(t *testing.T) {
 		}
 	}
 }
+
+// A server that begins to listen while the sockets are listed, and has a connection at once, did not begin it.
+func TestListensMeanwhile(t *testing.T) {
+	netnstest.Need(t)
+	client, server := netnstest.New(t), netnstest.New(t)
+	wire := netnstest.NewWire(t)
+	wire.Plug(client, "eth0", netip.MustParsePrefix("10.0.1.1/24"))
+	wire.Plug(server, "eth0", netip.MustParsePrefix("10.0.1.2/24"))
+	seen := 0
+	// One in a hundred or so comes in the wrong moment.
+	for range 1000 {
+		type looked struct {
+			all []Connection
+			err error
+		}
+		look := make(chan looked)
+		go func() {
+			all, err := Connections(server.Path())
+			look <- looked{all, err}
+		}()
+		var listener net.Listener
+		server.Run(func() (err error) { listener, err = net.Listen("tcp", "10.0.1.2:0"); return err })
+		var conn net.Conn
+		client.Run(func() (err error) { conn, err = net.Dial("tcp", listener.Addr().String()); return err })
+		is := <-look
+		if is.err != nil {
+			t.Fatal(is.err)
+		}
+		for _, c := range is.all {
+			seen++
+			if !c.Certain || c.To.Addr() != c.Local {
+				t.Fatalf("the server began %+v", c)
+			}
+		}
+		// So that no socket of it is left.
+		if err := conn.(*net.TCPConn).SetLinger(0); err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.Close()
+		_ = listener.Close()
+	}
+	if seen == 0 {
+		t.Error("no look saw a connection, so that the test shows nothing")
+	}
+}
