@@ -384,6 +384,22 @@ func TestPreallocateFails(t *testing.T) {
 	})
 }
 
+// Claims whose addresses the API server refuses try again after growing pauses: an address that one gives back wakes
+// neither itself nor, again and again, another.
+func TestPreallocateRefused(t *testing.T) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
+		for range 1000 {
+			w.Fail(ipamtest.Fault{Verb: "create", Err: errors.New("no")})
+		}
+		w.create(newClaim("a", 2, preallocating()), newClaim("b", 1, preallocating()))
+		w.pass(2 * time.Minute)
+		if n := w.tried(); n < 2*7 || n > 2*8 { // at 0, 1, 3, 7, 15, 31 and 63 s
+			t.Errorf("there were %d attempts in two minutes, for two claims", n)
+		}
+		w.want("a", "0=0+0 PreallocationFailed")
+	})
+}
+
 // A new leader's watch may still have a claim that is gone or smaller by now. Such a claim
 // gets no address.
 func TestPreallocateForWhatWas(t *testing.T) {

@@ -28,6 +28,10 @@ type supply interface {
 // of its own for the next. If the change still stands after the look, the offer goes to the
 // next owner, so that one that cannot use it does not keep it from another. No owner is woken
 // for a change that one of its looks has seen, so an offer ends.
+//
+// An owner that makes an attempt is woken after it, and only if it found too few: the change
+// may be an address that the attempt itself reserved in vain, because the API server refused
+// it, and gave back. It is for the others then; the owner tries again after a pause.
 type line struct {
 	supply supply
 	// wake has an owner looked at. It is called under the line's lock and does not block.
@@ -51,6 +55,10 @@ type waiter struct {
 	seen uint64
 	// offer is the one that the waiter was woken for and that no look has answered; nil: none.
 	offer *offer
+	// trying: an attempt is under way. missed is the last change that may help and came since
+	// it began; nil: none.
+	trying bool
+	missed *offer
 }
 
 // offer is a change that an owner is woken for.
@@ -90,19 +98,32 @@ func (l *line) end(answered *offer) {
 	l.pass(answered)
 }
 
-// wait notes the requests for which an owner lacks addresses; without any it leaves the line.
-// got: it just got some, so all others of the line come before it now.
+// try notes that an owner begins an attempt to get addresses for these requests. The caller
+// calls wait when the attempt has ended.
+func (l *line) try(key Key, requests []ipam.Request) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w := l.waiters[key]
+	if w == nil {
+		w = &waiter{key: key, seen: l.changes}
+		l.waiters[key] = w
+		l.append(w)
+	}
+	w.requests, w.trying = requests, true
+}
+
+// wait notes the requests for which an owner found too few addresses; without any it leaves
+// the line. got: it just got some, so all others of the line come before it now.
 func (l *line) wait(key Key, requests []ipam.Request, got bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w := l.waiters[key]
-	switch {
-	case w == nil && len(requests) == 0:
+	if w == nil {
 		return
-	case w == nil:
-		w = &waiter{key: key, seen: l.changes}
-		l.waiters[key] = w
-		l.append(w)
+	}
+	missed := w.missed
+	w.requests, w.trying, w.missed = requests, false, nil
+	switch {
 	case len(requests) == 0:
 		l.drop(w)
 		delete(l.waiters, key)
@@ -111,7 +132,7 @@ func (l *line) wait(key Key, requests []ipam.Request, got bool) {
 		l.drop(w)
 		l.append(w)
 	}
-	w.requests = requests
+	l.pass(missed)
 }
 
 // changed offers a change to the line.
@@ -128,15 +149,34 @@ func (l *line) pass(o *offer) {
 	if o == nil || len(l.order) == 0 || o.Addr.IsValid() && !l.supply.IsFree(o.Addr) {
 		return
 	}
+	if w := l.offered(o.Addr); w != nil {
+		if w.offer.number < o.number {
+			w.offer = o
+		}
+		return
+	}
 	helps := l.supply.Helps(o.Change)
 	for _, w := range l.order {
 		if w.offer != nil || w.seen >= o.number || !slices.ContainsFunc(w.requests, func(r ipam.Request) bool { return helps(&r, ipam.LackAddress) }) {
+			continue
+		}
+		if w.trying {
+			w.missed = o
 			continue
 		}
 		w.offer = o
 		l.wake(w.key)
 		return
 	}
+}
+
+// offered returns the owner that was woken for an address, nil if none was.
+func (l *line) offered(addr netip.Addr) *waiter {
+	at := slices.IndexFunc(l.order, func(w *waiter) bool { return addr.IsValid() && w.offer != nil && w.offer.Addr == addr })
+	if at < 0 {
+		return nil
+	}
+	return l.order[at]
 }
 
 func (l *line) append(w *waiter) {

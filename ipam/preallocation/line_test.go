@@ -74,6 +74,13 @@ func (q *queue) takes(name string, addr netip.Addr, more []ipam.Request) func() 
 	}
 }
 
+// short is an attempt of an owner that finds too few addresses. In the attempt do is called.
+func (q *queue) short(name string, requests []ipam.Request, do func()) {
+	q.try(named(name), requests)
+	do()
+	q.wait(named(name), requests, false)
+}
+
 func nothing() {}
 
 func (q *queue) want(t *testing.T, what string, names ...string) {
@@ -87,9 +94,9 @@ func (q *queue) want(t *testing.T, what string, names ...string) {
 func TestLine(t *testing.T) {
 	q := newQueue()
 	for _, name := range []string{"a", "b", "c"} {
-		q.wait(named(name), from("web"), false)
+		q.short(name, from("web"), nothing)
 	}
-	q.wait(named("d"), from("web", "db"), false)
+	q.short("d", from("web", "db"), nothing)
 
 	q.want(t, "before anything came free")
 	q.free("other")
@@ -122,18 +129,31 @@ func TestLine(t *testing.T) {
 // An address that comes free while an owner's attempt is under way is offered to it again.
 func TestLineDuringAnAttempt(t *testing.T) {
 	q := newQueue()
-	q.wait(named("a"), from("web"), false)
+	q.short("a", from("web"), nothing)
 	q.look("a", func() {
+		q.short("a", from("web"), func() {
+			q.free("web")
+			q.want(t, "in its attempt")
+		})
+	})
+	q.want(t, "after it", "a")
+	q.look("new", func() { q.short("new", from("db"), func() { q.free("db") }) })
+	q.want(t, "after its first attempt", "new")
+
+	q.short("b", from("web"), nothing)
+	q.look("a", func() { q.short("a", from("web"), func() { q.free("web") }) })
+	q.want(t, "another that waits is first", "b")
+}
+
+// An owner whose attempt fails for another reason than a lack of addresses is not woken for what it gives back.
+func TestLineOfItsOwn(t *testing.T) {
+	q := newQueue()
+	q.look("a", func() {
+		q.try(named("a"), from("web"))
 		q.free("web")
-		q.want(t, "in its attempt", "a")
-		q.wait(named("a"), from("web"), false)
+		q.wait(named("a"), nil, false)
 	})
 	q.want(t, "after it")
-	q.look("new", func() {
-		q.wait(named("new"), from("db"), false)
-		q.free("db")
-		q.want(t, "in its first attempt", "new")
-	})
 }
 
 // An owner that leaves the line, or is looked at without an attempt, leaves its offer to the next one.
@@ -142,12 +162,12 @@ func TestLineGoesOn(t *testing.T) {
 		"it leaves before it is looked at": func(q *queue) { q.wait(named("a"), nil, false) },
 		"it leaves in the look":            func(q *queue) { q.look("a", func() { q.wait(named("a"), nil, false) }) },
 		"it makes no attempt":              func(q *queue) { q.look("a", nothing) },
-		"it still lacks one":               func(q *queue) { q.look("a", func() { q.wait(named("a"), from("web"), false) }) },
+		"it still lacks one":               func(q *queue) { q.look("a", func() { q.short("a", from("web"), nothing) }) },
 		"it took another":                  func(q *queue) { q.look("a", func() { q.wait(named("a"), from("web"), true) }) },
 	} {
 		q := newQueue()
-		q.wait(named("a"), from("web"), false)
-		q.wait(named("b"), from("web"), false)
+		q.short("a", from("web"), nothing)
+		q.short("b", from("web"), nothing)
 		q.free("web")
 		q.want(t, name, "a")
 		leave(q)
@@ -157,11 +177,33 @@ func TestLineGoesOn(t *testing.T) {
 	}
 }
 
+// An address that comes free again, as one does that was reserved in vain, is offered to one owner only, and goes on
+// to those that have not looked since.
+func TestLineOfOneAddress(t *testing.T) {
+	q := newQueue()
+	for _, name := range []string{"a", "b"} {
+		q.short(name, from("web"), nothing)
+	}
+	addr := q.free("web")
+	q.want(t, "when it comes free", "a")
+	again := func() { q.changed(ipam.Change{Pool: "web", Addr: addr}) }
+	again()
+	q.want(t, "when it is offered already")
+	q.look("a", func() {
+		q.try(named("a"), from("web"))
+		again()
+		q.wait(named("a"), nil, false)
+	})
+	q.want(t, "reserved in vain by an owner that leaves the line", "b")
+	q.look("b", nothing)
+	q.want(t, "when all have looked since")
+}
+
 // A change without an address stands as long as it helps anybody.
 func TestLineWithoutAddress(t *testing.T) {
 	q := newQueue()
-	q.wait(named("a"), from("web"), false)
-	q.wait(named("b"), from("web"), false)
+	q.short("a", from("web"), nothing)
+	q.short("b", from("web"), nothing)
 	q.changed(ipam.Change{Pool: "web", Namespace: "shop", More: 1})
 	q.look("a", nothing)
 	q.look("b", nothing)
@@ -208,7 +250,7 @@ func TestLineAtRandom(t *testing.T) {
 			name := strconv.Itoa(random.IntN(12))
 			switch random.IntN(6) {
 			case 0, 1:
-				q.look(name, func() { q.wait(named(name), from(wants[random.IntN(3)]...), false) })
+				q.look(name, func() { q.short(name, from(wants[random.IntN(3)]...), nothing) })
 			case 2:
 				q.look(name, func() { q.wait(named(name), nil, false) })
 			case 3, 4:

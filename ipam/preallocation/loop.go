@@ -203,7 +203,8 @@ func (l *Loop) Take(ctx context.Context, key Key, p *Progress, goal Goal, has Co
 	}
 	return p.take(ctx, taker{
 		Preallocator: l.preallocator, Pools: l.pools.Snapshot, Clock: l.clock,
-		Wait: func(requests []ipam.Request, got bool) { l.line.wait(key, requests, got) },
+		Begin: func(requests []ipam.Request) { l.line.try(key, requests) },
+		End:   func(lacking []ipam.Request, got bool) { l.line.wait(key, lacking, got) },
 	}, goal, has)
 }
 

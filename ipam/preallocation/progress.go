@@ -86,9 +86,10 @@ type taker struct {
 	// Pools returns the pools of this process's view.
 	Pools func() *pools.Snapshot
 	Clock clock.PassiveClock
-	// Wait is told the requests that an address which comes free from now on may help, and
-	// whether the owner just got some.
-	Wait func(requests []ipam.Request, got bool)
+	// Begin is told the requests of an attempt, before it; End the ones of these that an
+	// address which comes free may help, and whether the owner got some, after it.
+	Begin func(requests []ipam.Request)
+	End   func(lacking []ipam.Request, got bool)
 }
 
 // Progress is remembered for one owner between reconciles; losing it is harmless. It is

@@ -67,7 +67,8 @@ func wanting(family v1alpha1.IPFamily, size, has int) Want {
 func (o *owner) take() string {
 	o.t.Helper()
 	snapshot := pools.Compile([]*v1alpha1.IPPool{pool("four", "10.0.0.0/24", "10.0.0.0/24"), pool("six", "fd00::/64", "fd00::/120")})
-	by := taker{Preallocator: &o.shelf, Pools: func() *pools.Snapshot { return snapshot }, Clock: o.clock, Wait: o.wait}
+	by := taker{Preallocator: &o.shelf, Pools: func() *pools.Snapshot { return snapshot }, Clock: o.clock, End: o.wait,
+		Begin: func(requests []ipam.Request) { o.wait(requests, false) }}
 	problem, again, err := o.Progress.take(o.t.Context(), by, o.goal, o.has)
 	switch {
 	case err != nil:

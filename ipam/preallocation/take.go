@@ -23,16 +23,15 @@ func (p *Progress) take(ctx context.Context, by taker, goal Goal, has Count) (*P
 	} else if soon := p.attempted.Add(Interval).Sub(now); p.failures > 0 && soon > 0 {
 		return p.Shortfall(goal), soon, nil
 	}
-	// Before the attempt: it may not see an address that comes free meanwhile.
-	by.Wait(goal.lacking(), false)
+	by.Begin(goal.lacking())
 	a := attempt{taken: Count{}}
 	for i := range goal.Wants {
 		if err := a.take(ctx, by, &goal, &goal.Wants[i]); err != nil {
-			by.Wait(nil, false) // It is retried, whether an address comes free or not.
+			by.End(nil, false) // It is retried, whether an address comes free or not.
 			return nil, 0, err
 		}
 	}
-	by.Wait(a.lacking, a.taken.Total() > 0)
+	by.End(a.lacking, a.taken.Total() > 0)
 	if n := a.taken.Total(); n > 0 {
 		p.Expect(has, a.taken, now)
 		p.failures = 0
