@@ -637,6 +637,22 @@ func (s *simulation) check(after string) {
 		}
 	}
 	s.checkHeld(after)
+	for key, h := range s.book.large {
+		v4, v6, taken := 0, 0, 0
+		for e := range s.book.ownedBy(key) {
+			if e.addr.Is4() {
+				v4++
+			} else {
+				v6++
+			}
+			if e.podUID() != "" {
+				taken++
+			}
+		}
+		if h.v4 != v4 || h.v6 != v6 || h.taken != taken {
+			s.t.Fatalf("after %q: %v has %d and %d addresses, %d with pods, want %d and %d, %d", after, key, h.v4, h.v6, h.taken, v4, v6, taken)
+		}
+	}
 }
 
 // checkHeld compares the addresses that some pod of an owner may have.
