@@ -364,6 +364,24 @@ func TestOwnedByALargeOwner(t *testing.T) {
 	}
 }
 
+// An owner with as many addresses of one family as of the other still has some.
+func TestLargeOwnerOfBothFamilies(t *testing.T) {
+	owner := Owner{APIVersion: "berth.dev/v1alpha1", Kind: "IPClaim", Namespace: "n", Name: "c", UID: "1"}
+	book := New(nil)
+	book.many = 2
+	for _, text := range []string{"10.0.0.1", "2001:db8::1", "2001:db8::2"} {
+		book.Observe(Record{Addr: netip.MustParseAddr(text), Owner: owner, Policy: Retain, UID: text, Version: 1})
+	}
+	book.Owned(owner)
+	book.Forget(netip.MustParseAddr("2001:db8::2"), "2001:db8::2", false)
+	if len(book.large) != 1 {
+		t.Errorf("the book remembers %d owners, want the one", len(book.large))
+	}
+	if v4, v6 := book.Owned(owner); v4 != 1 || v6 != 1 {
+		t.Errorf("the owner has %d and %d addresses, want 1 and 1", v4, v6)
+	}
+}
+
 func TestIsIdle(t *testing.T) {
 	addr := netip.MustParseAddr("10.0.0.1")
 	owner := Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "n", Name: "web", UID: "1"}
