@@ -100,7 +100,7 @@ func TestPreallocateAtCap(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	made, err := i.Preallocate(context.Background(), ahead, 6)
+	made, err := i.Preallocate(context.Background(), ahead, 6, asIs)
 	var shortage *ShortageError
 	if made != 3 || !errors.As(err, &shortage) || shortage.Cause != AtCap || !strings.Contains(err.Error(), "at most 4 addresses, and it has 4 (1 in use, 3 retained)") {
 		t.Errorf("Preallocate made %d: %v", made, err)

@@ -45,7 +45,7 @@ func TestAttach(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if made, err := i.Preallocate(t.Context(), ahead, 1); made != 1 || err != nil {
+	if made, err := i.Preallocate(t.Context(), ahead, 1, asIs); made != 1 || err != nil {
 		t.Errorf("Preallocate = %d, %v", made, err)
 	}
 	commit(t, i, reserve(t, i, request("web-1", "b", "", "web")))

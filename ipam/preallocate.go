@@ -10,20 +10,22 @@ import (
 )
 
 // Preallocate creates FloatingIPs of count free addresses for the owner of a request,
-// before any pod asks. The request has no pod and one part. Preallocate makes one
-// blocking write for each address and returns how many it created, also when it fails:
-// with a *ShortageError if no more are free or the namespace is at its quota, with
-// ErrNotSynced until the book is read.
-func (i *IPAM) Preallocate(ctx context.Context, request Request, count int) (made int, err error) {
+// before any pod asks. The request has no pod and one part. When an address is reserved,
+// before each write, confirm says whether the owner is still as it was: it may block, and
+// with its error nothing more is created. Preallocate makes one blocking write for each
+// address and returns how many it created, also when it fails: with a *ShortageError if no
+// more are free or the namespace is at its quota, with ErrNotSynced until the book is read,
+// with the error of confirm.
+func (i *IPAM) Preallocate(ctx context.Context, request Request, count int, confirm func(context.Context) error) (made int, err error) {
 	for ; made < count; made++ {
-		if err := i.preallocate(ctx, request, made); err != nil {
+		if err := i.preallocate(ctx, request, made, confirm); err != nil {
 			return made, err
 		}
 	}
 	return made, nil
 }
 
-func (i *IPAM) preallocate(ctx context.Context, request Request, number int) error {
+func (i *IPAM) preallocate(ctx context.Context, request Request, number int, confirm func(context.Context) error) error {
 	state := i.state.Load()
 	if state == nil {
 		return ErrNotSynced
@@ -50,6 +52,10 @@ func (i *IPAM) preallocate(ctx context.Context, request Request, number int) err
 			Remedy:  "raise requests." + v1alpha1.ResourceIP + " of the ResourceQuota, or give addresses up",
 			Cause:   AtQuota,
 		}
+	}
+	if err := confirm(ctx); err != nil {
+		i.Unreserve(r)
+		return err
 	}
 	if err := i.Commit(ctx, r, nil); err != nil {
 		i.Unreserve(r)

@@ -398,6 +398,38 @@ func TestVacated(t *testing.T) {
 	}
 }
 
+// asIs confirms that an owner is as it was.
+func asIs(context.Context) error { return nil }
+
+// Nothing is asked while no address is free, and none is created for an owner that is not as it was.
+func TestPreallocateConfirms(t *testing.T) {
+	s := newServer()
+	claim := claimOf(9)
+	i := openWith(t, s, &poolWatch{pools: []*v1alpha1.IPPool{testPool("web", "10.0.70.2-10.0.70.3")}, claims: []*v1alpha1.IPClaim{claim}})
+	ahead, err := RequestOf(claim, v1alpha1.IPv4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := 0
+	refused := errors.New("it is gone")
+	if made, err := i.Preallocate(t.Context(), ahead, 2, func(context.Context) error {
+		if asked++; asked == 2 {
+			return refused
+		}
+		return nil
+	}); made != 1 || !errors.Is(err, refused) || asked != 2 || len(s.IPs()) != 1 {
+		t.Errorf("Preallocate(2) = %d, %v; it asked %d times and created %d", made, err, asked, len(s.IPs()))
+	}
+	if made, err := i.Preallocate(t.Context(), ahead, 1, asIs); made != 1 || err != nil {
+		t.Errorf("the address that was not created is not free: Preallocate(1) = %d, %v", made, err)
+	}
+	asked = 0
+	var shortage *ShortageError
+	if made, err := i.Preallocate(t.Context(), ahead, 1, func(context.Context) error { asked++; return nil }); made != 0 || !errors.As(err, &shortage) || asked != 0 {
+		t.Errorf("Preallocate(1) with none free = %d, %v; it asked %d times", made, err, asked)
+	}
+}
+
 func TestPreallocate(t *testing.T) {
 	s := newServer()
 	claim := claimOf(9)
@@ -406,11 +438,11 @@ func TestPreallocate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	made, err := i.Preallocate(context.Background(), ahead, 2)
+	made, err := i.Preallocate(context.Background(), ahead, 2, asIs)
 	if made != 2 || err != nil {
 		t.Fatalf("Preallocate(2) = %d, %v", made, err)
 	}
-	made, err = i.Preallocate(context.Background(), ahead, 7)
+	made, err = i.Preallocate(context.Background(), ahead, 7, asIs)
 	var shortage *ShortageError
 	if made != 1 || !errors.As(err, &shortage) {
 		t.Errorf("Preallocate(7) of one that is left = %d, %v", made, err)

@@ -142,7 +142,7 @@ func TestRefusedTermsOfAClaim(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		made, err := i.Preallocate(context.Background(), ahead, 1)
+		made, err := i.Preallocate(context.Background(), ahead, 1, asIs)
 		if test.want != "" && (made > 0 || err == nil || !strings.HasSuffix(err.Error(), test.want)) {
 			t.Errorf("%s: %d addresses are preallocated, %v, want %q", test.name, made, err, test.want)
 		}

@@ -40,8 +40,8 @@ type Goal struct {
 	Generation int64
 	Wants      []Want
 	// Confirm asks the API server, and fails if the owner is gone or not as it was when the
-	// goal was made: addresses with the policy Never would stay for it. take calls it before
-	// it takes any. Blocking.
+	// goal was made: addresses with the policy Never would stay for it. take calls it when
+	// there is an address to take, before it takes any. Blocking.
 	Confirm func(ctx context.Context) error
 }
 
@@ -74,10 +74,11 @@ type Count map[v1alpha1.IPFamily]int
 // Total returns the number of addresses of both families.
 func (n Count) Total() int { return n[v1alpha1.IPv4] + n[v1alpha1.IPv6] }
 
-// Preallocator takes up to count addresses for a request without a pod and with one part.
-// Blocking, safe for concurrent use. With an error, made may be more than 0.
+// Preallocator takes up to count addresses for a request without a pod and with one part. It
+// calls confirm before it takes one, and takes none after an error of confirm. Blocking, safe
+// for concurrent use. With an error, made may be more than 0.
 type Preallocator interface {
-	Preallocate(ctx context.Context, request ipam.Request, count int) (made int, err error)
+	Preallocate(ctx context.Context, request ipam.Request, count int, confirm func(context.Context) error) (made int, err error)
 }
 
 // taker has the dependencies of [Progress.take].

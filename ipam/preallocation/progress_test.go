@@ -25,10 +25,15 @@ type shelf struct {
 	fails error
 }
 
-func (s *shelf) Preallocate(_ context.Context, request ipam.Request, count int) (int, error) {
+func (s *shelf) Preallocate(ctx context.Context, request ipam.Request, count int, confirm func(context.Context) error) (int, error) {
 	family := request.Parts[0].Family
 	s.asked = append(s.asked, fmt.Sprintf("%d %s", count, family))
 	made := min(count, s.Count[family])
+	for range made {
+		if err := confirm(ctx); err != nil {
+			return 0, err
+		}
+	}
 	s.Count[family] -= made
 	if made < count && s.fails != nil {
 		return made, s.fails
@@ -203,15 +208,15 @@ func TestTakeAsks(t *testing.T) {
 	var answer error
 	o.goal.Confirm = func(context.Context) error { asked++; return answer }
 	answer = errors.New("it is gone")
-	if got := o.take(); got != "it is gone" || len(o.asked) != 0 {
-		t.Errorf("it returns %q and asked for %q", got, o.asked)
+	if got := o.take(); got != "it is gone" || o.Total() != 18 {
+		t.Errorf("it returns %q and leaves %v", got, o.Count)
 	}
 	if diff := cmp.Diff([]string{"IPv4 IPv6", ""}, o.waits); diff != "" {
 		t.Errorf("it waits for: %s", diff)
 	}
 	answer = nil
-	if got := o.take(); asked != 2 || len(o.asked) != 2 {
-		t.Errorf("it returns %q, and asked %d times for %q", got, asked, o.asked)
+	if got := o.take(); asked != 2 || o.Total() != 14 {
+		t.Errorf("it returns %q, asked %d times and leaves %v", got, asked, o.Count)
 	}
 }
 

@@ -59,8 +59,10 @@ func (p *Progress) take(ctx context.Context, by taker, goal Goal, has Count) (*P
 
 // attempt is the result of an attempt.
 type attempt struct {
-	// asked: the owner is still as it was.
-	asked bool
+	// asked: the API server was asked whether the owner is still as it was. refused is the
+	// error if it is not.
+	asked   bool
+	refused error
 	// missing is the number of addresses it was for, taken the number it got.
 	missing int
 	taken   Count
@@ -83,13 +85,15 @@ func (a *attempt) take(ctx context.Context, by taker, goal *Goal, w *Want) error
 		a.certain = true
 		return nil
 	}
-	if !a.asked {
-		if err := goal.Confirm(ctx); err != nil {
-			return err
+	made, err := by.Preallocator.Preallocate(ctx, w.Request, min(missing, AtOnce), func(ctx context.Context) error {
+		if !a.asked {
+			a.asked, a.refused = true, goal.Confirm(ctx)
 		}
-		a.asked = true
+		return a.refused
+	})
+	if a.refused != nil {
+		return a.refused
 	}
-	made, err := by.Preallocator.Preallocate(ctx, w.Request, min(missing, AtOnce))
 	a.taken[w.family()] += made
 	if err == nil || passing(err) || ctx.Err() != nil {
 		return nil //nolint:nilerr // a passing error is tried again, and is no problem to report
