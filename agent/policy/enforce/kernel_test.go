@@ -715,7 +715,7 @@ func TestPolicyComesAndGoesWithADD(t *testing.T) {
 	w.set(allow("db", "db"))
 	within(t, recheck/2, "the pod has a table", func() bool { return w.has(db.Host) })
 	if reaches(other.Host, db) {
-		t.Error("other reaches db")
+		t.Errorf("other reaches db: %s\nThe rules in its namespace:\n%s", w.state(), mustNFT(t, db.Host))
 	}
 
 	for kind, address := range map[string]string{"routed": "10.1.0.1", "macvlan": "10.0.60.23"} {
