@@ -107,7 +107,7 @@ func TestTraceAndShow(t *testing.T) {
 	direct := w.newPod("direct", "10.0.60.21")
 	w.add(direct, "macvlan")
 	w.set(allow("direct", "direct", "web"))
-	w.eventually("the pod's own table is there", func() bool { return w.has(direct.Host) })
+	w.eventually("the pod's own rules apply", func() bool { return w.applies(direct.Host) })
 	for _, test := range []struct {
 		from, to string
 		want     []string
