@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/berth-dev/berth/ipam/iprange"
+	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
 // after returns the n-th address after another.
@@ -30,7 +31,7 @@ func TestIndex(t *testing.T) {
 		t.Run(base, func(t *testing.T) {
 			first := netip.MustParseAddr(base)
 			last := after(first, span-1)
-			random := rand.New(rand.NewPCG(seed(t), 5))
+			random := rand.New(rand.NewPCG(seedtest.Seed(t), 5))
 			var x index
 			used, entries := [span]bool{}, [span]*entry{}
 			toggle := func(i int) {
@@ -131,7 +132,7 @@ func TestWords64(t *testing.T) {
 }
 
 func TestRing(t *testing.T) {
-	random := rand.New(rand.NewPCG(seed(t), 6))
+	random := rand.New(rand.NewPCG(seedtest.Seed(t), 6))
 	var r ring
 	var want []*entry
 	for range 10_000 {

@@ -10,14 +10,13 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"slices"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/berth-dev/berth/ipam/iprange"
+	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
 // model is a naive book: maps of all addresses, without an index.
@@ -281,18 +280,6 @@ func (m *model) held(owner Owner, podUID, podName string, most int, class func(*
 		}
 	}
 	return addrs
-}
-
-func seed(t testing.TB) uint64 {
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv("BERTH_TEST_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatalf("BERTH_TEST_SEED: %v", err)
-		}
-	}
-	t.Logf("BERTH_TEST_SEED=%d repeats this run", seed)
-	return seed
 }
 
 func ranges(texts ...string) []iprange.Range {
@@ -686,7 +673,7 @@ func TestModel(t *testing.T) {
 }
 
 func testModel(t *testing.T, many int) {
-	s := newSimulation(t, seed(t), many)
+	s := newSimulation(t, seedtest.Seed(t), many)
 	used := 0
 	for range 20_000 {
 		s.check(s.step())
@@ -716,7 +703,7 @@ func TestConcurrent(t *testing.T) {
 	book := New(nil)
 	pool := testPool("a", "10.0.0.1", "10.0.0.250")
 	book.SetPools([]Pool{pool})
-	first := seed(t)
+	first := seedtest.Seed(t)
 	var mu sync.Mutex
 	holders := map[netip.Addr]string{}
 	var group sync.WaitGroup

@@ -31,6 +31,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/ipamtest"
 	"github.com/berth-dev/berth/ipam/preallocation"
+	"github.com/berth-dev/berth/ipam/preallocation/preallocationtest"
 	"github.com/berth-dev/berth/ipam/view"
 )
 
@@ -43,11 +44,10 @@ type fixture struct {
 	registry metrics.KubeRegistry
 	ipam     *ipam.IPAM
 
-	mu sync.Mutex
-	// bookFails is why the book gives no address. attempts counts its calls.
-	bookFails error
-	attempts  int
-	events    []string
+	book preallocationtest.Book
+
+	mu     sync.Mutex
+	events []string
 }
 
 // simulate runs a test with a controller, as long as the test lasts. There is a pool with
@@ -66,7 +66,8 @@ func simulate(t *testing.T, addresses string, test func(w *fixture)) {
 			t.Fatal(err)
 		}
 		factory := informers.NewSharedInformerFactory(w.kube, 0)
-		loop, err := preallocation.NewLoop(book{w.ipam, w}, seen, factory)
+		w.book.IPAM = w.ipam
+		loop, err := preallocation.NewLoop(&w.book, seen, factory)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -98,43 +99,10 @@ func newPool(name, addresses string) *v1alpha1.IPPool {
 	return p
 }
 
-// book is the book of addresses, which gives none while it is to fail.
-type book struct {
-	*ipam.IPAM
-	of *fixture
-}
-
-func (b book) Preallocate(ctx context.Context, request ipam.Request, count int, confirm func(context.Context) error) (made int, err error) {
-	b.of.mu.Lock()
-	b.of.attempts++
-	err = b.of.bookFails
-	b.of.mu.Unlock()
-	if err != nil {
-		return 0, err
-	}
-	return b.IPAM.Preallocate(ctx, request, count, confirm)
-}
-
 func (w *fixture) Eventf(regarding, _ runtime.Object, _, reason, _, note string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.events = append(w.events, regarding.(metav1.Object).GetName()+" "+reason+": "+fmt.Sprintf(note, args...))
-}
-
-// failing lets the book fail from now on, or not.
-func (w *fixture) failing(err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.bookFails = err
-}
-
-// tried returns how often the book was asked since its last call.
-func (w *fixture) tried() int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	n := w.attempts
-	w.attempts = 0
-	return n
 }
 
 func (w *fixture) create(claims ...*v1alpha1.IPClaim) {
@@ -281,14 +249,14 @@ func TestFreedAddressOfMany(t *testing.T) {
 		w.pass(130 * time.Second) // They are tried after 127 s, and then a minute later.
 		after := func(what string, attempts, requests, margin int, free ...string) {
 			t.Helper()
-			w.tried()
+			w.book.Tried()
 			w.Writes()
 			w.Gets()
 			for _, name := range free {
 				w.Remove(w.IP(name))
 			}
 			w.pass(preallocation.Interval / 2) // Before anybody tries again because time has passed.
-			tried, asked := w.tried(), len(w.Writes())+len(w.Gets())
+			tried, asked := w.book.Tried(), len(w.Writes())+len(w.Gets())
 			if tried < attempts || tried > attempts+margin || asked < requests || asked > requests+3*margin {
 				t.Errorf("after %s: %d attempts and %d requests, want %d and %d", what, tried, asked, attempts, requests)
 			}
@@ -315,13 +283,13 @@ func TestFreedAddressInVain(t *testing.T) {
 		}
 		w.pass(130 * time.Second)
 		w.Fail(ipamtest.Fault{Verb: "get", Name: "first", Err: errors.New("no")})
-		w.tried()
+		w.book.Tried()
 		w.Remove(w.IP("10.0.0.1"))
 		w.pass(preallocation.Interval / 2)
 		if diff := cmp.Diff([]string{"10.0.0.1 second"}, w.owned()); diff != "" {
 			t.Errorf("who has it: %s", diff)
 		}
-		if n := w.tried(); n != 2 {
+		if n := w.book.Tried(); n != 2 {
 			t.Errorf("%d tried for it, want 2", n)
 		}
 	})
@@ -361,11 +329,11 @@ func TestPreallocateFamilies(t *testing.T) {
 func TestPreallocateWithABookBehind(t *testing.T) {
 	for _, err := range []error{ipam.ErrNotSynced, ipam.ErrConflict, &ipam.ShortageError{Reasons: []string{"there is no such claim"}}} {
 		simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
-			w.failing(err)
+			w.book.Fail(err)
 			w.create(newClaim("a", 2, preallocating()))
 			w.pass(500 * time.Millisecond)
 			w.want("a", "0=0+0 Preallocating")
-			w.failing(nil)
+			w.book.Fail(nil)
 			w.pass(3 * time.Second)
 			w.want("a", "2=0+2 Preallocated")
 			w.wantEvents("a Preallocated")
@@ -375,11 +343,11 @@ func TestPreallocateWithABookBehind(t *testing.T) {
 
 func TestPreallocateFails(t *testing.T) {
 	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
-		w.failing(errors.New("the API server is tired"))
+		w.book.Fail(errors.New("the API server is tired"))
 		w.create(newClaim("a", 2, preallocating()))
 		w.pass(10 * time.Second)
 		w.want("a", "0=0+0 PreallocationFailed")
-		w.failing(nil)
+		w.book.Fail(nil)
 		w.pass(time.Minute)
 		w.want("a", "2=0+2 Preallocated")
 		w.wantEvents("a PreallocationFailed", "a Preallocated")
@@ -395,7 +363,7 @@ func TestPreallocateRefused(t *testing.T) {
 		}
 		w.create(newClaim("a", 2, preallocating()), newClaim("b", 1, preallocating()))
 		w.pass(2 * time.Minute)
-		if n := w.tried(); n < 2*7 || n > 2*8 { // at 0, 1, 3, 7, 15, 31 and 63 s
+		if n := w.book.Tried(); n < 2*7 || n > 2*8 { // at 0, 1, 3, 7, 15, 31 and 63 s
 			t.Errorf("there were %d attempts in two minutes, for two claims", n)
 		}
 		w.want("a", "0=0+0 PreallocationFailed")
@@ -416,12 +384,12 @@ func TestPreallocateForWhatWas(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
-				w.failing(&ipam.ShortageError{Reasons: []string{"none is free"}})
+				w.book.Fail(&ipam.ShortageError{Reasons: []string{"none is free"}})
 				w.create(newClaim("a", 2, preallocating()))
 				w.pass(5 * time.Second)
 				w.Late()
 				change(w)
-				w.failing(nil)
+				w.book.Fail(nil)
 				w.pass(5 * time.Minute)
 				if got := w.owned(); got != nil {
 					t.Errorf("it has %q", got)
@@ -438,7 +406,7 @@ func TestAsksOnlyToTake(t *testing.T) {
 		w.create(newClaim("a", 3, preallocating()))
 		w.create(newClaim("b", 3, preallocating(), func(c *v1alpha1.IPClaim) { c.Spec.Pools = []string{"none"} }))
 		w.pass(2 * time.Minute)
-		w.tried()
+		w.book.Tried()
 		if diff := cmp.Diff([]string{"a"}, w.Gets()); diff != "" {
 			t.Errorf("for two addresses the API server was asked about: %s", diff)
 		}
@@ -448,7 +416,7 @@ func TestAsksOnlyToTake(t *testing.T) {
 			w.Put(ip)
 			w.pass(2 * gather)
 		}
-		tried := w.tried()
+		tried := w.book.Tried()
 		if tried < 10 {
 			t.Errorf("%d attempts in 20 s in which its addresses changed all the time", tried)
 		}
@@ -512,10 +480,10 @@ func TestChangesThatMatter(t *testing.T) {
 				w.Put(newIP("10.0.0.1", "other", "", 1))
 				w.create(newClaim("a", 2, preallocating()))
 				w.pass(130 * time.Second) // It is tried after 127 s, and then a minute later.
-				w.tried()
+				w.book.Tried()
 				test.change(w)
 				w.pass(5 * time.Second)
-				if tries := w.tried() > 0; tries != test.tries {
+				if tries := w.book.Tried() > 0; tries != test.tries {
 					t.Errorf("it was tried again: %v, want %v", tries, test.tries)
 				}
 				w.want("a", test.status)
@@ -547,11 +515,11 @@ func TestPreallocateAtCap(t *testing.T) {
 			ip.Spec.Owner, ip.Spec.ReleasedAt = nil, &metav1.Time{Time: time.Now()}
 			w.Put(ip)
 		}
-		w.tried()
+		w.book.Tried()
 		rest("10.0.0.3")
 		w.pass(2 * preallocation.Interval)
 		w.want("a", "0=0+0 NamespaceAtCap")
-		if n := w.tried(); n != 0 {
+		if n := w.book.Tried(); n != 0 {
 			t.Errorf("the address of another namespace woke it: %d attempts", n)
 		}
 		rest("10.0.0.1")

@@ -6,23 +6,14 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"slices"
-	"strconv"
 	"testing"
-	"time"
+
+	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
 func newRandom(t *testing.T) *rand.Rand {
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv("BERTH_TEST_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatalf("BERTH_TEST_SEED: %v", err)
-		}
-	}
-	t.Logf("BERTH_TEST_SEED=%d repeats this run", seed)
-	return rand.New(rand.NewPCG(seed, 0))
+	return rand.New(rand.NewPCG(seedtest.Seed(t), 0))
 }
 
 // draw returns up to five random ranges of hosts below 60.

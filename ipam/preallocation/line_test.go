@@ -6,7 +6,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"slices"
 	"strconv"
 	"testing"
@@ -14,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
 // stock has the free addresses of pools. A change helps the requests that name its pool.
@@ -212,15 +212,7 @@ func TestLineWithoutAddress(t *testing.T) {
 
 // At random: no address is free while an owner waits for one of its pool and has not looked since it came free.
 func TestLineAtRandom(t *testing.T) {
-	seed := rand.Uint64()
-	if text := os.Getenv("BERTH_TEST_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatalf("BERTH_TEST_SEED: %v", err)
-		}
-	}
-	t.Logf("BERTH_TEST_SEED=%d repeats this run", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := rand.New(rand.NewPCG(seedtest.Seed(t), 0))
 	wants := [][]string{{"web"}, {"db"}, {"web", "db"}}
 	for range 200 {
 		q := newQueue()

@@ -30,6 +30,7 @@ import (
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/ipamtest"
+	"github.com/berth-dev/berth/ipam/preallocation/preallocationtest"
 	"github.com/berth-dev/berth/ipam/view"
 )
 
@@ -42,11 +43,10 @@ type fixture struct {
 	registry metrics.KubeRegistry
 	ipam     *ipam.IPAM
 
-	mu sync.Mutex
-	// bookFails is why the book gives no address. attempts counts its calls.
-	bookFails error
-	attempts  int
-	events    []string
+	book preallocationtest.Book
+
+	mu     sync.Mutex
+	events []string
 }
 
 // simulate runs a test with a Loop of workloads, as long as the test lasts. There is a pool with
@@ -65,7 +65,8 @@ func simulate(t *testing.T, addresses string, test func(w *fixture)) {
 			t.Fatal(err)
 		}
 		factory := informers.NewSharedInformerFactory(w.kube, 0)
-		loop, err := NewLoop(book{w.ipam, w}, seen, factory)
+		w.book.IPAM = w.ipam
+		loop, err := NewLoop(&w.book, seen, factory)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -88,43 +89,10 @@ func simulate(t *testing.T, addresses string, test func(w *fixture)) {
 	})
 }
 
-// book is the book of addresses, which gives none while it is to fail.
-type book struct {
-	*ipam.IPAM
-	of *fixture
-}
-
-func (b book) Preallocate(ctx context.Context, request ipam.Request, count int, confirm func(context.Context) error) (made int, err error) {
-	b.of.mu.Lock()
-	b.of.attempts++
-	err = b.of.bookFails
-	b.of.mu.Unlock()
-	if err != nil {
-		return 0, err
-	}
-	return b.IPAM.Preallocate(ctx, request, count, confirm)
-}
-
 func (w *fixture) Eventf(regarding, _ runtime.Object, _, reason, _, note string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.events = append(w.events, fmt.Sprintf("%s %s %s", regarding.(metav1.Object).GetName(), reason, fmt.Sprintf(note, args...)))
-}
-
-// failing lets the book fail from now on, or not.
-func (w *fixture) failing(err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.bookFails = err
-}
-
-// tried returns how often the book was asked since its last call.
-func (w *fixture) tried() int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	n := w.attempts
-	w.attempts = 0
-	return n
 }
 
 func (w *fixture) create(deployments ...*appsv1.Deployment) {
@@ -263,11 +231,11 @@ func TestPoolsChange(t *testing.T) {
 
 func TestTakingFails(t *testing.T) {
 	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
-		w.failing(errors.New("the API server is tired"))
+		w.book.Fail(errors.New("the API server is tired"))
 		w.create(newDeployment("web", 4, 1))
 		w.pass(10 * time.Second)
 		w.want("web", 0, "web PreallocationFailed PreallocationFailed: 0 of 4")
-		w.failing(nil)
+		w.book.Fail(nil)
 		w.pass(time.Minute)
 		w.want("web", 4, "web Preallocated")
 	})
@@ -317,10 +285,10 @@ func TestAtCap(t *testing.T) {
 			ip.Spec.Owner, ip.Spec.ReleasedAt = nil, &metav1.Time{Time: time.Now()}
 			w.Put(ip)
 		}
-		w.tried()
+		w.book.Tried()
 		rest("10.0.0.3")
 		w.pass(2 * Interval)
-		if n := w.tried(); n != 0 {
+		if n := w.book.Tried(); n != 0 {
 			t.Errorf("the address of another namespace woke it: %d attempts", n)
 		}
 		rest("10.0.0.1")
@@ -399,10 +367,10 @@ func TestChangesThatMatter(t *testing.T) {
 				d := newDeployment("web", 4, 1)
 				w.create(d)
 				w.pass(130 * time.Second) // It is tried after 127 s, and then a minute later.
-				w.tried()
+				w.book.Tried()
 				test.change(w, d)
 				w.pass(5 * time.Second)
-				if tries := w.tried() > 0; tries != test.tries {
+				if tries := w.book.Tried() > 0; tries != test.tries {
 					t.Errorf("it was tried again: %v, want %v", tries, test.tries)
 				}
 			})
@@ -473,7 +441,7 @@ func TestAsksOnlyToTake(t *testing.T) {
 			w.Put(ip)
 			w.pass(2 * Gather)
 		}
-		tried, asked := w.tried(), 0
+		tried, asked := w.book.Tried(), 0
 		for _, action := range w.kube.Actions() {
 			if action.Matches("get", "deployments") {
 				asked++

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,19 +20,13 @@ import (
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
 // No pod waits that could run: whatever happened, each waiting pod was woken since a node has had an
 // address for it, and an agent. Small clusters, in which many limits are reached at once, change at random.
 func TestNoWakeIsLost(t *testing.T) {
-	seed := rand.Uint64()
-	if text := os.Getenv("BERTH_TEST_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatalf("BERTH_TEST_SEED: %v", err)
-		}
-	}
-	t.Logf("BERTH_TEST_SEED=%d repeats this run", seed)
+	seed := seedtest.Seed(t)
 	t.Setenv("POD_NAMESPACE", agentNamespace)
 	for n := range 60 {
 		t.Run(strconv.Itoa(n), func(t *testing.T) {

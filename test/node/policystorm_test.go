@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -21,6 +20,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
+
+	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
 // envStorm makes TestPolicyStorm the long one.
@@ -52,14 +53,7 @@ func TestPolicyStorm(t *testing.T) {
 	if os.Getenv(envStorm) != "" {
 		policies, pods, local, length = 1000, 460, 40, time.Minute
 	}
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv("BERTH_TEST_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("BERTH_TEST_SEED=%d", seed)
+	seed := seedtest.Seed(t)
 	network := newNetwork(t)
 	s := &storm{
 		cast: newCast(t), Rand: rand.New(rand.NewPCG(seed, 0)), n: network.newNode(t, "storm", "10.0.60.11", append([]string{"-v=2"}, allPods...)...),

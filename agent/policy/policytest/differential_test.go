@@ -19,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/iptables/iptablestest"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
+	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
 // envClusters is how many clusters TestDifferential draws.
@@ -34,7 +35,7 @@ func TestDifferential(t *testing.T) {
 			t.Fatalf("%s: %v", envClusters, err)
 		}
 	}
-	base := Seed(t)
+	base := seedtest.Seed(t)
 	var seen statistics
 	for i := range uint64(clusters) {
 		differential(t, base+i, &seen)

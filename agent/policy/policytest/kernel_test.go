@@ -23,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/agent/policy/enforce"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
 // envKernelClusters is how many clusters TestKernel draws.
@@ -43,7 +44,7 @@ func TestKernel(t *testing.T) {
 			t.Fatalf("%s: %v", envKernelClusters, err)
 		}
 	}
-	base := Seed(t)
+	base := seedtest.Seed(t)
 	var seen kernelStatistics
 	for i := range uint64(clusters) {
 		// A cluster for each backend in turn.

@@ -6,10 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
-	"strconv"
-	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -25,20 +21,6 @@ import (
 // Random draws objects from few values, so that they meet.
 type Random struct {
 	*rand.Rand
-}
-
-// Seed returns BERTH_TEST_SEED, or else a seed from the time. The test prints it.
-func Seed(t testing.TB) uint64 {
-	t.Helper()
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv("BERTH_TEST_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatalf("BERTH_TEST_SEED: %v", err)
-		}
-	}
-	t.Logf("BERTH_TEST_SEED=%d repeats this run", seed)
-	return seed
 }
 
 // Seeded returns a Random that draws the same each time.
