@@ -26,6 +26,7 @@ require (
 require (
 	github.com/google/go-cmp v0.7.0
 	github.com/google/go-containerregistry v0.20.3
+	github.com/itchyny/gojq v0.12.17
 	github.com/onsi/ginkgo/v2 v2.28.1
 	github.com/prometheus/prometheus v0.307.3
 	github.com/spf13/cobra v1.10.2
@@ -46,6 +47,7 @@ require (
 	github.com/go-task/slim-sprig/v3 v3.0.0 // indirect
 	github.com/google/pprof v0.0.0-20260115054156-294ebfa9ad83 // indirect
 	github.com/grafana/regexp v0.0.0-20250905093917-f7b3be9d1853 // indirect
+	github.com/itchyny/timefmt-go v0.1.6 // indirect
 	go.uber.org/atomic v1.11.0 // indirect
 	go4.org/netipx v0.0.0-20260823151212-3075585bcbeb // indirect
 	golang.org/x/mod v0.37.0 // indirect

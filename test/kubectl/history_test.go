@@ -4,15 +4,19 @@ package kubectl
 
 import (
 	"errors"
+	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/itchyny/gojq"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/tenure"
 	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
@@ -77,6 +81,7 @@ func TestHistory(t *testing.T) {
 			}
 		}
 	}
+	queryLogs(t, scheduler.Log(), controller.Log())
 	for moment, want := range map[string]struct {
 		code int
 		says string
@@ -94,4 +99,80 @@ func TestHistory(t *testing.T) {
 	w.Grant("viewer-rbac.yaml", "viewer")
 	berth(w, "viewer", "history", "10.0.70.10").expect(t, 1, "namespace berth-system has no pods of berth-scheduler")
 	berth(w, "nobody", "history", "10.0.70.10").expect(t, 1, `user "nobody" may not list pods in namespace berth-system`)
+}
+
+// queryLogs tries the queries of docs/how-to/history.md: each finds the lines of an address in logs of the programs.
+func queryLogs(t *testing.T, text, asJSON string) {
+	t.Helper()
+	root, err := deploy.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile(filepath.Join(root, "docs", "how-to", "history.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	find := func(pattern, address string) string {
+		t.Helper()
+		found := regexp.MustCompile(pattern).FindStringSubmatch(string(page))
+		if found == nil || !strings.Contains(found[1], address) {
+			t.Fatalf("the page has no %s with %s: %q", pattern, address, found)
+		}
+		return strings.ReplaceAll(found[1], address, strings.Replace(address, "8", "10", 1))
+	}
+	var lines []string
+	for _, file := range []string{text, asJSON} {
+		log, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines = append(lines, slices.Collect(strings.Lines(string(log)))...)
+	}
+
+	// Loki's line filters have Go's syntax of regular expressions.
+	filter := regexp.MustCompile(find("\\|~ `([^`]+)`", `10\.0\.70\.8`))
+	found := slices.DeleteFunc(slices.Clone(lines), func(line string) bool { return !filter.MatchString(line) })
+	got := strings.Join(found, "")
+	for _, change := range []tenure.Change{tenure.Bound, tenure.Kept, tenure.Freed} {
+		if !strings.Contains(string(page), string(change)) {
+			t.Errorf("the page lacks the message %q", change)
+		}
+	}
+	// The scheduler's is text, the controller's JSON.
+	for _, change := range []tenure.Change{tenure.Bound, tenure.Freed} {
+		if !strings.Contains(got, string(change)) {
+			t.Errorf("the query for Loki finds no %q among\n%s", change, got)
+		}
+	}
+	if len(found) == len(lines) {
+		t.Errorf("the query for Loki finds all of %d lines", len(lines))
+	}
+
+	query, err := gojq.Parse(find(`jq -nrR '([^']+)'`, "10.0.70.8"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	inputs := make([]any, len(lines))
+	for i, line := range lines {
+		inputs[i] = strings.TrimSuffix(line, "\n")
+	}
+	program, err := gojq.Compile(query, gojq.WithInputIter(gojq.NewIter(inputs...)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows []string
+	for all := program.RunWithContext(t.Context(), nil); ; {
+		row, ok := all.Next()
+		if !ok {
+			break
+		}
+		if err, failed := row.(error); failed {
+			t.Fatal(err)
+		}
+		rows = append(rows, row.(string))
+	}
+	const last = `^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\tA floating IP was freed\tdefault/web-0\t\S*\tStatefulSet web\tStatefulSet web is gone$`
+	if len(rows) == 0 || !regexp.MustCompile(last).MatchString(rows[len(rows)-1]) {
+		t.Errorf("jq prints\n%s\nwant the last one %s", strings.Join(rows, "\n"), last)
+	}
 }
