@@ -27,6 +27,7 @@ var rules = []rule{
 	{"cmd/kubectl-berth/history/ledger", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "lines are read without asking a cluster"},
 	{"cmd/kubectl-berth/pool/poolmap", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "a map is drawn from objects, without I/O"},
 	{"cmd/kubectl-berth/inventory/usage", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "addresses are counted without I/O"},
+	{"cmd/kubectl-berth/inventory/netbox", []string{"context", "k8s.io", "ipam/api"}, "an inventory's lists are read and written without I/O"},
 	{"cmd/kubectl-berth/transfer/backup", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "a plan is made without I/O"},
 	{"cmd/kubectl-berth/transfer/galaxyimport", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "a plan is made without I/O"},
 	{"cmd/kubectl-berth/transfer/plan", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "backup and galaxyimport make plans, others write them"},

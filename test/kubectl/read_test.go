@@ -100,7 +100,7 @@ func checkCompletion(w *simulation.World) {
 		"release 10.0.70.8 10.0.70.1": "10.0.70.10 10.0.70.11 10.0.70.12 10.0.70.13 10.0.70.14",
 		"unreserve 2001:":             "2001:db8:70::1:8",
 		"export --pool s":             "six",
-		"export -o n":                 "netbox",
+		"export -o n":                 "netbox netbox-json",
 		"move-claim -n ads f":         "front",
 		"where -n ads claim/f":        "claim/front",
 		"where -n ad":                 "ads",

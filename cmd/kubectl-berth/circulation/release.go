@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"os"
 	"slices"
 	"time"
 
@@ -166,13 +165,7 @@ func (o *releasing) release(ctx context.Context, _ *command.Call) (*answer.Answe
 
 // report reads the addresses of a report.
 func (o *releasing) report() ([]Release, error) {
-	var text []byte
-	var err error
-	if o.file == "-" {
-		text, err = io.ReadAll(o.In)
-	} else {
-		text, err = os.ReadFile(o.file)
-	}
+	text, err := command.ReadFile(o.file, o.In)
 	if err != nil {
 		return nil, fmt.Errorf("read the report: %w", err)
 	}

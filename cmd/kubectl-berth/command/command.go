@@ -9,7 +9,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -202,6 +204,18 @@ func (c Command) run(ctx context.Context, call *Call, format *answer.Format) err
 		}
 		return format.Print(call.Out, said)
 	})
+}
+
+// ReadFile reads the file that a flag names; - is stdin.
+func ReadFile(name string, stdin io.Reader) ([]byte, error) {
+	if name != "-" {
+		return os.ReadFile(name)
+	}
+	text, err := io.ReadAll(stdin)
+	if err != nil {
+		return nil, fmt.Errorf("read stdin: %w", err)
+	}
+	return text, nil
 }
 
 // ParseAge reads a duration, which may be in days.

@@ -7,11 +7,12 @@ import (
 	"context"
 	"encoding/csv"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -21,18 +22,29 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/inventory/netbox"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
 const exportLong = `Prints every address that is not free: for a spreadsheet as CSV, for a program as JSON, or
-as NetBox imports IP addresses (-o netbox). They are in the order of the addresses.`
+as NetBox imports IP addresses (-o netbox is its CSV, -o netbox-json its JSON). They are in the order of the addresses.
+
+NetBox updates an address by its id alone. Without --netbox all addresses are new ones, without id, and NetBox refuses a
+file that has an address of its own: as a whole, so that it changes nothing. With --netbox, NetBox's own list of IP addresses,
+the output has only what NetBox lacks: new addresses, and with their ids those that have changed and those that nobody has
+any more, which become deprecated. Addresses that NetBox has from others are left as they are, and named on stderr.
+Addresses that "kubectl berth reserve -f" reserved are NetBox's, and are left out.`
 
 const exportExamples = `  # For a spreadsheet
   kubectl berth export > addresses.csv
 
-  # One pool, for NetBox
-  kubectl berth export --pool web -o netbox > web.csv`
+  # One pool, for a NetBox that has none of its addresses
+  kubectl berth export --pool web -o netbox > web.csv
+
+  # What has changed since, by the list that NetBox exports ("Export", "All Data")
+  kubectl berth export --pool web -o netbox --netbox addresses.csv > changes.csv`
 
 // Row is an address as export prints it.
 type Row struct {
@@ -50,6 +62,8 @@ type Row struct {
 	Since         string `json:"since,omitempty"`
 
 	addr netip.Addr
+	// ofInventory: it is reserved because an inventory has it.
+	ofInventory bool
 }
 
 // columns have the header of the CSV, and the values below it.
@@ -72,6 +86,7 @@ func rowOf(ip *v1alpha1.FloatingIP) Row {
 		LastPod: spec.LastPod, ReleasePolicy: string(spec.ReleasePolicy),
 	}
 	row.addr, _ = v1alpha1.AddrOf(ip.Name) // the CRD's validation admits no other name
+	row.ofInventory = spec.Reserved && netbox.IsReason(ip.Annotations[v1alpha1.AnnotationReason])
 	if spec.Network != nil {
 		row.Subnet = spec.Network.Subnet
 	}
@@ -88,43 +103,137 @@ func rowOf(ip *v1alpha1.FloatingIP) Row {
 }
 
 // formats of the command. Others than these need a template of their own.
-var formats = map[string]func(io.Writer, []Row) error{"csv": writeCSV, "json": writeJSON, "netbox": writeNetBox}
+var formats = []string{"csv", "json", "netbox", "netbox-json"}
+
+type exporting struct {
+	format, pool string
+	// file has NetBox's list, and known what it says; nil: it was not given.
+	file  string
+	known []netbox.Entry
+}
 
 // NewExport returns the command export.
 func NewExport(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	format, pool := "csv", ""
+	o := &exporting{format: "csv"}
 	return command.Command{
 		Use: "export", Short: "Prints all addresses for a spreadsheet or another program", Long: exportLong, Example: exportExamples,
-		Args: cobra.NoArgs,
-		CompleteFlags: map[string]cobra.CompletionFunc{
-			"pool":   of.CompletePools,
-			"output": command.Words(slices.Sorted(maps.Keys(formats))...),
-		},
+		Args: cobra.NoArgs, Found: "NetBox has some of the addresses from others",
+		CompleteFlags: map[string]cobra.CompletionFunc{"pool": of.CompletePools, "output": command.Words(formats...)},
 		Flags: func(flags *pflag.FlagSet) {
-			flags.StringVarP(&format, "output", "o", format, "Output format: csv, json or netbox.")
-			flags.StringVar(&pool, "pool", "", "Only the addresses that were given from this pool.")
+			flags.StringVarP(&o.format, "output", "o", o.format, "Output format: csv, json, netbox or netbox-json.")
+			flags.StringVar(&o.pool, "pool", "", "Only the addresses that were given from this pool.")
+			flags.StringVar(&o.file, "netbox", "", "File with NetBox's list of IP addresses, as it exports them (CSV) or as pages of its API (JSON); - is stdin. For -o netbox and netbox-json.")
 		},
-		Prepare: func(*command.Call) error {
-			if formats[format] == nil {
-				return fmt.Errorf("-o %s: there is no such format: use csv, json or netbox", format)
-			}
-			return nil
-		},
-		Run: func(ctx context.Context, call *command.Call) error {
-			var rows []Row
-			if err := cluster.EachFloatingIP(ctx, call.Berth, cluster.OfPool(pool), func(ip *v1alpha1.FloatingIP) error {
-				rows = append(rows, rowOf(ip))
-				return nil
-			}); err != nil {
-				return err
-			}
-			slices.SortFunc(rows, func(a, b Row) int { return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.Address, b.Address)) })
-			if err := formats[format](call.Out, rows); err != nil {
-				return fmt.Errorf("write the addresses: %w", err)
-			}
-			return nil
-		},
+		Prepare: o.prepare, Run: o.run,
 	}.New(of, streams)
+}
+
+func (o *exporting) ofNetBox() bool { return o.format == "netbox" || o.format == "netbox-json" }
+
+func (o *exporting) prepare(call *command.Call) error {
+	switch {
+	case !slices.Contains(formats, o.format):
+		return fmt.Errorf("-o %s: there is no such format: use csv, json, netbox or netbox-json", o.format)
+	case o.file == "":
+		return nil
+	case !o.ofNetBox():
+		return errors.New("--netbox is for -o netbox and -o netbox-json")
+	}
+	text, err := command.ReadFile(o.file, call.In)
+	if err == nil {
+		o.known, err = netbox.Read(text)
+	}
+	if err != nil {
+		return fmt.Errorf("read NetBox's list %s: %w", o.file, err)
+	}
+	return nil
+}
+
+func (o *exporting) run(ctx context.Context, call *command.Call) error {
+	// With NetBox's list all addresses matter: what an address of it is depends on all pools.
+	selector := cluster.OfPool(o.pool)
+	if o.known != nil {
+		selector = ""
+	}
+	var rows []Row
+	if err := cluster.EachFloatingIP(ctx, call.Berth, selector, func(ip *v1alpha1.FloatingIP) error {
+		rows = append(rows, rowOf(ip))
+		return nil
+	}); err != nil {
+		return err
+	}
+	slices.SortFunc(rows, func(a, b Row) int { return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.Address, b.Address)) })
+	var err error
+	switch o.format {
+	case "csv":
+		err = writeCSV(call.Out, rows)
+	case "json":
+		err = writeJSON(call.Out, rows)
+	default:
+		return o.netBox(ctx, call, rows)
+	}
+	return written(err)
+}
+
+func written(err error) error {
+	if err != nil {
+		return fmt.Errorf("write the addresses: %w", err)
+	}
+	return nil
+}
+
+// netBox writes the rows for NetBox, or what its list lacks of them.
+func (o *exporting) netBox(ctx context.Context, call *command.Call, rows []Row) error {
+	all, err := cluster.Pools(ctx, call.Berth)
+	if err != nil {
+		return err
+	}
+	records, foreign, err := o.records(rows, pools.Compile(all))
+	if err != nil {
+		return fmt.Errorf("compare with NetBox's list %s: %w", o.file, err)
+	}
+	if o.format == "netbox" {
+		err = netbox.WriteCSV(call.Out, records, o.known != nil)
+	} else {
+		err = netbox.WriteJSON(call.Out, records)
+	}
+	if err != nil {
+		return written(err)
+	}
+	for _, e := range foreign {
+		fmt.Fprintf(call.ErrOut, "%s: NetBox has it from others, with id %d and the description %q: it is left out\n", e.First, e.ID, e.Description)
+	}
+	if len(foreign) > 0 {
+		return answer.FindingsError("")
+	}
+	return nil
+}
+
+// records returns the rows for NetBox, or the changes of its list, and the entries of it that others have.
+func (o *exporting) records(rows []Row, snapshot *pools.Snapshot) ([]netbox.Record, []netbox.Entry, error) {
+	var wanted []netbox.Record
+	taken := make(map[netip.Addr]*Row, len(rows))
+	for i := range rows {
+		row := &rows[i]
+		taken[row.addr] = row
+		if row.ofInventory || o.pool != "" && row.Pool != o.pool {
+			continue
+		}
+		wanted = append(wanted, row.record(snapshot))
+	}
+	if o.known == nil {
+		return wanted, nil, nil
+	}
+	changes, foreign, err := netbox.Changes(o.known, wanted, func(addr netip.Addr) bool {
+		home, ok := snapshot.Home(addr)
+		return ok && taken[addr] == nil && (o.pool == "" || snapshot.Pools()[home].Name == o.pool)
+	})
+	// If the address is reserved here, both sides say that it is taken.
+	foreign = slices.DeleteFunc(foreign, func(e netbox.Entry) bool {
+		row := taken[e.First]
+		return row.State == string(standing.Reserved) && row.Pod == "" && row.Owner == ""
+	})
+	return changes, foreign, err
 }
 
 func writeCSV(out io.Writer, rows []Row) error {
@@ -132,22 +241,16 @@ func writeCSV(out io.Writer, rows []Row) error {
 	for i, column := range columns {
 		head[i] = column.name
 	}
-	return writeTable(out, rows, head, func(row *Row) []string {
-		cells := make([]string, len(columns))
-		for i, column := range columns {
-			cells[i] = column.of(row)
-		}
-		return cells
-	})
-}
-
-func writeTable(out io.Writer, rows []Row, head []string, cellsOf func(*Row) []string) error {
 	writer := csv.NewWriter(out)
 	if err := writer.Write(head); err != nil {
 		return err
 	}
+	cells := make([]string, len(columns))
 	for i := range rows {
-		if err := writer.Write(cellsOf(&rows[i])); err != nil {
+		for j, column := range columns {
+			cells[j] = column.of(&rows[i])
+		}
+		if err := writer.Write(cells); err != nil {
 			return err
 		}
 	}
@@ -164,24 +267,24 @@ func writeJSON(out io.Writer, rows []Row) error {
 	return encoder.Encode(map[string]any{"apiVersion": answer.APIVersion, "kind": "AddressExport", "items": rows})
 }
 
-// writeNetBox writes the columns that NetBox reads when it imports IP addresses.
-func writeNetBox(out io.Writer, rows []Row) error {
-	return writeTable(out, rows, []string{"address", "status", "description"}, func(row *Row) []string {
-		status := "active"
-		if row.Pod == "" {
-			status = "reserved"
-		}
-		return []string{row.withLength(), status, row.describe()}
-	})
+// record returns the row as NetBox imports it. It has no times, so it is the same until the address changes hands.
+func (r *Row) record(snapshot *pools.Snapshot) netbox.Record {
+	status := netbox.Active
+	if r.Pod == "" {
+		status = netbox.Reserved
+	}
+	return netbox.NewRecord(r.addr, r.bits(snapshot), status, r.describe())
 }
 
-// withLength returns the address with the prefix length of its subnet, which NetBox wants.
-func (r *Row) withLength() string {
-	bits := r.addr.BitLen()
+// bits returns the prefix length of the address's network: of the one that its pod has, or else of the pool's.
+func (r *Row) bits(snapshot *pools.Snapshot) int {
 	if subnet, err := netip.ParsePrefix(r.Subnet); err == nil {
-		bits = subnet.Bits()
+		return subnet.Bits()
 	}
-	return fmt.Sprintf("%s/%d", r.Address, bits)
+	if home, ok := snapshot.Home(r.addr); ok {
+		return snapshot.Pools()[home].Subnet.Bits()
+	}
+	return r.addr.BitLen()
 }
 
 func (r *Row) describe() string {
@@ -191,5 +294,5 @@ func (r *Row) describe() string {
 	case r.Owner != "":
 		return fmt.Sprintf("retained for %s %s/%s", r.OwnerKind, r.Namespace, r.Owner)
 	}
-	return r.State
+	return strings.ToLower(r.State)
 }

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 
@@ -53,7 +52,7 @@ type given struct {
 func readFiles(names []string, stdin io.Reader, configKey string) (*given, error) {
 	g := &given{configKey: configKey}
 	for _, name := range names {
-		text, err := readFile(name, stdin)
+		text, err := command.ReadFile(name, stdin)
 		if err != nil {
 			return nil, fmt.Errorf("read Galaxy's state: %w", err)
 		}
@@ -62,17 +61,6 @@ func readFiles(names []string, stdin io.Reader, configKey string) (*given, error
 		}
 	}
 	return g, nil
-}
-
-func readFile(name string, stdin io.Reader) ([]byte, error) {
-	if name == "-" {
-		text, err := io.ReadAll(stdin)
-		if err != nil {
-			return nil, fmt.Errorf("read stdin: %w", err)
-		}
-		return text, nil
-	}
-	return os.ReadFile(name)
 }
 
 func (g *given) addFile(text []byte) error { return eachDocument(text, g.addDocument) }

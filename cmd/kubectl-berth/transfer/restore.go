@@ -78,7 +78,7 @@ func (o *restoreOptions) prepare(call *command.Call) error {
 	if err := errors.Join(append(errs, validateWorkers(o.workers))...); err != nil {
 		return err
 	}
-	text, err := readFile(o.file, call.In)
+	text, err := command.ReadFile(o.file, call.In)
 	if err == nil {
 		err = readBackup(text, &o.saved)
 	}
