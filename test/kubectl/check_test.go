@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -111,6 +112,48 @@ func TestCheck(t *testing.T) {
 		if _, err := w.Berth.FloatingIPs.Get(w.Ctx, "10.0.70.29", metav1.GetOptions{}); err == nil {
 			t.Error("it is still there")
 		}
+	})
+
+	t.Run("inventory", func(t *testing.T) {
+		w := w.On(t)
+		held, file := w.Address("web-0"), filepath.Join(t.TempDir(), "netbox.csv")
+		write := func(rows string) {
+			t.Helper()
+			if err := os.WriteFile(file, []byte("ID,IP Address,Status,Description\n"+rows), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		const berths = "3,10.0.70.27/24,Active,Berth: pod default/old-0 of StatefulSet old\n"
+		write("1,10.0.70.28/24,Active,printer\n2," + held + "/24,Active,old server\n" + berths)
+		berth(w, "viewer", "reserve", "-f", file).expect(t, 1, `user "viewer" may not create floatingips.berth.dev`)
+		berth(w, "nobody", "reserve", "-f", file).expect(t, 1, `user "nobody" may not list`)
+		planned := berth(w, "operator", "reserve", "-f", file, "--prune", "--dry-run").expect(t, 2, "1 would be reserved, 0 put back. Nothing was changed.")
+		done := berth(w, "operator", "reserve", "-f", file, "--prune").expect(t, 2, "10.0.70.27: not reserved: the inventory has it from Berth\n10.0.70.28: reserved in pool web\n",
+			held+": not reserved: pod default/web-0 has it\n", "1 reserved, 0 put back.")
+		rows := func(r ran) string { return strings.Split(strings.ReplaceAll(r.out, " (dry run)", ""), "\n\n")[0] }
+		if rows(planned) != rows(done) {
+			t.Errorf("the plan is\n%s, and it did\n%s", planned.out, done.out)
+		}
+		before, err := w.Berth.FloatingIPs.List(w.Ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		berth(w, "operator", "reserve", "-f", file, "--prune").expect(t, 2, "0 reserved, 0 put back.")
+		after, err := w.Berth.FloatingIPs.List(w.Ctx, metav1.ListOptions{})
+		if err != nil || !reflect.DeepEqual(before.Items, after.Items) {
+			t.Errorf("reserving the file again: %v; %+v is now %+v", err, before.Items, after.Items)
+		}
+		// NetBox's own are not exported to it, and what Berth has no more is deprecated.
+		exported := berth(w, "viewer", "export", "-o", "netbox", "--netbox", file).expect(t, 2, held+": NetBox has it from others, with id 2",
+			"id,address,status,description\n", "\n3,10.0.70.27/24,deprecated,Berth: free\n", "\n,"+w.Address("web-1")+"/24,active,Berth: pod default/web-1 of StatefulSet web\n")
+		if again := berth(w, "viewer", "export", "-o", "netbox", "--netbox", file); again.out != exported.out || strings.Contains(again.out, "10.0.70.28") {
+			t.Errorf("the next export is\n%s", again.out)
+		}
+		berth(w, "nobody", "export", "-o", "netbox", "--netbox", file).expect(t, 1, `user "nobody" may not list`)
+		write(berths)
+		berth(w, "operator", "reserve", "-f", file).expect(t, 0, "0 reserved, 0 put back.")
+		berth(w, "operator", "reserve", "-f", file, "--prune", "--reason=another").expect(t, 0, "0 reserved, 0 put back.")
+		berth(w, "operator", "reserve", "-f", file, "--prune").expect(t, 0, "10.0.70.28: free: the inventory lacks it now\n", "0 reserved, 1 put back.")
 	})
 
 	t.Run("release", func(t *testing.T) {

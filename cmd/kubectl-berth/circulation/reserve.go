@@ -17,6 +17,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/inventory/netbox"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
@@ -26,30 +27,73 @@ import (
 const reserveLong = `Takes addresses out of circulation: no pod gets them until "kubectl berth unreserve".
 
 An address that a pod or a workload has is not reserved: the answer says who has it. Release
-it first, or end the pod. The reason is in the annotation berth.dev/reason of the FloatingIP.`
+it first, or end the pod. The reason is in the annotation berth.dev/reason of the FloatingIP.
+
+-f reserves the addresses that an inventory says are taken, whatever their status, as far as pools give them. It reads
+what NetBox exports (IP addresses, "Export", "All Data"), pages of NetBox's API for IP addresses or ranges (JSON), or lines
+with an address, FIRST-LAST or a CIDR. Addresses that the inventory has from "kubectl berth export -o netbox" are left out.
+The reason is "in the inventory", with --reason NAME "in the inventory: NAME". Reserving a file again changes nothing.
+With --prune, reserved addresses with exactly this reason which the files lack now are free again; others never.`
 
 const reserveExamples = `  # The router's second address, until the network team is done
   kubectl berth reserve 10.0.70.12 --reason "VRRP, ticket 4711"
 
   # Which of them could not be reserved? Changes nothing
-  kubectl berth reserve 10.0.70.12 10.0.70.13 --dry-run`
+  kubectl berth reserve 10.0.70.12 10.0.70.13 --dry-run
+
+  # What would the inventory take out of circulation, and put back? Then do it
+  kubectl berth reserve -f addresses.csv --prune --dry-run
+  kubectl berth reserve -f addresses.csv --prune`
 
 type reserving struct {
 	*command.Call
 	addrs  []netip.Addr
 	reason string
+	// files are those of reserve -f, and entries the addresses in them.
+	files   []string
+	entries []netbox.Entry
+	prune   bool
+
+	pools *pools.Snapshot // nil: not read yet
+	// refused says that some address was left as it is, against the user's wish.
+	refused bool
 }
 
 // NewReserve returns the command reserve.
 func NewReserve(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	o := &reserving{}
-	return o.command(command.Command{
-		Use: "reserve ADDRESS...", Short: "Takes addresses out of circulation", Long: reserveLong, Example: reserveExamples,
-		Found: "some are not reserved, because somebody has them",
+	return command.Command{
+		Use: "reserve ADDRESS... | -f FILE", Short: "Takes addresses out of circulation", Long: reserveLong, Example: reserveExamples,
+		Args: cobra.ArbitraryArgs, Writes: true, Found: "some are not reserved, because somebody has them",
 		Flags: func(flags *pflag.FlagSet) {
-			flags.StringVar(&o.reason, "reason", "", "Why, for a person who finds the address reserved later.")
+			flags.StringVar(&o.reason, "reason", "", "Why, for a person who finds the address reserved later. With -f the name of the inventory.")
+			flags.StringArrayVarP(&o.files, "filename", "f", nil, "File with the addresses that an inventory says are taken; - is stdin. Can be repeated.")
+			flags.BoolVar(&o.prune, "prune", false, "With -f: put addresses back that -f reserved, with the same --reason, and that the files lack now.")
 		},
-	}, o.reserve).New(of, streams)
+		Prepare: o.prepare,
+		Run: func(ctx context.Context, _ *command.Call) error {
+			if len(o.files) > 0 {
+				return o.reserveTaken(ctx)
+			}
+			return o.each(ctx, o.reserve)
+		},
+	}.New(of, streams)
+}
+
+func (o *reserving) prepare(call *command.Call) (err error) {
+	o.Call = call
+	switch {
+	case (len(call.Args) > 0) == (len(o.files) > 0):
+		return errors.New("name addresses, or give -f: exactly one of the two")
+	case o.prune && len(o.files) == 0:
+		return errors.New("--prune is for -f")
+	case len(o.files) > 0:
+		o.reason = netbox.Reason(o.reason)
+		o.entries, err = readTaken(o.files, call.In)
+		return err
+	}
+	o.addrs, err = standing.ParseAddrs(call.Args)
+	return err
 }
 
 const unreserveLong = `Puts reserved addresses back into circulation: pods get them again.`
@@ -57,23 +101,17 @@ const unreserveLong = `Puts reserved addresses back into circulation: pods get t
 // NewUnreserve returns the command unreserve.
 func NewUnreserve(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	o := &reserving{}
-	return o.command(command.Command{
+	return command.Command{
 		Use: "unreserve ADDRESS...", Short: "Puts reserved addresses back into circulation", Long: unreserveLong,
-		Example: "  kubectl berth unreserve 10.0.70.12", Complete: of.CompleteAddresses,
-		Found: "some are still reserved, because they changed meanwhile",
-	}, o.unreserve).New(of, streams)
-}
-
-// command completes a command that calls do with each address.
-func (o *reserving) command(c command.Command, do func(context.Context, netip.Addr) (string, error)) command.Command {
-	c.Args, c.Writes = cobra.MinimumNArgs(1), true
-	c.Prepare = func(call *command.Call) (err error) {
-		o.Call = call
-		o.addrs, err = standing.ParseAddrs(call.Args)
-		return err
-	}
-	c.Run = func(ctx context.Context, _ *command.Call) error { return o.each(ctx, do) }
-	return c
+		Example: "  kubectl berth unreserve 10.0.70.12", Complete: of.CompleteAddresses, Args: cobra.MinimumNArgs(1),
+		Writes: true, Found: "some are still reserved, because they changed meanwhile",
+		Prepare: func(call *command.Call) (err error) {
+			o.Call = call
+			o.addrs, err = standing.ParseAddrs(call.Args)
+			return err
+		},
+		Run: func(ctx context.Context, _ *command.Call) error { return o.each(ctx, o.unreserve) },
+	}.New(of, streams)
 }
 
 // errSome says that some addresses were left as they are; the output says which and why.
@@ -81,23 +119,34 @@ const errSome = answer.FindingsError("Not all addresses: see above.")
 
 // each calls do with each address, and prints the returned text.
 func (o *reserving) each(ctx context.Context, do func(context.Context, netip.Addr) (string, error)) error {
-	failed := false
 	for _, addr := range o.addrs {
 		did, err := do(ctx, addr)
-		var refused refusal
-		switch {
-		case errors.As(err, &refused):
-			fmt.Fprintf(o.Out, "%s: %s\n", addr, refused)
-			failed = true
-		case err != nil:
-			return fmt.Errorf("%s: %w", addr, err)
-		case o.DryRun:
-			fmt.Fprintf(o.Out, "%s: %s (dry run)\n", addr, did)
-		default:
-			fmt.Fprintf(o.Out, "%s: %s\n", addr, did)
+		if err := o.say(addr, did, err); err != nil {
+			return err
 		}
 	}
-	if failed {
+	return o.outcome()
+}
+
+// say prints the outcome for an address or a range. It returns an error that is no refusal.
+func (o *reserving) say(of fmt.Stringer, did string, err error) error {
+	var refused refusal
+	switch {
+	case errors.As(err, &refused):
+		fmt.Fprintf(o.Out, "%s: %s\n", of, refused)
+		o.refused = true
+	case err != nil:
+		return fmt.Errorf("%s: %w", of, err)
+	case o.DryRun:
+		fmt.Fprintf(o.Out, "%s: %s (dry run)\n", of, did)
+	default:
+		fmt.Fprintf(o.Out, "%s: %s\n", of, did)
+	}
+	return nil
+}
+
+func (o *reserving) outcome() error {
+	if o.refused {
 		return errSome
 	}
 	return nil
@@ -108,14 +157,18 @@ type refusal string
 
 func (r refusal) Error() string { return string(r) }
 
+const errChanged = refusal("it changed a moment ago: look at it and try again")
+
+// alreadyReserved says that nothing is to be done.
+const alreadyReserved = "is reserved already"
+
 func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error) {
-	all, err := cluster.Pools(ctx, o.Berth)
-	if err != nil {
+	if err := o.readPools(ctx); err != nil {
 		return "", err
 	}
-	snapshot, pool := pools.Compile(all), ""
-	if home, ok := snapshot.Home(addr); ok {
-		pool = snapshot.Pools()[home].Name
+	pool := ""
+	if home, ok := o.pools.Home(addr); ok {
+		pool = o.pools.Pools()[home].Name
 	}
 	ip := &v1alpha1.FloatingIP{
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NameOf(addr)},
@@ -124,7 +177,7 @@ func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error
 	if o.reason != "" {
 		ip.Annotations = map[string]string{v1alpha1.AnnotationReason: o.reason}
 	}
-	_, err = o.Berth.FloatingIPs.Create(ctx, ip, metav1.CreateOptions{DryRun: o.DryRuns(), FieldValidation: metav1.FieldValidationStrict})
+	_, err := o.Berth.FloatingIPs.Create(ctx, ip, metav1.CreateOptions{DryRun: o.DryRuns(), FieldValidation: metav1.FieldValidationStrict})
 	if apierrors.IsAlreadyExists(err) {
 		return o.reserved(ctx, ip)
 	}
@@ -137,8 +190,20 @@ func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error
 	return "reserved in pool " + pool, nil
 }
 
+func (o *reserving) readPools(ctx context.Context) error {
+	if o.pools != nil {
+		return nil
+	}
+	all, err := cluster.Pools(ctx, o.Berth)
+	if err != nil {
+		return err
+	}
+	o.pools = pools.Compile(all)
+	return nil
+}
+
 // reserved handles an address that exists already: it writes the reason if that is
-// reserved.
+// reserved. An inventory's replaces no other: --prune would undo a reservation that it did not make.
 func (o *reserving) reserved(ctx context.Context, wanted *v1alpha1.FloatingIP) (string, error) {
 	ip, err := o.Berth.FloatingIPs.Get(ctx, wanted.Name, metav1.GetOptions{})
 	if cluster.IsNoSuch(err) {
@@ -150,8 +215,8 @@ func (o *reserving) reserved(ctx context.Context, wanted *v1alpha1.FloatingIP) (
 	if !ip.Spec.Reserved {
 		return "", refusal("not reserved: " + whose(ip))
 	}
-	if o.reason == "" || ip.Annotations[v1alpha1.AnnotationReason] == o.reason {
-		return "is reserved already", nil
+	if o.reason == "" || ip.Annotations[v1alpha1.AnnotationReason] == o.reason || len(o.files) > 0 {
+		return alreadyReserved, nil
 	}
 	metav1.SetMetaDataAnnotation(&ip.ObjectMeta, v1alpha1.AnnotationReason, o.reason)
 	if _, err := o.Berth.FloatingIPs.Update(ctx, ip, metav1.UpdateOptions{DryRun: o.DryRuns()}); err != nil {
@@ -169,6 +234,8 @@ func (o *reserving) unreserve(ctx context.Context, addr netip.Addr) (string, err
 		return "", fmt.Errorf("get FloatingIP %s: %w", v1alpha1.NameOf(addr), err)
 	case !ip.Spec.Reserved:
 		return "is not reserved: " + whose(ip), nil
+	case o.prune && ip.Annotations[v1alpha1.AnnotationReason] != o.reason:
+		return "", errChanged
 	case ip.Spec.Pod != nil || ip.Spec.Owner != nil:
 		// Reserved by hand over a record that somebody has: that stays.
 		ip.Spec.Reserved = false
@@ -183,7 +250,7 @@ func (o *reserving) unreserve(ctx context.Context, addr netip.Addr) (string, err
 		}
 	}
 	if apierrors.IsConflict(err) {
-		return "", refusal("it changed a moment ago: look at it and try again")
+		return "", errChanged
 	}
 	return "", fmt.Errorf("unreserve: %w", err)
 }
