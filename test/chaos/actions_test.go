@@ -41,6 +41,8 @@ type driver struct {
 	// elect has the actions of the present round.
 	elect    election
 	reserved []string
+	// abandoned: the assigner's network may have addresses of a time that a restored API server knows nothing of.
+	abandoned bool
 
 	later sync.WaitGroup // actions that end by themselves
 	calm  chan struct{}  // closed when it has to end now; nil between rounds

@@ -287,13 +287,14 @@ func (d *driver) leaveCloud() error {
 
 // judgeAttached looks at what Attached found at rest. Where the controller told that
 // an address may be attached to another node than its pod's, an administrator deletes
-// the pod. Where both schedulers worked at once, for which the protocol is not made,
-// he also detaches what is free.
+// the pod. Where both schedulers worked at once, for which the protocol is not made, or where a
+// backup was restored, of which the network knows nothing, he deletes the pods whose address is elsewhere and
+// detaches what is free.
 func (d *driver) judgeAttached(pods map[string]string, free map[netip.Addr]string) []string {
 	var wrong []string
 	for uid, text := range pods {
 		wrong = append(wrong, text)
-		if pod := d.podOf(uid); pod != nil && (!d.w.network.judges() || d.misplaced(pod)) {
+		if pod := d.podOf(uid); pod != nil && (!d.w.network.judges() || d.abandoned || d.misplaced(pod)) {
 			d.w.say("delete pod %s/%s: %s", pod.Namespace, pod.Name, text)
 			if err := d.deletePod(pod); err != nil && !expected(err) {
 				wrong = append(wrong, err.Error())
@@ -301,7 +302,7 @@ func (d *driver) judgeAttached(pods map[string]string, free map[netip.Addr]strin
 		}
 	}
 	for addr, text := range free {
-		if !d.w.network.judges() {
+		if !d.w.network.judges() || d.abandoned {
 			d.w.say("detach %s: %s", addr, text)
 			d.w.network.forget(addr)
 			continue

@@ -41,7 +41,7 @@ func TestChaos(t *testing.T) {
 		t.Fatal(err)
 	}
 	for round := range s.rounds {
-		d.round(round, elections[round%len(elections)])
+		d.round(round, elections[round%len(elections)], restorations[round%len(restorations)])
 	}
 	d.end(s.rounds)
 	t.Logf("%d operations, %d writes by all programs", d.operations, w.recorder.turn())
@@ -55,8 +55,8 @@ type election struct{ schedulers, controllers, clocks bool }
 var elections = []election{{schedulers: true}, {schedulers: true, controllers: true}, {}, {clocks: true}, {schedulers: true, controllers: true, clocks: true}}
 
 // round starts the programs, which must find everything as it was, lets a while
-// of chaos pass, and looks.
-func (d *driver) round(round int, elect election) {
+// of chaos pass, and looks. Then a backup of its begin may be restored.
+func (d *driver) round(round int, elect election, restored restoration) {
 	w := d.w
 	w.T.Helper()
 	d.elect = elect
@@ -68,14 +68,28 @@ func (d *driver) round(round int, elect election) {
 	if err := d.leaveCloud(); err != nil {
 		w.T.Fatal(err)
 	}
+	var before *backup
+	if restored != notRestored {
+		var err error
+		if before, err = d.backUp(); err != nil {
+			w.T.Fatal(err)
+		}
+	}
 	if err := d.run(round, w.settings.steps); err != nil {
 		w.T.Fatal(err)
 	}
 	d.rest(fmt.Sprintf("round %d", round))
+	if restored == restoredBelow {
+		d.restore(before)
+		d.rest(fmt.Sprintf("round %d, a backup is restored", round))
+	}
 	w.say("round %d ends; faults: %s; %s", round, summary(w.programs.faults()), summary(w.network.done()))
 	w.programs.stop()
 	w.check()
 	w.say("%d operations and %d writes until now", d.operations, w.recorder.turn())
+	if restored == restoredBetween {
+		d.restore(before)
+	}
 }
 
 // end deletes everything. Only addresses that policy Never keeps are left.
@@ -157,6 +171,7 @@ func (d *driver) rest(when string) {
 			for _, text := range w.recorder.judge.AtRest(time.Now()) {
 				w.violation("%s", text)
 			}
+			d.abandoned = false
 			break
 		}
 		select {

@@ -15,8 +15,20 @@ import (
 // InternalIPs in 10.0.60.0/24, the others in 10.0.61.0/24.
 func nodeName(i int) string { return fmt.Sprintf("node-%d", i) }
 
-// startNodes makes the nodes and runs their kubelets until the test ends.
+// startNodes makes the nodes and runs their kubelets.
 func (w *world) startNodes() {
+	w.T.Helper()
+	for i := range w.settings.nodes {
+		node := kubelet.NewNode(nodeName(i), fmt.Sprintf("10.0.%d.%d", 60+i%2, 10+i/2))
+		if _, err := w.Kube.CoreV1().Nodes().Create(w.Ctx, node, metav1.CreateOptions{}); err != nil {
+			w.T.Fatal(err)
+		}
+	}
+	w.startKubelets()
+}
+
+// startKubelets runs the kubelets of the nodes until they are stopped, or the test ends.
+func (w *world) startKubelets() {
 	w.T.Helper()
 	w.StartKubelets(kubelet.Options{
 		Complain: w.violation, Report: w.say,
@@ -26,10 +38,6 @@ func (w *world) startNodes() {
 		},
 	})
 	for i := range w.settings.nodes {
-		node := kubelet.NewNode(nodeName(i), fmt.Sprintf("10.0.%d.%d", 60+i%2, 10+i/2))
-		if _, err := w.Kube.CoreV1().Nodes().Create(w.Ctx, node, metav1.CreateOptions{}); err != nil {
-			w.T.Fatal(err)
-		}
-		go w.Kubelets.Keep(node.Name)
+		go w.Kubelets.Keep(nodeName(i))
 	}
 }

@@ -96,7 +96,9 @@ func (ps *programs) stop() {
 		_ = p.log.Close() // it is read below
 		forbidden := map[string]bool{}
 		for _, c := range p.proxy.Forbidden() {
-			forbidden[c.Method+" "+c.Path] = true
+			if !p.w.WhileRestored(c) {
+				forbidden[c.Method+" "+c.Path] = true
+			}
 		}
 		for text := range forbidden {
 			p.w.violation("%s is forbidden to %s", p.name, text)

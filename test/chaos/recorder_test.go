@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"reflect"
 	"regexp"
@@ -48,6 +49,7 @@ type recorder struct {
 	failed   error
 
 	judge *judge.State
+	stop  context.CancelFunc // ends the watches
 }
 
 // kinds are the kinds of objects that are recorded.
@@ -93,29 +95,62 @@ func (c custom) List(ctx context.Context, options metav1.ListOptions) (*unstruct
 	return c.NamespaceableResourceInterface.List(ctx, options)
 }
 
-// record starts to watch.
+// record starts to watch. If there is a recorder that was stopped, it goes on with the counts of that one.
 func (w *world) record() {
 	w.T.Helper()
-	w.recorder = &recorder{w: w, current: map[string]judge.Event{}, versions: map[string]map[string]string{}, judge: judge.New()}
+	ctx, stop := context.WithCancel(w.Ctx)
+	w.T.Cleanup(stop)
+	r := &recorder{w: w, current: map[string]judge.Event{}, versions: map[string]map[string]string{}, stop: stop}
+	list := func(kind string, client cache.ListerWatcher, options metav1.ListOptions) (objects runtime.Object, version string) {
+		objects, err := cache.ToListerWithContext(client).ListWithContext(ctx, options)
+		if err != nil {
+			w.T.Fatalf("list %s: %v", kind, err)
+		}
+		accessor, err := meta.ListAccessor(objects)
+		if err != nil {
+			w.T.Fatal(err)
+		}
+		return objects, accessor.GetResourceVersion()
+	}
+	// The first requests have the API server follow each kind: it can tell of no change before that.
+	var version string
 	for kind, client := range w.kinds() {
-		list, err := cache.ToListerWithContext(client).ListWithContext(w.Ctx, metav1.ListOptions{})
-		if err != nil {
-			w.T.Fatal(err)
-		}
-		accessor, err := meta.ListAccessor(list)
-		if err != nil {
-			w.T.Fatal(err)
-		}
-		w.recorder.versions[kind] = map[string]string{}
-		_ = meta.EachListItem(list, func(object runtime.Object) error {
-			w.recorder.add(kind, object.(metav1.Object), false)
+		_, version = list(kind, client, metav1.ListOptions{})
+	}
+	// All lists are of one version, so that there is a state from which the judge goes on.
+	for kind, client := range w.kinds() {
+		objects, _ := list(kind, client, metav1.ListOptions{ResourceVersion: version, ResourceVersionMatch: metav1.ResourceVersionMatchExact})
+		r.versions[kind] = map[string]string{}
+		_ = meta.EachListItem(objects, func(object runtime.Object) error {
+			r.add(kind, object.(metav1.Object), false)
 			return nil
 		})
-		watcher, err := watchtools.NewRetryWatcherWithContext(w.Ctx, accessor.GetResourceVersion(), cache.ToWatcherWithContext(client))
+	}
+	slices.SortStableFunc(r.events, byVersion)
+	r.judged, r.marked = len(r.events), len(r.events)
+	r.judge = judge.From(r.objects(), time.Now())
+	if before := w.recorder; before != nil {
+		r.judge.ClockError = before.judge.ClockError
+		r.writes = before.writes
+	}
+	w.recorder = r
+	for kind, client := range w.kinds() {
+		watcher, err := watchtools.NewRetryWatcherWithContext(ctx, version, cache.ToWatcherWithContext(client))
 		if err != nil {
 			w.T.Fatal(err)
 		}
-		go w.recorder.follow(kind, watcher)
+		go r.follow(kind, watcher)
+	}
+}
+
+// objects are those that there are.
+func (r *recorder) objects() iter.Seq[any] {
+	return func(yield func(any) bool) {
+		for _, event := range r.current {
+			if !yield(event.Object) {
+				return
+			}
+		}
 	}
 }
 
@@ -210,13 +245,7 @@ func (r *recorder) quiet() time.Duration {
 func (r *recorder) now() *judge.State {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	state := judge.Now(func(yield func(any) bool) {
-		for _, event := range r.current {
-			if !yield(event.Object) {
-				return
-			}
-		}
-	})
+	state := judge.Now(r.objects())
 	state.ClockError = r.judge.ClockError
 	return state
 }

@@ -165,7 +165,7 @@ func (w *World) start(p *proxy.Proxy, name string, args ...string) *Instance {
 	w.T.Cleanup(func() {
 		r.Kill()
 		for _, c := range r.Forbidden() {
-			if !w.whileCRDsEnd(c) && !w.whileRestored(c) {
+			if !w.whileCRDsEnd(c) && !w.WhileRestored(c) {
 				w.T.Errorf("%s is forbidden %s %s", name, c.Method, c.Path)
 			}
 		}
@@ -182,9 +182,9 @@ func (w *World) whileCRDsEnd(c proxy.Call) bool {
 	return c.At.After(w.CRDsDeleted) && c.At.Before(w.CRDsGone) && c.Method == http.MethodPost && strings.HasPrefix(c.Path, "/apis/berth.dev/")
 }
 
-// whileRestored says of a refused request that the API server, which just starts, refuses it to everybody: it does
+// WhileRestored says of a refused request that the API server, which just starts, refuses it to everybody: it does
 // not know roles yet.
-func (w *World) whileRestored(c proxy.Call) bool {
+func (w *World) WhileRestored(c proxy.Call) bool {
 	return c.At.After(w.restoring) && c.At.Before(w.restored)
 }
 

@@ -110,6 +110,22 @@ func Now(objects iter.Seq[any]) *State {
 	return s
 }
 
+// From returns the state of a cluster of which nothing but its present objects is known at a time, in no order.
+// [State.Apply] goes on from there.
+func From(objects iter.Seq[any], at time.Time) *State {
+	s := Now(objects)
+	for name, t := range s.addresses {
+		rank := t.worst
+		s.observe(t, true)
+		t.worst, t.owned = rank, at
+		if pod := s.runners[name]; pod != nil {
+			t.ran = true
+			s.running[pod.UID] = pod
+		}
+	}
+	return s
+}
+
 // Pardon allows an administrator to delete the FloatingIP with this UID.
 func (s *State) Pardon(uid string) { s.pardoned[uid] = true }
 
