@@ -79,7 +79,7 @@ func (r *Reclaimer) isUnusedBy(ip *v1alpha1.FloatingIP, pod *v1.Pod) bool {
 		return true
 	case ip.Spec.Pod != nil:
 		end, known := r.deleted.Get(ip.Spec.Pod.UID)
-		return known && !end.(podEnd).bound
+		return known && !end.(*podEnd).bound
 	}
 	return ip.Spec.ExternallyAssigned // leaveNode left LastPod empty
 }
@@ -163,7 +163,7 @@ func (r *Reclaimer) pod(ctx context.Context, ip *v1alpha1.FloatingIP) (holder *v
 	}
 	pod, err := r.cachedPod(owner.Namespace, name)
 	if err != nil || pod.UID != uid {
-		if end, deleted := r.deleted.Get(uid); deleted && time.Since(end.(podEnd).at) < believed {
+		if end, deleted := r.deleted.Get(uid); deleted && end.(*podEnd).counts(ip.Name) {
 			return nil, false, nil
 		}
 		pod, err = r.kube.CoreV1().Pods(owner.Namespace).Get(ctx, name, metav1.GetOptions{})

@@ -5,6 +5,7 @@ package reclaim
 import (
 	"fmt"
 	"maps"
+	"sync"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -170,16 +171,32 @@ func handler[T any](changed func(object T, gone bool), matters func(before, afte
 	}
 }
 
-// podEnd is the deletion of a pod: whether it was bound, and when its event came.
+// podEnd is the deletion of a pod: whether it was bound, and when its event came. Safe for concurrent use.
 type podEnd struct {
 	bound bool
 	at    time.Time
+
+	mu sync.Mutex
+	// told are the names of addresses for which it counted.
+	told map[string]bool
 }
 
 // believed is how long a deletion that the watch told counts without a question to the API server.
-// A restore of etcd, after which the pod is there again, takes longer, and the watch tells of it
-// later than others.
 const believed = 30 * time.Second
+
+// counts returns whether the deletion counts for an address without a question to the API server: once, at the look that its
+// event brings about. If a backup of etcd is restored afterwards, the pod may be there again, and the FloatingIP be known before
+// the pod is. If the first look could not write, because the API server was away, a backup may have been restored meanwhile, too.
+func (e *podEnd) counts(name string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	first := !e.told[name] && time.Since(e.at) < believed
+	if e.told == nil {
+		e.told = map[string]bool{}
+	}
+	e.told[name] = true
+	return first
+}
 
 // noteEnd notes deleted pods, and whether they were bound, before it passes the event
 // on. Only a real deletion event counts. A tombstone after a broken watch may hold a
@@ -193,7 +210,7 @@ func (r *Reclaimer) noteEnd(next cache.ResourceEventHandler) cache.ResourceEvent
 		UpdateFunc: next.OnUpdate,
 		DeleteFunc: func(object any) {
 			if pod, ok := object.(*v1.Pod); ok {
-				r.deleted.Add(pod.UID, podEnd{bound: pod.Spec.NodeName != "", at: time.Now()})
+				r.deleted.Add(pod.UID, &podEnd{bound: pod.Spec.NodeName != "", at: time.Now()})
 			}
 			next.OnDelete(object)
 		},

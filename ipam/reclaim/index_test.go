@@ -95,8 +95,8 @@ func TestMissedDeletion(t *testing.T) {
 		w.noteEnd(cache.ResourceEventHandlerFuncs{DeleteFunc: func(any) { told++ }}).OnDelete(lastPod)
 		w.noteDeletion(cache.ResourceEventHandlerFuncs{DeleteFunc: func(any) { told++ }}).OnDelete(lastIP)
 		end, known := w.deleted.Get(pod.UID)
-		if known != wants || known && !end.(podEnd).bound {
-			t.Errorf("missed %v: the pod is known as deleted: %v, %+v", missed, known, end)
+		if known != wants || known && !end.(*podEnd).bound {
+			t.Errorf("missed %v: the pod is known as deleted: %v", missed, known)
 		}
 		if _, known := w.deletions.of(ip.Name); known != wants {
 			t.Errorf("missed %v: the address rests: %v", missed, known)

@@ -56,7 +56,7 @@ func TestRetainForWhileTheWorkloadIsUnknown(t *testing.T) {
 				w.cache(ip)
 				w.failsReads(apierrors.NewInternalError(errUnreachable))
 				if test.held {
-					w.deleted.Add(ip.Spec.Pod.UID, podEnd{bound: true, at: time.Now()})
+					w.deleted.Add(ip.Spec.Pod.UID, &podEnd{bound: true, at: time.Now()})
 				}
 				err := w.look(name)
 				if writes := w.berth.Writes(); !slices.Equal(writes, test.want) || (err != nil) != test.unsure {
@@ -240,7 +240,7 @@ func TestPodIsBack(t *testing.T) {
 		ip, pod := given(name, set("web-0"), "web-0", under(v1alpha1.ReleasePodDeleted)), with("web-0", name)
 		w := newFixture(t, ip, pod)
 		w.cache(ip)
-		w.deleted.Add(pod.UID, podEnd{bound: true, at: time.Now().Add(-after)})
+		w.deleted.Add(pod.UID, &podEnd{bound: true, at: time.Now().Add(-after)})
 		if after == 0 {
 			w.mustNotBeAsked()
 		}
@@ -250,6 +250,17 @@ func TestPodIsBack(t *testing.T) {
 		if got := w.berth.Writes(); !slices.Equal(got, want) {
 			t.Errorf("%s after its pod's end: wrote %v, want %v", after, got, want)
 		}
+	}
+	// Within seconds of the pod's end, and before the watch tells of the pod, the address is looked at again.
+	ip, back := given(name, set("web-0"), "web-0", under(v1alpha1.ReleasePodDeleted)), with("web-0", name)
+	again := newFixture(t, ip, back)
+	again.cache(ip)
+	again.deleted.Add(back.UID, &podEnd{bound: true, at: time.Now(), told: map[string]bool{name: true}})
+	if err := again.look(name); err != nil {
+		t.Fatal(err)
+	}
+	if got := again.berth.Writes(); len(got) > 0 {
+		t.Errorf("at the second look after its pod's end, which was undone: wrote %v", got)
 	}
 	w := newFixture(t)
 	noted := w.noteEnd(cache.ResourceEventHandlerFuncs{})
