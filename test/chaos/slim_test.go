@@ -105,7 +105,11 @@ func slimWorkload(object metav1.Object) *judge.Workload {
 		ready := o.Status.Ready
 		w.AtRest = over || ready != nil && *ready == o.Status.Active
 	}
-	return withTemplate(w, template)
+	withTemplate(w, template)
+	if w.Kind == "Job" {
+		w.Spare, w.OldestFirst = 0, false // it wants spec.parallelism, whatever the annotation says
+	}
+	return w
 }
 
 // surges is how many pods a Deployment starts before it ends any, by the strategies
