@@ -13,6 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -135,7 +136,7 @@ func (r *Reclaimer) watch(config Config) error {
 		informer cache.SharedIndexInformer
 		handler  cache.ResourceEventHandler
 	}{
-		{config.View.FloatingIPs, r.noteDeletion(handler(r.addressChanged, nil))},
+		{config.View.FloatingIPs, r.noteReturn(r.noteDeletion(handler(r.addressChanged, nil)))},
 		{config.View.IPPools, handler(r.poolChanged, reconsider)},
 		{config.View.IPClaims, handler(r.workloadChanged("IPClaim"), reconsider)},
 		{core.Pods().Informer(), r.noteEnd(handler(r.podChanged, podChanged))},
@@ -177,8 +178,17 @@ type podEnd struct {
 	at    time.Time
 
 	mu sync.Mutex
+	// doubted: the API server has to be asked.
+	doubted bool
 	// told are the names of addresses for which it counted.
 	told map[string]bool
+}
+
+// doubt has the API server asked from now on.
+func (e *podEnd) doubt() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.doubted = true
 }
 
 // believed is how long a deletion that the watch told counts without a question to the API server.
@@ -190,12 +200,39 @@ const believed = 30 * time.Second
 func (e *podEnd) counts(name string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	first := !e.told[name] && time.Since(e.at) < believed
+	first := !e.doubted && !e.told[name] && time.Since(e.at) < believed
 	if e.told == nil {
 		e.told = map[string]bool{}
 	}
 	e.told[name] = true
 	return first
+}
+
+// noteReturn has the end of a FloatingIP's pod asked for where the FloatingIP comes by a list, or is older than before: a backup
+// of etcd may have been restored, and the pod be there again.
+func (r *Reclaimer) noteReturn(next cache.ResourceEventHandler) cache.ResourceEventHandler {
+	ask := func(ip *v1alpha1.FloatingIP) {
+		if ip.Spec.Pod == nil {
+			return
+		}
+		if end, known := r.deleted.Get(ip.Spec.Pod.UID); known {
+			end.(*podEnd).doubt()
+		}
+	}
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc: func(object any) {
+			ask(object.(*v1alpha1.FloatingIP))
+			next.OnAdd(object, false)
+		},
+		UpdateFunc: func(before, after any) {
+			order, err := resourceversion.CompareResourceVersion(before.(*v1alpha1.FloatingIP).ResourceVersion, after.(*v1alpha1.FloatingIP).ResourceVersion)
+			if err != nil || order >= 0 {
+				ask(after.(*v1alpha1.FloatingIP))
+			}
+			next.OnUpdate(before, after)
+		},
+		DeleteFunc: next.OnDelete,
+	}
 }
 
 // noteEnd notes deleted pods, and whether they were bound, before it passes the event

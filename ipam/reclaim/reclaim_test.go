@@ -233,6 +233,11 @@ func TestNeededKinds(t *testing.T) {
 	}
 }
 
+func (w *fixture) endOf(ip *v1alpha1.FloatingIP) *podEnd {
+	end, _ := w.deleted.Get(ip.Spec.Pod.UID)
+	return end.(*podEnd)
+}
+
 // Where a backup of etcd is restored, pods are back whose end the reclaimer saw.
 func TestPodIsBack(t *testing.T) {
 	const name = "10.0.70.2"
@@ -251,16 +256,31 @@ func TestPodIsBack(t *testing.T) {
 			t.Errorf("%s after its pod's end: wrote %v, want %v", after, got, want)
 		}
 	}
-	// Within seconds of the pod's end, and before the watch tells of the pod, the address is looked at again.
-	ip, back := given(name, set("web-0"), "web-0", under(v1alpha1.ReleasePodDeleted)), with("web-0", name)
-	again := newFixture(t, ip, back)
-	again.cache(ip)
-	again.deleted.Add(back.UID, &podEnd{bound: true, at: time.Now(), told: map[string]bool{name: true}})
-	if err := again.look(name); err != nil {
-		t.Fatal(err)
+	// Within seconds of the pod's end, and before the watch tells of the pod, the address is looked at again, or its FloatingIP comes
+	// by a list: with the version it had, with an older one, or after it was deleted.
+	newer := func(ip *v1alpha1.FloatingIP) *v1alpha1.FloatingIP {
+		ip = ip.DeepCopy()
+		ip.ResourceVersion = "1000"
+		return ip
 	}
-	if got := again.berth.Writes(); len(got) > 0 {
-		t.Errorf("at the second look after its pod's end, which was undone: wrote %v", got)
+	for why, bring := range map[string]func(w *fixture, ip *v1alpha1.FloatingIP, handler cache.ResourceEventHandler){
+		"second look":   func(w *fixture, ip *v1alpha1.FloatingIP, _ cache.ResourceEventHandler) { w.endOf(ip).counts(ip.Name) },
+		"same version":  func(_ *fixture, ip *v1alpha1.FloatingIP, h cache.ResourceEventHandler) { h.OnUpdate(ip, ip) },
+		"older version": func(_ *fixture, ip *v1alpha1.FloatingIP, h cache.ResourceEventHandler) { h.OnUpdate(newer(ip), ip) },
+		"deleted":       func(_ *fixture, ip *v1alpha1.FloatingIP, h cache.ResourceEventHandler) { h.OnAdd(ip, false) },
+	} {
+		ip, back := given(name, set("web-0"), "web-0", under(v1alpha1.ReleasePodDeleted)), with("web-0", name)
+		ip.ResourceVersion = "7"
+		w := newFixture(t, ip, back)
+		w.cache(ip)
+		w.deleted.Add(back.UID, &podEnd{bound: true, at: time.Now()})
+		bring(w, ip, w.noteReturn(cache.ResourceEventHandlerFuncs{}))
+		if err := w.look(name); err != nil {
+			t.Fatal(err)
+		}
+		if got := w.berth.Writes(); len(got) > 0 {
+			t.Errorf("%s: a pod's end, which was undone, brings about %v", why, got)
+		}
 	}
 	w := newFixture(t)
 	noted := w.noteEnd(cache.ResourceEventHandlerFuncs{})
