@@ -22,6 +22,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
@@ -134,18 +135,18 @@ func where(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 		if !ok || !of.has(ip) {
 			return nil, nil
 		}
-		changed := Of(ip)
+		changed := standing.AddressOf(ip)
 		if event.Type == watch.Deleted {
-			changed = Address{Address: ip.Spec.Address, State: "Deleted", Pool: ip.Spec.Pool, Note: "it is no longer " + of.String() + "'s"}
+			changed = standing.Address{Address: ip.Spec.Address, State: "Deleted", Pool: ip.Spec.Pool, Note: "it is no longer " + of.String() + "'s"}
 		}
-		return answerOf([]Address{changed}, time.Now()), nil
+		return answerOf([]standing.Address{changed}, time.Now()), nil
 	})
 	return answerOf(found, time.Now()), err
 }
 
 // find returns the target's addresses, and the resource version to follow them from: ""
 // if the user may not.
-func (of *target) find(ctx context.Context, call *command.Call) ([]Address, string, error) {
+func (of *target) find(ctx context.Context, call *command.Call) ([]standing.Address, string, error) {
 	var pod *v1.Pod
 	if of.kind == "Pod" {
 		var err error
@@ -166,10 +167,10 @@ func (of *target) find(ctx context.Context, call *command.Call) ([]Address, stri
 	if err != nil {
 		return nil, "", err
 	}
-	var found []Address
+	var found []standing.Address
 	for i := range ips {
 		if of.has(&ips[i]) {
-			each := Of(&ips[i])
+			each := standing.AddressOf(&ips[i])
 			if pod != nil && ips[i].Spec.Pod != nil && ips[i].Spec.Pod.UID != pod.UID {
 				each.Note = "recorded for an earlier pod of this name"
 			}
@@ -184,15 +185,15 @@ func (of *target) find(ctx context.Context, call *command.Call) ([]Address, stri
 }
 
 // byPod orders addresses by their pods; addresses without one come last.
-func byPod(a, b Address) int {
+func byPod(a, b standing.Address) int {
 	if (a.Pod == nil) != (b.Pod == nil) {
 		if a.Pod == nil {
 			return 1
 		}
 		return -1
 	}
-	one, _ := v1alpha1.AddrOf(a.object)
-	other, _ := v1alpha1.AddrOf(b.object)
+	one, _ := v1alpha1.AddrOf(a.Object)
+	other, _ := v1alpha1.AddrOf(b.Object)
 	return cmp.Or(strings.Compare(a.Pod.String(), b.Pod.String()), one.Compare(other))
 }
 
@@ -213,7 +214,7 @@ func (of *target) nothing(out io.Writer, pod *v1.Pod) error {
 
 // ofOwnPods is for users who may not read FloatingIPs: it reads the annotations of the
 // target's pods.
-func (of *target) ofOwnPods(ctx context.Context, call *command.Call, pod *v1.Pod, missing error) ([]Address, error) {
+func (of *target) ofOwnPods(ctx context.Context, call *command.Call, pod *v1.Pod, missing error) ([]standing.Address, error) {
 	var pods []v1.Pod
 	switch {
 	case pod != nil:
@@ -232,7 +233,7 @@ func (of *target) ofOwnPods(ctx context.Context, call *command.Call, pod *v1.Pod
 			}
 		}
 	}
-	var found []Address
+	var found []standing.Address
 	for i := range pods {
 		names, _ := podrequest.NamesOf(&pods[i])
 		for _, name := range names {

@@ -54,7 +54,7 @@ func NewWho(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Comm
 		},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 			look := &look{Call: call}
-			addresses := make([]Address, 0, len(wanted))
+			addresses := make([]standing.Address, 0, len(wanted))
 			for _, addr := range wanted {
 				found, err := look.who(ctx, addr)
 				if err != nil {
@@ -78,7 +78,7 @@ func (l *look) follow(ctx context.Context, addr netip.Addr) {
 		if !ok {
 			return nil, nil
 		}
-		var found Address
+		var found standing.Address
 		var err error
 		if event.Type == watch.Deleted {
 			l.pools = nil // as they are now
@@ -86,7 +86,7 @@ func (l *look) follow(ctx context.Context, addr netip.Addr) {
 		} else {
 			found, err = l.of(ctx, ip)
 		}
-		return answerOf([]Address{found}, time.Now()), err
+		return answerOf([]standing.Address{found}, time.Now()), err
 	})
 }
 
@@ -99,7 +99,7 @@ type look struct {
 }
 
 // who makes one request if the address has a FloatingIP.
-func (l *look) who(ctx context.Context, addr netip.Addr) (Address, error) {
+func (l *look) who(ctx context.Context, addr netip.Addr) (standing.Address, error) {
 	ip, err := l.Berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
 	switch {
 	case cluster.IsNoSuch(err):
@@ -107,39 +107,29 @@ func (l *look) who(ctx context.Context, addr netip.Addr) (Address, error) {
 	case cluster.Forbidden(err) != "":
 		return l.ofOwnPods(ctx, addr, err)
 	case err != nil:
-		return Address{}, fmt.Errorf("get the FloatingIP of %s: %w", addr, err)
+		return standing.Address{}, fmt.Errorf("get the FloatingIP of %s: %w", addr, err)
 	}
 	l.version = ip.ResourceVersion
 	return l.of(ctx, ip)
 }
 
 // of adds to a FloatingIP when its cooldown ends.
-func (l *look) of(ctx context.Context, ip *v1alpha1.FloatingIP) (Address, error) {
-	found := Of(ip)
-	switch {
-	case found.State != standing.Cooling || found.Conflict:
-		return found, nil
-	case ip.Spec.ReleasedAt == nil:
-		found.Note = "its FloatingIP names no owner, and stays until somebody deletes it: no pod gets the address"
-		return found, nil
+func (l *look) of(ctx context.Context, ip *v1alpha1.FloatingIP) (standing.Address, error) {
+	found := standing.AddressOf(ip)
+	if found.NeedsPools() && ip.Spec.ReleasedAt != nil {
+		if err := l.readPools(ctx); err != nil {
+			return standing.Address{}, err
+		}
 	}
-	if err := l.readPools(ctx); err != nil {
-		return Address{}, err
-	}
-	until := standing.RestsUntil(ip, l.pools)
-	found.Note = coolingNote(until, time.Now())
-	if !until.IsZero() {
-		found.CoolsUntil = &metav1.Time{Time: until}
-	}
+	found.Cool(ip, l.pools, time.Now())
 	return found, nil
 }
 
-func (l *look) nobody(ctx context.Context, addr netip.Addr) (Address, error) {
+func (l *look) nobody(ctx context.Context, addr netip.Addr) (standing.Address, error) {
 	if err := l.readPools(ctx); err != nil {
-		return Address{}, err
+		return standing.Address{}, err
 	}
-	said := standing.OfNobody(addr, l.pools)
-	return Address{Address: addr.String(), State: said.State, Pool: said.Pool, Note: said.Because}, nil
+	return standing.AddressOfNobody(addr, l.pools), nil
 }
 
 func (l *look) readPools(ctx context.Context) error {
@@ -154,11 +144,11 @@ func (l *look) readPools(ctx context.Context) error {
 // ofOwnPods is for users who may not read FloatingIPs: it looks at the pods that they may
 // read. The annotation proves nothing, but the scheduler's admission policy keeps it true on
 // bound pods.
-func (l *look) ofOwnPods(ctx context.Context, addr netip.Addr, missing error) (Address, error) {
+func (l *look) ofOwnPods(ctx context.Context, addr netip.Addr, missing error) (standing.Address, error) {
 	missing = fmt.Errorf("get the FloatingIP of %s: %w", addr, missing)
 	pods, err := l.Kube.CoreV1().Pods(l.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return Address{}, missing // it gives the user the cause
+		return standing.Address{}, missing // it gives the user the cause
 	}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
@@ -166,5 +156,5 @@ func (l *look) ofOwnPods(ctx context.Context, addr netip.Addr, missing error) (A
 			return ofPod(pod, addr), nil
 		}
 	}
-	return Address{}, fmt.Errorf("no pod that you may read in namespace %s has %s, and for others: %w", l.Namespace, addr, missing)
+	return standing.Address{}, fmt.Errorf("no pod that you may read in namespace %s has %s, and for others: %w", l.Namespace, addr, missing)
 }

@@ -30,6 +30,8 @@ const (
 	Cooling State = "Cooling"
 	// Reserved: an administrator took it out of circulation.
 	Reserved State = "Reserved"
+	// Taken: it is one of these, and the viewer may not see which.
+	Taken State = "Taken"
 )
 
 // States of addresses without a FloatingIP.
