@@ -62,23 +62,38 @@ func Count(pool *pools.Pool, uses Uses) Counts {
 	var n Counts
 	for addr, state := range uses {
 		if pool.Ranges.Contains(addr) {
-			n.add(state)
+			n.Add(state)
 		}
 	}
 	return n
 }
 
-func (c *Counts) add(state standing.State) {
+// Add counts an address.
+func (c *Counts) Add(state standing.State) {
+	if n := c.of(state); n != nil {
+		*n++
+	}
+}
+
+// Drop counts an address no more.
+func (c *Counts) Drop(state standing.State) {
+	if n := c.of(state); n != nil {
+		*n--
+	}
+}
+
+func (c *Counts) of(state standing.State) *uint64 {
 	switch state {
 	case standing.Held:
-		c.Held++
+		return &c.Held
 	case standing.Retained:
-		c.Retained++
+		return &c.Retained
 	case standing.Reserved:
-		c.Reserved++
+		return &c.Reserved
 	case standing.Cooling:
-		c.Cooling++
+		return &c.Cooling
 	}
+	return nil
 }
 
 // Letters of a map, which is never read by colour alone.
@@ -87,12 +102,14 @@ const (
 	Retained = 'r'
 	Reserved = 'R'
 	Cooling  = 'c'
-	Free     = '.'
+	// Taken is an address of somebody whom the viewer may not see.
+	Taken = 'x'
+	Free  = '.'
 	// None is an address that the pool does not give.
 	None = ' '
 )
 
-var letters = map[standing.State]byte{standing.Held: Held, standing.Retained: Retained, standing.Reserved: Reserved, standing.Cooling: Cooling}
+var letters = map[standing.State]byte{standing.Held: Held, standing.Retained: Retained, standing.Reserved: Reserved, standing.Cooling: Cooling, standing.Taken: Taken}
 
 // Row is a line of a map: cells from an address on.
 type Row struct {

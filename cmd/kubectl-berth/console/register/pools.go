@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package register
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/pool/poolmap"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
+)
+
+// Pool is a pool. Its counts are the FloatingIPs in its ranges, at this moment.
+type Pool struct {
+	Name   string            `json:"name"`
+	Subnet string            `json:"subnet"`
+	Family v1alpha1.IPFamily `json:"family"`
+	VLAN   int32             `json:"vlan,omitempty"`
+	// Ready is the status of its condition Ready, and Message its message.
+	Ready   string `json:"ready,omitempty"`
+	Message string `json:"message,omitempty"`
+	// Disabled: it gives no addresses.
+	Disabled bool `json:"disabled,omitempty"`
+	// Capacity is at most 2^63-1, also of larger pools.
+	Capacity uint64 `json:"capacity"`
+	poolmap.Counts
+	Free uint64 `json:"free"`
+}
+
+// Pools returns all pools, by name. Their names and counts are for everybody.
+func (r *Register) Pools() []Pool {
+	compiled := r.pools()
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	all := make([]Pool, 0, len(compiled.all))
+	for _, object := range compiled.all {
+		all = append(all, compiled.poolOf(object))
+	}
+	return all
+}
+
+// Pool returns one pool.
+func (r *Register) Pool(name string) (Pool, error) {
+	compiled, object, err := r.pool(name)
+	if err != nil {
+		return Pool{}, err
+	}
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return compiled.poolOf(object), nil
+}
+
+// ErrNoPool says that there is no pool of the name.
+var ErrNoPool = errors.New("there is no IPPool of this name")
+
+func (r *Register) pool(name string) (*compiled, *v1alpha1.IPPool, error) {
+	compiled := r.pools()
+	for _, object := range compiled.all {
+		if object.Name == name {
+			return compiled, object, nil
+		}
+	}
+	return nil, nil, fmt.Errorf("IPPool %s: %w", name, ErrNoPool)
+}
+
+// count counts the rows by the pool that keeps their address. The caller holds the lock.
+func (r *Register) count(compiled *compiled) {
+	compiled.counts = make([]poolmap.Counts, len(compiled.snapshot.Pools()))
+	for _, row := range r.rows {
+		if home, ok := compiled.snapshot.Home(row.addr); ok {
+			compiled.counts[home].Add(row.state)
+		}
+	}
+}
+
+// recount counts a change of a row. The caller holds the lock.
+func (r *Register) recount(before, after *Row) {
+	if r.compiled == nil {
+		return
+	}
+	if before != nil {
+		if home, ok := r.compiled.snapshot.Home(before.addr); ok {
+			r.compiled.counts[home].Drop(before.state)
+		}
+	}
+	if after != nil {
+		if home, ok := r.compiled.snapshot.Home(after.addr); ok {
+			r.compiled.counts[home].Add(after.state)
+		}
+	}
+}
+
+func (c *compiled) poolOf(object *v1alpha1.IPPool) Pool {
+	p := Pool{Name: object.Name, Subnet: object.Spec.Subnet, Family: v1alpha1.IPv4, VLAN: object.Spec.VLAN, Disabled: object.Spec.Disabled}
+	if strings.Contains(object.Spec.Subnet, ":") {
+		p.Family = v1alpha1.IPv6
+	}
+	if ready := meta.FindStatusCondition(object.Status.Conditions, v1alpha1.PoolReady); ready != nil {
+		p.Ready, p.Message = string(ready.Status), ready.Message
+	}
+	at, valid := c.snapshot.Index(object.Name)
+	if !valid {
+		p.Ready, p.Message = "False", fmt.Sprint(c.snapshot.Invalid(object.Name))
+		return p
+	}
+	p.Counts = c.counts[at]
+	p.Capacity = min(math.MaxInt64, c.snapshot.Pools()[at].Ranges.Size())
+	if taken := p.Taken(); !p.Disabled && p.Capacity > taken {
+		p.Free = p.Capacity - taken
+	}
+	return p
+}
+
+// uses are the states of the addresses in a pool's ranges. Addresses whose holders are not seen are Taken.
+func (r *Register) uses(scope Scope, pool *pools.Pool) poolmap.Uses {
+	uses := poolmap.Uses{}
+	for _, span := range pool.Ranges {
+		for _, row := range r.within(span) {
+			if uses[row.addr] = row.state; !scope.Sees(r.names.of(row.namespace)) {
+				uses[row.addr] = standing.Taken
+			}
+		}
+	}
+	return uses
+}
+
+// Map is a picture of a pool.
+type Map struct {
+	Pool string `json:"pool"`
+	// Block is how many addresses a cell has: one, or a block.
+	Block uint64   `json:"block"`
+	Rows  []MapRow `json:"rows"`
+}
+
+// MapRow is a row of cells. Each is a letter: see package poolmap; x is an address that is taken, of somebody whom the
+// asker may not see.
+type MapRow struct {
+	From  netip.Addr `json:"from"`
+	Cells string     `json:"cells"`
+}
+
+// ErrNoMap says that there is no picture of a pool.
+var ErrNoMap = errors.New("there is no map of this pool")
+
+// Map draws a pool. An error is ErrNoPool or ErrNoMap.
+func (r *Register) Map(scope Scope, name string) (Map, error) {
+	compiled, _, err := r.pool(name)
+	if err != nil {
+		return Map{}, err
+	}
+	at, valid := compiled.snapshot.Index(name)
+	if !valid {
+		return Map{}, fmt.Errorf("IPPool %s is invalid, %w: %w", name, ErrNoMap, compiled.snapshot.Invalid(name))
+	}
+	pool := compiled.snapshot.Pools()[at]
+	r.mu.RLock()
+	uses := r.uses(scope, pool)
+	r.mu.RUnlock()
+	drawn, ok := poolmap.Draw(pool, uses)
+	if !ok {
+		return Map{}, fmt.Errorf("IPPool %s is too large, %w: ask for its free ranges", name, ErrNoMap)
+	}
+	m := Map{Pool: name, Block: drawn.Block, Rows: []MapRow{}}
+	for _, row := range drawn.Rows {
+		if strings.Trim(row.Cells, string(poolmap.None)) != "" {
+			m.Rows = append(m.Rows, MapRow{row.From, row.Cells})
+		}
+	}
+	return m, nil
+}
+
+// Free is the free addresses of a pool.
+type Free struct {
+	Pool string `json:"pool"`
+	Free uint64 `json:"free"`
+	// Ranges are the first of them; more says that there are more.
+	Ranges []string `json:"ranges"`
+	More   bool     `json:"more,omitempty"`
+}
+
+// Free returns the free addresses of a pool, in no more than most ranges. An error is ErrNoPool.
+func (r *Register) Free(name string, most int) (Free, error) {
+	compiled, _, err := r.pool(name)
+	if err != nil {
+		return Free{}, err
+	}
+	answer := Free{Pool: name, Ranges: []string{}}
+	at, valid := compiled.snapshot.Index(name)
+	if !valid || compiled.snapshot.Pools()[at].Disabled {
+		return answer, nil
+	}
+	pool := compiled.snapshot.Pools()[at]
+	r.mu.RLock()
+	uses := r.uses(Everything, pool)
+	r.mu.RUnlock()
+	free := poolmap.Untaken(pool, uses)
+	answer.Free = min(math.MaxInt64, free.Size())
+	for i, span := range free {
+		if i == most {
+			answer.More = true
+			break
+		}
+		answer.Ranges = append(answer.Ranges, span.String())
+	}
+	return answer, nil
+}
+
+// ErrHidden says that the asker may not see whose address it is.
+var ErrHidden = errors.New("you may not see whose address this is")
+
+// Address returns one address, whether or not it has a FloatingIP. An error is ErrHidden.
+func (r *Register) Address(scope Scope, addr netip.Addr) (standing.Address, error) {
+	objects := r.pools().all
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	row := r.byName[v1alpha1.NameOf(addr)]
+	if row == nil {
+		return standing.AddressOfNobody(addr, objects), nil
+	}
+	if !scope.Sees(r.names.of(row.namespace)) {
+		return standing.Address{}, fmt.Errorf("%s is taken, but %w", addr, ErrHidden)
+	}
+	ip := r.names.floatingIP(row)
+	address := standing.AddressOf(ip)
+	address.Cool(ip, objects, now())
+	return address, nil
+}

@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package register
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/pool/poolmap"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
+)
+
+// Register has the objects. See the package.
+type Register struct {
+	mu      sync.RWMutex
+	names   *names
+	rows    []*Row // by address
+	byName  map[string]*Row
+	objects map[string]*v1alpha1.IPPool
+	// compiled is made of objects when it is asked for; nil: they changed since.
+	compiled *compiled
+	waiting  map[string]*WaitingPod // by namespace/name
+	nodes    map[string]*Node
+	changes  changes
+	// missing are the kinds that cannot be read, and why.
+	missing map[string]string
+	// listed are the kinds of which there is a list.
+	listed map[string]bool
+
+	subscribers map[chan<- struct{}]bool
+}
+
+type compiled struct {
+	all      []*v1alpha1.IPPool // by name
+	snapshot *pools.Snapshot
+	// counts has the rows in each pool of the snapshot.
+	counts []poolmap.Counts
+}
+
+// New returns a Register without objects.
+func New() *Register {
+	return &Register{
+		names: newNames(), byName: map[string]*Row{}, objects: map[string]*v1alpha1.IPPool{}, waiting: map[string]*WaitingPod{}, nodes: map[string]*Node{},
+		missing: map[string]string{}, listed: map[string]bool{}, subscribers: map[chan<- struct{}]bool{},
+	}
+}
+
+// Kinds of objects.
+const (
+	FloatingIPs = "FloatingIPs"
+	IPPools     = "IPPools"
+	Pods        = "pods"
+	Nodes       = "nodes"
+)
+
+// Missing says that a kind cannot be read, and why; empty: it can. Rows that are there stay.
+func (r *Register) Missing(kind, why string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.missing[kind] == why {
+		return
+	}
+	if r.missing[kind] = why; why == "" {
+		delete(r.missing, kind)
+	}
+	r.changed()
+}
+
+// Ready says whether each kind is listed, or cannot be read.
+func (r *Register) Ready() bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	for _, kind := range []string{FloatingIPs, IPPools, Pods, Nodes} {
+		if !r.listed[kind] && r.missing[kind] == "" {
+			return false
+		}
+	}
+	return true
+}
+
+// Namespaces returns the namespaces of all that is shown.
+func (r *Register) Namespaces() []string {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	seen := map[string]bool{}
+	of := map[id]bool{}
+	for _, row := range r.rows {
+		of[row.namespace] = true
+	}
+	for id := range of {
+		seen[r.names.of(id)] = true
+	}
+	for _, pod := range r.waiting {
+		seen[pod.Namespace] = true
+	}
+	for i := range r.changes.ring {
+		for _, namespace := range r.changes.ring[i].namespaces {
+			seen[namespace] = true
+		}
+	}
+	delete(seen, "")
+	return slices.Sorted(maps.Keys(seen))
+}
+
+// Subscribe returns a channel that gets a signal after each change; signals that nobody has received yet are one.
+// The caller must call stop.
+func (r *Register) Subscribe() (changed <-chan struct{}, stop func()) {
+	channel := make(chan struct{}, 1)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.subscribers[channel] = true
+	return channel, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.subscribers, channel)
+	}
+}
+
+// changed tells the subscribers. The caller holds the lock.
+func (r *Register) changed() {
+	for channel := range r.subscribers {
+		select {
+		case channel <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// Row makes the row of a FloatingIP for [Register.ReplaceFloatingIPs]; ok is false if its name is no address. The row is for
+// this register only.
+func (r *Register) Row(ip *v1alpha1.FloatingIP) (row *Row, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.names.rowOf(ip)
+}
+
+// ReplaceFloatingIPs makes the rows of a list all that there are.
+func (r *Register) ReplaceFloatingIPs(all []*Row) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before := r.byName
+	r.byName = make(map[string]*Row, len(all))
+	for _, next := range all {
+		name := v1alpha1.NameOf(next.addr)
+		r.byName[name] = next
+		if r.listed[FloatingIPs] {
+			r.note(before[name], next)
+		}
+	}
+	for name, gone := range before {
+		if r.byName[name] == nil {
+			r.note(gone, nil)
+		}
+	}
+	r.rows = slices.SortedFunc(maps.Values(r.byName), compareRows)
+	// Lists that ended with an error have left names.
+	fresh := newNames()
+	for _, row := range r.rows {
+		row.moveTo(r.names, fresh)
+	}
+	r.names = fresh
+	if r.compiled != nil {
+		r.count(r.compiled)
+	}
+	r.listed[FloatingIPs] = true
+	r.changed()
+}
+
+// PutFloatingIP adds an object, or replaces one.
+func (r *Register) PutFloatingIP(ip *v1alpha1.FloatingIP) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.put(ip)
+	r.changed()
+}
+
+// DeleteFloatingIP removes an object.
+func (r *Register) DeleteFloatingIP(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.drop(name)
+	r.changed()
+}
+
+func compareRows(a, b *Row) int { return a.addr.Compare(b.addr) }
+
+func (r *Register) at(addr netip.Addr) (int, bool) {
+	return slices.BinarySearchFunc(r.rows, addr, func(row *Row, addr netip.Addr) int { return row.addr.Compare(addr) })
+}
+
+func (r *Register) put(ip *v1alpha1.FloatingIP) {
+	next, ok := r.names.rowOf(ip)
+	if !ok {
+		return
+	}
+	before := r.byName[ip.Name]
+	r.byName[ip.Name] = next
+	r.recount(before, next)
+	at, found := r.at(next.addr)
+	if found {
+		r.rows[at] = next
+	} else {
+		r.rows = slices.Insert(r.rows, at, next)
+	}
+	r.note(before, next)
+	if before != nil {
+		r.names.forget(before)
+	}
+}
+
+func (r *Register) drop(name string) {
+	before := r.byName[name]
+	if before == nil {
+		return
+	}
+	delete(r.byName, name)
+	r.recount(before, nil)
+	if at, found := r.at(before.addr); found {
+		r.rows = slices.Delete(r.rows, at, at+1)
+	}
+	r.note(before, nil)
+	r.names.forget(before)
+}
+
+// ReplacePools makes the objects of a list all that there are.
+func (r *Register) ReplacePools(all []*v1alpha1.IPPool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.listed[IPPools] = true
+	clear(r.objects)
+	for _, pool := range all {
+		r.objects[pool.Name] = pool
+	}
+	r.compiled = nil
+	r.changed()
+}
+
+// PutPool adds an object, or replaces one.
+func (r *Register) PutPool(pool *v1alpha1.IPPool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before := r.objects[pool.Name]
+	r.objects[pool.Name] = pool
+	if before != nil && before.Generation == pool.Generation && r.compiled != nil {
+		// Its status changes often, and nothing else of it.
+		all := slices.Clone(r.compiled.all)
+		at, _ := slices.BinarySearchFunc(all, pool.Name, poolByName)
+		all[at] = pool
+		r.compiled = &compiled{all, r.compiled.snapshot, r.compiled.counts}
+	} else {
+		r.compiled = nil
+	}
+	r.changed()
+}
+
+func poolByName(pool *v1alpha1.IPPool, name string) int { return strings.Compare(pool.Name, name) }
+
+// DeletePool removes an object.
+func (r *Register) DeletePool(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.objects, name)
+	r.compiled = nil
+	r.changed()
+}
+
+// pools returns the compiled pools.
+func (r *Register) pools() *compiled {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.compiled == nil {
+		all := make([]*v1alpha1.IPPool, 0, len(r.objects))
+		for _, pool := range r.objects {
+			all = append(all, pool)
+		}
+		slices.SortFunc(all, func(a, b *v1alpha1.IPPool) int { return poolByName(a, b.Name) })
+		r.compiled = &compiled{all: all, snapshot: pools.Compile(all)}
+		r.count(r.compiled)
+	}
+	return r.compiled
+}
+
+// now is the present, for a test to replace.
+var now = time.Now

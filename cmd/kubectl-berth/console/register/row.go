@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package register
+
+import (
+	"net/netip"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// Row is a FloatingIP, without the fields that nobody asks for, as a register keeps it. [Register.Row] makes it.
+type Row struct {
+	addr                                             netip.Addr
+	uid, version                                     string
+	pod, lastPod, reason                             string
+	since, released                                  int64 // seconds since 1970; 0: not set
+	pool, namespace, kind, owner, node, rule, subnet id
+	state                                            standing.State
+	conflict                                         bool
+}
+
+// rowOf returns the row of a FloatingIP. ok is false if its name is no address, which the API server admits never.
+func (n *names) rowOf(ip *v1alpha1.FloatingIP) (r *Row, ok bool) {
+	addr, err := v1alpha1.AddrOf(ip.Name)
+	if err != nil {
+		return nil, false
+	}
+	spec := &ip.Spec
+	r = &Row{
+		addr: addr, uid: string(ip.UID), version: ip.ResourceVersion, lastPod: spec.LastPod, reason: ip.Annotations[v1alpha1.AnnotationReason],
+		since: seconds(spec.Since), released: seconds(spec.ReleasedAt),
+		pool: n.use(spec.Pool), node: n.use(spec.Node), rule: n.use(string(spec.ReleasePolicy)),
+		state: standing.Of(ip), conflict: ip.InConflict(),
+	}
+	if spec.Network != nil {
+		r.subnet = n.use(spec.Network.Subnet)
+	}
+	if spec.Pod != nil {
+		r.pod = spec.Pod.Name
+	}
+	if owner := spec.Owner; owner != nil {
+		r.namespace, r.kind, r.owner = n.use(owner.Namespace), n.use(owner.Kind), n.use(owner.Name)
+	}
+	return r, true
+}
+
+// GetObjectMeta returns the name by which client-go keeps the row while it lists.
+func (r *Row) GetObjectMeta() metav1.Object {
+	return &metav1.ObjectMeta{Name: v1alpha1.NameOf(r.addr), UID: types.UID(r.uid), ResourceVersion: r.version}
+}
+
+var _ metav1.ObjectMetaAccessor = (*Row)(nil)
+
+// moveTo uses the names of the row in another table.
+func (r *Row) moveTo(n, to *names) {
+	for _, of := range []*id{&r.pool, &r.namespace, &r.kind, &r.owner, &r.node, &r.rule, &r.subnet} {
+		if *of != 0 {
+			*of = to.use(n.of(*of))
+		}
+	}
+}
+
+func (n *names) forget(r *Row) {
+	for _, of := range []id{r.pool, r.namespace, r.kind, r.owner, r.node, r.rule, r.subnet} {
+		if of != 0 {
+			n.drop(of)
+		}
+	}
+}
+
+// floatingIP returns the FloatingIP, with the fields that the row has.
+func (n *names) floatingIP(r *Row) *v1alpha1.FloatingIP {
+	ip := &v1alpha1.FloatingIP{
+		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NameOf(r.addr), UID: types.UID(r.uid), ResourceVersion: r.version},
+		Spec: v1alpha1.FloatingIPSpec{
+			Address: r.addr.String(), Pool: n.of(r.pool), Node: n.of(r.node), LastPod: r.lastPod, ReleasePolicy: v1alpha1.ReleasePolicy(n.of(r.rule)),
+			Reserved: r.state == standing.Reserved, Since: moment(r.since), ReleasedAt: moment(r.released),
+		},
+	}
+	if r.subnet != 0 {
+		ip.Spec.Network = &v1alpha1.Network{Subnet: n.of(r.subnet)}
+	}
+	if r.owner != 0 {
+		ip.Spec.Owner = &v1alpha1.Owner{Kind: n.of(r.kind), Namespace: n.of(r.namespace), Name: n.of(r.owner)}
+	}
+	if r.pod != "" {
+		ip.Spec.Pod = &v1alpha1.PodReference{Name: r.pod}
+	}
+	if r.reason != "" {
+		ip.Annotations = map[string]string{v1alpha1.AnnotationReason: r.reason}
+	}
+	if r.conflict {
+		ip.Status.Conditions = []metav1.Condition{{Type: v1alpha1.FloatingIPConflict, Status: metav1.ConditionTrue}}
+	}
+	return ip
+}
+
+func seconds(at *metav1.Time) int64 {
+	if at == nil || at.IsZero() {
+		return 0
+	}
+	return at.Unix()
+}
+
+func moment(at int64) *metav1.Time {
+	if at == 0 {
+		return nil
+	}
+	return &metav1.Time{Time: time.Unix(at, 0).UTC()}
+}
