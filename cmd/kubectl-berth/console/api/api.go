@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package api answers /api/v1 of the console from its register: see openapi.yaml, which is served too. It reads only.
+package api
+
+import (
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// Prefix of all paths.
+const Prefix = "/api/v1/"
+
+// Document is the OpenAPI document.
+//
+//go:embed openapi.yaml
+var Document []byte
+
+// CSV writes addresses for a spreadsheet: each calls its function with one after the other.
+type CSV func(to io.Writer, each func(func(*v1alpha1.FloatingIP) error) error) error
+
+type server struct {
+	register *register.Register
+	csv      CSV
+}
+
+// request is a request that a gate let in.
+type request struct {
+	*http.Request
+	scope register.Scope
+	query url.Values
+}
+
+// New returns the handler of all paths below [Prefix]. The contexts of requests say what they may see: see package access.
+func New(from *register.Register, csv CSV) http.Handler {
+	s := &server{from, csv}
+	mux := &routes{http.NewServeMux()}
+	mux.get("summary", s.summary)
+	mux.get("pools", s.pools)
+	mux.get("pools/{pool}", s.pool)
+	mux.get("pools/{pool}/map", s.poolMap)
+	mux.get("pools/{pool}/free", s.free, "limit")
+	mux.get("addresses", s.addresses, "q", "pool", "owner", "pod", "namespace", "node", "state", "sort", "order", "limit", "after")
+	mux.get("addresses/{address}", s.address)
+	mux.get("addresses/{address}/why", s.why)
+	mux.get("waiting", s.waiting)
+	mux.get("nodes", s.nodes)
+	mux.get("changes", s.changes, "limit")
+	mux.handle("export.csv", s.export)
+	mux.handle("events", s.events)
+	mux.handle("openapi.yaml", document)
+	mux.HandleFunc(Prefix, nothing)
+	return mux
+}
+
+type routes struct{ *http.ServeMux }
+
+// handle refuses parameters that a path does not know: a misspelled filter would select everything.
+func (m *routes) handle(path string, answer func(http.ResponseWriter, *request), parameters ...string) {
+	m.HandleFunc("GET "+Prefix+path, func(w http.ResponseWriter, r *http.Request) {
+		request, err := read(r, parameters)
+		if err != nil {
+			Refuse(w, http.StatusBadRequest, err.Error())
+			return
+		}
+		answer(w, request)
+	})
+}
+
+// get answers with JSON.
+func (m *routes) get(path string, answer func(*request) (any, error), parameters ...string) {
+	m.handle(path, func(w http.ResponseWriter, r *request) {
+		said, err := answer(r)
+		if err != nil {
+			refuse(w, err)
+			return
+		}
+		text, err := json.Marshal(said)
+		if err != nil {
+			Refuse(w, http.StatusInternalServerError, err.Error())
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(text) // the client is gone
+	}, parameters...)
+}
+
+// nothing answers requests for which there is no path or method.
+func nothing(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.Header().Set("Allow", "GET, HEAD")
+		Refuse(w, http.StatusMethodNotAllowed, "the API reads only: use GET")
+		return
+	}
+	Refuse(w, http.StatusNotFound, "there is no such path: see "+Prefix+"openapi.yaml")
+}
+
+func document(w http.ResponseWriter, _ *request) {
+	w.Header().Set("Content-Type", "application/yaml")
+	_, _ = w.Write(Document) // the client is gone
+}
+
+func (s *server) summary(r *request) (any, error) { return s.register.Summary(r.scope), nil }
+
+func (s *server) pools(*request) (any, error) {
+	return map[string]any{"pools": s.register.Pools()}, nil
+}
+
+func (s *server) pool(r *request) (any, error) { return s.register.Pool(r.PathValue("pool")) }
+
+func (s *server) poolMap(r *request) (any, error) {
+	return s.register.Map(r.scope, r.PathValue("pool"))
+}
+
+func (s *server) address(r *request) (any, error) {
+	addr, err := r.address()
+	if err != nil {
+		return nil, err
+	}
+	return s.register.Address(r.scope, addr)
+}
+
+func (s *server) why(r *request) (any, error) {
+	addr, err := r.address()
+	if err != nil {
+		return nil, err
+	}
+	return s.register.Why(r.scope, addr)
+}
+
+func (s *server) waiting(r *request) (any, error) {
+	return map[string]any{"pods": s.register.Waiting(r.scope)}, nil
+}
+
+func (s *server) nodes(r *request) (any, error) {
+	return map[string]any{"nodes": append([]register.Node{}, s.register.Nodes(r.scope)...)}, nil
+}
+
+func (s *server) changes(r *request) (any, error) {
+	limit, err := r.limit()
+	if err != nil {
+		return nil, err
+	}
+	return map[string]any{"changes": s.register.Changes(r.scope, limit)}, nil
+}
+
+// mistakeError is a mistake in a request.
+type mistakeError string
+
+func (m mistakeError) Error() string { return string(m) }
+
+func refuse(w http.ResponseWriter, err error) {
+	if _, mistake := err.(mistakeError); mistake { //nolint:errorlint // it is not wrapped
+		Refuse(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	Refuse(w, StatusOf(err), err.Error())
+}
+
+func read(r *http.Request, parameters []string) (*request, error) {
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, fmt.Errorf("read the parameters: %w", err)
+	}
+	for name, values := range query {
+		if !slices.Contains(parameters, name) {
+			return nil, fmt.Errorf("there is no parameter %q here: see %sopenapi.yaml", name, Prefix)
+		}
+		if len(values) > 1 {
+			return nil, fmt.Errorf("parameter %q is given %d times", name, len(values))
+		}
+	}
+	return &request{r, access.Of(r.Context()), query}, nil
+}
+
+func (r *request) address() (netip.Addr, error) {
+	addr, err := standing.ParseAddr(r.PathValue("address"))
+	if err != nil {
+		return addr, mistakeError(err.Error())
+	}
+	return addr, nil
+}
+
+// Limits of an answer.
+const (
+	usualLimit = 100
+	mostLimit  = 1000
+	// mostText is the length of a search: that of the longest name.
+	mostText = 253
+)
+
+func (r *request) limit() (int, error) {
+	text := r.query.Get("limit")
+	if text == "" {
+		return usualLimit, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > mostLimit {
+		return 0, mistakeError(fmt.Sprintf("limit %q: write a number from 1 to %d", text, mostLimit))
+	}
+	return n, nil
+}
+
+// word returns a parameter that is one of some words.
+func word[T ~string](r *request, name string, words ...T) (T, error) {
+	given := T(r.query.Get(name))
+	if given == "" || slices.Contains(words, given) {
+		return given, nil
+	}
+	texts := make([]string, len(words))
+	for i, one := range words {
+		texts[i] = string(one)
+	}
+	return "", mistakeError(fmt.Sprintf("%s %q: write %s", name, given, strings.Join(texts, ", ")))
+}
+
+func (s *server) free(r *request) (any, error) {
+	limit, err := r.limit()
+	if err != nil {
+		return nil, err
+	}
+	return s.register.Free(r.PathValue("pool"), limit)
+}
+
+func (s *server) addresses(r *request) (any, error) {
+	q := register.Query{
+		Text: r.query.Get("q"), Pool: r.query.Get("pool"), Owner: r.query.Get("owner"), Pod: r.query.Get("pod"),
+		Namespace: r.query.Get("namespace"), Node: r.query.Get("node"), After: r.query.Get("after"),
+	}
+	if len(q.Text) > mostText {
+		return nil, mistakeError(fmt.Sprintf("q is %d bytes long: write at most %d", len(q.Text), mostText))
+	}
+	var err error
+	if q.State, err = word(r, "state", standing.Held, standing.Retained, standing.Cooling, standing.Reserved); err != nil {
+		return nil, err
+	}
+	if q.Sort, err = word(r, "sort", register.Sorts...); err != nil {
+		return nil, err
+	}
+	order, err := word(r, "order", "asc", "desc")
+	if err != nil {
+		return nil, err
+	}
+	q.Descending = order == "desc"
+	if q.Limit, err = r.limit(); err != nil {
+		return nil, err
+	}
+	return s.register.Addresses(r.scope, q)
+}
+
+func (s *server) export(w http.ResponseWriter, r *request) {
+	w.Header().Set("Content-Type", "text/csv; charset=utf-8")
+	w.Header().Set("Content-Disposition", `attachment; filename="addresses.csv"`)
+	err := s.csv(w, func(do func(*v1alpha1.FloatingIP) error) error { return s.register.Each(r.scope, do) })
+	if err != nil {
+		panic(http.ErrAbortHandler) // the client must not take it for the whole
+	}
+}
