@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package page
+
+import (
+	"cmp"
+	"errors"
+	"maps"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+)
+
+// searchForm is the id of the form that htmx sends while the user types.
+const searchForm = "search"
+
+// states that addresses are searched for.
+var states = []standing.State{standing.Held, standing.Retained, standing.Reserved, standing.Cooling}
+
+type addressesData struct {
+	Form    form
+	Columns []column
+	Rows    []standing.Address
+	Chips   []chip
+	// First is the URL of the first page, on others, and Next that of the next one.
+	First, Next string
+	All         string
+	// Nobody says why an address that was searched for has no FloatingIP.
+	Nobody *standing.Address
+	// Waiting is how many pods wait that the text is found in.
+	Waiting      int
+	WaitingURL   string
+	Pool         string
+	Text         string
+	Nothing      bool
+	NothingAtAll bool
+}
+
+// form has the values of the search form.
+type form struct {
+	Text, Pool, Owner, Pod, Namespace, Node, State, Sort, Order string
+	States                                                      []standing.State
+	Pools                                                       []string
+	// Filters says whether one of those besides the text and the state is given.
+	Filters bool
+}
+
+// column is a heading, which sorts.
+type column struct {
+	Name, URL string
+	// Sorted is the value of aria-sort; empty: not by this column.
+	Sorted string
+}
+
+// chip is a filter that can be taken away.
+type chip struct{ Name, Value, Without string }
+
+// mostPoolNames is up to how many pools the form suggests.
+const mostPoolNames = 200
+
+func (s *site) addresses(r *request) (*view, error) {
+	q, err := queryOf(r)
+	if err != nil {
+		return nil, err
+	}
+	page, err := s.register.Addresses(r.scope, q)
+	if errors.Is(err, register.ErrPage) {
+		first := maps.Clone(r.query)
+		first.Del("after")
+		return nil, &mistake{http.StatusBadRequest, "No such page", "This is no page of the addresses in this order: begin with the first page, " + pathAndQuery("/addresses", first) + "."}
+	}
+	if err != nil {
+		return nil, err
+	}
+	data := addressesData{Form: s.formOf(r, &q), Columns: columns(r, &q), Rows: page.Addresses, Chips: chips(r), Text: strings.TrimSpace(q.Text), All: "/addresses"}
+	if q.After != "" {
+		data.First = r.with("after", "")
+	}
+	if page.Next != "" {
+		data.Next = r.with("after", page.Next)
+	}
+	if data.Text != "" {
+		s.besides(r, &data)
+	}
+	if len(data.Rows) == 0 {
+		data.Nothing = q.After == ""
+		data.NothingAtAll = len(data.Chips) == 0
+	}
+	// Also a search begins with the first page.
+	return &view{template: "addresses", title: "Addresses", canonical: pathAndQuery("/addresses", r.query), data: data}, nil
+}
+
+// besides finds other things than addresses of FloatingIPs for the text of a search.
+func (s *site) besides(r *request, data *addressesData) {
+	if len(data.Rows) == 0 && !strings.Contains(data.Text, "/") {
+		if addr, err := standing.ParseAddr(data.Text); err == nil {
+			if nobody, err := s.register.Address(r.scope, addr); err == nil && nobody.Object == "" {
+				data.Nobody = &nobody
+			}
+		}
+	}
+	for _, pod := range s.register.Waiting(r.scope) {
+		if matches(&pod, data.Text) {
+			data.Waiting++
+		}
+	}
+	data.WaitingURL = pathAndQuery("/waiting", url.Values{"q": {data.Text}})
+	if _, err := s.register.Pool(data.Text); err == nil {
+		data.Pool = data.Text
+	}
+}
+
+func queryOf(r *request) (register.Query, error) {
+	get := r.query.Get
+	q := register.Query{
+		Text: get("q"), Pool: get("pool"), Owner: get("owner"), Pod: get("pod"), Namespace: get("namespace"), Node: get("node"),
+		After: get("after"), Limit: pageSize,
+	}
+	var err error
+	if q.State, err = word(r, "state", states...); err != nil {
+		return q, err
+	}
+	if q.Sort, err = word(r, "sort", register.Sorts...); err != nil {
+		return q, err
+	}
+	order, err := word(r, "order", "asc", "desc")
+	q.Descending = order == "desc"
+	return q, err
+}
+
+func (s *site) formOf(r *request, q *register.Query) form {
+	f := form{
+		Text: q.Text, Pool: q.Pool, Owner: q.Owner, Pod: q.Pod, Namespace: q.Namespace, Node: q.Node, State: string(q.State), Sort: string(q.Sort),
+		Order: r.query.Get("order"), States: states, Filters: q.Pool+q.Owner+q.Pod+q.Namespace+q.Node != "",
+	}
+	if pools := s.register.Pools(); !r.fragment() && len(pools) <= mostPoolNames {
+		for _, pool := range pools {
+			f.Pools = append(f.Pools, pool.Name)
+		}
+	}
+	return f
+}
+
+// columns returns the headings. The one that sorts turns the order round.
+func columns(r *request, q *register.Query) []column {
+	all := []column{}
+	for _, of := range []struct {
+		name string
+		sort register.Sort
+	}{
+		{"Address", register.ByAddress}, {"State", ""}, {"Namespace", register.ByNamespace}, {"Pod", register.ByPod}, {"Owner", register.ByOwner},
+		{"Node", register.ByNode}, {"Pool", ""}, {"Since", register.BySince},
+	} {
+		c := column{Name: of.name}
+		if of.sort != "" {
+			query := maps.Clone(r.query)
+			query.Del("after")
+			query.Del("order")
+			query.Set("sort", string(of.sort))
+			if cmp.Or(q.Sort, register.ByAddress) == of.sort {
+				if c.Sorted = "ascending"; q.Descending {
+					c.Sorted = "descending"
+				} else {
+					query.Set("order", "desc")
+				}
+			}
+			c.URL = pathAndQuery("/addresses", query)
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+// chips returns the filters that are given.
+func chips(r *request) []chip {
+	var all []chip
+	for _, of := range []struct{ parameter, name string }{
+		{"q", "Text"}, {"state", "State"}, {"pool", "Pool"}, {"namespace", "Namespace"}, {"owner", "Owner"}, {"pod", "Pod"}, {"node", "Node"},
+	} {
+		if value := r.query.Get(of.parameter); value != "" {
+			without := maps.Clone(r.query)
+			without.Del(of.parameter)
+			without.Del("after")
+			all = append(all, chip{of.name, value, pathAndQuery("/addresses", without)})
+		}
+	}
+	return all
+}
+
+type addressData struct {
+	standing.Address
+	Because  string
+	Commands []register.Command
+	Changes  []register.Change
+}
+
+// mostAddressChanges is how many changes of one address are shown.
+const mostAddressChanges = 20
+
+func (s *site) address(r *request) (*view, error) {
+	addr, err := standing.ParseAddr(r.PathValue("address"))
+	if err != nil {
+		return nil, &mistake{http.StatusBadRequest, "No address", sentence(err.Error())}
+	}
+	if canonical := addressURL(addr.String()); addr.String() != r.PathValue("address") {
+		return &view{redirect: canonical}, nil
+	}
+	address, err := s.register.Address(r.scope, addr)
+	if err != nil {
+		return nil, err
+	}
+	why := register.Explain(&address)
+	data := addressData{Address: address, Because: sentence(why.Because), Commands: append([]register.Command{{To: "see this in a terminal", Command: "kubectl berth who " + address.Address}}, why.Commands...)}
+	for _, change := range s.register.Changes(r.scope, mostChanges) {
+		if change.Address == address.Address && len(data.Changes) < mostAddressChanges {
+			data.Changes = append(data.Changes, change)
+		}
+	}
+	none := ""
+	v := &view{template: "address", title: address.Address, search: &none, data: data}
+	if address.State == standing.Outside {
+		v.status = http.StatusNotFound
+	}
+	return v, nil
+}

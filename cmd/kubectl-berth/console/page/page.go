@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package page draws the console's pages from its register: HTML that works without JavaScript, each state with its own URL.
+// With JavaScript, htmx fetches the part of a page that changes anew when the stream of events says so, and morphs it, so that
+// focus and scroll position stay. The pages change nothing: where something can be done they show the command.
+//
+// A page is drawn under the policy that package console sends: no inline script and style, and no other host.
+package page
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"html/template"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/api"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
+)
+
+// Options of the pages.
+type Options struct {
+	// Register has all that is shown.
+	Register *register.Register
+	// Findings runs "kubectl berth check". It is called when a user asks for it, by one user at a time. nil: the page says the
+	// command.
+	Findings func(ctx context.Context) (*Findings, error)
+	// Cluster is a name for the title: the context of the kubeconfig.
+	Cluster string
+}
+
+// Findings is the result of a check.
+type Findings struct {
+	// At is when the check ended.
+	At    time.Time
+	Items []Finding
+	// Unknown lists open questions.
+	Unknown []string
+}
+
+// Finding is a contradiction, with a command that shows more or mends it.
+type Finding struct {
+	Code, Object, Text, Command string
+}
+
+// New returns the handler of all pages and of the files that they need. The contexts of requests say what they may see: see
+// package access.
+func New(options Options) http.Handler { return newSite(options).handler() }
+
+func newSite(options Options) *site {
+	s := &site{register: options.Register, cluster: options.Cluster, checks: checks{run: options.Findings}, assets: loadAssets()}
+	s.templates = parse(s.assets)
+	return s
+}
+
+func (s *site) handler() http.Handler {
+	mux := http.NewServeMux()
+	get := func(path string, draw func(*request) (*view, error)) {
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) { s.answer(w, r, draw) })
+	}
+	get("/{$}", s.overview)
+	get("/pools/{pool}", s.pool)
+	get("/addresses", s.addresses)
+	get("/addresses/{address}", s.address)
+	get("/waiting", s.waiting)
+	get("/nodes", s.nodes)
+	get("/changes", s.changes)
+	get("/findings", s.findings)
+	mux.Handle("GET "+staticPrefix+"{hash}/{name}", s.assets)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		s.answer(w, r, func(*request) (*view, error) {
+			if r.Method != http.MethodGet && r.Method != http.MethodHead {
+				w.Header().Set("Allow", "GET, HEAD")
+				return nil, &mistake{http.StatusMethodNotAllowed, "Read only", "This console changes nothing: it answers GET only."}
+			}
+			return nil, &mistake{http.StatusNotFound, "No such page", fmt.Sprintf("There is no page %s.", r.URL.Path)}
+		})
+	})
+	return mux
+}
+
+type site struct {
+	register  *register.Register
+	cluster   string
+	checks    checks
+	assets    *assets
+	templates map[string]*template.Template
+}
+
+// request is a request that a gate let in.
+type request struct {
+	*http.Request
+	scope register.Scope
+	query url.Values
+}
+
+// fragment says whether htmx asks for the part that changes only.
+func (r *request) fragment() bool { return r.Header.Get("HX-Request") == "true" }
+
+// view is what a page shows.
+type view struct {
+	// template is its name.
+	template string
+	title    string
+	status   int
+	// redirect is the URL to go to instead.
+	redirect string
+	// canonical is the URL without empty parameters.
+	canonical string
+	// search is the text of the search box in the page's header; nil: the page has a search of its own.
+	search *string
+	data   any
+}
+
+// mistake is an answer to a request that is not done: a sentence for the user.
+type mistake struct {
+	status   int
+	title    string
+	sentence string
+}
+
+func (m *mistake) Error() string { return m.sentence }
+
+// frame is the data of a whole page.
+type frame struct {
+	Title, Heading, Cluster, Path, Events string
+	Search                                *string
+	Nav                                   []navigation
+	live
+}
+
+// live is the data of the part that changes.
+type live struct {
+	Waiting int
+	// Loading: not all is there yet.
+	Loading bool
+	Missing []missing
+	Partial bool
+	Data    any
+}
+
+type navigation struct {
+	Name, URL string
+	Current   bool
+}
+
+type missing struct{ Kind, Why string }
+
+var views = []navigation{{Name: "Overview", URL: "/"}, {Name: "Addresses", URL: "/addresses"}, {Name: "Waiting", URL: "/waiting"}, {Name: "Nodes", URL: "/nodes"}, {Name: "Changes", URL: "/changes"}, {Name: "Findings", URL: "/findings"}}
+
+// answer draws a page.
+func (s *site) answer(w http.ResponseWriter, r *http.Request, draw func(*request) (*view, error)) {
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	asked := &request{r, access.Of(r.Context()), query}
+	var v *view
+	if err == nil {
+		v, err = draw(asked)
+	} else {
+		err = &mistake{http.StatusBadRequest, "Not understood", fmt.Sprintf("The parameters of this URL cannot be read: %v.", err)}
+	}
+	if err != nil {
+		v = viewOf(err)
+	}
+	if v.redirect != "" {
+		http.Redirect(w, r, v.redirect, http.StatusSeeOther)
+		return
+	}
+	var page bytes.Buffer
+	name := "page"
+	if asked.fragment() {
+		name = "fragment"
+	}
+	if err := s.templates[v.template].ExecuteTemplate(&page, name, s.frame(asked, v)); err != nil {
+		http.Error(w, "draw the page: "+err.Error(), http.StatusInternalServerError)
+		return
+	}
+	header := w.Header()
+	header.Set("Content-Type", "text/html; charset=utf-8")
+	// The same URL has the whole page, too.
+	header.Set("Vary", "HX-Request")
+	header.Set("Cache-Control", "no-store")
+	if v.canonical != "" && r.Header.Get("HX-Trigger") == searchForm {
+		header.Set("HX-Replace-Url", v.canonical)
+	}
+	w.WriteHeader(cmp.Or(v.status, http.StatusOK))
+	_, _ = w.Write(page.Bytes()) // the client is gone
+}
+
+// viewOf is the page of an error.
+func viewOf(err error) *view {
+	none := ""
+	var m *mistake
+	if !errors.As(err, &m) {
+		m = &mistake{api.StatusOf(err), "Not possible", sentence(err.Error())}
+		switch m.status {
+		case http.StatusNotFound:
+			m.title = "Not found"
+		case http.StatusForbidden:
+			m.title = "Not for you"
+		}
+	}
+	return &view{template: "mistake", title: m.title, status: m.status, search: &none, data: m.sentence}
+}
+
+func (s *site) frame(r *request, v *view) *frame {
+	f := &frame{
+		Title: v.title + " · Berth", Heading: v.title, Cluster: s.cluster, Path: r.URL.Path, Events: api.Prefix + "events", Search: v.search,
+		live: live{Waiting: len(s.register.Waiting(r.scope)), Loading: !s.register.Ready(), Partial: !r.scope.All(), Data: v.data},
+	}
+	if s.cluster != "" {
+		f.Title += " · " + s.cluster
+	}
+	for _, to := range views {
+		to.Current = to.URL == r.URL.Path
+		f.Nav = append(f.Nav, to)
+	}
+	// Nothing of it depends on the scope, and the empty one costs least.
+	kinds := s.register.Summary(register.Of()).Missing
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		f.Missing = append(f.Missing, missing{kind, kinds[kind]})
+	}
+	return f
+}
+
+// word returns a parameter that is one of some words.
+func word[T ~string](r *request, name string, words ...T) (T, error) {
+	given := T(r.query.Get(name))
+	if given == "" || slices.Contains(words, given) {
+		return given, nil
+	}
+	return "", &mistake{http.StatusBadRequest, "Not understood", fmt.Sprintf("There is no %s %q: write one of %v.", name, given, words)}
+}
+
+// pageSize is how many rows a page shows at most.
+const pageSize = 100
+
+// pager cuts a list into pages.
+type pager struct {
+	From, To, Of   int
+	Previous, Next string
+}
+
+// cut returns the rows of the page that the parameter page names.
+func cut[T any](r *request, all []T) ([]T, pager, error) {
+	n := 1
+	if text := r.query.Get("page"); text != "" {
+		var err error
+		if n, err = strconv.Atoi(text); err != nil || n < 1 {
+			return nil, pager{}, &mistake{http.StatusBadRequest, "No such page", fmt.Sprintf("There is no page %q: write a number from 1.", text)}
+		}
+	}
+	last := max(1, (len(all)+pageSize-1)/pageSize)
+	if n > last {
+		return nil, pager{}, &mistake{http.StatusNotFound, "No such page", fmt.Sprintf("There is no page %d: the last one is %d.", n, last)}
+	}
+	from, to := (n-1)*pageSize, min(n*pageSize, len(all))
+	p := pager{From: from + 1, To: to, Of: len(all)}
+	if n > 1 {
+		p.Previous = r.with("page", strconv.Itoa(n-1))
+	}
+	if n < last {
+		p.Next = r.with("page", strconv.Itoa(n+1))
+	}
+	return all[from:to], p, nil
+}
+
+// with returns the URL of this page with another parameter, and without those that are empty.
+func (r *request) with(name, value string) string {
+	query := maps.Clone(r.query)
+	query.Set(name, value)
+	return pathAndQuery(r.URL.Path, query)
+}
+
+func pathAndQuery(path string, query url.Values) string {
+	filled := url.Values{}
+	for name, values := range query {
+		if len(values) > 0 && values[0] != "" {
+			filled.Set(name, values[0])
+		}
+	}
+	return (&url.URL{Path: path, RawQuery: filled.Encode()}).String()
+}
