@@ -58,6 +58,21 @@ func (c *Cluster) Namespace() (string, error) {
 	return namespace, nil
 }
 
+// Name returns the name of the kubeconfig's context, for people; the API server's URL where there is none.
+func (c *Cluster) Name() string {
+	raw, err := c.flags.ToRawKubeConfigLoader().RawConfig()
+	if given := c.flags.Context; err == nil && given != nil && *given != "" {
+		return *given
+	}
+	if err == nil && raw.CurrentContext != "" {
+		return raw.CurrentContext
+	}
+	if config, err := c.Config(); err == nil {
+		return config.Host
+	}
+	return ""
+}
+
 // Config returns how to reach the API server, with the user's credentials. The caller may
 // modify it.
 func (c *Cluster) Config() (*rest.Config, error) {

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package console has the command console: a page and an HTTP API on the loopback interface, with the rights of the user's
+// kubeconfig. Package feed fills a register from watches; package page draws it, package api answers from it, package access
+// lets requests in, and package serve joins these. Nothing is written.
+package console
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/feed"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/page"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/serve"
+)
+
+const long = `Serves a page for the browser: the pools and how full they are, who has which address, which pods wait and why,
+the nodes, the findings of "kubectl berth check", and the changes as they happen. It shows the commands for things that can be
+done, and does nothing itself.
+
+It listens on 127.0.0.1 only, reads the cluster with your kubeconfig's rights, and lets in whoever has the token of the
+URL that it prints. It installs nothing, and asks no other host. Ctrl-C ends it.
+
+Programs ask the same at /api/v1: /api/v1/openapi.yaml describes it. They send the token as "Authorization: Bearer TOKEN".`
+
+const examples = `  # Open the printed URL in a browser
+  kubectl berth console
+
+  # On another machine: forward the port, and open the URL here
+  ssh -L 8765:127.0.0.1:8765 admin@bastion kubectl berth console --port 8765`
+
+// New returns the command console.
+func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	port, berth := 0, ""
+	return command.Command{
+		Use: "console", Short: "Serves a page with everything, and an HTTP API, on this machine", Long: long, Example: examples,
+		Args: cobra.NoArgs,
+		Flags: func(flags *pflag.FlagSet) {
+			flags.IntVar(&port, "port", 0, "Port of 127.0.0.1 to listen on. By default one that is free.")
+			command.AddBerthNamespace(flags, &berth)
+		},
+		Prepare: func(*command.Call) error {
+			if port < 0 || port > 65535 {
+				return fmt.Errorf("--port %d: write a number from 1 to 65535", port)
+			}
+			return nil
+		},
+		Run: func(ctx context.Context, call *command.Call) error { return run(ctx, call, port, berth) },
+	}.New(of, streams)
+}
+
+// run serves until ctx ends.
+func run(ctx context.Context, call *command.Call, port int, berth string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	if err != nil {
+		return fmt.Errorf("listen for the browser, choose another --port: %w", err)
+	}
+	gate, err := access.NewLocal(listener.Addr())
+	if err != nil {
+		return err
+	}
+	copied := register.New()
+	feed.Follow(ctx, copied, call.Berth, call.Kube)
+	audits := &audits{call: call, namespace: berth}
+	handler := gate.Guard(serve.Handler(page.Options{Register: copied, Findings: audits.run, Cluster: call.Name()}), serve.Refuse)
+	fmt.Fprintf(call.Out, "Open %s\nCtrl-C ends it.\n", gate.URL(listener.Addr()))
+	return serve.Until(ctx, listener, handler)
+}
