@@ -52,6 +52,14 @@ func (d *demo) run(ctx context.Context, keep bool) (err error) {
 	if err := deploy.Build(ctx, d); err != nil {
 		return err
 	}
+	root, err := deploy.Root()
+	if err != nil {
+		return err
+	}
+	d.programs = filepath.Join(root, "bin")
+	if err := deploy.Compile(ctx, d.programs, []string{"kubectl-berth"}); err != nil {
+		return err
+	}
 	if d.cluster, err = lab.Up(ctx, lab.Options{Name: d.name, Nodes: d.nodes, Progress: d}); err != nil {
 		if errors.Is(err, lab.ErrUp) {
 			return fmt.Errorf("%w; `make lab-down` takes it down", err)
@@ -75,6 +83,11 @@ func (d *demo) run(ctx context.Context, keep bool) (err error) {
 	if err := deploy.Berth(ctx, d.cluster, d); err != nil {
 		return err
 	}
+	stop, err := d.console(ctx)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	for _, act := range []func(context.Context) error{d.threePods, d.loseNode, d.nodeReturns, d.scale, d.runDry} {
 		if err := within(ctx, act); err != nil {
 			return err
@@ -111,14 +124,15 @@ func (d *demo) dump(ctx context.Context) {
 func (d *demo) sayHowToUse() {
 	d.title("The cluster stays up")
 	fmt.Printf(`
-  export KUBECONFIG=%s PATH=%s:$PATH
+  export KUBECONFIG=%s PATH=%s:%s:$PATH
   kubectl get nodes,pods -o wide
   kubectl get ippools,floatingips
+  kubectl berth console                         # a page with all of it
   kubectl explain ippool.spec
   lab exec client -- ping -c 3 10.0.70.10       # from the host outside the cluster
   lab stop-node node2; lab start-node node2     # lose a node, bring it back
   lab status
 
   make lab-down                                 # takes it all down
-`, d.cluster.Kubeconfig(), d.cluster.BinDir())
+`, d.cluster.Kubeconfig(), d.programs, d.cluster.BinDir())
 }

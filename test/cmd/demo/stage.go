@@ -25,7 +25,9 @@ type demo struct {
 	name    string
 	nodes   int
 	cluster *lab.Cluster
-	witness *witness.Witness
+	// programs is the folder of Berth's programs.
+	programs string
+	witness  *witness.Witness
 	// lost is the node that was lost and comes back, agent the containers of the
 	// agent there before.
 	lost  string
