@@ -1,0 +1,3 @@
+package console
+
+import _ "github.com/chromedp/chromedp"
