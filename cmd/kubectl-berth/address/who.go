@@ -22,6 +22,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/podrequest"
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
 const whoLong = `Says who has an address: pod, node, owner and since when. If nobody has it, says of
@@ -129,7 +130,7 @@ func (l *look) nobody(ctx context.Context, addr netip.Addr) (standing.Address, e
 	if err := l.readPools(ctx); err != nil {
 		return standing.Address{}, err
 	}
-	return standing.AddressOfNobody(addr, l.pools), nil
+	return standing.AddressOfNobody(addr, l.pools, pools.Compile(l.pools)), nil
 }
 
 func (l *look) readPools(ctx context.Context) error {

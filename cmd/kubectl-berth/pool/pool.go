@@ -243,7 +243,7 @@ func look(ctx context.Context, berth *client.Client, name string) (*found, error
 	if err != nil {
 		return nil, err
 	}
-	f := &found{uses: poolmap.Uses{}}
+	f := &found{}
 	if at := slices.IndexFunc(all, func(pool *v1alpha1.IPPool) bool { return pool.Name == name }); at >= 0 {
 		f.object = all[at]
 	} else {
@@ -264,6 +264,7 @@ func look(ctx context.Context, berth *client.Client, name string) (*found, error
 			f.uses.Add(&ips[i])
 		}
 	}
+	f.uses.Sort()
 	status := &f.object.Status
 	if counted := poolmap.Count(f.pool, f.uses); counted.Taken() < count(status.Allocated+status.Retained+status.Reserved+status.Cooling) {
 		// Some of its addresses are recorded under another pool's name.
@@ -274,6 +275,7 @@ func look(ctx context.Context, berth *client.Client, name string) (*found, error
 		if err != nil {
 			return nil, err
 		}
+		f.uses.Sort()
 	}
 	return f, nil
 }

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
 // Address is an address as commands print it with -o json.
@@ -109,9 +110,9 @@ func (a *Address) Cool(ip *v1alpha1.FloatingIP, all []*v1alpha1.IPPool, now time
 	}
 }
 
-// AddressOfNobody returns an address that has no FloatingIP, by the pools.
-func AddressOfNobody(addr netip.Addr, all []*v1alpha1.IPPool) Address {
-	said := OfNobody(addr, all)
+// AddressOfNobody returns an address that has no FloatingIP, as [OfNobody] does.
+func AddressOfNobody(addr netip.Addr, all []*v1alpha1.IPPool, compiled *pools.Snapshot) Address {
+	said := OfNobody(addr, all, compiled)
 	return Address{Address: addr.String(), State: said.State, Pool: said.Pool, Note: said.Because}
 }
 

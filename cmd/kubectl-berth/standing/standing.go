@@ -88,9 +88,9 @@ type Nobody struct {
 	Because string
 }
 
-// OfNobody returns the state of an address that has no FloatingIP.
-func OfNobody(addr netip.Addr, all []*v1alpha1.IPPool) Nobody {
-	snapshot := pools.Compile(all)
+// OfNobody returns the state of an address that has no FloatingIP, by the pools and the snapshot that [pools.Compile] makes of
+// them.
+func OfNobody(addr netip.Addr, all []*v1alpha1.IPPool, snapshot *pools.Snapshot) Nobody {
 	if home, ok := snapshot.Home(addr); ok {
 		pool := snapshot.Pools()[home]
 		if pool.Disabled {

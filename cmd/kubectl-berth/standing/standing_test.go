@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
 func pool(name, subnet, gateway string, spec v1alpha1.IPPoolSpec) *v1alpha1.IPPool {
@@ -41,7 +42,7 @@ func TestOfNobody(t *testing.T) {
 		{"2001:db8::", Nobody{Unusable, "v6", "it is the first address of IPPool v6's subnet 2001:db8::/64, and is not given"}},
 		{"10.0.71.2", Nobody{Outside, "", "it is in no IPPool's subnet"}},
 	} {
-		if got := OfNobody(netip.MustParseAddr(test.addr), all); got != test.want {
+		if got := OfNobody(netip.MustParseAddr(test.addr), all, pools.Compile(all)); got != test.want {
 			t.Errorf("%s is %+v, want %+v", test.addr, got, test.want)
 		}
 	}

@@ -223,7 +223,7 @@ func (s *site) frame(r *request, v *view) *frame {
 		f.Nav = append(f.Nav, to)
 	}
 	// Nothing of it depends on the scope, and the empty one costs least.
-	kinds := s.register.Summary(register.Of()).Missing
+	kinds := s.register.Unread()
 	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
 		f.Missing = append(f.Missing, missing{kind, kinds[kind]})
 	}

@@ -120,12 +120,18 @@ func (c *compiled) poolOf(object *v1alpha1.IPPool) Pool {
 
 // uses are the states of the addresses in a pool's ranges. Addresses whose holders are not seen are Taken.
 func (r *Register) uses(scope Scope, pool *pools.Pool) poolmap.Uses {
-	uses := poolmap.Uses{}
+	n := 0
+	for _, span := range pool.Ranges {
+		n += len(r.within(span))
+	}
+	uses := make(poolmap.Uses, 0, n)
 	for _, span := range pool.Ranges {
 		for _, row := range r.within(span) {
-			if uses[row.addr] = row.state; !scope.Sees(r.names.of(row.namespace)) {
-				uses[row.addr] = standing.Taken
+			state := row.state
+			if !scope.Sees(r.names.of(row.namespace)) {
+				state = standing.Taken
 			}
+			uses = append(uses, poolmap.Use{Addr: row.addr, State: state})
 		}
 	}
 	return uses
@@ -217,18 +223,18 @@ var ErrHidden = errors.New("you may not see whose address this is")
 
 // Address returns one address, whether or not it has a FloatingIP. An error is ErrHidden.
 func (r *Register) Address(scope Scope, addr netip.Addr) (standing.Address, error) {
-	objects := r.pools().all
+	compiled := r.pools()
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	row := r.byName[v1alpha1.NameOf(addr)]
 	if row == nil {
-		return standing.AddressOfNobody(addr, objects), nil
+		return standing.AddressOfNobody(addr, compiled.all, compiled.snapshot), nil
 	}
 	if !scope.Sees(r.names.of(row.namespace)) {
 		return standing.Address{}, fmt.Errorf("%s is taken, but %w", addr, ErrHidden)
 	}
 	ip := r.names.floatingIP(row)
 	address := standing.AddressOf(ip)
-	address.Cool(ip, objects, now())
+	address.Cool(ip, compiled.all, now())
 	return address, nil
 }

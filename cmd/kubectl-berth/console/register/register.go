@@ -71,6 +71,13 @@ func (r *Register) Missing(kind, why string) {
 	r.changed()
 }
 
+// Unread returns the kinds that cannot be read, and why.
+func (r *Register) Unread() map[string]string {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return maps.Clone(r.missing)
+}
+
 // Ready says whether each kind is listed, or cannot be read.
 func (r *Register) Ready() bool {
 	r.mu.RLock()

@@ -283,10 +283,11 @@ func (m *model) comparePools(t *testing.T) {
 		objects = append(objects, pool)
 	}
 	snapshot := pools.Compile(objects)
-	uses := poolmap.Uses{}
+	var uses poolmap.Uses
 	for _, ip := range m.ips {
 		uses.Add(ip)
 	}
+	uses.Sort()
 	all := m.Pools()
 	if len(all) != len(objects) {
 		t.Errorf("%d pools, want %d", len(all), len(objects))
@@ -470,8 +471,8 @@ func TestWaitingPodOf(t *testing.T) {
 	}
 }
 
-// A page of a search that few rows match, of 150,000.
-func BenchmarkSearch(b *testing.B) {
+// many returns a register with 150,000 addresses.
+func many() *Register {
 	m := New()
 	m.PutPool(poolOf("web", "10.0.0.0/8", "10.0.0.1", "10.200.0.0"))
 	addr := netip.MustParseAddr("10.0.0.1")
@@ -485,6 +486,12 @@ func BenchmarkSearch(b *testing.B) {
 		rows = append(rows, row)
 	}
 	m.ReplaceFloatingIPs(rows)
+	return m
+}
+
+// A page of a search that few rows match, of 150,000.
+func BenchmarkSearch(b *testing.B) {
+	m := many()
 	for _, q := range []Query{{Limit: 100}, {Text: "149999", Limit: 100}, {Text: "10.99", Limit: 100}, {Node: "node17", Limit: 100}, {Sort: ByPod, Limit: 100}} {
 		b.Run(fmt.Sprintf("%s%s%s", q.Text, q.Node, q.Sort), func(b *testing.B) {
 			for b.Loop() {
@@ -493,5 +500,18 @@ func BenchmarkSearch(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// The map and the free ranges of a pool with 150,000 addresses.
+func BenchmarkMap(b *testing.B) {
+	m := many()
+	for b.Loop() {
+		if _, err := m.Map(Everything, "web"); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := m.Free("web", 100); err != nil {
+			b.Fatal(err)
+		}
 	}
 }

@@ -3,7 +3,6 @@
 package register
 
 import (
-	"maps"
 	"math"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/pool/poolmap"
@@ -37,7 +36,7 @@ type Family struct {
 
 // Summary returns all at a glance.
 func (r *Register) Summary(scope Scope) Summary {
-	s := Summary{Families: []Family{}, Full: []string{}, Everything: scope.All(), Waiting: len(r.Waiting(scope)), Nodes: len(r.Nodes(scope))}
+	s := Summary{Missing: r.Unread(), Families: []Family{}, Full: []string{}, Everything: scope.All(), Waiting: len(r.Waiting(scope)), Nodes: len(r.Nodes(scope))}
 	all := r.Pools()
 	s.Pools = len(all)
 	for _, family := range []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6} {
@@ -63,6 +62,5 @@ func (r *Register) Summary(scope Scope) Summary {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	s.Addresses = len(r.rows)
-	s.Missing = maps.Clone(r.missing)
 	return s
 }

@@ -15,24 +15,47 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Uses are the states of addresses that have a FloatingIP.
-type Uses map[netip.Addr]standing.State
+// Use is the state of an address that has a FloatingIP.
+type Use struct {
+	Addr  netip.Addr
+	State standing.State
+}
 
-// Add adds a FloatingIP.
-func (u Uses) Add(ip *v1alpha1.FloatingIP) {
+// Uses are in the order of their addresses, each once.
+type Uses []Use
+
+// Add adds a FloatingIP to uses that are in no order yet.
+func (u *Uses) Add(ip *v1alpha1.FloatingIP) {
 	if addr, err := v1alpha1.AddrOf(ip.Name); err == nil {
-		u[addr] = standing.Of(ip)
+		*u = append(*u, Use{addr, standing.Of(ip)})
 	}
+}
+
+// Sort puts uses in order. Of an address that was added twice the last counts.
+func (u *Uses) Sort() {
+	slices.Reverse(*u)
+	slices.SortStableFunc(*u, func(a, b Use) int { return a.Addr.Compare(b.Addr) })
+	*u = slices.CompactFunc(*u, func(a, b Use) bool { return a.Addr == b.Addr })
+}
+
+// from returns the uses from an address on.
+func (u Uses) from(addr netip.Addr) Uses {
+	at, _ := slices.BinarySearchFunc(u, addr, func(use Use, addr netip.Addr) int { return use.Addr.Compare(addr) })
+	return u[at:]
 }
 
 // Untaken returns the addresses of the pool that nobody has. A disabled pool gives none of
 // them.
 func Untaken(pool *pools.Pool, uses Uses) iprange.Set {
-	taken := make([]iprange.Range, 0, len(uses))
-	for addr := range uses {
-		taken = append(taken, iprange.Single(addr))
+	var taken iprange.Set
+	for _, use := range uses {
+		if n := len(taken); n > 0 && taken[n-1].Last.Next() == use.Addr {
+			taken[n-1].Last = use.Addr
+			continue
+		}
+		taken = append(taken, iprange.Single(use.Addr))
 	}
-	return pool.Ranges.Without(iprange.SetOf(taken...))
+	return pool.Ranges.Without(taken)
 }
 
 // First returns the first n addresses of a set.
@@ -60,9 +83,9 @@ func (c *Counts) Taken() uint64 { return c.Held + c.Retained + c.Reserved + c.Co
 // Count counts the addresses in the pool's ranges.
 func Count(pool *pools.Pool, uses Uses) Counts {
 	var n Counts
-	for addr, state := range uses {
-		if pool.Ranges.Contains(addr) {
-			n.Add(state)
+	for _, use := range uses {
+		if pool.Ranges.Contains(use.Addr) {
+			n.Add(use.State)
 		}
 	}
 	return n
@@ -143,13 +166,8 @@ func Draw(pool *pools.Pool, uses Uses) (drawn Map, ok bool) {
 		}
 		drawn.Block *= 2
 	}
-	taken := make([]netip.Addr, 0, len(uses))
-	for addr := range uses {
-		taken = append(taken, addr)
-	}
-	slices.SortFunc(taken, netip.Addr.Compare)
 	for _, span := range spans {
-		drawn.Rows = append(drawn.Rows, drawSpan(pool, span, drawn.Block, uses, taken)...)
+		drawn.Rows = append(drawn.Rows, drawSpan(pool, span, drawn.Block, uses)...)
 	}
 	return drawn, true
 }
@@ -184,13 +202,13 @@ func cellsOf(spans []iprange.Range, block uint64) uint64 {
 // distance is the number of steps from one address to a later one.
 func distance(from, to netip.Addr) uint64 { return (iprange.Range{First: from, Last: to}).Size() - 1 }
 
-func drawSpan(pool *pools.Pool, span iprange.Range, block uint64, uses Uses, taken []netip.Addr) []Row {
+func drawSpan(pool *pools.Pool, span iprange.Range, block uint64, uses Uses) []Row {
 	var rows []Row
 	row := Row{From: span.First}
 	cells := []byte{}
 	for first := span.First; ; {
 		last := after(first, min(block-1, distance(first, span.Last)))
-		cells = append(cells, cellOf(pool, iprange.Range{First: first, Last: last}, uses, taken))
+		cells = append(cells, cellOf(pool, iprange.Range{First: first, Last: last}, uses))
 		done := last == span.Last
 		if done || len(cells) == Wide {
 			row.Cells = string(cells)
@@ -223,14 +241,17 @@ func after(addr netip.Addr, n uint64) netip.Addr {
 }
 
 // cellOf returns the letter of a cell.
-func cellOf(pool *pools.Pool, cell iprange.Range, uses Uses, taken []netip.Addr) byte {
+func cellOf(pool *pools.Pool, cell iprange.Range, uses Uses) byte {
 	var capacity uint64
 	for _, both := range pool.Ranges.Common(cell) {
 		capacity += both.Size()
 	}
+	uses = uses.from(cell.First)
 	if cell.First == cell.Last {
-		if letter, ok := letters[uses[cell.First]]; ok {
-			return letter
+		if len(uses) > 0 && uses[0].Addr == cell.First {
+			if letter, ok := letters[uses[0].State]; ok {
+				return letter
+			}
 		}
 		if capacity == 0 {
 			return None
@@ -240,13 +261,12 @@ func cellOf(pool *pools.Pool, cell iprange.Range, uses Uses, taken []netip.Addr)
 	if capacity == 0 {
 		return None
 	}
-	from, _ := slices.BinarySearchFunc(taken, cell.First, netip.Addr.Compare)
 	var n uint64
-	for _, addr := range taken[from:] {
-		if addr.Compare(cell.Last) > 0 {
+	for _, use := range uses {
+		if use.Addr.Compare(cell.Last) > 0 {
 			break
 		}
-		if pool.Ranges.Contains(addr) {
+		if pool.Ranges.Contains(use.Addr) {
 			n++
 		}
 	}

@@ -25,11 +25,12 @@ func compiled(t *testing.T, subnet string, ranges []string, exclude ...string) *
 }
 
 func usesOf(words ...string) Uses {
-	uses := Uses{}
+	var uses Uses
 	for _, word := range words {
 		addr, state, _ := strings.Cut(word, "=")
-		uses[netip.MustParseAddr(addr)] = standing.State(state)
+		uses = append(uses, Use{netip.MustParseAddr(addr), standing.State(state)})
 	}
+	uses.Sort()
 	return uses
 }
 
@@ -48,6 +49,13 @@ func TestUntaken(t *testing.T) {
 	}
 	if got := Count(pool, uses); got != (Counts{Held: 1, Retained: 1}) || got.Taken() != 2 {
 		t.Errorf("counts are %+v", got)
+	}
+}
+
+// Of an address that was read twice, the last state counts.
+func TestSort(t *testing.T) {
+	if got := fmt.Sprint(usesOf("10.0.70.3=Held", "10.0.70.2=Held", "10.0.70.3=Retained")); got != "[{10.0.70.2 Held} {10.0.70.3 Retained}]" {
+		t.Errorf("the uses are %s", got)
 	}
 }
 
@@ -99,10 +107,10 @@ func TestDraw(t *testing.T) {
 	if _, ok := Draw(compiled(t, "2001:db8::/32", []string{"2001:db8::/33"}), nil); ok {
 		t.Error("half of a /32 was drawn")
 	}
-	full := Uses{}
+	var full Uses
 	pool := compiled(t, "10.0.0.0/16", []string{"10.0.0.4-10.0.15.255"})
 	for _, addr := range First(pool.Ranges, 4) {
-		full[addr] = standing.Held
+		full = append(full, Use{addr, standing.Held})
 	}
 	if drawn, _ := Draw(pool, full); !strings.HasPrefix(drawn.Rows[0].Cells, "#.") {
 		t.Errorf("a full block is drawn as %s", drawn.Rows[0].Cells)
