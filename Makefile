@@ -132,7 +132,7 @@ check: ## Lint of changes since main, import rules, and all tests that need neit
 
 ##@ Test: all of this must pass; the parts of make test may run side by side on machines of their own
 
-test: lint test-unit test-release test-rules test-machine lab test-api test-node test-chaos test-e2e ## All tests but the long forms.
+test: lint test-unit test-release test-rules test-machine lab test-api test-console test-node test-chaos test-e2e ## All tests but the long forms.
 
 lint: ## All of .golangci.yml, both modules, and the workflows.
 	$(ACTIONLINT) -shellcheck= -pyflakes= .github/workflows/*.yml
@@ -155,6 +155,10 @@ test-machine: ## Drivers that this kernel may lack (VLAN, ipvlan, SR-IOV), on De
 
 test-api: lab build ## Scheduler and controller on a real API server, and the links and the objects of the documentation.
 	cd test && $(GOTESTPROGRAMS) -p 2 -parallel 2 $(API) # four API servers at once: they wait more than they compute
+
+.PHONY: test-console
+test-console: lab ## kubectl berth console on a real API server: its API against its document, its pages in Debian's Chromium, which the first run fetches.
+	cd test && $(GOTESTPROGRAMS) -parallel 2 ./console/...
 
 test-node: lab build ## Agent, shim and plugins on a real kernel, also beside the real firewalld, whose packages of Debian the first run fetches (38 MB).
 	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) ./hostservices/
@@ -195,6 +199,10 @@ test-check-many: lab ## How long kubectl berth check takes with CHECK_ADDRESSES 
 
 test-reading-many: lab ## How long the reading commands of kubectl berth take with KUBECTL_ADDRESSES (150000) addresses.
 	cd test && BERTH_TEST_KUBECTL_ADDRESSES=$(or $(KUBECTL_ADDRESSES),150000) go test -count=1 -timeout 2h -v -run TestReadingMany ./kubectl/
+
+.PHONY: test-console-many
+test-console-many: lab ## How long kubectl berth console takes to answer 200 requests a second, and how much memory, with CONSOLE_ADDRESSES (150000) addresses.
+	cd test && BERTH_TEST_CONSOLE_ADDRESSES=$(or $(CONSOLE_ADDRESSES),150000) go test -count=1 -timeout 2h -v -run TestLoad ./console/
 
 .PHONY: test-day
 test-day: ## A day of deploys on DAY_NODES (5000) nodes with DAY_ADDRESSES (150000) addresses, scheduler and controller in one process on API servers in memory: memory and queues do not grow.

@@ -23,13 +23,13 @@ const Env = "BERTH_TEST_CHROMIUM"
 // packages are the browser without windows, and the font of its pages.
 func packages() []string { return []string{"chromium-headless-shell", "fonts-dejavu-core"} }
 
-// script runs the browser, whose root is the folder of the script. The mounts end with the browser.
+// script runs the browser in the folder root beside it. The mounts end with the browser.
 const script = `#!/bin/sh
-root=$(dirname "$(readlink -f "$0")")
+root=$(dirname "$(readlink -f "$0")")/root
 exec unshare --mount --propagation private -- sh -c '
 root=$1; shift
 for folder in proc dev tmp; do mount --rbind "/$folder" "$root/$folder" || exit; done
-exec chroot "$root" /usr/bin/env -i HOME=/tmp LANG=C.UTF-8 PATH=/usr/bin:/bin /usr/bin/chromium-headless-shell "$@"' sh "$root" "$@"
+exec env -i HOME=/tmp LANG=C.UTF-8 PATH="$PATH" chroot "$root" /usr/lib/chromium/chromium-headless-shell "$@"' sh "$root" "$@"
 `
 
 // Program returns the path of a Chromium that takes Chromium's arguments. It sees the host's /tmp, and no other file of it. The
@@ -52,7 +52,7 @@ func Program(ctx context.Context) (program string, err error) {
 	}
 	// Another list of packages has another folder.
 	dir := filepath.Join(bin, "chromium-"+strings.Join(packages(), "-"))
-	program = filepath.Join(dir, "run")
+	program = filepath.Join(dir, "chromium")
 	lock, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return "", err
@@ -82,15 +82,16 @@ func fetch(ctx context.Context, dir string) error {
 	if err := os.RemoveAll(staged); err != nil {
 		return err
 	}
-	if err := debian.Unpack(ctx, staged, archives); err != nil {
+	root := filepath.Join(staged, "root")
+	if err := debian.Unpack(ctx, root, archives); err != nil {
 		return err
 	}
-	for _, folder := range []string{"proc", "dev", "tmp", "root"} {
-		if err := os.MkdirAll(filepath.Join(staged, folder), 0o755); err != nil {
+	for _, folder := range []string{"proc", "dev", "tmp"} {
+		if err := os.MkdirAll(filepath.Join(root, folder), 0o755); err != nil {
 			return err
 		}
 	}
-	if err := os.WriteFile(filepath.Join(staged, "run"), []byte(script), 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(staged, "chromium"), []byte(script), 0o755); err != nil {
 		return err
 	}
 	return os.Rename(staged, dir)
