@@ -38,10 +38,10 @@ func (u *Uses) Sort() {
 	*u = slices.CompactFunc(*u, func(a, b Use) bool { return a.Addr == b.Addr })
 }
 
-// from returns the uses from an address on.
-func (u Uses) from(addr netip.Addr) Uses {
-	at, _ := slices.BinarySearchFunc(u, addr, func(use Use, addr netip.Addr) int { return use.Addr.Compare(addr) })
-	return u[at:]
+// since returns the uses from an address on.
+func since(uses Uses, addr netip.Addr) Uses {
+	at, _ := slices.BinarySearchFunc(uses, addr, func(use Use, addr netip.Addr) int { return use.Addr.Compare(addr) })
+	return uses[at:]
 }
 
 // Untaken returns the addresses of the pool that nobody has. A disabled pool gives none of
@@ -246,7 +246,7 @@ func cellOf(pool *pools.Pool, cell iprange.Range, uses Uses) byte {
 	for _, both := range pool.Ranges.Common(cell) {
 		capacity += both.Size()
 	}
-	uses = uses.from(cell.First)
+	uses = since(uses, cell.First)
 	if cell.First == cell.Last {
 		if len(uses) > 0 && uses[0].Addr == cell.First {
 			if letter, ok := letters[uses[0].State]; ok {
