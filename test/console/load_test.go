@@ -74,6 +74,30 @@ func TestLoad(t *testing.T) {
 	}{{"the API", apiKinds(n)}, {"pages", pageKinds(n)}} {
 		c.load(mix.name, mix.of, lasts)
 	}
+	if os.Getenv(envLoad) != "" {
+		timePages(startBrowser(w).open(c))
+	}
+}
+
+// timePages prints how long a browser waits for pages, from the request to the end of the answer, and until they are drawn.
+func timePages(t *tab) {
+	t.c.w.T.Helper()
+	for _, path := range []string{"/", "/pools/pool-0", "/addresses", "/addresses?q=web-7", "/addresses?q=node-17&sort=pod", "/addresses/10.1.0.7", "/nodes"} {
+		var took [2][]time.Duration
+		for range 9 {
+			t.visit(path)
+			for i, end := range []string{"responseEnd", "domContentLoadedEventEnd"} {
+				milliseconds := eval[float64](t, "performance.getEntriesByType('navigation')[0].%s", end)
+				took[i] = append(took[i], time.Duration(milliseconds*float64(time.Millisecond)))
+			}
+		}
+		t.c.w.T.Logf("%s: %s answered, %s drawn (medians of 9)", path, median(took[0]), median(took[1]))
+	}
+}
+
+func median(times []time.Duration) time.Duration {
+	slices.Sort(times)
+	return times[len(times)/2].Round(100 * time.Microsecond)
 }
 
 // kind is a kind of requests, and its share of them all.

@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -36,6 +37,9 @@ func TestMain(m *testing.M) { simulation.Main(m) }
 
 // viewer is a user with the rights of manifests/examples/viewer-rbac.yaml.
 const viewer = "viewer"
+
+// cluster is the context of the user's kubeconfig, which the pages name.
+const cluster = "production"
 
 // prefix of the API's paths.
 const prefix = "/api/v1"
@@ -72,8 +76,10 @@ func startWith(w *simulation.World, config *rest.Config, options proxy.Options, 
 		w.T.Fatal(err)
 	}
 	defer log.Close()
-	words := append([]string{}, env...)
-	words = append(words, kubectl(w, w.File("kubeconfig-*", p.Kubeconfig()))...)
+	kubeconfig := p.Kubeconfig()
+	kubeconfig["current-context"] = cluster
+	kubeconfig["contexts"].([]any)[0].(map[string]any)["name"] = cluster
+	words := slices.Concat(env, kubectl(w, w.File("kubeconfig-*", kubeconfig)))
 	process, err := program.Start(log, "/usr/bin/env", append(words, "berth", "console", "--port=0")...)
 	if err != nil {
 		w.T.Fatal(err)

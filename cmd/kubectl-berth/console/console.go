@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"runtime/debug"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -59,6 +60,9 @@ func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command
 	}.New(of, streams)
 }
 
+// gcPercent is how much the heap may grow before it is cleaned.
+const gcPercent = 50
+
 // run serves until ctx ends.
 func run(ctx context.Context, call *command.Call, port int, berth string) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -71,6 +75,8 @@ func run(ctx context.Context, call *command.Call, port int, berth string) error 
 	if err != nil {
 		return err
 	}
+	// Half of the usual garbage: answers are small, and nearly all of the heap is the register.
+	debug.SetGCPercent(gcPercent)
 	copied := register.New()
 	feed.Follow(ctx, copied, call.Berth, call.Kube)
 	audits := &audits{call: call, namespace: berth}

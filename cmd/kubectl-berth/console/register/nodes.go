@@ -70,10 +70,13 @@ func (r *Register) DeleteNode(name string) {
 func (r *Register) Nodes(scope Scope) []Node {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	counts := map[id]int64{}
-	for _, row := range r.rows {
-		if row.state == standing.Held && row.node != 0 && scope.Sees(r.names.of(row.namespace)) {
-			counts[row.node]++
+	counts := r.carried
+	if !scope.All() {
+		counts = map[id]int64{}
+		for _, row := range r.rows {
+			if carries(row) && scope.Sees(r.names.of(row.namespace)) {
+				counts[row.node]++
+			}
 		}
 	}
 	var all []Node
@@ -98,4 +101,17 @@ func (r *Register) Nodes(scope Scope) []Node {
 	}
 	slices.SortFunc(all, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
 	return all
+}
+
+// carries says whether a pod on a node has the address.
+func carries(row *Row) bool { return row.state == standing.Held && row.node != 0 }
+
+// carry counts an address of a node. The caller holds the lock.
+func (r *Register) carry(row *Row, n int64) {
+	if !carries(row) {
+		return
+	}
+	if r.carried[row.node] += n; r.carried[row.node] == 0 {
+		delete(r.carried, row.node) // its name may stand for another text soon
+	}
 }

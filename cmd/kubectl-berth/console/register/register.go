@@ -26,7 +26,9 @@ type Register struct {
 	compiled *compiled
 	waiting  map[string]*WaitingPod // by namespace/name
 	nodes    map[string]*Node
-	changes  changes
+	// carried is how many addresses the pods on a node have, by the node's name.
+	carried map[id]int64
+	changes changes
 	// missing are the kinds that cannot be read, and why.
 	missing map[string]string
 	// listed are the kinds of which there is a list.
@@ -45,7 +47,7 @@ type compiled struct {
 // New returns a Register without objects.
 func New() *Register {
 	return &Register{
-		names: newNames(), byName: map[string]*Row{}, objects: map[string]*v1alpha1.IPPool{}, waiting: map[string]*WaitingPod{}, nodes: map[string]*Node{},
+		names: newNames(), byName: map[string]*Row{}, objects: map[string]*v1alpha1.IPPool{}, waiting: map[string]*WaitingPod{}, nodes: map[string]*Node{}, carried: map[id]int64{},
 		missing: map[string]string{}, listed: map[string]bool{}, subscribers: map[chan<- struct{}]bool{},
 	}
 }
@@ -57,6 +59,8 @@ const (
 	Pods        = "pods"
 	Nodes       = "nodes"
 )
+
+var kinds = []string{FloatingIPs, IPPools, Pods, Nodes}
 
 // Missing says that a kind cannot be read, and why; empty: it can. Rows that are there stay.
 func (r *Register) Missing(kind, why string) {
@@ -82,7 +86,7 @@ func (r *Register) Unread() map[string]string {
 func (r *Register) Ready() bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	for _, kind := range []string{FloatingIPs, IPPools, Pods, Nodes} {
+	for _, kind := range kinds {
 		if !r.listed[kind] && r.missing[kind] == "" {
 			return false
 		}
@@ -171,6 +175,10 @@ func (r *Register) ReplaceFloatingIPs(all []*Row) {
 		row.moveTo(r.names, fresh)
 	}
 	r.names = fresh
+	clear(r.carried)
+	for _, row := range r.rows {
+		r.carry(row, 1)
+	}
 	if r.compiled != nil {
 		r.count(r.compiled)
 	}
@@ -215,7 +223,9 @@ func (r *Register) put(ip *v1alpha1.FloatingIP) {
 		r.rows = slices.Insert(r.rows, at, next)
 	}
 	r.note(before, next)
+	r.carry(next, 1)
 	if before != nil {
+		r.carry(before, -1)
 		r.names.forget(before)
 	}
 }
@@ -231,6 +241,7 @@ func (r *Register) drop(name string) {
 		r.rows = slices.Delete(r.rows, at, at+1)
 	}
 	r.note(before, nil)
+	r.carry(before, -1)
 	r.names.forget(before)
 }
 

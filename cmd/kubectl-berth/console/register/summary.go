@@ -62,5 +62,10 @@ func (r *Register) Summary(scope Scope) Summary {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	s.Addresses = len(r.rows)
+	for _, kind := range kinds {
+		if !r.listed[kind] && s.Missing[kind] == "" {
+			s.Missing[kind] = "not all is read yet"
+		}
+	}
 	return s
 }

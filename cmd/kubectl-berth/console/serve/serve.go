@@ -24,7 +24,9 @@ func Until(ctx context.Context, listener net.Listener, handler http.Handler) err
 		// Streams of events end with it.
 		BaseContext: func(net.Listener) context.Context { return ctx },
 	}
+	ended := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
+		defer close(ended)
 		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 		defer cancel()
 		if server.Shutdown(ending) != nil {
@@ -35,6 +37,7 @@ func Until(ctx context.Context, listener net.Listener, handler http.Handler) err
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve the console: %w", err)
 	}
+	<-ended // requests that it answers just now
 	return nil
 }
 
