@@ -215,7 +215,7 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, ready func(context.C
 		return err
 	}
 	build.NewMetrics(legacyregistry.MustRegister)
-	health, err := monitoring.Listen(ctx, o.Monitoring, config, ready, diagnosis(o, a))
+	health, err := monitoring.Listen(ctx, o.Monitoring, config, ready, nil, diagnosis(o, a))
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}

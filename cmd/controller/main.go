@@ -105,7 +105,7 @@ func run(ctx context.Context, options *options) error {
 		return err
 	}
 	build.NewMetrics(legacyregistry.MustRegister)
-	server, err := monitoring.Listen(ctx, options.monitoring, config, work.isReady)
+	server, err := monitoring.Listen(ctx, options.monitoring, config, work.isReady, nil)
 	if err != nil {
 		return err
 	}

@@ -29,6 +29,7 @@ var packages = map[string]string{
 	"berth-scheduler":  "./cmd/scheduler",
 	"berth-controller": "./cmd/controller",
 	"berth-agent":      "./cmd/agent",
+	"berth-console":    "./cmd/console",
 	"berth-cni":        "./cni/shim",
 	"berth-ipam":       "./cni/ipam",
 	"berth-overlay":    "./cni/overlay",

@@ -56,4 +56,15 @@ func Plugin(t testing.TB) string {
 	return Program("kubectl-berth")
 }
 
+// Console returns the path of berth-console, which it compiles once.
+func Console(t testing.TB) string {
+	t.Helper()
+	if err := compileConsole(); err != nil {
+		t.Fatal(err)
+	}
+	return Program("berth-console")
+}
+
+var compileConsole = sync.OnceValue(func() error { return compile("berth-console") })
+
 var compilePlugin = sync.OnceValue(func() error { return compile("kubectl-berth") })

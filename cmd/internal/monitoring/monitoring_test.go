@@ -90,7 +90,7 @@ func TestAccess(t *testing.T) {
 	inspect := Resources{Paths: []string{"/v1/inspect"}, Header: "Ours", Audience: "node7", Role: "diagnosis", Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "all is well")
 	})}
-	server := httptest.NewServer(handler(access, func(context.Context) error { return nil }, []Resources{inspect}))
+	server := httptest.NewServer(handler(access, func(context.Context) error { return nil }, nil, []Resources{inspect}))
 	defer server.Close()
 	for _, tc := range []struct {
 		name, method, path, authorization, ours string
@@ -209,7 +209,7 @@ func TestCertificate(t *testing.T) {
 		t.Fatal(err)
 	}
 	ready := func(context.Context) error { return nil }
-	if _, err := Listen(t.Context(), options, &rest.Config{}, ready); err == nil || !strings.Contains(err.Error(), "tls.crt") {
+	if _, err := Listen(t.Context(), options, &rest.Config{}, ready, nil); err == nil || !strings.Contains(err.Error(), "tls.crt") {
 		t.Errorf("without the file: %v", err)
 	}
 	replace := func() [sha256.Size]byte {
@@ -230,7 +230,7 @@ func TestCertificate(t *testing.T) {
 		return sha256.Sum256(pair.Certificate[0])
 	}
 	want := replace()
-	server, err := Listen(t.Context(), options, &rest.Config{}, ready)
+	server, err := Listen(t.Context(), options, &rest.Config{}, ready, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -262,7 +262,7 @@ func TestCertificate(t *testing.T) {
 }
 
 func TestServeNothing(t *testing.T) {
-	server, err := Listen(t.Context(), Options{BindAddress: "0.0.0.0"}, &rest.Config{}, nil)
+	server, err := Listen(t.Context(), Options{BindAddress: "0.0.0.0"}, &rest.Config{}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,8 +26,9 @@ type Server struct {
 }
 
 // Listen opens the port of a server; clients wait until Serve. config is for the API
-// server. ready returns the reason why the program is not ready, or nil.
-func Listen(ctx context.Context, options Options, config *rest.Config, ready func(context.Context) error, further ...Resources) (*Server, error) {
+// server. ready returns the reason why the program is not ready, or nil. others serves all other paths, and decides itself who may
+// see them; nil: there are none.
+func Listen(ctx context.Context, options Options, config *rest.Config, ready func(context.Context) error, others http.Handler, further ...Resources) (*Server, error) {
 	if options.SecurePort == 0 {
 		return &Server{}, nil
 	}
@@ -50,7 +51,7 @@ func Listen(ctx context.Context, options Options, config *rest.Config, ready fun
 	return &Server{
 		listener: tls.NewListener(listener, secure),
 		http: &http.Server{
-			Handler:           handler(access, ready, further),
+			Handler:           handler(access, ready, others, further),
 			ReadHeaderTimeout: 10 * time.Second,
 			ReadTimeout:       30 * time.Second,
 			IdleTimeout:       2 * time.Minute,
@@ -62,7 +63,7 @@ func Listen(ctx context.Context, options Options, config *rest.Config, ready fun
 	}, nil
 }
 
-func handler(access *access, ready func(context.Context) error, further []Resources) http.Handler {
+func handler(access *access, ready func(context.Context) error, others http.Handler, further []Resources) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
 	mux.Handle("GET /readyz", &readiness{check: ready})
@@ -71,6 +72,9 @@ func handler(access *access, ready func(context.Context) error, further []Resour
 		for _, path := range resources.Paths {
 			mux.Handle("GET "+path, access.guard(resources))
 		}
+	}
+	if others != nil {
+		mux.Handle("/", others)
 	}
 	return mux
 }

@@ -78,7 +78,7 @@ func run(ctx context.Context, call *command.Call, port int, berth string) error 
 	// Half of the usual garbage: answers are small, and nearly all of the heap is the register.
 	debug.SetGCPercent(gcPercent)
 	copied := register.New()
-	feed.Follow(ctx, copied, call.Berth, call.Kube)
+	feed.Follow(ctx, copied, call.Berth, call.Kube, feed.OfUser)
 	audits := &audits{call: call, namespace: berth}
 	handler := gate.Guard(serve.Handler(page.Options{Register: copied, Findings: audits.run, Cluster: call.Name()}), serve.Refuse)
 	fmt.Fprintf(call.Out, "Open %s\nCtrl-C ends it.\n", gate.URL(listener.Addr()))

@@ -63,9 +63,31 @@ func (f *feed) Resync() error { return nil }
 // source is a client of one kind that tells the register whether the kind can be read.
 type source[L runtime.Object] struct {
 	client.ListWatcher[L]
-	to   *register.Register
-	kind string
+	to    *register.Register
+	words Words
+	kind  string
 }
+
+// Words tell the readers of the pages why a kind cannot be read.
+type Words struct {
+	// forbidden has a verb for the kind. unsaid: the error is for the log alone.
+	forbidden, unauthorized string
+	unsaid                  bool
+}
+
+var (
+	// OfUser are for a console with the rights of its one reader.
+	OfUser = Words{
+		forbidden:    "you may not list and watch %s of the whole cluster",
+		unauthorized: "the API server does not accept your credentials any more: log in again, and start kubectl berth console anew",
+	}
+	// OfAccount are for a console with rights of its own, whose readers are not told what its requests and their answers are.
+	OfAccount = Words{
+		forbidden:    "the ServiceAccount of the console may not list and watch %s of the whole cluster",
+		unauthorized: "the API server does not accept the token of the console's ServiceAccount",
+		unsaid:       true,
+	}
+)
 
 func (s source[L]) List(ctx context.Context, options metav1.ListOptions) (L, error) {
 	list, err := s.ListWatcher.List(ctx, options)
@@ -86,21 +108,25 @@ func (s source[L]) note(ctx context.Context, err error) {
 	case ctx.Err() != nil, apierrors.IsResourceExpired(err), apierrors.IsGone(err), apierrors.IsInvalid(err):
 		// The reflector asks in another way.
 	case apierrors.IsForbidden(err):
-		s.to.Missing(s.kind, fmt.Sprintf("you may not list and watch %s of the whole cluster", s.kind))
+		s.to.Missing(s.kind, fmt.Sprintf(s.words.forbidden, s.kind))
 	case apierrors.IsUnauthorized(err):
-		s.to.Missing(s.kind, "the API server does not accept your credentials any more: log in again, and start kubectl berth console anew")
+		s.to.Missing(s.kind, s.words.unauthorized)
 	default:
-		s.to.Missing(s.kind, fmt.Sprintf("the %s shown are not of now, as the API server cannot be asked: %v", s.kind, err))
+		why := fmt.Sprintf("the %s shown are not of now, as the API server cannot be asked", s.kind)
+		if !s.words.unsaid {
+			why += ": " + err.Error()
+		}
+		s.to.Missing(s.kind, why)
 	}
 }
 
 // Follow feeds the register until ctx ends. It does not block.
-func Follow(ctx context.Context, to *register.Register, berth *client.Client, kube kubernetes.Interface) {
-	run(ctx, source[*v1alpha1.FloatingIPList]{berth.FloatingIPs, to, register.FloatingIPs}, metav1.ListOptions{}, &v1alpha1.FloatingIP{}, addresses(to))
-	run(ctx, source[*v1alpha1.IPPoolList]{berth.IPPools, to, register.IPPools}, metav1.ListOptions{}, &v1alpha1.IPPool{}, pools(to))
+func Follow(ctx context.Context, to *register.Register, berth *client.Client, kube kubernetes.Interface, words Words) {
+	run(ctx, source[*v1alpha1.FloatingIPList]{berth.FloatingIPs, to, words, register.FloatingIPs}, metav1.ListOptions{}, &v1alpha1.FloatingIP{}, addresses(to))
+	run(ctx, source[*v1alpha1.IPPoolList]{berth.IPPools, to, words, register.IPPools}, metav1.ListOptions{}, &v1alpha1.IPPool{}, pools(to))
 	unbound := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", "").String()}
-	run(ctx, source[*v1.PodList]{kube.CoreV1().Pods(metav1.NamespaceAll), to, register.Pods}, unbound, &v1.Pod{}, waiting(to))
-	run(ctx, source[*v1.NodeList]{kube.CoreV1().Nodes(), to, register.Nodes}, metav1.ListOptions{}, &v1.Node{}, nodes(to))
+	run(ctx, source[*v1.PodList]{kube.CoreV1().Pods(metav1.NamespaceAll), to, words, register.Pods}, unbound, &v1.Pod{}, waiting(to))
+	run(ctx, source[*v1.NodeList]{kube.CoreV1().Nodes(), to, words, register.Nodes}, metav1.ListOptions{}, &v1.Node{}, nodes(to))
 }
 
 // addresses brings FloatingIPs.

@@ -35,6 +35,8 @@ type Options struct {
 	Findings func(ctx context.Context) (*Findings, error)
 	// Cluster is a name for the title: the context of the kubeconfig.
 	Cluster string
+	// LogOut is the path to which a form posts that the user goes; empty: nobody has logged in.
+	LogOut string
 }
 
 // Findings is the result of a check.
@@ -56,7 +58,7 @@ type Finding struct {
 func New(options Options) http.Handler { return newSite(options).handler() }
 
 func newSite(options Options) *site {
-	s := &site{register: options.Register, cluster: options.Cluster, checks: checks{run: options.Findings}, assets: loadAssets()}
+	s := &site{register: options.Register, cluster: options.Cluster, logOut: options.LogOut, checks: checks{run: options.Findings}, assets: loadAssets()}
 	s.templates = parse(s.assets)
 	return s
 }
@@ -90,6 +92,7 @@ func (s *site) handler() http.Handler {
 type site struct {
 	register  *register.Register
 	cluster   string
+	logOut    string
 	checks    checks
 	assets    *assets
 	templates map[string]*template.Template
@@ -131,9 +134,9 @@ func (m *mistake) Error() string { return m.sentence }
 
 // frame is the data of a whole page.
 type frame struct {
-	Title, Heading, Cluster, Path, Events string
-	Search                                *string
-	Nav                                   []navigation
+	Title, Heading, Cluster, Path, Events, LogOut string
+	Search                                        *string
+	Nav                                           []navigation
 	live
 }
 
@@ -212,7 +215,7 @@ func viewOf(err error) *view {
 
 func (s *site) frame(r *request, v *view) *frame {
 	f := &frame{
-		Title: v.title + " · Berth", Heading: v.title, Cluster: s.cluster, Path: r.URL.Path, Events: api.Prefix + "events", Search: v.search,
+		Title: v.title + " · Berth", Heading: v.title, Cluster: s.cluster, LogOut: s.logOut, Path: r.URL.Path, Events: api.Prefix + "events", Search: v.search,
 		live: live{Waiting: len(s.register.Waiting(r.scope)), Loading: !s.register.Ready(), Partial: !r.scope.All(), Data: v.data},
 	}
 	if s.cluster != "" {
@@ -223,7 +226,7 @@ func (s *site) frame(r *request, v *view) *frame {
 		f.Nav = append(f.Nav, to)
 	}
 	// Nothing of it depends on the scope, and the empty one costs least.
-	kinds := s.register.Unread()
+	kinds := s.register.Unreadable()
 	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
 		f.Missing = append(f.Missing, missing{kind, kinds[kind]})
 	}

@@ -75,8 +75,8 @@ func (r *Register) Missing(kind, why string) {
 	r.changed()
 }
 
-// Unread returns the kinds that cannot be read, and why.
-func (r *Register) Unread() map[string]string {
+// Unreadable returns the kinds that cannot be read, and why.
+func (r *Register) Unreadable() map[string]string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return maps.Clone(r.missing)
@@ -92,6 +92,19 @@ func (r *Register) Ready() bool {
 		}
 	}
 	return true
+}
+
+// Unread returns the kinds of which there was no list yet.
+func (r *Register) Unread() []string {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	var unread []string
+	for _, kind := range kinds {
+		if !r.listed[kind] {
+			unread = append(unread, kind)
+		}
+	}
+	return unread
 }
 
 // Namespaces returns the namespaces of all that is shown.

@@ -36,7 +36,7 @@ type Family struct {
 
 // Summary returns all at a glance.
 func (r *Register) Summary(scope Scope) Summary {
-	s := Summary{Missing: r.Unread(), Families: []Family{}, Full: []string{}, Everything: scope.All(), Waiting: len(r.Waiting(scope)), Nodes: len(r.Nodes(scope))}
+	s := Summary{Missing: r.Unreadable(), Families: []Family{}, Full: []string{}, Everything: scope.All(), Waiting: len(r.Waiting(scope)), Nodes: len(r.Nodes(scope))}
 	all := r.Pools()
 	s.Pools = len(all)
 	for _, family := range []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6} {

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Berth-console serves the pages and the API of kubectl berth console in the cluster, for all of its users: each sees what the API
+// server lets them list. It only reads.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/component-base/cli"
+	"k8s.io/component-base/logs"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
+	"k8s.io/component-base/metrics/legacyregistry"
+	_ "k8s.io/component-base/metrics/prometheus/restclient" // requests to the API server
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/cmd/console/gate"
+	"github.com/berth-dev/berth/cmd/internal/build"
+	"github.com/berth-dev/berth/cmd/internal/gogc"
+	"github.com/berth-dev/berth/cmd/internal/monitoring"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/feed"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/page"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/serve"
+	"github.com/berth-dev/berth/ipam/client"
+)
+
+func main() {
+	os.Exit(cli.Run(newCommand()))
+}
+
+type options struct {
+	kubeconfig, cluster string
+	monitoring          monitoring.Options
+}
+
+func (o *options) addFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "Path of a kubeconfig file; empty: the pod's service account.")
+	flags.StringVar(&o.cluster, "cluster-name", o.cluster, "Name of the cluster, for the title of the pages.")
+	o.monitoring.AddFlags(flags)
+}
+
+func newCommand() *cobra.Command {
+	o := &options{monitoring: monitoring.Options{BindAddress: "0.0.0.0", SecurePort: 10268}}
+	logOptions := logs.NewOptions()
+	command := &cobra.Command{
+		Use:           "berth-console",
+		Version:       build.Version(),
+		Short:         "Serves pages and an API about floating IPs to the users of the cluster",
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(*cobra.Command, []string) error {
+			if err := o.monitoring.Validate(); err != nil {
+				return err
+			}
+			if o.monitoring.SecurePort == 0 {
+				return errors.New("--secure-port: the console is served there: give a port")
+			}
+			if err := logsapi.ValidateAndApply(logOptions, nil); err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			return run(ctx, o)
+		},
+	}
+	o.addFlags(command.Flags())
+	logsapi.AddFlags(logOptions, command.Flags())
+	return command
+}
+
+// room is the heap up to which garbage is collected rarely: that of a small cluster.
+const room = 64 << 20
+
+// run serves until ctx ends.
+func run(ctx context.Context, o *options) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if err := gogc.Adjust(room); err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to read the memory limit of the console's cgroup: set GOMEMLIMIT instead")
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	if err != nil {
+		return fmt.Errorf("read the API server's address and credentials: %w", err)
+	}
+	config.UserAgent = "berth-console"
+	// Of each of its clients: a user who may list no FloatingIPs is asked about for each namespace.
+	config.QPS, config.Burst = 100, 200
+	berth, err := client.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	kube, err := kubernetes.NewForConfig(protobuf(config))
+	if err != nil {
+		return fmt.Errorf("create the Kubernetes client: %w", err)
+	}
+	copied := register.New()
+	// Tokens that are worth nothing must not slow down its watches.
+	reviews, err := kubernetes.NewForConfig(protobuf(config))
+	if err != nil {
+		return fmt.Errorf("create the client for reviews: %w", err)
+	}
+	guard, err := gate.New(reviews, copied)
+	if err != nil {
+		return err
+	}
+	build.NewMetrics(legacyregistry.MustRegister)
+	ready := func(context.Context) error {
+		if unread := copied.Unread(); len(unread) > 0 {
+			return fmt.Errorf("these kinds are not read yet: %s", strings.Join(unread, ", "))
+		}
+		return nil
+	}
+	pages := serve.Secure(guard.Guard(serve.Handler(page.Options{Register: copied, Cluster: o.cluster, LogOut: gate.LogOut})))
+	server, err := monitoring.Listen(ctx, o.monitoring, config, ready, pages)
+	if err != nil {
+		return err
+	}
+	feed.Follow(ctx, copied, berth, kube, feed.OfAccount)
+	return server.Serve(ctx)
+}
+
+func protobuf(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	return config
+}
