@@ -21,6 +21,7 @@ type rule struct {
 var rules = []rule{
 	{"cmd/scheduler", []string{"agent", "cni"}, "the scheduler runs in the control plane"},
 	{"cmd/controller", []string{"plugins", "agent", "cni", "k8s.io/kubernetes"}, "the controller is a plain API client"},
+	{"cmd/console", []string{"plugins", "agent", "cni", "k8s.io/kubernetes", "ipam/store", "ipam/allocator"}, "the console reads, and gives no addresses"},
 	{"cmd/kubectl-berth", []string{"plugins", "agent", "cni", "k8s.io/kubernetes"}, "the kubectl plugin is a plain API client"},
 	{"cmd/kubectl-berth/audit", []string{"ipam/allocator", "k8s.io/cli-runtime"}, "contradictions follow from the API server, not from the book"},
 	{"cmd/kubectl-berth/standing", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "an address's state follows from objects, without I/O"},

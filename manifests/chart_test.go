@@ -147,15 +147,19 @@ func TestChartAnnotations(t *testing.T) {
 	for _, image := range images {
 		named = append(named, image.Image)
 	}
-	containers := regexp.MustCompile(`(?m)^ +image: (\S+)$`)
-	for _, file := range []string{"scheduler/deployment.yaml", "controller/deployment.yaml", "agent/daemonset.yaml"} {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
+	included := regexp.MustCompile(`include "berth\.image" \(list (?:\.|\$) "(\w+)"`)
+	err := filepath.WalkDir("chart/templates", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
 		}
-		for _, match := range containers.FindAllSubmatch(text, -1) {
-			run = append(run, string(match[1]))
+		text, err := os.ReadFile(path)
+		for _, match := range included.FindAllSubmatch(text, -1) {
+			run = append(run, "ghcr.io/berth-dev/berth-"+string(match[1])+":"+chart.AppVersion)
 		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 	slices.Sort(run)
 	slices.Sort(named)
