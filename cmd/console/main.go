@@ -120,8 +120,8 @@ func run(ctx context.Context, o *options) error {
 	}
 	build.NewMetrics(legacyregistry.MustRegister)
 	ready := func(context.Context) error {
-		if unread := copied.Unread(); len(unread) > 0 {
-			return fmt.Errorf("these kinds are not read yet: %s", strings.Join(unread, ", "))
+		if unlisted := copied.Unlisted(); len(unlisted) > 0 {
+			return fmt.Errorf("these kinds are not read yet: %s", strings.Join(unlisted, ", "))
 		}
 		return nil
 	}

@@ -106,12 +106,15 @@ func (r *Register) Nodes(scope Scope) []Node {
 // carries says whether a pod on a node has the address.
 func carries(row *Row) bool { return row.state == standing.Held && row.node != 0 }
 
-// carry counts an address of a node. The caller holds the lock.
-func (r *Register) carry(row *Row, n int64) {
-	if !carries(row) {
-		return
+// tally counts an address of a node and of a namespace. The caller holds the lock.
+func (r *Register) tally(row *Row, n int64) {
+	count := func(counts map[id]int64, of id) {
+		if counts[of] += n; counts[of] == 0 {
+			delete(counts, of) // it may stand for another text soon
+		}
 	}
-	if r.carried[row.node] += n; r.carried[row.node] == 0 {
-		delete(r.carried, row.node) // its name may stand for another text soon
+	count(r.owned, row.namespace)
+	if carries(row) {
+		count(r.carried, row.node)
 	}
 }

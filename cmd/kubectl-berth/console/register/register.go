@@ -26,9 +26,9 @@ type Register struct {
 	compiled *compiled
 	waiting  map[string]*WaitingPod // by namespace/name
 	nodes    map[string]*Node
-	// carried is how many addresses the pods on a node have, by the node's name.
-	carried map[id]int64
-	changes changes
+	// carried is how many addresses the pods on a node have, by the node's name; owned how many the owners in a namespace have.
+	carried, owned map[id]int64
+	changes        changes
 	// missing are the kinds that cannot be read, and why.
 	missing map[string]string
 	// listed are the kinds of which there is a list.
@@ -47,7 +47,7 @@ type compiled struct {
 // New returns a Register without objects.
 func New() *Register {
 	return &Register{
-		names: newNames(), byName: map[string]*Row{}, objects: map[string]*v1alpha1.IPPool{}, waiting: map[string]*WaitingPod{}, nodes: map[string]*Node{}, carried: map[id]int64{},
+		names: newNames(), byName: map[string]*Row{}, objects: map[string]*v1alpha1.IPPool{}, waiting: map[string]*WaitingPod{}, nodes: map[string]*Node{}, carried: map[id]int64{}, owned: map[id]int64{},
 		missing: map[string]string{}, listed: map[string]bool{}, subscribers: map[chan<- struct{}]bool{},
 	}
 }
@@ -94,17 +94,17 @@ func (r *Register) Ready() bool {
 	return true
 }
 
-// Unread returns the kinds of which there was no list yet.
-func (r *Register) Unread() []string {
+// Unlisted returns the kinds of which there was no list yet.
+func (r *Register) Unlisted() []string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	var unread []string
+	var unlisted []string
 	for _, kind := range kinds {
 		if !r.listed[kind] {
-			unread = append(unread, kind)
+			unlisted = append(unlisted, kind)
 		}
 	}
-	return unread
+	return unlisted
 }
 
 // Namespaces returns the namespaces of all that is shown.
@@ -112,12 +112,8 @@ func (r *Register) Namespaces() []string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	seen := map[string]bool{}
-	of := map[id]bool{}
-	for _, row := range r.rows {
-		of[row.namespace] = true
-	}
-	for id := range of {
-		seen[r.names.of(id)] = true
+	for of := range r.owned {
+		seen[r.names.of(of)] = true
 	}
 	for _, pod := range r.waiting {
 		seen[pod.Namespace] = true
@@ -189,8 +185,9 @@ func (r *Register) ReplaceFloatingIPs(all []*Row) {
 	}
 	r.names = fresh
 	clear(r.carried)
+	clear(r.owned)
 	for _, row := range r.rows {
-		r.carry(row, 1)
+		r.tally(row, 1)
 	}
 	if r.compiled != nil {
 		r.count(r.compiled)
@@ -236,9 +233,9 @@ func (r *Register) put(ip *v1alpha1.FloatingIP) {
 		r.rows = slices.Insert(r.rows, at, next)
 	}
 	r.note(before, next)
-	r.carry(next, 1)
+	r.tally(next, 1)
 	if before != nil {
-		r.carry(before, -1)
+		r.tally(before, -1)
 		r.names.forget(before)
 	}
 }
@@ -254,7 +251,7 @@ func (r *Register) drop(name string) {
 		r.rows = slices.Delete(r.rows, at, at+1)
 	}
 	r.note(before, nil)
-	r.carry(before, -1)
+	r.tally(before, -1)
 	r.names.forget(before)
 }
 

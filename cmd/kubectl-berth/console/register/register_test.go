@@ -314,6 +314,18 @@ func (m *model) comparePools(t *testing.T) {
 
 func (m *model) compareNodes(t *testing.T) {
 	t.Helper()
+	namespaces := map[string]bool{}
+	for _, ip := range m.ips {
+		if ip.Spec.Owner != nil {
+			namespaces[ip.Spec.Owner.Namespace] = true
+		}
+	}
+	// Changes have the namespaces of addresses that are gone.
+	for namespace := range namespaces {
+		if !slices.Contains(m.Namespaces(), namespace) {
+			t.Errorf("namespaces are %v, without %s", m.Namespaces(), namespace)
+		}
+	}
 	for _, scope := range []Scope{Everything, Of("blue")} {
 		want := map[string]int64{}
 		for _, ip := range m.visible(scope) {
