@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -18,24 +19,33 @@ func (d *demo) console(ctx context.Context) (stop func(), err error) {
 	command := exec.CommandContext(ctx, filepath.Join(d.programs, "kubectl-berth"), "console", "--kubeconfig="+d.cluster.Kubeconfig())
 	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) }
 	command.WaitDelay = 5 * time.Second
-	// Not even a demo that is killed leaves it behind.
+	// Not even a demo that is killed leaves it behind. The signal comes when the thread that started it ends.
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	output, err := command.StdoutPipe()
 	if err != nil {
 		return nil, fmt.Errorf("start kubectl berth console: %w", err)
 	}
-	if err := command.Start(); err != nil {
+	started, stopped := make(chan error), make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		started <- command.Start()
+		<-stopped
+	}()
+	stop = func() {
+		_ = command.Cancel() // it may have ended
+		_ = command.Wait()
+		close(stopped)
+	}
+	if err := <-started; err != nil {
+		close(stopped)
 		return nil, fmt.Errorf("start kubectl berth console: %w", err)
 	}
 	line, err := bufio.NewReader(output).ReadString('\n')
 	if err != nil {
-		_ = command.Wait() // the error is that it said nothing
+		stop()
 		return nil, fmt.Errorf("start kubectl berth console: %w", err)
 	}
 	d.say("$ kubectl berth console")
 	d.say("watch the pods in a browser: %s", strings.TrimSpace(strings.TrimPrefix(line, "Open ")))
-	return func() {
-		_ = command.Cancel() // it may have ended
-		_ = command.Wait()
-	}, nil
+	return stop, nil
 }
