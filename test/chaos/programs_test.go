@@ -133,7 +133,8 @@ func (ps *programs) calm() {
 func (p *restarted) run() {
 	defer close(p.ended)
 	for {
-		if !p.awaitUp() {
+		clock, up := p.awaitUp()
+		if !up {
 			return
 		}
 		process, err := program.Start(p.log, p.command, p.args...)
@@ -143,14 +144,14 @@ func (p *restarted) run() {
 		}
 		p.mu.Lock()
 		p.process = process
-		late := p.down != nil
+		late := p.down != nil || p.clock != clock
 		p.mu.Unlock()
 		select {
 		case <-p.stopped:
 			late = true
 		default:
 		}
-		if late { // for stop or takeDown to see
+		if late { // for stop, takeDown or setClock to see
 			p.signal(syscall.SIGKILL)
 		}
 		err = process.Wait()
@@ -167,23 +168,24 @@ func (p *restarted) run() {
 
 // awaitUp waits until the program may start, and sets its clock. It returns false when it is not
 // to start any more.
-func (p *restarted) awaitUp() bool {
+func (p *restarted) awaitUp() (clock time.Duration, up bool) {
 	for {
 		p.mu.Lock()
 		down := p.down
 		if down == nil {
-			p.proxy.SetClock(p.clock)
+			clock = p.clock
+			p.proxy.SetClock(clock)
 		}
 		p.mu.Unlock()
 		if down == nil {
-			return true
+			return clock, true
 		}
 		select {
 		case <-down:
 		case <-p.stopped:
-			return false
+			return 0, false
 		case <-p.w.Ctx.Done():
-			return false
+			return 0, false
 		}
 	}
 }
