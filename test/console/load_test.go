@@ -244,12 +244,7 @@ func drawn(r *rand.Rand, kinds []kind) int {
 
 // fetch reads an answer in full, and complains unless it has something.
 func (c *console) fetch(ctx context.Context, path string) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.root+path, nil)
-	if err != nil {
-		return err
-	}
-	request.Header.Set("Authorization", "Bearer "+c.token)
-	response, err := c.client.Do(request)
+	response, err := c.open(ctx, path)
 	if err != nil {
 		return err
 	}

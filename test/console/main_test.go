@@ -214,14 +214,19 @@ func (c *console) until(what string, check func() error) {
 	}
 }
 
-// follow calls do for the text of each event, while that returns true.
-func (c *console) follow(ctx context.Context, do func(event string) bool) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.root+prefix+"/events", nil)
+// open asks for a path with the token. The caller closes the answer.
+func (c *console) open(ctx context.Context, path string) (*http.Response, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.root+path, nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	request.Header.Set("Authorization", "Bearer "+c.token)
-	response, err := c.client.Do(request)
+	return c.client.Do(request)
+}
+
+// follow calls do for the text of each event, while that returns true.
+func (c *console) follow(ctx context.Context, do func(event string) bool) error {
+	response, err := c.open(ctx, prefix+"/events")
 	if err != nil {
 		return err
 	}
@@ -238,7 +243,7 @@ func (c *console) follow(ctx context.Context, do func(event string) bool) error 
 		if strings.HasPrefix(text, ":") {
 			continue // a comment
 		}
-		if err := c.document.check(request, &answer{response.StatusCode, response.Header, []byte(text)}); err != nil {
+		if err := c.document.check(response.Request, &answer{response.StatusCode, response.Header, []byte(text)}); err != nil {
 			return err
 		}
 		if !do(text) {
