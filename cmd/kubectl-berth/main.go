@@ -30,6 +30,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/dump"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/history"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/installation"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/inventory"
@@ -62,7 +63,7 @@ func run(ctx context.Context, streams genericiooptions.IOStreams, args []string)
 		}
 		return answer.Found
 	}
-	fmt.Fprintln(streams.ErrOut, "error:", cluster.Explain(err))
+	fmt.Fprintln(streams.ErrOut, "error:", failure.Explain(err))
 	return answer.Failed
 }
 

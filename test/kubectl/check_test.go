@@ -197,7 +197,7 @@ func TestCheck(t *testing.T) {
 		save(first, second)
 		// Addresses that changed since the report are left.
 		simulation.Patch(w, w.Berth.FloatingIPs, first, `{"metadata":{"labels":{"moved":"%s"}}}`, "on")
-		berth(w, "operator", "release", "-f", report).expect(t, 2, "it has changed since the report", "1 freed")
+		berth(w, "operator", "release", "-f", report).expect(t, 2, "it has changed since it was read", "1 freed")
 		if _, err := w.Berth.FloatingIPs.Get(w.Ctx, first, metav1.GetOptions{}); err != nil {
 			t.Error(err)
 		}

@@ -22,6 +22,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/podrequest"
@@ -152,7 +153,7 @@ func (of *target) find(ctx context.Context, call *command.Call) ([]standing.Addr
 		var err error
 		pod, err = call.Kube.CoreV1().Pods(of.namespace).Get(ctx, of.name, metav1.GetOptions{})
 		// A user who may not read pods may still read FloatingIPs.
-		if err != nil && !cluster.IsNoSuch(err) && cluster.Forbidden(err) == "" {
+		if err != nil && !failure.IsNoSuch(err) && failure.Forbidden(err) == "" {
 			return nil, "", fmt.Errorf("get pod %s/%s: %w", of.namespace, of.name, err)
 		}
 		if err != nil {
@@ -160,7 +161,7 @@ func (of *target) find(ctx context.Context, call *command.Call) ([]standing.Addr
 		}
 	}
 	ips, version, err := cluster.FloatingIPs(ctx, call.Berth, of.selector())
-	if cluster.Forbidden(err) != "" {
+	if failure.Forbidden(err) != "" {
 		found, err := of.ofOwnPods(ctx, call, pod, err)
 		return found, "", err
 	}
@@ -242,7 +243,7 @@ func (of *target) ofOwnPods(ctx context.Context, call *command.Call, pod *v1.Pod
 			}
 		}
 	}
-	fmt.Fprintf(call.ErrOut, "Retained addresses are not shown: %s.\n", cluster.Forbidden(missing))
+	fmt.Fprintf(call.ErrOut, "Retained addresses are not shown: %s.\n", failure.Forbidden(missing))
 	if len(found) == 0 {
 		return nil, of.nothing(call.ErrOut, pod)
 	}

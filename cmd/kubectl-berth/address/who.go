@@ -19,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/podrequest"
@@ -103,9 +104,9 @@ type look struct {
 func (l *look) who(ctx context.Context, addr netip.Addr) (standing.Address, error) {
 	ip, err := l.Berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
 	switch {
-	case cluster.IsNoSuch(err):
+	case failure.IsNoSuch(err):
 		return l.nobody(ctx, addr)
-	case cluster.Forbidden(err) != "":
+	case failure.Forbidden(err) != "":
 		return l.ofOwnPods(ctx, addr, err)
 	case err != nil:
 		return standing.Address{}, fmt.Errorf("get the FloatingIP of %s: %w", addr, err)

@@ -16,8 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -58,7 +58,7 @@ func (o *options) askWire(ctx context.Context, call *command.Call, auditor *audi
 			now, err := call.Berth.FloatingIPs.Get(ctx, ip.Name, metav1.GetOptions{})
 			if err == nil && now.UID == ip.UID && now.Spec.Pod != nil && now.Spec.Pod.UID == ip.Spec.Pod.UID && now.Spec.Node == ip.Spec.Node {
 				same = append(same, now)
-			} else if err != nil && !cluster.IsNoSuch(err) {
+			} else if err != nil && !failure.IsNoSuch(err) {
 				return nil, fmt.Errorf("get FloatingIP %s: %w", ip.Name, err)
 			}
 		}
@@ -126,7 +126,7 @@ func ask(ctx context.Context, wire *node.Wire, agents []*v1.Pod, ips iter.Seq[*v
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
-				unknown = append(unknown, fmt.Sprintf("who answers for %d addresses of node %s: %v", len(targets), p.node, cluster.Explain(err)))
+				unknown = append(unknown, fmt.Sprintf("who answers for %d addresses of node %s: %v", len(targets), p.node, failure.Explain(err)))
 			}
 			for i := range answers {
 				a := &answers[i]

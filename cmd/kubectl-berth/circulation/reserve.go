@@ -15,12 +15,13 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/circulation/freeing"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/inventory/netbox"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -206,14 +207,14 @@ func (o *reserving) readPools(ctx context.Context) error {
 // reserved. An inventory's replaces no other: --prune would undo a reservation that it did not make.
 func (o *reserving) reserved(ctx context.Context, wanted *v1alpha1.FloatingIP) (string, error) {
 	ip, err := o.Berth.FloatingIPs.Get(ctx, wanted.Name, metav1.GetOptions{})
-	if cluster.IsNoSuch(err) {
+	if failure.IsNoSuch(err) {
 		return "", refusal("it was freed a moment ago: try again")
 	}
 	if err != nil {
 		return "", fmt.Errorf("get FloatingIP %s: %w", wanted.Name, err)
 	}
 	if !ip.Spec.Reserved {
-		return "", refusal("not reserved: " + whose(ip))
+		return "", refusal("not reserved: " + freeing.Whose(ip))
 	}
 	if o.reason == "" || ip.Annotations[v1alpha1.AnnotationReason] == o.reason || len(o.files) > 0 {
 		return alreadyReserved, nil
@@ -228,12 +229,12 @@ func (o *reserving) reserved(ctx context.Context, wanted *v1alpha1.FloatingIP) (
 func (o *reserving) unreserve(ctx context.Context, addr netip.Addr) (string, error) {
 	ip, err := o.Berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
 	switch {
-	case cluster.IsNoSuch(err):
+	case failure.IsNoSuch(err):
 		return "is not reserved: nobody has it", nil
 	case err != nil:
 		return "", fmt.Errorf("get FloatingIP %s: %w", v1alpha1.NameOf(addr), err)
 	case !ip.Spec.Reserved:
-		return "is not reserved: " + whose(ip), nil
+		return "is not reserved: " + freeing.Whose(ip), nil
 	case o.prune && ip.Annotations[v1alpha1.AnnotationReason] != o.reason:
 		return "", errChanged
 	case ip.Spec.Pod != nil || ip.Spec.Owner != nil:
@@ -242,10 +243,10 @@ func (o *reserving) unreserve(ctx context.Context, addr netip.Addr) (string, err
 		delete(ip.Annotations, v1alpha1.AnnotationReason)
 		_, err = o.Berth.FloatingIPs.Update(ctx, ip, metav1.UpdateOptions{DryRun: o.DryRuns()})
 		if err == nil {
-			return "not reserved any more: " + whose(ip), nil
+			return "not reserved any more: " + freeing.Whose(ip), nil
 		}
 	default:
-		if err = remove(ctx, o.Berth, ip.Name, string(ip.UID), ip.ResourceVersion, o.DryRuns()); err == nil {
+		if err = freeing.Remove(ctx, o.Berth.FloatingIPs, ip.Name, string(ip.UID), ip.ResourceVersion, o.DryRuns()); err == nil {
 			return "free", nil
 		}
 	}
@@ -253,30 +254,4 @@ func (o *reserving) unreserve(ctx context.Context, addr netip.Addr) (string, err
 		return "", errChanged
 	}
 	return "", fmt.Errorf("unreserve: %w", err)
-}
-
-// remove deletes a FloatingIP if it is as the user saw it.
-func remove(ctx context.Context, berth *client.Client, name, uid, version string, dryRun []string) error {
-	options := metav1.NewPreconditionDeleteOptions(uid)
-	options.Preconditions.ResourceVersion = &version
-	options.DryRun = dryRun
-	return berth.FloatingIPs.Delete(ctx, name, *options)
-}
-
-// whose names the pod or owner that has an address.
-func whose(ip *v1alpha1.FloatingIP) string {
-	spec := &ip.Spec
-	switch {
-	case spec.Pod != nil && spec.Owner != nil:
-		return fmt.Sprintf("pod %s/%s has it", spec.Owner.Namespace, spec.Pod.Name)
-	case spec.Pod != nil:
-		return fmt.Sprintf("pod %s has it", spec.Pod.Name)
-	case spec.Owner != nil:
-		return fmt.Sprintf("it is kept for %s %s/%s", spec.Owner.Kind, spec.Owner.Namespace, spec.Owner.Name)
-	case spec.Reserved:
-		return "it is reserved"
-	case spec.ReleasedAt != nil:
-		return "it cools down"
-	}
-	return "it has a FloatingIP without an owner"
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/circulation/freeing"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/inventory/netbox"
@@ -74,7 +75,7 @@ func plan(entries []netbox.Entry, snapshot *pools.Snapshot, ips map[netip.Addr]*
 		case ip.Spec.Reserved:
 			add(iprange.Single(addr), toLeave, alreadyReserved)
 		default:
-			add(iprange.Single(addr), toRefuse, "not reserved: "+whose(ip))
+			add(iprange.Single(addr), toRefuse, "not reserved: "+freeing.Whose(ip))
 		}
 	}
 	for i := range entries {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package cluster is the cluster that the user chose: its clients, made only when a
-// command asks for one, and the meaning of its API server's errors for the user. It does no
-// discovery, so a command that needs one object makes one request.
+// command asks for one. It does no discovery, so a command that needs one object makes one
+// request.
 package cluster
 
 import (

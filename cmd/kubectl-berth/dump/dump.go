@@ -34,6 +34,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -123,7 +124,7 @@ func (o *options) dump(ctx context.Context) (err error) {
 		return err
 	}
 	if report, err := auditor.Run(ctx); err != nil {
-		b.leaveOut("check.json", cluster.Explain(err))
+		b.leaveOut("check.json", failure.Explain(err))
 	} else {
 		auditor.AddAdmission(ctx, report)
 		b.addJSON("check.json", map[string]any{"findings": report.Findings, "unknown": report.Unknown, "addresses": report.Addresses, "pods": report.Pods, "pools": report.Pools})
@@ -180,7 +181,7 @@ func (o *options) addObjects(ctx context.Context, b *bundle, objects dynamic.Int
 			return nil
 		})
 		if err != nil {
-			b.leaveOut(kind.file, cluster.Explain(err))
+			b.leaveOut(kind.file, failure.Explain(err))
 			continue
 		}
 		b.addYAML(kind.file, all)
@@ -192,7 +193,7 @@ func (o *options) addPrograms(ctx context.Context, b *bundle, kube kubernetes.In
 	// The namespace may have other programs, too.
 	pods, err := kube.CoreV1().Pods(o.namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=berth"})
 	if err != nil {
-		b.leaveOut("berth-programs/, logs/", cluster.Explain(err))
+		b.leaveOut("berth-programs/, logs/", failure.Explain(err))
 		return nil
 	}
 	for i := range pods.Items {
@@ -204,7 +205,7 @@ func (o *options) addPrograms(ctx context.Context, b *bundle, kube kubernetes.In
 	options := metav1.ListOptions{}
 	configs, err := kube.CoreV1().ConfigMaps(o.namespace).List(ctx, options)
 	if err != nil {
-		b.leaveOut("berth-programs/configmaps.yaml", cluster.Explain(err))
+		b.leaveOut("berth-programs/configmaps.yaml", failure.Explain(err))
 	} else {
 		configs.Items = slices.DeleteFunc(configs.Items, func(config v1.ConfigMap) bool { return !isOfBerth(config.Name) })
 		for i := range configs.Items {
@@ -215,7 +216,7 @@ func (o *options) addPrograms(ctx context.Context, b *bundle, kube kubernetes.In
 	}
 	leases, err := kube.CoordinationV1().Leases(o.namespace).List(ctx, options)
 	if err != nil {
-		b.leaveOut("berth-programs/leases.yaml", cluster.Explain(err))
+		b.leaveOut("berth-programs/leases.yaml", failure.Explain(err))
 	} else {
 		b.addYAML("berth-programs/leases.yaml", slices.DeleteFunc(leases.Items, func(lease coordinationv1.Lease) bool { return !isOfBerth(lease.Name) }))
 	}
@@ -242,7 +243,7 @@ func (o *options) addLogs(ctx context.Context, b *bundle, kube kubernetes.Interf
 					Container: status.Name, Previous: previous, TailLines: &o.lines, Timestamps: true,
 				}).DoRaw(ctx)
 				if err != nil {
-					b.leaveOut(file, cluster.Explain(err))
+					b.leaveOut(file, failure.Explain(err))
 					continue
 				}
 				b.add(file, text)
@@ -262,7 +263,7 @@ func (o *options) addNodes(ctx context.Context, b *bundle, pods []v1.Pod) {
 		file := "nodes/" + pod.Spec.NodeName + ".json"
 		text, err := agents.InspectAll(ctx, pod)
 		if err != nil {
-			b.leaveOut(file, cluster.Explain(err))
+			b.leaveOut(file, failure.Explain(err))
 			continue
 		}
 		b.add(file, text)

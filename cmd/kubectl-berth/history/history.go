@@ -21,6 +21,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/history/ledger"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 )
@@ -177,11 +178,11 @@ func (o *options) readPods(ctx context.Context, call *command.Call, book *ledger
 					continue
 				}
 				err := readLog(ctx, call, book, pod, &v1.PodLogOptions{Container: status.Name, Previous: previous, Timestamps: true})
-				if cluster.Forbidden(err) != "" {
+				if failure.Forbidden(err) != "" {
 					return err
 				}
 				if err != nil {
-					report.Unread = append(report.Unread, cluster.Explain(err))
+					report.Unread = append(report.Unread, failure.Explain(err))
 				}
 			}
 		}

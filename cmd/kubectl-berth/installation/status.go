@@ -23,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -97,7 +98,7 @@ func look(ctx context.Context, call *command.Call, namespace string) *Status {
 		{"how the pools are", s.pools},
 	} {
 		if err := part.look(ctx, call); err != nil {
-			s.Unknown = append(s.Unknown, fmt.Sprintf("%s: %s", part.of, cluster.Explain(err)))
+			s.Unknown = append(s.Unknown, fmt.Sprintf("%s: %s", part.of, failure.Explain(err)))
 		}
 	}
 	return s
@@ -186,7 +187,7 @@ func (s *Status) deployment(ctx context.Context, call *command.Call, name string
 	case apierrors.IsNotFound(err):
 		s.problem(s.kubectl("logs -l app.kubernetes.io/name=%s", name), "no replica of %s ever led", name)
 	case err != nil:
-		s.Unknown = append(s.Unknown, fmt.Sprintf("which replica of %s leads: %s", name, cluster.Explain(err)))
+		s.Unknown = append(s.Unknown, fmt.Sprintf("which replica of %s leads: %s", name, failure.Explain(err)))
 	default:
 		if p.Leader = leader(lease.Spec.HolderIdentity); p.Leader == "" {
 			s.problem(s.kubectl("logs -l app.kubernetes.io/name=%s", name), "no replica of %s leads", name)

@@ -22,6 +22,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -126,9 +127,9 @@ func show(ctx context.Context, call *command.Call, namespace string, agents *Age
 	in, err := agents.InspectNode(ctx, agent)
 	switch {
 	case apierrors.IsForbidden(err):
-		r.NotAsked = cluster.Explain(err)
+		r.NotAsked = failure.Explain(err)
 	case err != nil:
-		r.Unknown = append(r.Unknown, "what the agent knows of the node: "+cluster.Explain(err))
+		r.Unknown = append(r.Unknown, "what the agent knows of the node: "+failure.Explain(err))
 	default:
 		r.addInspection(in, time.Now())
 	}

@@ -18,6 +18,7 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/customkind"
@@ -38,7 +39,7 @@ func (l *look) list(ctx context.Context, request ipam.Request) (*ipam.Listing, i
 	var claims []*v1alpha1.IPClaim
 	if request.Claim != "" {
 		claim, err := l.Berth.IPClaims(request.Namespace).Get(ctx, request.Claim, metav1.GetOptions{})
-		if err != nil && !cluster.IsNoSuch(err) {
+		if err != nil && !failure.IsNoSuch(err) {
 			return nil, request, fmt.Errorf("get IPClaim %s/%s: %w", request.Namespace, request.Claim, err)
 		}
 		if err == nil {
@@ -112,7 +113,7 @@ func (l *look) fixedSet(ctx context.Context, owner *ipam.Owner, spare fixedset.S
 }
 
 func unlessGone(err error, owner *ipam.Owner) error {
-	if cluster.IsNoSuch(err) {
+	if failure.IsNoSuch(err) {
 		return nil
 	}
 	return fmt.Errorf("get %s %s/%s: %w", owner.Kind, owner.Namespace, owner.Name, err)

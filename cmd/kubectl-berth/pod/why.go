@@ -20,6 +20,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -51,7 +52,7 @@ func NewWhy(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Comm
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 			name, namespace := call.Args[0], call.Namespace
 			found, err := call.Kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
-			if cluster.IsNoSuch(err) {
+			if failure.IsNoSuch(err) {
 				return nil, fmt.Errorf("there is no pod %s/%s: kubectl get pods -n %s lists them, -n chooses another namespace; kubectl berth where KIND/NAME shows what is retained for a workload", namespace, name, namespace)
 			}
 			if err != nil {
@@ -129,8 +130,8 @@ func (l *look) waits(ctx context.Context, told *Why) error {
 	})
 	missing := (*ipam.LookupError)(nil)
 	switch {
-	case errors.As(err, &missing) && cluster.Forbidden(err) != "":
-		told.Missing = cluster.Forbidden(err)
+	case errors.As(err, &missing) && failure.Forbidden(err) != "":
+		told.Missing = failure.Forbidden(err)
 		return nil
 	case errors.As(err, &missing):
 		told.Problem = err.Error()
@@ -141,7 +142,7 @@ func (l *look) waits(ctx context.Context, told *Why) error {
 		return nil
 	}
 	err = l.ask(ctx, request, told)
-	if refused := cluster.Forbidden(err); refused != "" {
+	if refused := failure.Forbidden(err); refused != "" {
 		told.Missing = refused
 		return nil
 	}
@@ -152,7 +153,7 @@ func (l *look) waits(ctx context.Context, told *Why) error {
 func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
 	if request.MayHaveFixedSet() {
 		err := l.limit(ctx, &request)
-		if told.Missing = cluster.Forbidden(err); err != nil && told.Missing == "" {
+		if told.Missing = failure.Forbidden(err); err != nil && told.Missing == "" {
 			return err
 		}
 	}
@@ -171,13 +172,13 @@ func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
 	}
 	told.perPool(candidates, nodes.Items)
 	full, err := l.full(ctx, nodes.Items)
-	if refused := cluster.Forbidden(err); refused != "" {
+	if refused := failure.Forbidden(err); refused != "" {
 		told.Missing = refused
 	} else if err != nil {
 		return err
 	}
 	namespace, wired, err := l.wired(ctx)
-	if refused := cluster.Forbidden(err); refused != "" {
+	if refused := failure.Forbidden(err); refused != "" {
 		told.Missing = refused
 	} else if err != nil {
 		return err
@@ -222,9 +223,9 @@ func (l *look) bound(ctx context.Context, told *Why) error {
 		has := Address{Address: addr.String()}
 		ip, err := l.Berth.FloatingIPs.Get(ctx, name, metav1.GetOptions{})
 		switch {
-		case cluster.Forbidden(err) != "":
-			told.Missing = cluster.Forbidden(err)
-		case cluster.IsNoSuch(err):
+		case failure.Forbidden(err) != "":
+			told.Missing = failure.Forbidden(err)
+		case failure.IsNoSuch(err):
 			has.Problem = "there is no FloatingIP for it: another pod may get the address"
 			told.do("delete the pod, so that it gets addresses again: kubectl delete pod %s -n %s", l.pod.Name, l.pod.Namespace)
 		case err != nil:
@@ -270,7 +271,7 @@ const mostEvents = 5
 // events adds the events of the kubelet and the agent about the pod.
 func (l *look) events(ctx context.Context, told *Why) error {
 	list, err := l.Kube.CoreV1().Events(l.pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(l.pod.UID) + ",type=Warning"})
-	if refused := cluster.Forbidden(err); refused != "" {
+	if refused := failure.Forbidden(err); refused != "" {
 		told.Missing = refused
 		return nil
 	}

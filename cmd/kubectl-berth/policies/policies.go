@@ -23,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 )
 
@@ -131,7 +132,7 @@ func askAll(ctx context.Context, of *node.Agents, agents []*v1.Pod) *Report {
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
-				report.Unknown = append(report.Unknown, fmt.Sprintf("what would change on node %s: %v", agent.Spec.NodeName, cluster.Explain(err)))
+				report.Unknown = append(report.Unknown, fmt.Sprintf("what would change on node %s: %v", agent.Spec.NodeName, failure.Explain(err)))
 				return
 			}
 			report.add(agent.Spec.NodeName, preview)

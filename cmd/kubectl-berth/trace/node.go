@@ -12,7 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 )
 
@@ -26,7 +26,7 @@ func fromNodes(ctx context.Context, s *audit.Subject, agents *node.Agents, names
 		return nil, err
 	}
 	if err != nil {
-		return []Link{{Name: "agent", State: Broken, Text: cluster.Explain(err), Command: fmt.Sprintf("kubectl -n %s logs %s", namespace, s.Agent.Name)}}, nil
+		return []Link{{Name: "agent", State: Broken, Text: failure.Explain(err), Command: fmt.Sprintf("kubectl -n %s logs %s", namespace, s.Agent.Name)}}, nil
 	}
 	if len(in.Containers) == 0 {
 		return []Link{
@@ -70,7 +70,7 @@ func ofWire(ctx context.Context, s *audit.Subject, agents *node.Agents) Link {
 	wire := node.Wire{Agents: agents}
 	answer, err := wire.Ask(ctx, s.Agent, others(s), vlan, spec.Address)
 	if err != nil {
-		return Link{Name: "wire", State: NotAsked, Text: cluster.Explain(err)}
+		return Link{Name: "wire", State: NotAsked, Text: failure.Explain(err)}
 	}
 	if len(answer) == 0 {
 		return Link{Name: "wire", State: NotAsked, Text: "the address is on no layer 2 network of the node: nobody can be asked"}

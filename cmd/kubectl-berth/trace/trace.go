@@ -24,6 +24,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -96,7 +97,7 @@ func (o *options) trace(ctx context.Context, call *command.Call) (*answer.Answer
 	trace := &Trace{Address: o.addr.String(), Timeline: []Moment{}}
 	s, err := auditor.About(ctx, name)
 	switch {
-	case cluster.IsNoSuch(err):
+	case failure.IsNoSuch(err):
 		trace.Links = []Link{{Name: "object", State: Broken, Text: fmt.Sprintf("%s has no FloatingIP: nobody has it", o.addr), Command: "kubectl berth who " + o.addr.String()}}
 	case err != nil:
 		return nil, err
@@ -214,7 +215,7 @@ func events(ctx context.Context, kube kubernetes.Interface, s *audit.Subject) (m
 	for _, of := range places {
 		events, err := kube.CoreV1().Events(of.namespace).List(ctx, metav1.ListOptions{FieldSelector: of.selector.String()})
 		if apierrors.IsForbidden(err) {
-			unknown = append(unknown, "the events: "+cluster.Explain(err))
+			unknown = append(unknown, "the events: "+failure.Explain(err))
 			continue
 		}
 		if err != nil {

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package freeing says which addresses can be freed, and frees them: the rules and the words of "kubectl berth release", for the
+// console, too. An address is freed only as it was seen: its FloatingIP must still have the UID and the resourceVersion, which
+// the API server compares. The package has no client of its own, so the rights are those of whoever asks.
+package freeing
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// FloatingIPs reads and deletes FloatingIPs at the API server.
+type FloatingIPs interface {
+	Get(ctx context.Context, name string, options metav1.GetOptions) (*v1alpha1.FloatingIP, error)
+	Delete(ctx context.Context, name string, options metav1.DeleteOptions) error
+}
+
+// Outcome of an address.
+type Outcome string
+
+// Outcomes.
+const (
+	// ToFree: it can be freed.
+	ToFree Outcome = "to free"
+	// Freed now.
+	Freed Outcome = "freed"
+	// Gone: it was free already.
+	Gone Outcome = "free"
+	// Left as it is.
+	Left Outcome = "left"
+)
+
+// Reason is why an address is left, for programs.
+type Reason string
+
+// Reasons.
+const (
+	// Held: a pod has it.
+	Held Reason = "Held"
+	// Reserved by an administrator.
+	Reserved Reason = "Reserved"
+	// Attached: the external assigner has not detached it from its node.
+	Attached Reason = "Attached"
+	// Conflict: a host outside of the cluster has it.
+	Conflict Reason = "Conflict"
+	// Changed: it is not as it was seen.
+	Changed Reason = "Changed"
+	// Forbidden: the API server does not let the user do it.
+	Forbidden Reason = "Forbidden"
+	// Failed: the API server did not do it.
+	Failed Reason = "Failed"
+)
+
+// Release is the outcome for an address.
+type Release struct {
+	Address string  `json:"address"`
+	Outcome Outcome `json:"outcome"`
+	// Reason of an address that is left.
+	Reason          Reason `json:"reason,omitempty"`
+	Pool            string `json:"pool,omitempty"`
+	Owner           string `json:"owner,omitempty"`
+	LastPod         string `json:"lastPod,omitempty"`
+	Note            string `json:"note,omitempty"`
+	UID             string `json:"uid,omitempty"`
+	ResourceVersion string `json:"resourceVersion,omitempty"`
+	// RetainedSince is when the address lost its pod.
+	RetainedSince *metav1.Time `json:"retainedSince,omitempty"`
+}
+
+// leave says why the address is left.
+func (r *Release) leave(why Reason, note string) { r.Outcome, r.Reason, r.Note = Left, why, note }
+
+// Fail says that the API server refused to free the address, or did not answer.
+func (r *Release) Fail(err error) {
+	why := Failed
+	if apierrors.IsForbidden(err) {
+		why = Forbidden
+	}
+	r.leave(why, failure.Explain(err))
+}
+
+// Of returns the possible outcome for an address that exists.
+func Of(ip *v1alpha1.FloatingIP) Release {
+	spec := &ip.Spec
+	r := Release{Address: spec.Address, Outcome: ToFree, Pool: spec.Pool, LastPod: spec.LastPod, UID: string(ip.UID), ResourceVersion: ip.ResourceVersion}
+	if spec.Owner != nil {
+		r.Owner = fmt.Sprintf("%s %s/%s", spec.Owner.Kind, spec.Owner.Namespace, spec.Owner.Name)
+	}
+	if spec.Pod == nil {
+		r.RetainedSince = spec.Since
+	}
+	switch {
+	case spec.Pod != nil:
+		r.leave(Held, Whose(ip)+": delete the pod")
+	case spec.Reserved:
+		r.leave(Reserved, "it is reserved: use kubectl berth unreserve")
+	case spec.ExternallyAssigned:
+		r.leave(Attached, "the external assigner has not detached it from node "+spec.Node)
+	case ip.InConflict():
+		r.leave(Conflict, "a host outside of the cluster has it, and pods would get it: kubectl describe floatingip "+ip.Name)
+	case spec.ReleasedAt != nil:
+		r.Note = "its cooldown ends early"
+	}
+	return r
+}
+
+// Find reads an address, and returns its possible outcome. An error is of the API server.
+func Find(ctx context.Context, ips FloatingIPs, addr netip.Addr) (Release, error) {
+	ip, err := ips.Get(ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
+	switch {
+	case failure.IsNoSuch(err):
+		return Release{Address: addr.String(), Outcome: Gone, Note: "nobody has it"}, nil
+	case err != nil:
+		return Release{Address: addr.String()}, fmt.Errorf("get FloatingIP %s: %w", v1alpha1.NameOf(addr), err)
+	}
+	return Of(ip), nil
+}
+
+// FindSeen is [Find], and leaves an address whose FloatingIP has another UID or resourceVersion.
+func FindSeen(ctx context.Context, ips FloatingIPs, addr netip.Addr, uid, version string) (Release, error) {
+	r, err := Find(ctx, ips, addr)
+	if err == nil && r.Outcome == ToFree && (r.UID != uid || r.ResourceVersion != version) {
+		r.leave(Changed, "it has changed since it was read")
+	}
+	return r, err
+}
+
+// Free frees an address that can be freed. With dryRun, the API's parameter, it asks the API server whether it would. An error
+// is of the API server.
+func (r *Release) Free(ctx context.Context, ips FloatingIPs, dryRun []string) error {
+	if r.Outcome != ToFree {
+		return nil
+	}
+	addr, err := netip.ParseAddr(r.Address)
+	if err != nil {
+		return err
+	}
+	err = Remove(ctx, ips, v1alpha1.NameOf(addr), r.UID, r.ResourceVersion, dryRun)
+	switch {
+	case failure.IsNoSuch(err):
+		r.Outcome, r.Note = Gone, "it was freed a moment ago"
+	case apierrors.IsConflict(err):
+		r.leave(Changed, "it changed a moment ago")
+	case err != nil:
+		return err
+	case len(dryRun) == 0:
+		r.Outcome = Freed
+	}
+	return nil
+}
+
+// Remove deletes a FloatingIP if it is as the user saw it.
+func Remove(ctx context.Context, ips FloatingIPs, name, uid, version string, dryRun []string) error {
+	options := metav1.NewPreconditionDeleteOptions(uid)
+	options.Preconditions.ResourceVersion = &version
+	options.DryRun = dryRun
+	return ips.Delete(ctx, name, *options)
+}
+
+// Whose names the pod or owner that has an address.
+func Whose(ip *v1alpha1.FloatingIP) string {
+	spec := &ip.Spec
+	switch {
+	case spec.Pod != nil && spec.Owner != nil:
+		return fmt.Sprintf("pod %s/%s has it", spec.Owner.Namespace, spec.Pod.Name)
+	case spec.Pod != nil:
+		return fmt.Sprintf("pod %s has it", spec.Pod.Name)
+	case spec.Owner != nil:
+		return fmt.Sprintf("it is kept for %s %s/%s", spec.Owner.Kind, spec.Owner.Namespace, spec.Owner.Name)
+	case spec.Reserved:
+		return "it is reserved"
+	case spec.ReleasedAt != nil:
+		return "it cools down"
+	}
+	return "it has a FloatingIP without an owner"
+}
