@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Berth-console serves the pages and the API of kubectl berth console in the cluster, for all of its users: each sees what the API
-// server lets them list. It only reads.
+// server lets them list. Its own rights only read; with --writes it writes with the token of the user who asks.
 package main
 
 import (
@@ -31,10 +31,12 @@ import (
 	"github.com/berth-dev/berth/cmd/internal/build"
 	"github.com/berth-dev/berth/cmd/internal/gogc"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/feed"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/page"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/serve"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/write"
 	"github.com/berth-dev/berth/ipam/client"
 )
 
@@ -44,12 +46,14 @@ func main() {
 
 type options struct {
 	kubeconfig, cluster string
+	writes              bool
 	monitoring          monitoring.Options
 }
 
 func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "Path of a kubeconfig file; empty: the pod's service account.")
 	flags.StringVar(&o.cluster, "cluster-name", o.cluster, "Name of the cluster, for the title of the pages.")
+	flags.BoolVar(&o.writes, "writes", o.writes, "Write what users ask for, with the tokens that they send.")
 	o.monitoring.AddFlags(flags)
 }
 
@@ -114,7 +118,13 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return fmt.Errorf("create the client for reviews: %w", err)
 	}
-	guard, err := gate.New(reviews, copied)
+	var writer func(token string) (*access.Writer, error)
+	readOnly := "set the chart's console.writes to true (--writes of berth-console)"
+	if o.writes {
+		writer = func(token string) (*access.Writer, error) { return write.AsBearer(config, token) }
+		readOnly = ""
+	}
+	guard, err := gate.New(reviews, copied, writer)
 	if err != nil {
 		return err
 	}
@@ -125,7 +135,7 @@ func run(ctx context.Context, o *options) error {
 		}
 		return nil
 	}
-	pages := serve.Secure(guard.Guard(serve.Handler(page.Options{Register: copied, Cluster: o.cluster, LogOut: gate.LogOut})))
+	pages := serve.Secure(guard.Guard(serve.Handler(page.Options{Register: copied, Cluster: o.cluster, ReadOnly: readOnly, LogOut: gate.LogOut})))
 	server, err := monitoring.Listen(ctx, o.monitoring, config, ready, pages)
 	if err != nil {
 		return err

@@ -53,6 +53,7 @@ func TestAPI(t *testing.T) {
 	checkExport(c)
 	checkMove(c)
 	useClient(c)
+	checkWriting(w, c.document)
 	if unseen := c.document.unseen(); len(unseen) > 0 {
 		t.Errorf("the document names answers that no request got:\n%s", strings.Join(unseen, "\n"))
 	}
@@ -179,11 +180,21 @@ func checkGate(c *console) {
 	}
 	for _, path := range c.document.paths(map[string]string{"pool": "web", "address": "10.0.70.8"}) {
 		expect(c.ask(http.MethodGet, path, func(r *http.Request) { r.Header.Del("Authorization") }), path+" without a token", http.StatusUnauthorized, "open the URL that kubectl berth console printed")
-		for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
-			said := c.ask(method, path, nil)
-			expect(said, method+" "+path, http.StatusMethodNotAllowed, "reads only")
-			if allow := said.header.Get("Allow"); allow != "GET, HEAD" {
-				t.Errorf("%s %s: Allow: %q", method, path, allow)
+	}
+	for path, methods := range c.document.methods(map[string]string{"pool": "web", "address": "10.0.70.8", "namespace": "default", "claim": "shop"}) {
+		if slices.Contains(methods, http.MethodGet) {
+			methods = slices.Sorted(slices.Values(append(methods, http.MethodHead)))
+		}
+		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
+			switch {
+			case !slices.Contains(methods, method):
+				said := c.ask(method, path, nil)
+				expect(said, method+" "+path, http.StatusMethodNotAllowed, "does not answer "+method)
+				if allow, want := said.header.Get("Allow"), strings.Join(methods, ", "); allow != want {
+					t.Errorf("%s %s: Allow: %q, want %q", method, path, allow, want)
+				}
+			case method != http.MethodGet:
+				expect(c.ask(method, path, nil), method+" "+path, http.StatusForbidden, "kubectl berth console --writes")
 			}
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -67,6 +68,12 @@ func (d *document) check(r *http.Request, said *answer) error {
 	// The document's server is a path, and so is the request's URL to the library.
 	bare := r.Clone(r.Context())
 	bare.URL = &url.URL{Path: r.URL.Path, RawQuery: r.URL.RawQuery}
+	if r.GetBody != nil {
+		var err error
+		if bare.Body, err = r.GetBody(); err != nil {
+			return err
+		}
+	}
 	route, parameters, err := d.router.FindRoute(bare)
 	if err != nil {
 		return d.problem(said)
@@ -137,15 +144,21 @@ func (d *document) unseen() []string {
 	return unseen
 }
 
-// paths returns the paths of the document, with the values of their parameters.
-func (d *document) paths(values map[string]string) []string {
-	var all []string
-	for path := range d.doc.Paths.Map() {
+// methods returns the methods of each path of the document, with the values of the paths' parameters.
+func (d *document) methods(values map[string]string) map[string][]string {
+	all := map[string][]string{}
+	for path, item := range d.doc.Paths.Map() {
 		for name, value := range values {
 			path = strings.ReplaceAll(path, "{"+name+"}", value)
 		}
-		all = append(all, prefix+path)
+		all[prefix+path] = slices.Sorted(maps.Keys(item.Operations()))
 	}
-	slices.Sort(all)
 	return all
+}
+
+// paths returns the paths of the document that answer GET, with the values of their parameters.
+func (d *document) paths(values map[string]string) []string {
+	methods := d.methods(values)
+	maps.DeleteFunc(methods, func(_ string, of []string) bool { return !slices.Contains(of, http.MethodGet) })
+	return slices.Sorted(maps.Keys(methods))
 }

@@ -59,11 +59,16 @@ type console struct {
 // startAs starts a console as a user of the world's API server, with additions to its environment.
 func startAs(w *simulation.World, user string, env ...string) *console {
 	w.T.Helper()
-	return startWith(w, w.Config, proxy.Options{Identity: rest.ImpersonationConfig{UserName: user, Groups: []string{"system:authenticated"}}}, env...)
+	return startWith(w, w.Config, as(user), nil, env...)
 }
 
-// startWith starts a console whose requests go by a proxy with the credentials of config.
-func startWith(w *simulation.World, config *rest.Config, options proxy.Options, env ...string) *console {
+// as has requests made as a user.
+func as(user string) proxy.Options {
+	return proxy.Options{Identity: rest.ImpersonationConfig{UserName: user, Groups: []string{"system:authenticated"}}}
+}
+
+// startWith starts a console with flags, whose requests go by a proxy with the credentials of config.
+func startWith(w *simulation.World, config *rest.Config, options proxy.Options, flags []string, env ...string) *console {
 	w.T.Helper()
 	options.Random = rand.New(rand.NewPCG(1, 2)) // faults are drawn with certainty
 	p, err := proxy.Start(w.Ctx, config, options)
@@ -80,7 +85,7 @@ func startWith(w *simulation.World, config *rest.Config, options proxy.Options, 
 	kubeconfig["current-context"] = cluster
 	kubeconfig["contexts"].([]any)[0].(map[string]any)["name"] = cluster
 	words := slices.Concat(env, kubectl(w, w.File("kubeconfig-*", kubeconfig)))
-	process, err := program.Start(log, "/usr/bin/env", append(words, "berth", "console", "--port=0")...)
+	process, err := program.Start(log, "/usr/bin/env", slices.Concat(words, []string{"berth", "console", "--port=0"}, flags)...)
 	if err != nil {
 		w.T.Fatal(err)
 	}
@@ -263,9 +268,9 @@ type (
 	}
 	podName struct{ Namespace, Name string }
 	address struct {
-		Address, State, Pool, Node, Note string
-		Pod                              *podName
-		Since, CoolsUntil                *time.Time
+		Address, State, Pool, Node, Note, UID, ResourceVersion string
+		Pod                                                    *podName
+		Since, CoolsUntil                                      *time.Time
 	}
 	page struct {
 		Addresses []address

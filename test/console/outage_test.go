@@ -81,7 +81,7 @@ func TestOutage(t *testing.T) {
 		t.Fatal(err)
 	}
 	hold(w, "10.0.70.11", "web", "web-1")
-	c := startWith(w, account, proxy.Options{})
+	c := startWith(w, account, proxy.Options{}, nil)
 	c.until("wait for the addresses", func() error { return c.holder("10.0.70.11", "web-1") })
 	c.missing("")
 

@@ -2,7 +2,8 @@
 
 // Package gate lets requests in to a console in the cluster. The API server decides who is asking (TokenReview) and what they may
 // see (SubjectAccessReview): who may list FloatingIPs sees everything, others the rows of the namespaces where they may list
-// pods. There are no passwords and no users of our own, and the gate acts with nobody's rights: it only asks about them.
+// pods. There are no passwords and no users of our own. The gate only asks about rights; a request that writes gets a writer with the
+// user's token.
 package gate
 
 import (
@@ -52,11 +53,12 @@ type Gate struct {
 	authenticator authenticator.Request
 	authorizer    authorizer.Authorizer
 	register      *register.Register
+	writer        func(token string) (*access.Writer, error)
 }
 
-// New returns a gate that asks the API server of a client.
-func New(kube kubernetes.Interface, of *register.Register) (*Gate, error) {
-	g := &Gate{register: of}
+// New returns a gate that asks the API server of a client. Requests write with the writer of their token; nil: they do not write.
+func New(kube kubernetes.Interface, of *register.Register, writer func(token string) (*access.Writer, error)) (*Gate, error) {
+	g := &Gate{register: of, writer: writer}
 	var err error
 	g.authenticator, _, err = authenticatorfactory.DelegatingAuthenticatorConfig{
 		TokenAccessReviewClient: kube.AuthenticationV1(), TokenAccessReviewTimeout: reviewTimeout, WebhookRetryBackoff: &backoff, CacheTTL: tokenTTL,
@@ -83,15 +85,15 @@ const mostToken = 3900
 // LogOut is the path to which a browser posts that its user goes.
 const LogOut = "/logout"
 
-// Guard lets requests in to a handler.
+// Guard lets requests in to a handler. It is to be behind [serve.Secure].
 func (g *Gate) Guard(next http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /login", func(w http.ResponseWriter, _ *http.Request) { login(w, http.StatusOK, "") })
-	mux.Handle("POST /login", http.NewCrossOriginProtection().Handler(http.HandlerFunc(g.logIn)))
-	mux.Handle("POST "+LogOut, http.NewCrossOriginProtection().Handler(http.HandlerFunc(logOut)))
+	mux.HandleFunc("POST /login", g.logIn)
+	mux.HandleFunc("POST "+LogOut, logOut)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		ctx := r.Context()
-		who, err := g.userOf(r)
+		who, token, err := g.userOf(r)
 		switch {
 		case isAway(err):
 			klog.FromContext(ctx).Error(err, "Failed to authenticate a client", "client", r.RemoteAddr)
@@ -112,25 +114,37 @@ func (g *Gate) Guard(next http.Handler) http.Handler {
 			poor(w, r, who.GetName())
 			return
 		}
+		ctx = access.With(ctx, scope)
+		if g.writer != nil && r.Method != http.MethodGet && r.Method != http.MethodHead {
+			writer, err := g.writer(token)
+			if err != nil {
+				klog.FromContext(ctx).Error(err, "Failed to make the client of a user", "user", who.GetName())
+				serve.Refuse(w, r, http.StatusInternalServerError, "the console cannot write for you: see its log")
+				return
+			}
+			ctx = access.WithWriter(ctx, writer)
+		}
 		ctx, cancel := context.WithTimeout(ctx, streamTTL)
 		defer cancel()
-		next.ServeHTTP(w, r.WithContext(access.With(ctx, scope)))
+		next.ServeHTTP(w, r.WithContext(ctx))
 	})
 	return mux
 }
 
-// userOf returns the user of a request's token, of its header or else its cookie; nil if it has none that the API server accepts.
-func (g *Gate) userOf(r *http.Request) (user.Info, error) {
+// userOf returns the user of a request's token, of its header or else its cookie, and the token; nil if it has none that the API
+// server accepts.
+func (g *Gate) userOf(r *http.Request) (who user.Info, token string, err error) {
 	if given, err := r.Cookie(cookie); err == nil && r.Header.Get("Authorization") == "" {
 		r.Header.Set("Authorization", "Bearer "+given.Value)
 	}
 	// The authenticator takes the header away, and also one that it does not accept should go no further.
+	header := strings.Fields(r.Header.Get("Authorization"))
 	answer, ok, err := g.authenticator.AuthenticateRequest(r)
 	r.Header.Del("Authorization")
 	if err != nil || !ok {
-		return nil, err
+		return nil, "", err
 	}
-	return answer.User, nil
+	return answer.User, header[1], nil // Bearer TOKEN: the authenticator knows no other
 }
 
 // scopeOf returns the part of the cluster that a user may see.
@@ -242,7 +256,7 @@ func (g *Gate) logIn(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	r.Header.Set("Authorization", "Bearer "+token)
-	who, err := g.userOf(r)
+	who, _, err := g.userOf(r)
 	switch {
 	case isAway(err):
 		klog.FromContext(r.Context()).Error(err, "Failed to authenticate a client", "client", r.RemoteAddr)

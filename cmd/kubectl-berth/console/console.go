@@ -2,7 +2,7 @@
 
 // Package console has the command console: a page and an HTTP API on the loopback interface, with the rights of the user's
 // kubeconfig. Package feed fills a register from watches; package page draws it, package api answers from it, package access
-// lets requests in, and package serve joins these. Nothing is written.
+// lets requests in, package write writes as the user, and package serve joins these.
 package console
 
 import (
@@ -23,11 +23,12 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/page"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/serve"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/write"
 )
 
 const long = `Serves a page for the browser: the pools and how full they are, who has which address, which pods wait and why,
 the nodes, the findings of "kubectl berth check", and the changes as they happen. It shows the commands for things that can be
-done, and does nothing itself.
+done. It changes nothing, unless --writes lets programs free addresses by the API.
 
 It listens on 127.0.0.1 only, reads the cluster with your kubeconfig's rights, and lets in whoever has the token of the
 URL that it prints. It installs nothing, and asks no other host. Ctrl-C ends it.
@@ -40,38 +41,56 @@ const examples = `  # Open the printed URL in a browser
   # On another machine: forward the port, and open the URL here
   ssh -L 8765:127.0.0.1:8765 admin@bastion kubectl berth console --port 8765`
 
+type options struct {
+	port   int
+	writes bool
+	berth  string
+}
+
 // New returns the command console.
 func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	port, berth := 0, ""
+	o := &options{}
 	return command.Command{
 		Use: "console", Short: "Serves a page with everything, and an HTTP API, on this machine", Long: long, Example: examples,
 		Args: cobra.NoArgs,
 		Flags: func(flags *pflag.FlagSet) {
-			flags.IntVar(&port, "port", 0, "Port of 127.0.0.1 to listen on. By default one that is free.")
-			command.AddBerthNamespace(flags, &berth)
+			flags.IntVar(&o.port, "port", 0, "Port of 127.0.0.1 to listen on. By default one that is free.")
+			flags.BoolVar(&o.writes, "writes", false, "Write what the page and programs ask for, with your kubeconfig's rights.")
+			command.AddBerthNamespace(flags, &o.berth)
 		},
 		Prepare: func(*command.Call) error {
-			if port < 0 || port > 65535 {
-				return fmt.Errorf("--port %d: write a number from 1 to 65535", port)
+			if o.port < 0 || o.port > 65535 {
+				return fmt.Errorf("--port %d: write a number from 1 to 65535", o.port)
 			}
 			return nil
 		},
-		Run: func(ctx context.Context, call *command.Call) error { return run(ctx, call, port, berth) },
+		Run: func(ctx context.Context, call *command.Call) error { return o.run(ctx, call) },
 	}.New(of, streams)
 }
 
 // gcPercent is how much the heap may grow before it is cleaned.
 const gcPercent = 50
 
+// readOnly says how to have the console write.
+const readOnly = "start it with kubectl berth console --writes"
+
 // run serves until ctx ends.
-func run(ctx context.Context, call *command.Call, port int, berth string) error {
+func (o *options) run(ctx context.Context, call *command.Call) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(o.port)))
 	if err != nil {
 		return fmt.Errorf("listen for the browser, choose another --port: %w", err)
 	}
-	gate, err := access.NewLocal(listener.Addr())
+	var writer *access.Writer
+	readOnly := readOnly
+	if o.writes {
+		if writer, err = write.As(call.Config); err != nil {
+			return err
+		}
+		readOnly = ""
+	}
+	gate, err := access.NewLocal(listener.Addr(), writer)
 	if err != nil {
 		return err
 	}
@@ -79,8 +98,8 @@ func run(ctx context.Context, call *command.Call, port int, berth string) error 
 	debug.SetGCPercent(gcPercent)
 	copied := register.New()
 	feed.Follow(ctx, copied, call.Berth, call.Kube, feed.OfUser)
-	audits := &audits{call: call, namespace: berth}
-	handler := gate.Guard(serve.Handler(page.Options{Register: copied, Findings: audits.run, Cluster: call.Name()}), serve.Refuse)
+	audits := &audits{call: call, namespace: o.berth}
+	handler := gate.Guard(serve.Handler(page.Options{Register: copied, Findings: audits.run, Cluster: call.Name(), ReadOnly: readOnly}), serve.Refuse)
 	fmt.Fprintf(call.Out, "Open %s\nCtrl-C ends it.\n", gate.URL(listener.Addr()))
 	return serve.Until(ctx, listener, handler)
 }

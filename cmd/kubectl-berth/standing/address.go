@@ -32,6 +32,9 @@ type Address struct {
 	Conflict bool `json:"conflict,omitempty"`
 	// Note says in a sentence why nobody has the address, or which facts about it are unknown.
 	Note string `json:"note,omitempty"`
+	// UID and ResourceVersion of the FloatingIP, of addresses that can be released as they are here: those of the console.
+	UID             string `json:"uid,omitempty"`
+	ResourceVersion string `json:"resourceVersion,omitempty"`
 
 	// Object is the name of the FloatingIP; empty if there is none.
 	Object string `json:"-"`

@@ -43,11 +43,12 @@ type Faults struct {
 
 // Proxy stands between one program and the API server. Safe for concurrent use.
 type Proxy struct {
-	url       string
-	upstream  *url.URL
-	transport http.RoundTripper
-	server    *http.Server
-	ended     chan struct{}
+	url      string
+	upstream *url.URL
+	// transport is for the program's own requests, and theirs for requests that come with a bearer token.
+	transport, theirs http.RoundTripper
+	server            *http.Server
+	ended             chan struct{}
 
 	mu      sync.Mutex
 	random  *rand.Rand
@@ -71,7 +72,9 @@ type Call struct {
 	Code    int
 	// ByTest marks an answer by the proxy itself.
 	ByTest bool
-	At     time.Time
+	// WithToken marks a request that came with a bearer token, and so was not made with the identity that the proxy lends.
+	WithToken bool
+	At        time.Time
 }
 
 // ServiceAccount is the identity of one.
@@ -84,7 +87,7 @@ func ServiceAccount(namespace, name string) rest.ImpersonationConfig {
 
 // Options of a proxy.
 type Options struct {
-	// Identity that requests are made with.
+	// Identity that requests are made with, unless they have a bearer token.
 	Identity rest.ImpersonationConfig
 	// Random draws faults; nil where there are none.
 	Random *rand.Rand
@@ -101,6 +104,10 @@ func Start(ctx context.Context, config *rest.Config, options Options) (*Proxy, e
 	if err != nil {
 		return nil, fmt.Errorf("start a proxy: %w", err)
 	}
+	theirs, err := rest.TransportFor(rest.AnonymousClientConfig(config))
+	if err != nil {
+		return nil, fmt.Errorf("start a proxy: %w", err)
+	}
 	upstream, err := url.Parse(config.Host)
 	if err != nil {
 		return nil, fmt.Errorf("start a proxy: %w", err)
@@ -110,7 +117,7 @@ func Start(ctx context.Context, config *rest.Config, options Options) (*Proxy, e
 		return nil, fmt.Errorf("start a proxy: %w", err)
 	}
 	p := &Proxy{
-		url: "http://" + listener.Addr().String(), upstream: upstream, transport: transport, ended: make(chan struct{}), random: options.Random, keeps: options.Keeps,
+		url: "http://" + listener.Addr().String(), upstream: upstream, transport: transport, theirs: theirs, ended: make(chan struct{}), random: options.Random, keeps: options.Keeps,
 		held: map[string]chan struct{}{}, watches: map[*http.Request]func(){}, count: map[string]int{},
 	}
 	p.server = &http.Server{Handler: p, ReadHeaderTimeout: 10 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
@@ -192,8 +199,8 @@ func (p *Proxy) Seen(match func(Call) bool) []Call {
 	return slices.DeleteFunc(slices.Clone(p.calls), func(c Call) bool { return !match(c) })
 }
 
-// Forbidden says whether the API server did not permit the call.
-func (c Call) Forbidden() bool { return c.Code == http.StatusForbidden && !c.ByTest }
+// Forbidden says whether the API server did not permit the program the call.
+func (c Call) Forbidden() bool { return c.Code == http.StatusForbidden && !c.ByTest && !c.WithToken }
 
 // Forbidden returns the requests that the API server did not permit the program.
 func (p *Proxy) Forbidden() []Call { return p.Seen(Call.Forbidden) }
@@ -201,7 +208,7 @@ func (p *Proxy) Forbidden() []Call { return p.Seen(Call.Forbidden) }
 func (p *Proxy) remember(request *http.Request, code int, byTest bool) {
 	call := Call{
 		Method: request.Method, Path: request.URL.Path, Watch: isWatch(request),
-		Initial: request.URL.Query().Get("sendInitialEvents") == "true", Code: code, ByTest: byTest, At: time.Now(),
+		Initial: request.URL.Query().Get("sendInitialEvents") == "true", Code: code, ByTest: byTest, WithToken: hasToken(request), At: time.Now(),
 	}
 	if p.keeps != nil && !p.keeps(call) {
 		return
@@ -294,7 +301,11 @@ func (p *Proxy) ServeHTTP(writer http.ResponseWriter, request *http.Request) {
 	forward := request.Clone(ctx)
 	forward.RequestURI = ""
 	forward.URL.Scheme, forward.URL.Host, forward.Host = p.upstream.Scheme, p.upstream.Host, p.upstream.Host
-	response, err := p.transport.RoundTrip(forward)
+	transport := p.transport
+	if hasToken(request) {
+		transport = p.theirs
+	}
+	response, err := transport.RoundTrip(forward)
 	if err != nil {
 		panic(http.ErrAbortHandler)
 	}
@@ -311,6 +322,9 @@ func (p *Proxy) ServeHTTP(writer http.ResponseWriter, request *http.Request) {
 	}
 	p.copy(ctx, writer, body, request)
 }
+
+// hasToken says whether a request comes with credentials of its own: those of a user for whom the program asks.
+func hasToken(request *http.Request) bool { return request.Header.Get("Authorization") != "" }
 
 // buffer reads a request's body, so that it outlives the connection.
 func buffer(request *http.Request) error {

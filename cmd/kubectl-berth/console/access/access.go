@@ -1,24 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package access says which part of the cluster a request to the console may see. A gate in front of all pages and of the
-// API finds it out; they ask [Of] and nobody else.
+// Package access says which part of the cluster a request to the console may see, and with whose rights it writes. A gate in front
+// of all pages and of the API finds it out; they ask [Of] and [WriterOf], and nobody else.
 package access
 
 import (
 	"context"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/circulation/freeing"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
 )
 
-type key struct{}
+type (
+	scopeKey  struct{}
+	writerKey struct{}
+)
 
 // With returns a context of a request that may see a scope.
 func With(ctx context.Context, scope register.Scope) context.Context {
-	return context.WithValue(ctx, key{}, scope)
+	return context.WithValue(ctx, scopeKey{}, scope)
 }
 
 // Of returns the scope of a request. It sees nothing if no gate has let the request in.
 func Of(ctx context.Context) register.Scope {
-	scope, _ := ctx.Value(key{}).(register.Scope)
+	scope, _ := ctx.Value(scopeKey{}).(register.Scope)
 	return scope
+}
+
+// Writer writes to the API server as the user of a request, who has the rights there or has them not.
+type Writer struct {
+	FloatingIPs freeing.FloatingIPs
+}
+
+// WithWriter returns a context of a request that may write.
+func WithWriter(ctx context.Context, writer *Writer) context.Context {
+	return context.WithValue(ctx, writerKey{}, writer)
+}
+
+// WriterOf returns the writer of a request; nil if no gate has given it one.
+func WriterOf(ctx context.Context) *Writer {
+	writer, _ := ctx.Value(writerKey{}).(*Writer)
+	return writer
 }

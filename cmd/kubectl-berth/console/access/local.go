@@ -20,15 +20,16 @@ import (
 type Local struct {
 	token, cookie string
 	hosts         []string
+	writer        *Writer
 }
 
-// NewLocal returns the gate of a listener.
-func NewLocal(listener net.Addr) (*Local, error) {
+// NewLocal returns the gate of a listener. Requests write with the writer; nil: they do not write.
+func NewLocal(listener net.Addr, writer *Writer) (*Local, error) {
 	_, port, err := net.SplitHostPort(listener.String())
 	if err != nil {
 		return nil, fmt.Errorf("read the address of the console: %w", err)
 	}
-	l := &Local{token: rand.Text(), cookie: "berth-console-" + port}
+	l := &Local{token: rand.Text(), cookie: "berth-console-" + port, writer: writer}
 	for _, host := range []string{"127.0.0.1", "::1", "localhost"} {
 		l.hosts = append(l.hosts, net.JoinHostPort(host, port))
 	}
@@ -72,7 +73,7 @@ func (l *Local) Guard(next http.Handler, refuse Refusal) http.Handler {
 			refuse(w, r, http.StatusUnauthorized, "open the URL that kubectl berth console printed: it has a token that lets this browser in")
 			return
 		}
-		next.ServeHTTP(w, r.WithContext(With(r.Context(), register.Everything)))
+		next.ServeHTTP(w, r.WithContext(WithWriter(With(r.Context(), register.Everything), l.writer)))
 	})
 }
 

@@ -13,11 +13,11 @@ import (
 // The gate lets in the token only, and only at its own address.
 func TestLocal(t *testing.T) {
 	listener := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8765}
-	gate, err := NewLocal(listener)
+	gate, err := NewLocal(listener, &Writer{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := NewLocal(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8766})
+	other, err := NewLocal(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8766}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,8 +26,8 @@ func TestLocal(t *testing.T) {
 		t.Fatal(err)
 	}
 	handler := gate.Guard(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !Of(r.Context()).All() {
-			t.Error("the user of a local console may not see all that he can read")
+		if !Of(r.Context()).All() || WriterOf(r.Context()) == nil {
+			t.Error("the user of a local console may not see all that he can read, or may not write")
 		}
 		w.WriteHeader(http.StatusNoContent)
 	}), func(w http.ResponseWriter, _ *http.Request, status int, _ string) { w.WriteHeader(status) })

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package api answers /api/v1 of the console from its register: see openapi.yaml, which is served too. It reads only.
+// Package api answers /api/v1 of the console: see openapi.yaml, which is served too. It reads from the register. What it writes goes
+// to the API server as the user of the request: see [access.WriterOf].
 package api
 
 import (
@@ -32,9 +33,20 @@ var Document []byte
 // CSV writes addresses for a spreadsheet: each calls its function with one after the other.
 type CSV func(to io.Writer, each func(func(*v1alpha1.FloatingIP) error) error) error
 
+// Options of the API.
+type Options struct {
+	// Register has all that is read.
+	Register *register.Register
+	// CSV writes export.csv.
+	CSV CSV
+	// ReadOnly says what to set so that the console writes; empty: it does.
+	ReadOnly string
+}
+
 type server struct {
 	register *register.Register
 	csv      CSV
+	readOnly string
 }
 
 // request is a request that a gate let in.
@@ -44,10 +56,11 @@ type request struct {
 	query url.Values
 }
 
-// New returns the handler of all paths below [Prefix]. The contexts of requests say what they may see: see package access.
-func New(from *register.Register, csv CSV) http.Handler {
-	s := &server{from, csv}
-	mux := &routes{http.NewServeMux()}
+// New returns the handler of all paths below [Prefix]. The contexts of requests say what they may see, and with whose rights they
+// write: see package access.
+func New(options Options) http.Handler {
+	s := &server{options.Register, options.CSV, options.ReadOnly}
+	mux := &routes{http.NewServeMux(), map[string][]string{}}
 	mux.get("summary", s.summary)
 	mux.get("pools", s.pools)
 	mux.get("pools/{pool}", s.pool)
@@ -62,15 +75,25 @@ func New(from *register.Register, csv CSV) http.Handler {
 	mux.handle("export.csv", s.export)
 	mux.handle("events", s.events)
 	mux.handle("openapi.yaml", document)
-	mux.HandleFunc(Prefix, nothing)
+	mux.answers(http.MethodPost, "releases", s.writes(s.release))
+	mux.refuseOthers()
 	return mux
 }
 
-type routes struct{ *http.ServeMux }
+type routes struct {
+	*http.ServeMux
+	methods map[string][]string // of a path
+}
 
-// handle refuses parameters that a path does not know: a misspelled filter would select everything.
+// handle reads.
 func (m *routes) handle(path string, answer func(http.ResponseWriter, *request), parameters ...string) {
-	m.HandleFunc("GET "+Prefix+path, func(w http.ResponseWriter, r *http.Request) {
+	m.answers(http.MethodGet, path, answer, parameters...)
+}
+
+// answers refuses parameters that a path does not know: a misspelled filter would select everything.
+func (m *routes) answers(method, path string, answer func(http.ResponseWriter, *request), parameters ...string) {
+	m.methods[path] = append(m.methods[path], method)
+	m.HandleFunc(method+" "+Prefix+path, func(w http.ResponseWriter, r *http.Request) {
 		request, err := read(r, parameters)
 		if err != nil {
 			Refuse(w, http.StatusBadRequest, err.Error())
@@ -88,24 +111,36 @@ func (m *routes) get(path string, answer func(*request) (any, error), parameters
 			refuse(w, err)
 			return
 		}
-		text, err := json.Marshal(said)
-		if err != nil {
-			Refuse(w, http.StatusInternalServerError, err.Error())
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(text) // the client is gone
+		say(w, said)
 	}, parameters...)
 }
 
-// nothing answers requests for which there is no path or method.
-func nothing(w http.ResponseWriter, r *http.Request) {
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		w.Header().Set("Allow", "GET, HEAD")
-		Refuse(w, http.StatusMethodNotAllowed, "the API reads only: use GET")
+// say answers with JSON.
+func say(w http.ResponseWriter, said any) {
+	text, err := json.Marshal(said)
+	if err != nil {
+		Refuse(w, http.StatusInternalServerError, err.Error())
 		return
 	}
-	Refuse(w, http.StatusNotFound, "there is no such path: see "+Prefix+"openapi.yaml")
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(text) // the client is gone
+}
+
+// refuseOthers answers requests for which there is no path or method.
+func (m *routes) refuseOthers() {
+	for path, methods := range m.methods {
+		if slices.Contains(methods, http.MethodGet) {
+			methods = append(methods, http.MethodHead)
+		}
+		slices.Sort(methods)
+		m.HandleFunc(Prefix+path, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Allow", strings.Join(methods, ", "))
+			Refuse(w, http.StatusMethodNotAllowed, fmt.Sprintf("this path does not answer %s: use %s", r.Method, strings.Join(methods, " or ")))
+		})
+	}
+	m.HandleFunc(Prefix, func(w http.ResponseWriter, _ *http.Request) {
+		Refuse(w, http.StatusNotFound, "there is no such path: see "+Prefix+"openapi.yaml")
+	})
 }
 
 func document(w http.ResponseWriter, _ *request) {

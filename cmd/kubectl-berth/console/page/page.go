@@ -35,6 +35,8 @@ type Options struct {
 	Findings func(ctx context.Context) (*Findings, error)
 	// Cluster is a name for the title: the context of the kubeconfig.
 	Cluster string
+	// ReadOnly says what to set so that the console writes; empty: it does.
+	ReadOnly string
 	// LogOut is the path to which a form posts that the user goes; empty: nobody has logged in.
 	LogOut string
 }

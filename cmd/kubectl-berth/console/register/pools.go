@@ -8,6 +8,7 @@ import (
 	"math"
 	"net/netip"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 
@@ -233,8 +234,14 @@ func (r *Register) Address(scope Scope, addr netip.Addr) (standing.Address, erro
 	if !scope.Sees(r.names.of(row.namespace)) {
 		return standing.Address{}, fmt.Errorf("%s is taken, but %w", addr, ErrHidden)
 	}
+	return r.addressOf(row, compiled.all, now()), nil
+}
+
+// addressOf returns the address of a row. The caller holds the lock.
+func (r *Register) addressOf(row *Row, pools []*v1alpha1.IPPool, at time.Time) standing.Address {
 	ip := r.names.floatingIP(row)
 	address := standing.AddressOf(ip)
-	address.Cool(ip, compiled.all, now())
-	return address, nil
+	address.UID, address.ResourceVersion = row.uid, row.version
+	address.Cool(ip, pools, at)
+	return address
 }

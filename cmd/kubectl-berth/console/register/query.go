@@ -110,10 +110,7 @@ func (r *Register) Addresses(scope Scope, q Query) (Page, error) {
 	}
 	at := now()
 	for _, row := range rows {
-		ip := r.names.floatingIP(row)
-		address := standing.AddressOf(ip)
-		address.Cool(ip, objects, at)
-		page.Addresses = append(page.Addresses, address)
+		page.Addresses = append(page.Addresses, r.addressOf(row, objects, at))
 	}
 	return page, nil
 }

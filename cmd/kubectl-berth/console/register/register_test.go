@@ -236,6 +236,7 @@ func (m *model) compareAddresses(t *testing.T, random *rand.Rand) {
 					want := standing.AddressOf(m.ips[address.Object])
 					want.Since = address.Since // of another type of time
 					want.Note, want.CoolsUntil = address.Note, address.CoolsUntil
+					want.UID, want.ResourceVersion = string(m.ips[address.Object].UID), m.ips[address.Object].ResourceVersion
 					if !reflect.DeepEqual(address, want) {
 						t.Errorf("got %+v, want %+v", address, want)
 					}

@@ -45,8 +45,14 @@ func Until(ctx context.Context, listener net.Listener, handler http.Handler) err
 // shown as text at the worst (https://www.w3.org/TR/CSP3/).
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; form-action 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'"
 
-// Secure adds the headers that each answer has.
+// Secure adds the headers that each answer has, and refuses what a browser sends for another site's page, unless it only reads:
+// the browser may add the cookie of a user who knows nothing of it.
 func Secure(next http.Handler) http.Handler {
+	protection := http.NewCrossOriginProtection()
+	protection.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		Refuse(w, r, http.StatusForbidden, "the browser sent this for the page of another site: do it on a page of the console")
+	}))
+	next = protection.Handler(next)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()
 		header.Set("Content-Security-Policy", policy)
@@ -71,7 +77,7 @@ func Refuse(w http.ResponseWriter, r *http.Request, status int, detail string) {
 // Handler returns the handler of the pages and the API. It is to be behind a gate: see package access.
 func Handler(options page.Options) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle(api.Prefix, api.New(options.Register, inventory.WriteCSV))
+	mux.Handle(api.Prefix, api.New(api.Options{Register: options.Register, CSV: inventory.WriteCSV, ReadOnly: options.ReadOnly}))
 	mux.Handle("/", page.New(options))
 	return mux
 }

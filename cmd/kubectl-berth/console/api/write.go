@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/circulation/freeing"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+)
+
+const (
+	// mostContent is the length of a request: that of the most addresses, and more.
+	mostContent = 1 << 20
+	// MostReleases is how many addresses a request frees at most.
+	MostReleases = 1000
+	// writeTimeout is how long the API server has for a request.
+	writeTimeout = time.Minute
+)
+
+// writes refuses requests of a console that reads only, and gives the others the writer of their user.
+func (s *server) writes(do func(w http.ResponseWriter, r *request, as *access.Writer)) func(http.ResponseWriter, *request) {
+	return func(w http.ResponseWriter, r *request) {
+		as := access.WriterOf(r.Context())
+		if s.readOnly != "" || as == nil {
+			Refuse(w, http.StatusForbidden, "this console only reads: "+s.readOnly)
+			return
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), writeTimeout)
+		defer cancel()
+		r.Request = r.WithContext(ctx)
+		do(w, r, as)
+	}
+}
+
+// content reads the JSON of a request. A field that it does not know is refused, since it may be a dryRun that is misspelled. ok
+// is false if the request is answered.
+func content(w http.ResponseWriter, r *request, into any) (ok bool) {
+	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+		Refuse(w, http.StatusUnsupportedMediaType, "send JSON, with Content-Type: application/json")
+		return false
+	}
+	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, mostContent))
+	decoder.DisallowUnknownFields()
+	err := decoder.Decode(into)
+	if err == nil {
+		if _, err = decoder.Token(); err == nil {
+			err = errors.New("there is more than one object")
+		} else if errors.Is(err, io.EOF) {
+			err = nil
+		}
+	}
+	var large *http.MaxBytesError
+	switch {
+	case errors.As(err, &large):
+		Refuse(w, http.StatusRequestEntityTooLarge, fmt.Sprintf("the content is longer than %d bytes", large.Limit))
+	case err != nil:
+		Refuse(w, http.StatusBadRequest, fmt.Sprintf("read the content: %v", err))
+	}
+	return err == nil
+}
+
+// Seen is an address as a user saw it.
+type Seen struct {
+	Address         string `json:"address"`
+	UID             string `json:"uid"`
+	ResourceVersion string `json:"resourceVersion"`
+}
+
+func (s *server) release(w http.ResponseWriter, r *request, as *access.Writer) {
+	var asked struct {
+		Addresses []Seen `json:"addresses"`
+		DryRun    bool   `json:"dryRun"`
+	}
+	if !content(w, r, &asked) {
+		return
+	}
+	releases, err := Release(r.Context(), as, asked.Addresses, asked.DryRun)
+	if err != nil {
+		Refuse(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	say(w, map[string]any{"releases": releases})
+}
+
+// Release frees addresses that are as they were seen, and returns the outcome for each: one that the API server does not let the
+// user free is left. An error is a mistake in what was asked, and nothing is freed.
+func Release(ctx context.Context, as *access.Writer, seen []Seen, dryRun bool) ([]freeing.Release, error) {
+	if len(seen) == 0 || len(seen) > MostReleases {
+		return nil, fmt.Errorf("%d addresses: name from 1 to %d", len(seen), MostReleases)
+	}
+	texts := make([]string, len(seen))
+	for i, one := range seen {
+		if texts[i] = one.Address; one.UID == "" || one.ResourceVersion == "" {
+			return nil, fmt.Errorf("address %q lacks uid or resourceVersion: %saddresses has both of each address that has a FloatingIP", one.Address, Prefix)
+		}
+	}
+	addrs, err := standing.ParseAddrs(texts)
+	if err != nil {
+		return nil, err
+	}
+	var dryRuns []string
+	if dryRun {
+		dryRuns = []string{metav1.DryRunAll}
+	}
+	releases := make([]freeing.Release, len(seen))
+	for i, addr := range addrs {
+		r, err := freeing.FindSeen(ctx, as.FloatingIPs, addr, seen[i].UID, seen[i].ResourceVersion)
+		if err == nil {
+			err = r.Free(ctx, as.FloatingIPs, dryRuns)
+		}
+		if err != nil {
+			r.Fail(err)
+		}
+		releases[i] = r
+	}
+	return releases, nil
+}
