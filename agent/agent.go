@@ -25,6 +25,7 @@ import (
 	"github.com/berth-dev/berth/agent/reconcile"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/ipam/event"
 )
@@ -111,10 +112,13 @@ type Options struct {
 	DefaultRoutes defaultRoutes
 	Drivers       Drivers
 	Prober        addressconflict.Prober
-	Listener      defence.Listener
-	Shaper        shaper
-	ConflictLog   addressconflict.Log
-	Metrics       *Metrics
+	// Ask, if given, asks the network of a link which hosts answer for addresses, as any host would ask. It is
+	// safe in parallel, takes about a second, and returns an entry for each address.
+	Ask         func(ctx context.Context, link int, addrs []netip.Addr) ([]conflict.Answers, error)
+	Listener    defence.Listener
+	Shaper      shaper
+	ConflictLog addressconflict.Log
+	Metrics     *Metrics
 	// Events may be nil.
 	Events event.Recorder
 	// Kernel, if given, returns an error where the node's kernel lacks a feature for floating IPs.
@@ -145,6 +149,7 @@ type Agent struct {
 	announcer  *announce.Announcer
 	reconciler *reconcile.Reconciler
 	suspects   suspects
+	unheard    unheard
 	// unseen has the keys of records that were withdrawn before their interface was seen.
 	unseen    sync.Map
 	ports     *hostports.Ports
@@ -166,7 +171,7 @@ func New(o Options) *Agent {
 	a.announcer = announce.New(a.announceAgain)
 	a.reconciler = reconcile.New(reconcile.Work{
 		Known:  func(key state.Key) bool { return a.Store.Get(key) != nil },
-		Survey: a.survey, Check: a.repair, Finish: a.finish, Tell: a.tell, Orphans: a.verifyOrphans,
+		Survey: a.survey, Check: a.repair, Finish: a.finish, Tell: a.tell, Orphans: a.verifyOrphans, Reopen: a.reopen,
 	})
 	return a
 }

@@ -35,6 +35,7 @@ func (a *Agent) Run(ctx context.Context) {
 	group.Go(func() { a.freeEnded(ctx) })
 	group.Go(func() { a.defender.Run(ctx, a.Listener, newCarrier(a)) })
 	a.noteStart(ctx)
+	a.reconciler.ReopenSoon()
 	wait.JitterUntilWithContext(ctx, a.Recheck, resync, 0.1, true)
 	group.Wait()
 }

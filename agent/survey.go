@@ -21,12 +21,7 @@ type surveyor interface {
 // survey compares every record with the kernel. Those that seem to lack something, and those that a survey cannot
 // tell of, are compared again, each by itself.
 func (a *Agent) survey(ctx context.Context) error {
-	checks := map[string]func(i *nettype.Interface) error{}
-	for name, d := range a.Drivers {
-		if s, ok := d.(surveyor); ok {
-			checks[name] = s.Survey()
-		}
-	}
+	checks := a.surveyChecks()
 	for _, record := range a.Store.List() {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -38,6 +33,17 @@ func (a *Agent) survey(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// surveyChecks returns the checks of one survey, by driver.
+func (a *Agent) surveyChecks() map[string]func(i *nettype.Interface) error {
+	checks := map[string]func(i *nettype.Interface) error{}
+	for name, d := range a.Drivers {
+		if s, ok := d.(surveyor); ok {
+			checks[name] = s.Survey()
+		}
+	}
+	return checks
 }
 
 // agrees returns whether the record is complete, and all of its interfaces with addresses are, by the drivers' checks.

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package linkwatch watches the links by which a node's pods are reached: the uplink, the VLAN
-// links on top of it, the devices of package shaping, and Berth's routes and rules. It reports
+// Package linkwatch watches the links by which a node's pods are reached: the uplinks, the VLAN
+// links on top of them, the devices of package shaping, and Berth's routes and rules. It reports
 // their changes, and changes none.
 package linkwatch
 
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -21,11 +22,11 @@ import (
 // quiet is the wait after the last change of a burst.
 const quiet = 300 * time.Millisecond
 
-// Reactions are called when the uplink, or a VLAN link on top of it, changes, or a device of
+// Reactions are called when an uplink, or a VLAN link on top of one, changes, or a device of
 // package shaping, or a route or rule is deleted.
 type Reactions struct {
 	// Changed is called after a burst of changes: the kernel drops routes and proxy
-	// entries of a link that goes down or loses its last address, and does not restore
+	// entries of a link that goes down or loses its carrier or last address, and does not restore
 	// them. So after a burst of deletions of routes and rules, as by systemd-networkd.
 	Changed func(context.Context)
 	// Back is called at once when such a link comes up: the node may have been cut off.
@@ -37,12 +38,12 @@ type Reactions struct {
 	Unshaped func()
 }
 
-// Watch follows the links until ctx ends; uplink returns the name of the uplink. Where the
+// Watch follows the links until ctx ends; uplinks returns the names of the uplinks. Where the
 // kernel drops events, because they come faster than they are read, it begins anew and acts as
 // if all had changed.
-func Watch(ctx context.Context, uplink func() (string, error), r Reactions) error {
+func Watch(ctx context.Context, uplinks func() ([]string, error), r Reactions) error {
 	for {
-		if err := watchLinks(ctx, uplink, r); err != nil || ctx.Err() != nil {
+		if err := watchLinks(ctx, uplinks, r); err != nil || ctx.Err() != nil {
 			return err
 		}
 		klog.FromContext(ctx).Info("Missed changes of links, will look at all")
@@ -66,7 +67,7 @@ const missedPause = time.Second
 const receiveBuffer = 4 << 20
 
 // watchLinks returns nil when events were lost.
-func watchLinks(ctx context.Context, uplink func() (string, error), r Reactions) error {
+func watchLinks(ctx context.Context, uplinks func() ([]string, error), r Reactions) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	missed := func(err error) {
@@ -93,7 +94,7 @@ func watchLinks(ctx context.Context, uplink func() (string, error), r Reactions)
 	}()
 	timer := time.NewTimer(quiet)
 	defer timer.Stop()
-	known := links{uplink: uplink, byIndex: map[int]link{}, down: map[int32]bool{}, macs: map[int32]string{}}
+	known := links{uplinks: uplinks, byIndex: map[int]link{}, down: map[int32]bool{}, macs: map[int32]string{}}
 	for {
 		select {
 		case <-ctx.Done():
@@ -154,13 +155,13 @@ func drain[T any](events <-chan T) {
 // links has the node's links, as its events tell: an ADD causes a dozen of them, and to ask the
 // kernel at each would delay the plugins, which wait for the same lock of the kernel.
 type links struct {
-	uplink  func() (string, error)
+	uplinks func() ([]string, error)
 	byIndex map[int]link
 	// down and macs have the states and MAC addresses of links that lead out of the node, by index.
 	down map[int32]bool
 	macs map[int32]string
-	// name is the uplink's, as it was asked for at asked.
-	name  string
+	// names are the uplinks', as they were asked for at asked.
+	names []string
 	asked time.Time
 }
 
@@ -169,7 +170,7 @@ type link struct {
 	parent     int
 }
 
-// askAgain is how long the name of the uplink is used. It is in the node's configuration.
+// askAgain is how long the names of the uplinks are used. They are in the node's configuration and in records.
 const askAgain = time.Second
 
 // note learns from an event. Events of bridge ports tell less of the link, and the end of a port is
@@ -184,12 +185,12 @@ func (l *links) note(u netlink.LinkUpdate) {
 	}
 }
 
-// leadOut returns whether the link is the uplink or a VLAN link on top of it.
+// leadOut returns whether the link is an uplink or a VLAN link on top of one.
 func (l *links) leadOut(index int) bool {
 	if time.Since(l.asked) > askAgain {
 		// Without an answer it is the one of before: its address may be gone with its link.
-		if name, err := l.uplink(); err == nil {
-			l.name = name
+		if names, err := l.uplinks(); err == nil {
+			l.names = names
 		}
 		l.asked = time.Now()
 	}
@@ -197,5 +198,5 @@ func (l *links) leadOut(index int) bool {
 	if !ok {
 		return false
 	}
-	return one.name == l.name || one.kind == "vlan" && l.byIndex[one.parent].name == l.name
+	return slices.Contains(l.names, one.name) || one.kind == "vlan" && slices.Contains(l.names, l.byIndex[one.parent].name)
 }

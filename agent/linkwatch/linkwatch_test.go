@@ -25,7 +25,7 @@ func TestDeviceIsLost(t *testing.T) {
 	var group sync.WaitGroup
 	group.Go(func() {
 		err := host.Try(func() error {
-			return Watch(ctx, func() (string, error) { return "lo", nil }, Reactions{Changed: func(context.Context) { changed.Add(1) }, Back: func() { back.Add(1) }, Moved: nothing, Unshaped: func() { lost.Add(1) }})
+			return Watch(ctx, func() ([]string, error) { return []string{"lo"}, nil }, Reactions{Changed: func(context.Context) { changed.Add(1) }, Back: func() { back.Add(1) }, Moved: nothing, Unshaped: func() { lost.Add(1) }})
 		})
 		if err != nil {
 			t.Error(err)
@@ -91,7 +91,7 @@ func TestUplinkIsBack(t *testing.T) {
 	var group sync.WaitGroup
 	group.Go(func() {
 		err := host.Try(func() error {
-			return Watch(ctx, func() (string, error) { return "eth0", nil }, Reactions{
+			return Watch(ctx, func() ([]string, error) { return []string{"eth0"}, nil }, Reactions{
 				Changed: func(context.Context) { changed.Add(1) }, Back: func() { back.Add(1) }, Moved: func(context.Context) {}, Unshaped: func() {},
 			})
 		})
@@ -142,7 +142,7 @@ func TestRoutesAreLost(t *testing.T) {
 	var group sync.WaitGroup
 	group.Go(func() {
 		err := host.Try(func() error {
-			return Watch(ctx, func() (string, error) { return "eth0", nil }, Reactions{Changed: func(context.Context) { changed.Add(1) }, Back: func() {}, Moved: nothing, Unshaped: func() {}})
+			return Watch(ctx, func() ([]string, error) { return []string{"eth0"}, nil }, Reactions{Changed: func(context.Context) { changed.Add(1) }, Back: func() {}, Moved: nothing, Unshaped: func() {}})
 		})
 		if err != nil {
 			t.Error(err)

@@ -78,6 +78,7 @@ type Node struct {
 	reader   podrequest.Reader
 	gone     workqueue.TypedRateLimitingInterface[api.Pod]
 	lost     wakeup.Signal
+	back     wakeup.Signal
 	// conflicts has the addresses whose FloatingIPs say that there is a conflict.
 	conflicts sync.Map
 
@@ -92,7 +93,7 @@ func New(name string, pods func(namespace string) Pods, ips floatingIPs, reader 
 	n := &Node{
 		name: name, pods: pods, ips: ips, reader: reader,
 		gone: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[api.Pod](50*time.Millisecond, 5*time.Second)),
-		lost: wakeup.New(),
+		lost: wakeup.New(), back: wakeup.New(),
 	}
 	all := pods(metav1.NamespaceAll)
 	selector := fields.OneTermEqualSelector("spec.nodeName", name).String()
@@ -145,6 +146,12 @@ func (n *Node) noteReach(err error) {
 // returns at once.
 func (n *Node) VerifySoon() {
 	n.lost.Send()
+}
+
+// VerifyAtOnce is VerifySoon for a node whose link has its carrier again: the node is silent until the API has said
+// which addresses are still its pods'. It returns at once.
+func (n *Node) VerifyAtOnce() {
+	n.back.Send()
 }
 
 // WaitForSync returns true when the watch has seen every pod once, and false where
@@ -254,6 +261,10 @@ func (n *Node) work(ctx context.Context, handler Handler) {
 // another node.
 const reconnectInterval = 500 * time.Millisecond
 
+// backWithin is the longest wait after a link's carrier is back: a switch that was started anew gives it back to many
+// nodes at once.
+const backWithin = 200 * time.Millisecond
+
 // reconnect has all addresses verified as soon as the API answers again.
 func (n *Node) reconnect(ctx context.Context, handler Handler) {
 	logger := klog.FromContext(ctx)
@@ -266,6 +277,10 @@ func (n *Node) reconnect(ctx context.Context, handler Handler) {
 			return
 		case <-n.lost:
 			handler.Suspect()
+			continue
+		case <-n.back:
+			handler.Suspect()
+			timer.Reset(rand.N(backWithin))
 			continue
 		case <-timer.C:
 		}

@@ -41,6 +41,8 @@ type Work struct {
 	Survey func(ctx context.Context) error
 	// Orphans looks at the links without a record, all together.
 	Orphans func(ctx context.Context) error
+	// Reopen has the node answer again for addresses that nobody else answers for, while the API cannot be asked.
+	Reopen func(ctx context.Context) error
 }
 
 // Reconciler makes kernel and records agree, each record by itself. Its methods are safe in
@@ -48,9 +50,9 @@ type Work struct {
 type Reconciler struct {
 	work                    Work
 	checks, finishes, tells keyQueue
-	// surveys and orphans have one key only.
-	surveys, orphans keyQueue
-	outcomes         outcomes
+	// surveys, orphans and reopens have one key only.
+	surveys, orphans, reopens keyQueue
+	outcomes                  outcomes
 }
 
 // New returns a Reconciler that is idle until Run.
@@ -58,7 +60,7 @@ func New(w Work) *Reconciler {
 	queue := func() keyQueue {
 		return workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[state.Key](firstRetry, lastRetry))
 	}
-	return &Reconciler{work: w, outcomes: outcomes{known: w.Known}, checks: queue(), finishes: queue(), tells: queue(), surveys: queue(), orphans: queue()}
+	return &Reconciler{work: w, outcomes: outcomes{known: w.Known}, checks: queue(), finishes: queue(), tells: queue(), surveys: queue(), orphans: queue(), reopens: queue()}
 }
 
 // CheckSoon has a record compared soon.
@@ -83,6 +85,9 @@ func (r *Reconciler) Checked(key state.Key) { r.outcomes.note(key, true, nil) }
 // OrphansSoon has the links without a record looked at soon.
 func (r *Reconciler) OrphansSoon() { r.orphans.Add(state.Key{}) }
 
+// ReopenSoon has addresses opened again soon that nobody answers for.
+func (r *Reconciler) ReopenSoon() { r.reopens.Add(state.Key{}) }
+
 // Run works until the context ends, and waits for the work under way.
 func (r *Reconciler) Run(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() {
@@ -91,6 +96,7 @@ func (r *Reconciler) Run(ctx context.Context) {
 		r.tells.ShutDown()
 		r.surveys.ShutDown()
 		r.orphans.ShutDown()
+		r.reopens.ShutDown()
 	})
 	defer stop()
 	var group sync.WaitGroup
@@ -112,6 +118,9 @@ func (r *Reconciler) Run(ctx context.Context) {
 	})
 	group.Go(func() {
 		work(ctx, r.orphans, "Cannot look at links without a record, will try again", func(ctx context.Context, _ state.Key) error { return r.work.Orphans(ctx) })
+	})
+	group.Go(func() {
+		work(ctx, r.reopens, "Addresses of pods stay silent until the API server says whose they are, or nobody else answers for them", func(ctx context.Context, _ state.Key) error { return r.work.Reopen(ctx) })
 	})
 	group.Wait()
 }

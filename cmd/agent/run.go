@@ -90,6 +90,7 @@ func run(ctx context.Context, o *Options) error {
 		PodNetworks:       &attachdef.Reader{Get: clients.definition, Shared: o.NetworkNamespaces},
 		DefaultRoutes:     defaultroute.Kernel{},
 		Prober:            &o.Conflicts,
+		Ask:               conflict.Ask,
 		Shaper:            profiles,
 		Metrics:           agent.NewMetrics(legacyregistry.MustRegister),
 		Events:            recorder,
@@ -202,13 +203,6 @@ func newWirer(o *Options, journal *settings.Journal) *wire.Wirer {
 
 // serve runs the agent and background until one of them fails or the context ends.
 func serve(ctx context.Context, o *Options, a *agent.Agent, ready func(context.Context) error, node *podinfo.Node, config *rest.Config, keeper *confdir.Keeper, background ...func(context.Context) error) error {
-	uplink := func() (string, error) {
-		floating, err := a.Networks.Floating()
-		if err != nil {
-			return "", err
-		}
-		return floating.Uplink, nil
-	}
 	s := &server.Server{Socket: o.Socket, Heartbeat: relay.Heartbeat, Handler: a, Observe: a.Metrics.Call, ToError: agent.ToCNIError}
 	listener, err := s.Listen(ctx)
 	if err != nil {
@@ -224,7 +218,7 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, ready func(context.C
 	group.Go(func() error { return node.Run(ctx, a) })
 	group.Go(func() error { a.Run(ctx); return nil })
 	group.Go(func() error {
-		return linkwatch.Watch(ctx, uplink, linkwatch.Reactions{Changed: a.Recheck, Back: node.VerifySoon, Moved: a.AnnounceAll, Unshaped: a.Shaper.Recheck})
+		return linkwatch.Watch(ctx, a.Uplinks, linkwatch.Reactions{Changed: a.Recheck, Back: func() { node.VerifyAtOnce(); a.ReopenSoon() }, Moved: a.AnnounceAll, Unshaped: a.Shaper.Recheck})
 	})
 	group.Go(func() error {
 		// Without events the agent looks once a minute.

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/packet"
 	"golang.org/x/sys/unix"
@@ -328,12 +329,15 @@ func TestListener(t *testing.T) {
 	}
 	announce := func(from *netnstest.Host, addrs ...string) {
 		t.Helper()
-		var spec wire.Spec
-		spec.Uplink = "eth0"
-		for _, addr := range addrs {
-			spec.Addresses = append(spec.Addresses, api.Address{Address: netip.MustParseAddr(addr)})
-		}
-		from.Run(func() error { return wire.New("").Announce(spec) })
+		from.Run(func() error {
+			link, err := netlinksafe.LinkByName("eth0")
+			for _, addr := range addrs {
+				if err == nil {
+					err = wire.AnnounceOn(link, netip.MustParseAddr(addr), true)
+				}
+			}
+			return err
+		})
 	}
 	// hears waits for a claim of each address. Frames of one family arrive in their order.
 	hears := func(l *Listener, want ...string) {

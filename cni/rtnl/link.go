@@ -52,6 +52,9 @@ func LinkWith(addr netip.Addr) (netlink.Link, error) {
 	return nil, nil
 }
 
+// HasCarrier returns whether a link had its carrier when it was read: without, it is down or its cable is out.
+func HasCarrier(link netlink.Link) bool { return link.Attrs().RawFlags&unix.IFF_LOWER_UP != 0 }
+
 // VLANLink returns the link for a VLAN on the parent, nil where there is none.
 func VLANLink(parent netlink.Link, vlan int) (netlink.Link, error) {
 	links, err := netlinksafe.LinkList()

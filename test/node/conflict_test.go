@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/mdlayher/packet"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -20,7 +21,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/agent/netnstest"
-	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/frame"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -213,7 +213,11 @@ func claimOnce(t *testing.T, from *netnstest.Host, addr netip.Addr) {
 // announce has a host claim an address.
 func announce(from *netnstest.Host, address string) {
 	from.Run(func() error {
-		return wire.New("").Announce(wire.Spec{Uplink: "eth0", Addresses: []api.Address{{Address: netip.MustParseAddr(address)}}})
+		link, err := netlinksafe.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return wire.AnnounceOn(link, netip.MustParseAddr(address), true)
 	})
 }
 
@@ -234,9 +238,7 @@ func TestMoveIsNotDefended(t *testing.T) {
 	b.mustAdd(c)
 	eventually(t, func() error {
 		if err := a.withdrawn("10.0.70.5"); err != nil {
-			b.Run(func() error {
-				return wire.New("").Announce(wire.Spec{Uplink: "eth0", Addresses: []api.Address{{Address: netip.MustParseAddr("10.0.70.5")}}})
-			})
+			announce(b.Host, "10.0.70.5")
 			return err
 		}
 		return nil

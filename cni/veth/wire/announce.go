@@ -17,7 +17,8 @@ import (
 
 // Announce tells the network that the addresses are here now. It sends an
 // unsolicited neighbour advertisement, or gratuitous ARP: a request and a reply,
-// because some receivers heed only the one and some only the other.
+// because some receivers heed only the one and some only the other. It leaves out addresses for which the node does not
+// answer now.
 func (w *Wirer) Announce(spec Spec) error {
 	if spec.Routed {
 		return nil
@@ -25,7 +26,11 @@ func (w *Wirer) Announce(spec Spec) error {
 	var errs []error
 	for _, a := range spec.Addresses {
 		link, err := uplinkOf(spec.Uplink, a.VLAN)
+		answers := false
 		if err == nil {
+			answers, err = Answers(link.Attrs().Index, a.Address)
+		}
+		if answers {
 			err = announce(link, a.Address, true)
 		}
 		if err != nil {

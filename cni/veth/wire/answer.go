@@ -18,7 +18,8 @@ import (
 
 // Answer makes the node answer ARP or neighbour solicitations for an address on the link. The
 // kernel does so only while it has a route to the address through another link, which is
-// host. It is for network types that lead an address to a container in another way. Where the
+// host, and adds no answer on a link without a carrier. It is for network types that lead an address to a
+// container in another way. Where the
 // node's reverse path filter would drop the requests, they have netfilter.ArrivalMark, and the
 // caller has a rule for it.
 func (w *Wirer) Answer(host, link netlink.Link, a api.Address) error {
@@ -35,17 +36,21 @@ func (w *Wirer) Answer(host, link netlink.Link, a api.Address) error {
 	if err := w.solicited(link, family); err != nil {
 		return err
 	}
-	return proxy{addr: a.Address, link: link.Attrs().Index}.add()
+	return proxy{addr: a.Address, link: link.Attrs().Index}.answer()
 }
 
 // CheckAnswer returns ErrNotWired or ErrSysctl where the node does not answer for the address
-// on the link.
+// on the link. Without a carrier nobody hears it, and no answer is missing.
 func (w *Wirer) CheckAnswer(link netlink.Link, a api.Address) error {
 	proxies, err := listProxies(rtnl.FamilyOf(a.Address))
-	if err == nil && !slices.Contains(proxies, proxy{addr: a.Address, link: link.Attrs().Index}) {
-		err = fmt.Errorf("%w: the node does not answer for %s on %s", ErrNotWired, a.Address, link.Attrs().Name)
+	if err == nil && rtnl.HasCarrier(link) && !slices.Contains(proxies, proxy{addr: a.Address, link: link.Attrs().Index}) {
+		err = unanswered(a.Address, link)
 	}
 	return errors.Join(err, w.checkSolicited(link, rtnl.FamilyOf(a.Address)), w.checkReversePath(link, networkOf(a, link.Attrs())))
+}
+
+func unanswered(addr netip.Addr, link netlink.Link) error {
+	return fmt.Errorf("%w: the node does not answer for %s on %s", ErrNotWired, addr, link.Attrs().Name)
 }
 
 // StopAnswering undoes Answer. It succeeds where the node did not answer.

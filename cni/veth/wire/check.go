@@ -89,8 +89,8 @@ func (w *Wirer) checkHost(s *survey, spec Spec, a api.Address, host, uplink netl
 	}
 	errs = append(errs, w.checkSolicited(uplink, k.family))
 	answers, err := s.answers(plan.proxy)
-	if err == nil && !answers {
-		err = fmt.Errorf("%w: the node does not answer for %s on %s", ErrNotWired, a.Address, uplink.Attrs().Name)
+	if err == nil && !answers && rtnl.HasCarrier(uplink) {
+		err = unanswered(a.Address, uplink)
 	}
 	return errors.Join(append(errs, err)...)
 }

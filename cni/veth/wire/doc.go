@@ -81,6 +81,13 @@
 // Set-up starts answering last; teardown stops answering first. Rules and tables go with
 // the last address that needs them.
 //
+// # Carrier
+//
+// With the carrier of a link the kernel removes its proxy entries, whether or not an agent runs: when the
+// carrier is back, the addresses may be another node's. Without a carrier no entry is added, and a check misses
+// none; once the carrier is back a check misses them, and Repair adds them. Close removes the entries, and leaves
+// everything else. A bridge keeps its carrier while one of its ports has it.
+//
 // # IPv6 and the node's router
 //
 // The first IPv6 pod makes the node a router, and routers do not heed router advertisements.

@@ -20,6 +20,9 @@ import (
 // proxy is a proxy neighbour entry: by it the node answers ARP or neighbour
 // solicitations for one address on one link. The netlink library cannot set its
 // protocol, which marks it as ours, so this file makes the messages.
+//
+// An entry has no NUD state. The kernel then removes it when the link loses its carrier; entries added as
+// NUD_PERMANENT stay since Linux 6.17 and the stable kernels of August 2025.
 type proxy struct {
 	addr netip.Addr
 	link int
@@ -37,7 +40,23 @@ const (
 )
 
 func (p proxy) message() *netlink.Ndmsg {
-	return &netlink.Ndmsg{Family: uint8(rtnl.FamilyOf(p.addr)), Index: uint32(p.link), State: netlink.NUD_PERMANENT, Flags: netlink.NTF_PROXY}
+	return &netlink.Ndmsg{Family: uint8(rtnl.FamilyOf(p.addr)), Index: uint32(p.link), Flags: netlink.NTF_PROXY}
+}
+
+// answer adds the entry where the link has its carrier. Where the carrier is gone the kernel may have removed its entries
+// already, and would keep a later one: so answer looks once it has added the entry.
+func (p proxy) answer() error {
+	if err := p.add(); err != nil {
+		return err
+	}
+	link, err := netlink.LinkByIndex(p.link)
+	if err == nil && rtnl.HasCarrier(link) {
+		return nil
+	}
+	if err != nil {
+		err = fmt.Errorf("see whether link %d has its carrier: %w", p.link, err)
+	}
+	return errors.Join(err, p.del())
 }
 
 func (p proxy) add() error {

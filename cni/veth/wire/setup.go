@@ -205,7 +205,7 @@ func applyPod(plan podPlan, link netlink.Link) error {
 }
 
 // setupHost makes the node's side of one address. Its last step makes the node answer
-// for the address, unless its network needs no answer.
+// for the address, unless its network needs no answer or the uplink has no carrier.
 func (w *Wirer) setupHost(spec Spec, a api.Address, host, uplink netlink.Link) error {
 	plan := planHost(a, host.Attrs().Index, uplink.Attrs(), spec.MAC)
 	if err := w.readyLinks(host, uplink, plan.network); err != nil {
@@ -224,7 +224,7 @@ func (w *Wirer) setupHost(spec Spec, a api.Address, host, uplink netlink.Link) e
 	if err := w.solicited(uplink, rtnl.FamilyOf(a.Address)); err != nil {
 		return err
 	}
-	if err := plan.proxy.add(); err != nil {
+	if err := plan.proxy.answer(); err != nil {
 		return err
 	}
 	fault.Point("veth/proxy")

@@ -58,14 +58,17 @@ func uplinkOf(name string, vlan int) (netlink.Link, error) {
 		ErrUplink, vlan, name, name, name, vlan, vlan, name, vlan)
 }
 
-// Ready returns an error where the uplink is missing or down. It does not look at
-// VLAN links.
+// Ready returns an error where the uplink is missing or down, and where kernel settings make the node
+// answer for addresses that are not its pods'. It misses no VLAN links.
 func (w *Wirer) Ready(uplink string) error {
 	link, err := uplinkOf(uplink, 0)
 	if err != nil {
 		return err
 	}
-	return isUp(link)
+	if err := isUp(link); err != nil {
+		return err
+	}
+	return w.checkAssumed(uplink)
 }
 
 // Forwards returns an error where the node's firewall refuses all packets between the uplink and pods.

@@ -17,6 +17,61 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
+// Close makes the node answer for none of the container's addresses on its uplinks, until Repair. Routes and rules stay. An
+// address that another link of this node carries keeps its answer.
+func (w *Wirer) Close(spec Spec) error {
+	if spec.Routed {
+		return nil
+	}
+	host := 0
+	link, err := rtnl.LinkOrNil(spec.HostLink())
+	if err != nil {
+		return err
+	}
+	if link != nil {
+		host = link.Attrs().Index
+	}
+	w.routing.Lock()
+	defer w.routing.Unlock()
+	var errs []error
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		errs = append(errs, closeFamily(family, spec.Addresses, host))
+	}
+	return errors.Join(errs...)
+}
+
+func closeFamily(family int, addrs []api.Address, host int) error {
+	if !slices.ContainsFunc(addrs, func(a api.Address) bool { return rtnl.FamilyOf(a.Address) == family }) {
+		return nil
+	}
+	k, err := readRouting(family)
+	if err != nil {
+		return err
+	}
+	proxies, err := listProxies(family)
+	errs := []error{err}
+	for _, a := range addrs {
+		if rtnl.FamilyOf(a.Address) == family {
+			errs = append(errs, k.stopAnswering(a.Address, host, proxies))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// stopAnswering removes the proxy entries of an address, unless a link other than host carries it, too.
+func (k *routing) stopAnswering(addr netip.Addr, host int, proxies []proxy) error {
+	if slices.ContainsFunc(k.links(addr), func(other int) bool { return other != host }) {
+		return nil
+	}
+	var errs []error
+	for _, p := range proxies {
+		if p.addr == addr {
+			errs = append(errs, p.del())
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // Withdraw stops the node from answering for the container's addresses, and removes
 // their routes and rules. The pair stays, down. An address that another link of this
 // node carries keeps its answer and the other link's routes and rules.
@@ -80,12 +135,8 @@ func withdrawFamily(family int, addrs []netip.Addr, link string, host int) error
 func (k *routing) withdraw(addr netip.Addr, link string, host int, proxies []proxy) error {
 	elsewhere := slices.ContainsFunc(k.links(addr), func(other int) bool { return other != host })
 	if !elsewhere {
-		for _, p := range proxies {
-			if p.addr == addr {
-				if err := p.del(); err != nil {
-					return err
-				}
-			}
+		if err := k.stopAnswering(addr, host, proxies); err != nil {
+			return err
 		}
 		fault.Point("veth/proxy-deleted")
 	}

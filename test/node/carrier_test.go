@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/mdlayher/packet"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/frame"
+)
+
+// asker is a host that asks ten times a second by ARP who has an IPv4 address.
+type asker struct {
+	mu      sync.Mutex
+	answers []answer
+	end     func() error
+}
+
+// answer is the MAC of a host that answered.
+type answer struct {
+	at  time.Time
+	mac string
+}
+
+// newAsker begins to ask until the test ends. Replies to the asker alone are answers; announcements are not.
+func newAsker(t *testing.T, from *netnstest.Host, own, address string) *asker {
+	t.Helper()
+	a, mac := &asker{}, hardwareAddr(t, from)
+	var conn *packet.Conn
+	from.Run(func() error {
+		link, err := net.InterfaceByName("eth0")
+		if err != nil {
+			return err
+		}
+		conn, err = packet.Listen(link, packet.Raw, unix.ETH_P_ARP, nil)
+		return err
+	})
+	question := frame.ARP{Operation: frame.ARPRequest, SenderMAC: mac, Sender: netip.MustParseAddr(own), Target: netip.MustParseAddr(address)}.To(frame.Broadcast())
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	group.Go(func() {
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			if _, err := conn.WriteTo(question, &packet.Addr{HardwareAddr: frame.Broadcast()}); err != nil && ctx.Err() == nil {
+				t.Errorf("ask for %s: %v", address, err)
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+		}
+	})
+	group.Go(func() {
+		buffer := make([]byte, 2048)
+		for {
+			n, _, err := conn.ReadFrom(buffer)
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				return
+			}
+			if err != nil {
+				t.Errorf("listen for answers: %v", err)
+				return
+			}
+			reply, to, ok := frame.ParseARP(buffer[:n])
+			if ok && reply.Operation == frame.ARPReply && bytes.Equal(to, mac) && reply.Sender.String() == address {
+				a.mu.Lock()
+				a.answers = append(a.answers, answer{time.Now(), reply.SenderMAC.String()})
+				a.mu.Unlock()
+			}
+		}
+	})
+	a.end = func() error {
+		cancel()
+		err := conn.SetDeadline(time.Unix(1, 0))
+		group.Wait()
+		return errors.Join(err, conn.Close())
+	}
+	t.Cleanup(func() {
+		if err := a.end(); err != nil {
+			t.Error(err)
+		}
+	})
+	return a
+}
+
+// of returns the times of a host's answers since a time.
+func (a *asker) of(mac string, since time.Time) (times []time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, one := range a.answers {
+		if one.mac == mac && one.at.After(since) {
+			times = append(times, one.at)
+		}
+	}
+	return times
+}
+
+// await waits until a host has answered so many times since a time.
+func (a *asker) await(t *testing.T, mac string, since time.Time, times int) {
+	t.Helper()
+	eventually(t, func() error {
+		if got := len(a.of(mac, since)); got < times {
+			return fmt.Errorf("the host with MAC %s has answered %d times, want %d", mac, got, times)
+		}
+		return nil
+	})
+}
+
+// cut pulls the node's cable, and waits until the node sees it. reconnect plugs it in again.
+func (net *network) cut(n *node)       { net.wire.Port(n.port, false); n.awaitCarrier(false) }
+func (net *network) reconnect(n *node) { net.wire.Port(n.port, true); n.awaitCarrier(true) }
+
+func (n *node) awaitCarrier(want bool) {
+	n.t.Helper()
+	eventually(n.t, func() error {
+		if out := n.IP("link", "show", "dev", "eth0"); strings.Contains(out, "LOWER_UP") != want {
+			return fmt.Errorf("node %s has its carrier, or not: %s", n.name, out)
+		}
+		return nil
+	})
+}
+
+// cuts is how often a cable is cut.
+const cuts = 20
+
+// A node's cable is cut, and its address moves to another node. When the cable is back the old node never answers for the
+// address, whether its agent lives, hangs or is dead.
+func TestCarrierCut(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ before, after func(*node) }{
+		"agent lives": {func(*node) {}, func(*node) {}},
+		"agent hangs": {
+			func(n *node) { _ = n.agent.cmd.Process.Signal(syscall.SIGSTOP) },
+			func(n *node) { _ = n.agent.cmd.Process.Signal(syscall.SIGCONT) },
+		},
+		"agent is dead": {(*node).kill, (*node).start},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			network := newNetwork(t)
+			suffix := strings.ReplaceAll(name, " ", "-")
+			old, fresh := network.newNode(t, "cut-a-"+suffix, "10.0.60.11"), network.newNode(t, "cut-b-"+suffix, "10.0.60.12")
+			client := newAsker(t, network.client, "10.0.70.50", "10.0.70.5")
+			start := func(n *node, round int) (*corev1.Pod, *container) {
+				pod := createPod(t, n.name, fmt.Sprintf("cut-%s-%d", suffix, round), "10.0.70.5")
+				bind(t, "10.0.70.5", pod)
+				c := newContainer(t, fmt.Sprintf("%s-%d", n.name, round), pod)
+				n.mustAdd(c)
+				return pod, c
+			}
+			pod, container := start(old, 0)
+			var stale []time.Duration
+			for round := 1; round <= cuts; round++ {
+				began := time.Now()
+				client.await(t, mac(old), began, 3)
+				network.cut(old)
+				c.before(old)
+				deletePod(t, pod.Name)
+				nextPod, nextContainer := start(fresh, round)
+				client.await(t, mac(fresh), began, 3)
+				back := time.Now()
+				network.reconnect(old)
+				// For as long as it once took agents to withdraw, and longer.
+				client.await(t, mac(fresh), back, 30)
+				if answers := client.of(mac(old), back); len(answers) > 0 {
+					stale = append(stale, answers[len(answers)-1].Sub(back))
+					t.Errorf("cut %d: the old node answered %d times within %v after its cable was back", round, len(answers), stale[len(stale)-1])
+				}
+				c.after(old)
+				old.ready()
+				old.mustDel(container)
+				old, fresh, pod, container = fresh, old, nextPod, nextContainer
+			}
+			if len(stale) > 0 {
+				slices.Sort(stale)
+				t.Logf("%d of %d times two nodes answered, for a median of %v and at most %v", len(stale), cuts, stale[len(stale)/2], stale[len(stale)-1])
+			}
+			old.mustDel(container)
+		})
+	}
+}
+
+// A node's cable is cut for a moment. Its pods are reached again by themselves; while the API server is away only at
+// addresses for which nobody else answers.
+func TestCarrierBack(t *testing.T) {
+	t.Parallel()
+	network := newNetwork(t)
+	n, other := network.newNode(t, "back-a", "10.0.60.11"), network.newHost(t, "back-b", "10.0.60.12")
+	var containers []*container
+	for _, address := range []string{"10.0.70.5", "10.0.70.6", "2001:db8:70::5"} {
+		pod := createPod(t, n.name, "back-"+nameOf(address), address)
+		bind(t, address, pod)
+		c := newContainer(t, pod.Name, pod)
+		n.mustAdd(c)
+		containers = append(containers, c)
+	}
+	stays, moved := newAsker(t, network.client, "10.0.70.50", "10.0.70.5"), newAsker(t, network.client, "10.0.70.50", "10.0.70.6")
+	stays.await(t, mac(n), time.Time{}, 1)
+	moved.await(t, mac(n), time.Time{}, 1)
+
+	flap := func() time.Time {
+		network.cut(n)
+		eventually(t, func() error {
+			if left := n.IP("neigh", "show", "proxy"); left != "" {
+				return fmt.Errorf("the node still answers: %s", left)
+			}
+			return nil
+		})
+		at := time.Now()
+		network.reconnect(n)
+		return at
+	}
+	back := flap()
+	stays.await(t, mac(n), back, 1)
+	moved.await(t, mac(n), back, 1)
+	t.Logf("with the API server the node answered again after %v", stays.of(mac(n), back)[0].Sub(back))
+
+	n.IP("route", "add", "blackhole", apiAddress+"/32")
+	other.IP("addr", "add", "10.0.70.6/32", "dev", "eth0")
+	back = flap()
+	stays.await(t, mac(n), back, 1)
+	t.Logf("without the API server the node answered again after %v", stays.of(mac(n), back)[0].Sub(back))
+	ping(t, network.client, "2001:db8:70::5")
+	moved.await(t, mac(other), back, 30)
+	if answers := moved.of(mac(n), back); len(answers) > 0 {
+		t.Errorf("the node answered %d times for an address for which another host answers", len(answers))
+	}
+
+	other.IP("addr", "del", "10.0.70.6/32", "dev", "eth0")
+	n.IP("route", "del", "blackhole", apiAddress+"/32")
+	moved.await(t, mac(n), back, 1)
+	for _, c := range containers {
+		n.mustDel(c)
+	}
+}
