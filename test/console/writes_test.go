@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -136,11 +137,13 @@ func TestWrites(t *testing.T) {
 	cluster := startCluster(w, map[string]any{"enabled": true, "writes": true})
 	users := map[string]*console{
 		"viewer": cluster.user("default", "ann"), "operator": cluster.user("default", "olga"), red: cluster.user(red+"-ns", "roe"), "owner": cluster.user(red+"-ns", "rex"),
-		"poor": cluster.user("default", "pip"), "nobody": cluster.with(""), "stranger": cluster.with("x.y.z"),
+		"planner": cluster.user("default", "pam"),
+		"poor":    cluster.user("default", "pip"), "nobody": cluster.with(""), "stranger": cluster.with("x.y.z"),
 	}
 	viewers, operators := w.ExampleRoles("viewer-rbac.yaml"), w.ExampleRoles("operator-rbac.yaml")
 	for _, role := range viewers {
 		w.Bind(role, proxy.ServiceAccount("default", "ann").UserName)
+		w.Bind(role, proxy.ServiceAccount("default", "pam").UserName)
 	}
 	for _, role := range slices.Concat(viewers, operators) {
 		w.Bind(role, proxy.ServiceAccount("default", "olga").UserName)
@@ -184,6 +187,7 @@ func TestWrites(t *testing.T) {
 			}
 		})
 	}
+	checkObjectRights(w, users)
 	checkForged(cluster, users["operator"].token, asked)
 	checkChanged(cluster, users["operator"], own)
 
@@ -214,6 +218,165 @@ func TestWrites(t *testing.T) {
 	reader.onlyReads()
 	if calls := reader.Seen(func(call proxy.Call) bool { return call.WithToken }); len(calls) > 0 {
 		t.Errorf("a console that only reads uses the token of its user: %+v", calls)
+	}
+}
+
+// checkObjectRights sees which user may write pools and claims, in which namespace.
+func checkObjectRights(w *simulation.World, users map[string]*console) {
+	t := w.T
+	t.Helper()
+	rule := func(resource string) []rbacv1.PolicyRule {
+		return []rbacv1.PolicyRule{{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{resource}, Verbs: []string{"create", "patch", "delete"}}}
+	}
+	if _, err := w.Kube.RbacV1().ClusterRoles().Create(w.Ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "planner"}, Rules: rule("ippools")}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.Bind("planner", proxy.ServiceAccount("default", "pam").UserName)
+	if _, err := w.Kube.RbacV1().Roles(red+"-ns").Create(w.Ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "claims"}, Rules: rule("ipclaims")}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Kube.RbacV1().RoleBindings(red+"-ns").Create(w.Ctx, &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "claims"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "claims"},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: red + "-ns", Name: "rex"}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, tenant := range []string{red, blue} {
+		claim := &v1alpha1.IPClaim{ObjectMeta: metav1.ObjectMeta{Name: "shop"}, Spec: v1alpha1.IPClaimSpec{Size: 2, Pools: []string{"web"}}}
+		if _, err := w.Berth.IPClaims(tenant+"-ns").Create(w.Ctx, claim, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	size, off := map[string]any{"size": 3, "pools": []string{"web"}}, map[string]any{"disabled": true}
+	pool := map[string]any{"subnet": "10.0.71.0/24", "ranges": []string{"10.0.71.2-10.0.71.9"}}
+	requests := []struct {
+		method, path string
+		content      map[string]any
+		done         int
+		by           []string
+	}{
+		{http.MethodPost, "/pools", map[string]any{"name": "new", "spec": pool}, http.StatusCreated, []string{"planner"}},
+		{http.MethodPatch, "/pools/web", map[string]any{"spec": off}, http.StatusOK, []string{"planner"}},
+		{http.MethodDelete, "/pools/full", nil, http.StatusNoContent, []string{"planner"}},
+		{http.MethodPost, "/claims", map[string]any{"namespace": red + "-ns", "name": "new", "spec": size}, http.StatusCreated, []string{"owner"}},
+		{http.MethodPatch, "/claims/" + red + "-ns/shop", map[string]any{"spec": size}, http.StatusOK, []string{"owner"}},
+		{http.MethodDelete, "/claims/" + red + "-ns/shop", nil, http.StatusNoContent, []string{"owner"}},
+		{http.MethodPost, "/claims", map[string]any{"namespace": blue + "-ns", "name": "new", "spec": size}, http.StatusCreated, nil},
+		{http.MethodPatch, "/claims/" + blue + "-ns/shop", map[string]any{"spec": size}, http.StatusOK, nil},
+		{http.MethodDelete, "/claims/" + blue + "-ns/shop", nil, http.StatusNoContent, nil},
+	}
+	for name, user := range users {
+		for _, request := range requests {
+			want := request.done
+			switch {
+			case user.token == "" || name == "stranger":
+				want = http.StatusUnauthorized
+			case !slices.Contains(request.by, name):
+				want = http.StatusForbidden
+			}
+			for _, dryRun := range []bool{true, false} {
+				if !dryRun && want < 400 {
+					continue
+				}
+				path, content := request.path, request.content
+				if content == nil {
+					path += fmt.Sprintf("?dryRun=%v", dryRun)
+				} else {
+					content["dryRun"] = dryRun
+				}
+				unchanged(w, name, func() {
+					said := user.send(request.method, path, content, nil)
+					if said.status != want || want == http.StatusForbidden && !strings.Contains(string(said.body), "may ") {
+						t.Errorf("%s: %s %s: %d, want %d: %s", name, request.method, path, said.status, want, said.body)
+					}
+				})
+			}
+		}
+	}
+}
+
+// checkObjects writes a pool and a claim as a user who may.
+func checkObjects(c *console) {
+	w := c.w
+	w.T.Helper()
+	type object struct {
+		Namespace, Name, UID, ResourceVersion string
+		Spec                                  map[string]any
+	}
+	do := func(method, path string, content any, status int, says string) (o object) {
+		w.T.Helper()
+		said := c.send(method, path, content, nil)
+		if said.status != status || !strings.Contains(string(said.body), says) {
+			w.T.Errorf("%s %s: %d, want %d with %q: %s", method, path, said.status, status, says, said.body)
+		}
+		if said.status < 300 && len(said.body) > 0 {
+			if err := json.Unmarshal(said.body, &o); err != nil {
+				w.T.Fatal(err)
+			}
+		}
+		return o
+	}
+	type fields = map[string]any
+	for _, tc := range []struct {
+		kind, one    string
+		identity     fields
+		spec, change fields
+		wrong        fields
+		complaint    string
+	}{
+		{"/pools", "/pools/plan", fields{"name": "plan"}, fields{"subnet": "10.0.90.0/24", "ranges": []string{"10.0.90.2-10.0.90.9"}}, fields{"ranges": []string{"10.0.90.2-10.0.90.30"}}, fields{"vlan": 5000}, "4094"},
+		{"/claims", "/claims/default/plan", fields{"namespace": "default", "name": "plan"}, fields{"size": 2, "preallocate": true, "pools": []string{"plan"}}, fields{"size": 4}, fields{"size": -1}, "spec.size"},
+	} {
+		fresh := func(spec fields, more ...string) fields {
+			all := fields{"spec": spec}
+			maps.Copy(all, tc.identity)
+			for _, name := range more {
+				all[name] = true
+			}
+			return all
+		}
+		unchanged(w, "a dry run or a mistake", func() {
+			do(http.MethodPost, tc.kind, fresh(tc.spec, "dryRun"), http.StatusCreated, `"name":"plan"`)
+			do(http.MethodPost, tc.kind, fresh(tc.spec, "dryrun2"), http.StatusBadRequest, "unknown field")
+			do(http.MethodPost, tc.kind, fresh(fields{"rangez": "x"}), http.StatusBadRequest, "rangez")
+			do(http.MethodPost, tc.kind, fresh(nil), http.StatusBadRequest, "write the fields")
+			do(http.MethodPost, tc.kind, fields{"spec": tc.spec, "name": "a/b", "namespace": tc.identity["namespace"]}, http.StatusBadRequest, "is no name")
+			do(http.MethodPatch, tc.one, fields{"spec": tc.change}, http.StatusNotFound, "not found")
+			do(http.MethodDelete, tc.one, nil, http.StatusNotFound, "not found")
+		})
+		made := do(http.MethodPost, tc.kind, fresh(tc.spec), http.StatusCreated, `"name":"plan"`)
+		do(http.MethodPost, tc.kind, fresh(tc.spec), http.StatusConflict, "already exists")
+		old := do(http.MethodPatch, tc.one, fields{"spec": tc.change, "uid": made.UID}, http.StatusOK, `"name":"plan"`)
+		for name, value := range tc.change {
+			if got := old.Spec[name]; fmt.Sprint(got) != fmt.Sprint(value) {
+				w.T.Errorf("%s: %s is %v, want %v", tc.one, name, got, value)
+			}
+		}
+		same := func() string {
+			return fmt.Sprint(do(http.MethodPatch, tc.one, fields{"spec": fields{}, "dryRun": true}, http.StatusOK, "").Spec)
+		}
+		before := same()
+		do(http.MethodPatch, tc.one, fields{"spec": tc.spec, "dryRun": true}, http.StatusOK, `"name":"plan"`)
+		do(http.MethodPatch, tc.one, fields{"spec": tc.spec, "resourceVersion": made.ResourceVersion}, http.StatusConflict, "modified")
+		do(http.MethodPatch, tc.one, fields{"spec": tc.spec, "uid": "another"}, http.StatusConflict, "has another UID")
+		do(http.MethodPatch, tc.one, fields{"spec": tc.wrong}, http.StatusUnprocessableEntity, tc.complaint)
+		do(http.MethodPatch, tc.one, fields{"spec": fields{"rangez": "x"}}, http.StatusUnprocessableEntity, "rangez")
+		do(http.MethodPatch, tc.one, []byte(`{"spec":null}`), http.StatusBadRequest, "write the fields")
+		do(http.MethodDelete, tc.one+"?dryRun=true", nil, http.StatusNoContent, "")
+		do(http.MethodDelete, tc.one+"?dryRun=yes", nil, http.StatusBadRequest, "true, false")
+		do(http.MethodDelete, tc.one+"?dryrun=true", nil, http.StatusBadRequest, "no parameter")
+		do(http.MethodDelete, tc.one+"?uid=another", nil, http.StatusConflict, "UID")
+		do(http.MethodDelete, tc.one+"?resourceVersion="+made.ResourceVersion, nil, http.StatusConflict, "ResourceVersion")
+		if after := same(); after != before {
+			w.T.Errorf("%s was %s and is %s", tc.one, before, after)
+		}
+	}
+	c.until("wait until the console knows the pool", func() error {
+		p := c.get(prefix + "/pools/plan")
+		return complainIf(p.status != http.StatusOK || !strings.Contains(string(p.body), `"capacity":29`), "%d %s", p.status, p.body)
+	})
+	for _, path := range []string{"/claims/default/plan", "/pools/plan"} {
+		do(http.MethodDelete, path, nil, http.StatusNoContent, "")
 	}
 }
 
@@ -341,6 +504,8 @@ func checkWriting(w *simulation.World, document *document) {
 	if said := c.send(http.MethodPost, "/releases", map[string]any{"addresses": asked}, func(r *http.Request) { r.Header.Set("Sec-Fetch-Site", "same-site") }); said.status != http.StatusForbidden {
 		t.Errorf("a page at another port of this machine: %d %s", said.status, said.body)
 	}
+	w.Bind("cluster-admin", "operator")
+	checkObjects(c)
 	if said := c.send(http.MethodPost, "/releases", map[string]any{}, nil); said.status != http.StatusBadRequest {
 		t.Errorf("no addresses: %d %s", said.status, said.body)
 	}

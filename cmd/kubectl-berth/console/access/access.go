@@ -7,6 +7,10 @@ package access
 import (
 	"context"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/berth-dev/berth/cmd/kubectl-berth/circulation/freeing"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
 )
@@ -30,6 +34,16 @@ func Of(ctx context.Context) register.Scope {
 // Writer writes to the API server as the user of a request, who has the rights there or has them not.
 type Writer struct {
 	FloatingIPs freeing.FloatingIPs
+	IPPools     Objects
+	// IPClaims writes those of a namespace.
+	IPClaims func(namespace string) Objects
+}
+
+// Objects writes objects of a kind as they are given, whose fields the API server checks.
+type Objects interface {
+	Create(ctx context.Context, object *unstructured.Unstructured, options metav1.CreateOptions, subresources ...string) (*unstructured.Unstructured, error)
+	Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, options metav1.PatchOptions, subresources ...string) (*unstructured.Unstructured, error)
+	Delete(ctx context.Context, name string, options metav1.DeleteOptions, subresources ...string) error
 }
 
 // WithWriter returns a context of a request that may write.

@@ -76,6 +76,11 @@ func New(options Options) http.Handler {
 	mux.handle("events", s.events)
 	mux.handle("openapi.yaml", document)
 	mux.answers(http.MethodPost, "releases", s.writes(s.release))
+	for path, kind := range kinds {
+		mux.answers(http.MethodPost, path, s.writes(kind.create))
+		mux.answers(http.MethodPatch, path+kind.one, s.writes(kind.change))
+		mux.answers(http.MethodDelete, path+kind.one, s.writes(kind.remove), "uid", "resourceVersion", "dryRun")
+	}
 	mux.refuseOthers()
 	return mux
 }
@@ -111,18 +116,19 @@ func (m *routes) get(path string, answer func(*request) (any, error), parameters
 			refuse(w, err)
 			return
 		}
-		say(w, said)
+		say(w, http.StatusOK, said)
 	}, parameters...)
 }
 
 // say answers with JSON.
-func say(w http.ResponseWriter, said any) {
+func say(w http.ResponseWriter, status int, said any) {
 	text, err := json.Marshal(said)
 	if err != nil {
 		Refuse(w, http.StatusInternalServerError, err.Error())
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
 	_, _ = w.Write(text) // the client is gone
 }
 

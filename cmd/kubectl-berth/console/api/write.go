@@ -12,8 +12,6 @@ import (
 	"net/http"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/berth-dev/berth/cmd/kubectl-berth/circulation/freeing"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
@@ -43,9 +41,9 @@ func (s *server) writes(do func(w http.ResponseWriter, r *request, as *access.Wr
 	}
 }
 
-// content reads the JSON of a request. A field that it does not know is refused, since it may be a dryRun that is misspelled. ok
+// readContent reads the JSON of a request. A field that it does not know is refused, since it may be a dryRun that is misspelled. ok
 // is false if the request is answered.
-func content(w http.ResponseWriter, r *request, into any) (ok bool) {
+func readContent(w http.ResponseWriter, r *request, into any) (ok bool) {
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
 		Refuse(w, http.StatusUnsupportedMediaType, "send JSON, with Content-Type: application/json")
 		return false
@@ -82,7 +80,7 @@ func (s *server) release(w http.ResponseWriter, r *request, as *access.Writer) {
 		Addresses []Seen `json:"addresses"`
 		DryRun    bool   `json:"dryRun"`
 	}
-	if !content(w, r, &asked) {
+	if !readContent(w, r, &asked) {
 		return
 	}
 	releases, err := Release(r.Context(), as, asked.Addresses, asked.DryRun)
@@ -90,7 +88,7 @@ func (s *server) release(w http.ResponseWriter, r *request, as *access.Writer) {
 		Refuse(w, http.StatusBadRequest, err.Error())
 		return
 	}
-	say(w, map[string]any{"releases": releases})
+	say(w, http.StatusOK, map[string]any{"releases": releases})
 }
 
 // Release frees addresses that are as they were seen, and returns the outcome for each: one that the API server does not let the
@@ -109,15 +107,11 @@ func Release(ctx context.Context, as *access.Writer, seen []Seen, dryRun bool) (
 	if err != nil {
 		return nil, err
 	}
-	var dryRuns []string
-	if dryRun {
-		dryRuns = []string{metav1.DryRunAll}
-	}
 	releases := make([]freeing.Release, len(seen))
 	for i, addr := range addrs {
 		r, err := freeing.FindSeen(ctx, as.FloatingIPs, addr, seen[i].UID, seen[i].ResourceVersion)
 		if err == nil {
-			err = r.Free(ctx, as.FloatingIPs, dryRuns)
+			err = r.Free(ctx, as.FloatingIPs, dryRuns(dryRun))
 		}
 		if err != nil {
 			r.Fail(err)

@@ -33,6 +33,9 @@ type Pool struct {
 	Capacity uint64 `json:"capacity"`
 	poolmap.Counts
 	Free uint64 `json:"free"`
+	// UID and ResourceVersion of the object. Its status changes the resourceVersion, too.
+	UID             string `json:"uid"`
+	ResourceVersion string `json:"resourceVersion"`
 }
 
 // Pools returns all pools, by name. Their names and counts are for everybody.
@@ -99,7 +102,7 @@ func (r *Register) recount(before, after *Row) {
 }
 
 func (c *compiled) poolOf(object *v1alpha1.IPPool) Pool {
-	p := Pool{Name: object.Name, Subnet: object.Spec.Subnet, Family: v1alpha1.IPv4, VLAN: object.Spec.VLAN, Disabled: object.Spec.Disabled}
+	p := Pool{Name: object.Name, UID: string(object.UID), ResourceVersion: object.ResourceVersion, Subnet: object.Spec.Subnet, Family: v1alpha1.IPv4, VLAN: object.Spec.VLAN, Disabled: object.Spec.Disabled}
 	if strings.Contains(object.Spec.Subnet, ":") {
 		p.Family = v1alpha1.IPv6
 	}
