@@ -171,7 +171,7 @@ func New(o Options) *Agent {
 	a.announcer = announce.New(a.announceAgain)
 	a.reconciler = reconcile.New(reconcile.Work{
 		Known:  func(key state.Key) bool { return a.Store.Get(key) != nil },
-		Survey: a.survey, Check: a.repair, Finish: a.finish, Tell: a.tell, Orphans: a.verifyOrphans, Reopen: a.reopen,
+		Survey: a.survey, Check: a.repair, Finish: a.finish, Tell: a.tell, Orphans: a.verifyOrphans, Reopen: a.reopen, Close: a.closeCut,
 	})
 	return a
 }

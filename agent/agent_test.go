@@ -203,6 +203,10 @@ func (f fakeDriver) Repair(a *nettype.Interface) error {
 	f.missing = nil
 	return nil
 }
+func (f fakeDriver) Close(a *nettype.Interface) error {
+	f.note("close %s", a.ContainerID)
+	return nil
+}
 func (f fakeDriver) Ready(string) error { return f.missing }
 func (f fakeDriver) Withdraw(a *nettype.Interface) error {
 	f.note("withdraw %s", a.ContainerID)

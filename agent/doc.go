@@ -55,6 +55,9 @@
 // The record of a complete attachment stays (withdrawn) for the runtime's DEL, for GC, or until its
 // container has no network namespace any more.
 //
+// When a link loses its carrier, the interfaces on it are closed: hosts outside get no answer for their addresses until
+// the reconciliation has put the answers back. Nothing else of them changes.
+//
 // When another host of the network claims an address, the agent asks the API whose it is. It
 // announces an address that is still the pod's again, and withdraws one that has moved.
 //

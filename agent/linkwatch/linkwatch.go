@@ -31,6 +31,8 @@ type Reactions struct {
 	Changed func(context.Context)
 	// Back is called at once when such a link comes up: the node may have been cut off.
 	Back func()
+	// Lost is called at once when such a link has no carrier, and once for each that has none when the watch begins.
+	Lost func()
 	// Moved is called when such a link has another MAC, which neighbours do not know.
 	Moved func(context.Context)
 	// Unshaped is called when a device went away or down: the packets that were led
@@ -52,6 +54,7 @@ func Watch(ctx context.Context, uplinks func() ([]string, error), r Reactions) e
 			return nil
 		case <-time.After(missedPause):
 		}
+		r.Lost()
 		r.Back()
 		r.Changed(ctx)
 		r.Moved(ctx)
@@ -137,6 +140,9 @@ func (l *links) apply(ctx context.Context, u netlink.LinkUpdate, r Reactions) bo
 	running := u.IfInfomsg.Flags&unix.IFF_RUNNING != 0
 	if running && l.down[u.Index] {
 		r.Back()
+	}
+	if !running && !l.down[u.Index] {
+		r.Lost()
 	}
 	l.down[u.Index] = !running
 	mac := u.Attrs().HardwareAddr.String()

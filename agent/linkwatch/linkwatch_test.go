@@ -25,7 +25,7 @@ func TestDeviceIsLost(t *testing.T) {
 	var group sync.WaitGroup
 	group.Go(func() {
 		err := host.Try(func() error {
-			return Watch(ctx, func() ([]string, error) { return []string{"lo"}, nil }, Reactions{Changed: func(context.Context) { changed.Add(1) }, Back: func() { back.Add(1) }, Moved: nothing, Unshaped: func() { lost.Add(1) }})
+			return Watch(ctx, func() ([]string, error) { return []string{"lo"}, nil }, Reactions{Changed: func(context.Context) { changed.Add(1) }, Back: func() { back.Add(1) }, Lost: func() {}, Moved: nothing, Unshaped: func() { lost.Add(1) }})
 		})
 		if err != nil {
 			t.Error(err)
@@ -79,20 +79,20 @@ func TestDeviceIsLost(t *testing.T) {
 	more(before)
 }
 
-// The agent learns at once that the uplink is back. It does not learn of changes of other links,
+// The agent learns at once that the uplink is lost, and back. It does not learn of changes of other links,
 // even if their names resemble the uplink's.
 func TestUplinkIsBack(t *testing.T) {
 	netnstest.Need(t)
 	host, wire := netnstest.New(t), netnstest.NewWire(t)
 	wire.Plug(host, "eth0")
 	wire.Plug(host, "eth01")
-	var back, changed atomic.Int32
+	var back, lost, changed atomic.Int32
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	group.Go(func() {
 		err := host.Try(func() error {
 			return Watch(ctx, func() ([]string, error) { return []string{"eth0"}, nil }, Reactions{
-				Changed: func(context.Context) { changed.Add(1) }, Back: func() { back.Add(1) }, Moved: func(context.Context) {}, Unshaped: func() {},
+				Changed: func(context.Context) { changed.Add(1) }, Back: func() { back.Add(1) }, Lost: func() { lost.Add(1) }, Moved: func(context.Context) {}, Unshaped: func() {},
 			})
 		})
 		if err != nil {
@@ -121,6 +121,7 @@ func TestUplinkIsBack(t *testing.T) {
 		}
 		return nil
 	})
+	reach("lost", &lost, 1)
 	wire.Port(1, true)
 	reach("back", &back, 1)
 	reach("changed", &changed, 2)
@@ -142,7 +143,7 @@ func TestRoutesAreLost(t *testing.T) {
 	var group sync.WaitGroup
 	group.Go(func() {
 		err := host.Try(func() error {
-			return Watch(ctx, func() ([]string, error) { return []string{"eth0"}, nil }, Reactions{Changed: func(context.Context) { changed.Add(1) }, Back: func() {}, Moved: nothing, Unshaped: func() {}})
+			return Watch(ctx, func() ([]string, error) { return []string{"eth0"}, nil }, Reactions{Changed: func(context.Context) { changed.Add(1) }, Back: func() {}, Lost: func() {}, Moved: nothing, Unshaped: func() {}})
 		})
 		if err != nil {
 			t.Error(err)

@@ -25,9 +25,14 @@ type Driver interface {
 	// Filter puts back the packet filters and marks of the interface, where they are lost, as far as
 	// the kernel carries its addresses. It gives the container nothing, so nobody need be asked before.
 	Filter(i *Interface) error
-	// Repair makes the missing pieces of the node's side, also after Withdraw. The container's changes
-	// of its own side stay.
+	// Repair makes the missing pieces of the node's side, also after Withdraw and Close. The container's changes
+	// of its own side stay. An interface that was closed stays so while its uplink has no carrier.
 	Repair(i *Interface) error
+	// Close keeps hosts outside of the node from getting answers for the interface's addresses, until Repair or Setup:
+	// the addresses may be another node's. The container keeps the interface, its addresses and routes. While the uplink has
+	// its carrier, CheckNode misses a piece of a closed interface; Filter puts none back. Close returns an error where it
+	// cannot do that.
+	Close(i *Interface) error
 	// Withdraw stops the node from carrying the interface's addresses.
 	Withdraw(i *Interface) error
 	// Teardown withdraws, and removes the container's interface. It knows an

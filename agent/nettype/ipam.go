@@ -162,15 +162,29 @@ func (ipamDriver) Announce(i *Interface) error {
 	return errors.Join(f.Mark(), f.Announce())
 }
 
-// CheckNode is about the mark of the interface. Its plugin filters.
-func (ipamDriver) CheckNode(i *Interface) error { return foreignOf(i).CheckMark() }
-func (ipamDriver) Filter(*Interface) error      { return nil }
+// CheckNode is about the mark of the interface, and whether it is closed. Its plugin filters.
+func (ipamDriver) CheckNode(i *Interface) error {
+	f := foreignOf(i)
+	cut, err := wire.IsCut(i.Uplink)
+	if err == nil && !cut {
+		err = f.CheckOpen()
+	}
+	return errors.Join(err, f.CheckMark())
+}
+func (ipamDriver) Filter(*Interface) error { return nil }
 
-// Repair makes the mark, and puts up an interface that was silenced.
+// Repair makes the mark, and puts up an interface that was silenced, and one that was closed unless its link is cut.
 func (ipamDriver) Repair(i *Interface) error {
 	f := foreignOf(i)
-	return errors.Join(f.Mark(), f.Restore())
+	cut, err := wire.IsCut(i.Uplink)
+	if err == nil && !cut {
+		err = f.Restore()
+	}
+	return errors.Join(f.Mark(), err)
 }
+
+// Close returns foreign.ErrCannotClose for an interface that is no port of a bridge.
+func (ipamDriver) Close(i *Interface) error { return foreignOf(i).Close() }
 
 // Targets is for the detection of conflicts. The plugin makes a link that is missing yet, and
 // nobody has an address there.

@@ -85,6 +85,8 @@ func (v *vethDriver) Filter(*Interface) error { return v.wirer.Filter() }
 
 func (v *vethDriver) Repair(i *Interface) error { return v.wirer.Repair(wireSpecOf(i)) }
 
+func (v *vethDriver) Close(i *Interface) error { return v.wirer.Close(wireSpecOf(i)) }
+
 func (v *vethDriver) Teardown(i *Interface) error { return v.wirer.Teardown(wireSpecOf(i)) }
 
 func (v *vethDriver) Ready(uplink string) error {

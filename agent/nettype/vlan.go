@@ -136,6 +136,8 @@ func (v *vlanDriver) Filter(i *Interface) error { return withSpec(i, v.driver.Fi
 
 func (v *vlanDriver) Repair(i *Interface) error { return withSpec(i, v.driver.Repair) }
 
+func (v *vlanDriver) Close(i *Interface) error { return withSpec(i, v.driver.Close) }
+
 func (v *vlanDriver) Teardown(i *Interface) error {
 	return vlan.ToCNIError(withSpec(i, v.driver.Teardown))
 }

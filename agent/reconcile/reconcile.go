@@ -43,6 +43,8 @@ type Work struct {
 	Orphans func(ctx context.Context) error
 	// Reopen has the node answer again for addresses that nobody else answers for, while the API cannot be asked.
 	Reopen func(ctx context.Context) error
+	// Close has the node answer for no address on links that have lost their carrier.
+	Close func(ctx context.Context) error
 }
 
 // Reconciler makes kernel and records agree, each record by itself. Its methods are safe in
@@ -50,9 +52,9 @@ type Work struct {
 type Reconciler struct {
 	work                    Work
 	checks, finishes, tells keyQueue
-	// surveys, orphans and reopens have one key only.
-	surveys, orphans, reopens keyQueue
-	outcomes                  outcomes
+	// surveys, orphans, reopens and closes have one key only.
+	surveys, orphans, reopens, closes keyQueue
+	outcomes                          outcomes
 }
 
 // New returns a Reconciler that is idle until Run.
@@ -60,7 +62,7 @@ func New(w Work) *Reconciler {
 	queue := func() keyQueue {
 		return workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[state.Key](firstRetry, lastRetry))
 	}
-	return &Reconciler{work: w, outcomes: outcomes{known: w.Known}, checks: queue(), finishes: queue(), tells: queue(), surveys: queue(), orphans: queue(), reopens: queue()}
+	return &Reconciler{work: w, outcomes: outcomes{known: w.Known}, checks: queue(), finishes: queue(), tells: queue(), surveys: queue(), orphans: queue(), reopens: queue(), closes: queue()}
 }
 
 // CheckSoon has a record compared soon.
@@ -88,6 +90,9 @@ func (r *Reconciler) OrphansSoon() { r.orphans.Add(state.Key{}) }
 // ReopenSoon has addresses opened again soon that nobody answers for.
 func (r *Reconciler) ReopenSoon() { r.reopens.Add(state.Key{}) }
 
+// CloseSoon has addresses closed on links without a carrier.
+func (r *Reconciler) CloseSoon() { r.closes.Add(state.Key{}) }
+
 // Run works until the context ends, and waits for the work under way.
 func (r *Reconciler) Run(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() {
@@ -97,6 +102,7 @@ func (r *Reconciler) Run(ctx context.Context) {
 		r.surveys.ShutDown()
 		r.orphans.ShutDown()
 		r.reopens.ShutDown()
+		r.closes.ShutDown()
 	})
 	defer stop()
 	var group sync.WaitGroup
@@ -121,6 +127,9 @@ func (r *Reconciler) Run(ctx context.Context) {
 	})
 	group.Go(func() {
 		work(ctx, r.reopens, "Addresses of pods stay silent until the API server says whose they are, or nobody else answers for them", func(ctx context.Context, _ state.Key) error { return r.work.Reopen(ctx) })
+	})
+	group.Go(func() {
+		work(ctx, r.closes, "Cannot keep addresses of pods silent on a link without a carrier, will try again", func(ctx context.Context, _ state.Key) error { return r.work.Close(ctx) })
 	})
 	group.Wait()
 }

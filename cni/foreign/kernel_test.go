@@ -23,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/foreign"
 	"github.com/berth-dev/berth/cni/socket/sockettest"
+	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
 var addresses = []api.Address{
@@ -373,4 +374,39 @@ func TestSilenceBeforeWiring(t *testing.T) {
 	expectFirst(t, s, true)
 	s.node.Run(i.Silence)
 	expectFirst(t, s, false)
+}
+
+// TestClose: an interface on a bridge is silent until Restore, and its container keeps its routes; of another one Close says that it
+// cannot, and leaves it as it is.
+func TestClose(t *testing.T) {
+	netnstest.Need(t)
+	s := newSite(t, "", bridged)
+	i := s.join(s.pod, "pod0")
+	s.pod.IP("route", "add", "10.9.0.0/16", "via", "10.0.70.77")
+	s.node.Run(i.CheckOpen)
+	expectFirst(t, s, true)
+	s.node.Run(i.Close)
+	s.node.Run(i.Close)
+	expectFirst(t, s, false)
+	if err := s.node.Try(i.CheckOpen); !errors.Is(err, wire.ErrNotWired) {
+		t.Errorf("CheckOpen of a closed interface: %v, want %v", err, wire.ErrNotWired)
+	}
+	s.node.Run(i.Restore)
+	s.node.Run(i.CheckOpen)
+	expectFirst(t, s, true)
+	if routes := s.pod.IP("route", "show"); !strings.Contains(routes, "10.9.0.0/16") {
+		t.Errorf("the container has lost its route: %s", routes)
+	}
+
+	s.node.IP("link", "del", "pod0")
+	s.node.IP("link", "set", "eth0", "nomaster")
+	s.node.IP("link", "add", "link", "eth0", "name", "net1", "netns", s.pod.Path(), "type", "macvlan", "mode", "bridge")
+	wear(s.pod, "net1")
+	i.Name = "net1"
+	expectFirst(t, s, true)
+	if err := s.node.Try(i.Close); !errors.Is(err, foreign.ErrCannotClose) || !strings.Contains(err.Error(), "net1 is a link of type macvlan") {
+		t.Errorf("Close of a macvlan link: %v, want %v", err, foreign.ErrCannotClose)
+	}
+	s.node.Run(i.CheckOpen)
+	expectFirst(t, s, true)
 }

@@ -185,6 +185,57 @@ func endsOf(netns ns.NetNS) (map[int]netlink.Link, error) {
 	return ends, nil
 }
 
+// ErrCannotClose is returned by Close for an interface that it could silence only by taking it down in the container, which
+// would lose its routes.
+var ErrCannotClose = errors.New("interface of another project's plugin cannot be kept silent")
+
+// Close takes down the ports of bridges that lead to the container, until Restore. It does nothing to a veth that is no
+// port: the network leads the packets to the node, and nobody answers for the addresses.
+func (i Interface) Close() error {
+	hosts, inside, err := i.ends()
+	if err != nil {
+		return err
+	}
+	err = down(ports(hosts))
+	for _, l := range inside {
+		err = errors.Join(err, fmt.Errorf("%w: %s is a link of type %s in the container", ErrCannotClose, l.Attrs().Name, l.Type()))
+	}
+	return err
+}
+
+// CheckOpen returns ErrNotWired where the interface is closed.
+func (i Interface) CheckOpen() error {
+	hosts, _, err := i.ends()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, l := range ports(hosts) {
+		if l.Attrs().Flags&net.FlagUp == 0 {
+			errs = append(errs, fmt.Errorf("%w: link %s is down", wire.ErrNotWired, l.Attrs().Name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ends returns the node's ends of the interface, and its links in the container without such an end.
+func (i Interface) ends() (hosts []netlink.Link, inside []insideLink, err error) {
+	netns, err := i.open()
+	if err != nil {
+		return nil, nil, err
+	}
+	if hosts, err = i.nodeLinks(); err != nil || netns == nil {
+		return hosts, nil, err
+	}
+	defer netns.Close()
+	found, inside, err := i.find(netns)
+	return append(hosts, found...), inside, err
+}
+
+func ports(links []netlink.Link) []netlink.Link {
+	return slices.DeleteFunc(links, func(l netlink.Link) bool { return l.Attrs().MasterIndex == 0 })
+}
+
 // alias marks the node's end of the interface; empty where the container is not known.
 func (i Interface) alias() string {
 	if i.ContainerID == "" {

@@ -250,6 +250,73 @@ func (f *Functions) Check(w Wish) error {
 	})
 }
 
+// Close makes the card carry nothing of the container's function, as far as its driver can, until Open or Take. The
+// container keeps the function. It does nothing where the container has none.
+func (f *Functions) Close(w Wish) error {
+	return f.withClaim(w, func(c claim, pf netlink.Link, info netlink.VfInfo) error {
+		err := netlink.LinkSetVfState(pf, info.ID, netlink.VF_LINK_STATE_DISABLE)
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			return shutOff(pf, info, c)
+		}
+		if err != nil {
+			return fmt.Errorf("set the link state of virtual function %d of %s: %w", c.Index, c.PF, err)
+		}
+		return nil
+	})
+}
+
+// Open undoes Close.
+func (f *Functions) Open(w Wish) error {
+	return f.withClaim(w, func(c claim, pf netlink.Link, info netlink.VfInfo) error {
+		if !w.isClosed(info) {
+			return nil
+		}
+		if err := setAdmin(pf, info, w.admin(c.Before)); err != nil {
+			return fmt.Errorf("configure virtual function %d of %s: %w", c.Index, c.PF, err)
+		}
+		return nil
+	})
+}
+
+// IsClosed returns whether the container's function is closed.
+func (f *Functions) IsClosed(w Wish) (closed bool, err error) {
+	err = f.withClaim(w, func(_ claim, _ netlink.Link, info netlink.VfInfo) error {
+		closed = w.isClosed(info)
+		return nil
+	})
+	return closed, err
+}
+
+func (w Wish) isClosed(info netlink.VfInfo) bool {
+	return info.LinkState == netlink.VF_LINK_STATE_DISABLE || !bytes.Equal(info.Mac, w.MAC)
+}
+
+// withClaim calls do with the claim of the wish's owner, and does nothing where there is none.
+func (f *Functions) withClaim(w Wish, do func(c claim, pf netlink.Link, info netlink.VfInfo) error) error {
+	b, err := openFolder(f.dir)
+	if err != nil {
+		return err
+	}
+	claims, err := b.list()
+	i := slices.IndexFunc(claims, w.isOf)
+	if err != nil || i < 0 {
+		return err
+	}
+	c, release, ok, err := b.hold(claims[i].Device)
+	if err != nil || !ok {
+		return err
+	}
+	defer release()
+	if !w.isOf(c) {
+		return nil
+	}
+	pf, info, err := pfOf(c)
+	if err != nil {
+		return err
+	}
+	return do(c, pf, info)
+}
+
 // Give takes the functions of an owner back to the node, as they were before. It shuts them
 // off first, so that the container is silent at once. It returns ErrNotBack where a function is
 // in a namespace that cannot be entered and does not end: a later call goes on.

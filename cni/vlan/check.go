@@ -147,10 +147,15 @@ func (d *Driver) checkInterface(spec Spec, g segment, lower netlink.Link) error 
 			return err
 		case port == nil:
 			return fmt.Errorf("%w: link %s is missing", ErrNotWired, name)
-		case port.Attrs().Flags&net.FlagUp == 0:
-			return fmt.Errorf("%w: link %s is down", ErrNotWired, name)
 		case port.Attrs().MasterIndex != lower.Attrs().Index:
 			return fmt.Errorf("%w: link %s is no port of %s", ErrNotWired, name, lower.Attrs().Name)
+		}
+		up, err := isPortUp(spec, port)
+		if err == nil && !up {
+			err = fmt.Errorf("%w: link %s is down", ErrNotWired, name)
+		}
+		if err != nil {
+			return err
 		}
 		return guardOf(spec, g, lower).check()
 	}
@@ -159,12 +164,11 @@ func (d *Driver) checkInterface(spec Spec, g segment, lower netlink.Link) error 
 			return err
 		}
 	}
+	if err := d.checkOpen(spec, g, lower); err != nil {
+		return err
+	}
 	if spec.Mode == SRIOV {
-		err := d.functions.Check(wishOf(spec, g))
-		if errors.Is(err, sriov.ErrNotGiven) {
-			err = fmt.Errorf("%w: %w", ErrNotWired, err)
-		}
-		if err != nil {
+		if err := d.checkFunction(wishOf(spec, g)); err != nil {
 			return err
 		}
 		return insideOf(spec, guardOf(spec, g, lower).check)
@@ -332,8 +336,17 @@ func (d *Driver) Repair(spec Spec) error {
 	if err != nil {
 		return err
 	}
+	cut, err := wire.IsCut(spec.Uplink)
+	if err != nil {
+		return err
+	}
 	missing := node == nil
 	for i, g := range segments {
+		if !cut {
+			if err := d.open(spec, g, lowers[i]); err != nil {
+				return err
+			}
+		}
 		has, err := d.hasInterface(spec, g, lowers[i])
 		if err != nil {
 			return err
@@ -354,7 +367,7 @@ func (d *Driver) Repair(spec Spec) error {
 		if err := filterInterface(spec, g, lowers[i]); err != nil {
 			return err
 		}
-		if err := plugPort(spec, g, lowers[i]); err != nil {
+		if err := plugPort(spec, g, lowers[i], cut); err != nil {
 			return err
 		}
 	}
@@ -368,6 +381,9 @@ func (d *Driver) hasInterface(spec Spec, g segment, lower netlink.Link) (has boo
 		port, err := rtnl.LinkOrNil(portOf(spec.ContainerID, g.ifName))
 		return port != nil, err
 	case SRIOV:
+		if closed, err := d.functions.IsClosed(wishOf(spec, g)); err != nil || closed {
+			return closed, err
+		}
 		err := d.functions.Check(wishOf(spec, g))
 		if errors.Is(err, sriov.ErrNotGiven) {
 			return false, nil
@@ -384,8 +400,8 @@ func (d *Driver) hasInterface(spec Spec, g segment, lower netlink.Link) (has boo
 }
 
 // plugPort makes the node's end of a segment in mode bridge a port of the bridge again. Its packets
-// are filtered before it is up.
-func plugPort(spec Spec, g segment, bridge netlink.Link) error {
+// are filtered before it is up. While the uplink is cut it stays up or down.
+func plugPort(spec Spec, g segment, bridge netlink.Link, cut bool) error {
 	if spec.Mode != Bridge {
 		return nil
 	}
@@ -393,7 +409,7 @@ func plugPort(spec Spec, g segment, bridge netlink.Link) error {
 	if err != nil {
 		return fmt.Errorf("find link %s: %w", portOf(spec.ContainerID, g.ifName), err)
 	}
-	if err := setMaster(port, bridge); err != nil {
+	if err := setMaster(port, bridge); err != nil || cut {
 		return err
 	}
 	return rtnl.SetUp(port)

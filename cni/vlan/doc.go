@@ -81,6 +81,12 @@
 // virtual function cannot be deleted; package sriov brings it back. The node link's
 // alias says which interfaces there are, so that Remove needs no record.
 //
+// # Closed interfaces
+//
+// Close silences a container's interfaces for a while, and leaves them and their routes as they are (close.go). What is closed
+// is in the kernel or the card alone: a port that is down, sets of addresses in the table of the lower link's guard, the
+// state of a virtual function.
+//
 // # VLAN links and bridges
 //
 // A VLAN link that the uplink has already is used and stays, with the bridge that it is a

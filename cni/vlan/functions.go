@@ -3,6 +3,9 @@
 package vlan
 
 import (
+	"errors"
+	"fmt"
+
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/cni/sriov"
@@ -18,6 +21,19 @@ func wishOf(spec Spec, g segment) sriov.Wish {
 		Owner: NodeLink(spec.ContainerID, spec.IfName), IfName: g.ifName, NetNS: spec.NetNS,
 		PFs: pfs, Device: spec.DeviceID, VLAN: g.vlan, MAC: g.mac, MTU: spec.MTU,
 	}
+}
+
+// checkFunction returns ErrNotWired where the container lacks its function or an attribute of it. A function that is closed
+// lacks some while the uplink is cut.
+func (d *Driver) checkFunction(w sriov.Wish) error {
+	if closed, err := d.functions.IsClosed(w); err != nil || closed {
+		return err
+	}
+	err := d.functions.Check(w)
+	if errors.Is(err, sriov.ErrNotGiven) {
+		err = fmt.Errorf("%w: %w", ErrNotWired, err)
+	}
+	return err
 }
 
 // giveFunctions takes the container's virtual functions back. node is nil where the node link is

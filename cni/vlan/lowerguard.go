@@ -50,21 +50,24 @@ type lowerSets struct {
 	macs *nftables.Set
 	// gateways are the gateways of the pools of the link's containers.
 	gateways map[*nftables.IP]*nftables.Set
+	// closed are the addresses of the link's containers that Close keeps silent.
+	closed map[*nftables.IP]*nftables.Set
 }
 
 func lowerSetsOf(lower string) lowerSets {
 	s := lowerSets{
 		macs:     &nftables.Set{Name: lower + macsSuffix, Key: []nftables.Type{nftables.EtherAddr}, Verdicts: true},
-		gateways: map[*nftables.IP]*nftables.Set{},
+		gateways: map[*nftables.IP]*nftables.Set{}, closed: map[*nftables.IP]*nftables.Set{},
 	}
 	for _, ip := range nftables.IPs {
 		s.gateways[ip] = &nftables.Set{Name: lower + "-gateways" + ip.Suffix, Key: []nftables.Type{ip.Addr}}
+		s.closed[ip] = &nftables.Set{Name: lower + "-closed" + ip.Suffix, Key: []nftables.Type{ip.Addr}}
 	}
 	return s
 }
 
 func (s lowerSets) all() []*nftables.Set {
-	return []*nftables.Set{s.macs, s.gateways[nftables.V4], s.gateways[nftables.V6]}
+	return []*nftables.Set{s.macs, s.gateways[nftables.V4], s.gateways[nftables.V6], s.closed[nftables.V4], s.closed[nftables.V6]}
 }
 
 // podChain returns the name of a container's chain: parsePodChain reads it.
@@ -97,11 +100,11 @@ func (l *lowerGuard) chains() (all []*nftables.Chain) {
 		from := inner(l.name(), append(l.speaker.rules(nd.Name), nftables.NewRule("nothing else", nftables.Drop)))
 		all = append(all, nd, from)
 	}
-	rules := []nftables.Rule{
+	rules := append(sets.stopsAddress(),
 		nftables.NewRule("a container sends from its own addresses", nftables.Vmap(sets.macs.Name, nftables.EtherSAddr)),
 		nftables.NewRule("nobody here is a pool's gateway", arp, nftables.In(sets.gateways[nftables.V4].Name, arpSender), nftables.Drop),
 		nftables.NewRule("nobody here is a pool's gateway", ipv6, nftables.ICMPv6(nftables.NeighborAdvertisement), nftables.In(sets.gateways[nftables.V6].Name, ndTarget), nftables.Drop),
-	}
+	)
 	if isOurs(l.lower) {
 		// Only containers and the node send through a link that Berth made. The node is no router
 		// there, and no DHCP server.

@@ -242,7 +242,7 @@ func (d *Driver) setupSegment(spec Spec, netns ns.NetNS, g segment, lower netlin
 		}
 	}
 	if l := lowerGuardOf(spec, g, lower); l != nil {
-		if err := l.set(); err != nil {
+		if err := errors.Join(l.set(), l.open()); err != nil {
 			return nil, err
 		}
 		fault.Point("vlan/lower-guard")

@@ -163,7 +163,7 @@ func TestSRIOV(t *testing.T) {
 			name string
 			run  func(t *testing.T, c *cards)
 		}{
-			{"traffic", functionTraffic}, {"choice", functionChoice}, {"lost namespace", functionLost}, {"killed", functionKilled}, {"translated", functionTranslated},
+			{"traffic", functionTraffic}, {"choice", functionChoice}, {"lost namespace", functionLost}, {"killed", functionKilled}, {"translated", functionTranslated}, {"closed", functionClosed},
 		} {
 			t.Run(part.name, func(t *testing.T) {
 				c.t = t

@@ -31,7 +31,7 @@ func (d *Driver) Withdraw(spec Spec) error {
 	if err != nil {
 		return err
 	}
-	errs := []error{d.deleteInterfaces(spec, node)}
+	errs := []error{d.deleteInterfaces(spec, node), d.forgetClosed(spec)}
 	fault.Point("vlan/interfaces-deleted")
 	errs = append(errs, d.withdrawNode(spec, node))
 	if node != nil {
@@ -211,6 +211,20 @@ func (d *Driver) withdrawNode(spec Spec, node netlink.Link) error {
 	return errors.Join(errs...)
 }
 
+// stopUnlessElsewhere removes the node's answers for an address unless another link of the node than the one with the
+// index has a route to it.
+func stopUnlessElsewhere(addr netip.Addr, index int) error {
+	routes, err := hostRoutes(addr)
+	if err != nil || isElsewhere(routes, index) {
+		return err
+	}
+	return stopAnswering(addr)
+}
+
+func isElsewhere(routes []netlink.Route, index int) bool {
+	return slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.LinkIndex != index })
+}
+
 // withdrawAddress removes the node's route to an address through the node link, and its
 // answers unless another link of the node has a route to the address.
 func withdrawAddress(addr netip.Addr, link string, index int) error {
@@ -218,7 +232,7 @@ func withdrawAddress(addr netip.Addr, link string, index int) error {
 	if err != nil {
 		return err
 	}
-	elsewhere := slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.LinkIndex != index })
+	elsewhere := isElsewhere(routes, index)
 	if !elsewhere {
 		if err := stopAnswering(addr); err != nil {
 			return err

@@ -23,6 +23,8 @@ import (
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/frame"
+	"github.com/berth-dev/berth/cni/nftables"
+	"github.com/berth-dev/berth/cni/vlan"
 )
 
 // asker is a host that asks ten times a second by ARP who has an IPv4 address.
@@ -238,7 +240,12 @@ func TestCarrierBack(t *testing.T) {
 	back = flap()
 	stays.await(t, mac(n), back, 1)
 	t.Logf("without the API server the node answered again after %v", stays.of(mac(n), back)[0].Sub(back))
-	ping(t, network.client, "2001:db8:70::5")
+	eventually(t, func() error {
+		if !answers(network.client, "2001:db8:70::5") {
+			return errors.New("the IPv6 address does not answer")
+		}
+		return nil
+	})
 	moved.await(t, mac(other), back, 30)
 	if answers := moved.of(mac(n), back); len(answers) > 0 {
 		t.Errorf("the node answered %d times for an address for which another host answers", len(answers))
@@ -250,4 +257,58 @@ func TestCarrierBack(t *testing.T) {
 	for _, c := range containers {
 		n.mustDel(c)
 	}
+}
+
+// A pod with its own MAC is silenced by the agent when the node's cable is cut, and stays silent when the cable is back while
+// the agent is dead. The next agent opens it once the API server has said that the addresses are still the pod's.
+func TestCarrierCutOfMacvlan(t *testing.T) {
+	t.Parallel()
+	network := newNetwork(t)
+	n := network.newNode(t, "cut-macvlan", "10.0.60.11")
+	n.floating(`{"type":"berth-vlan","mode":"macvlan"}`)
+	pod := createPod(t, n.name, "cut-macvlan", "10.0.70.5,2001:db8:70::5")
+	bind(t, "10.0.70.5,2001:db8:70::5", pod)
+	c := newContainer(t, "c1", pod)
+	n.mustAdd(c)
+	both := []string{"10.0.70.5", "2001:db8:70::5"}
+	for _, address := range both {
+		ping(t, network.client, address)
+	}
+	network.cut(n)
+	eventually(t, func() error {
+		return n.Try(func() error {
+			for _, address := range both {
+				addr := netip.MustParseAddr(address)
+				closed, err := (&nftables.Table{Family: nftables.NetDev, Name: vlan.TableName}).Keys("eth0-closed" + nftables.IPOf(addr).Suffix)
+				if err == nil && !closed[string(addr.AsSlice())] {
+					err = fmt.Errorf("%s is not closed", address)
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+	n.kill()
+	network.reconnect(n)
+	for _, address := range both {
+		if answers(network.client, address) {
+			t.Errorf("%s answers though nobody has asked the API server", address)
+		}
+	}
+	ping(t, n.Host, "10.0.70.5")
+	n.start()
+	for _, address := range both {
+		eventually(t, func() error {
+			if !answers(network.client, address) {
+				return fmt.Errorf("%s does not answer", address)
+			}
+			return nil
+		})
+	}
+	if err := n.check(c); err != nil {
+		t.Error(err)
+	}
+	n.mustDel(c)
 }

@@ -57,8 +57,14 @@ func TestCarrierLost(t *testing.T) {
 	}
 	reach := func() {
 		t.Helper()
-		w.client.Ping("10.0.70.5")
-		w.client.Ping("2001:db8:70::5")
+		for _, addr := range []string{"10.0.70.5", "2001:db8:70::5"} {
+			// A question of before, which nobody answered, ends a ping.
+			netnstest.Eventually(t, func() error {
+				w.client.IP("neigh", "flush", "dev", "eth0")
+				_, err := w.client.Command("ping", "-c", "1", "-W", "1", addr)
+				return err
+			})
+		}
 	}
 	reach()
 	routes := w.nodeA.IP("route", "show", "10.0.70.5")

@@ -71,6 +71,15 @@ func (w *Wirer) Ready(uplink string) error {
 	return w.checkAssumed(uplink)
 }
 
+// IsCut returns whether the node has the uplink, and it is down or without a carrier.
+func IsCut(uplink string) (bool, error) {
+	if uplink == "" {
+		return false, nil
+	}
+	link, err := rtnl.LinkOrNil(uplink)
+	return err == nil && link != nil && !rtnl.HasCarrier(link), err
+}
+
 // Forwards returns an error where the node's firewall refuses all packets between the uplink and pods.
 func (w *Wirer) Forwards(uplink string) error { return w.firewall.Check(uplink) }
 
