@@ -17,6 +17,7 @@ import (
 
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/test/deploy"
@@ -61,6 +62,54 @@ func TestBrowser(t *testing.T) {
 	checkKeyboard(tab)
 	checkWithoutScripts(b.open(c))
 	checkLive(b, c)
+	w.Grant("operator-rbac.yaml", "operator")
+	w.Bind("berth-viewer", "operator")
+	checkRelease(b, startWith(w, w.Config, as("operator"), []string{"--writes"}))
+}
+
+// checkRelease releases addresses by the pages, with scripts and without.
+func checkRelease(b *browser, c *console) {
+	w := c.w
+	w.T.Helper()
+	press := func(t *tab, button string) {
+		t.c.w.T.Helper()
+		if _, err := chromedp.RunResponse(t.ctx, chromedp.Click(chromedp.CSS(button))); err != nil {
+			t.c.w.T.Fatal(err)
+		}
+	}
+	const form = `form[action="/release"] button`
+	for _, tc := range []struct {
+		scripts          bool
+		path, ask, words string
+		gone             []string
+	}{
+		{true, "/addresses/10.0.70.16", "would release 1 address", "1 address is released", []string{"10.0.70.16"}},
+		{false, "/addresses?state=Retained&pool=shop&owner=cart", "would release 2 addresses", "2 addresses are released", []string{"10.0.70.96", "10.0.70.103"}},
+	} {
+		t := b.open(c)
+		t.scripts(tc.scripts)
+		t.visit(tc.path)
+		press(t, form)
+		t.has("/release", tc.ask)
+		look := func(what string) {
+			if tc.scripts { // axe is one
+				checkTab(t, what)
+			}
+		}
+		look("the page to confirm")
+		for _, addr := range tc.gone {
+			t.has("/release", addr)
+			now(w, addr) // it is there
+		}
+		press(t, form)
+		t.has("/release", tc.words)
+		look("the page with the outcome")
+		for _, addr := range tc.gone {
+			if _, err := w.Berth.FloatingIPs.Get(w.Ctx, addr, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+				w.T.Errorf("%s is still there: %v", addr, err)
+			}
+		}
+	}
 }
 
 // checkWidth sees that no page is wider than the window, also if the user enlarges it to 200 % and to 400 %: only tables scroll.
@@ -86,19 +135,25 @@ func checkAccess(t *tab) {
 		t.theme(theme)
 		for _, path := range pages {
 			t.visit(path)
-			if _, err := chromedp.Run(t.ctx, chromedp.Evaluate[any](axe+"\n;0")); err != nil {
-				t.c.w.T.Fatal(err)
-			}
-			for _, finding := range eval[[]string](t, `axe.run().then(said => said.violations.map(one => one.id + ': ' + one.help + '\n' +
-				one.nodes.map(node => '  ' + node.html + '\n    ' + node.failureSummary.replaceAll('\n', '\n    ')).slice(0, 3).join('\n')))`) {
-				t.c.w.T.Errorf("%s, %s: %s", path, theme, finding)
-			}
+			checkTab(t, path+", "+theme)
 			if dark := eval[bool](t, "matchMedia('(prefers-color-scheme: dark)').matches"); dark != (theme == "dark") {
 				t.c.w.T.Fatalf("the page is not %s", theme)
 			}
 		}
 	}
 	t.theme("light")
+}
+
+// checkTab has axe look at the page that a tab shows.
+func checkTab(t *tab, what string) {
+	t.c.w.T.Helper()
+	if _, err := chromedp.Run(t.ctx, chromedp.Evaluate[any](axe+"\n;0")); err != nil {
+		t.c.w.T.Fatal(err)
+	}
+	for _, finding := range eval[[]string](t, `axe.run().then(said => said.violations.map(one => one.id + ': ' + one.help + '\n' +
+		one.nodes.map(node => '  ' + node.html + '\n    ' + node.failureSummary.replaceAll('\n', '\n    ')).slice(0, 3).join('\n')))`) {
+		t.c.w.T.Errorf("%s: %s", what, finding)
+	}
 }
 
 // reachable are the parts of a page that the Tab key must reach, in their order: each has a name here.

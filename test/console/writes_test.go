@@ -11,6 +11,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -399,6 +400,22 @@ func checkForged(c *inCluster, token string, asked []seen) {
 		unchanged(c.w, name, func() {
 			if said := browser(false, headers); said.status != http.StatusForbidden || !strings.Contains(string(said.body), "another site") {
 				t.Errorf("a page of %s writes: %d %s", name, said.status, said.body)
+			}
+		})
+	}
+	// The pages' form, too.
+	for name, headers := range map[string]map[string]string{"another site": {"Sec-Fetch-Site": "cross-site"}, "another origin": {"Origin": "https://evil.example"}} {
+		unchanged(c.w, name, func() {
+			said := c.browse(http.MethodPost, "/release", token, func(r *http.Request) {
+				text := url.Values{"seen": {strings.Join([]string{asked[0].Address, asked[0].UID, asked[0].ResourceVersion}, " ")}, "confirmed": {"yes"}}.Encode()
+				r.Body, r.ContentLength = readCloser(text), int64(len(text))
+				r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+				for name, value := range headers {
+					r.Header.Set(name, value)
+				}
+			})
+			if said.status != http.StatusForbidden || !strings.Contains(string(said.body), "another site") {
+				t.Errorf("a form of %s: %d %s", name, said.status, said.body)
 			}
 		})
 	}

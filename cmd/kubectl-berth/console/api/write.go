@@ -22,8 +22,8 @@ const (
 	mostContent = 1 << 20
 	// MostReleases is how many addresses a request frees at most.
 	MostReleases = 1000
-	// writeTimeout is how long the API server has for a request.
-	writeTimeout = time.Minute
+	// WriteTimeout is how long the API server has for all of a request.
+	WriteTimeout = time.Minute
 )
 
 // writes refuses requests of a console that reads only, and gives the others the writer of their user.
@@ -34,7 +34,7 @@ func (s *server) writes(do func(w http.ResponseWriter, r *request, as *access.Wr
 			Refuse(w, http.StatusForbidden, "this console only reads: "+s.readOnly)
 			return
 		}
-		ctx, cancel := context.WithTimeout(r.Context(), writeTimeout)
+		ctx, cancel := context.WithTimeout(r.Context(), WriteTimeout)
 		defer cancel()
 		r.Request = r.WithContext(ctx)
 		do(w, r, as)

@@ -35,6 +35,7 @@ type addressesData struct {
 	WaitingURL   string
 	Pool         string
 	Text         string
+	Release      *releaseForm
 	Nothing      bool
 	NothingAtAll bool
 }
@@ -84,6 +85,9 @@ func (s *site) addresses(r *request) (*view, error) {
 	}
 	if data.Text != "" {
 		s.besides(r, &data)
+	}
+	if q.State == standing.Retained || q.State == standing.Cooling {
+		data.Release = s.releaseOf("Release "+count(len(data.Rows), "address…", "addresses…"), data.Rows...)
 	}
 	if len(data.Rows) == 0 {
 		data.Nothing = q.After == ""
@@ -195,6 +199,7 @@ type addressData struct {
 	Because  string
 	Commands []register.Command
 	Changes  []register.Change
+	Release  *releaseForm
 }
 
 // mostAddressChanges is how many changes of one address are shown.
@@ -219,6 +224,7 @@ func (s *site) address(r *request) (*view, error) {
 			data.Changes = append(data.Changes, change)
 		}
 	}
+	data.Release = s.releaseOf("Release…", address)
 	none := ""
 	v := &view{template: "address", title: address.Address, search: &none, data: data}
 	if address.State == standing.Outside {

@@ -12,14 +12,15 @@ import (
 	"io/fs"
 	"net/http"
 	"path"
+	"sync"
 	"time"
 )
 
 //go:embed static templates
 var files embed.FS
 
-// staticPrefix is the path below which files are, each with the hash of its content in its URL.
-const staticPrefix = "/static/"
+// StaticPrefix is the path below which files are, each with the hash of its content in its URL.
+const StaticPrefix = "/static/"
 
 // assets are the files that pages load.
 type assets struct {
@@ -45,7 +46,7 @@ func loadAssets() *assets {
 		}
 		sum := sha256.Sum256(content)
 		base := path.Base(name)
-		a.byName[base] = asset{staticPrefix + hex.EncodeToString(sum[:8]) + "/" + base, content}
+		a.byName[base] = asset{StaticPrefix + hex.EncodeToString(sum[:8]) + "/" + base, content}
 		return nil
 	})
 	if err != nil {
@@ -53,6 +54,19 @@ func loadAssets() *assets {
 	}
 	return a
 }
+
+// shared are the files of all sites.
+var shared = sync.OnceValue(loadAssets)
+
+// Static serves the files that pages load, below StaticPrefix, and nothing else. They are in the source: whoever asks may have them.
+func Static() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET "+StaticPrefix+"{hash}/{name}", shared())
+	return mux
+}
+
+// StyleSheet returns the URL of the pages' style.
+func StyleSheet() string { return shared().byName["console.css"].url }
 
 // url returns the URL of a file.
 func (a *assets) url(name string) (string, error) {

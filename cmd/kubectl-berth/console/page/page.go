@@ -2,7 +2,8 @@
 
 // Package page draws the console's pages from its register: HTML that works without JavaScript, each state with its own URL.
 // With JavaScript, htmx fetches the part of a page that changes anew when the stream of events says so, and morphs it, so that
-// focus and scroll position stay. The pages change nothing: where something can be done they show the command.
+// focus and scroll position stay. Where something can be done they show the command. A console that writes also frees addresses, as
+// the user of the request, in two steps: the first is a dry run.
 //
 // A page is drawn under the policy that package console sends: no inline script and style, and no other host.
 package page
@@ -24,6 +25,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/api"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 )
 
 // Options of the pages.
@@ -60,7 +62,7 @@ type Finding struct {
 func New(options Options) http.Handler { return newSite(options).handler() }
 
 func newSite(options Options) *site {
-	s := &site{register: options.Register, cluster: options.Cluster, logOut: options.LogOut, checks: checks{run: options.Findings}, assets: loadAssets()}
+	s := &site{register: options.Register, cluster: options.Cluster, logOut: options.LogOut, readOnly: options.ReadOnly, checks: checks{run: options.Findings}, assets: shared()}
 	s.templates = parse(s.assets)
 	return s
 }
@@ -78,12 +80,17 @@ func (s *site) handler() http.Handler {
 	get("/nodes", s.nodes)
 	get("/changes", s.changes)
 	get("/findings", s.findings)
-	mux.Handle("GET "+staticPrefix+"{hash}/{name}", s.assets)
+	get(releasePath, func(*request) (*view, error) { return &view{redirect: find("state", string(standing.Retained))}, nil })
+	mux.HandleFunc("POST "+releasePath, func(w http.ResponseWriter, r *http.Request) {
+		r.Body = http.MaxBytesReader(w, r.Body, mostForm)
+		s.answer(w, r, s.release)
+	})
+	mux.Handle("GET "+StaticPrefix+"{hash}/{name}", s.assets)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		s.answer(w, r, func(*request) (*view, error) {
 			if r.Method != http.MethodGet && r.Method != http.MethodHead {
 				w.Header().Set("Allow", "GET, HEAD")
-				return nil, &mistake{http.StatusMethodNotAllowed, "Read only", "This console changes nothing: it answers GET only."}
+				return nil, &mistake{http.StatusMethodNotAllowed, "Read only", "This page changes nothing: it answers GET only."}
 			}
 			return nil, &mistake{http.StatusNotFound, "No such page", fmt.Sprintf("There is no page %s.", r.URL.Path)}
 		})
@@ -95,6 +102,7 @@ type site struct {
 	register  *register.Register
 	cluster   string
 	logOut    string
+	readOnly  string
 	checks    checks
 	assets    *assets
 	templates map[string]*template.Template
@@ -122,7 +130,9 @@ type view struct {
 	canonical string
 	// search is the text of the search box in the page's header; nil: the page has a search of its own.
 	search *string
-	data   any
+	// still: it shows the result of a moment, and does not follow the cluster.
+	still bool
+	data  any
 }
 
 // mistake is an answer to a request that is not done: a sentence for the user.
@@ -138,6 +148,7 @@ func (m *mistake) Error() string { return m.sentence }
 type frame struct {
 	Title, Heading, Cluster, Path, Events, LogOut string
 	Search                                        *string
+	Writes                                        bool
 	Nav                                           []navigation
 	live
 }
@@ -217,8 +228,11 @@ func viewOf(err error) *view {
 
 func (s *site) frame(r *request, v *view) *frame {
 	f := &frame{
-		Title: v.title + " · Berth", Heading: v.title, Cluster: s.cluster, LogOut: s.logOut, Path: r.URL.Path, Events: api.Prefix + "events", Search: v.search,
+		Title: v.title + " · Berth", Heading: v.title, Cluster: s.cluster, LogOut: s.logOut, Path: r.URL.Path, Search: v.search, Writes: s.readOnly == "",
 		live: live{Waiting: len(s.register.Waiting(r.scope)), Loading: !s.register.Ready(), Partial: !r.scope.All(), Data: v.data},
+	}
+	if !v.still {
+		f.Events = api.Prefix + "events"
 	}
 	if s.cluster != "" {
 		f.Title += " · " + s.cluster

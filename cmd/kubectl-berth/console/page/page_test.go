@@ -18,7 +18,9 @@ import (
 
 	"golang.org/x/net/html"
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
@@ -325,9 +327,123 @@ func TestReadOnly(t *testing.T) {
 	for _, path := range []string{"/", "/addresses/10.0.70.2", "/findings?run=1"} {
 		w := httptest.NewRecorder()
 		handler.ServeHTTP(w, httptest.NewRequest(http.MethodPost, path, nil))
-		if w.Code != http.StatusMethodNotAllowed || !strings.Contains(w.Body.String(), "This console changes nothing") {
+		if w.Code != http.StatusMethodNotAllowed || !strings.Contains(w.Body.String(), "This page changes nothing") {
 			t.Errorf("POST %s is answered %d", path, w.Code)
 		}
+	}
+}
+
+// server is an API server that has FloatingIPs, and a user with all rights.
+type server map[string]*v1alpha1.FloatingIP
+
+func (s server) Get(_ context.Context, name string, _ metav1.GetOptions) (*v1alpha1.FloatingIP, error) {
+	if ip := s[name]; ip != nil {
+		return ip, nil
+	}
+	return nil, apierrors.NewNotFound(v1alpha1.SchemeGroupVersion.WithResource("floatingips").GroupResource(), name)
+}
+
+func (s server) Delete(ctx context.Context, name string, options metav1.DeleteOptions) error {
+	ip, err := s.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case err != nil:
+		return err
+	case options.Preconditions == nil || *options.Preconditions.UID != ip.UID || *options.Preconditions.ResourceVersion != ip.ResourceVersion:
+		return apierrors.NewConflict(v1alpha1.SchemeGroupVersion.WithResource("floatingips").GroupResource(), name, errors.New("it is another"))
+	case len(options.DryRun) == 0:
+		delete(s, name)
+	}
+	return nil
+}
+
+// A user without JavaScript releases addresses in two steps, the first of which changes nothing; a console that only reads has no such form.
+func TestRelease(t *testing.T) {
+	r := newRegister(t)
+	ips := server{}
+	for name, addr := range map[string]string{"cart-1": "10.0.70.3", "cart-2": "10.0.70.6", "cart-3": "10.0.70.7"} {
+		ip := retained(addr, "web", "shop", name)
+		ip.UID, ip.ResourceVersion = types.UID("uid-of-"+name), "7"
+		ips[ip.Name] = ip
+		r.PutFloatingIP(ip.DeepCopy())
+	}
+	post := func(handler http.Handler, form url.Values) answer {
+		t.Helper()
+		request := httptest.NewRequest(http.MethodPost, "/release", strings.NewReader(form.Encode()))
+		request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		w := httptest.NewRecorder()
+		ctx := access.WithWriter(access.With(t.Context(), register.Everything), &access.Writer{FloatingIPs: ips})
+		handler.ServeHTTP(w, request.WithContext(ctx))
+		a := answer{Response: w.Result(), body: w.Body.String()}
+		var err error
+		if a.root, err = html.Parse(strings.NewReader(a.body)); err != nil {
+			t.Fatal(err)
+		}
+		checkElements(t, &a)
+		return a
+	}
+	// form returns the fields that a press on the button of the form sends; nil if there is none.
+	form := func(a answer) url.Values {
+		fields := url.Values{}
+		for _, node := range a.elements("form") {
+			if attribute(node, "action") != "/release" {
+				continue
+			}
+			for field := range node.Descendants() {
+				if field.Data == "input" {
+					fields.Add(attribute(field, "name"), attribute(field, "value"))
+				}
+			}
+		}
+		return fields
+	}
+	handler := New(Options{Register: r})
+	for path, want := range map[string]int{"/addresses/10.0.70.3": 1, "/addresses/10.0.70.2": 0, "/addresses/10.0.70.4": 0, "/addresses/10.0.70.5": 0, "/addresses?state=Retained&namespace=shop": 3, "/addresses": 0, "/addresses?state=Held": 0} {
+		if got := form(get(t, handler, register.Everything, path))["seen"]; len(got) != want {
+			t.Errorf("%s offers to release %q, want %d", path, got, want)
+		}
+		if got := form(get(t, New(Options{Register: r, ReadOnly: "say so"}), register.Everything, path)); len(got) != 0 {
+			t.Errorf("%s of a console that only reads offers to release %q", path, got)
+		}
+	}
+	first := post(handler, form(get(t, handler, register.Everything, "/addresses?state=Retained&namespace=shop")))
+	for _, want := range []string{"The API server would release 3 addresses. Nothing is done yet.", "Would be released StatefulSet shop/cart", "kubectl berth release 10.0.70.3 10.0.70.6 10.0.70.7", "Cancel"} {
+		if first.StatusCode != http.StatusOK || !strings.Contains(text(first.root), want) {
+			t.Errorf("the first step is %d, want %q in %s", first.StatusCode, want, text(first.root))
+		}
+	}
+	if strings.Contains(first.body, "sse-connect") {
+		t.Error("the page to confirm follows the cluster: the user may confirm something else than was read")
+	}
+	if len(ips) != 3 {
+		t.Fatalf("the first step freed some of %v", ips)
+	}
+	// One changes before the user confirms.
+	ips["10.0.70.6"].ResourceVersion = "8"
+	second := post(handler, form(first))
+	for _, want := range []string{"2 addresses are released, and 1 is left as it is.", "10.0.70.3 Released", "10.0.70.6 Left as it is", "it has changed since it was read"} {
+		if second.StatusCode != http.StatusOK || !strings.Contains(text(second.root), want) {
+			t.Errorf("the second step is %d, want %q in %s", second.StatusCode, want, text(second.root))
+		}
+	}
+	if len(ips) != 1 || ips["10.0.70.6"] == nil || len(form(second)) != 0 {
+		t.Errorf("the second step left %v", ips)
+	}
+	// The same form once more, a form that is none, and one to a console that only reads.
+	if again := post(handler, form(first)); !strings.Contains(text(again.root), "0 addresses are released, and 1 is left as it is.") || !strings.Contains(text(again.root), "Is free already") {
+		t.Errorf("the second step, once more: %s", text(again.root))
+	}
+	for _, wrong := range []url.Values{{}, {"seen": {"10.0.70.6"}}, {"seen": {"10.0.70.6  8"}}, {"seen": {"web u 8"}}, {"seen": {strings.Repeat("x", 70000)}}} {
+		wrong.Set("confirmed", "yes")
+		if a := post(handler, wrong); a.StatusCode != http.StatusBadRequest {
+			t.Errorf("the form %.80v is answered %d", wrong, a.StatusCode)
+		}
+	}
+	reader := post(New(Options{Register: r, ReadOnly: "start it with --writes"}), url.Values{"seen": {"10.0.70.6 uid-of-cart-2 8"}, "confirmed": {"yes"}})
+	if reader.StatusCode != http.StatusForbidden || !strings.Contains(text(reader.root), "start it with --writes") || len(ips) != 1 {
+		t.Errorf("a console that only reads: %d %s", reader.StatusCode, text(reader.root))
+	}
+	if a := get(t, handler, register.Everything, "/release"); a.StatusCode != http.StatusSeeOther {
+		t.Errorf("GET /release: %d", a.StatusCode)
 	}
 }
 

@@ -22,7 +22,7 @@ import (
 
 func functions(a *assets) template.FuncMap {
 	return template.FuncMap{
-		"asset": a.url, "number": number, "stamp": stampOf, "state": stateOf, "addressURL": addressURL, "poolURL": poolURL, "find": find,
+		"asset": a.url, "number": number, "stamp": stampOf, "state": stateOf, "addressURL": addressURL, "poolURL": poolURL, "find": find, "outcome": outcomeOf,
 		"lower": func(v any) string { return strings.ToLower(fmt.Sprint(v)) }, "id": id,
 	}
 }
