@@ -15,6 +15,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -458,6 +459,17 @@ func checkLogin(c *inCluster, token string) {
 	own := map[string]string{"Origin": c.root, "Sec-Fetch-Site": "same-origin"}
 	if said := c.browse(http.MethodGet, "/addresses", "", nil); said.status != http.StatusUnauthorized || !bytes.Contains(said.body, []byte(`action="/login"`)) {
 		t.Errorf("a browser without a token gets %d %s", said.status, said.body)
+	}
+	login := c.browse(http.MethodGet, "/login", "", nil)
+	if sheet := regexp.MustCompile(`<link rel="stylesheet" href="([^"]+)">`).FindSubmatch(login.body); sheet == nil {
+		t.Errorf("the page to log in has no style: %s", login.body)
+	} else if said := c.browse(http.MethodGet, string(sheet[1]), "", nil); said.status != http.StatusOK || !strings.HasPrefix(said.header.Get("Content-Type"), "text/css") {
+		t.Errorf("the style of the page to log in is %d %v", said.status, said.header)
+	}
+	for _, path := range []string{"/static/", "/static/0/console.css", "/static/0/../../addresses"} {
+		if said := c.browse(http.MethodGet, path, "", nil); said.status < 300 {
+			t.Errorf("without a token %s is %d %s", path, said.status, said.body)
+		}
 	}
 	if said := c.browse(http.MethodGet, "/addresses", "", func(r *http.Request) { r.Header.Set("HX-Request", "true") }); said.header.Get("HX-Redirect") != "/login" {
 		t.Errorf("a page that is open when the token ends gets %d %v", said.status, said.header)

@@ -30,6 +30,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/page"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/serve"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -88,6 +89,7 @@ const LogOut = "/logout"
 // Guard lets requests in to a handler. It is to be behind [serve.Secure].
 func (g *Gate) Guard(next http.Handler) http.Handler {
 	mux := http.NewServeMux()
+	mux.Handle("GET "+page.StaticPrefix, page.Static())
 	mux.HandleFunc("GET /login", func(w http.ResponseWriter, _ *http.Request) { login(w, http.StatusOK, "") })
 	mux.HandleFunc("POST /login", g.logIn)
 	mux.HandleFunc("POST "+LogOut, logOut)
