@@ -429,3 +429,39 @@ func indexOf(h *netnstest.Host) int {
 	})
 	return index
 }
+
+// Where a node has no link for a VLAN, the VLAN's hosts claim nothing on the link below.
+func TestOtherVLAN(t *testing.T) {
+	_, a, b := nodes(t)
+	l := newListener(t, a)
+	a.Run(func() error { return l.Listen(onLink(indexOf(a), addr4, free4, addr6, free6)) })
+	own := b.MAC("eth0")
+	announcement := func(addr string) []byte {
+		target := netip.MustParseAddr(addr)
+		if target.Is4() {
+			return frame.ARP{Operation: frame.ARPRequest, SenderMAC: own, Sender: target, Target: target}.To(frame.Broadcast())
+		}
+		message := append([]byte{frame.NeighborAdvertisement, 0, 0, 0, frame.FlagOverride, 0, 0, 0}, target.AsSlice()...)
+		return frame.ICMPv6(own, net.HardwareAddr{0x33, 0x33, 0, 0, 0, 1}, target, netip.IPv6LinkLocalAllNodes(), message)
+	}
+	for _, addr := range []string{addr4, addr6} {
+		f := announcement(addr)
+		b.SendFrame("eth0", append(append(slices.Clone(f[:12]), 0x81, 0, 0, 7), f[12:]...))
+	}
+	// Frames of one family arrive in their order.
+	var heard []string
+	for _, addr := range []string{free4, free6} {
+		b.SendFrame("eth0", announcement(addr))
+		for !slices.Contains(heard, addr) {
+			select {
+			case claim := <-l.Claims():
+				heard = append(heard, claim.Address.String())
+			case <-time.After(time.Minute):
+				t.Fatal("no claim is heard")
+			}
+		}
+	}
+	if diff := cmp.Diff([]string{free4, free6}, heard); diff != "" {
+		t.Errorf("claims (-want +got):\n%s", diff)
+	}
+}

@@ -65,7 +65,7 @@ func (l *Listener) Listen(targets []Target) error {
 func (l *Listener) Close() error { return l.Listen(nil) }
 
 func (l *Listener) listen(k segmentKey, link *net.Interface, targets []Target) error {
-	filter, err := bpf.Assemble(claimsOf(k.is4, targets))
+	filter, err := bpf.Assemble(append(frame.ToThisHost(), claimsOf(k.is4, targets)...))
 	if err != nil {
 		return err
 	}

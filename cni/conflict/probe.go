@@ -166,7 +166,7 @@ func (s *segment) listen() (*packet.Conn, error) {
 	if s.is4 {
 		program, protocol = isReplyTo(s.link.HardwareAddr), unix.ETH_P_ARP
 	}
-	filter, err := bpf.Assemble(append(program, bpf.RetConstant{Val: 1 << 16}))
+	filter, err := bpf.Assemble(slices.Concat(frame.ToThisHost(), program, []bpf.Instruction{bpf.RetConstant{Val: 1 << 16}}))
 	if err != nil {
 		return nil, err
 	}
