@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conflict
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/mdlayher/packet"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/frame"
+)
+
+// Asker asks a network which hosts have addresses, as any of its hosts would: proxies answer, too,
+// which a [Prober] does not find. An IPv4 question needs an address of this node as its sender; it
+// leaves the neighbour tables of hosts as they are, or correct. The node itself does not hear its
+// own answers. Question and Hear may run in parallel.
+type Asker struct {
+	link     *net.Interface
+	families []*segment
+}
+
+// OpenAsker returns an Asker on a link, whose MAC is the one that it has now. Answers wait for Hear from now on.
+func OpenAsker(link int) (*Asker, error) {
+	ether, err := ethernet(link)
+	if err != nil {
+		return nil, err
+	}
+	if ether == nil {
+		return nil, errors.New("it is no Ethernet")
+	}
+	a := &Asker{link: ether}
+	for _, is4 := range []bool{true, false} {
+		s := &segment{link: ether, is4: is4}
+		if s.conn, err = s.listen(); err != nil {
+			return nil, errors.Join(fmt.Errorf("open a packet socket on link %s: %w", ether.Name, err), a.Close())
+		}
+		a.families = append(a.families, s)
+	}
+	return a, nil
+}
+
+// Link returns the link as it was when the Asker was opened.
+func (a *Asker) Link() *net.Interface { return a.link }
+
+// Close ends the Asker's sockets, and Hear.
+func (a *Asker) Close() error {
+	var errs []error
+	for _, s := range a.families {
+		errs = append(errs, s.conn.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Question asks once for each address. Beside an error it asks for all addresses that it can. It runs in the network
+// namespace of the link.
+func (a *Asker) Question(addrs []netip.Addr) error {
+	var errs []error
+	var senders []netip.Prefix
+	if slices.ContainsFunc(addrs, netip.Addr.Is4) {
+		var err error
+		if senders, err = a.Senders(); err != nil {
+			errs = append(errs, err)
+		} else if len(senders) == 0 {
+			errs = append(errs, errors.New("the node has no IPv4 address to ask with"))
+		}
+	}
+	for _, s := range a.families {
+		for _, addr := range addrs {
+			if addr.Is4() != s.is4 || s.is4 && len(senders) == 0 {
+				continue
+			}
+			f := question(a.link.HardwareAddr, senders, addr)
+			if _, err := s.conn.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]}); err != nil {
+				errs = append(errs, fmt.Errorf("send on link %s: %w", a.link.Name, err))
+				break
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// question returns the frame that asks for an address. An IPv4 question has the sender in the network of the address,
+// or the first.
+func question(mac net.HardwareAddr, senders []netip.Prefix, addr netip.Addr) []byte {
+	if addr.Is6() {
+		return frame.DuplicateProbe(mac, addr)
+	}
+	i := max(0, slices.IndexFunc(senders, func(p netip.Prefix) bool { return p.Contains(addr) }))
+	return frame.ARP{Operation: frame.ARPRequest, SenderMAC: mac, Sender: senders[i].Addr(), Target: addr}.To(frame.Broadcast())
+}
+
+// Hear calls answered with each answer, also to other hosts' IPv6 questions, until ctx ends, and returns nil then. It is
+// called once. Calls for IPv4 and IPv6 may be in parallel. Beside a link that goes down and comes up again it goes on.
+func (a *Asker) Hear(ctx context.Context, answered func(addr netip.Addr, mac net.HardwareAddr)) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var group sync.WaitGroup
+	errs := make([]error, len(a.families))
+	for i, s := range a.families {
+		group.Go(func() {
+			defer stop()
+			errs[i] = Read(ctx, s.conn, func(f []byte) {
+				if addr, mac, ok := s.anyAnswer(f); ok {
+					answered(addr, mac)
+				}
+			})
+			if errs[i] != nil {
+				errs[i] = fmt.Errorf("receive on link %s: %w", a.link.Name, errs[i])
+			}
+		})
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+// Read calls each with the frames of a packet socket until ctx ends, and returns nil then. A frame is good until each
+// returns. It goes on where the link goes down, and may come up again.
+func Read(ctx context.Context, conn *packet.Conn, each func(f []byte)) error {
+	defer context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })()
+	buffer := make([]byte, 2048)
+	for {
+		n, _, err := conn.ReadFrom(buffer)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil:
+			each(buffer[:n])
+		case !errors.Is(err, unix.ENETDOWN):
+			return err
+		}
+	}
+}
+
+// anyAnswer is answer for which a proxy's counts, too.
+func (s *segment) anyAnswer(f []byte) (addr netip.Addr, mac net.HardwareAddr, ok bool) {
+	if s.is4 {
+		return s.answer(f)
+	}
+	a, ok := frame.ParseAdvertisement(f)
+	return a.Target, a.MAC, ok && !bytes.Equal(a.MAC, s.link.HardwareAddr)
+}
+
+// Senders returns the IPv4 addresses of the link, then of the node's other links. It runs in the network namespace
+// of the link.
+func (a *Asker) Senders() ([]netip.Prefix, error) {
+	var senders []netip.Prefix
+	own, err := a.link.Addrs()
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses of link %s: %w", a.link.Name, err)
+	}
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses of the node: %w", err)
+	}
+	for _, address := range append(own, all...) {
+		prefix, err := netip.ParsePrefix(address.String())
+		if err == nil && prefix.Addr().Is4() && prefix.Addr().IsGlobalUnicast() {
+			senders = append(senders, prefix)
+		}
+	}
+	return senders, nil
+}
