@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package answering decides for which floating IPs a node answers on one layer 2 segment, so that
+// no two nodes answer for one, also where a node lost the API server and an address moved from it.
+// It is a pure state machine: a caller tells a Link what happened, at which time, and does what
+// Step returns, in that order. It sends nothing, asks nobody and knows no clock.
+//
+// # Rules
+//
+//   - Ask before answering. Before a node answers for an address it asserts it on the segment and
+//     asks who answers for it, as any host would. It answers when nobody does, and the silence counts.
+//   - The newer record wins. An assertion has the resourceVersion at which the API said that the
+//     address is the node's; of the versions of one kind the greater is the later (KEP-5504). A node
+//     that answers, or asks, by an older one falls silent before it asks anybody else, and then asks
+//     the API. One that has a newer one asserts it in reply. So two that ask at once do not both answer.
+//   - Assert until denied. A node goes on asserting until the node that had the address last has denied that it
+//     answers for it. Each node asserts all its addresses once a minute, too, for holders that no record names.
+//   - Silent when cut off. A link without carrier answers for nothing. When it is back, the API or silence
+//     opens its addresses again. A node that reaches nobody at all closes the addresses whose pods have
+//     asked for failover.
+//
+// The word is PIM's (RFC 7761, section 4.6): its routers find by Assert messages the one that forwards to a
+// segment. There the better metric wins.
+//
+// # Silence
+//
+// Three questions, 100 ms apart, and no answer. They count at once for an address that no node had before. Otherwise each
+// needs a control: an answer on this segment, after it, to another question of the same form, as a port that a switch
+// still blocks is silent, too. Where the last node has not denied the address, this node had lost its carrier, or somebody
+// did answer, it takes eight in a row, three seconds, as frames get lost. Without controls silence counts after a minute.
+//
+// A denial alone is no silence: an older holder than the last may answer.
+package answering

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package answering_test
+
+import (
+	"net/netip"
+	"time"
+
+	. "github.com/berth-dev/berth/agent/answering"
+)
+
+// judge sees after each event which kernels answer, and fails the world where two may not.
+type judge struct {
+	w *world
+	// met is when two nodes began to hear each other, of which the first went on answering for the address.
+	met map[meeting]Duration
+	// heard are the pairs of nodes that heard each other at the last look, alone is since when a node hears none, nor a gateway.
+	heard  map[[2]int]bool
+	joined map[[2]int]Duration
+	alone  map[int]Duration
+	// gateway is since when a node reaches it.
+	gateway map[int]Duration
+	// lives is since when the agent of a node works.
+	lives map[int]Duration
+	// two has the longest time that two answered, by the line of the table.
+	two map[string]Duration
+	// times counts what cannot be excluded.
+	times map[string]int
+	moves int
+	seen  []sight
+	// pairs: two answered at the last look.
+	pairs bool
+}
+
+// meeting is of the nodes old and young, for an address.
+type meeting struct {
+	old, young int
+	addr       netip.Addr
+}
+
+func newJudge(w *world) judge {
+	return judge{
+		w: w, met: map[meeting]Duration{}, heard: map[[2]int]bool{}, joined: map[[2]int]Duration{}, alone: map[int]Duration{}, gateway: map[int]Duration{}, lives: map[int]Duration{},
+		two: map[string]Duration{}, times: map[string]int{},
+	}
+}
+
+// The lines of the promise.
+const (
+	inReach = "in reach"
+	cutAway = "cut off while the address moved"
+	cutLong = "cut off while the address moved again"
+	// The agent of the node that began last started after the other one's had died, and its record names a later node.
+	neverHeard = "never heard"
+	// The last holder denied, and another node, whose agent is dead, answered three questions in vain.
+	lostThrice = "three answers got lost"
+)
+
+// allowed is how long two nodes may answer.
+func (j *judge) allowed(line string) Duration {
+	switch {
+	case line == cutAway && j.w.lossy:
+		return 2100 * time.Millisecond
+	case line == cutAway:
+		return 600 * time.Millisecond
+	case line == cutLong && j.w.lossy:
+		return 3*time.Minute + time.Second
+	case line == cutLong:
+		return time.Minute + time.Second
+	}
+	return 0
+}
+
+func (n *node) works() bool { return n.link != nil && !n.hung && !n.paused && n.powered }
+
+func (j *judge) alive(n *node) { j.lives[n.index] = j.w.now }
+
+// opened notes that a node answers anew. Nothing excuses it but a clock that stood still, and another node that was
+// not heard when it asked last.
+func (j *judge) opened(n *node, addr netip.Addr) {
+	for m := range j.met {
+		if m.addr == addr && m.old == n.index {
+			delete(j.met, m)
+		}
+	}
+	for _, other := range j.w.nodes {
+		m := meeting{n.index, other.index, addr}
+		if heard, ok := j.joined[[2]int{n.index, other.index}]; ok && j.w.now-heard < 600*time.Millisecond {
+			j.met[m] = heard
+		}
+		if j.w.now-n.stood < time.Second {
+			j.met[m] = j.w.now
+		}
+	}
+}
+
+// closed judges a node that falls silent.
+func (j *judge) closed(n *node, addr netip.Addr, cause Cause) {
+	w, r := j.w, j.w.record(addr)
+	switch cause {
+	case Newer:
+		if r.node == n && r.pod == n.state[addr].pod && !w.forged[addr] {
+			w.fail("%s closed %s, which is its own", n.id.Name, addr)
+		}
+	case CutOff:
+		if !r.failover {
+			w.fail("%s closed %s of a pod that did not ask for failover", n.id.Name, addr)
+		}
+		if since, ok := j.gateway[n.index]; ok && w.now-since > 2*time.Second {
+			w.fail("%s closed %s though it hears the gateway", n.id.Name, addr)
+		}
+	}
+}
+
+// reach notes nodes that begin to hear each other.
+func (j *judge) reach() {
+	w := j.w
+	for _, n := range w.nodes {
+		gateway := w.gateway && n.group == 0 && n.on()
+		note(j.gateway, n.index, gateway, w.now)
+		alone := !gateway
+		for _, other := range w.nodes {
+			alone = alone && !n.hears(other)
+		}
+		if alone {
+			note(j.alone, n.index, true, w.now)
+		}
+		for _, other := range w.nodes {
+			pair := [2]int{n.index, other.index}
+			hears := n.hears(other)
+			if hears && !j.heard[pair] {
+				j.joined[pair] = w.now
+				j.meet(n, other)
+			}
+			j.heard[pair] = hears
+		}
+	}
+	for _, n := range w.nodes {
+		alone := !w.gateway || n.group != 0 || !n.on()
+		for _, other := range w.nodes {
+			alone = alone && !n.hears(other)
+		}
+		note(j.alone, n.index, alone, w.now)
+	}
+}
+
+// note notes since when something is so.
+func note(since map[int]Duration, index int, is bool, now Duration) {
+	if _, was := since[index]; is && !was {
+		since[index] = now
+	} else if !is {
+		delete(since, index)
+	}
+}
+
+// meet notes the addresses for which an old holder answers when it hears another node again.
+func (j *judge) meet(old, other *node) {
+	for addr := range old.kernel {
+		young, both := other.kernel[addr]
+		// A node that was alone for less than a minute knew that its silence was worth nothing.
+		since, alone := j.alone[other.index]
+		if both && alone && young.silence && young.since > since+600*time.Millisecond && j.w.now-since < time.Minute && j.w.record(addr).last != nil {
+			continue
+		}
+		j.met[meeting{old.index, other.index, addr}] = j.w.now
+	}
+}
+
+// sight is all of a node that the judge sees.
+type sight struct {
+	on      bool
+	group   int
+	changes int
+}
+
+// look judges the present. Where nothing has changed, it does so only while two answer.
+func (j *judge) look() {
+	changed := false
+	for i, n := range j.w.nodes {
+		if now := (sight{n.on(), n.group, n.changes}); i >= len(j.seen) || j.seen[i] != now {
+			changed = true
+		}
+	}
+	if !changed && !j.pairs {
+		return
+	}
+	j.seen, j.pairs = j.seen[:0], false
+	for _, n := range j.w.nodes {
+		j.seen = append(j.seen, sight{n.on(), n.group, n.changes})
+	}
+	j.reach()
+	for _, r := range j.w.records {
+		for _, old := range j.w.nodes {
+			o, ok := old.kernel[r.addr]
+			if !ok {
+				continue
+			}
+			for _, young := range j.w.nodes {
+				m := meeting{old.index, young.index, r.addr}
+				y, ok := young.kernel[r.addr]
+				if !ok || !old.hears(young) || o.version >= y.version {
+					continue
+				}
+				j.pairs = true
+				j.both(m, old, young, r)
+			}
+		}
+	}
+}
+
+// both judges two that answer.
+func (j *judge) both(m meeting, old, young *node, r *record) {
+	w := j.w
+	met, ok := j.met[m]
+	opener, other := young, old
+	if old.kernel[r.addr].since > young.kernel[r.addr].since {
+		opener, other = old, young
+	}
+	if later := opener.state[r.addr].last; !ok && !other.works() && later != (Node{}) && later != other.id {
+		line := neverHeard
+		if opener.knows[other.index] {
+			line = lostThrice
+			ok = w.lossy
+		} else {
+			ok = true
+		}
+		if ok {
+			j.times[line]++
+			j.met[m] = w.now
+			return
+		}
+	}
+	if !ok {
+		w.fail("%s and %s answer for %s, of records %d and %d, and always heard each other", old.id.Name, young.id.Name, r.addr, old.kernel[r.addr].version, young.kernel[r.addr].version)
+		return
+	}
+	// Of a node whose word was refuted the API is asked first.
+	if !old.works() || !young.works() || young.forger {
+		return
+	}
+	from := max(met, j.lives[old.index], j.lives[young.index])
+	line := cutLong
+	if r.node == young && r.last == old {
+		line = cutAway
+	}
+	lasts := w.now - from
+	j.two[line] = max(j.two[line], lasts)
+	if lasts > j.allowed(line) {
+		w.fail("%s and %s answer for %s, of records %d and %d, for %v (%s)", old.id.Name, young.id.Name, r.addr, old.kernel[r.addr].version, young.kernel[r.addr].version, lasts, line)
+	}
+}

@@ -1,0 +1,694 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package answering
+
+import (
+	"cmp"
+	"hash/fnv"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Duration is a time of the caller's monotonic clock, since any start.
+type Duration = time.Duration
+
+const (
+	// questions are asked, questionWait apart, before silence counts at all. Hosts of a segment answer in about
+	// a millisecond.
+	questions    = 3
+	questionWait = 100 * time.Millisecond
+	// repeat is the time between later questions and assertions.
+	repeat = 500 * time.Millisecond
+	// doubted is how many questions are asked where the last holder has not denied, or somebody did answer: three
+	// seconds. Each, and its answer, may get lost.
+	doubted = 8
+	// uncontrolled is how long it lasts without a control. STP keeps a new port silent for 30 s.
+	uncontrolled = time.Minute
+
+	// controls is how many nodes are asked as a control: some may be off.
+	controls = 3
+
+	helloInterval = time.Minute
+	// neighbourFor is how long a node is known after it was heard.
+	neighbourFor = time.Hour
+	// callInterval is the least time between two answers to Calls.
+	callInterval = 2 * time.Second
+	// cutOffAfter is how long API, gateway and most nodes are silent before a node is cut off.
+	cutOffAfter = 5 * time.Second
+	// refutedFor is how long the API is asked about a node's assertions before they are heeded, after it refuted one.
+	refutedFor = 10 * time.Minute
+	// overslept is how late a caller may be. After a longer pause answers may have been lost.
+	overslept = time.Second
+)
+
+// Phase is the state of an address on the link.
+type Phase uint8
+
+const (
+	// Asking: not answering; questions are under way.
+	Asking Phase = iota + 1
+	// Answering: the kernel answers for the address.
+	Answering
+	// Closed: not answering, for a Cause.
+	Closed
+)
+
+// Cause is why an address is Closed.
+type Cause uint8
+
+const (
+	// Newer: another node asserted the address by a newer record, or the API gave it away.
+	Newer Cause = iota + 1
+	// NoCarrier: the link has none.
+	NoCarrier
+	// CutOff: the node reaches nobody.
+	CutOff
+)
+
+// holding is an address that the API gave to a pod of this node.
+type holding struct {
+	version  Version
+	ownMAC   string
+	failover bool
+	phase    Phase
+	cause    Cause
+	// last is the node that had the address last. It denied at deniedAt, that it answers by an older record;
+	// by a newer one it may do so later.
+	last     Node
+	denied   bool
+	deniedAt Duration
+	// again: this node answered before, and opens the address again.
+	again bool
+	// word: a person said that no other node answers.
+	word bool
+	// newest is the greatest version that another node, newestFrom, asserted.
+	newest     Version
+	newestFrom Node
+	// asked counts the questions of the silence that began with the first one, at since; the last one was at askedAt.
+	asked          int
+	since, askedAt Duration
+	// controlled counts the last questions that each had a control.
+	controlled int
+	// due is when the next question or assertion is.
+	due Duration
+	// macs are in the answers to the last question. heard: there was an answer since the questions began.
+	macs  []string
+	heard bool
+	// answered are the macs that kept the node from answering last.
+	answered []string
+	// number is the last AskAPI's; pending, that it has no Verdict.
+	number  int
+	pending bool
+}
+
+type neighbour struct {
+	heard Duration
+	mac   string
+	addr  netip.Addr
+}
+
+// Link is a node's link to a segment. It is not safe in parallel.
+type Link struct {
+	self Node
+	mac  string
+	// addr is the node's own address on the segment, if it has one.
+	addr netip.Addr
+	// up: the link has a carrier.
+	up       bool
+	holdings map[netip.Addr]*holding
+	// nodes are the other nodes that were heard.
+	nodes map[Node]neighbour
+	// controlled and gateway are when a control was answered last, and one by a gateway.
+	controlled, gateway Duration
+	// silentAPI: the API server is not reached since apiSince.
+	silentAPI bool
+	apiSince  Duration
+	refuted   map[Node]Duration
+	// spread is how long the node waits before it answers a Call, so that not all do at once.
+	spread Duration
+	// kind is Call until the node has called the others, and then Hello.
+	kind Kind
+	// hello is when the next Hello is due, called when a Call was answered last, look when the
+	// node asks next whether it is cut off.
+	hello, called, look Duration
+	now                 Duration
+	out                 []Output
+}
+
+// long ago.
+const longAgo = Duration(-1 << 62)
+
+// NewLink returns the link of a node, which has a carrier, at the time now. mac is the one by which the node answers,
+// addr its own address on the segment, if it has one. The node calls the others, to know them.
+func NewLink(now Duration, self Node, mac string, addr netip.Addr) *Link {
+	hash := fnv.New32()
+	_, _ = hash.Write([]byte(self.UID))
+	l := &Link{
+		self: self, mac: mac, addr: addr, up: true, holdings: map[netip.Addr]*holding{}, nodes: map[Node]neighbour{}, refuted: map[Node]Duration{},
+		controlled: longAgo, gateway: longAgo, called: longAgo, hello: now, now: now,
+		kind: Call, spread: Duration(hash.Sum32()) % (callInterval / 2),
+	}
+	return l
+}
+
+// Standing is the state of an address.
+type Standing struct {
+	Phase Phase
+	Cause Cause
+	// Version is the node's own record's.
+	Version Version
+	// Last had the address last, and Denied that it answers.
+	Last   Node
+	Denied bool
+	// MACs answered the last questions.
+	MACs []string
+	// Newest is the newest record that another node, By, asserted; zero where none did.
+	Newest Version
+	By     Node
+}
+
+// Standing returns the state of an address, with the zero Phase where the link does not have it.
+func (l *Link) Standing(addr netip.Addr) Standing {
+	h := l.holdings[addr]
+	if h == nil {
+		return Standing{}
+	}
+	return h.standing()
+}
+
+// All returns the states of all addresses.
+func (l *Link) All() map[netip.Addr]Standing {
+	all := make(map[netip.Addr]Standing, len(l.holdings))
+	for addr, h := range l.holdings {
+		all[addr] = h.standing()
+	}
+	return all
+}
+
+func (h *holding) standing() Standing {
+	return Standing{Phase: h.phase, Cause: h.cause, Version: h.version, Last: h.last, Denied: h.denied, MACs: slices.Clone(h.answered), Newest: h.newest, By: h.newestFrom}
+}
+
+// Next returns when Step has to be called at the latest, if nothing happens.
+func (l *Link) Next() (due Duration, ok bool) {
+	if !l.up {
+		return 0, false
+	}
+	due = l.hello
+	for _, h := range l.holdings {
+		if h.phase == Asking || h.asserts() {
+			due = min(due, h.due)
+		}
+	}
+	if l.silentAPI && l.hasFailover() {
+		due = min(due, l.look)
+	}
+	return due, true
+}
+
+// Step notes all that happened since the last one, and returns outputs, in their order. now never decreases. Nothing that was
+// received may be left out: before a node answers, it has heard all.
+func (l *Link) Step(now Duration, inputs ...Input) []Output {
+	l.out = nil
+	if due, ok := l.Next(); ok && now-due > overslept {
+		l.askAnew(now)
+	}
+	l.now = now
+	for _, in := range inputs {
+		l.note(in)
+	}
+	if l.up {
+		l.pass()
+	}
+	return l.out
+}
+
+// note notes an input.
+func (l *Link) note(in Input) {
+	switch in := in.(type) {
+	case Take:
+		l.take(in)
+	case Carry:
+		l.carry(in)
+	case Leave:
+		delete(l.holdings, in.Address)
+	case Heard:
+		l.hear(in)
+	case Answered:
+		l.answered(in)
+	case Gateway:
+		l.controlled, l.gateway = l.now, l.now
+	case Carrier:
+		l.carrier(in)
+	case API:
+		l.api(in.Reachable)
+	case Verdict:
+		l.verdict(in)
+	case Recheck:
+		if h := l.holdings[in.Address]; h != nil && h.phase == Closed {
+			l.emit(Close{in.Address, h.newest})
+		}
+	case Word:
+		if h := l.holdings[in.Address]; h != nil && h.phase == Asking {
+			h.word, h.due = true, l.now
+		}
+	}
+}
+
+func (l *Link) emit(o ...Output) { l.out = append(l.out, o...) }
+
+// askAnew begins all questions again: the node was paused, and answers may have been lost.
+func (l *Link) askAnew(now Duration) {
+	for _, h := range l.holdings {
+		if h.phase == Asking {
+			h.begin(now)
+		}
+	}
+	l.look = max(l.look, now)
+	if l.silentAPI {
+		l.apiSince = now
+	}
+}
+
+// begin begins the questions.
+func (h *holding) begin(at Duration) { h.asked, h.controlled, h.macs, h.due = 0, 0, nil, at }
+
+func (l *Link) take(t Take) {
+	h := l.holdings[t.Address]
+	if h == nil {
+		h = &holding{}
+		l.holdings[t.Address] = h
+	}
+	h.failover, h.ownMAC = t.Failover, t.OwnMAC
+	if t.Version <= h.version && h.phase != 0 {
+		return
+	}
+	h.version = t.Version
+	if h.phase == Answering {
+		return
+	}
+	// A newer assertion that came before the API's word stands.
+	if h.newest > h.version {
+		l.close(t.Address, h, Newer)
+		l.ask(t.Address, h)
+		return
+	}
+	l.askFor(h, t.Last)
+}
+
+// askFor has the node ask for an address before it answers.
+func (l *Link) askFor(h *holding, last Node) {
+	h.phase, h.cause, h.again, h.heard = Asking, 0, false, false
+	// This node itself does not answer; who had the address before it is not known.
+	h.last, h.denied = last, last == l.self
+	h.begin(l.now)
+}
+
+func (l *Link) carry(c Carry) {
+	if h := l.holdings[c.Address]; h != nil && h.phase == Answering && c.Answers && c.Version <= h.version {
+		return
+	}
+	h := &holding{version: c.Version, last: c.Last, denied: c.Last == l.self, ownMAC: c.OwnMAC, failover: c.Failover, phase: Answering, due: l.now}
+	l.holdings[c.Address] = h
+	switch {
+	case c.Newest > c.Version:
+		h.newest = c.Newest
+		l.close(c.Address, h, Newer)
+		l.ask(c.Address, h)
+	case !c.Answers:
+		l.openAgain(c.Address, h, l.now)
+	}
+}
+
+// openAgain has the node ask for an address for which it answered before.
+func (l *Link) openAgain(addr netip.Addr, h *holding, at Duration) {
+	h.phase, h.cause, h.again = Asking, 0, true
+	h.begin(at)
+	l.ask(addr, h)
+}
+
+func (l *Link) ask(addr netip.Addr, h *holding) {
+	h.number++
+	h.pending = true
+	l.emit(AskAPI{Address: addr, Number: h.number})
+}
+
+// close ends answers for an address, if there are any.
+func (l *Link) close(addr netip.Addr, h *holding, cause Cause) {
+	if h.phase == Answering || cause == Newer {
+		l.emit(Close{addr, h.newest})
+	}
+	h.phase, h.cause = Closed, cause
+}
+
+func (l *Link) open(addr netip.Addr, h *holding) {
+	h.phase, h.cause, h.again = Answering, 0, false
+	h.due = l.now + repeat
+	l.emit(Open{addr})
+	// A virtual machine whose clock stood still may open long after its questions.
+	l.assert(addr, h)
+}
+
+// assert says to all that the address is this node's.
+func (l *Link) assert(addr netip.Addr, h *holding) {
+	m := Message{Kind: Assert, From: l.self, Address: addr, Version: h.version}
+	if h.phase == Asking || !h.denied {
+		m.To = h.last
+	}
+	l.emit(Send{m})
+}
+
+func (l *Link) hear(in Heard) {
+	from := in.From
+	if from == l.self {
+		return
+	}
+	if known, ok := l.nodes[from]; (ok || in.Kind == Hello || in.Kind == Call) && !in.Unicast {
+		known.heard = l.now
+		if in.MAC != "" {
+			known.mac, known.addr = in.MAC, in.Address
+		}
+		l.nodes[from] = known
+	}
+	switch in.Kind {
+	case Assert:
+		l.heardAssert(in.Message)
+	case Deny:
+		h := l.holdings[in.Address]
+		if in.To != l.self || h == nil || from != h.last || in.Version != h.version {
+			return
+		}
+		h.denied, h.deniedAt = true, l.now
+		if !in.Unicast {
+			// It answers what this node sent to the segment.
+			l.controlled = l.now
+		}
+	case Call:
+		if l.now-l.called >= callInterval {
+			l.called = l.now
+			l.hello = min(l.hello, l.now+l.spread)
+		}
+	}
+}
+
+func (l *Link) heardAssert(m Message) {
+	h := l.holdings[m.Address]
+	asked := m.To == l.self
+	switch {
+	case h == nil:
+	case m.Version > h.version:
+		if m.Version > h.newest {
+			h.newest, h.newestFrom = m.Version, m.From
+		}
+		if l.now < l.refuted[m.From] && !l.silentAPI {
+			asked = false
+			if !h.pending {
+				l.ask(m.Address, h)
+			}
+			break
+		}
+		if h.phase != Closed || h.cause != Newer {
+			l.close(m.Address, h, Newer)
+			l.ask(m.Address, h)
+		}
+	case m.Version < h.version:
+		asked = false
+		if h.phase != Closed || h.cause != Newer {
+			l.emit(Send{Message{Kind: Assert, From: l.self, To: m.From, Address: m.Address, Version: h.version}})
+		}
+	default:
+		asked = false
+	}
+	if asked {
+		l.emit(Send{Message{Kind: Deny, From: l.self, To: m.From, Address: m.Address, Version: m.Version}})
+	}
+}
+
+func (l *Link) answered(a Answered) {
+	h := l.holdings[a.Address]
+	switch {
+	case h == nil:
+		for _, n := range l.nodes {
+			if n.addr == a.Address {
+				l.controlled = l.now
+			}
+		}
+	case h.phase == Asking && h.asked > 0 && !h.word && !slices.Contains(h.macs, a.MAC):
+		h.macs = append(h.macs, a.MAC)
+	}
+}
+
+// agreed returns whether the last holder denied after the last question, or there is none.
+func (h *holding) agreed(self Node) bool {
+	return h.last == Node{} || h.last == self || h.denied && h.deniedAt >= h.askedAt
+}
+
+// hasIt returns whether the host with a MAC that answered may have the address. Where no other node can have it, but for
+// the ones that the node knows, a MAC that is no node's is a proxy's or a foreign host's, which package conflict tells apart.
+// The last holder's denial is worth more than a proxy's word.
+func (l *Link) hasIt(h *holding, mac string) bool {
+	if h.again || mac != "" && mac == h.ownMAC || !h.agreed(l.self) {
+		return true
+	}
+	for id, n := range l.nodes {
+		if n.mac == mac && id != h.last {
+			return true
+		}
+	}
+	return false
+}
+
+func (l *Link) carrier(c Carrier) {
+	if l.up == c.Up {
+		return
+	}
+	l.up = c.Up
+	for _, addr := range l.addresses() {
+		h := l.holdings[addr]
+		switch {
+		case !c.Up && h.phase == Answering:
+			l.close(addr, h, NoCarrier)
+		case c.Up && h.phase == Closed && h.cause == NoCarrier:
+			l.openAgain(addr, h, l.now+c.Jitter)
+		case c.Up && h.phase == Asking:
+			h.begin(l.now + c.Jitter)
+		}
+	}
+	l.hello, l.kind = l.now+c.Jitter, Call
+}
+
+func (l *Link) api(reachable bool) {
+	if reachable != l.silentAPI {
+		return
+	}
+	l.silentAPI, l.apiSince = !reachable, l.now
+	l.look = l.now
+	if !reachable {
+		return
+	}
+	l.openCutOff()
+	for _, addr := range l.addresses() {
+		if h := l.holdings[addr]; h.pending {
+			l.ask(addr, h)
+		}
+	}
+}
+
+func (l *Link) verdict(v Verdict) {
+	h := l.holdings[v.Address]
+	if h == nil || v.Number != h.number || !h.pending {
+		return
+	}
+	h.pending = false
+	if !v.Mine {
+		// Leave follows.
+		l.close(v.Address, h, Newer)
+		return
+	}
+	h.version = max(h.version, v.Version)
+	refuted := h.newest > h.version
+	if refuted {
+		l.refuted[h.newestFrom] = l.now + refutedFor
+	}
+	h.newest = 0
+	switch {
+	case h.phase == Closed && h.cause == Newer:
+		l.askFor(h, v.Last)
+	case h.phase == Asking && h.again && l.up:
+		l.open(v.Address, h)
+	}
+}
+
+// addresses are sorted, so that equal inputs have equal outputs.
+func (l *Link) addresses() []netip.Addr {
+	return slices.SortedFunc(maps.Keys(l.holdings), netip.Addr.Compare)
+}
+
+// pass does the work that is due.
+func (l *Link) pass() {
+	if l.now >= l.hello {
+		l.hello = l.now + helloInterval
+		l.sayHello()
+	}
+	if l.silentAPI && l.now >= l.look && l.hasFailover() {
+		l.look = l.now + time.Second
+		l.lookAround()
+	}
+	for _, addr := range l.addresses() {
+		h := l.holdings[addr]
+		switch {
+		case h.phase == Asking && l.now >= h.due:
+			switch {
+			case slices.ContainsFunc(h.macs, func(mac string) bool { return l.hasIt(h, mac) }):
+				h.answered, h.heard = h.macs, true
+				h.begin(l.now + repeat)
+			case l.silent(h):
+				l.open(addr, h)
+			default:
+				l.question(addr, h)
+			}
+		case h.asserts() && l.now >= h.due:
+			l.question(addr, h)
+		}
+	}
+}
+
+// asserts returns whether the node answers, and goes on asserting because the last holder has not denied.
+func (h *holding) asserts() bool {
+	return h.phase == Answering && h.last != (Node{}) && !h.denied
+}
+
+// hail returns a Hello or Call.
+func (l *Link) hail(kind Kind) Message {
+	m := Message{Kind: kind, From: l.self, MAC: l.mac, Address: l.addr}
+	for _, addr := range l.addresses() {
+		if !m.Address.IsValid() && l.holdings[addr].phase == Answering {
+			m.Address = addr
+		}
+	}
+	return m
+}
+
+// control asks for what other hosts of the segment have.
+func (l *Link) control() Control {
+	var c Control
+	for _, n := range slices.SortedFunc(maps.Values(l.nodes), func(x, y neighbour) int {
+		return cmp.Or(cmp.Compare(y.heard, x.heard), x.addr.Compare(y.addr))
+	}) {
+		if n.addr.IsValid() && l.holdings[n.addr] == nil && len(c.Addresses) < controls {
+			c.Addresses = append(c.Addresses, n.addr)
+		}
+	}
+	return c
+}
+
+func (l *Link) sayHello() {
+	l.emit(Send{l.hail(l.kind)})
+	l.kind = Hello
+	for _, addr := range l.addresses() {
+		if h := l.holdings[addr]; h.phase == Answering {
+			l.assert(addr, h)
+		}
+	}
+	maps.DeleteFunc(l.nodes, func(_ Node, n neighbour) bool { return l.now-n.heard > neighbourFor })
+	maps.DeleteFunc(l.refuted, func(_ Node, until Duration) bool { return l.now >= until })
+}
+
+// question asserts an address and asks who answers for it.
+func (l *Link) question(addr netip.Addr, h *holding) {
+	l.assert(addr, h)
+	l.emit(Question{addr})
+	if h.phase == Answering {
+		h.due = l.now + repeat
+		return
+	}
+	if h.controls() {
+		l.emit(l.control())
+	}
+	if h.asked == 0 {
+		h.since = l.now
+	}
+	h.asked++
+	h.askedAt, h.macs = l.now, nil
+	h.due = l.now + repeat
+	if h.asked <= questions {
+		h.due = l.now + questionWait
+	}
+}
+
+// controls returns whether silence needs a control: some node had the address before.
+func (h *holding) controls() bool { return h.again || h.last != (Node{}) }
+
+// silent returns whether the silence after the last question counts, with the ones before it.
+func (l *Link) silent(h *holding) bool {
+	if h.asked == 0 {
+		return false
+	}
+	// The question may have been lost with all else, and the control have come later: one alone says little.
+	if l.controlled >= h.askedAt {
+		h.controlled++
+	} else {
+		h.controlled = 0
+	}
+	switch {
+	case h.asked < questions:
+		return false
+	case h.word, !h.controls() && !h.heard, l.now-h.since >= uncontrolled:
+		return true
+	case h.again, h.heard, !h.agreed(l.self):
+		return h.controlled >= doubted
+	default:
+		return h.controlled >= questions
+	}
+}
+
+func (l *Link) hasFailover() bool {
+	for _, h := range l.holdings {
+		if h.failover {
+			return true
+		}
+	}
+	return false
+}
+
+// lookAround closes the addresses of pods that asked for failover while this node is cut off: it reaches
+// neither API nor gateway, and hears fewer than half of the nodes that it knows.
+func (l *Link) lookAround() {
+	l.emit(l.control())
+	if l.now-max(l.gateway, l.apiSince) < cutOffAfter/2 {
+		return
+	}
+	l.emit(Send{l.hail(Call)})
+	known, heard := 0, 0
+	for _, n := range l.nodes {
+		if l.now-n.heard <= neighbourFor {
+			known++
+		}
+		if l.now-n.heard < cutOffAfter {
+			heard++
+		}
+	}
+	if l.now-l.gateway < cutOffAfter || 2*heard >= known {
+		l.openCutOff()
+		return
+	}
+	if l.now-l.apiSince < cutOffAfter {
+		return
+	}
+	for _, addr := range l.addresses() {
+		if h := l.holdings[addr]; h.failover && h.phase == Answering {
+			l.close(addr, h, CutOff)
+		}
+	}
+}
+
+// openCutOff has the node ask for the addresses that it closed when it was cut off.
+func (l *Link) openCutOff() {
+	for _, addr := range l.addresses() {
+		if h := l.holdings[addr]; h.phase == Closed && h.cause == CutOff {
+			l.openAgain(addr, h, l.now)
+		}
+	}
+}

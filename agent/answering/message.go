@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package answering
+
+import "net/netip"
+
+// Version is the resourceVersion of a FloatingIP at which the API said that a node has its address; zero where
+// that is not known. Greater ones are later.
+type Version uint64
+
+// Node is a node of the cluster. Another machine of the same name has another UID.
+type Node struct {
+	Name, UID string
+}
+
+// Kind is the kind of a Message.
+type Kind uint8
+
+const (
+	// Assert says that From has the address by the version, and asks To, if given, to deny that it
+	// answers for it by an older one.
+	Assert Kind = iota + 1
+	// Deny says to To that From does not answer for the address by a version below Version.
+	Deny
+	// Hello says that From is on the segment, with MAC, by which it answers for its addresses, of which
+	// Address is one, if it has any.
+	Hello
+	// Call is a Hello that asks all nodes for theirs.
+	Call
+)
+
+// Message is a statement of one node to the nodes of a segment.
+type Message struct {
+	Kind     Kind
+	From, To Node
+	Address  netip.Addr
+	Version  Version
+	MAC      string
+}
+
+// Input is something that happened. Exactly the types below are Inputs.
+type Input interface{ input() }
+
+type (
+	// Take says that the API gave an address to a pod of this node, by Version.
+	Take struct {
+		Address netip.Addr
+		Version Version
+		// Last is the node that had the address last, if nothing has proved that it does not answer any more.
+		Last Node
+		// OwnMAC is the MAC that the pod's interface has on every node, empty where nodes answer with their own.
+		OwnMAC string
+		// Failover: the pod asked to be moved from a node that is cut off.
+		Failover bool
+	}
+	// Carry says that the agent found an address in its records when it started, or that the kernel does not
+	// answer for it any more. Answers says whether it does.
+	Carry struct {
+		Address  netip.Addr
+		Version  Version
+		Last     Node
+		OwnMAC   string
+		Failover bool
+		Answers  bool
+		// Newest is the last Close's.
+		Newest Version
+	}
+	// Leave says that this node does not carry the address any more, and that its kernel does not answer for it.
+	Leave struct{ Address netip.Addr }
+	// Heard is a message that another node sent, on the segment unless Unicast.
+	Heard struct {
+		Message
+		Unicast bool
+	}
+	// Answered is an answer for an address on the segment, to any host's question, with the MAC that it names.
+	Answered struct {
+		Address netip.Addr
+		MAC     string
+	}
+	// Gateway is an answer of a gateway to a question for it.
+	Gateway struct{}
+	// Carrier is a change of the link's. Jitter, up to 200 ms, is how long this node waits after its return,
+	// so that nodes do not all ask at once after the restart of a switch.
+	Carrier struct {
+		Up     bool
+		Jitter Duration
+	}
+	// API says whether the API server is reached, after a change.
+	API struct{ Reachable bool }
+	// Verdict is the API's answer to the AskAPI of this Number.
+	Verdict struct {
+		Address netip.Addr
+		Number  int
+		// Mine: the address is still this node's pod's, by Version; Last as in Take.
+		Mine    bool
+		Version Version
+		Last    Node
+	}
+	// Recheck says that a Close failed; where it still holds, another follows.
+	Recheck struct{ Address netip.Addr }
+	// Word is a person's, that no other node answers for the address whatever is heard.
+	Word struct{ Address netip.Addr }
+)
+
+func (Take) input()     {}
+func (Carry) input()    {}
+func (Leave) input()    {}
+func (Heard) input()    {}
+func (Answered) input() {}
+func (Gateway) input()  {}
+func (Carrier) input()  {}
+func (API) input()      {}
+func (Verdict) input()  {}
+func (Word) input()     {}
+func (Recheck) input()  {}
+
+// Output is something that the caller does. Exactly the types below are Outputs.
+type Output interface{ output() }
+
+type (
+	// Open has the kernel answer for the address, and announces it.
+	Open struct{ Address netip.Addr }
+	// Close ends that. Route, interface and record stay; Newest, if not zero, is kept there: another node has asserted
+	// the address by it.
+	Close struct {
+		Address netip.Addr
+		Newest  Version
+	}
+	// Send sends a message to all nodes on the segment and, with a To, to that node's InternalIP, too.
+	Send struct{ Message }
+	// Question asks the segment once who answers for the address.
+	Question struct{ Address netip.Addr }
+	// Control asks the segment once for the gateways and for the addresses, which other nodes have.
+	Control struct{ Addresses []netip.Addr }
+	// AskAPI asks the API whose the address is; a Verdict with the same Number answers it. It is asked once,
+	// and again after the API was not reached.
+	AskAPI struct {
+		Address netip.Addr
+		Number  int
+	}
+)
+
+func (Open) output()     {}
+func (Close) output()    {}
+func (Send) output()     {}
+func (Question) output() {}
+func (Control) output()  {}
+func (AskAPI) output()   {}

@@ -1,0 +1,421 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package answering_test
+
+import (
+	"maps"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	. "github.com/berth-dev/berth/agent/answering"
+)
+
+// TestModel runs worlds in which everything fails, and fails where two nodes answer for an address for longer than
+// promised, or the node of the record does not when all is well again. BERTH_TEST_WORLDS is the number of worlds, each
+// of which is an hour, BERTH_TEST_SEED the first one's seed.
+func TestModel(t *testing.T) {
+	worlds, seed := 300, rand.Uint64()>>16
+	if text := os.Getenv("BERTH_TEST_WORLDS"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		worlds = n
+	}
+	if text := os.Getenv("BERTH_TEST_SEED"); text != "" {
+		n, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seed = n
+	}
+	var group sync.WaitGroup
+	var next atomic.Int64
+	var mu sync.Mutex
+	two, times, moves, failures := map[string]time.Duration{}, map[string]int{}, 0, 0
+	for range runtime.GOMAXPROCS(0) {
+		group.Go(func() {
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= worlds {
+					return
+				}
+				w := newWorld(seed + uint64(i))
+				w.hour()
+				mu.Lock()
+				for line, d := range w.judge.two {
+					if w.lossy {
+						line += ", frames get lost"
+					}
+					two[line] = max(two[line], d)
+				}
+				for line, n := range w.judge.times {
+					times[line] += n
+				}
+				moves += w.judge.moves
+				if w.err != nil && failures < 3 {
+					failures++
+					again := newWorld(seed + uint64(i))
+					again.trace = &strings.Builder{}
+					again.hour()
+					lines := strings.Split(again.trace.String(), "\n")
+					t.Errorf("BERTH_TEST_SEED=%d BERTH_TEST_WORLDS=1: %v\n%s", seed+uint64(i), w.err, strings.Join(lines[max(0, len(lines)-45):], "\n"))
+					next.Store(int64(worlds))
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	group.Wait()
+	t.Logf("%d worlds of an hour, %d moves", worlds, moves)
+	for _, line := range slices.Sorted(maps.Keys(two)) {
+		t.Logf("two answered for at most %v: %s", two[line].Round(time.Millisecond), line)
+	}
+	for _, line := range slices.Sorted(maps.Keys(times)) {
+		t.Logf("two answered %d times: %s", times[line], line)
+	}
+}
+
+// hour lets everything fail for a while, and then all be well.
+func (w *world) hour() {
+	for _, r := range w.records {
+		w.give(r, w.nodes[w.IntN(len(w.nodes))], nil)
+	}
+	const unrest = 10 * time.Minute
+	var disturb func()
+	disturb = func() {
+		if w.now < unrest {
+			w.disturb()
+			w.after(w.between(0, 15*time.Second), disturb)
+		}
+	}
+	w.after(5*time.Second, disturb)
+	w.run(unrest + 10*time.Minute)
+	w.heal()
+	w.run(time.Hour)
+	if w.err != nil {
+		return
+	}
+	for _, r := range w.records {
+		for _, n := range w.nodes {
+			_, answers := n.kernel[r.addr]
+			switch {
+			case answers && n != r.node:
+				w.fail("all is well, but %s answers for %s, which is of %s", n.id.Name, r.addr, r.node.id.Name)
+			case !answers && n == r.node:
+				w.fail("all is well, but %s does not answer for %s: %+v", n.id.Name, r.addr, n.link.Standing(r.addr))
+			}
+		}
+	}
+}
+
+// give records that a node's pod has an address.
+func (w *world) give(r *record, to, last *node) {
+	w.version++
+	w.judge.moves++
+	if last == to {
+		last = r.last
+	}
+	r.pod, r.node, r.last, r.version, r.given = r.pod+1, to, last, w.version, w.now
+	name := "none"
+	if last != nil {
+		name = last.id.Name
+	}
+	w.logf("%s is of %s by %d, last %s", r.addr, to.id.Name, r.version, name)
+	pod := r.pod
+	w.after(w.between(10*time.Millisecond, 500*time.Millisecond), func() {
+		if r.pod == pod && w.reaches(to) {
+			to.came(r)
+		}
+	})
+}
+
+// move moves a pod; by force where nothing proves that its node has stopped.
+func (w *world) move(r *record, to *node, force bool) {
+	from, pod := r.node, r.pod
+	if !force && from.works() && w.reaches(from) && from.state[r.addr].pod == pod {
+		from.gone(r.addr, pod)
+		w.give(r, to, r.last)
+		return
+	}
+	w.logf("somebody deletes the pod of %s on %s", r.addr, from.id.Name)
+	w.give(r, to, from)
+	w.after(w.between(50*time.Millisecond, 2*time.Second), func() {
+		if w.reaches(from) {
+			from.gone(r.addr, pod)
+		}
+	})
+}
+
+// pick returns a node for a pod; the scheduler takes one that is Ready, as far as it knows.
+func (w *world) pick() *node {
+	var ready []*node
+	for _, n := range w.nodes {
+		if n.link != nil && w.reaches(n) {
+			ready = append(ready, n)
+		}
+	}
+	if len(ready) == 0 || w.IntN(20) == 0 {
+		return w.nodes[w.IntN(len(w.nodes))]
+	}
+	return ready[w.IntN(len(ready))]
+}
+
+func pickOf[T any](w *world, of ...T) T { return of[w.IntN(len(of))] }
+
+// disturb does something that happens in clusters.
+func (w *world) disturb() {
+	n, r := w.nodes[w.IntN(len(w.nodes))], w.records[w.IntN(len(w.records))]
+	if w.IntN(2) == 0 {
+		n = r.node
+	}
+	switch w.IntN(15) {
+	case 0, 1, 2:
+		if w.apiUp {
+			w.move(r, w.pick(), w.IntN(3) > 0)
+		}
+	case 3:
+		// Several moves at once.
+		for range 2 + w.IntN(2) {
+			w.after(w.between(0, time.Second), func() {
+				if w.apiUp {
+					w.move(r, w.pick(), w.IntN(3) > 0)
+				}
+			})
+		}
+	case 4, 5:
+		n.loseAPI(pickOf(w, time.Second, 20*time.Second, time.Minute, 5*time.Minute))
+	case 6:
+		w.loseAPI(pickOf(w, 10*time.Second, 2*time.Minute))
+	case 7:
+		n.loseCarrier(pickOf(w, 300*time.Millisecond, 2*time.Second, 15*time.Second, time.Minute))
+	case 8:
+		n.block(pickOf(w, 500*time.Millisecond, 10*time.Second, 30*time.Second, 100*time.Second))
+	case 9:
+		w.split(pickOf(w, 2*time.Second, 20*time.Second, 90*time.Second))
+	case 10:
+		n.kill(pickOf(w, time.Second, 20*time.Second, 3*time.Minute))
+	case 11:
+		n.hang(pickOf(w, 2*time.Second, 30*time.Second))
+	case 12:
+		n.pause(pickOf(w, 2*time.Second, 20*time.Second, time.Minute), w.IntN(2) == 0)
+	case 14:
+		n.forge(r)
+	case 13:
+		n.off(pickOf(w, 15*time.Second, 2*time.Minute))
+	}
+}
+
+// forge has somebody with the key of a node assert an address that is not the node's, a while long.
+func (n *node) forge(r *record) {
+	w := n.world
+	w.logf("%s forges assertions of %s", n.id.Name, r.addr)
+	w.forged[r.addr], n.forger = true, true
+	m := Message{Kind: Assert, From: n.id, Address: r.addr, Version: r.version + 10000}
+	for i := range 3 {
+		w.after(Duration(i)*time.Second, func() { n.send(m) })
+	}
+}
+
+func (n *node) tellAPI() {
+	w := n.world
+	w.after(w.between(10*time.Millisecond, 3*time.Second), func() {
+		if n.works() && n.told != w.reaches(n) {
+			n.told = !n.told
+			n.step(API{n.told})
+			if n.told {
+				n.verify()
+			}
+		}
+	})
+}
+
+func (n *node) loseAPI(d time.Duration) {
+	n.world.logf("%s loses the API for %v", n.id.Name, d)
+	n.api = false
+	n.tellAPI()
+	n.world.after(d, func() { n.api = true; n.tellAPI() })
+}
+
+func (w *world) loseAPI(d time.Duration) {
+	w.logf("the API is down for %v", d)
+	w.apiUp = false
+	for _, n := range w.nodes {
+		n.tellAPI()
+	}
+	w.after(d, func() {
+		w.apiUp = true
+		for _, n := range w.nodes {
+			n.tellAPI()
+		}
+	})
+}
+
+// loseCarrier cuts the cable. The kernel drops proxy entries; of a cut of less than a second it may not learn.
+func (n *node) loseCarrier(d time.Duration) {
+	w := n.world
+	if !n.carrier {
+		return
+	}
+	w.logf("%s loses its carrier for %v", n.id.Name, d)
+	n.carrier = false
+	if d >= time.Second || w.IntN(2) == 0 {
+		w.after(w.between(0, min(d, time.Second)), func() {
+			if n.carrier {
+				return
+			}
+			for addr := range n.kernel {
+				if !w.record(addr).own {
+					n.silence(addr)
+				}
+			}
+			n.step(Carrier{})
+		})
+	}
+	w.after(d, func() { n.plug() })
+}
+
+func (n *node) plug() {
+	if n.carrier {
+		return
+	}
+	n.world.logf("%s has its carrier again", n.id.Name)
+	n.carrier = true
+	n.step(Carrier{Up: true, Jitter: n.world.between(0, 200*time.Millisecond)})
+}
+
+// block has the switch's port, or the hypervisor's, pass nothing.
+func (n *node) block(d time.Duration) {
+	n.world.logf("the port of %s is blocked for %v", n.id.Name, d)
+	n.group = -1 - n.index
+	n.world.after(d, func() { n.group = 0 })
+}
+
+// split divides the switch.
+func (w *world) split(d time.Duration) {
+	w.logf("the switch is split for %v", d)
+	for _, n := range w.nodes {
+		if n.group >= 0 && w.IntN(2) == 0 {
+			n.group = 1
+			w.logf("... %s is away", n.id.Name)
+			w.after(d, func() { n.group = 0 })
+		}
+	}
+}
+
+func (n *node) kill(d time.Duration) {
+	n.world.logf("the agent of %s dies for %v", n.id.Name, d)
+	n.link = nil
+	n.world.after(d, func() {
+		if n.link == nil && n.powered && !n.paused {
+			n.world.logf("the agent of %s starts", n.id.Name)
+			n.start()
+		}
+	})
+}
+
+func (n *node) hang(d time.Duration) {
+	if !n.works() {
+		return
+	}
+	n.world.logf("the agent of %s hangs for %v", n.id.Name, d)
+	n.hung = true
+	n.world.after(d, n.unhang)
+}
+
+func (n *node) unhang() {
+	if !n.hung || n.link == nil || n.paused || !n.powered {
+		return
+	}
+	n.world.logf("the agent of %s goes on", n.id.Name)
+	n.hung = false
+	n.world.judge.alive(n)
+	backlog := n.backlog
+	n.backlog = nil
+	n.step(backlog...)
+	n.tellAPI()
+	n.verify()
+}
+
+// pause stops a virtual machine; with its clock, or not.
+func (n *node) pause(d time.Duration, clock bool) {
+	w := n.world
+	if n.paused || !n.powered {
+		return
+	}
+	w.logf("%s is paused for %v", n.id.Name, d)
+	n.paused, n.pausedAt = true, w.now
+	w.after(d, func() { n.resume(clock) })
+}
+
+func (n *node) resume(clock bool) {
+	w := n.world
+	if !n.paused {
+		return
+	}
+	w.logf("%s goes on", n.id.Name)
+	n.paused = false
+	if clock {
+		n.slept += w.now - n.pausedAt
+		n.stood = w.now
+	}
+	w.judge.alive(n)
+	if n.link == nil {
+		if n.powered {
+			n.start()
+		}
+		return
+	}
+	n.timer = -1
+	n.step(Carrier{Up: n.carrier})
+	n.tellAPI()
+	n.verify()
+}
+
+func (n *node) off(d time.Duration) {
+	w := n.world
+	if !n.powered {
+		return
+	}
+	w.logf("%s is powered off for %v", n.id.Name, d)
+	n.powered, n.link = false, nil
+	clear(n.kernel)
+	n.changes++
+	clear(n.state)
+	w.after(d, n.boot)
+}
+
+func (n *node) boot() {
+	if n.powered {
+		return
+	}
+	n.world.logf("%s boots", n.id.Name)
+	n.powered, n.paused = true, false
+	n.start()
+}
+
+// heal ends all that failed.
+func (w *world) heal() {
+	w.logf("all is well")
+	w.apiUp = true
+	for _, n := range w.nodes {
+		n.api, n.group = true, 0
+		n.resume(false)
+		n.boot()
+		n.plug()
+		n.unhang()
+		if n.link == nil {
+			n.start()
+		}
+		n.tellAPI()
+		n.verify()
+	}
+}

@@ -1,0 +1,490 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package answering_test
+
+import (
+	"cmp"
+	"container/heap"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	. "github.com/berth-dev/berth/agent/answering"
+)
+
+// A world has nodes on a segment, an API server, people that delete pods, and all that can fail. Time is
+// virtual. A world of a seed always does the same.
+type world struct {
+	*rand.Rand
+	now     Duration
+	queue   events
+	number  int
+	nodes   []*node
+	records []*record
+	// version is the API server's.
+	version Version
+	// gateway: there is one on the segment, in the group 0.
+	gateway bool
+	// lossy: frames get lost, late and doubled.
+	lossy bool
+	apiUp bool
+	// forged: somebody has asserted the address who may not.
+	forged map[netip.Addr]bool
+	lost   map[[2]int]int
+	trace  *strings.Builder
+	judge  judge
+	err    error
+}
+
+type event struct {
+	at     Duration
+	number int
+	do     func()
+}
+
+// events are a heap, the next one first.
+type events struct{ all []event }
+
+func (e *events) Len() int { return len(e.all) }
+func (e *events) Less(i, j int) bool {
+	return e.all[i].at < e.all[j].at || e.all[i].at == e.all[j].at && e.all[i].number < e.all[j].number
+}
+func (e *events) Swap(i, j int) { e.all[i], e.all[j] = e.all[j], e.all[i] }
+func (e *events) Push(x any) {
+	if next, ok := x.(event); ok {
+		e.all = append(e.all, next)
+	}
+}
+func (e *events) Pop() any {
+	last := e.all[len(e.all)-1]
+	e.all[len(e.all)-1] = event{}
+	e.all = e.all[:len(e.all)-1]
+	return last
+}
+
+// record is a FloatingIP.
+type record struct {
+	addr netip.Addr
+	// own: the pod has a MAC of its own, which moves with it.
+	own      bool
+	failover bool
+	pod      int
+	node     *node
+	last     *node
+	version  Version
+	// given is when the node got it.
+	given Duration
+}
+
+func (r *record) ownMAC() string {
+	if r.own {
+		return "of " + r.addr.String()
+	}
+	return ""
+}
+
+// carried is a record of an agent, and outlives it.
+type carried struct {
+	pod             int
+	version, newest Version
+	last            Node
+	// added: the node has answered for the pod. An ADD that an agent did not finish is undone.
+	added bool
+}
+
+// node has a kernel, an agent that may be dead, and links.
+type node struct {
+	world *world
+	index int
+	id    Node
+	mac   string
+	addr  netip.Addr
+	// link is nil while no agent runs.
+	link *Link
+	// hung: the agent runs, and does nothing. paused: nor does anything else of the node.
+	hung, paused, powered bool
+	// backlog has the inputs of a hung agent.
+	backlog []Input
+	carrier bool
+	// group has the ports of the switch that reach each other; a negative one is alone.
+	group int
+	// api: the node reaches the API server, if that is up. told: its agent knows.
+	api, told bool
+	// kernel has the addresses for which it answers, with the time since when.
+	kernel map[netip.Addr]answers
+	// changes counts kernel's.
+	changes int
+	state   map[netip.Addr]carried
+	// forger: it has asserted an address that was not its own.
+	forger bool
+	// knows are the nodes of which this one heard a Hello.
+	knows map[int]bool
+	timer Duration
+	// slept is how much the node's clock is behind.
+	slept, pausedAt Duration
+	// stood is when the clock went on after it had stood still.
+	stood Duration
+}
+
+type answers struct {
+	version Version
+	since   Duration
+	// silence: the node began because nobody answered, and not because of the API's word.
+	silence bool
+}
+
+func newWorld(seed uint64) *world {
+	w := &world{Rand: rand.New(rand.NewPCG(seed, 1)), apiUp: true, forged: map[netip.Addr]bool{}, lost: map[[2]int]int{}, version: 100}
+	w.gateway = w.IntN(4) > 0
+	w.lossy = w.IntN(2) > 0
+	w.judge = newJudge(w)
+	for i := range 2 + w.IntN(4) {
+		n := &node{
+			world: w, index: i, id: Node{Name: fmt.Sprintf("node%d", i), UID: fmt.Sprintf("uid%d", i)}, mac: fmt.Sprintf("mac%d", i),
+			addr:    netip.AddrFrom4([4]byte{10, 0, 1, byte(i + 1)}),
+			powered: true, carrier: true, api: true, told: true,
+			kernel: map[netip.Addr]answers{}, state: map[netip.Addr]carried{}, knows: map[int]bool{},
+		}
+		w.nodes = append(w.nodes, n)
+	}
+	for _, n := range w.nodes {
+		n.start()
+	}
+	for i := range 1 + w.IntN(3) {
+		w.records = append(w.records, &record{addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), own: w.IntN(3) == 0, failover: w.IntN(2) == 0})
+	}
+	return w
+}
+
+func (w *world) logf(format string, args ...any) {
+	if w.trace != nil {
+		fmt.Fprintf(w.trace, "%12v "+format+"\n", append([]any{w.now}, args...)...)
+	}
+}
+
+func (w *world) after(d Duration, do func()) {
+	w.number++
+	heap.Push(&w.queue, event{w.now + d, w.number, do})
+}
+
+// run lets time pass.
+func (w *world) run(until Duration) {
+	for w.err == nil && w.queue.Len() > 0 && w.queue.all[0].at <= until {
+		e, _ := heap.Pop(&w.queue).(event)
+		w.now = max(w.now, e.at)
+		e.do()
+		w.judge.look()
+	}
+	w.now = until
+}
+
+// between returns a random duration.
+func (w *world) between(from, to Duration) Duration {
+	return from + Duration(w.Int64N(int64(to-from)+1))
+}
+
+func (w *world) reaches(n *node) bool { return w.apiUp && n.api && n.powered && !n.paused }
+
+// on returns whether frames of the node get onto its port.
+func (n *node) on() bool { return n.powered && !n.paused && n.carrier }
+
+func (n *node) hears(other *node) bool {
+	return n != other && n.on() && other.on() && n.group == other.group && n.group >= 0
+}
+
+// step has the agent do something, now or when it is not hung any more.
+func (n *node) step(inputs ...Input) {
+	if n.link == nil || !n.powered || n.paused {
+		return
+	}
+	if n.hung {
+		if len(n.backlog) < 1000 {
+			n.backlog = append(n.backlog, inputs...)
+		}
+		return
+	}
+	said := false
+	for _, in := range inputs {
+		_, verdict := in.(Verdict)
+		said = said || verdict
+	}
+	for _, out := range n.link.Step(n.world.now-n.slept, inputs...) {
+		n.do(said, out)
+	}
+	n.arm()
+}
+
+// arm has the agent's timer go off, a little late.
+func (n *node) arm() {
+	due, ok := n.link.Next()
+	if !ok {
+		return
+	}
+	due += n.slept
+	if due = max(due, n.world.now); due == n.timer {
+		return
+	}
+	n.timer = due
+	n.world.after(due-n.world.now+n.world.between(0, 3*time.Millisecond), func() {
+		if n.timer == due {
+			n.timer = -1
+			n.step()
+		}
+	})
+}
+
+// do does an output. said: the API's word was among the inputs.
+func (n *node) do(said bool, out Output) {
+	w := n.world
+	switch out := out.(type) {
+	case Open:
+		c, ok := n.state[out.Address]
+		if !ok {
+			w.fail("%s opens %s, which it does not have", n.id.Name, out.Address)
+			return
+		}
+		w.logf("%s opens %s of %d", n.id.Name, out.Address, c.version)
+		c.added = true
+		n.state[out.Address] = c
+		n.kernel[out.Address] = answers{c.version, w.now, !said}
+		n.changes++
+		w.judge.opened(n, out.Address)
+	case Close:
+		cause := n.link.Standing(out.Address).Cause
+		w.logf("%s closes %s: %d", n.id.Name, out.Address, cause)
+		n.silence(out.Address)
+		if c, ok := n.state[out.Address]; ok {
+			c.newest = out.Newest
+			n.state[out.Address] = c
+		}
+		w.judge.closed(n, out.Address, cause)
+	case Send:
+		n.send(out.Message)
+	case Question:
+		w.ask(n, out.Address)
+	case Control:
+		if w.gateway && n.on() && n.group == 0 {
+			w.back(n, n, func() { n.step(Gateway{}) })
+		}
+		for _, addr := range out.Addresses {
+			w.ask(n, addr)
+		}
+	case AskAPI:
+		n.askAPI(n.link, out)
+	}
+}
+
+func (n *node) send(m Message) {
+	w := n.world
+	for _, other := range w.nodes {
+		w.frame(n, other, func() { other.hear(Heard{Message: m}) })
+		// The way over the nodes' addresses is another network in this world, the API server's.
+		if other != n && other.id == m.To && w.reaches(n) && w.reaches(other) {
+			w.after(w.between(time.Millisecond, 20*time.Millisecond), func() {
+				if w.reaches(other) {
+					other.hear(Heard{Message: m, Unicast: true})
+				}
+			})
+		}
+	}
+}
+
+// hear has the agent hear a message.
+func (n *node) hear(h Heard) {
+	if h.Kind == Hello || h.Kind == Call {
+		for i, other := range n.world.nodes {
+			n.knows[i] = n.knows[i] || other.id == h.From
+		}
+	}
+	n.step(h)
+}
+
+func (n *node) silence(addr netip.Addr) {
+	delete(n.kernel, addr)
+	n.changes++
+}
+
+// ask asks all kernels for an address.
+func (w *world) ask(n *node, addr netip.Addr) {
+	for _, other := range w.nodes {
+		w.frame(n, other, func() {
+			mac := other.mac
+			if _, ok := other.kernel[addr]; ok {
+				mac = cmp.Or(w.record(addr).ownMAC(), mac)
+			}
+			if _, ok := other.kernel[addr]; ok || addr == other.addr {
+				w.frame(other, n, func() { n.step(Answered{addr, mac}) })
+			}
+		})
+	}
+}
+
+func (w *world) record(addr netip.Addr) *record {
+	i := slices.IndexFunc(w.records, func(r *record) bool { return r.addr == addr })
+	return w.records[i]
+}
+
+// frame takes a frame over the segment.
+func (w *world) frame(from, to *node, do func()) {
+	if to.hears(from) {
+		w.back(from, to, func() {
+			if to.hears(from) {
+				do()
+			}
+		})
+	}
+}
+
+// back delivers after a while, or loses; of three frames one comes.
+func (w *world) back(from, to *node, do func()) {
+	way := [2]int{from.index, to.index}
+	late := 2 * time.Millisecond
+	if w.lossy {
+		if w.lost[way] < 2 && w.IntN(20) == 0 {
+			w.lost[way]++
+			return
+		}
+		w.lost[way] = 0
+		late = 30 * time.Millisecond
+		if w.IntN(20) == 0 {
+			w.after(w.between(0, 4*late), do)
+		}
+	}
+	w.after(w.between(100*time.Microsecond, late), do)
+}
+
+func (n *node) askAPI(link *Link, out AskAPI) {
+	w := n.world
+	w.after(w.between(time.Millisecond, 50*time.Millisecond), func() {
+		if n.link != link {
+			return
+		}
+		if !w.reaches(n) {
+			w.after(500*time.Millisecond, func() { n.askAPI(link, out) })
+			return
+		}
+		r, has := w.record(out.Address), n.state[out.Address]
+		v := Verdict{Address: out.Address, Number: out.Number, Mine: r.node == n && r.pod == has.pod, Version: r.version}
+		if r.last != nil {
+			v.Last = r.last.id
+		}
+		w.after(w.between(time.Millisecond, 50*time.Millisecond), func() {
+			if n.link != link {
+				return
+			}
+			if c := n.state[out.Address]; v.Mine && c.pod == has.pod {
+				c.version = v.Version
+				n.state[out.Address] = c
+			}
+			n.step(v)
+			if !v.Mine && n.state[out.Address].pod == has.pod {
+				n.gone(out.Address, has.pod)
+			}
+		})
+	})
+}
+
+// gone has the agent withdraw the address of a pod.
+func (n *node) gone(addr netip.Addr, pod int) {
+	if n.link == nil || n.hung || n.paused || !n.powered || n.state[addr].pod != pod {
+		return
+	}
+	n.world.logf("%s withdraws %s", n.id.Name, addr)
+	delete(n.state, addr)
+	n.silence(addr)
+	n.step(Leave{addr})
+}
+
+// start starts the agent.
+func (n *node) start() {
+	w := n.world
+	n.hung, n.backlog, n.timer, n.stood = false, nil, -1, -time.Hour
+	n.link, n.knows = NewLink(w.now-n.slept, n.id, n.mac, n.addr), map[int]bool{}
+	w.judge.alive(n)
+	n.told = w.reaches(n)
+	for _, addr := range sorted(n.state) {
+		if n.state[addr].added {
+			n.carry(addr)
+		} else {
+			delete(n.state, addr)
+		}
+	}
+	if !n.carrier {
+		n.step(Carrier{})
+	}
+	if !n.told {
+		n.step(API{})
+	}
+	n.step()
+	n.verify()
+}
+
+// carry tells the agent the state of an address.
+func (n *node) carry(addr netip.Addr) {
+	_, answers := n.kernel[addr]
+	c, r := n.state[addr], n.world.record(addr)
+	n.step(Carry{Address: addr, Version: c.version, Last: c.last, OwnMAC: r.ownMAC(), Failover: r.failover, Answers: answers, Newest: c.newest})
+}
+
+// verify has the agent see all that the API says, soon.
+func (n *node) verify() {
+	w, link := n.world, n.link
+	w.after(w.between(50*time.Millisecond, 2*time.Second), func() {
+		if n.link != link || !w.reaches(n) || n.hung {
+			return
+		}
+		for _, addr := range sorted(n.state) {
+			_, answers := n.kernel[addr]
+			if link.Standing(addr).Phase == Answering && !answers {
+				n.carry(addr)
+			}
+			if r := w.record(addr); r.node != n || r.pod != n.state[addr].pod {
+				n.gone(addr, n.state[addr].pod)
+			}
+		}
+		for _, r := range w.records {
+			if r.node == n {
+				n.came(r)
+			}
+		}
+	})
+}
+
+// came has the agent give a pod its address.
+func (n *node) came(r *record) {
+	if n.link == nil || n.hung || n.paused || !n.powered {
+		return
+	}
+	old, had := n.state[r.addr]
+	if had && old.pod == r.pod {
+		return
+	}
+	if had {
+		n.gone(r.addr, old.pod)
+	}
+	n.world.logf("%s takes %s by %d", n.id.Name, r.addr, r.version)
+	take := Take{Address: r.addr, Version: r.version, OwnMAC: r.ownMAC(), Failover: r.failover}
+	if r.last != nil {
+		take.Last = r.last.id
+	}
+	n.state[r.addr] = carried{pod: r.pod, version: r.version, last: take.Last}
+	n.step(take)
+}
+
+func sorted(m map[netip.Addr]carried) []netip.Addr {
+	var all []netip.Addr
+	for addr := range m {
+		all = append(all, addr)
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return all
+}
+
+func (w *world) fail(format string, args ...any) {
+	if w.err == nil {
+		w.err = fmt.Errorf("after %v: "+format, append([]any{w.now}, args...)...)
+	}
+}
