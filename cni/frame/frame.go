@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package frame makes and reads the Ethernet frames by which hosts find each other: ARP
-// (RFC 826) and neighbour discovery (RFC 4861). It is pure; it sends nothing.
+// (RFC 826) and neighbour discovery (RFC 4861), and UDP datagrams to all hosts of a segment. It is
+// pure; it sends nothing.
 package frame
 
 import (
@@ -86,7 +87,7 @@ const (
 // zero.
 func ICMPv6(sourceMAC, destinationMAC net.HardwareAddr, source, destination netip.Addr, message []byte) []byte {
 	src, dst := source.As16(), destination.As16()
-	binary.BigEndian.PutUint16(message[2:4], checksum(src, dst, message))
+	binary.BigEndian.PutUint16(message[2:4], checksum6(src, dst, message))
 	f := make([]byte, 0, header+ipv6Header+len(message))
 	f = append(f, destinationMAC...)
 	f = append(f, sourceMAC...)
@@ -99,19 +100,23 @@ func ICMPv6(sourceMAC, destinationMAC net.HardwareAddr, source, destination neti
 	return append(f, message...)
 }
 
-// checksum returns the Internet checksum over the pseudo header and an ICMPv6 message,
-// whose checksum field is zero. Of a message with its checksum it is 0.
-func checksum(src, dst [16]byte, message []byte) uint16 {
-	var sum uint32
-	add := func(b []byte) {
-		for i := 0; i+1 < len(b); i += 2 {
-			sum += uint32(binary.BigEndian.Uint16(b[i:]))
+// checksum6 returns the checksum over the pseudo header and an ICMPv6 message, whose checksum field
+// is zero. Of a message with its checksum it is 0.
+func checksum6(src, dst [16]byte, message []byte) uint16 {
+	return checksum(uint32(len(message))+unix.IPPROTO_ICMPV6, src[:], dst[:], message)
+}
+
+// checksum returns the Internet checksum (RFC 1071) over parts and a sum of others. Only the last part may
+// have an odd length.
+func checksum(sum uint32, parts ...[]byte) uint16 {
+	for _, b := range parts {
+		for ; len(b) > 1; b = b[2:] {
+			sum += uint32(binary.BigEndian.Uint16(b))
+		}
+		if len(b) == 1 {
+			sum += uint32(b[0]) << 8
 		}
 	}
-	add(src[:])
-	add(dst[:])
-	sum += uint32(len(message)) + unix.IPPROTO_ICMPV6
-	add(message)
 	for sum>>16 != 0 {
 		sum = sum&0xffff + sum>>16
 	}
@@ -149,7 +154,7 @@ func ParseAdvertisement(f []byte) (a Advertisement, ok bool) {
 		return Advertisement{}, false
 	}
 	m := f[start : start+length]
-	if m[0] != NeighborAdvertisement || m[1] != 0 || checksum([16]byte(f[header+8:]), [16]byte(f[header+24:]), m) != 0 {
+	if m[0] != NeighborAdvertisement || m[1] != 0 || checksum6([16]byte(f[header+8:]), [16]byte(f[header+24:]), m) != 0 {
 		return Advertisement{}, false
 	}
 	a = Advertisement{Target: netip.AddrFrom16([16]byte(m[8:24])), MAC: clone(f[6:12]), Flags: m[4]}

@@ -33,7 +33,7 @@ func TestDuplicateProbe(t *testing.T) {
 	if got = got[:112] + "...." + got[116:]; got != want {
 		t.Errorf("probe is\n%s, want\n%s", got, want)
 	}
-	if sum := checksum([16]byte(f[22:]), [16]byte(f[38:]), f[54:]); sum != 0 {
+	if sum := checksum6([16]byte(f[22:]), [16]byte(f[38:]), f[54:]); sum != 0 {
 		t.Errorf("the checksum is wrong by %d", sum)
 	}
 }
