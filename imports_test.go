@@ -55,6 +55,8 @@ var rules = []rule{
 	{"ipam/reclaim", []string{"ipam/allocator"}, "decisions to free follow from the API server, not from the book"},
 	{"ipam/poolstatus", []string{"ipam/allocator"}, "status follows from the API server, not from the book"},
 	{"agent", []string{"plugins", "ipam/allocator", "ipam/store", "k8s.io/kubernetes"}, "nodes give no addresses"},
+	{"agent/answering", []string{"k8s.io", "ipam"}, "who answers is decided, and said on the wire, without knowing pods"},
+	{"agent/answering/datagram", []string{"cni"}, "messages are written and read without I/O"},
 	{"agent/inquiry", []string{"k8s.io", "ipam", "agent"}, "an operator's questions and their answers are plain values"},
 	{"agent/state", []string{"k8s.io", "ipam"}, "state is plain records"},
 	{"agent/chain", []string{"k8s.io/client-go", "ipam"}, "the chain executor knows CNI only"},

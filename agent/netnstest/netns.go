@@ -210,7 +210,7 @@ func (w *Wire) Port(n int, up bool) {
 const EnvRequireDrivers = "REQUIRE_DRIVERS"
 
 // NeedLinks skips the test where the kernel lacks a type of link on top of another:
-// vlan, macvlan, ipvlan. It fails the test where EnvRequireDrivers is set, as in the
+// vlan, macvlan, ipvlan, bond. It fails the test where EnvRequireDrivers is set, as in the
 // emulated machine of test/machine, which has them all.
 func NeedLinks(t testing.TB, types ...string) {
 	t.Helper()

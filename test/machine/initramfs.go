@@ -143,7 +143,7 @@ func (r *root) addLibrary(t tree, name string) error {
 // moduleFolders are the folders and files whose modules a machine can load; what
 // these depend on comes with them.
 var moduleFolders = []string{
-	"kernel/net/", "kernel/drivers/net/ipvlan/", "kernel/drivers/net/vxlan/", "kernel/drivers/net/ethernet/intel/igb",
+	"kernel/net/", "kernel/drivers/net/bonding/", "kernel/drivers/net/ipvlan/", "kernel/drivers/net/vxlan/", "kernel/drivers/net/ethernet/intel/igb",
 	"kernel/drivers/net/veth.ko", "kernel/drivers/net/macvlan.ko", "kernel/drivers/net/macvtap.ko", "kernel/drivers/net/dummy.ko",
 	"kernel/crypto/crc32c", "kernel/arch/x86/crypto/crc32c", // nf_tables does not load without them
 	"kernel/drivers/net/vrf.ko", "kernel/drivers/net/bonding/", "kernel/drivers/net/ifb.ko", "kernel/drivers/net/tun.ko", "kernel/drivers/net/tap.ko",

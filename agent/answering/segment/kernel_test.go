@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package segment
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/mdlayher/packet"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/agent/answering"
+	"github.com/berth-dev/berth/agent/answering/datagram"
+	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/frame"
+	"github.com/berth-dev/berth/cni/veth/wire"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+var (
+	node1 = answering.Node{Name: "node1", UID: "u1"}
+	node2 = answering.Node{Name: "node2", UID: "u2"}
+	addr4 = netip.MustParseAddr("10.0.70.10")
+	addr6 = netip.MustParseAddr("2001:db8:70::10")
+	equal = cmpopts.EquateComparable(netip.Addr{})
+)
+
+// station is a node's Segment in a test, with all that it tells.
+type station struct {
+	*Segment
+	t     *testing.T
+	host  *netnstest.Host
+	codec atomic.Pointer[datagram.Codec]
+	// taken counts how often the codec was taken, to send or to read.
+	taken    atomic.Int64
+	heard    chan answering.Message
+	answered chan string
+	refused  chan error
+}
+
+// join opens and runs the Segment of a host's link.
+func join(t *testing.T, host *netnstest.Host, link, cluster string, key byte) *station {
+	t.Helper()
+	s := &station{t: t, host: host, heard: make(chan answering.Message, 1000), answered: make(chan string, 1000), refused: make(chan error, 1000)}
+	s.codec.Store(newCodec(t, cluster, key))
+	codec := func() *datagram.Codec {
+		defer s.taken.Add(1)
+		return s.codec.Load()
+	}
+	options := Options{Codec: codec, Refused: func(err error) { s.refused <- err }}
+	host.Run(func() error {
+		found, err := net.InterfaceByName(link)
+		if err != nil {
+			return err
+		}
+		s.Segment, err = Open(found.Index, options)
+		return err
+	})
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- s.Run(ctx, func(m answering.Message) { s.heard <- m }, func(addr netip.Addr, mac net.HardwareAddr) {
+			s.answered <- addr.String() + " " + mac.String()
+		})
+	}()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Errorf("Run() = %v", err)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func newCodec(t *testing.T, cluster string, key byte) *datagram.Codec {
+	t.Helper()
+	codec, err := datagram.NewCodec(cluster, bytes.Repeat([]byte{key}, datagram.MinKey))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return codec
+}
+
+func (s *station) say(messages ...answering.Message) {
+	s.t.Helper()
+	s.host.Run(func() error { return s.Send(messages) })
+}
+
+// meet waits until two stations hear each other: a new link passes nothing at first.
+func meet(t *testing.T, s1, s2 *station) {
+	t.Helper()
+	for _, pair := range [][2]*station{{s1, s2}, {s2, s1}} {
+		netnstest.Eventually(t, func() error {
+			pair[0].say(answering.Message{Kind: answering.Hello})
+			select {
+			case <-pair[1].heard:
+				return nil
+			case <-time.After(10 * time.Millisecond):
+				return errors.New("nothing is heard")
+			}
+		})
+	}
+}
+
+// hears fails the test where the next messages are others, beside the ones of meet. Frames of a sender arrive in their order, so
+// a message that came before a wanted one is seen.
+func (s *station) hears(want ...answering.Message) {
+	s.t.Helper()
+	for _, w := range want {
+		got := wait(s.t, s.heard)
+		for got == (answering.Message{Kind: answering.Hello}) {
+			got = wait(s.t, s.heard)
+		}
+		if diff := cmp.Diff(w, got, equal); diff != "" {
+			s.t.Errorf("heard (-want +got):\n%s", diff)
+		}
+	}
+}
+
+func wait[T any](t *testing.T, from <-chan T) (got T) {
+	t.Helper()
+	select {
+	case got = <-from:
+	case <-time.After(time.Minute):
+		t.Fatal("nothing comes in a minute")
+	}
+	return got
+}
+
+// asserts returns an Assert of a node, by a version that tells messages apart.
+func asserts(from answering.Node, version answering.Version) answering.Message {
+	return answering.Message{Kind: answering.Assert, From: from, Address: addr4, Version: version}
+}
+
+// pair makes two nodes on one network, without addresses there.
+func pair(t *testing.T) (w *netnstest.Wire, a, b *netnstest.Host) {
+	t.Helper()
+	netnstest.Need(t)
+	w = netnstest.NewWire(t)
+	a, b = netnstest.New(t), netnstest.New(t)
+	w.Plug(a, "eth0")
+	w.Plug(b, "eth0")
+	return w, a, b
+}
+
+// Two nodes hear each other's messages, in their order, however many, and not their own, also where a switch sends a frame
+// back to its port.
+func TestMessages(t *testing.T) {
+	_, a, b := pair(t)
+	s1, s2 := join(t, a, "eth0", "c", 1), join(t, b, "eth0", "c", 1)
+	meet(t, s1, s2)
+	var many []answering.Message
+	for i := range 100 {
+		many = append(many, asserts(node1, answering.Version(i+1)))
+	}
+	s1.say(many...)
+	s2.hears(many...)
+	payload, err := s1.codec.Load().Encode(many[:1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.SendFrame("eth0", frame.Datagram{SourceMAC: a.MAC("eth0"), Source: netip.MustParseAddr("10.0.60.11"), Port: datagram.Port, Payload: payload[0]}.ToAll())
+	reply := answering.Message{Kind: answering.Deny, From: node2, To: node1, Address: addr6, Version: 7}
+	s2.say(reply)
+	s1.hears(reply)
+	if len(s1.refused)+len(s2.refused) > 0 {
+		t.Errorf("%d and %d are refused", len(s1.refused), len(s2.refused))
+	}
+}
+
+// The bytes on the wire, from a node with an address on the link, with one elsewhere, and with none.
+func TestFrame(t *testing.T) {
+	_, a, b := pair(t)
+	a.IP("link", "set", "eth0", "address", "02:00:00:00:00:01")
+	s := join(t, a, "eth0", "c", 1)
+	meet(t, s, join(t, b, "eth0", "c", 1))
+	var wire *packet.Conn
+	b.Run(func() error {
+		link, err := net.InterfaceByName("eth0")
+		if err == nil {
+			wire, err = packet.Listen(link, packet.Raw, unix.ETH_P_IP, nil)
+		}
+		return err
+	})
+	defer wire.Close()
+	// sent returns the next frame to the port.
+	sent := func() string {
+		buffer := make([]byte, 2000)
+		if err := wire.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		for {
+			n, _, err := wire.ReadFrom(buffer)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, ok := frame.ParseDatagram(buffer[:n]); ok {
+				return hex.EncodeToString(buffer[:n])
+			}
+		}
+	}
+	const ethernet, udp = "ffffffffffff" + "020000000001" + "0800", "28192819" + "0045"
+	const payload = "62746801" + "0163" + "056e6f646531" + "027531" + "00" + "01" + "0400000000000000000000" + "00" +
+		"831ed396c2f5fac41632ac4f7b58db87e1a6f21b78cb21a67efa511126d64927"
+	for _, step := range []struct{ link, addr, ip, sum string }{
+		{"", "", "4500005900004000" + "40113a95" + "00000000" + "ffffffff", "c500"},
+		{"lo", "10.0.60.11/32", "4500005900004000" + "4011f489" + "0a003c0b" + "ffffffff", "7ef5"},
+		{"eth0", "10.0.70.11/24", "4500005900004000" + "4011ea89" + "0a00460b" + "ffffffff", "74f5"},
+	} {
+		if step.link != "" {
+			a.IP("addr", "add", step.addr, "dev", step.link)
+		}
+		s.say(answering.Message{Kind: answering.Call, From: node1})
+		if got, want := sent(), ethernet+step.ip+udp+step.sum+payload; got != want {
+			t.Errorf("with %q the frame is\n%s, want\n%s", step.addr, got, want)
+		}
+	}
+}
+
+// A datagram of another key or cluster, or of nobody, is counted, and not heard; without a key nothing is.
+func TestRefused(t *testing.T) {
+	_, a, b := pair(t)
+	s1, s2 := join(t, a, "eth0", "c", 1), join(t, b, "eth0", "c", 1)
+	meet(t, s1, s2)
+	hears := func(want error) {
+		t.Helper()
+		if err := wait(t, s2.refused); !errors.Is(err, want) {
+			t.Errorf("refused because of %v, want %v", err, want)
+		}
+	}
+	s1.codec.Store(newCodec(t, "c", 2))
+	s1.say(asserts(node1, 1))
+	hears(datagram.ErrSignature)
+	s1.codec.Store(newCodec(t, "clone", 1))
+	s1.say(asserts(node1, 2))
+	hears(datagram.ErrCluster)
+	for payload, want := range map[string]error{"hello": datagram.ErrMalformed, "bth\x02" + strings.Repeat("x", 90): datagram.ErrFormat} {
+		a.SendFrame("eth0", frame.Datagram{SourceMAC: a.MAC("eth0"), Source: netip.IPv4Unspecified(), Port: datagram.Port, Payload: []byte(payload)}.ToAll())
+		hears(want)
+	}
+
+	s1.codec.Store(nil)
+	if err := a.Try(func() error { return s1.Send([]answering.Message{asserts(node1, 3)}) }); !errors.Is(err, ErrNoKey) {
+		t.Errorf("without a key Send() = %v", err)
+	}
+	s2.codec.Store(nil)
+	s1.codec.Store(newCodec(t, "c", 1))
+	before := s2.taken.Load()
+	s1.say(asserts(node1, 4))
+	netnstest.Eventually(t, func() error {
+		if s2.taken.Load() == before {
+			return errors.New("the message is not read yet")
+		}
+		return nil
+	})
+	s2.codec.Store(newCodec(t, "c", 1))
+	s1.say(asserts(node1, 5))
+	s2.hears(asserts(node1, 5))
+	if len(s2.refused) > 0 {
+		t.Errorf("%d are refused", len(s2.refused))
+	}
+}
+
+// strict makes a host's reverse path filter strict, and its firewall drop all at hooks.
+func strict(t *testing.T, h *netnstest.Host, hooks []string, links ...string) {
+	t.Helper()
+	for _, link := range append(links, "all") {
+		h.Run(func() error { return os.WriteFile("/proc/sys/net/ipv4/conf/"+link+"/rp_filter", []byte("1"), 0o644) })
+	}
+	for _, hook := range hooks {
+		if out, err := h.Command("nft", "add table inet strict; add chain inet strict "+hook+" { type filter hook "+hook+" priority -500; policy drop; }"); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+}
+
+// Nodes hear each other on a link without any address, a VLAN's or a bridge's, whatever their firewalls and their reverse
+// path filters are. A VLAN's messages are not heard outside of it.
+func TestFirewalls(t *testing.T) {
+	for _, kind := range []string{"ethernet", "bridge", "vlan", "bond"} {
+		t.Run(kind, func(t *testing.T) {
+			_, a, b := pair(t)
+			link, hooks := "pool0", []string{"prerouting", "input", "forward", "output", "postrouting"}
+			for _, h := range []*netnstest.Host{a, b} {
+				switch kind {
+				case "ethernet":
+					link = "eth0"
+				case "bridge":
+					// bridge-nf-call-iptables may be 1.
+					hooks = []string{"input", "forward", "output"}
+					h.IP("link", "add", link, "type", "bridge")
+					h.IP("link", "set", "eth0", "master", link)
+				case "vlan":
+					netnstest.NeedLinks(t, "vlan")
+					h.IP("link", "add", "link", "eth0", "name", link, "type", "vlan", "id", "7")
+				case "bond":
+					netnstest.NeedLinks(t, "bond")
+					h.IP("link", "add", link, "type", "bond", "mode", "active-backup")
+					h.IP("link", "set", "eth0", "down")
+					h.IP("link", "set", "eth0", "master", link)
+				}
+				h.IP("link", "set", link, "up")
+				strict(t, h, hooks, "eth0", link)
+			}
+			s1, s2 := join(t, a, link, "c", 1), join(t, b, link, "c", 1)
+			meet(t, s1, s2)
+			s1.say(asserts(node1, 1))
+			s2.hears(asserts(node1, 1))
+			s2.say(asserts(node2, 2))
+			s1.hears(asserts(node2, 2))
+		})
+	}
+}
+
+// Where a node has no link for a VLAN, the VLAN's messages are not the link's below.
+func TestOtherVLAN(t *testing.T) {
+	_, a, b := pair(t)
+	s1, s2 := join(t, a, "eth0", "c", 1), join(t, b, "eth0", "c", 1)
+	meet(t, s1, s2)
+	payload, err := s1.codec.Load().Encode([]answering.Message{asserts(node1, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := frame.Datagram{SourceMAC: a.MAC("eth0"), Source: netip.IPv4Unspecified(), Port: datagram.Port, Payload: payload[0]}.ToAll()
+	a.SendFrame("eth0", append(append(bytes.Clone(f[:12]), 0x81, 0, 0, 7), f[12:]...))
+	s1.say(asserts(node1, 2))
+	s2.hears(asserts(node1, 2))
+}
+
+// A question is answered by a node that answers by proxy, and by a host, with their MACs; the node does not hear itself.
+func TestQuestion(t *testing.T) {
+	netnstest.Need(t)
+	w, a, b := netnstest.NewWire(t), netnstest.New(t), netnstest.New(t)
+	for i, h := range []*netnstest.Host{a, b} {
+		w.Plug(h, "eth0", netip.MustParsePrefix(fmt.Sprintf("10.0.60.1%d/24", i+1)), netip.MustParsePrefix(fmt.Sprintf("2001:db8:60::1%d/64", i+1)))
+	}
+	pod := netnstest.New(t)
+	spec := wire.Spec{ContainerID: "c", IfName: "eth0", NetNS: pod.Path(), Uplink: "eth0", MAC: v1alpha1.MACOf(addr4), Addresses: []api.Address{
+		{Address: addr4, Subnet: netip.MustParsePrefix("10.0.70.0/24"), Gateway: netip.MustParseAddr("10.0.70.1")},
+		{Address: addr6, Subnet: netip.MustParsePrefix("2001:db8:70::/64"), Gateway: netip.MustParseAddr("2001:db8:70::1")},
+	}}
+	b.Run(func() error {
+		_, err := wire.New("").Setup(spec)
+		return err
+	})
+	host := netnstest.New(t)
+	host4, host6 := netip.MustParseAddr("10.0.60.99"), netip.MustParseAddr("2001:db8:60::99")
+	w.Plug(host, "eth0", netip.PrefixFrom(host4, 24), netip.PrefixFrom(host6, 64))
+	s1, s2 := join(t, a, "eth0", "c", 1), join(t, b, "eth0", "c", 1)
+	meet(t, s1, s2)
+	a.Run(func() error {
+		return s1.Question([]netip.Addr{addr4, addr6, netip.MustParseAddr("10.0.70.11"), netip.MustParseAddr("2001:db8:70::11"), host4, host6})
+	})
+	want := map[string]bool{}
+	for addr, h := range map[netip.Addr]*netnstest.Host{addr4: b, addr6: b, host4: host, host6: host} {
+		want[fmt.Sprintf("%s %s", addr, h.MAC("eth0"))] = true
+	}
+	for len(want) > 0 {
+		got := wait(t, s1.answered)
+		if !want[got] {
+			t.Errorf("answered: %s", got)
+		}
+		delete(want, got)
+	}
+	// An advertisement goes to all.
+	for len(s2.answered) > 0 {
+		if got := <-s2.answered; strings.HasSuffix(got, b.MAC("eth0").String()) {
+			t.Errorf("the node heard itself: %s", got)
+		}
+	}
+}
+
+// A link that goes down and comes up again is heard; what cannot be asked is an error, and keeps nothing else from it.
+func TestLinks(t *testing.T) {
+	w, a, b := pair(t)
+	s1, s2 := join(t, a, "eth0", "c", 1), join(t, b, "eth0", "c", 1)
+	meet(t, s1, s2)
+	host := netnstest.New(t)
+	host6 := netip.MustParseAddr("2001:db8:60::99")
+	w.Plug(host, "eth0", netip.PrefixFrom(host6, 64))
+	err := a.Try(func() error { return s1.Question([]netip.Addr{addr4, host6}) })
+	if err == nil || !strings.Contains(err.Error(), "no IPv4 address") {
+		t.Errorf("Question() of a node without IPv4 = %v", err)
+	}
+	if got := wait(t, s1.answered); got != host6.String()+" "+host.MAC("eth0").String() {
+		t.Errorf("answered: %s", got)
+	}
+	b.IP("link", "set", "eth0", "down")
+	if err := b.Try(func() error { return s2.Send([]answering.Message{asserts(node2, 1)}) }); err == nil || !strings.Contains(err.Error(), "eth0") {
+		t.Errorf("Send() on a link that is down = %v", err)
+	}
+	b.IP("link", "set", "eth0", "up")
+	netnstest.Eventually(t, func() error {
+		s1.say(asserts(node1, 2))
+		select {
+		case <-s2.heard:
+			return nil
+		default:
+			return errors.New("nothing is heard")
+		}
+	})
+	a.Run(func() error {
+		for _, link := range []int{1, 1000} {
+			if _, err := Open(link, Options{}); err == nil || !strings.Contains(err.Error(), map[int]string{1: "no Ethernet", 1000: "find link"}[link]) {
+				t.Errorf("Open(%d) = %v", link, err)
+			}
+		}
+		return nil
+	})
+}

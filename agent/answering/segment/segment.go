@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package segment has the sockets by which a node takes part in package answering on a layer 2 segment: it sends messages
+// to all nodes, asks all hosts who answers for an address, and hears both. It decides nothing.
+//
+// # The way of the frames
+//
+// Messages are UDP datagrams in IP broadcast frames, which packet sockets send and hear on the pool's own link. So they go
+// the way of clients' ARP questions: the link needs no address, and neither routes nor reverse path filters nor rules of
+// iptables and nftables for IP packets see them. What is before packet sockets does: XDP, tc, nftables' netdev and bridge
+// chains, and for a bridge with net.bridge.bridge-nf-call-iptables=1 the chains of prerouting and postrouting.
+//
+// The kernel drops all other frames, so that a busy segment costs nothing.
+package segment
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+
+	"github.com/mdlayher/packet"
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/agent/answering"
+	"github.com/berth-dev/berth/agent/answering/datagram"
+	"github.com/berth-dev/berth/cni/conflict"
+	"github.com/berth-dev/berth/cni/frame"
+)
+
+// Options are a Segment's.
+type Options struct {
+	// Codec returns the cluster's codec of the moment, nil while the cluster has no key: then nothing is sent or heard.
+	Codec func() *datagram.Codec
+	// Refused, if given, gets the error of each datagram that is not believed, which wraps a reason of package
+	// datagram. Anybody on the segment can cause it at any rate.
+	Refused func(err error)
+}
+
+// Segment is a node's link to a segment, as the link was at Open: where it is replaced or gets another MAC, it
+// is opened anew. The methods may run in parallel.
+type Segment struct {
+	options Options
+	asker   *conflict.Asker
+	conn    *packet.Conn
+}
+
+// ErrNoKey says that the cluster has no key yet.
+var ErrNoKey = errors.New("the cluster has no key to sign messages with")
+
+// received is the size of the socket's buffer: when a switch is back, thousands of nodes send at once.
+const received = 4 << 20
+
+// Open returns the Segment of a link, in the network namespace of this goroutine's thread. Frames wait for Run from now
+// on. A link that is no Ethernet is an error.
+func Open(link int, options Options) (*Segment, error) {
+	s, err := open(link, options)
+	if err != nil {
+		return nil, fmt.Errorf("open the segment of link %d: %w", link, err)
+	}
+	return s, nil
+}
+
+func open(link int, options Options) (*Segment, error) {
+	asker, err := conflict.OpenAsker(link)
+	if err != nil {
+		return nil, err
+	}
+	s := &Segment{options: options, asker: asker}
+	if s.conn, err = listen(asker.Link()); err != nil {
+		return nil, errors.Join(fmt.Errorf("open a packet socket on link %s: %w", asker.Link().Name, err), asker.Close())
+	}
+	return s, nil
+}
+
+func listen(link *net.Interface) (*packet.Conn, error) {
+	filter, err := bpf.Assemble(datagramsOfOthers(link.HardwareAddr))
+	if err != nil {
+		return nil, err
+	}
+	conn, err := packet.Listen(link, packet.Raw, unix.ETH_P_IP, &packet.Config{Filter: filter})
+	if err != nil {
+		return nil, err
+	}
+	raw, err := conn.SyscallConn()
+	if err == nil {
+		var set error
+		err = raw.Control(func(fd uintptr) { set = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, received) })
+		err = errors.Join(err, set)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("set the size of its buffer: %w", err), conn.Close())
+	}
+	return conn, nil
+}
+
+// datagramsOfOthers passes IP broadcasts to the port that have another MAC as their source.
+func datagramsOfOthers(mac net.HardwareAddr) []bpf.Instruction {
+	const (
+		source      = 6
+		ip          = 14
+		fragment    = ip + 6
+		protocol    = ip + 9
+		destination = ip + 16
+		port        = ip + 20 + 2
+	)
+	drop := bpf.RetConstant{Val: 0}
+	// must drops frames that have another value.
+	must := func(offset uint32, size int, value uint32) []bpf.Instruction {
+		return []bpf.Instruction{bpf.LoadAbsolute{Off: offset, Size: size}, bpf.JumpIf{Cond: bpf.JumpEqual, Val: value, SkipTrue: 1}, drop}
+	}
+	program := frame.ToThisHost()
+	program = append(program, must(ip, 1, 0x45)...)
+	program = append(program, must(protocol, 1, unix.IPPROTO_UDP)...)
+	program = append(program, must(port, 2, datagram.Port)...)
+	program = append(program, must(destination, 4, 0xffffffff)...)
+	return append(program,
+		bpf.LoadAbsolute{Off: fragment, Size: 2},
+		bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: 0x3fff, SkipTrue: 1},
+		drop,
+		bpf.LoadAbsolute{Off: source, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: binary.BigEndian.Uint32(mac), SkipTrue: 3},
+		bpf.LoadAbsolute{Off: source + 4, Size: 2},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(binary.BigEndian.Uint16(mac[4:])), SkipTrue: 1},
+		drop,
+		bpf.RetConstant{Val: 1 << 16},
+	)
+}
+
+// Close ends the sockets, and Run.
+func (s *Segment) Close() error { return errors.Join(s.conn.Close(), s.asker.Close()) }
+
+// Send sends messages of this node to all nodes of the segment. It runs in the network namespace of the link.
+func (s *Segment) Send(messages []answering.Message) error {
+	codec := s.options.Codec()
+	if codec == nil {
+		return ErrNoKey
+	}
+	datagrams, err := codec.Encode(messages)
+	if err != nil {
+		return err
+	}
+	senders, err := s.asker.Senders()
+	if err != nil {
+		return err
+	}
+	// Some hypervisors drop packets from no address.
+	source := netip.IPv4Unspecified()
+	if len(senders) > 0 {
+		source = senders[0].Addr()
+	}
+	link := s.asker.Link()
+	for _, d := range datagrams {
+		f := frame.Datagram{SourceMAC: link.HardwareAddr, Source: source, Port: datagram.Port, Payload: d}.ToAll()
+		if _, err := s.conn.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]}); err != nil {
+			return fmt.Errorf("send on link %s: %w", link.Name, err)
+		}
+	}
+	return nil
+}
+
+// Question asks all hosts once who answers for each address, by ARP requests and neighbour solicitations. An IPv4
+// question needs an address of this node as its sender. Beside an error it asks for all addresses that it can. It runs in the
+// network namespace of the link.
+func (s *Segment) Question(addrs []netip.Addr) error { return s.asker.Question(addrs) }
+
+// Run calls heard with each message of another node, and answered with each answer of a host for an address and its MAC, also
+// to other hosts' IPv6 questions, until ctx ends, and returns nil then. It is called once. Calls may be in parallel,
+// those of heard are in the order of the frames. Where the link goes down and comes up again it goes on; where it is removed,
+// nothing is heard any more.
+func (s *Segment) Run(ctx context.Context, heard func(answering.Message), answered func(addr netip.Addr, mac net.HardwareAddr)) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var group sync.WaitGroup
+	var errs [2]error
+	group.Go(func() {
+		defer stop()
+		errs[0] = s.asker.Hear(ctx, answered)
+	})
+	group.Go(func() {
+		defer stop()
+		if err := conflict.Read(ctx, s.conn, func(f []byte) { s.read(f, heard) }); err != nil {
+			errs[1] = fmt.Errorf("receive on link %s: %w", s.asker.Link().Name, err)
+		}
+	})
+	group.Wait()
+	return errors.Join(errs[:]...)
+}
+
+func (s *Segment) read(f []byte, heard func(answering.Message)) {
+	codec := s.options.Codec()
+	if codec == nil {
+		return
+	}
+	var messages []answering.Message
+	d, ok := frame.ParseDatagram(f)
+	err := datagram.ErrMalformed
+	if ok {
+		messages, err = codec.Decode(d.Payload)
+	}
+	if err != nil && s.options.Refused != nil {
+		s.options.Refused(err)
+	}
+	for _, m := range messages {
+		heard(m)
+	}
+}
