@@ -116,8 +116,12 @@ func (a *Agent) reopen(ctx context.Context) error {
 		return nil
 	case <-time.After(apiFirst):
 	}
-	waiting := a.incomplete(ctx)
+	var waiting []*state.Container
+	if a.suspects.waiting() {
+		waiting = a.incomplete(ctx)
+	}
 	if len(waiting) == 0 {
+		// The API has answered, or nothing is missing.
 		a.unheard.forget()
 		return nil
 	}

@@ -27,13 +27,16 @@ func TestReopen(t *testing.T) {
 		answers map[netip.Addr]net.HardwareAddr
 		err     error
 		// change makes the world another one once the network was asked.
-		change  func(*Agent, *world)
-		ready   bool
+		change func(*Agent, *world)
+		ready  bool
+		// reached says that the API has answered.
+		reached bool
 		passed  time.Duration
 		opens   bool
 		failure string
 	}{
 		"nothing is missing":             {ready: true},
+		"the API has answered":           {answers: map[netip.Addr]net.HardwareAddr{gateway: router}, reached: true},
 		"nobody answers":                 {answers: map[netip.Addr]net.HardwareAddr{gateway: router}, opens: true},
 		"another host answers":           {answers: map[netip.Addr]net.HardwareAddr{gateway: router, pod: other}, failure: "the host with MAC 02:00:00:00:00:09 answers for it"},
 		"only another host answers":      {answers: map[netip.Addr]net.HardwareAddr{pod: other}, passed: silenceAlone, failure: "02:00:00:00:00:09"},
@@ -50,6 +53,11 @@ func TestReopen(t *testing.T) {
 				w.holds = errors.New("the API server is away")
 				a.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
 				put(t, a, "c", state.Added, "/proc/self/ns/net", w.addrs)
+				a.Suspect()
+				if c.reached {
+					a.suspects.take()
+					a.suspects.asked()
+				}
 				if !c.ready {
 					w.missing = errors.New("no answer")
 				}
@@ -84,7 +92,10 @@ func TestReopen(t *testing.T) {
 				if got := slices.Contains(w.log, "repair c"); got != c.opens {
 					t.Errorf("opened: %t, want %t; %v", got, c.opens, w.log)
 				}
-				if want := []netip.Addr{gateway, pod}; !c.ready && !slices.Equal(asked, want) {
+				if c.reached && asked != nil {
+					t.Errorf("asked the network for %v", asked)
+				}
+				if want := []netip.Addr{gateway, pod}; !c.ready && !c.reached && !slices.Equal(asked, want) {
 					t.Errorf("asked for %v, want %v", asked, want)
 				}
 			})
