@@ -15,9 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/component-base/cli"
 	"k8s.io/component-base/logs"
@@ -30,6 +28,7 @@ import (
 	"github.com/berth-dev/berth/cmd/console/gate"
 	"github.com/berth-dev/berth/cmd/internal/build"
 	"github.com/berth-dev/berth/cmd/internal/gogc"
+	kubeclient "github.com/berth-dev/berth/cmd/internal/kube"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/feed"
@@ -108,13 +107,13 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	kube, err := kubernetes.NewForConfig(protobuf(config))
+	kube, err := kubernetes.NewForConfig(kubeclient.Protobuf(config))
 	if err != nil {
 		return fmt.Errorf("create the Kubernetes client: %w", err)
 	}
 	copied := register.New()
 	// Tokens that are worth nothing must not slow down its watches.
-	reviews, err := kubernetes.NewForConfig(protobuf(config))
+	reviews, err := kubernetes.NewForConfig(kubeclient.Protobuf(config))
 	if err != nil {
 		return fmt.Errorf("create the client for reviews: %w", err)
 	}
@@ -142,11 +141,4 @@ func run(ctx context.Context, o *options) error {
 	}
 	feed.Follow(ctx, copied, berth, kube, feed.OfAccount)
 	return server.Serve(ctx)
-}
-
-func protobuf(config *rest.Config) *rest.Config {
-	config = rest.CopyConfig(config)
-	config.ContentType = runtime.ContentTypeProtobuf
-	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	return config
 }

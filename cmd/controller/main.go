@@ -42,6 +42,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/cmd/internal/build"
+	kubeclient "github.com/berth-dev/berth/cmd/internal/kube"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -96,7 +97,7 @@ func run(ctx context.Context, options *options) error {
 	}
 	config.QPS, config.Burst = options.qps, options.burst
 	config.UserAgent = "berth-controller"
-	kube, err := kubernetes.NewForConfig(protobuf(config))
+	kube, err := kubernetes.NewForConfig(kubeclient.Protobuf(config))
 	if err != nil {
 		return fmt.Errorf("create the Kubernetes client: %w", err)
 	}
@@ -125,14 +126,6 @@ func run(ctx context.Context, options *options) error {
 		return nil
 	}
 	return elect(ctx, options, kube, work.lead)
-}
-
-// protobuf returns a config for built-in objects with protobuf, which is smaller than JSON.
-func protobuf(config *rest.Config) *rest.Config {
-	config = rest.CopyConfig(config)
-	config.ContentType = "application/vnd.kubernetes.protobuf"
-	config.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
-	return config
 }
 
 // work has the parts of the controller.

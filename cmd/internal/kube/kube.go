@@ -73,8 +73,14 @@ var kinds = map[schema.GroupVersion][]runtime.Object{
 	authorizationv1.SchemeGroupVersion:  {&authorizationv1.SubjectAccessReview{}},
 }
 
-// protobuf is smaller than JSON.
-const protobuf = runtime.ContentTypeProtobuf
+// Protobuf returns a copy of a config that asks for protobuf, which is smaller than JSON. The API server has it for built-in
+// objects only.
+func Protobuf(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	return config
+}
 
 // NewForConfig returns a Client with connections of its own. It opens none.
 func NewForConfig(config *rest.Config) (*Client, error) {
@@ -101,7 +107,7 @@ func NewForConfigAndClient(config *rest.Config, connections *http.Client) (*Clie
 	config = rest.CopyConfig(config)
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	if config.ContentType == "" {
-		config.ContentType, config.AcceptContentTypes = protobuf, protobuf+","+runtime.ContentTypeJSON
+		config = Protobuf(config)
 	}
 	if config.RateLimiter == nil && config.QPS > 0 {
 		// The groups share it.

@@ -14,10 +14,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 )
 
-// Each client asks for its kind at the path of the API, in protobuf, and returns the API
+// Each client asks for its kind at the path of the API, in runtime.ContentTypeProtobuf, and returns the API
 // server's answer.
 func TestRequests(t *testing.T) {
 	for want, ask := range map[string]func(ctx context.Context, c *Client) error{
@@ -66,10 +67,10 @@ func TestRequests(t *testing.T) {
 				if agent := r.UserAgent(); agent != rest.DefaultKubernetesUserAgent() {
 					t.Errorf("says that it is %s", agent)
 				}
-				if accept := r.Header.Get("Accept"); !strings.HasPrefix(accept, protobuf) {
+				if accept := r.Header.Get("Accept"); !strings.HasPrefix(accept, runtime.ContentTypeProtobuf) {
 					t.Errorf("accepts %s", accept)
 				}
-				if kind := r.Header.Get("Content-Type"); r.Method == http.MethodPost && kind != protobuf {
+				if kind := r.Header.Get("Content-Type"); r.Method == http.MethodPost && kind != runtime.ContentTypeProtobuf {
 					t.Errorf("sends %s", kind)
 				}
 				w.Header().Set("Content-Type", "application/json")

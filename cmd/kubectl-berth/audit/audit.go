@@ -13,12 +13,12 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
+	"github.com/berth-dev/berth/cmd/internal/kube"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/customkind"
@@ -65,10 +65,7 @@ func ForConfig(config *rest.Config, options Options) (*Auditor, error) {
 	if clients.Metadata, err = metadata.NewForConfigAndClient(metadata.ConfigFor(config), connections); err != nil {
 		return nil, fmt.Errorf("create the client of metadata: %w", err)
 	}
-	binary := rest.CopyConfig(config)
-	binary.ContentType = runtime.ContentTypeProtobuf
-	binary.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	if clients.Kube, err = kubernetes.NewForConfigAndClient(binary, connections); err != nil {
+	if clients.Kube, err = kubernetes.NewForConfigAndClient(kube.Protobuf(config), connections); err != nil {
 		return nil, fmt.Errorf("create the client of Kubernetes' objects: %w", err)
 	}
 	return New(clients, options), nil

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	kubeclient "github.com/berth-dev/berth/cmd/internal/kube"
 	"github.com/berth-dev/berth/ipam/client"
 )
 
@@ -113,9 +114,7 @@ func (c *Cluster) Kube() (kubernetes.Interface, error) {
 	if err != nil {
 		return nil, err
 	}
-	config.ContentType = "application/vnd.kubernetes.protobuf"
-	config.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
-	kube, err := kubernetes.NewForConfig(config)
+	kube, err := kubernetes.NewForConfig(kubeclient.Protobuf(config))
 	if err != nil {
 		return nil, fmt.Errorf("create the client of Kubernetes' objects: %w", err)
 	}
