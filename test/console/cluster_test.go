@@ -134,6 +134,7 @@ func TestTenants(t *testing.T) {
 	cluster.onlyReads()
 	cluster.cached(viewer, tenant, other, poor)
 	checkLogin(cluster, tenant.token)
+	checkExpiry(cluster, tenant.token)
 
 	// Rights that are withdrawn and accounts that go are gone soon; what was given is there soon.
 	if err := w.Kube.RbacV1().RoleBindings(red+"-ns").Delete(w.Ctx, "roe", metav1.DeleteOptions{}); err != nil {
