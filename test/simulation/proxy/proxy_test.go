@@ -80,6 +80,44 @@ func post(p *Proxy, body string) (int, string, error) {
 	return response.StatusCode, string(text), err
 }
 
+// A request with a token of its own goes with it, and not as the identity that the proxy lends, nor with the administrator's credentials.
+func TestTokens(t *testing.T) {
+	sent := make(chan http.Header, 1)
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		sent <- r.Header
+		w.WriteHeader(http.StatusForbidden)
+	}))
+	defer upstream.Close()
+	p, err := Start(t.Context(), &rest.Config{Host: upstream.URL, BearerToken: "administrator"}, Options{Identity: ServiceAccount("shop", "bot")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Stop()
+	for given, want := range map[string][2]string{"": {"Bearer administrator", "system:serviceaccount:shop:bot"}, "Bearer user": {"Bearer user", ""}} {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, p.URL()+"/version", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if given != "" {
+			request.Header.Set("Authorization", given)
+		}
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if header := <-sent; header.Get("Authorization") != want[0] || header.Get("Impersonate-User") != want[1] {
+			t.Errorf("a request with %q goes with %v", given, header)
+		}
+		if calls := p.Seen(func(c Call) bool { return c.WithToken == (given != "") }); len(calls) != 1 {
+			t.Errorf("of requests with %q the proxy remembers %+v", given, calls)
+		}
+	}
+	if calls := p.Forbidden(); len(calls) != 1 || calls[0].WithToken {
+		t.Errorf("forbidden to the program are %+v", calls)
+	}
+}
+
 func TestFaults(t *testing.T) {
 	for name, test := range map[string]struct {
 		faults Faults
