@@ -4,9 +4,13 @@ package install
 
 import (
 	"context"
+	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -84,10 +88,11 @@ func TestLifeCycle(t *testing.T) {
 		t.Errorf("a second release: %v\n%s", err, out)
 	}
 	s.step(traffic, "upgrade", func() {
-		s.run("upgrade", release, s.chart, "--wait", "--set", "agent.verbosity=3,controller.replicas=1,scheduler.args.galaxyAliases=true,scheduler.verbosity=3")
+		s.run("upgrade", release, s.chart, "--wait", "--set", "agent.verbosity=3,controller.replicas=1,scheduler.args.galaxyAliases=true,scheduler.verbosity=3,console.enabled=true")
 		if args := s.kubectl("-n", system, "get", "daemonset", "berth-agent", "-o", "jsonpath={.spec.template.spec.containers[0].args}"); !strings.Contains(args, "--v=3") {
 			t.Errorf("the upgrade did not change the agents: %s", args)
 		}
+		s.consoleAnswers()
 		s.moves("upgraded")
 	})
 	s.step(traffic, "rollback", func() {
@@ -95,6 +100,7 @@ func TestLifeCycle(t *testing.T) {
 		if args := s.kubectl("-n", system, "get", "daemonset", "berth-agent", "-o", "jsonpath={.spec.template.spec.containers[0].args}"); !strings.Contains(args, "--v=2") {
 			t.Errorf("the rollback did not change the agents: %s", args)
 		}
+		s.noConsole()
 		s.moves("rolled-back")
 	})
 	s.step(traffic, "objects are put back", func() {
@@ -138,7 +144,8 @@ func TestLifeCycle(t *testing.T) {
 		}
 	})
 	s.step(traffic, "installation again", func() {
-		s.run("install", again, s.chart, "--wait", "--take-ownership")
+		s.run("install", again, s.chart, "--wait", "--take-ownership", "--set", "console.enabled=true")
+		s.consoleAnswers()
 		s.moves("installed-again")
 	})
 	if diff := cmp.Diff(records, s.records()); diff != "" {
@@ -172,9 +179,68 @@ func TestLifeCycle(t *testing.T) {
 		}
 		return err
 	})
+	s.noConsole()
 	s.kubectl("delete", "namespace", system)
 	s.asBefore(clean)
 	s.kubectl("delete", "crd", "ippools.berth.dev", "floatingips.berth.dev", "ipclaims.berth.dev", "networkprofiles.berth.dev")
+}
+
+// consoleAnswers asks the console by its Service, as a user with a token who may see everything.
+func (s *site) consoleAnswers() {
+	s.t.Helper()
+	const binding = "console-viewer"
+	s.kubectl("create", "clusterrolebinding", binding, "--clusterrole=berth-viewer", "--serviceaccount=default:default")
+	defer s.kubectl("delete", "clusterrolebinding", binding)
+	token := strings.TrimSpace(s.kubectl("-n", "default", "create", "token", "default"))
+	address := s.kubectl("-n", system, "get", "service", "berth-console", "-o", "jsonpath={.spec.clusterIP}:{.spec.ports[0].port}")
+	client := &http.Client{Transport: &http.Transport{
+		DialContext: s.Cluster.Nodes()[0].Dial, DisableKeepAlives: true,
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // its certificate is self-signed
+	}}
+	s.eventually("the console answers", func() error {
+		request, err := http.NewRequestWithContext(s.ctx, http.MethodGet, "https://"+address+"/api/v1/summary", nil)
+		if err != nil {
+			return err
+		}
+		request.Header.Set("Authorization", "Bearer "+token)
+		response, err := client.Do(request)
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close()
+		text, err := io.ReadAll(response.Body)
+		var summary struct {
+			Addresses  int
+			Everything bool
+		}
+		if err == nil {
+			err = json.Unmarshal(text, &summary)
+		}
+		if err == nil && (response.StatusCode != http.StatusOK || summary.Addresses < replicas || !summary.Everything) {
+			err = errors.New("it is not as wanted")
+		}
+		if err != nil {
+			return fmt.Errorf("the answer is %d %s: %w", response.StatusCode, text, err)
+		}
+		return nil
+	})
+}
+
+// noConsole sees that nothing is left of the console.
+func (s *site) noConsole() {
+	s.t.Helper()
+	s.eventually("nothing is left of the console", func() error {
+		left, err := s.tryKubectl("-n", system, "get", "--ignore-not-found", "-o", "name", "deployment/berth-console", "service/berth-console", "serviceaccount/berth-console",
+			"clusterrole/berth-console", "clusterrolebinding/berth-console")
+		if err != nil {
+			return err
+		}
+		pods, err := s.tryKubectl("-n", system, "get", "pods", "-l", "app.kubernetes.io/name=berth-console", "-o", "name")
+		if err == nil && left+pods != "" {
+			err = fmt.Errorf("left are %s%s", left, pods)
+		}
+		return err
+	})
 }
 
 // asBefore waits until the nodes are as they were.
