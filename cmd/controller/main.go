@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -138,6 +139,7 @@ type work struct {
 	ahead       *preallocation.Loop
 	wrong       *wrongaddress.Finder
 	ipam        *ipam.IPAM
+	secrets     corev1client.SecretInterface
 	workers     int
 	ready       atomic.Bool
 }
@@ -158,6 +160,7 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 		factory:     factory,
 		view:        seen,
 		broadcaster: events.NewBroadcaster(&events.EventSinkImpl{Interface: kube.EventsV1()}),
+		secrets:     kube.CoreV1().Secrets(options.leaseNamespace),
 		workers:     options.workers,
 	}
 	kinds, err := eventScheme()
@@ -286,6 +289,7 @@ func (w *work) lead(ctx context.Context) {
 	group.Go(func() { w.status.Run(ctx) })
 	group.Go(func() { w.ahead.Run(ctx) })
 	group.Go(func() { w.wrong.Run(ctx) })
+	group.Go(func() { keepAgentKey(ctx, w.secrets) })
 	w.reclaimer.Run(ctx, w.workers)
 	group.Wait()
 }

@@ -47,7 +47,7 @@ func defaultOptions() *options {
 func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "Path of a kubeconfig file; empty: the pod's service account.")
 	flags.BoolVar(&o.leaderElect, "leader-elect", o.leaderElect, "Work only while holding the lease, so that several replicas can run.")
-	flags.StringVar(&o.leaseNamespace, "leader-elect-resource-namespace", o.leaseNamespace, "Namespace of the lease (default: $POD_NAMESPACE, or berth-system).")
+	flags.StringVar(&o.leaseNamespace, "leader-elect-resource-namespace", o.leaseNamespace, "Namespace of the lease, and of the agents' key (default: $POD_NAMESPACE, or berth-system).")
 	flags.StringVar(&o.leaseName, "leader-elect-resource-name", o.leaseName, "Name of the lease.")
 	o.monitoring.AddFlags(flags)
 	flags.IntVar(&o.workers, "workers", o.workers, "How many addresses are reconciled concurrently.")

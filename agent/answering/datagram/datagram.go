@@ -69,7 +69,7 @@ type Codec struct {
 }
 
 // NewCodec returns the codec of a cluster, by the UID of its namespace kube-system. It signs by the first key, and
-// believes all of them: while a key is replaced, nodes have the old one for some time.
+// believes all of them: while a key is replaced, nodes have different ones.
 func NewCodec(cluster string, keys ...[]byte) (*Codec, error) {
 	if cluster == "" {
 		return nil, errors.New("the UID of the namespace kube-system is empty")
