@@ -343,6 +343,19 @@ func TestOtherVLAN(t *testing.T) {
 	s2.hears(asserts(node1, 2))
 }
 
+// answersFor makes a node answer for the addresses of a pod by proxy.
+func answersFor(t *testing.T, node *netnstest.Host, link string) {
+	t.Helper()
+	pod := netnstest.New(t)
+	node.Run(func() error {
+		_, err := wire.New("").Setup(wire.Spec{ContainerID: "c", IfName: "eth0", NetNS: pod.Path(), Uplink: link, MAC: v1alpha1.MACOf(addr4), Addresses: []api.Address{
+			{Address: addr4, Subnet: netip.MustParsePrefix("10.0.70.0/24"), Gateway: netip.MustParseAddr("10.0.70.1")},
+			{Address: addr6, Subnet: netip.MustParsePrefix("2001:db8:70::/64"), Gateway: netip.MustParseAddr("2001:db8:70::1")},
+		}})
+		return err
+	})
+}
+
 // A question is answered by a node that answers by proxy, and by a host, with their MACs; the node does not hear itself.
 func TestQuestion(t *testing.T) {
 	netnstest.Need(t)
@@ -350,15 +363,7 @@ func TestQuestion(t *testing.T) {
 	for i, h := range []*netnstest.Host{a, b} {
 		w.Plug(h, "eth0", netip.MustParsePrefix(fmt.Sprintf("10.0.60.1%d/24", i+1)), netip.MustParsePrefix(fmt.Sprintf("2001:db8:60::1%d/64", i+1)))
 	}
-	pod := netnstest.New(t)
-	spec := wire.Spec{ContainerID: "c", IfName: "eth0", NetNS: pod.Path(), Uplink: "eth0", MAC: v1alpha1.MACOf(addr4), Addresses: []api.Address{
-		{Address: addr4, Subnet: netip.MustParsePrefix("10.0.70.0/24"), Gateway: netip.MustParseAddr("10.0.70.1")},
-		{Address: addr6, Subnet: netip.MustParsePrefix("2001:db8:70::/64"), Gateway: netip.MustParseAddr("2001:db8:70::1")},
-	}}
-	b.Run(func() error {
-		_, err := wire.New("").Setup(spec)
-		return err
-	})
+	answersFor(t, b, "eth0")
 	host := netnstest.New(t)
 	host4, host6 := netip.MustParseAddr("10.0.60.99"), netip.MustParseAddr("2001:db8:60::99")
 	w.Plug(host, "eth0", netip.PrefixFrom(host4, 24), netip.PrefixFrom(host6, 64))
@@ -384,6 +389,33 @@ func TestQuestion(t *testing.T) {
 			t.Errorf("the node heard itself: %s", got)
 		}
 	}
+}
+
+// Also where the pool's link has no address, so that the sender is another link's, and the reverse path filter is strict.
+func TestQuestionWithoutAddress(t *testing.T) {
+	netnstest.Need(t)
+	between, pools, a, b := netnstest.NewWire(t), netnstest.NewWire(t), netnstest.New(t), netnstest.New(t)
+	for i, h := range []*netnstest.Host{a, b} {
+		between.Plug(h, "eth0", netip.MustParsePrefix(fmt.Sprintf("10.0.60.1%d/24", i+1)))
+		pools.Plug(h, "pool0")
+		strict(t, h, nil, "eth0", "pool0")
+	}
+	answersFor(t, b, "pool0")
+	s := join(t, a, "pool0", "c", 1)
+	want := map[string]bool{addr4.String() + " " + b.MAC("pool0").String(): true, addr6.String() + " " + b.MAC("pool0").String(): true}
+	// A link that has just come up answers for no IPv6 address before it has its own.
+	netnstest.Eventually(t, func() error {
+		a.Run(func() error { return s.Question([]netip.Addr{addr4, addr6}) })
+		select {
+		case got := <-s.answered:
+			delete(want, got)
+		case <-time.After(100 * time.Millisecond):
+		}
+		if len(want) > 0 {
+			return fmt.Errorf("no answer is one of %v", want)
+		}
+		return nil
+	})
 }
 
 // A link that goes down and comes up again is heard; what cannot be asked is an error, and keeps nothing else from it.
