@@ -995,3 +995,40 @@ func TestReadyNeedsTheKernel(t *testing.T) {
 		t.Errorf("Inspect() shows %+v, %v", in, err)
 	}
 }
+
+// Carried has the addresses of every record but a withdrawn one, unless that is about to come back, and of
+// links without a record.
+func TestCarried(t *testing.T) {
+	for _, test := range []struct {
+		phase state.Phase
+		adds  bool // it is being restored
+		want  bool
+	}{
+		{state.Adding, false, true}, {state.Added, false, true}, {state.Deleting, false, true},
+		{state.Withdrawn, false, false}, {state.Withdrawn, true, true},
+	} {
+		a, w := newAgent(t)
+		put(t, a, "c", test.phase, "/proc/self/ns/net", w.addrs)
+		record := a.Store.List()[0]
+		if test.adds {
+			_, end := a.adds.begin(t.Context(), record.Key())
+			defer end()
+		}
+		orphan := netip.MustParseAddr("10.0.70.99")
+		w.links = []nettype.Link{{Name: "bthx", Addresses: []netip.Addr{orphan}}}
+		carried, err := a.Carried()
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []netip.Addr{orphan}
+		if test.want {
+			for _, address := range record.Addresses() {
+				want = append(want, address.Address)
+			}
+			slices.SortFunc(want, netip.Addr.Compare)
+		}
+		if !slices.Equal(carried.Addresses, want) {
+			t.Errorf("%s, restored %v: carried are %v, want %v", test.phase, test.adds, carried.Addresses, want)
+		}
+	}
+}

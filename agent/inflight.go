@@ -34,6 +34,13 @@ func (s *adds) begin(ctx context.Context, key state.Key) (context.Context, func(
 	}
 }
 
+// has returns whether such work is under way for key.
+func (s *adds) has(key state.Key) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.cancel[key] != nil
+}
+
 // end ends the context of the ADD for key, if one is under way.
 func (s *adds) end(key state.Key, cause error) {
 	s.mu.Lock()

@@ -23,6 +23,7 @@ type Inquirer interface {
 	TracePolicy(ctx context.Context, q inquiry.PolicyTrace) (string, error)
 	PreviewPolicies(ctx context.Context) (*inquiry.PolicyPreview, error)
 	Probe(ctx context.Context, vlan int, addrs []netip.Addr) (*inquiry.Probed, error)
+	Carried() (*inquiry.Carried, error)
 }
 
 // inquiries serves questions.
@@ -35,6 +36,7 @@ func Inquiries(of Inquirer) http.Handler {
 	mux.HandleFunc("GET "+inquiry.PathPolicyTrace, i.servePolicyTrace)
 	mux.HandleFunc("GET "+inquiry.PathPolicyPreview, i.servePolicyPreview)
 	mux.HandleFunc("GET "+inquiry.PathProbe, i.serveProbe)
+	mux.HandleFunc("GET "+inquiry.PathCarried, i.serveCarried)
 	return mux
 }
 
@@ -87,6 +89,18 @@ func (i inquiries) serveProbe(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	if err := json.NewEncoder(w).Encode(probed); err != nil {
 		klog.FromContext(ctx).V(2).Info("The caller did not take the answers", "err", err)
+	}
+}
+
+func (i inquiries) serveCarried(w http.ResponseWriter, r *http.Request) {
+	carried, err := i.of.Carried()
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if err := json.NewEncoder(w).Encode(carried); err != nil {
+		klog.FromContext(r.Context()).V(2).Info("The caller did not take the addresses", "err", err)
 	}
 }
 

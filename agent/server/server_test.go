@@ -51,6 +51,10 @@ func (f *fakeHandler) Inspect(_ context.Context, pod string, check bool) (*inqui
 	return &inquiry.Inspection{Problems: []string{fmt.Sprintf("%s %v", pod, check)}}, nil
 }
 
+func (f *fakeHandler) Carried() (*inquiry.Carried, error) {
+	return &inquiry.Carried{Addresses: []netip.Addr{netip.MustParseAddr("10.0.70.2")}}, nil
+}
+
 func (f *fakeHandler) Probe(context.Context, int, []netip.Addr) (*inquiry.Probed, error) {
 	return &inquiry.Probed{}, nil
 }

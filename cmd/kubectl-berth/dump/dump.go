@@ -37,6 +37,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/ipam/agentpod"
+	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
@@ -254,7 +255,7 @@ func (o *options) addLogs(ctx context.Context, b *bundle, kube kubernetes.Interf
 
 // addNodes adds the agents' state.
 func (o *options) addNodes(ctx context.Context, b *bundle, pods []v1.Pod) {
-	agents := &node.Agents{Asker: &node.Ports{Kube: o.Kube, Namespace: o.namespace}}
+	agents := &node.Agents{Asker: &agentport.Ports{Kube: o.Kube, Namespace: o.namespace}}
 	for i := range pods {
 		pod := &pods[i]
 		if !agentpod.Is(pod) {

@@ -24,6 +24,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/ipam/agentpod"
+	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -93,7 +94,7 @@ func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command
 			if err != nil {
 				return nil, err
 			}
-			r, err := show(ctx, call, found, &Agents{Asker: &Ports{Kube: call.Kube, Namespace: found}})
+			r, err := show(ctx, call, found, &Agents{Asker: &agentport.Ports{Kube: call.Kube, Namespace: found}})
 			if err != nil {
 				return nil, err
 			}

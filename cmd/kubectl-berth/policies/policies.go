@@ -25,6 +25,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
+	"github.com/berth-dev/berth/ipam/agentport"
 )
 
 const long = `Says what the chart's value networkPolicy.pods=All (the agents' flag --network-policy-pods=All) would change, before
@@ -109,7 +110,7 @@ func (o *options) ask(ctx context.Context, call *command.Call) (*answer.Answer, 
 	if len(agents) == 0 {
 		return nil, fmt.Errorf("namespace %s has no pod of an agent: name Berth's with --berth-namespace", namespace)
 	}
-	report := askAll(ctx, &node.Agents{Asker: &node.Ports{Kube: call.Kube, Namespace: namespace}}, agents)
+	report := askAll(ctx, &node.Agents{Asker: &agentport.Ports{Kube: call.Kube, Namespace: namespace}}, agents)
 	return answerOf(report), answer.Outcome(len(report.Pods), report.Unknown)
 }
 

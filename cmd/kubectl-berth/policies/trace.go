@@ -25,6 +25,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
+	"github.com/berth-dev/berth/ipam/agentport"
 )
 
 const traceLong = `Says which network policy and which rule of it decide whether a connection may begin, and shows the rules of
@@ -109,7 +110,7 @@ func (o *traceOptions) ask(ctx context.Context, call *command.Call) (*answer.Ans
 		return nil, err
 	}
 	trace := &Trace{}
-	agents := &node.Agents{Asker: &node.Ports{Kube: call.Kube, Namespace: namespace}}
+	agents := &node.Agents{Asker: &agentport.Ports{Kube: call.Kube, Namespace: namespace}}
 	query := url.Values{"from": {o.from}, "to": {o.to}, "port": {strconv.Itoa(int(o.port))}, "protocol": {o.protocol}}
 	for _, name := range nodes {
 		at := slices.IndexFunc(pods, func(agent *v1.Pod) bool { return agent.Spec.NodeName == name })

@@ -27,6 +27,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -104,7 +105,7 @@ func (o *options) trace(ctx context.Context, call *command.Call) (*answer.Answer
 	default:
 		trace.Links = fromObjects(s)
 		if o.node && firstBroken(trace.Links) == nil && s.Agent != nil {
-			agents := &node.Agents{Asker: &node.Ports{Kube: call.Kube, Namespace: namespace}}
+			agents := &node.Agents{Asker: &agentport.Ports{Kube: call.Kube, Namespace: namespace}}
 			links, err := fromNodes(ctx, s, agents, namespace)
 			if err != nil {
 				return nil, err
@@ -183,7 +184,7 @@ func timeline(ctx context.Context, kube kubernetes.Interface, s *audit.Subject) 
 		add(ip.Spec.Since.Time, "%s", what)
 	}
 	if ip.Spec.ReleasedAt != nil {
-		add(ip.Spec.ReleasedAt.Time, "the address was freed, and cools down")
+		add(ip.Spec.ReleasedAt.Time, "the address was freed, and rests")
 	}
 	for _, condition := range ip.Status.Conditions {
 		add(condition.LastTransitionTime.Time, "FloatingIP: %s is %s: %s", condition.Type, condition.Status, condition.Message)

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+// Package agentport asks the agents of nodes at their ports, through the API server's proxy to their
+// pods, with a token for the one agent: see package agentpod.
+package agentport
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"net/url"
 	"strings"
 	"time"
@@ -14,13 +18,13 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-dev/berth/ipam/agentpod"
 )
 
-// Ports asks agents at their ports, through the API server's proxy to their pods, with a token for the one
-// agent: see package agentpod. Safe for concurrent use.
+// Ports asks agents. Safe for concurrent use.
 type Ports struct {
 	Kube kubernetes.Interface
 	// Namespace is Berth's.
@@ -63,6 +67,40 @@ func (p *Ports) Get(ctx context.Context, agent *v1.Pod, path string, query url.V
 		return nil, fmt.Errorf("reach the agent of node %s through the API server (the Role %s in namespace %s allows it): %w", agent.Spec.NodeName, agentpod.Diagnosis, p.Namespace, err)
 	}
 	return answer, nil
+}
+
+// pathCarried is the agent's resource for the controller; agent/inquiry has its contents.
+const pathCarried = "/v1/carried"
+
+// Carried returns the addresses that a node carries, or is about to carry or to stop carrying: the
+// answer of its ready agent. It blocks. Only the agent of that node can answer: the token is for it by
+// the node's name, and the agent has the API server review the token by one of its own, which ends with
+// its pod.
+func (p *Ports) Carried(ctx context.Context, node string) ([]netip.Addr, error) {
+	agents, err := p.Kube.CoreV1().Pods(p.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: agentpod.Selector, FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
+		ResourceVersion: "0", // from the API server's memory
+	})
+	if err != nil {
+		return nil, fmt.Errorf("find the agent of node %s: %w", node, err)
+	}
+	for i := range agents.Items {
+		if !agentpod.IsReady(&agents.Items[i]) {
+			continue
+		}
+		raw, err := p.Get(ctx, &agents.Items[i], pathCarried, nil)
+		if err != nil {
+			return nil, err
+		}
+		var answer struct {
+			Addresses []netip.Addr `json:"addresses"`
+		}
+		if err := json.Unmarshal(raw, &answer); err != nil {
+			return nil, fmt.Errorf("read the answer of the agent in pod %s: %w", agents.Items[i].Name, err)
+		}
+		return answer.Addresses, nil
+	}
+	return nil, fmt.Errorf("node %s has no ready agent", node)
 }
 
 // ofAgent returns the text of an error that is an agent's, and not the API server's: it is no object.
