@@ -9,9 +9,11 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/lastnode"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -31,6 +33,9 @@ type Candidates struct {
 	// plain: the pod wants one free address of any pool, so free counts are enough to
 	// answer.
 	plain bool
+	// resting are addresses at rest for the pods of the namespace that this pod may have where no
+	// other is left.
+	resting []allocator.Record
 	// shares count the addresses of the pod's namespace in pools with a cap.
 	shares map[string]allocator.Share
 	// answers caches rejections: *pools.Reach → *Rejection, nil if the reach can serve.
@@ -122,11 +127,24 @@ func (i *IPAM) look(c *Candidates) error {
 	if err := c.check(); err != nil {
 		return err
 	}
+	c.resting = c.restingNow(time.Now())
 	if c.state.capped {
 		c.shares = i.book.Shares(c.request.Namespace)
 	}
 	c.plain = len(held) == 0 && len(c.parts) == 1 && c.request.Parts[0].Ranges.IsEmpty() && !c.claimant.Limited && !c.claimant.SetWasFull
 	return nil
+}
+
+// restingNow returns the addresses that rest for the namespace and for nothing but their last nodes:
+// also the node of the next pod asks these. In a pool with a cooldown nobody gets them before it is over.
+func (c *Candidates) restingNow(now time.Time) []allocator.Record {
+	if c.request.isAhead() {
+		return nil
+	}
+	return slices.DeleteFunc(c.book.Resting(string(c.request.namespaceUID())), func(record allocator.Record) bool {
+		home, ok := c.state.snapshot.Home(record.Addr)
+		return !ok || !lastnode.IsRested(record.ReleasedAt, c.pool(home).Cooldown, now)
+	})
 }
 
 // terminating says whether the record's pod is known to be being deleted.
@@ -334,6 +352,13 @@ func (c *Candidates) wants(nodePools []int) []allocator.Want {
 			}
 		}
 		wants[i].Ranges = c.request.Parts[i].Ranges.Ranges()
+		wants[i].RestsFor = string(c.request.namespaceUID())
+		for at := range c.resting {
+			addr := c.resting[at].Addr
+			if home, ok := c.state.snapshot.Home(addr); ok && slices.Contains(wants[i].Pools, home) && !c.pool(home).Disabled && c.request.Parts[i].Fits(addr) {
+				wants[i].Resting = append(wants[i].Resting, addr)
+			}
+		}
 	}
 	return wants
 }

@@ -16,6 +16,8 @@ import (
 // Change is a change that may help waiting pods. It is one of
 //
 //	Pool, Addr         the Addr of Pool came free, for any owner
+//	Pool, Addr,        the Addr of Pool rests, and pods of the Namespace may have it
+//	  Namespace
 //	Pool, Victims      the Pool serves more nodes than before, on which Victims run
 //	Pool, Namespace,   the Namespace may have More addresses of Pool than before, which
 //	  More             has a cap
@@ -151,7 +153,7 @@ func (h *helping) anybody(request *Request, lack Lack) bool {
 	if !hears || !h.fits(request) || !request.mayUse(h.pool) || h.isAtCap(request.Namespace) || h.isAtQuota(request) {
 		return false
 	}
-	return h.change.Namespace == "" || h.change.Namespace == request.Namespace && h.ipam.hasFree(h.pool.Name)
+	return h.change.Namespace == "" || h.change.Namespace == request.Namespace && (h.change.Addr.IsValid() || h.ipam.hasFree(h.pool.Name))
 }
 
 // fits says whether the changed address, or the pool's addresses, can serve a part.

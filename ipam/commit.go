@@ -74,7 +74,7 @@ func (i *IPAM) commit(ctx context.Context, r *Reservation, a *address, pods Pods
 		// The pod may not use that pool, or the node may not be in it.
 		return fmt.Errorf("commit %s of pool %q: it is in pool %q now: %w", a.Addr, a.Pool, pool.Name, ErrConflict)
 	}
-	ip, err := i.write(ctx, r, a, specOf(r, a, pool, time.Now(), i.unused), pods)
+	ip, err := i.write(ctx, r, a, i.specOf(r, a, pool, time.Now()), pods)
 	if err != nil {
 		return err
 	}
@@ -206,7 +206,7 @@ func (i *IPAM) takeOver(ctx context.Context, r *Reservation, a *address, spec v1
 	if err := checkCurrent(ctx, r, a, pods); err != nil {
 		return nil, err
 	}
-	spec.LastPod = existing.Spec.LastPod
+	spec.LastPod, spec.LastNode = existing.Spec.LastPod, existing.Spec.LastNode
 	// An update that changes nothing does not change the resource version, and times
 	// of objects have a resolution of one second.
 	if since := existing.Spec.Since; since != nil && !since.Before(spec.Since) {

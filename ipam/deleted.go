@@ -11,7 +11,7 @@ import (
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
-// deletions ends the cooldown, in the book, of addresses whose FloatingIP somebody deleted
+// deletions ends the rest, in the book, of addresses whose FloatingIP somebody deleted
 // while their owner had them. The controller records it in another FloatingIP (package
 // reclaim, deleted.go). Until the book sees that one, and if no controller runs, nothing
 // but the book keeps the address from other pods. Safe for concurrent use.
@@ -29,16 +29,19 @@ type deletions struct {
 type deletion struct {
 	pool  string
 	since time.Time
+	// least is for how long the address rests at least.
+	least time.Duration
 }
 
 func newDeletions(cooldown func(pool string) time.Duration, over func(addr netip.Addr)) *deletions {
 	return &deletions{cooldown: cooldown, over: over, all: map[netip.Addr]deletion{}, again: wakeup.New()}
 }
 
-// begin notes that the cooldown of an address begins now. It does not block.
-func (r *deletions) begin(addr netip.Addr, pool string) {
+// begin notes that the cooldown of an address begins now, and that the address rests for at least some
+// time. It does not block.
+func (r *deletions) begin(addr netip.Addr, pool string, least time.Duration) {
 	r.mu.Lock()
-	r.all[addr] = deletion{pool, time.Now()}
+	r.all[addr] = deletion{pool, time.Now(), least}
 	r.mu.Unlock()
 	r.review()
 }
@@ -76,7 +79,7 @@ func (r *deletions) take(now time.Time) (ended []netip.Addr, next time.Duration)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for addr, deleted := range r.all {
-		left := deleted.since.Add(r.cooldown(deleted.pool)).Sub(now)
+		left := deleted.since.Add(max(r.cooldown(deleted.pool), deleted.least)).Sub(now)
 		switch {
 		case left <= 0:
 			ended = append(ended, addr)

@@ -43,15 +43,15 @@ func TestCooldowns(t *testing.T) {
 		}
 		pass := time.Sleep //nolint:forbidigo // on the clock of synctest
 		a, b, c := netip.MustParseAddr("10.0.70.2"), netip.MustParseAddr("10.0.70.3"), netip.MustParseAddr("10.0.70.4")
-		r.begin(a, "long")
+		r.begin(a, "long", 0)
 		pass(time.Second)
-		r.begin(b, "short")
+		r.begin(b, "short", 0)
 		pass(time.Minute - time.Nanosecond)
 		expect()
 		pass(time.Nanosecond)
 		expect(b.String())
 		// A change of the pool's cooldown applies to addresses that are cooling down.
-		r.begin(c, "short")
+		r.begin(c, "short", 0)
 		pass(30 * time.Second)
 		short.Store(int64(40 * time.Second))
 		r.review()
@@ -61,5 +61,11 @@ func TestCooldowns(t *testing.T) {
 		expect(b.String(), c.String())
 		pass(10 * time.Minute)
 		expect(b.String(), c.String(), a.String())
+		// One that its last node may carry rests for longer.
+		r.begin(a, "short", time.Hour)
+		pass(time.Hour - time.Nanosecond)
+		expect(b.String(), c.String(), a.String())
+		pass(time.Nanosecond)
+		expect(b.String(), c.String(), a.String(), a.String())
 	})
 }

@@ -8,10 +8,12 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/iprange"
+	"github.com/berth-dev/berth/ipam/lastnode"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -267,6 +269,12 @@ func (c *Candidates) whoHas(addr netip.Addr) string {
 		return fmt.Sprintf("%s (%s)", c.capText(c.pool(home)), c.capRemedy(c.pool(home)))
 	case !ok:
 		return fmt.Sprintf("%s is being given to another pod", addr)
+	case record.Cooling && record.LastNode.Name != "" && !record.ReleasedAt.IsZero():
+		var cooldown time.Duration
+		if home, ok := c.state.snapshot.Home(addr); ok {
+			cooldown = c.pool(home).Cooldown
+		}
+		return lastnode.Text(addr.String(), record.LastNode.Name, lastnode.Until(record.ReleasedAt, cooldown))
 	case record.Cooling:
 		return fmt.Sprintf("%s was freed and rests until its pool's cooldown is over", addr)
 	case record.Owner == (Owner{}):

@@ -19,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/assigner"
 	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/lastnode"
 	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/store"
 	"github.com/berth-dev/berth/ipam/view"
@@ -214,6 +215,11 @@ func (i *IPAM) observe(ip *v1alpha1.FloatingIP, into func(record allocator.Recor
 		owner := record.Owner
 		i.tell(Change{Owner: &owner, Addr: record.Addr, More: 1})
 	}
+	if record.Cooling && record.NamespaceUID != "" && known && before.Owner != (Owner{}) {
+		if pool, ok := i.book.PoolOf(record.Addr); ok {
+			i.tell(Change{Pool: pool, Addr: record.Addr, Namespace: before.Owner.Namespace, More: 1})
+		}
+	}
 	if known && before.Owner != (Owner{}) && !before.Owner.SameWorkload(record.Owner) {
 		// Another claim took it over, or its cooldown began: the former owner may
 		// have another.
@@ -225,7 +231,7 @@ func (i *IPAM) observe(ip *v1alpha1.FloatingIP, into func(record allocator.Recor
 // forgotten takes a FloatingIP out of the book whose deletion was seen, in its final state.
 func (i *IPAM) forgotten(ip *v1alpha1.FloatingIP) {
 	if record, err := recordOf(ip); err == nil {
-		i.forget(record, ip.Spec.IsToRest() && i.cooldown(ip.Spec.Pool) > 0)
+		i.forget(record, ip.Spec.IsToRest(i.cooldown(ip.Spec.Pool)))
 	}
 }
 
@@ -242,7 +248,11 @@ func (i *IPAM) forget(record allocator.Record, rests bool) {
 		i.tellShare(record.Addr, record.Owner.Namespace)
 	}
 	if rests {
-		i.deletions.begin(record.Addr, record.Pool)
+		var least time.Duration
+		if record.LastNode != (allocator.NodeReference{}) {
+			least = lastnode.Rest
+		}
+		i.deletions.begin(record.Addr, record.Pool, least)
 		i.tellShare(record.Addr, record.Owner.Namespace)
 	}
 	if record.Owner != (Owner{}) {

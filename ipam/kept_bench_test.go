@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"testing"
 
+	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/allocator"
@@ -22,6 +23,7 @@ func (running) IsGone(string, string, string) bool        { return false }
 func (running) IsTerminating(string, string, string) bool { return false }
 func (running) IsLost(string, string, string) bool        { return false }
 func (running) NeverBound(string) bool                    { return false }
+func (running) Node(string) *v1.Node                      { return nil }
 
 // racks are n pools of 200 addresses, each for the nodes of its rack, and the rack's reach.
 func racks(n int) (objects []*v1alpha1.IPPool, nodes []Node) {

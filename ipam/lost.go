@@ -12,6 +12,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/lastnode"
 )
 
 // IsGone says whether the pod with this UID does not exist or is finished. pod is the one
@@ -52,6 +53,8 @@ type KnownPods interface {
 	IsLost(namespace, name, uid string) bool
 	// NeverBound says whether the pod is known to have been deleted before it was bound.
 	NeverBound(uid string) bool
+	// Node returns a Node, or nil if there is none.
+	Node(name string) *v1.Node
 }
 
 // KnowPods lets IPAM give a kept address to its owner's next pod as soon as the last
@@ -128,6 +131,22 @@ func (i *IPAM) EndingHolders() map[netip.Addr]Holder {
 		holders[record.Addr] = holderOf(&record)
 	}
 	return holders
+}
+
+// lastNode returns the node to record for an address that leaves its stored record: the one that may
+// carry it still, nil if there is none. It is the node of the pod from which the address is taken, unless
+// that was never bound: a scheduler does not see the last state of pods, because kube-scheduler's watch
+// ends with their final phase. A live agent tells the next node at once that it has stopped.
+func (i *IPAM) lastNode(stored *allocator.Record) *v1alpha1.NodeReference {
+	var last *v1alpha1.NodeReference
+	if stored.LastNode != (allocator.NodeReference{}) {
+		last = &v1alpha1.NodeReference{Name: stored.LastNode.Name, UID: types.UID(stored.LastNode.UID)}
+	}
+	pods := i.known.Load()
+	if pods == nil || stored.PodUID == "" {
+		return last
+	}
+	return lastnode.After(last, stored.Node, (*pods).NeverBound(stored.PodUID), (*pods).Node)
 }
 
 // unused says whether no pod ever ran with an address: it was created for its holder,

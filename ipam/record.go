@@ -54,7 +54,16 @@ func recordOf(ip *v1alpha1.FloatingIP) (allocator.Record, error) {
 	if pod := ip.Spec.Pod; pod != nil {
 		record.PodName, record.PodUID = pod.Name, string(pod.UID)
 	}
-	record.Attached = ip.Spec.ExternallyAssigned
+	record.Attached, record.Node = ip.Spec.ExternallyAssigned, ip.Spec.Node
+	if last := ip.Spec.LastNode; last != nil {
+		record.LastNode = allocator.NodeReference{Name: last.Name, UID: string(last.UID)}
+	}
+	if record.Cooling {
+		record.ReleasedAt = ip.Spec.ReleasedAt.Time
+	}
+	if last := ip.Spec.LastOwner; last != nil {
+		record.NamespaceUID = string(last.NamespaceUID)
+	}
 	return record, nil
 }
 
@@ -78,8 +87,8 @@ func policyOf(policy v1alpha1.ReleasePolicy) allocator.Policy {
 }
 
 // specOf returns the spec to write when a pod, or a claim before any pod, gets an
-// address. unused says whether no pod ever ran with a stored address.
-func specOf(r *Reservation, a *address, pool *pools.Pool, now time.Time, unused func(*allocator.Record) bool) v1alpha1.FloatingIPSpec {
+// address.
+func (i *IPAM) specOf(r *Reservation, a *address, pool *pools.Pool, now time.Time) v1alpha1.FloatingIPSpec {
 	since := metav1.NewTime(now).Rfc3339Copy() // as the API server stores it
 	owner := r.request.Owner
 	spec := v1alpha1.FloatingIPSpec{
@@ -97,8 +106,11 @@ func specOf(r *Reservation, a *address, pool *pools.Pool, now time.Time, unused 
 		KeepOnScaleDown: r.request.KeepOnScaleDown,
 		Since:           &since,
 	}
-	if a.stored != nil && !unused(a.stored) {
-		spec.LastPod = before(a.stored, &r.request)
+	if a.stored != nil {
+		if !i.unused(a.stored) {
+			spec.LastPod = before(a.stored, &r.request)
+		}
+		spec.LastNode = i.lastNode(a.stored)
 	}
 	if r.request.RetainFor > 0 {
 		spec.RetainFor = &metav1.Duration{Duration: r.request.RetainFor}

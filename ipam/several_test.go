@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/allocator"
@@ -331,6 +332,7 @@ func TestClaimHasFewer(t *testing.T) {
 type knownPods struct {
 	gone       string
 	neverBound bool
+	nodes      map[string]*v1.Node
 }
 
 func (k knownPods) IsGone(namespace, name, uid string) bool {
@@ -341,6 +343,8 @@ func (k knownPods) IsTerminating(string, string, string) bool { return false }
 func (k knownPods) IsLost(string, string, string) bool        { return false }
 
 func (k knownPods) NeverBound(uid string) bool { return k.neverBound && uid == k.gone }
+
+func (k knownPods) Node(name string) *v1.Node { return k.nodes[name] }
 
 // An address that was created for a pod that never ran counts as created for the next
 // pod. Otherwise it would be retained although no pod ever had it.
@@ -354,7 +358,7 @@ func TestVacatedUnused(t *testing.T) {
 			s := newServer()
 			i := openWith(t, s, &poolWatch{pools: []*v1alpha1.IPPool{testPool("web", "10.0.70.2")}, claims: []*v1alpha1.IPClaim{claimOf(1)}})
 			commit(t, i, reserve(t, i, claiming("old", "old")))
-			i.KnowPods(knownPods{"old", test.neverBound})
+			i.KnowPods(knownPods{gone: "old", neverBound: test.neverBound})
 			for _, pod := range []string{"next", "next"} { // also when it is tried again
 				r := reserve(t, i, claiming(pod, pod))
 				if err := i.Commit(t.Context(), r, podsAre{current: true, gone: true}); err != nil {

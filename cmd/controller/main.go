@@ -46,6 +46,7 @@ import (
 	kubeclient "github.com/berth-dev/berth/cmd/internal/kube"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
 	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/assigner"
 	"github.com/berth-dev/berth/ipam/claims"
@@ -168,8 +169,13 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 		return nil, fmt.Errorf("register the objects that events are about: %w", err)
 	}
 	recorder := w.broadcaster.NewRecorder(kinds, "berth-controller")
+	asking, err := newAsking(config)
+	if err != nil {
+		return nil, err
+	}
 	if w.reclaimer, err = newReclaimer(config, options, reclaim.Config{
-		Kube: kube, Berth: api, View: seen, Factory: factory,
+		Agents: &agentport.Ports{Kube: asking, Namespace: options.leaseNamespace},
+		Kube:   kube, Berth: api, View: seen, Factory: factory,
 		Events: recorder, Metrics: reclaim.NewMetrics(legacyregistry.MustRegister),
 	}); err != nil {
 		return nil, err
@@ -204,6 +210,18 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 		return nil, err
 	}
 	return w, nil
+}
+
+// newAsking returns the client for questions to agents. It has limits of its own: when many nodes are
+// lost, their agents are asked again and again, and that must not delay the release of addresses.
+func newAsking(config *rest.Config) (kubernetes.Interface, error) {
+	config = rest.CopyConfig(config)
+	config.QPS, config.Burst = 50, 100
+	asking, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("create the client that asks agents: %w", err)
+	}
+	return asking, nil
 }
 
 // newFinder returns the finder of pods with wrong addresses, which evicts them if the options say so.

@@ -67,7 +67,7 @@ func (e *entry) use() use {
 	switch {
 	case e.stored == nil && e.promised == nil:
 		return unused
-	case e.stored != nil && e.stored.cooling:
+	case e.stored != nil && e.stored.cooling && !e.promisedFromRest():
 		return cooling
 	case e.stored != nil && e.stored.reserved:
 		return reserved
@@ -85,7 +85,7 @@ func (e *entry) owner() (ownerKey, bool) {
 	switch {
 	case e.stored != nil && e.stored.owned():
 		return e.stored.owner().key(), true
-	case e.stored == nil && e.promised != nil:
+	case e.stored == nil && e.promised != nil, e.promisedFromRest():
 		return e.promised.owner, true
 	}
 	return ownerKey{}, false
@@ -104,6 +104,9 @@ func (e *entry) isOf(key ownerKey) bool {
 	owner, _ := e.owner()
 	return owner == key
 }
+
+// promisedFromRest says whether the address rests for the pods of a namespace and is promised to one.
+func (e *entry) promisedFromRest() bool { return e.promised != nil && e.restsFor() != "" }
 
 func (e *entry) promisedTo(podUID string) bool {
 	return e.promised != nil && e.promised.podUID == podUID
@@ -137,6 +140,8 @@ type Allocator struct {
 	large map[ownerKey]*holding
 	many  int
 	byPod map[podKey][]*entry
+	// rests has the addresses at rest that pods of a namespace may have, by its UID.
+	rests map[string]map[*entry]bool
 	// inNamespace counts the addresses that are stored for an owner or promised to it, by the
 	// namespace of the owner.
 	inNamespace map[string]uint64
@@ -166,6 +171,7 @@ func New(pods Pods) *Allocator {
 		large:       map[ownerKey]*holding{},
 		many:        largeOwner,
 		byPod:       map[podKey][]*entry{},
+		rests:       map[string]map[*entry]bool{},
 		inNamespace: map[string]uint64{},
 	}
 	if pods != nil {
@@ -309,10 +315,12 @@ func (a *Allocator) change(addr netip.Addr, mutate func(*entry)) (freed bool) {
 	}
 	before := e.use()
 	ownerBefore, ownedBefore := e.owner()
+	restedFor := e.restsFor()
 	if ownedBefore {
 		a.unlist(ownerBefore, e)
 	}
 	mutate(e)
+	a.restFor(restedFor, e)
 	after := e.use()
 	ownerAfter, ownedAfter := e.owner()
 	moved := ownedBefore != ownedAfter || ownerBefore != ownerAfter
@@ -361,6 +369,52 @@ func (a *Allocator) change(addr netip.Addr, mutate func(*entry)) (freed bool) {
 		a.list(ownerAfter, e)
 	}
 	return before != unused && after == unused
+}
+
+// restsFor returns the UID of the namespace whose pods may have the address although it rests; empty:
+// there is none.
+func (e *entry) restsFor() string {
+	if e.stored == nil || !e.stored.cooling {
+		return ""
+	}
+	return e.stored.of.Value().namespaceUID
+}
+
+// restFor lists the address under the namespace that it rests for now, after it rested for another.
+func (a *Allocator) restFor(before string, e *entry) {
+	after := e.restsFor()
+	if before == after {
+		return
+	}
+	if before != "" {
+		delete(a.rests[before], e)
+		if len(a.rests[before]) == 0 {
+			delete(a.rests, before)
+		}
+	}
+	if after != "" {
+		if a.rests[after] == nil {
+			a.rests[after] = map[*entry]bool{}
+		}
+		a.rests[after][e] = true
+	}
+}
+
+// Resting returns the records of addresses at rest that pods of a namespace may have, by its UID, in the
+// order of their addresses. It leaves out addresses that are promised to a pod.
+func (a *Allocator) Resting(namespaceUID string) (records []Record) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if namespaceUID == "" {
+		return nil
+	}
+	for e := range a.rests[namespaceUID] {
+		if e.promised == nil {
+			records = append(records, e.record())
+		}
+	}
+	slices.SortFunc(records, func(x, y Record) int { return x.Addr.Compare(y.Addr) })
+	return records
 }
 
 func (a *Allocator) own(key ownerKey, e *entry) {
@@ -547,8 +601,8 @@ func (a *Allocator) gives(addr netip.Addr) bool {
 	return home != nil && !home.Disabled
 }
 
-// IsIdle says whether a pod could take the address: it is free in its pool, or stored
-// for an owner that may use it for its next pod.
+// IsIdle says whether a pod could take the address: it is free in its pool, stored
+// for an owner that may use it for its next pod, or at rest for the pods of a namespace.
 func (a *Allocator) IsIdle(addr netip.Addr) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -557,7 +611,7 @@ func (a *Allocator) IsIdle(addr netip.Addr) bool {
 		return a.gives(addr)
 	}
 	if e.promised != nil || !e.stored.owned() {
-		return false
+		return e.promised == nil && e.restsFor() != ""
 	}
 	if e.stored.podUID == "" || a.pods == nil {
 		return e.stored.available()

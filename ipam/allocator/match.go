@@ -8,8 +8,13 @@ import "net/netip"
 // a pool, or any free address of a pool.
 type option struct {
 	addr netip.Addr // invalid: any of the pool
-	pool *freeSpace // nil: addr belongs to the owner
+	pool *freeSpace // nil: addr belongs to the owner, or rests
+	// rests: addr has no owner, and rests for pods of the namespace.
+	rests bool
 }
+
+// isNew says whether the owner does not have the address yet.
+func (o option) isNew() bool { return o.pool != nil || o.rests }
 
 // match chooses one option for each want such that no address is chosen twice
 // and no pool gives more addresses than room says. It prefers earlier options, but

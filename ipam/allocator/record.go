@@ -46,16 +46,26 @@ type Record struct {
 	// Without a pod it must be detached first, and until then no pod gets it.
 	Attached bool
 
+	// Node is the holder's. LastNode carried the address before, and may carry it still; zero: none may.
+	// The book stores them but does not use them.
+	Node     string
+	LastNode NodeReference
+	// ReleasedAt is since when a cooling address rests.
+	ReleasedAt time.Time
+
 	// UID and Version identify the stored object. Versions of one object grow
 	// (KEP-5504: resource versions are comparable integers).
 	UID     string
 	Version uint64
 	Created time.Time
 
-	// NamespaceUID is the recorded UID of the owner's namespace. The book stores it but
-	// does not use it.
+	// NamespaceUID is the recorded UID of the owner's namespace. Of a cooling address it is the
+	// namespace whose pods may have it; empty: no pod may.
 	NamespaceUID string
 }
+
+// NodeReference is a node. Comparable.
+type NodeReference struct{ Name, UID string }
 
 // Policy says when an address is freed.
 type Policy uint8
@@ -105,6 +115,15 @@ type stored struct {
 	index                       int32
 	policy                      Policy
 	reserved, cooling, attached bool
+	node                        unique.Handle[string]
+	// rest is nil in most records.
+	rest *rest
+}
+
+// rest has what is recorded of an address that its last node may carry, or that cools down.
+type rest struct {
+	lastNode   NodeReference
+	releasedAt time.Time
 }
 
 // ownerGroup is the part of a record that many records share.
@@ -127,13 +146,22 @@ func (e *entry) store(record *Record) {
 		uid: record.UID, version: record.Version, created: record.Created,
 		index: record.Index, policy: record.Policy,
 		reserved: record.Reserved, cooling: record.Cooling, attached: record.Attached,
+		node: unique.Make(record.Node),
+	}
+	if rests := (rest{record.LastNode, record.ReleasedAt}); rests != (rest{}) {
+		e.stored.rest = &rests
 	}
 }
 
 // record returns the stored record. stored must not be nil.
 func (e *entry) record() Record {
 	s := e.stored
+	var rests rest
+	if s.rest != nil {
+		rests = *s.rest
+	}
 	return Record{
+		Node: s.node.Value(), LastNode: rests.lastNode, ReleasedAt: rests.releasedAt,
 		Addr: e.addr, Pool: s.pool.Value(), Owner: s.owner(),
 		PodName: s.podName, PodUID: s.podUID, LastPod: s.lastPod,
 		Index: s.index, Policy: s.policy, RetainFor: s.of.Value().retainFor,

@@ -38,6 +38,10 @@ type Want struct {
 	View  *View
 	// Ranges limit the free addresses; empty: no limit.
 	Ranges []iprange.Range
+	// Resting are addresses at rest that the pod may have where no other is left.
+	Resting []netip.Addr
+	// RestsFor is the UID of the namespace for which these rest.
+	RestsFor string
 }
 
 // Preemption has the changes that a preemption would bring.
@@ -210,10 +214,17 @@ func (a *Allocator) options(c Claimant, want Want, wants int, b *budget) []optio
 	}
 	owners(want.Preferred)
 	if len(want.Ranges) > 0 {
-		return append(options, a.within(want, wants, b)...)
+		options = append(options, a.within(want, wants, b)...)
+	} else {
+		for _, space := range a.roomiest(want, wants, b) {
+			options = append(options, option{pool: space})
+		}
 	}
-	for _, space := range a.roomiest(want, wants, b) {
-		options = append(options, option{pool: space})
+	for _, addr := range want.Resting {
+		home := a.home(addr)
+		if e := a.index.entry(addr); home != nil && e.inUse() && e.promised == nil && e.restsFor() == want.RestsFor && b.allowance(home) > 0 {
+			options = append(options, option{addr: addr, rests: true})
+		}
 	}
 	return options
 }
@@ -297,22 +308,22 @@ func (a *Allocator) available(r iprange.Range, preemption *Preemption) (netip.Ad
 // owner more addresses than it may have.
 func (a *Allocator) checkLimit(c Claimant, chosen []option, preemption *Preemption) error {
 	if c.FixedSet {
-		first := slices.IndexFunc(chosen, func(o option) bool { return o.pool != nil })
+		first := slices.IndexFunc(chosen, option.isNew)
 		if first >= 0 && !a.setHasRoom(c) {
 			return &UnmetError{Want: first, Reason: ErrSetInUse}
 		}
 	}
-	if !c.Limited || !slices.ContainsFunc(chosen, func(o option) bool { return o.pool != nil }) {
+	if !c.Limited || !slices.ContainsFunc(chosen, option.isNew) {
 		return nil
 	}
 	v4, v6 := a.owned(c.Owner)
 	v4, v6 = v4-preemption.Owned4, v6-preemption.Owned6
 	for i, o := range chosen {
-		if o.pool == nil {
+		if !o.isNew() {
 			continue
 		}
 		owned := &v6
-		if o.pool.is4() {
+		if o.pool != nil && o.pool.is4() || o.pool == nil && o.addr.Is4() {
 			owned = &v4
 		}
 		if *owned++; *owned > c.Limit {
@@ -372,7 +383,7 @@ func (e *entry) takenFrom(c Claimant) bool {
 	switch pod := e.podUID(); {
 	case pod == c.PodUID:
 		return false
-	case e.stored == nil:
+	case e.stored == nil, e.promisedFromRest():
 		return true
 	case e.stored.policy == PodDeleted || pod == "" && !e.stored.attached:
 		return false

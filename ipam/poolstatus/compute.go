@@ -34,6 +34,8 @@ type uses struct {
 	// conflicts are addresses with a pod that another host has, too; avoided ones cool down because another
 	// host had them.
 	conflicts, avoided int64
+	// lastNode are cooling addresses that their last node may carry.
+	lastNode int64
 	// namespaces is nil if the pool has no cap.
 	namespaces map[string]*v1alpha1.NamespaceShare
 }
@@ -99,6 +101,9 @@ func (u *uses) add(spec *v1alpha1.FloatingIPSpec) {
 		}
 	case spec.Owner == nil && spec.ReleasedAt != nil:
 		u.cooling++
+		if spec.LastNode != nil {
+			u.lastNode++
+		}
 	default:
 		u.retained++
 		if share := u.share(spec.Owner); share != nil {

@@ -23,6 +23,9 @@ var (
 	conflictsDesc = metrics.NewDesc("berth_pool_conflicts",
 		"Addresses of an IPPool that a host outside of the cluster has, too, by state: allocated to a pod, or cooling since their pod is gone, and given to nobody.",
 		[]string{"pool", "state"}, nil, metrics.ALPHA, "")
+	lastNodeDesc = metrics.NewDesc("berth_pool_last_node_addresses",
+		"Addresses of an IPPool, among the cooling ones, that rest because nothing has proved that the node that carried them last stopped.",
+		[]string{"pool"}, nil, metrics.ALPHA, "")
 	capDesc = metrics.NewDesc("berth_pool_namespace_cap",
 		"How many addresses of an IPPool one namespace may have, if spec.maxPerNamespace is set.",
 		[]string{"pool"}, nil, metrics.ALPHA, "")
@@ -64,7 +67,7 @@ func (m *Metrics) publish(objects []*v1alpha1.IPPool, statuses []v1alpha1.IPPool
 
 // DescribeWithStability implements metrics.StableCollector.
 func (m *Metrics) DescribeWithStability(ch chan<- *metrics.Desc) {
-	for _, desc := range []*metrics.Desc{addressesDesc, capacityDesc, outsideDesc, conflictsDesc, capDesc, atCapDesc, shareDesc} {
+	for _, desc := range []*metrics.Desc{addressesDesc, capacityDesc, outsideDesc, conflictsDesc, lastNodeDesc, capDesc, atCapDesc, shareDesc} {
 		ch <- desc
 	}
 }
@@ -89,6 +92,7 @@ func (m *Metrics) CollectWithStability(ch chan<- metrics.Metric) {
 		gauge(outsideDesc, s.Outside, name)
 		gauge(conflictsDesc, last.uses[i].conflicts, name, "allocated")
 		gauge(conflictsDesc, last.uses[i].avoided, name, "cooling")
+		gauge(lastNodeDesc, last.uses[i].lastNode, name)
 		if last.caps[i] > 0 {
 			gauge(capDesc, int64(last.caps[i]), name)
 			gauge(atCapDesc, s.NamespacesAtCap, name)

@@ -46,6 +46,9 @@ func ip(address, pool, state string) *v1alpha1.FloatingIP {
 		object.Spec.Pod = &v1alpha1.PodReference{Name: "p", UID: "u"}
 	case "reserved":
 		object.Spec.Owner, object.Spec.Reserved = nil, true
+	case "resting":
+		object.Spec.LastNode = &v1alpha1.NodeReference{Name: "node1", UID: "1"}
+		fallthrough
 	case "cooling":
 		object.Spec.Owner, object.Spec.ReleasedAt = nil, &metav1.Time{Time: time.Unix(1, 0)}
 	}
@@ -491,7 +494,7 @@ func TestMetrics(t *testing.T) {
 		full := pool("a", 1, "10.0.0.1-10.0.0.5")
 		full.Spec.MaxPerNamespace = 2
 		w.Put(full)
-		for address, state := range map[string]string{"10.0.0.1": "held", "10.0.0.2": "retained", "10.0.0.3": "reserved", "10.0.0.4": "cooling", "10.0.0.9": "held"} {
+		for address, state := range map[string]string{"10.0.0.1": "held", "10.0.0.2": "retained", "10.0.0.3": "reserved", "10.0.0.4": "resting", "10.0.0.9": "held"} {
 			w.Put(ip(address, "a", state))
 		}
 		w.Put(ip("10.0.0.77", "gone", "held"), pool("b", 2, "10.0.0.20"))
@@ -513,6 +516,8 @@ berth_pool_conflicts{a,allocated} 0
 berth_pool_conflicts{a,cooling} 0
 berth_pool_conflicts{b,allocated} 0
 berth_pool_conflicts{b,cooling} 0
+berth_pool_last_node_addresses{a} 1
+berth_pool_last_node_addresses{b} 0
 berth_pool_namespace_addresses{shop,a,allocated} 1
 berth_pool_namespace_addresses{shop,a,retained} 1
 berth_pool_namespace_cap{a} 2

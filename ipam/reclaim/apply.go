@@ -69,12 +69,12 @@ func (r *Reclaimer) apply(ctx context.Context, ip *v1alpha1.FloatingIP, s situat
 	because := why(&ip.Spec, s, a)
 	// An address whose pod is gone is ranked as one with a pod, and counts for others until it leaves.
 	if a == retain || s.at.family == "" || !yieldsWithoutPod(ip) {
-		return r.write(ctx, ip, a, because)
+		return r.write(ctx, ip, a, s.lastNode, because)
 	}
 	if !r.rankings.leave(ip, s.at) {
 		return fmt.Errorf("free %s: %w", ip.Name, errMovedUp)
 	}
-	if err := r.write(ctx, ip, a, because); err != nil {
+	if err := r.write(ctx, ip, a, s.lastNode, because); err != nil {
 		r.rankings.putBack(func() *v1alpha1.FloatingIP { return r.cached(ip.Name) })
 		return err
 	}
@@ -87,8 +87,8 @@ func mustDetach(ip *v1alpha1.FloatingIP, a action) bool {
 	return ip.Spec.ExternallyAssigned && (a != keep || ip.Spec.Pod == nil)
 }
 
-// write writes a decision, and logs why.
-func (r *Reclaimer) write(ctx context.Context, ip *v1alpha1.FloatingIP, a action, why string) error {
+// write writes a decision, with the lastNode of the address, and logs why.
+func (r *Reclaimer) write(ctx context.Context, ip *v1alpha1.FloatingIP, a action, last *v1alpha1.NodeReference, why string) error {
 	now := storedNow()
 	since, clocked := r.clocks.of(ip.Name)
 	var err error
@@ -96,13 +96,13 @@ func (r *Reclaimer) write(ctx context.Context, ip *v1alpha1.FloatingIP, a action
 	case free:
 		err = r.ips.Delete(ctx, ip)
 	case cool:
-		_, err = r.ips.Update(ctx, ip, resting(&ip.Spec, now))
+		_, err = r.ips.Update(ctx, ip, resting(&ip.Spec, now, last))
 	case retain:
 		spec := ip.Spec.DeepCopy()
 		if spec.Pod != nil {
 			spec.Since = &now
 		}
-		spec.Pod, spec.Node, spec.LastPod = nil, "", lastPod(&ip.Spec)
+		spec.Pod, spec.Node, spec.LastPod, spec.LastNode = nil, "", lastPod(&ip.Spec), last
 		spec.ExternallyAssigned = false
 		r.bind(ip, spec)
 		_, err = r.ips.Update(ctx, ip, *spec)
@@ -111,7 +111,7 @@ func (r *Reclaimer) write(ctx context.Context, ip *v1alpha1.FloatingIP, a action
 		return err
 	}
 	if ip.Spec.Owner == nil {
-		klog.FromContext(ctx).V(2).Info("Ended the cooldown of a floating IP", "ip", ip.Spec.Address, "pool", ip.Spec.Pool)
+		klog.FromContext(ctx).V(2).Info("Ended the rest of a floating IP", "ip", ip.Spec.Address, "pool", ip.Spec.Pool)
 		return nil
 	}
 	if a == retain {
@@ -139,7 +139,7 @@ func (r *Reclaimer) leaveNode(ctx context.Context, ip *v1alpha1.FloatingIP, s si
 		if !s.unused {
 			spec.LastPod = ip.Spec.Pod.Name
 		}
-		spec.Pod, spec.Since = nil, &now
+		spec.Pod, spec.Since, spec.LastNode = nil, &now, s.lastNode
 		_, err := r.ips.Update(ctx, ip, *spec)
 		if err == nil {
 			tenure.Log(tenure.Kept, ip, "the pod is gone; the external assigner has to detach it from the node")
@@ -155,7 +155,7 @@ func (r *Reclaimer) leaveNode(ctx context.Context, ip *v1alpha1.FloatingIP, s si
 	if then == keep {
 		then = retain
 	}
-	return r.write(ctx, ip, then, why(&ip.Spec, s, then))
+	return r.write(ctx, ip, then, s.lastNode, why(&ip.Spec, s, then))
 }
 
 // detach has the external assigner detach an address from its node. If it fails, nothing changes, and it

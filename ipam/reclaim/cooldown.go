@@ -16,14 +16,19 @@ import (
 // The cooldown of an address begins where giveBack decides it (decide.go), or where another client
 // deletes its FloatingIP (deleted.go), and ends where endCooldown decides it. Meanwhile the book of
 // each scheduler gives the address to no pod (ipam/allocator, Cooling in record.go; after such a
-// deletion ipam/deleted.go).
+// deletion ipam/deleted.go). An address that its last node may still carry rests in the same way
+// until that node has stopped (lastnode.go); pods of the owner's namespace may have it.
 
-// resting returns the spec of an address that cools down since a time.
-func resting(spec *v1alpha1.FloatingIPSpec, since metav1.Time) v1alpha1.FloatingIPSpec {
-	return v1alpha1.FloatingIPSpec{
-		Address: spec.Address, Pool: spec.Pool, ReleasedAt: &since, LastPod: lastPod(spec),
+// resting returns the spec of an address that rests since a time. last is the node that may carry it.
+func resting(spec *v1alpha1.FloatingIPSpec, since metav1.Time, last *v1alpha1.NodeReference) v1alpha1.FloatingIPSpec {
+	rest := v1alpha1.FloatingIPSpec{
+		Address: spec.Address, Pool: spec.Pool, ReleasedAt: &since, LastPod: lastPod(spec), LastNode: last,
 		ReleasePolicy: v1alpha1.ReleasePodDeleted,
 	}
+	if last != nil {
+		rest.LastOwner = spec.Owner.DeepCopy()
+	}
+	return rest
 }
 
 // pool returns the address's pool from the cache; an empty one if it is gone.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/lastnode"
 )
 
 // action is a decision on an address.
@@ -42,6 +43,11 @@ type situation struct {
 	at    standing
 	// cooldown of the pool.
 	cooldown time.Duration
+	// lastNode of the address once it has left its pod; nil: no node may carry it still.
+	lastNode *v1alpha1.NodeReference
+	// carried: the last node of an address at rest may carry it still. Set only if nothing else
+	// than that node keeps the address at rest.
+	carried bool
 	// limited: the pool limits for how long addresses are kept without a pod.
 	limited bool
 	// conflict: a host outside of the cluster has the address, or had it when it last had a pod.
@@ -160,9 +166,10 @@ func byRules(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	return verdict{again: leftOf(spec, s)}
 }
 
-// giveBack frees an address, after the pool's cooldown if a pod had it.
+// giveBack frees an address. If a pod had it, it rests before: for the pool's cooldown, and until its
+// last node has stopped.
 func giveBack(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
-	if s.cooldown > 0 && (spec.Pod != nil || spec.LastPod != "") {
+	if (s.cooldown > 0 || s.lastNode != nil) && (spec.Pod != nil || spec.LastPod != "") {
 		return verdict{action: cool}
 	}
 	return verdict{action: free}
@@ -174,8 +181,15 @@ func endCooldown(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	if spec.ReleasedAt == nil || spec.Pod != nil {
 		return verdict{}
 	}
+	var left time.Duration
+	switch {
+	case s.carried:
+		left = lastnode.Until(spec.ReleasedAt.Time, s.cooldown).Sub(s.now)
+	case !lastnode.IsRested(spec.ReleasedAt.Time, s.cooldown, s.now):
+		left = spec.ReleasedAt.Add(s.cooldown).Sub(s.now)
+	}
 	// The pool of a restored address may not exist yet; keepUntil covers this.
-	if left := max(spec.ReleasedAt.Add(s.cooldown).Sub(s.now), keptFor(spec, s.now)); left > 0 {
+	if left = max(left, keptFor(spec, s.now)); left > 0 {
 		return verdict{again: left}
 	}
 	return verdict{action: free}

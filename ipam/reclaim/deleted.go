@@ -12,12 +12,13 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/lastnode"
 	"github.com/berth-dev/berth/ipam/store"
 	"github.com/berth-dev/berth/ipam/tenure"
 )
 
 // deletions has the addresses that another client freed by deleting their FloatingIP, so
-// that their cooldown must be recorded in a new one. Until then, schedulers that saw the
+// that their rest must be recorded in a new one. Until then, schedulers that saw the
 // deletion give the addresses to no pod. Safe for concurrent use.
 type deletions struct {
 	mu  sync.Mutex
@@ -48,7 +49,7 @@ func (c *deletions) forget(name string) {
 	delete(c.all, name)
 }
 
-// noteDeletion notes deleted FloatingIPs with a cooldown that has not begun, before it
+// noteDeletion notes deleted FloatingIPs with a rest that has not begun, before it
 // passes the event on. Only a real deletion event counts: with a tombstone after a broken
 // watch, the address may have cooled down already.
 func (r *Reclaimer) noteDeletion(next cache.ResourceEventHandler) cache.ResourceEventHandler {
@@ -56,7 +57,7 @@ func (r *Reclaimer) noteDeletion(next cache.ResourceEventHandler) cache.Resource
 		AddFunc:    func(object any) { next.OnAdd(object, false) },
 		UpdateFunc: next.OnUpdate,
 		DeleteFunc: func(object any) {
-			if ip, ok := object.(*v1alpha1.FloatingIP); ok && ip.Spec.IsToRest() && r.cooldown(ip) > 0 {
+			if ip, ok := object.(*v1alpha1.FloatingIP); ok && ip.Spec.IsToRest(r.cooldown(ip)) {
 				r.deletions.begin(ip)
 			}
 			next.OnDelete(object)
@@ -64,17 +65,21 @@ func (r *Reclaimer) noteDeletion(next cache.ResourceEventHandler) cache.Resource
 	}
 }
 
-// rest records the cooldown of an address after its FloatingIP was deleted.
+// rest records the rest of an address after its FloatingIP was deleted.
 func (r *Reclaimer) rest(ctx context.Context, name string) error {
 	deleted, ok := r.deletions.of(name)
 	if !ok {
 		return nil
 	}
-	if time.Since(deleted.since.Time) >= r.cooldown(deleted.ip) {
+	last, end := deleted.ip.Spec.LastNode, deleted.since.Add(r.cooldown(deleted.ip))
+	if last != nil {
+		end = lastnode.Until(deleted.since.Time, r.cooldown(deleted.ip))
+	}
+	if !time.Now().Before(end) {
 		r.deletions.forget(name)
 		return nil
 	}
-	_, err := r.ips.Create(ctx, &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resting(&deleted.ip.Spec, deleted.since)})
+	_, err := r.ips.Create(ctx, &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resting(&deleted.ip.Spec, deleted.since, last)})
 	if err != nil && !errors.Is(err, store.ErrTaken) {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/lastnode"
 )
 
 // facts are the outcome of gather: a situation to decide about, or none.
@@ -35,14 +36,10 @@ func (r *Reclaimer) gather(ctx context.Context, ip *v1alpha1.FloatingIP) (facts,
 		cooldown: cooldownOf(pool), limited: pool.Spec.MaxRetainFor != nil,
 	}
 	if ip.Spec.Owner == nil {
-		var err error
-		if decide(&ip.Spec, s).action == free {
-			// The process that began the cooldown may have seen a newer version of the pool.
-			s.cooldown, err = r.cooldownNow(ctx, ip)
-		}
+		err := r.gatherRest(ctx, ip, &s)
 		return facts{situation: s}, err
 	}
-	pod, podExists, err := r.pod(ctx, ip)
+	pod, podExists, stopped, err := r.pod(ctx, ip)
 	if err != nil {
 		return facts{}, err
 	}
@@ -56,6 +53,11 @@ func (r *Reclaimer) gather(ctx context.Context, ip *v1alpha1.FloatingIP) (facts,
 		}
 	}
 	s.unused = r.isUnusedBy(ip, pod)
+	s.lastNode = ip.Spec.LastNode
+	if ip.Spec.Pod != nil || !ip.Spec.ExternallyAssigned { // else leaveNode has noted it
+		// A live pod is here if it runs with other addresses.
+		s.lastNode = lastnode.After(s.lastNode, ip.Spec.Node, stopped || pod != nil, r.nodeOf)
+	}
 	correction, err := r.gatherPlace(ctx, ip, &s)
 	if correction != nil || err != nil {
 		return facts{correction: correction}, err
@@ -149,38 +151,40 @@ func (r *Reclaimer) assess(ctx context.Context, ip *v1alpha1.FloatingIP, podExis
 
 // pod returns the pod that holds the address if it is alive: it exists with the recorded
 // UID and is not finished. exists is also true for a finished pod, and for the pod that
-// owns a retained address.
-func (r *Reclaimer) pod(ctx context.Context, ip *v1alpha1.FloatingIP) (holder *v1.Pod, exists bool, err error) {
+// owns a retained address. stopped says that the pod is known to have ended in a state that
+// proves that its node does not carry the address for it.
+func (r *Reclaimer) pod(ctx context.Context, ip *v1alpha1.FloatingIP) (holder *v1.Pod, exists, stopped bool, err error) {
 	owner := ip.Spec.Owner
 	name, uid := owner.Name, owner.UID
 	if ip.Spec.Pod != nil {
 		name, uid = ip.Spec.Pod.Name, ip.Spec.Pod.UID
 	} else if !isPod(owner) {
-		return nil, false, nil
+		return nil, false, false, nil
 	}
 	if name == "" {
-		return nil, false, nil // The API server has no pod without a name.
+		return nil, false, false, nil // The API server has no pod without a name.
 	}
 	pod, err := r.cachedPod(owner.Namespace, name)
 	if err != nil || pod.UID != uid {
+		_, stopped = r.stopped.Get(uid)
 		if end, deleted := r.deleted.Get(uid); deleted && end.(*podEnd).counts(ip.Name) {
-			return nil, false, nil
+			return nil, false, stopped, nil
 		}
 		pod, err = r.kube.CoreV1().Pods(owner.Namespace).Get(ctx, name, metav1.GetOptions{})
 	}
 	if apierrors.IsNotFound(err) {
-		return nil, false, nil
+		return nil, false, stopped, nil
 	}
 	if err != nil {
-		return nil, false, fmt.Errorf("get pod %s/%s: %w", owner.Namespace, name, err)
+		return nil, false, false, fmt.Errorf("get pod %s/%s: %w", owner.Namespace, name, err)
 	}
 	if pod.UID != uid {
-		return nil, false, nil
+		return nil, false, stopped, nil
 	}
 	if ip.Spec.Pod == nil || finished(pod) {
-		return nil, true, nil
+		return nil, true, lastnode.HasStopped(pod), nil
 	}
-	return pod, true, nil
+	return pod, true, false, nil
 }
 
 func finished(pod *v1.Pod) bool {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/lastnode"
 	"github.com/berth-dev/berth/ipam/tombstone"
 	"github.com/berth-dev/berth/ipam/view"
 )
@@ -31,6 +32,8 @@ const (
 	byNode = "ownerNode"
 	// byNamespace has the addresses of owners in a namespace.
 	byNamespace = "ownerNamespace"
+	// byLastNode has the addresses at rest that a node may still carry.
+	byLastNode = "lastNode"
 	// byPool has the addresses whose time depends on a field of the pool: they cool down, or
 	// may be preallocated and have a retainFor.
 	byPool = "timedByPool"
@@ -72,6 +75,12 @@ func indexers() cache.Indexers {
 		}),
 		byNamespace: ofOwner(func(owner *v1alpha1.Owner) string { return owner.Namespace }),
 		byNode:      ofOwner(func(owner *v1alpha1.Owner) string { return owner.NodeName }),
+		byLastNode: of(func(spec *v1alpha1.FloatingIPSpec) string {
+			if spec.LastNode == nil || spec.Owner != nil {
+				return ""
+			}
+			return spec.LastNode.Name
+		}),
 		byPool: of(func(spec *v1alpha1.FloatingIPSpec) string {
 			cools := spec.Owner == nil && spec.ReleasedAt != nil
 			if cools || spec.Owner != nil && spec.Pod == nil && spec.RetainFor != nil && mayPreallocate(spec.Owner) {
@@ -141,7 +150,7 @@ func (r *Reclaimer) watch(config Config) error {
 		{config.View.IPClaims, handler(r.workloadChanged("IPClaim"), reconsider)},
 		{core.Pods().Informer(), r.noteEnd(handler(r.podChanged, podChanged))},
 		{core.Namespaces().Informer(), handler(r.namespaceChanged, madeAgain)},
-		{core.Nodes().Informer(), handler(r.nodeChanged, labelsChanged)},
+		{core.Nodes().Informer(), handler(r.nodeChanged, nodeChanged)},
 		{apps.StatefulSets().Informer(), handler(r.workloadChanged("StatefulSet"), updated)},
 		{apps.Deployments().Informer(), handler(r.workloadChanged("Deployment"), updated)},
 		{apps.DaemonSets().Informer(), handler(r.workloadChanged("DaemonSet"), reconsider)},
@@ -241,16 +250,34 @@ func (r *Reclaimer) noteReturn(next cache.ResourceEventHandler) cache.ResourceEv
 func (r *Reclaimer) noteEnd(next cache.ResourceEventHandler) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(object any) {
-			r.deleted.Remove(object.(*v1.Pod).UID) // A backup of etcd was restored.
+			pod := object.(*v1.Pod)
+			r.deleted.Remove(pod.UID) // A backup of etcd was restored.
+			r.noteStop(pod, lastnode.HasStopped(pod))
 			next.OnAdd(object, false)
 		},
-		UpdateFunc: next.OnUpdate,
+		UpdateFunc: func(before, after any) {
+			pod := after.(*v1.Pod)
+			r.noteStop(pod, lastnode.HasStopped(pod))
+			next.OnUpdate(before, after)
+		},
 		DeleteFunc: func(object any) {
 			if pod, ok := object.(*v1.Pod); ok {
 				r.deleted.Add(pod.UID, &podEnd{bound: pod.Spec.NodeName != "", at: time.Now()})
+				r.noteStop(pod, pod.Spec.NodeName == "" || lastnode.HasStopped(pod))
 			}
 			next.OnDelete(object)
 		},
+	}
+}
+
+// noteStop notes whether the node of a pod has stopped carrying its addresses. It does so also before
+// the pod is deleted: the cache loses a deleted pod before the event comes.
+func (r *Reclaimer) noteStop(pod *v1.Pod, stopped bool) {
+	switch {
+	case !stopped:
+		r.stopped.Remove(pod.UID)
+	case pod.Spec.NodeName == "" || pod.Annotations[v1alpha1.AnnotationFloatingIPs] != "":
+		r.stopped.Add(pod.UID, nil)
 	}
 }
 
@@ -283,8 +310,9 @@ func jobChanged(before, after metav1.Object) bool {
 	return reconsider(before, after) || ended(before.(*batchv1.Job)) != ended(after.(*batchv1.Job))
 }
 
-func labelsChanged(before, after *v1.Node) bool {
-	return before.UID != after.UID || !maps.Equal(before.Labels, after.Labels)
+// nodeChanged compares slim nodes, which have only taints that matter.
+func nodeChanged(before, after *v1.Node) bool {
+	return before.UID != after.UID || !maps.Equal(before.Labels, after.Labels) || len(before.Spec.Taints) != len(after.Spec.Taints)
 }
 
 func (r *Reclaimer) enqueue(list []*v1alpha1.FloatingIP) {
@@ -296,6 +324,9 @@ func (r *Reclaimer) enqueue(list []*v1alpha1.FloatingIP) {
 // addressChanged also enqueues the other addresses of the pod and of the pod name, and
 // the lowest-ranked addresses of the owner, because they may be surplus now.
 func (r *Reclaimer) addressChanged(ip *v1alpha1.FloatingIP, gone bool) {
+	if gone || ip.Spec.Owner != nil {
+		r.answers.forget(ip.Name)
+	}
 	if gone {
 		r.rankings.remove(ip.Name)
 	} else {
@@ -337,7 +368,10 @@ func (r *Reclaimer) namespaceChanged(namespace *v1.Namespace, _ bool) {
 
 func madeAgain(before, after *v1.Namespace) bool { return before.UID != after.UID }
 
-func (r *Reclaimer) nodeChanged(node *v1.Node, _ bool) { r.enqueue(r.indexed(byNode, node.Name)) }
+func (r *Reclaimer) nodeChanged(node *v1.Node, _ bool) {
+	r.enqueue(r.indexed(byNode, node.Name))
+	r.enqueue(r.indexed(byLastNode, node.Name))
+}
 
 func (r *Reclaimer) poolChanged(pool metav1.Object, _ bool) {
 	r.enqueue(r.indexed(byPool, pool.GetName()))

@@ -60,14 +60,15 @@ func TestMatters(t *testing.T) {
 	}
 	for _, c := range []change[*v1.Node]{
 		{"nothing", func(*v1.Node) {}, false},
-		{"its taints", func(n *v1.Node) { n.Spec.Unschedulable = true }, false},
+		{"it is cordoned", func(n *v1.Node) { n.Spec.Unschedulable = true }, false},
+		{"it is out of service", func(n *v1.Node) { n.Spec.Taints = []v1.Taint{{Key: v1.TaintNodeOutOfService}} }, true},
 		{"its labels", func(n *v1.Node) { n.Labels["zone"] = "b" }, true},
 		{"it is another", func(n *v1.Node) { n.UID = "another" }, true},
 	} {
 		before := node1("a")
 		after := before.DeepCopy()
 		c.of(after)
-		if got := labelsChanged(before, after); got != c.want {
+		if got := nodeChanged(before, after); got != c.want {
 			t.Errorf("node: %s: %v", c.name, got)
 		}
 	}

@@ -202,6 +202,12 @@ func describe(ip *v1alpha1.FloatingIP) string {
 	if spec.LastPod != "" {
 		text += ", last of " + spec.LastPod
 	}
+	if spec.LastNode != nil {
+		text += ", lately on " + spec.LastNode.Name
+	}
+	if spec.LastOwner != nil {
+		text += ", for " + spec.LastOwner.Namespace
+	}
 	if spec.KeepUntil != nil {
 		text += fmt.Sprintf(", until %v", spec.KeepUntil.Sub(start))
 	}

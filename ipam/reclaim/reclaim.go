@@ -40,6 +40,14 @@ type Detacher interface {
 	Detach(ctx context.Context, address netip.Addr, node string, revision uint64) error
 }
 
+// Agents asks the agents of nodes.
+type Agents interface {
+	// Carried returns the addresses that a node carries, or is about to carry or to stop carrying, for
+	// pods whose attachment began before the call. It fails where no agent answers that is the
+	// node's own. It blocks until ctx ends at the latest, and is safe for concurrent use.
+	Carried(ctx context.Context, node string) ([]netip.Addr, error)
+}
+
 // Config has the dependencies of a Reclaimer. The caller runs the view and the informers.
 type Config struct {
 	Kube     kubernetes.Interface
@@ -49,8 +57,9 @@ type Config struct {
 	View     *view.View
 	// Factory's informers should have the transform Slim.
 	Factory informers.SharedInformerFactory
-	// Detacher, Events and Metrics may be nil.
+	// Detacher, Agents, Events and Metrics may be nil.
 	Detacher Detacher
+	Agents   Agents
 	Events   event.Recorder
 	Metrics  *Metrics
 }
@@ -86,6 +95,8 @@ type Reclaimer struct {
 	rankings   *rankings
 	owners     *owners
 	detacher   Detacher
+	agents     Agents
+	answers    answers
 	events     event.Recorder
 	metrics    *Metrics
 	// clocks has since when the pods of addresses are known to be gone, pending since when a decision
@@ -94,12 +105,16 @@ type Reclaimer struct {
 	deletions       deletions
 	// deleted has the podEnds of recently deleted pods, by UID.
 	deleted *lru.Cache
+	// stopped has the UIDs of ended pods whose nodes are known not to carry their addresses.
+	stopped *lru.Cache
 	synced  []cache.DoneChecker
 
 	queue queue
 	// detaching has the addresses that wait for the external assigner. It is a queue of
 	// its own because the assigner may be slow.
 	detaching queue
+	// questions has the nodes whose agents have to be asked. An answer may take seconds.
+	questions queue
 }
 
 // New returns a Reclaimer. It does nothing until Run.
@@ -116,14 +131,17 @@ func New(config Config) (*Reclaimer, error) {
 		},
 		namespaces: core.Namespaces().Lister(),
 		detacher:   config.Detacher,
+		agents:     config.Agents,
+		answers:    answers{of: map[string]*answer{}},
 		events:     config.Events,
 		metrics:    config.Metrics,
 		clocks:     clockings{since: map[string]time.Time{}},
 		pending:    clockings{since: map[string]time.Time{}},
 		deletions:  deletions{all: map[string]deletion{}},
 		deleted:    lru.New(rememberDeleted),
+		stopped:    lru.New(rememberDeleted),
 
-		queue: newQueue("reclaim"), detaching: newQueue("reclaim-detach"),
+		queue: newQueue("reclaim"), detaching: newQueue("reclaim-detach"), questions: newQueue("reclaim-ask"),
 	}
 	r.rankings = newRankings(r.asked)
 	r.owners = &owners{
@@ -171,6 +189,10 @@ func (r *Reclaimer) Run(ctx context.Context, workers int) {
 			for r.next(ctx, r.detaching) {
 			}
 		})
+		group.Go(func() {
+			for r.nextQuestion(ctx) {
+			}
+		})
 	}
 	group.Go(func() { wait.UntilWithContext(ctx, r.prune, pruneEvery) })
 	group.Go(func() { r.owners.instances.Run(ctx) })
@@ -180,6 +202,7 @@ func (r *Reclaimer) Run(ctx context.Context, workers int) {
 	<-ctx.Done()
 	r.queue.ShutDown()
 	r.detaching.ShutDown()
+	r.questions.ShutDown()
 	group.Wait()
 	r.owners.customs.Wait()
 }

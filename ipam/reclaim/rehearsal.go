@@ -169,8 +169,8 @@ func Rehearse(clients Clients, caches *Caches) *Rehearsal {
 			return nil, apierrors.NewNotFound(v1.Resource("pods"), name)
 		},
 		namespaces: corelisters.NewNamespaceLister(caches.Namespaces),
-		clocks:     clockings{}, deletions: deletions{}, deleted: lru.New(1),
-		queue: newQueue(""), detaching: newQueue(""),
+		clocks:     clockings{}, deletions: deletions{}, deleted: lru.New(1), stopped: lru.New(1),
+		queue: newQueue(""), detaching: newQueue(""), questions: newQueue(""),
 	}
 	r.rankings = newRankings(r.asked)
 	// Few decisions depend on ranks: only the ones about addresses without a pod.
@@ -196,6 +196,7 @@ func Rehearse(clients Clients, caches *Caches) *Rehearsal {
 func (r *Rehearsal) Close() {
 	r.reclaimer.queue.ShutDown()
 	r.reclaimer.detaching.ShutDown()
+	r.reclaimer.questions.ShutDown()
 	r.reclaimer.owners.customs.Wait()
 }
 

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/lastnode"
 	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/wrongaddress"
 )
@@ -27,9 +28,7 @@ func Slim(object any) (any, error) {
 		slim.Labels, slim.CreationTimestamp = maps.Clone(o.Labels), o.CreationTimestamp
 		return slim, nil
 	case *v1.Node:
-		slim := &v1.Node{ObjectMeta: slimMeta(&o.ObjectMeta)}
-		slim.Labels = maps.Clone(o.Labels)
-		return slim, nil
+		return slimNode(o), nil
 	case *appsv1.StatefulSet:
 		return &appsv1.StatefulSet{
 			ObjectMeta: slimMeta(&o.ObjectMeta),
@@ -119,9 +118,27 @@ func slimPodSpec(spec *v1.PodSpec) v1.PodSpec {
 	return slim
 }
 
+// slimNode keeps the labels, and the taint by which somebody says that the node is off.
+func slimNode(o *v1.Node) *v1.Node {
+	slim := &v1.Node{ObjectMeta: slimMeta(&o.ObjectMeta)}
+	slim.Labels = maps.Clone(o.Labels)
+	for _, taint := range o.Spec.Taints {
+		if taint.Key == v1.TaintNodeOutOfService {
+			slim.Spec.Taints = []v1.Taint{taint}
+		}
+	}
+	return slim
+}
+
+// terminated stands for the statuses of containers that have all terminated, for [lastnode.HasStopped].
+var terminated = []v1.ContainerStatus{{State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{}}}}
+
 func slimPod(o *v1.Pod) *v1.Pod {
 	slim := &v1.Pod{ObjectMeta: slimMeta(&o.ObjectMeta), Spec: podrequest.Slim(&o.Spec), Status: v1.PodStatus{Phase: o.Status.Phase}}
 	slim.Spec.NodeName = o.Spec.NodeName
+	if lastnode.HasStopped(o) {
+		slim.Status.ContainerStatuses = terminated
+	}
 	if slim.Annotations[v1alpha1.AnnotationFloatingIPs] != "" {
 		slim.Status.PodIPs = o.Status.PodIPs
 		if networks, ok := o.Annotations[wrongaddress.AnnotationNetworks]; ok {

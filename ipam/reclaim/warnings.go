@@ -31,6 +31,10 @@ const (
 	// node, and the controller has none configured, so the address is kept. Do: configure it for the
 	// controller, too, see docs/how-to/assigner.md.
 	EventNoExternalAssigner = "NoExternalAssigner"
+	// EventLastNodeSilent (Warning on FloatingIP): the address was freed and rests, because the agent of
+	// the node that carried it last does not say that it stopped. Do: see
+	// docs/how-to/troubleshooting.md#an-address-rests-for-its-last-node.
+	EventLastNodeSilent = "LastNodeSilent"
 	// EventMisplaced (Warning on FloatingIP and its pod): the record named another node than the pod
 	// is on, and was corrected. Do: with an external assigner, delete the pod if it cannot be reached.
 	EventMisplaced = "Misplaced"

@@ -111,6 +111,15 @@ func (k *knownPods) deleted(pod *v1.Pod) {
 	}
 }
 
+// Node returns a Node, or nil if there is none.
+func (k *knownPods) Node(name string) *v1.Node {
+	node, err := k.nodes.Get(name)
+	if err != nil {
+		return nil
+	}
+	return node
+}
+
 // IsGone says whether the pod with this UID does not exist or is finished.
 func (k *knownPods) IsGone(namespace, name, uid string) bool {
 	return ipam.IsGone(k.get(namespace, name), uid)
@@ -129,13 +138,7 @@ func (k *knownPods) IsLost(namespace, name, uid string) bool {
 }
 
 func (k *knownPods) lost(pod *v1.Pod) bool {
-	return ipam.IsLost(pod, func() *v1.Node {
-		node, err := k.nodes.Get(pod.Spec.NodeName)
-		if err != nil {
-			return nil
-		}
-		return node
-	})
+	return ipam.IsLost(pod, func() *v1.Node { return k.Node(pod.Spec.NodeName) })
 }
 
 // get returns nil for a pod that does not exist.

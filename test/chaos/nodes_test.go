@@ -25,6 +25,11 @@ func (w *world) startNodes() {
 		}
 	}
 	w.startKubelets()
+	var names []string
+	for i := range w.settings.nodes {
+		names = append(names, nodeName(i))
+	}
+	w.AnsweringAgents(names...)
 }
 
 // startKubelets runs the kubelets of the nodes until they are stopped, or the test ends.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/test/simulation/kubelet"
 )
@@ -15,8 +16,8 @@ import (
 // come before old ones are gone.
 const lingering = 300 * time.Millisecond
 
-// Kubelet starts the kubelets of all nodes. A broken promise fails the test. Pods
-// that are to be deleted and that linger, the test must end.
+// Kubelet starts the kubelets of all nodes, and agents that answer for these. A broken promise fails the
+// test. Pods that are to be deleted and that linger, the test must end.
 func (w *World) Kubelet(lingers ...func(*v1.Pod) bool) {
 	w.T.Helper()
 	w.strictKubelet(kubelet.Options{Lingers: func(pod *v1.Pod) bool {
@@ -34,6 +35,15 @@ func (w *World) strictKubelet(options kubelet.Options) {
 	w.T.Helper()
 	options.Strict, options.Complain, options.Report = true, w.T.Errorf, w.T.Errorf
 	w.StartKubelets(options)
+	nodes, err := w.Kube.CoreV1().Nodes().List(w.Ctx, metav1.ListOptions{})
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	var names []string
+	for i := range nodes.Items {
+		names = append(names, nodes.Items[i].Name)
+	}
+	w.AnsweringAgents(names...)
 }
 
 // StartKubelets starts the kubelets of all nodes until the test ends.

@@ -19,11 +19,13 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
@@ -56,12 +58,14 @@ type World struct {
 	T            testing.TB
 	Ctx          context.Context
 	ControlPlane *lab.ControlPlane
-	System       string       // the namespace that Berth is installed in
-	Config       *rest.Config // an administrator's
-	Kube         *kubernetes.Clientset
-	Berth        *client.Client
-	Dynamic      dynamic.Interface // for kinds of which there are no Go types
-	Kubelets     *kubelet.Kubelets // nil before Kubelet
+	// Carried are the addresses that a node's agent says it carries; nil: the ones of live pods.
+	Carried  func(node string) ([]netip.Addr, error)
+	System   string       // the namespace that Berth is installed in
+	Config   *rest.Config // an administrator's
+	Kube     *kubernetes.Clientset
+	Berth    *client.Client
+	Dynamic  dynamic.Interface // for kinds of which there are no Go types
+	Kubelets *kubelet.Kubelets // nil before Kubelet
 
 	// CRDsDeleted and CRDsGone are when the test deleted the CRDs, and saw that they
 	// were gone.
@@ -260,7 +264,7 @@ func (w *World) Create(pods ...*v1.Pod) {
 func (w *World) Delete(names ...string) {
 	w.T.Helper()
 	for _, name := range names {
-		if err := w.Kube.CoreV1().Pods(Namespace).Delete(w.Ctx, name, *metav1.NewDeleteOptions(0)); err != nil {
+		if err := kubelet.End(w.Ctx, w.Kube, w.Get(name)); err != nil {
 			w.T.Fatal(err)
 		}
 	}
@@ -392,9 +396,14 @@ func (w *World) CountBound(want int) error {
 // DeleteAll deletes all pods and waits until no address is in use.
 func (w *World) DeleteAll() {
 	w.T.Helper()
-	err := w.Kube.CoreV1().Pods(Namespace).DeleteCollection(w.Ctx, *metav1.NewDeleteOptions(0), metav1.ListOptions{})
+	pods, err := w.Kube.CoreV1().Pods(Namespace).List(w.Ctx, metav1.ListOptions{})
 	if err != nil {
 		w.T.Fatal(err)
+	}
+	for i := range pods.Items {
+		if err := kubelet.End(w.Ctx, w.Kube, &pods.Items[i]); err != nil && !apierrors.IsNotFound(err) {
+			w.T.Fatal(err)
+		}
 	}
 	w.Eventually("wait for all addresses to be free", func() error {
 		ips, err := w.IPs()

@@ -224,3 +224,6 @@ func (k *known) IsLost(_, name, uid string) bool {
 
 // NeverBound is not known of pods that are gone.
 func (k *known) NeverBound(string) bool { return false }
+
+// Node returns a Node, or nil if there is none.
+func (k *known) Node(name string) *v1.Node { return k.nodes[name] }

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/lastnode"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -26,7 +27,8 @@ type Address struct {
 	Since         *metav1.Time           `json:"since,omitempty"`
 	ReleasePolicy v1alpha1.ReleasePolicy `json:"releasePolicy,omitempty"`
 	LastPod       string                 `json:"lastPod,omitempty"`
-	// CoolsUntil is when a cooldown ends.
+	// CoolsUntil is when a cooldown ends, or at the latest the rest for the node that carried the
+	// address last.
 	CoolsUntil *metav1.Time `json:"coolsUntil,omitempty"`
 	// Conflict: a host outside of the cluster has the address, too.
 	Conflict bool `json:"conflict,omitempty"`
@@ -105,6 +107,11 @@ func (a *Address) Cool(ip *v1alpha1.FloatingIP, all []*v1alpha1.IPPool, now time
 	case ip.Spec.ReleasedAt == nil:
 		a.Note = "its FloatingIP names no owner, and stays until somebody deletes it: no pod gets the address"
 	default:
+		if node, until := waitsFor(ip, all, now); until.After(now) {
+			a.Note = lastnode.Text(a.Address, node, until)
+			a.CoolsUntil = &metav1.Time{Time: until}
+			return
+		}
 		until := RestsUntil(ip, all)
 		a.Note = coolingNote(until, now)
 		if !until.IsZero() {

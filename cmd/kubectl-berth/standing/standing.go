@@ -14,6 +14,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/iprange"
+	"github.com/berth-dev/berth/ipam/lastnode"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -77,6 +78,16 @@ func RestsUntil(ip *v1alpha1.FloatingIP, all []*v1alpha1.IPPool) time.Time {
 		}
 	}
 	return time.Time{}
+}
+
+// waitsFor says which node an address at rest waits for, and until when at most; empty: its cooldown is
+// not over, or it waits for none.
+func waitsFor(ip *v1alpha1.FloatingIP, all []*v1alpha1.IPPool, now time.Time) (node string, until time.Time) {
+	last, over := ip.Spec.LastNode, RestsUntil(ip, all)
+	if last == nil || ip.Spec.ReleasedAt == nil || over.After(now) {
+		return "", time.Time{}
+	}
+	return last.Name, lastnode.Until(ip.Spec.ReleasedAt.Time, 0)
 }
 
 // Nobody is the state of an address without a FloatingIP, by the pools.

@@ -75,6 +75,25 @@ func TestRestsUntil(t *testing.T) {
 	}
 }
 
+// After the cooldown, an address may wait for its last node.
+func TestLastNode(t *testing.T) {
+	released := metav1.NewTime(time.Date(2026, 1, 2, 13, 3, 0, 0, time.UTC))
+	ip := &v1alpha1.FloatingIP{Spec: v1alpha1.FloatingIPSpec{
+		Address: "10.0.70.10", Pool: "web", ReleasedAt: &released, LastNode: &v1alpha1.NodeReference{Name: "node1", UID: "1"},
+	}}
+	all := []*v1alpha1.IPPool{pool("web", "10.0.70.0/24", "", v1alpha1.IPPoolSpec{Cooldown: &metav1.Duration{Duration: time.Minute}})}
+	for after, want := range map[time.Duration]string{
+		30 * time.Second: "it was freed and cools down until 2026-01-02T13:04:00Z (30s)",
+		10 * time.Minute: "10.0.70.10 rests until node node1, which carried it last, says that it does not answer for it, or is marked out-of-service or deleted, or until 14:03 UTC",
+		time.Hour:        "it was freed, and its cooldown is over: berth-controller is about to delete the FloatingIP",
+	} {
+		a := AddressOf(ip)
+		if a.Cool(ip, all, released.Add(after)); a.Note != want {
+			t.Errorf("after %s the note is %q, want %q", after, a.Note, want)
+		}
+	}
+}
+
 func TestParseAddr(t *testing.T) {
 	for text, want := range map[string]string{
 		"10.0.70.2": "10.0.70.2", "10.0.70.2/24": "10.0.70.2", "::ffff:10.0.70.2": "10.0.70.2",

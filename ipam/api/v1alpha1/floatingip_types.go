@@ -4,6 +4,7 @@ package v1alpha1
 
 import (
 	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -94,6 +95,7 @@ type FloatingIPStatus struct {
 //
 // +structType=atomic
 // +kubebuilder:validation:XValidation:rule="!has(self.keepUntil) || !has(self.pod)",message="says how long the address is kept without a pod: leave it out while a pod has the address",fieldPath=".keepUntil"
+// +kubebuilder:validation:XValidation:rule="!has(self.lastOwner) || has(self.lastNode) && has(self.releasedAt) && !has(self.owner)",message="says who had an address that rests for spec.lastNode: leave it out unless spec.lastNode and spec.releasedAt are set and spec.owner is not",fieldPath=".lastOwner"
 type FloatingIPSpec struct {
 	// address in its canonical form. The object's name follows from it.
 	//
@@ -148,6 +150,21 @@ type FloatingIPSpec struct {
 	// +optional
 	Node string `json:"node,omitempty"`
 
+	// lastNode is the node that carried the address before the present holder, or before
+	// the address had no pod, if nothing has proved that it stopped. The agent of the next
+	// node asks it. If the address is freed, it rests until that node's agent says that it
+	// does not carry the address, the Node is deleted or tainted out-of-service, or an hour
+	// is over.
+	//
+	// +optional
+	LastNode *NodeReference `json:"lastNode,omitempty"`
+
+	// lastOwner had the address before it was freed, while the address rests for
+	// lastNode. Only pods of its namespace can get the address meanwhile.
+	//
+	// +optional
+	LastOwner *Owner `json:"lastOwner,omitempty"`
+
 	// releasePolicy says when the address is freed.
 	//
 	// +kubebuilder:default=PodDeleted
@@ -175,7 +192,8 @@ type FloatingIPSpec struct {
 	KeepUntil *metav1.Time `json:"keepUntil,omitempty"`
 
 	// releasedAt is the time at which the address was freed. The address has no
-	// owner, and no pod gets it until the cooldown of its pool is over.
+	// owner, and no pod gets it until the cooldown of its pool is over, and the rest for
+	// lastNode.
 	//
 	// +optional
 	ReleasedAt *metav1.Time `json:"releasedAt,omitempty"`
@@ -271,11 +289,14 @@ type Owner struct {
 	NodeName string `json:"nodeName,omitempty"`
 }
 
-// IsToRest returns whether the address must cool down after its FloatingIP was
-// deleted: a pod has held it, and it is not cooling down already. spec.pod does not
-// count: only Berth deletes a FloatingIP that has a holder, and only if that pod
-// never ran with the address.
-func (s *FloatingIPSpec) IsToRest() bool { return s.LastPod != "" && s.ReleasedAt == nil }
+// IsToRest returns whether the address must rest after its FloatingIP was deleted: a
+// pod has held it, its pool has a cooldown or nothing has proved that its last node
+// stopped carrying it, and it is not at rest already. spec.pod does not count: only Berth
+// deletes a FloatingIP that has a holder, and only if that pod never ran with the address
+// or its node is known to have stopped.
+func (s *FloatingIPSpec) IsToRest(cooldown time.Duration) bool {
+	return s.LastPod != "" && s.ReleasedAt == nil && (cooldown > 0 || s.LastNode != nil)
+}
 
 // NilUID is the UID of an owner that is known by name only: the address is for the
 // first workload or IPClaim of that name.
@@ -299,6 +320,17 @@ type PodReference struct {
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 	// uid of the pod.
+	UID types.UID `json:"uid"`
+}
+
+// NodeReference identifies a node.
+type NodeReference struct {
+	// name of the Node.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+	// uid of the Node. A machine that takes over the name of a deleted Node has another.
 	UID types.UID `json:"uid"`
 }
 

@@ -336,6 +336,13 @@ func resting(name string) *Address {
 	return &Address{Name: name, UID: "ip-" + name, Spec: v1alpha1.FloatingIPSpec{Address: name, Pool: "web", ReleasePolicy: podDeleted, ReleasedAt: &since}}
 }
 
+// lately has an address rest for a node, and for pods of namespace shop.
+func lately(a *Address) *Address {
+	a.Spec.LastNode = &v1alpha1.NodeReference{Name: "n1", UID: "n1"}
+	a.Spec.LastOwner = &v1alpha1.Owner{Kind: "Pod", Namespace: "shop", NamespaceUID: "shop", Name: "a"}
+	return a
+}
+
 func retainFor(d time.Duration) func(*Address) {
 	return func(a *Address) {
 		since := metav1.NewTime(start)
@@ -400,6 +407,12 @@ func TestBrokenHistories(t *testing.T) {
 			is(ip(ten, ordinal("set", "web-0"), retain, retainFor(time.Minute))).wait(50 * time.Second).gone(ip(ten, ordinal("set", "web-0"), retain, retainFor(time.Minute))), "LOST"},
 		"rest too short": {newFilm().is(pool(cooldown(10*time.Second)), ip(ten, of("Pod", "a"), podDeleted, heldBy("a")), pod("a", "n1", ten)).gone(pod("a", "n1", ten)).
 			is(resting(ten)).wait(5 * time.Second).gone(resting(ten)), "cooldown"},
+		"given to another namespace while its last node may carry it": {newFilm().is(pool(), lately(resting(ten))).
+			is(func() *Address {
+				a := ip(ten, of("Pod", "b"), podDeleted, heldBy("b"))
+				a.Spec.Owner.NamespaceUID = "bank"
+				return a
+			}()), "another namespace"},
 		"given away while it rests": {newFilm().is(pool(cooldown(10*time.Second)), ip(ten, of("Pod", "a"), podDeleted, heldBy("a")), pod("a", "n1", ten)).gone(pod("a", "n1", ten)).
 			is(resting(ten)).wait(5 * time.Second).is(ip(ten, of("Pod", "b"), podDeleted, heldBy("b"))), "given away"},
 		"freed without its cooldown": {newFilm().is(pool(cooldown(10*time.Second)), ip(ten, of("Pod", "a"), podDeleted, heldBy("a")), pod("a", "n1", ten)).

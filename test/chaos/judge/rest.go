@@ -100,7 +100,11 @@ func (s *State) leaked(t *tenure, at time.Time) string {
 		return ""
 	case spec.ReleasedAt != nil:
 		// Somebody looks at it when the time is over, not earlier.
-		if end := spec.ReleasedAt.Add(s.cooldown(t)); at.After(end.Add(s.late())) {
+		late := s.late()
+		if spec.LastNode != nil {
+			late += time.Minute // The agent of its last node is asked as seldom as that.
+		}
+		if end := spec.ReleasedAt.Add(s.cooldown(t)); at.After(end.Add(late)) {
 			return "its cooldown is over"
 		}
 		return ""

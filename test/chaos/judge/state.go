@@ -306,6 +306,8 @@ func (s *State) judgeChange(t *tenure, next *Address, at time.Time) []string {
 		if reason := s.keeps(t, at); reason != "" {
 			wrong = append(wrong, fmt.Sprintf("LOST: %s is freed: it was %s and %s", t.Name, t, reason))
 		}
+	case before == nil && after != nil && t.Spec.LastOwner != nil && t.Spec.LastOwner.NamespaceUID != after.NamespaceUID:
+		wrong = append(wrong, fmt.Sprintf("%s is given to another namespace while its last node may carry it: it was %s; now it is %s", t.Name, t, next))
 	case before == nil && after != nil:
 		if reason := s.keeps(t, at); reason != "" {
 			wrong = append(wrong, fmt.Sprintf("%s is given away: it was %s and %s; now it is %s", t.Name, t, reason, next))
@@ -371,6 +373,9 @@ func (a *Address) String() string {
 		parts = append(parts, "reserved")
 	case a.Spec.ReleasedAt != nil:
 		parts = append(parts, "at rest since "+a.Spec.ReleasedAt.UTC().Format(time.RFC3339))
+		if last := a.Spec.LastOwner; last != nil {
+			parts = append(parts, fmt.Sprintf("for pods of namespace %s (%s)", last.Namespace, last.NamespaceUID))
+		}
 	case a.Spec.Pod != nil:
 		parts = append(parts, fmt.Sprintf("held by pod %s (%s) on %s", a.Spec.Pod.Name, a.Spec.Pod.UID, a.Spec.Node))
 	default:
@@ -381,6 +386,9 @@ func (a *Address) String() string {
 		if o.PodName+o.NodeName != "" {
 			parts = append(parts, o.PodName+o.NodeName)
 		}
+	}
+	if last := a.Spec.LastNode; last != nil {
+		parts = append(parts, "carried before by "+last.Name)
 	}
 	if a.Spec.ExternallyAssigned {
 		parts = append(parts, "attached to "+a.Spec.Node)

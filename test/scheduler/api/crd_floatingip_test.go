@@ -71,6 +71,19 @@ func TestFloatingIPValidation(t *testing.T) {
 		_, err = w.Berth.FloatingIPs.Patch(w.Ctx, "10.0.70.3", types.MergePatchType, []byte(`{"spec":{"pod":{"name":"web","uid":"a"}}}`), metav1.PatchOptions{})
 		checkAnswer(t, err, "says how long the address is kept without a pod: leave it out while a pod has the address")
 	})
+	t.Run("rests for a last node", func(t *testing.T) {
+		w := w.On(t)
+		for _, tc := range []struct{ spec, want string }{
+			{`"lastNode":{"name":"node1"}`, "spec.lastNode.uid"},
+			{`"lastNode":{"name":"node1","uid":"1"}`, ""},
+			{`"lastNode":{"name":"","uid":"1"}`, "spec.lastNode.name"},
+			{`"lastOwner":{"apiVersion":"v1","kind":"Pod","namespace":"shop","name":"a","uid":"a"}`, "says who had an address that rests for spec.lastNode"},
+			{`"releasedAt":"2030-01-02T03:04:05Z","lastOwner":{"apiVersion":"v1","kind":"Pod","namespace":"shop","name":"a","uid":"a"}`, ""},
+		} {
+			_, err := w.Berth.FloatingIPs.Patch(w.Ctx, "10.0.70.2", types.MergePatchType, []byte(`{"spec":{`+tc.spec+`}}`), metav1.PatchOptions{})
+			checkAnswer(t, err, tc.want)
+		}
+	})
 	t.Run("the default policy is filled in", func(t *testing.T) {
 		w := w.On(t)
 		ip, err := w.Berth.FloatingIPs.Get(w.Ctx, "10.0.70.3", metav1.GetOptions{})

@@ -87,6 +87,12 @@ func TestOperators(t *testing.T) {
 		{"moves its pod to another VLAN", held, func(s *v1alpha1.FloatingIPSpec) { s.Network.VLAN = 8 }, fields},
 		{"moves its pod to another node", held, func(s *v1alpha1.FloatingIPSpec) { s.Node = "node2" }, fields},
 		{"ends a rest by hand", cooling, func(s *v1alpha1.FloatingIPSpec) { s.ReleasedAt = nil }, fields},
+		{"says which node carried it", cooling, func(s *v1alpha1.FloatingIPSpec) {
+			s.LastNode = &v1alpha1.NodeReference{Name: "node2", UID: "2"}
+		}, fields},
+		{"lets another namespace have it while it rests", cooling, func(s *v1alpha1.FloatingIPSpec) {
+			s.LastNode, s.LastOwner = &v1alpha1.NodeReference{Name: "node2", UID: "2"}, owner("IPClaim", "bank", "a")
+		}, fields},
 
 		{"moves it to another claim", claimed, func(s *v1alpha1.FloatingIPSpec) { s.Owner.Name, s.Owner.UID = "b", "v" }, ""},
 		{"reserves it", held, func(s *v1alpha1.FloatingIPSpec) { s.Reserved = true }, ""},

@@ -198,7 +198,7 @@ func refusedByScheduler(pod *v1.Pod) bool {
 }
 
 // nodeIsLost waits until the control plane gives the node up, and forces its
-// pods away, as somebody does who knows that it is off.
+// pods away, as somebody does who knows that it is off, and says so.
 func nodeIsLost(c *cell) int {
 	c.gates[0].pass(c)
 	if c.kind.Resource != "daemonsets" { // whose pods tolerate it
@@ -212,6 +212,11 @@ func nodeIsLost(c *cell) int {
 			}
 			return nil
 		})
+	}
+	// Without this the addresses would rest for the node.
+	off := []byte(`{"spec":{"taints":[{"key":"node.kubernetes.io/out-of-service","value":"off","effect":"NoSchedule"}]}}`)
+	if _, err := c.Kube.CoreV1().Nodes().Patch(c.Ctx, lostNode, types.StrategicMergePatchType, off, metav1.PatchOptions{}); err != nil {
+		c.t.Fatal(err)
 	}
 	c.forceAway(lostNode)
 	return c.replaced()

@@ -94,7 +94,7 @@ func setHas(w *simulation.World, set string, wantPods, wantKept []int) error {
 		}
 	}
 	for i := range ips {
-		if owner := ips[i].Spec.Owner; owner.Name == set && ips[i].Spec.Pod == nil {
+		if owner := ips[i].Spec.Owner; owner != nil && owner.Name == set && ips[i].Spec.Pod == nil {
 			got[owner.PodName] = "kept"
 		}
 	}

@@ -173,6 +173,29 @@ func (k *Kubelets) IsLost(node string) bool {
 	return k.lost[node]
 }
 
+// Carried returns the addresses of the live pods that are bound to a node: the agent's answer. It fails
+// while the node is lost.
+func (k *Kubelets) Carried(node string) (addrs []netip.Addr, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.lost[node] {
+		return nil, fmt.Errorf("node %s is lost", node)
+	}
+	for name, pods := range k.bound {
+		for _, pod := range pods {
+			if pod.Spec.NodeName != node {
+				continue
+			}
+			addr, err := v1alpha1.AddrOf(name)
+			if err != nil {
+				return nil, err
+			}
+			addrs = append(addrs, addr)
+		}
+	}
+	return addrs, nil
+}
+
 // NotReady names nodes that Kubernetes does not take for ready.
 func (k *Kubelets) NotReady() []string {
 	nodes, _ := k.Nodes.List(labels.Everything())

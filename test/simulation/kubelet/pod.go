@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -40,8 +41,9 @@ func IsReady(pod *v1.Pod) bool {
 	})
 }
 
-// SetPhase writes a pod's phase and readiness as the kubelet does. Where pod has a
-// resource version, a change since then is not undone: it is a conflict.
+// SetPhase writes a pod's phase and readiness as the kubelet does, and with a final phase that its
+// containers have terminated. Where pod has a resource version, a change since then is not undone: it
+// is a conflict.
 func SetPhase(ctx context.Context, kube kubernetes.Interface, pod *v1.Pod, phase v1.PodPhase, reason string) error {
 	ready := v1.ConditionFalse
 	if phase == v1.PodRunning && pod.Labels[Broken] == "" {
@@ -51,13 +53,21 @@ func SetPhase(ctx context.Context, kube kubernetes.Interface, pod *v1.Pod, phase
 	if pod.ResourceVersion != "" {
 		meta["resourceVersion"] = pod.ResourceVersion
 	}
-	patch, err := json.Marshal(map[string]any{
-		"metadata": meta,
-		"status": map[string]any{"phase": phase, "reason": reason, "conditions": []v1.PodCondition{
-			{Type: v1.PodReady, Status: ready, LastTransitionTime: metav1.Now()},
-			{Type: v1.ContainersReady, Status: ready, LastTransitionTime: metav1.Now()},
-		}},
-	})
+	status := map[string]any{"phase": phase, "reason": reason, "conditions": []v1.PodCondition{
+		{Type: v1.PodReady, Status: ready, LastTransitionTime: metav1.Now()},
+		{Type: v1.ContainersReady, Status: ready, LastTransitionTime: metav1.Now()},
+	}}
+	if phase == v1.PodSucceeded || phase == v1.PodFailed {
+		var statuses []v1.ContainerStatus
+		for i := range pod.Spec.Containers {
+			statuses = append(statuses, v1.ContainerStatus{
+				Name: pod.Spec.Containers[i].Name, Image: pod.Spec.Containers[i].Image,
+				State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{Reason: "Completed"}},
+			})
+		}
+		status["containerStatuses"] = statuses
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": meta, "status": status})
 	if err != nil {
 		return err
 	}
@@ -65,9 +75,21 @@ func SetPhase(ctx context.Context, kube kubernetes.Interface, pod *v1.Pod, phase
 	return err
 }
 
-// End deletes a pod at once, as the kubelet does when it is done with it.
+// End deletes a pod at once, as the kubelet does when it is done with it: it first writes the final
+// state of a pod that has a node.
 func End(ctx context.Context, kube kubernetes.Interface, pod *v1.Pod) error {
-	return kube.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
+	if pod.Spec.NodeName != "" && !Finished(pod) {
+		current := pod.DeepCopy()
+		current.ResourceVersion = ""
+		if err := SetPhase(ctx, kube, current, v1.PodSucceeded, ""); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			return err
+		}
+	}
+	err := kube.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
 		GracePeriodSeconds: new(int64), Preconditions: metav1.NewUIDPreconditions(string(pod.UID)),
 	})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil // Its workload's controller was faster.
+	}
+	return err
 }

@@ -20,8 +20,10 @@ type Row struct {
 	pod, lastPod, reason                             string
 	since, released                                  int64 // seconds since 1970; 0: not set
 	pool, namespace, kind, owner, node, rule, subnet id
-	state                                            standing.State
-	conflict                                         bool
+	// lastNode is the node that an address at rest waits for.
+	lastNode id
+	state    standing.State
+	conflict bool
 }
 
 // rowOf returns the row of a FloatingIP. ok is false if its name is no address, which the API server admits never.
@@ -36,6 +38,9 @@ func (n *names) rowOf(ip *v1alpha1.FloatingIP) (r *Row, ok bool) {
 		since: seconds(spec.Since), released: seconds(spec.ReleasedAt),
 		pool: n.use(spec.Pool), node: n.use(spec.Node), rule: n.use(string(spec.ReleasePolicy)),
 		state: standing.Of(ip), conflict: ip.InConflict(),
+	}
+	if last := spec.LastNode; last != nil && spec.Owner == nil {
+		r.lastNode = n.use(last.Name)
 	}
 	if spec.Network != nil {
 		r.subnet = n.use(spec.Network.Subnet)
@@ -58,7 +63,7 @@ var _ metav1.ObjectMetaAccessor = (*Row)(nil)
 
 // moveTo uses the names of the row in another table.
 func (r *Row) moveTo(n, to *names) {
-	for _, of := range []*id{&r.pool, &r.namespace, &r.kind, &r.owner, &r.node, &r.rule, &r.subnet} {
+	for _, of := range []*id{&r.pool, &r.namespace, &r.kind, &r.owner, &r.node, &r.rule, &r.subnet, &r.lastNode} {
 		if *of != 0 {
 			*of = to.use(n.of(*of))
 		}
@@ -66,7 +71,7 @@ func (r *Row) moveTo(n, to *names) {
 }
 
 func (n *names) forget(r *Row) {
-	for _, of := range []id{r.pool, r.namespace, r.kind, r.owner, r.node, r.rule, r.subnet} {
+	for _, of := range []id{r.pool, r.namespace, r.kind, r.owner, r.node, r.rule, r.subnet, r.lastNode} {
 		if of != 0 {
 			n.drop(of)
 		}
@@ -84,6 +89,9 @@ func (n *names) floatingIP(r *Row) *v1alpha1.FloatingIP {
 	}
 	if r.subnet != 0 {
 		ip.Spec.Network = &v1alpha1.Network{Subnet: n.of(r.subnet)}
+	}
+	if r.lastNode != 0 {
+		ip.Spec.LastNode = &v1alpha1.NodeReference{Name: n.of(r.lastNode)}
 	}
 	if r.owner != 0 {
 		ip.Spec.Owner = &v1alpha1.Owner{Kind: n.of(r.kind), Namespace: n.of(r.namespace), Name: n.of(r.owner)}

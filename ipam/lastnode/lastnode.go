@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package lastnode says which node may still carry an address that the API has taken from it, and
+// for how long nobody else gets the address because of it. That a pod is gone from the API proves
+// nothing about its node: a person may have deleted the pod with --force, or PodGC, while the node
+// was cut off. It asks nobody and writes nothing: package reclaim does.
+//
+// The node is noted in spec.lastNode, in the write that takes the record from it ([After]). It is
+// asked by the agent of the address's next node, on the wire, and by the controller before an address
+// that was freed goes to another namespace.
+package lastnode
+
+import (
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// Rest is for how long at most an address that was freed rests for its last node.
+const Rest = time.Hour
+
+// HasStopped returns whether the state of a pod proves that its node no longer carries the pod's
+// addresses: the pod is finished, and each of its containers has terminated.
+//
+// A kubelet writes a final phase only after it stopped the pod's sandbox, and thereby after CNI DEL
+// (pkg/kubelet of Kubernetes 1.36: SyncTerminatingPod kills the pod before it computes the final
+// status, which PodCouldHaveRunningContainers in status.mergePodStatus holds back until then). Others
+// write final phases without asking the node: PodGC and the eviction for the out-of-service taint. They
+// leave the statuses of the containers as they were. A pod that a kubelet rejects has no such statuses.
+func HasStopped(pod *v1.Pod) bool {
+	if pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed || len(pod.Status.ContainerStatuses) == 0 {
+		return false
+	}
+	for _, statuses := range [][]v1.ContainerStatus{pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses, pod.Status.EphemeralContainerStatuses} {
+		for i := range statuses {
+			if statuses[i].State.Terminated == nil {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// After returns the lastNode of an address that a pod no longer has. last is the present lastNode, node
+// the name of the pod's node, and nodeOf returns a Node as a cache has it, nil where there is none.
+// stopped says that the node does not carry the address for the pod ([HasStopped]). Then, and where a
+// person said that the node is off, last stays: that node may carry it still.
+func After(last *v1alpha1.NodeReference, node string, stopped bool, nodeOf func(name string) *v1.Node) *v1alpha1.NodeReference {
+	if node == "" || stopped {
+		return last
+	}
+	now := nodeOf(node)
+	if now == nil || isOutOfService(now) {
+		return last
+	}
+	return &v1alpha1.NodeReference{Name: now.Name, UID: now.UID}
+}
+
+// IsOff returns whether somebody said that a node is off: its Node was deleted, whether or not a
+// machine has taken over the name since, or has the taint out-of-service (KEP-2268). now is the Node of
+// its name, nil where there is none.
+func IsOff(last *v1alpha1.NodeReference, now *v1.Node) bool {
+	return now == nil || now.UID != last.UID || isOutOfService(now)
+}
+
+func isOutOfService(node *v1.Node) bool {
+	for i := range node.Spec.Taints {
+		if node.Spec.Taints[i].Key == v1.TaintNodeOutOfService {
+			return true
+		}
+	}
+	return false
+}
+
+// IsRested returns whether nothing but its last node keeps an address at rest: the cooldown of its pool is
+// over. releasedAt may be up to a second in the future, because the API stores seconds.
+func IsRested(releasedAt time.Time, cooldown time.Duration, now time.Time) bool {
+	return cooldown == 0 || !now.Before(releasedAt.Add(cooldown))
+}
+
+// Until returns when the rest of an address ends, whatever its last node says. releasedAt is the time
+// at which it was freed.
+func Until(releasedAt time.Time, cooldown time.Duration) time.Time {
+	return releasedAt.Add(max(cooldown, Rest))
+}
+
+// Text says why nobody gets an address that rests for a node until a time, and what ends that.
+func Text(address, node string, until time.Time) string {
+	return fmt.Sprintf("%s rests until node %s, which carried it last, says that it does not answer for it, or is marked out-of-service or deleted, or until %s",
+		address, node, until.UTC().Format("15:04 MST"))
+}

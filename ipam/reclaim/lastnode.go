@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reclaim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/lastnode"
+)
+
+// An address at rest whose last node may carry it waits for the node's agent. There is one question for
+// a node and all its addresses, in a queue of its own: the first at once, the next ones ever later, up
+// to once a minute ([newQueue]). As many are asked at the same time as the reclaimer has workers.
+
+// askFor limits one question to an agent, which answers from memory.
+const askFor = 5 * time.Second
+
+// tellAfter is how many questions about a node stay without the answer that its addresses wait for
+// before events tell it: seconds.
+const tellAfter = 7
+
+// answers are the answers of agents about addresses at rest. Safe for concurrent use.
+type answers struct {
+	mu sync.Mutex
+	of map[string]*answer // by FloatingIP
+}
+
+type answer struct {
+	// stopped is the resource version of the FloatingIP that the last node does not carry.
+	stopped string
+	// told: an event says that the node is silent.
+	told bool
+}
+
+func (a *answers) get(name string) answer {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if known := a.of[name]; known != nil {
+		return *known
+	}
+	return answer{}
+}
+
+func (a *answers) set(name string, change func(*answer)) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.of[name] == nil {
+		a.of[name] = &answer{}
+	}
+	change(a.of[name])
+}
+
+func (a *answers) forget(name string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.of, name)
+}
+
+// nodeOf returns a node from the cache; nil: there is none.
+func (r *Reclaimer) nodeOf(name string) *v1.Node {
+	node, err := r.owners.nodes.Get(name)
+	if err != nil {
+		return nil
+	}
+	return node
+}
+
+// gatherRest adds to s what ends the rest of an address without an owner. It asks nobody before
+// the cooldown is over.
+func (r *Reclaimer) gatherRest(ctx context.Context, ip *v1alpha1.FloatingIP, s *situation) (err error) {
+	if decide(&ip.Spec, *s).action != free {
+		return nil
+	}
+	if s.carried, err = r.mayBeCarried(ctx, ip); err != nil {
+		return err
+	}
+	if decide(&ip.Spec, *s).action == free {
+		// The process that began the cooldown may have seen a newer version of the pool.
+		s.cooldown, err = r.cooldownNow(ctx, ip)
+		return err
+	}
+	if r.agents != nil && r.questions.NumRequeues(ip.Spec.LastNode.Name) == 0 { // else it is asked soon
+		r.questions.Add(ip.Spec.LastNode.Name)
+	}
+	return nil
+}
+
+// mayBeCarried reports whether the last node of an address at rest may still carry it. It asks the API
+// server before it believes that a Node is gone.
+func (r *Reclaimer) mayBeCarried(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, error) {
+	last := ip.Spec.LastNode
+	if last == nil || r.answers.get(ip.Name).stopped == ip.ResourceVersion {
+		return false, nil
+	}
+	if !lastnode.IsOff(last, r.nodeOf(last.Name)) {
+		return true, nil
+	}
+	now, err := r.kube.CoreV1().Nodes().Get(ctx, last.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		now, err = nil, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("get node %s: %w", last.Name, err)
+	}
+	return !lastnode.IsOff(last, now), nil
+}
+
+// nextQuestion asks the agent of the next node. It returns false when the queue is shut down.
+func (r *Reclaimer) nextQuestion(ctx context.Context) bool {
+	node, shutdown := r.questions.Get()
+	if shutdown {
+		return false
+	}
+	defer r.questions.Done(node)
+	if r.ask(ctx, node) {
+		r.questions.Forget(node)
+	} else {
+		r.questions.AddRateLimited(node)
+	}
+	return true
+}
+
+// errCarried is the answer of an agent about an address that its node carries.
+var errCarried = errors.New("the agent says that the node still carries it")
+
+// ask asks the agent of a node about all addresses that rest for it, and enqueues the ones that can be
+// freed. It reports whether no address needs another answer.
+func (r *Reclaimer) ask(ctx context.Context, name string) (done bool) {
+	// Who rests before the question was asked, and by the Node as it was then.
+	node := r.nodeOf(name)
+	var waiting []*v1alpha1.FloatingIP
+	for _, ip := range r.indexed(byLastNode, name) {
+		now := time.Now()
+		if lastnode.IsRested(ip.Spec.ReleasedAt.Time, r.cooldown(ip), now) && now.Before(lastnode.Until(ip.Spec.ReleasedAt.Time, r.cooldown(ip))) && !lastnode.IsOff(ip.Spec.LastNode, node) &&
+			r.answers.get(ip.Name).stopped != ip.ResourceVersion {
+			waiting = append(waiting, ip)
+		}
+	}
+	if len(waiting) == 0 {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(ctx, askFor)
+	defer cancel()
+	carried, err := r.agents.Carried(ctx, name)
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Did not learn which addresses a node carries, will ask again", "node", name, "waiting", len(waiting), "err", err)
+	}
+	after := r.nodeOf(name)
+	done = true
+	for _, ip := range waiting {
+		problem := err
+		switch address, parseErr := v1alpha1.AddrOf(ip.Name); {
+		case problem != nil:
+		case parseErr != nil:
+			problem = parseErr
+		case slices.Contains(carried, address):
+			problem = errCarried
+		case lastnode.IsOff(ip.Spec.LastNode, after):
+			// The answer may be of a machine that took over the name. The change of the Node enqueued the address.
+			continue
+		}
+		if problem == nil {
+			r.answers.set(ip.Name, func(a *answer) { a.stopped = ip.ResourceVersion })
+			r.queue.Add(ip.Name)
+			continue
+		}
+		done = false
+		if r.questions.NumRequeues(name) >= tellAfter && !r.answers.get(ip.Name).told {
+			r.answers.set(ip.Name, func(a *answer) { a.told = true })
+			r.warn(ip, nil, EventLastNodeSilent, fmt.Sprintf("%s: %v", r.restText(ip), problem))
+		}
+	}
+	return done
+}
+
+// restText says why an address at rest for its last node is given to nobody.
+func (r *Reclaimer) restText(ip *v1alpha1.FloatingIP) string {
+	return lastnode.Text(ip.Spec.Address, ip.Spec.LastNode.Name, lastnode.Until(ip.Spec.ReleasedAt.Time, r.cooldown(ip)))
+}
