@@ -26,6 +26,9 @@ type judge struct {
 	two map[string]Duration
 	// times counts what cannot be excluded.
 	times map[string]int
+	// waits is since when the node of a record could answer: it has taken the address, hears the gateway, and nobody
+	// answers. The index is the record's.
+	waits map[int]Duration
 	moves int
 	seen  []sight
 	// pairs: two answered at the last look.
@@ -41,7 +44,7 @@ type meeting struct {
 func newJudge(w *world) judge {
 	return judge{
 		w: w, met: map[meeting]Duration{}, heard: map[[2]int]bool{}, joined: map[[2]int]Duration{}, alone: map[int]Duration{}, gateway: map[int]Duration{}, lives: map[int]Duration{},
-		two: map[string]Duration{}, times: map[string]int{},
+		two: map[string]Duration{}, times: map[string]int{}, waits: map[int]Duration{},
 	}
 }
 
@@ -159,7 +162,7 @@ func (j *judge) meet(old, other *node) {
 		young, both := other.kernel[addr]
 		// A node that was alone for less than a minute knew that its silence was worth nothing.
 		since, alone := j.alone[other.index]
-		if both && alone && young.silence && young.since > since+600*time.Millisecond && j.w.now-since < time.Minute && j.w.record(addr).last != nil {
+		if both && alone && j.w.gateway && young.silence && young.since > since+600*time.Millisecond && j.w.now-since < time.Minute && j.w.record(addr).last != nil {
 			continue
 		}
 		j.met[meeting{old.index, other.index, addr}] = j.w.now
@@ -189,6 +192,9 @@ func (j *judge) look() {
 		j.seen = append(j.seen, sight{n.on(), n.group, n.changes})
 	}
 	j.reach()
+	for i, r := range j.w.records {
+		note(j.waits, i, j.waiting(r), j.w.now)
+	}
 	for _, r := range j.w.records {
 		for _, old := range j.w.nodes {
 			o, ok := old.kernel[r.addr]
@@ -204,6 +210,32 @@ func (j *judge) look() {
 				j.pairs = true
 				j.both(m, old, young, r)
 			}
+		}
+	}
+}
+
+// waiting returns whether the record's node could answer, and nobody does. Where frames get lost it may take long.
+func (j *judge) waiting(r *record) bool {
+	n := r.node
+	if n == nil || j.w.lossy || j.w.forged[r.addr] || !n.works() || !n.on() || !j.w.gateway || n.group != 0 || n.state[r.addr].pod != r.pod {
+		return false
+	}
+	for _, other := range j.w.nodes {
+		if _, answers := other.kernel[r.addr]; answers && (other == n || n.hears(other)) {
+			return false
+		}
+	}
+	return true
+}
+
+// patience is how long a node may wait for silence: eight questions, after the last answer.
+const patience = 15 * time.Second
+
+// looks fails where a node waits for too long.
+func (j *judge) looks() {
+	for i, since := range j.waits {
+		if r := j.w.records[i]; j.w.now-since > patience && j.waiting(r) {
+			j.w.fail("%s does not answer for %s for %v, and nobody else does: %+v", r.node.id.Name, r.addr, j.w.now-since, r.node.link.Standing(r.addr))
 		}
 	}
 }

@@ -307,7 +307,11 @@ func (l *Link) askFor(h *holding, last Node) {
 }
 
 func (l *Link) carry(c Carry) {
-	if h := l.holdings[c.Address]; h != nil && h.phase == Answering && c.Answers && c.Version <= h.version {
+	if h := l.holdings[c.Address]; h != nil && c.Version <= h.version {
+		if !c.Answers && (h.phase == Answering || h.phase == Asking && h.again) {
+			// The word of the API that was asked for before may be older than the loss.
+			l.openAgain(c.Address, h, l.now)
+		}
 		return
 	}
 	h := &holding{version: c.Version, last: c.Last, denied: c.Last == l.self, ownMAC: c.OwnMAC, failover: c.Failover, phase: Answering, due: l.now}
@@ -472,6 +476,8 @@ func (l *Link) carrier(c Carrier) {
 			l.close(addr, h, NoCarrier)
 		case c.Up && h.phase == Closed && h.cause == NoCarrier:
 			l.openAgain(addr, h, l.now+c.Jitter)
+		case c.Up && h.phase == Asking && h.again:
+			l.openAgain(addr, h, l.now+c.Jitter)
 		case c.Up && h.phase == Asking:
 			h.begin(l.now + c.Jitter)
 		}
@@ -618,8 +624,8 @@ func (l *Link) question(addr netip.Addr, h *holding) {
 	}
 }
 
-// controls returns whether silence needs a control: some node had the address before.
-func (h *holding) controls() bool { return h.again || h.last != (Node{}) }
+// controls returns whether silence needs a control: some node had the address before, or somebody answered.
+func (h *holding) controls() bool { return h.again || h.heard || h.last != (Node{}) }
 
 // silent returns whether the silence after the last question counts, with the ones before it.
 func (l *Link) silent(h *holding) bool {
@@ -635,7 +641,7 @@ func (l *Link) silent(h *holding) bool {
 	switch {
 	case h.asked < questions:
 		return false
-	case h.word, !h.controls() && !h.heard, l.now-h.since >= uncontrolled:
+	case h.word, !h.controls(), l.now-max(h.since, l.controlled) >= uncontrolled:
 		return true
 	case h.again, h.heard, !h.agreed(l.self):
 		return h.controlled >= doubted
@@ -657,7 +663,11 @@ func (l *Link) hasFailover() bool {
 // neither API nor gateway, and hears fewer than half of the nodes that it knows.
 func (l *Link) lookAround() {
 	l.emit(l.control())
-	if l.now-max(l.gateway, l.apiSince) < cutOffAfter/2 {
+	if l.now-l.gateway < cutOffAfter/2 {
+		l.openCutOff()
+		return
+	}
+	if l.now-l.apiSince < cutOffAfter/2 {
 		return
 	}
 	l.emit(Send{l.hail(Call)})

@@ -371,7 +371,7 @@ func (n *node) askAPI(link *Link, out AskAPI) {
 		if r.last != nil {
 			v.Last = r.last.id
 		}
-		w.after(w.between(time.Millisecond, 50*time.Millisecond), func() {
+		w.after(w.between(time.Millisecond, pickOf(w, 50*time.Millisecond, 50*time.Millisecond, 3*time.Second)), func() {
 			if n.link != link {
 				return
 			}
@@ -433,7 +433,7 @@ func (n *node) carry(addr netip.Addr) {
 func (n *node) verify() {
 	w, link := n.world, n.link
 	w.after(w.between(50*time.Millisecond, 2*time.Second), func() {
-		if n.link != link || !w.reaches(n) || n.hung {
+		if n.link != link || n.hung || n.paused || !n.powered {
 			return
 		}
 		for _, addr := range sorted(n.state) {
@@ -441,6 +441,11 @@ func (n *node) verify() {
 			if link.Standing(addr).Phase == Answering && !answers {
 				n.carry(addr)
 			}
+		}
+		if !w.reaches(n) {
+			return
+		}
+		for _, addr := range sorted(n.state) {
 			if r := w.record(addr); r.node != n || r.pod != n.state[addr].pod {
 				n.gone(addr, n.state[addr].pod)
 			}
@@ -470,6 +475,7 @@ func (n *node) came(r *record) {
 	if r.last != nil {
 		take.Last = r.last.id
 	}
+	n.changes++
 	n.state[r.addr] = carried{pod: r.pod, version: r.version, last: take.Last}
 	n.step(take)
 }

@@ -209,3 +209,18 @@ func (s *Segment) read(f []byte, heard func(answering.Message)) {
 		heard(m)
 	}
 }
+
+// Own returns the MAC of the link, and an IPv4 address of it, the zero Addr where it has none.
+func (s *Segment) Own() (net.HardwareAddr, netip.Addr) {
+	link := s.asker.Link()
+	addrs, err := link.Addrs()
+	if err != nil {
+		return link.HardwareAddr, netip.Addr{}
+	}
+	for _, a := range addrs {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil && prefix.Addr().Is4() && prefix.Addr().IsGlobalUnicast() {
+			return link.HardwareAddr, prefix.Addr()
+		}
+	}
+	return link.HardwareAddr, netip.Addr{}
+}
