@@ -165,6 +165,7 @@ func (a *Agent) attached(ctx context.Context, record *state.Container) {
 	a.Policies.Attached(policedID(record))
 	a.announcer.Later(record)
 	a.defender.ListenSoon()
+	a.carry(ctx, record, true)
 	a.tellStatus(ctx, record)
 }
 

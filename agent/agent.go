@@ -14,6 +14,8 @@ import (
 
 	"github.com/berth-dev/berth/agent/addressconflict"
 	"github.com/berth-dev/berth/agent/announce"
+	"github.com/berth-dev/berth/agent/answerer"
+	"github.com/berth-dev/berth/agent/answering"
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/defence"
@@ -25,7 +27,6 @@ import (
 	"github.com/berth-dev/berth/agent/reconcile"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
-	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/ipam/event"
 )
@@ -48,6 +49,9 @@ type pods interface {
 	// WaitForSync returns true when every pod of the node is known, and false
 	// where the context ends before.
 	WaitForSync(ctx context.Context) bool
+	// Held returns the version of an address's FloatingIP at which the API said last that a pod of this node holds it, and the
+	// node that had it last, if that may still answer for it, without blocking.
+	Held(addr netip.Addr) (version uint64, lastNode string)
 	// Running lists the pods of the node that have addresses of their own, as the watch knows
 	// them, without blocking.
 	Running() []podinfo.Running
@@ -112,9 +116,10 @@ type Options struct {
 	DefaultRoutes defaultRoutes
 	Drivers       Drivers
 	Prober        addressconflict.Prober
-	// Ask, if given, asks the network of a link which hosts answer for addresses, as any host would ask. It is
-	// safe in parallel, takes about a second, and returns an entry for each address.
-	Ask         func(ctx context.Context, link int, addrs []netip.Addr) ([]conflict.Answers, error)
+	// Segment, if given, returns the network of a link, with whose other nodes this one, NodeName, settles which of them
+	// answers for an address.
+	Segment     func(link int) (answerer.Segment, error)
+	NodeName    string
 	Listener    defence.Listener
 	Shaper      shaper
 	ConflictLog addressconflict.Log
@@ -149,12 +154,13 @@ type Agent struct {
 	announcer  *announce.Announcer
 	reconciler *reconcile.Reconciler
 	suspects   suspects
-	unheard    unheard
 	// unseen has the keys of records that were withdrawn before their interface was seen.
 	unseen    sync.Map
 	ports     *hostports.Ports
 	conflicts *addressconflict.Conflicts
 	defender  *defence.Defender
+	// answerer is nil without Segment.
+	answerer *answerer.Answerer
 }
 
 // New returns an Agent that is idle until Run and the first call.
@@ -171,8 +177,11 @@ func New(o Options) *Agent {
 	a.announcer = announce.New(a.announceAgain)
 	a.reconciler = reconcile.New(reconcile.Work{
 		Known:  func(key state.Key) bool { return a.Store.Get(key) != nil },
-		Survey: a.survey, Check: a.repair, Finish: a.finish, Tell: a.tell, Orphans: a.verifyOrphans, Reopen: a.reopen, Close: a.closeCut,
+		Survey: a.survey, Check: a.repair, Finish: a.finish, Tell: a.tell, Orphans: a.verifyOrphans, Close: a.closeCut,
 	})
+	if o.Segment != nil {
+		a.answerer = answerer.New(answering.Node{Name: o.NodeName}, o.Segment, answers{a})
+	}
 	return a
 }
 

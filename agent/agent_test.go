@@ -115,7 +115,9 @@ func (w *world) Annotate(_ context.Context, _ api.Pod, annotations map[string]st
 func (w *world) Networks(context.Context, string, string, string) ([]attachdef.Network, error) {
 	return w.named, nil
 }
-func (w *world) Running() []podinfo.Running { return w.running }
+func (w *world) Running() []podinfo.Running     { return w.running }
+func (*world) Held(netip.Addr) (uint64, string) { return 0, "" }
+
 func (w *world) Mirror(pod api.Pod) api.Pod { return pod }
 func (w *world) NetAdmins(api.Pod) []string { return nil }
 

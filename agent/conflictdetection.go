@@ -68,7 +68,7 @@ func (a *Agent) targets(record *state.Container, of func(nettype.Driver, *nettyp
 // detectConflicts returns addressconflict.ErrConflict where another host has an address of the record. The node
 // carries none of them yet.
 func (a *Agent) detectConflicts(ctx context.Context, record *state.Container) error {
-	if a.conflicts.Prober == nil {
+	if a.conflicts.Prober == nil && a.answerer == nil {
 		return nil
 	}
 	targets, release, unknown := a.toProbe(record)
@@ -77,6 +77,10 @@ func (a *Agent) detectConflicts(ctx context.Context, record *state.Container) er
 	}
 	if len(targets) == 0 && unknown == nil {
 		return nil
+	}
+	// The node's own question comes first: an answer to it, also a proxy's, would pass for one to a probe.
+	if err := a.mayAnswer(ctx, a.take(record, targets)); err != nil || a.conflicts.Prober == nil {
+		return err
 	}
 	free := a.early.foundFree(ctx, record.Pod.UID, targets)
 	return a.conflicts.Refuse(ctx, record.Pod, targets, free, unknown)

@@ -147,11 +147,15 @@ func (a *Agent) probeEarly(ctx context.Context, pod podinfo.Pod) (free []conflic
 	if err != nil {
 		return nil, false, err
 	}
-	targets, release, err := a.toProbe(&state.Container{Pod: pod.Pod, Attachments: attachments})
+	record := &state.Container{Pod: pod.Pod, Attachments: attachments, Held: a.planner().recorded(attachments)}
+	targets, release, err := a.toProbe(record)
 	if release != nil {
 		defer release()
 	}
 	if err != nil || len(targets) == 0 {
+		return nil, release != nil, err
+	}
+	if err := a.mayAnswer(ctx, a.take(record, targets)); err != nil {
 		return nil, release != nil, err
 	}
 	conflicts, err := a.conflicts.Prober.Probe(ctx, targets)

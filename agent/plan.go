@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
@@ -56,8 +57,23 @@ func (p planner) plan(ctx context.Context, req *api.Request, args podArgs, conf 
 	}
 	return &state.Container{
 		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, HostPorts: ports, GalaxyPorts: pod.HostPorts.Galaxy,
-		Args: req.Args, Capabilities: conf.RuntimeConfig, Attachments: attachments, Phase: state.Adding,
+		Args: req.Args, Capabilities: conf.RuntimeConfig, Attachments: attachments, Held: p.recorded(attachments), Phase: state.Adding,
 	}, nil
+}
+
+// recorded returns the records of the addresses at the API, which was asked for them.
+func (p planner) recorded(attachments []state.Attachment) map[netip.Addr]state.Held {
+	var all map[netip.Addr]state.Held
+	for _, attachment := range attachments {
+		for _, addr := range attachment.Addresses {
+			if all == nil {
+				all = map[netip.Addr]state.Held{}
+			}
+			version, last := p.Pods.Held(addr.Address)
+			all[addr.Address] = state.Held{Version: version, LastNode: last}
+		}
+	}
+	return all
 }
 
 // attachments returns the attachment to the pod's first network, and the attachments to the

@@ -34,8 +34,11 @@ func (a *Agent) Run(ctx context.Context) {
 	group.Go(func() { a.ports.Run(ctx) })
 	group.Go(func() { a.freeEnded(ctx) })
 	group.Go(func() { a.defender.Run(ctx, a.Listener, newCarrier(a)) })
+	if a.answerer != nil {
+		group.Go(func() { a.answerer.Run(ctx) })
+	}
 	a.noteStart(ctx)
-	a.reconciler.ReopenSoon()
+	a.carryAll(ctx)
 	wait.JitterUntilWithContext(ctx, a.Recheck, resync, 0.1, true)
 	group.Wait()
 }
@@ -88,12 +91,19 @@ func (a *Agent) repair(ctx context.Context, key state.Key) error {
 	if lacks != nil {
 		lacks = a.filterAgain(ctx, record, lacks)
 	}
+	if lacks != nil && asserted(record) {
+		// The answerer asks the API.
+		return nil
+	}
 	if lacks == nil {
 		a.conflicts.End(ctx, record.Pod, func() ([]conflict.Target, error) { return a.targets(record, toDefend) })
 		return nil
 	}
 	reason, err := a.lostWhy(ctx, record)
 	if err != nil {
+		if a.thinksItAnswers(record) {
+			a.carry(ctx, record, false)
+		}
 		return errors.Join(lacks, err)
 	}
 	if reason != "" {
@@ -195,6 +205,7 @@ func (a *Agent) restore(ctx context.Context, record *state.Container) error {
 			"containerID", now.ContainerID, "ips", addressList(now))
 		a.announcer.Soon(now)
 		a.defender.ListenSoon()
+		a.carry(ctx, now, true)
 		return nil
 	})
 }

@@ -53,6 +53,9 @@ func (a *Agent) undo(ctx context.Context, record *state.Container) error {
 	if err := a.Store.Delete(record.Key()); err != nil {
 		return err
 	}
+	if record.Phase != state.Adding {
+		a.leave(record)
+	}
 	a.reconciler.Forget(record.Key())
 	a.unseen.Delete(record.Key())
 	fault.Point("del/record")

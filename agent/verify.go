@@ -30,8 +30,6 @@ const (
 type suspects struct {
 	mu   sync.Mutex
 	keys map[state.Key]bool
-	// asking says that the API is asked about some.
-	asking bool
 }
 
 func (s *suspects) add(key state.Key) {
@@ -44,26 +42,13 @@ func (s *suspects) add(key state.Key) {
 }
 
 // take removes and returns all, before the questions about them: a suspicion that comes meanwhile
-// stays. Its caller calls asked after the questions.
+// stays.
 func (s *suspects) take() []state.Key {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	keys := slices.Collect(maps.Keys(s.keys))
-	s.keys, s.asking = nil, len(keys) > 0
+	s.keys = nil
 	return keys
-}
-
-func (s *suspects) asked() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.asking = false
-}
-
-// waiting returns whether the API has not answered about some.
-func (s *suspects) waiting() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.asking || len(s.keys) > 0
 }
 
 // Suspect makes Verify ask about every floating IP and host port that this node carries. Its caller
@@ -82,7 +67,6 @@ func (a *Agent) Suspect() {
 // left.
 func (a *Agent) Verify(ctx context.Context) error {
 	keys := a.suspects.take()
-	defer a.suspects.asked()
 	if len(keys) == 0 {
 		return nil
 	}
@@ -137,6 +121,9 @@ func (a *Agent) verifyOne(ctx context.Context, key state.Key, holds podinfo.Stan
 		if reason != "" {
 			return a.withdraw(ctx, record, reason)
 		}
+	}
+	if asserted(record) {
+		return nil
 	}
 	if err := a.setupAgain(ctx, record); err != nil {
 		// It has nothing to do with the API, and is tried again without it.

@@ -53,6 +53,9 @@ func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
 	}
 	if gone {
 		errs = append(errs, a.ports.EndPod(ctx, pod))
+		if a.answerer != nil {
+			a.answerer.Leave(pod.Identity())
+		}
 	}
 	a.reconciler.OrphansSoon()
 	return errors.Join(errs...)
@@ -145,6 +148,7 @@ func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason
 			return err
 		}
 	}
+	a.leave(now)
 	a.Policies.Soon()
 	klog.FromContext(ctx).Info("Withdrew the addresses and host ports of a pod", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
 		"podUID", now.Pod.UID, "containerID", now.ContainerID, "phase", now.Phase, "ips", addressList(now), "reason", reason)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -56,13 +57,37 @@ func (n *Node) ClearConflict(ctx context.Context, pod api.Pod, addr netip.Addr) 
 	return nil
 }
 
-// noteConflict remembers a FloatingIP's conflict for ClearConflict.
-func (n *Node) noteConflict(ip *v1alpha1.FloatingIP, addr netip.Addr) {
+// note remembers a FloatingIP's conflict for ClearConflict, and its version for Held.
+func (n *Node) note(ip *v1alpha1.FloatingIP, addr netip.Addr) {
+	// A version that is no number is of no use (KEP-5504).
+	version, _ := strconv.ParseUint(ip.ResourceVersion, 10, 64)
+	last := ""
+	if ip.Spec.LastNode != nil {
+		last = ip.Spec.LastNode.Name
+	}
+	n.held.Store(addr, held{version: version, lastNode: last})
 	if ip.InConflict() {
 		n.conflicts.Store(addr, struct{}{})
 	} else {
 		n.conflicts.Delete(addr)
 	}
+}
+
+// held is a FloatingIP as the API gave it last.
+type held struct {
+	version  uint64
+	lastNode string
+}
+
+// Held returns the resourceVersion at which the API said last that a pod of this node holds an address, as a number, and the node
+// that had the address last, if nothing has proved that it does not answer for it any more. It does not block.
+func (n *Node) Held(addr netip.Addr) (version uint64, lastNode string) {
+	value, ok := n.held.Load(addr)
+	h, ok2 := value.(held)
+	if !ok || !ok2 {
+		return 0, ""
+	}
+	return h.version, h.lastNode
 }
 
 func (n *Node) setCondition(ctx context.Context, pod api.Pod, addr netip.Addr, condition metav1.Condition) error {

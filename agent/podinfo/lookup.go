@@ -134,7 +134,7 @@ func (n *Node) ownAddress(ctx context.Context, pod Pod, name string) (api.Addres
 	}
 	addr, err := toAddress(ip)
 	if err == nil {
-		n.noteConflict(ip, addr.Address)
+		n.note(ip, addr.Address)
 	}
 	return addr, err
 }
@@ -153,7 +153,7 @@ func (n *Node) Holds(ctx context.Context, pod api.Pod, addr api.Address) error {
 	if err := holds(ip, pod.UID, n.name); err != nil {
 		return err
 	}
-	n.noteConflict(ip, addr.Address)
+	n.note(ip, addr.Address)
 	return nil
 }
 
@@ -175,6 +175,7 @@ func (n *Node) Holder(ctx context.Context, addr netip.Addr) (api.Pod, error) {
 	if err := holds(ip, pod.UID, n.name); err != nil {
 		return api.Pod{}, err
 	}
+	n.note(ip, addr)
 	if ip.Spec.Owner != nil {
 		pod.Namespace = ip.Spec.Owner.Namespace
 		return pod, nil

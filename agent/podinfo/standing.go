@@ -39,7 +39,7 @@ func (n *Node) Standing(ctx context.Context) (Standing, error) {
 		}
 		holders[ip.Name] = string(ip.Spec.Pod.UID)
 		if addr, err := toAddress(ip); err == nil {
-			n.noteConflict(ip, addr.Address)
+			n.note(ip, addr.Address)
 		}
 	}
 	for _, p := range pods {

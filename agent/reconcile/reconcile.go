@@ -41,8 +41,6 @@ type Work struct {
 	Survey func(ctx context.Context) error
 	// Orphans looks at the links without a record, all together.
 	Orphans func(ctx context.Context) error
-	// Reopen has the node answer again for addresses that nobody else answers for, while the API cannot be asked.
-	Reopen func(ctx context.Context) error
 	// Close has the node answer for no address on links that have lost their carrier.
 	Close func(ctx context.Context) error
 }
@@ -52,9 +50,9 @@ type Work struct {
 type Reconciler struct {
 	work                    Work
 	checks, finishes, tells keyQueue
-	// surveys, orphans, reopens and closes have one key only.
-	surveys, orphans, reopens, closes keyQueue
-	outcomes                          outcomes
+	// surveys, orphans and closes have one key only.
+	surveys, orphans, closes keyQueue
+	outcomes                 outcomes
 }
 
 // New returns a Reconciler that is idle until Run.
@@ -62,7 +60,7 @@ func New(w Work) *Reconciler {
 	queue := func() keyQueue {
 		return workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[state.Key](firstRetry, lastRetry))
 	}
-	return &Reconciler{work: w, outcomes: outcomes{known: w.Known}, checks: queue(), finishes: queue(), tells: queue(), surveys: queue(), orphans: queue(), reopens: queue(), closes: queue()}
+	return &Reconciler{work: w, outcomes: outcomes{known: w.Known}, checks: queue(), finishes: queue(), tells: queue(), surveys: queue(), orphans: queue(), closes: queue()}
 }
 
 // CheckSoon has a record compared soon.
@@ -87,9 +85,6 @@ func (r *Reconciler) Checked(key state.Key) { r.outcomes.note(key, true, nil) }
 // OrphansSoon has the links without a record looked at soon.
 func (r *Reconciler) OrphansSoon() { r.orphans.Add(state.Key{}) }
 
-// ReopenSoon has addresses opened again soon that nobody answers for.
-func (r *Reconciler) ReopenSoon() { r.reopens.Add(state.Key{}) }
-
 // CloseSoon has addresses closed on links without a carrier.
 func (r *Reconciler) CloseSoon() { r.closes.Add(state.Key{}) }
 
@@ -101,7 +96,6 @@ func (r *Reconciler) Run(ctx context.Context) {
 		r.tells.ShutDown()
 		r.surveys.ShutDown()
 		r.orphans.ShutDown()
-		r.reopens.ShutDown()
 		r.closes.ShutDown()
 	})
 	defer stop()
@@ -124,9 +118,6 @@ func (r *Reconciler) Run(ctx context.Context) {
 	})
 	group.Go(func() {
 		work(ctx, r.orphans, "Cannot look at links without a record, will try again", func(ctx context.Context, _ state.Key) error { return r.work.Orphans(ctx) })
-	})
-	group.Go(func() {
-		work(ctx, r.reopens, "Addresses of pods stay silent until the API server says whose they are, or nobody else answers for them", func(ctx context.Context, _ state.Key) error { return r.work.Reopen(ctx) })
 	})
 	group.Go(func() {
 		work(ctx, r.closes, "Cannot keep addresses of pods silent on a link without a carrier, will try again", func(ctx context.Context, _ state.Key) error { return r.work.Close(ctx) })

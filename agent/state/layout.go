@@ -80,10 +80,22 @@ type Container struct {
 	// GalaxyPorts says that the pod asked for host ports in Galaxy's way.
 	GalaxyPorts bool  `json:"galaxyPorts,omitempty"`
 	Phase       Phase `json:"phase"`
+	// Held has the records at the API of the pod's floating IPs; none where they are not known.
+	Held map[netip.Addr]Held `json:"held,omitempty"`
 	// Reason says why the addresses are withdrawn; empty in the other phases.
 	Reason string `json:"reason,omitempty"`
 	// Result of ADD; empty before phase Added.
 	Result json.RawMessage `json:"result,omitempty"`
+}
+
+// Held is the record of an address at the API.
+type Held struct {
+	// Version is the resourceVersion of the FloatingIP, as a number, at which the API said that the pod holds the address.
+	Version uint64 `json:"version,omitempty"`
+	// LastNode had the address last, where nothing has proved that it does not answer for it any more.
+	LastNode string `json:"lastNode,omitempty"`
+	// Newest is the Version by which another node has asserted the address.
+	Newest uint64 `json:"newest,omitempty"`
 }
 
 // HostPort is a port of the node that leads to the pod.
@@ -142,7 +154,7 @@ func (c *Container) Clone() *Container {
 	clone := *c
 	clone.Capabilities = maps.Clone(c.Capabilities)
 	clone.Attachments = slices.Clone(c.Attachments)
-	clone.HostPorts = slices.Clone(c.HostPorts)
+	clone.HostPorts, clone.Held = slices.Clone(c.HostPorts), maps.Clone(c.Held)
 	for i := range clone.Attachments {
 		a := &clone.Attachments[i]
 		a.Addresses, a.Capabilities, a.Args = slices.Clone(a.Addresses), maps.Clone(a.Capabilities), maps.Clone(a.Args)

@@ -84,13 +84,13 @@ func run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return fmt.Errorf("--host-port-range: %w", err)
 	}
+	segments := newSegments(ctx, o, clients.core.Namespaces)
 	options := agent.Options{
 		Pods: node, ConflictLog: node, Store: store,
 		Networks: networks, Plugins: newRunner(o, exec, bootID), Drivers: nettype.Drivers(nettype.Kernel{Wirer: newWirer(o, journal), StateFile: o.StateFile}),
 		PodNetworks:       &attachdef.Reader{Get: clients.definition, Shared: o.NetworkNamespaces},
 		DefaultRoutes:     defaultroute.Kernel{},
 		Prober:            &o.Conflicts,
-		Ask:               conflict.Ask,
 		Shaper:            profiles,
 		Metrics:           agent.NewMetrics(legacyregistry.MustRegister),
 		Events:            recorder,
@@ -98,7 +98,7 @@ func run(ctx context.Context, o *Options) error {
 		RefusedNeighbours: netfilter.RefusedNeighbours,
 		Configuration:     keeper.Ready,
 		HostPorts:         &hostport.Forwarder{}, HostPortRange: ports,
-		Listener: newListener(o),
+		Listener: newListener(o), Segment: segments.open, NodeName: o.NodeName,
 	}
 	enforcer, err := withEnforcer(ctx, o, &options, clients, journal)
 	if err != nil {
@@ -107,7 +107,7 @@ func run(ctx context.Context, o *Options) error {
 	a := agent.New(options)
 	legacyregistry.CustomMustRegister(a.Collector())
 	return serve(ctx, o, a, tellRefusals(a.Ready, tellNode(recorder, o.NodeName, EventFirewall, "CheckReadiness")), node, config, keeper, runOverlay,
-		func(ctx context.Context) error { return profiles.Run(ctx, a) },
+		segments.run, func(ctx context.Context) error { return profiles.Run(ctx, a) },
 		func(ctx context.Context) error { return runPolicies(ctx, enforcer, a, store) })
 }
 
@@ -218,7 +218,7 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, ready func(context.C
 	group.Go(func() error { return node.Run(ctx, a) })
 	group.Go(func() error { a.Run(ctx); return nil })
 	group.Go(func() error {
-		return linkwatch.Watch(ctx, a.Uplinks, linkwatch.Reactions{Changed: a.Recheck, Back: func() { node.VerifyAtOnce(); a.ReopenSoon() }, Lost: a.CloseSoon, Moved: a.AnnounceAll, Unshaped: a.Shaper.Recheck})
+		return linkwatch.Watch(ctx, a.Uplinks, linkwatch.Reactions{Changed: a.Recheck, Back: func() { node.VerifyAtOnce(); a.ReopenSoon(ctx) }, Lost: a.CloseSoon, Moved: a.AnnounceAll, Unshaped: a.Shaper.Recheck})
 	})
 	group.Go(func() error {
 		// Without events the agent looks once a minute.

@@ -119,6 +119,7 @@ func (n *network) newNode(t *testing.T, name, address string, args ...string) *n
 	nd.write("net.d/10-default.conflist", fmt.Sprintf(`{"cniVersion":"1.0.0","name":"default-net","plugins":[
 		{"type":"ptp","ipam":{"type":"host-local","subnet":"10.244.0.0/24","dataDir":%q,"routes":[{"dst":"0.0.0.0/0"}]}}]}`, nd.dir+"/host-local"))
 	nd.write("kubeconfig", kubeconfig(t))
+	nd.write("agent-key/current", strings.Repeat("k", 32))
 	nd.start()
 	t.Cleanup(nd.stop)
 	return nd
@@ -170,7 +171,7 @@ func (n *node) launch() {
 	n.t.Helper()
 	args := append([]string{
 		"--node-name", n.name, "--uplink", "eth0", "--kubeconfig", n.dir + "/kubeconfig", "--socket", n.dir + "/run/agent.sock",
-		"--state-file", n.dir + "/run/state.db", "--cni-cache-dir", n.dir + "/cni-cache", "--cni-conf-dir", n.dir + "/net.d", "--cni-bin-dir", shared.bin, "--secure-port", "0", "-v", "4",
+		"--state-file", n.dir + "/run/state.db", "--cni-cache-dir", n.dir + "/cni-cache", "--cni-conf-dir", n.dir + "/net.d", "--cni-bin-dir", shared.bin, "--secure-port", "0", "--agent-key-dir", n.dir + "/agent-key", "-v", "4",
 	}, n.args...)
 	if backend := os.Getenv(deploy.EnvPolicyBackend); backend != "" {
 		args = append(args, "--network-policy-backend="+backend)

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/answerer"
+	"github.com/berth-dev/berth/agent/answering"
+	"github.com/berth-dev/berth/agent/nettype"
+	"github.com/berth-dev/berth/agent/podinfo"
+	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/conflict"
+)
+
+// answerPatience is how long an ADD waits until this node may answer for the pod's addresses. The runtime's next ADD waits
+// on.
+const answerPatience = 10 * time.Second
+
+// holdings lists the addresses of the record that are at targets.
+func holdings(record *state.Container, targets []conflict.Target) []answerer.Holding {
+	var all []answerer.Holding
+	for _, addr := range record.Addresses() {
+		i := slices.IndexFunc(targets, func(t conflict.Target) bool { return t.Address == addr.Address })
+		if i < 0 {
+			continue
+		}
+		held := record.Held[addr.Address]
+		all = append(all, answerer.Holding{
+			Address: addr.Address, Pod: record.Pod.Identity(), Link: targets[i].Link, Gateway: addr.Gateway, OwnMAC: targets[i].Own,
+			Version: answering.Version(held.Version), Last: answering.Node{Name: held.LastNode},
+		})
+	}
+	return all
+}
+
+// take has the other nodes and hosts of a record's networks asked whether they answer for its addresses.
+func (a *Agent) take(record *state.Container, targets []conflict.Target) (addrs []netip.Addr) {
+	if a.answerer == nil {
+		return nil
+	}
+	for _, h := range holdings(record, targets) {
+		a.answerer.Take(h)
+		addrs = append(addrs, h.Address)
+	}
+	return addrs
+}
+
+// mayAnswer waits until this node may answer for addresses that it has taken.
+func (a *Agent) mayAnswer(ctx context.Context, addrs []netip.Addr) error {
+	if len(addrs) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerPatience)
+	defer cancel()
+	if err := a.answerer.Wait(ctx, addrs); err != nil {
+		return fmt.Errorf("%w: %w", ErrNotYet, err)
+	}
+	return nil
+}
+
+// ErrNotYet is returned by ADD while another node may answer for an address of the pod.
+var ErrNotYet = errors.New("this node cannot answer for an address of the pod yet")
+
+// leave says that this node does not answer for the addresses of the record any more, unless it does for another container.
+func (a *Agent) leave(record *state.Container) {
+	if a.answerer == nil || len(record.Addresses()) == 0 || len(a.sharing(record)) > 0 {
+		return
+	}
+	var addrs []netip.Addr
+	for _, addr := range record.Addresses() {
+		addrs = append(addrs, addr.Address)
+	}
+	a.answerer.Leave(record.Pod.Identity(), addrs...)
+}
+
+// carry tells the answerer of a complete record.
+func (a *Agent) carry(ctx context.Context, record *state.Container, answers bool) {
+	if a.answerer == nil || len(record.Addresses()) == 0 {
+		return
+	}
+	targets, release, err := a.toProbe(record)
+	if release != nil {
+		defer release()
+	}
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot find the network of addresses", "ips", addressList(record), "err", err)
+	}
+	for _, h := range holdings(record, targets) {
+		a.answerer.Carry(h, answers, answering.Version(record.Held[h.Address].Newest))
+	}
+}
+
+// carryAll tells the answerer of all complete records after a start.
+func (a *Agent) carryAll(ctx context.Context) {
+	if a.answerer == nil {
+		return
+	}
+	uplinks, err := a.Uplinks()
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("No uplink yet on which to hear other nodes", "err", err)
+	}
+	for _, name := range uplinks {
+		if link, err := netlinksafe.LinkByName(name); err == nil {
+			a.answerer.Join(link.Attrs().Index)
+		}
+	}
+	lacking := map[state.Key]bool{}
+	for _, record := range a.incomplete(ctx) {
+		lacking[record.Key()] = true
+	}
+	for _, record := range a.Store.List() {
+		if record.Phase == state.Added {
+			a.carry(ctx, record, !lacking[record.Key()])
+		}
+	}
+}
+
+// ReopenSoon has the network and the API asked for the addresses for which this node does not answer though they are its
+// pods'. Its caller calls it when a link is back.
+func (a *Agent) ReopenSoon(ctx context.Context) {
+	if a.answerer == nil {
+		return
+	}
+	for _, record := range a.incomplete(ctx) {
+		a.carry(ctx, record, false)
+	}
+}
+
+// Uplinks lists the links of this node to networks of floating IPs. It does not block for long.
+func (a *Agent) Uplinks() ([]string, error) {
+	floating, err := a.Networks.Floating()
+	names := map[string]bool{}
+	if err == nil {
+		names[floating.Uplink] = true
+	}
+	for _, record := range a.Store.List() {
+		for i := range record.Attachments {
+			if len(record.Attachments[i].Addresses) > 0 {
+				names[record.Attachments[i].Uplink] = true
+			}
+		}
+	}
+	delete(names, "")
+	if len(names) == 0 {
+		return nil, err
+	}
+	return slices.Sorted(maps.Keys(names)), nil
+}
+
+// thinksItAnswers returns whether the answerer takes this node for one that answers for the addresses of the record.
+func (a *Agent) thinksItAnswers(record *state.Container) bool {
+	return a.answerer != nil && slices.ContainsFunc(addressesOf(record), func(addr netip.Addr) bool {
+		return a.answerer.Standing(addr).Phase == answering.Answering
+	})
+}
+
+// incomplete lists the complete records whose interfaces lack something by which the node answers for their addresses.
+func (a *Agent) incomplete(ctx context.Context) []*state.Container {
+	checks := a.surveyChecks()
+	var all []*state.Container
+	for _, record := range a.Store.List() {
+		if ctx.Err() != nil {
+			return nil
+		}
+		if record.Phase == state.Added && len(record.Addresses()) > 0 && !a.agrees(record, checks) && a.eachInterface(record, nettype.Driver.CheckNode) != nil {
+			all = append(all, record)
+		}
+	}
+	return all
+}
+
+// asserted returns whether another node has asserted an address of the record by a newer record of the API. Until the API has said
+// that it is this node's, or the pod is gone, the answerer alone opens it.
+func asserted(record *state.Container) bool {
+	for _, held := range record.Held {
+		if held.Newest > held.Version {
+			return true
+		}
+	}
+	return false
+}
+
+// answers is the node as the answerer changes it.
+type answers struct{ *Agent }
+
+// carrying lists the records that have an address.
+func (a *Agent) carrying(addr netip.Addr) []*state.Container {
+	return slices.DeleteFunc(a.Store.List(), func(c *state.Container) bool {
+		return !slices.ContainsFunc(addressesOf(c), func(other netip.Addr) bool { return other == addr })
+	})
+}
+
+func addressesOf(record *state.Container) []netip.Addr {
+	var all []netip.Addr
+	for _, addr := range record.Addresses() {
+		all = append(all, addr.Address)
+	}
+	return all
+}
+
+// Close keeps hosts from getting answers for all addresses of the records that have the address: a pod has all of them, or none.
+func (a answers) Close(ctx context.Context, addr netip.Addr, newest answering.Version, why string) error {
+	var errs []error
+	for _, record := range a.carrying(addr) {
+		a.adds.end(record.Key(), fmt.Errorf("%w: %s", podinfo.ErrPodReplaced, why))
+		errs = append(errs, a.withAddresses(ctx, record, func(now *state.Container) error { return a.closeLocked(ctx, now, addr, newest, why) }))
+	}
+	return errors.Join(errs...)
+}
+
+// closeLocked is for a caller that holds the locks of the record's addresses.
+func (a *Agent) closeLocked(ctx context.Context, now *state.Container, addr netip.Addr, newest answering.Version, why string) error {
+	if now.Phase == state.Withdrawn {
+		return nil
+	}
+	if err := a.eachInterface(now, nettype.Driver.Close); err != nil {
+		return fmt.Errorf("close the addresses of pod %s: %w", now.Pod, err)
+	}
+	klog.FromContext(ctx).Info("The node does not answer for the addresses of a pod any more, until the API server says whose they are", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
+		"podUID", now.Pod.UID, "containerID", now.ContainerID, "ips", addressList(now), "ip", addr, "reason", why)
+	if now.Phase != state.Added {
+		return nil
+	}
+	_, err := a.Store.Update(now.Key(), func(c *state.Container) bool {
+		if c.Phase != state.Added || c.Held[addr].Newest == uint64(newest) {
+			return false
+		}
+		if c.Held == nil {
+			c.Held = map[netip.Addr]state.Held{}
+		}
+		held := c.Held[addr]
+		held.Newest = uint64(newest)
+		c.Held[addr] = held
+		return true
+	})
+	return err
+}
+
+// Open has the node answer again for the addresses of a complete record, once it may for all of them.
+func (a answers) Open(ctx context.Context, addr netip.Addr) error {
+	var errs []error
+	for _, record := range a.carrying(addr) {
+		if record.Phase != state.Added || slices.ContainsFunc(addressesOf(record), func(other netip.Addr) bool {
+			phase := a.answerer.Standing(other).Phase
+			return phase == answering.Asking || phase == answering.Closed
+		}) {
+			continue
+		}
+		if asserted(record) {
+			_, err := a.Store.Update(record.Key(), func(c *state.Container) bool {
+				for addr, held := range c.Held {
+					held.Version, held.Newest = max(held.Version, uint64(a.answerer.Standing(addr).Version)), 0
+					c.Held[addr] = held
+				}
+				return true
+			})
+			errs = append(errs, err)
+		}
+		errs = append(errs, a.setupAgain(ctx, record))
+	}
+	return errors.Join(errs...)
+}
+
+// Whose asks the API about the pod that this node has the address for, and withdraws the address where it is another's.
+func (a answers) Whose(ctx context.Context, addr netip.Addr) (mine bool, version answering.Version, last answering.Node, err error) {
+	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
+	defer cancel()
+	pod, err := a.Pods.Holder(ctx, addr)
+	none := errors.Is(err, podinfo.ErrNotHolder)
+	if err != nil && !none {
+		return false, 0, answering.Node{}, err
+	}
+	mine = !none
+	for _, record := range a.carrying(addr) {
+		if !none && record.Pod.Is(pod) || record.Phase == state.Withdrawn {
+			continue
+		}
+		reason, err := a.lostWhy(ctx, record)
+		if err != nil {
+			return false, 0, answering.Node{}, err
+		}
+		if reason == "" {
+			continue
+		}
+		if err := a.withdraw(ctx, record, reason); err != nil {
+			return false, 0, answering.Node{}, err
+		}
+	}
+	number, name := a.Pods.Held(addr)
+	return mine, answering.Version(number), answering.Node{Name: name}, nil
+}

@@ -1,0 +1,492 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package answerer runs the state machines of package answering for the segments of a node: it
+// passes on the segments' frames, the API's word and the kernel's state, and does what the machines decide. It
+// decides nothing itself.
+package answerer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/answering"
+	"github.com/berth-dev/berth/ipam/wakeup"
+)
+
+// Segment is the network of a link. Send and Question are called by one goroutine, beside Run, and block for the kernel only.
+type Segment interface {
+	// Send sends messages to all nodes of the segment.
+	Send(messages []answering.Message) error
+	// Question asks all hosts once who answers for the addresses.
+	Question(addrs []netip.Addr) error
+	// Run calls the functions with what other hosts send, until ctx ends.
+	Run(ctx context.Context, heard func(answering.Message), answered func(addr netip.Addr, mac net.HardwareAddr)) error
+	// Own returns the MAC by which the node answers, and its own address on the segment, if it has one.
+	Own() (mac net.HardwareAddr, addr netip.Addr)
+}
+
+// Node does what the machines decide. Its methods are safe in parallel.
+type Node interface {
+	// Open has the node answer for an address of a complete attachment again. It does nothing where there is none.
+	Open(ctx context.Context, addr netip.Addr) error
+	// Close has the node stop that, and ends an ADD of the address. newest is kept with the record, zero where no other
+	// node has asserted the address. It blocks for the kernel and the state file.
+	Close(ctx context.Context, addr netip.Addr, newest answering.Version, why string) error
+	// Whose asks the API whether the address is still the pod's that this node has it for, and withdraws it where it is not.
+	Whose(ctx context.Context, addr netip.Addr) (mine bool, version answering.Version, last answering.Node, err error)
+}
+
+// Holding is an address that the API gave to a pod of this node.
+type Holding struct {
+	Address netip.Addr
+	// Pod is the UID of the pod.
+	Pod string
+	// Link is the index of the node's link to the network of the address.
+	Link int
+	// Gateway of the network, the zero Addr where it has none.
+	Gateway netip.Addr
+	// OwnMAC is the MAC that the pod's interface has on every node, if it has one.
+	OwnMAC net.HardwareAddr
+	// Version and Last are the record's; see answering.Take.
+	Version answering.Version
+	Last    answering.Node
+}
+
+// Answerer runs the machines. Its methods are safe in parallel; none but Wait and Run blocks.
+type Answerer struct {
+	self answering.Node
+	node Node
+	open func(link int) (Segment, error)
+
+	mu sync.Mutex
+	// ctx is Run's, nil before.
+	ctx   context.Context
+	group sync.WaitGroup
+	loops map[int]*loop
+	where map[netip.Addr]place
+}
+
+// place is the link to the network of an address, and the UID of the pod that the node has it for.
+type place struct {
+	link int
+	pod  string
+}
+
+// New returns an Answerer that is idle until Run. open returns the segment of a link, or an error where the node can neither
+// assert nor ask there; it then answers without.
+func New(self answering.Node, open func(link int) (Segment, error), node Node) *Answerer {
+	return &Answerer{self: self, node: node, open: open, loops: map[int]*loop{}, where: map[netip.Addr]place{}}
+}
+
+// Run runs the machines until ctx ends.
+func (a *Answerer) Run(ctx context.Context) {
+	a.mu.Lock()
+	a.ctx = ctx
+	for _, l := range a.loops {
+		a.start(l)
+	}
+	a.mu.Unlock()
+	<-ctx.Done()
+	a.group.Wait()
+}
+
+// start runs a loop. The caller holds mu.
+func (a *Answerer) start(l *loop) {
+	a.group.Go(func() { l.run(a.ctx) })
+}
+
+// loopOf returns the loop of a link, which it makes if it has to.
+func (a *Answerer) loopOf(link int) *loop {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	l := a.loops[link]
+	if l == nil {
+		l = &loop{a: a, index: link, signal: wakeup.New(), gateways: map[netip.Addr]bool{}, standing: map[netip.Addr]answering.Standing{}, waiting: map[netip.Addr][]chan struct{}{}, asks: map[netip.Addr]int{}, unclosed: map[netip.Addr]bool{}}
+		a.loops[link] = l
+		if a.ctx != nil {
+			a.start(l)
+		}
+	}
+	return l
+}
+
+func (a *Answerer) give(h Holding, in answering.Input) {
+	a.mu.Lock()
+	before, moved := a.where[h.Address]
+	a.where[h.Address] = place{h.Link, h.Pod}
+	old := a.loops[before.link]
+	a.mu.Unlock()
+	if moved && before.link != h.Link && old != nil {
+		old.note(answering.Leave{Address: h.Address})
+	}
+	l := a.loopOf(h.Link)
+	if h.Gateway.IsValid() {
+		l.mu.Lock()
+		l.gateways[h.Gateway] = true
+		l.mu.Unlock()
+	}
+	l.note(in)
+}
+
+// Join has the node hear the others on a link before it has an address there.
+func (a *Answerer) Join(link int) { a.loopOf(link) }
+
+func macText(mac net.HardwareAddr) string {
+	if len(mac) == 0 {
+		return ""
+	}
+	return mac.String()
+}
+
+// Take has the node ask for an address that a pod is about to get. It may be called again for the same.
+func (a *Answerer) Take(h Holding) {
+	a.give(h, answering.Take{Address: h.Address, Version: h.Version, Last: h.Last, OwnMAC: macText(h.OwnMAC)})
+}
+
+// Carry says that the node has an address of a complete attachment, and whether its kernel answers for it. newest is the last
+// Close's.
+func (a *Answerer) Carry(h Holding, answers bool, newest answering.Version) {
+	a.give(h, answering.Carry{Address: h.Address, Version: h.Version, Last: h.Last, OwnMAC: macText(h.OwnMAC), Answers: answers, Newest: newest})
+}
+
+// Leave says that the node does not have the addresses of a pod any more, and that its kernel does not answer for them; all where
+// none are given.
+func (a *Answerer) Leave(pod string, addrs ...netip.Addr) {
+	a.mu.Lock()
+	left := map[netip.Addr]*loop{}
+	for addr, at := range a.where {
+		if at.pod == pod && (len(addrs) == 0 || slices.Contains(addrs, addr)) {
+			left[addr] = a.loops[at.link]
+			delete(a.where, addr)
+		}
+	}
+	a.mu.Unlock()
+	for addr, l := range left {
+		if l != nil {
+			l.note(answering.Leave{Address: addr})
+		}
+	}
+}
+
+// of returns the loop of an address, nil where there is none, and whether the node has the address.
+func (a *Answerer) of(addr netip.Addr) (l *loop, known bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	at, known := a.where[addr]
+	return a.loops[at.link], known
+}
+
+// Word is a person's, that no other node answers for an address.
+func (a *Answerer) Word(addr netip.Addr) {
+	if l, known := a.of(addr); known && l != nil {
+		l.note(answering.Word{Address: addr})
+	}
+}
+
+// Wait waits until the node may answer for the addresses, which it has taken. Where ctx ends before, the error says for each what
+// is in the way.
+func (a *Answerer) Wait(ctx context.Context, addrs []netip.Addr) error {
+	var errs []error
+	for _, addr := range addrs {
+		switch l, known := a.of(addr); {
+		case !known:
+			errs = append(errs, fmt.Errorf("the pod lost %s meanwhile", addr))
+		case l != nil: // else the loop has given up
+			errs = append(errs, l.wait(ctx, addr))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Standing returns the state of an address, with the zero Phase where the node does not have it.
+func (a *Answerer) Standing(addr netip.Addr) answering.Standing {
+	l, known := a.of(addr)
+	if !known || l == nil {
+		return answering.Standing{}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.standing[addr]
+}
+
+// loop runs the machine of a link.
+type loop struct {
+	a      *Answerer
+	index  int
+	signal wakeup.Signal
+
+	mu       sync.Mutex
+	inputs   []answering.Input
+	gateways map[netip.Addr]bool
+	standing map[netip.Addr]answering.Standing
+	waiting  map[netip.Addr][]chan struct{}
+	// without is why there is no machine: the node answers without asking.
+	without error
+
+	// The fields below are run's.
+	link    *answering.Link
+	segment Segment
+	began   time.Time
+	// asks has the number of the last question to the API about an address, unclosed the addresses that the kernel still
+	// answers for, because it could not be changed.
+	asks     map[netip.Addr]int
+	unclosed map[netip.Addr]bool
+	asking   sync.WaitGroup
+}
+
+// note has an input seen to soon.
+func (l *loop) note(in answering.Input) {
+	l.mu.Lock()
+	if l.without == nil {
+		l.inputs = append(l.inputs, in)
+	}
+	l.mu.Unlock()
+	l.signal.Send()
+}
+
+func (l *loop) wait(ctx context.Context, addr netip.Addr) error {
+	l.mu.Lock()
+	if l.without != nil || l.standing[addr].Phase == answering.Answering {
+		l.mu.Unlock()
+		return nil
+	}
+	done := make(chan struct{})
+	l.waiting[addr] = append(l.waiting[addr], done)
+	l.mu.Unlock()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.waiting[addr] = slices.DeleteFunc(l.waiting[addr], func(c chan struct{}) bool { return c == done })
+	return errors.New(explain(addr, l.standing[addr]))
+}
+
+// explain says why the node does not answer for an address.
+func explain(addr netip.Addr, s answering.Standing) string {
+	switch {
+	case s.Phase == answering.Closed && s.Cause == answering.Newer:
+		return fmt.Sprintf("%s has %s by a newer record of the API than this node", s.By.Name, addr)
+	case len(s.MACs) > 0 && s.Last.Name != "" && !s.Denied:
+		return fmt.Sprintf("a host with MAC %s still answers for %s, which was on %s last, and the agent there does not say that it gave it up: power %s off, or restart its agent", strings.Join(s.MACs, ", "), addr, s.Last.Name, s.Last.Name)
+	case len(s.MACs) > 0:
+		return fmt.Sprintf("a host with MAC %s still answers for %s: find it by its MAC and take the address from it", strings.Join(s.MACs, ", "), addr)
+	case s.Last.Name != "" && !s.Denied:
+		return fmt.Sprintf("%s had %s last, and its agent does not say that it gave it up; this node waits until nobody has answered for three seconds, while another host of the network answers", s.Last.Name, addr)
+	default:
+		return fmt.Sprintf("this node has not heard yet that nobody answers for %s", addr)
+	}
+}
+
+// run steps the machine until ctx ends.
+func (l *loop) run(ctx context.Context) {
+	logger := klog.FromContext(ctx).WithValues("link", l.index)
+	segment, err := l.a.open(l.index)
+	if err != nil {
+		logger.Error(err, "Cannot ask other nodes for addresses on a link; the node answers for its pods without")
+		l.giveUp(err)
+		return
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		err := segment.Run(ctx, l.heard, func(addr netip.Addr, mac net.HardwareAddr) { l.answered(addr, mac) })
+		if err != nil && ctx.Err() == nil {
+			logger.Error(err, "Cannot hear other nodes on a link any more; the node answers for its pods without")
+			l.giveUp(err)
+			cancel()
+		}
+	})
+	defer func() { cancel(); reading.Wait(); l.asking.Wait() }()
+	mac, addr := segment.Own()
+	l.segment, l.began = segment, time.Now()
+	l.link = answering.NewLink(0, l.a.self, mac.String(), addr)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.signal:
+		case <-timer.C:
+		}
+		l.step(ctx)
+		if due, ok := l.link.Next(); ok {
+			timer.Reset(max(0, due-time.Since(l.began)))
+		}
+	}
+}
+
+// giveUp lets all addresses be answered for without a machine. The next address that comes tries anew.
+func (l *loop) giveUp(err error) {
+	l.a.mu.Lock()
+	if l.a.loops[l.index] == l {
+		delete(l.a.loops, l.index)
+	}
+	l.a.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.without = err
+	for addr, waiting := range l.waiting {
+		for _, c := range waiting {
+			close(c)
+		}
+		delete(l.waiting, addr)
+	}
+}
+
+func (l *loop) heard(m answering.Message) { l.note(answering.Heard{Message: m}) }
+
+func (l *loop) answered(addr netip.Addr, mac net.HardwareAddr) {
+	l.mu.Lock()
+	gateway := l.gateways[addr]
+	l.mu.Unlock()
+	if gateway {
+		l.note(answering.Gateway{})
+		return
+	}
+	l.note(answering.Answered{Address: addr, MAC: mac.String()})
+}
+
+// step passes all inputs to the machine, and does its outputs: the kernel falls silent before anything is sent.
+func (l *loop) step(ctx context.Context) {
+	l.mu.Lock()
+	inputs := l.inputs
+	l.inputs = nil
+	l.mu.Unlock()
+	outputs := l.link.Step(time.Since(l.began), inputs...)
+	for _, out := range outputs {
+		if c, ok := out.(answering.Close); ok {
+			l.close(ctx, c)
+		}
+	}
+	l.tell()
+	var messages []answering.Message
+	var questions []netip.Addr
+	for _, out := range outputs {
+		switch out := out.(type) {
+		case answering.Open:
+			l.opens(ctx, out.Address)
+		case answering.Send:
+			if out.Kind == answering.Deny && l.unclosed[out.Address] {
+				continue
+			}
+			messages = append(messages, out.Message)
+		case answering.Question:
+			questions = append(questions, out.Address)
+		case answering.Control:
+			questions = append(questions, l.controls(out.Addresses)...)
+		case answering.AskAPI:
+			l.ask(ctx, out)
+		}
+	}
+	if len(messages) > 0 {
+		l.send(ctx, messages)
+	}
+	if len(questions) == 0 {
+		return
+	}
+	if err := l.segment.Question(questions); err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).V(2).Info("Cannot ask for addresses", "link", l.index, "err", err)
+	}
+}
+
+func (l *loop) send(ctx context.Context, messages []answering.Message) {
+	if err := l.segment.Send(messages); err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).V(2).Info("Cannot tell other nodes of addresses", "link", l.index, "err", err)
+	}
+}
+
+func (l *loop) controls(addrs []netip.Addr) []netip.Addr {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for gateway := range l.gateways {
+		addrs = append(addrs, gateway)
+	}
+	return addrs
+}
+
+// tell notes the standing of all addresses, and wakes who waits for one.
+func (l *loop) tell() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.standing = map[netip.Addr]answering.Standing{}
+	for addr, s := range l.link.All() {
+		l.standing[addr] = s
+		if s.Phase != answering.Answering {
+			continue
+		}
+		for _, c := range l.waiting[addr] {
+			close(c)
+		}
+		delete(l.waiting, addr)
+	}
+}
+
+// closeAgain is the wait before the kernel is tried again.
+const closeAgain = time.Second
+
+func (l *loop) close(ctx context.Context, c answering.Close) {
+	s := l.link.Standing(c.Address)
+	why := explain(c.Address, s)
+	err := l.a.node.Close(ctx, c.Address, c.Newest, why)
+	if err == nil || ctx.Err() != nil {
+		delete(l.unclosed, c.Address)
+		return
+	}
+	if !l.unclosed[c.Address] {
+		l.unclosed[c.Address] = true
+		klog.FromContext(ctx).Error(err, "The node still answers for an address that another node has, will try again every second", "ip", c.Address)
+	}
+	time.AfterFunc(closeAgain, func() { l.note(answering.Recheck{Address: c.Address}) })
+}
+
+func (l *loop) opens(ctx context.Context, addr netip.Addr) {
+	delete(l.unclosed, addr)
+	if err := l.a.node.Open(ctx, addr); err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).Error(err, "Cannot answer for an address of a pod again", "ip", addr)
+	}
+}
+
+// askAgain is the wait before the API is asked again.
+const askAgain = 500 * time.Millisecond
+
+// ask asks the API until it answers, or is asked anew.
+func (l *loop) ask(ctx context.Context, q answering.AskAPI) {
+	l.mu.Lock()
+	l.asks[q.Address] = q.Number
+	l.mu.Unlock()
+	l.asking.Go(func() {
+		for {
+			mine, version, last, err := l.a.node.Whose(ctx, q.Address)
+			if err == nil {
+				l.note(answering.API{Reachable: true})
+				l.note(answering.Verdict{Address: q.Address, Number: q.Number, Mine: mine, Version: version, Last: last})
+				return
+			}
+			l.note(answering.API{})
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(askAgain):
+			}
+			l.mu.Lock()
+			old := l.asks[q.Address] != q.Number
+			l.mu.Unlock()
+			if old || l.a.Standing(q.Address).Phase == 0 {
+				return
+			}
+		}
+	})
+}

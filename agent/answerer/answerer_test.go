@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package answerer_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	. "github.com/berth-dev/berth/agent/answerer"
+	"github.com/berth-dev/berth/agent/answering"
+)
+
+var (
+	address = netip.MustParseAddr("10.0.70.5")
+	gateway = netip.MustParseAddr("10.0.70.1")
+)
+
+// wire is a segment with a gateway and hosts.
+type wire struct {
+	mu    sync.Mutex
+	hosts []*host
+}
+
+// host is a node as its segment and its kernel are.
+type host struct {
+	wire *wire
+	name string
+	mac  net.HardwareAddr
+
+	heard    func(answering.Message)
+	answered func(netip.Addr, net.HardwareAddr)
+	// kernel has the addresses for which it answers, log the changes.
+	kernel map[netip.Addr]bool
+	log    []string
+	// denied are the messages that it sent.
+	sent []answering.Message
+	// api is the error of the API, mine its answer.
+	api     error
+	mine    bool
+	version answering.Version
+	// stuck: the kernel cannot be changed.
+	stuck error
+}
+
+var errAway = errors.New("the API server is away")
+
+func (w *wire) add(name string) *host {
+	h := &host{wire: w, name: name, mac: net.HardwareAddr{2, 0, 0, 0, 0, byte(len(w.hosts) + 1)}, kernel: map[netip.Addr]bool{}, api: errAway}
+	w.hosts = append(w.hosts, h)
+	return h
+}
+
+func (h *host) start(ctx context.Context, group *sync.WaitGroup) *Answerer {
+	a := New(answering.Node{Name: h.name}, func(int) (Segment, error) { return h, nil }, h)
+	group.Go(func() { a.Run(ctx) })
+	return a
+}
+
+func (h *host) Own() (net.HardwareAddr, netip.Addr) { return h.mac, netip.Addr{} }
+
+func (h *host) Run(ctx context.Context, heard func(answering.Message), answered func(netip.Addr, net.HardwareAddr)) error {
+	h.wire.mu.Lock()
+	h.heard, h.answered = heard, answered
+	h.wire.mu.Unlock()
+	<-ctx.Done()
+	return nil
+}
+
+func (h *host) Send(messages []answering.Message) error {
+	h.wire.mu.Lock()
+	defer h.wire.mu.Unlock()
+	h.sent = append(h.sent, messages...)
+	for _, other := range h.wire.hosts {
+		for _, m := range messages {
+			if other != h && other.heard != nil {
+				other.heard(m)
+			}
+		}
+	}
+	return nil
+}
+
+func (h *host) Question(addrs []netip.Addr) error {
+	h.wire.mu.Lock()
+	defer h.wire.mu.Unlock()
+	for _, addr := range addrs {
+		if h.answered == nil {
+			break
+		}
+		if addr == gateway {
+			h.answered(addr, net.HardwareAddr{2, 0, 0, 0, 0, 0xfe})
+		}
+		for _, other := range h.wire.hosts {
+			if other != h && other.kernel[addr] {
+				h.answered(addr, other.mac)
+			}
+		}
+	}
+	return nil
+}
+
+func (h *host) set(addr netip.Addr, answers bool) {
+	h.wire.mu.Lock()
+	defer h.wire.mu.Unlock()
+	h.kernel[addr] = answers
+}
+
+func (h *host) answers(addr netip.Addr) bool {
+	h.wire.mu.Lock()
+	defer h.wire.mu.Unlock()
+	return h.kernel[addr]
+}
+
+func (h *host) denials() int {
+	h.wire.mu.Lock()
+	defer h.wire.mu.Unlock()
+	return len(slices.DeleteFunc(slices.Clone(h.sent), func(m answering.Message) bool { return m.Kind != answering.Deny }))
+}
+
+func (h *host) Open(_ context.Context, addr netip.Addr) error {
+	h.set(addr, true)
+	h.log = append(h.log, "open")
+	return nil
+}
+
+func (h *host) Close(_ context.Context, addr netip.Addr, _ answering.Version, _ string) error {
+	h.wire.mu.Lock()
+	stuck := h.stuck
+	h.wire.mu.Unlock()
+	if stuck != nil {
+		return stuck
+	}
+	h.set(addr, false)
+	return nil
+}
+
+func (h *host) Whose(context.Context, netip.Addr) (bool, answering.Version, answering.Node, error) {
+	h.wire.mu.Lock()
+	defer h.wire.mu.Unlock()
+	return h.mine, h.version, answering.Node{}, h.api
+}
+
+// run runs a test in virtual time.
+func run(t *testing.T, test func(t *testing.T, start func(h *host) *Answerer, w *wire)) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var group sync.WaitGroup
+		defer group.Wait()
+		defer cancel()
+		test(t, func(h *host) *Answerer { return h.start(ctx, &group) }, &wire{})
+	})
+}
+
+func wait(t *testing.T, a *Answerer, patience time.Duration) (time.Duration, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	began := time.Now()
+	err := a.Wait(ctx, []netip.Addr{address})
+	return time.Since(began), err
+}
+
+// A node that cannot ask the API falls silent when the new holder asserts the address, before that one answers.
+func TestNewerRecord(t *testing.T) {
+	run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
+		old, fresh := w.add("old"), w.add("fresh")
+		old.set(address, true)
+		a, b := start(old), start(fresh)
+		a.Carry(Holding{Address: address, Pod: "p", Link: 1, Gateway: gateway, Version: 5}, true, 0)
+		b.Take(Holding{Address: address, Pod: "q", Link: 1, Gateway: gateway, Version: 6, Last: answering.Node{Name: "old"}})
+		took, err := wait(t, b, 10*time.Second)
+		if err != nil || took > time.Second {
+			t.Errorf("the new holder waited %v: %v", took, err)
+		}
+		if old.answers(address) {
+			t.Error("both answer")
+		}
+		// The API server is back, and says the same.
+		w.mu.Lock()
+		old.api = nil
+		w.mu.Unlock()
+		time.Sleep(time.Minute) //nolint:forbidigo // the clock is the test's
+		if old.answers(address) {
+			t.Error("the old node answers again")
+		}
+	})
+}
+
+// A node whose agent is dead answers on: the new holder waits, and says for which node.
+func TestDeadAgent(t *testing.T) {
+	run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
+		old, fresh := w.add("old"), w.add("fresh")
+		old.set(address, true)
+		b := start(fresh)
+		b.Take(Holding{Address: address, Pod: "q", Link: 1, Gateway: gateway, Version: 6, Last: answering.Node{Name: "old"}})
+		_, err := wait(t, b, 10*time.Second)
+		if err == nil || !strings.Contains(err.Error(), "a host with MAC 02:00:00:00:00:01 still answers for 10.0.70.5, which was on old last") {
+			t.Errorf("Wait() = %v", err)
+		}
+		old.set(address, false)
+		took, err := wait(t, b, 10*time.Second)
+		if err != nil || took < 3*time.Second {
+			t.Errorf("Wait() = %v after %v", err, took)
+		}
+	})
+}
+
+// A person's word ends the waiting.
+func TestWord(t *testing.T) {
+	run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
+		old, fresh := w.add("old"), w.add("fresh")
+		old.set(address, true)
+		b := start(fresh)
+		b.Take(Holding{Address: address, Pod: "q", Link: 1, Gateway: gateway, Version: 6, Last: answering.Node{Name: "old"}})
+		if _, err := wait(t, b, 10*time.Second); err == nil {
+			t.Error("the new holder answers beside the old one")
+		}
+		b.Word(address)
+		if took, err := wait(t, b, 10*time.Second); err != nil {
+			t.Errorf("Wait() = %v after %v", err, took)
+		}
+	})
+}
+
+// An address whose pieces the kernel lost is opened again by the API's word at once, and without the API when nobody else
+// answers for it.
+func TestOpenAgain(t *testing.T) {
+	for name, c := range map[string]struct {
+		api     error
+		another bool
+		within  time.Duration
+		opens   bool
+	}{
+		"the API says so": {within: time.Second, opens: true},
+		"nobody answers":  {api: errAway, within: 6 * time.Second, opens: true},
+		"another answers": {api: errAway, another: true, within: time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
+				n, other := w.add("node"), w.add("other")
+				n.api, n.mine, n.version = c.api, true, 5
+				other.set(address, c.another)
+				a := start(n)
+				a.Carry(Holding{Address: address, Pod: "p", Link: 1, Gateway: gateway, Version: 5}, false, 0)
+				time.Sleep(c.within) //nolint:forbidigo // the clock is the test's
+				if n.answers(address) != c.opens {
+					t.Errorf("after %v the node answers: %t", c.within, n.answers(address))
+				}
+			})
+		})
+	}
+}
+
+// A node whose kernel cannot be changed denies nothing, and is tried again.
+func TestCloseFails(t *testing.T) {
+	run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
+		old, fresh := w.add("old"), w.add("fresh")
+		old.set(address, true)
+		old.stuck = errors.New("stuck")
+		a, b := start(old), start(fresh)
+		a.Carry(Holding{Address: address, Pod: "p", Link: 1, Gateway: gateway, Version: 5}, true, 0)
+		b.Take(Holding{Address: address, Pod: "q", Link: 1, Gateway: gateway, Version: 6, Last: answering.Node{Name: "old"}})
+		if _, err := wait(t, b, 10*time.Second); err == nil || old.denials() > 0 {
+			t.Errorf("Wait() = %v, denials %d", err, old.denials())
+		}
+		w.mu.Lock()
+		old.stuck = nil
+		w.mu.Unlock()
+		if took, err := wait(t, b, 10*time.Second); err != nil || old.answers(address) {
+			t.Errorf("Wait() = %v after %v; the old node answers: %t", err, took, old.answers(address))
+		}
+	})
+}
+
+// A pod whose address left meanwhile does not wait, nor does one on a link that has no segment.
+func TestWaitEnds(t *testing.T) {
+	run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
+		n := w.add("node")
+		a := start(n)
+		a.Take(Holding{Address: address, Pod: "p", Link: 1, Version: 5})
+		a.Leave("another")
+		if took, err := wait(t, a, time.Second); err != nil {
+			t.Errorf("Wait() = %v after %v", err, took)
+		}
+		a.Leave("p")
+		if _, err := wait(t, a, time.Second); err == nil {
+			t.Error("Wait() for an address that left is nil")
+		}
+		none := New(answering.Node{Name: "none"}, func(int) (Segment, error) { return nil, errors.New("no Ethernet") }, n)
+		ctx, cancel := context.WithCancel(t.Context())
+		var group sync.WaitGroup
+		group.Go(func() { none.Run(ctx) })
+		defer group.Wait()
+		defer cancel()
+		none.Take(Holding{Address: address, Pod: "p", Link: 1, Version: 5, Last: answering.Node{Name: "old"}})
+		if took, err := wait(t, none, time.Second); err != nil || took > 0 {
+			t.Errorf("without a segment Wait() = %v after %v", err, took)
+		}
+	})
+}
