@@ -27,7 +27,9 @@
 // Three questions, 100 ms apart, and no answer. They count at once for an address that no node had before. Otherwise each
 // needs a control: an answer on this segment, after it, to another question of the same form, as a port that a switch
 // still blocks is silent, too. Where the last node has not denied the address, this node had lost its carrier, or somebody
-// did answer, it takes eight in a row, three seconds, as frames get lost. Without controls silence counts after a minute.
+// did answer, it takes eight in a row, three seconds, as frames get lost. Without controls silence counts after a minute, or
+// after three seconds
+// where this node itself had the address last.
 //
 // A denial alone is no silence: an older holder than the last may answer.
 package answering

@@ -162,7 +162,7 @@ func (j *judge) meet(old, other *node) {
 		young, both := other.kernel[addr]
 		// A node that was alone for less than a minute knew that its silence was worth nothing.
 		since, alone := j.alone[other.index]
-		if both && alone && j.w.gateway && young.silence && young.since > since+600*time.Millisecond && j.w.now-since < time.Minute && j.w.record(addr).last != nil {
+		if both && alone && j.w.gateway && young.silence && young.since > since+600*time.Millisecond && j.w.now-since < time.Minute && j.w.record(addr).last != nil && j.w.record(addr).last != other {
 			continue
 		}
 		j.met[meeting{old.index, other.index, addr}] = j.w.now
@@ -171,16 +171,16 @@ func (j *judge) meet(old, other *node) {
 
 // sight is all of a node that the judge sees.
 type sight struct {
-	on      bool
-	group   int
-	changes int
+	on, works bool
+	group     int
+	changes   int
 }
 
 // look judges the present. Where nothing has changed, it does so only while two answer.
 func (j *judge) look() {
 	changed := false
 	for i, n := range j.w.nodes {
-		if now := (sight{n.on(), n.group, n.changes}); i >= len(j.seen) || j.seen[i] != now {
+		if now := (sight{n.on(), n.works(), n.group, n.changes}); i >= len(j.seen) || j.seen[i] != now {
 			changed = true
 		}
 	}
@@ -189,7 +189,7 @@ func (j *judge) look() {
 	}
 	j.seen, j.pairs = j.seen[:0], false
 	for _, n := range j.w.nodes {
-		j.seen = append(j.seen, sight{n.on(), n.group, n.changes})
+		j.seen = append(j.seen, sight{n.on(), n.works(), n.group, n.changes})
 	}
 	j.reach()
 	for i, r := range j.w.records {
@@ -243,6 +243,10 @@ func (j *judge) looks() {
 // both judges two that answer.
 func (j *judge) both(m meeting, old, young *node, r *record) {
 	w := j.w
+	// Of a node whose word was refuted the API is asked first.
+	if young.forger {
+		return
+	}
 	met, ok := j.met[m]
 	opener, other := young, old
 	if old.kernel[r.addr].since > young.kernel[r.addr].since {
@@ -266,8 +270,7 @@ func (j *judge) both(m meeting, old, young *node, r *record) {
 		w.fail("%s and %s answer for %s, of records %d and %d, and always heard each other", old.id.Name, young.id.Name, r.addr, old.kernel[r.addr].version, young.kernel[r.addr].version)
 		return
 	}
-	// Of a node whose word was refuted the API is asked first.
-	if !old.works() || !young.works() || young.forger {
+	if !old.works() || !young.works() {
 		return
 	}
 	from := max(met, j.lives[old.index], j.lives[young.index])

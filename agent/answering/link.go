@@ -26,6 +26,9 @@ const (
 	doubted = 8
 	// uncontrolled is how long it lasts without a control. STP keeps a new port silent for 30 s.
 	uncontrolled = time.Minute
+	// uncontrolledOwn is uncontrolled where this node itself had the address last: only a holder before that could answer, and
+	// in some networks no host answers questions of a node.
+	uncontrolledOwn = 3 * time.Second
 
 	// controls is how many nodes are asked as a control: some may be off.
 	controls = 3
@@ -118,6 +121,8 @@ type Link struct {
 	// up: the link has a carrier.
 	up       bool
 	holdings map[netip.Addr]*holding
+	// left are the addresses for which this node was the last to answer, and when it gave them up.
+	left map[netip.Addr]Duration
 	// nodes are the other nodes that were heard.
 	nodes map[Node]neighbour
 	// controlled and gateway are when a control was answered last, and one by a gateway.
@@ -146,7 +151,7 @@ func NewLink(now Duration, self Node, mac string, addr netip.Addr) *Link {
 	hash := fnv.New32()
 	_, _ = hash.Write([]byte(self.UID))
 	l := &Link{
-		self: self, mac: mac, addr: addr, up: true, holdings: map[netip.Addr]*holding{}, nodes: map[Node]neighbour{}, refuted: map[Node]Duration{},
+		self: self, mac: mac, addr: addr, up: true, holdings: map[netip.Addr]*holding{}, left: map[netip.Addr]Duration{}, nodes: map[Node]neighbour{}, refuted: map[Node]Duration{},
 		controlled: longAgo, gateway: longAgo, called: longAgo, hello: now, now: now,
 		kind: Call, spread: Duration(hash.Sum32()) % (callInterval / 2),
 	}
@@ -233,7 +238,7 @@ func (l *Link) note(in Input) {
 	case Carry:
 		l.carry(in)
 	case Leave:
-		delete(l.holdings, in.Address)
+		l.leave(in.Address)
 	case Heard:
 		l.hear(in)
 	case Answered:
@@ -275,6 +280,13 @@ func (l *Link) askAnew(now Duration) {
 // begin begins the questions.
 func (h *holding) begin(at Duration) { h.asked, h.controlled, h.macs, h.due = 0, 0, nil, at }
 
+func (l *Link) leave(addr netip.Addr) {
+	if h := l.holdings[addr]; h != nil && h.phase == Answering && !h.asserts() {
+		l.left[addr] = l.now
+	}
+	delete(l.holdings, addr)
+}
+
 func (l *Link) take(t Take) {
 	h := l.holdings[t.Address]
 	if h == nil {
@@ -289,13 +301,18 @@ func (l *Link) take(t Take) {
 	if h.phase == Answering {
 		return
 	}
+	last := t.Last
+	if _, own := l.left[t.Address]; own && last == l.self {
+		last = Node{}
+	}
+	delete(l.left, t.Address)
 	// A newer assertion that came before the API's word stands.
 	if h.newest > h.version {
 		l.close(t.Address, h, Newer)
 		l.ask(t.Address, h)
 		return
 	}
-	l.askFor(h, t.Last)
+	l.askFor(h, last)
 }
 
 // askFor has the node ask for an address before it answers.
@@ -398,6 +415,8 @@ func (l *Link) hear(in Heard) {
 }
 
 func (l *Link) heardAssert(m Message) {
+	// Another node has had it since.
+	delete(l.left, m.Address)
 	h := l.holdings[m.Address]
 	asked := m.To == l.self
 	switch {
@@ -598,6 +617,7 @@ func (l *Link) sayHello() {
 			l.assert(addr, h)
 		}
 	}
+	maps.DeleteFunc(l.left, func(_ netip.Addr, at Duration) bool { return l.now-at > neighbourFor })
 	maps.DeleteFunc(l.nodes, func(_ Node, n neighbour) bool { return l.now-n.heard > neighbourFor })
 	maps.DeleteFunc(l.refuted, func(_ Node, until Duration) bool { return l.now >= until })
 }
@@ -638,10 +658,14 @@ func (l *Link) silent(h *holding) bool {
 	} else {
 		h.controlled = 0
 	}
+	patience := uncontrolled
+	if h.last == l.self && !h.again && !h.heard {
+		patience = uncontrolledOwn
+	}
 	switch {
 	case h.asked < questions:
 		return false
-	case h.word, !h.controls(), l.now-max(h.since, l.controlled) >= uncontrolled:
+	case h.word, !h.controls(), l.now-max(h.since, l.controlled) >= patience:
 		return true
 	case h.again, h.heard, !h.agreed(l.self):
 		return h.controlled >= doubted
