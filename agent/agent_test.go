@@ -60,6 +60,8 @@ type world struct {
 	lost      string
 	// unfiltered says that only filters are missing.
 	unfiltered bool
+	// lastNode had the address last.
+	lastNode string
 	// named are the networks that the pod's annotation names.
 	named []attachdef.Network
 	// annotated has the annotations written on the pod, annotateErr is the error of the writing.
@@ -115,8 +117,8 @@ func (w *world) Annotate(_ context.Context, _ api.Pod, annotations map[string]st
 func (w *world) Networks(context.Context, string, string, string) ([]attachdef.Network, error) {
 	return w.named, nil
 }
-func (w *world) Running() []podinfo.Running     { return w.running }
-func (*world) Held(netip.Addr) (uint64, string) { return 0, "" }
+func (w *world) Running() []podinfo.Running       { return w.running }
+func (w *world) Held(netip.Addr) (uint64, string) { return 1, w.lastNode }
 
 func (w *world) Mirror(pod api.Pod) api.Pod { return pod }
 func (w *world) NetAdmins(api.Pod) []string { return nil }

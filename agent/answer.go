@@ -60,9 +60,13 @@ func (a *Agent) mayAnswer(ctx context.Context, addrs []netip.Addr) error {
 	if len(addrs) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, answerPatience)
+	patient, cancel := context.WithTimeout(ctx, answerPatience)
 	defer cancel()
-	if err := a.answerer.Wait(ctx, addrs); err != nil {
+	err := a.answerer.Wait(patient, addrs)
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil:
 		return fmt.Errorf("%w: %w", ErrNotYet, err)
 	}
 	return nil

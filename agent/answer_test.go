@@ -3,9 +3,21 @@
 package agent
 
 import (
+	"context"
+	"net"
+	"net/netip"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/berth-dev/berth/agent/answerer"
+	"github.com/berth-dev/berth/agent/answering"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
 )
 
@@ -19,5 +31,83 @@ func TestUplinks(t *testing.T) {
 	got, err := a.Uplinks()
 	if want := []string{"eth0", "eth7"}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("Uplinks() = %v, %v, want %v", got, err, want)
+	}
+}
+
+// lan is the network of a link, on which another host answers for an address by its MAC.
+type lan struct {
+	mu       sync.Mutex
+	answers  net.HardwareAddr
+	answered func(netip.Addr, net.HardwareAddr)
+}
+
+func (*lan) Own() (net.HardwareAddr, netip.Addr) {
+	return net.HardwareAddr{2, 0, 0, 0, 0, 1}, netip.Addr{}
+}
+func (*lan) Send([]answering.Message) error { return nil }
+func (w *lan) Question(addrs []netip.Addr) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, addr := range addrs {
+		if w.answers != nil && w.answered != nil {
+			w.answered(addr, w.answers)
+		}
+	}
+	return nil
+}
+
+func (w *lan) Run(ctx context.Context, _ func(answering.Message), answered func(netip.Addr, net.HardwareAddr)) error {
+	w.mu.Lock()
+	w.answered = answered
+	w.mu.Unlock()
+	<-ctx.Done()
+	return nil
+}
+
+// While the node that had an address last may answer for it, an ADD fails after its patience, and says for which host. The
+// runtime may try again. An ADD whose pod loses the address meanwhile ends at once.
+func TestADDWaits(t *testing.T) {
+	for name, c := range map[string]struct {
+		answers net.HardwareAddr
+		gone    bool
+		text    string
+		within  time.Duration
+	}{
+		"nobody answers": {within: 5 * time.Second},
+		"a host answers": {answers: net.HardwareAddr{2, 0, 0, 0, 0, 9}, text: "a host with MAC 02:00:00:00:00:09 still answers for 10.0.70.5, which was on node1 last", within: answerPatience + time.Second},
+		"the pod goes":   {answers: net.HardwareAddr{2, 0, 0, 0, 0, 9}, gone: true, text: podGone, within: 2 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			first, w := newAgent(t)
+			if c.answers != nil {
+				w.lastNode = "node1"
+			}
+			o := first.Options
+			segment := &lan{answers: c.answers}
+			o.Segment, o.NodeName = func(int) (answerer.Segment, error) { return segment, nil }, "node2"
+			o.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
+			a := New(o)
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				var group sync.WaitGroup
+				group.Go(func() { a.answerer.Run(ctx) })
+				defer group.Wait()
+				defer cancel()
+				if c.gone {
+					time.AfterFunc(time.Second, func() { _ = a.Gone(ctx, w.pod.Pod) })
+				}
+				began := time.Now()
+				_, err := a.Add(ctx, addRequest("c"))
+				if took := time.Since(began); took > c.within {
+					t.Errorf("ADD took %v", took)
+				}
+				switch {
+				case c.text == "" && err != nil:
+					t.Error(err)
+				case c.text != "" && (err == nil || !strings.Contains(err.Error(), c.text) || ToCNIError(err).Code != types.ErrTryAgainLater):
+					t.Errorf("ADD: %v", err)
+				}
+			})
+		})
 	}
 }

@@ -48,7 +48,7 @@ func code(err error) uint {
 	case errors.Is(err, podinfo.ErrNotPlaced), errors.Is(err, podinfo.ErrNotHolder), errors.Is(err, podinfo.ErrTooFew), errors.Is(err, podinfo.ErrBadHint):
 		return api.CodePodNotPlaced
 	case errors.Is(err, podinfo.ErrPodNotFound), errors.Is(err, podinfo.ErrPodReplaced), errors.Is(err, hostports.ErrTaken),
-		errors.Is(err, addressconflict.ErrConflict), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		errors.Is(err, ErrNotYet), errors.Is(err, addressconflict.ErrConflict), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return types.ErrTryAgainLater
 	}
 	var plugin *types.Error
