@@ -44,6 +44,7 @@ type lan struct {
 func (*lan) Own() (net.HardwareAddr, netip.Addr) {
 	return net.HardwareAddr{2, 0, 0, 0, 0, 1}, netip.Addr{}
 }
+func (*lan) Close() error                   { return nil }
 func (*lan) Send([]answering.Message) error { return nil }
 func (w *lan) Question(addrs []netip.Addr) error {
 	w.mu.Lock()

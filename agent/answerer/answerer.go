@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/answering"
@@ -30,6 +31,8 @@ type Segment interface {
 	Question(addrs []netip.Addr) error
 	// Run calls the functions with what other hosts send, until ctx ends.
 	Run(ctx context.Context, heard func(answering.Message), answered func(addr netip.Addr, mac net.HardwareAddr)) error
+	// Close ends its sockets. It is called once, after Run has returned.
+	Close() error
 	// Own returns the MAC by which the node answers, and its own address on the segment, if it has one.
 	Own() (mac net.HardwareAddr, addr netip.Addr)
 }
@@ -240,7 +243,9 @@ type loop struct {
 	// answers for, because it could not be changed.
 	asks     map[netip.Addr]int
 	unclosed map[netip.Addr]bool
-	asking   sync.WaitGroup
+	// gone is why the link is not there any more.
+	gone   error
+	asking sync.WaitGroup
 }
 
 // note has an input seen to soon.
@@ -308,7 +313,14 @@ func (l *loop) run(ctx context.Context) {
 			cancel()
 		}
 	})
-	defer func() { cancel(); reading.Wait(); l.asking.Wait() }()
+	defer func() {
+		cancel()
+		reading.Wait()
+		l.asking.Wait()
+		if err := segment.Close(); err != nil {
+			logger.V(2).Info("Cannot close the sockets on a link", "err", err)
+		}
+	}()
 	mac, addr := segment.Own()
 	l.segment, l.began = segment, time.Now()
 	l.link = answering.NewLink(0, l.a.self, mac.String(), addr)
@@ -322,6 +334,11 @@ func (l *loop) run(ctx context.Context) {
 		case <-timer.C:
 		}
 		l.step(ctx)
+		if l.gone != nil {
+			logger.V(2).Info("A link is gone", "err", l.gone)
+			l.giveUp(l.gone)
+			return
+		}
 		if due, ok := l.link.Next(); ok {
 			timer.Reset(max(0, due-time.Since(l.began)))
 		}
@@ -403,7 +420,13 @@ func (l *loop) step(ctx context.Context) {
 }
 
 func (l *loop) send(ctx context.Context, messages []answering.Message) {
-	if err := l.segment.Send(messages); err != nil && ctx.Err() == nil {
+	err := l.segment.Send(messages)
+	// A link that comes and goes with its pods has another index when it is back.
+	if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {
+		l.gone = err
+		return
+	}
+	if err != nil && ctx.Err() == nil {
 		klog.FromContext(ctx).V(2).Info("Cannot tell other nodes of addresses", "link", l.index, "err", err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +16,8 @@ import (
 	"time"
 
 	. "github.com/berth-dev/berth/agent/answerer"
+	"golang.org/x/sys/unix"
+
 	"github.com/berth-dev/berth/agent/answering"
 )
 
@@ -46,6 +49,9 @@ type host struct {
 	api     error
 	mine    bool
 	version answering.Version
+	// gone is the error of Send, closed how often the segment was closed.
+	gone   error
+	closed int
 	// stuck: the kernel cannot be changed.
 	stuck error
 }
@@ -59,10 +65,15 @@ func (w *wire) add(name string) *host {
 }
 
 func (h *host) start(ctx context.Context, group *sync.WaitGroup) *Answerer {
-	a := New(answering.Node{Name: h.name}, func(int) (Segment, error) { return h, nil }, h)
+	a := New(answering.Node{Name: h.name}, func(int) (Segment, error) { return port{h}, nil }, h)
 	group.Go(func() { a.Run(ctx) })
 	return a
 }
+
+// port is a host as its Segment.
+type port struct{ *host }
+
+func (p port) Close() error { p.closed++; return nil }
 
 func (h *host) Own() (net.HardwareAddr, netip.Addr) { return h.mac, netip.Addr{} }
 
@@ -77,6 +88,9 @@ func (h *host) Run(ctx context.Context, heard func(answering.Message), answered 
 func (h *host) Send(messages []answering.Message) error {
 	h.wire.mu.Lock()
 	defer h.wire.mu.Unlock()
+	if h.gone != nil {
+		return h.gone
+	}
 	h.sent = append(h.sent, messages...)
 	for _, other := range h.wire.hosts {
 		for _, m := range messages {
@@ -276,6 +290,32 @@ func TestCloseFails(t *testing.T) {
 		w.mu.Unlock()
 		if took, err := wait(t, b, 10*time.Second); err != nil || old.answers(address) {
 			t.Errorf("Wait() = %v after %v; the old node answers: %t", err, took, old.answers(address))
+		}
+	})
+}
+
+// A link that went away is left, and its address is asked for on the link that comes then.
+func TestLinkGoes(t *testing.T) {
+	run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
+		n := w.add("node")
+		a := start(n)
+		a.Take(Holding{Address: address, Pod: "p", Link: 1, Version: 5})
+		if _, err := wait(t, a, time.Second); err != nil {
+			t.Fatal(err)
+		}
+		w.mu.Lock()
+		n.gone = os.NewSyscallError("sendto", unix.ENXIO)
+		w.mu.Unlock()
+		time.Sleep(2 * time.Minute) //nolint:forbidigo // the clock is the test's
+		w.mu.Lock()
+		n.gone = nil
+		w.mu.Unlock()
+		if n.closed != 1 {
+			t.Errorf("the segment was closed %d times", n.closed)
+		}
+		a.Take(Holding{Address: address, Pod: "q", Link: 2, Version: 6})
+		if took, err := wait(t, a, time.Second); err != nil || took == 0 || a.Standing(address).Phase != answering.Answering {
+			t.Errorf("on the new link Wait() = %v after %v, %+v", err, took, a.Standing(address))
 		}
 	})
 }
