@@ -375,6 +375,11 @@ func (n *node) askAPI(link *Link, out AskAPI) {
 			if n.link != link {
 				return
 			}
+			if n.paused {
+				// The answer is of a connection that a pause may have ended.
+				w.after(500*time.Millisecond, func() { n.askAPI(link, out) })
+				return
+			}
 			if c := n.state[out.Address]; v.Mine && c.pod == has.pod {
 				c.version = v.Version
 				n.state[out.Address] = c
