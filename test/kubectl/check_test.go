@@ -20,8 +20,10 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
@@ -89,6 +91,10 @@ func TestCheck(t *testing.T) {
 	}
 	w.Eventually("wait for the pods", func() error { return w.CountBound(5) })
 	berth(w, "viewer", "check", "--agents=false").expect(t, 0, "Nothing was found in 5 addresses, 5 pods with addresses, 1 pools.\n")
+	agents := metav1.ListOptions{LabelSelector: labels.SelectorFromSet(agentpod.Labels()).String()}
+	if err := w.Kube.CoreV1().Pods(w.System).DeleteCollection(w.Ctx, *metav1.NewDeleteOptions(0), agents); err != nil {
+		t.Fatal(err)
+	}
 	berth(w, "viewer", "check", "--grace=1s").expect(t, 2, "B401", "and no agent")
 	berth(w, "viewer", "check", "--grace=1s", "--ignore=B401").expect(t, 0)
 	berth(w, "viewer", "check", "--ignore=B999").expect(t, 1, `--ignore: there is no code "B999"`)

@@ -39,7 +39,7 @@ func (w *World) AddressesOf(owner string) []string {
 	}
 	var addresses []string
 	for i := range ips {
-		if ips[i].Spec.Owner.Name == owner {
+		if ips[i].Spec.Owner != nil && ips[i].Spec.Owner.Name == owner {
 			addresses = append(addresses, ips[i].Name)
 		}
 	}
