@@ -213,20 +213,11 @@ func nodeIsLost(c *cell) int {
 			return nil
 		})
 	}
-	// Without this the addresses would rest for the node. A DaemonSet makes no pod there from then on.
-	isOff := func() {
-		off := []byte(`{"spec":{"taints":[{"key":"node.kubernetes.io/out-of-service","value":"off","effect":"NoSchedule"}]}}`)
-		if _, err := c.Kube.CoreV1().Nodes().Patch(c.Ctx, lostNode, types.StrategicMergePatchType, off, metav1.PatchOptions{}); err != nil {
-			c.t.Fatal(err)
-		}
+	// Without this the addresses would rest for the node. By another effect no DaemonSet would make a pod there.
+	off := []byte(`{"spec":{"taints":[{"key":"node.kubernetes.io/out-of-service","value":"off","effect":"PreferNoSchedule"}]}}`)
+	if _, err := c.Kube.CoreV1().Nodes().Patch(c.Ctx, lostNode, types.StrategicMergePatchType, off, metav1.PatchOptions{}); err != nil {
+		c.t.Fatal(err)
 	}
-	if c.kind.Resource == "daemonsets" {
-		c.forceAway(lostNode)
-		n := c.replaced()
-		isOff()
-		return n
-	}
-	isOff()
 	c.forceAway(lostNode)
 	return c.replaced()
 }

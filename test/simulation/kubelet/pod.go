@@ -76,12 +76,12 @@ func SetPhase(ctx context.Context, kube kubernetes.Interface, pod *v1.Pod, phase
 }
 
 // End deletes a pod at once, as the kubelet does when it is done with it: it first writes the final
-// state of a pod that has a node.
+// state of a pod that has a node, whose containers a signal ended. A Job makes another pod.
 func End(ctx context.Context, kube kubernetes.Interface, pod *v1.Pod) error {
 	if pod.Spec.NodeName != "" && !Finished(pod) {
 		current := pod.DeepCopy()
 		current.ResourceVersion = ""
-		if err := SetPhase(ctx, kube, current, v1.PodSucceeded, ""); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		if err := SetPhase(ctx, kube, current, v1.PodFailed, ""); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			return err
 		}
 	}
