@@ -149,7 +149,7 @@ const longAgo = Duration(-1 << 62)
 // addr its own address on the segment, if it has one. The node calls the others, to know them.
 func NewLink(now Duration, self Node, mac string, addr netip.Addr) *Link {
 	hash := fnv.New32()
-	_, _ = hash.Write([]byte(self.UID))
+	_, _ = hash.Write([]byte(cmp.Or(self.UID, self.Name)))
 	l := &Link{
 		self: self, mac: mac, addr: addr, up: true, holdings: map[netip.Addr]*holding{}, left: map[netip.Addr]Duration{}, nodes: map[Node]neighbour{}, refuted: map[Node]Duration{},
 		controlled: longAgo, gateway: longAgo, called: longAgo, hello: now, now: now,

@@ -3,6 +3,7 @@
 package answering_test
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -63,5 +64,20 @@ func TestAlone(t *testing.T) {
 				t.Errorf("it answers after %v, want %v to %v", took, c.from, c.till)
 			}
 		})
+	}
+}
+
+// Nodes that are called do not all answer at once.
+func TestSpread(t *testing.T) {
+	times := map[time.Duration]bool{}
+	for i := range 100 {
+		l := NewLink(0, Node{Name: fmt.Sprint("node", i)}, "mac", netip.Addr{})
+		l.Step(0)
+		l.Step(time.Second, Heard{Message: Message{Kind: Call, From: Node{Name: "caller"}}})
+		due, _ := l.Next()
+		times[due] = true
+	}
+	if len(times) < 90 {
+		t.Errorf("100 nodes answer at %d times", len(times))
 	}
 }
