@@ -80,11 +80,7 @@ func (a *Agent) leave(record *state.Container) {
 	if a.answerer == nil || len(record.Addresses()) == 0 || len(a.sharing(record)) > 0 {
 		return
 	}
-	var addrs []netip.Addr
-	for _, addr := range record.Addresses() {
-		addrs = append(addrs, addr.Address)
-	}
-	a.answerer.Leave(record.Pod.Identity(), addrs...)
+	a.answerer.Leave(record.Pod.Identity(), addressesOf(record)...)
 }
 
 // carry tells the answerer of a complete record.
@@ -200,7 +196,7 @@ type answers struct{ *Agent }
 // carrying lists the records that have an address.
 func (a *Agent) carrying(addr netip.Addr) []*state.Container {
 	return slices.DeleteFunc(a.Store.List(), func(c *state.Container) bool {
-		return !slices.ContainsFunc(addressesOf(c), func(other netip.Addr) bool { return other == addr })
+		return !slices.Contains(addressesOf(c), addr)
 	})
 }
 

@@ -232,6 +232,8 @@ type loop struct {
 	gateways map[netip.Addr]bool
 	standing map[netip.Addr]answering.Standing
 	waiting  map[netip.Addr][]chan struct{}
+	// asks has the number of the last question to the API about an address.
+	asks map[netip.Addr]int
 	// without is why there is no machine: the node answers without asking.
 	without error
 
@@ -239,9 +241,7 @@ type loop struct {
 	link    *answering.Link
 	segment Segment
 	began   time.Time
-	// asks has the number of the last question to the API about an address, unclosed the addresses that the kernel still
-	// answers for, because it could not be changed.
-	asks     map[netip.Addr]int
+	// unclosed are the addresses that the kernel still answers for, because it could not be changed.
 	unclosed map[netip.Addr]bool
 	// gone is why the link is not there any more.
 	gone   error
@@ -306,7 +306,7 @@ func (l *loop) run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	var reading sync.WaitGroup
 	reading.Go(func() {
-		err := segment.Run(ctx, l.heard, func(addr netip.Addr, mac net.HardwareAddr) { l.answered(addr, mac) })
+		err := segment.Run(ctx, l.heard, l.answered)
 		if err != nil && ctx.Err() == nil {
 			logger.Error(err, "Cannot hear other nodes on a link any more; the node answers for its pods without")
 			l.giveUp(err)
@@ -444,9 +444,8 @@ func (l *loop) controls(addrs []netip.Addr) []netip.Addr {
 func (l *loop) tell() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.standing = map[netip.Addr]answering.Standing{}
-	for addr, s := range l.link.All() {
-		l.standing[addr] = s
+	l.standing = l.link.All()
+	for addr, s := range l.standing {
 		if s.Phase != answering.Answering {
 			continue
 		}
