@@ -130,6 +130,32 @@ func Preallocates(annotations map[string]string) (bool, error) {
 	return true, nil
 }
 
+// Failover reads the annotation [v1alpha1.AnnotationFailover] of a pod: whether it is moved
+// when its node is lost. The error is for the author of the annotation.
+func Failover(annotations map[string]string) (bool, error) {
+	return isOnly(annotations, v1alpha1.AnnotationFailover, v1alpha1.FailoverAutomatic)
+}
+
+// isOnly reads an annotation that has one valid value. It is false without the annotation.
+func isOnly(annotations map[string]string, name, valid string) (bool, error) {
+	text, ok := annotations[name]
+	if ok && text != valid {
+		return false, fmt.Errorf("annotation %s: %.100q is not %s: write that, or remove the annotation", name, text, valid)
+	}
+	return ok, nil
+}
+
+func readFailover(request *Request, annotations map[string]string) (err error) {
+	if request.Failover, err = Failover(annotations); err != nil {
+		return err
+	}
+	request.AcceptVolumes, err = isOnly(annotations, v1alpha1.AnnotationFailoverVolumes, v1alpha1.FailoverVolumesAccept)
+	if err == nil && request.AcceptVolumes && !request.Failover {
+		return fmt.Errorf("annotation %s has no effect without %s: %s: add that, or remove the annotation", v1alpha1.AnnotationFailoverVolumes, v1alpha1.AnnotationFailover, v1alpha1.FailoverAutomatic)
+	}
+	return err
+}
+
 func readPools(request *Request, annotations map[string]string) error {
 	if text, ok := annotations[v1alpha1.AnnotationPools]; ok {
 		for name := range strings.SplitSeq(text, ",") {
@@ -159,7 +185,8 @@ var saidByClaim = []string{
 }
 
 // asking are all annotations of a pod's request.
-var asking = append(slices.Clip(saidByClaim), v1alpha1.AnnotationClaim, v1alpha1.AnnotationAddresses, v1alpha1.AnnotationFamilies)
+var asking = append(slices.Clip(saidByClaim), v1alpha1.AnnotationClaim, v1alpha1.AnnotationAddresses, v1alpha1.AnnotationFamilies,
+	v1alpha1.AnnotationFailover, v1alpha1.AnnotationFailoverVolumes)
 
 func readClaim(request *Request, annotations map[string]string) error {
 	name, ok := annotations[v1alpha1.AnnotationClaim]

@@ -78,6 +78,10 @@ func TestCompile(t *testing.T) {
 	spare.Spare = fixedset.Spare{Said: true, Pods: 3}
 	ahead := with(plain, v1alpha1.ReleaseNever)
 	ahead.Preallocate = true
+	moved := plain
+	moved.Failover = true
+	movedWithVolumes := moved
+	movedWithVolumes.AcceptVolumes = true
 	selected := plain
 	selected.PoolSelector, _ = labels.Parse("tier=db")
 	asGalaxy := func(n string, annotations ...string) *v1.Pod {
@@ -122,6 +126,13 @@ func TestCompile(t *testing.T) {
 			err: "mixes IPv4 and IPv6, so the number of addresses to preallocate per family is unknown"},
 		{name: "ahead, of a claim", pod: testPod(1, v1alpha1.AnnotationClaim, "licences", v1alpha1.AnnotationPreallocate, "true"), err: "the spec of the IPClaim decides"},
 		{name: "ahead with Galaxy's resource", pod: aheadOfGalaxy, err: "request berth.dev/ip instead"},
+		{name: "failover", pod: testPod(1, v1alpha1.AnnotationFailover, "Automatic"), want: moved},
+		{name: "failover of a claim's address", pod: testPod(1, v1alpha1.AnnotationFailover, "automatic", v1alpha1.AnnotationClaim, "licences"), err: `"automatic" is not Automatic: write that, or remove the annotation`},
+		{name: "failover, empty", pod: testPod(1, v1alpha1.AnnotationFailover, ""), err: `annotation berth.dev/failover: "" is not Automatic`},
+		{name: "failover with volumes", pod: testPod(1, v1alpha1.AnnotationFailover, "Automatic", v1alpha1.AnnotationFailoverVolumes, "Accept"), want: movedWithVolumes},
+		{name: "failover with volumes, a word", pod: testPod(1, v1alpha1.AnnotationFailover, "Automatic", v1alpha1.AnnotationFailoverVolumes, "true"), err: `annotation berth.dev/failover-volumes: "true" is not Accept`},
+		{name: "volumes without failover", pod: testPod(1, v1alpha1.AnnotationFailoverVolumes, "Accept"), err: "berth.dev/failover-volumes has no effect without berth.dev/failover: Automatic"},
+		{name: "failover without an address", pod: testPod(0, v1alpha1.AnnotationFailover, "Automatic"), err: "the pod has annotation berth.dev/failover but no container requests berth.dev/ip"},
 		{name: "pools by label", pod: testPod(1, v1alpha1.AnnotationPoolSelector, "tier=db"), want: selected},
 		{name: "a selector that is none", pod: testPod(1, v1alpha1.AnnotationPoolSelector, "tier=(db"), err: "is not a label selector"},
 		{name: "a claim", pod: testPod(1, v1alpha1.AnnotationClaim, "licences"), want: claimed},
@@ -198,6 +209,7 @@ func TestStrayAnnotation(t *testing.T) {
 		{testPod(0, v1alpha1.AnnotationFloatingIPs, "10.0.70.5"), ""},
 		{testPod(0, "example.com/addresses", "10.0.70.5", v1alpha1.AnnotationAddresses, "10.0.70.5"), v1alpha1.AnnotationAddresses},
 		{testPod(0, v1alpha1.AnnotationPools, ""), v1alpha1.AnnotationPools},
+		{testPod(0, v1alpha1.AnnotationFailoverVolumes, "Accept"), v1alpha1.AnnotationFailoverVolumes},
 	} {
 		if got := StrayAnnotation(test.pod); got != test.want {
 			t.Errorf("%v: got %q, want %q", test.pod.Annotations, got, test.want)

@@ -191,10 +191,12 @@ func TestNoClaimControls(t *testing.T) {
 }
 
 // Only workloads with a fixed set that the controller knows can preallocate, and an
-// address of a DaemonSet is kept for a node.
+// address of a DaemonSet is kept for a node. Failover needs a workload that makes the pod again, on another
+// node.
 func TestCheckOwner(t *testing.T) {
 	retained := Request{Policy: v1alpha1.ReleaseRetain}
 	ahead := Request{Policy: v1alpha1.ReleaseRetain, Preallocate: true}
+	moved := Request{Policy: v1alpha1.ReleasePodDeleted, Failover: true}
 	for _, test := range []struct {
 		apiVersion, kind, node string
 		request                Request
@@ -211,6 +213,13 @@ func TestCheckOwner(t *testing.T) {
 		{"apps/v1", "DaemonSet", "", Request{Policy: v1alpha1.ReleasePodDeleted}, ""},
 		{"apps/v1", "DaemonSet", "", Request{Claim: "licences", Policy: v1alpha1.ReleasePodDeleted}, ""},
 		{"apps/v1", "DaemonSet", "", Request{Claim: "licences", Policy: v1alpha1.ReleaseRetain}, ""},
+		{"apps/v1", "StatefulSet", "", moved, ""},
+		{"batch/v1", "Job", "", moved, ""},
+		{"apps/v1", "DaemonSet", "node1", moved, "annotation berth.dev/failover is not for pods of a DaemonSet"},
+		{"apps.kruise.io/v1alpha1", "DaemonSet", "node1", moved, "not for pods of a DaemonSet"},
+		{"apps/v1", "DaemonSet", "node1", Request{Claim: "licences", Failover: true}, "not for pods of a DaemonSet"},
+		{"v1", "Pod", "", moved, "a pod without a workload, which nobody makes again"},
+		{"v1", "Pod", "", Request{Policy: v1alpha1.ReleasePodDeleted}, ""},
 	} {
 		owner := v1alpha1.Owner{APIVersion: test.apiVersion, Kind: test.kind, NodeName: test.node}
 		if err := test.request.CheckOwner(&owner); (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {

@@ -40,6 +40,9 @@ type Request struct {
 	// labels. Empty and nil mean any pool.
 	Pools        []string
 	PoolSelector labels.Selector
+	// Failover says that the pod is moved when its node is lost; AcceptVolumes, that it is
+	// although it may have volumes that one node at a time can mount.
+	Failover, AcceptVolumes bool
 }
 
 // ErrNone is returned for a pod that requests no address and has none of Berth's
@@ -74,7 +77,7 @@ func (r Reader) Compile(pod *v1.Pod) (Request, error) {
 		maps.Copy(ours, annotations)
 		annotations = ours
 	}
-	for _, read := range []func(*Request, map[string]string) error{readPolicy, readSpare, readPreallocate, readPools, readClaim} {
+	for _, read := range []func(*Request, map[string]string) error{readPolicy, readSpare, readPreallocate, readPools, readClaim, readFailover} {
 		if err := read(&request, annotations); err != nil {
 			return request, err
 		}

@@ -47,6 +47,14 @@ const (
 	// AnnotationFamilies lists the IP families of the pod's addresses, one address
 	// of each: IPv4, IPv6, or IPv4,IPv6 (dual-stack).
 	AnnotationFamilies = GroupName + "/families"
+	// AnnotationFailover has the pod moved when its node is lost: [FailoverAutomatic]. It
+	// decides about this pod only.
+	AnnotationFailover = GroupName + "/failover"
+	FailoverAutomatic  = "Automatic"
+	// AnnotationFailoverVolumes allows [AnnotationFailover] for a pod with volumes that one
+	// node at a time can mount: [FailoverVolumesAccept].
+	AnnotationFailoverVolumes = GroupName + "/failover-volumes"
+	FailoverVolumesAccept     = "Accept"
 )
 
 // AnnotationReason says, on a FloatingIP, why an administrator reserved the address.
