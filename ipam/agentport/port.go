@@ -103,6 +103,50 @@ func (p *Ports) Carried(ctx context.Context, node string) ([]netip.Addr, error) 
 	return nil, fmt.Errorf("node %s has no ready agent", node)
 }
 
+// pathWitness is the agent's resource for questions about another node; agent/inquiry has its contents.
+const pathWitness = "/v1/witness"
+
+// Testimony is what an agent found out about another node.
+type Testimony struct {
+	// Control: the gateway, or a third node, answered the agent on a segment of its node meanwhile. Without it the other
+	// node's silence says nothing.
+	Control bool `json:"control"`
+	// Host: the other node's kernel answered, at an InternalIP.
+	Host bool `json:"host"`
+	// Agent: its agent answered.
+	Agent bool `json:"agent"`
+	// Addresses are the floating IPs for which a host answered, maybe a proxy for others.
+	Addresses []Answered `json:"addresses"`
+}
+
+// Answered is an address, and the MACs of the hosts that answered for it.
+type Answered struct {
+	Address netip.Addr `json:"address"`
+	MACs    []string   `json:"macs"`
+}
+
+// Witness has the agent in a pod ask another node, and the segments of its own, whether that node answers: at its
+// InternalIPs, hosts, and for the floating IPs addrs. It blocks for about a second. Only that agent can answer, as in
+// Carried.
+func (p *Ports) Witness(ctx context.Context, agent *v1.Pod, node string, hosts, addrs []netip.Addr) (Testimony, error) {
+	query := url.Values{"node": {node}}
+	for _, host := range hosts {
+		query.Add("host", host.String())
+	}
+	for _, addr := range addrs {
+		query.Add("address", addr.String())
+	}
+	raw, err := p.Get(ctx, agent, pathWitness, query)
+	if err != nil {
+		return Testimony{}, err
+	}
+	var answer Testimony
+	if err := json.Unmarshal(raw, &answer); err != nil {
+		return Testimony{}, fmt.Errorf("read the answer of the agent in pod %s: %w", agent.Name, err)
+	}
+	return answer, nil
+}
+
 // ofAgent returns the text of an error that is an agent's, and not the API server's: it is no object.
 func ofAgent(err error) (text string, is bool) {
 	var status apierrors.APIStatus
