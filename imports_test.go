@@ -45,6 +45,7 @@ var rules = []rule{
 	{"ipam/allocator", []string{"context", "k8s.io", "ipam/pools", "ipam/api", "ipam/store"}, "the book is pure memory: standard library only"},
 	{"ipam/iprange", []string{"context", "k8s.io", "ipam/api", "ipam/pools"}, "ranges are plain values: standard library only"},
 	{"ipam/pools", []string{"k8s.io/client-go"}, "pools are compiled without I/O"},
+	{"ipam/failover", []string{"context", "k8s.io", "ipam/api", "ipam/allocator"}, "which pods move is decided, and told to users, without I/O"},
 	{"ipam/galaxy", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "Galaxy's formats are read without I/O, also in the scheduler and on nodes"},
 	{"ipam/podrequest", []string{"k8s.io/client-go", "ipam/allocator", "ipam/store"}, "a pod's annotations are read without I/O and without the book, also on nodes"},
 	{"ipam/store", []string{"ipam/allocator"}, "the store decides nothing"},

@@ -1,0 +1,419 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package failover
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/berth-dev/berth/ipam/failover/status"
+)
+
+const (
+	// suspectAfter is how long no renewal of a Lease is seen: kubelets renew every 10 s.
+	suspectAfter = 15 * time.Second
+	// witnesses is how many agents are asked about a node at most.
+	witnesses = 3
+	// brakeFor is how long the brake stays on after fewer nodes are suspect.
+	brakeFor = time.Minute
+	// verdictFor is how long a verdict holds. It takes longer to act where the API server is slow.
+	verdictFor = 5 * time.Second
+	// againFirst and againMost are the least and the greatest time until a node is looked at again.
+	againFirst, againMost = time.Second, 30 * time.Second
+	// overslept is the time between two steps after which renewals may not have been seen in time.
+	overslept = 5 * time.Second
+)
+
+// Interval is how often Step is to be called at least.
+const Interval = time.Second
+
+// phase is what a node's round waits for.
+type phase uint8
+
+const (
+	idle phase = iota
+	looking
+	asking
+	tainting
+	deleting
+)
+
+type node struct {
+	uid                  string
+	tainted, unreachable bool
+	// seen is when the Lease was seen to be renewed last, or when time began anew.
+	seen Duration
+	// off: a person said so. The node does not count for the brake.
+	off bool
+
+	// A round looks at the node, asks the witnesses, taints and deletes. number is the last one's.
+	number int
+	phase  phase
+	// due is when the next round begins, if none is under way, and again how long after that one the next.
+	due, again Duration
+
+	// The results of the last round.
+	pods        []Pod
+	moves       []Pod
+	verdict     status.Verdict
+	judged      Duration
+	testimonies []status.Testimony
+}
+
+// Cluster has the nodes of a cluster. It is not safe in parallel.
+type Cluster struct {
+	now, last Duration
+	nodes     map[string]*node
+	// leased are the names of nodes that have a Lease. The others never had a kubelet that renews one.
+	leased map[string]bool
+	// synced: renewals are seen.
+	synced, leads bool
+	braked        bool
+	// over is when too many nodes were suspect last.
+	over Duration
+	// counted are the suspect nodes that count for the brake, of all that do.
+	counted, of int
+	out         []Output
+}
+
+// NewCluster returns a Cluster without nodes, whose Leases are not watched yet, and that does not lead.
+func NewCluster() *Cluster { return &Cluster{nodes: map[string]*node{}, leased: map[string]bool{}} }
+
+// Step takes inputs and returns outputs. It is to be called every Interval at least, also without inputs; now never
+// decreases.
+func (c *Cluster) Step(now Duration, inputs ...Input) []Output {
+	c.now, c.out = now, nil
+	if now-c.last > overslept {
+		c.begin()
+	}
+	c.last = now
+	for _, in := range inputs {
+		c.take(in)
+	}
+	c.suspects()
+	c.brake()
+	for _, in := range inputs {
+		c.answer(in)
+	}
+	c.pass(c.suspects())
+	return c.out
+}
+
+func (c *Cluster) emit(o Output) { c.out = append(c.out, o) }
+
+// take takes what happened in the cluster.
+func (c *Cluster) take(in Input) {
+	switch in := in.(type) {
+	case Seen:
+		c.saw(in)
+	case Left:
+		delete(c.nodes, in.Node)
+	case Renewed:
+		c.renewed(in.Node)
+	case Found:
+		// Also where the round was ended: a watch that is late will not say it again.
+		if in.Renewed {
+			c.renewed(in.Node)
+		}
+	case Broken:
+		c.synced = false
+		c.stop()
+	case Synced:
+		c.synced = true
+		clear(c.leased)
+		for _, name := range in.Nodes {
+			c.leased[name] = true
+		}
+		c.begin()
+	case Leads:
+		c.leads = in.Leads
+		c.stop()
+	case Resume:
+		c.resume()
+	}
+}
+
+// answer takes the answer to an output: by then it is known which nodes are suspect.
+func (c *Cluster) answer(in Input) {
+	switch in := in.(type) {
+	case Found:
+		if n := c.round(in.Node, in.Number, looking); n != nil {
+			c.found(in, n)
+		}
+	case Testified:
+		if n := c.round(in.Node, in.Number, asking); n != nil {
+			c.testified(in.Node, n, in.Testimonies)
+		}
+	case Tainted:
+		if n := c.round(in.Node, in.Number, tainting); n != nil {
+			c.delete(in.Node, n, in.Failed)
+		}
+	case Deleted:
+		if n := c.round(in.Node, in.Number, deleting); n != nil {
+			n.again = againFirst
+			c.end(n)
+		}
+	}
+}
+
+func (c *Cluster) saw(in Seen) {
+	n := c.nodes[in.Node]
+	if n == nil || n.uid != in.UID {
+		n = &node{uid: in.UID, seen: c.now, again: againFirst}
+		c.nodes[in.Node] = n
+	}
+	n.tainted, n.unreachable = in.Tainted, in.Unreachable
+}
+
+// begin begins time anew for all nodes.
+func (c *Cluster) begin() {
+	for _, n := range c.nodes {
+		n.seen = c.now
+	}
+	c.stop()
+}
+
+// stop ends all rounds: their answers are of another time.
+func (c *Cluster) stop() {
+	for _, n := range c.nodes {
+		n.reset(c.now)
+	}
+}
+
+// reset forgets what was found out about a node.
+func (n *node) reset(now Duration) {
+	n.number++
+	n.phase, n.due, n.again = idle, now, againFirst
+	n.pods, n.moves, n.verdict, n.judged, n.testimonies = nil, nil, "", 0, nil
+}
+
+func (c *Cluster) renewed(name string) {
+	c.leased[name] = true
+	n := c.nodes[name]
+	if n == nil {
+		return
+	}
+	// A round that is under way ends, whatever its answer says.
+	if n.phase != idle || n.verdict != "" || n.off {
+		n.reset(c.now)
+	}
+	n.seen, n.off = c.now, false
+	if n.tainted && c.leads {
+		c.emit(Untaint{name})
+	}
+}
+
+func (c *Cluster) isSuspect(name string, n *node) bool {
+	return c.synced && c.leased[name] && c.now-n.seen >= suspectAfter
+}
+
+func (c *Cluster) resume() {
+	for name, n := range c.nodes {
+		n.off = n.off || c.isSuspect(name, n)
+	}
+	c.over = c.now - brakeFor
+}
+
+// suspects returns the nodes that are suspect, and counts those that count for the brake.
+func (c *Cluster) suspects() []string {
+	var suspects []string
+	c.counted, c.of = 0, 0
+	for name, n := range c.nodes {
+		if !c.leased[name] {
+			continue
+		}
+		suspect := c.isSuspect(name, n)
+		if suspect {
+			suspects = append(suspects, name)
+		}
+		if !n.off {
+			c.of++
+			if suspect {
+				c.counted++
+			}
+		}
+	}
+	slices.Sort(suspects) // so that equal inputs have equal outputs
+	return suspects
+}
+
+// pass does the work that is due.
+func (c *Cluster) pass(suspects []string) {
+	if !c.mayAct() {
+		return
+	}
+	for _, name := range suspects {
+		if n := c.nodes[name]; n.phase == idle && c.now >= n.due {
+			n.number++
+			n.phase = looking
+			c.emit(Look{name, n.number})
+		}
+	}
+}
+
+func (c *Cluster) mayAct() bool { return c.leads && !c.braked }
+
+// brake looks whether too many nodes are suspect. While none can be, it stays as it is.
+func (c *Cluster) brake() {
+	over := c.counted > 1 && 3*c.counted > c.of
+	if over || !c.synced {
+		c.over = c.now
+	}
+	if on := over || c.braked && c.now-c.over < brakeFor; on != c.braked {
+		c.braked = on
+		c.stop()
+		c.emit(Braked{on, c.counted, c.of})
+	}
+}
+
+// round returns the node of a round that waits for an answer; nil if it was ended.
+func (c *Cluster) round(name string, number int, phase phase) *node {
+	if n := c.nodes[name]; n != nil && n.number == number && n.phase == phase {
+		return n
+	}
+	return nil
+}
+
+// end ends a round. The next one begins later each time.
+func (c *Cluster) end(n *node) {
+	n.phase, n.due = idle, c.now+n.again
+	n.again = min(2*n.again, againMost)
+}
+
+func (c *Cluster) found(in Found, n *node) {
+	if in.Failed {
+		c.end(n)
+		return
+	}
+	n.pods = nil
+	var addresses []netip.Addr
+	for _, pod := range in.Pods {
+		if pod.Automatic && len(pod.Addresses) > 0 {
+			n.pods = append(n.pods, pod)
+			addresses = append(addresses, pod.Addresses...)
+		}
+	}
+	if len(n.pods) == 0 {
+		n.moves, n.verdict, n.testimonies = nil, "", nil
+		c.end(n)
+		return
+	}
+	chosen := c.choose(in.Node, in.Witnesses)
+	if len(chosen) == 0 {
+		c.testified(in.Node, n, nil)
+		return
+	}
+	n.phase = asking
+	c.emit(Ask{in.Node, n.number, chosen, addresses})
+}
+
+// choose returns the witnesses to ask: the ones that were seen last.
+func (c *Cluster) choose(about string, of []string) []string {
+	of = slices.DeleteFunc(slices.Clone(of), func(name string) bool {
+		n := c.nodes[name]
+		return n == nil || name == about || c.isSuspect(name, n)
+	})
+	slices.SortFunc(of, func(a, b string) int {
+		return cmp.Or(cmp.Compare(c.nodes[b].seen, c.nodes[a].seen), cmp.Compare(a, b))
+	})
+	return of[:min(len(of), witnesses)]
+}
+
+// testified reaches a verdict, and acts.
+func (c *Cluster) testified(name string, n *node, testimonies []status.Testimony) {
+	before := n.verdict
+	n.testimonies, n.judged = testimonies, c.now
+	n.verdict = verdictOf(testimonies)
+	n.moves = n.movable()
+	if n.verdict != before {
+		c.emit(Judged{name, n.verdict, n.moves, n.pods, testimonies})
+	}
+	if len(n.moves) == 0 {
+		c.end(n)
+		return
+	}
+	// Also where it seems to have the taint: the watch of Nodes may be late.
+	n.phase = tainting
+	c.emit(Taint{name, n.number})
+}
+
+// verdictOf returns what testimonies say together.
+func verdictOf(testimonies []status.Testimony) status.Verdict {
+	verdict := status.Unclear
+	for _, t := range testimonies {
+		switch {
+		case t.Agent:
+			return status.APILost
+		case t.Host, len(t.Addresses) > 0:
+			verdict = status.Hung
+		case t.Control && verdict == status.Unclear:
+			verdict = status.Gone
+		}
+	}
+	return verdict
+}
+
+// movable returns the pods that move by the verdict.
+func (n *node) movable() []Pod {
+	var moves []Pod
+	for _, pod := range n.pods {
+		if n.verdict == status.Gone || n.verdict == status.APILost && pod.Terminating && n.unreachable {
+			moves = append(moves, pod)
+		}
+	}
+	return moves
+}
+
+// delete deletes the pods that move, after the taint was written.
+func (c *Cluster) delete(name string, n *node, failed bool) {
+	if failed || !c.mayAct() || !c.isSuspect(name, n) || c.now-n.judged > verdictFor {
+		c.end(n)
+		return
+	}
+	n.phase = deleting
+	c.emit(Delete{name, n.number, n.moves})
+}
+
+// State is the state of the cluster, for users.
+type State struct {
+	Leads, Watching, Braked bool
+	// Over is when the brake's cause was there last.
+	Over            Duration
+	Known, Suspects int
+	// Nodes are the ones that are suspect or tainted, by name.
+	Nodes []NodeState
+}
+
+// NodeState is the state of a node.
+type NodeState struct {
+	Node, UID        string
+	Suspect, Tainted bool
+	// Seen is when its Lease was seen to be renewed last; Judged, when there was a verdict last, if there is one.
+	Seen, Judged Duration
+	Verdict      status.Verdict
+	Testimonies  []status.Testimony
+	// Pods are those that asked to be moved, Moves the ones that move.
+	Pods, Moves []Pod
+}
+
+// State returns the state after the last Step. Nothing of it may be modified.
+func (c *Cluster) State() State {
+	s := State{Leads: c.leads, Watching: c.synced, Braked: c.braked, Over: c.over, Known: len(c.leased)}
+	for _, name := range slices.Sorted(maps.Keys(c.nodes)) {
+		n := c.nodes[name]
+		suspect := c.isSuspect(name, n)
+		if suspect {
+			s.Suspects++
+		}
+		if suspect || n.tainted {
+			s.Nodes = append(s.Nodes, NodeState{
+				Node: name, UID: n.uid, Suspect: suspect, Tainted: n.tainted, Seen: n.seen, Judged: n.judged,
+				Verdict: n.verdict, Testimonies: n.testimonies, Pods: n.pods, Moves: n.moves,
+			})
+		}
+	}
+	return s
+}

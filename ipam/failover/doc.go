@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package failover decides when pods are moved from a node that died: which node is suspect, whom to ask about it, and which
+// pods to delete. It is a pure state machine: a caller tells a Cluster what happened, at which time, and does what Step
+// returns, in that order. It asks nobody, writes nothing and knows no clock.
+//
+// That no two nodes answer for an address does not rest on it, but on package agent/answering: whoever deletes a pod by
+// force, its next node asks the network first. So two Clusters that act at once do no harm.
+//
+// # Rules
+//
+//   - Suspect is a node no renewal of whose Lease was seen for 15 s, by the caller's monotonic clock. The time in the Lease is
+//     of another clock, and is not read. While the watch of Leases is broken, or the caller itself stood still, no time passes
+//     for anybody, and after that it begins anew for all: a node that renews is seen to do so before one can be suspect. A watch
+//     may be late without being broken; so a suspect node's Lease is read at the API server before anything else.
+//   - Confirm. Up to three agents of other nodes in the same pools are asked whether the node answers: the ones whose own
+//     Leases were renewed last. Gone is a node that nobody hears, if a witness had a control, another host that answered
+//     meanwhile. That somebody hears it counts without one. A node is asked about again and again while it is suspect, ever later.
+//   - Of a node that is gone, all pods move that asked for it and hold a floating IP by the record of the API server. Of one whose
+//     agent answers (it lost the API server) only those that Kubernetes gave up: they are being deleted, and Kubernetes itself has
+//     tainted the node as unreachable. Without that taint the kubelet may be ending the pod in peace. Of one whose kernel answers
+//     and whose agent does not (it hangs), none: nobody there would stop to answer for the addresses.
+//   - Brake. While more than one node and more than a third of all are suspect, nothing moves, and for a minute after. A person
+//     may end it; the nodes that are suspect then do not count any more until they return.
+//   - Taint before deleting. A node that died is Ready for 40 s or so, and the next pod could come to it. The taint goes when
+//     the node's Lease is renewed.
+//
+// Pods of a workload that starts them in order are deleted all at once: they are dead already, and the workload's
+// controller makes them in its order.
+package failover

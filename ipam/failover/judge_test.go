@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package failover_test
+
+import (
+	"slices"
+	"time"
+
+	. "github.com/berth-dev/berth/ipam/failover"
+	"github.com/berth-dev/berth/ipam/failover/status"
+)
+
+// The promises, once more, as figures of their own.
+const (
+	silence    = 15 * time.Second
+	fresh      = 5 * time.Second
+	afterBrake = time.Minute
+	// slack is for a replica's tick.
+	slack = Interval + 100*time.Millisecond
+)
+
+// judge keeps account of what a replica can know, and fails the world where it acts against the rules.
+type judge struct {
+	// began is when time began anew: the watch began, or the replica went on after it stood still.
+	began, last Duration
+	synced      bool
+	seen        map[string]seen
+	asked       map[string]heard
+	// braked: the brake is to be on; over is when too many nodes were silent last, or none was seen.
+	braked bool
+	over   Duration
+}
+
+type seen struct {
+	uid                  string
+	at                   Duration
+	tainted, unreachable bool
+	// off: a person said so.
+	off bool
+	// known: there is a Node.
+	known bool
+}
+
+type heard struct {
+	at          Duration
+	testimonies []status.Testimony
+}
+
+func (j *judge) begin(r *replica) {
+	j.began, j.synced = r.world.now, true
+	if j.seen == nil {
+		j.seen, j.asked, j.over, j.last = map[string]seen{}, map[string]heard{}, -time.Hour, r.world.now
+	}
+}
+
+func (j *judge) sees(r *replica, in Seen) {
+	s := j.seen[in.Node]
+	if s.uid != in.UID {
+		s = seen{uid: in.UID, at: r.world.now}
+	}
+	s.known, s.tainted, s.unreachable = true, in.Tainted, in.Unreachable
+	j.seen[in.Node] = s
+}
+
+func (j *judge) renewal(r *replica, name string) {
+	s := j.seen[name]
+	s.at, s.off = r.world.now, false
+	j.seen[name] = s
+}
+
+func (j *judge) wroteTaint(in Tainted) {
+	s := j.seen[in.Node]
+	s.tainted = s.tainted || !in.Failed
+	j.seen[in.Node] = s
+}
+
+func (j *judge) testified(r *replica, in Testified) {
+	j.asked[in.Node] = heard{r.world.now, in.Testimonies}
+}
+
+func (j *judge) silent(r *replica, name string) bool {
+	return j.synced && r.world.now-max(j.seen[name].at, j.began) >= silence
+}
+
+func (j *judge) resume(r *replica) {
+	j.stood(r)
+	for name, s := range j.seen {
+		s.off = s.off || j.silent(r, name)
+		j.seen[name] = s
+	}
+	j.over = r.world.now - afterBrake
+}
+
+// stood notes that the replica stood still.
+func (j *judge) stood(r *replica) {
+	if r.world.now-j.last > 5*time.Second {
+		j.began = r.world.now
+	}
+	j.last = r.world.now
+}
+
+// before is called before each step.
+func (j *judge) before(r *replica) {
+	j.stood(r)
+	count, of := 0, 0
+	for name, s := range j.seen {
+		if s.known && !s.off {
+			of++
+			if j.silent(r, name) {
+				count++
+			}
+		}
+	}
+	over := count > 1 && 3*count > of
+	if over || !j.synced {
+		j.over = r.world.now
+	}
+	j.braked = over || j.braked && r.world.now-j.over < afterBrake
+}
+
+// after is called after each step.
+func (j *judge) after(r *replica) {
+	if s := r.cluster.State(); s.Braked && !j.braked {
+		r.world.fail("%s: the brake is on, and too many nodes were silent %v ago", r.name, r.world.now-j.over)
+	}
+}
+
+func (j *judge) emits(r *replica, out Output) {
+	w := r.world
+	switch out := out.(type) {
+	case Braked:
+		w.counts["brake"]++
+	case Taint:
+		j.acts(r, out.Node)
+	case Delete:
+		j.acts(r, out.Node)
+		if !j.seen[out.Node].tainted {
+			w.fail("%s deletes pods of %s, which has no taint", r.name, out.Node)
+		}
+		j.deletes(r, out)
+	}
+}
+
+// acts is called when a replica begins to write.
+func (j *judge) acts(r *replica, name string) {
+	w := r.world
+	switch {
+	case !r.leads && !r.paused:
+		w.fail("%s acts and does not lead", r.name)
+	case !j.silent(r, name):
+		w.fail("%s acts on %s, which it saw renew %v ago, %v after it began", r.name, name, w.now-j.seen[name].at, w.now-j.began)
+	case j.braked:
+		w.fail("%s acts on %s under the brake", r.name, name)
+	}
+}
+
+func (j *judge) deletes(r *replica, out Delete) {
+	w, asked := r.world, j.asked[out.Node]
+	if w.now-asked.at > fresh+slack {
+		w.fail("%s deletes pods of %s by testimonies of %v ago", r.name, out.Node, w.now-asked.at)
+	}
+	control := slices.ContainsFunc(asked.testimonies, func(t status.Testimony) bool { return t.Control })
+	agent := slices.ContainsFunc(asked.testimonies, func(t status.Testimony) bool { return t.Agent })
+	kernel := slices.ContainsFunc(asked.testimonies, func(t status.Testimony) bool { return t.Host || len(t.Addresses) > 0 })
+	if agent {
+		for _, pod := range out.Pods {
+			if !pod.Terminating || !j.seen[out.Node].unreachable {
+				w.fail("%s deletes %s of %s, whose agent answers", r.name, pod.Name, out.Node)
+			}
+		}
+		w.counts["deleted, API lost"]++
+		return
+	}
+	if kernel || !control {
+		w.fail("%s deletes pods of %s by these testimonies: %+v", r.name, out.Node, asked.testimonies)
+	}
+	w.counts["deleted, gone"]++
+}

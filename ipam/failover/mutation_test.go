@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package failover_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// mutations are errors that TestModel has to find. Each replaces code of cluster.go. seed is of a world that finds it; where
+// cluster.go or the worlds have changed, others are tried.
+var mutations = []struct {
+	name, old, new string
+	seed           uint64
+}{
+	{"no brake", "over := c.counted > 1 && 3*c.counted > c.of", "over := false", 6},
+	{"endless brake", "c.braked && c.now-c.over < brakeFor", "c.braked", 2},
+	{"no minute after the brake", "c.braked && c.now-c.over < brakeFor", "false", 9},
+	{"delete before taint", "\tn.phase = tainting\n\tc.emit(Taint{name, n.number})\n", "\tc.delete(name, n, false)\n", 3},
+	{"delete though the taint was not written", "if failed || !c.mayAct()", "if !c.mayAct()", 1325},
+	{"believe a testimony without control", "case t.Control && verdict == status.Unclear:", "case verdict == status.Unclear:", 5},
+	{"count watch silence as node silence", "\t\tc.begin()\n\tcase Leads:", "\tcase Leads:", 8},
+	{"act while nothing is seen", "return c.synced && c.leased[name]", "return c.leased[name]", 1},
+	{"count the time that the process stood still", "if now-c.last > overslept {", "if false {", 4},
+	{"do not read the Lease again", "\t\tif in.Renewed {\n", "\t\tif false {\n", 6},
+	{"ignore opt-in", "if pod.Automatic && len(pod.Addresses) > 0 {", "if len(pod.Addresses) > 0 {", 2},
+	{"move a pod without an address", "if pod.Automatic && len(pod.Addresses) > 0 {", "if pod.Automatic {", 9},
+	{"delete without UID", "\t\t\tmoves = append(moves, pod)\n", "\t\t\tpod.UID, pod.Version = \"\", \"\"\n\t\t\tmoves = append(moves, pod)\n", 49},
+	{"move from a node that lost the API", "pod.Terminating && n.unreachable {", "true {", 17},
+	{"take a deletion for Kubernetes'", "pod.Terminating && n.unreachable {", "pod.Terminating {", 94},
+	{"move from a node that hangs", "\t\tcase t.Host, len(t.Addresses) > 0:\n\t\t\tverdict = status.Hung\n", "", 3},
+	{"an old verdict", " || c.now-n.judged > verdictFor", "", 16},
+	{"act without leading", "return c.leads && !c.braked", "return !c.braked", 6},
+	{"leave the taint", "\tif n.tainted && c.leads {\n", "\tif false {\n", 3},
+	{"ask once", "n.phase == idle && c.now >= n.due {", "n.phase == idle && n.due == 0 {", 3},
+}
+
+// TestMutations runs TestModel with each mutation.
+func TestMutations(t *testing.T) {
+	source, err := os.ReadFile("cluster.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path, err := filepath.Abs("cluster.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range mutations {
+		t.Run(m.name, func(t *testing.T) {
+			if bytes.Count(source, []byte(m.old)) != 1 {
+				t.Fatalf("cluster.go has not one, but %d times:\n%s", bytes.Count(source, []byte(m.old)), m.old)
+			}
+			folder := t.TempDir()
+			mutated := filepath.Join(folder, "cluster.go")
+			if err := os.WriteFile(mutated, bytes.Replace(source, []byte(m.old), []byte(m.new), 1), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{path: mutated}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(folder, "overlay.json"), overlay, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			program := filepath.Join(folder, "failover.test")
+			if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-o", program, "-vet=off", "-overlay", filepath.Join(folder, "overlay.json"), ".").CombinedOutput(); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			out, err := model(t, program, m.seed, 1)
+			if err == nil {
+				out, err = model(t, program, m.seed+1, 5000)
+			}
+			if err == nil {
+				t.Fatalf("TestModel passes:\n%s", out)
+			}
+			if !strings.Contains(string(out), "BERTH_TEST_SEED=") {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			for line := range strings.Lines(string(out)) {
+				if strings.Contains(line, "BERTH_TEST_SEED=") || strings.Contains(line, "after ") {
+					t.Log(strings.TrimSpace(line))
+				}
+			}
+		})
+	}
+}
+
+// model runs TestModel of a program.
+func model(t *testing.T, program string, seed uint64, worlds int) ([]byte, error) {
+	cmd := exec.CommandContext(t.Context(), program, "-test.run", "^TestModel$")
+	cmd.Env = append(os.Environ(), fmt.Sprintf("BERTH_TEST_SEED=%d", seed), fmt.Sprintf("BERTH_TEST_WORLDS=%d", worlds))
+	return cmd.CombinedOutput()
+}
