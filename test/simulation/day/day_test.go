@@ -86,17 +86,20 @@ const most = 1.1
 
 // growTo returns the sizes that may grow, and how far: the UIDs of pods that were deleted, which
 // the reclaimer and the plugin forget by number; in both books the order in which addresses were given;
-// and the addresses that Deployments keep for the pods that an update starts before it ends others.
+// the addresses that Deployments keep for the pods that an update starts before it ends others; and, in both books, the
+// lists of the addresses of Deployments that have many by that, since their first update.
 func (d *day) growTo() map[string]int {
-	spare := 0
+	spare, listed := 0, 0
 	for _, w := range d.workloads {
 		if w.policy == v1alpha1.ReleaseRetain && !w.stateful {
 			spare += w.batch()
+			listed += w.replicas + w.batch()
 		}
 	}
 	return map[string]int{
 		"golang_lru.Cache.cache": 16384 + 10_000,
 		"allocator.page.entries": 2 * d.capacity, "allocator.index.pages": d.capacity / 16,
+		"allocator.Allocator.byPod": 2 * listed, "allocator.Allocator.byPod[]": 2 * listed, "allocator.holding.ready[]": 2 * spare,
 		"reclaim.sequence.yielding": spare + int(d.claim.Spec.Size),
 	}
 }

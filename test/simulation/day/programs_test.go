@@ -5,6 +5,7 @@ package day
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"sync"
 	"testing"
 	"time"
@@ -67,10 +68,10 @@ func startPrograms(t *testing.T, ctx context.Context, kube *api, berth *ipamtest
 			t.Fatal(err)
 		}
 	}
-	must(p.startScheduler(ctx, &group, kube, berth))
-	must(p.startController(ctx, &group, kube, berth))
 	kubelets, err := kubelet.Start(ctx, kubelet.Options{Kube: kube, Berth: berth.Client(), Strict: true, Grace: 2 * time.Second, Complain: t.Errorf, Report: t.Errorf})
 	must(err)
+	must(p.startScheduler(ctx, &group, kube, berth))
+	must(p.startController(ctx, &group, kube, berth, agents{kubelets}))
 	return p, kubelets, func() {
 		kubelets.Stop()
 		group.Wait()
@@ -115,8 +116,15 @@ func (p *programs) startScheduler(ctx context.Context, group *sync.WaitGroup, ku
 	return nil
 }
 
+// agents answer for the nodes.
+type agents struct{ of *kubelet.Kubelets }
+
+func (a agents) Carried(_ context.Context, node string) ([]netip.Addr, error) {
+	return a.of.Carried(node)
+}
+
 // startController does as newWork, follow and lead in cmd/controller do, with the rates of its flags.
-func (p *programs) startController(ctx context.Context, group *sync.WaitGroup, kube *api, berth *ipamtest.Server) error {
+func (p *programs) startController(ctx context.Context, group *sync.WaitGroup, kube *api, berth *ipamtest.Server, agents reclaim.Agents) error {
 	limited := rest.CopyConfig(berth.Config())
 	limited.QPS, limited.Burst = 200, 400
 	api, err := client.NewForConfig(limited)
@@ -140,7 +148,7 @@ func (p *programs) startController(ctx context.Context, group *sync.WaitGroup, k
 	if err != nil {
 		return err
 	}
-	reclaimer, err := reclaim.New(reclaim.Config{Kube: kube, Berth: api, View: seen, Factory: factory, Dynamic: kinds, Metadata: headers, Events: silent{}})
+	reclaimer, err := reclaim.New(reclaim.Config{Kube: kube, Berth: api, View: seen, Factory: factory, Dynamic: kinds, Metadata: headers, Agents: agents, Events: silent{}})
 	if err != nil {
 		return err
 	}
