@@ -59,6 +59,7 @@ var rules = []rule{
 	{"agent/answering", []string{"k8s.io", "ipam"}, "who answers is decided, and said on the wire, without knowing pods"},
 	{"agent/answering/datagram", []string{"cni"}, "messages are written and read without I/O"},
 	{"agent/inquiry", []string{"k8s.io", "ipam", "agent"}, "an operator's questions and their answers are plain values"},
+	{"agent/lifesign", []string{"k8s.io", "ipam", "agent", "cni"}, "another node is asked without knowing anything of this one"},
 	{"agent/state", []string{"k8s.io", "ipam"}, "state is plain records"},
 	{"agent/chain", []string{"k8s.io/client-go", "ipam"}, "the chain executor knows CNI only"},
 	{"agent/confdir", []string{"k8s.io/client-go", "ipam", "agent"}, "the runtime's folder is kept without knowing pods"},

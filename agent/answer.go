@@ -11,7 +11,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/answerer"
@@ -105,15 +104,7 @@ func (a *Agent) carryAll(ctx context.Context) {
 	if a.answerer == nil {
 		return
 	}
-	uplinks, err := a.Uplinks()
-	if err != nil {
-		klog.FromContext(ctx).V(2).Info("No uplink yet on which to hear other nodes", "err", err)
-	}
-	for _, name := range uplinks {
-		if link, err := netlinksafe.LinkByName(name); err == nil {
-			a.answerer.Join(link.Attrs().Index)
-		}
-	}
+	a.joinUplinks(ctx)
 	lacking := map[state.Key]bool{}
 	for _, record := range a.incomplete(ctx) {
 		lacking[record.Key()] = true

@@ -132,16 +132,22 @@ func (a *Answerer) give(h Holding, in answering.Input) {
 		old.note(answering.Leave{Address: h.Address})
 	}
 	l := a.loopOf(h.Link)
-	if h.Gateway.IsValid() {
-		l.mu.Lock()
-		l.gateways[h.Gateway] = true
-		l.mu.Unlock()
-	}
+	l.know(h.Gateway)
 	l.note(in)
 }
 
-// Join has the node hear the others on a link before it has an address there.
-func (a *Answerer) Join(link int) { a.loopOf(link) }
+// Join has the node hear the others on a link before it has an address there, with a gateway on it, if there is one.
+func (a *Answerer) Join(link int, gateway netip.Addr) { a.loopOf(link).know(gateway) }
+
+// know notes a gateway of the link.
+func (l *loop) know(gateway netip.Addr) {
+	if !gateway.IsValid() {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.gateways[gateway] = true
+}
 
 func macText(mac net.HardwareAddr) string {
 	if len(mac) == 0 {
@@ -234,6 +240,8 @@ type loop struct {
 	waiting  map[netip.Addr][]chan struct{}
 	// asks has the number of the last question to the API about an address.
 	asks map[netip.Addr]int
+	// searches are under way.
+	searches []*search
 	// without is why there is no machine: the node answers without asking.
 	without error
 
@@ -379,9 +387,12 @@ func (l *loop) answered(addr netip.Addr, mac net.HardwareAddr) {
 // step passes all inputs to the machine, and does its outputs: the kernel falls silent before anything is sent.
 func (l *loop) step(ctx context.Context) {
 	l.mu.Lock()
-	inputs := l.inputs
+	inputs, searches := l.inputs, slices.Clone(l.searches)
 	l.inputs = nil
 	l.mu.Unlock()
+	for _, s := range searches {
+		s.see(inputs, l.link.At)
+	}
 	outputs := l.link.Step(time.Since(l.began), inputs...)
 	for _, out := range outputs {
 		if c, ok := out.(answering.Close); ok {

@@ -40,6 +40,10 @@ type host struct {
 
 	heard    func(answering.Message)
 	answered func(netip.Addr, net.HardwareAddr)
+	// out: its cable is out.
+	out bool
+	// own is its address on the segment.
+	own netip.Addr
 	// kernel has the addresses for which it answers, log the changes.
 	kernel map[netip.Addr]bool
 	log    []string
@@ -73,9 +77,14 @@ func (h *host) start(ctx context.Context, group *sync.WaitGroup) *Answerer {
 // port is a host as its Segment.
 type port struct{ *host }
 
-func (p port) Close() error { p.closed++; return nil }
+func (p port) Close() error {
+	p.wire.mu.Lock()
+	defer p.wire.mu.Unlock()
+	p.closed++
+	return nil
+}
 
-func (h *host) Own() (net.HardwareAddr, netip.Addr) { return h.mac, netip.Addr{} }
+func (h *host) Own() (net.HardwareAddr, netip.Addr) { return h.mac, h.own }
 
 func (h *host) Run(ctx context.Context, heard func(answering.Message), answered func(netip.Addr, net.HardwareAddr)) error {
 	h.wire.mu.Lock()
@@ -92,9 +101,12 @@ func (h *host) Send(messages []answering.Message) error {
 		return h.gone
 	}
 	h.sent = append(h.sent, messages...)
+	if h.out {
+		return nil
+	}
 	for _, other := range h.wire.hosts {
 		for _, m := range messages {
-			if other != h && other.heard != nil {
+			if other != h && other.heard != nil && !other.out {
 				other.heard(m)
 			}
 		}
@@ -106,14 +118,14 @@ func (h *host) Question(addrs []netip.Addr) error {
 	h.wire.mu.Lock()
 	defer h.wire.mu.Unlock()
 	for _, addr := range addrs {
-		if h.answered == nil {
+		if h.answered == nil || h.out {
 			break
 		}
 		if addr == gateway {
 			h.answered(addr, net.HardwareAddr{2, 0, 0, 0, 0, 0xfe})
 		}
 		for _, other := range h.wire.hosts {
-			if other != h && other.kernel[addr] {
+			if other != h && !other.out && (other.kernel[addr] || addr == other.own) {
 				h.answered(addr, other.mac)
 			}
 		}
@@ -309,9 +321,10 @@ func TestLinkGoes(t *testing.T) {
 		time.Sleep(2 * time.Minute) //nolint:forbidigo // the clock is the test's
 		w.mu.Lock()
 		n.gone = nil
+		closed := n.closed
 		w.mu.Unlock()
-		if n.closed != 1 {
-			t.Errorf("the segment was closed %d times", n.closed)
+		if closed != 1 {
+			t.Errorf("the segment was closed %d times", closed)
 		}
 		a.Take(Holding{Address: address, Pod: "q", Link: 2, Version: 6})
 		if took, err := wait(t, a, time.Second); err != nil || took == 0 || a.Standing(address).Phase != answering.Answering {

@@ -255,6 +255,8 @@ func (l *Link) note(in Input) {
 		if h := l.holdings[in.Address]; h != nil && h.phase == Closed {
 			l.emit(Close{in.Address, h.newest})
 		}
+	case Seek:
+		l.seek(in)
 	case Word:
 		if h := l.holdings[in.Address]; h != nil && h.phase == Asking {
 			h.word, h.due = true, l.now
@@ -407,7 +409,11 @@ func (l *Link) hear(in Heard) {
 			l.controlled = l.now
 		}
 	case Call:
-		if l.now-l.called >= callInterval {
+		if in.To.Name == l.self.Name {
+			l.emit(Send{l.hail(Hello)})
+			return
+		}
+		if in.To == (Node{}) && l.now-l.called >= callInterval {
 			l.called = l.now
 			l.hello = min(l.hello, l.now+l.spread)
 		}
@@ -596,17 +602,46 @@ func (l *Link) hail(kind Kind) Message {
 	return m
 }
 
-// control asks for what other hosts of the segment have.
-func (l *Link) control() Control {
-	var c Control
-	for _, n := range slices.SortedFunc(maps.Values(l.nodes), func(x, y neighbour) int {
-		return cmp.Or(cmp.Compare(y.heard, x.heard), x.addr.Compare(y.addr))
-	}) {
-		if n.addr.IsValid() && l.holdings[n.addr] == nil && len(c.Addresses) < controls {
-			c.Addresses = append(c.Addresses, n.addr)
+// control asks for what other hosts of the segment have, the ones that were heard last, besides a node.
+func (l *Link) control(besides string) Control {
+	var last []neighbour
+	for id, n := range l.nodes {
+		if id.Name == besides || !n.addr.IsValid() || l.holdings[n.addr] != nil {
+			continue
+		}
+		i, _ := slices.BinarySearchFunc(last, n, func(x, y neighbour) int {
+			return cmp.Or(cmp.Compare(y.heard, x.heard), x.addr.Compare(y.addr))
+		})
+		if i < controls {
+			last = slices.Insert(last, i, n)
+			last = last[:min(len(last), controls)]
 		}
 	}
+	var c Control
+	for _, n := range last {
+		c.Addresses = append(c.Addresses, n.addr)
+	}
 	return c
+}
+
+// At returns the node that has said last that it has an address on the segment, beside the ones of pods.
+func (l *Link) At(addr netip.Addr) (node Node, ok bool) {
+	for id, n := range l.nodes {
+		if n.addr == addr {
+			return id, true
+		}
+	}
+	return Node{}, false
+}
+
+func (l *Link) seek(s Seek) {
+	m := l.hail(Call)
+	m.To.Name = s.Node
+	l.emit(Send{m})
+	for _, addr := range s.Addresses {
+		l.emit(Question{addr})
+	}
+	l.emit(l.control(s.Node))
 }
 
 func (l *Link) sayHello() {
@@ -631,7 +666,7 @@ func (l *Link) question(addr netip.Addr, h *holding) {
 		return
 	}
 	if h.controls() {
-		l.emit(l.control())
+		l.emit(l.control(""))
 	}
 	if h.asked == 0 {
 		h.since = l.now
@@ -686,7 +721,7 @@ func (l *Link) hasFailover() bool {
 // lookAround closes the addresses of pods that asked for failover while this node is cut off: it reaches
 // neither API nor gateway, and hears fewer than half of the nodes that it knows.
 func (l *Link) lookAround() {
-	l.emit(l.control())
+	l.emit(l.control(""))
 	if l.now-l.gateway < cutOffAfter/2 {
 		l.openCutOff()
 		return

@@ -25,7 +25,7 @@ const (
 	// Hello says that From is on the segment, with MAC, by which it answers for its addresses, of which
 	// Address is one, if it has any.
 	Hello
-	// Call is a Hello that asks all nodes for theirs.
+	// Call is a Hello that asks To, known by its name, for its own, or all nodes without a To.
 	Call
 )
 
@@ -98,6 +98,12 @@ type (
 	}
 	// Recheck says that a Close failed; where it still holds, another follows.
 	Recheck struct{ Address netip.Addr }
+	// Seek has the segment asked for another node, by its name, for the addresses, and for a control. It decides nothing: a
+	// caller sees the answers among its inputs.
+	Seek struct {
+		Node      string
+		Addresses []netip.Addr
+	}
 	// Word is a person's, that no other node answers for the address whatever is heard.
 	Word struct{ Address netip.Addr }
 )
@@ -111,6 +117,7 @@ func (Gateway) input()  {}
 func (Carrier) input()  {}
 func (API) input()      {}
 func (Verdict) input()  {}
+func (Seek) input()     {}
 func (Word) input()     {}
 func (Recheck) input()  {}
 

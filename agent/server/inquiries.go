@@ -6,9 +6,11 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"strconv"
 	"time"
 
@@ -24,6 +26,7 @@ type Inquirer interface {
 	PreviewPolicies(ctx context.Context) (*inquiry.PolicyPreview, error)
 	Probe(ctx context.Context, vlan int, addrs []netip.Addr) (*inquiry.Probed, error)
 	Carried() (*inquiry.Carried, error)
+	Witness(ctx context.Context, node string, hosts, addrs []netip.Addr) (*inquiry.Testimony, error)
 }
 
 // inquiries serves questions.
@@ -37,6 +40,7 @@ func Inquiries(of Inquirer) http.Handler {
 	mux.HandleFunc("GET "+inquiry.PathPolicyPreview, i.servePolicyPreview)
 	mux.HandleFunc("GET "+inquiry.PathProbe, i.serveProbe)
 	mux.HandleFunc("GET "+inquiry.PathCarried, i.serveCarried)
+	mux.HandleFunc("GET "+inquiry.PathWitness, i.serveWitness)
 	return mux
 }
 
@@ -70,14 +74,10 @@ func (i inquiries) serveProbe(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprintf("vlan=%q is no VLAN", query.Get("vlan")), http.StatusBadRequest)
 		return
 	}
-	var addrs []netip.Addr
-	for _, text := range query["address"] {
-		addr, err := netip.ParseAddr(text)
-		if err != nil {
-			http.Error(w, fmt.Sprintf("address=%q is no address", text), http.StatusBadRequest)
-			return
-		}
-		addrs = append(addrs, addr)
+	addrs, err := addresses(query, "address")
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), inspectTimeout)
 	defer cancel()
@@ -101,6 +101,43 @@ func (i inquiries) serveCarried(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	if err := json.NewEncoder(w).Encode(carried); err != nil {
 		klog.FromContext(r.Context()).V(2).Info("The caller did not take the addresses", "err", err)
+	}
+}
+
+// addresses returns the addresses that a query has by a name.
+func addresses(query url.Values, name string) ([]netip.Addr, error) {
+	var addrs []netip.Addr
+	for _, text := range query[name] {
+		addr, err := netip.ParseAddr(text)
+		if err != nil {
+			return nil, fmt.Errorf("%s=%q is no address", name, text)
+		}
+		addrs = append(addrs, addr)
+	}
+	return addrs, nil
+}
+
+func (i inquiries) serveWitness(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	hosts, err := addresses(query, "host")
+	addrs, other := addresses(query, "address")
+	if err = errors.Join(err, other); err == nil && query.Get("node") == "" {
+		err = errors.New("node is empty: name the node that may be lost")
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), inspectTimeout)
+	defer cancel()
+	testimony, err := i.of.Witness(ctx, query.Get("node"), hosts, addrs)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if err := json.NewEncoder(w).Encode(testimony); err != nil {
+		klog.FromContext(ctx).V(2).Info("The caller did not take the testimony", "err", err)
 	}
 }
 

@@ -51,6 +51,13 @@ func (f *fakeHandler) Inspect(_ context.Context, pod string, check bool) (*inqui
 	return &inquiry.Inspection{Problems: []string{fmt.Sprintf("%s %v", pod, check)}}, nil
 }
 
+func (f *fakeHandler) Witness(_ context.Context, node string, hosts, addrs []netip.Addr) (*inquiry.Testimony, error) {
+	if node == "itself" {
+		return nil, errors.New("boom")
+	}
+	return &inquiry.Testimony{Control: true, Addresses: []inquiry.ProbedAddress{{Address: addrs[0], MACs: []string{node, fmt.Sprint(hosts)}}}}, nil
+}
+
 func (f *fakeHandler) Carried() (*inquiry.Carried, error) {
 	return &inquiry.Carried{Addresses: []netip.Addr{netip.MustParseAddr("10.0.70.2")}}, nil
 }
@@ -315,6 +322,26 @@ func TestInspect(t *testing.T) {
 		_ = answer.Body.Close()
 		if answer.StatusCode != want.status {
 			t.Errorf("%q: %s, want %d", query, answer.Status, want.status)
+		}
+	}
+}
+
+// A question about another node comes to the handler, and its answer or error back.
+func TestWitness(t *testing.T) {
+	inquiries := Inquiries(&fakeHandler{})
+	for query, want := range map[string]string{
+		"node=n&host=10.0.0.1&host=2001:db8::1&address=10.0.70.5": `{"control":true,"host":false,"agent":false,"addresses":[{"address":"10.0.70.5","macs":["n","[10.0.0.1 2001:db8::1]"]}]}` + "\n",
+		"node=itself":                            "boom\n",
+		"host=10.0.0.1":                          "node is empty: name the node that may be lost\n",
+		"node=n&host=node1&address=::&address=x": "host=\"node1\" is no address\naddress=\"x\" is no address\n",
+	} {
+		answer := httptest.NewRecorder()
+		inquiries.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, inquiry.PathWitness+"?"+query, nil))
+		if got := answer.Body.String(); got != want {
+			t.Errorf("%s: %q, want %q", query, got, want)
+		}
+		if good := answer.Code == http.StatusOK; good != strings.HasPrefix(want, "{") {
+			t.Errorf("%s: status %d", query, answer.Code)
 		}
 	}
 }

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package answerer_test
+
+import (
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	. "github.com/berth-dev/berth/agent/answerer"
+)
+
+// A node that may be lost is asked for. Only an answer of another host than it says that this node hears anything.
+func TestSeek(t *testing.T) {
+	macs, none := map[netip.Addr][]string{address: {"02:00:00:00:00:01"}}, map[netip.Addr][]string{}
+	for name, c := range map[string]struct {
+		// dead: the agent of the lost node; off: the node; out: the cable of the witness. gateway and third are hosts of the
+		// segment.
+		dead, off, out, gateway, third bool
+		want                           Sighting
+	}{
+		"it lives":                              {gateway: true, want: Sighting{Control: true, Node: true, MACs: macs}},
+		"it lives, and hears the witness alone": {want: Sighting{Node: true, MACs: macs}},
+		"its agent is dead":                     {dead: true, gateway: true, want: Sighting{Control: true, MACs: macs}},
+		"it is off":                             {off: true, gateway: true, want: Sighting{Control: true, MACs: none}},
+		"it is off, and there is no gateway":    {off: true, third: true, want: Sighting{Control: true, MACs: none}},
+		"it is off, and nobody is there":        {off: true, want: Sighting{MACs: none}},
+		"the witness' cable is out":             {out: true, gateway: true, third: true, want: Sighting{MACs: none}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
+				lost, witness := w.add("lost"), w.add("witness")
+				lost.own, witness.own = netip.MustParseAddr("10.0.60.1"), netip.MustParseAddr("10.0.60.2")
+				if c.third {
+					third := w.add("third")
+					third.own = netip.MustParseAddr("10.0.60.3")
+					start(third).Join(1, netip.Addr{})
+					synctest.Wait()
+				}
+				a := start(witness)
+				known := netip.Addr{}
+				if c.gateway {
+					known = gateway
+				}
+				a.Join(1, known)
+				synctest.Wait()
+				start(lost).Join(1, netip.Addr{})
+				lost.set(address, true)
+				time.Sleep(50 * time.Second) //nolint:forbidigo // the clock is the test's
+				w.mu.Lock()
+				if c.dead {
+					lost.heard = nil
+				}
+				lost.out, witness.out = c.off, c.out
+				w.mu.Unlock()
+				began := time.Now()
+				got := a.Seek(t.Context(), "lost", []netip.Addr{address})
+				if diff := cmp.Diff(c.want, got, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+					t.Errorf("Seek() (-want +got):\n%s", diff)
+				}
+				if took := time.Since(began); took > time.Second {
+					t.Errorf("it took %v", took)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/berth-dev/berth/agent/inquiry"
+)
+
+// testify has a node's agent say, over its socket, whether another node lives.
+func (n *node) testify(about *node, host, address string) inquiry.Testimony {
+	n.t.Helper()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", n.dir+"/run/agent.sock")
+	}}}
+	answer, err := client.Get("http://agent" + inquiry.PathWitness + "?" + url.Values{"node": {about.name}, "host": {host}, "address": {address}}.Encode())
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	var testimony inquiry.Testimony
+	if answer.StatusCode != http.StatusOK {
+		n.t.Fatal(answer.Status)
+	}
+	if err := json.NewDecoder(answer.Body).Decode(&testimony); err != nil {
+		n.t.Fatal(err)
+	}
+	return testimony
+}
+
+// A node says of another one whether its kernel, its agent and its addresses answer, and whether it would have heard that.
+func TestWitness(t *testing.T) {
+	t.Parallel()
+	network := newNetwork(t)
+	const host, address = "10.0.60.11", "10.0.70.5"
+	lost := network.newNode(t, "witness-lost", host, "--bind-address="+host, "--secure-port=10265")
+	witness := network.newNode(t, "witness-other", "10.0.60.12")
+	pod := createPod(t, lost.name, "witnessed", address)
+	bind(t, address, pod)
+	c := newContainer(t, "c1", pod)
+	lost.mustAdd(c)
+	ping(t, network.client, address)
+
+	answered := []inquiry.ProbedAddress{{Address: netip.MustParseAddr(address), MACs: []string{mac(lost)}}}
+	none := []inquiry.ProbedAddress{}
+	says := func(when string, want inquiry.Testimony) {
+		t.Helper()
+		// A lost packet, or a slow machine, costs an answer.
+		eventually(t, func() error {
+			if diff := cmp.Diff(want, witness.testify(lost, host, address), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+				return fmt.Errorf("%s (-want +got):\n%s", when, diff)
+			}
+			return nil
+		})
+	}
+	says("a node that lives", inquiry.Testimony{Control: true, Host: true, Agent: true, Addresses: answered})
+
+	nft := func(rules string) {
+		t.Helper()
+		if out, err := lost.Command("nft", rules); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	nft("add table ip t; add chain ip t c { type filter hook input priority -500; }; add rule ip t c ip daddr " + host + " drop")
+	says("a node without the network of its InternalIP", inquiry.Testimony{Control: true, Agent: true, Addresses: answered})
+	nft("delete table ip t")
+
+	if err := lost.agent.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	says("a node whose agent hangs", inquiry.Testimony{Control: true, Host: true, Addresses: answered})
+
+	network.cut(lost)
+	says("a node that is off", inquiry.Testimony{Control: true, Addresses: none})
+	network.cut(witness)
+	says("on a node whose own cable is out", inquiry.Testimony{Addresses: none})
+	network.reconnect(witness)
+	says("when its cable is back", inquiry.Testimony{Control: true, Addresses: none})
+	network.reconnect(lost)
+	if err := lost.agent.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	says("a node that is back", inquiry.Testimony{Control: true, Host: true, Agent: true, Addresses: answered})
+	lost.mustDel(c)
+}
