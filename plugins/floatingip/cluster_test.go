@@ -400,6 +400,23 @@ func with(annotations ...string) func(*v1.Pod) {
 var retain = with(v1alpha1.AnnotationReleasePolicy, string(v1alpha1.ReleaseRetain))
 
 // of makes something control the pod, or the ReplicaSet or Job.
+// moved asks for failover.
+func moved(pod *v1.Pod) { with(v1alpha1.AnnotationFailover, v1alpha1.FailoverAutomatic)(pod) }
+
+// mounts gives the pod a volume: a PersistentVolumeClaim.
+func mounts(claim string) func(*v1.Pod) {
+	return func(pod *v1.Pod) {
+		pod.Spec.Volumes = append(pod.Spec.Volumes, v1.Volume{Name: claim, VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}})
+	}
+}
+
+func volumeClaim(name string, modes ...v1.PersistentVolumeAccessMode) *v1.PersistentVolumeClaim {
+	return &v1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(name)},
+		Spec:       v1.PersistentVolumeClaimSpec{AccessModes: modes},
+	}
+}
+
 func controlledBy(object metav1.Object, apiVersion, kind, name string) {
 	yes := true
 	object.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: name, UID: types.UID(name), Controller: &yes}})

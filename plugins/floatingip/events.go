@@ -12,11 +12,12 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // EventsToRegister returns the events that can make a rejected pod schedulable,
 // other than changes of the book: pools that may serve it serve another node, a change of
-// the pod's annotations, and room on a node that caps addresses. For freed addresses, changed
+// the pod's annotations, a claim of its volumes, and room on a node that caps addresses. For freed addresses, changed
 // pools and nodes whose own addresses changed see the package documentation.
 //
 // A node's taints help no pod that this plugin rejected. For a plugin that registers new nodes, but no
@@ -34,6 +35,11 @@ func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint,
 		{
 			Event:          fwk.ClusterEvent{Resource: fwk.Pod, ActionType: fwk.Delete},
 			QueueingHintFn: pl.isSchedulableAfterPodDeleted,
+		},
+		{
+			// VolumeBinding registers it, too.
+			Event:          fwk.ClusterEvent{Resource: fwk.PersistentVolumeClaim, ActionType: fwk.Add | fwk.Update},
+			QueueingHintFn: pl.isSchedulableAfterVolumeClaimChanged,
 		},
 	}, nil
 }
@@ -127,4 +133,18 @@ func (pl *Plugin) isSchedulableAfterPodUpdated(_ klog.Logger, pod *v1.Pod, oldOb
 		return fwk.QueueSkip, nil
 	}
 	return fwk.Queue, nil
+}
+
+// isSchedulableAfterVolumeClaimChanged queues a pod with failover when a claim of its volumes comes. A claim's access
+// modes never change, so an update helps if it is another claim of the same name.
+func (pl *Plugin) isSchedulableAfterVolumeClaimChanged(_ klog.Logger, pod *v1.Pod, oldObj, newObj any) (fwk.QueueingHint, error) {
+	moves, err := podrequest.Failover(pod.Annotations)
+	if err != nil || !moves {
+		return fwk.QueueSkip, nil //nolint:nilerr // a change of its annotations queues the pod
+	}
+	after, ok := newObj.(*v1.PersistentVolumeClaim)
+	if before, known := oldObj.(*v1.PersistentVolumeClaim); !ok || known && before.UID == after.UID {
+		return fwk.QueueSkip, nil
+	}
+	return queueIf(after.Namespace == pod.Namespace && podrequest.NamesClaim(pod, after.Name))
 }

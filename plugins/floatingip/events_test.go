@@ -205,7 +205,12 @@ func TestHints(t *testing.T) {
 	deleted := fwk.ClusterEvent{Resource: fwk.Pod, ActionType: fwk.Delete}
 	other := node("n1")
 	other.Status.Allocatable = v1.ResourceList{v1.ResourceCPU: resource.MustParse("3")}
+	claimAdded := fwk.ClusterEvent{Resource: fwk.PersistentVolumeClaim, ActionType: fwk.Add}
+	claimUpdated := fwk.ClusterEvent{Resource: fwk.PersistentVolumeClaim, ActionType: fwk.Update}
+	again, bank := volumeClaim("data", v1.ReadWriteMany), volumeClaim("data", v1.ReadWriteMany)
+	again.UID, bank.Namespace = "again", "bank"
 	waits := pod("a")
+	movedPod := pod("db-0", of("apps/v1", "StatefulSet", "db"), moved, mounts("data"))
 	synctest.Test(t, func(t *testing.T) {
 		inPool := func(name, limit string) *v1.Node { return advertising(node(name, "rack", "a"), limit) }
 		c := newCluster(t, inPool("n1", "1"), node("n2"), waits, ipPool("web", "10.0.70.2", forNodes("rack", "a")))
@@ -247,28 +252,53 @@ func TestHints(t *testing.T) {
 			{"a pod without an address leaves", deleted, pod("v", bound("n1", ""), asking("0")), nil, fwk.QueueSkip},
 			{"a pod that was not bound", deleted, pod("v"), nil, fwk.QueueSkip},
 			{"no pod is deleted", deleted, node("n1"), nil, fwk.QueueSkip},
+			{"a claim comes", claimAdded, nil, volumeClaim("data", v1.ReadWriteMany), fwk.QueueSkip},
 		} {
-			hint, asked := fwk.QueueSkip, false
-			for _, r := range registered {
-				if r.Event.Resource != test.event.Resource || r.Event.ActionType&test.event.ActionType == 0 {
-					continue
-				}
-				asked = true
-				if r.QueueingHintFn == nil {
-					hint = fwk.Queue
-					continue
-				}
-				said, err := r.QueueingHintFn(klog.Background(), waits, test.before, test.after)
-				if err != nil {
-					t.Errorf("%s: %v", test.name, err)
-				}
-				hint = max(hint, said)
-			}
-			if hint != test.want || !asked {
+			if hint, asked := hintOf(t, registered, waits, test.event, test.before, test.after); hint != test.want || !asked {
 				t.Errorf("%s: %v, asked %v; want %v", test.name, hint, asked, test.want)
 			}
 		}
+		for _, test := range []struct {
+			name          string
+			event         fwk.ClusterEvent
+			before, after any
+			want          fwk.QueueingHint
+		}{
+			{"its claim comes", claimAdded, nil, volumeClaim("data", v1.ReadWriteMany), fwk.Queue},
+			{"another claim comes", claimAdded, nil, volumeClaim("other", v1.ReadWriteMany), fwk.QueueSkip},
+			{"a claim of another namespace comes", claimAdded, nil, bank, fwk.QueueSkip},
+			{"its claim is made again", claimUpdated, volumeClaim("data", v1.ReadWriteOnce), again, fwk.Queue},
+			{"its claim is bound", claimUpdated, volumeClaim("data", v1.ReadWriteOnce), volumeClaim("data", v1.ReadWriteOnce), fwk.QueueSkip},
+			{"no claim", claimAdded, nil, node("n1"), fwk.QueueSkip},
+			{"its volumes are accepted", updated, movedPod, pod("db-0", moved, with(v1alpha1.AnnotationFailoverVolumes, v1alpha1.FailoverVolumesAccept)), fwk.Queue},
+		} {
+			if hint, asked := hintOf(t, registered, movedPod, test.event, test.before, test.after); hint != test.want || !asked {
+				t.Errorf("a pod with failover: %s: %v, asked %v; want %v", test.name, hint, asked, test.want)
+			}
+		}
 	})
+}
+
+// hintOf returns what the plugin says about an event for a waiting pod, and whether kube-scheduler asks it.
+func hintOf(t *testing.T, registered []fwk.ClusterEventWithHint, waits *v1.Pod, event fwk.ClusterEvent, before, after any) (hint fwk.QueueingHint, asked bool) {
+	t.Helper()
+	hint = fwk.QueueSkip
+	for _, r := range registered {
+		if r.Event.Resource != event.Resource || r.Event.ActionType&event.ActionType == 0 {
+			continue
+		}
+		asked = true
+		if r.QueueingHintFn == nil {
+			hint = fwk.Queue
+			continue
+		}
+		said, err := r.QueueingHintFn(klog.Background(), waits, before, after)
+		if err != nil {
+			t.Error(err)
+		}
+		hint = max(hint, said)
+	}
+	return hint, asked
 }
 
 // A node of a full pool wakes no pod; the address that comes free does.

@@ -77,6 +77,9 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 	if errors.Is(err, podrequest.ErrNone) {
 		return nil, fwk.NewStatus(fwk.Skip)
 	}
+	if err == nil {
+		err = request.CheckVolumes(pod, func(name string) (*v1.PersistentVolumeClaim, error) { return pl.volumeClaim(pod.Namespace, name) })
+	}
 	if err != nil {
 		pl.waiting.forget(pod.UID)
 		return nil, toStatus(err)

@@ -580,6 +580,35 @@ func phaseCases() map[string]phaseCase {
 			want: want{preFilter: result{code: unresolvable, text: "is for pods of Deployments and ReplicaSets"}},
 		},
 
+		// Failover.
+		"failover of a StatefulSet's pod": {
+			world: objects(oneWeb, volumeClaim("data-db-0", v1.ReadWriteMany)),
+			pod:   pod("db-0", of("apps/v1", "StatefulSet", "db"), retain, moved, mounts("data-db-0")),
+			want:  want{unfiltered: true, bind: result{api: []string{"10.0.70.2: " + ofDB + ", held by db-0 on n1", "db-0: on n1 with 10.0.70.2"}}},
+		},
+		"failover of a DaemonSet's pod": {
+			world: objects(oneWeb), pod: pod("ds-x", of("apps/v1", "DaemonSet", "ds"), moved),
+			want: want{preFilter: result{code: unresolvable, text: "annotation berth.dev/failover is not for pods of a DaemonSet"}},
+		},
+		"failover of a pod without a workload": {
+			world: objects(oneWeb), pod: pod("a", moved),
+			want: want{preFilter: result{code: unresolvable, text: "annotation berth.dev/failover is not for a pod without a workload"}},
+		},
+		"failover with a volume of one node": {
+			world: objects(oneWeb, volumeClaim("data-db-0", v1.ReadWriteOnce)),
+			pod:   pod("db-0", of("apps/v1", "StatefulSet", "db"), retain, moved, mounts("data-db-0")),
+			want:  want{preFilter: result{code: unresolvable, text: "one node at a time can mount PersistentVolumeClaim data-db-0 ([ReadWriteOnce])"}},
+		},
+		"failover with a volume of one node that is accepted": {
+			world: objects(oneWeb, volumeClaim("data-db-0", v1.ReadWriteOnce)),
+			pod:   pod("db-0", of("apps/v1", "StatefulSet", "db"), retain, moved, with(v1alpha1.AnnotationFailoverVolumes, v1alpha1.FailoverVolumesAccept), mounts("data-db-0")),
+			want:  want{unfiltered: true, bind: result{api: []string{"10.0.70.2: " + ofDB + ", held by db-0 on n1", "db-0: on n1 with 10.0.70.2"}}},
+		},
+		"failover with a claim that is not there": {
+			world: objects(oneWeb), pod: pod("db-0", of("apps/v1", "StatefulSet", "db"), retain, moved, mounts("data-db-0")),
+			want: want{preFilter: result{code: unresolvable, text: `find PersistentVolumeClaim data-db-0, to know how many nodes can mount it: persistentvolumeclaim "data-db-0" not found`}},
+		},
+
 		// Other workloads.
 		"a DaemonSet": {
 			world: objects(ipPool("web", "10.0.70.2-10.0.70.9"), node("n1"), node("n2"), func() *v1alpha1.FloatingIP {

@@ -102,6 +102,7 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 	informers := handle.SharedInformerFactory()
 	replicaSets := informers.Apps().V1().ReplicaSets().Lister()
 	namespaces := informers.Core().V1().Namespaces().Lister()
+	claims := informers.Core().V1().PersistentVolumeClaims().Lister()
 	return &Plugin{
 		handle:     handle,
 		reader:     podrequest.Reader{Galaxy: args.GalaxyAliases},
@@ -119,6 +120,9 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 			},
 			Job:                    shared.jobs.get,
 			VirtualMachineInstance: shared.instances.Get,
+		},
+		volumeClaim: func(namespace, name string) (*v1.PersistentVolumeClaim, error) {
+			return claims.PersistentVolumeClaims(namespace).Get(name)
 		},
 		sets: shared.sets,
 	}, nil
@@ -351,11 +355,12 @@ type Plugin struct {
 	nodes      *nodes
 	agents     *agents
 	nodeLister corelisters.NodeLister
-	// namespace and between read the informers' caches.
-	namespace func(name string) (metav1.Object, error)
-	between   podrequest.Between
-	sets      *fixedSets
-	gain      atomic.Pointer[gain]
+	// namespace, between and volumeClaim read the informers' caches.
+	namespace   func(name string) (metav1.Object, error)
+	between     podrequest.Between
+	volumeClaim func(namespace, name string) (*v1.PersistentVolumeClaim, error)
+	sets        *fixedSets
+	gain        atomic.Pointer[gain]
 }
 
 // Name of the plugin.

@@ -68,7 +68,24 @@ func TestWhy(t *testing.T) {
 	w.Refused("unwired", "node2: no Berth agent is ready")
 	viewer.session(w, "why-agents.txt")
 	w.Agent("node2", true)
-	for _, pod := range pods {
+	// Pods that cannot be moved.
+	w.Volume("data", v1.ReadWriteOnce)
+	set, err := w.Kube.AppsV1().StatefulSets(simulation.Namespace).Create(w.Ctx, simulation.NewSet("db", 0), metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	moved := simulation.Annotated(v1alpha1.AnnotationFailover, v1alpha1.FailoverAutomatic)
+	unmovable := []*v1.Pod{
+		simulation.NewPod("alone", moved),
+		simulation.NewPod("db-0", moved, simulation.OfSet(set), func(pod *v1.Pod) {
+			pod.Spec.Volumes = []v1.Volume{{Name: "data", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
+		}),
+	}
+	w.Create(unmovable...)
+	for _, pod := range unmovable {
+		said[pod.Name] = w.Refused(pod.Name)
+	}
+	for _, pod := range append(pods, unmovable...) {
 		printed, code, err := viewer.run(w.Ctx, "why", pod.Name, "-n", simulation.Namespace, "-o", `jsonpath={.problem}{"\n"}{range .nodes[*]}{.reason}{"\n"}{end}`)
 		if err != nil || code != 2 {
 			t.Fatalf("%s: exit code %d, %v: %s", pod.Name, code, err, printed)

@@ -108,3 +108,24 @@ func And(options ...func(*v1.Pod)) func(*v1.Pod) {
 		}
 	}
 }
+
+// Volume makes a volume, and a PersistentVolumeClaim of the same name that is bound to it.
+func (w *World) Volume(name string, mode v1.PersistentVolumeAccessMode, owners ...metav1.OwnerReference) {
+	w.T.Helper()
+	capacity := v1.ResourceList{v1.ResourceStorage: Quantity("1Gi")}
+	if _, err := w.Kube.CoreV1().PersistentVolumes().Create(w.Ctx, &v1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: v1.PersistentVolumeSpec{
+			Capacity: capacity, AccessModes: []v1.PersistentVolumeAccessMode{mode}, ClaimRef: &v1.ObjectReference{Namespace: Namespace, Name: name},
+			PersistentVolumeSource: v1.PersistentVolumeSource{NFS: &v1.NFSVolumeSource{Server: "10.0.0.1", Path: "/"}},
+		},
+	}, metav1.CreateOptions{}); err != nil {
+		w.T.Fatal(err)
+	}
+	if _, err := w.Kube.CoreV1().PersistentVolumeClaims(Namespace).Create(w.Ctx, &v1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: owners, Annotations: map[string]string{"pv.kubernetes.io/bind-completed": "yes"}},
+		Spec:       v1.PersistentVolumeClaimSpec{VolumeName: name, AccessModes: []v1.PersistentVolumeAccessMode{mode}, Resources: v1.VolumeResourceRequirements{Requests: capacity}},
+	}, metav1.CreateOptions{}); err != nil {
+		w.T.Fatal(err)
+	}
+}

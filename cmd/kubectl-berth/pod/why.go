@@ -128,6 +128,15 @@ func (l *look) waits(ctx context.Context, told *Why) error {
 	request, err := ipam.RequestOfPod(l.reader, pod, cluster.Between(ctx, l.Kube), func(name string) (metav1.Object, error) {
 		return l.Kube.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
 	})
+	if err == nil {
+		err = request.CheckVolumes(pod, func(name string) (*v1.PersistentVolumeClaim, error) {
+			claim, err := l.Kube.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
+			if err != nil && !failure.IsNoSuch(err) {
+				err = &ipam.LookupError{Err: err}
+			}
+			return claim, err
+		})
+	}
 	missing := (*ipam.LookupError)(nil)
 	switch {
 	case errors.As(err, &missing) && failure.Forbidden(err) != "":
