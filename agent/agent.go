@@ -177,7 +177,7 @@ func New(o Options) *Agent {
 	a.announcer = announce.New(a.announceAgain)
 	a.reconciler = reconcile.New(reconcile.Work{
 		Known:  func(key state.Key) bool { return a.Store.Get(key) != nil },
-		Survey: a.survey, Check: a.repair, Finish: a.finish, Tell: a.tell, Orphans: a.verifyOrphans, Close: a.closeCut,
+		Survey: a.survey, Check: a.repair, Finish: a.finish, Tell: a.tell, Orphans: a.verifyOrphans,
 	})
 	if o.Segment != nil {
 		a.answerer = answerer.New(answering.Node{Name: o.NodeName}, o.Segment, answers{a})

@@ -18,7 +18,10 @@ import (
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/conflict"
+	"github.com/berth-dev/berth/cni/foreign"
+	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
 // answerPatience is how long an ADD waits until this node may answer for the pod's addresses. The runtime's next ADD waits
@@ -35,11 +38,25 @@ func holdings(record *state.Container, targets []conflict.Target) []answerer.Hol
 		}
 		held := record.Held[addr.Address]
 		all = append(all, answerer.Holding{
-			Address: addr.Address, Pod: record.Pod.Identity(), Link: targets[i].Link, Gateway: addr.Gateway, OwnMAC: targets[i].Own,
+			Address: addr.Address, Pod: record.Pod.Identity(), Link: targets[i].Link, Uplink: uplinkOf(record, addr.Address), Gateway: addr.Gateway, OwnMAC: targets[i].Own,
 			Version: answering.Version(held.Version), Last: answering.Node{Name: held.LastNode},
 		})
 	}
 	return all
+}
+
+// uplinkOf returns the uplink of the interface that has an address.
+func uplinkOf(record *state.Container, addr netip.Addr) string {
+	for i := range record.Attachments {
+		if has(&record.Attachments[i], addr) {
+			return record.Attachments[i].Uplink
+		}
+	}
+	return ""
+}
+
+func has(attachment *state.Attachment, addr netip.Addr) bool {
+	return slices.ContainsFunc(attachment.Addresses, func(a api.Address) bool { return a.Address == addr })
 }
 
 // take has the other nodes and hosts of a record's networks asked whether they answer for its addresses.
@@ -116,14 +133,10 @@ func (a *Agent) carryAll(ctx context.Context) {
 	}
 }
 
-// ReopenSoon has the network and the API asked for the addresses for which this node does not answer though they are its
-// pods'. Its caller calls it when a link is back.
-func (a *Agent) ReopenSoon(ctx context.Context) {
-	if a.answerer == nil {
-		return
-	}
-	for _, record := range a.incomplete(ctx) {
-		a.carry(ctx, record, false)
+// Carrier says that a link of this node has lost its carrier, or has it again. It returns at once.
+func (a *Agent) Carrier(link string, up bool) {
+	if a.answerer != nil {
+		a.answerer.Carrier(link, up)
 	}
 }
 
@@ -173,13 +186,10 @@ func (a *Agent) incomplete(ctx context.Context) []*state.Container {
 // asserted returns whether another node has asserted an address of the record by a newer record of the API. Until the API has said
 // that it is this node's, or the pod is gone, the answerer alone opens it.
 func asserted(record *state.Container) bool {
-	for _, held := range record.Held {
-		if held.Newest > held.Version {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(slices.Collect(maps.Values(record.Held)), isAsserted)
 }
+
+func isAsserted(held state.Held) bool { return held.Newest > held.Version }
 
 // answers is the node as the answerer changes it.
 type answers struct{ *Agent }
@@ -199,26 +209,63 @@ func addressesOf(record *state.Container) []netip.Addr {
 	return all
 }
 
-// Close keeps hosts from getting answers for all addresses of the records that have the address: a pod has all of them, or none.
-func (a answers) Close(ctx context.Context, addr netip.Addr, newest answering.Version, why string) error {
+// Close keeps hosts from getting answers for the addresses of the interfaces that have the address and, where another node has
+// it, for all of their pods: a pod has all of them, or none.
+func (a answers) Close(ctx context.Context, addr netip.Addr, newest answering.Version, cause answering.Cause, why string) error {
+	ended := ErrNotYet
+	if cause == answering.Newer {
+		ended = podinfo.ErrPodReplaced
+	}
 	var errs []error
 	for _, record := range a.carrying(addr) {
-		a.adds.end(record.Key(), fmt.Errorf("%w: %s", podinfo.ErrPodReplaced, why))
-		errs = append(errs, a.withAddresses(ctx, record, func(now *state.Container) error { return a.closeLocked(ctx, now, addr, newest, why) }))
+		a.adds.end(record.Key(), fmt.Errorf("%w: %s", ended, why))
+		errs = append(errs, a.withAddresses(ctx, record, func(now *state.Container) error {
+			if now.Phase == state.Withdrawn {
+				return nil
+			}
+			err := a.closeLocked(now, func(i *nettype.Interface) bool { return cause == answering.Newer || has(&i.Attachment, addr) })
+			if err == nil && cause == answering.Newer {
+				klog.FromContext(ctx).Info("The node does not answer for the addresses of a pod any more, until the API server says whose they are", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
+					"podUID", now.Pod.UID, "containerID", now.ContainerID, "ips", addressList(now), "ip", addr, "reason", why)
+			}
+			if err == nil || errors.Is(err, answerer.ErrCannotClose) {
+				err = errors.Join(err, a.noteNewest(now, addr, newest))
+			}
+			return err
+		}))
 	}
 	return errors.Join(errs...)
 }
 
-// closeLocked is for a caller that holds the locks of the record's addresses.
-func (a *Agent) closeLocked(ctx context.Context, now *state.Container, addr netip.Addr, newest answering.Version, why string) error {
-	if now.Phase == state.Withdrawn {
-		return nil
+// IsCut is for package answerer.
+func (answers) IsCut(uplink string) (bool, error) { return wire.IsCut(uplink) }
+
+// closeLocked closes interfaces of a record, for a caller that holds the locks of its addresses. Its error is ErrCannotClose where
+// all that can be closed is.
+func (a *Agent) closeLocked(now *state.Container, which func(i *nettype.Interface) bool) error {
+	var cannot error
+	err := a.eachInterface(now, func(d nettype.Driver, i *nettype.Interface) error {
+		if !which(i) {
+			return nil
+		}
+		err := d.Close(i)
+		if errors.Is(err, foreign.ErrCannotClose) {
+			cannot = errors.Join(cannot, fmt.Errorf("%w: %w", answerer.ErrCannotClose, err))
+			return nil
+		}
+		return err
+	})
+	if err == nil {
+		err = cannot
 	}
-	if err := a.eachInterface(now, nettype.Driver.Close); err != nil {
+	if err != nil {
 		return fmt.Errorf("close the addresses of pod %s: %w", now.Pod, err)
 	}
-	klog.FromContext(ctx).Info("The node does not answer for the addresses of a pod any more, until the API server says whose they are", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
-		"podUID", now.Pod.UID, "containerID", now.ContainerID, "ips", addressList(now), "ip", addr, "reason", why)
+	return nil
+}
+
+// noteNewest keeps with a complete record by which one of the API another node has asserted an address.
+func (a *Agent) noteNewest(now *state.Container, addr netip.Addr, newest answering.Version) error {
 	if now.Phase != state.Added {
 		return nil
 	}
@@ -237,17 +284,31 @@ func (a *Agent) closeLocked(ctx context.Context, now *state.Container, addr neti
 	return err
 }
 
-// Open has the node answer again for the addresses of a complete record, once it may for all of them.
+// waits returns whether the answerer has yet to say that this node may answer for an address.
+func (a *Agent) waits(addr netip.Addr) bool {
+	if a.answerer == nil {
+		return false
+	}
+	phase := a.answerer.Standing(addr).Phase
+	return phase == answering.Asking || phase == answering.Closed
+}
+
+// waitsFor returns whether that is so of an address of an interface.
+func (a *Agent) waitsFor(i *nettype.Interface) bool {
+	return slices.ContainsFunc(i.Addresses, func(addr api.Address) bool { return a.waits(addr.Address) })
+}
+
+// Open has the node answer again for the addresses of complete records, on the interfaces for all of whose addresses it may.
 func (a answers) Open(ctx context.Context, addr netip.Addr) error {
 	var errs []error
 	for _, record := range a.carrying(addr) {
-		if record.Phase != state.Added || slices.ContainsFunc(addressesOf(record), func(other netip.Addr) bool {
-			phase := a.answerer.Standing(other).Phase
-			return phase == answering.Asking || phase == answering.Closed
-		}) {
+		if record.Phase != state.Added {
 			continue
 		}
 		if asserted(record) {
+			if slices.ContainsFunc(addressesOf(record), func(other netip.Addr) bool { return isAsserted(record.Held[other]) && a.waits(other) }) {
+				continue
+			}
 			_, err := a.Store.Update(record.Key(), func(c *state.Container) bool {
 				for addr, held := range c.Held {
 					held.Version, held.Newest = max(held.Version, uint64(a.answerer.Standing(addr).Version)), 0
@@ -257,7 +318,11 @@ func (a answers) Open(ctx context.Context, addr netip.Addr) error {
 			})
 			errs = append(errs, err)
 		}
-		errs = append(errs, a.setupAgain(ctx, record))
+		err := a.setupAgain(ctx, record)
+		if err != nil {
+			a.reconciler.CheckSoon(record.Key())
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

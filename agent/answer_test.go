@@ -4,6 +4,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
@@ -111,4 +112,37 @@ func TestADDWaits(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Neither a look at the kernel nor the API's word about all pods opens an address for which the node asks: both may be older than
+// the reason for that. The API's answer to the question does.
+func TestOnlyTheAnswererOpens(t *testing.T) {
+	first, w := newAgent(t)
+	put(t, first, "c", state.Added, "/proc/self/ns/net", w.addrs)
+	o := first.Options
+	o.Segment, o.NodeName = func(int) (answerer.Segment, error) { return &lan{answers: net.HardwareAddr{2, 0, 0, 0, 0, 9}}, nil }, "node"
+	o.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
+	a := New(o)
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var group sync.WaitGroup
+		group.Go(func() { a.answerer.Run(ctx) })
+		defer group.Wait()
+		defer cancel()
+		w.missing, w.holds = errors.New("the proxy entry is missing"), errors.New("no answer")
+		record := a.Store.List()[0]
+		a.carry(ctx, record, false)
+		synctest.Wait()
+		w.holds = nil
+		must(t, a.repair(ctx, record.Key()))
+		a.Suspect()
+		must(t, a.Verify(ctx))
+		if len(w.log) > 0 {
+			t.Errorf("the node opens while it asks: %v", w.log)
+		}
+		time.Sleep(time.Second) //nolint:forbidigo // the clock is the test's
+		if want := []string{"repair c"}; !slices.Equal(w.log, want) {
+			t.Errorf("log %v, want %v", w.log, want)
+		}
+	})
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -91,7 +92,7 @@ func (a *Agent) repair(ctx context.Context, key state.Key) error {
 	if lacks != nil {
 		lacks = a.filterAgain(ctx, record, lacks)
 	}
-	if lacks != nil && asserted(record) {
+	if lacks != nil && (asserted(record) || slices.ContainsFunc(addressesOf(record), a.waits) && a.eachInterface(record, a.checkOpen) == nil) {
 		// The answerer asks the API.
 		return nil
 	}
@@ -210,16 +211,25 @@ func (a *Agent) restore(ctx context.Context, record *state.Container) error {
 	})
 }
 
+// checkOpen is CheckNode for an interface for whose addresses the node may answer.
+func (a *Agent) checkOpen(d nettype.Driver, i *nettype.Interface) error {
+	if a.waitsFor(i) {
+		return nil
+	}
+	return d.CheckNode(i)
+}
+
 // setupAgain makes the missing pieces of the node's side of a complete attachment. The pod's side
-// is the pod's: a VPN takes the default route, a sandbox the addresses.
+// is the pod's: a VPN takes the default route, a sandbox the addresses. An interface for whose addresses the node may not
+// answer yet stays as it is: the API's word that the caller has may be older than the reason for that.
 func (a *Agent) setupAgain(ctx context.Context, record *state.Container) error {
 	return a.withAddresses(ctx, record, func(now *state.Container) error {
-		if now.Phase != state.Added {
+		if now.Phase != state.Added || asserted(now) {
 			return nil
 		}
 		var missing error
 		err := a.eachInterface(now, func(d nettype.Driver, i *nettype.Interface) error {
-			lacks := d.CheckNode(i)
+			lacks := a.checkOpen(d, i)
 			if lacks == nil {
 				return nil
 			}

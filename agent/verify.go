@@ -122,9 +122,6 @@ func (a *Agent) verifyOne(ctx context.Context, key state.Key, holds podinfo.Stan
 			return a.withdraw(ctx, record, reason)
 		}
 	}
-	if asserted(record) {
-		return nil
-	}
 	if err := a.setupAgain(ctx, record); err != nil {
 		// It has nothing to do with the API, and is tried again without it.
 		a.reconciler.CheckSoon(key)

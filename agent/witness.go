@@ -58,7 +58,7 @@ func (a *Agent) joinUplinks(ctx context.Context) {
 	}
 	for _, name := range uplinks {
 		if link, err := netlinksafe.LinkByName(name); err == nil {
-			a.answerer.Join(link.Attrs().Index, nodeGateway(ctx, link))
+			a.answerer.Join(link.Attrs().Index, name, nodeGateway(ctx, link))
 		}
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
@@ -42,19 +44,27 @@ type Node interface {
 	// Open has the node answer for an address of a complete attachment again. It does nothing where there is none.
 	Open(ctx context.Context, addr netip.Addr) error
 	// Close has the node stop that, and ends an ADD of the address. newest is kept with the record, zero where no other
-	// node has asserted the address. It blocks for the kernel and the state file.
-	Close(ctx context.Context, addr netip.Addr, newest answering.Version, why string) error
+	// node has asserted the address. It blocks for the kernel and the state file. Its error is ErrCannotClose where another
+	// try cannot succeed.
+	Close(ctx context.Context, addr netip.Addr, newest answering.Version, cause answering.Cause, why string) error
 	// Whose asks the API whether the address is still the pod's that this node has it for, and withdraws it where it is not.
 	Whose(ctx context.Context, addr netip.Addr) (mine bool, version answering.Version, last answering.Node, err error)
+	// IsCut returns whether an uplink has no carrier. It blocks for the kernel only.
+	IsCut(uplink string) (bool, error)
 }
+
+// ErrCannotClose is returned by a Node that goes on to answer for an address, however often it is asked to stop.
+var ErrCannotClose = errors.New("cannot stop answering")
 
 // Holding is an address that the API gave to a pod of this node.
 type Holding struct {
 	Address netip.Addr
 	// Pod is the UID of the pod.
 	Pod string
-	// Link is the index of the node's link to the network of the address.
-	Link int
+	// Link is the index of the node's link to the network of the address, and Uplink the name of the link to which the cable
+	// of that network is: the same one, or the one below a VLAN's link or a bridge.
+	Link   int
+	Uplink string
 	// Gateway of the network, the zero Addr where it has none.
 	Gateway netip.Addr
 	// OwnMAC is the MAC that the pod's interface has on every node, if it has one.
@@ -108,12 +118,12 @@ func (a *Answerer) start(l *loop) {
 }
 
 // loopOf returns the loop of a link, which it makes if it has to.
-func (a *Answerer) loopOf(link int) *loop {
+func (a *Answerer) loopOf(link int, uplink string) *loop {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	l := a.loops[link]
 	if l == nil {
-		l = &loop{a: a, index: link, signal: wakeup.New(), gateways: map[netip.Addr]bool{}, standing: map[netip.Addr]answering.Standing{}, waiting: map[netip.Addr][]chan struct{}{}, asks: map[netip.Addr]int{}, unclosed: map[netip.Addr]bool{}}
+		l = &loop{a: a, index: link, uplink: uplink, signal: wakeup.New(), gateways: map[netip.Addr]bool{}, standing: map[netip.Addr]answering.Standing{}, waiting: map[netip.Addr][]chan struct{}{}, asks: map[netip.Addr]int{}, unclosed: map[netip.Addr]bool{}}
 		a.loops[link] = l
 		if a.ctx != nil {
 			a.start(l)
@@ -131,13 +141,33 @@ func (a *Answerer) give(h Holding, in answering.Input) {
 	if moved && before.link != h.Link && old != nil {
 		old.note(answering.Leave{Address: h.Address})
 	}
-	l := a.loopOf(h.Link)
+	l := a.loopOf(h.Link, h.Uplink)
 	l.know(h.Gateway)
 	l.note(in)
 }
 
-// Join has the node hear the others on a link before it has an address there, with a gateway on it, if there is one.
-func (a *Answerer) Join(link int, gateway netip.Addr) { a.loopOf(link).know(gateway) }
+// Join has the node hear the others on an uplink before it has an address there, with a gateway on it, if there is one.
+func (a *Answerer) Join(link int, uplink string, gateway netip.Addr) {
+	a.loopOf(link, uplink).know(gateway)
+}
+
+// jitter is how long a node waits at most after its carrier is back.
+const jitter = 200 * time.Millisecond
+
+// Carrier says that an uplink has lost its carrier, or has it again.
+func (a *Answerer) Carrier(uplink string, up bool) {
+	c := answering.Carrier{Up: up}
+	if up {
+		c.Jitter = rand.N(jitter) //nolint:gosec // nobody is kept from guessing it
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, l := range a.loops {
+		if l.uplink == uplink {
+			l.note(c)
+		}
+	}
+}
 
 // know notes a gateway of the link.
 func (l *loop) know(gateway netip.Addr) {
@@ -231,6 +261,7 @@ func (a *Answerer) Standing(addr netip.Addr) answering.Standing {
 type loop struct {
 	a      *Answerer
 	index  int
+	uplink string
 	signal wakeup.Signal
 
 	mu       sync.Mutex
@@ -240,6 +271,8 @@ type loop struct {
 	waiting  map[netip.Addr][]chan struct{}
 	// asks has the number of the last question to the API about an address.
 	asks map[netip.Addr]int
+	// cut: the uplink has no carrier.
+	cut bool
 	// searches are under way.
 	searches []*search
 	// without is why there is no machine: the node answers without asking.
@@ -283,7 +316,14 @@ func (l *loop) wait(ctx context.Context, addr netip.Addr) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.waiting[addr] = slices.DeleteFunc(l.waiting[addr], func(c chan struct{}) bool { return c == done })
+	if l.cut {
+		return errors.New(l.withoutCarrier(addr))
+	}
 	return errors.New(explain(addr, l.standing[addr]))
+}
+
+func (l *loop) withoutCarrier(addr netip.Addr) string {
+	return fmt.Sprintf("the node's link %s has no carrier, so nobody can be asked whether another node answers for %s: plug its cable in", l.uplink, addr)
 }
 
 // explain says why the node does not answer for an address.
@@ -332,6 +372,7 @@ func (l *loop) run(ctx context.Context) {
 	mac, addr := segment.Own()
 	l.segment, l.began = segment, time.Now()
 	l.link = answering.NewLink(0, l.a.self, mac.String(), addr)
+	l.look(ctx)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -350,6 +391,19 @@ func (l *loop) run(ctx context.Context) {
 		if due, ok := l.link.Next(); ok {
 			timer.Reset(max(0, due-time.Since(l.began)))
 		}
+	}
+}
+
+// look has the machine begin with the carrier as it is. Changes that were noted before stand after that.
+func (l *loop) look(ctx context.Context) {
+	cut, err := l.a.node.IsCut(l.uplink)
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot see whether an uplink has its carrier", "uplink", l.uplink, "err", err)
+	}
+	if cut {
+		l.mu.Lock()
+		l.inputs = slices.Insert(l.inputs, 0, answering.Input(answering.Carrier{}))
+		l.mu.Unlock()
 	}
 }
 
@@ -390,13 +444,21 @@ func (l *loop) step(ctx context.Context) {
 	inputs, searches := l.inputs, slices.Clone(l.searches)
 	l.inputs = nil
 	l.mu.Unlock()
+	for i := range inputs {
+		inputs[i] = l.onLink(ctx, inputs[i])
+	}
 	for _, s := range searches {
 		s.see(inputs, l.link.At)
 	}
 	outputs := l.link.Step(time.Since(l.began), inputs...)
 	for _, out := range outputs {
 		if c, ok := out.(answering.Close); ok {
-			l.close(ctx, c)
+			s := l.link.Standing(c.Address)
+			why := explain(c.Address, s)
+			if s.Cause == answering.NoCarrier {
+				why = l.withoutCarrier(c.Address)
+			}
+			l.close(ctx, c, s.Cause, why)
 		}
 	}
 	l.tell()
@@ -428,6 +490,32 @@ func (l *loop) step(ctx context.Context) {
 	if err := l.segment.Question(questions); err != nil && ctx.Err() == nil {
 		klog.FromContext(ctx).V(2).Info("Cannot ask for addresses", "link", l.index, "err", err)
 	}
+}
+
+// onLink notes whether the link is cut, and returns the input as it is for a link that is. There the machine sees no carrier go by
+// which it would close an address that comes.
+func (l *loop) onLink(ctx context.Context, in answering.Input) answering.Input {
+	switch in := in.(type) {
+	case answering.Carrier:
+		l.mu.Lock()
+		changes := l.cut == in.Up
+		l.cut = !in.Up
+		l.mu.Unlock()
+		switch logger := klog.FromContext(ctx); {
+		case !changes:
+		case in.Up:
+			logger.Info("An uplink has its carrier again: the node asks whether the addresses there are still its pods'", "uplink", l.uplink, "link", l.index)
+		default:
+			logger.Info("An uplink has lost its carrier: the node answers for no address there", "uplink", l.uplink, "link", l.index)
+		}
+	case answering.Carry:
+		if l.cut && in.Answers {
+			l.close(ctx, answering.Close{Address: in.Address}, answering.NoCarrier, l.withoutCarrier(in.Address))
+			in.Answers = false
+			return in
+		}
+	}
+	return in
 }
 
 func (l *loop) send(ctx context.Context, messages []answering.Message) {
@@ -465,22 +553,27 @@ func (l *loop) tell() {
 		}
 		delete(l.waiting, addr)
 	}
+	left := func(addr netip.Addr) bool { return l.standing[addr].Phase == 0 }
+	maps.DeleteFunc(l.asks, func(addr netip.Addr, _ int) bool { return left(addr) })
+	maps.DeleteFunc(l.unclosed, func(addr netip.Addr, _ bool) bool { return left(addr) })
 }
 
 // closeAgain is the wait before the kernel is tried again.
 const closeAgain = time.Second
 
-func (l *loop) close(ctx context.Context, c answering.Close) {
-	s := l.link.Standing(c.Address)
-	why := explain(c.Address, s)
-	err := l.a.node.Close(ctx, c.Address, c.Newest, why)
+func (l *loop) close(ctx context.Context, c answering.Close, cause answering.Cause, why string) {
+	err := l.a.node.Close(ctx, c.Address, c.Newest, cause, why)
 	if err == nil || ctx.Err() != nil {
 		delete(l.unclosed, c.Address)
 		return
 	}
+	again := !errors.Is(err, ErrCannotClose)
 	if !l.unclosed[c.Address] {
 		l.unclosed[c.Address] = true
-		klog.FromContext(ctx).Error(err, "The node still answers for an address that another node has, will try again every second", "ip", c.Address)
+		klog.FromContext(ctx).Error(err, "The node goes on to answer for an address that may be another node's", "ip", c.Address, "why", why, "triesAgainEverySecond", again)
+	}
+	if !again {
+		return
 	}
 	time.AfterFunc(closeAgain, func() { l.note(answering.Recheck{Address: c.Address}) })
 }

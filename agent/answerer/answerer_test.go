@@ -5,6 +5,7 @@ package answerer_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -56,8 +57,11 @@ type host struct {
 	// gone is the error of Send, closed how often the segment was closed.
 	gone   error
 	closed int
-	// stuck: the kernel cannot be changed.
+	// stuck: the kernel cannot be changed. tries counts the calls of Close.
 	stuck error
+	tries int
+	// hang, if given, keeps the API's answers on their way while it is open.
+	hang chan struct{}
 }
 
 var errAway = errors.New("the API server is away")
@@ -157,8 +161,9 @@ func (h *host) Open(_ context.Context, addr netip.Addr) error {
 	return nil
 }
 
-func (h *host) Close(_ context.Context, addr netip.Addr, _ answering.Version, _ string) error {
+func (h *host) Close(_ context.Context, addr netip.Addr, _ answering.Version, _ answering.Cause, _ string) error {
 	h.wire.mu.Lock()
+	h.tries++
 	stuck := h.stuck
 	h.wire.mu.Unlock()
 	if stuck != nil {
@@ -170,8 +175,32 @@ func (h *host) Close(_ context.Context, addr netip.Addr, _ answering.Version, _ 
 
 func (h *host) Whose(context.Context, netip.Addr) (bool, answering.Version, answering.Node, error) {
 	h.wire.mu.Lock()
+	mine, version, err, hang := h.mine, h.version, h.api, h.hang
+	h.wire.mu.Unlock()
+	if hang != nil {
+		<-hang
+	}
+	return mine, version, answering.Node{}, err
+}
+
+func (h *host) IsCut(string) (bool, error) {
+	h.wire.mu.Lock()
 	defer h.wire.mu.Unlock()
-	return h.mine, h.version, answering.Node{}, h.api
+	return h.out, nil
+}
+
+// plug plugs the host's cable in or pulls it, and tells the node.
+func (h *host) plug(a *Answerer, in bool) {
+	h.wire.mu.Lock()
+	h.out = !in
+	h.wire.mu.Unlock()
+	a.Carrier("eth0", in)
+}
+
+func (h *host) closes() int {
+	h.wire.mu.Lock()
+	defer h.wire.mu.Unlock()
+	return h.tries
 }
 
 // run runs a test in virtual time.
@@ -302,6 +331,113 @@ func TestCloseFails(t *testing.T) {
 		w.mu.Unlock()
 		if took, err := wait(t, b, 10*time.Second); err != nil || old.answers(address) {
 			t.Errorf("Wait() = %v after %v; the old node answers: %t", err, took, old.answers(address))
+		}
+	})
+}
+
+// A pod waits while the cable is out, from its start or later, until nobody answers for its address when the cable is back.
+func TestCarrierOut(t *testing.T) {
+	for name, later := range map[string]bool{"from the start": false, "later": true} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
+				n, other := w.add("node"), w.add("other")
+				n.out = !later
+				a := start(n)
+				if later {
+					a.Join(1, "eth0", netip.Addr{})
+					synctest.Wait()
+					n.plug(a, false)
+				}
+				a.Take(Holding{Address: address, Pod: "p", Link: 1, Uplink: "eth0", Gateway: gateway, Version: 5, Last: answering.Node{Name: "lost"}})
+				if _, err := wait(t, a, 2*time.Minute); err == nil || !strings.Contains(err.Error(), "eth0 has no carrier") {
+					t.Errorf("while the cable is out Wait() = %v", err)
+				}
+				other.set(address, true)
+				n.plug(a, true)
+				if _, err := wait(t, a, 2*time.Minute); err == nil || !strings.Contains(err.Error(), "a host with MAC 02:00:00:00:00:02 still answers") {
+					t.Errorf("beside another host Wait() = %v", err)
+				}
+				other.set(address, false)
+				if took, err := wait(t, a, 10*time.Second); err != nil || took < 2*time.Second {
+					t.Errorf("Wait() = %v after %v", err, took)
+				}
+			})
+		})
+	}
+}
+
+// A node closes its addresses when its cable is out, and one that it finds open then. When the cable is back it opens them by an
+// answer of the API that was asked for since, and by no older one.
+func TestCarrierCut(t *testing.T) {
+	for name, early := range map[string]bool{"while it answers": false, "before its agent starts": true} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
+				n, other := w.add("node"), w.add("other")
+				n.api, n.mine, n.version, n.hang = nil, true, 5, make(chan struct{})
+				n.set(address, true)
+				n.out = early
+				a := start(n)
+				a.Carry(Holding{Address: address, Pod: "p", Link: 1, Uplink: "eth0", Gateway: gateway, Version: 5}, true, 0)
+				synctest.Wait()
+				if !early {
+					n.plug(a, false)
+					synctest.Wait()
+				}
+				if n.answers(address) {
+					t.Fatal("the node answers on a link without its carrier")
+				}
+				flap := func() {
+					n.plug(a, true)
+					synctest.Wait()
+					n.plug(a, false)
+					synctest.Wait()
+				}
+				flap()
+				old := n.hang
+				w.mu.Lock()
+				n.hang = make(chan struct{})
+				w.mu.Unlock()
+				// The address moves, and comes back.
+				other.set(address, true)
+				n.plug(a, true)
+				synctest.Wait()
+				close(old)
+				time.Sleep(time.Minute) //nolint:forbidigo // the clock is the test's
+				if n.answers(address) {
+					t.Error("the node opens by a word of the API from before its carrier was back")
+				}
+				other.set(address, false)
+				close(n.hang)
+				synctest.Wait()
+				if !n.answers(address) {
+					t.Error("the node does not open by the API's word")
+				}
+			})
+		})
+	}
+}
+
+// An address that cannot be closed is not tried again and again, and nothing is denied.
+func TestCannotClose(t *testing.T) {
+	run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
+		old, fresh := w.add("old"), w.add("fresh")
+		old.set(address, true)
+		old.stuck = fmt.Errorf("%w: a link in the container", ErrCannotClose)
+		a, b := start(old), start(fresh)
+		a.Carry(Holding{Address: address, Pod: "p", Link: 1, Uplink: "eth0", Gateway: gateway, Version: 5}, true, 0)
+		synctest.Wait()
+		for round := 1; round < 3; round++ {
+			old.plug(a, false)
+			time.Sleep(time.Minute) //nolint:forbidigo // the clock is the test's
+			old.plug(a, true)
+			time.Sleep(time.Minute) //nolint:forbidigo // the clock is the test's
+			if got := old.closes(); got != round {
+				t.Errorf("after %d cuts it was tried %d times", round, got)
+			}
+		}
+		b.Take(Holding{Address: address, Pod: "q", Link: 1, Gateway: gateway, Version: 6, Last: answering.Node{Name: "old"}})
+		if _, err := wait(t, b, time.Minute); err == nil || old.denials() > 0 || old.closes() != 3 {
+			t.Errorf("Wait() = %v, %d denials, tried %d times", err, old.denials(), old.closes())
 		}
 	})
 }

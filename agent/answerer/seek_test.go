@@ -38,7 +38,7 @@ func TestSeek(t *testing.T) {
 				if c.third {
 					third := w.add("third")
 					third.own = netip.MustParseAddr("10.0.60.3")
-					start(third).Join(1, netip.Addr{})
+					start(third).Join(1, "eth0", netip.Addr{})
 					synctest.Wait()
 				}
 				a := start(witness)
@@ -46,9 +46,9 @@ func TestSeek(t *testing.T) {
 				if c.gateway {
 					known = gateway
 				}
-				a.Join(1, known)
+				a.Join(1, "eth0", known)
 				synctest.Wait()
-				start(lost).Join(1, netip.Addr{})
+				start(lost).Join(1, "eth0", netip.Addr{})
 				lost.set(address, true)
 				time.Sleep(50 * time.Second) //nolint:forbidigo // the clock is the test's
 				w.mu.Lock()

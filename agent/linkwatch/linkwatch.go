@@ -31,8 +31,9 @@ type Reactions struct {
 	Changed func(context.Context)
 	// Back is called at once when such a link comes up: the node may have been cut off.
 	Back func()
-	// Lost is called at once when such a link has no carrier, and once for each that has none when the watch begins.
-	Lost func()
+	// Carrier is called at once when any link loses its carrier, or has it again, and once for each link when the watch begins. It
+	// returns at once.
+	Carrier func(link string, up bool)
 	// Moved is called when such a link has another MAC, which neighbours do not know.
 	Moved func(context.Context)
 	// Unshaped is called when a device went away or down: the packets that were led
@@ -54,7 +55,6 @@ func Watch(ctx context.Context, uplinks func() ([]string, error), r Reactions) e
 			return nil
 		case <-time.After(missedPause):
 		}
-		r.Lost()
 		r.Back()
 		r.Changed(ctx)
 		r.Moved(ctx)
@@ -133,16 +133,13 @@ func (l *links) apply(ctx context.Context, u netlink.LinkUpdate, r Reactions) bo
 	if shaping.IsDevice(u.Link) && (u.Header.Type == unix.RTM_DELLINK || u.IfInfomsg.Flags&unix.IFF_UP == 0) {
 		r.Unshaped()
 	}
-	l.note(u)
+	l.note(u, r)
 	if !l.leadOut(int(u.Index)) {
 		return false
 	}
 	running := u.IfInfomsg.Flags&unix.IFF_RUNNING != 0
 	if running && l.down[u.Index] {
 		r.Back()
-	}
-	if !running && !l.down[u.Index] {
-		r.Lost()
 	}
 	l.down[u.Index] = !running
 	mac := u.Attrs().HardwareAddr.String()
@@ -174,20 +171,26 @@ type links struct {
 type link struct {
 	name, kind string
 	parent     int
+	carrier    bool
 }
 
 // askAgain is how long the names of the uplinks are used. They are in the node's configuration and in records.
 const askAgain = time.Second
 
-// note learns from an event. Events of bridge ports tell less of the link, and the end of a port is
+// note learns from an event, and tells of carriers. Events of bridge ports tell less of the link, and the end of a port is
 // not the end of the link.
-func (l *links) note(u netlink.LinkUpdate) {
+func (l *links) note(u netlink.LinkUpdate, r Reactions) {
 	switch {
 	case u.Family == unix.AF_BRIDGE:
 	case u.Header.Type == unix.RTM_DELLINK:
 		delete(l.byIndex, int(u.Index))
 	default:
-		l.byIndex[int(u.Index)] = link{u.Attrs().Name, u.Link.Type(), u.Attrs().ParentIndex}
+		before, known := l.byIndex[int(u.Index)]
+		now := link{u.Attrs().Name, u.Link.Type(), u.Attrs().ParentIndex, rtnl.HasCarrier(u.Link)}
+		l.byIndex[int(u.Index)] = now
+		if !known || now.carrier != before.carrier || now.name != before.name {
+			r.Carrier(now.name, now.carrier)
+		}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/berth-dev/berth/agent/netnstest"
 )
@@ -25,7 +26,7 @@ func TestDeviceIsLost(t *testing.T) {
 	var group sync.WaitGroup
 	group.Go(func() {
 		err := host.Try(func() error {
-			return Watch(ctx, func() ([]string, error) { return []string{"lo"}, nil }, Reactions{Changed: func(context.Context) { changed.Add(1) }, Back: func() { back.Add(1) }, Lost: func() {}, Moved: nothing, Unshaped: func() { lost.Add(1) }})
+			return Watch(ctx, func() ([]string, error) { return []string{"lo"}, nil }, Reactions{Changed: func(context.Context) { changed.Add(1) }, Back: func() { back.Add(1) }, Carrier: ignore, Moved: nothing, Unshaped: func() { lost.Add(1) }})
 		})
 		if err != nil {
 			t.Error(err)
@@ -79,20 +80,25 @@ func TestDeviceIsLost(t *testing.T) {
 	more(before)
 }
 
-// The agent learns at once that the uplink is lost, and back. It does not learn of changes of other links,
+func ignore(string, bool) {}
+
+// The agent learns at once of all carriers, and that the uplink is back. It does not learn of other changes of other links,
 // even if their names resemble the uplink's.
 func TestUplinkIsBack(t *testing.T) {
 	netnstest.Need(t)
 	host, wire := netnstest.New(t), netnstest.NewWire(t)
 	wire.Plug(host, "eth0")
 	wire.Plug(host, "eth01")
-	var back, lost, changed atomic.Int32
+	var back, changed atomic.Int32
+	carriers := make(chan string, 100)
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	group.Go(func() {
 		err := host.Try(func() error {
 			return Watch(ctx, func() ([]string, error) { return []string{"eth0"}, nil }, Reactions{
-				Changed: func(context.Context) { changed.Add(1) }, Back: func() { back.Add(1) }, Lost: func() { lost.Add(1) }, Moved: func(context.Context) {}, Unshaped: func() {},
+				Changed: func(context.Context) { changed.Add(1) }, Back: func() { back.Add(1) }, Carrier: func(link string, up bool) {
+					carriers <- fmt.Sprintf("%s %t", link, up)
+				}, Moved: func(context.Context) {}, Unshaped: func() {},
 			})
 		})
 		if err != nil {
@@ -110,9 +116,26 @@ func TestUplinkIsBack(t *testing.T) {
 			return nil
 		})
 	}
+	// tells waits until the watch tells of a carrier, and of nothing else before.
+	tells := func(want string) {
+		t.Helper()
+		select {
+		case got := <-carriers:
+			if got != want {
+				t.Errorf("told of the carrier %q, want %q", got, want)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("not told of the carrier %q", want)
+		}
+	}
 	reach("begin", &changed, 1)
+	for _, link := range []string{"lo true", "eth0 true", "eth01 true"} {
+		tells(link)
+	}
 	wire.Port(2, false)
+	tells("eth01 false")
 	wire.Port(2, true)
+	tells("eth01 true")
 	wire.Port(1, false)
 	// The kernel tells of carriers late, and of one that was lost and is back by then not at all.
 	netnstest.Eventually(t, func() error {
@@ -121,8 +144,9 @@ func TestUplinkIsBack(t *testing.T) {
 		}
 		return nil
 	})
-	reach("lost", &lost, 1)
+	tells("eth0 false")
 	wire.Port(1, true)
+	tells("eth0 true")
 	reach("back", &back, 1)
 	reach("changed", &changed, 2)
 	if got := back.Load(); got != 1 {
@@ -143,7 +167,7 @@ func TestRoutesAreLost(t *testing.T) {
 	var group sync.WaitGroup
 	group.Go(func() {
 		err := host.Try(func() error {
-			return Watch(ctx, func() ([]string, error) { return []string{"eth0"}, nil }, Reactions{Changed: func(context.Context) { changed.Add(1) }, Back: func() {}, Lost: func() {}, Moved: nothing, Unshaped: func() {}})
+			return Watch(ctx, func() ([]string, error) { return []string{"eth0"}, nil }, Reactions{Changed: func(context.Context) { changed.Add(1) }, Back: func() {}, Carrier: ignore, Moved: nothing, Unshaped: func() {}})
 		})
 		if err != nil {
 			t.Error(err)

@@ -41,8 +41,6 @@ type Work struct {
 	Survey func(ctx context.Context) error
 	// Orphans looks at the links without a record, all together.
 	Orphans func(ctx context.Context) error
-	// Close has the node answer for no address on links that have lost their carrier.
-	Close func(ctx context.Context) error
 }
 
 // Reconciler makes kernel and records agree, each record by itself. Its methods are safe in
@@ -50,9 +48,9 @@ type Work struct {
 type Reconciler struct {
 	work                    Work
 	checks, finishes, tells keyQueue
-	// surveys, orphans and closes have one key only.
-	surveys, orphans, closes keyQueue
-	outcomes                 outcomes
+	// surveys and orphans have one key only.
+	surveys, orphans keyQueue
+	outcomes         outcomes
 }
 
 // New returns a Reconciler that is idle until Run.
@@ -60,7 +58,7 @@ func New(w Work) *Reconciler {
 	queue := func() keyQueue {
 		return workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[state.Key](firstRetry, lastRetry))
 	}
-	return &Reconciler{work: w, outcomes: outcomes{known: w.Known}, checks: queue(), finishes: queue(), tells: queue(), surveys: queue(), orphans: queue(), closes: queue()}
+	return &Reconciler{work: w, outcomes: outcomes{known: w.Known}, checks: queue(), finishes: queue(), tells: queue(), surveys: queue(), orphans: queue()}
 }
 
 // CheckSoon has a record compared soon.
@@ -85,9 +83,6 @@ func (r *Reconciler) Checked(key state.Key) { r.outcomes.note(key, true, nil) }
 // OrphansSoon has the links without a record looked at soon.
 func (r *Reconciler) OrphansSoon() { r.orphans.Add(state.Key{}) }
 
-// CloseSoon has addresses closed on links without a carrier.
-func (r *Reconciler) CloseSoon() { r.closes.Add(state.Key{}) }
-
 // Run works until the context ends, and waits for the work under way.
 func (r *Reconciler) Run(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() {
@@ -96,7 +91,6 @@ func (r *Reconciler) Run(ctx context.Context) {
 		r.tells.ShutDown()
 		r.surveys.ShutDown()
 		r.orphans.ShutDown()
-		r.closes.ShutDown()
 	})
 	defer stop()
 	var group sync.WaitGroup
@@ -118,9 +112,6 @@ func (r *Reconciler) Run(ctx context.Context) {
 	})
 	group.Go(func() {
 		work(ctx, r.orphans, "Cannot look at links without a record, will try again", func(ctx context.Context, _ state.Key) error { return r.work.Orphans(ctx) })
-	})
-	group.Go(func() {
-		work(ctx, r.closes, "Cannot keep addresses of pods silent on a link without a carrier, will try again", func(ctx context.Context, _ state.Key) error { return r.work.Close(ctx) })
 	})
 	group.Wait()
 }

@@ -218,7 +218,7 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, ready func(context.C
 	group.Go(func() error { return node.Run(ctx, a) })
 	group.Go(func() error { a.Run(ctx); return nil })
 	group.Go(func() error {
-		return linkwatch.Watch(ctx, a.Uplinks, linkwatch.Reactions{Changed: a.Recheck, Back: func() { node.VerifyAtOnce(); a.ReopenSoon(ctx) }, Lost: a.CloseSoon, Moved: a.AnnounceAll, Unshaped: a.Shaper.Recheck})
+		return linkwatch.Watch(ctx, a.Uplinks, linkwatch.Reactions{Changed: a.Recheck, Back: node.VerifyAtOnce, Carrier: a.Carrier, Moved: a.AnnounceAll, Unshaped: a.Shaper.Recheck})
 	})
 	group.Go(func() error {
 		// Without events the agent looks once a minute.

@@ -127,13 +127,13 @@ func (a *asker) await(t *testing.T, mac string, since time.Time, times int) {
 }
 
 // cut pulls the node's cable, and waits until the node sees it. reconnect plugs it in again.
-func (net *network) cut(n *node)       { net.wire.Port(n.port, false); n.awaitCarrier(false) }
-func (net *network) reconnect(n *node) { net.wire.Port(n.port, true); n.awaitCarrier(true) }
+func (net *network) cut(n *node)       { net.wire.Port(n.port, false); n.awaitCarrier("eth0", false) }
+func (net *network) reconnect(n *node) { net.wire.Port(n.port, true); n.awaitCarrier("eth0", true) }
 
-func (n *node) awaitCarrier(want bool) {
+func (n *node) awaitCarrier(link string, want bool) {
 	n.t.Helper()
 	eventually(n.t, func() error {
-		if out := n.IP("link", "show", "dev", "eth0"); strings.Contains(out, "LOWER_UP") != want {
+		if out := n.IP("link", "show", "dev", link); strings.Contains(out, "LOWER_UP") != want {
 			return fmt.Errorf("node %s has its carrier, or not: %s", n.name, out)
 		}
 		return nil
@@ -257,6 +257,45 @@ func TestCarrierBack(t *testing.T) {
 	for _, c := range containers {
 		n.mustDel(c)
 	}
+}
+
+// While the cable to a pool's network is out nobody answers the node there. No pod begins to answer because of that: when the
+// cable is back the node asks.
+func TestCarrierOut(t *testing.T) {
+	t.Parallel()
+	network := newNetwork(t)
+	n, other := network.newNode(t, "out-a", "10.0.60.11"), network.newHost(t, "out-b", "10.0.60.12")
+	network.wire.Plug(n.Host, "eth1")
+	network.ports++
+	port := network.ports
+	n.floating(`{"type":"berth-veth","uplink":"eth1"}`)
+	pod := createPod(t, n.name, "out", "10.0.70.5")
+	network.wire.Port(port, false)
+	n.awaitCarrier("eth1", false)
+	bind(t, "10.0.70.5", pod)
+	c := newContainer(t, "c1", pod)
+	client, own := newAsker(t, network.client, "10.0.70.50", "10.0.70.5"), n.MAC("eth1").String()
+	if _, err := n.add(c); err == nil || !strings.Contains(err.Error(), "eth1 has no carrier") {
+		t.Errorf("ADD while the cable is out: %v", err)
+	}
+	other.IP("addr", "add", "10.0.70.5/32", "dev", "eth0")
+	client.await(t, mac(other), time.Time{}, 1)
+	network.wire.Port(port, true)
+	n.awaitCarrier("eth1", true)
+	if _, err := n.add(c); err == nil || !strings.Contains(err.Error(), "10.0.70.5 is in use by the host with MAC "+mac(other)) {
+		t.Errorf("ADD while another host answers: %v", err)
+	}
+	client.await(t, mac(other), time.Now(), 10)
+	if answers := client.of(own, time.Time{}); len(answers) > 0 {
+		t.Errorf("the node answered %d times beside another host", len(answers))
+	}
+	other.IP("addr", "del", "10.0.70.5/32", "dev", "eth0")
+	eventually(t, func() error {
+		_, err := n.add(c)
+		return err
+	})
+	client.await(t, own, time.Time{}, 1)
+	n.mustDel(c)
 }
 
 // A pod with its own MAC is silenced by the agent when the node's cable is cut, and stays silent when the cable is back while
