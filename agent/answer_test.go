@@ -109,6 +109,20 @@ func TestADDWaits(t *testing.T) {
 				case c.text != "" && (err == nil || !strings.Contains(err.Error(), c.text) || ToCNIError(err).Code != types.ErrTryAgainLater):
 					t.Errorf("ADD: %v", err)
 				}
+				// It goes on asking, and says so, until the pod is gone.
+				in, err := a.Inspect(ctx, "", false)
+				if err != nil {
+					t.Fatal(err)
+				}
+				asks := c.answers != nil && !c.gone
+				if (len(in.Unanswered) == 1) != asks {
+					t.Errorf("the node does not answer for %+v", in.Unanswered)
+				}
+				for _, u := range in.Unanswered {
+					if u.Address != w.addrs[0].Address || !strings.Contains(u.Why, c.text) || u.LastNode != "node1" || !slices.Equal(u.MACs, []string{c.answers.String()}) {
+						t.Errorf("the node does not answer for %+v", u)
+					}
+				}
 			})
 		})
 	}

@@ -257,6 +257,36 @@ func (a *Answerer) Standing(addr netip.Addr) answering.Standing {
 	return l.standing[addr]
 }
 
+// Unanswered is an address that the node has and does not answer for.
+type Unanswered struct {
+	Address netip.Addr
+	answering.Standing
+	// Why is a sentence.
+	Why string
+}
+
+// Unanswered lists the addresses that the node has and does not answer for, in their order.
+func (a *Answerer) Unanswered() []Unanswered {
+	a.mu.Lock()
+	at := make(map[netip.Addr]*loop, len(a.where))
+	for addr, place := range a.where {
+		at[addr] = a.loops[place.link]
+	}
+	a.mu.Unlock()
+	var all []Unanswered
+	for _, addr := range slices.SortedFunc(maps.Keys(at), netip.Addr.Compare) {
+		if l := at[addr]; l != nil {
+			l.mu.Lock()
+			s := l.standing[addr]
+			if l.without == nil && (s.Phase == answering.Asking || s.Phase == answering.Closed) {
+				all = append(all, Unanswered{addr, s, explain(addr, s)})
+			}
+			l.mu.Unlock()
+		}
+	}
+	return all
+}
+
 // loop runs the machine of a link.
 type loop struct {
 	a      *Answerer

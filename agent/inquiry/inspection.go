@@ -38,7 +38,9 @@ type Inspection struct {
 	// Conflicts lists the conflicts heard since the agent started, one for each address, until
 	// nobody has the address any more.
 	Conflicts []InspectedConflict `json:"conflicts,omitempty"`
-	Problems  []string            `json:"problems,omitempty"`
+	// Unanswered lists addresses of pods for which the node does not answer, because another host may.
+	Unanswered []UnansweredAddress `json:"unanswered,omitempty"`
+	Problems   []string            `json:"problems,omitempty"`
 	// Policies reports the enforcement of network policies; nil where the query names a pod.
 	Policies *InspectedPolicies `json:"policies,omitempty"`
 }
@@ -203,6 +205,18 @@ type InspectedConflict struct {
 	// Heard names the host, and Time is when.
 	Heard string    `json:"heard"`
 	Time  time.Time `json:"time"`
+}
+
+// UnansweredAddress is an address of a pod, or of one that is about to start, for which the node does not answer.
+type UnansweredAddress struct {
+	Address netip.Addr `json:"address"`
+	// Why is a sentence: what the node waits for, and what a person can do.
+	Why string `json:"why"`
+	// LastNode carried the address last, and Denied: its agent said that it does not any more.
+	LastNode string `json:"lastNode,omitempty"`
+	Denied   bool   `json:"denied,omitempty"`
+	// MACs are those of the hosts that answered for it last.
+	MACs []string `json:"macs,omitempty"`
 }
 
 // InspectedInterface is one interface of a container.

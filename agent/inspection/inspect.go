@@ -180,6 +180,9 @@ func printInspection(out io.Writer, in *inquiry.Inspection) error {
 	for _, c := range in.Conflicts {
 		fmt.Fprintf(out, "conflict %s ago: %s, of pod %s\n", age(in.Time, c.Time), c.Heard, c.Pod)
 	}
+	for _, u := range in.Unanswered {
+		fmt.Fprintf(out, "the node does not answer for %s: %s\n", u.Address, u.Why)
+	}
 	for _, o := range in.Orphans {
 		fmt.Fprintf(out, "link %s with %v has no record: the state file was lost; it stays while a pod of this node holds the addresses\n", o.Link, o.Addresses)
 	}
