@@ -13,7 +13,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/mdlayher/packet"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/frame"
@@ -150,22 +152,25 @@ func (s *segment) anyAnswer(f []byte) (addr netip.Addr, mac net.HardwareAddr, ok
 }
 
 // Senders returns the IPv4 addresses of the link, then of the node's other links. It runs in the network namespace
-// of the link.
+// of the link, and asks the kernel for IPv4 addresses alone: a node has few, and a list of all has some of each pod's link.
 func (a *Asker) Senders() ([]netip.Prefix, error) {
-	var senders []netip.Prefix
-	own, err := a.link.Addrs()
+	all, err := netlinksafe.AddrList(nil, netlink.FAMILY_V4)
 	if err != nil {
-		return nil, fmt.Errorf("list the addresses of link %s: %w", a.link.Name, err)
+		return nil, fmt.Errorf("list the IPv4 addresses of the node: %w", err)
 	}
-	all, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, fmt.Errorf("list the addresses of the node: %w", err)
-	}
-	for _, address := range append(own, all...) {
-		prefix, err := netip.ParsePrefix(address.String())
-		if err == nil && prefix.Addr().Is4() && prefix.Addr().IsGlobalUnicast() {
-			senders = append(senders, prefix)
+	var own, others []netip.Prefix
+	for _, one := range all {
+		addr, ok := netip.AddrFromSlice(one.IP)
+		if !ok || !addr.Unmap().IsGlobalUnicast() {
+			continue
+		}
+		length, _ := one.Mask.Size()
+		prefix := netip.PrefixFrom(addr.Unmap(), length)
+		if one.LinkIndex == a.link.Index {
+			own = append(own, prefix)
+		} else {
+			others = append(others, prefix)
 		}
 	}
-	return senders, nil
+	return append(own, others...), nil
 }
