@@ -28,6 +28,7 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/hostport"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/event"
 )
 
@@ -51,7 +52,7 @@ type pods interface {
 	WaitForSync(ctx context.Context) bool
 	// Held returns the version of an address's FloatingIP at which the API said last that a pod of this node holds it, and the
 	// node that had it last, if that may still answer for it, without blocking.
-	Held(addr netip.Addr) (version uint64, lastNode string)
+	Held(addr netip.Addr) (version uint64, last v1alpha1.NodeReference)
 	// Running lists the pods of the node that have addresses of their own, as the watch knows
 	// them, without blocking.
 	Running() []podinfo.Running
@@ -116,10 +117,12 @@ type Options struct {
 	DefaultRoutes defaultRoutes
 	Drivers       Drivers
 	Prober        addressconflict.Prober
-	// Segment, if given, returns the network of a link, with whose other nodes this one, NodeName, settles which of them
+	// Segment, if given, returns the network of a link, with whose other nodes this one, Node, settles which of them
 	// answers for an address.
-	Segment     func(link int) (answerer.Segment, error)
-	NodeName    string
+	Segment func(link int) (answerer.Segment, error)
+	Node    answering.Node
+	// Unicast, if given, calls heard with the messages that other nodes send to this one outside of segments, until ctx ends.
+	Unicast     func(ctx context.Context, heard func(answering.Message))
 	Listener    defence.Listener
 	Shaper      shaper
 	ConflictLog addressconflict.Log
@@ -180,7 +183,7 @@ func New(o Options) *Agent {
 		Survey: a.survey, Check: a.repair, Finish: a.finish, Tell: a.tell, Orphans: a.verifyOrphans,
 	})
 	if o.Segment != nil {
-		a.answerer = answerer.New(answering.Node{Name: o.NodeName}, o.Segment, answers{a})
+		a.answerer = answerer.New(o.Node, o.Segment, answers{a})
 	}
 	return a
 }

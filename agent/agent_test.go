@@ -32,6 +32,7 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/hostport"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // world imitates all that an Agent calls. A case sets its values.
@@ -61,7 +62,7 @@ type world struct {
 	// unfiltered says that only filters are missing.
 	unfiltered bool
 	// lastNode had the address last.
-	lastNode string
+	lastNode v1alpha1.NodeReference
 	// named are the networks that the pod's annotation names.
 	named []attachdef.Network
 	// annotated has the annotations written on the pod, annotateErr is the error of the writing.
@@ -117,8 +118,8 @@ func (w *world) Annotate(_ context.Context, _ api.Pod, annotations map[string]st
 func (w *world) Networks(context.Context, string, string, string) ([]attachdef.Network, error) {
 	return w.named, nil
 }
-func (w *world) Running() []podinfo.Running       { return w.running }
-func (w *world) Held(netip.Addr) (uint64, string) { return 1, w.lastNode }
+func (w *world) Running() []podinfo.Running                       { return w.running }
+func (w *world) Held(netip.Addr) (uint64, v1alpha1.NodeReference) { return 1, w.lastNode }
 
 func (w *world) Mirror(pod api.Pod) api.Pod { return pod }
 func (w *world) NetAdmins(api.Pod) []string { return nil }

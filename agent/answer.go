@@ -39,7 +39,7 @@ func holdings(record *state.Container, targets []conflict.Target) []answerer.Hol
 		held := record.Held[addr.Address]
 		all = append(all, answerer.Holding{
 			Address: addr.Address, Pod: record.Pod.Identity(), Link: targets[i].Link, Uplink: uplinkOf(record, addr.Address), Gateway: addr.Gateway, OwnMAC: targets[i].Own,
-			Version: answering.Version(held.Version), Last: answering.Node{Name: held.LastNode},
+			Version: answering.Version(held.Version), Last: answering.Node{Name: held.LastNode, UID: held.LastNodeUID},
 		})
 	}
 	return all
@@ -193,6 +193,11 @@ func isAsserted(held state.Held) bool { return held.Newest > held.Version }
 
 // answers is the node as the answerer changes it.
 type answers struct{ *Agent }
+
+// Carries returns whether a record has the address, and was not withdrawn.
+func (a answers) Carries(addr netip.Addr) bool {
+	return slices.ContainsFunc(a.carrying(addr), func(record *state.Container) bool { return record.Phase != state.Withdrawn })
+}
 
 // carrying lists the records that have an address.
 func (a *Agent) carrying(addr netip.Addr) []*state.Container {
@@ -352,6 +357,6 @@ func (a answers) Whose(ctx context.Context, addr netip.Addr) (mine bool, version
 			return false, 0, answering.Node{}, err
 		}
 	}
-	number, name := a.Pods.Held(addr)
-	return mine, answering.Version(number), answering.Node{Name: name}, nil
+	number, node := a.Pods.Held(addr)
+	return mine, answering.Version(number), answering.Node{Name: node.Name, UID: string(node.UID)}, nil
 }

@@ -82,11 +82,11 @@ func TestADDWaits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			first, w := newAgent(t)
 			if c.answers != nil {
-				w.lastNode = "node1"
+				w.lastNode.Name = "node1"
 			}
 			o := first.Options
 			segment := &lan{answers: c.answers}
-			o.Segment, o.NodeName = func(int) (answerer.Segment, error) { return segment, nil }, "node2"
+			o.Segment, o.Node = func(int) (answerer.Segment, error) { return segment, nil }, answering.Node{Name: "node2"}
 			o.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
 			a := New(o)
 			synctest.Test(t, func(t *testing.T) {
@@ -134,7 +134,7 @@ func TestOnlyTheAnswererOpens(t *testing.T) {
 	first, w := newAgent(t)
 	put(t, first, "c", state.Added, "/proc/self/ns/net", w.addrs)
 	o := first.Options
-	o.Segment, o.NodeName = func(int) (answerer.Segment, error) { return &lan{answers: net.HardwareAddr{2, 0, 0, 0, 0, 9}}, nil }, "node"
+	o.Segment, o.Node = func(int) (answerer.Segment, error) { return &lan{answers: net.HardwareAddr{2, 0, 0, 0, 0, 9}}, nil }, answering.Node{Name: "node"}
 	o.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
 	a := New(o)
 	synctest.Test(t, func(t *testing.T) {

@@ -70,7 +70,7 @@ func (p planner) recorded(attachments []state.Attachment) map[netip.Addr]state.H
 				all = map[netip.Addr]state.Held{}
 			}
 			version, last := p.Pods.Held(addr.Address)
-			all[addr.Address] = state.Held{Version: version, LastNode: last}
+			all[addr.Address] = state.Held{Version: version, LastNode: last.Name, LastNodeUID: string(last.UID)}
 		}
 	}
 	return all

@@ -35,11 +35,15 @@ func (a *Agent) Run(ctx context.Context) {
 	group.Go(func() { a.ports.Run(ctx) })
 	group.Go(func() { a.freeEnded(ctx) })
 	group.Go(func() { a.defender.Run(ctx, a.Listener, newCarrier(a)) })
+	a.noteStart(ctx)
+	a.carryAll(ctx)
+	// Only now: a node denies what it does not know to carry.
 	if a.answerer != nil {
 		group.Go(func() { a.answerer.Run(ctx) })
 	}
-	a.noteStart(ctx)
-	a.carryAll(ctx)
+	if a.answerer != nil && a.Unicast != nil {
+		group.Go(func() { a.Unicast(ctx, a.answerer.Heard) })
+	}
 	wait.JitterUntilWithContext(ctx, a.Recheck, resync, 0.1, true)
 	group.Wait()
 }

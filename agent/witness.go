@@ -26,7 +26,7 @@ const agentPort = 10265
 // Witness asks another node whether it lives: at its InternalIPs, hosts, and on the segments of this one, where it asks for the
 // node and for the addresses. It changes nothing, and blocks for about a second.
 func (a *Agent) Witness(ctx context.Context, node string, hosts, addrs []netip.Addr) (*inquiry.Testimony, error) {
-	if node == a.NodeName {
+	if node == a.Node.Name {
 		return nil, ErrWitnessOfItself
 	}
 	var sighting answerer.Sighting

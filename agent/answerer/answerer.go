@@ -27,7 +27,7 @@ import (
 
 // Segment is the network of a link. Send and Question are called by one goroutine, beside Run, and block for the kernel only.
 type Segment interface {
-	// Send sends messages to all nodes of the segment.
+	// Send sends messages to all nodes of the segment, and the ones with a receiver to that outside of it, too.
 	Send(messages []answering.Message) error
 	// Question asks all hosts once who answers for the addresses.
 	Question(addrs []netip.Addr) error
@@ -51,6 +51,8 @@ type Node interface {
 	Whose(ctx context.Context, addr netip.Addr) (mine bool, version answering.Version, last answering.Node, err error)
 	// IsCut returns whether an uplink has no carrier. It blocks for the kernel only.
 	IsCut(uplink string) (bool, error)
+	// Carries returns whether the node has records by which it may answer for an address.
+	Carries(addr netip.Addr) bool
 }
 
 // ErrCannotClose is returned by a Node that goes on to answer for an address, however often it is asked to stop.
@@ -188,13 +190,21 @@ func macText(mac net.HardwareAddr) string {
 
 // Take has the node ask for an address that a pod is about to get. It may be called again for the same.
 func (a *Answerer) Take(h Holding) {
-	a.give(h, answering.Take{Address: h.Address, Version: h.Version, Last: h.Last, OwnMAC: macText(h.OwnMAC)})
+	a.give(h, answering.Take{Address: h.Address, Version: h.Version, Last: a.known(h.Last), OwnMAC: macText(h.OwnMAC)})
+}
+
+// known returns this node as it knows itself where a record means it: either may lack the UID.
+func (a *Answerer) known(n answering.Node) answering.Node {
+	if n.Is(a.self) {
+		return a.self
+	}
+	return n
 }
 
 // Carry says that the node has an address of a complete attachment, and whether its kernel answers for it. newest is the last
 // Close's.
 func (a *Answerer) Carry(h Holding, answers bool, newest answering.Version) {
-	a.give(h, answering.Carry{Address: h.Address, Version: h.Version, Last: h.Last, OwnMAC: macText(h.OwnMAC), Answers: answers, Newest: newest})
+	a.give(h, answering.Carry{Address: h.Address, Version: h.Version, Last: a.known(h.Last), OwnMAC: macText(h.OwnMAC), Answers: answers, Newest: newest})
 }
 
 // Leave says that the node does not have the addresses of a pod any more, and that its kernel does not answer for them; all where
@@ -222,6 +232,26 @@ func (a *Answerer) of(addr netip.Addr) (l *loop, known bool) {
 	defer a.mu.Unlock()
 	at, known := a.where[addr]
 	return a.loops[at.link], known
+}
+
+// Heard takes a message that a node sent to this one alone, outside of the segments. An address that the node carries and this Answerer
+// does not know is not denied.
+func (a *Answerer) Heard(m answering.Message) {
+	if !m.To.Is(a.self) {
+		return
+	}
+	l, known := a.of(m.Address)
+	switch {
+	case l != nil:
+		l.hear(m, true)
+	case !known && !a.node.Carries(m.Address):
+		a.mu.Lock()
+		loops := slices.Collect(maps.Values(a.loops))
+		a.mu.Unlock()
+		for _, l := range loops {
+			l.hear(m, true)
+		}
+	}
 }
 
 // Word is a person's, that no other node answers for an address.
@@ -455,7 +485,19 @@ func (l *loop) giveUp(err error) {
 	}
 }
 
-func (l *loop) heard(m answering.Message) { l.note(answering.Heard{Message: m}) }
+func (l *loop) heard(m answering.Message) { l.hear(m, false) }
+
+// hear notes a message. The nodes in it may lack their UIDs, or have ones that the record of the address lacks.
+func (l *loop) hear(m answering.Message, unicast bool) {
+	m.To = l.a.known(m.To)
+	l.mu.Lock()
+	last := l.standing[m.Address].Last
+	l.mu.Unlock()
+	if m.Kind == answering.Deny && m.From.Is(last) {
+		m.From = last
+	}
+	l.note(answering.Heard{Message: m, Unicast: unicast})
+}
 
 func (l *loop) answered(addr netip.Addr, mac net.HardwareAddr) {
 	l.mu.Lock()
@@ -628,7 +670,7 @@ func (l *loop) ask(ctx context.Context, q answering.AskAPI) {
 			mine, version, last, err := l.a.node.Whose(ctx, q.Address)
 			if err == nil {
 				l.note(answering.API{Reachable: true})
-				l.note(answering.Verdict{Address: q.Address, Number: q.Number, Mine: mine, Version: version, Last: last})
+				l.note(answering.Verdict{Address: q.Address, Number: q.Number, Mine: mine, Version: version, Last: l.a.known(last)})
 				return
 			}
 			l.note(answering.API{})

@@ -31,12 +31,15 @@ var (
 type wire struct {
 	mu    sync.Mutex
 	hosts []*host
+	// beside is another network, by which nodes reach the ones of these names.
+	beside map[string]*Answerer
 }
 
 // host is a node as its segment and its kernel are.
 type host struct {
 	wire *wire
 	name string
+	uid  string
 	mac  net.HardwareAddr
 
 	heard    func(answering.Message)
@@ -62,6 +65,10 @@ type host struct {
 	tries int
 	// hang, if given, keeps the API's answers on their way while it is open.
 	hang chan struct{}
+	// unknown: the host has records of its addresses that its Answerer was not told of.
+	unknown bool
+	// cut: nothing comes from the segment to the host, or from it, though its link has its carrier.
+	cut bool
 }
 
 var errAway = errors.New("the API server is away")
@@ -73,7 +80,7 @@ func (w *wire) add(name string) *host {
 }
 
 func (h *host) start(ctx context.Context, group *sync.WaitGroup) *Answerer {
-	a := New(answering.Node{Name: h.name}, func(int) (Segment, error) { return port{h}, nil }, h)
+	a := New(answering.Node{Name: h.name, UID: h.uid}, func(int) (Segment, error) { return port{h}, nil }, h)
 	group.Go(func() { a.Run(ctx) })
 	return a
 }
@@ -99,18 +106,30 @@ func (h *host) Run(ctx context.Context, heard func(answering.Message), answered 
 }
 
 func (h *host) Send(messages []answering.Message) error {
+	if err := h.broadcast(messages); err != nil {
+		return err
+	}
+	for _, m := range messages {
+		if to := h.wire.beside[m.To.Name]; to != nil {
+			to.Heard(m)
+		}
+	}
+	return nil
+}
+
+func (h *host) broadcast(messages []answering.Message) error {
 	h.wire.mu.Lock()
 	defer h.wire.mu.Unlock()
 	if h.gone != nil {
 		return h.gone
 	}
 	h.sent = append(h.sent, messages...)
-	if h.out {
+	if h.out || h.cut {
 		return nil
 	}
 	for _, other := range h.wire.hosts {
 		for _, m := range messages {
-			if other != h && other.heard != nil && !other.out {
+			if other != h && other.heard != nil && !other.out && !other.cut {
 				other.heard(m)
 			}
 		}
@@ -122,14 +141,14 @@ func (h *host) Question(addrs []netip.Addr) error {
 	h.wire.mu.Lock()
 	defer h.wire.mu.Unlock()
 	for _, addr := range addrs {
-		if h.answered == nil || h.out {
+		if h.answered == nil || h.out || h.cut {
 			break
 		}
 		if addr == gateway {
 			h.answered(addr, net.HardwareAddr{2, 0, 0, 0, 0, 0xfe})
 		}
 		for _, other := range h.wire.hosts {
-			if other != h && !other.out && (other.kernel[addr] || addr == other.own) {
+			if other != h && !other.out && !other.cut && (other.kernel[addr] || addr == other.own) {
 				h.answered(addr, other.mac)
 			}
 		}
@@ -203,6 +222,8 @@ func (h *host) closes() int {
 	return h.tries
 }
 
+func (h *host) Carries(addr netip.Addr) bool { return h.unknown && h.answers(addr) }
+
 // run runs a test in virtual time.
 func run(t *testing.T, test func(t *testing.T, start func(h *host) *Answerer, w *wire)) {
 	synctest.Test(t, func(t *testing.T) {
@@ -266,6 +287,46 @@ func TestDeadAgent(t *testing.T) {
 			t.Errorf("Wait() = %v after %v", err, took)
 		}
 	})
+}
+
+// A node that is cut off from the segment denies over another network, unless it carries the address without knowing it, or is another
+// machine than the one that the record names. A UID that somebody does not know counts for any.
+func TestUnicast(t *testing.T) {
+	for name, c := range map[string]struct {
+		recorded, own string
+		carries       bool
+		unknown       bool
+		denies        bool
+	}{
+		"it answers":                    {"u1", "u1", true, false, true},
+		"it does not have the address":  {"u1", "u1", false, false, true},
+		"the record does not say which": {"", "u1", true, false, true},
+		"it does not know its UID":      {"u1", "", true, false, true},
+		"another machine of its name":   {"u1", "u2", true, false, false},
+		"it has records of its own":     {"u1", "u1", false, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
+				old, fresh := w.add("old"), w.add("fresh")
+				old.uid, old.cut, old.unknown = c.own, true, c.unknown
+				old.set(address, c.carries || c.unknown)
+				a, b := start(old), start(fresh)
+				w.beside = map[string]*Answerer{"old": a, "fresh": b}
+				a.Join(2, "eth1", netip.Addr{})
+				if c.carries {
+					a.Carry(Holding{Address: address, Pod: "p", Link: 1, Gateway: gateway, Version: 5}, true, 0)
+				}
+				b.Take(Holding{Address: address, Pod: "q", Link: 1, Gateway: gateway, Version: 6, Last: answering.Node{Name: "old", UID: c.recorded}})
+				took, err := wait(t, b, 10*time.Second)
+				if err != nil || took > time.Second == c.denies || old.denials() > 0 != c.denies {
+					t.Errorf("the new holder waited %v: %v; the old one denied %d times", took, err, old.denials())
+				}
+				if c.denies && old.answers(address) {
+					t.Error("both answer")
+				}
+			})
+		})
+	}
 }
 
 // A person's word ends the waiting.

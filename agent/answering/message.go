@@ -13,6 +13,11 @@ type Node struct {
 	Name, UID string
 }
 
+// Is returns whether both are one node. A node whose UID is not known is any of its name.
+func (n Node) Is(other Node) bool {
+	return n.Name == other.Name && (n.UID == other.UID || n.UID == "" || other.UID == "")
+}
+
 // Kind is the kind of a Message.
 type Kind uint8
 

@@ -206,6 +206,16 @@ func (w *Wire) Port(n int, up bool) {
 	w.host.IP("link", "set", fmt.Sprintf("port%d", n), state)
 }
 
+// Block keeps the network from passing anything from and to the n-th Plug, from 1, whose link keeps its carrier.
+func (w *Wire) Block(n int, blocked bool) {
+	port := fmt.Sprintf("port%d", n)
+	if blocked {
+		w.host.IP("link", "set", port, "nomaster")
+		return
+	}
+	w.host.IP("link", "set", port, "master", "br0")
+}
+
 // EnvRequireDrivers turns "the kernel lacks a driver" from a skip into a failure.
 const EnvRequireDrivers = "REQUIRE_DRIVERS"
 

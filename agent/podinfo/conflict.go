@@ -61,11 +61,11 @@ func (n *Node) ClearConflict(ctx context.Context, pod api.Pod, addr netip.Addr) 
 func (n *Node) note(ip *v1alpha1.FloatingIP, addr netip.Addr) {
 	// A version that is no number is of no use (KEP-5504).
 	version, _ := strconv.ParseUint(ip.ResourceVersion, 10, 64)
-	last := ""
+	h := held{version: version}
 	if ip.Spec.LastNode != nil {
-		last = ip.Spec.LastNode.Name
+		h.last = *ip.Spec.LastNode
 	}
-	n.held.Store(addr, held{version: version, lastNode: last})
+	n.held.Store(addr, h)
 	if ip.InConflict() {
 		n.conflicts.Store(addr, struct{}{})
 	} else {
@@ -75,19 +75,16 @@ func (n *Node) note(ip *v1alpha1.FloatingIP, addr netip.Addr) {
 
 // held is a FloatingIP as the API gave it last.
 type held struct {
-	version  uint64
-	lastNode string
+	version uint64
+	last    v1alpha1.NodeReference
 }
 
 // Held returns the resourceVersion at which the API said last that a pod of this node holds an address, as a number, and the node
 // that had the address last, if nothing has proved that it does not answer for it any more. It does not block.
-func (n *Node) Held(addr netip.Addr) (version uint64, lastNode string) {
-	value, ok := n.held.Load(addr)
-	h, ok2 := value.(held)
-	if !ok || !ok2 {
-		return 0, ""
-	}
-	return h.version, h.lastNode
+func (n *Node) Held(addr netip.Addr) (version uint64, last v1alpha1.NodeReference) {
+	value, _ := n.held.Load(addr)
+	h, _ := value.(held)
+	return h.version, h.last
 }
 
 func (n *Node) setCondition(ctx context.Context, pod api.Pod, addr netip.Addr, condition metav1.Condition) error {

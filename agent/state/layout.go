@@ -93,7 +93,8 @@ type Held struct {
 	// Version is the resourceVersion of the FloatingIP, as a number, at which the API said that the pod holds the address.
 	Version uint64 `json:"version,omitempty"`
 	// LastNode had the address last, where nothing has proved that it does not answer for it any more.
-	LastNode string `json:"lastNode,omitempty"`
+	LastNode    string `json:"lastNode,omitempty"`
+	LastNodeUID string `json:"lastNodeUID,omitempty"`
 	// Newest is the Version by which another node has asserted the address.
 	Newest uint64 `json:"newest,omitempty"`
 }

@@ -91,7 +91,7 @@ func newOptions() *Options {
 func (o *Options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "Path of a kubeconfig; if empty, the pod's service account.")
 	fs.StringVar(&o.NodeName, "node-name", o.NodeName, "Name of this node in Kubernetes; default from the environment variable NODE_NAME.")
-	fs.StringVar(&o.NodeIP, "node-ip", o.NodeIP, "This node's own address; the link with it is the uplink. Default from the environment variable HOST_IP.")
+	fs.StringVar(&o.NodeIP, "node-ip", o.NodeIP, "This node's own address, at which other agents reach this one, too; the link with it is the uplink. Default from the environment variable HOST_IP.")
 	fs.StringVar(&o.Socket, "socket", o.Socket, "Unix socket for the CNI plugin berth-cni, by its path on the node.")
 	fs.StringVar(&o.StateFile, "state-file", o.StateFile, "File of the records that the agent keeps across its restarts. They end with the node's kernel: on a file system in memory, such as /run, writing them costs ADD no wait for a disk. Kernel settings and claims of virtual functions are noted in its folder, too.")
 	fs.BoolVar(&o.ResetState, "reset-state", o.ResetState, "Rename the state file (.bak-<time>) and start with an empty one.")

@@ -4,7 +4,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,6 +18,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/answerer"
+	"github.com/berth-dev/berth/agent/answering"
 	"github.com/berth-dev/berth/agent/answering/agentkey"
 	"github.com/berth-dev/berth/agent/answering/datagram"
 	"github.com/berth-dev/berth/agent/answering/segment"
@@ -36,6 +39,8 @@ type segments struct {
 	clusterFile string
 	namespaces  *kube.Namespaces
 	keys        atomic.Pointer[agentkey.Holder]
+	// unicast is nil where the node has no InternalIP.
+	unicast *segment.Unicast
 	// said is the last error.
 	said string
 }
@@ -44,20 +49,38 @@ type segments struct {
 func newSegments(ctx context.Context, o *Options, namespaces *kube.Namespaces) *segments {
 	s := &segments{dir: o.AgentKeyDir, clusterFile: filepath.Join(filepath.Dir(o.StateFile), "cluster"), namespaces: namespaces}
 	s.look(ctx)
+	if addr, err := netip.ParseAddr(o.NodeIP); err == nil {
+		if s.unicast, err = segment.OpenUnicast(ctx, addr.Unmap(), segment.Options{Codec: s.codec}); err != nil {
+			klog.FromContext(ctx).Error(err, "Other nodes reach this agent on the pools' networks only")
+		}
+	}
 	return s
 }
 
+func (s *segments) codec() *datagram.Codec {
+	if keys := s.keys.Load(); keys != nil {
+		return keys.Codec()
+	}
+	return nil
+}
+
 func (s *segments) open(link int) (answerer.Segment, error) {
-	opened, err := segment.Open(link, segment.Options{Codec: func() *datagram.Codec {
-		if keys := s.keys.Load(); keys != nil {
-			return keys.Codec()
-		}
-		return nil
-	}})
+	opened, err := segment.Open(link, segment.Options{Codec: s.codec, Unicast: s.unicast})
 	if err != nil {
 		return nil, err
 	}
 	return opened, nil
+}
+
+// hear calls heard with the messages that other nodes send to this node's InternalIP, until ctx ends.
+func (s *segments) hear(ctx context.Context, heard func(answering.Message)) {
+	if s.unicast == nil {
+		return
+	}
+	err := s.unicast.Run(ctx, heard)
+	if err = errors.Join(err, s.unicast.Close()); err != nil {
+		klog.FromContext(ctx).Error(err, "Other nodes reach this agent on the pools' networks only")
+	}
 }
 
 // run reads the key again and again: it may come later, and is replaced. Without one nodes do not hear each other.

@@ -14,13 +14,19 @@ import (
 	"time"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/berth-dev/berth/agent/answering"
 	"github.com/berth-dev/berth/agent/answering/datagram"
 	"github.com/berth-dev/berth/agent/answering/segment"
+	"github.com/berth-dev/berth/agent/netnstest"
 )
 
 // moves gives an address to pods of two nodes by turns.
@@ -75,19 +81,7 @@ func TestAgentHangs(t *testing.T) {
 	network := newNetwork(t)
 	heard := network.hellos(t)
 	old, fresh := network.newNode(t, "hangs-a", "10.0.60.11"), network.newNode(t, "hangs-b", "10.0.60.12")
-	// The second node calls the first, and knows its MAC when that has said hello.
-	for called := false; ; {
-		var m answering.Message
-		select {
-		case m = <-heard:
-		case <-time.After(time.Minute):
-			t.Fatal("the nodes do not say hello to each other")
-		}
-		if called && m.Kind == answering.Hello && m.From.Name == old.name {
-			break
-		}
-		called = called || m.Kind == answering.Call && m.From.Name == fresh.name
-	}
+	known(t, heard, old, fresh)
 	client := newAsker(t, network.client, "10.0.70.50", "10.0.70.5")
 	m := &moves{t: t, name: "hangs", address: "10.0.70.5"}
 	pod, c := m.pod(old)
@@ -118,6 +112,135 @@ func TestAgentHangs(t *testing.T) {
 		t.Errorf("the old node answered %d more times", len(answers))
 	}
 	fresh.mustDel(next)
+}
+
+// known waits until a node, which is started after the other, calls that one and has heard its hello.
+func known(t *testing.T, heard <-chan answering.Message, other, node *node) {
+	t.Helper()
+	for called := false; ; {
+		var m answering.Message
+		select {
+		case m = <-heard:
+		case <-time.After(time.Minute):
+			t.Fatal("the nodes do not say hello to each other")
+		}
+		if called && m.Kind == answering.Hello && m.From.Name == other.name {
+			return
+		}
+		called = called || m.Kind == answering.Call && m.From.Name == node.name
+	}
+}
+
+// A node is cut off from the pools' network, and keeps its carrier and its other network, but for the API server. Somebody deletes its pod
+// by force. It falls silent before the pod's new node answers, and answers no more when it is heard again.
+func TestOtherNetwork(t *testing.T) {
+	t.Parallel()
+	network, other := newNetwork(t), netnstest.NewWire(t)
+	heard := network.hellos(t)
+	join := func(name, address string) *node {
+		internalIP := strings.Replace(address, "10.0.60.", "10.0.61.", 1)
+		n := network.newNode(t, name, address, "--node-ip="+internalIP)
+		other.Plug(n.Host, "eth1", netip.MustParsePrefix(internalIP+"/24"))
+		return n
+	}
+	old := join("other-a", "10.0.60.11")
+	fresh := join("other-b", "10.0.60.12")
+	known(t, heard, old, fresh)
+	client := newAsker(t, network.client, "10.0.70.50", "10.0.70.5")
+	m := &moves{t: t, name: "other", address: "10.0.70.5"}
+	pod, c := m.pod(old)
+	old.mustAdd(c)
+	for round := range 3 {
+		began := time.Now()
+		client.await(t, mac(old), began, 3)
+		network.wire.Block(old.port, true)
+		deletePod(t, pod.Name)
+		wasOn(t, "10.0.70.5", old.name)
+		nextPod, next := m.pod(fresh)
+		asked := time.Now()
+		fresh.mustAdd(next)
+		added := time.Now()
+		t.Logf("round %d: ADD took %v", round, added.Sub(asked))
+		if entries := old.IP("neigh", "show", "proxy"); strings.Contains(entries, "10.0.70.5") {
+			t.Errorf("round %d: the new node answers, and the old one would if somebody asked it: %s", round, entries)
+		}
+		network.wire.Block(old.port, false)
+		client.await(t, mac(fresh), added, 30)
+		if answers := client.of(mac(old), added); len(answers) > 0 {
+			t.Errorf("round %d: the old node answered %d more times, the last one %v after the new one began", round, len(answers), answers[len(answers)-1].Sub(added))
+		}
+		old.mustDel(c)
+		old, fresh, pod, c = fresh, old, nextPod, next
+	}
+	old.mustDel(c)
+}
+
+// An agent knows the UID of its node by the token that a kubelet brings it, and has it in its messages.
+func TestNodeUID(t *testing.T) {
+	t.Parallel()
+	network := newNetwork(t)
+	heard := network.hellos(t)
+	const name = "uid-a"
+	kube := apiOf(t).kube
+	object, err := kube.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "agent-of-" + name, Namespace: "default"}}
+	if _, err := kube.CoreV1().ServiceAccounts("default").Create(t.Context(), account, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := kube.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: account.Name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: account.Name, Namespace: "default"}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	pod := podObject(name, account.Name)
+	pod.Spec.ServiceAccountName = account.Name
+	pod = create(t, pod)
+	token, err := kube.CoreV1().ServiceAccounts("default").CreateToken(t.Context(), account.Name, &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := network.newNode(t, name, "10.0.60.11")
+	n.stop()
+	config, err := clientcmd.Load([]byte(kubeconfig(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.write("token", token.Status.Token)
+	for user := range config.AuthInfos {
+		config.AuthInfos[user] = &clientcmdapi.AuthInfo{TokenFile: n.dir + "/token"}
+	}
+	raw, err := clientcmd.Write(*config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.write("kubeconfig", string(raw))
+	n.start()
+	// The agent without the token may have been heard before.
+	want, patience := answering.Node{Name: name, UID: string(object.UID)}, time.After(time.Minute)
+	for from := (answering.Node{}); from != want; {
+		select {
+		case m := <-heard:
+			from = m.From
+		case <-patience:
+			t.Fatalf("the agent says that it is %+v, want %+v", from, want)
+		}
+	}
+}
+
+// wasOn notes the node that had an address last, as the scheduler does.
+func wasOn(t *testing.T, address, node string) {
+	t.Helper()
+	last := fmt.Appendf(nil, `{"spec":{"lastNode":{"name":%q,"uid":"u"}}}`, node)
+	if _, err := apiOf(t).ips.Patch(t.Context(), nameOf(address), types.MergePatchType, last, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // hellos hears the nodes of the network, by the key that all have in tests.

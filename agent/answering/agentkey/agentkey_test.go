@@ -4,6 +4,7 @@ package agentkey
 
 import (
 	"bytes"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,11 +48,11 @@ func TestRotation(t *testing.T) {
 	believe := func(want bool) {
 		t.Helper()
 		for _, pair := range [][2]*Holder{{h1, h2}, {h2, h1}} {
-			datagrams, err := pair[0].Codec().Encode([]answering.Message{{Kind: answering.Call}})
+			datagrams, err := pair[0].Codec().Encode(netip.Addr{}, []answering.Message{{Kind: answering.Call}})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := pair[1].Codec().Decode(datagrams[0]); (err == nil) != want {
+			if _, _, err := pair[1].Codec().Decode(datagrams[0]); (err == nil) != want {
 				t.Errorf("Decode() = %v", err)
 			}
 		}

@@ -5,16 +5,17 @@
 //
 // # Format
 //
-// Version 1, whole numbers big-endian. A string is its length in one byte, and its bytes.
+// Version 1, whole numbers big-endian. A string is its length in one byte, and its bytes. An address is its length in one
+// byte, 0, 4 or 16, and its bytes.
 //
 //	"bth" 1
 //	cluster     string, the UID of the namespace kube-system
-//	sender      string name, string UID
+//	sender      string name, string UID, InternalIP: an address
 //	receivers   1 byte n, then n times: string name, string UID
 //	messages    1 byte m, then m times:
 //	  kind      1 byte
 //	  receiver  1 byte: 0 none, else which of the receivers, from 1
-//	  address   1 byte 0, 4 or 16: its length, and its bytes
+//	  address   as the InternalIP
 //	  version   8 bytes
 //	  MAC       1 byte 0 or 6: its length, and its bytes
 //	signature   32 bytes, HMAC-SHA256 of all bytes before
@@ -87,11 +88,12 @@ func NewCodec(cluster string, keys ...[]byte) (*Codec, error) {
 	return c, nil
 }
 
-// Encode returns datagrams with all messages, in their order. All are from one node.
-func (c *Codec) Encode(messages []answering.Message) ([][]byte, error) {
+// Encode returns datagrams with all messages, in their order. All are from one node, whose InternalIP is the address by which
+// others reach it outside of the segment, the zero Addr where it has none.
+func (c *Codec) Encode(internalIP netip.Addr, messages []answering.Message) ([][]byte, error) {
 	var datagrams [][]byte
 	for len(messages) > 0 {
-		d, n, err := c.encodeSome(messages)
+		d, n, err := c.encodeSome(internalIP, messages)
 		if err != nil {
 			return nil, err
 		}
@@ -102,13 +104,16 @@ func (c *Codec) Encode(messages []answering.Message) ([][]byte, error) {
 }
 
 // encodeSome returns a datagram with the first n messages.
-func (c *Codec) encodeSome(messages []answering.Message) (datagram []byte, n int, err error) {
+func (c *Codec) encodeSome(internalIP netip.Addr, messages []answering.Message) (datagram []byte, n int, err error) {
 	from := messages[0].From
 	head := []byte(magic)
 	for _, text := range []string{c.cluster, from.Name, from.UID} {
 		if head, err = appendString(head, text); err != nil {
 			return nil, 0, err
 		}
+	}
+	if head, err = appendAddr(head, internalIP); err != nil {
+		return nil, 0, err
 	}
 	var receivers []answering.Node
 	var nodes, body []byte
@@ -163,12 +168,17 @@ func appendNode(b []byte, n answering.Node) ([]byte, error) {
 	return appendString(b, n.UID)
 }
 
+func appendAddr(b []byte, addr netip.Addr) ([]byte, error) {
+	if addr.Zone() != "" || addr.Is4In6() {
+		return nil, fmt.Errorf("the address %s has a zone, or an IPv4 address in an IPv6 one: no datagram can have it", addr)
+	}
+	raw := addr.AsSlice()
+	return append(append(b, byte(len(raw))), raw...), nil
+}
+
 func appendMessage(b []byte, m answering.Message, receiver byte) ([]byte, error) {
 	if !known(m.Kind) {
 		return nil, fmt.Errorf("a message has the kind %d, which no datagram can have", m.Kind)
-	}
-	if m.Address.Zone() != "" || m.Address.Is4In6() {
-		return nil, fmt.Errorf("the address %s has a zone, or an IPv4 address in an IPv6 one: no datagram can have it", m.Address)
 	}
 	var mac net.HardwareAddr
 	if m.MAC != "" {
@@ -177,9 +187,10 @@ func appendMessage(b []byte, m answering.Message, receiver byte) ([]byte, error)
 			return nil, fmt.Errorf("%q is no MAC address of Ethernet, as in 02:00:00:00:00:01", m.MAC)
 		}
 	}
-	b = append(b, byte(m.Kind), receiver)
-	addr := m.Address.AsSlice()
-	b = append(append(b, byte(len(addr))), addr...)
+	b, err := appendAddr(append(b, byte(m.Kind), receiver), m.Address)
+	if err != nil {
+		return nil, err
+	}
 	b = binary.BigEndian.AppendUint64(b, uint64(m.Version))
 	return append(append(b, byte(len(mac))), mac...), nil
 }
@@ -194,29 +205,30 @@ func sign(key, b []byte) []byte {
 	return h.Sum(nil)
 }
 
-// Decode returns the messages of a datagram. An error wraps one of the reasons above.
-func (c *Codec) Decode(datagram []byte) ([]answering.Message, error) {
+// Decode returns the messages of a datagram, of which there is one at least, and the InternalIP of the node that they are from. An error
+// wraps one of the reasons above.
+func (c *Codec) Decode(datagram []byte) (internalIP netip.Addr, messages []answering.Message, err error) {
 	if len(datagram) < len(magic)+sha256.Size || string(datagram[:len(magic)-1]) != magic[:len(magic)-1] {
-		return nil, ErrMalformed
+		return netip.Addr{}, nil, ErrMalformed
 	}
 	if version := datagram[len(magic)-1]; version != magic[len(magic)-1] {
-		return nil, fmt.Errorf("%w: %d, this node reads %d", ErrFormat, version, magic[len(magic)-1])
+		return netip.Addr{}, nil, fmt.Errorf("%w: %d, this node reads %d", ErrFormat, version, magic[len(magic)-1])
 	}
 	signed, signature := datagram[:len(datagram)-sha256.Size], datagram[len(datagram)-sha256.Size:]
 	r := &reader{rest: signed[len(magic):]}
 	if cluster := r.text(); r.failed {
-		return nil, ErrMalformed
+		return netip.Addr{}, nil, ErrMalformed
 	} else if cluster != c.cluster {
-		return nil, fmt.Errorf("%w: %q", ErrCluster, cluster)
+		return netip.Addr{}, nil, fmt.Errorf("%w: %q", ErrCluster, cluster)
 	}
 	if !slices.ContainsFunc(c.keys, func(key []byte) bool { return hmac.Equal(sign(key, signed), signature) }) {
-		return nil, ErrSignature
+		return netip.Addr{}, nil, ErrSignature
 	}
-	messages := r.messages()
+	internalIP, messages = r.messages()
 	if r.failed || len(r.rest) > 0 {
-		return nil, ErrMalformed
+		return netip.Addr{}, nil, ErrMalformed
 	}
-	return messages, nil
+	return internalIP, messages, nil
 }
 
 // reader reads the parts of a datagram. Once one is not there it has failed, and returns zeros.
@@ -244,8 +256,16 @@ func (r *reader) node() answering.Node {
 	return answering.Node{Name: name, UID: r.text()}
 }
 
-func (r *reader) messages() []answering.Message {
+func (r *reader) addr() netip.Addr {
+	b := r.bytes(r.number())
+	addr, ok := netip.AddrFromSlice(b)
+	r.failed = r.failed || !ok && len(b) > 0 || addr.Is4In6()
+	return addr
+}
+
+func (r *reader) messages() (internalIP netip.Addr, messages []answering.Message) {
 	from := r.node()
+	internalIP = r.addr()
 	receivers := []answering.Node{{}}
 	for range r.number() {
 		receivers = append(receivers, r.node())
@@ -254,7 +274,6 @@ func (r *reader) messages() []answering.Message {
 	if n == 0 || n > MaxMessages {
 		r.failed = true
 	}
-	var messages []answering.Message
 	for i := 0; i < n && !r.failed; i++ {
 		m := answering.Message{Kind: answering.Kind(r.number()), From: from}
 		if to := r.number(); to < len(receivers) {
@@ -262,11 +281,7 @@ func (r *reader) messages() []answering.Message {
 		} else {
 			r.failed = true
 		}
-		var ok bool
-		addr := r.bytes(r.number())
-		if m.Address, ok = netip.AddrFromSlice(addr); !ok && len(addr) > 0 || m.Address.Is4In6() {
-			r.failed = true
-		}
+		m.Address = r.addr()
 		m.Version = answering.Version(binary.BigEndian.Uint64(r.bytes(8)))
 		if mac := r.bytes(r.number()); len(mac) == macLength {
 			m.MAC = net.HardwareAddr(mac).String()
@@ -276,5 +291,5 @@ func (r *reader) messages() []answering.Message {
 		r.failed = r.failed || !known(m.Kind)
 		messages = append(messages, m)
 	}
-	return messages
+	return internalIP, messages
 }

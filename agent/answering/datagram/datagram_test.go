@@ -22,6 +22,7 @@ var (
 	node2    = answering.Node{Name: "node2", UID: "u2"}
 	current  = bytes.Repeat([]byte{1}, MinKey)
 	previous = bytes.Repeat([]byte{2}, MinKey)
+	internal = netip.MustParseAddr("10.0.60.11")
 	equal    = cmpopts.EquateComparable(netip.Addr{})
 )
 
@@ -36,7 +37,7 @@ func codec(t testing.TB, cluster string, keys ...[]byte) *Codec {
 
 func encode(t testing.TB, c *Codec, messages ...answering.Message) [][]byte {
 	t.Helper()
-	datagrams, err := c.Encode(messages)
+	datagrams, err := c.Encode(internal, messages)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,14 +56,14 @@ func samples() []answering.Message {
 // Agents of other releases read these bytes: another format has another version.
 func TestFormat(t *testing.T) {
 	datagrams := encode(t, codec(t, "c", current), samples()...)
-	want := "62746801" + "0163" + "056e6f646531" + "027531" +
+	want := "62746801" + "0163" + "056e6f646531" + "027531" + "040a003c0b" +
 		"01" + "056e6f646532" + "027532" +
 		"04" +
 		"03" + "00" + "00" + "0000000000000000" + "06020000000001" +
 		"01" + "01" + "040a00460a" + "0000000000000102" + "00" +
 		"02" + "01" + "1020010db8007000000000000000000010" + "1000000000000000" + "00" +
 		"04" + "00" + "00" + "0000000000000000" + "00" +
-		"e3f4f9e1f5fde736d8f71c16711e993f7c7f04fcc44330af361ba89b0dc6f4bd"
+		"e10eca802dcfc1690b8ac8dc1a4f1459ebc08bb8595c49c01d5ce5983f33be46"
 	if len(datagrams) != 1 || hex.EncodeToString(datagrams[0]) != want {
 		t.Errorf("datagrams are\n%x, want\n%s", datagrams, want)
 	}
@@ -70,9 +71,12 @@ func TestFormat(t *testing.T) {
 
 func TestRoundTrip(t *testing.T) {
 	c := codec(t, "cluster", current)
-	got, err := c.Decode(encode(t, c, samples()...)[0])
+	from, got, err := c.Decode(encode(t, c, samples()...)[0])
 	if err != nil {
 		t.Fatal(err)
+	}
+	if from != internal {
+		t.Errorf("its sender is at %v", from)
 	}
 	if diff := cmp.Diff(samples(), got, equal); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -101,7 +105,7 @@ func TestMany(t *testing.T) {
 		var got []answering.Message
 		datagrams := encode(t, c, test.messages...)
 		for _, d := range datagrams {
-			messages, err := c.Decode(d)
+			_, messages, err := c.Decode(d)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -123,11 +127,11 @@ func TestMany(t *testing.T) {
 func TestRotation(t *testing.T) {
 	before, during, after := codec(t, "c", previous), codec(t, "c", current, previous), codec(t, "c", current)
 	for _, pair := range [][2]*Codec{{before, during}, {during, during}, {during, after}, {after, during}} {
-		if _, err := pair[1].Decode(encode(t, pair[0], samples()...)[0]); err != nil {
+		if _, _, err := pair[1].Decode(encode(t, pair[0], samples()...)[0]); err != nil {
 			t.Error(err)
 		}
 	}
-	if _, err := after.Decode(encode(t, before, samples()...)[0]); !errors.Is(err, ErrSignature) {
+	if _, _, err := after.Decode(encode(t, before, samples()...)[0]); !errors.Is(err, ErrSignature) {
 		t.Errorf("Decode() = %v", err)
 	}
 }
@@ -137,11 +141,11 @@ func TestRefuses(t *testing.T) {
 	good := encode(t, c, samples()...)[0]
 	// signed has a body of its own and a good signature.
 	signed := func(body string) []byte {
-		b := append([]byte(magic+"\x07cluster\x01a\x01b"), body...)
+		b := append([]byte(magic+"\x07cluster\x01a\x01b\x00"), body...)
 		return append(b, sign(current, b)...)
 	}
 	const message = "\x03\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
-	if _, err := c.Decode(signed("\x00\x01" + message)); err != nil {
+	if _, _, err := c.Decode(signed("\x00\x01" + message)); err != nil {
 		t.Fatal(err)
 	}
 	spoil := func(i int) []byte {
@@ -175,8 +179,13 @@ func TestRefuses(t *testing.T) {
 		"IPv4 in IPv6":                {signed("\x00\x01\x03\x00\x10" + strings.Repeat("\x00", 10) + "\xff\xffabcd" + message[3:]), ErrMalformed},
 		"a MAC of 5 bytes":            {signed("\x00\x01" + message[:11] + "\x05abcde"), ErrMalformed},
 	} {
-		if messages, err := c.Decode(test.datagram); !errors.Is(err, test.want) || messages != nil {
+		if _, messages, err := c.Decode(test.datagram); !errors.Is(err, test.want) || messages != nil {
 			t.Errorf("%s: Decode() = %v, %v, want %v", name, messages, err, test.want)
+		}
+	}
+	for _, addr := range []string{"fe80::1%eth0", "::ffff:10.0.0.1"} {
+		if datagrams, err := c.Encode(netip.MustParseAddr(addr), samples()); err == nil {
+			t.Errorf("from %s: Encode() = %x", addr, datagrams)
 		}
 	}
 	for name, m := range map[string]answering.Message{
@@ -188,15 +197,15 @@ func TestRefuses(t *testing.T) {
 		"no MAC":        {Kind: answering.Hello, From: node1, MAC: "hello"},
 		"another shape": {Kind: answering.Hello, From: node1, MAC: "02-00-00-00-00-AB"},
 	} {
-		if datagrams, err := c.Encode([]answering.Message{m}); err == nil {
+		if datagrams, err := c.Encode(internal, []answering.Message{m}); err == nil {
 			t.Errorf("%s: Encode() = %x", name, datagrams)
 		}
 	}
 	long := answering.Node{Name: strings.Repeat("n", 255), UID: strings.Repeat("u", 255)}
-	if datagrams, err := codec(t, strings.Repeat("c", 255), current).Encode([]answering.Message{{Kind: answering.Assert, From: long, To: long}}); err == nil {
+	if datagrams, err := codec(t, strings.Repeat("c", 255), current).Encode(internal, []answering.Message{{Kind: answering.Assert, From: long, To: long}}); err == nil {
 		t.Errorf("a message that is too long: Encode() = %x", datagrams)
 	}
-	if datagrams, err := c.Encode([]answering.Message{{Kind: answering.Call, From: node1}, {Kind: answering.Call, From: node2}}); err == nil {
+	if datagrams, err := c.Encode(internal, []answering.Message{{Kind: answering.Call, From: node1}, {Kind: answering.Call, From: node2}}); err == nil {
 		t.Errorf("messages of two nodes: Encode() = %x", datagrams)
 	}
 	for name, keys := range map[string][][]byte{"no key": nil, "a short key": {current, current[1:]}} {
@@ -220,16 +229,20 @@ func FuzzDecode(f *testing.F) {
 	d := encode(f, c, samples()...)[0]
 	f.Add(d[:len(d)-32])
 	f.Fuzz(func(t *testing.T, body []byte) {
-		_, _ = c.Decode(body)
-		messages, err := c.Decode(append(bytes.Clone(body), sign(current, body)...))
+		_, _, _ = c.Decode(body)
+		from, messages, err := c.Decode(append(bytes.Clone(body), sign(current, body)...))
 		if err != nil {
 			return
 		}
 		var again []answering.Message
-		for _, d := range encode(t, c, messages...) {
-			some, err := c.Decode(d)
-			if err != nil {
-				t.Fatal(err)
+		datagrams, err := c.Encode(from, messages)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range datagrams {
+			at, some, err := c.Decode(d)
+			if err != nil || at != from {
+				t.Fatalf("a sender at %v, want %v: %v", at, from, err)
 			}
 			again = append(again, some...)
 		}

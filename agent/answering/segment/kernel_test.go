@@ -171,7 +171,7 @@ func TestMessages(t *testing.T) {
 	}
 	s1.say(many...)
 	s2.hears(many...)
-	payload, err := s1.codec.Load().Encode(many[:1])
+	payload, err := s1.codec.Load().Encode(netip.Addr{}, many[:1])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,13 +215,13 @@ func TestFrame(t *testing.T) {
 			}
 		}
 	}
-	const ethernet, udp = "ffffffffffff" + "020000000001" + "0800", "28192819" + "0045"
-	const payload = "62746801" + "0163" + "056e6f646531" + "027531" + "00" + "01" + "0400000000000000000000" + "00" +
-		"831ed396c2f5fac41632ac4f7b58db87e1a6f21b78cb21a67efa511126d64927"
+	const ethernet, udp = "ffffffffffff" + "020000000001" + "0800", "28192819" + "0046"
+	const payload = "62746801" + "0163" + "056e6f646531" + "027531" + "00" + "00" + "01" + "0400000000000000000000" + "00" +
+		"3cdd8b9b027cc657c1e61dc2458a992bb27594280e0448c46e67ed551e94ed2d"
 	for _, step := range []struct{ link, addr, ip, sum string }{
-		{"", "", "4500005900004000" + "40113a95" + "00000000" + "ffffffff", "c500"},
-		{"lo", "10.0.60.11/32", "4500005900004000" + "4011f489" + "0a003c0b" + "ffffffff", "7ef5"},
-		{"eth0", "10.0.70.11/24", "4500005900004000" + "4011ea89" + "0a00460b" + "ffffffff", "74f5"},
+		{"", "", "4500005a00004000" + "40113a94" + "00000000" + "ffffffff", "7d4c"},
+		{"lo", "10.0.60.11/32", "4500005a00004000" + "4011f488" + "0a003c0b" + "ffffffff", "3741"},
+		{"eth0", "10.0.70.11/24", "4500005a00004000" + "4011ea88" + "0a00460b" + "ffffffff", "2d41"},
 	} {
 		if step.link != "" {
 			a.IP("addr", "add", step.addr, "dev", step.link)
@@ -333,7 +333,7 @@ func TestOtherVLAN(t *testing.T) {
 	_, a, b := pair(t)
 	s1, s2 := join(t, a, "eth0", "c", 1), join(t, b, "eth0", "c", 1)
 	meet(t, s1, s2)
-	payload, err := s1.codec.Load().Encode([]answering.Message{asserts(node1, 1)})
+	payload, err := s1.codec.Load().Encode(netip.Addr{}, []answering.Message{asserts(node1, 1)})
 	if err != nil {
 		t.Fatal(err)
 	}

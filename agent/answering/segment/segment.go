@@ -11,6 +11,9 @@
 // chains, and for a bridge with net.bridge.bridge-nf-call-iptables=1 the chains of prerouting and postrouting.
 //
 // The kernel drops all other frames, so that a busy segment costs nothing.
+//
+// A node that is cut off from the segment may have another network: messages to one node go to its InternalIP, too, as UDP
+// datagrams to a socket of the node there.
 package segment
 
 import (
@@ -39,6 +42,23 @@ type Options struct {
 	// Refused, if given, gets the error of each datagram that is not believed, which wraps a reason of package
 	// datagram. Anybody on the segment can cause it at any rate.
 	Refused func(err error)
+	// Unicast, if given, sends messages to one node to its InternalIP, too.
+	Unicast *Unicast
+}
+
+// read passes on the messages of a datagram, which are one at least.
+func (o *Options) read(payload []byte, heard func(internalIP netip.Addr, messages []answering.Message)) {
+	codec := o.Codec()
+	if codec == nil {
+		return
+	}
+	internalIP, messages, err := codec.Decode(payload)
+	switch {
+	case err == nil:
+		heard(internalIP, messages)
+	case o.Refused != nil:
+		o.Refused(err)
+	}
 }
 
 // Segment is a node's link to a segment, as the link was at Open: where it is replaced or gets another MAC, it
@@ -134,13 +154,21 @@ func datagramsOfOthers(mac net.HardwareAddr) []bpf.Instruction {
 // Close ends the sockets, and Run.
 func (s *Segment) Close() error { return errors.Join(s.conn.Close(), s.asker.Close()) }
 
-// Send sends messages of this node to all nodes of the segment. It runs in the network namespace of the link.
+// Send sends messages of this node to all nodes of the segment, and the ones with a receiver to that, too. It runs in the network
+// namespace of the link.
 func (s *Segment) Send(messages []answering.Message) error {
 	codec := s.options.Codec()
 	if codec == nil {
 		return ErrNoKey
 	}
-	datagrams, err := codec.Encode(messages)
+	if s.options.Unicast == nil {
+		return s.broadcast(codec, netip.Addr{}, messages)
+	}
+	return errors.Join(s.options.Unicast.send(codec, messages), s.broadcast(codec, s.options.Unicast.own, messages))
+}
+
+func (s *Segment) broadcast(codec *datagram.Codec, internalIP netip.Addr, messages []answering.Message) error {
+	datagrams, err := codec.Encode(internalIP, messages)
 	if err != nil {
 		return err
 	}
@@ -192,22 +220,16 @@ func (s *Segment) Run(ctx context.Context, heard func(answering.Message), answer
 }
 
 func (s *Segment) read(f []byte, heard func(answering.Message)) {
-	codec := s.options.Codec()
-	if codec == nil {
-		return
-	}
-	var messages []answering.Message
-	d, ok := frame.ParseDatagram(f)
-	err := datagram.ErrMalformed
-	if ok {
-		messages, err = codec.Decode(d.Payload)
-	}
-	if err != nil && s.options.Refused != nil {
-		s.options.Refused(err)
-	}
-	for _, m := range messages {
-		heard(m)
-	}
+	// Without a payload a frame is malformed.
+	d, _ := frame.ParseDatagram(f)
+	s.options.read(d.Payload, func(internalIP netip.Addr, messages []answering.Message) {
+		if s.options.Unicast != nil {
+			s.options.Unicast.learn(messages[0].From, internalIP)
+		}
+		for _, m := range messages {
+			heard(m)
+		}
+	})
 }
 
 // Own returns the MAC of the link, and an IPv4 address of it, the zero Addr where it has none.
