@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package agentport asks the agents of nodes at their ports, through the API server's proxy to their
-// pods, with a token for the one agent: see package agentpod.
+// pods, with a token for the one agent: see package agentpod. Other programs of Berth's are asked alike.
 package agentport
 
 import (
@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"net/url"
 	"strings"
@@ -40,31 +41,52 @@ const (
 
 // Get returns a resource of the agent in a pod.
 func (p *Ports) Get(ctx context.Context, agent *v1.Pod, path string, query url.Values) ([]byte, error) {
+	return p.Ask(ctx, Question{
+		Method: http.MethodGet, Path: path, Query: query, Pod: agent, Of: "the agent of node " + agent.Spec.NodeName,
+		Account: agentpod.Diagnosis, Audience: agentpod.Audience(agent.Spec.NodeName),
+	})
+}
+
+// Question is a request to a program of Berth's at its port.
+type Question struct {
+	// Method is GET or POST; Path and Query are the resource's.
+	Method, Path string
+	Query        url.Values
+	// Pod is the program's, and Of names the program in errors.
+	Pod *v1.Pod
+	Of  string
+	// Account is the ServiceAccount of Berth's namespace whose token the program gets. A Role of its name lets users have
+	// the token made. Audience is whom the token is for.
+	Account, Audience string
+}
+
+// Ask puts a question to a program. The program's own error is returned as its text alone. It blocks, for patience at most.
+func (p *Ports) Ask(ctx context.Context, q Question) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	token, err := p.Kube.CoreV1().ServiceAccounts(p.Namespace).CreateToken(ctx, agentpod.Diagnosis, &authenticationv1.TokenRequest{
-		Spec: authenticationv1.TokenRequestSpec{Audiences: []string{agentpod.Audience(agent.Spec.NodeName)}, ExpirationSeconds: new(int64(tokenSeconds))},
+	token, err := p.Kube.CoreV1().ServiceAccounts(p.Namespace).CreateToken(ctx, q.Account, &authenticationv1.TokenRequest{
+		Spec: authenticationv1.TokenRequestSpec{Audiences: []string{q.Audience}, ExpirationSeconds: new(int64(tokenSeconds))},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("get a token for the agent of node %s (the Role %s in namespace %s allows it): %w", agent.Spec.NodeName, agentpod.Diagnosis, p.Namespace, err)
+		return nil, fmt.Errorf("get a token for %s (the Role %s in namespace %s allows it): %w", q.Of, q.Account, p.Namespace, err)
 	}
 	// Without a number it is the first port that the pod names.
-	request := p.Kube.CoreV1().RESTClient().Get().Namespace(p.Namespace).Resource("pods").Name("https:"+agent.Name+":").SubResource("proxy").Suffix(path).
+	request := p.Kube.CoreV1().RESTClient().Verb(q.Method).Namespace(p.Namespace).Resource("pods").Name("https:"+q.Pod.Name+":").SubResource("proxy").Suffix(q.Path).
 		SetHeader(agentpod.TokenHeader, "Bearer "+token.Status.Token)
-	for name, values := range query {
+	for name, values := range q.Query {
 		for _, value := range values {
 			request.Param(name, value)
 		}
 	}
 	answer, err := request.DoRaw(ctx)
-	if text, answered := ofAgent(err); answered {
-		return nil, fmt.Errorf("the agent in pod %s answers: %s", agent.Name, text)
+	if text, answered := ofProgram(err); answered {
+		return nil, fmt.Errorf("%s answers in pod %s: %s", q.Of, q.Pod.Name, text)
 	}
 	if err != nil && errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
-		return nil, fmt.Errorf("the agent in pod %s does not answer within %s", agent.Name, patience)
+		return nil, fmt.Errorf("%s does not answer in pod %s within %s", q.Of, q.Pod.Name, patience)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reach the agent of node %s through the API server (the Role %s in namespace %s allows it): %w", agent.Spec.NodeName, agentpod.Diagnosis, p.Namespace, err)
+		return nil, fmt.Errorf("reach %s through the API server (the Role %s in namespace %s allows it): %w", q.Of, q.Account, p.Namespace, err)
 	}
 	return answer, nil
 }
@@ -147,8 +169,8 @@ func (p *Ports) Witness(ctx context.Context, agent *v1.Pod, node string, hosts, 
 	return answer, nil
 }
 
-// ofAgent returns the text of an error that is an agent's, and not the API server's: it is no object.
-func ofAgent(err error) (text string, is bool) {
+// ofProgram returns the text of an error that is a program's, and not the API server's: it is no object.
+func ofProgram(err error) (text string, is bool) {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) || status.Status().Details == nil {
 		return "", false

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -23,26 +25,8 @@ import (
 
 // A question about a node goes to the agent of another one, with a token for that agent only.
 func TestWitness(t *testing.T) {
-	var audience, asked string
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		if r.Method == http.MethodPost {
-			request := authenticationv1.TokenRequest{TypeMeta: metav1.TypeMeta{Kind: "TokenRequest", APIVersion: "authentication.k8s.io/v1"}}
-			if err := json.NewDecoder(r.Body).Decode(&request); err != nil {
-				t.Error(err)
-			}
-			audience = fmt.Sprint(request.Spec.Audiences)
-			request.Status.Token = "secret"
-			if err := json.NewEncoder(w).Encode(request); err != nil {
-				t.Error(err)
-			}
-			return
-		}
-		asked = r.Header.Get("Berth-Authorization") + " " + r.URL.Path + "?" + r.URL.Query().Encode()
-		fmt.Fprint(w, `{"control":true,"host":true,"agent":false,"addresses":[{"address":"10.0.70.5","macs":["02:00:00:00:00:01"]}]}`)
-	}))
-	defer server.Close()
-	ports := Ports{Kube: kubernetes.NewForConfigOrDie(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{ContentType: "application/json"}}), Namespace: "berth-system"}
+	var heard heard
+	ports := heard.serve(t, `{"control":true,"host":true,"agent":false,"addresses":[{"address":"10.0.70.5","macs":["02:00:00:00:00:01"]}]}`, http.StatusOK)
 	agent := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "berth-agent-2"}, Spec: v1.PodSpec{NodeName: "node2"}}
 	got, err := ports.Witness(t.Context(), agent, "node1", []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8::1")}, []netip.Addr{netip.MustParseAddr("10.0.70.5")})
 	if err != nil {
@@ -52,10 +36,63 @@ func TestWitness(t *testing.T) {
 	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 		t.Errorf("Witness() (-want +got):\n%s", diff)
 	}
-	if want := "Bearer secret /api/v1/namespaces/berth-system/pods/https:berth-agent-2:/proxy/v1/witness?address=10.0.70.5&host=10.0.0.1&host=2001%3Adb8%3A%3A1&node=node1"; asked != want {
-		t.Errorf("asked %s\nwant  %s", asked, want)
+	if want := "GET Bearer secret /api/v1/namespaces/berth-system/pods/https:berth-agent-2:/proxy/v1/witness?address=10.0.70.5&host=10.0.0.1&host=2001%3Adb8%3A%3A1&node=node1"; heard.asked != want {
+		t.Errorf("asked %s\nwant  %s", heard.asked, want)
 	}
-	if audience != "[agent.berth.dev/node2]" {
-		t.Errorf("the token is for %s", audience)
+	if heard.token != "/api/v1/namespaces/berth-system/serviceaccounts/berth-diagnosis/token for [agent.berth.dev/node2]" {
+		t.Errorf("the token is %s", heard.token)
 	}
+}
+
+// A program is asked with a token of the account and for the audience of the question, and says itself why it does not answer.
+func TestAsk(t *testing.T) {
+	var heard heard
+	question := Question{
+		Method: http.MethodPost, Path: "/v1/resume", Query: url.Values{"now": {"true"}}, Pod: &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "berth-failover-1"}},
+		Of: "berth-failover", Account: "berth-failover-operator", Audience: "failover.berth.dev",
+	}
+	ports := heard.serve(t, "{}", http.StatusOK)
+	if answer, err := ports.Ask(t.Context(), question); err != nil || string(answer) != "{}" {
+		t.Errorf("Ask() = %s, %v", answer, err)
+	}
+	if want := "POST Bearer secret /api/v1/namespaces/berth-system/pods/https:berth-failover-1:/proxy/v1/resume?now=true"; heard.asked != want {
+		t.Errorf("asked %s\nwant  %s", heard.asked, want)
+	}
+	if heard.token != "/api/v1/namespaces/berth-system/serviceaccounts/berth-failover-operator/token for [failover.berth.dev]" {
+		t.Errorf("the token is %s", heard.token)
+	}
+	ports = heard.serve(t, "this replica does not lead", http.StatusConflict)
+	if _, err := ports.Ask(t.Context(), question); err == nil || err.Error() != "berth-failover answers in pod berth-failover-1: this replica does not lead" {
+		t.Errorf("Ask() = %v", err)
+	}
+}
+
+// heard is what an API server was asked for.
+type heard struct{ token, asked string }
+
+// serve returns Ports with an API server behind whose proxy a program gives an answer.
+func (h *heard) serve(t *testing.T, answer string, code int) *Ports {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/token") {
+			w.Header().Set("Content-Type", "application/json")
+			request := authenticationv1.TokenRequest{TypeMeta: metav1.TypeMeta{Kind: "TokenRequest", APIVersion: "authentication.k8s.io/v1"}}
+			if err := json.NewDecoder(r.Body).Decode(&request); err != nil {
+				t.Error(err)
+			}
+			h.token = fmt.Sprint(r.URL.Path, " for ", request.Spec.Audiences)
+			request.Status.Token = "secret"
+			if err := json.NewEncoder(w).Encode(request); err != nil {
+				t.Error(err)
+			}
+			return
+		}
+		h.asked = r.Method + " " + r.Header.Get("Berth-Authorization") + " " + r.URL.Path + "?" + r.URL.Query().Encode()
+		if code != http.StatusOK {
+			http.Error(w, answer, code)
+			return
+		}
+		fmt.Fprint(w, answer)
+	}))
+	t.Cleanup(server.Close)
+	return &Ports{Kube: kubernetes.NewForConfigOrDie(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{ContentType: "application/json"}}), Namespace: "berth-system"}
 }
