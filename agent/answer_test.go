@@ -40,6 +40,8 @@ type lan struct {
 	mu       sync.Mutex
 	answers  net.HardwareAddr
 	answered func(netip.Addr, net.HardwareAddr)
+	// hello, if given, is a node that says hello once.
+	hello answering.Node
 }
 
 func (*lan) Own() (net.HardwareAddr, netip.Addr) {
@@ -58,10 +60,13 @@ func (w *lan) Question(addrs []netip.Addr) error {
 	return nil
 }
 
-func (w *lan) Run(ctx context.Context, _ func(answering.Message), answered func(netip.Addr, net.HardwareAddr)) error {
+func (w *lan) Run(ctx context.Context, heard func(answering.Message), answered func(netip.Addr, net.HardwareAddr)) error {
 	w.mu.Lock()
 	w.answered = answered
 	w.mu.Unlock()
+	if w.hello.Name != "" {
+		heard(answering.Message{Kind: answering.Hello, From: w.hello})
+	}
 	<-ctx.Done()
 	return nil
 }
@@ -159,4 +164,59 @@ func TestOnlyTheAnswererOpens(t *testing.T) {
 			t.Errorf("log %v, want %v", w.log, want)
 		}
 	})
+}
+
+// A node that reaches neither the API server nor others closes the addresses of pods that asked for failover, and of no other
+// pod, also after a start of its agent, and answers for them again by the API's word.
+func TestCutOff(t *testing.T) {
+	for name, failover := range map[string]bool{"a pod that asked": true, "another pod": false} {
+		t.Run(name, func(t *testing.T) {
+			first, w := newAgent(t)
+			w.pod.Failover = failover
+			o := first.Options
+			o.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
+			for _, start := range []string{"ADD", "a start of the agent"} {
+				// cutOff is the node for a minute after start; an attempt to reach the API comes each second.
+				cutOff := func(t *testing.T, a *Agent) {
+					ctx, cancel := context.WithCancel(t.Context())
+					var group sync.WaitGroup
+					group.Go(func() { a.answerer.Run(ctx) })
+					defer group.Wait()
+					defer cancel()
+					if start == "ADD" {
+						_, err := a.Add(ctx, addRequest("c"))
+						must(t, err)
+					} else {
+						a.carryAll(ctx)
+					}
+					synctest.Wait()
+					w.log, w.holds = nil, errors.New("no answer")
+					verify := func(times int) {
+						for range times {
+							a.Suspect()
+							_ = a.Verify(ctx)
+							time.Sleep(time.Second) //nolint:forbidigo // the clock is the test's
+						}
+					}
+					verify(20)
+					var closed, again []string
+					if failover {
+						closed, again = []string{"close c"}, []string{"close c", "repair c"}
+						w.missing = errors.New("the proxy entry is missing")
+					}
+					if !slices.Equal(w.log, closed) {
+						t.Errorf("after %s and the cut: %v, want %v", start, w.log, closed)
+					}
+					w.holds = nil
+					verify(1)
+					if !slices.Equal(w.log, again) {
+						t.Errorf("after %s and the API's word: %v, want %v", start, w.log, again)
+					}
+				}
+				o.Segment, o.Node = func(int) (answerer.Segment, error) { return &lan{hello: answering.Node{Name: "other"}}, nil }, answering.Node{Name: "node"}
+				a := New(o)
+				synctest.Test(t, func(t *testing.T) { cutOff(t, a) })
+			}
+		})
+	}
 }

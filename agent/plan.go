@@ -56,7 +56,7 @@ func (p planner) plan(ctx context.Context, req *api.Request, args podArgs, conf 
 		return nil, fmt.Errorf("pod %s: %w", pod.Pod, err)
 	}
 	return &state.Container{
-		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, HostPorts: ports, GalaxyPorts: pod.HostPorts.Galaxy,
+		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, HostPorts: ports, GalaxyPorts: pod.HostPorts.Galaxy, Failover: pod.Failover,
 		Args: req.Args, Capabilities: conf.RuntimeConfig, Attachments: attachments, Held: p.recorded(attachments), Phase: state.Adding,
 	}, nil
 }

@@ -71,6 +71,8 @@ type Holding struct {
 	Gateway netip.Addr
 	// OwnMAC is the MAC that the pod's interface has on every node, if it has one.
 	OwnMAC net.HardwareAddr
+	// Failover: the pod asked to be moved from a node that is cut off.
+	Failover bool
 	// Version and Last are the record's; see answering.Take.
 	Version answering.Version
 	Last    answering.Node
@@ -156,6 +158,15 @@ func (a *Answerer) Join(link int, uplink string, gateway netip.Addr) {
 // jitter is how long a node waits at most after its carrier is back.
 const jitter = 200 * time.Millisecond
 
+// API says whether the API server was reached.
+func (a *Answerer) API(reachable bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, l := range a.loops {
+		l.note(answering.API{Reachable: reachable})
+	}
+}
+
 // Carrier says that an uplink has lost its carrier, or has it again.
 func (a *Answerer) Carrier(uplink string, up bool) {
 	c := answering.Carrier{Up: up}
@@ -190,7 +201,7 @@ func macText(mac net.HardwareAddr) string {
 
 // Take has the node ask for an address that a pod is about to get. It may be called again for the same.
 func (a *Answerer) Take(h Holding) {
-	a.give(h, answering.Take{Address: h.Address, Version: h.Version, Last: a.known(h.Last), OwnMAC: macText(h.OwnMAC)})
+	a.give(h, answering.Take{Address: h.Address, Version: h.Version, Last: a.known(h.Last), OwnMAC: macText(h.OwnMAC), Failover: h.Failover})
 }
 
 // known returns this node as it knows itself where a record means it: either may lack the UID.
@@ -204,7 +215,7 @@ func (a *Answerer) known(n answering.Node) answering.Node {
 // Carry says that the node has an address of a complete attachment, and whether its kernel answers for it. newest is the last
 // Close's.
 func (a *Answerer) Carry(h Holding, answers bool, newest answering.Version) {
-	a.give(h, answering.Carry{Address: h.Address, Version: h.Version, Last: a.known(h.Last), OwnMAC: macText(h.OwnMAC), Answers: answers, Newest: newest})
+	a.give(h, answering.Carry{Address: h.Address, Version: h.Version, Last: a.known(h.Last), OwnMAC: macText(h.OwnMAC), Failover: h.Failover, Answers: answers, Newest: newest})
 }
 
 // Leave says that the node does not have the addresses of a pod any more, and that its kernel does not answer for them; all where
@@ -309,7 +320,7 @@ func (a *Answerer) Unanswered() []Unanswered {
 			l.mu.Lock()
 			s := l.standing[addr]
 			if l.without == nil && (s.Phase == answering.Asking || s.Phase == answering.Closed) {
-				all = append(all, Unanswered{addr, s, explain(addr, s)})
+				all = append(all, Unanswered{addr, s, l.why(addr)})
 			}
 			l.mu.Unlock()
 		}
@@ -376,10 +387,15 @@ func (l *loop) wait(ctx context.Context, addr netip.Addr) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.waiting[addr] = slices.DeleteFunc(l.waiting[addr], func(c chan struct{}) bool { return c == done })
+	return errors.New(l.why(addr))
+}
+
+// why says why the node does not answer for an address. The caller holds mu.
+func (l *loop) why(addr netip.Addr) string {
 	if l.cut {
-		return errors.New(l.withoutCarrier(addr))
+		return l.withoutCarrier(addr)
 	}
-	return errors.New(explain(addr, l.standing[addr]))
+	return explain(addr, l.standing[addr])
 }
 
 func (l *loop) withoutCarrier(addr netip.Addr) string {
@@ -389,6 +405,8 @@ func (l *loop) withoutCarrier(addr netip.Addr) string {
 // explain says why the node does not answer for an address.
 func explain(addr netip.Addr, s answering.Standing) string {
 	switch {
+	case s.Phase == answering.Closed && s.Cause == answering.CutOff:
+		return fmt.Sprintf("the node is cut off: for five seconds it has reached neither the API server nor the gateway, and hears less than half of the other nodes; the pod of %s may be moved from here", addr)
 	case s.Phase == answering.Closed && s.Cause == answering.Newer:
 		return fmt.Sprintf("%s has %s by a newer record of the API than this node", s.By.Name, addr)
 	case len(s.MACs) > 0 && s.Last.Name != "" && !s.Denied:

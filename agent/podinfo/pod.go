@@ -12,6 +12,7 @@ import (
 
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 var (
@@ -52,6 +53,8 @@ type Pod struct {
 	Networks string
 	// HostPorts asks for host ports of the node's choice.
 	HostPorts HostPorts
+	// Failover: the pod asked to be moved when its node is lost.
+	Failover bool
 	// Finished says that no container of the pod will run again.
 	Finished bool
 
@@ -63,12 +66,15 @@ func identityOf(p *corev1.Pod) api.Pod {
 }
 
 func (n *Node) fromAPI(p *corev1.Pod) Pod {
+	// The scheduler refused a pod whose annotation cannot be read.
+	failover, _ := podrequest.Failover(p.Annotations)
 	return Pod{
 		Pod:       identityOf(p),
 		Wants:     n.wanted(p),
 		Hint:      p.Annotations[v1alpha1.AnnotationFloatingIPs],
 		Networks:  p.Annotations[annotationNetworks],
 		HostPorts: n.hostPortsOf(p),
+		Failover:  failover,
 		Finished:  p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
 		node:      p.Spec.NodeName,
 	}

@@ -221,6 +221,16 @@ func must(t *testing.T, err error) {
 	}
 }
 
+func TestPodFailover(t *testing.T) {
+	for text, want := range map[string]bool{"": false, v1alpha1.FailoverAutomatic: true, "yes": false} {
+		pod := podObject("u1", func(p *corev1.Pod) { p.Annotations = map[string]string{v1alpha1.AnnotationFailover: text} })
+		p, err := New(thisNode, podsOf(fake.NewClientset(pod)), &fakeIPs{}, podrequest.Reader{}).Pod(t.Context(), "default", "web-0", "u1")
+		if err != nil || p.Failover != want {
+			t.Errorf("%q: Failover = %t, %v", text, p.Failover, err)
+		}
+	}
+}
+
 func TestWanted(t *testing.T) {
 	const alias = galaxy.ResourceENIIP
 	asks := func(name corev1.ResourceName, quantity string) corev1.Container {

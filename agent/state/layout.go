@@ -78,8 +78,10 @@ type Container struct {
 	// HostPorts are the ports of the node that lead to the pod while the phase is added.
 	HostPorts []HostPort `json:"hostPorts,omitempty"`
 	// GalaxyPorts says that the pod asked for host ports in Galaxy's way.
-	GalaxyPorts bool  `json:"galaxyPorts,omitempty"`
-	Phase       Phase `json:"phase"`
+	GalaxyPorts bool `json:"galaxyPorts,omitempty"`
+	// Failover says that the pod asked to be moved when its node is lost: a node that is cut off does not answer for it.
+	Failover bool  `json:"failover,omitempty"`
+	Phase    Phase `json:"phase"`
 	// Held has the records at the API of the pod's floating IPs; none where they are not known.
 	Held map[netip.Addr]Held `json:"held,omitempty"`
 	// Reason says why the addresses are withdrawn; empty in the other phases.
