@@ -42,7 +42,7 @@ const (
 	churn = 100 * time.Millisecond
 )
 
-// Many requests at once, while addresses change: how long they take and how much memory the console needs is printed, and is
+// Many requests at once, while addresses change: how long they take, and how much CPU time and memory the console needs, is printed, and is
 // for the documentation. Each is answered, and none leads to a request to the API server.
 func TestLoad(t *testing.T) {
 	n, lasts := 2000, 4*time.Second
@@ -187,6 +187,7 @@ func (c *console) load(name string, kinds []kind, lasts time.Duration) {
 	}
 	beside.Go(func() error { return c.change(ctx) })
 	took := map[string][]time.Duration{}
+	used := c.used()
 	random := rand.New(rand.NewPCG(1, 2))
 	total := int(lasts.Seconds() * rate)
 	var requests errgroup.Group
@@ -207,6 +208,7 @@ func (c *console) load(name string, kinds []kind, lasts time.Duration) {
 	if err := requests.Wait(); err != nil {
 		t.Error(err)
 	}
+	used = c.used() - used
 	cancel()
 	if err := beside.Wait(); err != nil {
 		t.Errorf("beside the requests: %v", err)
@@ -217,7 +219,7 @@ func (c *console) load(name string, kinds []kind, lasts time.Duration) {
 	if events <= followers {
 		t.Errorf("%d followers got %d events", followers, events)
 	}
-	t.Logf("%s: %d requests in %s, %d a second, and %d events to %d followers; memory: %s", name, total, lasts, rate, events, followers, c.memory())
+	t.Logf("%s: %d requests in %s, %d a second, %s CPU time each, and %d events to %d followers; memory: %s", name, total, lasts, rate, used/time.Duration(total), events, followers, c.memory())
 	var all []time.Duration
 	for _, name := range slices.Sorted(maps.Keys(took)) {
 		all = append(all, took[name]...)
@@ -294,6 +296,26 @@ func quantiles(times []time.Duration) string {
 		return times[int(q*float64(len(times)-1))].Round(100 * time.Microsecond)
 	}
 	return fmt.Sprintf("%5d requests, p50 %s, p99 %s, longest %s", len(times), at(0.5), at(0.99), at(1))
+}
+
+// used returns the CPU time that the process used so far.
+func (c *console) used() time.Duration {
+	c.w.T.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.PID()))
+	if err != nil {
+		c.w.T.Fatal(err)
+	}
+	// The name, in brackets, may have spaces. The times are the 14th and 15th field, in hundredths of a second (proc(5)).
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	var ticks time.Duration
+	for _, field := range strings.Fields(rest)[11:13] {
+		n, err := strconv.Atoi(field)
+		if err != nil {
+			c.w.T.Fatalf("read the CPU time of %q: %v", stat, err)
+		}
+		ticks += time.Duration(n)
+	}
+	return ticks * 10 * time.Millisecond
 }
 
 // collections are the lines of GODEBUG=gctrace=1: the heap before and after a collection, and what of it is alive.
