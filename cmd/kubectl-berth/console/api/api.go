@@ -183,11 +183,11 @@ func (s *server) why(r *request) (any, error) {
 }
 
 func (s *server) waiting(r *request) (any, error) {
-	return map[string]any{"pods": s.register.Waiting(r.scope)}, nil
+	return map[string]any{"pods": s.register.Waiting(r.scope, "")}, nil
 }
 
 func (s *server) nodes(r *request) (any, error) {
-	return map[string]any{"nodes": append([]register.Node{}, s.register.Nodes(r.scope)...)}, nil
+	return map[string]any{"nodes": s.register.Nodes(r.scope)}, nil
 }
 
 func (s *server) changes(r *request) (any, error) {

@@ -5,6 +5,7 @@ package page
 import (
 	"cmp"
 	"errors"
+	"html/template"
 	"maps"
 	"net/http"
 	"net/url"
@@ -24,7 +25,9 @@ type addressesData struct {
 	Form    form
 	Columns []column
 	Rows    []standing.Address
-	Chips   []chip
+	// Table is the rows as HTML.
+	Table template.HTML
+	Chips []chip
 	// First is the URL of the first page, on others, and Next that of the next one.
 	First, Next string
 	All         string
@@ -44,7 +47,8 @@ type addressesData struct {
 type form struct {
 	Text, Pool, Owner, Pod, Namespace, Node, State, Sort, Order string
 	States                                                      []standing.State
-	Pools                                                       []string
+	// Pools are the names of pools that the form suggests.
+	Pools template.HTML
 	// Filters says whether one of those besides the text and the state is given.
 	Filters bool
 }
@@ -76,7 +80,7 @@ func (s *site) addresses(r *request) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	data := addressesData{Form: s.formOf(r, &q), Columns: columns(r, &q), Rows: page.Addresses, Chips: chips(r), Text: strings.TrimSpace(q.Text), All: "/addresses"}
+	data := addressesData{Form: s.formOf(r, &q), Columns: columns(r, &q), Rows: page.Addresses, Table: addressRows(page.Addresses), Chips: chips(r), Text: strings.TrimSpace(q.Text), All: "/addresses"}
 	if q.After != "" {
 		data.First = r.with("after", "")
 	}
@@ -97,6 +101,42 @@ func (s *site) addresses(r *request) (*view, error) {
 	return &view{template: "addresses", title: "Addresses", canonical: pathAndQuery("/addresses", r.query), data: data}, nil
 }
 
+// addressRows writes a row for each address.
+func addressRows(all []standing.Address) template.HTML {
+	m := newMarkup(len(all), rowSize)
+	for i := range all {
+		a := &all[i]
+		m.tag(`<tr id="a-`).text(id(a.Address)).tag(`"><th scope="row" class="address">`).link(addressURL(a.Address), a.Address).tag(`</th><td>`).state(a.State)
+		if a.Conflict {
+			m.tag(` `).mark("bad", "Conflict")
+		}
+		m.tag(`</td><td>`)
+		if a.Owner != nil {
+			m.link(find("namespace", a.Owner.Namespace), a.Owner.Namespace)
+		}
+		m.tag(`</td><td>`)
+		if a.Pod != nil {
+			m.text(a.Pod.Name)
+		} else if a.LastPod != "" {
+			m.tag(`<span class="quiet">last `).text(a.LastPod).tag(`</span>`)
+		}
+		m.tag(`</td><td>`)
+		if a.Owner != nil {
+			m.tag(`<a href="`).text(find("owner", a.Owner.Name)).tag(`"><span class="quiet">`).text(a.Owner.Kind).tag(`</span> `).text(a.Owner.Name).tag(`</a>`)
+		}
+		m.tag(`</td><td>`)
+		if a.Node != "" {
+			m.link(find("node", a.Node), a.Node)
+		}
+		m.tag(`</td><td>`)
+		if a.Pool != "" {
+			m.link(poolURL(a.Pool), a.Pool)
+		}
+		m.tag(`</td><td class="nowrap">`).time(a.Since).tag("</td></tr>\n")
+	}
+	return m.html()
+}
+
 // besides finds other things than addresses of FloatingIPs for the text of a search.
 func (s *site) besides(r *request, data *addressesData) {
 	if len(data.Rows) == 0 && !strings.Contains(data.Text, "/") {
@@ -106,11 +146,7 @@ func (s *site) besides(r *request, data *addressesData) {
 			}
 		}
 	}
-	for _, pod := range s.register.Waiting(r.scope) {
-		if matches(&pod, data.Text) {
-			data.Waiting++
-		}
-	}
+	data.Waiting = s.register.CountWaiting(r.scope, data.Text)
 	data.WaitingURL = pathAndQuery("/waiting", url.Values{"q": {data.Text}})
 	if _, err := s.register.Pool(data.Text); err == nil {
 		data.Pool = data.Text
@@ -140,9 +176,13 @@ func (s *site) formOf(r *request, q *register.Query) form {
 		Text: q.Text, Pool: q.Pool, Owner: q.Owner, Pod: q.Pod, Namespace: q.Namespace, Node: q.Node, State: string(q.State), Sort: string(q.Sort),
 		Order: r.query.Get("order"), States: states, Filters: q.Pool+q.Owner+q.Pod+q.Namespace+q.Node != "",
 	}
-	if pools := s.register.Pools(); !r.fragment() && len(pools) <= mostPoolNames {
-		for _, pool := range pools {
-			f.Pools = append(f.Pools, pool.Name)
+	if !r.fragment() {
+		if names := s.register.PoolNames(); len(names) <= mostPoolNames {
+			m := &markup{}
+			for _, name := range names {
+				m.tag(`<option value="`).text(name).tag(`"></option>`)
+			}
+			f.Pools = m.html()
 		}
 	}
 	return f
@@ -198,7 +238,7 @@ type addressData struct {
 	standing.Address
 	Because  string
 	Commands []register.Command
-	Changes  []register.Change
+	Changes  template.HTML
 	Release  *releaseForm
 }
 
@@ -219,11 +259,7 @@ func (s *site) address(r *request) (*view, error) {
 	}
 	why := register.Explain(&address)
 	data := addressData{Address: address, Because: sentence(why.Because), Commands: append([]register.Command{{To: "see this in a terminal", Command: "kubectl berth who " + address.Address}}, why.Commands...)}
-	for _, change := range s.register.Changes(r.scope, mostChanges) {
-		if change.Address == address.Address && len(data.Changes) < mostAddressChanges {
-			data.Changes = append(data.Changes, change)
-		}
-	}
+	data.Changes = changeRows(s.register.ChangesOf(r.scope, addr, mostAddressChanges))
 	data.Release = s.releaseOf("Release…", address)
 	none := ""
 	v := &view{template: "address", title: address.Address, search: &none, data: data}

@@ -5,6 +5,7 @@ package page
 import (
 	"cmp"
 	"fmt"
+	"html/template"
 	"slices"
 	"strings"
 
@@ -14,44 +15,46 @@ import (
 )
 
 type waitingData struct {
-	Text  string
-	Pods  []waitingLine
+	Text string
+	// Rows are the pods.
+	Rows  template.HTML
 	Pager pager
-}
-
-// waitingLine is a pod that waits.
-type waitingLine struct {
-	register.WaitingPod
-	// Note says why no words of a scheduler are shown, or why they are not those of Berth's.
-	Note     string
-	Commands []string
 }
 
 func (s *site) waiting(r *request) (*view, error) {
 	data := waitingData{Text: strings.TrimSpace(r.query.Get("q"))}
-	var all []register.WaitingPod
-	for _, pod := range s.register.Waiting(r.scope) {
-		if matches(&pod, data.Text) {
-			all = append(all, pod)
-		}
-	}
-	all, pager, err := cut(r, all)
+	all, pager, err := cut(r, s.register.Waiting(r.scope, data.Text))
 	if err != nil {
 		return nil, err
 	}
-	data.Pager = pager
-	for _, pod := range all {
-		line := waitingLine{pod, noteOf(&pod), []string{fmt.Sprintf("kubectl berth why %s -n %s", pod.Pod, pod.Namespace)}}
-		if pod.Reason == "" {
-			line.Commands = append(line.Commands, "kubectl berth status")
-		}
-		data.Pods = append(data.Pods, line)
-	}
+	data.Rows, data.Pager = waitingRows(all), pager
 	none := ""
 	return &view{template: "waiting", title: "Waiting pods", search: &none, data: data}, nil
 }
 
-// noteOf says what is missing in what a scheduler says of a pod.
+// waitingRows writes a row for each pod.
+func waitingRows(all []register.WaitingPod) template.HTML {
+	m := newMarkup(len(all), rowSize)
+	for i := range all {
+		pod := &all[i]
+		m.tag(`<tr id="w-`).text(id(pod.Namespace, pod.Pod)).tag(`"><th scope="row">`).text(pod.Pod).tag(`<span class="under">`).text(pod.Namespace).tag(` · `).text(pod.Scheduler)
+		m.tag(`</span></th><td class="number">`).int(pod.Asks).tag(`</td><td class="nowrap">`).time(pod.Since).tag(`</td><td class="why">`)
+		if pod.Message != "" {
+			m.tag(`<p>`).text(pod.Message).tag(`</p>`)
+		}
+		if note := noteOf(pod); note != "" {
+			m.tag(`<p class="quiet">`).text(note).tag(`</p>`)
+		}
+		m.command("kubectl berth why " + pod.Pod + " -n " + pod.Namespace).tag(` `)
+		if pod.Reason == "" {
+			m.command("kubectl berth status").tag(` `)
+		}
+		m.tag("</td></tr>\n")
+	}
+	return m.html()
+}
+
+// noteOf says why no words of a scheduler are shown, or why they are not those of Berth's.
 func noteOf(pod *register.WaitingPod) string {
 	switch {
 	case pod.Scheduler == v1.DefaultSchedulerName:
@@ -64,27 +67,10 @@ func noteOf(pod *register.WaitingPod) string {
 	return fmt.Sprintf("No scheduler has looked at it yet. If that lasts, see whether scheduler %s runs.", pod.Scheduler)
 }
 
-// matches says whether a text is found in the name of a pod.
-func matches(pod *register.WaitingPod, text string) bool {
-	return strings.Contains(pod.Namespace+"/"+pod.Pod, text)
-}
-
 type nodesData struct {
-	Nodes  []nodeLine
-	Pager  pager
-	Unread bool
-}
-
-type nodeLine struct {
-	register.Node
-	Class, Word string
-	Find        string
-	Bar         bar
-}
-
-// isBad says whether a node is gone or not ready.
-func isBad(node register.Node) bool {
-	return node.Ready != "" && node.Ready != string(v1.ConditionTrue)
+	// Rows are the nodes.
+	Rows  template.HTML
+	Pager pager
 }
 
 func (s *site) nodes(r *request) (*view, error) {
@@ -98,7 +84,7 @@ func (s *site) nodes(r *request) (*view, error) {
 			switch {
 			case n.Ready == register.Gone:
 				return 0
-			case isBad(n):
+			case n.IsBad():
 				return 1
 			}
 			return 2
@@ -109,33 +95,50 @@ func (s *site) nodes(r *request) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	data := nodesData{Pager: pager}
-	for _, node := range all {
-		line := nodeLine{Node: node, Class: "good", Word: "Ready", Find: find("node", node.Name)}
-		switch node.Ready {
-		case string(v1.ConditionTrue):
-		case register.Gone:
-			line.Class, line.Word = "bad", "Gone"
-		case "":
-			line.Class, line.Word = "off", "Unknown: nodes cannot be read"
-		default:
-			line.Class, line.Word = "bad", "Not ready"
-		}
-		if node.Addresses > 0 {
-			line.Bar = bar{Segments: []segment{{"held", "0", fmt.Sprintf("%.2f%%", max(1, float64(node.Addresses)/float64(most)*100))}}}
-		}
-		data.Nodes = append(data.Nodes, line)
-	}
 	none := ""
-	return &view{template: "nodes", title: "Nodes", search: &none, data: data}, nil
+	return &view{template: "nodes", title: "Nodes", search: &none, data: nodesData{nodeRows(all, most), pager}}, nil
 }
 
-type changesData struct{ Changes []register.Change }
-
-// mostChanges is how many changes are looked at.
-const mostChanges = 1000
+// nodeRows writes a row for each node, and compares its addresses with the most that one has.
+func nodeRows(all []register.Node, most int64) template.HTML {
+	m := newMarkup(len(all), rowSize)
+	for _, node := range all {
+		m.tag(`<tr id="n-`).text(id(node.Name)).tag(`"><th scope="row">`)
+		var compared bar
+		if node.Addresses == 0 {
+			m.text(node.Name)
+		} else {
+			m.link(find("node", node.Name), node.Name)
+			compared.Segments = []segment{{"held", "0", fmt.Sprintf("%.2f%%", max(1, float64(node.Addresses)/float64(most)*100))}}
+		}
+		m.tag(`</th><td>`)
+		switch node.Ready {
+		case string(v1.ConditionTrue):
+			m.mark("good", "Ready")
+		case register.Gone:
+			m.mark("bad", "Gone")
+		case "":
+			m.mark("off", "Unknown: nodes cannot be read")
+		default:
+			m.mark("bad", "Not ready")
+		}
+		m.tag(`</td><td class="number">`).text(number(node.Addresses)).tag(`</td><td class="fill">`).bar(&compared).tag("</td></tr>\n")
+	}
+	return m.html()
+}
 
 func (s *site) changes(r *request) (*view, error) {
 	none := ""
-	return &view{template: "changes", title: "Changes", search: &none, data: changesData{s.register.Changes(r.scope, pageSize)}}, nil
+	return &view{template: "changes", title: "Changes", search: &none, data: changeRows(s.register.Changes(r.scope, pageSize))}, nil
+}
+
+// changeRows writes a row for each change; none if there is none.
+func changeRows(all []register.Change) template.HTML {
+	m := newMarkup(len(all), rowSize)
+	for i := range all {
+		c := &all[i]
+		m.tag(`<tr id="change-`).int(int64(c.Number)).tag(`"><td class="nowrap">`).time(c.At) //nolint:gosec // nobody counts so far
+		m.tag(`</td><th scope="row" class="address">`).link(addressURL(c.Address), c.Address).tag(`</th><td>`).moment(&c.Before).tag(`</td><td>`).moment(&c.After).tag(`</td></tr>`)
+	}
+	return m.html()
 }

@@ -4,6 +4,7 @@ package page
 
 import (
 	"cmp"
+	"html/template"
 	"slices"
 	"strings"
 
@@ -14,17 +15,21 @@ import (
 // poolLine is a pool with its fill.
 type poolLine struct {
 	register.Pool
-	Bar     bar
-	Percent string
 	// Class and Word say how it is: ready, full, almost full, not ready or disabled.
 	Class, Word string
 }
+
+// Bar draws the fill.
+func (l poolLine) Bar() bar { return barOf(l.Counts, l.Capacity) }
+
+// Percent says how much is taken.
+func (l poolLine) Percent() string { return percent(l.Taken(), l.Capacity) }
 
 // Conditions of pools, the one to look at first in front.
 var poolWords = []string{"Not ready", "Full", "Almost full", "Ready", "Disabled"}
 
 func lineOf(p register.Pool) poolLine {
-	line := poolLine{Pool: p, Bar: barOf(p.Counts, p.Capacity), Percent: percent(p.Taken(), p.Capacity)}
+	line := poolLine{Pool: p}
 	switch taken := p.Taken(); {
 	case p.Ready != "" && p.Ready != "True":
 		line.Class, line.Word = "bad", "Not ready"
@@ -52,22 +57,16 @@ type overviewData struct {
 	Families []familyTile
 	Summary  register.Summary
 	Troubled int
-	Pools    []poolLine
-	Pager    pager
-	NodesBad int
-	Changes  []register.Change
+	// Pools and Changes are the pools and the last changes.
+	Pools, Changes template.HTML
+	Pager          pager
 }
 
 // overview draws all at a glance: the pools with a problem first.
 func (s *site) overview(r *request) (*view, error) {
-	data := overviewData{Summary: s.register.Summary(r.scope), Changes: s.register.Changes(r.scope, 12)}
+	data := overviewData{Summary: s.register.Summary(r.scope), Changes: feedOf(s.register.Changes(r.scope, 12))}
 	for _, family := range data.Summary.Families {
 		data.Families = append(data.Families, familyTile{family, family.Family, percent(family.Taken(), family.Capacity), barOf(family.Counts, family.Capacity)})
-	}
-	for _, node := range s.register.Nodes(r.scope) {
-		if isBad(node) {
-			data.NodesBad++
-		}
 	}
 	var lines []poolLine
 	for _, pool := range s.register.Pools() {
@@ -80,10 +79,51 @@ func (s *site) overview(r *request) (*view, error) {
 	slices.SortStableFunc(lines, func(a, b poolLine) int {
 		return cmp.Or(cmp.Compare(slices.Index(poolWords, a.Word), slices.Index(poolWords, b.Word)), strings.Compare(a.Name, b.Name))
 	})
-	var err error
-	if data.Pools, data.Pager, err = cut(r, lines); err != nil {
+	lines, pager, err := cut(r, lines)
+	if err != nil {
 		return nil, err
 	}
+	data.Pools, data.Pager = poolRows(lines), pager
 	none := ""
 	return &view{template: "overview", title: "Overview", search: &none, data: data}, nil
+}
+
+// poolRows writes a row for each pool.
+func poolRows(lines []poolLine) template.HTML {
+	m := newMarkup(len(lines), rowSize)
+	for i := range lines {
+		p := &lines[i]
+		m.tag(`<tr id="pool-`).text(id(p.Name)).tag(`"><th scope="row">`).link(poolURL(p.Name), p.Name).tag(`<span class="under address nowrap">`).text(p.Subnet)
+		if p.VLAN != 0 {
+			m.tag(` · VLAN `).int(int64(p.VLAN))
+		}
+		m.tag(`</span></th><td>`).mark(p.Class, p.Word).tag(`</td>`)
+		if p.Capacity == 0 {
+			m.tag(`<td colspan="6" class="quiet">`).text(cmp.Or(p.Message, "It has no addresses.")).tag("</td></tr>\n")
+			continue
+		}
+		fill := p.Bar()
+		m.tag(`<td class="fill">`).bar(&fill).tag(`<span class="under">`).text(p.Percent()).tag(` of `).text(number(p.Capacity)).tag(`</span>`)
+		if p.Word == "Not ready" {
+			m.tag(`<span class="under">`).text(p.Message).tag(`</span>`)
+		}
+		m.tag(`</td>`)
+		for _, n := range []uint64{p.Free, p.Held, p.Retained, p.Reserved, p.Cooling} {
+			m.tag(`<td class="number">`).text(number(n)).tag(`</td>`)
+		}
+		m.tag("</tr>\n")
+	}
+	return m.html()
+}
+
+// feedOf writes the last changes as items of a list.
+func feedOf(all []register.Change) template.HTML {
+	m := newMarkup(len(all), rowSize)
+	for i := range all {
+		c := &all[i]
+		m.tag(`<li id="change-`).int(int64(c.Number)).tag(`"><span class="feed-head"><a class="address" href="`).text(addressURL(c.Address)).tag(`">`).text(c.Address) //nolint:gosec // nobody counts so far
+		m.tag(`</a> <span class="quiet">`).time(c.At).tag(`</span></span><span>`).moment(&c.Before)
+		m.tag(`</span><span><span class="arrow"><span aria-hidden="true">→</span><span class="unseen">became</span></span> `).moment(&c.After).tag(`</span></li>`)
+	}
+	return m.html()
 }

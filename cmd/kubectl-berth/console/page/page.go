@@ -20,6 +20,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
@@ -172,6 +173,9 @@ type missing struct{ Kind, Why string }
 
 var views = []navigation{{Name: "Overview", URL: "/"}, {Name: "Addresses", URL: "/addresses"}, {Name: "Waiting", URL: "/waiting"}, {Name: "Nodes", URL: "/nodes"}, {Name: "Changes", URL: "/changes"}, {Name: "Findings", URL: "/findings"}}
 
+// buffers are for pages. What is in them of one is never in another.
+var buffers = sync.Pool{New: func() any { return &bytes.Buffer{} }}
+
 // answer draws a page.
 func (s *site) answer(w http.ResponseWriter, r *http.Request, draw func(*request) (*view, error)) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
@@ -189,12 +193,14 @@ func (s *site) answer(w http.ResponseWriter, r *http.Request, draw func(*request
 		http.Redirect(w, r, v.redirect, http.StatusSeeOther)
 		return
 	}
-	var page bytes.Buffer
+	page := buffers.Get().(*bytes.Buffer)
+	defer buffers.Put(page)
+	page.Reset()
 	name := "page"
 	if asked.fragment() {
 		name = "fragment"
 	}
-	if err := s.templates[v.template].ExecuteTemplate(&page, name, s.frame(asked, v)); err != nil {
+	if err := s.templates[v.template].ExecuteTemplate(page, name, s.frame(asked, v)); err != nil {
 		http.Error(w, "draw the page: "+err.Error(), http.StatusInternalServerError)
 		return
 	}
@@ -229,7 +235,7 @@ func viewOf(err error) *view {
 func (s *site) frame(r *request, v *view) *frame {
 	f := &frame{
 		Title: v.title + " · Berth", Heading: v.title, Cluster: s.cluster, LogOut: s.logOut, Path: r.URL.Path, Search: v.search, Writes: s.readOnly == "",
-		live: live{Waiting: len(s.register.Waiting(r.scope)), Loading: !s.register.Ready(), Partial: !r.scope.All(), Data: v.data},
+		live: live{Waiting: s.register.CountWaiting(r.scope, ""), Loading: !s.register.Ready(), Partial: !r.scope.All(), Data: v.data},
 	}
 	if !v.still {
 		f.Events = api.Prefix + "events"

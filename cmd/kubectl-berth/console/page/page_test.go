@@ -681,3 +681,36 @@ func TestFindings(t *testing.T) {
 	check(fmt.Errorf("list pods: %w", context.DeadlineExceeded))
 	says("after a check that failed", "The check could not be done: List pods: context deadline exceeded.", "B101")
 }
+
+// A row of a page costs little: templates would make some two hundred objects for it.
+func TestRowsAreCheap(t *testing.T) {
+	const most, few, many = 30, 10, 90 // objects for a row, and rows
+	cost := func(path string, rows int) float64 {
+		r := newRegister(t)
+		r.ReplacePools(nil)
+		first := netip.MustParseAddr("10.8.1.0")
+		var nodes []*register.Node
+		var waiting []*register.WaitingPod
+		for i := range rows {
+			name := fmt.Sprintf("name-%d", i)
+			r.PutPool(poolOf(name, fmt.Sprintf("10.%d.0.0/24", 100+i), fmt.Sprintf("10.%d.0.1-10.%d.0.9", 100+i, 100+i)))
+			r.PutFloatingIP(held(first.String(), "many", "many", name, name))
+			nodes = append(nodes, &register.Node{Name: name, Ready: "True"})
+			waiting = append(waiting, &register.WaitingPod{Namespace: "many", Pod: name, Message: "no pool has a free address"})
+			first = first.Next()
+		}
+		r.ReplaceNodes(nodes)
+		r.ReplaceWaiting(waiting)
+		handler := New(Options{Register: r})
+		request := httptest.NewRequest(http.MethodGet, path, nil)
+		request = request.WithContext(access.With(t.Context(), register.Everything))
+		return testing.AllocsPerRun(10, func() { handler.ServeHTTP(httptest.NewRecorder(), request) })
+	}
+	for _, path := range []string{"/", "/addresses?namespace=many", "/nodes", "/changes", "/waiting"} {
+		if got := (cost(path, many) - cost(path, few)) / (many - few); got > most {
+			t.Errorf("a row of %s makes %.0f objects, want at most %d", path, got, most)
+		} else {
+			t.Logf("a row of %s makes %.1f objects", path, got)
+		}
+	}
+}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"html/template"
 	"net/netip"
-	"strings"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/pool/poolmap"
@@ -56,25 +55,24 @@ func (s *site) pool(r *request) (*view, error) {
 
 // picture is a map, with the same as a list of runs: neighbours that are alike.
 type picture struct {
-	Block  uint64
-	Rows   []pictureRow
-	Runs   []run
+	Block uint64
+	// Rows are the cells.
+	Rows []template.HTML
+	// List is the runs.
+	List template.HTML
+	// More is how many runs are not listed.
 	More   int
 	Blocks bool
-	Legend []legend
+	Legend []*legend
+
+	runs []run
 }
 
-type pictureRow struct {
-	From  string
-	Cells template.HTML
-}
-
-// run is cells beside each other with the same letter.
+// run is cells beside each other with the same meaning.
 type run struct {
-	From, To, Word, URL string
-	Letter              string
-	Class               string
-	Cells               int
+	first, last netip.Addr
+	*legend
+	cells int
 }
 
 type legend struct{ Class, Letter, Word string }
@@ -82,19 +80,24 @@ type legend struct{ Class, Letter, Word string }
 const (
 	// wide is the number of cells in a row of the page.
 	wide = 32
+	// cellSize is about how long the HTML of a cell is.
+	cellSize = 160
 	// mostRuns of the list.
 	mostRuns = 400
 )
 
-// meanings are the letters of cells with one address.
-var meanings = []legend{
-	{"held", string(poolmap.Held), "held"}, {"retained", string(poolmap.Retained), "retained"}, {"reserved", string(poolmap.Reserved), "reserved"},
-	{"cooling", string(poolmap.Cooling), "cooling"}, {"taken", string(poolmap.Taken), "taken, by somebody you may not see"}, {"free", string(poolmap.Free), "free"},
-	{"none", "–", "not given by the pool"},
-}
+// meanings are the letters of cells with one address, and blockMeanings some of those with a block.
+var (
+	meanings = []*legend{
+		{"held", string(poolmap.Held), "held"}, {"retained", string(poolmap.Retained), "retained"}, {"reserved", string(poolmap.Reserved), "reserved"},
+		{"cooling", string(poolmap.Cooling), "cooling"}, {"taken", string(poolmap.Taken), "taken, by somebody you may not see"}, {"free", string(poolmap.Free), "free"},
+		{"none", "–", "not given by the pool"},
+	}
+	blockMeanings = []*legend{meaningOf('.', true), meaningOf('0', true), meaningOf('2', true), meaningOf('5', true), meaningOf('8', true), meaningOf('#', true), meaningOf(' ', true)}
+)
 
-// meaning returns the meaning of a cell.
-func meaning(cell byte, blocks bool) legend {
+// meaningOf returns the meaning of a cell.
+func meaningOf(cell byte, blocks bool) *legend {
 	switch {
 	case !blocks:
 		for _, m := range meanings {
@@ -104,72 +107,87 @@ func meaning(cell byte, blocks bool) legend {
 		}
 		return meanings[len(meanings)-1]
 	case cell == poolmap.Held:
-		return legend{"full", "#", "all taken"}
+		return &legend{"full", "#", "all taken"}
 	case cell == poolmap.Free:
-		return legend{"free", ".", "all free"}
+		return &legend{"free", ".", "all free"}
 	case cell == '0':
-		return legend{"tenth-0", "0", "less than a tenth taken"}
+		return &legend{"tenth-0", "0", "less than a tenth taken"}
 	case cell >= '1' && cell <= '9':
-		return legend{fmt.Sprintf("tenth-%d", (cell-'0'+2)/3), string(cell), fmt.Sprintf("%c tenths taken", cell)}
+		return &legend{fmt.Sprintf("tenth-%d", (cell-'0'+2)/3), string(cell), fmt.Sprintf("%c tenths taken", cell)}
 	}
 	return meanings[len(meanings)-1]
 }
 
-func pictureOf(m *register.Map) *picture {
-	p := &picture{Block: m.Block, Blocks: m.Block > 1, Legend: meanings}
+func pictureOf(drawn *register.Map) *picture {
+	p := &picture{Block: drawn.Block, Blocks: drawn.Block > 1, Legend: meanings}
 	if p.Blocks {
-		p.Legend = []legend{meaning('.', true), meaning('0', true), meaning('2', true), meaning('5', true), meaning('8', true), meaning('#', true), meaning(' ', true)}
+		p.Legend = blockMeanings
 	}
-	for _, row := range m.Rows {
+	of := map[byte]*legend{}
+	for _, row := range drawn.Rows {
+		for i := range len(row.Cells) {
+			if cell := row.Cells[i]; of[cell] == nil {
+				of[cell] = meaningOf(cell, p.Blocks)
+			}
+		}
+	}
+	for _, row := range drawn.Rows {
 		from := row.From
 		for cells := row.Cells; cells != ""; {
 			n := min(wide, len(cells))
-			p.add(from, cells[:n])
-			from, cells = later(from, uint64(n)*m.Block), cells[n:]
+			m := newMarkup(n, cellSize)
+			m.tag(`<tr><th scope="row" class="address">`).text(from.String()).tag(`</th>`)
+			for i := range n {
+				last := later(from, p.Block-1)
+				p.add(m, from, last, of[cells[i]])
+				from = last.Next()
+			}
+			p.Rows = append(p.Rows, m.tag("</tr>\n").html())
+			cells = cells[n:]
 		}
 	}
-	if more := len(p.Runs) - mostRuns; more > 0 {
-		p.Runs, p.More = p.Runs[:mostRuns], more
+	if p.More = len(p.runs) - mostRuns; p.More > 0 {
+		p.runs = p.runs[:mostRuns]
 	}
+	p.More = max(0, p.More)
+	p.List = runRows(p.runs)
 	return p
 }
 
-// add adds a row.
-func (p *picture) add(from netip.Addr, cells string) {
-	// Templates would take most of the time of a page for some thousand cells.
-	var html strings.Builder
-	html.Grow(len(cells) * 160)
-	first := from
-	for i := range len(cells) {
-		cell, last := cells[i], later(first, p.Block-1)
-		m := meaning(cell, p.Blocks)
-		p.extend(first, last, m)
-		name := first.String()
-		if p.Blocks {
-			name += " to " + last.String()
-		}
-		label := template.HTMLEscapeString(name + ": " + m.Word)
-		html.WriteString(`<td class="` + m.Class + `">`)
-		if p.Blocks && cell == poolmap.None {
-			html.WriteString(`<span>` + m.Letter + `</span>`)
-		} else {
-			html.WriteString(`<a id="c` + id(first) + `" href="` + template.HTMLEscapeString(cellURL(first, last)) + `" aria-label="` + label + `" title="` + label + `">` + m.Letter + `</a>`)
-		}
-		html.WriteString(`</td>`)
-		first = last.Next()
+// add adds a cell.
+func (p *picture) add(m *markup, first, last netip.Addr, means *legend) {
+	if n := len(p.runs); n > 0 && p.runs[n-1].legend == means && p.runs[n-1].last.Next() == first {
+		p.runs[n-1].last = last
+		p.runs[n-1].cells++
+	} else {
+		p.runs = append(p.runs, run{first, last, means, 1})
 	}
-	p.Rows = append(p.Rows, pictureRow{from.String(), template.HTML(html.String())}) //nolint:gosec // each part is escaped above
+	m.tag(`<td class="`).text(means.Class).tag(`">`)
+	if p.Blocks && means.Class == "none" {
+		m.tag(`<span>`).text(means.Letter).tag(`</span></td>`)
+		return
+	}
+	name := first.String()
+	m.tag(`<a id="c`).text(name).tag(`" href="`)
+	if p.Blocks {
+		m.text(cellURL(first, last))
+		name += " to " + last.String()
+	} else {
+		m.text(addressURL(name))
+	}
+	m.tag(`" aria-label="`).text(name).tag(`: `).text(means.Word).tag(`" title="`).text(name).tag(`: `).text(means.Word).tag(`">`).text(means.Letter).tag(`</a></td>`)
 }
 
-func (p *picture) extend(first, last netip.Addr, m legend) {
-	if n := len(p.Runs); n > 0 && p.Runs[n-1].Word == m.Word {
-		if before := &p.Runs[n-1]; netip.MustParseAddr(before.To).Next() == first {
-			before.To, before.URL = last.String(), cellURL(netip.MustParseAddr(before.From), last)
-			before.Cells++
-			return
-		}
+// runRows writes a row for each run.
+func runRows(all []run) template.HTML {
+	m := newMarkup(len(all), rowSize)
+	for i := range all {
+		of := &all[i]
+		m.tag(`<tr><th scope="row" class="address">`).link(cellURL(of.first, of.last), of.first.String()).tag(`</th><td class="address">`).text(of.last.String())
+		m.tag(`</td><td><span class="cell `).text(of.Class).tag(`" aria-hidden="true">`).text(of.Letter).tag(`</span> `).text(of.Word)
+		m.tag(`</td><td class="number">`).text(number(of.cells)).tag(`</td></tr>`)
 	}
-	p.Runs = append(p.Runs, run{From: first.String(), To: last.String(), Word: m.Word, Letter: m.Letter, Class: m.Class, URL: cellURL(first, last), Cells: 1})
+	return m.html()
 }
 
 // cellURL returns the URL of an address, or of the smallest prefix with all of a range.

@@ -22,8 +22,13 @@ import (
 
 func functions(a *assets) template.FuncMap {
 	return template.FuncMap{
-		"asset": a.url, "number": number, "stamp": stampOf, "state": stateOf, "addressURL": addressURL, "poolURL": poolURL, "find": find, "outcome": outcomeOf,
+		"asset": a.url, "number": number, "stamp": stampOf, "addressURL": addressURL, "poolURL": poolURL, "find": find, "outcome": outcomeOf,
 		"lower": func(v any) string { return strings.ToLower(fmt.Sprint(v)) }, "id": id,
+		"state":   func(of standing.State) template.HTML { return new(markup).state(of).html() },
+		"mark":    func(class, word string) template.HTML { return new(markup).mark(class, word).html() },
+		"age":     func(at any) template.HTML { return new(markup).time(at).html() },
+		"command": func(command string) template.HTML { return new(markup).command(command).html() },
+		"bar":     func(of bar) template.HTML { return new(markup).bar(&of).html() },
 	}
 }
 
@@ -114,17 +119,20 @@ func poolURL(name string) string { return "/pools/" + url.PathEscape(name) }
 
 // find returns the URL of the addresses with a value of a parameter.
 func find(parameter, value string) string {
-	return pathAndQuery("/addresses", url.Values{parameter: {value}})
+	if value == "" {
+		return "/addresses"
+	}
+	return "/addresses?" + parameter + "=" + url.QueryEscape(value)
 }
 
 // id makes an id of names, by which a row is known again after a change.
-func id(parts ...any) string {
+func id(parts ...string) string {
 	var b strings.Builder
 	for i, part := range parts {
 		if i > 0 {
 			b.WriteByte('_')
 		}
-		for _, r := range fmt.Sprint(part) {
+		for _, r := range part {
 			switch {
 			case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '-', r == '.', r == ':':
 				b.WriteRune(r)

@@ -3,6 +3,7 @@
 package register
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
@@ -65,12 +66,37 @@ func (r *Register) note(before, after *Row) {
 	}
 }
 
+// noteAll keeps the changes from all rows to others, both by address. Rows of the first list are no changes. The caller holds the lock.
+func (r *Register) noteAll(before, after []*Row) {
+	for len(before)+len(after) > 0 {
+		var order int
+		switch {
+		case len(before) == 0:
+			order = 1
+		case len(after) == 0:
+			order = -1
+		default:
+			order = before[0].addr.Compare(after[0].addr)
+		}
+		var was, is *Row
+		if order <= 0 {
+			was, before = before[0], before[1:]
+		}
+		if order >= 0 {
+			is, after = after[0], after[1:]
+		}
+		if is == nil || r.listed[FloatingIPs] {
+			r.note(was, is)
+		}
+	}
+}
+
 func (r *Register) moment(of *Row) (m Moment, namespace string) {
 	if of == nil {
 		return Moment{State: standing.Free}, ""
 	}
 	namespace = r.names.of(of.namespace)
-	m = Moment{State: of.state, Node: r.names.of(of.node)}
+	m = Moment{State: of.state.of(), Node: r.names.of(of.node)}
 	if of.pod != "" {
 		m.Pod = &standing.Pod{Namespace: namespace, Name: of.pod}
 	}
@@ -79,11 +105,24 @@ func (r *Register) moment(of *Row) (m Moment, namespace string) {
 
 // Changes returns the last changes, newest first, no more than most.
 func (r *Register) Changes(scope Scope, most int) []Change {
+	return r.changesWith(scope, most, func(*change) bool { return true })
+}
+
+// ChangesOf returns the last changes of an address, newest first, no more than most.
+func (r *Register) ChangesOf(scope Scope, addr netip.Addr, most int) []Change {
+	address := addr.String()
+	return r.changesWith(scope, most, func(c *change) bool { return c.address == address })
+}
+
+func (r *Register) changesWith(scope Scope, most int, match func(*change) bool) []Change {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	all := []Change{}
 	for n := r.changes.count; n > 0 && r.changes.count-n < uint64(len(r.changes.ring)) && len(all) < most; n-- {
 		c := &r.changes.ring[(n-1)%mostChanges]
+		if !match(c) {
+			continue
+		}
 		var moments [2]Moment
 		seen := false
 		for i, moment := range []Moment{c.before, c.after} {

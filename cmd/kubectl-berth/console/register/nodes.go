@@ -20,6 +20,9 @@ type Node struct {
 	Addresses int64 `json:"addresses"`
 }
 
+// IsBad says whether the node is gone or not ready.
+func (n *Node) IsBad() bool { return n.Ready != "" && n.Ready != string(v1.ConditionTrue) }
+
 // NodeOf returns a node.
 func NodeOf(node *v1.Node) *Node {
 	n := &Node{Name: node.Name, Ready: string(v1.ConditionUnknown)}
@@ -70,17 +73,24 @@ func (r *Register) DeleteNode(name string) {
 func (r *Register) Nodes(scope Scope) []Node {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
+	all := []Node{}
+	r.eachNode(scope, func(node Node) { all = append(all, node) })
+	slices.SortFunc(all, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
+	return all
+}
+
+// eachNode calls do with the nodes of a scope, in no order. The caller holds the lock.
+func (r *Register) eachNode(scope Scope, do func(Node)) {
 	counts := r.carried
 	if !scope.All() {
 		counts = map[id]int64{}
-		for _, row := range r.rows {
-			if carries(row) && scope.Sees(r.names.of(row.namespace)) {
+		sees := r.sees(scope)
+		for _, row := range r.seen(scope) {
+			if carries(row) && sees(row) {
 				counts[row.node]++
 			}
 		}
 	}
-	var all []Node
-	seen := map[string]bool{}
 	for of, n := range counts {
 		node := Node{Name: r.names.of(of), Addresses: n}
 		switch known := r.nodes[node.Name]; {
@@ -89,22 +99,20 @@ func (r *Register) Nodes(scope Scope) []Node {
 		case r.listed[Nodes] && r.missing[Nodes] == "":
 			node.Ready = Gone
 		}
-		seen[node.Name] = true
-		all = append(all, node)
+		do(node)
 	}
-	if scope.All() {
-		for name, node := range r.nodes {
-			if !seen[name] {
-				all = append(all, *node)
-			}
+	if !scope.All() {
+		return
+	}
+	for name, node := range r.nodes {
+		if of, known := r.names.find(name); !known || counts[of] == 0 {
+			do(*node)
 		}
 	}
-	slices.SortFunc(all, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
-	return all
 }
 
 // carries says whether a pod on a node has the address.
-func carries(row *Row) bool { return row.state == standing.Held && row.node != 0 }
+func carries(row *Row) bool { return row.state.of() == standing.Held && row.node != 0 }
 
 // tally counts an address of a node and of a namespace. The caller holds the lock.
 func (r *Register) tally(row *Row, n int64) {

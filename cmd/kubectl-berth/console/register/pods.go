@@ -72,13 +72,29 @@ func (r *Register) DeleteWaiting(namespace, name string) {
 	r.changed()
 }
 
-// Waiting returns the pods that wait, longest first.
-func (r *Register) Waiting(scope Scope) []WaitingPod {
+// matches says whether a text is found in the name of the pod.
+func (w *WaitingPod) matches(text string) bool { return text == "" || strings.Contains(w.key(), text) }
+
+// CountWaiting returns how many pods wait that have a text in their name.
+func (r *Register) CountWaiting(scope Scope, text string) int {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	n := 0
+	for _, pod := range r.waiting {
+		if scope.Sees(pod.Namespace) && pod.matches(text) {
+			n++
+		}
+	}
+	return n
+}
+
+// Waiting returns the pods that wait and have a text in their name, longest first.
+func (r *Register) Waiting(scope Scope, text string) []WaitingPod {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	all := []WaitingPod{}
 	for _, pod := range r.waiting {
-		if scope.Sees(pod.Namespace) {
+		if scope.Sees(pod.Namespace) && pod.matches(text) {
 			all = append(all, *pod)
 		}
 	}

@@ -50,6 +50,15 @@ func (r *Register) Pools() []Pool {
 	return all
 }
 
+// PoolNames returns the names of all pools, in their order.
+func (r *Register) PoolNames() []string {
+	var all []string
+	for _, object := range r.pools().all {
+		all = append(all, object.Name)
+	}
+	return all
+}
+
 // Pool returns one pool.
 func (r *Register) Pool(name string) (Pool, error) {
 	compiled, object, err := r.pool(name)
@@ -77,9 +86,9 @@ func (r *Register) pool(name string) (*compiled, *v1alpha1.IPPool, error) {
 // count counts the rows by the pool that keeps their address. The caller holds the lock.
 func (r *Register) count(compiled *compiled) {
 	compiled.counts = make([]poolmap.Counts, len(compiled.snapshot.Pools()))
-	for _, row := range r.rows {
+	for _, row := range r.rows() {
 		if home, ok := compiled.snapshot.Home(row.addr); ok {
-			compiled.counts[home].Add(row.state)
+			compiled.counts[home].Add(row.state.of())
 		}
 	}
 }
@@ -91,12 +100,12 @@ func (r *Register) recount(before, after *Row) {
 	}
 	if before != nil {
 		if home, ok := r.compiled.snapshot.Home(before.addr); ok {
-			r.compiled.counts[home].Drop(before.state)
+			r.compiled.counts[home].Drop(before.state.of())
 		}
 	}
 	if after != nil {
 		if home, ok := r.compiled.snapshot.Home(after.addr); ok {
-			r.compiled.counts[home].Add(after.state)
+			r.compiled.counts[home].Add(after.state.of())
 		}
 	}
 }
@@ -129,10 +138,11 @@ func (r *Register) uses(scope Scope, pool *pools.Pool) poolmap.Uses {
 		n += len(r.within(span))
 	}
 	uses := make(poolmap.Uses, 0, n)
+	sees := r.sees(scope)
 	for _, span := range pool.Ranges {
 		for _, row := range r.within(span) {
-			state := row.state
-			if !scope.Sees(r.names.of(row.namespace)) {
+			state := row.state.of()
+			if !sees(row) {
 				state = standing.Taken
 			}
 			uses = append(uses, poolmap.Use{Addr: row.addr, State: state})
@@ -230,7 +240,7 @@ func (r *Register) Address(scope Scope, addr netip.Addr) (standing.Address, erro
 	compiled := r.pools()
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	row := r.byName[v1alpha1.NameOf(addr)]
+	row := r.row(addr)
 	if row == nil {
 		return standing.AddressOfNobody(addr, compiled.all, compiled.snapshot), nil
 	}
@@ -244,7 +254,7 @@ func (r *Register) Address(scope Scope, addr netip.Addr) (standing.Address, erro
 func (r *Register) addressOf(row *Row, pools []*v1alpha1.IPPool, at time.Time) standing.Address {
 	ip := r.names.floatingIP(row)
 	address := standing.AddressOf(ip)
-	address.UID, address.ResourceVersion = row.uid, row.version
+	address.UID, address.ResourceVersion = string(ip.UID), ip.ResourceVersion
 	address.Cool(ip, pools, at)
 	return address
 }

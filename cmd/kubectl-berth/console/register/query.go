@@ -34,22 +34,6 @@ type Query struct {
 	Limit int
 }
 
-// Sort is an order of addresses. Rows that are equal in it are in the order of their addresses.
-type Sort string
-
-// Orders.
-const (
-	ByAddress   Sort = "address"
-	BySince     Sort = "since"
-	ByPod       Sort = "pod"
-	ByNamespace Sort = "namespace"
-	ByOwner     Sort = "owner"
-	ByNode      Sort = "node"
-)
-
-// Sorts are all orders.
-var Sorts = []Sort{ByAddress, BySince, ByPod, ByNamespace, ByOwner, ByNode}
-
 // Page is some rows of an answer.
 type Page struct {
 	Addresses []standing.Address `json:"addresses"`
@@ -59,11 +43,9 @@ type Page struct {
 
 // cursor is the last row of a page.
 type cursor struct {
-	Sort       Sort       `json:"s"`
-	Descending bool       `json:"d,omitempty"`
-	Key        string     `json:"k,omitempty"`
-	Number     int64      `json:"n,omitempty"`
-	Addr       netip.Addr `json:"a"`
+	Sort       Sort `json:"s"`
+	Descending bool `json:"d,omitempty"`
+	place
 }
 
 func (c *cursor) text() string {
@@ -106,7 +88,8 @@ func (r *Register) Addresses(scope Scope, q Query) (Page, error) {
 	page := Page{Addresses: make([]standing.Address, 0, len(rows))}
 	if len(rows) > q.Limit {
 		rows = rows[:q.Limit]
-		page.Next = r.cursorOf(&q, rows[len(rows)-1]).text()
+		last := cursor{q.Sort, q.Descending, r.names.place(q.Sort, rows[len(rows)-1])}
+		page.Next = last.text()
 	}
 	at := now()
 	for _, row := range rows {
@@ -115,77 +98,23 @@ func (r *Register) Addresses(scope Scope, q Query) (Page, error) {
 	return page, nil
 }
 
-func (r *Register) cursorOf(q *Query, last *Row) *cursor {
-	key, number := r.key(q.Sort, last)
-	return &cursor{q.Sort, q.Descending, key, number, last.addr}
-}
-
-// key returns by what a row is sorted.
-func (r *Register) key(sort Sort, of *Row) (string, int64) {
-	switch sort {
-	case BySince:
-		return "", max(of.since, of.released)
-	case ByPod:
-		return of.pod, 0
-	case ByNamespace:
-		return r.names.of(of.namespace), 0
-	case ByOwner:
-		return r.names.of(of.owner), 0
-	case ByNode:
-		return r.names.of(of.node), 0
-	}
-	return "", 0
-}
-
 // page returns the rows of a page, and one more if there are more.
 func (r *Register) page(scope Scope, q *Query, after *cursor) []*Row {
-	match, candidates := r.matcher(scope, q)
-	if match == nil {
-		return nil
-	}
-	if q.Sort == ByAddress {
-		return pageByAddress(candidates, match, q, after)
-	}
-	compare := func(a, b *Row) int {
-		keyA, numberA := r.key(q.Sort, a)
-		keyB, numberB := r.key(q.Sort, b)
-		order := cmp.Or(strings.Compare(keyA, keyB), cmp.Compare(numberA, numberB), a.addr.Compare(b.addr))
-		if q.Descending {
-			return -order
-		}
-		return order
-	}
-	// The best rows so far are sorted, so that a row that is no better costs one comparison.
-	var best []*Row
-	for _, row := range candidates {
-		if len(best) > q.Limit && compare(row, best[q.Limit]) >= 0 || after != nil && !r.comesAfter(q, row, after) || !match(row) {
-			continue
-		}
-		at, _ := slices.BinarySearchFunc(best, row, compare)
-		best = slices.Insert(best, at, row)
-		if len(best) > q.Limit+1 {
-			best = best[:q.Limit+1]
+	filter, among := r.filter(scope, q)
+	rows := among
+	if q.Sort != ByAddress {
+		rows = r.orders[q.Sort]
+		if few, ok := filter.few(among); ok {
+			r.names.sort(q.Sort, few)
+			rows = few
 		}
 	}
-	return best
-}
-
-func (r *Register) comesAfter(q *Query, row *Row, last *cursor) bool {
-	key, number := r.key(q.Sort, row)
-	order := cmp.Or(strings.Compare(key, last.Key), cmp.Compare(number, last.Number), row.addr.Compare(last.Addr))
-	if q.Descending {
-		return order < 0
-	}
-	return order > 0
-}
-
-func pageByAddress(candidates []*Row, match func(*Row) bool, q *Query, after *cursor) []*Row {
 	from, step := 0, 1
 	if q.Descending {
-		from, step = len(candidates)-1, -1
+		from, step = len(rows)-1, -1
 	}
 	if after != nil {
-		at, found := slices.BinarySearchFunc(candidates, after.Addr, func(row *Row, addr netip.Addr) int { return row.addr.Compare(addr) })
+		at, found := r.names.search(q.Sort, rows, after.place)
 		switch {
 		case q.Descending:
 			from = at - 1
@@ -195,76 +124,94 @@ func pageByAddress(candidates []*Row, match func(*Row) bool, q *Query, after *cu
 			from = at
 		}
 	}
-	var rows []*Row
-	for i := from; i >= 0 && i < len(candidates) && len(rows) <= q.Limit; i += step {
-		if match(candidates[i]) {
-			rows = append(rows, candidates[i])
+	var page []*Row
+	for i := from; i >= 0 && i < len(rows) && len(page) <= q.Limit; i += step {
+		if filter.match(rows[i]) {
+			page = append(page, rows[i])
 		}
 	}
-	return rows
+	return page
 }
 
-// matcher returns which rows a query selects, and the rows among which they are; nil if it selects none.
-func (r *Register) matcher(scope Scope, q *Query) (match func(*Row) bool, candidates []*Row) {
-	candidates = r.rows
-	var tests []func(*Row) bool
-	if !scope.all {
-		// Which namespaces are seen is known before the rows are looked at.
-		seen := map[id]bool{}
-		for namespace := range scope.namespaces {
-			if of, known := r.names.find(namespace); known && of != 0 {
-				seen[of] = true
-			}
+// filter says of a row whether it is selected, or not by one of these.
+type filter []func(*Row) bool
+
+func (f filter) match(row *Row) bool {
+	for _, test := range f {
+		if !test(row) {
+			return false
 		}
-		tests = append(tests, func(row *Row) bool { return seen[row.namespace] })
+	}
+	return true
+}
+
+// few returns the rows that match; ok is false if they are too many to sort.
+func (f filter) few(rows []*Row) (all []*Row, ok bool) {
+	if len(f) == 0 {
+		return nil, false
+	}
+	for _, row := range rows {
+		if !f.match(row) {
+			continue
+		}
+		if len(all) == mostSorted {
+			return nil, false
+		}
+		all = append(all, row)
+	}
+	return all, true
+}
+
+// filter returns which rows a query selects, and rows by address among which they all are.
+func (r *Register) filter(scope Scope, q *Query) (tests filter, among []*Row) {
+	among = r.seen(scope)
+	if !scope.all {
+		tests = append(tests, r.sees(scope))
+	}
+	narrow := func(rows []*Row) {
+		if len(rows) < len(among) {
+			among = rows
+		}
 	}
 	for _, field := range []struct {
 		want string
-		of   func(*Row) id
+		by   Sort
+		of   func(*Row) string
 	}{
-		{q.Pool, func(r *Row) id { return r.pool }}, {q.Namespace, func(r *Row) id { return r.namespace }},
-		{q.Owner, func(r *Row) id { return r.owner }}, {q.Node, func(r *Row) id { return r.node }},
+		{q.Namespace, ByNamespace, func(row *Row) string { return r.names.of(row.namespace) }}, {q.Owner, ByOwner, func(row *Row) string { return r.names.of(row.owner) }},
+		{q.Node, ByNode, func(row *Row) string { return r.names.of(row.node) }}, {q.Pod, ByPod, func(row *Row) string { return row.pod }},
 	} {
-		if field.want == "" {
-			continue
+		if field.want != "" {
+			narrow(r.with(field.by, field.want))
+			tests = append(tests, func(row *Row) bool { return field.of(row) == field.want })
 		}
-		want, known := r.names.find(field.want)
-		if !known {
-			return nil, nil
-		}
-		tests = append(tests, func(row *Row) bool { return field.of(row) == want })
 	}
-	if q.Pod != "" {
-		tests = append(tests, func(row *Row) bool { return row.pod == q.Pod })
+	if q.Pool != "" {
+		tests = append(tests, func(row *Row) bool { return r.names.of(row.pool) == q.Pool })
 	}
 	if q.State != "" {
-		tests = append(tests, func(row *Row) bool { return row.state == q.State })
+		tests = append(tests, func(row *Row) bool { return row.state.of() == q.State })
 	}
 	if text := strings.TrimSpace(q.Text); text != "" {
 		if span, ok := spanOf(text); ok {
-			candidates = r.within(span)
+			narrow(r.within(span))
+			tests = append(tests, func(row *Row) bool { return span.Contains(row.addr) })
 		} else {
 			tests = append(tests, r.contains(text))
 		}
 	}
-	return func(row *Row) bool {
-		for _, test := range tests {
-			if !test(row) {
-				return false
-			}
-		}
-		return true
-	}, candidates
+	return tests, among
 }
 
 // within returns the rows of a range of addresses.
 func (r *Register) within(span iprange.Range) []*Row {
-	from, _ := r.at(span.First)
-	to, found := r.at(span.Last)
+	rows := r.rows()
+	from, _ := r.names.search(ByAddress, rows, place{Addr: span.First})
+	to, found := r.names.search(ByAddress, rows, place{Addr: span.Last})
 	if found {
 		to++
 	}
-	return r.rows[from:max(from, to)]
+	return rows[from:max(from, to)]
 }
 
 // spanOf reads a text as an address, a prefix, or the beginning of an IPv4 address that ends with a dot.
@@ -291,10 +238,11 @@ func (r *Register) contains(text string) func(*Row) bool {
 	for i := range r.names.texts {
 		has[i] = i > 0 && strings.Contains(r.names.texts[i].text, text)
 	}
+	shared := slices.Contains(has, true)
 	like := strings.Trim(text, "0123456789abcdefABCDEF.:") == ""
 	begin := []byte(text)
 	return func(row *Row) bool {
-		if has[row.namespace] || has[row.owner] || has[row.node] || strings.Contains(row.pod, text) {
+		if shared && (has[row.namespace] || has[row.owner] || has[row.node]) || strings.Contains(row.pod, text) {
 			return true
 		}
 		if both && r.names.of(row.namespace) == namespace && (strings.HasPrefix(row.pod, pod) || strings.HasPrefix(r.names.of(row.owner), pod)) {
@@ -328,17 +276,16 @@ func (r *Register) Each(scope Scope, do func(*v1alpha1.FloatingIP) error) error 
 func (r *Register) after(scope Scope, last netip.Addr, most int) []*v1alpha1.FloatingIP {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	from := 0
-	if last.IsValid() {
-		at, found := r.at(last)
-		if from = at; found {
-			from++
-		}
+	rows := r.seen(scope)
+	from, found := r.names.search(ByAddress, rows, place{Addr: last})
+	if found {
+		from++
 	}
+	sees := r.sees(scope)
 	var batch []*v1alpha1.FloatingIP
-	for ; from < len(r.rows) && len(batch) < most; from++ {
-		if row := r.rows[from]; scope.Sees(r.names.of(row.namespace)) {
-			batch = append(batch, r.names.floatingIP(row))
+	for ; from < len(rows) && len(batch) < most; from++ {
+		if sees(rows[from]) {
+			batch = append(batch, r.names.floatingIP(rows[from]))
 		}
 	}
 	return batch

@@ -4,7 +4,6 @@ package register
 
 import (
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -17,10 +16,10 @@ import (
 
 // Register has the objects. See the package.
 type Register struct {
-	mu      sync.RWMutex
-	names   *names
-	rows    []*Row // by address
-	byName  map[string]*Row
+	mu    sync.RWMutex
+	names *names
+	// orders has all rows in each order.
+	orders  map[Sort][]*Row
 	objects map[string]*v1alpha1.IPPool
 	// compiled is made of objects when it is asked for; nil: they changed since.
 	compiled *compiled
@@ -46,10 +45,14 @@ type compiled struct {
 
 // New returns a Register without objects.
 func New() *Register {
-	return &Register{
-		names: newNames(), byName: map[string]*Row{}, objects: map[string]*v1alpha1.IPPool{}, waiting: map[string]*WaitingPod{}, nodes: map[string]*Node{}, carried: map[id]int64{}, owned: map[id]int64{},
+	r := &Register{
+		names: newNames(), orders: map[Sort][]*Row{}, objects: map[string]*v1alpha1.IPPool{}, waiting: map[string]*WaitingPod{}, nodes: map[string]*Node{}, carried: map[id]int64{}, owned: map[id]int64{},
 		missing: map[string]string{}, listed: map[string]bool{}, subscribers: map[chan<- struct{}]bool{},
 	}
+	for _, by := range Sorts {
+		r.orders[by] = nil
+	}
+	return r
 }
 
 // Kinds of objects.
@@ -163,30 +166,24 @@ func (r *Register) Row(ip *v1alpha1.FloatingIP) (row *Row, ok bool) {
 func (r *Register) ReplaceFloatingIPs(all []*Row) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	before := r.byName
-	r.byName = make(map[string]*Row, len(all))
-	for _, next := range all {
-		name := v1alpha1.NameOf(next.addr)
-		r.byName[name] = next
-		if r.listed[FloatingIPs] {
-			r.note(before[name], next)
-		}
-	}
-	for name, gone := range before {
-		if r.byName[name] == nil {
-			r.note(gone, nil)
-		}
-	}
-	r.rows = slices.SortedFunc(maps.Values(r.byName), compareRows)
+	all = slices.Clone(all)
+	slices.Reverse(all) // of rows with one address the last counts
+	slices.SortStableFunc(all, func(a, b *Row) int { return a.addr.Compare(b.addr) })
+	all = slices.CompactFunc(all, func(a, b *Row) bool { return a.addr == b.addr })
+	r.noteAll(r.rows(), all)
 	// Lists that ended with an error have left names.
 	fresh := newNames()
-	for _, row := range r.rows {
+	for _, row := range all {
 		row.moveTo(r.names, fresh)
 	}
 	r.names = fresh
+	for _, by := range Sorts {
+		r.orders[by] = slices.Clone(all)
+		r.names.sort(by, r.orders[by])
+	}
 	clear(r.carried)
 	clear(r.owned)
-	for _, row := range r.rows {
+	for _, row := range all {
 		r.tally(row, 1)
 	}
 	if r.compiled != nil {
@@ -212,26 +209,14 @@ func (r *Register) DeleteFloatingIP(name string) {
 	r.changed()
 }
 
-func compareRows(a, b *Row) int { return a.addr.Compare(b.addr) }
-
-func (r *Register) at(addr netip.Addr) (int, bool) {
-	return slices.BinarySearchFunc(r.rows, addr, func(row *Row, addr netip.Addr) int { return row.addr.Compare(addr) })
-}
-
 func (r *Register) put(ip *v1alpha1.FloatingIP) {
 	next, ok := r.names.rowOf(ip)
 	if !ok {
 		return
 	}
-	before := r.byName[ip.Name]
-	r.byName[ip.Name] = next
+	before := r.row(next.addr)
 	r.recount(before, next)
-	at, found := r.at(next.addr)
-	if found {
-		r.rows[at] = next
-	} else {
-		r.rows = slices.Insert(r.rows, at, next)
-	}
+	r.replace(before, next)
 	r.note(before, next)
 	r.tally(next, 1)
 	if before != nil {
@@ -241,15 +226,16 @@ func (r *Register) put(ip *v1alpha1.FloatingIP) {
 }
 
 func (r *Register) drop(name string) {
-	before := r.byName[name]
+	addr, err := v1alpha1.AddrOf(name)
+	if err != nil {
+		return
+	}
+	before := r.row(addr)
 	if before == nil {
 		return
 	}
-	delete(r.byName, name)
 	r.recount(before, nil)
-	if at, found := r.at(before.addr); found {
-		r.rows = slices.Delete(r.rows, at, at+1)
-	}
+	r.replace(before, nil)
 	r.note(before, nil)
 	r.tally(before, -1)
 	r.names.forget(before)
@@ -299,6 +285,16 @@ func (r *Register) DeletePool(name string) {
 
 // pools returns the compiled pools.
 func (r *Register) pools() *compiled {
+	r.mu.RLock()
+	compiled := r.compiled
+	r.mu.RUnlock()
+	if compiled != nil {
+		return compiled
+	}
+	return r.compile()
+}
+
+func (r *Register) compile() *compiled {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.compiled == nil {

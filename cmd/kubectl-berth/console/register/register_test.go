@@ -47,6 +47,7 @@ func newModel() *model {
 	m.putPool(poolOf("web", "10.0.70.0/24", "10.0.70.2", "10.0.70.250"))
 	m.putPool(poolOf("db", "10.0.80.0/24", "10.0.80.2", "10.0.80.9"))
 	m.putPool(poolOf("six", "2001:db8::/64", "2001:db8::1", "2001:db8::ffff"))
+	m.ReplaceNodes([]*Node{{Name: "node1", Ready: "True"}, {Name: "node3", Ready: "False"}})
 	m.list()
 	return m
 }
@@ -161,7 +162,10 @@ func (q *Query) selects(ip *v1alpha1.FloatingIP) bool {
 // A register answers as if it looked at all objects each time, whatever came before.
 func TestRegister(t *testing.T) {
 	random := seeded(t)
+	before := mostSorted
+	t.Cleanup(func() { mostSorted = before })
 	for range 200 {
+		mostSorted = random.IntN(30)
 		m := newModel()
 		for range 60 {
 			switch random.IntN(12) {
@@ -196,7 +200,7 @@ func TestRegister(t *testing.T) {
 func (m *model) compareAddresses(t *testing.T, random *rand.Rand) {
 	t.Helper()
 	pick := func(from ...string) string { return from[random.IntN(len(from))] }
-	for _, scope := range []Scope{Everything, Of("red"), Of()} {
+	for _, scope := range []Scope{Everything, Of("red"), Of("red", "blue", "", "nobody"), Of()} {
 		all := m.visible(scope)
 		var each []*v1alpha1.FloatingIP
 		if err := m.Each(scope, func(ip *v1alpha1.FloatingIP) error {
@@ -329,6 +333,9 @@ func (m *model) compareNodes(t *testing.T) {
 	}
 	for _, scope := range []Scope{Everything, Of("blue")} {
 		want := map[string]int64{}
+		if scope.All() {
+			want["node1"], want["node3"] = 0, 0
+		}
 		for _, ip := range m.visible(scope) {
 			if standing.Of(ip) == standing.Held {
 				want[ip.Spec.Node]++
@@ -341,6 +348,9 @@ func (m *model) compareNodes(t *testing.T) {
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("nodes have %v, want %v", got, want)
 		}
+		if sum := m.Summary(scope); sum.Nodes != len(want) {
+			t.Errorf("there are %d nodes, want %d", sum.Nodes, len(want))
+		}
 	}
 }
 
@@ -348,8 +358,8 @@ func (m *model) compareNodes(t *testing.T) {
 func (m *model) compareNames(t *testing.T) {
 	t.Helper()
 	uses := map[string]int{}
-	for _, row := range m.rows {
-		for _, of := range []id{row.pool, row.namespace, row.kind, row.owner, row.node, row.rule, row.subnet} {
+	for _, row := range m.rows() {
+		for _, of := range []id{row.pool, row.namespace, row.kind, row.owner, row.node, row.rule, row.subnet, row.reason, row.lastNode} {
 			if of != 0 {
 				uses[m.names.of(of)]++
 			}
@@ -384,7 +394,7 @@ func TestScope(t *testing.T) {
 	if err != nil || len(drawn.Rows) == 0 || !strings.HasPrefix(drawn.Rows[0].Cells, "  #xx.....") {
 		t.Errorf("the map is %+v, %v", drawn, err)
 	}
-	said := fmt.Sprintf("%+v %+v %+v %+v", m.Changes(scope, 100), m.Waiting(scope), m.Nodes(scope), m.Summary(scope))
+	said := fmt.Sprintf("%+v %+v %+v %+v", m.Changes(scope, 100), m.Waiting(scope, ""), m.Nodes(scope), m.Summary(scope))
 	if strings.Contains(said, "blue") || !strings.Contains(said, "red-pod") || !strings.Contains(said, "red-waits") {
 		t.Errorf("who sees namespace red is told %s", said)
 	}

@@ -4,6 +4,8 @@ package register
 
 import (
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,15 +17,32 @@ import (
 
 // Row is a FloatingIP, without the fields that nobody asks for, as a register keeps it. [Register.Row] makes it.
 type Row struct {
-	addr                                             netip.Addr
-	uid, version                                     string
-	pod, lastPod, reason                             string
-	since, released                                  int64 // seconds since 1970; 0: not set
-	pool, namespace, kind, owner, node, rule, subnet id
+	// A search looks at all rows: what it needs is in the first 64 bytes, which processors fetch at once.
+	addr                         netip.Addr
+	pod                          string
+	pool, namespace, owner, node id
+	state                        state
+	conflict                     bool
+
 	// lastNode is the node that an address at rest waits for.
 	lastNode id
-	state    standing.State
-	conflict bool
+	// identity is the UID and the resourceVersion, with a space between.
+	identity, lastPod          string
+	since, released            int64 // seconds since 1970; 0: not set
+	kind, rule, subnet, reason id
+}
+
+// state is a state of FloatingIPs in a byte.
+type state uint8
+
+var states = []standing.State{standing.Held, standing.Retained, standing.Cooling, standing.Reserved}
+
+func (s state) of() standing.State { return states[s] }
+
+// version returns the UID and the resourceVersion of the FloatingIP.
+func (r *Row) version() (uid types.UID, version string) {
+	first, version, _ := strings.Cut(r.identity, " ")
+	return types.UID(first), version
 }
 
 // rowOf returns the row of a FloatingIP. ok is false if its name is no address, which the API server admits never.
@@ -34,10 +53,10 @@ func (n *names) rowOf(ip *v1alpha1.FloatingIP) (r *Row, ok bool) {
 	}
 	spec := &ip.Spec
 	r = &Row{
-		addr: addr, uid: string(ip.UID), version: ip.ResourceVersion, lastPod: spec.LastPod, reason: ip.Annotations[v1alpha1.AnnotationReason],
+		addr: addr, identity: string(ip.UID) + " " + ip.ResourceVersion, lastPod: spec.LastPod, reason: n.use(ip.Annotations[v1alpha1.AnnotationReason]),
 		since: seconds(spec.Since), released: seconds(spec.ReleasedAt),
 		pool: n.use(spec.Pool), node: n.use(spec.Node), rule: n.use(string(spec.ReleasePolicy)),
-		state: standing.Of(ip), conflict: ip.InConflict(),
+		state: state(slices.Index(states, standing.Of(ip))), conflict: ip.InConflict(), //nolint:gosec // an index of a short list
 	}
 	if last := spec.LastNode; last != nil && spec.Owner == nil {
 		r.lastNode = n.use(last.Name)
@@ -56,14 +75,20 @@ func (n *names) rowOf(ip *v1alpha1.FloatingIP) (r *Row, ok bool) {
 
 // GetObjectMeta returns the name by which client-go keeps the row while it lists.
 func (r *Row) GetObjectMeta() metav1.Object {
-	return &metav1.ObjectMeta{Name: v1alpha1.NameOf(r.addr), UID: types.UID(r.uid), ResourceVersion: r.version}
+	uid, version := r.version()
+	return &metav1.ObjectMeta{Name: v1alpha1.NameOf(r.addr), UID: uid, ResourceVersion: version}
 }
 
 var _ metav1.ObjectMetaAccessor = (*Row)(nil)
 
+// ids returns all ids of the row.
+func (r *Row) ids() [9]*id {
+	return [...]*id{&r.pool, &r.namespace, &r.kind, &r.owner, &r.node, &r.rule, &r.subnet, &r.reason, &r.lastNode}
+}
+
 // moveTo uses the names of the row in another table.
 func (r *Row) moveTo(n, to *names) {
-	for _, of := range []*id{&r.pool, &r.namespace, &r.kind, &r.owner, &r.node, &r.rule, &r.subnet, &r.lastNode} {
+	for _, of := range r.ids() {
 		if *of != 0 {
 			*of = to.use(n.of(*of))
 		}
@@ -71,20 +96,21 @@ func (r *Row) moveTo(n, to *names) {
 }
 
 func (n *names) forget(r *Row) {
-	for _, of := range []id{r.pool, r.namespace, r.kind, r.owner, r.node, r.rule, r.subnet, r.lastNode} {
-		if of != 0 {
-			n.drop(of)
+	for _, of := range r.ids() {
+		if *of != 0 {
+			n.drop(*of)
 		}
 	}
 }
 
 // floatingIP returns the FloatingIP, with the fields that the row has.
 func (n *names) floatingIP(r *Row) *v1alpha1.FloatingIP {
+	uid, version := r.version()
 	ip := &v1alpha1.FloatingIP{
-		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NameOf(r.addr), UID: types.UID(r.uid), ResourceVersion: r.version},
+		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NameOf(r.addr), UID: uid, ResourceVersion: version},
 		Spec: v1alpha1.FloatingIPSpec{
 			Address: r.addr.String(), Pool: n.of(r.pool), Node: n.of(r.node), LastPod: r.lastPod, ReleasePolicy: v1alpha1.ReleasePolicy(n.of(r.rule)),
-			Reserved: r.state == standing.Reserved, Since: moment(r.since), ReleasedAt: moment(r.released),
+			Reserved: r.state.of() == standing.Reserved, Since: moment(r.since), ReleasedAt: moment(r.released),
 		},
 	}
 	if r.subnet != 0 {
@@ -99,8 +125,8 @@ func (n *names) floatingIP(r *Row) *v1alpha1.FloatingIP {
 	if r.pod != "" {
 		ip.Spec.Pod = &v1alpha1.PodReference{Name: r.pod}
 	}
-	if r.reason != "" {
-		ip.Annotations = map[string]string{v1alpha1.AnnotationReason: r.reason}
+	if r.reason != 0 {
+		ip.Annotations = map[string]string{v1alpha1.AnnotationReason: n.of(r.reason)}
 	}
 	if r.conflict {
 		ip.Status.Conditions = []metav1.Condition{{Type: v1alpha1.FloatingIPConflict, Status: metav1.ConditionTrue}}

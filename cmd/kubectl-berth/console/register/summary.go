@@ -16,7 +16,9 @@ type Summary struct {
 	Addresses int `json:"addresses"`
 	Waiting   int `json:"waiting"`
 	Nodes     int `json:"nodes"`
-	Pools     int `json:"pools"`
+	// NodesBad of them are gone or not ready.
+	NodesBad int `json:"-"`
+	Pools    int `json:"pools"`
 	// Full are the pools without a free address.
 	Full []string `json:"full"`
 	// Missing are the kinds that cannot be read, and why; so some answers are not whole.
@@ -36,7 +38,7 @@ type Family struct {
 
 // Summary returns all at a glance.
 func (r *Register) Summary(scope Scope) Summary {
-	s := Summary{Missing: r.Unreadable(), Families: []Family{}, Full: []string{}, Everything: scope.All(), Waiting: len(r.Waiting(scope)), Nodes: len(r.Nodes(scope))}
+	s := Summary{Missing: r.Unreadable(), Families: []Family{}, Full: []string{}, Everything: scope.All(), Waiting: r.CountWaiting(scope, "")}
 	all := r.Pools()
 	s.Pools = len(all)
 	for _, family := range []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6} {
@@ -61,7 +63,12 @@ func (r *Register) Summary(scope Scope) Summary {
 	}
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	s.Addresses = len(r.rows)
+	s.Addresses = len(r.rows())
+	r.eachNode(scope, func(node Node) {
+		if s.Nodes++; node.IsBad() {
+			s.NodesBad++
+		}
+	})
 	for _, kind := range kinds {
 		if !r.listed[kind] && s.Missing[kind] == "" {
 			s.Missing[kind] = "not all is read yet"

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package page
+
+import (
+	"html/template"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+)
+
+// markup is HTML that Go writes: rows of tables and their parts, for which templates would take most of the time of a page.
+// A tag is a constant of the source; anything else is escaped.
+type markup struct{ written strings.Builder }
+
+// tag is HTML of the source. Nothing is converted to it.
+type tag string
+
+// rowSize is about how long a row is.
+const rowSize = 640
+
+// newMarkup returns markup with room for n pieces of a size.
+func newMarkup(n, size int) *markup {
+	m := &markup{}
+	m.written.Grow(n * size)
+	return m
+}
+
+// html returns what was written.
+func (m *markup) html() template.HTML {
+	return template.HTML(m.written.String()) //nolint:gosec // tags are constants, and the rest is escaped
+}
+
+// tag writes a constant.
+func (m *markup) tag(t tag) *markup {
+	m.written.WriteString(string(t))
+	return m
+}
+
+// text writes a text, also one in an attribute between double quotes.
+func (m *markup) text(text string) *markup {
+	from := 0
+	for i := range len(text) {
+		var with string
+		switch text[i] {
+		case '&':
+			with = "&amp;"
+		case '<':
+			with = "&lt;"
+		case '>':
+			with = "&gt;"
+		case '"':
+			with = "&#34;"
+		case '\'':
+			with = "&#39;"
+		case 0:
+			with = string(utf8.RuneError)
+		default:
+			continue
+		}
+		m.written.WriteString(text[from:i])
+		m.written.WriteString(with)
+		from = i + 1
+	}
+	m.written.WriteString(text[from:])
+	return m
+}
+
+// int writes a number.
+func (m *markup) int(n int64) *markup {
+	return m.text(strconv.FormatInt(n, 10))
+}
+
+// link writes a link with a text.
+func (m *markup) link(url, text string) *markup {
+	return m.tag(`<a href="`).text(url).tag(`">`).text(text).tag(`</a>`)
+}
+
+// state writes a state with its letter.
+func (m *markup) state(of standing.State) *markup {
+	s := stateOf(of)
+	return m.tag(`<span class="state `).text(s.Class).tag(`"><b aria-hidden="true">`).text(s.Letter).tag(`</b>`).text(s.Word).tag(`</span>`)
+}
+
+// mark writes a condition.
+func (m *markup) mark(class, word string) *markup {
+	return m.tag(`<span class="mark `).text(class).tag(`">`).text(word).tag(`</span>`)
+}
+
+// time writes the age of a moment, if it is one.
+func (m *markup) time(at any) *markup {
+	s := stampOf(at)
+	if s == nil {
+		return m
+	}
+	return m.tag(`<time datetime="`).text(s.ISO).tag(`" title="`).text(s.Full).tag(`">`).text(s.Age).tag(`</time>`)
+}
+
+// command writes a command that can be copied.
+func (m *markup) command(command string) *markup {
+	return m.tag(`<span class="command"><code>`).text(command).tag(`</code><button type="button" class="copy" data-copy="`).text(command).tag(`" aria-label="Copy: `).text(command).tag(`">Copy</button></span>`)
+}
+
+// bar writes a picture of counts.
+func (m *markup) bar(b *bar) *markup {
+	m.tag(`<svg class="bar" width="100%" height="10" `)
+	if b.Label == "" {
+		m.tag(`aria-hidden="true"`)
+	} else {
+		m.tag(`role="img" aria-label="`).text(b.Label).tag(`"`)
+	}
+	m.tag(` focusable="false"><rect class="track" width="100%" height="10"/>`)
+	for _, s := range b.Segments {
+		m.tag(`<rect class="`).text(s.Class).tag(`" x="`).text(s.X).tag(`" width="`).text(s.Width).tag(`" height="10" fill="url(#fill-`).text(s.Class).tag(`)"/>`)
+	}
+	return m.tag(`</svg>`)
+}
+
+// moment writes the state of an address, and who has it.
+func (m *markup) moment(of *register.Moment) *markup {
+	m.state(of.State)
+	if of.Pod != nil {
+		m.tag(` `).link(find("pod", of.Pod.Name), of.Pod.String())
+	}
+	if of.Node != "" {
+		m.tag(` <span class="quiet">on `).text(of.Node).tag(`</span>`)
+	}
+	return m
+}
