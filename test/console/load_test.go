@@ -307,15 +307,15 @@ func (c *console) used() time.Duration {
 	}
 	// The name, in brackets, may have spaces. The times are the 14th and 15th field, in hundredths of a second (proc(5)).
 	_, rest, _ := strings.Cut(string(stat), ") ")
-	var ticks time.Duration
+	ticks := 0
 	for _, field := range strings.Fields(rest)[11:13] {
 		n, err := strconv.Atoi(field)
 		if err != nil {
 			c.w.T.Fatalf("read the CPU time of %q: %v", stat, err)
 		}
-		ticks += time.Duration(n)
+		ticks += n
 	}
-	return ticks * 10 * time.Millisecond
+	return time.Duration(ticks) * 10 * time.Millisecond
 }
 
 // collections are the lines of GODEBUG=gctrace=1: the heap before and after a collection, and what of it is alive.

@@ -60,7 +60,7 @@ type request struct {
 // write: see package access.
 func New(options Options) http.Handler {
 	s := &server{options.Register, options.CSV, options.ReadOnly}
-	mux := &routes{http.NewServeMux(), map[string][]string{}}
+	mux := &routes{http.NewServeMux(), map[string][]string{}, NewTurns()}
 	mux.get("summary", s.summary)
 	mux.get("pools", s.pools)
 	mux.get("pools/{pool}", s.pool)
@@ -88,6 +88,7 @@ func New(options Options) http.Handler {
 type routes struct {
 	*http.ServeMux
 	methods map[string][]string // of a path
+	turns   Turns
 }
 
 // handle reads.
@@ -111,18 +112,30 @@ func (m *routes) answers(method, path string, answer func(http.ResponseWriter, *
 // get answers with JSON.
 func (m *routes) get(path string, answer func(*request) (any, error), parameters ...string) {
 	m.handle(path, func(w http.ResponseWriter, r *request) {
+		end, ok := m.turns.Take(r.Context())
+		if !ok {
+			return // the client is gone
+		}
+		defer end()
 		said, err := answer(r)
 		if err != nil {
 			refuse(w, err)
 			return
 		}
-		say(w, http.StatusOK, said)
+		text, err := json.Marshal(said)
+		end()
+		write(w, http.StatusOK, text, err)
 	}, parameters...)
 }
 
 // say answers with JSON.
 func say(w http.ResponseWriter, status int, said any) {
 	text, err := json.Marshal(said)
+	write(w, status, text, err)
+}
+
+// write sends JSON, if it could be made.
+func write(w http.ResponseWriter, status int, text []byte, err error) {
 	if err != nil {
 		Refuse(w, http.StatusInternalServerError, err.Error())
 		return

@@ -63,7 +63,7 @@ type Finding struct {
 func New(options Options) http.Handler { return newSite(options).handler() }
 
 func newSite(options Options) *site {
-	s := &site{register: options.Register, cluster: options.Cluster, logOut: options.LogOut, readOnly: options.ReadOnly, checks: checks{run: options.Findings}, assets: shared()}
+	s := &site{register: options.Register, cluster: options.Cluster, logOut: options.LogOut, readOnly: options.ReadOnly, checks: checks{run: options.Findings}, assets: shared(), turns: api.NewTurns()}
 	s.templates = parse(s.assets)
 	return s
 }
@@ -71,7 +71,21 @@ func newSite(options Options) *site {
 func (s *site) handler() http.Handler {
 	mux := http.NewServeMux()
 	get := func(path string, draw func(*request) (*view, error)) {
-		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) { s.answer(w, r, draw) })
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
+			end, ok := s.turns.Take(r.Context())
+			if !ok {
+				return // the client is gone
+			}
+			defer end()
+			s.answer(w, r, draw, end)
+		})
+	}
+	// A page that waits for a check or for the API server takes no turn.
+	wait := func(path string, draw func(*request) (*view, error)) {
+		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+			r.Body = http.MaxBytesReader(w, r.Body, mostForm)
+			s.answer(w, r, draw, func() {})
+		})
 	}
 	get("/{$}", s.overview)
 	get("/pools/{pool}", s.pool)
@@ -80,12 +94,9 @@ func (s *site) handler() http.Handler {
 	get("/waiting", s.waiting)
 	get("/nodes", s.nodes)
 	get("/changes", s.changes)
-	get("/findings", s.findings)
+	wait("GET /findings", s.findings)
 	get(releasePath, func(*request) (*view, error) { return &view{redirect: find("state", string(standing.Retained))}, nil })
-	mux.HandleFunc("POST "+releasePath, func(w http.ResponseWriter, r *http.Request) {
-		r.Body = http.MaxBytesReader(w, r.Body, mostForm)
-		s.answer(w, r, s.release)
-	})
+	wait("POST "+releasePath, s.release)
 	mux.Handle("GET "+StaticPrefix+"{hash}/{name}", s.assets)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		s.answer(w, r, func(*request) (*view, error) {
@@ -94,7 +105,7 @@ func (s *site) handler() http.Handler {
 				return nil, &mistake{http.StatusMethodNotAllowed, "Read only", "This page changes nothing: it answers GET only."}
 			}
 			return nil, &mistake{http.StatusNotFound, "No such page", fmt.Sprintf("There is no page %s.", r.URL.Path)}
-		})
+		}, func() {})
 	})
 	return mux
 }
@@ -107,6 +118,7 @@ type site struct {
 	checks    checks
 	assets    *assets
 	templates map[string]*template.Template
+	turns     api.Turns
 }
 
 // request is a request that a gate let in.
@@ -176,8 +188,8 @@ var views = []navigation{{Name: "Overview", URL: "/"}, {Name: "Addresses", URL: 
 // buffers are for pages. What is in them of one is never in another.
 var buffers = sync.Pool{New: func() any { return &bytes.Buffer{} }}
 
-// answer draws a page.
-func (s *site) answer(w http.ResponseWriter, r *http.Request, draw func(*request) (*view, error)) {
+// answer draws a page, calls made, and sends the page.
+func (s *site) answer(w http.ResponseWriter, r *http.Request, draw func(*request) (*view, error), made func()) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	asked := &request{r, access.Of(r.Context()), query}
 	var v *view
@@ -204,6 +216,7 @@ func (s *site) answer(w http.ResponseWriter, r *http.Request, draw func(*request
 		http.Error(w, "draw the page: "+err.Error(), http.StatusInternalServerError)
 		return
 	}
+	made()
 	header := w.Header()
 	header.Set("Content-Type", "text/html; charset=utf-8")
 	// The same URL has the whole page, too.

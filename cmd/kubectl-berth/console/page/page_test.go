@@ -714,3 +714,29 @@ func TestRowsAreCheap(t *testing.T) {
 		}
 	}
 }
+
+// Pages from memory take turns; one that waits for others has none wait.
+func TestTurns(t *testing.T) {
+	pages := newSite(Options{Register: newRegister(t)})
+	handler := pages.handler()
+	for _, path := range every {
+		if a := get(t, handler, register.Everything, path); a.body == "" || len(pages.turns) != 0 {
+			t.Errorf("after %s, which is answered %d, %d turns are taken, want none", path, a.StatusCode, len(pages.turns))
+		}
+	}
+	for range cap(pages.turns) {
+		pages.turns.Take(t.Context())
+	}
+	ctx, cancel := context.WithCancel(access.With(t.Context(), register.Everything))
+	cancel()
+	for _, test := range []struct {
+		method, path string
+		answered     bool
+	}{{http.MethodGet, "/", false}, {http.MethodGet, "/pools/web", false}, {http.MethodGet, "/findings", true}, {http.MethodPost, "/release", true}} {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequest(test.method, test.path, nil).WithContext(ctx))
+		if got := w.Body.Len() > 0; got != test.answered {
+			t.Errorf("without a turn %s %s is answered: %t, want %t", test.method, test.path, got, test.answered)
+		}
+	}
+}
