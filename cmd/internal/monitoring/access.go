@@ -79,7 +79,9 @@ func newAccess(config *rest.Config) (*access, error) {
 // Resources are served to clients that the API server knows by their tokens, and that may get the
 // resources' paths.
 type Resources struct {
-	Paths []string
+	// Method is the method of all; empty: GET.
+	Method string
+	Paths  []string
 	// Header has the bearer token.
 	Header string
 	// Audience is whom the tokens must be for; empty: the API server.

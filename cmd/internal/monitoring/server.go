@@ -3,6 +3,7 @@
 package monitoring
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -70,7 +71,7 @@ func handler(access *access, ready func(context.Context) error, others http.Hand
 	metrics := Resources{Paths: []string{"/metrics"}, Header: "Authorization", Role: "berth-metrics-reader", Handler: legacyregistry.Handler()}
 	for _, resources := range append(further, metrics) {
 		for _, path := range resources.Paths {
-			mux.Handle("GET "+path, access.guard(resources))
+			mux.Handle(cmp.Or(resources.Method, http.MethodGet)+" "+path, access.guard(resources))
 		}
 	}
 	if others != nil {
