@@ -21,6 +21,7 @@ type rule struct {
 var rules = []rule{
 	{"cmd/scheduler", []string{"agent", "cni"}, "the scheduler runs in the control plane"},
 	{"cmd/controller", []string{"plugins", "agent", "cni", "k8s.io/kubernetes"}, "the controller is a plain API client"},
+	{"cmd/failover", []string{"plugins", "agent", "cni", "k8s.io/kubernetes", "ipam/store", "ipam/allocator"}, "it moves pods, and gives no addresses"},
 	{"cmd/console", []string{"plugins", "agent", "cni", "k8s.io/kubernetes", "ipam/store", "ipam/allocator"}, "the console gives no addresses"},
 	{"cmd/kubectl-berth", []string{"plugins", "agent", "cni", "k8s.io/kubernetes"}, "the kubectl plugin is a plain API client"},
 	{"cmd/kubectl-berth/audit", []string{"ipam/allocator", "k8s.io/cli-runtime"}, "contradictions follow from the API server, not from the book"},

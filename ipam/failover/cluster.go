@@ -4,7 +4,6 @@ package failover
 
 import (
 	"cmp"
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -55,7 +54,8 @@ type node struct {
 	// due is when the next round begins, if none is under way, and again how long after that one the next.
 	due, again Duration
 
-	// The results of the last round.
+	// The results of the last round. looked: its pods were read.
+	looked      bool
 	pods        []Pod
 	moves       []Pod
 	verdict     status.Verdict
@@ -72,8 +72,8 @@ type Cluster struct {
 	// synced: renewals are seen.
 	synced, leads bool
 	braked        bool
-	// over is when too many nodes were suspect last.
-	over Duration
+	// over is when too many nodes were suspect last, brakedAt when the brake began.
+	over, brakedAt Duration
 	// counted are the suspect nodes that count for the brake, of all that do.
 	counted, of int
 	out         []Output
@@ -187,7 +187,7 @@ func (c *Cluster) stop() {
 func (n *node) reset(now Duration) {
 	n.number++
 	n.phase, n.due, n.again = idle, now, againFirst
-	n.pods, n.moves, n.verdict, n.judged, n.testimonies = nil, nil, "", 0, nil
+	n.looked, n.pods, n.moves, n.verdict, n.judged, n.testimonies = false, nil, nil, "", 0, nil
 }
 
 func (c *Cluster) renewed(name string) {
@@ -263,7 +263,7 @@ func (c *Cluster) brake() {
 		c.over = c.now
 	}
 	if on := over || c.braked && c.now-c.over < brakeFor; on != c.braked {
-		c.braked = on
+		c.braked, c.brakedAt = on, c.now
 		c.stop()
 		c.emit(Braked{on, c.counted, c.of})
 	}
@@ -288,7 +288,7 @@ func (c *Cluster) found(in Found, n *node) {
 		c.end(n)
 		return
 	}
-	n.pods = nil
+	n.looked, n.pods = true, nil
 	var addresses []netip.Addr
 	for _, pod := range in.Pods {
 		if pod.Automatic && len(pod.Addresses) > 0 {
@@ -380,8 +380,8 @@ func (c *Cluster) delete(name string, n *node, failed bool) {
 // State is the state of the cluster, for users.
 type State struct {
 	Leads, Watching, Braked bool
-	// Over is when the brake's cause was there last.
-	Over            Duration
+	// BrakedAt is when the brake began, if it is on.
+	BrakedAt        Duration
 	Known, Suspects int
 	// Nodes are the ones that are suspect or tainted, by name.
 	Nodes []NodeState
@@ -391,6 +391,8 @@ type State struct {
 type NodeState struct {
 	Node, UID        string
 	Suspect, Tainted bool
+	// Looked: its pods were read since it is suspect.
+	Looked bool
 	// Seen is when its Lease was seen to be renewed last; Judged, when there was a verdict last, if there is one.
 	Seen, Judged Duration
 	Verdict      status.Verdict
@@ -401,19 +403,19 @@ type NodeState struct {
 
 // State returns the state after the last Step. Nothing of it may be modified.
 func (c *Cluster) State() State {
-	s := State{Leads: c.leads, Watching: c.synced, Braked: c.braked, Over: c.over, Known: len(c.leased)}
-	for _, name := range slices.Sorted(maps.Keys(c.nodes)) {
-		n := c.nodes[name]
+	s := State{Leads: c.leads, Watching: c.synced, Braked: c.braked, BrakedAt: c.brakedAt, Known: len(c.leased)}
+	for name, n := range c.nodes {
 		suspect := c.isSuspect(name, n)
 		if suspect {
 			s.Suspects++
 		}
 		if suspect || n.tainted {
 			s.Nodes = append(s.Nodes, NodeState{
-				Node: name, UID: n.uid, Suspect: suspect, Tainted: n.tainted, Seen: n.seen, Judged: n.judged,
+				Node: name, UID: n.uid, Suspect: suspect, Tainted: n.tainted, Looked: n.looked, Seen: n.seen, Judged: n.judged,
 				Verdict: n.verdict, Testimonies: n.testimonies, Pods: n.pods, Moves: n.moves,
 			})
 		}
 	}
+	slices.SortFunc(s.Nodes, func(a, b NodeState) int { return cmp.Compare(a.Node, b.Node) })
 	return s
 }

@@ -38,6 +38,7 @@ func TestReferenceMetrics(t *testing.T) {
 		{"Scheduler", []string{"plugins"}},
 		{"Controller", []string{"ipam/poolstatus", "ipam/claims", "ipam/preallocation", "ipam/reclaim", "ipam/wrongaddress"}},
 		{"Scheduler and controller, with an external assigner", []string{"ipam/assigner"}},
+		{"berth-failover", []string{"cmd/failover"}},
 		{"Agent", []string{"agent", "cni"}},
 		{"Each program", []string{"cmd/internal/build"}},
 	} {

@@ -57,6 +57,9 @@ const (
 	FailoverVolumesAccept     = "Accept"
 )
 
+// TaintLost is the key of the taint of a node from which pods with [AnnotationFailover] are moved, until it is back.
+const TaintLost = GroupName + "/lost"
+
 // AnnotationReason says, on a FloatingIP, why an administrator reserved the address.
 const AnnotationReason = GroupName + "/reason"
 

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Berth-failover moves pods that asked for it from nodes that died. Several replicas may run; only the lease holder acts.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/component-base/cli"
+	"k8s.io/component-base/logs"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
+	"k8s.io/component-base/metrics/legacyregistry"
+	_ "k8s.io/component-base/metrics/prometheus/clientgo/leaderelection" // which replica leads
+	_ "k8s.io/component-base/metrics/prometheus/restclient"              // requests to the API server
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/cmd/failover/mover"
+	"github.com/berth-dev/berth/cmd/internal/build"
+	kubeclient "github.com/berth-dev/berth/cmd/internal/kube"
+	"github.com/berth-dev/berth/cmd/internal/monitoring"
+	"github.com/berth-dev/berth/ipam/agentpod"
+	"github.com/berth-dev/berth/ipam/agentport"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/failover/status"
+)
+
+func main() {
+	os.Exit(cli.Run(newCommand()))
+}
+
+func newCommand() *cobra.Command {
+	options := defaultOptions()
+	logOptions := logs.NewOptions()
+	command := &cobra.Command{
+		Use:           status.Name,
+		Version:       build.Version(),
+		Short:         "Moves pods that asked for it from nodes that died",
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(*cobra.Command, []string) error {
+			if err := options.validate(); err != nil {
+				return err
+			}
+			if err := logsapi.ValidateAndApply(logOptions, nil); err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			return run(ctx, options)
+		},
+	}
+	options.addFlags(command.Flags())
+	logsapi.AddFlags(logOptions, command.Flags())
+	return command
+}
+
+// noticeDeadConnections has connections to an API server that died end after seconds, not after 45 s, in which all nodes
+// seem silent. client-go reads the environment.
+func noticeDeadConnections() error {
+	for name, seconds := range map[string]string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "5", "HTTP2_PING_TIMEOUT_SECONDS": "5"} {
+		if _, set := os.LookupEnv(name); set {
+			continue
+		}
+		if err := os.Setenv(name, seconds); err != nil {
+			return fmt.Errorf("set %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func run(ctx context.Context, options *options) error {
+	if err := noticeDeadConnections(); err != nil {
+		return err
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", options.kubeconfig)
+	if err != nil {
+		return fmt.Errorf("read the API server's address and credentials: %w", err)
+	}
+	config.QPS, config.Burst = options.qps, options.burst
+	config.UserAgent = status.Name
+	kube, err := kubernetes.NewForConfig(kubeclient.Protobuf(config))
+	if err != nil {
+		return fmt.Errorf("create the Kubernetes client: %w", err)
+	}
+	asking, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("create the client that asks agents: %w", err)
+	}
+	berth, err := client.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: kube.EventsV1()})
+	moving, err := mover.New(mover.Config{
+		Kube: kube, Berth: berth, Agents: &agentport.Ports{Kube: asking, Namespace: options.namespace}, Namespace: options.namespace,
+		Events: broadcaster.NewRecorder(scheme.Scheme, status.Name), Metrics: mover.NewMetrics(legacyregistry.MustRegister),
+	})
+	if err != nil {
+		return err
+	}
+	build.NewMetrics(legacyregistry.MustRegister)
+	server, err := monitoring.Listen(ctx, options.monitoring, config, moving.IsReady, nil, resources(moving)...)
+	if err != nil {
+		return err
+	}
+	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+		return fmt.Errorf("start to record events: %w", err)
+	}
+	defer broadcaster.Shutdown()
+	// A replica without the lease follows all the same, so that it can act at once.
+	ctx, cancel := context.WithCancel(ctx)
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer cancel()
+	group.Go(func() {
+		if err := server.Serve(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "Stopped serving")
+		}
+	})
+	group.Go(func() { moving.Run(ctx) })
+	if !options.leaderElect {
+		moving.Lead(ctx)
+		return nil
+	}
+	return elect(ctx, options, kube, moving.Lead)
+}
+
+// resources are what users may ask.
+func resources(moving *mover.Mover) []monitoring.Resources {
+	handler := moving.Handler()
+	return []monitoring.Resources{
+		{Paths: []string{status.PathStatus}, Header: agentpod.TokenHeader, Audience: status.Audience, Role: agentpod.Diagnosis, Handler: handler},
+		{Method: "POST", Paths: []string{status.PathResume}, Header: agentpod.TokenHeader, Audience: status.Audience, Role: status.Operator, Handler: handler},
+	}
+}
+
+// errLeaseLost ends the process: another replica leads now.
+var errLeaseLost = errors.New("lost the lease")
+
+func elect(ctx context.Context, options *options, kube kubernetes.Interface, lead func(context.Context)) error {
+	host, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("read the host name: %w", err)
+	}
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Name: options.leaseName,
+		Lock: &resourcelock.LeaseLock{
+			LeaseMeta:  metav1.ObjectMeta{Namespace: options.namespace, Name: options.leaseName},
+			Client:     kube.CoordinationV1(),
+			LockConfig: resourcelock.ResourceLockConfig{Identity: host + "_" + string(uuid.NewUUID())},
+		},
+		// Shorter than Kubernetes' own: another replica is to lead when a node is suspect, if the leader died with it. Two
+		// that lead for a moment do no harm.
+		LeaseDuration: 10 * time.Second,
+		RenewDeadline: 7 * time.Second,
+		RetryPeriod:   2 * time.Second,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: lead,
+			OnStoppedLeading: func() {},
+			OnNewLeader: func(identity string) {
+				klog.FromContext(ctx).Info("There is a new leader", "identity", identity)
+			},
+		},
+		// The next one leads at once after an upgrade: what this one still does is conditional.
+		ReleaseOnCancel: true,
+	})
+	if err != nil {
+		return fmt.Errorf("set up leader election: %w", err)
+	}
+	elector.Run(ctx)
+	if ctx.Err() == nil {
+		return errLeaseLost
+	}
+	return nil
+}

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mover
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/event"
+	"github.com/berth-dev/berth/ipam/failover"
+	"github.com/berth-dev/berth/ipam/failover/status"
+	"github.com/berth-dev/berth/ipam/podrequest"
+)
+
+const (
+	// requestFor limits a request to the API server.
+	requestFor = 5 * time.Second
+	// witnessFor limits a question to a witness, which takes it about a second.
+	witnessFor = 4 * time.Second
+	// atOnce is how many pods of a node are deleted at the same time.
+	atOnce = 8
+)
+
+// look answers failover.Look.
+func (m *Mover) look(ctx context.Context, about failover.Look) failover.Found {
+	found := failover.Found{Node: about.Node, Number: about.Number}
+	addresses, of := m.cluster.held(about.Node)
+	if len(addresses) == 0 {
+		return found // Nothing to move, and nothing to ask.
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestFor)
+	defer cancel()
+	logger := klog.FromContext(ctx)
+	renewed, err := m.leases.look(ctx, about.Node)
+	if renewed || err != nil {
+		if err != nil {
+			logger.Error(err, "Failed to look at a suspect node, will try again", "node", about.Node)
+		}
+		found.Renewed, found.Failed = renewed, err != nil
+		return found
+	}
+	pods, err := m.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", about.Node).String()})
+	if err != nil {
+		logger.Error(fmt.Errorf("list the pods of node %s: %w", about.Node, err), "Failed to look at a suspect node, will try again", "node", about.Node)
+		found.Failed = true
+		return found
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed {
+			continue
+		}
+		// An annotation that cannot be read asks for nothing.
+		automatic, err := podrequest.Failover(pod.Annotations)
+		found.Pods = append(found.Pods, failover.Pod{
+			Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID), Version: pod.ResourceVersion,
+			Automatic: automatic && err == nil, Terminating: pod.DeletionTimestamp != nil, Addresses: addresses[string(pod.UID)],
+		})
+	}
+	found.Witnesses = m.cluster.witnesses(of)
+	return found
+}
+
+// ask answers failover.Ask.
+func (m *Mover) ask(ctx context.Context, about failover.Ask) failover.Testified {
+	testified := failover.Testified{Node: about.Node, Number: about.Number, Testimonies: make([]status.Testimony, len(about.Witnesses))}
+	ctx, cancel := context.WithTimeout(ctx, witnessFor)
+	defer cancel()
+	var group sync.WaitGroup
+	for i, witness := range about.Witnesses {
+		group.Go(func() { testified.Testimonies[i] = m.testimony(ctx, witness, about) })
+	}
+	group.Wait()
+	return testified
+}
+
+func (m *Mover) testimony(ctx context.Context, witness string, about failover.Ask) status.Testimony {
+	t := status.Testimony{Witness: witness}
+	agent, suspect := m.cluster.agent(witness), m.cluster.node(about.Node)
+	switch {
+	case agent == nil:
+		t.Error = "its agent is not ready any more"
+		return t
+	case suspect == nil:
+		t.Error = "there is no such Node any more"
+		return t
+	}
+	answer, err := m.Agents.Witness(ctx, agent, about.Node, internalIPs(suspect), about.Addresses)
+	if err != nil {
+		t.Error = err.Error()
+		return t
+	}
+	t.Control, t.Host, t.Agent = answer.Control, answer.Host, answer.Agent
+	for _, answered := range answer.Addresses {
+		t.Addresses = append(t.Addresses, answered.Address)
+	}
+	return t
+}
+
+// lost is the taint of a node from which pods move.
+var lost = v1.Taint{Key: v1alpha1.TaintLost, Effect: v1.TaintEffectNoSchedule}
+
+// taint answers failover.Taint.
+func (m *Mover) taint(ctx context.Context, about failover.Taint) failover.Tainted {
+	err := m.changeTaints(ctx, about.Node, func(taints []v1.Taint) []v1.Taint {
+		if slices.ContainsFunc(taints, func(t v1.Taint) bool { return t.MatchTaint(&lost) }) {
+			return taints
+		}
+		return append(slices.Clone(taints), lost)
+	})
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to taint a lost node, will try again: its pods stay", "node", about.Node)
+	}
+	return failover.Tainted{Node: about.Node, Number: about.Number, Failed: err != nil}
+}
+
+// untaint does failover.Untaint. The next renewal has it tried again.
+func (m *Mover) untaint(ctx context.Context, name string) {
+	removed := false
+	err := m.changeTaints(ctx, name, func(taints []v1.Taint) []v1.Taint {
+		kept := slices.DeleteFunc(slices.Clone(taints), func(t v1.Taint) bool { return t.MatchTaint(&lost) })
+		removed = len(kept) < len(taints)
+		return kept
+	})
+	switch logger := klog.FromContext(ctx); {
+	case err != nil && ctx.Err() == nil:
+		logger.Error(err, "Failed to end the taint of a node that is back, will try again", "node", name)
+	case err == nil && removed:
+		logger.Info("A node is back", "node", name)
+		if n := m.cluster.node(name); n != nil {
+			event.Normal(EventNodeBack, "its Lease is renewed again: pods are scheduled to it").Record(m.Events, node(name, string(n.UID)), nil, "Untaint")
+		}
+	}
+}
+
+// changeTaints writes the taints of a node, if that changes them.
+func (m *Mover) changeTaints(ctx context.Context, name string, change func([]v1.Taint) []v1.Taint) error {
+	ctx, cancel := context.WithTimeout(ctx, requestFor)
+	defer cancel()
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		n, err := m.Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return fmt.Errorf("get node %s: %w", name, err)
+		}
+		taints := change(n.Spec.Taints)
+		if len(taints) == len(n.Spec.Taints) {
+			return nil
+		}
+		patch, err := json.Marshal(map[string]any{
+			"metadata": map[string]any{"uid": n.UID, "resourceVersion": n.ResourceVersion},
+			"spec":     map[string]any{"taints": taints},
+		})
+		if err != nil {
+			return fmt.Errorf("encode the taints of node %s: %w", name, err)
+		}
+		if _, err := m.Kube.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			return fmt.Errorf("patch the taints of node %s: %w", name, err)
+		}
+		return nil
+	})
+}
+
+// deletePods does failover.Delete. A pod that has changed since it was read stays, for the next look.
+func (m *Mover) deletePods(ctx context.Context, of failover.Delete) {
+	var group sync.WaitGroup
+	slots := make(chan struct{}, atOnce)
+	for _, pod := range of.Pods {
+		slots <- struct{}{}
+		group.Go(func() {
+			defer func() { <-slots }()
+			logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "uid", pod.UID, "node", of.Node, "addresses", pod.Addresses)
+			switch err := m.deletePod(ctx, of.Node, pod); {
+			case err == nil:
+				logger.Info("Deleted a pod of a lost node, so that it moves")
+				m.Metrics.move()
+				m.tellMoved(of.Node, pod)
+			case apierrors.IsNotFound(err):
+			case apierrors.IsConflict(err):
+				logger.Info("A pod of a lost node has changed, will look again", "err", err)
+			default:
+				logger.Error(err, "Failed to delete a pod of a lost node, will try again")
+			}
+		})
+	}
+	group.Wait()
+}
+
+// deletePod marks the pod as disrupted, as Kubernetes does, for the failure policies of its workload, and deletes it.
+func (m *Mover) deletePod(ctx context.Context, from string, pod failover.Pod) error {
+	ctx, cancel := context.WithTimeout(ctx, requestFor)
+	defer cancel()
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": pod.UID, "resourceVersion": pod.Version},
+		"status": map[string]any{"conditions": []v1.PodCondition{{
+			Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: "NodeLost", LastTransitionTime: metav1.Now(),
+			Message: "berth-failover moves the pod from node " + from + ", which is lost",
+		}}},
+	})
+	if err != nil {
+		return fmt.Errorf("encode the condition of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	pods := m.Kube.CoreV1().Pods(pod.Namespace)
+	marked, err := pods.Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	if err != nil {
+		return fmt.Errorf("patch the status of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	uid := types.UID(pod.UID)
+	if err := pods.Delete(ctx, pod.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: new(int64(0)), Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &marked.ResourceVersion},
+	}); err != nil {
+		return fmt.Errorf("delete pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mover
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/berth-dev/berth/ipam/agentpod"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/failover"
+	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/view"
+)
+
+// caches have the nodes, the pools, the records of addresses and the agents, of each no more than is read here.
+type caches struct {
+	nodes, agents cache.SharedIndexInformer
+	records       cache.SharedIndexInformer
+	ipPools       cache.SharedIndexInformer
+	pools         *pools.Source
+	seen          []cache.DoneChecker
+}
+
+const byNode = "node"
+
+func newCaches(config Config, put func(...failover.Input)) (*caches, error) {
+	factory := informers.NewSharedInformerFactory(config.Kube, 0)
+	ours := informers.NewSharedInformerFactoryWithOptions(config.Kube, 0, informers.WithNamespace(config.Namespace),
+		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = agentpod.Selector }))
+	c := &caches{
+		nodes: factory.Core().V1().Nodes().Informer(), agents: ours.Core().V1().Pods().Informer(),
+		records: client.NewFloatingIPInformer(config.Berth.FloatingIPs, 0, cache.Indexers{byNode: func(object any) ([]string, error) {
+			return []string{object.(*v1alpha1.FloatingIP).Spec.Node}, nil
+		}}),
+		ipPools: client.NewIPPoolInformer(config.Berth.IPPools, 0),
+	}
+	c.pools = pools.NewSource(func() []*v1alpha1.IPPool {
+		var all []*v1alpha1.IPPool
+		for _, object := range c.ipPools.GetStore().List() {
+			all = append(all, object.(*v1alpha1.IPPool))
+		}
+		return all
+	})
+	for informer, transform := range map[cache.SharedIndexInformer]cache.TransformFunc{
+		c.nodes: slimNode, c.agents: slimAgent, c.records: slimRecord, c.ipPools: view.DropManagedFields,
+	} {
+		if err := informer.SetTransform(transform); err != nil {
+			return nil, fmt.Errorf("set an informer's transform: %w", err)
+		}
+	}
+	if err := c.agents.AddIndexers(cache.Indexers{byNode: func(object any) ([]string, error) {
+		return []string{object.(*v1.Pod).Spec.NodeName}, nil
+	}}); err != nil {
+		return nil, fmt.Errorf("index the agents by node: %w", err)
+	}
+	nodes, err := c.nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(object any) { put(seen(object.(*v1.Node))) },
+		UpdateFunc: func(before, after any) {
+			if now := seen(after.(*v1.Node)); now != seen(before.(*v1.Node)) {
+				put(now)
+			}
+		},
+		DeleteFunc: func(object any) {
+			if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(object); err == nil {
+				put(failover.Left{Node: name})
+			}
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("follow nodes: %w", err)
+	}
+	changed, err := c.ipPools.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { c.pools.Changed(nil, object.(*v1alpha1.IPPool)) },
+		UpdateFunc: func(before, after any) { c.pools.Changed(before.(*v1alpha1.IPPool), after.(*v1alpha1.IPPool)) },
+		DeleteFunc: func(any) { c.pools.Changed(nil, nil) },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("follow pools: %w", err)
+	}
+	c.seen = []cache.DoneChecker{nodes.HasSyncedChecker(), changed.HasSyncedChecker(), c.records.HasSyncedChecker(), c.agents.HasSyncedChecker()}
+	return c, nil
+}
+
+// seen says of a node what the machine has to know.
+func seen(n *v1.Node) failover.Seen {
+	return failover.Seen{Node: n.Name, UID: string(n.UID), Tainted: hasTaint(n, v1alpha1.TaintLost), Unreachable: hasTaint(n, v1.TaintNodeUnreachable)}
+}
+
+func hasTaint(n *v1.Node, key string) bool {
+	return slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == key })
+}
+
+func slimMeta(o *metav1.ObjectMeta) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Name: o.Name, Namespace: o.Namespace, UID: o.UID, ResourceVersion: o.ResourceVersion}
+}
+
+// slimNode keeps UID, labels, InternalIPs and taints of a node.
+func slimNode(object any) (any, error) {
+	n, ok := object.(*v1.Node)
+	if !ok {
+		return object, nil
+	}
+	slim := &v1.Node{ObjectMeta: slimMeta(&n.ObjectMeta)}
+	slim.Labels = maps.Clone(n.Labels)
+	slim.Spec.Taints = slices.Clone(n.Spec.Taints)
+	for _, addr := range n.Status.Addresses {
+		if addr.Type == v1.NodeInternalIP {
+			slim.Status.Addresses = append(slim.Status.Addresses, addr)
+		}
+	}
+	return slim, nil
+}
+
+// slimAgent keeps by which node and whether ready an agent is.
+func slimAgent(object any) (any, error) {
+	pod, ok := object.(*v1.Pod)
+	if !ok {
+		return object, nil
+	}
+	slim := &v1.Pod{ObjectMeta: slimMeta(&pod.ObjectMeta)}
+	slim.DeletionTimestamp = pod.DeletionTimestamp
+	slim.Spec.NodeName = pod.Spec.NodeName
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == v1.PodReady {
+			slim.Status.Conditions = []v1.PodCondition{{Type: condition.Type, Status: condition.Status}}
+		}
+	}
+	return slim, nil
+}
+
+// slimRecord keeps who holds an address where.
+func slimRecord(object any) (any, error) {
+	ip, ok := object.(*v1alpha1.FloatingIP)
+	if !ok {
+		return object, nil
+	}
+	slim := &v1alpha1.FloatingIP{ObjectMeta: slimMeta(&ip.ObjectMeta)}
+	slim.Spec.Node, slim.Spec.Pool = ip.Spec.Node, ip.Spec.Pool
+	if ip.Spec.Pod != nil {
+		slim.Spec.Pod = &v1alpha1.PodReference{Name: ip.Spec.Pod.Name, UID: ip.Spec.Pod.UID}
+	}
+	return slim, nil
+}
+
+// run fills the caches until ctx ends.
+func (c *caches) run(ctx context.Context) {
+	var group sync.WaitGroup
+	for _, informer := range []cache.SharedIndexInformer{c.nodes, c.agents, c.records, c.ipPools} {
+		group.Go(func() { informer.RunWithContext(ctx) })
+	}
+	group.Wait()
+}
+
+// wait returns when all caches are filled; false, if ctx ended before.
+func (c *caches) wait(ctx context.Context) bool {
+	return cache.WaitFor(ctx, "the nodes, pools, records and agents", c.seen...)
+}
+
+// node returns a Node, nil where there is none.
+func (c *caches) node(name string) *v1.Node {
+	object, exists, err := c.nodes.GetStore().GetByKey(name)
+	if err != nil || !exists {
+		return nil
+	}
+	return object.(*v1.Node)
+}
+
+// held returns the addresses of a node that pods hold, by the pods' UIDs, and their pools.
+func (c *caches) held(name string) (addresses map[string][]netip.Addr, of map[string]bool) {
+	addresses, of = map[string][]netip.Addr{}, map[string]bool{}
+	for _, ip := range view.Indexed[*v1alpha1.FloatingIP](c.records.GetIndexer(), byNode, name) {
+		addr, err := v1alpha1.AddrOf(ip.Name)
+		if err != nil || ip.Spec.Pod == nil {
+			continue
+		}
+		addresses[string(ip.Spec.Pod.UID)] = append(addresses[string(ip.Spec.Pod.UID)], addr)
+		of[ip.Spec.Pool] = true
+	}
+	for _, list := range addresses {
+		slices.SortFunc(list, netip.Addr.Compare)
+	}
+	return addresses, of
+}
+
+// witnesses returns the nodes with a ready agent that some pool serves.
+func (c *caches) witnesses(of map[string]bool) []string {
+	snapshot := c.pools.Snapshot()
+	var positions []int
+	for name := range of {
+		if position, ok := snapshot.Index(name); ok {
+			positions = append(positions, position)
+		}
+	}
+	var names []string
+	for _, object := range c.nodes.GetStore().List() {
+		n := object.(*v1.Node)
+		reach := snapshot.Reach(internalIPs(n), n.Labels).Positions()
+		if slices.ContainsFunc(positions, func(p int) bool { return slices.Contains(reach, p) }) && c.agent(n.Name) != nil {
+			names = append(names, n.Name)
+		}
+	}
+	return names
+}
+
+// agent returns the pod of a node's ready agent, nil where there is none.
+func (c *caches) agent(node string) *v1.Pod {
+	for _, pod := range view.Indexed[*v1.Pod](c.agents.GetIndexer(), byNode, node) {
+		if agentpod.IsReady(pod) {
+			return pod
+		}
+	}
+	return nil
+}
+
+func internalIPs(n *v1.Node) []netip.Addr {
+	var all []netip.Addr
+	for _, address := range n.Status.Addresses {
+		if addr, err := netip.ParseAddr(address.Address); err == nil && address.Type == v1.NodeInternalIP {
+			all = append(all, addr.Unmap())
+		}
+	}
+	return all
+}

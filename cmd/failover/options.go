@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"os"
+
+	"github.com/spf13/pflag"
+
+	"github.com/berth-dev/berth/cmd/internal/monitoring"
+)
+
+// options are the program's flags.
+type options struct {
+	kubeconfig  string
+	leaderElect bool
+	// namespace is Berth's: the lease's and the agents'.
+	namespace  string
+	leaseName  string
+	monitoring monitoring.Options
+	qps        float32
+	burst      int
+}
+
+func defaultOptions() *options {
+	namespace := os.Getenv("POD_NAMESPACE")
+	if namespace == "" {
+		namespace = "berth-system"
+	}
+	return &options{
+		leaderElect: true,
+		namespace:   namespace,
+		leaseName:   "berth-failover",
+		monitoring:  monitoring.Options{BindAddress: "0.0.0.0", SecurePort: 10269},
+		qps:         100,
+		burst:       200,
+	}
+}
+
+func (o *options) addFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "Path of a kubeconfig file; empty: the pod's service account.")
+	flags.BoolVar(&o.leaderElect, "leader-elect", o.leaderElect, "Act only while holding the lease, so that several replicas can run.")
+	flags.StringVar(&o.namespace, "namespace", o.namespace, "Namespace of the agents, and of the lease (default: $POD_NAMESPACE, or berth-system).")
+	flags.StringVar(&o.leaseName, "leader-elect-resource-name", o.leaseName, "Name of the lease.")
+	o.monitoring.AddFlags(flags)
+	flags.Float32Var(&o.qps, "kube-api-qps", o.qps, "Requests per second to the API server; as many again are for questions to agents.")
+	flags.IntVar(&o.burst, "kube-api-burst", o.burst, "Burst of requests to the API server.")
+}
+
+func (o *options) validate() error {
+	var errs []error
+	if o.namespace == "" {
+		errs = append(errs, errors.New("--namespace: give Berth's"))
+	}
+	if o.leaderElect && o.leaseName == "" {
+		errs = append(errs, errors.New("--leader-elect needs --leader-elect-resource-name"))
+	}
+	return errors.Join(append(errs, o.monitoring.Validate())...)
+}
