@@ -30,6 +30,7 @@ var packages = map[string]string{
 	"berth-controller": "./cmd/controller",
 	"berth-agent":      "./cmd/agent",
 	"berth-console":    "./cmd/console",
+	"berth-failover":   "./cmd/failover",
 	"berth-cni":        "./cni/shim",
 	"berth-ipam":       "./cni/ipam",
 	"berth-overlay":    "./cni/overlay",

@@ -65,13 +65,16 @@ func TestValues(t *testing.T) {
 		has, lacks []string
 	}{
 		{"", []string{"serviceAccount: {name: berth-scheduler, namespace: network}", "namespaces: [network]", "name: berth-viewer\n", "name: berth-operator\n", "name: berth-backup\n", "--bind-address=$(HOST_IP)", "helm.sh/resource-policy: keep", "kind: CustomResourceDefinition", "namespace: network"},
-			[]string{"berth-console", "berth-system", "berth-cleanup", "openshift", "MutatingAdmissionPolicy", "weight: 1\n", "--logging-format", "seLinuxOptions", "appArmorProfile", "score:", "--overlay", "--network-policy", "hostPID", "--host-root", "name: own-node.berth.dev", "monitoring.coreos.com", "kind: ConfigMap\nmetadata:\n  name: berth-dashboard", "name: berth-metrics-reader\n  namespace"}},
+			[]string{"berth-console", "name: berth-failover", "berth-system", "berth-cleanup", "openshift", "MutatingAdmissionPolicy", "weight: 1\n", "--logging-format", "seLinuxOptions", "appArmorProfile", "score:", "--overlay", "--network-policy", "hostPID", "--host-root", "name: own-node.berth.dev", "monitoring.coreos.com", "kind: ConfigMap\nmetadata:\n  name: berth-dashboard", "name: berth-metrics-reader\n  namespace"}},
 		{"monitoring", []string{"name: berth-agent\n  namespace: network\n  labels:", "kind: PrometheusRule", "interval: 30s", "{{ $labels.pool }}", "name: berth-dashboard-pools", "grafana_dashboard: \"1\""},
 			[]string{"berth-system"}},
 		{"console", []string{"kind: Service\nmetadata:\n  name: berth-console\n  namespace: network\n", "image: ghcr.io/berth-dev/berth-console:dev", "--secure-port=10268", "replicas: 1", "      port: 443\n",
 			"resources: [floatingips, ippools]\n    verbs: [list, watch]\n  - apiGroups: [\"\"]\n    resources: [pods, nodes]\n    verbs: [list, watch]\n  - apiGroups: [authentication.k8s.io]\n    resources: [tokenreviews]\n    verbs: [create]\n  - apiGroups: [authorization.k8s.io]\n    resources: [subjectaccessreviews]\n    verbs: [create]\n---",
 			"kind: PodMonitor\nmetadata:\n  name: berth-console\n"},
 			[]string{"--cluster-name", "--tls-cert-file", "berth-system", "priorityClassName: \n"}},
+		{"failover", []string{"image: ghcr.io/berth-dev/berth-failover:dev", "--secure-port=10269", "replicas: 2", "name: berth-failover\n  namespace: kube-node-lease\n", "kind: PodMonitor\nmetadata:\n  name: berth-failover\n",
+			"request.userInfo.username == 'system:serviceaccount:network:berth-failover'", "serviceAccount: {name: berth-failover, namespace: network}", "kind: PodDisruptionBudget\nmetadata:\n  name: berth-failover\n", "kind: Role\nmetadata:\n  name: berth-failover-operator\n"},
+			[]string{"berth-system", "priorityClassName: \n"}},
 		{"overlay", []string{"--overlay=host-gw", "name: berth-agent-overlay", "name: own-node.berth.dev", "path: /run/flannel"},
 			[]string{"--overlay-floating-ips", "hostPID"}},
 		{"host-root", []string{"--host-root=/host", "hostPID: true", "SYS_CHROOT]", "--bind-address=127.0.0.1", "host: 127.0.0.1",
@@ -84,6 +87,7 @@ func TestValues(t *testing.T) {
 			"kind: MutatingAdmissionPolicyBinding", "namespaceSelector:\n      matchLabels:\n        team: web\n", "--logging-format=json", "schedulerName: packed", "schedulerName: kube-scheduler\n", "- name: FloatingIP\n                weight: 7\n              - name: ImageLocality\n                weight: 3\n          #",
 			"score:\n            disabled:\n              - name: TaintToleration\n", "scoringStrategy:\n                type: MostAllocated\n", "- tke.cloud.tencent.com/eni-ip\n                - example.com/seat\n", "kind: PodTopologySpreadArgs\n              defaultingType: List\n",
 			"team: network", "team: addresses", "team: nodes", "priorityClassName: very-high", "priorityClassName: quite-high", "priorityClassName: highest", "mountPath: /etc/assigner", "mountPath: /etc/tls", "mountPath: /etc/floating", "secretName: controller-tls",
+			"berth-failover@sha256:0123", "replicas: 3", "--v=5", "team: rescue", "priorityClassName: rather-high", "secretName: failover-kube", "mountPath: /etc/kube", "--kube-api-qps=300", "value: 400MiB", "memory: 450Mi", "zone: a\n", "key: rescue\n",
 			"berth-console@sha256:fedc", "--cluster-name=Port of Hamburg\"", "secret: {secretName: console-tls, defaultMode: 0440}", "--tls-cert-file=/etc/berth-console/tls/tls.crt", "--bind-address=::", "memory: 320Mi", "value: 300MiB", "team: windows",
 			"priorityClassName: rather-low", "kubernetes.io/arch: amd64", "topologyKey: quay", "key: berth\n", "--v=1", "topologyKey: zone", "topologyKey: rack", "key: type\n", "type: spc_t", "type: Unconfined",
 			"for: 20m", "max(berth_reclaim_oldest_pending_seconds) > 3600", "alert: BerthPodsWaitForAgents", "{{ $value }} nodes had",
@@ -187,6 +191,8 @@ func TestLint(t *testing.T) {
 func TestWrongValues(t *testing.T) {
 	for values, want := range map[string]string{
 		"console: {replicas: 0}":                  "/console/replicas",
+		"failover: {replicas: 0}":                 "/failover/replicas",
+		"failover: {evict: true}":                 "evict",
 		"console: {tls: {secret: x}}":             "secret",
 		"agnet: {mode: run}":                      "agnet",
 		"agent: {mod: run}":                       "mod",

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	v1 "k8s.io/api/core/v1"
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -53,10 +54,10 @@ func TestChartIsAccepted(t *testing.T) {
 			}
 			to := dynamic.ResourceInterface(w.Dynamic.Resource(mapping.Resource))
 			if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
-				if object.GetNamespace() != w.System {
+				if object.GetNamespace() != w.System && object.GetNamespace() != v1.NamespaceNodeLease {
 					t.Errorf("%s: %s %s is in namespace %q", values, object.GetKind(), object.GetName(), object.GetNamespace())
 				}
-				to = w.Dynamic.Resource(mapping.Resource).Namespace(w.System)
+				to = w.Dynamic.Resource(mapping.Resource).Namespace(object.GetNamespace())
 			}
 			dry := metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict, FieldManager: "helm", Force: new(true)}
 			if err := apply(w, to, object, dry); err != nil {

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/deploy"
+)
+
+// installFailover installs berth-failover from the chart until the end of the test.
+func (s *stage) installFailover() {
+	s.t.Helper()
+	values := filepath.Join(s.t.TempDir(), "values.yaml")
+	s.must(os.WriteFile(values, []byte("failover: {enabled: true}\n"), 0o600))
+	objects, err := deploy.ChartObjects(s.ctx, os.Stderr, deploy.Namespace, values)
+	s.must(err)
+	var text strings.Builder
+	for _, object := range objects {
+		if strings.Contains(object.GetName(), "failover") {
+			line, err := json.Marshal(object)
+			s.must(err)
+			text.Write(append(line, '\n'))
+		}
+	}
+	file := filepath.Join(s.t.TempDir(), "failover.json")
+	s.must(os.WriteFile(file, []byte(text.String()), 0o600))
+	s.atEnd(func() { s.kubectl("delete", "--wait=true", "-f", file) })
+	s.kubectl("apply", "-f", file)
+	s.kubectl("-n", deploy.Namespace, "rollout", "status", "deployment/berth-failover", patiently)
+}
+
+// timeline has what happened to a pod since a time.
+type timeline struct {
+	since time.Time
+	parts []part
+}
+
+type part struct {
+	name string
+	at   time.Duration
+}
+
+func (l *timeline) has(name string) bool {
+	return slices.ContainsFunc(l.parts, func(p part) bool { return p.name == name })
+}
+
+// note notes that something happened now, if it had not before.
+func (l *timeline) note(name string) {
+	if !l.has(name) {
+		l.parts = append(l.parts, part{name, time.Since(l.since)})
+	}
+}
+
+func (l *timeline) String() string {
+	var text []string
+	for _, p := range l.parts {
+		text = append(text, fmt.Sprintf("%s %.1f s", p.name, p.at.Seconds()))
+	}
+	return strings.Join(text, ", ")
+}
+
+// moves powers the pod's node off and returns the next pod when it answers, and when what happened.
+func (s *stage) moves(old *v1.Pod) (*v1.Pod, *timeline) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.ctx, 2*time.Minute)
+	defer cancel()
+	pods, err := s.Client.CoreV1().Pods(s.name).Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", old.Name).String()})
+	s.must(err)
+	defer pods.Stop()
+	nodes, err := s.Client.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", old.Spec.NodeName).String()})
+	s.must(err)
+	defer nodes.Stop()
+	lease, err := s.Client.CoordinationV1().Leases(v1.NamespaceNodeLease).Get(ctx, old.Spec.NodeName, metav1.GetOptions{})
+	s.must(err)
+	l := &timeline{since: time.Now()}
+	l.parts = append(l.parts, part{"last renewal of the Lease", lease.Spec.RenewTime.Sub(l.since)})
+	s.must(s.Cluster.StopNode(ctx, old.Spec.NodeName))
+	l.note("powered off")
+	var next *v1.Pod
+	answers := time.NewTicker(50 * time.Millisecond)
+	defer answers.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			s.t.Fatalf("the pod has not moved: %s", l)
+		case e := <-nodes.ResultChan():
+			if n, ok := e.Object.(*v1.Node); ok && slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == v1alpha1.TaintLost }) {
+				l.note("tainted")
+			}
+		case e := <-pods.ResultChan():
+			pod, ok := e.Object.(*v1.Pod)
+			switch {
+			case !ok:
+			case pod.UID == old.UID && e.Type == watch.Deleted:
+				l.note("deleted")
+			case pod.UID != old.UID && e.Type != watch.Deleted:
+				next = pod
+				if pod.Spec.NodeName != "" {
+					l.note("scheduled")
+				}
+				if pod.Status.Phase == v1.PodRunning {
+					l.note("running")
+				}
+			}
+		case <-answers.C:
+			if next == nil || next.Status.Phase != v1.PodRunning {
+				continue
+			}
+			if uid, err := s.Ask(ctx, old.Status.PodIP); err == nil && uid == string(next.UID) {
+				l.note("answers")
+				return next, l
+			}
+		}
+	}
+}
+
+// TestFailover: the pod of a node that died runs elsewhere, and answers on its address, and nobody has done anything. A pod
+// beside it that did not ask for it stays. The node that is back has no taint.
+func TestFailover(t *testing.T) {
+	s := newStage(t, "10.0.70.243-10.0.70.247")
+	s.installFailover()
+	old := s.statefulSet(s.pod("moving", s.floating, retaining, annotated(v1alpha1.AnnotationFailover, v1alpha1.FailoverAutomatic)), 1)[0]
+	lost := old.Spec.NodeName
+	staying := s.statefulSet(s.pod("staying", s.floating, retaining, on(lost)), 1)[0]
+	s.answers(old)
+	s.atEnd(s.settled)
+	s.atEnd(func() { s.must(s.Cluster.StartNode(s.ctx, lost)) })
+	leader := s.kubectl("-n", deploy.Namespace, "get", "lease", "berth-failover", "-o", "jsonpath={.spec.holderIdentity}")
+	leader, _, _ = strings.Cut(leader, "_")
+	where := s.kubectl("-n", deploy.Namespace, "get", "pod", leader, "-o", "jsonpath={.spec.nodeName}")
+
+	next, timeline := s.moves(old)
+	t.Logf("the leader was on %s, the pod on %s: %s", where, lost, timeline)
+	if next.Spec.NodeName == lost || next.Status.PodIP != old.Status.PodIP {
+		t.Errorf("the next pod is on %s with %s, want another node than %s, and %s", next.Spec.NodeName, next.Status.PodIP, lost, old.Status.PodIP)
+	}
+	if !timeline.has("tainted") {
+		t.Errorf("the node was not tainted: %s", timeline)
+	}
+	if now := s.get(staying.Name); now.UID != staying.UID || now.DeletionTimestamp != nil {
+		t.Errorf("%s did not ask to be moved, and is %s, deleted at %v", staying.Name, now.UID, now.DeletionTimestamp)
+	}
+	s.expectOneAnswer(old.Status.PodIP, next.Spec.NodeName)
+
+	s.must(s.Cluster.StartNode(s.ctx, lost))
+	s.must(s.Cluster.WaitReady(s.ctx, lost))
+	s.eventually("the taint is gone", func() error {
+		n, err := s.Client.CoreV1().Nodes().Get(s.ctx, lost, metav1.GetOptions{})
+		if err == nil && slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == v1alpha1.TaintLost }) {
+			err = fmt.Errorf("%s has the taints %v", lost, n.Spec.Taints)
+		}
+		return err
+	})
+	s.settled()
+	s.agree()
+	s.expectOneAnswer(old.Status.PodIP, next.Spec.NodeName)
+}

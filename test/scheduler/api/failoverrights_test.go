@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/deploy"
+	"github.com/berth-dev/berth/test/lab"
+	"github.com/berth-dev/berth/test/simulation"
+)
+
+// berth-failover taints and untaints nodes with its own taint, marks and deletes pods that asked for it and have an address, and
+// may do nothing else. Others are not limited by its policies.
+func TestFailoverIsLimited(t *testing.T) {
+	t.Parallel()
+	w := simulation.New(t, lab.ControlPlaneOptions{})
+	w.Nodes(1)
+	chart, err := deploy.Chart()
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := deploy.ChartObjects(w.Ctx, t.Output(), w.System, filepath.Join(chart, "ci", "failover.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects = slices.DeleteFunc(objects, func(o *unstructured.Unstructured) bool {
+		return !strings.Contains(o.GetName(), "failover") || slices.Contains([]string{"Deployment", "PodMonitor", "PodDisruptionBudget"}, o.GetKind())
+	})
+	if err := deploy.Apply(w.Ctx, w.Config, objects); err != nil {
+		t.Fatal(err)
+	}
+	create := func(name, failover string, node string) {
+		w.Create(simulation.NewPod(name, func(p *v1.Pod) {
+			p.Spec.NodeName = node
+			if failover != "" {
+				p.Annotations = map[string]string{v1alpha1.AnnotationFailover: failover}
+			}
+		}))
+	}
+	// The scheduler alone may say that a pod has addresses.
+	addressed := func(name, failover string) {
+		create(name, failover, "")
+		pod, err := w.Kube.CoreV1().Pods(simulation.Namespace).Get(w.Ctx, name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = w.Kube.CoreV1().Pods(pod.Namespace).Bind(w.Ctx, &v1.Binding{
+			ObjectMeta: metav1.ObjectMeta{Name: pod.Name, UID: pod.UID, Annotations: map[string]string{v1alpha1.AnnotationFloatingIPs: "10.0.70.5"}},
+			Target:     v1.ObjectReference{Kind: "Node", Name: "node1"},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	addressed("asks", v1alpha1.FailoverAutomatic)
+	addressed("asks-not", "")
+	create("no-address", v1alpha1.FailoverAutomatic, "node1")
+
+	failover, pods := account(w, w.System, "berth-failover", "node1"), w.Kube.CoreV1().Pods(simulation.Namespace)
+	dry := []string{metav1.DryRunAll}
+	node := func(patch string) error {
+		_, err := failover.CoreV1().Nodes().Patch(w.Ctx, "node1", types.MergePatchType, []byte(patch), metav1.PatchOptions{DryRun: dry})
+		return err
+	}
+	status := func(pod, patch string) error {
+		_, err := failover.CoreV1().Pods(simulation.Namespace).Patch(w.Ctx, pod, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{DryRun: dry}, "status")
+		return err
+	}
+	remove := func(pod string) error {
+		return failover.CoreV1().Pods(simulation.Namespace).Delete(w.Ctx, pod, metav1.DeleteOptions{DryRun: dry, GracePeriodSeconds: new(int64(0))})
+	}
+	const (
+		taint     = `{"spec":{"taints":[{"key":"berth.dev/lost","effect":"NoSchedule"}]}}`
+		condition = `{"status":{"conditions":[{"type":"DisruptionTarget","status":"True","reason":"NodeLost"}]}}`
+	)
+	w.Eventually("wait for the policies and roles to be enforced", func() error {
+		for _, err := range []error{node(`{"metadata":{"labels":{"a":"b"}}}`), remove("asks-not")} {
+			if err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
+				return fmt.Errorf("not refused by a policy: %w", errors.Join(errors.New("it was"), err))
+			}
+		}
+		return nil
+	})
+	_, listed := failover.CoordinationV1().Leases(v1.NamespaceNodeLease).List(w.Ctx, metav1.ListOptions{})
+	for name, err := range map[string]error{
+		"its taint":                     node(taint),
+		"the condition":                 status("asks", condition),
+		"delete a pod that asked":       remove("asks"),
+		"list the Leases of kubelets":   listed,
+		"no change":                     node(`{}`),
+		"its taint, which is not there": node(`{"spec":{"taints":null}}`),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	_, secrets := failover.CoreV1().Secrets(w.System).List(w.Ctx, metav1.ListOptions{})
+	_, elsewhere := failover.CoordinationV1().Leases("kube-system").List(w.Ctx, metav1.ListOptions{})
+	_, spec := failover.CoreV1().Pods(simulation.Namespace).Patch(w.Ctx, "asks", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{DryRun: dry})
+	for name, err := range map[string]error{
+		"another taint":                    node(`{"spec":{"taints":[{"key":"mine","effect":"NoSchedule"}]}}`),
+		"its taint with another effect":    node(`{"spec":{"taints":[{"key":"berth.dev/lost","effect":"NoExecute"}]}}`),
+		"cordon a node":                    node(`{"spec":{"unschedulable":true}}`),
+		"a label of a node":                node(`{"metadata":{"labels":{"a":"b"}}}`),
+		"an annotation of a node":          node(`{"metadata":{"annotations":{"a":"b"}}}`),
+		"a finalizer of a node":            node(`{"metadata":{"finalizers":["a.b/c"]}}`),
+		"delete a node":                    failover.CoreV1().Nodes().Delete(w.Ctx, "node1", metav1.DeleteOptions{DryRun: dry}),
+		"delete a pod that did not ask":    remove("asks-not"),
+		"delete a pod without an address":  remove("no-address"),
+		"delete all pods":                  failover.CoreV1().Pods(simulation.Namespace).DeleteCollection(w.Ctx, metav1.DeleteOptions{DryRun: dry}, metav1.ListOptions{}),
+		"evict a pod":                      failover.PolicyV1().Evictions(simulation.Namespace).Evict(w.Ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "asks", Namespace: simulation.Namespace}}),
+		"mark a pod that did not ask":      status("asks-not", condition),
+		"another condition":                status("asks", `{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`),
+		"the phase":                        status("asks", `{"status":{"phase":"Failed"}}`),
+		"the address":                      status("asks", `{"status":{"podIP":"10.0.0.1","podIPs":[{"ip":"10.0.0.1"}]}}`),
+		"a label of a pod, by the status":  status("asks", `{"metadata":{"labels":{"a":"b"}}}`),
+		"an annotation, by the status":     status("asks", `{"metadata":{"annotations":{"a":"b"}}}`),
+		"a label of a pod":                 spec,
+		"read Secrets":                     secrets,
+		"list Leases of another namespace": elsewhere,
+	} {
+		if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
+			t.Errorf("%s: %v, want it refused", name, err)
+		}
+	}
+	// Others are not limited: the test is an administrator.
+	if err := pods.Delete(w.Ctx, "asks-not", metav1.DeleteOptions{DryRun: dry}); err != nil {
+		t.Error(err)
+	}
+	if _, err := w.Kube.CoreV1().Nodes().Patch(w.Ctx, "node1", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{DryRun: dry}); err != nil {
+		t.Error(err)
+	}
+}
