@@ -28,7 +28,6 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/hostport"
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/event"
 )
 
@@ -36,23 +35,20 @@ import (
 // may block for a few requests.
 type pods interface {
 	Pod(ctx context.Context, namespace, name, uid string) (podinfo.Pod, error)
-	Addresses(ctx context.Context, pod podinfo.Pod) ([]api.Address, error)
+	Addresses(ctx context.Context, pod podinfo.Pod) ([]podinfo.Held, error)
 	Alive(ctx context.Context, pod api.Pod) (bool, error)
 	Holds(ctx context.Context, pod api.Pod, addr api.Address) error
 	// Standing tells what all pods of the node hold.
 	Standing(ctx context.Context) (podinfo.Standing, error)
 	// Annotations returns a pod's annotations that the watch has seen, without blocking.
 	Annotations(pod api.Pod) (annotations map[string]string, known bool)
-	// Holder returns the pod of this node that holds the address.
-	Holder(ctx context.Context, addr netip.Addr) (api.Pod, error)
+	// Holder returns the pod of this node that holds the address, and by which record.
+	Holder(ctx context.Context, addr netip.Addr) (api.Pod, podinfo.Record, error)
 	// Connection says whether the pods of the node can be followed, without blocking.
 	Connection() inquiry.Connection
 	// WaitForSync returns true when every pod of the node is known, and false
 	// where the context ends before.
 	WaitForSync(ctx context.Context) bool
-	// Held returns the version of an address's FloatingIP at which the API said last that a pod of this node holds it, and the
-	// node that had it last, if that may still answer for it, without blocking.
-	Held(addr netip.Addr) (version uint64, last v1alpha1.NodeReference)
 	// Running lists the pods of the node that have addresses of their own, as the watch knows
 	// them, without blocking.
 	Running() []podinfo.Running

@@ -85,8 +85,11 @@ func (w *world) note(format string, args ...any) {
 }
 
 func (w *world) Pod(context.Context, string, string, string) (podinfo.Pod, error) { return w.pod, nil }
-func (w *world) Addresses(context.Context, podinfo.Pod) ([]api.Address, error) {
-	return w.addrs, w.addrErr
+func (w *world) Addresses(context.Context, podinfo.Pod) (all []podinfo.Held, err error) {
+	for _, addr := range w.addrs {
+		all = append(all, podinfo.Held{Address: addr, Record: podinfo.Record{Version: 1, LastNode: w.lastNode}})
+	}
+	return all, w.addrErr
 }
 func (w *world) Alive(context.Context, api.Pod) (bool, error) { return w.alive, nil }
 func (w *world) Holds(context.Context, api.Pod, api.Address) error {
@@ -102,8 +105,8 @@ func (w *world) Standing(context.Context) (podinfo.Standing, error) {
 	}
 	return func(pod api.Pod, _ []api.Address) bool { return holds && pod.UID != w.lost }, nil
 }
-func (w *world) Holder(context.Context, netip.Addr) (api.Pod, error) {
-	return w.pod.Pod, w.holds
+func (w *world) Holder(context.Context, netip.Addr) (api.Pod, podinfo.Record, error) {
+	return w.pod.Pod, podinfo.Record{Version: 1, LastNode: w.lastNode}, w.holds
 }
 
 func (w *world) Annotate(_ context.Context, _ api.Pod, annotations map[string]string) error {
@@ -118,8 +121,7 @@ func (w *world) Annotate(_ context.Context, _ api.Pod, annotations map[string]st
 func (w *world) Networks(context.Context, string, string, string) ([]attachdef.Network, error) {
 	return w.named, nil
 }
-func (w *world) Running() []podinfo.Running                       { return w.running }
-func (w *world) Held(netip.Addr) (uint64, v1alpha1.NodeReference) { return 1, w.lastNode }
+func (w *world) Running() []podinfo.Running { return w.running }
 
 func (w *world) Mirror(pod api.Pod) api.Pod { return pod }
 func (w *world) NetAdmins(api.Pod) []string { return nil }

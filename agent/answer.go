@@ -336,7 +336,7 @@ func (a answers) Open(ctx context.Context, addr netip.Addr) error {
 func (a answers) Whose(ctx context.Context, addr netip.Addr) (mine bool, version answering.Version, last answering.Node, err error) {
 	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
 	defer cancel()
-	pod, err := a.Pods.Holder(ctx, addr)
+	pod, held, err := a.Pods.Holder(ctx, addr)
 	none := errors.Is(err, podinfo.ErrNotHolder)
 	if err != nil && !none {
 		return false, 0, answering.Node{}, err
@@ -357,6 +357,5 @@ func (a answers) Whose(ctx context.Context, addr netip.Addr) (mine bool, version
 			return false, 0, answering.Node{}, err
 		}
 	}
-	number, node := a.Pods.Held(addr)
-	return mine, answering.Version(number), answering.Node{Name: node.Name, UID: string(node.UID)}, nil
+	return mine, answering.Version(held.Version), answering.Node{Name: held.LastNode.Name, UID: string(held.LastNode.UID)}, nil
 }

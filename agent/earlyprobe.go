@@ -143,11 +143,11 @@ func (a *Agent) Came(ctx context.Context, pod podinfo.Pod) {
 // probeEarly returns the targets of a pod's addresses if no other host has one. kept says that
 // drivers may have made links for the probe.
 func (a *Agent) probeEarly(ctx context.Context, pod podinfo.Pod) (free []conflict.Target, kept bool, err error) {
-	attachments, err := a.planner().attachments(ctx, pod, firstInterface)
+	attachments, held, err := a.planner().attachments(ctx, pod, firstInterface)
 	if err != nil {
 		return nil, false, err
 	}
-	record := &state.Container{Pod: pod.Pod, Failover: pod.Failover, Attachments: attachments, Held: a.planner().recorded(attachments)}
+	record := &state.Container{Pod: pod.Pod, Failover: pod.Failover, Attachments: attachments, Held: held}
 	targets, release, err := a.toProbe(record)
 	if release != nil {
 		defer release()

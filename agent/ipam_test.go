@@ -24,6 +24,7 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/foreign"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // foreignNetworks have the floating network of another project's plugin.
@@ -131,6 +132,25 @@ func TestIPAMOfChain(t *testing.T) {
 	}
 	if left := phases(t, a); len(left) > 0 {
 		t.Errorf("left: %v", left)
+	}
+}
+
+// The record of an ADD keeps by which one of the API its pod holds the address, also where another program runs the plugins: of two
+// nodes the one with the newer answers.
+func TestRecordOfAddress(t *testing.T) {
+	for name, add := range map[string]func(a *Agent) error{
+		"agent":  func(a *Agent) error { _, err := a.Add(t.Context(), addRequest("c")); return err },
+		"caller": func(a *Agent) error { _, err := a.IPAM(t.Context(), ipamRequest("ADD", "c", "eth0")); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, w := newForeignAgent(t, "")
+			w.lastNode, w.pod.Failover = v1alpha1.NodeReference{Name: "node1", UID: "n1"}, true
+			must(t, add(a))
+			record := a.Store.List()[0]
+			if got, want := record.Held[w.addrs[0].Address], (state.Held{Version: 1, LastNode: "node1", LastNodeUID: "n1"}); got != want || !record.Failover {
+				t.Errorf("the record has %+v and failover %t, want %+v", got, record.Failover, want)
+			}
+		})
 	}
 }
 

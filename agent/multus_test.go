@@ -60,7 +60,7 @@ func TestMultusAttaches(t *testing.T) {
 			}
 			p := planner{Pods: w, PodNetworks: w, Networks: &Networks{ConfDir: dir, OwnFile: c.own, FloatingFile: floatingFile,
 				Node: nettype.Node{Uplink: func() (string, error) { return "eth0", nil }}}}
-			attachments, err := p.attachments(t.Context(), w.pod, "eth0")
+			attachments, _, err := p.attachments(t.Context(), w.pod, "eth0")
 			if err != nil {
 				t.Fatal(err)
 			}

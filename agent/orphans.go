@@ -171,7 +171,7 @@ func (a *Agent) verifyOrphan(ctx context.Context, o orphan) error {
 // pod of this node holds each.
 func (a *Agent) orphanLostWhy(ctx context.Context, o orphan) (string, error) {
 	for _, addr := range o.Addresses {
-		pod, err := a.Pods.Holder(ctx, addr)
+		pod, _, err := a.Pods.Holder(ctx, addr)
 		if errors.Is(err, podinfo.ErrNotHolder) {
 			return err.Error(), nil
 		}

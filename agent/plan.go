@@ -47,7 +47,7 @@ func (p planner) plan(ctx context.Context, req *api.Request, args podArgs, conf 
 	if err != nil {
 		return nil, err
 	}
-	attachments, err := p.attachments(ctx, pod, req.IfName)
+	attachments, held, err := p.attachments(ctx, pod, req.IfName)
 	if err != nil {
 		return nil, err
 	}
@@ -57,64 +57,49 @@ func (p planner) plan(ctx context.Context, req *api.Request, args podArgs, conf 
 	}
 	return &state.Container{
 		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, HostPorts: ports, GalaxyPorts: pod.HostPorts.Galaxy, Failover: pod.Failover,
-		Args: req.Args, Capabilities: conf.RuntimeConfig, Attachments: attachments, Held: p.recorded(attachments), Phase: state.Adding,
+		Args: req.Args, Capabilities: conf.RuntimeConfig, Attachments: attachments, Held: held, Phase: state.Adding,
 	}, nil
-}
-
-// recorded returns the records of the addresses at the API, which was asked for them.
-func (p planner) recorded(attachments []state.Attachment) map[netip.Addr]state.Held {
-	var all map[netip.Addr]state.Held
-	for _, attachment := range attachments {
-		for _, addr := range attachment.Addresses {
-			if all == nil {
-				all = map[netip.Addr]state.Held{}
-			}
-			version, last := p.Pods.Held(addr.Address)
-			all[addr.Address] = state.Held{Version: version, LastNode: last.Name, LastNodeUID: string(last.UID)}
-		}
-	}
-	return all
 }
 
 // attachments returns the attachment to the pod's first network, and the attachments to the
 // networks that its annotation names. The pod's floating IPs are on the network that takes floating
-// IPs: one of the annotation, or the first.
-func (p planner) attachments(ctx context.Context, pod podinfo.Pod, ifName string) ([]state.Attachment, error) {
+// IPs: one of the annotation, or the first. held has their records at the API.
+func (p planner) attachments(ctx context.Context, pod podinfo.Pod, ifName string) (all []state.Attachment, held map[netip.Addr]state.Held, err error) {
 	multus, err := p.multusAttaches(pod)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var named []state.Attachment
 	if !multus {
 		named, err = p.named(ctx, pod, ifName)
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	first, err := p.first(pod, named)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	first.IfName = ifName
-	all := append([]state.Attachment{first}, named...)
+	all = append([]state.Attachment{first}, named...)
 	if pod.Wants == 0 {
-		return all, planDefaultRoute(all)
+		return all, nil, planDefaultRoute(all)
 	}
-	addrs, err := p.held(ctx, pod)
+	addrs, held, err := p.held(ctx, pod)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for i := range all {
 		if all[i].Driver != "" {
 			if err := giveAddresses(&all[i], addrs); err != nil {
-				return nil, fmt.Errorf("pod %s: %w", pod.Pod, err)
+				return nil, nil, fmt.Errorf("pod %s: %w", pod.Pod, err)
 			}
 		}
 	}
 	if err := planDefaultRoute(all); err != nil {
-		return nil, fmt.Errorf("pod %s: %w", pod.Pod, err)
+		return nil, nil, fmt.Errorf("pod %s: %w", pod.Pod, err)
 	}
-	return all, nil
+	return all, held, nil
 }
 
 // multusAttaches returns whether Multus attaches the pod to the networks that it names: where Multus calls
@@ -134,16 +119,21 @@ func (p planner) multusAttaches(pod podinfo.Pod) (bool, error) {
 	return err == nil && HasMultus(network), nil
 }
 
-// held returns the addresses that the pod holds on this node.
-func (p planner) held(ctx context.Context, pod podinfo.Pod) ([]api.Address, error) {
-	addrs, err := p.Pods.Addresses(ctx, pod)
+// held returns the addresses that the pod holds on this node, and their records at the API.
+func (p planner) held(ctx context.Context, pod podinfo.Pod) ([]api.Address, map[netip.Addr]state.Held, error) {
+	all, err := p.Pods.Addresses(ctx, pod)
 	if errors.Is(err, podinfo.ErrNotPlaced) {
-		return nil, fmt.Errorf("pod %s requests berth.dev/ip but has no floating IP, %w: set spec.schedulerName to berth-scheduler", pod.Pod, err)
+		return nil, nil, fmt.Errorf("pod %s requests berth.dev/ip but has no floating IP, %w: set spec.schedulerName to berth-scheduler", pod.Pod, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("pod %s with UID %s: %w", pod.Pod, pod.UID, err)
+		return nil, nil, fmt.Errorf("pod %s with UID %s: %w", pod.Pod, pod.UID, err)
 	}
-	return addrs, nil
+	addrs, held := make([]api.Address, 0, len(all)), make(map[netip.Addr]state.Held, len(all))
+	for _, h := range all {
+		addrs = append(addrs, h.Address)
+		held[h.Address.Address] = state.Held{Version: h.Record.Version, LastNode: h.Record.LastNode.Name, LastNodeUID: string(h.Record.LastNode.UID)}
+	}
+	return addrs, held, nil
 }
 
 // first returns the attachment to the network that every pod has.
@@ -237,7 +227,7 @@ func (p planner) forCaller(ctx context.Context, req *api.Request, args podArgs) 
 	if pod.Wants == 0 {
 		return nil, fmt.Errorf("%w: pod %s requests none: let a container request berth.dev/ip, or name an IPAM plugin for such pods in ipam.delegate of the network %q", ErrNoFloatingIP, pod.Pod, conf.Name)
 	}
-	addrs, err := p.held(ctx, pod)
+	addrs, held, err := p.held(ctx, pod)
 	if err != nil {
 		return nil, err
 	}
@@ -248,8 +238,8 @@ func (p planner) forCaller(ctx context.Context, req *api.Request, args podArgs) 
 	attachment := floating.Attachment()
 	attachment.IfName, attachment.Addresses = req.IfName, addrs
 	return &state.Container{
-		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, Args: req.Args, Phase: state.Adding,
-		Attachments: []state.Attachment{attachment},
+		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, Args: req.Args, Phase: state.Adding, Failover: pod.Failover,
+		Attachments: []state.Attachment{attachment}, Held: held,
 	}, nil
 }
 

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -57,34 +56,13 @@ func (n *Node) ClearConflict(ctx context.Context, pod api.Pod, addr netip.Addr) 
 	return nil
 }
 
-// note remembers a FloatingIP's conflict for ClearConflict, and its version for Held.
+// note remembers a FloatingIP's conflict for ClearConflict.
 func (n *Node) note(ip *v1alpha1.FloatingIP, addr netip.Addr) {
-	// A version that is no number is of no use (KEP-5504).
-	version, _ := strconv.ParseUint(ip.ResourceVersion, 10, 64)
-	h := held{version: version}
-	if ip.Spec.LastNode != nil {
-		h.last = *ip.Spec.LastNode
-	}
-	n.held.Store(addr, h)
 	if ip.InConflict() {
 		n.conflicts.Store(addr, struct{}{})
 	} else {
 		n.conflicts.Delete(addr)
 	}
-}
-
-// held is a FloatingIP as the API gave it last.
-type held struct {
-	version uint64
-	last    v1alpha1.NodeReference
-}
-
-// Held returns the resourceVersion at which the API said last that a pod of this node holds an address, as a number, and the node
-// that had the address last, if nothing has proved that it does not answer for it any more. It does not block.
-func (n *Node) Held(addr netip.Addr) (version uint64, last v1alpha1.NodeReference) {
-	value, _ := n.held.Load(addr)
-	h, _ := value.(held)
-	return h.version, h.last
 }
 
 func (n *Node) setCondition(ctx context.Context, pod api.Pod, addr netip.Addr, condition metav1.Condition) error {

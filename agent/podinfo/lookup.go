@@ -94,7 +94,7 @@ func (n *Node) Alive(ctx context.Context, pod api.Pod) (bool, error) {
 // pod must hold every one of them, and at least as many as it requests: with a
 // shortened annotation it would lack addresses that it was scheduled for. More are
 // welcome, because the pod must hold each.
-func (n *Node) Addresses(ctx context.Context, pod Pod) ([]api.Address, error) {
+func (n *Node) Addresses(ctx context.Context, pod Pod) ([]Held, error) {
 	names, err := podrequest.ParseNames(pod.Hint)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrBadHint, err)
@@ -108,7 +108,7 @@ func (n *Node) Addresses(ctx context.Context, pod Pod) ([]api.Address, error) {
 	}
 	// Read all at once, so that the pod waits for the slowest request and not
 	// for the sum.
-	addrs, errs := make([]api.Address, len(names)), make([]error, len(names))
+	addrs, errs := make([]Held, len(names)), make([]error, len(names))
 	var group sync.WaitGroup
 	for i, name := range names {
 		group.Go(func() { addrs[i], errs[i] = n.ownAddress(ctx, pod, name) })
@@ -121,22 +121,22 @@ func (n *Node) Addresses(ctx context.Context, pod Pod) ([]api.Address, error) {
 }
 
 // ownAddress reads one FloatingIP, which the pod must hold on this node.
-func (n *Node) ownAddress(ctx context.Context, pod Pod, name string) (api.Address, error) {
+func (n *Node) ownAddress(ctx context.Context, pod Pod, name string) (Held, error) {
 	ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
 	if isAbsent(err) {
-		return api.Address{}, fmt.Errorf("%w %s: nobody holds it, the FloatingIP does not exist", ErrNotHolder, name)
+		return Held{}, fmt.Errorf("%w %s: nobody holds it, the FloatingIP does not exist", ErrNotHolder, name)
 	}
 	if err != nil {
-		return api.Address{}, fmt.Errorf("get FloatingIP %s: %w", name, err)
+		return Held{}, fmt.Errorf("get FloatingIP %s: %w", name, err)
 	}
 	if err := holds(ip, pod.UID, n.name); err != nil {
-		return api.Address{}, err
+		return Held{}, err
 	}
 	addr, err := toAddress(ip)
 	if err == nil {
 		n.note(ip, addr.Address)
 	}
-	return addr, err
+	return Held{addr, recordOf(ip)}, err
 }
 
 // Holds returns nil if the pod holds the address on this node, ErrNotHolder if it
@@ -157,40 +157,40 @@ func (n *Node) Holds(ctx context.Context, pod api.Pod, addr api.Address) error {
 	return nil
 }
 
-// Holder returns the pod of this node that holds the address, ErrNotHolder where none of
+// Holder returns the pod of this node that holds the address, and by which record, ErrNotHolder where none of
 // this node does, and another error if the API does not answer.
-func (n *Node) Holder(ctx context.Context, addr netip.Addr) (api.Pod, error) {
+func (n *Node) Holder(ctx context.Context, addr netip.Addr) (api.Pod, Record, error) {
 	name := v1alpha1.NameOf(addr)
 	ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
 	if isAbsent(err) {
-		return api.Pod{}, fmt.Errorf("%w %s: the FloatingIP does not exist", ErrNotHolder, name)
+		return api.Pod{}, Record{}, fmt.Errorf("%w %s: the FloatingIP does not exist", ErrNotHolder, name)
 	}
 	if err != nil {
-		return api.Pod{}, fmt.Errorf("get FloatingIP %s: %w", name, err)
+		return api.Pod{}, Record{}, fmt.Errorf("get FloatingIP %s: %w", name, err)
 	}
 	if ip.Spec.Pod == nil {
-		return api.Pod{}, fmt.Errorf("%w %s: no pod holds it now", ErrNotHolder, name)
+		return api.Pod{}, Record{}, fmt.Errorf("%w %s: no pod holds it now", ErrNotHolder, name)
 	}
 	pod := api.Pod{Name: ip.Spec.Pod.Name, UID: string(ip.Spec.Pod.UID)}
 	if err := holds(ip, pod.UID, n.name); err != nil {
-		return api.Pod{}, err
+		return api.Pod{}, Record{}, err
 	}
 	n.note(ip, addr)
 	if ip.Spec.Owner != nil {
 		pod.Namespace = ip.Spec.Owner.Namespace
-		return pod, nil
+		return pod, recordOf(ip), nil
 	}
 	// The FloatingIP names no namespace: an administrator may have written it.
 	if !n.informer.HasSynced() {
-		return api.Pod{}, fmt.Errorf("find pod %s with UID %s: the pods of this node are not known yet", pod.Name, pod.UID)
+		return api.Pod{}, Record{}, fmt.Errorf("find pod %s with UID %s: the pods of this node are not known yet", pod.Name, pod.UID)
 	}
 	for _, obj := range n.informer.GetStore().List() {
 		if p, ok := obj.(*corev1.Pod); ok && string(p.UID) == pod.UID {
 			pod.Namespace = p.Namespace
-			return pod, nil
+			return pod, recordOf(ip), nil
 		}
 	}
-	return api.Pod{}, fmt.Errorf("%w %s: pod %s with UID %s is gone", ErrNotHolder, name, pod.Name, pod.UID)
+	return api.Pod{}, Record{}, fmt.Errorf("%w %s: pod %s with UID %s is gone", ErrNotHolder, name, pod.Name, pod.UID)
 }
 
 // isOtherUID returns whether a write was refused because another object has the name by now.

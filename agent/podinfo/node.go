@@ -81,8 +81,6 @@ type Node struct {
 	back     wakeup.Signal
 	// conflicts has the addresses whose FloatingIPs say that there is a conflict.
 	conflicts sync.Map
-	// held has a held for each address of a pod of this node that was asked for.
-	held sync.Map
 
 	mu         sync.Mutex
 	connection inquiry.Connection

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -116,6 +117,30 @@ func toAddress(ip *v1alpha1.FloatingIP) (api.Address, error) {
 		}
 	}
 	return out, nil
+}
+
+// Record is the FloatingIP of an address, as the API said that a pod of this node holds it.
+type Record struct {
+	// Version is its resourceVersion as a number.
+	Version uint64
+	// LastNode had the address last, if nothing has proved that it does not answer for it any more.
+	LastNode v1alpha1.NodeReference
+}
+
+// Held is an address that a pod holds on this node.
+type Held struct {
+	api.Address
+	Record Record
+}
+
+func recordOf(ip *v1alpha1.FloatingIP) Record {
+	// A version that is no number is of no use (KEP-5504).
+	version, _ := strconv.ParseUint(ip.ResourceVersion, 10, 64)
+	r := Record{Version: version}
+	if ip.Spec.LastNode != nil {
+		r.LastNode = *ip.Spec.LastNode
+	}
+	return r
 }
 
 // holds returns nil if the FloatingIP names the pod and the node, and otherwise an

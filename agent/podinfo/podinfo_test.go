@@ -10,6 +10,7 @@ import (
 	"maps"
 	"math"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -109,7 +110,7 @@ func podsOf(client *fake.Clientset) func(namespace string) Pods {
 }
 
 func fip(address, uid, node string) *v1alpha1.FloatingIP {
-	ip := &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: address}, Spec: v1alpha1.FloatingIPSpec{
+	ip := &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: address, ResourceVersion: "7"}, Spec: v1alpha1.FloatingIPSpec{
 		Address: address, Node: node, Network: &v1alpha1.Network{Subnet: "10.0.70.0/24", Gateway: "10.0.70.1", VLAN: 7},
 	}}
 	if uid != "" {
@@ -317,7 +318,7 @@ func TestAddresses(t *testing.T) {
 			if c.want != "" {
 				var texts []string
 				for _, a := range got {
-					texts = append(texts, a.Address.String())
+					texts = append(texts, a.Address.Address.String())
 					if a.VLAN != 7 || !slices.Contains([]string{"10.0.70.1", "2001:db8:70::1"}, a.Gateway.String()) || !a.Subnet.Contains(a.Gateway) {
 						t.Errorf("Addresses() has %+v", a)
 					}
@@ -331,6 +332,37 @@ func TestAddresses(t *testing.T) {
 				t.Errorf("Addresses() = %v, %v, want %v with %q", got, err, c.is, c.text)
 			}
 		})
+	}
+}
+
+// A node has had many addresses: it keeps nothing for those whose pods are gone.
+func TestKeepsNothing(t *testing.T) {
+	ips := &fakeIPs{ips: map[string]*v1alpha1.FloatingIP{}}
+	n := New(thisNode, podsOf(fake.NewClientset()), ips, podrequest.Reader{})
+	pod := api.Pod{Namespace: "default", Name: "web-0", UID: "u1"}
+	for i := range 100 {
+		address := fmt.Sprintf("10.0.70.%d", i+1)
+		ips.ips[address] = fip(address, "u1", thisNode)
+		if _, err := n.Addresses(t.Context(), Pod{Pod: pod, Hint: address}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := n.Standing(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := n.Holds(t.Context(), pod, api.Address{Address: netip.MustParseAddr(address)}); err != nil {
+			t.Fatal(err)
+		}
+		delete(ips.ips, address)
+	}
+	for field, value := range reflect.ValueOf(n).Elem().Fields() {
+		if value.Type() != reflect.TypeFor[sync.Map]() {
+			continue
+		}
+		kept := 0
+		(*sync.Map)(value.Addr().UnsafePointer()).Range(func(any, any) bool { kept++; return true })
+		if kept > 0 {
+			t.Errorf("%s keeps something for %d addresses", field.Name, kept)
+		}
 	}
 }
 
@@ -504,12 +536,12 @@ func TestHolder(t *testing.T) {
 			go func() { n.informer.RunWithContext(ctx); close(ended) }()
 			defer func() { cancel(); <-ended }()
 			n.WaitForSync(ctx)
-			pod, err := n.Holder(ctx, netip.MustParseAddr("10.0.70.5"))
+			pod, record, err := n.Holder(ctx, netip.MustParseAddr("10.0.70.5"))
 			if (err == nil) != (c.namespace != "") || errors.Is(err, ErrNotHolder) != c.lost {
 				t.Errorf("Holder() = %v", err)
 			}
-			if err == nil && (pod.Namespace != c.namespace || pod.UID != "u1") {
-				t.Errorf("Holder() = %+v, want namespace %s", pod, c.namespace)
+			if err == nil && (pod.Namespace != c.namespace || pod.UID != "u1" || record.Version != 7) {
+				t.Errorf("Holder() = %+v, %+v, want namespace %s and version 7", pod, record, c.namespace)
 			}
 		})
 	}
