@@ -30,6 +30,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/dump"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failover"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/history"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/installation"
@@ -98,7 +99,7 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 		}
 	}
 	add("look", installation.NewStatus(of, streams), address.NewWho(of, streams), address.NewWhere(of, streams), pool.NewPool(of, streams), pool.NewFree(of, streams),
-		inventory.NewTop(of, streams), inventory.NewExport(of, streams), pod.NewWhy(of, streams), pod.NewWaiting(of, streams), check.New(of, streams), trace.New(of, streams), node.New(of, streams), history.New(of, streams), policies.New(of, streams), console.New(of, streams), dump.New(of, streams), installation.NewVersion(of, streams))
+		inventory.NewTop(of, streams), inventory.NewExport(of, streams), pod.NewWhy(of, streams), pod.NewWaiting(of, streams), check.New(of, streams), trace.New(of, streams), node.New(of, streams), failover.New(of, streams), history.New(of, streams), policies.New(of, streams), console.New(of, streams), dump.New(of, streams), installation.NewVersion(of, streams))
 	add("change", circulation.NewReserve(of, streams), circulation.NewUnreserve(of, streams), circulation.NewRelease(of, streams),
 		circulation.NewMoveClaim(of, streams))
 	add("move", transfer.NewBackup(of, streams), transfer.NewRestore(of, streams), transfer.NewImportGalaxy(of, streams))

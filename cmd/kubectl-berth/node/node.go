@@ -46,6 +46,7 @@ type Inspection struct {
 		Pod     Pod    `json:"pod"`
 		Heard   string `json:"heard"`
 	} `json:"conflicts"`
+	Unanswered []Unanswered `json:"unanswered"`
 	// Orphans are links without a record.
 	Orphans []struct {
 		Link      string   `json:"link"`
@@ -56,6 +57,18 @@ type Inspection struct {
 		Failures   []string `json:"failures"`
 		Unenforced []string `json:"unenforced"`
 	} `json:"policies"`
+}
+
+// Unanswered is an address of a pod for which the node does not answer.
+type Unanswered struct {
+	Address string `json:"address"`
+	// Why is a sentence: what the node waits for, and what a person can do.
+	Why string `json:"why"`
+	// LastNode carried the address last, and Denied: its agent said that it does not any more.
+	LastNode string `json:"lastNode,omitempty"`
+	Denied   bool   `json:"denied,omitempty"`
+	// MACs are those of the hosts that answered for it last.
+	MACs []string `json:"macs,omitempty"`
 }
 
 // Container is the network of a container of a pod.
@@ -119,6 +132,13 @@ func (a *Agents) InspectNode(ctx context.Context, agent *v1.Pod) (*Inspection, e
 // InspectAll compares all pods of a node with its kernel, and returns the agent's whole answer.
 func (a *Agents) InspectAll(ctx context.Context, agent *v1.Pod) ([]byte, error) {
 	return a.Asker.Get(ctx, agent, pathInspect, url.Values{"check": {"true"}})
+}
+
+// Unanswered lists the addresses for which a node does not answer.
+func (a *Agents) Unanswered(ctx context.Context, agent *v1.Pod) ([]Unanswered, error) {
+	var in Inspection
+	err := a.ask(ctx, agent, &in, pathInspect, nil)
+	return in.Unanswered, err
 }
 
 // Probed is the part of an agent's answer about the network that is read.

@@ -226,6 +226,9 @@ func (r *Report) addInspection(in *Inspection, now time.Time) {
 	for _, c := range in.Conflicts {
 		r.problem("kubectl berth trace "+c.Address+" --node", "%s, of pod %s", c.Heard, c.Pod)
 	}
+	for _, u := range in.Unanswered {
+		r.problem("kubectl berth failover", "the node does not answer for %s: %s", u.Address, u.Why)
+	}
 	for _, o := range in.Orphans {
 		r.problem("", "link %s with %s has no record: the agent lost its state file", o.Link, strings.Join(o.Addresses, ", "))
 	}

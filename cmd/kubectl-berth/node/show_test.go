@@ -54,9 +54,9 @@ func TestReport(t *testing.T) {
 		{"no agent", "", []v1alpha1.FloatingIP{held("10.0.70.1", "web-0", long)}, nil, "", []string{"no agent runs on node node7: no pod with a floating IP comes there, and nobody looks after the 1 addresses"}},
 		{
 			"an agent in trouble", `{"api":{"error":"no route"},"notReady":"agent not ready: no uplink","problems":["odd"],"policies":{"failures":["table"],"unenforced":["shop/fast"]},` +
-				`"conflicts":[{"address":"10.0.70.1","pod":{"namespace":"shop","name":"web-0"},"heard":"02:00:00:00:00:01 has 10.0.70.1"}],"orphans":[{"link":"bth9","addresses":["10.0.70.9"]}]}`,
+				`"conflicts":[{"address":"10.0.70.1","pod":{"namespace":"shop","name":"web-0"},"heard":"02:00:00:00:00:01 has 10.0.70.1"}],"unanswered":[{"address":"10.0.70.2","why":"node1 had it last"}],"orphans":[{"link":"bth9","addresses":["10.0.70.9"]}]}`,
 			nil, &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "berth-agent-x"}}, "",
-			[]string{"berth-agent-x is not Ready", "no uplink", "API server: no route", "02:00:00:00:00:01 has 10.0.70.1", "bth9 with 10.0.70.9", "odd", "table", "shop/fast"},
+			[]string{"berth-agent-x is not Ready", "no uplink", "API server: no route", "02:00:00:00:00:01 has 10.0.70.1", "does not answer for 10.0.70.2: node1 had it last", "bth9 with 10.0.70.9", "odd", "table", "shop/fast"},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
