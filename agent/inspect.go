@@ -43,6 +43,9 @@ func (a *Agent) Inspect(ctx context.Context, pod string, check bool) (*inquiry.I
 	for _, p := range a.ports.Unrecorded() {
 		in.OrphanPorts = append(in.OrphanPorts, inquiry.InspectedOrphanPort{HostPort: p.HostPort, Pod: p.Pod, Address: p.Mapping.Pod})
 	}
+	if check {
+		in.Segments = a.inspectSegments(ctx)
+	}
 	orphans, err := a.orphans(nil)
 	if err != nil {
 		in.Problems = append(in.Problems, err.Error())

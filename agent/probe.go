@@ -36,6 +36,7 @@ func (a *Agent) Probe(ctx context.Context, vlan int, addrs []netip.Addr) (*inqui
 	}
 	slices.SortFunc(probed.Carried, func(x, y inquiry.CarriedAddress) int { return x.Address.Compare(y.Address) })
 	if len(addrs) == 0 {
+		probed.Hears = a.hears(ctx)
 		return probed, nil
 	}
 	for _, addr := range addrs {
@@ -68,7 +69,7 @@ func (a *Agent) Probe(ctx context.Context, vlan int, addrs []netip.Addr) (*inqui
 func carried(t conflict.Target) inquiry.CarriedAddress {
 	c := inquiry.CarriedAddress{Address: t.Address, MACs: []string{}}
 	if link, err := net.InterfaceByIndex(t.Link); err == nil {
-		c.MACs = append(c.MACs, link.HardwareAddr.String())
+		c.Link, c.MACs = link.Name, append(c.MACs, link.HardwareAddr.String())
 	}
 	if own := t.Own.String(); own != "" && !slices.Contains(c.MACs, own) {
 		c.MACs = append(c.MACs, own)

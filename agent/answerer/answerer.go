@@ -127,7 +127,7 @@ func (a *Answerer) loopOf(link int, uplink string) *loop {
 	defer a.mu.Unlock()
 	l := a.loops[link]
 	if l == nil {
-		l = &loop{a: a, index: link, uplink: uplink, signal: wakeup.New(), gateways: map[netip.Addr]bool{}, standing: map[netip.Addr]answering.Standing{}, waiting: map[netip.Addr][]chan struct{}{}, asks: map[netip.Addr]int{}, unclosed: map[netip.Addr]bool{}}
+		l = &loop{a: a, index: link, asked: make(chan chan<- Hearing), ended: make(chan struct{}), uplink: uplink, signal: wakeup.New(), gateways: map[netip.Addr]bool{}, standing: map[netip.Addr]answering.Standing{}, waiting: map[netip.Addr][]chan struct{}{}, asks: map[netip.Addr]int{}, unclosed: map[netip.Addr]bool{}}
 		a.loops[link] = l
 		if a.ctx != nil {
 			a.start(l)
@@ -348,11 +348,16 @@ type loop struct {
 	searches []*search
 	// without is why there is no machine: the node answers without asking.
 	without error
+	// asked has the questions of what the node hears; ended is closed when nobody answers them any more.
+	asked chan chan<- Hearing
+	ended chan struct{}
 
 	// The fields below are run's.
 	link    *answering.Link
 	segment Segment
 	began   time.Time
+	// unsent is why the last messages were not sent, nil where they were.
+	unsent error
 	// unclosed are the addresses that the kernel still answers for, because it could not be changed.
 	unclosed map[netip.Addr]bool
 	// gone is why the link is not there any more.
@@ -422,6 +427,7 @@ func explain(addr netip.Addr, s answering.Standing) string {
 
 // run steps the machine until ctx ends.
 func (l *loop) run(ctx context.Context) {
+	defer close(l.ended)
 	logger := klog.FromContext(ctx).WithValues("link", l.index)
 	segment, err := l.a.open(l.index)
 	if err != nil {
@@ -457,6 +463,9 @@ func (l *loop) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
+		case answer := <-l.asked:
+			answer <- l.tellHearing()
+			continue
 		case <-l.signal:
 		case <-timer.C:
 		}
@@ -610,6 +619,7 @@ func (l *loop) onLink(ctx context.Context, in answering.Input) answering.Input {
 
 func (l *loop) send(ctx context.Context, messages []answering.Message) {
 	err := l.segment.Send(messages)
+	l.unsent = err
 	// A link that comes and goes with its pods has another index when it is back.
 	if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {
 		l.gone = err

@@ -556,3 +556,38 @@ func TestWaitEnds(t *testing.T) {
 		}
 	})
 }
+
+// The node says which others it hears on each link, since when, and why it says nothing itself; not on a link that it has left.
+func TestHearings(t *testing.T) {
+	run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
+		n, other := w.add("node"), w.add("other")
+		a := start(n)
+		a.Join(1, "eth0", netip.Addr{})
+		start(other).Join(1, "eth0", netip.Addr{})
+		synctest.Wait()
+		began := time.Now()
+		time.Sleep(90 * time.Second) //nolint:forbidigo // the clock is the test's
+		w.mu.Lock()
+		n.gone, other.cut = errors.New("no key"), true
+		w.mu.Unlock()
+		time.Sleep(time.Hour / 2) //nolint:forbidigo // the clock is the test's
+		got := a.Hearings(t.Context())
+		if len(got) != 1 || got[0].Link != 1 || !got[0].Since.Equal(began) || got[0].Err == nil || len(got[0].Neighbours) != 1 {
+			t.Fatalf("Hearings() = %+v", got)
+		}
+		if of := got[0].Neighbours[0]; of.Node.Name != "other" || of.MAC != other.mac.String() || of.Heard.Before(began.Add(time.Minute)) || of.Heard.After(began.Add(90*time.Second)) {
+			t.Errorf("it hears %+v", of)
+		}
+		time.Sleep(time.Hour) //nolint:forbidigo // the clock is the test's
+		if got := a.Hearings(t.Context()); len(got) != 1 || len(got[0].Neighbours) != 0 {
+			t.Errorf("after an hour Hearings() = %+v", got)
+		}
+		w.mu.Lock()
+		n.gone = os.NewSyscallError("sendto", unix.ENXIO)
+		w.mu.Unlock()
+		time.Sleep(time.Hour) //nolint:forbidigo // the clock is the test's
+		if got := a.Hearings(t.Context()); len(got) != 0 {
+			t.Errorf("on a link that is gone Hearings() = %+v", got)
+		}
+	})
+}

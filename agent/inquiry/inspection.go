@@ -40,7 +40,9 @@ type Inspection struct {
 	Conflicts []InspectedConflict `json:"conflicts,omitempty"`
 	// Unanswered lists addresses of pods for which the node does not answer, because another host may.
 	Unanswered []UnansweredAddress `json:"unanswered,omitempty"`
-	Problems   []string            `json:"problems,omitempty"`
+	// Segments are the networks of pools on which the agent hears others; none where the query names a pod, or has no check=true.
+	Segments []InspectedSegment `json:"segments,omitempty"`
+	Problems []string           `json:"problems,omitempty"`
 	// Policies reports the enforcement of network policies; nil where the query names a pod.
 	Policies *InspectedPolicies `json:"policies,omitempty"`
 }
@@ -206,6 +208,29 @@ type InspectedConflict struct {
 	Heard string    `json:"heard"`
 	Time  time.Time `json:"time"`
 }
+
+// InspectedSegment is a network of pools as the agent hears it by a link of the node.
+type InspectedSegment struct {
+	Link string `json:"link"`
+	// Since is when it began to listen.
+	Since time.Time `json:"since"`
+	// Error says why it says nothing there itself.
+	Error string `json:"error,omitempty"`
+	// Nodes are the others that were heard in the last hour, in the order of their names.
+	Nodes []InspectedNeighbour `json:"nodes"`
+}
+
+// InspectedNeighbour is another node that was heard.
+type InspectedNeighbour struct {
+	Name string `json:"name"`
+	UID  string `json:"uid,omitempty"`
+	// MAC is the one by which the node answers.
+	MAC   string    `json:"mac,omitempty"`
+	Heard time.Time `json:"heard"`
+}
+
+// HeardLately is how long ago a node was heard at most that is well: each says hello once a minute.
+const HeardLately = 3 * time.Minute
 
 // UnansweredAddress is an address of a pod, or of one that is about to start, for which the node does not answer.
 type UnansweredAddress struct {

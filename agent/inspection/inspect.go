@@ -183,6 +183,9 @@ func printInspection(out io.Writer, in *inquiry.Inspection) error {
 	for _, u := range in.Unanswered {
 		fmt.Fprintf(out, "the node does not answer for %s: %s\n", u.Address, u.Why)
 	}
+	for _, s := range in.Segments {
+		fmt.Fprintln(out, segmentLine(in, s))
+	}
 	for _, o := range in.Orphans {
 		fmt.Fprintf(out, "link %s with %v has no record: the state file was lost; it stays while a pod of this node holds the addresses\n", o.Link, o.Addresses)
 	}
@@ -206,6 +209,27 @@ func printInspection(out io.Writer, in *inquiry.Inspection) error {
 	fmt.Fprintf(out, "records: %s; %d wait for work; every record was compared with the kernel within %s\n", strings.Join(phases, ", "), in.Waiting, age(in.Time, in.OldestCheck))
 	_, err := fmt.Fprintf(out, "API server: %s; the agent has run for %s\n", serverState(in), age(in.Time, in.Started))
 	return err
+}
+
+// segmentLine shows which other nodes are heard on a link.
+func segmentLine(in *inquiry.Inspection, s inquiry.InspectedSegment) string {
+	heard := 0
+	var silent []string
+	for _, n := range s.Nodes {
+		if ago := in.Time.Sub(n.Heard); ago > inquiry.HeardLately {
+			silent = append(silent, fmt.Sprintf("%s (%s), heard %s ago", n.Name, n.MAC, duration.HumanDuration(ago)))
+		} else {
+			heard++
+		}
+	}
+	line := fmt.Sprintf("hears %d nodes on %s", heard, s.Link)
+	if len(silent) > 0 {
+		line += ", and not any more: " + strings.Join(silent, "; ")
+	}
+	if s.Error != "" {
+		line += "; says nothing there: " + s.Error
+	}
+	return line
 }
 
 // Values of --network-policy-pods.

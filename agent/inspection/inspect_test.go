@@ -40,6 +40,12 @@ func TestPrintInspection(t *testing.T) {
 			{Address: netip.MustParseAddr("10.0.70.6"), Pod: api.Pod{Namespace: "shop", Name: "web-2"}, Heard: "10.0.70.6 is used by the host 02:00:00:00:00:01", Time: now.Add(-time.Minute)},
 		},
 		Unanswered: []inquiry.UnansweredAddress{{Address: netip.MustParseAddr("10.0.70.7"), Why: "a host with MAC 02:00:00:00:00:09 still answers for 10.0.70.7", MACs: []string{"02:00:00:00:00:09"}}},
+		Segments: []inquiry.InspectedSegment{
+			{Link: "eth0", Nodes: []inquiry.InspectedNeighbour{
+				{Name: "node2", MAC: "02:00:00:00:00:02", Heard: now.Add(-time.Minute)}, {Name: "node3", MAC: "02:00:00:00:00:03", Heard: now.Add(-12 * time.Minute)},
+			}},
+			{Link: "bthv7", Error: "no key"},
+		},
 		Policies: &inquiry.InspectedPolicies{
 			Enforced: "FloatingIP", Backend: "nftables", Governed: 4, Ungoverned: 20, Known: true, NetworkPolicies: 3, ClusterNetworkPolicies: 1, Pods: 200, Tables: 2, Rules: 40, Elements: 300, Compared: now.Add(-30 * time.Second),
 			Unenforced: []string{"shop/fast-0: ipvlan"}, Problems: []string{"NetworkPolicy shop/db: odd"},
@@ -64,6 +70,8 @@ shop/web-1 (c2): last error: boom
 shop/web-1 (c2): withdrawn: another pod holds it
 conflict 60s ago: 10.0.70.6 is used by the host 02:00:00:00:00:01, of pod shop/web-2
 the node does not answer for 10.0.70.7: a host with MAC 02:00:00:00:00:09 still answers for 10.0.70.7
+hears 1 nodes on eth0, and not any more: node3 (02:00:00:00:00:03), heard 12m ago
+hears 0 nodes on bthv7; says nothing there: no key
 link bth3 with [10.0.70.9] has no record: the state file was lost; it stays while a pod of this node holds the addresses
 host port UDP 53 leads to port 53 of 10.9.0.3, of pod shop/dns, and has no record: the state file was lost; it stays while the pod runs
 host port TCP 80 leads to port 81 of 10.9.0.4, of pod not known yet, and has no record: the state file was lost; it stays while the pod runs

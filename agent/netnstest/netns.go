@@ -216,6 +216,11 @@ func (w *Wire) Block(n int, blocked bool) {
 	w.host.IP("link", "set", port, "master", "br0")
 }
 
+// Isolate keeps the network from passing anything between the isolated Plugs, of which the n-th, from 1, becomes one.
+func (w *Wire) Isolate(n int) {
+	w.host.IP("link", "set", fmt.Sprintf("port%d", n), "type", "bridge_slave", "isolated", "on")
+}
+
 // EnvRequireDrivers turns "the kernel lacks a driver" from a skip into a failure.
 const EnvRequireDrivers = "REQUIRE_DRIVERS"
 

@@ -4,9 +4,11 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -26,6 +28,7 @@ import (
 	"github.com/berth-dev/berth/agent/answering"
 	"github.com/berth-dev/berth/agent/answering/datagram"
 	"github.com/berth-dev/berth/agent/answering/segment"
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/netnstest"
 )
 
@@ -173,6 +176,50 @@ func TestOtherNetwork(t *testing.T) {
 		old, fresh, pod, c = fresh, old, nextPod, next
 	}
 	old.mustDel(c)
+}
+
+// An agent says which others it hears: the network keeps two of three from each other, as isolated ports of a switch do.
+func TestHears(t *testing.T) {
+	t.Parallel()
+	network := newNetwork(t)
+	one, two, three := network.newNode(t, "hears-a", "10.0.60.11"), network.newNode(t, "hears-b", "10.0.60.12"), network.newNode(t, "hears-c", "10.0.60.13")
+	for _, n := range []*node{one, three} {
+		n.stop()
+		network.wire.Isolate(n.port)
+	}
+	one.start()
+	three.start()
+	want := map[*node][]*node{one: {two}, two: {one, three}, three: {two}}
+	// A node that hears no other one yet has called it, and the third one later.
+	for n, others := range want {
+		var names []string
+		eventually(t, func() error {
+			in := n.inspection()
+			if len(in.Segments) != 1 || in.Segments[0].Link != "eth0" || in.Segments[0].Error != "" || len(in.Segments[0].Nodes) < len(others) {
+				return fmt.Errorf("%s hears %+v", n.name, in.Segments)
+			}
+			names = nil
+			for i, heard := range in.Segments[0].Nodes {
+				names = append(names, heard.Name)
+				if i < len(others) && heard.MAC != mac(others[i]) {
+					t.Errorf("%s hears %s by the MAC %s", n.name, heard.Name, heard.MAC)
+				}
+			}
+			return nil
+		})
+		var all []string
+		for _, other := range others {
+			all = append(all, other.name)
+		}
+		if !slices.Equal(names, all) {
+			t.Errorf("%s hears %v, want %v", n.name, names, all)
+		}
+		out, err := n.command("berth-agent", "probe", "--socket", n.dir+"/run/agent.sock", "-o", "json").Output()
+		var probed inquiry.Probed
+		if err != nil || json.Unmarshal(out, &probed) != nil || len(probed.Hears) != 1 || !slices.Equal(probed.Hears[0].Nodes, all) {
+			t.Errorf("%s: %s, %v", n.name, out, err)
+		}
+	}
 }
 
 // An agent knows the UID of its node by the token that a kubelet brings it, and has it in its messages.

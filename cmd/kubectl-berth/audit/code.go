@@ -36,6 +36,7 @@ const (
 	NoAnswer    Code = "B501"
 	OtherMAC    Code = "B502"
 	SeveralMACs Code = "B503"
+	NotHeard    Code = "B504"
 
 	PolicyMissing Code = "B601"
 	PolicyUnbound Code = "B602"
@@ -74,6 +75,7 @@ func Meanings() []Meaning {
 		{NoAnswer, "nobody answers for the address on the network"},
 		{OtherMAC, "somebody else answers for the address on the network"},
 		{SeveralMACs, "several answer for the address on the network"},
+		{NotHeard, "the agents of two nodes do not hear each other on the network of a pool"},
 		{PolicyMissing, "an admission policy of Berth is missing"},
 		{PolicyUnbound, "an admission policy of Berth denies nothing"},
 	}

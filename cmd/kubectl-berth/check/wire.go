@@ -38,7 +38,7 @@ type target struct {
 // parallel is the number of nodes that are asked at the same time.
 const parallel = 8
 
-// askWire adds findings of the network: wrong answers that it gives twice, with a pause
+// askWire adds findings of the network: nodes that do not hear each other, and wrong answers that it gives twice, with a pause
 // between, about a FloatingIP that did not change meanwhile. Blocking.
 func (o *options) askWire(ctx context.Context, call *command.Call, auditor *audit.Auditor, report *audit.Report) error {
 	agents, err := auditor.Agents(ctx)
@@ -47,6 +47,7 @@ func (o *options) askWire(ctx context.Context, call *command.Call, auditor *audi
 	}
 	slices.SortFunc(agents, func(a, b *v1.Pod) int { return cmp.Compare(a.Spec.NodeName, b.Spec.NodeName) })
 	wire := &node.Wire{Agents: &node.Agents{Asker: &agentport.Ports{Kube: call.Kube, Namespace: o.namespace}}}
+	askHearing(ctx, wire.Agents, agents, report)
 	return askTwice(ctx, wire, agents, report, func(suspects []*v1alpha1.FloatingIP) ([]*v1alpha1.FloatingIP, error) {
 		// A pod that just moved is announced at once; its old node may answer for a moment.
 		select {
@@ -97,7 +98,7 @@ func askTwice(ctx context.Context, wire *node.Wire, agents []*v1.Pod, report *au
 		}
 	}
 	report.Unknown = append(report.Unknown, unknown...)
-	slices.SortFunc(report.Findings, func(a, b audit.Finding) int {
+	slices.SortStableFunc(report.Findings, func(a, b audit.Finding) int {
 		return cmp.Or(cmp.Compare(a.Code, b.Code), cmp.Compare(a.Address, b.Address))
 	})
 	return nil

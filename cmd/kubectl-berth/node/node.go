@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/url"
 	"strconv"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 )
@@ -35,7 +36,8 @@ const (
 // Inspection is the part of an agent's answer about its node that is read.
 type Inspection struct {
 	// NotReady says why the agent is not ready.
-	NotReady string `json:"notReady"`
+	NotReady string    `json:"notReady"`
+	Time     time.Time `json:"time"`
 	API      struct {
 		Synced bool   `json:"synced"`
 		Error  string `json:"error"`
@@ -52,7 +54,8 @@ type Inspection struct {
 		Link      string   `json:"link"`
 		Addresses []string `json:"addresses"`
 	} `json:"orphans"`
-	Problems []string `json:"problems"`
+	Segments []Segment `json:"segments"`
+	Problems []string  `json:"problems"`
 	Policies struct {
 		Failures   []string `json:"failures"`
 		Unenforced []string `json:"unenforced"`
@@ -69,6 +72,21 @@ type Unanswered struct {
 	Denied   bool   `json:"denied,omitempty"`
 	// MACs are those of the hosts that answered for it last.
 	MACs []string `json:"macs,omitempty"`
+}
+
+// Segment is a network of pools on which the agent hears others.
+type Segment struct {
+	Link string `json:"link"`
+	// Error says why it says nothing there itself.
+	Error string      `json:"error,omitempty"`
+	Nodes []Neighbour `json:"nodes"`
+}
+
+// Neighbour is another node that was heard in the last hour.
+type Neighbour struct {
+	Name  string    `json:"name"`
+	MAC   string    `json:"mac,omitempty"`
+	Heard time.Time `json:"heard"`
 }
 
 // Container is the network of a container of a pod.
@@ -143,14 +161,27 @@ func (a *Agents) Unanswered(ctx context.Context, agent *v1.Pod) ([]Unanswered, e
 
 // Probed is the part of an agent's answer about the network that is read.
 type Probed struct {
-	Carried []MACs `json:"carried"`
-	Answers []MACs `json:"answers"`
+	Carried []MACs  `json:"carried"`
+	Answers []MACs  `json:"answers"`
+	Hears   []Hears `json:"hears"`
+}
+
+// Hears are the names of the nodes that a node hears on a link.
+type Hears struct {
+	Link string `json:"link"`
+	// Seconds is for how long it has listened.
+	Seconds int64 `json:"seconds"`
+	// Error says why it says nothing there itself.
+	Error string   `json:"error"`
+	Nodes []string `json:"nodes"`
 }
 
 // MACs of an address.
 type MACs struct {
 	Address string   `json:"address"`
 	MACs    []string `json:"macs"`
+	// Link is the node's, of an address that it carries.
+	Link string `json:"link"`
 }
 
 // Probe asks the network of a VLAN for the MACs of addresses, and the agent for the addresses

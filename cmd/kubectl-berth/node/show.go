@@ -48,11 +48,16 @@ type Report struct {
 	// Agent is missing where none runs on the node.
 	Agent *Agent `json:"agent,omitempty"`
 	// NotAsked says why the user may not ask the agent, whose answer is then missing from the wiring and the problems.
-	NotAsked  string           `json:"notAsked,omitempty"`
-	Addresses []Address        `json:"addresses"`
-	Problems  []answer.Problem `json:"problems"`
+	NotAsked  string    `json:"notAsked,omitempty"`
+	Addresses []Address `json:"addresses"`
+	// Segments are the networks of pools on which the agent hears those of other nodes.
+	Segments []Segment        `json:"segments,omitempty"`
+	Problems []answer.Problem `json:"problems"`
 	// Unknown lists open questions.
 	Unknown []string `json:"unknown,omitempty"`
+
+	// asked is when the agent answered, by its clock.
+	asked time.Time
 }
 
 // Kind of a Report.
@@ -229,6 +234,12 @@ func (r *Report) addInspection(in *Inspection, now time.Time) {
 	for _, u := range in.Unanswered {
 		r.problem("kubectl berth failover", "the node does not answer for %s: %s", u.Address, u.Why)
 	}
+	r.Segments, r.asked = in.Segments, in.Time
+	for _, s := range in.Segments {
+		if s.Error != "" {
+			r.problem("", "the agent says nothing to other nodes on %s: %s", s.Link, s.Error)
+		}
+	}
 	for _, o := range in.Orphans {
 		r.problem("", "link %s with %s has no record: the agent lost its state file", o.Link, strings.Join(o.Addresses, ", "))
 	}
@@ -261,6 +272,32 @@ func (r *Report) addContainer(c *Container) {
 	}
 }
 
+const (
+	// late is how long ago a node was heard at most that is well: each says hello once a minute.
+	late = 3 * time.Minute
+	// listed is the number of nodes that are named.
+	listed = 10
+)
+
+// text says how many nodes are heard, and which were but are not any more.
+func (s *Segment) text(now time.Time) string {
+	var silent []string
+	for _, n := range s.Nodes {
+		if age := now.Sub(n.Heard); age > late {
+			silent = append(silent, fmt.Sprintf("%s (%s) for %s", n.Name, n.MAC, duration.HumanDuration(age)))
+		}
+	}
+	text := fmt.Sprintf("Hears %d other nodes on %s", len(s.Nodes)-len(silent), s.Link)
+	if len(silent) == 0 {
+		return text + "."
+	}
+	more := ""
+	if n := len(silent) - listed; n > 0 {
+		silent, more = silent[:listed], fmt.Sprintf(" and %d more", n)
+	}
+	return text + ", and not any more " + strings.Join(silent, ", ") + more + "."
+}
+
 func (r *Report) answer() *answer.Answer {
 	table := answer.NewTable("Address", "Pool", "Pod", "Since", "Link", "Wiring")
 	a := &answer.Answer{Table: table, Kind: Kind, Content: r}
@@ -278,6 +315,9 @@ func (r *Report) answer() *answer.Answer {
 		}
 		if agent := r.Agent; agent != nil {
 			fmt.Fprintf(out, "Agent %s, %s, runs since %s, with %d restarts.\n", agent.Pod, agent.Image, agent.Since.UTC().Format(time.RFC3339), agent.Restarts)
+		}
+		for i := range r.Segments {
+			fmt.Fprintln(out, r.Segments[i].text(r.asked))
 		}
 		if r.NotAsked != "" {
 			fmt.Fprintln(out, paint.Yellow("The agent was not asked: ")+r.NotAsked)

@@ -52,6 +52,8 @@ func TestReport(t *testing.T) {
 		},
 		{"recorded elsewhere", well, nil, agent, "", []string{"carries 10.0.70.1 for pod shop/web-0"}},
 		{"no agent", "", []v1alpha1.FloatingIP{held("10.0.70.1", "web-0", long)}, nil, "", []string{"no agent runs on node node7: no pod with a floating IP comes there, and nobody looks after the 1 addresses"}},
+		{"other nodes are not heard any more", `{"api":{"synced":true},"segments":[{"link":"eth0","nodes":[{"name":"node8","heard":"2026-01-01T00:00:00Z"}]}]}`, nil, agent, "", nil},
+		{"no key", `{"api":{"synced":true},"segments":[{"link":"eth0","error":"no key","nodes":[]}]}`, nil, agent, "", []string{"the agent says nothing to other nodes on eth0: no key"}},
 		{
 			"an agent in trouble", `{"api":{"error":"no route"},"notReady":"agent not ready: no uplink","problems":["odd"],"policies":{"failures":["table"],"unenforced":["shop/fast"]},` +
 				`"conflicts":[{"address":"10.0.70.1","pod":{"namespace":"shop","name":"web-0"},"heard":"02:00:00:00:00:01 has 10.0.70.1"}],"unanswered":[{"address":"10.0.70.2","why":"node1 had it last"}],"orphans":[{"link":"bth9","addresses":["10.0.70.9"]}]}`,
@@ -104,5 +106,31 @@ It is not known what the moon is made of
 	}
 	if diff := cmp.Diff(want, out.String()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// A segment names the nodes that were heard and are not any more, and counts the others.
+func TestSegment(t *testing.T) {
+	now := time.Now()
+	of := func(heard, silent int) *Segment {
+		s := &Segment{Link: "eth0"}
+		for range heard {
+			s.Nodes = append(s.Nodes, Neighbour{Name: "node1", Heard: now.Add(-time.Minute)})
+		}
+		for range silent {
+			s.Nodes = append(s.Nodes, Neighbour{Name: "node2", MAC: "02:00:00:00:00:02", Heard: now.Add(-12 * time.Minute)})
+		}
+		return s
+	}
+	const silent = "node2 (02:00:00:00:00:02) for 12m"
+	for want, s := range map[string]*Segment{
+		"Hears 0 other nodes on eth0.":                                  of(0, 0),
+		"Hears 4999 other nodes on eth0.":                               of(4999, 0),
+		"Hears 3 other nodes on eth0, and not any more " + silent + ".": of(3, 1),
+		"Hears 0 other nodes on eth0, and not any more " + strings.Repeat(silent+", ", 9) + silent + " and 90 more.": of(0, 100),
+	} {
+		if got := s.text(now); got != want {
+			t.Errorf("text() = %q, want %q", got, want)
+		}
 	}
 }
