@@ -152,62 +152,21 @@ func (h *hearing) findings() []audit.Finding {
 		names[i] = name
 	}
 	slices.SortFunc(h.ears, func(x, y ear) int { return strings.Compare(x.node, y.node) })
-	mute, deaf := make([]gap, len(names)), []gap{}
 	silent := map[string]string{}
 	for _, e := range h.ears {
 		if e.silent != "" {
 			silent[e.node] = e.silent
 		}
 	}
-	each := func(f func(e ear, pool string, other int)) {
-		for _, e := range h.ears {
-			seen := newSet(len(names))
-			for _, pool := range slices.Sorted(maps.Keys(e.pools)) {
-				members := h.members[pool]
-				for other := range names {
-					if names[other] != e.node && members.has(other) && !seen.has(other) {
-						seen.put(other)
-						f(e, pool, other)
-					}
-				}
-			}
-		}
-	}
-	each(func(e ear, pool string, other int) {
-		mute[other].all++
-		if !e.heard.has(other) {
-			mute[other].miss(names[other], e.node, pool)
-		}
-	})
+	mute := h.mute(names)
 	isMute := newSet(len(names))
 	for i := range mute {
-		if mute[i].isMost() {
-			isMute.put(i)
-		}
-	}
-	mute = slices.DeleteFunc(mute, func(g gap) bool { return !g.isMost() })
-	each(func(e ear, pool string, other int) {
-		if n := len(deaf); n == 0 || deaf[n-1].node != e.node {
-			deaf = append(deaf, gap{node: e.node})
-		}
-		g := &deaf[len(deaf)-1]
-		g.all++
-		if !e.heard.has(other) && !isMute.has(other) {
-			g.miss(e.node, names[other], pool)
-		}
-	})
-	var pairs []gap
-	deaf = slices.DeleteFunc(deaf, func(g gap) bool {
-		if g.isMost() {
-			return false
-		}
-		for _, other := range g.others {
-			pairs = append(pairs, gap{node: g.node, others: []string{other}, pools: g.pools, silent: silent[other]})
-		}
-		return true
-	})
-	for i := range mute {
+		isMute.put(h.index[mute[i].node])
 		mute[i].silent = silent[mute[i].node]
+	}
+	deaf, pairs := h.deaf(names, isMute)
+	for i := range pairs {
+		pairs[i].silent = silent[pairs[i].others[0]]
 	}
 	return slices.Concat(
 		told(mute, func(g gap) string {
@@ -220,6 +179,59 @@ func (h *hearing) findings() []audit.Finding {
 			return fmt.Sprintf("node %s does not hear node %s on the network of %s", g.node, g.others[0], of(g.pools))
 		}, "%d times a node does not hear another on the network of %s, such as %s"),
 	)
+}
+
+// each calls f with each link, and each node that is to be heard there, with a pool of both.
+func (h *hearing) each(names []string, f func(e ear, pool string, other int)) {
+	for _, e := range h.ears {
+		seen := newSet(len(names))
+		for _, pool := range slices.Sorted(maps.Keys(e.pools)) {
+			members := h.members[pool]
+			for other := range names {
+				if names[other] != e.node && members.has(other) && !seen.has(other) {
+					seen.put(other)
+					f(e, pool, other)
+				}
+			}
+		}
+	}
+}
+
+// mute returns the nodes that most others do not hear.
+func (h *hearing) mute(names []string) []gap {
+	gaps := make([]gap, len(names))
+	h.each(names, func(e ear, pool string, other int) {
+		gaps[other].all++
+		if !e.heard.has(other) {
+			gaps[other].miss(names[other], e.node, pool)
+		}
+	})
+	return slices.DeleteFunc(gaps, func(g gap) bool { return !g.isMost() })
+}
+
+// deaf returns the nodes that do not hear most others, and the other pairs of nodes of which one does not hear the other, besides the
+// ones that are mute.
+func (h *hearing) deaf(names []string, isMute set) (most, pairs []gap) {
+	h.each(names, func(e ear, pool string, other int) {
+		if n := len(most); n == 0 || most[n-1].node != e.node {
+			most = append(most, gap{node: e.node})
+		}
+		g := &most[len(most)-1]
+		g.all++
+		if !e.heard.has(other) && !isMute.has(other) {
+			g.miss(e.node, names[other], pool)
+		}
+	})
+	most = slices.DeleteFunc(most, func(g gap) bool {
+		if g.isMost() {
+			return false
+		}
+		for _, other := range g.others {
+			pairs = append(pairs, gap{node: g.node, others: []string{other}, pools: g.pools})
+		}
+		return true
+	})
+	return most, pairs
 }
 
 // miss notes that one of two nodes does not hear the other.
