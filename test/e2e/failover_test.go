@@ -3,12 +3,15 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -129,6 +132,17 @@ func (s *stage) moves(old *v1.Pod) (*v1.Pod, *timeline) {
 	}
 }
 
+// failovers is how many nodes TestFailover loses, one after another.
+func failovers(t *testing.T) int {
+	t.Helper()
+	text := cmp.Or(os.Getenv("BERTH_TEST_FAILOVERS"), "1")
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		t.Fatalf("BERTH_TEST_FAILOVERS: %q is no number of nodes to lose", text)
+	}
+	return n
+}
+
 // TestFailover: the pod of a node that died runs elsewhere, and answers on its address, and nobody has done anything. A pod
 // beside it that did not ask for it stays. The node that is back has no taint.
 func TestFailover(t *testing.T) {
@@ -136,37 +150,58 @@ func TestFailover(t *testing.T) {
 	s.installFailover()
 	old := s.statefulSet(s.pod("moving", s.floating, retaining, annotated(v1alpha1.AnnotationFailover, v1alpha1.FailoverAutomatic)), 1)[0]
 	lost := old.Spec.NodeName
+	parts := map[string][]time.Duration{}
 	staying := s.statefulSet(s.pod("staying", s.floating, retaining, on(lost)), 1)[0]
 	s.answers(old)
 	s.atEnd(s.settled)
-	s.atEnd(func() { s.must(s.Cluster.StartNode(s.ctx, lost)) })
-	leader := s.kubectl("-n", deploy.Namespace, "get", "lease", "berth-failover", "-o", "jsonpath={.spec.holderIdentity}")
-	leader, _, _ = strings.Cut(leader, "_")
-	where := s.kubectl("-n", deploy.Namespace, "get", "pod", leader, "-o", "jsonpath={.spec.nodeName}")
-
-	next, timeline := s.moves(old)
-	t.Logf("the leader was on %s, the pod on %s: %s", where, lost, timeline)
-	if next.Spec.NodeName == lost || next.Status.PodIP != old.Status.PodIP {
-		t.Errorf("the next pod is on %s with %s, want another node than %s, and %s", next.Spec.NodeName, next.Status.PodIP, lost, old.Status.PodIP)
-	}
-	if !timeline.has("tainted") {
-		t.Errorf("the node was not tainted: %s", timeline)
-	}
-	if now := s.get(staying.Name); now.UID != staying.UID || now.DeletionTimestamp != nil {
-		t.Errorf("%s did not ask to be moved, and is %s, deleted at %v", staying.Name, now.UID, now.DeletionTimestamp)
-	}
-	s.expectOneAnswer(old.Status.PodIP, next.Spec.NodeName)
-
-	s.must(s.Cluster.StartNode(s.ctx, lost))
-	s.must(s.Cluster.WaitReady(s.ctx, lost))
-	s.eventually("the taint is gone", func() error {
-		n, err := s.Client.CoreV1().Nodes().Get(s.ctx, lost, metav1.GetOptions{})
-		if err == nil && slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == v1alpha1.TaintLost }) {
-			err = fmt.Errorf("%s has the taints %v", lost, n.Spec.Taints)
+	s.atEnd(s.startAll)
+	for range failovers(t) {
+		lost = old.Spec.NodeName
+		where := s.leaderOfFailover()
+		next, timeline := s.moves(old)
+		t.Logf("the leader was on %s, the pod on %s: %s", where, lost, timeline)
+		for _, p := range timeline.parts {
+			parts[p.name] = append(parts[p.name], p.at)
 		}
-		return err
-	})
-	s.settled()
-	s.agree()
-	s.expectOneAnswer(old.Status.PodIP, next.Spec.NodeName)
+		if next.Spec.NodeName == lost || next.Status.PodIP != old.Status.PodIP {
+			t.Errorf("the next pod is on %s with %s, want another node than %s, and %s", next.Spec.NodeName, next.Status.PodIP, lost, old.Status.PodIP)
+		}
+		if !timeline.has("tainted") {
+			t.Errorf("the node was not tainted: %s", timeline)
+		}
+		if now := s.get(staying.Name); now.UID != staying.UID || now.DeletionTimestamp != nil {
+			t.Errorf("%s did not ask to be moved, and is %s, deleted at %v", staying.Name, now.UID, now.DeletionTimestamp)
+		}
+		s.expectOneAnswer(old.Status.PodIP, next.Spec.NodeName)
+
+		s.must(s.Cluster.StartNode(s.ctx, lost))
+		s.must(s.Cluster.WaitReady(s.ctx, lost))
+		s.eventually("the taint is gone", func() error {
+			n, err := s.Client.CoreV1().Nodes().Get(s.ctx, lost, metav1.GetOptions{})
+			if err == nil && slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == v1alpha1.TaintLost }) {
+				err = fmt.Errorf("%s has the taints %v", lost, n.Spec.Taints)
+			}
+			return err
+		})
+		s.settled()
+		s.kubectl("-n", deploy.Namespace, "rollout", "status", "deployment/berth-failover", patiently)
+		s.agree()
+		s.expectOneAnswer(old.Status.PodIP, next.Spec.NodeName)
+		old = s.ready(next.Name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(parts)) {
+		all := slices.Sorted(slices.Values(parts[name]))
+		t.Logf("%s: median %.1f s, worst %.1f s of %d", name, all[len(all)/2].Seconds(), all[len(all)-1].Seconds(), len(all))
+	}
+}
+
+// leaderOfFailover returns the node of the replica that leads, empty while none does.
+func (s *stage) leaderOfFailover() string {
+	s.t.Helper()
+	holder := s.kubectl("-n", deploy.Namespace, "get", "lease", "berth-failover", "-o", "jsonpath={.spec.holderIdentity}")
+	name, _, _ := strings.Cut(holder, "_")
+	if name == "" {
+		return ""
+	}
+	return s.kubectl("-n", deploy.Namespace, "get", "pod", name, "--ignore-not-found", "-o", "jsonpath={.spec.nodeName}")
 }
