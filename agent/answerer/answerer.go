@@ -586,6 +586,9 @@ func (l *loop) step(ctx context.Context) {
 	if len(questions) == 0 {
 		return
 	}
+	// The controls of all addresses are the same.
+	slices.SortFunc(questions, netip.Addr.Compare)
+	questions = slices.Compact(questions)
 	if err := l.segment.Question(questions); err != nil && ctx.Err() == nil {
 		klog.FromContext(ctx).V(2).Info("Cannot ask for addresses", "link", l.index, "err", err)
 	}

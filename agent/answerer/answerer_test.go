@@ -65,6 +65,8 @@ type host struct {
 	tries int
 	// hang, if given, keeps the API's answers on their way while it is open.
 	hang chan struct{}
+	// most is the number of addresses that the host asked for at once.
+	most int
 	// unknown: the host has records of its addresses that its Answerer was not told of.
 	unknown bool
 	// cut: nothing comes from the segment to the host, or from it, though its link has its carrier.
@@ -140,6 +142,7 @@ func (h *host) broadcast(messages []answering.Message) error {
 func (h *host) Question(addrs []netip.Addr) error {
 	h.wire.mu.Lock()
 	defer h.wire.mu.Unlock()
+	h.most = max(h.most, len(addrs))
 	for _, addr := range addrs {
 		if h.answered == nil || h.out || h.cut {
 			break
@@ -588,6 +591,22 @@ func TestHearings(t *testing.T) {
 		time.Sleep(time.Hour) //nolint:forbidigo // the clock is the test's
 		if got := a.Hearings(t.Context()); len(got) != 0 {
 			t.Errorf("on a link that is gone Hearings() = %+v", got)
+		}
+	})
+}
+
+// A node that asks for many addresses asks for their controls once: after the restart of a switch thousands of nodes ask at once.
+func TestQuestions(t *testing.T) {
+	run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
+		n := w.add("node")
+		a := start(n)
+		const many = 30
+		for i := range many {
+			a.Carry(Holding{Address: netip.AddrFrom4([4]byte{10, 0, 71, byte(i)}), Pod: "p", Link: 1, Gateway: gateway, Version: 5}, false, 0)
+		}
+		time.Sleep(time.Second) //nolint:forbidigo // the clock is the test's
+		if n.most != many+1 {
+			t.Errorf("the node asked for %d addresses at once, want %d and the gateway", n.most, many)
 		}
 	})
 }

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datagram
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/berth-dev/berth/agent/answering"
+)
+
+const (
+	// stormNodes are on one segment, with stormAddresses each.
+	stormNodes, stormAddresses = 5000, 30
+	// stormGateway answers each control.
+	stormGateway = time.Millisecond
+)
+
+// sent is what a node sends in a time.
+type sent struct {
+	messages, datagrams, questions int
+	// hails are the Hellos and Calls.
+	hails int
+	bytes int
+}
+
+// stormNode is a node with all its addresses, which its API server confirms where it is reached.
+type stormNode struct {
+	link  *answering.Link
+	codec *Codec
+	now   time.Duration
+	api   bool
+	sent  sent
+}
+
+func stormName(i int) answering.Node {
+	return answering.Node{Name: fmt.Sprintf("worker-%04d", i), UID: fmt.Sprintf("00000000-0000-0000-0000-%012d", i)}
+}
+
+func stormAddress(node, i int) netip.Addr {
+	n := node*stormAddresses + i
+	return netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)})
+}
+
+func newStormNode(t testing.TB, i int, api bool) *stormNode {
+	n := &stormNode{codec: codec(t, "00000000-0000-0000-0000-000000000000", bytes.Repeat([]byte{1}, MinKey)), api: api}
+	n.link = answering.NewLink(0, stormName(i), "02:00:00:00:00:01", netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i)}))
+	for a := range stormAddresses {
+		n.step(t, answering.Carry{Address: stormAddress(i, a), Version: 1000, Answers: true})
+	}
+	return n
+}
+
+// step has the machine see inputs, and then what its API server and its gateway answer.
+func (n *stormNode) step(t testing.TB, inputs ...answering.Input) {
+	for more := inputs; ; {
+		var messages []answering.Message
+		var next []answering.Input
+		// As package answerer does, a node asks once in a step for each address.
+		asked := map[netip.Addr]bool{}
+		for _, out := range n.link.Step(n.now, more...) {
+			switch out := out.(type) {
+			case answering.Send:
+				messages = append(messages, out.Message)
+				if out.Kind == answering.Hello || out.Kind == answering.Call {
+					n.sent.hails++
+				}
+			case answering.Question:
+				asked[out.Address] = true
+			case answering.Control:
+				for _, addr := range append(out.Addresses, netip.Addr{}) {
+					asked[addr] = true
+				}
+				next = append(next, answering.Gateway{})
+			case answering.AskAPI:
+				if n.api {
+					next = append(next, answering.Verdict{Address: out.Address, Number: out.Number, Mine: true, Version: 1000})
+				}
+			}
+		}
+		n.sent.questions += len(asked)
+		datagrams, err := n.codec.Encode(netip.MustParseAddr("192.168.0.1"), messages)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.sent.messages, n.sent.datagrams = n.sent.messages+len(messages), n.sent.datagrams+len(datagrams)
+		for _, d := range datagrams {
+			n.sent.bytes += len(d)
+		}
+		if len(next) == 0 {
+			return
+		}
+		more, n.now = next, n.now+stormGateway
+	}
+}
+
+// until lets time pass, and returns what the node has sent since the last call.
+func (n *stormNode) until(t testing.TB, end time.Duration) sent {
+	defer func() { n.sent = sent{} }()
+	for due, ok := n.link.Next(); ok && due <= end; due, ok = n.link.Next() {
+		n.now = max(n.now, due)
+		n.step(t)
+	}
+	n.now = end
+	return n.sent
+}
+
+// BenchmarkHeard is what one agent's CPU does to hear 5,000 nodes with 30 addresses each: it decodes a datagram with 30 assertions, or a hello, and
+// steps its machine.
+func BenchmarkHeard(b *testing.B) {
+	sender := codec(b, "00000000-0000-0000-0000-000000000000", bytes.Repeat([]byte{1}, MinKey))
+	datagrams := map[string][][]byte{}
+	for i := 1; i < stormNodes; i++ {
+		hello := answering.Message{Kind: answering.Hello, From: stormName(i), MAC: "02:00:00:00:00:02", Address: stormAddress(i, 0)}
+		datagrams["hello"] = append(datagrams["hello"], encode(b, sender, hello)...)
+		var asserts []answering.Message
+		for a := range stormAddresses {
+			asserts = append(asserts, answering.Message{Kind: answering.Assert, From: stormName(i), Address: stormAddress(i, a), Version: 2000})
+		}
+		datagrams["30 assertions"] = append(datagrams["30 assertions"], encode(b, sender, asserts...)...)
+	}
+	for _, kind := range []string{"hello", "30 assertions"} {
+		b.Run(kind, func(b *testing.B) {
+			n := newStormNode(b, 0, true)
+			n.until(b, time.Second)
+			b.ReportAllocs()
+			b.ResetTimer()
+			for i := range b.N {
+				_, messages, err := sender.Decode(datagrams[kind][i%len(datagrams[kind])])
+				if err != nil {
+					b.Fatal(err)
+				}
+				inputs := make([]answering.Input, 0, len(messages))
+				for _, m := range messages {
+					inputs = append(inputs, answering.Heard{Message: m})
+				}
+				n.link.Step(n.now, inputs...)
+			}
+		})
+	}
+}
+
+// TestStorm prints what a node with 30 addresses sends in a minute of peace, and in the seconds after its carrier is back. In peace that is two
+// datagrams a minute, whatever the others do.
+func TestStorm(t *testing.T) {
+	for _, api := range []bool{true, false} {
+		n := newStormNode(t, 0, api)
+		n.until(t, 30*time.Second)
+		peace := n.until(t, 90*time.Second)
+		if peace.datagrams != 2 || peace.hails != 1 {
+			t.Errorf("in a minute of peace a node sends %+v", peace)
+		}
+		n.step(t, answering.API{Reachable: api}, answering.Carrier{})
+		n.step(t, answering.Carrier{Up: true, Jitter: 100 * time.Millisecond})
+		first := n.until(t, n.now+time.Second)
+		later := n.until(t, n.now+9*time.Second)
+		t.Logf("API reached %t: a minute of peace %+v; the first second %+v; nine more %+v", api, peace, first, later)
+	}
+}
