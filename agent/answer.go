@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -139,6 +140,30 @@ func (a *Agent) Carrier(link string, up bool) {
 		a.answerer.Carrier(link, up)
 	}
 }
+
+// TakeOver has this node answer for an address for which a pod waits, whoever else seems to answer: somebody says that no other
+// node does. Its error says why nothing comes of that.
+func (a *Agent) TakeOver(ctx context.Context, addr netip.Addr) error {
+	if a.answerer == nil {
+		return ErrAsksNobody
+	}
+	pods := []string{}
+	for _, record := range (answers{a}).carrying(addr) {
+		pods = append(pods, record.Pod.String())
+	}
+	if err := a.answerer.Word(addr); err != nil {
+		of := ""
+		if len(pods) > 0 {
+			of = " of pod " + strings.Join(pods, ", ")
+		}
+		return fmt.Errorf("node %s does not wait for the address %s%s: %w", a.Node.Name, addr, of, err)
+	}
+	klog.FromContext(ctx).Info("Somebody says that no other node answers for an address; the node answers for it", "ip", addr, "pods", pods)
+	return nil
+}
+
+// ErrAsksNobody is returned by TakeOver of an agent that asks no other nodes.
+var ErrAsksNobody = errors.New("this agent does not ask other nodes before its own answers for an address")
 
 // Uplinks lists the links of this node to networks of floating IPs. It does not block for long.
 func (a *Agent) Uplinks() ([]string, error) {

@@ -265,12 +265,34 @@ func (a *Answerer) Heard(m answering.Message) {
 	}
 }
 
-// Word is a person's, that no other node answers for an address.
-func (a *Answerer) Word(addr netip.Addr) {
-	if l, known := a.of(addr); known && l != nil {
+// Word is a person's, that no other node answers for an address. It returns an error where the node does not ask for it, and so
+// nothing would come of the word.
+func (a *Answerer) Word(addr netip.Addr) error {
+	l, known := a.of(addr)
+	if !known {
+		return errors.New("no pod of the node has it")
+	}
+	if l == nil {
+		return errAnswers
+	}
+	l.mu.Lock()
+	phase, cut, why := l.standing[addr].Phase, l.cut, l.why(addr)
+	if l.without != nil {
+		phase = answering.Answering
+	}
+	l.mu.Unlock()
+	switch {
+	case phase == answering.Answering:
+		return errAnswers
+	case phase == answering.Asking && !cut:
 		l.note(answering.Word{Address: addr})
+		return nil
+	default:
+		return errors.New(why)
 	}
 }
+
+var errAnswers = errors.New("the node answers for it already")
 
 // Wait waits until the node may answer for the addresses, which it has taken. Where ctx ends before, the error says for each what
 // is in the way.

@@ -338,13 +338,30 @@ func TestWord(t *testing.T) {
 		old, fresh := w.add("old"), w.add("fresh")
 		old.set(address, true)
 		b := start(fresh)
-		b.Take(Holding{Address: address, Pod: "q", Link: 1, Gateway: gateway, Version: 6, Last: answering.Node{Name: "old"}})
+		b.Take(Holding{Address: address, Pod: "q", Link: 1, Uplink: "eth0", Gateway: gateway, Version: 6, Last: answering.Node{Name: "old"}})
 		if _, err := wait(t, b, 10*time.Second); err == nil {
 			t.Error("the new holder answers beside the old one")
 		}
-		b.Word(address)
+		for addr, h := range map[netip.Addr]*Answerer{gateway: b, address: start(old)} {
+			if err := h.Word(addr); err == nil || !strings.Contains(err.Error(), "no pod of the node has it") {
+				t.Errorf("a word about an address that the node does not have: %v", err)
+			}
+		}
+		fresh.plug(b, false)
+		synctest.Wait()
+		if err := b.Word(address); err == nil || !strings.Contains(err.Error(), "has no carrier") {
+			t.Errorf("a word while the cable is out: %v", err)
+		}
+		fresh.plug(b, true)
+		synctest.Wait()
+		if err := b.Word(address); err != nil {
+			t.Error(err)
+		}
 		if took, err := wait(t, b, 10*time.Second); err != nil {
 			t.Errorf("Wait() = %v after %v", err, took)
+		}
+		if err := b.Word(address); err == nil || !strings.Contains(err.Error(), "answers for it already") {
+			t.Errorf("a second word: %v", err)
 		}
 	})
 }

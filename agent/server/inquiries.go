@@ -19,13 +19,14 @@ import (
 	"github.com/berth-dev/berth/agent/inquiry"
 )
 
-// Inquirer answers an operator's questions about the node, in parallel. It changes nothing.
+// Inquirer answers an operator's questions about the node, in parallel. All but TakeOver change nothing.
 type Inquirer interface {
 	Inspect(ctx context.Context, pod string, check bool) (*inquiry.Inspection, error)
 	TracePolicy(ctx context.Context, q inquiry.PolicyTrace) (string, error)
 	PreviewPolicies(ctx context.Context) (*inquiry.PolicyPreview, error)
 	Probe(ctx context.Context, vlan int, addrs []netip.Addr) (*inquiry.Probed, error)
 	Carried() (*inquiry.Carried, error)
+	TakeOver(ctx context.Context, addr netip.Addr) error
 	Witness(ctx context.Context, node string, hosts, addrs []netip.Addr) (*inquiry.Testimony, error)
 }
 
@@ -41,6 +42,7 @@ func Inquiries(of Inquirer) http.Handler {
 	mux.HandleFunc("GET "+inquiry.PathProbe, i.serveProbe)
 	mux.HandleFunc("GET "+inquiry.PathCarried, i.serveCarried)
 	mux.HandleFunc("GET "+inquiry.PathWitness, i.serveWitness)
+	mux.HandleFunc("POST "+inquiry.PathTakeOver, i.serveTakeOver)
 	return mux
 }
 
@@ -102,6 +104,22 @@ func (i inquiries) serveCarried(w http.ResponseWriter, r *http.Request) {
 	if err := json.NewEncoder(w).Encode(carried); err != nil {
 		klog.FromContext(r.Context()).V(2).Info("The caller did not take the addresses", "err", err)
 	}
+}
+
+func (i inquiries) serveTakeOver(w http.ResponseWriter, r *http.Request) {
+	addrs, err := addresses(r.URL.Query(), "address")
+	if err == nil && len(addrs) != 1 {
+		err = fmt.Errorf("%d addresses: name one", len(addrs))
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	if err := i.of.TakeOver(r.Context(), addrs[0]); err != nil {
+		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
 }
 
 // addresses returns the addresses that a query has by a name.

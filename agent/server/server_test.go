@@ -326,6 +326,33 @@ func TestInspect(t *testing.T) {
 	}
 }
 
+func (f *fakeHandler) TakeOver(_ context.Context, addr netip.Addr) error {
+	if addr.Is6() {
+		return errors.New("boom")
+	}
+	return nil
+}
+
+// A person's word comes to the handler by POST alone, for one address, and its error back.
+func TestTakeOver(t *testing.T) {
+	inquiries := Inquiries(&fakeHandler{})
+	for request, want := range map[string]string{
+		"POST address=10.0.70.5":                   "204 ",
+		"POST address=::1":                         "422 boom\n",
+		"POST address=x":                           "400 address=\"x\" is no address\n",
+		"POST address=10.0.70.5&address=10.0.70.6": "400 2 addresses: name one\n",
+		"POST ":                 "400 0 addresses: name one\n",
+		"GET address=10.0.70.5": "405 Method Not Allowed\n",
+	} {
+		method, query, _ := strings.Cut(request, " ")
+		answer := httptest.NewRecorder()
+		inquiries.ServeHTTP(answer, httptest.NewRequest(method, inquiry.PathTakeOver+"?"+query, nil))
+		if got := fmt.Sprint(answer.Code, " ", answer.Body.String()); got != want {
+			t.Errorf("%s: %q, want %q", request, got, want)
+		}
+	}
+}
+
 // A question about another node comes to the handler, and its answer or error back.
 func TestWitness(t *testing.T) {
 	inquiries := Inquiries(&fakeHandler{})

@@ -209,7 +209,7 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, ready func(context.C
 		return err
 	}
 	build.NewMetrics(legacyregistry.MustRegister)
-	health, err := monitoring.Listen(ctx, o.Monitoring, config, ready, nil, diagnosis(o, a))
+	health, err := monitoring.Listen(ctx, o.Monitoring, config, ready, nil, resources(o, a)...)
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
@@ -240,10 +240,12 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, ready func(context.C
 	return nil
 }
 
-// diagnosis is what operators may ask the agent from afar. The same answers are on its socket.
-func diagnosis(o *Options, a *agent.Agent) monitoring.Resources {
-	return monitoring.Resources{
-		Paths: inquiry.Paths, Header: agentpod.TokenHeader, Audience: agentpod.Audience(o.NodeName), Role: agentpod.Diagnosis, Handler: server.Inquiries(a),
+// resources are for operators from afar. The same are on the agent's socket.
+func resources(o *Options, a *agent.Agent) []monitoring.Resources {
+	handler, audience := server.Inquiries(a), agentpod.Audience(o.NodeName)
+	return []monitoring.Resources{
+		{Paths: inquiry.Paths, Header: agentpod.TokenHeader, Audience: audience, Role: agentpod.Diagnosis, Handler: handler},
+		{Method: "POST", Paths: []string{inquiry.PathTakeOver}, Header: agentpod.TokenHeader, Audience: audience, Role: agentpod.Operator, Handler: handler},
 	}
 }
 

@@ -148,7 +148,7 @@ func resources(moving *mover.Mover) []monitoring.Resources {
 	handler := moving.Handler()
 	return []monitoring.Resources{
 		{Paths: []string{status.PathStatus}, Header: agentpod.TokenHeader, Audience: status.Audience, Role: agentpod.Diagnosis, Handler: handler},
-		{Method: "POST", Paths: []string{status.PathResume}, Header: agentpod.TokenHeader, Audience: status.Audience, Role: status.Operator, Handler: handler},
+		{Method: "POST", Paths: []string{status.PathResume}, Header: agentpod.TokenHeader, Audience: status.Audience, Role: agentpod.Operator, Handler: handler},
 	}
 }
 

@@ -13,6 +13,8 @@ const (
 	// Diagnosis is the name of the ServiceAccount, of the ClusterRole with its rights, and of the
 	// Role that lets users ask.
 	Diagnosis = "berth-diagnosis"
+	// Operator is the same for an operator's word about an address, and about berth-failover's brake.
+	Operator = "berth-failover-operator"
 	// TokenHeader has the token as a bearer. The proxy removes Authorization.
 	TokenHeader = "Berth-Authorization"
 )

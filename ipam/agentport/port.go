@@ -169,6 +169,19 @@ func (p *Ports) Witness(ctx context.Context, agent *v1.Pod, node string, hosts, 
 	return answer, nil
 }
 
+// pathTakeOver is the agent's resource for a person's word; agent/inquiry has its contents.
+const pathTakeOver = "/v1/take-over"
+
+// TakeOver gives the agent in a pod the caller's word that no other node answers for an address for which its node waits: the node
+// then answers. It needs the Role [agentpod.Operator]. It blocks.
+func (p *Ports) TakeOver(ctx context.Context, agent *v1.Pod, addr netip.Addr) error {
+	_, err := p.Ask(ctx, Question{
+		Method: http.MethodPost, Path: pathTakeOver, Query: url.Values{"address": {addr.String()}}, Pod: agent, Of: "the agent of node " + agent.Spec.NodeName,
+		Account: agentpod.Operator, Audience: agentpod.Audience(agent.Spec.NodeName),
+	})
+	return err
+}
+
 // ofProgram returns the text of an error that is a program's, and not the API server's: it is no object.
 func ofProgram(err error) (text string, is bool) {
 	var status apierrors.APIStatus

@@ -44,6 +44,25 @@ func TestWitness(t *testing.T) {
 	}
 }
 
+// A person's word goes to the agent with a token of the operators' account.
+func TestTakeOver(t *testing.T) {
+	var heard heard
+	agent := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "berth-agent-2"}, Spec: v1.PodSpec{NodeName: "node2"}}
+	if err := heard.serve(t, "", http.StatusOK).TakeOver(t.Context(), agent, netip.MustParseAddr("10.0.70.5")); err != nil {
+		t.Error(err)
+	}
+	if want := "POST Bearer secret /api/v1/namespaces/berth-system/pods/https:berth-agent-2:/proxy/v1/take-over?address=10.0.70.5"; heard.asked != want {
+		t.Errorf("asked %s\nwant  %s", heard.asked, want)
+	}
+	if heard.token != "/api/v1/namespaces/berth-system/serviceaccounts/berth-failover-operator/token for [agent.berth.dev/node2]" {
+		t.Errorf("the token is %s", heard.token)
+	}
+	err := heard.serve(t, "node node2 does not wait", http.StatusUnprocessableEntity).TakeOver(t.Context(), agent, netip.MustParseAddr("10.0.70.5"))
+	if err == nil || err.Error() != "the agent of node node2 answers in pod berth-agent-2: node node2 does not wait" {
+		t.Errorf("TakeOver() = %v", err)
+	}
+}
+
 // A program is asked with a token of the account and for the audience of the question, and says itself why it does not answer.
 func TestAsk(t *testing.T) {
 	var heard heard

@@ -190,7 +190,7 @@ func TestDiagnosis(t *testing.T) {
 	here := d.tokenOf(agentpod.Diagnosis, agentpod.Audience(n.name))
 	netnstest.Eventually(t, func() error {
 		for _, other := range []struct{ pod, path string }{{agent, "/metrics"}, {agent, "/"}, {agent + "10250", "/v1/inspect"}, {"http:berth-agent-" + n.name + ":", "/v1/inspect"}, {"https:berth-controller-x:", "/v1/inspect"}} {
-			if got := get(as(operator), other.pod, other.path, here); !strings.Contains(got, "lets you ask agents about their nodes only") {
+			if got := get(as(operator), other.pod, other.path, here); !strings.Contains(got, "let you ask agents about their nodes, and berth-failover, only") {
 				return fmt.Errorf("%s%s: %s", other.pod, other.path, got)
 			}
 		}
@@ -223,6 +223,27 @@ func TestDiagnosis(t *testing.T) {
 		if err != nil || code != tc.code || !strings.Contains(text, tc.text) {
 			t.Errorf("%s: %d %.300s %v, want %d %s", tc.name, code, text, err, tc.code, tc.text)
 		}
+	}
+	// Who may ask may not give a person's word, and who gives that may not ask.
+	decides := d.tokenOf(agentpod.Operator, agentpod.Audience(n.name))
+	for _, tc := range []struct {
+		method, path, token string
+		code                int
+		text                string
+	}{
+		{http.MethodPost, "/v1/take-over?address=10.0.70.99", here, http.StatusForbidden, "may not post /v1/take-over; the ClusterRole berth-failover-operator grants it"},
+		{http.MethodPost, "/v1/take-over?address=10.0.70.99", decides, http.StatusUnprocessableEntity, "node " + n.name + " does not wait for the address 10.0.70.99: no pod of the node has it"},
+		{http.MethodPost, "/v1/take-over?address=10.0.70.5", decides, http.StatusUnprocessableEntity, "the node answers for it already"},
+		{http.MethodPost, "/v1/take-over?address=10.0.70.5", d.tokenOf(agentpod.Operator, agentpod.Audience("diagnosis-b")), http.StatusUnauthorized, "Unauthorized"},
+		{http.MethodGet, "/v1/inspect", decides, http.StatusForbidden, "may not get /v1/inspect"},
+	} {
+		code, text, err := callAs(network.client, tc.method, address+":10265", tc.path, agentpod.TokenHeader, tc.token)
+		if err != nil || code != tc.code || !strings.Contains(text, tc.text) {
+			t.Errorf("%s %s: %d %.300s %v, want %d %s", tc.method, tc.path, code, text, err, tc.code, tc.text)
+		}
+	}
+	if log := n.agent.text(); !strings.Contains(log, `"Answering" path="/v1/take-over" user="system:serviceaccount:berth-system:berth-failover-operator" token="JTI=`) {
+		t.Error("the log does not say who gave his word")
 	}
 	if log := n.agent.text(); !strings.Contains(log, `"Answering" path="/v1/inspect" user="system:serviceaccount:berth-system:berth-diagnosis" token="JTI=`) {
 		t.Error("the log does not say who asked")

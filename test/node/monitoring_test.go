@@ -67,13 +67,17 @@ func ask(from *netnstest.Host, address, path, token string) (code int, text stri
 
 // askAs sends the token in a header.
 func askAs(from *netnstest.Host, address, path, header, token string) (code int, text string, err error) {
+	return callAs(from, http.MethodGet, address, path, header, token)
+}
+
+func callAs(from *netnstest.Host, method, address, path, header, token string) (code int, text string, err error) {
 	var connection net.Conn
 	// A socket belongs to the namespace that it was made in.
 	if err := from.Try(func() error { connection, err = net.Dial("tcp", address); return err }); err != nil {
 		return 0, "", err
 	}
 	defer connection.Close()
-	request, err := http.NewRequest(http.MethodGet, "https://"+address+path, nil)
+	request, err := http.NewRequest(method, "https://"+address+path, nil)
 	if err != nil {
 		return 0, "", err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/failover/status"
 )
 
@@ -116,7 +117,7 @@ func (l *look) resume(ctx context.Context, o *writing) (*answer.Answer, error) {
 			"Where a node is only cut off, its processes go on, beside the new ones.", names)); err != nil {
 		return nil, err
 	}
-	if r.Failover, err = l.ask(ctx, http.MethodPost, status.PathResume, pod, status.Operator); err != nil {
+	if r.Failover, err = l.ask(ctx, http.MethodPost, status.PathResume, pod, agentpod.Operator); err != nil {
 		return nil, err
 	}
 	return tell("The brake is off. These nodes count as lost until they return: %s. kubectl berth failover shows what moves.", names), nil

@@ -4,7 +4,7 @@
 // through the API server's proxy to its pods. It owns no behaviour and does no I/O.
 //
 // A token for [Audience] opens it, in the header of agents' tokens: one of the ServiceAccount berth-diagnosis may get
-// [PathStatus], and one of the ServiceAccount [Operator] may post [PathResume], too. The replica that leads acts and
+// [PathStatus], and one of berth-failover-operator may post [PathResume], too. The replica that leads acts and
 // knows verdicts; the others say so in [Status].
 package status
 
@@ -18,8 +18,6 @@ const (
 	Name = "berth-failover"
 	// Selector selects its pods in Berth's namespace.
 	Selector = "app.kubernetes.io/name=" + Name
-	// Operator is the ServiceAccount by whose tokens users end the brake, and the Role that lets them make these.
-	Operator = "berth-failover-operator"
 	// Audience is whom tokens must be for.
 	Audience = "failover.berth.dev"
 
