@@ -302,3 +302,66 @@ func (d *diagnosed) install(config *rest.Config, node string, at *net.TCPAddr) {
 		Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}},
 	}, metav1.CreateOptions{}))
 }
+
+// An operator sees for which address a node waits, and for which host, and ends the waiting with his word. That takes more
+// than to look.
+func TestWaitsAndTakes(t *testing.T) {
+	t.Parallel()
+	network := newNetwork(t)
+	const address = "10.0.60.11"
+	n := network.newNode(t, "waits-a", address, "--bind-address="+address, "--secure-port=10265")
+	config, err := apiOf(t).cp.RESTConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &diagnosed{t, apiOf(t).kube, t.TempDir()}
+	if err := deploy.Compile(t.Context(), d.dir, []string{"kubectl-berth"}); err != nil {
+		t.Fatal(err)
+	}
+	d.install(config, n.name, proxied(t, network.client, address+":10265"))
+	operator := d.tokenOf("operator")
+
+	pod := createPod(t, n.name, "waits", "10.0.70.6")
+	label := []byte(`{"metadata":{"labels":{"berth.dev/floating-ips":"true"}}}`)
+	if _, err := apiOf(t).kube.CoreV1().Pods("default").Patch(t.Context(), pod.Name, types.StrategicMergePatchType, label, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	bind(t, "10.0.70.6", pod)
+	wasOn(t, "10.0.70.6", "gone")
+	// As a switch does that suppresses ARP.
+	network.client.IP("addr", "add", "10.0.70.6/32", "dev", "eth0")
+	c := newContainer(t, "waits", pod)
+	if _, err := n.add(c); err == nil || !strings.Contains(err.Error(), "still answers for 10.0.70.6") {
+		t.Fatalf("ADD beside a host that answers: %v", err)
+	}
+	netnstest.Eventually(t, func() error {
+		printed := d.berth(operator, "failover")
+		for _, want := range []string{n.name + "   10.0.70.6   default/waits   Waits", "still answers for 10.0.70.6, which was on gone last", "kubectl berth failover take 10.0.70.6", "exit status 2"} {
+			if !strings.Contains(printed, want) {
+				return fmt.Errorf("failover lacks %q: %s", want, printed)
+			}
+		}
+		return nil
+	})
+	if printed := d.berth(operator, "failover", "take", "10.0.70.6", "--yes"); !strings.Contains(printed, "the Role berth-failover-operator in namespace berth-system allows it") {
+		t.Errorf("a user with the Role berth-diagnosis alone takes the address: %s", printed)
+	}
+	if _, err := d.kube.RbacV1().RoleBindings(deploy.Namespace).Create(t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "decides"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "berth-failover-operator"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: deploy.Namespace, Name: "operator"}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if printed := d.berth(operator, "failover", "take", "10.0.70.6"); !strings.Contains(printed, "two answers") || !strings.Contains(printed, "nothing was changed: write yes") {
+		t.Errorf("take without an answer: %s", printed)
+	}
+	netnstest.Eventually(t, func() error {
+		if printed := d.berth(operator, "failover", "take", "10.0.70.6", "--yes"); !strings.Contains(printed, "answers for 10.0.70.6 within a second") {
+			return errors.New(printed)
+		}
+		return nil
+	})
+	network.client.IP("addr", "del", "10.0.70.6/32", "dev", "eth0")
+	n.mustAdd(c)
+}

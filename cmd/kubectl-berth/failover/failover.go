@@ -96,13 +96,14 @@ func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command
 			return r.answer(time.Now()), answer.Outcome(len(r.Waiting)+len(r.problems()), r.Unknown)
 		},
 	}.New(of, streams)
-	failover.AddCommand(newResume(of, streams))
+	failover.AddCommand(newTake(of, streams), newResume(of, streams))
 	return failover
 }
 
 // port asks programs of Berth's. Blocking.
 type port interface {
 	Ask(ctx context.Context, q agentport.Question) ([]byte, error)
+	TakeOver(ctx context.Context, agent *v1.Pod, addr netip.Addr) error
 }
 
 // look asks berth-failover and agents.
@@ -345,5 +346,8 @@ func (r *Report) addNode(table *answer.Table, a *answer.Answer, n *status.Node, 
 
 // problem says how a person can end the waiting.
 func (w *Waiting) problem() answer.Problem {
-	return answer.Problem{Text: fmt.Sprintf("Node %s waits for %s: %s", w.Node, w.Address, w.Why)}
+	return answer.Problem{
+		Text:    fmt.Sprintf("Node %s waits for %s: %s. If you know that no other host answers for it:", w.Node, w.Address, w.Why),
+		Command: "kubectl berth failover take " + w.Address,
+	}
 }

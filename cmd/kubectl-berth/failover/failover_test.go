@@ -46,6 +46,11 @@ func (p *programs) Ask(_ context.Context, q agentport.Question) ([]byte, error) 
 	return []byte(p.says[q.Pod.Name]), p.fails[q.Pod.Name]
 }
 
+func (p *programs) TakeOver(_ context.Context, agent *v1.Pod, addr netip.Addr) error {
+	p.asked = append(p.asked, "take "+addr.String()+" to "+agent.Name)
+	return nil
+}
+
 func (p *programs) Get(_ context.Context, agent *v1.Pod, path string, _ url.Values) ([]byte, error) {
 	p.asked = append(p.asked, "GET "+path+" of "+agent.Name)
 	return []byte(p.says[agent.Name]), p.fails[agent.Name]
@@ -110,7 +115,8 @@ No problem.
 node2   10.0.70.5   shop/db-0   Waits   -       a host with MAC 02:00:00:00:00:01 still answers for 10.0.70.5
 
 berth-failover is not installed: no pod moves by itself from a lost node. The chart's value failover.enabled installs it.
-Node node2 waits for 10.0.70.5: a host with MAC 02:00:00:00:00:01 still answers for 10.0.70.5
+Node node2 waits for 10.0.70.5: a host with MAC 02:00:00:00:00:01 still answers for 10.0.70.5. If you know that no other host answers for it:
+  kubectl berth failover take 10.0.70.5
 `, 1},
 		{"nodes are lost", []runtime.Object{replica("f-1"), replica("f-2")}, map[string]string{"f-1": encode(t, status.Status{Watching: true, Known: 6}), "f-2": encode(t, lost)}, nil, `NODE    ADDRESS       POD         STATE     SINCE   WHY
 node1   10.0.70.5     shop/db-0   Gone      20s     nothing of it answers
@@ -217,5 +223,53 @@ func TestResume(t *testing.T) {
 	l, _ := newTestLook(&programs{}, "")
 	if _, err := l.resume(t.Context(), &writing{}); err == nil || !strings.Contains(err.Error(), "berth-failover is not installed in namespace berth-system") {
 		t.Errorf("without berth-failover: %v", err)
+	}
+}
+
+// A node is told only of an address that waits there, and after the user has read what it hears.
+func TestTake(t *testing.T) {
+	addr := netip.MustParseAddr("10.0.70.5")
+	held := &v1alpha1.FloatingIP{Spec: v1alpha1.FloatingIPSpec{Address: "10.0.70.5", Node: "node2", Pod: &v1alpha1.PodReference{Name: "db-0"}, Owner: &v1alpha1.Owner{Namespace: "shop"}}}
+	elsewhere := held.DeepCopy()
+	elsewhere.Spec.Node = "node3"
+	const posted = "take 10.0.70.5 to agent-node2"
+	const why = "a host with MAC 02:00:00:00:00:01 still answers for 10.0.70.5"
+	for _, test := range []struct {
+		name, in, says string
+		ip             *v1alpha1.FloatingIP
+		o              writing
+		asks           bool
+		text, err      string
+		posts          bool
+	}{
+		{name: "yes", in: "yes\n", says: answersStill, ip: held, asks: true, text: "Node node2 answers for 10.0.70.5 within a second.", posts: true},
+		{name: "no", in: "y\n", says: answersStill, ip: held, asks: true, err: "nothing was changed: write yes to go on, or give --yes"},
+		{name: "confirmed before", says: answersStill, ip: held, o: writing{yes: true}, text: "within a second", posts: true},
+		{name: "dry run", says: answersStill, ip: held, o: writing{dryRun: true}, text: "Node node2 would answer for 10.0.70.5, of pod shop/db-0, although: " + why + ". Nothing was changed."},
+		{name: "it answers", says: `{}`, ip: held, o: writing{yes: true}, err: "node node2 does not wait for 10.0.70.5: it answers for it"},
+		{name: "no pod has it", says: answersStill, ip: &v1alpha1.FloatingIP{}, o: writing{yes: true}, err: "no pod has 10.0.70.5 on a node"},
+		{name: "no agent", says: answersStill, ip: elsewhere, o: writing{yes: true}, err: "node node3 has no agent in namespace berth-system"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			of := &programs{says: map[string]string{"agent-node2": test.says}}
+			l, errOut := newTestLook(of, test.in, agentOn("node1"), agentOn("node2"))
+			a, err := l.take(t.Context(), &test.o, addr, test.ip)
+			if (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
+				t.Fatalf("error is %v, want %q", err, test.err)
+			}
+			if err == nil {
+				var out strings.Builder
+				if a.Text(&out, answer.PaintOf(&out)); !strings.Contains(out.String(), test.text) {
+					t.Errorf("says %q, want %q", out.String(), test.text)
+				}
+			}
+			asks := strings.Contains(errOut.String(), "although: "+why+".") && strings.Contains(errOut.String(), "two answers") && strings.Contains(errOut.String(), "Go on only if node1 is off")
+			if asks != test.asks {
+				t.Errorf("asks %q", errOut.String())
+			}
+			if slices.Contains(of.asked, posted) != test.posts {
+				t.Errorf("asked %q", of.asked)
+			}
+		})
 	}
 }
