@@ -118,11 +118,13 @@ type Options struct {
 	Segment func(link int) (answerer.Segment, error)
 	Node    answering.Node
 	// Unicast, if given, calls heard with the messages that other nodes send to this one outside of segments, until ctx ends.
-	Unicast     func(ctx context.Context, heard func(answering.Message))
-	Listener    defence.Listener
-	Shaper      shaper
-	ConflictLog addressconflict.Log
-	Metrics     *Metrics
+	Unicast func(ctx context.Context, heard func(answering.Message))
+	// APIReachable, if given, returns an error where the API server answers nothing before ctx ends.
+	APIReachable func(ctx context.Context) error
+	Listener     defence.Listener
+	Shaper       shaper
+	ConflictLog  addressconflict.Log
+	Metrics      *Metrics
 	// Events may be nil.
 	Events event.Recorder
 	// Kernel, if given, returns an error where the node's kernel lacks a feature for floating IPs.

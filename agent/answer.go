@@ -357,6 +357,14 @@ func (a answers) Open(ctx context.Context, addr netip.Addr) error {
 	return errors.Join(errs...)
 }
 
+// Reachable tries whether the API server answers anything.
+func (a answers) Reachable(ctx context.Context) error {
+	if a.APIReachable == nil {
+		return nil
+	}
+	return a.APIReachable(ctx)
+}
+
 // Whose asks the API about the pod that this node has the address for, and withdraws the address where it is another's.
 func (a answers) Whose(ctx context.Context, addr netip.Addr) (mine bool, version answering.Version, last answering.Node, err error) {
 	ctx, cancel := context.WithTimeout(ctx, verifyPatience)

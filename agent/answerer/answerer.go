@@ -25,12 +25,14 @@ import (
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
-// Segment is the network of a link. Send and Question are called by one goroutine, beside Run, and block for the kernel only.
+// Segment is the network of a link. Send, Question and AskHost are called by one goroutine, beside Run, and block for the kernel only.
 type Segment interface {
 	// Send sends messages to all nodes of the segment, and the ones with a receiver to that outside of it, too.
 	Send(messages []answering.Message) error
 	// Question asks all hosts once who answers for the addresses.
 	Question(addrs []netip.Addr) error
+	// AskHost asks one host, with a MAC, once whether it has the address.
+	AskHost(addr netip.Addr, mac net.HardwareAddr) error
 	// Run calls the functions with what other hosts send, until ctx ends.
 	Run(ctx context.Context, heard func(answering.Message), answered func(addr netip.Addr, mac net.HardwareAddr)) error
 	// Close ends its sockets. It is called once, after Run has returned.
@@ -49,6 +51,8 @@ type Node interface {
 	Close(ctx context.Context, addr netip.Addr, newest answering.Version, cause answering.Cause, why string) error
 	// Whose asks the API whether the address is still the pod's that this node has it for, and withdraws it where it is not.
 	Whose(ctx context.Context, addr netip.Addr) (mine bool, version answering.Version, last answering.Node, err error)
+	// Reachable tries whether the API server answers anything, until ctx ends.
+	Reachable(ctx context.Context) error
 	// IsCut returns whether an uplink has no carrier. It blocks for the kernel only.
 	IsCut(uplink string) (bool, error)
 	// Carries returns whether the node has records by which it may answer for an address.
@@ -127,7 +131,7 @@ func (a *Answerer) loopOf(link int, uplink string) *loop {
 	defer a.mu.Unlock()
 	l := a.loops[link]
 	if l == nil {
-		l = &loop{a: a, index: link, asked: make(chan chan<- Hearing), ended: make(chan struct{}), uplink: uplink, signal: wakeup.New(), gateways: map[netip.Addr]bool{}, standing: map[netip.Addr]answering.Standing{}, waiting: map[netip.Addr][]chan struct{}{}, asks: map[netip.Addr]int{}, unclosed: map[netip.Addr]bool{}}
+		l = &loop{a: a, index: link, asked: make(chan chan<- Hearing), ended: make(chan struct{}), uplink: uplink, signal: wakeup.New(), gateways: map[netip.Addr]net.HardwareAddr{}, standing: map[netip.Addr]answering.Standing{}, waiting: map[netip.Addr][]chan struct{}{}, asks: map[netip.Addr]int{}, unclosed: map[netip.Addr]bool{}}
 		a.loops[link] = l
 		if a.ctx != nil {
 			a.start(l)
@@ -158,15 +162,6 @@ func (a *Answerer) Join(link int, uplink string, gateway netip.Addr) {
 // jitter is how long a node waits at most after its carrier is back.
 const jitter = 200 * time.Millisecond
 
-// API says whether the API server was reached.
-func (a *Answerer) API(reachable bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, l := range a.loops {
-		l.note(answering.API{Reachable: reachable})
-	}
-}
-
 // Carrier says that an uplink has lost its carrier, or has it again.
 func (a *Answerer) Carrier(uplink string, up bool) {
 	c := answering.Carrier{Up: up}
@@ -189,7 +184,9 @@ func (l *loop) know(gateway netip.Addr) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.gateways[gateway] = true
+	if _, known := l.gateways[gateway]; !known {
+		l.gateways[gateway] = nil
+	}
 }
 
 func macText(mac net.HardwareAddr) string {
@@ -357,9 +354,12 @@ type loop struct {
 	uplink string
 	signal wakeup.Signal
 
-	mu       sync.Mutex
-	inputs   []answering.Input
-	gateways map[netip.Addr]bool
+	mu     sync.Mutex
+	inputs []answering.Input
+	// gateways have the MACs by which they answered, nil where they did not yet; answers is the one that did last, an IPv4 one
+	// if there is any.
+	gateways map[netip.Addr]net.HardwareAddr
+	answers  netip.Addr
 	standing map[netip.Addr]answering.Standing
 	waiting  map[netip.Addr][]chan struct{}
 	// asks has the number of the last question to the API about an address.
@@ -433,7 +433,7 @@ func (l *loop) withoutCarrier(addr netip.Addr) string {
 func explain(addr netip.Addr, s answering.Standing) string {
 	switch {
 	case s.Phase == answering.Closed && s.Cause == answering.CutOff:
-		return fmt.Sprintf("the node is cut off: for five seconds it has reached neither the API server nor the gateway, and hears less than half of the other nodes; the pod of %s may be moved from here", addr)
+		return fmt.Sprintf("the node is cut off: for five seconds it has reached neither the gateway nor the API server, and hears less than half of the other nodes; the pod of %s may be moved from here", addr)
 	case s.Phase == answering.Closed && s.Cause == answering.Newer:
 		return fmt.Sprintf("%s has %s by a newer record of the API than this node", s.By.Name, addr)
 	case len(s.MACs) > 0 && s.Last.Name != "" && !s.Denied:
@@ -550,7 +550,13 @@ func (l *loop) hear(m answering.Message, unicast bool) {
 
 func (l *loop) answered(addr netip.Addr, mac net.HardwareAddr) {
 	l.mu.Lock()
-	gateway := l.gateways[addr]
+	_, gateway := l.gateways[addr]
+	if gateway {
+		l.gateways[addr] = mac
+		if addr.Is4() || !l.answers.Is4() {
+			l.answers = addr
+		}
+	}
 	l.mu.Unlock()
 	if gateway {
 		l.note(answering.Gateway{})
@@ -598,6 +604,10 @@ func (l *loop) step(ctx context.Context) {
 			questions = append(questions, out.Address)
 		case answering.Control:
 			questions = append(questions, l.controls(out.Addresses)...)
+		case answering.AskGateway:
+			questions = append(questions, l.askGateway(ctx)...)
+		case answering.TryAPI:
+			l.try(ctx)
 		case answering.AskAPI:
 			l.ask(ctx, out)
 		}
@@ -662,6 +672,37 @@ func (l *loop) controls(addrs []netip.Addr) []netip.Addr {
 		addrs = append(addrs, gateway)
 	}
 	return addrs
+}
+
+// askGateway asks the gateway that answered last, by its MAC. It returns the ones that all hosts have to be asked for, where none
+// has answered.
+func (l *loop) askGateway(ctx context.Context) []netip.Addr {
+	l.mu.Lock()
+	addr, mac := l.answers, l.gateways[l.answers]
+	l.mu.Unlock()
+	if !addr.IsValid() {
+		return l.controls(nil)
+	}
+	if err := l.segment.AskHost(addr, mac); err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).V(2).Info("Cannot ask the gateway", "link", l.index, "gateway", addr, "err", err)
+	}
+	return nil
+}
+
+// tryPatience limits a try of the API: an answer that takes longer helps no pod.
+const tryPatience = 2 * time.Second
+
+// try tries whether the API server is reached at all.
+func (l *loop) try(ctx context.Context) {
+	l.asking.Go(func() {
+		ctx, cancel := context.WithTimeout(ctx, tryPatience)
+		defer cancel()
+		err := l.a.node.Reachable(ctx)
+		if err != nil {
+			klog.FromContext(ctx).V(2).Info("The gateway does not answer, nor does the API server", "link", l.index, "err", err)
+		}
+		l.note(answering.API{Reachable: err == nil})
+	})
 }
 
 // tell notes the standing of all addresses, and wakes who waits for one.

@@ -33,6 +33,8 @@ type wire struct {
 	hosts []*host
 	// beside is another network, by which nodes reach the ones of these names.
 	beside map[string]*Answerer
+	// noGateway: it is off.
+	noGateway bool
 }
 
 // host is a node as its segment and its kernel are.
@@ -46,6 +48,8 @@ type host struct {
 	answered func(netip.Addr, net.HardwareAddr)
 	// out: its cable is out.
 	out bool
+	// polls counts its questions to the gateway alone, apiTries the ones whether the API server is there.
+	polls, apiTries int
 	// own is its address on the segment.
 	own netip.Addr
 	// kernel has the addresses for which it answers, log the changes.
@@ -147,7 +151,7 @@ func (h *host) Question(addrs []netip.Addr) error {
 		if h.answered == nil || h.out || h.cut {
 			break
 		}
-		if addr == gateway {
+		if addr == gateway && !h.wire.noGateway {
 			h.answered(addr, net.HardwareAddr{2, 0, 0, 0, 0, 0xfe})
 		}
 		for _, other := range h.wire.hosts {
@@ -157,6 +161,20 @@ func (h *host) Question(addrs []netip.Addr) error {
 		}
 	}
 	return nil
+}
+
+func (h *host) AskHost(addr netip.Addr, _ net.HardwareAddr) error {
+	h.wire.mu.Lock()
+	h.polls++
+	h.wire.mu.Unlock()
+	return h.Question([]netip.Addr{addr})
+}
+
+func (h *host) Reachable(context.Context) error {
+	h.wire.mu.Lock()
+	defer h.wire.mu.Unlock()
+	h.apiTries++
+	return h.api
 }
 
 func (h *host) set(addr netip.Addr, answers bool) {
@@ -626,4 +644,42 @@ func TestQuestions(t *testing.T) {
 			t.Errorf("the node asked for %d addresses at once, want %d and the gateway", n.most, many)
 		}
 	})
+}
+
+// A node that reaches nobody closes the addresses of pods that asked for it, and no others, and opens them again when it is back. In
+// peace it asks the gateway alone, and the API server never.
+func TestCutOff(t *testing.T) {
+	for name, failover := range map[string]bool{"asked for failover": true, "did not": false} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
+				n, other := w.add("node"), w.add("other")
+				n.api, n.mine, n.version = nil, true, 5
+				start(other).Join(1, "eth0", netip.Addr{})
+				synctest.Wait()
+				n.set(address, true)
+				start(n).Carry(Holding{Address: address, Pod: "p", Link: 1, Gateway: gateway, Version: 5, Failover: failover}, true, 0)
+				set := func(out bool, api error) {
+					w.mu.Lock()
+					n.out, n.api = out, api
+					w.mu.Unlock()
+				}
+				time.Sleep(10 * time.Minute) //nolint:forbidigo // the clock is the test's
+				w.mu.Lock()
+				if wants := map[bool]int{true: 300}[failover]; n.apiTries != 0 || n.polls < wants-5 || n.polls > wants {
+					t.Errorf("in ten minutes of peace the node asked the gateway %d times, want %d, and the API server %d times", n.polls, wants, n.apiTries)
+				}
+				w.mu.Unlock()
+				set(true, errAway)
+				time.Sleep(6 * time.Second) //nolint:forbidigo // the clock is the test's
+				if n.answers(address) == failover {
+					t.Errorf("the node is cut off, and answers: %t", !failover)
+				}
+				set(false, nil)
+				time.Sleep(time.Second) //nolint:forbidigo // the clock is the test's
+				if !n.answers(address) {
+					t.Error("the node is back, and does not answer")
+				}
+			})
+		})
+	}
 }

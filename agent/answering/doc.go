@@ -16,8 +16,9 @@
 //   - Assert until denied. A node goes on asserting until the node that had the address last has denied that it
 //     answers for it. Each node asserts all its addresses once a minute, too, for holders that no record names.
 //   - Silent when cut off. A link without carrier answers for nothing. When it is back, the API or silence
-//     opens its addresses again. A node that reaches nobody at all closes the addresses whose pods have
-//     asked for failover.
+//     opens its addresses again. A node that reaches neither a gateway nor the API, and hears fewer than half of the nodes
+//     that it knows, closes the addresses whose pods have asked for failover. Only a node with such pods looks whether it does:
+//     it asks the gateway; where that is silent it tries the API; where that is, too, it calls the other nodes.
 //
 // The word is PIM's (RFC 7761, section 4.6): its routers find by Assert messages the one that forwards to a
 // segment. There the better metric wins.

@@ -3,7 +3,9 @@
 package answering_test
 
 import (
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	. "github.com/berth-dev/berth/agent/answering"
@@ -18,8 +20,8 @@ type judge struct {
 	heard  map[[2]int]bool
 	joined map[[2]int]Duration
 	alone  map[int]Duration
-	// gateway is since when a node reaches it.
-	gateway map[int]Duration
+	// gateway is since when a node reaches it, api and noAPI since when it reaches the API, or does not.
+	gateway, api, noAPI map[int]Duration
 	// lives is since when the agent of a node works.
 	lives map[int]Duration
 	// two has the longest time that two answered, by the line of the table.
@@ -43,7 +45,7 @@ type meeting struct {
 
 func newJudge(w *world) judge {
 	return judge{
-		w: w, met: map[meeting]Duration{}, heard: map[[2]int]bool{}, joined: map[[2]int]Duration{}, alone: map[int]Duration{}, gateway: map[int]Duration{}, lives: map[int]Duration{},
+		w: w, met: map[meeting]Duration{}, heard: map[[2]int]bool{}, joined: map[[2]int]Duration{}, alone: map[int]Duration{}, gateway: map[int]Duration{}, api: map[int]Duration{}, noAPI: map[int]Duration{}, lives: map[int]Duration{},
 		two: map[string]Duration{}, times: map[string]int{}, waits: map[int]Duration{},
 	}
 }
@@ -112,7 +114,26 @@ func (j *judge) closed(n *node, addr netip.Addr, cause Cause) {
 		if since, ok := j.gateway[n.index]; ok && w.now-since > 2*time.Second {
 			w.fail("%s closed %s though it hears the gateway", n.id.Name, addr)
 		}
+		// A try may have begun some seconds before.
+		const recently = 8 * time.Second
+		if since, ok := j.api[n.index]; ok && w.now-max(since, j.lives[n.index]) > recently {
+			w.fail("%s closed %s though it reaches the API", n.id.Name, addr)
+		}
+		if heard := j.near(n, recently); !w.lossy && 2*heard >= len(w.nodes)-1 {
+			w.fail("%s closed %s though it hears %d nodes", n.id.Name, addr, heard)
+		}
 	}
+}
+
+// near counts the nodes that a node has heard for a while, and that answer.
+func (j *judge) near(n *node, a Duration) (count int) {
+	for _, other := range j.w.nodes {
+		since, ok := j.joined[[2]int{n.index, other.index}]
+		if ok && n.hears(other) && other.works() && j.w.now-max(since, j.lives[other.index], j.lives[n.index]) > a {
+			count++
+		}
+	}
+	return count
 }
 
 // reach notes nodes that begin to hear each other.
@@ -121,6 +142,8 @@ func (j *judge) reach() {
 	for _, n := range w.nodes {
 		gateway := w.gateway && n.group == 0 && n.on()
 		note(j.gateway, n.index, gateway, w.now)
+		note(j.api, n.index, w.reaches(n), w.now)
+		note(j.noAPI, n.index, !w.reaches(n), w.now)
 		alone := !gateway
 		for _, other := range w.nodes {
 			alone = alone && !n.hears(other)
@@ -171,16 +194,16 @@ func (j *judge) meet(old, other *node) {
 
 // sight is all of a node that the judge sees.
 type sight struct {
-	on, works bool
-	group     int
-	changes   int
+	on, works, reaches bool
+	group              int
+	changes            int
 }
 
 // look judges the present. Where nothing has changed, it does so only while two answer.
 func (j *judge) look() {
 	changed := false
 	for i, n := range j.w.nodes {
-		if now := (sight{n.on(), n.works(), n.group, n.changes}); i >= len(j.seen) || j.seen[i] != now {
+		if now := (sight{n.on(), n.works(), j.w.reaches(n), n.group, n.changes}); i >= len(j.seen) || j.seen[i] != now {
 			changed = true
 		}
 	}
@@ -189,7 +212,7 @@ func (j *judge) look() {
 	}
 	j.seen, j.pairs = j.seen[:0], false
 	for _, n := range j.w.nodes {
-		j.seen = append(j.seen, sight{n.on(), n.works(), n.group, n.changes})
+		j.seen = append(j.seen, sight{n.on(), n.works(), j.w.reaches(n), n.group, n.changes})
 	}
 	j.reach()
 	for i, r := range j.w.records {
@@ -231,8 +254,24 @@ func (j *judge) waiting(r *record) bool {
 // patience is how long a node may wait for silence: eight questions, after the last answer.
 const patience = 15 * time.Second
 
-// looks fails where a node waits for too long.
+// alert is how long a node that is cut off may answer for pods that asked for failover: where the gateway was silent before, it
+// tries the API every half minute only.
+const alert = 40 * time.Second
+
+// looks fails where a node waits for too long, or has not seen for too long that it is cut off.
 func (j *judge) looks() {
+	for _, n := range j.w.nodes {
+		alone, is := j.alone[n.index]
+		away, isAway := j.noAPI[n.index]
+		if !is || !isAway || !n.works() || !n.on() || j.w.now-max(alone, away, j.lives[n.index]) < alert || !slices.Contains(slices.Collect(maps.Values(n.knows)), true) {
+			continue
+		}
+		for _, r := range j.w.records {
+			if _, answers := n.kernel[r.addr]; answers && r.failover {
+				j.w.fail("%s is cut off for %v, and answers for %s: %+v", n.id.Name, j.w.now-max(alone, away), r.addr, n.link.Standing(r.addr))
+			}
+		}
+	}
 	for i, since := range j.waits {
 		if r := j.w.records[i]; j.w.now-since > patience && j.waiting(r) {
 			j.w.fail("%s does not answer for %s for %v, and nobody else does: %+v", r.node.id.Name, r.addr, j.w.now-since, r.node.link.Standing(r.addr))

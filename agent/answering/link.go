@@ -38,8 +38,12 @@ const (
 	neighbourFor = time.Hour
 	// callInterval is the least time between two answers to Calls.
 	callInterval = 2 * time.Second
-	// cutOffAfter is how long API, gateway and most nodes are silent before a node is cut off.
+	// cutOffAfter is how long the gateway and most nodes are silent, and for half of it the API, before a node is cut off.
 	cutOffAfter = 5 * time.Second
+	// lookInterval is how often a node with addresses that it closes then asks the gateway, lookSoon while all are silent.
+	lookInterval, lookSoon = 2 * time.Second, 500 * time.Millisecond
+	// tryInterval is how seldom it tries the API at last where only the gateway is silent.
+	tryInterval = 30 * time.Second
 	// refutedFor is how long the API is asked about a node's assertions before they are heeded, after it refuted one.
 	refutedFor = 10 * time.Minute
 	// overslept is how late a caller may be. After a longer pause answers may have been lost.
@@ -72,6 +76,7 @@ const (
 
 // holding is an address that the API gave to a pod of this node.
 type holding struct {
+	addr     netip.Addr
 	version  Version
 	ownMAC   string
 	failover bool
@@ -121,25 +126,33 @@ type Link struct {
 	// up: the link has a carrier.
 	up       bool
 	holdings map[netip.Addr]*holding
+	// sorted are the holdings by their addresses, so that equal inputs have equal outputs, nil after a change.
+	sorted []*holding
 	// left are the addresses for which this node was the last to answer, and when it gave them up.
 	left map[netip.Addr]Duration
 	// nodes are the other nodes that were heard.
 	nodes map[Node]neighbour
 	// controlled and gateway are when a control was answered last, and one by a gateway.
 	controlled, gateway Duration
-	// silentAPI: the API server is not reached since apiSince.
-	silentAPI bool
-	apiSince  Duration
-	refuted   map[Node]Duration
+	// silentAPI: the API server was not reached by the last try, which ended at tried. trying: a TryAPI is under way.
+	silentAPI, trying bool
+	tried             Duration
+	// tryNext is when the API is tried next, tryWait how long the node waited before.
+	tryNext, tryWait Duration
+	// watching: the node looks whether it is cut off. listening is since when it would have heard the gateway. inDoubt: since
+	// doubts it has reached neither gateway nor API. cutOff: nor most of the nodes.
+	watching, inDoubt, cutOff bool
+	listening, doubts         Duration
+	refuted                   map[Node]Duration
 	// spread is how long the node waits before it answers a Call, so that not all do at once.
 	spread Duration
 	// kind is Call until the node has called the others, and then Hello.
 	kind Kind
-	// hello is when the next Hello is due, called when a Call was answered last, look when the
-	// node asks next whether it is cut off.
-	hello, called, look Duration
-	now                 Duration
-	out                 []Output
+	// hello is when the next Hello is due, called when a Call was answered last, calls when the node itself called
+	// because it may be cut off, look when it looks next whether it is.
+	hello, called, calls, look Duration
+	now                        Duration
+	out                        []Output
 }
 
 // long ago.
@@ -152,7 +165,7 @@ func NewLink(now Duration, self Node, mac string, addr netip.Addr) *Link {
 	_, _ = hash.Write([]byte(cmp.Or(self.UID, self.Name)))
 	l := &Link{
 		self: self, mac: mac, addr: addr, up: true, holdings: map[netip.Addr]*holding{}, left: map[netip.Addr]Duration{}, nodes: map[Node]neighbour{}, refuted: map[Node]Duration{},
-		controlled: longAgo, gateway: longAgo, called: longAgo, hello: now, now: now,
+		controlled: longAgo, gateway: longAgo, called: longAgo, calls: longAgo, tried: longAgo, hello: now, listening: now, now: now,
 		kind: Call, spread: Duration(hash.Sum32()) % (callInterval / 2),
 	}
 	return l
@@ -202,12 +215,12 @@ func (l *Link) Next() (due Duration, ok bool) {
 		return 0, false
 	}
 	due = l.hello
-	for _, h := range l.holdings {
+	for _, h := range l.each() {
 		if h.phase == Asking || h.asserts() {
 			due = min(due, h.due)
 		}
 	}
-	if l.silentAPI && l.hasFailover() {
+	if l.watching {
 		due = min(due, l.look)
 	}
 	return due, true
@@ -268,15 +281,13 @@ func (l *Link) emit(o ...Output) { l.out = append(l.out, o...) }
 
 // askAnew begins all questions again: the node was paused, and answers may have been lost.
 func (l *Link) askAnew(now Duration) {
-	for _, h := range l.holdings {
+	for _, h := range l.each() {
 		if h.phase == Asking {
 			h.begin(now)
 		}
 	}
-	l.look = max(l.look, now)
-	if l.silentAPI {
-		l.apiSince = now
-	}
+	l.look, l.listening = now, now
+	l.trying, l.inDoubt, l.cutOff = false, false, false
 }
 
 // begin begins the questions.
@@ -287,13 +298,14 @@ func (l *Link) leave(addr netip.Addr) {
 		l.left[addr] = l.now
 	}
 	delete(l.holdings, addr)
+	l.sorted = nil
 }
 
 func (l *Link) take(t Take) {
 	h := l.holdings[t.Address]
 	if h == nil {
-		h = &holding{}
-		l.holdings[t.Address] = h
+		h = &holding{addr: t.Address}
+		l.add(h)
 	}
 	h.failover, h.ownMAC = t.Failover, t.OwnMAC
 	if t.Version <= h.version && h.phase != 0 {
@@ -310,8 +322,8 @@ func (l *Link) take(t Take) {
 	delete(l.left, t.Address)
 	// A newer assertion that came before the API's word stands.
 	if h.newest > h.version {
-		l.close(t.Address, h, Newer)
-		l.ask(t.Address, h)
+		l.close(h, Newer)
+		l.ask(h)
 		return
 	}
 	l.askFor(h, last)
@@ -329,54 +341,54 @@ func (l *Link) carry(c Carry) {
 	if h := l.holdings[c.Address]; h != nil && c.Version <= h.version {
 		if !c.Answers && (h.phase == Answering || h.phase == Asking && h.again) {
 			// The word of the API that was asked for before may be older than the loss.
-			l.openAgain(c.Address, h, l.now)
+			l.openAgain(h, l.now)
 		}
 		return
 	}
-	h := &holding{version: c.Version, last: c.Last, denied: c.Last == l.self, ownMAC: c.OwnMAC, failover: c.Failover, phase: Answering, due: l.now}
-	l.holdings[c.Address] = h
+	h := &holding{addr: c.Address, version: c.Version, last: c.Last, denied: c.Last == l.self, ownMAC: c.OwnMAC, failover: c.Failover, phase: Answering, due: l.now}
+	l.add(h)
 	switch {
 	case c.Newest > c.Version:
 		h.newest = c.Newest
-		l.close(c.Address, h, Newer)
-		l.ask(c.Address, h)
+		l.close(h, Newer)
+		l.ask(h)
 	case !c.Answers:
-		l.openAgain(c.Address, h, l.now)
+		l.openAgain(h, l.now)
 	}
 }
 
 // openAgain has the node ask for an address for which it answered before.
-func (l *Link) openAgain(addr netip.Addr, h *holding, at Duration) {
+func (l *Link) openAgain(h *holding, at Duration) {
 	h.phase, h.cause, h.again = Asking, 0, true
 	h.begin(at)
-	l.ask(addr, h)
+	l.ask(h)
 }
 
-func (l *Link) ask(addr netip.Addr, h *holding) {
+func (l *Link) ask(h *holding) {
 	h.number++
 	h.pending = true
-	l.emit(AskAPI{Address: addr, Number: h.number})
+	l.emit(AskAPI{Address: h.addr, Number: h.number})
 }
 
 // close ends answers for an address, if there are any.
-func (l *Link) close(addr netip.Addr, h *holding, cause Cause) {
+func (l *Link) close(h *holding, cause Cause) {
 	if h.phase == Answering || cause == Newer {
-		l.emit(Close{addr, h.newest})
+		l.emit(Close{h.addr, h.newest})
 	}
 	h.phase, h.cause = Closed, cause
 }
 
-func (l *Link) open(addr netip.Addr, h *holding) {
+func (l *Link) open(h *holding) {
 	h.phase, h.cause, h.again = Answering, 0, false
 	h.due = l.now + repeat
-	l.emit(Open{addr})
+	l.emit(Open{h.addr})
 	// A virtual machine whose clock stood still may open long after its questions.
-	l.assert(addr, h)
+	l.assert(h)
 }
 
 // assert says to all that the address is this node's.
-func (l *Link) assert(addr netip.Addr, h *holding) {
-	m := Message{Kind: Assert, From: l.self, Address: addr, Version: h.version}
+func (l *Link) assert(h *holding) {
+	m := Message{Kind: Assert, From: l.self, Address: h.addr, Version: h.version}
 	if h.phase == Asking || !h.denied {
 		m.To = h.last
 	}
@@ -410,7 +422,9 @@ func (l *Link) hear(in Heard) {
 		}
 	case Call:
 		if in.To.Name == l.self.Name {
-			l.emit(Send{l.hail(Hello)})
+			m := l.hail(Hello)
+			m.To = in.From
+			l.emit(Send{m})
 			return
 		}
 		if in.To == (Node{}) && l.now-l.called >= callInterval {
@@ -434,13 +448,13 @@ func (l *Link) heardAssert(m Message) {
 		if l.now < l.refuted[m.From] && !l.silentAPI {
 			asked = false
 			if !h.pending {
-				l.ask(m.Address, h)
+				l.ask(h)
 			}
 			break
 		}
 		if h.phase != Closed || h.cause != Newer {
-			l.close(m.Address, h, Newer)
-			l.ask(m.Address, h)
+			l.close(h, Newer)
+			l.ask(h)
 		}
 	case m.Version < h.version:
 		asked = false
@@ -494,35 +508,42 @@ func (l *Link) carrier(c Carrier) {
 		return
 	}
 	l.up = c.Up
-	for _, addr := range l.addresses() {
-		h := l.holdings[addr]
+	for _, h := range l.each() {
 		switch {
 		case !c.Up && h.phase == Answering:
-			l.close(addr, h, NoCarrier)
+			l.close(h, NoCarrier)
 		case c.Up && h.phase == Closed && h.cause == NoCarrier:
-			l.openAgain(addr, h, l.now+c.Jitter)
+			l.openAgain(h, l.now+c.Jitter)
 		case c.Up && h.phase == Asking && h.again:
-			l.openAgain(addr, h, l.now+c.Jitter)
+			l.openAgain(h, l.now+c.Jitter)
 		case c.Up && h.phase == Asking:
 			h.begin(l.now + c.Jitter)
 		}
 	}
 	l.hello, l.kind = l.now+c.Jitter, Call
+	l.look, l.listening = l.now, l.now
+	l.inDoubt, l.cutOff = false, false
 }
 
 func (l *Link) api(reachable bool) {
+	l.trying, l.tried, l.tryNext = false, l.now, l.now
+	if reachable {
+		l.tryWait = min(max(lookInterval, 2*l.tryWait), tryInterval)
+		l.tryNext += l.tryWait
+	}
 	if reachable != l.silentAPI {
 		return
 	}
-	l.silentAPI, l.apiSince = !reachable, l.now
-	l.look = l.now
+	l.silentAPI = !reachable
 	if !reachable {
+		// It may have been an older try's failure, and the next one reach it.
+		l.look = min(l.look, l.now+lookSoon)
 		return
 	}
 	l.openCutOff()
-	for _, addr := range l.addresses() {
-		if h := l.holdings[addr]; h.pending {
-			l.ask(addr, h)
+	for _, h := range l.each() {
+		if h.pending {
+			l.ask(h)
 		}
 	}
 }
@@ -535,7 +556,7 @@ func (l *Link) verdict(v Verdict) {
 	h.pending = false
 	if !v.Mine {
 		// Leave follows.
-		l.close(v.Address, h, Newer)
+		l.close(h, Newer)
 		return
 	}
 	h.version = max(h.version, v.Version)
@@ -548,13 +569,21 @@ func (l *Link) verdict(v Verdict) {
 	case h.phase == Closed && h.cause == Newer:
 		l.askFor(h, v.Last)
 	case h.phase == Asking && h.again && l.up:
-		l.open(v.Address, h)
+		l.open(h)
 	}
 }
 
-// addresses are sorted, so that equal inputs have equal outputs.
-func (l *Link) addresses() []netip.Addr {
-	return slices.SortedFunc(maps.Keys(l.holdings), netip.Addr.Compare)
+// each returns the holdings, by their addresses. A change of the holdings does not change it.
+func (l *Link) each() []*holding {
+	if l.sorted == nil && len(l.holdings) > 0 {
+		l.sorted = slices.SortedFunc(maps.Values(l.holdings), func(x, y *holding) int { return x.addr.Compare(y.addr) })
+	}
+	return l.sorted
+}
+
+func (l *Link) add(h *holding) {
+	l.holdings[h.addr] = h
+	l.sorted = nil
 }
 
 // pass does the work that is due.
@@ -563,12 +592,8 @@ func (l *Link) pass() {
 		l.hello = l.now + helloInterval
 		l.sayHello()
 	}
-	if l.silentAPI && l.now >= l.look && l.hasFailover() {
-		l.look = l.now + time.Second
-		l.lookAround()
-	}
-	for _, addr := range l.addresses() {
-		h := l.holdings[addr]
+	l.watch()
+	for _, h := range l.each() {
 		switch {
 		case h.phase == Asking && l.now >= h.due:
 			switch {
@@ -576,12 +601,12 @@ func (l *Link) pass() {
 				h.answered, h.heard = h.macs, true
 				h.begin(l.now + repeat)
 			case l.silent(h):
-				l.open(addr, h)
+				l.open(h)
 			default:
-				l.question(addr, h)
+				l.question(h)
 			}
 		case h.asserts() && l.now >= h.due:
-			l.question(addr, h)
+			l.question(h)
 		}
 	}
 }
@@ -594,9 +619,9 @@ func (h *holding) asserts() bool {
 // hail returns a Hello or Call.
 func (l *Link) hail(kind Kind) Message {
 	m := Message{Kind: kind, From: l.self, MAC: l.mac, Address: l.addr}
-	for _, addr := range l.addresses() {
-		if !m.Address.IsValid() && l.holdings[addr].phase == Answering {
-			m.Address = addr
+	for _, h := range l.each() {
+		if !m.Address.IsValid() && h.phase == Answering {
+			m.Address = h.addr
 		}
 	}
 	return m
@@ -647,9 +672,9 @@ func (l *Link) seek(s Seek) {
 func (l *Link) sayHello() {
 	l.emit(Send{l.hail(l.kind)})
 	l.kind = Hello
-	for _, addr := range l.addresses() {
-		if h := l.holdings[addr]; h.phase == Answering {
-			l.assert(addr, h)
+	for _, h := range l.each() {
+		if h.phase == Answering {
+			l.assert(h)
 		}
 	}
 	maps.DeleteFunc(l.left, func(_ netip.Addr, at Duration) bool { return l.now-at > neighbourFor })
@@ -658,9 +683,9 @@ func (l *Link) sayHello() {
 }
 
 // question asserts an address and asks who answers for it.
-func (l *Link) question(addr netip.Addr, h *holding) {
-	l.assert(addr, h)
-	l.emit(Question{addr})
+func (l *Link) question(h *holding) {
+	l.assert(h)
+	l.emit(Question{h.addr})
 	if h.phase == Answering {
 		h.due = l.now + repeat
 		return
@@ -700,8 +725,10 @@ func (l *Link) silent(h *holding) bool {
 	switch {
 	case h.asked < questions:
 		return false
-	case h.word, !h.controls(), l.now-max(h.since, l.controlled) >= patience:
+	case h.word, !h.controls():
 		return true
+	case l.now-max(h.since, l.controlled) >= patience:
+		return !l.cutOff || !h.failover
 	case h.again, h.heard, !h.agreed(l.self):
 		return h.controlled >= doubted
 	default:
@@ -709,55 +736,95 @@ func (l *Link) silent(h *holding) bool {
 	}
 }
 
-func (l *Link) hasFailover() bool {
-	for _, h := range l.holdings {
-		if h.failover {
-			return true
-		}
+// watch looks whether the node is cut off while it has addresses that it closes then.
+func (l *Link) watch() {
+	failover, asking := false, false
+	for _, h := range l.each() {
+		failover = failover || h.failover
+		asking = asking || h.phase == Asking
 	}
-	return false
+	if failover && !l.watching {
+		l.look, l.listening = l.now, l.now
+	}
+	if !failover {
+		l.cutOff = false
+	}
+	if l.watching = failover; !failover || l.now < l.look {
+		return
+	}
+	silent := l.now - max(l.gateway, l.listening)
+	switch {
+	case silent < lookInterval:
+		l.look = l.now - silent + lookInterval
+	case silent < cutOffAfter/2:
+		l.look = l.now - silent + cutOffAfter/2
+		if !asking {
+			// Else its answer could be taken for a control's.
+			l.emit(AskGateway{})
+		}
+	default:
+		l.lookAround(silent)
+		return
+	}
+	l.inDoubt, l.cutOff = false, false
+	l.tryNext, l.tryWait = l.now, 0
+	if l.gateway >= l.listening {
+		l.openCutOff()
+	}
 }
 
-// lookAround closes the addresses of pods that asked for failover while this node is cut off: it reaches
-// neither API nor gateway, and hears fewer than half of the nodes that it knows.
-func (l *Link) lookAround() {
-	l.emit(l.control(""))
-	if l.now-l.gateway < cutOffAfter/2 {
-		l.openCutOff()
+// lookAround tries the API, as the gateway is silent, and calls the other nodes. It closes the addresses of pods that asked for
+// failover while this node is cut off: it reaches neither gateway nor API, and hears fewer than half of the nodes that it knows.
+func (l *Link) lookAround(silent Duration) {
+	l.emit(Control{})
+	if !l.trying && l.now >= l.tryNext {
+		l.trying = true
+		l.emit(TryAPI{})
+	}
+	tried := l.tried >= l.now-min(silent, cutOffAfter)
+	l.look = l.now + lookSoon
+	if !l.silentAPI && l.tried >= l.now-silent {
+		l.look = max(l.look, l.tryNext)
+		l.inDoubt, l.cutOff = false, false
 		return
 	}
-	if l.now-l.apiSince < cutOffAfter/2 {
-		return
+	if !l.inDoubt {
+		l.inDoubt, l.doubts = true, l.now
 	}
-	l.emit(Send{l.hail(Call)})
-	known, heard := 0, 0
+	known, heard, lately := len(l.nodes), 0, 0
 	for _, n := range l.nodes {
-		if l.now-n.heard <= neighbourFor {
-			known++
-		}
 		if l.now-n.heard < cutOffAfter {
 			heard++
 		}
+		if l.now-n.heard < cutOffAfter/2 {
+			lately++
+		}
 	}
-	if l.now-l.gateway < cutOffAfter || 2*heard >= known {
+	// The API mostly answers before.
+	if l.now-l.doubts >= lookSoon && 2*lately < known && l.now-l.calls >= 2*lookSoon {
+		l.calls = l.now
+		l.emit(Send{l.hail(Call)})
+	}
+	switch {
+	case !tried:
+	case 2*heard >= known:
+		l.cutOff = false
 		l.openCutOff()
-		return
-	}
-	if l.now-l.apiSince < cutOffAfter {
-		return
-	}
-	for _, addr := range l.addresses() {
-		if h := l.holdings[addr]; h.failover && h.phase == Answering {
-			l.close(addr, h, CutOff)
+	case l.now-l.doubts >= cutOffAfter/2:
+		l.cutOff = true
+		for _, h := range l.each() {
+			if h.failover && h.phase == Answering {
+				l.close(h, CutOff)
+			}
 		}
 	}
 }
 
 // openCutOff has the node ask for the addresses that it closed when it was cut off.
 func (l *Link) openCutOff() {
-	for _, addr := range l.addresses() {
-		if h := l.holdings[addr]; h.phase == Closed && h.cause == CutOff {
-			l.openAgain(addr, h, l.now)
+	for _, h := range l.each() {
+		if h.phase == Closed && h.cause == CutOff {
+			l.openAgain(h, l.now)
 		}
 	}
 }

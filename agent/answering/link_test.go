@@ -81,3 +81,77 @@ func TestSpread(t *testing.T) {
 		t.Errorf("100 nodes answer at %d times", len(times))
 	}
 }
+
+// A node with pods that asked for failover polls the gateway. It tries the API only while that is silent, calls the others only while
+// the API is, too, and closes the addresses soon after nothing answers. A node without such pods does none of it.
+func TestCutOff(t *testing.T) {
+	addr := netip.MustParseAddr("10.0.70.5")
+	for name, c := range map[string]struct {
+		without, gateway, api bool
+		// others is how many of four nodes answer calls.
+		others int
+		closes bool
+		// polls, tries and calls are the most in ten minutes.
+		polls, tries, calls int
+	}{
+		"nobody answers":           {closes: true, polls: 1, tries: 1200, calls: 601},
+		"one node of four":         {others: 1, closes: true, polls: 1, tries: 1200, calls: 601},
+		"half of the nodes":        {others: 2, polls: 1, tries: 1200, calls: 601},
+		"the gateway alone":        {gateway: true, polls: 300},
+		"the API alone":            {api: true, polls: 1, tries: 25},
+		"all":                      {gateway: true, api: true, others: 4, polls: 300},
+		"nobody, and no such pod":  {without: true},
+		"the API, and no such pod": {without: true, api: true},
+		"the API and one node":     {others: 1, api: true, polls: 1, tries: 25},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, now := NewLink(0, Node{Name: "self"}, "mac", netip.MustParseAddr("10.0.60.1")), time.Duration(0)
+			hello := func(i int) Input {
+				return Heard{Message: Message{Kind: Hello, From: Node{Name: fmt.Sprint("node", i)}, MAC: "x", Address: netip.AddrFrom4([4]byte{10, 0, 60, byte(i + 2)})}}
+			}
+			inputs := []Input{Carry{Address: addr, Version: 1, Failover: !c.without, Answers: true}, hello(0), hello(1), hello(2), hello(3)}
+			closed, polls, tries, calls := time.Duration(0), 0, 0, 0
+			for began := true; now < 10*time.Minute; began = false {
+				outputs := l.Step(now, inputs...)
+				inputs = nil
+				for _, out := range outputs {
+					switch out := out.(type) {
+					case AskGateway, Control:
+						if out == (AskGateway{}) {
+							polls++
+						}
+						if c.gateway {
+							inputs = append(inputs, Gateway{})
+						}
+					case TryAPI:
+						tries++
+						inputs = append(inputs, API{Reachable: c.api})
+					case Close:
+						closed = now
+					case Send:
+						if out.Kind == Call && !began {
+							calls++
+							for i := range c.others {
+								inputs = append(inputs, hello(i))
+							}
+						}
+					}
+				}
+				due, ok := l.Next()
+				if !ok {
+					t.Fatal("nothing is due")
+				}
+				if len(inputs) > 0 {
+					due = now + time.Millisecond
+				}
+				now = max(now, due)
+			}
+			if c.closes != (closed > 0) || closed > 6*time.Second || polls > c.polls || tries > c.tries || calls > c.calls {
+				t.Errorf("closed at %v, want %t; %d polls, %d tries, %d calls; at most %d, %d, %d", closed, c.closes, polls, tries, calls, c.polls, c.tries, c.calls)
+			}
+			if c.gateway && polls < c.polls-10 {
+				t.Errorf("%d polls, want about %d", polls, c.polls)
+			}
+		})
+	}
+}

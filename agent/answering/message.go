@@ -90,7 +90,7 @@ type (
 		Up     bool
 		Jitter Duration
 	}
-	// API says whether the API server is reached, after a change.
+	// API says whether the API server was reached, by a TryAPI or a try of an AskAPI.
 	API struct{ Reachable bool }
 	// Verdict is the API's answer to the AskAPI of this Number.
 	Verdict struct {
@@ -144,6 +144,10 @@ type (
 	Question struct{ Address netip.Addr }
 	// Control asks the segment once for the gateways and for the addresses, which other nodes have.
 	Control struct{ Addresses []netip.Addr }
+	// AskGateway asks a gateway of the segment once, without a broadcast where its MAC is known.
+	AskGateway struct{}
+	// TryAPI tries whether the API server is reached at all. An API answers it, within seconds.
+	TryAPI struct{}
 	// AskAPI asks the API whose the address is; a Verdict with the same Number answers it. It is asked once,
 	// and again after the API was not reached.
 	AskAPI struct {
@@ -152,9 +156,11 @@ type (
 	}
 )
 
-func (Open) output()     {}
-func (Close) output()    {}
-func (Send) output()     {}
-func (Question) output() {}
-func (Control) output()  {}
-func (AskAPI) output()   {}
+func (Open) output()       {}
+func (Close) output()      {}
+func (Send) output()       {}
+func (Question) output()   {}
+func (Control) output()    {}
+func (AskGateway) output() {}
+func (TryAPI) output()     {}
+func (AskAPI) output()     {}

@@ -99,6 +99,9 @@ func (w *world) hour() {
 		}
 	}
 	w.after(5*time.Second, disturb)
+	if slices.ContainsFunc(w.records, func(r *record) bool { return r.failover }) {
+		w.cutOff(unrest)
+	}
 	w.run(unrest + 10*time.Minute)
 	w.heal()
 	// The agents see the API again, those of other nodes fall silent, and eight questions have no answer.
@@ -106,6 +109,19 @@ func (w *world) hour() {
 	w.judgePeace()
 	w.run(time.Hour)
 	w.judgePeace()
+}
+
+// cutOff cuts nodes off from all now and then, until a time.
+func (w *world) cutOff(until Duration) {
+	w.after(w.between(0, 2*time.Minute), func() {
+		if w.now >= until {
+			return
+		}
+		n, d := w.nodes[w.IntN(len(w.nodes))], pickOf(w, 5*time.Second, 20*time.Second, 100*time.Second)
+		n.block(d)
+		n.loseAPI(d)
+		w.cutOff(until)
+	})
 }
 
 // judgePeace fails where not exactly the nodes of the records answer.
@@ -234,12 +250,12 @@ func (n *node) forge(r *record) {
 	}
 }
 
+// tellAPI has the agent see soon that its watches go on again.
 func (n *node) tellAPI() {
 	w := n.world
 	w.after(w.between(10*time.Millisecond, 3*time.Second), func() {
 		if n.works() && n.told != w.reaches(n) {
 			n.told = !n.told
-			n.step(API{n.told})
 			if n.told {
 				n.verify()
 			}

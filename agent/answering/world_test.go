@@ -4,7 +4,6 @@ package answering_test
 
 import (
 	"cmp"
-	"container/heap"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -46,23 +45,44 @@ type event struct {
 }
 
 // events are a heap, the next one first.
-type events struct{ all []event }
+type events []event
 
-func (e *events) Len() int { return len(e.all) }
-func (e *events) Less(i, j int) bool {
-	return e.all[i].at < e.all[j].at || e.all[i].at == e.all[j].at && e.all[i].number < e.all[j].number
+func (e *events) before(i, j int) bool {
+	q := *e
+	return q[i].at < q[j].at || q[i].at == q[j].at && q[i].number < q[j].number
 }
-func (e *events) Swap(i, j int) { e.all[i], e.all[j] = e.all[j], e.all[i] }
-func (e *events) Push(x any) {
-	if next, ok := x.(event); ok {
-		e.all = append(e.all, next)
+
+func (e *events) push(next event) {
+	*e = append(*e, next)
+	q := *e
+	for i := len(q) - 1; i > 0; {
+		above := (i - 1) / 2
+		if !e.before(i, above) {
+			return
+		}
+		q[i], q[above] = q[above], q[i]
+		i = above
 	}
 }
-func (e *events) Pop() any {
-	last := e.all[len(e.all)-1]
-	e.all[len(e.all)-1] = event{}
-	e.all = e.all[:len(e.all)-1]
-	return last
+
+func (e *events) pop() event {
+	q := *e
+	first, last := q[0], len(q)-1
+	q[0] = q[last]
+	q[last] = event{}
+	q = q[:last]
+	*e = q
+	for i := 0; ; {
+		below := 2*i + 1
+		if below+1 < last && e.before(below+1, below) {
+			below++
+		}
+		if below >= last || !e.before(below, i) {
+			return first
+		}
+		q[i], q[below] = q[below], q[i]
+		i = below
+	}
 }
 
 // record is a FloatingIP.
@@ -111,7 +131,7 @@ type node struct {
 	carrier bool
 	// group has the ports of the switch that reach each other; a negative one is alone.
 	group int
-	// api: the node reaches the API server, if that is up. told: its agent knows.
+	// api: the node reaches the API server, if that is up. told: its agent's watches go on, or not, as that is.
 	api, told bool
 	// kernel has the addresses for which it answers, with the time since when.
 	kernel map[netip.Addr]answers
@@ -167,13 +187,13 @@ func (w *world) logf(format string, args ...any) {
 
 func (w *world) after(d Duration, do func()) {
 	w.number++
-	heap.Push(&w.queue, event{w.now + d, w.number, do})
+	w.queue.push(event{w.now + d, w.number, do})
 }
 
 // run lets time pass.
 func (w *world) run(until Duration) {
-	for w.err == nil && w.queue.Len() > 0 && w.queue.all[0].at <= until {
-		e, _ := heap.Pop(&w.queue).(event)
+	for w.err == nil && len(w.queue) > 0 && w.queue[0].at <= until {
+		e := w.queue.pop()
 		w.now = max(w.now, e.at)
 		e.do()
 		w.judge.look()
@@ -195,6 +215,9 @@ func (n *node) hears(other *node) bool {
 	return n != other && n.on() && other.on() && n.group == other.group && n.group >= 0
 }
 
+// clock is the agent's time.
+func (n *node) clock() Duration { return n.world.now - n.slept }
+
 // step has the agent do something, now or when it is not hung any more.
 func (n *node) step(inputs ...Input) {
 	if n.link == nil || !n.powered || n.paused {
@@ -211,7 +234,7 @@ func (n *node) step(inputs ...Input) {
 		_, verdict := in.(Verdict)
 		said = said || verdict
 	}
-	for _, out := range n.link.Step(n.world.now-n.slept, inputs...) {
+	for _, out := range n.link.Step(n.clock(), inputs...) {
 		n.do(said, out)
 	}
 	n.arm()
@@ -272,6 +295,12 @@ func (n *node) do(said bool, out Output) {
 		for _, addr := range out.Addresses {
 			w.ask(n, addr)
 		}
+	case AskGateway:
+		if w.gateway && n.on() && n.group == 0 {
+			w.back(n, n, func() { n.step(Gateway{}) })
+		}
+	case TryAPI:
+		n.tryAPI(n.link)
 	case AskAPI:
 		n.askAPI(n.link, out)
 	}
@@ -356,6 +385,30 @@ func (w *world) back(from, to *node, do func()) {
 	w.after(w.between(100*time.Microsecond, late), do)
 }
 
+// tryAPI tries the API server. A try that fails does so at once, or when its patience is over.
+func (n *node) tryAPI(link *Link) {
+	w := n.world
+	w.after(w.between(time.Millisecond, 50*time.Millisecond), func() {
+		reached := w.reaches(n)
+		patience := Duration(0)
+		if !reached {
+			patience = pickOf(w, time.Millisecond, 2*time.Second)
+		}
+		w.after(patience, func() { n.tell(link, API{reached}) })
+	})
+}
+
+// tell tells the agent of the end of a try, after a pause of the node.
+func (n *node) tell(link *Link, in API) {
+	switch {
+	case n.link != link:
+	case n.paused:
+		n.world.after(500*time.Millisecond, func() { n.tell(link, API{}) })
+	default:
+		n.step(in)
+	}
+}
+
 func (n *node) askAPI(link *Link, out AskAPI) {
 	w := n.world
 	w.after(w.between(time.Millisecond, 50*time.Millisecond), func() {
@@ -363,6 +416,7 @@ func (n *node) askAPI(link *Link, out AskAPI) {
 			return
 		}
 		if !w.reaches(n) {
+			n.tell(link, API{})
 			w.after(500*time.Millisecond, func() { n.askAPI(link, out) })
 			return
 		}
@@ -384,7 +438,7 @@ func (n *node) askAPI(link *Link, out AskAPI) {
 				c.version = v.Version
 				n.state[out.Address] = c
 			}
-			n.step(v)
+			n.step(API{true}, v)
 			if !v.Mine && n.state[out.Address].pod == has.pod {
 				n.gone(out.Address, has.pod)
 			}
@@ -407,7 +461,7 @@ func (n *node) gone(addr netip.Addr, pod int) {
 func (n *node) start() {
 	w := n.world
 	n.hung, n.backlog, n.timer, n.stood = false, nil, -1, -time.Hour
-	n.link, n.knows = NewLink(w.now-n.slept, n.id, n.mac, n.addr), map[int]bool{}
+	n.link, n.knows = NewLink(n.clock(), n.id, n.mac, n.addr), map[int]bool{}
 	w.judge.alive(n)
 	n.told = w.reaches(n)
 	for _, addr := range sorted(n.state) {
@@ -419,9 +473,6 @@ func (n *node) start() {
 	}
 	if !n.carrier {
 		n.step(Carrier{})
-	}
-	if !n.told {
-		n.step(API{})
 	}
 	n.step()
 	n.verify()

@@ -37,6 +37,8 @@ type clients struct {
 	// CustomResourceDefinition says whether it has.
 	clusterPolicies           *clusterPolicies
 	customResourceDefinitions metadata.Getter
+	// reachable returns an error where the API server answers nothing.
+	reachable func(ctx context.Context) error
 }
 
 // clusterPolicies reads and writes ClusterNetworkPolicies. Safe for concurrent use.
@@ -48,6 +50,9 @@ func newClients(config *rest.Config) (*clients, error) {
 		return nil, fmt.Errorf("prepare connections to the API server: %w", err)
 	}
 	c := &clients{}
+	if c.reachable, err = apiReachable(config); err != nil {
+		return nil, err
+	}
 	if c.core, err = kube.NewForConfigAndClient(config, connections); err != nil {
 		return nil, err
 	}

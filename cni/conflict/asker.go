@@ -80,7 +80,7 @@ func (a *Asker) Question(addrs []netip.Addr) error {
 			if addr.Is4() != s.is4 || s.is4 && len(senders) == 0 {
 				continue
 			}
-			f := question(a.link.HardwareAddr, senders, addr)
+			f := question(a.link.HardwareAddr, frame.Broadcast(), senders, addr)
 			if _, err := s.conn.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]}); err != nil {
 				errs = append(errs, fmt.Errorf("send on link %s: %w", a.link.Name, err))
 				break
@@ -90,14 +90,14 @@ func (a *Asker) Question(addrs []netip.Addr) error {
 	return errors.Join(errs...)
 }
 
-// question returns the frame that asks for an address. An IPv4 question has the sender in the network of the address,
+// question returns the frame that asks for an address, an IPv4 one at the host to. It has the sender in the network of the address,
 // or the first.
-func question(mac net.HardwareAddr, senders []netip.Prefix, addr netip.Addr) []byte {
+func question(mac, to net.HardwareAddr, senders []netip.Prefix, addr netip.Addr) []byte {
 	if addr.Is6() {
 		return frame.DuplicateProbe(mac, addr)
 	}
 	i := max(0, slices.IndexFunc(senders, func(p netip.Prefix) bool { return p.Contains(addr) }))
-	return frame.ARP{Operation: frame.ARPRequest, SenderMAC: mac, Sender: senders[i].Addr(), Target: addr}.To(frame.Broadcast())
+	return frame.ARP{Operation: frame.ARPRequest, SenderMAC: mac, Sender: senders[i].Addr(), Target: addr}.To(to)
 }
 
 // Hear calls answered with each answer, also to other hosts' IPv6 questions, until ctx ends, and returns nil then. It is

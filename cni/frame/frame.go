@@ -134,6 +134,14 @@ func DuplicateProbe(mac net.HardwareAddr, target netip.Addr) []byte {
 	return ICMPv6(mac, groupMAC, netip.IPv6Unspecified(), netip.AddrFrom16(group), message)
 }
 
+// Solicitation returns the neighbour solicitation by which a node asks one host, whose MAC it knows, whether it still has an
+// address (RFC 4861, section 7.3.3). source is the node's own.
+func Solicitation(mac, to net.HardwareAddr, source, target netip.Addr) []byte {
+	tgt := target.As16()
+	message := append([]byte{NeighborSolicitation, 0, 0, 0, 0, 0, 0, 0}, tgt[:]...)
+	return ICMPv6(mac, to, source, target, append(append(message, 1, 1), mac...))
+}
+
 // Advertisement has the fields of a neighbour advertisement.
 type Advertisement struct {
 	Target netip.Addr

@@ -456,3 +456,42 @@ func TestLinks(t *testing.T) {
 		return nil
 	})
 }
+
+// One host is asked alone, by the MAC that it had, and answers; another one gets no frame.
+func TestAskHost(t *testing.T) {
+	netnstest.Need(t)
+	w, a, b, third := netnstest.NewWire(t), netnstest.New(t), netnstest.New(t), netnstest.New(t)
+	for i, h := range []*netnstest.Host{a, b, third} {
+		w.Plug(h, "eth0", netip.MustParsePrefix(fmt.Sprintf("10.0.60.1%d/24", i+1)), netip.MustParsePrefix(fmt.Sprintf("2001:db8:60::1%d/64", i+1)))
+	}
+	a.Ping("2001:db8:60::12")
+	s := join(t, a, "eth0", "c", 1)
+	var questions *packet.Conn
+	third.Run(func() error {
+		link, err := net.InterfaceByName("eth0")
+		if err == nil {
+			questions, err = packet.Listen(link, packet.Raw, unix.ETH_P_ARP, nil)
+		}
+		return err
+	})
+	defer questions.Close()
+	for addr, want := range map[string]string{"10.0.60.12": "10.0.60.12 " + b.MAC("eth0").String(), "2001:db8:60::12": "2001:db8:60::12 " + b.MAC("eth0").String()} {
+		a.Run(func() error { return s.AskHost(netip.MustParseAddr(addr), b.MAC("eth0")) })
+		if got := wait(t, s.answered); got != want {
+			t.Errorf("answered: %s, want %s", got, want)
+		}
+	}
+	// The next question is for all, and the first one that the third host gets.
+	a.Run(func() error { return s.Question([]netip.Addr{netip.MustParseAddr("10.0.60.99")}) })
+	buffer := make([]byte, 2000)
+	if err := questions.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	n, _, err := questions.ReadFrom(buffer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, _, ok := frame.ParseARP(buffer[:n]); !ok || got.Target != netip.MustParseAddr("10.0.60.99") {
+		t.Errorf("the third host got a question for %s", got.Target)
+	}
+}

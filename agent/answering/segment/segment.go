@@ -196,6 +196,12 @@ func (s *Segment) broadcast(codec *datagram.Codec, internalIP netip.Addr, messag
 // network namespace of the link.
 func (s *Segment) Question(addrs []netip.Addr) error { return s.asker.Question(addrs) }
 
+// AskHost asks the host with a MAC once whether it has an address, without a broadcast. It runs in the network namespace of the
+// link.
+func (s *Segment) AskHost(addr netip.Addr, mac net.HardwareAddr) error {
+	return s.asker.AskHost(addr, mac)
+}
+
 // Run calls heard with each message of another node, and answered with each answer of a host for an address and its MAC, also
 // to other hosts' IPv6 questions, until ctx ends, and returns nil then. It is called once. Calls may be in parallel,
 // those of heard are in the order of the frames. Where the link goes down and comes up again it goes on; where it is removed,
