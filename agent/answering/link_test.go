@@ -155,3 +155,30 @@ func TestCutOff(t *testing.T) {
 		})
 	}
 }
+
+// A node that is cut off does not begin to answer for a pod that asked for failover because it has heard nobody for a minute.
+func TestCutOffAsks(t *testing.T) {
+	addr := netip.MustParseAddr("10.0.70.5")
+	for _, failover := range []bool{false, true} {
+		l, now := NewLink(0, Node{Name: "self"}, "mac", netip.Addr{}), time.Duration(0)
+		inputs := []Input{Heard{Message: Message{Kind: Hello, From: Node{Name: "other"}}}, Carry{Address: addr, Version: 1, Failover: failover}}
+		opened := false
+		for now < 5*time.Minute {
+			outputs := l.Step(now, inputs...)
+			inputs = nil
+			for _, out := range outputs {
+				switch out.(type) {
+				case Open:
+					opened = true
+				case AskAPI, TryAPI:
+					inputs = append(inputs, API{})
+				}
+			}
+			due, _ := l.Next()
+			now = max(now+time.Millisecond, due)
+		}
+		if opened == failover {
+			t.Errorf("for a pod that asked for failover: %t, the node begins to answer: %t", failover, opened)
+		}
+	}
+}
