@@ -85,21 +85,23 @@ const (
 const most = 1.1
 
 // growTo returns the sizes that may grow, and how far: the UIDs of pods that were deleted, which
-// the reclaimer and the plugin forget by number; in both books the order in which addresses were given;
+// the reclaimer, in two caches, and the plugin forget by number; in both books the order in which addresses were given;
 // the addresses that Deployments keep for the pods that an update starts before it ends others; and, in both books, the
-// lists of the addresses of Deployments that have many by that, since their first update.
+// lists of the addresses of Deployments that have many by that, since their first update: each has them by kind.
 func (d *day) growTo() map[string]int {
-	spare, listed := 0, 0
+	spare, listed, large := 0, 0, 0
 	for _, w := range d.workloads {
 		if w.policy == v1alpha1.ReleaseRetain && !w.stateful {
 			spare += w.batch()
 			listed += w.replicas + w.batch()
+			large++
 		}
 	}
 	return map[string]int{
-		"golang_lru.Cache.cache": 16384 + 10_000,
+		"golang_lru.Cache.cache": 2*16384 + 10_000,
 		"allocator.page.entries": 2 * d.capacity, "allocator.index.pages": d.capacity / 16,
-		"allocator.Allocator.byPod": 2 * listed, "allocator.Allocator.byPod[]": 2 * listed, "allocator.holding.ready[]": 2 * spare,
+		"allocator.Allocator.byPod": 2 * listed, "allocator.Allocator.byPod[]": 2 * listed,
+		"allocator.Allocator.large": 2 * large, "allocator.holding.ready": 2 * spare, "allocator.holding.ready[]": 2 * spare,
 		"reclaim.sequence.yielding": spare + int(d.claim.Spec.Size),
 	}
 }
