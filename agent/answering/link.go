@@ -89,7 +89,7 @@ type holding struct {
 	deniedAt Duration
 	// again: this node answered before, and opens the address again.
 	again bool
-	// word: a person said that no other node answers.
+	// word: a person said that no other node answers, of these questions.
 	word bool
 	// newest is the greatest version that another node, newestFrom, asserted.
 	newest     Version
@@ -331,7 +331,7 @@ func (l *Link) take(t Take) {
 
 // askFor has the node ask for an address before it answers.
 func (l *Link) askFor(h *holding, last Node) {
-	h.phase, h.cause, h.again, h.heard = Asking, 0, false, false
+	h.phase, h.cause, h.again, h.heard, h.word = Asking, 0, false, false, false
 	// This node itself does not answer; who had the address before it is not known.
 	h.last, h.denied = last, last == l.self
 	h.begin(l.now)
@@ -359,7 +359,7 @@ func (l *Link) carry(c Carry) {
 
 // openAgain has the node ask for an address for which it answered before.
 func (l *Link) openAgain(h *holding, at Duration) {
-	h.phase, h.cause, h.again = Asking, 0, true
+	h.phase, h.cause, h.again, h.word = Asking, 0, true, false
 	h.begin(at)
 	l.ask(h)
 }

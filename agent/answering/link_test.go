@@ -182,3 +182,39 @@ func TestCutOffAsks(t *testing.T) {
 		}
 	}
 }
+
+// A person's word is for the questions of then: after a cut the node asks like any other.
+func TestWordEnds(t *testing.T) {
+	x := netip.MustParseAddr("10.0.0.5")
+	l := NewLink(0, Node{Name: "b"}, "02:00:00:00:00:0b", netip.Addr{})
+	now, answered := time.Duration(0), true
+	run := func(d time.Duration) {
+		for end := now + d; now < end; now += 10 * time.Millisecond {
+			for _, out := range l.Step(now) {
+				if q, ok := out.(Question); ok && answered {
+					l.Step(now, Answered{Address: q.Address, MAC: "02:00:00:00:00:0a"})
+				}
+			}
+		}
+	}
+	expect := func(when string, phase Phase) {
+		t.Helper()
+		if is := l.Standing(x).Phase; is != phase {
+			t.Errorf("%s: phase %d, want %d", when, is, phase)
+		}
+	}
+	l.Step(now, Take{Address: x, Version: 10, Last: Node{Name: "a"}})
+	run(20 * time.Second)
+	expect("a host answers", Asking)
+	l.Step(now, Word{Address: x})
+	run(time.Second)
+	expect("a person said that it may", Answering)
+	answered = false
+	run(time.Hour)
+	l.Step(now, API{}, Carrier{})
+	now += 10 * time.Second
+	answered = true
+	l.Step(now, Carrier{Up: true})
+	run(20 * time.Second)
+	expect("it was cut off, and another host answers by now", Asking)
+}

@@ -109,7 +109,7 @@ type (
 		Node      string
 		Addresses []netip.Addr
 	}
-	// Word is a person's, that no other node answers for the address whatever is heard.
+	// Word is a person's, that no other node answers for the address whatever is heard, until it is opened.
 	Word struct{ Address netip.Addr }
 )
 

@@ -33,7 +33,7 @@ var mutations = []struct {
 	{"skip the pod's own MAC", "h.again || mac != \"\" && mac == h.ownMAC || !h.agreed(l.self)", "(h.again || !h.agreed(l.self)) && mac != h.ownMAC", 29},
 	{"API before closing", "if l.now < l.refuted[m.From] && !l.silentAPI {", "if true {", 47},
 	{"no answer to an older record", "\t\tif h.phase != Closed || h.cause != Newer {\n\t\t\tl.emit(Send", "\t\tif false {\n\t\t\tl.emit(Send", 42249},
-	{"open again without a question after the carrier was lost", "\th.phase, h.cause, h.again = Asking, 0, true\n\th.begin(at)\n", "\tl.open(h)\n", 127},
+	{"open again without a question after the carrier was lost", "\th.phase, h.cause, h.again, h.word = Asking, 0, true, false\n\th.begin(at)\n", "\tl.open(h)\n", 127},
 	{"an old verdict", "if h == nil || v.Number != h.number || !h.pending {", "if h == nil {", 252},
 	{"forget a newer record at a restart", "case c.Newest > c.Version:", "case false:", 20298},
 	{"forget the last holder at a restart", "version: c.Version, last: c.Last,", "version: c.Version,", 305},

@@ -14,6 +14,10 @@ import (
 const (
 	// suspectAfter is how long no renewal of a Lease is seen: kubelets renew every 10 s.
 	suspectAfter = 15 * time.Second
+	// overdueAfter is when a renewal is late: kubelets renew every 10 s, and up to 4 % later.
+	overdueAfter = 11 * time.Second
+	// overduePart of all nodes may be overdue while pods move: in a large cluster some kubelets are late at any time.
+	overduePart = 50
 	// witnesses is how many agents are asked about a node at most.
 	witnesses = 3
 	// brakeFor is how long the brake stays on after fewer nodes are suspect.
@@ -54,6 +58,8 @@ type node struct {
 	// due is when the next round begins, if none is under way, and again how long after that one the next.
 	due, again Duration
 
+	// heard: a witness has heard the node since its Lease was renewed last, and nobody found it gone after that.
+	heard bool
 	// The results of the last round. looked: its pods were read.
 	looked      bool
 	pods        []Pod
@@ -76,7 +82,9 @@ type Cluster struct {
 	over, brakedAt Duration
 	// counted are the suspect nodes that count for the brake, of all that do.
 	counted, of int
-	out         []Output
+	// overdue are the ones of which it is not known yet whether they are suspect.
+	overdue int
+	out     []Output
 }
 
 // NewCluster returns a Cluster without nodes, whose Leases are not watched yet, and that does not lead.
@@ -153,7 +161,9 @@ func (c *Cluster) answer(in Input) {
 		}
 	case Deleted:
 		if n := c.round(in.Node, in.Number, deleting); n != nil {
-			n.again = againFirst
+			if in.Gone > 0 {
+				n.again = againFirst
+			}
 			c.end(n)
 		}
 	}
@@ -200,7 +210,7 @@ func (c *Cluster) renewed(name string) {
 	if n.phase != idle || n.verdict != "" || n.off {
 		n.reset(c.now)
 	}
-	n.seen, n.off = c.now, false
+	n.seen, n.off, n.heard = c.now, false, false
 	if n.tainted && c.leads {
 		c.emit(Untaint{name})
 	}
@@ -220,7 +230,7 @@ func (c *Cluster) resume() {
 // suspects returns the nodes that are suspect, and counts those that count for the brake.
 func (c *Cluster) suspects() []string {
 	var suspects []string
-	c.counted, c.of = 0, 0
+	c.counted, c.of, c.overdue = 0, 0, 0
 	for name, n := range c.nodes {
 		if !c.leased[name] {
 			continue
@@ -231,8 +241,11 @@ func (c *Cluster) suspects() []string {
 		}
 		if !n.off {
 			c.of++
-			if suspect {
+			switch {
+			case suspect:
 				c.counted++
+			case c.now-n.seen >= overdueAfter:
+				c.overdue++
 			}
 		}
 	}
@@ -254,7 +267,11 @@ func (c *Cluster) pass(suspects []string) {
 	}
 }
 
-func (c *Cluster) mayAct() bool { return c.leads && !c.braked }
+// mayAct returns whether pods may move. While further nodes are overdue it may come to the brake: nodes that were cut off
+// together become suspect one after another, as their kubelets renew at different times.
+func (c *Cluster) mayAct() bool {
+	return c.leads && !c.braked && c.overdue <= c.of/overduePart
+}
 
 // brake looks whether too many nodes are suspect. While none can be, it stays as it is.
 func (c *Cluster) brake() {
@@ -327,11 +344,23 @@ func (c *Cluster) testified(name string, n *node, testimonies []status.Testimony
 	before := n.verdict
 	n.testimonies, n.judged = testimonies, c.now
 	n.verdict = verdictOf(testimonies)
+	switch {
+	case n.verdict == status.APILost, n.verdict == status.Hung:
+		n.heard = true
+	case n.verdict == status.Gone && n.heard:
+		// It lived when somebody was asked before, and the next second may say so again: links flap, virtual machines are moved.
+		n.heard, n.verdict, n.moves, n.again = false, before, nil, againFirst
+		c.end(n)
+		return
+	}
 	n.moves = n.movable()
 	if n.verdict != before {
 		c.emit(Judged{name, n.verdict, n.moves, n.pods, testimonies})
 	}
-	if len(n.moves) == 0 {
+	if len(n.moves) > 0 && !c.mayAct() {
+		n.again = againFirst
+	}
+	if len(n.moves) == 0 || !c.mayAct() {
 		c.end(n)
 		return
 	}
@@ -377,6 +406,11 @@ func (c *Cluster) delete(name string, n *node, failed bool) {
 	c.emit(Delete{name, n.number, n.moves})
 }
 
+// Deletes returns whether the pods of a Delete are still to be deleted: its node may have renewed its Lease meanwhile.
+func (c *Cluster) Deletes(of Delete) bool {
+	return c.mayAct() && c.round(of.Node, of.Number, deleting) != nil
+}
+
 // State is the state of the cluster, for users.
 type State struct {
 	Leads, Watching, Braked bool
@@ -403,9 +437,12 @@ type NodeState struct {
 
 // State returns the state after the last Step. Nothing of it may be modified.
 func (c *Cluster) State() State {
-	s := State{Leads: c.leads, Watching: c.synced, Braked: c.braked, BrakedAt: c.brakedAt, Known: len(c.leased)}
+	s := State{Leads: c.leads, Watching: c.synced, Braked: c.braked, BrakedAt: c.brakedAt}
 	for name, n := range c.nodes {
 		suspect := c.isSuspect(name, n)
+		if c.leased[name] {
+			s.Known++
+		}
 		if suspect {
 			s.Suspects++
 		}

@@ -20,8 +20,11 @@
 //     agent answers (it lost the API server) only those that Kubernetes gave up: they are being deleted, and Kubernetes itself has
 //     tainted the node as unreachable. Without that taint the kubelet may be ending the pod in peace. Of one whose kernel answers
 //     and whose agent does not (it hangs), none: nobody there would stop to answer for the addresses.
+//     One that was heard before has to be found gone twice: its link may have flapped during the question.
 //   - Brake. While more than one node and more than a third of all are suspect, nothing moves, and for a minute after. A person
-//     may end it; the nodes that are suspect then do not count any more until they return.
+//     may end it; the nodes that are suspect then do not count any more until they return. Nodes that are cut off together become
+//     suspect over ten seconds, as kubelets renew at different times. So nothing moves either while another node, or 2 % of all, is
+//     overdue: it has not renewed for 11 s, and is not suspect yet.
 //   - Taint before deleting. A node that died is Ready for 40 s or so, and the next pod could come to it. The taint goes when
 //     the node's Lease is renewed.
 //

@@ -13,6 +13,7 @@ import (
 // The promises, once more, as figures of their own.
 const (
 	silence    = 15 * time.Second
+	late       = 11 * time.Second
 	fresh      = 5 * time.Second
 	afterBrake = time.Minute
 	// slack is for a replica's tick.
@@ -26,6 +27,8 @@ type judge struct {
 	synced      bool
 	seen        map[string]seen
 	asked       map[string]heard
+	// asking is when the question was sent that is under way.
+	asking map[string]Duration
 	// braked: the brake is to be on; over is when too many nodes were silent last, or none was seen.
 	braked bool
 	over   Duration
@@ -44,12 +47,14 @@ type seen struct {
 type heard struct {
 	at          Duration
 	testimonies []status.Testimony
+	// alive: somebody heard the node, and it was not found gone since. sure: it was found gone, and not alive before that.
+	alive, sure bool
 }
 
 func (j *judge) begin(r *replica) {
 	j.began, j.synced = r.world.now, true
 	if j.seen == nil {
-		j.seen, j.asked, j.over, j.last = map[string]seen{}, map[string]heard{}, -time.Hour, r.world.now
+		j.seen, j.asked, j.asking, j.over, j.last = map[string]seen{}, map[string]heard{}, map[string]Duration{}, -time.Hour, r.world.now
 	}
 }
 
@@ -66,6 +71,7 @@ func (j *judge) renewal(r *replica, name string) {
 	s := j.seen[name]
 	s.at, s.off = r.world.now, false
 	j.seen[name] = s
+	delete(j.asked, name)
 }
 
 func (j *judge) wroteTaint(in Tainted) {
@@ -75,7 +81,19 @@ func (j *judge) wroteTaint(in Tainted) {
 }
 
 func (j *judge) testified(r *replica, in Testified) {
-	j.asked[in.Node] = heard{r.world.now, in.Testimonies}
+	h := heard{at: r.world.now, testimonies: in.Testimonies, alive: j.asked[in.Node].alive}
+	control := false
+	for _, t := range in.Testimonies {
+		control = control || t.Control
+		// A renewal since then says more.
+		if (t.Agent || t.Host || len(t.Addresses) > 0) && j.asking[in.Node] > j.seen[in.Node].at {
+			h.alive = true
+		}
+	}
+	if control && !slices.ContainsFunc(in.Testimonies, func(t status.Testimony) bool { return t.Agent || t.Host || len(t.Addresses) > 0 }) {
+		h.sure, h.alive = !h.alive, false
+	}
+	j.asked[in.Node] = h
 }
 
 func (j *judge) silent(r *replica, name string) bool {
@@ -130,6 +148,8 @@ func (j *judge) emits(r *replica, out Output) {
 	switch out := out.(type) {
 	case Braked:
 		w.counts["brake"]++
+	case Ask:
+		j.asking[out.Node] = w.now
 	case Taint:
 		j.acts(r, out.Node)
 	case Delete:
@@ -152,6 +172,12 @@ func (j *judge) acts(r *replica, name string) {
 	case j.braked:
 		w.fail("%s acts on %s under the brake", r.name, name)
 	}
+	for other, s := range j.seen {
+		// These worlds have fewer than fifty nodes.
+		if s := r.world.now - max(s.at, j.began); j.seen[other].known && !j.seen[other].off && s >= late && s < silence {
+			w.fail("%s acts on %s, while %s has not renewed for %v", r.name, name, other, s)
+		}
+	}
 }
 
 func (j *judge) deletes(r *replica, out Delete) {
@@ -173,6 +199,9 @@ func (j *judge) deletes(r *replica, out Delete) {
 	}
 	if kernel || !control {
 		w.fail("%s deletes pods of %s by these testimonies: %+v", r.name, out.Node, asked.testimonies)
+	}
+	if !asked.sure {
+		w.fail("%s deletes pods of %s, which was heard when it was asked about before", r.name, out.Node)
 	}
 	w.counts["deleted, gone"]++
 }

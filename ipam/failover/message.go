@@ -73,6 +73,8 @@ type (
 	Deleted struct {
 		Node   string
 		Number int
+		// Gone is how many pods are.
+		Gone int
 	}
 	// Resume is a person's: the suspect nodes are off, move their pods.
 	Resume struct{}

@@ -422,10 +422,13 @@ func (r *replica) do(out Output) {
 		})
 	case Delete:
 		w.soon(func() {
+			gone := 0
 			for _, p := range out.Pods {
-				r.delete(out.Node, p)
+				if r.delete(out.Node, p) {
+					gone++
+				}
 			}
-			w.soon(func() { r.queued(func() { r.step(Deleted{out.Node, out.Number}) }) })
+			w.soon(func() { r.queued(func() { r.step(Deleted{out.Node, out.Number, gone}) }) })
 		})
 	case Untaint:
 		w.soon(func() {
@@ -505,11 +508,11 @@ func (r *replica) ask(out Ask) {
 }
 
 // delete has the API server delete a pod, by its preconditions if there are any.
-func (r *replica) delete(from string, out Pod) {
+func (r *replica) delete(from string, out Pod) (gone bool) {
 	w := r.world
 	p := w.pods[slices.IndexFunc(w.pods, func(p *pod) bool { return p.name == out.Name })]
 	if !w.apiUp || !p.exists || out.UID != "" && out.UID != fmt.Sprint(p.uid) || out.Version != "" && out.Version != fmt.Sprint(p.version) {
-		return
+		return false
 	}
 	r.logf("deletes %s.%d", p.name, p.uid)
 	w.moved++
@@ -523,6 +526,7 @@ func (r *replica) delete(from string, out Pod) {
 	}
 	p.left, p.leftAt = p.node, w.now
 	w.remove(p)
+	return true
 }
 
 // disturb does something that happens in clusters.

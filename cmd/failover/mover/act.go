@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -60,7 +61,7 @@ func (m *Mover) look(ctx context.Context, about failover.Look) failover.Found {
 	}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		if pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed {
+		if pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed || isDeleted(pod) {
 			continue
 		}
 		// An annotation that cannot be read asks for nothing.
@@ -72,6 +73,11 @@ func (m *Mover) look(ctx context.Context, about failover.Look) failover.Found {
 	}
 	found.Witnesses = m.cluster.witnesses(of)
 	return found
+}
+
+// isDeleted returns whether a pod was deleted by force: only a finalizer keeps it.
+func isDeleted(pod *v1.Pod) bool {
+	return pod.DeletionTimestamp != nil && pod.DeletionGracePeriodSeconds != nil && *pod.DeletionGracePeriodSeconds == 0
 }
 
 // ask answers failover.Ask.
@@ -173,21 +179,28 @@ func (m *Mover) changeTaints(ctx context.Context, name string, change func([]v1.
 	})
 }
 
-// deletePods does failover.Delete. A pod that has changed since it was read stays, for the next look.
-func (m *Mover) deletePods(ctx context.Context, of failover.Delete) {
+// deletePods does failover.Delete, and returns how many pods are gone. A pod that has changed since it was read stays, for the
+// next look; all stay once the node is back.
+func (m *Mover) deletePods(ctx context.Context, of failover.Delete) int {
 	var group sync.WaitGroup
+	var gone atomic.Int64
 	slots := make(chan struct{}, atOnce)
 	for _, pod := range of.Pods {
 		slots <- struct{}{}
 		group.Go(func() {
 			defer func() { <-slots }()
+			if !m.deletes(of) {
+				return
+			}
 			logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "uid", pod.UID, "node", of.Node, "addresses", pod.Addresses)
 			switch err := m.deletePod(ctx, of.Node, pod); {
 			case err == nil:
+				gone.Add(1)
 				logger.Info("Deleted a pod of a lost node, so that it moves")
 				m.Metrics.move()
 				m.tellMoved(of.Node, pod)
 			case apierrors.IsNotFound(err):
+				gone.Add(1)
 			case apierrors.IsConflict(err):
 				logger.Info("A pod of a lost node has changed, will look again", "err", err)
 			default:
@@ -196,6 +209,14 @@ func (m *Mover) deletePods(ctx context.Context, of failover.Delete) {
 		})
 	}
 	group.Wait()
+	return int(gone.Load())
+}
+
+// deletes returns whether the pods are still to be deleted.
+func (m *Mover) deletes(of failover.Delete) bool {
+	m.machine.Lock()
+	defer m.machine.Unlock()
+	return m.state.Deletes(of)
 }
 
 // deletePod marks the pod as disrupted, as Kubernetes does, for the failure policies of its workload, and deletes it.

@@ -164,11 +164,11 @@ func (m *Mover) begin(ctx context.Context, out failover.Output) {
 		m.do(ctx, func() { m.put(m.taint(ctx, out)) })
 	case failover.Delete:
 		m.do(ctx, func() {
-			m.deletePods(ctx, out)
+			gone := m.deletePods(ctx, out)
 			m.machine.Lock()
 			m.Metrics.deleted(m.rounds[out.Node])
 			m.machine.Unlock()
-			m.put(failover.Deleted{Node: out.Node, Number: out.Number})
+			m.put(failover.Deleted{Node: out.Node, Number: out.Number, Gone: gone})
 		})
 	case failover.Untaint:
 		m.do(ctx, func() { m.untaint(ctx, out.Node) })
