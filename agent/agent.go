@@ -119,6 +119,8 @@ type Options struct {
 	Node    answering.Node
 	// Unicast, if given, calls heard with the messages that other nodes send to this one outside of segments, until ctx ends.
 	Unicast func(ctx context.Context, heard func(answering.Message))
+	// AgentPort is where the agents of all nodes serve.
+	AgentPort int
 	// APIReachable, if given, returns an error where the API server answers nothing before ctx ends.
 	APIReachable func(ctx context.Context) error
 	Listener     defence.Listener

@@ -5,7 +5,9 @@ package agent
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
@@ -15,34 +17,37 @@ import (
 	"github.com/berth-dev/berth/agent/answerer"
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/lifesign"
+	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
 // ErrWitnessOfItself is returned by Witness on the node that is asked about.
 var ErrWitnessOfItself = errors.New("this is the node itself: ask another one")
 
-// agentPort is where agents serve unless they say otherwise.
-const agentPort = 10265
-
-// Witness asks another node whether it lives: at its InternalIPs, hosts, and on the segments of this one, where it asks for the
-// node and for the addresses. It changes nothing, and blocks for about a second.
-func (a *Agent) Witness(ctx context.Context, node string, hosts, addrs []netip.Addr) (*inquiry.Testimony, error) {
-	if node == a.Node.Name {
+// Witness asks another node whether it lives: at its InternalIPs, on the segments of this one, and in the network of the addresses
+// who answers for these. It changes nothing, and blocks for about a second.
+func (a *Agent) Witness(ctx context.Context, q inquiry.WitnessQuestion) (*inquiry.Testimony, error) {
+	if q.Node == a.Node.Name {
 		return nil, ErrWitnessOfItself
 	}
 	var sighting answerer.Sighting
-	var signs lifesign.Signs
+	var signs, controls lifesign.Signs
 	var group sync.WaitGroup
-	group.Go(func() { signs = lifesign.Look(ctx, hosts, agentPort) })
+	group.Go(func() { signs = lifesign.Look(ctx, q.Hosts, a.AgentPort) })
+	group.Go(func() { controls = lifesign.Look(ctx, q.Controls, a.AgentPort) })
 	if a.answerer != nil {
 		a.joinUplinks(ctx)
-		group.Go(func() { sighting = a.answerer.Seek(ctx, node, addrs) })
+		links := a.linksOf(ctx, q)
+		group.Go(func() { sighting = a.answerer.Seek(ctx, q.Node, q.Addresses, links) })
 	}
 	group.Wait()
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	t := &inquiry.Testimony{Control: sighting.Control, Host: signs.Kernel, Agent: signs.Agent || sighting.Node, Addresses: []inquiry.ProbedAddress{}}
-	for _, addr := range addrs {
+	t := &inquiry.Testimony{
+		Control: sighting.Control && (len(q.Controls) == 0 || controls.Kernel),
+		Host:    signs.Kernel, Agent: signs.Agent || sighting.Node, Addresses: []inquiry.ProbedAddress{},
+	}
+	for _, addr := range q.Addresses {
 		if macs := sighting.MACs[addr]; len(macs) > 0 {
 			t.Addresses = append(t.Addresses, inquiry.ProbedAddress{Address: addr, MACs: macs})
 		}
@@ -58,21 +63,72 @@ func (a *Agent) joinUplinks(ctx context.Context) {
 	}
 	for _, name := range uplinks {
 		if link, err := netlinksafe.LinkByName(name); err == nil {
-			a.answerer.Join(link.Attrs().Index, name, nodeGateway(ctx, link))
+			a.answerer.Join(link.Attrs().Index, name, nodeGateways(ctx, link)...)
 		}
 	}
 }
 
-// nodeGateway returns the node's own default gateway where it is on the link.
-func nodeGateway(ctx context.Context, link netlink.Link) netip.Addr {
-	routes, err := netlinksafe.RouteList(link, netlink.FAMILY_V4)
-	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Cannot list the routes of a link", "link", link.Attrs().Name, "err", err)
-	}
-	for _, r := range routes {
-		if gateway, ok := netip.AddrFromSlice(r.Gw); ok && (r.Dst == nil || r.Dst.IP.IsUnspecified()) {
-			return gateway.Unmap()
+// nodeGateways returns the node's own default gateways, of IPv4 and IPv6, that are on the link.
+func nodeGateways(ctx context.Context, link netlink.Link) []netip.Addr {
+	var gateways []netip.Addr
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := netlinksafe.RouteList(link, family)
+		if err != nil {
+			klog.FromContext(ctx).V(2).Info("Cannot list the routes of a link", "link", link.Attrs().Name, "err", err)
+		}
+		for _, r := range routes {
+			if gateway, ok := netip.AddrFromSlice(r.Gw); ok && (r.Dst == nil || r.Dst.IP.IsUnspecified()) {
+				gateways = append(gateways, gateway.Unmap())
+			}
 		}
 	}
-	return netip.Addr{}
+	return gateways
+}
+
+// linksOf returns the links to the network of the question's addresses, where the node from now on hears the others: the ones by
+// which the node has other addresses of their subnets, else the VLAN's on all uplinks, as a pool does not say which of them is its. It
+// returns none where the network of an address is not known to be at this node.
+func (a *Agent) linksOf(ctx context.Context, q inquiry.WitnessQuestion) []int {
+	subnets, all := a.subnets(q.VLAN), map[int]bool{}
+	unknown := len(q.Addresses) == 0
+	for _, addr := range q.Addresses {
+		known := false
+		for subnet, link := range subnets {
+			if subnet.Contains(addr) {
+				known, all[link] = true, true
+			}
+		}
+		unknown = unknown || !known
+	}
+	if unknown {
+		uplinks, err := a.Uplinks()
+		joined := false
+		for _, uplink := range uplinks {
+			link, other := wire.NetworkLink(uplink, q.VLAN)
+			if other != nil {
+				err = errors.Join(err, other)
+				continue
+			}
+			a.answerer.Join(link, uplink, q.Gateways...)
+			joined, all[link] = true, true
+		}
+		if !joined {
+			klog.FromContext(ctx).V(2).Info("The network of addresses is not at this node, which cannot say whether another one answers for them", "vlan", q.VLAN, "err", err)
+			return nil
+		}
+	}
+	return slices.Sorted(maps.Keys(all))
+}
+
+// subnets returns the subnets of a VLAN in which the node has addresses, and the links to their networks.
+func (a *Agent) subnets(vlan int) map[netip.Prefix]int {
+	all := map[netip.Prefix]int{}
+	for _, record := range a.Store.List() {
+		for _, addr := range record.Addresses() {
+			if link, has := a.answerer.Link(addr.Address); has && addr.VLAN == vlan {
+				all[addr.Subnet] = link
+			}
+		}
+	}
+	return all
 }

@@ -154,9 +154,20 @@ func (a *Answerer) give(h Holding, in answering.Input) {
 	l.note(in)
 }
 
-// Join has the node hear the others on an uplink before it has an address there, with a gateway on it, if there is one.
-func (a *Answerer) Join(link int, uplink string, gateway netip.Addr) {
-	a.loopOf(link, uplink).know(gateway)
+// Join has the node hear the others on a link before it has an address there, with the gateways on it.
+func (a *Answerer) Join(link int, uplink string, gateways ...netip.Addr) {
+	l := a.loopOf(link, uplink)
+	for _, gateway := range gateways {
+		l.know(gateway)
+	}
+}
+
+// Link returns the link to the network of an address that the node has; false where it has none.
+func (a *Answerer) Link(addr netip.Addr) (link int, has bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	at, has := a.where[addr]
+	return at.link, has
 }
 
 // jitter is how long a node waits at most after its carrier is back.
@@ -575,7 +586,7 @@ func (l *loop) step(ctx context.Context) {
 		inputs[i] = l.onLink(ctx, inputs[i])
 	}
 	for _, s := range searches {
-		s.see(inputs, l.link.At)
+		s.see(inputs, l.index, l.link.At)
 	}
 	outputs := l.link.Step(time.Since(l.began), inputs...)
 	for _, out := range outputs {

@@ -3,7 +3,9 @@
 package answerer_test
 
 import (
+	"context"
 	"net/netip"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	. "github.com/berth-dev/berth/agent/answerer"
+	"github.com/berth-dev/berth/agent/answering"
 )
 
 // A node that may be lost is asked for. Only an answer of another host than it says that this node hears anything.
@@ -58,7 +61,7 @@ func TestSeek(t *testing.T) {
 				lost.out, witness.out = c.off, c.out
 				w.mu.Unlock()
 				began := time.Now()
-				got := a.Seek(t.Context(), "lost", []netip.Addr{address})
+				got := a.Seek(t.Context(), "lost", []netip.Addr{address}, []int{1})
 				if diff := cmp.Diff(c.want, got, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 					t.Errorf("Seek() (-want +got):\n%s", diff)
 				}
@@ -68,4 +71,47 @@ func TestSeek(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A host of one network vouches for no silence in another one, and a host that answers there for an address, as routers do for all
+// that they have routes for, is not asked.
+func TestSeekInAnotherNetwork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var group sync.WaitGroup
+		defer group.Wait()
+		defer cancel()
+		nodes, pool := &wire{}, &wire{noGateway: true}
+		onNodes, onPool := nodes.add("witness"), pool.add("witness")
+		router, lost := nodes.add("router"), pool.add("lost")
+		router.set(address, true)
+		lost.set(address, true)
+		lost.out = true
+		a := New(answering.Node{Name: "witness"}, func(link int) (Segment, error) {
+			return port{map[int]*host{1: onNodes, 2: onPool}[link]}, nil
+		}, onNodes)
+		group.Go(func() { a.Run(ctx) })
+		a.Join(1, "eth0", gateway)
+		a.Join(2, "eth0", gateway)
+		synctest.Wait()
+		says := func(when string, control bool, links ...int) {
+			t.Helper()
+			got := a.Seek(ctx, "lost", []netip.Addr{address}, links)
+			if got.Control != control || got.Node {
+				t.Errorf("%s, links %v: Seek() = %+v", when, links, got)
+			}
+			if len(links) == 1 && links[0] == 2 && len(got.MACs) > 0 {
+				t.Errorf("%s: %v answers on a link where it was not asked", when, got.MACs)
+			}
+		}
+		says("the pool's network is broken", false, 2)
+		says("the pool's network is broken", false, 1, 2)
+		says("the network is not at the node", false)
+		says("the other network is asked for", true, 1)
+		pool.mu.Lock()
+		pool.noGateway = false
+		pool.mu.Unlock()
+		says("its gateway answers", true, 2)
+		says("both answer", true, 1, 2)
+	})
 }

@@ -27,7 +27,7 @@ type Inquirer interface {
 	Probe(ctx context.Context, vlan int, addrs []netip.Addr) (*inquiry.Probed, error)
 	Carried() (*inquiry.Carried, error)
 	TakeOver(ctx context.Context, addr netip.Addr) error
-	Witness(ctx context.Context, node string, hosts, addrs []netip.Addr) (*inquiry.Testimony, error)
+	Witness(ctx context.Context, q inquiry.WitnessQuestion) (*inquiry.Testimony, error)
 }
 
 // inquiries serves questions.
@@ -71,19 +71,15 @@ func (i inquiries) serveInspect(w http.ResponseWriter, r *http.Request) {
 
 func (i inquiries) serveProbe(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
-	vlan, err := strconv.ParseUint(cmp.Or(query.Get("vlan"), "0"), 10, 12)
-	if err != nil {
-		http.Error(w, fmt.Sprintf("vlan=%q is no VLAN", query.Get("vlan")), http.StatusBadRequest)
-		return
-	}
-	addrs, err := addresses(query, "address")
-	if err != nil {
+	vlan, err := vlanOf(query)
+	addrs, other := addresses(query, "address")
+	if err = errors.Join(err, other); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), inspectTimeout)
 	defer cancel()
-	probed, err := i.of.Probe(ctx, int(vlan), addrs)
+	probed, err := i.of.Probe(ctx, vlan, addrs)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
 		return
@@ -122,6 +118,15 @@ func (i inquiries) serveTakeOver(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
+// vlanOf returns the VLAN of a query, 0 where it has none.
+func vlanOf(query url.Values) (int, error) {
+	vlan, err := strconv.ParseUint(cmp.Or(query.Get("vlan"), "0"), 10, 12)
+	if err != nil {
+		return 0, fmt.Errorf("vlan=%q is no VLAN", query.Get("vlan"))
+	}
+	return int(vlan), nil
+}
+
 // addresses returns the addresses that a query has by a name.
 func addresses(query url.Values, name string) ([]netip.Addr, error) {
 	var addrs []netip.Addr
@@ -136,19 +141,14 @@ func addresses(query url.Values, name string) ([]netip.Addr, error) {
 }
 
 func (i inquiries) serveWitness(w http.ResponseWriter, r *http.Request) {
-	query := r.URL.Query()
-	hosts, err := addresses(query, "host")
-	addrs, other := addresses(query, "address")
-	if err = errors.Join(err, other); err == nil && query.Get("node") == "" {
-		err = errors.New("node is empty: name the node that may be lost")
-	}
+	q, err := witnessQuestion(r.URL.Query())
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), inspectTimeout)
 	defer cancel()
-	testimony, err := i.of.Witness(ctx, query.Get("node"), hosts, addrs)
+	testimony, err := i.of.Witness(ctx, q)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
 		return
@@ -157,6 +157,29 @@ func (i inquiries) serveWitness(w http.ResponseWriter, r *http.Request) {
 	if err := json.NewEncoder(w).Encode(testimony); err != nil {
 		klog.FromContext(ctx).V(2).Info("The caller did not take the testimony", "err", err)
 	}
+}
+
+// witnessQuestion reads a question about another node. It limits how much is asked: each host and address costs packets, and the
+// answer has to come in time.
+func witnessQuestion(query url.Values) (q inquiry.WitnessQuestion, err error) {
+	q.Node = query.Get("node")
+	if q.Node == "" {
+		err = errors.New("node is empty: name the node that may be lost")
+	}
+	read := func(name string, most int) []netip.Addr {
+		if n := len(query[name]); n > most {
+			err = errors.Join(err, fmt.Errorf("%s is given %d times: give %d at most", name, n, most))
+			return nil
+		}
+		addrs, bad := addresses(query, name)
+		err = errors.Join(err, bad)
+		return addrs
+	}
+	q.Hosts, q.Controls = read("host", inquiry.MostHosts), read("control", inquiry.MostHosts)
+	q.Gateways, q.Addresses = read("gateway", inquiry.MostHosts), read("address", inquiry.MostAddresses)
+	vlan, bad := vlanOf(query)
+	q.VLAN = vlan
+	return q, errors.Join(err, bad)
 }
 
 func (i inquiries) servePolicyTrace(w http.ResponseWriter, r *http.Request) {

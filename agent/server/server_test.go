@@ -51,11 +51,11 @@ func (f *fakeHandler) Inspect(_ context.Context, pod string, check bool) (*inqui
 	return &inquiry.Inspection{Problems: []string{fmt.Sprintf("%s %v", pod, check)}}, nil
 }
 
-func (f *fakeHandler) Witness(_ context.Context, node string, hosts, addrs []netip.Addr) (*inquiry.Testimony, error) {
-	if node == "itself" {
+func (f *fakeHandler) Witness(_ context.Context, q inquiry.WitnessQuestion) (*inquiry.Testimony, error) {
+	if q.Node == "itself" {
 		return nil, errors.New("boom")
 	}
-	return &inquiry.Testimony{Control: true, Addresses: []inquiry.ProbedAddress{{Address: addrs[0], MACs: []string{node, fmt.Sprint(hosts)}}}}, nil
+	return &inquiry.Testimony{Control: true, Addresses: []inquiry.ProbedAddress{{Address: q.Addresses[0], MACs: []string{q.Node, fmt.Sprint(q.Hosts, q.Controls, q.VLAN, q.Gateways)}}}}, nil
 }
 
 func (f *fakeHandler) Carried() (*inquiry.Carried, error) {
@@ -357,7 +357,10 @@ func TestTakeOver(t *testing.T) {
 func TestWitness(t *testing.T) {
 	inquiries := Inquiries(&fakeHandler{})
 	for query, want := range map[string]string{
-		"node=n&host=10.0.0.1&host=2001:db8::1&address=10.0.70.5": `{"control":true,"host":false,"agent":false,"addresses":[{"address":"10.0.70.5","macs":["n","[10.0.0.1 2001:db8::1]"]}]}` + "\n",
+		"node=n&host=10.0.0.1&host=2001:db8::1&control=10.0.0.2&vlan=70&gateway=10.0.70.1&address=10.0.70.5": `{"control":true,"host":false,"agent":false,"addresses":[{"address":"10.0.70.5","macs":["n","[10.0.0.1 2001:db8::1] [10.0.0.2] 70 [10.0.70.1]"]}]}` + "\n",
+		"node=n&address=10.0.70.5" + strings.Repeat("&address=10.0.70.6", 1024):                              "address is given 1025 times: give 1024 at most\n",
+		"node=n" + strings.Repeat("&host=10.0.70.6&control=10.0.0.1", 17):                                    "host is given 17 times: give 16 at most\ncontrol is given 17 times: give 16 at most\n",
+		"node=n&vlan=4096":                       "vlan=\"4096\" is no VLAN\n",
 		"node=itself":                            "boom\n",
 		"host=10.0.0.1":                          "node is empty: name the node that may be lost\n",
 		"node=n&host=node1&address=::&address=x": "host=\"node1\" is no address\naddress=\"x\" is no address\n",

@@ -98,7 +98,7 @@ func run(ctx context.Context, o *Options) error {
 		RefusedNeighbours: netfilter.RefusedNeighbours,
 		Configuration:     keeper.Ready,
 		HostPorts:         &hostport.Forwarder{}, HostPortRange: ports,
-		Listener: newListener(o), Segment: segments.open, Unicast: segments.hear, Node: self(o, config), APIReachable: clients.reachable,
+		Listener: newListener(o), Segment: segments.open, Unicast: segments.hear, Node: self(o, config), APIReachable: clients.reachable, AgentPort: o.Monitoring.SecurePort,
 	}
 	enforcer, err := withEnforcer(ctx, o, &options, clients, journal)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -130,8 +131,8 @@ const pathWitness = "/v1/witness"
 
 // Testimony is what an agent found out about another node.
 type Testimony struct {
-	// Control: the gateway, or a third node, answered the agent on a segment of its node meanwhile. Without it the other
-	// node's silence says nothing.
+	// Control: in the network of the addresses the gateway, or a third node, answered the agent meanwhile, and so did one of the
+	// question's controls, if it has any. Without it the other node's silence says nothing.
 	Control bool `json:"control"`
 	// Host: the other node's kernel answered, at an InternalIP.
 	Host bool `json:"host"`
@@ -147,16 +148,35 @@ type Answered struct {
 	MACs    []string   `json:"macs"`
 }
 
-// Witness has the agent in a pod ask another node, and the segments of its own, whether that node answers: at its
-// InternalIPs, hosts, and for the floating IPs addrs. It blocks for about a second. Only that agent can answer, as in
-// Carried.
-func (p *Ports) Witness(ctx context.Context, agent *v1.Pod, node string, hosts, addrs []netip.Addr) (Testimony, error) {
-	query := url.Values{"node": {node}}
-	for _, host := range hosts {
-		query.Add("host", host.String())
+// WitnessQuestion asks about another node.
+type WitnessQuestion struct {
+	// Node is its name, and Hosts are its InternalIPs.
+	Node  string
+	Hosts []netip.Addr
+	// Controls are InternalIPs of nodes that live. The agent has no control where none of them answers. There may be none.
+	Controls []netip.Addr
+	// VLAN has the network of the floating IPs Addresses; 0 is untagged. Gateways are the network's.
+	VLAN                int
+	Gateways, Addresses []netip.Addr
+}
+
+// The most Hosts, Controls and Gateways, and Addresses, that agents take; agent/inquiry has them, too.
+const (
+	MostHosts     = 16
+	MostAddresses = 1024
+)
+
+// Witness has the agent in a pod ask another node, and the segments of its own, whether that node answers. It blocks for about a
+// second. Only that agent can answer, as in Carried.
+func (p *Ports) Witness(ctx context.Context, agent *v1.Pod, q WitnessQuestion) (Testimony, error) {
+	query := url.Values{"node": {q.Node}}
+	for name, addrs := range map[string][]netip.Addr{"host": q.Hosts, "control": q.Controls, "gateway": q.Gateways, "address": q.Addresses} {
+		for _, addr := range addrs {
+			query.Add(name, addr.String())
+		}
 	}
-	for _, addr := range addrs {
-		query.Add("address", addr.String())
+	if q.VLAN != 0 {
+		query.Set("vlan", strconv.Itoa(q.VLAN))
 	}
 	raw, err := p.Get(ctx, agent, pathWitness, query)
 	if err != nil {

@@ -28,7 +28,10 @@ func TestWitness(t *testing.T) {
 	var heard heard
 	ports := heard.serve(t, `{"control":true,"host":true,"agent":false,"addresses":[{"address":"10.0.70.5","macs":["02:00:00:00:00:01"]}]}`, http.StatusOK)
 	agent := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "berth-agent-2"}, Spec: v1.PodSpec{NodeName: "node2"}}
-	got, err := ports.Witness(t.Context(), agent, "node1", []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8::1")}, []netip.Addr{netip.MustParseAddr("10.0.70.5")})
+	got, err := ports.Witness(t.Context(), agent, WitnessQuestion{
+		Node: "node1", Hosts: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8::1")}, Controls: []netip.Addr{netip.MustParseAddr("10.0.0.2")},
+		VLAN: 70, Gateways: []netip.Addr{netip.MustParseAddr("10.0.70.1")}, Addresses: []netip.Addr{netip.MustParseAddr("10.0.70.5")},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +39,7 @@ func TestWitness(t *testing.T) {
 	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 		t.Errorf("Witness() (-want +got):\n%s", diff)
 	}
-	if want := "GET Bearer secret /api/v1/namespaces/berth-system/pods/https:berth-agent-2:/proxy/v1/witness?address=10.0.70.5&host=10.0.0.1&host=2001%3Adb8%3A%3A1&node=node1"; heard.asked != want {
+	if want := "GET Bearer secret /api/v1/namespaces/berth-system/pods/https:berth-agent-2:/proxy/v1/witness?address=10.0.70.5&control=10.0.0.2&gateway=10.0.70.1&host=10.0.0.1&host=2001%3Adb8%3A%3A1&node=node1&vlan=70"; heard.asked != want {
 		t.Errorf("asked %s\nwant  %s", heard.asked, want)
 	}
 	if heard.token != "/api/v1/namespaces/berth-system/serviceaccounts/berth-diagnosis/token for [agent.berth.dev/node2]" {

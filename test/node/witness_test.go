@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -20,12 +21,12 @@ import (
 )
 
 // testify has a node's agent say, over its socket, whether another node lives.
-func (n *node) testify(about *node, host, address string) inquiry.Testimony {
+func (n *node) testify(query url.Values) inquiry.Testimony {
 	n.t.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", n.dir+"/run/agent.sock")
 	}}}
-	answer, err := client.Get("http://agent" + inquiry.PathWitness + "?" + url.Values{"node": {about.name}, "host": {host}, "address": {address}}.Encode())
+	answer, err := client.Get("http://agent" + inquiry.PathWitness + "?" + query.Encode())
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -45,8 +46,13 @@ func TestWitness(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)
 	const host, address = "10.0.60.11", "10.0.70.5"
-	lost := network.newNode(t, "witness-lost", host, "--bind-address="+host, "--secure-port=10265")
-	witness := network.newNode(t, "witness-other", "10.0.60.12")
+	lost := network.newNode(t, "witness-lost", host, "--bind-address="+host, "--secure-port=10299")
+	witness := network.newNode(t, "witness-other", "10.0.60.12", "--bind-address=10.0.60.12", "--secure-port=10299")
+	about := func(more url.Values) url.Values {
+		query := url.Values{"node": {lost.name}, "host": {host}, "address": {address}}
+		maps.Copy(query, more)
+		return query
+	}
 	pod := createPod(t, lost.name, "witnessed", address)
 	bind(t, address, pod)
 	c := newContainer(t, "c1", pod)
@@ -59,7 +65,7 @@ func TestWitness(t *testing.T) {
 		t.Helper()
 		// A lost packet, or a slow machine, costs an answer.
 		eventually(t, func() error {
-			if diff := cmp.Diff(want, witness.testify(lost, host, address), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+			if diff := cmp.Diff(want, witness.testify(about(nil)), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 				return fmt.Errorf("%s (-want +got):\n%s", when, diff)
 			}
 			return nil
@@ -84,6 +90,22 @@ func TestWitness(t *testing.T) {
 
 	network.cut(lost)
 	says("a node that is off", inquiry.Testimony{Control: true, Addresses: none})
+	for _, c := range []struct {
+		when    string
+		query   url.Values
+		control bool
+	}{
+		{"a network that is not at the witness", url.Values{"vlan": {"70"}}, false},
+		{"a living node that is silent, too", url.Values{"control": {"10.0.60.99"}}, false},
+		{"a living node that answers", url.Values{"control": {"10.0.60.99", "10.0.60.12"}}, true},
+	} {
+		eventually(t, func() error {
+			if got := witness.testify(about(c.query)); got.Control != c.control || got.Host || got.Agent {
+				return fmt.Errorf("%s: %+v", c.when, got)
+			}
+			return nil
+		})
+	}
 	network.cut(witness)
 	says("on a node whose own cable is out", inquiry.Testimony{Addresses: none})
 	network.reconnect(witness)

@@ -104,7 +104,7 @@ func (m *Mover) testimony(ctx context.Context, witness string, about failover.As
 		t.Error = "there is no such Node any more"
 		return t
 	}
-	answer, err := m.Agents.Witness(ctx, agent, about.Node, internalIPs(suspect), about.Addresses)
+	answer, err := m.witness(ctx, agent, suspect, about)
 	if err != nil {
 		t.Error = err.Error()
 		return t

@@ -105,7 +105,7 @@ func slimMeta(o *metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Name: o.Name, Namespace: o.Namespace, UID: o.UID, ResourceVersion: o.ResourceVersion}
 }
 
-// slimNode keeps UID, labels, InternalIPs and taints of a node.
+// slimNode keeps UID, labels, InternalIPs and taints of a node, and whether it is ready.
 func slimNode(object any) (any, error) {
 	n, ok := object.(*v1.Node)
 	if !ok {
@@ -117,6 +117,11 @@ func slimNode(object any) (any, error) {
 	for _, addr := range n.Status.Addresses {
 		if addr.Type == v1.NodeInternalIP {
 			slim.Status.Addresses = append(slim.Status.Addresses, addr)
+		}
+	}
+	for _, condition := range n.Status.Conditions {
+		if condition.Type == v1.NodeReady {
+			slim.Status.Conditions = []v1.NodeCondition{{Type: condition.Type, Status: condition.Status}}
 		}
 	}
 	return slim, nil
@@ -139,7 +144,7 @@ func slimAgent(object any) (any, error) {
 	return slim, nil
 }
 
-// slimRecord keeps who holds an address where.
+// slimRecord keeps who holds an address where, and in which network.
 func slimRecord(object any) (any, error) {
 	ip, ok := object.(*v1alpha1.FloatingIP)
 	if !ok {
@@ -147,6 +152,9 @@ func slimRecord(object any) (any, error) {
 	}
 	slim := &v1alpha1.FloatingIP{ObjectMeta: slimMeta(&ip.ObjectMeta)}
 	slim.Spec.Node, slim.Spec.Pool = ip.Spec.Node, ip.Spec.Pool
+	if n := ip.Spec.Network; n != nil {
+		slim.Spec.Network = &v1alpha1.Network{Gateway: n.Gateway, VLAN: n.VLAN}
+	}
 	if ip.Spec.Pod != nil {
 		slim.Spec.Pod = &v1alpha1.PodReference{Name: ip.Spec.Pod.Name, UID: ip.Spec.Pod.UID}
 	}
@@ -193,8 +201,44 @@ func (c *caches) held(name string) (addresses map[string][]netip.Addr, of map[st
 	return addresses, of
 }
 
-// witnesses returns the nodes with a ready agent that some pool serves.
+// network returns the network of an address, nil where it is not known.
+func (c *caches) network(addr netip.Addr) *v1alpha1.Network {
+	object, exists, err := c.records.GetStore().GetByKey(v1alpha1.NameOf(addr))
+	if err != nil || !exists {
+		return nil
+	}
+	return object.(*v1alpha1.FloatingIP).Spec.Network
+}
+
+// controls returns nodes that live, for a witness: the other witnesses, or nodes that are ready.
+func (c *caches) controls(witness string, about failover.Ask) []string {
+	names := slices.Clone(about.Witnesses)
+	if len(names) <= controls {
+		for _, object := range c.nodes.GetStore().List() {
+			n := object.(*v1.Node)
+			ready := slices.ContainsFunc(n.Status.Conditions, func(of v1.NodeCondition) bool { return of.Status == v1.ConditionTrue })
+			if ready && !hasTaint(n, v1alpha1.TaintLost) && !slices.Contains(names, n.Name) {
+				names = append(names, n.Name)
+			}
+		}
+		slices.Sort(names[len(about.Witnesses):])
+	}
+	names = slices.DeleteFunc(names, func(name string) bool { return name == witness || name == about.Node })
+	return names[:min(len(names), controls)]
+}
+
+// preferred is how many witnesses in the pools themselves do without others.
+const preferred = 3
+
+// witnesses returns the nodes with a ready agent that some pool serves; only the ones with an address of a pool where there are
+// enough of these, as they hear the pool's network already.
 func (c *caches) witnesses(of map[string]bool) []string {
+	inPool := map[string]bool{}
+	for _, object := range c.records.GetStore().List() {
+		if ip := object.(*v1alpha1.FloatingIP); ip.Spec.Pod != nil && of[ip.Spec.Pool] {
+			inPool[ip.Spec.Node] = true
+		}
+	}
 	snapshot := c.pools.Snapshot()
 	var positions []int
 	for name := range of {
@@ -202,13 +246,19 @@ func (c *caches) witnesses(of map[string]bool) []string {
 			positions = append(positions, position)
 		}
 	}
-	var names []string
+	var names, inside []string
 	for _, object := range c.nodes.GetStore().List() {
 		n := object.(*v1.Node)
 		reach := snapshot.Reach(internalIPs(n), n.Labels).Positions()
 		if slices.ContainsFunc(positions, func(p int) bool { return slices.Contains(reach, p) }) && c.agent(n.Name) != nil {
 			names = append(names, n.Name)
+			if inPool[n.Name] {
+				inside = append(inside, n.Name)
+			}
 		}
+	}
+	if len(inside) > preferred { // one of them may be the node itself
+		return inside
 	}
 	return names
 }

@@ -6,7 +6,6 @@ package mover
 
 import (
 	"context"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -24,7 +23,7 @@ import (
 
 // Agents ask agents about other nodes. *agentport.Ports does.
 type Agents interface {
-	Witness(ctx context.Context, agent *v1.Pod, node string, hosts, addrs []netip.Addr) (agentport.Testimony, error)
+	Witness(ctx context.Context, agent *v1.Pod, q agentport.WitnessQuestion) (agentport.Testimony, error)
 }
 
 // Config has the parts of a Mover.
