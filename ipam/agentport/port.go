@@ -65,6 +65,8 @@ type Question struct {
 func (p *Ports) Ask(ctx context.Context, q Question) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	deadline, _ := ctx.Deadline() // the caller's, where it is earlier
+	limit := time.Until(deadline).Round(time.Second)
 	token, err := p.Kube.CoreV1().ServiceAccounts(p.Namespace).CreateToken(ctx, q.Account, &authenticationv1.TokenRequest{
 		Spec: authenticationv1.TokenRequestSpec{Audiences: []string{q.Audience}, ExpirationSeconds: new(int64(tokenSeconds))},
 	}, metav1.CreateOptions{})
@@ -79,12 +81,14 @@ func (p *Ports) Ask(ctx context.Context, q Question) ([]byte, error) {
 			request.Param(name, value)
 		}
 	}
-	answer, err := request.DoRaw(ctx)
+	result := request.Do(ctx)
+	answer, _ := result.Raw()
+	err = result.Error() // the API server's own error, where it is one, unlike Raw's
 	if text, answered := ofProgram(err); answered {
 		return nil, fmt.Errorf("%s answers in pod %s: %s", q.Of, q.Pod.Name, text)
 	}
 	if err != nil && errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
-		return nil, fmt.Errorf("%s does not answer in pod %s within %s", q.Of, q.Pod.Name, patience)
+		return nil, fmt.Errorf("%s does not answer in pod %s within %s", q.Of, q.Pod.Name, limit)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reach %s through the API server (the Role %s in namespace %s allows it): %w", q.Of, q.Account, p.Namespace, err)

@@ -3,6 +3,7 @@
 package agentport_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -44,6 +46,81 @@ func TestWitness(t *testing.T) {
 	}
 	if heard.token != "/api/v1/namespaces/berth-system/serviceaccounts/berth-diagnosis/token for [agent.berth.dev/node2]" {
 		t.Errorf("the token is %s", heard.token)
+	}
+}
+
+// The agent of the node that is asked for is found by its node, and has to be ready.
+func TestCarried(t *testing.T) {
+	agent := func(name string, ready v1.ConditionStatus) v1.Pod {
+		return v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{NodeName: "node2"}, Status: v1.PodStatus{Conditions: []v1.PodCondition{{Type: v1.PodReady, Status: ready}}}}
+	}
+	both := []v1.Pod{agent("berth-agent-1", v1.ConditionFalse), agent("berth-agent-2", v1.ConditionTrue)}
+	for name, test := range map[string]struct {
+		agents    []v1.Pod
+		answer    string
+		code      int
+		want, err string
+	}{
+		"it carries two":  {both, `{"addresses":["10.0.70.5","2001:db8::5"]}`, http.StatusOK, "[10.0.70.5 2001:db8::5]", ""},
+		"it carries none": {both, `{"addresses":[]}`, http.StatusOK, "[]", ""},
+		"no ready agent":  {both[:1], "", http.StatusOK, "[]", "node node2 has no ready agent"},
+		"no list":         {nil, "", http.StatusOK, "[]", "find the agent of node node2: "},
+		"no JSON":         {both, "carries", http.StatusOK, "[]", "read the answer of the agent in pod berth-agent-2: "},
+		"it fails":        {both, "no records", http.StatusInternalServerError, "[]", "the agent of node node2 answers in pod berth-agent-2: no records"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			heard := heard{agents: test.agents}
+			got, err := heard.serve(t, test.answer, test.code).Carried(t.Context(), "node2")
+			if fmt.Sprint(got) != test.want || (err == nil) != (test.err == "") || err != nil && !strings.HasPrefix(err.Error(), test.err) {
+				t.Errorf("Carried() = %v, %v, want %s, %s", got, err, test.want, test.err)
+			}
+			if want := "fieldSelector=spec.nodeName%3Dnode2&labelSelector=app.kubernetes.io%2Fname%3Dberth-agent&resourceVersion=0"; heard.listed != want {
+				t.Errorf("listed %s\nwant   %s", heard.listed, want)
+			}
+			if err == nil && heard.token != "/api/v1/namespaces/berth-system/serviceaccounts/berth-diagnosis/token for [agent.berth.dev/node2]" {
+				t.Errorf("the token is %s", heard.token)
+			}
+		})
+	}
+}
+
+// ending is a context with a deadline in four seconds, which passes when it is told to.
+type ending struct {
+	context.Context
+	passed chan struct{}
+}
+
+func (ending) Deadline() (time.Time, bool) { return time.Now().Add(4 * time.Second), true }
+func (e ending) Done() <-chan struct{}     { return e.passed }
+func (e ending) Err() error {
+	select {
+	case <-e.passed:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
+}
+
+// A program that does not answer has had the caller's time, if that is shorter, and the error says so.
+func TestNoAnswer(t *testing.T) {
+	ctx := ending{t.Context(), make(chan struct{})}
+	heard := heard{hangs: func() { close(ctx.passed) }}
+	agent := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "berth-agent-2"}, Spec: v1.PodSpec{NodeName: "node2"}}
+	_, err := heard.serve(t, "", http.StatusOK).Get(ctx, agent, "/v1/carried", nil)
+	if err == nil || err.Error() != "the agent of node node2 does not answer in pod berth-agent-2 within 4s" {
+		t.Errorf("Get() = %v", err)
+	}
+}
+
+// An error of the API server is not taken for the program's.
+func TestErrorOfAPIServer(t *testing.T) {
+	heard := heard{}
+	ports := heard.serve(t, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,"message":"pods \"berth-agent-2\" not found","details":{"name":"berth-agent-2","kind":"pods"}}`, http.StatusNotFound)
+	agent := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "berth-agent-2"}, Spec: v1.PodSpec{NodeName: "node2"}}
+	_, err := ports.Get(t.Context(), agent, "/v1/carried", nil)
+	const want = "reach the agent of node node2 through the API server (the Role berth-diagnosis in namespace berth-system allows it): pods \"berth-agent-2\" not found"
+	if err == nil || err.Error() != want {
+		t.Errorf("Get() = %v\nwant %s", err, want)
 	}
 }
 
@@ -90,7 +167,12 @@ func TestAsk(t *testing.T) {
 }
 
 // heard is what an API server was asked for.
-type heard struct{ token, asked string }
+type heard struct {
+	token, asked, listed string
+	// agents are the pods that it has; hangs, if given, is called in place of an answer.
+	agents []v1.Pod
+	hangs  func()
+}
 
 // serve returns Ports with an API server behind whose proxy a program gives an answer.
 func (h *heard) serve(t *testing.T, answer string, code int) *Ports {
@@ -108,8 +190,31 @@ func (h *heard) serve(t *testing.T, answer string, code int) *Ports {
 			}
 			return
 		}
+		if strings.HasSuffix(r.URL.Path, "/pods") {
+			h.listed = r.URL.Query().Encode()
+			if h.agents == nil {
+				http.Error(w, "no right", http.StatusForbidden)
+				return
+			}
+			w.Header().Set("Content-Type", "application/json")
+			if err := json.NewEncoder(w).Encode(v1.PodList{TypeMeta: metav1.TypeMeta{Kind: "PodList", APIVersion: "v1"}, Items: h.agents}); err != nil {
+				t.Error(err)
+			}
+			return
+		}
+		if h.hangs != nil {
+			h.hangs()
+			<-r.Context().Done()
+			return
+		}
 		h.asked = r.Method + " " + r.Header.Get("Berth-Authorization") + " " + r.URL.Path + "?" + r.URL.Query().Encode()
 		if code != http.StatusOK {
+			if strings.HasPrefix(answer, `{"kind"`) {
+				w.Header().Set("Content-Type", "application/json")
+				w.WriteHeader(code)
+				fmt.Fprint(w, answer)
+				return
+			}
 			http.Error(w, answer, code)
 			return
 		}

@@ -239,7 +239,7 @@ func TestText(t *testing.T) {
 		{Witness: "n1", Control: true, Host: true, Addresses: []netip.Addr{netip.MustParseAddr("10.0.70.5")}},
 		{Witness: "n2", Control: true}, {Witness: "n3"}, {Witness: "n4", Error: "no token"},
 	}
-	const want = "n1 hears its kernel, 10.0.70.5; n2 hears nothing of it; n3 hears nobody at all; n4 does not answer: no token"
+	const want = "n1 hears its kernel, 10.0.70.5; n2 hears nothing of it; n3 hears nobody at all; n4 cannot say: no token"
 	if got := text(testimonies); got != want {
 		t.Errorf("%s\nwant %s", got, want)
 	}

@@ -103,7 +103,7 @@ func text(testimonies []status.Testimony) string {
 		}
 		switch {
 		case t.Error != "":
-			said = "does not answer: " + t.Error
+			said = "cannot say: " + t.Error
 		case len(heard) > 0:
 			said = "hears " + strings.Join(heard, ", ")
 		case !t.Control:

@@ -136,20 +136,24 @@ func (l *look) replicas(ctx context.Context) ([]v1.Pod, error) {
 // errNobodyLeads is returned where no replica of berth-failover acts.
 var errNobodyLeads = fmt.Errorf("no replica of %s leads", status.Name)
 
-// leader returns the pod that acts, and what it says.
+// leader returns the pod that acts, and what it says. It asks all at once, as one may be on a node that died.
 func (l *look) leader(ctx context.Context, pods []v1.Pod) (*v1.Pod, *status.Status, error) {
-	var errs []error
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	says, errs, done := make([]*status.Status, len(pods)), make([]error, len(pods)), make(chan int, len(pods))
 	for i := range pods {
-		said, err := l.ask(ctx, http.MethodGet, status.PathStatus, &pods[i], agentpod.Diagnosis)
-		switch {
-		case err != nil:
-			errs = append(errs, err)
-		case said.Leads:
-			return &pods[i], said, nil
+		go func() {
+			says[i], errs[i] = l.ask(ctx, http.MethodGet, status.PathStatus, &pods[i], agentpod.Diagnosis)
+			done <- i
+		}()
+	}
+	for range pods {
+		if i := <-done; errs[i] == nil && says[i].Leads {
+			return &pods[i], says[i], nil
 		}
 	}
-	if len(errs) > 0 {
-		return nil, nil, errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return nil, nil, err
 	}
 	return nil, nil, errNobodyLeads
 }

@@ -33,12 +33,18 @@ import (
 type programs struct {
 	says  map[string]string
 	fails map[string]error
+	// hangs is the one that does not answer.
+	hangs string
 	asked []string
 }
 
-func (p *programs) Ask(_ context.Context, q agentport.Question) ([]byte, error) {
+func (p *programs) Ask(ctx context.Context, q agentport.Question) ([]byte, error) {
 	if q.Of != status.Name || q.Audience != status.Audience {
 		return nil, errors.New("asked as another program")
+	}
+	if q.Pod.Name == p.hangs {
+		<-ctx.Done()
+		return nil, ctx.Err()
 	}
 	if q.Account != agentpod.Diagnosis {
 		p.asked = append(p.asked, q.Method+" "+q.Path+" of "+q.Pod.Name+" as "+q.Account)
@@ -166,6 +172,16 @@ It is not known which nodes are suspect: no right
 				t.Errorf("%d findings, want %d", got, test.found)
 			}
 		})
+	}
+}
+
+// A replica on a node that died is not waited for where another one leads.
+func TestLeaderIsBesideADeadReplica(t *testing.T) {
+	of := &programs{says: map[string]string{"f-2": encode(t, status.Status{Leads: true, Known: 3})}, hangs: "f-1"}
+	l, _ := newTestLook(of, "", replica("f-1"), replica("f-2"))
+	r := &Report{}
+	if l.addStatus(t.Context(), r); r.Failover == nil || r.Failover.Known != 3 || len(r.Unknown) > 0 {
+		t.Errorf("%+v", r)
 	}
 }
 
