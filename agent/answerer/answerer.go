@@ -94,6 +94,8 @@ type Answerer struct {
 	group sync.WaitGroup
 	loops map[int]*loop
 	where map[netip.Addr]place
+	// tried is the last try of the API, nil before.
+	tried *try
 }
 
 // place is the link to the network of an address, and the UID of the pod that the node has it for.
@@ -700,15 +702,63 @@ func (l *loop) askGateway(ctx context.Context) []netip.Addr {
 	return nil
 }
 
-// tryPatience limits a try of the API: an answer that takes longer helps no pod.
-const tryPatience = 2 * time.Second
+const (
+	// tryPatience limits a try of the API: an answer that takes longer helps no pod.
+	tryPatience = 2 * time.Second
+	// shareTry is how long an answer of the API counts for the node's other links, too. It is less than a gateway has been silent
+	// when a link begins to try, so the answer came after that.
+	shareTry = 2 * time.Second
+)
+
+// try is a try of the API.
+type try struct {
+	done chan struct{}
+	// The fields below are set when done is closed.
+	err   error
+	ended time.Time
+}
+
+// reachable tries the API, once for all links that do at the same time.
+func (a *Answerer) reachable(ctx context.Context) error {
+	a.mu.Lock()
+	last := a.tried
+	if last == nil || last.isOver() {
+		last = &try{done: make(chan struct{})}
+		a.tried = last
+		// A link that goes does not end the try of the others.
+		ctx, cancel := context.WithTimeout(a.ctx, tryPatience)
+		a.mu.Unlock()
+		defer cancel()
+		last.err = a.node.Reachable(ctx)
+		last.ended = time.Now()
+		close(last.done)
+		return last.err
+	}
+	a.mu.Unlock()
+	select {
+	case <-last.done:
+		return last.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// isOver returns whether the try has ended, and its answer does not count any more.
+func (t *try) isOver() bool {
+	select {
+	case <-t.done:
+		return t.err != nil || time.Since(t.ended) >= shareTry
+	default:
+		return false
+	}
+}
 
 // try tries whether the API server is reached at all.
 func (l *loop) try(ctx context.Context) {
 	l.asking.Go(func() {
 		ctx, cancel := context.WithTimeout(ctx, tryPatience)
 		defer cancel()
-		err := l.a.node.Reachable(ctx)
+		err := l.a.reachable(ctx)
 		if err != nil {
 			klog.FromContext(ctx).V(2).Info("The gateway does not answer, nor does the API server", "link", l.index, "err", err)
 		}

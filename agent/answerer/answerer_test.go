@@ -683,3 +683,37 @@ func TestCutOff(t *testing.T) {
 		})
 	}
 }
+
+// A node whose gateways do not answer tries the API server as often with several links as with one.
+func TestTriesOfAllLinks(t *testing.T) {
+	tries := map[int]int{}
+	for links := 1; links <= 3; links += 2 {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			var group sync.WaitGroup
+			defer group.Wait()
+			defer cancel()
+			hosts := map[int]*host{}
+			for link := 1; link <= links; link++ {
+				hosts[link] = (&wire{noGateway: true}).add("node")
+			}
+			n := hosts[1]
+			n.api, n.mine, n.version = nil, true, 5
+			a := New(answering.Node{Name: n.name}, func(link int) (Segment, error) { return port{hosts[link]}, nil }, n)
+			group.Go(func() { a.Run(ctx) })
+			addr := address
+			for link := 1; link <= links; link++ {
+				addr = addr.Next()
+				n.set(addr, true)
+				a.Carry(Holding{Address: addr, Pod: "p", Link: link, Gateway: gateway, Version: 5, Failover: true}, true, 0)
+			}
+			time.Sleep(10 * time.Minute) //nolint:forbidigo // the clock is the test's
+			n.wire.mu.Lock()
+			tries[links] = n.apiTries
+			n.wire.mu.Unlock()
+		})
+	}
+	if tries[1] < 15 || tries[3] != tries[1] {
+		t.Errorf("tries by the number of links: %v", tries)
+	}
+}
