@@ -37,7 +37,7 @@ API    ?= ./assigner/... ./docs/... ./simulation/... ./policy/... ./kubectl/... 
 E2E    ?= .
 # Minors of Kubernetes of test-versions: those with a module in test/kubernetes.
 MINORS ?= $(notdir $(wildcard test/kubernetes/*))
-MUTATE ?= agent/chain agent/state plugins/floatingip $(filter-out ipam/api% ipam/assigner% ipam/ipamtest,$(shell find ipam -name '*_test.go' -printf '%h\n' | sort -u))
+MUTATE ?= agent/chain agent/state plugins/floatingip $(filter-out ipam/api% ipam/assigner% ipam/remote ipam/ipamtest,$(shell find ipam -name '*_test.go' -printf '%h\n' | sort -u))
 
 POLICY_CLUSTERS        ?= 15000
 POLICY_KERNEL_CLUSTERS ?= 300
@@ -173,7 +173,7 @@ test-e2e: lab build ## The lab, and Berth on it.
 ##@ Generate
 
 generate: ## Deep copies and CRDs from ipam/api, manifests/ from the chart, Go code of the external assigner's protocol, pages of docs/reference.
-	$(BUF) generate --template ipam/assigner/buf.gen.yaml --path ipam/assigner/v1
+	$(BUF) generate --template ipam/remote/buf.gen.yaml --path ipam/assigner/v1
 	$(CONTROLLER_GEN) object paths=./ipam/api/... crd:crdVersions=v1 output:crd:dir=manifests/chart/crd
 	cd test/helm && go build -o ../bin/render ./render
 	test/bin/render -out manifests

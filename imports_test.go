@@ -49,6 +49,7 @@ var rules = []rule{
 	{"ipam/failover", []string{"context", "k8s.io", "ipam/api", "ipam/allocator"}, "which pods move is decided, and told to users, without I/O"},
 	{"ipam/galaxy", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "Galaxy's formats are read without I/O, also in the scheduler and on nodes"},
 	{"ipam/podrequest", []string{"k8s.io/client-go", "ipam/allocator", "ipam/store"}, "a pod's annotations are read without I/O and without the book, also on nodes"},
+	{"ipam/remote", []string{"k8s.io/client-go", "k8s.io/api", "ipam", "agent", "cni"}, "a service is reached without knowing its requests"},
 	{"ipam/store", []string{"ipam/allocator"}, "the store decides nothing"},
 	{"ipam/tombstone", []string{"ipam/api"}, "informers of all kinds use it, also on nodes"},
 	{"ipam/wakeup", []string{"context", "k8s.io", "ipam", "agent", "cni"}, "loops of all programs use it"},

@@ -53,7 +53,7 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.IntVar(&o.workers, "workers", o.workers, "How many addresses are reconciled concurrently.")
 	flags.Float32Var(&o.qps, "kube-api-qps", o.qps, "Requests per second to the API server.")
 	flags.IntVar(&o.burst, "kube-api-burst", o.burst, "Burst of requests to the API server.")
-	o.assigner.AddFlags(flags)
+	assigner.AddFlags(flags, &o.assigner)
 	flags.BoolVar(&o.evictWrong, "evict-pods-with-wrong-addresses", o.evictWrong, "Evict pods that run with none of their addresses, because another CNI plugin made their network, so that their workload makes them again. It needs the right to create pods/eviction.")
 }
 

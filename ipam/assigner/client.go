@@ -4,20 +4,16 @@ package assigner
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	_ "google.golang.org/grpc/health" // the client side of health checks
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	assignerv1 "github.com/berth-dev/berth/ipam/assigner/v1"
+	"github.com/berth-dev/berth/ipam/remote"
 )
 
 // Assignment is an address with its node and its pod.
@@ -52,55 +48,25 @@ type Pod struct {
 // Client calls the external assigner. Its methods are safe for concurrent use and block.
 // The errors of Attach and Detach are of type *[Error].
 type Client struct {
-	conn     *grpc.ClientConn
+	conn     *remote.Conn
 	assigner assignerv1.AssignerClient
-	options  Options
 	pauses   wait.Backoff
+	longest  time.Duration
 	metrics  *Metrics
 }
-
-// serviceConfig distributes calls over all addresses of the assigner that report that they
-// are serving.
-const serviceConfig = `{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": "berth.assigner.v1.Assigner"}}`
 
 // New returns a client of the assigner in the options. It connects on the first call, and
 // then stays connected or reconnects until Close. metrics may be nil.
 func New(options Options, metrics *Metrics) (*Client, error) {
-	if err := options.Validate(); err != nil {
-		return nil, fmt.Errorf("external assigner: %w", err)
-	}
-	if !options.Enabled() {
-		return nil, fmt.Errorf("external assigner: no address")
-	}
-	credentials, err := transport(&options)
+	conn, err := remote.Dial(service, options)
 	if err != nil {
-		return nil, fmt.Errorf("external assigner: %w", err)
-	}
-	conn, err := grpc.NewClient(options.Address,
-		grpc.WithTransportCredentials(credentials),
-		grpc.WithUserAgent("berth"),
-		grpc.WithDefaultServiceConfig(serviceConfig),
-		grpc.WithDisableServiceConfig(), // of DNS
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
-			MinConnectTimeout: 5 * time.Second,
-		}),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{
-			// By default a gRPC server treats more than one ping in five minutes as abuse.
-			Time: 6 * time.Minute,
-			// Also how long a request may stay unacknowledged by the peer's kernel
-			// before the connection counts as lost.
-			Timeout: 10 * time.Second,
-		}),
-	)
-	if err != nil {
-		return nil, fmt.Errorf("external assigner: %w", err)
+		return nil, err
 	}
 	return &Client{
 		conn:     conn,
 		assigner: assignerv1.NewAssignerClient(conn),
-		options:  options,
 		pauses:   wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 5},
+		longest:  longest(&options),
 		metrics:  metrics,
 	}, nil
 }
@@ -146,13 +112,13 @@ func (c *Client) Detach(ctx context.Context, address netip.Addr, node string, re
 // repeat sends a request until it succeeds, fails permanently or times out. It returns nil
 // or the last failure.
 func (c *Client) repeat(ctx context.Context, verb string, send func(context.Context) error) *status.Status {
-	ctx, cancel := context.WithTimeout(ctx, c.options.longest())
+	ctx, cancel := context.WithTimeout(ctx, c.longest)
 	defer cancel()
 	var last *status.Status
 	answered := func(ctx context.Context) (bool, error) {
 		answer := c.once(ctx, verb, send)
 		// The provider's last answer is more useful than a final timeout.
-		if last == nil || answer.Code() == codes.OK || !over(ctx) {
+		if last == nil || answer.Code() == codes.OK || !remote.Over(ctx) {
 			last = answer
 		}
 		return !passing(answer.Code()), nil
@@ -167,27 +133,10 @@ func (c *Client) repeat(ctx context.Context, verb string, send func(context.Cont
 }
 
 func (c *Client) once(ctx context.Context, verb string, send func(context.Context) error) *status.Status {
-	attempt, cancel := context.WithTimeout(ctx, c.options.timeout())
-	defer cancel()
 	start := time.Now()
-	answer := status.Convert(send(attempt))
+	answer := c.conn.Once(ctx, send)
 	c.metrics.request(verb, answer.Code(), time.Since(start))
-	if answer.Code() == codes.DeadlineExceeded && over(attempt) {
-		deadline, _ := attempt.Deadline() // the caller's, if that is sooner
-		words := fmt.Sprintf("no answer within %v", deadline.Sub(start).Round(10*time.Millisecond))
-		if answer.Message() != context.DeadlineExceeded.Error() {
-			words += ": " + answer.Message() // gRPC names the thing that it waited for
-		}
-		return status.New(codes.DeadlineExceeded, words)
-	}
 	return answer
-}
-
-// over reports whether the deadline has passed. The server may notice that a little
-// earlier than the client.
-func over(ctx context.Context) bool {
-	deadline, ok := ctx.Deadline()
-	return ctx.Err() != nil || ok && time.Until(deadline) < 50*time.Millisecond
 }
 
 // passing reports whether a failure may be temporary. assigner.proto defines these codes.
@@ -204,5 +153,5 @@ func toError(failure *status.Status, verb string, address netip.Addr, node strin
 	if failure == nil {
 		return nil
 	}
-	return &Error{Verb: verb, Address: address, Node: node, Code: failure.Code(), Message: oneLine(failure.Message())}
+	return &Error{Verb: verb, Address: address, Node: node, Code: failure.Code(), Message: remote.OneLine(failure.Message())}
 }

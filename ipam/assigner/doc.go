@@ -6,8 +6,8 @@
 //
 // # Rules for callers
 //
-// Attach and Detach go over the network and may take [Options.longest]: never
-// call them under a lock. Both are idempotent. The caller must order the calls for one
+// Attach and Detach go over the network and may take three times [Options].Timeout:
+// never call them under a lock. Both are idempotent. The caller must order the calls for one
 // address:
 //
 //   - Before Attach, write externallyAssigned and the node into the FloatingIP. If the

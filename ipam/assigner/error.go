@@ -5,8 +5,6 @@ package assigner
 import (
 	"fmt"
 	"net/netip"
-	"strings"
-	"unicode"
 
 	"google.golang.org/grpc/codes"
 )
@@ -37,21 +35,3 @@ const (
 	verbAttach = "attach"
 	verbDetach = "detach"
 )
-
-// maxWords limits the bytes of a provider's message that are shown: an event holds 1024
-// bytes, and has other text, too.
-const maxWords = 512
-
-// oneLine makes a message fit for events and conditions.
-func oneLine(message string) string {
-	message = strings.Join(strings.FieldsFunc(message, func(r rune) bool {
-		return unicode.IsSpace(r) || unicode.IsControl(r)
-	}), " ")
-	if message == "" {
-		return "no reason given"
-	}
-	if len(message) > maxWords {
-		return strings.ToValidUTF8(message[:maxWords], "") + "…"
-	}
-	return message
-}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package assigner
+package remote
 
 import (
 	"context"
@@ -52,17 +52,17 @@ func tlsConfig(options *Options) (*tls.Config, error) {
 	if options.CAFile != "" {
 		pem, err := os.ReadFile(options.CAFile)
 		if err != nil {
-			return nil, fmt.Errorf("read the assigner's CA certificates: %w", err)
+			return nil, fmt.Errorf("read the CA certificates: %w", err)
 		}
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("read the assigner's CA certificates: %s has none in PEM", options.CAFile)
+			return nil, fmt.Errorf("read the CA certificates: %s has none in PEM", options.CAFile)
 		}
 	}
 	if options.CertFile != "" {
 		certificate, err := tls.LoadX509KeyPair(options.CertFile, options.KeyFile)
 		if err != nil {
-			return nil, fmt.Errorf("read the certificate for the assigner: %w", err)
+			return nil, fmt.Errorf("read the client certificate: %w", err)
 		}
 		config.Certificates = []tls.Certificate{certificate}
 	}

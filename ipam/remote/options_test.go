@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package assigner
+package remote
 
 import (
 	"encoding/json"
@@ -13,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
+var assigner = Service{Name: "external assigner", Noun: "assigner", GRPC: "berth.assigner.v1.Assigner", Timeout: 10 * time.Second}
+
 func TestValidate(t *testing.T) {
 	for _, test := range []struct {
 		name    string
@@ -20,7 +22,7 @@ func TestValidate(t *testing.T) {
 		want    string // part of the error; empty: none
 	}{
 		{"none", Options{}, ""},
-		{"none, with the flag's default", Options{Timeout: metav1.Duration{Duration: DefaultTimeout}}, ""},
+		{"none, with the flag's default", Options{Timeout: metav1.Duration{Duration: assigner.Timeout}}, ""},
 		{"TLS with the system's certificates", Options{Address: "assigner.example.org:443"}, ""},
 		{"all of TLS", Options{Address: "10.0.0.1:9042", CAFile: "ca", CertFile: "cert", KeyFile: "key", ServerName: "assigner"}, ""},
 		{"resolver", Options{Address: "dns:///assigner.kube-system:9042"}, ""},
@@ -71,8 +73,8 @@ func TestPlaintext(t *testing.T) {
 func TestFlagsAndArgs(t *testing.T) {
 	var flags, args Options
 	set := pflag.NewFlagSet("", pflag.ContinueOnError)
-	flags.AddFlags(set)
-	if flags.Timeout.Duration != DefaultTimeout || flags.Enabled() {
+	assigner.AddFlags(set, &flags)
+	if flags.Timeout.Duration != assigner.Timeout || flags.Enabled() {
 		t.Errorf("without flags: %+v", flags)
 	}
 	if err := set.Parse([]string{
@@ -88,7 +90,9 @@ func TestFlagsAndArgs(t *testing.T) {
 	if diff := cmp.Diff(args, flags); diff != "" {
 		t.Errorf("args (-) and flags (+) differ:\n%s", diff)
 	}
-	if got := args.longest(); got != 9*time.Second {
-		t.Errorf("longest: got %v", got)
+	for options, want := range map[*Options]time.Duration{&args: 3 * time.Second, {}: assigner.Timeout} {
+		if got := assigner.TimeLimit(options); got != want {
+			t.Errorf("time limit %v, want %v", got, want)
+		}
 	}
 }
