@@ -28,6 +28,8 @@ const (
 	againFirst, againMost = time.Second, 30 * time.Second
 	// overslept is the time between two steps after which renewals may not have been seen in time.
 	overslept = 5 * time.Second
+	// fenceFirst and fenceMost are the least and the greatest time until the fencer is asked again about a node.
+	fenceFirst, fenceMost = 10 * time.Second, 2 * time.Minute
 )
 
 // Interval is how often Step is to be called at least.
@@ -44,9 +46,19 @@ const (
 	deleting
 )
 
+// call is the state of a request to the fencer.
+type call uint8
+
+const (
+	none call = iota
+	calling
+	// outdated: the node was reset since, and the answer says nothing about it.
+	outdated
+)
+
 type node struct {
-	uid                  string
-	tainted, unreachable bool
+	uid                                string
+	tainted, outOfService, unreachable bool
 	// seen is when the Lease was seen to be renewed last, or when time began anew.
 	seen Duration
 	// off: a person said so. The node does not count for the brake.
@@ -67,6 +79,12 @@ type node struct {
 	verdict     status.Verdict
 	judged      Duration
 	testimonies []status.Testimony
+
+	// Fencing goes on beside the rounds. wanted: the last verdict was that the node is to be off. fenced: it is.
+	wanted, fenced bool
+	call           call
+	// fenceDue is when the fencer is asked next, fenceAgain how long after that again.
+	fenceDue, fenceAgain Duration
 }
 
 // Cluster has the nodes of a cluster. It is not safe in parallel.
@@ -78,6 +96,8 @@ type Cluster struct {
 	// synced: renewals are seen.
 	synced, leads bool
 	braked        bool
+	// fences: there is a fencer.
+	fences bool
 	// over is when too many nodes were suspect last, brakedAt when the brake began.
 	over, brakedAt Duration
 	// counted are the suspect nodes that count for the brake, of all that do.
@@ -87,8 +107,11 @@ type Cluster struct {
 	out     []Output
 }
 
-// NewCluster returns a Cluster without nodes, whose Leases are not watched yet, and that does not lead.
-func NewCluster() *Cluster { return &Cluster{nodes: map[string]*node{}, leased: map[string]bool{}} }
+// NewCluster returns a Cluster without nodes, whose Leases are not watched yet, and that does not lead. It fences where there
+// is a fencer.
+func NewCluster(fences bool) *Cluster {
+	return &Cluster{nodes: map[string]*node{}, leased: map[string]bool{}, fences: fences}
+}
 
 // Step takes inputs and returns outputs. It is to be called every Interval at least, also without inputs; now never
 // decreases.
@@ -166,16 +189,20 @@ func (c *Cluster) answer(in Input) {
 			}
 			c.end(n)
 		}
+	case Fenced:
+		if n := c.nodes[in.Node]; n != nil && n.uid == in.UID {
+			c.fencedBy(in, n)
+		}
 	}
 }
 
 func (c *Cluster) saw(in Seen) {
 	n := c.nodes[in.Node]
 	if n == nil || n.uid != in.UID {
-		n = &node{uid: in.UID, seen: c.now, again: againFirst}
+		n = &node{uid: in.UID, seen: c.now, again: againFirst, fenceAgain: fenceFirst}
 		c.nodes[in.Node] = n
 	}
-	n.tainted, n.unreachable = in.Tainted, in.Unreachable
+	n.tainted, n.outOfService, n.unreachable = in.Tainted, in.OutOfService, in.Unreachable
 }
 
 // begin begins time anew for all nodes.
@@ -190,14 +217,20 @@ func (c *Cluster) begin() {
 func (c *Cluster) stop() {
 	for _, n := range c.nodes {
 		n.reset(c.now)
+		n.wanted = false
 	}
 }
 
-// reset forgets what was found out about a node.
+// reset forgets what was found out about a node. It stays wanted off: pods may have been moved from it.
 func (n *node) reset(now Duration) {
 	n.number++
 	n.phase, n.due, n.again = idle, now, againFirst
 	n.looked, n.pods, n.moves, n.verdict, n.judged, n.testimonies = false, nil, nil, "", 0, nil
+	// The next verdict comes first.
+	n.fenced, n.fenceDue, n.fenceAgain = false, now+verdictFor, fenceFirst
+	if n.call == calling {
+		n.call = outdated
+	}
 }
 
 func (c *Cluster) renewed(name string) {
@@ -207,11 +240,11 @@ func (c *Cluster) renewed(name string) {
 		return
 	}
 	// A round that is under way ends, whatever its answer says.
-	if n.phase != idle || n.verdict != "" || n.off {
+	if n.phase != idle || n.verdict != "" || n.off || n.wanted || n.call == calling || n.fenced {
 		n.reset(c.now)
 	}
-	n.seen, n.off, n.heard = c.now, false, false
-	if n.tainted && c.leads {
+	n.seen, n.off, n.heard, n.wanted = c.now, false, false, false
+	if (n.tainted || n.outOfService) && c.leads {
 		c.emit(Untaint{name})
 	}
 }
@@ -255,15 +288,38 @@ func (c *Cluster) suspects() []string {
 
 // pass does the work that is due.
 func (c *Cluster) pass(suspects []string) {
-	if !c.mayAct() {
-		return
-	}
 	for _, name := range suspects {
-		if n := c.nodes[name]; n.phase == idle && c.now >= n.due {
+		n := c.nodes[name]
+		c.fence(name, n)
+		if c.mayAct() && n.phase == idle && c.now >= n.due {
 			n.number++
 			n.phase = looking
-			c.emit(Look{name, n.number})
+			c.emit(Look{name, n.number, n.fenced})
 		}
+	}
+}
+
+// fence asks the fencer, if that is due.
+func (c *Cluster) fence(name string, n *node) {
+	if c.mayAct() && n.wanted && !n.fenced && n.call == none && c.now >= n.fenceDue {
+		n.call = calling
+		c.emit(Fence{name, n.uid})
+	}
+}
+
+// fencedBy takes the fencer's answer.
+func (c *Cluster) fencedBy(in Fenced, n *node) {
+	asked := n.call
+	n.call = none
+	switch {
+	case asked != calling:
+	case in.Off:
+		n.fenced = true
+		// The next round begins at once.
+		n.due, n.again = c.now, againFirst
+	default:
+		n.fenceDue = c.now + n.fenceAgain
+		n.fenceAgain = min(2*n.fenceAgain, fenceMost)
 	}
 }
 
@@ -281,7 +337,9 @@ func (c *Cluster) brake() {
 	}
 	if on := over || c.braked && c.now-c.over < brakeFor; on != c.braked {
 		c.braked, c.brakedAt = on, c.now
-		c.stop()
+		for _, n := range c.nodes {
+			n.reset(c.now)
+		}
 		c.emit(Braked{on, c.counted, c.of})
 	}
 }
@@ -313,7 +371,12 @@ func (c *Cluster) found(in Found, n *node) {
 			addresses = append(addresses, pod.Addresses...)
 		}
 	}
-	if len(n.pods) == 0 {
+	switch {
+	case n.fenced && (len(n.pods) > 0 || !n.outOfService):
+		// Also where all pods have moved: volumes are not detached before Kubernetes knows.
+		c.testified(in.Node, n, nil)
+		return
+	case len(n.pods) == 0:
 		n.moves, n.verdict, n.testimonies = nil, "", nil
 		c.end(n)
 		return
@@ -344,6 +407,9 @@ func (c *Cluster) testified(name string, n *node, testimonies []status.Testimony
 	before := n.verdict
 	n.testimonies, n.judged = testimonies, c.now
 	n.verdict = verdictOf(testimonies)
+	if n.fenced {
+		n.verdict = status.Off
+	}
 	switch {
 	case n.verdict == status.APILost, n.verdict == status.Hung:
 		n.heard = true
@@ -353,6 +419,11 @@ func (c *Cluster) testified(name string, n *node, testimonies []status.Testimony
 		c.end(n)
 		return
 	}
+	wanted := n.wanted
+	n.wanted = c.fences && (n.verdict == status.Gone || n.verdict == status.Hung || n.verdict == status.Off)
+	if n.wanted && !wanted {
+		n.fenceDue = c.now
+	}
 	n.moves = n.movable()
 	if n.verdict != before {
 		c.emit(Judged{name, n.verdict, n.moves, n.pods, testimonies})
@@ -360,13 +431,13 @@ func (c *Cluster) testified(name string, n *node, testimonies []status.Testimony
 	if len(n.moves) > 0 && !c.mayAct() {
 		n.again = againFirst
 	}
-	if len(n.moves) == 0 || !c.mayAct() {
+	if len(n.moves) == 0 && !n.fenced || !c.mayAct() {
 		c.end(n)
 		return
 	}
 	// Also where it seems to have the taint: the watch of Nodes may be late.
 	n.phase = tainting
-	c.emit(Taint{name, n.number})
+	c.emit(Taint{name, n.number, n.fenced})
 }
 
 // verdictOf returns what testimonies say together.
@@ -389,7 +460,7 @@ func verdictOf(testimonies []status.Testimony) status.Verdict {
 func (n *node) movable() []Pod {
 	var moves []Pod
 	for _, pod := range n.pods {
-		if n.verdict == status.Gone || n.verdict == status.APILost && pod.Terminating && n.unreachable {
+		if n.verdict == status.Off || n.verdict == status.Gone || n.verdict == status.APILost && pod.Terminating && n.unreachable {
 			moves = append(moves, pod)
 		}
 	}
@@ -398,7 +469,7 @@ func (n *node) movable() []Pod {
 
 // delete deletes the pods that move, after the taint was written.
 func (c *Cluster) delete(name string, n *node, failed bool) {
-	if failed || !c.mayAct() || !c.isSuspect(name, n) || c.now-n.judged > verdictFor {
+	if failed || !c.mayAct() || !c.isSuspect(name, n) || c.now-n.judged > verdictFor || len(n.moves) == 0 {
 		c.end(n)
 		return
 	}
@@ -425,6 +496,8 @@ type State struct {
 type NodeState struct {
 	Node, UID        string
 	Suspect, Tainted bool
+	// Fencing: the fencer is asked to power it off. Fenced: it is off.
+	Fencing, Fenced bool
 	// Looked: its pods were read since it is suspect.
 	Looked bool
 	// Seen is when its Lease was seen to be renewed last; Judged, when there was a verdict last, if there is one.
@@ -446,10 +519,10 @@ func (c *Cluster) State() State {
 		if suspect {
 			s.Suspects++
 		}
-		if suspect || n.tainted {
+		if suspect || n.tainted || n.outOfService {
 			s.Nodes = append(s.Nodes, NodeState{
 				Node: name, UID: n.uid, Suspect: suspect, Tainted: n.tainted, Looked: n.looked, Seen: n.seen, Judged: n.judged,
-				Verdict: n.verdict, Testimonies: n.testimonies, Pods: n.pods, Moves: n.moves,
+				Fencing: n.call != none, Fenced: n.fenced, Verdict: n.verdict, Testimonies: n.testimonies, Pods: n.pods, Moves: n.moves,
 			})
 		}
 	}

@@ -32,7 +32,7 @@ type later struct {
 const cutAt = 100 * time.Second
 
 func newCut(nodes, off int) *cut {
-	c := &cut{Cluster: NewCluster(), off: map[string]bool{}, emptied: map[string]bool{}}
+	c := &cut{Cluster: NewCluster(false), off: map[string]bool{}, emptied: map[string]bool{}}
 	var inputs []Input
 	for i := range nodes {
 		name := fmt.Sprintf("node%d", i)
@@ -122,7 +122,7 @@ type single struct {
 }
 
 func newSingle(say func(now time.Duration) status.Testimony) *single {
-	s := &single{Cluster: NewCluster(), say: say, gone: 1}
+	s := &single{Cluster: NewCluster(false), say: say, gone: 1}
 	s.step(Seen{Node: "w", UID: "w"}, Seen{Node: "n", UID: "n"}, Seen{Node: "x", UID: "x"}, Seen{Node: "y", UID: "y"}, Synced{Nodes: []string{"n", "w", "x", "y"}}, Leads{Leads: true})
 	return s
 }

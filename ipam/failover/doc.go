@@ -27,6 +27,10 @@
 //     overdue: it has not renewed for 11 s, and is not suspect yet.
 //   - Taint before deleting. A node that died is Ready for 40 s or so, and the next pod could come to it. The taint goes when
 //     the node's Lease is renewed.
+//   - Fence, where there is a fencer: a node that is gone, or hangs, is to be powered off, beside the rounds, so that no pod of one
+//     that is gone waits for it. Of a node that is off all pods move that asked for it, whatever answers for their addresses, and
+//     Kubernetes is told, so that it detaches volumes. The brake holds for it, too. That the fencer failed says nothing; that it
+//     powered the node off holds until the Lease is renewed.
 //
 // Pods of a workload that starts them in order are deleted all at once: they are dead already, and the workload's
 // controller makes them in its order.

@@ -3,7 +3,6 @@
 package failover_test
 
 import (
-	"slices"
 	"time"
 
 	. "github.com/berth-dev/berth/ipam/failover"
@@ -29,6 +28,10 @@ type judge struct {
 	asked       map[string]heard
 	// asking is when the question was sent that is under way.
 	asking map[string]Duration
+	// fencing has the machines that the fencer is asked about now, and whether the node was seen to renew since; fenced, the
+	// nodes that are off since by its word.
+	fencing map[string]bool
+	fenced  map[string]bool
 	// braked: the brake is to be on; over is when too many nodes were silent last, or none was seen.
 	braked bool
 	over   Duration
@@ -55,6 +58,7 @@ func (j *judge) begin(r *replica) {
 	j.began, j.synced = r.world.now, true
 	if j.seen == nil {
 		j.seen, j.asked, j.asking, j.over, j.last = map[string]seen{}, map[string]heard{}, map[string]Duration{}, -time.Hour, r.world.now
+		j.fencing, j.fenced = map[string]bool{}, map[string]bool{}
 	}
 }
 
@@ -62,6 +66,7 @@ func (j *judge) sees(r *replica, in Seen) {
 	s := j.seen[in.Node]
 	if s.uid != in.UID {
 		s = seen{uid: in.UID, at: r.world.now}
+		delete(j.fenced, in.Node)
 	}
 	s.known, s.tainted, s.unreachable = true, in.Tainted, in.Unreachable
 	j.seen[in.Node] = s
@@ -72,6 +77,10 @@ func (j *judge) renewal(r *replica, name string) {
 	s.at, s.off = r.world.now, false
 	j.seen[name] = s
 	delete(j.asked, name)
+	delete(j.fenced, name)
+	if _, asked := j.fencing[s.uid]; asked {
+		j.fencing[s.uid] = true
+	}
 }
 
 func (j *judge) wroteTaint(in Tainted) {
@@ -82,18 +91,21 @@ func (j *judge) wroteTaint(in Tainted) {
 
 func (j *judge) testified(r *replica, in Testified) {
 	h := heard{at: r.world.now, testimonies: in.Testimonies, alive: j.asked[in.Node].alive}
-	control := false
-	for _, t := range in.Testimonies {
-		control = control || t.Control
-		// A renewal since then says more.
-		if (t.Agent || t.Host || len(t.Addresses) > 0) && j.asking[in.Node] > j.seen[in.Node].at {
-			h.alive = true
-		}
-	}
-	if control && !slices.ContainsFunc(in.Testimonies, func(t status.Testimony) bool { return t.Agent || t.Host || len(t.Addresses) > 0 }) {
+	control, agent, kernel := h.say()
+	// A renewal since then says more.
+	h.alive = h.alive || (agent || kernel) && j.asking[in.Node] > j.seen[in.Node].at
+	if control && !agent && !kernel {
 		h.sure, h.alive = !h.alive, false
 	}
 	j.asked[in.Node] = h
+}
+
+func (j *judge) answered(in Fenced) {
+	renewed := j.fencing[in.UID]
+	delete(j.fencing, in.UID)
+	if in.Off && !renewed && j.seen[in.Node].uid == in.UID {
+		j.fenced[in.Node] = true
+	}
 }
 
 func (j *judge) silent(r *replica, name string) bool {
@@ -150,8 +162,14 @@ func (j *judge) emits(r *replica, out Output) {
 		w.counts["brake"]++
 	case Ask:
 		j.asking[out.Node] = w.now
+	case Fence:
+		j.acts(r, out.Node)
+		j.fences(r, out)
 	case Taint:
 		j.acts(r, out.Node)
+		if out.OutOfService && !j.fenced[out.Node] {
+			w.fail("%s says that %s is off, and the fencer did not", r.name, out.Node)
+		}
 	case Delete:
 		j.acts(r, out.Node)
 		if !j.seen[out.Node].tainted {
@@ -180,14 +198,37 @@ func (j *judge) acts(r *replica, name string) {
 	}
 }
 
+func (j *judge) fences(r *replica, out Fence) {
+	w, asked := r.world, j.asked[out.Node]
+	if _, already := j.fencing[out.UID]; already {
+		w.fail("%s fences %s twice at a time", r.name, out.Node)
+	}
+	control, agent, kernel := asked.say()
+	if agent || !control && !kernel {
+		w.fail("%s fences %s by these testimonies: %+v", r.name, out.Node, asked.testimonies)
+	}
+	j.fencing[out.UID] = false
+	w.counts["fence"]++
+}
+
+// say returns what testimonies say together.
+func (h heard) say() (control, agent, kernel bool) {
+	for _, t := range h.testimonies {
+		control, agent, kernel = control || t.Control, agent || t.Agent, kernel || t.Host || len(t.Addresses) > 0
+	}
+	return control, agent, kernel
+}
+
 func (j *judge) deletes(r *replica, out Delete) {
 	w, asked := r.world, j.asked[out.Node]
+	if j.fenced[out.Node] {
+		w.counts["deleted, off"]++
+		return
+	}
 	if w.now-asked.at > fresh+slack {
 		w.fail("%s deletes pods of %s by testimonies of %v ago", r.name, out.Node, w.now-asked.at)
 	}
-	control := slices.ContainsFunc(asked.testimonies, func(t status.Testimony) bool { return t.Control })
-	agent := slices.ContainsFunc(asked.testimonies, func(t status.Testimony) bool { return t.Agent })
-	kernel := slices.ContainsFunc(asked.testimonies, func(t status.Testimony) bool { return t.Host || len(t.Addresses) > 0 })
+	control, agent, kernel := asked.say()
 	if agent {
 		for _, pod := range out.Pods {
 			if !pod.Terminating || !j.seen[out.Node].unreachable {

@@ -32,8 +32,9 @@ type (
 	// Seen says that there is a Node, or that it has changed.
 	Seen struct {
 		Node, UID string
-		// Tainted: it has the taint of this package. Unreachable: it has Kubernetes' own.
-		Tainted, Unreachable bool
+		// Tainted: it has the taint of this package. OutOfService: it has the one of Kubernetes for a node that is off, with the
+		// value of this package. Unreachable: it has Kubernetes' own.
+		Tainted, OutOfService, Unreachable bool
 	}
 	// Left says that there is no such Node any more.
 	Left struct{ Node string }
@@ -76,6 +77,12 @@ type (
 		// Gone is how many pods are.
 		Gone int
 	}
+	// Fenced answers a Fence.
+	Fenced struct {
+		Node, UID string
+		// Off: the fencer says that the node is off. Otherwise nothing is known.
+		Off bool
+	}
 	// Resume is a person's: the suspect nodes are off, move their pods.
 	Resume struct{}
 )
@@ -90,10 +97,11 @@ func (Found) input()     {}
 func (Testified) input() {}
 func (Tainted) input()   {}
 func (Deleted) input()   {}
+func (Fenced) input()    {}
 func (Resume) input()    {}
 
 // Output is something that the caller does. Exactly the types below are Outputs. Each with a Number is answered once, with
-// that Number, also where it failed.
+// that Number, also where it failed; a Fence, with the UID.
 type Output interface{ output() }
 
 type (
@@ -101,6 +109,8 @@ type (
 	Look struct {
 		Node   string
 		Number int
+		// Fenced: the node is off, and is looked at also where no pod holds an address.
+		Fenced bool
 	}
 	// Ask asks the agents of the witnesses about the node and its addresses.
 	Ask struct {
@@ -109,10 +119,15 @@ type (
 		Witnesses []string
 		Addresses []netip.Addr
 	}
+	// Fence asks the fencer to power the node off, after it read at the API server that the Lease was not renewed. One is under
+	// way for a machine at a time.
+	Fence struct{ Node, UID string }
 	// Taint has no pod scheduled to the node. It is asked for again where the node has the taint.
 	Taint struct {
 		Node   string
 		Number int
+		// OutOfService: the node is off. Kubernetes is told, and evicts all pods and detaches their volumes.
+		OutOfService bool
 	}
 	// Delete deletes pods at once, each with its UID and version as preconditions.
 	Delete struct {
@@ -139,6 +154,7 @@ type (
 
 func (Look) output()    {}
 func (Ask) output()     {}
+func (Fence) output()   {}
 func (Taint) output()   {}
 func (Delete) output()  {}
 func (Untaint) output() {}

@@ -17,13 +17,17 @@ import (
 // question of 1.5 s, and some requests. Until the 15 s begin is no time: the last renewal was before the death.
 const movedWithin = 19 * time.Second
 
+// fencedWithin is for the fencer, which takes up to 3 s, and another round.
+const fencedWithin = 6 * time.Second
+
 // TestModel lets worlds run, and judges each step. BERTH_TEST_SEED is the seed of the first world, BERTH_TEST_WORLDS their
-// number; of a single one, a failure prints all that happened.
+// number; of a single one, a failure prints all that happened. Of each seed there is a world without and one with a fencer.
 func TestModel(t *testing.T) {
 	seed, worlds := number(t, "BERTH_TEST_SEED", 1), number(t, "BERTH_TEST_WORLDS", 500)
 	moved, counts, simulated := 0, map[string]int{}, time.Duration(0)
-	for s := seed; s < seed+worlds; s++ {
-		w := newWorld(s)
+	for i := range 2 * worlds {
+		s := seed + i/2
+		w := newWorld(s, i%2 == 1)
 		if worlds == 1 {
 			w.trace = &strings.Builder{}
 		}
@@ -45,7 +49,7 @@ func TestModel(t *testing.T) {
 		t.Logf("%s: %d", name, counts[name])
 	}
 	t.Logf("%d worlds, %.0f hours, %d pods moved", worlds, simulated.Hours(), moved)
-	if worlds >= 500 && (moved < int(worlds) || counts["deleted, API lost"] == 0 || counts["brake"] == 0) {
+	if worlds >= 500 && (moved < int(worlds) || counts["deleted, API lost"] == 0 || counts["brake"] == 0 || counts["deleted, off"] == 0) {
 		t.Error("too little happens in these worlds")
 	}
 }
@@ -73,7 +77,7 @@ func (w *world) live() {
 	w.heal()
 	w.run(w.now + 4*time.Minute)
 	for _, n := range w.nodes {
-		if n.taint {
+		if n.taint || n.outOfService {
 			w.fail("all is well, but %s is tainted", n.name)
 		}
 	}
@@ -95,7 +99,7 @@ func (w *world) fits() int {
 	return fits
 }
 
-// loseOne powers a node off that has pods, and sees where they are in time.
+// loseOne powers a node off that has pods, or has it hang where there is a fencer, and sees where they are in time.
 func (w *world) loseOne() {
 	p := w.pods[w.IntN(len(w.pods))]
 	lost := p.node
@@ -110,14 +114,20 @@ func (w *world) loseOne() {
 	}
 	// Not at the same moment of its kubelet's rhythm always.
 	w.run(w.now + w.between(0, 10*time.Second))
-	lost.off(time.Hour)
-	w.run(w.now + movedWithin)
+	within := movedWithin
+	if w.fences && w.IntN(2) == 0 {
+		lost.hang(time.Hour)
+		within += fencedWithin
+	} else {
+		lost.off(time.Hour)
+	}
+	w.run(w.now + within)
 	for p, uid := range on {
 		moved := fmt.Sprint(p.uid) != uid
 		switch should := p.opted && p.holds; {
 		case w.err != nil:
 		case should && (!moved || p.node == nil || p.node == lost):
-			w.fail("%s died %v ago, but %s has not moved", lost.name, movedWithin, p.name)
+			w.fail("%s was lost %v ago, but %s has not moved", lost.name, within, p.name)
 		case !should && moved:
 			w.fail("%s has moved, and did not ask for it or has no address", p.name)
 		}
@@ -125,7 +135,7 @@ func (w *world) loseOne() {
 	w.run(w.now + w.between(0, 2*time.Minute))
 	lost.boot()
 	w.run(w.now + Interval)
-	if lost.taint {
+	if lost.taint || lost.outOfService {
 		w.fail("%s is back, and tainted", lost.name)
 	}
 }

@@ -22,7 +22,7 @@ var mutations = []struct {
 	{"no brake", "over := c.counted > 1 && 3*c.counted > c.of", "over := false", 6},
 	{"endless brake", "c.braked && c.now-c.over < brakeFor", "c.braked", 2},
 	{"no minute after the brake", "c.braked && c.now-c.over < brakeFor", "false", 9},
-	{"delete before taint", "\tn.phase = tainting\n\tc.emit(Taint{name, n.number})\n", "\tc.delete(name, n, false)\n", 3},
+	{"delete before taint", "\tn.phase = tainting\n\tc.emit(Taint{name, n.number, n.fenced})\n", "\tc.delete(name, n, false)\n", 3},
 	{"delete though the taint was not written", "if failed || !c.mayAct()", "if !c.mayAct()", 3906},
 	{"believe a testimony without control", "case t.Control && verdict == status.Unclear:", "case verdict == status.Unclear:", 5},
 	{"count watch silence as node silence", "\t\tc.begin()\n\tcase Leads:", "\tcase Leads:", 8},
@@ -37,9 +37,12 @@ var mutations = []struct {
 	{"move from a node that hangs", "\t\tcase t.Host, len(t.Addresses) > 0:\n\t\t\tverdict = status.Hung\n", "", 3},
 	{"an old verdict", " || c.now-n.judged > verdictFor", "", 16},
 	{"act without leading", "return c.leads && !c.braked", "return !c.braked", 8},
-	{"leave the taint", "\tif n.tainted && c.leads {\n", "\tif false {\n", 3},
+	{"leave the taint", "\tif (n.tainted || n.outOfService) && c.leads {\n", "\tif false {\n", 3},
 	{"do not wait for nodes that are overdue", " && c.overdue <= c.of/overduePart", "", 5},
 	{"believe one silence", "case n.verdict == status.Gone && n.heard:", "case false:", 3},
+	{"fence under the brake", "if c.mayAct() && n.wanted", "if n.wanted", 16},
+	{"believe Failed as Off", "\tcase in.Off:\n", "\tcase true:\n", 9},
+	{"an outdated Off", "\tcase asked != calling:\n", "\tcase asked == none:\n", 21},
 	{"ask once", "n.phase == idle && c.now >= n.due {", "n.phase == idle && n.due == 0 {", 3},
 }
 

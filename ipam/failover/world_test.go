@@ -28,10 +28,12 @@ type world struct {
 	replicas []*replica
 	apiUp    bool
 	// calm: nothing fails any more.
-	calm  bool
-	trace *strings.Builder
-	err   error
-	moved int
+	calm bool
+	// fences: there is a fencer.
+	fences bool
+	trace  *strings.Builder
+	err    error
+	moved  int
 	// counts are of things that happened, for the log.
 	counts map[string]int
 }
@@ -80,9 +82,10 @@ type node struct {
 	// died is when it was powered off last.
 	died Duration
 
-	lease             int
-	renewed           Duration
-	taint, kubernetes bool
+	lease   int
+	renewed Duration
+	// outOfService: Kubernetes is told that the node is off.
+	taint, outOfService, kubernetes bool
 }
 
 // pod is a pod of the workload: its name is always the same, and another one follows each.
@@ -100,8 +103,8 @@ type pod struct {
 	leftAt Duration
 }
 
-func newWorld(seed uint64) *world {
-	w := &world{Rand: rand.New(rand.NewPCG(seed, 1)), apiUp: true, counts: map[string]int{}}
+func newWorld(seed uint64, fences bool) *world {
+	w := &world{Rand: rand.New(rand.NewPCG(seed, 1)), fences: fences, apiUp: true, counts: map[string]int{}}
 	for i := range 2 + w.IntN(8) {
 		n := &node{world: w, name: fmt.Sprintf("node%d", i), powered: true, api: true, pool: w.IntN(6) > 0, died: -time.Hour}
 		w.nodes = append(w.nodes, n)
@@ -113,7 +116,7 @@ func newWorld(seed uint64) *world {
 		w.create(p)
 	}
 	for i := range 1 + w.IntN(2) {
-		r := &replica{world: w, name: fmt.Sprintf("replica%d", i), tick: w.between(200*time.Millisecond, Interval), cluster: NewCluster()}
+		r := &replica{world: w, name: fmt.Sprintf("replica%d", i), tick: w.between(200*time.Millisecond, Interval), cluster: NewCluster(fences)}
 		w.replicas = append(w.replicas, r)
 		for _, n := range w.nodes {
 			n.tell(r)
@@ -217,7 +220,7 @@ func (n *node) uid() string { return fmt.Sprintf("%s.%d", n.name, n.machine) }
 
 // tell has a replica see the Node.
 func (n *node) tell(r *replica) {
-	in := Seen{Node: n.name, UID: n.uid(), Tainted: n.taint, Unreachable: n.kubernetes}
+	in := Seen{Node: n.name, UID: n.uid(), Tainted: n.taint, OutOfService: n.outOfService, Unreachable: n.kubernetes}
 	r.deliver(func() { r.sees(in) })
 }
 
@@ -240,6 +243,11 @@ func (w *world) kubernetes() {
 			n.tellAll()
 		}
 		for _, p := range w.pods {
+			if n.kubernetes && n.outOfService && p.exists && p.node == n {
+				w.logf("Kubernetes: %s is evicted, %s is off", p.name, n.name)
+				w.remove(p)
+				continue
+			}
 			if n.kubernetes && p.exists && p.node == n && !p.terminating && w.now-n.renewed > time.Minute {
 				w.mark(p)
 			}
@@ -405,12 +413,14 @@ func (r *replica) do(out Output) {
 		w.soon(func() { r.look(out) })
 	case Ask:
 		w.after(w.between(200*time.Millisecond, 1500*time.Millisecond), func() { r.ask(out) })
+	case Fence:
+		w.soon(func() { r.fence(out) })
 	case Taint:
 		w.soon(func() {
 			in := Tainted{Node: out.Node, Number: out.Number, Failed: !w.apiUp}
 			if w.apiUp {
 				n := w.node(out.Node)
-				n.taint = true
+				n.taint, n.outOfService = true, n.outOfService || out.OutOfService
 				n.tellAll()
 			}
 			w.soon(func() {
@@ -432,8 +442,8 @@ func (r *replica) do(out Output) {
 		})
 	case Untaint:
 		w.soon(func() {
-			if n := w.node(out.Node); w.apiUp && n.taint {
-				n.taint = false
+			if n := w.node(out.Node); w.apiUp && (n.taint || n.outOfService) {
+				n.taint, n.outOfService = false, false
 				n.tellAll()
 			}
 		})
@@ -504,6 +514,44 @@ func (r *replica) ask(out Ask) {
 			r.judge.testified(r, in)
 			r.step(in)
 		})
+	})
+}
+
+// fence reads the Lease, and asks the fencer.
+func (r *replica) fence(out Fence) {
+	w, n := r.world, r.world.node(out.Node)
+	lease, up := n.lease, w.apiUp
+	answer := func(in Fenced) {
+		w.soon(func() {
+			r.queued(func() {
+				var inputs []Input
+				if up && lease > r.known[n.name] {
+					r.known[n.name] = lease
+					r.judge.renewal(r, n.name)
+					inputs = append(inputs, Renewed{n.name})
+				}
+				r.judge.answered(in)
+				r.step(append(inputs, in)...)
+			})
+		})
+	}
+	in := Fenced{Node: out.Node, UID: out.UID}
+	if !up || lease > r.known[n.name] {
+		answer(in)
+		return
+	}
+	takes, fails := w.between(100*time.Millisecond, 3*time.Second), false
+	if !w.calm {
+		takes, fails = pickOf(w, takes, takes, 45*time.Second), w.IntN(3) == 0
+	}
+	w.after(takes, func() {
+		// Also one that fails may have done it.
+		if n.uid() == out.UID && (!fails || w.IntN(4) == 0) {
+			w.logf("the fencer powers %s off, and fails: %v", n.name, fails)
+			n.off(pickOf(w, 20*time.Second, time.Minute, 2*time.Minute))
+			in.Off = !fails
+		}
+		answer(in)
 	})
 }
 
@@ -600,7 +648,7 @@ func (n *node) boot() {
 	n.powered, n.hung = true, false
 	if w.IntN(10) == 0 {
 		n.machine++
-		n.taint, n.kubernetes = false, false
+		n.taint, n.outOfService, n.kubernetes = false, false, false
 		n.tellAll()
 	}
 	n.renew()

@@ -73,7 +73,7 @@ const (
 // New returns a Mover. Its caches are filled by Run.
 func New(config Config) (*Mover, error) {
 	m := &Mover{
-		Config: config, start: time.Now(), wake: wakeup.New(), state: failover.NewCluster(), rounds: map[string]*timing{},
+		Config: config, start: time.Now(), wake: wakeup.New(), state: failover.NewCluster(false), rounds: map[string]*timing{},
 		slots: make(chan struct{}, slots),
 	}
 	m.leases = newLeases(config.Kube, m.put)

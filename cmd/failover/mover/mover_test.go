@@ -165,7 +165,7 @@ func TestWrites(t *testing.T) {
 func TestHandler(t *testing.T) {
 	m := &Mover{
 		Config: Config{Kube: fake.NewClientset(), Metrics: NewMetrics(func(...metrics.Registerable) {})},
-		start:  time.Now(), wake: wakeup.New(), state: failover.NewCluster(), rounds: map[string]*timing{}, slots: make(chan struct{}, slots),
+		start:  time.Now(), wake: wakeup.New(), state: failover.NewCluster(false), rounds: map[string]*timing{}, slots: make(chan struct{}, slots),
 	}
 	// No pod holds an address, so nothing is asked.
 	m.cluster = &caches{records: noRecords()}

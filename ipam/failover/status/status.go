@@ -52,10 +52,10 @@ type Brake struct {
 	Suspects int `json:"suspects"`
 }
 
-// Verdict is what the witnesses' testimonies say about a node.
+// Verdict is what the witnesses' testimonies say about a node, or the fencer.
 type Verdict string
 
-// Of verdicts, Gone moves all pods that asked for it, APILost the ones that Kubernetes has marked for deletion.
+// Of verdicts, Off and Gone move all pods that asked for it, APILost the ones that Kubernetes has marked for deletion.
 const (
 	// Gone: nothing of the node answers anybody.
 	Gone Verdict = "Gone"
@@ -65,6 +65,8 @@ const (
 	Hung Verdict = "Hung"
 	// Unclear: there is no testimony that counts.
 	Unclear Verdict = "Unclear"
+	// Off: the fencer powered it off. Nobody is asked about it.
+	Off Verdict = "Off"
 )
 
 // Node is a node that is suspect or tainted.
