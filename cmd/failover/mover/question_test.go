@@ -16,11 +16,14 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	fcache "k8s.io/client-go/tools/cache/testing"
 
 	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/failover"
 )
 
@@ -157,5 +160,43 @@ func TestSample(t *testing.T) {
 	}
 	if got := c.controls("n2", failover.Ask{Node: "lost", Witnesses: []string{"n2"}}); !slices.Equal(got, []string{"a", "n1"}) {
 		t.Errorf("controls %v", got)
+	}
+}
+
+// Nodes with an address of the pools are preferred as witnesses, where there are enough of them beside the lost one.
+func TestWitnesses(t *testing.T) {
+	berth, err := client.NewForConfig(&rest.Config{Host: "http://127.0.0.1:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := newCaches(Config{Kube: fake.NewClientset(), Berth: berth, Namespace: "berth-system"}, func(...failover.Input) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "p"}}
+	pool.Spec.Subnet, pool.Spec.Ranges = "10.0.70.0/24", []string{"10.0.70.10-10.0.70.20"}
+	add(t, c.ipPools.GetStore(), pool)
+	c.pools.Changed(nil, nil)
+	names := []string{"lost", "n1", "n2", "n3", "n4", "n5"}
+	for i, name := range names {
+		n := nodeAt(name, fmt.Sprintf("10.0.0.%d", i+1), v1.ConditionTrue)
+		add(t, c.nodes.GetStore(), n)
+		ready := v1.PodCondition{Type: v1.PodReady, Status: v1.ConditionTrue}
+		add(t, c.agents.GetStore(), &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "berth-system", Name: "agent-" + name}, Spec: v1.PodSpec{NodeName: name}, Status: v1.PodStatus{Conditions: []v1.PodCondition{ready}}})
+	}
+	for i, name := range names[:4] {
+		if got := c.witnesses(map[string]bool{"p": true}); len(got) != len(names) {
+			t.Errorf("with addresses on %d nodes: %v", i, got)
+		}
+		ip := recordOf(t, fmt.Sprintf("10.0.70.%d", 10+i), &v1alpha1.Network{})
+		ip.Spec.Node, ip.Spec.Pool, ip.Spec.Pod = name, "p", &v1alpha1.PodReference{UID: "u"}
+		add(t, c.records.GetStore(), ip)
+	}
+	got := c.witnesses(map[string]bool{"p": true})
+	if slices.Sort(got); !slices.Equal(got, names[:4]) {
+		t.Errorf("with addresses on %v: %v", names[:4], got)
+	}
+	if got := c.witnesses(map[string]bool{"other": true}); len(got) > 0 {
+		t.Errorf("in a pool that is not there: %v", got)
 	}
 }
