@@ -12,6 +12,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -162,7 +163,7 @@ func (m *Mover) changeTaints(ctx context.Context, name string, change func([]v1.
 			return fmt.Errorf("get node %s: %w", name, err)
 		}
 		taints := change(n.Spec.Taints)
-		if len(taints) == len(n.Spec.Taints) {
+		if apiequality.Semantic.DeepEqual(taints, n.Spec.Taints) {
 			return nil
 		}
 		patch, err := json.Marshal(map[string]any{

@@ -129,6 +129,12 @@ func TestWrites(t *testing.T) {
 		t.Error(err)
 	}
 	taints(other)
+	// As many as before, and others.
+	replaced := v1.Taint{Key: other.Key, Value: "v", Effect: other.Effect}
+	if err := m.changeTaints(t.Context(), "node1", func([]v1.Taint) []v1.Taint { return []v1.Taint{replaced} }); err != nil {
+		t.Error(err)
+	}
+	taints(replaced)
 	if answer := m.taint(t.Context(), failover.Taint{Node: "gone"}); !answer.Failed {
 		t.Error("a Node that is not there has a taint")
 	}
