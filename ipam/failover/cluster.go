@@ -469,6 +469,8 @@ func (n *node) movable() []Pod {
 
 // delete deletes the pods that move, after the taint was written.
 func (c *Cluster) delete(name string, n *node, failed bool) {
+	// For Kubernetes it may have come back since.
+	n.moves = n.movable()
 	if failed || !c.mayAct() || !c.isSuspect(name, n) || c.now-n.judged > verdictFor || len(n.moves) == 0 {
 		c.end(n)
 		return

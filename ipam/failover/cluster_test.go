@@ -195,3 +195,33 @@ func TestKnown(t *testing.T) {
 		t.Errorf("%d nodes are known", known)
 	}
 }
+
+// A node that lost the API server comes back for Kubernetes, between the verdict and the taint: its kubelet ends its pods in peace.
+func TestBackBeforeDelete(t *testing.T) {
+	c := NewCluster(false)
+	c.Step(0, Seen{Node: "w", UID: "w"}, Seen{Node: "n", UID: "n", Unreachable: true}, Synced{Nodes: []string{"n", "w"}}, Leads{Leads: true})
+	deletes, taints := 0, 0
+	for now := time.Second; now < time.Minute; now += time.Second {
+		inputs := []Input{Renewed{Node: "w"}}
+		for len(inputs) > 0 {
+			outputs := c.Step(now, inputs...)
+			inputs = nil
+			for _, out := range outputs {
+				switch out := out.(type) {
+				case Look:
+					inputs = append(inputs, Found{Node: out.Node, Number: out.Number, Witnesses: []string{"w"}, Pods: []Pod{{UID: "p", Automatic: true, Terminating: true, Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5")}}}})
+				case Ask:
+					inputs = append(inputs, Testified{Node: out.Node, Number: out.Number, Testimonies: []status.Testimony{{Witness: "w", Control: true, Host: true, Agent: true}}})
+				case Taint:
+					taints++
+					inputs = append(inputs, Seen{Node: "n", UID: "n"}, Tainted{Node: out.Node, Number: out.Number})
+				case Delete:
+					deletes++
+				}
+			}
+		}
+	}
+	if taints != 1 || deletes > 0 {
+		t.Errorf("%d taints, %d deletions", taints, deletes)
+	}
+}
