@@ -29,6 +29,7 @@ import (
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/ipam/event"
+	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
 // pods asks the API about this node's pods. Methods are safe in parallel; each call
@@ -123,10 +124,12 @@ type Options struct {
 	AgentPort int
 	// APIReachable, if given, returns an error where the API server answers nothing before ctx ends.
 	APIReachable func(ctx context.Context) error
-	Listener     defence.Listener
-	Shaper       shaper
-	ConflictLog  addressconflict.Log
-	Metrics      *Metrics
+	// DeadMan, if given, has the node fall silent for the addresses of pods that asked for failover, where no agent runs.
+	DeadMan     deadMan
+	Listener    defence.Listener
+	Shaper      shaper
+	ConflictLog addressconflict.Log
+	Metrics     *Metrics
 	// Events may be nil.
 	Events event.Recorder
 	// Kernel, if given, returns an error where the node's kernel lacks a feature for floating IPs.
@@ -164,6 +167,8 @@ type Agent struct {
 	defender  *defence.Defender
 	// answerer is nil without Segment.
 	answerer *answerer.Answerer
+	// kept is sent when the kernel was changed for an address.
+	kept wakeup.Signal
 }
 
 // New returns an Agent that is idle until Run and the first call.
@@ -174,7 +179,7 @@ func New(o Options) *Agent {
 	if o.Shaper == nil {
 		o.Shaper = noShaper{}
 	}
-	a := &Agent{Options: o, started: time.Now(), defender: defence.New()}
+	a := &Agent{Options: o, started: time.Now(), defender: defence.New(), kept: wakeup.New()}
 	a.ports = hostports.New(hostports.Options{Store: o.Store, Pods: o.Pods, Forwarder: o.HostPorts, Range: o.HostPortRange})
 	a.conflicts = &addressconflict.Conflicts{Prober: o.Prober, Log: o.ConflictLog, Count: o.Metrics.conflicted}
 	a.announcer = announce.New(a.announceAgain)

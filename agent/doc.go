@@ -58,6 +58,9 @@
 // When a link loses its carrier, the interfaces on it are closed: hosts outside get no answer for their addresses until
 // the reconciliation has put the answers back. Nothing else of them changes.
 //
+// With a dead man's switch (package deadman) the kernel falls silent for addresses of pods that asked for failover where no agent has run for
+// a time. The next agent closes them before anything else, and they are asked for as after a carrier was lost.
+//
 // When another host of the network claims an address, the agent asks the API whose it is. It
 // announces an address that is still the pod's again, and withdraws one that has moved.
 //

@@ -52,6 +52,7 @@ func (a *Agent) lockAddresses(ctx context.Context, addrs []api.Address) (func(),
 	slices.Sort(keys)
 	var held []func()
 	unlock := func() {
+		a.kept.Send()
 		for _, u := range slices.Backward(held) {
 			u()
 		}

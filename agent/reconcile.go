@@ -35,8 +35,11 @@ func (a *Agent) Run(ctx context.Context) {
 	group.Go(func() { a.ports.Run(ctx) })
 	group.Go(func() { a.freeEnded(ctx) })
 	group.Go(func() { a.defender.Run(ctx, a.Listener, newCarrier(a)) })
+	// Before the kernel is compared with the records.
+	a.keepAnswering(ctx)
 	a.noteStart(ctx)
 	a.carryAll(ctx)
+	group.Go(func() { a.runDeadMan(ctx) })
 	// Only now: a node denies what it does not know to carry.
 	if a.answerer != nil {
 		group.Go(func() { a.answerer.Run(ctx) })

@@ -72,6 +72,11 @@ func (a *Agent) Ready(ctx context.Context) error {
 			return fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
 		}
 	}
+	if a.DeadMan != nil {
+		if err := a.DeadMan.Err(); err != nil {
+			return fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
+		}
+	}
 	if err := a.Policies.Ready(); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotReady, err)
 	}

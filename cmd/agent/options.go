@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/berth-dev/berth/agent/attachdef"
+	"github.com/berth-dev/berth/agent/deadman"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/policy/enforce"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
@@ -47,8 +48,10 @@ type Options struct {
 	// NetworkNamespaces are namespaces whose NetworkAttachmentDefinitions every pod may use.
 	NetworkNamespaces []string
 	Conflicts         conflict.Prober
-	GalaxyAliases     bool
-	HostPortRange     string
+	// SilenceAfter is when the node falls silent without its agent for pods that asked for failover, 0 where it does not.
+	SilenceAfter  time.Duration
+	GalaxyAliases bool
+	HostPortRange string
 	// NetworkPolicyPods says which pods network policies govern.
 	NetworkPolicyPods enforce.Pods
 	// NetworkPolicyBackend says how they are brought into the kernel.
@@ -111,6 +114,7 @@ func (o *Options) addFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&o.NetworkNamespaces, "network-namespaces", o.NetworkNamespaces, "Namespaces whose NetworkAttachmentDefinitions the pods of every namespace may use; "+attachdef.AllNamespaces+" for all. The pods of a namespace may always use its own.")
 	fs.IntVar(&o.Conflicts.Probes, "conflict-probes", o.Conflicts.Probes, "How often the network is asked whether another host has an address before a pod gets it; 0 does not ask.")
 	fs.DurationVar(&o.Conflicts.Interval, "conflict-interval", o.Conflicts.Interval, "How long an answer is waited for after each probe.")
+	fs.DurationVar(&o.SilenceAfter, "silence-after", o.SilenceAfter, "After which time without its agent the node answers no more for addresses of pods with the annotation "+v1alpha1.AnnotationFailover+": "+v1alpha1.FailoverAutomatic+", so that another node can; at least "+deadman.MinSilence.String()+". An agent that is told to end leaves the next one ten minutes. 0: it answers on. See docs/how-to/failover.md.")
 	fs.BoolVar(&o.GalaxyAliases, "galaxy-aliases", o.GalaxyAliases, "Take a request of "+galaxy.ResourceENIIP+" for one of "+v1alpha1.ResourceIP+", as the scheduler does with its option of this name.")
 	fs.StringVar(&o.HostPortRange, "host-port-range", o.HostPortRange, "Ports of the node from which pods with the annotation "+v1alpha1.AnnotationHostPorts+" get theirs. Ports that a program of the node has, and the kernel's range for outgoing connections, are left out.")
 	fs.StringVar((*string)(&o.NetworkPolicyBackend), "network-policy-backend", string(o.NetworkPolicyBackend), "How network policies are brought into the kernel: nftables, or iptables with ipset. auto is iptables where kubelet or kube-proxy keeps rules there, and nftables elsewhere.")
@@ -147,6 +151,9 @@ func (o *Options) validate() error {
 	}
 	if o.Conflicts.Interval < minInterval || o.Conflicts.Interval > maxInterval {
 		errs = append(errs, fmt.Errorf("--conflict-interval must be %s to %s, is %s", minInterval, maxInterval, o.Conflicts.Interval))
+	}
+	if o.SilenceAfter != 0 && o.SilenceAfter < deadman.MinSilence {
+		errs = append(errs, fmt.Errorf("--silence-after must be 0 or at least %s, is %s", deadman.MinSilence, o.SilenceAfter))
 	}
 	if _, err := hostport.ParseRange(o.HostPortRange); err != nil {
 		errs = append(errs, fmt.Errorf("--host-port-range: %w", err))

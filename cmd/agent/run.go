@@ -20,6 +20,7 @@ import (
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/confdir"
+	"github.com/berth-dev/berth/agent/deadman"
 	"github.com/berth-dev/berth/agent/defence"
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/linkwatch"
@@ -98,7 +99,7 @@ func run(ctx context.Context, o *Options) error {
 		RefusedNeighbours: netfilter.RefusedNeighbours,
 		Configuration:     keeper.Ready,
 		HostPorts:         &hostport.Forwarder{}, HostPortRange: ports,
-		Listener: newListener(o), Segment: segments.open, Unicast: segments.hear, Node: self(o, config), APIReachable: clients.reachable, AgentPort: o.Monitoring.SecurePort,
+		Listener: newListener(o), DeadMan: deadman.New(o.SilenceAfter), Segment: segments.open, Unicast: segments.hear, Node: self(o, config), APIReachable: clients.reachable, AgentPort: o.Monitoring.SecurePort,
 	}
 	enforcer, err := withEnforcer(ctx, o, &options, clients, journal)
 	if err != nil {

@@ -5,8 +5,10 @@ package netfilter
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -69,10 +71,15 @@ func features() []feature {
 	sets := nftables.Table{Family: nftables.INet, Sets: []*nftables.Set{{Name: "probe", Key: arrival}}}
 	counted := table(nftables.INet, filter(nftables.Prerouting), nftables.CounterNamed("probe"))
 	counted.Counters = []string{"probe"}
+	times := nftables.Table{Family: nftables.ARP, Sets: []*nftables.Set{{
+		Name: "probe", Key: arrival, Timeout: time.Minute,
+		Elements: nftables.Elements(nftables.Element{Key: nftables.AppendAddr(nftables.AppendName(nil, "lo"), netip.IPv4Unspecified()), Timeout: time.Second}),
+	}}}
 	return []feature{
 		{"inet tables", "CONFIG_NF_TABLES_INET", "", table(nftables.INet, filter(nftables.Prerouting), nftables.V4.SAddr.Is(0, 0, 0, 0))},
 		{"sets", "CONFIG_NF_TABLES", "", sets},
 		{"arp tables", "CONFIG_NF_TABLES_ARP", "", table(nftables.ARP, filter(nftables.ARPInput))},
+		{"times of elements", "CONFIG_NF_TABLES_ARP", "--silence-after", times},
 		{"ct", "CONFIG_NFT_CT", "", table(nftables.INet, filter(nftables.Prerouting), nftables.DestinationTranslated)},
 		{"nat", "CONFIG_NFT_NAT", "", table(nftables.INet, nat(), nftables.V4.Is, nftables.V4.KeepSource())},
 		{"limit", "CONFIG_NFT_LIMIT", "", table(nftables.INet, filter(nftables.Forward), nftables.V4.Is, nftables.V4.NextHop().Is(0, 0, 0, 0), nftables.MoreThan(1))},

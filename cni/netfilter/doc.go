@@ -78,6 +78,7 @@
 //	inet       berth-policy     package policy/table, also in network namespaces of pods
 //	bridge     berth-policy     package policy/port
 //	inet       berth-gate       package policy/gate
+//	arp, inet  berth-silence    package agent/deadman
 //
 // Tables berth-probe and berth-bridges are part of no transaction that is committed.
 //

@@ -190,7 +190,7 @@ func (d *Driver) sources() ([]netfilter.Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	uplinks, err := wire.AnsweredOn()
+	uplinks, err := wire.AnsweredOn(unix.AF_INET)
 	if err != nil {
 		return nil, err
 	}

@@ -92,7 +92,7 @@ func (w *Wirer) Sources() ([]netfilter.Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	uplinks, err := AnsweredOn()
+	uplinks, err := AnsweredOn(unix.AF_INET)
 	if err != nil {
 		return nil, err
 	}
@@ -105,9 +105,9 @@ func (w *Wirer) Sources() ([]netfilter.Source, error) {
 	return all, nil
 }
 
-// AnsweredOn returns, by IPv4 address, the name of the link on which the node answers for it.
-func AnsweredOn() (map[netip.Addr]string, error) {
-	proxies, err := listProxies(unix.AF_INET)
+// AnsweredOn returns, by address of a family, the name of the link on which the node answers for it.
+func AnsweredOn(family int) (map[netip.Addr]string, error) {
+	proxies, err := listProxies(family)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/answerer"
+	"github.com/berth-dev/berth/agent/nettype"
+	"github.com/berth-dev/berth/agent/state"
+)
+
+// deadMan has the node fall silent for addresses where it was not called for a time; see package deadman. Methods are safe in
+// parallel and block for the kernel only.
+type deadMan interface {
+	Keep(watched map[netip.Addr]bool) (expired []netip.Addr, err error)
+	Park(watched map[netip.Addr]bool) error
+	Interval() time.Duration
+	Err() error
+}
+
+// runDeadMan says that the agent lives, until ctx ends: then the next one has some time.
+func (a *Agent) runDeadMan(ctx context.Context) {
+	if a.DeadMan == nil {
+		return
+	}
+	off := a.DeadMan.Interval() == 0
+	tick := time.NewTicker(cmp.Or(a.DeadMan.Interval(), resync))
+	defer tick.Stop()
+	for done := a.keepAnswering(ctx); !off || !done; done = a.keepAnswering(ctx) {
+		select {
+		case <-a.kept:
+		case <-tick.C:
+		case <-ctx.Done():
+			if err := a.DeadMan.Park(a.watched()); err != nil {
+				klog.FromContext(ctx).Error(err, "The node falls silent for pods that asked for failover unless the next agent starts soon")
+			}
+			return
+		}
+	}
+}
+
+// watched has the addresses of pods that asked for failover.
+func (a *Agent) watched() map[netip.Addr]bool {
+	all := map[netip.Addr]bool{}
+	for _, record := range a.Store.List() {
+		if record.Failover && (record.Phase == state.Adding || record.Phase == state.Added) {
+			for _, addr := range record.Addresses() {
+				all[addr.Address] = true
+			}
+		}
+	}
+	return all
+}
+
+// keepAnswering says that the agent lives. An address for which the node fell silent meanwhile may be another node's: the node closes it,
+// and asks for it as for one that its kernel lost. done: there was none, and no failure.
+func (a *Agent) keepAnswering(ctx context.Context) (done bool) {
+	if a.DeadMan == nil {
+		return true
+	}
+	failed := a.DeadMan.Err() != nil
+	expired, err := a.DeadMan.Keep(a.watched())
+	if err != nil {
+		if !failed {
+			klog.FromContext(ctx).Error(err, "The node may fall silent for pods that asked for failover; the agent tries on")
+		}
+		return false
+	}
+	for _, record := range a.Store.List() {
+		if record.Phase == state.Added && slices.ContainsFunc(addressesOf(record), func(addr netip.Addr) bool { return slices.Contains(expired, addr) }) {
+			a.closeExpired(ctx, record)
+		}
+	}
+	return len(expired) == 0
+}
+
+// closeExpired closes a record for whose addresses the node is silent.
+func (a *Agent) closeExpired(ctx context.Context, record *state.Container) {
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name), "containerID", record.ContainerID, "ips", addressList(record))
+	err := a.withAddresses(ctx, record, func(now *state.Container) error {
+		if now.Phase != state.Added {
+			return nil
+		}
+		if err := a.closeLocked(now, func(*nettype.Interface) bool { return true }); err != nil && !errors.Is(err, answerer.ErrCannotClose) {
+			return err
+		}
+		// Before an answer to the question below opens them again.
+		_, err := a.DeadMan.Keep(a.watched())
+		return err
+	})
+	if err != nil {
+		logger.Error(err, "The node stays silent for the addresses of a pod")
+		return
+	}
+	logger.Info("No agent ran here for longer than --silence-after: the node fell silent for the addresses of a pod, and asks whether they are still its own")
+	a.carry(ctx, record, false)
+	if a.answerer == nil {
+		a.reconciler.CheckSoon(record.Key())
+	}
+}
