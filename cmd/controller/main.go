@@ -17,9 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 	policyv1 "k8s.io/api/policy/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -29,8 +27,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/tools/leaderelection"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/component-base/cli"
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
@@ -43,6 +39,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/cmd/internal/build"
+	"github.com/berth-dev/berth/cmd/internal/election"
 	kubeclient "github.com/berth-dev/berth/cmd/internal/kube"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
 	"github.com/berth-dev/berth/ipam"
@@ -127,7 +124,12 @@ func run(ctx context.Context, options *options) error {
 		work.lead(ctx)
 		return nil
 	}
-	return elect(ctx, options, kube, work.lead)
+	return election.Run(ctx, kube.CoordinationV1(), election.Lease{
+		Namespace: options.leaseNamespace, Name: options.leaseName,
+		Duration: 15 * time.Second, RenewDeadline: 10 * time.Second,
+		// No Release while workers still write. Two writers at once do no harm, because every write is conditional, but
+		// they are of no use.
+	}, work.lead)
 }
 
 // work has the parts of the controller.
@@ -310,43 +312,4 @@ func (w *work) lead(ctx context.Context) {
 	group.Go(func() { keepAgentKey(ctx, w.secrets) })
 	w.reclaimer.Run(ctx, w.workers)
 	group.Wait()
-}
-
-// errLeaseLost ends the process: another replica leads now.
-var errLeaseLost = errors.New("lost the lease")
-
-func elect(ctx context.Context, options *options, kube kubernetes.Interface, lead func(context.Context)) error {
-	host, err := os.Hostname()
-	if err != nil {
-		return fmt.Errorf("read the host name: %w", err)
-	}
-	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Name: options.leaseName,
-		Lock: &resourcelock.LeaseLock{
-			LeaseMeta:  metav1.ObjectMeta{Namespace: options.leaseNamespace, Name: options.leaseName},
-			Client:     kube.CoordinationV1(),
-			LockConfig: resourcelock.ResourceLockConfig{Identity: host + "_" + string(uuid.NewUUID())},
-		},
-		LeaseDuration: 15 * time.Second,
-		RenewDeadline: 10 * time.Second,
-		RetryPeriod:   2 * time.Second,
-		// Not ReleaseOnCancel: it would release the lease while workers still write.
-		// Two writers at once do no harm, because every write is conditional, but they
-		// are of no use.
-		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: lead,
-			OnStoppedLeading: func() {},
-			OnNewLeader: func(identity string) {
-				klog.FromContext(ctx).Info("There is a new leader", "identity", identity)
-			},
-		},
-	})
-	if err != nil {
-		return fmt.Errorf("set up leader election: %w", err)
-	}
-	elector.Run(ctx)
-	if ctx.Err() == nil {
-		return errLeaseLost
-	}
-	return nil
 }

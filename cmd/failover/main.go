@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -14,14 +13,10 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/tools/leaderelection"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/component-base/cli"
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
@@ -33,6 +28,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/failover/mover"
 	"github.com/berth-dev/berth/cmd/internal/build"
+	"github.com/berth-dev/berth/cmd/internal/election"
 	kubeclient "github.com/berth-dev/berth/cmd/internal/kube"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
 	"github.com/berth-dev/berth/ipam/agentpod"
@@ -140,7 +136,14 @@ func run(ctx context.Context, options *options) error {
 		moving.Lead(ctx)
 		return nil
 	}
-	return elect(ctx, options, kube, moving.Lead)
+	return election.Run(ctx, kube.CoordinationV1(), election.Lease{
+		Namespace: options.namespace, Name: options.leaseName,
+		// Shorter than Kubernetes' own: another replica is to lead when a node is suspect, if the leader died with it. Two
+		// that lead for a moment do no harm.
+		Duration: 10 * time.Second, RenewDeadline: 7 * time.Second,
+		// The next one leads at once after an upgrade: what this one still does is conditional.
+		Release: true,
+	}, moving.Lead)
 }
 
 // resources are what users may ask.
@@ -150,44 +153,4 @@ func resources(moving *mover.Mover) []monitoring.Resources {
 		{Paths: []string{status.PathStatus}, Header: agentpod.TokenHeader, Audience: status.Audience, Role: agentpod.Diagnosis, Handler: handler},
 		{Method: "POST", Paths: []string{status.PathResume}, Header: agentpod.TokenHeader, Audience: status.Audience, Role: agentpod.Operator, Handler: handler},
 	}
-}
-
-// errLeaseLost ends the process: another replica leads now.
-var errLeaseLost = errors.New("lost the lease")
-
-func elect(ctx context.Context, options *options, kube kubernetes.Interface, lead func(context.Context)) error {
-	host, err := os.Hostname()
-	if err != nil {
-		return fmt.Errorf("read the host name: %w", err)
-	}
-	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Name: options.leaseName,
-		Lock: &resourcelock.LeaseLock{
-			LeaseMeta:  metav1.ObjectMeta{Namespace: options.namespace, Name: options.leaseName},
-			Client:     kube.CoordinationV1(),
-			LockConfig: resourcelock.ResourceLockConfig{Identity: host + "_" + string(uuid.NewUUID())},
-		},
-		// Shorter than Kubernetes' own: another replica is to lead when a node is suspect, if the leader died with it. Two
-		// that lead for a moment do no harm.
-		LeaseDuration: 10 * time.Second,
-		RenewDeadline: 7 * time.Second,
-		RetryPeriod:   2 * time.Second,
-		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: lead,
-			OnStoppedLeading: func() {},
-			OnNewLeader: func(identity string) {
-				klog.FromContext(ctx).Info("There is a new leader", "identity", identity)
-			},
-		},
-		// The next one leads at once after an upgrade: what this one still does is conditional.
-		ReleaseOnCancel: true,
-	})
-	if err != nil {
-		return fmt.Errorf("set up leader election: %w", err)
-	}
-	elector.Run(ctx)
-	if ctx.Err() == nil {
-		return errLeaseLost
-	}
-	return nil
 }
