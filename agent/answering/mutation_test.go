@@ -3,14 +3,9 @@
 package answering_test
 
 import (
-	"bytes"
-	"encoding/json"
-	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"strings"
 	"testing"
+
+	"github.com/berth-dev/berth/ipam/mutationtest"
 )
 
 // mutations are errors that TestModel has to find. Each replaces code of link.go. seed is of a world that finds it; where
@@ -48,57 +43,7 @@ var mutations = []struct {
 
 // TestMutations runs TestModel with each mutation.
 func TestMutations(t *testing.T) {
-	source, err := os.ReadFile("link.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	path, err := filepath.Abs("link.go")
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, m := range mutations {
-		t.Run(m.name, func(t *testing.T) {
-			if bytes.Count(source, []byte(m.old)) != 1 {
-				t.Fatalf("link.go has not one, but %d times:\n%s", bytes.Count(source, []byte(m.old)), m.old)
-			}
-			folder := t.TempDir()
-			mutated := filepath.Join(folder, "link.go")
-			if err := os.WriteFile(mutated, bytes.Replace(source, []byte(m.old), []byte(m.new), 1), 0o644); err != nil {
-				t.Fatal(err)
-			}
-			overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{path: mutated}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(folder, "overlay.json"), overlay, 0o644); err != nil {
-				t.Fatal(err)
-			}
-			program := filepath.Join(folder, "answering.test")
-			if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-o", program, "-vet=off", "-overlay", filepath.Join(folder, "overlay.json"), ".").CombinedOutput(); err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
-			out, err := model(t, program, m.seed, 1)
-			if err == nil {
-				out, err = model(t, program, m.seed+1, 100000)
-			}
-			if err == nil {
-				t.Fatalf("TestModel passes:\n%s", out)
-			}
-			if !strings.Contains(string(out), "BERTH_TEST_SEED=") {
-				t.Fatalf("%v\n%s", err, out)
-			}
-			for line := range strings.Lines(string(out)) {
-				if strings.Contains(line, "BERTH_TEST_SEED=") {
-					t.Log(strings.TrimSpace(line))
-				}
-			}
-		})
+		t.Run(m.name, func(t *testing.T) { mutationtest.Find(t, "link.go", m.old, m.new, m.seed, 100_000) })
 	}
-}
-
-// model runs TestModel of a program.
-func model(t *testing.T, program string, seed uint64, worlds int) ([]byte, error) {
-	cmd := exec.CommandContext(t.Context(), program, "-test.run", "^TestModel$")
-	cmd.Env = append(os.Environ(), fmt.Sprintf("BERTH_TEST_SEED=%d", seed), fmt.Sprintf("BERTH_TEST_WORLDS=%d", worlds))
-	return cmd.CombinedOutput()
 }

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package mutationtest sees that the seeded worlds of a package's TestModel find errors in its code.
+package mutationtest
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Find fails the test unless TestModel of the package in the working directory fails where one piece of a file, old, is replaced. It
+// lives the world of seed (BERTH_TEST_SEED), or else of up to more seeds after it (BERTH_TEST_WORLDS). It compiles the package, which
+// takes seconds.
+func Find(t *testing.T, file, old, replacement string, seed uint64, more int) {
+	t.Helper()
+	source, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path, err := filepath.Abs(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := bytes.Count(source, []byte(old)); n != 1 {
+		t.Fatalf("%s has not one, but %d times:\n%s", file, n, old)
+	}
+	folder := t.TempDir()
+	mutated := filepath.Join(folder, file)
+	if err := os.WriteFile(mutated, bytes.Replace(source, []byte(old), []byte(replacement), 1), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{path: mutated}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(folder, "overlay.json"), overlay, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(folder, "model.test")
+	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-o", program, "-vet=off", "-overlay", filepath.Join(folder, "overlay.json"), ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	out, err := model(t, program, seed, 1)
+	if err == nil {
+		out, err = model(t, program, seed+1, more)
+	}
+	if err == nil {
+		t.Fatalf("TestModel passes:\n%s", out)
+	}
+	if !strings.Contains(string(out), "BERTH_TEST_SEED=") {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for line := range strings.Lines(string(out)) {
+		if strings.Contains(line, "BERTH_TEST_SEED=") || strings.Contains(line, "after ") {
+			t.Log(strings.TrimSpace(line))
+		}
+	}
+}
+
+// model runs TestModel of a program.
+func model(t *testing.T, program string, seed uint64, worlds int) ([]byte, error) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), program, "-test.run", "^TestModel$")
+	cmd.Env = append(os.Environ(), fmt.Sprintf("BERTH_TEST_SEED=%d", seed), fmt.Sprintf("BERTH_TEST_WORLDS=%d", worlds))
+	return cmd.CombinedOutput()
+}
