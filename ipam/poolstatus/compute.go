@@ -5,9 +5,7 @@ package poolstatus
 import (
 	"cmp"
 	"fmt"
-	"iter"
 	"math"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -17,113 +15,6 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/pools"
 )
-
-// tally counts the addresses in use.
-type tally struct {
-	// pools in the order of the objects.
-	pools []uses
-	// gone counts, by pool name, the addresses of deleted pools that no other pool
-	// contains. orphans are the ones that still have an owner.
-	gone    map[string]int64
-	orphans []*v1alpha1.FloatingIP
-}
-
-// uses counts the addresses of a pool.
-type uses struct {
-	allocated, retained, reserved, cooling, outside int64
-	// conflicts are addresses with a pod that another host has, too; avoided ones cool down because another
-	// host had them.
-	conflicts, avoided int64
-	// lastNode are cooling addresses that their last node may carry.
-	lastNode int64
-	// namespaces is nil if the pool has no cap.
-	namespaces map[string]*v1alpha1.NamespaceShare
-}
-
-// count counts the addresses of each pool in one pass. Pure.
-func count(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot, ips iter.Seq[*v1alpha1.FloatingIP]) *tally {
-	t := &tally{pools: make([]uses, len(objects)), gone: map[string]int64{}}
-	position := make(map[string]int, len(objects))
-	for i, object := range objects {
-		position[object.Name] = i
-		if object.Spec.MaxPerNamespace > 0 {
-			t.pools[i].namespaces = map[string]*v1alpha1.NamespaceShare{}
-		}
-	}
-	// homes maps positions in the snapshot to positions in objects; -1 if the pool was
-	// deleted after the snapshot was compiled.
-	homes := make([]int, len(snapshot.Pools()))
-	for at, pool := range snapshot.Pools() {
-		homes[at] = -1
-		if i, ok := position[pool.Name]; ok {
-			homes[at] = i
-		}
-	}
-	for ip := range ips {
-		addr, err := netip.ParseAddr(ip.Spec.Address)
-		if err != nil {
-			continue // the CRD's validation admits no such object
-		}
-		if at, ok := snapshot.Home(addr); ok && homes[at] >= 0 {
-			t.pools[homes[at]].add(&ip.Spec)
-			switch use := &t.pools[homes[at]]; {
-			case !ip.InConflict():
-			case ip.Spec.Pod != nil:
-				use.conflicts++
-			case ip.Spec.Owner == nil && ip.Spec.ReleasedAt != nil && !ip.Spec.Reserved:
-				use.avoided++
-			}
-			continue
-		}
-		if i, ok := position[ip.Spec.Pool]; ok {
-			t.pools[i].outside++
-			continue
-		}
-		if ip.Spec.Pool == "" {
-			continue // reserved, and in no pool
-		}
-		t.gone[ip.Spec.Pool]++
-		if ip.Spec.Owner != nil && !ip.Spec.Reserved {
-			t.orphans = append(t.orphans, ip)
-		}
-	}
-	return t
-}
-
-func (u *uses) add(spec *v1alpha1.FloatingIPSpec) {
-	switch {
-	case spec.Reserved:
-		u.reserved++
-	case spec.Pod != nil:
-		u.allocated++
-		if share := u.share(spec.Owner); share != nil {
-			share.Allocated++
-		}
-	case spec.Owner == nil && spec.ReleasedAt != nil:
-		u.cooling++
-		if spec.LastNode != nil {
-			u.lastNode++
-		}
-	default:
-		u.retained++
-		if share := u.share(spec.Owner); share != nil {
-			share.Retained++
-		}
-	}
-}
-
-// share returns the counts of the owner's namespace; nil if the pool has no cap.
-func (u *uses) share(owner *v1alpha1.Owner) *v1alpha1.NamespaceShare {
-	if u.namespaces == nil || owner == nil {
-		return nil
-	}
-	share := u.namespaces[owner.Namespace]
-	if share == nil {
-		share = &v1alpha1.NamespaceShare{Name: owner.Namespace}
-		u.namespaces[owner.Namespace] = share
-	}
-	return share
-}
 
 // mostNamespaces limits status.namespaces. The CRD has the same limit.
 const mostNamespaces = 10
@@ -150,12 +41,13 @@ func (u *uses) showNamespaces(maximum int64, status *v1alpha1.IPPoolStatus) {
 func compute(objects []*v1alpha1.IPPool, before []v1alpha1.IPPoolStatus, snapshot *pools.Snapshot, t *tally, now metav1.Time) []v1alpha1.IPPoolStatus {
 	statuses := make([]v1alpha1.IPPoolStatus, len(objects))
 	for i, object := range objects {
-		status, n := &statuses[i], &t.pools[i]
+		status := &statuses[i]
 		at, compiled := snapshot.Index(object.Name)
 		if !compiled && snapshot.Invalid(object.Name) == nil {
 			*status = before[i] // It was created after the snapshot was compiled.
 			continue
 		}
+		n := t.pools[object.Name]
 		status.ObservedGeneration = object.Generation
 		status.Allocated, status.Retained, status.Reserved, status.Cooling = n.allocated, n.retained, n.reserved, n.cooling
 		status.Outside = n.outside

@@ -4,6 +4,8 @@ package poolstatus
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -83,10 +85,11 @@ func (w *Writer) tellChanges(object *v1alpha1.IPPool, before, after *v1alpha1.IP
 
 // tellOrphans emits one event for each address of a deleted pool. The pool must be missing
 // for two rounds, because the watch of addresses may be ahead of the watch of pools.
-func (w *Writer) tellOrphans(ips []*v1alpha1.FloatingIP) {
+func (w *Writer) tellOrphans(ips map[string]*v1alpha1.FloatingIP) {
 	seen := make(map[types.UID]bool, len(ips))
 	now := 0
-	for _, ip := range ips {
+	for _, name := range slices.Sorted(maps.Keys(ips)) {
+		ip := ips[name]
 		told, before := w.orphans[ip.UID]
 		if before && !told && now < orphansAtOnce {
 			now++

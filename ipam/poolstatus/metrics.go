@@ -3,6 +3,7 @@
 package poolstatus
 
 import (
+	"maps"
 	"sync/atomic"
 
 	"k8s.io/component-base/metrics"
@@ -58,9 +59,13 @@ type round struct {
 func NewMetrics() *Metrics { return &Metrics{} }
 
 func (m *Metrics) publish(objects []*v1alpha1.IPPool, statuses []v1alpha1.IPPoolStatus, t *tally) {
-	r := &round{names: make([]string, len(objects)), caps: make([]int32, len(objects)), statuses: statuses, uses: t.pools, gone: t.gone}
+	r := &round{
+		names: make([]string, len(objects)), caps: make([]int32, len(objects)), statuses: statuses,
+		uses: make([]uses, len(objects)), gone: maps.Clone(t.gone),
+	}
 	for i, object := range objects {
-		r.names[i], r.caps[i] = object.Name, object.Spec.MaxPerNamespace
+		r.names[i], r.caps[i], r.uses[i] = object.Name, object.Spec.MaxPerNamespace, *t.pools[object.Name]
+		r.uses[i].namespaces = nil // the tally goes on counting in it
 	}
 	m.last.Store(r)
 }

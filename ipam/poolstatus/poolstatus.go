@@ -7,13 +7,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
+	"maps"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -54,6 +56,15 @@ type Writer struct {
 	dirty    wakeup.Signal
 	clock    clock.Clock
 
+	mu sync.Mutex
+	// changed has the names of the FloatingIPs that the watch told of since the last round.
+	changed map[string]struct{}
+
+	// tally counts the addresses of counted, by name. Rounds keep both up to date, because a
+	// pass over all addresses in each second would cost more than all else that a large cluster's
+	// controller does.
+	tally   *tally
+	counted map[string]*v1alpha1.FloatingIP
 	// written has the last write of each pool, by name.
 	written map[string]written
 	// orphans has the addresses of deleted pools; true if an event was emitted.
@@ -91,6 +102,8 @@ func New(patcher patcher, seen *view.View, recorder event.Recorder, metrics *Met
 		synced:   []cache.DoneChecker{seen.PoolsSynced},
 		dirty:    wakeup.New(),
 		clock:    clock.RealClock{},
+		changed:  map[string]struct{}{},
+		counted:  map[string]*v1alpha1.FloatingIP{},
 		written:  map[string]written{},
 		orphans:  map[types.UID]bool{},
 	}
@@ -105,9 +118,9 @@ func New(patcher patcher, seen *view.View, recorder event.Recorder, metrics *Met
 			},
 		},
 		seen.FloatingIPs: {
-			AddFunc:    func(any) { w.mark() },
-			UpdateFunc: func(any, any) { w.mark() },
-			DeleteFunc: func(any) { w.mark() },
+			AddFunc:    w.change,
+			UpdateFunc: func(_, after any) { w.change(after) },
+			DeleteFunc: w.change,
 		},
 	} {
 		registration, err := informer.AddEventHandler(handler)
@@ -117,6 +130,55 @@ func New(patcher patcher, seen *view.View, recorder event.Recorder, metrics *Met
 		w.synced = append(w.synced, registration.HasSyncedChecker())
 	}
 	return w, nil
+}
+
+// change has the next round count a FloatingIP anew.
+func (w *Writer) change(object any) {
+	name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(object)
+	if err != nil {
+		utilruntime.HandleError(fmt.Errorf("count an address: %w", err))
+		return
+	}
+	w.mu.Lock()
+	w.changed[name] = struct{}{}
+	w.mu.Unlock()
+	w.mark()
+}
+
+// count brings the tally up to date with the caches.
+func (w *Writer) count(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot) error {
+	w.mu.Lock()
+	changed := w.changed
+	w.changed = map[string]struct{}{}
+	w.mu.Unlock()
+	same := w.tally != nil && w.tally.counts(objects, snapshot)
+	for name := range changed {
+		if before := w.counted[name]; before != nil && same {
+			w.tally.add(before, -1)
+		}
+		object, exists, err := w.ips.GetByKey(name)
+		if err != nil {
+			// The next round counts everything anew.
+			w.mu.Lock()
+			maps.Copy(w.changed, changed)
+			w.mu.Unlock()
+			w.tally = nil
+			return fmt.Errorf("read FloatingIP %s: %w", name, err)
+		}
+		if !exists {
+			delete(w.counted, name)
+			continue
+		}
+		after := object.(*v1alpha1.FloatingIP)
+		w.counted[name] = after
+		if same {
+			w.tally.add(after, 1)
+		}
+	}
+	if !same {
+		w.tally = count(objects, snapshot, maps.Values(w.counted))
+	}
+	return nil
 }
 
 // mark asks for another round.
@@ -155,21 +217,18 @@ func (w *Writer) Run(ctx context.Context) {
 	}
 }
 
-// round computes the status of every pool in one pass over the addresses, writes changed
-// ones and publishes the numbers. It returns the time at which the first of the changed ones
+// round computes the status of every pool, writes changed ones and publishes the numbers. It returns the time at which the first of the changed ones
 // may be written whose pause is not over, or zero.
 func (w *Writer) round(ctx context.Context) (due time.Time, err error) {
 	objects, snapshot := w.pools.Look()
-	var ips []*v1alpha1.FloatingIP
-	for _, object := range w.ips.List() {
-		ips = append(ips, object.(*v1alpha1.FloatingIP))
+	if err := w.count(objects, snapshot); err != nil {
+		return time.Time{}, err
 	}
 	before := w.statuses(objects)
-	tally := count(objects, snapshot, slices.Values(ips))
 	now := w.clock.Now()
-	after := compute(objects, before, snapshot, tally, metav1.NewTime(now).Rfc3339Copy())
-	w.metrics.publish(objects, after, tally)
-	w.tellOrphans(tally.orphans)
+	after := compute(objects, before, snapshot, w.tally, metav1.NewTime(now).Rfc3339Copy())
+	w.metrics.publish(objects, after, w.tally)
+	w.tellOrphans(w.tally.orphans)
 
 	var errs []error
 	for i, object := range objects {

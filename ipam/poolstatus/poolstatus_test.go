@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -25,6 +26,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/ipamtest"
 	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/seedtest"
 	"github.com/berth-dev/berth/ipam/view"
 )
 
@@ -83,10 +85,10 @@ func TestCompute(t *testing.T) {
 	}
 	snapshot := pools.Compile(objects)
 	tally := count(objects, snapshot, slices.Values(ips))
-	if web, full := tally.pools[0].conflicts, tally.pools[1].conflicts; web != 1 || full != 1 {
+	if web, full := tally.pools["web"].conflicts, tally.pools["full"].conflicts; web != 1 || full != 1 {
 		t.Errorf("%d and %d addresses with pods are in conflict, want 1 and 1", web, full)
 	}
-	if web, full := tally.pools[0].avoided, tally.pools[1].avoided; web != 1 || full != 0 {
+	if web, full := tally.pools["web"].avoided, tally.pools["full"].avoided; web != 1 || full != 0 {
 		t.Errorf("%d and %d addresses cool down because of a conflict, want 1 and 0", web, full)
 	}
 	got := map[string]string{}
@@ -111,7 +113,7 @@ func TestCompute(t *testing.T) {
 	if diff := cmp.Diff(map[string]int64{"gone": 2}, tally.gone); diff != "" {
 		t.Error(diff)
 	}
-	if len(tally.orphans) != 1 || tally.orphans[0].Name != "10.0.0.96" {
+	if len(tally.orphans) != 1 || tally.orphans["10.0.0.96"] == nil {
 		t.Errorf("orphans are %v", tally.orphans)
 	}
 }
@@ -535,6 +537,69 @@ berth_pool_outside_addresses{gone} 1`)
 	})
 }
 
+// The tally that goes on with each change is the one of a pass over all addresses.
+func TestTallyGoesOn(t *testing.T) {
+	random := rand.New(rand.NewPCG(seedtest.Seed(t), 0))
+	seen, err := view.New(ipamtest.NewServer().Client(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := New(discard{}, seen, discard{}, NewMetrics())
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, objects := seen.FloatingIPs.GetStore(), seen.IPPools.GetStore()
+	change := func() {
+		if random.IntN(20) == 0 {
+			name := fmt.Sprintf("pool-%d", random.IntN(4))
+			if object, exists, _ := objects.GetByKey(name); exists && random.IntN(2) == 0 {
+				_ = objects.Delete(object)
+				seen.Pools.Changed(object.(*v1alpha1.IPPool), nil)
+				return
+			}
+			first := random.IntN(20)
+			object := pool(name, int64(random.IntN(3)), fmt.Sprintf("10.0.0.%d-10.0.0.%d", 1+first, 10+first))
+			object.Spec.MaxPerNamespace = int32(random.IntN(2))
+			_ = objects.Add(object)
+			seen.Pools.Changed(nil, object)
+			return
+		}
+		object := ip(fmt.Sprintf("10.0.0.%d", 1+random.IntN(40)), fmt.Sprintf("pool-%d", random.IntN(5)),
+			[]string{"held", "retained", "reserved", "resting", "cooling"}[random.IntN(5)])
+		if object.Spec.Owner != nil {
+			object.Spec.Owner.Namespace = fmt.Sprint(random.IntN(3))
+		}
+		if random.IntN(3) == 0 {
+			object.Status.Conditions = []metav1.Condition{{Type: v1alpha1.FloatingIPConflict, Status: metav1.ConditionTrue}}
+		}
+		if random.IntN(3) == 0 {
+			_ = store.Delete(object)
+		} else {
+			_ = store.Add(object)
+		}
+		w.change(object)
+	}
+	for round := range 2000 {
+		for range random.IntN(10) {
+			change()
+		}
+		if _, err := w.round(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		pools, snapshot := seen.Pools.Look()
+		want := count(pools, snapshot, func(yield func(*v1alpha1.FloatingIP) bool) {
+			for _, object := range store.List() {
+				if !yield(object.(*v1alpha1.FloatingIP)) {
+					return
+				}
+			}
+		})
+		if diff := cmp.Diff(want, w.tally, cmp.AllowUnexported(tally{}, uses{}), cmpopts.IgnoreFields(tally{}, "snapshot", "homes")); diff != "" {
+			t.Fatalf("in round %d (-counted anew, +went on): %s", round, diff)
+		}
+	}
+}
+
 // discard drops all writes.
 type discard struct{}
 
@@ -565,6 +630,9 @@ func BenchmarkRound(b *testing.B) {
 			_ = seen.FloatingIPs.GetStore().Add(ip(fmt.Sprintf("10.%d.%d.%d", i/256, i%256, j+1), p.Name, "held"))
 		}
 	}
+	for _, object := range seen.FloatingIPs.GetStore().List() {
+		w.change(object)
+	}
 	b.Run("first", func(b *testing.B) {
 		for b.Loop() {
 			seen.Pools.Changed(nil, nil)
@@ -576,6 +644,16 @@ func BenchmarkRound(b *testing.B) {
 	})
 	b.Run("unchanged", func(b *testing.B) {
 		for b.Loop() {
+			if _, err := w.round(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("changed", func(b *testing.B) {
+		for b.Loop() {
+			for i := range 300 {
+				w.change(&v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("10.%d.%d.1", i/256, i%256)}})
+			}
 			if _, err := w.round(b.Context()); err != nil {
 				b.Fatal(err)
 			}
