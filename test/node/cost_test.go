@@ -252,18 +252,10 @@ func stepsOf(t *testing.T, n *node) []string {
 		t.Fatalf("the agent tells of no ADD: %v", err)
 	}
 	var all []time.Duration
-	steps := map[string][]time.Duration{}
 	for _, add := range adds {
 		all = append(all, add.Took)
-		for name, took := range add.Steps {
-			steps[name] = append(steps[name], took)
-		}
 	}
-	var texts []string
-	for _, name := range adds[0].Names {
-		texts = append(texts, name+" "+table.MS(table.Median(steps[name])))
-	}
-	return []string{table.MS(table.Median(all)), strings.Join(texts, ", ")}
+	return []string{table.MS(table.Median(all)), agentlog.Steps(adds)}
 }
 
 // TestCostOfManyAdds compares ADDs that come at once.

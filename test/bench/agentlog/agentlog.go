@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/berth-dev/berth/test/bench/table"
 )
 
 // Add is an ADD that succeeded.
@@ -50,4 +52,23 @@ func Adds(log string, now time.Time) ([]Add, error) {
 		all = append(all, add)
 	}
 	return all, nil
+}
+
+// Steps returns the median of each step of ADDs as a text, in ms.
+func Steps(adds []Add) string {
+	var names []string
+	took := map[string][]time.Duration{}
+	for _, add := range adds {
+		for _, name := range add.Names {
+			if took[name] == nil {
+				names = append(names, name)
+			}
+			took[name] = append(took[name], add.Steps[name])
+		}
+	}
+	texts := make([]string, len(names))
+	for i, name := range names {
+		texts[i] = name + " " + table.MS(table.Median(took[name]))
+	}
+	return strings.Join(texts, ", ")
 }

@@ -21,7 +21,7 @@ func (r *Results) Tables() []table.Table {
 	if len(r.runs) == 0 {
 		return nil
 	}
-	return []table.Table{r.times(), r.cpu()}
+	return []table.Table{r.times(), r.steps(), r.cpu()}
 }
 
 func (r *Results) times() table.Table {
@@ -43,6 +43,20 @@ func (r *Results) times() table.Table {
 			table.Seconds(run.starts, 0.5, 0.99), table.Seconds(run.bindings, 0.5, 0.99), table.Millis(run.adds, 0.5, 0.99)))
 		if run.restarts > 0 {
 			t.Note += fmt.Sprintf(" %s, round %d: containers of Berth were restarted %d times.", run.title, run.round, run.restarts)
+		}
+	}
+	return t
+}
+
+func (r *Results) steps() table.Table {
+	t := table.Table{
+		Title: "The steps of these ADDs in the agent, ms",
+		Note:  "agent/doc.go has their order. p50 of each step.",
+		Rows:  table.Rows{{"round", "pods", "each"}},
+	}
+	for _, run := range r.runs {
+		if run.steps != "" {
+			t.Rows = append(t.Rows, []string{fmt.Sprint(run.round), run.title, run.steps})
 		}
 	}
 	return t

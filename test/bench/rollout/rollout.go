@@ -75,6 +75,7 @@ type run struct {
 	// starts and bindings are the times from the creation of a pod until it runs and until
 	// it is bound; adds are the times that Berth's agents need for its network.
 	starts, bindings, adds []time.Duration
+	steps                  string // of these ADDs
 	before, after          usage
 	memory                 int64 // bytes that the machine has less than before
 	restarts               int32 // of containers of Berth
@@ -399,11 +400,11 @@ func (w *world) readAgents(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
+	adds = slices.DeleteFunc(adds, func(add agentlog.Add) bool { return !strings.HasPrefix(add.Pod, name+"/") })
 	for _, add := range adds {
-		if strings.HasPrefix(add.Pod, name+"/") {
-			r.adds = append(r.adds, add.Took)
-		}
+		r.adds = append(r.adds, add.Took)
 	}
+	r.steps = agentlog.Steps(adds)
 	berth, err := w.kube.CoreV1().Pods(deploy.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
