@@ -2,7 +2,7 @@
 
 // Package client is the typed client of Berth's API objects: get, list, watch
 // and write for each kind, and informers. It is written by hand on client-go's
-// generic client: four kinds do not need a generated clientset.
+// generic client: five kinds do not need a generated clientset.
 package client
 
 import (
@@ -33,6 +33,8 @@ type (
 	// NetworkProfiles reads and writes NetworkProfile objects. Safe for concurrent
 	// use.
 	NetworkProfiles = gentype.ClientWithList[*v1alpha1.NetworkProfile, *v1alpha1.NetworkProfileList]
+	// BGPPeers reads and writes BGPPeer objects. Safe for concurrent use.
+	BGPPeers = gentype.ClientWithList[*v1alpha1.BGPPeer, *v1alpha1.BGPPeerList]
 )
 
 // Client reads and writes Berth's API objects. Safe for concurrent use.
@@ -40,6 +42,7 @@ type Client struct {
 	IPPools         *IPPools
 	FloatingIPs     *FloatingIPs
 	NetworkProfiles *NetworkProfiles
+	BGPPeers        *BGPPeers
 
 	ipClaims func(namespace string) *IPClaims
 }
@@ -93,6 +96,9 @@ func NewForConfigAndClient(config *rest.Config, connections *http.Client) (*Clie
 		NetworkProfiles: gentype.NewClientWithList("networkprofiles", restClient, parameters, "",
 			func() *v1alpha1.NetworkProfile { return &v1alpha1.NetworkProfile{} },
 			func() *v1alpha1.NetworkProfileList { return &v1alpha1.NetworkProfileList{} }),
+		BGPPeers: gentype.NewClientWithList("bgppeers", restClient, parameters, "",
+			func() *v1alpha1.BGPPeer { return &v1alpha1.BGPPeer{} },
+			func() *v1alpha1.BGPPeerList { return &v1alpha1.BGPPeerList{} }),
 		ipClaims: func(namespace string) *IPClaims {
 			return gentype.NewClientWithList("ipclaims", restClient, parameters, namespace,
 				func() *v1alpha1.IPClaim { return &v1alpha1.IPClaim{} },

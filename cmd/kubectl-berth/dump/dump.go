@@ -156,6 +156,7 @@ var kinds = []struct {
 	{"berth/ipclaims.yaml", v1alpha1.SchemeGroupVersion.WithResource("ipclaims"), nil},
 	{"berth/floatingips.yaml", v1alpha1.SchemeGroupVersion.WithResource("floatingips"), nil},
 	{"berth/networkprofiles.yaml", v1alpha1.SchemeGroupVersion.WithResource("networkprofiles"), nil},
+	{"berth/bgppeers.yaml", v1alpha1.SchemeGroupVersion.WithResource("bgppeers"), nil},
 	{"kubernetes/nodes.yaml", v1.SchemeGroupVersion.WithResource("nodes"), nil},
 	{"kubernetes/namespaces.yaml", v1.SchemeGroupVersion.WithResource("namespaces"), nil},
 	{"kubernetes/pods.yaml", v1.SchemeGroupVersion.WithResource("pods"), hasAddresses},

@@ -26,6 +26,7 @@ func addKnownTypes(scheme *runtime.Scheme) error {
 		&IPClaim{}, &IPClaimList{},
 		&FloatingIP{}, &FloatingIPList{},
 		&NetworkProfile{}, &NetworkProfileList{},
+		&BGPPeer{}, &BGPPeerList{},
 	)
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)
 	return nil

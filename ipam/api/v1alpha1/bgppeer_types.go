@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// BGPPeer is a router to which berth-speaker announces the addresses that its node carries. It
+// learns nothing from the router.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:scope=Cluster,shortName=bgpp,categories=berth
+// +kubebuilder:printcolumn:name="Local ASN",type=integer,JSONPath=`.spec.localASN`
+// +kubebuilder:printcolumn:name="Peer",type=string,JSONPath=`.spec.peer.address`
+// +kubebuilder:printcolumn:name="Peer ASN",type=integer,JSONPath=`.spec.peer.asn`
+// +kubebuilder:printcolumn:name="Multihop",type=integer,JSONPath=`.spec.multihop`,priority=1
+// +kubebuilder:printcolumn:name="Hold",type=string,JSONPath=`.spec.holdTime`,priority=1
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type BGPPeer struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec BGPPeerSpec `json:"spec"`
+}
+
+// BGPPeerSpec is the desired state of a BGPPeer.
+type BGPPeerSpec struct {
+	// nodeSelector says which nodes have a session with the router. Absent: every
+	// node that runs berth-speaker.
+	//
+	// +optional
+	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
+
+	// localASN is the autonomous system of the nodes.
+	//
+	// +kubebuilder:validation:XValidation:rule="self >= 1 && self <= 4294967294",message="must be the number of an autonomous system from 1 to 4294967294, such as 65200"
+	LocalASN int64 `json:"localASN"`
+
+	// peer is the router.
+	Peer BGPRouter `json:"peer"`
+
+	// multihop is the number of hops to the router. With 1 (default) both sides use
+	// TTL security (RFC 5082), which the router must be told, too: packets that were
+	// forwarded are dropped.
+	//
+	// +kubebuilder:default=1
+	// +kubebuilder:validation:XValidation:rule="self >= 1 && self <= 255",message="must be a number of hops from 1 (the router is a neighbour of the node) to 255"
+	// +optional
+	Multihop int32 `json:"multihop,omitempty"`
+
+	// holdTime is the silence after which each side gives the other up, in whole
+	// seconds. The router may have a shorter one, which counts then.
+	//
+	// +kubebuilder:default="9s"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('3s') && duration(self) <= duration('65535s') && duration(self).getMilliseconds() % 1000 == 0",message="must be whole seconds from 3s to 65535s, such as 9s"
+	// +optional
+	HoldTime *metav1.Duration `json:"holdTime,omitempty"`
+
+	// gracefulRestart has the router keep the addresses while berth-speaker is
+	// restarted.
+	//
+	// +kubebuilder:default={}
+	// +optional
+	GracefulRestart BGPGracefulRestart `json:"gracefulRestart,omitzero"`
+
+	// export says which addresses are announced. The first entry with a prefix that
+	// contains an address counts. What no entry names is not announced.
+	//
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	// +listType=atomic
+	Export []BGPExport `json:"export"`
+}
+
+// BGPRouter is the other end of a session.
+type BGPRouter struct {
+	// address of the router, which berth-speaker dials.
+	//
+	// +kubebuilder:validation:MaxLength=39
+	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip(self).isGlobalUnicast()",message="must be an address without a prefix length, such as 10.11.0.1, and not a link-local one"
+	Address string `json:"address"`
+
+	// asn is the router's autonomous system: the nodes' own for iBGP, another one for
+	// eBGP.
+	//
+	// +kubebuilder:validation:XValidation:rule="self >= 1 && self <= 4294967294",message="must be the number of an autonomous system from 1 to 4294967294, such as 65101"
+	ASN int64 `json:"asn"`
+}
+
+// BGPGracefulRestart is RFC 4724, which is always on.
+type BGPGracefulRestart struct {
+	// time that the router waits for berth-speaker to come back, in whole seconds.
+	//
+	// +kubebuilder:default="15s"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s') && duration(self) <= duration('4095s') && duration(self).getMilliseconds() % 1000 == 0",message="must be whole seconds from 1s to 4095s, such as 15s"
+	// +optional
+	Time *metav1.Duration `json:"time,omitempty"`
+}
+
+// BGPExport has some addresses announced.
+type BGPExport struct {
+	// prefixes that contain the addresses. Each address is announced on its own, as
+	// a /32 or /128.
+	//
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MaxLength=43
+	// +kubebuilder:validation:XValidation:rule="self.all(p, isCIDR(p) && cidr(p) == cidr(p).masked())",message="every prefix must be a CIDR without host bits, such as 10.99.0.0/16 or 2001:db8:99::/48"
+	// +listType=atomic
+	Prefixes []string `json:"prefixes"`
+
+	// communities that the addresses are announced with: ASN:VALUE (RFC 1997), or
+	// ASN:VALUE:VALUE (large communities, RFC 8092).
+	//
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="self.all(c, c.matches('^[0-9]{1,10}(:[0-9]{1,10}){1,2}$') && c.split(':').all(n, int(n) <= (c.split(':').size() == 2 ? 65535 : 4294967295)))",message="every community must be ASN:VALUE of numbers to 65535, such as 65200:70, or ASN:VALUE:VALUE of numbers to 4294967295"
+	// +listType=atomic
+	// +optional
+	Communities []string `json:"communities,omitempty"`
+
+	// newest announces each address with the age of its present place, so that
+	// routers prefer the newest one: the metric of its route in the node's table 98
+	// as MED, and for iBGP 4294967295 less that metric as LOCAL_PREF.
+	//
+	// +optional
+	Newest bool `json:"newest,omitempty"`
+}
+
+// BGPPeerList is a list of BGPPeers.
+//
+// +kubebuilder:object:root=true
+type BGPPeerList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []BGPPeer `json:"items"`
+}
