@@ -22,7 +22,7 @@ COSIGN         := go run github.com/sigstore/cosign/v3/cmd/cosign@v3.1.3
 GOVULNCHECK    := go run golang.org/x/vuln/cmd/govulncheck@v1.9.0
 ACTIONLINT     := go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 
-PROGRAMS := berth-scheduler:./cmd/scheduler berth-controller:./cmd/controller berth-agent:./cmd/agent berth-console:./cmd/console berth-failover:./cmd/failover berth-cni:./cni/shim berth-ipam:./cni/ipam berth-overlay:./cni/overlay berth-bridge:github.com/containernetworking/plugins/plugins/main/bridge berth-host-local:github.com/containernetworking/plugins/plugins/ipam/host-local berth-iptables:./cni/iptables kubectl-berth:./cmd/kubectl-berth
+PROGRAMS := berth-scheduler:./cmd/scheduler berth-controller:./cmd/controller berth-agent:./cmd/agent berth-console:./cmd/console berth-failover:./cmd/failover berth-speaker:./cmd/speaker berth-cni:./cni/shim berth-ipam:./cni/ipam berth-overlay:./cni/overlay berth-bridge:github.com/containernetworking/plugins/plugins/main/bridge berth-host-local:github.com/containernetworking/plugins/plugins/ipam/host-local berth-iptables:./cni/iptables kubectl-berth:./cmd/kubectl-berth
 FUZZTIME ?= 30s
 FUZZ     := $(shell grep -rlE '^func Fuzz' --include='*_test.go' . | grep -v '^./test/' | sort)
 GOTEST   := go test -timeout 60m
@@ -30,7 +30,7 @@ GOTEST   := go test -timeout 60m
 GOTESTPROGRAMS := $(GOTEST) -count=1
 
 # Packages with tests that need neither a kernel nor an API server.
-PURE   := $(addprefix ./,$(shell find cmd/console cmd/controller cmd/failover cmd/internal cmd/kubectl-berth plugins ipam manifests -name '*_test.go' -printf '%h\n' | sort -u) agent/attachdef agent/chain agent/policy agent/policy/ruleset agent/profile agent/state cni/relay cni/shim)
+PURE   := $(addprefix ./,$(shell find cmd/console cmd/controller cmd/failover cmd/speaker cmd/internal cmd/kubectl-berth plugins ipam manifests -name '*_test.go' -printf '%h\n' | sort -u) agent/attachdef agent/chain agent/policy agent/policy/ruleset agent/profile agent/state cni/relay cni/shim speaker/plan)
 # API tests to run: a CI that runs them side by side gives each machine some.
 API    ?= ./assigner/... ./docs/... ./simulation/... ./policy/... ./kubectl/... ./scheduler/...
 # End-to-end tests to run, as go test's -run.
@@ -91,22 +91,22 @@ krew: ## Pack the kubectl plugin for krew, with its manifest, into dist/: archiv
 	rm -r dist/.krew
 
 sbom: images ## Write what the images are made of into dist/, as CycloneDX: the Go modules in each program, packages of Debian.
-	cd test && go run ./cmd/sbom $(foreach i,scheduler controller agent console failover,../dist/berth-$(i)-$(VERSION).tar)
+	cd test && go run ./cmd/sbom $(foreach i,scheduler controller agent console failover speaker,../dist/berth-$(i)-$(VERSION).tar)
 
 release: sbom chart krew ## Write all that a release of VERSION has into dist/: images and what they are made of, chart, objects for kubectl, plugin archives, checksums.
 	cd dist && sha256sum *.tar *.cdx.json *.tgz *.tar.gz *.yaml > SHA256SUMS
 
 publish: ## Push the images and the chart of dist/ to REGISTRY.
-	for i in scheduler controller agent console failover; do \
+	for i in scheduler controller agent console failover speaker; do \
 		rm -rf dist/.layout && mkdir dist/.layout && tar -xf dist/berth-$$i-$(VERSION).tar -C dist/.layout && \
 		$(CRANE) push dist/.layout $(REGISTRY)/berth-$$i:$(VERSION) || exit 1; done
 	rm -r dist/.layout
 	test/bin/helm push $(if $(filter localhost%,$(REGISTRY)),--plain-http) dist/berth-$(CHART_VERSION).tgz oci://$(REGISTRY)/charts
 
 sign: ## Sign the images and the chart that publish pushed, what the images are made of, and the checksums, as the workflow that runs this (cosign, keyless).
-	for i in berth-scheduler:$(VERSION) berth-controller:$(VERSION) berth-agent:$(VERSION) berth-console:$(VERSION) berth-failover:$(VERSION) charts/berth:$(CHART_VERSION); do \
+	for i in berth-scheduler:$(VERSION) berth-controller:$(VERSION) berth-agent:$(VERSION) berth-console:$(VERSION) berth-failover:$(VERSION) berth-speaker:$(VERSION) charts/berth:$(CHART_VERSION); do \
 		$(COSIGN) sign --yes $(REGISTRY)/$${i%%:*}@$$($(CRANE) digest $(REGISTRY)/$$i) || exit 1; done
-	for i in scheduler controller agent console failover; do \
+	for i in scheduler controller agent console failover speaker; do \
 		$(COSIGN) attest --yes --type cyclonedx --predicate dist/berth-$$i-$(VERSION).cdx.json $(REGISTRY)/berth-$$i@$$($(CRANE) digest $(REGISTRY)/berth-$$i:$(VERSION)) || exit 1; done
 	$(COSIGN) sign-blob --yes --bundle dist/SHA256SUMS.sigstore.json dist/SHA256SUMS
 

@@ -40,6 +40,10 @@ var rules = []rule{
 	{"cmd/kubectl-berth/transfer/plan", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "backup and galaxyimport make plans, others write them"},
 	{"cmd/agent", []string{"plugins", "ipam/allocator", "ipam/store", "k8s.io/kubernetes"}, "nodes give no addresses"},
 	{"cmd/agent", []string{"k8s.io/client-go/kubernetes", "k8s.io/client-go/informers", "k8s.io/apiserver", "google.golang.org/grpc"}, "every node keeps it in memory: clients of single kinds are in cmd/internal/kube"},
+	{"cmd/speaker", []string{"plugins", "agent", "ipam/allocator", "ipam/store", "k8s.io/kubernetes", "k8s.io/client-go/kubernetes", "k8s.io/client-go/informers", "k8s.io/apiserver"}, "every node keeps it in memory, and it gives no addresses"},
+	{"speaker", []string{"cmd", "plugins", "agent", "ipam/allocator", "ipam/store", "k8s.io/client-go"}, "routers are told of what the kernel says, and the speaker is given the rest"},
+	{"speaker/plan", []string{"cni", "github.com/vishvananda", "github.com/osrg"}, "what is announced is decided without I/O"},
+	{"speaker/status", []string{"context", "k8s.io", "ipam", "github.com/osrg"}, "what users are told are plain values"},
 	{"cmd/internal/monitoring", []string{"plugins", "ipam", "agent", "cni", "k8s.io/kubernetes", "k8s.io/apiserver"}, "the right to see metrics has nothing to do with addresses, and needs no API server's libraries"},
 	{"plugins/floatingip", []string{"agent", "cni", "k8s.io/kubernetes"}, "plugin code stays on the published framework"},
 	{"ipam", []string{"cmd", "plugins", "agent", "cni", "k8s.io/kube-scheduler", "k8s.io/kubernetes"}, "addresses know no scheduler"},
@@ -137,6 +141,17 @@ func TestImports(t *testing.T) {
 	}
 	for _, rule := range direct {
 		check(t, rule, all, func(p pkg) []string { return p.imports })
+	}
+}
+
+// GoBGP has many dependencies, and speaks with foreign routers: it is in no other program.
+func TestGoBGP(t *testing.T) {
+	for _, p := range packages(t) {
+		with := slices.ContainsFunc(p.deps, func(imported string) bool { return within(imported, "github.com/osrg/gobgp") })
+		may := slices.Contains([]string{module + "/cmd/speaker", module + "/speaker", module + "/speaker/session"}, p.path)
+		if with != may {
+			t.Errorf("%s: GoBGP is in it: %t, want %t", p.path, with, may)
+		}
 	}
 }
 

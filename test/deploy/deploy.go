@@ -31,6 +31,7 @@ var packages = map[string]string{
 	"berth-agent":      "./cmd/agent",
 	"berth-console":    "./cmd/console",
 	"berth-failover":   "./cmd/failover",
+	"berth-speaker":    "./cmd/speaker",
 	"berth-cni":        "./cni/shim",
 	"berth-ipam":       "./cni/ipam",
 	"berth-overlay":    "./cni/overlay",

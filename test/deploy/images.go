@@ -36,6 +36,7 @@ var images = []berthImage{
 	{"berth-agent", "wires pods with floating IPs, on every node", []string{"berth-agent", "berth-cni", "berth-ipam", "berth-overlay", "berth-bridge", "berth-host-local", iptablesProgram}, "", true},
 	{"berth-console", "shows who has which floating IP", []string{"berth-console"}, unprivileged, false},
 	{"berth-failover", "moves pods with floating IPs from nodes that died", []string{"berth-failover"}, unprivileged, false},
+	{"berth-speaker", "announces floating IPs by BGP", []string{"berth-speaker"}, unprivileged, false},
 }
 
 // Registry is the registry of the chart's images, and Version the tag of images that are no

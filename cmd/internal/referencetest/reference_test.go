@@ -15,7 +15,7 @@ import (
 const root = "../../.."
 
 func TestReferenceObjects(t *testing.T) {
-	for _, kind := range []string{"ippools", "floatingips", "ipclaims", "networkprofiles"} {
+	for _, kind := range []string{"ippools", "floatingips", "ipclaims", "networkprofiles", "bgppeers"} {
 		content, err := os.ReadFile(root + "/manifests/crd/berth.dev_" + kind + ".yaml")
 		if err != nil {
 			t.Fatal(err)
@@ -40,6 +40,7 @@ func TestReferenceMetrics(t *testing.T) {
 		{"Scheduler and controller, with an external assigner", []string{"ipam/assigner"}},
 		{"berth-failover", []string{"cmd/failover"}},
 		{"Agent", []string{"agent", "cni"}},
+		{"berth-speaker", []string{"speaker"}},
 		{"Each program", []string{"cmd/internal/build"}},
 	} {
 		var all []Metric
@@ -59,7 +60,7 @@ func TestReferenceMetrics(t *testing.T) {
 	}
 	// Metrics of no part above would be missing from the page.
 	everywhere := 0
-	for _, folder := range []string{"plugins", "ipam", "agent", "cni", "cmd"} {
+	for _, folder := range []string{"plugins", "ipam", "agent", "cni", "cmd", "speaker"} {
 		found, err := Metrics(root + "/" + folder)
 		if err != nil {
 			t.Fatal(err)

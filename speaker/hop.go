@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package speaker
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// unusable are the flags of addresses that may go, or are not there yet.
+const unusable = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_DEPRECATED | unix.IFA_F_TEMPORARY
+
+// nextHop returns the node's IPv6 address on the link by which a router is reached over IPv4: a session over IPv4 has none
+// that IPv6 packets could be sent to. Of several it is the lowest.
+func nextHop(router netip.Addr) (netip.Addr, error) {
+	routes, err := netlink.RouteGet(router.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return netip.Addr{}, fmt.Errorf("find the link by which %s is reached: %w", router, err)
+	}
+	link, err := netlink.LinkByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("find the link by which %s is reached: %w", router, err)
+	}
+	all, err := netlinksafe.AddrList(link, netlink.FAMILY_V6)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("list the addresses of link %s: %w", link.Attrs().Name, err)
+	}
+	var lowest netip.Addr
+	for i := range all {
+		addr, ok := netip.AddrFromSlice(all[i].IP)
+		if !ok || all[i].Scope != unix.RT_SCOPE_UNIVERSE || all[i].Flags&unusable != 0 {
+			continue
+		}
+		if !lowest.IsValid() || addr.Less(lowest) {
+			lowest = addr
+		}
+	}
+	if !lowest.IsValid() {
+		return netip.Addr{}, fmt.Errorf("link %s, by which %s is reached, has no IPv6 address: give it one, or have a BGPPeer with an IPv6 address of the router", link.Attrs().Name, router)
+	}
+	return lowest, nil
+}
