@@ -25,6 +25,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/address"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/bgp"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/check"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/circulation"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
@@ -99,7 +100,7 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 		}
 	}
 	add("look", installation.NewStatus(of, streams), address.NewWho(of, streams), address.NewWhere(of, streams), pool.NewPool(of, streams), pool.NewFree(of, streams),
-		inventory.NewTop(of, streams), inventory.NewExport(of, streams), pod.NewWhy(of, streams), pod.NewWaiting(of, streams), check.New(of, streams), trace.New(of, streams), node.New(of, streams), failover.New(of, streams), history.New(of, streams), policies.New(of, streams), console.New(of, streams), dump.New(of, streams), installation.NewVersion(of, streams))
+		inventory.NewTop(of, streams), inventory.NewExport(of, streams), pod.NewWhy(of, streams), pod.NewWaiting(of, streams), check.New(of, streams), trace.New(of, streams), node.New(of, streams), failover.New(of, streams), bgp.New(of, streams), history.New(of, streams), policies.New(of, streams), console.New(of, streams), dump.New(of, streams), installation.NewVersion(of, streams))
 	add("change", circulation.NewReserve(of, streams), circulation.NewUnreserve(of, streams), circulation.NewRelease(of, streams),
 		circulation.NewMoveClaim(of, streams))
 	add("move", transfer.NewBackup(of, streams), transfer.NewRestore(of, streams), transfer.NewImportGalaxy(of, streams))

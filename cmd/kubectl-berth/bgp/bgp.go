@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package bgp has the command about the sessions of nodes with routers, as berth-speaker has them, and about the nodes that
+// announce an address.
+package bgp
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+	"github.com/berth-dev/berth/ipam/agentpod"
+	"github.com/berth-dev/berth/ipam/agentport"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/speaker/status"
+)
+
+const long = `Shows the sessions of nodes with routers (BGPPeers): whether they are established, how many addresses each announces, and
+what the routers send, of which nothing is used. With an address it shows the nodes that carry it, how each announces it, and to
+whom.
+
+It asks berth-speaker on the nodes, which needs the Role berth-diagnosis of Berth's namespace. What an FRR or BIRD of the
+nodes announces it does not know.`
+
+const examples = `  # Which sessions are down, and why?
+  kubectl berth bgp
+
+  # Who announces 10.99.0.12?
+  kubectl berth bgp 10.99.0.12
+
+  # The sessions of a node
+  kubectl berth bgp --node node-7`
+
+// Report is the content of -o json.
+type Report struct {
+	// Address is the one that was asked about, and Holder the node that carries it by its FloatingIP.
+	Address string `json:"address,omitempty"`
+	Holder  string `json:"holder,omitempty"`
+	// Speakers counts the pods of berth-speaker that were asked.
+	Speakers int       `json:"speakers"`
+	Sessions []Session `json:"sessions"`
+	// Unknown lists open questions.
+	Unknown []string `json:"unknown,omitempty"`
+}
+
+// Kind of a Report.
+const Kind = "BGPReport"
+
+// Session is one of a node. With an address there are those of nodes that carry it.
+type Session struct {
+	Node string `json:"node"`
+	status.Peer
+}
+
+type options struct {
+	namespace, node string
+	addr            netip.Addr
+}
+
+// New returns the command bgp.
+func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	o := &options{}
+	return command.Command{
+		Use: "bgp [ADDRESS]", Short: "Shows the nodes' sessions with routers, and who announces an address", Long: long, Example: examples,
+		Args: cobra.MaximumNArgs(1), Complete: of.CompleteAddress, Found: "a session is down, or the address is not announced by its node alone",
+		Flags: func(flags *pflag.FlagSet) {
+			command.AddBerthNamespace(flags, &o.namespace)
+			flags.StringVar(&o.node, "node", "", "Ask the speaker of this node only.")
+		},
+		CompleteFlags: map[string]cobra.CompletionFunc{"node": of.CompleteNodes},
+		Prepare: func(call *command.Call) (err error) {
+			if len(call.Args) > 0 {
+				o.addr, err = standing.ParseAddr(call.Args[0])
+			}
+			return err
+		},
+		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+			namespace, err := call.BerthNamespace(ctx, o.namespace)
+			if err != nil {
+				return nil, err
+			}
+			speakers := &Speakers{Kube: call.Kube, Port: &agentport.Ports{Kube: call.Kube, Namespace: namespace}, Namespace: namespace}
+			r := &Report{Sessions: []Session{}}
+			if o.addr.IsValid() {
+				r.Address = o.addr.String()
+				ip, err := call.Berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(o.addr), metav1.GetOptions{})
+				if err != nil && !failure.IsNoSuch(err) {
+					return nil, fmt.Errorf("read the FloatingIP of %s: %w", o.addr, err)
+				}
+				if err == nil && ip.Spec.Pod != nil {
+					r.Holder = ip.Spec.Node
+				}
+			}
+			if err := r.add(ctx, speakers, o.node, o.addr); err != nil {
+				return nil, err
+			}
+			return r.answer(time.Now()), answer.Outcome(len(r.problems()), r.Unknown)
+		},
+	}.New(of, streams)
+}
+
+// port asks programs of Berth's. Blocking.
+type port interface {
+	Ask(ctx context.Context, q agentport.Question) ([]byte, error)
+}
+
+// Speakers asks the speakers of nodes.
+type Speakers struct {
+	Kube kubernetes.Interface
+	Port port
+	// Namespace is Berth's.
+	Namespace string
+}
+
+// Pods lists the speakers' pods, of one node or, where that is empty, of all.
+func (s *Speakers) Pods(ctx context.Context, node string) ([]v1.Pod, error) {
+	options := metav1.ListOptions{LabelSelector: status.Selector}
+	if node != "" {
+		options.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
+	}
+	pods, err := s.Kube.CoreV1().Pods(s.Namespace).List(ctx, options)
+	if err != nil {
+		return nil, fmt.Errorf("list the pods of %s: %w", status.Name, err)
+	}
+	return slices.DeleteFunc(pods.Items, func(pod v1.Pod) bool { return pod.DeletionTimestamp != nil || pod.Spec.NodeName == "" }), nil
+}
+
+// Ask returns what the speaker in a pod says.
+func (s *Speakers) Ask(ctx context.Context, pod *v1.Pod) (*status.Status, error) {
+	node := pod.Spec.NodeName
+	text, err := s.Port.Ask(ctx, agentport.Question{
+		Method: http.MethodGet, Path: status.Path, Pod: pod, Of: "the speaker of node " + node, Account: agentpod.Diagnosis, Audience: status.Audience(node),
+	})
+	if err != nil {
+		return nil, err
+	}
+	said := &status.Status{}
+	if err := json.Unmarshal(text, said); err != nil {
+		return nil, fmt.Errorf("read the answer of the speaker in pod %s: %w", pod.Name, err)
+	}
+	return said, nil
+}
+
+// parallel is the number of speakers that are asked at the same time.
+const parallel = 16
+
+// add asks the speakers.
+func (r *Report) add(ctx context.Context, speakers *Speakers, node string, addr netip.Addr) error {
+	pods, err := speakers.Pods(ctx, node)
+	if err != nil {
+		return err
+	}
+	r.Speakers = len(pods)
+	var (
+		mu    sync.Mutex
+		group sync.WaitGroup
+	)
+	tokens := make(chan struct{}, parallel)
+	for i := range pods {
+		group.Go(func() {
+			tokens <- struct{}{}
+			defer func() { <-tokens }()
+			said, err := speakers.Ask(ctx, &pods[i])
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				r.Unknown = append(r.Unknown, fmt.Sprintf("which sessions node %s has: %s", pods[i].Spec.NodeName, failure.Explain(err)))
+				return
+			}
+			if addr.IsValid() && !carries(said, addr) {
+				return
+			}
+			for _, peer := range said.Peers {
+				r.Sessions = append(r.Sessions, Session{said.Node, peer})
+			}
+			if addr.IsValid() && len(said.Peers) == 0 {
+				r.Sessions = append(r.Sessions, Session{Node: said.Node, Peer: status.Peer{Exported: []status.Exported{}, Error: "no BGPPeer selects the node"}})
+			}
+		})
+	}
+	group.Wait()
+	slices.SortFunc(r.Sessions, func(a, b Session) int {
+		return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Name, b.Name))
+	})
+	slices.Sort(r.Unknown)
+	return nil
+}
+
+func carries(said *status.Status, addr netip.Addr) bool {
+	return slices.ContainsFunc(said.Carried, func(c status.Carried) bool { return c.Address == addr })
+}
+
+// of returns how a session announces the address that was asked about; nil: it does not.
+func (r *Report) of(s *Session) *status.Exported {
+	if !s.Established {
+		return nil
+	}
+	for i := range s.Exported {
+		if s.Exported[i].Address.String() == r.Address {
+			return &s.Exported[i]
+		}
+	}
+	return nil
+}
+
+// problems need somebody.
+func (r *Report) problems() []answer.Problem {
+	if r.Address != "" {
+		return r.addressProblems()
+	}
+	var all []answer.Problem
+	for i := range r.Sessions {
+		s := &r.Sessions[i]
+		switch {
+		case !s.Established:
+			all = append(all, answer.Problem{Text: fmt.Sprintf("Node %s has no session of BGPPeer %s: %s", s.Node, s.Name, s.Error), Command: "kubectl get bgppeer " + s.Name + " -o yaml"})
+		case s.Error != "":
+			all = append(all, answer.Problem{Text: fmt.Sprintf("Node %s announces less than it should by BGPPeer %s: %s", s.Node, s.Name, s.Error)})
+		}
+	}
+	return all
+}
+
+func (r *Report) addressProblems() []answer.Problem {
+	var all []answer.Problem
+	by := map[string]bool{}
+	for i := range r.Sessions {
+		if r.of(&r.Sessions[i]) != nil {
+			by[r.Sessions[i].Node] = true
+		}
+	}
+	carried := slices.ContainsFunc(r.Sessions, func(s Session) bool { return s.Node == r.Holder })
+	switch {
+	case r.Holder == "" || by[r.Holder] || r.Speakers == 0:
+	case len(r.Unknown) > 0 && !carried:
+		// It may have not been asked.
+	case !carried:
+		all = append(all, answer.Problem{Text: fmt.Sprintf("Node %s, which should have %s, does not carry it", r.Holder, r.Address), Command: "kubectl berth trace " + r.Address + " --node"})
+	default:
+		all = append(all, answer.Problem{Text: fmt.Sprintf("Node %s carries %s, and no session announces it", r.Holder, r.Address), Command: "kubectl berth bgp --node " + r.Holder})
+	}
+	for _, node := range slices.Sorted(maps.Keys(by)) {
+		if node != r.Holder {
+			all = append(all, answer.Problem{Text: fmt.Sprintf("Node %s announces %s, and should not have it", node, r.Address), Command: "kubectl berth trace " + r.Address + " --node"})
+		}
+	}
+	return all
+}
+
+func (r *Report) answer(now time.Time) *answer.Answer {
+	a := &answer.Answer{Kind: Kind, Content: r}
+	if r.Address == "" {
+		a.Table = r.sessions(now)
+	} else {
+		a.Table = r.announcements()
+	}
+	for i := range r.Sessions {
+		if name := "bgppeer." + v1alpha1.GroupName + "/" + r.Sessions[i].Name; r.Sessions[i].Name != "" && !slices.Contains(a.Names, name) {
+			a.Names = append(a.Names, name)
+		}
+	}
+	a.Text = func(out io.Writer, paint answer.Paint) {
+		if len(r.Sessions) > 0 {
+			fmt.Fprintln(out)
+		}
+		problems := r.problems()
+		switch {
+		case r.Speakers == 0 && len(r.Unknown) == 0:
+			fmt.Fprintln(out, "No node that was asked for runs "+status.Name+": the chart's value speaker.enabled installs it. What other speakers of the nodes announce is not known here.")
+		case r.Address != "" && len(r.Sessions) == 0 && len(r.Unknown) == 0:
+			fmt.Fprintf(out, "None of %d nodes carries %s.\n", r.Speakers, r.Address)
+		case len(problems)+len(r.Unknown) == 0:
+			fmt.Fprintln(out, paint.Green("No problem."))
+		}
+		answer.PrintProblems(out, paint, problems, r.Unknown)
+	}
+	return a
+}
+
+func (r *Report) sessions(now time.Time) *answer.Table {
+	table := answer.NewTable("Node", "Peer", "Router", "+Router ASN", "State", "Since", "Announces", "Receives", "Why")
+	for i := range r.Sessions {
+		s := &r.Sessions[i]
+		state := "Down"
+		if s.Established {
+			state = "Established"
+		}
+		router, asn, since := "", "", ""
+		if s.Address.IsValid() {
+			router, asn = s.Address.String(), strconv.FormatUint(uint64(s.ASN), 10)
+		}
+		if !s.Since.IsZero() {
+			since = duration.HumanDuration(now.Sub(s.Since))
+		}
+		table.Add(s.Node, s.Name, router, asn, state, since, strconv.Itoa(len(s.Exported)), strconv.Itoa(s.Received), s.Error)
+	}
+	return table
+}
+
+func (r *Report) announcements() *answer.Table {
+	table := answer.NewTable("Node", "Peer", "Router", "State", "MED", "Local pref", "Communities", "Why")
+	for i := range r.Sessions {
+		s := &r.Sessions[i]
+		router := ""
+		if s.Address.IsValid() {
+			router = s.Address.String()
+		}
+		state, why, med, preference, communities := "Not announced", s.Error, "", "", ""
+		to := r.of(s)
+		switch {
+		case to != nil:
+			state, communities = "Announced", strings.Join(to.Communities, " ")
+			if to.MED != nil {
+				med = strconv.FormatUint(uint64(*to.MED), 10)
+			}
+			if to.LocalPref != nil {
+				preference = strconv.FormatUint(uint64(*to.LocalPref), 10)
+			}
+		case s.Established && why == "":
+			why = "no export of the BGPPeer names it"
+		}
+		table.Add(s.Node, s.Name, router, state, med, preference, communities, why)
+	}
+	return table
+}
