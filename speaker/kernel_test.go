@@ -321,7 +321,7 @@ func TestRestart(t *testing.T) {
 		n.start()
 		n.established()
 		r.hears(paths)
-		if h, err := r.router.heard(); err != nil || len(h.Gone) > 0 || h.Notifications > 0 {
+		if h, err := r.router.heard(); err != nil || len(h.Gone) > 0 || h.Notifications > 0 || h.Preserved != 2 {
 			t.Fatalf("%s: %+v, %v", name, h, err)
 		}
 	}
@@ -384,6 +384,9 @@ func TestRouterRestarts(t *testing.T) {
 	r.router.start()
 	r.hears(map[string]string{"10.99.0.5/32": paths["10.99.0.5/32"], "10.99.0.6/32": "via 10.11.0.2 med 2000" + attributes})
 	n.ready("")
+	if h, err := r.router.heard(); err != nil || h.Preserved != 2 {
+		t.Errorf("the next session does not say that the node forwarded meanwhile: %+v, %v", h, err)
+	}
 	if said, err := n.status(); err != nil || len(said.Peers) != 1 || said.Peers[0].Since.IsZero() {
 		t.Errorf("%+v, %v", said, err)
 	}

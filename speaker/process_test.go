@@ -133,6 +133,8 @@ type heard struct {
 	Gone []string
 	// Notifications counts those that it received.
 	Notifications uint64
+	// Preserved counts the families of which its neighbours said that they forwarded before the session.
+	Preserved int
 }
 
 // router is a GoBGP that listens, and helps in graceful restarts.
@@ -225,6 +227,19 @@ func (r *router) heard() heard {
 	}
 	_ = r.bgp.ListPeer(context.Background(), &api.ListPeerRequest{}, func(peer *api.Peer) {
 		h.Notifications += peer.GetState().GetMessages().GetReceived().GetNotification()
+		capabilities, _ := apiutil.UnmarshalCapabilities(peer.GetState().GetRemoteCap())
+		for _, c := range capabilities {
+			restart, ok := c.(*bgp.CapGracefulRestart)
+			if !ok {
+				continue
+			}
+			for _, family := range restart.Tuples {
+				const forwarded = 0x80 // RFC 4724, section 3
+				if family.Flags&forwarded != 0 {
+					h.Preserved++
+				}
+			}
+		}
 	})
 	return h
 }
