@@ -113,7 +113,7 @@ type step struct {
 	do   func(ctx context.Context, record *state.Container) error
 }
 
-// steps lists the steps 3 to 11 of ADD (doc.go) in their order.
+// steps lists the steps 3 to 12 of ADD (doc.go) in their order.
 func (a *Agent) steps(watch *stopwatch) []step {
 	return []step{
 		{"alive", a.stillThere},
@@ -127,11 +127,12 @@ func (a *Agent) steps(watch *stopwatch) []step {
 		{"policies", a.enforcePolicies},
 		{"shaped", func(ctx context.Context, record *state.Container) error { a.shape(ctx, record); return nil }},
 		{"ports", a.ports.Open},
+		{"advertised", a.advertise},
 		{"result", a.complete},
 	}
 }
 
-// attach does the steps 2 to 11 of ADD (doc.go). The caller holds the lock of the container.
+// attach does the steps 2 to 12 of ADD (doc.go). The caller holds the lock of the container.
 func (a *Agent) attach(ctx context.Context, record *state.Container, watch *stopwatch) (json.RawMessage, error) {
 	// A withdrawal of the addresses ends the ADD.
 	ctx, end := a.adds.begin(ctx, record.Key())

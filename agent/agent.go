@@ -43,6 +43,8 @@ type pods interface {
 	Standing(ctx context.Context) (podinfo.Standing, error)
 	// Annotations returns a pod's annotations that the watch has seen, without blocking.
 	Annotations(pod api.Pod) (annotations map[string]string, known bool)
+	// IsReady returns whether a pod is Ready, as the watch has seen it, without blocking.
+	IsReady(pod api.Pod) (ready, known bool)
 	// Holder returns the pod of this node that holds the address, and by which record.
 	Holder(ctx context.Context, addr netip.Addr) (api.Pod, podinfo.Record, error)
 	// Connection says whether the pods of the node can be followed, without blocking.
@@ -98,7 +100,7 @@ type networks interface {
 }
 
 // Drivers has the drivers of network types by the names that records give them. A driver that can do
-// more than every driver must implements podChecker, surveyor, uplinkChecker, linkOwner, onSegment or defended, too.
+// more than every driver must implements podChecker, surveyor, uplinkChecker, linkOwner, onSegment, defended or advertiser, too.
 type Drivers map[string]nettype.Driver
 
 // Options of an Agent; Metrics may be nil, Shaper to limit nothing, Prober to look for no

@@ -74,6 +74,8 @@ type world struct {
 	attached []chain.Attached
 	// annotations of the pod.
 	annotations map[string]string
+	// ready says that the pod is Ready, unknown that the watch does not know it.
+	ready, unknown bool
 	// log has the calls in their order.
 	log []string
 }
@@ -127,6 +129,8 @@ func (w *world) Mirror(pod api.Pod) api.Pod { return pod }
 func (w *world) NetAdmins(api.Pod) []string { return nil }
 
 func (w *world) Annotations(api.Pod) (map[string]string, bool) { return w.annotations, true }
+
+func (w *world) IsReady(api.Pod) (ready, known bool) { return w.ready && !w.unknown, !w.unknown }
 
 func (w *world) Connection() inquiry.Connection { return inquiry.Connection{Synced: true} }
 
@@ -223,6 +227,10 @@ func (f fakeDriver) Announce(a *nettype.Interface) error {
 	f.note("announce %s", a.ContainerID)
 	return nil
 }
+func (f fakeDriver) Advertise(a *nettype.Interface) error {
+	f.note("advertise %s %d", a.ContainerID, len(a.Advertised))
+	return nil
+}
 func (f fakeDriver) LinkOf(key state.Key) string        { return "bth" + key.ContainerID }
 func (f fakeDriver) PodEnd(link string) (string, error) { return f.podEnds[link], nil }
 func (f fakeDriver) Links() ([]nettype.Link, error)     { return f.links, nil }
@@ -308,6 +316,16 @@ func TestAgent(t *testing.T) {
 		"ADD": {
 			do:  func(ctx context.Context, a *Agent, _ *world) error { _, err := a.Add(ctx, addRequest("c")); return err },
 			log: []string{"setup c", "announce c", "ADD floating c"}, left: map[string]state.Phase{"c": state.Added},
+		},
+		"an address that routers lead here": {
+			world: func(w *world) { w.addrs[0].Routed = true },
+			do:    func(ctx context.Context, a *Agent, _ *world) error { _, err := a.Add(ctx, addRequest("c")); return err },
+			log:   []string{"setup c", "announce c", "ADD floating c", "advertise c 1"}, left: map[string]state.Phase{"c": state.Added},
+		},
+		"an address that routers lead here while its pod is Ready": {
+			world: func(w *world) { w.addrs[0].Routed, w.pod.WhenReady = true, true },
+			do:    func(ctx context.Context, a *Agent, _ *world) error { _, err := a.Add(ctx, addRequest("c")); return err },
+			log:   []string{"setup c", "announce c", "ADD floating c", "advertise c 0"}, left: map[string]state.Phase{"c": state.Added},
 		},
 		"ordinary pod": {
 			world: func(w *world) { w.pod.Wants = 0 },

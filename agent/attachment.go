@@ -28,6 +28,13 @@ func interfaceOf(record *state.Container, i int) *nettype.Interface {
 	return &nettype.Interface{ContainerID: record.ContainerID, NetNS: record.NetNS, Secondary: isSecondary(record, i), Attachment: record.Attachments[i]}
 }
 
+// interfaceNow is interfaceOf with the addresses that routing daemons are to announce.
+func (a *Agent) interfaceNow(record *state.Container, i int) *nettype.Interface {
+	one := interfaceOf(record, i)
+	one.Advertised = a.advertised(record, i)
+	return one
+}
+
 // eachInterface calls do for every interface of the record that a driver wires, and
 // returns all errors.
 func (a *Agent) eachInterface(record *state.Container, do func(d nettype.Driver, i *nettype.Interface) error) error {
@@ -35,7 +42,7 @@ func (a *Agent) eachInterface(record *state.Container, do func(d nettype.Driver,
 	for i := range record.Attachments {
 		d, err := a.driverOf(record, i)
 		if err == nil && d != nil {
-			err = do(d, interfaceOf(record, i))
+			err = do(d, a.interfaceNow(record, i))
 		}
 		errs = append(errs, err)
 	}

@@ -22,7 +22,8 @@
 //  8. bring the network policies of the pod into the kernel, and let in allowed packets
 //  9. give the container its bandwidth limits
 //  10. open its host ports
-//  11. write the result (added)
+//  11. have routing daemons announce the addresses that routers lead here (advertise.go)
+//  12. write the result (added)
 //
 // A record is a container with its attachments, one for each network. The addresses of an
 // attachment are wired, withdrawn and taken down together, in the agent's own process, by
@@ -31,14 +32,14 @@
 // They do so, too, where they have the addresses from berth-ipam, whose calls IPAM answers
 // (ipam.go); the driver then only silences the interface when the addresses are withdrawn.
 //
-// The steps are a list in the code (steps in add.go). After a failure in 3 to 11 the agent does a DEL.
+// The steps are a list in the code (steps in add.go). After a failure in 3 to 12 the agent does a DEL.
 //
 // The record of 2 survives the agent, whenever it is killed, before anything else happens.
 //
 // # DEL
 //
-//  1. write the record (deleting), stop answering for the addresses and close the host
-//     ports
+//  1. write the record (deleting), stop advertising and answering for the addresses and close the
+//     host ports
 //  2. for each attachment, last first: run the plugins, each with a time limit of its
 //     own, and remove the interface
 //  3. remove the record; the rules of network policies for its addresses go with it

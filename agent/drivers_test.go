@@ -21,9 +21,10 @@ func TestDriversCan(t *testing.T) {
 		_, ownsLinks := d.(linkOwner)
 		_, isOnSegment := d.(onSegment)
 		_, isDefended := d.(defended)
+		_, advertises := d.(advertiser)
 		got[name] = nil
 		for ability, can := range map[string]bool{
-			"podChecker": checksPod, "uplinkChecker": checksUplink, "linkOwner": ownsLinks, "onSegment": isOnSegment, "defended": isDefended,
+			"podChecker": checksPod, "uplinkChecker": checksUplink, "linkOwner": ownsLinks, "onSegment": isOnSegment, "defended": isDefended, "advertiser": advertises,
 		} {
 			if can {
 				got[name] = append(got[name], ability)
@@ -32,7 +33,7 @@ func TestDriversCan(t *testing.T) {
 		slices.Sort(got[name])
 	}
 	all := []string{"defended", "linkOwner", "onSegment", "podChecker", "uplinkChecker"}
-	want := map[string][]string{nettype.Veth: all, nettype.Vlan: all, nettype.IPAM: {"onSegment"}, nettype.IPAMCaller: {"onSegment"}}
+	want := map[string][]string{nettype.Veth: append([]string{"advertiser"}, all...), nettype.Vlan: all, nettype.IPAM: {"onSegment"}, nettype.IPAMCaller: {"onSegment"}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

@@ -56,7 +56,7 @@ func (p planner) plan(ctx context.Context, req *api.Request, args podArgs, conf 
 		return nil, fmt.Errorf("pod %s: %w", pod.Pod, err)
 	}
 	return &state.Container{
-		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, HostPorts: ports, GalaxyPorts: pod.HostPorts.Galaxy, Failover: pod.Failover,
+		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, HostPorts: ports, GalaxyPorts: pod.HostPorts.Galaxy, Failover: pod.Failover, WhenReady: pod.WhenReady,
 		Args: req.Args, Capabilities: conf.RuntimeConfig, Attachments: attachments, Held: held, Phase: state.Adding,
 	}, nil
 }
@@ -131,7 +131,7 @@ func (p planner) held(ctx context.Context, pod podinfo.Pod) ([]api.Address, map[
 	addrs, held := make([]api.Address, 0, len(all)), make(map[netip.Addr]state.Held, len(all))
 	for _, h := range all {
 		addrs = append(addrs, h.Address)
-		held[h.Address.Address] = state.Held{Version: h.Record.Version, LastNode: h.Record.LastNode.Name, LastNodeUID: string(h.Record.LastNode.UID)}
+		held[h.Address.Address] = state.Held{Version: h.Record.Version, Since: h.Record.Since, LastNode: h.Record.LastNode.Name, LastNodeUID: string(h.Record.LastNode.UID)}
 	}
 	return addrs, held, nil
 }
@@ -236,6 +236,9 @@ func (p planner) forCaller(ctx context.Context, req *api.Request, args podArgs) 
 		return nil, err
 	}
 	attachment := floating.Attachment()
+	if err := nettype.Of(attachment.Driver).Serve(addrs); err != nil {
+		return nil, fmt.Errorf("pod %s: %w", pod.Pod, err)
+	}
 	attachment.IfName, attachment.Addresses = req.IfName, addrs
 	return &state.Container{
 		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, Args: req.Args, Phase: state.Adding, Failover: pod.Failover,
@@ -256,6 +259,9 @@ func floatingOf(all []state.Attachment) *state.Attachment {
 // giveAddresses puts the pod's floating IPs on the attachment, for the driver and for the
 // plugins. The MAC follows from the address, so that it moves with it.
 func giveAddresses(attachment *state.Attachment, addrs []api.Address) error {
+	if err := nettype.Of(attachment.Driver).Serve(addrs); err != nil {
+		return err
+	}
 	attachment.Addresses, attachment.MAC = addrs, v1alpha1.MACOf(addrs[0].Address).String()
 	if nettype.Of(attachment.Driver).Wired != nettype.ByDriver {
 		network, err := chain.Parse(attachment.Network)

@@ -198,10 +198,10 @@ func (a *Agent) restore(ctx context.Context, record *state.Container) error {
 		if len(a.sharing(now)) > 0 {
 			return a.withdrawAgain(now)
 		}
+		now.Phase, now.Reason = state.Added, ""
 		if err := a.eachInterface(now, nettype.Driver.Repair); err != nil {
 			return err
 		}
-		now.Phase, now.Reason = state.Added, ""
 		a.unseen.Delete(now.Key())
 		if err := a.ports.Reopen(ctx, now); err != nil {
 			return err

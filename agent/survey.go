@@ -57,7 +57,7 @@ func (a *Agent) agrees(record *state.Container, checks map[string]func(i *nettyp
 			continue
 		}
 		check := checks[attachment.Driver]
-		if check == nil || check(interfaceOf(record, i)) != nil {
+		if check == nil || check(a.interfaceNow(record, i)) != nil {
 			return false
 		}
 	}

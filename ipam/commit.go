@@ -209,9 +209,7 @@ func (i *IPAM) takeOver(ctx context.Context, r *Reservation, a *address, spec v1
 	spec.LastPod, spec.LastNode = existing.Spec.LastPod, existing.Spec.LastNode
 	// An update that changes nothing does not change the resource version, and times
 	// of objects have a resolution of one second.
-	if since := existing.Spec.Since; since != nil && !since.Before(spec.Since) {
-		spec.Since = &metav1.Time{Time: since.Add(time.Second)}
-	}
+	spec.Since = existing.Spec.NextSince(spec.Since.Time)
 	return i.update(ctx, existing, spec)
 }
 

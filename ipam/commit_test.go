@@ -8,8 +8,10 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/assigner"
@@ -162,5 +164,59 @@ func TestPodEnded(t *testing.T) {
 				t.Errorf("told (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// The next holder of an address is newer than the one before, whatever the clocks of schedulers say: routers that prefer the
+// newer one then never go back.
+func TestSince(t *testing.T) {
+	for name, kept := range map[string]bool{"the same pod": false, "the next pod": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer()
+			i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
+			commit(t, i, reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain)))
+			first := s.IP("10.0.70.2").Spec.Since
+			if ago := time.Since(first.Time); ago < 0 || ago > time.Minute {
+				t.Errorf("a new address is held since %s", first)
+			}
+			if kept {
+				s.Retain("10.0.70.2")
+			}
+			// A scheduler whose clock is an hour ahead wrote it.
+			ahead := metav1.NewTime(first.Add(time.Hour))
+			spec := s.IP("10.0.70.2").Spec
+			spec.Since = &ahead
+			written, err := i.store.Update(t.Context(), s.IP("10.0.70.2"), spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			record, err := recordOf(written)
+			if err != nil {
+				t.Fatal(err)
+			}
+			i.book.Observe(record)
+			uid := "a"
+			if kept {
+				uid = "b"
+			}
+			commit(t, i, reserve(t, i, request("web-0", uid, v1alpha1.ReleaseRetain)))
+			if got, want := s.IP("10.0.70.2").Spec.Since.Time, ahead.Add(time.Second); !got.Equal(want) {
+				t.Errorf("held since %s, want %s, a second later than before", got, want)
+			}
+		})
+	}
+}
+
+// An address of a pool with mode Routed is recorded with it, for the node that wires it.
+func TestRecordedMode(t *testing.T) {
+	routed := testPool("racks", "10.98.0.0/30")
+	routed.Spec.Subnet, routed.Spec.Gateway, routed.Spec.Mode = "10.98.0.0/24", "", v1alpha1.NetworkRouted
+	s := newServer()
+	i := open(t, s, routed)
+	r := reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain, "racks"))
+	commit(t, i, r)
+	want := &v1alpha1.Network{Subnet: "10.98.0.0/24", Mode: v1alpha1.NetworkRouted}
+	if diff := cmp.Diff(want, s.IP(r.Names()).Spec.Network); diff != "" {
+		t.Errorf("the network (-want +got):\n%s", diff)
 	}
 }

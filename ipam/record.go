@@ -38,6 +38,9 @@ func recordOf(ip *v1alpha1.FloatingIP) (allocator.Record, error) {
 		Version:  version,
 		Created:  ip.CreationTimestamp.Time,
 	}
+	if ip.Spec.Since != nil {
+		record.Since = ip.Spec.Since.Time
+	}
 	if ip.Spec.RetainFor != nil {
 		record.RetainFor = ip.Spec.RetainFor.Duration
 	}
@@ -89,12 +92,15 @@ func policyOf(policy v1alpha1.ReleasePolicy) allocator.Policy {
 // specOf returns the spec to write when a pod, or a claim before any pod, gets an
 // address.
 func (i *IPAM) specOf(r *Reservation, a *address, pool *pools.Pool, now time.Time) v1alpha1.FloatingIPSpec {
-	since := metav1.NewTime(now).Rfc3339Copy() // as the API server stores it
+	var since time.Time
+	if a.stored != nil {
+		since = a.stored.Since
+	}
 	owner := r.request.Owner
 	spec := v1alpha1.FloatingIPSpec{
 		Address: a.Addr.String(),
 		Pool:    pool.Name,
-		Network: &v1alpha1.Network{Subnet: pool.Subnet.String(), VLAN: pool.VLAN},
+		Network: pool.Network(),
 		Owner: &v1alpha1.Owner{
 			APIVersion: owner.APIVersion, Kind: owner.Kind,
 			Namespace: owner.Namespace, NamespaceUID: r.request.namespaceUID(), Name: owner.Name,
@@ -104,7 +110,7 @@ func (i *IPAM) specOf(r *Reservation, a *address, pool *pools.Pool, now time.Tim
 		Node:            r.node.Name,
 		ReleasePolicy:   r.request.Policy,
 		KeepOnScaleDown: r.request.KeepOnScaleDown,
-		Since:           &since,
+		Since:           v1alpha1.NextSince(now, since),
 	}
 	if a.stored != nil {
 		if !i.unused(a.stored) {
@@ -118,9 +124,6 @@ func (i *IPAM) specOf(r *Reservation, a *address, pool *pools.Pool, now time.Tim
 	if !r.request.isAhead() {
 		spec.Pod = &v1alpha1.PodReference{Name: r.request.Name, UID: types.UID(r.request.UID)}
 		spec.ExternallyAssigned = pool.ExternalAssigner || a.stored != nil && a.stored.Attached
-	}
-	if pool.Gateway.IsValid() {
-		spec.Network.Gateway = pool.Gateway.String()
 	}
 	return spec
 }

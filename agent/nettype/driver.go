@@ -5,6 +5,7 @@ package nettype
 import (
 	"net/netip"
 	"slices"
+	"time"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
@@ -16,7 +17,7 @@ import (
 // Driver does the work of a network type in the agent's own process: it must stop carrying an
 // address also where no plugin can run. Methods are idempotent and block for the kernel only; calls
 // for one address run one after another. Package agent has an interface for each thing that some
-// drivers can do beside these: podChecker, surveyor, uplinkChecker, linkOwner, onSegment and defended.
+// drivers can do beside these: podChecker, surveyor, uplinkChecker, linkOwner, onSegment, defended and advertiser.
 type Driver interface {
 	// Setup wires the interface's addresses to the container.
 	Setup(i *Interface) (*current.Result, error)
@@ -48,6 +49,9 @@ type Interface struct {
 	NetNS       string
 	// Secondary says that the container's default route is on another interface.
 	Secondary bool
+	// Advertised has the addresses that routing daemons announce from this node, and since when the pod has each; nil leaves them
+	// as they are.
+	Advertised map[netip.Addr]time.Time
 	state.Attachment
 }
 

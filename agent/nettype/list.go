@@ -3,6 +3,7 @@
 package nettype
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -56,6 +57,19 @@ func Plugins() string { return pluginsOf(func(*Type) bool { return true }) }
 
 // GatewayPlugins names the plugins that choose a type with NodeIsGateway.
 func GatewayPlugins() string { return pluginsOf(func(t *Type) bool { return t.NodeIsGateway }) }
+
+// ErrRouted is returned for an address of a pool with mode Routed on a network of a type that does not serve it.
+var ErrRouted = errors.New("the network serves no pool with mode Routed")
+
+// Serve returns ErrRouted where the type of a network serves one of the addresses not.
+func (t *Type) Serve(addrs []api.Address) error {
+	i := slices.IndexFunc(addrs, func(a api.Address) bool { return a.Routed })
+	if t.Routed || i < 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: routers lead to %s, which a network of type %s cannot carry; use %s as the first plugin of the nodes' floating network, or a pool with mode Link",
+		ErrRouted, addrs[i].Address, t.Name, pluginsOf(func(t *Type) bool { return t.Routed }))
+}
 
 func pluginsOf(some func(*Type) bool) string {
 	var all []string

@@ -3,11 +3,14 @@
 package nettype_test
 
 import (
+	"errors"
+	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/nettype"
+	"github.com/berth-dev/berth/cni/api"
 )
 
 func parse(t *testing.T, plugin string) *chain.Network {
@@ -73,5 +76,20 @@ func TestRead(t *testing.T) {
 	const want = "the first plugin must be berth-veth, berth-vlan or berth-sriov, or name berth-ipam as its ipam.type, is macvlan"
 	if err := nettype.ErrorOf(parse(t, `{"type":"macvlan"}`)); !strings.HasSuffix(err.Error(), want) {
 		t.Errorf("ErrorOf() = %v, want %s", err, want)
+	}
+}
+
+// Only the type for which the node routes serves addresses that routers lead to the node. The others refuse them, and name it.
+func TestServe(t *testing.T) {
+	linked := api.Address{Address: netip.MustParseAddr("10.0.70.5")}
+	routed := api.Address{Address: netip.MustParseAddr("10.98.0.5"), Routed: true}
+	for name, serves := range map[string]bool{nettype.Veth: true, nettype.Vlan: false, nettype.IPAM: false, nettype.IPAMCaller: false} {
+		if err := nettype.Of(name).Serve([]api.Address{linked}); err != nil {
+			t.Errorf("%s: Serve() of an address on a link = %v", name, err)
+		}
+		err := nettype.Of(name).Serve([]api.Address{linked, routed})
+		if (err == nil) != serves || !serves && (!errors.Is(err, nettype.ErrRouted) || !strings.Contains(err.Error(), "10.98.0.5") || !strings.Contains(err.Error(), "use berth-veth as")) {
+			t.Errorf("%s: Serve() = %v, want it to serve: %t", name, err, serves)
+		}
 	}
 }

@@ -19,6 +19,8 @@ type Type struct {
 	// NodeIsGateway says that the driver makes the container's default route, by gateways that are
 	// the node. Only such a container may have its default route on another interface.
 	NodeIsGateway bool
+	// Routed says that the driver serves addresses that routers lead to the node.
+	Routed bool
 
 	// read returns a network that has one of Plugins, completed with values of the node.
 	read func(network *chain.Network, node Node) (*Floating, error)

@@ -27,6 +27,7 @@ var veth = &Type{
 	Name:          Veth,
 	Plugins:       []string{VethPlugin},
 	NodeIsGateway: true,
+	Routed:        true,
 	read: func(network *chain.Network, node Node) (*Floating, error) {
 		var conf link
 		if err := network.Plugin(&conf); err != nil {
@@ -45,7 +46,7 @@ type vethDriver struct {
 }
 
 func wireSpecOf(i *Interface) wire.Spec {
-	spec := wire.Spec{ContainerID: i.ContainerID, IfName: i.IfName, NetNS: i.NetNS, Uplink: i.Uplink, MTU: i.MTU, Addresses: i.Addresses, Secondary: i.Secondary}
+	spec := wire.Spec{ContainerID: i.ContainerID, IfName: i.IfName, NetNS: i.NetNS, Uplink: i.Uplink, MTU: i.MTU, Addresses: i.Addresses, Secondary: i.Secondary, Advertised: i.Advertised}
 	// An agent wrote the MAC. Wire refuses one that cannot be read.
 	spec.MAC, _ = net.ParseMAC(i.MAC)
 	spec.Routed = isRouted(i)
@@ -100,6 +101,9 @@ func (v *vethDriver) Check(i *Interface) error { return wire.ToCNIError(v.wirer.
 
 func (v *vethDriver) Withdraw(i *Interface) error { return v.wirer.Withdraw(wireSpecOf(i)) }
 
+// Advertise has the table of advertised addresses agree with the interface.
+func (v *vethDriver) Advertise(i *Interface) error { return v.wirer.Advertise(wireSpecOf(i)) }
+
 func (v *vethDriver) Announce(i *Interface) error { return v.wirer.Announce(wireSpecOf(i)) }
 
 func (v *vethDriver) LinkOf(key state.Key) string { return wire.HostLink(key.ContainerID, key.IfName) }
@@ -141,6 +145,9 @@ func (v *vethDriver) Carried(i *Interface) ([]conflict.Target, error) {
 	var targets []conflict.Target
 	var errs []error
 	for _, a := range i.Addresses {
+		if a.Routed {
+			continue // it is on no link
+		}
 		link, err := wire.NetworkLink(i.Uplink, a.VLAN)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("find the network of %s: %w", a.Address, err))

@@ -61,6 +61,8 @@ type Handler interface {
 	// Changed notes that a pod came, or that the annotations of one changed. It does
 	// not block.
 	Changed()
+	// Readied notes that a pod became Ready, or is not any more. It does not block.
+	Readied(pod api.Pod)
 	// Suspect notes that any address may be another pod's by now: Node has just
 	// started or could not follow the API.
 	Suspect()
@@ -188,6 +190,11 @@ func (n *Node) Run(ctx context.Context, handler Handler) error {
 			if !sameAnnotations(was, is) {
 				handler.Changed()
 			}
+			before, ok := was.(*corev1.Pod)
+			after, ok2 := is.(*corev1.Pod)
+			if ok && ok2 && isReady(before) != isReady(after) {
+				handler.Readied(n.fromAPI(after).Pod)
+			}
 		},
 		DeleteFunc: n.deleted,
 	})
@@ -305,6 +312,14 @@ func (n *Node) Annotations(pod api.Pod) (annotations map[string]string, known bo
 	}
 	return p.Annotations, true
 }
+
+// IsReady returns whether a pod is Ready, as the watch has seen it.
+func (n *Node) IsReady(pod api.Pod) (ready, known bool) {
+	p, known := n.watched(pod)
+	return known && isReady(p), known
+}
+
+func isReady(p *corev1.Pod) bool { return len(trimConditions(p.Status.Conditions)) > 0 }
 
 // watched returns a pod as the watch has seen it, for reading only.
 func (n *Node) watched(pod api.Pod) (p *corev1.Pod, known bool) {

@@ -8,6 +8,7 @@ import (
 	"math"
 	"net/netip"
 	"strconv"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -56,6 +57,8 @@ type Pod struct {
 	HostPorts HostPorts
 	// Failover: the pod asked to be moved when its node is lost.
 	Failover bool
+	// WhenReady: its addresses are announced by routing daemons only while it is Ready.
+	WhenReady bool
 	// Finished says that no container of the pod will run again.
 	Finished bool
 
@@ -69,6 +72,7 @@ func identityOf(p *corev1.Pod) api.Pod {
 func (n *Node) fromAPI(p *corev1.Pod) Pod {
 	// The scheduler refused a pod whose annotation cannot be read.
 	failover, _ := podrequest.Failover(p.Annotations)
+	whenReady, _ := podrequest.AdvertiseReady(p.Annotations)
 	return Pod{
 		Pod:       identityOf(p),
 		Wants:     n.wanted(p),
@@ -76,6 +80,7 @@ func (n *Node) fromAPI(p *corev1.Pod) Pod {
 		Networks:  p.Annotations[annotationNetworks],
 		HostPorts: n.hostPortsOf(p),
 		Failover:  failover,
+		WhenReady: whenReady,
 		Finished:  p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
 		node:      p.Spec.NodeName,
 	}
@@ -107,7 +112,7 @@ func toAddress(ip *v1alpha1.FloatingIP) (api.Address, error) {
 	if n == nil {
 		return api.Address{}, fmt.Errorf("FloatingIP %s has no spec.network, so the node does not know how to reach it", ip.Name)
 	}
-	out := api.Address{Address: addr, VLAN: int(n.VLAN)}
+	out := api.Address{Address: addr, VLAN: int(n.VLAN), Routed: n.Mode == v1alpha1.NetworkRouted}
 	if out.Subnet, err = netip.ParsePrefix(n.Subnet); err != nil {
 		return api.Address{}, fmt.Errorf("FloatingIP %s: spec.network.subnet: %w", ip.Name, err)
 	}
@@ -123,6 +128,8 @@ func toAddress(ip *v1alpha1.FloatingIP) (api.Address, error) {
 type Record struct {
 	// Version is its resourceVersion as a number.
 	Version uint64
+	// Since is when the pod got the address; zero where the FloatingIP does not say.
+	Since time.Time
 	// LastNode had the address last, if nothing has proved that it does not answer for it any more.
 	LastNode v1alpha1.NodeReference
 }
@@ -137,6 +144,9 @@ func recordOf(ip *v1alpha1.FloatingIP) Record {
 	// A version that is no number is of no use (KEP-5504).
 	version, _ := strconv.ParseUint(ip.ResourceVersion, 10, 64)
 	r := Record{Version: version}
+	if ip.Spec.Since != nil {
+		r.Since = ip.Spec.Since.Time
+	}
 	if ip.Spec.LastNode != nil {
 		r.LastNode = *ip.Spec.LastNode
 	}

@@ -232,6 +232,16 @@ func TestPodFailover(t *testing.T) {
 	}
 }
 
+func TestPodWhenReady(t *testing.T) {
+	for text, want := range map[string]bool{"": false, v1alpha1.AdvertiseReady: true, "yes": false} {
+		pod := podObject("u1", func(p *corev1.Pod) { p.Annotations = map[string]string{v1alpha1.AnnotationAdvertise: text} })
+		p, err := New(thisNode, podsOf(fake.NewClientset(pod)), &fakeIPs{}, podrequest.Reader{}).Pod(t.Context(), "default", "web-0", "u1")
+		if err != nil || p.WhenReady != want {
+			t.Errorf("%q: WhenReady = %t, %v", text, p.WhenReady, err)
+		}
+	}
+}
+
 func TestWanted(t *testing.T) {
 	const alias = galaxy.ResourceENIIP
 	asks := func(name corev1.ResourceName, quantity string) corev1.Container {
@@ -557,6 +567,7 @@ type handler struct {
 	failed    bool
 	came      []string
 	changes   atomic.Int32
+	readied   []string
 }
 
 func (h *handler) Gone(_ context.Context, pod api.Pod) error {
@@ -578,6 +589,13 @@ func (h *handler) Came(_ context.Context, pod Pod) {
 }
 
 func (h *handler) Changed() { h.changes.Add(1) }
+
+func (h *handler) Readied(pod api.Pod) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.readied = append(h.readied, pod.UID)
+}
+
 func (h *handler) Suspect() { h.suspected = true }
 
 // Verify is called every second, too, with nobody suspected.
@@ -636,6 +654,57 @@ func TestReconnectsApart(t *testing.T) {
 			}
 		}
 	})
+}
+
+// It is told when a pod becomes Ready and when it is not any more, and not of other changes of its conditions.
+func TestReadied(t *testing.T) {
+	client := fake.NewClientset()
+	node := New(thisNode, podsOf(client), &fakeIPs{}, podrequest.Reader{})
+	h := &handler{gone: make(chan api.Pod, 1), verified: make(chan struct{}, 1)}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		if err := node.Run(ctx, h); err != nil {
+			t.Error(err)
+		}
+	}()
+	node.WaitForSync(ctx)
+	pod := podObject("u1")
+	identity := api.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: "u1"}
+	pods := client.CoreV1().Pods(pod.Namespace)
+	if _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, known := node.IsReady(api.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: "u0"}); known {
+		t.Error("another pod of the name is known")
+	}
+	var want []string
+	for _, step := range []struct {
+		conditions []corev1.PodCondition
+		told, is   bool
+	}{
+		{[]corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse}}, false, false},
+		{[]corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}, true, true},
+		{[]corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}, {Type: corev1.PodScheduled, Status: corev1.ConditionTrue}}, false, true},
+		{[]corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionUnknown}}, true, false},
+	} {
+		pod.Status.Conditions = step.conditions
+		if step.told {
+			want = append(want, "u1")
+		}
+		if _, err := pods.Update(ctx, pod, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		netnstest.Eventually(t, func() error {
+			ready, known := node.IsReady(identity)
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			if ready != step.is || !known || !slices.Equal(h.readied, want) {
+				return fmt.Errorf("%v: ready %t, known %t, told of %v, want %t and %v", step.conditions, ready, known, h.readied, step.is, want)
+			}
+			return nil
+		})
+	}
 }
 
 // A pod that comes, and a change of its annotations, are told; other changes are not.

@@ -23,8 +23,18 @@ func trim(obj any) (any, error) {
 			InitContainers: trimContainers(p.Spec.InitContainers), Containers: trimContainers(p.Spec.Containers),
 			EphemeralContainers: trimEphemeral(p.Spec.EphemeralContainers),
 		},
-		Status: corev1.PodStatus{Phase: p.Status.Phase, PodIPs: p.Status.PodIPs},
+		Status: corev1.PodStatus{Phase: p.Status.Phase, PodIPs: p.Status.PodIPs, Conditions: trimConditions(p.Status.Conditions)},
 	}, nil
+}
+
+// trimConditions keeps that a pod is Ready.
+func trimConditions(conditions []corev1.PodCondition) []corev1.PodCondition {
+	for _, c := range conditions {
+		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
+			return []corev1.PodCondition{{Type: c.Type, Status: c.Status}}
+		}
+	}
+	return nil
 }
 
 func trimContainers(containers []corev1.Container) []corev1.Container {

@@ -47,7 +47,7 @@ func TestTrim(t *testing.T) {
 			p.Spec.Overhead = corev1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("2")}
 			p.Spec.Volumes = []corev1.Volume{{Name: "v"}}
 			p.Status.Phase, p.Status.PodIPs = corev1.PodRunning, []corev1.PodIP{{IP: "10.0.70.5"}, {IP: "fd00::5"}}
-			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady}}
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}, {Type: corev1.PodReady, Status: corev1.ConditionTrue, Reason: "long"}}
 			p.Status.ContainerStatuses = []corev1.ContainerStatus{{ImageID: "id"}}
 		})
 	}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/berth-dev/berth/cni/api"
 )
@@ -80,8 +81,10 @@ type Container struct {
 	// GalaxyPorts says that the pod asked for host ports in Galaxy's way.
 	GalaxyPorts bool `json:"galaxyPorts,omitempty"`
 	// Failover says that the pod asked to be moved when its node is lost: a node that is cut off does not answer for it.
-	Failover bool  `json:"failover,omitempty"`
-	Phase    Phase `json:"phase"`
+	Failover bool `json:"failover,omitempty"`
+	// WhenReady says that routing daemons announce the pod's addresses only while it is Ready.
+	WhenReady bool  `json:"whenReady,omitempty"`
+	Phase     Phase `json:"phase"`
 	// Held has the records at the API of the pod's floating IPs; none where they are not known.
 	Held map[netip.Addr]Held `json:"held,omitempty"`
 	// Reason says why the addresses are withdrawn; empty in the other phases.
@@ -94,6 +97,8 @@ type Container struct {
 type Held struct {
 	// Version is the resourceVersion of the FloatingIP, as a number, at which the API said that the pod holds the address.
 	Version uint64 `json:"version,omitempty"`
+	// Since is when the pod got the address.
+	Since time.Time `json:"since,omitzero"`
 	// LastNode had the address last, where nothing has proved that it does not answer for it any more.
 	LastNode    string `json:"lastNode,omitempty"`
 	LastNodeUID string `json:"lastNodeUID,omitempty"`

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables"
@@ -130,6 +131,7 @@ func (s *site) install() {
 	s.Run(func() error { return newWirer(o, newJournal(o)).Withdraw(withdrawn) })
 	// The link of a pod is gone, and no agent came to remove the rest.
 	s.pod("c", "10.0.70.12", "2001:db8:70::12")
+	s.pod("d", "10.98.0.5", "2001:db8:98::5")
 	s.IP("link", "del", wire.HostLink("c", "eth0"))
 	// A pod of the default network, whose link stays.
 	s.Run(func() error {
@@ -161,7 +163,7 @@ func (s *site) openState() (closeIt func()) {
 // pod wires a container.
 func (s *site) pod(id string, addrs ...string) wire.Spec {
 	s.t.Helper()
-	spec := wire.Spec{ContainerID: id, IfName: "eth0", NetNS: netnstest.New(s.t).Path(), Uplink: "eth0"}
+	spec := wire.Spec{ContainerID: id, IfName: "eth0", NetNS: netnstest.New(s.t).Path(), Uplink: "eth0", Advertised: map[netip.Addr]time.Time{}}
 	for _, a := range addrs {
 		addr := netip.MustParseAddr(a)
 		bits := 24
@@ -169,7 +171,12 @@ func (s *site) pod(id string, addrs ...string) wire.Spec {
 			bits = 64
 		}
 		subnet := netip.PrefixFrom(addr, bits).Masked()
-		spec.Addresses = append(spec.Addresses, api.Address{Address: addr, Subnet: subnet, Gateway: subnet.Addr().Next()})
+		one := api.Address{Address: addr, Subnet: subnet, Gateway: subnet.Addr().Next()}
+		if strings.Contains(a, "98") {
+			one.Gateway, one.Routed = netip.Addr{}, true
+			spec.Advertised[addr] = time.Now()
+		}
+		spec.Addresses = append(spec.Addresses, one)
 	}
 	spec.MAC = v1alpha1.MACOf(spec.Addresses[0].Address)
 	s.Run(func() error {

@@ -120,6 +120,9 @@ type Address struct {
 	Gateway netip.Addr `json:"gateway"`
 	// VLAN is the tag on the uplink; 0 is untagged.
 	VLAN int `json:"vlan,omitempty"`
+	// Routed says that routers lead packets for the address to its node, which answers nobody for it. It has neither a gateway
+	// nor a VLAN.
+	Routed bool `json:"routed,omitempty"`
 }
 
 // HostPort is a port of the node that leads to a port of a pod.

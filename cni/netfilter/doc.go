@@ -13,6 +13,8 @@
 //	  set arrivals               uplink . address: where packets to a pod come that the node
 //	                             routes, of IPv4
 //
+//	  set routed                 uplinks on which packets come for pods that routers lead here. Links stay in it
+//
 //	  chain sources (prerouting, raw), of packets from interfaces in links:
 //	    router advertisements              drop
 //	    from a link-local IPv6 address     accept, because nothing forwards them
@@ -22,6 +24,7 @@
 //	    from links, a reply whose source the node translates back   accept
 //	    from links                                                  set Mark
 //	    interface . destination in arrivals                         set ArrivalMark
+//	    interface in routed, destination translated                 set ArrivalMark
 //
 //	  chain keep_source (postrouting, before the node's source NAT):
 //	    source . destination in hairpin    accept; kube-proxy masquerades it, and must

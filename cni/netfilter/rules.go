@@ -20,7 +20,8 @@ const (
 )
 
 // Mark and ArrivalMark are values of the two bits MarkMask of the firewall mark (skb->mark). While
-// the node routes them, packets from pods have Mark, and packets that arrive for pods ArrivalMark.
+// the node routes them, packets from pods have Mark, and packets that arrive for pods ArrivalMark, also for pods of
+// other nodes that this one chose as endpoints of a Service.
 // Routing rules match them: a change of the values must take over the rules of earlier versions. No
 // value or mask of the programs that we know sets bit 0x1000 alone or with 0x10:
 //
@@ -45,9 +46,9 @@ const (
 
 // Names of sets; the sets of one family end in 4 or 6.
 const (
-	linksSet, pastSet, arrivalsSet, askedSet = "links", "past", "arrivals", "asked"
-	sourcesSet, floatingSet, hairpinSet      = "sources", "floating", "hairpin"
-	answeredSet, triedSet, hopsSet           = "answered", "tried", "hops"
+	linksSet, pastSet, arrivalsSet, routedSet, askedSet = "links", "past", "arrivals", "routed", "asked"
+	sourcesSet, floatingSet, hairpinSet                 = "sources", "floating", "hairpin"
+	answeredSet, triedSet, hopsSet                      = "answered", "tried", "hops"
 )
 
 // refusedCounter counts packets to neighbours that pods may not have the node look for.
@@ -67,6 +68,7 @@ func newTables() (inet, arp *nftables.Table) {
 			{Name: linksSet, Key: []nftables.Type{nftables.IfName}},
 			{Name: pastSet, Key: []nftables.Type{nftables.IfName}},
 			{Name: arrivalsSet, Key: arrival},
+			{Name: routedSet, Key: []nftables.Type{nftables.IfName}},
 		},
 		Chains: []*nftables.Chain{
 			{Name: "sources", Base: nftables.Filter(nftables.Prerouting, nftables.PriorityRaw), Rules: nftables.Rules(sourceRules()...)},
@@ -208,6 +210,7 @@ func markRules() []nftables.Rule {
 		nftables.NewRule("replies that get the node's address back", fromPod, nftables.IsReply, nftables.DestinationTranslated, nftables.Accept),
 		nftables.NewRule("from a pod", fromPod, nftables.SetMark(Mark, MarkMask)),
 		nftables.NewRule("to a pod", nftables.V4.Is, nftables.In(arrivalsSet, nftables.IIFName, nftables.V4.DAddr), nftables.SetMark(ArrivalMark, MarkMask)),
+		nftables.NewRule("to an address that the node chose", nftables.In(routedSet, nftables.IIFName), nftables.DestinationTranslated, nftables.SetMark(ArrivalMark, MarkMask)),
 	}
 }
 
@@ -236,6 +239,9 @@ func elements(s Source) []element {
 	all := append(addressElements(s.Address), element{inetTable, linksSet, link}, element{inetTable, sourcesSet + suffix, sourceKey(s.Link, s.Address)})
 	if s.Past {
 		all = append(all, element{inetTable, pastSet, link})
+	}
+	if s.Uplink != "" && s.Routed {
+		return append(all, element{inetTable, routedSet, nftables.AppendName(nil, s.Uplink)})
 	}
 	if s.Uplink != "" && s.Address.Is4() {
 		arrival := sourceKey(s.Uplink, s.Address)

@@ -598,7 +598,7 @@ func TestRecord(t *testing.T) {
 		Owner:   Owner{APIVersion: "apps/v1", Kind: "DaemonSet", Namespace: "namespace", Name: "name", UID: "owner", PodName: "stands for", NodeName: "one"},
 		PodName: "pod", PodUID: "holder", LastPod: "before", Index: 3, Policy: Never, RetainFor: time.Hour,
 		Reserved: true, Cooling: true, Attached: true, UID: "object", Version: 7, Created: time.Unix(5, 9),
-		NamespaceUID: "tenant", Node: "node1", LastNode: NodeReference{"node2", "2"}, ReleasedAt: time.Unix(6, 0),
+		NamespaceUID: "tenant", Node: "node1", LastNode: NodeReference{"node2", "2"}, ReleasedAt: time.Unix(6, 0), Since: time.Unix(7, 0),
 	}
 	fields := reflect.ValueOf(record)
 	for i := range fields.NumField() {

@@ -52,6 +52,9 @@ type Record struct {
 	LastNode NodeReference
 	// ReleasedAt is since when a cooling address rests.
 	ReleasedAt time.Time
+	// Since is when the holder got the address, or when it was retained, in whole seconds; zero: not known. The book stores it
+	// but does not use it.
+	Since time.Time
 
 	// UID and Version identify the stored object. Versions of one object grow
 	// (KEP-5504: resource versions are comparable integers).
@@ -112,6 +115,7 @@ type stored struct {
 	uid                         string
 	version                     uint64
 	created                     time.Time
+	since                       int64 // Unix time; 0: not known
 	index                       int32
 	policy                      Policy
 	reserved, cooling, attached bool
@@ -148,6 +152,9 @@ func (e *entry) store(record *Record) {
 		reserved: record.Reserved, cooling: record.Cooling, attached: record.Attached,
 		node: unique.Make(record.Node),
 	}
+	if !record.Since.IsZero() {
+		e.stored.since = record.Since.Unix()
+	}
 	if rests := (rest{record.LastNode, record.ReleasedAt}); rests != (rest{}) {
 		e.stored.rest = &rests
 	}
@@ -160,8 +167,12 @@ func (e *entry) record() Record {
 	if s.rest != nil {
 		rests = *s.rest
 	}
+	var since time.Time
+	if s.since != 0 {
+		since = time.Unix(s.since, 0)
+	}
 	return Record{
-		Node: s.node.Value(), LastNode: rests.lastNode, ReleasedAt: rests.releasedAt,
+		Node: s.node.Value(), LastNode: rests.lastNode, ReleasedAt: rests.releasedAt, Since: since,
 		Addr: e.addr, Pool: s.pool.Value(), Owner: s.owner(),
 		PodName: s.podName, PodUID: s.podUID, LastPod: s.lastPod,
 		Index: s.index, Policy: s.policy, RetainFor: s.of.Value().retainFor,

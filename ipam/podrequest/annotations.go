@@ -136,6 +136,12 @@ func Failover(annotations map[string]string) (bool, error) {
 	return isOnly(annotations, v1alpha1.AnnotationFailover, v1alpha1.FailoverAutomatic)
 }
 
+// AdvertiseReady reads the annotation [v1alpha1.AnnotationAdvertise] of a pod: whether its addresses
+// are announced only while it is Ready. The error is for the author of the annotation.
+func AdvertiseReady(annotations map[string]string) (bool, error) {
+	return isOnly(annotations, v1alpha1.AnnotationAdvertise, v1alpha1.AdvertiseReady)
+}
+
 // isOnly reads an annotation that has one valid value. It is false without the annotation.
 func isOnly(annotations map[string]string, name, valid string) (bool, error) {
 	text, ok := annotations[name]
@@ -146,6 +152,9 @@ func isOnly(annotations map[string]string, name, valid string) (bool, error) {
 }
 
 func readFailover(request *Request, annotations map[string]string) (err error) {
+	if _, err := AdvertiseReady(annotations); err != nil {
+		return err
+	}
 	if request.Failover, err = Failover(annotations); err != nil {
 		return err
 	}
@@ -186,7 +195,7 @@ var saidByClaim = []string{
 
 // asking are all annotations of a pod's request.
 var asking = append(slices.Clip(saidByClaim), v1alpha1.AnnotationClaim, v1alpha1.AnnotationAddresses, v1alpha1.AnnotationFamilies,
-	v1alpha1.AnnotationFailover, v1alpha1.AnnotationFailoverVolumes)
+	v1alpha1.AnnotationFailover, v1alpha1.AnnotationFailoverVolumes, v1alpha1.AnnotationAdvertise)
 
 func readClaim(request *Request, annotations map[string]string) error {
 	name, ok := annotations[v1alpha1.AnnotationClaim]

@@ -3,6 +3,7 @@
 package pools
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -18,10 +19,12 @@ import (
 
 // Pool is a compiled IPPool. Immutable.
 type Pool struct {
-	Name     string
-	Labels   labels.Set
-	Subnet   netip.Prefix
-	Gateway  netip.Addr // zero if the pool has none
+	Name    string
+	Labels  labels.Set
+	Subnet  netip.Prefix
+	Gateway netip.Addr // zero if the pool has none
+	// Routed says that routers lead the addresses to their nodes.
+	Routed   bool
 	VLAN     int32
 	Disabled bool
 	// Cooldown is how long a freed address cools down.
@@ -56,6 +59,18 @@ func (p *Pool) String() string {
 	return fmt.Sprintf("pool %q (%s)", p.Name, p.listed)
 }
 
+// Network returns how a node wires an address of the pool.
+func (p *Pool) Network() *v1alpha1.Network {
+	n := &v1alpha1.Network{Subnet: p.Subnet.String(), VLAN: p.VLAN}
+	if p.Gateway.IsValid() {
+		n.Gateway = p.Gateway.String()
+	}
+	if p.Routed {
+		n.Mode = v1alpha1.NetworkRouted
+	}
+	return n
+}
+
 func (p *Pool) selectsNode(nodeLabels labels.Set) bool {
 	return p.nodeSelector == nil || p.nodeSelector.Matches(nodeLabels)
 }
@@ -80,6 +95,7 @@ func compile(object *v1alpha1.IPPool) (*Pool, error) {
 		Name:             object.Name,
 		Labels:           object.Labels,
 		VLAN:             spec.VLAN,
+		Routed:           spec.Mode == v1alpha1.NetworkRouted,
 		Disabled:         spec.Disabled,
 		MaxPerNamespace:  uint64(max(0, spec.MaxPerNamespace)),
 		ReleasePolicies:  spec.ReleasePolicies,
@@ -108,6 +124,9 @@ func compile(object *v1alpha1.IPPool) (*Pool, error) {
 	if spec.VLAN < 0 || spec.VLAN > 4094 {
 		return nil, fmt.Errorf("spec.vlan: %d is not a VLAN ID from 1 to 4094, nor 0 for untagged", spec.VLAN)
 	}
+	if err := pool.checkMode(); err != nil {
+		return nil, err
+	}
 	if pool.Ranges, err = compileRanges(spec, pool); err != nil {
 		return nil, err
 	}
@@ -131,10 +150,22 @@ func compile(object *v1alpha1.IPPool) (*Pool, error) {
 	return pool, nil
 }
 
+// checkMode refuses what a Routed pool cannot have.
+func (p *Pool) checkMode() error {
+	switch {
+	case p.Routed && p.Gateway.IsValid():
+		return errors.New("spec.gateway: a pool with mode Routed has none")
+	case p.Routed && p.VLAN != 0:
+		return errors.New("spec.vlan: a pool with mode Routed has none")
+	}
+	return nil
+}
+
 // compileRanges applies spec.ranges and spec.exclude. It also leaves out addresses
 // that no pod may have, unless spec.ranges lists one as a single address: the gateway,
-// an IPv4 subnet's network and broadcast addresses (RFC 1122 §3.2.1.3), and an IPv6
-// subnet's router anycast address (RFC 4291 §2.6.1).
+// an IPv4 subnet's network and broadcast addresses (RFC 1122 §3.2.1.3), but of a Routed
+// pool, whose subnet is on no link, and an IPv6 subnet's router anycast address (RFC 4291
+// §2.6.1).
 func compileRanges(spec *v1alpha1.IPPoolSpec, pool *Pool) (iprange.Set, error) {
 	included, err := parseRanges("spec.ranges", spec.Ranges, pool.Subnet)
 	if err != nil {
@@ -148,7 +179,7 @@ func compileRanges(spec *v1alpha1.IPPoolSpec, pool *Pool) (iprange.Set, error) {
 	if pool.Gateway.IsValid() {
 		unusable = append(unusable, pool.Gateway)
 	}
-	if hostBits := pool.Subnet.Addr().BitLen() - pool.Subnet.Bits(); hostBits > 1 {
+	if hostBits := pool.Subnet.Addr().BitLen() - pool.Subnet.Bits(); hostBits > 1 && !(pool.Routed && pool.Subnet.Addr().Is4()) {
 		unusable = append(unusable, pool.Subnet.Addr())
 		if pool.Subnet.Addr().Is4() {
 			unusable = append(unusable, iprange.OfPrefix(pool.Subnet).Last)

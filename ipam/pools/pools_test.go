@@ -42,6 +42,10 @@ func TestCompileRanges(t *testing.T) {
 	withExclude.Spec.Exclude = []string{"10.0.0.12-10.0.0.13", "10.0.0.20"}
 	six := pool("p", 1, "2001:db8::/126")
 	six.Spec.Subnet, six.Spec.Gateway = "2001:db8::/64", "2001:db8::1"
+	routed := pool("p", 1, "10.0.0.0/24")
+	routed.Spec.Gateway, routed.Spec.Mode = "", v1alpha1.NetworkRouted
+	routed6 := pool("p", 1, "2001:db8::/126")
+	routed6.Spec.Subnet, routed6.Spec.Gateway, routed6.Spec.Mode = "2001:db8::/64", "", v1alpha1.NetworkRouted
 	pointToPoint := pool("p", 1, "10.0.0.0/31")
 	pointToPoint.Spec.Subnet, pointToPoint.Spec.Gateway = "10.0.0.0/31", ""
 	for _, test := range []struct {
@@ -55,6 +59,8 @@ func TestCompileRanges(t *testing.T) {
 		{"exclude", withExclude, "10.0.0.10-10.0.0.11 10.0.0.14-10.0.0.19"},
 		{"IPv6 leaves out the router anycast address, and has no broadcast", six, "2001:db8::2-2001:db8::3"},
 		{"both addresses of a /31 count (RFC 3021)", pointToPoint, "10.0.0.0-10.0.0.1"},
+		{"a routed pool has neither gateway nor broadcast", routed, "10.0.0.0-10.0.0.255"},
+		{"a routed pool leaves out the router anycast address", routed6, "2001:db8::1-2001:db8::3"},
 		{"nothing left", pool("p", 1, "10.0.0.0/31"), "invalid: spec.ranges: nothing is left after spec.exclude, the gateway and the subnet's first and last address"},
 		{"outside the subnet", pool("p", 1, "10.0.1.5"), "invalid: spec.ranges[0]: 10.0.1.5 is not inside the subnet 10.0.0.0/24"},
 		{"half outside the subnet", pool("p", 1, "10.0.0.5-10.0.1.5"), "invalid: spec.ranges[0]: 10.0.0.5-10.0.1.5 is not inside the subnet 10.0.0.0/24"},
@@ -87,6 +93,9 @@ func TestInvalid(t *testing.T) {
 		{"untagged", func(s *v1alpha1.IPPoolSpec) { s.VLAN = 0 }, ""},
 		{"the last VLAN ID", func(s *v1alpha1.IPPoolSpec) { s.VLAN = 4094 }, ""},
 		{"a reserved VLAN ID", func(s *v1alpha1.IPPoolSpec) { s.VLAN = 4095 }, "spec.vlan: 4095 is not a VLAN ID"},
+		{"a routed pool", func(s *v1alpha1.IPPoolSpec) { s.Mode, s.Gateway = v1alpha1.NetworkRouted, "" }, ""},
+		{"a routed pool with a gateway", func(s *v1alpha1.IPPoolSpec) { s.Mode = v1alpha1.NetworkRouted }, "spec.gateway: a pool with mode Routed has none"},
+		{"a routed pool with a VLAN", func(s *v1alpha1.IPPoolSpec) { s.Mode, s.Gateway, s.VLAN = v1alpha1.NetworkRouted, "", 7 }, "spec.vlan: a pool with mode Routed has none"},
 		{"an exclusion that is no range", func(s *v1alpha1.IPPoolSpec) { s.Exclude = []string{"10.0.0.9", "x"} }, "spec.exclude[1]: "},
 		{"an exclusion elsewhere", func(s *v1alpha1.IPPoolSpec) { s.Exclude = []string{"10.0.1.9"} }, "spec.exclude[0]: 10.0.1.9 is not inside"},
 		{"a node subnet that is no subnet", func(s *v1alpha1.IPPoolSpec) { s.NodeSubnets = []string{"10.1.0.0/16", "10.2.0.1"} }, "spec.nodeSubnets[1]: "},

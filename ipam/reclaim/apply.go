@@ -100,7 +100,7 @@ func (r *Reclaimer) write(ctx context.Context, ip *v1alpha1.FloatingIP, a action
 	case retain:
 		spec := ip.Spec.DeepCopy()
 		if spec.Pod != nil {
-			spec.Since = &now
+			spec.Since = spec.NextSince(now.Time)
 		}
 		spec.Pod, spec.Node, spec.LastPod, spec.LastNode = nil, "", lastPod(&ip.Spec), last
 		spec.ExternallyAssigned = false
@@ -134,12 +134,11 @@ func (r *Reclaimer) write(ctx context.Context, ip *v1alpha1.FloatingIP, a action
 // LastPod, so that it is still known as unused after it is detached.
 func (r *Reclaimer) leaveNode(ctx context.Context, ip *v1alpha1.FloatingIP, s situation, then action, mayDetach bool) error {
 	if ip.Spec.Pod != nil {
-		now := storedNow()
 		spec := ip.Spec.DeepCopy()
 		if !s.unused {
 			spec.LastPod = ip.Spec.Pod.Name
 		}
-		spec.Pod, spec.Since, spec.LastNode = nil, &now, s.lastNode
+		spec.Pod, spec.Since, spec.LastNode = nil, spec.NextSince(storedNow().Time), s.lastNode
 		_, err := r.ips.Update(ctx, ip, *spec)
 		if err == nil {
 			tenure.Log(tenure.Kept, ip, "the pod is gone; the external assigner has to detach it from the node")

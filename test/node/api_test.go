@@ -81,6 +81,8 @@ func deletePod(t *testing.T, name string) {
 var networks = map[string]v1alpha1.Network{
 	"10.0.70.":     {Subnet: "10.0.70.0/24", Gateway: "10.0.70.1"},
 	"10.0.80.":     {Subnet: "10.0.80.0/24"},
+	"10.98.0.":     {Subnet: "10.98.0.0/24", Mode: v1alpha1.NetworkRouted},
+	"2001:db8:98:": {Subnet: "2001:db8:98::/64", Mode: v1alpha1.NetworkRouted},
 	"2001:db8:70:": {Subnet: "2001:db8:70::/64", Gateway: "2001:db8:70::1"},
 }
 

@@ -64,11 +64,14 @@ func TestCrash(t *testing.T) {
 		// plugin, if given, is the first of the floating network.
 		plugin string
 		ports  []map[string]any
+		// routed says that the first pod leaves the node something: the rule against loops.
+		routed bool
 	}{
 		"macvlan":         {address: "10.0.70.5,2001:db8:70::5", plugin: `{"type":"berth-vlan","mode":"macvlan"}`},
 		"bridge":          {address: "10.0.70.5", plugin: `{"type":"berth-vlan","mode":"bridge","bridge":"br0"}`},
 		"floating IP":     {address: "10.0.70.5"},
 		"dual-stack":      {address: "10.0.70.5,2001:db8:70::5"},
+		"routed":          {address: "10.98.0.5,2001:db8:98::5", routed: true},
 		"default network": {},
 		"host ports":      {ports: []map[string]any{tcp(8080, 80)}},
 	}
@@ -100,6 +103,9 @@ func TestCrash(t *testing.T) {
 			adding := n.points()
 			n.mustDel(probe)
 			deleting := n.points()
+			if c.routed {
+				before = n.kernel()
+			}
 			t.Logf("ADD passes %v", adding)
 			t.Logf("DEL passes %v", deleting)
 			if len(adding) < 3 || len(deleting) < 3 {

@@ -99,15 +99,27 @@ func (n *network) newHost(t *testing.T, name, address string) *node {
 	port := n.plug(h, address+"/24", strings.Replace(address, "10.0.60.", "2001:db8:60::", 1)+"/64")
 	h.IP("route", "add", "default", "via", "10.0.60.1")
 	h.IP("-6", "route", "add", "default", "via", "2001:db8:60::1")
+	for key, value := range nodeSettings {
+		sysctl(h, key, value)
+	}
+	return &node{t: t, Host: h, name: name, dir: newFolder(t), port: port}
+}
+
+// nodeSettings are kernel settings that the agent cannot make where /proc/sys is read-only.
+var nodeSettings = map[string]string{
 	// As on every node of Kubernetes; the floating network would do without.
-	sysctl(h, "net/ipv4/ip_forward", "1")
-	// Settings that the agent cannot make where /proc/sys is read-only.
-	sysctl(h, "net/ipv6/conf/all/forwarding", "1")
-	sysctl(h, "net/ipv6/conf/eth0/proxy_ndp", "1")
+	"net/ipv4/ip_forward":          "1",
+	"net/ipv6/conf/all/forwarding": "1",
+	"net/ipv6/conf/eth0/proxy_ndp": "1",
+}
+
+// newFolder makes the folder of a node's files.
+func newFolder(t *testing.T) string {
+	t.Helper()
 	dir := sockettest.Folder(t)
 	// /run is in memory on nodes.
 	mountMemory(t, dir+"/run", "0")
-	return &node{t: t, Host: h, name: name, dir: dir, port: port}
+	return dir
 }
 
 // newNode makes a node with a default network of upstream plugins and starts
@@ -116,6 +128,12 @@ func (n *network) newNode(t *testing.T, name, address string, args ...string) *n
 	t.Helper()
 	nd := n.newHost(t, name, address)
 	nd.args = args
+	return n.startOn(t, nd)
+}
+
+// startOn gives a node a default network of upstream plugins and starts its agent.
+func (n *network) startOn(t *testing.T, nd *node) *node {
+	t.Helper()
 	nd.write("net.d/10-default.conflist", fmt.Sprintf(`{"cniVersion":"1.0.0","name":"default-net","plugins":[
 		{"type":"ptp","ipam":{"type":"host-local","subnet":"10.244.0.0/24","dataDir":%q,"routes":[{"dst":"0.0.0.0/0"}]}}]}`, nd.dir+"/host-local"))
 	nd.write("kubeconfig", kubeconfig(t))
@@ -367,6 +385,7 @@ func (n *network) newAPI(t *testing.T) *apiServer {
 	t.Helper()
 	h := netnstest.New(t)
 	n.plug(h, apiAddress+"/24")
+	h.IP("route", "add", "default", "via", "10.0.60.1")
 	config, err := apiOf(t).cp.RESTConfig()
 	if err != nil {
 		t.Fatal(err)

@@ -180,6 +180,7 @@ func slimAddress(object runtime.Object) any {
 	share(&spec.ReleasePolicy)
 	if spec.Network != nil {
 		share(&spec.Network.Subnet, &spec.Network.Gateway)
+		share(&spec.Network.Mode)
 	}
 	repeat(ip.Name, &spec.Address)
 	if owner := spec.Owner; owner != nil {

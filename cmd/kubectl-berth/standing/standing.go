@@ -137,6 +137,10 @@ func leftOut(addr netip.Addr, pool *v1alpha1.IPPool, snapshot *pools.Snapshot) (
 		return said(Gateway, "it is the gateway of IPPool %s, and is not given", pool.Name)
 	}
 	whole := iprange.OfPrefix(subnet)
+	// Routers lead each address of a Routed pool to its node, so its IPv4 subnet has no broadcast.
+	if addr.Is4() && pool.Spec.Mode == v1alpha1.NetworkRouted {
+		whole = iprange.Range{}
+	}
 	switch addr {
 	case whole.First:
 		return said(Unusable, "it is the first address of IPPool %s's subnet %s, and is not given", pool.Name, subnet)

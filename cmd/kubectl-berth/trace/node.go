@@ -14,6 +14,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // fromNodes returns the links that only the nodes know: agent, kernel and wire. An error says that the user may
@@ -71,6 +72,9 @@ func ofWire(ctx context.Context, s *audit.Subject, agents *node.Agents) Link {
 	answer, err := wire.Ask(ctx, s.Agent, others(s), vlan, spec.Address)
 	if err != nil {
 		return Link{Name: "wire", State: NotAsked, Text: failure.Explain(err)}
+	}
+	if spec.Network != nil && spec.Network.Mode == v1alpha1.NetworkRouted {
+		return Link{Name: "wire", State: NotAsked, Text: "routers lead to the address, by the table that the node's routing daemon announces: nobody can be asked"}
 	}
 	if len(answer) == 0 {
 		return Link{Name: "wire", State: NotAsked, Text: "the address is on no layer 2 network of the node: nobody can be asked"}

@@ -25,6 +25,9 @@ func (w *Wirer) Announce(spec Spec) error {
 	}
 	var errs []error
 	for _, a := range spec.Addresses {
+		if a.Routed {
+			continue
+		}
 		link, err := uplinkOf(spec.Uplink, a.VLAN)
 		answers := false
 		if err == nil {

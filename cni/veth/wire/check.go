@@ -78,12 +78,11 @@ func (w *Wirer) checkHost(s *survey, spec Spec, a api.Address, host, uplink netl
 		return err
 	}
 	plan := planHost(a, host.Attrs().Index, uplink.Attrs(), spec.MAC)
-	errs := []error{
-		w.checkForward(host, uplink, k.family),
-		w.checkReversePath(uplink, plan.network),
-		s.checkNeighbour(plan.podNeigh),
-		k.check(plan),
+	errs := []error{w.checkForward(host, uplink, k.family), s.checkNeighbour(plan.podNeigh), k.check(plan)}
+	if a.Routed {
+		return errors.Join(append(errs, k.checkAdvertised(spec, a.Address, host.Attrs().Index))...)
 	}
+	errs = append(errs, w.checkReversePath(uplink, plan.network))
 	if spec.Routed {
 		return errors.Join(errs...)
 	}
@@ -98,22 +97,27 @@ func (w *Wirer) checkHost(s *survey, spec Spec, a api.Address, host, uplink netl
 // check returns ErrNotWired for each piece that setup makes and the kernel lacks, and where
 // another rule of ours takes the address's packets.
 func (k *routing) check(p hostPlan) error {
-	table, err := k.tableOf(p.network)
+	table, err := k.tableFrom(p)
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, r := range append(p.network.routes(table), p.hostRoutes...) {
+	for _, r := range append(p.routesOut(table), p.hostRoutes...) {
 		if !k.hasRoute(r) {
 			errs = append(errs, fmt.Errorf("%w: route %s on link %d is missing from table %d", ErrNotWired, r.Dst, r.LinkIndex, r.Table))
 		}
 	}
-	for _, r := range append(networkRules(p.network.subnet, table), nodeRules(k.family)...) {
+	for _, r := range p.rules(table) {
 		if !k.hasRule(r) {
 			errs = append(errs, fmt.Errorf("%w: rule %q is missing", ErrNotWired, r.String()))
 		}
 	}
-	if out, back := k.tableFor(p.addr), k.tableBack(p.addr); len(errs) == 0 && (out != table || back != table) {
+	out, back := k.tableFor(p.addr), k.tableBack(p.addr)
+	if p.routed && out == 0 && back == 0 {
+		// No rule of ours is about it: the node's routes lead out.
+		out, back = table, table
+	}
+	if len(errs) == 0 && (out != table || back != table) {
 		errs = append(errs, fmt.Errorf("%w: packets from %s are routed by table %d, and back by %d, instead of %d", ErrNotWired, p.addr, out, back, table))
 	}
 	return errors.Join(errs...)

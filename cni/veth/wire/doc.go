@@ -78,8 +78,8 @@
 // the node's MAC, because the node answers for the address and does not bridge the
 // pod's frames.
 //
-// Set-up starts answering last; teardown stops answering first. Rules and tables go with
-// the last address that needs them.
+// Set-up starts answering last; teardown stops advertising and answering first. Rules and tables go with
+// the last address that needs them, but rules 32294.
 //
 // # Carrier
 //
@@ -87,6 +87,15 @@
 // carrier is back, the addresses may be another node's. Without a carrier no entry is added, and a check misses
 // none; once the carrier is back a check misses them, and Repair adds them. Close removes the entries, and leaves
 // everything else. A bridge keeps its carrier while one of its ports has it.
+//
+// # Addresses that routers lead to the node
+//
+// An address with api.Address.Routed is on no link: the node answers nobody for it, and has no table T for it, so the pod's packets
+// leave by the main table. For routing daemons it is in a table of its own, and packets from outside for addresses of its subnet that are not
+// here end at the node (advertise.go):
+//
+//	node  10.98.0.7 dev bth… metric 4203271695                  in table 98, which no rule looks up
+//	      rule 32294: iif uplink to 10.98.0.0/24 fwmark none unreachable, behind the routes to pods of P
 //
 // # IPv6 and the node's router
 //

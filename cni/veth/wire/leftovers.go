@@ -18,10 +18,15 @@ import (
 // entries, also of other packages, in the order in which the node stops carrying addresses.
 // The pods lose their network with them.
 func (w *Wirer) Leftovers() ([]leftover.Item, error) {
-	items, err := proxyLeftovers()
+	items, err := advertisedLeftovers()
 	if err != nil {
 		return nil, err
 	}
+	more, err := proxyLeftovers()
+	if err != nil {
+		return nil, err
+	}
+	items = append(items, more...)
 	for _, list := range []func(int) ([]leftover.Item, error){ruleLeftovers, routeLeftovers} {
 		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 			more, err := list(family)
@@ -82,6 +87,9 @@ func routeLeftovers(family int) ([]leftover.Item, error) {
 	}
 	var items []leftover.Item
 	for _, r := range routes {
+		if r.Table == AdvertisedTable {
+			continue // it comes first
+		}
 		name := fmt.Sprintf("route %s on %s of table %d", r.Dst, linkName(r.LinkIndex), r.Table)
 		items = append(items, leftover.Item{Name: name, Remove: func() error { return rtnl.DeleteRoute(r) }})
 	}

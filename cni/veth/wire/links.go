@@ -80,7 +80,7 @@ func Routed() (map[int][]netip.Addr, error) {
 func sourcesOf(spec Spec, uplinks []netlink.Link) []netfilter.Source {
 	var all []netfilter.Source
 	for i, a := range spec.Addresses {
-		all = append(all, netfilter.Source{Link: spec.HostLink(), Address: a.Address, Uplink: uplinks[i].Attrs().Name})
+		all = append(all, netfilter.Source{Link: spec.HostLink(), Address: a.Address, Uplink: uplinks[i].Attrs().Name, Routed: a.Routed})
 	}
 	return all
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/utils"
 	"github.com/vishvananda/netlink"
@@ -38,12 +39,18 @@ type Spec struct {
 	// Routed says that the network leads packets for the addresses to this node without asking
 	// for them: the node neither answers for them nor announces them.
 	Routed bool
+	// Advertised has the addresses that routing daemons announce from this node (api.Address.Routed), and since when the pod has
+	// each. nil leaves the table of advertised addresses as it is.
+	Advertised map[netip.Addr]time.Time
 	// MTU of the pair; 0 means the smallest MTU of the uplinks.
 	MTU int
 }
 
 // HostLink returns the name of the host end.
 func (s Spec) HostLink() string { return HostLink(s.ContainerID, s.IfName) }
+
+// answers returns whether the node answers for an address on its uplink.
+func (s Spec) answers(a api.Address) bool { return !s.Routed && !a.Routed }
 
 // Validate returns an error for a Spec that Setup refuses.
 func (s Spec) Validate() error {
@@ -86,6 +93,8 @@ func validateAddress(a api.Address) error {
 		return fmt.Errorf("address %s: gateway %s is not of its family", a.Address, a.Gateway)
 	case a.VLAN < 0 || a.VLAN > 4094:
 		return fmt.Errorf("address %s: VLAN %d is not in 0 to 4094", a.Address, a.VLAN)
+	case a.Routed && (a.Gateway.IsValid() || a.VLAN != 0):
+		return fmt.Errorf("address %s: routers lead to its node, so it has neither a gateway nor a VLAN", a.Address)
 	}
 	return nil
 }
@@ -94,7 +103,9 @@ func validateAddress(a api.Address) error {
 type hostPlan struct {
 	addr     netip.Addr
 	podNeigh netlink.Neigh
-	network  poolNetwork
+	// routed says that the address has no network of its own: the pod's packets leave by the node's routes.
+	routed  bool
+	network poolNetwork
 	// hostRoutes lead to the pod: one for all programs to see, and one that the rules of
 	// other programs do not come before.
 	hostRoutes []netlink.Route
@@ -111,6 +122,7 @@ func planHost(a api.Address, host int, uplink *netlink.LinkAttrs, mac net.Hardwa
 	family, single := rtnl.FamilyOf(a.Address), rtnl.SinglePrefix(a.Address)
 	plan := hostPlan{
 		addr:     a.Address,
+		routed:   a.Routed,
 		podNeigh: netlink.Neigh{LinkIndex: host, Family: family, State: netlink.NUD_PERMANENT, IP: a.Address.AsSlice(), HardwareAddr: mac},
 		network:  networkOf(a, uplink),
 		proxy:    proxy{addr: a.Address, link: uplink.Index},
@@ -135,7 +147,7 @@ type podRoute struct {
 // podRoutes returns the routes of a pod with these addresses, for each family the
 // default route first. The pod sends to each of its subnets from its first address
 // of that subnet. It sends to other networks from the first address of the family
-// with a gateway or, where none has a gateway, from the first address.
+// that leads there, by a gateway or by the node's routes, or, where none does, from the first address.
 func podRoutes(addrs []api.Address) []podRoute {
 	var routes []podRoute
 	for _, is4 := range []bool{true, false} {
@@ -149,7 +161,7 @@ func familyRoutes(addrs []api.Address) []podRoute {
 	if len(addrs) == 0 {
 		return nil
 	}
-	first := max(0, slices.IndexFunc(addrs, func(a api.Address) bool { return a.Gateway.IsValid() }))
+	first := max(0, slices.IndexFunc(addrs, func(a api.Address) bool { return a.Gateway.IsValid() || a.Routed }))
 	way := podRoute{Destination: rtnl.AnyPrefix(addrs[0].Address), Gateway: podGateway(addrs[0].Address)}
 	if len(addrs) == 1 {
 		return []podRoute{way}

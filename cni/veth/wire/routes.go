@@ -22,17 +22,20 @@ type route struct {
 	link    int
 	gateway netip.Addr
 	scope   netlink.Scope
+	// metric is that of an advertised address, 0 in other tables, where the kernel has values of its own.
+	metric uint32
 }
 
 // routeOf converts a planned route.
 func routeOf(r netlink.Route) route {
 	gateway, _ := netip.AddrFromSlice(r.Gw)
-	return route{table: r.Table, dst: rtnl.PrefixOf(r.Dst), link: r.LinkIndex, gateway: gateway, scope: r.Scope}
+	return route{table: r.Table, dst: rtnl.PrefixOf(r.Dst), link: r.LinkIndex, gateway: gateway, scope: r.Scope, metric: uint32(r.Priority)} //nolint:gosec // planned from one
 }
 
 func (r route) netlink() netlink.Route {
 	return netlink.Route{
-		LinkIndex: r.link, Dst: rtnl.IPNet(r.dst), Gw: r.gateway.AsSlice(), Scope: r.scope, Protocol: rtnl.Protocol, Table: r.table, Family: rtnl.FamilyOf(r.dst.Addr()),
+		LinkIndex: r.link, Dst: rtnl.IPNet(r.dst), Gw: r.gateway.AsSlice(), Scope: r.scope, Protocol: rtnl.Protocol, Table: r.table,
+		Family: rtnl.FamilyOf(r.dst.Addr()), Priority: int(r.metric),
 	}
 }
 
@@ -94,11 +97,18 @@ func parseRoute(m []byte, protocol byte) (r route, ok bool) {
 			if len(value) == 4 {
 				r.link = int(binary.NativeEndian.Uint32(value))
 			}
+		case unix.RTA_PRIORITY:
+			if len(value) == 4 {
+				r.metric = binary.NativeEndian.Uint32(value)
+			}
 		case unix.RTA_TABLE:
 			if len(value) == 4 {
 				r.table = int(binary.NativeEndian.Uint32(value))
 			}
 		}
+	}
+	if r.table != AdvertisedTable {
+		r.metric = 0
 	}
 	addr, ok := netip.AddrFromSlice(dst)
 	r.dst = netip.PrefixFrom(addr, int(m[1]))

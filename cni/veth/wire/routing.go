@@ -229,17 +229,17 @@ func (k *routing) hasRoute(want netlink.Route) bool { return slices.Contains(k.r
 
 // setup makes the routing of one address: first its way out, then its way in.
 func (k *routing) setup(p hostPlan) error {
-	table, err := k.tableOf(p.network)
+	table, err := k.tableFrom(p)
 	if err != nil {
 		return err
 	}
-	for _, r := range p.network.routes(table) {
+	for _, r := range p.routesOut(table) {
 		if err := k.addRoute(r); err != nil {
 			return err
 		}
 		fault.Point("veth/table")
 	}
-	for _, r := range append(nodeRules(k.family), networkRules(p.network.subnet, table)...) {
+	for _, r := range p.rules(table) {
 		if err := k.addRule(r); err != nil {
 			return err
 		}
@@ -266,7 +266,8 @@ func (k *routing) leadTo(addr netip.Addr, table int) error {
 	if err != nil {
 		return err
 	}
-	if shared, ok := k.first(addr, PriorityNetwork); ok && shared.Table == table {
+	shared, ok := k.first(addr, PriorityNetwork)
+	if ok && shared.Table == table || !ok && table == unix.RT_TABLE_MAIN {
 		return nil
 	}
 	for _, r := range addressRules(addr, table) {
@@ -291,7 +292,9 @@ func (k *routing) addRoute(r netlink.Route) error {
 	}
 	have := routeOf(r)
 	// The kernel replaced the route of another link.
-	k.routes = slices.DeleteFunc(k.routes, func(old route) bool { return old.table == have.table && old.dst == have.dst })
+	k.routes = slices.DeleteFunc(k.routes, func(old route) bool {
+		return old.table == have.table && old.dst == have.dst && old.metric == have.metric
+	})
 	k.routes = append(k.routes, have)
 	return nil
 }
@@ -344,8 +347,8 @@ func (k *routing) deleteRules(match func(netlink.Rule) bool) error {
 	return errors.Join(errs...)
 }
 
-// sweep removes the rules that no address needs, and the routes of tables that no rule
-// leads to. Nothing of ours is left where no address is left.
+// sweep removes the rules that no address needs, the routes of tables that no rule leads to, and advertised addresses that
+// have no pod. Where no address is left, nothing of ours is, but the rules of PriorityUnreachable.
 func (k *routing) sweep() error {
 	carried, used := map[netip.Addr]bool{}, map[int]bool{}
 	for _, addr := range k.carried() {
@@ -364,7 +367,7 @@ func (k *routing) sweep() error {
 		}
 		return false
 	})
-	return errors.Join(err, k.deleteRoutes(func(r route) bool {
+	return errors.Join(k.sweepAdvertised(), err, k.deleteRoutes(func(r route) bool {
 		return isNetworkTable(r.table) && !slices.ContainsFunc(k.rules, func(rule netlink.Rule) bool { return rule.Table == r.table })
 	}))
 }

@@ -121,7 +121,7 @@ func (w *Wirer) setupNode(spec Spec, host netlink.Link, uplinks []netlink.Link) 
 			return err
 		}
 	}
-	return nil
+	return w.Advertise(spec)
 }
 
 // resolveUplinks returns the link of each address and the MTU for the pair.
@@ -205,10 +205,10 @@ func applyPod(plan podPlan, link netlink.Link) error {
 }
 
 // setupHost makes the node's side of one address. Its last step makes the node answer
-// for the address, unless its network needs no answer or the uplink has no carrier.
+// for the address, unless routers lead to it or the uplink has no carrier.
 func (w *Wirer) setupHost(spec Spec, a api.Address, host, uplink netlink.Link) error {
 	plan := planHost(a, host.Attrs().Index, uplink.Attrs(), spec.MAC)
-	if err := w.readyLinks(host, uplink, plan.network); err != nil {
+	if err := w.readyLinks(host, uplink, plan); err != nil {
 		return err
 	}
 	fault.Point("veth/links")
@@ -218,7 +218,7 @@ func (w *Wirer) setupHost(spec Spec, a api.Address, host, uplink netlink.Link) e
 	if err := w.setupRouting(plan); err != nil {
 		return err
 	}
-	if spec.Routed {
+	if !spec.answers(a) {
 		return nil
 	}
 	if err := w.solicited(uplink, rtnl.FamilyOf(a.Address)); err != nil {
@@ -244,12 +244,15 @@ func (w *Wirer) setupRouting(plan hostPlan) error {
 	return k.sweep()
 }
 
-func (w *Wirer) readyLinks(host, uplink netlink.Link, network poolNetwork) error {
-	family := rtnl.FamilyOf(network.subnet.Addr())
+func (w *Wirer) readyLinks(host, uplink netlink.Link, plan hostPlan) error {
+	family := rtnl.FamilyOf(plan.addr)
 	if err := w.forward(host, uplink, family); err != nil {
 		return err
 	}
-	if err := w.acceptReversePath(uplink, network); err != nil {
+	if plan.routed {
+		return rtnl.SetUp(host)
+	}
+	if err := w.acceptReversePath(uplink, plan.network); err != nil {
 		return err
 	}
 	if err := w.answerAtOnce(uplink, family); err != nil {

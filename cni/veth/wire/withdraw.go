@@ -72,7 +72,7 @@ func (k *routing) stopAnswering(addr netip.Addr, host int, proxies []proxy) erro
 	return errors.Join(errs...)
 }
 
-// Withdraw stops the node from answering for the container's addresses, and removes
+// Withdraw stops the node from advertising and answering for the container's addresses, and removes
 // their routes and rules. The pair stays, down. An address that another link of this
 // node carries keeps its answer and the other link's routes and rules.
 func (w *Wirer) Withdraw(spec Spec) error {
@@ -130,10 +130,13 @@ func withdrawFamily(family int, addrs []netip.Addr, link string, host int) error
 	return errors.Join(append(errs, k.sweep())...)
 }
 
-// withdraw removes proxy entries, routes and rules of one address on the host link, and of links
+// withdraw removes what is advertised, proxy entries, routes and rules of one address on the host link, and of links
 // that no longer exist. host is 0 where the host link no longer exists.
 func (k *routing) withdraw(addr netip.Addr, link string, host int, proxies []proxy) error {
 	elsewhere := slices.ContainsFunc(k.links(addr), func(other int) bool { return other != host })
+	if err := k.unadvertise(addr, host, elsewhere); err != nil {
+		return err
+	}
 	if !elsewhere {
 		if err := k.stopAnswering(addr, host, proxies); err != nil {
 			return err

@@ -212,10 +212,30 @@ type FloatingIPSpec struct {
 	Reserved bool `json:"reserved,omitempty"`
 
 	// since is the time at which the holder was bound or, without a holder, at which
-	// the address was retained.
+	// the address was retained. While the FloatingIP exists it only grows, whatever the
+	// clocks of the programs that write it say: by it routers prefer the present node of
+	// an address in mode Routed.
 	//
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
+}
+
+// NextSince returns spec.since of a new tenure that begins now, by the clock of the program that writes it. before is
+// spec.since of the record that it replaces, the zero Time where there is none.
+func NextSince(now, before time.Time) *metav1.Time {
+	if next := before.Add(time.Second); now.Before(next) {
+		now = next
+	}
+	stored := metav1.NewTime(now).Rfc3339Copy() // as the API server stores it
+	return &stored
+}
+
+// NextSince returns spec.since of the tenure after this one.
+func (s *FloatingIPSpec) NextSince(now time.Time) *metav1.Time {
+	if s.Since == nil {
+		return NextSince(now, time.Time{})
+	}
+	return NextSince(now, s.Since.Time)
 }
 
 // Network says how an address is reached from its node.
@@ -224,6 +244,11 @@ type Network struct {
 	//
 	// +kubebuilder:validation:MaxLength=43
 	Subnet string `json:"subnet"`
+
+	// mode of the pool. Absent: Link.
+	//
+	// +optional
+	Mode NetworkMode `json:"mode,omitempty"`
 
 	// gateway of the subnet.
 	//

@@ -38,6 +38,8 @@ type IPPool struct {
 // +kubebuilder:validation:XValidation:rule="!isCIDR(self.subnet) || self.ranges.all(r, isCIDR(r) ? cidr(self.subnet).containsCIDR(r) : r.split('-').all(a, !isIP(a) || cidr(self.subnet).containsIP(a)))",message="every range must lie inside spec.subnet and be of its family, such as 10.0.70.10-10.0.70.99 in 10.0.70.0/24",fieldPath=".ranges"
 // +kubebuilder:validation:XValidation:rule="!isCIDR(self.subnet) || !has(self.exclude) || self.exclude.all(r, isCIDR(r) ? cidr(self.subnet).containsCIDR(r) : r.split('-').all(a, !isIP(a) || cidr(self.subnet).containsIP(a)))",message="every exclude must lie inside spec.subnet and be of its family, such as 10.0.70.50 in 10.0.70.0/24",fieldPath=".exclude"
 // +kubebuilder:validation:XValidation:rule="!isCIDR(self.subnet) || !has(self.nodeSubnets) || self.nodeSubnets.all(n, !isCIDR(n) || cidr(n).ip().family() == cidr(self.subnet).ip().family() || cidr(self.subnet).ip().family() == 6)",message="nodeSubnets of an IPv4 pool must be IPv4",fieldPath=".nodeSubnets"
+// +kubebuilder:validation:XValidation:rule="!has(self.mode) || self.mode != 'Routed' || !has(self.gateway)",message="a pool with mode Routed has no gateway, because pods leave by the routes of their node: remove gateway",fieldPath=".gateway"
+// +kubebuilder:validation:XValidation:rule="!has(self.mode) || self.mode != 'Routed' || !has(self.vlan) || self.vlan == 0",message="a pool with mode Routed has no VLAN, because routers lead packets to its nodes: remove vlan",fieldPath=".vlan"
 type IPPoolSpec struct {
 	// subnet of the addresses, as a CIDR without host bits.
 	//
@@ -46,10 +48,22 @@ type IPPoolSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: create another pool for another subnet"
 	Subnet string `json:"subnet"`
 
+	// mode says how packets find the node of an address. Link: the node answers for the
+	// address on the layer 2 network of the pool (gateway, vlan). Routed: routers lead
+	// each address to its node. The node writes the address into its routing table 98,
+	// for a routing daemon to announce by BGP; it answers nobody, and pods leave by the
+	// node's own routes.
+	//
+	// +kubebuilder:default=Link
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: create another pool for another mode"
+	// +optional
+	Mode NetworkMode `json:"mode,omitempty"`
+
 	// ranges that Berth may give to pods: addresses ("10.0.70.9"), first-last
 	// ("10.0.70.10-10.0.70.99", both included) or CIDRs ("10.0.70.128/25"). The
 	// gateway and the first and last address of an IPv4 subnet are left out unless
-	// they are listed as single addresses.
+	// they are listed as single addresses. In mode Routed the first and last address
+	// are like all others.
 	//
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
@@ -172,6 +186,18 @@ type IPPoolSpec struct {
 	// +optional
 	Disabled bool `json:"disabled,omitempty"`
 }
+
+// NetworkMode says how packets find the node of an address.
+//
+// +kubebuilder:validation:Enum=Link;Routed
+type NetworkMode string
+
+const (
+	// NetworkLink: the node answers for the address on a layer 2 network.
+	NetworkLink NetworkMode = "Link"
+	// NetworkRouted: routers lead the address to its node.
+	NetworkRouted NetworkMode = "Routed"
+)
 
 // Conditions of an IPPool.
 const (

@@ -55,6 +55,11 @@ const (
 	// node at a time can mount: [FailoverVolumesAccept].
 	AnnotationFailoverVolumes = GroupName + "/failover-volumes"
 	FailoverVolumesAccept     = "Accept"
+	// AnnotationAdvertise limits when the pod's addresses of pools with mode Routed are
+	// announced: [AdvertiseReady], only while the pod is Ready. Without it they are announced
+	// as long as the pod has them.
+	AnnotationAdvertise = GroupName + "/advertise"
+	AdvertiseReady      = "Ready"
 )
 
 // TaintLost is the key of the taint of a node from which pods with [AnnotationFailover] are moved, until it is back.

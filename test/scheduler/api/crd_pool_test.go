@@ -83,6 +83,12 @@ func TestPoolValidation(t *testing.T) {
 		{"the dearest ranges", spec6(func(s change) { s.Ranges, s.Exclude = longest(64), longest(64) }), ""},
 		{"many IPv4 ranges", spec(func(s change) { s.Ranges, s.Exclude = longest4(64), longest4(64) }), ""},
 
+		{"routed", spec(func(s change) { s.Mode, s.Gateway = v1alpha1.NetworkRouted, "" }), ""},
+		{"routed, with VLAN 0", spec(func(s change) { s.Mode, s.Gateway, s.VLAN = v1alpha1.NetworkRouted, "", 0 }), ""},
+		{"routed, with a gateway", spec(func(s change) { s.Mode = v1alpha1.NetworkRouted }), "a pool with mode Routed has no gateway, because pods leave by the routes of their node: remove gateway"},
+		{"routed, with a VLAN", spec(func(s change) { s.Mode, s.Gateway, s.VLAN = v1alpha1.NetworkRouted, "", 7 }), "a pool with mode Routed has no VLAN, because routers lead packets to its nodes: remove vlan"},
+		{"mode: unknown", spec(func(s change) { s.Mode = "Bridged" }), `supported values: "Link", "Routed"`},
+
 		{"a cap", spec(func(s change) { s.MaxPerNamespace = 1 }), ""},
 		{"a cap below 1", spec(func(s change) { s.MaxPerNamespace = -1 }), "spec.maxPerNamespace in body should be greater than or equal to 1"},
 
@@ -138,6 +144,34 @@ func TestPoolValidation(t *testing.T) {
 		_, err := w.Berth.IPPools.Patch(w.Ctx, "fixed", types.MergePatchType, patch, metav1.PatchOptions{})
 		checkAnswer(t, err, "is immutable: create another pool for another subnet")
 	})
+}
+
+// A pool's mode never changes, and is Link where nobody says it.
+func TestPoolMode(t *testing.T) {
+	t.Parallel()
+	w := simulation.New(t, lab.ControlPlaneOptions{})
+	w.Pool("linked", "10.0.70.9")
+	w.Pool("routed", "10.0.70.10", func(pool *v1alpha1.IPPool) { pool.Spec.Mode, pool.Spec.Gateway = v1alpha1.NetworkRouted, "" })
+	for _, c := range []struct {
+		pool, patch string
+		mode        v1alpha1.NetworkMode
+		want        string
+	}{
+		{"linked", `{"spec":{"disabled":true}}`, v1alpha1.NetworkLink, ""},
+		{"linked", `{"spec":{"mode":"Routed","gateway":null}}`, v1alpha1.NetworkLink, "is immutable: create another pool for another mode"},
+		{"routed", `{"spec":{"mode":"Link"}}`, v1alpha1.NetworkRouted, "is immutable: create another pool for another mode"},
+		{"routed", `{"spec":{"mode":null}}`, v1alpha1.NetworkRouted, "is immutable: create another pool for another mode"},
+		{"routed", `{"spec":{"gateway":"10.0.70.1"}}`, v1alpha1.NetworkRouted, "a pool with mode Routed has no gateway"},
+		{"routed", `{"spec":{"vlan":7}}`, v1alpha1.NetworkRouted, "a pool with mode Routed has no VLAN"},
+		{"routed", `{"spec":{"disabled":true}}`, v1alpha1.NetworkRouted, ""},
+	} {
+		_, err := w.Berth.IPPools.Patch(w.Ctx, c.pool, types.MergePatchType, []byte(c.patch), metav1.PatchOptions{})
+		checkAnswer(t, err, c.want)
+		pool, err := w.Berth.IPPools.Get(w.Ctx, c.pool, metav1.GetOptions{})
+		if err != nil || pool.Spec.Mode != c.mode {
+			t.Errorf("after %s pool %s has mode %q, %v, want %q", c.patch, c.pool, pool.Spec.Mode, err, c.mode)
+		}
+	}
 }
 
 // checkAnswer compares the API server's answer with what it is to say.

@@ -135,9 +135,8 @@ func (p *planner) successor(saved *v1alpha1.FloatingIP, late lateHolder) *v1alph
 	ip := saved.DeepCopy()
 	spec := &ip.Spec
 	takeOffPod(spec, p.input.Now)
-	since := metav1.NewTime(p.input.Now).Rfc3339Copy()
 	spec.Pod = &v1alpha1.PodReference{Name: late.pod.Name, UID: late.pod.UID}
-	spec.Node, spec.Index, spec.Since, spec.KeepUntil = late.pod.Spec.NodeName, int32(late.index), &since, nil
+	spec.Node, spec.Index, spec.Since, spec.KeepUntil = late.pod.Spec.NodeName, int32(late.index), saved.Spec.NextSince(p.input.Now), nil
 	spec.LastPod = cmp.Or(spec.LastPod, late.pod.Name) // the owner kept it
 	if uid, found := p.owners[ownerName{kindOf(spec.Owner), spec.Owner.Namespace, spec.Owner.Name}]; found {
 		spec.Owner.UID = uid
@@ -150,21 +149,18 @@ func (p *planner) successor(saved *v1alpha1.FloatingIP, late lateHolder) *v1alph
 // owner was recorded, and none is guessed.
 func (p *planner) podsOwn(name string, late lateHolder) *v1alpha1.FloatingIP {
 	addr, _ := v1alpha1.AddrOf(name) // wired has read it
-	pod, since := late.pod, metav1.NewTime(p.input.Now).Rfc3339Copy()
+	pod := late.pod
 	owner := podrequest.PodItself(pod.Namespace, pod.Name, pod.UID)
 	spec := v1alpha1.FloatingIPSpec{
 		Address: addr.String(), Index: int32(late.index),
 		Owner:         &owner,
 		Pod:           &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID},
 		Node:          pod.Spec.NodeName,
-		ReleasePolicy: v1alpha1.ReleasePodDeleted, Since: &since,
+		ReleasePolicy: v1alpha1.ReleasePodDeleted, Since: new(v1alpha1.FloatingIPSpec).NextSince(p.input.Now),
 	}
 	if pool := p.poolOf(addr); pool != nil {
 		spec.Pool, spec.ExternallyAssigned = pool.Name, pool.ExternalAssigner
-		spec.Network = &v1alpha1.Network{Subnet: pool.Subnet.String(), VLAN: pool.VLAN}
-		if pool.Gateway.IsValid() {
-			spec.Network.Gateway = pool.Gateway.String()
-		}
+		spec.Network = pool.Network()
 	}
 	return &v1alpha1.FloatingIP{TypeMeta: typeOf("FloatingIP"), ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
 }

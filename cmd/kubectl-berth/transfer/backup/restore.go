@@ -291,8 +291,7 @@ func isLive(pod *v1.Pod) bool {
 // takeOffPod removes the pod from the record of an address.
 func takeOffPod(spec *v1alpha1.FloatingIPSpec, now time.Time) {
 	if spec.Pod != nil {
-		since := metav1.NewTime(now).Rfc3339Copy()
-		spec.LastPod, spec.Since = spec.Pod.Name, &since
+		spec.LastPod, spec.Since = spec.Pod.Name, spec.NextSince(now)
 	}
 	spec.Pod = nil
 	if !spec.ExternallyAssigned {

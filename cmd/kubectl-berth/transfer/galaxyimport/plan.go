@@ -251,10 +251,7 @@ func (p *planner) newIP(addr netip.Addr, record *galaxy.FloatingIP) *v1alpha1.Fl
 	if home, ok := p.snapshot.Home(addr); ok {
 		pool := p.snapshot.Pools()[home]
 		ip.Spec.Pool = pool.Name
-		ip.Spec.Network = &v1alpha1.Network{Subnet: pool.Subnet.String(), VLAN: pool.VLAN}
-		if pool.Gateway.IsValid() {
-			ip.Spec.Network.Gateway = pool.Gateway.String()
-		}
+		ip.Spec.Network = pool.Network()
 	}
 	return ip
 }

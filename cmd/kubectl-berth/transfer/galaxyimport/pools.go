@@ -151,6 +151,7 @@ func comparePools(wanted, existing *v1alpha1.IPPool) (Action, string) {
 		{"subnet", wanted.Spec.Subnet == existing.Spec.Subnet},
 		{"ranges", slices.Equal(wanted.Spec.Ranges, existing.Spec.Ranges)},
 		{"gateway", wanted.Spec.Gateway == existing.Spec.Gateway},
+		{"mode", existing.Spec.Mode != v1alpha1.NetworkRouted},
 		{"vlan", wanted.Spec.VLAN == existing.Spec.VLAN},
 		{"nodeSubnets", slices.Equal(wanted.Spec.NodeSubnets, existing.Spec.NodeSubnets)},
 	} {

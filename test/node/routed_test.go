@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/cni/veth/wire"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// Addresses of pools with mode Routed.
+const routed4, routed6 = "10.98.0.5", "2001:db8:98::5"
+
+// advertised returns the addresses in the kernel's table for routing daemons, each with its metric.
+func (n *node) advertised() string {
+	var all []string
+	for _, family := range []string{"-4", "-6"} {
+		for line := range strings.Lines(n.IP(family, "route", "show", "table", "all", "proto", "98")) {
+			fields := strings.Fields(line)
+			if !strings.Contains(line, " table 98 ") {
+				continue
+			}
+			all = append(all, fields[0]+" "+fields[len(fields)-1])
+			for i := range fields {
+				if fields[i] == "metric" {
+					all[len(all)-1] = fields[0] + " " + fields[i+1]
+				}
+			}
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+func (n *node) becomesAdvertised(want string) {
+	n.t.Helper()
+	eventually(n.t, func() error {
+		if got := n.advertised(); got != want {
+			return fmt.Errorf("advertised %q, want %q", got, want)
+		}
+		return nil
+	})
+}
+
+// heldSince records since when the pod that holds the addresses has them.
+func heldSince(t *testing.T, addresses string, since time.Time) {
+	t.Helper()
+	for address := range strings.SplitSeq(addresses, ",") {
+		ip, err := apiOf(t).ips.Get(t.Context(), nameOf(address), metav1.GetOptions{})
+		if err == nil {
+			ip.Spec.Since = &metav1.Time{Time: since}
+			_, err = apiOf(t).ips.Update(t.Context(), ip, metav1.UpdateOptions{})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// The life of a pod whose addresses routers lead to its node.
+func TestRouted(t *testing.T) {
+	t.Parallel()
+	network := newNetwork(t)
+	n := network.newNode(t, "routed", "10.0.60.11")
+	network.router.IP("route", "add", routed4, "via", "10.0.60.11")
+	network.router.IP("-6", "route", "add", routed6, "via", "2001:db8:60::11")
+	const both = routed4 + "," + routed6
+	since := time.Date(2026, time.November, 27, 7, 0, 0, 0, time.UTC)
+	want := fmt.Sprintf("%s %d, %s %d", routed4, wire.MetricOf(since), routed6, wire.MetricOf(since))
+	pod := podObject(n.name, "routed")
+	requesting(pod, v1alpha1.ResourceIP, 2)
+	pod.Annotations = map[string]string{v1alpha1.AnnotationFloatingIPs: nameOf(routed4) + "," + nameOf(routed6)}
+	pod = create(t, pod)
+	bind(t, both, pod)
+	heldSince(t, both, since)
+	c := newContainer(t, "c1", pod)
+	n.mustAdd(c)
+	if got := n.advertised(); got != want {
+		t.Errorf("after ADD: advertised %q, want %q", got, want)
+	}
+	for _, address := range []string{routed4, routed6} {
+		ping(t, network.client, address)
+		ping(t, n.Host, address)
+	}
+	for _, address := range []string{"10.0.70.50", "2001:db8:70::50"} {
+		ping(t, c.Host, address)
+	}
+	if err := n.check(c); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	if out := n.IP("neigh", "show", "proxy") + n.IP("-6", "neigh", "show", "proxy"); out != "" {
+		t.Errorf("the node answers for addresses that routers lead to it:\n%s", out)
+	}
+	// Whoever deletes a route: it is back.
+	for _, family := range []string{"-4", "-6"} {
+		n.IP(family, "route", "flush", "table", "98")
+	}
+	n.becomesAdvertised(want)
+	// Also what no pod has goes.
+	n.kill()
+	if got := n.advertised(); got != want {
+		t.Errorf("while no agent runs: advertised %q, want %q", got, want)
+	}
+	n.IP("route", "add", "10.98.0.9", "dev", "eth0", "table", "98", "proto", "98", "metric", "9")
+	n.start()
+	n.becomesAdvertised(want)
+	// The pod is deleted, and no runtime tells the node.
+	deletePod(t, pod.Name)
+	n.becomesAdvertised("")
+	n.mustDel(c)
+	out, err := network.client.Command("ping", "-c", "1", "-W", "5", routed4)
+	if err == nil || !strings.Contains(out+err.Error(), "From 10.0.60.11") {
+		t.Errorf("the client of an address that is not here any more hears %v\n%s", err, out)
+	}
+}
+
+// An address is in the table while its pod is Ready, if the pod says so.
+func TestRoutedWhenReady(t *testing.T) {
+	t.Parallel()
+	network := newNetwork(t)
+	n := network.newNode(t, "ready", "10.0.60.11")
+	since := time.Date(2026, time.November, 27, 7, 0, 0, 0, time.UTC)
+	want := fmt.Sprintf("%s %d", routed4, wire.MetricOf(since))
+	pod := podObject(n.name, "ready")
+	requesting(pod, v1alpha1.ResourceIP, 1)
+	pod.Annotations = map[string]string{v1alpha1.AnnotationFloatingIPs: routed4, v1alpha1.AnnotationAdvertise: v1alpha1.AdvertiseReady}
+	pod = create(t, pod)
+	bind(t, routed4, pod)
+	heldSince(t, routed4, since)
+	c := newContainer(t, "c1", pod)
+	n.mustAdd(c)
+	if got := n.advertised(); got != "" {
+		t.Errorf("the pod is not Ready: advertised %q", got)
+	}
+	become := func(status corev1.ConditionStatus) {
+		t.Helper()
+		now, err := apiOf(t).kube.CoreV1().Pods("default").Get(t.Context(), pod.Name, metav1.GetOptions{})
+		if err == nil {
+			now.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: status}}
+			_, err = apiOf(t).kube.CoreV1().Pods("default").UpdateStatus(t.Context(), now, metav1.UpdateOptions{})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	become(corev1.ConditionTrue)
+	n.becomesAdvertised(want)
+	if err := n.check(c); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	become(corev1.ConditionFalse)
+	n.becomesAdvertised("")
+	become(corev1.ConditionTrue)
+	n.becomesAdvertised(want)
+	n.mustDel(c)
+	if got := n.advertised(); got != "" {
+		t.Errorf("after DEL: advertised %q", got)
+	}
+}
+
+// A network type that cannot carry such an address says so, and nothing is wired.
+func TestRoutedRefused(t *testing.T) {
+	t.Parallel()
+	network := newNetwork(t)
+	n := network.newNode(t, "refused", "10.0.60.11")
+	n.floating(`{"type":"berth-vlan","mode":"macvlan"}`)
+	pod := createPod(t, n.name, "refused", routed4)
+	bind(t, routed4, pod)
+	before := n.kernel()
+	if _, err := n.add(newContainer(t, "c1", pod)); err == nil || !strings.Contains(err.Error(), "use berth-veth") {
+		t.Errorf("ADD = %v", err)
+	}
+	n.mustBeAs(before)
+}
