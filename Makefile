@@ -160,8 +160,8 @@ test-api: lab build ## Scheduler and controller on a real API server, and the li
 test-console: lab ## kubectl berth console on a real API server: its API against its document, its pages in Debian's Chromium, which the first run fetches.
 	cd test && $(GOTESTPROGRAMS) -parallel 2 ./console/...
 
-test-node: lab build ## Agent, shim and plugins on a real kernel, also beside the real firewalld, whose packages of Debian the first run fetches (38 MB).
-	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) ./hostservices/
+test-node: lab build ## Agent, shim and plugins on a real kernel, also beside the real firewalld and between real routers, whose packages of Debian the first run fetches (100 MB).
+	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) ./hostservices/ ./fabric/
 	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) -parallel 4 ./node/... # each with an API server of its own: they wait more than they compute
 
 test-chaos: lab ## Two minutes of chaos, the same each time but for BERTH_CHAOS_SEED, and a judge of the result.

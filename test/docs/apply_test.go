@@ -85,7 +85,8 @@ func TestApply(t *testing.T) {
 // which the API server does not know.
 func ofOthers(text string) bool {
 	return strings.Contains(text, "scrape_configs:") || strings.Contains(text, "apiVersion: monitoring.coreos.com/") || strings.Contains(text, "apiVersion: karpenter.sh/") ||
-		strings.Contains(text, "apiVersion: kubevirt.io/") || strings.Contains(text, "apiVersion: projectcalico.org/")
+		strings.Contains(text, "apiVersion: kubevirt.io/") || strings.Contains(text, "apiVersion: projectcalico.org/") ||
+		strings.Contains(text, "apiVersion: frrk8s.metallb.io/")
 }
 
 // ofChart says whether a block has values of the chart, which test/helm renders.
