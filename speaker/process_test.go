@@ -303,8 +303,7 @@ const nobody = 65532
 
 func newProcess(t *testing.T, host *netnstest.Host, role string, configuration any) *process {
 	t.Helper()
-	// The user must reach it: t.TempDir is root's alone.
-	folder, err := os.MkdirTemp("", "berth-"+role+"-")
+	folder, err := os.MkdirTemp("", "berth-"+role+"-") //nolint:usetesting // the user must reach it, and t.TempDir is root's alone
 	if err != nil {
 		t.Fatal(err)
 	}

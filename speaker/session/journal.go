@@ -61,7 +61,7 @@ func (s *Session) reason(message string, attributes map[string]slog.Value) strin
 		return fmt.Sprintf("%s said nothing for the hold time", s.Peer)
 	case "state changed":
 		// A NOTIFICATION that comes in place of the first KEEPALIVE is in no other message.
-		if attributes["old"].String() == bgp.FSMState(bgp.BGP_FSM_OPENCONFIRM).String() && attributes["new"].String() == bgp.FSMState(bgp.BGP_FSM_IDLE).String() {
+		if attributes["old"].String() == bgp.BGP_FSM_OPENCONFIRM.String() && attributes["new"].String() == bgp.BGP_FSM_IDLE.String() {
 			return s.refused(bgp.BGP_ERROR_FSM_ERROR, 0)
 		}
 	case "Peer Down":

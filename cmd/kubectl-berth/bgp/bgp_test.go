@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net/http"
 	"net/netip"
 	"strings"
 	"testing"
@@ -28,7 +29,7 @@ type speakers map[string]status.Status
 
 func (s speakers) Ask(_ context.Context, q agentport.Question) ([]byte, error) {
 	node := q.Pod.Spec.NodeName
-	if q.Method != "GET" || q.Path != status.Path || q.Audience != "speaker.berth.dev/"+node || q.Account != agentpod.Diagnosis {
+	if q.Method != http.MethodGet || q.Path != status.Path || q.Audience != "speaker.berth.dev/"+node || q.Account != agentpod.Diagnosis {
 		return nil, errors.New("asked as another program")
 	}
 	said, ok := s[node]
