@@ -27,6 +27,7 @@ func suites(t *testing.T) []Suite {
 	all := []Suite{
 		{Module: root, Package: "./cni/vlan", Env: env, Run: "^Test.*/(ipvlan|VLAN)", Tags: "faultpoints"},
 		{Module: root, Package: "./cni/veth/wire", Env: env, Run: "^TestVLAN"},
+		{Module: root, Package: "./cni/nodeaddress", Env: env},
 		{Module: root, Package: "./agent/answering/segment", Env: env, Run: "^Test(Firewalls|OtherVLAN)"},
 		{Module: root, Package: "./agent/policy/place", Env: env, Run: "^(TestFind|TestDrivers)$/(ipvlan|VLAN)"},
 		// On another kernel, which has its own ways to refuse a transaction.

@@ -43,6 +43,18 @@ func (w *Wirer) Announce(spec Spec) error {
 	return errors.Join(errs...)
 }
 
+// AnnounceOwn tells the network of a link that one of the node's own addresses is here now.
+func AnnounceOwn(index int, addr netip.Addr) error {
+	link, err := netlink.LinkByIndex(index)
+	if err == nil {
+		err = announce(link, addr, false)
+	}
+	if err != nil {
+		return fmt.Errorf("announce %s: %w", addr, err)
+	}
+	return nil
+}
+
 func announce(link netlink.Link, addr netip.Addr, byProxy bool) error {
 	mac := link.Attrs().HardwareAddr
 	if len(mac) != 6 {

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeaddress
+
+import (
+	"fmt"
+	"net"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/veth/wire"
+)
+
+// LinkFor returns the index of the node's link to a pool's network, which must be up: the uplink, a VLAN link on it, or the
+// bridge that this is a port of. It makes none, and takes none that Berth made: that goes with the last pod.
+func LinkFor(uplink string, vlan int) (int, error) {
+	index, err := wire.NetworkLink(uplink, vlan)
+	if err != nil {
+		return 0, err
+	}
+	link, err := netlink.LinkByIndex(index)
+	if err != nil {
+		return 0, fmt.Errorf("find link %d: %w", index, err)
+	}
+	if master := link.Attrs().MasterIndex; master != 0 {
+		over, err := netlink.LinkByIndex(master)
+		if err != nil {
+			return 0, fmt.Errorf("find the master of link %s: %w", link.Attrs().Name, err)
+		}
+		if over.Type() == "bridge" {
+			link = over
+		}
+	}
+	name := link.Attrs().Name
+	switch {
+	case strings.HasPrefix(name, netfilter.LinkPrefix):
+		return 0, fmt.Errorf("%w: link %s of VLAN %d on %s is Berth's, and goes with the last pod that uses it; make a link for the VLAN with the node's network configuration",
+			wire.ErrUplink, name, vlan, uplink)
+	case link.Attrs().Flags&net.FlagUp == 0:
+		return 0, fmt.Errorf("%w: link %s is down; ip link set %s up", wire.ErrUplink, name, name)
+	}
+	return link.Attrs().Index, nil
+}

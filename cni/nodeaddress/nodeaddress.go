@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeaddress
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/fault"
+	"github.com/berth-dev/berth/cni/leftover"
+	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
+)
+
+// Marks of our state in the kernel. They may never change: by them a new version finds the state of an old one. The
+// rules come after the ones of package wire, and before the ones that a host made without a priority.
+const (
+	table           = 0x65000000
+	prioritySubnets = 32310
+	priorityMark    = 32311
+)
+
+// Address is an address of a pool for the node itself.
+type Address struct {
+	Address netip.Addr
+	// Subnet of the pool.
+	Subnet netip.Prefix
+}
+
+func (a Address) String() string { return netip.PrefixFrom(a.Address, a.Subnet.Bits()).String() }
+
+func (a Address) family() int { return rtnl.FamilyOf(a.Address) }
+
+// mark is the rule by which the address is known to be Berth's.
+func (a Address) mark() netlink.Rule {
+	rule := rtnl.NewRule(a.family(), priorityMark, table)
+	rule.Src, rule.Dst = rtnl.IPNet(rtnl.SinglePrefix(a.Address)), rtnl.IPNet(a.Subnet)
+	return rule
+}
+
+// subnetsRule leads all packets to the table but the ones from pods and, on their way back, to pods.
+func subnetsRule(family int) netlink.Rule {
+	mask := uint32(netfilter.MarkMask)
+	rule := rtnl.NewRule(family, prioritySubnets, table)
+	rule.Mask = &mask
+	return rule
+}
+
+var families = []int{unix.AF_INET, unix.AF_INET6}
+
+// List returns the addresses with Berth's mark, in ascending order: the node has them, is about to get them, or about to
+// lose them.
+func List() ([]Address, error) {
+	var all []Address
+	for _, family := range families {
+		rules, err := netlinksafe.RuleList(family)
+		if err != nil {
+			return nil, fmt.Errorf("list rules: %w", err)
+		}
+		for _, r := range rules {
+			if r.Protocol == rtnl.Protocol && r.Priority == priorityMark && r.Src != nil && r.Dst != nil {
+				all = append(all, Address{rtnl.PrefixOf(r.Src).Addr(), rtnl.PrefixOf(r.Dst)})
+			}
+		}
+	}
+	slices.SortFunc(all, func(x, y Address) int { return x.Address.Compare(y.Address) })
+	return all, nil
+}
+
+// Carried returns the addresses of List alone.
+func Carried() ([]netip.Addr, error) {
+	marked, err := List()
+	var all []netip.Addr
+	for _, a := range marked {
+		all = append(all, a.Address)
+	}
+	return all, err
+}
+
+// Mark notes that the node may have the address from now on. It is idempotent.
+func Mark(a Address) error {
+	err := rtnl.AddRule(a.mark())
+	fault.Point("nodeaddress/mark")
+	return err
+}
+
+// present is one of the node's addresses.
+type present struct {
+	netlink.Addr
+
+	prefix netip.Prefix
+}
+
+func presentOf(family int) ([]present, error) {
+	addrs, err := netlinksafe.AddrList(nil, family)
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	all := make([]present, len(addrs))
+	for i, a := range addrs {
+		all[i] = present{a, rtnl.PrefixOf(a.IPNet)}
+	}
+	return all, nil
+}
+
+// find returns the links that have the address.
+func find(a Address) (links []int, err error) {
+	all, err := presentOf(a.family())
+	for i := range all {
+		if all[i].prefix == netip.PrefixFrom(a.Address, a.Subnet.Bits()) {
+			links = append(links, all[i].LinkIndex)
+		}
+	}
+	return links, err
+}
+
+// Has returns whether the link has the address. It does not look at marks.
+func Has(a Address, link int) (bool, error) {
+	links, err := find(a)
+	return slices.Contains(links, link), err
+}
+
+// Put gives the link an address that was marked, and makes all that belongs to it. It takes the address from other links. It is
+// idempotent.
+func Put(a Address, link int) error {
+	links, err := find(a)
+	if err != nil {
+		return err
+	}
+	for _, other := range links {
+		if other != link {
+			if err := remove(a, other); err != nil {
+				return err
+			}
+		}
+	}
+	if !slices.Contains(links, link) {
+		on, err := netlink.LinkByIndex(link)
+		if err != nil {
+			return fmt.Errorf("find link %d: %w", link, err)
+		}
+		if err := netlink.AddrReplace(on, a.toAdd()); err != nil {
+			return fmt.Errorf("add address %s to link %s: %w", a, on.Attrs().Name, err)
+		}
+		fault.Point("nodeaddress/address")
+	}
+	return a.route(link)
+}
+
+func (a Address) toAdd() *netlink.Addr {
+	addr := &netlink.Addr{IPNet: rtnl.IPNet(netip.PrefixFrom(a.Address, a.Subnet.Bits())), Flags: unix.IFA_F_NOPREFIXROUTE}
+	if a.Address.Is6() {
+		// It was probed.
+		addr.Flags |= unix.IFA_F_NODAD
+		// Deprecated, for ever.
+		addr.PreferedLft, addr.ValidLft = 0, math.MaxUint32
+	}
+	return addr
+}
+
+// route has the node reach the subnet by the link, unless the node has routes of its own there.
+func (a Address) route(link int) error {
+	have, err := routesOf(a.family())
+	if err != nil {
+		return err
+	}
+	if have.hasOwn(a.Subnet) {
+		return errors.Join(have.remove(a.Subnet), dropRule(a.family(), have.without(a.Subnet)))
+	}
+	if !have.leads(a.Subnet, link) {
+		r := netlink.Route{
+			LinkIndex: link, Dst: rtnl.IPNet(a.Subnet), Src: a.Address.AsSlice(), Scope: rtnl.LinkScope(a.family()),
+			Protocol: rtnl.Protocol, Table: table, Family: a.family(),
+		}
+		if err := netlink.RouteReplace(&r); err != nil {
+			return fmt.Errorf("add route %s on link %d to table %d: %w", a.Subnet, link, table, err)
+		}
+		fault.Point("nodeaddress/route")
+	}
+	return rtnl.AddRule(subnetsRule(a.family()))
+}
+
+// routes has the routes that matter here: ours, and the node's in its main table.
+type routes struct{ ours, main []netlink.Route }
+
+func routesOf(family int) (*routes, error) {
+	r := &routes{}
+	var err error
+	if r.ours, err = netlinksafe.RouteListFiltered(family, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE); err != nil {
+		return nil, fmt.Errorf("list the routes of table %d: %w", table, err)
+	}
+	if r.main, err = netlinksafe.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE); err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	return r, nil
+}
+
+// hasOwn returns whether the node has a route of its own to the subnet or to a part of it. Routes to pods are Berth's.
+func (r *routes) hasOwn(subnet netip.Prefix) bool {
+	return slices.ContainsFunc(r.main, func(have netlink.Route) bool {
+		to := rtnl.PrefixOf(have.Dst)
+		return have.Protocol != rtnl.Protocol && to.IsValid() && to.Bits() >= subnet.Bits() && subnet.Contains(to.Addr())
+	})
+}
+
+// leads returns whether a route of ours leads to the subnet by the link, with a source. With the address IPv6 takes the source from a
+// route, and IPv4 the route.
+func (r *routes) leads(subnet netip.Prefix, link int) bool {
+	return slices.ContainsFunc(r.ours, func(have netlink.Route) bool {
+		return rtnl.PrefixOf(have.Dst) == subnet && have.LinkIndex == link && have.Src != nil
+	})
+}
+
+// without returns our routes but the ones to a subnet.
+func (r *routes) without(subnet netip.Prefix) []netlink.Route {
+	return slices.DeleteFunc(slices.Clone(r.ours), func(have netlink.Route) bool { return rtnl.PrefixOf(have.Dst) == subnet })
+}
+
+func (r *routes) remove(subnet netip.Prefix) error {
+	var errs []error
+	for _, have := range r.ours {
+		if rtnl.PrefixOf(have.Dst) == subnet {
+			errs = append(errs, rtnl.DeleteRoute(have))
+			fault.Point("nodeaddress/route-deleted")
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// dropRule removes the rule to our table where no route is left there.
+func dropRule(family int, left []netlink.Route) error {
+	if len(left) > 0 {
+		return nil
+	}
+	return rtnl.DeleteRule(subnetsRule(family))
+}
+
+// Remove takes a marked address from the node, with all that belongs to it and last its mark. It is idempotent. Another
+// marked address of the subnet may lack its route then, until it is Put again.
+func Remove(a Address) error {
+	links, err := find(a)
+	if err != nil {
+		return err
+	}
+	for _, link := range links {
+		if err := remove(a, link); err != nil {
+			return err
+		}
+	}
+	have, err := routesOf(a.family())
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(have.remove(a.Subnet), dropRule(a.family(), have.without(a.Subnet))); err != nil {
+		return err
+	}
+	return Unmark(a)
+}
+
+// Unmark ends the mark of an address that the node does not have.
+func Unmark(a Address) error {
+	err := rtnl.DeleteRule(a.mark())
+	fault.Point("nodeaddress/unmarked")
+	return err
+}
+
+// remove takes the address from one link. With the first IPv4 address of a subnet the kernel removes the others, unless the
+// link promotes them (promote_secondaries): remove puts back the ones that are not ours.
+func remove(a Address, link int) error {
+	before, err := presentOf(a.family())
+	if err != nil {
+		return err
+	}
+	on, err := netlink.LinkByIndex(link)
+	if rtnl.LinkNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("find link %d: %w", link, err)
+	}
+	addr := &netlink.Addr{IPNet: rtnl.IPNet(netip.PrefixFrom(a.Address, a.Subnet.Bits()))}
+	if err := netlink.AddrDel(on, addr); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) && !rtnl.IsGone(err) {
+		return fmt.Errorf("delete address %s of link %s: %w", a, on.Attrs().Name, err)
+	}
+	fault.Point("nodeaddress/address-deleted")
+	if a.Address.Is6() {
+		return nil
+	}
+	after, err := presentOf(a.family())
+	if err != nil {
+		return err
+	}
+	for i := range before {
+		was := &before[i]
+		same := func(now present) bool { return now.LinkIndex == link && now.prefix == was.prefix }
+		if was.LinkIndex != link || was.prefix.Addr() == a.Address || slices.ContainsFunc(after, same) {
+			continue
+		}
+		was.Flags &^= unix.IFA_F_SECONDARY
+		if err := netlink.AddrReplace(on, &was.Addr); err != nil {
+			return fmt.Errorf("put back address %s of link %s, which went with %s: %w", was.prefix, on.Attrs().Name, a, err)
+		}
+	}
+	return nil
+}
+
+// Leftovers lists the addresses with Berth's mark. The rules and routes that a crash may leave besides are listed by package
+// wire.
+func Leftovers() ([]leftover.Item, error) {
+	marked, err := List()
+	var items []leftover.Item
+	for _, a := range marked {
+		items = append(items, leftover.Item{Name: "the node's address " + a.String(), Remove: func() error { return Remove(a) }})
+	}
+	return items, err
+}
