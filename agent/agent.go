@@ -122,6 +122,8 @@ type Options struct {
 	Node    answering.Node
 	// Unicast, if given, calls heard with the messages that other nodes send to this one outside of segments, until ctx ends.
 	Unicast func(ctx context.Context, heard func(answering.Message))
+	// NodeAddresses, if given, lists the pools' addresses that the node itself has, or is about to get or to lose.
+	NodeAddresses func() ([]netip.Addr, error)
 	// AgentPort is where the agents of all nodes serve.
 	AgentPort int
 	// APIReachable, if given, returns an error where the API server answers nothing before ctx ends.

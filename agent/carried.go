@@ -12,7 +12,7 @@ import (
 )
 
 // Carried lists the addresses that this node may answer for: the ones of every record, unless they were
-// withdrawn and do not come back, and of links without a record. It asks nobody. An address of a pod that
+// withdrawn and do not come back, of links without a record, and of the node itself. It asks nobody. An address of a pod that
 // the API did not have any more before the call is not carried later if it is missing here: an ADD asks
 // for the pod again after it wrote its record. Interfaces with a MAC of their own whose record was lost
 // are not seen.
@@ -35,6 +35,13 @@ func (a *Agent) Carried() (*inquiry.Carried, error) {
 		for _, address := range record.Addresses() {
 			carried.Addresses = append(carried.Addresses, address.Address)
 		}
+	}
+	if a.NodeAddresses != nil {
+		own, err := a.NodeAddresses()
+		if err != nil {
+			return nil, fmt.Errorf("look for addresses of the node itself: %w", err)
+		}
+		carried.Addresses = append(carried.Addresses, own...)
 	}
 	slices.SortFunc(carried.Addresses, netip.Addr.Compare)
 	carried.Addresses = slices.Compact(carried.Addresses)

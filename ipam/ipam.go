@@ -249,7 +249,7 @@ func (i *IPAM) forget(record allocator.Record, rests bool) {
 	}
 	if rests {
 		var least time.Duration
-		if record.LastNode != (allocator.NodeReference{}) {
+		if record.LastNode != (allocator.NodeReference{}) || record.Owner.IsNode() && record.Node != "" {
 			least = lastnode.Rest
 		}
 		i.deletions.begin(record.Addr, record.Pool, least)

@@ -23,16 +23,7 @@ type Node struct {
 
 // NodeOf returns the properties of a node.
 func NodeOf(node *v1.Node) Node {
-	result := Node{Name: node.Name, Labels: labels.Set(node.Labels), ProviderID: node.Spec.ProviderID}
-	for _, address := range node.Status.Addresses {
-		if address.Type != v1.NodeInternalIP {
-			continue
-		}
-		if addr, err := netip.ParseAddr(address.Address); err == nil {
-			result.Addresses = append(result.Addresses, addr.Unmap())
-		}
-	}
-	return result
+	return Node{Name: node.Name, Addresses: pools.InternalIPs(node), Labels: labels.Set(node.Labels), ProviderID: node.Spec.ProviderID}
 }
 
 // ReachOf returns the pools that serve a node.

@@ -66,6 +66,8 @@ func (r *Request) noPool(number int, snapshot *pools.Snapshot, enabled func(*poo
 // the request names the pool; empty if it can.
 func (r *Request) refusal(part *Part, pool *pools.Pool) string {
 	switch {
+	case r.Owner.IsNode():
+		return ""
 	case !pool.AdmitsNamespace(r.namespaceLabels()):
 		return fmt.Sprintf("%s does not admit namespace %q", pool, r.Namespace)
 	case part.Family != "" && part.Family != pool.Family():

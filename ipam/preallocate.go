@@ -6,6 +6,8 @@ import (
 	"context"
 	"fmt"
 
+	"k8s.io/klog/v2"
+
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -39,7 +41,11 @@ func (i *IPAM) preallocate(ctx context.Context, request Request, number int, con
 	if err := c.check(); err != nil {
 		return err
 	}
-	r, err := i.Reserve(c, Node{}, state.everywhere)
+	var node Node
+	if owner.IsNode() {
+		node.Name = owner.Name
+	}
+	r, err := i.Reserve(c, node, state.everywhere)
 	if err != nil {
 		return err
 	}
@@ -59,7 +65,7 @@ func (i *IPAM) preallocate(ctx context.Context, request Request, number int, con
 	}
 	if err := i.Commit(ctx, r, nil); err != nil {
 		i.Unreserve(r)
-		return fmt.Errorf("preallocate an address for %s %s/%s: %w", owner.Kind, owner.Namespace, owner.Name, err)
+		return fmt.Errorf("preallocate an address for %s %s: %w", owner.Kind, klog.KRef(owner.Namespace, owner.Name), err)
 	}
 	return nil
 }

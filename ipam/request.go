@@ -142,6 +142,9 @@ func (r *Request) hasTermsOf(record *allocator.Record) bool {
 
 // mayUse says whether the request may draw from a pool.
 func (r *Request) mayUse(pool *pools.Pool) bool {
+	if r.Owner.IsNode() {
+		return r.names(pool) // The pool itself asks for the address.
+	}
 	return r.names(pool) && pool.AdmitsNamespace(r.namespaceLabels()) && pool.Allows(r.terms())
 }
 

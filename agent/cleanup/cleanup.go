@@ -26,6 +26,7 @@ import (
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/leftover"
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/nodeaddress"
 	"github.com/berth-dev/berth/cni/settings"
 	"github.com/berth-dev/berth/cni/shaping"
 	"github.com/berth-dev/berth/cni/veth/wire"
@@ -184,6 +185,8 @@ func (n *Node) sweepers() []sweeper {
 		// Before the table with their guard goes.
 		hostport.Leftovers,
 	}
+	// Their marks are among the rules that package wire lists.
+	all = append(all, nodeaddress.Leftovers)
 	for _, list := range nettype.Leftovers(nettype.Kernel{Wirer: wire.New(n.SysctlRoot), StateFile: n.StateFile}) {
 		all = append(all, list)
 	}

@@ -26,7 +26,7 @@ const (
 
 // ReportConflict writes to the FloatingIP of a pod's address that a host outside of the cluster has
 // it; the text what names the host. It writes nothing where the FloatingIP says so already, or the
-// pod does not hold the address here any more.
+// pod does not hold the address here any more. No pod stands for this node itself.
 func (n *Node) ReportConflict(ctx context.Context, pod api.Pod, addr netip.Addr, what string) error {
 	condition := metav1.Condition{Type: v1alpha1.FloatingIPConflict, Status: metav1.ConditionTrue, Reason: reasonInUse, Message: "node " + n.name + ": " + what}
 	if err := n.setCondition(ctx, pod, addr, condition); err != nil {
@@ -56,6 +56,26 @@ func (n *Node) ClearConflict(ctx context.Context, pod api.Pod, addr netip.Addr) 
 	return nil
 }
 
+// OwnsAddress returns nil if the FloatingIP of an address says that this node itself has it. It asks the API server.
+func (n *Node) OwnsAddress(ctx context.Context, addr netip.Addr) error {
+	name := v1alpha1.NameOf(addr)
+	ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case isAbsent(err):
+		return fmt.Errorf("FloatingIP %s does not exist", name)
+	case err != nil:
+		return fmt.Errorf("get FloatingIP %s: %w", name, err)
+	case !n.isOwn(ip):
+		return fmt.Errorf("FloatingIP %s does not say that node %s itself has the address", name, n.name)
+	}
+	n.note(ip, addr)
+	return nil
+}
+
+func (n *Node) isOwn(ip *v1alpha1.FloatingIP) bool {
+	return ip.Spec.IsOfNode() && ip.Spec.Node == n.name
+}
+
 // note remembers a FloatingIP's conflict for ClearConflict.
 func (n *Node) note(ip *v1alpha1.FloatingIP, addr netip.Addr) {
 	if ip.InConflict() {
@@ -74,8 +94,8 @@ func (n *Node) setCondition(ctx context.Context, pod api.Pod, addr netip.Addr, c
 	if err != nil {
 		return err
 	}
-	if holds(ip, pod.UID, n.name) != nil {
-		return nil //nolint:nilerr // the node of the present holder writes the condition
+	if pod.UID == "" && !n.isOwn(ip) || pod.UID != "" && holds(ip, pod.UID, n.name) != nil {
+		return nil // The node of the present holder writes the condition.
 	}
 	conditions := slices.Clone(ip.Status.Conditions)
 	if !meta.SetStatusCondition(&conditions, condition) {

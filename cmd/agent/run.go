@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent"
+	"github.com/berth-dev/berth/agent/assignment"
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/confdir"
@@ -36,6 +37,7 @@ import (
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/nftables"
+	"github.com/berth-dev/berth/cni/nodeaddress"
 	"github.com/berth-dev/berth/cni/relay"
 	"github.com/berth-dev/berth/cni/settings"
 	"github.com/berth-dev/berth/cni/veth/wire"
@@ -99,7 +101,7 @@ func run(ctx context.Context, o *Options) error {
 		RefusedNeighbours: netfilter.RefusedNeighbours,
 		Configuration:     keeper.Ready,
 		HostPorts:         &hostport.Forwarder{}, HostPortRange: ports,
-		Listener: newListener(o), DeadMan: deadman.New(o.SilenceAfter), Segment: segments.open, Unicast: segments.hear, Node: self(o, config), APIReachable: clients.reachable, AgentPort: o.Monitoring.SecurePort,
+		Listener: newListener(o), NodeAddresses: nodeaddress.Carried, DeadMan: deadman.New(o.SilenceAfter), Segment: segments.open, Unicast: segments.hear, Node: self(o, config), APIReachable: clients.reachable, AgentPort: o.Monitoring.SecurePort,
 	}
 	enforcer, err := withEnforcer(ctx, o, &options, clients, journal)
 	if err != nil {
@@ -107,7 +109,7 @@ func run(ctx context.Context, o *Options) error {
 	}
 	a := agent.New(options)
 	legacyregistry.CustomMustRegister(a.Collector())
-	return serve(ctx, o, a, tellRefusals(a.Ready, tellNode(recorder, o.NodeName, EventFirewall, "CheckReadiness")), node, config, keeper, runOverlay,
+	return serve(ctx, o, a, newCarrier(o, clients, node, networks, recorder), tellRefusals(a.Ready, tellNode(recorder, o.NodeName, EventFirewall, "CheckReadiness")), node, config, keeper, runOverlay,
 		segments.run, func(ctx context.Context) error { return profiles.Run(ctx, a) },
 		func(ctx context.Context) error { return runPolicies(ctx, enforcer, a, store) })
 }
@@ -203,7 +205,7 @@ func newWirer(o *Options, journal *settings.Journal) *wire.Wirer {
 }
 
 // serve runs the agent and background until one of them fails or the context ends.
-func serve(ctx context.Context, o *Options, a *agent.Agent, ready func(context.Context) error, node *podinfo.Node, config *rest.Config, keeper *confdir.Keeper, background ...func(context.Context) error) error {
+func serve(ctx context.Context, o *Options, a *agent.Agent, own *assignment.Carrier, ready func(context.Context) error, node *podinfo.Node, config *rest.Config, keeper *confdir.Keeper, background ...func(context.Context) error) error {
 	s := &server.Server{Socket: o.Socket, Heartbeat: relay.Heartbeat, Handler: a, Observe: a.Metrics.Call, ToError: agent.ToCNIError}
 	listener, err := s.Listen(ctx)
 	if err != nil {
@@ -218,8 +220,12 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, ready func(context.C
 	group.Go(func() error { return s.Serve(ctx, listener, grace) })
 	group.Go(func() error { return node.Run(ctx, a) })
 	group.Go(func() error { a.Run(ctx); return nil })
+	group.Go(func() error { return own.Run(ctx) })
 	group.Go(func() error {
-		return linkwatch.Watch(ctx, a.Uplinks, linkwatch.Reactions{Changed: a.Recheck, Back: node.VerifyAtOnce, Carrier: a.Carrier, Moved: a.AnnounceAll, Unshaped: a.Shaper.Recheck})
+		return linkwatch.Watch(ctx, a.Uplinks, linkwatch.Reactions{
+			Changed: func(ctx context.Context) { a.Recheck(ctx); own.Recheck() }, Back: node.VerifyAtOnce, Carrier: a.Carrier,
+			Moved: func(ctx context.Context) { a.AnnounceAll(ctx); own.Announce() }, Unshaped: a.Shaper.Recheck,
+		})
 	})
 	group.Go(func() error {
 		// Without events the agent looks once a minute.

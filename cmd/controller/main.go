@@ -46,6 +46,7 @@ import (
 	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/assigner"
+	"github.com/berth-dev/berth/ipam/assignments"
 	"github.com/berth-dev/berth/ipam/claims"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/event"
@@ -140,6 +141,7 @@ type work struct {
 	reclaimer   *reclaim.Reclaimer
 	status      *poolstatus.Writer
 	ahead       *preallocation.Loop
+	assignments *assignments.Assignments
 	wrong       *wrongaddress.Finder
 	ipam        *ipam.IPAM
 	secrets     corev1client.SecretInterface
@@ -203,6 +205,9 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 		return nil, err
 	}
 	if w.ahead, err = preallocation.NewLoop(w.ipam, seen, factory); err != nil {
+		return nil, err
+	}
+	if w.assignments, err = assignments.New(w.ahead, assignments.Parts{API: ahead, Nodes: kube.CoreV1().Nodes(), Recorder: recorder, Factory: factory}); err != nil {
 		return nil, err
 	}
 	if err := errors.Join(
@@ -285,6 +290,7 @@ func (w *work) follow(ctx context.Context) {
 	w.factory.StartWithContext(ctx)
 	go w.view.Run(ctx)
 	go w.ipam.Run(ctx)
+	go w.assignments.Run(ctx)
 	w.ready.Store(true)
 }
 

@@ -98,6 +98,9 @@ func (o Owner) key() ownerKey {
 	return ownerKey{group: group, kind: o.Kind, namespace: o.Namespace, name: o.Name, podName: o.PodName, nodeName: o.NodeName}
 }
 
+// IsNode says whether the owner is a Node, which has the address itself. Owners of pods have a namespace.
+func (o Owner) IsNode() bool { return o.APIVersion == "v1" && o.Kind == "Node" && o.Namespace == "" }
+
 // SameWorkload says whether two owners are the same workload by name, regardless of
 // their UIDs.
 func (o Owner) SameWorkload(other Owner) bool {

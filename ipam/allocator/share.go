@@ -19,6 +19,9 @@ type shares map[string]map[*freeSpace]Share
 
 // add counts one address of a use more (by: 1) or fewer (-1).
 func (s shares) add(f *freeSpace, namespace string, of use, by int) {
+	if namespace == "" {
+		return // of a Node
+	}
 	share := s[namespace][f]
 	switch of {
 	case allocated:

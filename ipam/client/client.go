@@ -2,7 +2,7 @@
 
 // Package client is the typed client of Berth's API objects: get, list, watch
 // and write for each kind, and informers. It is written by hand on client-go's
-// generic client: five kinds do not need a generated clientset.
+// generic client: six kinds do not need a generated clientset.
 package client
 
 import (
@@ -35,6 +35,8 @@ type (
 	NetworkProfiles = gentype.ClientWithList[*v1alpha1.NetworkProfile, *v1alpha1.NetworkProfileList]
 	// BGPPeers reads and writes BGPPeer objects. Safe for concurrent use.
 	BGPPeers = gentype.ClientWithList[*v1alpha1.BGPPeer, *v1alpha1.BGPPeerList]
+	// NodeAssignments reads and writes NodeAssignment objects. Safe for concurrent use.
+	NodeAssignments = gentype.ClientWithList[*v1alpha1.NodeAssignment, *v1alpha1.NodeAssignmentList]
 )
 
 // Client reads and writes Berth's API objects. Safe for concurrent use.
@@ -43,6 +45,7 @@ type Client struct {
 	FloatingIPs     *FloatingIPs
 	NetworkProfiles *NetworkProfiles
 	BGPPeers        *BGPPeers
+	NodeAssignments *NodeAssignments
 
 	ipClaims func(namespace string) *IPClaims
 }
@@ -99,6 +102,9 @@ func NewForConfigAndClient(config *rest.Config, connections *http.Client) (*Clie
 		BGPPeers: gentype.NewClientWithList("bgppeers", restClient, parameters, "",
 			func() *v1alpha1.BGPPeer { return &v1alpha1.BGPPeer{} },
 			func() *v1alpha1.BGPPeerList { return &v1alpha1.BGPPeerList{} }),
+		NodeAssignments: gentype.NewClientWithList("nodeassignments", restClient, parameters, "",
+			func() *v1alpha1.NodeAssignment { return &v1alpha1.NodeAssignment{} },
+			func() *v1alpha1.NodeAssignmentList { return &v1alpha1.NodeAssignmentList{} }),
 		ipClaims: func(namespace string) *IPClaims {
 			return gentype.NewClientWithList("ipclaims", restClient, parameters, namespace,
 				func() *v1alpha1.IPClaim { return &v1alpha1.IPClaim{} },

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -41,6 +42,8 @@ type Pool struct {
 	ExactAddresses bool
 	// ExternalAssigner says that the external assigner must attach addresses to nodes.
 	ExternalAssigner bool
+	// NodeAddresses says how the pool gives its nodes addresses; nil: it gives them none.
+	NodeAddresses *v1alpha1.NodeAddresses
 	// Ranges hold the addresses that Berth may allocate: ascending, disjoint, without
 	// excluded addresses and addresses of older pools.
 	Ranges iprange.Set
@@ -71,6 +74,26 @@ func (p *Pool) Network() *v1alpha1.Network {
 	return n
 }
 
+// Serves reports whether a node belongs to the pool.
+func (p *Pool) Serves(node *v1.Node) bool {
+	addresses := InternalIPs(node)
+	within := func(subnet netip.Prefix) bool { return slices.ContainsFunc(addresses, subnet.Contains) }
+	return (len(p.nodeSubnets) == 0 || slices.ContainsFunc(p.nodeSubnets, within)) && p.selectsNode(node.Labels)
+}
+
+// InternalIPs returns the addresses by which a node belongs to nodeSubnets.
+func InternalIPs(node *v1.Node) (addresses []netip.Addr) {
+	for _, address := range node.Status.Addresses {
+		if address.Type != v1.NodeInternalIP {
+			continue
+		}
+		if addr, err := netip.ParseAddr(address.Address); err == nil {
+			addresses = append(addresses, addr.Unmap())
+		}
+	}
+	return addresses
+}
+
 func (p *Pool) selectsNode(nodeLabels labels.Set) bool {
 	return p.nodeSelector == nil || p.nodeSelector.Matches(nodeLabels)
 }
@@ -89,6 +112,10 @@ func (p *Pool) NamespaceSelector() string {
 	return p.namespaceSelector.String()
 }
 
+// Alone compiles a pool without a look at others, so its Ranges include addresses of older pools. The error is
+// for the pool's author.
+func Alone(object *v1alpha1.IPPool) (*Pool, error) { return compile(object) }
+
 func compile(object *v1alpha1.IPPool) (*Pool, error) {
 	spec := &object.Spec
 	pool := &Pool{
@@ -101,6 +128,7 @@ func compile(object *v1alpha1.IPPool) (*Pool, error) {
 		ReleasePolicies:  spec.ReleasePolicies,
 		ExactAddresses:   spec.ExactAddresses == nil || *spec.ExactAddresses,
 		ExternalAssigner: spec.ExternalAssigner,
+		NodeAddresses:    spec.NodeAddresses,
 		listed:           listed(spec.Ranges),
 	}
 	if spec.Cooldown != nil {
@@ -155,6 +183,8 @@ func (p *Pool) checkMode() error {
 	switch {
 	case p.Routed && p.Gateway.IsValid():
 		return errors.New("spec.gateway: a pool with mode Routed has none")
+	case p.Routed && p.NodeAddresses != nil:
+		return errors.New("spec.nodeAddresses: a pool with mode Routed has none")
 	case p.Routed && p.VLAN != 0:
 		return errors.New("spec.vlan: a pool with mode Routed has none")
 	}

@@ -27,7 +27,7 @@ type tally struct {
 // uses counts the addresses of a pool.
 type uses struct {
 	allocated, retained, reserved, cooling, outside int64
-	// conflicts are addresses with a pod that another host has, too; avoided ones cool down because another
+	// conflicts are addresses with a holder that another host has, too; avoided ones cool down because another
 	// host had them.
 	conflicts, avoided int64
 	// lastNode are cooling addresses that their last node may carry.
@@ -115,7 +115,7 @@ func (u *uses) add(ip *v1alpha1.FloatingIP, n int64) {
 	switch {
 	case spec.Reserved:
 		u.reserved += n
-	case spec.Pod != nil:
+	case spec.IsHeld():
 		u.allocated += n
 		u.share(spec.Owner, n, 0)
 	case spec.Owner == nil && spec.ReleasedAt != nil:
@@ -129,7 +129,7 @@ func (u *uses) add(ip *v1alpha1.FloatingIP, n int64) {
 	}
 	switch {
 	case !ip.InConflict():
-	case spec.Pod != nil:
+	case spec.IsHeld():
 		u.conflicts += n
 	case spec.Owner == nil && spec.ReleasedAt != nil && !spec.Reserved:
 		u.avoided += n
@@ -138,7 +138,7 @@ func (u *uses) add(ip *v1alpha1.FloatingIP, n int64) {
 
 // share adds to the counts of the owner's namespace, if the pool has a cap.
 func (u *uses) share(owner *v1alpha1.Owner, allocated, retained int64) {
-	if u.namespaces == nil || owner == nil {
+	if u.namespaces == nil || owner == nil || owner.IsNode() {
 		return
 	}
 	share := u.namespaces[owner.Namespace]

@@ -14,6 +14,7 @@ type Key struct{ Kind, Namespace, Name string }
 // Kinds of owners that preallocate.
 const (
 	KindClaim      = "IPClaim"
+	KindNode       = "Node"
 	kindDeployment = "Deployment"
 	kindReplicaSet = "ReplicaSet"
 )
@@ -27,6 +28,8 @@ func keyOf(ip *v1alpha1.FloatingIP) (k Key, ok bool) {
 		return Key{}, false
 	case owner.IsClaim():
 		return Key{KindClaim, owner.Namespace, owner.Name}, true
+	case owner.IsNode():
+		return Key{KindNode, "", owner.Name}, true
 	case owner.PodName != "" || owner.NodeName != "":
 		return Key{}, false
 	case owner.APIVersion != appsv1.SchemeGroupVersion.String() || owner.Kind != kindDeployment && owner.Kind != kindReplicaSet:

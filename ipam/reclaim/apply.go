@@ -99,7 +99,7 @@ func (r *Reclaimer) write(ctx context.Context, ip *v1alpha1.FloatingIP, a action
 		_, err = r.ips.Update(ctx, ip, resting(&ip.Spec, now, last))
 	case retain:
 		spec := ip.Spec.DeepCopy()
-		if spec.Pod != nil {
+		if spec.IsHeld() {
 			spec.Since = spec.NextSince(now.Time)
 		}
 		spec.Pod, spec.Node, spec.LastPod, spec.LastNode = nil, "", lastPod(&ip.Spec), last

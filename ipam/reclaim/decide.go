@@ -41,6 +41,8 @@ type situation struct {
 	// owner and at are set only if needsOwner.
 	owner workload
 	at    standing
+	// node is set if the owner is a Node.
+	node nodeClaim
 	// cooldown of the pool.
 	cooldown time.Duration
 	// lastNode of the address once it has left its pod; nil: no node may carry it still.
@@ -128,6 +130,8 @@ func byRules(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 		return verdict{}
 	case spec.Owner == nil:
 		return endCooldown(spec, s)
+	case spec.Owner.IsNode():
+		return decideNode(spec, s)
 	case s.unused:
 		return verdict{action: free}
 	case s.namespaceGone:
@@ -166,10 +170,10 @@ func byRules(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	return verdict{again: leftOf(spec, s)}
 }
 
-// giveBack frees an address. If a pod had it, it rests before: for the pool's cooldown, and until its
+// giveBack frees an address. If a pod or a node had it, it rests before: for the pool's cooldown, and until its
 // last node has stopped.
 func giveBack(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
-	if (s.cooldown > 0 || s.lastNode != nil) && (spec.Pod != nil || spec.LastPod != "") {
+	if (s.cooldown > 0 || s.lastNode != nil) && (spec.Pod != nil || spec.LastPod != "" || spec.Owner.IsNode()) {
 		return verdict{action: cool}
 	}
 	return verdict{action: free}

@@ -72,6 +72,9 @@ func (r *Reclaimer) rest(ctx context.Context, name string) error {
 		return nil
 	}
 	last, end := deleted.ip.Spec.LastNode, deleted.since.Add(r.cooldown(deleted.ip))
+	if deleted.ip.Spec.IsOfNode() {
+		last = lastnode.After(last, deleted.ip.Spec.Node, false, r.nodeOf)
+	}
 	if last != nil {
 		end = lastnode.Until(deleted.since.Time, r.cooldown(deleted.ip))
 	}

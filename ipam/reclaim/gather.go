@@ -39,6 +39,10 @@ func (r *Reclaimer) gather(ctx context.Context, ip *v1alpha1.FloatingIP) (facts,
 		err := r.gatherRest(ctx, ip, &s)
 		return facts{situation: s}, err
 	}
+	if ip.Spec.Owner.IsNode() {
+		err := r.gatherNode(ctx, ip, &s)
+		return facts{situation: s}, err
+	}
 	pod, podExists, stopped, err := r.pod(ctx, ip)
 	if err != nil {
 		return facts{}, err

@@ -5,6 +5,7 @@ package reclaim
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,15 +29,15 @@ const (
 	byOwner  = "owner"
 	// byPodName has the addresses that are kept for a pod name or belong to a pod.
 	byPodName = "podName"
-	// byNode has the addresses that are kept for a node.
+	// byNode has the addresses that are kept for a node, or that a Node owns.
 	byNode = "ownerNode"
 	// byNamespace has the addresses of owners in a namespace.
 	byNamespace = "ownerNamespace"
 	// byLastNode has the addresses at rest that a node may still carry.
 	byLastNode = "lastNode"
-	// byPool has the addresses whose time depends on a field of the pool: they cool down, or
-	// may be preallocated and have a retainFor.
-	byPool = "timedByPool"
+	// byPool has the addresses that depend on a field of the pool: they cool down, may be preallocated
+	// and have a retainFor, or are of Nodes.
+	byPool = "byPool"
 )
 
 func indexers() cache.Indexers {
@@ -74,7 +75,12 @@ func indexers() cache.Indexers {
 			return ""
 		}),
 		byNamespace: ofOwner(func(owner *v1alpha1.Owner) string { return owner.Namespace }),
-		byNode:      ofOwner(func(owner *v1alpha1.Owner) string { return owner.NodeName }),
+		byNode: ofOwner(func(owner *v1alpha1.Owner) string {
+			if owner.IsNode() {
+				return owner.Name
+			}
+			return owner.NodeName
+		}),
 		byLastNode: of(func(spec *v1alpha1.FloatingIPSpec) string {
 			if spec.LastNode == nil || spec.Owner != nil {
 				return ""
@@ -83,7 +89,7 @@ func indexers() cache.Indexers {
 		}),
 		byPool: of(func(spec *v1alpha1.FloatingIPSpec) string {
 			cools := spec.Owner == nil && spec.ReleasedAt != nil
-			if cools || spec.Owner != nil && spec.Pod == nil && spec.RetainFor != nil && mayPreallocate(spec.Owner) {
+			if cools || spec.Owner.IsNode() || spec.Owner != nil && spec.Pod == nil && spec.RetainFor != nil && mayPreallocate(spec.Owner) {
 				return spec.Pool
 			}
 			return ""
@@ -312,7 +318,8 @@ func jobChanged(before, after metav1.Object) bool {
 
 // nodeChanged compares slim nodes, which have only taints that matter.
 func nodeChanged(before, after *v1.Node) bool {
-	return before.UID != after.UID || !maps.Equal(before.Labels, after.Labels) || len(before.Spec.Taints) != len(after.Spec.Taints)
+	return before.UID != after.UID || !maps.Equal(before.Labels, after.Labels) || len(before.Spec.Taints) != len(after.Spec.Taints) ||
+		!slices.Equal(before.Status.Addresses, after.Status.Addresses)
 }
 
 func (r *Reclaimer) enqueue(list []*v1alpha1.FloatingIP) {

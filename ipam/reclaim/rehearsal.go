@@ -247,7 +247,7 @@ func (w *writes) Create(_ context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.F
 
 func (w *writes) Update(_ context.Context, seen *v1alpha1.FloatingIP, spec v1alpha1.FloatingIPSpec) (*v1alpha1.FloatingIP, error) {
 	switch {
-	case seen.Spec.Pod != nil && spec.Pod == nil:
+	case seen.Spec.IsHeld() && !spec.IsHeld():
 		w.note(seen.Name, Release)
 	case seen.Spec.Owner != nil && spec.Owner == nil:
 		w.note(seen.Name, Drop)
@@ -263,7 +263,7 @@ func (w *writes) Update(_ context.Context, seen *v1alpha1.FloatingIP, spec v1alp
 
 func (w *writes) Delete(_ context.Context, seen *v1alpha1.FloatingIP) error {
 	switch {
-	case seen.Spec.Pod != nil:
+	case seen.Spec.IsHeld():
 		w.note(seen.Name, Release)
 	case seen.Spec.Owner == nil:
 		w.note(seen.Name, EndRest)

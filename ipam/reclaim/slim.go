@@ -118,10 +118,15 @@ func slimPodSpec(spec *v1.PodSpec) v1.PodSpec {
 	return slim
 }
 
-// slimNode keeps the labels, and the taint by which somebody says that the node is off.
+// slimNode keeps the labels and InternalIPs, and the taint by which somebody says that the node is off.
 func slimNode(o *v1.Node) *v1.Node {
 	slim := &v1.Node{ObjectMeta: slimMeta(&o.ObjectMeta)}
 	slim.Labels = maps.Clone(o.Labels)
+	for _, address := range o.Status.Addresses {
+		if address.Type == v1.NodeInternalIP {
+			slim.Status.Addresses = append(slim.Status.Addresses, address)
+		}
+	}
 	for _, taint := range o.Spec.Taints {
 		if taint.Key == v1.TaintNodeOutOfService {
 			slim.Spec.Taints = []v1.Taint{taint}

@@ -15,6 +15,12 @@ func why(spec *v1alpha1.FloatingIPSpec, s situation, a action) string {
 		return "its cooldown is over"
 	}
 	owner := spec.Owner.Kind + " " + spec.Owner.Name
+	if spec.Owner.IsNode() {
+		if a == retain {
+			return fmt.Sprintf("%s is gone or not of IPPool %s any more, which keeps it for a node of that name", owner, spec.Pool)
+		}
+		return fmt.Sprintf("%s is gone, has another address of IPPool %s, or gets none of it any more", owner, spec.Pool)
+	}
 	switch {
 	case a == retain:
 		return fmt.Sprintf("the pod is gone; release policy %s keeps it for %s", spec.ReleasePolicy, owner)
@@ -37,7 +43,7 @@ func why(spec *v1alpha1.FloatingIPSpec, s situation, a action) string {
 // changed logs that an address left its pod or its owner.
 func changed(ip *v1alpha1.FloatingIP, a action, why string) {
 	switch {
-	case a == retain && ip.Spec.Pod != nil:
+	case a == retain && ip.Spec.IsHeld():
 		tenure.Log(tenure.Kept, ip, why)
 	case a == free && ip.Spec.Owner != nil, a == cool:
 		tenure.Log(tenure.Freed, ip, why)

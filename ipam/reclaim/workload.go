@@ -69,14 +69,6 @@ func before(a, b *v1alpha1.FloatingIP) bool {
 }
 
 // older reports whether a was created before b.
-func older(a, b *v1alpha1.FloatingIP) bool {
-	if c := a.CreationTimestamp.Compare(b.CreationTimestamp.Time); c != 0 {
-		return c < 0
-	}
-	// The scheduler's order is by number, not by text.
-	x, _ := v1alpha1.AddrOf(a.Name)
-	y, _ := v1alpha1.AddrOf(b.Name)
-	return x.Less(y)
-}
+func older(a, b *v1alpha1.FloatingIP) bool { return a.IsOlderThan(b) }
 
 func isPod(owner *v1alpha1.Owner) bool { return owner.Kind == "Pod" && owner.APIVersion == "v1" }

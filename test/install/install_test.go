@@ -182,7 +182,7 @@ func TestLifeCycle(t *testing.T) {
 	s.noConsole()
 	s.kubectl("delete", "namespace", system)
 	s.asBefore(clean)
-	s.kubectl("delete", "crd", "ippools.berth.dev", "floatingips.berth.dev", "ipclaims.berth.dev", "networkprofiles.berth.dev", "bgppeers.berth.dev")
+	s.kubectl("delete", "crd", "ippools.berth.dev", "floatingips.berth.dev", "ipclaims.berth.dev", "networkprofiles.berth.dev", "bgppeers.berth.dev", "nodeassignments.berth.dev")
 }
 
 // consoleAnswers asks the console by its Service, as a user with a token who may see everything.

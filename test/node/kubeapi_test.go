@@ -26,6 +26,8 @@ type kubeAPI struct {
 	kube     *kubernetes.Clientset
 	ips      *client.FloatingIPs
 	profiles *client.NetworkProfiles
+
+	assignments *client.NodeAssignments
 }
 
 // kubeAPIs are as many as tests run side by side: tests name the same addresses, so that
@@ -114,7 +116,7 @@ func startAPI(ctx context.Context) (a *kubeAPI, err error) {
 	if err != nil {
 		return nil, err
 	}
-	a = &kubeAPI{cp: cp, kube: kube, ips: berth.FloatingIPs, profiles: berth.NetworkProfiles}
+	a = &kubeAPI{cp: cp, kube: kube, ips: berth.FloatingIPs, profiles: berth.NetworkProfiles, assignments: berth.NodeAssignments}
 	crds, err := dynamic.NewForConfig(config)
 	if err != nil {
 		return nil, err

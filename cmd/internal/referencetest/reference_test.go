@@ -15,7 +15,7 @@ import (
 const root = "../../.."
 
 func TestReferenceObjects(t *testing.T) {
-	for _, kind := range []string{"ippools", "floatingips", "ipclaims", "networkprofiles", "bgppeers"} {
+	for _, kind := range []string{"ippools", "floatingips", "ipclaims", "networkprofiles", "bgppeers", "nodeassignments"} {
 		content, err := os.ReadFile(root + "/manifests/crd/berth.dev_" + kind + ".yaml")
 		if err != nil {
 			t.Fatal(err)

@@ -238,10 +238,14 @@ func state(spec *v1alpha1.FloatingIPSpec) string {
 	switch {
 	case spec.Reserved:
 		return "reserved"
+	case spec.IsOfNode():
+		return "of node " + spec.Node + " itself"
+	case spec.Owner.IsNode():
+		return "kept for node " + spec.Owner.Name
 	case spec.Pod != nil && spec.Owner != nil:
 		return fmt.Sprintf("of pod %s/%s", spec.Owner.Namespace, spec.Pod.Name)
 	case spec.Owner != nil:
-		return fmt.Sprintf("kept for %s %s/%s", spec.Owner.Kind, spec.Owner.Namespace, spec.Owner.Name)
+		return "kept for " + spec.Owner.Text()
 	case spec.ReleasedAt != nil:
 		return "cooling down"
 	}
@@ -445,6 +449,9 @@ func rehearsed(o *objects, ip *v1alpha1.FloatingIP, deed reclaim.Deed, unknown e
 	switch {
 	case unknown != nil:
 		f.Code, f.Text = OwnerUnknown, fmt.Sprintf("%s is kept, because its owner cannot be read: %v", spec.Address, unknown)
+	case deed == reclaim.Release && spec.IsOfNode():
+		f.Code, f.Text = OwnerGone, fmt.Sprintf("%s is %s, which is gone or gets no address of pool %s any more", spec.Address, state(spec), spec.Pool)
+		f.Objects = append(f.Objects, Object{Kind: spec.Owner.Kind, Name: spec.Owner.Name, UID: string(spec.Owner.UID)})
 	case deed == reclaim.Release && o.isLive(spec):
 		f.Code, f.Text = Outdated, fmt.Sprintf("%s records pod %s/%s, which is bound with other addresses", spec.Address, spec.Owner.Namespace, spec.Pod.Name)
 	case deed == reclaim.Release:

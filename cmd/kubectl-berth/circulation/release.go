@@ -205,7 +205,7 @@ func (o *releasing) retained(ctx context.Context) ([]freeing.Release, error) {
 	var releases []freeing.Release
 	err := cluster.EachFloatingIP(ctx, o.Berth, cluster.OfPool(o.pool), func(ip *v1alpha1.FloatingIP) error {
 		spec := &ip.Spec
-		if spec.Pod == nil && spec.Owner != nil && !spec.Reserved && spec.Since != nil && spec.Since.Time.Before(before) {
+		if !spec.IsHeld() && spec.Owner != nil && !spec.Reserved && spec.Since != nil && spec.Since.Time.Before(before) {
 			releases = append(releases, freeing.Of(ip))
 		}
 		return nil

@@ -155,6 +155,7 @@ var kinds = []struct {
 	{"berth/ippools.yaml", v1alpha1.SchemeGroupVersion.WithResource("ippools"), nil},
 	{"berth/ipclaims.yaml", v1alpha1.SchemeGroupVersion.WithResource("ipclaims"), nil},
 	{"berth/floatingips.yaml", v1alpha1.SchemeGroupVersion.WithResource("floatingips"), nil},
+	{"berth/nodeassignments.yaml", v1alpha1.SchemeGroupVersion.WithResource("nodeassignments"), nil},
 	{"berth/networkprofiles.yaml", v1alpha1.SchemeGroupVersion.WithResource("networkprofiles"), nil},
 	{"berth/bgppeers.yaml", v1alpha1.SchemeGroupVersion.WithResource("bgppeers"), nil},
 	{"kubernetes/nodes.yaml", v1.SchemeGroupVersion.WithResource("nodes"), nil},
@@ -281,7 +282,7 @@ func hasAddresses(object *unstructured.Unstructured) bool {
 // isOurs says whether an event is of Berth's, or of a pod: these are in the bundle, too.
 func isOurs(event *unstructured.Unstructured) bool {
 	kind, _, _ := unstructured.NestedString(event.Object, "involvedObject", "kind")
-	return slices.Contains([]string{"Pod", "Node", "FloatingIP", "IPPool", "IPClaim", "NetworkProfile"}, kind)
+	return slices.Contains([]string{"Pod", "Node", "FloatingIP", "IPPool", "IPClaim", "NetworkProfile", "NodeAssignment"}, kind)
 }
 
 // kept are the annotations that stay, beside Berth's.

@@ -79,6 +79,8 @@ type Address struct {
 	Pool    string       `json:"pool"`
 	Pod     string       `json:"pod,omitempty"`
 	Since   *metav1.Time `json:"since,omitempty"`
+	// Own: the node itself has it, and no pod.
+	Own bool `json:"own,omitempty"`
 	// Link is the node's link to the pod.
 	Link string `json:"link,omitempty"`
 	// Wiring is added where the node carries the address, else what is wrong; empty where nobody was asked.
@@ -125,6 +127,7 @@ func show(ctx context.Context, call *command.Call, namespace string, agents *Age
 		return nil, fmt.Errorf("list the agent's pod: %w", err)
 	}
 	r := newReport(of, ips)
+	r.addOwn(call.Berth.NodeAssignments.Get(ctx, of.Name, metav1.GetOptions{}))
 	agent := current(pods.Items)
 	r.addAgent(agent, namespace)
 	if agent == nil {
@@ -140,6 +143,30 @@ func show(ctx context.Context, call *command.Call, namespace string, agents *Age
 		r.addInspection(in, time.Now())
 	}
 	return r, nil
+}
+
+// addOwn says whether the node carries its own addresses, as its NodeAssignment says, which it need not have.
+func (r *Report) addOwn(assignment *v1alpha1.NodeAssignment, err error) {
+	if !slices.ContainsFunc(r.Addresses, func(a Address) bool { return a.Own }) {
+		return
+	}
+	if err != nil && !failure.IsNoSuch(err) {
+		r.Unknown = append(r.Unknown, "whether the node carries its own addresses: "+failure.Explain(err))
+		return
+	}
+	for i := range r.Addresses {
+		a := &r.Addresses[i]
+		switch {
+		case !a.Own:
+		case err == nil && slices.Contains(assignment.Status.Carried, a.Address):
+			a.Wiring = "the node's own"
+		default:
+			a.Wiring = "not there"
+			if a.Since != nil && time.Since(a.Since.Time) > settled {
+				r.problem("kubectl describe node "+r.Name, "the node does not have %s, which pool %s gives it", a.Address, a.Pool)
+			}
+		}
+	}
 }
 
 // current returns the agent's pod; where one is being replaced, the newer one.
@@ -165,7 +192,7 @@ func newReport(of *v1.Node, ips []v1alpha1.FloatingIP) *Report {
 	}
 	for i := range ips {
 		spec := &ips[i].Spec
-		a := Address{Address: spec.Address, Pool: spec.Pool, Since: spec.Since, object: ips[i].Name}
+		a := Address{Address: spec.Address, Pool: spec.Pool, Since: spec.Since, Own: spec.IsOfNode(), object: ips[i].Name}
 		if spec.Pod != nil && spec.Owner != nil {
 			a.Pod = spec.Owner.Namespace + "/" + spec.Pod.Name
 		}

@@ -4,6 +4,7 @@ package node
 
 import (
 	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -132,5 +133,32 @@ func TestSegment(t *testing.T) {
 		if got := s.text(now); got != want {
 			t.Errorf("text() = %q, want %q", got, want)
 		}
+	}
+}
+
+// A node's own addresses are there if its NodeAssignment says that it carries them.
+func TestOwnAddresses(t *testing.T) {
+	now := metav1.Now()
+	long := metav1.NewTime(now.Add(-time.Hour))
+	own := func(address string, since metav1.Time) v1alpha1.FloatingIP {
+		return v1alpha1.FloatingIP{Spec: v1alpha1.FloatingIPSpec{
+			Address: address, Pool: "storage", Node: "node7", Owner: &v1alpha1.Owner{APIVersion: "v1", Kind: "Node", Name: "node7"}, Since: &since,
+		}}
+	}
+	r := newReport(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node7"}}, []v1alpha1.FloatingIP{own("10.0.80.1", long), own("10.0.80.2", long), own("10.0.80.3", now)})
+	r.addOwn(&v1alpha1.NodeAssignment{Status: v1alpha1.NodeAssignmentStatus{Carried: []string{"10.0.80.1"}}}, nil)
+	var wiring []string
+	for _, a := range r.Addresses {
+		wiring = append(wiring, a.Wiring)
+	}
+	if diff := cmp.Diff([]string{"the node's own", "not there", "not there"}, wiring); diff != "" {
+		t.Errorf("wiring (-want +got):\n%s", diff)
+	}
+	if want := "the node does not have 10.0.80.2, which pool storage gives it"; len(r.Problems) != 1 || r.Problems[0].Text != want || len(r.Unknown) > 0 {
+		t.Errorf("problems: %+v, unknown: %q", r.Problems, r.Unknown)
+	}
+	r.addOwn(nil, errors.New("no answer"))
+	if len(r.Unknown) != 1 {
+		t.Errorf("without an answer unknown is %q", r.Unknown)
 	}
 }

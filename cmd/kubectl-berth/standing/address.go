@@ -66,6 +66,9 @@ func (o *Owner) String() string {
 	if o == nil {
 		return ""
 	}
+	if o.Namespace == "" { // A Node.
+		return o.Kind + " " + o.Name
+	}
 	return o.Kind + " " + o.Namespace + "/" + o.Name
 }
 
@@ -85,6 +88,10 @@ func AddressOf(ip *v1alpha1.FloatingIP) Address {
 	switch {
 	case a.State == Cooling && spec.ReleasedAt != nil:
 		a.Since = spec.ReleasedAt
+	case spec.IsOfNode():
+		a.Note = fmt.Sprintf("node %s itself has it (spec.nodeAddresses of IPPool %s)", spec.Node, spec.Pool)
+	case spec.Owner.IsNode():
+		a.Note = fmt.Sprintf("IPPool %s keeps it for a node of the name %s", spec.Pool, spec.Owner.Name)
 	case a.State == Reserved:
 		a.Note = "an administrator reserved it: no pod gets it"
 		if reason := ip.Annotations[v1alpha1.AnnotationReason]; reason != "" {

@@ -23,9 +23,9 @@ type State string
 
 // States of addresses that have a FloatingIP.
 const (
-	// Held: a pod has it.
+	// Held: a pod or a node itself has it.
 	Held State = "Held"
-	// Retained: it has an owner and no pod.
+	// Retained: it has an owner and no holder.
 	Retained State = "Retained"
 	// Cooling: it was freed, and no pod gets it until its pool's cooldown is over.
 	Cooling State = "Cooling"
@@ -58,7 +58,7 @@ func Of(ip *v1alpha1.FloatingIP) State {
 	switch spec := &ip.Spec; {
 	case spec.Reserved:
 		return Reserved
-	case spec.Pod != nil:
+	case spec.IsHeld():
 		return Held
 	case spec.Owner == nil:
 		return Cooling

@@ -116,3 +116,21 @@ func TestParseAddr(t *testing.T) {
 		}
 	}
 }
+
+// A node has an address itself, or a pool keeps one for it.
+func TestOfNode(t *testing.T) {
+	ip := &v1alpha1.FloatingIP{Spec: v1alpha1.FloatingIPSpec{
+		Address: "10.0.80.11", Pool: "storage", Node: "node1", Owner: &v1alpha1.Owner{APIVersion: "v1", Kind: "Node", Name: "node1", UID: "1"},
+	}}
+	if a := AddressOf(ip); a.State != Held || a.Pod != nil || a.Owner.String() != "Node node1" || a.Note != "node node1 itself has it (spec.nodeAddresses of IPPool storage)" {
+		t.Errorf("of node1 itself it is %+v", a)
+	}
+	ip.Spec.Node = ""
+	if a := AddressOf(ip); a.State != Retained || a.Note != "IPPool storage keeps it for a node of the name node1" {
+		t.Errorf("kept for node1 it is %+v", a)
+	}
+	ip.Spec.Owner.Namespace, ip.Spec.Node = "shop", "node1"
+	if a := AddressOf(ip); a.State != Retained || a.Note != "" || a.Owner.String() != "Node shop/node1" {
+		t.Errorf("of a pod whose controller is a Node it is %+v", a)
+	}
+}

@@ -70,8 +70,11 @@ func ofObject(s *audit.Subject) Link {
 	}
 	if spec.Pod == nil {
 		who := "nobody's"
+		if spec.IsOfNode() {
+			return Link{Name: "object", State: OK, Text: fmt.Sprintf("%s of pool %s is recorded for node %s itself; the node's NodeAssignment says whether it carries it", spec.Address, spec.Pool, spec.Node), Command: "kubectl get nodeassignment " + spec.Node}
+		}
 		if spec.Owner != nil {
-			who = fmt.Sprintf("kept for %s %s/%s", spec.Owner.Kind, spec.Owner.Namespace, spec.Owner.Name)
+			who = "kept for " + spec.Owner.Text()
 		} else if spec.Reserved {
 			who = "reserved"
 		}

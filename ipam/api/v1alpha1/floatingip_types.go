@@ -116,14 +116,14 @@ type FloatingIPSpec struct {
 	// +optional
 	Network *Network `json:"network,omitempty"`
 
-	// owner is the workload, IPClaim or pod that the address belongs to. It stays
+	// owner is the workload, IPClaim, pod or Node that the address belongs to. It stays
 	// when one pod of the owner ends and another gets the address.
 	//
 	// +optional
 	Owner *Owner `json:"owner,omitempty"`
 
-	// pod is the holder of the address. Absent: the address is retained for its
-	// owner, cooling down, or reserved.
+	// pod is the holder of the address. Absent: the address is of a node itself, retained
+	// for its owner, cooling down, or reserved.
 	//
 	// +optional
 	Pod *PodReference `json:"pod,omitempty"`
@@ -144,7 +144,8 @@ type FloatingIPSpec struct {
 	// +optional
 	LastPod string `json:"lastPod,omitempty"`
 
-	// node is the node that the pod was bound to.
+	// node is the node that the pod was bound to, or, of an address whose owner is a Node,
+	// that node while it has the address.
 	//
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
@@ -266,7 +267,7 @@ type Network struct {
 
 // Owner identifies the owner of an address: the IPClaim that the pod names, or the
 // controller at the top of the pod's chain of owners, or the pod itself if it has
-// no controller.
+// no controller. A Node owns an address that an IPPool gives it (spec.nodeAddresses).
 type Owner struct {
 	// apiVersion of the owner, such as apps/v1.
 	//
@@ -276,7 +277,7 @@ type Owner struct {
 	//
 	// +kubebuilder:validation:MaxLength=63
 	Kind string `json:"kind"`
-	// namespace of the owner, by name.
+	// namespace of the owner, by name; empty for a Node.
 	//
 	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace"`
@@ -315,12 +316,30 @@ type Owner struct {
 }
 
 // IsToRest returns whether the address must rest after its FloatingIP was deleted: a
-// pod has held it, its pool has a cooldown or nothing has proved that its last node
+// pod or a node has held it, its pool has a cooldown or nothing has proved that its last node
 // stopped carrying it, and it is not at rest already. spec.pod does not count: only Berth
 // deletes a FloatingIP that has a holder, and only if that pod never ran with the address
 // or its node is known to have stopped.
 func (s *FloatingIPSpec) IsToRest(cooldown time.Duration) bool {
-	return s.LastPod != "" && s.ReleasedAt == nil && (cooldown > 0 || s.LastNode != nil)
+	return (s.LastPod != "" || s.Owner.IsNode()) && s.ReleasedAt == nil && (cooldown > 0 || s.LastNode != nil || s.IsOfNode())
+}
+
+// IsOfNode returns whether a node itself has the address now.
+func (s *FloatingIPSpec) IsOfNode() bool { return s.Owner.IsNode() && s.Node != "" }
+
+// IsHeld returns whether a pod has the address, or a node itself.
+func (s *FloatingIPSpec) IsHeld() bool { return s.Pod != nil || s.IsOfNode() }
+
+// IsOlderThan returns whether the FloatingIP was created before another one. Of two from one second, the lower
+// address is the older.
+func (ip *FloatingIP) IsOlderThan(other *FloatingIP) bool {
+	if c := ip.CreationTimestamp.Compare(other.CreationTimestamp.Time); c != 0 {
+		return c < 0
+	}
+	// The scheduler's order is by number, not by text.
+	x, _ := AddrOf(ip.Name)
+	y, _ := AddrOf(other.Name)
+	return x.Less(y)
 }
 
 // NilUID is the UID of an owner that is known by name only: the address is for the
@@ -329,6 +348,20 @@ const NilUID types.UID = "00000000-0000-0000-0000-000000000000"
 
 // IsAwaited returns whether the address waits for the first owner of that name.
 func (o *Owner) IsAwaited() bool { return o.UID == NilUID }
+
+// IsNode returns whether the owner is a Node. A pod's owner has a namespace, also one whose pod names a
+// Node as its controller. It is false for nil.
+func (o *Owner) IsNode() bool {
+	return o != nil && o.APIVersion == "v1" && o.Kind == "Node" && o.Namespace == ""
+}
+
+// Text returns kind, namespace and name, such as "StatefulSet shop/web", or "Node node1".
+func (o *Owner) Text() string {
+	if o.Namespace == "" {
+		return o.Kind + " " + o.Name
+	}
+	return o.Kind + " " + o.Namespace + "/" + o.Name
+}
 
 // IsClaim returns whether the owner is an IPClaim, of any API version.
 func (o *Owner) IsClaim() bool { return IsClaim(o.APIVersion, o.Kind) }

@@ -40,6 +40,8 @@ type IPPool struct {
 // +kubebuilder:validation:XValidation:rule="!isCIDR(self.subnet) || !has(self.nodeSubnets) || self.nodeSubnets.all(n, !isCIDR(n) || cidr(n).ip().family() == cidr(self.subnet).ip().family() || cidr(self.subnet).ip().family() == 6)",message="nodeSubnets of an IPv4 pool must be IPv4",fieldPath=".nodeSubnets"
 // +kubebuilder:validation:XValidation:rule="!has(self.mode) || self.mode != 'Routed' || !has(self.gateway)",message="a pool with mode Routed has no gateway, because pods leave by the routes of their node: remove gateway",fieldPath=".gateway"
 // +kubebuilder:validation:XValidation:rule="!has(self.mode) || self.mode != 'Routed' || !has(self.vlan) || self.vlan == 0",message="a pool with mode Routed has no VLAN, because routers lead packets to its nodes: remove vlan",fieldPath=".vlan"
+// +kubebuilder:validation:XValidation:rule="!has(self.mode) || self.mode != 'Routed' || !has(self.nodeAddresses)",message="a pool with mode Routed is on no link of its nodes, and gives them no addresses: remove nodeAddresses",fieldPath=".nodeAddresses"
+// +kubebuilder:validation:XValidation:rule="!has(self.nodeAddresses) || !has(self.externalAssigner) || !self.externalAssigner",message="an external assigner attaches addresses for pods only: leave nodeAddresses or externalAssigner out",fieldPath=".nodeAddresses"
 type IPPoolSpec struct {
 	// subnet of the addresses, as a CIDR without host bits.
 	//
@@ -180,6 +182,14 @@ type IPPoolSpec struct {
 	// +optional
 	ExternalAssigner bool `json:"externalAssigner,omitempty"`
 
+	// nodeAddresses gives each node of the pool (nodeSubnets, nodeSelector) one address of it, also
+	// nodes that come later: the node's agent puts it, with the prefix length of the subnet, on the link
+	// to the pool's network. namespaceSelector, maxPerNamespace, releasePolicies and maxRetainFor do not
+	// count for it. Pods can have the other addresses. Absent: none.
+	//
+	// +optional
+	NodeAddresses *NodeAddresses `json:"nodeAddresses,omitempty"`
+
 	// disabled stops new allocations. Addresses in use stay with their pods, and
 	// retained addresses with their owners.
 	//
@@ -198,6 +208,15 @@ const (
 	// NetworkRouted: routers lead the address to its node.
 	NetworkRouted NetworkMode = "Routed"
 )
+
+// NodeAddresses says how a pool gives its nodes addresses.
+type NodeAddresses struct {
+	// keep keeps a node's address for a node of its name when the Node is deleted or no longer belongs to
+	// the pool. false: the address is freed.
+	//
+	// +optional
+	Keep bool `json:"keep,omitempty"`
+}
 
 // Conditions of an IPPool.
 const (
@@ -219,10 +238,10 @@ type IPPoolStatus struct {
 	// capacity is the number of addresses in the ranges.
 	// +optional
 	Capacity int64 `json:"capacity"`
-	// allocated is the number of addresses that a pod holds.
+	// allocated is the number of addresses that a pod or a node itself holds.
 	// +optional
 	Allocated int64 `json:"allocated"`
-	// retained is the number of addresses that have an owner but no pod.
+	// retained is the number of addresses that have an owner and no holder.
 	// +optional
 	Retained int64 `json:"retained"`
 	// reserved is the number of addresses that an administrator took out of

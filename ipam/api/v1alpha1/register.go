@@ -27,6 +27,7 @@ func addKnownTypes(scheme *runtime.Scheme) error {
 		&FloatingIP{}, &FloatingIPList{},
 		&NetworkProfile{}, &NetworkProfileList{},
 		&BGPPeer{}, &BGPPeerList{},
+		&NodeAssignment{}, &NodeAssignmentList{},
 	)
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)
 	return nil

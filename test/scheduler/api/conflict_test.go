@@ -23,6 +23,12 @@ import (
 // asAgent returns a client with the identity of a node's agent, whose token names the node.
 func asAgent(w *simulation.World, node string) *client.FloatingIPs {
 	w.T.Helper()
+	return agentOf(w, node).FloatingIPs
+}
+
+// agentOf returns all clients of such an agent.
+func agentOf(w *simulation.World, node string) *client.Client {
+	w.T.Helper()
 	config := rest.CopyConfig(w.Config)
 	config.Impersonate = rest.ImpersonationConfig{
 		UserName: "system:serviceaccount:" + w.System + ":berth-agent",
@@ -35,7 +41,7 @@ func asAgent(w *simulation.World, node string) *client.FloatingIPs {
 	if err != nil {
 		w.T.Fatal(err)
 	}
-	return api.FloatingIPs
+	return api
 }
 
 // An address that a host outside of the cluster has goes to no other owner when its pod is

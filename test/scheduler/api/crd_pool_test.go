@@ -80,6 +80,11 @@ func TestPoolValidation(t *testing.T) {
 			s.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"rack": "7"}}
 			s.NamespaceSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "team", Operator: metav1.LabelSelectorOpExists}}}
 		}), ""},
+		{"addresses for nodes", spec(func(s change) { s.NodeAddresses = &v1alpha1.NodeAddresses{Keep: true} }), ""},
+		{"addresses for nodes, routed", spec(func(s change) {
+			s.NodeAddresses, s.Mode, s.Gateway = &v1alpha1.NodeAddresses{}, v1alpha1.NetworkRouted, ""
+		}), "a pool with mode Routed is on no link of its nodes, and gives them no addresses: remove nodeAddresses"},
+		{"addresses for nodes, externally assigned", spec(func(s change) { s.NodeAddresses, s.ExternalAssigner = &v1alpha1.NodeAddresses{}, true }), "leave nodeAddresses or externalAssigner out"},
 		{"the dearest ranges", spec6(func(s change) { s.Ranges, s.Exclude = longest(64), longest(64) }), ""},
 		{"many IPv4 ranges", spec(func(s change) { s.Ranges, s.Exclude = longest4(64), longest4(64) }), ""},
 

@@ -29,7 +29,7 @@ func TestPermissions(t *testing.T) {
 				"delete berth.dev/floatingips/held", "get /configmaps kube-system/extension-apiserver-authentication",
 			},
 			mayNot: []string{
-				"update berth.dev/floatingips", "deletecollection berth.dev/floatingips",
+				"update berth.dev/floatingips", "deletecollection berth.dev/floatingips", "patch berth.dev/nodeassignments/status", "update berth.dev/nodeassignments/status",
 				"create berth.dev/ippools", "update berth.dev/ippools", "patch berth.dev/ippools", "delete berth.dev/ippools", "patch berth.dev/ippools/status",
 				"patch /replicationcontrollers", "update /replicationcontrollers/scale",
 				"create /pods", "update /pods", "get /secrets", "list /secrets", "create apps/deployments", "patch /nodes",
@@ -42,6 +42,7 @@ func TestPermissions(t *testing.T) {
 			may: []string{
 				"list berth.dev/floatingips", "watch berth.dev/floatingips", "patch berth.dev/floatingips", "delete berth.dev/floatingips",
 				"watch berth.dev/ippools", "patch berth.dev/ippools/status", "get /pods", "list /pods", "watch /pods",
+				"watch berth.dev/nodeassignments", "create berth.dev/nodeassignments", "update berth.dev/nodeassignments", "delete berth.dev/nodeassignments",
 				"create berth.dev/floatingips", "get berth.dev/ipclaims", "watch /nodes", "watch /resourcequotas", "create events.k8s.io/events",
 				"get apps/statefulsets", "get apps/deployments", "get apps/replicasets", "get apps/daemonsets", "get batch/jobs", "get batch/cronjobs", "watch batch/cronjobs",
 				"update coordination.k8s.io/leases berth-system/berth-controller",
@@ -62,6 +63,7 @@ func TestPermissions(t *testing.T) {
 			account: "berth-agent",
 			may: []string{
 				"get /pods", "list /pods", "watch /pods", "get berth.dev/floatingips", "list berth.dev/floatingips", "patch /pods/status", "patch berth.dev/floatingips/status",
+				"list berth.dev/nodeassignments", "watch berth.dev/nodeassignments", "patch berth.dev/nodeassignments/status",
 				"get k8s.cni.cncf.io/network-attachment-definitions", "act berth.dev/agents",
 				"list /namespaces", "watch /namespaces", "list berth.dev/networkprofiles", "watch berth.dev/networkprofiles",
 				"get /namespaces", "list networking.k8s.io/networkpolicies", "watch networking.k8s.io/networkpolicies",
@@ -76,6 +78,7 @@ func TestPermissions(t *testing.T) {
 				"patch /namespaces", "create berth.dev/networkprofiles", "patch berth.dev/networkprofiles", "update berth.dev/networkprofiles", "delete /events", "list /events",
 				"watch berth.dev/floatingips", "create berth.dev/floatingips", "update berth.dev/floatingips",
 				"patch berth.dev/floatingips", "delete berth.dev/floatingips", "delete berth.dev/floatingips/held",
+				"create berth.dev/nodeassignments", "patch berth.dev/nodeassignments", "update berth.dev/nodeassignments", "delete berth.dev/nodeassignments", "update berth.dev/nodeassignments/status",
 				"get berth.dev/ippools", "get berth.dev/ipclaims", "create /pods", "update /pods", "patch /pods", "delete /pods", "update /pods/status",
 				"update berth.dev/floatingips/status", "list k8s.cni.cncf.io/network-attachment-definitions",
 				"create /pods/binding", "create /pods/exec", "get /nodes", "patch /nodes", "patch /nodes/status", "get /secrets", "get /configmaps",

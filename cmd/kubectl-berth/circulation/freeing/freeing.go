@@ -92,14 +92,16 @@ func Of(ip *v1alpha1.FloatingIP) Release {
 	spec := &ip.Spec
 	r := Release{Address: spec.Address, Outcome: ToFree, Pool: spec.Pool, LastPod: spec.LastPod, UID: string(ip.UID), ResourceVersion: ip.ResourceVersion}
 	if spec.Owner != nil {
-		r.Owner = fmt.Sprintf("%s %s/%s", spec.Owner.Kind, spec.Owner.Namespace, spec.Owner.Name)
+		r.Owner = spec.Owner.Text()
 	}
-	if spec.Pod == nil {
+	if !spec.IsHeld() {
 		r.RetainedSince = spec.Since
 	}
 	switch {
 	case spec.Pod != nil:
 		r.leave(Held, Whose(ip)+": delete the pod")
+	case spec.IsOfNode():
+		r.leave(Held, Whose(ip)+": kubectl delete floatingip "+ip.Name+" gives the node another one")
 	case spec.Reserved:
 		r.leave(Reserved, "it is reserved: use kubectl berth unreserve")
 	case spec.ExternallyAssigned:
@@ -169,12 +171,14 @@ func Remove(ctx context.Context, ips FloatingIPs, name, uid, version string, dry
 func Whose(ip *v1alpha1.FloatingIP) string {
 	spec := &ip.Spec
 	switch {
+	case spec.IsOfNode():
+		return fmt.Sprintf("node %s itself has it", spec.Node)
 	case spec.Pod != nil && spec.Owner != nil:
 		return fmt.Sprintf("pod %s/%s has it", spec.Owner.Namespace, spec.Pod.Name)
 	case spec.Pod != nil:
 		return fmt.Sprintf("pod %s has it", spec.Pod.Name)
 	case spec.Owner != nil:
-		return fmt.Sprintf("it is kept for %s %s/%s", spec.Owner.Kind, spec.Owner.Namespace, spec.Owner.Name)
+		return "it is kept for " + spec.Owner.Text()
 	case spec.Reserved:
 		return "it is reserved"
 	case spec.ReleasedAt != nil:

@@ -121,6 +121,9 @@ func (n *names) floatingIP(r *Row) *v1alpha1.FloatingIP {
 	}
 	if r.owner != 0 {
 		ip.Spec.Owner = &v1alpha1.Owner{Kind: n.of(r.kind), Namespace: n.of(r.namespace), Name: n.of(r.owner)}
+		if r.namespace == 0 { // A Node is the one owner without a namespace.
+			ip.Spec.Owner.APIVersion = "v1"
+		}
 	}
 	if r.pod != "" {
 		ip.Spec.Pod = &v1alpha1.PodReference{Name: r.pod}

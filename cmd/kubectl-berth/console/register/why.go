@@ -46,17 +46,27 @@ func Explain(a *standing.Address) Why {
 	}
 	switch a.State {
 	case standing.Held:
+		if a.Pod == nil {
+			if w.Because += since; a.Node != "" {
+				w.Commands = append(w.Commands, Command{"see whether the node carries it", "kubectl get nodeassignment " + a.Node})
+			}
+			break
+		}
 		w.say("pod %s on node %s has it%s", a.Pod, a.Node, since)
 		do("find the first broken link on the way to it", "trace %s", a.Address)
 	case standing.Retained:
-		w.say("no pod has it%s; policy %s keeps it for %s", since, a.ReleasePolicy, a.Owner)
+		if a.Owner.Namespace == "" { // A Node: the note says who keeps it.
+			w.say("nobody has it%s", since)
+		} else {
+			w.say("no pod has it%s; policy %s keeps it for %s", since, a.ReleasePolicy, a.Owner)
+		}
 		do("free it", "release %s", a.Address)
 	case standing.Reserved:
 		do("put it back into circulation", "unreserve %s", a.Address)
 	case standing.Free:
 		do("take it out of circulation", "reserve %s --reason TEXT", a.Address)
 	}
-	if a.Owner != nil {
+	if a.Owner != nil && a.Owner.Namespace != "" {
 		do("see all addresses of its owner", "where %s/%s -n %s", a.Owner.Kind, a.Owner.Name, a.Owner.Namespace)
 	}
 	if a.State != standing.Outside {

@@ -72,7 +72,7 @@ func (t *Tally) nameOf(spec *v1alpha1.FloatingIPSpec) string {
 	case t.by == Namespaces:
 		return spec.Owner.Namespace
 	}
-	return spec.Owner.Kind + " " + spec.Owner.Namespace + "/" + spec.Owner.Name
+	return spec.Owner.Text()
 }
 
 // Most returns the shares, largest first, at most n of them; all if n is 0.

@@ -1,0 +1,419 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package assignment has a node carry the addresses that its NodeAssignment gives it. It watches that one object. Before the
+// node takes an address, it asks its FloatingIP, which alone says whose the address is, and then the network. It brings
+// back what others take away, and removes addresses that are assigned no more. While the API server has not told
+// the NodeAssignment since the start, and when the agent ends, all stays as it is.
+package assignment
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/conflict"
+	"github.com/berth-dev/berth/cni/nodeaddress"
+	"github.com/berth-dev/berth/cni/veth/wire"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/view"
+	"github.com/berth-dev/berth/ipam/wakeup"
+)
+
+// EventNodeAddressNotPut (Warning on Node): the node does not have an address that a pool gives it, for the reason in the note. The
+// agent tries again. Do: see docs/how-to/node-addresses.md#when-the-node-does-not-have-it.
+const EventNodeAddressNotPut = "NodeAddressNotPut"
+
+const (
+	// resync is how often all is compared: an event may be lost, and a host may leave an address.
+	resync = time.Minute
+	// settle is the wait after a change, for others to come.
+	settle = 100 * time.Millisecond
+	// announcements is how often an address is announced, because frames get lost, and announceEvery the time between: Linux ignores a
+	// second answer within a second of the first (locktime).
+	announcements = 3
+	announceEvery = 1100 * time.Millisecond
+	// conflictPause is the wait before a host that has an address is asked again.
+	conflictPause = 15 * time.Second
+	// patience limits one look, with its requests to the API server and its probes.
+	patience = time.Minute
+)
+
+// Options of a Carrier.
+type Options struct {
+	// Node is the name of this node.
+	Node        string
+	Assignments *client.NodeAssignments
+	Records     Records
+	// Uplink returns the node's link to the pools' networks.
+	Uplink func() (string, error)
+	// Prober asks whether other hosts have an address; nil: nobody asks.
+	Prober *conflict.Prober
+	// Tell records a warning about the node.
+	Tell func(error)
+}
+
+// Records asks the API server about FloatingIPs, and notes conflicts there. Methods block for some requests.
+type Records interface {
+	// OwnsAddress returns nil if the FloatingIP says that this node itself has the address.
+	OwnsAddress(ctx context.Context, addr netip.Addr) error
+	// ReportConflict and ClearConflict note whether a host outside of the cluster has an address. The pod is none for an
+	// address of the node itself.
+	ReportConflict(ctx context.Context, pod api.Pod, addr netip.Addr, what string) error
+	ClearConflict(ctx context.Context, pod api.Pod, addr netip.Addr) error
+}
+
+// Carrier has the node carry its addresses. Run is called once; the other methods may be called in parallel, and return at once.
+type Carrier struct {
+	Options
+
+	informer cache.SharedIndexInformer
+	soon     wakeup.Signal
+	loud     wakeup.Signal
+	// of has what is remembered of each address; losing it is harmless. Only Run uses it.
+	of map[netip.Addr]*memory
+}
+
+type memory struct {
+	// confirmed: the FloatingIP said that the address is the node's, and the node has had it since.
+	confirmed bool
+	// link of the address while the node carries it, and how often it is still to be announced there.
+	link, announce int
+	// told is the last problem that an event told.
+	told string
+	// again is when a host that has the address is asked again.
+	again time.Time
+}
+
+// New returns a Carrier that is idle until Run.
+func New(o Options) *Carrier {
+	return &Carrier{
+		Options: o, informer: cache.NewSharedIndexInformer(ownOnly(o.Assignments, o.Node), &v1alpha1.NodeAssignment{}, 0, cache.Indexers{}),
+		soon: wakeup.New(), loud: wakeup.New(), of: map[netip.Addr]*memory{},
+	}
+}
+
+// ownOnly lists and watches the NodeAssignment of one node: the API server sends nothing of others.
+func ownOnly(assignments *client.NodeAssignments, node string) cache.ListerWatcher {
+	selector := fields.OneTermEqualSelector(metav1.ObjectNameField, node).String()
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			options.FieldSelector = selector
+			return assignments.List(ctx, options)
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.FieldSelector = selector
+			return assignments.Watch(ctx, options)
+		},
+	}
+	return cache.ToListWatcherWithWatchListSemantics(lw, assignments)
+}
+
+// Recheck has the kernel compared soon.
+func (c *Carrier) Recheck() { c.soon.Send() }
+
+// Announce has all addresses announced: the link has another MAC.
+func (c *Carrier) Announce() { c.loud.Send() }
+
+// Run carries the addresses until the context ends; the node has them after that, too. Its caller runs it in the network
+// namespace of the node.
+func (c *Carrier) Run(ctx context.Context) error {
+	if err := c.informer.SetTransform(view.DropManagedFields); err != nil {
+		return fmt.Errorf("prepare the watch of the NodeAssignment: %w", err)
+	}
+	registration, err := c.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { c.soon.Send() }, UpdateFunc: func(any, any) { c.soon.Send() }, DeleteFunc: func(any) { c.soon.Send() },
+	})
+	if err != nil {
+		return fmt.Errorf("prepare the watch of the NodeAssignment: %w", err)
+	}
+	var group sync.WaitGroup
+	defer group.Wait()
+	group.Go(func() { c.informer.RunWithContext(ctx) })
+	if !cache.WaitFor(ctx, "the node's NodeAssignment", registration.HasSyncedChecker()) {
+		return nil
+	}
+	c.soon.Send() // There may be none.
+	ticker, announce := time.NewTicker(resync), time.NewTicker(announceEvery)
+	defer ticker.Stop()
+	defer announce.Stop()
+	for {
+		// A node without such addresses has nothing to announce.
+		var due <-chan time.Time
+		if c.isAnnouncing() {
+			due = announce.C
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-due:
+			c.announceAgain(ctx)
+			continue
+		case <-c.loud:
+			for _, m := range c.of {
+				m.announce = announcements
+			}
+			c.announceAgain(ctx)
+			continue
+		case <-ticker.C:
+		case <-c.soon:
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(settle):
+			}
+		}
+		c.look(ctx)
+	}
+}
+
+// look makes the kernel and the API server agree with the NodeAssignment.
+func (c *Carrier) look(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	assignment := c.assignment()
+	carried, err := c.carry(ctx, wantedOf(assignment))
+	if err == nil && assignment != nil {
+		err = c.report(ctx, assignment, carried)
+	}
+	if err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).Error(err, "Cannot give the node its addresses, will try again")
+	}
+}
+
+// assignment returns the node's NodeAssignment as the watch has it, nil where there is none.
+func (c *Carrier) assignment() *v1alpha1.NodeAssignment {
+	object, exists, err := c.informer.GetStore().GetByKey(c.Node)
+	if err != nil || !exists {
+		return nil
+	}
+	return object.(*v1alpha1.NodeAssignment)
+}
+
+// wanted is an address that the node should carry, in the network of a VLAN.
+type wanted struct {
+	nodeaddress.Address
+
+	vlan int
+}
+
+// wantedOf reads the addresses of the node itself. It leaves out others, of a later version. Pure.
+func wantedOf(assignment *v1alpha1.NodeAssignment) []wanted {
+	if assignment == nil {
+		return nil
+	}
+	var all []wanted
+	for _, a := range assignment.Spec.Addresses {
+		addr, err := netip.ParseAddr(a.Address)
+		subnet, wrong := netip.ParsePrefix(a.Network.Subnet)
+		if a.Use != v1alpha1.UseNode || err != nil || wrong != nil || !subnet.Contains(addr) {
+			continue
+		}
+		all = append(all, wanted{nodeaddress.Address{Address: addr, Subnet: subnet.Masked()}, int(a.Network.VLAN)})
+	}
+	return all
+}
+
+// carry has the node carry these addresses and none else with Berth's mark. It returns the ones that it carries.
+func (c *Carrier) carry(ctx context.Context, all []wanted) (carried []string, err error) {
+	marked, err := nodeaddress.List()
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	for _, a := range marked {
+		if slices.ContainsFunc(all, func(w wanted) bool { return w.Address == a }) {
+			continue
+		}
+		if err := nodeaddress.Remove(a); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		klog.FromContext(ctx).Info("The node does not carry an address any more", "address", a)
+	}
+	for addr := range c.of {
+		if !slices.ContainsFunc(all, func(w wanted) bool { return w.Address.Address == addr }) {
+			delete(c.of, addr)
+		}
+	}
+	for _, w := range all {
+		addr := w.Address.Address
+		if c.of[addr] == nil {
+			c.of[addr] = &memory{}
+		}
+		m := c.of[addr]
+		switch err := c.take(ctx, w, m); {
+		case err == nil:
+			carried = append(carried, addr.String())
+			m.told = ""
+		case ctx.Err() != nil:
+			return carried, errors.Join(append(errs, err)...)
+		default:
+			m.link, m.announce = 0, 0
+			c.tell(ctx, w, m, err)
+		}
+	}
+	return carried, errors.Join(errs...)
+}
+
+// take has the node carry one address. After an error the node does not have it, or not as it should.
+func (c *Carrier) take(ctx context.Context, w wanted, m *memory) error {
+	uplink, err := c.Uplink()
+	if err != nil {
+		return err
+	}
+	link, err := nodeaddress.LinkFor(uplink, w.vlan)
+	if err != nil {
+		return err
+	}
+	has, err := nodeaddress.Has(w.Address, link)
+	if err != nil {
+		return err
+	}
+	if err := nodeaddress.Mark(w.Address); err != nil {
+		return err
+	}
+	if !has {
+		if err := c.mayTake(ctx, w, link, m); err != nil {
+			return err
+		}
+	}
+	if err := nodeaddress.Put(w.Address, link); err != nil {
+		return err
+	}
+	m.confirmed = true
+	if !has || m.link != link && m.link != 0 {
+		klog.FromContext(ctx).Info("The node carries an address", "address", w.Address, "vlan", w.vlan)
+		m.announce = announcements
+	}
+	if m.link = link; m.announce == announcements {
+		m.sayOnce(ctx, w.Address.Address)
+	}
+	return nil
+}
+
+// mayTake returns nil if the marked address is the node's, and no other host has it. Otherwise it ends the mark.
+func (c *Carrier) mayTake(ctx context.Context, w wanted, link int, m *memory) (err error) {
+	if m.confirmed {
+		// Somebody took it from the node, which the API server need not be asked about. Also a conflict leaves the mark.
+		return c.probe(ctx, w, link, m)
+	}
+	// After the mark, because the NodeAssignment may be older: whoever gives the address to another holder writes the FloatingIP
+	// first, and then asks this node for its marks.
+	if err = c.Records.OwnsAddress(ctx, w.Address.Address); err == nil {
+		err = c.probe(ctx, w, link, m)
+	}
+	if err != nil {
+		return errors.Join(err, nodeaddress.Unmark(w.Address))
+	}
+	return nil
+}
+
+// errConflict is of an address that another host has.
+var errConflict = errors.New("another host has it")
+
+func (c *Carrier) probe(ctx context.Context, w wanted, link int, m *memory) error {
+	addr := w.Address.Address
+	if now := time.Now(); now.Before(m.again) {
+		return errConflict
+	}
+	if c.Prober == nil || c.Prober.Probes == 0 {
+		return nil
+	}
+	conflicts, err := c.Prober.Probe(ctx, []conflict.Target{{Address: addr, Link: link}})
+	if err != nil {
+		return fmt.Errorf("ask whether another host has %s: %w", addr, err)
+	}
+	if len(conflicts) == 0 {
+		m.again = time.Time{}
+		if err := c.Records.ClearConflict(ctx, api.Pod{}, addr); err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot note the end of an address conflict")
+		}
+		return nil
+	}
+	m.again = time.Now().Add(conflictPause)
+	time.AfterFunc(conflictPause, c.soon.Send)
+	if err := c.Records.ReportConflict(ctx, api.Pod{}, addr, conflicts[0].String()); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot note an address conflict")
+	}
+	return fmt.Errorf("%w: %s; take the address from that host, or give the node another one: kubectl delete floatingip %s", errConflict, conflicts[0], v1alpha1.NameOf(addr))
+}
+
+// tell records an event about a new problem of an address.
+func (c *Carrier) tell(ctx context.Context, w wanted, m *memory, problem error) {
+	text := fmt.Sprintf("The node does not have %s, which its pool gives it: %v", w.Address, problem)
+	if text == m.told || errors.Is(problem, errConflict) && strings.Contains(m.told, errConflict.Error()) {
+		return
+	}
+	m.told = text
+	klog.FromContext(ctx).Info("The node does not have an address that its pool gives it", "address", w.Address, "err", problem)
+	c.Tell(errors.New(text))
+}
+
+func (c *Carrier) isAnnouncing() bool {
+	for m := range maps.Values(c.of) {
+		if m.announce > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// announceAgain announces each address that is to be announced still, once.
+func (c *Carrier) announceAgain(ctx context.Context) {
+	for addr, m := range c.of {
+		if m.link == 0 {
+			m.announce = 0
+		}
+		if m.announce > 0 {
+			m.sayOnce(ctx, addr)
+		}
+	}
+}
+
+// sayOnce announces an address that the node carries.
+func (m *memory) sayOnce(ctx context.Context, addr netip.Addr) {
+	m.announce--
+	if err := wire.AnnounceOwn(m.link, addr); err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot announce an address of the node", "address", addr, "err", err)
+	}
+}
+
+// report writes the addresses that the node carries, if they changed.
+func (c *Carrier) report(ctx context.Context, seen *v1alpha1.NodeAssignment, carried []string) error {
+	if slices.Equal(seen.Status.Carried, carried) {
+		return nil
+	}
+	if carried == nil {
+		carried = []string{}
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": seen.UID}, "status": map[string]any{"carried": carried}})
+	if err != nil {
+		return fmt.Errorf("encode the status of NodeAssignment %s: %w", seen.Name, err)
+	}
+	_, err = c.Assignments.Patch(ctx, seen.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil // The watch tells.
+	}
+	if err != nil {
+		return fmt.Errorf("write the status of NodeAssignment %s: %w", seen.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// NodeAssignment tells a node which addresses it carries itself. It is named by the node, whose
+// agent watches this object only. berth-controller writes the spec, from FloatingIPs: the agent asks the
+// FloatingIP before it takes an address. There is none for a node without such addresses.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:scope=Cluster,shortName=nas,categories=berth
+// +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="Addresses",type=string,JSONPath=`.spec.addresses[*].address`
+// +kubebuilder:printcolumn:name="Carried",type=string,JSONPath=`.status.carried`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type NodeAssignment struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec NodeAssignmentSpec `json:"spec"`
+	// +optional
+	Status NodeAssignmentStatus `json:"status,omitzero"`
+}
+
+// NodeAssignmentSpec has the addresses of one node.
+type NodeAssignmentSpec struct {
+	// addresses that the node should carry.
+	//
+	// +listType=map
+	// +listMapKey=address
+	// +kubebuilder:validation:MaxItems=256
+	// +optional
+	Addresses []AssignedAddress `json:"addresses,omitempty"`
+}
+
+// AddressUse is the use that a node makes of an address.
+//
+// +kubebuilder:validation:Enum=Node
+type AddressUse string
+
+// UseNode: the address is one of the node itself, on its link to the pool's network.
+const UseNode AddressUse = "Node"
+
+// AssignedAddress is an address that a node should carry.
+type AssignedAddress struct {
+	// address in its canonical form. Its FloatingIP says that the node has it.
+	//
+	// +kubebuilder:validation:MaxLength=39
+	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip.isCanonical(self)",message="must be an IP address in canonical form, such as 10.0.80.11 or 2001:db8::11"
+	Address string `json:"address"`
+	// use that the node makes of it.
+	Use AddressUse `json:"use"`
+	// network of the address.
+	Network Network `json:"network"`
+}
+
+// NodeAssignmentStatus has the node's answer.
+type NodeAssignmentStatus struct {
+	// carried are the addresses of the spec that the node carries. Only its agent writes them.
+	//
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=39
+	// +optional
+	Carried []string `json:"carried,omitempty"`
+}
+
+// NodeAssignmentList is a list of NodeAssignments.
+//
+// +kubebuilder:object:root=true
+type NodeAssignmentList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []NodeAssignment `json:"items"`
+}

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package assignments gives nodes the addresses of pools with spec.nodeAddresses. A Node is an owner
+// in a [preallocation.Loop], with one address of each such pool that it belongs to. The package writes
+// one NodeAssignment for each node, by which the node's agent learns them: of FloatingIPs that say that
+// the node has the address, and of no others. It takes no address from a node; package reclaim
+// does, and the address leaves the NodeAssignment when its FloatingIP says so.
+package assignments
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/informers"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/event"
+	"github.com/berth-dev/berth/ipam/podrequest"
+	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/preallocation"
+	"github.com/berth-dev/berth/ipam/store"
+	"github.com/berth-dev/berth/ipam/view"
+)
+
+// EventNoNodeAddress (Warning on Node): a pool with spec.nodeAddresses has no address for the node; the note begins with
+// the reason. Do: enlarge the pool, see docs/how-to/node-addresses.md.
+const EventNoNodeAddress = "NoNodeAddress"
+
+// Parts has the dependencies of Assignments. The caller runs the factory.
+type Parts struct {
+	API      *client.Client
+	Nodes    corev1client.NodeInterface
+	Recorder event.Recorder
+	Factory  informers.SharedInformerFactory
+}
+
+// Assignments reconciles Nodes in a [preallocation.Loop].
+type Assignments struct {
+	preallocation.States[said]
+
+	loop     *preallocation.Loop
+	api      *client.NodeAssignments
+	store    *store.Store
+	live     corev1client.NodeInterface
+	recorder event.Recorder
+	nodes    corelisters.NodeLister
+	written  cache.SharedIndexInformer
+}
+
+// said is the memory of a node's events: the last reason told.
+type said struct{ reason string }
+
+// New has a loop reconcile Nodes. The caller runs the result beside the loop.
+func New(loop *preallocation.Loop, parts Parts) (*Assignments, error) {
+	nodes := parts.Factory.Core().V1().Nodes()
+	a := &Assignments{
+		loop: loop, api: parts.API.NodeAssignments, store: store.New(parts.API.FloatingIPs), live: parts.Nodes, recorder: parts.Recorder,
+		nodes:   nodes.Lister(),
+		written: client.NewInformer[*v1alpha1.NodeAssignmentList](parts.API.NodeAssignments, &v1alpha1.NodeAssignment{}, 0, cache.Indexers{}),
+	}
+	if err := a.written.SetTransform(view.DropManagedFields); err != nil {
+		return nil, fmt.Errorf("set an informer's transform: %w", err)
+	}
+	loop.Add(a, preallocation.KindNode)
+	return a, errors.Join(
+		preallocation.Watch(loop, nodes.Informer(), a.nodeChanged),
+		preallocation.Watch(loop, a.written, a.assignmentChanged),
+	)
+}
+
+// Run follows the NodeAssignments until ctx ends. It blocks.
+func (a *Assignments) Run(ctx context.Context) { a.written.RunWithContext(ctx) }
+
+func keyOf(node string) preallocation.Key {
+	return preallocation.Key{Kind: preallocation.KindNode, Name: node}
+}
+
+func (a *Assignments) nodeChanged(before, after *v1.Node) {
+	if before != nil && after != nil && before.UID == after.UID && maps.Equal(before.Labels, after.Labels) &&
+		(before.DeletionTimestamp == nil) == (after.DeletionTimestamp == nil) && slices.Equal(pools.InternalIPs(before), pools.InternalIPs(after)) {
+		return
+	}
+	if after == nil {
+		after = before
+	}
+	a.loop.Enqueue(keyOf(after.Name))
+}
+
+func (a *Assignments) assignmentChanged(before, after *v1alpha1.NodeAssignment) {
+	if before != nil && after != nil && before.UID == after.UID && before.Generation == after.Generation {
+		return // its status
+	}
+	if after == nil {
+		after = before
+	}
+	a.loop.Enqueue(keyOf(after.Name))
+}
+
+// Affected implements [preallocation.Owners].
+func (a *Assignments) Affected(key preallocation.Key) []preallocation.Key {
+	return []preallocation.Key{key}
+}
+
+// Keys implements [preallocation.Owners]: any node may belong to a pool that changed.
+func (a *Assignments) Keys(accept func(preallocation.Key) bool) []preallocation.Key {
+	nodes, err := a.nodes.List(labels.Everything())
+	if err != nil {
+		return nil // a lister reads a cache and does not fail
+	}
+	var keys []preallocation.Key
+	for _, node := range nodes {
+		if key := keyOf(node.Name); accept(key) {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// Reconcile implements [preallocation.Owners].
+func (a *Assignments) Reconcile(ctx context.Context, key preallocation.Key) (again time.Duration, err error) {
+	recorded := a.loop.Addresses(key)
+	node, err := a.nodes.Get(key.Name)
+	if err != nil { // Not found: a lister reads a cache.
+		a.Forget(key)
+		a.loop.StopWaiting(key)
+		return 0, a.assign(ctx, key.Name, nil, nil)
+	}
+	wanted := poolsOf(node, a.loop.Pools())
+	if len(recorded) == 0 && len(wanted) == 0 {
+		a.Forget(key)
+		a.loop.StopWaiting(key)
+		return 0, a.assign(ctx, key.Name, node, nil)
+	}
+	m := a.Of(key, node.UID)
+	left := following(node, wanted, recorded)
+	for ip, spec := range left {
+		if _, err := a.store.Update(ctx, ip, spec); err != nil {
+			return 0, fmt.Errorf("give node %s its address %s: %w", node.Name, ip.Spec.Address, err)
+		}
+		klog.FromContext(ctx).V(2).Info("A node has an address that was recorded for it", "node", node.Name, "ip", ip.Spec.Address)
+	}
+	if len(left) > 0 {
+		return preallocation.Gather, nil
+	}
+	if err := a.assign(ctx, key.Name, node, assigned(node, recorded)); err != nil {
+		return 0, err
+	}
+	goal, has := goalOf(node, wanted, recorded)
+	if len(goal.Wants) == 0 {
+		a.loop.StopWaiting(key)
+		m.State.reason = ""
+		return 0, nil
+	}
+	if left := m.Progress.Unsettled(has, a.loop.Now()); left > 0 {
+		return left, nil
+	}
+	goal.Confirm = func(ctx context.Context) error { return a.stillServed(ctx, node, wanted) }
+	wrong, again, err := a.loop.Take(ctx, key, &m.Progress, goal, has)
+	if err != nil {
+		return 0, err
+	}
+	a.tell(node, &m.State, wrong)
+	return again, nil
+}
+
+// poolsOf returns the pools that give a node an address. A Node that is being deleted gets no new one.
+func poolsOf(node *v1.Node, snapshot *pools.Snapshot) map[string]*pools.Pool {
+	found := map[string]*pools.Pool{}
+	for _, pool := range snapshot.Pools() {
+		if pool.NodeAddresses != nil && !pool.ExternalAssigner && node.DeletionTimestamp == nil && pool.Serves(node) {
+			found[pool.Name] = pool
+		}
+	}
+	return found
+}
+
+// isTheNodes returns whether an address belongs to the Node, and not to one that had its name before.
+func isTheNodes(ip *v1alpha1.FloatingIP, node *v1.Node) bool { return ip.Spec.Owner.UID == node.UID }
+
+// following returns the records of addresses that wait for a node of this name, with this Node, and of
+// addresses whose network is another than their pool's now. Pure.
+func following(node *v1.Node, wanted map[string]*pools.Pool, recorded []*v1alpha1.FloatingIP) map[*v1alpha1.FloatingIP]v1alpha1.FloatingIPSpec {
+	changed := map[*v1alpha1.FloatingIP]v1alpha1.FloatingIPSpec{}
+	for name, ip := range first(recorded) {
+		pool := wanted[name]
+		if pool == nil || !isTheNodes(ip, node) && !ip.Spec.Owner.IsAwaited() && !pool.NodeAddresses.Keep {
+			continue
+		}
+		spec := *ip.Spec.DeepCopy()
+		spec.Owner.UID, spec.Node, spec.KeepUntil = node.UID, node.Name, nil
+		spec.Network = pool.Network()
+		if !isTheNodes(ip, node) || ip.Spec.Node != node.Name {
+			spec.Since = ip.Spec.NextSince(time.Now())
+		}
+		if last := spec.LastNode; last != nil && last.Name == node.Name && last.UID == node.UID {
+			spec.LastNode = nil
+		}
+		if !equality.Semantic.DeepEqual(spec, ip.Spec) {
+			changed[ip] = spec
+		}
+	}
+	return changed
+}
+
+// first returns the oldest of a node's addresses of each pool: package reclaim frees the others.
+func first(recorded []*v1alpha1.FloatingIP) map[string]*v1alpha1.FloatingIP {
+	oldest := map[string]*v1alpha1.FloatingIP{}
+	for _, ip := range recorded {
+		if was := oldest[ip.Spec.Pool]; was == nil || ip.IsOlderThan(was) {
+			oldest[ip.Spec.Pool] = ip
+		}
+	}
+	return oldest
+}
+
+// assigned returns the addresses that the records give the node. Pure.
+func assigned(node *v1.Node, recorded []*v1alpha1.FloatingIP) []v1alpha1.AssignedAddress {
+	var addresses []v1alpha1.AssignedAddress
+	all := first(recorded)
+	for _, pool := range slices.SortedFunc(maps.Keys(all), func(x, y string) int { return compareNames(all[x], all[y]) }) {
+		ip := all[pool]
+		if !isTheNodes(ip, node) || ip.Spec.Node != node.Name || ip.Spec.Network == nil {
+			continue
+		}
+		addresses = append(addresses, v1alpha1.AssignedAddress{
+			Address: ip.Spec.Address, Use: v1alpha1.UseNode, Network: v1alpha1.Network{Subnet: ip.Spec.Network.Subnet, VLAN: ip.Spec.Network.VLAN},
+		})
+	}
+	return addresses
+}
+
+func compareNames(a, b *v1alpha1.FloatingIP) int {
+	x, _ := v1alpha1.AddrOf(a.Name)
+	y, _ := v1alpha1.AddrOf(b.Name)
+	return x.Compare(y)
+}
+
+// goalOf returns the addresses that a node lacks, and how many it has. An address of a pool that is not the
+// node's any more counts until it is freed. Pure.
+func goalOf(node *v1.Node, wanted map[string]*pools.Pool, recorded []*v1alpha1.FloatingIP) (preallocation.Goal, preallocation.Count) {
+	goal, has, all := preallocation.Goal{}, preallocation.Count{}, first(recorded)
+	for _, ip := range recorded {
+		has[ip.Family()]++
+	}
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		if all[name] == nil {
+			goal.Wants = append(goal.Wants, preallocation.Want{Request: requestOf(node, wanted[name]), Size: 1})
+		}
+	}
+	return goal, has
+}
+
+// requestOf returns the request of a node for one address of a pool.
+func requestOf(node *v1.Node, pool *pools.Pool) ipam.Request {
+	return ipam.Request{
+		Request: podrequest.Request{Policy: v1alpha1.ReleaseRetain, Pools: []string{pool.Name}, Parts: []ipam.Part{{Family: pool.Family()}}},
+		Owner:   ipam.Owner{APIVersion: "v1", Kind: preallocation.KindNode, Name: node.Name, UID: string(node.UID)},
+	}
+}
+
+// stillServed asks the API server whether the Node is there and belongs to the pools. It fails with store.ErrChanged
+// if not.
+func (a *Assignments) stillServed(ctx context.Context, seen *v1.Node, wanted map[string]*pools.Pool) error {
+	live, err := a.live.Get(ctx, seen.Name, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("get node %s: %w", seen.Name, err)
+	}
+	if live.UID != seen.UID || live.DeletionTimestamp != nil {
+		return fmt.Errorf("node %s: %w", seen.Name, store.ErrChanged)
+	}
+	for _, pool := range wanted {
+		if !pool.Serves(live) {
+			return fmt.Errorf("node %s in IPPool %s: %w", seen.Name, pool.Name, store.ErrChanged)
+		}
+	}
+	return nil
+}
+
+// assign writes the NodeAssignment of a node; it deletes the one of a node without addresses. node is nil if there is
+// no Node.
+func (a *Assignments) assign(ctx context.Context, name string, node *v1.Node, addresses []v1alpha1.AssignedAddress) error {
+	object, exists, err := a.written.GetStore().GetByKey(name)
+	if err != nil {
+		return err
+	}
+	if len(addresses) == 0 {
+		if !exists {
+			return nil
+		}
+		seen := object.(*v1alpha1.NodeAssignment)
+		if err := a.api.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &seen.UID, ResourceVersion: &seen.ResourceVersion}}); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete NodeAssignment %s: %w", name, err)
+		}
+		return nil
+	}
+	// The Node's deletion deletes it, should no controller run then.
+	owners := []metav1.OwnerReference{{APIVersion: "v1", Kind: preallocation.KindNode, Name: node.Name, UID: node.UID}}
+	want := &v1alpha1.NodeAssignment{ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: owners}, Spec: v1alpha1.NodeAssignmentSpec{Addresses: addresses}}
+	if !exists {
+		_, err := a.api.Create(ctx, want, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("create NodeAssignment %s: %w", name, store.ErrChanged)
+		}
+		if err != nil {
+			return fmt.Errorf("create NodeAssignment %s: %w", name, err)
+		}
+		return nil
+	}
+	seen := object.(*v1alpha1.NodeAssignment)
+	if equality.Semantic.DeepEqual(seen.Spec, want.Spec) && equality.Semantic.DeepEqual(seen.OwnerReferences, owners) {
+		return nil
+	}
+	update := seen.DeepCopy()
+	update.Spec, update.OwnerReferences = want.Spec, owners
+	if _, err := a.api.Update(ctx, update, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("update NodeAssignment %s: %w", name, err)
+	}
+	return nil
+}
+
+// tell emits an event about a new reason why the node lacks an address.
+func (a *Assignments) tell(node *v1.Node, s *said, wrong *preallocation.Problem) {
+	reason := ""
+	if wrong != nil && preallocation.Failed(wrong.Reason) {
+		reason = wrong.Reason
+	}
+	if reason != "" && reason != s.reason {
+		event.Warning(EventNoNodeAddress, wrong.Reason+": "+wrong.Message).Record(a.recorder, node, nil, "GiveNodeAddress")
+	}
+	s.reason = reason
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reclaim
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/lastnode"
+	"github.com/berth-dev/berth/ipam/pools"
+)
+
+// nodeClaim is the claim of a Node to an address that it owns.
+type nodeClaim int
+
+const (
+	// unwanted: its pool gives the node no address any more, or the Node is gone.
+	unwanted nodeClaim = iota
+	// keptByName: the same, and the pool keeps the address for a node of that name.
+	keptByName
+	// wanted: its pool gives the node an address.
+	wanted
+)
+
+// decideNode applies the rules to an address whose owner is a Node, which no pod gets meanwhile.
+func decideNode(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
+	if left := keptFor(spec, s.now); left > 0 && s.node != wanted {
+		return verdict{again: left}
+	}
+	switch s.node {
+	case wanted:
+		return verdict{}
+	case keptByName:
+		if spec.Node != "" {
+			return verdict{action: retain}
+		}
+		return verdict{}
+	}
+	return giveBack(spec, s)
+}
+
+// gatherNode adds to s what decides about an address whose owner is a Node. It asks the API server before a cache
+// alone would take the address from the node.
+func (r *Reclaimer) gatherNode(ctx context.Context, ip *v1alpha1.FloatingIP, s *situation) error {
+	s.lastNode = lastnode.After(ip.Spec.LastNode, ip.Spec.Node, false, r.nodeOf)
+	if r.hasElder(ip) {
+		return nil
+	}
+	var err error
+	if s.node, err = nodeClaimOf(ip, r.pool(ip), r.nodeOf(ip.Spec.Owner.Name)); err != nil || s.node == wanted {
+		return err
+	}
+	pool, err := r.pools.Get(ctx, ip.Spec.Pool, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		pool = &v1alpha1.IPPool{}
+	case err != nil:
+		return fmt.Errorf("get IPPool %s: %w", ip.Spec.Pool, err)
+	}
+	node, err := r.kube.CoreV1().Nodes().Get(ctx, ip.Spec.Owner.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		node = nil
+	case err != nil:
+		return fmt.Errorf("get node %s: %w", ip.Spec.Owner.Name, err)
+	}
+	s.node, err = nodeClaimOf(ip, pool, node)
+	return err
+}
+
+// nodeClaimOf returns the claim of a Node, nil if there is none, to an address of a pool.
+func nodeClaimOf(ip *v1alpha1.FloatingIP, object *v1alpha1.IPPool, node *v1.Node) (nodeClaim, error) {
+	terms := object.Spec.NodeAddresses
+	if terms == nil {
+		return unwanted, nil
+	}
+	if node != nil && (node.UID == ip.Spec.Owner.UID || ip.Spec.Owner.IsAwaited() || terms.Keep) {
+		pool, err := pools.Alone(object)
+		if err != nil {
+			return unwanted, fmt.Errorf("read IPPool %s: %w", object.Name, err)
+		}
+		if pool.Serves(node) {
+			return wanted, nil
+		}
+	}
+	if terms.Keep {
+		return keptByName, nil
+	}
+	return unwanted, nil
+}
+
+// hasElder reports whether the node has an older address of the same pool: two controllers took one at once.
+func (r *Reclaimer) hasElder(ip *v1alpha1.FloatingIP) bool {
+	return slices.ContainsFunc(r.rankings.members(ip.Spec.Owner), func(other *v1alpha1.FloatingIP) bool {
+		return other.Spec.Pool == ip.Spec.Pool && other.IsOlderThan(ip)
+	})
+}
