@@ -30,7 +30,7 @@ import (
 
 var namespaces = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
 
-// An API server that has Berth's kinds and policies accepts each object that the pages tell
+// An API server that has Berth's kinds and policies, and kinds that pages speak of, accepts each object that the pages tell
 // users to apply. Objects do not see each other: each is applied to the cluster as it was
 // before the first.
 func TestApply(t *testing.T) {
@@ -38,11 +38,23 @@ func TestApply(t *testing.T) {
 	if _, err := deploy.NewNetworks(w.Ctx, w.Config); err != nil {
 		t.Fatal(err)
 	}
+	clusterNetworkPolicies, err := deploy.Manifest("cluster-network-policy/policy.networking.k8s.io_clusternetworkpolicies.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := deploy.Apply(w.Ctx, w.Config, clusterNetworkPolicies); err != nil {
+		t.Fatal(err)
+	}
 	lookup, err := discovery.NewDiscoveryClientForConfig(w.Config)
 	if err != nil {
 		t.Fatal(err)
 	}
 	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(lookup))
+	w.Eventually("ClusterNetworkPolicies are served", func() error {
+		mapper.Reset()
+		_, err := mapper.RESTMapping(schema.GroupKind{Group: "policy.networking.k8s.io", Kind: "ClusterNetworkPolicy"}, "v1alpha2")
+		return err
+	})
 	blocks := 0
 	for path, page := range pages(t) {
 		for _, block := range page.Blocks {
