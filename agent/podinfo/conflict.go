@@ -95,7 +95,7 @@ func (n *Node) setCondition(ctx context.Context, pod api.Pod, addr netip.Addr, c
 		return err
 	}
 	if pod.UID == "" && !n.isOwn(ip) || pod.UID != "" && holds(ip, pod.UID, n.name) != nil {
-		return nil // The node of the present holder writes the condition.
+		return nil //nolint:nilerr // the node of the present holder writes the condition
 	}
 	conditions := slices.Clone(ip.Status.Conditions)
 	if !meta.SetStatusCondition(&conditions, condition) {

@@ -207,16 +207,11 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 	if w.ahead, err = preallocation.NewLoop(w.ipam, seen, factory); err != nil {
 		return nil, err
 	}
-	if w.assignments, err = assignments.New(w.ahead, assignments.Parts{API: ahead, Nodes: kube.CoreV1().Nodes(), Recorder: recorder, Factory: factory}); err != nil {
-		return nil, err
-	}
-	if err := errors.Join(
+	w.assignments, err = assignments.New(w.ahead, assignments.Parts{API: ahead, Nodes: kube.CoreV1().Nodes(), Recorder: recorder, Factory: factory})
+	return w, errors.Join(err,
 		claims.Add(w.ahead, claims.Parts{API: ahead, Recorder: recorder, Metrics: claimMetrics, View: seen}),
 		preallocation.AddWorkloads(w.ahead, preallocation.Parts{Kube: kube, Recorder: recorder, Metrics: setMetrics, Factory: factory}),
-	); err != nil {
-		return nil, err
-	}
-	return w, nil
+	)
 }
 
 // newAsking returns the client for questions to agents. It has limits of its own: when many nodes are
