@@ -32,12 +32,12 @@ GOTESTPROGRAMS := $(GOTEST) -count=1
 # Packages with tests that need neither a kernel nor an API server.
 PURE   := $(addprefix ./,$(shell find cmd/console cmd/controller cmd/failover cmd/speaker cmd/internal cmd/kubectl-berth plugins ipam manifests -name '*_test.go' -printf '%h\n' | sort -u) agent/attachdef agent/chain agent/policy agent/policy/ruleset agent/profile agent/state cni/relay cni/shim speaker/plan)
 # API tests to run: a CI that runs them side by side gives each machine some.
-API    ?= ./assigner/... ./docs/... ./simulation/... ./policy/... ./kubectl/... ./scheduler/...
+API    ?= ./assigner/... ./fencer/... ./docs/... ./simulation/... ./policy/... ./kubectl/... ./scheduler/...
 # End-to-end tests to run, as go test's -run.
 E2E    ?= .
 # Minors of Kubernetes of test-versions: those with a module in test/kubernetes.
 MINORS ?= $(notdir $(wildcard test/kubernetes/*))
-MUTATE ?= agent/chain agent/state plugins/floatingip $(filter-out ipam/api% ipam/assigner% ipam/remote ipam/ipamtest,$(shell find ipam -name '*_test.go' -printf '%h\n' | sort -u))
+MUTATE ?= agent/chain agent/state plugins/floatingip $(filter-out ipam/api% ipam/assigner% ipam/fencer% ipam/remote ipam/ipamtest,$(shell find ipam -name '*_test.go' -printf '%h\n' | sort -u))
 
 POLICY_CLUSTERS        ?= 15000
 POLICY_KERNEL_CLUSTERS ?= 300
@@ -172,8 +172,8 @@ test-e2e: lab build ## The lab, and Berth on it.
 
 ##@ Generate
 
-generate: ## Deep copies and CRDs from ipam/api, manifests/ from the chart, Go code of the external assigner's protocol, pages of docs/reference.
-	$(BUF) generate --template ipam/remote/buf.gen.yaml --path ipam/assigner/v1
+generate: ## Deep copies and CRDs from ipam/api, manifests/ from the chart, Go code of the external assigner's and the fencer's protocol, pages of docs/reference.
+	$(BUF) generate --template ipam/remote/buf.gen.yaml --path ipam/assigner/v1 --path ipam/fencer/v1
 	$(CONTROLLER_GEN) object paths=./ipam/api/... crd:crdVersions=v1 output:crd:dir=manifests/chart/crd
 	cd test/helm && go build -o ../bin/render ./render
 	test/bin/render -out manifests
@@ -181,7 +181,7 @@ generate: ## Deep copies and CRDs from ipam/api, manifests/ from the chart, Go c
 
 verify: generate ## Fail if generated files or go.mod are not up to date.
 	go mod tidy -diff && cd test && go mod tidy -diff
-	git diff --exit-code -- ipam/api ipam/assigner/v1 manifests docs/reference
+	git diff --exit-code -- ipam/api ipam/assigner/v1 ipam/fencer/v1 manifests docs/reference
 
 ##@ Test longer
 

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/component-base/cli"
@@ -35,6 +36,7 @@ import (
 	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/failover/status"
+	"github.com/berth-dev/berth/ipam/fencer"
 )
 
 func main() {
@@ -96,19 +98,8 @@ func run(ctx context.Context, options *options) error {
 	if err != nil {
 		return fmt.Errorf("create the Kubernetes client: %w", err)
 	}
-	asking, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return fmt.Errorf("create the client that asks agents: %w", err)
-	}
-	berth, err := client.NewForConfig(config)
-	if err != nil {
-		return err
-	}
 	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: kube.EventsV1()})
-	moving, err := mover.New(mover.Config{
-		Kube: kube, Berth: berth, Agents: &agentport.Ports{Kube: asking, Namespace: options.namespace}, Namespace: options.namespace,
-		Events: broadcaster.NewRecorder(scheme.Scheme, status.Name), Metrics: mover.NewMetrics(legacyregistry.MustRegister),
-	})
+	moving, err := newMover(options, config, kube, broadcaster.NewRecorder(scheme.Scheme, status.Name))
 	if err != nil {
 		return err
 	}
@@ -144,6 +135,28 @@ func run(ctx context.Context, options *options) error {
 		// The next one leads at once after an upgrade: what this one still does is conditional.
 		Release: true,
 	}, moving.Lead)
+}
+
+// newMover returns the part that works, with its clients. config is kube's.
+func newMover(options *options, config *rest.Config, kube kubernetes.Interface, recorder events.EventRecorder) (*mover.Mover, error) {
+	asking, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("create the client that asks agents: %w", err)
+	}
+	berth, err := client.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	parts := mover.Config{
+		Kube: kube, Berth: berth, Agents: &agentport.Ports{Kube: asking, Namespace: options.namespace}, Namespace: options.namespace,
+		Events: recorder, Metrics: mover.NewMetrics(legacyregistry.MustRegister),
+	}
+	if options.fencer.Enabled() {
+		if parts.Fencer, err = fencer.New(options.fencer, fencer.NewMetrics(legacyregistry.MustRegister)); err != nil {
+			return nil, err
+		}
+	}
+	return mover.New(parts)
 }
 
 // resources are what users may ask.

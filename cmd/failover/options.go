@@ -4,11 +4,13 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
 
 	"github.com/spf13/pflag"
 
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
+	"github.com/berth-dev/berth/ipam/fencer"
 )
 
 // options are the program's flags.
@@ -21,6 +23,7 @@ type options struct {
 	monitoring monitoring.Options
 	qps        float32
 	burst      int
+	fencer     fencer.Options
 }
 
 func defaultOptions() *options {
@@ -46,6 +49,7 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	o.monitoring.AddFlags(flags)
 	flags.Float32Var(&o.qps, "kube-api-qps", o.qps, "Requests per second to the API server; as many again are for questions to agents.")
 	flags.IntVar(&o.burst, "kube-api-burst", o.burst, "Burst of requests to the API server.")
+	fencer.AddFlags(flags, &o.fencer)
 }
 
 func (o *options) validate() error {
@@ -55,6 +59,9 @@ func (o *options) validate() error {
 	}
 	if o.leaderElect && o.leaseName == "" {
 		errs = append(errs, errors.New("--leader-elect needs --leader-elect-resource-name"))
+	}
+	if err := o.fencer.Validate(); err != nil {
+		errs = append(errs, fmt.Errorf("--fencer flags: %w", err))
 	}
 	return errors.Join(append(errs, o.monitoring.Validate())...)
 }

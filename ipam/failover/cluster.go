@@ -437,7 +437,7 @@ func (c *Cluster) testified(name string, n *node, testimonies []status.Testimony
 	}
 	// Also where it seems to have the taint: the watch of Nodes may be late.
 	n.phase = tainting
-	c.emit(Taint{name, n.number, n.fenced})
+	c.emit(Taint{name, n.uid, n.number, n.fenced})
 }
 
 // verdictOf returns what testimonies say together.
@@ -484,6 +484,17 @@ func (c *Cluster) Deletes(of Delete) bool {
 	return c.mayAct() && c.round(of.Node, of.Number, deleting) != nil
 }
 
+// Fences returns whether the fencer is still to be asked by a Fence: the node may have come back meanwhile, or the brake may have begun.
+func (c *Cluster) Fences(of Fence) bool {
+	return c.Awaits(of) && c.mayAct()
+}
+
+// Awaits returns whether the answer to a Fence still counts.
+func (c *Cluster) Awaits(of Fence) bool {
+	n := c.nodes[of.Node]
+	return n != nil && n.uid == of.UID && n.call == calling
+}
+
 // State is the state of the cluster, for users.
 type State struct {
 	Leads, Watching, Braked bool
@@ -498,8 +509,8 @@ type State struct {
 type NodeState struct {
 	Node, UID        string
 	Suspect, Tainted bool
-	// Fencing: the fencer is asked to power it off. Fenced: it is off.
-	Fencing, Fenced bool
+	// Unfenced: the fencer is to power it off, and has not. Fenced: it is off.
+	Unfenced, Fenced bool
 	// Looked: its pods were read since it is suspect.
 	Looked bool
 	// Seen is when its Lease was seen to be renewed last; Judged, when there was a verdict last, if there is one.
@@ -524,7 +535,7 @@ func (c *Cluster) State() State {
 		if suspect || n.tainted || n.outOfService {
 			s.Nodes = append(s.Nodes, NodeState{
 				Node: name, UID: n.uid, Suspect: suspect, Tainted: n.tainted, Looked: n.looked, Seen: n.seen, Judged: n.judged,
-				Fencing: n.call != none, Fenced: n.fenced, Verdict: n.verdict, Testimonies: n.testimonies, Pods: n.pods, Moves: n.moves,
+				Unfenced: n.wanted && !n.fenced, Fenced: n.fenced, Verdict: n.verdict, Testimonies: n.testimonies, Pods: n.pods, Moves: n.moves,
 			})
 		}
 	}

@@ -29,8 +29,9 @@
 //     the node's Lease is renewed.
 //   - Fence, where there is a fencer: a node that is gone, or hangs, is to be powered off, beside the rounds, so that no pod of one
 //     that is gone waits for it. Of a node that is off all pods move that asked for it, whatever answers for their addresses, and
-//     Kubernetes is told, so that it detaches volumes. The brake holds for it, too. That the fencer failed says nothing; that it
-//     powered the node off holds until the Lease is renewed.
+//     Kubernetes is told, so that it detaches volumes. The brake holds for it, too. A request that is under way is given up when the
+//     Lease is renewed, the brake begins, or this process leads no more. That the fencer failed says nothing; that it powered the node
+//     off holds until the Lease is renewed. A node of which nobody can say anything is not powered off: it may serve.
 //
 // Pods of a workload that starts them in order are deleted all at once: they are dead already, and the workload's
 // controller makes them in its order.

@@ -211,6 +211,14 @@ func (j *judge) fences(r *replica, out Fence) {
 	w.counts["fence"]++
 }
 
+// powersOff is called when the fencer begins.
+func (j *judge) powersOff(r *replica, out Fence) {
+	j.acts(r, out.Node)
+	if j.fencing[out.UID] {
+		r.world.fail("%s asks the fencer for %s, which it saw renew", r.name, out.Node)
+	}
+}
+
 // say returns what testimonies say together.
 func (h heard) say() (control, agent, kernel bool) {
 	for _, t := range h.testimonies {

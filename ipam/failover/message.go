@@ -119,14 +119,16 @@ type (
 		Witnesses []string
 		Addresses []netip.Addr
 	}
-	// Fence asks the fencer to power the node off, after it read at the API server that the Lease was not renewed. One is under
-	// way for a machine at a time.
+	// Fence asks the fencer to power the node off, after it was read at the API server that the Lease was not renewed, and if
+	// [Cluster.Fences] still says so. It is given up when [Cluster.Awaits] no longer does. One is under way for a machine at a time.
 	Fence struct{ Node, UID string }
 	// Taint has no pod scheduled to the node. It is asked for again where the node has the taint.
 	Taint struct {
-		Node   string
-		Number int
-		// OutOfService: the node is off. Kubernetes is told, and evicts all pods and detaches their volumes.
+		// UID is the Node's. One of another machine that took over the name is not tainted.
+		Node, UID string
+		Number    int
+		// OutOfService: the node is off. Kubernetes is told, and evicts all pods and detaches their volumes. Right before it is
+		// read at the API server that the Lease was not renewed.
 		OutOfService bool
 	}
 	// Delete deletes pods at once, each with its UID and version as preconditions.

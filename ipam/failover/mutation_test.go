@@ -17,7 +17,7 @@ var mutations = []struct {
 	{"no brake", "over := c.counted > 1 && 3*c.counted > c.of", "over := false", 6},
 	{"endless brake", "c.braked && c.now-c.over < brakeFor", "c.braked", 2},
 	{"no minute after the brake", "c.braked && c.now-c.over < brakeFor", "false", 9},
-	{"delete before taint", "\tn.phase = tainting\n\tc.emit(Taint{name, n.number, n.fenced})\n", "\tc.delete(name, n, false)\n", 3},
+	{"delete before taint", "\tn.phase = tainting\n\tc.emit(Taint{name, n.uid, n.number, n.fenced})\n", "\tc.delete(name, n, false)\n", 3},
 	{"delete though the taint was not written", "if failed || !c.mayAct()", "if !c.mayAct()", 3906},
 	{"believe a testimony without control", "case t.Control && verdict == status.Unclear:", "case verdict == status.Unclear:", 5},
 	{"count watch silence as node silence", "\t\tc.begin()\n\tcase Leads:", "\tcase Leads:", 8},
@@ -38,6 +38,9 @@ var mutations = []struct {
 	{"fence under the brake", "if c.mayAct() && n.wanted", "if n.wanted", 16},
 	{"believe Failed as Off", "\tcase in.Off:\n", "\tcase true:\n", 9},
 	{"an outdated Off", "\tcase asked != calling:\n", "\tcase asked == none:\n", 21},
+	{"power off what the brake keeps", "return c.Awaits(of) && c.mayAct()", "return c.Awaits(of)", 181},
+	{"power off a node that came back", "n.uid == of.UID && n.call == calling", "true", 5},
+	{"taint another machine", "c.emit(Taint{name, n.uid,", "c.emit(Taint{name, \"\",", 3},
 	{"ask once", "n.phase == idle && c.now >= n.due {", "n.phase == idle && n.due == 0 {", 3},
 }
 

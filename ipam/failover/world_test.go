@@ -414,12 +414,12 @@ func (r *replica) do(out Output) {
 	case Ask:
 		w.after(w.between(200*time.Millisecond, 1500*time.Millisecond), func() { r.ask(out) })
 	case Fence:
-		w.soon(func() { r.fence(out) })
+		w.soon(func() { r.queued(func() { r.fence(out) }) })
 	case Taint:
 		w.soon(func() {
-			in := Tainted{Node: out.Node, Number: out.Number, Failed: !w.apiUp}
-			if w.apiUp {
-				n := w.node(out.Node)
+			n := w.node(out.Node)
+			in := Tainted{Node: out.Node, Number: out.Number, Failed: !w.apiUp || n.uid() != out.UID}
+			if !in.Failed {
 				n.taint, n.outOfService = true, n.outOfService || out.OutOfService
 				n.tellAll()
 			}
@@ -517,7 +517,7 @@ func (r *replica) ask(out Ask) {
 	})
 }
 
-// fence reads the Lease, and asks the fencer.
+// fence reads the Lease, and asks the fencer, which takes a while.
 func (r *replica) fence(out Fence) {
 	w, n := r.world, r.world.node(out.Node)
 	lease, up := n.lease, w.apiUp
@@ -540,11 +540,36 @@ func (r *replica) fence(out Fence) {
 		answer(in)
 		return
 	}
+	// The API server may take its time to say so.
+	w.soon(func() {
+		r.queued(func() {
+			r.step()
+			if !r.cluster.Fences(out) {
+				w.counts["fence, too late"]++
+				answer(in)
+				return
+			}
+			r.judge.powersOff(r, out)
+			r.powerOff(out, in, answer)
+		})
+	})
+}
+
+func (r *replica) powerOff(out Fence, in Fenced, answer func(Fenced)) {
+	w, n := r.world, r.world.node(out.Node)
 	takes, fails := w.between(100*time.Millisecond, 3*time.Second), false
 	if !w.calm {
 		takes, fails = pickOf(w, takes, takes, 45*time.Second), w.IntN(3) == 0
 	}
 	w.after(takes, func() {
+		if !r.paused && !r.cluster.Awaits(out) {
+			w.counts["fence, given up"]++
+			answer(in)
+			return
+		}
+		if !r.paused && r.judge.fencing[out.UID] {
+			w.fail("%s has %s powered off, which it saw renew", r.name, n.name)
+		}
 		// Also one that fails may have done it.
 		if n.uid() == out.UID && (!fails || w.IntN(4) == 0) {
 			w.logf("the fencer powers %s off, and fails: %v", n.name, fails)

@@ -19,7 +19,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	client "github.com/berth-dev/berth/ipam/assigner"
+	assignerv1 "github.com/berth-dev/berth/ipam/assigner/v1"
 	"github.com/berth-dev/berth/test/assigner"
+	"github.com/berth-dev/berth/test/serving"
 )
 
 var addr = netip.MustParseAddr("10.0.70.2")
@@ -34,14 +36,14 @@ type provider struct {
 func newProvider(t *testing.T) *provider {
 	t.Helper()
 	p := &provider{network: assigner.NewMemory(), t: t}
-	endpoint := assigner.Endpoint{Listen: "unix://" + filepath.Join(t.TempDir(), "a.sock")}
+	endpoint := serving.Endpoint{Listen: "unix://" + filepath.Join(t.TempDir(), "a.sock")}
 	serve(t, endpoint, p.network)
 	p.Client = connect(t, client.Options{Address: endpoint.Listen})
 	return p
 }
 
 // serve runs a server with nothing in its memory but the network until stop.
-func serve(t *testing.T, endpoint assigner.Endpoint, network assigner.Network) (stop func()) {
+func serve(t *testing.T, endpoint serving.Endpoint, network assigner.Network) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	listener, err := endpoint.Listener(ctx)
@@ -49,7 +51,9 @@ func serve(t *testing.T, endpoint assigner.Endpoint, network assigner.Network) (
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
-	go func() { done <- endpoint.Serve(ctx, listener, assigner.NewServer(network)) }()
+	go func() {
+		done <- endpoint.Serve(ctx, listener, &assignerv1.Assigner_ServiceDesc, assigner.NewServer(network))
+	}()
 	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -250,7 +254,7 @@ func TestManyAtOnce(t *testing.T) {
 // network says. The client waits for it.
 func TestServerRestart(t *testing.T) {
 	network := assigner.NewMemory()
-	endpoint := assigner.Endpoint{Listen: "unix://" + filepath.Join(t.TempDir(), "a.sock")}
+	endpoint := serving.Endpoint{Listen: "unix://" + filepath.Join(t.TempDir(), "a.sock")}
 	stop := serve(t, endpoint, network)
 	c := connect(t, client.Options{Address: endpoint.Listen, Timeout: metav1.Duration{Duration: time.Minute}})
 	if err := c.Attach(t.Context(), to("node1", 0)); err != nil {
@@ -298,7 +302,7 @@ func TestWords(t *testing.T) {
 // The socket that a crash left does not keep a server from starting; a file that is
 // none is not removed.
 func TestEndpoint(t *testing.T) {
-	endpoint := assigner.Endpoint{Listen: "unix://" + filepath.Join(t.TempDir(), "a.sock")}
+	endpoint := serving.Endpoint{Listen: "unix://" + filepath.Join(t.TempDir(), "a.sock")}
 	first, err := endpoint.Listener(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -309,7 +313,7 @@ func TestEndpoint(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer second.Close()
-	dir := assigner.Endpoint{Listen: "unix://" + t.TempDir()}
+	dir := serving.Endpoint{Listen: "unix://" + t.TempDir()}
 	if _, err := dir.Listener(t.Context()); err == nil || !strings.Contains(err.Error(), "in use") {
 		t.Errorf("a path that is no socket: got %v", err)
 	}

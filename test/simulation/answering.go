@@ -22,12 +22,16 @@ import (
 
 // AnsweringAgents makes the pods of ready agents on nodes, which answer the controller through the API
 // server's proxy: they carry the addresses that w.Carried returns, or the ones of the live pods that are
-// bound to the node. An error is an agent that does not answer.
+// bound to the node. An error is an agent that does not answer. w.Witnessed has what they hear of other nodes.
 func (w *World) AnsweringAgents(nodes ...string) {
 	w.T.Helper()
 	listener := w.reachable()
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(writer http.ResponseWriter, request *http.Request) {
 		node, err := audienceOf(request.Header.Get(agentpod.TokenHeader))
+		if err == nil && request.URL.Path == "/v1/witness" && w.Witnessed != nil {
+			_ = json.NewEncoder(writer).Encode(w.Witnessed(request.URL.Query().Get("node")))
+			return
+		}
 		if err != nil || request.URL.Path != "/v1/carried" {
 			http.Error(writer, fmt.Sprint("asked for ", request.URL.Path, ": ", err), http.StatusUnauthorized)
 			return

@@ -56,6 +56,15 @@ func Plugin(t testing.TB) string {
 	return Program("kubectl-berth")
 }
 
+// failover returns the path of berth-failover, which it compiles once.
+func failover(t testing.TB) string {
+	t.Helper()
+	if err := compileFailover(); err != nil {
+		t.Fatal(err)
+	}
+	return "berth-failover"
+}
+
 // Console returns the path of berth-console, which it compiles once.
 func Console(t testing.TB) string {
 	t.Helper()
@@ -64,6 +73,8 @@ func Console(t testing.TB) string {
 	}
 	return Program("berth-console")
 }
+
+var compileFailover = sync.OnceValue(func() error { return compile("berth-failover") })
 
 var compileConsole = sync.OnceValue(func() error { return compile("berth-console") })
 

@@ -6,17 +6,20 @@ import (
 	"maps"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
+	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/simulation/program"
 	"github.com/berth-dev/berth/test/simulation/proxy"
 )
 
-// Instance is a berth-scheduler or berth-controller that runs, and the proxy that it
+// Instance is a program of Berth's that runs, and the proxy that it
 // reaches the API server through.
 type Instance struct {
 	*proxy.Proxy
@@ -82,6 +85,25 @@ func (w *World) Controller(flags ...string) *Instance {
 	proxy := w.proxyFor("berth-controller")
 	flags = append([]string{"--kubeconfig=" + w.kubeconfig(proxy), "--leader-elect=false", "--secure-port=0", "--v=4"}, flags...)
 	return w.start(proxy, "berth-controller", flags...)
+}
+
+// FailoverRights gives berth-failover the rights that it has with the chart, and with a fencer at an address; empty: without one.
+func (w *World) FailoverRights(fencer string) {
+	w.T.Helper()
+	objects := slices.DeleteFunc(w.Chart(map[string]any{"failover": map[string]any{"enabled": true, "fencer": map[string]any{"address": fencer}}}), func(o *unstructured.Unstructured) bool {
+		return !strings.Contains(o.GetName(), "failover") || slices.Contains([]string{"Deployment", "PodMonitor", "PodDisruptionBudget"}, o.GetKind())
+	})
+	if err := deploy.Apply(w.Ctx, w.Config, objects); err != nil {
+		w.T.Fatal(err)
+	}
+}
+
+// Failover starts berth-failover with its rights and a fencer at an address.
+func (w *World) Failover(fencer string) *Instance {
+	w.T.Helper()
+	w.FailoverRights(fencer)
+	proxy := w.proxyFor("berth-failover")
+	return w.start(proxy, failover(w.T), "--kubeconfig="+w.kubeconfig(proxy), "--leader-elect=false", "--secure-port=0", "--v=2", "--namespace="+w.System, "--fencer-address="+fencer)
 }
 
 // proxyFor starts a proxy that makes requests as a ServiceAccount of Berth's

@@ -32,6 +32,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/test/deploy"
@@ -59,13 +60,15 @@ type World struct {
 	Ctx          context.Context
 	ControlPlane *lab.ControlPlane
 	// Carried are the addresses that a node's agent says it carries; nil: the ones of live pods.
-	Carried  func(node string) ([]netip.Addr, error)
-	System   string       // the namespace that Berth is installed in
-	Config   *rest.Config // an administrator's
-	Kube     *kubernetes.Clientset
-	Berth    *client.Client
-	Dynamic  dynamic.Interface // for kinds of which there are no Go types
-	Kubelets *kubelet.Kubelets // nil before Kubelet
+	Carried func(node string) ([]netip.Addr, error)
+	// Witnessed is what agents say of another node; nil: they do not answer. It is set before there are agents.
+	Witnessed func(node string) agentport.Testimony
+	System    string       // the namespace that Berth is installed in
+	Config    *rest.Config // an administrator's
+	Kube      *kubernetes.Clientset
+	Berth     *client.Client
+	Dynamic   dynamic.Interface // for kinds of which there are no Go types
+	Kubelets  *kubelet.Kubelets // nil before Kubelet
 
 	// CRDsDeleted and CRDsGone are when the test deleted the CRDs, and saw that they
 	// were gone.

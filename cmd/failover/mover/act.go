@@ -5,6 +5,7 @@ package mover
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -17,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 
@@ -24,6 +26,7 @@ import (
 	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/failover"
 	"github.com/berth-dev/berth/ipam/failover/status"
+	"github.com/berth-dev/berth/ipam/fencer"
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
@@ -40,7 +43,7 @@ const (
 func (m *Mover) look(ctx context.Context, about failover.Look) failover.Found {
 	found := failover.Found{Node: about.Node, Number: about.Number}
 	addresses, of := m.cluster.held(about.Node)
-	if len(addresses) == 0 {
+	if len(addresses) == 0 && !about.Fenced {
 		return found // Nothing to move, and nothing to ask.
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestFor)
@@ -52,6 +55,9 @@ func (m *Mover) look(ctx context.Context, about failover.Look) failover.Found {
 			logger.Error(err, "Failed to look at a suspect node, will try again", "node", about.Node)
 		}
 		found.Renewed, found.Failed = renewed, err != nil
+		return found
+	}
+	if len(addresses) == 0 {
 		return found
 	}
 	pods, err := m.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", about.Node).String()})
@@ -117,34 +123,74 @@ func (m *Mover) testimony(ctx context.Context, witness string, about failover.As
 	return t
 }
 
-// lost is the taint of a node from which pods move.
-var lost = v1.Taint{Key: v1alpha1.TaintLost, Effect: v1.TaintEffectNoSchedule}
+var (
+	// lost is the taint of a node from which pods move.
+	lost = v1.Taint{Key: v1alpha1.TaintLost, Effect: v1.TaintEffectNoSchedule}
+	// outOfService is the taint of Kubernetes for a node that is off (KEP-2268). By the value it is told from a person's.
+	outOfService = v1.Taint{Key: v1.TaintNodeOutOfService, Value: status.Name, Effect: v1.TaintEffectNoExecute}
+)
+
+// isOurs returns whether this program wrote a taint.
+func isOurs(t v1.Taint) bool {
+	return t.MatchTaint(&lost) || t.MatchTaint(&outOfService) && t.Value == outOfService.Value
+}
+
+// Errors for which a node is not tainted.
+var (
+	errIsBack  = errors.New("its Lease was renewed")
+	errAnother = errors.New("another machine has taken over its name")
+)
 
 // taint answers failover.Taint.
-func (m *Mover) taint(ctx context.Context, about failover.Taint) failover.Tainted {
-	err := m.changeTaints(ctx, about.Node, func(taints []v1.Taint) []v1.Taint {
-		if slices.ContainsFunc(taints, func(t v1.Taint) bool { return t.MatchTaint(&lost) }) {
-			return taints
-		}
-		return append(slices.Clone(taints), lost)
-	})
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to taint a lost node, will try again: its pods stay", "node", about.Node)
+func (m *Mover) taint(ctx context.Context, about failover.Taint) []failover.Input {
+	tries := retry.DefaultBackoff
+	if about.OutOfService {
+		// By the taint Kubernetes evicts pods at once. A node that came back changes its Node when its kubelet starts: then it is
+		// looked at again. Once the Node is read nothing else may have changed it.
+		tries.Steps = 1
 	}
-	return failover.Tainted{Node: about.Node, Number: about.Number, Failed: err != nil}
+	err := m.changeTaints(ctx, about.Node, tries, func(ctx context.Context, n *v1.Node) ([]v1.Taint, error) {
+		if string(n.UID) != about.UID {
+			return nil, errAnother
+		}
+		taints := slices.Clone(n.Spec.Taints)
+		if !slices.ContainsFunc(taints, func(t v1.Taint) bool { return t.MatchTaint(&lost) }) {
+			taints = append(taints, lost)
+		}
+		if !about.OutOfService || slices.ContainsFunc(taints, func(t v1.Taint) bool { return t.Key == outOfService.Key }) {
+			return taints, nil
+		}
+		switch renewed, err := m.leases.look(ctx, about.Node); {
+		case err != nil:
+			return nil, err
+		case renewed:
+			return nil, errIsBack
+		}
+		return append(taints, outOfService), nil
+	})
+	answer := []failover.Input{failover.Tainted{Node: about.Node, Number: about.Number, Failed: err != nil}}
+	switch logger := klog.FromContext(ctx); {
+	case errors.Is(err, errIsBack):
+		return slices.Insert(answer, 0, failover.Input(failover.Renewed{Node: about.Node}))
+	case apierrors.IsConflict(err):
+		logger.Info("A lost node has changed, will look again", "node", about.Node, "err", err)
+	case err != nil:
+		logger.Error(err, "Failed to taint a lost node, will try again: its pods stay", "node", about.Node)
+	}
+	return answer
 }
 
 // untaint does failover.Untaint. The next renewal has it tried again.
 func (m *Mover) untaint(ctx context.Context, name string) {
 	removed := false
-	err := m.changeTaints(ctx, name, func(taints []v1.Taint) []v1.Taint {
-		kept := slices.DeleteFunc(slices.Clone(taints), func(t v1.Taint) bool { return t.MatchTaint(&lost) })
-		removed = len(kept) < len(taints)
-		return kept
+	err := m.changeTaints(ctx, name, retry.DefaultBackoff, func(_ context.Context, n *v1.Node) ([]v1.Taint, error) {
+		kept := slices.DeleteFunc(slices.Clone(n.Spec.Taints), isOurs)
+		removed = len(kept) < len(n.Spec.Taints)
+		return kept, nil
 	})
 	switch logger := klog.FromContext(ctx); {
 	case err != nil && ctx.Err() == nil:
-		logger.Error(err, "Failed to end the taint of a node that is back, will try again", "node", name)
+		logger.Error(err, "Failed to end the taints of a node that is back, will try again", "node", name)
 	case err == nil && removed:
 		logger.Info("A node is back", "node", name)
 		if n := m.cluster.node(name); n != nil {
@@ -153,16 +199,19 @@ func (m *Mover) untaint(ctx context.Context, name string) {
 	}
 }
 
-// changeTaints writes the taints of a node, if that changes them.
-func (m *Mover) changeTaints(ctx context.Context, name string, change func([]v1.Taint) []v1.Taint) error {
+// changeTaints writes the taints of a node, if that changes them, and tries again where somebody else wrote the Node since it was read.
+func (m *Mover) changeTaints(ctx context.Context, name string, tries wait.Backoff, change func(context.Context, *v1.Node) ([]v1.Taint, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, requestFor)
 	defer cancel()
-	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+	return retry.RetryOnConflict(tries, func() error {
 		n, err := m.Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return fmt.Errorf("get node %s: %w", name, err)
 		}
-		taints := change(n.Spec.Taints)
+		taints, err := change(ctx, n)
+		if err != nil {
+			return fmt.Errorf("taint node %s: %w", name, err)
+		}
 		if apiequality.Semantic.DeepEqual(taints, n.Spec.Taints) {
 			return nil
 		}
@@ -178,6 +227,43 @@ func (m *Mover) changeTaints(ctx context.Context, name string, change func([]v1.
 		}
 		return nil
 	})
+}
+
+// fence answers failover.Fence, and tells users. ctx ends when the answer is not waited for any more.
+func (m *Mover) fence(ctx context.Context, about failover.Fence) []failover.Input {
+	logger := klog.FromContext(ctx).WithValues("node", about.Node, "uid", about.UID)
+	failed := failover.Fenced{Node: about.Node, UID: about.UID}
+	n := m.cluster.node(about.Node)
+	if n == nil || string(n.UID) != about.UID {
+		return []failover.Input{failed}
+	}
+	reading, cancel := context.WithTimeout(ctx, requestFor)
+	renewed, err := m.leases.look(reading, about.Node)
+	cancel()
+	switch {
+	case renewed:
+		return []failover.Input{failover.Renewed{Node: about.Node}, failed}
+	case err != nil:
+		logger.Error(err, "Did not ask the fencer, will try again")
+		return []failover.Input{failed}
+	case !m.fences(about):
+		return []failover.Input{failed}
+	}
+	logger.Info("Asks the fencer to power a node off")
+	err = m.Fencer.Fence(ctx, fencer.Machine{Name: n.Name, UID: n.UID, ProviderID: n.Spec.ProviderID, InternalIPs: internalIPs(n)})
+	if err != nil && ctx.Err() != nil {
+		logger.Info("Does not wait for the fencer any more, which may have powered the node off all the same", "err", err)
+		return []failover.Input{failed}
+	}
+	m.tellFenced(ctx, n, err)
+	return []failover.Input{failover.Fenced{Node: about.Node, UID: about.UID, Off: err == nil}}
+}
+
+// fences returns whether the fencer is still to be asked.
+func (m *Mover) fences(about failover.Fence) bool {
+	m.machine.Lock()
+	defer m.machine.Unlock()
+	return m.state.Fences(about)
 }
 
 // deletePods does failover.Delete, and returns how many pods are gone. A pod that has changed since it was read stays, for the

@@ -94,7 +94,10 @@ func newCaches(config Config, put func(...failover.Input)) (*caches, error) {
 
 // seen says of a node what the machine has to know.
 func seen(n *v1.Node) failover.Seen {
-	return failover.Seen{Node: n.Name, UID: string(n.UID), Tainted: hasTaint(n, v1alpha1.TaintLost), Unreachable: hasTaint(n, v1.TaintNodeUnreachable)}
+	return failover.Seen{
+		Node: n.Name, UID: string(n.UID), Tainted: hasTaint(n, v1alpha1.TaintLost), Unreachable: hasTaint(n, v1.TaintNodeUnreachable),
+		OutOfService: slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.MatchTaint(&outOfService) && isOurs(t) }),
+	}
 }
 
 func hasTaint(n *v1.Node, key string) bool {
@@ -105,7 +108,7 @@ func slimMeta(o *metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Name: o.Name, Namespace: o.Namespace, UID: o.UID, ResourceVersion: o.ResourceVersion}
 }
 
-// slimNode keeps UID, labels, InternalIPs and taints of a node, and whether it is ready.
+// slimNode keeps UID, labels, InternalIPs, taints and provider's ID of a node, and whether it is ready.
 func slimNode(object any) (any, error) {
 	n, ok := object.(*v1.Node)
 	if !ok {
@@ -113,7 +116,7 @@ func slimNode(object any) (any, error) {
 	}
 	slim := &v1.Node{ObjectMeta: slimMeta(&n.ObjectMeta)}
 	slim.Labels = maps.Clone(n.Labels)
-	slim.Spec.Taints = slices.Clone(n.Spec.Taints)
+	slim.Spec.Taints, slim.Spec.ProviderID = slices.Clone(n.Spec.Taints), n.Spec.ProviderID
 	for _, addr := range n.Status.Addresses {
 		if addr.Type == v1.NodeInternalIP {
 			slim.Status.Addresses = append(slim.Status.Addresses, addr)

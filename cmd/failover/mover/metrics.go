@@ -13,10 +13,10 @@ import (
 
 // Metrics of a Mover.
 type Metrics struct {
-	brake, suspects, tainted *metrics.Gauge
-	verdicts                 *metrics.CounterVec
-	moved                    *metrics.Counter
-	duration                 *metrics.HistogramVec
+	brake, suspects, tainted, unfenced *metrics.Gauge
+	verdicts                           *metrics.CounterVec
+	moved                              *metrics.Counter
+	duration                           *metrics.HistogramVec
 }
 
 // NewMetrics creates the metrics and registers them.
@@ -38,6 +38,11 @@ func NewMetrics(register func(...metrics.Registerable)) *Metrics {
 			Help:           "Nodes with the taint berth.dev/lost.",
 			StabilityLevel: metrics.ALPHA,
 		}),
+		unfenced: metrics.NewGauge(&metrics.GaugeOpts{
+			Subsystem: subsystem, Name: "unfenced_nodes",
+			Help:           "Nodes that the fencer is to power off, and has not; of the replica that leads.",
+			StabilityLevel: metrics.ALPHA,
+		}),
 		verdicts: metrics.NewCounterVec(&metrics.CounterOpts{
 			Subsystem: subsystem, Name: "verdicts_total",
 			Help:           "Verdicts about suspect nodes, each counted when it differs from the node's last one.",
@@ -55,15 +60,18 @@ func NewMetrics(register func(...metrics.Registerable)) *Metrics {
 			StabilityLevel: metrics.ALPHA,
 		}, []string{"part"}),
 	}
-	register(m.brake, m.suspects, m.tainted, m.verdicts, m.moved, m.duration)
+	register(m.brake, m.suspects, m.tainted, m.unfenced, m.verdicts, m.moved, m.duration)
 	return m
 }
 
 func (m *Metrics) set(state failover.State) {
-	tainted, brake := 0, 0
+	tainted, unfenced, brake := 0, 0, 0
 	for i := range state.Nodes {
 		if state.Nodes[i].Tainted {
 			tainted++
+		}
+		if state.Nodes[i].Unfenced {
+			unfenced++
 		}
 	}
 	if state.Braked && state.Leads {
@@ -72,6 +80,7 @@ func (m *Metrics) set(state failover.State) {
 	m.brake.Set(float64(brake))
 	m.suspects.Set(float64(state.Suspects))
 	m.tainted.Set(float64(tainted))
+	m.unfenced.Set(float64(unfenced))
 }
 
 func (m *Metrics) move() { m.moved.Inc() }
@@ -80,6 +89,8 @@ func (m *Metrics) move() { m.moved.Inc() }
 type timing struct {
 	suspect, judged time.Time
 	deleted         bool
+	// unfenced is why the fencer has not powered the node off, empty where it was not asked yet or has.
+	unfenced string
 }
 
 // judged notes a verdict. times may be nil.

@@ -18,6 +18,7 @@ import (
 	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/failover"
 	"github.com/berth-dev/berth/ipam/failover/status"
+	"github.com/berth-dev/berth/ipam/fencer"
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
@@ -26,12 +27,20 @@ type Agents interface {
 	Witness(ctx context.Context, agent *v1.Pod, q agentport.WitnessQuestion) (agentport.Testimony, error)
 }
 
+// Fencer powers machines off. *fencer.Client does.
+type Fencer interface {
+	// Fence returns nil when the machine is off.
+	Fence(ctx context.Context, machine fencer.Machine) error
+}
+
 // Config has the parts of a Mover.
 type Config struct {
 	Kube  kubernetes.Interface
 	Berth *client.Client
 	// Agents ask with limits of their own.
 	Agents Agents
+	// Fencer is nil where there is none.
+	Fencer Fencer
 	// Namespace is Berth's.
 	Namespace string
 	Events    event.Recorder
@@ -56,6 +65,8 @@ type Mover struct {
 	machine sync.Mutex
 	state   *failover.Cluster
 	rounds  map[string]*timing
+	// fencing ends requests to the fencer that are under way.
+	fencing map[failover.Fence]context.CancelFunc
 
 	// slots limit the work at the API server.
 	slots chan struct{}
@@ -73,8 +84,8 @@ const (
 // New returns a Mover. Its caches are filled by Run.
 func New(config Config) (*Mover, error) {
 	m := &Mover{
-		Config: config, start: time.Now(), wake: wakeup.New(), state: failover.NewCluster(false), rounds: map[string]*timing{},
-		slots: make(chan struct{}, slots),
+		Config: config, start: time.Now(), wake: wakeup.New(), state: failover.NewCluster(config.Fencer != nil), rounds: map[string]*timing{},
+		fencing: map[failover.Fence]context.CancelFunc{}, slots: make(chan struct{}, slots),
 	}
 	m.leases = newLeases(config.Kube, m.put)
 	var err error
@@ -143,6 +154,11 @@ func (m *Mover) step(ctx context.Context) {
 	for _, out := range outputs {
 		m.begin(ctx, out)
 	}
+	for of, cancel := range m.fencing {
+		if !m.state.Awaits(of) {
+			cancel()
+		}
+	}
 	m.measure()
 	for _, done := range taken {
 		close(done)
@@ -153,14 +169,24 @@ func (m *Mover) step(ctx context.Context) {
 func (m *Mover) begin(ctx context.Context, out failover.Output) {
 	switch out := out.(type) {
 	case failover.Look:
-		if m.rounds[out.Node] == nil {
-			m.rounds[out.Node] = &timing{suspect: time.Now()}
-		}
+		m.timing(out.Node)
 		m.do(ctx, func() { m.put(m.look(ctx, out)) })
 	case failover.Ask:
 		m.do(ctx, func() { m.put(m.ask(ctx, out)) })
+	case failover.Fence:
+		fencing, cancel := context.WithCancel(ctx)
+		m.fencing[out] = cancel
+		// Without a slot: a fencer that hangs keeps nothing else waiting.
+		m.work.Go(func() {
+			defer cancel()
+			answer := m.fence(fencing, out)
+			m.machine.Lock()
+			delete(m.fencing, out)
+			m.machine.Unlock()
+			m.put(answer...)
+		})
 	case failover.Taint:
-		m.do(ctx, func() { m.put(m.taint(ctx, out)) })
+		m.do(ctx, func() { m.put(m.taint(ctx, out)...) })
 	case failover.Delete:
 		m.do(ctx, func() {
 			gone := m.deletePods(ctx, out)
@@ -205,6 +231,14 @@ func (m *Mover) measure() {
 	}
 }
 
+// timing returns that of a suspect node. m.machine is held.
+func (m *Mover) timing(node string) *timing {
+	if m.rounds[node] == nil {
+		m.rounds[node] = &timing{suspect: time.Now()}
+	}
+	return m.rounds[node]
+}
+
 // node refers to a Node in events.
 func node(name, uid string) *v1.Node {
 	n := &v1.Node{}
@@ -215,9 +249,8 @@ func node(name, uid string) *v1.Node {
 // Status returns what users are told.
 func (m *Mover) Status() status.Status {
 	m.machine.Lock()
-	state := m.state.State()
-	m.machine.Unlock()
-	return m.statusOf(state)
+	defer m.machine.Unlock()
+	return m.statusOf(m.state.State())
 }
 
 // Resume ends the brake, and returns when that is done. It returns false where this replica does not lead.

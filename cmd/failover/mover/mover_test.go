@@ -21,6 +21,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	fcache "k8s.io/client-go/tools/cache/testing"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/component-base/metrics"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -120,22 +121,26 @@ func TestWrites(t *testing.T) {
 		}
 	}
 	for range 2 {
-		if answer := m.taint(t.Context(), failover.Taint{Node: "node1", Number: 4}); answer != (failover.Tainted{Node: "node1", Number: 4}) {
+		if answer := m.taint(t.Context(), failover.Taint{Node: "node1", UID: "n", Number: 4}); !slices.Equal(answer, []failover.Input{failover.Tainted{Node: "node1", Number: 4}}) {
 			t.Errorf("answer %+v", answer)
 		}
 		taints(other, v1.Taint{Key: v1alpha1.TaintLost, Effect: v1.TaintEffectNoSchedule})
 	}
-	if err := m.changeTaints(t.Context(), "node1", func(of []v1.Taint) []v1.Taint { return of[:1] }); err != nil {
-		t.Error(err)
+	change := func(change func([]v1.Taint) []v1.Taint) {
+		t.Helper()
+		if err := m.changeTaints(t.Context(), "node1", retry.DefaultBackoff, func(_ context.Context, n *v1.Node) ([]v1.Taint, error) {
+			return change(n.Spec.Taints), nil
+		}); err != nil {
+			t.Error(err)
+		}
 	}
+	change(func(of []v1.Taint) []v1.Taint { return of[:1] })
 	taints(other)
 	// As many as before, and others.
 	replaced := v1.Taint{Key: other.Key, Value: "v", Effect: other.Effect}
-	if err := m.changeTaints(t.Context(), "node1", func([]v1.Taint) []v1.Taint { return []v1.Taint{replaced} }); err != nil {
-		t.Error(err)
-	}
+	change(func([]v1.Taint) []v1.Taint { return []v1.Taint{replaced} })
 	taints(replaced)
-	if answer := m.taint(t.Context(), failover.Taint{Node: "gone"}); !answer.Failed {
+	if answer := m.taint(t.Context(), failover.Taint{Node: "gone"}); !slices.Equal(answer, []failover.Input{failover.Tainted{Node: "gone", Failed: true}}) {
 		t.Error("a Node that is not there has a taint")
 	}
 
@@ -250,7 +255,7 @@ func TestText(t *testing.T) {
 		t.Errorf("%s\nwant %s", got, want)
 	}
 	for verdict, want := range map[status.Verdict]string{status.Gone: "2 pods move", status.APILost: "2 pods move"} {
-		if got := waits(verdict, 2); got != want {
+		if got := waits(verdict, 2, false); got != want {
 			t.Errorf("%s: %s", verdict, got)
 		}
 	}

@@ -31,6 +31,12 @@ const (
 	EventNodeLossUnclear = "NodeLossUnclear"
 	// EventNodeBack (Normal on Node): a node from which pods were moved renews its Lease again.
 	EventNodeBack = "NodeBack"
+	// EventNodeFenced (Warning on Node): the fencer has powered the node off, because nobody hears it or it hangs. Its volumes are detached,
+	// and its pods with `berth.dev/failover: Automatic` move. Do: mend the node and switch it on; see docs/how-to/failover.md#power-nodes-off.
+	EventNodeFenced = "NodeFenced"
+	// EventFencingFailed (Warning on Node): the fencer could not power the node off, or did not say so in time; it is asked again. Do: see
+	// the note; docs/how-to/troubleshooting.md#berthfencingfails.
+	EventFencingFailed = "FencingFailed"
 	// EventMovedFromLostNode (Normal on Pod): the pod was deleted, because its node is lost, and its workload makes the next one.
 	EventMovedFromLostNode = "MovedFromLostNode"
 )
@@ -38,9 +44,11 @@ const (
 // tell tells users a verdict.
 func (m *Mover) tell(ctx context.Context, j failover.Judged) {
 	klog.FromContext(ctx).Info("Judged a node whose Lease is not renewed", "node", j.Node, "verdict", j.Verdict, "pods", len(j.Pods), "moves", len(j.Moves), "testimonies", text(j.Testimonies))
-	note := text(j.Testimonies) + ": " + waits(j.Verdict, len(j.Moves))
+	note := text(j.Testimonies) + ": " + waits(j.Verdict, len(j.Moves), m.Fencer != nil)
 	var e event.Event
 	switch j.Verdict {
+	case status.Off:
+		return // NodeFenced told it.
 	case status.Gone:
 		e = event.Warning(EventNodeGone, note)
 	case status.APILost:
@@ -54,6 +62,26 @@ func (m *Mover) tell(ctx context.Context, j failover.Judged) {
 		e.Record(m.Events, node(n.Name, string(n.UID)), nil, "Judge")
 	}
 }
+
+// tellFenced tells users that the fencer has powered a node off, or why not.
+func (m *Mover) tellFenced(ctx context.Context, n *v1.Node, err error) {
+	e := event.Warning(EventNodeFenced, "the fencer has powered it off: its volumes are detached, and its pods that asked for it move")
+	failure := ""
+	if err != nil {
+		failure = err.Error()
+		e = event.Warning(EventFencingFailed, failure+": it is asked again; if you know that the node is off, taint it "+outOfServiceByHand)
+		klog.FromContext(ctx).Error(err, "The fencer has not powered a node off, will ask again", "node", n.Name)
+	} else {
+		klog.FromContext(ctx).Info("The fencer has powered a node off", "node", n.Name)
+	}
+	e.Record(m.Events, node(n.Name, string(n.UID)), nil, "Fence")
+	m.machine.Lock()
+	defer m.machine.Unlock()
+	m.timing(n.Name).unfenced = failure
+}
+
+// outOfServiceByHand is a person's word for Kubernetes.
+const outOfServiceByHand = v1.TaintNodeOutOfService + "=nodeshutdown:NoExecute"
 
 func (m *Mover) tellMoved(from string, pod failover.Pod) {
 	about := &v1.Pod{}
@@ -69,13 +97,17 @@ func (m *Mover) tellBrake(ctx context.Context, b failover.Braked) {
 	klog.FromContext(ctx).Info("The brake is off", "nodes", b.Suspects, "of", b.Of)
 }
 
-// waits says what is waited for after a verdict, or what a person is to do.
-func waits(verdict status.Verdict, moves int) string {
+// waits says what is waited for after a verdict, or what a person is to do. fences: there is a fencer.
+func waits(verdict status.Verdict, moves int, fences bool) string {
 	switch {
+	case verdict == status.Off:
+		return fmt.Sprintf("%d pods move, whatever answers for their addresses", moves)
 	case verdict == status.Gone, moves > 0:
 		return fmt.Sprintf("%d pods move", moves)
 	case verdict == status.APILost:
 		return "its pods stay until Kubernetes marks them for deletion: have the node reach the API server"
+	case verdict == status.Hung && fences:
+		return "its pods stay until the fencer has powered it off"
 	case verdict == status.Hung:
 		return "its pods stay: power it off, or restart its agent"
 	default:
@@ -114,7 +146,7 @@ func text(testimonies []status.Testimony) string {
 	return strings.Join(all, "; ")
 }
 
-// statusOf says a state in the words of the protocol.
+// statusOf says a state in the words of the protocol. m.machine is held.
 func (m *Mover) statusOf(state failover.State) status.Status {
 	s := status.Status{Leads: state.Leads, Watching: state.Watching, Known: state.Known, Nodes: []status.Node{}}
 	if state.Braked {
@@ -124,7 +156,7 @@ func (m *Mover) statusOf(state failover.State) status.Status {
 		n := &state.Nodes[i]
 		told := status.Node{Name: n.Node, Tainted: n.Tainted}
 		if n.Suspect {
-			told.Since, told.Waits = m.start.Add(n.Seen), suspectWaits(&state, n)
+			told.Since, told.Waits = m.start.Add(n.Seen), m.suspectWaits(&state, n)
 			told.Verdict, told.Testimonies = n.Verdict, n.Testimonies
 		}
 		if n.Judged != 0 {
@@ -138,16 +170,31 @@ func (m *Mover) statusOf(state failover.State) status.Status {
 	return s
 }
 
-func suspectWaits(state *failover.State, n *failover.NodeState) string {
+// suspectWaits says what is waited for of a suspect node. m.machine is held.
+func (m *Mover) suspectWaits(state *failover.State, n *failover.NodeState) string {
 	switch {
 	case !state.Leads:
 		return "another replica leads, and asks"
 	case state.Braked:
 		return "the brake is on: nothing moves while too many nodes renew no Lease, and for a minute after"
+	case n.Fenced && n.Verdict == "":
+		return "the fencer has powered it off, and it has no pods with an address that asked to be moved"
 	case n.Verdict == "" && n.Looked:
-		return "it has no pods with an address that asked to be moved"
+		return "it has no pods with an address that asked to be moved" + m.unfenced(n)
 	case n.Verdict == "":
 		return "other nodes are asked about it"
 	}
-	return waits(n.Verdict, len(n.Moves))
+	return waits(n.Verdict, len(n.Moves), m.Fencer != nil) + m.unfenced(n)
+}
+
+// unfenced says whether the fencer is to power a node off, and has not.
+func (m *Mover) unfenced(n *failover.NodeState) string {
+	switch times := m.rounds[n.Node]; {
+	case !n.Unfenced:
+		return ""
+	case times == nil || times.unfenced == "":
+		return "; the fencer is asked to power it off"
+	default:
+		return "; " + times.unfenced + ": it is asked again"
+	}
 }

@@ -38,7 +38,7 @@ func TestReferenceMetrics(t *testing.T) {
 		{"Scheduler", []string{"plugins"}},
 		{"Controller", []string{"ipam/poolstatus", "ipam/claims", "ipam/preallocation", "ipam/reclaim", "ipam/wrongaddress"}},
 		{"Scheduler and controller, with an external assigner", []string{"ipam/assigner"}},
-		{"berth-failover", []string{"cmd/failover"}},
+		{"berth-failover", []string{"cmd/failover", "ipam/fencer"}},
 		{"Agent", []string{"agent", "cni"}},
 		{"berth-speaker", []string{"speaker"}},
 		{"Each program", []string{"cmd/internal/build"}},

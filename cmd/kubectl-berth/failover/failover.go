@@ -284,6 +284,7 @@ func whyOf(n *status.Node) string {
 		status.APILost: "its agent answers, and the API server does not hear from its kubelet",
 		status.Hung:    "its kernel answers, and its agent does not",
 		status.Unclear: "no other node could find out whether it answers",
+		status.Off:     "the fencer has powered it off",
 	}[n.Verdict]
 	if n.Waits != "" {
 		said += "; " + n.Waits

@@ -104,6 +104,7 @@ func TestShow(t *testing.T) {
 		{Name: "node3", Since: now.Add(-40 * time.Second), Verdict: status.Hung, Waits: "power it off"},
 		{Name: "node4", Since: now.Add(-16 * time.Second)},
 		{Name: "node5", Tainted: true},
+		{Name: "node6", Since: now.Add(-50 * time.Second), Tainted: true, Verdict: status.Off, Waits: "1 pods move"},
 	}}
 	braked := status.Status{Leads: true, Watching: true, Known: 3, Brake: &status.Brake{Since: now.Add(-time.Minute), Suspects: 2}}
 	for _, test := range []struct {
@@ -130,6 +131,7 @@ node1   2001:db8::5   shop/db-0   Gone      20s     nothing of it answers
 node3   -             -           Hung      40s     its kernel answers, and its agent does not; power it off
 node4   -             -           Suspect   16s     the kubelet does not renew its Lease
 node5   -             -           Back      -       the taint berth.dev/lost goes
+node6   -             -           Off       50s     the fencer has powered it off; 1 pods move
 
 berth-failover knows 6 nodes.
 Node node1 is suspect: nothing of it answers
@@ -138,7 +140,9 @@ Node node3 is suspect: its kernel answers, and its agent does not; power it off
   kubectl describe node node3
 Node node4 is suspect: the kubelet does not renew its Lease
   kubectl describe node node4
-`, 3},
+Node node6 is suspect: the fencer has powered it off; 1 pods move
+  kubectl describe node node6
+`, 4},
 		{"the brake is on", []runtime.Object{replica("f-1")}, map[string]string{"f-1": encode(t, braked)}, nil, `berth-failover knows 3 nodes.
 Nothing moves since 2030-01-02T03:03:05Z, because 2 of 3 nodes are suspect: the network or the API server may be the cause. If these nodes are off:
   kubectl berth failover resume

@@ -65,7 +65,7 @@ const (
 	Hung Verdict = "Hung"
 	// Unclear: there is no testimony that counts.
 	Unclear Verdict = "Unclear"
-	// Off: the fencer powered it off. Nobody is asked about it.
+	// Off: the fencer has powered it off. Nobody is asked about it.
 	Off Verdict = "Off"
 )
 

@@ -20,7 +20,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	assignerv1 "github.com/berth-dev/berth/ipam/assigner/v1"
 	"github.com/berth-dev/berth/test/assigner"
+	"github.com/berth-dev/berth/test/serving"
 )
 
 func main() {
@@ -38,7 +40,7 @@ type behaviour struct {
 }
 
 func newCommand() *cobra.Command {
-	var endpoint assigner.Endpoint
+	var endpoint serving.Endpoint
 	var behaviour behaviour
 	command := &cobra.Command{
 		Use:          "assigner",
@@ -63,7 +65,7 @@ func newCommand() *cobra.Command {
 	return command
 }
 
-func run(command *cobra.Command, endpoint assigner.Endpoint, behaviour behaviour) error {
+func run(command *cobra.Command, endpoint serving.Endpoint, behaviour behaviour) error {
 	network := assigner.NewMemory()
 	network.Before(func(ctx context.Context, change assigner.Change) error {
 		err := behaviour.answer(ctx, change)
@@ -76,7 +78,7 @@ func run(command *cobra.Command, endpoint assigner.Endpoint, behaviour behaviour
 		return fmt.Errorf("listen: %w", err)
 	}
 	command.Printf("listening on %s\n", listener.Addr())
-	return endpoint.Serve(command.Context(), listener, assigner.NewServer(network))
+	return endpoint.Serve(command.Context(), listener, &assignerv1.Assigner_ServiceDesc, assigner.NewServer(network))
 }
 
 func (b *behaviour) answer(ctx context.Context, change assigner.Change) error {

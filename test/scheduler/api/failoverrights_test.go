@@ -5,8 +5,6 @@ package api
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -14,11 +12,9 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
 )
@@ -29,20 +25,7 @@ func TestFailoverIsLimited(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(1)
-	chart, err := deploy.Chart()
-	if err != nil {
-		t.Fatal(err)
-	}
-	objects, err := deploy.ChartObjects(w.Ctx, t.Output(), w.System, filepath.Join(chart, "ci", "failover.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	objects = slices.DeleteFunc(objects, func(o *unstructured.Unstructured) bool {
-		return !strings.Contains(o.GetName(), "failover") || slices.Contains([]string{"Deployment", "PodMonitor", "PodDisruptionBudget"}, o.GetKind())
-	})
-	if err := deploy.Apply(w.Ctx, w.Config, objects); err != nil {
-		t.Fatal(err)
-	}
+	w.FailoverRights("")
 	create := func(name, failover string, node string) {
 		w.Create(simulation.NewPod(name, func(p *v1.Pod) {
 			p.Spec.NodeName = node
@@ -85,6 +68,7 @@ func TestFailoverIsLimited(t *testing.T) {
 	}
 	const (
 		taint     = `{"spec":{"taints":[{"key":"berth.dev/lost","effect":"NoSchedule"}]}}`
+		off       = `{"spec":{"taints":[{"key":"node.kubernetes.io/out-of-service","value":"berth-failover","effect":"NoExecute"}]}}`
 		condition = `{"status":{"conditions":[{"type":"DisruptionTarget","status":"True","reason":"NodeLost"}]}}`
 	)
 	w.Eventually("wait for the policies and roles to be enforced", func() error {
@@ -114,6 +98,7 @@ func TestFailoverIsLimited(t *testing.T) {
 	for name, err := range map[string]error{
 		"another taint":                    node(`{"spec":{"taints":[{"key":"mine","effect":"NoSchedule"}]}}`),
 		"its taint with another effect":    node(`{"spec":{"taints":[{"key":"berth.dev/lost","effect":"NoExecute"}]}}`),
+		"that a node is off":               node(off),
 		"cordon a node":                    node(`{"spec":{"unschedulable":true}}`),
 		"a label of a node":                node(`{"metadata":{"labels":{"a":"b"}}}`),
 		"an annotation of a node":          node(`{"metadata":{"annotations":{"a":"b"}}}`),
@@ -137,6 +122,40 @@ func TestFailoverIsLimited(t *testing.T) {
 			t.Errorf("%s: %v, want it refused", name, err)
 		}
 	}
+	// With a fencer it may say that a node is off, and take that back, and not a person's word.
+	w.FailoverRights("fencer.example.com:9043")
+	w.Eventually("wait for the policy that knows the fencer", func() error { return node(off) })
+	person := strings.Replace(off, "berth-failover", "nodeshutdown", 1)
+	for name, taints := range map[string]string{"a person's word": person, "another effect": strings.Replace(off, "NoExecute", "NoSchedule", 1), "no value": strings.Replace(off, `"value":"berth-failover",`, "", 1)} {
+		if err := node(taints); !apierrors.IsForbidden(err) {
+			t.Errorf("%s: %v, want it refused", name, err)
+		}
+	}
+	admin := func(patch string) {
+		t.Helper()
+		if _, err := w.Kube.CoreV1().Nodes().Patch(w.Ctx, "node1", types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const none = `{"spec":{"taints":null}}`
+	admin(person)
+	if err := node(none); !apierrors.IsForbidden(err) {
+		t.Errorf("taking back a person's word: %v, want it refused", err)
+	}
+	admin(none)
+	// After the fencer was taken away it may take its own word back only.
+	w.FailoverRights("")
+	w.Eventually("wait for the policy that knows no fencer", func() error {
+		if err := node(off); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "only where the chart's failover.fencer is set") {
+			return fmt.Errorf("not refused by that: %w", errors.Join(errors.New("it was"), err))
+		}
+		return nil
+	})
+	admin(off)
+	if err := node(none); err != nil {
+		t.Errorf("taking back that the node is off: %v", err)
+	}
+	admin(none)
 	// Others are not limited: the test is an administrator.
 	if err := pods.Delete(w.Ctx, "asks-not", metav1.DeleteOptions{DryRun: dry}); err != nil {
 		t.Error(err)

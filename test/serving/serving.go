@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package assigner
+// Package serving serves the reference servers of services that are no part of Berth: where they listen, with which certificates, and
+// their health. It knows no protocol.
+package serving
 
 import (
 	"context"
@@ -18,8 +20,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
-
-	assignerv1 "github.com/berth-dev/berth/ipam/assigner/v1"
 )
 
 // Endpoint is where and how a server listens.
@@ -77,18 +77,18 @@ func (e Endpoint) credentials() (credentials.TransportCredentials, error) {
 	return credentials.NewTLS(config), nil
 }
 
-// Serve answers on a listener of the endpoint until ctx ends. Requests that are
+// Serve answers on a listener of the endpoint until ctx ends: service is an implementation of a service. Requests that are
 // then in progress get no answer, and Berth repeats them: GracefulStop would wait
 // for ever, as clients watch the server's health in a call without end.
-func (e Endpoint) Serve(ctx context.Context, listener net.Listener, assigner assignerv1.AssignerServer) error {
+func (e Endpoint) Serve(ctx context.Context, listener net.Listener, of *grpc.ServiceDesc, service any) error {
 	credentials, err := e.credentials()
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
 	server := grpc.NewServer(grpc.Creds(credentials))
-	assignerv1.RegisterAssignerServer(server, assigner)
+	server.RegisterService(of, service)
 	state := health.NewServer()
-	state.SetServingStatus(assignerv1.Assigner_ServiceDesc.ServiceName, healthv1.HealthCheckResponse_SERVING)
+	state.SetServingStatus(of.ServiceName, healthv1.HealthCheckResponse_SERVING)
 	healthv1.RegisterHealthServer(server, state)
 	stop := context.AfterFunc(ctx, server.Stop)
 	defer stop()

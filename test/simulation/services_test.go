@@ -10,7 +10,9 @@ import (
 	"strings"
 	"testing"
 
+	assignerv1 "github.com/berth-dev/berth/ipam/assigner/v1"
 	"github.com/berth-dev/berth/test/assigner"
+	"github.com/berth-dev/berth/test/serving"
 )
 
 // failing is a test that fails without end: it notes what it is told.
@@ -35,7 +37,7 @@ func TestAssignerDies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.serve(assigner.Endpoint{}, broken{listener}, assigner.NewServer(assigner.NewMemory()))
+	w.serve("external assigner", serving.Endpoint{}, broken{listener}, &assignerv1.Assigner_ServiceDesc, assigner.NewServer(assigner.NewMemory()))
 	const dead = "the external assigner ended: too many open files"
 	if err := w.Try(func() error { return errors.New("not yet") }); err == nil || !strings.HasPrefix(err.Error(), dead) {
 		t.Errorf("the test waits until %v", err)
