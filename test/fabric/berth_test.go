@@ -68,7 +68,7 @@ func newCluster(t *testing.T) *cluster {
 	if err := deploy.Apply(c.Ctx, c.Config, objects); err != nil {
 		t.Fatal(err)
 	}
-	if c.folder, err = os.MkdirTemp("", "berth-speaker-"); err != nil {
+	if c.folder, err = os.MkdirTemp("", "berth-speaker-"); err != nil { //nolint:usetesting // The speaker's user must be able to enter it: the folder above a TempDir is its owner's.
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(c.folder) })
@@ -296,8 +296,8 @@ func testPage(t *testing.T, c *cluster) {
 	router, node, client := netnstest.New(t), netnstest.New(t), netnstest.New(t)
 	forwards(router)
 	forwards(node)
-	join(router, node, "nodes", "eth0", "10.11.0.", "2001:db8:11::", "1", "2")
-	join(router, client, "client", "eth0", "10.12.0.", "2001:db8:12::", "1", "2")
+	join(router, node, "nodes", "eth0", "10.11.0.", "2001:db8:11::", "2")
+	join(router, client, "client", "eth0", "10.12.0.", "2001:db8:12::", "2")
 	node.IP("route", "add", "default", "via", "10.11.0.1")
 	node.IP("-6", "route", "add", "default", "via", "2001:db8:11::1")
 	client.IP("route", "add", "default", "via", "10.12.0.1")

@@ -153,8 +153,8 @@ func New(t *testing.T, spine *netnstest.Host, compares bool) *Fabric {
 	for number := 1; number <= 2; number++ {
 		r := &Rack{fabric: f, number: number, ToR: netnstest.New(t), Node: netnstest.New(t), Address: fmt.Sprintf("10.11.%d.11", number)}
 		forwards(r.ToR)
-		join(spine, r.ToR, fmt.Sprintf("tor%d", number), "spine", fmt.Sprintf("10.10.%d.", number), fmt.Sprintf("2001:db8:10:%d::", number), "1", "2")
-		join(r.ToR, r.Node, "node", "eth0", fmt.Sprintf("10.11.%d.", number), fmt.Sprintf("2001:db8:11:%d::", number), "1", "11")
+		join(spine, r.ToR, fmt.Sprintf("tor%d", number), "spine", fmt.Sprintf("10.10.%d.", number), fmt.Sprintf("2001:db8:10:%d::", number), "2")
+		join(r.ToR, r.Node, "node", "eth0", fmt.Sprintf("10.11.%d.", number), fmt.Sprintf("2001:db8:11:%d::", number), "11")
 		for _, h := range []struct {
 			host     *netnstest.Host
 			via, six string
@@ -241,8 +241,9 @@ func (f *Fabric) AwaitLeads(address string, racks ...string) {
 	})
 }
 
-// join makes a link between two hosts, with addresses of both families.
-func join(a, b *netnstest.Host, nameA, nameB, four, six, endA, endB string) {
+// join makes a link between two hosts, with addresses of both families: a's end in 1.
+func join(a, b *netnstest.Host, nameA, nameB, four, six, endB string) {
+	const endA = "1"
 	// Without waiting for duplicate address detection.
 	sysctl(a, "net/ipv6/conf/default/accept_dad", "0")
 	sysctl(b, "net/ipv6/conf/default/accept_dad", "0")

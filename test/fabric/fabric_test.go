@@ -27,7 +27,7 @@ func newWorld(t *testing.T, compares bool) *world {
 	netnstest.Need(t)
 	spine := netnstest.New(t)
 	w := &world{Fabric: New(t, spine, compares), t: t, client: netnstest.New(t)}
-	join(spine, w.client, "client", "eth0", "10.12.0.", "2001:db8:12::", "1", "50")
+	join(spine, w.client, "client", "eth0", "10.12.0.", "2001:db8:12::", "50")
 	w.client.IP("route", "add", "default", "via", "10.12.0.1")
 	w.client.IP("-6", "route", "add", "default", "via", "2001:db8:12::1")
 	return w
