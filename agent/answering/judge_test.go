@@ -22,6 +22,8 @@ type judge struct {
 	alone  map[int]Duration
 	// gateway is since when a node reaches it, api and noAPI since when it reaches the API, or does not.
 	gateway, api, noAPI map[int]Duration
+	// on is since when a node has its carrier and runs: before, it could not see that it is cut off.
+	on map[int]Duration
 	// lives is since when the agent of a node works.
 	lives map[int]Duration
 	// two has the longest time that two answered, by the line of the table.
@@ -45,7 +47,7 @@ type meeting struct {
 
 func newJudge(w *world) judge {
 	return judge{
-		w: w, met: map[meeting]Duration{}, heard: map[[2]int]bool{}, joined: map[[2]int]Duration{}, alone: map[int]Duration{}, gateway: map[int]Duration{}, api: map[int]Duration{}, noAPI: map[int]Duration{}, lives: map[int]Duration{},
+		w: w, met: map[meeting]Duration{}, heard: map[[2]int]bool{}, joined: map[[2]int]Duration{}, alone: map[int]Duration{}, gateway: map[int]Duration{}, api: map[int]Duration{}, noAPI: map[int]Duration{}, on: map[int]Duration{}, lives: map[int]Duration{},
 		two: map[string]Duration{}, times: map[string]int{}, waits: map[int]Duration{},
 	}
 }
@@ -144,6 +146,7 @@ func (j *judge) reach() {
 		note(j.gateway, n.index, gateway, w.now)
 		note(j.api, n.index, w.reaches(n), w.now)
 		note(j.noAPI, n.index, !w.reaches(n), w.now)
+		note(j.on, n.index, n.on(), w.now)
 		alone := !gateway
 		for _, other := range w.nodes {
 			alone = alone && !n.hears(other)
@@ -263,7 +266,7 @@ func (j *judge) looks() {
 	for _, n := range j.w.nodes {
 		alone, is := j.alone[n.index]
 		away, isAway := j.noAPI[n.index]
-		if !is || !isAway || !n.works() || !n.on() || j.w.now-max(alone, away, j.lives[n.index]) < alert || !slices.Contains(slices.Collect(maps.Values(n.knows)), true) {
+		if !is || !isAway || !n.works() || !n.on() || j.w.now-max(alone, away, j.lives[n.index], j.on[n.index]) < alert || !slices.Contains(slices.Collect(maps.Values(n.knows)), true) {
 			continue
 		}
 		for _, r := range j.w.records {
@@ -314,7 +317,8 @@ func (j *judge) both(m meeting, old, young *node, r *record) {
 	}
 	from := max(met, j.lives[old.index], j.lives[young.index])
 	line := cutLong
-	if r.node == young && r.last == old {
+	// The record may be further than the young one knows: then the address moved more than once.
+	if r.node == young && r.last == old && young.kernel[r.addr].version == r.version {
 		line = cutAway
 	}
 	lasts := w.now - from
