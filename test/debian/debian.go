@@ -13,9 +13,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // Suite is the release that packages are of, whichever the host has: the first whose QEMU emulates a card with SR-IOV.
@@ -85,6 +87,47 @@ func Unpack(ctx context.Context, root string, archives []string) error {
 		}
 	}
 	return nil
+}
+
+// Install fetches packages for this machine's architecture, and unpacks them into the folder root, which it makes.
+func Install(ctx context.Context, root string, packages []string) error {
+	apt, err := os.MkdirTemp("", "berth-packages-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(apt)
+	archives, err := Fetch(ctx, os.Stderr, apt, Request{Arch: runtime.GOARCH, Packages: packages})
+	if err != nil {
+		return err
+	}
+	return Unpack(ctx, root, archives)
+}
+
+// Once has fill make the folder dir where there is none, and gives the folder its name when all is in it. Several processes may call
+// it at the same time: one fills, the others wait.
+func Once(dir string, fill func(staged string) error) error {
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return err
+	}
+	lock, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return fmt.Errorf("wait for another process that fetches packages: %w", err)
+	}
+	if _, err := os.Stat(dir); err == nil {
+		return nil
+	}
+	staged := dir + ".new"
+	if err := os.RemoveAll(staged); err != nil {
+		return err
+	}
+	if err := fill(staged); err != nil {
+		return err
+	}
+	return os.Rename(staged, dir)
 }
 
 // hostMirrors lists the mirrors of the host's own release that its apt uses.

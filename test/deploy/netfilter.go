@@ -16,7 +16,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/berth-dev/berth/test/debian"
 	"github.com/berth-dev/berth/test/lab"
@@ -85,31 +84,9 @@ func netfilterHere(ctx context.Context, progress io.Writer) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := os.MkdirAll(bin, 0o755); err != nil {
-		return "", err
-	}
 	// Another list of packages has another folder.
 	dir := filepath.Join(bin, "netfilter-"+strings.Join(netfilterPackages(runtime.GOARCH).Packages, "-"))
-	lock, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return "", err
-	}
-	defer lock.Close()
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
-		return "", fmt.Errorf("wait for another process that fetches iptables: %w", err)
-	}
-	if _, err := os.Stat(dir); err == nil {
-		return dir, nil
-	}
-	// The folder gets its name when all is in it.
-	staged := dir + ".new"
-	if err := os.RemoveAll(staged); err != nil {
-		return "", err
-	}
-	if err := fetchNetfilter(ctx, progress, staged, runtime.GOARCH); err != nil {
-		return "", err
-	}
-	return dir, os.Rename(staged, dir)
+	return dir, debian.Once(dir, func(staged string) error { return fetchNetfilter(ctx, progress, staged, runtime.GOARCH) })
 }
 
 // netfilterFiles maps paths in an image to files of a folder that fetchNetfilter made.

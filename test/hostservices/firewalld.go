@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -33,51 +32,28 @@ func fetch(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := os.MkdirAll(bin, 0o755); err != nil {
-		return "", err
-	}
 	// Another list of packages has another folder.
 	dir := filepath.Join(bin, "hostservices-"+strings.Join(packages(), "-"))
-	lock, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return "", err
-	}
-	defer lock.Close()
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
-		return "", fmt.Errorf("wait for another process that fetches packages: %w", err)
-	}
-	if _, err := os.Stat(dir); err == nil {
-		return dir, nil
-	}
-	apt, err := os.MkdirTemp("", "berth-hostservices-")
-	if err != nil {
-		return "", err
-	}
-	defer os.RemoveAll(apt)
-	archives, err := debian.Fetch(ctx, os.Stderr, apt, debian.Request{Arch: runtime.GOARCH, Packages: packages()})
-	if err != nil {
-		return "", err
-	}
-	// The folder gets its name when all is in it.
-	staged := dir + ".new"
-	if err := os.RemoveAll(staged); err != nil {
-		return "", err
-	}
-	if err := debian.Unpack(ctx, staged, archives); err != nil {
-		return "", err
+	return dir, debian.Once(dir, func(staged string) error { return fill(ctx, staged) })
+}
+
+// fill makes the folder.
+func fill(ctx context.Context, root string) error {
+	if err := debian.Install(ctx, root, packages()); err != nil {
+		return err
 	}
 	for name, text := range map[string]string{"etc/passwd": "root:x:0:0:root:/root:/bin/sh\n", "etc/group": "root:x:0:\n"} {
-		if err := os.WriteFile(filepath.Join(staged, name), []byte(text), 0o644); err != nil {
-			return "", err
+		if err := os.WriteFile(filepath.Join(root, name), []byte(text), 0o644); err != nil {
+			return err
 		}
 	}
-	if err := os.MkdirAll(filepath.Join(staged, "dev"), 0o755); err != nil {
-		return "", err
+	if err := os.MkdirAll(filepath.Join(root, "dev"), 0o755); err != nil {
+		return err
 	}
-	if err := unix.Mknod(filepath.Join(staged, "dev/null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil {
-		return "", fmt.Errorf("make /dev/null: %w", err)
+	if err := unix.Mknod(filepath.Join(root, "dev/null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil {
+		return fmt.Errorf("make /dev/null: %w", err)
 	}
-	return dir, os.Rename(staged, dir)
+	return nil
 }
 
 // bus is the address of the bus of services; an abstract one belongs to the network namespace.

@@ -9,9 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
-	"syscall"
 
 	"github.com/berth-dev/berth/test/debian"
 	"github.com/berth-dev/berth/test/lab"
@@ -47,43 +45,15 @@ func Program(ctx context.Context) (program string, err error) {
 			err = fmt.Errorf("fetch Chromium (or set %s to the path of one): %w", Env, err)
 		}
 	}()
-	if err := os.MkdirAll(bin, 0o755); err != nil {
-		return "", err
-	}
 	// Another list of packages has another folder.
 	dir := filepath.Join(bin, "chromium-"+strings.Join(packages(), "-"))
-	program = filepath.Join(dir, "chromium")
-	lock, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return "", err
-	}
-	defer lock.Close()
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
-		return "", fmt.Errorf("wait for another process that fetches it: %w", err)
-	}
-	if _, err := os.Stat(dir); err == nil {
-		return program, nil
-	}
-	return program, fetch(ctx, dir)
+	return filepath.Join(dir, "chromium"), debian.Once(dir, func(staged string) error { return fill(ctx, staged) })
 }
 
-// fetch makes the folder, which gets its name when all is in it.
-func fetch(ctx context.Context, dir string) error {
-	apt, err := os.MkdirTemp("", "berth-chromium-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(apt)
-	archives, err := debian.Fetch(ctx, os.Stderr, apt, debian.Request{Arch: runtime.GOARCH, Packages: packages()})
-	if err != nil {
-		return err
-	}
-	staged := dir + ".new"
-	if err := os.RemoveAll(staged); err != nil {
-		return err
-	}
+// fill makes the folder.
+func fill(ctx context.Context, staged string) error {
 	root := filepath.Join(staged, "root")
-	if err := debian.Unpack(ctx, root, archives); err != nil {
+	if err := debian.Install(ctx, root, packages()); err != nil {
 		return err
 	}
 	for _, folder := range []string{"proc", "dev", "tmp"} {
@@ -91,8 +61,5 @@ func fetch(ctx context.Context, dir string) error {
 			return err
 		}
 	}
-	if err := os.WriteFile(filepath.Join(staged, "chromium"), []byte(script), 0o755); err != nil {
-		return err
-	}
-	return os.Rename(staged, dir)
+	return os.WriteFile(filepath.Join(staged, "chromium"), []byte(script), 0o755)
 }
