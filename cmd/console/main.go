@@ -9,17 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/component-base/cli"
-	"k8s.io/component-base/logs"
-	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
 	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/restclient" // requests to the API server
@@ -27,6 +23,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/console/gate"
 	"github.com/berth-dev/berth/cmd/internal/build"
+	"github.com/berth-dev/berth/cmd/internal/daemon"
 	"github.com/berth-dev/berth/cmd/internal/gogc"
 	kubeclient "github.com/berth-dev/berth/cmd/internal/kube"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
@@ -49,7 +46,7 @@ type options struct {
 	monitoring          monitoring.Options
 }
 
-func (o *options) addFlags(flags *pflag.FlagSet) {
+func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "Path of a kubeconfig file; empty: the pod's service account.")
 	flags.StringVar(&o.cluster, "cluster-name", o.cluster, "Name of the cluster, for the title of the pages.")
 	flags.BoolVar(&o.writes, "writes", o.writes, "Write what users ask for, with the tokens that they send.")
@@ -58,32 +55,19 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 
 func newCommand() *cobra.Command {
 	o := &options{monitoring: monitoring.Options{BindAddress: "0.0.0.0", SecurePort: 10268}}
-	logOptions := logs.NewOptions()
-	command := &cobra.Command{
-		Use:           "berth-console",
-		Version:       build.Version(),
-		Short:         "Serves pages and an API about floating IPs to the users of the cluster",
-		Args:          cobra.NoArgs,
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		RunE: func(*cobra.Command, []string) error {
-			if err := o.monitoring.Validate(); err != nil {
-				return err
-			}
-			if o.monitoring.SecurePort == 0 {
-				return errors.New("--secure-port: the console is served there: give a port")
-			}
-			if err := logsapi.ValidateAndApply(logOptions, nil); err != nil {
-				return err
-			}
-			ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-			defer stop()
-			return run(ctx, o)
-		},
+	return daemon.Command("berth-console", "Serves pages and an API about floating IPs to the users of the cluster", o,
+		func(ctx context.Context) error { return run(ctx, o) })
+}
+
+// Validate says which flag has a wrong value.
+func (o *options) Validate() error {
+	if err := o.monitoring.Validate(); err != nil {
+		return err
 	}
-	o.addFlags(command.Flags())
-	logsapi.AddFlags(logOptions, command.Flags())
-	return command
+	if o.monitoring.SecurePort == 0 {
+		return errors.New("--secure-port: the console is served there: give a port")
+	}
+	return nil
 }
 
 // room is the heap up to which garbage is collected rarely: that of a small cluster.

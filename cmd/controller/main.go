@@ -9,10 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -28,8 +26,6 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/component-base/cli"
-	"k8s.io/component-base/logs"
-	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
 	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo/leaderelection" // which replica leads
@@ -39,6 +35,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/cmd/internal/build"
+	"github.com/berth-dev/berth/cmd/internal/daemon"
 	"github.com/berth-dev/berth/cmd/internal/election"
 	kubeclient "github.com/berth-dev/berth/cmd/internal/kube"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
@@ -64,28 +61,8 @@ func main() {
 
 func newCommand() *cobra.Command {
 	options := defaultOptions()
-	logOptions := logs.NewOptions()
-	command := &cobra.Command{
-		Use:           "berth-controller",
-		Version:       build.Version(),
-		Short:         "Frees floating IPs by release policy and keeps the status of pools",
-		Args:          cobra.NoArgs,
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		RunE: func(*cobra.Command, []string) error {
-			if err := options.validate(); err != nil {
-				return err
-			}
-			if err := logsapi.ValidateAndApply(logOptions, nil); err != nil {
-				return err
-			}
-			ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-			defer stop()
-			return run(ctx, options)
-		},
-	}
-	options.addFlags(command.Flags())
-	logsapi.AddFlags(logOptions, command.Flags())
+	command := daemon.Command("berth-controller", "Frees floating IPs by release policy and keeps the status of pools", options,
+		func(ctx context.Context) error { return run(ctx, options) })
 	command.AddCommand(newUninstallCommand())
 	return command
 }

@@ -44,7 +44,7 @@ func defaultOptions() *options {
 	}
 }
 
-func (o *options) addFlags(flags *pflag.FlagSet) {
+func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "Path of a kubeconfig file; empty: the pod's service account.")
 	flags.BoolVar(&o.leaderElect, "leader-elect", o.leaderElect, "Work only while holding the lease, so that several replicas can run.")
 	flags.StringVar(&o.leaseNamespace, "leader-elect-resource-namespace", o.leaseNamespace, "Namespace of the lease, and of the agents' key (default: $POD_NAMESPACE, or berth-system).")
@@ -57,7 +57,7 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(&o.evictWrong, "evict-pods-with-wrong-addresses", o.evictWrong, "Evict pods that run with none of their addresses, because another CNI plugin made their network, so that their workload makes them again. It needs the right to create pods/eviction.")
 }
 
-func (o *options) validate() error {
+func (o *options) Validate() error {
 	var errs []error
 	if o.workers < 1 {
 		errs = append(errs, fmt.Errorf("--workers: %d is less than 1", o.workers))

@@ -7,9 +7,7 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/signal"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,8 +17,6 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/component-base/cli"
-	"k8s.io/component-base/logs"
-	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
 	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo/leaderelection" // which replica leads
@@ -29,6 +25,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/failover/mover"
 	"github.com/berth-dev/berth/cmd/internal/build"
+	"github.com/berth-dev/berth/cmd/internal/daemon"
 	"github.com/berth-dev/berth/cmd/internal/election"
 	kubeclient "github.com/berth-dev/berth/cmd/internal/kube"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
@@ -45,29 +42,8 @@ func main() {
 
 func newCommand() *cobra.Command {
 	options := defaultOptions()
-	logOptions := logs.NewOptions()
-	command := &cobra.Command{
-		Use:           status.Name,
-		Version:       build.Version(),
-		Short:         "Moves pods that asked for it from nodes that died",
-		Args:          cobra.NoArgs,
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		RunE: func(*cobra.Command, []string) error {
-			if err := options.validate(); err != nil {
-				return err
-			}
-			if err := logsapi.ValidateAndApply(logOptions, nil); err != nil {
-				return err
-			}
-			ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-			defer stop()
-			return run(ctx, options)
-		},
-	}
-	options.addFlags(command.Flags())
-	logsapi.AddFlags(logOptions, command.Flags())
-	return command
+	return daemon.Command(status.Name, "Moves pods that asked for it from nodes that died", options,
+		func(ctx context.Context) error { return run(ctx, options) })
 }
 
 // noticeDeadConnections has connections to an API server that died end after seconds, not after 45 s, in which all nodes

@@ -41,7 +41,7 @@ func defaultOptions() *options {
 	}
 }
 
-func (o *options) addFlags(flags *pflag.FlagSet) {
+func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "Path of a kubeconfig file; empty: the pod's service account.")
 	flags.BoolVar(&o.leaderElect, "leader-elect", o.leaderElect, "Act only while holding the lease, so that several replicas can run.")
 	flags.StringVar(&o.namespace, "namespace", o.namespace, "Namespace of the agents, and of the lease (default: $POD_NAMESPACE, or berth-system).")
@@ -52,7 +52,7 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	fencer.AddFlags(flags, &o.fencer)
 }
 
-func (o *options) validate() error {
+func (o *options) Validate() error {
 	var errs []error
 	if o.namespace == "" {
 		errs = append(errs, errors.New("--namespace: give Berth's"))

@@ -8,22 +8,19 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/signal"
 	"sync"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/component-base/cli"
-	"k8s.io/component-base/logs"
-	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
 	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/restclient" // requests to the API server
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/cmd/internal/build"
+	"github.com/berth-dev/berth/cmd/internal/daemon"
 	"github.com/berth-dev/berth/cmd/internal/gogc"
 	"github.com/berth-dev/berth/cmd/internal/kube"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
@@ -42,29 +39,8 @@ func main() {
 
 func newCommand() *cobra.Command {
 	options := newOptions()
-	logOptions := logs.NewOptions()
-	command := &cobra.Command{
-		Use:           status.Name,
-		Version:       build.Version(),
-		Short:         "Announces the floating IPs that its node carries, by BGP",
-		Args:          cobra.NoArgs,
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		RunE: func(*cobra.Command, []string) error {
-			if err := options.validate(); err != nil {
-				return err
-			}
-			if err := logsapi.ValidateAndApply(logOptions, nil); err != nil {
-				return err
-			}
-			ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-			defer stop()
-			return run(ctx, options)
-		},
-	}
-	options.addFlags(command.Flags())
-	logsapi.AddFlags(logOptions, command.Flags())
-	return command
+	return daemon.Command(status.Name, "Announces the floating IPs that its node carries, by BGP", options,
+		func(ctx context.Context) error { return run(ctx, options) })
 }
 
 // run announces until the context ends. The end of the process then closes the connections to routers, without a word, so

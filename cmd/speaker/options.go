@@ -31,7 +31,7 @@ func newOptions() *options {
 	}
 }
 
-func (o *options) addFlags(flags *pflag.FlagSet) {
+func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "Path of a kubeconfig file; empty: the pod's service account.")
 	flags.StringVar(&o.nodeName, "node-name", o.nodeName, "Name of this node in Kubernetes; default from the environment variable NODE_NAME.")
 	flags.StringVar(&o.nodeIP, "node-ip", o.nodeIP, "This node's own address: its BGP identifier, if it is IPv4. Otherwise the identifier follows from --node-name. Default from the environment variable HOST_IP.")
@@ -39,7 +39,7 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	o.monitoring.AddFlags(flags)
 }
 
-func (o *options) validate() error {
+func (o *options) Validate() error {
 	var errs []error
 	if o.nodeName == "" {
 		errs = append(errs, errors.New("--node-name or the environment variable NODE_NAME must be given"))
