@@ -20,10 +20,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
@@ -105,25 +102,9 @@ type memory struct {
 // New returns a Carrier that is idle until Run.
 func New(o Options) *Carrier {
 	return &Carrier{
-		Options: o, informer: cache.NewSharedIndexInformer(ownOnly(o.Assignments, o.Node), &v1alpha1.NodeAssignment{}, 0, cache.Indexers{}),
+		Options: o, informer: cache.NewSharedIndexInformer(client.NewSourceOf[*v1alpha1.NodeAssignmentList](o.Assignments, o.Node), &v1alpha1.NodeAssignment{}, 0, cache.Indexers{}),
 		soon: wakeup.New(), loud: wakeup.New(), of: map[netip.Addr]*memory{},
 	}
-}
-
-// ownOnly lists and watches the NodeAssignment of one node: the API server sends nothing of others.
-func ownOnly(assignments *client.NodeAssignments, node string) cache.ListerWatcher {
-	selector := fields.OneTermEqualSelector(metav1.ObjectNameField, node).String()
-	lw := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			options.FieldSelector = selector
-			return assignments.List(ctx, options)
-		},
-		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			options.FieldSelector = selector
-			return assignments.Watch(ctx, options)
-		},
-	}
-	return cache.ToListWatcherWithWatchListSemantics(lw, assignments)
 }
 
 // Recheck has the kernel compared soon.

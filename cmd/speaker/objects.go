@@ -9,9 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-dev/berth/cmd/internal/kube"
@@ -28,20 +25,9 @@ type objects struct {
 }
 
 func watchObjects(nodes *kube.Nodes, peers *client.BGPPeers, name string) (*objects, error) {
-	selector := fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
-	own := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.FieldSelector = selector
-			return nodes.List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = selector
-			return nodes.Watch(ctx, o)
-		},
-	}
 	w := &objects{
 		name:    name,
-		nodes:   cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(own, nodes), &corev1.Node{}, 0, cache.Indexers{}),
+		nodes:   cache.NewSharedIndexInformer(client.NewSourceOf[*corev1.NodeList](nodes, name), &corev1.Node{}, 0, cache.Indexers{}),
 		peers:   client.NewInformer[*v1alpha1.BGPPeerList](peers, &v1alpha1.BGPPeer{}, 0, cache.Indexers{}),
 		changed: wakeup.New(),
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/watch"
@@ -147,11 +148,23 @@ func NewInformer[L runtime.Object](client ListWatcher[L], example runtime.Object
 
 // NewSource lets a reflector list and watch with a typed client.
 func NewSource[L runtime.Object](client ListWatcher[L]) cache.ListerWatcher {
+	return newSource(client, fields.Everything())
+}
+
+// NewSourceOf is NewSource of the one object with a name, if there is one: the API server sends nothing of others.
+func NewSourceOf[L runtime.Object](client ListWatcher[L], name string) cache.ListerWatcher {
+	return newSource(client, fields.OneTermEqualSelector(metav1.ObjectNameField, name))
+}
+
+func newSource[L runtime.Object](client ListWatcher[L], selected fields.Selector) cache.ListerWatcher {
+	selector := selected.String()
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			options.FieldSelector = selector
 			return client.List(ctx, options)
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.FieldSelector = selector
 			return client.Watch(ctx, options)
 		},
 	}
