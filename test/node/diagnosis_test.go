@@ -190,7 +190,7 @@ func TestDiagnosis(t *testing.T) {
 	here := d.tokenOf(agentpod.Diagnosis, agentpod.Audience(n.name))
 	netnstest.Eventually(t, func() error {
 		for _, other := range []struct{ pod, path string }{{agent, "/metrics"}, {agent, "/"}, {agent + "10250", "/v1/inspect"}, {"http:berth-agent-" + n.name + ":", "/v1/inspect"}, {"https:berth-controller-x:", "/v1/inspect"}} {
-			if got := get(as(operator), other.pod, other.path, here); !strings.Contains(got, "let you ask agents about their nodes, and berth-failover, only") {
+			if got := get(as(operator), other.pod, other.path, here); !strings.Contains(got, "let you ask agents and speakers about their nodes, and berth-failover, only") {
 				return fmt.Errorf("%s%s: %s", other.pod, other.path, got)
 			}
 		}
