@@ -148,25 +148,37 @@ func NewInformer[L runtime.Object](client ListWatcher[L], example runtime.Object
 
 // NewSource lets a reflector list and watch with a typed client.
 func NewSource[L runtime.Object](client ListWatcher[L]) cache.ListerWatcher {
-	return newSource(client, fields.Everything())
-}
-
-// NewSourceOf is NewSource of the one object with a name, if there is one: the API server sends nothing of others.
-func NewSourceOf[L runtime.Object](client ListWatcher[L], name string) cache.ListerWatcher {
-	return newSource(client, fields.OneTermEqualSelector(metav1.ObjectNameField, name))
-}
-
-func newSource[L runtime.Object](client ListWatcher[L], selected fields.Selector) cache.ListerWatcher {
-	selector := selected.String()
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			options.FieldSelector = selector
 			return client.List(ctx, options)
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			options.FieldSelector = selector
 			return client.Watch(ctx, options)
 		},
 	}
 	return cache.ToListWatcherWithWatchListSemantics(lw, client)
+}
+
+// NewSourceOf is NewSource of the one object with a name, if there is one: the API server sends nothing of others.
+func NewSourceOf[L runtime.Object](client ListWatcher[L], name string) cache.ListerWatcher {
+	return NewSource(Selecting[L]{client, fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()})
+}
+
+// Selecting lists and watches the objects that a field selector selects.
+type Selecting[L runtime.Object] struct {
+	ListWatcher[L]
+
+	Fields string
+}
+
+// List implements ListWatcher.
+func (s Selecting[L]) List(ctx context.Context, options metav1.ListOptions) (L, error) {
+	options.FieldSelector = s.Fields
+	return s.ListWatcher.List(ctx, options)
+}
+
+// Watch implements ListWatcher.
+func (s Selecting[L]) Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	options.FieldSelector = s.Fields
+	return s.ListWatcher.Watch(ctx, options)
 }

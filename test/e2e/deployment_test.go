@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
+
+	"github.com/berth-dev/berth/test/witness"
 )
 
 // TestDeploymentStays: whatever replaces the pods of a Deployment, they answer on the
@@ -156,8 +158,15 @@ func (s *stage) rolledOut(name string, replicas int32) {
 		if st.ObservedGeneration != d.Generation || st.Replicas != replicas || st.UpdatedReplicas != replicas || st.AvailableReplicas != replicas {
 			return fmt.Errorf("%d pods, %d updated, %d available, want %d", st.Replicas, st.UpdatedReplicas, st.AvailableReplicas, replicas)
 		}
-		if n := len(s.podsOf(name)); n != int(replicas) {
+		pods := s.podsOf(name)
+		if n := len(pods); n != int(replicas) {
 			return fmt.Errorf("%d pods are there", n)
+		}
+		// The Deployment's status may be of pods that were deleted since.
+		for i := range pods {
+			if !witness.Ready(&pods[i]) {
+				return fmt.Errorf("pod %s is not Ready", pods[i].Name)
+			}
 		}
 		return nil
 	})

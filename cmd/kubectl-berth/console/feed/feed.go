@@ -224,23 +224,7 @@ func all[T any](objects []any) []T {
 
 // run starts a reflector of the objects that options select.
 func run[L runtime.Object](ctx context.Context, from source[L], options metav1.ListOptions, example runtime.Object, into *feed) {
-	selected := selecting[L]{from, options.FieldSelector}
+	selected := client.Selecting[L]{ListWatcher: from, Fields: options.FieldSelector}
 	reflector := cache.NewReflectorWithOptions(client.NewSource[L](selected), example, into, cache.ReflectorOptions{Name: from.kind})
 	go reflector.RunWithContext(ctx)
-}
-
-// selecting asks for the objects that a field selector selects.
-type selecting[L runtime.Object] struct {
-	source[L]
-	fields string
-}
-
-func (s selecting[L]) List(ctx context.Context, options metav1.ListOptions) (L, error) {
-	options.FieldSelector = s.fields
-	return s.source.List(ctx, options)
-}
-
-func (s selecting[L]) Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-	options.FieldSelector = s.fields
-	return s.source.Watch(ctx, options)
 }
