@@ -53,6 +53,8 @@ type Question struct {
 	// Method is GET or POST; Path and Query are the resource's.
 	Method, Path string
 	Query        url.Values
+	// Body is the contents of a POST, as JSON; nil: none.
+	Body []byte
 	// Pod is the program's, and Of names the program in errors.
 	Pod *v1.Pod
 	Of  string
@@ -76,6 +78,9 @@ func (p *Ports) Ask(ctx context.Context, q Question) ([]byte, error) {
 	// Without a number it is the first port that the pod names.
 	request := p.Kube.CoreV1().RESTClient().Verb(q.Method).Namespace(p.Namespace).Resource("pods").Name("https:"+q.Pod.Name+":").SubResource("proxy").Suffix(q.Path).
 		SetHeader(agentpod.TokenHeader, "Bearer "+token.Status.Token)
+	if q.Body != nil {
+		request.SetHeader("Content-Type", "application/json").Body(q.Body)
+	}
 	for name, values := range q.Query {
 		for _, value := range values {
 			request.Param(name, value)

@@ -163,7 +163,7 @@ func (c *Cluster) take(in Input) {
 		c.leads = in.Leads
 		c.stop()
 	case Resume:
-		c.resume()
+		c.resume(in.Nodes)
 	}
 }
 
@@ -253,9 +253,11 @@ func (c *Cluster) isSuspect(name string, n *node) bool {
 	return c.synced && c.leased[name] && c.now-n.seen >= suspectAfter
 }
 
-func (c *Cluster) resume() {
-	for name, n := range c.nodes {
-		n.off = n.off || c.isSuspect(name, n)
+func (c *Cluster) resume(nodes []string) {
+	for _, name := range nodes {
+		if n := c.nodes[name]; n != nil {
+			n.off = n.off || c.isSuspect(name, n)
+		}
 	}
 	c.over = c.now - brakeFor
 }

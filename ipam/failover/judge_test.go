@@ -112,11 +112,13 @@ func (j *judge) silent(r *replica, name string) bool {
 	return j.synced && r.world.now-max(j.seen[name].at, j.began) >= silence
 }
 
-func (j *judge) resume(r *replica) {
+func (j *judge) resume(r *replica, shown []string) {
 	j.stood(r)
-	for name, s := range j.seen {
-		s.off = s.off || j.silent(r, name)
-		j.seen[name] = s
+	for _, name := range shown {
+		if s, known := j.seen[name]; known {
+			s.off = s.off || j.silent(r, name)
+			j.seen[name] = s
+		}
 	}
 	j.over = r.world.now - afterBrake
 }

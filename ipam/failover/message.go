@@ -83,8 +83,8 @@ type (
 		// Off: the fencer says that the node is off. Otherwise nothing is known.
 		Off bool
 	}
-	// Resume is a person's: the suspect nodes are off, move their pods.
-	Resume struct{}
+	// Resume is a person's: of these nodes, which the person was shown, the ones that are suspect are off, move their pods.
+	Resume struct{ Nodes []string }
 )
 
 func (Seen) input()      {}

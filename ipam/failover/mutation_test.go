@@ -41,6 +41,7 @@ var mutations = []struct {
 	{"power off what the brake keeps", "return c.Awaits(of) && c.mayAct()", "return c.Awaits(of)", 181},
 	{"power off a node that came back", "n.uid == of.UID && n.call == calling", "true", 5},
 	{"taint another machine", "c.emit(Taint{name, n.uid,", "c.emit(Taint{name, \"\",", 3},
+	{"resume with nodes that nobody was shown", "for _, name := range nodes {\n\t\tif n", "for name := range c.nodes {\n\t\tif n", 1},
 	{"ask once", "n.phase == idle && c.now >= n.due {", "n.phase == idle && n.due == 0 {", 3},
 }
 

@@ -643,12 +643,27 @@ func (w *world) disturb() {
 			w.mark(p)
 		}
 	case 13:
-		w.logf("somebody resumes")
-		r.queued(func() {
-			r.judge.resume(r)
-			r.step(Resume{})
+		// The person was shown the suspect nodes some time ago.
+		shown := r.suspects()
+		w.after(pickOf(w, time.Second, 20*time.Second, time.Minute), func() {
+			w.logf("somebody resumes, who was shown %v", shown)
+			r.queued(func() {
+				r.judge.resume(r, shown)
+				r.step(Resume{shown})
+			})
 		})
 	}
+}
+
+// suspects returns the nodes that the replica shows as suspect.
+func (r *replica) suspects() []string {
+	var names []string
+	for _, n := range r.cluster.State().Nodes {
+		if n.Suspect {
+			names = append(names, n.Node)
+		}
+	}
+	return names
 }
 
 func pickOf[T any](w *world, of ...T) T { return of[w.IntN(len(of))] }

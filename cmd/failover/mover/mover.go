@@ -253,8 +253,9 @@ func (m *Mover) Status() status.Status {
 	return m.statusOf(m.state.State())
 }
 
-// Resume ends the brake, and returns when that is done. It returns false where this replica does not lead.
-func (m *Mover) Resume(ctx context.Context) bool {
+// Resume ends the brake for nodes that a user was shown, and returns when that is done. It returns false where this replica does
+// not lead.
+func (m *Mover) Resume(ctx context.Context, shown []string) bool {
 	m.machine.Lock()
 	leads := m.state.State().Leads
 	m.machine.Unlock()
@@ -263,7 +264,7 @@ func (m *Mover) Resume(ctx context.Context) bool {
 	}
 	taken := make(chan struct{})
 	m.inbox.Lock()
-	m.inputs = append(m.inputs, failover.Resume{})
+	m.inputs = append(m.inputs, failover.Resume{Nodes: shown})
 	m.taken = append(m.taken, taken)
 	m.inbox.Unlock()
 	m.wake.Send()

@@ -180,10 +180,11 @@ func TestHandler(t *testing.T) {
 	}
 	// No pod holds an address, so nothing is asked.
 	m.cluster = &caches{records: noRecords()}
+	body := `{"nodes":["a","b"]}`
 	ask := func(method, path string) (int, status.Status) {
 		t.Helper()
 		answer := httptest.NewRecorder()
-		m.Handler().ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), method, path, nil))
+		m.Handler().ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), method, path, strings.NewReader(body)))
 		var s status.Status
 		if answer.Code == http.StatusOK {
 			if err := json.Unmarshal(answer.Body.Bytes(), &s); err != nil {
@@ -238,6 +239,15 @@ func TestHandler(t *testing.T) {
 			}
 		}
 	}()
+	body = "all"
+	if code, _ := ask(http.MethodPost, status.PathResume); code != http.StatusBadRequest {
+		t.Errorf("a request that names no nodes is answered %d", code)
+	}
+	body = `{"nodes":[]}`
+	if code, s := ask(http.MethodPost, status.PathResume); code != http.StatusOK || s.Brake == nil {
+		t.Errorf("after a person resumed who was shown no node: %d %+v", code, s)
+	}
+	body = `{"nodes":["a","b"]}`
 	if code, s := ask(http.MethodPost, status.PathResume); code != http.StatusOK || s.Brake != nil {
 		t.Errorf("after a person resumed: %d %+v", code, s)
 	}

@@ -143,7 +143,7 @@ func (l *look) leader(ctx context.Context, pods []v1.Pod) (*v1.Pod, *status.Stat
 	says, errs, done := make([]*status.Status, len(pods)), make([]error, len(pods)), make(chan int, len(pods))
 	for i := range pods {
 		go func() {
-			says[i], errs[i] = l.ask(ctx, http.MethodGet, status.PathStatus, &pods[i], agentpod.Diagnosis)
+			says[i], errs[i] = l.ask(ctx, agentport.Question{Method: http.MethodGet, Path: status.PathStatus, Pod: &pods[i], Account: agentpod.Diagnosis})
 			done <- i
 		}()
 	}
@@ -158,14 +158,16 @@ func (l *look) leader(ctx context.Context, pods []v1.Pod) (*v1.Pod, *status.Stat
 	return nil, nil, errNobodyLeads
 }
 
-func (l *look) ask(ctx context.Context, method, path string, pod *v1.Pod, account string) (*status.Status, error) {
-	text, err := l.port.Ask(ctx, agentport.Question{Method: method, Path: path, Pod: pod, Of: status.Name, Account: account, Audience: status.Audience})
+// ask puts a question to a pod of berth-failover.
+func (l *look) ask(ctx context.Context, q agentport.Question) (*status.Status, error) {
+	q.Of, q.Audience = status.Name, status.Audience
+	text, err := l.port.Ask(ctx, q)
 	if err != nil {
 		return nil, err
 	}
 	said := &status.Status{}
 	if err := json.Unmarshal(text, said); err != nil {
-		return nil, fmt.Errorf("read the answer of %s in pod %s: %w", status.Name, pod.Name, err)
+		return nil, fmt.Errorf("read the answer of %s in pod %s: %w", status.Name, q.Pod.Name, err)
 	}
 	return said, nil
 }

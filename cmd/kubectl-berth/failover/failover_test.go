@@ -33,6 +33,8 @@ import (
 type programs struct {
 	says  map[string]string
 	fails map[string]error
+	// then is the answer to a request that changes something.
+	then string
 	// hangs is the one that does not answer.
 	hangs string
 	asked []string
@@ -47,7 +49,8 @@ func (p *programs) Ask(ctx context.Context, q agentport.Question) ([]byte, error
 		return nil, ctx.Err()
 	}
 	if q.Account != agentpod.Diagnosis {
-		p.asked = append(p.asked, q.Method+" "+q.Path+" of "+q.Pod.Name+" as "+q.Account)
+		p.asked = append(p.asked, q.Method+" "+q.Path+" "+string(q.Body)+" of "+q.Pod.Name+" as "+q.Account)
+		return []byte(p.then), nil
 	}
 	return []byte(p.says[q.Pod.Name]), p.fails[q.Pod.Name]
 }
@@ -204,14 +207,17 @@ func TestResume(t *testing.T) {
 	on := encode(t, status.Status{Leads: true, Watching: true, Known: 3, Brake: &status.Brake{Suspects: 2}, Nodes: suspects})
 	off := encode(t, status.Status{Leads: true, Watching: true, Known: 3})
 	follows := encode(t, status.Status{Watching: true, Known: 3})
-	const posted = "POST /v1/resume of f-2 as berth-failover-operator"
+	const posted = `POST /v1/resume {"nodes":["node1","node2"]} of f-2 as berth-failover-operator`
 	for _, test := range []struct {
 		name, in, says string
-		o              writing
-		asks           bool
-		text, err      string
-		posts          bool
+		// then says berth-failover after the request, off without it.
+		then      string
+		o         writing
+		asks      bool
+		text, err string
+		posts     bool
 	}{
+		{name: "more are suspect meanwhile", in: "yes\n", says: on, then: on, asks: true, text: "return: node1, node2. The brake stays on: more nodes became suspect meanwhile.", posts: true},
 		{name: "yes", in: "yes\n", says: on, asks: true, text: "The brake is off. These nodes count as lost until they return: node1, node2.", posts: true},
 		{name: "no", in: "no\n", says: on, asks: true, err: "nothing was changed: write yes to go on, or give --yes"},
 		{name: "no terminal", says: on, asks: true, err: "nothing was changed: write yes"},
@@ -220,7 +226,10 @@ func TestResume(t *testing.T) {
 		{name: "no brake", says: off, text: "There is no brake"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			of := &programs{says: map[string]string{"f-1": follows, "f-2": test.says}}
+			of := &programs{says: map[string]string{"f-1": follows, "f-2": test.says}, then: off}
+			if test.then != "" {
+				of.then = test.then
+			}
 			l, errOut := newTestLook(of, test.in, replica("f-1"), replica("f-2"))
 			a, err := l.resume(t.Context(), &test.o)
 			if (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {

@@ -5,6 +5,7 @@ package failover
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -19,12 +20,13 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/ipam/agentpod"
+	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/failover/status"
 )
 
 const resumeLong = `Ends the brake of berth-failover: while more than a third of the nodes are suspect at once, no pod moves, because the
-network or the API server may be the cause rather than the nodes. Say by this that the nodes that are suspect now are
-really lost. Their pods that ask for it move then, once other nodes confirm that nothing of the node answers; the others
+network or the API server may be the cause rather than the nodes. Say by this that the nodes that are suspect now, which
+the command shows, are really lost; nodes that become suspect later are not meant. Their pods that ask for it move then, once other nodes confirm that nothing of the node answers; the others
 stay as they are.
 
 It needs the Roles berth-failover-operator and berth-diagnosis of Berth's namespace.`
@@ -117,8 +119,15 @@ func (l *look) resume(ctx context.Context, o *writing) (*answer.Answer, error) {
 			"Where a node is only cut off, its processes go on, beside the new ones.", names)); err != nil {
 		return nil, err
 	}
-	if r.Failover, err = l.ask(ctx, http.MethodPost, status.PathResume, pod, agentpod.Operator); err != nil {
+	body, err := json.Marshal(status.Resume{Nodes: suspects})
+	if err != nil {
+		return nil, fmt.Errorf("encode the nodes that are lost: %w", err)
+	}
+	if r.Failover, err = l.ask(ctx, agentport.Question{Method: http.MethodPost, Path: status.PathResume, Body: body, Pod: pod, Account: agentpod.Operator}); err != nil {
 		return nil, err
+	}
+	if r.Failover.Brake != nil {
+		return tell("These nodes count as lost until they return: %s. The brake stays on: more nodes became suspect meanwhile. See which with kubectl berth failover, and resume again if these are lost, too.", names), nil
 	}
 	return tell("The brake is off. These nodes count as lost until they return: %s. kubectl berth failover shows what moves.", names), nil
 }

@@ -23,7 +23,7 @@ const (
 
 	// PathStatus answers GET with a Status.
 	PathStatus = "/v1/failover"
-	// PathResume ends the brake by POST, and answers with the Status then. A replica that does not lead answers
+	// PathResume ends the brake by POST of a Resume, and answers with the Status then. A replica that does not lead answers
 	// 409 Conflict.
 	PathResume = "/v1/resume"
 )
@@ -43,6 +43,12 @@ type Status struct {
 	Brake *Brake `json:"brake,omitempty"`
 	// Nodes are those that are suspect, or have the taint berth.dev/lost, by name.
 	Nodes []Node `json:"nodes"`
+}
+
+// Resume says which nodes are lost.
+type Resume struct {
+	// Nodes are the suspect nodes that the user was shown. Others that became suspect since stay under the brake.
+	Nodes []string `json:"nodes"`
 }
 
 // Brake says that nothing moves.
