@@ -95,6 +95,7 @@ type FloatingIPStatus struct {
 //
 // +structType=atomic
 // +kubebuilder:validation:XValidation:rule="!has(self.keepUntil) || !has(self.pod)",message="says how long the address is kept without a pod: leave it out while a pod has the address",fieldPath=".keepUntil"
+// +kubebuilder:validation:XValidation:rule="!has(self.service) || !has(self.pod)",message="says which Service has the address: leave it out while a pod has it",fieldPath=".service"
 // +kubebuilder:validation:XValidation:rule="!has(self.lastOwner) || has(self.lastNode) && has(self.releasedAt) && !has(self.owner)",message="says who had an address that rests for spec.lastNode: leave it out unless spec.lastNode and spec.releasedAt are set and spec.owner is not",fieldPath=".lastOwner"
 type FloatingIPSpec struct {
 	// address in its canonical form. The object's name follows from it.
@@ -116,17 +117,23 @@ type FloatingIPSpec struct {
 	// +optional
 	Network *Network `json:"network,omitempty"`
 
-	// owner is the workload, IPClaim, pod or Node that the address belongs to. It stays
+	// owner is the workload, IPClaim, pod, Service or Node that the address belongs to. It stays
 	// when one pod of the owner ends and another gets the address.
 	//
 	// +optional
 	Owner *Owner `json:"owner,omitempty"`
 
-	// pod is the holder of the address. Absent: the address is of a node itself, retained
-	// for its owner, cooling down, or reserved.
+	// pod is the holder of the address. Absent: the address is of a Service or of a node itself,
+	// retained for its owner, cooling down, or reserved.
 	//
 	// +optional
 	Pod *PodReference `json:"pod,omitempty"`
+
+	// service is the holder of the address, if that is a Service of type LoadBalancer. Nodes carry
+	// the address for it: the NodeAssignments say which.
+	//
+	// +optional
+	Service *ServiceReference `json:"service,omitempty"`
 
 	// index is the position of the address among the addresses of its pod, from 0.
 	// The pod's successor gets its addresses in the same order.
@@ -379,6 +386,22 @@ type PodReference struct {
 	Name string `json:"name"`
 	// uid of the pod.
 	UID types.UID `json:"uid"`
+}
+
+// ServiceReference identifies a Service. Its namespace is the owner's.
+type ServiceReference struct {
+	// name of the Service. Of several Services that share the address, it is the oldest.
+	//
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+	// uid of the Service.
+	UID types.UID `json:"uid"`
+	// share is the value of the annotation berth.dev/share of the Services that share the address. Absent: one
+	// Service has it alone.
+	//
+	// +kubebuilder:validation:MaxLength=63
+	// +optional
+	Share string `json:"share,omitempty"`
 }
 
 // NodeReference identifies a node.

@@ -29,18 +29,22 @@ type NodeAssignmentSpec struct {
 	//
 	// +listType=map
 	// +listMapKey=address
-	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:MaxItems=4096
 	// +optional
 	Addresses []AssignedAddress `json:"addresses,omitempty"`
 }
 
 // AddressUse is the use that a node makes of an address.
 //
-// +kubebuilder:validation:Enum=Node
+// +kubebuilder:validation:Enum=Node;Service
 type AddressUse string
 
-// UseNode: the address is one of the node itself, on its link to the pool's network.
-const UseNode AddressUse = "Node"
+const (
+	// UseNode: the address is one of the node itself, on its link to the pool's network.
+	UseNode AddressUse = "Node"
+	// UseService: the address is one of a Service. The node leads its packets to kube-proxy.
+	UseService AddressUse = "Service"
+)
 
 // AssignedAddress is an address that a node should carry.
 type AssignedAddress struct {
@@ -53,6 +57,11 @@ type AssignedAddress struct {
 	Use AddressUse `json:"use"`
 	// network of the address.
 	Network Network `json:"network"`
+	// since is spec.since of its FloatingIP, if use is Service: by it routers prefer the nodes that have the
+	// address now.
+	//
+	// +optional
+	Since *metav1.Time `json:"since,omitempty"`
 }
 
 // NodeAssignmentStatus has the node's answer.
@@ -60,7 +69,7 @@ type NodeAssignmentStatus struct {
 	// carried are the addresses of the spec that the node carries. Only its agent writes them.
 	//
 	// +listType=set
-	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:MaxItems=4096
 	// +kubebuilder:validation:items:MaxLength=39
 	// +optional
 	Carried []string `json:"carried,omitempty"`
