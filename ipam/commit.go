@@ -93,7 +93,7 @@ func (i *IPAM) commit(ctx context.Context, r *Reservation, a *address, pods Pods
 
 // attach has the external assigner attach the address to the pod's node.
 func (i *IPAM) attach(ctx context.Context, r *Reservation, a *address, pool *pools.Pool, revision uint64) error {
-	if !pool.ExternalAssigner || r.request.isAhead() {
+	if !pool.ExternalAssigner || r.request.isAhead() || r.request.OfService {
 		return nil
 	}
 	if i.assigner == nil {
@@ -197,10 +197,11 @@ func (i *IPAM) takeOver(ctx context.Context, r *Reservation, a *address, spec v1
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConflict, err)
 	}
-	if record, err := recordOf(existing); err == nil {
+	record, err := recordOf(existing)
+	if err == nil {
 		i.book.Observe(record)
 	}
-	if pod := existing.Spec.Pod; pod == nil || string(pod.UID) != r.request.UID {
+	if err != nil || record.PodUID != r.request.UID {
 		return nil, fmt.Errorf("commit %s: %w", a.Addr, ErrConflict)
 	}
 	if err := checkCurrent(ctx, r, a, pods); err != nil {
@@ -270,7 +271,7 @@ func (i *IPAM) abandon(ctx context.Context, a *address) error {
 		return nil
 	}
 	spec := a.committed.Spec.DeepCopy()
-	spec.Pod, spec.Node, spec.LastPod = nil, "", a.stored.LastPod
+	spec.Pod, spec.Service, spec.Node, spec.LastPod = nil, nil, "", a.stored.LastPod
 	_, err := i.store.Update(ctx, a.committed, *spec)
 	return err
 }

@@ -63,12 +63,13 @@ type KnownPods interface {
 // a pod is gone. Safe for concurrent use.
 func (i *IPAM) KnowPods(pods KnownPods) { i.known.Store(&pods) }
 
-// recordedPods answers the book's questions about the pods of its records.
+// recordedPods answers the book's questions about the pods of its records. Of a Service, which package services
+// takes the address from, it knows nothing.
 type recordedPods struct{ known *atomic.Pointer[KnownPods] }
 
 func (p recordedPods) ask(record *allocator.Record, question func(pods KnownPods, namespace, name, uid string) bool) bool {
 	pods := p.known.Load()
-	return pods != nil && question(*pods, record.Owner.Namespace, record.PodName, record.PodUID)
+	return pods != nil && !record.OfService && question(*pods, record.Owner.Namespace, record.PodName, record.PodUID)
 }
 
 func (p recordedPods) Gone(record *allocator.Record) bool { return p.ask(record, KnownPods.IsGone) }
@@ -143,7 +144,7 @@ func (i *IPAM) lastNode(stored *allocator.Record) *v1alpha1.NodeReference {
 		last = &v1alpha1.NodeReference{Name: stored.LastNode.Name, UID: types.UID(stored.LastNode.UID)}
 	}
 	pods := i.known.Load()
-	if pods == nil || stored.PodUID == "" {
+	if pods == nil || stored.PodUID == "" || stored.OfService {
 		return last
 	}
 	return lastnode.After(last, stored.Node, (*pods).NeverBound(stored.PodUID), (*pods).Node)

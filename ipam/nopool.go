@@ -68,6 +68,8 @@ func (r *Request) refusal(part *Part, pool *pools.Pool) string {
 	switch {
 	case r.Owner.IsNode():
 		return ""
+	case r.OfService && pool.ExternalAssigner:
+		return fmt.Sprintf("%s has addresses for pods only (spec.externalAssigner)", pool)
 	case !pool.AdmitsNamespace(r.namespaceLabels()):
 		return fmt.Sprintf("%s does not admit namespace %q", pool, r.Namespace)
 	case part.Family != "" && part.Family != pool.Family():

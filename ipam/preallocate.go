@@ -12,7 +12,8 @@ import (
 )
 
 // Preallocate creates FloatingIPs of count free addresses for the owner of a request,
-// before any pod asks. The request has no pod and one part. When an address is reserved,
+// before any pod asks. The request has no pod and one part. A Service's request is for all its parts at once, and may
+// get addresses that its owner keeps; count is 1 then. When an address is reserved,
 // before each write, confirm says whether the owner is still as it was: it may block, and
 // with its error nothing more is created. Preallocate makes one blocking write for each
 // address and returns how many it created, also when it fails: with a *ShortageError if no
@@ -33,12 +34,8 @@ func (i *IPAM) preallocate(ctx context.Context, request Request, number int, con
 		return ErrNotSynced
 	}
 	owner := request.Owner
-	// Not a pod's UID, but also unique: it marks the reservation.
-	request.UID = fmt.Sprintf("%s/%s/%d", owner.UID, request.Parts[0].Family, number)
-	c := &Candidates{state: state, book: i.book, request: request, claimant: claimantOf(&request)}
-	// None of the owner's own addresses: the owner needs a new one.
-	c.assign(nil)
-	if err := c.check(); err != nil {
+	c, err := i.candidatesAhead(state, request, number)
+	if err != nil {
 		return err
 	}
 	var node Node
@@ -63,9 +60,42 @@ func (i *IPAM) preallocate(ctx context.Context, request Request, number int, con
 		i.Unreserve(r)
 		return err
 	}
-	if err := i.Commit(ctx, r, nil); err != nil {
+	if err := i.Commit(ctx, r, ofService{confirm}); err != nil {
 		i.Unreserve(r)
 		return fmt.Errorf("preallocate an address for %s %s: %w", owner.Kind, klog.KRef(owner.Namespace, owner.Name), err)
 	}
 	return nil
+}
+
+func (i *IPAM) candidatesAhead(state *state, request Request, number int) (*Candidates, error) {
+	if request.OfService {
+		return i.Candidates(request)
+	}
+	// Not a pod's UID, but also unique: it marks the reservation.
+	request.UID = fmt.Sprintf("%s/%s/%d", request.Owner.UID, request.Parts[0].Family, number)
+	c := &Candidates{state: state, book: i.book, request: request, claimant: claimantOf(&request)}
+	// None of the owner's own addresses: the owner needs a new one.
+	c.assign(nil)
+	return c, c.check()
+}
+
+// ofService answers Commit about a Service, in the place of a pod. confirm asks the API server about the Service
+// and its namespace.
+type ofService struct{ confirm func(context.Context) error }
+
+var _ Pods = ofService{}
+
+// IsCurrent says whether the Service is still as it was.
+func (s ofService) IsCurrent(ctx context.Context, _, _, _ string) (bool, error) {
+	err := s.confirm(ctx)
+	return err == nil, err
+}
+
+// IsGone is false: a pod or another Service gives its address up in the record first.
+func (s ofService) IsGone(context.Context, string, string, string) (bool, error) { return false, nil }
+
+// IsNamespace says whether the namespace is still as it was.
+func (s ofService) IsNamespace(ctx context.Context, _, _ string) (bool, error) {
+	err := s.confirm(ctx)
+	return err == nil, err
 }

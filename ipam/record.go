@@ -57,6 +57,9 @@ func recordOf(ip *v1alpha1.FloatingIP) (allocator.Record, error) {
 	if pod := ip.Spec.Pod; pod != nil {
 		record.PodName, record.PodUID = pod.Name, string(pod.UID)
 	}
+	if service := ip.Spec.Service; service != nil {
+		record.PodName, record.PodUID, record.OfService = service.Name, string(service.UID), true
+	}
 	record.Attached, record.Node = ip.Spec.ExternallyAssigned, ip.Spec.Node
 	if last := ip.Spec.LastNode; last != nil {
 		record.LastNode = allocator.NodeReference{Name: last.Name, UID: string(last.UID)}
@@ -89,7 +92,7 @@ func policyOf(policy v1alpha1.ReleasePolicy) allocator.Policy {
 	return allocator.PodDeleted
 }
 
-// specOf returns the spec to write when a pod, or a claim before any pod, gets an
+// specOf returns the spec to write when a pod, a Service, or a claim before any pod, gets an
 // address.
 func (i *IPAM) specOf(r *Reservation, a *address, pool *pools.Pool, now time.Time) v1alpha1.FloatingIPSpec {
 	var since time.Time
@@ -121,7 +124,11 @@ func (i *IPAM) specOf(r *Reservation, a *address, pool *pools.Pool, now time.Tim
 	if r.request.RetainFor > 0 {
 		spec.RetainFor = &metav1.Duration{Duration: r.request.RetainFor}
 	}
-	if !r.request.isAhead() {
+	switch {
+	case r.request.isAhead():
+	case r.request.OfService:
+		spec.Service = &v1alpha1.ServiceReference{Name: r.request.Name, UID: types.UID(r.request.UID), Share: r.request.Share}
+	default:
 		spec.Pod = &v1alpha1.PodReference{Name: r.request.Name, UID: types.UID(r.request.UID)}
 		spec.ExternallyAssigned = pool.ExternalAssigner || a.stored != nil && a.stored.Attached
 	}

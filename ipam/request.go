@@ -17,7 +17,7 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Owner is the workload, IPClaim or pod that an address belongs to.
+// Owner is the workload, IPClaim, pod, Service or Node that an address belongs to.
 type Owner = allocator.Owner
 
 // Request is the addresses that a pod requests: its own terms or the terms of the IPClaim
@@ -26,6 +26,10 @@ type Request struct {
 	// Request has no Name if an owner makes it for itself.
 	podrequest.Request
 	Owner Owner
+	// OfService: a Service requests the addresses, and not a pod. Namespace, Name and UID are the Service's. Share
+	// is the key by which it shares them with others.
+	OfService bool
+	Share     string
 	// FixedSet: the owner keeps addresses for MaxPods pods. While as many pods have
 	// addresses, another pod waits.
 	FixedSet bool
@@ -144,6 +148,9 @@ func (r *Request) hasTermsOf(record *allocator.Record) bool {
 func (r *Request) mayUse(pool *pools.Pool) bool {
 	if r.Owner.IsNode() {
 		return r.names(pool) // The pool itself asks for the address.
+	}
+	if r.OfService && pool.ExternalAssigner {
+		return false // It attaches addresses for pods.
 	}
 	return r.names(pool) && pool.AdmitsNamespace(r.namespaceLabels()) && pool.Allows(r.terms())
 }

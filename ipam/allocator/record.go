@@ -8,7 +8,7 @@ import (
 	"unique"
 )
 
-// Owner is the workload, IPClaim or pod that an address belongs to. Comparable.
+// Owner is the workload, IPClaim, pod, Service or Node that an address belongs to. Comparable.
 type Owner struct {
 	// APIVersion and Kind are the owner's own. The version in APIVersion is not part of
 	// its identity.
@@ -29,8 +29,9 @@ type Record struct {
 	Pool  string
 	Owner Owner
 	// PodName and PodUID name the holder; both are empty while the address is
-	// retained.
+	// retained. OfService: the holder is a Service and not a pod.
 	PodName, PodUID string
+	OfService       bool
 	// LastPod is the name of the holder before the present one.
 	LastPod string
 	// Index is the address's position among its pod's addresses.
@@ -122,6 +123,7 @@ type stored struct {
 	index                       int32
 	policy                      Policy
 	reserved, cooling, attached bool
+	ofService                   bool
 	node                        unique.Handle[string]
 	// rest is nil in most records.
 	rest *rest
@@ -149,7 +151,7 @@ func (e *entry) store(record *Record) {
 		of:        unique.Make(ownerGroup{owner.APIVersion, owner.Kind, owner.Namespace, owner.NodeName, record.NamespaceUID, record.RetainFor}),
 		pool:      unique.Make(record.Pool),
 		ownerName: owner.Name, ownerUID: owner.UID, ownerPod: owner.PodName,
-		podName: record.PodName, podUID: record.PodUID, lastPod: record.LastPod,
+		podName: record.PodName, podUID: record.PodUID, ofService: record.OfService, lastPod: record.LastPod,
 		uid: record.UID, version: record.Version, created: record.Created,
 		index: record.Index, policy: record.Policy,
 		reserved: record.Reserved, cooling: record.Cooling, attached: record.Attached,
@@ -177,7 +179,7 @@ func (e *entry) record() Record {
 	return Record{
 		Node: s.node.Value(), LastNode: rests.lastNode, ReleasedAt: rests.releasedAt, Since: since,
 		Addr: e.addr, Pool: s.pool.Value(), Owner: s.owner(),
-		PodName: s.podName, PodUID: s.podUID, LastPod: s.lastPod,
+		PodName: s.podName, PodUID: s.podUID, OfService: s.ofService, LastPod: s.lastPod,
 		Index: s.index, Policy: s.policy, RetainFor: s.of.Value().retainFor,
 		Reserved: s.reserved, Cooling: s.cooling, Attached: s.attached,
 		UID: s.uid, Version: s.version, Created: s.created,

@@ -17,7 +17,7 @@ var both = []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6}
 type tally struct {
 	// own have the claim's UID, left have the UID of an earlier claim of the name.
 	own, left []*v1alpha1.FloatingIP
-	// allocated counts the addresses with a pod, retained the others; both count own and
+	// allocated counts the addresses with a pod or a Service, retained the others; both count own and
 	// left.
 	allocated, retained map[v1alpha1.IPFamily]int
 }
@@ -35,7 +35,7 @@ func count(claim *v1alpha1.IPClaim, ips []*v1alpha1.FloatingIP) tally {
 		} else {
 			t.left = append(t.left, ip)
 		}
-		if ip.Spec.Pod != nil {
+		if ip.Spec.IsHeld() {
 			t.allocated[ip.Family()]++
 		} else {
 			t.retained[ip.Family()]++
@@ -62,11 +62,11 @@ func (t *tally) ownCount() preallocation.Count {
 }
 
 // Pick returns the addresses, without reserved ones, that a claim with room for so many of each
-// family gets: addresses with a pod first, then the oldest. Pure.
+// family gets: addresses with a pod or a Service first, then the oldest. Pure.
 func Pick(ips []*v1alpha1.FloatingIP, room map[v1alpha1.IPFamily]int) []*v1alpha1.FloatingIP {
 	ips = slices.DeleteFunc(slices.Clone(ips), func(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Reserved })
 	slices.SortFunc(ips, func(a, b *v1alpha1.FloatingIP) int {
-		if held := a.Spec.Pod != nil; held != (b.Spec.Pod != nil) {
+		if held := a.Spec.IsHeld(); held != b.Spec.IsHeld() {
 			if held {
 				return -1
 			}

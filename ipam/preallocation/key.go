@@ -15,6 +15,7 @@ type Key struct{ Kind, Namespace, Name string }
 const (
 	KindClaim      = "IPClaim"
 	KindNode       = "Node"
+	KindService    = "Service"
 	kindDeployment = "Deployment"
 	kindReplicaSet = "ReplicaSet"
 )
@@ -30,6 +31,8 @@ func keyOf(ip *v1alpha1.FloatingIP) (k Key, ok bool) {
 		return Key{KindClaim, owner.Namespace, owner.Name}, true
 	case owner.IsNode():
 		return Key{KindNode, "", owner.Name}, true
+	case owner.IsService():
+		return Key{KindService, owner.Namespace, owner.Name}, true
 	case owner.PodName != "" || owner.NodeName != "":
 		return Key{}, false
 	case owner.APIVersion != appsv1.SchemeGroupVersion.String() || owner.Kind != kindDeployment && owner.Kind != kindReplicaSet:

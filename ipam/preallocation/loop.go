@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -50,7 +51,7 @@ type Addresses interface {
 	OnChange(listener func(ipam.Change))
 }
 
-// Loop reconciles all owners that preallocate: IPClaims and workloads. One runs at a time:
+// Loop reconciles all owners that preallocate: IPClaims, Nodes, Services and workloads. One runs at a time:
 // the leader.
 type Loop struct {
 	preallocator Preallocator
@@ -180,6 +181,19 @@ func (l *Loop) Addresses(key Key) []*v1alpha1.FloatingIP {
 	return view.Indexed[*v1alpha1.FloatingIP](l.ips, byOwner, key.String())
 }
 
+// FloatingIP returns the record of an address from the cache, nil if there is none.
+func (l *Loop) FloatingIP(address string) *v1alpha1.FloatingIP {
+	addr, err := netip.ParseAddr(address)
+	if err != nil {
+		return nil
+	}
+	object, exists, err := l.ips.GetByKey(v1alpha1.NameOf(addr))
+	if err != nil || !exists {
+		return nil
+	}
+	return object.(*v1alpha1.FloatingIP)
+}
+
 // Namespace returns a namespace from the cache.
 func (l *Loop) Namespace(name string) (*v1.Namespace, error) {
 	namespace, err := l.namespaces.Get(name)
@@ -199,6 +213,9 @@ func (l *Loop) Now() time.Time { return l.clock.Now() }
 // the owner waits for others to come free.
 func (l *Loop) Take(ctx context.Context, key Key, p *Progress, goal Goal, has Count) (*Problem, time.Duration, error) {
 	for i := range goal.Wants {
+		if goal.Wants[i].Request.OfService {
+			continue // The API server counts Services (services.loadbalancers).
+		}
 		goal.Wants[i].Request.Quota = quotaOf(l.quotas, key.Namespace)
 	}
 	return p.take(ctx, taker{

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -48,15 +49,25 @@ type Goal struct {
 // Want is addresses of one kind.
 type Want struct {
 	// Request asks for one of the addresses: without a pod, with one part, which sets the
-	// family.
+	// family. A Service's asks for all its addresses at once, each part with a family.
 	Request ipam.Request
-	// Size is the desired number of addresses, Has the present number.
+	// Size is the desired number of addresses, Has the present number; of a Service's request, how often it should be
+	// met and is.
 	Size, Has int
 }
 
-func (w *Want) family() v1alpha1.IPFamily { return w.Request.Parts[0].Family }
+// families returns the families of the addresses, for messages.
+func (w *Want) families() string {
+	var names []string
+	for i := range w.Request.Parts {
+		names = append(names, string(w.Request.Parts[i].Family))
+	}
+	return strings.Join(names, " and ")
+}
 
-func (w *Want) have() string { return fmt.Sprintf("%d of %d %s addresses", w.Has, w.Size, w.family()) }
+func (w *Want) have() string {
+	return fmt.Sprintf("%d of %d %s addresses", w.Has, w.Size, w.families())
+}
 
 // lacking returns the requests of the wants that lack addresses.
 func (g *Goal) lacking() (requests []ipam.Request) {

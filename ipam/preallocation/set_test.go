@@ -110,7 +110,7 @@ func TestGoal(t *testing.T) {
 			goal, _ := s.goal(request, pools.Compile(test.pools), recorded)
 			var got []string
 			for _, w := range goal.Wants {
-				got = append(got, fmt.Sprintf("%d of %d %s", w.Has, w.Size, w.family()))
+				got = append(got, fmt.Sprintf("%d of %d %s", w.Has, w.Size, w.families()))
 				if w.Request.Name != "" || w.Request.Owner.UID != "web" || w.Request.Policy != v1alpha1.ReleaseRetain || len(w.Request.Parts) != 1 {
 					t.Errorf("it asks for %+v", w.Request)
 				}

@@ -80,7 +80,7 @@ func (a *attempt) take(ctx context.Context, by taker, goal *Goal, w *Want) error
 		return nil
 	}
 	a.missing += missing
-	if p := NoPool(&w.Request, by.Pools()); p != nil {
+	if p := NoPool(&w.Request, by.Pools()); p != nil && !w.Request.OfService {
 		a.problems = append(a.problems, Problem{p.Reason, w.have() + ": " + p.Message})
 		a.certain = true
 		return nil
@@ -94,7 +94,9 @@ func (a *attempt) take(ctx context.Context, by taker, goal *Goal, w *Want) error
 	if a.refused != nil {
 		return a.refused
 	}
-	a.taken[w.family()] += made
+	for i := range w.Request.Parts {
+		a.taken[w.Request.Parts[i].Family] += made
+	}
 	if err == nil || passing(err) || ctx.Err() != nil {
 		return nil //nolint:nilerr // a passing error is tried again, and is no problem to report
 	}
@@ -106,7 +108,7 @@ func (a *attempt) take(ctx context.Context, by taker, goal *Goal, w *Want) error
 		a.lacking = append(a.lacking, w.Request)
 	} else {
 		owner := w.Request.Owner
-		klog.FromContext(ctx).Error(err, "Failed to preallocate addresses, will retry", "kind", owner.Kind, "owner", klog.KRef(owner.Namespace, owner.Name), "family", w.family())
+		klog.FromContext(ctx).Error(err, "Failed to preallocate addresses, will retry", "kind", owner.Kind, "owner", klog.KRef(owner.Namespace, owner.Name), "family", w.families())
 	}
 	a.problems = append(a.problems, p)
 	return nil

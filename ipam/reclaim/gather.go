@@ -43,6 +43,9 @@ func (r *Reclaimer) gather(ctx context.Context, ip *v1alpha1.FloatingIP) (facts,
 		err := r.gatherNode(ctx, ip, &s)
 		return facts{situation: s}, err
 	}
+	if ip.Spec.Service != nil {
+		return facts{settled: true}, nil // Package services takes it from the Service.
+	}
 	pod, podExists, stopped, err := r.pod(ctx, ip)
 	if err != nil {
 		return facts{}, err

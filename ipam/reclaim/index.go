@@ -147,10 +147,11 @@ func (r *Reclaimer) watch(config Config) error {
 	if err := config.View.FloatingIPs.AddIndexers(indexers()); err != nil {
 		return fmt.Errorf("index FloatingIPs: %w", err)
 	}
-	for _, watched := range []struct {
+	type source struct {
 		informer cache.SharedIndexInformer
 		handler  cache.ResourceEventHandler
-	}{
+	}
+	sources := []source{
 		{config.View.FloatingIPs, r.noteReturn(r.noteDeletion(handler(r.addressChanged, nil)))},
 		{config.View.IPPools, handler(r.poolChanged, reconsider)},
 		{config.View.IPClaims, handler(r.workloadChanged("IPClaim"), reconsider)},
@@ -163,7 +164,11 @@ func (r *Reclaimer) watch(config Config) error {
 		{apps.ReplicaSets().Informer(), handler(r.controlledChanged("ReplicaSet"), reconsider)},
 		{config.Factory.Batch().V1().Jobs().Informer(), handler(r.controlledChanged("Job"), jobChanged)},
 		{config.Factory.Batch().V1().CronJobs().Informer(), handler(r.workloadChanged("CronJob"), updated)},
-	} {
+	}
+	if config.Services {
+		sources = append(sources, source{core.Services().Informer(), handler(r.workloadChanged("Service"), reconsider)})
+	}
+	for _, watched := range sources {
 		registration, err := watched.informer.AddEventHandler(watched.handler)
 		if err != nil {
 			return fmt.Errorf("add an event handler: %w", err)

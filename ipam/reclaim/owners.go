@@ -41,6 +41,7 @@ type owners struct {
 	cronJobs     batchlisters.CronJobLister
 	nodes        corelisters.NodeLister
 	claims       cache.Indexer
+	services     corelisters.ServiceLister // nil: the program may not read Services
 	customs      *customkind.Reader
 	instances    *virtualmachine.Instances
 }
@@ -89,6 +90,9 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 	}
 	namespace := owner.Namespace
 	switch (schema.GroupKind{Group: gv.Group, Kind: owner.Kind}) {
+	case schema.GroupKind{Kind: "Service"}:
+		w, live, err := o.service(ctx, owner, fresh)
+		return w, nil, live, err
 	case schema.GroupKind{Group: appsv1.GroupName, Kind: "StatefulSet"}:
 		set, live, err := lookUp(ctx, owner, fresh, o.statefulSets.StatefulSets(namespace).Get, o.client.AppsV1().StatefulSets(namespace).Get)
 		if err != nil || set == nil {
@@ -179,6 +183,25 @@ func spareOf(template *v1.PodTemplateSpec) fixedset.Spare {
 		return fixedset.Spare{}
 	}
 	return spare
+}
+
+// service finds a Service, which wants its addresses while it exists. Without the right to read Services, each exists.
+func (o *owners) service(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (workload, bool, error) {
+	if o.services == nil {
+		return workload{exists: true, unbounded: true}, true, nil
+	}
+	service, live, err := lookUp(ctx, owner, fresh, o.services.Services(owner.Namespace).Get, o.client.CoreV1().Services(owner.Namespace).Get)
+	if err != nil || service == nil {
+		return workload{}, live, err
+	}
+	return workload{exists: exists(service), unbounded: true}, live, nil
+}
+
+func servicesOf(config Config) corelisters.ServiceLister {
+	if !config.Services {
+		return nil
+	}
+	return config.Factory.Core().V1().Services().Lister()
 }
 
 func (o *owners) claim(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (workload, bool, error) {

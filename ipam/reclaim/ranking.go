@@ -393,7 +393,7 @@ func without(list []*v1alpha1.FloatingIP, ip *v1alpha1.FloatingIP, by order) []*
 }
 
 // yields reports whether an address is freed if too many come before it.
-func yields(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Pod == nil && yieldsWithoutPod(ip) }
+func yields(ip *v1alpha1.FloatingIP) bool { return !hasUser(ip) && yieldsWithoutPod(ip) }
 
 // yieldsWithoutPod reports whether an address is freed if too many come before it and its pod is gone.
 func yieldsWithoutPod(ip *v1alpha1.FloatingIP) bool {

@@ -57,6 +57,8 @@ type Config struct {
 	View     *view.View
 	// Factory's informers should have the transform Slim.
 	Factory informers.SharedInformerFactory
+	// Services may own addresses, and the program may read them.
+	Services bool
 	// Detacher, Agents, Events and Metrics may be nil.
 	Detacher Detacher
 	Agents   Agents
@@ -150,8 +152,8 @@ func New(config Config) (*Reclaimer, error) {
 		replicaSets: apps.ReplicaSets().Lister(), daemonSets: apps.DaemonSets().Lister(),
 		jobs:     config.Factory.Batch().V1().Jobs().Lister(),
 		cronJobs: config.Factory.Batch().V1().CronJobs().Lister(),
-		nodes:    core.Nodes().Lister(),
-		claims:   config.View.IPClaims.GetIndexer(), instances: virtualmachine.New(config.Metadata),
+		nodes:    core.Nodes().Lister(), services: servicesOf(config),
+		claims: config.View.IPClaims.GetIndexer(), instances: virtualmachine.New(config.Metadata),
 		customs: customkind.NewReader(customkind.Config{
 			Discovery: config.Kube.Discovery(), Objects: config.Dynamic, Metadata: config.Metadata,
 			Slim: slimTemplate, IsPassing: isPassing, Refused: r.unfollowed,

@@ -78,7 +78,9 @@ func mayPreallocate(owner *v1alpha1.Owner) bool {
 }
 
 // isUnused reports whether an address was preallocated and no pod has had it yet.
-func isUnused(spec *v1alpha1.FloatingIPSpec) bool { return spec.Pod == nil && spec.LastPod == "" }
+func isUnused(spec *v1alpha1.FloatingIPSpec) bool {
+	return spec.Pod == nil && spec.Service == nil && spec.LastPod == ""
+}
 
 // hasOrdinal reports whether the workload wants a pod with this ordinal: it wants the
 // first w.replicas ordinals from start on, without the reserved ones.

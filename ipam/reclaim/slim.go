@@ -9,6 +9,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -17,7 +18,7 @@ import (
 	"github.com/berth-dev/berth/ipam/wrongaddress"
 )
 
-// Slim is a transform for informers. It keeps only the fields that Reclaimer and package
+// Slim is a transform for informers. It keeps only the fields that Reclaimer and packages services and
 // wrongaddress read, to save memory.
 func Slim(object any) (any, error) {
 	switch o := object.(type) {
@@ -29,6 +30,10 @@ func Slim(object any) (any, error) {
 		return slim, nil
 	case *v1.Node:
 		return slimNode(o), nil
+	case *v1.Service:
+		return slimService(o), nil
+	case *discoveryv1.EndpointSlice:
+		return slimEndpoints(o), nil
 	case *appsv1.StatefulSet:
 		return &appsv1.StatefulSet{
 			ObjectMeta: slimMeta(&o.ObjectMeta),
@@ -118,13 +123,46 @@ func slimPodSpec(spec *v1.PodSpec) v1.PodSpec {
 	return slim
 }
 
-// slimNode keeps the labels and InternalIPs, and the taint by which somebody says that the node is off.
+// slimService keeps what packages services and reclaim read: whether and how Berth gives it addresses, and the
+// addresses that clients reach it by.
+func slimService(o *v1.Service) *v1.Service {
+	slim := &v1.Service{ObjectMeta: slimMeta(&o.ObjectMeta), Status: v1.ServiceStatus{LoadBalancer: o.Status.LoadBalancer}}
+	slim.CreationTimestamp = o.CreationTimestamp
+	slim.Spec = v1.ServiceSpec{Type: o.Spec.Type}
+	if o.Spec.Type == v1.ServiceTypeLoadBalancer {
+		slim.Spec.LoadBalancerClass, slim.Spec.LoadBalancerIP = o.Spec.LoadBalancerClass, o.Spec.LoadBalancerIP
+		slim.Spec.IPFamilies, slim.Spec.IPFamilyPolicy = o.Spec.IPFamilies, o.Spec.IPFamilyPolicy
+		slim.Spec.ExternalTrafficPolicy, slim.Spec.Ports = o.Spec.ExternalTrafficPolicy, o.Spec.Ports
+	}
+	return slim
+}
+
+// slimEndpoints keeps the node and the conditions of each endpoint.
+func slimEndpoints(o *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
+	slim := &discoveryv1.EndpointSlice{ObjectMeta: slimMeta(&o.ObjectMeta)}
+	if name, ok := o.Labels[discoveryv1.LabelServiceName]; ok {
+		slim.Labels = map[string]string{discoveryv1.LabelServiceName: name}
+	}
+	for i := range o.Endpoints {
+		slim.Endpoints = append(slim.Endpoints, discoveryv1.Endpoint{NodeName: o.Endpoints[i].NodeName, Conditions: o.Endpoints[i].Conditions})
+	}
+	return slim
+}
+
+// slimNode keeps the labels and InternalIPs, whether the node is Ready and takes new work, and the taint by which somebody
+// says that it is off.
 func slimNode(o *v1.Node) *v1.Node {
 	slim := &v1.Node{ObjectMeta: slimMeta(&o.ObjectMeta)}
 	slim.Labels = maps.Clone(o.Labels)
 	for _, address := range o.Status.Addresses {
 		if address.Type == v1.NodeInternalIP {
 			slim.Status.Addresses = append(slim.Status.Addresses, address)
+		}
+	}
+	slim.Spec.Unschedulable = o.Spec.Unschedulable
+	for _, condition := range o.Status.Conditions {
+		if condition.Type == v1.NodeReady {
+			slim.Status.Conditions = []v1.NodeCondition{{Type: condition.Type, Status: condition.Status}}
 		}
 	}
 	for _, taint := range o.Spec.Taints {

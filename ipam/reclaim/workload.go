@@ -59,14 +59,17 @@ type standing struct {
 // has had last, which are no spare ones; older ones come before younger ones. The order
 // depends on the records only.
 func before(a, b *v1alpha1.FloatingIP) bool {
-	if isShared(a.Spec.Owner) && (a.Spec.Pod == nil) != (b.Spec.Pod == nil) {
-		return a.Spec.Pod != nil
+	if isShared(a.Spec.Owner) && hasUser(a) != hasUser(b) {
+		return hasUser(a)
 	}
 	if owner := a.Spec.Owner; !owner.IsClaim() && mayPreallocate(owner) && isUnused(&a.Spec) != isUnused(&b.Spec) {
 		return isUnused(&b.Spec)
 	}
 	return older(a, b)
 }
+
+// hasUser reports whether a pod or a Service has the address.
+func hasUser(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Pod != nil || ip.Spec.Service != nil }
 
 // older reports whether a was created before b.
 func older(a, b *v1alpha1.FloatingIP) bool { return a.IsOlderThan(b) }

@@ -334,8 +334,8 @@ func (s *FloatingIPSpec) IsToRest(cooldown time.Duration) bool {
 // IsOfNode returns whether a node itself has the address now.
 func (s *FloatingIPSpec) IsOfNode() bool { return s.Owner.IsNode() && s.Node != "" }
 
-// IsHeld returns whether a pod has the address, or a node itself.
-func (s *FloatingIPSpec) IsHeld() bool { return s.Pod != nil || s.IsOfNode() }
+// IsHeld returns whether a pod or a Service has the address, or a node itself.
+func (s *FloatingIPSpec) IsHeld() bool { return s.Pod != nil || s.Service != nil || s.IsOfNode() }
 
 // IsOlderThan returns whether the FloatingIP was created before another one. Of two from one second, the lower
 // address is the older.
@@ -361,6 +361,9 @@ func (o *Owner) IsAwaited() bool { return o.UID == NilUID }
 func (o *Owner) IsNode() bool {
 	return o != nil && o.APIVersion == "v1" && o.Kind == "Node" && o.Namespace == ""
 }
+
+// IsService returns whether the owner is a Service. It is false for nil.
+func (o *Owner) IsService() bool { return o != nil && o.APIVersion == "v1" && o.Kind == "Service" }
 
 // Text returns kind, namespace and name, such as "StatefulSet shop/web", or "Node node1".
 func (o *Owner) Text() string {

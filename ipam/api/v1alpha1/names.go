@@ -62,6 +62,13 @@ const (
 	AdvertiseReady      = "Ready"
 )
 
+// LoadBalancerClass is spec.loadBalancerClass of the Services that get floating IPs.
+const LoadBalancerClass = GroupName + "/lb"
+
+// AnnotationShare has several Services of one namespace share their addresses: those with the same value, while
+// their ports differ and their traffic policies agree.
+const AnnotationShare = GroupName + "/share"
+
 // TaintLost is the key of the taint of a node from which pods with [AnnotationFailover] are moved, until it is back.
 const TaintLost = GroupName + "/lost"
 

@@ -6,7 +6,8 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 // NodeAssignment tells a node which addresses it carries itself. It is named by the node, whose
 // agent watches this object only. berth-controller writes the spec, from FloatingIPs: the agent asks the
-// FloatingIP before it takes an address. There is none for a node without such addresses.
+// FloatingIP before it takes an address. There is none for a node without such addresses, after its agent
+// has let go of the last one.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,shortName=nas,categories=berth
