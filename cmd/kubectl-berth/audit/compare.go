@@ -242,6 +242,8 @@ func state(spec *v1alpha1.FloatingIPSpec) string {
 		return "of node " + spec.Node + " itself"
 	case spec.Owner.IsNode():
 		return "kept for node " + spec.Owner.Name
+	case spec.Service != nil && spec.Owner != nil:
+		return fmt.Sprintf("of Service %s/%s", spec.Owner.Namespace, spec.Service.Name)
 	case spec.Pod != nil && spec.Owner != nil:
 		return fmt.Sprintf("of pod %s/%s", spec.Owner.Namespace, spec.Pod.Name)
 	case spec.Owner != nil:

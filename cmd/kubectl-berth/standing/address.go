@@ -21,6 +21,8 @@ type Address struct {
 	State   State  `json:"state"`
 	Pool    string `json:"pool,omitempty"`
 	Pod     *Pod   `json:"pod,omitempty"`
+	// Service has the address, in place of a pod.
+	Service string `json:"service,omitempty"`
 	Node    string `json:"node,omitempty"`
 	Owner   *Owner `json:"owner,omitempty"`
 	// Since the pod was bound or, without a pod, since the address is retained or was freed.
@@ -84,6 +86,9 @@ func AddressOf(ip *v1alpha1.FloatingIP) Address {
 		if spec.Pod != nil {
 			a.Pod = &Pod{owner.Namespace, spec.Pod.Name}
 		}
+		if spec.Service != nil {
+			a.Service = owner.Namespace + "/" + spec.Service.Name
+		}
 	}
 	switch {
 	case a.State == Cooling && spec.ReleasedAt != nil:
@@ -92,6 +97,8 @@ func AddressOf(ip *v1alpha1.FloatingIP) Address {
 		a.Note = fmt.Sprintf("node %s itself has it (spec.nodeAddresses of IPPool %s)", spec.Node, spec.Pool)
 	case spec.Owner.IsNode():
 		a.Note = fmt.Sprintf("IPPool %s keeps it for a node of the name %s", spec.Pool, spec.Owner.Name)
+	case spec.Service != nil:
+		a.Note = fmt.Sprintf("Service %s has it: kubectl get nodeassignments shows which nodes carry it", a.Service)
 	case a.State == Reserved:
 		a.Note = "an administrator reserved it: no pod gets it"
 		if reason := ip.Annotations[v1alpha1.AnnotationReason]; reason != "" {

@@ -73,6 +73,9 @@ func ofObject(s *audit.Subject) Link {
 		if spec.IsOfNode() {
 			return Link{Name: "object", State: OK, Text: fmt.Sprintf("%s of pool %s is recorded for node %s itself; the node's NodeAssignment says whether it carries it", spec.Address, spec.Pool, spec.Node), Command: "kubectl get nodeassignment " + spec.Node}
 		}
+		if spec.Service != nil && spec.Owner != nil {
+			return Link{Name: "object", State: OK, Text: fmt.Sprintf("%s of pool %s is recorded for Service %s/%s; the NodeAssignments say which nodes carry it", spec.Address, spec.Pool, spec.Owner.Namespace, spec.Service.Name), Command: "kubectl get nodeassignments"}
+		}
 		if spec.Owner != nil {
 			who = "kept for " + spec.Owner.Text()
 		} else if spec.Reserved {

@@ -100,6 +100,8 @@ func Of(ip *v1alpha1.FloatingIP) Release {
 	switch {
 	case spec.Pod != nil:
 		r.leave(Held, Whose(ip)+": delete the pod")
+	case spec.Service != nil:
+		r.leave(Held, Whose(ip)+": delete the Service")
 	case spec.IsOfNode():
 		r.leave(Held, Whose(ip)+": kubectl delete floatingip "+ip.Name+" gives the node another one")
 	case spec.Reserved:
@@ -173,6 +175,8 @@ func Whose(ip *v1alpha1.FloatingIP) string {
 	switch {
 	case spec.IsOfNode():
 		return fmt.Sprintf("node %s itself has it", spec.Node)
+	case spec.Service != nil && spec.Owner != nil:
+		return fmt.Sprintf("Service %s/%s has it", spec.Owner.Namespace, spec.Service.Name)
 	case spec.Pod != nil && spec.Owner != nil:
 		return fmt.Sprintf("pod %s/%s has it", spec.Owner.Namespace, spec.Pod.Name)
 	case spec.Pod != nil:

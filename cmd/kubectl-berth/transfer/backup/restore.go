@@ -288,12 +288,15 @@ func isLive(pod *v1.Pod) bool {
 	return pod.Spec.NodeName != "" && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed
 }
 
-// takeOffPod removes the pod from the record of an address.
+// takeOffPod removes the pod or the Service from the record of an address.
 func takeOffPod(spec *v1alpha1.FloatingIPSpec, now time.Time) {
 	if spec.Pod != nil {
 		spec.LastPod, spec.Since = spec.Pod.Name, spec.NextSince(now)
 	}
-	spec.Pod = nil
+	if spec.Service != nil {
+		spec.LastPod, spec.Since = spec.Service.Name, spec.NextSince(now)
+	}
+	spec.Pod, spec.Service = nil, nil
 	if !spec.ExternallyAssigned {
 		spec.Node = "" // otherwise the controller detaches it from the node first
 	}
@@ -383,6 +386,8 @@ func state(spec *v1alpha1.FloatingIPSpec) string {
 		return "at rest"
 	case spec.Owner == nil:
 		return "without an owner"
+	case spec.Service != nil:
+		return fmt.Sprintf("held by Service %s of %s", spec.Service.Name, describe(spec.Owner))
 	case spec.Pod != nil:
 		return fmt.Sprintf("held by pod %s of %s", spec.Pod.Name, describe(spec.Owner))
 	}
