@@ -50,6 +50,7 @@ import (
 	"github.com/berth-dev/berth/ipam/poolstatus"
 	"github.com/berth-dev/berth/ipam/preallocation"
 	"github.com/berth-dev/berth/ipam/reclaim"
+	"github.com/berth-dev/berth/ipam/services"
 	"github.com/berth-dev/berth/ipam/store"
 	"github.com/berth-dev/berth/ipam/view"
 	"github.com/berth-dev/berth/ipam/wrongaddress"
@@ -156,7 +157,7 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 	}
 	if w.reclaimer, err = newReclaimer(config, options, reclaim.Config{
 		Agents: &agentport.Ports{Kube: asking, Namespace: options.leaseNamespace},
-		Kube:   kube, Berth: api, View: seen, Factory: factory,
+		Kube:   kube, Berth: api, View: seen, Factory: factory, Services: options.services,
 		Events: recorder, Metrics: reclaim.NewMetrics(legacyregistry.MustRegister),
 	}); err != nil {
 		return nil, err
@@ -184,7 +185,14 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 	if w.ahead, err = preallocation.NewLoop(w.ipam, seen, factory); err != nil {
 		return nil, err
 	}
-	w.assignments, err = assignments.New(w.ahead, assignments.Parts{API: ahead, Nodes: kube.CoreV1().Nodes(), Recorder: recorder, Factory: factory})
+	if w.assignments, err = assignments.New(w.ahead, assignments.Parts{API: ahead, Nodes: kube.CoreV1().Nodes(), Recorder: recorder, Factory: factory}); err != nil {
+		return nil, err
+	}
+	if options.services {
+		err = services.Add(w.ahead, services.Parts{
+			API: ahead, Services: kube.CoreV1(), Namespaces: kube.CoreV1().Namespaces(), Recorder: recorder, View: seen, Factory: factory, Carriers: w.assignments,
+		})
+	}
 	return w, errors.Join(err,
 		claims.Add(w.ahead, claims.Parts{API: ahead, Recorder: recorder, Metrics: claimMetrics, View: seen}),
 		preallocation.AddWorkloads(w.ahead, preallocation.Parts{Kube: kube, Recorder: recorder, Metrics: setMetrics, Factory: factory}),

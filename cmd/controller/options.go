@@ -26,6 +26,8 @@ type options struct {
 	assigner       assigner.Options
 	// evictWrong: pods that run with a wrong address are evicted.
 	evictWrong bool
+	// services: Services of type LoadBalancer get addresses.
+	services bool
 }
 
 func defaultOptions() *options {
@@ -54,6 +56,7 @@ func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.Float32Var(&o.qps, "kube-api-qps", o.qps, "Requests per second to the API server.")
 	flags.IntVar(&o.burst, "kube-api-burst", o.burst, "Burst of requests to the API server.")
 	assigner.AddFlags(flags, &o.assigner)
+	flags.BoolVar(&o.services, "services", o.services, "Give addresses to Services of type LoadBalancer with spec.loadBalancerClass berth.dev/lb, and choose the nodes that carry them. It needs the rights to watch Services and EndpointSlices and to patch services/status.")
 	flags.BoolVar(&o.evictWrong, "evict-pods-with-wrong-addresses", o.evictWrong, "Evict pods that run with none of their addresses, because another CNI plugin made their network, so that their workload makes them again. It needs the right to create pods/eviction.")
 }
 

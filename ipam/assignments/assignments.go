@@ -5,6 +5,8 @@
 // one NodeAssignment for each node, by which the node's agent learns them: of FloatingIPs that say that
 // the node has the address, and of no others. It takes no address from a node; package reclaim
 // does, and the address leaves the NodeAssignment when its FloatingIP says so.
+//
+// It also writes which addresses of Services a node carries, as package services decides ([Assignments.Carry]).
 package assignments
 
 import (
@@ -60,6 +62,10 @@ type Assignments struct {
 	recorder event.Recorder
 	nodes    corelisters.NodeLister
 	written  cache.SharedIndexInformer
+
+	decisions decisions
+	// carrierChanged is called with an address of a Service when the nodes that carry it, or are to, change.
+	carrierChanged func(address string)
 }
 
 // said is the memory of a node's events: the last reason told.
@@ -71,7 +77,9 @@ func New(loop *preallocation.Loop, parts Parts) (*Assignments, error) {
 	a := &Assignments{
 		loop: loop, api: parts.API.NodeAssignments, store: store.New(parts.API.FloatingIPs), live: parts.Nodes, recorder: parts.Recorder,
 		nodes:   nodes.Lister(),
-		written: client.NewInformer[*v1alpha1.NodeAssignmentList](parts.API.NodeAssignments, &v1alpha1.NodeAssignment{}, 0, cache.Indexers{}),
+		written: client.NewInformer[*v1alpha1.NodeAssignmentList](parts.API.NodeAssignments, &v1alpha1.NodeAssignment{}, 0, cache.Indexers{byAddress: serviceAddresses}),
+
+		decisions: decisions{of: map[string]decision{}, on: map[string]map[string]bool{}}, carrierChanged: func(string) {},
 	}
 	if err := a.written.SetTransform(view.DropManagedFields); err != nil {
 		return nil, fmt.Errorf("set an informer's transform: %w", err)
@@ -102,7 +110,10 @@ func (a *Assignments) nodeChanged(before, after *v1.Node) {
 }
 
 func (a *Assignments) assignmentChanged(before, after *v1alpha1.NodeAssignment) {
-	if before != nil && after != nil && before.UID == after.UID && before.Generation == after.Generation {
+	for _, address := range changedCarriers(before, after) {
+		a.carrierChanged(address)
+	}
+	if before != nil && after != nil && before.UID == after.UID && before.Generation == after.Generation && len(after.Spec.Addresses) > 0 {
 		return // its status
 	}
 	if after == nil {
@@ -144,7 +155,7 @@ func (a *Assignments) Reconcile(ctx context.Context, key preallocation.Key) (aga
 	if len(recorded) == 0 && len(wanted) == 0 {
 		a.Forget(key)
 		a.loop.StopWaiting(key)
-		return 0, a.assign(ctx, key.Name, node, nil)
+		return 0, a.assign(ctx, key.Name, node, a.ofServices(key.Name))
 	}
 	m := a.Of(key, node.UID)
 	left := following(node, wanted, recorded)
@@ -157,7 +168,7 @@ func (a *Assignments) Reconcile(ctx context.Context, key preallocation.Key) (aga
 	if len(left) > 0 {
 		return preallocation.Gather, nil
 	}
-	if err := a.assign(ctx, key.Name, node, assigned(node, recorded)); err != nil {
+	if err := a.assign(ctx, key.Name, node, append(assigned(node, recorded), a.ofServices(key.Name)...)); err != nil {
 		return 0, err
 	}
 	goal, has := goalOf(node, wanted, recorded)
@@ -291,18 +302,14 @@ func (a *Assignments) stillServed(ctx context.Context, seen *v1.Node, wanted map
 	return nil
 }
 
-// assign writes the NodeAssignment of a node; it deletes the one of a node without addresses. node is nil if there is
-// no Node.
+// assign writes the NodeAssignment of a node; it deletes the one of a node without addresses, once its agent says that it
+// carries none. node is nil if there is no Node.
 func (a *Assignments) assign(ctx context.Context, name string, node *v1.Node, addresses []v1alpha1.AssignedAddress) error {
-	object, exists, err := a.written.GetStore().GetByKey(name)
-	if err != nil {
-		return err
+	seen, exists := a.assignment(name)
+	if !exists && len(addresses) == 0 {
+		return nil
 	}
-	if len(addresses) == 0 {
-		if !exists {
-			return nil
-		}
-		seen := object.(*v1alpha1.NodeAssignment)
+	if len(addresses) == 0 && (node == nil || len(seen.Status.Carried) == 0) {
 		if err := a.api.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &seen.UID, ResourceVersion: &seen.ResourceVersion}}); err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete NodeAssignment %s: %w", name, err)
 		}
@@ -321,7 +328,6 @@ func (a *Assignments) assign(ctx context.Context, name string, node *v1.Node, ad
 		}
 		return nil
 	}
-	seen := object.(*v1alpha1.NodeAssignment)
 	if equality.Semantic.DeepEqual(seen.Spec, want.Spec) && equality.Semantic.DeepEqual(seen.OwnerReferences, owners) {
 		return nil
 	}

@@ -537,63 +537,6 @@ berth_pool_outside_addresses{gone} 1`)
 	})
 }
 
-// A tally goes on only while its pools are the same, for the pass over all addresses that begins another costs much.
-func TestTallyOf(t *testing.T) {
-	capped, open := pool("capped", 1, "10.0.0.10-10.0.0.19"), pool("open", 2, "10.0.0.20-10.0.0.29")
-	capped.Spec.MaxPerNamespace = 1
-	objects := []*v1alpha1.IPPool{capped, open}
-	snapshot := pools.Compile(objects)
-	tally := newTally(objects, snapshot)
-	for range 2 { // asking changes nothing
-		if !tally.counts(objects, snapshot) {
-			t.Error("it does not go on with its own pools")
-		}
-	}
-	edited := func(name string, most int32) *v1alpha1.IPPool {
-		object := pool(name, 1)
-		object.Spec.MaxPerNamespace = most
-		return object
-	}
-	if !tally.counts([]*v1alpha1.IPPool{edited("capped", 2), open}, snapshot) {
-		t.Error("it does not go on when a cap is another number")
-	}
-	for what, others := range map[string][]*v1alpha1.IPPool{
-		"a cap was lifted": {edited("capped", 0), open}, "a pool got a cap": {capped, edited("open", 1)},
-		"a pool is gone": {capped}, "there is another pool": {capped, open, pool("more", 3)}, "a pool has another name": {capped, pool("more", 2)},
-	} {
-		if tally.counts(others, snapshot) {
-			t.Errorf("it goes on although %s", what)
-		}
-	}
-	if tally.counts(objects, pools.Compile(objects)) {
-		t.Error("it goes on although ranges may have changed")
-	}
-}
-
-// Stale finds each status that is not the one of the addresses, and says how it differs.
-func TestStale(t *testing.T) {
-	objects := []*v1alpha1.IPPool{pool("a", 1, "10.0.0.10-10.0.0.19"), pool("b", 2, "10.0.0.20-10.0.0.29")}
-	objects[0].Spec.MaxPerNamespace = 1
-	snapshot, now := pools.Compile(objects), time.Unix(9, 0)
-	ips := slices.Values([]*v1alpha1.FloatingIP{ip("10.0.0.10", "a", "held"), ip("10.0.0.11", "a", "cooling"), ip("10.0.0.20", "b", "retained")})
-	stale := func() map[string]string { return Stale(objects, snapshot, ips, now.Add(time.Hour)) }
-	for i, status := range compute(objects, make([]v1alpha1.IPPoolStatus, 2), snapshot, count(objects, snapshot, ips), metav1.NewTime(now)) {
-		objects[i].Status = status
-	}
-	if got := stale(); len(got) > 0 {
-		t.Errorf("statuses that are right: %q", got)
-	}
-	objects[1].Status.Retained, objects[1].Status.Free = 0, 10
-	if diff := cmp.Diff(map[string]string{"b": "retained is 0, counted 1; free is 10, counted 9"}, stale()); diff != "" {
-		t.Errorf("other counts (-want +got): %s", diff)
-	}
-	objects[1].Status.Retained, objects[1].Status.Free = 1, 9
-	objects[0].Status.Namespaces = nil
-	if diff := cmp.Diff(map[string]string{"a": "conditions or namespaces do not match the addresses"}, stale()); diff != "" {
-		t.Errorf("other namespaces (-want +got): %s", diff)
-	}
-}
-
 // The tally that goes on with each change is the one of a pass over all addresses.
 func TestTallyGoesOn(t *testing.T) {
 	random := rand.New(rand.NewPCG(seedtest.Seed(t), 0))

@@ -88,7 +88,7 @@ func (d *driver) actions() []struct {
 		{4, d.returnNode},
 		{5, d.killProgram},
 		{1, d.stopControllers},
-		{12, d.stepClock},
+		{4, d.changeClock},
 		{5, d.pauseProgram},
 		{4, d.cutWatches},
 		{6, d.holdWatch},
@@ -493,14 +493,14 @@ func (d *driver) stopControllers() *action {
 // clockError is how far clocks may be wrong, if they may.
 const clockError = 20 * time.Second
 
-// stepClock has the clock of a program's node leap while the program runs.
-func (d *driver) stepClock() *action {
+// changeClock starts a program again on a node whose clock is wrong.
+func (d *driver) changeClock() *action {
 	p := d.program()
 	ahead := time.Duration(d.random.Int64N(int64(2*clockError)) - int64(clockError)).Round(time.Second)
 	if !d.elect.clocks {
 		return nil
 	}
-	return &action{fmt.Sprintf("set the clock of %s, to be ahead by %s", p.name, ahead), func(*rand.Rand) error {
+	return &action{fmt.Sprintf("start %s again with a clock that is ahead by %s", p.name, ahead), func(*rand.Rand) error {
 		p.setClock(ahead)
 		return nil
 	}}

@@ -36,7 +36,7 @@ type restarted struct {
 
 	mu      sync.Mutex
 	process *program.Process
-	clock   time.Duration // by which its node's clock is ahead
+	clock   time.Duration // by which its clock is ahead, from its next start on
 	down    chan struct{} // it does not start again before this is closed; nil: at once
 }
 
@@ -132,7 +132,11 @@ func (ps *programs) calm() {
 // run runs the program again and again.
 func (p *restarted) run() {
 	defer close(p.ended)
-	for p.awaitUp() {
+	for {
+		clock, up := p.awaitUp()
+		if !up {
+			return
+		}
 		process, err := program.Start(p.log, p.command, p.args...)
 		if err != nil {
 			p.w.violation("%s: %v", p.name, err)
@@ -140,15 +144,14 @@ func (p *restarted) run() {
 		}
 		p.mu.Lock()
 		p.process = process
-		late := p.down != nil
-		p.adjust()
+		late := p.down != nil || p.clock != clock
 		p.mu.Unlock()
 		select {
 		case <-p.stopped:
 			late = true
 		default:
 		}
-		if late { // for stop or takeDown to see
+		if late { // for stop, takeDown or setClock to see
 			p.signal(syscall.SIGKILL)
 		}
 		err = process.Wait()
@@ -163,21 +166,26 @@ func (p *restarted) run() {
 	}
 }
 
-// awaitUp waits until the program may start. It returns false when it is not to start any more.
-func (p *restarted) awaitUp() bool {
+// awaitUp waits until the program may start, and sets its clock. It returns false when it is not
+// to start any more.
+func (p *restarted) awaitUp() (clock time.Duration, up bool) {
 	for {
 		p.mu.Lock()
 		down := p.down
+		if down == nil {
+			clock = p.clock
+			p.proxy.SetClock(clock)
+		}
 		p.mu.Unlock()
 		if down == nil {
-			return true
+			return clock, true
 		}
 		select {
 		case <-down:
 		case <-p.stopped:
-			return false
+			return 0, false
 		case <-p.w.Ctx.Done():
-			return false
+			return 0, false
 		}
 	}
 }
@@ -202,23 +210,14 @@ func (p *restarted) takeDown() (up func()) {
 	}
 }
 
-// setClock sets the clock of the program's node, while the program runs or not.
+// setClock starts the program again with a clock that is ahead.
 func (p *restarted) setClock(ahead time.Duration) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.clock != ahead {
-		p.clock = ahead
-		p.adjust()
-	}
-}
-
-// adjust has the process see its node's clock. Under the lock.
-func (p *restarted) adjust() {
-	if p.process == nil {
-		return
-	}
-	if err := p.process.SetClock(p.clock); err != nil {
-		p.w.violation("%s: %v", p.name, err)
+	same := p.clock == ahead
+	p.clock = ahead
+	p.mu.Unlock()
+	if !same {
+		p.signal(syscall.SIGKILL)
 	}
 }
 

@@ -8,6 +8,7 @@
 package proxy
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -56,6 +57,7 @@ type Proxy struct {
 	taps    []*Tap
 	held    map[string]chan struct{} // resource → closed when its watches flow again
 	watches map[*http.Request]func() // cuts it
+	ahead   time.Duration            // by which the program's clock is
 	keeps   func(Call) bool
 	calls   []Call
 	count   map[string]int // faults done, by name
@@ -292,6 +294,10 @@ func (p *Proxy) ServeHTTP(writer http.ResponseWriter, request *http.Request) {
 			panic(http.ErrAbortHandler)
 		}
 	}
+	ahead, err := p.fromClock(request)
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
 	forward := request.Clone(ctx)
 	forward.RequestURI = ""
 	forward.URL.Scheme, forward.URL.Host, forward.Host = p.upstream.Scheme, p.upstream.Host, p.upstream.Host
@@ -310,7 +316,11 @@ func (p *Proxy) ServeHTTP(writer http.ResponseWriter, request *http.Request) {
 	}
 	maps.Copy(writer.Header(), response.Header)
 	writer.WriteHeader(response.StatusCode)
-	p.copy(ctx, writer, response.Body, request)
+	body := io.Reader(response.Body)
+	if ahead != 0 {
+		body = &shifted{from: bufio.NewReader(body), by: -ahead}
+	}
+	p.copy(ctx, writer, body, request)
 }
 
 // hasToken says whether a request comes with credentials of its own: those of a user for whom the program asks.

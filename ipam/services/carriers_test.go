@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package services
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/ipam/assignments"
+)
+
+const address = "10.0.70.2"
+
+// heaviest returns nodes in the order in which they are chosen for the address.
+func heaviest(nodes ...string) []string {
+	return choose(address, len(nodes), true, nodes, nil, func(string) bool { return true }).targets
+}
+
+// Who carries an address changes only for a reason: the nodes that do stay, the next confirm before others go, and a lost
+// node is waited for by nobody.
+func TestChoose(t *testing.T) {
+	order := heaviest("a", "b", "c", "d")
+	first, second, third, fourth := order[0], order[1], order[2], order[3]
+	carries := func(node string) assignments.Carrier {
+		return assignments.Carrier{Node: node, Assigned: true, Carried: true}
+	}
+	assigned := func(node string) assignments.Carrier { return assignments.Carrier{Node: node, Assigned: true} }
+	letsGo := func(node string) assignments.Carrier { return assignments.Carrier{Node: node, Carried: true} }
+	for name, test := range map[string]struct {
+		most      int
+		drop      bool // no keep
+		qualified []string
+		now       []assignments.Carrier
+		lost      string
+		want      []string
+	}{
+		"nobody yet":                      {most: 1, qualified: order, want: []string{first}},
+		"nobody qualifies":                {most: 1},
+		"stays, though another is first":  {most: 1, qualified: order, now: []assignments.Carrier{carries(third)}, want: []string{third}},
+		"waits for the confirmation":      {most: 1, qualified: order, now: []assignments.Carrier{assigned(third)}, want: []string{third}},
+		"leaves after the next confirms":  {most: 1, qualified: []string{second, third}, now: []assignments.Carrier{carries(first), assigned(second)}, want: []string{first, second}},
+		"has left":                        {most: 1, qualified: []string{second, third}, now: []assignments.Carrier{carries(first), carries(second)}, want: []string{second}},
+		"comes back while the next waits": {most: 1, qualified: order, now: []assignments.Carrier{carries(second), assigned(first)}, want: []string{second}},
+		"is lost":                         {most: 1, qualified: []string{second, third}, now: []assignments.Carrier{carries(first)}, lost: first, want: []string{second}},
+		"nobody else, and it lives":       {most: 1, now: []assignments.Carrier{carries(first)}, want: []string{first}},
+		"nobody else, and it is lost":     {most: 1, now: []assignments.Carrier{carries(first)}, lost: first},
+		"nobody else, and nothing kept":   {most: 1, drop: true, now: []assignments.Carrier{carries(first)}},
+		"is being released":               {most: 1, qualified: order, now: []assignments.Carrier{letsGo(fourth)}, want: []string{first}},
+		"several":                         {most: 3, qualified: order, want: []string{first, second, third}},
+		"several, of which some stay":     {most: 2, qualified: order, now: []assignments.Carrier{carries(fourth)}, want: []string{first, fourth}},
+		"several, and one leaves":         {most: 2, qualified: []string{first, second, third}, now: []assignments.Carrier{carries(fourth), carries(first)}, want: []string{first, second, fourth}},
+		"more than wanted":                {most: 1, qualified: order, now: []assignments.Carrier{carries(fourth), carries(third)}, want: []string{third}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := choose(address, test.most, !test.drop, test.qualified, test.now, func(node string) bool { return node != test.lost })
+			slices.Sort(test.want)
+			if diff := cmp.Diff(test.want, p.nodes); diff != "" {
+				t.Errorf("nodes (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Addresses spread over the nodes, and a node that comes or goes moves only its share.
+func TestSpread(t *testing.T) {
+	const nodes, addresses = 20, 2000
+	var all []string
+	for i := range nodes {
+		all = append(all, fmt.Sprintf("node%d", i))
+	}
+	alive := func(string) bool { return true }
+	count := map[string]int{}
+	for i := range addresses {
+		addr := fmt.Sprintf("10.0.%d.%d", i/250, i%250)
+		first := choose(addr, 1, true, all, nil, alive).targets[0]
+		count[first]++
+		if without := choose(addr, 1, true, all[1:], nil, alive).targets[0]; first != all[0] && without != first {
+			t.Errorf("%s moves from %s to %s, because %s is gone", addr, first, without, all[0])
+		}
+	}
+	for _, node := range all {
+		// The mean is 100, the standard deviation 10.
+		if n := count[node]; n < 60 || n > 140 {
+			t.Errorf("%s has %d addresses of %d", node, n, addresses)
+		}
+	}
+}
+
+func TestWithEndpoints(t *testing.T) {
+	yes, no := true, false
+	endpoint := func(node string, ready, serving, terminating *bool) discoveryv1.Endpoint {
+		e := discoveryv1.Endpoint{Conditions: discoveryv1.EndpointConditions{Ready: ready, Serving: serving, Terminating: terminating}}
+		if node != "" {
+			e.NodeName = &node
+		}
+		return e
+	}
+	for name, test := range map[string]struct {
+		endpoints []discoveryv1.Endpoint
+		want      map[string]bool
+	}{
+		"none":                         {want: map[string]bool{}},
+		"ready":                        {[]discoveryv1.Endpoint{endpoint("a", &yes, &yes, &no), endpoint("b", nil, nil, nil)}, map[string]bool{"a": true, "b": true}},
+		"not ready":                    {[]discoveryv1.Endpoint{endpoint("a", &no, &no, &no), endpoint("b", &no, &yes, &no)}, map[string]bool{}},
+		"terminating beside ready":     {[]discoveryv1.Endpoint{endpoint("a", &no, &yes, &yes), endpoint("b", &yes, &yes, &no)}, map[string]bool{"b": true}},
+		"only terminating, some serve": {[]discoveryv1.Endpoint{endpoint("a", &no, &yes, &yes), endpoint("b", &no, &no, &yes)}, map[string]bool{"a": true}},
+		"without a node":               {[]discoveryv1.Endpoint{endpoint("", &yes, &yes, &no)}, map[string]bool{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			half := len(test.endpoints) / 2 // in two slices
+			got := withEndpoints([]*discoveryv1.EndpointSlice{{Endpoints: test.endpoints[:half]}, {Endpoints: test.endpoints[half:]}})
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestTakesServices(t *testing.T) {
+	for name, test := range map[string]struct {
+		change       func(*v1.Node)
+		takes, alive bool
+	}{
+		"ready":          {func(*v1.Node) {}, true, true},
+		"not ready":      {func(n *v1.Node) { n.Status.Conditions[0].Status = v1.ConditionUnknown }, false, false},
+		"cordoned":       {func(n *v1.Node) { n.Spec.Unschedulable = true }, false, true},
+		"excluded":       {func(n *v1.Node) { n.Labels = map[string]string{v1.LabelNodeExcludeBalancers: ""} }, false, true},
+		"being deleted":  {func(n *v1.Node) { n.DeletionTimestamp = &metav1.Time{} }, false, true},
+		"out of service": {func(n *v1.Node) { n.Spec.Taints = []v1.Taint{{Key: v1.TaintNodeOutOfService}} }, false, false},
+		"no condition":   {func(n *v1.Node) { n.Status.Conditions = nil }, false, false},
+	} {
+		node := &v1.Node{Status: v1.NodeStatus{Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}}}}
+		test.change(node)
+		if takes, alive := takesServices(node), isAlive(node); takes != test.takes || alive != test.alive {
+			t.Errorf("%s: takes Services %v, alive %v; want %v, %v", name, takes, alive, test.takes, test.alive)
+		}
+	}
+	if isAlive(nil) {
+		t.Error("a node that does not exist is alive")
+	}
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package services
+
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/podrequest"
+	"github.com/berth-dev/berth/ipam/preallocation"
+)
+
+// isOurs returns whether Berth gives a Service addresses.
+func isOurs(service *v1.Service) bool {
+	return service.DeletionTimestamp == nil && service.Spec.Type == v1.ServiceTypeLoadBalancer &&
+		service.Spec.LoadBalancerClass != nil && *service.Spec.LoadBalancerClass == v1alpha1.LoadBalancerClass
+}
+
+// isForeign returns whether another implementation gives a Service addresses.
+func isForeign(service *v1.Service) bool {
+	return service.Spec.Type == v1.ServiceTypeLoadBalancer &&
+		(service.Spec.LoadBalancerClass == nil || *service.Spec.LoadBalancerClass != v1alpha1.LoadBalancerClass)
+}
+
+// shared is the prefix of the names of groups that share. No Service has a colon in its name.
+const shared = "share:"
+
+func shareOf(service *v1.Service) string { return service.Annotations[v1alpha1.AnnotationShare] }
+
+func keyNamed(namespace, service, share string) preallocation.Key {
+	name := service
+	if share != "" {
+		name = shared + share
+	}
+	return preallocation.Key{Kind: preallocation.KindService, Namespace: namespace, Name: name}
+}
+
+// keyOf returns the key of the group of a Service.
+func keyOf(service *v1.Service) preallocation.Key {
+	return keyNamed(service.Namespace, service.Name, shareOf(service))
+}
+
+// keyOfHolder returns the key of the group that has an address; ok is false if none has it.
+func keyOfHolder(ip *v1alpha1.FloatingIP) (key preallocation.Key, ok bool) {
+	if ip.Spec.Service == nil || ip.Spec.Owner == nil {
+		return preallocation.Key{}, false
+	}
+	return keyNamed(ip.Spec.Owner.Namespace, ip.Spec.Service.Name, ip.Spec.Service.Share), true
+}
+
+// order puts the oldest Service first.
+func order(a, b *v1.Service) int {
+	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+}
+
+// served returns the Services of a group that have its addresses, the one that leads first, and says why the others do
+// not. Pure.
+func served(members []*v1.Service) (with []*v1.Service, refused map[*v1.Service]string) {
+	refused = map[*v1.Service]string{}
+	for _, service := range slices.SortedFunc(slices.Values(members), order) {
+		at := slices.IndexFunc(with, func(other *v1.Service) bool { return conflict(other, service) != "" })
+		if at >= 0 {
+			refused[service] = fmt.Sprintf("It cannot share addresses with Service %s: %s.", with[at].Name, conflict(with[at], service))
+			continue
+		}
+		with = append(with, service)
+	}
+	return with, refused
+}
+
+// conflict says why a Service cannot have the addresses of another one, and what to change; empty if it can.
+func conflict(other, service *v1.Service) string {
+	for _, port := range service.Spec.Ports {
+		if slices.ContainsFunc(other.Spec.Ports, func(o v1.ServicePort) bool { return o.Port == port.Port && protocol(o) == protocol(port) }) {
+			return fmt.Sprintf("both have port %d/%s; give one another port, or another value of %s", port.Port, protocol(port), v1alpha1.AnnotationShare)
+		}
+	}
+	switch {
+	case isLocal(other) != isLocal(service):
+		return "their externalTrafficPolicy differs; set the same"
+	case isLocal(service) && !maps.Equal(other.Spec.Selector, service.Spec.Selector):
+		return "with externalTrafficPolicy Local both must have the same selector, so that their endpoints are on the same nodes"
+	case !slices.Equal(other.Spec.IPFamilies, service.Spec.IPFamilies):
+		return "their ipFamilies differ; set the same"
+	}
+	return ""
+}
+
+func protocol(port v1.ServicePort) v1.Protocol { return cmp.Or(port.Protocol, v1.ProtocolTCP) }
+
+func isLocal(service *v1.Service) bool {
+	return service.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal
+}
+
+// requestOf returns the request of the Service that leads a group. The error is for its author.
+func requestOf(lead *v1.Service, namespace *v1.Namespace) (ipam.Request, error) {
+	said, err := podrequest.OfService(lead)
+	request := ipam.Request{
+		Request: said, OfService: true, Share: shareOf(lead), NamespaceMeta: namespace,
+		Owner: ipam.Owner{APIVersion: "v1", Kind: preallocation.KindService, Namespace: lead.Namespace, Name: lead.Name, UID: string(lead.UID)},
+	}
+	if err != nil {
+		return request, err
+	}
+	if wrong := validation.IsValidLabelValue(request.Share); len(wrong) > 0 {
+		return request, fmt.Errorf("annotation %s: %.100q is not a name of at most 63 letters, digits, dashes and dots", v1alpha1.AnnotationShare, request.Share)
+	}
+	if said.Claim == "" && len(said.Pools) == 0 && said.PoolSelector == nil && !slices.ContainsFunc(said.Parts, func(p podrequest.Part) bool { return !p.Ranges.IsEmpty() }) {
+		// The namespace's default pools.
+		for name := range strings.SplitSeq(namespace.Annotations[v1alpha1.AnnotationPools], ",") {
+			if name = strings.TrimSpace(name); name != "" {
+				request.Pools = append(request.Pools, name)
+			}
+		}
+	}
+	return request, nil
+}
+
+// suits returns whether an address that the group has is one of those that it requests now.
+func suits(ip *v1alpha1.FloatingIP, request *ipam.Request) bool {
+	addr, err := v1alpha1.AddrOf(ip.Name)
+	if err != nil || ip.Spec.Owner == nil {
+		return false
+	}
+	if claim := request.Claim; (claim != "") != ip.Spec.Owner.IsClaim() || claim != "" && ip.Spec.Owner.Name != claim {
+		return false
+	}
+	if len(request.Pools) > 0 && !slices.Contains(request.Pools, ip.Spec.Pool) {
+		return false
+	}
+	return slices.ContainsFunc(request.Parts, func(p ipam.Part) bool { return p.Fits(addr) })
+}
+
+// goalOf returns the addresses that a group lacks, and how many it has. Without RequireDualStack it takes of each family
+// what there is. Pure.
+func goalOf(lead *v1.Service, request *ipam.Request, has []*v1alpha1.FloatingIP) (preallocation.Goal, preallocation.Count) {
+	goal, count := preallocation.Goal{Generation: revision(lead)}, preallocation.Count{}
+	for _, ip := range has {
+		count[ip.Family()]++
+	}
+	var lacking []ipam.Part
+	for _, part := range request.Parts {
+		if count[part.Family] == 0 {
+			lacking = append(lacking, part)
+		}
+	}
+	switch {
+	case len(lacking) == 0:
+	case lead.Spec.IPFamilyPolicy != nil && *lead.Spec.IPFamilyPolicy == v1.IPFamilyPolicyPreferDualStack:
+		for _, part := range lacking {
+			want := preallocation.Want{Request: *request, Size: 1}
+			want.Request.Parts = []ipam.Part{part}
+			goal.Wants = append(goal.Wants, want)
+		}
+	default:
+		goal.Wants = append(goal.Wants, preallocation.Want{Request: *request, Size: 1})
+	}
+	return goal, count
+}
+
+// revision is a number that changes with what a Service says about its addresses.
+func revision(service *v1.Service) int64 {
+	h := fnv.New64a()
+	write := func(texts ...string) {
+		for _, text := range texts {
+			_, _ = h.Write([]byte(text + "\x00")) // it returns no error
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(service.Annotations)) {
+		if strings.HasPrefix(name, v1alpha1.GroupName+"/") {
+			write(name, service.Annotations[name])
+		}
+	}
+	write(service.Spec.LoadBalancerIP)
+	for _, family := range service.Spec.IPFamilies {
+		write(string(family))
+	}
+	if service.Spec.IPFamilyPolicy != nil {
+		write(string(*service.Spec.IPFamilyPolicy))
+	}
+	return int64(h.Sum64())
+}

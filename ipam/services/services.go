@@ -1,0 +1,670 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package services
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/assignments"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/event"
+	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/preallocation"
+	"github.com/berth-dev/berth/ipam/store"
+	"github.com/berth-dev/berth/ipam/view"
+)
+
+// Reasons of events about Services. docs/reference/events.md is made of the comments.
+const (
+	// EventNoServiceAddress (Warning on Service): the Service gets no address, or not all; the note begins with the reason.
+	// Do: as the note says, see docs/how-to/services.md.
+	EventNoServiceAddress = "NoServiceAddress"
+	// EventNoSharing (Warning on Service): the Service cannot share the addresses of another one.
+	// Do: change its ports, its traffic policy or its annotation berth.dev/share, see docs/how-to/services.md.
+	EventNoSharing = "NoSharing"
+	// EventNoCarrier (Warning on Service): no node can carry an address of the Service.
+	// Do: see docs/how-to/services.md.
+	EventNoCarrier = "NoCarrier"
+	// EventServiceAddress (Normal on Service): clients reach the Service by these addresses.
+	EventServiceAddress = "ServiceAddress"
+)
+
+// Carriers has the methods of assignments.Assignments that this package uses. No method blocks.
+type Carriers interface {
+	Follow(changed func(address string))
+	Carry(address v1alpha1.AssignedAddress, nodes []string)
+	Carriers(address string) []assignments.Carrier
+	OfServices(node string) []string
+}
+
+// Parts has the dependencies of [Add]. The caller runs the view and the factory, whose informers should have the transform
+// reclaim.Slim.
+type Parts struct {
+	API        *client.Client
+	Services   corev1client.ServicesGetter
+	Namespaces corev1client.NamespaceInterface
+	Recorder   event.Recorder
+	View       *view.View
+	Factory    informers.SharedInformerFactory
+	Carriers   Carriers
+}
+
+// controller reconciles groups of Services in a [preallocation.Loop].
+type controller struct {
+	preallocation.States[said]
+
+	loop       *preallocation.Loop
+	store      *store.Store
+	live       corev1client.ServicesGetter
+	namespaces corev1client.NamespaceInterface
+	recorder   event.Recorder
+	carriers   Carriers
+	nodes      corelisters.NodeLister
+	services   cache.Indexer
+	slices     cache.Indexer
+	ips        cache.Indexer
+
+	mu sync.Mutex
+	// short has the groups with fewer nodes than they want, and the pools of the addresses.
+	short map[preallocation.Key][]string
+}
+
+// said is the memory of a group.
+type said struct {
+	// told is the note of the last Warning about each Service, by UID and reason.
+	told map[string]string
+	// free is since when no node is assigned an address that the group gives up.
+	free map[string]time.Time
+	// has are the addresses about which the group decided.
+	has map[string]bool
+}
+
+// Indexes.
+const (
+	byGroup   = "group"
+	byIngress = "ingress"
+	byService = "service"
+)
+
+// Add has a loop reconcile Services.
+func Add(loop *preallocation.Loop, parts Parts) error {
+	services, endpoints := parts.Factory.Core().V1().Services().Informer(), parts.Factory.Discovery().V1().EndpointSlices().Informer()
+	c := &controller{
+		loop: loop, store: store.New(parts.API.FloatingIPs), live: parts.Services, namespaces: parts.Namespaces, recorder: parts.Recorder,
+		carriers: parts.Carriers, nodes: parts.Factory.Core().V1().Nodes().Lister(),
+		services: services.GetIndexer(), slices: endpoints.GetIndexer(), ips: parts.View.FloatingIPs.GetIndexer(),
+		short: map[preallocation.Key][]string{},
+	}
+	loop.Add(c, preallocation.KindService)
+	parts.Carriers.Follow(c.carrierChanged)
+	return errors.Join(
+		services.AddIndexers(cache.Indexers{byGroup: groupIndex, byIngress: ingressIndex}),
+		endpoints.AddIndexers(cache.Indexers{byService: serviceIndex}),
+		parts.View.FloatingIPs.AddIndexers(cache.Indexers{byGroup: holderIndex}),
+		preallocation.Watch(loop, services, c.serviceChanged),
+		preallocation.Watch(loop, endpoints, c.endpointsChanged),
+		preallocation.Watch(loop, parts.View.FloatingIPs, c.addressChanged),
+		preallocation.Watch(loop, parts.Factory.Core().V1().Nodes().Informer(), c.nodeChanged),
+	)
+}
+
+func groupIndex(object any) ([]string, error) {
+	service, ok := object.(*v1.Service)
+	if !ok || !isOurs(service) {
+		return nil, nil
+	}
+	return []string{keyOf(service).String()}, nil
+}
+
+func ingressIndex(object any) (addresses []string, err error) {
+	for _, ingress := range object.(*v1.Service).Status.LoadBalancer.Ingress {
+		if addr, err := netip.ParseAddr(ingress.IP); err == nil {
+			addresses = append(addresses, addr.String())
+		}
+	}
+	return addresses, nil
+}
+
+func serviceIndex(object any) ([]string, error) {
+	slice := object.(*discoveryv1.EndpointSlice)
+	return []string{slice.Namespace + "/" + slice.Labels[discoveryv1.LabelServiceName]}, nil
+}
+
+func holderIndex(object any) ([]string, error) {
+	if key, ok := keyOfHolder(object.(*v1alpha1.FloatingIP)); ok {
+		return []string{key.String()}, nil
+	}
+	return nil, nil
+}
+
+func (c *controller) serviceChanged(before, after *v1.Service) {
+	for _, service := range []*v1.Service{before, after} {
+		if service == nil {
+			continue
+		}
+		if isOurs(service) {
+			c.loop.Enqueue(keyOf(service))
+		}
+		// It may be the holder of an address, or no LoadBalancer any more and show one.
+		for _, ingress := range service.Status.LoadBalancer.Ingress {
+			c.carrierChanged(ingress.IP)
+		}
+	}
+}
+
+func (c *controller) addressChanged(before, after *v1alpha1.FloatingIP) {
+	for _, ip := range []*v1alpha1.FloatingIP{before, after} {
+		if ip == nil {
+			continue
+		}
+		if key, ok := keyOfHolder(ip); ok {
+			c.loop.Enqueue(key)
+		}
+	}
+}
+
+// carrierChanged has the group looked at that has an address.
+func (c *controller) carrierChanged(address string) {
+	if ip := c.loop.FloatingIP(address); ip != nil {
+		c.addressChanged(ip, nil)
+	}
+}
+
+func (c *controller) endpointsChanged(before, after *discoveryv1.EndpointSlice) {
+	for _, slice := range []*discoveryv1.EndpointSlice{before, after} {
+		if slice == nil {
+			continue
+		}
+		object, exists, err := c.services.GetByKey(slice.Namespace + "/" + slice.Labels[discoveryv1.LabelServiceName])
+		if err != nil || !exists {
+			continue
+		}
+		if service := object.(*v1.Service); isOurs(service) && isLocal(service) {
+			c.loop.Enqueue(keyOf(service))
+		}
+	}
+}
+
+func (c *controller) nodeChanged(before, after *v1.Node) {
+	if before != nil && after != nil && before.UID == after.UID && takesServices(before) == takesServices(after) && isAlive(before) == isAlive(after) &&
+		maps.Equal(before.Labels, after.Labels) && slices.Equal(pools.InternalIPs(before), pools.InternalIPs(after)) {
+		return
+	}
+	node := after
+	if node == nil {
+		node = before
+	}
+	for _, address := range c.carriers.OfServices(node.Name) {
+		c.carrierChanged(address)
+	}
+	if after == nil || !takesServices(after) {
+		return
+	}
+	all := c.loop.Pools()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for key, names := range c.short {
+		if slices.ContainsFunc(names, func(name string) bool {
+			at, ok := all.Index(name)
+			return ok && all.Pools()[at].Serves(after)
+		}) {
+			c.loop.Enqueue(key)
+		}
+	}
+}
+
+// Affected implements [preallocation.Owners]: the Service of this name may have a right to a kept address.
+func (c *controller) Affected(key preallocation.Key) []preallocation.Key {
+	object, exists, err := c.services.GetByKey(key.Namespace + "/" + key.Name)
+	if err != nil || !exists || !isOurs(object.(*v1.Service)) {
+		return nil
+	}
+	return []preallocation.Key{keyOf(object.(*v1.Service))}
+}
+
+// Keys implements [preallocation.Owners].
+func (c *controller) Keys(accept func(preallocation.Key) bool) []preallocation.Key {
+	all := map[preallocation.Key]bool{}
+	for _, object := range c.services.List() {
+		if service := object.(*v1.Service); isOurs(service) && accept(keyOf(service)) {
+			all[keyOf(service)] = true
+		}
+	}
+	return slices.Collect(maps.Keys(all))
+}
+
+// Reconcile implements [preallocation.Owners].
+func (c *controller) Reconcile(ctx context.Context, key preallocation.Key) (again time.Duration, err error) {
+	with, refused := served(view.Indexed[*v1.Service](c.services, byGroup, key.String()))
+	held := view.Indexed[*v1alpha1.FloatingIP](c.ips, byGroup, key.String())
+	m := c.Of(key, "") // The memory is of the group, whoever leads it.
+	c.dropDecisions(m, held)
+	if len(with) == 0 {
+		c.loop.StopWaiting(key)
+		c.setShort(key, nil)
+		if len(held) == 0 {
+			c.Forget(key)
+			return 0, nil
+		}
+		return c.giveUp(ctx, key, m, held)
+	}
+	lead := with[0]
+	for _, service := range slices.SortedFunc(maps.Keys(refused), order) {
+		c.tell(m, service, EventNoSharing, refused[service])
+		if err := c.show(ctx, service, nil); err != nil {
+			return 0, err
+		}
+	}
+	namespace, err := c.loop.Namespace(key.Namespace)
+	if err != nil {
+		return 0, err
+	}
+	request, err := requestOf(lead, namespace)
+	if err != nil {
+		// What it has stays with it until it says something else.
+		c.loop.StopWaiting(key)
+		c.tell(m, lead, EventNoServiceAddress, preallocation.ReasonInvalid+": "+err.Error())
+		return c.serve(ctx, key, m, with, held)
+	}
+	var has, others []*v1alpha1.FloatingIP
+	for _, ip := range held {
+		if suits(ip, &request) && !slices.ContainsFunc(has, func(other *v1alpha1.FloatingIP) bool { return other.Family() == ip.Family() }) {
+			has = append(has, ip)
+		} else {
+			others = append(others, ip)
+		}
+	}
+	for _, ip := range has {
+		spec := following(ip, lead, c.loop.Pools())
+		if equality.Semantic.DeepEqual(spec, ip.Spec) {
+			continue
+		}
+		if _, err := c.store.Update(ctx, ip, spec); err != nil {
+			return 0, fmt.Errorf("have %s follow Service %s/%s: %w", ip.Name, lead.Namespace, lead.Name, err)
+		}
+		return preallocation.Gather, nil
+	}
+	if again, err = c.serve(ctx, key, m, with, has); err != nil {
+		return 0, err
+	}
+	if len(others) > 0 {
+		soon, err := c.giveUp(ctx, key, m, others)
+		return sooner(again, soon), err
+	}
+	soon, err := c.take(ctx, key, m, lead, request, has)
+	return sooner(again, soon), err
+}
+
+func sooner(a, b time.Duration) time.Duration {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// take takes the addresses that a group lacks.
+func (c *controller) take(ctx context.Context, key preallocation.Key, m *preallocation.Memory[said], lead *v1.Service, request ipam.Request, has []*v1alpha1.FloatingIP) (time.Duration, error) {
+	goal, count := goalOf(lead, &request, has)
+	if len(goal.Wants) == 0 {
+		c.loop.StopWaiting(key)
+		c.untell(m, lead, EventNoServiceAddress)
+		return 0, nil
+	}
+	if left := m.Progress.Unsettled(count, c.loop.Now()); left > 0 {
+		return left, nil
+	}
+	goal.Confirm = func(ctx context.Context) error { return c.isStill(ctx, lead, request.NamespaceMeta.GetUID()) }
+	wrong, again, err := c.loop.Take(ctx, key, &m.Progress, goal, count)
+	if err != nil {
+		return 0, err
+	}
+	if wrong != nil && preallocation.Failed(wrong.Reason) {
+		c.tell(m, lead, EventNoServiceAddress, wrong.Reason+": "+wrong.Message)
+	}
+	return again, nil
+}
+
+// isStill asks the API server whether a Service asks for addresses as it was seen to. It fails with store.ErrChanged if not.
+func (c *controller) isStill(ctx context.Context, seen *v1.Service, namespace types.UID) error {
+	live, err := c.live.Services(seen.Namespace).Get(ctx, seen.Name, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("get Service %s: %w", klog.KObj(seen), err)
+	}
+	if live.UID != seen.UID || !isOurs(live) || keyOf(live) != keyOf(seen) || revision(live) != revision(seen) {
+		return fmt.Errorf("Service %s: %w", klog.KObj(seen), store.ErrChanged)
+	}
+	now, err := c.namespaces.Get(ctx, seen.Namespace, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("get namespace %s: %w", seen.Namespace, err)
+	}
+	if now.UID != namespace {
+		return fmt.Errorf("namespace %s: %w", seen.Namespace, store.ErrChanged)
+	}
+	return nil
+}
+
+// following returns the record of an address with the Service that leads its group and the network of its pool. Pure.
+func following(ip *v1alpha1.FloatingIP, lead *v1.Service, snapshot *pools.Snapshot) v1alpha1.FloatingIPSpec {
+	spec := *ip.Spec.DeepCopy()
+	spec.Service = &v1alpha1.ServiceReference{Name: lead.Name, UID: lead.UID, Share: shareOf(lead)}
+	if spec.Owner.IsService() {
+		spec.Owner.Name, spec.Owner.UID = lead.Name, lead.UID
+	}
+	if pool := homeOf(ip, snapshot); pool != nil && pool.Name == spec.Pool {
+		spec.Network = pool.Network()
+	}
+	return spec
+}
+
+// homeOf returns the pool that contains an address, nil if none does.
+func homeOf(ip *v1alpha1.FloatingIP, snapshot *pools.Snapshot) *pools.Pool {
+	addr, err := v1alpha1.AddrOf(ip.Name)
+	if err != nil {
+		return nil
+	}
+	at, ok := snapshot.Home(addr)
+	if !ok {
+		return nil
+	}
+	return snapshot.Pools()[at]
+}
+
+// serve has nodes carry the addresses of a group, and shows its Services the ones that a node carries.
+func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preallocation.Memory[said], with []*v1.Service, has []*v1alpha1.FloatingIP) (time.Duration, error) {
+	lead := with[0]
+	var shown, short []string
+	for _, ip := range has {
+		now := c.carriers.Carriers(ip.Spec.Address)
+		p, few := c.plan(ip, lead, now)
+		if few {
+			short = append(short, ip.Spec.Pool)
+		}
+		if len(p.nodes) == 0 {
+			c.tell(m, lead, EventNoCarrier, c.whyNone(ip, lead))
+		} else {
+			c.untell(m, lead, EventNoCarrier)
+		}
+		c.carry(m, ip, p.nodes)
+		isShown := slices.ContainsFunc(lead.Status.LoadBalancer.Ingress, func(i v1.LoadBalancerIngress) bool { return i.IP == ip.Spec.Address })
+		if isShown || slices.ContainsFunc(now, func(carrier assignments.Carrier) bool { return carrier.Assigned && carrier.Carried }) {
+			shown = append(shown, ip.Spec.Address)
+		}
+		if err := c.hide(ctx, ip, with); err != nil {
+			return 0, err
+		}
+	}
+	c.setShort(key, short)
+	if policy := lead.Spec.IPFamilyPolicy; policy != nil && *policy == v1.IPFamilyPolicyRequireDualStack && len(shown) < len(lead.Spec.IPFamilies) {
+		shown = nil
+	}
+	for _, service := range with {
+		if err := c.show(ctx, service, shown); err != nil {
+			return 0, err
+		}
+	}
+	return 0, nil
+}
+
+// plan plans which nodes carry an address. few says that it has fewer than it could use.
+func (c *controller) plan(ip *v1alpha1.FloatingIP, lead *v1.Service, now []assignments.Carrier) (p plan, few bool) {
+	all, err := c.nodes.List(labels.Everything())
+	if err != nil {
+		return plan{}, true // a lister reads a cache and does not fail
+	}
+	byName := make(map[string]*v1.Node, len(all))
+	pool := homeOf(ip, c.loop.Pools())
+	var endpoints map[string]bool
+	if isLocal(lead) {
+		endpoints = withEndpoints(view.Indexed[*discoveryv1.EndpointSlice](c.slices, byService, lead.Namespace+"/"+lead.Name))
+	}
+	var qualified []string
+	for _, node := range all {
+		byName[node.Name] = node
+		if pool != nil && takesServices(node) && (endpoints == nil || endpoints[node.Name]) && pool.Serves(node) {
+			qualified = append(qualified, node.Name)
+		}
+	}
+	isRouted := ip.Spec.Network != nil && ip.Spec.Network.Mode == v1alpha1.NetworkRouted
+	most := onLink
+	switch {
+	case isRouted && isLocal(lead):
+		most = max(1, len(qualified))
+	case isRouted:
+		most = routed
+	}
+	p = choose(ip.Spec.Address, most, !isRouted || !isLocal(lead), qualified, now, func(node string) bool { return isAlive(byName[node]) })
+	return p, len(p.targets) < most || isRouted && isLocal(lead)
+}
+
+// whyNone says why no node carries an address.
+func (c *controller) whyNone(ip *v1alpha1.FloatingIP, lead *v1.Service) string {
+	text := fmt.Sprintf("No node carries %s: no node of pool %q is Ready, schedulable and without the label %s", ip.Spec.Address, ip.Spec.Pool, v1.LabelNodeExcludeBalancers)
+	if isLocal(lead) {
+		text += ", and has a ready endpoint, which externalTrafficPolicy Local requires"
+	}
+	return text + "."
+}
+
+// carry decides which nodes carry an address.
+func (c *controller) carry(m *preallocation.Memory[said], ip *v1alpha1.FloatingIP, nodes []string) {
+	if m.State.has == nil {
+		m.State.has = map[string]bool{}
+	}
+	m.State.has[ip.Spec.Address] = true
+	c.carriers.Carry(assignedOf(ip), nodes)
+}
+
+func assignedOf(ip *v1alpha1.FloatingIP) v1alpha1.AssignedAddress {
+	assigned := v1alpha1.AssignedAddress{Address: ip.Spec.Address, Use: v1alpha1.UseService, Since: ip.Spec.Since}
+	if ip.Spec.Network != nil {
+		assigned.Network = *ip.Spec.Network
+	}
+	return assigned
+}
+
+// dropDecisions ends the decisions about addresses that a group does not have any more.
+func (c *controller) dropDecisions(m *preallocation.Memory[said], held []*v1alpha1.FloatingIP) {
+	for address := range m.State.has {
+		if slices.ContainsFunc(held, func(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Address == address }) {
+			continue
+		}
+		if ip := c.loop.FloatingIP(address); ip == nil || ip.Spec.Service == nil { // else another group has it
+			c.carriers.Carry(v1alpha1.AssignedAddress{Address: address, Use: v1alpha1.UseService}, nil)
+		}
+		delete(m.State.has, address)
+		delete(m.State.free, address)
+	}
+}
+
+// setShort notes the pools from which a group could use more nodes.
+func (c *controller) setShort(key preallocation.Key, of []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(of) == 0 {
+		delete(c.short, key)
+	} else {
+		c.short[key] = of
+	}
+}
+
+// settle is how long no node is assigned an address before its record says that no Service has it: the cache of
+// NodeAssignments may be behind.
+const settle = time.Second
+
+// giveUp takes addresses from a group that wants them no more: first from the status of Services, then from nodes, then from
+// the record.
+func (c *controller) giveUp(ctx context.Context, key preallocation.Key, m *preallocation.Memory[said], held []*v1alpha1.FloatingIP) (again time.Duration, err error) {
+	for _, ip := range held {
+		if err := c.isWanted(ctx, key, ip); err != nil {
+			return 0, err
+		}
+		if err := c.hide(ctx, ip, nil); err != nil {
+			return 0, err
+		}
+		c.carry(m, ip, nil)
+		last, waits := c.lastCarrier(ip)
+		if waits {
+			delete(m.State.free, ip.Spec.Address)
+			continue // The change of a NodeAssignment or Node brings it back.
+		}
+		if m.State.free == nil {
+			m.State.free = map[string]time.Time{}
+		}
+		since, ok := m.State.free[ip.Spec.Address]
+		if !ok {
+			since = c.loop.Now()
+			m.State.free[ip.Spec.Address] = since
+		}
+		if left := since.Add(settle).Sub(c.loop.Now()); left > 0 {
+			again = sooner(again, left)
+			continue
+		}
+		spec := *ip.Spec.DeepCopy()
+		spec.LastPod, spec.Service, spec.Since = ip.Spec.Service.Name, nil, ip.Spec.NextSince(c.loop.Now())
+		if last != nil {
+			spec.LastNode = last
+		}
+		if _, err := c.store.Update(ctx, ip, spec); err != nil {
+			return 0, fmt.Errorf("take %s from Service %s/%s: %w", ip.Name, key.Namespace, ip.Spec.Service.Name, err)
+		}
+		klog.FromContext(ctx).V(2).Info("A Service gave up a floating IP", "ip", ip.Spec.Address, "service", klog.KRef(key.Namespace, ip.Spec.Service.Name))
+	}
+	return again, nil
+}
+
+// isWanted asks the API server whether the holder of an address, as its group was seen to want it no more, is gone or another
+// Service by now. It fails with store.ErrChanged if it wants the address still.
+func (c *controller) isWanted(ctx context.Context, key preallocation.Key, ip *v1alpha1.FloatingIP) error {
+	cached, exists, err := c.services.GetByKey(key.Namespace + "/" + ip.Spec.Service.Name)
+	if err != nil {
+		return err
+	}
+	if exists && cached.(*v1.Service).UID == ip.Spec.Service.UID {
+		return nil // The cache has the change that led here.
+	}
+	live, err := c.live.Services(key.Namespace).Get(ctx, ip.Spec.Service.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("get Service %s/%s: %w", key.Namespace, ip.Spec.Service.Name, err)
+	case live.UID == ip.Spec.Service.UID && isOurs(live) && keyOf(live) == key:
+		return fmt.Errorf("Service %s: %w", klog.KObj(live), store.ErrChanged)
+	}
+	return nil
+}
+
+// lastCarrier returns a node that may carry an address still although nobody can ask it. waits says that a node is to
+// confirm first that it carries the address no more.
+func (c *controller) lastCarrier(ip *v1alpha1.FloatingIP) (last *v1alpha1.NodeReference, waits bool) {
+	for _, carrier := range c.carriers.Carriers(ip.Spec.Address) {
+		node, err := c.nodes.Get(carrier.Node)
+		switch {
+		case err != nil || isOff(node):
+		case carrier.Assigned || isAlive(node):
+			waits = true
+		default:
+			last = &v1alpha1.NodeReference{Name: node.Name, UID: node.UID}
+		}
+	}
+	return last, waits
+}
+
+// hide takes an address from the status of Services that do not have it any more.
+func (c *controller) hide(ctx context.Context, ip *v1alpha1.FloatingIP, with []*v1.Service) error {
+	for _, service := range view.Indexed[*v1.Service](c.services, byIngress, ip.Spec.Address) {
+		if service.Namespace != ip.Spec.Owner.Namespace || isForeign(service) || slices.ContainsFunc(with, func(s *v1.Service) bool { return s.UID == service.UID }) {
+			continue
+		}
+		var rest []string
+		for _, ingress := range service.Status.LoadBalancer.Ingress {
+			if ingress.IP != ip.Spec.Address {
+				rest = append(rest, ingress.IP)
+			}
+		}
+		if err := c.show(ctx, service, rest); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// show writes the addresses by which clients reach a Service into its status, in the order of its families.
+func (c *controller) show(ctx context.Context, service *v1.Service, addresses []string) error {
+	isFirst := func(address string) bool {
+		return len(service.Spec.IPFamilies) > 0 && (service.Spec.IPFamilies[0] == v1.IPv6Protocol) == strings.Contains(address, ":")
+	}
+	addresses = slices.Clone(addresses)
+	slices.SortStableFunc(addresses, func(a, b string) int {
+		switch {
+		case isFirst(a) == isFirst(b):
+			return 0
+		case isFirst(a):
+			return -1
+		}
+		return 1
+	})
+	var ingress []v1.LoadBalancerIngress
+	for _, address := range addresses {
+		mode := v1.LoadBalancerIPModeVIP
+		ingress = append(ingress, v1.LoadBalancerIngress{IP: address, IPMode: &mode})
+	}
+	if equality.Semantic.DeepEqual(service.Status.LoadBalancer.Ingress, ingress) {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": service.UID}, "status": map[string]any{"loadBalancer": map[string]any{"ingress": ingress}}})
+	if err != nil {
+		return fmt.Errorf("encode the status of Service %s: %w", klog.KObj(service), err)
+	}
+	_, err = c.live.Services(service.Namespace).Patch(ctx, service.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil // It is gone; the watch brings it.
+	}
+	if err != nil {
+		return fmt.Errorf("write the status of Service %s: %w", klog.KObj(service), err)
+	}
+	if len(addresses) > 0 {
+		event.Normal(EventServiceAddress, "Clients reach the Service by "+strings.Join(addresses, " and ")+".").Record(c.recorder, service, nil, "GiveServiceAddress")
+	}
+	return nil
+}
+
+// tell emits a Warning with a new note about a Service.
+func (c *controller) tell(m *preallocation.Memory[said], service *v1.Service, reason, note string) {
+	if m.State.told == nil {
+		m.State.told = map[string]string{}
+	}
+	if id := string(service.UID) + "/" + reason; m.State.told[id] != note {
+		m.State.told[id] = note
+		event.Warning(reason, note).Record(c.recorder, service, nil, "GiveServiceAddress")
+	}
+}
+
+// untell forgets what was told, so that it is told again when it comes back.
+func (c *controller) untell(m *preallocation.Memory[said], service *v1.Service, reason string) {
+	delete(m.State.told, string(service.UID)+"/"+reason)
+}
