@@ -22,6 +22,7 @@ const (
 // Mark and ArrivalMark are values of the two bits MarkMask of the firewall mark (skb->mark). While
 // the node routes them, packets from pods have Mark, and packets that arrive for pods ArrivalMark, also for pods of
 // other nodes that this one chose as endpoints of a Service.
+// Package egress has values with two more bits, 0x20 and 0x40, for ordinary pods: its rules come before those for Mark and ArrivalMark.
 // Routing rules match them: a change of the values must take over the rules of earlier versions. No
 // value or mask of the programs that we know sets bit 0x1000 alone or with 0x10:
 //

@@ -32,11 +32,15 @@ func sample() *Table {
 				NewRule("connections", Established, IsReply, DestinationTranslated, Goto("inner")),
 				NewRule("ports", L4Proto.Is(6), DPort.Between([]byte{0, 1}, []byte{0, 9}), SPort.NotBetween([]byte{0, 1}, []byte{0, 9}), CounterNamed("counted")),
 				NewRule("map", Vmap("verdicts", V4.DAddr)),
+				NewRule("mark", HasMark(0x1020, 0x1070), V4.CTReplyDAddr().Is(addr.AsSlice()...), Accept),
 				NewRule("set", NotByLoopback, Counter, SetMark(0x1000, 0x1010), V4.SetDSCP(46), V6.SetDSCP(46)),
 			)},
 			{Name: "prerouting", Base: NAT(Prerouting, -90), Rules: Rules(NewRule("to a pod", V4.Is, ToNode, V4.DNAT("ports", L4Proto, DPort)))},
+			{Name: "before_routing", Base: Filter(Prerouting, 290), Rules: Rules(
+				NewRule("nowhere", WayOut.IsIndex(0), V6.CTReplyDAddr().Is(make([]byte, 16)...), Accept), NewRule("somewhere", WayOut.IsNotIndex(7), Accept))},
 			{Name: "postrouting", Base: NAT(Postrouting, PrioritySrcNAT), Rules: Rules(
-				NewRule("own", V6.Is, V6.KeepSource()), NewRule("ports", CTOriginalDPort.Is(0, 80), Masquerade), NewRule("random", MasqueradeRandom))},
+				NewRule("own", V6.Is, V6.KeepSource()), NewRule("ports", CTOriginalDPort.Is(0, 80), Masquerade), NewRule("random", MasqueradeRandom),
+				NewRule("fixed", V4.Is, V4.SNAT(addr)), NewRule("fixed", V6.Is, V6.SNAT(netip.IPv6LinkLocalAllNodes())))},
 		},
 	}
 }

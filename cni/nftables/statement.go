@@ -122,10 +122,32 @@ var wayBack = Field{size: 4, load: func(b *attributesBuilder, register uint32) {
 	})
 }}
 
+// WayOut is the index of the link by which the node would lead a packet with the firewall mark that this one has to its
+// destination, and 0 where it would lead it nowhere. The look-up is as for packets of the node itself (iif lo), and
+// Linux allows it before the packet is routed.
+var WayOut = Field{size: 4, load: func(b *attributesBuilder, register uint32) {
+	b.expression("fib", func() {
+		b.uint32(unix.NFTA_FIB_DREG, register)
+		b.uint32(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_OIF)
+		b.uint32(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_DADDR|unix.NFTA_FIB_F_MARK)
+	})
+}}
+
+// IsIndex matches where the field is the index of a link.
+func (f Field) IsIndex(link int) Statement {
+	return f.Is(binary.NativeEndian.AppendUint32(nil, uint32(link))...) //nolint:gosec // the kernel's indexes are positive
+}
+
+// IsNotIndex matches where IsIndex does not.
+func (f Field) IsNotIndex(link int) Statement {
+	return f.IsNot(binary.NativeEndian.AppendUint32(nil, uint32(link))...) //nolint:gosec // the kernel's indexes are positive
+}
+
 // The fields that the kernel knows of a packet.
 var (
 	IIFName   = meta(unix.NFT_META_IIFNAME, unix.IFNAMSIZ)
 	OIFName   = meta(unix.NFT_META_OIFNAME, unix.IFNAMSIZ)
+	IIFIndex  = meta(unix.NFT_META_IIF, 4)
 	iifType   = meta(unix.NFT_META_IIFTYPE, 2)
 	EtherType = meta(unix.NFT_META_PROTOCOL, 2)
 	L4Proto   = meta(unix.NFT_META_L4PROTO, 1)
@@ -182,6 +204,15 @@ func IPOf(a netip.Addr) *IP {
 		return V4
 	}
 	return V6
+}
+
+// CTReplyDAddr is the address to which the answers of the packet's connection come.
+func (ip *IP) CTReplyDAddr() Field {
+	key := uint32(unix.NFT_CT_DST_IP)
+	if ip == V6 {
+		key = unix.NFT_CT_DST_IP6
+	}
+	return conntrack(key, ip.Addr.Size(), 1)
 }
 
 // load loads the field into the registers from a word on, of which only the masked bits stay.
@@ -465,6 +496,24 @@ func (ip *IP) KeepSource() Statement {
 	})
 }
 
+// SNAT makes an address the source, with ports that two connections do not choose alike.
+func (ip *IP) SNAT(to netip.Addr) Statement {
+	return statement(func(b *attributesBuilder) {
+		b.expression("immediate", func() {
+			b.uint32(unix.NFTA_IMMEDIATE_DREG, register(0))
+			b.value(unix.NFTA_IMMEDIATE_DATA, to.AsSlice())
+		})
+		b.expression("nat", func() {
+			b.uint32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT)
+			b.uint32(unix.NFTA_NAT_FAMILY, ip.family)
+			b.uint32(unix.NFTA_NAT_REG_ADDR_MIN, register(0))
+			b.uint32(unix.NFTA_NAT_REG_ADDR_MAX, register(0))
+			// The kernel lists the first flag, too, which follows from the address.
+			b.uint32(unix.NFTA_NAT_FLAGS, unix.NF_NAT_RANGE_MAP_IPS|unix.NF_NAT_RANGE_PROTO_RANDOM_ALL)
+		})
+	})
+}
+
 // DNAT translates the destination to the address and port that a map has for the fields, and
 // does nothing where they are not in it.
 func (ip *IP) DNAT(addrs string, fields ...Field) Statement {
@@ -489,6 +538,11 @@ func SetMark(value, mask uint32) Statement {
 			b.uint32(unix.NFTA_META_SREG, register(0))
 		})
 	})
+}
+
+// HasMark matches packets in whose firewall mark the bits of a mask have a value.
+func HasMark(value, mask uint32) Statement {
+	return meta(unix.NFT_META_MARK, 4).And(binary.NativeEndian.AppendUint32(nil, mask)...).Is(binary.NativeEndian.AppendUint32(nil, value)...)
 }
 
 // SetDSCP sets the DSCP of the packet and leaves the two bits of ECN.

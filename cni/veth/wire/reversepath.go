@@ -31,6 +31,20 @@ func (w *Wirer) acceptReversePath(uplink netlink.Link, n poolNetwork) error {
 	return rtnl.SetIPv4(uplink, rtnl.Devconf{rtnl.SrcValidMark: 1})
 }
 
+// AcceptAnswers lets answers in that come by a link from a subnet and from behind its gateway, for connections which the node
+// forwards by that link though its own routes are others: answers have a mark then, by which the node finds that way. It does
+// nothing where the kernel lets them in.
+func (w *Wirer) AcceptAnswers(link int, subnet netip.Prefix, gateway netip.Addr) error {
+	on, err := netlink.LinkByIndex(link)
+	if err != nil {
+		return fmt.Errorf("find link %d: %w", link, err)
+	}
+	if !subnet.Addr().Is4() {
+		return nil
+	}
+	return errors.Join(w.forwardUplink(on), w.acceptReversePath(on, poolNetwork{on.Attrs().Name, link, subnet, gateway}))
+}
+
 func srcValidMark(link netlink.Link) string {
 	return "net/ipv4/conf/" + link.Attrs().Name + "/src_valid_mark"
 }

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package egress
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/conntrack"
+	"github.com/berth-dev/berth/cni/rtnl"
+)
+
+// EndConnections ends the connections of these pods that began before Put and do not leave as the Ways now say: the kernel
+// translates the packets of a connection as it did the first one. former are the addresses of the node that Ways had before.
+// Connections within the cluster go on.
+func EndConnections(all []Way, pods, former []netip.Addr) error {
+	if len(pods) == 0 {
+		return nil
+	}
+	ways := map[netip.Addr]*Way{}
+	for i := range all {
+		for _, pod := range all[i].Pods {
+			ways[pod] = &all[i]
+		}
+	}
+	known := map[netip.Addr]bool{}
+	isOutside := func(w *Way, to netip.Addr) bool {
+		outside, ok := known[to]
+		if !ok {
+			outside = w.leads(to)
+			known[to] = outside
+		}
+		return outside
+	}
+	var errs []error
+	for _, family := range families {
+		var ended []*conntrack.Flow
+		err := conntrack.List(family, func(f *conntrack.Flow) bool {
+			pod, to, source := f.Original.Source.Addr(), f.Original.Destination.Addr(), f.Reply.Destination.Addr()
+			// Destinations that the node translates are none of it.
+			if !slices.Contains(pods, pod) || f.Reply.Source.Addr() != to {
+				return true
+			}
+			if w := ways[pod]; w == nil && slices.Contains(former, source) || w != nil && source != w.Address && isOutside(w, to) {
+				ended = append(ended, f)
+			}
+			return true
+		})
+		errs = append(errs, err)
+		for _, f := range ended {
+			errs = append(errs, conntrack.End(f))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// leads returns whether packets to a destination leave by the Way, as the rules of choose say.
+func (w *Way) leads(to netip.Addr) bool {
+	contains := func(p netip.Prefix) bool { return p.Contains(to) }
+	if slices.ContainsFunc(notRouted, contains) || slices.ContainsFunc(w.Except, contains) {
+		return false
+	}
+	if w.Subnet.Contains(to) {
+		return true
+	}
+	// The kernel's own look-up is from the loopback link, too.
+	_, err := netlink.RouteGetWithOptions(rtnl.IPNet(rtnl.SinglePrefix(to)).IP, &netlink.RouteGetOptions{Mark: leaving(w.Number)})
+	return errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH)
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package egress
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/berth-dev/berth/cni/netfilter"
+)
+
+// Ways is how many ways of a family a node has.
+const Ways = 3
+
+// Way is how packets of some pods leave.
+type Way struct {
+	// Number is from 1 to Ways, and of no other Way of the family. 0: the node has too many ways, and the packets are dropped.
+	Number int
+	// Subnet and Gateway of the network by which they leave.
+	Subnet  netip.Prefix
+	Gateway netip.Addr
+	// Address that they leave with, and Link the index of the link that has it. The zero Addr, or 0: the node has none now, and the
+	// packets do not leave.
+	Address netip.Addr
+	Link    int
+	// Except are destinations to which packets go as without us.
+	Except []netip.Prefix
+	// Pods are the addresses of the pods. None is of two Ways.
+	Pods []netip.Addr
+}
+
+// IsOpen returns whether packets leave.
+func (w *Way) IsOpen() bool { return w.Number > 0 && w.Address.IsValid() && w.Link > 0 }
+
+// Marks of packets, in netfilter.MarkMask and two more bits. They may never change: by them a new version finds the state of
+// an old one.
+const (
+	wayBits  = 0x60
+	markMask = netfilter.MarkMask | wayBits
+)
+
+// leaving is the mark of packets that leave by the way, and answer the one for the look-up of the way back of answers.
+func leaving(number int) uint32 { return netfilter.Mark | uint32(max(number, 1))<<5 } //nolint:gosec // up to Ways
+func answer(number int) uint32  { return netfilter.ArrivalMark | leaving(number) }
+
+// Put has the kernel do so for these Ways, and for no others. It is idempotent; the caller makes calls one after another.
+// Packets that are on their way meanwhile are dropped rather than that they leave with another address.
+func Put(all []Way) error {
+	var routings []*routing
+	for _, family := range families {
+		k, err := newRouting(family, all)
+		if err != nil {
+			return err
+		}
+		if err := k.prepare(); err != nil {
+			return err
+		}
+		routings = append(routings, k)
+	}
+	if err := putTable(all); err != nil {
+		return err
+	}
+	for _, k := range routings {
+		if err := k.finish(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// putTable makes the table, or removes it where there is no Way.
+func putTable(all []Way) error {
+	t := tableOf(all)
+	if len(all) == 0 {
+		return t.remove()
+	}
+	if _, err := t.Sync(); err != nil {
+		return fmt.Errorf("have pods leave with an address of the node: %w (does the kernel have nft_nat, nft_ct and nft_fib_inet?)", err)
+	}
+	return nil
+}

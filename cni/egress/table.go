@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package egress
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/berth-dev/berth/cni/nftables"
+)
+
+// TableName is the name of the table, in the family inet.
+const TableName = "berth-egress"
+
+const (
+	// beforeRouting comes after the chains of other programs, so that a mark that they give a packet does not replace ours.
+	beforeRouting = 290
+	// beforeSourceNAT comes before the source NAT of all others, also Berth's.
+	beforeSourceNAT = 80
+	// afterSourceNAT comes after it.
+	afterSourceNAT = 120
+)
+
+// refusedCounter counts packets that did not leave, because they would have had another source.
+const refusedCounter = "refused"
+
+// podsMap leads from a pod's address to the chain of its Way.
+const podsMap = "pods"
+
+type table struct{ nftables.Table }
+
+func (t *table) remove() error { return nftables.RemoveTable(&t.Table) }
+
+// tableOf returns the table. Its chains have the rules of all families, as one family may have none.
+func tableOf(all []Way) *table {
+	t := &table{nftables.Table{Family: nftables.INet, Name: TableName, Counters: []string{refusedCounter}}}
+	var mark, source, check []nftables.Rule
+	elements := map[*nftables.IP][]nftables.Element{}
+	for i := range all {
+		w := &all[i]
+		ip := nftables.IPOf(w.Subnet.Addr())
+		chain := &nftables.Chain{Name: fmt.Sprintf("way%d_%s", w.Number, ip.Suffix), Rules: nftables.Rules(w.choose(ip)...)}
+		if w.Number == 0 {
+			chain.Name = fmt.Sprintf("toomany%d_%s", i, ip.Suffix)
+		}
+		t.Chains = append(t.Chains, chain)
+		for _, pod := range w.Pods {
+			elements[ip] = append(elements[ip], nftables.Element{Key: pod.AsSlice(), Goto: chain.Name})
+		}
+		if w.Number == 0 {
+			continue
+		}
+		leaves := ip.Is.Then(nftables.HasMark(leaving(w.Number), markMask))
+		if w.IsOpen() {
+			if ip == nftables.V4 { // IPv6 has no reverse path filter in the kernel.
+				mark = append(mark, nftables.NewRule("an answer", ip.Is, nftables.IsReply, nftables.IIFIndex.IsIndex(w.Link),
+					ip.CTReplyDAddr().Is(w.Address.AsSlice()...), nftables.SetMark(answer(w.Number), markMask)))
+			}
+			source = append(source, nftables.NewRule("leaves with the node's address", leaves, ip.SNAT(w.Address)))
+			check = append(check, nftables.NewRule("has the address", leaves, ip.SAddr.Is(w.Address.AsSlice()...), nftables.Accept))
+		}
+		check = append(check, nftables.NewRule("has another address", leaves, nftables.CounterNamed(refusedCounter), nftables.Drop))
+	}
+	mark = append(mark,
+		nftables.NewRule("answers go where the questions came from", nftables.IsReply, nftables.Accept),
+		nftables.NewRule("connections that the node translates stay", nftables.DestinationTranslated, nftables.Accept),
+		nftables.NewRule("to the node", nftables.ToNode, nftables.Accept))
+	for _, ip := range nftables.IPs {
+		t.Sets = append(t.Sets, &nftables.Set{Name: podsMap + ip.Suffix, Key: []nftables.Type{ip.Addr}, Verdicts: true, Elements: nftables.Elements(elements[ip]...)})
+		mark = append(mark, nftables.NewRule("from a pod", ip.Is, nftables.Vmap(podsMap+ip.Suffix, ip.SAddr)))
+	}
+	t.Chains = append(t.Chains,
+		&nftables.Chain{Name: "mark", Base: nftables.Filter(nftables.Prerouting, beforeRouting), Rules: nftables.Rules(mark...)},
+		&nftables.Chain{Name: "source", Base: nftables.NAT(nftables.Postrouting, beforeSourceNAT), Rules: nftables.Rules(source...)},
+		&nftables.Chain{Name: "check", Base: nftables.Filter(nftables.Postrouting, afterSourceNAT), Rules: nftables.Rules(check...)})
+	return t
+}
+
+// notRouted are groups and link-local addresses, to which no gateway leads.
+var notRouted = []netip.Prefix{
+	netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("ff00::/8"),
+}
+
+// choose returns the rules for packets of the Way's pods: after them a packet has the mark, or goes as without us.
+func (w *Way) choose(ip *nftables.IP) []nftables.Rule {
+	var all []nftables.Rule
+	for _, p := range notRouted {
+		if nftables.IPOf(p.Addr()) == ip {
+			all = append(all, nftables.NewRule("not routed", to(ip, p), nftables.Accept))
+		}
+	}
+	for _, p := range w.Except {
+		all = append(all, nftables.NewRule("an exception", to(ip, p), nftables.Accept))
+	}
+	all = append(all, nftables.NewRule("a question to the routes", nftables.SetMark(leaving(w.Number), markMask)))
+	ends := nftables.Accept
+	if w.Number == 0 {
+		ends = nftables.CounterNamed(refusedCounter).Then(nftables.Drop)
+	}
+	toSubnet := to(ip, w.Subnet)
+	if w.IsOpen() {
+		toSubnet = toSubnet.Then(nftables.WayOut.IsIndex(w.Link))
+	}
+	return append(all,
+		nftables.NewRule("the network of the address", toSubnet, ends),
+		nftables.NewRule("the node has a route of its own", nftables.WayOut.IsNotIndex(0), nftables.SetMark(0, markMask), nftables.Accept),
+		nftables.NewRule("outside", ends))
+}
+
+// to matches packets to a prefix.
+func to(ip *nftables.IP, p netip.Prefix) nftables.Statement {
+	all := make([]byte, ip.Addr.Size())
+	for i := range p.Bits() {
+		all[i/8] |= 0x80 >> (i % 8)
+	}
+	return ip.DAddr.And(all...).Is(p.Masked().Addr().AsSlice()...)
+}
+
+// Refused returns how many packets did not leave, because they would have had another source, or the node has too many Ways. It
+// begins anew when the rules change.
+func Refused() (uint64, error) {
+	objects, err := tableOf(nil).Objects()
+	for _, o := range objects {
+		if o.IsCounter() && o.Name == refusedCounter {
+			return o.Packets, err
+		}
+	}
+	return 0, err
+}
+
+// Pods returns the addresses of pods that the kernel has leave so, with the name of their Way's chain.
+func Pods() (map[netip.Addr]string, error) {
+	t := tableOf(nil)
+	contents, err := t.Contents()
+	if err != nil || !contents.Exists {
+		return nil, err
+	}
+	state, err := t.Read()
+	if err != nil {
+		return nil, err
+	}
+	found := map[netip.Addr]string{}
+	for _, ip := range nftables.IPs {
+		for _, e := range state.Elements(podsMap + ip.Suffix) {
+			if addr, ok := netip.AddrFromSlice(e.Key); ok {
+				found[addr] = e.Goto
+			}
+		}
+	}
+	return found, nil
+}
