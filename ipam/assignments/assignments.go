@@ -149,13 +149,13 @@ func (a *Assignments) Reconcile(ctx context.Context, key preallocation.Key) (aga
 	if err != nil { // Not found: a lister reads a cache.
 		a.Forget(key)
 		a.loop.StopWaiting(key)
-		return 0, a.assign(ctx, key.Name, nil, nil)
+		return 0, a.assign(ctx, key.Name, nil, v1alpha1.NodeAssignmentSpec{})
 	}
 	wanted := poolsOf(node, a.loop.Pools())
 	if len(recorded) == 0 && len(wanted) == 0 {
 		a.Forget(key)
 		a.loop.StopWaiting(key)
-		return 0, a.assign(ctx, key.Name, node, a.ofServices(key.Name))
+		return 0, a.assign(ctx, key.Name, node, v1alpha1.NodeAssignmentSpec{Addresses: a.ofServices(key.Name)})
 	}
 	m := a.Of(key, node.UID)
 	left := following(node, wanted, recorded)
@@ -168,7 +168,8 @@ func (a *Assignments) Reconcile(ctx context.Context, key preallocation.Key) (aga
 	if len(left) > 0 {
 		return preallocation.Gather, nil
 	}
-	if err := a.assign(ctx, key.Name, node, append(assigned(node, recorded), a.ofServices(key.Name)...)); err != nil {
+	spec := v1alpha1.NodeAssignmentSpec{Addresses: append(assigned(node, recorded), a.ofServices(key.Name)...), Egress: egress(node, wanted, recorded)}
+	if err := a.assign(ctx, key.Name, node, spec); err != nil {
 		return 0, err
 	}
 	goal, has := goalOf(node, wanted, recorded)
@@ -239,13 +240,18 @@ func first(recorded []*v1alpha1.FloatingIP) map[string]*v1alpha1.FloatingIP {
 	return oldest
 }
 
+// gives returns whether a record gives the node its address now.
+func gives(node *v1.Node, ip *v1alpha1.FloatingIP) bool {
+	return isTheNodes(ip, node) && ip.Spec.Node == node.Name && ip.Spec.Network != nil
+}
+
 // assigned returns the addresses that the records give the node. Pure.
 func assigned(node *v1.Node, recorded []*v1alpha1.FloatingIP) []v1alpha1.AssignedAddress {
 	var addresses []v1alpha1.AssignedAddress
 	all := first(recorded)
 	for _, pool := range slices.SortedFunc(maps.Keys(all), func(x, y string) int { return compareNames(all[x], all[y]) }) {
 		ip := all[pool]
-		if !isTheNodes(ip, node) || ip.Spec.Node != node.Name || ip.Spec.Network == nil {
+		if !gives(node, ip) {
 			continue
 		}
 		addresses = append(addresses, v1alpha1.AssignedAddress{
@@ -253,6 +259,25 @@ func assigned(node *v1.Node, recorded []*v1alpha1.FloatingIP) []v1alpha1.Assigne
 		})
 	}
 	return addresses
+}
+
+// egress returns which pods leave with which addresses of the node. A pool is there also while the node has no address of
+// it: its pods are not to leave with another one. Pure.
+func egress(node *v1.Node, wanted map[string]*pools.Pool, recorded []*v1alpha1.FloatingIP) []v1alpha1.AssignedEgress {
+	var of []v1alpha1.AssignedEgress
+	all := first(recorded)
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		pool := wanted[name]
+		if pool.Egress == nil {
+			continue
+		}
+		one := v1alpha1.AssignedEgress{Egress: *pool.Egress, Pool: name, Network: *pool.Network()}
+		if ip := all[name]; ip != nil && gives(node, ip) {
+			one.Address = ip.Spec.Address
+		}
+		of = append(of, one)
+	}
+	return of
 }
 
 func compareNames(a, b *v1alpha1.FloatingIP) int {
@@ -302,14 +327,15 @@ func (a *Assignments) stillServed(ctx context.Context, seen *v1.Node, wanted map
 	return nil
 }
 
-// assign writes the NodeAssignment of a node; it deletes the one of a node without addresses, once its agent says that it
-// carries none. node is nil if there is no Node.
-func (a *Assignments) assign(ctx context.Context, name string, node *v1.Node, addresses []v1alpha1.AssignedAddress) error {
+// assign writes the NodeAssignment of a node; it deletes one that would say nothing, once the node's agent says that it
+// carries no address. node is nil if there is no Node.
+func (a *Assignments) assign(ctx context.Context, name string, node *v1.Node, spec v1alpha1.NodeAssignmentSpec) error {
 	seen, exists := a.assignment(name)
-	if !exists && len(addresses) == 0 {
+	says := len(spec.Addresses) > 0 || len(spec.Egress) > 0
+	if !exists && !says {
 		return nil
 	}
-	if len(addresses) == 0 && (node == nil || len(seen.Status.Carried) == 0) {
+	if !says && (node == nil || len(seen.Status.Carried) == 0) {
 		if err := a.api.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &seen.UID, ResourceVersion: &seen.ResourceVersion}}); err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete NodeAssignment %s: %w", name, err)
 		}
@@ -317,7 +343,7 @@ func (a *Assignments) assign(ctx context.Context, name string, node *v1.Node, ad
 	}
 	// The Node's deletion deletes it, should no controller run then.
 	owners := []metav1.OwnerReference{{APIVersion: "v1", Kind: preallocation.KindNode, Name: node.Name, UID: node.UID}}
-	want := &v1alpha1.NodeAssignment{ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: owners}, Spec: v1alpha1.NodeAssignmentSpec{Addresses: addresses}}
+	want := &v1alpha1.NodeAssignment{ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: owners}, Spec: spec}
 	if !exists {
 		_, err := a.api.Create(ctx, want, metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) {

@@ -5,6 +5,7 @@ package assignments
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -167,6 +168,26 @@ func TestAssigned(t *testing.T) {
 	}
 	if want := []string{"10.0.9.11", "10.0.80.11"}; !slices.Equal(got, want) {
 		t.Errorf("the node is told of %v, want %v", got, want)
+	}
+}
+
+// The node is told which pods leave by each pool that serves it, with its address as soon as the record gives it, and without one before.
+func TestEgress(t *testing.T) {
+	node := nodeOf("1", nil)
+	leaves := func(s *v1alpha1.IPPoolSpec) {
+		s.Gateway, s.Egress = strings.Replace(s.Subnet, "0/24", "1", 1), &v1alpha1.Egress{Namespaces: metav1.LabelSelector{MatchLabels: map[string]string{"leave": "yes"}}, Except: []string{"10.0.0.0/8"}}
+	}
+	wanted := poolsOf(node, pools.Compile([]*v1alpha1.IPPool{pool("storage", 80, leaves), pool("more", 81, leaves), pool("plain", 82, nil), pool("elsewhere", 83, func(s *v1alpha1.IPPoolSpec) {
+		leaves(s)
+		s.NodeSubnets = []string{"10.0.61.0/24"}
+	})}))
+	got := egress(node, wanted, []*v1alpha1.FloatingIP{record("10.0.80.11", nil), record("10.0.81.11", func(ip *v1alpha1.FloatingIP) { ip.Spec.Pool, ip.Spec.Node = "more", "" })})
+	want := []v1alpha1.AssignedEgress{
+		{Pool: "more", Network: v1alpha1.Network{Subnet: "10.0.81.0/24", Gateway: "10.0.81.1", VLAN: 81}, Egress: *wanted["more"].Egress},
+		{Pool: "storage", Address: "10.0.80.11", Network: v1alpha1.Network{Subnet: "10.0.80.0/24", Gateway: "10.0.80.1", VLAN: 80}, Egress: *wanted["storage"].Egress},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 

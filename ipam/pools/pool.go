@@ -44,6 +44,8 @@ type Pool struct {
 	ExternalAssigner bool
 	// NodeAddresses says how the pool gives its nodes addresses; nil: it gives them none.
 	NodeAddresses *v1alpha1.NodeAddresses
+	// Egress says which pods leave with the addresses of their nodes; nil: none do.
+	Egress *v1alpha1.Egress
 	// Ranges hold the addresses that Berth may allocate: ascending, disjoint, without
 	// excluded addresses and addresses of older pools.
 	Ranges iprange.Set
@@ -129,6 +131,7 @@ func compile(object *v1alpha1.IPPool) (*Pool, error) {
 		ExactAddresses:   spec.ExactAddresses == nil || *spec.ExactAddresses,
 		ExternalAssigner: spec.ExternalAssigner,
 		NodeAddresses:    spec.NodeAddresses,
+		Egress:           spec.Egress,
 		listed:           listed(spec.Ranges),
 	}
 	if spec.Cooldown != nil {
@@ -170,6 +173,9 @@ func compile(object *v1alpha1.IPPool) (*Pool, error) {
 			return nil, fmt.Errorf("spec.nodeSelector: %w", err)
 		}
 	}
+	if err := pool.checkEgress(); err != nil {
+		return nil, err
+	}
 	if spec.NamespaceSelector != nil {
 		if pool.namespaceSelector, err = metav1.LabelSelectorAsSelector(spec.NamespaceSelector); err != nil {
 			return nil, fmt.Errorf("spec.namespaceSelector: %w", err)
@@ -187,6 +193,31 @@ func (p *Pool) checkMode() error {
 		return errors.New("spec.nodeAddresses: a pool with mode Routed has none")
 	case p.Routed && p.VLAN != 0:
 		return errors.New("spec.vlan: a pool with mode Routed has none")
+	}
+	return nil
+}
+
+// checkEgress refuses an egress that no node can do.
+func (p *Pool) checkEgress() error {
+	switch {
+	case p.Egress == nil:
+		return nil
+	case p.NodeAddresses == nil:
+		return errors.New("spec.egress: the pool gives nodes no addresses: set spec.nodeAddresses")
+	case !p.Gateway.IsValid():
+		return errors.New("spec.egress: the pool has no gateway: set spec.gateway")
+	}
+	if _, err := metav1.LabelSelectorAsSelector(&p.Egress.Namespaces); err != nil {
+		return fmt.Errorf("spec.egress.namespaces: %w", err)
+	}
+	for i, text := range p.Egress.Except {
+		prefix, err := iprange.ParsePrefix(text)
+		if err != nil {
+			return fmt.Errorf("spec.egress.except[%d]: %w", i, err)
+		}
+		if prefix.Addr().Is4() != p.Subnet.Addr().Is4() {
+			return fmt.Errorf("spec.egress.except[%d]: %s is not of the family of the subnet %s", i, prefix, p.Subnet)
+		}
 	}
 	return nil
 }

@@ -95,6 +95,16 @@ func TestInvalid(t *testing.T) {
 		{"a reserved VLAN ID", func(s *v1alpha1.IPPoolSpec) { s.VLAN = 4095 }, "spec.vlan: 4095 is not a VLAN ID"},
 		{"a routed pool", func(s *v1alpha1.IPPoolSpec) { s.Mode, s.Gateway = v1alpha1.NetworkRouted, "" }, ""},
 		{"a routed pool with a gateway", func(s *v1alpha1.IPPoolSpec) { s.Mode = v1alpha1.NetworkRouted }, "spec.gateway: a pool with mode Routed has none"},
+		{"egress without addresses for nodes", func(s *v1alpha1.IPPoolSpec) { s.Egress = &v1alpha1.Egress{} }, "spec.egress: the pool gives nodes no addresses: set spec.nodeAddresses"},
+		{"egress without a gateway", func(s *v1alpha1.IPPoolSpec) {
+			s.NodeAddresses, s.Egress, s.Gateway = &v1alpha1.NodeAddresses{}, &v1alpha1.Egress{}, ""
+		}, "spec.egress: the pool has no gateway: set spec.gateway"},
+		{"egress of namespaces with a wrong label", func(s *v1alpha1.IPPoolSpec) {
+			s.NodeAddresses, s.Egress = &v1alpha1.NodeAddresses{}, &v1alpha1.Egress{Namespaces: metav1.LabelSelector{MatchLabels: map[string]string{"a b": "c"}}}
+		}, "spec.egress.namespaces: "},
+		{"egress with an exception of the other family", func(s *v1alpha1.IPPoolSpec) {
+			s.NodeAddresses, s.Egress = &v1alpha1.NodeAddresses{}, &v1alpha1.Egress{Except: []string{"10.0.0.0/8", "2001:db8::/32"}}
+		}, "spec.egress.except[1]: 2001:db8::/32 is not of the family of the subnet 10.0.0.0/24"},
 		{"a routed pool with a VLAN", func(s *v1alpha1.IPPoolSpec) { s.Mode, s.Gateway, s.VLAN = v1alpha1.NetworkRouted, "", 7 }, "spec.vlan: a pool with mode Routed has none"},
 		{"an exclusion that is no range", func(s *v1alpha1.IPPoolSpec) { s.Exclude = []string{"10.0.0.9", "x"} }, "spec.exclude[1]: "},
 		{"an exclusion elsewhere", func(s *v1alpha1.IPPoolSpec) { s.Exclude = []string{"10.0.1.9"} }, "spec.exclude[0]: 10.0.1.9 is not inside"},

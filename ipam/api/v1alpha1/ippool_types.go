@@ -42,6 +42,9 @@ type IPPool struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.mode) || self.mode != 'Routed' || !has(self.vlan) || self.vlan == 0",message="a pool with mode Routed has no VLAN, because routers lead packets to its nodes: remove vlan",fieldPath=".vlan"
 // +kubebuilder:validation:XValidation:rule="!has(self.mode) || self.mode != 'Routed' || !has(self.nodeAddresses)",message="a pool with mode Routed is on no link of its nodes, and gives them no addresses: remove nodeAddresses",fieldPath=".nodeAddresses"
 // +kubebuilder:validation:XValidation:rule="!has(self.nodeAddresses) || !has(self.externalAssigner) || !self.externalAssigner",message="an external assigner attaches addresses for pods only: leave nodeAddresses or externalAssigner out",fieldPath=".nodeAddresses"
+// +kubebuilder:validation:XValidation:rule="!has(self.egress) || has(self.nodeAddresses)",message="pods leave with an address that the pool gives their node: set nodeAddresses, or remove egress",fieldPath=".egress"
+// +kubebuilder:validation:XValidation:rule="!has(self.egress) || has(self.gateway)",message="pods leave by the gateway of the pool: set gateway, or remove egress",fieldPath=".egress"
+// +kubebuilder:validation:XValidation:rule="!has(self.egress) || !has(self.egress.except) || !isCIDR(self.subnet) || self.egress.except.all(e, !isCIDR(e) || cidr(e).ip().family() == cidr(self.subnet).ip().family())",message="egress.except must be of the family of spec.subnet: other destinations are none of this pool's",fieldPath=".egress.except"
 type IPPoolSpec struct {
 	// subnet of the addresses, as a CIDR without host bits.
 	//
@@ -190,6 +193,13 @@ type IPPoolSpec struct {
 	// +optional
 	NodeAddresses *NodeAddresses `json:"nodeAddresses,omitempty"`
 
+	// egress has pods without floating IPs leave the cluster with the address that the pool gives their
+	// node, by the pool's gateway. It needs nodeAddresses and gateway. Absent: such pods leave as the
+	// cluster's network has them.
+	//
+	// +optional
+	Egress *Egress `json:"egress,omitempty"`
+
 	// disabled stops new allocations. Addresses in use stay with their pods, and
 	// retained addresses with their owners.
 	//
@@ -216,6 +226,23 @@ type NodeAddresses struct {
 	//
 	// +optional
 	Keep bool `json:"keep,omitempty"`
+}
+
+// Egress says which pods leave with the address of their node, and for where. It counts for connections that a
+// pod without floating IPs begins, to where the node has no route but its default route, and to the
+// pool's subnet. Connections to Services and to the node itself are none of it.
+type Egress struct {
+	// namespaces of the pods, by their labels. {}: all.
+	Namespaces metav1.LabelSelector `json:"namespaces"`
+
+	// except are destinations for which pods leave as without egress.
+	//
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=43
+	// +kubebuilder:validation:XValidation:rule="self.all(e, isCIDR(e) && cidr(e) == cidr(e).masked())",message="every exception must be a CIDR without host bits, such as 10.0.0.0/8"
+	// +listType=atomic
+	// +optional
+	Except []string `json:"except,omitempty"`
 }
 
 // Conditions of an IPPool.

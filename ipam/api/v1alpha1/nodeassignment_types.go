@@ -33,6 +33,32 @@ type NodeAssignmentSpec struct {
 	// +kubebuilder:validation:MaxItems=4096
 	// +optional
 	Addresses []AssignedAddress `json:"addresses,omitempty"`
+
+	// egress says for which ordinary pods the node has the addresses that pods leave with.
+	//
+	// +listType=map
+	// +listMapKey=pool
+	// +kubebuilder:validation:MaxItems=64
+	// +optional
+	Egress []AssignedEgress `json:"egress,omitempty"`
+}
+
+// AssignedEgress is the egress of a pool on one node.
+type AssignedEgress struct {
+	Egress `json:",inline"`
+
+	// pool that says so.
+	//
+	// +kubebuilder:validation:MaxLength=253
+	Pool string `json:"pool"`
+	// address of the node in the pool, one of spec.addresses. Absent: the node has none now, and its pods do
+	// not leave.
+	//
+	// +kubebuilder:validation:MaxLength=39
+	// +optional
+	Address string `json:"address,omitempty"`
+	// network of the pool, with its gateway.
+	Network Network `json:"network"`
 }
 
 // AddressUse is the use that a node makes of an address.

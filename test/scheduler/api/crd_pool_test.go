@@ -28,6 +28,15 @@ func ranges(r ...string) v1alpha1.IPPoolSpec {
 	return spec(func(s *v1alpha1.IPPoolSpec) { s.Ranges = r })
 }
 
+// leaving returns the spec of an IPPool by which pods leave.
+func leaving(change func(*v1alpha1.IPPoolSpec)) v1alpha1.IPPoolSpec {
+	return spec(func(s *v1alpha1.IPPoolSpec) {
+		s.NodeAddresses = &v1alpha1.NodeAddresses{}
+		s.Egress = &v1alpha1.Egress{Namespaces: metav1.LabelSelector{MatchLabels: map[string]string{"leave": "yes"}}, Except: []string{"10.0.0.0/8"}}
+		change(s)
+	})
+}
+
 // spec6 returns the spec of an IPPool of 2001:db8:70::/64.
 func spec6(change func(*v1alpha1.IPPoolSpec)) v1alpha1.IPPoolSpec {
 	s := v1alpha1.IPPoolSpec{Subnet: "2001:db8:70::/64", Gateway: "2001:db8:70::1", Ranges: []string{"2001:db8:70::10-2001:db8:70::ff"}}
@@ -85,6 +94,12 @@ func TestPoolValidation(t *testing.T) {
 			s.NodeAddresses, s.Mode, s.Gateway = &v1alpha1.NodeAddresses{}, v1alpha1.NetworkRouted, ""
 		}), "a pool with mode Routed is on no link of its nodes, and gives them no addresses: remove nodeAddresses"},
 		{"addresses for nodes, externally assigned", spec(func(s change) { s.NodeAddresses, s.ExternalAssigner = &v1alpha1.NodeAddresses{}, true }), "leave nodeAddresses or externalAssigner out"},
+		{"egress", leaving(func(change) {}), ""},
+		{"egress of all namespaces, with exceptions", leaving(func(s change) { s.Egress = &v1alpha1.Egress{Except: []string{"10.0.0.0/8", "172.16.0.0/12"}} }), ""},
+		{"egress, without addresses for nodes", leaving(func(s change) { s.NodeAddresses = nil }), "pods leave with an address that the pool gives their node: set nodeAddresses, or remove egress"},
+		{"egress, without a gateway", leaving(func(s change) { s.Gateway = "" }), "pods leave by the gateway of the pool: set gateway, or remove egress"},
+		{"egress, with an exception with host bits", leaving(func(s change) { s.Egress.Except = []string{"10.0.0.1/8"} }), "every exception must be a CIDR without host bits, such as 10.0.0.0/8"},
+		{"egress, with an exception of the other family", leaving(func(s change) { s.Egress.Except = []string{"2001:db8::/32"} }), "egress.except must be of the family of spec.subnet"},
 		{"the dearest ranges", spec6(func(s change) { s.Ranges, s.Exclude = longest(64), longest(64) }), ""},
 		{"many IPv4 ranges", spec(func(s change) { s.Ranges, s.Exclude = longest4(64), longest4(64) }), ""},
 
