@@ -113,7 +113,7 @@ type step struct {
 	do   func(ctx context.Context, record *state.Container) error
 }
 
-// steps lists the steps 3 to 12 of ADD (doc.go) in their order.
+// steps lists the steps 3 to 13 of ADD (doc.go) in their order.
 func (a *Agent) steps(watch *stopwatch) []step {
 	return []step{
 		{"alive", a.stillThere},
@@ -125,6 +125,7 @@ func (a *Agent) steps(watch *stopwatch) []step {
 		}},
 		{"default-route", a.setDefaultRoute},
 		{"policies", a.enforcePolicies},
+		{"egress", a.leaveBy},
 		{"shaped", func(ctx context.Context, record *state.Container) error { a.shape(ctx, record); return nil }},
 		{"ports", a.ports.Open},
 		{"advertised", a.advertise},
@@ -132,7 +133,7 @@ func (a *Agent) steps(watch *stopwatch) []step {
 	}
 }
 
-// attach does the steps 2 to 12 of ADD (doc.go). The caller holds the lock of the container.
+// attach does the steps 2 to 13 of ADD (doc.go). The caller holds the lock of the container.
 func (a *Agent) attach(ctx context.Context, record *state.Container, watch *stopwatch) (json.RawMessage, error) {
 	// A withdrawal of the addresses ends the ADD.
 	ctx, end := a.adds.begin(ctx, record.Key())
@@ -164,6 +165,7 @@ func (a *Agent) attach(ctx context.Context, record *state.Container, watch *stop
 // attached comes after the ADD of a container is complete: nothing here can fail it.
 func (a *Agent) attached(ctx context.Context, record *state.Container) {
 	a.Policies.Attached(policedID(record))
+	a.Egress.Attached(policedID(record))
 	a.announcer.Later(record)
 	a.defender.ListenSoon()
 	a.carry(ctx, record, true)

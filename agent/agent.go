@@ -147,6 +147,8 @@ type Options struct {
 	Policies policies
 	// SurveyPolicies, if given, is PreviewPolicies where Policies is nil.
 	SurveyPolicies func(ctx context.Context, a *Agent) (*inquiry.PolicyPreview, error)
+	// Egress may be nil: ordinary pods then leave the cluster as their network has them.
+	Egress egressing
 	// HostPorts forwards ports of the node to pods, and HostPortRange has the ports that the node
 	// chooses from where a pod leaves it the choice.
 	HostPorts     hostports.Forwarder
@@ -179,6 +181,9 @@ type Agent struct {
 func New(o Options) *Agent {
 	if o.Policies == nil {
 		o.Policies = noPolicies{}
+	}
+	if o.Egress == nil {
+		o.Egress = noEgress{}
 	}
 	if o.Shaper == nil {
 		o.Shaper = noShaper{}

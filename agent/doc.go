@@ -2,7 +2,7 @@
 
 // Package agent gives the pods of one node their network and takes it away. It
 // owns the order of side effects, and its parts do them: podinfo asks the API,
-// profile limits bandwidth, policy/enforce enforces network policies, hostports has the node's ports,
+// profile limits bandwidth, policy/enforce enforces network policies, egress has ordinary pods leave with addresses of the node, hostports has the node's ports,
 // state keeps records in a file, chain runs plugins, cni/veth/wire changes the kernel.
 //
 // # ADD
@@ -20,10 +20,11 @@
 //  7. for each attachment: wire its addresses and announce them, run the plugins; then
 //     give the default route to the attachment that the pod chose for it
 //  8. bring the network policies of the pod into the kernel, and let in allowed packets
-//  9. give the container its bandwidth limits
-//  10. open its host ports
-//  11. have routing daemons announce the addresses that routers lead here (advertise.go)
-//  12. write the result (added)
+//  9. have an ordinary pod leave the cluster with an address of the node, where a pool says so (package egress)
+//  10. give the container its bandwidth limits
+//  11. open its host ports
+//  12. have routing daemons announce the addresses that routers lead here (advertise.go)
+//  13. write the result (added)
 //
 // A record is a container with its attachments, one for each network. The addresses of an
 // attachment are wired, withdrawn and taken down together, in the agent's own process, by
@@ -32,7 +33,7 @@
 // They do so, too, where they have the addresses from berth-ipam, whose calls IPAM answers
 // (ipam.go); the driver then only silences the interface when the addresses are withdrawn.
 //
-// The steps are a list in the code (steps in add.go). After a failure in 3 to 12 the agent does a DEL.
+// The steps are a list in the code (steps in add.go). After a failure in 3 to 13 the agent does a DEL.
 //
 // The record of 2 survives the agent, whenever it is killed, before anything else happens.
 //

@@ -158,4 +158,5 @@ func (a *Agent) endPolicies(ctx context.Context, record *state.Container) {
 		}
 	}
 	a.Policies.Detached(policedID(record))
+	a.Egress.Detached(policedID(record))
 }

@@ -65,6 +65,11 @@ type Options struct {
 	Prober *conflict.Prober
 	// Tell records a warning about the node.
 	Tell func(error)
+	// Closing, if given, has packets of pods no longer leave with addresses that the NodeAssignment does not give the node any more. Such an address stays
+	// until it returned nil.
+	Closing func(ctx context.Context) error
+	// Looked, if given, is told that the node may have other addresses than before, or another NodeAssignment. It does not block.
+	Looked func()
 }
 
 // Records asks the API server about FloatingIPs, and notes conflicts there. Methods block for some requests.
@@ -171,12 +176,23 @@ func (c *Carrier) look(ctx context.Context) {
 	defer cancel()
 	assignment := c.assignment()
 	carried, err := c.carry(ctx, wantedOf(assignment))
+	if c.Looked != nil {
+		c.Looked()
+	}
 	if err == nil && assignment != nil {
 		err = c.report(ctx, assignment, carried)
 	}
 	if err != nil && ctx.Err() == nil {
 		klog.FromContext(ctx).Error(err, "Cannot give the node its addresses, will try again")
 	}
+}
+
+// Assignment returns the node's NodeAssignment as the watch has it, nil where there is none, and false while the watch has not told
+// since the start.
+func (c *Carrier) Assignment() (assignment *v1alpha1.NodeAssignment, known bool) {
+	// In this order: it may be told in between.
+	known = c.informer.HasSynced()
+	return c.assignment(), known
 }
 
 // assignment returns the node's NodeAssignment as the watch has it, nil where there is none.
@@ -223,7 +239,7 @@ func (c *Carrier) carry(ctx context.Context, all []wanted) (carried []string, er
 		if slices.ContainsFunc(all, func(w wanted) bool { return w.Address == a }) {
 			continue
 		}
-		if err := nodeaddress.Remove(a); err != nil {
+		if err := c.remove(ctx, a); err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -252,6 +268,16 @@ func (c *Carrier) carry(ctx context.Context, all []wanted) (carried []string, er
 		}
 	}
 	return carried, errors.Join(errs...)
+}
+
+// remove takes an address from the node, with which no packet of a pod leaves any more.
+func (c *Carrier) remove(ctx context.Context, a nodeaddress.Address) error {
+	if c.Closing != nil {
+		if err := c.Closing(ctx); err != nil {
+			return fmt.Errorf("take %s from the node: %w", a, err)
+		}
+	}
+	return nodeaddress.Remove(a)
 }
 
 // take has the node carry one address. After an error the node does not have it, or not as it should.

@@ -17,7 +17,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent"
-	"github.com/berth-dev/berth/agent/assignment"
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/confdir"
@@ -73,8 +72,8 @@ func run(ctx context.Context, o *Options) error {
 	node := podinfo.New(o.NodeName, func(namespace string) podinfo.Pods { return clients.core.Pods(namespace) },
 		clients.berth.FloatingIPs, podrequest.Reader{Galaxy: o.GalaxyAliases})
 	recorder := newRecorder(ctx, clients.core.Events, o.NodeName)
-	profiles := newProfiles(clients, recorder)
-	journal := newJournal(o)
+	namespaces, journal := newNamespaces(clients), newJournal(o)
+	profiles := newProfiles(clients, recorder, namespaces)
 	networks, runOverlay, err := withOverlay(ctx, o, clients, newNetworks(o), journal)
 	if err != nil {
 		return err
@@ -87,10 +86,11 @@ func run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return fmt.Errorf("--host-port-range: %w", err)
 	}
+	own := newOwnAddresses(o, clients, node, networks, recorder, namespaces, newWirer(o, journal))
 	segments := newSegments(ctx, o, clients.core.Namespaces)
 	options := agent.Options{
 		Pods: node, ConflictLog: node, Store: store,
-		Networks: networks, Plugins: newRunner(o, exec, bootID), Drivers: nettype.Drivers(nettype.Kernel{Wirer: newWirer(o, journal), StateFile: o.StateFile}),
+		Networks: networks, Plugins: newRunner(o, exec, bootID), Drivers: nettype.Drivers(nettype.Kernel{Wirer: own.wirer, StateFile: o.StateFile}),
 		PodNetworks:       &attachdef.Reader{Get: clients.definition, Shared: o.NetworkNamespaces},
 		DefaultRoutes:     defaultroute.Kernel{},
 		Prober:            &o.Conflicts,
@@ -100,8 +100,8 @@ func run(ctx context.Context, o *Options) error {
 		Kernel:            detectNetfilter(ctx).Ready,
 		RefusedNeighbours: netfilter.RefusedNeighbours,
 		Configuration:     keeper.Ready,
-		HostPorts:         &hostport.Forwarder{}, HostPortRange: ports,
-		Listener: newListener(o), NodeAddresses: nodeaddress.Carried, DeadMan: deadman.New(o.SilenceAfter), Segment: segments.open, Unicast: segments.hear, Node: self(o, config), APIReachable: clients.reachable, AgentPort: o.Monitoring.SecurePort,
+		Egress:            own.egress,
+		HostPorts:         &hostport.Forwarder{}, HostPortRange: ports, Listener: newListener(o), NodeAddresses: nodeaddress.Carried, DeadMan: deadman.New(o.SilenceAfter), Segment: segments.open, Unicast: segments.hear, Node: self(o, config), APIReachable: clients.reachable, AgentPort: o.Monitoring.SecurePort,
 	}
 	enforcer, err := withEnforcer(ctx, o, &options, clients, journal)
 	if err != nil {
@@ -109,7 +109,7 @@ func run(ctx context.Context, o *Options) error {
 	}
 	a := agent.New(options)
 	legacyregistry.CustomMustRegister(a.Collector())
-	return serve(ctx, o, a, newCarrier(o, clients, node, networks, recorder), tellRefusals(a.Ready, tellNode(recorder, o.NodeName, EventFirewall, "CheckReadiness")), node, config, keeper, runOverlay,
+	return serve(ctx, o, a, own, tellRefusals(a.Ready, tellNode(recorder, o.NodeName, EventFirewall, "CheckReadiness")), node, config, keeper, runOverlay,
 		segments.run, func(ctx context.Context) error { return profiles.Run(ctx, a) },
 		func(ctx context.Context) error { return runPolicies(ctx, enforcer, a, store) })
 }
@@ -205,7 +205,7 @@ func newWirer(o *Options, journal *settings.Journal) *wire.Wirer {
 }
 
 // serve runs the agent and background until one of them fails or the context ends.
-func serve(ctx context.Context, o *Options, a *agent.Agent, own *assignment.Carrier, ready func(context.Context) error, node *podinfo.Node, config *rest.Config, keeper *confdir.Keeper, background ...func(context.Context) error) error {
+func serve(ctx context.Context, o *Options, a *agent.Agent, own *ownAddresses, ready func(context.Context) error, node *podinfo.Node, config *rest.Config, keeper *confdir.Keeper, background ...func(context.Context) error) error {
 	s := &server.Server{Socket: o.Socket, Heartbeat: relay.Heartbeat, Handler: a, Observe: a.Metrics.Call, ToError: agent.ToCNIError}
 	listener, err := s.Listen(ctx)
 	if err != nil {
@@ -220,16 +220,17 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, own *assignment.Carr
 	group.Go(func() error { return s.Serve(ctx, listener, grace) })
 	group.Go(func() error { return node.Run(ctx, a) })
 	group.Go(func() error { a.Run(ctx); return nil })
-	group.Go(func() error { return own.Run(ctx) })
+	group.Go(func() error { return own.carrier.Run(ctx) })
+	group.Go(func() error { return own.egress.Run(ctx, a) })
 	group.Go(func() error {
 		return linkwatch.Watch(ctx, a.Uplinks, linkwatch.Reactions{
-			Changed: func(ctx context.Context) { a.Recheck(ctx); own.Recheck() }, Back: node.VerifyAtOnce, Carrier: a.Carrier,
-			Moved: func(ctx context.Context) { a.AnnounceAll(ctx); own.Announce() }, Unshaped: a.Shaper.Recheck,
+			Changed: func(ctx context.Context) { a.Recheck(ctx); own.recheck() }, Back: node.VerifyAtOnce, Carrier: a.Carrier,
+			Moved: func(ctx context.Context) { a.AnnounceAll(ctx); own.carrier.Announce() }, Unshaped: a.Shaper.Recheck,
 		})
 	})
 	group.Go(func() error {
 		// Without events the agent looks once a minute.
-		if err := nftables.Watch(ctx, []string{netfilter.TablePrefix, iptables.TableName}, func() { a.Recheck(ctx) }); err != nil {
+		if err := nftables.Watch(ctx, []string{netfilter.TablePrefix, iptables.TableName}, func() { a.Recheck(ctx); own.egress.Soon() }); err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot see at once when another program deletes Berth's rules")
 		}
 		return nil

@@ -13,10 +13,15 @@ import (
 	"github.com/berth-dev/berth/ipam/event"
 )
 
+// newNamespaces returns the informer of namespaces, which the controller of newProfiles runs.
+func newNamespaces(clients *clients) cache.SharedIndexInformer {
+	return client.NewInformer(clients.core.Namespaces, &corev1.Namespace{}, 0, cache.Indexers{})
+}
+
 // newProfiles returns the controller that limits the bandwidth of pods.
-func newProfiles(clients *clients, recorder event.Recorder) *profile.Controller {
+func newProfiles(clients *clients, recorder event.Recorder, namespaces cache.SharedIndexInformer) *profile.Controller {
 	return profile.New(profile.Options{
-		Namespaces: client.NewInformer(clients.core.Namespaces, &corev1.Namespace{}, 0, cache.Indexers{}),
+		Namespaces: namespaces,
 		Profiles:   client.NewNetworkProfileInformer(clients.berth.NetworkProfiles, 0),
 		Kernel:     &shaping.Shaper{},
 		Events:     recorder,

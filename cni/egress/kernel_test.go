@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/netnstest"
@@ -97,12 +96,9 @@ func newTopology(t *testing.T) *topology {
 		}
 	}
 	w.node.Run(func() error {
-		eth1, err := netlink.LinkByName("eth1")
-		if err != nil {
-			return err
-		}
-		w.eth1 = eth1.Attrs().Index
-		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644), os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0o644),
+		index, err := wire.NetworkLink("eth1", 0)
+		w.eth1 = index
+		return errors.Join(err, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644), os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0o644),
 			// What package wire does where the filter would drop answers.
 			os.WriteFile("/proc/sys/net/ipv4/conf/eth1/src_valid_mark", []byte("1"), 0o644))
 	})

@@ -155,7 +155,7 @@ func compile(object *v1alpha1.IPPool) (*Pool, error) {
 	if spec.VLAN < 0 || spec.VLAN > 4094 {
 		return nil, fmt.Errorf("spec.vlan: %d is not a VLAN ID from 1 to 4094, nor 0 for untagged", spec.VLAN)
 	}
-	if err := pool.checkMode(); err != nil {
+	if err := errors.Join(pool.checkMode(), pool.checkEgress()); err != nil {
 		return nil, err
 	}
 	if pool.Ranges, err = compileRanges(spec, pool); err != nil {
@@ -172,9 +172,6 @@ func compile(object *v1alpha1.IPPool) (*Pool, error) {
 		if pool.nodeSelector, err = metav1.LabelSelectorAsSelector(spec.NodeSelector); err != nil {
 			return nil, fmt.Errorf("spec.nodeSelector: %w", err)
 		}
-	}
-	if err := pool.checkEgress(); err != nil {
-		return nil, err
 	}
 	if spec.NamespaceSelector != nil {
 		if pool.namespaceSelector, err = metav1.LabelSelectorAsSelector(spec.NamespaceSelector); err != nil {
