@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package assignment has a node carry the addresses that its NodeAssignment gives it. It watches that one object. Before the
+// Package assignment has a node carry the addresses that its NodeAssignment gives it, for itself or for Services. It watches that one object. Before the
 // node takes an address, it asks its FloatingIP, which alone says whose the address is, and then the network. It brings
 // back what others take away, and removes addresses that are assigned no more. While the API server has not told
 // the NodeAssignment since the start, and when the agent ends, all stays as it is.
@@ -38,6 +38,10 @@ import (
 // agent tries again. Do: see docs/how-to/node-addresses.md#when-the-node-does-not-have-it.
 const EventNodeAddressNotPut = "NodeAddressNotPut"
 
+// EventServiceAddressNotCarried (Warning on Node): the node does not carry the address of a Service that berth-controller gave it to
+// carry, for the reason in the note. The agent tries again. Do: as the note says.
+const EventServiceAddressNotCarried = "ServiceAddressNotCarried"
+
 const (
 	// resync is how often all is compared: an event may be lost, and a host may leave an address.
 	resync = time.Minute
@@ -63,8 +67,10 @@ type Options struct {
 	Uplink func() (string, error)
 	// Prober asks whether other hosts have an address; nil: nobody asks.
 	Prober *conflict.Prober
-	// Tell records a warning about the node.
-	Tell func(error)
+	// Services has the kernel carry addresses of Services.
+	Services *wire.Wirer
+	// Tell records a warning about the node: [EventNodeAddressNotPut], or [EventServiceAddressNotCarried].
+	Tell func(event string, problem error)
 	// Closing, if given, has packets of pods no longer leave with addresses that the NodeAssignment does not give the node any more. Such an address stays
 	// until it returned nil.
 	Closing func(ctx context.Context) error
@@ -76,6 +82,8 @@ type Options struct {
 type Records interface {
 	// OwnsAddress returns nil if the FloatingIP says that this node itself has the address.
 	OwnsAddress(ctx context.Context, addr netip.Addr) error
+	// IsOfService returns nil if the FloatingIP says that a Service has the address.
+	IsOfService(ctx context.Context, addr netip.Addr) error
 	// ReportConflict and ClearConflict note whether a host outside of the cluster has an address. The pod is none for an
 	// address of the node itself.
 	ReportConflict(ctx context.Context, pod api.Pod, addr netip.Addr, what string) error
@@ -98,6 +106,7 @@ type memory struct {
 	confirmed bool
 	// link of the address while the node carries it, and how often it is still to be announced there.
 	link, announce int
+	say            func(link int) error
 	// told is the last problem that an event told.
 	told string
 	// again is when a host that has the address is asked again.
@@ -110,6 +119,16 @@ func New(o Options) *Carrier {
 		Options: o, informer: cache.NewSharedIndexInformer(client.NewSourceOf[*v1alpha1.NodeAssignmentList](o.Assignments, o.Node), &v1alpha1.NodeAssignment{}, 0, cache.Indexers{}),
 		soon: wakeup.New(), loud: wakeup.New(), of: map[netip.Addr]*memory{},
 	}
+}
+
+// Carried returns the addresses with Berth's mark on the node: of the node itself, and of Services.
+func Carried() ([]netip.Addr, error) {
+	own, err := nodeaddress.Carried()
+	if err != nil {
+		return nil, err
+	}
+	services, err := wire.Services()
+	return append(own, services...), err
 }
 
 // Recheck has the kernel compared soon.
@@ -175,7 +194,7 @@ func (c *Carrier) look(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	assignment := c.assignment()
-	carried, err := c.carry(ctx, wantedOf(assignment))
+	carried, err := c.carry(ctx, c.wantedOf(assignment))
 	if c.Looked != nil {
 		c.Looked()
 	}
@@ -206,13 +225,33 @@ func (c *Carrier) assignment() *v1alpha1.NodeAssignment {
 
 // wanted is an address that the node should carry, in the network of a VLAN.
 type wanted struct {
-	nodeaddress.Address
+	carriage
 
+	addr netip.Addr
 	vlan int
 }
 
-// wantedOf reads the addresses of the node itself. It leaves out others, of a later version. Pure.
-func wantedOf(assignment *v1alpha1.NodeAssignment) []wanted {
+// carriage is an address of one use in the kernel.
+type carriage interface {
+	fmt.Stringer
+	// has returns whether the node carries it on the link as it should.
+	has(link int) (bool, error)
+	// mark notes that the node may carry it, and unmark ends that.
+	mark() error
+	unmark() error
+	// ask returns nil if the FloatingIP says so, and no other host has it.
+	ask(ctx context.Context, link int, m *memory) error
+	// askAgain does so where another program took it from the node.
+	askAgain(ctx context.Context, link int, m *memory) error
+	// put has the node carry it on the link once it is marked.
+	put(link int) error
+	announce(link int) error
+	// problem returns the event about a reason why the node does not carry it.
+	problem(err error) (event, text string)
+}
+
+// wantedOf reads the addresses of an assignment. It leaves out uses of a later version. Pure.
+func (c *Carrier) wantedOf(assignment *v1alpha1.NodeAssignment) []wanted {
 	if assignment == nil {
 		return nil
 	}
@@ -220,10 +259,19 @@ func wantedOf(assignment *v1alpha1.NodeAssignment) []wanted {
 	for _, a := range assignment.Spec.Addresses {
 		addr, err := netip.ParseAddr(a.Address)
 		subnet, wrong := netip.ParsePrefix(a.Network.Subnet)
-		if a.Use != v1alpha1.UseNode || err != nil || wrong != nil || !subnet.Contains(addr) {
+		if err != nil || wrong != nil || !subnet.Contains(addr) {
 			continue
 		}
-		all = append(all, wanted{nodeaddress.Address{Address: addr, Subnet: subnet.Masked()}, int(a.Network.VLAN)})
+		switch a.Use {
+		case v1alpha1.UseNode:
+			all = append(all, wanted{own{c, nodeaddress.Address{Address: addr, Subnet: subnet.Masked()}}, addr, int(a.Network.VLAN)})
+		case v1alpha1.UseService:
+			s := wire.Service{Address: addr, Subnet: subnet.Masked(), Routed: a.Network.Mode == v1alpha1.NetworkRouted}
+			if a.Since != nil {
+				s.Since = a.Since.Time
+			}
+			all = append(all, wanted{service{c, s}, addr, int(a.Network.VLAN)})
+		}
 	}
 	return all
 }
@@ -234,31 +282,41 @@ func (c *Carrier) carry(ctx context.Context, all []wanted) (carried []string, er
 	if err != nil {
 		return nil, err
 	}
+	services, err := wire.Services()
+	if err != nil {
+		return nil, err
+	}
 	var errs []error
-	for _, a := range marked {
-		if slices.ContainsFunc(all, func(w wanted) bool { return w.Address == a }) {
-			continue
-		}
-		if err := c.remove(ctx, a); err != nil {
+	removed := func(addr fmt.Stringer, err error) {
+		if err != nil {
 			errs = append(errs, err)
-			continue
+			return
 		}
-		klog.FromContext(ctx).Info("The node does not carry an address any more", "address", a)
+		klog.FromContext(ctx).Info("The node does not carry an address any more", "address", addr)
+	}
+	for _, a := range marked {
+		if !slices.ContainsFunc(all, func(w wanted) bool { own, is := w.carriage.(own); return is && own.Address == a }) {
+			removed(a, c.remove(ctx, a))
+		}
+	}
+	for _, a := range services {
+		if !slices.ContainsFunc(all, func(w wanted) bool { _, is := w.carriage.(service); return is && w.addr == a }) {
+			removed(a, c.Services.RemoveService(a))
+		}
 	}
 	for addr := range c.of {
-		if !slices.ContainsFunc(all, func(w wanted) bool { return w.Address.Address == addr }) {
+		if !slices.ContainsFunc(all, func(w wanted) bool { return w.addr == addr }) {
 			delete(c.of, addr)
 		}
 	}
 	for _, w := range all {
-		addr := w.Address.Address
-		if c.of[addr] == nil {
-			c.of[addr] = &memory{}
+		if c.of[w.addr] == nil {
+			c.of[w.addr] = &memory{}
 		}
-		m := c.of[addr]
+		m := c.of[w.addr]
 		switch err := c.take(ctx, w, m); {
 		case err == nil:
-			carried = append(carried, addr.String())
+			carried = append(carried, w.addr.String())
 			m.told = ""
 		case ctx.Err() != nil:
 			return carried, errors.Join(append(errs, err)...)
@@ -290,45 +348,42 @@ func (c *Carrier) take(ctx context.Context, w wanted, m *memory) error {
 	if err != nil {
 		return err
 	}
-	has, err := nodeaddress.Has(w.Address, link)
+	has, err := w.has(link)
 	if err != nil {
 		return err
 	}
-	if err := nodeaddress.Mark(w.Address); err != nil {
+	if err := w.mark(); err != nil {
 		return err
 	}
 	if !has {
-		if err := c.mayTake(ctx, w, link, m); err != nil {
+		if err := mayTake(ctx, w, link, m); err != nil {
 			return err
 		}
 	}
-	if err := nodeaddress.Put(w.Address, link); err != nil {
+	if err := w.put(link); err != nil {
 		return err
 	}
-	m.confirmed = true
+	m.confirmed, m.say = true, w.announce
 	if !has || m.link != link && m.link != 0 {
-		klog.FromContext(ctx).Info("The node carries an address", "address", w.Address, "vlan", w.vlan)
+		klog.FromContext(ctx).Info("The node carries an address", "address", w, "vlan", w.vlan)
 		m.announce = announcements
 	}
 	if m.link = link; m.announce == announcements {
-		m.sayOnce(ctx, w.Address.Address)
+		m.sayOnce(ctx, w.addr)
 	}
 	return nil
 }
 
-// mayTake returns nil if the marked address is the node's, and no other host has it. Otherwise it ends the mark.
-func (c *Carrier) mayTake(ctx context.Context, w wanted, link int, m *memory) (err error) {
+// mayTake returns nil if the marked address is the node's to carry, and no other host has it. Otherwise it ends the mark.
+func mayTake(ctx context.Context, w wanted, link int, m *memory) error {
 	if m.confirmed {
 		// Somebody took it from the node, which the API server need not be asked about. Also a conflict leaves the mark.
-		return c.probe(ctx, w, link, m)
+		return w.askAgain(ctx, link, m)
 	}
 	// After the mark, because the NodeAssignment may be older: whoever gives the address to another holder writes the FloatingIP
 	// first, and then asks this node for its marks.
-	if err = c.Records.OwnsAddress(ctx, w.Address.Address); err == nil {
-		err = c.probe(ctx, w, link, m)
-	}
-	if err != nil {
-		return errors.Join(err, nodeaddress.Unmark(w.Address))
+	if err := w.ask(ctx, link, m); err != nil {
+		return errors.Join(err, w.unmark())
 	}
 	return nil
 }
@@ -336,8 +391,7 @@ func (c *Carrier) mayTake(ctx context.Context, w wanted, link int, m *memory) (e
 // errConflict is of an address that another host has.
 var errConflict = errors.New("another host has it")
 
-func (c *Carrier) probe(ctx context.Context, w wanted, link int, m *memory) error {
-	addr := w.Address.Address
+func (c *Carrier) probe(ctx context.Context, addr netip.Addr, link int, m *memory) error {
 	if now := time.Now(); now.Before(m.again) {
 		return errConflict
 	}
@@ -365,13 +419,13 @@ func (c *Carrier) probe(ctx context.Context, w wanted, link int, m *memory) erro
 
 // tell records an event about a new problem of an address.
 func (c *Carrier) tell(ctx context.Context, w wanted, m *memory, problem error) {
-	text := fmt.Sprintf("The node does not have %s, which its pool gives it: %v", w.Address, problem)
+	event, text := w.problem(problem)
 	if text == m.told || errors.Is(problem, errConflict) && strings.Contains(m.told, errConflict.Error()) {
 		return
 	}
 	m.told = text
-	klog.FromContext(ctx).Info("The node does not have an address that its pool gives it", "address", w.Address, "err", problem)
-	c.Tell(errors.New(text))
+	klog.FromContext(ctx).Info("The node does not carry an address that it was given", "address", w, "err", problem)
+	c.Tell(event, errors.New(text))
 }
 
 func (c *Carrier) isAnnouncing() bool {
@@ -398,8 +452,8 @@ func (c *Carrier) announceAgain(ctx context.Context) {
 // sayOnce announces an address that the node carries.
 func (m *memory) sayOnce(ctx context.Context, addr netip.Addr) {
 	m.announce--
-	if err := wire.AnnounceOwn(m.link, addr); err != nil {
-		klog.FromContext(ctx).V(2).Info("Cannot announce an address of the node", "address", addr, "err", err)
+	if err := m.say(m.link); err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot announce an address that the node carries", "address", addr, "err", err)
 	}
 }
 

@@ -72,6 +72,21 @@ func (n *Node) OwnsAddress(ctx context.Context, addr netip.Addr) error {
 	return nil
 }
 
+// IsOfService returns nil if the FloatingIP of an address says that a Service has it. It asks the API server.
+func (n *Node) IsOfService(ctx context.Context, addr netip.Addr) error {
+	name := v1alpha1.NameOf(addr)
+	ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case isAbsent(err):
+		return fmt.Errorf("FloatingIP %s does not exist", name)
+	case err != nil:
+		return fmt.Errorf("get FloatingIP %s: %w", name, err)
+	case ip.Spec.Service == nil:
+		return fmt.Errorf("FloatingIP %s does not say that a Service has the address", name)
+	}
+	return nil
+}
+
 func (n *Node) isOwn(ip *v1alpha1.FloatingIP) bool {
 	return ip.Spec.IsOfNode() && ip.Spec.Node == n.name
 }

@@ -38,7 +38,7 @@ func (o *ownAddresses) recheck() {
 	o.egress.Soon()
 }
 
-// newOwnAddresses returns the carrier of the node's own addresses of pools, and the part that has pods leave with them.
+// newOwnAddresses returns the carrier of the node's addresses, own ones and those of Services, and the part that has pods leave with them.
 func newOwnAddresses(o *Options, clients *clients, records *podinfo.Node, networks *agent.Networks, recorder event.Recorder, namespaces cache.SharedIndexInformer, wirer *wire.Wirer) *ownAddresses {
 	uplink := func() (string, error) {
 		floating, err := networks.Floating()
@@ -61,8 +61,9 @@ func newOwnAddresses(o *Options, clients *clients, records *podinfo.Node, networ
 	})
 	carrier = assignment.New(assignment.Options{
 		Node: o.NodeName, Assignments: clients.berth.NodeAssignments, Records: records, Prober: &o.Conflicts, Uplink: uplink,
-		Tell:    tellNode(recorder, o.NodeName, assignment.EventNodeAddressNotPut, "CarryAddress"),
-		Closing: leaving.Close, Looked: leaving.Soon,
+		Services: wirer,
+		Tell:     func(event string, problem error) { tellNode(recorder, o.NodeName, event, "CarryAddress")(problem) },
+		Closing:  leaving.Close, Looked: leaving.Soon,
 	})
 	return &ownAddresses{carrier, leaving, wirer}
 }

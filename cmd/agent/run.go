@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent"
+	"github.com/berth-dev/berth/agent/assignment"
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/confdir"
@@ -36,7 +37,6 @@ import (
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/nftables"
-	"github.com/berth-dev/berth/cni/nodeaddress"
 	"github.com/berth-dev/berth/cni/relay"
 	"github.com/berth-dev/berth/cni/settings"
 	"github.com/berth-dev/berth/cni/veth/wire"
@@ -101,7 +101,7 @@ func run(ctx context.Context, o *Options) error {
 		RefusedNeighbours: netfilter.RefusedNeighbours,
 		Configuration:     keeper.Ready,
 		Egress:            own.egress,
-		HostPorts:         &hostport.Forwarder{}, HostPortRange: ports, Listener: newListener(o), NodeAddresses: nodeaddress.Carried, DeadMan: deadman.New(o.SilenceAfter), Segment: segments.open, Unicast: segments.hear, Node: self(o, config), APIReachable: clients.reachable, AgentPort: o.Monitoring.SecurePort,
+		HostPorts:         &hostport.Forwarder{}, HostPortRange: ports, Listener: newListener(o), NodeAddresses: assignment.Carried, DeadMan: deadman.New(o.SilenceAfter), Segment: segments.open, Unicast: segments.hear, Node: self(o, config), APIReachable: clients.reachable, AgentPort: o.Monitoring.SecurePort,
 	}
 	enforcer, err := withEnforcer(ctx, o, &options, clients, journal)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -46,15 +47,24 @@ func (n *node) assign(addresses ...string) {
 	for _, address := range addresses {
 		assigned = append(assigned, v1alpha1.AssignedAddress{Address: address, Use: v1alpha1.UseNode, Network: storageOf(address)})
 	}
+	n.assignAll(assigned...)
+}
+
+func (n *node) assignAll(assigned ...v1alpha1.AssignedAddress) {
+	n.t.Helper()
 	api := apiOf(n.t).assignments
-	now, err := api.Get(n.t.Context(), n.name, metav1.GetOptions{})
-	if err != nil {
-		_, err = api.Create(n.t.Context(), &v1alpha1.NodeAssignment{ObjectMeta: metav1.ObjectMeta{Name: n.name}, Spec: v1alpha1.NodeAssignmentSpec{Addresses: assigned}}, metav1.CreateOptions{})
-		n.t.Cleanup(func() { _ = api.Delete(ctxOf(n.t), n.name, metav1.DeleteOptions{}) })
-	} else {
+	// Its agent writes the status meanwhile.
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		now, err := api.Get(n.t.Context(), n.name, metav1.GetOptions{})
+		if err != nil {
+			_, err = api.Create(n.t.Context(), &v1alpha1.NodeAssignment{ObjectMeta: metav1.ObjectMeta{Name: n.name}, Spec: v1alpha1.NodeAssignmentSpec{Addresses: assigned}}, metav1.CreateOptions{})
+			n.t.Cleanup(func() { _ = api.Delete(ctxOf(n.t), n.name, metav1.DeleteOptions{}) })
+			return err
+		}
 		now.Spec.Addresses = assigned
 		_, err = api.Update(n.t.Context(), now, metav1.UpdateOptions{})
-	}
+		return err
+	})
 	if err != nil {
 		n.t.Fatal(err)
 	}

@@ -73,6 +73,15 @@ func (w *Wirer) reversePathDrops(uplink netlink.Link, n poolNetwork) (bool, erro
 	if err != nil || marks != "0" {
 		return false, err
 	}
+	return w.filterDrops(uplink, n)
+}
+
+// filterDrops returns whether the filter drops packets without a mark that arrive from hosts of the network, or by its gateway.
+func (w *Wirer) filterDrops(uplink netlink.Link, n poolNetwork) (bool, error) {
+	if !n.subnet.Addr().Is4() {
+		return false, nil
+	}
+	name := uplink.Attrs().Name
 	filter, err := w.greatest("rp_filter", name)
 	if err != nil || filter != strict && filter != loose {
 		return false, err
