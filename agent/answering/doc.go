@@ -32,5 +32,8 @@
 // after three seconds
 // where this node itself had the address last.
 //
+// A node asks for addresses that it opens again in turns, so that a switch's restart without an API server does not fill the segment with questions. All questions
+// about one address are within its turn. Addresses of pods that start have none.
+//
 // A denial alone is no silence: an older holder than the last may answer.
 package answering

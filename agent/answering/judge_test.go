@@ -254,8 +254,15 @@ func (j *judge) waiting(r *record) bool {
 	return true
 }
 
-// patience is how long a node may wait for silence: eight questions, after the last answer.
-const patience = 15 * time.Second
+// patience is how long a node may wait for silence: eight questions, after the last answer. In a crowded world the other addresses of
+// the node have their turns before.
+func (j *judge) patience() Duration {
+	patience := 15 * time.Second
+	if j.w.crowded {
+		patience += 4 * time.Second * Duration(len(j.w.records))
+	}
+	return patience
+}
 
 // alert is how long a node that is cut off may answer for pods that asked for failover: where the gateway was silent before, it
 // tries the API every half minute only.
@@ -276,7 +283,7 @@ func (j *judge) looks() {
 		}
 	}
 	for i, since := range j.waits {
-		if r := j.w.records[i]; j.w.now-since > patience && j.waiting(r) {
+		if r := j.w.records[i]; j.w.now-since > j.patience() && j.waiting(r) {
 			j.w.fail("%s does not answer for %s for %v, and nobody else does: %+v", r.node.id.Name, r.addr, j.w.now-since, r.node.link.Standing(r.addr))
 		}
 	}

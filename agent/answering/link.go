@@ -33,11 +33,18 @@ const (
 	// controls is how many nodes are asked as a control: some may be off.
 	controls = 3
 
+	// segmentFrames and nodeFrames are how many questions a second all nodes of a segment ask, and each at most, for addresses that they
+	// open again. One for which a node asks takes turnFrames of them, with its controls, and a turn is how long it takes.
+	segmentFrames, nodeFrames, turnFrames = 50_000, 200, 4
+	turn                                  = 3 * time.Second
+
 	helloInterval = time.Minute
 	// neighbourFor is how long a node is known after it was heard.
 	neighbourFor = time.Hour
 	// callInterval is the least time between two answers to Calls.
 	callInterval = 2 * time.Second
+	// maxSpread is how long a node waits at most before it answers one.
+	maxSpread = callInterval / 2
 	// cutOffAfter is how long the gateway and most nodes are silent, and for half of it the API, before a node is cut off.
 	cutOffAfter = 5 * time.Second
 	// lookInterval is how often a node with addresses that it closes then asks the gateway, lookSoon while all are silent.
@@ -146,6 +153,8 @@ type Link struct {
 	refuted                   map[Node]Duration
 	// spread is how long the node waits before it answers a Call, so that not all do at once.
 	spread Duration
+	// frames is segmentFrames, which tests replace.
+	frames int
 	// kind is Call until the node has called the others, and then Hello.
 	kind Kind
 	// hello is when the next Hello is due, called when a Call was answered last, calls when the node itself called
@@ -166,7 +175,7 @@ func NewLink(now Duration, self Node, mac string, addr netip.Addr) *Link {
 	l := &Link{
 		self: self, mac: mac, addr: addr, up: true, holdings: map[netip.Addr]*holding{}, left: map[netip.Addr]Duration{}, nodes: map[Node]neighbour{}, refuted: map[Node]Duration{},
 		controlled: longAgo, gateway: longAgo, called: longAgo, calls: longAgo, tried: longAgo, hello: now, listening: now, now: now,
-		kind: Call, spread: Duration(hash.Sum32()) % (callInterval / 2),
+		kind: Call, spread: Duration(hash.Sum32()) % maxSpread, frames: segmentFrames,
 	}
 	return l
 }
@@ -357,8 +366,12 @@ func (l *Link) carry(c Carry) {
 	}
 }
 
-// openAgain has the node ask for an address for which it answered before.
+// openAgain has the node ask for an address for which it answered before, when its turn comes. Nodes of a crowded segment begin at
+// different times of a turn.
 func (l *Link) openAgain(h *holding, at Duration) {
+	if l.crowded() {
+		at += l.spread * (turn / maxSpread)
+	}
 	h.phase, h.cause, h.again, h.word = Asking, 0, true, false
 	h.begin(at)
 	l.ask(h)
@@ -593,6 +606,7 @@ func (l *Link) pass() {
 		l.sayHello()
 	}
 	l.watch()
+	turns := l.turns()
 	for _, h := range l.each() {
 		switch {
 		case h.phase == Asking && l.now >= h.due:
@@ -602,7 +616,12 @@ func (l *Link) pass() {
 				h.begin(l.now + repeat)
 			case l.silent(h):
 				l.open(h)
+			case h.waits() && turns <= 0:
+				h.due = l.now + questionWait
 			default:
+				if h.waits() {
+					turns--
+				}
 				l.question(h)
 			}
 		case h.asserts() && l.now >= h.due:
@@ -610,6 +629,26 @@ func (l *Link) pass() {
 		}
 	}
 }
+
+// waits returns whether the address is opened again when its turn comes. Before its first question only: in between, an answer would
+// be missed. The API's word, and a person's, are not waited for.
+func (h *holding) waits() bool { return h.again && h.asked == 0 && !h.word }
+
+// turns returns for how many more addresses that are opened again the node may ask now. A turn ends with the questions that silence
+// takes, also where they have no control.
+func (l *Link) turns() int {
+	share := min(nodeFrames, l.frames/(len(l.nodes)+1))
+	turns := max(1, (share+turnFrames-1)/turnFrames)
+	for _, h := range l.each() {
+		if h.phase == Asking && h.again && h.asked > 0 && h.asked <= doubted {
+			turns--
+		}
+	}
+	return turns
+}
+
+// crowded returns whether each node of the segment may ask less than one alone.
+func (l *Link) crowded() bool { return l.frames/(len(l.nodes)+1) < nodeFrames }
 
 // asserts returns whether the node answers, and goes on asserting because the last holder has not denied.
 func (h *holding) asserts() bool {
@@ -684,13 +723,21 @@ func (l *Link) sayHello() {
 
 // question asserts an address and asks who answers for it.
 func (l *Link) question(h *holding) {
-	l.assert(h)
+	// On a crowded segment the first ones of a turn are enough to close the address elsewhere, and to be told of a newer record.
+	if !h.again || h.asked < questions || !l.crowded() {
+		l.assert(h)
+	}
 	l.emit(Question{h.addr})
 	if h.phase == Answering {
 		h.due = l.now + repeat
 		return
 	}
-	if h.controls() {
+	switch {
+	case !h.controls():
+	case h.again && h.asked > 0 && l.gateway >= h.askedAt && l.crowded():
+		// The gateway is enough of a control.
+		l.emit(Control{})
+	default:
 		l.emit(l.control(""))
 	}
 	if h.asked == 0 {

@@ -218,3 +218,70 @@ func TestWordEnds(t *testing.T) {
 	run(20 * time.Second)
 	expect("it was cut off, and another host answers by now", Asking)
 }
+
+// A node that has 250 addresses when its carrier is back, and does not reach the API, asks for them in turns. A pod that starts meanwhile
+// does not wait for them, nor does an address of which the API says that it is still the node's.
+func TestTurns(t *testing.T) {
+	const addresses, frames, patience = 250, 300, 16 * time.Second
+	addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 70, byte(i)}) }
+	l, now := NewLink(0, Node{Name: "self"}, "mac", netip.Addr{}), time.Duration(0)
+	opened, asked, verdicts := map[netip.Addr]time.Duration{}, map[time.Duration]int{}, map[netip.Addr]Verdict{}
+	// run has the gateway answer each control.
+	run := func(until time.Duration, inputs ...Input) {
+		for {
+			outputs := l.Step(now, inputs...)
+			inputs = nil
+			for _, out := range outputs {
+				switch out := out.(type) {
+				case Open:
+					opened[out.Address] = now
+				case Question:
+					asked[now.Truncate(time.Second)]++
+				case Control:
+					inputs = []Input{Gateway{}}
+				case AskAPI:
+					verdicts[out.Address] = Verdict{Address: out.Address, Number: out.Number, Mine: true, Version: 1}
+				}
+			}
+			if len(inputs) > 0 {
+				// The controls of all addresses are one question.
+				asked[now.Truncate(time.Second)]++
+				now += time.Millisecond
+				continue
+			}
+			due, ok := l.Next()
+			if !ok || due > until {
+				now = until
+				return
+			}
+			now = max(now, due)
+		}
+	}
+	for i := range addresses {
+		run(0, Carry{Address: addr(i), Version: 1, Answers: true})
+	}
+	run(time.Second, API{}, Carrier{})
+	began := now
+	run(began+time.Second, Carrier{Up: true})
+	starts, last := addr(addresses), addr(addresses-1)
+	run(began+1500*time.Millisecond, Take{Address: starts, Version: 2})
+	if took := opened[starts] - began - time.Second; opened[starts] == 0 || took > 400*time.Millisecond {
+		t.Errorf("the node answers for a pod that starts after %v", took)
+	}
+	if opened[last] != 0 {
+		t.Fatalf("the last address is open after %v", opened[last]-began)
+	}
+	run(now, verdicts[last])
+	if opened[last] != now {
+		t.Errorf("the API's word does not open the last address")
+	}
+	run(began + patience)
+	if len(opened) != addresses+1 {
+		t.Errorf("the node answers for %d of %d addresses after %v", len(opened), addresses+1, patience)
+	}
+	for second, n := range asked {
+		if n > frames {
+			t.Errorf("at %v the node asks %d questions in a second, not %d at most", second, n, frames)
+		}
+	}
+}

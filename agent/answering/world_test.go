@@ -29,7 +29,9 @@ type world struct {
 	gateway bool
 	// lossy: frames get lost, late and doubled.
 	lossy bool
-	apiUp bool
+	// crowded: a node asks for one address at a time, of those that it opens again.
+	crowded bool
+	apiUp   bool
 	// forged: somebody has asserted the address who may not.
 	forged map[netip.Addr]bool
 	lost   map[[2]int]int
@@ -160,6 +162,7 @@ func newWorld(seed uint64) *world {
 	w := &world{Rand: rand.New(rand.NewPCG(seed, 1)), apiUp: true, forged: map[netip.Addr]bool{}, lost: map[[2]int]int{}, version: 100}
 	w.gateway = w.IntN(4) > 0
 	w.lossy = w.IntN(2) > 0
+	w.crowded = seed%4 == 0
 	w.judge = newJudge(w)
 	for i := range 2 + w.IntN(4) {
 		n := &node{
@@ -173,7 +176,11 @@ func newWorld(seed uint64) *world {
 	for _, n := range w.nodes {
 		n.start()
 	}
-	for i := range 1 + w.IntN(3) {
+	records := 1 + w.IntN(3)
+	if w.crowded {
+		records += 3
+	}
+	for i := range records {
 		w.records = append(w.records, &record{addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), own: w.IntN(3) == 0, failover: w.IntN(2) == 0})
 	}
 	return w
@@ -462,6 +469,9 @@ func (n *node) start() {
 	w := n.world
 	n.hung, n.backlog, n.timer, n.stood = false, nil, -1, -time.Hour
 	n.link, n.knows = NewLink(n.clock(), n.id, n.mac, n.addr), map[int]bool{}
+	if w.crowded {
+		n.link.Share(1)
+	}
 	w.judge.alive(n)
 	n.told = w.reaches(n)
 	for _, addr := range sorted(n.state) {

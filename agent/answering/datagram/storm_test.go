@@ -27,6 +27,11 @@ type sent struct {
 	bytes int
 }
 
+func (s *sent) add(more sent) {
+	s.messages, s.datagrams, s.questions = s.messages+more.messages, s.datagrams+more.datagrams, s.questions+more.questions
+	s.hails, s.bytes = s.hails+more.hails, s.bytes+more.bytes
+}
+
 // stormNode is a node with all its addresses, which its API server confirms where it is reached.
 type stormNode struct {
 	link  *answering.Link
@@ -34,6 +39,8 @@ type stormNode struct {
 	now   time.Duration
 	api   bool
 	sent  sent
+	// opened is when the node has opened an address last.
+	opened time.Duration
 }
 
 func stormName(i int) answering.Node {
@@ -45,9 +52,12 @@ func stormAddress(node, i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)})
 }
 
+// stormOwn is a node's own address.
+func stormOwn(i int) netip.Addr { return netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i)}) }
+
 func newStormNode(t testing.TB, i int, api bool) *stormNode {
 	n := &stormNode{codec: codec(t, "00000000-0000-0000-0000-000000000000", bytes.Repeat([]byte{1}, MinKey)), api: api}
-	n.link = answering.NewLink(0, stormName(i), "02:00:00:00:00:01", netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i)}))
+	n.link = answering.NewLink(0, stormName(i), "02:00:00:00:00:01", stormOwn(i))
 	for a := range stormAddresses {
 		n.step(t, answering.Carry{Address: stormAddress(i, a), Version: 1000, Answers: true})
 	}
@@ -75,6 +85,8 @@ func (n *stormNode) step(t testing.TB, inputs ...answering.Input) {
 					asked[addr] = true
 				}
 				next = append(next, answering.Gateway{})
+			case answering.Open:
+				n.opened = n.now
 			case answering.AskAPI:
 				if n.api {
 					next = append(next, answering.Verdict{Address: out.Address, Number: out.Number, Mine: true, Version: 1000})
@@ -106,6 +118,16 @@ func (n *stormNode) until(t testing.TB, end time.Duration) sent {
 	}
 	n.now = end
 	return n.sent
+}
+
+// open returns for how many addresses the node answers.
+func (n *stormNode) open() (count int) {
+	for _, standing := range n.link.All() {
+		if standing.Phase == answering.Answering {
+			count++
+		}
+	}
+	return count
 }
 
 // BenchmarkHeard is what one agent's CPU does to hear 5,000 nodes with 30 addresses each: it decodes a datagram with 30 assertions, or a hello, and
@@ -143,20 +165,49 @@ func BenchmarkHeard(b *testing.B) {
 	}
 }
 
-// TestStorm prints what a node with 30 addresses sends in a minute of peace, and in the seconds after its carrier is back. In peace that is two
-// datagrams a minute, whatever the others do.
+// TestStorm prints what a node with 30 addresses, which knows the other nodes, sends in a minute of peace, and in the seconds after the carriers of all
+// are back: the mean of some nodes. In peace that is two datagrams a minute, whatever the others do. Without the API server the nodes ask at
+// different times, and all addresses are open within a minute.
 func TestStorm(t *testing.T) {
+	const some, segment = 50, 100_000
+	var hellos []answering.Input
+	for i := range stormNodes {
+		hellos = append(hellos, answering.Heard{Message: answering.Message{Kind: answering.Hello, From: stormName(i), MAC: "02:00:00:00:00:02", Address: stormOwn(i)}})
+	}
 	for _, api := range []bool{true, false} {
-		n := newStormNode(t, 0, api)
-		n.until(t, 30*time.Second)
-		peace := n.until(t, 90*time.Second)
-		if peace.datagrams != 2 || peace.hails != 1 {
-			t.Errorf("in a minute of peace a node sends %+v", peace)
+		var seconds [60]sent
+		var peace, later sent
+		var last time.Duration
+		for i := range some {
+			n := newStormNode(t, i*stormNodes/some, api)
+			n.until(t, 30*time.Second)
+			n.step(t, hellos...)
+			minute := n.until(t, 90*time.Second)
+			if minute.datagrams != 2 || minute.hails != 1 {
+				t.Errorf("in a minute of peace a node sends %+v", minute)
+			}
+			peace.add(minute)
+			n.step(t, answering.API{Reachable: api}, answering.Carrier{})
+			n.step(t, answering.Carrier{Up: true, Jitter: time.Duration(i%3) * 100 * time.Millisecond})
+			began := n.now
+			for second := range seconds {
+				seconds[second].add(n.until(t, began+time.Duration(second+1)*time.Second))
+			}
+			last = max(last, n.opened-began)
+			if open := n.open(); open != stormAddresses {
+				t.Errorf("API reached %t: a node answers for %d addresses after a minute, not %d", api, open, stormAddresses)
+			}
 		}
-		n.step(t, answering.API{Reachable: api}, answering.Carrier{})
-		n.step(t, answering.Carrier{Up: true, Jitter: 100 * time.Millisecond})
-		first := n.until(t, n.now+time.Second)
-		later := n.until(t, n.now+9*time.Second)
-		t.Logf("API reached %t: a minute of peace %+v; the first second %+v; nine more %+v", api, peace, first, later)
+		most := 0
+		for second, s := range seconds {
+			most = max(most, s.questions)
+			if second > 0 && second < 10 {
+				later.add(s)
+			}
+		}
+		if all := most * stormNodes / some; all > segment {
+			t.Errorf("API reached %t: %d nodes ask %d questions in a second, not %d at most", api, stormNodes, all, segment)
+		}
+		t.Logf("API reached %t: %d nodes: a minute of peace %+v; the first second %+v; nine more %+v; questions in the worst second %d; the last address is open after %v", api, some, peace, seconds[0], later, most, last)
 	}
 }
