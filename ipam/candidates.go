@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -75,6 +76,8 @@ const (
 	ReasonKeptNode = "node(s) where the pod's retained floating IP is not reachable"
 	// ReasonNodeCap is of nodes that limit their addresses: see [podrequest.Reader.WithinNode].
 	ReasonNodeCap = "node(s) that advertise " + v1alpha1.ResourceIP + " and have no more of it"
+	// ReasonNoSession begins the reason of nodes that pools serve only with an established BGP session.
+	ReasonNoSession = "node(s) without an established BGP session, which IPPool "
 	// ReasonNoAgent is of nodes where another CNI plugin would give the pod its address.
 	ReasonNoAgent = "node(s) where no Berth agent is ready"
 )
@@ -373,6 +376,37 @@ func (c *Candidates) Room(reach *pools.Reach) int64 {
 		}
 	}
 	return int64(min(room, math.MaxInt32))
+}
+
+// HasRouted returns whether routers would lead an address of the pod to its node: a kept one, or one of some
+// pool that it may use.
+func (c *Candidates) HasRouted() bool {
+	for position, pool := range c.state.snapshot.Pools() {
+		if pool.Routed && c.isOf(position) {
+			return true
+		}
+	}
+	return false
+}
+
+// isOf says whether the pod may get an address of the pool, or has a kept one there.
+func (c *Candidates) isOf(position int) bool {
+	return c.mayServe(position) || slices.ContainsFunc(c.parts, func(p candidate) bool { return len(p.usable[position]) > 0 })
+}
+
+// WithoutSession returns the rejection of a node that has no established BGP session, and this reach with one: nil if pools of
+// the reach that require a session could not serve the pod either.
+func (c *Candidates) WithoutSession(reach *pools.Reach) *Rejection {
+	var names []string
+	for _, position := range reach.Positions() {
+		if pool := c.pool(position); pool.RequireSession && c.isOf(position) {
+			names = append(names, pool.Name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return &Rejection{Reason: ReasonNoSession + strings.Join(names, ", ") + " requires", Unresolvable: true, Lacks: LackAgent}
 }
 
 func (c *Candidates) mayServe(position int) bool {

@@ -52,7 +52,8 @@ const (
 	// LackOwner is an address of its owner: the owner must be allowed more addresses, or
 	// another of its pods must give one back.
 	LackOwner
-	// LackAgent is an agent on a node of its pools. The pool serves that node when the agent is ready.
+	// LackAgent is an agent, or a BGP session, on a node of its pools. The pool serves that node when the agent is ready,
+	// or the session is established.
 	LackAgent
 )
 

@@ -38,7 +38,7 @@ func IsReady(pod *v1.Pod) bool {
 func Nodes(pods []v1.Pod) map[string]bool {
 	nodes := map[string]bool{}
 	for i := range pods {
-		if IsReady(&pods[i]) {
+		if Is(&pods[i]) && IsReady(&pods[i]) {
 			nodes[pods[i].Spec.NodeName] = true
 		}
 	}

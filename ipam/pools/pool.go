@@ -25,9 +25,11 @@ type Pool struct {
 	Subnet  netip.Prefix
 	Gateway netip.Addr // zero if the pool has none
 	// Routed says that routers lead the addresses to their nodes.
-	Routed   bool
-	VLAN     int32
-	Disabled bool
+	Routed bool
+	// RequireSession says that nodes without an established BGP session do not have the addresses.
+	RequireSession bool
+	VLAN           int32
+	Disabled       bool
 	// Cooldown is how long a freed address cools down.
 	Cooldown time.Duration
 	// MaxPerNamespace is the number of addresses that one namespace may have. 0 means
@@ -125,6 +127,7 @@ func compile(object *v1alpha1.IPPool) (*Pool, error) {
 		Labels:           object.Labels,
 		VLAN:             spec.VLAN,
 		Routed:           spec.Mode == v1alpha1.NetworkRouted,
+		RequireSession:   spec.RequireSession,
 		Disabled:         spec.Disabled,
 		MaxPerNamespace:  uint64(max(0, spec.MaxPerNamespace)),
 		ReleasePolicies:  spec.ReleasePolicies,
@@ -190,6 +193,8 @@ func (p *Pool) checkMode() error {
 		return errors.New("spec.nodeAddresses: a pool with mode Routed has none")
 	case p.Routed && p.VLAN != 0:
 		return errors.New("spec.vlan: a pool with mode Routed has none")
+	case p.RequireSession && !p.Routed:
+		return errors.New("spec.requireSession: only a pool with mode Routed has sessions")
 	}
 	return nil
 }

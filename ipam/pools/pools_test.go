@@ -105,6 +105,8 @@ func TestInvalid(t *testing.T) {
 		{"egress with an exception of the other family", func(s *v1alpha1.IPPoolSpec) {
 			s.NodeAddresses, s.Egress = &v1alpha1.NodeAddresses{}, &v1alpha1.Egress{Except: []string{"10.0.0.0/8", "2001:db8::/32"}}
 		}, "spec.egress.except[1]: 2001:db8::/32 is not of the family of the subnet 10.0.0.0/24"},
+		{"a routed pool that requires sessions", func(s *v1alpha1.IPPoolSpec) { s.Mode, s.Gateway, s.RequireSession = v1alpha1.NetworkRouted, "", true }, ""},
+		{"a pool on a link that requires sessions", func(s *v1alpha1.IPPoolSpec) { s.RequireSession = true }, "spec.requireSession: only a pool with mode Routed has sessions"},
 		{"a routed pool with a VLAN", func(s *v1alpha1.IPPoolSpec) { s.Mode, s.Gateway, s.VLAN = v1alpha1.NetworkRouted, "", 7 }, "spec.vlan: a pool with mode Routed has none"},
 		{"an exclusion that is no range", func(s *v1alpha1.IPPoolSpec) { s.Exclude = []string{"10.0.0.9", "x"} }, "spec.exclude[1]: "},
 		{"an exclusion elsewhere", func(s *v1alpha1.IPPoolSpec) { s.Exclude = []string{"10.0.1.9"} }, "spec.exclude[0]: 10.0.1.9 is not inside"},

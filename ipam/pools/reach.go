@@ -60,6 +60,27 @@ func (s *Snapshot) Reach(addresses []netip.Addr, nodeLabels labels.Set) *Reach {
 	return NewReach(positions...)
 }
 
+// RequireSession returns whether some pool serves only nodes with an established BGP session.
+func (s *Snapshot) RequireSession() bool { return s.requireSession }
+
+// WithoutSession returns the pools of a reach that serve a node without an established BGP session.
+func (s *Snapshot) WithoutSession(reach *Reach) *Reach {
+	return reach.without(func(position int) bool { return s.pools[position].RequireSession })
+}
+
+// WithoutRouted returns the pools of a reach whose addresses no router leads to their nodes.
+func (s *Snapshot) WithoutRouted(reach *Reach) *Reach {
+	return reach.without(func(position int) bool { return s.pools[position].Routed })
+}
+
+// without returns the reach itself where nothing is left out.
+func (r *Reach) without(out func(position int) bool) *Reach {
+	if !slices.ContainsFunc(r.positions, out) {
+		return r
+	}
+	return NewReach(slices.DeleteFunc(slices.Clone(r.positions), out)...)
+}
+
 // subnetIndex finds pools by their node subnets. Many nodes share few subnets.
 type subnetIndex struct {
 	// none has the pools without node subnets.

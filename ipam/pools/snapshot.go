@@ -19,6 +19,8 @@ type Snapshot struct {
 	invalid  map[string]error
 	overlaps map[string][]Overlap
 	subnets  subnetIndex
+	// requireSession: some pool does.
+	requireSession bool
 }
 
 // Overlap is a range of addresses that a pool lists and an older pool keeps.
@@ -52,6 +54,7 @@ func Compile(objects []*v1alpha1.IPPool) *Snapshot {
 		s.byName[pool.Name] = index
 		s.home(pool, index)
 		s.subnets.add(pool, index)
+		s.requireSession = s.requireSession || pool.RequireSession
 	}
 	return s
 }

@@ -20,6 +20,8 @@ const (
 	causeOwner
 	// causeAgent: nodes of its pools have no ready agent.
 	causeAgent
+	// causeSession: nodes of its pools have no established BGP session, and a pool requires one.
+	causeSession
 	// causePool: no pool that it may use serves the nodes.
 	causePool
 )
@@ -46,6 +48,8 @@ func (c cause) String() string {
 		return "owner"
 	case c&causeAgent != 0:
 		return "agent"
+	case c&causeSession != 0:
+		return "session"
 	}
 	return "pool"
 }

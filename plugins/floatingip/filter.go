@@ -37,6 +37,8 @@ type found struct {
 	fitsAll bool
 	// levels of room within the reaches, for Score.
 	levels map[*pools.Reach]int64
+	// bySession: Score looks at the nodes' BGP sessions.
+	bySession bool
 	// short has isShort if a node lacked an address for the pod, and the bits of ipam.Lack
 	// and of cause of all such nodes.
 	short atomic.Uint32
@@ -121,8 +123,12 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 		}
 	}
 	if served == 0 {
-		pl.waiting.short(pod.UID, ipam.LackOwner, why{causeOwner, candidates.OnlyPool()})
-		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, ipam.ReasonKeptNode)
+		lack, because, reason := ipam.LackOwner, causeOwner, ipam.ReasonKeptNode
+		if rejection := pl.keptForSession(candidates, nodes); rejection != nil {
+			lack, because, reason = rejection.Lacks, causeSession, rejection.Reason
+		}
+		pl.waiting.short(pod.UID, lack, why{because, candidates.OnlyPool()})
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reason)
 	}
 	if len(within) < len(table.reaches) {
 		pl.waiting.narrowed(pod.UID)
@@ -131,6 +137,20 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 		return nil, nil // Filter leaves the others out.
 	}
 	return &fwk.PreFilterResult{NodeNames: sets.New(slices.Concat(within...)...)}, nil
+}
+
+// keptForSession returns the rejection of a node that lacks nothing but a BGP session for the pod's kept addresses; nil: there
+// is none.
+func (pl *Plugin) keptForSession(candidates *ipam.Candidates, nodes []fwk.NodeInfo) *ipam.Rejection {
+	for _, info := range nodes {
+		if !pl.nodes.lacks(candidates.Snapshot(), info.Node().Name) {
+			continue
+		}
+		if reach := pl.nodes.reachWith(candidates.Snapshot(), info.Node(), false); candidates.KeptWithin(reach) {
+			return candidates.WithoutSession(reach)
+		}
+	}
+	return nil
 }
 
 // mostServed: nodes are named only if they are at most one in so many. kube-scheduler looks at
@@ -156,13 +176,20 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, n
 	}
 	reach := pl.nodes.reach(s.candidates.Snapshot(), nodeInfo.Node())
 	var rejection *ipam.Rejection
+	because := cause(0)
 	if s.preemption == nil {
 		rejection = s.candidates.Rejects(reach)
 	} else {
 		rejection = s.candidates.RejectsAfter(reach, s.preemption.sum(s.candidates, pod.Namespace))
 	}
+	if rejection != nil && pl.nodes.lacks(s.candidates.Snapshot(), nodeInfo.Node().Name) {
+		if without := s.candidates.WithoutSession(pl.nodes.reachWith(s.candidates.Snapshot(), nodeInfo.Node(), false)); without != nil {
+			without.Lacks |= rejection.Lacks
+			rejection, because = without, causeSession
+		}
+	}
 	if s.agentless > 0 && (rejection == nil || !rejection.Unresolvable) && !pl.agents.has(nodeInfo.Node().Name) {
-		rejection = noAgent(nodeInfo.Node().Name, s.agentless)
+		rejection, because = noAgent(nodeInfo.Node().Name, s.agentless), causeAgent
 	}
 	if rejection == nil || !rejection.Unresolvable {
 		if status := withinNode(pl.reader, pod, nodeInfo); status != nil {
@@ -172,7 +199,9 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, n
 	if rejection == nil {
 		return nil
 	}
-	because := causeOf(rejection.Lacks)
+	if because == 0 {
+		because = causeOf(rejection.Lacks)
+	}
 	if s.lacking(rejection.Lacks, because) {
 		pl.waiting.short(pod.UID, rejection.Lacks, why{because, s.candidates.OnlyPool()})
 	}

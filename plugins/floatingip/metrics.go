@@ -29,7 +29,7 @@ var (
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"result"})
 	waitingPodsDesc = metrics.NewDesc("berth_scheduler_waiting_pods",
-		"Pods that found no address at their last attempt, by namespace, the only pool that can serve them (empty: several) and cause: address (none is free), owner (the workload or claim may have no more, or not there), agent (no agent is ready) or pool (none serves the nodes). The 100 largest groups; the others by cause.",
+		"Pods that found no address at their last attempt, by namespace, the only pool that can serve them (empty: several) and cause: address (none is free), owner (the workload or claim may have no more, or not there), agent (no agent is ready), session (no BGP session is established) or pool (none serves the nodes). The 100 largest groups; the others by cause.",
 		[]string{"namespace", "pool", "cause"}, nil, metrics.ALPHA, "")
 	nodesDesc = metrics.NewDesc("berth_scheduler_nodes",
 		"Nodes by their agent: ready, lost (it was ready within a day, and the node is not lost itself) or none.",

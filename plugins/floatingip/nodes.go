@@ -20,6 +20,8 @@ import (
 // subnets. Safe for concurrent use.
 type nodes struct {
 	table atomic.Pointer[nodeTable]
+	// sessions: nodes without one have fewer pools. nil: all nodes have what they need.
+	sessions *sessions
 	// changes counts changes that may make the table wrong. renewals counts updates of
 	// node objects that do not, such as heartbeats.
 	changes, renewals atomic.Int64
@@ -43,6 +45,8 @@ type nodeTable struct {
 type knownNode struct {
 	node  *v1.Node
 	reach *pools.Reach
+	// lacks: the reach is of the node without a BGP session.
+	lacks bool
 }
 
 // mostRenewals is how many node objects may be newer than the table's before the
@@ -50,18 +54,29 @@ type knownNode struct {
 // number, that costs about as much as a new table.
 const mostRenewals = 128
 
-// reach returns the pools that serve a node. It is correct for every node, and fast
-// for nodes of the table.
+// reach returns the pools that serve a node, by the sessions that it has now. It is correct for every node,
+// and fast for nodes of the table.
 func (n *nodes) reach(snapshot *pools.Snapshot, node *v1.Node) *pools.Reach {
-	table := n.table.Load()
-	if table == nil || table.snapshot != snapshot {
-		return ipam.ReachOf(snapshot, ipam.NodeOf(node))
+	return n.reachWith(snapshot, node, n.lacks(snapshot, node.Name))
+}
+
+// lacks says whether pools do not serve the node because it has no BGP session.
+func (n *nodes) lacks(snapshot *pools.Snapshot, node string) bool {
+	return snapshot.RequireSession() && n.sessions.lacks(node)
+}
+
+func (n *nodes) reachWith(snapshot *pools.Snapshot, node *v1.Node, lacks bool) *pools.Reach {
+	if table := n.table.Load(); table != nil && table.snapshot == snapshot {
+		known, ok := table.nodes[node.Name]
+		if ok && known.lacks == lacks && (known.node == node || sameReach(known.node, node)) {
+			return known.reach
+		}
 	}
-	known, ok := table.nodes[node.Name]
-	if !ok || known.node != node && !sameReach(known.node, node) {
-		return ipam.ReachOf(snapshot, ipam.NodeOf(node))
+	reach := ipam.ReachOf(snapshot, ipam.NodeOf(node))
+	if lacks {
+		return snapshot.WithoutSession(reach)
 	}
-	return known.reach
+	return reach
 }
 
 // refresh returns a table of these nodes. It builds a new one if the pools or nodes
@@ -79,7 +94,8 @@ func (n *nodes) refresh(snapshot *pools.Snapshot, infos []fwk.NodeInfo) *nodeTab
 	known := map[string]int{}
 	for _, info := range infos {
 		node := info.Node()
-		reach := n.reach(snapshot, node)
+		lacks := n.lacks(snapshot, node.Name)
+		reach := n.reachWith(snapshot, node, lacks)
 		key := reach.Key()
 		at, ok := known[key]
 		if !ok {
@@ -88,7 +104,7 @@ func (n *nodes) refresh(snapshot *pools.Snapshot, infos []fwk.NodeInfo) *nodeTab
 			table.reaches, table.names = append(table.reaches, reach), append(table.names, nil)
 		}
 		table.names[at] = append(table.names[at], node.Name)
-		table.nodes[node.Name] = knownNode{node: node, reach: table.reaches[at]}
+		table.nodes[node.Name] = knownNode{node: node, reach: table.reaches[at], lacks: lacks}
 		table.capped = table.capped || len(capOf(node)) > 0
 	}
 	n.table.Store(table)
@@ -111,6 +127,13 @@ func (n *nodes) changed(before, after *v1.Node) {
 func (n *nodes) hasSettled(since, now time.Time) bool {
 	settled := n.settled.Load()
 	return settled != nil && since.Before(*settled) && !now.Before(*settled)
+}
+
+// sessionChanged counts a node that lost its BGP session, or has one again.
+func (n *nodes) sessionChanged() {
+	if table := n.table.Load(); table == nil || table.snapshot.RequireSession() {
+		n.changes.Add(1)
+	}
 }
 
 // invalidate makes the next refresh build a new table.

@@ -162,7 +162,7 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 		return nil, err
 	}
 	shared := &shared{
-		args: args, ipam: addresses, nodes: &nodes{}, agents: newAgents(namespace), pods: pods, jobs: jobs, instances: virtualmachine.New(headers),
+		args: args, ipam: addresses, nodes: &nodes{sessions: newSessions(namespace)}, agents: newAgents(namespace), pods: pods, jobs: jobs, instances: virtualmachine.New(headers),
 		waiting: newWaiting(handle, addresses, pods.isPending, clock.RealClock{}),
 		ending:  newEnding(addresses, pods, clock.RealClock{}),
 	}
@@ -218,10 +218,13 @@ func (s *shared) watch(informers informers.SharedInformerFactory) error {
 	return nil
 }
 
-// podHandler notes pods that are not pending any more, or have ended, and agents.
+// podHandler notes pods that are not pending any more, or have ended, agents, and speakers.
 func (s *shared) podHandler() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc: func(added any) { s.wired(s.agents.seen(added.(*v1.Pod))) },
+		AddFunc: func(added any) {
+			s.wired(s.agents.seen(added.(*v1.Pod)))
+			s.announced(s.nodes.sessions.seen(added.(*v1.Pod)))
+		},
 		UpdateFunc: func(before, after any) {
 			was, is := before.(*v1.Pod), after.(*v1.Pod)
 			if from := nomination(was); from != "" && (was.UID != is.UID || from != nomination(is) && from != is.Spec.NodeName) {
@@ -229,8 +232,10 @@ func (s *shared) podHandler() cache.ResourceEventHandler {
 			}
 			if was.UID != is.UID {
 				s.agents.gone(was)
+				s.announced(s.nodes.sessions.gone(was))
 			}
 			s.wired(s.agents.seen(is))
+			s.announced(s.nodes.sessions.seen(is))
 			if was.UID != is.UID || isPending(was) && !isPending(is) {
 				s.waiting.forget(was.UID)
 			}
@@ -251,6 +256,7 @@ func (s *shared) podHandler() cache.ResourceEventHandler {
 			}
 			if pod, ok := tombstone.LastSeen(object).(*v1.Pod); ok {
 				s.agents.gone(pod)
+				s.announced(s.nodes.sessions.gone(pod))
 				s.waiting.forget(pod.UID)
 				s.nominatedNoMore(pod, nomination(pod))
 				s.ended(pod)
@@ -294,6 +300,17 @@ func (s *shared) wired(name string) {
 	}
 	for _, change := range s.pods.serving(name, s.ipam.PoolsOf(ipam.NodeOf(node))) {
 		s.waiting.changed(change)
+	}
+}
+
+// announced has pods see that a node lost its BGP session, or wakes the ones that wait for a node with one; empty: no node.
+func (s *shared) announced(name string) {
+	if name == "" {
+		return
+	}
+	s.nodes.sessionChanged()
+	if !s.nodes.sessions.lacks(name) {
+		s.wired(name)
 	}
 }
 

@@ -14,10 +14,18 @@ import (
 )
 
 // PreScore skips Score for a pod that must have an address of its owner, and if all
-// nodes have the same level of room.
+// nodes have the same level of room; but not for a pod with an address that routers lead to its node, while some
+// node has no BGP session.
 func (pl *Plugin) PreScore(_ context.Context, state fwk.CycleState, _ *v1.Pod, _ []fwk.NodeInfo) *fwk.Status {
 	s := stateOf(state)
-	if s == nil || len(s.candidates.Kept()) > 0 {
+	if s == nil {
+		return fwk.NewStatus(fwk.Skip)
+	}
+	s.bySession = pl.nodes.sessions.anywhere() && s.candidates.HasRouted()
+	if s.bySession {
+		return nil
+	}
+	if len(s.candidates.Kept()) > 0 {
 		return fwk.NewStatus(fwk.Skip)
 	}
 	levelOf := func(reach *pools.Reach) int64 { return level(s.candidates.Room(reach)) }
@@ -36,17 +44,36 @@ func (pl *Plugin) PreScore(_ context.Context, state fwk.CycleState, _ *v1.Pod, _
 func level(room int64) int64 { return int64(bits.Len64(uint64(room))) }
 
 // Score prefers nodes whose pools have more free addresses, so that scarce pools
-// are left to pods that cannot go elsewhere.
+// are left to pods that cannot go elsewhere. Of a node without a BGP session, pools whose addresses routers lead to
+// their nodes do not count: such nodes come last for pods of these pools.
 func (pl *Plugin) Score(_ context.Context, state fwk.CycleState, _ *v1.Pod, nodeInfo fwk.NodeInfo) (int64, *fwk.Status) {
 	s := stateOf(state)
 	if s == nil {
 		return 0, nil
 	}
 	reach := pl.nodes.reach(s.candidates.Snapshot(), nodeInfo.Node())
+	if s.bySession {
+		return pl.levelBySession(s, reach, nodeInfo.Node().Name), nil
+	}
 	if level, known := s.levels[reach]; known {
 		return level, nil
 	}
 	return level(s.candidates.Room(reach)), nil
+}
+
+// levelBySession is the level of room of a node, by whether it has a BGP session. It is 1 or 0 for a pod that must have
+// addresses of its owner.
+func (pl *Plugin) levelBySession(s *cycleState, reach *pools.Reach, node string) int64 {
+	if pl.nodes.sessions.lacks(node) {
+		reach = s.candidates.Snapshot().WithoutRouted(reach)
+	}
+	if len(s.candidates.Kept()) == 0 {
+		return level(s.candidates.Room(reach))
+	}
+	if s.candidates.KeptWithin(reach) {
+		return 1
+	}
+	return 0
 }
 
 // ScoreExtensions returns the plugin, which normalizes its scores.

@@ -191,7 +191,7 @@ func (r *Report) add(ctx context.Context, speakers *Speakers, node string, addr 
 				r.Unknown = append(r.Unknown, fmt.Sprintf("which sessions node %s has: %s", pods[i].Spec.NodeName, failure.Explain(err)))
 				return
 			}
-			if addr.IsValid() && !carries(said, addr) {
+			if addr.IsValid() && !Carries(said, addr) {
 				return
 			}
 			for _, peer := range said.Peers {
@@ -210,18 +210,22 @@ func (r *Report) add(ctx context.Context, speakers *Speakers, node string, addr 
 	return nil
 }
 
-func carries(said *status.Status, addr netip.Addr) bool {
+// Carries returns whether table 98 of the speaker's node has an address.
+func Carries(said *status.Status, addr netip.Addr) bool {
 	return slices.ContainsFunc(said.Carried, func(c status.Carried) bool { return c.Address == addr })
 }
 
 // of returns how a session announces the address that was asked about; nil: it does not.
-func (r *Report) of(s *Session) *status.Exported {
-	if !s.Established {
+func (r *Report) of(s *Session) *status.Exported { return Announced(&s.Peer, r.Address) }
+
+// Announced returns how an established session announces an address; nil: it does not.
+func Announced(peer *status.Peer, address string) *status.Exported {
+	if !peer.Established {
 		return nil
 	}
-	for i := range s.Exported {
-		if s.Exported[i].Address.String() == r.Address {
-			return &s.Exported[i]
+	for i := range peer.Exported {
+		if peer.Exported[i].Address.String() == address {
+			return &peer.Exported[i]
 		}
 	}
 	return nil

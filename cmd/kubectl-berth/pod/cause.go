@@ -17,6 +17,8 @@ const (
 	CauseNode Cause = "node"
 	// CauseAgent: nodes of its pools have no ready agent.
 	CauseAgent Cause = "agent"
+	// CauseSession: nodes of its pools have no established BGP session, and a pool requires one.
+	CauseSession Cause = "session"
 	// CausePool: no pool that it may use serves the nodes.
 	CausePool Cause = "pool"
 	// CausePod: the pod asks for something wrong.
@@ -49,7 +51,7 @@ func causeOfNode(reason string) Cause {
 
 // first returns the cause that concerns most, as nodes differ.
 func first(causes map[Cause]bool) Cause {
-	for _, cause := range []Cause{CauseAddress, CauseOwner, CauseNode, CauseAgent} {
+	for _, cause := range []Cause{CauseAddress, CauseOwner, CauseNode, CauseAgent, CauseSession} {
 		if causes[cause] {
 			return cause
 		}

@@ -151,16 +151,23 @@ func (w *Why) perPool(candidates *ipam.Candidates, nodes []v1.Node) {
 }
 
 // perNode adds the verdict of the scheduler's filters on each node; unfit returns why a node
-// that its pools serve can have no address, and says what to do.
-func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, unfit func(node string) string) {
+// that its pools serve can have no address, and says what to do. sessionless are the nodes without a BGP session.
+func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, sessionless map[string]bool, unfit func(node string) string) {
 	byReason := map[string]*Node{}
 	serves, causes := false, map[Cause]bool{}
 	for i := range nodes {
 		said := Node{Has: true, Reason: "Berth has an address for the pod there"}
-		rejection := candidates.Rejects(ipam.ReachOf(candidates.Snapshot(), ipam.NodeOf(&nodes[i])))
+		reach := ipam.ReachOf(candidates.Snapshot(), ipam.NodeOf(&nodes[i]))
+		rejection := candidates.Rejects(reach)
+		if rejection == nil && sessionless[nodes[i].Name] && candidates.Rejects(candidates.Snapshot().WithoutSession(reach)) != nil {
+			rejection = candidates.WithoutSession(reach)
+			causes[CauseSession] = true
+			w.do("see why node %s has no session: kubectl berth bgp --node %[1]s", nodes[i].Name)
+		} else if rejection != nil {
+			causes[causeOf(rejection.Lacks)] = true
+		}
 		if rejection != nil {
 			said = Node{Reason: rejection.Reason}
-			causes[causeOf(rejection.Lacks)] = true
 		}
 		if rejection == nil || !rejection.Unresolvable {
 			if reason := unfit(nodes[i].Name); reason != "" {

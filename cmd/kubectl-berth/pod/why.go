@@ -186,13 +186,13 @@ func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
 	} else if err != nil {
 		return err
 	}
-	namespace, wired, err := l.wired(ctx)
+	namespace, wired, sessionless, err := l.wired(ctx)
 	if refused := failure.Forbidden(err); refused != "" {
 		told.Missing = refused
 	} else if err != nil {
 		return err
 	}
-	told.perNode(candidates, nodes.Items, func(node string) string {
+	told.perNode(candidates, nodes.Items, sessionless, func(node string) string {
 		switch {
 		case wired != nil && !wired[node]:
 			return ipam.ReasonNoAgent
@@ -206,16 +206,16 @@ func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
 	return nil
 }
 
-// wired returns the nodes that have a ready agent, and the namespace of the agents.
-func (l *look) wired(ctx context.Context) (namespace string, nodes map[string]bool, err error) {
+// wired returns the nodes that have a ready agent, the nodes whose speaker has no BGP session, and the namespace of both.
+func (l *look) wired(ctx context.Context) (namespace string, nodes, sessionless map[string]bool, err error) {
 	if namespace, err = l.BerthNamespace(ctx, l.berth); err != nil {
-		return "", nil, err
+		return "", nil, nil, err
 	}
-	agents, err := l.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: agentpod.Selector, ResourceVersion: "0"})
+	pods, err := l.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: agentpod.ProgramsOfNodes, ResourceVersion: "0"})
 	if err != nil {
-		return namespace, nil, fmt.Errorf("list the agents: %w", err)
+		return namespace, nil, nil, fmt.Errorf("list the agents and speakers: %w", err)
 	}
-	return namespace, agentpod.Nodes(agents.Items), nil
+	return namespace, agentpod.Nodes(pods.Items), agentpod.WithoutSession(pods.Items), nil
 }
 
 // bound adds the addresses of a bound pod, and its events.

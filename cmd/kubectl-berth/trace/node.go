@@ -5,6 +5,7 @@ package trace
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -12,14 +13,16 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/bgp"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/speaker/status"
 )
 
-// fromNodes returns the links that only the nodes know: agent, kernel and wire. An error says that the user may
-// not ask. Blocking.
-func fromNodes(ctx context.Context, s *audit.Subject, agents *node.Agents, namespace string) ([]Link, error) {
+// fromNodes returns the links that only the nodes know: agent and kernel, and wire or, where routers lead to the address, table
+// and session. An error says that the user may not ask. Blocking.
+func fromNodes(ctx context.Context, s *audit.Subject, agents *node.Agents, speakers *bgp.Speakers, namespace string) ([]Link, error) {
 	spec := &s.IP.Spec
 	show := "kubectl berth node " + spec.Node
 	in, err := agents.Inspect(ctx, s.Agent, spec.Owner.Namespace, spec.Pod.Name)
@@ -43,7 +46,66 @@ func fromNodes(ctx context.Context, s *audit.Subject, agents *node.Agents, names
 	if firstBroken(links) != nil {
 		return links, nil
 	}
+	if isRouted(s.IP) {
+		return append(links, ofRouting(ctx, s.IP, speakers)...), nil
+	}
 	return append(links, ofWire(ctx, s, agents)), nil
+}
+
+func isRouted(ip *v1alpha1.FloatingIP) bool {
+	return ip.Spec.Network != nil && ip.Spec.Network.Mode == v1alpha1.NetworkRouted
+}
+
+// ofRouting returns the links by which routers lead to an address: table 98 of its node, and a session of the node's
+// speaker. Blocking.
+func ofRouting(ctx context.Context, ip *v1alpha1.FloatingIP, speakers *bgp.Speakers) []Link {
+	notAsked := func(text string) []Link {
+		return []Link{{Name: "table", State: NotAsked, Text: text}, {Name: "session", State: NotAsked, Text: text}}
+	}
+	pods, err := speakers.Pods(ctx, ip.Spec.Node)
+	if err != nil {
+		return notAsked(failure.Explain(err))
+	}
+	if len(pods) == 0 {
+		return notAsked(fmt.Sprintf("node %s runs no %s: its own routing daemon announces table 98", ip.Spec.Node, status.Name))
+	}
+	said, err := speakers.Ask(ctx, &pods[0])
+	if err != nil {
+		return notAsked(failure.Explain(err))
+	}
+	return announced(ip, said)
+}
+
+// announced returns the links table and session by the word of the node's speaker. Pure.
+func announced(ip *v1alpha1.FloatingIP, said *status.Status) []Link {
+	address := ip.Spec.Address
+	addr, err := netip.ParseAddr(address)
+	if err != nil || !bgp.Carries(said, addr) {
+		return []Link{{
+			Name: "table", State: Broken, Command: "kubectl berth bgp " + address,
+			Text: fmt.Sprintf("table 98 of node %s lacks %s, so no router leads to it: with the annotation %s: Ready the pod must be Ready", said.Node, address, v1alpha1.AnnotationAdvertise),
+		}}
+	}
+	table := Link{Name: "table", State: OK, Text: fmt.Sprintf("table 98 of node %s has the address", said.Node)}
+	var by, down []string
+	for i := range said.Peers {
+		switch peer := &said.Peers[i]; {
+		case bgp.Announced(peer, address) != nil:
+			by = append(by, fmt.Sprintf("%s (BGPPeer %s)", peer.Address, peer.Name))
+		case peer.Error != "":
+			down = append(down, peer.Name+": "+peer.Error)
+		default:
+			down = append(down, peer.Name+": spec.export names no prefix of the address")
+		}
+	}
+	if len(by) > 0 {
+		return []Link{table, {Name: "session", State: OK, Text: "announced to " + strings.Join(by, ", ")}}
+	}
+	text := "no BGPPeer selects the node"
+	if len(down) > 0 {
+		text = strings.Join(down, "; ")
+	}
+	return []Link{table, {Name: "session", State: Broken, Text: fmt.Sprintf("no session of node %s announces the address: %s", said.Node, text), Command: "kubectl berth bgp --node " + said.Node}}
 }
 
 func ofKernel(s *audit.Subject, in *node.Inspection, show string) Link {
@@ -72,9 +134,6 @@ func ofWire(ctx context.Context, s *audit.Subject, agents *node.Agents) Link {
 	answer, err := wire.Ask(ctx, s.Agent, others(s), vlan, spec.Address)
 	if err != nil {
 		return Link{Name: "wire", State: NotAsked, Text: failure.Explain(err)}
-	}
-	if spec.Network != nil && spec.Network.Mode == v1alpha1.NetworkRouted {
-		return Link{Name: "wire", State: NotAsked, Text: "routers lead to the address, by the table that the node's routing daemon announces: nobody can be asked"}
 	}
 	if len(answer) == 0 {
 		return Link{Name: "wire", State: NotAsked, Text: "the address is on no layer 2 network of the node: nobody can be asked"}

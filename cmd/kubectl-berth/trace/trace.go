@@ -22,6 +22,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/bgp"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
@@ -105,8 +106,9 @@ func (o *options) trace(ctx context.Context, call *command.Call) (*answer.Answer
 	default:
 		trace.Links = fromObjects(s)
 		if o.node && firstBroken(trace.Links) == nil && s.Agent != nil {
-			agents := &node.Agents{Asker: &agentport.Ports{Kube: call.Kube, Namespace: namespace}}
-			links, err := fromNodes(ctx, s, agents, namespace)
+			ports := &agentport.Ports{Kube: call.Kube, Namespace: namespace}
+			speakers := &bgp.Speakers{Kube: call.Kube, Port: ports, Namespace: namespace}
+			links, err := fromNodes(ctx, s, &node.Agents{Asker: ports}, speakers, namespace)
 			if err != nil {
 				return nil, err
 			}
@@ -114,7 +116,7 @@ func (o *options) trace(ctx context.Context, call *command.Call) (*answer.Answer
 		}
 		trace.Timeline, trace.Unknown = timeline(ctx, call.Kube, s)
 	}
-	trace.addUnasked()
+	trace.addUnasked(s != nil && isRouted(s.IP))
 	trace.Time = time.Now().UTC().Truncate(time.Second)
 	broken := firstBroken(trace.Links)
 	if broken == nil {
@@ -124,13 +126,17 @@ func (o *options) trace(ctx context.Context, call *command.Call) (*answer.Answer
 	return answerOf(trace, broken, name), answer.FindingsError("")
 }
 
-// addUnasked adds the links that nothing is known of.
-func (t *Trace) addUnasked() {
+// addUnasked adds the links that nothing is known of; routed: routers lead to the address.
+func (t *Trace) addUnasked(routed bool) {
 	why := "not looked at: --node does it"
 	if firstBroken(t.Links) != nil {
 		why = ""
 	}
-	for _, name := range []string{"object", "pod", "node", "agent", "kernel", "wire"} {
+	names := []string{"object", "pod", "node", "agent", "kernel", "wire"}
+	if routed {
+		names = append(names[:5], "table", "session")
+	}
+	for _, name := range names {
 		if !slices.ContainsFunc(t.Links, func(l Link) bool { return l.Name == name }) {
 			t.Links = append(t.Links, Link{Name: name, State: NotAsked, Text: why})
 		}

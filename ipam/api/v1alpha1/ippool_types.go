@@ -41,6 +41,7 @@ type IPPool struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.mode) || self.mode != 'Routed' || !has(self.gateway)",message="a pool with mode Routed has no gateway, because pods leave by the routes of their node: remove gateway",fieldPath=".gateway"
 // +kubebuilder:validation:XValidation:rule="!has(self.mode) || self.mode != 'Routed' || !has(self.vlan) || self.vlan == 0",message="a pool with mode Routed has no VLAN, because routers lead packets to its nodes: remove vlan",fieldPath=".vlan"
 // +kubebuilder:validation:XValidation:rule="!has(self.mode) || self.mode != 'Routed' || !has(self.nodeAddresses)",message="a pool with mode Routed is on no link of its nodes, and gives them no addresses: remove nodeAddresses",fieldPath=".nodeAddresses"
+// +kubebuilder:validation:XValidation:rule="!has(self.requireSession) || !self.requireSession || has(self.mode) && self.mode == 'Routed'",message="only addresses of a pool with mode Routed are announced by BGP: set mode to Routed or remove requireSession",fieldPath=".requireSession"
 // +kubebuilder:validation:XValidation:rule="!has(self.nodeAddresses) || !has(self.externalAssigner) || !self.externalAssigner",message="an external assigner attaches addresses for pods only: leave nodeAddresses or externalAssigner out",fieldPath=".nodeAddresses"
 // +kubebuilder:validation:XValidation:rule="!has(self.egress) || has(self.nodeAddresses)",message="pods leave with an address that the pool gives their node: set nodeAddresses, or remove egress",fieldPath=".egress"
 // +kubebuilder:validation:XValidation:rule="!has(self.egress) || has(self.gateway)",message="pods leave by the gateway of the pool: set gateway, or remove egress",fieldPath=".egress"
@@ -199,6 +200,15 @@ type IPPoolSpec struct {
 	//
 	// +optional
 	Egress *Egress `json:"egress,omitempty"`
+
+	// requireSession keeps the pool's addresses off nodes where berth-speaker has no established
+	// BGP session: pods wait for one. Without it such nodes only come last, for a flap of routing
+	// would else be an outage of scheduling. Nodes without a berth-speaker, and nodes that no
+	// BGPPeer selects, are not held back: another routing daemon announces their addresses. Only in
+	// mode Routed.
+	//
+	// +optional
+	RequireSession bool `json:"requireSession,omitempty"`
 
 	// disabled stops new allocations. Addresses in use stay with their pods, and
 	// retained addresses with their owners.

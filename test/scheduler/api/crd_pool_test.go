@@ -93,6 +93,7 @@ func TestPoolValidation(t *testing.T) {
 		{"addresses for nodes, routed", spec(func(s change) {
 			s.NodeAddresses, s.Mode, s.Gateway = &v1alpha1.NodeAddresses{}, v1alpha1.NetworkRouted, ""
 		}), "a pool with mode Routed is on no link of its nodes, and gives them no addresses: remove nodeAddresses"},
+		{"a session for a pool on a link", spec(func(s change) { s.RequireSession = true }), "only addresses of a pool with mode Routed are announced by BGP: set mode to Routed or remove requireSession"},
 		{"addresses for nodes, externally assigned", spec(func(s change) { s.NodeAddresses, s.ExternalAssigner = &v1alpha1.NodeAddresses{}, true }), "leave nodeAddresses or externalAssigner out"},
 		{"egress", leaving(func(change) {}), ""},
 		{"egress of all namespaces, with exceptions", leaving(func(s change) { s.Egress = &v1alpha1.Egress{Except: []string{"10.0.0.0/8", "172.16.0.0/12"}} }), ""},

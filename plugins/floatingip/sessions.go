@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package floatingip
+
+import (
+	"sync"
+	"sync/atomic"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/ipam/agentpod"
+)
+
+// sessions knows the nodes whose berth-speaker has no established BGP session, by the speakers' pods. A node
+// without a speaker is none of them: another routing daemon may announce its addresses. Safe for concurrent use. nil: all nodes
+// have what they need.
+type sessions struct {
+	// namespace of the speakers' pods; empty: speakers are not looked for.
+	namespace string
+	// lacking has the nodes without a session, and count is how many these are.
+	lacking sync.Map
+	count   atomic.Int64
+
+	mu   sync.Mutex
+	pods map[types.UID]speaker
+	// of are the speakers of each node: one, but for moments.
+	of map[string]map[types.UID]bool
+}
+
+type speaker struct {
+	node  string
+	ready bool
+}
+
+func newSessions(namespace string) *sessions {
+	return &sessions{namespace: namespace, pods: map[types.UID]speaker{}, of: map[string]map[types.UID]bool{}}
+}
+
+// lacks says whether a speaker of the node runs without a session.
+func (s *sessions) lacks(node string) bool {
+	if s == nil || s.count.Load() == 0 {
+		return false
+	}
+	_, lacks := s.lacking.Load(node)
+	return lacks
+}
+
+// anywhere says whether some node lacks a session.
+func (s *sessions) anywhere() bool { return s != nil && s.count.Load() > 0 }
+
+// seen notes the state of a pod. It returns the node that lacks a session now, or no more; empty: no node.
+func (s *sessions) seen(pod *v1.Pod) (changed string) {
+	if s == nil || s.namespace == "" || pod.Namespace != s.namespace {
+		return ""
+	}
+	if !agentpod.IsSpeaker(pod) || pod.Spec.NodeName == "" {
+		return s.gone(pod)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := speaker{pod.Spec.NodeName, agentpod.IsReady(pod)}
+	if s.pods[pod.UID] == now {
+		return ""
+	}
+	s.pods[pod.UID] = now
+	if s.of[now.node] == nil {
+		s.of[now.node] = map[types.UID]bool{}
+	}
+	s.of[now.node][pod.UID] = now.ready
+	return s.judge(now.node)
+}
+
+// gone notes that a pod does not exist any more, with the result of seen.
+func (s *sessions) gone(pod *v1.Pod) (changed string) {
+	if s == nil {
+		return ""
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was, known := s.pods[pod.UID]
+	if !known {
+		return ""
+	}
+	delete(s.pods, pod.UID)
+	delete(s.of[was.node], pod.UID)
+	if len(s.of[was.node]) == 0 {
+		delete(s.of, was.node)
+	}
+	return s.judge(was.node)
+}
+
+// judge notes whether the node lacks a session. It returns the node if that is new.
+func (s *sessions) judge(node string) (changed string) {
+	lacks := len(s.of[node]) > 0
+	for _, ready := range s.of[node] {
+		lacks = lacks && !ready
+	}
+	if _, lacked := s.lacking.Load(node); lacked == lacks {
+		return ""
+	}
+	if lacks {
+		s.lacking.Store(node, true)
+		s.count.Add(1)
+	} else {
+		s.lacking.Delete(node)
+		s.count.Add(-1)
+	}
+	return node
+}
