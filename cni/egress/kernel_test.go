@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/netnstest"
@@ -25,7 +26,7 @@ import (
 const port = 7007
 
 // patience of a client: a lost packet is not sent again.
-const patience = 3 * time.Second
+const patience = 2 * time.Second
 
 // topology is a node with two pods on a bridge of another network plugin, another node with a pod, and the world outside, which
 // is the router of both of the node's networks.
@@ -67,16 +68,14 @@ func newTopology(t *testing.T) *topology {
 				os.WriteFile("/proc/sys/net/ipv4/conf/all/rp_filter", []byte("1"), 0o644))
 		})
 	}
-	network, storage, bridge := netnstest.NewWire(t), netnstest.NewWire(t), netnstest.NewWire(t)
+	network, storage := netnstest.NewWire(t), netnstest.NewWire(t)
 	p := netip.MustParsePrefix
 	network.Plug(w.node, "eth0", p("10.0.60.11/24"), p("2001:db8:60::11/64"))
 	network.Plug(w.node2, "eth0", p("10.0.60.12/24"), p("2001:db8:60::12/64"))
 	network.Plug(w.world, "eth0", p("10.0.60.1/24"), p("2001:db8:60::1/64"))
 	storage.Plug(w.node, "eth1", p("10.0.80.11/24"), p("2001:db8:80::11/64"))
 	storage.Plug(w.world, "eth1", p("10.0.80.1/24"), p("2001:db8:80::1/64"), p("10.0.80.50/24"), p("2001:db8:80::50/64"))
-	bridge.Plug(w.node, "cni0", p("10.244.1.1/24"), p("fd00:244:1::1/64"))
-	bridge.Plug(w.pod, "eth0", p("10.244.1.5/24"), p("fd00:244:1::5/64"))
-	bridge.Plug(w.other, "eth0", p("10.244.1.6/24"), p("fd00:244:1::6/64"))
+	w.bridge()
 	for _, addr := range []string{"198.51.100.10/32", "198.51.100.20/32", "2001:db8:51::10/128", "2001:db8:51::20/128"} {
 		w.world.IP("addr", "add", addr, "dev", "lo")
 	}
@@ -109,6 +108,34 @@ func newTopology(t *testing.T) *topology {
 	serve(t, w.pod, pods...)
 	w.hear()
 	return w
+}
+
+// bridge makes the bridge of the pods, whose packets visit netfilter there, too, as kube-proxy needs it.
+func (w *topology) bridge() {
+	w.t.Helper()
+	w.node.IP("link", "add", "cni0", "type", "bridge")
+	w.node.IP("link", "set", "cni0", "up")
+	for _, addr := range []string{"10.244.1.1/24", "fd00:244:1::1/64"} {
+		w.node.IP("addr", "add", addr, "dev", "cni0")
+	}
+	w.node.Run(func() error {
+		return errors.Join(os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-iptables", []byte("1"), 0o644),
+			os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-ip6tables", []byte("1"), 0o644))
+	})
+	for last, h := range map[string]*netnstest.Host{"5": w.pod, "6": w.other} {
+		w.node.Run(func() error {
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name = "pod" + last
+			pair := netlink.NewVeth(attrs)
+			pair.PeerName, pair.PeerNamespace = "eth0", netlink.NsFd(int(h.Fd()))
+			return netlink.LinkAdd(pair)
+		})
+		w.node.IP("link", "set", "pod"+last, "master", "cni0", "up")
+		h.IP("link", "set", "eth0", "up")
+		for _, addr := range []string{"10.244.1." + last + "/24", "fd00:244:1::" + last + "/64"} {
+			h.IP("addr", "add", addr, "dev", "eth0")
+		}
+	}
 }
 
 // masquerade is the rules of flannel: packets from pods to elsewhere get an address of the node.
@@ -335,6 +362,11 @@ func TestLeaves(t *testing.T) {
 	w.sees(w.pod, peers, pods)
 	w.sees(w.pod, nodes, primary)
 	w.sees(w.node2, pods, nodes)
+	// As with wg-quick.
+	w.node.Run(func() error { return os.WriteFile("/proc/sys/net/ipv4/conf/all/src_valid_mark", []byte("1"), 0o644) })
+	w.sees(w.pod, outside, own)
+	w.sees(w.pod, near, own)
+	w.sees(w.pod, peers, pods)
 
 	// A Service, whose pod is on another node; and one whose endpoint is outside.
 	for i, service := range []string{"10.96.0.10", "fd00:96::10"} {

@@ -13,6 +13,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -257,5 +258,55 @@ func TestNodeAddressKept(t *testing.T) {
 	w.PatchPool("storage", `{"spec":{"nodeAddresses":null}}`)
 	hasNone(w, "node3")
 	hasNone(w, "node2")
+	w.Invariants()
+}
+
+// Nodes are told which pods leave with their addresses, also a node for which the pool has none left; and of each change of the pool.
+func TestNodeEgress(t *testing.T) {
+	t.Parallel()
+	w := simulation.New(t, lab.ControlPlaneOptions{})
+	w.Controller()
+	leaves := v1alpha1.Egress{Namespaces: metav1.LabelSelector{MatchLabels: map[string]string{"leave": "yes"}}}
+	w.Pool("storage", "10.0.70.11", func(pool *v1alpha1.IPPool) {
+		toNodes(false)(pool)
+		pool.Spec.Egress = &leaves
+	})
+	for node, address := range map[string]string{"node1": "10.0.60.11", "node2": "10.0.60.12"} {
+		if err := w.Node(w.Ctx, node, address, map[string]string{"storage": "yes"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	told := func(want *v1alpha1.Egress) {
+		t.Helper()
+		w.Eventually("wait for the nodes to be told", func() error {
+			all, err := w.Berth.NodeAssignments.List(w.Ctx, metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			var addresses []string
+			for _, a := range all.Items {
+				for _, e := range a.Spec.Egress {
+					if want == nil || !equality.Semantic.DeepEqual(e.Egress, *want) || e.Pool != "storage" || e.Network.Gateway != "10.0.70.1" || e.Network.Subnet != "10.0.70.0/24" {
+						return fmt.Errorf("node %s is told %+v, want %+v", a.Name, e, want)
+					}
+					addresses = append(addresses, e.Address)
+				}
+			}
+			slices.Sort(addresses)
+			if want != nil && !slices.Equal(addresses, []string{"", "10.0.70.11"}) || want == nil && len(all.Items) != 1 {
+				return fmt.Errorf("%d nodes are told of %q", len(all.Items), addresses)
+			}
+			return nil
+		})
+	}
+	told(&leaves)
+	w.PatchPool("storage", `{"spec":{"egress":{"except":["10.0.0.0/8"]}}}`)
+	leaves.Except = []string{"10.0.0.0/8"}
+	told(&leaves)
+	w.PatchPool("storage", `{"spec":{"egress":{"namespaces":{"matchLabels":null}}}}`)
+	leaves.Namespaces = metav1.LabelSelector{}
+	told(&leaves)
+	w.PatchPool("storage", `{"spec":{"egress":null}}`)
+	told(nil)
 	w.Invariants()
 }
