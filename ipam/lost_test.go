@@ -7,10 +7,55 @@ import (
 	"net/netip"
 	"testing"
 
+	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
+
+func TestIsGoneOrLost(t *testing.T) {
+	pod := func(change func(*v1.Pod)) *v1.Pod {
+		p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "a"}, Spec: v1.PodSpec{NodeName: "node1"}, Status: v1.PodStatus{Phase: v1.PodRunning}}
+		change(p)
+		return p
+	}
+	ends := func(p *v1.Pod) { p.DeletionTimestamp = &metav1.Time{} }
+	tainted := func(keys ...string) *v1.Node {
+		node := &v1.Node{}
+		for _, key := range keys {
+			node.Spec.Taints = append(node.Spec.Taints, v1.Taint{Key: key})
+		}
+		return node
+	}
+	runs := func(*v1.Pod) {}
+	for name, test := range map[string]struct {
+		pod        *v1.Pod
+		node       *v1.Node
+		gone, lost bool
+	}{
+		"runs":                            {pod(runs), tainted(), false, false},
+		"is not there":                    {nil, tainted(), true, false},
+		"is another":                      {pod(func(p *v1.Pod) { p.UID = "b" }), tainted(), true, false},
+		"succeeded":                       {pod(func(p *v1.Pod) { p.Status.Phase = v1.PodSucceeded }), tainted(), true, false},
+		"failed":                          {pod(func(p *v1.Pod) { p.Status.Phase = v1.PodFailed }), tainted(), true, false},
+		"ends":                            {pod(ends), tainted(v1.TaintNodeNotReady), false, false},
+		"runs on a lost node":             {pod(runs), tainted(v1.TaintNodeUnreachable), false, false},
+		"ends on an unreachable node":     {pod(ends), tainted(v1.TaintNodeNotReady, v1.TaintNodeUnreachable), false, true},
+		"ends on a node out of service":   {pod(ends), tainted(v1.TaintNodeOutOfService), false, true},
+		"ends on a node that is deleted":  {pod(ends), nil, false, true},
+		"ends, and was never on any node": {pod(func(p *v1.Pod) { ends(p); p.Spec.NodeName = "" }), nil, false, false},
+	} {
+		if got := IsGone(test.pod, "a"); got != test.gone {
+			t.Errorf("a pod that %s is gone: %t", name, got)
+		}
+		if test.pod == nil {
+			continue
+		}
+		if got := IsLost(test.pod, func() *v1.Node { return test.node }); got != test.lost {
+			t.Errorf("a pod that %s is lost: %t", name, got)
+		}
+	}
+}
 
 // The IPAM knows which pod has an address, and which of these pods end or have ended.
 func TestHolders(t *testing.T) {
