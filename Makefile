@@ -204,6 +204,10 @@ test-reading-many: lab ## How long the reading commands of kubectl berth take wi
 test-console-many: lab ## How long kubectl berth console takes to answer 200 requests a second, and how much memory, with CONSOLE_ADDRESSES (150000) addresses.
 	cd test && BERTH_TEST_CONSOLE_ADDRESSES=$(or $(CONSOLE_ADDRESSES),150000) go test -count=1 -timeout 2h -v -run TestLoad ./console/
 
+.PHONY: test-services-many
+test-services-many: lab ## What SERVICES (1000) Services on SERVICE_NODES (5000) imitated nodes cost, and the death of one of these.
+	cd test && BERTH_TEST_SERVICES=$(or $(SERVICES),1000) BERTH_TEST_SERVICE_NODES=$(or $(SERVICE_NODES),5000) go test -count=1 -timeout 2h -v -run TestMany ./scheduler/services/
+
 .PHONY: test-day
 test-day: ## A day of deploys on DAY_NODES (5000) nodes with DAY_ADDRESSES (150000) addresses, scheduler and controller in one process on API servers in memory: memory and queues do not grow.
 	cd test && BERTH_TEST_DAY_NODES=$(or $(DAY_NODES),5000) BERTH_TEST_DAY_ADDRESSES=$(or $(DAY_ADDRESSES),150000) BERTH_TEST_DAY_HOURS=24 BERTH_TEST_DAY_DEPLOYS=1 go test -count=1 -timeout 12h -v -run TestDay ./simulation/day/

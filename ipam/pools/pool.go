@@ -44,6 +44,8 @@ type Pool struct {
 	ExactAddresses bool
 	// ExternalAssigner says that the external assigner must attach addresses to nodes.
 	ExternalAssigner bool
+	// ExcludeServices says that addresses of Services of other implementations are reserved.
+	ExcludeServices bool
 	// NodeAddresses says how the pool gives its nodes addresses; nil: it gives them none.
 	NodeAddresses *v1alpha1.NodeAddresses
 	// Egress says which pods leave with the addresses of their nodes; nil: none do.
@@ -133,6 +135,7 @@ func compile(object *v1alpha1.IPPool) (*Pool, error) {
 		ReleasePolicies:  spec.ReleasePolicies,
 		ExactAddresses:   spec.ExactAddresses == nil || *spec.ExactAddresses,
 		ExternalAssigner: spec.ExternalAssigner,
+		ExcludeServices:  spec.ExcludeServices,
 		NodeAddresses:    spec.NodeAddresses,
 		Egress:           spec.Egress,
 		listed:           listed(spec.Ranges),

@@ -30,6 +30,8 @@ func why(spec *v1alpha1.FloatingIPSpec, s situation, a action) string {
 		return fmt.Sprintf("namespace %s was deleted", spec.Owner.Namespace)
 	case expired(spec, s):
 		return fmt.Sprintf("its retainFor of %s is over", spec.RetainFor.Duration)
+	case spec.ReleasePolicy != v1alpha1.ReleaseRetain && spec.ReleasePolicy != v1alpha1.ReleaseNever && spec.Owner.IsService():
+		return owner + " gave it up"
 	case spec.ReleasePolicy != v1alpha1.ReleaseRetain && spec.ReleasePolicy != v1alpha1.ReleaseNever:
 		return "the pod is gone"
 	case s.superseded:

@@ -41,9 +41,9 @@ func takesServices(node *v1.Node) bool {
 
 // withEndpoints returns the nodes on which kube-proxy has endpoints for traffic with the policy Local: ready ones, or, where
 // no node has a ready one, those that still serve while they terminate (KEP-1669). Pure.
-func withEndpoints(slices []*discoveryv1.EndpointSlice) map[string]bool {
+func withEndpoints(all []*discoveryv1.EndpointSlice) map[string]bool {
 	ready, serving := map[string]bool{}, map[string]bool{}
-	for _, slice := range slices {
+	for _, slice := range all {
 		for i := range slice.Endpoints {
 			endpoint := &slice.Endpoints[i]
 			if endpoint.NodeName == nil {

@@ -2,8 +2,8 @@
 
 // Package services gives Services of type LoadBalancer and class [v1alpha1.LoadBalancerClass] addresses of pools, and
 // decides which nodes carry them. A group is one Service, or the Services of a namespace that share their addresses by the
-// annotation [v1alpha1.AnnotationShare]; it is an owner in a [preallocation.Loop]. The oldest Service of a group leads: its
-// annotations decide, and the FloatingIPs name it (spec.service). Package assignments writes which node carries which address,
+// annotation [v1alpha1.AnnotationShare]; it is an owner in a [preallocation.Loop]. The Service that has the addresses of a group leads, at first the
+// oldest: its annotations decide, and the FloatingIPs name it (spec.service). Package assignments writes which node carries which address,
 // kube-proxy has the data path.
 //
 // # Order of effects

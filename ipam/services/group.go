@@ -62,11 +62,25 @@ func order(a, b *v1.Service) int {
 	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 }
 
+// precedence puts first the Service that has the addresses by their records, then others that show some, then the oldest.
+func precedence(held []*v1alpha1.FloatingIP) func(a, b *v1.Service) int {
+	rank := func(service *v1.Service) int {
+		switch {
+		case slices.ContainsFunc(held, func(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Service.UID == service.UID }):
+			return 0
+		case len(service.Status.LoadBalancer.Ingress) > 0:
+			return 1
+		}
+		return 2
+	}
+	return func(a, b *v1.Service) int { return cmp.Or(cmp.Compare(rank(a), rank(b)), order(a, b)) }
+}
+
 // served returns the Services of a group that have its addresses, the one that leads first, and says why the others do
-// not. Pure.
-func served(members []*v1.Service) (with []*v1.Service, refused map[*v1.Service]string) {
+// not. held are the addresses that the group has. Pure.
+func served(members []*v1.Service, held []*v1alpha1.FloatingIP) (with []*v1.Service, refused map[*v1.Service]string) {
 	refused = map[*v1.Service]string{}
-	for _, service := range slices.SortedFunc(slices.Values(members), order) {
+	for _, service := range slices.SortedFunc(slices.Values(members), precedence(held)) {
 		at := slices.IndexFunc(with, func(other *v1.Service) bool { return conflict(other, service) != "" })
 		if at >= 0 {
 			refused[service] = fmt.Sprintf("It cannot share addresses with Service %s: %s.", with[at].Name, conflict(with[at], service))

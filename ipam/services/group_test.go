@@ -44,29 +44,39 @@ func TestServed(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		members []*v1.Service
+		// held by this Service.
+		held    string
 		with    []string
 		refused map[string]string
 	}{
-		"one":       {[]*v1.Service{service("a", 0, nil)}, []string{"a"}, nil},
-		"oldest":    {[]*v1.Service{service("a", 1, nil), service("b", 0, nil)}, []string{"b", "a"}, nil},
-		"same port": {[]*v1.Service{service("a", 1, samePort), service("b", 0, nil)}, []string{"b"}, map[string]string{"a": "80/TCP"}},
+		"one":                 {[]*v1.Service{service("a", 0, nil)}, "", []string{"a"}, nil},
+		"the one that has it": {[]*v1.Service{service("a", 0, samePort), service("b", 0, nil), service("c", 1, nil)}, "c", []string{"c", "a"}, map[string]string{"b": "Service a"}},
+		"one that shows it": {[]*v1.Service{service("a", 0, samePort), service("b", 0, func(s *v1.Service) {
+			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: address}}
+		})}, "", []string{"b"}, map[string]string{"a": "Service b"}},
+		"oldest":    {[]*v1.Service{service("a", 1, nil), service("b", 0, nil)}, "", []string{"b", "a"}, nil},
+		"same port": {[]*v1.Service{service("a", 1, samePort), service("b", 0, nil)}, "", []string{"b"}, map[string]string{"a": "80/TCP"}},
 		"other protocol": {[]*v1.Service{service("a", 1, func(s *v1.Service) {
 			s.Spec.Ports[0] = v1.ServicePort{Port: 80, Protocol: v1.ProtocolUDP}
-		}), service("b", 0, nil)}, []string{"b", "a"}, nil},
-		"policies": {[]*v1.Service{service("a", 1, local), service("b", 0, nil)}, []string{"b"}, map[string]string{"a": "externalTrafficPolicy differs"}},
-		"local":    {[]*v1.Service{service("a", 1, local), service("b", 0, local)}, []string{"b"}, map[string]string{"a": "same selector"}},
+		}), service("b", 0, nil)}, "", []string{"b", "a"}, nil},
+		"policies": {[]*v1.Service{service("a", 1, local), service("b", 0, nil)}, "", []string{"b"}, map[string]string{"a": "externalTrafficPolicy differs"}},
+		"local":    {[]*v1.Service{service("a", 1, local), service("b", 0, local)}, "", []string{"b"}, map[string]string{"a": "same selector"}},
 		"local, same pods": {[]*v1.Service{service("a", 1, local), service("b", 0, func(s *v1.Service) {
 			local(s)
 			s.Spec.Selector = map[string]string{"app": "a"}
-		})}, []string{"b", "a"}, nil},
-		"families":      {[]*v1.Service{service("a", 1, func(s *v1.Service) { s.Spec.IPFamilies = []v1.IPFamily{v1.IPv6Protocol} }), service("b", 0, nil)}, []string{"b"}, map[string]string{"a": "ipFamilies differ"}},
-		"third is fine": {[]*v1.Service{service("c", 2, nil), service("a", 1, samePort), service("b", 0, nil)}, []string{"b", "c"}, map[string]string{"a": "Service b"}},
+		})}, "", []string{"b", "a"}, nil},
+		"families":      {[]*v1.Service{service("a", 1, func(s *v1.Service) { s.Spec.IPFamilies = []v1.IPFamily{v1.IPv6Protocol} }), service("b", 0, nil)}, "", []string{"b"}, map[string]string{"a": "ipFamilies differ"}},
+		"third is fine": {[]*v1.Service{service("c", 2, nil), service("a", 1, samePort), service("b", 0, nil)}, "", []string{"b", "c"}, map[string]string{"a": "Service b"}},
 		"conflict with a refused one": {[]*v1.Service{service("c", 2, func(s *v1.Service) { s.Spec.Ports[0].Port = 90 }), service("a", 1, func(s *v1.Service) {
 			s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Port: 80}, v1.ServicePort{Port: 90})
-		}), service("b", 0, nil)}, []string{"b", "c"}, map[string]string{"a": "Service b"}},
+		}), service("b", 0, nil)}, "", []string{"b", "c"}, map[string]string{"a": "Service b"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			with, refused := served(test.members)
+			var held []*v1alpha1.FloatingIP
+			if test.held != "" {
+				held = []*v1alpha1.FloatingIP{{Spec: v1alpha1.FloatingIPSpec{Service: &v1alpha1.ServiceReference{UID: types.UID(test.held)}}}}
+			}
+			with, refused := served(test.members, held)
 			var names []string
 			for _, s := range with {
 				names = append(names, s.Name)

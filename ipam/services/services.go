@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/informers"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -46,7 +47,7 @@ const (
 	// EventNoSharing (Warning on Service): the Service cannot share the addresses of another one.
 	// Do: change its ports, its traffic policy or its annotation berth.dev/share, see docs/how-to/services.md.
 	EventNoSharing = "NoSharing"
-	// EventNoCarrier (Warning on Service): no node can carry an address of the Service.
+	// EventNoCarrier (Warning on Service): no node can carry an address of the Service, or a node does not confirm that it does.
 	// Do: see docs/how-to/services.md.
 	EventNoCarrier = "NoCarrier"
 	// EventServiceAddress (Normal on Service): clients reach the Service by these addresses.
@@ -91,6 +92,8 @@ type controller struct {
 	mu sync.Mutex
 	// short has the groups with fewer nodes than they want, and the pools of the addresses.
 	short map[preallocation.Key][]string
+	// written has the statuses that were written last, of Services by UID: the cache may be behind.
+	written map[types.UID]*v1.Service
 }
 
 // said is the memory of a group.
@@ -99,8 +102,19 @@ type said struct {
 	told map[string]string
 	// free is since when no node is assigned an address that the group gives up.
 	free map[string]time.Time
-	// has are the addresses about which the group decided.
-	has map[string]bool
+	// has are the addresses about which the group decided, with the nodes that do not confirm.
+	has map[string]silences
+}
+
+// silences returns the nodes that do not confirm an address, which the group decides about from now on.
+func (s *said) silences(address string) silences {
+	if s.has == nil {
+		s.has = map[string]silences{}
+	}
+	if s.has[address] == nil {
+		s.has[address] = silences{}
+	}
+	return s.has[address]
 }
 
 // Indexes.
@@ -117,7 +131,7 @@ func Add(loop *preallocation.Loop, parts Parts) error {
 		loop: loop, store: store.New(parts.API.FloatingIPs), live: parts.Services, namespaces: parts.Namespaces, recorder: parts.Recorder,
 		carriers: parts.Carriers, nodes: parts.Factory.Core().V1().Nodes().Lister(),
 		services: services.GetIndexer(), slices: endpoints.GetIndexer(), ips: parts.View.FloatingIPs.GetIndexer(),
-		short: map[preallocation.Key][]string{},
+		short: map[preallocation.Key][]string{}, written: map[types.UID]*v1.Service{},
 	}
 	loop.Add(c, preallocation.KindService)
 	parts.Carriers.Follow(c.carrierChanged)
@@ -155,13 +169,22 @@ func serviceIndex(object any) ([]string, error) {
 }
 
 func holderIndex(object any) ([]string, error) {
-	if key, ok := keyOfHolder(object.(*v1alpha1.FloatingIP)); ok {
+	ip := object.(*v1alpha1.FloatingIP)
+	if key, ok := keyOfHolder(ip); ok {
 		return []string{key.String()}, nil
+	}
+	if isForeignRecord(ip) {
+		return []string{foreign}, nil
 	}
 	return nil, nil
 }
 
 func (c *controller) serviceChanged(before, after *v1.Service) {
+	if after == nil {
+		c.mu.Lock()
+		delete(c.written, before.UID)
+		c.mu.Unlock()
+	}
 	for _, service := range []*v1.Service{before, after} {
 		if service == nil {
 			continue
@@ -169,6 +192,7 @@ func (c *controller) serviceChanged(before, after *v1.Service) {
 		if isOurs(service) {
 			c.loop.Enqueue(keyOf(service))
 		}
+		c.foreignChanged(service)
 		// It may be the holder of an address, or no LoadBalancer any more and show one.
 		for _, ingress := range service.Status.LoadBalancer.Ingress {
 			c.carrierChanged(ingress.IP)
@@ -183,6 +207,9 @@ func (c *controller) addressChanged(before, after *v1alpha1.FloatingIP) {
 		}
 		if key, ok := keyOfHolder(ip); ok {
 			c.loop.Enqueue(key)
+		}
+		if len(view.Indexed[*v1.Service](c.services, byIngress, ip.Spec.Address)) > 0 || isForeignRecord(ip) {
+			c.loop.Enqueue(foreignKey(ip.Spec.Address))
 		}
 	}
 }
@@ -254,13 +281,21 @@ func (c *controller) Keys(accept func(preallocation.Key) bool) []preallocation.K
 			all[keyOf(service)] = true
 		}
 	}
+	for _, key := range c.foreignKeys() {
+		if accept(key) {
+			all[key] = true
+		}
+	}
 	return slices.Collect(maps.Keys(all))
 }
 
 // Reconcile implements [preallocation.Owners].
 func (c *controller) Reconcile(ctx context.Context, key preallocation.Key) (again time.Duration, err error) {
-	with, refused := served(view.Indexed[*v1.Service](c.services, byGroup, key.String()))
+	if isForeignKey(key) {
+		return 0, c.exclude(ctx, key.Name)
+	}
 	held := view.Indexed[*v1alpha1.FloatingIP](c.ips, byGroup, key.String())
+	with, refused := served(view.Indexed[*v1.Service](c.services, byGroup, key.String()), held)
 	m := c.Of(key, "") // The memory is of the group, whoever leads it.
 	c.dropDecisions(m, held)
 	if len(with) == 0 {
@@ -355,14 +390,14 @@ func (c *controller) isStill(ctx context.Context, seen *v1.Service, namespace ty
 		return fmt.Errorf("get Service %s: %w", klog.KObj(seen), err)
 	}
 	if live.UID != seen.UID || !isOurs(live) || keyOf(live) != keyOf(seen) || revision(live) != revision(seen) {
-		return fmt.Errorf("Service %s: %w", klog.KObj(seen), store.ErrChanged)
+		return fmt.Errorf("check Service %s: %w", klog.KObj(seen), store.ErrChanged)
 	}
 	now, err := c.namespaces.Get(ctx, seen.Namespace, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("get namespace %s: %w", seen.Namespace, err)
 	}
 	if now.UID != namespace {
-		return fmt.Errorf("namespace %s: %w", seen.Namespace, store.ErrChanged)
+		return fmt.Errorf("check namespace %s: %w", seen.Namespace, store.ErrChanged)
 	}
 	return nil
 }
@@ -386,26 +421,28 @@ func homeOf(ip *v1alpha1.FloatingIP, snapshot *pools.Snapshot) *pools.Pool {
 	if err != nil {
 		return nil
 	}
-	at, ok := snapshot.Home(addr)
-	if !ok {
-		return nil
-	}
-	return snapshot.Pools()[at]
+	return poolOf(addr, snapshot)
 }
 
 // serve has nodes carry the addresses of a group, and shows its Services the ones that a node carries.
 func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preallocation.Memory[said], with []*v1.Service, has []*v1alpha1.FloatingIP) (time.Duration, error) {
 	lead := with[0]
 	var shown, short []string
+	var again time.Duration
 	for _, ip := range has {
 		now := c.carriers.Carriers(ip.Spec.Address)
-		p, few := c.plan(ip, lead, now)
+		over, soon := m.State.silences(ip.Spec.Address).look(now, c.loop.Now())
+		again = sooner(again, soon)
+		p, few := c.plan(ip, lead, now, over)
 		if few {
 			short = append(short, ip.Spec.Pool)
 		}
-		if len(p.nodes) == 0 {
-			c.tell(m, lead, EventNoCarrier, c.whyNone(ip, lead))
-		} else {
+		switch {
+		case len(p.nodes) == 0:
+			c.tell(m, lead, EventNoCarrier, whyNone(ip, lead))
+		case len(over) > 0:
+			c.tell(m, lead, EventNoCarrier, fmt.Sprintf("Node %s does not confirm that it carries %s, and is passed over where another can: kubectl describe node %[1]s says why, or no agent is ready there.", over[0], ip.Spec.Address))
+		default:
 			c.untell(m, lead, EventNoCarrier)
 		}
 		c.carry(m, ip, p.nodes)
@@ -426,11 +463,12 @@ func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preall
 			return 0, err
 		}
 	}
-	return 0, nil
+	return again, nil
 }
 
-// plan plans which nodes carry an address. few says that it has fewer than it could use.
-func (c *controller) plan(ip *v1alpha1.FloatingIP, lead *v1.Service, now []assignments.Carrier) (p plan, few bool) {
+// plan plans which nodes carry an address. over are passed over where others can. few says that it has fewer than it could
+// use.
+func (c *controller) plan(ip *v1alpha1.FloatingIP, lead *v1.Service, now []assignments.Carrier, over []string) (p plan, few bool) {
 	all, err := c.nodes.List(labels.Everything())
 	if err != nil {
 		return plan{}, true // a lister reads a cache and does not fail
@@ -448,6 +486,9 @@ func (c *controller) plan(ip *v1alpha1.FloatingIP, lead *v1.Service, now []assig
 			qualified = append(qualified, node.Name)
 		}
 	}
+	if others := slices.DeleteFunc(slices.Clone(qualified), func(node string) bool { return slices.Contains(over, node) }); len(others) > 0 {
+		qualified = others
+	}
 	isRouted := ip.Spec.Network != nil && ip.Spec.Network.Mode == v1alpha1.NetworkRouted
 	most := onLink
 	switch {
@@ -461,7 +502,7 @@ func (c *controller) plan(ip *v1alpha1.FloatingIP, lead *v1.Service, now []assig
 }
 
 // whyNone says why no node carries an address.
-func (c *controller) whyNone(ip *v1alpha1.FloatingIP, lead *v1.Service) string {
+func whyNone(ip *v1alpha1.FloatingIP, lead *v1.Service) string {
 	text := fmt.Sprintf("No node carries %s: no node of pool %q is Ready, schedulable and without the label %s", ip.Spec.Address, ip.Spec.Pool, v1.LabelNodeExcludeBalancers)
 	if isLocal(lead) {
 		text += ", and has a ready endpoint, which externalTrafficPolicy Local requires"
@@ -471,10 +512,7 @@ func (c *controller) whyNone(ip *v1alpha1.FloatingIP, lead *v1.Service) string {
 
 // carry decides which nodes carry an address.
 func (c *controller) carry(m *preallocation.Memory[said], ip *v1alpha1.FloatingIP, nodes []string) {
-	if m.State.has == nil {
-		m.State.has = map[string]bool{}
-	}
-	m.State.has[ip.Spec.Address] = true
+	m.State.silences(ip.Spec.Address)
 	c.carriers.Carry(assignedOf(ip), nodes)
 }
 
@@ -573,7 +611,7 @@ func (c *controller) isWanted(ctx context.Context, key preallocation.Key, ip *v1
 	case err != nil:
 		return fmt.Errorf("get Service %s/%s: %w", key.Namespace, ip.Spec.Service.Name, err)
 	case live.UID == ip.Spec.Service.UID && isOurs(live) && keyOf(live) == key:
-		return fmt.Errorf("Service %s: %w", klog.KObj(live), store.ErrChanged)
+		return fmt.Errorf("check Service %s: %w", klog.KObj(live), store.ErrChanged)
 	}
 	return nil
 }
@@ -633,24 +671,42 @@ func (c *controller) show(ctx context.Context, service *v1.Service, addresses []
 		mode := v1.LoadBalancerIPModeVIP
 		ingress = append(ingress, v1.LoadBalancerIngress{IP: address, IPMode: &mode})
 	}
-	if equality.Semantic.DeepEqual(service.Status.LoadBalancer.Ingress, ingress) {
+	if equality.Semantic.DeepEqual(c.present(service).Status.LoadBalancer.Ingress, ingress) {
 		return nil
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": service.UID}, "status": map[string]any{"loadBalancer": map[string]any{"ingress": ingress}}})
 	if err != nil {
 		return fmt.Errorf("encode the status of Service %s: %w", klog.KObj(service), err)
 	}
-	_, err = c.live.Services(service.Namespace).Patch(ctx, service.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	written, err := c.live.Services(service.Namespace).Patch(ctx, service.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil // It is gone; the watch brings it.
 	}
 	if err != nil {
 		return fmt.Errorf("write the status of Service %s: %w", klog.KObj(service), err)
 	}
+	c.mu.Lock()
+	c.written[service.UID] = written
+	c.mu.Unlock()
 	if len(addresses) > 0 {
 		event.Normal(EventServiceAddress, "Clients reach the Service by "+strings.Join(addresses, " and ")+".").Record(c.recorder, service, nil, "GiveServiceAddress")
 	}
 	return nil
+}
+
+// present returns a Service as the cache has it or, where the cache is behind, as it was written last.
+func (c *controller) present(cached *v1.Service) *v1.Service {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	written := c.written[cached.UID]
+	if written == nil {
+		return cached
+	}
+	if order, err := resourceversion.CompareResourceVersion(cached.ResourceVersion, written.ResourceVersion); err != nil || order >= 0 {
+		delete(c.written, cached.UID)
+		return cached
+	}
+	return written
 }
 
 // tell emits a Warning with a new note about a Service.

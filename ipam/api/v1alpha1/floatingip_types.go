@@ -393,7 +393,7 @@ type PodReference struct {
 
 // ServiceReference identifies a Service. Its namespace is the owner's.
 type ServiceReference struct {
-	// name of the Service. Of several Services that share the address, it is the oldest.
+	// name of the Service. Of several Services that share the address, it is the one whose annotations count.
 	//
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`

@@ -210,6 +210,13 @@ type IPPoolSpec struct {
 	// +optional
 	RequireSession bool `json:"requireSession,omitempty"`
 
+	// excludeServices takes addresses out of circulation that a Service of type LoadBalancer has from another
+	// implementation, such as MetalLB (status.loadBalancer), as long as it has them. berth-controller reserves
+	// them, if it gives addresses to Services (--services).
+	//
+	// +optional
+	ExcludeServices bool `json:"excludeServices,omitempty"`
+
 	// disabled stops new allocations. Addresses in use stay with their pods, and
 	// retained addresses with their owners.
 	//

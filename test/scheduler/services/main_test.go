@@ -37,7 +37,8 @@ type world struct {
 // start starts nodes and their agents, and gives the controller the rights that it has with the chart.
 func start(t *testing.T, nodes int) *world {
 	t.Helper()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
+	// The later flag of a name counts.
+	w := simulation.New(t, lab.ControlPlaneOptions{APIServerFlags: []string{"--service-cluster-ip-range=10.200.0.0/16,fd00:200::/112"}})
 	rights(w)
 	w.Nodes(nodes)
 	a := &agents{w: w, silent: map[string]bool{}}
@@ -96,16 +97,27 @@ func (a *agents) run(ctx context.Context) {
 	}
 }
 
-func (a *agents) confirm(ctx context.Context, assignment *v1alpha1.NodeAssignment) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+// carriedOf returns what the agent of a node confirms.
+func carriedOf(assignment *v1alpha1.NodeAssignment) []string {
 	carried := []string{}
 	for _, assigned := range assignment.Spec.Addresses {
 		carried = append(carried, assigned.Address)
 	}
-	if a.silent[assignment.Name] || slices.Equal(carried, assignment.Status.Carried) {
+	return carried
+}
+
+// differs returns whether an agent has something to confirm.
+func (a *agents) differs(assignment *v1alpha1.NodeAssignment) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return !a.silent[assignment.Name] && !slices.Equal(carriedOf(assignment), assignment.Status.Carried)
+}
+
+func (a *agents) confirm(ctx context.Context, assignment *v1alpha1.NodeAssignment) {
+	if !a.differs(assignment) {
 		return
 	}
+	carried := carriedOf(assignment)
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"resourceVersion": assignment.ResourceVersion}, "status": map[string]any{"carried": carried}})
 	if err != nil {
 		a.w.Abort("encode a status: %w", err)
