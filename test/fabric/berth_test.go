@@ -287,6 +287,8 @@ func TestBerthSpeaker(t *testing.T) {
 	c := newCluster(t)
 	t.Run("page", func(t *testing.T) { t.Parallel(); testPage(t, c) })
 	t.Run("two announce", func(t *testing.T) { t.Parallel(); testNewest(t, c) })
+	t.Run("a rack's router and a speaker go", func(t *testing.T) { t.Parallel(); testGone(t, c) })
+	t.Run("graceful shutdown", func(t *testing.T) { t.Parallel(); testShutdown(t, c) })
 }
 
 // The page's BGPPeer and the page's FRR have a session, with TTL security and a password; a client that asks all the time loses
@@ -413,15 +415,7 @@ func pageOf(t *testing.T) (*v1alpha1.BGPPeer, string) {
 // Two nodes announce an address: routers that compare MED prefer the one to which it came later, over two racks.
 func testNewest(t *testing.T, c *cluster) {
 	w := newWorld(t, true)
-	for _, r := range w.Racks {
-		labels := map[string]string{"newest": fmt.Sprint(r.number)}
-		c.peer(&v1alpha1.BGPPeer{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("newest-%d", r.number)}, Spec: v1alpha1.BGPPeerSpec{
-			NodeSelector: &metav1.LabelSelector{MatchLabels: labels}, LocalASN: int64(65200 + r.number), Multihop: 2, // the page's routers have no TTL security
-			Peer:   v1alpha1.BGPRouter{Address: fmt.Sprintf("10.11.%d.1", r.number), ASN: int64(65100 + r.number)},
-			Export: []v1alpha1.BGPExport{{Prefixes: []string{Subnet4, Subnet6}, Newest: true}},
-		}})
-		c.speak(t, r.Node, fmt.Sprintf("newest-%d", r.number), r.Address, labels).established()
-	}
+	w.speakIn(c, "newest", 15*time.Second)
 	old := w.pod(w.Racks[0], "old", since)
 	calls, calls6 := Call(t, w.client, address4), Call(t, w.client, address6)
 	for _, each := range []*Caller{calls, calls6} {
@@ -438,4 +432,103 @@ func testNewest(t *testing.T, c *cluster) {
 	}
 	w.AwaitLeads(address4, "2")
 	w.AwaitLeads(address6, "2")
+}
+
+// speakIn starts the speakers of all racks: nodes and BGPPeers have the name, with the rack's number. Routers keep the paths of a
+// speaker that is away for as long.
+func (w *world) speakIn(c *cluster, name string, kept time.Duration) []*speaker {
+	w.t.Helper()
+	var speakers []*speaker
+	for _, r := range w.Racks {
+		of := fmt.Sprintf("%s-%d", name, r.number)
+		labels := map[string]string{"speaks": of}
+		c.peer(&v1alpha1.BGPPeer{ObjectMeta: metav1.ObjectMeta{Name: of}, Spec: v1alpha1.BGPPeerSpec{
+			NodeSelector: &metav1.LabelSelector{MatchLabels: labels}, LocalASN: int64(65200 + r.number), Multihop: 2, // the page's routers have no TTL security
+			Peer:            v1alpha1.BGPRouter{Address: fmt.Sprintf("10.11.%d.1", r.number), ASN: int64(65100 + r.number)},
+			GracefulRestart: v1alpha1.BGPGracefulRestart{Time: &metav1.Duration{Duration: kept}},
+			Export:          []v1alpha1.BGPExport{{Prefixes: []string{Subnet4, Subnet6}, Newest: true}},
+		}})
+		s := c.speak(w.t, r.Node, of, r.Address, labels)
+		s.established()
+		speakers = append(speakers, s)
+	}
+	return speakers
+}
+
+// A rack's router that was away leads to its node again. A speaker that went for good leaves a path behind, which routers keep, as
+// graceful restart has them do: they prefer the path of the node to which the address came later, also after the first is back.
+func testGone(t *testing.T, c *cluster) {
+	w := newWorld(t, true)
+	speakers := w.speakIn(c, "gone", time.Hour)
+	w.pod(w.Racks[0], "old", since)
+	calls, calls6 := Call(t, w.client, address4), Call(t, w.client, address6)
+	only := func(name string) {
+		t.Helper()
+		for _, each := range []*Caller{calls, calls6} {
+			each.Await(name)
+			each.Only(name)
+		}
+	}
+	only("old")
+	w.Routers[w.Racks[0].ToR].Kill()
+	w.AwaitLeads(address4)
+	w.AwaitLeads(address6)
+	w.reload(w.Racks[0].ToR)
+	w.AwaitLeads(address4, "1")
+	w.AwaitLeads(address6, "1")
+	speakers[0].established()
+	only("old")
+	speakers[0].end(syscall.SIGKILL)
+	only("old")
+	w.pod(w.Racks[1], "new", since.Add(time.Second))
+	only("new")
+	speakers[0].start()
+	speakers[0].established()
+	only("new")
+}
+
+// Routers that compare no metric share clients out between two nodes. A node whose paths have the community GRACEFUL_SHUTDOWN (RFC
+// 8326) gets none of them any more, and nothing is lost, neither then nor when it withdraws.
+func testShutdown(t *testing.T, c *cluster) {
+	w := newWorld(t, false)
+	w.speakIn(c, "shutdown", 15*time.Second)
+	old := w.pod(w.Racks[0], "old", since)
+	w.pod(w.Racks[1], "new", since)
+	w.AwaitLeads(address4, "1", "2")
+	w.AwaitLeads(address6, "1", "2")
+	calls, calls6 := Call(t, w.client, address4), Call(t, w.client, address6)
+	for _, each := range []*Caller{calls, calls6} {
+		if who := each.Answering(each.Sent()); who["old"] == 0 || who["new"] == 0 {
+			t.Fatalf("the flows are answered by %v, want both", who)
+		}
+	}
+	mark, mark6 := calls.Sent(), calls6.Sent()
+	peer, err := c.Berth.BGPPeers.Get(c.Ctx, "shutdown-1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer.Spec.Export[0].Communities = []string{"65535:0"}
+	if _, err := c.Berth.BGPPeers.Update(c.Ctx, peer, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	only := func() {
+		t.Helper()
+		for _, each := range []*Caller{calls, calls6} {
+			each.Await("new")
+			each.Only("new")
+		}
+	}
+	only()
+	w.Racks[0].Node.Run(func() error { return wire.New("").Teardown(old) })
+	w.AwaitLeads(address4, "2")
+	w.AwaitLeads(address6, "2")
+	only()
+	for _, of := range []struct {
+		caller *Caller
+		mark   uint64
+	}{{calls, mark}, {calls6, mark6}} {
+		if lost, longest := of.caller.Lost(of.mark); lost > 0 {
+			t.Errorf("lost %d of %d calls, %d ms at a time at most", lost, of.caller.Sent()-of.mark, longest)
+		}
+	}
 }

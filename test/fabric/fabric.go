@@ -30,6 +30,7 @@ type Fabric struct {
 	Racks []*Rack
 	// Routers are the daemons of spine and ToRs.
 	Routers map[*netnstest.Host]*Daemon
+	configs map[*netnstest.Host]string
 }
 
 // Rack is a ToR and a node.
@@ -145,7 +146,7 @@ func (p page) raw() string {
 func New(t *testing.T, spine *netnstest.Host, compares bool) *Fabric {
 	t.Helper()
 	page := readPage(t)
-	f := &Fabric{t: t, Spine: spine, Routers: map[*netnstest.Host]*Daemon{}}
+	f := &Fabric{t: t, Spine: spine, Routers: map[*netnstest.Host]*Daemon{}, configs: map[*netnstest.Host]string{}}
 	forwards(spine)
 	// Connections and not hosts are shared out.
 	sysctl(spine, "net/ipv4/fib_multipath_hash_policy", "1")
@@ -187,7 +188,14 @@ func (f *Fabric) route(router *netnstest.Host, config string, compares bool) {
 		}
 		config = strings.Join(kept, "")
 	}
-	f.Routers[router] = f.keep(StartFRR(f.t.Context(), router.Try, config))
+	f.configs[router] = config
+	f.reload(router)
+}
+
+// reload starts the FRR of a router, anew after its end.
+func (f *Fabric) reload(router *netnstest.Host) {
+	f.t.Helper()
+	f.Routers[router] = f.keep(StartFRR(f.t.Context(), router.Try, f.configs[router]))
 }
 
 // Speak starts the node's routing daemon.
