@@ -20,6 +20,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -269,9 +270,11 @@ func TestServiceAddress(t *testing.T) {
 }
 
 func testServiceAddress(t *testing.T, mode string) {
-	const cluster, local, none = "10.0.70.100", "10.0.70.101", "10.0.70.102"
+	const cluster, local, none, six = "10.0.70.100", "10.0.70.101", "10.0.70.102", "2001:db8:70::100"
 	network := newNetwork(t)
-	a, b := network.newNode(t, "services-a", "10.0.60.11"), network.newNode(t, "services-b", "10.0.60.12")
+	other := netnstest.New(t)
+	network.plug(other, "10.0.70.51/24")
+	a, b := network.newNode(t, "services-a", "10.0.60.11", allPods...), network.newNode(t, "services-b", "10.0.60.12")
 	before := map[*node]string{a: a.kernel(), b: b.kernel()}
 	// Node b reaches the pods of node a.
 	b.IP("route", "add", "10.244.0.0/24", "via", "10.0.60.11")
@@ -284,7 +287,9 @@ func testServiceAddress(t *testing.T, mode string) {
 	var endpoints []endpoint
 	for i := range 2 {
 		name := fmt.Sprintf("services-%d", i)
-		c := newContainer(t, name, createPod(t, a.name, name, ""))
+		pod := podObject(a.name, name)
+		pod.Labels = map[string]string{"app": "services"}
+		c := newContainer(t, name, create(t, pod))
 		address := a.startPod(c)[0]
 		tells(t, c.Host, name, 80)
 		endpoints = append(endpoints, endpoint{address, a.name})
@@ -293,8 +298,10 @@ func testServiceAddress(t *testing.T, mode string) {
 	newBalanced(t, "none", corev1.ServiceExternalTrafficPolicyCluster, none).serve()
 	clusters := newBalanced(t, "cluster", corev1.ServiceExternalTrafficPolicyCluster, cluster)
 	locals := newBalanced(t, "local", corev1.ServiceExternalTrafficPolicyLocal, local)
+	// Of IPv6 there are no Services here: the node answers, and no port does.
+	recordService(t, six, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "six", UID: types.UID("6")}})
 	since := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	all := []string{cluster, local, none}
+	all := []string{cluster, local, none, six}
 	a.carry(since, all...)
 	a.saysCarried(all...)
 	client := network.client
@@ -351,6 +358,24 @@ func testServiceAddress(t *testing.T, mode string) {
 		t.Errorf("%s answers on %s:80, which has no endpoint", server, none)
 	}
 
+	// A policy of the pods sees the client.
+	policy := ingressFrom("services", "services")
+	policy.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.70.50/32"}}}}}
+	createPolicy(t, policy)
+	eventually(t, func() error {
+		if _, _, err := askServer(other, local, 80, time.Second); err == nil {
+			return errors.New("a client that the policy does not allow reaches the pods")
+		}
+		return nil
+	})
+	if _, seen, err := askServer(client, local, 80, patient); err != nil || seen != netip.MustParseAddr("10.0.70.50") {
+		t.Errorf("the allowed client is seen as %s, %v", seen, err)
+	}
+	if err := apiOf(t).kube.NetworkingV1().NetworkPolicies("default").Delete(t.Context(), policy.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() error { _, _, err := askServer(other, local, 80, time.Second); return err })
+
 	// Restarts of the agent change nothing, and neither does an agent that does not run.
 	with := a.kernel()
 	a.stop()
@@ -366,6 +391,8 @@ func testServiceAddress(t *testing.T, mode string) {
 	a.IP("link", "set", "eth0", "down")
 	a.IP("link", "set", "eth0", "up")
 	a.IP("route", "replace", "default", "via", "10.0.60.1")
+	a.IP("-6", "addr", "replace", "2001:db8:60::11/64", "dev", "eth0")
+	a.IP("-6", "route", "replace", "default", "via", "2001:db8:60::1")
 	eventually(t, func() error {
 		if answers := a.IP("neigh", "show", "proxy"); strings.Count(answers, "eth0") != len(all) {
 			return fmt.Errorf("the node answers for\n%s", answers)
@@ -398,8 +425,8 @@ func testServiceAddress(t *testing.T, mode string) {
 	}()
 	b.carry(since.Add(time.Second), cluster)
 	b.saysCarried(cluster)
-	a.carry(since, local, none)
-	a.saysCarried(local, none)
+	a.carry(since, local, none, six)
+	a.saysCarried(local, none, six)
 	eventually(t, func() error {
 		if got, want := answeredBy(client, cluster), b.MAC("eth0").String(); got != want {
 			return fmt.Errorf("%s is at %q, want %s", cluster, got, want)
@@ -419,7 +446,7 @@ func testServiceAddress(t *testing.T, mode string) {
 	if out := b.cleanup(); !strings.Contains(out, "proxy neighbour "+cluster) {
 		t.Errorf("the cleanup says\n%s", out)
 	}
-	if got := linesWith(a.kernel(), "10.0.70.", "bthservices"); got != linesWith(before[a], "10.0.70.", "bthservices") {
+	if got := linesWith(a.kernel(), "10.0.70.", "2001:db8:70:", "bthservices"); got != linesWith(before[a], "10.0.70.", "2001:db8:70:", "bthservices") {
 		t.Errorf("node a has\n%s", got)
 	}
 	if got := linesWith(b.kernel(), "10.0.70.", "bthservices"); got != linesWith(before[b], "10.0.70.", "bthservices") {

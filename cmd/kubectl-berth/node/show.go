@@ -81,6 +81,8 @@ type Address struct {
 	Since   *metav1.Time `json:"since,omitempty"`
 	// Own: the node itself has it, and no pod.
 	Own bool `json:"own,omitempty"`
+	// Service: the node carries it for a Service.
+	Service bool `json:"service,omitempty"`
 	// Link is the node's link to the pod.
 	Link string `json:"link,omitempty"`
 	// Wiring is added where the node carries the address, else what is wrong; empty where nobody was asked.
@@ -127,7 +129,11 @@ func show(ctx context.Context, call *command.Call, namespace string, agents *Age
 		return nil, fmt.Errorf("list the agent's pod: %w", err)
 	}
 	r := newReport(of, ips)
-	r.addOwn(call.Berth.NodeAssignments.Get(ctx, of.Name, metav1.GetOptions{}))
+	assignment, err := call.Berth.NodeAssignments.Get(ctx, of.Name, metav1.GetOptions{})
+	r.addOwn(assignment, err)
+	if err == nil {
+		r.addServices(assignment, time.Now())
+	}
 	agent := current(pods.Items)
 	r.addAgent(agent, namespace)
 	if agent == nil {
@@ -166,6 +172,24 @@ func (r *Report) addOwn(assignment *v1alpha1.NodeAssignment, err error) {
 				r.problem("kubectl describe node "+r.Name, "the node does not have %s, which pool %s gives it", a.Address, a.Pool)
 			}
 		}
+	}
+}
+
+// addServices adds the addresses of Services that the node is to carry.
+func (r *Report) addServices(assignment *v1alpha1.NodeAssignment, now time.Time) {
+	for i := range assignment.Spec.Addresses {
+		assigned := &assignment.Spec.Addresses[i]
+		if assigned.Use != v1alpha1.UseService {
+			continue
+		}
+		a := Address{Address: assigned.Address, Since: assigned.Since, Service: true, Wiring: "of a Service"}
+		if !slices.Contains(assignment.Status.Carried, a.Address) {
+			a.Wiring = "not there"
+			if a.Since != nil && now.Sub(a.Since.Time) > settled {
+				r.problem("kubectl describe node "+r.Name, "the node does not carry %s for its Service", a.Address)
+			}
+		}
+		r.Addresses = append(r.Addresses, a)
 	}
 }
 
