@@ -106,8 +106,8 @@ func (d *day) growTo() map[string]int {
 	}
 }
 
-// TestDay runs a day of deploys. In the evening there is as much in memory and in queues as in the morning, and what
-// the programs recorded is so; when everything is deleted nothing is left.
+// TestDay runs a day of deploys. Every few hours, and in the evening, there is as much in memory and in queues as in the
+// morning, and what the programs recorded is so; when everything is deleted nothing is left.
 func TestDay(t *testing.T) {
 	s := settingsFromEnv(t)
 	prepare(t, &s)
@@ -156,6 +156,7 @@ type day struct {
 	started  time.Time // in the time of the simulation
 	changes  sync.WaitGroup
 	count    map[string]int
+	next     int // change of a workload, counted from the day's begin
 }
 
 func runDay(t *testing.T, s settings) {
@@ -164,10 +165,13 @@ func runDay(t *testing.T, s settings) {
 	d.fill()
 	d.deploy(morning)
 	early := d.measure("in the morning")
-	d.deploy(time.Duration(s.hours) * time.Hour)
-	late := d.measure("in the evening")
-	d.compare(early, late)
-	d.judge()
+	// A long day has a result every few hours.
+	for now, evening := morning, time.Duration(s.hours)*time.Hour; now < evening; {
+		now = min(now+6*time.Hour, evening)
+		d.deploy(now)
+		d.compare(early, d.measure(fmt.Sprintf("after %s", now)))
+		d.judge()
+	}
 	d.empty()
 }
 
@@ -278,16 +282,16 @@ func (d *day) deploy(until time.Duration) {
 	d.t.Helper()
 	each := time.Duration(d.hours) * time.Hour / time.Duration(d.settings.deploys*len(d.workloads))
 	ended := until - atRest
-	for next := 0; d.now() < ended && !d.t.Failed(); next++ {
+	for ; d.now() < ended && !d.t.Failed(); d.next++ {
 		<-time.After(each)
 		d.tidy()
-		if next%len(d.workloads) == 0 {
+		if d.next%len(d.workloads) == 0 {
 			d.random.Shuffle(len(d.workloads), func(i, j int) { d.workloads[i], d.workloads[j] = d.workloads[j], d.workloads[i] })
 		}
-		if next%queueing == 0 {
+		if d.next%queueing == 0 {
 			d.change(d.queue)
 		}
-		at := next % len(d.workloads)
+		at := d.next % len(d.workloads)
 		w := d.workloads[at]
 		switch what := d.random.IntN(20); {
 		case what == 0:
@@ -378,7 +382,7 @@ func (d *day) measure(when string) measured {
 func (d *day) compare(early, late measured) {
 	d.t.Helper()
 	if early.pods != late.pods {
-		d.t.Errorf("%d pods in the morning, %d in the evening", early.pods, late.pods)
+		d.t.Errorf("%d pods in the morning, %d now", early.pods, late.pods)
 	}
 	if late.heap > uint64(most*float64(early.heap))+8<<20 {
 		d.t.Errorf("the heap grew from %d to %d bytes", early.heap, late.heap)
