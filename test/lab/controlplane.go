@@ -195,17 +195,22 @@ func (c *control) startAPI(ctx context.Context) error {
 	if err := c.spawn("kube-apiserver", c.flags.apiServer()); err != nil {
 		return err
 	}
-	client, err := clientFor(c.adminKubeconfig())
-	if err != nil {
-		return err
-	}
-	err = waitFor(ctx, "the API server", c.daemons, func(ctx context.Context) error {
-		return client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
-	})
+	err := awaitAPI(ctx, c.adminKubeconfig(), c.daemons)
 	if err == nil {
 		c.progress.say("the API server is ready")
 	}
 	return err
+}
+
+// awaitAPI waits until the API server is ready.
+func awaitAPI(ctx context.Context, kubeconfig string, daemons []*daemon) error {
+	client, err := clientFor(kubeconfig)
+	if err != nil {
+		return err
+	}
+	return waitFor(ctx, "the API server", daemons, func(ctx context.Context) error {
+		return client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+	})
 }
 
 // startClients starts the controllers and the scheduler and waits until pods

@@ -82,6 +82,23 @@ func (h *Host) start(name string, argv ...string) (*daemon, error) {
 	return d, h.cluster.update(func(s *state) { s.Daemons[h.name+"/"+name] = p })
 }
 
+// kill ends a program that start has started, at once. It does nothing where that does not run.
+func (h *Host) kill(ctx context.Context, name string, p process) error {
+	if !p.alive() {
+		return nil
+	}
+	if _, err := h.Exec(ctx, "pkill", "-9", "-x", name); err != nil {
+		return err
+	}
+	// The nsenter around it ends after it.
+	return waitFor(ctx, "the end of "+name, nil, func(context.Context) error {
+		if p.alive() {
+			return fmt.Errorf("process %d runs", p.PID)
+		}
+		return nil
+	})
+}
+
 // tether is a runner whose programs end with this program, however it ends.
 type tether struct {
 	dir string // for logs

@@ -168,6 +168,8 @@ func TestUpDown(t *testing.T) {
 	}
 	t.Run("pods", func(t *testing.T) { testPods(ctx, t, c) })
 	t.Run("exec", func(t *testing.T) { testExec(ctx, t, c) })
+	t.Run("block", func(t *testing.T) { testBlock(ctx, t, c) })
+	t.Run("API server", func(t *testing.T) { testAPIServer(ctx, t, c) })
 	t.Run("node loss", func(t *testing.T) { testNodeLoss(ctx, t, c) })
 	t.Run("dump", func(t *testing.T) {
 		var b strings.Builder
@@ -258,6 +260,58 @@ func testExec(ctx context.Context, t *testing.T, c *Cluster) {
 	}
 	if out, err := c.Client().Exec(ctx, "ps", "-e", "-o", "args"); err != nil || strings.Contains(string(out), "sleep 4711") {
 		t.Errorf("a killed command is left: %s, %v", out, err)
+	}
+}
+
+func testBlock(ctx context.Context, t *testing.T, c *Cluster) {
+	connect := func(timeout string) error {
+		_, err := c.Router().Exec(ctx, "agnhost", "connect", "10.0.60.11:10250", "--timeout="+timeout)
+		return err
+	}
+	if err := c.Block(ctx, "node1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := connect("1s"); err == nil {
+		t.Error("a node that is blocked is reached")
+	}
+	if carrier, err := c.Nodes()[0].Exec(ctx, "cat", "/sys/class/net/eth0/carrier"); err != nil || string(carrier) != "1\n" {
+		t.Errorf("the carrier of a node that is blocked is %q, %v", carrier, err)
+	}
+	if err := c.Unblock(ctx, "node1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := connect("60s"); err != nil {
+		t.Error(err)
+	}
+}
+
+func testAPIServer(ctx context.Context, t *testing.T, c *Cluster) {
+	client, err := c.Clientset()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods := func() error {
+		_, err := client.CoreV1().Pods("default").Get(ctx, "web-node1", metav1.GetOptions{})
+		return err
+	}
+	for range 2 {
+		if err := c.StopAPIServer(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := pods(); err == nil {
+		t.Error("the API server answers and is stopped")
+	}
+	if s, err := c.Status(ctx); err == nil && s.OK() {
+		t.Errorf("status is %+v", s)
+	}
+	for range 2 {
+		if err := c.StartAPIServer(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := pods(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -144,20 +144,8 @@ func (c *Cluster) RestartKubeProxy(ctx context.Context, flags ...string) error {
 }
 
 func (n *Node) restartKubeProxy(ctx context.Context, old process) error {
-	if old.alive() {
-		if _, err := n.Exec(ctx, "pkill", "-9", "-x", "kube-proxy"); err != nil {
-			return err
-		}
-		// Its nsenter ends after it.
-		err := waitFor(ctx, "the end of the old one", nil, func(context.Context) error {
-			if old.alive() {
-				return fmt.Errorf("process %d runs", old.PID)
-			}
-			return nil
-		})
-		if err != nil {
-			return err
-		}
+	if err := n.kill(ctx, "kube-proxy", old); err != nil {
+		return err
 	}
 	d, err := n.startKubeProxy()
 	if err != nil {
@@ -194,6 +182,17 @@ func (c *Cluster) Reconnect(ctx context.Context, node string) error {
 
 func (c *Cluster) setCable(ctx context.Context, node string, up bool) error {
 	return c.withCable(ctx, node, func(_, sw int) error { return ipBatch(ctx, sw, portState(node, up)) })
+}
+
+// Block has the switch drop all that comes from a node and goes to it, while its eth0 keeps the carrier, as where a
+// switch or a hypervisor further on fails. StopNode ends it. It does nothing when the node is blocked.
+func (c *Cluster) Block(ctx context.Context, node string) error {
+	return c.withCable(ctx, node, func(_, sw int) error { return ipBatch(ctx, sw, "link set "+node+" nomaster\n") })
+}
+
+// Unblock undoes Block.
+func (c *Cluster) Unblock(ctx context.Context, node string) error {
+	return c.withCable(ctx, node, func(_, sw int) error { return ipBatch(ctx, sw, portBatch(node)) })
 }
 
 // AddCable gives a node a second network card on the same segment: a link of that name, which

@@ -30,6 +30,8 @@ type state struct {
 	Daemons map[string]process `json:"daemons"`
 	// Stopped are the nodes that StopNode ended.
 	Stopped map[string]bool `json:"stopped"`
+	// APIServer are kube-apiserver's arguments.
+	APIServer []string `json:"apiServer"`
 	// KubeProxyFlags are added to the flags that every kube-proxy has.
 	KubeProxyFlags []string `json:"kubeProxyFlags,omitempty"`
 }

@@ -97,7 +97,8 @@ func (c *Cluster) claim(ctx context.Context) (unlock func(), err error) {
 
 // up makes everything, in an empty folder, under the lab's lock.
 func (c *Cluster) up(ctx context.Context, opts Options) error {
-	s := &state{Name: c.name, Nodes: c.nodes, Bin: c.bin,
+	core := c.control(opts)
+	s := &state{Name: c.name, Nodes: c.nodes, Bin: c.bin, APIServer: core.flags.apiServer(),
 		Inits: map[string]process{}, Daemons: map[string]process{}, Stopped: map[string]bool{}}
 	if err := s.save(); err != nil {
 		return err
@@ -120,7 +121,6 @@ func (c *Cluster) up(ctx context.Context, opts Options) error {
 		}
 	}
 
-	core := c.control(opts)
 	if err := c.startForward(ctx, core); err != nil {
 		return err
 	}
