@@ -4,16 +4,15 @@ package witness
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/bits"
-	"net"
 	"net/netip"
 	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/frame"
 )
 
 // listenFor is how long further answers to an ARP request are collected when one
@@ -48,38 +47,21 @@ func (w *Witness) whoHas(address string) (macs []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	err = w.Cluster.Client().Do(func() error {
-		link, err := net.InterfaceByName("eth0")
-		if err != nil {
-			return err
-		}
-		protocol := bits.ReverseBytes16(unix.ETH_P_ARP)
-		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(protocol))
-		if err != nil {
-			return fmt.Errorf("open packet socket: %w", err)
-		}
-		defer unix.Close(fd)
-		to := &unix.SockaddrLinklayer{Ifindex: link.Index, Protocol: protocol, Halen: 6, Addr: [8]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}
-		if err := unix.Sendto(fd, arpRequest(link.HardwareAddr, w.Cluster.Network().Client(), target), 0, to); err != nil {
-			return fmt.Errorf("send ARP request: %w", err)
-		}
-		macs, err = arpReplies(fd, target)
-		return err
-	})
+	client, err := openAsker(w.Cluster.Client())
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, client.close()) }()
+	question, err := client.question(target)
+	if err != nil {
+		return nil, err
+	}
+	if err := client.send(question); err != nil {
+		return nil, fmt.Errorf("send ARP request: %w", err)
+	}
+	macs, err = arpReplies(client.fd, target)
 	slices.Sort(macs)
 	return slices.Compact(macs), err
-}
-
-func arpRequest(mac net.HardwareAddr, source, target netip.Addr) []byte {
-	src, tgt := source.As4(), target.As4()
-	f := []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
-	f = append(f, mac...)
-	f = binary.BigEndian.AppendUint16(f, unix.ETH_P_ARP)
-	f = append(f, 0, 1, 8, 0, 6, 4, 0, 1)
-	f = append(f, mac...)
-	f = append(f, src[:]...)
-	f = append(f, 0, 0, 0, 0, 0, 0)
-	return append(f, tgt[:]...)
 }
 
 // arpReplies reads the MAC addresses that claim the address.
@@ -98,12 +80,8 @@ func arpReplies(fd int, target netip.Addr) (macs []string, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("receive ARP replies: %w", err)
 		}
-		const opcode, senderMAC, senderIP, end = 20, 22, 28, 32
-		if n < end || binary.BigEndian.Uint16(buffer[opcode:]) != 2 {
-			continue
-		}
-		if addr, ok := netip.AddrFromSlice(buffer[senderIP:end]); ok && addr == target {
-			macs = append(macs, net.HardwareAddr(buffer[senderMAC:senderIP]).String())
+		if reply, _, ok := frame.ParseARP(buffer[:n]); ok && reply.Operation == frame.ARPReply && reply.Sender == target {
+			macs = append(macs, reply.SenderMAC.String())
 		}
 	}
 	return macs, nil
