@@ -19,13 +19,15 @@ func TestAlone(t *testing.T) {
 		last       Node
 		remembers  bool
 		asserted   bool
+		answered   bool
 		from, till time.Duration
 	}{
 		"nobody's":               {from: 300 * time.Millisecond, till: time.Second},
 		"its own":                {last: self, remembers: true, from: 300 * time.Millisecond, till: time.Second},
 		"its own, after a start": {last: self, from: 3 * time.Second, till: 4 * time.Second},
 		"its own, but another has asserted the address": {last: self, remembers: true, asserted: true, from: 3 * time.Second, till: 4 * time.Second},
-		"another's": {last: Node{Name: "other"}, from: time.Minute, till: time.Minute + time.Second},
+		"nobody's, but another has answered":            {answered: true, from: time.Minute, till: time.Minute + 2*time.Second},
+		"another's":                                     {last: Node{Name: "other"}, from: time.Minute, till: time.Minute + time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, now := NewLink(0, self, "mac", netip.Addr{}), time.Duration(0)
@@ -55,8 +57,15 @@ func TestAlone(t *testing.T) {
 			if c.asserted {
 				l.Step(now, Heard{Message: Message{Kind: Assert, From: Node{Name: "other"}, Address: addr, Version: 2}})
 			}
+			if c.answered {
+				l.Step(now, Heard{Message: Message{Kind: Hello, From: Node{Name: "other"}, MAC: "mac2"}})
+				now += time.Second
+			}
 			began := now
 			l.Step(now, Take{Address: addr, Version: 3, Last: c.last})
+			if c.answered {
+				l.Step(now, Answered{Address: addr, MAC: "mac2"})
+			}
 			if !until(began + 2*time.Minute) {
 				t.Fatal("the node never answers")
 			}

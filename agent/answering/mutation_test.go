@@ -32,7 +32,6 @@ var mutations = []struct {
 	{"an old verdict", "if h == nil || v.Number != h.number || !h.pending {", "if h == nil {", 252},
 	{"forget a newer record at a restart", "case c.Newest > c.Version:", "case false:", 20298},
 	{"forget the last holder at a restart", "version: c.Version, last: c.Last,", "version: c.Version,", 305},
-	{"no control after an answer", "func (h *holding) controls() bool { return h.again || h.heard || h.last", "func (h *holding) controls() bool { return h.again || h.last", 53778},
 	{"close others' when cut off", "if h.failover && h.phase == Answering {", "if h.phase == Answering {", 22},
 	{"cut off though the gateway answers", "silent := l.now - max(l.gateway, l.listening)", "silent := l.now - l.listening", 2},
 	{"cut off though the API answers", "if !l.silentAPI && l.tried >= l.now-silent {", "if false {", 1},
