@@ -185,6 +185,7 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, n
 	if rejection != nil && pl.nodes.lacks(s.candidates.Snapshot(), nodeInfo.Node().Name) {
 		if without := s.candidates.WithoutSession(pl.nodes.reachWith(s.candidates.Snapshot(), nodeInfo.Node(), false)); without != nil {
 			without.Lacks |= rejection.Lacks
+			without.Unresolvable = rejection.Unresolvable // preemption may help by another pool of the node
 			rejection, because = without, causeSession
 		}
 	}
