@@ -102,7 +102,7 @@ func (s *stage) moves(old *v1.Pod) (*v1.Pod, *timeline) {
 		case <-ctx.Done():
 			s.t.Fatalf("the pod has not moved: %s", l)
 		case e := <-nodes.ResultChan():
-			if n, ok := e.Object.(*v1.Node); ok && slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == v1alpha1.TaintLost }) {
+			if n, ok := e.Object.(*v1.Node); ok && isTainted(n, v1alpha1.TaintLost) {
 				l.note("tainted")
 			}
 		case e := <-pods.ResultChan():
@@ -148,16 +148,18 @@ func failovers(t *testing.T) int {
 func TestFailover(t *testing.T) {
 	s := newStage(t, "10.0.70.243-10.0.70.247")
 	s.installFailover()
-	old := s.statefulSet(s.pod("moving", s.floating, retaining, annotated(v1alpha1.AnnotationFailover, v1alpha1.FailoverAutomatic)), 1)[0]
+	old := s.statefulSet(s.pod("moving", s.floating, retaining, automatic), 1)[0]
 	lost := old.Spec.NodeName
 	parts := map[string][]time.Duration{}
 	staying := s.statefulSet(s.pod("staying", s.floating, retaining, on(lost)), 1)[0]
 	s.answers(old)
 	s.atEnd(s.settled)
 	s.atEnd(s.startAll)
+	before := len(s.writesOfFailover())
 	for range failovers(t) {
 		lost = old.Spec.NodeName
 		where := s.leaderOfFailover()
+		answers := s.askWho(old)
 		next, timeline := s.moves(old)
 		t.Logf("the leader was on %s, the pod on %s: %s", where, lost, timeline)
 		for _, p := range timeline.parts {
@@ -178,7 +180,7 @@ func TestFailover(t *testing.T) {
 		s.must(s.Cluster.WaitReady(s.ctx, lost))
 		s.eventually("the taint is gone", func() error {
 			n, err := s.Client.CoreV1().Nodes().Get(s.ctx, lost, metav1.GetOptions{})
-			if err == nil && slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == v1alpha1.TaintLost }) {
+			if err == nil && isTainted(n, v1alpha1.TaintLost) {
 				err = fmt.Errorf("%s has the taints %v", lost, n.Spec.Taints)
 			}
 			return err
@@ -187,7 +189,13 @@ func TestFailover(t *testing.T) {
 		s.kubectl("-n", deploy.Namespace, "rollout", "status", "deployment/berth-failover", patiently)
 		s.agree()
 		s.expectOneAnswer(old.Status.PodIP, next.Spec.NodeName)
+		s.expectAnswersOf(answers, old.Status.PodIP, lost, next.Spec.NodeName)
+		t.Log(answers)
 		old = s.ready(next.Name)
+	}
+	// TestFailoverStays looks there.
+	if len(s.writesOfFailover()) == before {
+		t.Error("the audit log has no writes of berth-failover")
 	}
 	for _, name := range slices.Sorted(maps.Keys(parts)) {
 		all := slices.Sorted(slices.Values(parts[name]))
@@ -204,4 +212,8 @@ func (s *stage) leaderOfFailover() string {
 		return ""
 	}
 	return s.kubectl("-n", deploy.Namespace, "get", "pod", name, "--ignore-not-found", "-o", "jsonpath={.spec.nodeName}")
+}
+
+func isTainted(node *v1.Node, key string) bool {
+	return slices.ContainsFunc(node.Spec.Taints, func(taint v1.Taint) bool { return taint.Key == key })
 }
