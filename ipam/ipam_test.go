@@ -111,6 +111,40 @@ func TestOneWriteForANewAddressAndOneForARetainedOne(t *testing.T) {
 	}
 }
 
+// A pod that is replaced while its address is being committed leaves it to its successor, whichever of them the API server hears
+// first.
+func TestReplacedInCommit(t *testing.T) {
+	for name, committed := range map[string]bool{"before the commit": false, "after the commit": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer()
+			i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
+			commit(t, i, reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain)))
+			s.Retain("10.0.70.2")
+			old := reserve(t, i, request("web-0", "b", v1alpha1.ReleaseRetain))
+			next := reserve(t, i, request("web-0", "c", v1alpha1.ReleaseRetain))
+			if !next.Kept() || next.Names() != "10.0.70.2" {
+				t.Fatalf("the next pod of the name gets %s", next.Names())
+			}
+			if other := reserve(t, i, request("web-1", "d", v1alpha1.ReleaseRetain)); other.Names() == "10.0.70.2" {
+				t.Error("a pod of another name gets the address")
+			}
+			if committed {
+				commit(t, i, old)
+				if err := i.Commit(context.Background(), next, isCurrent); !errors.Is(err, ErrConflict) {
+					t.Fatalf("both pods committed the address: %v", err)
+				}
+				i.Unreserve(next)
+				next = reserve(t, i, request("web-0", "c", v1alpha1.ReleaseRetain))
+			}
+			i.Unreserve(old)
+			commit(t, i, next)
+			if pod := s.IP("10.0.70.2").Spec.Pod; pod == nil || pod.UID != "c" {
+				t.Errorf("10.0.70.2 is held by %v, want c", pod)
+			}
+		})
+	}
+}
+
 func TestRetainedAddressIsNobodyElses(t *testing.T) {
 	s := newServer()
 	i := open(t, s, testPool("web", "10.0.70.2"))

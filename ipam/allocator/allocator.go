@@ -114,8 +114,12 @@ func (e *entry) promisedTo(podUID string) bool {
 
 // usable says whether the owner may use the stored address for a pod now.
 func (e *entry) usable(owner Owner, podUID string, gone func(*entry) bool) bool {
-	return e.stored != nil && e.heldBy(owner, podUID, gone) && (e.promised == nil || e.promised.podUID == podUID)
+	return e.stored != nil && e.heldBy(owner, podUID, gone) && (e.promised == nil || e.promised.podUID == podUID || e.promised.passesTo(owner))
 }
+
+// passesTo says whether the promise passes to the next pod of the owner. The API server has one pod of a name at a time, and
+// refuses to bind one that it has no more: so a pod that is replaced while its address is being committed never runs with it.
+func (p *promise) passesTo(owner Owner) bool { return owner.PodName != "" && p.owner == owner.key() }
 
 // Allocator is the book. Safe for concurrent use; methods wait only for the mutex.
 type Allocator struct {
@@ -464,7 +468,7 @@ func (a *Allocator) ownedBy(key ownerKey) iter.Seq[*entry] {
 
 // Held returns stored addresses that owner may use for the pod podUID, in order of
 // preference: the pod's own, addresses that a pod with the name podName had, the
-// oldest. It leaves out addresses promised to another pod.
+// oldest. It leaves out addresses promised to another pod, but for one that had the name of an owner with one pod.
 //
 // class says in which class an address is, and whether the pod may have it at all. Held
 // returns the first most addresses of each class, because an owner may have thousands. Classes may
@@ -496,7 +500,8 @@ func (a *Allocator) Held(owner Owner, podUID, podName string, most int, byAddres
 		}
 		return true
 	}
-	if h := a.holding(owner.key()); h == nil {
+	// An owner with one pod has few addresses.
+	if h := a.holding(owner.key()); h == nil || owner.PodName != "" {
 		for e := range a.ownedBy(owner.key()) {
 			if e.usable(owner, podUID, a.gone) {
 				offer(e)

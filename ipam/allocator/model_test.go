@@ -24,8 +24,8 @@ type model struct {
 	pools    []Pool
 	stored   map[netip.Addr]Record
 	reserved map[netip.Addr]string
-	// namespaces of the owners with reservations.
-	namespaces map[netip.Addr]string
+	// owners with reservations.
+	owners map[netip.Addr]Owner
 	turns      map[string]*turns
 	// before are the addresses that were in use at the last call of settle.
 	before map[netip.Addr]bool
@@ -123,9 +123,15 @@ func (m *model) settle() {
 	}
 }
 
-// reserve notes that an address is promised to a pod of a namespace.
-func (m *model) reserve(addr netip.Addr, pod, namespace string) {
-	m.reserved[addr], m.namespaces[addr] = pod, namespace
+// reserve notes that an address is promised to a pod of an owner.
+func (m *model) reserve(addr netip.Addr, pod string, owner Owner) {
+	m.reserved[addr], m.owners[addr] = pod, owner
+}
+
+// isPromised says whether the address is promised to a pod which the given one of an owner does not replace.
+func (m *model) isPromised(addr netip.Addr, owner Owner, podUID string) bool {
+	by := m.reserved[addr]
+	return by != "" && by != podUID && (owner.PodName == "" || !m.owners[addr].SameWorkload(owner))
 }
 
 // share returns a namespace's share of a pool, whether the pool has a cap or not.
@@ -138,7 +144,7 @@ func (m *model) share(pool Pool, namespace string) (share Share) {
 			case stored && (record.Reserved || record.Cooling || record.Owner.Namespace != namespace):
 			case stored && record.PodUID == "" && !promised:
 				share.Retained++
-			case stored, promised && m.namespaces[addr] == namespace:
+			case stored, promised && m.owners[addr].Namespace == namespace:
 				share.Allocated++
 			}
 		}
@@ -154,7 +160,7 @@ func (m *model) inNamespace(namespace string) (n uint64) {
 		}
 	}
 	for addr, pod := range m.reserved {
-		if _, stored := m.stored[addr]; !stored && pod != "" && m.namespaces[addr] == namespace {
+		if _, stored := m.stored[addr]; !stored && pod != "" && m.owners[addr].Namespace == namespace {
 			n++
 		}
 	}
@@ -252,7 +258,7 @@ func (m *model) counts(pool Pool) Counts {
 func (m *model) held(owner Owner, podUID, podName string, most int, class func(*Record) (uint64, bool), gone func(*entry) bool) []netip.Addr {
 	var held []Record
 	for addr, record := range m.stored {
-		if by := m.reserved[addr]; by != "" && by != podUID {
+		if m.isPromised(addr, owner, podUID) {
 			continue
 		}
 		if record.Owner.SameWorkload(owner) && entryOf(record).heldBy(owner, podUID, gone) {
@@ -329,7 +335,7 @@ var testNamespaces = []string{"n", "m"}
 func newSimulation(t *testing.T, seed uint64, many int) *simulation {
 	s := &simulation{
 		t: t, random: rand.New(rand.NewPCG(seed, 1)), ended: map[string]bool{},
-		model: model{stored: map[netip.Addr]Record{}, reserved: map[netip.Addr]string{}, namespaces: map[netip.Addr]string{}},
+		model: model{stored: map[netip.Addr]Record{}, reserved: map[netip.Addr]string{}, owners: map[netip.Addr]Owner{}},
 		layouts: [][]Pool{
 			{testPool("a", "10.0.0.1", "10.0.0.6", "10.0.0.9", "10.0.0.9"), testPool("b", "10.0.1.1", "10.0.1.4"), testPool("six", "2001:db8::1", "2001:db8::3")},
 			{testPool("a", "10.0.0.1", "10.0.0.9"), testPool("b", "10.0.1.1", "10.0.1.4")},
@@ -423,7 +429,7 @@ func (s *simulation) step() string {
 		if want := s.model.take(best); taken[0].Addr != want || taken[0].Pool != best {
 			s.t.Fatalf("Reserve(%v of %v) gave %v, want %s of pool %s", c, names, taken[0], want, best)
 		}
-		s.model.reserve(taken[0].Addr, c.PodUID, c.Owner.Namespace)
+		s.model.reserve(taken[0].Addr, c.PodUID, c.Owner)
 		return fmt.Sprintf("reserve free %s for %s", taken[0].Addr, c.PodUID)
 	case 3: // schedule a pod on an address its owner holds
 		owner, pod := s.owner(), s.pod()
@@ -434,13 +440,12 @@ func (s *simulation) step() string {
 		if _, err := reserveHeld(s.book, held[0].Addr, owner, pod); err != nil {
 			s.t.Fatalf("Reserve of the held %s: %v", held[0].Addr, err)
 		}
-		s.model.reserve(held[0].Addr, pod, owner.Namespace)
+		s.model.reserve(held[0].Addr, pod, owner)
 		return fmt.Sprintf("reserve held %s for %s", held[0].Addr, pod)
 	case 4: // schedule a pod on any address, which its owner may not have
 		addr, owner, pod := s.any(), s.owner(), s.pod()
 		record, stored := s.model.stored[addr]
-		by := s.model.reserved[addr]
-		may := stored && record.Owner.SameWorkload(owner) && entryOf(record).heldBy(owner, pod, s.gone) && (by == "" || by == pod)
+		may := stored && record.Owner.SameWorkload(owner) && entryOf(record).heldBy(owner, pod, s.gone) && !s.model.isPromised(addr, owner, pod)
 		if !stored || !record.Owner.SameWorkload(owner) {
 			return "not of this owner"
 		}
@@ -449,7 +454,7 @@ func (s *simulation) step() string {
 			s.t.Fatalf("Reserve(%s, %v, %s): %v, want allowed %v", addr, owner, pod, err, may)
 		}
 		if err == nil {
-			s.model.reserve(addr, pod, owner.Namespace)
+			s.model.reserve(addr, pod, owner)
 		}
 		return fmt.Sprintf("reserve %s for %s", addr, pod)
 	case 5: // release a reservation, also twice or for another pod
@@ -539,7 +544,7 @@ func (s *simulation) step() string {
 			s.t.Fatalf("Reserve(%v of %v) gave %v, %v; free are %v", in, names, taken, err, free)
 		}
 		if err == nil {
-			s.model.reserve(free[0], c.PodUID, c.Owner.Namespace)
+			s.model.reserve(free[0], c.PodUID, c.Owner)
 		}
 		return fmt.Sprintf("reserve one of %v for %s", in, c.PodUID)
 	case 10: // schedule a pod on any address and a certain one
@@ -565,12 +570,12 @@ func (s *simulation) step() string {
 		if free := s.model.free(names, exact[0], namespace); len(free) == 0 || taken[1].Addr != addr {
 			s.t.Fatalf("Reserve(%s) gave %v", addr, taken)
 		}
-		s.model.reserve(addr, c.PodUID, namespace)
+		s.model.reserve(addr, c.PodUID, c.Owner)
 		s.model.settle()
 		if want := s.model.take(best); taken[0].Addr != want || taken[0].Pool != best {
 			s.t.Fatalf("Reserve(any of %v) gave %v, want %s of pool %s", names, taken[0], want, best)
 		}
-		s.model.reserve(taken[0].Addr, c.PodUID, namespace)
+		s.model.reserve(taken[0].Addr, c.PodUID, c.Owner)
 		return fmt.Sprintf("reserve %s and %s for %s", taken[0].Addr, addr, c.PodUID)
 	case 11: // a pod ends, or turns out to be alive: its record was seen before the pod
 		pod := s.pod()
