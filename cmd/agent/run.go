@@ -91,9 +91,8 @@ func run(ctx context.Context, o *Options) error {
 	options := agent.Options{
 		Pods: node, ConflictLog: node, Store: store,
 		Networks: networks, Plugins: newRunner(o, exec, bootID), Drivers: nettype.Drivers(nettype.Kernel{Wirer: own.wirer, StateFile: o.StateFile}),
-		PodNetworks:       &attachdef.Reader{Get: clients.definition, Shared: o.NetworkNamespaces},
-		DefaultRoutes:     defaultroute.Kernel{},
-		Prober:            &o.Conflicts,
+		PodNetworks:   &attachdef.Reader{Get: clients.definition, Shared: o.NetworkNamespaces},
+		DefaultRoutes: defaultroute.Kernel{}, Prober: &o.Conflicts,
 		Shaper:            profiles,
 		Metrics:           agent.NewMetrics(legacyregistry.MustRegister),
 		Events:            recorder,

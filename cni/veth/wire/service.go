@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -104,7 +105,7 @@ func ensureServicesLink() (netlink.Link, error) {
 		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: servicesEnd}); err != nil && !errors.Is(err, unix.EEXIST) {
 			return nil, fmt.Errorf("create link %s: %w", servicesLink, err)
 		}
-		if link, err = netlink.LinkByName(servicesLink); err != nil {
+		if link, err = netlinksafe.LinkByName(servicesLink); err != nil {
 			return nil, fmt.Errorf("find link %s: %w", servicesLink, err)
 		}
 		fault.Point("service/link")
@@ -149,7 +150,7 @@ func (w *Wirer) CarryService(s Service, link int) error {
 }
 
 func serviceLinks(link int) (services, uplink netlink.Link, err error) {
-	if services, err = netlink.LinkByName(servicesLink); err != nil {
+	if services, err = netlinksafe.LinkByName(servicesLink); err != nil {
 		return nil, nil, fmt.Errorf("find link %s: %w", servicesLink, err)
 	}
 	if uplink, err = netlink.LinkByIndex(link); err != nil {
