@@ -29,10 +29,13 @@ const (
 // pod does not hold the address here any more. No pod stands for this node itself.
 func (n *Node) ReportConflict(ctx context.Context, pod api.Pod, addr netip.Addr, what string) error {
 	condition := metav1.Condition{Type: v1alpha1.FloatingIPConflict, Status: metav1.ConditionTrue, Reason: reasonInUse, Message: "node " + n.name + ": " + what}
-	if err := n.setCondition(ctx, pod, addr, condition); err != nil {
+	holder, err := n.setCondition(ctx, pod, addr, condition)
+	if err != nil {
 		return fmt.Errorf("write the conflict to FloatingIP %s: %w", v1alpha1.NameOf(addr), err)
 	}
-	n.conflicts.Store(addr, struct{}{})
+	if holder {
+		n.conflicts.Store(addr, struct{}{})
+	}
 	return nil
 }
 
@@ -49,7 +52,7 @@ func (n *Node) ClearConflict(ctx context.Context, pod api.Pod, addr netip.Addr) 
 		return nil
 	}
 	condition := metav1.Condition{Type: v1alpha1.FloatingIPConflict, Status: metav1.ConditionFalse, Reason: reasonFree, Message: "node " + n.name + " found no other host with the address"}
-	if err := n.setCondition(ctx, pod, addr, condition); err != nil {
+	if _, err := n.setCondition(ctx, pod, addr, condition); err != nil {
 		return fmt.Errorf("write the end of the conflict to FloatingIP %s: %w", v1alpha1.NameOf(addr), err)
 	}
 	n.conflicts.Delete(addr)
@@ -100,33 +103,34 @@ func (n *Node) note(ip *v1alpha1.FloatingIP, addr netip.Addr) {
 	}
 }
 
-func (n *Node) setCondition(ctx context.Context, pod api.Pod, addr netip.Addr, condition metav1.Condition) error {
+// setCondition returns whether the pod holds the address on this node; it writes nothing where it does not.
+func (n *Node) setCondition(ctx context.Context, pod api.Pod, addr netip.Addr, condition metav1.Condition) (holder bool, err error) {
 	name := v1alpha1.NameOf(addr)
 	ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
 	if isAbsent(err) {
-		return nil
+		return false, nil
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	if pod.UID == "" && !n.isOwn(ip) || pod.UID != "" && holds(ip, pod.UID, n.name) != nil {
-		return nil //nolint:nilerr // the node of the present holder writes the condition
+		return false, nil //nolint:nilerr // the node of the present holder writes the condition
 	}
 	conditions := slices.Clone(ip.Status.Conditions)
 	if !meta.SetStatusCondition(&conditions, condition) {
-		return nil
+		return true, nil
 	}
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": ip.UID, "resourceVersion": ip.ResourceVersion},
 		"status":   v1alpha1.FloatingIPStatus{Conditions: conditions},
 	})
 	if err != nil {
-		return err
+		return false, err
 	}
 	_, err = n.ips.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
 	if isAbsent(err) || apierrors.IsConflict(err) {
 		// Somebody else wrote it, and the runtime's next ADD tells again.
-		return nil
+		return true, nil
 	}
-	return err
+	return true, err
 }

@@ -37,6 +37,9 @@ func TestConflicts(t *testing.T) {
 	expect("nothing to clear", n.ClearConflict(t.Context(), pod, addr), false, 0)
 	expect("another pod", n.ReportConflict(t.Context(), api.Pod{UID: "u2"}, addr, "host A"), false, 0)
 	expect("no FloatingIP", n.ReportConflict(t.Context(), pod, addr.Next(), "host A"), false, 0)
+	if n.InConflict(addr) || n.InConflict(addr.Next()) {
+		t.Error("the node remembers conflicts of pods that do not have the addresses")
+	}
 	expect("a host", n.ReportConflict(t.Context(), pod, addr, "host A"), true, 1)
 	expect("the same host", n.ReportConflict(t.Context(), pod, addr, "host A"), true, 1)
 	since := ips.ips[address].Status.Conditions[0].LastTransitionTime
