@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -53,7 +54,7 @@ func newWorld(t *testing.T, network *network) *world {
 func (w *world) serve(server string) {
 	var listener net.Listener
 	var socket net.PacketConn
-	at := fmt.Sprintf("%s:%d", server, farPort)
+	at := net.JoinHostPort(server, strconv.Itoa(farPort))
 	w.Run(func() (err error) {
 		if listener, err = net.Listen("tcp", at); err == nil {
 			socket, err = net.ListenPacket("udp", at)
