@@ -123,6 +123,9 @@ func TestMissingPermission(t *testing.T) {
 // between: its pods would leave their Services.
 func TestAgentUpgrade(t *testing.T) {
 	s := newStage(t, "10.0.70.83-10.0.70.92")
+	if long() {
+		s.installFailover("")
+	}
 	var pods []*v1.Pod
 	for _, node := range s.Cluster.Nodes() {
 		pods = append(pods, s.start("web-on-"+node.Name(), s.floating, on(node.Name())))
@@ -135,7 +138,7 @@ func TestAgentUpgrade(t *testing.T) {
 	})
 	download := s.steadily(files, "/agnhost", 0)
 	rules := s.kubeProxyRules()
-	tr, before := s.ask(pods...), s.readySince()
+	tr, before, answers := s.ask(pods...), s.readySince(), s.askWho(pods...)
 	s.kubectl("-n", deploy.Namespace, "rollout", "restart", "daemonset/berth-agent")
 	for _, node := range s.Cluster.Nodes() {
 		s.create(s.pod("new-on-"+node.Name(), s.floating, on(node.Name())))
@@ -146,6 +149,7 @@ func TestAgentUpgrade(t *testing.T) {
 	}
 	download.moves()
 	s.expectUnbroken(tr, "the replacement of all agents")
+	s.expectOwnNodes(answers, "the replacement of all agents", pods...)
 	s.expectSteady("the replacement of all agents", held, download)
 	s.delete(files.Name) // its limit has a link of its own
 	if diff := cmp.Diff(rules, s.kubeProxyRules()); diff != "" {

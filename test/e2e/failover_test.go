@@ -25,12 +25,13 @@ import (
 	"github.com/berth-dev/berth/test/deploy"
 )
 
-// installFailover installs berth-failover from the chart until the end of the test.
-func (s *stage) installFailover() {
+// installFailover installs berth-failover from the chart until the end of the test, with further values of failover where they
+// are not empty.
+func (s *stage) installFailover(values string) {
 	s.t.Helper()
-	values := filepath.Join(s.t.TempDir(), "values.yaml")
-	s.must(os.WriteFile(values, []byte("failover: {enabled: true}\n"), 0o600))
-	objects, err := deploy.ChartObjects(s.ctx, os.Stderr, deploy.Namespace, values)
+	valuesFile := filepath.Join(s.t.TempDir(), "values.yaml")
+	s.must(os.WriteFile(valuesFile, []byte("failover:\n  enabled: true\n  "+values+"\n"), 0o600))
+	objects, err := deploy.ChartObjects(s.ctx, os.Stderr, deploy.Namespace, valuesFile)
 	s.must(err)
 	var text strings.Builder
 	for _, object := range objects {
@@ -147,7 +148,7 @@ func failovers(t *testing.T) int {
 // beside it that did not ask for it stays. The node that is back has no taint.
 func TestFailover(t *testing.T) {
 	s := newStage(t, "10.0.70.243-10.0.70.247")
-	s.installFailover()
+	s.installFailover("")
 	old := s.statefulSet(s.pod("moving", s.floating, retaining, automatic), 1)[0]
 	lost := old.Spec.NodeName
 	parts := map[string][]time.Duration{}
@@ -212,8 +213,4 @@ func (s *stage) leaderOfFailover() string {
 		return ""
 	}
 	return s.kubectl("-n", deploy.Namespace, "get", "pod", name, "--ignore-not-found", "-o", "jsonpath={.spec.nodeName}")
-}
-
-func isTainted(node *v1.Node, key string) bool {
-	return slices.ContainsFunc(node.Spec.Taints, func(taint v1.Taint) bool { return taint.Key == key })
 }

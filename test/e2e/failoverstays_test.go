@@ -40,7 +40,7 @@ func TestFailoverStays(t *testing.T) {
 	s := newStageOf(t,
 		v1alpha1.IPPoolSpec{Subnet: network.Floating.String(), Gateway: network.FloatingGateway().String(), Ranges: []string{"10.0.70.248-10.0.70.249", "10.0.70.251"}},
 		v1alpha1.IPPoolSpec{Subnet: network.Floating6.String(), Gateway: "fd00:70::1", Ranges: []string{"fd00:70::60-fd00:70::6f"}})
-	s.installFailover()
+	s.installFailover("")
 	var pods []*v1.Pod
 	for _, node := range s.Cluster.Nodes() {
 		s.createStatefulSet(s.pod("stays-on-"+node.Name(), s.floating, number(2), annotated(v1alpha1.AnnotationFamilies, "IPv4,IPv6"), retaining, automatic, on(node.Name())), 1)

@@ -71,6 +71,7 @@ func TestLastNode(t *testing.T) {
 
 	s.atEnd(s.settled)
 	s.atEnd(func() { s.signal(node, "CONT", "berth-agent") })
+	answers := s.askWho(deleted, late, ended, forced)
 	s.signal(node, "STOP", "berth-agent")
 	s.kubectl("-n", s.name, "delete", "pod", "deleted", "late", "--wait=false")
 	s.kubectl("-n", s.name, "patch", "pod", "ended", "-p", `{"spec":{"activeDeadlineSeconds":1}}`)
@@ -126,6 +127,7 @@ func TestLastNode(t *testing.T) {
 			return err
 		})
 	}
+	s.expectOwnNodes(answers, "the end of the pods", deleted, late, ended, forced)
 	if followed["forced"].hasStopped() {
 		t.Error("the pod that was deleted by force had a final state")
 	}
