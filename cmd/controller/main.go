@@ -175,27 +175,32 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 	if w.status, err = poolstatus.New(counting.IPPools, seen, recorder, poolMetrics); err != nil {
 		return nil, err
 	}
-	ahead, err := client.NewForConfig(config)
+	return w, w.takeAhead(config, kube, options, recorder, claimMetrics, setMetrics)
+}
+
+// takeAhead adds the loop that takes addresses for whatever asks for them without a pod.
+func (w *work) takeAhead(config *rest.Config, kube kubernetes.Interface, options *options, recorder events.EventRecorder, claimMetrics *claims.Metrics, setMetrics *preallocation.Metrics) error {
+	api, err := client.NewForConfig(config)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if w.ipam, err = ipam.New(seen, store.New(ahead.FloatingIPs), nil); err != nil {
-		return nil, err
+	if w.ipam, err = ipam.New(w.view, store.New(api.FloatingIPs), nil); err != nil {
+		return err
 	}
-	if w.ahead, err = preallocation.NewLoop(w.ipam, seen, factory); err != nil {
-		return nil, err
+	if w.ahead, err = preallocation.NewLoop(w.ipam, w.view, w.factory); err != nil {
+		return err
 	}
-	if w.assignments, err = assignments.New(w.ahead, assignments.Parts{API: ahead, Nodes: kube.CoreV1().Nodes(), Recorder: recorder, Factory: factory}); err != nil {
-		return nil, err
+	if w.assignments, err = assignments.New(w.ahead, assignments.Parts{API: api, Nodes: kube.CoreV1().Nodes(), Recorder: recorder, Factory: w.factory}); err != nil {
+		return err
 	}
 	if options.services {
 		err = services.Add(w.ahead, services.Parts{
-			API: ahead, Services: kube.CoreV1(), Namespaces: kube.CoreV1().Namespaces(), Recorder: recorder, View: seen, Factory: factory, Carriers: w.assignments,
+			API: api, Services: kube.CoreV1(), Namespaces: kube.CoreV1().Namespaces(), Recorder: recorder, View: w.view, Factory: w.factory, Carriers: w.assignments,
 		})
 	}
-	return w, errors.Join(err,
-		claims.Add(w.ahead, claims.Parts{API: ahead, Recorder: recorder, Metrics: claimMetrics, View: seen}),
-		preallocation.AddWorkloads(w.ahead, preallocation.Parts{Kube: kube, Recorder: recorder, Metrics: setMetrics, Factory: factory}),
+	return errors.Join(err,
+		claims.Add(w.ahead, claims.Parts{API: api, Recorder: recorder, Metrics: claimMetrics, View: w.view}),
+		preallocation.AddWorkloads(w.ahead, preallocation.Parts{Kube: kube, Recorder: recorder, Metrics: setMetrics, Factory: w.factory}),
 	)
 }
 

@@ -167,24 +167,29 @@ func compile(object *v1alpha1.IPPool) (*Pool, error) {
 	if pool.Ranges, err = compileRanges(spec, pool); err != nil {
 		return nil, err
 	}
+	return pool, pool.compileSelectors(spec)
+}
+
+// compileSelectors reads for which nodes and namespaces the pool is.
+func (p *Pool) compileSelectors(spec *v1alpha1.IPPoolSpec) (err error) {
 	for i, text := range spec.NodeSubnets {
 		subnet, err := iprange.ParsePrefix(text)
 		if err != nil {
-			return nil, fmt.Errorf("spec.nodeSubnets[%d]: %w", i, err)
+			return fmt.Errorf("spec.nodeSubnets[%d]: %w", i, err)
 		}
-		pool.nodeSubnets = append(pool.nodeSubnets, subnet)
+		p.nodeSubnets = append(p.nodeSubnets, subnet)
 	}
 	if spec.NodeSelector != nil {
-		if pool.nodeSelector, err = metav1.LabelSelectorAsSelector(spec.NodeSelector); err != nil {
-			return nil, fmt.Errorf("spec.nodeSelector: %w", err)
+		if p.nodeSelector, err = metav1.LabelSelectorAsSelector(spec.NodeSelector); err != nil {
+			return fmt.Errorf("spec.nodeSelector: %w", err)
 		}
 	}
 	if spec.NamespaceSelector != nil {
-		if pool.namespaceSelector, err = metav1.LabelSelectorAsSelector(spec.NamespaceSelector); err != nil {
-			return nil, fmt.Errorf("spec.namespaceSelector: %w", err)
+		if p.namespaceSelector, err = metav1.LabelSelectorAsSelector(spec.NamespaceSelector); err != nil {
+			return fmt.Errorf("spec.namespaceSelector: %w", err)
 		}
 	}
-	return pool, nil
+	return nil
 }
 
 // checkMode refuses what a Routed pool cannot have.
