@@ -199,11 +199,11 @@ func (w *topology) hear() {
 		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM, int(binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_ALL))))
 		return err
 	})
-	file := os.NewFile(uintptr(fd), "packets")
+	// Before there is a File, which reads at its creation whether it may wait by the poller.
 	if err := unix.SetNonblock(fd, true); err != nil {
 		w.t.Fatal(err)
 	}
-	file = os.NewFile(uintptr(fd), "packets")
+	file := os.NewFile(uintptr(fd), "packets")
 	w.t.Cleanup(func() { file.Close() })
 	var to []netip.Addr
 	for _, text := range append(slices.Clone(outside), near...) {
