@@ -26,7 +26,7 @@ type model struct {
 	reserved map[netip.Addr]string
 	// owners with reservations.
 	owners map[netip.Addr]Owner
-	turns      map[string]*turns
+	turns  map[string]*turns
 	// before are the addresses that were in use at the last call of settle.
 	before map[netip.Addr]bool
 }
