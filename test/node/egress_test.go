@@ -88,6 +88,15 @@ func (w *world) serve(server string) {
 	}()
 }
 
+// isSeen returns nil if a server sees the one packet of UDP that a client sends come from an address. port is the client's, 0: any.
+func (c *container) isSeen(server, as string, port int) error {
+	got, err := c.ask("udp", server, port)
+	if err == nil && got != as {
+		err = fmt.Errorf("the server sees %q", got)
+	}
+	return err
+}
+
 // ask returns the source that a server sees in the one packet that a client sends first, by TCP or UDP. port is the client's, 0: any.
 func (c *container) ask(network, server string, port int) (string, error) {
 	answer := make([]byte, 100)
@@ -96,7 +105,7 @@ func (c *container) ask(network, server string, port int) (string, error) {
 		if port != 0 {
 			dialer.LocalAddr = &net.UDPAddr{Port: port}
 		}
-		conn, err := dialer.Dial(network, fmt.Sprintf("%s:%d", server, farPort))
+		conn, err := dialer.Dial(network, net.JoinHostPort(server, strconv.Itoa(farPort)))
 		if err != nil {
 			return err
 		}
@@ -210,17 +219,11 @@ func TestEgress(t *testing.T) {
 	n.saysCarried(ownAddress)
 	n.leave(egressOf(ownAddress))
 	eventually(t, func() error {
-		if got, err := earlier.ask("udp", farServer, 0); got != ownAddress || err != nil {
-			return fmt.Errorf("the server sees %q (%v)", got, err)
-		}
-		return nil
+		return earlier.isSeen(farServer, ownAddress, 0)
 	})
 	// A connection of before goes on with the address, too.
 	eventually(t, func() error {
-		if got, err := earlier.ask("udp", farServer, 4000); got != ownAddress || err != nil {
-			return fmt.Errorf("the server sees %q (%v)", got, err)
-		}
-		return nil
+		return earlier.isSeen(farServer, ownAddress, 4000)
 	})
 	leaving := n.ordinary("leaving", "leaving")
 	leaving.leavesWith(t, farServer, ownAddress)
@@ -249,10 +252,7 @@ func TestEgress(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	eventually(t, func() error {
-		if got, err := earlier.ask("udp", farServer, 0); got != ownAddress || err != nil {
-			return fmt.Errorf("the server sees %q (%v)", got, err)
-		}
-		return nil
+		return earlier.isSeen(farServer, ownAddress, 0)
 	})
 
 	// The label goes and comes back.
@@ -266,10 +266,7 @@ func TestEgress(t *testing.T) {
 	young.leavesWith(t, farServer, ownAddress)
 	namespace(t, "leaving", map[string]string{"leave": "yes"})
 	eventually(t, func() error {
-		if got, err := earlier.ask("udp", farServer, 4000); got != ownAddress || err != nil {
-			return fmt.Errorf("the server sees %q (%v)", got, err)
-		}
-		return nil
+		return earlier.isSeen(farServer, ownAddress, 4000)
 	})
 
 	// The node does not have the address any more, and its pods do not leave.

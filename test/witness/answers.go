@@ -126,11 +126,11 @@ func (a *Answers) String() string {
 	defer a.mu.Unlock()
 	var lines []string
 	for address, asked := range a.asked {
-		line := fmt.Sprintf("%s, asked %d times:", address, asked)
+		var turns []string
 		for _, t := range a.turns[address] {
-			line += fmt.Sprintf(" %s %d times in %.1f s,", t.Node, t.Count, t.Last.Sub(t.First).Seconds())
+			turns = append(turns, fmt.Sprintf("%s %d times in %.1f s", t.Node, t.Count, t.Last.Sub(t.First).Seconds()))
 		}
-		lines = append(lines, strings.TrimSuffix(line, ","))
+		lines = append(lines, fmt.Sprintf("%s, asked %d times: %s", address, asked, strings.Join(turns, ", ")))
 	}
 	slices.Sort(lines)
 	return strings.Join(lines, "; ")
