@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -302,8 +303,9 @@ func testAPIServer(ctx context.Context, t *testing.T, c *Cluster) {
 	if err := pods(); err == nil {
 		t.Error("the API server answers and is stopped")
 	}
-	if s, err := c.Status(ctx); err == nil && s.OK() {
-		t.Errorf("status is %+v", s)
+	s, err := c.Status(ctx)
+	if err != nil || slices.ContainsFunc(s.Hosts, func(h HostStatus) bool { return h.Ready != "" || slices.Contains(h.Runs, "kube-apiserver") }) {
+		t.Errorf("status is %+v, %v", s, err)
 	}
 	for range 2 {
 		if err := c.StartAPIServer(ctx); err != nil {
