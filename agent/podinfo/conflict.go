@@ -61,15 +61,12 @@ func (n *Node) ClearConflict(ctx context.Context, pod api.Pod, addr netip.Addr) 
 
 // OwnsAddress returns nil if the FloatingIP of an address says that this node itself has it. It asks the API server.
 func (n *Node) OwnsAddress(ctx context.Context, addr netip.Addr) error {
-	name := v1alpha1.NameOf(addr)
-	ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
-	switch {
-	case isAbsent(err):
-		return fmt.Errorf("FloatingIP %s does not exist", name)
-	case err != nil:
-		return fmt.Errorf("get FloatingIP %s: %w", name, err)
-	case !n.isOwn(ip):
-		return fmt.Errorf("FloatingIP %s does not say that node %s itself has the address", name, n.name)
+	ip, err := n.existing(ctx, addr)
+	if err != nil {
+		return err
+	}
+	if !n.isOwn(ip) {
+		return fmt.Errorf("FloatingIP %s does not say that node %s itself has the address", ip.Name, n.name)
 	}
 	n.note(ip, addr)
 	return nil
@@ -77,17 +74,24 @@ func (n *Node) OwnsAddress(ctx context.Context, addr netip.Addr) error {
 
 // IsOfService returns nil if the FloatingIP of an address says that a Service has it. It asks the API server.
 func (n *Node) IsOfService(ctx context.Context, addr netip.Addr) error {
+	ip, err := n.existing(ctx, addr)
+	if err == nil && ip.Spec.Service == nil {
+		err = fmt.Errorf("FloatingIP %s does not say that a Service has the address", ip.Name)
+	}
+	return err
+}
+
+// existing returns the FloatingIP of an address, as the API server has it. It fails where there is none.
+func (n *Node) existing(ctx context.Context, addr netip.Addr) (*v1alpha1.FloatingIP, error) {
 	name := v1alpha1.NameOf(addr)
 	ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
-	switch {
-	case isAbsent(err):
-		return fmt.Errorf("FloatingIP %s does not exist", name)
-	case err != nil:
-		return fmt.Errorf("get FloatingIP %s: %w", name, err)
-	case ip.Spec.Service == nil:
-		return fmt.Errorf("FloatingIP %s does not say that a Service has the address", name)
+	if isAbsent(err) {
+		return nil, fmt.Errorf("FloatingIP %s does not exist", name)
 	}
-	return nil
+	if err != nil {
+		return nil, fmt.Errorf("get FloatingIP %s: %w", name, err)
+	}
+	return ip, nil
 }
 
 func (n *Node) isOwn(ip *v1alpha1.FloatingIP) bool {
