@@ -18,6 +18,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/watch"
 
@@ -29,23 +30,33 @@ import (
 // are not empty.
 func (s *stage) installFailover(values string) {
 	s.t.Helper()
-	valuesFile := filepath.Join(s.t.TempDir(), "values.yaml")
-	s.must(os.WriteFile(valuesFile, []byte("failover:\n  enabled: true\n  "+values+"\n"), 0o600))
-	objects, err := deploy.ChartObjects(s.ctx, os.Stderr, deploy.Namespace, valuesFile)
+	file := s.ofChart("failover:\n  enabled: true\n  "+values+"\n", func(object *unstructured.Unstructured) bool {
+		return strings.Contains(object.GetName(), "failover")
+	})
+	s.atEnd(func() { s.kubectl("delete", "--wait=true", "-f", file) })
+	s.kubectl("apply", "-f", file)
+	s.kubectl("-n", deploy.Namespace, "rollout", "status", "deployment/berth-failover", patiently)
+}
+
+// ofChart renders the chart with values, and returns a file with the objects that are wanted, for kubectl.
+func (s *stage) ofChart(values string, wanted func(*unstructured.Unstructured) bool) string {
+	s.t.Helper()
+	folder := s.t.TempDir()
+	file := filepath.Join(folder, "values.yaml")
+	s.must(os.WriteFile(file, []byte(values), 0o600))
+	objects, err := deploy.ChartObjects(s.ctx, os.Stderr, deploy.Namespace, file)
 	s.must(err)
 	var text strings.Builder
 	for _, object := range objects {
-		if strings.Contains(object.GetName(), "failover") {
+		if wanted(object) {
 			line, err := json.Marshal(object)
 			s.must(err)
 			text.Write(append(line, '\n'))
 		}
 	}
-	file := filepath.Join(s.t.TempDir(), "failover.json")
+	file = filepath.Join(folder, "objects.json")
 	s.must(os.WriteFile(file, []byte(text.String()), 0o600))
-	s.atEnd(func() { s.kubectl("delete", "--wait=true", "-f", file) })
-	s.kubectl("apply", "-f", file)
-	s.kubectl("-n", deploy.Namespace, "rollout", "status", "deployment/berth-failover", patiently)
+	return file
 }
 
 // timeline has what happened to a pod since a time.

@@ -3,18 +3,15 @@
 package e2e
 
 import (
-	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -26,21 +23,9 @@ import (
 func (s *stage) installServices() {
 	s.t.Helper()
 	apply := func(values string) {
-		file := filepath.Join(s.t.TempDir(), "values.yaml")
-		s.must(os.WriteFile(file, []byte(values), 0o600))
-		objects, err := deploy.ChartObjects(s.ctx, os.Stderr, deploy.Namespace, file)
-		s.must(err)
-		var text strings.Builder
-		for _, object := range objects {
-			if object.GetName() == "berth-controller" && (object.GetKind() == "ClusterRole" || object.GetKind() == "Deployment") {
-				line, err := json.Marshal(object)
-				s.must(err)
-				text.Write(append(line, '\n'))
-			}
-		}
-		file = filepath.Join(s.t.TempDir(), "controller.json")
-		s.must(os.WriteFile(file, []byte(text.String()), 0o600))
-		s.kubectl("apply", "-f", file)
+		s.kubectl("apply", "-f", s.ofChart(values, func(object *unstructured.Unstructured) bool {
+			return object.GetName() == "berth-controller" && (object.GetKind() == "ClusterRole" || object.GetKind() == "Deployment")
+		}))
 		s.kubectl("-n", deploy.Namespace, "rollout", "status", "deployment/berth-controller", patiently)
 	}
 	s.atEnd(func() { apply("{}\n") })
