@@ -288,11 +288,16 @@ func (l *Link) note(in Input) {
 
 func (l *Link) emit(o ...Output) { l.out = append(l.out, o...) }
 
-// askAnew begins all questions again: the node was paused, and answers may have been lost.
+// askAnew begins all questions again: the node was paused, and answers may have been lost. Also the API's: in the meantime a node
+// that has not heard its word may have opened the address.
 func (l *Link) askAnew(now Duration) {
 	for _, h := range l.each() {
-		if h.phase == Asking {
-			h.begin(now)
+		if h.phase != Asking {
+			continue
+		}
+		h.begin(now)
+		if h.again && h.pending {
+			l.ask(h)
 		}
 	}
 	l.look, l.listening = now, now

@@ -363,7 +363,8 @@ func (n *node) unhang() {
 	n.world.logf("the agent of %s goes on", n.id.Name)
 	n.hung = false
 	n.world.judge.alive(n)
-	backlog := n.backlog
+	// A socket's buffer that ran over loses frames. The state of the link is read again.
+	backlog := append(n.backlog, Carrier{Up: n.carrier})
 	n.backlog = nil
 	n.step(backlog...)
 	n.tellAPI()
