@@ -323,6 +323,10 @@ func (j *judge) both(m meeting, old, young *node, r *record) {
 		return
 	}
 	from := max(met, j.lives[old.index], j.lives[young.index])
+	if opens := opener.kernel[r.addr]; !opens.silence {
+		// By the API's word a node opens before its turn to ask: it asserts the address then, and the other one falls silent.
+		from = max(from, opens.since)
+	}
 	line := cutLong
 	// The record may be further than the young one knows: then the address moved more than once.
 	if r.node == young && r.last == old && young.kernel[r.addr].version == r.version {
