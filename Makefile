@@ -239,7 +239,7 @@ test-install: lab ## The life of an installation, with Helm on the lab: on one n
 test-network-types: lab build ## Pods of each network type that this kernel has, on the lab: also types that are alike here, and more moves.
 	cd test && BERTH_TEST_NETWORK_TYPES=1 $(GOTESTPROGRAMS) -v -run TestNetworkTypes ./e2e/
 
-test-failover: lab build ## Failover on the lab: ten minutes without API server under traffic, most nodes cut off, a node that hangs and that a fencer powers off, agents that are replaced, a Service whose node loses power.
+test-failover: lab build ## Failover on the lab: ten minutes without API server under traffic, most nodes cut off, a node that hangs and that a fencer powers off, agents that are replaced, all carriers lost at once, a node behind a port that passes nothing for a while, a Service whose node loses power.
 	cd test && BERTH_TEST_FAILOVER_LONG=10m $(GOTESTPROGRAMS) -v -run 'TestFailover|TestFencer|TestAgentUpgrade|TestLastNode|TestLoadBalancer' ./e2e/
 
 test-netpol: lab build ## All of Kubernetes' own tests of NetworkPolicy on the lab; with BERTH_NETPOL_FLOATING=1 their pods have floating IPs; BERTH_NETPOL_CASES are parts of names, separated by |.

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -89,10 +90,14 @@ func (l *timeline) String() string {
 	return strings.Join(text, ", ")
 }
 
-// moves powers the pod's node off and returns the next pod when it answers, and when what happened.
-func (s *stage) moves(old *v1.Pod) (*v1.Pod, *timeline) {
+// off is how a node is lost whose power fails.
+func (s *stage) off(ctx context.Context, node string) error { return s.Cluster.StopNode(ctx, node) }
+
+// moves has the pod's node lost, and returns the next pod when it answers, and when what happened. It returns no pod where none
+// has answered for the time of patience.
+func (s *stage) moves(old *v1.Pod, patience time.Duration, lose func(ctx context.Context, node string) error) (*v1.Pod, *timeline) {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.ctx, 2*time.Minute)
+	ctx, cancel := context.WithTimeout(s.ctx, patience)
 	defer cancel()
 	pods, err := s.Client.CoreV1().Pods(s.name).Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", old.Name).String()})
 	s.must(err)
@@ -104,17 +109,17 @@ func (s *stage) moves(old *v1.Pod) (*v1.Pod, *timeline) {
 	s.must(err)
 	l := &timeline{since: time.Now()}
 	l.parts = append(l.parts, part{"last renewal of the Lease", lease.Spec.RenewTime.Sub(l.since)})
-	s.must(s.Cluster.StopNode(ctx, old.Spec.NodeName))
-	l.note("powered off")
+	s.must(lose(ctx, old.Spec.NodeName))
+	l.note("lost")
 	var next *v1.Pod
 	answers := time.NewTicker(50 * time.Millisecond)
 	defer answers.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			s.t.Fatalf("the pod has not moved: %s", l)
+			return nil, l
 		case e := <-nodes.ResultChan():
-			if n, ok := e.Object.(*v1.Node); ok && isTainted(n, v1alpha1.TaintLost) {
+			if n, ok := e.Object.(*v1.Node); ok && (isTainted(n, v1alpha1.TaintLost) || isTainted(n, v1.TaintNodeOutOfService)) {
 				l.note("tainted")
 			}
 		case e := <-pods.ResultChan():
@@ -172,7 +177,10 @@ func TestFailover(t *testing.T) {
 		lost = old.Spec.NodeName
 		where := s.leaderOfFailover()
 		answers := s.askWho(old)
-		next, timeline := s.moves(old)
+		next, timeline := s.moves(old, 2*time.Minute, s.off)
+		if next == nil {
+			t.Fatalf("the pod has not moved: %s", timeline)
+		}
 		t.Logf("the leader was on %s, the pod on %s: %s", where, lost, timeline)
 		for _, p := range timeline.parts {
 			parts[p.name] = append(parts[p.name], p.at)
@@ -213,6 +221,84 @@ func TestFailover(t *testing.T) {
 		all := slices.Sorted(slices.Values(parts[name]))
 		t.Logf("%s: median %.1f s, worst %.1f s of %d", name, all[len(all)/2].Seconds(), all[len(all)-1].Seconds(), len(all))
 	}
+}
+
+// envBy has TestFailoverByOthers run. It says who does something about a node that lost power: hand, or nobody.
+const envBy = "BERTH_TEST_FAILOVER_BY"
+
+// TestFailoverByOthers: how long the pod of a node that lost power is away without berth-failover. By hand: a person sets the
+// out-of-service taint at once. With nobody, stock Kubernetes, it is away for as long as the test waits.
+func TestFailoverByOthers(t *testing.T) {
+	by := os.Getenv(envBy)
+	if by == "" {
+		t.Skip(envBy + " is not set")
+	}
+	s := newStage(t, "10.0.70.243-10.0.70.247")
+	old := s.statefulSet(s.pod("away", s.floating, retaining), 1)[0]
+	s.answers(old)
+	s.atEnd(s.settled)
+	s.atEnd(s.startAll)
+	var away []time.Duration
+	for range failovers(t) {
+		lost := old.Spec.NodeName
+		if by == "nobody" {
+			// Longer than pods tolerate that a node is unreachable.
+			next, timeline := s.moves(old, 10*time.Minute, s.off)
+			if t.Logf("nobody does anything: %s", timeline); next != nil {
+				t.Errorf("the pod of a StatefulSet has moved to %s", next.Spec.NodeName)
+			}
+			return
+		}
+		taint := v1.TaintNodeOutOfService
+		next, timeline := s.moves(old, 2*time.Minute, func(ctx context.Context, node string) error {
+			err := s.off(ctx, node)
+			s.kubectl("taint", "node", node, taint+"=nodeshutdown:NoExecute")
+			return err
+		})
+		if next == nil {
+			t.Fatalf("the pod has not moved: %s", timeline)
+		}
+		t.Logf("a person sets the taint: %s", timeline)
+		away = append(away, timeline.parts[len(timeline.parts)-1].at)
+		s.must(s.Cluster.StartNode(s.ctx, lost))
+		s.must(s.Cluster.WaitReady(s.ctx, lost))
+		s.kubectl("taint", "node", lost, taint+"-")
+		s.settled()
+		old = s.ready(next.Name)
+	}
+	slices.Sort(away)
+	t.Logf("away: median %.1f s, worst %.1f s of %d", away[len(away)/2].Seconds(), away[len(away)-1].Seconds(), len(away))
+}
+
+// TestFailoverBlockedPort: the cable of a node is plugged into a port that passes nothing for a while, as a switch with STP has them (IEEE
+// 802.1D: twice the forward delay, 30 s). The pod moves meanwhile. When the port passes frames, the node does not answer.
+func TestFailoverBlockedPort(t *testing.T) {
+	if !long() {
+		t.Skip(envLong + " is not set: make test-failover runs it")
+	}
+	s := newStage(t, "10.0.70.243-10.0.70.247")
+	s.installFailover("")
+	old := s.statefulSet(s.pod("behind", s.floating, retaining, automatic), 1)[0]
+	s.answers(old)
+	lost, address := old.Spec.NodeName, old.Status.PodIP
+	s.atEnd(s.settled)
+	s.atEnd(s.unblockAll)
+	answers := s.askWho(old)
+	opens := time.NewTimer(30 * time.Second)
+	next, timeline := s.moves(old, 2*time.Minute, func(ctx context.Context, node string) error {
+		return errors.Join(s.Cluster.CutOff(ctx, node), s.Cluster.Block(ctx, node), s.Cluster.Reconnect(ctx, node))
+	})
+	if next == nil {
+		t.Fatalf("the pod has not moved: %s", timeline)
+	}
+	t.Logf("the port of %s was blocked: %s", lost, timeline)
+	<-opens.C
+	s.must(s.Cluster.Unblock(s.ctx, lost))
+	s.settled()
+	s.agree()
+	s.expectOneAnswer(address, next.Spec.NodeName)
+	s.expectAnswersOf(answers, address, lost, next.Spec.NodeName)
+	t.Log(answers)
 }
 
 // leaderOfFailover returns the node of the replica that leads, empty while none does.

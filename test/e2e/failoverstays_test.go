@@ -57,6 +57,7 @@ func TestFailoverStays(t *testing.T) {
 	if !long() {
 		return
 	}
+	s.allCarriersReturn(pods)
 	s.mostNodesCutOff(pods)
 	s.nodeHangs(pods)
 }
@@ -98,6 +99,34 @@ func (s *stage) withoutAPIServer(pods []*v1.Pod) {
 	s.expectOwnNodes(answers, during, pods...)
 	if wrote := s.writesOfFailover()[len(before):]; len(wrote) > 0 {
 		s.t.Errorf("during %s berth-failover wrote %d times, first %s", during, len(wrote), wrote[0])
+	}
+}
+
+// allCarriersReturn: all nodes lose the carrier for a while, as at the restart of a switch. When it is back, each answers for its own.
+func (s *stage) allCarriersReturn(pods []*v1.Pod) {
+	s.t.Helper()
+	answers := s.askWho(pods...)
+	s.atEnd(s.reconnectAll)
+	for _, node := range s.Cluster.Nodes() {
+		s.must(s.Cluster.CutOff(s.ctx, node.Name()))
+	}
+	// Shorter than what makes nodes suspect.
+	<-time.After(3 * time.Second)
+	back := time.Now()
+	s.reconnectAll()
+	for _, pod := range pods {
+		s.answers(pod)
+		s.t.Logf("the pod on %s answers %.1f s after all carriers are back", pod.Spec.NodeName, time.Since(back).Seconds())
+	}
+	s.settled()
+	s.expectStayed(pods)
+	s.expectOwnNodes(answers, "the return of all carriers", pods...)
+}
+
+func (s *stage) reconnectAll() {
+	s.t.Helper()
+	for _, node := range s.Cluster.Nodes() {
+		s.must(s.Cluster.Reconnect(s.ctx, node.Name()))
 	}
 }
 
