@@ -59,13 +59,21 @@ const (
 // envKubeProxy makes the tests with kube-proxy in mode ipvs run, which take minutes to compile.
 const envKubeProxy = "BERTH_TEST_KUBE_PROXY_MODES"
 
-// limit is how long a machine may take. It is generous, for a host that has other work.
-const limit = 20 * time.Minute
+// silence is how long a machine may say nothing before it counts as hung. It is generous, for a host that has other work: all that
+// the machine does it says, and how long all of it takes is for go test -timeout to limit.
+const silence = 8 * time.Minute
 
-// run boots a machine, and skips the test, loudly, where there can be none.
+// errSilent ends a machine that says nothing.
+var errSilent = fmt.Errorf("the machine said nothing for %s", silence)
+
+// run boots a machine, and skips the test, loudly, where there can be none. A machine that falls silent ends.
 func run(t *testing.T, ctx context.Context, suites ...Suite) ([]Result, error) {
 	t.Helper()
-	results, err := Run(ctx, testLog{t}, suites...)
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	hung := time.AfterFunc(silence, func() { end(errSilent) })
+	defer hung.Stop()
+	results, err := Run(ctx, watcher{testLog{t}, "", func() { hung.Reset(silence) }}, suites...)
 	if errors.Is(err, ErrUnavailable) {
 		text := fmt.Sprintf("THE TESTS IN THE EMULATED MACHINE DO NOT RUN HERE: VLAN, IPVLAN AND SR-IOV ARE NOT TESTED: %v", err)
 		fmt.Fprintln(os.Stderr, text)
@@ -95,9 +103,7 @@ func TestIPVS(t *testing.T) {
 // report runs the suites in one machine and reports each test as its own.
 func report(t *testing.T, all []Suite) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	results, err := run(t, ctx, all...)
+	results, err := run(t, t.Context(), all...)
 	if err != nil {
 		t.Error(err)
 	}
@@ -123,9 +129,7 @@ func report(t *testing.T, all []Suite) {
 
 // The results of tests that pass, fail, are skipped, or panic in a machine.
 func TestResults(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	results, err := run(t, ctx, probe("TestPass|TestFail|TestSkip|TestPanic"))
+	results, err := run(t, t.Context(), probe("TestPass|TestFail|TestSkip|TestPanic"))
 	if err != nil {
 		t.Error(err)
 	}
@@ -147,11 +151,13 @@ func TestResults(t *testing.T) {
 // A machine whose test hangs ends with the context; the error says which test, and what
 // the console showed.
 func TestHang(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	watched, stop := context.WithCancelCause(ctx)
+	watched, stop := context.WithCancelCause(t.Context())
+	defer stop(nil)
 	tooLate := errors.New("the time is over")
-	results, err := runWatched(t, watched, "hangs on purpose", func() { stop(tooLate) }, probe("TestHang"))
+	results, err := Run(watched, watcher{testLog{t}, "hangs on purpose", func() { stop(tooLate) }}, probe("TestHang"))
+	if errors.Is(err, ErrUnavailable) {
+		t.Skip(err)
+	}
 	if !errors.Is(err, tooLate) || !strings.Contains(err.Error(), "console's last lines") {
 		t.Errorf("Run() = %v, want %v and the console", err, tooLate)
 	}
@@ -160,16 +166,7 @@ func TestHang(t *testing.T) {
 	}
 }
 
-// runWatched calls then once a line of the log has the text.
-func runWatched(t *testing.T, ctx context.Context, text string, then func(), suites ...Suite) ([]Result, error) {
-	t.Helper()
-	results, err := Run(ctx, watcher{testLog{t}, text, then}, suites...)
-	if errors.Is(err, ErrUnavailable) {
-		t.Skip(err)
-	}
-	return results, err
-}
-
+// watcher calls then with each line of the log that has the text.
 type watcher struct {
 	testLog
 	text string

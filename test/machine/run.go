@@ -50,7 +50,7 @@ func Run(ctx context.Context, log io.Writer, suites ...Suite) ([]Result, error) 
 		return nil, fmt.Errorf("make the machine's folder: %w", err)
 	}
 	defer os.RemoveAll(work)
-	if err := r.pack(ctx, work, suites); err != nil {
+	if err := r.pack(ctx, log, work, suites); err != nil {
 		return nil, err
 	}
 	return r.boot(ctx, log, path.Join("/tmp", filepath.Base(work), initrd))
@@ -59,7 +59,7 @@ func Run(ctx context.Context, log io.Writer, suites ...Suite) ([]Result, error) 
 const initrd = "initrd"
 
 // pack compiles the suites and writes the initramfs with them.
-func (r *root) pack(ctx context.Context, work string, suites []Suite) error {
+func (r *root) pack(ctx context.Context, log io.Writer, work string, suites []Suite) error {
 	t, err := r.base()
 	if err != nil {
 		return err
@@ -71,6 +71,7 @@ func (r *root) pack(ctx context.Context, work string, suites []Suite) error {
 	t.file("init", init)
 	var jobs []guest.Job
 	for i, s := range suites {
+		fmt.Fprintf(log, "compiling the tests of %s\n", s.Package)
 		binary := filepath.Join(work, fmt.Sprintf("suite%d.test", i))
 		if err := goBuild(ctx, s.Module, "test", "-c", "-trimpath", "-ldflags=-s -w", "-tags", s.Tags, "-o", binary, s.Package); err != nil {
 			return err
@@ -83,8 +84,8 @@ func (r *root) pack(ctx context.Context, work string, suites []Suite) error {
 				return fmt.Errorf("pack %s: %w", data, err)
 			}
 		}
-		// The machine's end ends a suite, not a timeout of its own.
-		args := []string{"-test.v=test2json", "-test.timeout=0"}
+		// The machine's end ends a suite, not a timeout of its own. Tests in parallel wait more than they compute.
+		args := []string{"-test.v=test2json", "-test.timeout=0", "-test.parallel=4"}
 		if s.Run != "" {
 			args = append(args, "-test.run="+s.Run)
 		}
