@@ -20,6 +20,8 @@ type judge struct {
 	heard  map[[2]int]bool
 	joined map[[2]int]Duration
 	alone  map[int]Duration
+	// unanswered is since when a node hears none that it knows, and so could ask for as a control, nor a gateway.
+	unanswered map[int]Duration
 	// gateway is since when a node reaches it, api and noAPI since when it reaches the API, or does not.
 	gateway, api, noAPI map[int]Duration
 	// on is since when a node has its carrier and runs: before, it could not see that it is cut off.
@@ -47,7 +49,7 @@ type meeting struct {
 
 func newJudge(w *world) judge {
 	return judge{
-		w: w, met: map[meeting]Duration{}, heard: map[[2]int]bool{}, joined: map[[2]int]Duration{}, alone: map[int]Duration{}, gateway: map[int]Duration{}, api: map[int]Duration{}, noAPI: map[int]Duration{}, on: map[int]Duration{}, lives: map[int]Duration{},
+		w: w, met: map[meeting]Duration{}, heard: map[[2]int]bool{}, joined: map[[2]int]Duration{}, alone: map[int]Duration{}, unanswered: map[int]Duration{}, gateway: map[int]Duration{}, api: map[int]Duration{}, noAPI: map[int]Duration{}, on: map[int]Duration{}, lives: map[int]Duration{},
 		two: map[string]Duration{}, times: map[string]int{}, waits: map[int]Duration{},
 	}
 }
@@ -154,6 +156,9 @@ func (j *judge) reach() {
 		if alone {
 			note(j.alone, n.index, true, w.now)
 		}
+		if !gateway && !n.hearsKnown() {
+			note(j.unanswered, n.index, true, w.now)
+		}
 		for _, other := range w.nodes {
 			pair := [2]int{n.index, other.index}
 			hears := n.hears(other)
@@ -170,7 +175,13 @@ func (j *judge) reach() {
 			alone = alone && !n.hears(other)
 		}
 		note(j.alone, n.index, alone, w.now)
+		note(j.unanswered, n.index, (!w.gateway || n.group != 0 || !n.on()) && !n.hearsKnown(), w.now)
 	}
+}
+
+// hearsKnown returns whether the node hears a node that it knows.
+func (n *node) hearsKnown() bool {
+	return slices.ContainsFunc(n.world.nodes, func(other *node) bool { return n.hears(other) && n.knows[other.index] })
 }
 
 // note notes since when something is so.
@@ -186,9 +197,10 @@ func note(since map[int]Duration, index int, is bool, now Duration) {
 func (j *judge) meet(old, other *node) {
 	for addr := range old.kernel {
 		young, both := other.kernel[addr]
-		// A node that was alone for less than a minute knew that its silence was worth nothing.
-		since, alone := j.alone[other.index]
+		// A node whose controls had no answers for less than a minute knew that its silence was worth nothing.
+		since, alone := j.unanswered[other.index]
 		if both && alone && j.w.gateway && young.silence && young.since > since+600*time.Millisecond && j.w.now-since < time.Minute && j.w.record(addr).last != nil && j.w.record(addr).last != other {
+			delete(j.met, meeting{old.index, other.index, addr})
 			continue
 		}
 		j.met[meeting{old.index, other.index, addr}] = j.w.now
