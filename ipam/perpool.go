@@ -37,11 +37,11 @@ func (c *Candidates) ofPool(position int, pool *pools.Pool) PoolAnswer {
 	for part := range c.parts {
 		if kept := c.parts[part].keptIn([]int{position}); len(kept) > 0 {
 			answer.Named, answer.Serves, answer.Has = true, true, true
-			answer.Reason, answer.Remedy = fmt.Sprintf("%s has %s, which is retained for the pod", pool, kept[0]), ""
+			answer.Reason, answer.Remedy = fmt.Sprintf("%s has %s, which is retained for the %s", pool, kept[0], c.request.holder()), ""
 			return answer
 		}
 		if len(c.parts[part].kept) > 0 {
-			answer.Reason = fmt.Sprintf("%s does not have the address that is retained for the pod", pool)
+			answer.Reason = fmt.Sprintf("%s does not have the address that is retained for the %s", pool, c.request.holder())
 			continue
 		}
 		if !c.serves(part, position) {
@@ -57,7 +57,7 @@ func (c *Candidates) ofPool(position int, pool *pools.Pool) PoolAnswer {
 	if answer.Reason != "" {
 		return answer
 	}
-	answer.Reason = fmt.Sprintf("the pod does not ask for %s", pool)
+	answer.Reason = fmt.Sprintf("the %s does not ask for %s", c.request.holder(), pool)
 	if answer.Named {
 		answer.Reason = c.request.refusal(&c.request.Parts[0], pool)
 	}

@@ -89,6 +89,14 @@ type Part = podrequest.Part
 // terms of the owner's claim, and it is for a new address.
 func (r *Request) isAhead() bool { return r.Name == "" }
 
+// holder returns which kind of object gets the address, for messages.
+func (r *Request) holder() string {
+	if r.OfService {
+		return "Service"
+	}
+	return "pod"
+}
+
 // namespaceLabels returns the labels to match with a pool's namespaceSelector.
 func (r *Request) namespaceLabels() labels.Set {
 	if r.NamespaceMeta == nil {

@@ -106,13 +106,14 @@ type Carrier struct {
 func (a *Assignments) Carriers(address string) []Carrier {
 	var carriers []Carrier
 	for _, assignment := range view.Indexed[*v1alpha1.NodeAssignment](a.written.GetIndexer(), byAddress, address) {
-		carriers = append(carriers, carrierOf(assignment, address))
+		carriers = append(carriers, CarrierOf(assignment, address))
 	}
 	slices.SortFunc(carriers, func(x, y Carrier) int { return cmp.Compare(x.Node, y.Node) })
 	return carriers
 }
 
-func carrierOf(assignment *v1alpha1.NodeAssignment, address string) Carrier {
+// CarrierOf returns how the node of a NodeAssignment stands to an address of a Service. Pure.
+func CarrierOf(assignment *v1alpha1.NodeAssignment, address string) Carrier {
 	return Carrier{
 		Node: assignment.Name, Carried: slices.Contains(assignment.Status.Carried, address),
 		Assigned: slices.ContainsFunc(assignment.Spec.Addresses, func(assigned v1alpha1.AssignedAddress) bool {
@@ -187,7 +188,7 @@ func changedCarriers(before, after *v1alpha1.NodeAssignment) (changed []string) 
 		}
 		addresses, _ := serviceAddresses(assignment)
 		for _, address := range addresses {
-			states[i][address], all[address] = carrierOf(assignment, address), true
+			states[i][address], all[address] = CarrierOf(assignment, address), true
 		}
 	}
 	for _, address := range slices.Sorted(maps.Keys(all)) {

@@ -19,8 +19,8 @@ import (
 	"github.com/berth-dev/berth/ipam/preallocation"
 )
 
-// isOurs returns whether Berth gives a Service addresses.
-func isOurs(service *v1.Service) bool {
+// IsOurs returns whether Berth gives a Service addresses.
+func IsOurs(service *v1.Service) bool {
 	return service.DeletionTimestamp == nil && service.Spec.Type == v1.ServiceTypeLoadBalancer &&
 		service.Spec.LoadBalancerClass != nil && *service.Spec.LoadBalancerClass == v1alpha1.LoadBalancerClass
 }
@@ -113,6 +113,60 @@ func protocol(port v1.ServicePort) v1.Protocol { return cmp.Or(port.Protocol, v1
 
 func isLocal(service *v1.Service) bool {
 	return service.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal
+}
+
+// Standing is how a Service stands with the addresses of its group.
+type Standing struct {
+	// Lead is the Service whose annotations decide for the group.
+	Lead *v1.Service
+	// Refused says why the Service does not share the addresses of the group; empty if it does.
+	Refused string
+	// Has are the addresses that the group has and may keep, and GivesUp the others. All are kept while the request is wrong.
+	Has, GivesUp []*v1alpha1.FloatingIP
+	// Lacks are the requests for the addresses that the group lacks. Each is for one address of each of its parts.
+	Lacks []ipam.Request
+}
+
+// StandingOf judges a Service as the controller does, among the Services of its namespace and their FloatingIPs. The error is about
+// the request of the Service that leads the group. Pure.
+func StandingOf(service *v1.Service, namespace *v1.Namespace, all []*v1.Service, ips []*v1alpha1.FloatingIP) (Standing, error) {
+	key := keyOf(service)
+	var held []*v1alpha1.FloatingIP
+	for _, ip := range ips {
+		if of, ok := keyOfHolder(ip); ok && of == key {
+			held = append(held, ip)
+		}
+	}
+	members := slices.DeleteFunc(slices.Clone(all), func(other *v1.Service) bool { return !IsOurs(other) || keyOf(other) != key })
+	with, refused := served(members, held)
+	s := Standing{Lead: with[0], Has: held}
+	for other, why := range refused {
+		if other.UID == service.UID {
+			s.Refused = why
+		}
+	}
+	request, err := requestOf(s.Lead, namespace)
+	if err != nil {
+		return s, err
+	}
+	s.Has, s.GivesUp = suiting(held, &request)
+	goal, _ := goalOf(s.Lead, &request, s.Has)
+	for i := range goal.Wants {
+		s.Lacks = append(s.Lacks, goal.Wants[i].Request)
+	}
+	return s, nil
+}
+
+// suiting parts the addresses that a group has into one of each family that suits its request, and the others.
+func suiting(held []*v1alpha1.FloatingIP, request *ipam.Request) (has, others []*v1alpha1.FloatingIP) {
+	for _, ip := range held {
+		if suits(ip, request) && !slices.ContainsFunc(has, func(other *v1alpha1.FloatingIP) bool { return other.Family() == ip.Family() }) {
+			has = append(has, ip)
+		} else {
+			others = append(others, ip)
+		}
+	}
+	return has, others
 }
 
 // requestOf returns the request of the Service that leads a group. The error is for its author.

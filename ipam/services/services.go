@@ -148,7 +148,7 @@ func Add(loop *preallocation.Loop, parts Parts) error {
 
 func groupIndex(object any) ([]string, error) {
 	service, ok := object.(*v1.Service)
-	if !ok || !isOurs(service) {
+	if !ok || !IsOurs(service) {
 		return nil, nil
 	}
 	return []string{keyOf(service).String()}, nil
@@ -189,7 +189,7 @@ func (c *controller) serviceChanged(before, after *v1.Service) {
 		if service == nil {
 			continue
 		}
-		if isOurs(service) {
+		if IsOurs(service) {
 			c.loop.Enqueue(keyOf(service))
 		}
 		c.foreignChanged(service)
@@ -230,7 +230,7 @@ func (c *controller) endpointsChanged(before, after *discoveryv1.EndpointSlice) 
 		if err != nil || !exists {
 			continue
 		}
-		if service := object.(*v1.Service); isOurs(service) && isLocal(service) {
+		if service := object.(*v1.Service); IsOurs(service) && isLocal(service) {
 			c.loop.Enqueue(keyOf(service))
 		}
 	}
@@ -267,7 +267,7 @@ func (c *controller) nodeChanged(before, after *v1.Node) {
 // Affected implements [preallocation.Owners]: the Service of this name may have a right to a kept address.
 func (c *controller) Affected(key preallocation.Key) []preallocation.Key {
 	object, exists, err := c.services.GetByKey(key.Namespace + "/" + key.Name)
-	if err != nil || !exists || !isOurs(object.(*v1.Service)) {
+	if err != nil || !exists || !IsOurs(object.(*v1.Service)) {
 		return nil
 	}
 	return []preallocation.Key{keyOf(object.(*v1.Service))}
@@ -277,7 +277,7 @@ func (c *controller) Affected(key preallocation.Key) []preallocation.Key {
 func (c *controller) Keys(accept func(preallocation.Key) bool) []preallocation.Key {
 	all := map[preallocation.Key]bool{}
 	for _, object := range c.services.List() {
-		if service := object.(*v1.Service); isOurs(service) && accept(keyOf(service)) {
+		if service := object.(*v1.Service); IsOurs(service) && accept(keyOf(service)) {
 			all[keyOf(service)] = true
 		}
 	}
@@ -325,14 +325,7 @@ func (c *controller) Reconcile(ctx context.Context, key preallocation.Key) (agai
 		c.tell(m, lead, EventNoServiceAddress, preallocation.ReasonInvalid+": "+err.Error())
 		return c.serve(ctx, key, m, with, held)
 	}
-	var has, others []*v1alpha1.FloatingIP
-	for _, ip := range held {
-		if suits(ip, &request) && !slices.ContainsFunc(has, func(other *v1alpha1.FloatingIP) bool { return other.Family() == ip.Family() }) {
-			has = append(has, ip)
-		} else {
-			others = append(others, ip)
-		}
-	}
+	has, others := suiting(held, &request)
 	for _, ip := range has {
 		spec := following(ip, lead, c.loop.Pools())
 		if equality.Semantic.DeepEqual(spec, ip.Spec) {
@@ -389,7 +382,7 @@ func (c *controller) isStill(ctx context.Context, seen *v1.Service, namespace ty
 	if err != nil {
 		return fmt.Errorf("get Service %s: %w", klog.KObj(seen), err)
 	}
-	if live.UID != seen.UID || !isOurs(live) || keyOf(live) != keyOf(seen) || revision(live) != revision(seen) {
+	if live.UID != seen.UID || !IsOurs(live) || keyOf(live) != keyOf(seen) || revision(live) != revision(seen) {
 		return fmt.Errorf("check Service %s: %w", klog.KObj(seen), store.ErrChanged)
 	}
 	now, err := c.namespaces.Get(ctx, seen.Namespace, metav1.GetOptions{})
@@ -610,7 +603,7 @@ func (c *controller) isWanted(ctx context.Context, key preallocation.Key, ip *v1
 		return nil
 	case err != nil:
 		return fmt.Errorf("get Service %s/%s: %w", key.Namespace, ip.Spec.Service.Name, err)
-	case live.UID == ip.Spec.Service.UID && isOurs(live) && keyOf(live) == key:
+	case live.UID == ip.Spec.Service.UID && IsOurs(live) && keyOf(live) == key:
 		return fmt.Errorf("check Service %s: %w", klog.KObj(live), store.ErrChanged)
 	}
 	return nil

@@ -46,7 +46,7 @@ func (l *look) list(ctx context.Context, request ipam.Request) (*ipam.Listing, i
 			claims = append(claims, claim)
 		}
 	}
-	known, err := l.known(ctx)
+	known, err := l.known(ctx, request.Namespace)
 	if err != nil {
 		return nil, request, err
 	}
@@ -179,12 +179,12 @@ type known struct {
 	nodes map[string]*v1.Node
 }
 
-// known lists the pods of the namespace. Others cannot have addresses of the same owner.
-func (l *look) known(ctx context.Context) (*known, error) {
+// known lists the pods of a namespace. Others cannot have addresses of the same owner.
+func (l *look) known(ctx context.Context, namespace string) (*known, error) {
 	k := &known{pods: map[string]*v1.Pod{}, nodes: map[string]*v1.Node{}}
-	pods, err := l.Kube.CoreV1().Pods(l.pod.Namespace).List(ctx, metav1.ListOptions{})
+	pods, err := l.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("list the pods of namespace %s: %w", l.pod.Namespace, err)
+		return nil, fmt.Errorf("list the pods of namespace %s: %w", namespace, err)
 	}
 	for i := range pods.Items {
 		k.pods[pods.Items[i].Name] = &pods.Items[i]

@@ -24,16 +24,18 @@ import (
 // Why is the content of -o json.
 type Why struct {
 	Namespace string `json:"namespace"`
-	Pod       string `json:"pod"`
-	Node      string `json:"node,omitempty"`
-	// Waits: the pod is not bound, and asks for addresses.
+	// Pod or Service is the name of the object.
+	Pod     string `json:"pod,omitempty"`
+	Service string `json:"service,omitempty"`
+	Node    string `json:"node,omitempty"`
+	// Waits: the pod is not bound, and asks for addresses; no node carries all addresses of the Service.
 	Waits bool   `json:"waits"`
 	Says  string `json:"says"`
 	// Cause is what a waiting pod waits for.
 	Cause Cause `json:"cause,omitempty"`
 	// Problem is the cause, if one alone is enough.
 	Problem string `json:"problem,omitempty"`
-	// Asks describes the pod's request.
+	// Asks describes the request.
 	Asks string `json:"asks,omitempty"`
 	// Pools are the pools that the pod may use by their names and labels, and Others the number of
 	// others.
@@ -76,11 +78,13 @@ type Said struct {
 	Text   string       `json:"text"`
 }
 
-// Address is an address of a bound pod.
+// Address is an address of a bound pod or of a Service.
 type Address struct {
 	Address string `json:"address"`
 	Pool    string `json:"pool,omitempty"`
-	Problem string `json:"problem,omitempty"`
+	// Nodes carry the address of a Service.
+	Nodes   []string `json:"nodes,omitempty"`
+	Problem string   `json:"problem,omitempty"`
 }
 
 func (w *Why) do(format string, args ...any) {
@@ -127,7 +131,7 @@ func (w *Why) shortage(err error) error {
 		w.do("%s", shortage.Remedy)
 	}
 	if shortage.Cause == ipam.NoPoolFits || shortage.Cause == ipam.NoSuchPool {
-		w.do("see which pools there are: kubectl berth pool -o wide; the pod's annotations berth.dev/pools, pool-selector, families and addresses say which it asks for")
+		w.do("see which pools there are: kubectl berth pool -o wide; its annotations berth.dev/pools, pool-selector, families and addresses say which it asks for")
 	}
 	return nil
 }
@@ -256,7 +260,11 @@ func (w *Why) addEvents(events []v1.Event) {
 	for i := range events[:min(len(events), mostEvents)] {
 		w.Events = append(w.Events, Said{At: lastSeen(&events[i]), Reason: events[i].Reason, Text: events[i].Message})
 	}
-	for _, status := range w.pod.Status.ContainerStatuses {
+	var containers []v1.ContainerStatus
+	if w.pod != nil {
+		containers = w.pod.Status.ContainerStatuses
+	}
+	for _, status := range containers {
 		if waiting := status.State.Waiting; waiting != nil && waiting.Message != "" {
 			w.Events = append(w.Events, Said{Reason: waiting.Reason, Text: "container " + status.Name + ": " + waiting.Message})
 		}
@@ -285,13 +293,24 @@ func lastSeen(event *v1.Event) *metav1.Time {
 
 func (w *Why) answer(now time.Time) *answer.Answer {
 	return &answer.Answer{
-		Kind: "Why", Content: w, Names: []string{"pod/" + w.Pod},
+		Kind: "Why", Content: w, Names: []string{w.name()},
 		Text: func(out io.Writer, paint answer.Paint) { w.print(out, paint, now) },
 	}
 }
 
+// name returns the name of the object with its kind, for kubectl.
+func (w *Why) name() string {
+	if w.Service != "" {
+		return "service/" + w.Service
+	}
+	return "pod/" + w.Pod
+}
+
 func (w *Why) print(out io.Writer, paint answer.Paint, now time.Time) {
 	head := "Pod " + w.Namespace + "/" + w.Pod
+	if w.Service != "" {
+		head = "Service " + w.Namespace + "/" + w.Service
+	}
 	if w.Node != "" {
 		head += " on " + w.Node
 	}
@@ -302,8 +321,15 @@ func (w *Why) print(out io.Writer, paint answer.Paint, now time.Time) {
 	if w.Problem != "" {
 		fmt.Fprintf(out, "%s: %s\n", paint.Red("Problem"), w.Problem)
 	}
-	rows(out, "ADDRESS\tPOOL\tPROBLEM", len(w.Addresses), func(i int) string {
+	header := "ADDRESS\tPOOL\tPROBLEM"
+	if w.Service != "" {
+		header = "ADDRESS\tPOOL\tNODES\tPROBLEM"
+	}
+	rows(out, header, len(w.Addresses), func(i int) string {
 		a := &w.Addresses[i]
+		if w.Service != "" {
+			return fmt.Sprintf("%s\t%s\t%s\t%s", a.Address, a.Pool, cmp.Or(few(a.Nodes), "-"), cmp.Or(a.Problem, "-"))
+		}
 		return fmt.Sprintf("%s\t%s\t%s", a.Address, cmp.Or(a.Pool, "-"), cmp.Or(a.Problem, "-"))
 	})
 	rows(out, "POOL\tNODES\tHAS AN ADDRESS\tWHY", len(w.Pools), func(i int) string {
@@ -311,7 +337,7 @@ func (w *Why) print(out io.Writer, paint answer.Paint, now time.Time) {
 		return fmt.Sprintf("%s\t%d\t%s\t%s", p.Name, p.Nodes, yes(p.Has), p.Reason)
 	})
 	if w.Others > 0 && w.Asks != "" {
-		fmt.Fprintf(out, "Other pools, which the pod does not ask for: %d.\n", w.Others)
+		fmt.Fprintf(out, "Other pools, which it does not ask for: %d.\n", w.Others)
 	}
 	rows(out, "NODES\tCAN HAVE IT\tWHY", len(w.Nodes), func(i int) string {
 		n := &w.Nodes[i]

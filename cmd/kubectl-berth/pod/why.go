@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -31,9 +32,15 @@ const whyLong = `Says why a pod waits for its addresses, pool by pool and node b
 reads the pod with the scheduler's own code. Of a pod that is bound it says which addresses
 the pod has, and what was said of it if it does not run.
 
+Of a Service of type LoadBalancer and class berth.dev/lb it says the same with the controller's own code, and which
+nodes carry its addresses.
+
 Users who may not read pools and FloatingIPs get what is written on the pod, and what the scheduler said.`
 
 const whyExamples = `  kubectl berth why web-0 -n shop
+
+  # A Service
+  kubectl berth why service/front -n shop
 
   # Only what the scheduler's code says
   kubectl berth why web-0 -n shop -o jsonpath='{.problem}'`
@@ -43,32 +50,39 @@ func NewWhy(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Comm
 	var reader podrequest.Reader
 	var berthNamespace string
 	return command.Command{
-		Use: "why POD", Short: "Says why a pod waits for an address", Long: whyLong, Example: whyExamples,
-		Args: cobra.ExactArgs(1), Complete: of.CompletePods, Namespaced: true, Found: "the pod waits or does not run",
+		Use: "why POD | service/NAME", Short: "Says why a pod or a Service waits for an address", Long: whyLong, Example: whyExamples,
+		Args: cobra.ExactArgs(1), Complete: of.CompletePods, Namespaced: true, Found: "it waits, or the pod does not run",
 		Flags: func(flags *pflag.FlagSet) {
 			flags.BoolVar(&reader.Galaxy, "galaxy-aliases", false, "Read Galaxy's resource and annotations, too, as the scheduler does with galaxyAliases.")
 			command.AddBerthNamespace(flags, &berthNamespace)
 		},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			name, namespace := call.Args[0], call.Namespace
-			found, err := call.Kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+			name, namespace := strings.TrimPrefix(call.Args[0], "pod/"), call.Namespace
+			if service, ok := serviceOf(name); ok {
+				l := &look{Call: call, reader: reader, berth: berthNamespace}
+				return found(l.ofService(ctx, service))
+			}
+			pod, err := call.Kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 			if failure.IsNoSuch(err) {
 				return nil, fmt.Errorf("there is no pod %s/%s: kubectl get pods -n %s lists them, -n chooses another namespace; kubectl berth where KIND/NAME shows what is retained for a workload", namespace, name, namespace)
 			}
 			if err != nil {
 				return nil, fmt.Errorf("get pod %s/%s: %w", namespace, name, err)
 			}
-			l := &look{Call: call, pod: found, reader: reader, berth: berthNamespace}
-			told, err := l.tell(ctx)
-			if err != nil {
-				return nil, err
-			}
-			if told.Waits || told.Problem != "" {
-				err = answer.FindingsError("")
-			}
-			return told.answer(time.Now()), err
+			l := &look{Call: call, pod: pod, reader: reader, berth: berthNamespace}
+			return found(l.tell(ctx))
 		},
 	}.New(of, streams)
+}
+
+func found(told *Why, err error) (*answer.Answer, error) {
+	if err != nil {
+		return nil, err
+	}
+	if told.Waits || told.Problem != "" {
+		err = answer.FindingsError("")
+	}
+	return told.answer(time.Now()), err
 }
 
 // look reads the objects that the answer about a pod depends on.
@@ -277,17 +291,21 @@ func (l *look) disagreement(ip *v1alpha1.FloatingIP) string {
 // mostEvents is how many events are shown.
 const mostEvents = 5
 
-// events adds the events of the kubelet and the agent about the pod.
-func (l *look) events(ctx context.Context, told *Why) error {
-	list, err := l.Kube.CoreV1().Events(l.pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(l.pod.UID) + ",type=Warning"})
-	if refused := failure.Forbidden(err); refused != "" {
-		told.Missing = refused
-		return nil
-	}
+// eventsOf adds the last warnings about an object.
+func (l *look) eventsOf(ctx context.Context, told *Why, uid string) error {
+	list, err := l.Kube.CoreV1().Events(told.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + uid + ",type=Warning"})
 	if err != nil {
-		return fmt.Errorf("list the events of the pod: %w", err)
+		return fmt.Errorf("list the events about it: %w", err)
 	}
 	told.addEvents(list.Items)
+	return nil
+}
+
+// events adds the events of the kubelet and the agent about the pod.
+func (l *look) events(ctx context.Context, told *Why) error {
+	if err := told.withoutRight(l.eventsOf(ctx, told, string(l.pod.UID))); err != nil {
+		return err
+	}
 	if told.Problem == "" && l.pod.Status.Phase == v1.PodPending {
 		told.Problem = "its containers have not started yet"
 	}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package services
+
+import (
+	"bytes"
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/simulation"
+)
+
+// TestWhy: kubectl berth why says of a Service which nodes carry its addresses, or why it has none, as the controller's events do.
+func TestWhy(t *testing.T) {
+	t.Parallel()
+	w := start(t, 1)
+	w.Grant("viewer-rbac.yaml", "viewer")
+	w.agents.set(true, "node1")
+	w.Controller("--services")
+	w.Pool("web", "10.0.70.2")
+	w.create("front", func(service *v1.Service) { service.Annotations[v1alpha1.AnnotationShare] = "public" })
+	w.Eventually("wait for a node to be assigned the address", func() error {
+		assigned, _, err := w.carriers("10.0.70.2")
+		if err == nil && len(assigned) != 1 {
+			err = fmt.Errorf("assigned to %v", assigned)
+		}
+		return err
+	})
+	w.why(t, "front", 2, "Service default/front: The Service waits for an address.", "10.0.70.2   web    -       node node1 does not confirm that it carries it", "kubectl describe node node1")
+	w.agents.set(false, "node1")
+	w.shows("front", "10.0.70.2")
+	w.why(t, "front", 0, "Service default/front: Nodes carry its addresses.", "10.0.70.2   web    node1   -")
+
+	w.create("late", nil)
+	w.saysOfNone("late", "PoolsExhausted")
+	w.why(t, "late", 2, "Problem: no pool that it may use has an address for it", `web    1       no               pool "web" (10.0.70.2) has no free address (1 in use, 0 retained)`,
+		"NoServiceAddress, ", "PoolsExhausted", "free addresses that nobody uses: kubectl berth top owners")
+	w.create("lost", func(service *v1.Service) { service.Annotations[v1alpha1.AnnotationPools] = "wub" })
+	w.saysOfNone("lost", "NoSuchPool")
+	w.why(t, "lost", 2, `Problem: there is no IPPool "wub"`, "NoSuchPool")
+	w.create("odd", func(service *v1.Service) { service.Annotations[v1alpha1.AnnotationAddresses] = "10.0.70" })
+	w.why(t, "odd", 2, "Problem: annotation berth.dev/addresses: ", "correct Service odd")
+	w.create("same", func(service *v1.Service) { service.Annotations[v1alpha1.AnnotationShare] = "public" })
+	w.why(t, "same", 2, "Problem: It cannot share addresses with Service front: both have port 80/TCP")
+	w.create("shares", func(service *v1.Service) {
+		service.Annotations[v1alpha1.AnnotationShare], service.Spec.Ports[0].Port = "public", 443
+	})
+	w.shows("shares", "10.0.70.2")
+	w.why(t, "shares", 0, "The Service shares the addresses of Service front, whose annotations decide.", "10.0.70.2   web    node1   -")
+	w.create("others", func(service *v1.Service) { service.Spec.LoadBalancerClass = nil })
+	w.why(t, "others", 2, "The Service asks Berth for no address.", "Problem: it has no spec.loadBalancerClass", "create it again with spec.loadBalancerClass: berth.dev/lb")
+	w.why(t, "nothing", 1, "there is no Service default/nothing")
+}
+
+// saysOfNone waits for the controller's event about a Service without an address.
+func (w *world) saysOfNone(name, reason string) {
+	w.T.Helper()
+	w.Eventually("wait for an event about Service "+name, func() error {
+		events, err := w.Kube.CoreV1().Events(simulation.Namespace).List(w.Ctx, metav1.ListOptions{FieldSelector: "reason=NoServiceAddress,involvedObject.name=" + name})
+		if err != nil {
+			return err
+		}
+		for i := range events.Items {
+			if strings.HasPrefix(events.Items[i].Message, reason) {
+				return nil
+			}
+		}
+		return fmt.Errorf("none of %d begins with %s", len(events.Items), reason)
+	})
+}
+
+// why asks as a user with the rights of the example.
+func (w *world) why(t *testing.T, service string, code int, texts ...string) {
+	t.Helper()
+	command := exec.CommandContext(w.Ctx, simulation.Plugin(t), "why", "service/"+service, "-n", simulation.Namespace, "--kubeconfig="+w.ControlPlane.Kubeconfig(), "--as=viewer")
+	var out bytes.Buffer
+	command.Stdout, command.Stderr = &out, &out
+	_ = command.Run() // judged by the exit code
+	if got := command.ProcessState.ExitCode(); got != code {
+		t.Errorf("exit code %d, want %d", got, code)
+	}
+	for _, text := range texts {
+		if !strings.Contains(out.String(), text) {
+			t.Errorf("why service/%s does not say %q:\n%s", service, text, &out)
+		}
+	}
+}
