@@ -54,8 +54,9 @@ type Options struct {
 	// Namespace reads one from the API server.
 	Namespace func(ctx context.Context, name string) (*corev1.Namespace, error)
 	Kernel    Kernel
-	// Events may be nil.
-	Events event.Recorder
+	// Events and Metrics may be nil.
+	Events  event.Recorder
+	Metrics *Metrics
 }
 
 // Kernel changes the kernel. Methods block for it only, and are called one at a time.
@@ -304,6 +305,7 @@ func (e *Egress) syncLocked(ctx context.Context) error {
 	}
 	if len(wanted) == 0 && len(before) == 0 && e.known && len(e.put) == 0 {
 		clear(e.read)
+		e.Metrics.set(nil, nil)
 		return unreadable
 	}
 	pods := e.pods.OrdinaryPods()
@@ -325,6 +327,7 @@ func (e *Egress) syncLocked(ctx context.Context) error {
 	if err := e.Kernel.Put(ways); err != nil {
 		return errors.Join(append(errs, err, unreadable)...)
 	}
+	e.Metrics.set(wanted, pods)
 	former := e.put
 	e.put, e.known = wanted, true
 	changed, formerly := changes(before, former, wanted)

@@ -79,6 +79,11 @@ func TestChoose(t *testing.T) {
 		pod("red", "10.244.0.2", "fd00::2"), pod("both", "10.244.0.3"), pod("plain", "10.244.0.4", "fd00::4"), pod("gone", "10.244.0.5", "fd00::5"),
 		pod("red", "10.244.0.6"), pod("plain", "10.244.0.6"), pod("plain", "10.244.0.7"), pod("red", "10.244.0.7"),
 	}, func(name string) (labels.Set, bool) { set, ok := spaces[name]; return set, ok })
+	got[1].way.Link = 7 // red's
+	all, closed := count(got, []Pod{pod("red", "10.244.0.2", "fd00::2"), pod("both", "10.244.0.3"), pod("plain", "10.244.0.4"), pod("red", "10.244.0.7")})
+	if all != 3 || closed != 2 {
+		t.Errorf("%d pods leave, %d of them cannot; want 3, and the 2 with an address of blue and six", all, closed)
+	}
 	want := map[string]string{"blue": "1 10.0.1.11 [10.244.0.3]", "red": "2 10.0.2.11 [10.244.0.2 10.244.0.7]", "six": "1 invalid IP [fd00::2 fd00::4]"}
 	if diff := cmp.Diff(want, shown(got)); diff != "" {
 		t.Error(diff)

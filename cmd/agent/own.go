@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent"
@@ -57,7 +58,7 @@ func newOwnAddresses(o *Options, clients *clients, records *podinfo.Node, networ
 		Namespace: func(ctx context.Context, name string) (*corev1.Namespace, error) {
 			return clients.core.Namespaces.Get(ctx, name, metav1.GetOptions{})
 		},
-		Kernel: &egressKernel{wirer, uplink}, Events: recorder,
+		Kernel: &egressKernel{wirer, uplink}, Events: recorder, Metrics: egress.NewMetrics(legacyregistry.MustRegister),
 	})
 	carrier = assignment.New(assignment.Options{
 		Node: o.NodeName, Assignments: clients.berth.NodeAssignments, Records: records, Prober: &o.Conflicts, Uplink: uplink,

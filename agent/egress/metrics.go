@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package egress
+
+import (
+	"net/netip"
+	"slices"
+
+	"k8s.io/component-base/metrics"
+)
+
+// Metrics of an Egress. A nil *Metrics counts nothing.
+type Metrics struct {
+	pods, closed *metrics.Gauge
+}
+
+// NewMetrics makes the metrics and registers them.
+func NewMetrics(register func(...metrics.Registerable)) *Metrics {
+	m := &Metrics{
+		pods: metrics.NewGauge(&metrics.GaugeOpts{
+			Subsystem: "berth_agent", Name: "egress_pods",
+			Help:           "Ordinary pods of the node that leave the cluster with an address of the node, or are to.",
+			StabilityLevel: metrics.ALPHA,
+		}),
+		closed: metrics.NewGauge(&metrics.GaugeOpts{
+			Subsystem: "berth_agent", Name: "egress_closed_pods",
+			Help:           "Ordinary pods of the node that cannot leave the cluster, because the node does not have the address that they leave with.",
+			StabilityLevel: metrics.ALPHA,
+		}),
+	}
+	register(m.pods, m.closed)
+	return m
+}
+
+func (m *Metrics) set(chosen []pool, pods []Pod) {
+	if m == nil {
+		return
+	}
+	all, closed := count(chosen, pods)
+	m.pods.Set(float64(all))
+	m.closed.Set(float64(closed))
+}
+
+// count returns how many pods leave by a pool, and how many of them cannot with one of their addresses. Pure.
+func count(chosen []pool, pods []Pod) (all, closed int) {
+	open := map[netip.Addr]bool{}
+	for _, p := range chosen {
+		for _, addr := range p.way.Pods {
+			open[addr] = p.way.IsOpen()
+		}
+	}
+	for _, pod := range pods {
+		leaves := func(addr netip.Addr) bool { _, ok := open[addr]; return ok }
+		if !slices.ContainsFunc(pod.Addresses, leaves) {
+			continue
+		}
+		all++
+		if slices.ContainsFunc(pod.Addresses, func(addr netip.Addr) bool { return leaves(addr) && !open[addr] }) {
+			closed++
+		}
+	}
+	return all, closed
+}
