@@ -125,6 +125,8 @@ type Standing struct {
 	Has, GivesUp []*v1alpha1.FloatingIP
 	// Lacks are the requests for the addresses that the group lacks. Each is for one address of each of its parts.
 	Lacks []ipam.Request
+	// Optional: the group has an address of one family, and prefers to have both.
+	Optional bool
 }
 
 // StandingOf judges a Service as the controller does, among the Services of its namespace and their FloatingIPs. The error is about
@@ -154,6 +156,7 @@ func StandingOf(service *v1.Service, namespace *v1.Namespace, all []*v1.Service,
 	for i := range goal.Wants {
 		s.Lacks = append(s.Lacks, goal.Wants[i].Request)
 	}
+	s.Optional = len(s.Has) > 0 && prefersBoth(s.Lead)
 	return s, nil
 }
 
@@ -223,7 +226,7 @@ func goalOf(lead *v1.Service, request *ipam.Request, has []*v1alpha1.FloatingIP)
 	}
 	switch {
 	case len(lacking) == 0:
-	case lead.Spec.IPFamilyPolicy != nil && *lead.Spec.IPFamilyPolicy == v1.IPFamilyPolicyPreferDualStack:
+	case prefersBoth(lead):
 		for _, part := range lacking {
 			want := preallocation.Want{Request: *request, Size: 1}
 			want.Request.Parts = []ipam.Part{part}
@@ -233,6 +236,10 @@ func goalOf(lead *v1.Service, request *ipam.Request, has []*v1alpha1.FloatingIP)
 		goal.Wants = append(goal.Wants, preallocation.Want{Request: *request, Size: 1})
 	}
 	return goal, count
+}
+
+func prefersBoth(service *v1.Service) bool {
+	return service.Spec.IPFamilyPolicy != nil && *service.Spec.IPFamilyPolicy == v1.IPFamilyPolicyPreferDualStack
 }
 
 // revision is a number that changes with what a Service says about its addresses.

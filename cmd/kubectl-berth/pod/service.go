@@ -3,7 +3,9 @@
 package pod
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -40,40 +42,64 @@ func (l *look) ofService(ctx context.Context, name string) (*Why, error) {
 		told.foreign(service)
 		return told, nil
 	}
-	standing, problem, err := l.standing(ctx, service)
-	if err != nil {
-		return told, told.withoutRight(err)
+	var shown []string
+	for _, ingress := range service.Status.LoadBalancer.Ingress {
+		shown = append(shown, ingress.IP)
 	}
-	told.Waits = true
-	if problem != nil {
-		told.Problem, told.Cause = problem.Error(), CausePod
-		told.do("correct Service %s", standing.Lead.Name)
+	if told.Waits = len(shown) == 0; told.Waits {
+		told.Says = "The Service waits for an address."
+	} else {
+		told.Says = "Clients reach the Service by " + strings.Join(shown, " and ") + "."
 	}
-	if standing.Refused != "" {
-		told.Problem, told.Cause = standing.Refused, CauseOwner
-		return told, nil
-	}
-	if standing.Lead.UID != service.UID {
-		told.Says = fmt.Sprintf("The Service shares the addresses of Service %s, whose annotations decide.", standing.Lead.Name)
-	}
-	if err := l.carried(ctx, told, service, standing); err != nil {
-		return told, told.withoutRight(err)
-	}
-	for i := range standing.Lacks {
-		listing, request, err := l.list(ctx, standing.Lacks[i])
-		told.asks(&request)
-		if err == nil {
-			err = l.perPoolOf(ctx, listing, request, told)
-		}
-		if err = told.shortage(err); err != nil {
-			return told, told.withoutRight(err)
-		}
+	if err := told.withoutRight(l.judge(ctx, told, service, shown)); err != nil {
+		return told, err
 	}
 	return told, told.withoutRight(l.eventsOf(ctx, told, string(service.UID)))
 }
 
-// standing reads the objects that decide about a Service. problem is about its request.
-func (l *look) standing(ctx context.Context, service *v1.Service) (standing services.Standing, problem, err error) {
+// judge says how a Service stands that shows these addresses.
+func (l *look) judge(ctx context.Context, told *Why, service *v1.Service, shown []string) error {
+	standing, wrong, err := l.standing(ctx, service)
+	if err != nil {
+		return err
+	}
+	lead := standing.Lead
+	if standing.Refused != "" {
+		told.Waits, told.Says = true, fmt.Sprintf("The Service does not share the addresses of Service %s.", lead.Name)
+		told.Problem, told.Cause = standing.Refused, CauseOwner
+		return nil
+	}
+	if lead.UID != service.UID {
+		told.Says += fmt.Sprintf(" It shares the addresses of Service %s, whose annotations decide.", lead.Name)
+	}
+	if wrong != nil {
+		told.add(wrong.Error())
+		told.Cause = CausePod
+		told.do("correct Service %s", lead.Name)
+	}
+	if err := l.carried(ctx, told, lead, standing, shown); err != nil {
+		return err
+	}
+	for i := range standing.Lacks {
+		lacks := &standing.Lacks[i]
+		listing, request, err := l.list(ctx, *lacks)
+		told.asks(&request)
+		if err == nil {
+			err = l.perPoolOf(ctx, listing, request, told, &standing)
+		}
+		if shortage := (*ipam.ShortageError)(nil); standing.Optional && errors.As(err, &shortage) {
+			told.likes(&request, strings.Join(shortage.Reasons, "; "))
+			continue
+		}
+		if err = told.shortage(err); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// standing reads the objects that decide about a Service. wrong is about its request, or that of the Service that leads its group.
+func (l *look) standing(ctx context.Context, service *v1.Service) (standing services.Standing, wrong, err error) {
 	namespace, err := l.Kube.CoreV1().Namespaces().Get(ctx, service.Namespace, metav1.GetOptions{})
 	if err != nil {
 		return standing, nil, fmt.Errorf("get namespace %s: %w", service.Namespace, err)
@@ -96,21 +122,20 @@ func (l *look) standing(ctx context.Context, service *v1.Service) (standing serv
 	}); err != nil {
 		return standing, nil, err
 	}
-	standing, problem = services.StandingOf(service, namespace, all, ips)
-	return standing, problem, nil
+	standing, wrong = services.StandingOf(service, namespace, all, ips)
+	return standing, wrong, nil
 }
 
 // carried adds the addresses of a Service and which nodes carry them.
-func (l *look) carried(ctx context.Context, told *Why, service *v1.Service, standing services.Standing) error {
+func (l *look) carried(ctx context.Context, told *Why, lead *v1.Service, standing services.Standing, shown []string) error {
 	all, err := l.Berth.NodeAssignments.List(ctx, metav1.ListOptions{ResourceVersion: "0"})
-	if err != nil {
+	unknown := failure.Forbidden(err)
+	if err = told.withoutRight(err); err != nil {
 		return fmt.Errorf("list the NodeAssignments: %w", err)
 	}
-	shown := map[string]bool{}
-	for _, ingress := range service.Status.LoadBalancer.Ingress {
-		shown[ingress.IP] = true
+	if unknown != "" {
+		all = &v1alpha1.NodeAssignmentList{}
 	}
-	served := len(standing.Has) > 0 && len(standing.Lacks) == 0
 	for _, ip := range standing.Has {
 		has := Address{Address: ip.Spec.Address, Pool: ip.Spec.Pool}
 		var silent []string
@@ -124,33 +149,32 @@ func (l *look) carried(ctx context.Context, told *Why, service *v1.Service, stan
 			}
 		}
 		switch {
-		case len(has.Nodes) == 0 && len(silent) > 0:
+		case unknown != "":
+		case len(silent) > 0:
 			has.Problem = fmt.Sprintf("node %s does not confirm that it carries it", silent[0])
 			told.do("see why: kubectl describe node %s has the agent's events about it, and kubectl berth node %[1]s its agent", silent[0])
 		case len(has.Nodes) == 0:
 			has.Problem = "no node carries it"
-		case !shown[ip.Spec.Address]:
+			told.do("have a node of IPPool %s that is Ready, schedulable and without the label %s", ip.Spec.Pool, v1.LabelNodeExcludeBalancers)
+			if lead.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal {
+				told.do("have a ready endpoint on such a node, which externalTrafficPolicy Local requires: kubectl get endpointslices -n %s -l kubernetes.io/service-name=%s", lead.Namespace, lead.Name)
+			}
+		case !slices.Contains(shown, ip.Spec.Address):
 			has.Problem = "the controller has not written it into the Service's status yet"
 		}
-		served = served && has.Problem == ""
-		if has.Problem != "" && told.Problem == "" {
-			told.Problem = has.Address + ": " + has.Problem
+		if has.Problem != "" && len(has.Nodes) == 0 {
+			told.add(has.Address + ": " + has.Problem)
 		}
 		told.Addresses = append(told.Addresses, has)
 	}
 	for _, ip := range standing.GivesUp {
-		told.Addresses = append(told.Addresses, Address{Address: ip.Spec.Address, Pool: ip.Spec.Pool, Problem: "the Service gives it up: it is none of those that the Service asks for now"})
-	}
-	if told.Waits = !served; served && told.Says == "" {
-		told.Says = "Nodes carry its addresses."
-	} else if told.Says == "" {
-		told.Says = "The Service waits for an address."
+		told.Addresses = append(told.Addresses, Address{Address: ip.Spec.Address, Pool: ip.Spec.Pool, Problem: "the Service gives it up: it asks for another one now"})
 	}
 	return nil
 }
 
-// perPoolOf adds each pool's answer to a request of a Service.
-func (l *look) perPoolOf(ctx context.Context, listing *ipam.Listing, request ipam.Request, told *Why) error {
+// perPoolOf adds each pool's answer to a request for an address that a Service lacks.
+func (l *look) perPoolOf(ctx context.Context, listing *ipam.Listing, request ipam.Request, told *Why, standing *services.Standing) error {
 	candidates, err := listing.Candidates(request)
 	if err != nil {
 		return err
@@ -159,33 +183,54 @@ func (l *look) perPoolOf(ctx context.Context, listing *ipam.Listing, request ipa
 	if err != nil {
 		return fmt.Errorf("list the nodes: %w", err)
 	}
-	told.Pools, told.Others = nil, 0
+	told.Others = 0
 	told.perPool(candidates, nodes.Items)
 	told.perPoolToDo()
-	if !slices.ContainsFunc(told.Pools, func(pool Pool) bool { return pool.Has }) {
-		told.Problem, told.Cause = "no pool that it may use has an address for it", CauseAddress
-	} else if told.Problem == "" {
-		told.Cause = CauseOther
-		told.do("the controller is about to give it an address: if that lasts, see whether it runs with controller.services: kubectl logs -n berth-system deployment/berth-controller")
+	var families []string
+	for _, part := range request.Parts {
+		families = append(families, string(part.Family))
+	}
+	none := candidates.Rejects(candidates.Snapshot().Everywhere()) != nil
+	switch {
+	case none && standing.Optional:
+		told.likes(&request, "no pool that it may use has one")
+	case none:
+		told.add(fmt.Sprintf("no pool that it may use has an address for it (%s)", strings.Join(families, " and ")))
+		told.Cause = CauseAddress
+	case len(standing.GivesUp) == 0:
+		told.Cause = cmp.Or(told.Cause, CauseOther)
+		told.do("the controller is about to give it an address: if that lasts, see whether it runs with controller.services: kubectl logs -n %s deployment/berth-controller", cmp.Or(l.berth, "berth-system"))
 	}
 	return nil
 }
 
+// likes says that a Service lacks an address that it can do without.
+func (w *Why) likes(request *ipam.Request, reason string) {
+	w.Says += fmt.Sprintf(" It has no %s address, which it would like to have: %s.", request.Parts[0].Family, reason)
+}
+
+// add adds a problem to others.
+func (w *Why) add(problem string) {
+	if w.Problem != "" {
+		problem = w.Problem + "; " + problem
+	}
+	w.Problem = problem
+}
+
 // foreign says why Berth does nothing for a Service.
 func (w *Why) foreign(service *v1.Service) {
-	w.Says = "The Service asks Berth for no address."
 	switch class := service.Spec.LoadBalancerClass; {
 	case service.DeletionTimestamp != nil:
-		w.Says = "The Service is being deleted, and gives its addresses up."
+		w.Says = "The Service is being deleted, and Berth gives it no address."
 	case service.Spec.Type != v1.ServiceTypeLoadBalancer:
-		w.Problem = fmt.Sprintf("its type is %s", service.Spec.Type)
-		w.do("set spec.type: LoadBalancer and spec.loadBalancerClass: %s", v1alpha1.LoadBalancerClass)
+		w.Says = fmt.Sprintf("The Service asks for no address: its type is %s.", service.Spec.Type)
+		w.do("if it is to have one, set spec.type: LoadBalancer and spec.loadBalancerClass: %s", v1alpha1.LoadBalancerClass)
 	case class == nil:
-		w.Problem = "it has no spec.loadBalancerClass, so that another implementation serves it"
-		w.do("create it again with spec.loadBalancerClass: %s, which cannot be added later", v1alpha1.LoadBalancerClass)
+		w.Says = "The Service asks Berth for no address: it has no spec.loadBalancerClass, so that another implementation serves it."
+		w.do("if Berth is to serve it, create it again with spec.loadBalancerClass: %s, which cannot be added later", v1alpha1.LoadBalancerClass)
 	default:
-		w.Problem = fmt.Sprintf("its spec.loadBalancerClass is %q, another implementation's", *class)
-		w.do("create it again with spec.loadBalancerClass: %s, which cannot be changed", v1alpha1.LoadBalancerClass)
+		w.Says = fmt.Sprintf("The Service asks Berth for no address: its spec.loadBalancerClass is %q, another implementation's.", *class)
+		w.do("if Berth is to serve it, create it again with spec.loadBalancerClass: %s, which cannot be changed", v1alpha1.LoadBalancerClass)
 	}
 }
 

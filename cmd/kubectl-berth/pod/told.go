@@ -28,7 +28,7 @@ type Why struct {
 	Pod     string `json:"pod,omitempty"`
 	Service string `json:"service,omitempty"`
 	Node    string `json:"node,omitempty"`
-	// Waits: the pod is not bound, and asks for addresses; no node carries all addresses of the Service.
+	// Waits: the pod is not bound, and asks for addresses; the Service has none.
 	Waits bool   `json:"waits"`
 	Says  string `json:"says"`
 	// Cause is what a waiting pod waits for.
@@ -269,7 +269,8 @@ func (w *Why) addEvents(events []v1.Event) {
 			w.Events = append(w.Events, Said{Reason: waiting.Reason, Text: "container " + status.Name + ": " + waiting.Message})
 		}
 	}
-	if w.Problem == "" && len(w.Events) > 0 {
+	// Of a Service that has its addresses they are of before.
+	if w.Problem == "" && len(w.Events) > 0 && (w.pod != nil || w.Waits) {
 		w.Problem = w.Events[0].Reason + ": " + w.Events[0].Text
 	}
 	for _, event := range w.Events {

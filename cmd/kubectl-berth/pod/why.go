@@ -51,7 +51,7 @@ func NewWhy(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Comm
 	var berthNamespace string
 	return command.Command{
 		Use: "why POD | service/NAME", Short: "Says why a pod or a Service waits for an address", Long: whyLong, Example: whyExamples,
-		Args: cobra.ExactArgs(1), Complete: of.CompletePods, Namespaced: true, Found: "it waits, or the pod does not run",
+		Args: cobra.ExactArgs(1), Complete: of.CompletePods, Namespaced: true, Found: "the pod or Service waits, or has a problem",
 		Flags: func(flags *pflag.FlagSet) {
 			flags.BoolVar(&reader.Galaxy, "galaxy-aliases", false, "Read Galaxy's resource and annotations, too, as the scheduler does with galaxyAliases.")
 			command.AddBerthNamespace(flags, &berthNamespace)
