@@ -324,10 +324,10 @@ func (e *Egress) syncLocked(ctx context.Context) error {
 		}
 		ways = append(ways, *w)
 	}
+	e.Metrics.set(wanted, pods)
 	if err := e.Kernel.Put(ways); err != nil {
 		return errors.Join(append(errs, err, unreadable)...)
 	}
-	e.Metrics.set(wanted, pods)
 	former := e.put
 	e.put, e.known = wanted, true
 	changed, formerly := changes(before, former, wanted)

@@ -19,12 +19,12 @@ func NewMetrics(register func(...metrics.Registerable)) *Metrics {
 	m := &Metrics{
 		pods: metrics.NewGauge(&metrics.GaugeOpts{
 			Subsystem: "berth_agent", Name: "egress_pods",
-			Help:           "Ordinary pods of the node that leave the cluster with an address of the node, or are to.",
+			Help:           "Ordinary pods of the node that the egress of a pool selects.",
 			StabilityLevel: metrics.ALPHA,
 		}),
 		closed: metrics.NewGauge(&metrics.GaugeOpts{
 			Subsystem: "berth_agent", Name: "egress_closed_pods",
-			Help:           "Ordinary pods of the node that cannot leave the cluster, because the node does not have the address that they leave with.",
+			Help:           "Ordinary pods of the node that cannot leave the cluster by one of their addresses, because the node does not have its address of the pool, or the link of it is down.",
 			StabilityLevel: metrics.ALPHA,
 		}),
 	}
