@@ -35,6 +35,6 @@
 // A node asks for addresses that it opens again in turns, so that a switch's restart without an API server does not fill the segment with questions. All questions
 // about one address are within its turn. Addresses of pods that start have none.
 //
-// A denial alone is no silence: an older holder than the last may answer. After a pause of the agent all questions begin anew, the
-// ones to the API, too.
+// A denial alone is no silence: an older holder than the last may answer. After a pause of the agent, of more than a second, all
+// questions begin anew, the ones to the API, too: an answer that came in the pause does not count.
 package answering

@@ -179,9 +179,19 @@ func (j *judge) reach() {
 	}
 }
 
-// hearsKnown returns whether the node hears a node that it knows.
+// hearsKnown returns whether the node hears one that it knows, or that had an address before it: a denial is an answer, too.
 func (n *node) hearsKnown() bool {
-	return slices.ContainsFunc(n.world.nodes, func(other *node) bool { return n.hears(other) && n.knows[other.index] })
+	return slices.ContainsFunc(n.world.nodes, func(other *node) bool {
+		if !n.hears(other) || n.knows[other.index] {
+			return n.hears(other)
+		}
+		for _, c := range n.state {
+			if c.last == other.id {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // note notes since when something is so.
@@ -335,7 +345,7 @@ func (j *judge) both(m meeting, old, young *node, r *record) {
 		return
 	}
 	from := max(met, j.lives[old.index], j.lives[young.index])
-	if opens := opener.kernel[r.addr]; !opens.silence {
+	if opens := opener.kernel[r.addr]; !opens.silence && w.crowded {
 		// By the API's word a node opens before its turn to ask: it asserts the address then, and the other one falls silent.
 		from = max(from, opens.since)
 	}
