@@ -59,27 +59,36 @@ const (
 // envKubeProxy makes the tests with kube-proxy in mode ipvs run, which take minutes to compile.
 const envKubeProxy = "BERTH_TEST_KUBE_PROXY_MODES"
 
-// silence is how long a machine may say nothing before it counts as hung. It is generous, for a host that has other work: all that
-// the machine does it says, and how long all of it takes is for go test -timeout to limit.
-const silence = 8 * time.Minute
+// silence is how long a machine may say nothing before it counts as hung; so may the compiler before. It is generous, for a host
+// that has other work: each test says when it begins, and go test -timeout limits how long all take.
+const silence = 15 * time.Minute
 
 // errSilent ends a machine that says nothing.
-var errSilent = fmt.Errorf("the machine said nothing for %s", silence)
+var errSilent = fmt.Errorf("the machine, or the compiler before, said nothing for %s", silence)
 
-// run boots a machine, and skips the test, loudly, where there can be none. A machine that falls silent ends.
+// run boots a machine, and skips the test, loudly, where there can be none.
 func run(t *testing.T, ctx context.Context, suites ...Suite) ([]Result, error) {
 	t.Helper()
-	ctx, end := context.WithCancelCause(ctx)
-	defer end(nil)
-	hung := time.AfterFunc(silence, func() { end(errSilent) })
-	defer hung.Stop()
-	results, err := Run(ctx, watcher{testLog{t}, "", func() { hung.Reset(silence) }}, suites...)
+	results, err := runWatched(t, ctx, func(string) {}, suites...)
 	if errors.Is(err, ErrUnavailable) {
 		text := fmt.Sprintf("THE TESTS IN THE EMULATED MACHINE DO NOT RUN HERE: VLAN, IPVLAN AND SR-IOV ARE NOT TESTED: %v", err)
 		fmt.Fprintln(os.Stderr, text)
 		t.Skip(text)
 	}
 	return results, err
+}
+
+// runWatched calls watch with each line of the log. A machine that falls silent ends.
+func runWatched(t *testing.T, ctx context.Context, watch func(line string), suites ...Suite) ([]Result, error) {
+	t.Helper()
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	hung := time.AfterFunc(silence, func() { end(errSilent) })
+	defer hung.Stop()
+	return Run(ctx, watcher{testLog{t}, func(line string) {
+		hung.Reset(silence)
+		watch(line)
+	}}, suites...)
 }
 
 // testLog prints lines as they come with go test -v.
@@ -154,7 +163,11 @@ func TestHang(t *testing.T) {
 	watched, stop := context.WithCancelCause(t.Context())
 	defer stop(nil)
 	tooLate := errors.New("the time is over")
-	results, err := Run(watched, watcher{testLog{t}, "hangs on purpose", func() { stop(tooLate) }}, probe("TestHang"))
+	results, err := runWatched(t, watched, func(line string) {
+		if strings.Contains(line, "hangs on purpose") {
+			stop(tooLate)
+		}
+	}, probe("TestHang"))
 	if errors.Is(err, ErrUnavailable) {
 		t.Skip(err)
 	}
@@ -166,17 +179,14 @@ func TestHang(t *testing.T) {
 	}
 }
 
-// watcher calls then with each line of the log that has the text.
+// watcher calls watch with each line of the log.
 type watcher struct {
 	testLog
-	text string
-	then func()
+	watch func(line string)
 }
 
 func (w watcher) Write(b []byte) (int, error) {
-	if strings.Contains(string(b), w.text) {
-		w.then()
-	}
+	w.watch(string(b))
 	return w.testLog.Write(b)
 }
 
