@@ -212,6 +212,10 @@ test-services-many: lab ## What SERVICES (1000) Services on SERVICE_NODES (5000)
 test-day: ## A day of deploys on DAY_NODES (5000) nodes with DAY_ADDRESSES (150000) addresses, scheduler and controller in one process on API servers in memory: memory and queues do not grow.
 	cd test && BERTH_TEST_DAY_NODES=$(or $(DAY_NODES),5000) BERTH_TEST_DAY_ADDRESSES=$(or $(DAY_ADDRESSES),150000) BERTH_TEST_DAY_HOURS=24 BERTH_TEST_DAY_DEPLOYS=1 go test -count=1 -timeout 12h -v -run TestDay ./simulation/day/
 
+.PHONY: test-tenants
+test-tenants: lab build ## Each policy of the page for tenants on the lab: pods of two tenants and a host outside reach whom the page says.
+	cd test && BERTH_TEST_TENANTS=1 $(GOTESTPROGRAMS) -v -run TestTenants ./e2e/
+
 .PHONY: test-bgp
 test-bgp: ## BGP_NODES (5000) imitated nodes announce BGP_ADDRESSES (30) addresses each to Debian's FRR: its memory, and the time until all are behind the spine.
 	cd test && REQUIRE_NETNS=1 BERTH_TEST_BGP_NODES=$(or $(BGP_NODES),5000) BERTH_TEST_BGP_ADDRESSES=$(or $(BGP_ADDRESSES),30) go test -count=1 -timeout 2h -v -run TestManyNodes ./fabric/
