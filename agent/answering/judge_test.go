@@ -209,7 +209,9 @@ func (j *judge) meet(old, other *node) {
 		young, both := other.kernel[addr]
 		// A node whose controls had no answers for less than a minute knew that its silence was worth nothing.
 		since, alone := j.unanswered[other.index]
-		if both && alone && j.w.gateway && young.silence && young.since > since+600*time.Millisecond && j.w.now-since < time.Minute && j.w.record(addr).last != nil && j.w.record(addr).last != other {
+		// Where its clock had stood still, its questions are of before.
+		isOfBefore := young.since-other.stood < time.Second
+		if both && alone && j.w.gateway && young.silence && !isOfBefore && young.since > since+600*time.Millisecond && j.w.now-since < time.Minute && j.w.record(addr).last != nil && j.w.record(addr).last != other {
 			delete(j.met, meeting{old.index, other.index, addr})
 			continue
 		}

@@ -151,6 +151,8 @@ type Link struct {
 	watching, inDoubt, cutOff bool
 	listening, doubts         Duration
 	refuted                   map[Node]Duration
+	// number is the last AskAPI's of all addresses.
+	number int
 	// spread is how long the node waits before it answers a Call, so that not all do at once.
 	spread Duration
 	// frames is segmentFrames, which tests replace.
@@ -383,8 +385,9 @@ func (l *Link) openAgain(h *holding, at Duration) {
 }
 
 func (l *Link) ask(h *holding) {
-	h.number++
-	h.pending = true
+	// No address has a number of before: a verdict about a pod that had it before may be late.
+	l.number++
+	h.number, h.pending = l.number, true
 	l.emit(AskAPI{Address: h.addr, Number: h.number})
 }
 

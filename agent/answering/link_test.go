@@ -294,3 +294,54 @@ func TestTurns(t *testing.T) {
 		}
 	}
 }
+
+// TestVerdicts: the API's word opens an address again, and neither the word about a pod that had it before on this node, nor one that was
+// asked for before the agent hung, says anything.
+func TestVerdicts(t *testing.T) {
+	addr := netip.MustParseAddr("10.0.70.5")
+	var l *Link
+	// cut has the carrier lost and back, and returns the number of the question to the API.
+	cut := func(now time.Duration) int {
+		t.Helper()
+		for _, out := range append(l.Step(now, Carrier{}), l.Step(now, Carrier{Up: true})...) {
+			if ask, ok := out.(AskAPI); ok {
+				return ask.Number
+			}
+		}
+		t.Fatal("the node does not ask the API")
+		return 0
+	}
+	start := func() {
+		l = NewLink(0, Node{Name: "self"}, "mac", netip.Addr{})
+		l.Step(0, Carry{Address: addr, Version: 1, Answers: true})
+	}
+	start()
+	now := cut(0)
+	if l.Step(0, Verdict{Address: addr, Number: now, Mine: true, Version: 1}); l.Standing(addr).Phase != Answering {
+		t.Errorf("after the API's word the address is %+v", l.Standing(addr))
+	}
+
+	start()
+	former := cut(0)
+	l.Step(0, Leave{addr}, Carry{Address: addr, Version: 2, Answers: true})
+	cut(0)
+	if l.Step(0, Verdict{Address: addr, Number: former}); l.Standing(addr).Phase != Asking {
+		t.Errorf("after the API's word about the pod before, the address is %+v", l.Standing(addr))
+	}
+
+	start()
+	former = cut(0)
+	l.Step(0)
+	again := 0
+	for _, out := range l.Step(time.Minute, Verdict{Address: addr, Number: former, Mine: true, Version: 1}) {
+		if ask, ok := out.(AskAPI); ok {
+			again = ask.Number
+		}
+	}
+	if l.Standing(addr).Phase != Asking || again == 0 {
+		t.Fatalf("after a minute's pause the address is %+v by the API's word of before, and the node asks again: %d", l.Standing(addr), again)
+	}
+	if l.Step(time.Minute, Verdict{Address: addr, Number: again, Mine: true, Version: 1}); l.Standing(addr).Phase != Answering {
+		t.Errorf("after the API's next word the address is %+v", l.Standing(addr))
+	}
+}

@@ -39,6 +39,7 @@ var mutations = []struct {
 	{"never cut off", "\t\tl.emit(TryAPI{})\n", "", 1},
 	{"an address waits between its questions", "h.again && h.asked == 0 && !h.word", "h.again && !h.word", 16},
 	{"a turn never comes", "\t\t\t\th.due = l.now + questionWait\n", "\t\t\t\th.due = l.now + time.Hour\n", 216},
+	{"a verdict about the pod before", "\tl.number++\n\th.number, h.pending = l.number, true\n", "\th.number, h.pending = h.number+1, true\n", 5179182},
 	{"a verdict from before a pause", "\t\tif h.again && h.pending {\n", "\t\tif false {\n", 5057979},
 	{"questions go on after a pause", "now-due > overslept", "now-due > 1000*time.Hour", 2362},
 }
