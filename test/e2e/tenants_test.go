@@ -144,9 +144,6 @@ func (c *tenants) connect(ctx context.Context, connection string) error {
 	if _, err := fmt.Sscanf(connection, "%s > %s %s", &from, &to, &protocol); err != nil {
 		return err
 	}
-	// A packet that comes, comes before.
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
 	address := c.members[to].address
 	switch protocol {
 	case "icmp":
@@ -154,6 +151,12 @@ func (c *tenants) connect(ctx context.Context, connection string) error {
 	case "udp":
 		_, err := c.members[from].ask(ctx, "udp", address, udpPort, "clientip")
 		return err
+	}
+	if c.members[from].pod == nil {
+		// It would go on trying to connect for minutes.
+		limited, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		ctx = limited
 	}
 	_, err := c.members[from].ask(ctx, "http", address, c.members[to].port, "clientip")
 	return err
