@@ -40,6 +40,10 @@ var tenantRules = []struct {
 // TestTenants: under each policy of the page for tenants, pods with floating IPs of two tenants and a host outside of the cluster
 // reach whom the page says, and nobody else.
 func TestTenants(t *testing.T) {
+	// Each policy takes as long as packets that do not come are waited for.
+	if os.Getenv("BERTH_TEST_TENANTS") == "" {
+		t.Skip("BERTH_TEST_TENANTS is not set: make test-tenants sets it")
+	}
 	shop, bank := newStage(t, "10.0.70.110-10.0.70.119"), newStage(t, "10.0.70.120-10.0.70.129")
 	definition := filepath.Join("cluster-network-policy", "policy.networking.k8s.io_clusternetworkpolicies.yaml")
 	root, err := deploy.Root()
@@ -61,11 +65,7 @@ func TestTenants(t *testing.T) {
 
 	page, err := docs.Read(root, "docs/how-to/tenants.md")
 	shop.must(err)
-	rules := tenantRules
-	if os.Getenv("BERTH_TEST_TENANTS") == "" {
-		rules = rules[:2] // make test-tenants has all of them, each of which takes as long as packets that do not come are waited for
-	}
-	for _, rule := range rules {
+	for _, rule := range tenantRules {
 		t.Run(rule.policy, func(t *testing.T) {
 			part := *shop
 			part.t = t
@@ -132,8 +132,8 @@ func (c *tenants) expect(allows, denies []string) {
 	}
 	// Once more: a packet of before may have been lost.
 	for _, connection := range denies {
-		if err := c.connect(c.ctx, connection); !errors.Is(err, errNoAnswer) {
-			c.t.Errorf("%s passes, or nobody asked: %v", connection, err)
+		if err := c.connect(c.ctx, connection); err == nil {
+			c.t.Errorf("%s passes", connection)
 		}
 	}
 }
