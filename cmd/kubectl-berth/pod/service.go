@@ -233,12 +233,3 @@ func (w *Why) foreign(service *v1.Service) {
 		w.do("if Berth is to serve it, create it again with spec.loadBalancerClass: %s, which cannot be changed", v1alpha1.LoadBalancerClass)
 	}
 }
-
-// withoutRight notes that the user may not read what decides, and returns other errors.
-func (w *Why) withoutRight(err error) error {
-	if refused := failure.Forbidden(err); refused != "" {
-		w.Missing = refused
-		return nil
-	}
-	return err
-}

@@ -17,6 +17,7 @@ import (
 	"k8s.io/cli-runtime/pkg/printers"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/agentpod"
 )
@@ -91,6 +92,15 @@ func (w *Why) do(format string, args ...any) {
 	if text := fmt.Sprintf(format, args...); !slices.Contains(w.ToDo, text) {
 		w.ToDo = append(w.ToDo, text)
 	}
+}
+
+// withoutRight notes that the user may not read what decides, and returns other errors.
+func (w *Why) withoutRight(err error) error {
+	if refused := failure.Forbidden(err); refused != "" {
+		w.Missing = refused
+		return nil
+	}
+	return err
 }
 
 // asks describes a request.

@@ -164,19 +164,13 @@ func (l *look) waits(ctx context.Context, told *Why) error {
 		told.do("correct the pod, or the template of its workload")
 		return nil
 	}
-	err = l.ask(ctx, request, told)
-	if refused := failure.Forbidden(err); refused != "" {
-		told.Missing = refused
-		return nil
-	}
-	return err
+	return told.withoutRight(l.ask(ctx, request, told))
 }
 
 // ask asks the scheduler's code.
 func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
 	if request.MayHaveFixedSet() {
-		err := l.limit(ctx, &request)
-		if told.Missing = failure.Forbidden(err); err != nil && told.Missing == "" {
+		if err := told.withoutRight(l.limit(ctx, &request)); err != nil {
 			return err
 		}
 	}
@@ -195,15 +189,11 @@ func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
 	}
 	told.perPool(candidates, nodes.Items)
 	full, err := l.full(ctx, nodes.Items)
-	if refused := failure.Forbidden(err); refused != "" {
-		told.Missing = refused
-	} else if err != nil {
+	if err := told.withoutRight(err); err != nil {
 		return err
 	}
 	namespace, wired, sessionless, err := l.wired(ctx)
-	if refused := failure.Forbidden(err); refused != "" {
-		told.Missing = refused
-	} else if err != nil {
+	if err := told.withoutRight(err); err != nil {
 		return err
 	}
 	told.perNode(candidates, nodes.Items, sessionless, func(node string) string {
