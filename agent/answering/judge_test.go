@@ -20,7 +20,7 @@ type judge struct {
 	heard  map[[2]int]bool
 	joined map[[2]int]Duration
 	alone  map[int]Duration
-	// unanswered is since when a node hears none that it knows, and so could ask for as a control, nor a gateway.
+	// unanswered is since when nobody would answer a node's controls.
 	unanswered map[int]Duration
 	// gateway is since when a node reaches it, api and noAPI since when it reaches the API, or does not.
 	gateway, api, noAPI map[int]Duration
@@ -144,19 +144,12 @@ func (j *judge) near(n *node, a Duration) (count int) {
 func (j *judge) reach() {
 	w := j.w
 	for _, n := range w.nodes {
-		gateway := w.gateway && n.group == 0 && n.on()
-		note(j.gateway, n.index, gateway, w.now)
+		note(j.gateway, n.index, n.hearsGateway(), w.now)
 		note(j.api, n.index, w.reaches(n), w.now)
 		note(j.noAPI, n.index, !w.reaches(n), w.now)
 		note(j.on, n.index, n.on(), w.now)
-		alone := !gateway
-		for _, other := range w.nodes {
-			alone = alone && !n.hears(other)
-		}
-		if alone {
-			note(j.alone, n.index, true, w.now)
-		}
-		if !gateway && !n.hearsKnown() {
+		// What ends now, meet still has to know.
+		if n.isUnanswered() {
 			note(j.unanswered, n.index, true, w.now)
 		}
 		for _, other := range w.nodes {
@@ -170,28 +163,32 @@ func (j *judge) reach() {
 		}
 	}
 	for _, n := range w.nodes {
-		alone := !w.gateway || n.group != 0 || !n.on()
-		for _, other := range w.nodes {
-			alone = alone && !n.hears(other)
-		}
-		note(j.alone, n.index, alone, w.now)
-		note(j.unanswered, n.index, (!w.gateway || n.group != 0 || !n.on()) && !n.hearsKnown(), w.now)
+		note(j.alone, n.index, n.isAlone(), w.now)
+		note(j.unanswered, n.index, n.isUnanswered(), w.now)
 	}
 }
 
-// hearsKnown returns whether the node hears one that it knows, or that had an address before it: a denial is an answer, too.
-func (n *node) hearsKnown() bool {
-	return slices.ContainsFunc(n.world.nodes, func(other *node) bool {
-		if !n.hears(other) || n.knows[other.index] {
-			return n.hears(other)
-		}
-		for _, c := range n.state {
-			if c.last == other.id {
-				return true
-			}
-		}
-		return false
+// isAlone returns whether the node hears neither a gateway nor another node.
+func (n *node) isAlone() bool {
+	return !n.hearsGateway() && !slices.ContainsFunc(n.world.nodes, n.hears)
+}
+
+// isUnanswered returns whether the node hears neither a gateway, nor a node that it knows or that had an address before it: a denial is
+// an answer, too.
+func (n *node) isUnanswered() bool {
+	return !n.hearsGateway() && !slices.ContainsFunc(n.world.nodes, func(other *node) bool {
+		return n.hears(other) && (n.knows[other.index] || n.succeeds(other))
 	})
+}
+
+// succeeds returns whether the other node had an address of this one last.
+func (n *node) succeeds(other *node) bool {
+	for _, c := range n.state {
+		if c.last == other.id {
+			return true
+		}
+	}
+	return false
 }
 
 // note notes since when something is so.

@@ -222,6 +222,9 @@ func (n *node) hears(other *node) bool {
 	return n != other && n.on() && other.on() && n.group == other.group && n.group >= 0
 }
 
+// hearsGateway returns whether the node and the segment's gateway reach each other.
+func (n *node) hearsGateway() bool { return n.world.gateway && n.on() && n.group == 0 }
+
 // clock is the agent's time.
 func (n *node) clock() Duration { return n.world.now - n.slept }
 
@@ -296,14 +299,14 @@ func (n *node) do(said bool, out Output) {
 	case Question:
 		w.ask(n, out.Address)
 	case Control:
-		if w.gateway && n.on() && n.group == 0 {
+		if n.hearsGateway() {
 			w.back(n, n, func() { n.step(Gateway{}) })
 		}
 		for _, addr := range out.Addresses {
 			w.ask(n, addr)
 		}
 	case AskGateway:
-		if w.gateway && n.on() && n.group == 0 {
+		if n.hearsGateway() {
 			w.back(n, n, func() { n.step(Gateway{}) })
 		}
 	case TryAPI:
