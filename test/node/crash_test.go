@@ -160,8 +160,14 @@ func crashInDel(n *node, c *container, point, before string) {
 // interrupted, has made the kernel what it was.
 func (n *node) becomes(before string) {
 	n.t.Helper()
+	n.becomesIn(n.kernel, before)
+}
+
+// becomesIn waits until the agent has made what it was of a part of the node.
+func (n *node) becomesIn(part func() string, before string) {
+	n.t.Helper()
 	eventually(n.t, func() error {
-		if diff := cmp.Diff(before, n.kernel()); diff != "" {
+		if diff := cmp.Diff(before, part()); diff != "" {
 			return fmt.Errorf("after the restart (-before +after):\n%s", diff)
 		}
 		return nil

@@ -91,7 +91,7 @@ func (n *node) crashes(addresses []string, prefixes string, give, take func(), s
 	with, giving := n.owned(), n.pointsOf(of...)
 	take()
 	n.saysCarried()
-	n.becomesOwn(before)
+	n.becomesIn(n.owned, before)
 	taking := n.pointsOf(of...)
 	n.t.Logf("giving passes %v, taking %v", giving, taking)
 	if len(giving) < 3 || len(taking) < 2 {
@@ -102,20 +102,20 @@ func (n *node) crashes(addresses []string, prefixes string, give, take func(), s
 		give()
 		n.diesAt(point)
 		given()
-		n.becomesOwn(with)
+		n.becomesIn(n.owned, with)
 		take()
 		n.saysCarried()
-		n.becomesOwn(before)
+		n.becomesIn(n.owned, before)
 	}
 	for _, point := range taking {
 		give()
 		given()
-		n.becomesOwn(with)
+		n.becomesIn(n.owned, with)
 		n.crashAt(point)
 		take()
 		n.diesAt(point)
 		n.saysCarried()
-		n.becomesOwn(before)
+		n.becomesIn(n.owned, before)
 	}
 }
 
@@ -128,17 +128,6 @@ func (n *node) diesAt(point string) {
 		n.t.Fatalf("the agent does not pass %s", point)
 	}
 	n.start()
-}
-
-// becomesOwn waits until the node's addresses, rules and routes are as they were.
-func (n *node) becomesOwn(want string) {
-	n.t.Helper()
-	eventually(n.t, func() error {
-		if got := n.owned(); got != want {
-			return fmt.Errorf("the node has\n%s\nwant\n%s", got, want)
-		}
-		return nil
-	})
 }
 
 // owned returns the node's addresses, rules and routes, and not the link that the routes of Services lead to, which is made anew
