@@ -84,8 +84,8 @@ func (n *node) works() bool { return n.link != nil && !n.hung && !n.paused && n.
 
 func (j *judge) alive(n *node) { j.lives[n.index] = j.w.now }
 
-// opened notes that a node answers anew. Nothing excuses it but a clock that stood still, and another node that was
-// not heard when it asked last.
+// opened notes that a node answers anew. Nothing excuses it but a clock that stood still, another node that was
+// not heard when it asked last, and frames that got lost.
 func (j *judge) opened(n *node, addr netip.Addr) {
 	for m := range j.met {
 		if m.addr == addr && m.old == n.index {
@@ -99,6 +99,11 @@ func (j *judge) opened(n *node, addr netip.Addr) {
 		}
 		if j.w.now-n.stood < time.Second {
 			j.met[m] = j.w.now
+		}
+		// By the API's word a node of a crowded segment opens without questions. Two frames in a row may get lost: its assertion, and
+		// its answer to the one question of this time.
+		if opens, ok := other.kernel[addr]; ok && !opens.silence && j.w.crowded && j.w.lossy && j.w.now-opens.since < time.Second {
+			j.met[m] = opens.since
 		}
 	}
 }
