@@ -105,11 +105,12 @@ type memory struct {
 	// confirmed: the FloatingIP said that the address is the node's, and the node has had it since.
 	confirmed bool
 	// link of the address while the node carries it, and how often it is still to be announced there.
-	link, announce int
-	say            func(link int) error
+	link, announcements int
+	say                 func(link int) error
 	// told is the last problem that an event told.
 	told string
-	// again is when a host that has the address is asked again.
+	// inUse is the problem of an address that another host has, which is asked again at again.
+	inUse error
 	again time.Time
 }
 
@@ -173,7 +174,7 @@ func (c *Carrier) Run(ctx context.Context) error {
 			continue
 		case <-c.loud:
 			for _, m := range c.of {
-				m.announce = announcements
+				m.announcements = announcements
 			}
 			c.announceAgain(ctx)
 			continue
@@ -194,12 +195,12 @@ func (c *Carrier) look(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	assignment := c.assignment()
-	carried, err := c.carry(ctx, c.wantedOf(assignment))
+	status, err := c.carry(ctx, c.wantedOf(assignment))
 	if c.Looked != nil {
 		c.Looked()
 	}
 	if err == nil && assignment != nil {
-		err = c.report(ctx, assignment, carried)
+		err = c.report(ctx, assignment, status)
 	}
 	if err != nil && ctx.Err() == nil {
 		klog.FromContext(ctx).Error(err, "Cannot give the node its addresses, will try again")
@@ -239,10 +240,12 @@ type carriage interface {
 	// mark notes that the node may carry it, and unmark ends that.
 	mark() error
 	unmark() error
-	// ask returns nil if the FloatingIP says so, and no other host has it.
-	ask(ctx context.Context, link int, m *memory) error
-	// askAgain does so where another program took it from the node.
-	askAgain(ctx context.Context, link int, m *memory) error
+	// ask returns nil if the FloatingIP says so.
+	ask(ctx context.Context) error
+	// isOnLink returns whether hosts of a link could have it.
+	isOnLink() bool
+	// found notes which other host has it, nil for none, and returns an error about one.
+	found(ctx context.Context, other *conflict.Conflict) error
 	// put has the node carry it on the link once it is marked.
 	put(link int) error
 	announce(link int) error
@@ -276,15 +279,16 @@ func (c *Carrier) wantedOf(assignment *v1alpha1.NodeAssignment) []wanted {
 	return all
 }
 
-// carry has the node carry these addresses and none else with Berth's mark. It returns the ones that it carries.
-func (c *Carrier) carry(ctx context.Context, all []wanted) (carried []string, err error) {
+// carry has the node carry these addresses and none else with Berth's mark. It returns the ones that it carries and the ones that
+// it does not.
+func (c *Carrier) carry(ctx context.Context, all []wanted) (status v1alpha1.NodeAssignmentStatus, err error) {
 	marked, err := nodeaddress.List()
 	if err != nil {
-		return nil, err
+		return status, err
 	}
 	services, err := wire.Services()
 	if err != nil {
-		return nil, err
+		return status, err
 	}
 	var errs []error
 	removed := func(addr fmt.Stringer, err error) {
@@ -309,23 +313,32 @@ func (c *Carrier) carry(ctx context.Context, all []wanted) (carried []string, er
 			delete(c.of, addr)
 		}
 	}
+	takings := make([]*taking, 0, len(all))
 	for _, w := range all {
 		if c.of[w.addr] == nil {
 			c.of[w.addr] = &memory{}
 		}
-		m := c.of[w.addr]
-		switch err := c.take(ctx, w, m); {
-		case err == nil:
-			carried = append(carried, w.addr.String())
-			m.told = ""
+		t := &taking{wanted: w, memory: c.of[w.addr]}
+		t.err = c.begin(ctx, t)
+		takings = append(takings, t)
+	}
+	c.probe(ctx, takings)
+	for _, t := range takings {
+		if t.err == nil {
+			t.err = t.take(ctx)
+		}
+		switch {
+		case t.err == nil:
+			status.Carried = append(status.Carried, t.addr.String())
+			t.told = ""
 		case ctx.Err() != nil:
-			return carried, errors.Join(append(errs, err)...)
+			return status, errors.Join(append(errs, t.err)...)
 		default:
-			m.link, m.announce = 0, 0
-			c.tell(ctx, w, m, err)
+			t.link, t.announcements = 0, 0
+			status.Refused = append(status.Refused, c.tell(ctx, t))
 		}
 	}
-	return carried, errors.Join(errs...)
+	return status, errors.Join(errs...)
 }
 
 // remove takes an address from the node, with which no packet of a pod leaves any more.
@@ -338,99 +351,135 @@ func (c *Carrier) remove(ctx context.Context, a nodeaddress.Address) error {
 	return nodeaddress.Remove(a)
 }
 
-// take has the node carry one address. After an error the node does not have it, or not as it should.
-func (c *Carrier) take(ctx context.Context, w wanted, m *memory) error {
+// taking is a look at one address. After err the node does not have it, or not as it should.
+type taking struct {
+	wanted
+	*memory
+
+	at  int // the link
+	has bool
+	err error
+}
+
+// begin returns nil if the address, which it marks, is the node's to carry. Otherwise it ends the mark.
+func (c *Carrier) begin(ctx context.Context, t *taking) error {
 	uplink, err := c.Uplink()
 	if err != nil {
 		return err
 	}
-	link, err := nodeaddress.LinkFor(uplink, w.vlan)
-	if err != nil {
+	if t.at, err = nodeaddress.LinkFor(uplink, t.vlan); err != nil {
 		return err
 	}
-	has, err := w.has(link)
-	if err != nil {
+	if t.has, err = t.carriage.has(t.at); err != nil {
 		return err
 	}
-	if err := w.mark(); err != nil {
+	if err := t.mark(); err != nil {
 		return err
 	}
-	if !has {
-		if err := mayTake(ctx, w, link, m); err != nil {
-			return err
-		}
-	}
-	if err := w.put(link); err != nil {
-		return err
-	}
-	m.confirmed, m.say = true, w.announce
-	if !has || m.link != link && m.link != 0 {
-		klog.FromContext(ctx).Info("The node carries an address", "address", w, "vlan", w.vlan)
-		m.announce = announcements
-	}
-	if m.link = link; m.announce == announcements {
-		m.sayOnce(ctx, w.addr)
-	}
-	return nil
-}
-
-// mayTake returns nil if the marked address is the node's to carry, and no other host has it. Otherwise it ends the mark.
-func mayTake(ctx context.Context, w wanted, link int, m *memory) error {
-	if m.confirmed {
-		// Somebody took it from the node, which the API server need not be asked about. Also a conflict leaves the mark.
-		return w.askAgain(ctx, link, m)
+	// If somebody took it from the node, the API server need not be asked.
+	if t.has || t.confirmed {
+		return nil
 	}
 	// After the mark, because the NodeAssignment may be older: whoever gives the address to another holder writes the FloatingIP
 	// first, and then asks this node for its marks.
-	if err := w.ask(ctx, link, m); err != nil {
-		return errors.Join(err, w.unmark())
+	if err := t.ask(ctx); err != nil {
+		return errors.Join(err, t.unmark())
 	}
 	return nil
 }
 
-// errConflict is of an address that another host has.
-var errConflict = errors.New("another host has it")
+// errInUse is of an address that another host has.
+var errInUse = errors.New("another host has it")
 
-func (c *Carrier) probe(ctx context.Context, addr netip.Addr, link int, m *memory) error {
-	if now := time.Now(); now.Before(m.again) {
-		return errConflict
-	}
+// probe asks the networks, each once, whether another host has one of the addresses that the node is about to take. The mark of an
+// address that was the node's before stays.
+func (c *Carrier) probe(ctx context.Context, takings []*taking) {
 	if c.Prober == nil || c.Prober.Probes == 0 {
-		return nil
-	}
-	conflicts, err := c.Prober.Probe(ctx, []conflict.Target{{Address: addr, Link: link}})
-	if err != nil {
-		return fmt.Errorf("ask whether another host has %s: %w", addr, err)
-	}
-	if len(conflicts) == 0 {
-		m.again = time.Time{}
-		if err := c.Records.ClearConflict(ctx, api.Pod{}, addr); err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot note the end of an address conflict")
-		}
-		return nil
-	}
-	m.again = time.Now().Add(conflictPause)
-	time.AfterFunc(conflictPause, c.soon.Send)
-	if err := c.Records.ReportConflict(ctx, api.Pod{}, addr, conflicts[0].String()); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot note an address conflict")
-	}
-	return fmt.Errorf("%w: %s; take the address from that host, or give the node another one: kubectl delete floatingip %s", errConflict, conflicts[0], v1alpha1.NameOf(addr))
-}
-
-// tell records an event about a new problem of an address.
-func (c *Carrier) tell(ctx context.Context, w wanted, m *memory, problem error) {
-	event, text := w.problem(problem)
-	if text == m.told || errors.Is(problem, errConflict) && strings.Contains(m.told, errConflict.Error()) {
 		return
 	}
-	m.told = text
-	klog.FromContext(ctx).Info("The node does not carry an address that it was given", "address", w, "err", problem)
-	c.Tell(event, errors.New(text))
+	asked := map[int][]*taking{}
+	for _, t := range takings {
+		switch {
+		case t.err != nil || t.has || !t.isOnLink():
+		case time.Now().Before(t.again):
+			t.refuse(t.inUse)
+		default:
+			asked[t.at] = append(asked[t.at], t)
+		}
+	}
+	for link, of := range asked {
+		targets := make([]conflict.Target, len(of))
+		for i, t := range of {
+			targets[i] = conflict.Target{Address: t.addr, Link: link}
+		}
+		conflicts, err := c.Prober.Probe(ctx, targets)
+		for _, t := range of {
+			if err != nil {
+				t.refuse(fmt.Errorf("ask whether another host has %s: %w", t.addr, err))
+				continue
+			}
+			var other *conflict.Conflict
+			if i := slices.IndexFunc(conflicts, func(one conflict.Conflict) bool { return one.Address == t.addr }); i >= 0 {
+				other = &conflicts[i]
+			}
+			t.again, t.inUse = time.Time{}, t.found(ctx, other)
+			if t.inUse != nil {
+				t.again = time.Now().Add(conflictPause)
+				time.AfterFunc(conflictPause, c.soon.Send)
+				t.refuse(t.inUse)
+			}
+		}
+	}
+}
+
+// refuse has the node not take the address, for a reason.
+func (t *taking) refuse(err error) {
+	if !t.confirmed {
+		err = errors.Join(err, t.unmark())
+	}
+	t.err = err
+}
+
+// take has the node carry the address.
+func (t *taking) take(ctx context.Context) error {
+	if err := t.put(t.at); err != nil {
+		return err
+	}
+	t.confirmed, t.say = true, t.announce
+	if !t.has || t.link != t.at && t.link != 0 {
+		klog.FromContext(ctx).Info("The node carries an address", "address", t.wanted, "vlan", t.vlan)
+		t.announcements = announcements
+	}
+	if t.link = t.at; t.announcements == announcements {
+		t.sayOnce(ctx, t.addr)
+	}
+	return nil
+}
+
+// messageSize is the most of a message that a NodeAssignment takes.
+const messageSize = 1024
+
+// tell records an event about a new problem of an address. It returns the problem for the NodeAssignment.
+func (c *Carrier) tell(ctx context.Context, t *taking) v1alpha1.RefusedAddress {
+	event, text := t.problem(t.err)
+	if text != t.told {
+		t.told = text
+		klog.FromContext(ctx).Info("The node does not carry an address that it was given", "address", t.wanted, "err", t.err)
+		c.Tell(event, errors.New(text))
+	}
+	refused := v1alpha1.RefusedAddress{Address: t.addr.String(), Reason: v1alpha1.RefusedNotPossible, Message: t.err.Error()}
+	if errors.Is(t.err, errInUse) {
+		refused.Reason = v1alpha1.RefusedInUse
+	}
+	if len(refused.Message) > messageSize {
+		refused.Message = strings.ToValidUTF8(refused.Message[:messageSize], "")
+	}
+	return refused
 }
 
 func (c *Carrier) isAnnouncing() bool {
 	for m := range maps.Values(c.of) {
-		if m.announce > 0 {
+		if m.announcements > 0 {
 			return true
 		}
 	}
@@ -441,9 +490,9 @@ func (c *Carrier) isAnnouncing() bool {
 func (c *Carrier) announceAgain(ctx context.Context) {
 	for addr, m := range c.of {
 		if m.link == 0 {
-			m.announce = 0
+			m.announcements = 0
 		}
-		if m.announce > 0 {
+		if m.announcements > 0 {
 			m.sayOnce(ctx, addr)
 		}
 	}
@@ -451,21 +500,20 @@ func (c *Carrier) announceAgain(ctx context.Context) {
 
 // sayOnce announces an address that the node carries.
 func (m *memory) sayOnce(ctx context.Context, addr netip.Addr) {
-	m.announce--
+	m.announcements--
 	if err := m.say(m.link); err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot announce an address that the node carries", "address", addr, "err", err)
 	}
 }
 
-// report writes the addresses that the node carries, if they changed.
-func (c *Carrier) report(ctx context.Context, seen *v1alpha1.NodeAssignment, carried []string) error {
-	if slices.Equal(seen.Status.Carried, carried) {
+// report writes the addresses that the node carries, and the ones that it does not, if they changed.
+func (c *Carrier) report(ctx context.Context, seen *v1alpha1.NodeAssignment, status v1alpha1.NodeAssignmentStatus) error {
+	if slices.Equal(seen.Status.Carried, status.Carried) && slices.Equal(seen.Status.Refused, status.Refused) {
 		return nil
 	}
-	if carried == nil {
-		carried = []string{}
-	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": seen.UID}, "status": map[string]any{"carried": carried}})
+	// Of nil nothing would be written.
+	lists := map[string]any{"carried": append([]string{}, status.Carried...), "refused": append([]v1alpha1.RefusedAddress{}, status.Refused...)}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": seen.UID}, "status": lists})
 	if err != nil {
 		return fmt.Errorf("encode the status of NodeAssignment %s: %w", seen.Name, err)
 	}

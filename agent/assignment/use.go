@@ -7,9 +7,14 @@ import (
 	"errors"
 	"fmt"
 
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/nodeaddress"
 	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/veth/wire"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // own is an address of the node itself.
@@ -24,23 +29,29 @@ func (o own) unmark() error              { return nodeaddress.Unmark(o.Address) 
 func (o own) put(link int) error         { return nodeaddress.Put(o.Address, link) }
 func (o own) announce(link int) error    { return wire.AnnounceOwn(link, o.Address.Address) }
 
-func (o own) ask(ctx context.Context, link int, m *memory) error {
-	if err := o.c.Records.OwnsAddress(ctx, o.Address.Address); err != nil {
-		return err
-	}
-	return o.askAgain(ctx, link, m)
-}
+func (o own) isOnLink() bool { return true }
 
-func (o own) askAgain(ctx context.Context, link int, m *memory) error {
-	return o.c.probe(ctx, o.Address.Address, link, m)
+func (o own) ask(ctx context.Context) error { return o.c.Records.OwnsAddress(ctx, o.Address.Address) }
+
+func (o own) found(ctx context.Context, other *conflict.Conflict) error {
+	if other == nil {
+		if err := o.c.Records.ClearConflict(ctx, api.Pod{}, o.Address.Address); err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot note the end of an address conflict")
+		}
+		return nil
+	}
+	if err := o.c.Records.ReportConflict(ctx, api.Pod{}, o.Address.Address, other.String()); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot note an address conflict")
+	}
+	return fmt.Errorf("%w: %s; take the address from that host, or give the node another one: kubectl delete floatingip %s", errInUse, other, v1alpha1.NameOf(o.Address.Address))
 }
 
 func (o own) problem(err error) (event, text string) {
 	return EventNodeAddressNotPut, fmt.Sprintf("The node does not have %s, which its pool gives it: %v", o.Address, err)
 }
 
-// service is an address of a Service, whose packets kube-proxy leads to its pods. Another node may carry it at the same time, so
-// nobody asks the network for it.
+// service is an address of a Service, whose packets kube-proxy leads to its pods. Another node may carry it at the same time: nodes do
+// not answer each other's probes for addresses that they answer for by proxy.
 type service struct {
 	c *Carrier
 	wire.Service
@@ -66,11 +77,17 @@ func (s service) announce(link int) error {
 	return wire.AnnounceService(link, s.Address)
 }
 
-func (s service) ask(ctx context.Context, _ int, _ *memory) error {
-	return s.c.Records.IsOfService(ctx, s.Address)
-}
+func (s service) isOnLink() bool { return !s.Routed }
 
-func (s service) askAgain(context.Context, int, *memory) error { return nil }
+func (s service) ask(ctx context.Context) error { return s.c.Records.IsOfService(ctx, s.Address) }
+
+// found tells berth-controller by the NodeAssignment only: no FloatingIP of a Service names a node that may write its status.
+func (s service) found(_ context.Context, other *conflict.Conflict) error {
+	if other == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %s; take the address from that host, or exclude it from its pool and create the Service anew", errInUse, other)
+}
 
 func (s service) problem(err error) (event, text string) {
 	return EventServiceAddressNotCarried, fmt.Sprintf("The node does not carry %s for its Service: %v", s.Address, err)

@@ -99,6 +99,8 @@ type Carrier struct {
 	Node string
 	// Assigned: its NodeAssignment names the address. Carried: its agent says that the kernel has it.
 	Assigned, Carried bool
+	// Refused has the reason for which its agent does not carry it; zero: it gave none.
+	Refused v1alpha1.RefusedAddress
 }
 
 // Carriers returns the nodes that carry an address of a Service or are to, by the NodeAssignments as they were seen, sorted
@@ -114,12 +116,16 @@ func (a *Assignments) Carriers(address string) []Carrier {
 
 // CarrierOf returns how the node of a NodeAssignment stands to an address of a Service. Pure.
 func CarrierOf(assignment *v1alpha1.NodeAssignment, address string) Carrier {
-	return Carrier{
+	c := Carrier{
 		Node: assignment.Name, Carried: slices.Contains(assignment.Status.Carried, address),
 		Assigned: slices.ContainsFunc(assignment.Spec.Addresses, func(assigned v1alpha1.AssignedAddress) bool {
 			return assigned.Use == v1alpha1.UseService && assigned.Address == address
 		}),
 	}
+	if i := slices.IndexFunc(assignment.Status.Refused, func(r v1alpha1.RefusedAddress) bool { return r.Address == address }); i >= 0 && c.Assigned {
+		c.Refused = assignment.Status.Refused[i]
+	}
+	return c
 }
 
 // OfServices returns the addresses of Services that a node carries or is to, as its NodeAssignment was seen.

@@ -430,11 +430,16 @@ func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preall
 		if few {
 			short = append(short, ip.Spec.Pool)
 		}
+		inUse := slices.IndexFunc(now, func(carrier assignments.Carrier) bool { return carrier.Refused.Reason == v1alpha1.RefusedInUse })
 		switch {
 		case len(p.nodes) == 0:
 			c.tell(m, lead, EventNoCarrier, whyNone(ip, lead))
+		case inUse >= 0:
+			c.tell(m, lead, EventNoCarrier, fmt.Sprintf("Node %s does not carry %s: %s.", now[inUse].Node, ip.Spec.Address, now[inUse].Refused.Message))
+		case len(over) > 0 && m.State.silences(ip.Spec.Address)[over[0]].why != "":
+			c.tell(m, lead, EventNoCarrier, fmt.Sprintf("Node %s does not carry %s, and is passed over where another can: %s.", over[0], ip.Spec.Address, m.State.silences(ip.Spec.Address)[over[0]].why))
 		case len(over) > 0:
-			c.tell(m, lead, EventNoCarrier, fmt.Sprintf("Node %s does not confirm that it carries %s, and is passed over where another can: kubectl describe node %[1]s says why, or no agent is ready there.", over[0], ip.Spec.Address))
+			c.tell(m, lead, EventNoCarrier, fmt.Sprintf("Node %s does not confirm that it carries %s, and is passed over where another can: no agent is ready there.", over[0], ip.Spec.Address))
 		default:
 			c.untell(m, lead, EventNoCarrier)
 		}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/assignments"
 )
 
@@ -14,6 +15,8 @@ import (
 func TestSilences(t *testing.T) {
 	now, s := time.Unix(1_700_000_000, 0), silences{}
 	a, b := assignments.Carrier{Node: "a", Assigned: true}, assignments.Carrier{Node: "b", Assigned: true, Carried: true}
+	refuses := assignments.Carrier{Node: "a", Assigned: true, Refused: v1alpha1.RefusedAddress{Reason: v1alpha1.RefusedNotPossible, Message: "kube-proxy has the mode ipvs"}}
+	finds := assignments.Carrier{Node: "a", Assigned: true, Refused: v1alpha1.RefusedAddress{Reason: v1alpha1.RefusedInUse, Message: "another host has it"}}
 	for _, step := range []struct {
 		what     string
 		after    time.Duration
@@ -30,6 +33,13 @@ func TestSilences(t *testing.T) {
 		{"confirms", 29 * time.Second, []assignments.Carrier{{Node: "a", Assigned: true, Carried: true}}, nil, 0},
 		{"asked a third time", 0, []assignments.Carrier{a}, nil, patience},
 		{"another was found before", 5 * time.Second, nil, nil, 0},
+		{"refuses", 0, []assignments.Carrier{refuses}, []string{"a"}, passedOver - patience},
+		{"refuses still", 5 * time.Minute, []assignments.Carrier{refuses}, []string{"a"}, passedOver - patience - 5*time.Minute},
+		{"asked after a refusal", passedOver - patience - 5*time.Minute, []assignments.Carrier{a}, nil, 0},
+		{"has no answer", 0, []assignments.Carrier{a}, nil, patience},
+		{"refuses at last", time.Second, []assignments.Carrier{refuses}, []string{"a"}, passedOver - patience},
+		{"finds another host", time.Second, []assignments.Carrier{finds}, nil, 0},
+		{"finds it for long", time.Hour, []assignments.Carrier{finds}, nil, 0},
 	} {
 		now = now.Add(step.after)
 		if over, again := s.look(step.carriers, now); !slices.Equal(over, step.over) || again != step.again {

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -554,4 +555,64 @@ func TestServiceAddressRefused(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestServiceAddressConflict: a node does not carry the address of a Service that a host outside of the cluster has, and says which host
+// has it, as long as it does. Another node that carries the address is no such host: it moves as ever.
+func TestServiceAddressConflict(t *testing.T) {
+	t.Parallel()
+	const taken, free, six = "10.0.70.100", "10.0.70.101", "2001:db8:70::100"
+	network := newNetwork(t)
+	foreign := netnstest.New(t)
+	network.plug(foreign, taken+"/24")
+	a, b := network.newNode(t, "services-c", "10.0.60.11"), network.newNode(t, "services-d", "10.0.60.12")
+	for _, address := range []string{taken, free, six} {
+		recordService(t, address, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "one", UID: types.UID("1")}})
+	}
+	since := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	a.carry(since, taken, free, six)
+	a.saysCarried(free, six)
+	mac := macOfLink(foreign)
+	message := "another host has it: " + taken + " is in use by the host with MAC " + mac + " on eth0; take the address from that host, or exclude it from its pool and create the Service anew"
+	refuses := func(n *node) {
+		t.Helper()
+		eventually(t, func() error {
+			says, err := apiOf(t).assignments.Get(t.Context(), n.name, metav1.GetOptions{})
+			if want := []v1alpha1.RefusedAddress{{Address: taken, Reason: v1alpha1.RefusedInUse, Message: message}}; err == nil && !slices.Equal(says.Status.Refused, want) {
+				err = fmt.Errorf("the node refuses %+v, want %+v", says.Status.Refused, want)
+			}
+			return err
+		})
+	}
+	refuses(a)
+	if got := answeredBy(network.client, taken); got != mac {
+		t.Errorf("%s is at %q, and of the foreign host with %s", taken, got, mac)
+	}
+	if a.carries(taken) {
+		t.Errorf("the node has\n%s", a.kernel())
+	}
+
+	// The other addresses move, while both nodes carry them.
+	b.carry(since.Add(time.Second), free, six)
+	b.saysCarried(free, six)
+	a.carry(since, taken)
+	a.saysCarried()
+	for _, address := range []string{free, six} {
+		eventually(t, func() error {
+			if got, want := answeredBy(network.client, address), b.MAC("eth0").String(); got != want {
+				return fmt.Errorf("%s is at %q, want %s", address, got, want)
+			}
+			return nil
+		})
+	}
+
+	refuses(a)
+	foreign.IP("addr", "flush", "dev", "eth0")
+	a.saysCarried(taken)
+	if says, err := apiOf(t).assignments.Get(t.Context(), a.name, metav1.GetOptions{}); err != nil || len(says.Status.Refused) > 0 {
+		t.Errorf("the node refuses %+v, %v", says.Status.Refused, err)
+	}
+	if got, want := answeredBy(network.client, taken), a.MAC("eth0").String(); got != want {
+		t.Errorf("%s is at %q, want %s", taken, got, want)
+	}
 }

@@ -138,21 +138,23 @@ func (l *look) carried(ctx context.Context, told *Why, lead *v1.Service, standin
 	}
 	for _, ip := range standing.Has {
 		has := Address{Address: ip.Spec.Address, Pool: ip.Spec.Pool}
-		var silent []string
+		var silent []assignments.Carrier
 		for i := range all.Items {
 			carrier := assignments.CarrierOf(&all.Items[i], ip.Spec.Address)
 			switch {
 			case carrier.Assigned && carrier.Carried:
 				has.Nodes = append(has.Nodes, carrier.Node)
 			case carrier.Assigned:
-				silent = append(silent, carrier.Node)
+				silent = append(silent, carrier)
 			}
 		}
 		switch {
 		case unknown != "":
+		case len(silent) > 0 && silent[0].Refused.Message != "":
+			has.Problem = fmt.Sprintf("node %s does not carry it: %s", silent[0].Node, silent[0].Refused.Message)
 		case len(silent) > 0:
-			has.Problem = fmt.Sprintf("node %s does not confirm that it carries it", silent[0])
-			told.do("see why: kubectl describe node %s has the agent's events about it, and kubectl berth node %[1]s its agent", silent[0])
+			has.Problem = fmt.Sprintf("node %s does not confirm that it carries it", silent[0].Node)
+			told.do("see why: kubectl berth node %s has its agent", silent[0].Node)
 		case len(has.Nodes) == 0:
 			has.Problem = "no node carries it"
 			told.do("have a node of IPPool %s that is Ready, schedulable and without the label %s", ip.Spec.Pool, v1.LabelNodeExcludeBalancers)

@@ -14,6 +14,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Addresses",type=string,JSONPath=`.spec.addresses[*].address`
 // +kubebuilder:printcolumn:name="Carried",type=string,JSONPath=`.status.carried`
+// +kubebuilder:printcolumn:name="Refused",type=string,JSONPath=`.status.refused[*].address`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type NodeAssignment struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -100,6 +101,40 @@ type NodeAssignmentStatus struct {
 	// +kubebuilder:validation:items:MaxLength=39
 	// +optional
 	Carried []string `json:"carried,omitempty"`
+
+	// refused are the addresses of the spec that the node does not carry, and why. Only its agent writes them, and tries again.
+	//
+	// +listType=map
+	// +listMapKey=address
+	// +kubebuilder:validation:MaxItems=4096
+	// +optional
+	Refused []RefusedAddress `json:"refused,omitempty"`
+}
+
+// RefusalReason is why a node does not carry an address that it was assigned.
+//
+// +kubebuilder:validation:Enum=InUse;NotPossible
+type RefusalReason string
+
+const (
+	// RefusedInUse: another host of the network has the address. Another node would find that, too.
+	RefusedInUse RefusalReason = "InUse"
+	// RefusedNotPossible: the node cannot carry it. Another node may.
+	RefusedNotPossible RefusalReason = "NotPossible"
+)
+
+// RefusedAddress is an address that a node was assigned and does not carry.
+type RefusedAddress struct {
+	// address, as in the spec.
+	//
+	// +kubebuilder:validation:MaxLength=39
+	Address string `json:"address"`
+	// reason for programs.
+	Reason RefusalReason `json:"reason"`
+	// message says why, and what to do.
+	//
+	// +kubebuilder:validation:MaxLength=1024
+	Message string `json:"message"`
 }
 
 // NodeAssignmentList is a list of NodeAssignments.

@@ -5,11 +5,13 @@ package services
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/simulation"
@@ -282,6 +284,60 @@ func TestWhoCarries(t *testing.T) {
 	// Nobody else can have it: it stays where it is.
 	endpoints("answered")
 	w.carriedBy(addressOf("answered"), "the node before", func(nodes []string) bool { return slices.Equal(nodes, others[1:]) })
+}
+
+// A node whose agent says that it cannot carry an address is passed over at once. One that found another host with the address is
+// not: the next one would find it, too.
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	w := start(t, 3)
+	w.Grant("viewer-rbac.yaml", "viewer")
+	nodes := []string{"node1", "node2", "node3"}
+	for _, node := range nodes[:2] {
+		w.agents.refuse(node, v1alpha1.RefusedNotPossible, "kube-proxy of this node has the mode ipvs")
+	}
+	w.Pool("web", "10.0.70.2-10.0.70.5")
+	w.Controller("--services")
+	for i := range 3 { // of several, some node that refuses comes first
+		name, address := fmt.Sprintf("front%d", i), fmt.Sprintf("10.0.70.%d", i+2)
+		w.create(name, func(s *v1.Service) { s.Spec.LoadBalancerIP = address })
+		w.shows(name, address)
+		w.carriedBy(address, "the node that can", func(now []string) bool { return slices.Equal(now, nodes[2:]) })
+	}
+	w.Eventually("wait for the reason of the first node", func() error {
+		events, err := w.Kube.CoreV1().Events(simulation.Namespace).List(w.Ctx, metav1.ListOptions{FieldSelector: "reason=NoCarrier"})
+		if err == nil && !slices.ContainsFunc(events.Items, func(e v1.Event) bool {
+			return strings.Contains(e.Message, "passed over where another can: kube-proxy of this node has the mode ipvs.")
+		}) {
+			err = fmt.Errorf("no event of %d has it", len(events.Items))
+		}
+		return err
+	})
+
+	const taken = "10.0.70.5"
+	for _, node := range nodes[:2] {
+		w.agents.accept(node)
+	}
+	w.agents.refuse(taken, v1alpha1.RefusedInUse, "another host has it: "+taken+" is in use by the host with MAC 02:00:00:00:00:01 on eth0")
+	w.create("taken", func(s *v1.Service) { s.Annotations[v1alpha1.AnnotationAddresses] = "10.0.70.2-" + taken })
+	w.event("taken", "NoCarrier", "does not carry "+taken+": another host has it")
+	first, carried, err := w.carriers(taken)
+	if err != nil || len(first) != 1 || len(carried) != 0 {
+		t.Errorf("assigned to %v, carried by %v, %v", first, carried, err)
+	}
+	w.why(t, "taken", 2, "The Service waits for an address.", "Problem: "+taken+": node "+first[0]+" does not carry it: another host has it")
+	// The other host leaves it.
+	w.agents.accept(taken)
+	w.shows("taken", taken)
+	// The Service gets another one, as the agents' message says.
+	w.agents.refuse(taken, v1alpha1.RefusedInUse, "another host has it")
+	w.delete("front0")
+	if _, err := w.Berth.IPPools.Patch(w.Ctx, "web", types.MergePatchType, []byte(`{"spec":{"exclude":["`+taken+`"]}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.delete("taken")
+	w.create("anew", func(s *v1.Service) { s.Annotations[v1alpha1.AnnotationAddresses] = "10.0.70.2-" + taken })
+	w.shows("anew", "10.0.70.2")
 }
 
 // apply creates an EndpointSlice, or replaces the endpoints of the one there is.

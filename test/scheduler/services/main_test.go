@@ -41,7 +41,7 @@ func start(t *testing.T, nodes int) *world {
 	w := simulation.New(t, lab.ControlPlaneOptions{APIServerFlags: []string{"--service-cluster-ip-range=10.200.0.0/16,fd00:200::/112"}})
 	rights(w)
 	w.Nodes(nodes)
-	a := &agents{w: w, silent: map[string]bool{}}
+	a := &agents{w: w, silent: map[string]bool{}, refusals: map[string]v1alpha1.RefusedAddress{}}
 	ctx, cancel := context.WithCancel(w.Ctx)
 	done := make(chan struct{})
 	go func() {
@@ -65,12 +65,14 @@ func rights(w *simulation.World) {
 	}
 }
 
-// agents imitates the agents: each confirms what its NodeAssignment says.
+// agents imitates the agents: each confirms what its NodeAssignment says, or refuses it.
 type agents struct {
 	w  *simulation.World
 	mu sync.Mutex
 	// silent nodes do not look at their NodeAssignments.
 	silent map[string]bool
+	// refusals has what nodes, by name, do not carry, and addresses that no node does.
+	refusals map[string]v1alpha1.RefusedAddress
 }
 
 func (a *agents) set(silent bool, nodes ...string) {
@@ -79,6 +81,19 @@ func (a *agents) set(silent bool, nodes ...string) {
 	for _, node := range nodes {
 		a.silent[node] = silent
 	}
+}
+
+// refuse has a node carry no address, or no node an address.
+func (a *agents) refuse(nodeOrAddress string, reason v1alpha1.RefusalReason, message string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.refusals[nodeOrAddress] = v1alpha1.RefusedAddress{Reason: reason, Message: message}
+}
+
+func (a *agents) accept(nodeOrAddress string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.refusals, nodeOrAddress)
 }
 
 func (a *agents) run(ctx context.Context) {
@@ -97,28 +112,40 @@ func (a *agents) run(ctx context.Context) {
 	}
 }
 
-// carriedOf returns what the agent of a node confirms.
-func carriedOf(assignment *v1alpha1.NodeAssignment) []string {
-	carried := []string{}
-	for _, assigned := range assignment.Spec.Addresses {
-		carried = append(carried, assigned.Address)
-	}
-	return carried
-}
-
-// differs returns whether an agent has something to confirm.
-func (a *agents) differs(assignment *v1alpha1.NodeAssignment) bool {
+// statusOf returns what the agent of a node says.
+func (a *agents) statusOf(assignment *v1alpha1.NodeAssignment) (carried []string, refused []v1alpha1.RefusedAddress) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return !a.silent[assignment.Name] && !slices.Equal(carriedOf(assignment), assignment.Status.Carried)
+	if a.silent[assignment.Name] {
+		return assignment.Status.Carried, assignment.Status.Refused
+	}
+	carried, refused = []string{}, []v1alpha1.RefusedAddress{}
+	for _, assigned := range assignment.Spec.Addresses {
+		refusal, refuses := a.refusals[assignment.Name]
+		if !refuses {
+			refusal, refuses = a.refusals[assigned.Address]
+		}
+		if refusal.Address = assigned.Address; refuses {
+			refused = append(refused, refusal)
+		} else {
+			carried = append(carried, assigned.Address)
+		}
+	}
+	return carried, refused
+}
+
+// differs returns whether an agent has something to say.
+func (a *agents) differs(assignment *v1alpha1.NodeAssignment) bool {
+	carried, refused := a.statusOf(assignment)
+	return !slices.Equal(carried, assignment.Status.Carried) || !slices.Equal(refused, assignment.Status.Refused)
 }
 
 func (a *agents) confirm(ctx context.Context, assignment *v1alpha1.NodeAssignment) {
 	if !a.differs(assignment) {
 		return
 	}
-	carried := carriedOf(assignment)
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"resourceVersion": assignment.ResourceVersion}, "status": map[string]any{"carried": carried}})
+	carried, refused := a.statusOf(assignment)
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"resourceVersion": assignment.ResourceVersion}, "status": map[string]any{"carried": carried, "refused": refused}})
 	if err != nil {
 		a.w.Abort("encode a status: %w", err)
 	}

@@ -151,7 +151,7 @@ func (w *world) many(n int, do func(ctx context.Context, i int) error) {
 func (w *world) confirmAll(speaks func(node string) bool) (confirmed func() int64, ended func()) {
 	ctx, cancel := context.WithCancel(w.Ctx)
 	var n atomic.Int64
-	a := &agents{w: w.World, silent: map[string]bool{}}
+	a := &agents{w: w.World, silent: map[string]bool{}, refusals: map[string]v1alpha1.RefusedAddress{}}
 	work := make(chan *v1alpha1.NodeAssignment, 1<<16)
 	informer := client.NewInformer[*v1alpha1.NodeAssignmentList](w.Berth.NodeAssignments, &v1alpha1.NodeAssignment{}, 0, cache.Indexers{})
 	add := func(object any) {

@@ -33,10 +33,22 @@ func TestWhy(t *testing.T) {
 		}
 		return err
 	})
-	w.why(t, "front", 2, "Service default/front: The Service waits for an address.", "Problem: 10.0.70.2: node node1 does not confirm", "10.0.70.2   web    -       node node1 does not confirm that it carries it", "kubectl describe node node1")
+	w.why(t, "front", 2, "Service default/front: The Service waits for an address.", "Problem: 10.0.70.2: node node1 does not confirm", "10.0.70.2   web    -       node node1 does not confirm that it carries it", "kubectl berth node node1")
 	w.agents.set(false, "node1")
 	w.shows("front", "10.0.70.2")
 	w.why(t, "front", 0, "Service default/front: Clients reach the Service by 10.0.70.2.", "10.0.70.2   web    node1   -")
+
+	w.agents.refuse("node1", v1alpha1.RefusedNotPossible, "kube-proxy of this node has the mode ipvs")
+	w.Eventually("wait for the node to refuse it", func() error {
+		_, carried, err := w.carriers("10.0.70.2")
+		if err == nil && len(carried) > 0 {
+			err = fmt.Errorf("carried by %v", carried)
+		}
+		return err
+	})
+	w.why(t, "front", 2, "Problem: 10.0.70.2: node node1 does not carry it: kube-proxy of this node has the mode ipvs")
+	w.agents.accept("node1")
+	w.carriedBy("10.0.70.2", "the node", func(nodes []string) bool { return len(nodes) == 1 })
 
 	w.create("late", nil)
 	w.saysOfNone("late", "PoolsExhausted")
