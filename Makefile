@@ -132,7 +132,7 @@ check: ## Lint of changes since main, import rules, and all tests that need neit
 
 ##@ Test: all of this must pass; the parts of make test may run side by side on machines of their own
 
-test: lint test-unit test-release test-rules test-machine lab test-api test-console test-node test-chaos test-e2e ## All tests but the long forms.
+test: lint lab test-e2e test-unit test-machine test-release test-rules test-api test-console test-node test-chaos ## All tests but the long forms.
 
 lint: ## All of .golangci.yml, both modules, and the workflows.
 	$(ACTIONLINT) -shellcheck= -pyflakes= .github/workflows/*.yml

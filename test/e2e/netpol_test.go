@@ -18,18 +18,13 @@ import (
 	"github.com/berth-dev/berth/test/netpol/result"
 )
 
-// someCases are the cases that TestNetpol runs where it does not run all: each direction, named
-// ports, changes of a namespace, of a pod and of a policy, addresses, UDP, and the object alone for
-// SCTP.
+// someCases are the cases that TestNetpol runs where it does not run all, half a minute each: each direction, named ports, a change of
+// a namespace, addresses, and UDP.
 var someCases = []string{
-	"Netpol NetworkPolicy between server and client should enforce policy to allow traffic from pods within server namespace based on PodSelector",
-	"Netpol NetworkPolicy between server and client should deny egress from pods based on PodSelector",
 	"should allow ingress access on one named port",
 	"should allow ingress access from updated namespace",
-	"should enforce updated policy",
 	"should enforce except clause while egress access to server in CIDR block",
 	"using UDP should support a 'default-deny-ingress' policy",
-	"should not mistakenly treat 'protocol: SCTP' as 'protocol: TCP'",
 }
 
 // TestNetpol: Kubernetes' own tests of NetworkPolicy pass on the lab with Berth on it. The
