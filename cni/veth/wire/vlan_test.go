@@ -3,11 +3,14 @@
 package wire
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/api"
@@ -89,5 +92,60 @@ func TestVLAN(t *testing.T) {
 	everyone(b)
 	if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
 		t.Errorf("node after teardown (-before +after):\n%s", diff)
+	}
+}
+
+// A node answers in a VLAN for the address of a Service, and in no other. Where its reverse path filter would drop the clients' packets,
+// as without an address of the node in that network, it does not answer, and the error says so.
+func TestVLANService(t *testing.T) {
+	netnstest.NeedLinks(t, "vlan")
+	w := newTopology(t)
+	hosts := map[int]*netnstest.Host{7: netnstest.New(t), 8: netnstest.New(t)}
+	for id, h := range hosts {
+		sysctl(t, h, "net/ipv6/conf/default/accept_dad", "0")
+		w.wire.Plug(h, "eth0")
+		trunk(h, id, "10.0.77.50/24", "2001:db8:77::50/64")
+		trunk(w.nodeA, id)
+	}
+	before := snapshot(w.nodeA)
+	services := []Service{
+		{Address: netip.MustParseAddr("10.0.77.5"), Subnet: netip.MustParsePrefix("10.0.77.0/24")},
+		{Address: netip.MustParseAddr("2001:db8:77::5"), Subnet: netip.MustParsePrefix("2001:db8:77::/64")},
+	}
+	carry := func(s Service) error {
+		return w.nodeA.Try(func() error {
+			link, err := netlink.LinkByName("eth0.7")
+			if err != nil {
+				return err
+			}
+			return errors.Join(New("").MarkService(s.Address), New("").CarryService(s, link.Attrs().Index))
+		})
+	}
+	if err := carry(services[0]); !errors.Is(err, ErrServiceLink) || !strings.Contains(err.Error(), "reverse path filtering on eth0.7") {
+		t.Errorf("carried in a network whose packets are dropped: %v", err)
+	}
+	w.nodeA.IP("addr", "add", "10.0.77.11/24", "dev", "eth0.7")
+	sysctl(t, w.nodeA, "net/ipv4/conf/eth0.7/rp_filter", "2")
+	answer := func(h *netnstest.Host, id int, addr netip.Addr) string {
+		_, _ = h.Command("ping", "-c", "1", "-W", "1", addr.String()) // nothing answers but its neighbour discovery
+		return h.IP("neigh", "show", addr.String(), "dev", fmt.Sprintf("eth0.%d", id))
+	}
+	for _, s := range services {
+		if err := carry(s); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := answer(hosts[7], 7, s.Address), w.nodeA.MAC("eth0").String(); !strings.Contains(got, want) {
+			t.Errorf("in its VLAN %s is at %q, want %s", s.Address, got, want)
+		}
+		if got := answer(hosts[8], 8, s.Address); strings.Contains(got, "lladdr") {
+			t.Errorf("in another VLAN %s is at %q", s.Address, got)
+		}
+	}
+	w.nodeA.IP("addr", "del", "10.0.77.11/24", "dev", "eth0.7")
+	for _, s := range services {
+		w.nodeA.Run(func() error { return New("").RemoveService(s.Address) })
+	}
+	if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
+		t.Errorf("the node has changed:\n%s", diff)
 	}
 }
