@@ -165,17 +165,28 @@ func readFailover(request *Request, annotations map[string]string) (err error) {
 	return err
 }
 
-func readPools(request *Request, annotations map[string]string) error {
-	if text, ok := annotations[v1alpha1.AnnotationPools]; ok {
-		for name := range strings.SplitSeq(text, ",") {
-			name = strings.TrimSpace(name)
-			if reasons := validation.IsDNS1123Subdomain(name); len(reasons) > 0 {
-				return fmt.Errorf("annotation %s: %q is not the name of an IPPool; write names separated by commas", v1alpha1.AnnotationPools, name)
-			}
-			if !slices.Contains(request.Pools, name) {
-				request.Pools = append(request.Pools, name)
-			}
+// PoolsOf returns the names of pools in the annotations of a pod, a Service, or the namespace that says the default. The error is for
+// the author.
+func PoolsOf(annotations map[string]string) (names []string, err error) {
+	text, ok := annotations[v1alpha1.AnnotationPools]
+	if !ok {
+		return nil, nil
+	}
+	for name := range strings.SplitSeq(text, ",") {
+		name = strings.TrimSpace(name)
+		if reasons := validation.IsDNS1123Subdomain(name); len(reasons) > 0 {
+			return nil, fmt.Errorf("annotation %s: %q is not the name of an IPPool; write names separated by commas", v1alpha1.AnnotationPools, name)
 		}
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+func readPools(request *Request, annotations map[string]string) (err error) {
+	if request.Pools, err = PoolsOf(annotations); err != nil {
+		return err
 	}
 	if text, ok := annotations[v1alpha1.AnnotationPoolSelector]; ok {
 		selector, err := labels.Parse(text)

@@ -186,11 +186,8 @@ func requestOf(lead *v1.Service, namespace *v1.Namespace) (ipam.Request, error) 
 		return request, fmt.Errorf("annotation %s: %.100q is not a name of at most 63 letters, digits, dashes and dots", v1alpha1.AnnotationShare, request.Share)
 	}
 	if said.Claim == "" && len(said.Pools) == 0 && said.PoolSelector == nil && !slices.ContainsFunc(said.Parts, func(p podrequest.Part) bool { return !p.Ranges.IsEmpty() }) {
-		// The namespace's default pools.
-		for name := range strings.SplitSeq(namespace.Annotations[v1alpha1.AnnotationPools], ",") {
-			if name = strings.TrimSpace(name); name != "" {
-				request.Pools = append(request.Pools, name)
-			}
+		if request.Pools, err = podrequest.PoolsOf(namespace.Annotations); err != nil {
+			return request, fmt.Errorf("the default of namespace %s: %w", namespace.Name, err)
 		}
 	}
 	return request, nil

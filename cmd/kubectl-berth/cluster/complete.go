@@ -36,6 +36,22 @@ func (c *Cluster) CompletePods(command *cobra.Command, args []string, begun stri
 	return c.complete(command, listing{resource: v1.SchemeGroupVersion.WithResource("pods"), namespaced: true}, args, 1, begun)
 }
 
+// ServiceOf returns the name of a Service if the word names one as kubectl does, and not a pod.
+func ServiceOf(word string) (name string, ok bool) {
+	kind, name, ok := strings.Cut(word, "/")
+	return name, ok && slices.Contains([]string{"service", "services", "svc"}, strings.ToLower(kind))
+}
+
+// CompletePodOrService completes the name of one pod, or service/NAME.
+func (c *Cluster) CompletePodOrService(command *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+	name, ok := ServiceOf(begun)
+	if !ok {
+		return c.CompletePods(command, args, begun)
+	}
+	of := listing{resource: v1.SchemeGroupVersion.WithResource("services"), namespaced: true, prefix: strings.TrimSuffix(begun, name)}
+	return c.complete(command, of, args, 1, begun)
+}
+
 // CompleteNodes completes the name of one node.
 func (c *Cluster) CompleteNodes(command *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
 	return c.complete(command, listing{resource: v1.SchemeGroupVersion.WithResource("nodes")}, args, 1, begun)

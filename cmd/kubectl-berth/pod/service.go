@@ -22,12 +22,6 @@ import (
 	"github.com/berth-dev/berth/ipam/services"
 )
 
-// serviceOf returns the name of a Service if the word names one as kubectl does, and not a pod.
-func serviceOf(word string) (name string, ok bool) {
-	kind, name, ok := strings.Cut(word, "/")
-	return name, ok && slices.Contains([]string{"service", "services", "svc"}, strings.ToLower(kind))
-}
-
 // ofService explains a Service. Package services judges it, as it does in the controller.
 func (l *look) ofService(ctx context.Context, name string) (*Why, error) {
 	service, err := l.Kube.CoreV1().Services(l.Namespace).Get(ctx, name, metav1.GetOptions{})

@@ -51,14 +51,14 @@ func NewWhy(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Comm
 	var berthNamespace string
 	return command.Command{
 		Use: "why POD | service/NAME", Short: "Says why a pod or a Service waits for an address", Long: whyLong, Example: whyExamples,
-		Args: cobra.ExactArgs(1), Complete: of.CompletePods, Namespaced: true, Found: "the pod or Service waits, or has a problem",
+		Args: cobra.ExactArgs(1), Complete: of.CompletePodOrService, Namespaced: true, Found: "the pod or Service waits, or has a problem",
 		Flags: func(flags *pflag.FlagSet) {
 			flags.BoolVar(&reader.Galaxy, "galaxy-aliases", false, "Read Galaxy's resource and annotations, too, as the scheduler does with galaxyAliases.")
 			command.AddBerthNamespace(flags, &berthNamespace)
 		},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 			name, namespace := strings.TrimPrefix(call.Args[0], "pod/"), call.Namespace
-			if service, ok := serviceOf(name); ok {
+			if service, ok := cluster.ServiceOf(name); ok {
 				l := &look{Call: call, reader: reader, berth: berthNamespace}
 				return found(l.ofService(ctx, service))
 			}

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/google/go-cmp/cmp"
-	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/api"
@@ -114,7 +114,7 @@ func TestVLANService(t *testing.T) {
 	}
 	carry := func(s Service) error {
 		return w.nodeA.Try(func() error {
-			link, err := netlink.LinkByName("eth0.7")
+			link, err := netlinksafe.LinkByName("eth0.7")
 			if err != nil {
 				return err
 			}
