@@ -33,6 +33,10 @@ GOTESTPROGRAMS := $(GOTEST) -count=1
 PURE   := $(addprefix ./,$(shell find cmd/console cmd/controller cmd/failover cmd/speaker cmd/internal cmd/kubectl-berth plugins ipam manifests -name '*_test.go' -printf '%h\n' | sort -u) agent/attachdef agent/chain agent/policy agent/policy/ruleset agent/profile agent/state cni/relay cni/shim speaker/plan)
 # API tests to run: a CI that runs them side by side gives each machine some.
 API    ?= ./assigner/... ./fencer/... ./docs/... ./simulation/... ./policy/... ./kubectl/... ./scheduler/...
+# What parts of the tests need first. make test does it once: make leaves a part that waits for it until it has begun all others.
+PREPARE ?= lab build
+# The parts of make test. With -j2 the tests on clusters, which wait more than they compute, run beside the others.
+PARTS  := test-e2e lint test-unit test-api test-machine test-node test-release test-rules test-console test-chaos
 # End-to-end tests to run, as go test's -run.
 E2E    ?= .
 # Minors of Kubernetes of test-versions: those with a module in test/kubernetes.
@@ -132,7 +136,8 @@ check: ## Lint of changes since main, import rules, and all tests that need neit
 
 ##@ Test: all of this must pass; the parts of make test may run side by side on machines of their own
 
-test: lint lab test-e2e test-unit test-machine test-release test-rules test-api test-console test-node test-chaos ## All tests but the long forms.
+test: $(PREPARE) ## All tests but the long forms.
+	$(MAKE) PREPARE= $(PARTS)
 
 lint: ## All of .golangci.yml, both modules, and the workflows.
 	$(ACTIONLINT) -shellcheck= -pyflakes= .github/workflows/*.yml
@@ -153,21 +158,21 @@ test-rules: ## Alerts and dashboards: when alerts fire, by Debian's promtool, wh
 test-machine: ## Drivers that this kernel may lack (VLAN, ipvlan, SR-IOV), on Debian's kernel in QEMU; one package alone with PACKAGE=./cni/vlan, and some of its tests with RUN=TestTraffic/ipvlan.
 	cd test && BERTH_MACHINE_PACKAGE='$(PACKAGE)' BERTH_MACHINE_RUN='$(RUN)' $(GOTESTPROGRAMS) -v $(if $(PACKAGE),-run '^TestMachine$$') ./machine/
 
-test-api: lab build ## Scheduler and controller on a real API server, and the links and the objects of the documentation.
+test-api: $(PREPARE) ## Scheduler and controller on a real API server, and the links and the objects of the documentation.
 	cd test && $(GOTESTPROGRAMS) -p 2 -parallel 2 $(API) # four API servers at once: they wait more than they compute
 
 .PHONY: test-console
-test-console: lab ## kubectl berth console on a real API server: its API against its document, its pages in Debian's Chromium, which the first run fetches.
+test-console: $(PREPARE) ## kubectl berth console on a real API server: its API against its document, its pages in Debian's Chromium, which the first run fetches.
 	cd test && $(GOTESTPROGRAMS) -parallel 2 ./console/...
 
-test-node: lab build ## Agent, shim and plugins on a real kernel, also beside the real firewalld and between real routers, whose packages of Debian the first run fetches (100 MB).
+test-node: $(PREPARE) ## Agent, shim and plugins on a real kernel, also beside the real firewalld and between real routers, whose packages of Debian the first run fetches (100 MB).
 	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) ./hostservices/ ./fabric/
 	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) -parallel 4 ./node/... # each with an API server of its own: they wait more than they compute
 
-test-chaos: lab ## Two minutes of chaos, the same each time but for BERTH_CHAOS_SEED, and a judge of the result.
+test-chaos: $(PREPARE) ## Two minutes of chaos, the same each time but for BERTH_CHAOS_SEED, and a judge of the result.
 	cd test && BERTH_CHAOS_SEED=$(or $(BERTH_CHAOS_SEED),1) $(GOTESTPROGRAMS) ./chaos/...
 
-test-e2e: lab build ## The lab, and Berth on it.
+test-e2e: $(PREPARE) ## The lab, and Berth on it.
 	cd test && $(GOTESTPROGRAMS) ./lab/... && $(GOTESTPROGRAMS) -v -run '$(E2E)' ./e2e/...
 
 ##@ Generate
