@@ -169,8 +169,8 @@ test-node: $(PREPARE) ## Agent, shim and plugins on a real kernel, also beside t
 	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) ./hostservices/ ./fabric/
 	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) -parallel 4 ./node/... # each with an API server of its own: they wait more than they compute
 
-test-chaos: $(PREPARE) ## Two minutes of chaos, the same each time but for BERTH_CHAOS_SEED, and a judge of the result.
-	cd test && BERTH_CHAOS_SEED=$(or $(BERTH_CHAOS_SEED),1) $(GOTESTPROGRAMS) ./chaos/...
+test-chaos: $(PREPARE) ## Three rounds of chaos, the same each time but for BERTH_CHAOS_SEED, and a judge of the result.
+	cd test && BERTH_CHAOS_SEED=$(or $(BERTH_CHAOS_SEED),1) CHAOS_ROUNDS=3 $(GOTESTPROGRAMS) ./chaos/...
 
 test-e2e: $(PREPARE) ## The lab, and Berth on it.
 	cd test && $(GOTESTPROGRAMS) ./lab/... && $(GOTESTPROGRAMS) -v -run '$(E2E)' ./e2e/...

@@ -24,8 +24,13 @@ func suites(t *testing.T) []Suite {
 	}
 	// A driver that is missing in a machine is a failure.
 	env := []string{"REQUIRE_NETNS=1", "REQUIRE_DRIVERS=1"}
+	// Traffic by each type; all else by some, unless the package is asked for.
+	vlan := "^TestTraffic$/(ipvlan|VLAN)|^Test.*/(^ipvlan_l2$|^ipvlan_l3s_VLAN$|^bridge_on_a_VLAN$|^VLAN$)"
+	if os.Getenv(envPackage) != "" {
+		vlan = "^Test.*/(ipvlan|VLAN)"
+	}
 	all := []Suite{
-		{Module: root, Package: "./cni/vlan", Env: env, Run: "^Test.*/(ipvlan|VLAN)", Tags: "faultpoints"},
+		{Module: root, Package: "./cni/vlan", Env: env, Run: vlan, Tags: "faultpoints"},
 		{Module: root, Package: "./cni/veth/wire", Env: env, Run: "^TestVLAN"},
 		{Module: root, Package: "./cni/nodeaddress", Env: env},
 		{Module: root, Package: "./agent/answering/segment", Env: env, Run: "^Test(Firewalls|OtherVLAN)"},
