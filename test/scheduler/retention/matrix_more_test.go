@@ -59,7 +59,8 @@ func (m *matrix) more() []*cell {
 	return cells
 }
 
-const retainFor = 4 * time.Second
+// retainFor is longer than the pods of a busy machine take to end, one after another: then all addresses are retained at once.
+const retainFor = 20 * time.Second
 
 // retainForEnds: the addresses of a workload that was scaled to zero stay so
 // long and no longer.
