@@ -73,7 +73,10 @@ func (w *topology) flood() *traffic {
 			f.done.Go(func() {
 				defer conn.Close()
 				var sent int64
-				for ; ctx.Err() == nil; time.Sleep(floodPause) {
+				pace := time.NewTicker(floodPause)
+				defer pace.Stop()
+				for ctx.Err() == nil {
+					<-pace.C
 					_, err := conn.Write([]byte("x"))
 					switch {
 					case to == denied:
