@@ -35,8 +35,8 @@ PURE   := $(addprefix ./,$(shell find cmd/console cmd/controller cmd/failover cm
 API    ?= ./assigner/... ./fencer/... ./docs/... ./simulation/... ./policy/... ./kubectl/... ./scheduler/...
 # What parts of the tests need first. make test does it once: make leaves a part that waits for it until it has begun all others.
 PREPARE ?= lab build
-# The parts of make test. With -j2 the tests on clusters, which wait more than they compute, run beside the others.
-PARTS  := test-e2e lint test-unit test-api test-machine test-node test-release test-rules test-console test-chaos
+# The parts of make test. The longest are first, so that with -j2 none is left to run alone at the end.
+PARTS  := test-e2e test-api lint test-unit test-machine test-node test-release test-rules test-console test-chaos
 # End-to-end tests to run, as go test's -run.
 E2E    ?= .
 # Minors of Kubernetes of test-versions: those with a module in test/kubernetes.
