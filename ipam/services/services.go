@@ -424,7 +424,8 @@ func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preall
 	var again time.Duration
 	for _, ip := range has {
 		now := c.carriers.Carriers(ip.Spec.Address)
-		over, soon := m.State.silences(ip.Spec.Address).look(now, c.loop.Now())
+		silent := m.State.silences(ip.Spec.Address)
+		over, soon := silent.look(now, c.loop.Now())
 		again = sooner(again, soon)
 		p, few := c.plan(ip, lead, now, over)
 		if few {
@@ -436,8 +437,8 @@ func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preall
 			c.tell(m, lead, EventNoCarrier, whyNone(ip, lead))
 		case inUse >= 0:
 			c.tell(m, lead, EventNoCarrier, fmt.Sprintf("Node %s does not carry %s: %s.", now[inUse].Node, ip.Spec.Address, now[inUse].Refused.Message))
-		case len(over) > 0 && m.State.silences(ip.Spec.Address)[over[0]].why != "":
-			c.tell(m, lead, EventNoCarrier, fmt.Sprintf("Node %s does not carry %s, and is passed over where another can: %s.", over[0], ip.Spec.Address, m.State.silences(ip.Spec.Address)[over[0]].why))
+		case len(over) > 0 && silent[over[0]].why != "":
+			c.tell(m, lead, EventNoCarrier, fmt.Sprintf("Node %s does not carry %s, and is passed over where another can: %s.", over[0], ip.Spec.Address, silent[over[0]].why))
 		case len(over) > 0:
 			c.tell(m, lead, EventNoCarrier, fmt.Sprintf("Node %s does not confirm that it carries %s, and is passed over where another can: no agent is ready there.", over[0], ip.Spec.Address))
 		default:
