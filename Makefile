@@ -33,7 +33,7 @@ GOTESTPROGRAMS := $(GOTEST) -count=1
 PURE   := $(addprefix ./,$(shell find cmd/console cmd/controller cmd/failover cmd/speaker cmd/internal cmd/kubectl-berth plugins ipam manifests -name '*_test.go' -printf '%h\n' | sort -u) agent/attachdef agent/chain agent/policy agent/policy/ruleset agent/profile agent/state cni/relay cni/shim speaker/plan)
 # API tests to run: a CI that runs them side by side gives each machine some.
 API    ?= ./assigner/... ./fencer/... ./docs/... ./simulation/... ./policy/... ./kubectl/... ./scheduler/...
-# What parts of the tests need first. make test does it once: make leaves a part that waits for it until it has begun all others.
+# Targets that parts of the tests need. make test makes them once, before: make leaves a part that waits for them until it has begun all others.
 PREPARE ?= lab build
 # The parts of make test. The longest are first, so that with -j2 none is left to run alone at the end.
 PARTS  := test-e2e test-api lint test-unit test-machine test-node test-release test-rules test-console test-chaos

@@ -168,7 +168,7 @@ func (n *node) becomesIn(part func() string, before string) {
 	n.t.Helper()
 	eventually(n.t, func() error {
 		if diff := cmp.Diff(before, part()); diff != "" {
-			return fmt.Errorf("after the restart (-before +after):\n%s", diff)
+			return fmt.Errorf("the node is not as it was (-before +after):\n%s", diff)
 		}
 		return nil
 	})

@@ -159,12 +159,7 @@ func TestNodeAddress(t *testing.T) {
 		n.IP("addr", "del", address, "dev", "eth0")
 	}
 	n.IP("rule", "del", "priority", "32310")
-	eventually(t, func() error {
-		if got := n.own(); got != with {
-			return fmt.Errorf("the node has\n%s\nwant\n%s", got, with)
-		}
-		return nil
-	})
+	n.becomesIn(n.own, with)
 	n.stop()
 	n.mustBeLike(with, "without an agent")
 	for _, address := range all {
@@ -199,12 +194,7 @@ func TestNodeAddress(t *testing.T) {
 	if err := apiOf(t).assignments.Delete(t.Context(), n.name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() error {
-		if got := n.own(); got != before {
-			return fmt.Errorf("the node has\n%s\nwant\n%s", got, before)
-		}
-		return nil
-	})
+	n.becomesIn(n.own, before)
 	n.assign(all...)
 	n.saysCarried(all...)
 	n.stop()
@@ -273,10 +263,5 @@ func TestNodeAddressConflict(t *testing.T) {
 		t.Errorf("the FloatingIP says %+v", says)
 	}
 	n.assign()
-	eventually(t, func() error {
-		if got := n.own(); got != before {
-			return fmt.Errorf("the node has\n%s\nwant\n%s", got, before)
-		}
-		return nil
-	})
+	n.becomesIn(n.own, before)
 }

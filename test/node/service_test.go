@@ -549,12 +549,7 @@ func TestServiceAddressRefused(t *testing.T) {
 	if err := apiOf(t).assignments.Delete(t.Context(), n.name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() error {
-		if got := n.kernel(); got != before {
-			return fmt.Errorf("the node has\n%s\nwant\n%s", got, before)
-		}
-		return nil
-	})
+	n.becomesIn(n.kernel, before)
 }
 
 // TestServiceAddressConflict: a node does not carry the address of a Service that a host outside of the cluster has, and says which host

@@ -137,14 +137,19 @@ func (a *agents) statusOf(assignment *v1alpha1.NodeAssignment) (carried []string
 // differs returns whether an agent has something to say.
 func (a *agents) differs(assignment *v1alpha1.NodeAssignment) bool {
 	carried, refused := a.statusOf(assignment)
-	return !slices.Equal(carried, assignment.Status.Carried) || !slices.Equal(refused, assignment.Status.Refused)
+	return !says(assignment, carried, refused)
+}
+
+// says returns whether a NodeAssignment says so.
+func says(assignment *v1alpha1.NodeAssignment, carried []string, refused []v1alpha1.RefusedAddress) bool {
+	return slices.Equal(carried, assignment.Status.Carried) && slices.Equal(refused, assignment.Status.Refused)
 }
 
 func (a *agents) confirm(ctx context.Context, assignment *v1alpha1.NodeAssignment) {
-	if !a.differs(assignment) {
+	carried, refused := a.statusOf(assignment)
+	if says(assignment, carried, refused) {
 		return
 	}
-	carried, refused := a.statusOf(assignment)
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"resourceVersion": assignment.ResourceVersion}, "status": map[string]any{"carried": carried, "refused": refused}})
 	if err != nil {
 		a.w.Abort("encode a status: %w", err)
