@@ -87,7 +87,13 @@ func makePriority(w *simulation.World, name string, value int32, preemption v1.P
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		w.T.Fatal(err)
 	}
-	return func(pod *v1.Pod) { pod.Spec.PriorityClassName = name }
+	asks := func(pod *v1.Pod) { pod.Spec.PriorityClassName = name }
+	// The API server's admission refuses pods until its own watch has shown it the class.
+	w.Eventually("pods of PriorityClass "+name+" are admitted", func() error {
+		_, err := w.Kube.CoreV1().Pods(simulation.Namespace).Create(w.Ctx, simulation.NewPod("of-priority", asks), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	})
+	return asks
 }
 
 // A pod that finds no address evicts a pod of lower priority whose address would
