@@ -35,8 +35,9 @@ PURE   := $(addprefix ./,$(shell find cmd/console cmd/controller cmd/failover cm
 API    ?= ./assigner/... ./fencer/... ./docs/... ./simulation/... ./policy/... ./kubectl/... ./scheduler/...
 # Targets that parts of the tests need. make test makes them once, before: make leaves a part that waits for them until it has begun all others.
 PREPARE ?= lab build
-# The parts of make test. The longest are first, so that with -j2 none is left to run alone at the end.
-PARTS  := test-e2e test-api lint test-unit test-machine test-node test-release test-rules test-console test-chaos
+# The parts of make test. The longest are first, so that with -j2 none is left to run alone at the end. All but the first
+# are nice: nodes of a cluster miss their deadlines where tests beside it take the processors.
+PARTS  := test-e2e test-api test-machine test-unit test-node lint test-console test-chaos test-release test-rules
 # End-to-end tests to run, as go test's -run.
 E2E    ?= .
 # Minors of Kubernetes of test-versions: those with a module in test/kubernetes.
@@ -142,35 +143,35 @@ test: $(PREPARE) ## All tests but the long forms.
 lint: ## All of .golangci.yml, both modules, and the workflows.
 	$(ACTIONLINT) -shellcheck= -pyflakes= .github/workflows/*.yml
 	$(GOLANGCI_LINT) fmt --diff
-	$(GOLANGCI_LINT) run ./...
-	cd test && $(GOLANGCI_LINT) run ./...
+	nice $(GOLANGCI_LINT) run ./...
+	cd test && nice $(GOLANGCI_LINT) run ./...
 
 test-unit: ## Beside the code: unit, model, kernel tests in namespaces.
-	REQUIRE_NETNS=1 $(GOTEST) ./...
-	cd test/helm && $(GOTEST) ./...
+	REQUIRE_NETNS=1 nice $(GOTEST) ./...
+	cd test/helm && nice $(GOTEST) ./...
 
 test-release: ## The parts of a release: images, what they are made of, the packages of Debian in them, plugin archives.
-	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) ./debian/... ./deploy/... ./image/... ./krew/... ./sbom/...
+	cd test && REQUIRE_NETNS=1 nice $(GOTESTPROGRAMS) ./debian/... ./deploy/... ./image/... ./krew/... ./sbom/...
 
 test-rules: ## Alerts and dashboards: when alerts fire, by Debian's promtool, which the first run fetches by the mirrors of the host's apt.
-	cd test && $(GOTESTPROGRAMS) ./monitoring/...
+	cd test && nice $(GOTESTPROGRAMS) ./monitoring/...
 
 test-machine: ## Drivers that this kernel may lack (VLAN, ipvlan, SR-IOV), on Debian's kernel in QEMU; one package alone with PACKAGE=./cni/vlan, and some of its tests with RUN=TestTraffic/ipvlan.
-	cd test && BERTH_MACHINE_PACKAGE='$(PACKAGE)' BERTH_MACHINE_RUN='$(RUN)' $(GOTESTPROGRAMS) -v $(if $(PACKAGE),-run '^TestMachine$$') ./machine/
+	cd test && BERTH_MACHINE_PACKAGE='$(PACKAGE)' BERTH_MACHINE_RUN='$(RUN)' nice $(GOTESTPROGRAMS) -v $(if $(PACKAGE),-run '^TestMachine$$') ./machine/
 
 test-api: $(PREPARE) ## Scheduler and controller on a real API server, and the links and the objects of the documentation.
-	cd test && $(GOTESTPROGRAMS) -p 2 -parallel 2 $(API) # four API servers at once: they wait more than they compute
+	cd test && nice $(GOTESTPROGRAMS) -p 2 -parallel 2 $(API) # four API servers at once: they wait more than they compute
 
 .PHONY: test-console
 test-console: $(PREPARE) ## kubectl berth console on a real API server: its API against its document, its pages in Debian's Chromium, which the first run fetches.
-	cd test && $(GOTESTPROGRAMS) -parallel 2 ./console/...
+	cd test && nice $(GOTESTPROGRAMS) -parallel 2 ./console/...
 
 test-node: $(PREPARE) ## Agent, shim and plugins on a real kernel, also beside the real firewalld and between real routers, whose packages of Debian the first run fetches (100 MB).
-	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) ./hostservices/ ./fabric/
-	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) -parallel 4 ./node/... # each with an API server of its own: they wait more than they compute
+	cd test && REQUIRE_NETNS=1 nice $(GOTESTPROGRAMS) ./hostservices/ ./fabric/
+	cd test && REQUIRE_NETNS=1 nice $(GOTESTPROGRAMS) -parallel 4 ./node/... # each with an API server of its own: they wait more than they compute
 
 test-chaos: $(PREPARE) ## Three rounds of chaos, the same each time but for BERTH_CHAOS_SEED, and a judge of the result.
-	cd test && BERTH_CHAOS_SEED=$(or $(BERTH_CHAOS_SEED),1) CHAOS_ROUNDS=3 $(GOTESTPROGRAMS) ./chaos/...
+	cd test && BERTH_CHAOS_SEED=$(or $(BERTH_CHAOS_SEED),1) CHAOS_ROUNDS=3 nice $(GOTESTPROGRAMS) ./chaos/...
 
 test-e2e: $(PREPARE) ## The lab, and Berth on it.
 	cd test && $(GOTESTPROGRAMS) ./lab/... && $(GOTESTPROGRAMS) -v -run '$(E2E)' ./e2e/...
@@ -245,7 +246,7 @@ test-kube-proxy: lab build ## Pods beside kube-proxy in each of its modes: iptab
 test-install: lab ## The life of an installation, with Helm on the lab: on one node of a cluster in use, whose nodes have other networks, then all; with the folders of k3s; install, upgrade, rollback, uninstall, install again, clean the nodes; with traffic throughout.
 	cd test && BERTH_TEST_INSTALL=1 $(GOTESTPROGRAMS) -v ./install/
 
-test-network-types: lab build ## Pods of each network type that this kernel has, on the lab: also types that are alike here, and more moves.
+test-network-types: lab build ## Pods of each network type that this kernel has, on the lab: all among each other, and moves.
 	cd test && BERTH_TEST_NETWORK_TYPES=1 $(GOTESTPROGRAMS) -v -run TestNetworkTypes ./e2e/
 
 test-failover: lab build ## Failover on the lab: ten minutes without API server under traffic, most nodes cut off, a node that hangs and that a fencer powers off, agents that are replaced, all carriers lost at once, a node behind a port that passes nothing for a while, a Service whose node loses power.

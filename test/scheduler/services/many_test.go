@@ -36,7 +36,13 @@ import (
 func TestMany(t *testing.T) {
 	number, nodes := numberOf(t, "BERTH_TEST_SERVICES", 40), numberOf(t, "BERTH_TEST_SERVICE_NODES", 60)
 	const onLink = 100
-	w := &world{World: simulation.NewWith(t, simulation.Options{ControlPlaneOptions: lab.ControlPlaneOptions{}, Lasts: time.Hour, Patience: 30 * time.Minute})}
+	// One node carries an address on a link, eight one that routers lead to.
+	entries := (number+1)/2 + number/2*8
+	var patience time.Duration
+	if number > 100 {
+		patience = 30 * time.Minute
+	}
+	w := &world{World: simulation.NewWith(t, simulation.Options{ControlPlaneOptions: lab.ControlPlaneOptions{}, Lasts: time.Hour, Patience: patience})}
 	rights(w.World)
 	busy := rest.CopyConfig(w.Config)
 	busy.QPS = -1
@@ -74,8 +80,14 @@ func TestMany(t *testing.T) {
 	created := time.Since(began)
 	w.Eventually("wait for all Services to show an address", func() error { return w.allShow(number) })
 	shown := time.Since(began)
-	w.Eventually("wait for all nodes to confirm", w.allConfirm)
-	perNode, entries := w.perNode()
+	w.Eventually("wait for all nodes to confirm", func() error {
+		// A Service shows its address as soon as one node carries it.
+		if _, all := w.perNode(); all != entries {
+			return fmt.Errorf("nodes carry %d addresses, want %d", all, entries)
+		}
+		return w.allConfirm()
+	})
+	perNode, _ := w.perNode()
 	writes := w.writes(controller)
 	t.Logf("%d Services on %d nodes: created after %v, shown after %v; %d entries on %d nodes; the controller wrote %v, agents confirmed %d times",
 		number, nodes, created.Round(time.Millisecond), shown.Round(time.Millisecond), entries, len(perNode), writes, confirmed())
