@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -41,24 +42,22 @@ func (s *stage) steadily(pod *v1.Pod, path string, pause time.Duration) *steady 
 	ctx, cancel := context.WithCancel(s.ctx)
 	c := &steady{s: s, pod: pod, cancel: cancel}
 	s.t.Cleanup(c.stop)
-	transport := &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-		if c.conn != nil {
-			return nil, errors.New("the connection is lost")
-		}
-		conn, err := s.Cluster.Client().Dial(ctx, network, address)
-		if err == nil {
-			c.conn = conn.(*net.TCPConn)
-		}
-		return conn, err
-	}}
-	client := &http.Client{Transport: transport}
-	url := "http://" + net.JoinHostPort(pod.Status.PodIP, witness.Port) + path
+	host := net.JoinHostPort(pod.Status.PodIP, witness.Port)
+	conn, err := s.Cluster.Client().Dial(ctx, "tcp", host)
+	s.must(err)
+	c.conn = conn.(*net.TCPConn)
+	// No http.Transport: it gives up a connection whose request was not known to be written 50 ms after the answer began.
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+path, nil)
+	s.must(err)
+	reader := bufio.NewReader(conn)
 	// The first answer is there before what the connection must outlive begins.
-	s.must(c.get(ctx, client, url))
+	s.must(c.get(request, reader))
+	ended := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })
 	c.done.Go(func() {
-		defer transport.CloseIdleConnections()
+		defer conn.Close()
+		defer ended()
 		for ctx.Err() == nil && c.err == nil {
-			if err := c.get(ctx, client, url); err != nil && ctx.Err() == nil {
+			if err := c.get(request, reader); err != nil && ctx.Err() == nil {
 				c.err = err
 			}
 			select {
@@ -72,22 +71,18 @@ func (s *stage) steadily(pod *v1.Pod, path string, pause time.Duration) *steady 
 
 // get sends one request. The client's kernel may repeat a packet of it once: that a packet
 // is late on a busy machine looks the same. A packet that it repeats again was lost twice.
-func (c *steady) get(ctx context.Context, client *http.Client, url string) error {
-	var before int
-	if c.conn != nil {
-		before = c.repeated()
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
+func (c *steady) get(request *http.Request, reader *bufio.Reader) error {
+	before := c.repeated()
+	if err := request.Write(c.conn); err != nil {
 		return err
 	}
-	response, err := client.Do(request)
+	response, err := http.ReadResponse(reader, request)
 	if err != nil {
-		return err
+		return fmt.Errorf("read the answer: %w", err)
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("get %s: %s", url, response.Status)
+		return fmt.Errorf("get %s: %s", request.URL, response.Status)
 	}
 	if _, err := io.Copy(counter{&c.bytes}, response.Body); err != nil {
 		return fmt.Errorf("read the answer: %w", err)

@@ -58,10 +58,6 @@ type Options struct {
 	// MaxPods is how many pods kubelet runs on a node: its own 110 when 0, and
 	// at most MaxPods, which is how many addresses a node's subnet of pods has.
 	MaxPods int
-	// CPUShares is the weight of all nodes' pods together, where a program of a node
-	// or of the control plane has 1024: the same 1024 when 0. A kubelet gives its
-	// pods 1024 for each CPU, beside all programs of the node.
-	CPUShares int
 	// Pause is the path of a static program. Every node has it as PauseImage,
 	// and runs it in the sandboxes of pods instead of agnhost, which takes 8 MB
 	// for each.
@@ -81,9 +77,6 @@ func (o Options) complete() (Options, error) {
 	}
 	if o.MaxPods < 0 || o.MaxPods > MaxPods {
 		return o, fmt.Errorf("lab %q: %d pods on a node: want 1 to %d", o.Name, o.MaxPods, MaxPods)
-	}
-	if o.CPUShares != 0 && (o.CPUShares < minShares || o.CPUShares > maxShares) {
-		return o, fmt.Errorf("lab %q: %d CPU shares: want %d to %d", o.Name, o.CPUShares, minShares, maxShares)
 	}
 	if o.EvictAfter < 0 || o.EvictAfter%time.Second != 0 {
 		return o, fmt.Errorf("lab %q: evict after %s: want whole seconds", o.Name, o.EvictAfter)

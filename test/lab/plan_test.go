@@ -83,8 +83,6 @@ func TestOptions(t *testing.T) {
 		{"negative nodes", Options{Nodes: -1}, false},
 		{"many pods", Options{MaxPods: MaxPods}, true},
 		{"too many pods", Options{MaxPods: MaxPods + 1}, false},
-		{"many shares", Options{CPUShares: maxShares}, true},
-		{"too many shares", Options{CPUShares: maxShares + 1}, false},
 		{"half a second", Options{EvictAfter: 500_000_000}, false},
 	}
 	for _, tc := range tests {

@@ -115,10 +115,8 @@ func (c *Cluster) up(ctx context.Context, opts Options) error {
 		return err
 	}
 	c.progress.say("%d hosts have booted and are cabled", c.nodes+3)
-	if opts.CPUShares != 0 {
-		if err := setShares(cgroupOf(c.name), opts.CPUShares); err != nil {
-			return err
-		}
+	if err := setShares(cgroupOf(c.name), sharesOfNode*c.nodes); err != nil {
+		return err
 	}
 
 	if err := c.startForward(ctx, core); err != nil {

@@ -137,9 +137,6 @@ func (o Options) measure(ctx context.Context, pause string, r *run) (err error) 
 	cluster, err := lab.Up(ctx, lab.Options{
 		Name: name, Nodes: o.Nodes, Pause: pause,
 		MaxPods: min(max(o.pods()/o.Nodes+spare, 110), lab.MaxPods),
-		// As kubelets give to pods on nodes of 2 CPUs. Without it the agents, which are
-		// pods, would have less than containerd, which runs the plugins without Berth.
-		CPUShares: 2048 * o.Nodes,
 		// On a machine that has all to do at once, kubelets are late.
 		ControllerFlags: []string{"--node-monitor-grace-period=5m"},
 	})
