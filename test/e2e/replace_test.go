@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"strings"
+	"sync"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -45,39 +46,45 @@ func (s *stage) killContainer(pod *v1.Pod) {
 	s.run(pod.Spec.NodeName, append([]string{"kill", "-9"}, pids...)...)
 }
 
+// freeze stops the shim of a pod's containers: they run until thaw, for the runtime ends none without it.
+func (s *stage) freeze(pod *v1.Pod) (thaw func()) {
+	s.t.Helper()
+	pids := s.containerPIDs(pod)
+	if len(pids) == 0 {
+		s.t.Fatalf("%s has no process", pod.Name)
+	}
+	shim := strings.TrimSpace(s.run(pod.Spec.NodeName, "sed", "-n", `s/^PPid:[[:space:]]*//p`, "/proc/"+pids[0]+"/status"))
+	s.run(pod.Spec.NodeName, "kill", "-STOP", shim)
+	thaw = sync.OnceFunc(func() { s.run(pod.Spec.NodeName, "kill", "-CONT", shim) })
+	s.atEnd(thaw)
+	return thaw
+}
+
 // TestReplaceInPlace: a pod is deleted with force and comes back on the same
 // node with the same address while its old sandbox still runs. The new one must
 // answer, and the DEL of the old one must not take the address from it.
 func TestReplaceInPlace(t *testing.T) {
 	const rounds = 10
 	s := newStage(t, "10.0.70.35-10.0.70.39")
-	lingering := func(pod *v1.Pod) {
-		// Longer than the new one takes to start, also on a machine with other work.
-		pod.Spec.TerminationGracePeriodSeconds = ptr.To[int64](40)
-		pod.Spec.Containers[0].Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Sleep: &v1.SleepAction{Seconds: 20}}}
-	}
-	pod := s.statefulSet(s.pod("web", s.floating, retaining, on("node1"), lingering), 1)[0]
-	overlaps := 0
+	pod := s.statefulSet(s.pod("web", s.floating, retaining, on("node1")), 1)[0]
 	for range rounds {
 		old := pod
+		thaw := s.freeze(old)
 		s.must(s.Client.CoreV1().Pods(s.name).Delete(s.ctx, old.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
 		pod = s.wait(old.Name, successor(old))
 		if pod.Status.PodIP != old.Status.PodIP {
 			t.Fatalf("the new pod has %s, want %s", pod.Status.PodIP, old.Status.PodIP)
 		}
 		s.answers(pod)
-		if len(s.containerPIDs(old)) > 0 {
-			overlaps++
+		if len(s.containerPIDs(old)) == 0 {
+			t.Fatal("the old pod's process ended before the new one answered")
 		}
+		thaw()
 	}
 	tr := s.ask(pod)
 	s.agree() // the last old sandbox is gone
 	s.expectOneAnswer(pod.Status.PodIP, "node1")
 	s.expectUnbroken(tr, "the DEL of the last old sandbox")
-	t.Logf("in %d of %d rounds the old pod still ran when the new one answered", overlaps, rounds)
-	if overlaps == 0 {
-		t.Error("the old pod was gone each time, so nothing was tested")
-	}
 }
 
 // TestFinishedPod: a pod that has finished holds nothing any more, though it is
