@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -20,17 +19,23 @@ import (
 )
 
 // TestDeploymentStays: whatever replaces the pods of a Deployment, they answer on the
-// Deployment's addresses afterwards, and on no others.
+// Deployment's addresses afterwards, and on no others. Half of the events, drawn anew each
+// time, happen to one Deployment, the other half to another.
 func TestDeploymentStays(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	events := []string{"an update", "a rollback", "all deleted", "all with force", "a drain", "a kill"}
+	random.Shuffle(len(events), func(i, j int) { events[i], events[j] = events[j], events[i] })
 	for _, test := range []struct {
 		name     string
 		ranges   string
 		replicas int32
 		size     int // of the set
-		strategy appsv1.DeploymentStrategy
+		events   []string
 	}{
-		{"Some", "10.0.70.93-10.0.70.100", 4, 4, appsv1.DeploymentStrategy{}},
-		{"None", "10.0.70.101-10.0.70.109", 3, 4, appsv1.DeploymentStrategy{}}, // unavailable: 25% of 3
+		{"Some", "10.0.70.93-10.0.70.100", 4, 4, events[:3]},
+		{"None", "10.0.70.101-10.0.70.109", 3, 4, events[3:]}, // unavailable: 25% of 3
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := newStage(t, test.ranges)
@@ -40,7 +45,7 @@ func TestDeploymentStays(t *testing.T) {
 				pod.Spec.TerminationGracePeriodSeconds = ptr.To[int64](5)
 				pod.Spec.Containers[0].Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Sleep: &v1.SleepAction{Seconds: 1}}}
 			}
-			s.deployment(s.pod("web", s.floating, retaining, slow), test.replicas, test.strategy)
+			s.deployment(s.pod("web", s.floating, retaining, slow), test.replicas, appsv1.DeploymentStrategy{})
 			s.rolledOut("web", test.replicas)
 			original := s.answering("web")
 			s.kubectl("-n", s.name, "rollout", "restart", "deployment/web")
@@ -57,9 +62,6 @@ func TestDeploymentStays(t *testing.T) {
 			}
 
 			nodes := s.Cluster.Nodes()
-			seed := rand.Uint64()
-			t.Logf("seed %d", seed)
-			random := rand.New(rand.NewPCG(seed, 0))
 			actions := map[string]func(){
 				"an update":   func() { s.kubectl("-n", s.name, "rollout", "restart", "deployment/web") },
 				"a rollback":  func() { s.kubectl("-n", s.name, "rollout", "undo", "deployment/web") },
@@ -78,9 +80,7 @@ func TestDeploymentStays(t *testing.T) {
 					s.kill(s.leader(program).Spec.NodeName, program)
 				},
 			}
-			names := slices.Sorted(maps.Keys(actions))
-			random.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
-			for _, name := range names {
+			for _, name := range test.events {
 				began := time.Now()
 				actions[name]()
 				s.rolledOut("web", test.replicas)
