@@ -443,12 +443,12 @@ func (d *driver) loseNode() *action {
 }
 
 // fenceNode deletes the pods of lost nodes at once, as an administrator does who
-// knows that they are off.
+// knows that they are off. Agents stay, which a DaemonSet would make again.
 func (d *driver) fenceNode() *action {
 	return &action{"fence all lost nodes", func(*rand.Rand) error {
 		pods, _ := d.w.Kubelets.Pods.List(everything)
 		for _, pod := range pods {
-			if d.w.Kubelets.IsLost(pod.Spec.NodeName) {
+			if pod.Namespace != d.w.System && d.w.Kubelets.IsLost(pod.Spec.NodeName) {
 				if err := d.deletePodAtOnce(pod); err != nil && !expected(err) {
 					return err
 				}
