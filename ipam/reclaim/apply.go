@@ -90,7 +90,6 @@ func mustDetach(ip *v1alpha1.FloatingIP, a action) bool {
 // write writes a decision, with the lastNode of the address, and logs why.
 func (r *Reclaimer) write(ctx context.Context, ip *v1alpha1.FloatingIP, a action, last *v1alpha1.NodeReference, why string) error {
 	now := storedNow()
-	since, clocked := r.clocks.of(ip.Name)
 	var err error
 	switch a {
 	case free:
@@ -119,9 +118,10 @@ func (r *Reclaimer) write(ctx context.Context, ip *v1alpha1.FloatingIP, a action
 	} else {
 		r.metrics.release(ip.Spec.ReleasePolicy)
 	}
-	if clocked {
-		r.metrics.late(time.Since(since))
-		r.clocks.forget(ip.Name)
+	if ip.Spec.Pod != nil {
+		if at, known := r.ended.Get(ip.Spec.Pod.UID); known {
+			r.metrics.late(time.Since(at.(time.Time)))
+		}
 	}
 	changed(ip, a, why)
 	return nil

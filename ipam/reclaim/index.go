@@ -262,7 +262,9 @@ func (r *Reclaimer) noteEnd(next cache.ResourceEventHandler) cache.ResourceEvent
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(object any) {
 			pod := object.(*v1.Pod)
-			r.deleted.Remove(pod.UID) // A backup of etcd was restored.
+			// A backup of etcd was restored.
+			r.deleted.Remove(pod.UID)
+			r.ended.Remove(pod.UID)
 			r.noteStop(pod, lastnode.HasStopped(pod))
 			next.OnAdd(object, false)
 		},
@@ -351,7 +353,6 @@ func (r *Reclaimer) addressChanged(ip *v1alpha1.FloatingIP, gone bool) {
 	}
 	r.queue.Add(ip.Name)
 	if gone || ip.Spec.Pod == nil {
-		r.clocks.forget(ip.Name)
 		return
 	}
 	r.enqueue(r.recorded(ip.Spec.Pod.UID))
@@ -363,9 +364,9 @@ func (r *Reclaimer) addressChanged(ip *v1alpha1.FloatingIP, gone bool) {
 func (r *Reclaimer) podChanged(pod *v1.Pod, gone bool) {
 	held := r.recorded(pod.UID)
 	r.rankings.podChanged(held)
-	if gone || finished(pod) {
-		for _, ip := range held {
-			r.clocks.start(ip.Name)
+	if len(held) > 0 && (gone || finished(pod)) {
+		if _, known := r.ended.Get(pod.UID); !known {
+			r.ended.Add(pod.UID, time.Now())
 		}
 	}
 	r.enqueue(held)

@@ -545,3 +545,30 @@ func (w *fixture) oldest() float64 {
 	w.t.Fatal("there is no such metric")
 	return 0
 }
+
+// The lag is of the pod that had the address last, also where the scheduler gave it the address when
+// another one had ended.
+func TestLagIsOfTheLastPod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const a = "10.0.70.2"
+		owner := shared("apps/v1", "Deployment")
+		w := newFixture(t, given(a, owner, "x", under(v1alpha1.ReleasePodDeleted)))
+		for _, queue := range []queue{w.queue, w.detaching, w.questions} {
+			defer queue.ShutDown()
+		}
+		w.cache(w.berth.IP(a))
+		w.podChanged(with("x", a), true)
+		w.put(given(a, owner, "y", under(v1alpha1.ReleasePodDeleted)))
+		w.cache(w.berth.IP(a))
+		w.addressChanged(w.berth.IP(a), false)
+		w.after(time.Hour)
+		w.podChanged(with("y", a), true)
+		w.after(time.Second)
+		if err := w.look(a); err != nil {
+			t.Fatal(err)
+		}
+		if counted := w.counted(); counted["lag_seconds"] != 1 {
+			t.Errorf("counted %v, want a lag of one second", counted)
+		}
+	})
+}

@@ -107,14 +107,6 @@ func (c *clockings) start(name string) {
 	}
 }
 
-// of returns the time of start, if it was called.
-func (c *clockings) of(name string) (time.Time, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	since, ok := c.since[name]
-	return since, ok
-}
-
 // oldest returns for how long the first start is past that was not forgotten; 0: there is none.
 func (c *clockings) oldest() (age time.Duration) {
 	c.mu.Lock()

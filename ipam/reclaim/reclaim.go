@@ -101,12 +101,13 @@ type Reclaimer struct {
 	answers    answers
 	events     event.Recorder
 	metrics    *Metrics
-	// clocks has since when the pods of addresses are known to be gone, pending since when a decision
-	// could not be carried out.
-	clocks, pending clockings
-	deletions       deletions
+	// pending has since when a decision could not be carried out.
+	pending   clockings
+	deletions deletions
 	// deleted has the podEnds of recently deleted pods, by UID.
 	deleted *lru.Cache
+	// ended has since when pods with addresses are known to be gone or finished, by UID.
+	ended *lru.Cache
 	// stopped has the UIDs of ended pods whose nodes are known not to carry their addresses.
 	stopped *lru.Cache
 	synced  []cache.DoneChecker
@@ -137,10 +138,10 @@ func New(config Config) (*Reclaimer, error) {
 		answers:    answers{of: map[string]*answer{}},
 		events:     config.Events,
 		metrics:    config.Metrics,
-		clocks:     clockings{since: map[string]time.Time{}},
 		pending:    clockings{since: map[string]time.Time{}},
 		deletions:  deletions{all: map[string]deletion{}},
 		deleted:    lru.New(rememberDeleted),
+		ended:      lru.New(rememberDeleted),
 		stopped:    lru.New(rememberDeleted),
 
 		queue: newQueue("reclaim"), detaching: newQueue("reclaim-detach"), questions: newQueue("reclaim-ask"),

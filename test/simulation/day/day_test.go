@@ -85,7 +85,7 @@ const (
 const most = 1.1
 
 // growTo returns the sizes that may grow, and how far: the UIDs of pods that were deleted, which
-// the reclaimer, in two caches, and the plugin forget by number; in both books the order in which addresses were given;
+// the reclaimer, in three caches, and the plugin forget by number; in both books the order in which addresses were given;
 // the addresses that Deployments keep for the pods that an update starts before it ends others; and, in both books, the
 // lists of the addresses of Deployments that have many by that, since their first update: each has them by kind.
 func (d *day) growTo() map[string]int {
@@ -98,7 +98,7 @@ func (d *day) growTo() map[string]int {
 		}
 	}
 	return map[string]int{
-		"golang_lru.Cache.cache": 2*16384 + 10_000,
+		"golang_lru.Cache.cache": 3*16384 + 10_000,
 		"allocator.page.entries": 2 * d.capacity, "allocator.index.pages": d.capacity / 16,
 		"allocator.Allocator.byPod": 2 * listed, "allocator.Allocator.byPod[]": 2 * listed,
 		"allocator.Allocator.large": 2 * large, "allocator.holding.ready": 2 * spare, "allocator.holding.ready[]": 2 * spare,
