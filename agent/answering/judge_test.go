@@ -20,8 +20,9 @@ type judge struct {
 	heard  map[[2]int]bool
 	joined map[[2]int]Duration
 	alone  map[int]Duration
-	// unanswered is since when nobody would answer a node's controls, answered since when somebody would.
-	unanswered, answered map[int]Duration
+	// unanswered is since when nobody would answer a node's controls, silent since when nobody has: not while somebody would for less
+	// than the time between two, since answered.
+	unanswered, silent, answered map[int]Duration
 	// gateway is since when a node reaches it, api and noAPI since when it reaches the API, or does not.
 	gateway, api, noAPI map[int]Duration
 	// on is since when a node has its carrier and runs: before, it could not see that it is cut off.
@@ -49,7 +50,7 @@ type meeting struct {
 
 func newJudge(w *world) judge {
 	return judge{
-		w: w, met: map[meeting]Duration{}, heard: map[[2]int]bool{}, joined: map[[2]int]Duration{}, alone: map[int]Duration{}, unanswered: map[int]Duration{}, answered: map[int]Duration{}, gateway: map[int]Duration{}, api: map[int]Duration{}, noAPI: map[int]Duration{}, on: map[int]Duration{}, lives: map[int]Duration{},
+		w: w, met: map[meeting]Duration{}, heard: map[[2]int]bool{}, joined: map[[2]int]Duration{}, alone: map[int]Duration{}, unanswered: map[int]Duration{}, silent: map[int]Duration{}, answered: map[int]Duration{}, gateway: map[int]Duration{}, api: map[int]Duration{}, noAPI: map[int]Duration{}, on: map[int]Duration{}, lives: map[int]Duration{},
 		two: map[string]Duration{}, times: map[string]int{}, waits: map[int]Duration{},
 	}
 }
@@ -153,7 +154,11 @@ func (j *judge) reach() {
 		note(j.api, n.index, w.reaches(n), w.now)
 		note(j.noAPI, n.index, !w.reaches(n), w.now)
 		note(j.on, n.index, n.on(), w.now)
-		j.noteUnanswered(n)
+		// What ends now, meet still has to know.
+		if n.isUnanswered() {
+			note(j.unanswered, n.index, true, w.now)
+		}
+		j.noteSilent(n)
 		for _, other := range w.nodes {
 			pair := [2]int{n.index, other.index}
 			hears := n.hears(other)
@@ -166,21 +171,20 @@ func (j *judge) reach() {
 	}
 	for _, n := range w.nodes {
 		note(j.alone, n.index, n.isAlone(), w.now)
-		j.noteUnanswered(n)
+		note(j.unanswered, n.index, n.isUnanswered(), w.now)
 	}
 }
 
-// noteUnanswered notes since when a node is unanswered. A time in which somebody would answer is none where it may be over before the
-// next question.
-func (j *judge) noteUnanswered(n *node) {
+// noteSilent notes since when nobody has answered a node's controls.
+func (j *judge) noteSilent(n *node) {
 	is := n.isUnanswered()
-	if since, was := j.answered[n.index]; is && was && j.w.now-since > j.allowed(cutAway) {
-		delete(j.unanswered, n.index)
+	if since, was := j.answered[n.index]; is && was && j.w.now-since >= j.allowed(cutAway) {
+		delete(j.silent, n.index)
+	}
+	if is {
+		note(j.silent, n.index, true, j.w.now)
 	}
 	note(j.answered, n.index, !is, j.w.now)
-	if is {
-		note(j.unanswered, n.index, true, j.w.now)
-	}
 }
 
 // isAlone returns whether the node hears neither a gateway nor another node.
@@ -221,12 +225,9 @@ func (j *judge) meet(old, other *node) {
 		young, both := other.kernel[addr]
 		// A node whose controls had no answers for less than a minute knew that its silence was worth nothing.
 		since, alone := j.unanswered[other.index]
-		if answered, is := j.answered[other.index]; is && answered < j.w.now {
-			alone = false
-		}
 		// Where its clock had stood still, its questions are of before.
 		isOfBefore := young.since-other.stood < time.Second
-		if both && alone && j.w.gateway && young.silence && !isOfBefore && young.since > since+600*time.Millisecond && j.w.now-since < time.Minute && j.w.record(addr).last != nil && j.w.record(addr).last != other {
+		if both && alone && j.w.gateway && young.silence && !isOfBefore && young.since > since+600*time.Millisecond && j.w.now-j.silent[other.index] < time.Minute && j.w.record(addr).last != nil && j.w.record(addr).last != other {
 			delete(j.met, meeting{old.index, other.index, addr})
 			continue
 		}
