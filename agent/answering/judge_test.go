@@ -95,7 +95,7 @@ func (j *judge) opened(n *node, addr netip.Addr) {
 	}
 	for _, other := range j.w.nodes {
 		m := meeting{n.index, other.index, addr}
-		if heard, ok := j.joined[[2]int{n.index, other.index}]; ok && j.w.now-heard < 600*time.Millisecond {
+		if heard, ok := j.joined[[2]int{n.index, other.index}]; ok && j.w.now-heard < j.allowed(cutAway) {
 			j.met[m] = heard
 		}
 		if j.w.now-n.stood < time.Second {

@@ -74,6 +74,8 @@ const (
 	cooldown = 10 * time.Minute
 	// perWorkload is how many pods a workload has on average.
 	perWorkload = 30
+	// perQueue is how much time is at least between two queues: three times as many pods as addresses, one cooldown each.
+	perQueue = 5 * time.Minute
 	// atRest is how long after the last change cooldowns are over and the status of pools is written.
 	atRest = 2 * cooldown
 	// morning is when memory is measured first: everything was created, and some was updated.
@@ -157,6 +159,8 @@ type day struct {
 	changes  sync.WaitGroup
 	count    map[string]int
 	next     int // change of a workload, counted from the day's begin
+	// nextQueue is when there may be a queue again.
+	nextQueue time.Duration
 }
 
 func runDay(t *testing.T, s settings) {
@@ -288,7 +292,8 @@ func (d *day) deploy(until time.Duration) {
 		if d.next%len(d.workloads) == 0 {
 			d.random.Shuffle(len(d.workloads), func(i, j int) { d.workloads[i], d.workloads[j] = d.workloads[j], d.workloads[i] })
 		}
-		if d.next%queueing == 0 {
+		if d.next%queueing == 0 && d.now() >= d.nextQueue {
+			d.nextQueue = d.now() + perQueue
 			d.change(d.queue)
 		}
 		at := d.next % len(d.workloads)
