@@ -101,11 +101,6 @@ func (j *judge) opened(n *node, addr netip.Addr) {
 		if j.w.now-n.stood < time.Second {
 			j.met[m] = j.w.now
 		}
-		// By the API's word a node of a crowded segment opens without questions. Two frames in a row may get lost: its assertion, and
-		// its answer to the one question of this time.
-		if opens, ok := other.kernel[addr]; ok && !opens.silence && j.w.crowded && j.w.lossy && j.w.now-opens.since < time.Second {
-			j.met[m] = opens.since
-		}
 	}
 }
 
@@ -192,11 +187,11 @@ func (n *node) isAlone() bool {
 	return !n.hearsGateway() && !slices.ContainsFunc(n.world.nodes, n.hears)
 }
 
-// isUnanswered returns whether the node hears neither a gateway, nor a node that it knows or that had an address before it: a denial is
-// an answer, too.
+// isUnanswered returns whether the node hears neither a gateway, nor a node of which its controls ask or that had an address before it: a
+// denial is an answer, too.
 func (n *node) isUnanswered() bool {
 	return !n.hearsGateway() && !slices.ContainsFunc(n.world.nodes, func(other *node) bool {
-		return n.hears(other) && (n.knows[other.index] || n.succeeds(other))
+		return n.hears(other) && (n.asks[other.index] || n.succeeds(other))
 	})
 }
 
@@ -363,10 +358,6 @@ func (j *judge) both(m meeting, old, young *node, r *record) {
 		return
 	}
 	from := max(met, j.lives[old.index], j.lives[young.index])
-	if opens := opener.kernel[r.addr]; !opens.silence && w.crowded {
-		// By the API's word a node opens before its turn to ask: it asserts the address then, and the other one falls silent.
-		from = max(from, opens.since)
-	}
 	line := cutLong
 	// The record may be further than the young one knows: then the address moved more than once.
 	if r.node == young && r.last == old && young.kernel[r.addr].version == r.version {

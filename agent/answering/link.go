@@ -106,7 +106,9 @@ type holding struct {
 	since, askedAt Duration
 	// controlled counts the last questions that each had a control.
 	controlled int
-	// due is when the next question or assertion is.
+	// asserted is when the node asserted the address last.
+	asserted Duration
+	// due is when the next question or assertion is, or the address opens by the API's word.
 	due Duration
 	// macs are in the answers to the last question. heard: there was an answer since the questions began.
 	macs  []string
@@ -298,7 +300,7 @@ func (l *Link) askAnew(now Duration) {
 			continue
 		}
 		h.begin(now)
-		if h.again && h.pending {
+		if h.again {
 			l.ask(h)
 		}
 	}
@@ -320,7 +322,7 @@ func (l *Link) leave(addr netip.Addr) {
 func (l *Link) take(t Take) {
 	h := l.holdings[t.Address]
 	if h == nil {
-		h = &holding{addr: t.Address}
+		h = &holding{addr: t.Address, asserted: longAgo}
 		l.add(h)
 	}
 	h.failover, h.ownMAC = t.Failover, t.OwnMAC
@@ -361,7 +363,7 @@ func (l *Link) carry(c Carry) {
 		}
 		return
 	}
-	h := &holding{addr: c.Address, version: c.Version, last: c.Last, denied: c.Last == l.self, ownMAC: c.OwnMAC, failover: c.Failover, phase: Answering, due: l.now}
+	h := &holding{addr: c.Address, version: c.Version, last: c.Last, denied: c.Last == l.self, ownMAC: c.OwnMAC, failover: c.Failover, phase: Answering, asserted: longAgo, due: l.now}
 	l.add(h)
 	switch {
 	case c.Newest > c.Version:
@@ -413,6 +415,7 @@ func (l *Link) assert(h *holding) {
 	if h.phase == Asking || !h.denied {
 		m.To = h.last
 	}
+	h.asserted = l.now
 	l.emit(Send{m})
 }
 
@@ -589,10 +592,17 @@ func (l *Link) verdict(v Verdict) {
 	switch {
 	case h.phase == Closed && h.cause == Newer:
 		l.askFor(h, v.Last)
-	case h.phase == Asking && h.again && l.up:
-		l.open(h)
+	case h.confirmed() && l.up:
+		// Another node may answer by an older record, and not have heard this one: it falls silent first.
+		if l.now-h.asserted > questionWait {
+			l.assert(h)
+		}
+		h.due = h.asserted + questionWait
 	}
 }
+
+// confirmed returns whether the address opens again by the API's word.
+func (h *holding) confirmed() bool { return h.phase == Asking && h.again && !h.pending }
 
 // each returns the holdings, by their addresses. A change of the holdings does not change it.
 func (l *Link) each() []*holding {
@@ -619,6 +629,8 @@ func (l *Link) pass() {
 		switch {
 		case h.phase == Asking && l.now >= h.due:
 			switch {
+			case h.confirmed():
+				l.open(h)
 			case slices.ContainsFunc(h.macs, func(mac string) bool { return l.hasIt(h, mac) }):
 				h.answered, h.heard = h.macs, true
 				h.begin(l.now + repeat)

@@ -5,6 +5,7 @@ package answering_test
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -140,10 +141,14 @@ type node struct {
 	// changes counts kernel's.
 	changes int
 	state   map[netip.Addr]carried
+	// said is when the agent had the API's word about an address last.
+	said map[netip.Addr]Duration
 	// forger: it has asserted an address that was not its own.
 	forger bool
 	// knows are the nodes of which this one heard a Hello.
 	knows map[int]bool
+	// asks are the nodes of which its last control asked.
+	asks  map[int]bool
 	timer Duration
 	// slept is how much the node's clock is behind.
 	slept, pausedAt Duration
@@ -169,7 +174,7 @@ func newWorld(seed uint64) *world {
 			world: w, index: i, id: Node{Name: fmt.Sprintf("node%d", i), UID: fmt.Sprintf("uid%d", i)}, mac: fmt.Sprintf("mac%d", i),
 			addr:    netip.AddrFrom4([4]byte{10, 0, 1, byte(i + 1)}),
 			powered: true, carrier: true, api: true, told: true,
-			kernel: map[netip.Addr]answers{}, state: map[netip.Addr]carried{}, knows: map[int]bool{},
+			kernel: map[netip.Addr]answers{}, state: map[netip.Addr]carried{}, said: map[netip.Addr]Duration{}, knows: map[int]bool{},
 		}
 		w.nodes = append(w.nodes, n)
 	}
@@ -239,13 +244,13 @@ func (n *node) step(inputs ...Input) {
 		}
 		return
 	}
-	said := false
 	for _, in := range inputs {
-		_, verdict := in.(Verdict)
-		said = said || verdict
+		if v, ok := in.(Verdict); ok {
+			n.said[v.Address] = n.clock()
+		}
 	}
 	for _, out := range n.link.Step(n.clock(), inputs...) {
-		n.do(said, out)
+		n.do(out)
 	}
 	n.arm()
 }
@@ -269,8 +274,8 @@ func (n *node) arm() {
 	})
 }
 
-// do does an output. said: the API's word was among the inputs.
-func (n *node) do(said bool, out Output) {
+// do does an output.
+func (n *node) do(out Output) {
 	w := n.world
 	switch out := out.(type) {
 	case Open:
@@ -282,7 +287,9 @@ func (n *node) do(said bool, out Output) {
 		w.logf("%s opens %s of %d", n.id.Name, out.Address, c.version)
 		c.added = true
 		n.state[out.Address] = c
-		n.kernel[out.Address] = answers{c.version, w.now, !said}
+		// Questions take longer.
+		said, ok := n.said[out.Address]
+		n.kernel[out.Address] = answers{c.version, w.now, !ok || n.clock()-said > 200*time.Millisecond}
 		n.changes++
 		w.judge.opened(n, out.Address)
 	case Close:
@@ -305,6 +312,7 @@ func (n *node) do(said bool, out Output) {
 		for _, addr := range out.Addresses {
 			w.ask(n, addr)
 		}
+		n.control(out.Addresses)
 	case AskGateway:
 		if n.hearsGateway() {
 			w.back(n, n, func() { n.step(Gateway{}) })
@@ -313,6 +321,20 @@ func (n *node) do(said bool, out Output) {
 		n.tryAPI(n.link)
 	case AskAPI:
 		n.askAPI(n.link, out)
+	}
+}
+
+// control notes of which nodes a control asked; that of the gateway alone says nothing of them.
+func (n *node) control(addresses []netip.Addr) {
+	asks := map[int]bool{}
+	for i, other := range n.world.nodes {
+		if slices.Contains(addresses, other.addr) {
+			asks[i] = true
+		}
+	}
+	if len(asks) > 0 && !maps.Equal(asks, n.asks) {
+		n.asks = asks
+		n.changes++
 	}
 }
 
@@ -471,7 +493,7 @@ func (n *node) gone(addr netip.Addr, pod int) {
 func (n *node) start() {
 	w := n.world
 	n.hung, n.backlog, n.timer, n.stood = false, nil, -1, -time.Hour
-	n.link, n.knows = NewLink(n.clock(), n.id, n.mac, n.addr), map[int]bool{}
+	n.link, n.knows, n.asks = NewLink(n.clock(), n.id, n.mac, n.addr), map[int]bool{}, map[int]bool{}
 	if w.crowded {
 		n.link.Share(1)
 	}
