@@ -294,6 +294,7 @@ func (d *day) deploy(until time.Duration) {
 		}
 		if d.next%queueing == 0 && d.now() >= d.nextQueue {
 			d.nextQueue = d.now() + perQueue
+			d.count["queues"]++
 			d.change(d.queue)
 		}
 		at := d.next % len(d.workloads)
@@ -343,7 +344,6 @@ func (d *day) deploy(until time.Duration) {
 
 // queue makes more pods at once than there are addresses for them. Each ends soon after it got one.
 func (d *day) queue() {
-	d.count["queues"]++ // changes of the day are begun one after the other
 	w := &workload{cluster: d.cluster, namespace: scarce, name: fmt.Sprintf("queue-%d", d.made.Add(1)), policy: v1alpha1.ReleasePodDeleted, annotations: map[string]string{v1alpha1.AnnotationPools: scarce}}
 	var group sync.WaitGroup
 	for i := range queueing {
