@@ -208,6 +208,35 @@ var saidByClaim = []string{
 var asking = append(slices.Clip(saidByClaim), v1alpha1.AnnotationClaim, v1alpha1.AnnotationAddresses, v1alpha1.AnnotationFamilies,
 	v1alpha1.AnnotationFailover, v1alpha1.AnnotationFailoverVolumes, v1alpha1.AnnotationAdvertise)
 
+// besides are Berth's annotations on pods that say nothing about their request.
+var besides = []string{v1alpha1.AnnotationNetworkProfile, v1alpha1.AnnotationFloatingIPs, v1alpha1.AnnotationHostPorts, v1alpha1.AnnotationHostPortsStatus}
+
+const prefix = v1alpha1.GroupName + "/"
+
+// firstNot returns the first of Berth's annotations, by their names, that is not among the given ones, or "".
+func firstNot(annotations map[string]string, given ...[]string) (first string) {
+	for name := range annotations {
+		if !strings.HasPrefix(name, prefix) || first != "" && first < name || slices.ContainsFunc(given, func(names []string) bool { return slices.Contains(names, name) }) {
+			continue
+		}
+		first = name
+	}
+	return first
+}
+
+// checkNames refuses an annotation of Berth's that there is not: its author expects an effect.
+func checkNames(annotations map[string]string, wanted []string, besides ...string) error {
+	name := firstNot(annotations, wanted, besides)
+	if name == "" {
+		return nil
+	}
+	names := slices.Sorted(slices.Values(wanted))
+	for i := range names {
+		names[i] = strings.TrimPrefix(names[i], prefix)
+	}
+	return fmt.Errorf("annotation %.100s is unknown: remove it, or write after %s one of %s", name, prefix, strings.Join(names, ", "))
+}
+
 func readClaim(request *Request, annotations map[string]string) error {
 	name, ok := annotations[v1alpha1.AnnotationClaim]
 	if !ok {

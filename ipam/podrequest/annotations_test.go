@@ -132,6 +132,11 @@ func TestCompile(t *testing.T) {
 		{name: "failover with volumes", pod: testPod(1, v1alpha1.AnnotationFailover, "Automatic", v1alpha1.AnnotationFailoverVolumes, "Accept"), want: movedWithVolumes},
 		{name: "failover with volumes, a word", pod: testPod(1, v1alpha1.AnnotationFailover, "Automatic", v1alpha1.AnnotationFailoverVolumes, "true"), err: `annotation berth.dev/failover-volumes: "true" is not Accept`},
 		{name: "volumes without failover", pod: testPod(1, v1alpha1.AnnotationFailoverVolumes, "Accept"), err: "berth.dev/failover-volumes has no effect without berth.dev/failover: Automatic"},
+		{name: "a name that there is not", pod: testPod(1, "berth.dev/adresses", "10.0.70.5"),
+			err: "annotation berth.dev/adresses is unknown: remove it, or write after berth.dev/ one of addresses, advertise, claim, failover, failover-volumes, families, keep-on-scale-down, pool-selector, pools, preallocate, release-policy, retain-for, spare-addresses"},
+		{name: "the resource as an annotation", pod: testPod(1, "berth.dev/ip", "10.0.70.5"), err: "annotation berth.dev/ip is unknown"},
+		{name: "annotations for others", want: plain,
+			pod: testPod(1, v1alpha1.AnnotationNetworkProfile, "gold", v1alpha1.AnnotationHostPorts, "Random", v1alpha1.AnnotationHostPortsStatus, "[]", v1alpha1.AnnotationFloatingIPs, "10.0.70.5", "berth.device/addresses", "x")},
 		{name: "failover without an address", pod: testPod(0, v1alpha1.AnnotationFailover, "Automatic"), err: "the pod has annotation berth.dev/failover but no container requests berth.dev/ip"},
 		{name: "pools by label", pod: testPod(1, v1alpha1.AnnotationPoolSelector, "tier=db"), want: selected},
 		{name: "a selector that is none", pod: testPod(1, v1alpha1.AnnotationPoolSelector, "tier=(db"), err: "is not a label selector"},
@@ -209,6 +214,8 @@ func TestStrayAnnotation(t *testing.T) {
 		{testPod(0, v1alpha1.AnnotationFloatingIPs, "10.0.70.5"), ""},
 		{testPod(0, "example.com/addresses", "10.0.70.5", v1alpha1.AnnotationAddresses, "10.0.70.5"), v1alpha1.AnnotationAddresses},
 		{testPod(0, v1alpha1.AnnotationPools, ""), v1alpha1.AnnotationPools},
+		{testPod(0, v1alpha1.AnnotationNetworkProfile, "gold", v1alpha1.AnnotationPools, "web", v1alpha1.AnnotationClaim, "shop"), v1alpha1.AnnotationClaim},
+		{testPod(0, "berth.dev/ip", "1"), "berth.dev/ip"},
 		{testPod(0, v1alpha1.AnnotationFailoverVolumes, "Accept"), v1alpha1.AnnotationFailoverVolumes},
 	} {
 		if got := StrayAnnotation(test.pod); got != test.want {

@@ -66,16 +66,8 @@ func (r Reader) WithinNode(spec *v1.PodSpec, limits, used map[v1.ResourceName]in
 	return true
 }
 
-// StrayAnnotation returns the first of Berth's annotations on a pod that requests no
+// StrayAnnotation returns the first of Berth's annotations, also of unknown ones, on a pod that requests no
 // address, or "". The author of the annotation probably expects an address.
 func StrayAnnotation(pod *v1.Pod) string {
-	if len(pod.Annotations) == 0 {
-		return ""
-	}
-	for _, name := range asking {
-		if _, ok := pod.Annotations[name]; ok {
-			return name
-		}
-	}
-	return ""
+	return firstNot(pod.Annotations, besides)
 }

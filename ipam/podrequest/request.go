@@ -69,6 +69,9 @@ func (r Reader) Compile(pod *v1.Pod) (Request, error) {
 		return request, fmt.Errorf("the pod requests %s but uses the node's network (hostNetwork: true): remove one of the two", resource)
 	}
 	annotations := pod.Annotations
+	if err := checkNames(annotations, asking, besides...); err != nil {
+		return request, err
+	}
 	if r.Galaxy && count(&pod.Spec, galaxy.ResourceENIIP) > 0 {
 		ours, err := galaxy.Aliases(annotations)
 		if err != nil {

@@ -19,6 +19,12 @@ var ofPodsOnly = []string{
 	v1alpha1.AnnotationFailover, v1alpha1.AnnotationFailoverVolumes, v1alpha1.AnnotationAdvertise,
 }
 
+// ofServices are the annotations of a Service's request.
+var ofServices = []string{
+	v1alpha1.AnnotationReleasePolicy, v1alpha1.AnnotationRetainFor, v1alpha1.AnnotationClaim, v1alpha1.AnnotationPools, v1alpha1.AnnotationPoolSelector,
+	v1alpha1.AnnotationAddresses, v1alpha1.AnnotationShare,
+}
+
 // OfService reads the request of a Service of type LoadBalancer: the annotations of pods, with one part for each of
 // spec.ipFamilies, in their order. It is pure. The error is for the Service's author.
 func OfService(service *v1.Service) (Request, error) {
@@ -30,6 +36,9 @@ func OfService(service *v1.Service) (Request, error) {
 	}
 	if _, ok := service.Annotations[v1alpha1.AnnotationFamilies]; ok {
 		return request, fmt.Errorf("annotation %s has no effect on a Service: remove it, spec.ipFamilies decides", v1alpha1.AnnotationFamilies)
+	}
+	if err := checkNames(service.Annotations, ofServices); err != nil {
+		return request, err
 	}
 	for _, read := range []func(*Request, map[string]string) error{readPolicy, readPools, readClaim} {
 		if err := read(&request, service.Annotations); err != nil {

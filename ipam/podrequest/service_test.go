@@ -34,6 +34,8 @@ func TestOfService(t *testing.T) {
 		"mixed":                 {annotations: map[string]string{v1alpha1.AnnotationAddresses: "10.0.70.2,2001:db8::9"}, wrong: "one list per family"},
 		"families":              {annotations: map[string]string{v1alpha1.AnnotationFamilies: "IPv6"}, wrong: "spec.ipFamilies decides"},
 		"spare":                 {annotations: map[string]string{v1alpha1.AnnotationSpareAddresses: "1"}, wrong: "is for pods"},
+		"shared":                {annotations: map[string]string{v1alpha1.AnnotationShare: "front", "example.com/x": "y"}, parts: []string{"IPv4 "}},
+		"no such annotation":    {annotations: map[string]string{"berth.dev/pool": "web"}, wrong: "annotation berth.dev/pool is unknown: remove it, or write after berth.dev/ one of addresses, claim, pool-selector, pools, release-policy, retain-for, share"},
 		"claim and policy":      {annotations: map[string]string{v1alpha1.AnnotationClaim: "web", v1alpha1.AnnotationReleasePolicy: "Never"}, wrong: "the spec of the IPClaim decides"},
 		"retain-for, no policy": {annotations: map[string]string{v1alpha1.AnnotationRetainFor: "1h"}, wrong: "has no effect with release policy PodDeleted"},
 	} {

@@ -49,6 +49,7 @@ func TestBadInput(t *testing.T) {
 		{"no such claim", simulation.Annotated(v1alpha1.AnnotationClaim, "licences"), `there is no IPClaim "licences" in namespace "default" (create it, or correct the pod's annotation berth.dev/claim)`, v1alpha1.AnnotationClaim, ""},
 		{"retain-for without a policy", simulation.Annotated(v1alpha1.AnnotationRetainFor, "1h"), `annotation berth.dev/retain-for has no effect with release policy PodDeleted`, v1alpha1.AnnotationRetainFor, ""},
 		{"hostNetwork", hostNetwork, `the pod requests berth.dev/ip but uses the node's network (hostNetwork: true): remove one of the two`, "", ""},
+		{"an annotation that there is not", simulation.Annotated("berth.dev/ip", "10.0.70.53"), `annotation berth.dev/ip is unknown: remove it, or write after berth.dev/ one of addresses, `, "berth.dev/ip", ""},
 		{"policy without request", simulation.And(simulation.Policy(v1alpha1.ReleaseRetain), simulation.Asking("0")), `the pod has annotation berth.dev/release-policy but no container requests berth.dev/ip: add resources.requests["berth.dev/ip"]: 1 to a container, or remove the annotation`, releasePolicy, ""},
 		{"pools without request", simulation.And(simulation.FromPools("web"), simulation.Asking("0")), `the pod has annotation berth.dev/pools but no container requests berth.dev/ip`, pools, ""},
 	}
