@@ -32,8 +32,8 @@ import (
 
 // compilePlugin compiles kubectl-berth once.
 var compilePlugin = sync.OnceValues(func() (string, error) {
-	dir := filepath.Join(artifacts(), "plugin")
-	return filepath.Join(dir, "kubectl-berth"), deploy.Compile(context.Background(), dir, []string{"kubectl-berth"})
+	dir, err := deploy.Programs(context.Background(), "kubectl-berth")
+	return filepath.Join(dir, "kubectl-berth"), err
 })
 
 // plugin runs a command of kubectl-berth, and returns what it prints and its exit code.

@@ -35,19 +35,26 @@ func (cp *ControlPlane) Restore(ctx context.Context, file string) error {
 		d.end()
 	}
 	cp.core.daemons = nil
-	data := cp.core.flags.file("etcd")
-	if err := os.RemoveAll(data); err != nil {
+	if err := os.RemoveAll(cp.core.flags.file("etcd")); err != nil {
 		return fmt.Errorf("restore etcd: %w", err)
 	}
-	peer := cp.core.flags.etcdURL(1)
-	if err := restore.NewV3(zap.NewNop()).Restore(restore.RestoreConfig{
-		SnapshotPath: file, OutputDataDir: data, Name: "default", PeerURLs: []string{peer}, InitialCluster: "default=" + peer,
-		InitialClusterToken: "etcd-cluster", RevisionBump: revisionBump, MarkCompacted: true,
-	}); err != nil {
-		return fmt.Errorf("restore etcd: %w", err)
+	if err := cp.restore(file, revisionBump); err != nil {
+		return err
 	}
 	if err := cp.run(ctx); err != nil {
 		return fmt.Errorf("start the restored control plane: %w", err)
+	}
+	return nil
+}
+
+// restore makes etcd's data of a backup, and moves the revision on.
+func (cp *ControlPlane) restore(file string, bump uint64) error {
+	peer := cp.core.flags.etcdURL(1)
+	if err := restore.NewV3(zap.NewNop()).Restore(restore.RestoreConfig{
+		SnapshotPath: file, OutputDataDir: cp.core.flags.file("etcd"), Name: "default", PeerURLs: []string{peer}, InitialCluster: "default=" + peer,
+		InitialClusterToken: "etcd-cluster", RevisionBump: bump, MarkCompacted: bump > 0,
+	}); err != nil {
+		return fmt.Errorf("restore etcd: %w", err)
 	}
 	return nil
 }

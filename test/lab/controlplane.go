@@ -33,6 +33,8 @@ type ControlPlaneOptions struct {
 	// APIServerFlags and ControllerFlags are added to the command lines of
 	// kube-apiserver and kube-controller-manager.
 	APIServerFlags, ControllerFlags []string
+	// Backup is a file of [ControlPlane.Backup], with whose objects the API server begins.
+	Backup string
 	// Progress gets one line for each step. Nil is silent.
 	Progress io.Writer
 }
@@ -75,16 +77,21 @@ func StartControlPlane(ctx context.Context, opts ControlPlaneOptions) (*ControlP
 		},
 		bin: bin, run: &tether{dir: dir, env: marked("", bin)}, progress: progress,
 	}}
-	if err := cp.start(ctx); err != nil {
+	if err := cp.start(ctx, opts.Backup); err != nil {
 		return nil, errors.Join(fmt.Errorf("start control plane: %w", err), cp.Stop())
 	}
 	return cp, nil
 }
 
-func (cp *ControlPlane) start(ctx context.Context) error {
+func (cp *ControlPlane) start(ctx context.Context, backup string) error {
 	address := fmt.Sprintf("127.0.0.1:%d", cp.core.flags.apiPort)
 	if err := cp.core.prepare(address, address); err != nil {
 		return err
+	}
+	if backup != "" {
+		if err := cp.restore(backup, 0); err != nil {
+			return err
+		}
 	}
 	return cp.run(ctx)
 }

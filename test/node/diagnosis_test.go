@@ -127,10 +127,11 @@ func TestDiagnosis(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &diagnosed{t, apiOf(t).kube, t.TempDir()}
-	if err := deploy.Compile(t.Context(), d.dir, []string{"kubectl-berth"}); err != nil {
+	dir, err := deploy.Programs(t.Context(), "kubectl-berth")
+	if err != nil {
 		t.Fatal(err)
 	}
+	d := &diagnosed{t, apiOf(t).kube, dir}
 	d.install(config, n.name, proxied(t, network.client, address+":10265"))
 
 	operator, stranger := d.tokenOf("operator"), d.tokenOf("stranger")
@@ -314,10 +315,11 @@ func TestWaitsAndTakes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &diagnosed{t, apiOf(t).kube, t.TempDir()}
-	if err := deploy.Compile(t.Context(), d.dir, []string{"kubectl-berth"}); err != nil {
+	dir, err := deploy.Programs(t.Context(), "kubectl-berth")
+	if err != nil {
 		t.Fatal(err)
 	}
+	d := &diagnosed{t, apiOf(t).kube, dir}
 	d.install(config, n.name, proxied(t, network.client, address+":10265"))
 	operator := d.tokenOf("operator")
 

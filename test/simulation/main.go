@@ -14,8 +14,8 @@ import (
 	"github.com/berth-dev/berth/test/deploy"
 )
 
-// binDir has Berth's programs. Written by Main only.
-var binDir string
+// binDir has Berth's programs, folder what the worlds share. Written by Main only.
+var binDir, folder string
 
 // Main compiles berth-scheduler and berth-controller and runs the tests of a package.
 // It is all of its TestMain.
@@ -28,20 +28,21 @@ func Main(m *testing.M) {
 }
 
 func compileAndRun(m *testing.M) (code int, err error) {
-	if binDir, err = os.MkdirTemp("", "berth-test-programs-"); err != nil {
+	if folder, err = os.MkdirTemp("", "berth-simulation-"); err != nil {
 		return 1, err
 	}
-	defer os.RemoveAll(binDir)
+	defer os.RemoveAll(folder)
 	if err := compile("berth-scheduler", "berth-controller"); err != nil {
 		return 1, err
 	}
 	return m.Run(), nil
 }
 
-func compile(programs ...string) error {
+func compile(programs ...string) (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
-	return deploy.Compile(ctx, binDir, programs)
+	binDir, err = deploy.Programs(ctx, programs...)
+	return err
 }
 
 // Program is the path of berth-scheduler or berth-controller.

@@ -4,16 +4,44 @@ package simulation
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/lab"
 )
+
+// installed returns a backup of an API server to which the manifests were applied. Worlds begin with it: an API server
+// without any objects makes its own first, and each object of the manifests is one more request.
+var installed = sync.OnceValues(func() (file string, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	cp, err := lab.StartControlPlane(ctx, lab.ControlPlaneOptions{})
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, cp.Stop()) }()
+	config, err := cp.RESTConfig()
+	if err != nil {
+		return "", err
+	}
+	objects, err := deploy.Manifests()
+	if err != nil {
+		return "", err
+	}
+	if err := deploy.Apply(ctx, config, objects); err != nil {
+		return "", err
+	}
+	file = filepath.Join(folder, "installed.etcd")
+	return file, cp.Backup(ctx, file)
+})
 
 // Kustomized are the objects that `kubectl apply -k` applies if a user's
 // kustomization puts Berth into another namespace, as text.

@@ -103,6 +103,13 @@ func NewWith(t testing.TB, options Options) *World {
 	ctx, cancel := context.WithTimeout(t.Context(), cmp.Or(options.Lasts, Lasts))
 	t.Cleanup(cancel)
 	ctx, abort := context.WithCancelCause(ctx)
+	ofManifests := options.System == "" && len(options.APIServerFlags) == 0
+	if ofManifests {
+		var err error
+		if options.Backup, err = installed(); err != nil {
+			t.Fatal(err)
+		}
+	}
 	cp, err := lab.StartControlPlane(ctx, options.ControlPlaneOptions)
 	if err != nil {
 		t.Fatal(err)
@@ -128,7 +135,9 @@ func NewWith(t testing.TB, options Options) *World {
 	if w.Dynamic, err = dynamic.NewForConfig(w.Config); err != nil {
 		t.Fatal(err)
 	}
-	w.ApplyManifests()
+	if !ofManifests {
+		w.ApplyManifests()
+	}
 	return w
 }
 
