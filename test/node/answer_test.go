@@ -178,6 +178,42 @@ func TestOtherNetwork(t *testing.T) {
 	old.mustDel(c)
 }
 
+// A host of the segment asserts a pod's address by the newest record of all. Without the agents' key that changes nothing. With it, as if a
+// node was broken into, the pod is without its address until the API has refuted it, and that node is not believed any more.
+func TestForgedAssertions(t *testing.T) {
+	t.Parallel()
+	network := newNetwork(t)
+	n := network.newNode(t, "forged-a", "10.0.60.11")
+	m := &moves{t: t, name: "forged", address: "10.0.70.5"}
+	_, c := m.pod(n)
+	n.mustAdd(c)
+	forged := []answering.Message{{Kind: answering.Assert, From: answering.Node{Name: "rogue", UID: "r"}, Address: netip.MustParseAddr(m.address), Version: 1 << 60}}
+	stranger, insider := network.open(t, "x"), network.open(t, "k")
+	// silences returns how many of the questions have no answer while the address is asserted 20 times.
+	silences := func(s *segment.Segment) int {
+		client := newAsker(t, network.client, "10.0.70.50", m.address)
+		for range 20 {
+			network.client.Run(func() error { return s.Send(forged) })
+			client.await(t, mac(n), time.Now(), 1)
+		}
+		return client.unanswered(t, mac(n))
+	}
+	for _, one := range []struct {
+		who    string
+		from   *segment.Segment
+		silent bool
+	}{
+		{"a host without the key", stranger, false},
+		{"a host with the key", insider, true},
+		{"the same", insider, false},
+	} {
+		if got := silences(one.from); one.silent != (got > 0) {
+			t.Errorf("%s: %d questions have no answer, want some: %t", one.who, got, one.silent)
+		}
+	}
+	n.mustDel(c)
+}
+
 // An agent says which others it hears: the network keeps two of three from each other, as isolated ports of a switch do.
 func TestHears(t *testing.T) {
 	t.Parallel()
@@ -293,18 +329,7 @@ func wasOn(t *testing.T, address, node string) {
 // hellos hears the nodes of the network, by the key that all have in tests.
 func (n *network) hellos(t *testing.T) <-chan answering.Message {
 	t.Helper()
-	codec, err := datagram.NewCodec(clusterID(t), []byte(strings.Repeat("k", 32)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var s *segment.Segment
-	n.client.Run(func() error {
-		link, err := netlinksafe.LinkByName("eth0")
-		if err == nil {
-			s, err = segment.Open(link.Attrs().Index, segment.Options{Codec: func() *datagram.Codec { return codec }})
-		}
-		return err
-	})
+	s := n.open(t, "k")
 	heard := make(chan answering.Message, 1000)
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
@@ -316,11 +341,31 @@ func (n *network) hellos(t *testing.T) <-chan answering.Message {
 	t.Cleanup(func() {
 		cancel()
 		group.Wait()
+	})
+	return heard
+}
+
+// open has the client take part in what the nodes say, with a key that is this letter. The agents' is k.
+func (n *network) open(t *testing.T, letter string) *segment.Segment {
+	t.Helper()
+	codec, err := datagram.NewCodec(clusterID(t), []byte(strings.Repeat(letter, 32)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s *segment.Segment
+	n.client.Run(func() error {
+		link, err := netlinksafe.LinkByName("eth0")
+		if err == nil {
+			s, err = segment.Open(link.Attrs().Index, segment.Options{Codec: func() *datagram.Codec { return codec }})
+		}
+		return err
+	})
+	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return heard
+	return s
 }
 
 // clusterID returns the UID of the namespace kube-system.

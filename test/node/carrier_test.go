@@ -31,7 +31,12 @@ import (
 type asker struct {
 	mu      sync.Mutex
 	answers []answer
-	end     func() error
+	// questions were sent, the last one at asked.
+	questions int
+	asked     time.Time
+	// stop ends the questions, end all.
+	stop func()
+	end  func() error
 }
 
 // answer is the MAC of a host that answered.
@@ -55,11 +60,18 @@ func newAsker(t *testing.T, from *netnstest.Host, own, address string) *asker {
 	})
 	question := frame.ARP{Operation: frame.ARPRequest, SenderMAC: mac, Sender: netip.MustParseAddr(own), Target: netip.MustParseAddr(address)}.To(frame.Broadcast())
 	ctx, cancel := context.WithCancel(t.Context())
-	var group sync.WaitGroup
-	group.Go(func() {
+	var questions, group sync.WaitGroup
+	a.stop = func() {
+		cancel()
+		questions.Wait()
+	}
+	questions.Go(func() {
 		tick := time.NewTicker(100 * time.Millisecond)
 		defer tick.Stop()
 		for {
+			a.mu.Lock()
+			a.questions, a.asked = a.questions+1, time.Now()
+			a.mu.Unlock()
 			if _, err := conn.WriteTo(question, &packet.Addr{HardwareAddr: frame.Broadcast()}); err != nil && ctx.Err() == nil {
 				t.Errorf("ask for %s: %v", address, err)
 			}
@@ -90,7 +102,7 @@ func newAsker(t *testing.T, from *netnstest.Host, own, address string) *asker {
 		}
 	})
 	a.end = func() error {
-		cancel()
+		a.stop()
 		err := conn.SetDeadline(time.Unix(1, 0))
 		group.Wait()
 		return errors.Join(err, conn.Close())
@@ -124,6 +136,14 @@ func (a *asker) await(t *testing.T, mac string, since time.Time, times int) {
 		}
 		return nil
 	})
+}
+
+// unanswered ends the questions, waits for the answer to the last one, and returns how many had none.
+func (a *asker) unanswered(t *testing.T, mac string) int {
+	t.Helper()
+	a.stop()
+	a.await(t, mac, a.asked, 1)
+	return a.questions - len(a.of(mac, time.Time{}))
 }
 
 // cut pulls the node's cable, and waits until the node sees it. reconnect plugs it in again.
