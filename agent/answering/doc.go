@@ -15,8 +15,9 @@
 //     the API. One that has a newer one asserts it in reply. So two that ask at once do not both answer.
 //   - Assert until denied. A node goes on asserting until the node that had the address last has denied that it
 //     answers for it. Each node asserts all its addresses once a minute, too, for holders that no record names.
-//   - Silent when cut off. A link without carrier answers for nothing. When it is back, the API or silence
-//     opens its addresses again. A node that reaches neither a gateway nor the API, and hears fewer than half of the nodes
+//   - Silent when cut off. A link without carrier answers for nothing. When it is back, silence opens its
+//     addresses again, or the API 100 ms after the node has asserted them: a holder that does not know of the record falls silent
+//     first. A node that reaches neither a gateway nor the API, and hears fewer than half of the nodes
 //     that it knows, closes the addresses whose pods have asked for failover. Only a node with such pods looks whether it does:
 //     it asks the gateway; where that is silent it tries the API; where that is, too, it calls the other nodes.
 //
