@@ -453,8 +453,8 @@ func (d *day) empty() {
 	}
 	d.changes.Wait()
 	d.berth.Remove(d.claim)
-	// The controller writes 200 times a second: an address that cools down, and again when it is free.
-	<-time.After(cooldown + time.Minute + time.Duration(d.addresses)*time.Second/100)
+	// The controller asks 200 times a second, three times for each address: that it cools down, its pool before that ends, and that it is free.
+	<-time.After(cooldown + time.Minute + time.Duration(len(d.berth.IPs()))*3*time.Second/200)
 	if ips := d.berth.IPs(); len(ips) > 0 {
 		d.t.Errorf("%d addresses are left, for example %v", len(ips), slices.Sorted(maps.Keys(ips))[0])
 	}
