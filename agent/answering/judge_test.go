@@ -187,11 +187,11 @@ func (n *node) isAlone() bool {
 	return !n.hearsGateway() && !slices.ContainsFunc(n.world.nodes, n.hears)
 }
 
-// isUnanswered returns whether the node hears neither a gateway, nor a node of which its controls ask or that had an address before it: a
-// denial is an answer, too.
+// isUnanswered returns whether the node hears neither a gateway, nor a node of which its controls ask, nor one that had an address before it
+// and whose agent lives: a denial is an answer, too.
 func (n *node) isUnanswered() bool {
 	return !n.hearsGateway() && !slices.ContainsFunc(n.world.nodes, func(other *node) bool {
-		return n.hears(other) && (n.asks[other.index] || n.succeeds(other))
+		return n.hears(other) && (n.asks[other.index] || other.works() && n.succeeds(other))
 	})
 }
 
