@@ -32,17 +32,24 @@ func compileAndRun(m *testing.M) (code int, err error) {
 		return 1, err
 	}
 	defer os.RemoveAll(folder)
-	if err := compile("berth-scheduler", "berth-controller"); err != nil {
+	if binDir, err = compile("berth-scheduler", "berth-controller"); err != nil {
 		return 1, err
 	}
 	return m.Run(), nil
 }
 
-func compile(programs ...string) (err error) {
+func compile(programs ...string) (dir string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
-	binDir, err = deploy.Programs(ctx, programs...)
-	return err
+	return deploy.Programs(ctx, programs...)
+}
+
+// compileOnce returns a function that compiles a program once.
+func compileOnce(program string) func() error {
+	return sync.OnceValue(func() error {
+		_, err := compile(program)
+		return err
+	})
 }
 
 // Program is the path of berth-scheduler or berth-controller.
@@ -75,8 +82,4 @@ func Console(t testing.TB) string {
 	return Program("berth-console")
 }
 
-var compileFailover = sync.OnceValue(func() error { return compile("berth-failover") })
-
-var compileConsole = sync.OnceValue(func() error { return compile("berth-console") })
-
-var compilePlugin = sync.OnceValue(func() error { return compile("kubectl-berth") })
+var compileFailover, compileConsole, compilePlugin = compileOnce("berth-failover"), compileOnce("berth-console"), compileOnce("kubectl-berth")
