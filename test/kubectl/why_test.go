@@ -35,9 +35,9 @@ func TestWhy(t *testing.T) {
 	w.Agent("node1", true)
 	w.Agent("node2", true)
 	w.Scheduler(simulation.SchedulerOptions{Args: w.Agents()})
+	lost := simulation.NewPod("lost", simulation.FromPools("wub"))
 	pods := []*v1.Pod{
 		simulation.NewPod("full", simulation.FromPools("tiny")),
-		simulation.NewPod("lost", simulation.FromPools("wub")),
 		simulation.NewPod("odd", simulation.Annotated(v1alpha1.AnnotationFamilies, "IPv5")),
 		simulation.NewPod("stopped", simulation.FromPools("off")),
 		simulation.NewPod("away", simulation.FromPools("far")),
@@ -47,9 +47,13 @@ func TestWhy(t *testing.T) {
 			pod.Spec.NodeSelector = map[string]string{"disk": "fast"}
 		}),
 	}
+	// The scheduler has read the book when it misses a pool. A pod that it tried before would have an event of that.
+	w.Create(lost)
+	w.Refused(lost.Name, `there is no IPPool "wub"`)
 	w.Create(simulation.NewPod("first", simulation.FromPools("tiny")))
 	w.Bound("first")
 	w.Create(pods...)
+	pods = append(pods, lost)
 	w.Create(
 		simulation.NewPod("plain", simulation.Asking("0"), func(pod *v1.Pod) { pod.Spec.SchedulerName = "" }),
 		simulation.NewPod("other", func(pod *v1.Pod) { pod.Spec.SchedulerName = "" }),
