@@ -213,28 +213,22 @@ var besides = []string{v1alpha1.AnnotationNetworkProfile, v1alpha1.AnnotationFlo
 
 const prefix = v1alpha1.GroupName + "/"
 
-// firstNot returns the first of Berth's annotations, by their names, that is not among the given ones, or "".
-func firstNot(annotations map[string]string, given ...[]string) (first string) {
-	for name := range annotations {
-		if !strings.HasPrefix(name, prefix) || first != "" && first < name || slices.ContainsFunc(given, func(names []string) bool { return slices.Contains(names, name) }) {
-			continue
-		}
-		first = name
-	}
-	return first
-}
-
 // checkNames refuses an annotation of Berth's that there is not: its author expects an effect.
 func checkNames(annotations map[string]string, wanted []string, besides ...string) error {
-	name := firstNot(annotations, wanted, besides)
-	if name == "" {
+	unknown := ""
+	for name := range annotations {
+		if strings.HasPrefix(name, prefix) && (unknown == "" || name < unknown) && !slices.Contains(wanted, name) && !slices.Contains(besides, name) {
+			unknown = name
+		}
+	}
+	if unknown == "" {
 		return nil
 	}
 	names := slices.Sorted(slices.Values(wanted))
 	for i := range names {
 		names[i] = strings.TrimPrefix(names[i], prefix)
 	}
-	return fmt.Errorf("annotation %.100s is unknown: remove it, or write after %s one of %s", name, prefix, strings.Join(names, ", "))
+	return fmt.Errorf("annotation %.100s is unknown: remove it, or write after %s one of %s", unknown, prefix, strings.Join(names, ", "))
 }
 
 func readClaim(request *Request, annotations map[string]string) error {

@@ -214,8 +214,7 @@ func TestStrayAnnotation(t *testing.T) {
 		{testPod(0, v1alpha1.AnnotationFloatingIPs, "10.0.70.5"), ""},
 		{testPod(0, "example.com/addresses", "10.0.70.5", v1alpha1.AnnotationAddresses, "10.0.70.5"), v1alpha1.AnnotationAddresses},
 		{testPod(0, v1alpha1.AnnotationPools, ""), v1alpha1.AnnotationPools},
-		{testPod(0, v1alpha1.AnnotationNetworkProfile, "gold", v1alpha1.AnnotationPools, "web", v1alpha1.AnnotationClaim, "shop"), v1alpha1.AnnotationClaim},
-		{testPod(0, "berth.dev/ip", "1"), "berth.dev/ip"},
+		{testPod(0, "berth.dev/config", "1"), ""}, // of the chart, on Berth's own pods
 		{testPod(0, v1alpha1.AnnotationFailoverVolumes, "Accept"), v1alpha1.AnnotationFailoverVolumes},
 	} {
 		if got := StrayAnnotation(test.pod); got != test.want {

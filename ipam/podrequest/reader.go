@@ -66,8 +66,16 @@ func (r Reader) WithinNode(spec *v1.PodSpec, limits, used map[v1.ResourceName]in
 	return true
 }
 
-// StrayAnnotation returns the first of Berth's annotations, also of unknown ones, on a pod that requests no
-// address, or "". The author of the annotation probably expects an address.
+// StrayAnnotation returns the first annotation of a request on a pod that requests no
+// address, or "". The author of the annotation probably expects an address. Berth's own pods have others.
 func StrayAnnotation(pod *v1.Pod) string {
-	return firstNot(pod.Annotations, besides)
+	if len(pod.Annotations) == 0 {
+		return ""
+	}
+	for _, name := range asking {
+		if _, ok := pod.Annotations[name]; ok {
+			return name
+		}
+	}
+	return ""
 }
