@@ -103,7 +103,8 @@ func NewWith(t testing.TB, options Options) *World {
 	ctx, cancel := context.WithTimeout(t.Context(), cmp.Or(options.Lasts, Lasts))
 	t.Cleanup(cancel)
 	ctx, abort := context.WithCancelCause(ctx)
-	ofManifests := options.System == "" && len(options.APIServerFlags) == 0
+	// A package without Main has no folder that ends with it.
+	ofManifests := folder != "" && options.System == "" && len(options.APIServerFlags) == 0
 	if ofManifests {
 		var err error
 		if options.Backup, err = installed(); err != nil {
