@@ -214,10 +214,10 @@ var besides = []string{v1alpha1.AnnotationNetworkProfile, v1alpha1.AnnotationFlo
 const prefix = v1alpha1.GroupName + "/"
 
 // checkNames refuses an annotation of Berth's that there is not: its author expects an effect.
-func checkNames(annotations map[string]string, wanted []string, besides ...string) error {
+func checkNames(annotations map[string]string, wanted []string, more ...string) error {
 	unknown := ""
 	for name := range annotations {
-		if strings.HasPrefix(name, prefix) && (unknown == "" || name < unknown) && !slices.Contains(wanted, name) && !slices.Contains(besides, name) {
+		if strings.HasPrefix(name, prefix) && (unknown == "" || name < unknown) && !slices.Contains(wanted, name) && !slices.Contains(more, name) {
 			unknown = name
 		}
 	}

@@ -20,10 +20,9 @@ var ofPodsOnly = []string{
 }
 
 // ofServices are the annotations of a Service's request.
-var ofServices = []string{
-	v1alpha1.AnnotationReleasePolicy, v1alpha1.AnnotationRetainFor, v1alpha1.AnnotationClaim, v1alpha1.AnnotationPools, v1alpha1.AnnotationPoolSelector,
-	v1alpha1.AnnotationAddresses, v1alpha1.AnnotationShare,
-}
+var ofServices = append(slices.DeleteFunc(slices.Clone(asking), func(name string) bool {
+	return name == v1alpha1.AnnotationFamilies || slices.Contains(ofPodsOnly, name)
+}), v1alpha1.AnnotationShare)
 
 // OfService reads the request of a Service of type LoadBalancer: the annotations of pods, with one part for each of
 // spec.ipFamilies, in their order. It is pure. The error is for the Service's author.
