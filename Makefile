@@ -14,7 +14,7 @@ export CGO_ENABLED := 0
 export GOFLAGS := $(shell go env GOFLAGS) -trimpath
 
 CONTROLLER_GEN := go run sigs.k8s.io/controller-tools/cmd/controller-gen@v0.21.0
-BUF            := go run github.com/bufbuild/buf/cmd/buf@v1.59.0
+PROTOC_PLUGINS := -plugin 'go run google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.11' -plugin 'go run google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.1'
 GOLANGCI_LINT  := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GREMLINS       := go run github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0
 CRANE          := go run github.com/google/go-containerregistry/cmd/crane@v0.20.3
@@ -32,6 +32,8 @@ GOTESTPROGRAMS := $(GOTEST) -count=1
 
 # Packages with tests that need neither a kernel nor an API server.
 PURE   := $(addprefix ./,$(shell find cmd/console cmd/controller cmd/failover cmd/speaker cmd/internal cmd/kubectl-berth plugins ipam manifests -name '*_test.go' -printf '%h\n' | sort -u) agent/attachdef agent/chain agent/policy agent/policy/ruleset agent/profile agent/state cni/relay cni/shim speaker/plan)
+# Packages that write pages of docs/reference.
+REFERENCE := $(addprefix ./,$(shell grep -rl '^func TestReference' cmd | xargs -n1 dirname))
 # API tests to run: a CI that runs them side by side gives each machine some.
 API    ?= ./assigner/... ./fencer/... ./docs/... ./simulation/... ./policy/... ./kubectl/... ./scheduler/...
 # Targets that parts of the tests need. make test makes them once, before: make leaves a part that waits for them until it has begun all others.
@@ -179,11 +181,11 @@ test-e2e: $(PREPARE) ## The lab, and Berth on it.
 ##@ Generate
 
 generate: ## Deep copies and CRDs from ipam/api, manifests/ from the chart, Go code of the external assigner's and the fencer's protocol, pages of docs/reference.
-	$(BUF) generate --template ipam/remote/buf.gen.yaml --path ipam/assigner/v1 --path ipam/fencer/v1
+	cd test && go run ./cmd/protoc -root .. $(PROTOC_PLUGINS) ipam/assigner/v1/assigner.proto ipam/fencer/v1/fencer.proto
 	$(CONTROLLER_GEN) object paths=./ipam/api/... crd:crdVersions=v1 output:crd:dir=manifests/chart/crd
 	cd test/helm && go build -o ../bin/render ./render
 	test/bin/render -out manifests
-	BERTH_GENERATE=1 go test -count=1 -run '^TestReference' ./cmd/...
+	BERTH_GENERATE=1 $(GOTESTPROGRAMS) -run '^TestReference' $(REFERENCE)
 
 verify: generate ## Fail if generated files or go.mod are not up to date.
 	go mod tidy -diff && cd test && go mod tidy -diff

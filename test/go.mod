@@ -18,6 +18,7 @@ tool (
 )
 
 require (
+	github.com/bufbuild/protocompile v0.14.1
 	github.com/chromedp/cdproto v0.159.0
 	github.com/containernetworking/plugins v1.9.1
 	go.etcd.io/etcd/server/v3 v3.6.13
