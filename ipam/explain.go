@@ -169,9 +169,6 @@ func (c *Candidates) explain(err error, nodePools []int) string {
 	case errors.Is(err, allocator.ErrLost):
 		return c.describePart(part, "other pods of the pod's workload have the addresses retained for it")
 	}
-	if ranges := c.request.Parts[part].Ranges.Ranges(); len(ranges) == 1 && ranges[0].First == ranges[0].Last {
-		return c.describePart(part, c.whoHas(ranges[0].First))
-	}
 	var reasons []string
 	remedy := ""
 	for _, position := range nodePools {
@@ -190,14 +187,17 @@ func (c *Candidates) explain(err error, nodePools []int) string {
 // shortOf returns why a pool that serves a part has no address, and a remedy if the user
 // has one.
 func (c *Candidates) shortOf(part int, pool *pools.Pool) (reason, remedy string) {
+	ranges := c.request.Parts[part].Ranges.Ranges()
 	switch {
 	case pool.Disabled:
 		return fmt.Sprintf("%s is disabled", pool), ""
+	case len(ranges) == 1 && ranges[0].First == ranges[0].Last:
+		return c.whoHas(ranges[0].First), ""
 	case c.atCap(pool):
 		return c.capText(pool), c.capRemedy(pool)
 	}
 	what := "no free address"
-	if !c.request.Parts[part].Ranges.IsEmpty() {
+	if len(ranges) > 0 {
 		what = "no free address in these ranges"
 	} else if n := c.book.Counts(pool.Name); n.Free > 0 {
 		what = fmt.Sprintf("only %d free", n.Free)

@@ -114,6 +114,14 @@ func TestPerPool(t *testing.T) {
 	if said := candidates.PerPool()[2]; said.Has || said.Reason != `the pod does not ask for pool "full" (10.0.70.10)` {
 		t.Errorf("of another pool it says %+v", said)
 	}
+	asked.Pools, asked.Parts = nil, []Part{exactly("10.0.70.10")}
+	candidates, err = listing.Candidates(asked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if said := candidates.PerPool()[2]; said.Has || !said.Serves || said.Reason != "10.0.70.10 is held by pod shop/other" {
+		t.Errorf("of an address that another pod has, its pool says %+v", said)
+	}
 	if _, err := listing.Terms(Request{}); err != nil {
 		t.Error(err)
 	}
