@@ -232,7 +232,7 @@ func (w *World) Nodes(n int) {
 	}
 }
 
-// Node makes a node that is ready, and keeps its lease until ctx ends.
+// Node makes a node that is ready, and keeps it so until ctx ends.
 func (w *World) Node(ctx context.Context, name, address string, labels map[string]string) error {
 	node := kubelet.NewNode(name, address)
 	maps.Copy(node.Labels, labels)
@@ -245,7 +245,7 @@ func (w *World) Node(ctx context.Context, name, address string, labels map[strin
 	if _, err := w.Kube.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, untaint, metav1.PatchOptions{}); err != nil {
 		return err
 	}
-	go kubelet.KeepLease(ctx, w.Kube, name)
+	go kubelet.Keep(ctx, w.Kube, name)
 	return nil
 }
 

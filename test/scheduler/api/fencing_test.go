@@ -122,7 +122,7 @@ func TestFencing(t *testing.T) {
 	}
 
 	machines.Switch("node1", true)
-	go kubelet.KeepLease(w.Ctx, w.Kube, "node1")
+	go kubelet.Keep(w.Ctx, w.Kube, "node1")
 	w.Eventually("wait for the taints to go", taints())
 	w.Eventually("wait for the event", event("NodeBack", ""))
 }

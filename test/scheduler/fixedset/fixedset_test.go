@@ -239,10 +239,8 @@ func staysOnItsSet(w *simulation.World, test fixedSetCase, census *census) {
 			w.T.Errorf("it lost %s: %v", address, set)
 		}
 	}
-	for i := range 3 {
-		restart(w, name, test.replicas)
-		onThe(w, name, set, fmt.Sprintf("update %d", i))
-	}
+	restart(w, name, test.replicas)
+	onThe(w, name, set, "an update")
 	w.PatchDeployment(name, `{"spec":{"template":{"metadata":{"annotations":{"restarted":null}}}}}`)
 	w.RolledOut(name, test.replicas)
 	onThe(w, name, set, "a rollback")

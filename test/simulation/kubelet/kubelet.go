@@ -133,8 +133,7 @@ func (k *Kubelets) Stop() { k.stop() }
 func (k *Kubelets) Keep(node string) {
 	repeat(k.ctx, func() {
 		if !k.IsLost(node) {
-			k.report(renew(k.ctx, k.Kube, node))
-			k.sayReady(node)
+			k.report(beat(k.ctx, k.Kube, node))
 		}
 	})
 }
@@ -212,14 +211,6 @@ func (k *Kubelets) NotReady() []string {
 func (k *Kubelets) Wired(name string, pod *v1.Pod) {
 	k.take(pod, name)
 	k.hold(pod, name)
-}
-
-func (k *Kubelets) sayReady(name string) {
-	node, err := k.Nodes.Get(name)
-	if err != nil || nodeIsReady(node) {
-		return
-	}
-	k.report(setNodeReady(k.ctx, k.Kube, name))
 }
 
 // changed runs serially, in the order of the API server's changes.

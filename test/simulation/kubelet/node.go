@@ -41,10 +41,25 @@ func nodeIsReady(node *v1.Node) bool {
 	})
 }
 
-// KeepLease renews a node's lease until ctx ends, so that the node controller finds
-// it alive.
-func KeepLease(ctx context.Context, kube kubernetes.Interface, node string) {
-	repeat(ctx, func() { _ = renew(ctx, kube, node) }) // the next one may succeed
+// Keep renews a node's lease until ctx ends, and says that the node is ready, so that the
+// node controller finds it alive, also after an API server that did not answer for a while.
+func Keep(ctx context.Context, kube kubernetes.Interface, node string) {
+	repeat(ctx, func() { _ = beat(ctx, kube, node) }) // the next one may succeed
+}
+
+// beat is one heartbeat of a node. It gives up in time for another one within the node controller's patience, as
+// an API server that starts can hold a request for a minute.
+func beat(ctx context.Context, kube kubernetes.Interface, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, 4*time.Second)
+	defer cancel()
+	if err := renew(ctx, kube, name); err != nil {
+		return err
+	}
+	node, err := kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{ResourceVersion: "0"})
+	if err != nil || nodeIsReady(node) {
+		return err
+	}
+	return setNodeReady(ctx, kube, name)
 }
 
 // repeat does something now and again, until ctx ends.
