@@ -192,14 +192,9 @@ func TestFixedSet(t *testing.T) {
 			}
 			w.Pool("web", "10.0.70.2-10.0.70.60")
 			census := newCensus(w)
-			t.Run("Deployments", func(t *testing.T) {
-				for _, test := range fixedSets {
-					t.Run(test.name, func(t *testing.T) {
-						t.Parallel()
-						staysOnItsSet(w.On(t), test, census)
-					})
-				}
-			})
+			for _, test := range fixedSets {
+				t.Run(test.name, func(t *testing.T) { staysOnItsSet(w.On(t), test, census) })
+			}
 			if controller {
 				w.Invariants() // Without it what has no pod still records the last one.
 			}
@@ -419,14 +414,9 @@ func TestFixedSetStuckUpdates(t *testing.T) {
 	t.Parallel()
 	w := newDeploymentWorld(t, "10.0.70.2-10.0.70.60")
 	w.Pool("six", "fd00:70::2-fd00:70::60", func(pool *v1alpha1.IPPool) { pool.Spec.Subnet, pool.Spec.Gateway = "fd00:70::/64", "fd00:70::1" })
-	t.Run("Deployments", func(t *testing.T) {
-		for name, strategy := range map[string]appsv1.DeploymentStrategy{"some-unavailable": strategy("25%", "25%"), "none-unavailable": strategy("1", "0")} {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				goesOnAfterStuckUpdates(w.On(t), name, strategy)
-			})
-		}
-	})
+	for name, strategy := range map[string]appsv1.DeploymentStrategy{"some-unavailable": strategy("25%", "25%"), "none-unavailable": strategy("1", "0")} {
+		t.Run(name, func(t *testing.T) { goesOnAfterStuckUpdates(w.On(t), name, strategy) })
+	}
 	w.Invariants()
 }
 
