@@ -119,7 +119,7 @@ func TestPerPool(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if said := candidates.PerPool()[2]; said.Has || !said.Serves || said.Reason != "10.0.70.10 is held by pod shop/other" {
+	if said := candidates.PerPool()[2]; said.Has || !said.Serves || !said.Exact || said.Reason != "10.0.70.10 is held by pod shop/other" {
 		t.Errorf("of an address that another pod has, its pool says %+v", said)
 	}
 	if _, err := listing.Terms(Request{}); err != nil {

@@ -18,6 +18,8 @@ type PoolAnswer struct {
 	Named, Serves bool
 	// Has: it has an address for at least one part of the request.
 	Has bool
+	// Exact: the addresses that it has not are ones that the request lists.
+	Exact bool
 	// Reason is a text for the user; Remedy is empty if there is none.
 	Reason, Remedy string
 }
@@ -53,6 +55,7 @@ func (c *Candidates) ofPool(position int, pool *pools.Pool) PoolAnswer {
 			return answer
 		}
 		answer.Reason, answer.Remedy = c.shortOf(part, pool)
+		answer.Exact = !c.request.Parts[part].Ranges.IsEmpty()
 	}
 	if answer.Reason != "" {
 		return answer

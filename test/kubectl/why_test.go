@@ -3,6 +3,7 @@
 package kubectl
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -89,7 +90,11 @@ func TestWhy(t *testing.T) {
 	for _, pod := range unmovable {
 		said[pod.Name] = w.Refused(pod.Name)
 	}
-	for _, pod := range append(pods, unmovable...) {
+	exact := simulation.NewPod("exact", simulation.Annotated(v1alpha1.AnnotationAddresses, "10.0.70.8"))
+	w.Create(exact)
+	said[exact.Name] = w.Refused(exact.Name, "10.0.70.8 is held by pod default/first")
+	berth(w, "viewer", "why", exact.Name).expect(t, 2, "no               10.0.70.8 is held by pod default/first", "let it ask for other addresses (annotation berth.dev/addresses")
+	for _, pod := range slices.Concat(pods, unmovable, []*v1.Pod{exact}) {
 		printed, code, err := viewer.run(w.Ctx, "why", pod.Name, "-n", simulation.Namespace, "-o", `jsonpath={.problem}{"\n"}{range .nodes[*]}{.reason}{"\n"}{end}`)
 		if err != nil || code != 2 {
 			t.Fatalf("%s: exit code %d, %v: %s", pod.Name, code, err, printed)

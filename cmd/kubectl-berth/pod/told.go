@@ -20,6 +20,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/agentpod"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // Why is the content of -o json.
@@ -237,6 +238,8 @@ func (w *Why) perPoolToDo() {
 			w.do("IPPool %s reaches no node: compare its spec.nodeSubnets and spec.nodeSelector with kubectl get nodes -o wide --show-labels", pool.Name)
 		case pool.said.Serves && pool.said.Pool.Disabled:
 			w.do("IPPool %s is disabled: an administrator can set spec.disabled: false", pool.Name)
+		case pool.said.Serves && !pool.Has && pool.said.Exact:
+			w.do("let it ask for other addresses (annotation %s, or spec.ranges of its IPClaim), or have one of these given up: kubectl get floatingips shows who has them", v1alpha1.AnnotationAddresses)
 		case pool.said.Serves && !pool.Has:
 			w.noneFree()
 		}
