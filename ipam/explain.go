@@ -188,13 +188,14 @@ func (c *Candidates) explain(err error, nodePools []int) string {
 // has one.
 func (c *Candidates) shortOf(part int, pool *pools.Pool) (reason, remedy string) {
 	ranges := c.request.Parts[part].Ranges.Ranges()
+	exact := len(ranges) == 1 && ranges[0].First == ranges[0].Last
 	switch {
 	case pool.Disabled:
 		return fmt.Sprintf("%s is disabled", pool), ""
-	case len(ranges) == 1 && ranges[0].First == ranges[0].Last:
-		return c.whoHas(ranges[0].First), ""
-	case c.atCap(pool):
+	case c.atCap(pool) && !(exact && c.isRecorded(ranges[0].First)):
 		return c.capText(pool), c.capRemedy(pool)
+	case exact:
+		return c.whoHas(ranges[0].First), ""
 	}
 	what := "no free address"
 	if len(ranges) > 0 {
@@ -264,9 +265,6 @@ func plural(n int, one, many string) string {
 func (c *Candidates) whoHas(addr netip.Addr) string {
 	record, ok := c.book.Stored(addr)
 	switch {
-	case !ok && c.homeAtCap(addr):
-		home, _ := c.state.snapshot.Home(addr)
-		return fmt.Sprintf("%s (%s)", c.capText(c.pool(home)), c.capRemedy(c.pool(home)))
 	case !ok:
 		return fmt.Sprintf("%s is being given to another pod", addr)
 	case record.Cooling && record.LastNode.Name != "" && !record.ReleasedAt.IsZero():
@@ -292,9 +290,9 @@ func (c *Candidates) capRemedy(pool *pools.Pool) string {
 		c.request.Namespace, pool.Name)
 }
 
-func (c *Candidates) homeAtCap(addr netip.Addr) bool {
-	home, ok := c.state.snapshot.Home(addr)
-	return ok && c.atCap(c.pool(home))
+func (c *Candidates) isRecorded(addr netip.Addr) bool {
+	_, ok := c.book.Stored(addr)
+	return ok
 }
 
 func usage(n allocator.Counts) string {
