@@ -134,17 +134,45 @@ func (m *model) isPromised(addr netip.Addr, owner Owner, podUID string) bool {
 	return by != "" && by != podUID && (owner.PodName == "" || !m.owners[addr].SameWorkload(owner))
 }
 
+// ownerOf returns the owner whose address it is: the recorded one, or the one of the pod to which it is promised while
+// nobody has it or it rests for pods of a namespace.
+func (m *model) ownerOf(addr netip.Addr) (Owner, bool) {
+	record, stored := m.stored[addr]
+	switch {
+	case stored && !record.Reserved && !record.Cooling:
+		return record.Owner, true
+	case m.reserved[addr] != "" && (!stored || record.Cooling && record.NamespaceUID != ""):
+		return m.owners[addr], true
+	}
+	return Owner{}, false
+}
+
+// retained says whether the owner of an address has no pod with it.
+func (m *model) retained(addr netip.Addr) bool {
+	record, stored := m.stored[addr]
+	return stored && record.PodUID == "" && m.reserved[addr] == ""
+}
+
+// resting returns the addresses at rest that pods of a namespace may have.
+func (m *model) resting(namespaceUID string) (addrs []netip.Addr) {
+	for addr, record := range m.stored {
+		if record.Cooling && record.NamespaceUID == namespaceUID && m.reserved[addr] == "" {
+			addrs = append(addrs, addr)
+		}
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return addrs
+}
+
 // share returns a namespace's share of a pool, whether the pool has a cap or not.
 func (m *model) share(pool Pool, namespace string) (share Share) {
 	for _, r := range pool.Ranges {
 		for addr := r.First; addr.IsValid() && !r.Last.Less(addr); addr = addr.Next() {
-			record, stored := m.stored[addr]
-			promised := m.reserved[addr] != ""
-			switch {
-			case stored && (record.Reserved || record.Cooling || record.Owner.Namespace != namespace):
-			case stored && record.PodUID == "" && !promised:
+			switch owner, owned := m.ownerOf(addr); {
+			case !owned || owner.Namespace != namespace:
+			case m.retained(addr):
 				share.Retained++
-			case stored, promised && m.owners[addr].Namespace == namespace:
+			default:
 				share.Allocated++
 			}
 		}
@@ -154,13 +182,10 @@ func (m *model) share(pool Pool, namespace string) (share Share) {
 
 // inNamespace returns how many addresses owners in a namespace have.
 func (m *model) inNamespace(namespace string) (n uint64) {
-	for _, record := range m.stored {
-		if !record.Reserved && !record.Cooling && record.Owner.Namespace == namespace {
-			n++
-		}
-	}
-	for addr, pod := range m.reserved {
-		if _, stored := m.stored[addr]; !stored && pod != "" && m.owners[addr].Namespace == namespace {
+	all := slices.AppendSeq(slices.Collect(maps.Keys(m.stored)), maps.Keys(m.reserved))
+	slices.SortFunc(all, netip.Addr.Compare)
+	for _, addr := range slices.Compact(all) {
+		if owner, owned := m.ownerOf(addr); owned && owner.Namespace == namespace {
 			n++
 		}
 	}
@@ -180,6 +205,16 @@ func (m *model) room(name, namespace string) uint64 {
 		return free
 	}
 	return 0
+}
+
+// admits says whether an address is of a pool, and the namespace may have one more of that pool.
+func (m *model) admits(addr netip.Addr, namespace string) bool {
+	for _, pool := range m.pools {
+		if pool.Name == m.poolOf(addr) {
+			return pool.MaxPerNamespace == 0 || m.share(pool, namespace).Total() < pool.MaxPerNamespace
+		}
+	}
+	return false
 }
 
 // roomiest returns, of the pools that may give an address to a namespace, the first one
@@ -235,15 +270,15 @@ func (m *model) counts(pool Pool) Counts {
 	c := Counts{Capacity: pool.Capacity}
 	for _, r := range pool.Ranges {
 		for addr := r.First; addr.IsValid() && !r.Last.Less(addr); addr = addr.Next() {
-			record, stored := m.stored[addr]
-			switch {
-			case stored && record.Cooling:
+			_, owned := m.ownerOf(addr)
+			switch record := m.stored[addr]; {
+			case !owned && record.Cooling:
 				c.Cooling++
-			case stored && record.Reserved:
+			case !owned && record.Reserved:
 				c.Reserved++
-			case stored && record.PodUID == "" && m.reserved[addr] == "":
+			case owned && m.retained(addr):
 				c.Retained++
-			case stored || m.reserved[addr] != "":
+			case owned:
 				c.Allocated++
 			}
 		}
@@ -400,7 +435,7 @@ func (s *simulation) record(addr netip.Addr) Record {
 	case 1:
 		record.Reserved = true
 	case 2:
-		record.Cooling = true
+		record.Cooling, record.NamespaceUID = true, append(testNamespaces, "")[s.random.IntN(3)]
 	default:
 		record.PodUID = s.pod()
 	}
@@ -411,7 +446,7 @@ func (s *simulation) step() string {
 	if s.random.IntN(100) == 0 {
 		s.draining = !s.draining
 	}
-	choice := s.random.IntN(13)
+	choice := s.random.IntN(14)
 	if s.draining && s.random.IntN(2) == 0 {
 		choice = []int{5, 8}[s.random.IntN(2)]
 	}
@@ -585,6 +620,21 @@ func (s *simulation) step() string {
 			}
 		}
 		return fmt.Sprintf("%s is gone: %t", pod, s.ended[pod])
+	case 12: // schedule a pod on an address at rest
+		addr, c := s.any(), s.claimant()
+		may := slices.Contains(s.model.resting(c.Owner.Namespace), addr) && s.model.admits(addr, c.Owner.Namespace)
+		taken, err := s.book.Reserve(c, []Want{{View: s.view, Resting: []netip.Addr{addr}, RestsFor: c.Owner.Namespace}})
+		if may != (err == nil) || err != nil && !errors.Is(err, ErrExhausted) {
+			s.t.Fatalf("Reserve(the resting %s) by a pod of %s: %v, want allowed %t", addr, c.Owner.Namespace, err, may)
+		}
+		if err != nil {
+			return "no address at rest"
+		}
+		if taken[0].Addr != addr || *taken[0].Stored != s.model.stored[addr] {
+			s.t.Fatalf("Reserve(the resting %s) gave %+v, want its record %+v", addr, taken[0], s.model.stored[addr])
+		}
+		s.model.reserve(addr, c.PodUID, c.Owner)
+		return fmt.Sprintf("reserve %s from its rest for %s", addr, c.PodUID)
 	default:
 		if s.random.IntN(20) > 0 {
 			return "no change of pools"
@@ -626,6 +676,9 @@ func (s *simulation) check(after string) {
 		}
 		if got := s.book.Shares(namespace); !maps.Equal(got, want) {
 			s.t.Fatalf("after %q: namespace %s has %+v, want %+v", after, namespace, got, want)
+		}
+		if got, want := restingAddrs(s.book, namespace), s.model.resting(namespace); !slices.Equal(got, want) {
+			s.t.Fatalf("after %q: %v rest for namespace %s, want %v", after, got, namespace, want)
 		}
 	}
 	s.checkHeld(after)
@@ -693,8 +746,8 @@ func testModel(t *testing.T, many int) {
 	for addr, record := range s.model.stored {
 		s.book.Forget(addr, record.UID, false)
 	}
-	if holdings, pods := len(s.book.large), len(s.book.byPod); holdings != 0 || pods != 0 {
-		t.Errorf("when all is free, the book keeps %d holdings and addresses of %d pods", holdings, pods)
+	if holdings, pods, rests := len(s.book.large), len(s.book.byPod), len(s.book.rests); holdings != 0 || pods != 0 || rests != 0 {
+		t.Errorf("when all is free, the book keeps %d holdings, addresses of %d pods, and rests for %d namespaces", holdings, pods, rests)
 	}
 	s.book.SetPools(nil)
 	if words, owners, shares, owned := size(&s.book.index), len(s.book.owners), len(s.book.shares), len(s.book.inNamespace); words != 0 || owners != 0 || shares != 0 || owned != 0 {
