@@ -220,3 +220,84 @@ func TestRecordedMode(t *testing.T) {
 		t.Errorf("the network (-want +got):\n%s", diff)
 	}
 }
+
+// silentPods answers yes to all questions but one.
+type silentPods struct {
+	question string
+	err      error
+}
+
+func (p silentPods) answer(question string) (bool, error) {
+	if question == p.question {
+		return false, p.err
+	}
+	return true, nil
+}
+
+func (p silentPods) IsCurrent(context.Context, string, string, string) (bool, error) {
+	return p.answer("current")
+}
+
+func (p silentPods) IsGone(context.Context, string, string, string) (bool, error) {
+	return p.answer("gone")
+}
+
+func (p silentPods) IsNamespace(context.Context, string, string) (bool, error) {
+	return p.answer("namespace")
+}
+
+// A question that the API server does not answer is no leave to take an address: Commit writes nothing, says which question
+// it was, and is no conflict, so that the pod is tried again as it is.
+func TestCommitWithoutAnswers(t *testing.T) {
+	silent := errors.New("the API server is silent")
+	shared := Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "web", UID: "d"}
+	for name, test := range map[string]struct {
+		// before is the request of the pod that had the address, and next the one of its successor.
+		before, next func(*Request)
+		known        KnownPods
+		question     string
+		want         string
+	}{
+		"the pod may be bound by another scheduler": {
+			before: func(r *Request) { r.Owner = shared }, next: func(r *Request) { r.Owner = shared },
+			known: knownPods{gone: "a"}, question: "current", want: "check whether pod shop/b may still take 10.0.70.2: ",
+		},
+		"the holder may be alive": {
+			before: func(r *Request) { r.Owner = shared }, next: func(r *Request) { r.Owner = shared },
+			known: knownPods{gone: "a"}, question: "gone", want: "check whether pod shop/a, which had 10.0.70.2, is gone: ",
+		},
+		"the namespace may be another one": {
+			before: func(r *Request) { r.Policy = v1alpha1.ReleaseNever },
+			next: func(r *Request) {
+				r.Policy, r.Owner.UID, r.Owner.PodName = v1alpha1.ReleaseNever, "again", "a"
+				r.NamespaceMeta = &metav1.ObjectMeta{Name: "shop", UID: "shop"}
+			},
+			question: "namespace", want: "check whether namespace shop is still the one in which 10.0.70.2 was kept: ",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer()
+			i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
+			before, next := request("a", "a", v1alpha1.ReleaseRetain), request("b", "b", v1alpha1.ReleaseRetain)
+			test.before(&before)
+			test.next(&next)
+			before.NamespaceMeta = next.NamespaceMeta
+			commit(t, i, reserve(t, i, before))
+			if test.known != nil {
+				i.KnowPods(test.known)
+			} else {
+				s.Retain("10.0.70.2")
+			}
+			r := reserve(t, i, next)
+			s.Writes()
+			err := i.Commit(t.Context(), r, silentPods{test.question, silent})
+			if !errors.Is(err, silent) || errors.Is(err, ErrConflict) || !strings.HasPrefix(err.Error(), test.want) {
+				t.Errorf("Commit() = %v, want %q and the error, and no conflict", err, test.want)
+			}
+			wantWrites(t, s)
+			if err := i.Commit(t.Context(), r, silentPods{}); err != nil {
+				t.Errorf("with all answers: Commit() = %v", err)
+			}
+		})
+	}
+}
