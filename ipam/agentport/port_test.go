@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -160,6 +161,13 @@ func TestAsk(t *testing.T) {
 	if heard.token != "/api/v1/namespaces/berth-system/serviceaccounts/berth-failover-operator/token for [failover.berth.dev]" {
 		t.Errorf("the token is %s", heard.token)
 	}
+	if heard.body != "" {
+		t.Errorf("the question without a body has %q", heard.body)
+	}
+	question.Body = []byte(`{"reason":"mended"}`)
+	if _, err := ports.Ask(t.Context(), question); err != nil || heard.body != `application/json {"reason":"mended"}` {
+		t.Errorf("Ask() = %v, with the body %q", err, heard.body)
+	}
 	ports = heard.serve(t, "this replica does not lead", http.StatusConflict)
 	if _, err := ports.Ask(t.Context(), question); err == nil || err.Error() != "berth-failover answers in pod berth-failover-1: this replica does not lead" {
 		t.Errorf("Ask() = %v", err)
@@ -169,6 +177,7 @@ func TestAsk(t *testing.T) {
 // heard is what an API server was asked for.
 type heard struct {
 	token, asked, listed string
+	body                 string // with its type; empty: none
 	// agents are the pods that it has; hangs, if given, is called in place of an answer.
 	agents []v1.Pod
 	hangs  func()
@@ -207,6 +216,11 @@ func (h *heard) serve(t *testing.T, answer string, code int) *Ports {
 			<-r.Context().Done()
 			return
 		}
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		h.body = strings.TrimSpace(r.Header.Get("Content-Type") + " " + string(body))
 		h.asked = r.Method + " " + r.Header.Get("Berth-Authorization") + " " + r.URL.Path + "?" + r.URL.Query().Encode()
 		if code != http.StatusOK {
 			if strings.HasPrefix(answer, `{"kind"`) {
