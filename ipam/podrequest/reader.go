@@ -66,6 +66,10 @@ func (r Reader) WithinNode(spec *v1.PodSpec, limits, used map[v1.ResourceName]in
 	return true
 }
 
+// StrayRemedy says what to write where [StrayAnnotation] finds an annotation. A container that has only a request
+// for an extended resource is refused: the API server requires a limit, which then is the request, too.
+const StrayRemedy = `add resources.limits["` + v1alpha1.ResourceIP + `"]: 1 to a container, or remove the annotation`
+
 // StrayAnnotation returns the first annotation of a request on a pod that requests no
 // address, or "". The author of the annotation probably expects an address. Berth's own pods have others.
 func StrayAnnotation(pod *v1.Pod) string {

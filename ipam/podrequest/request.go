@@ -61,7 +61,7 @@ func (r Reader) Compile(pod *v1.Pod) (Request, error) {
 	n, resource := r.Requested(&pod.Spec)
 	if n == 0 {
 		if name := StrayAnnotation(pod); name != "" {
-			return request, fmt.Errorf("the pod has annotation %s but no container requests %s: add resources.requests[%[2]q]: 1 to a container, or remove the annotation", name, v1alpha1.ResourceIP)
+			return request, fmt.Errorf("the pod has annotation %s but no container requests %s: %s", name, v1alpha1.ResourceIP, StrayRemedy)
 		}
 		return request, ErrNone
 	}

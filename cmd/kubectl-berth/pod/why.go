@@ -105,7 +105,7 @@ func (l *look) tell(ctx context.Context) (*Why, error) {
 		told.Says = fmt.Sprintf("The pod asks for no floating IP: no container requests %s.", v1alpha1.ResourceIP)
 		if stray := podrequest.StrayAnnotation(pod); stray != "" {
 			told.Problem = fmt.Sprintf("the pod has annotation %s but no container requests %s", stray, v1alpha1.ResourceIP)
-			told.do("add resources.limits[%q]: 1 to a container, or remove the annotation", v1alpha1.ResourceIP)
+			told.do("%s", podrequest.StrayRemedy)
 		}
 	case pod.Spec.NodeName != "":
 		return told, l.bound(ctx, told)

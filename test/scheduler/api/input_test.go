@@ -50,7 +50,7 @@ func TestBadInput(t *testing.T) {
 		{"retain-for without a policy", simulation.Annotated(v1alpha1.AnnotationRetainFor, "1h"), `annotation berth.dev/retain-for has no effect with release policy PodDeleted`, v1alpha1.AnnotationRetainFor, ""},
 		{"hostNetwork", hostNetwork, `the pod requests berth.dev/ip but uses the node's network (hostNetwork: true): remove one of the two`, "", ""},
 		{"an annotation that there is not", simulation.Annotated("berth.dev/ip", "10.0.70.53"), `annotation berth.dev/ip is unknown: remove it, or write after berth.dev/ one of addresses, `, "berth.dev/ip", ""},
-		{"policy without request", simulation.And(simulation.Policy(v1alpha1.ReleaseRetain), simulation.Asking("0")), `the pod has annotation berth.dev/release-policy but no container requests berth.dev/ip: add resources.requests["berth.dev/ip"]: 1 to a container, or remove the annotation`, releasePolicy, ""},
+		{"policy without request", simulation.And(simulation.Policy(v1alpha1.ReleaseRetain), simulation.Asking("0")), `the pod has annotation berth.dev/release-policy but no container requests berth.dev/ip: add resources.limits["berth.dev/ip"]: 1 to a container, or remove the annotation`, releasePolicy, ""},
 		{"pools without request", simulation.And(simulation.FromPools("web"), simulation.Asking("0")), `the pod has annotation berth.dev/pools but no container requests berth.dev/ip`, pools, ""},
 	}
 	for i, tc := range tests {
@@ -68,6 +68,14 @@ func TestBadInput(t *testing.T) {
 			w.Invariants()
 		})
 	}
+	// The remedy of a pod without a request has to be one that the API server admits.
+	t.Run("only the limit that the remedy names", func(t *testing.T) {
+		w := w.On(t)
+		pod := simulation.NewPod("with-limit", simulation.Asking("1"))
+		pod.Spec.Containers[0].Resources.Requests = nil
+		w.Create(pod)
+		w.Bound(pod.Name)
+	})
 }
 
 // Only the scheduler writes the annotation that names addresses. A user who writes it gets
