@@ -20,12 +20,11 @@ func TestPoolAnswer(t *testing.T) {
 	cloud := testPool("web", "10.0.70.2-10.0.70.3")
 	cloud.Spec.ExternalAssigner = true
 	for _, test := range []struct {
-		name  string
-		pool  *v1alpha1.IPPool
-		edit  func(*Request)
-		taken int  // addresses of the pool that pods of another workload have
-		kept  bool // 10.0.70.20 of another pool is retained for the pod
-		want  PoolAnswer
+		name string
+		pool *v1alpha1.IPPool
+		edit func(*Request)
+		kept bool // 10.0.70.20 of another pool is retained for the pod
+		want PoolAnswer
 	}{
 		{name: "it has some", edit: func(*Request) {}, want: PoolAnswer{Named: true, Serves: true, Has: true, Reason: web + " has 2 free"}},
 		{
@@ -68,8 +67,7 @@ func TestPoolAnswer(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			position := slices.IndexFunc(c.Snapshot().Pools(), func(pool *pools.Pool) bool { return pool.Name == test.pool.Name })
-			got := c.PerPool()[position]
+			got := c.PerPool()[position(t, i, test.pool.Name)]
 			if got.Pool.Name != test.pool.Name {
 				t.Errorf("the answer is of pool %s", got.Pool.Name)
 			}
@@ -80,7 +78,7 @@ func TestPoolAnswer(t *testing.T) {
 				return
 			}
 			want := PoolAnswer{Named: true, Serves: true, Has: true, Reason: `pool "other" (10.0.70.20-10.0.70.21) has 10.0.70.20, which is retained for the pod`}
-			other := c.PerPool()[1-position]
+			other := c.PerPool()[position(t, i, "other")]
 			if other.Pool = nil; other != want {
 				t.Errorf("the pool with the retained address answers\n%+v, want\n%+v", other, want)
 			}
