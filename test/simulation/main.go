@@ -12,14 +12,18 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/test/deploy"
+	"github.com/berth-dev/berth/test/short"
 )
 
 // binDir has Berth's programs, folder what the worlds share. Written by Main only.
 var binDir, folder string
 
 // Main compiles berth-scheduler and berth-controller and runs the tests of a package.
-// It is all of its TestMain.
-func Main(m *testing.M) {
+// It is all of its TestMain. With names, go test -short runs these tests alone.
+func Main(m *testing.M, names ...string) {
+	if len(names) > 0 {
+		short.Tests(names...)
+	}
 	code, err := compileAndRun(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
