@@ -1,9 +1,9 @@
 # Two commands do everything, on a fresh Debian machine with Go, make and root:
 #
 #   make demo    a pod keeps its address through the loss of its node
-#   make test    all tests
+#   make test    the tests of what a change can break for every user
 #
-# make help lists all.
+# make test-all runs all other tests; make help lists all targets.
 #
 # With GOWORK=off no dependency of test/ raises a version in the programs. Programs are
 # compiled without cgo and with -trimpath; so are tests and what linters read, for Go keeps
@@ -27,27 +27,11 @@ FUZZTIME ?= 30s
 FUZZ     := $(shell grep -rlE '^func Fuzz' --include='*_test.go' . | grep -v '^./test/' | sort)
 # Without vet, which compiles facts about every dependency: lint has all of it.
 GOTEST   := go test -vet=off -timeout 60m
-# Tests that run programs as processes: Go's cache of results does not see these change.
-GOTESTPROGRAMS := $(GOTEST) -count=1
 
-# Packages with tests that need neither a kernel nor an API server.
-PURE   := $(addprefix ./,$(shell find cmd/console cmd/controller cmd/failover cmd/speaker cmd/internal cmd/kubectl-berth plugins ipam manifests -name '*_test.go' -printf '%h\n' | sort -u) agent/attachdef agent/chain agent/policy agent/policy/ruleset agent/profile agent/state cni/relay cni/shim speaker/plan)
 # Packages that write pages of docs/reference.
 REFERENCE := $(addprefix ./,$(shell grep -rl '^func TestReference' cmd | xargs -n1 dirname))
-# API tests to run: a CI that runs them side by side gives each machine some.
-API    ?= ./assigner/... ./fencer/... ./docs/... ./simulation/... ./policy/... ./kubectl/... ./scheduler/...
-# Targets that parts of the tests need. make test makes them once, before: make leaves a part that waits for them until it has begun all others.
-PREPARE ?= lab build
-# The parts of make test. The longest are first, so that with -j2 none is left to run alone at the end.
-PARTS  := test-e2e test-api test-machine test-unit test-node lint test-console test-chaos test-release test-rules
-# End-to-end tests to run, as go test's -run.
-E2E    ?= .
-# Minors of Kubernetes of test-versions: those with a module in test/kubernetes.
-MINORS ?= $(notdir $(wildcard test/kubernetes/*))
 MUTATE ?= agent/chain agent/state plugins/floatingip $(filter-out ipam/api% ipam/assigner% ipam/fencer% ipam/remote ipam/ipamtest,$(shell find ipam -name '*_test.go' -printf '%h\n' | sort -u))
 
-POLICY_CLUSTERS        ?= 15000
-POLICY_KERNEL_CLUSTERS ?= 300
 # The backend of network policies of all agents in tests, iptables or nftables; without one they choose.
 export BERTH_TEST_POLICY_BACKEND = $(POLICY_BACKEND)
 
@@ -65,7 +49,7 @@ CHAOS_NODES  ?= 40
 CHAOS_STEPS  ?= 300
 CHAOS_PAUSE  ?= 60
 
-.PHONY: all check help build images sbom chart krew release publish sign test-install demo lab lab-down test test-unit test-release test-rules test-machine test-policy test-race test-api test-import test-check-many test-trace test-reading-many test-chaos chaos test-node test-e2e test-kube-proxy test-failover test-network-types test-netpol test-node-policy test-policy-storm fuzz mutate vulncheck bench lint generate verify clean
+.PHONY: $(shell sed -nE 's/^([a-z0-9-]+):.*## .*/\1/p' Makefile) all clean
 
 all: build
 
@@ -129,54 +113,34 @@ lab-down: lab ## Take down every cluster, also the rest of a crashed one.
 clean: ## Remove build results.
 	rm -rf bin test/bin dist
 
-##@ Test while you work
+##@ Test
 
-check: ## Lint of changes since main, import rules, and all tests that need neither a kernel nor an API server: minutes.
+# make test PART="node e2e" runs these parts alone, make test PACKAGE=test/node RUN='^TestCrash$$' these tests of a package.
+PARTS = cd test && go build -o bin/parts ./parts && bin/parts $(if $(PART),-part '$(PART)') $(if $(PACKAGE),-package '$(PACKAGE)' $(if $(RUN),-run '$(RUN)'))
+
+check: ## While you work: lint of changes since main, import rules, and the tests that need neither a kernel nor an API server. Three minutes.
 	$(GOLANGCI_LINT) fmt --diff
 	$(GOLANGCI_LINT) run --new-from-merge-base=main ./...
 	cd test && $(GOLANGCI_LINT) run --new-from-merge-base=main ./...
-	$(GOTEST) . $(PURE)
+	$(PARTS) -short -part unit
 
-##@ Test: all of this must pass; the parts of make test may run side by side on machines of their own
+test: lab build ## What a change can break for every user: go test -short of all packages. A quarter of an hour.
+	$(PARTS) -short
 
-test: $(PREPARE) ## All tests but the long forms.
-	$(MAKE) PREPARE= $(PARTS)
+test-all: lab build ## All tests but the ones of hours below; goes on where it was interrupted. Hours, in parts (make parts).
+	$(PARTS)
+
+test-turn: lab build ## The part of test-all whose turn it is: another one for each commit.
+	$(PARTS) -turn
+
+parts: ## List the parts of test and test-all.
+	@$(PARTS) -list
 
 lint: ## All of .golangci.yml, both modules, and the workflows.
 	$(ACTIONLINT) -shellcheck= -pyflakes= .github/workflows/*.yml
 	$(GOLANGCI_LINT) fmt --diff
 	$(GOLANGCI_LINT) run ./...
 	cd test && $(GOLANGCI_LINT) run ./...
-
-test-unit: ## Beside the code: unit, model, kernel tests in namespaces.
-	REQUIRE_NETNS=1 $(GOTEST) ./...
-	cd test/helm && $(GOTEST) ./...
-
-test-release: ## The parts of a release: images, what they are made of, the packages of Debian in them, plugin archives.
-	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) ./debian/... ./deploy/... ./image/... ./krew/... ./sbom/...
-
-test-rules: ## Alerts and dashboards: when alerts fire, by Debian's promtool, which the first run fetches by the mirrors of the host's apt.
-	cd test && $(GOTESTPROGRAMS) ./monitoring/...
-
-test-machine: ## Drivers that this kernel may lack (VLAN, ipvlan, SR-IOV), on Debian's kernel in QEMU; one package alone with PACKAGE=./cni/vlan, and some of its tests with RUN=TestTraffic/ipvlan.
-	cd test && BERTH_MACHINE_PACKAGE='$(PACKAGE)' BERTH_MACHINE_RUN='$(RUN)' $(GOTESTPROGRAMS) -v $(if $(PACKAGE),-run '^TestMachine$$') ./machine/
-
-test-api: $(PREPARE) ## Scheduler and controller on a real API server, and the links and the objects of the documentation.
-	cd test && $(GOTESTPROGRAMS) -p 2 -parallel 2 $(API) # four API servers at once: they wait more than they compute
-
-.PHONY: test-console
-test-console: $(PREPARE) ## kubectl berth console on a real API server: its API against its document, its pages in Debian's Chromium, which the first run fetches.
-	cd test && $(GOTESTPROGRAMS) -parallel 2 ./console/...
-
-test-node: $(PREPARE) ## Agent, shim and plugins on a real kernel, also beside the real firewalld and between real routers, whose packages of Debian the first run fetches (100 MB).
-	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) ./hostservices/ ./fabric/
-	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) -parallel 4 ./node/... # each with an API server of its own: they wait more than they compute
-
-test-chaos: $(PREPARE) ## Three rounds of chaos, the same each time but for BERTH_CHAOS_SEED, and a judge of the result.
-	cd test && BERTH_CHAOS_SEED=$(or $(BERTH_CHAOS_SEED),1) CHAOS_ROUNDS=3 $(GOTESTPROGRAMS) ./chaos/...
-
-test-e2e: $(PREPARE) ## The lab, and Berth on it.
-	cd test && $(GOTESTPROGRAMS) ./lab/... && $(GOTESTPROGRAMS) -v -run '$(E2E)' ./e2e/...
 
 ##@ Generate
 
@@ -185,83 +149,22 @@ generate: ## Deep copies and CRDs from ipam/api, manifests/ from the chart, Go c
 	$(CONTROLLER_GEN) object paths=./ipam/api/... crd:crdVersions=v1 output:crd:dir=manifests/chart/crd
 	cd test/helm && go build -o ../bin/render ./render
 	test/bin/render -out manifests
-	BERTH_GENERATE=1 $(GOTESTPROGRAMS) -run '^TestReference' $(REFERENCE)
+	BERTH_GENERATE=1 $(GOTEST) -count=1 -run '^TestReference' $(REFERENCE)
 
 verify: generate ## Fail if generated files or go.mod are not up to date.
 	go mod tidy -diff && cd test && go mod tidy -diff
 	git diff --exit-code -- ipam/api ipam/assigner/v1 ipam/fencer/v1 manifests docs/reference
 
-##@ Test longer
+##@ Test for hours
 
-test-race: ## test-unit under the race detector.
+mutate-promises: lab build ## Break the product in 60 small ways, one for each promise of README and docs: a test finds each.
+	cd test && go build -o bin/promises ./promises && bin/promises
+
+test-race: ## Tests beside the code under the race detector.
 	REQUIRE_NETNS=1 CGO_ENABLED=1 $(GOTEST) -race ./...
 
-test-policy: ## Network policies of POLICY_CLUSTERS (15000) random clusters, and of POLICY_KERNEL_CLUSTERS (300) with real packets, against the documents of the APIs.
-	REQUIRE_NETNS=1 BERTH_TEST_POLICY_CLUSTERS=$(POLICY_CLUSTERS) BERTH_TEST_POLICY_KERNEL_CLUSTERS=$(POLICY_KERNEL_CLUSTERS) $(GOTESTPROGRAMS) -timeout 2h -v -run 'TestDifferential|TestKernel' ./agent/policy/policytest/
-
-test-trace: lab build ## Each link of kubectl berth trace broken in turn on the lab, rogue hosts of both families that check --wire must find, and a bundle of kubectl berth dump --nodes.
-	cd test && BERTH_TEST_TRACE=1 $(GOTESTPROGRAMS) -v -run TestTrace ./e2e/
-
-test-check-many: lab ## How long kubectl berth check takes with CHECK_ADDRESSES (150000) addresses, and how much memory.
-	cd test && BERTH_TEST_CHECK_ADDRESSES=$(or $(CHECK_ADDRESSES),150000) go test -count=1 -timeout 2h -v -run TestCheckMany ./kubectl/
-
-test-reading-many: lab ## How long the reading commands of kubectl berth take with KUBECTL_ADDRESSES (150000) addresses.
-	cd test && BERTH_TEST_KUBECTL_ADDRESSES=$(or $(KUBECTL_ADDRESSES),150000) go test -count=1 -timeout 2h -v -run TestReadingMany ./kubectl/
-
-.PHONY: test-console-many
-test-console-many: lab ## How long kubectl berth console takes to answer 200 requests a second, and how much memory, with CONSOLE_ADDRESSES (150000) addresses.
-	cd test && BERTH_TEST_CONSOLE_ADDRESSES=$(or $(CONSOLE_ADDRESSES),150000) go test -count=1 -timeout 2h -v -run TestLoad ./console/
-
-.PHONY: test-services-many
-test-services-many: lab ## What SERVICES (1000) Services on SERVICE_NODES (5000) imitated nodes cost, and the death of one of these.
-	cd test && BERTH_TEST_SERVICES=$(or $(SERVICES),1000) BERTH_TEST_SERVICE_NODES=$(or $(SERVICE_NODES),5000) go test -count=1 -timeout 2h -v -run TestMany ./scheduler/services/
-
-.PHONY: test-day
-test-day: ## A day of deploys on DAY_NODES (5000) nodes with DAY_ADDRESSES (150000) addresses, scheduler and controller in one process on API servers in memory: memory and queues do not grow.
+day: ## A day of deploys on DAY_NODES (5000) nodes with DAY_ADDRESSES (150000) addresses, in virtual time and memory: memory and queues do not grow.
 	cd test && BERTH_TEST_DAY_NODES=$(or $(DAY_NODES),5000) BERTH_TEST_DAY_ADDRESSES=$(or $(DAY_ADDRESSES),150000) BERTH_TEST_DAY_HOURS=24 BERTH_TEST_DAY_DEPLOYS=1 go test -count=1 -timeout 12h -v -run TestDay ./simulation/day/
-
-.PHONY: test-tenants
-test-tenants: lab build ## Each policy of the page for tenants on the lab: pods of two tenants and a host outside reach whom the page says.
-	cd test && BERTH_TEST_TENANTS=1 $(GOTESTPROGRAMS) -v -run TestTenants ./e2e/
-
-.PHONY: test-bgp
-test-bgp: ## BGP_NODES (5000) imitated nodes announce BGP_ADDRESSES (30) addresses each to Debian's FRR: its memory, and the time until all are behind the spine.
-	cd test && REQUIRE_NETNS=1 BERTH_TEST_BGP_NODES=$(or $(BGP_NODES),5000) BERTH_TEST_BGP_ADDRESSES=$(or $(BGP_ADDRESSES),30) go test -count=1 -timeout 2h -v -run TestManyNodes ./fabric/
-
-test-import: lab ## A migration of GALAXY_ADDRESSES (60000) from Galaxy, interrupted and continued.
-	cd test && GALAXY_ADDRESSES=$(or $(GALAXY_ADDRESSES),60000) go test -count=1 -timeout 2h -v -run TestImportGalaxyMany ./scheduler/migration/
-
-.PHONY: test-versions
-test-versions: build ## The demo and the end-to-end tests (E2E) on real clusters of the other minors of Kubernetes that Berth supports (MINORS): the first time an hour for each.
-	cd test && go build -o bin/demo ./cmd/demo
-	cd test && for minor in $(MINORS); do export BERTH_LAB_KUBERNETES=$$minor; \
-		bin/demo && $(GOTESTPROGRAMS) -v -run '$(E2E)' ./e2e/... || exit 1; done
-
-.PHONY: test-docs
-test-docs: lab build ## All of the tutorial on the lab: its commands print what the pages show.
-	cd test && BERTH_TEST_DOCS=1 $(GOTESTPROGRAMS) -v -run TestTutorial ./e2e/
-
-test-kube-proxy: lab build ## Pods beside kube-proxy in each of its modes: iptables and nftables on the lab, ipvs in the emulated machine.
-	cd test && BERTH_TEST_KUBE_PROXY_MODES=1 $(GOTESTPROGRAMS) -v -run TestIPVS ./machine/
-	cd test && BERTH_TEST_KUBE_PROXY_MODES=1 $(GOTESTPROGRAMS) -v -run TestKubeProxyModes ./e2e/
-
-test-install: lab ## The life of an installation, with Helm on the lab: on one node of a cluster in use, whose nodes have other networks, then all; with the folders of k3s; install, upgrade, rollback, uninstall, install again, clean the nodes; with traffic throughout.
-	cd test && BERTH_TEST_INSTALL=1 $(GOTESTPROGRAMS) -v ./install/
-
-test-network-types: lab build ## Pods of each network type that this kernel has, on the lab: all among each other, and moves.
-	cd test && BERTH_TEST_NETWORK_TYPES=1 $(GOTESTPROGRAMS) -v -run TestNetworkTypes ./e2e/
-
-test-failover: lab build ## Failover on the lab: ten minutes without API server under traffic, most nodes cut off, a node that hangs and that a fencer powers off, agents that are replaced, all carriers lost at once, a node behind a port that passes nothing for a while, a Service whose node loses power.
-	cd test && BERTH_TEST_FAILOVER_LONG=10m $(GOTESTPROGRAMS) -v -run 'TestFailover|TestFencer|TestAgentUpgrade|TestLastNode|TestLoadBalancer' ./e2e/
-
-test-netpol: lab build ## All of Kubernetes' own tests of NetworkPolicy on the lab; with BERTH_NETPOL_FLOATING=1 their pods have floating IPs; BERTH_NETPOL_CASES are parts of names, separated by |.
-	cd test && BERTH_TEST_NETPOL=1 go test -count=1 -timeout 4h -v -run 'TestNetpol$$' ./e2e/
-
-test-node-policy: lab build ## Policies on a node with a real API server, for pods of each wiring: some 20 minutes, since the agent looks for damage once a minute.
-	cd test && BERTH_TEST_NODE_POLICY=1 REQUIRE_NETNS=1 $(GOTESTPROGRAMS) -v -run TestPolicy ./node/
-
-test-policy-storm: lab build ## 1,000 policies and 500 pods that change for a minute, and a judge of the kernel's rules in the end.
-	cd test && BERTH_TEST_POLICY_STORM=1 REQUIRE_NETNS=1 $(GOTESTPROGRAMS) -v -run TestPolicyStorm ./node/
 
 chaos: lab ## Hours of it: CHAOS_ROUNDS, CHAOS_PODS, CHAOS_NODES, CHAOS_STEPS in a round, at most CHAOS_PAUSE milliseconds between two; drawn anew each time but for BERTH_CHAOS_SEED.
 	cd test && CHAOS_ROUNDS=$(CHAOS_ROUNDS) CHAOS_PODS=$(CHAOS_PODS) CHAOS_NODES=$(CHAOS_NODES) CHAOS_STEPS=$(CHAOS_STEPS) CHAOS_PAUSE=$(CHAOS_PAUSE) go test -count=1 -timeout 12h -v -run TestChaos ./chaos/

@@ -44,7 +44,7 @@ func settingsFromEnv() (settings, error) {
 		value *int
 		short int
 	}{
-		{"CHAOS_ROUNDS", &s.rounds, 5},
+		{"CHAOS_ROUNDS", &s.rounds, 3},
 		{"CHAOS_PODS", &s.pods, 240},
 		{"CHAOS_NODES", &s.nodes, 8},
 		{"CHAOS_STEPS", &s.steps, 50},
@@ -70,4 +70,4 @@ func settingsFromEnv() (settings, error) {
 	return s, nil
 }
 
-func TestMain(m *testing.M) { simulation.Main(m) }
+func TestMain(m *testing.M) { simulation.Main(m, "TestConfigurationIsKept") }

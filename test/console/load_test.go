@@ -30,8 +30,10 @@ import (
 )
 
 const (
-	// envLoad is the number of addresses of TestLoad; unset: a few, for seconds.
-	envLoad = "BERTH_TEST_CONSOLE_ADDRESSES"
+	// loaded is how many addresses TestLoad makes.
+	loaded = 150_000
+	// lasts is how long it asks for each mix.
+	lasts = 30 * time.Second
 	// rate is how many requests it makes in a second.
 	rate = 200
 	// perPool is how many addresses HoldMany makes in a pool.
@@ -45,38 +47,26 @@ const (
 // Many requests at once, while addresses change: how long they take, and how much CPU time and memory the console needs, is printed, and is
 // for the documentation. Each is answered, and none leads to a request to the API server.
 func TestLoad(t *testing.T) {
-	n, lasts := 2000, 4*time.Second
-	if given := os.Getenv(envLoad); given != "" {
-		var err error
-		if n, err = strconv.Atoi(given); err != nil {
-			t.Fatal(err)
-		}
-		lasts = 30 * time.Second
-	} else {
-		t.Parallel()
-	}
 	w := simulation.NewWith(t, simulation.Options{Lasts: time.Hour})
 	w.Nodes(2)
 	began := time.Now()
-	w.HoldMany(n)
-	t.Logf("created %d addresses in %s", n, time.Since(began).Round(time.Second))
+	w.HoldMany(loaded)
+	t.Logf("created %d addresses in %s", loaded, time.Since(began).Round(time.Second))
 	w.Grant("viewer-rbac.yaml", viewer)
 	c := startAs(w, viewer, "GODEBUG=gctrace=1")
 	began = time.Now()
 	c.until("wait until the console has all addresses", func() error {
 		s := read[summary](c, "/summary")
-		return complainIf(s.Addresses != n, "there are %d: %q", s.Addresses, s.Missing)
+		return complainIf(s.Addresses != loaded, "there are %d: %q", s.Addresses, s.Missing)
 	})
 	t.Logf("the console knew all addresses after %s; memory: %s", time.Since(began).Round(10*time.Millisecond), c.memory())
 	for _, mix := range []struct {
 		name string
 		of   []kind
-	}{{"the API", apiKinds(n)}, {"pages", pageKinds(n)}} {
+	}{{"the API", apiKinds(loaded)}, {"pages", pageKinds(loaded)}} {
 		c.load(mix.name, mix.of, lasts)
 	}
-	if os.Getenv(envLoad) != "" {
-		timePages(startBrowser(w).open(c))
-	}
+	timePages(startBrowser(w).open(c))
 }
 
 // timePages prints how long a browser waits for pages, from the request to the end of the answer, and until they are drawn.
@@ -128,7 +118,7 @@ func apiKinds(n int) []kind {
 
 // pageKinds are the requests of browsers.
 func pageKinds(n int) []kind {
-	kinds := apiKinds(n)
+	kinds := apiKinds(loaded)
 	for i := range kinds {
 		of := kinds[i].path
 		kinds[i].path = func(r *rand.Rand) string {

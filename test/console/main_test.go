@@ -33,7 +33,7 @@ import (
 	"github.com/berth-dev/berth/test/simulation/proxy"
 )
 
-func TestMain(m *testing.M) { simulation.Main(m) }
+func TestMain(m *testing.M) { simulation.Main(m, "TestAPI") }
 
 // viewer is a user with the rights of manifests/examples/viewer-rbac.yaml.
 const viewer = "viewer"

@@ -23,7 +23,7 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-func TestMain(m *testing.M) { simulation.Main(m) }
+func TestMain(m *testing.M) { simulation.Main(m, "TestWhy", "TestCheck") }
 
 var update = flag.Bool("update", false, "write what the commands print into testdata")
 

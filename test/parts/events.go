@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// event is a line of go test -json (cmd/test2json).
+type event struct {
+	Action, Package, ImportPath, Test, Output string
+}
+
+// testID names a test of a package; its test is empty for the package itself.
+type testID struct{ pkg, test string }
+
+// counts are the results of tests and subtests.
+type counts struct {
+	Run, Failed, Skipped int
+}
+
+// record follows the events of a part's tests, and writes their output to a log for each package.
+type record struct {
+	folder string
+	logs   map[string]*os.File
+	tails  map[testID][]string
+	failed []testID
+	counts counts
+	// last is the newest event of a test, for people who wait.
+	last string
+}
+
+// tailLines is how much of a failed test's output a person is shown.
+const tailLines = 30
+
+func newRecord(folder string) *record {
+	return &record{folder: folder, logs: map[string]*os.File{}, tails: map[testID][]string{}}
+}
+
+// follow reads events until their end. The progress is called with each.
+func (r *record) follow(events io.Reader, progress func(last string)) error {
+	scanner := bufio.NewScanner(events)
+	scanner.Buffer(nil, 1<<24)
+	for scanner.Scan() {
+		var e event
+		if json.Unmarshal(scanner.Bytes(), &e) != nil || e.Action == "" {
+			e = event{Action: "output", Output: scanner.Text() + "\n"} // of a program in go test's place
+		}
+		if err := r.add(e); err != nil {
+			return err
+		}
+		progress(r.last)
+	}
+	return scanner.Err()
+}
+
+func (r *record) add(e event) error {
+	if e.ImportPath != "" {
+		e.Package, _, _ = strings.Cut(e.ImportPath, " ")
+	}
+	id := testID{e.Package, e.Test}
+	switch e.Action {
+	case "output", "build-output":
+		if tail := append(r.tails[id], e.Output); len(tail) > tailLines {
+			r.tails[id] = slices.Delete(tail, 0, len(tail)-tailLines)
+		} else {
+			r.tails[id] = tail
+		}
+		return r.write(e)
+	case "run":
+		r.last = short(e.Package) + " " + e.Test
+	case "pass", "fail", "skip":
+		r.end(id, e.Action)
+	case "build-fail":
+		r.failed = append(r.failed, id)
+	}
+	return nil
+}
+
+// end counts a test, or ends a package's log.
+func (r *record) end(id testID, result string) {
+	if result == "fail" && !slices.ContainsFunc(r.failed, func(f testID) bool { return f.within(id) }) {
+		r.failed = append(r.failed, id)
+	}
+	if id.test == "" {
+		if log := r.logs[id.pkg]; log != nil {
+			log.Close()
+			delete(r.logs, id.pkg)
+		}
+		return
+	}
+	switch r.counts.Run++; result {
+	case "fail":
+		r.counts.Failed++
+	case "skip":
+		r.counts.Skipped++
+	}
+	if result != "fail" {
+		delete(r.tails, id)
+	}
+}
+
+// within tells whether a test is another one, or a subtest of it: a failure is told once, by the test
+// that is nearest to it.
+func (id testID) within(other testID) bool {
+	return id.pkg == other.pkg && (other.test == "" || id.test == other.test || strings.HasPrefix(id.test, other.test+"/"))
+}
+
+func (r *record) write(e event) error {
+	log := r.logs[e.Package]
+	if log == nil {
+		name := strings.ReplaceAll(short(e.Package), "/", "-")
+		if name == "" {
+			name = "output"
+		}
+		var err error
+		if log, err = os.OpenFile(filepath.Join(r.folder, name+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644); err != nil {
+			return fmt.Errorf("open the log of %s: %w", e.Package, err)
+		}
+		r.logs[e.Package] = log
+	}
+	if _, err := log.WriteString(e.Output); err != nil {
+		return fmt.Errorf("write the log of %s: %w", e.Package, err)
+	}
+	return nil
+}
+
+func (r *record) close() {
+	for _, log := range r.logs {
+		log.Close()
+	}
+}
+
+// short returns a package's folder in the repository.
+func short(pkg string) string {
+	return strings.TrimPrefix(strings.TrimPrefix(pkg, module), "/")
+}

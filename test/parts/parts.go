@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+const (
+	// unit is the part that make check has.
+	unit = "unit"
+	// netnstest makes the network namespaces of tests.
+	netnstest = "github.com/berth-dev/berth/agent/netnstest"
+)
+
+// part is a piece of all tests that runs alone, on a machine of its own if need be.
+type part struct {
+	name, does string
+	suites     []suite
+	// minutes that all of it takes on two cores, about: the longest parts begin first.
+	minutes int
+	// lab is set if the part brings up clusters of nodes, which fill the machine: one such part at a time.
+	lab bool
+}
+
+// suite is one call of go test, or of another program.
+type suite struct {
+	// module is the folder of the module, from the root of the repository.
+	module string
+	// packages are go test's patterns.
+	packages []string
+	// uses leaves of them the packages whose tests import this package, and lacks the others.
+	uses, lacks string
+	// side is how many packages run side by side: more than cores where tests wait.
+	side int
+	// cached has Go take the results of packages in which nothing changed: its cache sees neither the
+	// kernel nor programs that a test runs. Random tests draw anew all the same, since they read their seed.
+	cached bool
+	env    []string
+	// command runs in the module instead of go test. It belongs to test-all.
+	command []string
+}
+
+// labMinors are the minors of Kubernetes beside the lab's own, each with a module in test/kubernetes.
+var labMinors = []string{"1.35", "1.37"}
+
+// parts are all tests of the repository but the ones that are a matter of hours: chaos, day, fuzz,
+// mutate, mutate-promises, bench.
+func parts() []part {
+	netns := []string{"REQUIRE_NETNS=1"}
+	all := []part{
+		{
+			name: unit, does: "beside the code, with neither a kernel nor an API server", minutes: 6,
+			suites: []suite{
+				{module: ".", packages: []string{"./..."}, lacks: netnstest, cached: true},
+				{module: "test/helm", packages: []string{"./..."}, cached: true},
+				{module: "test", packages: []string{
+					"./bench/...", "./chaos/judge", "./debian", "./parts", "./witness",
+				}},
+			},
+		},
+		{
+			name: "kernel", does: "beside the code, in network namespaces", minutes: 6,
+			suites: []suite{{module: ".", packages: []string{"./..."}, uses: netnstest, side: 8, env: netns}},
+		},
+		{
+			name: "lint", does: "all of .golangci.yml, and the workflows", minutes: 5,
+			suites: []suite{{module: ".", command: []string{"make", "lint"}}},
+		},
+		{
+			name: "scheduler", does: "scheduler and controller, in memory and on a real API server", minutes: 20,
+			suites: []suite{{module: "test", packages: []string{"./scheduler/...", "./simulation/..."}, side: 2}},
+		},
+		{
+			name: "kubectl", does: "kubectl berth on a real API server, services that Berth calls, agents' views, pages' objects and commands", minutes: 15,
+			suites: []suite{{module: "test", packages: []string{"./kubectl/...", "./assigner/...", "./fencer/...", "./policy/...", "./docs/..."}, side: 2}},
+		},
+		{
+			name: "console", does: "kubectl berth console: its API, and its pages in Chromium", minutes: 10,
+			suites: []suite{{module: "test", packages: []string{"./console/..."}}},
+		},
+		{
+			name: "node", does: "agent, shim and plugins on a real kernel", minutes: 15,
+			suites: []suite{{module: "test", packages: []string{"./node/..."}, env: netns}},
+		},
+		{
+			name: "neighbours", does: "beside the real firewalld, and between real routers", minutes: 10,
+			suites: []suite{{module: "test", packages: []string{"./hostservices/...", "./fabric/..."}, env: netns}},
+		},
+		{
+			name: "machine", does: "drivers that this kernel may lack, on Debian's kernel in QEMU", minutes: 15,
+			suites: []suite{{module: "test", packages: []string{"./machine"}}},
+		},
+		{
+			name: "release", does: "images, their packages and what they are made of, plugin archives, alerts and dashboards", minutes: 10,
+			suites: []suite{{module: "test", packages: []string{"./deploy", "./image", "./krew", "./sbom", "./monitoring"}, env: netns}},
+		},
+		{
+			name: "chaos", does: "everything at once for three rounds, and a judge", minutes: 10,
+			suites: []suite{{module: "test", packages: []string{"./chaos"}}},
+		},
+		{
+			name: "e2e", does: "Berth on a real cluster of nodes", minutes: 20, lab: true,
+			suites: []suite{{module: "test", packages: []string{"./lab", "./e2e/..."}}},
+		},
+		{
+			name: "install", does: "the life of an installation, by Helm", minutes: 20, lab: true,
+			suites: []suite{{module: "test", packages: []string{"./install/..."}}},
+		},
+	}
+	for _, minor := range labMinors {
+		env := []string{"BERTH_LAB_KUBERNETES=" + minor}
+		all = append(all, part{
+			name: "kubernetes-" + minor, does: "the demo and the end-to-end tests on Kubernetes " + minor, minutes: 60, lab: true,
+			suites: []suite{
+				{module: "test", command: []string{"go", "run", "./cmd/demo"}, env: env},
+				{module: "test", packages: []string{"./e2e/..."}, env: env},
+			},
+		})
+	}
+	return all
+}

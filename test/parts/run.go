@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// outcome is a part's result, with the failed tests and the ends of their output.
+type outcome struct {
+	result
+	failed []testID
+	tails  map[testID][]string
+	err    error
+}
+
+// running is a part while it runs.
+type running struct {
+	part   part
+	folder string
+	last   atomic.Value // of string: the newest test that began
+}
+
+// run runs all suites of a part, also after one failed, and leaves logs and result in its folder.
+func (r *running) run(ctx context.Context, o options) outcome {
+	begin, rec := time.Now(), newRecord(r.folder)
+	defer rec.close()
+	out := outcome{result: result{Part: r.part.name, Passed: true}, tails: rec.tails}
+	for _, s := range r.part.suites {
+		cpu, err := r.suite(ctx, o, s, rec)
+		out.CPU += cpu
+		if err != nil {
+			out.Passed = false
+			out.err = errors.Join(out.err, err)
+		}
+	}
+	out.Wall, out.counts, out.failed = time.Since(begin), rec.counts, rec.failed
+	if ctx.Err() == nil {
+		out.err = errors.Join(out.err, out.save(r.folder))
+	}
+	return out
+}
+
+// suite runs one suite, and returns the CPU time of its processes.
+func (r *running) suite(ctx context.Context, o options, s suite, rec *record) (time.Duration, error) {
+	args, err := o.command(ctx, s)
+	if err != nil || args == nil {
+		return 0, err
+	}
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Dir = filepath.Join(o.root, s.module)
+	cmd.Env = append(os.Environ(), s.env...)
+	// A signal goes to all processes of the suite, which then take down what they made.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
+	cmd.WaitDelay = 3 * time.Minute
+	reader, writer := io.Pipe()
+	cmd.Stdout, cmd.Stderr = writer, writer
+	var followed error
+	var wait sync.WaitGroup
+	wait.Go(func() {
+		followed = rec.follow(reader, func(last string) { r.last.Store(last) })
+		_, _ = io.Copy(io.Discard, reader)
+	})
+	err = cmd.Run()
+	writer.Close()
+	wait.Wait()
+	var cpu time.Duration
+	if state := cmd.ProcessState; state != nil {
+		cpu = state.UserTime() + state.SystemTime()
+	}
+	return cpu, errors.Join(err, followed)
+}
+
+// command returns the program of a suite and its arguments, nil if there is nothing to run.
+func (o options) command(ctx context.Context, s suite) ([]string, error) {
+	if s.command != nil {
+		if o.short {
+			return nil, nil
+		}
+		return s.command, nil
+	}
+	packages, err := s.list(ctx, o.root)
+	if err != nil || len(packages) == 0 {
+		return nil, err
+	}
+	args := []string{"go", "test", "-json", "-vet=off", "-timeout", "4h"}
+	if !s.cached {
+		args = append(args, "-count=1")
+	}
+	if o.short {
+		args = append(args, "-short")
+	}
+	if s.side > 0 {
+		args = append(args, "-p", strconv.Itoa(s.side))
+	}
+	for _, p := range packages {
+		args = append(args, p.ImportPath)
+	}
+	return args, nil
+}
+
+// alone runs the tests of one package that an expression names, and shows their output as it comes.
+func (o options) alone(ctx context.Context, pkg, expression string) error {
+	s, found, err := o.suiteOf(ctx, pkg)
+	if err != nil {
+		return err
+	}
+	if found == nil {
+		return fmt.Errorf("no part has a package %q with tests: write its folder, as in PACKAGE=test/node", pkg)
+	}
+	args := []string{"test", "-count=1", "-vet=off", "-v", "-timeout", "4h", "-run", expression}
+	if o.short {
+		args = append(args, "-short")
+	}
+	cmd := exec.CommandContext(ctx, "go", append(args, found.ImportPath)...)
+	cmd.Dir = filepath.Join(o.root, s.module)
+	cmd.Env = append(os.Environ(), s.env...)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	return cmd.Run()
+}
+
+// suiteOf returns the suite that has a package, and the package; nil if none has it.
+func (o options) suiteOf(ctx context.Context, pkg string) (suite, *listed, error) {
+	for _, p := range parts() {
+		for _, s := range p.suites {
+			if s.command != nil {
+				continue
+			}
+			packages, err := s.list(ctx, o.root)
+			if err != nil {
+				return suite{}, nil, err
+			}
+			for _, l := range packages {
+				if folder(l.ImportPath) == filepath.Clean(pkg) {
+					return s, &l, nil
+				}
+			}
+		}
+	}
+	return suite{}, nil, nil
+}
