@@ -242,7 +242,7 @@ func NeedLinks(t testing.TB, types ...string) {
 			if os.Getenv(EnvRequireDrivers) != "" {
 				t.Fatal(text)
 			}
-			t.Skipf("%s; make test-machine runs this test in an emulated machine", text)
+			t.Skipf("%s; make test-all PART=machine runs this test in an emulated machine", text)
 		}
 		h.IP("link", "del", "probe0")
 	}

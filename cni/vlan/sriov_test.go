@@ -53,11 +53,11 @@ func newCards(t *testing.T) *cards {
 	const capable = "/sys/class/net/eth%d/device/sriov_numvfs"
 	for i := range 3 {
 		if _, err := os.Stat(fmt.Sprintf(capable, i)); err != nil {
-			t.Skipf("this machine has no three cards eth0 to eth2 with SR-IOV (%v); make test-machine runs this test in an emulated machine", err)
+			t.Skipf("this machine has no three cards eth0 to eth2 with SR-IOV (%v); make test-all PART=machine runs this test in an emulated machine", err)
 		}
 	}
 	if os.Getenv(netnstest.EnvRequireDrivers) == "" {
-		t.Skip("this test takes the machine's cards; make test-machine runs it in an emulated machine")
+		t.Skip("this test takes the machine's cards; make test-all PART=machine runs it in an emulated machine")
 	}
 	c := &cards{dir: t.TempDir()}
 	c.functions = sriov.New(c.dir)

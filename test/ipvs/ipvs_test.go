@@ -55,7 +55,7 @@ func needIPVS(t *testing.T) {
 	if os.Getenv(netnstest.EnvRequireDrivers) != "" {
 		t.Fatalf("the machine has no %s", lacks)
 	}
-	t.Skipf("this machine has no %s; make test-kube-proxy runs this test in an emulated machine", lacks)
+	t.Skipf("this machine has no %s; make test-all PART=machine runs this test in an emulated machine", lacks)
 }
 
 // topology is a node whose pods' addresses are of another subnet than its own, and another host

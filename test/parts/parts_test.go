@@ -189,6 +189,40 @@ func namesOf(call *ast.CallExpr) (names []string) {
 	return names
 }
 
+// target is a target of the Makefile as texts name it.
+var target = regexp.MustCompile("(?m)(?:`|^ {4})make ([a-z][a-z-]*)")
+
+// Texts name targets that the Makefile has.
+func TestTargetsExist(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	made := regexp.MustCompile(`(?m)^([a-z0-9-]+):`).FindAllStringSubmatch(string(text), -1)
+	named := 0
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "test/*/README.md", "manifests/*/README.md"} {
+		files, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, found := range target.FindAllStringSubmatch(string(text), -1) {
+				named++
+				if !slices.ContainsFunc(made, func(m []string) bool { return m[1] == found[1] }) {
+					t.Errorf("%s names make %s, which the Makefile does not have", file, found[1])
+				}
+			}
+		}
+	}
+	if named == 0 {
+		t.Error("no text names a target")
+	}
+}
+
 // testFiles returns all test files of the repository, by path.
 func testFiles(t *testing.T) map[string]*ast.File {
 	t.Helper()
