@@ -190,7 +190,7 @@ func namesOf(call *ast.CallExpr) (names []string) {
 }
 
 // target is a target of the Makefile as texts name it.
-var target = regexp.MustCompile("(?m)(?:`|^ {4})make ([a-z][a-z-]*)")
+var target = regexp.MustCompile("(?m)(?:`|^ {4})make ([a-z][a-z-]*)(?:$|`| +[A-Z#])")
 
 // Texts name targets that the Makefile has.
 func TestTargetsExist(t *testing.T) {
