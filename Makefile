@@ -124,13 +124,13 @@ check: ## While you work: lint of changes since main, import rules, and the test
 	cd test && $(GOLANGCI_LINT) run --new-from-merge-base=main ./...
 	$(PARTS) -short -part unit
 
-test: lab build ## What a change can break for every user: go test -short of all packages. A quarter of an hour.
+test: ## What a change can break for every user: go test -short of all packages. A quarter of an hour.
 	$(PARTS) -short
 
-test-all: lab build ## All tests but the ones of hours below; goes on where it was interrupted. Hours, in parts (make parts).
+test-all: ## All tests but the ones of hours below; goes on where it was interrupted. Hours, in parts (make parts).
 	$(PARTS)
 
-test-turn: lab build ## The part of test-all whose turn it is: another one for each commit.
+test-turn: ## The part of test-all whose turn it is: another one for each commit.
 	$(PARTS) -turn
 
 parts: ## List the parts of test and test-all.

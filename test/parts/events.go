@@ -51,7 +51,9 @@ func (r *record) follow(events io.Reader, progress func(last string)) error {
 	for scanner.Scan() {
 		var e event
 		if json.Unmarshal(scanner.Bytes(), &e) != nil || e.Action == "" {
-			e = event{Action: "output", Output: scanner.Text() + "\n"} // of a program in go test's place
+			// The line is of a program in go test's place.
+			e = event{Action: "output", Output: scanner.Text() + "\n"}
+			r.last = strings.TrimSpace(scanner.Text())
 		}
 		if err := r.add(e); err != nil {
 			return err

@@ -118,6 +118,9 @@ func (o options) chosen() ([]part, error) {
 		all = slices.DeleteFunc(all, func(p part) bool { return !slices.Contains(o.only, p.name) })
 	}
 	slices.SortStableFunc(all, func(a, b part) int { return cmp.Compare(b.minutes, a.minutes) })
+	if slices.ContainsFunc(all, func(p part) bool { return !p.bare }) {
+		all = slices.Insert(all, 0, programs)
+	}
 	return all, nil
 }
 
@@ -147,8 +150,38 @@ func turnOf(ctx context.Context, root string) (string, error) {
 	return name, nil
 }
 
+// queue are parts that wait or run.
+type queue struct {
+	waiting []part
+	current map[string]*running
+	// compiled is set when the programs are there.
+	compiled bool
+}
+
+// next takes the first part out of the queue that may begin, or returns false.
+func (q *queue) next() (p part, ok bool) {
+	i := slices.IndexFunc(q.waiting, func(p part) bool {
+		return (p.bare || q.compiled) && (!p.lab || !q.labRuns())
+	})
+	if i < 0 {
+		return part{}, false
+	}
+	p = q.waiting[i]
+	q.waiting = slices.Delete(q.waiting, i, i+1)
+	return p, true
+}
+
+func (q *queue) labRuns() bool {
+	for _, r := range q.current {
+		if r.part.lab {
+			return true
+		}
+	}
+	return false
+}
+
 // all runs parts side by side, and returns their outcomes in the order in which they ended.
-func (o options) all(ctx context.Context, waiting []part) ([]outcome, error) {
+func (o options) all(ctx context.Context, chosen []part) (outcomes []outcome, err error) {
 	begin := time.Now()
 	say := func(format string, args ...any) {
 		fmt.Printf("%6s  %s\n", time.Since(begin).Round(time.Second), fmt.Sprintf(format, args...))
@@ -156,16 +189,13 @@ func (o options) all(ctx context.Context, waiting []part) ([]outcome, error) {
 	ended := make(chan outcome)
 	minute := time.NewTicker(time.Minute)
 	defer minute.Stop()
-	current := map[string]*running{}
-	var outcomes []outcome
+	q := queue{waiting: chosen, current: map[string]*running{}}
 	for {
-		for ctx.Err() == nil && len(current) < o.side {
-			i := slices.IndexFunc(waiting, func(p part) bool { return !p.lab || !labRuns(current) })
-			if i < 0 {
+		for ctx.Err() == nil && len(q.current) < o.side {
+			p, ok := q.next()
+			if !ok {
 				break
 			}
-			p := waiting[i]
-			waiting = slices.Delete(waiting, i, i+1)
 			earlier, r, err := o.begin(p)
 			if err != nil {
 				return outcomes, err
@@ -176,40 +206,32 @@ func (o options) all(ctx context.Context, waiting []part) ([]outcome, error) {
 				continue
 			}
 			say("%s: %s", p.name, p.does)
-			current[p.name] = r
+			q.current[p.name] = r
 			go func() { ended <- r.run(ctx, o) }()
 		}
-		if len(current) == 0 {
+		if len(q.current) == 0 {
 			return outcomes, ctx.Err()
 		}
 		select {
 		case out := <-ended:
-			delete(current, out.Part)
-			say("%s %s in %s, %d left", out.Part, verdict(out.Passed), out.Wall.Round(time.Second), len(waiting)+len(current))
+			delete(q.current, out.Part)
+			q.compiled = q.compiled || out.Part == programs.name && out.Passed
+			say("%s %s in %s, %d left", out.Part, out.verdict(), out.Wall.Round(time.Second), len(q.waiting)+len(q.current))
 			outcomes = append(outcomes, out)
 		case <-minute.C:
-			for name, r := range current {
+			for name, r := range q.current {
 				if last, ok := r.last.Load().(string); ok {
-					say("%s runs %s", name, last)
+					say("%s is at %s", name, last)
 				}
 			}
 		}
 	}
 }
 
-func labRuns(current map[string]*running) bool {
-	for _, r := range current {
-		if r.part.lab {
-			return true
-		}
-	}
-	return false
-}
-
 // begin makes a part's folder anew, or returns the result of an earlier run that need not be repeated.
 func (o options) begin(p part) (*result, *running, error) {
 	folder := filepath.Join(o.results, p.name)
-	if !o.short {
+	if !o.short && p.name != programs.name {
 		if earlier, err := readResult(folder); err != nil || earlier != nil && earlier.Passed {
 			return earlier, nil, err
 		}
@@ -221,11 +243,4 @@ func (o options) begin(p part) (*result, *running, error) {
 		return nil, nil, fmt.Errorf("make a folder for the logs of part %s: %w", p.name, err)
 	}
 	return nil, &running{part: p, folder: folder}, nil
-}
-
-func verdict(passed bool) string {
-	if passed {
-		return "passed"
-	}
-	return "FAILED"
 }

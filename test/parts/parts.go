@@ -15,6 +15,8 @@ type part struct {
 	suites     []suite
 	// minutes that all of it takes on two cores, about: the longest parts begin first.
 	minutes int
+	// bare is set if the part needs neither the lab's programs nor Berth's, which part programs compiles.
+	bare bool
 	// lab is set if the part brings up clusters of nodes, which fill the machine: one such part at a time.
 	lab bool
 }
@@ -33,8 +35,16 @@ type suite struct {
 	// kernel nor programs that a test runs. Random tests draw anew all the same, since they read their seed.
 	cached bool
 	env    []string
-	// command runs in the module instead of go test. It belongs to test-all.
+	// command runs in the module instead of go test.
 	command []string
+	// long is set if the suite belongs to test-all only.
+	long bool
+}
+
+// programs compiles, once, before the parts that need it.
+var programs = part{
+	name: "programs", does: "compile the lab's programs and Berth's", bare: true,
+	suites: []suite{{module: ".", command: []string{"make", "lab", "build"}}},
 }
 
 // labMinors are the minors of Kubernetes beside the lab's own, each with a module in test/kubernetes.
@@ -46,7 +56,7 @@ func parts() []part {
 	netns := []string{"REQUIRE_NETNS=1"}
 	all := []part{
 		{
-			name: unit, does: "beside the code, with neither a kernel nor an API server", minutes: 6,
+			name: unit, does: "beside the code, with neither a kernel nor an API server", minutes: 6, bare: true,
 			suites: []suite{
 				{module: ".", packages: []string{"./..."}, lacks: netnstest, cached: true},
 				{module: "test/helm", packages: []string{"./..."}, cached: true},
@@ -56,12 +66,12 @@ func parts() []part {
 			},
 		},
 		{
-			name: "kernel", does: "beside the code, in network namespaces", minutes: 6,
+			name: "kernel", does: "beside the code, in network namespaces", minutes: 6, bare: true,
 			suites: []suite{{module: ".", packages: []string{"./..."}, uses: netnstest, side: 8, env: netns}},
 		},
 		{
-			name: "lint", does: "all of .golangci.yml, and the workflows", minutes: 5,
-			suites: []suite{{module: ".", command: []string{"make", "lint"}}},
+			name: "lint", does: "all of .golangci.yml, and the workflows", minutes: 5, bare: true,
+			suites: []suite{{module: ".", command: []string{"make", "lint"}, long: true}},
 		},
 		{
 			name: "scheduler", does: "scheduler and controller, in memory and on a real API server", minutes: 20,
@@ -109,8 +119,8 @@ func parts() []part {
 		all = append(all, part{
 			name: "kubernetes-" + minor, does: "the demo and the end-to-end tests on Kubernetes " + minor, minutes: 60, lab: true,
 			suites: []suite{
-				{module: "test", command: []string{"go", "run", "./cmd/demo"}, env: env},
-				{module: "test", packages: []string{"./e2e/..."}, env: env},
+				{module: "test", command: []string{"go", "run", "./cmd/demo"}, env: env, long: true},
+				{module: "test", packages: []string{"./e2e/..."}, env: env, long: true},
 			},
 		})
 	}

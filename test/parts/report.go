@@ -16,7 +16,7 @@ import (
 func report(w io.Writer, o options, outcomes []outcome) error {
 	failed := 0
 	for _, out := range outcomes {
-		if out.Passed {
+		if out.Passed || out.interrupted {
 			continue
 		}
 		failed++
@@ -33,7 +33,7 @@ func report(w io.Writer, o options, outcomes []outcome) error {
 	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', tabwriter.AlignRight)
 	fmt.Fprint(table, "\npart\t\ttime\tCPU time\trun\tfailed\tskipped\t\n")
 	for _, out := range outcomes {
-		row(table, verdict(out.Passed), out.result)
+		row(table, out.verdict(), out.result)
 		sum.CPU += out.CPU
 		sum.Run += out.Run
 		sum.Failed += out.Failed

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -20,9 +21,20 @@ import (
 // outcome is a part's result, with the failed tests and the ends of their output.
 type outcome struct {
 	result
-	failed []testID
-	tails  map[testID][]string
-	err    error
+	failed      []testID
+	tails       map[testID][]string
+	err         error
+	interrupted bool
+}
+
+func (o outcome) verdict() string {
+	switch {
+	case o.interrupted:
+		return "interrupted"
+	case o.Passed:
+		return "passed"
+	}
+	return "FAILED"
 }
 
 // running is a part while it runs.
@@ -46,7 +58,7 @@ func (r *running) run(ctx context.Context, o options) outcome {
 		}
 	}
 	out.Wall, out.counts, out.failed = time.Since(begin), rec.counts, rec.failed
-	if ctx.Err() == nil {
+	if out.interrupted = ctx.Err() != nil; !out.interrupted {
 		out.err = errors.Join(out.err, out.save(r.folder))
 	}
 	return out
@@ -85,10 +97,10 @@ func (r *running) suite(ctx context.Context, o options, s suite, rec *record) (t
 
 // command returns the program of a suite and its arguments, nil if there is nothing to run.
 func (o options) command(ctx context.Context, s suite) ([]string, error) {
+	if s.long && o.short {
+		return nil, nil
+	}
 	if s.command != nil {
-		if o.short {
-			return nil, nil
-		}
 		return s.command, nil
 	}
 	packages, err := s.list(ctx, o.root)
@@ -113,18 +125,30 @@ func (o options) command(ctx context.Context, s suite) ([]string, error) {
 
 // alone runs the tests of one package that an expression names, and shows their output as it comes.
 func (o options) alone(ctx context.Context, pkg, expression string) error {
-	s, found, err := o.suiteOf(ctx, pkg)
+	p, s, err := o.find(ctx, pkg)
 	if err != nil {
 		return err
 	}
-	if found == nil {
-		return fmt.Errorf("no part has a package %q with tests: write its folder, as in PACKAGE=test/node", pkg)
+	if !p.bare {
+		build := programs.suites[0]
+		if err := o.show(ctx, build, build.command); err != nil {
+			return err
+		}
 	}
-	args := []string{"test", "-count=1", "-vet=off", "-v", "-timeout", "4h", "-run", expression}
+	args := []string{"go", "test", "-count=1", "-vet=off", "-v", "-timeout", "4h", "-run", expression}
 	if o.short {
 		args = append(args, "-short")
 	}
-	cmd := exec.CommandContext(ctx, "go", append(args, found.ImportPath)...)
+	inModule, err := filepath.Rel(s.module, pkg)
+	if err != nil {
+		return err
+	}
+	return o.show(ctx, s, append(args, "./"+inModule))
+}
+
+// show runs a program in a suite's module and environment, with the output of this one.
+func (o options) show(ctx context.Context, s suite, args []string) error {
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Dir = filepath.Join(o.root, s.module)
 	cmd.Env = append(os.Environ(), s.env...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
@@ -132,8 +156,8 @@ func (o options) alone(ctx context.Context, pkg, expression string) error {
 	return cmd.Run()
 }
 
-// suiteOf returns the suite that has a package, and the package; nil if none has it.
-func (o options) suiteOf(ctx context.Context, pkg string) (suite, *listed, error) {
+// find returns the first part and suite that have a package.
+func (o options) find(ctx context.Context, pkg string) (part, suite, error) {
 	for _, p := range parts() {
 		for _, s := range p.suites {
 			if s.command != nil {
@@ -141,14 +165,12 @@ func (o options) suiteOf(ctx context.Context, pkg string) (suite, *listed, error
 			}
 			packages, err := s.list(ctx, o.root)
 			if err != nil {
-				return suite{}, nil, err
+				return part{}, suite{}, err
 			}
-			for _, l := range packages {
-				if folder(l.ImportPath) == filepath.Clean(pkg) {
-					return s, &l, nil
-				}
+			if slices.ContainsFunc(packages, func(l listed) bool { return folder(l.ImportPath) == filepath.Clean(pkg) }) {
+				return p, s, nil
 			}
 		}
 	}
-	return suite{}, nil, nil
+	return part{}, suite{}, fmt.Errorf("no part has a package %q with tests: write its folder, as in PACKAGE=test/node", pkg)
 }
