@@ -217,17 +217,17 @@ func (c *Cluster) begin() {
 func (c *Cluster) stop() {
 	for _, n := range c.nodes {
 		n.reset(c.now)
-		n.wanted = false
+		n.wanted, n.fenced = false, false
 	}
 }
 
-// reset forgets what was found out about a node. It stays wanted off: pods may have been moved from it.
+// reset forgets what was found out about a node, except that it is off. It stays wanted off: pods may have been moved from it.
 func (n *node) reset(now Duration) {
 	n.number++
 	n.phase, n.due, n.again = idle, now, againFirst
 	n.looked, n.pods, n.moves, n.verdict, n.judged, n.testimonies = false, nil, nil, "", 0, nil
 	// The next verdict comes first.
-	n.fenced, n.fenceDue, n.fenceAgain = false, now+verdictFor, fenceFirst
+	n.fenceDue, n.fenceAgain = now+verdictFor, fenceFirst
 	if n.call == calling {
 		n.call = outdated
 	}
@@ -243,7 +243,7 @@ func (c *Cluster) renewed(name string) {
 	if n.phase != idle || n.verdict != "" || n.off || n.wanted || n.call == calling || n.fenced {
 		n.reset(c.now)
 	}
-	n.seen, n.off, n.heard, n.wanted = c.now, false, false, false
+	n.seen, n.off, n.heard, n.wanted, n.fenced = c.now, false, false, false, false
 	if (n.tainted || n.outOfService) && c.leads {
 		c.emit(Untaint{name})
 	}

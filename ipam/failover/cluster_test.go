@@ -225,3 +225,47 @@ func TestBackBeforeDelete(t *testing.T) {
 		t.Errorf("%d taints, %d deletions", taints, deletes)
 	}
 }
+
+// A node that is off stays off over the brake: it is not powered off again, which somebody may have switched on meanwhile.
+func TestOffOverBrake(t *testing.T) {
+	c := NewCluster(true)
+	names := []string{"n", "w", "x", "y"}
+	var inputs []Input
+	for _, n := range names {
+		inputs = append(inputs, Seen{Node: n, UID: n})
+	}
+	c.Step(0, append(inputs, Synced{Nodes: names}, Leads{Leads: true})...)
+	fences, brakes := 0, 0
+	pods := []Pod{{UID: "p", Automatic: true, Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5")}}}
+	for now := time.Second; now < 6*time.Minute; now += time.Second {
+		inputs := []Input{Renewed{Node: "w"}}
+		if now < time.Minute || now > 90*time.Second {
+			inputs = append(inputs, Renewed{Node: "x"}, Renewed{Node: "y"})
+		}
+		for len(inputs) > 0 {
+			outputs := c.Step(now, inputs...)
+			inputs = nil
+			for _, out := range outputs {
+				switch out := out.(type) {
+				case Look:
+					inputs = append(inputs, Found{Node: out.Node, Number: out.Number, Witnesses: []string{"w"}, Pods: pods})
+				case Ask:
+					inputs = append(inputs, Testified{Node: out.Node, Number: out.Number, Testimonies: []status.Testimony{{Witness: "w", Control: true}}})
+				case Taint:
+					inputs = append(inputs, Seen{Node: out.Node, UID: out.Node, Tainted: true, OutOfService: out.OutOfService}, Tainted{Node: out.Node, Number: out.Number})
+				case Delete:
+					pods = nil
+					inputs = append(inputs, Deleted{Node: out.Node, Number: out.Number, Gone: 1})
+				case Fence:
+					fences++
+					inputs = append(inputs, Fenced{Node: out.Node, UID: out.UID, Off: true})
+				case Braked:
+					brakes++
+				}
+			}
+		}
+	}
+	if fences != 1 || brakes != 2 {
+		t.Errorf("powered off %d times; the brake began and ended %d times", fences, brakes)
+	}
+}

@@ -26,8 +26,8 @@ type judge struct {
 	synced      bool
 	seen        map[string]seen
 	asked       map[string]heard
-	// asking is when the question was sent that is under way.
-	asking map[string]Duration
+	// asking has the round of the question that is under way; an answer to another says nothing.
+	asking map[string]int
 	// fencing has the machines that the fencer is asked about now, and whether the node was seen to renew since; fenced, the
 	// nodes that are off since by its word.
 	fencing map[string]bool
@@ -57,7 +57,7 @@ type heard struct {
 func (j *judge) begin(r *replica) {
 	j.began, j.synced = r.world.now, true
 	if j.seen == nil {
-		j.seen, j.asked, j.asking, j.over, j.last = map[string]seen{}, map[string]heard{}, map[string]Duration{}, -time.Hour, r.world.now
+		j.seen, j.asked, j.asking, j.over, j.last = map[string]seen{}, map[string]heard{}, map[string]int{}, -time.Hour, r.world.now
 		j.fencing, j.fenced = map[string]bool{}, map[string]bool{}
 	}
 }
@@ -77,6 +77,7 @@ func (j *judge) renewal(r *replica, name string) {
 	s.at, s.off = r.world.now, false
 	j.seen[name] = s
 	delete(j.asked, name)
+	delete(j.asking, name)
 	delete(j.fenced, name)
 	if _, asked := j.fencing[s.uid]; asked {
 		j.fencing[s.uid] = true
@@ -90,10 +91,13 @@ func (j *judge) wroteTaint(in Tainted) {
 }
 
 func (j *judge) testified(r *replica, in Testified) {
+	j.stood(r)
+	if j.asking[in.Node] != in.Number {
+		return
+	}
 	h := heard{at: r.world.now, testimonies: in.Testimonies, alive: j.asked[in.Node].alive}
 	control, agent, kernel := h.say()
-	// A renewal since then says more.
-	h.alive = h.alive || (agent || kernel) && j.asking[in.Node] > j.seen[in.Node].at
+	h.alive = h.alive || agent || kernel
 	if control && !agent && !kernel {
 		h.sure, h.alive = !h.alive, false
 	}
@@ -127,6 +131,7 @@ func (j *judge) resume(r *replica, shown []string) {
 func (j *judge) stood(r *replica) {
 	if r.world.now-j.last > 5*time.Second {
 		j.began = r.world.now
+		clear(j.asking)
 	}
 	j.last = r.world.now
 }
@@ -162,8 +167,9 @@ func (j *judge) emits(r *replica, out Output) {
 	switch out := out.(type) {
 	case Braked:
 		w.counts["brake"]++
+		clear(j.asking)
 	case Ask:
-		j.asking[out.Node] = w.now
+		j.asking[out.Node] = out.Number
 	case Fence:
 		j.acts(r, out.Node)
 		j.fences(r, out)

@@ -98,7 +98,7 @@ type pod struct {
 	node         *node
 	terminating  bool
 	exists       bool
-	// left is the node from which berth-failover deleted the last one, at leftAt.
+	// left is the node from which berth-failover deleted the last one. It asked for that at leftAt.
 	left   *node
 	leftAt Duration
 }
@@ -390,7 +390,10 @@ func (r *replica) sync() {
 func (r *replica) lead(leads bool) {
 	r.leads = leads
 	r.logf("leads: %v", leads)
-	r.queued(func() { r.step(Leads{leads}) })
+	r.queued(func() {
+		clear(r.judge.asking)
+		r.step(Leads{leads})
+	})
 }
 
 func (r *replica) step(inputs ...Input) {
@@ -431,15 +434,8 @@ func (r *replica) do(out Output) {
 			})
 		})
 	case Delete:
-		w.soon(func() {
-			gone := 0
-			for _, p := range out.Pods {
-				if r.delete(out.Node, p) {
-					gone++
-				}
-			}
-			w.soon(func() { r.queued(func() { r.step(Deleted{out.Node, out.Number, gone}) }) })
-		})
+		// Other nodes' requests keep it waiting.
+		w.soon(func() { r.queued(func() { r.deletePods(out) }) })
 	case Untaint:
 		w.soon(func() {
 			if n := w.node(out.Node); w.apiUp && (n.taint || n.outOfService) {
@@ -580,8 +576,29 @@ func (r *replica) powerOff(out Fence, in Fenced, answer func(Fenced)) {
 	})
 }
 
+// deletePods asks the API server to delete the pods that are still to be deleted.
+func (r *replica) deletePods(out Delete) {
+	w, asked := r.world, r.world.now
+	r.step()
+	if !r.cluster.Deletes(out) {
+		w.counts["delete, too late"]++
+		r.step(Deleted{out.Node, out.Number, 0})
+		return
+	}
+	r.judge.acts(r, out.Node)
+	w.soon(func() {
+		gone := 0
+		for _, p := range out.Pods {
+			if r.delete(out.Node, p, asked) {
+				gone++
+			}
+		}
+		w.soon(func() { r.queued(func() { r.step(Deleted{out.Node, out.Number, gone}) }) })
+	})
+}
+
 // delete has the API server delete a pod, by its preconditions if there are any.
-func (r *replica) delete(from string, out Pod) (gone bool) {
+func (r *replica) delete(from string, out Pod, asked Duration) (gone bool) {
 	w := r.world
 	p := w.pods[slices.IndexFunc(w.pods, func(p *pod) bool { return p.name == out.Name })]
 	if !w.apiUp || !p.exists || out.UID != "" && out.UID != fmt.Sprint(p.uid) || out.Version != "" && out.Version != fmt.Sprint(p.version) {
@@ -597,7 +614,7 @@ func (r *replica) delete(from string, out Pod) (gone bool) {
 	case p.node == nil || p.node.name != from:
 		w.fail("%s is deleted because of %s, where it is not", p.name, from)
 	}
-	p.left, p.leftAt = p.node, w.now
+	p.left, p.leftAt = p.node, asked
 	w.remove(p)
 	return true
 }
@@ -728,6 +745,7 @@ func (r *replica) breakWatch(d Duration) {
 	r.late, r.delivered = 0, 0
 	r.queued(func() {
 		r.judge.synced = false
+		clear(r.judge.asking)
 		r.step(Broken{})
 	})
 	r.resyncAfter(d)

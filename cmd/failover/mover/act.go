@@ -229,8 +229,8 @@ func (m *Mover) changeTaints(ctx context.Context, name string, tries wait.Backof
 	})
 }
 
-// fence answers failover.Fence, and tells users. ctx ends when the answer is not waited for any more.
-func (m *Mover) fence(ctx context.Context, about failover.Fence) []failover.Input {
+// fence answers failover.Fence, and tells users. ctx ends when the answer is not waited for any more, running when the Mover ends.
+func (m *Mover) fence(ctx, running context.Context, about failover.Fence) []failover.Input {
 	logger := klog.FromContext(ctx).WithValues("node", about.Node, "uid", about.UID)
 	failed := failover.Fenced{Node: about.Node, UID: about.UID}
 	n := m.cluster.node(about.Node)
@@ -246,7 +246,7 @@ func (m *Mover) fence(ctx context.Context, about failover.Fence) []failover.Inpu
 	case err != nil:
 		logger.Error(err, "Did not ask the fencer, will try again")
 		return []failover.Input{failed}
-	case !m.fences(about):
+	case !m.fences(running, about):
 		return []failover.Input{failed}
 	}
 	logger.Info("Asks the fencer to power a node off")
@@ -259,8 +259,9 @@ func (m *Mover) fence(ctx context.Context, about failover.Fence) []failover.Inpu
 	return []failover.Input{failover.Fenced{Node: about.Node, UID: about.UID, Off: err == nil}}
 }
 
-// fences returns whether the fencer is still to be asked.
-func (m *Mover) fences(about failover.Fence) bool {
+// fences returns whether the fencer is still to be asked, after all that happened until now.
+func (m *Mover) fences(ctx context.Context, about failover.Fence) bool {
+	m.step(ctx)
 	m.machine.Lock()
 	defer m.machine.Unlock()
 	return m.state.Fences(about)
@@ -276,7 +277,7 @@ func (m *Mover) deletePods(ctx context.Context, of failover.Delete) int {
 		slots <- struct{}{}
 		group.Go(func() {
 			defer func() { <-slots }()
-			if !m.deletes(of) {
+			if !m.deletes(ctx, of) {
 				return
 			}
 			logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "uid", pod.UID, "node", of.Node, "addresses", pod.Addresses)
@@ -299,8 +300,9 @@ func (m *Mover) deletePods(ctx context.Context, of failover.Delete) int {
 	return int(gone.Load())
 }
 
-// deletes returns whether the pods are still to be deleted.
-func (m *Mover) deletes(of failover.Delete) bool {
+// deletes returns whether the pods are still to be deleted, after all that happened until now.
+func (m *Mover) deletes(ctx context.Context, of failover.Delete) bool {
+	m.step(ctx)
 	m.machine.Lock()
 	defer m.machine.Unlock()
 	return m.state.Deletes(of)

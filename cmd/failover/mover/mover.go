@@ -144,12 +144,12 @@ func (m *Mover) IsReady(context.Context) error { return m.leases.ready() }
 
 // step has the machine take what waits, and begins to do what it says.
 func (m *Mover) step(ctx context.Context) {
+	m.machine.Lock()
+	defer m.machine.Unlock()
 	m.inbox.Lock()
 	inputs, taken := m.inputs, m.taken
 	m.inputs, m.taken = nil, nil
 	m.inbox.Unlock()
-	m.machine.Lock()
-	defer m.machine.Unlock()
 	outputs := m.state.Step(time.Since(m.start), inputs...)
 	for _, out := range outputs {
 		m.begin(ctx, out)
@@ -179,7 +179,7 @@ func (m *Mover) begin(ctx context.Context, out failover.Output) {
 		// Without a slot: a fencer that hangs keeps nothing else waiting.
 		m.work.Go(func() {
 			defer cancel()
-			answer := m.fence(fencing, out)
+			answer := m.fence(fencing, ctx, out)
 			m.machine.Lock()
 			delete(m.fencing, out)
 			m.machine.Unlock()

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -169,6 +170,66 @@ func TestWrites(t *testing.T) {
 	}
 	if o := deleted.DeleteOptions; *o.GracePeriodSeconds != 0 || o.Preconditions == nil || *o.Preconditions.UID != "p" || o.Preconditions.ResourceVersion == nil {
 		t.Errorf("deleted with %+v", o)
+	}
+}
+
+// What happened since the machine said so keeps the pods of a node from being deleted.
+func TestLastGate(t *testing.T) {
+	pod := failover.Pod{Namespace: "shop", Name: "web-0", UID: "p", Version: "12", Automatic: true, Addresses: []netip.Addr{netip.MustParseAddr("10.0.70.5")}}
+	for name, c := range map[string]struct {
+		meanwhile func(*Mover)
+		deleted   int
+	}{
+		"nothing happens":          {func(*Mover) {}, 1},
+		"the node is back":         {func(m *Mover) { m.put(failover.Renewed{Node: "n"}) }, 0},
+		"the watch breaks":         {func(m *Mover) { m.put(failover.Broken{}) }, 0},
+		"another replica leads":    {func(m *Mover) { m.put(failover.Leads{}) }, 0},
+		"the process stands still": {func(*Mover) { time.Sleep(10 * time.Second) }, 0},
+		"another node is overdue": {func(m *Mover) {
+			for range 12 {
+				time.Sleep(failover.Interval)
+				m.put(failover.Renewed{Node: "x"}, failover.Renewed{Node: "y"})
+				m.step(t.Context())
+			}
+		}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			records := noRecords() // no goroutine of it is to be waited for
+			synctest.Test(t, func(t *testing.T) {
+				kube := fake.NewClientset(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-0", UID: "p", ResourceVersion: "12"}})
+				m := &Mover{
+					Config: Config{Kube: kube, Events: &cluster{}, Metrics: NewMetrics(func(...metrics.Registerable) {})}, start: time.Now(), wake: wakeup.New(),
+					state: failover.NewCluster(false), cluster: &caches{records: records}, rounds: map[string]*timing{}, slots: make(chan struct{}, slots),
+				}
+				inputs := []failover.Input{failover.Synced{Nodes: []string{"n", "w", "x", "y"}}, failover.Leads{Leads: true}}
+				for _, n := range []string{"n", "w", "x", "y"} {
+					inputs = append(inputs, failover.Seen{Node: n, UID: n})
+				}
+				var of failover.Delete
+				for len(of.Pods) == 0 {
+					for _, out := range m.state.Step(time.Since(m.start), inputs...) {
+						switch out := out.(type) {
+						case failover.Look:
+							m.put(failover.Found{Node: out.Node, Number: out.Number, Witnesses: []string{"w"}, Pods: []failover.Pod{pod}})
+						case failover.Ask:
+							m.put(failover.Testified{Node: out.Node, Number: out.Number, Testimonies: []status.Testimony{{Witness: "w", Control: true}}})
+						case failover.Taint:
+							m.put(failover.Tainted{Node: out.Node, Number: out.Number})
+						case failover.Delete:
+							of = out
+						}
+					}
+					time.Sleep(failover.Interval)
+					inputs = append(m.inputs, failover.Renewed{Node: "w"}, failover.Renewed{Node: "x"}, failover.Renewed{Node: "y"})
+					m.inputs = nil
+				}
+				c.meanwhile(m)
+				if deleted := m.deletePods(t.Context(), of); deleted != c.deleted {
+					t.Errorf("%d pods were deleted, want %d", deleted, c.deleted)
+				}
+				m.work.Wait()
+			})
+		})
 	}
 }
 
