@@ -4,11 +4,8 @@ package answering_test
 
 import (
 	"maps"
-	"math/rand/v2"
-	"os"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,39 +13,25 @@ import (
 	"time"
 
 	. "github.com/berth-dev/berth/agent/answering"
+	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
 // TestModel runs worlds in which everything fails, and fails where two nodes answer for an address for longer than
-// promised, or the node of the record does not when all is well again. BERTH_TEST_WORLDS is the number of worlds, each
-// of which is an hour, BERTH_TEST_SEED the first one's seed.
+// promised, or the node of the record does not when all is well again. Each world is an hour.
 func TestModel(t *testing.T) {
-	worlds, seed := 300, rand.Uint64()>>16
-	if text := os.Getenv("BERTH_TEST_WORLDS"); text != "" {
-		n, err := strconv.Atoi(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		worlds = n
-	}
-	if text := os.Getenv("BERTH_TEST_SEED"); text != "" {
-		n, err := strconv.ParseUint(text, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		seed = n
-	}
+	seed, worlds := seedtest.Seed(t), seedtest.Draws(t, 60, 300)
 	var group sync.WaitGroup
-	var next atomic.Int64
+	var next atomic.Uint64
 	var mu sync.Mutex
 	two, times, moves, failures := map[string]time.Duration{}, map[string]int{}, 0, 0
 	for range runtime.GOMAXPROCS(0) {
 		group.Go(func() {
 			for {
-				i := int(next.Add(1)) - 1
+				i := next.Add(1) - 1
 				if i >= worlds {
 					return
 				}
-				w := newWorld(seed + uint64(i))
+				w := newWorld(seed + i)
 				w.hour()
 				mu.Lock()
 				for line, d := range w.judge.two {
@@ -63,12 +46,12 @@ func TestModel(t *testing.T) {
 				moves += w.judge.moves
 				if w.err != nil && failures < 3 {
 					failures++
-					again := newWorld(seed + uint64(i))
+					again := newWorld(seed + i)
 					again.trace = &strings.Builder{}
 					again.hour()
 					lines := strings.Split(again.trace.String(), "\n")
-					t.Errorf("BERTH_TEST_SEED=%d BERTH_TEST_WORLDS=1: %v\n%s", seed+uint64(i), w.err, strings.Join(lines[max(0, len(lines)-30):], "\n"))
-					next.Store(int64(worlds))
+					t.Errorf("%s\n%v\nBERTH_TEST_SEED=%d repeats this world first", strings.Join(lines[max(0, len(lines)-30):], "\n"), w.err, seed+i)
+					next.Store(worlds)
 				}
 				mu.Unlock()
 			}

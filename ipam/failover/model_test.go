@@ -4,13 +4,12 @@ package failover_test
 
 import (
 	"fmt"
-	"os"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	. "github.com/berth-dev/berth/ipam/failover"
+	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
 // movedWithin is how long after a node's death its pods are bound elsewhere, where nothing else fails: 15 s, a tick, the
@@ -20,17 +19,12 @@ const movedWithin = 19 * time.Second
 // fencedWithin is for the fencer, which takes up to 3 s, and another round.
 const fencedWithin = 6 * time.Second
 
-// TestModel lets worlds run, and judges each step. BERTH_TEST_SEED is the seed of the first world, BERTH_TEST_WORLDS their
-// number; of a single one, a failure prints all that happened. Of each seed there is a world without and one with a fencer.
+// TestModel lets worlds run, and judges each step. Of each seed there is a world without and one with a fencer.
 func TestModel(t *testing.T) {
-	seed, worlds := number(t, "BERTH_TEST_SEED", 1), number(t, "BERTH_TEST_WORLDS", 500)
+	seed, seeds := seedtest.Seed(t), seedtest.Draws(t, 100, 500)
 	moved, counts, simulated := 0, map[string]int{}, time.Duration(0)
-	for i := range 2 * worlds {
-		s := seed + i/2
-		w := newWorld(s, i%2 == 1)
-		if worlds == 1 {
-			w.trace = &strings.Builder{}
-		}
+	for i := range 2 * seeds {
+		w := newWorld(seed+i/2, i%2 == 1)
 		w.live()
 		moved += w.moved
 		simulated += w.now
@@ -38,33 +32,19 @@ func TestModel(t *testing.T) {
 			counts[name] += n
 		}
 		if w.err != nil {
-			trace := ""
-			if w.trace != nil {
-				trace = w.trace.String()
-			}
-			t.Fatalf("%s%v\nBERTH_TEST_SEED=%d BERTH_TEST_WORLDS=1 repeats it", trace, w.err, s)
+			again := newWorld(seed+i/2, i%2 == 1)
+			again.trace = &strings.Builder{}
+			again.live()
+			t.Fatalf("%s%v\nBERTH_TEST_SEED=%d repeats this world first", again.trace, w.err, seed+i/2)
 		}
 	}
 	for _, name := range sorted(counts) {
 		t.Logf("%s: %d", name, counts[name])
 	}
-	t.Logf("%d worlds, %.0f hours, %d pods moved", worlds, simulated.Hours(), moved)
-	if worlds >= 500 && (moved < int(worlds) || counts["deleted, API lost"] == 0 || counts["brake"] == 0 || counts["deleted, off"] == 0) {
+	t.Logf("%d worlds, %.0f hours, %d pods moved", 2*seeds, simulated.Hours(), moved)
+	if seeds >= 100 && (moved < int(seeds) || counts["deleted, API lost"] == 0 || counts["brake"] == 0 || counts["deleted, off"] == 0) {
 		t.Error("too little happens in these worlds")
 	}
-}
-
-func number(t *testing.T, name string, otherwise uint64) uint64 {
-	t.Helper()
-	text := os.Getenv(name)
-	if text == "" {
-		return otherwise
-	}
-	n, err := strconv.ParseUint(text, 10, 64)
-	if err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
-	return n
 }
 
 // live disturbs the world for a while. Then all is well, and one node dies.

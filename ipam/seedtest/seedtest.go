@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package seedtest gives tests that draw at random a seed which repeats a run.
+// Package seedtest gives tests that draw at random a seed which repeats a run, and says how much they draw. Go's cache of results
+// counts both variables: with another value a test runs anew.
 package seedtest
 
 import (
@@ -13,13 +14,30 @@ import (
 // Seed returns BERTH_TEST_SEED, or else a seed from the time. The test prints it.
 func Seed(t testing.TB) uint64 {
 	t.Helper()
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv("BERTH_TEST_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatalf("BERTH_TEST_SEED: %v", err)
-		}
-	}
+	seed := number(t, "BERTH_TEST_SEED", uint64(time.Now().UnixNano()))
 	t.Logf("BERTH_TEST_SEED=%d repeats this run", seed)
 	return seed
+}
+
+// Draws returns how many cases to draw: short of them with go test -short, and else long. BERTH_TEST_DRAWS has it be another number,
+// for hours of a test.
+func Draws(t testing.TB, short, long uint64) uint64 {
+	t.Helper()
+	if testing.Short() {
+		long = short
+	}
+	return number(t, "BERTH_TEST_DRAWS", long)
+}
+
+func number(t testing.TB, name string, otherwise uint64) uint64 {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return n
 }
