@@ -79,8 +79,6 @@ type node struct {
 	group int
 	// pool: addresses can be there.
 	pool bool
-	// died is when it was powered off last.
-	died Duration
 
 	lease   int
 	renewed Duration
@@ -98,7 +96,7 @@ type pod struct {
 	node         *node
 	terminating  bool
 	exists       bool
-	// left is the node from which berth-failover deleted the last one. It asked for that at leftAt.
+	// left is the node from which berth-failover deleted the last one. It read the node's Lease at leftAt.
 	left   *node
 	leftAt Duration
 }
@@ -106,7 +104,7 @@ type pod struct {
 func newWorld(seed uint64, fences bool) *world {
 	w := &world{Rand: rand.New(rand.NewPCG(seed, 1)), fences: fences, apiUp: true, counts: map[string]int{}}
 	for i := range 2 + w.IntN(8) {
-		n := &node{world: w, name: fmt.Sprintf("node%d", i), powered: true, api: true, pool: w.IntN(6) > 0, died: -time.Hour}
+		n := &node{world: w, name: fmt.Sprintf("node%d", i), powered: true, api: true, pool: w.IntN(6) > 0}
 		w.nodes = append(w.nodes, n)
 		w.after(w.between(0, 10*time.Second), n.kubelet)
 	}
@@ -116,7 +114,7 @@ func newWorld(seed uint64, fences bool) *world {
 		w.create(p)
 	}
 	for i := range 1 + w.IntN(2) {
-		r := &replica{world: w, name: fmt.Sprintf("replica%d", i), tick: w.between(200*time.Millisecond, Interval), cluster: NewCluster(fences)}
+		r := &replica{world: w, name: fmt.Sprintf("replica%d", i), tick: w.between(200*time.Millisecond, Interval), cluster: NewCluster(fences), looked: map[string]Duration{}}
 		w.replicas = append(w.replicas, r)
 		for _, n := range w.nodes {
 			n.tell(r)
@@ -304,7 +302,7 @@ func (w *world) schedule(p *pod, uid int) {
 	p.node = fit[w.IntN(len(fit))]
 	p.version++
 	w.logf("%s.%d is bound to %s", p.name, p.uid, p.node.name)
-	if n := p.node; n == p.left && !n.powered && n.died < p.leftAt {
+	if n := p.node; n == p.left && !n.powered && n.renewed < p.leftAt {
 		w.fail("%s comes back to %s, which is off", p.name, n.name)
 	}
 	p.left = nil
@@ -327,7 +325,9 @@ type replica struct {
 	paused  bool
 	backlog []func()
 	known   map[string]int
-	judge   judge
+	// looked is when a node's Lease was read last.
+	looked map[string]Duration
+	judge  judge
 }
 
 func (r *replica) logf(format string, args ...any) { r.world.logf(r.name+": "+format, args...) }
@@ -450,6 +450,7 @@ func (r *replica) look(out Look) {
 	w, n := r.world, r.world.node(out.Node)
 	in := Found{Node: out.Node, Number: out.Number, Failed: !w.apiUp}
 	lease := n.lease
+	r.looked[n.name] = w.now
 	if w.apiUp {
 		for _, p := range w.pods {
 			if !p.exists || p.node != n {
@@ -578,7 +579,7 @@ func (r *replica) powerOff(out Fence, in Fenced, answer func(Fenced)) {
 
 // deletePods asks the API server to delete the pods that are still to be deleted.
 func (r *replica) deletePods(out Delete) {
-	w, asked := r.world, r.world.now
+	w := r.world
 	r.step()
 	if !r.cluster.Deletes(out) {
 		w.counts["delete, too late"]++
@@ -589,7 +590,7 @@ func (r *replica) deletePods(out Delete) {
 	w.soon(func() {
 		gone := 0
 		for _, p := range out.Pods {
-			if r.delete(out.Node, p, asked) {
+			if r.delete(out.Node, p) {
 				gone++
 			}
 		}
@@ -598,7 +599,7 @@ func (r *replica) deletePods(out Delete) {
 }
 
 // delete has the API server delete a pod, by its preconditions if there are any.
-func (r *replica) delete(from string, out Pod, asked Duration) (gone bool) {
+func (r *replica) delete(from string, out Pod) (gone bool) {
 	w := r.world
 	p := w.pods[slices.IndexFunc(w.pods, func(p *pod) bool { return p.name == out.Name })]
 	if !w.apiUp || !p.exists || out.UID != "" && out.UID != fmt.Sprint(p.uid) || out.Version != "" && out.Version != fmt.Sprint(p.version) {
@@ -614,7 +615,7 @@ func (r *replica) delete(from string, out Pod, asked Duration) (gone bool) {
 	case p.node == nil || p.node.name != from:
 		w.fail("%s is deleted because of %s, where it is not", p.name, from)
 	}
-	p.left, p.leftAt = p.node, asked
+	p.left, p.leftAt = p.node, r.looked[from]
 	w.remove(p)
 	return true
 }
@@ -692,7 +693,7 @@ func (n *node) off(d Duration) {
 	}
 	w.counts["off"]++
 	w.logf("%s is powered off", n.name)
-	n.powered, n.died = false, w.now
+	n.powered = false
 	w.after(d, n.boot)
 }
 
@@ -703,7 +704,7 @@ func (n *node) boot() {
 	}
 	w.logf("%s boots", n.name)
 	n.powered, n.hung = true, false
-	if w.IntN(10) == 0 {
+	if w.IntN(10) == 0 && n.serves() {
 		n.machine++
 		n.taint, n.outOfService, n.kubernetes = false, false, false
 		n.tellAll()
