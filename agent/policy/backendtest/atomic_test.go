@@ -52,9 +52,9 @@ type traffic struct {
 	done            sync.WaitGroup
 }
 
-// floodPause is the wait between two datagrams of a flow: many in the milliseconds of a transaction, and not so many that they leave the
+// floodPause is the wait between two datagrams of a flow: some in the millisecond of a transaction, and not so many that they leave the
 // transactions no processor.
-const floodPause = 20 * time.Microsecond
+const floodPause = 100 * time.Microsecond
 
 // flood sends to a denied port, and to an allowed one as fast as its packets arrive.
 func (w *topology) flood() *traffic {
@@ -177,7 +177,11 @@ func testKilled(t *testing.T, b backend) {
 	w := newTopology(t, b)
 	w.apply(rulesettest.Isolated())
 	f := w.flood()
-	for kill := range 15 {
+	kills := 15
+	if testing.Short() {
+		kills = 5
+	}
+	for kill := range kills {
 		agent := exec.Command(os.Args[0], "-test.run=^TestKilled$/^"+string(b.Backend)+"$")
 		agent.Env = append(os.Environ(), envApply+"="+w.node.Path())
 		out, err := agent.StdoutPipe()

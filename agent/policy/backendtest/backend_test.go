@@ -24,6 +24,9 @@ var backends = []backend{{enforce.BackendNFTables, 1200, true}, {enforce.Backend
 func forEach(t *testing.T, test func(t *testing.T, b backend)) {
 	netnstest.Need(t)
 	for _, b := range backends {
+		if testing.Short() {
+			b.changes /= 5
+		}
 		t.Run(string(b.Backend), func(t *testing.T) { test(t, b) })
 	}
 }
