@@ -166,7 +166,7 @@ test-race: ## Tests beside the code under the race detector.
 day: ## A day of deploys on DAY_NODES (5000) nodes with DAY_ADDRESSES (150000) addresses, in virtual time and memory: memory and queues do not grow.
 	cd test && BERTH_TEST_DAY_NODES=$(or $(DAY_NODES),5000) BERTH_TEST_DAY_ADDRESSES=$(or $(DAY_ADDRESSES),150000) BERTH_TEST_DAY_HOURS=24 BERTH_TEST_DAY_DEPLOYS=1 go test -count=1 -timeout 12h -v -run TestDay ./simulation/day/
 
-chaos: lab ## Hours of it: CHAOS_ROUNDS, CHAOS_PODS, CHAOS_NODES, CHAOS_STEPS in a round, at most CHAOS_PAUSE milliseconds between two; drawn anew each time but for BERTH_CHAOS_SEED.
+chaos: lab ## Hours of it: CHAOS_ROUNDS, CHAOS_PODS, CHAOS_NODES, CHAOS_STEPS in a round, at most CHAOS_PAUSE milliseconds between two.
 	cd test && CHAOS_ROUNDS=$(CHAOS_ROUNDS) CHAOS_PODS=$(CHAOS_PODS) CHAOS_NODES=$(CHAOS_NODES) CHAOS_STEPS=$(CHAOS_STEPS) CHAOS_PAUSE=$(CHAOS_PAUSE) go test -count=1 -timeout 12h -v -run TestChaos ./chaos/
 
 fuzz: ## Every fuzz target for FUZZTIME (30s).

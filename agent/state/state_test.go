@@ -23,6 +23,7 @@ import (
 	bolterrors "go.etcd.io/bbolt/errors"
 
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
 var netipValues = cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
@@ -77,8 +78,7 @@ func container(id string, phase Phase) *Container {
 // its own, as calls hold the locks of theirs. Then the test opens the file again and
 // compares it with the workers' maps.
 func TestModelParallel(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
+	seed := seedtest.Seed(t)
 	path := filepath.Join(t.TempDir(), "agent.db")
 	phases := []Phase{Adding, Added, Deleting, Withdrawn}
 	models := [4]map[Key]Phase{{}, {}, {}, {}}
@@ -199,9 +199,7 @@ func phasesOf(t *testing.T, path string) map[Key]Phase {
 
 // TestModelSerial compares every operation with a map.
 func TestModelSerial(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	r := rand.New(rand.NewPCG(seed, 1))
+	r := rand.New(rand.NewPCG(seedtest.Seed(t), 0))
 	s := open(t, filepath.Join(t.TempDir(), "agent.db"))
 	model := map[Key]Phase{}
 	phases := []Phase{Adding, Added, Deleting, Withdrawn}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/berth-dev/berth/ipam/iprange"
+	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
 // from returns a want of a free address from pools by name. It skips names of no pool.
@@ -232,8 +233,9 @@ func TestRelief(t *testing.T) {
 
 // match serves all wants if and only if an exhaustive search does.
 func FuzzMatch(f *testing.F) {
-	for i := range uint64(1000) {
-		f.Add(i)
+	base := seedtest.Seed(f)
+	for i := range seedtest.Draws(f, 1000, 10_000) {
+		f.Add(base + i)
 	}
 	f.Fuzz(func(t *testing.T, seed uint64) {
 		random := rand.New(rand.NewPCG(seed, 7))
@@ -262,10 +264,10 @@ func FuzzMatch(f *testing.F) {
 		}
 		chosen, unmet := match(wants, func(p *freeSpace) uint64 { return room[p] })
 		if possible := exhaustive(wants, nil, room); possible != (unmet == len(wants)) {
-			t.Fatalf("match found %v for %v, but possible is %v", chosen, wants, possible)
+			t.Fatalf("seed %d: match found %v for %v, but possible is %v", seed, chosen, wants, possible)
 		}
 		if unmet == len(wants) && !allowed(chosen, room) {
-			t.Fatalf("match chose %v for %v", chosen, wants)
+			t.Fatalf("seed %d: match chose %v for %v", seed, chosen, wants)
 		}
 	})
 }

@@ -3,7 +3,6 @@
 package iprange
 
 import (
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
@@ -11,7 +10,7 @@ import (
 
 // A list keeps addresses, and their order, and knows which it has.
 func TestList(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2))
+	random := newRandom(t)
 	flat := func(ranges []Range) (all []netip.Addr) {
 		for _, r := range ranges {
 			for addr := r.First; !r.Last.Less(addr); addr = addr.Next() {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
 const agentNamespace = "berth-system"
@@ -187,7 +188,7 @@ func TestAgentWakes(t *testing.T) {
 // However the events of nodes and agents are mixed, agents knows what follows from the last of
 // each.
 func TestAgentsModel(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2))
+	random := rand.New(rand.NewPCG(seedtest.Seed(t), 0))
 	names := []string{"n0", "n1", "n2"}
 	a := newAgents(agentNamespace)
 	nodes, pods := map[string]bool{}, map[string]*v1.Pod{}

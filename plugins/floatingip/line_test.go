@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -20,6 +18,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
 var stateNames = map[state]string{attempting: "attempting", overtaken: "overtaken", short: "short", woken: "woken", elsewhere: "elsewhere"}
@@ -481,22 +480,10 @@ func TestAttemptsPerAddress(t *testing.T) {
 // TestNobodyWaitsInVain makes random changes between the steps of attempts, and then
 // checks that no pod waits that could be placed.
 func TestNobodyWaitsInVain(t *testing.T) {
-	seeds := []uint64{uint64(time.Now().UnixNano())}
-	if text := os.Getenv("BERTH_TEST_SEED"); text != "" {
-		seed, err := strconv.ParseUint(text, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		seeds = []uint64{seed}
-	} else {
-		for range 2000 {
-			seeds = append(seeds, seeds[len(seeds)-1]+1)
-		}
-	}
-	for _, seed := range seeds {
-		inVain(t, seed)
-		if t.Failed() {
-			return
+	base := seedtest.Seed(t)
+	for i := range seedtest.Draws(t, 400, 2000) {
+		if inVain(t, base+i); t.Failed() {
+			t.Fatalf("BERTH_TEST_SEED=%d repeats this world first", base+i)
 		}
 	}
 }
@@ -596,7 +583,7 @@ func inVain(t *testing.T, seed uint64) {
 			}
 		}
 		w.settle()
-		w.check(seed)
+		w.check()
 		if t.Failed() {
 			return
 		}
@@ -604,7 +591,7 @@ func inVain(t *testing.T, seed uint64) {
 }
 
 // check looks for a pod that could be placed.
-func (w *fixture) check(seed uint64) {
+func (w *fixture) check() {
 	t := w.t
 	for uid, p := range w.pods {
 		waits := w.line.pods[uid]
@@ -612,21 +599,21 @@ func (w *fixture) check(seed uint64) {
 			continue
 		}
 		if waits.offer != nil || waits.state == woken {
-			t.Errorf("seed %d: pod %s is %s and has an offer: %v", seed, uid, stateNames[waits.state], waits.offer)
+			t.Errorf("pod %s is %s and has an offer: %v", uid, stateNames[waits.state], waits.offer)
 		}
 		fits := false
 		for pool, room := range p.room {
 			fits = fits || room && w.lack(p, pool) == 0
 		}
 		if fits {
-			t.Errorf("seed %d: pod %s waits (%s, lacks %b) though %v are free and %v are retained", seed, uid, stateNames[waits.state], waits.lack, w.free, w.retained)
+			t.Errorf("pod %s waits (%s, lacks %b) though %v are free and %v are retained", uid, stateNames[waits.state], waits.lack, w.free, w.retained)
 		}
 	}
 	if len(w.line.order) != len(w.line.pods) || !slices.IsSortedFunc(w.line.order, byTurn) {
-		t.Errorf("seed %d: the line is out of order", seed)
+		t.Error("the line is out of order")
 	}
 	for addr, waits := range w.line.offered {
-		t.Errorf("seed %d: %s is on offer to pod %s", seed, addr, waits.pod.UID)
+		t.Errorf("%s is on offer to pod %s", addr, waits.pod.UID)
 	}
 }
 

@@ -26,11 +26,8 @@ func patience(pods int) time.Duration {
 }
 
 func TestChaos(t *testing.T) {
-	s, err := settingsFromEnv()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("BERTH_CHAOS_SEED=%d, %d rounds, about %d pods on %d nodes", s.seed, s.rounds, s.pods, s.nodes)
+	s := settingsFromEnv(t)
+	t.Logf("%d rounds, about %d pods on %d nodes", s.rounds, s.pods, s.nodes)
 	w := newWorld(t, s)
 	t.Cleanup(w.keepLogs)
 	w.record()

@@ -7,20 +7,19 @@
 // nothing wrong.
 //
 // One seed draws everything that is done. It is printed, and given as
-// BERTH_CHAOS_SEED draws the same again; operations.log has each action with
+// BERTH_TEST_SEED draws the same again; operations.log has each action with
 // its time. A round that fails leaves its logs in a folder that it names:
 // operations.log, the history of all addresses, the logs of all programs, the
 // API server's audit log.
 package chaos
 
 import (
-	"fmt"
-	"math/rand/v2"
 	"os"
 	"strconv"
 	"testing"
 	"time"
 
+	"github.com/berth-dev/berth/ipam/seedtest"
 	"github.com/berth-dev/berth/test/simulation"
 )
 
@@ -37,8 +36,9 @@ type settings struct {
 	dir string
 }
 
-func settingsFromEnv() (settings, error) {
-	s, milliseconds := settings{seed: rand.Uint64(), dir: os.Getenv("CHAOS_DIR")}, 0
+func settingsFromEnv(t *testing.T) settings {
+	t.Helper()
+	s, milliseconds := settings{seed: seedtest.Seed(t), dir: os.Getenv("CHAOS_DIR")}, 0
 	for _, number := range []struct {
 		name  string
 		value *int
@@ -54,20 +54,13 @@ func settingsFromEnv() (settings, error) {
 		if text := os.Getenv(number.name); text != "" {
 			n, err := strconv.Atoi(text)
 			if err != nil || n < 1 {
-				return s, fmt.Errorf("%s: %q is not a number of at least 1", number.name, text)
+				t.Fatalf("%s: %q is not a number of at least 1", number.name, text)
 			}
 			*number.value = n
 		}
 	}
 	s.pause = time.Duration(milliseconds) * time.Millisecond
-	if text := os.Getenv("BERTH_CHAOS_SEED"); text != "" {
-		n, err := strconv.ParseUint(text, 10, 64)
-		if err != nil {
-			return s, fmt.Errorf("BERTH_CHAOS_SEED: %w", err)
-		}
-		s.seed = n
-	}
-	return s, nil
+	return s
 }
 
 func TestMain(m *testing.M) { simulation.Main(m, "TestConfigurationIsKept") }

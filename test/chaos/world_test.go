@@ -131,7 +131,7 @@ func (w *world) tidy(t *testing.T) {
 		return
 	}
 	t.Logf("the end of operations.log:\n%s", program.Tail(filepath.Join(w.dir, "operations.log"), 20))
-	t.Logf("seed %d: BERTH_CHAOS_SEED=%[1]d draws the same again; all logs are in %s", w.seed, w.dir)
+	t.Logf("BERTH_TEST_SEED=%d draws the same again; all logs are in %s", w.seed, w.dir)
 }
 
 // keepLogs copies what Stop would remove.

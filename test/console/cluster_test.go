@@ -33,6 +33,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/seedtest"
 	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
@@ -277,7 +278,7 @@ func startCluster(w *simulation.World, values map[string]any) *inCluster {
 	if err := deploy.Apply(w.Ctx, w.Config, rights); err != nil {
 		w.T.Fatal(err)
 	}
-	p, err := proxy.Start(w.Ctx, w.Config, proxy.Options{Identity: proxy.ServiceAccount(w.System, "berth-console"), Random: random()})
+	p, err := proxy.Start(w.Ctx, w.Config, proxy.Options{Identity: proxy.ServiceAccount(w.System, "berth-console"), Random: random(w)})
 	if err != nil {
 		w.T.Fatal(err)
 	}
@@ -523,7 +524,7 @@ func checkLogin(c *inCluster, token string) {
 
 func readCloser(text string) io.ReadCloser { return io.NopCloser(strings.NewReader(text)) }
 
-func random() *rand.Rand { return rand.New(rand.NewPCG(1, 2)) }
+func random(w *simulation.World) *rand.Rand { return rand.New(rand.NewPCG(seedtest.Seed(w.T), 0)) }
 
 // openAPI is the path of the document that the console serves.
 func openAPI(w *simulation.World) string {

@@ -25,6 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/seedtest"
 	"github.com/berth-dev/berth/test/simulation"
 	"github.com/berth-dev/berth/test/simulation/proxy"
 )
@@ -178,7 +179,7 @@ func (c *console) load(name string, kinds []kind, lasts time.Duration) {
 	beside.Go(func() error { return c.change(ctx) })
 	took := map[string][]time.Duration{}
 	used := c.used()
-	random := rand.New(rand.NewPCG(1, 2))
+	random := rand.New(rand.NewPCG(seedtest.Seed(t), 0))
 	total := int(lasts.Seconds() * rate)
 	var requests errgroup.Group
 	begin := time.NewTicker(time.Second / rate)

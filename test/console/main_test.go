@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -70,7 +69,7 @@ func as(user string) proxy.Options {
 // startWith starts a console with flags, whose requests go by a proxy with the credentials of config.
 func startWith(w *simulation.World, config *rest.Config, options proxy.Options, flags []string, env ...string) *console {
 	w.T.Helper()
-	options.Random = rand.New(rand.NewPCG(1, 2)) // faults are drawn with certainty
+	options.Random = random(w)
 	p, err := proxy.Start(w.Ctx, config, options)
 	if err != nil {
 		w.T.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	"github.com/berth-dev/berth/ipam/seedtest"
 	"github.com/berth-dev/berth/test/witness"
 )
 
@@ -22,9 +23,7 @@ import (
 // Deployment's addresses afterwards, and on no others. Half of the events, drawn anew each
 // time, happen to one Deployment, the other half to another.
 func TestDeploymentStays(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := rand.New(rand.NewPCG(seedtest.Seed(t), 0))
 	events := []string{"an update", "a rollback", "all deleted", "all with force", "a drain", "a kill"}
 	random.Shuffle(len(events), func(i, j int) { events[i], events[j] = events[j], events[i] })
 	for _, test := range []struct {

@@ -20,6 +20,7 @@ import (
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"github.com/berth-dev/berth/agent/policy"
+	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
 func TestCounts(t *testing.T) {
@@ -152,9 +153,7 @@ func TestShapesAreShared(t *testing.T) {
 
 // A store behaves like a plain map, and forgets shapes that no object has.
 func TestStoreIsAMap(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	r := rand.New(rand.NewPCG(seed, 0))
+	r := rand.New(rand.NewPCG(seedtest.Seed(t), 0))
 	pick := func(texts ...string) string { return texts[r.IntN(len(texts))] }
 	var s store
 	is := map[types.NamespacedName]policy.Pod{}

@@ -17,6 +17,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
 	"github.com/berth-dev/berth/cni/xtables"
+	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
 var variants = xtables.Variants
@@ -38,7 +39,7 @@ func TestDifferences(t *testing.T) {
 			node := netnstest.New(t)
 			empty := saved(t, node, v)
 			table := iptables.New(node.Path(), v)
-			r := &rulesettest.Random{Rand: rand.New(rand.NewPCG(1, 0)), Ruleset: rulesettest.Of()}
+			r := &rulesettest.Random{Rand: rand.New(rand.NewPCG(seedtest.Seed(t), 0)), Ruleset: rulesettest.Of()}
 			for step := range 40 {
 				if err := table.Apply(neverRefused(t), r.Next()); err != nil {
 					t.Fatalf("step %d: %v", step, err)

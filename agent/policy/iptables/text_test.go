@@ -13,13 +13,15 @@ import (
 	"github.com/berth-dev/berth/agent/policy/iptables/iptablestest"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
+	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
 // The text of random rulesets decides as the rulesets.
 func TestTextOfRandomRulesets(t *testing.T) {
 	accepted, dropped := 0, 0
-	for seed := range uint64(200) {
-		r := &rulesettest.Random{Rand: rand.New(rand.NewPCG(seed, 0)), Ruleset: rulesettest.Of()}
+	base := seedtest.Seed(t)
+	for i := range seedtest.Draws(t, 50, 200) {
+		r := &rulesettest.Random{Rand: rand.New(rand.NewPCG(base+i, 0)), Ruleset: rulesettest.Of()}
 		for range 5 {
 			r.Next()
 		}
@@ -28,7 +30,7 @@ func TestTextOfRandomRulesets(t *testing.T) {
 		}
 		kernel, err := iptablestest.Of(r.Ruleset)
 		if err != nil {
-			t.Fatalf("seed %d: %v", seed, err)
+			t.Fatalf("BERTH_TEST_SEED=%d: %v", base+i, err)
 		}
 		for range 300 {
 			p := packet(r)
@@ -36,7 +38,7 @@ func TestTextOfRandomRulesets(t *testing.T) {
 			have, err := kernel.Walk(ruleset.Forward, p)
 			if err != nil || have != want.Verdict {
 				text, _ := iptables.TextOf(r.Ruleset)
-				t.Fatalf("seed %d, packet %+v: %v, %v, want %v by %+v\n%s", seed, p, have, err, want.Verdict, want.Path, text.Rules)
+				t.Fatalf("BERTH_TEST_SEED=%d repeats this ruleset first, packet %+v: %v, %v, want %v by %+v\n%s", base+i, p, have, err, want.Verdict, want.Path, text.Rules)
 			}
 			if have == ruleset.Drop {
 				dropped++

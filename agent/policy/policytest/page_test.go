@@ -20,6 +20,7 @@ import (
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/agent/policy"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
 // tenantsPage tells users which policies to apply.
@@ -119,7 +120,7 @@ type trial struct {
 // The policies of the page, alone and beside the one that separates tenants, let pass what the page says, for the
 // oracle as well as for the rulesets and their text for iptables.
 func TestPage(t *testing.T) {
-	c := pageCluster()
+	c := pageCluster(t)
 	n := c.Nodes[0]
 	eachPromise(t, c, true, func(title string, trials []trial) {
 		n.Catch()
@@ -152,7 +153,7 @@ func TestPageInKernel(t *testing.T) {
 	for _, backend := range backends {
 		t.Run(string(backend), func(t *testing.T) {
 			stayOnOneCPU(t)
-			c := pageCluster()
+			c := pageCluster(t)
 			w := newKernelWorld(t, c, backend)
 			for _, w.inPods = range []bool{false, true} {
 				eachPromise(t, c, false, func(title string, trials []trial) {
@@ -203,8 +204,9 @@ func (c *Cluster) replacePolicies(policies policy.Policies) {
 }
 
 // pageCluster is a cluster of the two tenants that the page names. The pods of one node are local there.
-func pageCluster() *Cluster {
-	c := NewCluster(Seeded(0))
+func pageCluster(t *testing.T) *Cluster {
+	t.Helper()
+	c := NewCluster(Seeded(seedtest.Seed(t)))
 	for name, tenant := range map[string]string{"shop": "shop", "shop-test": "shop", "bank": "bank", "kube-system": ""} {
 		labels := map[string]string{"kubernetes.io/metadata.name": name}
 		if tenant != "" {

@@ -17,6 +17,7 @@ import (
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
+	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
 // verify fails the test where the kernel's table is not exactly the applied one.
@@ -40,25 +41,26 @@ func TestDifferences(t *testing.T) {
 	netnstest.Need(t)
 	node := netnstest.New(t)
 	table := New(node.Path())
-	for seed := range uint64(4) {
-		r := &rulesettest.Random{Rand: rand.New(rand.NewPCG(seed, 0)), Ruleset: rulesettest.Of()}
+	base := seedtest.Seed(t)
+	for i := range uint64(4) {
+		r := &rulesettest.Random{Rand: rand.New(rand.NewPCG(base+i, 0)), Ruleset: rulesettest.Of()}
 		for step := range 60 {
 			rs := r.Next()
 			if err := rulesettest.Check(rs); err != nil {
-				t.Fatalf("seed %d, step %d: the test makes a wrong ruleset: %v", seed, step, err)
+				t.Fatalf("ruleset %d, step %d: the test makes a wrong ruleset: %v", i, step, err)
 			}
 			if before := table.applied; before != nil {
 				if _, _, ok := transition(before, rs); !ok {
-					t.Fatalf("seed %d, step %d: no difference", seed, step)
+					t.Fatalf("ruleset %d, step %d: no difference", i, step)
 				}
 			}
 			if err := table.Apply(neverRefused(t), rs); err != nil {
-				t.Fatalf("seed %d, step %d: %v", seed, step, err)
+				t.Fatalf("ruleset %d, step %d: %v", i, step, err)
 			}
 			verify(t, table)
 			counters, err := table.Counters(t.Context())
 			if err != nil || len(counters) != len(table.applied.counters) {
-				t.Fatalf("seed %d, step %d: %d counters, want %d, error %v", seed, step, len(counters), len(table.applied.counters), err)
+				t.Fatalf("ruleset %d, step %d: %d counters, want %d, error %v", i, step, len(counters), len(table.applied.counters), err)
 			}
 			if r.IntN(10) == 0 {
 				// The agent begins anew.

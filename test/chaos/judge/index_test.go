@@ -14,6 +14,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
 // ranked is the rank that an address has, and the worst that it had since it was
@@ -22,8 +23,9 @@ type ranked struct{ Now, Worst int }
 
 // After any history, an address has the rank that counting gives it.
 func TestRanks(t *testing.T) {
-	for seed := range uint64(20) {
-		random := rand.New(rand.NewPCG(seed, 0))
+	base := seedtest.Seed(t)
+	for i := range uint64(20) {
+		random := rand.New(rand.NewPCG(base+i, 0))
 		f := newFilm()
 		worst := map[string]int{}
 		for step := range 300 {
@@ -59,7 +61,7 @@ func TestRanks(t *testing.T) {
 				got[name], want[name] = ranked{f.index.rank(tenure), tenure.worst}, ranked{now, worst[name]}
 			}
 			if diff := gocmp.Diff(want, got); diff != "" {
-				t.Fatalf("seed %d, step %d: ranks (-want +got):\n%s", seed, step, diff)
+				t.Fatalf("step %d: ranks (-want +got):\n%s\nBERTH_TEST_SEED=%d repeats this history first", step, diff, base+i)
 			}
 		}
 	}

@@ -26,6 +26,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/ipamtest"
+	"github.com/berth-dev/berth/ipam/seedtest"
 	"github.com/berth-dev/berth/test/simulation/kubelet"
 )
 
@@ -57,9 +58,9 @@ func settingsFromEnv(t *testing.T) settings {
 	s := settings{
 		nodes: number("BERTH_TEST_DAY_NODES", 20), addresses: number("BERTH_TEST_DAY_ADDRESSES", 300), hours: max(4, number("BERTH_TEST_DAY_HOURS", 4)),
 		deploys: number("BERTH_TEST_DAY_DEPLOYS", 8),
-		seed:    uint64(number("BERTH_TEST_SEED", int(time.Now().UnixNano()))),
+		seed:    seedtest.Seed(t),
 	}
-	t.Logf("BERTH_TEST_SEED=%d: %d nodes, %d addresses, %d hours in which each workload changes %d times", s.seed, s.nodes, s.addresses, s.hours, s.deploys)
+	t.Logf("%d nodes, %d addresses, %d hours in which each workload changes %d times", s.nodes, s.addresses, s.hours, s.deploys)
 	return s
 }
 

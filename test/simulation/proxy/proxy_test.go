@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+
+	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
 // forbidden is a path that the upstream permits nobody.
@@ -31,7 +33,7 @@ type upstream struct {
 
 func start(t *testing.T) (*upstream, *Proxy) {
 	t.Helper()
-	return startWith(t, Options{Random: rand.New(rand.NewPCG(1, 1))})
+	return startWith(t, Options{Random: rand.New(rand.NewPCG(seedtest.Seed(t), 0))})
 }
 
 func startWith(t *testing.T, options Options) (*upstream, *Proxy) {
