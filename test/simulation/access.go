@@ -14,8 +14,20 @@ import (
 	"github.com/berth-dev/berth/test/simulation/proxy"
 )
 
-// Allowed asks the API server's authorizer.
+// Allowed asks the API server's authorizer whether a program of Berth's may do something.
 func (w *World) Allowed(account, access string) bool {
+	w.T.Helper()
+	identity := proxy.ServiceAccount(w.System, account)
+	return w.allowed(identity.UserName, identity.Groups, access)
+}
+
+// UserAllowed asks it about a user.
+func (w *World) UserAllowed(user, access string) bool {
+	w.T.Helper()
+	return w.allowed(user, []string{"system:authenticated"}, access)
+}
+
+func (w *World) allowed(user string, groups []string, access string) bool {
 	w.T.Helper()
 	words := strings.Fields(access)
 	group, resource, _ := strings.Cut(words[1], "/")
@@ -24,10 +36,9 @@ func (w *World) Allowed(account, access string) bool {
 	if len(words) > 2 {
 		attributes.Namespace, attributes.Name, _ = strings.Cut(words[2], "/")
 	}
-	identity := proxy.ServiceAccount(w.System, account)
 	review, err := w.Kube.AuthorizationV1().SubjectAccessReviews().Create(w.Ctx, &authorizationv1.SubjectAccessReview{
 		Spec: authorizationv1.SubjectAccessReviewSpec{
-			User: identity.UserName, Groups: identity.Groups, ResourceAttributes: attributes,
+			User: user, Groups: groups, ResourceAttributes: attributes,
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {

@@ -66,15 +66,21 @@ func TestAgentsAreLimited(t *testing.T) {
 	bindTo("renamed", "berth-agent-overlay")
 	bindTo("operator", "cluster-admin")
 	for _, node := range []string{"node1", "node2"} {
-		w.Create(simulation.NewPod("on-"+node, func(p *v1.Pod) { p.Spec.NodeName = node }))
+		w.Create(simulation.NewPod("on-"+node, simulation.Annotated("example.com/kept", "yes"), func(p *v1.Pod) { p.Spec.NodeName = node }))
+	}
+	change := func(as kubernetes.Interface, pod, patch string, options metav1.PatchOptions) error {
+		_, err := as.CoreV1().Pods(simulation.Namespace).Patch(w.Ctx, pod, types.MergePatchType, []byte(patch), options, "status")
+		return err
+	}
+	changeNode := func(as kubernetes.Interface, node, patch string, options metav1.PatchOptions, subresources ...string) error {
+		_, err := as.CoreV1().Nodes().Patch(w.Ctx, node, types.MergePatchType, []byte(patch), options, subresources...)
+		return err
 	}
 	patch := func(as kubernetes.Interface, pod, metadata string, options metav1.PatchOptions) error {
-		_, err := as.CoreV1().Pods(simulation.Namespace).Patch(w.Ctx, pod, types.MergePatchType, []byte(`{"metadata":{`+metadata+`}}`), options, "status")
-		return err
+		return change(as, pod, `{"metadata":{`+metadata+`}}`, options)
 	}
 	patchNode := func(as kubernetes.Interface, node, metadata string, options metav1.PatchOptions) error {
-		_, err := as.CoreV1().Nodes().Patch(w.Ctx, node, types.MergePatchType, []byte(`{"metadata":{`+metadata+`}}`), options)
-		return err
+		return changeNode(as, node, `{"metadata":{`+metadata+`}}`, options)
 	}
 	const (
 		ofPods  = `"annotations":{"berth.dev/host-ports-status":"[]"}`
@@ -107,6 +113,11 @@ func TestAgentsAreLimited(t *testing.T) {
 			"a pod of another node":       patch(agent, "on-node2", ofPods, dry),
 			"another annotation of a pod": patch(agent, "on-node1", foreign, dry),
 			"a label of a pod":            patch(agent, "on-node1", label, dry),
+			"removal of an annotation":    patch(agent, "on-node1", `"annotations":{"example.com/kept":null}`, dry),
+			"a finalizer that keeps it":   patch(agent, "on-node1", `"finalizers":["example.com/mine"]`, dry),
+			"the phase of a pod":          change(agent, "on-node1", `{"status":{"phase":"Failed"}}`, dry),
+			"its Node's spec":             changeNode(agent, "node1", `{"spec":{"unschedulable":true}}`, dry),
+			"its Node's status":           changeNode(agent, "node1", `{"metadata":{`+ofNodes+`}}`, dry, "status"),
 			"another Node":                patchNode(agent, "node2", ofNodes, dry),
 			"another annotation":          patchNode(agent, "node1", foreign, dry),
 			"a label":                     patchNode(agent, "node1", label, dry),

@@ -86,6 +86,17 @@ func TestPermissions(t *testing.T) {
 			},
 		},
 	}
+	// Who may change all that Kubernetes has in namespaces may change nothing of Berth's, and bind no pod.
+	w.Bind("edit", "tenant")
+	for access, want := range map[string]bool{
+		"create /pods": true, "patch /pods": true, "delete apps/deployments": true, "create /pods/binding": false,
+		"create berth.dev/floatingips": false, "patch berth.dev/floatingips": false, "delete berth.dev/floatingips": false,
+		"create berth.dev/ippools": false, "patch berth.dev/ippools": false, "delete berth.dev/ippools": false,
+	} {
+		if got := w.UserAllowed("tenant", access); got != want {
+			t.Errorf("a tenant may %s: %t, want %t", access, got, want)
+		}
+	}
 	for _, tc := range tests {
 		t.Run(tc.account, func(t *testing.T) {
 			w := w.On(t)
