@@ -4,7 +4,6 @@ package install
 
 import (
 	"fmt"
-	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -22,9 +21,6 @@ import (
 // another network; and goes. No pod of the default network is cut off at any time, also where the agent cannot work yet,
 // and no pod with a floating IP has another address.
 func TestCanary(t *testing.T) {
-	if os.Getenv(envRun) == "" {
-		t.Skip("it takes some minutes: make test-install")
-	}
 	c := newInUse(t)
 	canary, firewalled := c.byNetwork[onPTP], c.byNetwork[onFirewalld]
 	c.everywhere("used")

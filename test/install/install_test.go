@@ -31,11 +31,11 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/lab"
+	"github.com/berth-dev/berth/test/short"
 	"github.com/berth-dev/berth/test/witness"
 )
 
 const (
-	envRun  = "BERTH_TEST_INSTALL"
 	labName = "install"
 	nodes   = 3
 	// limit of the whole test; it is there so that a test that hangs is cleaned up after.
@@ -53,6 +53,12 @@ const (
 	again = "again"
 )
 
+// TestMain has make test do nothing here: test/e2e installs and uninstalls Berth.
+func TestMain(m *testing.M) {
+	short.Tests()
+	os.Exit(m.Run())
+}
+
 // site is the lab, and Helm.
 type site struct {
 	*witness.Witness
@@ -65,9 +71,6 @@ type site struct {
 // TestLifeCycle: whatever is done with the release, no address changes and no pod loses its
 // network; and in the end the nodes are as they were.
 func TestLifeCycle(t *testing.T) {
-	if os.Getenv(envRun) == "" {
-		t.Skip("it takes some minutes: make test-install")
-	}
 	s := newSite(t, nodes)
 	for i, node := range s.Cluster.Nodes() {
 		s.create(s.pod(fmt.Sprintf("plain-%d", i), on(node)))

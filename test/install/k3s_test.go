@@ -16,9 +16,6 @@ import (
 // TestK3s: with the values that the page has for k3s, Berth works with the runtime's folders of k3s, whose plugins are
 // links to another one. Without that folder the agent leaves pods their network, and says so.
 func TestK3s(t *testing.T) {
-	if os.Getenv(envRun) == "" {
-		t.Skip("it takes some minutes: make test-install")
-	}
 	s := newSite(t, 1)
 	node := s.Cluster.Nodes()[0]
 	s.likeK3s(node)

@@ -9,14 +9,19 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/test/short"
 )
 
 // ownMounts is in the environment of a test process that has a mount namespace of its own.
 const ownMounts = "BERTH_TEST_OWN_MOUNTS"
 
 // TestMain gives the tests a mount namespace of their own, in which nothing but the labs of the
-// tests changes mounts: other labs of the machine come and go meanwhile.
+// tests changes mounts: other labs of the machine come and go meanwhile. make test runs those that
+// need no lab: that a lab comes and goes, test/e2e sees.
 func TestMain(m *testing.M) {
+	short.Tests("TestParseStat", "TestProcessAlive", "TestWeight", "TestCgroupMount", "TestParseRequires", "TestHostBatch",
+		"TestHostLinksAreDistinct", "TestOptions", "TestInitScriptMountsBeforeSharing", "TestOthersMounts")
 	if os.Geteuid() == 0 && os.Getenv(ownMounts) == "" {
 		fmt.Fprintln(os.Stderr, "enter a mount namespace:", enterOwnMounts())
 		os.Exit(1)
