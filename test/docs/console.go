@@ -23,7 +23,7 @@ const wildcard = "…"
 
 // Pages whose commands are run. Every page with such a block is one of them.
 var (
-	// OnLab are followed in this order on the lab, the first of them always.
+	// OnLab are followed in this order on the lab.
 	OnLab = []string{"docs/tutorial/first-pool.md", "docs/tutorial/node-loss.md"}
 	// OnAPIServer are followed in this order on an API server with objects and no programs: later
 	// ones change what earlier ones read.

@@ -123,9 +123,7 @@ func TestMissingPermission(t *testing.T) {
 // between: its pods would leave their Services.
 func TestAgentUpgrade(t *testing.T) {
 	s := newStage(t, "10.0.70.83-10.0.70.92")
-	if long() {
-		s.installFailover("")
-	}
+	s.installFailover("")
 	var pods []*v1.Pod
 	for _, node := range s.Cluster.Nodes() {
 		pods = append(pods, s.start("web-on-"+node.Name(), s.floating, on(node.Name())))

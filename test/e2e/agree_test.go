@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -19,15 +20,20 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/iprange"
 	"github.com/berth-dev/berth/test/lab"
 )
 
 // agree waits until the API, the agents' files and the kernels of all nodes
-// that are up say the same.
+// that are up say the same of all addresses but those in pools of other tests.
 func (s *stage) agree() {
 	s.t.Helper()
 	s.eventually("API, agents and kernels agree", func() error {
-		held, err := s.holders(s.ctx)
+		others, err := s.poolsOfOthers()
+		if err != nil {
+			return err
+		}
+		held, err := s.holders(s.ctx, others)
 		if err != nil {
 			return err
 		}
@@ -36,7 +42,7 @@ func (s *stage) agree() {
 			if _, err := node.PID(); errors.Is(err, lab.ErrHostDown) {
 				continue
 			}
-			if err := nodeAgrees(s.ctx, s.t, node, held[node.Name()]); err != nil {
+			if err := nodeAgrees(s.ctx, s.t, node, held[node.Name()], others); err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", node.Name(), err))
 			}
 		}
@@ -44,9 +50,38 @@ func (s *stage) agree() {
 	})
 }
 
+// addresses says whether an address is one of some.
+type addresses func(address string) bool
+
+// poolsOfOthers are the addresses in the pools of tests that run beside this one.
+func (s *stage) poolsOfOthers() (addresses, error) {
+	list, err := s.berth.IPPools.List(s.ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	var ranges []iprange.Range
+	for i := range list.Items {
+		if slices.Contains(s.pools, list.Items[i].Name) {
+			continue
+		}
+		for _, text := range list.Items[i].Spec.Ranges {
+			r, err := iprange.Parse(text)
+			if err != nil {
+				return nil, err
+			}
+			ranges = append(ranges, r)
+		}
+	}
+	set := iprange.SetOf(ranges...)
+	return func(address string) bool {
+		addr, err := netip.ParseAddr(address)
+		return err == nil && set.Contains(addr)
+	}, nil
+}
+
 // holders checks the API's objects against each other and returns the addresses
-// that pods hold on each node.
-func (s *stage) holders(ctx context.Context) (map[string][]string, error) {
+// that pods hold on each node, but those of others.
+func (s *stage) holders(ctx context.Context, others addresses) (map[string][]string, error) {
 	list, err := s.Client.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
@@ -74,7 +109,7 @@ func (s *stage) holders(ctx context.Context) (map[string][]string, error) {
 	held, ofPod := map[string][]string{}, map[types.UID][]string{}
 	for i := range ips.Items {
 		ip := &ips.Items[i]
-		if ip.Spec.Pod == nil {
+		if ip.Spec.Pod == nil || others(ip.Spec.Address) {
 			continue
 		}
 		if err := holderLives(ip, pods[ip.Spec.Pod.UID]); err != nil {
@@ -126,8 +161,15 @@ func holderLives(ip *v1alpha1.FloatingIP, pod *v1.Pod) error {
 }
 
 // nodeAgrees compares what a node carries and has written down with what the
-// API says it should carry.
-func nodeAgrees(ctx context.Context, t *testing.T, node *lab.Node, want []string) error {
+// API says it should carry, but for the addresses of others.
+func nodeAgrees(ctx context.Context, t *testing.T, node *lab.Node, want []string, others addresses) error {
+	have, err := kernelOf(node)
+	if err != nil {
+		return err
+	}
+	for _, list := range []*[]string{&have.Answered, &have.Routed, &have.Out} {
+		*list = slices.DeleteFunc(*list, others)
+	}
 	records, err := recordsOf(ctx, t, node)
 	if err != nil {
 		return err
@@ -135,19 +177,22 @@ func nodeAgrees(ctx context.Context, t *testing.T, node *lab.Node, want []string
 	var recorded []string
 	links := map[string]bool{}
 	for _, r := range records {
-		if r.Phase != state.Added {
-			return fmt.Errorf("the agent has a record of pod %s that is %s", r.Pod, r.Phase)
-		}
+		ours := true
 		for _, i := range r.Attachments {
 			for _, a := range i.Addresses {
+				link := wire.HostLink(r.ContainerID, i.IfName)
+				if others(a.Address.String()) {
+					ours = false
+					delete(have.Links, link)
+					continue
+				}
 				recorded = append(recorded, a.Address.String())
-				links[wire.HostLink(r.ContainerID, i.IfName)] = true
+				links[link] = true
 			}
 		}
-	}
-	have, err := kernelOf(node)
-	if err != nil {
-		return err
+		if ours && r.Phase != state.Added {
+			return fmt.Errorf("the agent has a record of pod %s that is %s", r.Pod, r.Phase)
+		}
 	}
 	slices.Sort(want)
 	slices.Sort(recorded)

@@ -21,41 +21,34 @@ func (s *stage) kill(node, program string) {
 }
 
 // TestAgentKilled: the agents of all nodes are killed while pods come and go
-// there. In the end every pod is Ready or gone, and nothing disagrees.
+// there. In the end every pod is Ready or gone, and nothing disagrees. test/node
+// kills an agent between any two of its steps.
 func TestAgentKilled(t *testing.T) {
-	const (
-		rounds  = 3
-		perNode = 4
-	)
-	s := newStage(t, "10.0.70.110-10.0.70.149")
-	s.atEnd(s.freshAgents)
-	var last []string
-	for round := range rounds {
-		var names []string
-		for i := range perNode {
-			for _, node := range s.Cluster.Nodes() {
-				pod := s.create(s.pod(fmt.Sprintf("r%d-%s-%d", round, node.Name(), i), s.floating, on(node.Name())))
-				names = append(names, pod.Name)
+	breaks(t)
+	s := newStage(t, "10.0.70.110-10.0.70.121")
+	var names [2][]string
+	for i, when := range []string{"before", "after"} {
+		for _, node := range s.Cluster.Nodes() {
+			for _, which := range []string{"a", "b"} {
+				pod := s.create(s.pod(when+"-"+node.Name()+which, s.floating, on(node.Name())))
+				names[i] = append(names[i], pod.Name)
 			}
 		}
-		if len(last) > 0 {
-			s.kubectl(append([]string{"-n", s.name, "delete", "pod", "--wait=false"}, last...)...)
+		if when == "before" {
+			for _, name := range names[i] {
+				s.ready(name)
+			}
 		}
-		// Each round strikes at another moment: when the first is bound, when
-		// some are wired, …
-		s.wait(names[round*2], witness.Condition{Name: "on its way", Holds: func(pod *v1.Pod) bool {
-			return pod.Spec.NodeName != "" && (round%2 == 0 || pod.Status.PodIP != "")
-		}})
-		for _, node := range s.Cluster.Nodes() {
-			s.kill(node.Name(), "berth-agent")
-		}
-		for _, name := range names {
-			s.answers(s.ready(name))
-		}
-		s.agree()
-		s.freshAgents()
-		last = names
 	}
+	s.kubectl(append([]string{"-n", s.name, "delete", "pod", "--wait=false"}, names[0]...)...)
+	s.wait(names[1][0], witness.BecomesBound)
+	for _, node := range s.Cluster.Nodes() {
+		s.kill(node.Name(), "berth-agent")
+	}
+	for _, name := range names[1] {
+		s.answers(s.ready(name))
+	}
+	s.agree()
 }
 
 // restarts counts the restarts of a program's containers.

@@ -13,109 +13,96 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 
 	"github.com/berth-dev/berth/ipam/seedtest"
 	"github.com/berth-dev/berth/test/witness"
 )
 
 // TestDeploymentStays: whatever replaces the pods of a Deployment, they answer on the
-// Deployment's addresses afterwards, and on no others. Half of the events, drawn anew each
-// time, happen to one Deployment, the other half to another.
+// Deployment's addresses afterwards, and on no others. Which two of the events happen is drawn anew
+// each time; test/scheduler/fixedset has all.
 func TestDeploymentStays(t *testing.T) {
+	sideBySide(t)
 	random := rand.New(rand.NewPCG(seedtest.Seed(t), 0))
-	events := []string{"an update", "a rollback", "all deleted", "all with force", "a drain", "a kill"}
-	random.Shuffle(len(events), func(i, j int) { events[i], events[j] = events[j], events[i] })
-	for _, test := range []struct {
-		name     string
-		ranges   string
-		replicas int32
-		size     int // of the set
-		events   []string
-	}{
-		{"Some", "10.0.70.93-10.0.70.100", 4, 4, events[:3]},
-		{"None", "10.0.70.101-10.0.70.109", 3, 4, events[3:]}, // unavailable: 25% of 3
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			s := newStage(t, test.ranges)
-			s.atEnd(s.settled)
-			// It ends slowly, so that new pods come while old ones have their addresses.
-			slow := func(pod *v1.Pod) {
-				pod.Spec.TerminationGracePeriodSeconds = ptr.To[int64](5)
-				pod.Spec.Containers[0].Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Sleep: &v1.SleepAction{Seconds: 1}}}
-			}
-			s.deployment(s.pod("web", s.floating, retaining, slow), test.replicas, appsv1.DeploymentStrategy{})
-			s.rolledOut("web", test.replicas)
-			original := s.answering("web")
-			s.kubectl("-n", s.name, "rollout", "restart", "deployment/web")
-			s.rolledOut("web", test.replicas)
-			// The spare addresses are taken by the first update.
-			set := s.keptBy("web")
-			if len(set) != test.size {
-				t.Fatalf("the Deployment keeps %v, want %d", set, test.size)
-			}
-			for _, address := range original {
-				if !slices.Contains(set, address) {
-					t.Fatalf("the Deployment keeps %v and lost %s", set, address)
-				}
-			}
-
-			nodes := s.Cluster.Nodes()
-			actions := map[string]func(){
-				"an update":   func() { s.kubectl("-n", s.name, "rollout", "restart", "deployment/web") },
-				"a rollback":  func() { s.kubectl("-n", s.name, "rollout", "undo", "deployment/web") },
-				"all deleted": func() { s.kubectl("-n", s.name, "delete", "pod", "--all", "--wait=false") },
-				"all with force": func() {
-					s.kubectl("-n", s.name, "delete", "pod", "--all", "--force", "--grace-period=0", "--wait=false")
-				},
-				"a drain": func() {
-					node := nodes[random.IntN(len(nodes))].Name()
-					s.kubectl("drain", node, "--pod-selector=app=web", "--ignore-daemonsets", "--force", patiently)
-					s.kubectl("uncordon", node)
-				},
-				"a kill": func() {
-					program := []string{"berth-scheduler", "berth-controller"}[random.IntN(2)]
-					s.kubectl("-n", s.name, "rollout", "restart", "deployment/web")
-					s.kill(s.leader(program).Spec.NodeName, program)
-				},
-			}
-			for _, name := range test.events {
-				began := time.Now()
-				actions[name]()
-				s.rolledOut("web", test.replicas)
-				if lost := s.lostSince(began); lost != "" {
-					// On a machine that is so busy that nobody heard of a node for a while, pods that
-					// ended there did not hold up others, and the set has other addresses now.
-					t.Logf("during %s %s was lost", name, lost)
-					s.eventually("the set has its size again", func() error {
-						if set = s.keptBy("web"); len(set) > test.size {
-							return fmt.Errorf("it is %v, want %d", set, test.size)
-						}
-						return nil
-					})
-				}
-				for _, address := range s.answering("web") {
-					if !slices.Contains(set, address) {
-						t.Errorf("after %s a pod answers on %s, which is not of %v", name, address, set)
-					}
-				}
-				if now := s.keptBy("web"); !slices.Equal(now, set) {
-					t.Errorf("after %s the Deployment keeps %v, it kept %v", name, now, set)
-				}
-			}
-			s.agree()
-		})
+	s := newStage(t, "10.0.70.93-10.0.70.100")
+	s.atEnd(s.settled)
+	const replicas, size = 3, 4 // unavailable: 25% of 3
+	// The pods end slowly, for agnhost does not hear that it is to end: new ones come while old ones
+	// have their addresses.
+	s.deployment(s.pod("web", s.floating, retaining, notOn(fragile)), replicas, appsv1.DeploymentStrategy{})
+	s.rolledOut("web", replicas)
+	original := s.answering("web")
+	s.kubectl("-n", s.name, "rollout", "restart", "deployment/web")
+	s.rolledOut("web", replicas)
+	// The spare addresses are taken by the first update.
+	set := s.keptBy("web")
+	if len(set) != size {
+		t.Fatalf("the Deployment keeps %v, want %d", set, size)
 	}
+	for _, address := range original {
+		if !slices.Contains(set, address) {
+			t.Fatalf("the Deployment keeps %v and lost %s", set, address)
+		}
+	}
+
+	type event struct {
+		name string
+		do   func()
+	}
+	events := []event{
+		{"an update", func() { s.kubectl("-n", s.name, "rollout", "restart", "deployment/web") }},
+		{"a rollback", func() { s.kubectl("-n", s.name, "rollout", "undo", "deployment/web") }},
+		{"all deleted", func() { s.kubectl("-n", s.name, "delete", "pod", "--all", "--wait=false") }},
+		{"all with force", func() {
+			s.kubectl("-n", s.name, "delete", "pod", "--all", "--force", "--grace-period=0", "--wait=false")
+		}},
+		{"a drain", func() {
+			node := s.podsOf("web")[0].Spec.NodeName
+			s.kubectl("drain", node, "--pod-selector=app=web", "--ignore-daemonsets", "--force", patiently)
+			s.kubectl("uncordon", node)
+		}},
+		{"a kill", func() {
+			program := []string{"berth-scheduler", "berth-controller"}[random.IntN(2)]
+			s.kubectl("-n", s.name, "rollout", "restart", "deployment/web")
+			s.kill(s.leader(program).Spec.NodeName, program)
+		}},
+	}
+	random.Shuffle(len(events), func(i, j int) { events[i], events[j] = events[j], events[i] })
+	for _, event := range events[:2] {
+		began := time.Now()
+		event.do()
+		s.rolledOut("web", replicas)
+		if lost := s.lostSince(began); lost != "" {
+			// On a machine that is so busy that nobody heard of a node for a while, pods that
+			// ended there did not hold up others, and the set has other addresses now.
+			t.Logf("during %s %s was lost", event.name, lost)
+			s.eventually("the set has its size again", func() error {
+				if set = s.keptBy("web"); len(set) > size {
+					return fmt.Errorf("it is %v, want %d", set, size)
+				}
+				return nil
+			})
+		}
+		for _, address := range s.answering("web") {
+			if !slices.Contains(set, address) {
+				t.Errorf("after %s a pod answers on %s, which is not of %v", event.name, address, set)
+			}
+		}
+		if now := s.keptBy("web"); !slices.Equal(now, set) {
+			t.Errorf("after %s the Deployment keeps %v, it kept %v", event.name, now, set)
+		}
+	}
+	s.agree()
 }
 
-// lostSince returns a node that was not ready at some time since; empty: none was.
+// lostSince returns a node of the Deployment's that was not ready at some time since; empty: none was.
 func (s *stage) lostSince(began time.Time) string {
 	s.t.Helper()
 	nodes, err := s.Client.CoreV1().Nodes().List(s.ctx, metav1.ListOptions{})
 	s.must(err)
 	for _, node := range nodes.Items {
 		for _, condition := range node.Status.Conditions {
-			if condition.Type == v1.NodeReady && !condition.LastTransitionTime.Time.Before(began.Truncate(time.Second)) {
+			if node.Name != fragile && condition.Type == v1.NodeReady && !condition.LastTransitionTime.Time.Before(began.Truncate(time.Second)) {
 				return node.Name
 			}
 		}
@@ -148,27 +135,14 @@ func (s *stage) podsOf(app string) []v1.Pod {
 // available.
 func (s *stage) rolledOut(name string, replicas int32) {
 	s.t.Helper()
-	s.eventually("Deployment "+name+" is rolled out", func() error {
-		d, err := s.Client.AppsV1().Deployments(s.name).Get(s.ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
+	s.must(s.Deployment(s.ctx, s.name, name, "rolled out", func(d *appsv1.Deployment) bool {
 		st := d.Status
-		if st.ObservedGeneration != d.Generation || st.Replicas != replicas || st.UpdatedReplicas != replicas || st.AvailableReplicas != replicas {
-			return fmt.Errorf("%d pods, %d updated, %d available, want %d", st.Replicas, st.UpdatedReplicas, st.AvailableReplicas, replicas)
-		}
-		pods := s.podsOf(name)
-		if n := len(pods); n != int(replicas) {
-			return fmt.Errorf("%d pods are there", n)
-		}
-		// The Deployment's status may be of pods that were deleted since.
-		for i := range pods {
-			if !witness.Ready(&pods[i]) {
-				return fmt.Errorf("pod %s is not Ready", pods[i].Name)
-			}
-		}
-		return nil
-	})
+		return st.ObservedGeneration == d.Generation && st.Replicas == replicas && st.UpdatedReplicas == replicas && st.AvailableReplicas == replicas
+	}))
+	// Its status may be of pods that were deleted since.
+	s.must(s.Pods(s.ctx, s.name, "app="+name, "as many as wanted, and Ready", func(pods []*v1.Pod) bool {
+		return len(pods) == int(replicas) && !slices.ContainsFunc(pods, func(pod *v1.Pod) bool { return !witness.Ready(pod) })
+	}))
 }
 
 // answering returns the addresses on which the pods of a workload answer, each as

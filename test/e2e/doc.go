@@ -5,13 +5,16 @@
 // CNI, packets on wires. It needs root.
 //
 // The test binary starts itself once more: the parent makes the cluster and
-// takes it down however the child, which runs the tests, has ended. The tests
-// run one after the other; each has a namespace and a pool of its own and must
-// leave nodes and programs as they were. After each the API, the agents' files
-// and the kernels of all nodes must agree.
+// takes it down however the child, which runs the tests, has ended. Each test has
+// a namespace and a pool of its own and must leave nodes and programs as they
+// were. After each the API, the agents' files and the kernels of all nodes must
+// agree. Tests that need the cluster for themselves run first, one after the
+// other; then the others run side by side, of which one at a time breaks
+// something.
 //
-//	go test -timeout 60m ./e2e
-//	go test -timeout 60m -run TestPartition ./e2e
+//	go test -short ./e2e
+//	go test -timeout 90m ./e2e
+//	go test -run TestPartition ./e2e
 //
 // When a test fails, the state of the cluster goes to a file in ARTIFACTS, or in
 // the temporary folder; the test says where. With BERTH_E2E_LAB=NAME the tests

@@ -15,6 +15,7 @@ import (
 // TestEgress: ordinary pods of a namespace that a pool's egress selects leave with their node's address of the pool, to a host behind
 // the pool's gateway, and reach each other with their own. They leave as before once the namespace is not selected any more.
 func TestEgress(t *testing.T) {
+	sideBySide(t)
 	network := shared.Cluster.Network()
 	s := newStageOf(t, v1alpha1.IPPoolSpec{
 		Subnet: network.Floating.String(), Gateway: network.FloatingGateway().String(), Ranges: []string{"10.0.70.130-10.0.70.134"},

@@ -3,16 +3,13 @@
 package e2e
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -90,9 +87,6 @@ func (l *timeline) String() string {
 	return strings.Join(text, ", ")
 }
 
-// off is how a node is lost whose power fails.
-func (s *stage) off(ctx context.Context, node string) error { return s.Cluster.StopNode(ctx, node) }
-
 // moves has the pod's node lost, and returns the next pod when it answers, and when what happened. It returns no pod where none
 // has answered for the time of patience.
 func (s *stage) moves(old *v1.Pod, patience time.Duration, lose func(ctx context.Context, node string) error) (*v1.Pod, *timeline) {
@@ -149,17 +143,6 @@ func (s *stage) moves(old *v1.Pod, patience time.Duration, lose func(ctx context
 	}
 }
 
-// failovers is how many nodes TestFailover loses, one after another.
-func failovers(t *testing.T) int {
-	t.Helper()
-	text := cmp.Or(os.Getenv("BERTH_TEST_FAILOVERS"), "1")
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 {
-		t.Fatalf("BERTH_TEST_FAILOVERS: %q is no number of nodes to lose", text)
-	}
-	return n
-}
-
 // TestFailover: the pod of a node that died runs elsewhere, and answers on its address, and nobody has done anything. A pod
 // beside it that did not ask for it stays. The node that is back has no taint.
 func TestFailover(t *testing.T) {
@@ -167,115 +150,53 @@ func TestFailover(t *testing.T) {
 	s.installFailover("")
 	old := s.statefulSet(s.pod("moving", s.floating, retaining, automatic), 1)[0]
 	lost := old.Spec.NodeName
-	parts := map[string][]time.Duration{}
 	staying := s.statefulSet(s.pod("staying", s.floating, retaining, on(lost)), 1)[0]
 	s.answers(old)
 	s.atEnd(s.settled)
 	s.atEnd(s.startAll)
 	before := len(s.writesOfFailover())
-	for range failovers(t) {
-		lost = old.Spec.NodeName
-		where := s.leaderOfFailover()
-		answers := s.askWho(old)
-		next, timeline := s.moves(old, 2*time.Minute, s.off)
-		if next == nil {
-			t.Fatalf("the pod has not moved: %s", timeline)
-		}
-		t.Logf("the leader was on %s, the pod on %s: %s", where, lost, timeline)
-		for _, p := range timeline.parts {
-			parts[p.name] = append(parts[p.name], p.at)
-		}
-		if next.Spec.NodeName == lost || next.Status.PodIP != old.Status.PodIP {
-			t.Errorf("the next pod is on %s with %s, want another node than %s, and %s", next.Spec.NodeName, next.Status.PodIP, lost, old.Status.PodIP)
-		}
-		if !timeline.has("tainted") {
-			t.Errorf("the node was not tainted: %s", timeline)
-		}
-		if now := s.get(staying.Name); now.UID != staying.UID || now.DeletionTimestamp != nil {
-			t.Errorf("%s did not ask to be moved, and is %s, deleted at %v", staying.Name, now.UID, now.DeletionTimestamp)
-		}
-		s.expectOneAnswer(old.Status.PodIP, next.Spec.NodeName)
-
-		s.must(s.Cluster.StartNode(s.ctx, lost))
-		s.must(s.Cluster.WaitReady(s.ctx, lost))
-		s.eventually("the taint is gone", func() error {
-			n, err := s.Client.CoreV1().Nodes().Get(s.ctx, lost, metav1.GetOptions{})
-			if err == nil && isTainted(n, v1alpha1.TaintLost) {
-				err = fmt.Errorf("%s has the taints %v", lost, n.Spec.Taints)
-			}
-			return err
-		})
-		s.settled()
-		s.kubectl("-n", deploy.Namespace, "rollout", "status", "deployment/berth-failover", patiently)
-		s.agree()
-		s.expectOneAnswer(old.Status.PodIP, next.Spec.NodeName)
-		s.expectAnswersOf(answers, old.Status.PodIP, lost, next.Spec.NodeName)
-		t.Log(answers)
-		old = s.ready(next.Name)
+	where := s.leaderOfFailover()
+	answers := s.askWho(old)
+	next, timeline := s.moves(old, 2*time.Minute, s.Cluster.StopNode)
+	if next == nil {
+		t.Fatalf("the pod has not moved: %s", timeline)
 	}
+	t.Logf("the leader was on %s, the pod on %s: %s", where, lost, timeline)
+	if next.Spec.NodeName == lost || next.Status.PodIP != old.Status.PodIP {
+		t.Errorf("the next pod is on %s with %s, want another node than %s, and %s", next.Spec.NodeName, next.Status.PodIP, lost, old.Status.PodIP)
+	}
+	if !timeline.has("tainted") {
+		t.Errorf("the node was not tainted: %s", timeline)
+	}
+	if now := s.get(staying.Name); now.UID != staying.UID || now.DeletionTimestamp != nil {
+		t.Errorf("%s did not ask to be moved, and is %s, deleted at %v", staying.Name, now.UID, now.DeletionTimestamp)
+	}
+	s.expectOneAnswer(old.Status.PodIP, next.Spec.NodeName)
+
+	s.must(s.Cluster.StartNode(s.ctx, lost))
+	s.must(s.Cluster.WaitReady(s.ctx, lost))
+	s.eventually("the taint is gone", func() error {
+		n, err := s.Client.CoreV1().Nodes().Get(s.ctx, lost, metav1.GetOptions{})
+		if err == nil && isTainted(n, v1alpha1.TaintLost) {
+			err = fmt.Errorf("%s has the taints %v", lost, n.Spec.Taints)
+		}
+		return err
+	})
+	s.settled()
+	s.kubectl("-n", deploy.Namespace, "rollout", "status", "deployment/berth-failover", patiently)
+	s.agree()
+	s.expectOneAnswer(old.Status.PodIP, next.Spec.NodeName)
+	s.expectAnswersOf(answers, old.Status.PodIP, lost, next.Spec.NodeName)
+	t.Log(answers)
 	// TestFailoverStays looks there.
 	if len(s.writesOfFailover()) == before {
 		t.Error("the audit log has no writes of berth-failover")
 	}
-	for _, name := range slices.Sorted(maps.Keys(parts)) {
-		all := slices.Sorted(slices.Values(parts[name]))
-		t.Logf("%s: median %.1f s, worst %.1f s of %d", name, all[len(all)/2].Seconds(), all[len(all)-1].Seconds(), len(all))
-	}
-}
-
-// envBy has TestFailoverByOthers run. It says who does something about a node that lost power: hand, or nobody.
-const envBy = "BERTH_TEST_FAILOVER_BY"
-
-// TestFailoverByOthers: how long the pod of a node that lost power is away without berth-failover. By hand: a person sets the
-// out-of-service taint at once. With nobody, stock Kubernetes, it is away for as long as the test waits.
-func TestFailoverByOthers(t *testing.T) {
-	by := os.Getenv(envBy)
-	if by == "" {
-		t.Skip(envBy + " is not set")
-	}
-	s := newStage(t, "10.0.70.243-10.0.70.247")
-	old := s.statefulSet(s.pod("away", s.floating, retaining), 1)[0]
-	s.answers(old)
-	s.atEnd(s.settled)
-	s.atEnd(s.startAll)
-	var away []time.Duration
-	for range failovers(t) {
-		lost := old.Spec.NodeName
-		if by == "nobody" {
-			// Longer than pods tolerate that a node is unreachable.
-			next, timeline := s.moves(old, 10*time.Minute, s.off)
-			if t.Logf("nobody does anything: %s", timeline); next != nil {
-				t.Errorf("the pod of a StatefulSet has moved to %s", next.Spec.NodeName)
-			}
-			return
-		}
-		taint := v1.TaintNodeOutOfService
-		next, timeline := s.moves(old, 2*time.Minute, func(ctx context.Context, node string) error {
-			err := s.off(ctx, node)
-			s.kubectl("taint", "node", node, taint+"=nodeshutdown:NoExecute")
-			return err
-		})
-		if next == nil {
-			t.Fatalf("the pod has not moved: %s", timeline)
-		}
-		t.Logf("a person sets the taint: %s", timeline)
-		away = append(away, timeline.parts[len(timeline.parts)-1].at)
-		s.must(s.Cluster.StartNode(s.ctx, lost))
-		s.must(s.Cluster.WaitReady(s.ctx, lost))
-		s.kubectl("taint", "node", lost, taint+"-")
-		s.settled()
-		old = s.ready(next.Name)
-	}
-	slices.Sort(away)
-	t.Logf("away: median %.1f s, worst %.1f s of %d", away[len(away)/2].Seconds(), away[len(away)-1].Seconds(), len(away))
 }
 
 // TestFailoverBlockedPort: the cable of a node is plugged into a port that passes nothing for a while, as a switch with STP has them (IEEE
 // 802.1D: twice the forward delay, 30 s). The pod moves meanwhile. When the port passes frames, the node does not answer.
 func TestFailoverBlockedPort(t *testing.T) {
-	if !long() {
-		t.Skip(envLong + " is not set: make test-failover runs it")
-	}
 	s := newStage(t, "10.0.70.243-10.0.70.247")
 	s.installFailover("")
 	old := s.statefulSet(s.pod("behind", s.floating, retaining, automatic), 1)[0]

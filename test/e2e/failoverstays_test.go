@@ -24,11 +24,6 @@ import (
 	"github.com/berth-dev/berth/test/witness"
 )
 
-// envLong has tests of failover run in their long forms. It is how long the API server is away there.
-const envLong = "BERTH_TEST_FAILOVER_LONG"
-
-func long() bool { return os.Getenv(envLong) != "" }
-
 // automatic has the pod moved from a node that died.
 func automatic(pod *v1.Pod) {
 	pod.Annotations[v1alpha1.AnnotationFailover] = v1alpha1.FailoverAutomatic
@@ -54,9 +49,6 @@ func TestFailoverStays(t *testing.T) {
 	s.atEnd(s.settled)
 
 	s.withoutAPIServer(pods)
-	if !long() {
-		return
-	}
 	s.allCarriersReturn(pods)
 	s.mostNodesCutOff(pods)
 	s.nodeHangs(pods)
@@ -65,13 +57,8 @@ func TestFailoverStays(t *testing.T) {
 // withoutAPIServer: no request fails and no connection breaks without the API server, and nothing moves when it is back.
 func (s *stage) withoutAPIServer(pods []*v1.Pod) {
 	s.t.Helper()
-	// Longer than what makes a node suspect.
-	away := 20 * time.Second
-	if long() {
-		var err error
-		away, err = time.ParseDuration(os.Getenv(envLong))
-		s.must(err)
-	}
+	// Much longer than what makes a node suspect.
+	const away = 10 * time.Minute
 	during := away.String() + " without API server"
 	answers := s.askWho(pods...)
 	var held []*steady

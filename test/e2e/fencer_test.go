@@ -59,23 +59,9 @@ func (s *stage) serveFencer() string {
 	return address
 }
 
-// notOn keeps the pod from a node.
-func notOn(node string) option {
-	return func(pod *v1.Pod) {
-		pod.Spec.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{
-			NodeSelectorTerms: []v1.NodeSelectorTerm{{MatchExpressions: []v1.NodeSelectorRequirement{{
-				Key: v1.LabelHostname, Operator: v1.NodeSelectorOpNotIn, Values: []string{node},
-			}}}},
-		}}}
-	}
-}
-
 // TestFencer: kubelet and agent of a node hang, and its kernel answers on. The fencer powers the node off, Kubernetes is told, and
 // the pod answers elsewhere.
 func TestFencer(t *testing.T) {
-	if !long() {
-		t.Skip(envLong + " is not set: make test-failover runs it")
-	}
 	s := newStage(t, "10.0.70.248-10.0.70.249")
 	s.installFailover(fmt.Sprintf("fencer: {address: %q, insecure: true}", s.serveFencer()))
 	s.eventually("berth-failover leads", func() error {

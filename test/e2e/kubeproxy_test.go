@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,9 +16,6 @@ import (
 // addresses. The pods stay while kube-proxy changes its mode. For mode ipvs, which the lab's
 // kernel may lack, see package ipvs.
 func TestKubeProxyModes(t *testing.T) {
-	if os.Getenv("BERTH_TEST_KUBE_PROXY_MODES") == "" {
-		t.Skip("make test-kube-proxy runs this test")
-	}
 	s := newStage(t, "10.0.70.93-10.0.70.99")
 	network := s.Cluster.Network()
 	members, pods := s.podsOfEachKind()

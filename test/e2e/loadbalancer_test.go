@@ -62,9 +62,6 @@ func (s *stage) carriedElsewhere(address, before string) (node string) {
 // TestLoadBalancer: a host outside of the cluster reaches a Service with class berth.dev/lb by its address, asks all the time
 // while the address is planned to move to another node, and reaches it again after its node lost power.
 func TestLoadBalancer(t *testing.T) {
-	if !long() {
-		t.Skip(envLong + " is not set: make test-failover runs it")
-	}
 	s := newStage(t, "10.0.70.215")
 	s.atEnd(s.settled)
 	s.installServices()

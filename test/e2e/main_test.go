@@ -18,6 +18,7 @@ import (
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/lab"
+	"github.com/berth-dev/berth/test/short"
 	"github.com/berth-dev/berth/test/witness"
 )
 
@@ -37,8 +38,10 @@ type world struct {
 
 var shared *world
 
+// TestMain names the tests of make test: what each user of Berth has to rely on.
 func TestMain(m *testing.M) {
-	flag.Parse()
+	short.Tests("TestNodeLoss", "TestContainerRestart", "TestAgentKilled", "TestPartition",
+		"TestDeploymentStays", "TestDualStack", "TestPolicy", "TestUninstall")
 	if flag.Lookup("test.list").Value.String() != "" {
 		os.Exit(m.Run())
 	}
@@ -55,7 +58,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// runTests is the child: the cluster is there.
+// runTests is the child: the cluster is there. In the end nothing must be left on it.
 func runTests(m *testing.M, name string) int {
 	w, err := open(name)
 	if err != nil {
@@ -63,7 +66,17 @@ func runTests(m *testing.M, name string) int {
 		return 1
 	}
 	shared = w
-	return m.Run()
+	// Tests that run side by side wait more than they compute.
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	code := m.Run()
+	if err := w.sound(context.Background()); err != nil {
+		fmt.Fprintf(os.Stderr, "FAIL: after all tests: kubectl berth check: %v\n", err)
+		return 1
+	}
+	return code
 }
 
 func open(name string) (*world, error) {

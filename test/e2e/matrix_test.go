@@ -14,13 +14,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"testing"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/witness"
 )
@@ -257,36 +255,5 @@ func (s *stage) expectNodePorts(service *v1.Service, from party) {
 			}
 			return err
 		})
-	}
-}
-
-// TestIPv6: a pod with a single IPv6 address, on a cluster whose nodes are known
-// to Kubernetes by their IPv4 addresses.
-func TestIPv6(t *testing.T) {
-	s := newStageOf(t, v1alpha1.IPPoolSpec{Subnet: "fd00:70::/64", Gateway: "fd00:70::1", Ranges: []string{"fd00:70::20-fd00:70::2f"}})
-	local, remote := s.start("first", netexec, s.floating, on("node1")), s.start("second", netexec, s.floating, on("node2"))
-	pods := []party{s.podParty(local), s.podParty(remote)}
-	router := s.hostParty(s.Cluster.Router(), "fd00:70::1")
-	client := s.hostParty(s.Cluster.Client(), "fd00:70::fa")
-	for _, from := range pods {
-		for _, to := range append(pods, client, router) {
-			if from.name != to.name {
-				s.expectSeen("http", from, to, to.port)
-			}
-		}
-		s.expectSeen("http", client, from, from.port)
-		s.expectSeen("http", router, from, from.port)
-	}
-	s.expectSeen("udp", pods[0], pods[1], udpPort)
-	for i, node := range s.Cluster.Nodes() {
-		party := s.hostParty(node.Host, fmt.Sprintf("fd00:60::%x", 11+i))
-		s.expectSeen("http", party, pods[0], pods[0].port)
-		s.expectSeen("http", pods[0], party, party.port)
-	}
-	s.agree()
-	s.delete(local.Name)
-	s.agree()
-	if _, err := s.Ask(s.ctx, local.Status.PodIP); err == nil {
-		t.Error("a deleted pod answers")
 	}
 }

@@ -18,37 +18,30 @@ import (
 	"github.com/berth-dev/berth/test/netpol/result"
 )
 
-// TestNetpol: Kubernetes' own tests of NetworkPolicy pass on the lab with Berth on it. The
-// pods of these are in the lab's default network, and policies are enforced for all pods; with
-// BERTH_NETPOL_FLOATING they have floating IPs, and policies are enforced for pods with a floating IP.
+// TestNetpol: Kubernetes' own tests of NetworkPolicy pass on the lab with Berth on it: for pods in
+// the lab's default network, where policies are enforced for all pods, and for pods with floating IPs.
+// A case takes half a minute.
 func TestNetpol(t *testing.T) {
-	// A case takes half a minute.
-	if os.Getenv("BERTH_TEST_NETPOL") == "" {
-		t.Skip("BERTH_TEST_NETPOL is not set: make test-netpol sets it")
-	}
-	opts := netpol.Options{
-		Cases:   strings.FieldsFunc(os.Getenv("BERTH_NETPOL_CASES"), func(r rune) bool { return r == '|' }),
-		Reports: filepath.Join(artifacts(), "netpol"), Limit: 3 * time.Hour,
-	}
+	t.Run("ordinary", func(t *testing.T) { runNetpol(t, "netpol", (*stage).enforceForAll) })
+	t.Run("floating", func(t *testing.T) { runNetpol(t, "netpol-floating", (*stage).giveFloatingIPs) })
+}
+
+func runNetpol(t *testing.T, reports string, prepare func(*stage)) {
+	opts := netpol.Options{Reports: filepath.Join(artifacts(), reports), Limit: 3 * time.Hour}
 	noSCTP := netpol.HasSCTP()
 	if noSCTP != nil {
 		opts.Skip = []string{netpol.SCTP}
 	}
 	s := newStage(t, "10.0.70.140-10.0.70.169")
 	s.must(netpol.Build(s.ctx, os.Stderr))
-	if os.Getenv("BERTH_NETPOL_FLOATING") != "" {
-		opts.Reports += "-floating"
-		s.giveFloatingIPs()
-	} else {
-		s.enforceForAll()
-	}
+	prepare(s)
 	ctx, cancel := context.WithTimeout(t.Context(), opts.Limit)
 	defer cancel()
 	passed, failed := 0, 0
 	err := netpol.Run(ctx, s.Cluster, opts, func(r result.Result) {
 		sctp := strings.Contains(r.Case, netpol.SCTP)
-		if r.State == result.LeftOut && r.Message == "" && (!sctp || len(opts.Cases) > 0) {
-			return // it was not asked for
+		if r.State == result.LeftOut && r.Message == "" && !sctp {
+			return // it is no case of NetworkPolicy
 		}
 		t.Run(r.Case, func(t *testing.T) {
 			switch r.State {

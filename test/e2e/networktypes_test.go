@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -59,10 +58,6 @@ const (
 // nodes. The test asks which pod reaches which in which way, and by which address each is seen;
 // and pods move between nodes with their addresses.
 func TestNetworkTypes(t *testing.T) {
-	// Packages of drivers see the types on real kernels without a cluster.
-	if os.Getenv("BERTH_TEST_NETWORK_TYPES") == "" {
-		t.Skip("BERTH_TEST_NETWORK_TYPES is not set: make test-network-types sets it")
-	}
 	network := shared.Cluster.Network()
 	s := newStageOf(t,
 		v1alpha1.IPPoolSpec{Subnet: network.Floating.String(), Gateway: network.FloatingGateway().String(), Ranges: []string{"10.0.70.45-10.0.70.64"}},

@@ -10,13 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
 	"github.com/berth-dev/berth/test/deploy"
 )
@@ -105,7 +99,6 @@ func TestOverlay(t *testing.T) {
 	s.expectSeen("http", pods[0], pods[2], pods[2].port)
 	s.expectSeen("http", pods[2], pods[4], pods[4].port)
 	s.expectUnbroken(tr, "the restart of all agents")
-	s.expectOwnNodeOnly()
 }
 
 // expectPolicy checks that agents, as they are by default, enforce a policy of a pod of the overlay.
@@ -147,43 +140,5 @@ func (s *stage) expectFromNode(from, to party, node netip.Addr) {
 	s.must(err)
 	if addr, err := netip.ParseAddrPort(seen); err != nil || addr.Addr() != node {
 		s.t.Errorf("%s sees %s as %q, want its node %s", to.name, from.name, seen, node)
-	}
-}
-
-// expectOwnNodeOnly checks what an agent may change: the overlay's annotations of its node.
-func (s *stage) expectOwnNodeOnly() {
-	s.t.Helper()
-	agents, err := s.Client.CoreV1().Pods(deploy.Namespace).List(s.ctx, metav1.ListOptions{LabelSelector: deploy.AgentLabels, FieldSelector: "spec.nodeName=node1"})
-	s.must(err)
-	agent := agents.Items[0]
-	token, err := s.Client.CoreV1().ServiceAccounts(deploy.Namespace).CreateToken(s.ctx, agent.Spec.ServiceAccountName, &authenticationv1.TokenRequest{
-		Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: agent.Name, UID: agent.UID}},
-	}, metav1.CreateOptions{})
-	s.must(err)
-	config := rest.AnonymousClientConfig(s.config)
-	config.BearerToken = token.Status.Token
-	client, err := kubernetes.NewForConfig(config)
-	s.must(err)
-	const overlay = `{"metadata":{"annotations":{"flannel.alpha.coreos.com/public-ip":"10.0.60.11"}}}`
-	for name, c := range map[string]struct {
-		node, patch string
-		subresource []string
-		refused     string
-	}{
-		"the overlay's annotation":       {"node1", overlay, nil, ""},
-		"one of another node":            {"node2", overlay, nil, "may change only the node where it runs"},
-		"another annotation":             {"node1", `{"metadata":{"annotations":{"example.com/x":"y"}}}`, nil, "may change only the annotations of the overlay"},
-		"an annotation of somebody else": {"node1", `{"metadata":{"annotations":{"volumes.kubernetes.io/controller-managed-attach-detach":null}}}`, nil, "may change only the annotations of the overlay"},
-		"a label":                        {"node1", `{"metadata":{"labels":{"x":"y"}}}`, nil, "may change only annotations of its node"},
-		"a taint":                        {"node1", `{"spec":{"unschedulable":true}}`, nil, "may change only annotations of its node"},
-		"its status":                     {"node1", overlay, []string{"status"}, "nodes/status"},
-	} {
-		_, err := client.CoreV1().Nodes().Patch(s.ctx, c.node, types.MergePatchType, []byte(c.patch), metav1.PatchOptions{}, c.subresource...)
-		switch {
-		case c.refused == "" && err != nil:
-			s.t.Errorf("%s: %v", name, err)
-		case c.refused != "" && (!apierrors.IsForbidden(err) || !strings.Contains(fmt.Sprint(err), c.refused)):
-			s.t.Errorf("%s: the error is %v, want one with %q", name, err, c.refused)
-		}
 	}
 }

@@ -5,39 +5,19 @@ package e2e
 import (
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 )
 
-// TestPartition: the agent runs through all of it.
-func TestPartition(t *testing.T) {
-	partition(newStage(t, "10.0.70.40-10.0.70.44"), func(*stage, string) {})
-}
-
-// TestPartitionAgentRestart: the agent starts while its node is cut off, so it
-// knows of the address from its file alone.
-func TestPartitionAgentRestart(t *testing.T) {
-	partition(newStage(t, "10.0.70.210-10.0.70.214"), func(s *stage, cut string) {
-		was := s.agentPIDs(cut)
-		s.kill(cut, "berth-agent")
-		s.eventually("the agent of "+cut+" runs again", func() error {
-			if is := s.agentPIDs(cut); len(is) == 0 || slices.Equal(was, is) {
-				return fmt.Errorf("its processes are %v", is)
-			}
-			return nil
-		})
-	})
-}
-
-// partition: a node is cut off and its pod goes on running there, while
+// TestPartition: a node is cut off and its pod goes on running there, while
 // Kubernetes gives it up and the pod comes up elsewhere with its address. When
 // the cable is back, the node's agent alone must see to it that the node lets go
-// of the address: kubelet and containerd are stopped.
-func partition(s *stage, meanwhile func(s *stage, cut string)) {
-	t := s.t
-	old := s.statefulSet(s.pod("web", s.floating, retaining), 1)[0]
+// of the address: kubelet and containerd are stopped. test/node has an agent that
+// dies meanwhile.
+func TestPartition(t *testing.T) {
+	breaks(t)
+	s := newStage(t, "10.0.70.40-10.0.70.44")
+	old := s.statefulSet(s.pod("web", s.floating, retaining, preferably(fragile)), 1)[0]
 	s.answers(old)
 	address, cut := old.Status.PodIP, old.Spec.NodeName
 
@@ -45,7 +25,6 @@ func partition(s *stage, meanwhile func(s *stage, cut string)) {
 	s.atEnd(func() { s.must(s.Cluster.Reconnect(s.ctx, cut)) })
 	s.must(s.Cluster.CutOff(s.ctx, cut))
 	next := s.comesUpElsewhere(old)
-	meanwhile(s, cut)
 	s.signal(cut, "STOP", "kubelet", "containerd")
 	s.atEnd(func() { s.signal(cut, "CONT", "kubelet", "containerd") })
 	if k := s.kernel(cut); !k.carries(address) {
@@ -75,12 +54,6 @@ func partition(s *stage, meanwhile func(s *stage, cut string)) {
 	s.agree()
 	s.expectOneAnswer(address, next.Spec.NodeName)
 	s.expectUnbroken(tr, "the end of the old pod")
-}
-
-// agentPIDs returns the processes of the node's agent.
-func (s *stage) agentPIDs(node string) []string {
-	s.t.Helper()
-	return strings.Fields(s.run(node, "sh", "-c", "pgrep -f '^/berth-agent ' || true"))
 }
 
 // signal sends a signal to programs of a node by their exact names, which are

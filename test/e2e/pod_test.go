@@ -88,6 +88,28 @@ func on(node string) option {
 	return func(pod *v1.Pod) { pod.Spec.NodeSelector = map[string]string{v1.LabelHostname: node} }
 }
 
+// preferably has the scheduler bind the pod to a node as long as that is there.
+func preferably(node string) option {
+	return func(pod *v1.Pod) {
+		pod.Spec.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []v1.PreferredSchedulingTerm{{
+			Weight: 100, Preference: hostname(v1.NodeSelectorOpIn, node),
+		}}}}
+	}
+}
+
+// notOn keeps the pod from a node.
+func notOn(node string) option {
+	return func(pod *v1.Pod) {
+		pod.Spec.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{
+			NodeSelectorTerms: []v1.NodeSelectorTerm{hostname(v1.NodeSelectorOpNotIn, node)},
+		}}}
+	}
+}
+
+func hostname(operator v1.NodeSelectorOperator, node string) v1.NodeSelectorTerm {
+	return v1.NodeSelectorTerm{MatchExpressions: []v1.NodeSelectorRequirement{{Key: v1.LabelHostname, Operator: operator, Values: []string{node}}}}
+}
+
 // bound leaves no scheduler a choice.
 func bound(node string) option {
 	return func(pod *v1.Pod) { pod.Spec.NodeName = node }

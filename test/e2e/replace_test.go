@@ -16,8 +16,9 @@ import (
 
 // TestContainerRestart: the container dies, the sandbox and its address stay.
 func TestContainerRestart(t *testing.T) {
+	sideBySide(t)
 	s := newStage(t, "10.0.70.30-10.0.70.34")
-	pod := s.start("web", s.floating)
+	pod := s.start("web", s.floating, notOn(fragile))
 	s.answers(pod)
 	s.killContainer(pod)
 	restarted := s.wait("web", witness.Condition{Name: "restarted", Holds: func(pod *v1.Pod) bool {
@@ -64,7 +65,8 @@ func (s *stage) freeze(pod *v1.Pod) (thaw func()) {
 // node with the same address while its old sandbox still runs. The new one must
 // answer, and the DEL of the old one must not take the address from it.
 func TestReplaceInPlace(t *testing.T) {
-	const rounds = 10
+	sideBySide(t)
+	const rounds = 3
 	s := newStage(t, "10.0.70.35-10.0.70.39")
 	pod := s.statefulSet(s.pod("web", s.floating, retaining, on("node1")), 1)[0]
 	for range rounds {
@@ -90,6 +92,7 @@ func TestReplaceInPlace(t *testing.T) {
 // TestFinishedPod: a pod that has finished holds nothing any more, though it is
 // still there to be looked at; the next pod gets its address.
 func TestFinishedPod(t *testing.T) {
+	sideBySide(t)
 	s := newStage(t, "10.0.70.220")
 	once := func(pod *v1.Pod) { pod.Spec.RestartPolicy = v1.RestartPolicyNever }
 	first := s.start("first", s.floating, netexec, once, on("node1"))

@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,6 +30,32 @@ import (
 // limit is how long a test may take. It is there so that a test that hangs is
 // cleaned up after, and the next one runs.
 const limit = 20 * time.Minute
+
+// beside says that tests run side by side: those that have the cluster to themselves are done.
+var beside atomic.Bool
+
+// sideBySide has the test run beside others: on nodes that stay, and without a change of what others
+// need.
+func sideBySide(t *testing.T) {
+	t.Helper()
+	t.Parallel()
+	beside.Store(true)
+}
+
+// breaking is held by the one test that breaks something beside others.
+var breaking sync.Mutex
+
+// fragile is the node that tests may break while others run.
+const fragile = "node3"
+
+// breaks has the test run beside others, but not beside another one that breaks the fragile node or
+// kills agents.
+func breaks(t *testing.T) {
+	t.Helper()
+	sideBySide(t)
+	breaking.Lock()
+	t.Cleanup(breaking.Unlock)
+}
 
 // stage is one test's part of the cluster: a namespace, and a pool of the same
 // name, or several that begin with it. Its methods fail the test.
@@ -89,7 +117,11 @@ func (s *stage) strike() {
 	s.kubectl("-n", s.name, "delete", "statefulsets,deployments,pods", "--all", "--wait=true", patiently)
 	s.kubectl("delete", "namespace", s.name, "--wait=false")
 	s.agree()
-	s.sound()
+	if !beside.Load() { // TestMain looks once all have ended
+		if err := s.sound(s.ctx); err != nil {
+			s.t.Errorf("kubectl berth check:\n%v", err)
+		}
+	}
 	for _, pool := range s.pools {
 		s.eventually("the addresses of pool "+pool+" are free", func() error {
 			ips, err := s.berth.FloatingIPs.List(s.ctx, metav1.ListOptions{FieldSelector: "spec.pool=" + pool})

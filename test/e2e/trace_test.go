@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -71,16 +70,10 @@ func (s *stage) expectBroken(address, link string, breaks func()) {
 	})
 }
 
-// envTrace has TestTrace run, which takes minutes.
-const envTrace = "BERTH_TEST_TRACE"
-
 // TestTrace: each link of the way to an address is broken in turn, and "kubectl berth trace
 // --node" names that one. A host outside of the cluster that answers for an address is found
 // by "check --wire".
 func TestTrace(t *testing.T) {
-	if os.Getenv(envTrace) == "" {
-		t.Skipf("%s is not set; make test-trace sets it", envTrace)
-	}
 	s := newStage(t, "10.0.70.60-10.0.70.64")
 	pod := s.start("traced", s.floating)
 	address, node := pod.Status.PodIP, pod.Spec.NodeName
@@ -92,7 +85,7 @@ func TestTrace(t *testing.T) {
 		t.Errorf("check --wire: exit code %d\n%s", code, out)
 	}
 
-	s.sound()
+	s.must(s.sound(s.ctx))
 	s.expectBroken("10.0.70.64", "object", nil)
 	s.expectBroken(address, "kernel", func() { s.try(node, "ip", "neigh", "del", "proxy", address, "dev", "eth0") })
 	s.expectBroken(address, "", nil)
@@ -123,9 +116,6 @@ func TestTrace(t *testing.T) {
 // TestTraceIPv6: as TestTrace, a host that answers neighbour solicitations for an address is found; and a
 // bundle has what the agents know of it.
 func TestTraceIPv6(t *testing.T) {
-	if os.Getenv(envTrace) == "" {
-		t.Skipf("%s is not set; make test-trace sets it", envTrace)
-	}
 	s := newStageOf(t, v1alpha1.IPPoolSpec{Subnet: "fd00:70::/64", Gateway: "fd00:70::1", Ranges: []string{"fd00:70::60-fd00:70::6f"}})
 	pod := s.start("traced", s.floating)
 	address := pod.Status.PodIP
@@ -205,13 +195,16 @@ func (s *stage) try(node string, argv ...string) {
 // soundWithin is how long programs that a test killed or cut off may take.
 const soundWithin = time.Minute
 
-// sound fails the test if "kubectl berth check" finds anything.
-func (s *stage) sound() {
-	s.t.Helper()
-	auditor, err := audit.ForConfig(s.config, audit.Options{Grace: soundWithin, Agents: true, Namespace: deploy.Namespace})
-	s.must(err)
-	report, err := auditor.Run(s.ctx)
-	s.must(err)
+// sound says what "kubectl berth check" finds.
+func (w *world) sound(ctx context.Context) error {
+	auditor, err := audit.ForConfig(w.config, audit.Options{Grace: soundWithin, Agents: true, Namespace: deploy.Namespace})
+	if err != nil {
+		return err
+	}
+	report, err := auditor.Run(ctx)
+	if err != nil {
+		return err
+	}
 	var errs []error
 	for _, f := range report.Findings {
 		if f.Code != audit.PoolsOverlap && f.Code != audit.OutsidePool {
@@ -221,7 +214,5 @@ func (s *stage) sound() {
 	for _, text := range report.Unknown {
 		errs = append(errs, fmt.Errorf("could not find out %s", text))
 	}
-	if err := errors.Join(errs...); err != nil {
-		s.t.Errorf("kubectl berth check:\n%v", err)
-	}
+	return errors.Join(errs...)
 }

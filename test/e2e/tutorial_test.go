@@ -14,7 +14,7 @@ import (
 )
 
 // TestTutorial does what docs/tutorial tells a new user, in its order, and sees what
-// the pages show. The loss of a node waits for Kubernetes to notice: make test-docs.
+// the pages show.
 func TestTutorial(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
@@ -31,11 +31,7 @@ func TestTutorial(t *testing.T) {
 	}
 	s.atEnd(s.settled)
 	s.atEnd(s.leaveTutorial)
-	paths := docs.OnLab[:1]
-	if os.Getenv("BERTH_TEST_DOCS") != "" {
-		paths = docs.OnLab
-	}
-	for _, path := range paths {
+	for _, path := range docs.OnLab {
 		page, err := docs.Read(root, path)
 		s.must(err)
 		s.must(docs.Run(ctx, page, dir, environment))

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,13 +17,15 @@ import (
 // pods the network that was there before. Installed again, Berth works.
 func TestUninstall(t *testing.T) {
 	s := newStage(t, "10.0.70.96-10.0.70.99")
+	var floating, plain, after []string
 	for _, node := range s.Cluster.Nodes() {
-		s.start("floating-on-"+node.Name(), s.floating, on(node.Name()))
-		s.start("plain-on-"+node.Name(), bound(node.Name()))
+		floating = append(floating, s.create(s.pod("floating-on-"+node.Name(), s.floating, on(node.Name()))).Name)
+		plain = append(plain, s.create(s.pod("plain-on-"+node.Name(), bound(node.Name()))).Name)
 	}
-	for _, node := range s.Cluster.Nodes() {
-		s.delete("floating-on-" + node.Name())
+	for _, name := range slices.Concat(floating, plain) {
+		s.ready(name)
 	}
+	s.delete(floating...)
 	s.atEnd(func() {
 		s.kubectl("-n", deploy.Namespace, "delete", "daemonset", "berth-cleanup", "--ignore-not-found")
 		s.must(deploy.Customize(s.ctx, s.Cluster))
@@ -55,10 +58,15 @@ func TestUninstall(t *testing.T) {
 				t.Errorf("%s has Berth's %s", node.Name(), setting)
 			}
 		}
-		// Without Berth, the runtime does what it did before.
-		s.delete("plain-on-" + node.Name())
-		s.start("after-on-"+node.Name(), bound(node.Name()))
 	}
+	// Without Berth, the runtime does what it did before.
+	for _, node := range s.Cluster.Nodes() {
+		after = append(after, s.create(s.pod("after-on-"+node.Name(), bound(node.Name()))).Name)
+	}
+	for _, name := range after {
+		s.ready(name)
+	}
+	s.delete(plain...)
 
 	s.kubectl("-n", deploy.Namespace, "delete", "daemonset", "berth-cleanup")
 	s.must(deploy.Customize(s.ctx, s.Cluster))

@@ -38,8 +38,6 @@ func Build(ctx context.Context, progress io.Writer) error {
 
 // Options say what to run.
 type Options struct {
-	// Cases are parts of the names of the cases to run: all cases when empty.
-	Cases []string
 	// Skip are parts of the names of cases that are left out.
 	Skip []string
 	// Reports is the folder of the log, of JUnit's report, and of what the cluster had when a
@@ -124,9 +122,6 @@ func (o Options) arguments(kubeconfig string) []string {
 	args := []string{
 		"--kubeconfig=" + kubeconfig, "--provider=skeleton", "--results=/dev/fd/3", "--report-dir=" + o.Reports,
 		"--ginkgo.no-color", "--ginkgo.silence-skips", "--ginkgo.timeout=" + o.Limit.String(),
-	}
-	if len(o.Cases) > 0 {
-		args = append(args, "--ginkgo.focus="+pattern(o.Cases))
 	}
 	if len(o.Skip) > 0 {
 		args = append(args, "--ginkgo.skip="+pattern(o.Skip))

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -109,6 +110,16 @@ func (w *Witness) Pods(ctx context.Context, namespace, labels, name string, cond
 	from := selected(metav1.ListOptions{LabelSelector: labels}, pods.List, pods.Watch)
 	if err := untilAll(ctx, from, &v1.Pod{}, condition); err != nil {
 		return fmt.Errorf("wait for the pods with %s to be %s: %w", labels, name, err)
+	}
+	return nil
+}
+
+// Deployment waits until a Deployment satisfies the condition.
+func (w *Witness) Deployment(ctx context.Context, namespace, deployment, name string, condition func(*appsv1.Deployment) bool) error {
+	all := w.Client.AppsV1().Deployments(namespace)
+	from := selected(metav1.ListOptions{FieldSelector: "metadata.name=" + deployment}, all.List, all.Watch)
+	if _, err := until(ctx, from, &appsv1.Deployment{}, condition); err != nil {
+		return fmt.Errorf("wait for Deployment %s to be %s: %w", deployment, name, err)
 	}
 	return nil
 }
