@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -158,10 +159,15 @@ func (s *stage) get(name string) *v1.Pod {
 	return pod
 }
 
-// delete deletes a pod and waits until it is gone.
+// delete deletes pods and waits until they are gone.
 func (s *stage) delete(names ...string) {
 	s.t.Helper()
-	s.kubectl(append([]string{"-n", s.name, "delete", "pod", "--wait=true", patiently}, names...)...)
+	for _, name := range names {
+		s.must(s.Client.CoreV1().Pods(s.name).Delete(s.ctx, name, metav1.DeleteOptions{}))
+	}
+	s.must(s.Pods(s.ctx, s.name, "", "gone", func(pods []*v1.Pod) bool {
+		return !slices.ContainsFunc(pods, func(pod *v1.Pod) bool { return slices.Contains(names, pod.Name) })
+	}))
 }
 
 // statefulSet makes a StatefulSet of such pods and waits until they are Ready.

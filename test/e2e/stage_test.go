@@ -114,8 +114,8 @@ func (s *stage) strike() {
 	if s.t.Failed() {
 		s.dump()
 	}
-	s.kubectl("-n", s.name, "delete", "statefulsets,deployments,pods", "--all", "--wait=true", patiently)
-	s.kubectl("delete", "namespace", s.name, "--wait=false")
+	s.must(s.Client.CoreV1().Namespaces().Delete(ctx, s.name, metav1.DeleteOptions{}))
+	s.must(s.Pods(ctx, s.name, "", "gone", func(pods []*v1.Pod) bool { return len(pods) == 0 }))
 	s.agree()
 	if !beside.Load() { // TestMain looks once all have ended
 		if err := s.sound(s.ctx); err != nil {

@@ -86,8 +86,9 @@ func TestPermissions(t *testing.T) {
 			},
 		},
 	}
-	// Who may change all that Kubernetes has in namespaces may change nothing of Berth's, and bind no pod.
-	w.Bind("edit", "tenant")
+	// Who may change all that Kubernetes has in namespaces (no controller adds these rules to edit
+	// here) may change nothing of Berth's, and bind no pod.
+	w.Bind("system:aggregate-to-edit", "tenant")
 	for access, want := range map[string]bool{
 		"create /pods": true, "patch /pods": true, "delete apps/deployments": true, "create /pods/binding": false,
 		"create berth.dev/floatingips": false, "patch berth.dev/floatingips": false, "delete berth.dev/floatingips": false,
