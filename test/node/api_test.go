@@ -76,11 +76,9 @@ func deletePod(t *testing.T, name string) {
 	}
 }
 
-// networks are the subnets of addresses by what they begin with. That of storage
-// has no gateway.
+// networks are the subnets of addresses by what they begin with.
 var networks = map[string]v1alpha1.Network{
-	"10.0.70.":     {Subnet: "10.0.70.0/24", Gateway: "10.0.70.1"},
-	"10.0.80.":     {Subnet: "10.0.80.0/24"},
+	"10.70.":       {Subnet: "10.70.0.0/16", Gateway: "10.70.0.1"},
 	"10.98.0.":     {Subnet: "10.98.0.0/24", Mode: v1alpha1.NetworkRouted},
 	"2001:db8:98:": {Subnet: "2001:db8:98::/64", Mode: v1alpha1.NetworkRouted},
 	"2001:db8:70:": {Subnet: "2001:db8:70::/64", Gateway: "2001:db8:70::1"},
@@ -108,6 +106,7 @@ func bind(t *testing.T, addresses string, pod *corev1.Pod) {
 
 func bindOne(t *testing.T, address string, pod *corev1.Pod) {
 	t.Helper()
+	shared.take(t, address)
 	name := nameOf(address)
 	ip, err := apiOf(t).ips.Get(t.Context(), name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-dev/berth/agent/netnstest"
 )
@@ -65,16 +64,8 @@ func TestRuntimeConfiguration(t *testing.T) {
 	}
 	ready("")
 
-	config, err := apiOf(t).cp.RESTConfig()
-	if err != nil {
-		t.Fatal(err)
-	}
-	api, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
 	netnstest.Eventually(t, func() error {
-		events, err := api.CoreV1().Events("default").List(context.WithoutCancel(t.Context()), metav1.ListOptions{FieldSelector: "reason=RuntimeDoesNotCallBerth,involvedObject.kind=Node,involvedObject.name=confdir-a"})
+		events, err := apiOf(t).kube.CoreV1().Events("default").List(context.WithoutCancel(t.Context()), metav1.ListOptions{FieldSelector: "reason=RuntimeDoesNotCallBerth,involvedObject.kind=Node,involvedObject.name=confdir-a"})
 		if err == nil && len(events.Items) == 0 {
 			err = errors.New("no event of the node")
 		}

@@ -34,7 +34,7 @@ func TestCrashAssigned(t *testing.T) {
 		t.Parallel()
 		network := newNetwork(t)
 		n := network.newNode(t, "crash-services", "10.0.60.11")
-		all := []string{"10.0.70.100", "10.98.0.100", "2001:db8:70::100"}
+		all := []string{"10.70.24.100", "10.98.0.24", "2001:db8:70::24:100"}
 		for _, address := range all {
 			recordService(t, address, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "one", UID: types.UID("1")}})
 		}
@@ -43,7 +43,7 @@ func TestCrashAssigned(t *testing.T) {
 			func() { n.carry(since, all...) },
 			func() { n.carry(since) },
 			func() error {
-				for _, address := range []string{"10.0.70.100", "2001:db8:70::100"} {
+				for _, address := range []string{"10.70.24.100", "2001:db8:70::24:100"} {
 					if got, want := answeredBy(network.client, address), n.MAC("eth0").String(); got != want {
 						return fmt.Errorf("%s is at %q, want %s", address, got, want)
 					}
@@ -57,6 +57,7 @@ func TestCrashAssigned(t *testing.T) {
 		newWorld(t, network)
 		n := network.newNode(t, "crash-egress", "10.0.60.11")
 		namespace(t, "crash-leaving", map[string]string{"leave": "crash"})
+		const ownAddress = "10.80.24.11"
 		pod := n.ordinary("crash-leaving", "crash-leaving")
 		n.give(ownAddress)
 		egress := egressOf(ownAddress)

@@ -3,7 +3,9 @@
 package node
 
 import (
+	"bufio"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -106,20 +108,20 @@ func (d *diagnosed) berth(token string, args ...string) string {
 }
 
 // An operator asks an agent through the API server with the Role berth-diagnosis, and reaches nothing else by it.
-// The agent refuses who has no right, whatever way a request comes.
+// The agent refuses who has no right, whatever way a request comes. He sees for which address a node waits, and ends that with his word.
 func TestDiagnosis(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)
 	const address = "10.0.60.11"
 	n := network.newNode(t, "diagnosis-a", address, "--bind-address="+address, "--secure-port=10265")
-	pod := createPod(t, n.name, "diagnosed", "10.0.70.5")
-	bind(t, "10.0.70.5", pod)
+	pod := createPod(t, n.name, "diagnosed", "10.70.26.5")
+	bind(t, "10.70.26.5", pod)
 	own := fmt.Appendf(nil, `{"spec":{"owner":{"apiVersion":"v1","kind":"Pod","namespace":"default","name":"diagnosed","uid":%q},"pool":"web"}}`, pod.UID)
-	if _, err := apiOf(t).ips.Patch(t.Context(), "10.0.70.5", types.MergePatchType, own, metav1.PatchOptions{}); err != nil {
+	if _, err := apiOf(t).ips.Patch(t.Context(), "10.70.26.5", types.MergePatchType, own, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	n.mustAdd(newContainer(t, "c1", pod))
-	running := []byte(`{"status":{"phase":"Running","podIP":"10.0.70.5","podIPs":[{"ip":"10.0.70.5"}],"conditions":[{"type":"Ready","status":"True"}]}}`)
+	running := []byte(`{"status":{"phase":"Running","podIP":"10.70.26.5","podIPs":[{"ip":"10.70.26.5"}],"conditions":[{"type":"Ready","status":"True"}]}}`)
 	if _, err := apiOf(t).kube.CoreV1().Pods("default").Patch(t.Context(), pod.Name, types.StrategicMergePatchType, running, metav1.PatchOptions{}, "status"); err != nil {
 		t.Fatal(err)
 	}
@@ -146,28 +148,28 @@ func TestDiagnosis(t *testing.T) {
 	}
 
 	// Both see what is on the node; what its kernel has, only who may ask the agent.
-	if printed := d.berth(operator, "node", n.name); !strings.Contains(printed, "10.0.70.5") || !strings.Contains(printed, " added\n") || !strings.Contains(printed, "No problem; 1 addresses.") {
+	if printed := d.berth(operator, "node", n.name); !strings.Contains(printed, "10.70.26.5") || !strings.Contains(printed, " added\n") || !strings.Contains(printed, "No problem; 1 addresses.") {
 		t.Errorf("node as an operator: %s", printed)
 	}
 	if printed := d.berth(stranger, "node", n.name); !strings.Contains(printed, "default/diagnosed") || strings.Contains(printed, " added\n") || !strings.Contains(printed, "The agent was not asked: ") {
 		t.Errorf("node as a stranger: %s", printed)
 	}
-	if printed := d.berth(operator, "trace", "10.0.70.5", "--node"); !strings.Contains(printed, "the node's kernel has all that the address needs") {
+	if printed := d.berth(operator, "trace", "10.70.26.5", "--node"); !strings.Contains(printed, "the node's kernel has all that the address needs") {
 		t.Errorf("trace as an operator: %s", printed)
 	}
-	if printed := d.berth(stranger, "trace", "10.0.70.5", "--node"); !strings.Contains(printed, "may not create serviceaccounts/token") || !strings.Contains(printed, "exit status 1") {
+	if printed := d.berth(stranger, "trace", "10.70.26.5", "--node"); !strings.Contains(printed, "may not create serviceaccounts/token") || !strings.Contains(printed, "exit status 1") {
 		t.Errorf("trace as a stranger: %s", printed)
 	}
-	if printed := d.berth(operator, "policies", "trace", "--from=default/diagnosed", "--to=10.0.70.50", "--port=80"); !strings.Contains(printed, "Node "+n.name+":") || !strings.Contains(printed, "egress from default/diagnosed") {
+	if printed := d.berth(operator, "policies", "trace", "--from=default/diagnosed", "--to=10.70.0.50", "--port=80"); !strings.Contains(printed, "Node "+n.name+":") || !strings.Contains(printed, "egress from default/diagnosed") {
 		t.Errorf("policies trace by name: %s", printed)
 	}
-	if printed := d.berth(operator, "policies", "trace", "--from=10.0.70.50", "--to=10.0.70.5", "--port=80"); !strings.Contains(printed, "ingress to default/diagnosed") {
+	if printed := d.berth(operator, "policies", "trace", "--from=10.70.0.50", "--to=10.70.26.5", "--port=80"); !strings.Contains(printed, "ingress to default/diagnosed") {
 		t.Errorf("policies trace by address: %s", printed)
 	}
-	if printed := d.berth(operator, "policies", "trace", "--from=10.0.70.50", "--to=10.0.70.51", "--port=80"); !strings.Contains(printed, "neither 10.0.70.50 nor 10.0.70.51 is a pod") {
+	if printed := d.berth(operator, "policies", "trace", "--from=10.70.0.50", "--to=10.70.0.51", "--port=80"); !strings.Contains(printed, "neither 10.70.0.50 nor 10.70.0.51 is a pod") {
 		t.Errorf("policies trace without a pod: %s", printed)
 	}
-	n.IP("neigh", "del", "proxy", "10.0.70.5", "dev", "eth0")
+	n.IP("neigh", "del", "proxy", "10.70.26.5", "dev", "eth0")
 	if printed := d.berth(operator, "node", n.name); !strings.Contains(printed, "pod default/diagnosed: the kernel lacks ") || !strings.Contains(printed, "exit status 2") {
 		t.Errorf("node with a hole in the kernel: %s", printed)
 	}
@@ -218,7 +220,7 @@ func TestDiagnosis(t *testing.T) {
 		{"for the API server", operator, http.StatusUnauthorized, "Unauthorized"},
 		{"for another node", d.tokenOf(agentpod.Diagnosis, agentpod.Audience("diagnosis-b")), http.StatusUnauthorized, "Unauthorized"},
 		{"of somebody without the right", d.tokenOf("stranger", agentpod.Audience(n.name)), http.StatusForbidden, "may not get /v1/inspect; the ClusterRole berth-diagnosis grants it"},
-		{"right", here, http.StatusOK, "10.0.70.5"},
+		{"right", here, http.StatusOK, "10.70.26.5"},
 	} {
 		code, text, err := askAs(network.client, address+":10265", "/v1/inspect?check=true", agentpod.TokenHeader, tc.token)
 		if err != nil || code != tc.code || !strings.Contains(text, tc.text) {
@@ -232,10 +234,10 @@ func TestDiagnosis(t *testing.T) {
 		code                int
 		text                string
 	}{
-		{http.MethodPost, "/v1/take-over?address=10.0.70.99", here, http.StatusForbidden, "may not post /v1/take-over; the ClusterRole berth-failover-operator grants it"},
-		{http.MethodPost, "/v1/take-over?address=10.0.70.99", decides, http.StatusUnprocessableEntity, "node " + n.name + " does not wait for the address 10.0.70.99: no pod of the node has it"},
-		{http.MethodPost, "/v1/take-over?address=10.0.70.5", decides, http.StatusUnprocessableEntity, "the node answers for it already"},
-		{http.MethodPost, "/v1/take-over?address=10.0.70.5", d.tokenOf(agentpod.Operator, agentpod.Audience("diagnosis-b")), http.StatusUnauthorized, "Unauthorized"},
+		{http.MethodPost, "/v1/take-over?address=10.70.26.99", here, http.StatusForbidden, "may not post /v1/take-over; the ClusterRole berth-failover-operator grants it"},
+		{http.MethodPost, "/v1/take-over?address=10.70.26.99", decides, http.StatusUnprocessableEntity, "node " + n.name + " does not wait for the address 10.70.26.99: no pod of the node has it"},
+		{http.MethodPost, "/v1/take-over?address=10.70.26.5", decides, http.StatusUnprocessableEntity, "the node answers for it already"},
+		{http.MethodPost, "/v1/take-over?address=10.70.26.5", d.tokenOf(agentpod.Operator, agentpod.Audience("diagnosis-b")), http.StatusUnauthorized, "Unauthorized"},
 		{http.MethodGet, "/v1/inspect", decides, http.StatusForbidden, "may not get /v1/inspect"},
 	} {
 		code, text, err := callAs(network.client, tc.method, address+":10265", tc.path, agentpod.TokenHeader, tc.token)
@@ -249,6 +251,51 @@ func TestDiagnosis(t *testing.T) {
 	if log := n.agent.text(); !strings.Contains(log, `"Answering" path="/v1/inspect" user="system:serviceaccount:berth-system:berth-diagnosis" token="JTI=`) {
 		t.Error("the log does not say who asked")
 	}
+
+	// For which address a node waits, and for which host, and the end of the waiting by a person's word. That takes more than to look.
+	waiting := createPod(t, n.name, "waits", "10.70.26.6")
+	label := []byte(`{"metadata":{"labels":{"berth.dev/floating-ips":"true"}}}`)
+	if _, err := apiOf(t).kube.CoreV1().Pods("default").Patch(t.Context(), waiting.Name, types.StrategicMergePatchType, label, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	bind(t, "10.70.26.6", waiting)
+	wasOn(t, "10.70.26.6", "gone")
+	// As a switch does that suppresses ARP.
+	network.client.IP("addr", "add", "10.70.26.6/32", "dev", "eth0")
+	c := newContainer(t, "waits", waiting)
+	if _, err := n.add(c); err == nil || !strings.Contains(err.Error(), "still answers for 10.70.26.6") {
+		t.Fatalf("ADD beside a host that answers: %v", err)
+	}
+	netnstest.Eventually(t, func() error {
+		printed := d.berth(operator, "failover")
+		for _, want := range []string{n.name + "   10.70.26.6   default/waits   Waits", "still answers for 10.70.26.6, which was on gone last", "kubectl berth failover take 10.70.26.6", "exit status 2"} {
+			if !strings.Contains(printed, want) {
+				return fmt.Errorf("failover lacks %q: %s", want, printed)
+			}
+		}
+		return nil
+	})
+	if printed := d.berth(operator, "failover", "take", "10.70.26.6", "--yes"); !strings.Contains(printed, "the Role berth-failover-operator in namespace berth-system allows it") {
+		t.Errorf("a user with the Role berth-diagnosis alone takes the address: %s", printed)
+	}
+	if _, err := d.kube.RbacV1().RoleBindings(deploy.Namespace).Create(t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "decides"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "berth-failover-operator"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: deploy.Namespace, Name: "operator"}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if printed := d.berth(operator, "failover", "take", "10.70.26.6"); !strings.Contains(printed, "two answers") || !strings.Contains(printed, "nothing was changed: write yes") {
+		t.Errorf("take without an answer: %s", printed)
+	}
+	netnstest.Eventually(t, func() error {
+		if printed := d.berth(operator, "failover", "take", "10.70.26.6", "--yes"); !strings.Contains(printed, "answers for 10.70.26.6 within a second") {
+			return errors.New(printed)
+		}
+		return nil
+	})
+	network.client.IP("addr", "del", "10.70.26.6/32", "dev", "eth0")
+	n.mustAdd(c)
 }
 
 // install makes what the chart makes for diagnosis, the agent's pod, and the user operator.
@@ -266,7 +313,7 @@ func (d *diagnosed) install(config *rest.Config, node string, at *net.TCPAddr) {
 		must(nil, err)
 		must(nil, deploy.Apply(ctx, config, objects))
 	}
-	pool, err := deploy.Decode([]byte("apiVersion: berth.dev/v1alpha1\nkind: IPPool\nmetadata: {name: web}\nspec: {subnet: 10.0.70.0/24, gateway: 10.0.70.1, ranges: [10.0.70.5-10.0.70.9]}\n"))
+	pool, err := deploy.Decode([]byte("apiVersion: berth.dev/v1alpha1\nkind: IPPool\nmetadata: {name: web}\nspec: {subnet: 10.70.0.0/16, gateway: 10.70.0.1, ranges: [10.70.26.5-10.70.26.9]}\n"))
 	must(nil, err)
 	must(nil, deploy.Apply(ctx, config, pool))
 	pods := d.kube.CoreV1().Pods(deploy.Namespace)
@@ -304,66 +351,40 @@ func (d *diagnosed) install(config *rest.Config, node string, at *net.TCPAddr) {
 	}, metav1.CreateOptions{}))
 }
 
-// An operator sees for which address a node waits, and for which host, and ends the waiting with his word. That takes more
-// than to look.
-func TestWaitsAndTakes(t *testing.T) {
-	t.Parallel()
-	network := newNetwork(t)
-	const address = "10.0.60.11"
-	n := network.newNode(t, "waits-a", address, "--bind-address="+address, "--secure-port=10265")
-	config, err := apiOf(t).cp.RESTConfig()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir, err := deploy.Programs(t.Context(), "kubectl-berth")
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := &diagnosed{t, apiOf(t).kube, dir}
-	d.install(config, n.name, proxied(t, network.client, address+":10265"))
-	operator := d.tokenOf("operator")
+// ask sends an HTTPS request from a host.
+func ask(from *netnstest.Host, address, path, token string) (code int, text string, err error) {
+	return askAs(from, address, path, "Authorization", token)
+}
 
-	pod := createPod(t, n.name, "waits", "10.0.70.6")
-	label := []byte(`{"metadata":{"labels":{"berth.dev/floating-ips":"true"}}}`)
-	if _, err := apiOf(t).kube.CoreV1().Pods("default").Patch(t.Context(), pod.Name, types.StrategicMergePatchType, label, metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
+// askAs sends the token in a header.
+func askAs(from *netnstest.Host, address, path, header, token string) (code int, text string, err error) {
+	return callAs(from, http.MethodGet, address, path, header, token)
+}
+
+func callAs(from *netnstest.Host, method, address, path, header, token string) (code int, text string, err error) {
+	var connection net.Conn
+	// A socket belongs to the namespace that it was made in.
+	if err := from.Try(func() error { connection, err = net.Dial("tcp", address); return err }); err != nil {
+		return 0, "", err
 	}
-	bind(t, "10.0.70.6", pod)
-	wasOn(t, "10.0.70.6", "gone")
-	// As a switch does that suppresses ARP.
-	network.client.IP("addr", "add", "10.0.70.6/32", "dev", "eth0")
-	c := newContainer(t, "waits", pod)
-	if _, err := n.add(c); err == nil || !strings.Contains(err.Error(), "still answers for 10.0.70.6") {
-		t.Fatalf("ADD beside a host that answers: %v", err)
+	defer connection.Close()
+	request, err := http.NewRequest(method, "https://"+address+path, nil)
+	if err != nil {
+		return 0, "", err
 	}
-	netnstest.Eventually(t, func() error {
-		printed := d.berth(operator, "failover")
-		for _, want := range []string{n.name + "   10.0.70.6   default/waits   Waits", "still answers for 10.0.70.6, which was on gone last", "kubectl berth failover take 10.0.70.6", "exit status 2"} {
-			if !strings.Contains(printed, want) {
-				return fmt.Errorf("failover lacks %q: %s", want, printed)
-			}
-		}
-		return nil
-	})
-	if printed := d.berth(operator, "failover", "take", "10.0.70.6", "--yes"); !strings.Contains(printed, "the Role berth-failover-operator in namespace berth-system allows it") {
-		t.Errorf("a user with the Role berth-diagnosis alone takes the address: %s", printed)
+	request.Close = true
+	if token != "" {
+		request.Header.Set(header, "Bearer "+token)
 	}
-	if _, err := d.kube.RbacV1().RoleBindings(deploy.Namespace).Create(t.Context(), &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "decides"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "berth-failover-operator"},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: deploy.Namespace, Name: "operator"}},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
+	encrypted := tls.Client(connection, &tls.Config{InsecureSkipVerify: true})
+	if err := request.Write(encrypted); err != nil {
+		return 0, "", err
 	}
-	if printed := d.berth(operator, "failover", "take", "10.0.70.6"); !strings.Contains(printed, "two answers") || !strings.Contains(printed, "nothing was changed: write yes") {
-		t.Errorf("take without an answer: %s", printed)
+	response, err := http.ReadResponse(bufio.NewReader(encrypted), request)
+	if err != nil {
+		return 0, "", err
 	}
-	netnstest.Eventually(t, func() error {
-		if printed := d.berth(operator, "failover", "take", "10.0.70.6", "--yes"); !strings.Contains(printed, "answers for 10.0.70.6 within a second") {
-			return errors.New(printed)
-		}
-		return nil
-	})
-	network.client.IP("addr", "del", "10.0.70.6/32", "dev", "eth0")
-	n.mustAdd(c)
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	return response.StatusCode, string(body), err
 }

@@ -67,14 +67,14 @@ func TestDiskWithoutRoom(t *testing.T) {
 		bind(t, address, pod)
 		return newContainer(t, pod.Name, pod)
 	}
-	stays, goes := ofPod("10.0.70.5"), ofPod("10.0.70.6")
+	stays, goes := ofPod("10.70.27.5"), ofPod("10.70.27.6")
 	n.mustAdd(stays)
 	n.mustAdd(goes)
 	file := fill(t, disk)
 	var refused error
 	var added []*container
 	for i := 0; refused == nil && i < 60; i++ {
-		c := ofPod(fmt.Sprintf("10.0.70.%d", 100+i))
+		c := ofPod(fmt.Sprintf("10.70.27.%d", 100+i))
 		if _, refused = n.add(c); refused == nil {
 			added = append(added, c)
 		}
@@ -82,18 +82,18 @@ func TestDiskWithoutRoom(t *testing.T) {
 	if refused == nil || !strings.Contains(refused.Error(), "no space left on device") || !strings.Contains(refused.Error(), "record") {
 		t.Errorf("ADD without room: %v", refused)
 	}
-	if n.carries(fmt.Sprintf("10.0.70.%d", 100+len(added))) {
+	if n.carries(fmt.Sprintf("10.70.27.%d", 100+len(added))) {
 		t.Error("the ADD that failed left something")
 	}
 	if err := n.del(goes); err != nil && !strings.Contains(err.Error(), "no space left on device") {
 		t.Errorf("DEL without room: %v", err)
 	}
 	deletePod(t, goes.pod.Name)
-	eventually(t, func() error { return n.withdrawn("10.0.70.6") })
-	ping(t, net.client, "10.0.70.5")
+	eventually(t, func() error { return n.withdrawn("10.70.27.6") })
+	ping(t, net.client, "10.70.27.5")
 	n.kill()
 	n.start()
-	eventually(t, func() error { return n.withdrawn("10.0.70.6") })
+	eventually(t, func() error { return n.withdrawn("10.70.27.6") })
 	if err := n.check(stays); err != nil {
 		t.Errorf("CHECK: %v", err)
 	}
@@ -104,36 +104,6 @@ func TestDiskWithoutRoom(t *testing.T) {
 		n.mustDel(c)
 	}
 	n.becomes(before)
-}
-
-// An agent that cannot write its file says so, blames no file and renames none.
-func TestDiskReadOnly(t *testing.T) {
-	t.Parallel()
-	net := newNetwork(t)
-	n := net.newNode(t, "read-only", "10.0.60.11")
-	pod := createPod(t, n.name, "read-only", "10.0.70.5")
-	bind(t, "10.0.70.5", pod)
-	disk := n.ownDisk("16m")
-	c := newContainer(t, "c1", pod)
-	n.mustAdd(c)
-	n.stop()
-	if err := unix.Mount("", disk, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
-		t.Fatal(err)
-	}
-	n.launch()
-	<-n.agent.done
-	if said := n.agent.text(); !strings.Contains(said, "read-only file system") || strings.Contains(said, "--reset-state") || strings.Contains(said, "damaged") {
-		t.Errorf("the agent's last words:\n%s", said)
-	}
-	ping(t, net.client, "10.0.70.5")
-	if err := unix.Mount("", disk, "", unix.MS_REMOUNT, ""); err != nil {
-		t.Fatal(err)
-	}
-	n.start()
-	if err := n.check(c); err != nil {
-		t.Errorf("CHECK: %v", err)
-	}
-	n.mustDel(c)
 }
 
 // The API server is away while the runtime ends containers: they end all the same, new ones
@@ -150,7 +120,7 @@ func TestAPIAway(t *testing.T) {
 		}
 		return newContainer(t, pod.Name, pod)
 	}
-	stays, ends, forced, ordinary, late := ofPod("10.0.70.5"), ofPod("10.0.70.6"), ofPod("10.0.70.7"), ofPod(""), ofPod("10.0.70.8")
+	stays, ends, forced, ordinary, late := ofPod("10.70.28.5"), ofPod("10.70.28.6"), ofPod("10.70.28.7"), ofPod(""), ofPod("10.70.28.8")
 	ordinary.ports = []map[string]any{tcp(8080, 80)}
 	for _, c := range []*container{stays, ends, forced, ordinary} {
 		n.mustAdd(c)
@@ -158,7 +128,7 @@ func TestAPIAway(t *testing.T) {
 	n.IP("route", "add", "blackhole", apiAddress+"/32")
 	n.mustDel(ends)
 	n.mustDel(ordinary)
-	if err := errors.Join(n.withdrawn("10.0.70.6"), refuses(net.client, "10.0.60.11:8080")); err != nil {
+	if err := errors.Join(n.withdrawn("10.70.28.6"), refuses(net.client, "10.0.60.11:8080")); err != nil {
 		t.Error(err)
 	}
 	n.kill()
@@ -172,10 +142,10 @@ func TestAPIAway(t *testing.T) {
 	if _, err := n.add(late); err == nil || !strings.Contains(err.Error(), late.pod.Name) {
 		t.Errorf("ADD without the API: %v", err)
 	}
-	if n.carries("10.0.70.8") {
+	if n.carries("10.70.28.8") {
 		t.Error("the ADD that failed left something")
 	}
-	ping(t, net.client, "10.0.70.5")
+	ping(t, net.client, "10.70.28.5")
 	// Rules that another program deletes are back without the API: nobody may send as another pod meanwhile.
 	if _, err := n.Command("nft", "flush", "ruleset"); err != nil {
 		t.Fatal(err)
@@ -193,11 +163,11 @@ func TestAPIAway(t *testing.T) {
 		deletePod(t, c.pod.Name)
 	}
 	n.IP("route", "del", "blackhole", apiAddress+"/32")
-	eventually(t, func() error { return n.withdrawn("10.0.70.7") })
+	eventually(t, func() error { return n.withdrawn("10.70.28.7") })
 	n.ready()
-	ping(t, net.client, "10.0.70.5")
+	ping(t, net.client, "10.70.28.5")
 	n.mustAdd(late)
-	ping(t, net.client, "10.0.70.8")
+	ping(t, net.client, "10.70.28.8")
 	for _, c := range []*container{stays, forced, late} {
 		n.mustDel(c)
 	}

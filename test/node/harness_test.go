@@ -55,7 +55,8 @@ type process struct {
 	done chan struct{}
 }
 
-// network is the layer 2 network with the pools' router and a client, and an API server.
+// network is the layer 2 network with the pools' router and a client, and the API server. The pools' addresses are of 10.70.0.0/16,
+// 10.80.0.0/16, 2001:db8:70::/64 and 2001:db8:80::/64, and each test has some for itself.
 type network struct {
 	wire           *netnstest.Wire
 	client, router *netnstest.Host
@@ -64,13 +65,12 @@ type network struct {
 
 func newNetwork(t *testing.T) *network {
 	t.Helper()
-	shared.apis.take(t)
 	n := &network{wire: netnstest.NewWire(t), client: netnstest.New(t), router: netnstest.New(t)}
-	n.plug(n.client, "10.0.70.50/24", "2001:db8:70::50/64")
-	n.plug(n.router, "10.0.60.1/24", "10.0.70.1/24", "2001:db8:60::1/64", "2001:db8:70::1/64")
+	n.plug(n.client, "10.70.0.50/16", "2001:db8:70::50/64")
+	n.plug(n.router, "10.0.60.1/24", "10.70.0.1/16", "2001:db8:60::1/64", "2001:db8:70::1/64")
 	sysctl(n.router, "net/ipv4/ip_forward", "1")
 	sysctl(n.router, "net/ipv6/conf/all/forwarding", "1")
-	n.client.IP("route", "add", "default", "via", "10.0.70.1")
+	n.client.IP("route", "add", "default", "via", "10.70.0.1")
 	n.client.IP("-6", "route", "add", "default", "via", "2001:db8:70::1")
 	n.newAPI(t)
 	return n
@@ -95,6 +95,7 @@ func (n *network) plug(h *netnstest.Host, addrs ...string) int {
 // newHost makes a node without an agent.
 func (n *network) newHost(t *testing.T, name, address string) *node {
 	t.Helper()
+	shared.take(t, name)
 	h := netnstest.New(t)
 	port := n.plug(h, address+"/24", strings.Replace(address, "10.0.60.", "2001:db8:60::", 1)+"/64")
 	h.IP("route", "add", "default", "via", "10.0.60.1")
@@ -141,6 +142,15 @@ func (n *network) startOn(t *testing.T, nd *node) *node {
 	nd.start()
 	t.Cleanup(nd.stop)
 	return nd
+}
+
+// floating makes a plugin the first, and only, one of the floating network.
+func (n *node) floating(plugin string) {
+	n.t.Helper()
+	n.write("floating.conflist", `{"cniVersion":"1.1.0","name":"floating","plugins":[`+plugin+`]}`)
+	n.stop()
+	n.args = append(n.args, "--floating-network", n.dir+"/floating.conflist")
+	n.start()
 }
 
 func (n *node) write(file, content string) {

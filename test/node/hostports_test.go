@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -107,121 +107,63 @@ func (n *network) expect(t *testing.T, from *netnstest.Host, address, want strin
 }
 
 // A pod's host port is open when ADD returns and as long as the container lives: through
-// restarts of the agent, a flush of all rules and a new sandbox.
+// restarts of the agent, a flush of all rules and a new sandbox, whose pod has its address, too.
 func TestHostPorts(t *testing.T) {
 	t.Parallel()
-	for name, address := range map[string]string{"floating": "10.0.70.5,2001:db8:70::5", "default": ""} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			net := newNetwork(t)
-			n := net.newNode(t, "ports-"+name, "10.0.60.11")
-			before := n.kernel()
-			pod := createPod(t, n.name, n.name, address)
-			if address != "" {
-				bind(t, address, pod)
-			}
-			c := newContainer(t, "c1", pod)
-			c.ports = []map[string]any{tcp(8080, 80)}
-			c.serve(t)
-			n.mustAdd(c)
-			net.expect(t, net.client, "10.0.60.11:8080", "10.0.70.50 c1")
-			net.expect(t, n.Host, "10.0.60.11:8080", "10.0.60.11 c1")
-			if got, err := said(n.Host, "127.0.0.1:8080"); err != nil || !strings.HasSuffix(got, " c1") {
-				t.Errorf("the loopback address says %q, %v", got, err)
-			}
-			if address != "" {
-				net.expect(t, net.client, "[2001:db8:60::11]:8080", "2001:db8:70::50 c1")
-			}
-			if err := n.check(c); err != nil {
-				t.Errorf("CHECK: %v", err)
-			}
-
-			other := newContainer(t, "other", createPod(t, n.name, n.name+"-other", ""))
-			other.ports = []map[string]any{tcp(8080, 81)}
-			if _, err := n.add(other); err == nil || !strings.Contains(err.Error(), "default/"+pod.Name) {
-				t.Errorf("a second pod with the port: %v", err)
-			}
-
-			n.kill()
-			net.expect(t, net.client, "10.0.60.11:8080", "10.0.70.50 c1")
-			n.start()
-			net.expect(t, net.client, "10.0.60.11:8080", "10.0.70.50 c1")
-
-			n.Run(func() error {
-				conn, err := nftables.New()
-				if err != nil {
-					return err
-				}
-				conn.FlushRuleset()
-				return conn.Flush()
-			})
-			eventually(t, func() error { return errors.Join(n.check(c), lacking(n)) })
-			net.expect(t, net.client, "10.0.60.11:8080", "10.0.70.50 c1")
-
-			next := newContainer(t, "c2", pod)
-			next.ports = c.ports
-			next.serve(t)
-			n.mustAdd(next)
-			net.expect(t, net.client, "10.0.60.11:8080", "10.0.70.50 c2")
-			n.mustDel(c)
-			net.expect(t, net.client, "10.0.60.11:8080", "10.0.70.50 c2")
-
-			deletePod(t, pod.Name)
-			eventually(t, func() error { return refuses(net.client, "10.0.60.11:8080") })
-			// The runtime's DEL comes later, and the port is another pod's by now.
-			other.serve(t)
-			other.ports = []map[string]any{tcp(8080, 80)}
-			n.mustAdd(other)
-			n.mustDel(next)
-			net.expect(t, net.client, "10.0.60.11:8080", "10.0.70.50 other")
-			n.mustDel(other)
-			n.becomes(before)
-		})
-	}
-}
-
-// A static pod runs on when somebody deletes its mirror, and so do its ports; the next mirror
-// is told the ports of the node's choice.
-func TestStaticPodHostPorts(t *testing.T) {
-	t.Parallel()
 	net := newNetwork(t)
-	n := net.newNode(t, "static-ports", "10.0.60.11")
-	object := podObject(n.name, n.name)
-	object.Annotations = map[string]string{"kubernetes.io/config.mirror": "of-the-kubelet", v1alpha1.AnnotationHostPorts: v1alpha1.HostPortsRandom}
-	object.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 80}}
-	mirror := create(t, object)
-	// The runtime knows the kubelet's UID.
-	static := mirror.DeepCopy()
-	static.UID = "of-the-kubelet"
-	c := newContainer(t, "c1", static)
+	n := net.newNode(t, "ports-a", "10.0.60.11")
+	before := n.kernel()
+	const addresses = "10.70.31.5,2001:db8:70::31:5"
+	pod := createPod(t, n.name, "ports", addresses)
+	bind(t, addresses, pod)
+	c := newContainer(t, "c1", pod)
 	c.ports = []map[string]any{tcp(8080, 80)}
 	c.serve(t)
 	n.mustAdd(c)
-	told := toldPorts(t, mirror)
-	deletePod(t, mirror.Name)
-	object.ResourceVersion, object.UID = "", ""
-	mirror = create(t, object)
-	eventually(t, func() error {
-		if again := toldPorts(t, mirror); again != told {
-			return fmt.Errorf("the new mirror is told %q, want %q", again, told)
-		}
-		return nil
-	})
-	for range 2 {
-		net.expect(t, net.client, "10.0.60.11:8080", "10.0.70.50 c1")
-		n.kill()
-		n.start()
+	answers := func(container string) {
+		t.Helper()
+		net.expect(t, net.client, "10.0.60.11:8080", "10.70.0.50 "+container)
+		net.expect(t, net.client, "[2001:db8:60::11]:8080", "2001:db8:70::50 "+container)
+		net.expect(t, net.client, "10.70.31.5:80", "10.70.0.50 "+container)
 	}
-	mirror, err := apiOf(t).kube.CoreV1().Pods("default").Get(t.Context(), mirror.Name, metav1.GetOptions{})
-	if err != nil {
+	answers("c1")
+	other := newContainer(t, "other", createPod(t, n.name, "ports-other", ""))
+	other.ports = []map[string]any{tcp(8080, 80)}
+	if _, err := n.add(other); err == nil || !strings.Contains(err.Error(), "default/"+pod.Name) {
+		t.Errorf("a second pod with the port: %v", err)
+	}
+	n.kill()
+	answers("c1")
+	n.start()
+	answers("c1")
+	if _, err := n.Command("nft", "flush", "ruleset"); err != nil {
 		t.Fatal(err)
 	}
-	mirror.Status.Phase = corev1.PodSucceeded
-	if _, err := apiOf(t).kube.CoreV1().Pods("default").UpdateStatus(t.Context(), mirror, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, func() error { return refuses(net.client, "10.0.60.11:8080") })
+	eventually(t, func() error { return errors.Join(n.check(c), lacking(n)) })
+	answers("c1")
+
+	next := newContainer(t, "c2", pod)
+	next.ports = c.ports
+	next.serve(t)
+	n.mustAdd(next)
+	answers("c2")
+	n.kill()
+	n.start()
 	n.mustDel(c)
+	answers("c2")
+	if err := n.check(next); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+
+	deletePod(t, pod.Name)
+	eventually(t, func() error { return refuses(net.client, "10.0.60.11:8080") })
+	// The runtime's DEL comes later, and the port is another pod's by now.
+	other.serve(t)
+	n.mustAdd(other)
+	n.mustDel(next)
+	net.expect(t, net.client, "10.0.60.11:8080", "10.70.0.50 other")
+	n.mustDel(other)
+	n.becomes(before)
 }
 
 // toldPorts returns the annotation that tells a pod its host ports.
@@ -234,12 +176,12 @@ func toldPorts(t *testing.T, pod *corev1.Pod) string {
 	return now.Annotations[v1alpha1.AnnotationHostPortsStatus]
 }
 
-// With its state file lost the agent finds the host ports of running pods again, in the kernel. A pod that
-// ended meanwhile loses its own.
-func TestDamagedStateKeepsHostPorts(t *testing.T) {
+// With its state file damaged the agent begins anew by itself. Pods keep their network, also over another restart, and their host ports,
+// which it finds in the kernel; whoever ended meanwhile, or loses an address later, loses all of it.
+func TestDamagedState(t *testing.T) {
 	t.Parallel()
 	net := newNetwork(t)
-	n := net.newNode(t, "lost-ports", "10.0.60.11")
+	n := net.newNode(t, "damaged-a", "10.0.60.11")
 	before := n.kernel()
 	add := func(id, address string, change func(*corev1.Pod), ports ...map[string]any) *container {
 		object := podObject(n.name, n.name+"-"+id)
@@ -263,7 +205,7 @@ func TestDamagedStateKeepsHostPorts(t *testing.T) {
 		isRunning(t, pod, n.mustAdd(c))
 		return c
 	}
-	floating := add("floating", "10.0.70.5", nil, tcp(8080, 80))
+	floating := add("floating", "10.70.32.5", nil, tcp(8080, 80))
 	ordinary := add("ordinary", "", nil, tcp(8081, 80))
 	random := add("random", "", func(p *corev1.Pod) {
 		p.Annotations = map[string]string{v1alpha1.AnnotationHostPorts: v1alpha1.HostPortsRandom}
@@ -276,15 +218,18 @@ func TestDamagedStateKeepsHostPorts(t *testing.T) {
 	ended := add("ended", "", nil, tcp(8082, 80))
 	answer := func() {
 		t.Helper()
-		net.expect(t, net.client, "10.0.60.11:8080", "10.0.70.50 floating")
-		net.expect(t, net.client, "10.0.60.11:8081", "10.0.70.50 ordinary")
-		net.expect(t, net.client, fmt.Sprintf("10.0.60.11:%d", told[0].HostPort), "10.0.70.50 random")
+		net.expect(t, net.client, "10.0.60.11:8080", "10.70.0.50 floating")
+		net.expect(t, net.client, "10.0.60.11:8081", "10.70.0.50 ordinary")
+		net.expect(t, net.client, fmt.Sprintf("10.0.60.11:%d", told[0].HostPort), "10.70.0.50 random")
 	}
 	answer()
 	n.kill()
 	n.write("run/state.db", "this is not a database")
 	deletePod(t, ended.pod.Name)
 	n.start()
+	if raw, err := filepath.Glob(n.dir + "/run/state.db.bak-*"); err != nil || len(raw) != 1 {
+		t.Errorf("the damaged file is kept as %q, %v", raw, err)
+	}
 	answer()
 	eventually(t, func() error { return refuses(net.client, "10.0.60.11:8082") })
 	n.kill()
@@ -306,9 +251,10 @@ func TestDamagedStateKeepsHostPorts(t *testing.T) {
 	next := newContainer(t, "next", random.pod)
 	next.serve(t)
 	n.mustAdd(next)
-	net.expect(t, net.client, fmt.Sprintf("10.0.60.11:%d", told[0].HostPort), "10.0.70.50 next")
+	net.expect(t, net.client, fmt.Sprintf("10.0.60.11:%d", told[0].HostPort), "10.70.0.50 next")
+	ping(t, net.client, "10.70.32.5")
 	deletePod(t, floating.pod.Name)
-	eventually(t, func() error { return refuses(net.client, "10.0.60.11:8080") })
+	eventually(t, func() error { return errors.Join(refuses(net.client, "10.0.60.11:8080"), n.withdrawn("10.70.32.5")) })
 	for _, c := range []*container{floating, ordinary, random, next, ended} {
 		n.mustDel(c)
 	}
@@ -340,67 +286,4 @@ func lacking(n *node) error {
 		return errors.New("no rules")
 	}
 	return nil
-}
-
-// A pod that leaves the choice to the node learns its ports from its annotation.
-func TestRandomHostPorts(t *testing.T) {
-	t.Parallel()
-	net := newNetwork(t)
-	n := net.newNode(t, "random-ports", "10.0.60.11", "--host-port-range=21000-21003", "--galaxy-aliases")
-	object := podObject(n.name, n.name)
-	object.Annotations = map[string]string{v1alpha1.AnnotationHostPorts: v1alpha1.HostPortsRandom, "tkestack.io/portmapping": ""}
-	object.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 80}, {ContainerPort: 53, Protocol: corev1.ProtocolUDP}}
-	pod := create(t, object)
-	c := newContainer(t, "c1", pod)
-	c.serve(t)
-	result := n.mustAdd(c)
-	pod, err := apiOf(t).kube.CoreV1().Pods("default").Get(t.Context(), pod.Name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var told []struct {
-		HostPort, ContainerPort int
-		Protocol                string
-	}
-	if err := json.Unmarshal([]byte(pod.Annotations[v1alpha1.AnnotationHostPortsStatus]), &told); err != nil || len(told) != 2 {
-		t.Fatalf("annotations %v: %v", pod.Annotations, err)
-	}
-	for _, p := range told {
-		if p.HostPort < 21000 || p.HostPort > 21003 {
-			t.Errorf("port %d is not of the range", p.HostPort)
-		}
-	}
-	if told[0].ContainerPort != 80 || told[0].Protocol != "TCP" {
-		t.Errorf("told %v", told)
-	}
-	net.expect(t, net.client, fmt.Sprintf("10.0.60.11:%d", told[0].HostPort), "10.0.70.50 c1")
-	podIP, _ := netip.AddrFromSlice(result.IPs[0].Address.IP)
-	want := fmt.Sprintf(`{"hostPort":%d,"containerPort":80,"protocol":"TCP","podName":"%s","podIP":"%s"}`, told[0].HostPort, pod.Name, podIP.Unmap())
-	if got := pod.Annotations["tkestack.io/portmapping"]; !strings.Contains(got, want) {
-		t.Errorf("Galaxy's annotation is %s, want %s", got, want)
-	}
-
-	// A user's annotation decides nothing.
-	pod.Annotations[v1alpha1.AnnotationHostPortsStatus] = `[{"hostPort":22,"containerPort":80,"protocol":"TCP"}]`
-	if _, err := apiOf(t).kube.CoreV1().Pods("default").Update(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	n.kill()
-	n.start()
-	eventually(t, func() error { return n.check(c) })
-	net.expect(t, net.client, fmt.Sprintf("10.0.60.11:%d", told[0].HostPort), "10.0.70.50 c1")
-	if err := refuses(net.client, "10.0.60.11:22"); err != nil {
-		t.Error(err)
-	}
-	n.mustDel(c)
-	if err := refuses(net.client, fmt.Sprintf("10.0.60.11:%d", told[0].HostPort)); err != nil {
-		t.Error(err)
-	}
-
-	// A value that means nothing is told, and the pod waits.
-	object = podObject(n.name, n.name+"-wrong")
-	object.Annotations = map[string]string{v1alpha1.AnnotationHostPorts: "yes"}
-	if _, err := n.add(newContainer(t, "c2", create(t, object))); err == nil || !strings.Contains(err.Error(), v1alpha1.AnnotationHostPorts) {
-		t.Errorf("ADD: %v", err)
-	}
 }

@@ -18,10 +18,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/berth-dev/berth/agent/inquiry"
+	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/agent/nettype"
 )
-
-const dual = "10.0.70.5,2001:db8:70::5"
 
 // bridged makes the uplink of a node the port of a bridge, which has the node's addresses.
 func (n *node) bridged(address string) {
@@ -40,69 +39,17 @@ func (n *node) bridged(address string) {
 	n.start()
 }
 
-// client calls the addresses of pods: where the plugin routes, it is a host of another
-// subnet that has routes to the nodes.
-func (n *network) reaches(t *testing.T, plugin string, nd *node, nodeAddress string) func(address string) bool {
-	t.Helper()
-	if plugin != "ptp" {
-		return func(address string) bool { return answers(n.client, address) }
-	}
-	n.router.IP("route", "replace", "10.0.70.5", "via", nodeAddress)
-	n.router.IP("-6", "route", "replace", "2001:db8:70::5", "via", strings.Replace(nodeAddress, "10.0.60.", "2001:db8:60::", 1))
-	return func(address string) bool {
-		_, err := n.router.Command("ping", "-c", "1", "-W", "1", address)
-		return err == nil
-	}
-}
-
-func reached(t *testing.T, reach func(string) bool, addresses string) {
+// eachBecomes waits until each of the addresses, separated by commas, answers a client, or none.
+func eachBecomes(t *testing.T, client *netnstest.Host, addresses string, answering bool) {
 	t.Helper()
 	for address := range strings.SplitSeq(addresses, ",") {
 		eventually(t, func() error {
-			if !reach(address) {
-				return fmt.Errorf("%s does not answer", address)
+			if answers(client, address) != answering {
+				return fmt.Errorf("%s answers: %t", address, !answering)
 			}
 			return nil
 		})
 	}
-}
-
-func silent(t *testing.T, reach func(string) bool, addresses string) {
-	t.Helper()
-	for address := range strings.SplitSeq(addresses, ",") {
-		eventually(t, func() error {
-			if reach(address) {
-				return fmt.Errorf("%s answers, and no pod has it", address)
-			}
-			return nil
-		})
-	}
-}
-
-// foreignPlugins are upstream's plugins with their settings.
-var foreignPlugins = map[string]string{
-	"bridge":  `"bridge":"br0","capabilities":{"mac":true}`,
-	"macvlan": `"master":"eth0"`,
-	"ptp":     `"mtu":1400`,
-}
-
-// foreignIPAM is the ipam section for a plugin.
-func foreignIPAM(plugin string) string {
-	if plugin == "ptp" {
-		return `"ipam":{"type":"berth-ipam","gateways":["10.0.70.254","2001:db8:70::fe"]`
-	}
-	return `"ipam":{"type":"berth-ipam"`
-}
-
-// nodesFor returns two nodes for pods of a plugin.
-func (n *network) nodesFor(t *testing.T, plugin, prefix string) (a, b *node) {
-	t.Helper()
-	a, b = n.newNode(t, prefix+plugin+"-a", "10.0.60.11"), n.newNode(t, prefix+plugin+"-b", "10.0.60.12")
-	if plugin == "bridge" {
-		a.bridged("10.0.60.11")
-		b.bridged("10.0.60.12")
-	}
-	return a, b
 }
 
 // TestIPAMInChain: a plugin of another project, run by the agent, wires the pod's floating IP.
@@ -110,69 +57,59 @@ func (n *network) nodesFor(t *testing.T, plugin, prefix string) (a, b *node) {
 // For IPv6 upstream's plugins write to /proc/sys, which the agent's container has read-only.
 func TestIPAMInChain(t *testing.T) {
 	t.Parallel()
-	for plugin, settings := range foreignPlugins {
-		t.Run(plugin, func(t *testing.T) {
-			t.Parallel()
-			net := newNetwork(t)
-			a, b := net.nodesFor(t, plugin, "chain-")
-			for _, n := range []*node{a, b} {
-				n.floating(fmt.Sprintf(`{"type":%q,%s,%s}}`, plugin, settings, foreignIPAM(plugin)))
-			}
-			before := a.kernel()
-			pod := createPod(t, a.name, "foreign", "10.0.70.5")
-			bind(t, "10.0.70.5", pod)
-			c := newContainer(t, "c1", pod)
-			r := a.mustAdd(c)
-			if got := fmt.Sprintf("%d %s", len(r.IPs), &r.IPs[0].Address); got != "1 10.0.70.5/24" {
-				t.Errorf("the runtime is told %s", got)
-			}
-			if again := a.mustAdd(c); cmp.Diff(r, again) != "" {
-				t.Errorf("a second ADD returned something else (-first +second):\n%s", cmp.Diff(r, again))
-			}
-			reach := net.reaches(t, plugin, a, "10.0.60.11")
-			reached(t, reach, "10.0.70.5")
-			// Out, to another subnet.
-			ping(t, c.Host, "10.0.60.1")
-			if err := a.check(c); err != nil {
-				t.Errorf("CHECK: %v", err)
-			}
-			if got := a.inspection(); len(got.Containers) != 1 || len(got.Containers[0].Interfaces[0].FloatingIPs) != 1 || got.Containers[0].Interfaces[0].Driver != nettype.IPAM {
-				t.Errorf("inspect shows %+v", got.Containers)
-			}
-			a.kill()
-			a.start()
-			reached(t, reach, "10.0.70.5")
-
-			// The FloatingIP is another's for a moment, as after a mistake.
-			other := createPod(t, a.name, "other", "")
-			bind(t, "10.0.70.5", other)
-			a.kill()
-			a.start()
-			silent(t, reach, "10.0.70.5")
-			bind(t, "10.0.70.5", pod)
-			a.kill()
-			a.start()
-			reached(t, reach, "10.0.70.5")
-			ping(t, c.Host, "10.0.60.1")
-
-			deletePod(t, pod.Name)
-			silent(t, reach, "10.0.70.5")
-			next := createPod(t, b.name, "foreign", "10.0.70.5")
-			bind(t, "10.0.70.5", next)
-			d := newContainer(t, "c2", next)
-			b.mustAdd(d)
-			reach = net.reaches(t, plugin, b, "10.0.60.12")
-			reached(t, reach, "10.0.70.5")
-			for range 2 {
-				a.mustDel(c)
-			}
-			reached(t, reach, "10.0.70.5")
-			b.mustDel(d)
-			if diff := cmp.Diff(before, a.kernel()); diff != "" {
-				t.Errorf("node after DEL (-before +after):\n%s", diff)
-			}
-		})
+	net := newNetwork(t)
+	a, b := net.newNode(t, "chain-a", "10.0.60.11"), net.newNode(t, "chain-b", "10.0.60.12")
+	a.bridged("10.0.60.11")
+	b.bridged("10.0.60.12")
+	for _, n := range []*node{a, b} {
+		n.floating(`{"type":"bridge","bridge":"br0","capabilities":{"mac":true},"ipam":{"type":"berth-ipam"}}`)
 	}
+	const address = "10.70.33.5"
+	before := a.kernel()
+	pod := createPod(t, a.name, "foreign", address)
+	bind(t, address, pod)
+	c := newContainer(t, "c1", pod)
+	r := a.mustAdd(c)
+	if got := fmt.Sprintf("%d %s", len(r.IPs), &r.IPs[0].Address); got != "1 "+address+"/16" {
+		t.Errorf("the runtime is told %s", got)
+	}
+	if again := a.mustAdd(c); cmp.Diff(r, again) != "" {
+		t.Errorf("a second ADD returned something else (-first +second):\n%s", cmp.Diff(r, again))
+	}
+	eachBecomes(t, net.client, address, true)
+	// Out, to another subnet.
+	ping(t, c.Host, "10.0.60.1")
+	if err := a.check(c); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	if got := a.inspection(); len(got.Containers) != 1 || len(got.Containers[0].Interfaces[0].FloatingIPs) != 1 || got.Containers[0].Interfaces[0].Driver != nettype.IPAM {
+		t.Errorf("inspect shows %+v", got.Containers)
+	}
+
+	// The FloatingIP is another's for a moment, as after a mistake.
+	bind(t, address, createPod(t, a.name, "foreign-other", ""))
+	a.kill()
+	a.start()
+	eachBecomes(t, net.client, address, false)
+	bind(t, address, pod)
+	a.kill()
+	a.start()
+	eachBecomes(t, net.client, address, true)
+	ping(t, c.Host, "10.0.60.1")
+
+	deletePod(t, pod.Name)
+	eachBecomes(t, net.client, address, false)
+	next := createPod(t, b.name, "foreign", address)
+	bind(t, address, next)
+	d := newContainer(t, "c2", next)
+	b.mustAdd(d)
+	eachBecomes(t, net.client, address, true)
+	for range 2 {
+		a.mustDel(c)
+	}
+	eachBecomes(t, net.client, address, true)
+	b.mustDel(d)
+	a.mustBeAs(before)
 }
 
 // inspection returns what the agent knows.
@@ -189,22 +126,13 @@ func (n *node) inspection() *inquiry.Inspection {
 	return &in
 }
 
-// direct is a plugin of another project that the runtime runs itself.
-type direct struct {
-	*node
-	plugin, conf string
-}
-
-func (n *node) direct(plugin, more string) *direct {
-	conf := fmt.Sprintf(`{"cniVersion":"1.1.0","name":"direct","type":%q,%s,%s,"socket":%q%s}`, plugin, foreignPlugins[plugin], foreignIPAM(plugin), n.dir+"/run/agent.sock", more)
-	return &direct{n, plugin, conf + "}"}
-}
+// direct is upstream's macvlan on a node, run by the runtime itself.
+type direct struct{ *node }
 
 // run runs a program for the container, with values in its configuration.
-func (d *direct) run(program, command string, c *container, netns string, values map[string]any) ([]byte, error) {
-	var conf map[string]any
-	if err := json.Unmarshal([]byte(d.conf), &conf); err != nil {
-		return nil, err
+func (d direct) run(program, command string, c *container, netns string, values map[string]any) ([]byte, error) {
+	conf := map[string]any{
+		"cniVersion": "1.1.0", "name": "direct", "type": "macvlan", "master": "eth0", "socket": d.dir + "/run/agent.sock", "ipam": map[string]any{"type": "berth-ipam"},
 	}
 	maps.Copy(conf, values)
 	stdin, err := json.Marshal(conf)
@@ -235,9 +163,9 @@ func (d *direct) run(program, command string, c *container, netns string, values
 	return out, err
 }
 
-func (d *direct) mustAdd(c *container) *current.Result {
+func (d direct) mustAdd(c *container) *current.Result {
 	d.t.Helper()
-	out, err := d.run(d.plugin, "ADD", c, c.Path(), nil)
+	out, err := d.run("macvlan", "ADD", c, c.Path(), nil)
 	if err != nil {
 		d.t.Fatalf("ADD: %v", err)
 	}
@@ -248,9 +176,9 @@ func (d *direct) mustAdd(c *container) *current.Result {
 	return &r
 }
 
-func (d *direct) mustDel(c *container) {
+func (d direct) mustDel(c *container) {
 	d.t.Helper()
-	if out, err := d.run(d.plugin, "DEL", c, c.Path(), nil); err != nil {
+	if out, err := d.run("macvlan", "DEL", c, c.Path(), nil); err != nil {
 		d.t.Fatalf("DEL: %v %s", err, out)
 	}
 }
@@ -258,52 +186,44 @@ func (d *direct) mustDel(c *container) {
 // TestIPAMDirect: the runtime runs a plugin of another project itself, which asks berth-ipam.
 func TestIPAMDirect(t *testing.T) {
 	t.Parallel()
-	for _, plugin := range []string{"bridge", "macvlan"} {
-		t.Run(plugin, func(t *testing.T) {
-			t.Parallel()
-			net := newNetwork(t)
-			a, b := net.nodesFor(t, plugin, "direct-")
-			before := a.kernel()
-			at, bt := a.direct(plugin, ""), b.direct(plugin, "")
-			pod := createPod(t, a.name, "direct", dual)
-			bind(t, dual, pod)
-			c := newContainer(t, "c1", pod)
-			r := at.mustAdd(c)
-			if got := fmt.Sprintf("%d %s %s", len(r.IPs), &r.IPs[0].Address, &r.IPs[1].Address); got != "2 10.0.70.5/24 2001:db8:70::5/64" {
-				t.Errorf("the runtime is told %s", got)
-			}
-			reach := net.reaches(t, plugin, a, "10.0.60.11")
-			reached(t, reach, dual)
-			if _, err := at.run("berth-ipam", "CHECK", c, c.Path(), map[string]any{"prevResult": r}); err != nil {
-				t.Errorf("CHECK: %v", err)
-			}
-			if _, err := at.run("berth-ipam", "STATUS", nil, "", nil); err != nil {
-				t.Errorf("STATUS: %v", err)
-			}
-			a.kill()
-			a.start()
-			reached(t, reach, dual)
+	net := newNetwork(t)
+	a, b := net.newNode(t, "direct-a", "10.0.60.11"), net.newNode(t, "direct-b", "10.0.60.12")
+	before := a.kernel()
+	at, bt := direct{a}, direct{b}
+	const dual = "10.70.34.5,2001:db8:70::34:5"
+	pod := createPod(t, a.name, "direct", dual)
+	bind(t, dual, pod)
+	c := newContainer(t, "c1", pod)
+	r := at.mustAdd(c)
+	if got := fmt.Sprintf("%d %s %s", len(r.IPs), &r.IPs[0].Address, &r.IPs[1].Address); got != "2 10.70.34.5/16 2001:db8:70::34:5/64" {
+		t.Errorf("the runtime is told %s", got)
+	}
+	eachBecomes(t, net.client, dual, true)
+	if _, err := at.run("berth-ipam", "CHECK", c, c.Path(), map[string]any{"prevResult": r}); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	if _, err := at.run("berth-ipam", "STATUS", nil, "", nil); err != nil {
+		t.Errorf("STATUS: %v", err)
+	}
+	a.kill()
+	a.start()
+	eachBecomes(t, net.client, dual, true)
 
-			deletePod(t, pod.Name)
-			silent(t, reach, dual)
-			next := createPod(t, b.name, "direct", dual)
-			bind(t, dual, next)
-			d := newContainer(t, "c2", next)
-			bt.mustAdd(d)
-			reach = net.reaches(t, plugin, b, "10.0.60.12")
-			reached(t, reach, dual)
-			for range 2 {
-				at.mustDel(c)
-			}
-			reached(t, reach, dual)
-			bt.mustDel(d)
-			if diff := cmp.Diff(before, a.kernel()); diff != "" {
-				t.Errorf("node after DEL (-before +after):\n%s", diff)
-			}
-			if left := append(a.inspection().Containers, b.inspection().Containers...); len(left) > 0 {
-				t.Errorf("records are left: %+v", left)
-			}
-		})
+	deletePod(t, pod.Name)
+	eachBecomes(t, net.client, dual, false)
+	next := createPod(t, b.name, "direct", dual)
+	bind(t, dual, next)
+	d := newContainer(t, "c2", next)
+	bt.mustAdd(d)
+	eachBecomes(t, net.client, dual, true)
+	for range 2 {
+		at.mustDel(c)
+	}
+	eachBecomes(t, net.client, dual, true)
+	bt.mustDel(d)
+	a.mustBeAs(before)
+	if left := append(a.inspection().Containers, b.inspection().Containers...); len(left) > 0 {
+		t.Errorf("records are left: %+v", left)
 	}
 }
 
@@ -313,8 +233,8 @@ func TestIPAMForgotten(t *testing.T) {
 	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "ipam-forgotten", "10.0.60.11")
-	d := n.direct("macvlan", "")
-	addresses := []string{"10.0.70.5", "10.0.70.6", "10.0.70.7"}
+	d := direct{n}
+	addresses := []string{"10.70.35.5", "10.70.35.6", "10.70.35.7"}
 	var all []*container
 	for i, address := range addresses {
 		pod := createPod(t, n.name, fmt.Sprintf("forgotten-%d", i), address)
@@ -361,10 +281,10 @@ func TestIPAMForgotten(t *testing.T) {
 			}
 		}
 	}
-	if answers(net.client, "10.0.70.5") {
+	if answers(net.client, "10.70.35.5") {
 		t.Error("an address answers whose attachment GC ended")
 	}
-	ping(t, net.client, "10.0.70.6")
+	ping(t, net.client, "10.70.35.6")
 
 	unmount()
 	n.kill()

@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path"
-	"sync"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,67 +28,10 @@ type kubeAPI struct {
 	assignments *client.NodeAssignments
 }
 
-// kubeAPIs are as many as tests run side by side: tests name the same addresses, so that
-// each has one for itself. The next test has it after it.
-type kubeAPIs struct {
-	mu   sync.Mutex
-	of   map[string]*kubeAPI // by the name of the test
-	idle []*kubeAPI
-}
-
-// take gives the test, with its subtests, an API server until it ends.
-func (s *kubeAPIs) take(t *testing.T) {
-	t.Helper()
-	a := s.pop()
-	if a == nil {
-		var err error
-		if a, err = startAPI(context.WithoutCancel(t.Context())); err != nil {
-			t.Fatal(err)
-		}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.of[t.Name()] = a
-	t.Cleanup(func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.of, t.Name())
-		s.idle = append(s.idle, a)
-	})
-}
-
-func (s *kubeAPIs) pop() *kubeAPI {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.idle) == 0 {
-		return nil
-	}
-	a := s.idle[len(s.idle)-1]
-	s.idle = s.idle[:len(s.idle)-1]
-	return a
-}
-
-// stop stops the servers that no test has: all, after the last test.
-func (s *kubeAPIs) stop() error {
-	var errs []error
-	for a := s.pop(); a != nil; a = s.pop() {
-		errs = append(errs, a.cp.Stop())
-	}
-	return errors.Join(errs...)
-}
-
-// apiOf returns the API server of the test, or of the test whose subtest it is.
+// apiOf returns the API server that all tests share.
 func apiOf(t *testing.T) *kubeAPI {
 	t.Helper()
-	shared.apis.mu.Lock()
-	defer shared.apis.mu.Unlock()
-	for name := t.Name(); name != "."; name = path.Dir(name) {
-		if a := shared.apis.of[name]; a != nil {
-			return a
-		}
-	}
-	t.Fatal("the test has no API server: it comes with a network")
-	return nil
+	return shared.api
 }
 
 func startAPI(ctx context.Context) (a *kubeAPI, err error) {

@@ -8,23 +8,53 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 
 	"github.com/berth-dev/berth/test/bench/table"
 	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/lab"
+	"github.com/berth-dev/berth/test/short"
 )
 
-// env has the programs that all tests share, and API servers, of which a test has one for
-// itself. Every test has its own node.
+// env is what all tests share: the programs and an API server. None of them takes it away: a test whose API server is lost keeps its
+// nodes from it.
 type env struct {
-	bin  string
-	apis kubeAPIs
+	bin string
+	api *kubeAPI
+
+	mu sync.Mutex
+	// taken are the nodes and addresses of tests by the tests' names.
+	taken map[string]string
+}
+
+// take has a test, with its subtests, be the only one with a node or an address, until it ends.
+func (e *env) take(t *testing.T, name string) {
+	t.Helper()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch holder, taken := e.taken[name]; {
+	case !taken:
+		e.taken[name] = t.Name()
+		t.Cleanup(func() {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			delete(e.taken, name)
+		})
+	case holder != t.Name() && !strings.HasPrefix(t.Name(), holder+"/"):
+		t.Fatalf("%s is of %s: tests share the API server, and have nodes and addresses of their own", name, holder)
+	}
 }
 
 var shared *env
 
-func TestMain(m *testing.M) { os.Exit(runTests(m)) }
+func TestMain(m *testing.M) {
+	// The life of a pod on a node, with kills between its steps.
+	short.Tests("TestFloatingPod", "TestDefaultNetwork", "TestRestart", "TestCrash", "TestReboot", "TestAPIAway", "TestWithdraw", "TestHostPorts",
+		"TestConflict", "TestCarrierCut", "TestNetworkPolicy", "TestEgress")
+	os.Exit(runTests(m))
+}
 
 func runTests(m *testing.M) int {
 	if os.Geteuid() != 0 {
@@ -46,14 +76,17 @@ func runTests(m *testing.M) int {
 }
 
 func newEnv(ctx context.Context) (e *env, stop func() error, err error) {
-	e = &env{apis: kubeAPIs{of: map[string]*kubeAPI{}}}
+	e = &env{taken: map[string]string{}}
 	if e.bin, err = os.MkdirTemp("", "berth-bin-"); err != nil {
 		return nil, nil, err
 	}
 	if err := buildPrograms(ctx, e.bin); err != nil {
 		return nil, nil, errors.Join(err, os.RemoveAll(e.bin))
 	}
-	return e, func() error { return errors.Join(e.apis.stop(), os.RemoveAll(e.bin)) }, nil
+	if e.api, err = startAPI(ctx); err != nil {
+		return nil, nil, errors.Join(err, os.RemoveAll(e.bin))
+	}
+	return e, func() error { return errors.Join(e.api.cp.Stop(), os.RemoveAll(e.bin)) }, nil
 }
 
 // buildPrograms builds ours with fault points, but without where their cost is measured;

@@ -22,9 +22,12 @@ import (
 type announcements map[string]chan struct{}
 
 // hearAnnouncements has a host hear the announcements of the host with a MAC until the test ends.
-func hearAnnouncements(t *testing.T, h *netnstest.Host, mac net.HardwareAddr) announcements {
+func hearAnnouncements(t *testing.T, h *netnstest.Host, mac net.HardwareAddr, addresses ...string) announcements {
 	t.Helper()
-	heard := announcements{"10.0.70.5": make(chan struct{}, 100), "2001:db8:70::5": make(chan struct{}, 100)}
+	heard := announcements{}
+	for _, address := range addresses {
+		heard[address] = make(chan struct{}, 100)
+	}
 	for _, protocol := range []int{unix.ETH_P_ARP, unix.ETH_P_IPV6} {
 		var conn *packet.Conn
 		h.Run(func() error {
@@ -77,9 +80,12 @@ func (a announcements) expect(t *testing.T, address string) {
 type neighbourChanges map[string]chan net.HardwareAddr
 
 // learnedNeighbours tells of the changes until the test ends.
-func learnedNeighbours(t *testing.T, h *netnstest.Host) neighbourChanges {
+func learnedNeighbours(t *testing.T, h *netnstest.Host, addresses ...string) neighbourChanges {
 	t.Helper()
-	learned := neighbourChanges{"10.0.70.5": make(chan net.HardwareAddr, 100), "2001:db8:70::5": make(chan net.HardwareAddr, 100)}
+	learned := neighbourChanges{}
+	for _, address := range addresses {
+		learned[address] = make(chan net.HardwareAddr, 100)
+	}
 	updates, done := make(chan netlink.NeighUpdate), make(chan struct{})
 	t.Cleanup(func() { close(done) })
 	h.Run(func() error { return netlink.NeighSubscribe(updates, done) })

@@ -18,7 +18,7 @@ import (
 )
 
 // The addresses of the test's nodes are in a network without a router.
-var storageNetworks = map[bool]v1alpha1.Network{false: {Subnet: "10.0.80.0/24"}, true: {Subnet: "2001:db8:80::/64"}}
+var storageNetworks = map[bool]v1alpha1.Network{false: {Subnet: "10.80.0.0/16"}, true: {Subnet: "2001:db8:80::/64"}}
 
 func storageOf(address string) v1alpha1.Network {
 	return storageNetworks[strings.Contains(address, ":")]
@@ -28,6 +28,7 @@ func storageOf(address string) v1alpha1.Network {
 func (n *node) give(addresses ...string) {
 	n.t.Helper()
 	for _, address := range addresses {
+		shared.take(n.t, address)
 		network := storageOf(address)
 		ip := &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: nameOf(address)}, Spec: v1alpha1.FloatingIPSpec{
 			Address: address, Pool: "storage", Network: &network, Node: n.name, ReleasePolicy: v1alpha1.ReleaseRetain,
@@ -105,47 +106,47 @@ func TestNodeAddress(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)
 	outside := netnstest.New(t)
-	network.plug(outside, "10.0.80.50/24", "2001:db8:80::50/64")
+	network.plug(outside, "10.80.0.50/16", "2001:db8:80::50/64")
 	n := network.newNode(t, "own-a", "10.0.60.11")
 	before := n.own()
-	all := []string{"10.0.80.11", "2001:db8:80::11"}
+	all := []string{"10.80.42.11", "2001:db8:80::42:11"}
 	n.give(all...)
 	n.assign(all...)
 	n.saysCarried(all...)
 	for _, address := range all {
 		ping(t, outside, address)
 	}
-	ping(t, n.Host, "10.0.80.50")
+	ping(t, n.Host, "10.80.0.50")
 	ping(t, n.Host, "2001:db8:80::50")
-	if got := n.IP("route", "get", "10.0.80.50"); !strings.Contains(got, "dev eth0 ") || !strings.Contains(got, "src 10.0.80.11") {
+	if got := n.IP("route", "get", "10.80.0.50"); !strings.Contains(got, "dev eth0 ") || !strings.Contains(got, "src 10.80.42.11") {
 		t.Errorf("the node leaves by %s", got)
 	}
 
 	// A pod of the same pool on the node.
-	pod := createPod(t, n.name, "own-pod", "10.0.80.20")
-	vlan := storageOf("10.0.80.20")
-	if _, err := apiOf(t).ips.Create(t.Context(), &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: "10.0.80.20"}, Spec: v1alpha1.FloatingIPSpec{
-		Address: "10.0.80.20", Pool: "storage", Network: &vlan, Node: n.name, Pod: &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID},
+	pod := createPod(t, n.name, "own-pod", "10.80.42.20")
+	vlan := storageOf("10.80.42.20")
+	if _, err := apiOf(t).ips.Create(t.Context(), &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: "10.80.42.20"}, Spec: v1alpha1.FloatingIPSpec{
+		Address: "10.80.42.20", Pool: "storage", Network: &vlan, Node: n.name, Pod: &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID},
 	}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = apiOf(t).ips.Delete(ctxOf(t), "10.0.80.20", metav1.DeleteOptions{}) })
+	t.Cleanup(func() { _ = apiOf(t).ips.Delete(ctxOf(t), "10.80.42.20", metav1.DeleteOptions{}) })
 	c := newContainer(t, "c1", pod)
 	n.mustAdd(c)
 	for _, from := range []*netnstest.Host{outside, n.Host} {
-		ping(t, from, "10.0.80.20")
+		ping(t, from, "10.80.42.20")
 	}
-	for _, to := range []string{"10.0.80.50", "10.0.80.11"} {
+	for _, to := range []string{"10.80.0.50", "10.80.42.11"} {
 		ping(t, c.Host, to)
 	}
-	ping(t, outside, "10.0.80.11")
+	ping(t, outside, "10.80.42.11")
 	// A pod of another pool leaves by its own gateway, and not by the node's link.
-	other := createPod(t, n.name, "own-other", "10.0.70.5")
-	bind(t, "10.0.70.5", other)
+	other := createPod(t, n.name, "own-other", "10.70.42.5")
+	bind(t, "10.70.42.5", other)
 	d := newContainer(t, "c2", other)
 	n.mustAdd(d)
-	link := strings.Fields(n.IP("route", "get", "10.0.70.5"))[2]
-	if got := n.IP("route", "get", "10.0.80.50", "from", "10.0.70.5", "iif", link, "mark", "0x1000"); !strings.Contains(got, "via 10.0.70.1 dev eth0 ") {
+	link := strings.Fields(n.IP("route", "get", "10.70.42.5"))[2]
+	if got := n.IP("route", "get", "10.80.0.50", "from", "10.70.42.5", "iif", link, "mark", "0x1000"); !strings.Contains(got, "via 10.70.0.1 dev eth0 ") {
 		t.Errorf("a pod of another pool leaves by %s", got)
 	}
 	n.mustDel(d)
@@ -155,7 +156,7 @@ func TestNodeAddress(t *testing.T) {
 	}
 
 	with := n.own()
-	for _, address := range []string{"10.0.80.11/24", "2001:db8:80::11/64"} {
+	for _, address := range []string{"10.80.42.11/16", "2001:db8:80::42:11/64"} {
 		n.IP("addr", "del", address, "dev", "eth0")
 	}
 	n.IP("rule", "del", "priority", "32310")
@@ -166,7 +167,7 @@ func TestNodeAddress(t *testing.T) {
 		ping(t, outside, address)
 	}
 	// A restart of the node leaves nothing.
-	for _, address := range []string{"10.0.80.11/24", "2001:db8:80::11/64"} {
+	for _, address := range []string{"10.80.42.11/16", "2001:db8:80::42:11/64"} {
 		n.IP("addr", "del", address, "dev", "eth0")
 	}
 	for _, family := range []string{"-4", "-6"} {
@@ -186,10 +187,10 @@ func TestNodeAddress(t *testing.T) {
 	}
 
 	// One is given to nobody any more.
-	n.assign("10.0.80.11")
-	n.saysCarried("10.0.80.11")
-	if n.has("2001:db8:80::11") {
-		t.Error("the node still has 2001:db8:80::11")
+	n.assign("10.80.42.11")
+	n.saysCarried("10.80.42.11")
+	if n.has("2001:db8:80::42:11") {
+		t.Error("the node still has 2001:db8:80::42:11")
 	}
 	if err := apiOf(t).assignments.Delete(t.Context(), n.name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -199,7 +200,7 @@ func TestNodeAddress(t *testing.T) {
 	n.saysCarried(all...)
 	n.stop()
 	out := n.cleanup()
-	for _, address := range []string{"10.0.80.11/24", "2001:db8:80::11/64"} {
+	for _, address := range []string{"10.80.42.11/16", "2001:db8:80::42:11/64"} {
 		if !strings.Contains(out, "removed the node's address "+address) {
 			t.Errorf("the cleanup says\n%s", out)
 		}
@@ -234,16 +235,16 @@ func TestNodeAddressConflict(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)
 	foreign := netnstest.New(t)
-	network.plug(foreign, "10.0.80.12/24")
+	network.plug(foreign, "10.80.43.12/16")
 	n := network.newNode(t, "own-b", "10.0.60.11")
 	before := n.own()
-	n.give("10.0.80.12", "10.0.80.13")
-	n.assign("10.0.80.12", "10.0.80.13", "10.0.80.14")
-	n.saysCarried("10.0.80.13")
+	n.give("10.80.43.12", "10.80.43.13")
+	n.assign("10.80.43.12", "10.80.43.13", "10.80.43.14")
+	n.saysCarried("10.80.43.13")
 	mac := macOfLink(foreign)
 	eventually(t, func() error {
 		events, err := apiOf(t).kube.CoreV1().Events("").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + n.name})
-		for _, text := range []string{"10.0.80.12/24, which its pool gives it: another host has it: 10.0.80.12 is in use by the host with MAC " + mac + " on eth0; take the address from that host, or give the node another one: kubectl delete floatingip 10.0.80.12", "FloatingIP 10.0.80.14 does not exist"} {
+		for _, text := range []string{"10.80.43.12/24, which its pool gives it: another host has it: 10.80.43.12 is in use by the host with MAC " + mac + " on eth0; take the address from that host, or give the node another one: kubectl delete floatingip 10.80.43.12", "FloatingIP 10.80.43.14 does not exist"} {
 			if err == nil && !slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
 				return e.Reason == "NodeAddressNotPut" && strings.Contains(e.Message, text)
 			}) {
@@ -252,14 +253,14 @@ func TestNodeAddressConflict(t *testing.T) {
 		}
 		return err
 	})
-	if says := conflictOf(t, "10.0.80.12"); says == nil || says.Status != metav1.ConditionTrue || !strings.Contains(says.Message, mac) {
+	if says := conflictOf(t, "10.80.43.12"); says == nil || says.Status != metav1.ConditionTrue || !strings.Contains(says.Message, mac) {
 		t.Errorf("the FloatingIP says %+v", says)
 	}
-	ping(t, n.Host, "10.0.80.12") // the foreign host still has it
+	ping(t, n.Host, "10.80.43.12") // the foreign host still has it
 
 	foreign.IP("addr", "flush", "dev", "eth0")
-	n.saysCarried("10.0.80.12", "10.0.80.13")
-	if says := conflictOf(t, "10.0.80.12"); says == nil || says.Status != metav1.ConditionFalse {
+	n.saysCarried("10.80.43.12", "10.80.43.13")
+	if says := conflictOf(t, "10.80.43.12"); says == nil || says.Status != metav1.ConditionFalse {
 		t.Errorf("the FloatingIP says %+v", says)
 	}
 	n.assign()

@@ -40,23 +40,6 @@ func printed(t *testing.T, h *netnstest.Host, name string, args ...string) strin
 	return text
 }
 
-// policyText is the rules of policies of a host as programs print them; empty where there are none.
-func policyText(t *testing.T, h *netnstest.Host) string {
-	t.Helper()
-	if !throughIPTables() {
-		_, table, _ := strings.Cut(printed(t, h, "nft", "--stateless", "list", "ruleset"), "table inet "+ruleset.TableName+" {")
-		table, _, _ = strings.Cut(table, "\n}")
-		return table
-	}
-	var ours []string
-	for _, line := range savedLines(t, h) {
-		if strings.Contains(line, iptables.ChainPrefix) || strings.Contains(line, iptables.SetPrefix) {
-			ours = append(ours, line)
-		}
-	}
-	return strings.Join(ours, "\n")
-}
-
 // savedLines are the chains of policies of both families, and all sets.
 func savedLines(t *testing.T, h *netnstest.Host) []string {
 	t.Helper()
@@ -76,19 +59,6 @@ func judges(text, address string) bool {
 		return strings.Contains(text+"\n", " "+address+"\n")
 	}
 	return strings.Contains(text, " "+address+" : goto")
-}
-
-// damages are commands of other programs that take rules of policies away.
-func damages() [][]string {
-	if throughIPTables() {
-		return [][]string{
-			{"iptables-nft", "-t", iptables.TableName, "-F"}, {"ipset", "flush"},
-			{"nft", "delete", "table", "ip", iptables.TableName}, {"nft", "flush", "ruleset"},
-		}
-	}
-	return [][]string{
-		{"nft", "delete", "table", "inet", ruleset.TableName}, {"nft", "flush", "table", "inet", ruleset.TableName}, {"nft", "flush", "ruleset"},
-	}
 }
 
 // setName is the name of a set in a line.

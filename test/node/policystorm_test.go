@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -24,17 +23,18 @@ import (
 	"github.com/berth-dev/berth/ipam/seedtest"
 )
 
-// envStorm makes TestPolicyStorm the long one.
-const envStorm = "BERTH_TEST_POLICY_STORM"
+// The size of the storm.
+const stormPolicies, stormPods, stormContainers, stormLength = 500, 250, 20, 20 * time.Second
 
 // storm changes policies, pods and namespaces by chance.
 type storm struct {
-	cast
+	t *testing.T
 	*rand.Rand
-	n          *node
+	n *node
+	// The policies and the node's pods are in the first of the namespaces.
 	namespaces []string
-	policies   []bool
-	pods       []*corev1.Pod
+	policies   [stormPolicies]bool
+	pods       [stormPods]*corev1.Pod
 	local      []*container
 	runs       []bool
 	// addresses are the last addresses of the local pods.
@@ -46,33 +46,29 @@ type storm struct {
 // killed now and then, it keeps up. In the end the kernel has the rules that a new agent would
 // compute from the last state alone.
 func TestPolicyStorm(t *testing.T) {
-	if os.Getenv(envStorm) == "" {
-		onlyAsked(t)
-	}
-	policies, pods, local, length := 100, 50, 6, 5*time.Second
-	if os.Getenv(envStorm) != "" {
-		policies, pods, local, length = 1000, 460, 40, time.Minute
-	}
 	seed := seedtest.Seed(t)
 	network := newNetwork(t)
-	s := &storm{
-		cast: newCast(t), Rand: rand.New(rand.NewPCG(seed, 0)), n: network.newNode(t, "storm", "10.0.60.11", append([]string{"-v=2"}, allPods...)...),
-		namespaces: []string{"default"}, policies: make([]bool, policies), pods: make([]*corev1.Pod, pods), changes: map[string]int{},
-	}
-	for range 3 {
+	s := &storm{t: t, Rand: rand.New(rand.NewPCG(seed, 0)), n: network.newNode(t, "storm", "10.0.60.11", append([]string{"-v=2"}, allPods...)...), changes: map[string]int{}}
+	t.Cleanup(s.clear)
+	for range 4 {
 		namespace, err := apiOf(t).kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "storm-"}}, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		s.namespaces = append(s.namespaces, namespace.Name)
 	}
-	t.Cleanup(s.clear)
-	for i := range local {
-		s.local = append(s.local, s.pod(s.n, s.color(), fmt.Sprint("local-", i), ""))
+	for i := range stormContainers {
+		pod := podObject(s.n.name, fmt.Sprint("local-", i))
+		pod.Namespace, pod.Labels = s.namespaces[0], role(s.color())
+		pod, err := apiOf(t).kube.CoreV1().Pods(pod.Namespace).Create(t.Context(), pod, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.local = append(s.local, newContainer(t, pod.Name, pod))
 	}
-	s.runs, s.addresses = make([]bool, local), make([][]string, local)
+	s.runs, s.addresses = make([]bool, stormContainers), make([][]string, stormContainers)
 
-	over := time.NewTimer(length)
+	over := time.NewTimer(stormLength)
 	defer over.Stop()
 	for raging := true; raging; {
 		select {
@@ -82,7 +78,7 @@ func TestPolicyStorm(t *testing.T) {
 			s.change()
 		}
 	}
-	t.Logf("changes in %s: %v", length, s.changes)
+	t.Logf("changes in %s: %v", stormLength, s.changes)
 	s.settle()
 	got := policyParts(t, s.n.Host)
 
@@ -107,6 +103,9 @@ func TestPolicyStorm(t *testing.T) {
 
 // colors are the values of the label by which policies select.
 var colors = []string{"red", "green", "blue", "white"}
+
+// role are the labels of the pods that have a role.
+func role(role string) map[string]string { return map[string]string{"role": role} }
 
 func (s *storm) color() string { return colors[s.IntN(len(colors))] }
 
@@ -147,7 +146,7 @@ func (s *storm) change() {
 
 func (s *storm) changePolicy(i int) {
 	s.t.Helper()
-	api, name := apiOf(s.t).kube.NetworkingV1().NetworkPolicies("default"), fmt.Sprintf("%s-%d", s.name, i)
+	api, name := apiOf(s.t).kube.NetworkingV1().NetworkPolicies(s.namespaces[0]), fmt.Sprintf("policy-%d", i)
 	if s.policies[i] && s.IntN(3) == 0 {
 		s.policies[i] = false
 		s.must("policy deleted", api.Delete(s.t.Context(), name, metav1.DeleteOptions{}))
@@ -165,10 +164,10 @@ func (s *storm) changePolicy(i int) {
 }
 
 func (s *storm) spec() networkingv1.NetworkPolicySpec {
-	spec := networkingv1.NetworkPolicySpec{PodSelector: metav1.LabelSelector{MatchLabels: s.role(s.color())}}
-	peers := []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: s.role(s.color())}}}
+	spec := networkingv1.NetworkPolicySpec{PodSelector: metav1.LabelSelector{MatchLabels: role(s.color())}}
+	peers := []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: role(s.color())}}}
 	if s.IntN(2) == 0 {
-		peers[0].NamespaceSelector = &metav1.LabelSelector{MatchLabels: labels{"team": s.color()}}
+		peers[0].NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"team": s.color()}}
 	}
 	if s.IntN(4) == 0 {
 		peers = append(peers, networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{
@@ -194,8 +193,8 @@ func (s *storm) changePod(i int) {
 	s.t.Helper()
 	pod := s.pods[i]
 	if pod == nil {
-		object := podObject("elsewhere", fmt.Sprintf("%s-%d", s.name, i))
-		object.Namespace, object.Labels = s.namespace(), s.role(s.color())
+		object := podObject("elsewhere", fmt.Sprintf("pod-%d", i))
+		object.Namespace, object.Labels = s.namespace(), role(s.color())
 		object.Spec.Containers[0].Ports = []corev1.ContainerPort{{Name: "web", ContainerPort: int32(8000 + s.IntN(3))}}
 		made, err := apiOf(s.t).kube.CoreV1().Pods(object.Namespace).Create(s.t.Context(), object, metav1.CreateOptions{})
 		s.must("pod made", err)
@@ -211,7 +210,7 @@ func (s *storm) changePod(i int) {
 		s.pods[i] = tell(s.t, pod, s.address(i))
 		s.must("pod has another address", nil)
 	default:
-		pod.Labels = maps.Clone(s.role(s.color()))
+		pod.Labels = maps.Clone(role(s.color()))
 		changed, err := api.Update(s.t.Context(), pod, metav1.UpdateOptions{})
 		s.must("pod labelled", err)
 		s.pods[i] = changed
@@ -249,10 +248,17 @@ func (s *storm) settle() {
 		_, err = apiOf(s.t).kube.CoreV1().Namespaces().Update(s.t.Context(), namespace, metav1.UpdateOptions{})
 	}
 	s.must("last namespace", err)
-	s.remote(last, "last", s.role("last"), "198.51.100.77")
-	s.policy("last", s.all(), letsIn(nil, networkingv1.NetworkPolicyPeer{
-		NamespaceSelector: &metav1.LabelSelector{MatchLabels: labels{"last": "yes"}}, PodSelector: &metav1.LabelSelector{MatchLabels: s.role("last")},
-	}))
+	pod := podObject("elsewhere", "last")
+	pod.Namespace, pod.Labels = last, role("last")
+	pod, err = apiOf(s.t).kube.CoreV1().Pods(last).Create(s.t.Context(), pod, metav1.CreateOptions{})
+	s.must("last pod", err)
+	tell(s.t, pod, "198.51.100.77")
+	all := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "last"}}
+	letsIn(nil, networkingv1.NetworkPolicyPeer{
+		NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"last": "yes"}}, PodSelector: &metav1.LabelSelector{MatchLabels: role("last")},
+	})(&all.Spec)
+	_, err = apiOf(s.t).kube.NetworkingV1().NetworkPolicies(s.namespaces[0]).Create(s.t.Context(), all, metav1.CreateOptions{})
+	s.must("last policy", err)
 	eventually(s.t, func() error {
 		table := rules(s.t, s.n.Host)
 		if !strings.Contains(table, "198.51.100.77") {
@@ -274,21 +280,29 @@ func (s *storm) settle() {
 	})
 }
 
-// clear deletes what is left of the storm.
+// clear deletes all policies, and pods. The namespaces stay: the API server deletes none without controllers.
 func (s *storm) clear() {
-	ctx := ctxOf(s.t)
-	for i, there := range s.policies {
-		if there {
-			if err := apiOf(s.t).kube.NetworkingV1().NetworkPolicies("default").Delete(ctx, fmt.Sprintf("%s-%d", s.name, i), metav1.DeleteOptions{}); err != nil {
-				s.t.Error(err)
-			}
+	for _, namespace := range s.namespaces {
+		policies := apiOf(s.t).kube.NetworkingV1().NetworkPolicies(namespace).DeleteCollection(ctxOf(s.t), metav1.DeleteOptions{}, metav1.ListOptions{})
+		pods := apiOf(s.t).kube.CoreV1().Pods(namespace).DeleteCollection(ctxOf(s.t), metav1.DeleteOptions{GracePeriodSeconds: new(int64)}, metav1.ListOptions{})
+		if err := errors.Join(policies, pods); err != nil {
+			s.t.Error(err)
 		}
 	}
-	for _, pod := range s.pods {
-		if pod != nil {
-			if err := apiOf(s.t).kube.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
-				s.t.Error(err)
-			}
-		}
+}
+
+// letsIn lets peers in, on all ports or some.
+func letsIn(ports []networkingv1.NetworkPolicyPort, peers ...networkingv1.NetworkPolicyPeer) func(*networkingv1.NetworkPolicySpec) {
+	return func(spec *networkingv1.NetworkPolicySpec) {
+		spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}
+		spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: peers, Ports: ports}}
+	}
+}
+
+// letsOut lets out to peers, to all ports or some.
+func letsOut(ports []networkingv1.NetworkPolicyPort, peers ...networkingv1.NetworkPolicyPeer) func(*networkingv1.NetworkPolicySpec) {
+	return func(spec *networkingv1.NetworkPolicySpec) {
+		spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeEgress}
+		spec.Egress = []networkingv1.NetworkPolicyEgressRule{{To: peers, Ports: ports}}
 	}
 }

@@ -21,17 +21,18 @@ func (n *network) rack(t *testing.T, r *fabric.Rack, name string) *node {
 	for key, value := range nodeSettings {
 		sysctl(r.Node, key, value)
 	}
+	shared.take(t, name)
 	return n.startOn(t, &node{t: t, Host: r.Node, name: name, dir: newFolder(t)})
 }
 
 // moved is the pod of a StatefulSet that is deleted on one node and starts on another, with its addresses.
-func moved(t *testing.T, to *node, id string, since time.Time) *container {
+func moved(t *testing.T, to *node, name, routed4, routed6, id string, since time.Time) *container {
 	t.Helper()
-	const both = routed4 + "," + routed6
-	deletePod(t, "db-0")
+	both := routed4 + "," + routed6
+	deletePod(t, name)
 	var pod *corev1.Pod
 	eventually(t, func() error {
-		made := podObject(to.name, "db-0")
+		made := podObject(to.name, name)
 		requesting(made, v1alpha1.ResourceIP, 2)
 		made.Annotations = map[string]string{v1alpha1.AnnotationFloatingIPs: nameOf(routed4) + "," + nameOf(routed6)}
 		var err error
@@ -52,6 +53,8 @@ func TestRacks(t *testing.T) {
 	for name, speaker := range fabric.Speakers(t) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			pod, number := strings.ToLower(name)+"-db-0", map[string]int{"FRR": 60, "BIRD": 61}[name]
+			routed4, routed6 := fmt.Sprintf("10.98.0.%d", number), fmt.Sprintf("2001:db8:98::%d", number)
 			network := newNetwork(t)
 			f := fabric.New(t, network.router, true)
 			var nodes []*node
@@ -59,9 +62,9 @@ func TestRacks(t *testing.T) {
 				nodes = append(nodes, network.rack(t, r, fmt.Sprintf("%s-%d", strings.ToLower(name), i+1)))
 				r.Speak(speaker.Start, speaker.Config)
 			}
-			t.Cleanup(func() { deletePod(t, "db-0") })
+			t.Cleanup(func() { deletePod(t, pod) })
 			since := time.Date(2026, time.November, 27, 7, 0, 0, 0, time.UTC)
-			first := moved(t, nodes[0], "first", since)
+			first := moved(t, nodes[0], pod, routed4, routed6, "first", since)
 			for _, address := range []string{routed4, routed6} {
 				f.AwaitLeads(address, "1")
 			}
@@ -70,7 +73,7 @@ func TestRacks(t *testing.T) {
 			calls6.Await("first")
 
 			mark := calls.Sent()
-			second := moved(t, nodes[1], "second", since.Add(time.Second))
+			second := moved(t, nodes[1], pod, routed4, routed6, "second", since.Add(time.Second))
 			wired := calls.Sent()
 			for _, c := range []*fabric.Caller{calls, calls6} {
 				c.Await("second")
@@ -87,7 +90,7 @@ func TestRacks(t *testing.T) {
 			// The second node runs no agent any more, and so does not hear that its pod was deleted.
 			nodes[1].kill()
 			mark = calls.Sent()
-			third := moved(t, nodes[0], "third", since.Add(2*time.Second))
+			third := moved(t, nodes[0], pod, routed4, routed6, "third", since.Add(2*time.Second))
 			if nodes[1].advertised() == "" {
 				t.Error("the second node does not announce the address any more, so this test shows nothing")
 			}

@@ -15,9 +15,6 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Addresses of pools with mode Routed.
-const routed4, routed6 = "10.98.0.5", "2001:db8:98::5"
-
 // advertised returns the addresses in the kernel's table for routing daemons, each with its metric.
 func (n *node) advertised() string {
 	var all []string
@@ -63,11 +60,12 @@ func heldSince(t *testing.T, addresses string, since time.Time) {
 	}
 }
 
-// The life of a pod whose addresses routers lead to its node.
+// The life of a pod whose addresses routers lead to its node, while it is Ready.
 func TestRouted(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)
 	n := network.newNode(t, "routed", "10.0.60.11")
+	const routed4, routed6 = "10.98.0.45", "2001:db8:98::45"
 	network.router.IP("route", "add", routed4, "via", "10.0.60.11")
 	network.router.IP("-6", "route", "add", routed6, "via", "2001:db8:60::11")
 	const both = routed4 + "," + routed6
@@ -75,20 +73,37 @@ func TestRouted(t *testing.T) {
 	want := fmt.Sprintf("%s %d, %s %d", routed4, wire.MetricOf(since), routed6, wire.MetricOf(since))
 	pod := podObject(n.name, "routed")
 	requesting(pod, v1alpha1.ResourceIP, 2)
-	pod.Annotations = map[string]string{v1alpha1.AnnotationFloatingIPs: nameOf(routed4) + "," + nameOf(routed6)}
+	pod.Annotations = map[string]string{v1alpha1.AnnotationFloatingIPs: nameOf(routed4) + "," + nameOf(routed6), v1alpha1.AnnotationAdvertise: v1alpha1.AdvertiseReady}
 	pod = create(t, pod)
 	bind(t, both, pod)
 	heldSince(t, both, since)
 	c := newContainer(t, "c1", pod)
 	n.mustAdd(c)
-	if got := n.advertised(); got != want {
-		t.Errorf("after ADD: advertised %q, want %q", got, want)
+	if got := n.advertised(); got != "" {
+		t.Errorf("the pod is not Ready: advertised %q", got)
 	}
+	become := func(status corev1.ConditionStatus) {
+		t.Helper()
+		now, err := apiOf(t).kube.CoreV1().Pods("default").Get(t.Context(), pod.Name, metav1.GetOptions{})
+		if err == nil {
+			now.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: status}}
+			_, err = apiOf(t).kube.CoreV1().Pods("default").UpdateStatus(t.Context(), now, metav1.UpdateOptions{})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	become(corev1.ConditionTrue)
+	n.becomesAdvertised(want)
+	become(corev1.ConditionFalse)
+	n.becomesAdvertised("")
+	become(corev1.ConditionTrue)
+	n.becomesAdvertised(want)
 	for _, address := range []string{routed4, routed6} {
 		ping(t, network.client, address)
 		ping(t, n.Host, address)
 	}
-	for _, address := range []string{"10.0.70.50", "2001:db8:70::50"} {
+	for _, address := range []string{"10.70.0.50", "2001:db8:70::50"} {
 		ping(t, c.Host, address)
 	}
 	if err := n.check(c); err != nil {
@@ -118,63 +133,4 @@ func TestRouted(t *testing.T) {
 	if err == nil || !strings.Contains(out+err.Error(), "From 10.0.60.11") {
 		t.Errorf("the client of an address that is not here any more hears %v\n%s", err, out)
 	}
-}
-
-// An address is in the table while its pod is Ready, if the pod says so.
-func TestRoutedWhenReady(t *testing.T) {
-	t.Parallel()
-	network := newNetwork(t)
-	n := network.newNode(t, "ready", "10.0.60.11")
-	since := time.Date(2026, time.November, 27, 7, 0, 0, 0, time.UTC)
-	want := fmt.Sprintf("%s %d", routed4, wire.MetricOf(since))
-	pod := podObject(n.name, "ready")
-	requesting(pod, v1alpha1.ResourceIP, 1)
-	pod.Annotations = map[string]string{v1alpha1.AnnotationFloatingIPs: routed4, v1alpha1.AnnotationAdvertise: v1alpha1.AdvertiseReady}
-	pod = create(t, pod)
-	bind(t, routed4, pod)
-	heldSince(t, routed4, since)
-	c := newContainer(t, "c1", pod)
-	n.mustAdd(c)
-	if got := n.advertised(); got != "" {
-		t.Errorf("the pod is not Ready: advertised %q", got)
-	}
-	become := func(status corev1.ConditionStatus) {
-		t.Helper()
-		now, err := apiOf(t).kube.CoreV1().Pods("default").Get(t.Context(), pod.Name, metav1.GetOptions{})
-		if err == nil {
-			now.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: status}}
-			_, err = apiOf(t).kube.CoreV1().Pods("default").UpdateStatus(t.Context(), now, metav1.UpdateOptions{})
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	become(corev1.ConditionTrue)
-	n.becomesAdvertised(want)
-	if err := n.check(c); err != nil {
-		t.Errorf("CHECK: %v", err)
-	}
-	become(corev1.ConditionFalse)
-	n.becomesAdvertised("")
-	become(corev1.ConditionTrue)
-	n.becomesAdvertised(want)
-	n.mustDel(c)
-	if got := n.advertised(); got != "" {
-		t.Errorf("after DEL: advertised %q", got)
-	}
-}
-
-// A network type that cannot carry such an address says so, and nothing is wired.
-func TestRoutedRefused(t *testing.T) {
-	t.Parallel()
-	network := newNetwork(t)
-	n := network.newNode(t, "refused", "10.0.60.11")
-	n.floating(`{"type":"berth-vlan","mode":"macvlan"}`)
-	pod := createPod(t, n.name, "refused", routed4)
-	bind(t, routed4, pod)
-	before := n.kernel()
-	if _, err := n.add(newContainer(t, "c1", pod)); err == nil || !strings.Contains(err.Error(), "use berth-veth") {
-		t.Errorf("ADD = %v", err)
-	}
-	n.mustBeAs(before)
 }

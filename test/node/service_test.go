@@ -72,6 +72,7 @@ func newBalanced(t *testing.T, name string, policy corev1.ServiceExternalTraffic
 // recordService makes the FloatingIP of an address that a Service has.
 func recordService(t *testing.T, address string, service *corev1.Service) {
 	t.Helper()
+	shared.take(t, address)
 	ip := &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: nameOf(address)}, Spec: v1alpha1.FloatingIPSpec{
 		Address: address, Pool: "web", Network: networkOf(t, address), ReleasePolicy: v1alpha1.ReleaseRetain,
 		Owner:   &v1alpha1.Owner{APIVersion: "v1", Kind: "Service", Namespace: "default", Name: service.Name, UID: service.UID},
@@ -262,20 +263,22 @@ func answeredBy(host *netnstest.Host, address string) string {
 // another node without a loss. It stays without an agent, and goes when it is assigned no more.
 func TestServiceAddress(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []string{"iptables", "nftables"} {
+	for i, mode := range []string{"iptables", "nftables"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			testServiceAddress(t, mode)
+			testServiceAddress(t, mode, i+100)
 		})
 	}
 }
 
-func testServiceAddress(t *testing.T, mode string) {
-	const cluster, local, none, six = "10.0.70.100", "10.0.70.101", "10.0.70.102", "2001:db8:70::100"
+// testServiceAddress has addresses whose last number but one, or last for IPv6, is number.
+func testServiceAddress(t *testing.T, mode string, number int) {
+	cluster, local, none := fmt.Sprintf("10.70.%d.100", number), fmt.Sprintf("10.70.%d.101", number), fmt.Sprintf("10.70.%d.102", number)
+	six := fmt.Sprintf("2001:db8:70::46:%d", number)
 	network := newNetwork(t)
 	other := netnstest.New(t)
-	network.plug(other, "10.0.70.51/24")
-	a, b := network.newNode(t, "services-a", "10.0.60.11", allPods...), network.newNode(t, "services-b", "10.0.60.12")
+	network.plug(other, "10.70.0.51/16")
+	a, b := network.newNode(t, "services-a-"+mode, "10.0.60.11", allPods...), network.newNode(t, "services-b-"+mode, "10.0.60.12")
 	before := map[*node]string{a: a.kernel(), b: b.kernel()}
 	// Node b reaches the pods of node a.
 	b.IP("route", "add", "10.244.0.0/24", "via", "10.0.60.11")
@@ -288,19 +291,19 @@ func testServiceAddress(t *testing.T, mode string) {
 	var endpoints []endpoint
 	for i := range 2 {
 		name := fmt.Sprintf("services-%d", i)
-		pod := podObject(a.name, name)
-		pod.Labels = map[string]string{"app": "services"}
+		pod := podObject(a.name, name+"-"+mode)
+		pod.Labels = map[string]string{"app": "services-" + mode}
 		c := newContainer(t, name, create(t, pod))
 		address := a.startPod(c)[0]
 		tells(t, c.Host, name, 80)
 		endpoints = append(endpoints, endpoint{address, a.name})
 	}
 	// Nobody looks for a port of the Service without endpoints.
-	newBalanced(t, "none", corev1.ServiceExternalTrafficPolicyCluster, none).serve()
-	clusters := newBalanced(t, "cluster", corev1.ServiceExternalTrafficPolicyCluster, cluster)
-	locals := newBalanced(t, "local", corev1.ServiceExternalTrafficPolicyLocal, local)
+	newBalanced(t, "none-"+mode, corev1.ServiceExternalTrafficPolicyCluster, none).serve()
+	clusters := newBalanced(t, "cluster-"+mode, corev1.ServiceExternalTrafficPolicyCluster, cluster)
+	locals := newBalanced(t, "local-"+mode, corev1.ServiceExternalTrafficPolicyLocal, local)
 	// Of IPv6 there are no Services here: the node answers, and no port does.
-	recordService(t, six, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "six", UID: types.UID("6")}})
+	recordService(t, six, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "six-" + mode, UID: types.UID("6")}})
 	since := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	all := []string{cluster, local, none, six}
 	a.carry(since, all...)
@@ -333,7 +336,7 @@ func testServiceAddress(t *testing.T, mode string) {
 					return err
 				case !strings.HasPrefix(server, "services-"):
 					t.Fatalf("%s:80 is answered by %s", address, server)
-				case want.IsValid() && seen != want || !want.IsValid() && seen == netip.MustParseAddr("10.0.70.50"):
+				case want.IsValid() && seen != want || !want.IsValid() && seen == netip.MustParseAddr("10.70.0.50"):
 					return fmt.Errorf("%s saw %s, want %s", server, seen, want)
 				case n == 1 && server != "services-0":
 					return fmt.Errorf("%s answers request %d", server, i)
@@ -343,7 +346,7 @@ func testServiceAddress(t *testing.T, mode string) {
 		})
 	}
 	for _, n := range []int{1, 2, 0, 2} {
-		sees(locals, n, netip.MustParseAddr("10.0.70.50"))
+		sees(locals, n, netip.MustParseAddr("10.70.0.50"))
 		sees(clusters, n, netip.Addr{}) // an address of the node
 	}
 	// The node answers on its own address, and on none of the Services.
@@ -360,8 +363,8 @@ func testServiceAddress(t *testing.T, mode string) {
 	}
 
 	// A policy of the pods sees the client.
-	policy := ingressFrom("services", "services")
-	policy.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.70.50/32"}}}}}
+	policy := ingressFrom("services-"+mode, "services-"+mode)
+	policy.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.70.0.50/32"}}}}}
 	createPolicy(t, policy)
 	eventually(t, func() error {
 		if _, _, err := askServer(other, local, 80, time.Second); err == nil {
@@ -369,7 +372,7 @@ func testServiceAddress(t *testing.T, mode string) {
 		}
 		return nil
 	})
-	if _, seen, err := askServer(client, local, 80, patient); err != nil || seen != netip.MustParseAddr("10.0.70.50") {
+	if _, seen, err := askServer(client, local, 80, patient); err != nil || seen != netip.MustParseAddr("10.70.0.50") {
 		t.Errorf("the allowed client is seen as %s, %v", seen, err)
 	}
 	if err := apiOf(t).kube.NetworkingV1().NetworkPolicies("default").Delete(t.Context(), policy.Name, metav1.DeleteOptions{}); err != nil {
@@ -447,10 +450,10 @@ func testServiceAddress(t *testing.T, mode string) {
 	if out := b.cleanup(); !strings.Contains(out, "proxy neighbour "+cluster) {
 		t.Errorf("the cleanup says\n%s", out)
 	}
-	if got := linesWith(a.kernel(), "10.0.70.", "2001:db8:70:", "bthservices"); got != linesWith(before[a], "10.0.70.", "2001:db8:70:", "bthservices") {
+	if got := linesWith(a.kernel(), "10.70.", "2001:db8:70:", "bthservices"); got != linesWith(before[a], "10.70.", "2001:db8:70:", "bthservices") {
 		t.Errorf("node a has\n%s", got)
 	}
-	if got := linesWith(b.kernel(), "10.0.70.", "bthservices"); got != linesWith(before[b], "10.0.70.", "bthservices") {
+	if got := linesWith(b.kernel(), "10.70.", "bthservices"); got != linesWith(before[b], "10.70.", "bthservices") {
 		t.Errorf("after the cleanup node b has\n%s", got)
 	}
 }
@@ -495,14 +498,14 @@ func TestServiceAddressRefused(t *testing.T) {
 	n := network.newNode(t, "services-r", "10.0.60.11")
 	n.register("10.0.60.11")
 	before := n.kernel()
-	for _, address := range []string{"10.0.70.100", "10.98.0.100"} {
+	for _, address := range []string{"10.70.47.100", "10.98.0.100"} {
 		recordService(t, address, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "one", UID: types.UID("1")}})
 	}
-	pod := createPod(t, n.name, "services-pod", "10.0.70.9")
-	bind(t, "10.0.70.9", pod)
+	pod := createPod(t, n.name, "services-pod", "10.70.47.9")
+	bind(t, "10.70.47.9", pod)
 	since := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	n.carry(since, "10.0.70.100", "10.0.70.9", "10.0.70.8", "10.98.0.100")
-	n.saysCarried("10.0.70.100", "10.98.0.100")
+	n.carry(since, "10.70.47.100", "10.70.47.9", "10.70.47.8", "10.98.0.100")
+	n.saysCarried("10.70.47.100", "10.98.0.100")
 	if got := n.IP("route", "show", "table", "98"); !strings.Contains(got, "10.98.0.100 dev bthservices proto 98 scope link metric 4231711450") {
 		t.Errorf("table 98 has %s", got)
 	}
@@ -521,24 +524,24 @@ func TestServiceAddressRefused(t *testing.T) {
 			return fmt.Errorf("the node has no event with %q", want)
 		})
 	}
-	says("10.0.70.9 for its Service: FloatingIP 10.0.70.9 does not say that a Service has the address")
-	says("10.0.70.8 for its Service: FloatingIP 10.0.70.8 does not exist")
-	if n.carries("10.0.70.9") || n.carries("10.0.70.8") {
+	says("10.70.47.9 for its Service: FloatingIP 10.70.47.9 does not say that a Service has the address")
+	says("10.70.47.8 for its Service: FloatingIP 10.70.47.8 does not exist")
+	if n.carries("10.70.47.9") || n.carries("10.70.47.8") {
 		t.Errorf("the node has\n%s", n.kernel())
 	}
 
 	n.IP("link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "other") // kube-proxy makes a dummy, which the kernel may lack
-	n.IP("addr", "add", "10.0.70.100/32", "dev", "kube-ipvs0")
+	n.IP("addr", "add", "10.70.47.100/32", "dev", "kube-ipvs0")
 	n.IP("addr", "add", "10.98.0.100/32", "dev", "kube-ipvs0")
-	n.carry(since, "10.0.70.100", "10.98.0.100")
+	n.carry(since, "10.70.47.100", "10.98.0.100")
 	n.saysCarried("10.98.0.100")
-	says("10.0.70.100 for its Service: not on this link: kube-proxy of this node has the mode ipvs")
-	if got := n.IP("neigh", "show", "proxy"); strings.Contains(got, "10.0.70.100") {
+	says("10.70.47.100 for its Service: not on this link: kube-proxy of this node has the mode ipvs")
+	if got := n.IP("neigh", "show", "proxy"); strings.Contains(got, "10.70.47.100") {
 		t.Errorf("the node answers for %s", got)
 	}
 	n.IP("link", "del", "kube-ipvs0")
-	n.carry(since.Add(time.Second), "10.0.70.100", "10.98.0.100")
-	n.saysCarried("10.0.70.100", "10.98.0.100")
+	n.carry(since.Add(time.Second), "10.70.47.100", "10.98.0.100")
+	n.saysCarried("10.70.47.100", "10.98.0.100")
 	// The node said so also before it knew of the new time: the end of kube-ipvs0 had it look.
 	eventually(t, func() error {
 		if got := n.IP("route", "show", "table", "98"); strings.Count(got, "10.98.0.100") != 1 || !strings.Contains(got, "10.98.0.100 dev bthservices proto 98 scope link metric 4231711449 ") {
@@ -556,10 +559,10 @@ func TestServiceAddressRefused(t *testing.T) {
 // has it, as long as it does. Another node that carries the address is no such host: it moves as ever.
 func TestServiceAddressConflict(t *testing.T) {
 	t.Parallel()
-	const taken, free, six = "10.0.70.100", "10.0.70.101", "2001:db8:70::100"
+	const taken, free, six = "10.70.48.100", "10.70.48.101", "2001:db8:70::48:100"
 	network := newNetwork(t)
 	foreign := netnstest.New(t)
-	network.plug(foreign, taken+"/24")
+	network.plug(foreign, taken+"/16")
 	a, b := network.newNode(t, "services-c", "10.0.60.11"), network.newNode(t, "services-d", "10.0.60.12")
 	for _, address := range []string{taken, free, six} {
 		recordService(t, address, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "one", UID: types.UID("1")}})

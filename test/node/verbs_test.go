@@ -60,8 +60,8 @@ func TestCNITool(t *testing.T) {
 			folder := filepath.Join(n.dir, "runtime-"+version)
 			n.write("runtime-"+version+"/berth.conflist", fmt.Sprintf(`{"cniVersion":%q,"name":"berth","plugins":[{"type":"berth-cni","socket":%q}]}`, version, n.dir+"/run/agent.sock"))
 			name := strings.ReplaceAll(version, ".", "-")
-			pod := createPod(t, n.name, "tool-"+name, "10.0.70.5,2001:db8:70::5")
-			bind(t, "10.0.70.5,2001:db8:70::5", pod)
+			pod := createPod(t, n.name, "tool-"+name, "10.70.51.5,2001:db8:70::51:5")
+			bind(t, "10.70.51.5,2001:db8:70::51:5", pod)
 			floating := newContainer(t, "", pod)
 			ordinary := newContainer(t, "", createPod(t, n.name, "tool-ordinary-"+name, ""))
 			n.driveVerbs(network, folder, version, floating, ordinary)
@@ -123,10 +123,10 @@ func (n *node) driveVerbs(network *network, folder, version string, floating, or
 		}
 		checks(c)
 	}
-	for _, address := range []string{"10.0.70.5", "2001:db8:70::5"} {
+	for _, address := range []string{"10.70.51.5", "2001:db8:70::51:5"} {
 		ping(t, network.client, address)
 	}
-	ping(t, ordinary.Host, "10.0.70.5")
+	ping(t, ordinary.Host, "10.70.51.5")
 	for _, c := range all {
 		tool(c, "del")
 		tool(c, "del")
@@ -139,7 +139,7 @@ func (n *node) driveVerbs(network *network, folder, version string, floating, or
 	}
 	// gc takes down what cnitool remembers, by DEL, and asks for GC without a list.
 	tool(floating, "gc")
-	if n.carries("10.0.70.5") {
+	if n.carries("10.70.51.5") {
 		t.Error("the node carries the address after gc")
 	}
 }

@@ -45,7 +45,7 @@ func (n *node) testify(query url.Values) inquiry.Testimony {
 func TestWitness(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)
-	const host, address = "10.0.60.11", "10.0.70.5"
+	const host, address = "10.0.60.11", "10.70.55.5"
 	lost := network.newNode(t, "witness-lost", host, "--bind-address="+host, "--secure-port=10299")
 	witness := network.newNode(t, "witness-other", "10.0.60.12", "--bind-address=10.0.60.12", "--secure-port=10299")
 	about := func(more url.Values) url.Values {

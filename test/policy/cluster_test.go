@@ -128,6 +128,9 @@ func text(of map[string]bool, prefixes ...string) string {
 // An agent knows what policies need of a real cluster, and asks for no more; it streams what it reads,
 // and its rights suffice.
 func TestCluster(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-all does this")
+	}
 	w := simulation.New(t, lab.ControlPlaneOptions{})
 	p, err := proxy.Start(w.Ctx, w.Config, proxy.Options{Identity: proxy.ServiceAccount(w.System, "berth-agent")})
 	if err != nil {
