@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -31,6 +32,7 @@ func (l listed) testsImport(path string) bool {
 func (s suite) list(ctx context.Context, root string) ([]listed, error) {
 	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles,TestImports,XTestImports"}, s.packages...)...)
 	cmd.Dir = filepath.Join(root, s.module)
+	cmd.Env = append(os.Environ(), "GOWORK=off") // as the Makefile has it
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
