@@ -7,6 +7,9 @@ const (
 	unit = "unit"
 	// netnstest makes the network namespaces of tests.
 	netnstest = "github.com/berth-dev/berth/agent/netnstest"
+	// netpol and failover are tests of test/e2e that take longer than all others together.
+	netpol   = "^TestNetpol$"
+	failover = "^Test(Failover|Fencer|LastNode|LoadBalancer)"
 )
 
 // part is a piece of all tests that runs alone, on a machine of its own if need be.
@@ -29,6 +32,8 @@ type suite struct {
 	packages []string
 	// uses leaves of them the packages whose tests import this package, and lacks the others.
 	uses, lacks string
+	// run and skip are go test's flags, for packages of several suites, each of which has some of the tests.
+	run, skip string
 	// side is how many packages run side by side: more than cores where tests wait.
 	side int
 	// cached has Go take the results of packages in which nothing changed: its cache sees neither the
@@ -107,7 +112,15 @@ func parts() []part {
 		},
 		{
 			name: "e2e", does: "Berth on a real cluster of nodes", minutes: 20, lab: true,
-			suites: []suite{{module: "test", packages: []string{"./lab", "./e2e/..."}}},
+			suites: []suite{{module: "test", packages: []string{"./lab", "./e2e/..."}, skip: netpol + "|" + failover}},
+		},
+		{
+			name: "failover", does: "nodes that die, hang or are cut off, for long", minutes: 40, lab: true,
+			suites: []suite{{module: "test", packages: []string{"./e2e"}, run: failover, long: true}},
+		},
+		{
+			name: "netpol", does: "Kubernetes' own tests of NetworkPolicy, for pods with floating IPs and without", minutes: 90, lab: true,
+			suites: []suite{{module: "test", packages: []string{"./e2e"}, run: netpol, long: true}},
 		},
 		{
 			name: "install", does: "the life of an installation, by Helm", minutes: 20, lab: true,

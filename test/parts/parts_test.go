@@ -25,9 +25,9 @@ const root = "../.."
 // inMachine are packages whose tests the emulated machine runs.
 var inMachine = []string{"test/ipvs", "test/machine/probe"}
 
-// Each package with tests is in one part: make test-all runs it once.
-func TestEachPackageIsInAPart(t *testing.T) {
-	in := map[string][]string{}
+// Each test is in one part: make test-all runs it once.
+func TestEachTestIsInAPart(t *testing.T) {
+	in := map[string][]func(test string) string{}
 	for _, p := range parts() {
 		for _, s := range p.suites {
 			if s.command != nil || strings.HasPrefix(p.name, "kubernetes-") {
@@ -40,18 +40,29 @@ func TestEachPackageIsInAPart(t *testing.T) {
 			if len(packages) == 0 {
 				t.Errorf("part %s: no package has tests in %s of %s", p.name, s.packages, s.module)
 			}
+			run, skip := regexp.MustCompile(s.run), regexp.MustCompile(s.skip)
 			for _, l := range packages {
-				in[folder(l.ImportPath)] = append(in[folder(l.ImportPath)], p.name)
+				in[folder(l.ImportPath)] = append(in[folder(l.ImportPath)], func(test string) string {
+					if !run.MatchString(test) || s.skip != "" && skip.MatchString(test) {
+						return ""
+					}
+					return p.name
+				})
 			}
 		}
 	}
-	for file := range testFiles(t) {
+	for file, syntax := range testFiles(t) {
 		pkg := filepath.ToSlash(filepath.Dir(file))
-		switch parts := in[pkg]; {
-		case slices.Contains(inMachine, pkg) == (len(parts) > 0):
-			t.Errorf("package %s is in parts %q: want one part, or inMachine", pkg, parts)
-		case len(parts) > 1:
-			t.Errorf("package %s is in parts %q, want one", pkg, parts)
+		for _, test := range testsOf(syntax) {
+			var of []string
+			for _, part := range in[pkg] {
+				if name := part(test); name != "" {
+					of = append(of, name)
+				}
+			}
+			if want := map[bool]int{true: 0, false: 1}[slices.Contains(inMachine, pkg)]; len(of) != want {
+				t.Errorf("%s of %s is in parts %q, want %d of them", test, pkg, of, want)
+			}
 		}
 	}
 	machine, err := os.ReadFile(filepath.Join(root, "test/machine/machine_test.go"))
@@ -146,14 +157,10 @@ func TestShortListsNameTests(t *testing.T) {
 	tests, listed := map[string][]string{}, map[string][]string{}
 	for file, syntax := range testFiles(t) {
 		pkg := filepath.Dir(file)
+		tests[pkg] = append(tests[pkg], testsOf(syntax)...)
 		ast.Inspect(syntax, func(n ast.Node) bool {
-			switch n := n.(type) {
-			case *ast.FuncDecl:
-				if strings.HasPrefix(n.Name.Name, "Test") && n.Recv == nil {
-					tests[pkg] = append(tests[pkg], n.Name.Name)
-				}
-			case *ast.CallExpr:
-				listed[pkg] = append(listed[pkg], namesOf(n)...)
+			if call, ok := n.(*ast.CallExpr); ok {
+				listed[pkg] = append(listed[pkg], namesOf(call)...)
 			}
 			return true
 		})
@@ -168,6 +175,17 @@ func TestShortListsNameTests(t *testing.T) {
 			}
 		}
 	}
+}
+
+// testsOf returns the tests of a file.
+func testsOf(syntax *ast.File) (tests []string) {
+	for _, declared := range syntax.Decls {
+		f, ok := declared.(*ast.FuncDecl)
+		if ok && f.Recv == nil && strings.HasPrefix(f.Name.Name, "Test") && f.Name.Name != "TestMain" {
+			tests = append(tests, f.Name.Name)
+		}
+	}
+	return tests
 }
 
 // namesOf returns the names in a call of short.Tests or simulation.Main.

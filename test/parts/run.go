@@ -117,6 +117,12 @@ func (o options) command(ctx context.Context, s suite) ([]string, error) {
 	if s.side > 0 {
 		args = append(args, "-p", strconv.Itoa(s.side))
 	}
+	if s.run != "" {
+		args = append(args, "-run", s.run)
+	}
+	if s.skip != "" && !o.short {
+		args = append(args, "-skip", s.skip)
+	}
 	for _, p := range packages {
 		args = append(args, p.ImportPath)
 	}
