@@ -733,7 +733,7 @@ func TestModel(t *testing.T) {
 func testModel(t *testing.T, many int) {
 	s := newSimulation(t, seedtest.Seed(t), many)
 	used := 0
-	for range 20_000 {
+	for range seedtest.Draws(t, 5000, 20_000) {
 		s.check(s.step())
 		used = max(used, len(s.book.large))
 	}

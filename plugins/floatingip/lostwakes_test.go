@@ -28,10 +28,10 @@ import (
 func TestNoWakeIsLost(t *testing.T) {
 	seed := seedtest.Seed(t)
 	t.Setenv("POD_NAMESPACE", agentNamespace)
-	for n := range 60 {
-		t.Run(strconv.Itoa(n), func(t *testing.T) {
+	for n := range seedtest.Draws(t, 15, 60) {
+		t.Run(strconv.FormatUint(n, 10), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newRandomWorld(t, rand.New(rand.NewPCG(seed, uint64(n))))
+				w := newRandomWorld(t, rand.New(rand.NewPCG(seed, n)))
 				for range 40 {
 					w.change()
 					w.schedule()

@@ -172,7 +172,7 @@ func TestStoreIsAMap(t *testing.T) {
 			t.Fatalf("told %+v became %+v, want %+v became %+v", c.was, c.is, before, now)
 		}
 	}
-	for range 20000 {
+	for range seedtest.Draws(t, 4000, 20_000) {
 		name := types.NamespacedName{Namespace: pick("a", "b"), Name: pick("web-0", "web-1", "x", "0")}
 		switch r.IntN(20) {
 		case 0, 1, 2, 3:
