@@ -113,9 +113,11 @@ func (f controlFlags) apiServer() []string {
 	return append(args, f.apiExtra...)
 }
 
-// Kubelet reports every nodeStatusPeriod, renews its lease every quarter of
-// nodeLease, and is NotReady when nothing came for nodeGrace: five renewals,
-// so that a busy machine does not lose nodes.
+// Kubelet looks every nodeStatusPeriod whether its status has changed, and
+// without a change reports as rarely as everywhere: each report is news for all
+// who watch nodes. It renews its lease every quarter of nodeLease, and is
+// NotReady when nothing came for nodeGrace: five renewals, so that a busy
+// machine does not lose nodes.
 const (
 	nodeStatusPeriod = 2 * time.Second
 	nodeLease        = 8 * time.Second

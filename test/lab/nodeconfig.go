@@ -56,6 +56,7 @@ enforceNodeAllocatable: []
 localStorageCapacityIsolation: false
 failSwapOn: false
 nodeStatusUpdateFrequency: %s
+nodeStatusReportFrequency: 5m
 nodeLeaseDurationSeconds: %d
 clusterDNS: [%s]
 clusterDomain: cluster.local
