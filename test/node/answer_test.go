@@ -93,6 +93,7 @@ func TestAgentHangs(t *testing.T) {
 		t.Fatal(err)
 	}
 	deletePod(t, pod.Name)
+	wasOn(t, m.address, old.name)
 	_, next := m.pod(fresh)
 	_, err := fresh.add(next)
 	if err == nil || !strings.Contains(err.Error(), "still answers for 10.70.12.5") {
@@ -268,6 +269,7 @@ func TestNodeUID(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = kube.CoreV1().Nodes().Delete(ctxOf(t), name, metav1.DeleteOptions{}) })
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "agent-of-" + name, Namespace: "default"}}
 	if _, err := kube.CoreV1().ServiceAccounts("default").Create(t.Context(), account, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)

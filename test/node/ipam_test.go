@@ -132,7 +132,7 @@ type direct struct{ *node }
 // run runs a program for the container, with values in its configuration.
 func (d direct) run(program, command string, c *container, netns string, values map[string]any) ([]byte, error) {
 	conf := map[string]any{
-		"cniVersion": "1.1.0", "name": "direct", "type": "macvlan", "master": "eth0", "socket": d.dir + "/run/agent.sock", "ipam": map[string]any{"type": "berth-ipam"},
+		"cniVersion": "1.1.0", "name": "direct", "type": "macvlan", "master": "eth0", "ipam": map[string]any{"type": "berth-ipam", "socket": d.dir + "/run/agent.sock"},
 	}
 	maps.Copy(conf, values)
 	stdin, err := json.Marshal(conf)

@@ -199,7 +199,7 @@ func TestDefaultRoute(t *testing.T) {
 	c := newContainer(t, "c1", podWith(t, n.name, "out-floating", "10.70.41.5", `[{"name":"way-out","default-route":["10.9.0.50"]}]`))
 	n.mustAdd(c)
 	gateway := netnstest.New(t)
-	net.join(t, n, gateway, "out0", "10.9.0.50/24")
+	join(n, gateway, "out0", "10.9.0.50/24")
 	gateway.IP("addr", "add", "203.0.113.1/32", "dev", "lo")
 	n.kill()
 	n.start()
@@ -220,17 +220,16 @@ func TestDefaultRoute(t *testing.T) {
 		t.Errorf("CHECK with another default route: %v", err)
 	}
 	n.mustDel(c)
+	gateway.IP("link", "del", "eth0")
 	n.IP("link", "del", "out0")
 	n.mustBeAs(before)
 }
 
 // join gives a host a link on a bridge of the node.
-func (n *network) join(t *testing.T, on *node, h *netnstest.Host, bridge, address string) {
-	t.Helper()
+func join(on *node, h *netnstest.Host, bridge, address string) {
 	h.IP("link", "add", "eth0", "type", "veth", "peer", "name", "joined0")
 	h.IP("link", "set", "joined0", "netns", on.Path())
 	on.IP("link", "set", "joined0", "master", bridge, "up")
 	h.IP("addr", "add", address, "dev", "eth0")
 	h.IP("link", "set", "eth0", "up")
-	t.Cleanup(func() { _, _ = h.Command("ip", "link", "del", "eth0") })
 }

@@ -244,7 +244,7 @@ func TestNodeAddressConflict(t *testing.T) {
 	mac := macOfLink(foreign)
 	eventually(t, func() error {
 		events, err := apiOf(t).kube.CoreV1().Events("").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + n.name})
-		for _, text := range []string{"10.80.43.12/24, which its pool gives it: another host has it: 10.80.43.12 is in use by the host with MAC " + mac + " on eth0; take the address from that host, or give the node another one: kubectl delete floatingip 10.80.43.12", "FloatingIP 10.80.43.14 does not exist"} {
+		for _, text := range []string{"10.80.43.12/16, which its pool gives it: another host has it: 10.80.43.12 is in use by the host with MAC " + mac + " on eth0; take the address from that host, or give the node another one: kubectl delete floatingip 10.80.43.12", "FloatingIP 10.80.43.14 does not exist"} {
 			if err == nil && !slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
 				return e.Reason == "NodeAddressNotPut" && strings.Contains(e.Message, text)
 			}) {

@@ -53,7 +53,7 @@ func TestRacks(t *testing.T) {
 	for name, speaker := range fabric.Speakers(t) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pod, number := strings.ToLower(name)+"-db-0", map[string]int{"FRR": 60, "BIRD": 61}[name]
+			pod, number := strings.ToLower(name)+"-db-0", map[string]int{"BIRD": 60, "FRR": 61, "frr-k8s": 62}[name]
 			routed4, routed6 := fmt.Sprintf("10.98.0.%d", number), fmt.Sprintf("2001:db8:98::%d", number)
 			network := newNetwork(t)
 			f := fabric.New(t, network.router, true)
