@@ -5,6 +5,7 @@ package agent
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -76,5 +77,15 @@ func TestMultusAttaches(t *testing.T) {
 				t.Errorf("networks (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// A network that a pod names does not lead back to the agent.
+func TestNamedIsNotOurselves(t *testing.T) {
+	n := &Networks{ConfDir: t.TempDir(), OwnFile: "00-berth.conflist"}
+	all := named("ourselves")
+	all[0].Config = []byte(`{"cniVersion":"1.0.0","type":"berth-cni"}`)
+	if _, _, err := n.Named(&all[0]); err == nil || !strings.Contains(err.Error(), "leads to the plugin berth-cni") {
+		t.Errorf("Named() = %v", err)
 	}
 }

@@ -334,7 +334,10 @@ func TestCarrierCutOfMacvlan(t *testing.T) {
 	pod := createPod(t, n.name, "cut-macvlan", "10.70.19.5,2001:db8:70::19:5")
 	bind(t, "10.70.19.5,2001:db8:70::19:5", pod)
 	c := newContainer(t, "c1", pod)
-	n.mustAdd(c)
+	result := n.mustAdd(c)
+	if got := fmt.Sprint(&result.IPs[0].Address, result.IPs[0].Gateway); got != "10.70.19.5/16 10.70.0.1" {
+		t.Errorf("the runtime is told %s", got)
+	}
 	both := []string{"10.70.19.5", "2001:db8:70::19:5"}
 	for _, address := range both {
 		ping(t, network.client, address)

@@ -227,6 +227,10 @@ func TestDiagnosis(t *testing.T) {
 			t.Errorf("%s: %d %.300s %v, want %d %s", tc.name, code, text, err, tc.code, tc.text)
 		}
 	}
+	// It serves on no other address of the node.
+	if _, _, err := askAs(n.Host, "127.0.0.1:10265", "/healthz", agentpod.TokenHeader, ""); err == nil {
+		t.Error("serves on an address that it was not told")
+	}
 	// Who may ask may not give a person's word, and who gives that may not ask.
 	decides := d.tokenOf(agentpod.Operator, agentpod.Audience(n.name))
 	for _, tc := range []struct {

@@ -5,6 +5,7 @@ package node
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -53,6 +54,9 @@ func TestMain(m *testing.M) {
 	// The life of a pod on a node, with kills between its steps.
 	short.Tests("TestFloatingPod", "TestDefaultNetwork", "TestRestart", "TestCrash", "TestReboot", "TestAPIAway", "TestWithdraw", "TestHostPorts",
 		"TestConflict", "TestCarrierCut", "TestNetworkPolicy", "TestEgress")
+	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
+		_ = parallel.Value.Set("8") // they wait more than they compute
+	}
 	os.Exit(runTests(m))
 }
 
