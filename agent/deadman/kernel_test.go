@@ -221,10 +221,14 @@ func TestNeverSilent(t *testing.T) {
 	defer cancel()
 	addrs := []netip.Addr{netip.MustParseAddr(moves4), netip.MustParseAddr(moves6)}
 	l.keep(New(time.Minute))
+	count := 200
+	if testing.Short() {
+		count = 40
+	}
 	agents := make(chan error, 1)
 	go func() {
 		agents <- l.node.Try(func() error {
-			for range 200 {
+			for range count {
 				s := New(time.Minute) // another agent
 				expired, err := s.Keep(watched())
 				if len(expired) > 0 {

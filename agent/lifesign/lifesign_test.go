@@ -22,6 +22,7 @@ import (
 // An answer by HTTPS is a sign of the agent, whatever it says. A connection is none: the kernel accepts it for a process
 // that hangs.
 func TestAgent(t *testing.T) {
+	t.Parallel()
 	server := httptest.NewTLSServer(http.NotFoundHandler())
 	defer server.Close()
 	hung, err := net.Listen("tcp", "127.0.0.1:0")
@@ -53,12 +54,8 @@ func TestMain(m *testing.M) {
 
 // A kernel that answers anything is a sign, at one address of several, and nobody's silence is none.
 func TestKernel(t *testing.T) {
+	t.Parallel()
 	netnstest.Need(t)
-	w, witness, node := netnstest.NewWire(t), netnstest.New(t), netnstest.New(t)
-	w.Plug(witness, "eth0", netip.MustParsePrefix("10.0.60.12/24"), netip.MustParsePrefix("2001:db8:60::12/64"))
-	w.Plug(node, "eth0", netip.MustParsePrefix("10.0.60.11/24"), netip.MustParsePrefix("2001:db8:60::11/64"))
-	node.Ping("10.0.60.12")
-	node.Ping("2001:db8:60::12")
 	const kernel, none = "{Kernel:true Agent:false}", "{Kernel:false Agent:false}"
 	for _, c := range []struct{ name, drops, at, want string }{
 		{"all", "", "10.0.60.11", kernel},
@@ -72,13 +69,17 @@ func TestKernel(t *testing.T) {
 		{"no route", "", "10.9.9.9", none},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			w, witness, node := netnstest.NewWire(t), netnstest.New(t), netnstest.New(t)
+			w.Plug(witness, "eth0", netip.MustParsePrefix("10.0.60.12/24"), netip.MustParsePrefix("2001:db8:60::12/64"))
+			w.Plug(node, "eth0", netip.MustParsePrefix("10.0.60.11/24"), netip.MustParsePrefix("2001:db8:60::11/64"))
+			node.Ping("10.0.60.12")
+			node.Ping("2001:db8:60::12")
 			if c.drops != "" {
-				for _, table := range []string{"add table inet t", "delete table inet t", "add table inet t; add chain inet t c { type filter hook input priority 0; }; add rule inet t c " + c.drops + " drop"} {
-					if out, err := node.Command("nft", table); err != nil {
-						t.Fatalf("%v\n%s", err, out)
-					}
+				rule := "add table inet t; add chain inet t c { type filter hook input priority 0; }; add rule inet t c " + c.drops + " drop"
+				if out, err := node.Command("nft", rule); err != nil {
+					t.Fatalf("%v\n%s", err, out)
 				}
-				defer func() { _, _ = node.Command("nft", "delete table inet t") }()
 			}
 			var out []byte
 			err := witness.Try(func() (err error) {

@@ -18,6 +18,7 @@ import (
 // Packets to a device that another program removes are dropped until the agent makes it
 // again, so the agent learns of it at once. Other links do not matter.
 func TestDeviceIsLost(t *testing.T) {
+	t.Parallel()
 	netnstest.Need(t)
 	host := netnstest.New(t)
 	var lost, back, changed atomic.Int32
@@ -85,6 +86,7 @@ func ignore(string, bool) {}
 // The agent learns at once of all carriers, and that the uplink is back. It does not learn of other changes of other links,
 // even if their names resemble the uplink's.
 func TestUplinkIsBack(t *testing.T) {
+	t.Parallel()
 	netnstest.Need(t)
 	host, wire := netnstest.New(t), netnstest.NewWire(t)
 	wire.Plug(host, "eth0")
@@ -159,6 +161,7 @@ func TestUplinkIsBack(t *testing.T) {
 
 // Routes and rules that another program deletes are missed at once.
 func TestRoutesAreLost(t *testing.T) {
+	t.Parallel()
 	netnstest.Need(t)
 	host := netnstest.New(t)
 	var changed atomic.Int32

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -25,27 +26,43 @@ func (h *Host) Ping(to string) {
 	}
 }
 
-// NoPing fails the test where the host gets an answer from an address.
-func (h *Host) NoPing(to string) {
+// NoPing fails the test where the host gets an answer from one of the addresses, which it asks all at once.
+func (h *Host) NoPing(to ...string) {
 	h.t.Helper()
-	if _, err := h.Command("ping", "-c", "1", "-W", "1", to); err == nil {
-		h.t.Errorf("%s answers and must not", to)
+	var group sync.WaitGroup
+	for _, address := range to {
+		group.Go(func() {
+			if _, err := h.Command("ping", "-c", "1", "-W", "1", address); err == nil {
+				h.t.Errorf("%s answers and must not", address)
+			}
+		})
 	}
+	group.Wait()
 }
 
 // Seen sends datagrams from a host, with a source address, to an address of a server, and
-// returns the source that the server saw, or an invalid address where nothing came.
+// returns the source that the server saw, or an invalid address where nothing came. Goroutines of a
+// test may call it.
 func Seen(t testing.TB, from *Host, source string, server *Host, address string) netip.Addr {
 	t.Helper()
+	client, err := seen(from, source, server, address)
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error(err)
+	}
+	return client
+}
+
+func seen(from *Host, source string, server *Host, address string) (netip.Addr, error) {
 	var listener *net.UDPConn
-	server.Run(func() error {
-		var err error
+	if err := server.Try(func() (err error) {
 		listener, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(address), 0)))
 		return err
-	})
+	}); err != nil {
+		return netip.Addr{}, err
+	}
 	defer listener.Close()
 	to := listener.LocalAddr().(*net.UDPAddr)
-	from.Run(func() error {
+	if err := from.Try(func() error {
 		conn, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(source), 0)), to)
 		if err != nil {
 			return err
@@ -58,18 +75,14 @@ func Seen(t testing.TB, from *Host, source string, server *Host, address string)
 			}
 		}
 		return nil
-	})
+	}); err != nil {
+		return netip.Addr{}, err
+	}
 	if err := listener.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
-		t.Fatal(err)
+		return netip.Addr{}, err
 	}
 	_, client, err := listener.ReadFromUDPAddrPort(make([]byte, 100))
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return netip.Addr{}
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return client.Addr().Unmap()
+	return client.Addr().Unmap(), err
 }
 
 // Masquerade makes the namespace that it is called in masquerade every connection, as another

@@ -66,8 +66,10 @@ func (w *topology) move(p *floatingPod, to *node) {
 // own addresses, also where the network between the nodes knows neither; and after moves, also
 // to the asking pod's node.
 func TestFloatingIPs(t *testing.T) {
+	t.Parallel()
 	for _, backend := range []Backend{VXLAN, HostGW} {
 		t.Run(string(backend), func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t, backend, 0)
 			w.berth.Put(&v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "four"}, Spec: v1alpha1.IPPoolSpec{Subnet: "10.0.70.0/24", Ranges: []string{"10.0.70.5-10.0.70.9"}}},
 				&v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "six"}, Spec: v1alpha1.IPPoolSpec{Subnet: "2001:db8:70::/64", Ranges: []string{"2001:db8:70::5-2001:db8:70::9"}}})
@@ -108,6 +110,7 @@ func TestFloatingIPs(t *testing.T) {
 // Destinations inside the cluster and destinations that the administrator names see pods' own
 // addresses; the others, also of a pool's subnet, see the node.
 func TestMasquerade(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t, VXLAN, 1)
 	w.berth.Put(&v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "four"}, Spec: v1alpha1.IPPoolSpec{Subnet: "10.0.70.0/24", Ranges: []string{"10.0.70.5-10.0.70.9"}}},
 		&v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "six"}, Spec: v1alpha1.IPPoolSpec{Subnet: "2001:db8:70::/64", Ranges: []string{"2001:db8:70::5-2001:db8:70::9"}}})
@@ -166,11 +169,13 @@ func TestMasquerade(t *testing.T) {
 // The packets of pods pass firewalls of other programs that drop unknown packets, by policy or a
 // last rule, also firewalls that come later.
 func TestForwardPolicy(t *testing.T) {
+	t.Parallel()
 	for name, lines := range map[string][]string{
 		"policy":    {"-P FORWARD DROP"},
 		"last rule": {"-A FORWARD -i wg0 -j ACCEPT", "-A FORWARD -j REJECT"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t, VXLAN, 2)
 			a, b := w.pod(w.nodes[0]), w.pod(w.nodes[1])
 			w.expectReached(a, b)
@@ -213,6 +218,7 @@ func TestForwardPolicy(t *testing.T) {
 // A pod of the overlay cannot send from a floating IP or from the address of a pod of
 // another node.
 func TestSpoofing(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t, VXLAN, 2)
 	a, b := w.pod(w.nodes[0]), w.pod(w.nodes[1])
 	w.expectReached(a, b)

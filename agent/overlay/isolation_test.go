@@ -15,6 +15,7 @@ import (
 // Every packet between two pods of a node is routed by it: nothing comes from one to the other that
 // the node's hook forward does not see.
 func TestPastTheNode(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t, VXLAN, 1)
 	a, b := w.pod(w.nodes[0]), w.pod(w.nodes[0])
 	w.expectReached(a, b)
@@ -40,6 +41,7 @@ func TestPastTheNode(t *testing.T) {
 
 // A pod has the addresses that it was given: with others it can neither send nor be found.
 func TestUnassignedAddress(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t, VXLAN, 2)
 	n := w.nodes[0]
 	a, b, remote := w.pod(n), w.pod(n), w.pod(w.nodes[1])
@@ -69,6 +71,7 @@ func TestUnassignedAddress(t *testing.T) {
 // The tunnel takes packets of the other nodes alone: who may wrap packets sends them with any source, past
 // every rule of its own node.
 func TestStrangersInTheTunnel(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t, VXLAN, 2)
 	a, b := w.pod(w.nodes[0]), w.pod(w.nodes[1])
 	w.expectReached(a, b)

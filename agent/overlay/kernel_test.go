@@ -43,11 +43,13 @@ var plugins = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	const upstream = "github.com/containernetworking/plugins/plugins/"
-	for name, pkg := range map[string]string{api.OverlayType: "../../cni/overlay", BridgeType: upstream + "main/bridge", HostLocalType: upstream + "ipam/host-local"} {
-		command := exec.Command("go", "build", "-o", filepath.Join(dir, name), pkg)
-		command.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := command.CombinedOutput(); err != nil {
-			return "", fmt.Errorf("%v: %w: %s", command, err, out)
+	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", dir, "../../cni/overlay", upstream+"main/bridge", upstream+"ipam/host-local")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%v: %w: %s", build, err, out)
+	}
+	for built, name := range map[string]string{"overlay": api.OverlayType, "bridge": BridgeType, "host-local": HostLocalType} {
+		if err := os.Rename(filepath.Join(dir, built), filepath.Join(dir, name)); err != nil {
+			return "", err
 		}
 	}
 	return dir, nil
@@ -70,6 +72,8 @@ type topology struct {
 	berth   *ipamtest.Server
 	outside *netnstest.Host
 	nodes   []*node
+	// leases has the files of host-local.
+	leases string
 }
 
 // A fake clientset does not support the list at the begin of a watch.
@@ -105,7 +109,7 @@ const (
 func newTopology(t *testing.T, backend Backend, nodes int) *topology {
 	t.Helper()
 	netnstest.Need(t)
-	w := &topology{t: t, wire: netnstest.NewWire(t), berth: ipamtest.NewServer(), outside: netnstest.New(t)}
+	w := &topology{t: t, wire: netnstest.NewWire(t), berth: ipamtest.NewServer(), outside: netnstest.New(t), leases: t.TempDir()}
 	w.api = fake.NewClientset(&networkingv1.ServiceCIDR{
 		ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16"}},
 	})
@@ -176,8 +180,7 @@ func (w *topology) pod(n *node) *pod {
 	raw, err := n.overlay.Conflist()
 	w.must(err)
 	// Nodes are namespaces here and have one file system.
-	raw = []byte(strings.Replace(string(raw), `"ranges"`, fmt.Sprintf(`"dataDir":%q,"ranges"`, filepath.Join(os.TempDir(), "berth-overlay-test")), 1))
-	w.t.Cleanup(func() { _ = os.RemoveAll(filepath.Join(os.TempDir(), "berth-overlay-test")) })
+	raw = []byte(strings.Replace(string(raw), `"ranges"`, fmt.Sprintf(`"dataDir":%q,"ranges"`, w.leases), 1))
 	network, err := chain.Parse(raw)
 	w.must(err)
 	p := &pod{Host: netnstest.New(w.t)}
@@ -272,11 +275,13 @@ func (w *topology) expectSeen(from, server *netnstest.Host, address, want netip.
 // Pods of different nodes reach each other, see each other's addresses, and can send
 // packets of their whole MTU; the network outside sees their node.
 func TestTraffic(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		backend Backend
 		mtu     int
 	}{{VXLAN, 1430}, {HostGW, 1500}} {
 		t.Run(string(c.backend), func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t, c.backend, 3)
 			a, neighbour, b, third := w.pod(w.nodes[0]), w.pod(w.nodes[0]), w.pod(w.nodes[1]), w.pod(w.nodes[2])
 			for _, to := range []*pod{neighbour, b, third} {
@@ -299,6 +304,7 @@ func TestTraffic(t *testing.T) {
 
 // Anything lost in the kernel comes back by itself, and traffic with it.
 func TestRepair(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		backend Backend
 		lose    func(*node)
@@ -331,6 +337,7 @@ func TestRepair(t *testing.T) {
 		"host-gw: routes flushed": {HostGW, flushRoutes},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t, c.backend, 2)
 			a, b := w.pod(w.nodes[0]), w.pod(w.nodes[1])
 			w.expectReached(a, b)
@@ -382,8 +389,10 @@ func (n *node) fdb() string {
 // A node that leaves the cluster leaves nothing on the others, also on one whose agent was
 // down meanwhile, and its place can be taken.
 func TestNodeGone(t *testing.T) {
+	t.Parallel()
 	for _, backend := range []Backend{VXLAN, HostGW} {
 		t.Run(string(backend), func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t, backend, 3)
 			a, b, c := w.pod(w.nodes[0]), w.pod(w.nodes[1]), w.pod(w.nodes[2])
 			w.expectReached(a, c)
@@ -433,6 +442,7 @@ func TestNodeGone(t *testing.T) {
 // A restarted agent has the same VTEP, and removes everything that flannel or an administrator left
 // on it.
 func TestRestart(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t, VXLAN, 2)
 	a, b := w.pod(w.nodes[0]), w.pod(w.nodes[1])
 	w.expectReached(a, b)
@@ -470,6 +480,7 @@ func TestRestart(t *testing.T) {
 // A VTEP that flanneld left is mended and keeps its MAC, which other nodes know; one that
 // cannot be mended is made again, with the MAC that was published.
 func TestVTEPsOfFlannel(t *testing.T) {
+	t.Parallel()
 	const mac = "02:00:00:00:00:77"
 	for name, c := range map[string]struct {
 		vtep []string
@@ -483,6 +494,7 @@ func TestVTEPsOfFlannel(t *testing.T) {
 		"that is no VXLAN at all": {[]string{"type", "bridge"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t, VXLAN, 2)
 			a, b := w.pod(w.nodes[0]), w.pod(w.nodes[1])
 			w.expectReached(a, b)
@@ -524,6 +536,7 @@ func macOf(n *node) string {
 // A node with flanneld: the commands here do the same as flannel v0.28's backend vxlan does for the
 // annotations.
 func TestBesideFlanneld(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t, VXLAN, 1)
 	ours := w.nodes[0]
 	a := w.pod(ours)
@@ -571,6 +584,7 @@ func TestBesideFlanneld(t *testing.T) {
 
 // A cleanup removes links of the overlay, and leaves flannel's.
 func TestLeftovers(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t, VXLAN, 1)
 	n := w.nodes[0]
 	w.pod(n)
@@ -596,8 +610,10 @@ func TestLeftovers(t *testing.T) {
 
 // Where the overlay was turned off nothing of it stays, but not before its last pod.
 func TestSweep(t *testing.T) {
+	t.Parallel()
 	for _, backend := range []Backend{VXLAN, HostGW} {
 		t.Run(string(backend), func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t, backend, 2)
 			a, b := w.pod(w.nodes[0]), w.pod(w.nodes[1])
 			w.expectReached(a, b)
@@ -643,6 +659,7 @@ func TestSweep(t *testing.T) {
 // Where flannel runs on a node its network is used, and no backend is run; where it starts
 // later the overlay ends.
 func TestFlannelOnTheNode(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t, VXLAN, 0)
 	n := &node{Host: netnstest.New(t), name: "node1"}
 	w.wire.Plug(n.Host, "eth0", netip.MustParsePrefix("10.0.60.11/24"), netip.MustParsePrefix("fd00:60::11/64"))

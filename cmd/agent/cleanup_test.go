@@ -250,6 +250,7 @@ func settingsBelow(dir string, seen map[string]string) error {
 }
 
 func TestCleanup(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	before := s.look()
 	s.install()
@@ -306,6 +307,7 @@ func TestCleanup(t *testing.T) {
 
 // Pods that run keep their network, unless --force takes it.
 func TestCleanupRefusesPods(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	before := s.look()
 	s.install()
@@ -365,6 +367,7 @@ func TestCleanupRefusesPods(t *testing.T) {
 
 // A folder that is a mount stays, and is nothing that is left.
 func TestCleanupOfMountedFolder(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	dir := filepath.Dir(s.options.StateFile)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -387,6 +390,7 @@ func TestCleanupOfMountedFolder(t *testing.T) {
 
 // A cleanup that cannot remove one thing removes the others, and can be repeated.
 func TestCleanupGoesOn(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	before := s.look()
 	s.install()
@@ -411,6 +415,7 @@ func TestCleanupGoesOn(t *testing.T) {
 
 // Files of others that have the names of Berth's stay.
 func TestCleanupLeavesOthers(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	s.write("etc/cni/net.d/00-berth.conflist", `{"plugins":[{"type":"bridge"}]}`)
 	s.write("opt/cni/bin/berth-cni", "#!/bin/sh\n")
@@ -427,6 +432,7 @@ func TestCleanupLeavesOthers(t *testing.T) {
 
 // A path that cannot be is an error at once, also where the cleanup stays: no node changes it.
 func TestCleanupOfRelativePath(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	s.options.Socket = "run/berth/agent.sock"
 	for _, args := range [][]string{nil, {"--stay"}} {

@@ -20,6 +20,7 @@ import (
 // A question is answered by the node that has the address by proxy, by a host that has it
 // itself, by both, or by nobody.
 func TestAsk(t *testing.T) {
+	t.Parallel()
 	w, a, b := nodes(t)
 	pod := netnstest.New(t)
 	spec := wire.Spec{ContainerID: "c", IfName: "eth0", NetNS: pod.Path(), Uplink: "eth0", MAC: v1alpha1.MACOf(netip.MustParseAddr(addr4)), Addresses: []api.Address{

@@ -99,6 +99,7 @@ func prober() *Prober { return &Prober{Probes: Probes, Interval: Interval, Patie
 
 // A host that is no part of the cluster and has some of the addresses.
 func TestForeignHost(t *testing.T) {
+	t.Parallel()
 	w, a, _ := nodes(t)
 	_, mac := foreign(t, w, addr4, addr6)
 	found, err := ask(t, a, prober(), targetsOf(free6, addr6, addr4, free4, addr4)...)
@@ -112,6 +113,7 @@ func TestForeignHost(t *testing.T) {
 
 // One that the probe made give up, or that was on its way out.
 func TestForeignHostThatEnds(t *testing.T) {
+	t.Parallel()
 	w, a, _ := nodes(t)
 	h, _ := foreign(t, w, addr4, addr6)
 	p := prober()
@@ -161,6 +163,7 @@ func advertised(t *testing.T, h *netnstest.Host) int {
 // A pod's address that moves is none, also while the node where it was still carries it:
 // it may be cut off from the API.
 func TestMovingAddress(t *testing.T) {
+	t.Parallel()
 	_, a, b := nodes(t)
 	pod := netnstest.New(t)
 	spec := wire.Spec{ContainerID: "c", IfName: "eth0", NetNS: pod.Path(), Uplink: "eth0", MAC: v1alpha1.MACOf(netip.MustParseAddr(addr4)), Addresses: []api.Address{
@@ -195,6 +198,7 @@ func TestMovingAddress(t *testing.T) {
 // A host that probes for an address that a node answers for by proxy, as DHCP clients do before they
 // take one, gets the node's answer, but none for other addresses and none after a withdrawal.
 func TestHostsProbe(t *testing.T) {
+	t.Parallel()
 	w, _, b := nodes(t)
 	h, _ := foreign(t, w, "10.0.70.99")
 	pod := netnstest.New(t)
@@ -250,6 +254,7 @@ func onLink(link int, addrs ...string) []Target {
 // A pod that has its address on an interface of its own in the network, as with macvlan, is
 // known by its MAC.
 func TestOwnMAC(t *testing.T) {
+	t.Parallel()
 	w, a, _ := nodes(t)
 	_, mac := foreign(t, w, addr4, addr6)
 	own, err := net.ParseMAC(mac)
@@ -267,6 +272,7 @@ func TestOwnMAC(t *testing.T) {
 
 // A caller that ends the ADD does not wait for the patience.
 func TestEnds(t *testing.T) {
+	t.Parallel()
 	w, a, _ := nodes(t)
 	foreign(t, w, addr4, addr6)
 	p := prober()
@@ -292,6 +298,7 @@ func TestEnds(t *testing.T) {
 
 // Where a network cannot be asked, the others still are.
 func TestBrokenLinks(t *testing.T) {
+	t.Parallel()
 	w, a, _ := nodes(t)
 	_, mac := foreign(t, w, addr4)
 	a.Run(func() error {
@@ -316,6 +323,7 @@ func TestBrokenLinks(t *testing.T) {
 // A Listener hears other hosts claim its addresses, with the host's MAC, and hears nothing else;
 // the addresses may change meanwhile.
 func TestListener(t *testing.T) {
+	t.Parallel()
 	w, a, b := nodes(t)
 	mac := macOf(b)
 	l := newListener(t, a)
@@ -432,6 +440,7 @@ func indexOf(h *netnstest.Host) int {
 
 // Where a node has no link for a VLAN, the VLAN's hosts claim nothing on the link below.
 func TestOtherVLAN(t *testing.T) {
+	t.Parallel()
 	_, a, b := nodes(t)
 	l := newListener(t, a)
 	a.Run(func() error { return l.Listen(onLink(indexOf(a), addr4, free4, addr6, free6)) })

@@ -160,10 +160,14 @@ func serve(t *testing.T, h *netnstest.Host, addresses ...string) {
 		var listener net.Listener
 		var socket net.PacketConn
 		at := net.JoinHostPort(address, fmt.Sprint(port))
-		h.Run(func() (err error) {
-			if listener, err = new(net.ListenConfig).Listen(t.Context(), "tcp", at); err != nil {
+		// An IPv6 address becomes usable a moment later, also on lo.
+		netnstest.Eventually(t, func() error {
+			return h.Try(func() (err error) {
+				listener, err = new(net.ListenConfig).Listen(t.Context(), "tcp", at)
 				return err
-			}
+			})
+		})
+		h.Run(func() (err error) {
 			socket, err = new(net.ListenConfig).ListenPacket(t.Context(), "udp", at)
 			return err
 		})

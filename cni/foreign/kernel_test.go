@@ -35,15 +35,13 @@ var addresses = []api.Address{
 func build(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	for name, pkg := range map[string]string{
-		"bridge":     "github.com/containernetworking/plugins/plugins/main/bridge",
-		"macvlan":    "github.com/containernetworking/plugins/plugins/main/macvlan",
-		"ptp":        "github.com/containernetworking/plugins/plugins/main/ptp",
-		api.IPAMType: "github.com/berth-dev/berth/cni/ipam",
-	} {
-		if out, err := exec.Command("go", "build", "-o", filepath.Join(dir, name), pkg).CombinedOutput(); err != nil {
-			t.Fatalf("build %s: %v\n%s", name, err, out)
-		}
+	const upstream = "github.com/containernetworking/plugins/plugins/main/"
+	command := exec.Command("go", "build", "-ldflags=-s -w", "-o", dir, "../ipam", upstream+"bridge", upstream+"macvlan", upstream+"ptp")
+	if out, err := command.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", command, err, out)
+	}
+	if err := os.Rename(filepath.Join(dir, "ipam"), filepath.Join(dir, api.IPAMType)); err != nil {
+		t.Fatal(err)
 	}
 	return dir
 }
@@ -155,6 +153,7 @@ func expect(t *testing.T, from *netnstest.Host, want bool) {
 // TestSilence: whichever plugin made an interface, it falls silent, comes back as it was, and its
 // plugin's DEL finds it.
 func TestSilence(t *testing.T) {
+	t.Parallel()
 	netnstest.Need(t)
 	dir, socket := build(t), serve(t)
 	for plugin, settings := range map[string]string{
@@ -248,6 +247,7 @@ func expectFirst(t *testing.T, s *site, want bool) {
 
 // TestSilenceOfHidden: a container with CAP_NET_ADMIN hides its interface and answers on.
 func TestSilenceOfHidden(t *testing.T) {
+	t.Parallel()
 	netnstest.Need(t)
 	for name, hide := range map[string]func(s *site, nested *netnstest.Host){
 		"address on lo": func(s *site, _ *netnstest.Host) {
@@ -306,6 +306,7 @@ func TestSilenceOfHidden(t *testing.T) {
 // TestSilenceLeavesOthers: links of other pods and of the node stay up, even if a container or a
 // path points at them.
 func TestSilenceLeavesOthers(t *testing.T) {
+	t.Parallel()
 	netnstest.Need(t)
 	s := newSite(t, "", bridged)
 	s.join(s.pod, "pod0")
@@ -360,6 +361,7 @@ func TestSilenceLeavesOthers(t *testing.T) {
 
 // TestSilenceBeforeWiring: the plugin has made a link and gives it the address after Silence.
 func TestSilenceBeforeWiring(t *testing.T) {
+	t.Parallel()
 	netnstest.Need(t)
 	s := newSite(t, "", "{}")
 	i := foreign.Interface{ContainerID: "c", NetNS: s.pod.Path(), Name: "net1", Addresses: []netip.Addr{addresses[0].Address}}
@@ -379,6 +381,7 @@ func TestSilenceBeforeWiring(t *testing.T) {
 // TestClose: an interface on a bridge is silent until Restore, and its container keeps its routes; of another one Close says that it
 // cannot, and leaves it as it is.
 func TestClose(t *testing.T) {
+	t.Parallel()
 	netnstest.Need(t)
 	s := newSite(t, "", bridged)
 	i := s.join(s.pod, "pod0")

@@ -269,6 +269,7 @@ var testFamilies = []struct {
 // even if other programs masquerade on the node. Only where the reply would not come back does it
 // see the node.
 func TestForwarding(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	server, neighbour := w.floating("a", "10.0.70.5", "2001:db8:70::5"), w.floating("b", "10.0.70.6", "2001:db8:70::6")
 	w.serve(server)
@@ -305,8 +306,10 @@ func TestForwarding(t *testing.T) {
 // Pods on one bridge reply to each other without the node, so they must see the node, unless
 // the bridge's packets pass netfilter. Others are seen by their own addresses.
 func TestBridge(t *testing.T) {
+	t.Parallel()
 	for name, filtered := range map[string]string{"bridge": "0", "filtered bridge": "1"} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t)
 			server, neighbour := w.bridged(5), w.bridged(6)
 			for _, key := range []string{"iptables", "ip6tables"} {
@@ -355,6 +358,7 @@ func TestBridge(t *testing.T) {
 // A port of one address of the node is not a port of the others, and the other addresses
 // may lead to another pod.
 func TestHostIP(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	a, b := w.floating("a", "10.0.70.5", "2001:db8:70::5"), w.floating("b", "10.0.70.6", "2001:db8:70::6")
 	w.serve(a)
@@ -384,6 +388,7 @@ func TestHostIP(t *testing.T) {
 // Programs that listen on 127.0.0.1 are not reached from a pod, though the kernel routes that
 // address on the pod's link (CVE-2020-8558).
 func TestLoopbackIsGuarded(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	p := w.floating("a", "10.0.70.5", "2001:db8:70::5")
 	w.serve(p)
@@ -454,8 +459,10 @@ func TestLoopbackIsGuarded(t *testing.T) {
 // A connection of UDP goes where the port leads now, and not where it led before, also if its
 // client never pauses.
 func TestConnectionsFollow(t *testing.T) {
+	t.Parallel()
 	for _, f := range testFamilies {
 		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t)
 			a, b := w.floating("a", "10.0.70.5", "2001:db8:70::5"), w.floating("b", "10.0.70.6", "2001:db8:70::6")
 			for name, p := range map[string]*pod{"a": a, "b": b, "node": {Host: w.node}} {
@@ -508,6 +515,7 @@ func TestConnectionsFollow(t *testing.T) {
 
 // Connections that have not changed go on: to a port that stays while others begin and end.
 func TestOthersAreUndisturbed(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	a, b := w.floating("a", "10.0.70.5", "2001:db8:70::5"), w.floating("b", "10.0.70.6", "2001:db8:70::6")
 	w.serve(a)
@@ -528,7 +536,11 @@ func TestOthersAreUndisturbed(t *testing.T) {
 			}
 		}
 	}()
-	for i := range 50 {
+	changes := 50
+	if testing.Short() {
+		changes = 15
+	}
+	for i := range changes {
 		comes := Mapping{HostPort: api.HostPort{HostPort: uint16(9000 + i%3), ContainerPort: containerPort, Protocol: "TCP"}, Pod: b.addr(true)}
 		w.apply(append(slices.Clone(stays), comes)...)
 	}
@@ -540,6 +552,7 @@ func TestOthersAreUndisturbed(t *testing.T) {
 
 // Another program takes the rules away: Watch tells, Apply puts them back.
 func TestRulesTakenAway(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	p := w.floating("a", "10.0.70.5", "2001:db8:70::5")
 	w.serve(p)
@@ -581,6 +594,7 @@ func TestRulesTakenAway(t *testing.T) {
 
 // After the last port nothing of the package is left on the node.
 func TestNothingIsLeft(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	p := w.floating("a", "10.0.70.5", "2001:db8:70::5")
 	localnet := func() string {
@@ -624,6 +638,7 @@ func TestNothingIsLeft(t *testing.T) {
 // kube-proxy's mode ipvs adds the addresses of all Services to a link of the node. They keep
 // their ports.
 func TestServicesOfIPVS(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	p := w.floating("a", "10.0.70.5", "2001:db8:70::5")
 	w.serve(p)
@@ -648,6 +663,7 @@ func TestServicesOfIPVS(t *testing.T) {
 
 // A port that a program of the node has is not given away.
 func TestUnused(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	for _, protocol := range []string{"TCP", "UDP"} {
 		for _, addr := range []netip.Addr{node4, node6, loopback4, loopback6} {

@@ -16,6 +16,7 @@ import (
 )
 
 func TestRateOfOnePod(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	p := w.pod("a")
 	const limit = 20 * mbit
@@ -45,6 +46,7 @@ func TestRateOfOnePod(t *testing.T) {
 
 // A connection that is open sees the new limit.
 func TestLiveChange(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	p := w.pod("a")
 	up, down := netnstest.Dial(w.t, p.Host, w.server, server4), netnstest.Dial(w.t, w.server, p.Host, p.v4)
@@ -61,6 +63,7 @@ func TestLiveChange(t *testing.T) {
 
 // A burst lets bytes pass beyond the limit.
 func TestBurst(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	p := w.pod("a")
 	p.Egress = Limit{Rate: 10 * mbit, Burst: 8 << 20}
@@ -72,6 +75,7 @@ func TestBurst(t *testing.T) {
 }
 
 func TestGroupSharesItsLimit(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	const limit = 30 * mbit
 	group := &Group{Name: "bulk", Ingress: Limit{Rate: limit}, Egress: Limit{Rate: limit}}
@@ -131,6 +135,7 @@ func TestGroupSharesItsLimit(t *testing.T) {
 
 // A limit comes back after another program removes or changes any part of it.
 func TestRepair(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	group := &Group{Name: "bulk", Ingress: Limit{Rate: 20 * mbit}, Egress: Limit{Rate: 20 * mbit}}
 	a, b := w.pod("a"), w.pod("b")
@@ -201,6 +206,7 @@ func (w *topology) tc(args ...string) {
 // Nothing stays of pods that ended; of a pod that lost its limits only the empty hook stays, which
 // has no effect.
 func TestPrune(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	a, b, c := w.pod("a"), w.pod("b"), w.pod("c")
 	before := w.state()
@@ -229,6 +235,7 @@ func TestPrune(t *testing.T) {
 
 // Without prune a pod gets its limits and loses them, and other pods keep theirs.
 func TestSyncOfOnePod(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	a, b := w.pod("a"), w.pod("b")
 	group := &Group{Name: "bulk", Egress: Limit{Rate: 20 * mbit}}
@@ -258,6 +265,7 @@ func TestSyncOfOnePod(t *testing.T) {
 }
 
 func TestOtherPrograms(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		made     []string
 		kept     string
@@ -270,6 +278,7 @@ func TestOtherPrograms(t *testing.T) {
 		"another filter": {[]string{"filter", "add", "dev", "vetha", "ingress", "protocol", "ip", "pref", "7", "u32", "match", "u32", "0", "0", "classid", "1:9"}, "flowid 1:9", true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t)
 			p := w.pod("a")
 			if c.made[0] == "filter" {
@@ -321,6 +330,7 @@ func (w *topology) clean() {
 
 // An uninstall leaves nothing, and pods keep their network at every step.
 func TestLeftovers(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	a, b := w.pod("a"), w.pod("b")
 	before := w.state()
@@ -357,6 +367,7 @@ func TestLeftovers(t *testing.T) {
 
 // A pod that fails has its network, and so have others.
 func TestPodWithoutLink(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	a, b := w.pod("a"), w.pod("b")
 	a.Ingress, b.Egress = Limit{Rate: 20 * mbit}, Limit{Rate: 20 * mbit}
@@ -375,6 +386,7 @@ func TestPodWithoutLink(t *testing.T) {
 }
 
 func TestHostEnd(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	p, elsewhere := w.pod("a"), netnstest.New(t)
 	p.IP("link", "add", "br0", "type", "bridge")

@@ -88,6 +88,7 @@ func configure(t *testing.T, c *net.UDPConn, level, option, value int) {
 }
 
 func TestDSCP(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	a, b := w.pod("a"), w.pod("b")
 	const capable, own = 2, 8 << 2 // of ECN; class selector 1

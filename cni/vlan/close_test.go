@@ -83,6 +83,7 @@ func (c *closing) inside() string {
 // After Close hosts outside get no answer for the pod's addresses, and its neighbours on the node go on; filters that are put
 // back do not open it; Repair and ADD do. While the uplink is cut nothing opens it, and nothing is missing.
 func TestClose(t *testing.T) {
+	t.Parallel()
 	eachType(t, func(t *testing.T, w *topology) {
 		before := snapshot(w.nodeA)
 		c := &closing{w, w.pod("a", "10.0.70.5", "2001:db8:70::5"), t}

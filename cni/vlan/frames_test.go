@@ -300,6 +300,7 @@ func compare(t *testing.T, p *pod, bypass bool, at *netnstest.Host, link string,
 // A container sends frames of its own addresses alone, with any protocol that it claims to its
 // kernel: it is no router, no DHCP server, and in no other VLAN.
 func TestFrames(t *testing.T) {
+	t.Parallel()
 	eachPlain(t, func(t *testing.T, w *topology) {
 		p, neighbour := w.pod("a", "10.0.70.5", "2001:db8:70::5"), w.pod("b", "10.0.70.6")
 		w.setup(w.nodeA, p)
@@ -324,6 +325,7 @@ func TestFrames(t *testing.T) {
 // On the wire the guard on the node does without that in the container, which a container
 // with privileges can remove, and sockets can pass by.
 func TestFramesWithoutGuard(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		networkType
 		needs []string
@@ -332,6 +334,7 @@ func TestFramesWithoutGuard(t *testing.T) {
 		"macvlan on a VLAN": {networkType{Config{Mode: Macvlan}, 7}, []string{"vlan", "macvlan"}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			netnstest.NeedLinks(t, c.needs...)
 			w := newTopology(t, c.Config, c.vlan)
 			before := snapshot(w.nodeA)
@@ -377,6 +380,7 @@ func claimsGateway(f sent) bool {
 
 // A container with privileges changes the guard in it, and the agent notices.
 func TestChangedGuard(t *testing.T) {
+	t.Parallel()
 	netnstest.NeedLinks(t, "macvlan")
 	w := newTopology(t, Config{Mode: Macvlan}, 0)
 	p, neighbour := w.pod("a", "10.0.70.5", "2001:db8:70::5"), w.pod("b", "10.0.70.6")

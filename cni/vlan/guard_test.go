@@ -53,6 +53,7 @@ func flushAll() error {
 // A container sends from its own addresses and claims no others; nothing makes it use a
 // router that is not its pool's.
 func TestSpoofing(t *testing.T) {
+	t.Parallel()
 	eachPlain(t, func(t *testing.T, w *topology) {
 		p := w.pod("a", "10.0.70.5", "2001:db8:70::5")
 		w.setup(w.nodeA, p)
@@ -104,6 +105,7 @@ func TestSpoofing(t *testing.T) {
 
 // A false announcement works where nothing filters it, or TestSpoofing would prove nothing.
 func TestSpoofingWithoutGuard(t *testing.T) {
+	t.Parallel()
 	netnstest.NeedLinks(t, "macvlan")
 	w := newTopology(t, Config{Mode: Macvlan}, 0)
 	p := w.pod("a", "10.0.70.5")

@@ -230,6 +230,7 @@ func (w *topology) route(p *pod, node *netnstest.Host) {
 // Everyone reaches everyone, both families; the address moves to another node and the client
 // goes on; nothing is left on a node without pods.
 func TestTraffic(t *testing.T) {
+	t.Parallel()
 	eachType(t, func(t *testing.T, w *topology) {
 		before := snapshot(w.nodeA)
 		a, a2, b := w.pod("a", "10.0.70.5", "2001:db8:70::5"), w.pod("a2", "10.0.70.6", "2001:db8:70::6"), w.pod("b", "10.0.70.7", "2001:db8:70::7")

@@ -35,6 +35,7 @@ var plain = map[string]struct {
 func eachPlain(t *testing.T, run func(t *testing.T, w *topology)) {
 	for name, c := range plain {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			netnstest.NeedLinks(t, c.needs...)
 			run(t, newTopology(t, c.Config, 0))
 		})
@@ -43,14 +44,14 @@ func eachPlain(t *testing.T, run func(t *testing.T, w *topology)) {
 
 // A container whose namespace no path leads to any more goes silent at once.
 func TestWithdrawWithoutPath(t *testing.T) {
+	t.Parallel()
 	eachPlain(t, func(t *testing.T, w *topology) {
 		p := w.pod("a", "10.0.70.5", "2001:db8:70::5")
 		w.setup(w.nodeA, p)
 		w.client.Ping("10.0.70.5")
 		p.spec.NetNS = "/run/netns/never-was"
 		w.nodeA.Run(func() error { return w.drivers[w.nodeA].Withdraw(p.spec) })
-		w.client.NoPing("10.0.70.5")
-		w.client.NoPing("2001:db8:70::5")
+		w.client.NoPing("10.0.70.5", "2001:db8:70::5")
 		w.nodeA.Run(func() error { return w.drivers[w.nodeA].Withdraw(p.spec) })
 	})
 }
@@ -59,6 +60,7 @@ func TestWithdrawWithoutPath(t *testing.T) {
 // the node withdraws it. Such a route is no container of this node: nothing of the address
 // is left.
 func TestWithdrawWithOverlay(t *testing.T) {
+	t.Parallel()
 	eachType(t, func(t *testing.T, w *topology) {
 		before := snapshot(w.nodeA)
 		p := w.pod("a", "10.0.70.5")
@@ -76,6 +78,7 @@ func TestWithdrawWithOverlay(t *testing.T) {
 // Without a record, or after somebody renamed its interface, a container is silenced and
 // nothing of it is left on the node.
 func TestRemoveWithoutRecord(t *testing.T) {
+	t.Parallel()
 	for name, remove := range map[string]func(d *Driver, p *pod) error{
 		"Remove": func(d *Driver, p *pod) error { return d.Remove(NodeLink("a", "eth0")) },
 		"Teardown": func(d *Driver, p *pod) error {
@@ -107,6 +110,7 @@ func TestRemoveWithoutRecord(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			eachPlain(t, func(t *testing.T, w *topology) {
 				before := snapshot(w.nodeA)
 				p := w.pod("a", "10.0.70.5")
@@ -131,6 +135,7 @@ func TestRemoveWithoutRecord(t *testing.T) {
 
 // CheckNode finds missing pieces, and Repair makes them again.
 func TestRepair(t *testing.T) {
+	t.Parallel()
 	breakage := map[string][]string{
 		"node link":      {"link", "del", "NODE"},
 		"node link down": {"link", "set", "NODE", "down"},
@@ -246,6 +251,7 @@ func TestSeveralVLANs(t *testing.T) {
 		"bridge on VLANs":  {Config{Mode: Bridge}, []string{"vlan"}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			netnstest.NeedLinks(t, c.needs...)
 			w := newTopology(t, c.Config, 7)
 			eight := netnstest.New(t)
@@ -289,11 +295,14 @@ func TestSeveralVLANs(t *testing.T) {
 // Set-ups and teardowns on one VLAN at the same time neither take a link away that is in use
 // nor leave one.
 func TestParallel(t *testing.T) {
+	t.Parallel()
 	t.Run("macvlan", func(t *testing.T) {
+		t.Parallel()
 		netnstest.NeedLinks(t, "macvlan")
 		inParallel(t, newTopology(t, Config{Mode: Macvlan}, 0))
 	})
 	t.Run("macvlan on a VLAN", func(t *testing.T) {
+		t.Parallel()
 		netnstest.NeedLinks(t, "vlan", "macvlan")
 		inParallel(t, newTopology(t, Config{Mode: Macvlan}, 7))
 	})
@@ -334,6 +343,7 @@ func inParallel(t *testing.T, w *topology) {
 }
 
 func TestSetupErrors(t *testing.T) {
+	t.Parallel()
 	netnstest.NeedLinks(t, "macvlan")
 	w := newTopology(t, Config{Mode: Macvlan}, 0)
 	before := snapshot(w.nodeA)
@@ -374,10 +384,15 @@ func TestSetupErrors(t *testing.T) {
 
 // At its start the agent removes loose state beside the first ADDs: nothing of these goes with it.
 func TestRemoveLooseBesideSetup(t *testing.T) {
+	t.Parallel()
 	eachPlain(t, func(t *testing.T, w *topology) {
 		p := w.pod("a", "10.0.70.5", "2001:db8:70::5")
 		d := w.drivers[w.nodeA]
-		for range 25 {
+		rounds := 25
+		if testing.Short() {
+			rounds = 5
+		}
+		for range rounds {
 			var done atomic.Bool
 			var group sync.WaitGroup
 			group.Go(func() {

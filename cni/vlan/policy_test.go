@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"sync"
 	"testing"
 	"time"
 
@@ -107,6 +108,7 @@ func connects(from *netnstest.Host, to netip.Addr, port uint16, within time.Dura
 // whose packets no policy table sees: for packets from pods of the same node, from another node and
 // from other hosts, and for packets that leave; and the node reaches its pods under every policy.
 func TestPolicies(t *testing.T) {
+	t.Parallel()
 	eachType(t, func(t *testing.T, w *topology) {
 		server, friend, stranger := w.pod("server", "10.0.70.5", "2001:db8:70::5"), w.pod("friend", "10.0.70.6", "2001:db8:70::6"), w.pod("stranger", "10.0.70.7", "2001:db8:70::7")
 		elsewhere := w.pod("elsewhere", "10.0.70.8", "2001:db8:70::8")
@@ -136,21 +138,27 @@ func TestPolicies(t *testing.T) {
 
 		expect := func(who string, from *netnstest.Host, to *pod, port uint16, want bool) {
 			t.Helper()
-			for _, a := range to.spec.Addresses {
-				within := time.Minute
-				if !want {
-					within = 2 * time.Second
-				}
-				if err := connects(from, a.Address, port, within); (err == nil) != want {
-					t.Errorf("%s to %s port %d: %v, want it to pass: %t", who, a.Address, port, err, want)
-				}
+			within := time.Minute
+			if !want {
+				within = 2 * time.Second
 			}
+			var group sync.WaitGroup
+			for _, a := range to.spec.Addresses {
+				group.Go(func() {
+					if err := connects(from, a.Address, port, within); (err == nil) != want {
+						t.Errorf("%s to %s port %d: %v, want it to pass: %t", who, a.Address, port, err, want)
+					}
+				})
+			}
+			group.Wait()
 		}
 		all := func(want bool) {
 			t.Helper()
+			var group sync.WaitGroup
 			for who, from := range map[string]*netnstest.Host{"stranger": stranger.Host, "pod elsewhere": elsewhere.Host, "client": w.client} {
-				expect(who, from, server, 80, want)
+				group.Go(func() { expect(who, from, server, 80, want) })
 			}
+			group.Wait()
 		}
 		p.apply()
 		all(true)

@@ -5,6 +5,7 @@ package vlan
 import (
 	"errors"
 	"net/netip"
+	"sync"
 	"testing"
 
 	"github.com/berth-dev/berth/agent/netnstest"
@@ -14,6 +15,7 @@ import (
 // forwards from there to no network, also not to its other containers, and with no source. It forwards answers
 // of the container, and the connections that it translates (TestTranslatedConnections).
 func TestNodeLinkLeadsNowhere(t *testing.T) {
+	t.Parallel()
 	eachType(t, func(t *testing.T, w *topology) {
 		if w.config.Mode == Pure {
 			return // it has no node links
@@ -54,14 +56,18 @@ func TestNodeLinkLeadsNowhere(t *testing.T) {
 			{"10.0.70.5", "10.0.70.9", "10.0.60.11", "10.0.50.2", "10.0.70.7", "10.0.80.6"},
 			{"2001:db8:70::5", "2001:db8:70::9", "2001:db8:60::11", "2001:db8:50::2", "2001:db8:70::7", "2001:db8:80::6"},
 		} {
+			var group sync.WaitGroup
 			for to, server := range map[string]*netnstest.Host{f.elsewhere: elsewhere, f.same: same.Host, f.beside: beside.Host} {
 				a.IP("route", "replace", to, "via", f.node, "dev", link, "onlink")
 				for _, source := range []string{f.own, f.foreign} {
-					if seen := netnstest.Seen(t, a.Host, source, server, to); seen.IsValid() {
-						t.Errorf("a packet from %s to %s passes the node link; the server sees %s", source, to, seen)
-					}
+					group.Go(func() {
+						if seen := netnstest.Seen(t, a.Host, source, server, to); seen.IsValid() {
+							t.Errorf("a packet from %s to %s passes the node link; the server sees %s", source, to, seen)
+						}
+					})
 				}
 			}
+			group.Wait()
 			seen, err := ask(elsewhere, netip.AddrPortFrom(netip.MustParseAddr(f.own), servicePort), true)
 			if seen != f.elsewhere || err != nil {
 				t.Errorf("an answer of %s to a client that the node led to it: the server sees %q, %v", f.own, seen, err)

@@ -18,6 +18,7 @@ func TestNodeIsNotInTheVLAN(t *testing.T) {
 	for _, name := range []string{"macvlan on a VLAN", "bridge on a VLAN", "pure on a VLAN"} {
 		c := networkTypes[name]
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			netnstest.NeedLinks(t, c.needs...)
 			w := newTopology(t, c.Config, c.vlan)
 			for _, n := range []*netnstest.Host{w.nodeA, w.nodeB} {
@@ -93,9 +94,11 @@ func TestNodeIsNotInTheVLAN(t *testing.T) {
 // A link whose settings another program changed is secluded again by Repair. The packets of
 // containers for which the node takes part on the link go on.
 func TestKeepsSecluded(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"macvlan on a VLAN", "bridge on a VLAN", "pure on a VLAN"} {
 		c := networkTypes[name]
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			netnstest.NeedLinks(t, c.needs...)
 			w := newTopology(t, c.Config, c.vlan)
 			for _, of := range []string{"all", "default"} {

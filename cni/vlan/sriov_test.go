@@ -225,8 +225,7 @@ func functionTraffic(t *testing.T, c *cards) {
 	if err := c.driver.Withdraw(p.spec); err != nil {
 		t.Error(err)
 	}
-	c.client.NoPing("10.0.70.5")
-	c.client.NoPing("2001:db8:70::5")
+	c.client.NoPing("10.0.70.5", "2001:db8:70::5")
 	moved := c.on("eth1", c.pod("moved", "10.0.70.5", "2001:db8:70::5"))
 	c.setup(c.nodeA, moved)
 	c.client.Ping("10.0.70.5")

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 // the node, which translates them back. So a server sees the node where the container talks to
 // others past it, and else the caller.
 func TestTranslatedConnections(t *testing.T) {
+	t.Parallel()
 	eachType(t, translatedConnections)
 }
 
@@ -86,15 +88,19 @@ func translatedConnections(t *testing.T, w *topology) {
 		for port, to := range map[uint16]string{portToSame: f.same, portToNode: f.node, portToOther: f.other, portToClient: f.client, portToSelf: f.own} {
 			w.nodeA.Run(func() error { return netnstest.RedirectPort(f.node, port, to, servicePort) })
 		}
+		var group sync.WaitGroup
 		for _, c := range w.translatedCases(f, a, beside) {
 			if c.from == nil {
 				continue
 			}
-			seen, err := ask(c.from, netip.AddrPortFrom(netip.MustParseAddr(c.to), c.port), c.want != nobody)
-			if seen != c.want || (err == nil) != (c.want != nobody) {
-				t.Errorf("%s, %s port %d: the server sees %q, %v, want %q", c.what, c.to, c.port, seen, err, c.want)
-			}
+			group.Go(func() {
+				seen, err := ask(c.from, netip.AddrPortFrom(netip.MustParseAddr(c.to), c.port), c.want != nobody)
+				if seen != c.want || (err == nil) != (c.want != nobody) {
+					t.Errorf("%s, %s port %d: the server sees %q, %v, want %q", c.what, c.to, c.port, seen, err, c.want)
+				}
+			})
 		}
+		group.Wait()
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 // address goes from one to the other on its node, and the old one's end takes nothing from
 // the new one.
 func TestBesideWire(t *testing.T) {
+	t.Parallel()
 	netnstest.NeedLinks(t, "macvlan")
 	w := newTopology(t, Config{Mode: Macvlan}, 0)
 	routed, later, veth := w.pod("routed", "10.0.70.5"), w.pod("later", "10.0.70.5"), wire.New("")

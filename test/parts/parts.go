@@ -34,7 +34,7 @@ type suite struct {
 	uses, lacks string
 	// run and skip are go test's flags, for packages of several suites, each of which has some of the tests.
 	run, skip string
-	// side is how many packages run side by side: more than cores where tests wait.
+	// side is how many packages run side by side, and how many tests of each: more than cores where tests wait.
 	side int
 	// cached has Go take the results of packages in which nothing changed: its cache sees neither the
 	// kernel nor programs that a test runs. Random tests draw anew all the same, since they read their seed.

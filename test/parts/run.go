@@ -115,7 +115,7 @@ func (o options) command(ctx context.Context, s suite) ([]string, error) {
 		args = append(args, "-short")
 	}
 	if s.side > 0 {
-		args = append(args, "-p", strconv.Itoa(s.side))
+		args = append(args, "-p", strconv.Itoa(s.side), "-parallel", strconv.Itoa(s.side))
 	}
 	if s.run != "" {
 		args = append(args, "-run", s.run)

@@ -33,14 +33,17 @@ func neverRefused(t *testing.T) context.Context {
 
 // However the kernel came to a ruleset, it has that ruleset and nothing else, and removal leaves nothing.
 func TestDifferences(t *testing.T) {
+	t.Parallel()
 	netnstest.Need(t)
+	seed, steps := seedtest.Seed(t), seedtest.Draws(t, 10, 40)
 	for _, v := range variants {
 		t.Run(string(v), func(t *testing.T) {
+			t.Parallel()
 			node := netnstest.New(t)
 			empty := saved(t, node, v)
 			table := iptables.New(node.Path(), v)
-			r := &rulesettest.Random{Rand: rand.New(rand.NewPCG(seedtest.Seed(t), 0)), Ruleset: rulesettest.Of()}
-			for step := range 40 {
+			r := &rulesettest.Random{Rand: rand.New(rand.NewPCG(seed, 0)), Ruleset: rulesettest.Of()}
+			for step := range steps {
 				if err := table.Apply(neverRefused(t), r.Next()); err != nil {
 					t.Fatalf("step %d: %v", step, err)
 				}
@@ -85,6 +88,7 @@ func saved(t *testing.T, h *netnstest.Host, v xtables.Variant) string {
 
 // Verify notices changes by other programs, and Apply puts the rules back.
 func TestVerify(t *testing.T) {
+	t.Parallel()
 	netnstest.Need(t)
 	for _, v := range variants {
 		iptablesOf, restore := "iptables-"+string(v), "ip6tables-"+string(v)

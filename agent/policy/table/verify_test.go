@@ -38,6 +38,7 @@ func neverRefused(t *testing.T) context.Context {
 // However the kernel came to a ruleset, it has that ruleset and nothing else, and counters stay as long
 // as rules name them.
 func TestDifferences(t *testing.T) {
+	t.Parallel()
 	netnstest.Need(t)
 	node := netnstest.New(t)
 	table := New(node.Path())
@@ -72,6 +73,7 @@ func TestDifferences(t *testing.T) {
 
 // Verify notices another program's changes of the table, and the next Apply repairs them.
 func TestVerify(t *testing.T) {
+	t.Parallel()
 	netnstest.Need(t)
 	node := netnstest.New(t)
 	rs := rulesettest.With(rulesettest.Isolated(),
@@ -173,6 +175,7 @@ func TestVerifyOthers(t *testing.T) {
 // An Apply that the kernel refuses changes nothing, says which object it was, and the next one
 // is whole.
 func TestRefused(t *testing.T) {
+	t.Parallel()
 	netnstest.Need(t)
 	node := netnstest.New(t)
 	table := New(node.Path())
@@ -201,6 +204,7 @@ func TestRefused(t *testing.T) {
 
 // Apply replaces a table of our name that another program left.
 func TestReplaceAnything(t *testing.T) {
+	t.Parallel()
 	netnstest.Need(t)
 	for _, tc := range []struct{ name, commands string }{
 		{"another hook", "add table inet berth-policy; add chain inet berth-policy ingress { type filter hook input priority 5; policy drop; }"},
@@ -226,12 +230,17 @@ func TestReplaceAnything(t *testing.T) {
 // A ruleset with sets far beyond the size of one message, and with more than the usual buffers
 // have room for.
 func TestBig(t *testing.T) {
+	t.Parallel()
 	netnstest.Need(t)
 	node := netnstest.New(t)
 	table := New(node.Path())
+	size := 300_000
+	if testing.Short() {
+		size = 50_000 // which is beyond messages and usual buffers, too
+	}
 	big := rulesettest.Addresses("peers6", ruleset.IPv6)
 	addr := netip.MustParseAddr("fd00:1::2")
-	for range 300_000 {
+	for range size {
 		big.Addresses = append(big.Addresses, addr)
 		addr = addr.Next()
 	}
@@ -245,7 +254,7 @@ func TestBig(t *testing.T) {
 		rs   *ruleset.Ruleset
 	}{
 		{"all", rs},
-		{"half", rulesettest.With(rs, rulesettest.Addresses("peers6", ruleset.IPv6, big.Addresses[150_000:]...), &ruleset.Set{Name: "blocks", Family: ruleset.IPv4, Kind: ruleset.Ranges, Ranges: ranges.Ranges[7:]})},
+		{"half", rulesettest.With(rs, rulesettest.Addresses("peers6", ruleset.IPv6, big.Addresses[size/2:]...), &ruleset.Set{Name: "blocks", Family: ruleset.IPv4, Kind: ruleset.Ranges, Ranges: ranges.Ranges[7:]})},
 		{"all again", rs},
 		{"none", rulesettest.Closed()},
 	} {

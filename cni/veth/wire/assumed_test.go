@@ -14,6 +14,7 @@ import (
 
 // A node that answers for more than its pods' addresses, or goes on after its cable was out, is not ready, and says why.
 func TestReadySettings(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	ready := func() (err error) {
 		w.nodeA.Run(func() error { err = New("").Ready("eth0"); return nil })
@@ -42,6 +43,7 @@ func TestReadySettings(t *testing.T) {
 
 // A link on which the node answers counts as the uplink does; other links do not.
 func TestReadySettingsOfOtherLinks(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	_, _ = w.secondUplink()
 	sysctl(t, w.nodeA, "net/ipv4/conf/eth1/proxy_arp", "1")

@@ -48,6 +48,7 @@ func awaitSilence(t *testing.T, h *netnstest.Host) {
 // A node whose link loses its carrier answers for no address when the carrier is back, also if nobody puts anything in
 // order meanwhile: the addresses may be another node's by then. Without a carrier nothing is missing, and nothing is added.
 func TestCarrierLost(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	p := w.pod("p", "10.0.70.5", "2001:db8:70::5")
 	setup(w.nodeA, p)
@@ -82,8 +83,7 @@ func TestCarrierLost(t *testing.T) {
 	w.wire.Port(1, true)
 	awaitCarrier(t, w.nodeA, "eth0", true)
 	w.client.IP("neigh", "flush", "dev", "eth0")
-	w.client.NoPing("10.0.70.5")
-	w.client.NoPing("2001:db8:70::5")
+	w.client.NoPing("10.0.70.5", "2001:db8:70::5")
 	if now := w.nodeA.IP("route", "show", "10.0.70.5"); now != routes {
 		t.Errorf("the route to the pod is %q, was %q", now, routes)
 	}
@@ -106,8 +106,7 @@ func TestCarrierLost(t *testing.T) {
 
 	node(func(wirer *Wirer) error { return wirer.Close(p.spec) })
 	w.client.IP("neigh", "flush", "dev", "eth0")
-	w.client.NoPing("10.0.70.5")
-	w.client.NoPing("2001:db8:70::5")
+	w.client.NoPing("10.0.70.5", "2001:db8:70::5")
 	if now := w.nodeA.IP("route", "show", "10.0.70.5"); now != routes {
 		t.Errorf("the route to the pod is %q, was %q", now, routes)
 	}
@@ -119,6 +118,7 @@ func TestCarrierLost(t *testing.T) {
 // On each kind of link the kernel removes our entries with the carrier. Entries that another program added as
 // NUD_PERMANENT stay since Linux 6.17, and the stable kernels of August 2025.
 func TestVLANCarrierLost(t *testing.T) {
+	t.Parallel()
 	for name, prepare := range map[string]func(*testing.T, *netnstest.Host) string{
 		"uplink": func(*testing.T, *netnstest.Host) string { return "eth0" },
 		"VLAN": func(t *testing.T, h *netnstest.Host) string {
@@ -128,7 +128,7 @@ func TestVLANCarrierLost(t *testing.T) {
 		},
 		"bond": func(t *testing.T, h *netnstest.Host) string {
 			if _, err := h.Command("ip", "link", "add", "bond0", "type", "bond", "mode", "active-backup", "miimon", "50"); err != nil {
-				t.Skipf("the kernel has no bonds; make test-machine runs this test in an emulated machine: %v", err)
+				t.Skipf("the kernel has no bonds; make test-all PART=machine runs this test in an emulated machine: %v", err)
 			}
 			h.IP("link", "set", "eth0", "down")
 			h.IP("link", "set", "eth0", "master", "bond0")
@@ -137,6 +137,7 @@ func TestVLANCarrierLost(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			netnstest.Need(t)
 			h, segment := netnstest.New(t), netnstest.NewWire(t)
 			segment.Plug(h, "eth0")

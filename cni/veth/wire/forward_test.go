@@ -109,8 +109,10 @@ func forwardText(node *netnstest.Host) string {
 // A firewall of the node drops forwarded packets that it does not know, as Docker's and
 // ufw's do. New connections to and from pods work, and the firewall's other rules hold.
 func TestFirewallThatDrops(t *testing.T) {
+	t.Parallel()
 	for name, f := range firewalls() {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			if _, err := exec.LookPath(f.needs); f.needs != "" && err != nil {
 				t.Skip(err)
 			}
@@ -162,6 +164,7 @@ func TestFirewallThatDrops(t *testing.T) {
 
 // The rules of a firewall's owner decide first, and its programs can read ours.
 func TestFirewallRulesPrevail(t *testing.T) {
+	t.Parallel()
 	if _, err := exec.LookPath("iptables"); err != nil {
 		t.Skip(err)
 	}
@@ -201,6 +204,7 @@ func TestFirewallRulesPrevail(t *testing.T) {
 // uplink whose own setting is 0 leaves IPv6 pods unreachable. The set-up and the check say so; on a
 // link that Berth made the set-up corrects it.
 func TestUplinkDoesNotForwardIPv6(t *testing.T) {
+	t.Parallel()
 	const addr = "2001:db8:70::5"
 	w := newTopology(t)
 	p := w.pod("p", addr)

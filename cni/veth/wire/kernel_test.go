@@ -136,12 +136,14 @@ func snapshot(node *netnstest.Host) string {
 }
 
 func TestTraffic(t *testing.T) {
+	t.Parallel()
 	cases := map[string]struct{ a, a2, b, client, nodeA, nodeB, outside string }{
 		"IPv4": {"10.0.70.5", "10.0.70.6", "10.0.70.7", "10.0.70.50", "10.0.60.11", "10.0.60.12", outside4},
 		"IPv6": {"2001:db8:70::5", "2001:db8:70::6", "2001:db8:70::7", "2001:db8:70::50", "2001:db8:60::11", "2001:db8:60::12", outside6},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t)
 			before := snapshot(w.nodeA)
 			a, a2, b := w.pod("a", c.a), w.pod("a2", c.a2), w.pod("b", c.b)
@@ -177,6 +179,7 @@ func TestTraffic(t *testing.T) {
 
 // A pod must not make itself the router of its node.
 func TestRouterAdvertisement(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	// A node without IPv6 pods is a host to IPv6.
 	sysctl(t, w.nodeA, "net/ipv6/conf/all/forwarding", "0")
@@ -218,6 +221,7 @@ func TestRouterAdvertisement(t *testing.T) {
 // A host of a VLAN must not use the node as its router through a link that Berth made there, which
 // leads to the node's pods alone. A link of the administrator is open as before.
 func TestLinkOfBerthIsNoWayThrough(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		link    string
 		through bool
@@ -227,6 +231,7 @@ func TestLinkOfBerthIsNoWayThrough(t *testing.T) {
 		"link of the administrator": {"pool0", true},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t)
 			for _, key := range []string{"all", "default"} {
 				sysctl(t, w.nodeA, "net/ipv4/conf/"+key+"/rp_filter", "0")
@@ -272,6 +277,7 @@ func routerAdvertisement(mac net.HardwareAddr, source netip.Addr) []byte {
 }
 
 func TestDefaultNetworkPods(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	a := w.pod("a", "10.0.70.5")
 	setup(w.nodeA, a)
@@ -293,6 +299,7 @@ func TestDefaultNetworkPods(t *testing.T) {
 }
 
 func TestSetupIsIdempotentAndCheckFindsWhatIsMissing(t *testing.T) {
+	t.Parallel()
 	breakage := map[string][]string{
 		"host route":   {"route", "del", "10.0.70.5"},
 		"pods' table":  {"route", "del", "10.0.70.5", "table", fmt.Sprint(podsTable)},
@@ -363,6 +370,7 @@ func tableText(node *netnstest.Host) string {
 // The set-up of a further pod changes nothing of the uplink: programs that watch it, the agent among them, look
 // at all that depends on it after each change.
 func TestSetupLeavesTheUplinkAlone(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	first, second := w.pod("first", "10.0.70.10", "2001:db8:70::10"), w.pod("second", "10.0.70.11", "2001:db8:70::11")
 	setup(w.nodeA, first)
@@ -393,6 +401,7 @@ func TestSetupLeavesTheUplinkAlone(t *testing.T) {
 }
 
 func TestOldLinkDoesNotTakeTheNewOnesAddress(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	old, fresh := w.pod("old", "10.0.70.5"), w.pod("new", "10.0.70.5")
 	setup(w.nodeA, old)
@@ -406,8 +415,10 @@ func TestOldLinkDoesNotTakeTheNewOnesAddress(t *testing.T) {
 }
 
 func TestTakeover(t *testing.T) {
+	t.Parallel()
 	for name, addr := range map[string]string{"IPv4": "10.0.70.5", "IPv6": "2001:db8:70::5"} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t)
 			a, b := w.pod("a", addr), w.pod("b", addr)
 			setup(w.nodeA, a)
@@ -441,6 +452,7 @@ func TestTakeover(t *testing.T) {
 }
 
 func TestTeardownFindsNothing(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	a := w.pod("a", "10.0.70.5")
 	before := snapshot(w.nodeA)
@@ -455,6 +467,7 @@ func TestTeardownFindsNothing(t *testing.T) {
 }
 
 func TestTeardownWithoutRecord(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	before := snapshot(w.nodeA)
 	a := w.pod("a", "10.0.70.5")
@@ -466,6 +479,7 @@ func TestTeardownWithoutRecord(t *testing.T) {
 }
 
 func TestRemoveLoose(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	before := snapshot(w.nodeA)
 	a, b := w.pod("a", "10.0.70.5"), w.pod("b", "10.0.70.6")
@@ -486,6 +500,7 @@ func TestRemoveLoose(t *testing.T) {
 }
 
 func TestSetupErrors(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	a := w.pod("a", "10.0.70.5")
 	taken := w.pod("taken", "10.0.70.5")
@@ -536,6 +551,7 @@ func TestSetupErrors(t *testing.T) {
 // Packets with an address of another do not leave the node, even where the node itself
 // filters nothing.
 func TestForgedSourceIsDropped(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	for _, key := range []string{"all", "default", "eth0"} {
 		sysctl(t, w.nodeA, "net/ipv4/conf/"+key+"/rp_filter", "0")

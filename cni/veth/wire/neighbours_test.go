@@ -50,11 +50,13 @@ func neighbours(h *netnstest.Host, family string) (missing int) {
 // A pod that looks for all hosts of a large network leaves room in the kernel's table of neighbours, which has
 // 1,024 for all namespaces together: the node finds its own, and its pods find those that answered, and routers.
 func TestScan(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct{ family, own, first, client, outside, nodeB, subnet string }{
 		"IPv4": {"-4", "10.0.70.5", "10.0.72.0", "10.0.70.50", outside4, "10.0.60.12", "10.0.64.0/19"},
 		"IPv6": {"-6", "2001:db8:70::5", "2001:db8:70::1:0", "2001:db8:70::50", outside6, "2001:db8:60::12", "2001:db8:70::/64"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t)
 			p := w.pod("a", c.own)
 			p.spec.Addresses = []api.Address{{Address: netip.MustParseAddr(c.own), Subnet: netip.MustParsePrefix(c.subnet), Gateway: poolAddress(c.own).Gateway}}
@@ -88,6 +90,7 @@ func TestScan(t *testing.T) {
 // A pod may talk to as many hosts as there are, once they have answered; a host that never answers is
 // tried again and again.
 func TestManyNeighbours(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	p := w.pod("a", "2001:db8:70::5")
 	setup(w.nodeA, p)

@@ -19,11 +19,13 @@ import (
 // A pod sends from its own addresses and from no others, also where the node filters
 // nothing itself.
 func TestSpoofing(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct{ own, neighbour, nobody, client string }{
 		"IPv4": {"10.0.70.5", "10.0.70.6", "10.0.70.7", "10.0.70.50"},
 		"IPv6": {"2001:db8:70::5", "2001:db8:70::6", "2001:db8:70::7", "2001:db8:70::50"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t)
 			a, b := w.pod("a", c.own), w.pod("b", c.neighbour)
 			setup(w.nodeA, a)
@@ -54,11 +56,13 @@ func TestSpoofing(t *testing.T) {
 
 // A server sees the pod's own address, even if other programs masquerade on the node.
 func TestSourceIsKept(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct{ own, node, client string }{
 		"IPv4": {"10.0.70.5", "10.0.60.11", "10.0.70.50"},
 		"IPv6": {"2001:db8:70::5", "2001:db8:60::11", "2001:db8:70::50"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t)
 			p := w.pod("a", c.own)
 			setup(w.nodeA, p)
@@ -80,6 +84,7 @@ func TestSourceIsKept(t *testing.T) {
 // Another program takes the table away, or a rule of it: Check says so, and Setup makes it
 // again with the sources of every pod on the node.
 func TestRulesTakenAway(t *testing.T) {
+	t.Parallel()
 	for name, take := range map[string]func(conn *nftables.Conn) error{
 		"everything": func(conn *nftables.Conn) error { conn.FlushRuleset(); return conn.Flush() },
 		"a chain": func(conn *nftables.Conn) error {
@@ -96,6 +101,7 @@ func TestRulesTakenAway(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t)
 			a, b := w.pod("a", "10.0.70.5"), w.pod("b", "10.0.70.6", "2001:db8:70::6")
 			setup(w.nodeA, a)
@@ -138,6 +144,7 @@ func TestRulesTakenAway(t *testing.T) {
 // The rules come back for the addresses that the node carries to pods, and for no others: nobody is asked
 // whose they are.
 func TestFilterComesBack(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	a, b, gone := w.pod("a", "10.0.70.5"), w.pod("b", "10.0.70.6", "2001:db8:70::6"), w.pod("gone", "10.0.70.7")
 	for _, p := range []*pod{a, b, gone} {

@@ -16,6 +16,7 @@ import (
 // A node may have a route over the overlay to an address that moved to another node before
 // the node withdraws it. Such a route is no pod of this node: the node stops answering.
 func TestWithdrawWithOverlay(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	p := w.pod("a", "10.0.70.5", "2001:db8:70::5")
 	setup(w.nodeA, p)

@@ -102,11 +102,13 @@ func TestMetricOf(t *testing.T) {
 
 // An address that routers lead to its node: who reaches whom, and what the node says of it.
 func TestRouted(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct{ a, a2, b, client, nodeA, nodeB, outside, metric string }{
 		"IPv4": {"10.98.0.0", "10.98.0.255", "10.98.0.7", "10.0.70.50", "10.0.60.11", "10.0.60.12", outside4, "10.98.0.0 4203271695"},
 		"IPv6": {"2001:db8:98::5", "2001:db8:98::6", "2001:db8:98::7", "2001:db8:70::50", "2001:db8:60::11", "2001:db8:60::12", outside6, "2001:db8:98::5 4203271695"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t)
 			before := snapshot(w.nodeA)
 			a, a2, b := w.routedPod("a", c.a), w.routedPod("a2", c.a2), w.routedPod("b", c.b)
@@ -166,11 +168,13 @@ func TestRouted(t *testing.T) {
 // A router that leads an address to a node that has it no more is told so. Without the rule the packet goes to and fro
 // until its TTL ends. The node and its pods reach the address where it is.
 func TestRoutedLoop(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct{ a, other, nodeA, nodeB string }{
 		"IPv4": {"10.98.0.5", "10.98.0.6", "10.0.60.11", "10.0.60.12"},
 		"IPv6": {"2001:db8:98::5", "2001:db8:98::6", "2001:db8:60::11", "2001:db8:60::12"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t)
 			// The router and the node are on one link, and would tell each other of shorter ways.
 			for _, h := range []*netnstest.Host{w.router, w.nodeA} {
@@ -253,6 +257,7 @@ func TestRoutedLoop(t *testing.T) {
 
 // The table of advertised addresses has what the caller wants and nothing else, whoever changes it.
 func TestAdvertised(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	p := w.routedPod("p", "10.98.0.5", "2001:db8:98::5")
 	since := time.Date(2026, time.November, 27, 7, 0, 0, 0, time.UTC)
@@ -317,6 +322,7 @@ func TestAdvertised(t *testing.T) {
 // The subnet of another pool may have an address that routers lead to the node: its pod's packets leave by the node's routes
 // all the same.
 func TestRoutedInAnotherSubnet(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	linked, routed := w.pod("linked", "10.0.70.5"), w.routedPod("routed", "10.0.70.99")
 	routed.spec.Addresses[0].Subnet = netip.MustParsePrefix("10.0.70.96/28")

@@ -46,6 +46,7 @@ func (w *topology) onSecond(id, addr string) *pod {
 // address and default route. Packets from the node's own subnet arrive by the pool's link,
 // too, and connections to a port of the node by the node's.
 func TestSecondUplink(t *testing.T) {
+	t.Parallel()
 	const marks = "net/ipv4/conf/eth1/src_valid_mark"
 	cases := map[string]struct {
 		own     []netip.Prefix
@@ -59,6 +60,7 @@ func TestSecondUplink(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t)
 			client, _ := w.secondUplink(c.own...)
 			if c.prepare != nil {
@@ -123,12 +125,14 @@ func setting(t *testing.T, h *netnstest.Host, key string) string {
 // node by itself, drops packets whose source is not the link's address, and answers ARP for every
 // address. Its own address there has no subnet.
 func TestRoutedUplink(t *testing.T) {
+	t.Parallel()
 	for name, own := range map[string][]netip.Prefix{
 		"an address without a subnet": {netip.MustParsePrefix("10.0.80.11/32"), netip.MustParsePrefix("2001:db8:80::11/128")},
 		"an address in the subnet":    {netip.MustParsePrefix("10.0.80.11/24"), netip.MustParsePrefix("2001:db8:80::11/64")},
 		"no address":                  nil,
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t)
 			client, _ := w.secondUplink(own...)
 			w.router.IP("addr", "add", "2001:db8:80::1/64", "dev", "eth1", "nodad")
@@ -237,8 +241,10 @@ var othersMarks = []uint32{
 // that its administrator made, an address in the pool's subnet, and a guest of another program with
 // one.
 func TestOtherTrafficIsNotRerouted(t *testing.T) {
+	t.Parallel()
 	for _, late := range []bool{false, true} {
 		t.Run(fmt.Sprintf("the rule comes after the pods %v", late), func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t)
 			_, second := w.secondUplink(netip.MustParsePrefix("10.0.80.11/24"))
 			w.secondRouter()
@@ -319,6 +325,7 @@ func TestOtherTrafficIsNotRerouted(t *testing.T) {
 
 // Two pools may have one subnet and two gateways, also one after the other.
 func TestTwoGateways(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	w.secondRouter()
 	before := snapshot(w.nodeA)
@@ -368,6 +375,7 @@ func TestTwoGateways(t *testing.T) {
 // The node's way out comes from router advertisements, and the first IPv6 pod makes the
 // node a router.
 func TestNodeKeepsItsRouter(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	w.nodeA.IP("-6", "route", "del", "default")
 	sysctl(t, w.nodeA, "net/ipv6/conf/all/forwarding", "0")

@@ -43,6 +43,7 @@ func (p *pod) sourceOf(to string) string {
 }
 
 func TestSeveralAddresses(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	before := snapshot(w.nodeA)
 	p, storage := w.several("p")
@@ -75,9 +76,7 @@ func TestSeveralAddresses(t *testing.T) {
 
 	w.nodeA.Run(func() error { return New("").Withdraw(p.spec) })
 	for from, addrs := range hosts {
-		for _, to := range addrs {
-			from.NoPing(to)
-		}
+		from.NoPing(addrs...)
 	}
 	w.nodeA.Run(func() error { return New("").Teardown(p.spec) })
 	if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
@@ -87,6 +86,7 @@ func TestSeveralAddresses(t *testing.T) {
 
 // Remove needs no record, even for as many addresses as a pod can have.
 func TestMostAddresses(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	before := snapshot(w.nodeA)
 	var addrs []string
@@ -111,6 +111,7 @@ func TestMostAddresses(t *testing.T) {
 }
 
 func TestCheckOfSeveralFindsWhatIsMissing(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	p, _ := w.several("p")
 	setup(w.nodeA, p)
@@ -137,6 +138,7 @@ func TestCheckOfSeveralFindsWhatIsMissing(t *testing.T) {
 
 // Where Setup fails at the second address, Teardown removes the first.
 func TestPartialFailure(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	before := snapshot(w.nodeA)
 	p := w.pod("p", "10.0.70.5", "2001:db8:70::5")
@@ -176,8 +178,10 @@ func (p *pod) mac() net.HardwareAddr {
 
 // The MAC moves with the address.
 func TestMAC(t *testing.T) {
+	t.Parallel()
 	for name, addr := range map[string]string{"IPv4": "10.0.70.5", "IPv6": "2001:db8:70::5"} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t)
 			want := v1alpha1.MACOf(netip.MustParseAddr(addr))
 			for node, id := range map[*netnstest.Host]string{w.nodeA: "a", w.nodeB: "b"} {
@@ -200,8 +204,10 @@ func TestMAC(t *testing.T) {
 
 // A pair whose node's end has another MAC stays as it is, because its pod knows that MAC.
 func TestKeepsHostMAC(t *testing.T) {
+	t.Parallel()
 	for name, addr := range map[string]string{"IPv4": "10.0.70.5", "IPv6": "2001:db8:70::5"} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newTopology(t)
 			before := snapshot(w.nodeA)
 			p := w.pod("p", addr)

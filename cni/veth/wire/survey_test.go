@@ -11,6 +11,7 @@ import (
 // A survey of many pods reads the kernel as often as one of a pod, and finds the same things missing as a check of
 // each pod.
 func TestSurvey(t *testing.T) {
+	t.Parallel()
 	w := newTopology(t)
 	var pods []*pod
 	for i := range 6 {
