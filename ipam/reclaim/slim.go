@@ -132,7 +132,7 @@ func slimService(o *v1.Service) *v1.Service {
 	if o.Spec.Type == v1.ServiceTypeLoadBalancer {
 		slim.Spec.LoadBalancerClass, slim.Spec.LoadBalancerIP = o.Spec.LoadBalancerClass, o.Spec.LoadBalancerIP
 		slim.Spec.IPFamilies, slim.Spec.IPFamilyPolicy = o.Spec.IPFamilies, o.Spec.IPFamilyPolicy
-		slim.Spec.ExternalTrafficPolicy, slim.Spec.Ports = o.Spec.ExternalTrafficPolicy, o.Spec.Ports
+		slim.Spec.ExternalTrafficPolicy, slim.Spec.Ports, slim.Spec.Selector = o.Spec.ExternalTrafficPolicy, o.Spec.Ports, o.Spec.Selector
 	}
 	return slim
 }

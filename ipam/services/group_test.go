@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/reclaim"
 )
 
 // service returns a Service of Berth's class; a later number is younger.
@@ -76,7 +77,15 @@ func TestServed(t *testing.T) {
 			if test.held != "" {
 				held = []*v1alpha1.FloatingIP{{Spec: v1alpha1.FloatingIPSpec{Service: &v1alpha1.ServiceReference{UID: types.UID(test.held)}}}}
 			}
-			with, refused := served(test.members, held)
+			var members []*v1.Service
+			for _, member := range test.members {
+				slim, err := reclaim.Slim(member) // as the controller's cache has it
+				if err != nil {
+					t.Fatal(err)
+				}
+				members = append(members, slim.(*v1.Service))
+			}
+			with, refused := served(members, held)
 			var names []string
 			for _, s := range with {
 				names = append(names, s.Name)
