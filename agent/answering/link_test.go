@@ -93,9 +93,9 @@ func TestSpread(t *testing.T) {
 }
 
 // A node with pods that asked for failover polls the gateway. It tries the API only while that is silent, calls the others only while
-// the API is, too, and closes the addresses soon after nothing answers. A node without such pods does none of it.
+// the API is, too, and closes their addresses, and no others, soon after nothing answers. A node without such pods does none of it.
 func TestCutOff(t *testing.T) {
-	addr := netip.MustParseAddr("10.0.70.5")
+	addr, another := netip.MustParseAddr("10.0.70.5"), netip.MustParseAddr("10.0.70.6")
 	for name, c := range map[string]struct {
 		without, gateway, api bool
 		// others is how many of four nodes answer calls.
@@ -119,7 +119,11 @@ func TestCutOff(t *testing.T) {
 			hello := func(i int) Input {
 				return Heard{Message: Message{Kind: Hello, From: Node{Name: fmt.Sprint("node", i)}, MAC: "x", Address: netip.AddrFrom4([4]byte{10, 0, 60, byte(i + 2)})}}
 			}
-			inputs := []Input{Carry{Address: addr, Version: 1, Failover: !c.without, Answers: true}, hello(0), hello(1), hello(2), hello(3)}
+			// The pod of another address did not ask for failover.
+			inputs := []Input{
+				Carry{Address: addr, Version: 1, Failover: !c.without, Answers: true}, Carry{Address: another, Version: 1, Answers: true},
+				hello(0), hello(1), hello(2), hello(3),
+			}
 			closed, polls, tries, calls := time.Duration(0), 0, 0, 0
 			for began := true; now < 10*time.Minute; began = false {
 				outputs := l.Step(now, inputs...)
@@ -137,6 +141,9 @@ func TestCutOff(t *testing.T) {
 						tries++
 						inputs = append(inputs, API{Reachable: c.api})
 					case Close:
+						if out.Address != addr {
+							t.Errorf("it closes %s", out.Address)
+						}
 						closed = now
 					case Send:
 						if out.Kind == Call && !began {

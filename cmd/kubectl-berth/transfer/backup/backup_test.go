@@ -5,6 +5,7 @@ package backup
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -298,9 +299,13 @@ func TestAdd(t *testing.T) {
 	six.Name, six.Spec.Address = "2001-0db8-0000-0000-0000-0000-0000-0002", "2001:db8::2"
 	ten := address(ofSet)
 	ten.Name, ten.Spec.Address = "10.0.70.10", "10.0.70.10"
+	ten.Labels, ten.Annotations = map[string]string{"rack": "1"}, map[string]string{"note": "of the firewall"}
 	clean := Clean(&Objects{Claims: []*v1alpha1.IPClaim{owned, deleted}, IPs: []*v1alpha1.FloatingIP{six, ten, address(ofSet, held("web-0", "a"))}})
 	if len(clean.Claims) != 1 || clean.Claims[0].OwnerReferences != nil || clean.Claims[0].Finalizers != nil {
 		t.Errorf("the claims are %+v", clean.Claims)
+	}
+	if saved := clean.IPs[1]; !maps.Equal(saved.Labels, ten.Labels) || !maps.Equal(saved.Annotations, ten.Annotations) {
+		t.Errorf("%s has the labels %v and annotations %v", saved.Name, saved.Labels, saved.Annotations)
 	}
 	read := &Objects{}
 	var names []string
