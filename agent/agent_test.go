@@ -914,6 +914,25 @@ func TestFinish(t *testing.T) {
 	})
 }
 
+// What an agent left half done when it was killed, the next one undoes.
+func TestFinishAfterStart(t *testing.T) {
+	for _, phase := range []state.Phase{state.Adding, state.Deleting} {
+		t.Run(string(phase), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, w := newAgent(t)
+				put(t, a, "c", phase, "/proc/self/ns/net", w.addrs)
+				run(t, a)
+				if left := phases(t, a); len(left) != 0 {
+					t.Errorf("left: %v", left)
+				}
+				if diff := cmp.Diff([]string{"withdraw c", "DEL floating c", "teardown c"}, w.log); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
 // A plugin that hangs keeps the node neither from withdrawing the address nor from work for
 // other containers.
 func TestPluginHangs(t *testing.T) {
