@@ -4,6 +4,7 @@ package failover_test
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"testing"
 	"time"
@@ -119,10 +120,12 @@ type single struct {
 	say func(now time.Duration) status.Testimony
 	// gone is how many pods a Delete ends.
 	gone, deletes int
+	// deleted has the UIDs of pods that were to be deleted.
+	deleted map[string]bool
 }
 
 func newSingle(say func(now time.Duration) status.Testimony) *single {
-	s := &single{Cluster: NewCluster(false), say: say, gone: 1}
+	s := &single{Cluster: NewCluster(false), say: say, gone: 1, deleted: map[string]bool{}}
 	s.step(Seen{Node: "w", UID: "w"}, Seen{Node: "n", UID: "n"}, Seen{Node: "x", UID: "x"}, Seen{Node: "y", UID: "y"}, Synced{Nodes: []string{"n", "w", "x", "y"}}, Leads{Leads: true})
 	return s
 }
@@ -134,13 +137,18 @@ func (s *single) step(inputs ...Input) {
 		for _, out := range outputs {
 			switch out := out.(type) {
 			case Look:
-				inputs = append(inputs, Found{Node: out.Node, Number: out.Number, Witnesses: []string{"w"}, Pods: []Pod{{UID: "p", Automatic: true, Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5")}}}})
+				inputs = append(inputs, Found{Node: out.Node, Number: out.Number, Witnesses: []string{"w"}, Pods: []Pod{
+					{UID: "p", Automatic: true, Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5")}}, {UID: "manual", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.6")}},
+				}})
 			case Ask:
 				inputs = append(inputs, Testified{Node: out.Node, Number: out.Number, Testimonies: []status.Testimony{s.say(s.now)}})
 			case Taint:
 				inputs = append(inputs, Tainted{Node: out.Node, Number: out.Number})
 			case Delete:
 				s.deletes++
+				for _, pod := range out.Pods {
+					s.deleted[pod.UID] = true
+				}
 				inputs = append(inputs, Deleted{Node: out.Node, Number: out.Number, Gone: s.gone})
 			}
 		}
@@ -171,6 +179,15 @@ func TestHeardBefore(t *testing.T) {
 	s.run(time.Minute)
 	if s.deletes == 0 {
 		t.Error("the node is off, and its pods stay")
+	}
+}
+
+// Pods that did not ask for it stay on a node that is gone.
+func TestNotAsked(t *testing.T) {
+	s := newSingle(func(time.Duration) status.Testimony { return status.Testimony{Witness: "w", Control: true} })
+	s.run(time.Minute)
+	if !maps.Equal(s.deleted, map[string]bool{"p": true}) {
+		t.Errorf("the pods %v were to be deleted", s.deleted)
 	}
 }
 

@@ -305,8 +305,12 @@ func TestAtQuota(t *testing.T) {
 		quota := &v1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "ips"}, Spec: v1.ResourceQuotaSpec{
 			Hard: v1.ResourceList{"requests." + v1alpha1.ResourceIP: resource.MustParse("2")},
 		}}
-		if _, err := w.kube.CoreV1().ResourceQuotas("shop").Create(t.Context(), quota, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
+		wider := quota.DeepCopy()
+		wider.Name, wider.Spec.Hard["requests."+v1alpha1.ResourceIP] = "wider", resource.MustParse("9")
+		for _, one := range []*v1.ResourceQuota{quota, wider} {
+			if _, err := w.kube.CoreV1().ResourceQuotas("shop").Create(t.Context(), one, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
 		}
 		for i, name := range []string{"10.0.0.1", "10.0.0.2"} {
 			ip := newIP(name)
