@@ -61,6 +61,7 @@ func TestLocal(t *testing.T) {
 		"cookie":                    {func(r *http.Request) { r.AddCookie(cookie) }, http.StatusNoContent},
 		"bearer":                    {func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+gate.token) }, http.StatusNoContent},
 		"wrong bearer":              {func(r *http.Request) { r.Header.Set("Authorization", "Bearer x"); r.AddCookie(cookie) }, http.StatusUnauthorized},
+		"wrong cookie":              {func(r *http.Request) { r.AddCookie(&http.Cookie{Name: cookie.Name, Value: "x"}) }, http.StatusUnauthorized},
 		"another console's cookie":  {func(r *http.Request) { r.AddCookie(&http.Cookie{Name: other.cookie, Value: other.token}) }, http.StatusUnauthorized},
 		"another console's token":   {func(r *http.Request) { r.URL.RawQuery = "token=" + other.token }, http.StatusUnauthorized},
 		"localhost":                 {func(r *http.Request) { r.Host = "localhost:8765"; r.AddCookie(cookie) }, http.StatusNoContent},
