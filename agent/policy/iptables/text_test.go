@@ -20,8 +20,8 @@ import (
 func TestTextOfRandomRulesets(t *testing.T) {
 	t.Parallel()
 	accepted, dropped := 0, 0
-	base := seedtest.Seed(t)
-	for i := range seedtest.Draws(t, 50, 200) {
+	base, rulesets := seedtest.Seed(t), seedtest.Draws(t, 50, 200)
+	for i := range rulesets {
 		r := &rulesettest.Random{Rand: rand.New(rand.NewPCG(base+i, 0)), Ruleset: rulesettest.Of()}
 		for range 5 {
 			r.Next()
