@@ -226,11 +226,15 @@ func testThreads(t *testing.T, b backend) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	rounds := 5
+	if testing.Short() {
+		rounds = 1
+	}
 	var done sync.WaitGroup
 	for range 20 {
 		done.Go(func() {
 			table := b.Open(pod.Path())
-			for range 5 {
+			for range rounds {
 				// Errors come as others do the same.
 				_ = table.Apply(t.Context(), rulesettest.Isolated())
 				_, _ = table.Counters(t.Context())

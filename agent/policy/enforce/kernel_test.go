@@ -1260,7 +1260,9 @@ func chatterOf(t *testing.T, from *netnstest.Host, to *pod) *chatter {
 	t.Cleanup(func() { _ = c.server.Close() })
 	for _, side := range []net.Conn{c.client, c.server} {
 		go func() {
-			for b := make([]byte, 512); ; {
+			pace := time.NewTicker(200 * time.Microsecond)
+			defer pace.Stop()
+			for b := make([]byte, 512); ; <-pace.C {
 				if _, err := side.Write(b); err != nil {
 					return
 				}
