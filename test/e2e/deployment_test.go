@@ -135,14 +135,16 @@ func (s *stage) podsOf(app string) []v1.Pod {
 // available.
 func (s *stage) rolledOut(name string, replicas int32) {
 	s.t.Helper()
-	s.must(s.Deployment(s.ctx, s.name, name, "rolled out", func(d *appsv1.Deployment) bool {
-		st := d.Status
-		return st.ObservedGeneration == d.Generation && st.Replicas == replicas && st.UpdatedReplicas == replicas && st.AvailableReplicas == replicas
-	}))
+	s.must(s.Deployment(s.ctx, s.name, name, "rolled out", isRolledOut))
 	// Its status may be of pods that were deleted since.
 	s.must(s.Pods(s.ctx, s.name, "app="+name, "as many as wanted, and Ready", func(pods []*v1.Pod) bool {
 		return len(pods) == int(replicas) && !slices.ContainsFunc(pods, func(pod *v1.Pod) bool { return !witness.Ready(pod) })
 	}))
+}
+
+func isRolledOut(d *appsv1.Deployment) bool {
+	st, want := d.Status, *d.Spec.Replicas
+	return st.ObservedGeneration == d.Generation && st.Replicas == want && st.UpdatedReplicas == want && st.AvailableReplicas == want
 }
 
 // answering returns the addresses on which the pods of a workload answer, each as

@@ -3,27 +3,40 @@
 package e2e
 
 import (
+	"slices"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
 )
 
-// outOfService is how an operator tells Kubernetes that a node is really off, so
-// that its StatefulSet pods may come up elsewhere (KEP-2268).
-const outOfService = "node.kubernetes.io/out-of-service"
-
-// declareLost taints a node until the end of the test.
+// declareLost tells Kubernetes, until the end of the test, as an operator does, that a node is really
+// off, so that its StatefulSet pods may come up elsewhere (KEP-2268).
 func (s *stage) declareLost(node string) {
 	s.t.Helper()
 	s.atEnd(func() { s.declareBack(node) })
-	s.kubectl("taint", "node", node, outOfService+"=nodeshutdown:NoExecute")
+	s.taint(node, v1.Taint{Key: v1.TaintNodeOutOfService, Value: "nodeshutdown", Effect: v1.TaintEffectNoExecute})
 }
 
 func (s *stage) declareBack(node string) {
 	s.t.Helper()
-	if s.kubectl("get", "node", node, "-o", `jsonpath={.spec.taints[?(@.key=="`+outOfService+`")].key}`) != "" {
-		s.kubectl("taint", "node", node, outOfService+"-")
-	}
+	s.taint(node)
+}
+
+// taint gives a node these taints in the place of the one that says that it is off.
+func (s *stage) taint(node string, taints ...v1.Taint) {
+	s.t.Helper()
+	s.must(retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		n, err := s.Client.CoreV1().Nodes().Get(s.ctx, node, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		others := slices.DeleteFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == v1.TaintNodeOutOfService })
+		n.Spec.Taints = append(others, taints...)
+		_, err = s.Client.CoreV1().Nodes().Update(s.ctx, n, metav1.UpdateOptions{})
+		return err
+	}))
 }
 
 // comesUpElsewhere waits until Kubernetes has given the pod's node up, and until

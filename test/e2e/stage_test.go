@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -17,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -227,7 +227,13 @@ var patiently = "--timeout=" + witness.Patience.String()
 func (s *stage) settled() {
 	s.t.Helper()
 	s.must(s.Cluster.WaitReady(s.ctx))
-	s.must(deploy.RolledOut(s.ctx, s.Cluster, io.Discard))
+	for _, name := range []string{"berth-controller", "berth-scheduler"} {
+		s.must(s.Deployment(s.ctx, deploy.Namespace, name, "rolled out", isRolledOut))
+	}
+	s.must(s.DaemonSet(s.ctx, deploy.Namespace, "berth-agent", "rolled out", func(d *appsv1.DaemonSet) bool {
+		st := d.Status
+		return st.ObservedGeneration == d.Generation && st.UpdatedNumberScheduled == st.DesiredNumberScheduled && st.NumberAvailable == st.DesiredNumberScheduled
+	}))
 	s.must(s.Pods(s.ctx, deploy.Namespace, deploy.AgentLabels, "Ready, one on each node", func(pods []*v1.Pod) bool {
 		on := map[string]bool{}
 		for _, pod := range pods {

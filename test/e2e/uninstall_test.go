@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -26,11 +27,12 @@ func TestUninstall(t *testing.T) {
 		s.ready(name)
 	}
 	s.delete(floating...)
-	s.atEnd(func() {
+	install := sync.OnceFunc(func() {
 		s.kubectl("-n", deploy.Namespace, "delete", "daemonset", "berth-cleanup", "--ignore-not-found")
 		s.must(deploy.Customize(s.ctx, s.Cluster))
 		s.settled()
 	})
+	s.atEnd(install)
 
 	// The wrong order harms nothing: the cleanup waits for the end of the agents.
 	root, err := deploy.Root()
@@ -68,8 +70,6 @@ func TestUninstall(t *testing.T) {
 	}
 	s.delete(plain...)
 
-	s.kubectl("-n", deploy.Namespace, "delete", "daemonset", "berth-cleanup")
-	s.must(deploy.Customize(s.ctx, s.Cluster))
-	s.settled()
+	install()
 	s.answers(s.start("again", s.floating))
 }

@@ -124,6 +124,16 @@ func (w *Witness) Deployment(ctx context.Context, namespace, deployment, name st
 	return nil
 }
 
+// DaemonSet waits until a DaemonSet satisfies the condition.
+func (w *Witness) DaemonSet(ctx context.Context, namespace, daemonSet, name string, condition func(*appsv1.DaemonSet) bool) error {
+	all := w.Client.AppsV1().DaemonSets(namespace)
+	from := selected(metav1.ListOptions{FieldSelector: "metadata.name=" + daemonSet}, all.List, all.Watch)
+	if _, err := until(ctx, from, &appsv1.DaemonSet{}, condition); err != nil {
+		return fmt.Errorf("wait for DaemonSet %s to be %s: %w", daemonSet, name, err)
+	}
+	return nil
+}
+
 // Addresses waits until a workload owns so many FloatingIPs, neither more nor
 // fewer.
 func (w *Witness) Addresses(ctx context.Context, workload metav1.Object, number int) error {
