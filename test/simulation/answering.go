@@ -25,8 +25,7 @@ import (
 // bound to the node. An error is an agent that does not answer. w.Witnessed has what they hear of other nodes.
 func (w *World) AnsweringAgents(nodes ...string) {
 	w.T.Helper()
-	listener := w.reachable()
-	server := httptest.NewUnstartedServer(http.HandlerFunc(func(writer http.ResponseWriter, request *http.Request) {
+	at := w.serveAgents(http.HandlerFunc(func(writer http.ResponseWriter, request *http.Request) {
 		node, err := audienceOf(request.Header.Get(agentpod.TokenHeader))
 		if err == nil && request.URL.Path == "/v1/witness" && w.Witnessed != nil {
 			_ = json.NewEncoder(writer).Encode(w.Witnessed(request.URL.Query().Get("node")))
@@ -47,11 +46,6 @@ func (w *World) AnsweringAgents(nodes ...string) {
 		}
 		_ = json.NewEncoder(writer).Encode(map[string]any{"addresses": append([]netip.Addr{}, addrs...)})
 	}))
-	_ = server.Listener.Close()
-	server.Listener = listener
-	server.StartTLS()
-	w.T.Cleanup(server.Close)
-	at := listener.Addr().(*net.TCPAddr)
 	pods := w.Kube.CoreV1().Pods(w.System)
 	for _, node := range nodes {
 		// The agent of an earlier call answered at another port.
@@ -64,18 +58,34 @@ func (w *World) AnsweringAgents(nodes ...string) {
 			Spec: v1.PodSpec{
 				NodeName: node, HostNetwork: true, Tolerations: []v1.Toleration{{Operator: v1.TolerationOpExists}},
 				Containers: []v1.Container{{
-					Name: "agent", Image: "agent", Ports: []v1.ContainerPort{{ContainerPort: int32(at.Port), HostPort: int32(at.Port)}},
+					Name: "agent", Image: "agent", Ports: []v1.ContainerPort{{ContainerPort: int32(at.Port()), HostPort: int32(at.Port())}},
 				}},
 			},
 		}, metav1.CreateOptions{})
 		if err != nil {
 			w.T.Fatal(err)
 		}
-		patch := fmt.Appendf(nil, `{"status":{"phase":"Running","podIP":%q,"podIPs":[{"ip":%q}],"conditions":[{"type":"Ready","status":"True"}]}}`, at.IP, at.IP)
+		patch := fmt.Appendf(nil, `{"status":{"phase":"Running","podIP":%q,"podIPs":[{"ip":%q}],"conditions":[{"type":"Ready","status":"True"}]}}`, at.Addr(), at.Addr())
 		if _, err := pods.Patch(w.Ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
 			w.T.Fatal(err)
 		}
 	}
+}
+
+// serveAgents has a handler answer until the test ends, and returns where.
+func (w *World) serveAgents(handler http.Handler) netip.AddrPort {
+	w.T.Helper()
+	if w.virtual != nil {
+		w.virtual.Agents(handler)
+		return netip.MustParseAddrPort("192.0.2.1:10267")
+	}
+	server := httptest.NewUnstartedServer(handler)
+	_ = server.Listener.Close()
+	server.Listener = w.reachable()
+	server.StartTLS()
+	w.T.Cleanup(server.Close)
+	at := server.Listener.Addr().(*net.TCPAddr).AddrPort()
+	return netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 }
 
 // reachable listens at an address to which the API server's proxy goes: it refuses loopback addresses.

@@ -3,6 +3,7 @@
 package simulation
 
 import (
+	"context"
 	"maps"
 	"net/http"
 	"os"
@@ -12,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 	"sigs.k8s.io/yaml"
 
 	"github.com/berth-dev/berth/test/deploy"
@@ -58,7 +61,9 @@ func (w *World) Scheduler(options SchedulerOptions) *Instance {
 	if err != nil {
 		w.T.Fatal(err)
 	}
-	config.Connect(w.kubeconfig(proxy))
+	if w.virtual == nil {
+		config.Connect(w.kubeconfig(proxy))
+	}
 	config.Elect(options.Elect, "10s", "8s", "1s")
 	if options.Args != nil {
 		config.Configure(options.Args)
@@ -67,6 +72,9 @@ func (w *World) Scheduler(options SchedulerOptions) *Instance {
 		another := maps.Clone(config.Profile())
 		another["schedulerName"] = name
 		config["profiles"] = append(config["profiles"].([]any), another)
+	}
+	if w.virtual != nil {
+		return w.startVirtual(proxy, "berth-scheduler", func(ctx context.Context, api *rest.Config) error { return w.virtual.Scheduler(ctx, api, config) })
 	}
 	flags := []string{"--config=" + w.File("scheduler-*.yaml", config), "--leader-elect-resource-namespace=" + w.System, "--secure-port=0", "--v=4", program.NeverAgain}
 	flags = append(flags, options.Flags...)
@@ -83,6 +91,9 @@ func (w *World) Scheduler(options SchedulerOptions) *Instance {
 func (w *World) Controller(flags ...string) *Instance {
 	w.T.Helper()
 	proxy := w.proxyFor("berth-controller")
+	if w.virtual != nil {
+		return w.startVirtual(proxy, "berth-controller", w.virtual.Controller)
+	}
 	flags = append([]string{"--kubeconfig=" + w.kubeconfig(proxy), "--leader-elect=false", "--secure-port=0", "--v=4"}, flags...)
 	return w.start(proxy, "berth-controller", flags...)
 }
@@ -110,7 +121,15 @@ func (w *World) Failover(fencer string) *Instance {
 // namespace.
 func (w *World) proxyFor(account string) *proxy.Proxy {
 	w.T.Helper()
-	p, err := proxy.Start(w.Ctx, w.Config, proxy.Options{Identity: proxy.ServiceAccount(w.System, account)})
+	options := proxy.Options{Identity: proxy.ServiceAccount(w.System, account)}
+	if w.virtual != nil {
+		p, err := proxy.New(w.Config, options)
+		if err != nil {
+			w.T.Fatal(err)
+		}
+		return p
+	}
+	p, err := proxy.Start(w.Ctx, w.Config, options)
 	if err != nil {
 		w.T.Fatal(err)
 	}
@@ -183,16 +202,39 @@ func (w *World) start(p *proxy.Proxy, name string, args ...string) *Instance {
 	if err != nil {
 		w.T.Fatal(err)
 	}
-	r := &Instance{Proxy: p, Process: process, w: w, log: log.Name()}
+	return w.started(&Instance{Proxy: p, Process: process, w: w, log: log.Name()})
+}
+
+// startVirtual runs a program in this process, until Kill or the end of the test.
+func (w *World) startVirtual(p *proxy.Proxy, name string, run func(ctx context.Context, api *rest.Config) error) *Instance {
+	w.T.Helper()
+	log, err := os.CreateTemp(w.T.TempDir(), name+"-*.log")
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(klog.NewContext(w.Ctx, textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(4), textlogger.Output(log)))))
+	process := program.Run(name, func() error {
+		defer log.Close()
+		defer cancel()
+		return run(ctx, &rest.Config{Host: "http://" + name, Transport: w.virtual.Transport(p)})
+	}, func() {
+		p.Stop()
+		cancel()
+	})
+	return w.started(&Instance{Proxy: p, Process: process, w: w, log: log.Name()})
+}
+
+// started ends a program with the test, and judges it then.
+func (w *World) started(r *Instance) *Instance {
 	w.T.Cleanup(func() {
 		r.Kill()
 		for _, c := range r.Forbidden() {
 			if !w.whileCRDsEnd(c) && !w.WhileRestored(c) {
-				w.T.Errorf("%s is forbidden %s %s", name, c.Method, c.Path)
+				w.T.Errorf("%s is forbidden %s %s", r.Name(), c.Method, c.Path)
 			}
 		}
 		if w.T.Failed() {
-			w.T.Logf("the end of %s (%d)'s log:\n%s", name, r.PID(), program.Tail(log.Name(), 60))
+			w.T.Logf("the end of %s (%d)'s log:\n%s", r.Name(), r.PID(), program.Tail(r.log, 60))
 		}
 	})
 	return r

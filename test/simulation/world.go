@@ -19,6 +19,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/http"
 	"net/netip"
 	"strings"
 	"testing"
@@ -38,6 +39,7 @@ import (
 	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation/kubelet"
+	"github.com/berth-dev/berth/test/simulation/program"
 )
 
 const (
@@ -77,6 +79,8 @@ type World struct {
 	// restoring and restored are when Restore began and ended.
 	restoring, restored time.Time
 
+	// virtual has what the world runs on in this process; nil: everything is a process.
+	virtual  *Virtual
 	patience time.Duration
 	abort    context.CancelCauseFunc // ends Ctx
 }
@@ -120,25 +124,55 @@ func NewWith(t testing.TB, options Options) *World {
 			t.Error(err)
 		}
 	})
+	config, err := cp.RESTConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
 	w := &World{
-		T: t, Ctx: ctx, ControlPlane: cp,
+		T: t, Ctx: ctx, ControlPlane: cp, Config: config,
 		System: cmp.Or(options.System, deploy.Namespace), patience: cmp.Or(options.Patience, Patience), abort: abort,
 	}
-	if w.Config, err = cp.RESTConfig(); err != nil {
-		t.Fatal(err)
-	}
-	if w.Kube, err = kubernetes.NewForConfig(w.Config); err != nil {
-		t.Fatal(err)
-	}
-	if w.Berth, err = client.NewForConfig(w.Config); err != nil {
-		t.Fatal(err)
-	}
-	if w.Dynamic, err = dynamic.NewForConfig(w.Config); err != nil {
-		t.Fatal(err)
-	}
+	w.connect()
 	if !ofManifests {
 		w.ApplyManifests()
 	}
+	return w
+}
+
+// connect makes the clients.
+func (w *World) connect() {
+	w.T.Helper()
+	var err error
+	if w.Kube, err = kubernetes.NewForConfig(w.Config); err != nil {
+		w.T.Fatal(err)
+	}
+	if w.Berth, err = client.NewForConfig(w.Config); err != nil {
+		w.T.Fatal(err)
+	}
+	if w.Dynamic, err = dynamic.NewForConfig(w.Config); err != nil {
+		w.T.Fatal(err)
+	}
+}
+
+// Virtual is an API server, and Berth's programs, in this process; package virtual has them.
+type Virtual struct {
+	// Config is an administrator's.
+	Config *rest.Config
+	// Scheduler and Controller run until ctx ends.
+	Scheduler  func(ctx context.Context, api *rest.Config, config program.Config) error
+	Controller func(ctx context.Context, api *rest.Config) error
+	// Transport carries requests to a handler, and Agents takes the ones for agents to one.
+	Transport func(http.Handler) http.RoundTripper
+	Agents    func(http.Handler)
+}
+
+// NewVirtual returns a world that has no processes.
+func NewVirtual(t testing.TB, virtual *Virtual) *World {
+	t.Helper()
+	ctx, abort := context.WithCancelCause(t.Context())
+	t.Cleanup(func() { abort(nil) })
+	w := &World{T: t, Ctx: ctx, Config: virtual.Config, System: deploy.Namespace, virtual: virtual, patience: Patience, abort: abort}
+	w.connect()
 	return w
 }
 
@@ -151,13 +185,21 @@ func WithNodes(t testing.TB, options lab.ControlPlaneOptions, nodes int) *World 
 	return w
 }
 
+// Start starts nodes, their kubelets, a scheduler and a controller.
+func (w *World) Start(nodes int) {
+	w.T.Helper()
+	w.Nodes(nodes)
+	w.Kubelet()
+	w.Scheduler(SchedulerOptions{})
+	w.Controller()
+}
+
 // Start is WithNodes with a scheduler and a controller: all that Berth consists of but
 // the agents.
 func Start(t testing.TB, options lab.ControlPlaneOptions, nodes int) *World {
 	t.Helper()
-	w := WithNodes(t, options, nodes)
-	w.Scheduler(SchedulerOptions{})
-	w.Controller()
+	w := New(t, options)
+	w.Start(nodes)
 	return w
 }
 

@@ -39,12 +39,12 @@ type matrix struct {
 	scheduler  *simulation.Instance
 	controller *simulation.Instance
 	pods, ips  cache.Indexer
-	failures   *failures
 
 	mu      sync.Mutex
 	changed chan struct{} // closed at the next change
 	pools   int
 	nodes   int
+	tried   []*cell
 	linger  map[string]bool // namespace/app whose pods do not end by themselves
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"testing"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -319,7 +318,7 @@ func (c *cell) cools(next string) {
 }
 
 // cooldownSurvivesRestarts of both programs.
-func (m *matrix) cooldownSurvivesRestarts(t *testing.T) {
+func (m *matrix) cooldownSurvivesRestarts() {
 	c := m.newCell("pod", "pod-restart", v1alpha1.ReleasePodDeleted)
 	c.title = "cooldown, scheduler and controller restarted"
 	c.try = func() {
@@ -331,5 +330,5 @@ func (m *matrix) cooldownSurvivesRestarts(t *testing.T) {
 		m.scheduler = m.World.Scheduler(simulation.SchedulerOptions{})
 		c.cools(next)
 	}
-	c.run(t)
+	m.try([]*cell{c})
 }

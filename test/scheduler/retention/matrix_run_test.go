@@ -6,11 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -20,54 +20,97 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
+	"github.com/berth-dev/berth/test/simulation/virtual"
 )
 
-// atOnce is how many cells are tried at the same time. Most of a cell's time is
-// spent waiting for controllers.
-const atOnce = 32
-
-// TestMatrix tries every cell of the table under the real controllers of
-// Kubernetes. Cases outside of the table follow in matrix_more_test.go.
+// TestMatrix tries every cell of the table under the real controllers of Kubernetes, in virtual time: the
+// cells of an event in one world. Cases outside of the table follow in matrix_more_test.go.
 func TestMatrix(t *testing.T) {
 	t.Parallel()
 	table, err := matrixCells()
 	if err != nil {
 		t.Fatal(err)
 	}
-	failures := &failures{}
-	t.Cleanup(func() { failures.summarize(t) }) // the first of all, so it comes last
-	m := newMatrix(noting{TB: t, failures: failures}, table)
-	m.failures = failures
-	var cells []*cell
-	var alone []*cell
-	together := map[string][]*cell{}
-	for _, of := range table {
-		c := m.cell(of)
-		cells = append(cells, c)
-		if group := matrixEvents[of.event].together; group != "" {
-			together[group] = append(together[group], c)
-		} else {
-			alone = append(alone, c)
+	for event := range matrixEvents {
+		t.Run(event, func(t *testing.T) {
+			t.Parallel()
+			virtual.Run(t, virtual.Options{Controllers: true}, func(w *simulation.World) {
+				m := newMatrix(w, table)
+				m.tryEvent(event, table)
+				m.judge()
+			})
+		})
+	}
+	t.Run("more", func(t *testing.T) {
+		t.Parallel()
+		virtual.Run(t, virtual.Options{Controllers: true}, func(w *simulation.World) {
+			m := newMatrix(w, table)
+			m.try(m.more())
+			m.cooldownSurvivesRestarts()
+			m.judge()
+		})
+	})
+}
+
+// TestMatrixOnProcesses tries a diagonal of the table, which has each event and each kind, with Berth's
+// programs and kube-controller-manager, on a real API server.
+func TestMatrixOnProcesses(t *testing.T) {
+	t.Parallel()
+	table, err := matrixCells()
+	if err != nil {
+		t.Fatal(err)
+	}
+	table = diagonal(table)
+	m := newMatrix(simulation.New(t, lab.ControlPlaneOptions{Controllers: true}), table)
+	var events sync.WaitGroup
+	for event, of := range matrixEvents {
+		if !strings.HasPrefix(of.together, "unseen ") {
+			events.Go(func() { m.tryEvent(event, table) })
 		}
 	}
-	more := m.more()
-	cells, alone = append(cells, more...), append(more, alone...)
-
-	var groups sync.WaitGroup
-	for _, group := range []string{"node lost", "node removed", "node removed and back"} {
-		groups.Go(func() { m.tryTogether(t, together[group], m.happenings(group)...) })
-	}
-	m.tryAlone(t, alone)
-	groups.Wait()
+	events.Wait()
 	// These concern all that goes on.
-	for _, group := range []string{"unseen by controller", "unseen by scheduler"} {
-		m.tryTogether(t, together[group], m.happenings(group)...)
-	}
-	m.cooldownSurvivesRestarts(t)
+	m.tryEvent("unseen by controller", table)
+	m.tryEvent("unseen by scheduler", table)
+	m.judge()
+}
 
-	// The outcomes must have lasted.
-	for _, c := range cells {
-		if c.outcome == nil { // it failed, or was not selected
+// diagonal returns a cell of each row of the table: of another kind than the row before has.
+func diagonal(table []matrixCell) (cells []matrixCell) {
+	rows, next := [][]matrixCell{}, 0
+	for i, cell := range table {
+		if i == 0 || cell.event != table[i-1].event || cell.policy != table[i-1].policy {
+			rows = append(rows, nil)
+		}
+		rows[len(rows)-1] = append(rows[len(rows)-1], cell)
+	}
+	for _, row := range rows {
+		cells = append(cells, row[next%len(row)])
+		next++
+	}
+	return cells
+}
+
+// tryEvent tries all cells of an event.
+func (m *matrix) tryEvent(event string, table []matrixCell) {
+	var cells []*cell
+	for _, of := range table {
+		if of.event == event {
+			cells = append(cells, m.cell(of))
+		}
+	}
+	var happen []func() error
+	if together := matrixEvents[event].together; together != "" && len(cells) > 0 {
+		happen = m.happenings(together)
+	}
+	m.try(cells, happen...)
+}
+
+// judge complains of outcomes that did not last.
+func (m *matrix) judge() {
+	m.T.Helper()
+	for _, c := range m.tried {
+		if c.outcome == nil { // it failed
 			continue
 		}
 		if err := c.outcome(); err != nil {
@@ -76,10 +119,9 @@ func TestMatrix(t *testing.T) {
 	}
 }
 
-// newMatrix starts everything.
-func newMatrix(t testing.TB, table []matrixCell) *matrix {
-	t.Helper()
-	w := simulation.NewWith(t, simulation.Options{ControlPlaneOptions: lab.ControlPlaneOptions{Controllers: true}, Lasts: 2 * simulation.Lasts})
+// newMatrix prepares a world and starts the programs.
+func newMatrix(w *simulation.World, table []matrixCell) *matrix {
+	w.T.Helper()
 	m := &matrix{World: w, namespaceUIDs: map[string]types.UID{}, linger: map[string]bool{}}
 	w.CustomKinds()
 	for _, name := range matrixNamespaces {
@@ -97,7 +139,7 @@ func newMatrix(t testing.TB, table []matrixCell) *matrix {
 		labels map[string]string
 	}{{"node1", daemons}, {"node2", daemons}, {"node3", map[string]string{roleLabel: "common"}}} {
 		if err := m.fatedNode(m.Ctx, n.name, n.labels); err != nil {
-			t.Fatal(err)
+			w.T.Fatal(err)
 		}
 	}
 	m.watch()
@@ -207,46 +249,21 @@ func (c *cell) await(event string, n int) {
 	c.t.Fatalf("the table has no cell %q for %s, %s", event, c.column, c.policy)
 }
 
-// tryAlone tries cells that do not concern each other.
-func (m *matrix) tryAlone(t *testing.T, cells []*cell) {
-	// Jobs wait ten seconds before they replace a pod.
-	slices.SortStableFunc(cells, func(a, b *cell) int { return rankOf(a) - rankOf(b) })
-	next := make(chan *cell)
-	var workers sync.WaitGroup
-	for range atOnce {
-		workers.Go(func() {
-			for c := range next {
-				c.run(t)
-			}
-		})
-	}
-	for _, c := range cells {
-		next <- c
-	}
-	close(next)
-	workers.Wait()
-}
-
-func rankOf(c *cell) int {
-	if c.kind.Runs() {
-		return 0
-	}
-	return 1
-}
-
-// tryTogether tries cells that something happens to at the same time: first when
-// all run, next when all have acted on that.
-func (m *matrix) tryTogether(t *testing.T, cells []*cell, happen ...func() error) {
+// try tries cells side by side: with something that happens to them at the same time, first when all run,
+// next when all have acted on that.
+func (m *matrix) try(cells []*cell, happen ...func() error) {
+	m.mu.Lock()
+	m.tried = append(m.tried, cells...)
+	m.mu.Unlock()
 	var gates []*gate
 	var all sync.WaitGroup
 	for range happen {
-		g := &gate{open: make(chan struct{})}
-		g.missing.Add(len(cells))
+		g := &gate{missing: len(cells), complete: make(chan struct{}), open: make(chan struct{})}
 		gates = append(gates, g)
 	}
 	all.Go(func() {
 		for i, g := range gates {
-			g.missing.Wait()
+			<-g.complete
 			if err := happen[i](); err != nil {
 				m.T.Error(err)
 			}
@@ -255,21 +272,31 @@ func (m *matrix) tryTogether(t *testing.T, cells []*cell, happen ...func() error
 	})
 	for _, c := range cells {
 		c.gates = gates
-		all.Go(func() { c.run(t) })
+		all.Go(c.run)
 	}
 	all.Wait()
 }
 
 // gate opens when all cells are there and what is to happen has.
 type gate struct {
-	missing sync.WaitGroup
-	open    chan struct{}
+	mu             sync.Mutex
+	missing        int
+	complete, open chan struct{}
+}
+
+// arrive counts a cell.
+func (g *gate) arrive() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.missing--; g.missing == 0 {
+		close(g.complete)
+	}
 }
 
 func (g *gate) pass(c *cell) {
 	c.t.Helper()
 	c.passed++
-	g.missing.Done()
+	g.arrive()
 	select {
 	case <-g.open:
 	case <-c.Ctx.Done():
@@ -277,18 +304,34 @@ func (g *gate) pass(c *cell) {
 	}
 }
 
-// run tries the cell as a subtest.
-func (c *cell) run(t *testing.T) {
-	t.Run(c.title, func(t *testing.T) {
-		c.t = noting{TB: t, of: c.title, failures: c.failures}
-		begun := time.Now()
-		c.try()
-		t.Logf("took %s", time.Since(begun).Round(time.Millisecond))
-	})
-	for ; c.passed < len(c.gates); c.passed++ { // it failed, or was not selected
-		c.gates[c.passed].missing.Done()
-	}
+// run tries the cell, whose failure ends nothing else.
+func (c *cell) run() {
+	defer func() {
+		for ; c.passed < len(c.gates); c.passed++ { // it failed
+			c.gates[c.passed].arrive()
+		}
+	}()
+	c.t = part{c.T, c.title}
+	c.try()
 }
+
+// part is a part of a test, in a goroutine of its own.
+type part struct {
+	testing.TB
+	title string
+}
+
+func (p part) Error(args ...any) { p.Helper(); p.TB.Errorf("%s: %s", p.title, fmt.Sprint(args...)) }
+
+func (p part) Errorf(format string, args ...any) { p.Helper(); p.Error(fmt.Sprintf(format, args...)) }
+
+func (p part) Fatal(args ...any) {
+	p.Helper()
+	p.Error(args...)
+	runtime.Goexit()
+}
+
+func (p part) Fatalf(format string, args ...any) { p.Helper(); p.Fatal(fmt.Sprintf(format, args...)) }
 
 // happenings makes the nodes that an event is about, and returns what happens to
 // the cells of the event.

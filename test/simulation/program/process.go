@@ -16,9 +16,20 @@ import (
 // Process is a program that runs. Safe for concurrent use.
 type Process struct {
 	name    string
-	command *exec.Cmd
+	command *exec.Cmd // nil: it is part of this process
+	kill    func()
 	ended   chan struct{}
 	err     error // written before ended is closed
+}
+
+// Run runs a program as a part of this process, which kill has end.
+func Run(name string, run func() error, kill func()) *Process {
+	p := &Process{name: name, kill: kill, ended: make(chan struct{})}
+	go func() {
+		defer close(p.ended)
+		p.err = run()
+	}()
+	return p
 }
 
 // Start starts a program, which ends no later than this process. It says in its log
@@ -41,7 +52,12 @@ func Start(log *os.File, path string, args ...string) (*Process, error) {
 func (p *Process) Name() string { return p.name }
 
 // PID is the process's number.
-func (p *Process) PID() int { return p.command.Process.Pid }
+func (p *Process) PID() int {
+	if p.command == nil {
+		return os.Getpid()
+	}
+	return p.command.Process.Pid
+}
 
 // Ended is closed when the process has ended.
 func (p *Process) Ended() <-chan struct{} { return p.ended }
@@ -56,7 +72,7 @@ func (p *Process) Wait() error {
 func (p *Process) Running() error {
 	select {
 	case <-p.ended:
-		return fmt.Errorf("%s ended: %v", p.name, p.command.ProcessState)
+		return fmt.Errorf("%s ended: %w", p.name, p.err)
 	default:
 		return nil
 	}
@@ -75,11 +91,15 @@ func (p *Process) Pause() { p.Signal(syscall.SIGSTOP) }
 // Resume continues the process.
 func (p *Process) Resume() { p.Signal(syscall.SIGCONT) }
 
-// Signal sends a signal, unless the process has ended.
+// Signal sends a signal, unless the process has ended. To a part of this process any is SIGKILL.
 func (p *Process) Signal(signal syscall.Signal) {
 	select {
 	case <-p.ended:
 	default:
+		if p.command == nil {
+			p.kill()
+			return
+		}
 		_ = p.command.Process.Signal(signal) // it may have just ended
 	}
 }

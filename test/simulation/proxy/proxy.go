@@ -21,6 +21,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -47,8 +48,9 @@ type Proxy struct {
 	upstream *url.URL
 	// transport is for the program's own requests, and theirs for requests that come with a bearer token.
 	transport, theirs http.RoundTripper
-	server            *http.Server
+	server            *http.Server // nil: it listens nowhere
 	ended             chan struct{}
+	stopped           atomic.Bool
 
 	mu      sync.Mutex
 	random  *rand.Rand
@@ -95,9 +97,9 @@ type Options struct {
 	Keeps func(Call) bool
 }
 
-// Start starts a proxy to the API server of config, an administrator's. It works until
-// ctx ends; the caller must call Stop.
-func Start(ctx context.Context, config *rest.Config, options Options) (*Proxy, error) {
+// New returns a proxy to the API server of config, an administrator's, that listens nowhere: requests
+// come to ServeHTTP until Stop.
+func New(config *rest.Config, options Options) (*Proxy, error) {
 	config = rest.CopyConfig(config)
 	config.Impersonate = options.Identity
 	transport, err := rest.TransportFor(config)
@@ -112,14 +114,23 @@ func Start(ctx context.Context, config *rest.Config, options Options) (*Proxy, e
 	if err != nil {
 		return nil, fmt.Errorf("start a proxy: %w", err)
 	}
+	return &Proxy{
+		upstream: upstream, transport: transport, theirs: theirs, ended: make(chan struct{}), random: options.Random, keeps: options.Keeps,
+		held: map[string]chan struct{}{}, watches: map[*http.Request]func(){}, count: map[string]int{},
+	}, nil
+}
+
+// Start starts a proxy to the API server of config. It works until ctx ends; the caller must call Stop.
+func Start(ctx context.Context, config *rest.Config, options Options) (*Proxy, error) {
+	p, err := New(config, options)
+	if err != nil {
+		return nil, err
+	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, fmt.Errorf("start a proxy: %w", err)
 	}
-	p := &Proxy{
-		url: "http://" + listener.Addr().String(), upstream: upstream, transport: transport, theirs: theirs, ended: make(chan struct{}), random: options.Random, keeps: options.Keeps,
-		held: map[string]chan struct{}{}, watches: map[*http.Request]func(){}, count: map[string]int{},
-	}
+	p.url = "http://" + listener.Addr().String()
 	p.server = &http.Server{Handler: p, ReadHeaderTimeout: 10 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
 	go func() {
 		defer close(p.ended)
@@ -130,6 +141,11 @@ func Start(ctx context.Context, config *rest.Config, options Options) (*Proxy, e
 
 // Stop cuts all connections.
 func (p *Proxy) Stop() {
+	p.stopped.Store(true)
+	if p.server == nil {
+		p.CutWatches()
+		return
+	}
 	_ = p.server.Close() // nothing is left to do if it fails
 	<-p.ended
 }
@@ -262,6 +278,9 @@ func (p *Proxy) draw(request *http.Request) fate {
 
 // ServeHTTP passes a request on, unless its fate is another or a tap stops it.
 func (p *Proxy) ServeHTTP(writer http.ResponseWriter, request *http.Request) {
+	if p.stopped.Load() {
+		panic(http.ErrAbortHandler)
+	}
 	f := p.draw(request)
 	if f.code != 0 {
 		p.remember(request, f.code, true)

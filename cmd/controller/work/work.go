@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package work joins the parts of berth-controller. It owns what runs on every replica and what
+// only the leader does; it knows neither flags nor leases nor servers.
+package work
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/component-base/metrics"
+	"k8s.io/utils/clock"
+
+	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/agentport"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/assigner"
+	"github.com/berth-dev/berth/ipam/assignments"
+	"github.com/berth-dev/berth/ipam/claims"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/event"
+	"github.com/berth-dev/berth/ipam/poolstatus"
+	"github.com/berth-dev/berth/ipam/preallocation"
+	"github.com/berth-dev/berth/ipam/reclaim"
+	"github.com/berth-dev/berth/ipam/services"
+	"github.com/berth-dev/berth/ipam/store"
+	"github.com/berth-dev/berth/ipam/view"
+	"github.com/berth-dev/berth/ipam/wrongaddress"
+)
+
+// Options of the work.
+type Options struct {
+	// Namespace is Berth's.
+	Namespace string
+	// Workers is how many addresses are reconciled concurrently.
+	Workers  int
+	Assigner assigner.Options
+	// EvictWrong: pods that run with a wrong address are evicted.
+	EvictWrong bool
+	// Services of type LoadBalancer get addresses.
+	Services bool
+	// Register and Collect register metrics.
+	Register func(...metrics.Registerable)
+	Collect  func(...metrics.StableCollector)
+}
+
+// Work has the parts of the controller.
+type Work struct {
+	factory     informers.SharedInformerFactory
+	view        *view.View
+	broadcaster events.EventBroadcaster
+	reclaimer   *reclaim.Reclaimer
+	status      *poolstatus.Writer
+	ahead       *preallocation.Loop
+	assignments *assignments.Assignments
+	wrong       *wrongaddress.Finder
+	ipam        *ipam.IPAM
+	secrets     corev1client.SecretInterface
+	workers     int
+	following   sync.WaitGroup
+	ready       atomic.Bool
+}
+
+// New joins the parts. Nothing runs before Follow.
+func New(config *rest.Config, kube kubernetes.Interface, options Options) (*Work, error) {
+	api, err := client.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	// Resync: if a bug loses an event, an address is freed late instead of never.
+	const resync = 10 * time.Minute
+	seen, err := view.New(api, resync)
+	if err != nil {
+		return nil, err
+	}
+	factory := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithTransform(reclaim.Slim))
+	w := &Work{
+		factory:     factory,
+		view:        seen,
+		broadcaster: events.NewBroadcaster(&events.EventSinkImpl{Interface: kube.EventsV1()}),
+		secrets:     kube.CoreV1().Secrets(options.Namespace),
+		workers:     options.Workers,
+	}
+	kinds, err := eventScheme()
+	if err != nil {
+		return nil, fmt.Errorf("register the objects that events are about: %w", err)
+	}
+	recorder := w.broadcaster.NewRecorder(kinds, "berth-controller")
+	asking, err := newAsking(config)
+	if err != nil {
+		return nil, err
+	}
+	if w.reclaimer, err = newReclaimer(config, options, reclaim.Config{
+		Agents: &agentport.Ports{Kube: asking, Namespace: options.Namespace},
+		Kube:   kube, Berth: api, View: seen, Factory: factory, Services: options.Services,
+		Events: recorder, Metrics: reclaim.NewMetrics(options.Register),
+	}); err != nil {
+		return nil, err
+	}
+	w.wrong = newFinder(kube, factory, seen, options, recorder)
+	poolMetrics, claimMetrics, setMetrics := poolstatus.NewMetrics(), claims.NewMetrics(), preallocation.NewMetrics()
+	options.Collect(poolMetrics, claimMetrics, setMetrics)
+	// Some writes have clients with their own rate limits, so that they do not delay the release of
+	// addresses: the status of pools, of which there may be ten thousand, and FloatingIPs that are
+	// taken ahead, of which one IPClaim may have as many.
+	counting, err := client.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	if w.status, err = poolstatus.New(counting.IPPools, seen, recorder, poolMetrics); err != nil {
+		return nil, err
+	}
+	return w, w.takeAhead(config, kube, options, recorder, claimMetrics, setMetrics)
+}
+
+// takeAhead adds the loop that takes addresses for whatever asks for them without a pod.
+func (w *Work) takeAhead(config *rest.Config, kube kubernetes.Interface, options Options, recorder events.EventRecorder, claimMetrics *claims.Metrics, setMetrics *preallocation.Metrics) error {
+	api, err := client.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	if w.ipam, err = ipam.New(w.view, store.New(api.FloatingIPs), nil); err != nil {
+		return err
+	}
+	if w.ahead, err = preallocation.NewLoop(w.ipam, w.view, w.factory); err != nil {
+		return err
+	}
+	if w.assignments, err = assignments.New(w.ahead, assignments.Parts{API: api, Nodes: kube.CoreV1().Nodes(), Recorder: recorder, Factory: w.factory}); err != nil {
+		return err
+	}
+	if options.Services {
+		err = services.Add(w.ahead, services.Parts{
+			API: api, Services: kube.CoreV1(), Namespaces: kube.CoreV1().Namespaces(), Recorder: recorder, View: w.view, Factory: w.factory, Carriers: w.assignments,
+		})
+	}
+	return errors.Join(err,
+		claims.Add(w.ahead, claims.Parts{API: api, Recorder: recorder, Metrics: claimMetrics, View: w.view}),
+		preallocation.AddWorkloads(w.ahead, preallocation.Parts{Kube: kube, Recorder: recorder, Metrics: setMetrics, Factory: w.factory}),
+	)
+}
+
+// newAsking returns the client for questions to agents. It has limits of its own: when many nodes are
+// lost, their agents are asked again and again, and that must not delay the release of addresses.
+func newAsking(config *rest.Config) (kubernetes.Interface, error) {
+	config = rest.CopyConfig(config)
+	config.QPS, config.Burst = 50, 100
+	asking, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("create the client that asks agents: %w", err)
+	}
+	return asking, nil
+}
+
+// newFinder returns the finder of pods with wrong addresses, which evicts them if the options say so.
+func newFinder(kube kubernetes.Interface, factory informers.SharedInformerFactory, seen *view.View, options Options, recorder event.Recorder) *wrongaddress.Finder {
+	records := seen.FloatingIPs.GetIndexer()
+	config := wrongaddress.Config{
+		Pods: factory.Core().V1().Pods().Lister(),
+		FloatingIP: func(name string) *v1alpha1.FloatingIP {
+			object, exists, err := records.GetByKey(name)
+			if err != nil || !exists {
+				return nil
+			}
+			return object.(*v1alpha1.FloatingIP)
+		},
+		Events: recorder, Count: wrongaddress.NewCount(), Clock: clock.RealClock{},
+	}
+	if options.EvictWrong {
+		config.Evict = func(ctx context.Context, eviction *policyv1.Eviction) error {
+			return kube.PolicyV1().Evictions(eviction.Namespace).Evict(ctx, eviction)
+		}
+	}
+	options.Register(config.Count)
+	return wrongaddress.New(config)
+}
+
+// newReclaimer adds to parts the clients of custom workloads and the external assigner, if
+// there is one.
+func newReclaimer(config *rest.Config, options Options, parts reclaim.Config) (*reclaim.Reclaimer, error) {
+	var err error
+	if parts.Dynamic, err = dynamic.NewForConfig(config); err != nil {
+		return nil, fmt.Errorf("create the client of custom workloads: %w", err)
+	}
+	if parts.Metadata, err = metadata.NewForConfig(config); err != nil {
+		return nil, fmt.Errorf("create the metadata client of custom workloads: %w", err)
+	}
+	if options.Assigner.Enabled() {
+		if parts.Detacher, err = assigner.New(options.Assigner, assigner.NewMetrics(options.Register)); err != nil {
+			return nil, err
+		}
+	}
+	return reclaim.New(parts)
+}
+
+// eventScheme returns a scheme of the kinds that events are about: objects in caches have no
+// kind set.
+func eventScheme() (*runtime.Scheme, error) {
+	all := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{scheme.AddToScheme, v1alpha1.AddToScheme} {
+		if err := add(all); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// Follow fills the caches and the book on every replica, so that a new leader can start at
+// once, and records events until Shutdown. It does not block.
+func (w *Work) Follow(ctx context.Context) error {
+	if err := w.broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+		return fmt.Errorf("start to record events: %w", err)
+	}
+	w.factory.StartWithContext(ctx)
+	w.following.Go(func() { w.view.Run(ctx) })
+	w.following.Go(func() { w.ipam.Run(ctx) })
+	w.following.Go(func() { w.assignments.Run(ctx) })
+	w.ready.Store(true)
+	return nil
+}
+
+// Shutdown ends the recording of events.
+func (w *Work) Shutdown() { w.broadcaster.Shutdown() }
+
+// Wait waits until what Follow began has ended, after its ctx.
+func (w *Work) Wait() {
+	w.following.Wait()
+	w.factory.Shutdown()
+}
+
+// IsReady returns an error until the caches are being filled: then the program can take
+// the lease.
+func (w *Work) IsReady(context.Context) error {
+	if !w.ready.Load() {
+		return errors.New("starting")
+	}
+	return nil
+}
+
+// Lead writes until ctx ends. The view of a new leader may be older than the last
+// leader's writes. This is safe: the name of a FloatingIP is unique, so only one creation
+// succeeds, and updates and deletions carry the UID and resource version. Before a pod or
+// workload counts as gone, and before addresses are taken for a claim or workload, the API
+// server is asked. A status write carries the UID of its object. Outdated counts, and
+// addresses beyond the size of a claim or fixed set, are corrected when the watch catches
+// up.
+func (w *Work) Lead(ctx context.Context) {
+	var group sync.WaitGroup
+	group.Go(func() { w.status.Run(ctx) })
+	group.Go(func() { w.ahead.Run(ctx) })
+	group.Go(func() { w.wrong.Run(ctx) })
+	group.Go(func() { keepAgentKey(ctx, w.secrets) })
+	w.reclaimer.Run(ctx, w.workers)
+	group.Wait()
+}
