@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+// tools has promises about failover, Services, what people run, and how it is installed.
+var tools = []promise{
+	{
+		"While more than one node and more than a third of all are suspect, nothing moves.", "docs/how-to/failover.md#the-brake",
+		"ipam/failover/cluster.go", "3*c.counted > c.of", "2*c.counted > c.of",
+		"ipam/failover", "TestCutTogether",
+	},
+	{
+		"Pods that did not ask for failover stay where they are.", "docs/how-to/failover.md",
+		"ipam/failover/cluster.go", "if pod.Automatic && len(pod.Addresses) > 0 {", "if len(pod.Addresses) > 0 {",
+		"ipam/failover", "TestNotAsked",
+	},
+	{
+		"A node that has renewed its Lease is not powered off.", "docs/how-to/failover.md#power-nodes-off",
+		"cmd/failover/mover/act.go", "case renewed:\n\t\treturn []failover.Input{failover.Renewed", "case renewed && err != nil:\n\t\treturn []failover.Input{failover.Renewed",
+		"cmd/failover/mover", "TestLeaseIsReadBefore",
+	},
+	{
+		"The next node takes the address of a Service first, and the node before gives it up after that.", "docs/how-to/services.md#which-nodes-carry-it",
+		"ipam/services/carriers.go", "moving := slices.ContainsFunc(p.targets, func", "moving := slices.ContainsFunc(p.targets[:0], func",
+		"ipam/services", "TestChoose",
+	},
+	{
+		"While a namespace has as many addresses as the least of its ResourceQuotas allows, nothing is preallocated in it.", "docs/explanation/scheduling.md#caps",
+		"ipam/preallocation/quota.go", "n := hard.Value(); least == nil || n < *least", "n := hard.Value(); least == nil || n > *least",
+		"ipam/preallocation", "TestAtQuota",
+	},
+	{
+		"kubectl berth check names addresses that are in no pool.", "docs/how-to/shrink-pool.md",
+		"cmd/kubectl-berth/audit/compare.go", `if !isHome && spec.Pool != "" {`, `if isHome && spec.Pool != "" {`,
+		"cmd/kubectl-berth/audit", "TestRun",
+	},
+	{
+		"NetBox's addresses that are not Berth's are left as they are.", "docs/how-to/netbox.md",
+		"cmd/kubectl-berth/inventory/netbox/write.go", "case !e.IsBerths():\n\t\t\tforeign = append(foreign, e)\n\t\t", "",
+		"cmd/kubectl-berth/inventory/netbox", "TestSecondImportChangesNothing",
+	},
+	{
+		"The import from Galaxy leaves out an address that Galaxy itself would free.", "docs/how-to/migration.md",
+		"cmd/kubectl-berth/transfer/galaxyimport/plan.go", `return decided(Stale, "its pod is gone, Galaxy frees it", attributeNote)`, `return decided(Create, "its pod is gone, Galaxy frees it", attributeNote)`,
+		"cmd/kubectl-berth/transfer/galaxyimport", "TestAddress",
+	},
+	{
+		"The console lets in whoever has the token of its URL, and nobody else.", "docs/how-to/console.md#who-may-see-it",
+		"cmd/kubectl-berth/console/access/local.go", "return err == nil && l.isToken(cookie.Value)", `return err == nil && cookie.Value != ""`,
+		"cmd/kubectl-berth/console/access", "TestLocal",
+	},
+	{
+		"The console shows a user the rows of the namespaces where he may list pods, and no others.", "docs/how-to/console.md#in-the-cluster",
+		"cmd/kubectl-berth/console/register/scope.go", `return s.all || namespace != "" && s.namespaces[namespace]`, "return s.all || s.namespaces[namespace] || len(s.namespaces) > 0",
+		"cmd/kubectl-berth/console/register", "TestScope",
+	},
+	{
+		"helm uninstall fails while pods have floating IPs, and names them.", "docs/how-to/uninstall.md#what-helm-uninstall-does",
+		"cmd/controller/uninstall.go", "case pod != nil && owner != nil:", "case pod != nil && owner != nil && owner.IsClaim():",
+		"cmd/controller", "TestUnused",
+	},
+	{
+		"The metrics have the names of the reference.", "docs/reference/metrics.md",
+		"agent/metrics.go", `Name: "withdrawals_total"`, `Name: "withdrawn_total"`,
+		"cmd/internal/referencetest", "TestReferenceMetrics",
+	},
+	{
+		"Services with externalTrafficPolicy Local that share an address need the same selector.", "docs/how-to/services.md#which-address",
+		"ipam/reclaim/slim.go", "slim.Spec.ExternalTrafficPolicy, slim.Spec.Ports, slim.Spec.Selector = o.Spec.ExternalTrafficPolicy, o.Spec.Ports, o.Spec.Selector", "slim.Spec.ExternalTrafficPolicy, slim.Spec.Ports = o.Spec.ExternalTrafficPolicy, o.Spec.Ports",
+		"ipam/services", "TestServed",
+	},
+	{
+		"kubectl berth history says of the time after a pod that its address was retained, and not the pod's.", "docs/how-to/history.md",
+		"cmd/kubectl-berth/history/ledger/ledger.go", `next.Pod, next.PodUID, next.Node = "", "", ""`, `next.PodUID, next.Node = "", ""`,
+		"cmd/kubectl-berth/history/ledger", "TestTenures",
+	},
+	{
+		"A backup has the labels and annotations of objects.", "docs/how-to/backup.md",
+		"cmd/kubectl-berth/transfer/backup/objects.go", "Labels: o.Labels, Annotations: o.Annotations}", "Labels: o.Labels}",
+		"cmd/kubectl-berth/transfer/backup", "TestAdd",
+	},
+	{
+		"A restore changes no address that another owner has by now.", "docs/how-to/restore.md",
+		"cmd/kubectl-berth/transfer/backup/restore.go", "case want.Owner == nil || is.Owner == nil || !same(is.Owner, want.Owner):", "case want.Owner == nil || is.Owner == nil:",
+		"cmd/kubectl-berth/transfer/backup", "TestRestoreAddress",
+	},
+	{
+		"kubectl berth release frees no address that a pod has.", "docs/how-to/free-address.md",
+		"cmd/kubectl-berth/circulation/freeing/freeing.go", "case spec.Pod != nil:\n\t\tr.leave(Held, Whose(ip)+\": delete the pod\")\n\t", "",
+		"cmd/kubectl-berth/circulation/freeing", "TestOf",
+	},
+	{
+		"An agent may not delete FloatingIPs.", "docs/explanation/security.md#privileges",
+		"manifests/agent/rbac.yaml", "resources: [floatingips]\n    verbs: [get, list]", "resources: [floatingips]\n    verbs: [get, list, delete]",
+		"manifests", "TestRightsToWrite",
+	},
+	{
+		"The API server refuses pods that ask for host ports by an annotation where the namespace enforces baseline or restricted.", "docs/how-to/hostports.md#who-may-ask",
+		"manifests/admission/host-ports.yaml", "values: [baseline, restricted]", "values: [restricted]",
+		"test/scheduler/api", "TestHostPortsOfNamespaces",
+	},
+	{
+		"An operator moves an address from one IPClaim to another of the same namespace only.", "docs/explanation/security.md",
+		"manifests/admission/operators.yaml", "        && object.spec.owner.namespace == oldObject.spec.owner.namespace\n", "",
+		"test/scheduler/api", "TestOperators",
+	},
+	{
+		"The chart's value networkPolicy.pods says for which pods policies are enforced.", "docs/explanation/network-policy.md#whose-pods",
+		"manifests/chart/templates/agent/daemonset.yaml", `{{- if ne .Values.networkPolicy.pods "FloatingIP" }}`, `{{- if ne .Values.networkPolicy.pods "All" }}`,
+		"test/helm/render", "TestValues",
+	},
+	{
+		"The alert on a full pool fires when it has no free address left.", "docs/how-to/troubleshooting.md#alerts",
+		"manifests/chart/monitoring/rules.yaml", ">= max by (pool) (berth_pool_capacity) > 0\n        for: 5m", "> max by (pool) (berth_pool_capacity) > 0\n        for: 5m",
+		"test/monitoring", "TestRules",
+	},
+}

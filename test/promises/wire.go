@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+// wire has promises about packets and the wire: rules in the kernel, answers, routers.
+var wire = []promise{
+	{
+		"With the backend nftables a policy of ingress governs the pods that packets go to.", "docs/explanation/network-policy.md#through-nftables-or-ipset-and-iptables",
+		"agent/policy/table/encode.go", "n.of(r.DestinationMap), f.DAddr", "n.of(r.DestinationMap), f.SAddr",
+		"agent/policy/backendtest", "TestApply",
+	},
+	{
+		"With the backend iptables a policy of ingress governs the pods that packets go to.", "docs/explanation/network-policy.md#through-nftables-or-ipset-and-iptables",
+		"agent/policy/iptables/render.go", "if rule.DestinationMap != \"\" {\n\t\treturn \"dst\"", "if rule.DestinationMap == \"\" {\n\t\treturn \"dst\"",
+		"agent/policy/iptables", "TestGolden",
+	},
+	{
+		"A pod sends from its own addresses only.", "docs/explanation/concepts.md#how-a-node-gives-it-to-the-pod",
+		"cni/netfilter/rules.go", "nftables.IIFName, ip.SAddr), nftables.Drop))", "nftables.IIFName, ip.SAddr), nftables.Accept))",
+		"cni/veth/wire", "TestSpoofing",
+	},
+	{
+		"DEL leaves no rule of the pod on the node.", "docs/reference/node.md",
+		"cni/veth/wire/withdraw.go", "return errors.Join(append(errs, k.sweep())...)", "return errors.Join(errs...)",
+		"cni/veth/wire", "TestTraffic",
+	},
+	{
+		"A pod keeps its floating IP as the source of connections through Services.", "docs/explanation/sources.md",
+		"cni/netfilter/rules.go", "nftables.In(floatingSet+ip.Suffix, ip.SAddr), ip.KeepSource()", "nftables.In(floatingSet+ip.Suffix, ip.DAddr), ip.KeepSource()",
+		"cni/veth/wire", "TestSourceIsKept",
+	},
+	{
+		"The new node of an address announces it.", "README.md",
+		"cni/veth/wire/announce.go", "\t\tif answers {", "\t\tif !answers {",
+		"cni/veth/wire", "TestTakeover",
+	},
+	{
+		"The node hears which host outside of the cluster has the address of a pod that is to start.", "docs/how-to/address-conflict.md",
+		"cni/conflict/probe.go", "if i >= 0 && !bytes.Equal(mac, asked[i].Own) {", "if i >= 0 && bytes.Equal(mac, asked[i].Own) {",
+		"cni/conflict", "TestForeignHost",
+	},
+	{
+		"A pod sees the address of another host that reaches its host port.", "docs/how-to/hostports.md#who-reaches-the-pod-and-what-it-sees",
+		"cni/hostport/rules.go", `nftables.NewRule("a pod sees the client", forwarded, ip.KeepSource())`, `nftables.NewRule("a pod sees the client", forwarded, nftables.Masquerade)`,
+		"cni/hostport", "TestForwarding",
+	},
+	{
+		"Pods that leave with an address of their node leave with no other one.", "docs/how-to/egress.md#when-pods-do-not-leave",
+		"cni/egress/table.go", `nftables.NewRule("has another address", leaves, nftables.CounterNamed(refusedCounter), nftables.Drop)`, `nftables.NewRule("has another address", leaves, nftables.CounterNamed(refusedCounter), nftables.Accept)`,
+		"cni/egress", "TestExceptions",
+	},
+	{
+		"With newest routers prefer the node to which the address came last.", "docs/how-to/bgp.md#when-two-nodes-announce-an-address",
+		"speaker/plan/plan.go", "preference := math.MaxUint32 - metric", "preference := metric",
+		"speaker/plan", "TestSessions",
+	},
+}
