@@ -22,7 +22,6 @@ COSIGN         := go run github.com/sigstore/cosign/v3/cmd/cosign@v3.1.3
 GOVULNCHECK    := go run golang.org/x/vuln/cmd/govulncheck@v1.9.0
 ACTIONLINT     := go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 
-PROGRAMS := berth-scheduler:./cmd/scheduler berth-controller:./cmd/controller berth-agent:./cmd/agent berth-console:./cmd/console berth-failover:./cmd/failover berth-speaker:./cmd/speaker berth-cni:./cni/shim berth-ipam:./cni/ipam berth-overlay:./cni/overlay berth-bridge:github.com/containernetworking/plugins/plugins/main/bridge berth-host-local:github.com/containernetworking/plugins/plugins/ipam/host-local berth-iptables:./cni/iptables kubectl-berth:./cmd/kubectl-berth
 FUZZTIME ?= 30s
 FUZZ     := $(shell grep -rlE '^func Fuzz' --include='*_test.go' . | grep -v '^./test/' | sort)
 # Without vet, which compiles facts about every dependency: lint has all of it.
@@ -60,7 +59,7 @@ help: ## List the targets.
 ##@ Build and try
 
 build: ## Compile Berth's programs into bin/.
-	@$(foreach p,$(PROGRAMS),echo "go build $(lastword $(subst :, ,$(p)))" && go build -ldflags='-s -w' -o bin/$(firstword $(subst :, ,$(p))) $(lastword $(subst :, ,$(p))) &&) true
+	cd test && go run ./cmd/compile berth
 	cp cmd/kubectl-berth/kubectl_complete-berth bin/
 
 images: ## Write container images of the programs for amd64 and arm64 (ARCH) into dist/, without an engine or a registry.
@@ -102,10 +101,10 @@ sign: ## Sign the images and the chart that publish pushed, what the images are 
 	$(COSIGN) sign-blob --yes --bundle dist/SHA256SUMS.sigstore.json dist/SHA256SUMS
 
 demo: ## Show the main job on a real cluster; KEEP=1 leaves it up.
-	cd test && go build -o bin/demo ./cmd/demo && go build -o bin/lab ./cmd/lab && bin/demo $(if $(KEEP),-keep)
+	cd test && go run ./cmd/compile demo && bin/demo $(if $(KEEP),-keep)
 
 lab: ## Build the command that runs clusters: test/bin/lab.
-	cd test && go build -o bin/lab ./cmd/lab && bin/lab prepare
+	cd test && go run ./cmd/compile lab && bin/lab prepare
 
 lab-down: lab ## Take down every cluster, also the rest of a crashed one.
 	test/bin/lab down --all

@@ -10,39 +10,18 @@ package deploy
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/berth-dev/berth/test/compile"
 	"github.com/berth-dev/berth/test/lab"
 )
-
-// packages are the packages of Berth's programs, and of plugins that tests use with them.
-var packages = map[string]string{
-	"berth-scheduler":  "./cmd/scheduler",
-	"berth-controller": "./cmd/controller",
-	"berth-agent":      "./cmd/agent",
-	"berth-console":    "./cmd/console",
-	"berth-failover":   "./cmd/failover",
-	"berth-speaker":    "./cmd/speaker",
-	"berth-cni":        "./cni/shim",
-	"berth-ipam":       "./cni/ipam",
-	"berth-overlay":    "./cni/overlay",
-	"berth-bridge":     "github.com/containernetworking/plugins/plugins/main/bridge",
-	"berth-host-local": "github.com/containernetworking/plugins/plugins/ipam/host-local",
-	"berth-iptables":   "./cni/iptables",
-	"kubectl-berth":    "./cmd/kubectl-berth",
-	"cnitool":          "github.com/containernetworking/cni/cnitool",
-	"macvlan":          "github.com/containernetworking/plugins/plugins/main/macvlan",
-}
 
 // Namespace is where manifests/ put Berth's programs, and AgentLabels select the
 // agents' pods there.
@@ -60,51 +39,30 @@ const patience = 5 * time.Minute
 
 // Root finds the folder of the root module: the working directory or one above
 // it.
-func Root() (string, error) {
-	dir, err := os.Getwd()
-	if err != nil {
-		return "", fmt.Errorf("find the repository: %w", err)
-	}
-	for ; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
-		text, err := os.ReadFile(filepath.Join(dir, "go.mod"))
-		if err == nil && bytes.HasPrefix(text, []byte("module github.com/berth-dev/berth\n")) {
-			return dir, nil
-		}
-	}
-	return "", errors.New("find the repository: the working directory is not in it")
-}
+func Root() (string, error) { return compile.Root() }
 
-// Build compiles the programs of Berth's images into the repository's bin folder.
-func Build(ctx context.Context, progress io.Writer) error {
-	for _, i := range images {
-		if _, err := Programs(ctx, i.programs...); err != nil {
-			return err
-		}
-		fmt.Fprintf(progress, "built %s\n", strings.Join(i.programs, ", "))
+// Build compiles the programs of images, all of Berth's when none is named, into the
+// repository's bin folder.
+func Build(ctx context.Context, progress io.Writer, names ...string) error {
+	var programs []string
+	for _, i := range named(names) {
+		programs = append(programs, i.programs...)
 	}
+	if _, err := Programs(ctx, programs...); err != nil {
+		return err
+	}
+	fmt.Fprintf(progress, "built %s\n", strings.Join(programs, ", "))
 	return nil
 }
 
-// Programs compiles programs of Berth into the repository's bin folder, which it returns. A program that is up to date costs a second:
-// linking takes ten. Processes may call it side by side.
+// Programs compiles programs of Berth into the repository's bin folder, which it returns. Programs that are up to date cost a second:
+// linking one takes ten. Processes may call it side by side.
 func Programs(ctx context.Context, names ...string) (dir string, err error) {
-	root, err := Root()
+	m, err := compile.Berth(names...)
 	if err != nil {
 		return "", err
 	}
-	dir = filepath.Join(root, "bin")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", err
-	}
-	lock, err := os.OpenFile(filepath.Join(dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return "", err
-	}
-	defer lock.Close()
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
-		return "", fmt.Errorf("wait for another build: %w", err)
-	}
-	return dir, Compile(ctx, dir, names)
+	return m.Out, compile.Programs(ctx, nil, m)
 }
 
 // Compile compiles programs of Berth into a folder as they ship, but for flags of go
@@ -115,26 +73,18 @@ func Compile(ctx context.Context, dir string, programs []string, flags ...string
 
 // compileFor is Compile for another architecture, as Go calls it.
 func compileFor(ctx context.Context, arch, dir string, programs []string, flags ...string) error {
-	root, err := Root()
+	m, err := compile.Berth(programs...)
 	if err != nil {
 		return err
 	}
-	for _, name := range programs {
-		args := slices.Concat([]string{"build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(dir, name)}, flags, []string{packages[name]})
-		command := exec.CommandContext(ctx, "go", args...)
-		command.Dir = root
-		command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOOS=linux", "GOARCH="+arch)
-		if output, err := command.CombinedOutput(); err != nil {
-			return fmt.Errorf("build %s: %w\n%s", name, err, output)
-		}
-	}
-	return nil
+	m.Out, m.Flags, m.Env = dir, flags, []string{"GOOS=linux", "GOARCH=" + arch}
+	return compile.Programs(ctx, nil, m)
 }
 
-// Berth installs Berth on a lab and waits until all of it is ready. Build comes
-// first.
-func Berth(ctx context.Context, cluster *lab.Cluster, progress io.Writer) error {
-	if err := LoadImages(ctx, cluster, progress); err != nil {
+// Berth installs Berth on a lab, whose nodes get these images, all of Berth's when none is
+// named, and waits until all of it is ready. Build comes first.
+func Berth(ctx context.Context, cluster *lab.Cluster, progress io.Writer, images ...string) error {
+	if err := LoadImages(ctx, cluster, progress, images...); err != nil {
 		return err
 	}
 	if err := Customize(ctx, cluster); err != nil {

@@ -9,10 +9,12 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
+	"github.com/berth-dev/berth/test/compile"
 	"github.com/berth-dev/berth/test/image"
 	"github.com/berth-dev/berth/test/lab"
 )
@@ -31,12 +33,20 @@ type berthImage struct {
 const unprivileged = "65532:65532"
 
 var images = []berthImage{
-	{"berth-scheduler", "kube-scheduler that gives pods floating IPs", []string{"berth-scheduler"}, unprivileged, false},
-	{"berth-controller", "frees floating IPs", []string{"berth-controller"}, unprivileged, false},
-	{"berth-agent", "wires pods with floating IPs, on every node", []string{"berth-agent", "berth-cni", "berth-ipam", "berth-overlay", "berth-bridge", "berth-host-local", iptablesProgram}, "", true},
-	{"berth-console", "shows who has which floating IP", []string{"berth-console"}, unprivileged, false},
-	{"berth-failover", "moves pods with floating IPs from nodes that died", []string{"berth-failover"}, unprivileged, false},
-	{"berth-speaker", "announces floating IPs by BGP", []string{"berth-speaker"}, unprivileged, false},
+	{"berth-scheduler", "kube-scheduler that gives pods floating IPs", compile.Images["berth-scheduler"], unprivileged, false},
+	{"berth-controller", "frees floating IPs", compile.Images["berth-controller"], unprivileged, false},
+	{"berth-agent", "wires pods with floating IPs, on every node", compile.Images["berth-agent"], "", true},
+	{"berth-console", "shows who has which floating IP", compile.Images["berth-console"], unprivileged, false},
+	{"berth-failover", "moves pods with floating IPs from nodes that died", compile.Images["berth-failover"], unprivileged, false},
+	{"berth-speaker", "announces floating IPs by BGP", compile.Images["berth-speaker"], unprivileged, false},
+}
+
+// named returns the images of these names, all without names.
+func named(names []string) []berthImage {
+	if len(names) == 0 {
+		return images
+	}
+	return slices.DeleteFunc(slices.Clone(images), func(i berthImage) bool { return !slices.Contains(names, i.name) })
 }
 
 // Registry is the registry of the chart's images, and Version the tag of images that are no
@@ -75,9 +85,9 @@ func (i berthImage) make(root, programs, netfilter, arch, version string, compre
 	return img, nil
 }
 
-// LoadImages makes Berth's images of the programs in the repository's bin folder and loads
-// them into the nodes of a lab.
-func LoadImages(ctx context.Context, cluster *lab.Cluster, progress io.Writer) error {
+// LoadImages makes images, all of Berth's when none is named, of the programs in the
+// repository's bin folder and loads them into the nodes of a lab.
+func LoadImages(ctx context.Context, cluster *lab.Cluster, progress io.Writer, names ...string) error {
 	root, err := Root()
 	if err != nil {
 		return err
@@ -92,7 +102,7 @@ func LoadImages(ctx context.Context, cluster *lab.Cluster, progress io.Writer) e
 		return fmt.Errorf("make Berth's images: %w", err)
 	}
 	var archives []string
-	for _, i := range images {
+	for _, i := range named(names) {
 		img, err := i.make(root, filepath.Join(root, "bin"), netfilter, runtime.GOARCH, Version, image.Uncompressed)
 		if err != nil {
 			return err

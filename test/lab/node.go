@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/berth-dev/berth/test/compile"
 )
 
 // Node is a host that runs pods. Its folders /etc/cni, /opt/cni, /run,
@@ -278,7 +280,7 @@ func (n *Node) format() error {
 			return err
 		}
 	}
-	for _, p := range cniPlugins() {
+	for _, p := range compile.Plugins {
 		name := filepath.Base(p)
 		if err := copyFile(filepath.Join(binDir, name), filepath.Join(n.cluster.bin, name)); err != nil {
 			return err

@@ -26,10 +26,6 @@ const (
 	MarkerEnv = "BERTH_LAB"
 	// DirEnv is the environment variable that moves the folder of all labs.
 	DirEnv = "BERTH_LAB_DIR"
-	// KubernetesEnv is the environment variable that names the minor of Kubernetes that
-	// a lab runs, such as 1.35: one of those with a module in test/kubernetes. The one of
-	// this module when it is not set.
-	KubernetesEnv = "BERTH_LAB_KUBERNETES"
 	// BinEnv is the environment variable that names a folder with built
 	// programs; nothing is built when it is set.
 	BinEnv = "BERTH_LAB_BIN"

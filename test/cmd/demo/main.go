@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/berth-dev/berth/test/compile"
 	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/witness"
@@ -49,15 +50,10 @@ func (d *demo) run(ctx context.Context, keep bool) (err error) {
 	if err := lab.Prepare(ctx, d); err != nil {
 		return err
 	}
-	if err := deploy.Build(ctx, d); err != nil {
+	if err := deploy.Build(ctx, d, compile.Installed...); err != nil {
 		return err
 	}
-	root, err := deploy.Root()
-	if err != nil {
-		return err
-	}
-	d.programs = filepath.Join(root, "bin")
-	if err := deploy.Compile(ctx, d.programs, []string{"kubectl-berth"}); err != nil {
+	if d.programs, err = deploy.Programs(ctx, "kubectl-berth"); err != nil {
 		return err
 	}
 	if d.cluster, err = lab.Up(ctx, lab.Options{Name: d.name, Nodes: d.nodes, Progress: d}); err != nil {
@@ -80,7 +76,7 @@ func (d *demo) run(ctx context.Context, keep bool) (err error) {
 	if d.witness, err = witness.New(d.cluster); err != nil {
 		return err
 	}
-	if err := deploy.Berth(ctx, d.cluster, d); err != nil {
+	if err := deploy.Berth(ctx, d.cluster, d, compile.Installed...); err != nil {
 		return err
 	}
 	stop, err := d.console(ctx)
