@@ -20,7 +20,7 @@ const ownMounts = "BERTH_TEST_OWN_MOUNTS"
 // tests changes mounts: other labs of the machine come and go meanwhile. make test runs those that
 // need no lab: that a lab comes and goes, test/e2e sees.
 func TestMain(m *testing.M) {
-	short.Tests("TestParseStat", "TestProcessAlive", "TestWeight", "TestCgroupMount", "TestParseRequires", "TestHostBatch",
+	short.Tests("TestParseStat", "TestProcessAlive", "TestWeight", "TestCgroupMount", "TestHostBatch",
 		"TestHostLinksAreDistinct", "TestOptions", "TestInitScriptMountsBeforeSharing", "TestOthersMounts")
 	if os.Geteuid() == 0 && os.Getenv(ownMounts) == "" {
 		fmt.Fprintln(os.Stderr, "enter a mount namespace:", enterOwnMounts())

@@ -66,7 +66,7 @@ func parts() []part {
 				{module: ".", packages: []string{"./..."}, lacks: netnstest, cached: true},
 				{module: "test/helm", packages: []string{"./..."}, cached: true},
 				{module: "test", packages: []string{
-					"./bench/...", "./chaos/judge", "./debian", "./parts", "./promises", "./witness",
+					"./bench/...", "./chaos/judge", "./compile", "./debian", "./parts", "./promises", "./witness",
 				}},
 			},
 		},
