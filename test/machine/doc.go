@@ -9,10 +9,11 @@
 // A machine is one QEMU process without a disk and without a network, but with cards on a
 // network of their own. Its root is an
 // initramfs with the kernel's network modules, which the kernel loads as it needs
-// them, and with ip, ping, nft and the tests. Package init is its first process: it
-// runs the tests one after another, reports their output on the second serial port
-// and powers off. The first serial port is the kernel's console.
+// them, and with ip, ping, nft and the tests of one package. Package init is its first
+// process: it runs the tests, reports their output on the second serial port and powers
+// off. The first serial port is the kernel's console.
 //
-// The emulator translates instructions (TCG), so the machine needs no support of the
-// processor and is about ten times slower than the host.
+// The processor runs the machine where KVM works, which a kernel shows by its first line.
+// Elsewhere the emulator translates instructions (TCG), and the machine is about ten times
+// slower than the host.
 package machine

@@ -5,16 +5,24 @@ package machine
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/berth-dev/berth/test/short"
 )
+
+// Booting an emulated machine alone takes ten seconds of CPU time: go test -short runs none.
+func TestMain(m *testing.M) {
+	short.Tests()
+	os.Exit(m.Run())
+}
 
 // suites are the tests of the root module that need a kernel with all drivers.
 func suites(t *testing.T) []Suite {
@@ -22,47 +30,36 @@ func suites(t *testing.T) []Suite {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A driver that is missing in a machine is a failure.
-	env := []string{"REQUIRE_NETNS=1", "REQUIRE_DRIVERS=1"}
-	// Traffic by each type; all else by some, unless the package is asked for.
-	vlan := "^TestTraffic$/(ipvlan|VLAN)|^Test.*/(^ipvlan_l2$|^ipvlan_l3s_VLAN$|^bridge_on_a_VLAN$|^VLAN$)"
-	if os.Getenv(envPackage) != "" {
-		vlan = "^Test.*/(ipvlan|VLAN)"
-	}
 	all := []Suite{
-		{Module: root, Package: "./cni/vlan", Env: env, Run: vlan, Tags: "faultpoints"},
-		{Module: root, Package: "./cni/veth/wire", Env: env, Run: "^TestVLAN"},
-		{Module: root, Package: "./cni/nodeaddress", Env: env},
-		{Module: root, Package: "./agent/answering/segment", Env: env, Run: "^Test(Firewalls|OtherVLAN)"},
-		{Module: root, Package: "./agent/policy/place", Env: env, Run: "^(TestFind|TestDrivers)$/(ipvlan|VLAN)"},
+		// Traffic by each type; all else by some.
+		{Package: "./cni/vlan", Run: "^TestTraffic$/(ipvlan|VLAN)|^Test.*/(^ipvlan_l2$|^ipvlan_l3s_VLAN$|^bridge_on_a_VLAN$|^VLAN$)", Tags: "faultpoints"},
+		{Package: "./cni/veth/wire", Run: "^TestVLAN"},
+		{Package: "./cni/nodeaddress"},
+		{Package: "./agent/answering/segment", Run: "^Test(Firewalls|OtherVLAN)"},
+		{Package: "./agent/policy/place", Run: "^(TestFind|TestDrivers)$/(ipvlan|VLAN)"},
 		// On another kernel, which has its own ways to refuse a transaction.
-		{Module: root, Package: "./agent/policy/table", Env: env, Run: "^(TestDifferences|TestReplaceAnything|TestRefused|TestPickUp)$"},
-		{Module: root, Package: "./agent/policy/backendtest", Env: env, Run: "^(TestApply|TestPickUp|TestTranslatedConnections)$"},
+		{Package: "./agent/policy/table", Run: "^(TestDifferences|TestReplaceAnything|TestRefused|TestPickUp)$"},
+		{Package: "./agent/policy/backendtest", Run: "^(TestApply|TestPickUp|TestTranslatedConnections)$"},
 		// With the modules of a distribution; emulated, it is too slow for the tests of rates.
-		{Module: root, Package: "./cni/shaping", Env: env, Run: "^(TestDSCP|TestLeftovers|TestHostEnd)$"},
+		{Package: "./cni/shaping", Run: "^(TestDSCP|TestLeftovers|TestHostEnd)$"},
 	}
-	if one := os.Getenv(envPackage); one != "" {
-		all = slices.DeleteFunc(all, func(s Suite) bool { return s.Package != one })
-		if len(all) == 0 {
-			t.Fatalf("%s is %s, which has no tests for the machine", envPackage, one)
-		}
-	}
-	if tests := os.Getenv(envRun); tests != "" {
-		for i := range all {
-			all[i].Run = tests
-		}
+	for i := range all {
+		all[i].Module, all[i].Env = root, required
 	}
 	return all
 }
 
-// envPackage and envRun choose one package of suites, and its tests as go test -run does.
-const (
-	envPackage = "BERTH_MACHINE_PACKAGE"
-	envRun     = "BERTH_MACHINE_RUN"
-)
+// required makes a driver that is missing in a machine a failure.
+var required = []string{"REQUIRE_NETNS=1", "REQUIRE_DRIVERS=1"}
 
-// envKubeProxy makes the tests with kube-proxy in mode ipvs run, which take minutes to compile.
-const envKubeProxy = "BERTH_TEST_KUBE_PROXY_MODES"
+// asked returns which of the tests in a machine -run names, as -run TestMachine/cni/vlan/TestTraffic does, and else the usual ones.
+func asked(t *testing.T, usual string) string {
+	elements := strings.Split(flag.Lookup("test.run").Value.String(), "/")
+	if above := strings.Count(t.Name(), "/") + 1; len(elements) > above {
+		return strings.Join(elements[above:], "/")
+	}
+	return usual
+}
 
 // silence is how long a machine may say nothing before it counts as hung; so may the compiler before. It is generous, for a host
 // that has other work: each test says when it begins, and go test -timeout limits how long all take.
@@ -72,9 +69,9 @@ const silence = 15 * time.Minute
 var errSilent = fmt.Errorf("the machine, or the compiler before, said nothing for %s", silence)
 
 // run boots a machine, and skips the test, loudly, where there can be none.
-func run(t *testing.T, ctx context.Context, suites ...Suite) ([]Result, error) {
+func run(t *testing.T, ctx context.Context, s Suite) ([]Result, error) {
 	t.Helper()
-	results, err := runWatched(t, ctx, func(string) {}, suites...)
+	results, err := runWatched(t, ctx, func(string) {}, s)
 	if errors.Is(err, ErrUnavailable) {
 		text := fmt.Sprintf("THE TESTS IN THE EMULATED MACHINE DO NOT RUN HERE: VLAN, IPVLAN AND SR-IOV ARE NOT TESTED: %v", err)
 		fmt.Fprintln(os.Stderr, text)
@@ -84,7 +81,7 @@ func run(t *testing.T, ctx context.Context, suites ...Suite) ([]Result, error) {
 }
 
 // runWatched calls watch with each line of the log. A machine that falls silent ends.
-func runWatched(t *testing.T, ctx context.Context, watch func(line string), suites ...Suite) ([]Result, error) {
+func runWatched(t *testing.T, ctx context.Context, watch func(line string), s Suite) ([]Result, error) {
 	t.Helper()
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
@@ -93,7 +90,7 @@ func runWatched(t *testing.T, ctx context.Context, watch func(line string), suit
 	return Run(ctx, watcher{testLog{t}, func(line string) {
 		hung.Reset(silence)
 		watch(line)
-	}}, suites...)
+	}}, s)
 }
 
 // testLog prints lines as they come with go test -v.
@@ -104,27 +101,32 @@ func (l testLog) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func TestMachine(t *testing.T) { report(t, suites(t)) }
+// TestMachine: each package's tests in a machine of its own.
+func TestMachine(t *testing.T) {
+	for _, s := range suites(t) {
+		t.Run(strings.TrimPrefix(s.Package, "./"), func(t *testing.T) {
+			t.Parallel()
+			report(t, s)
+		})
+	}
+}
 
 // TestIPVS: pods with floating IPs and host ports beside kube-proxy in mode ipvs.
 func TestIPVS(t *testing.T) {
-	if os.Getenv(envKubeProxy) == "" {
-		t.Skip("make test-kube-proxy runs this test")
-	}
-	report(t, []Suite{{Module: "..", Package: "./ipvs", Env: []string{"REQUIRE_NETNS=1", "REQUIRE_DRIVERS=1"}}})
+	t.Parallel()
+	report(t, Suite{Module: "..", Package: "./ipvs", Env: required})
 }
 
-// report runs the suites in one machine and reports each test as its own.
-func report(t *testing.T, all []Suite) {
+// report runs a suite in a machine and reports each test as its own.
+func report(t *testing.T, s Suite) {
 	t.Helper()
-	results, err := run(t, t.Context(), all...)
+	s.Run = asked(t, s.Run)
+	results, err := run(t, t.Context(), s)
 	if err != nil {
 		t.Error(err)
 	}
-	ran := map[string]int{}
 	for _, r := range results {
-		ran[r.Suite]++
-		t.Run(strings.TrimPrefix(r.Suite, "./")+"/"+r.Test, func(t *testing.T) {
+		t.Run(r.Test, func(t *testing.T) {
 			switch r.Outcome {
 			case Fail:
 				t.Error(r.Output)
@@ -134,15 +136,14 @@ func report(t *testing.T, all []Suite) {
 			}
 		})
 	}
-	for _, s := range all {
-		if ran[s.Package] == 0 {
-			t.Errorf("no test of %s ran", s.Package)
-		}
+	if len(results) == 0 {
+		t.Errorf("no test of %s ran", s.Package)
 	}
 }
 
 // The results of tests that pass, fail, are skipped, or panic in a machine.
 func TestResults(t *testing.T) {
+	t.Parallel()
 	results, err := run(t, t.Context(), probe("TestPass|TestFail|TestSkip|TestPanic"))
 	if err != nil {
 		t.Error(err)
@@ -165,6 +166,7 @@ func TestResults(t *testing.T) {
 // A machine whose test hangs ends with the context; the error says which test, and what
 // the console showed.
 func TestHang(t *testing.T) {
+	t.Parallel()
 	watched, stop := context.WithCancelCause(t.Context())
 	defer stop(nil)
 	tooLate := errors.New("the time is over")

@@ -21,7 +21,6 @@ const (
 
 // Result is the result of one test, or subtest.
 type Result struct {
-	Suite   string
 	Test    string
 	Outcome Outcome
 	// Output is the output of the test. For a suite that failed outside its tests, Test
@@ -36,17 +35,11 @@ var ending = regexp.MustCompile(`^\s*--- (PASS|FAIL|SKIP): (\S+) \(`)
 
 // parser reads the output of one suite.
 type parser struct {
-	suite   string
 	current string
 	output  map[string]*strings.Builder
 	// running and ended list tests in the order in which they began and ended.
 	running, ended []string
 	outcome        map[string]Outcome
-	over           bool
-}
-
-func newParser(suite string) *parser {
-	return &parser{suite: suite, output: map[string]*strings.Builder{}, outcome: map[string]Outcome{}}
 }
 
 // line reads a line.
@@ -92,7 +85,6 @@ func (p *parser) print(text string) {
 // without a test for a suite that failed although no test did. failure is empty where the
 // suite's program succeeded.
 func (p *parser) results(failure string) []Result {
-	p.over = true
 	for len(p.running) > 0 {
 		p.end(p.running[len(p.running)-1], Fail)
 		p.print("the test did not end: " + failure)
@@ -101,14 +93,14 @@ func (p *parser) results(failure string) []Result {
 	var all []Result
 	for _, test := range p.ended {
 		failed = failed || p.outcome[test] == Fail
-		r := Result{Suite: p.suite, Test: test, Outcome: p.outcome[test]}
+		r := Result{Test: test, Outcome: p.outcome[test]}
 		if b := p.output[test]; b != nil {
 			r.Output = b.String()
 		}
 		all = append(all, r)
 	}
 	if failure != "" && !failed {
-		all = append(all, Result{Suite: p.suite, Outcome: Fail, Output: failure})
+		all = append(all, Result{Outcome: Fail, Output: failure})
 	}
 	return all
 }

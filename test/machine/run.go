@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/berth-dev/berth/test/machine/guest"
@@ -32,11 +33,11 @@ type Suite struct {
 	Tags string
 }
 
-// Run compiles the suites without cgo, boots a machine, and runs them one after
-// another in it. It returns what the tests reported, and an error where the machine or a
-// suite did not run to its end: then the machine has ended too. The error's text has the
-// end of the console. The context limits the time. Output goes to log as it comes.
-func Run(ctx context.Context, log io.Writer, suites ...Suite) ([]Result, error) {
+// Run compiles the suite without cgo, boots a machine, and runs the tests in it. It returns
+// what they reported, and an error where the machine or the suite did not run to its end:
+// then the machine has ended too. The error's text has the end of the console. The context
+// limits the time. Output goes to log as it comes.
+func Run(ctx context.Context, log io.Writer, s Suite) ([]Result, error) {
 	r, err := prepare(ctx, log)
 	if err != nil {
 		return nil, err
@@ -50,7 +51,7 @@ func Run(ctx context.Context, log io.Writer, suites ...Suite) ([]Result, error) 
 		return nil, fmt.Errorf("make the machine's folder: %w", err)
 	}
 	defer os.RemoveAll(work)
-	if err := r.pack(ctx, log, work, suites); err != nil {
+	if err := r.pack(ctx, log, work, s); err != nil {
 		return nil, err
 	}
 	return r.boot(ctx, log, path.Join("/tmp", filepath.Base(work), initrd))
@@ -58,8 +59,8 @@ func Run(ctx context.Context, log io.Writer, suites ...Suite) ([]Result, error) 
 
 const initrd = "initrd"
 
-// pack compiles the suites and writes the initramfs with them.
-func (r *root) pack(ctx context.Context, log io.Writer, work string, suites []Suite) error {
+// pack compiles the suite and writes the initramfs with it.
+func (r *root) pack(ctx context.Context, log io.Writer, work string, s Suite) error {
 	t, err := r.base()
 	if err != nil {
 		return err
@@ -69,33 +70,26 @@ func (r *root) pack(ctx context.Context, log io.Writer, work string, suites []Su
 		return err
 	}
 	t.file("init", init)
-	var jobs []guest.Job
-	for i, s := range suites {
-		fmt.Fprintf(log, "compiling the tests of %s\n", s.Package)
-		binary := filepath.Join(work, fmt.Sprintf("suite%d.test", i))
-		if err := goBuild(ctx, s.Module, "test", "-c", "-trimpath", "-ldflags=-s -w", "-tags", s.Tags, "-o", binary, s.Package); err != nil {
-			return err
-		}
-		folder := path.Join("suites", fmt.Sprint(i))
-		t.file(path.Join(folder, "suite.test"), binary)
-		data := filepath.Join(s.Module, s.Package, "testdata")
-		if _, err := os.Stat(data); err == nil {
-			if err := t.folder(path.Join(folder, "testdata"), data); err != nil {
-				return fmt.Errorf("pack %s: %w", data, err)
-			}
-		}
-		// The machine's end ends a suite, not a timeout of its own. Tests in parallel wait more than they compute.
-		args := []string{"-test.v=test2json", "-test.timeout=0", "-test.parallel=4"}
-		if s.Run != "" {
-			args = append(args, "-test.run="+s.Run)
-		}
-		jobs = append(jobs, guest.Job{Name: s.Package, Program: "/" + folder + "/suite.test", Args: args, Dir: "/" + folder, Env: s.Env})
+	fmt.Fprintf(log, "compiling the tests of %s\n", s.Package)
+	binary := filepath.Join(work, "suite.test")
+	if err := goBuild(ctx, s.Module, "test", "-c", "-vet=off", "-trimpath", "-ldflags=-s -w", "-tags", s.Tags, "-o", binary, s.Package); err != nil {
+		return err
 	}
-	text, err := json.Marshal(jobs)
+	const folder = "suite"
+	t.file(path.Join(folder, "suite.test"), binary)
+	data := filepath.Join(s.Module, s.Package, "testdata")
+	if _, err := os.Stat(data); err == nil {
+		if err := t.folder(path.Join(folder, "testdata"), data); err != nil {
+			return fmt.Errorf("pack %s: %w", data, err)
+		}
+	}
+	// The machine's end ends a suite, not a timeout of its own. Tests in parallel wait more than they compute.
+	args := []string{"-test.v=test2json", "-test.timeout=0", "-test.parallel=4", "-test.run=" + s.Run}
+	text, err := json.Marshal(guest.Job{Program: "/" + folder + "/suite.test", Args: args, Dir: "/" + folder, Env: s.Env})
 	if err != nil {
 		return fmt.Errorf("encode what to run: %w", err)
 	}
-	t[strings.TrimPrefix(guest.JobsPath, "/")] = entry{data: text}
+	t[strings.TrimPrefix(guest.JobPath, "/")] = entry{data: text}
 	return t.save(filepath.Join(work, initrd))
 }
 
@@ -125,14 +119,10 @@ func goBuild(ctx context.Context, dir string, args ...string) error {
 // boot runs the machine until it powers off or the context ends.
 func (r *root) boot(ctx context.Context, log io.Writer, initrd string) ([]Result, error) {
 	args := []string{
-		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1024",
-		"-kernel", "/boot/vmlinuz-" + r.kernel, "-initrd", initrd,
-		"-append", "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off random.trust_cpu=on",
-		"-serial", "stdio",
+		"-initrd", initrd,
 		"-add-fd", "fd=3,set=1", "-chardev", "file,id=report,append=on,path=/dev/fdset/1", "-serial", "chardev:report",
 	}
-	qemu := r.command(ctx, "qemu-system-x86_64", append(args, cards()...)...)
+	qemu := r.qemu(ctx, r.accelerator(ctx, log), "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off random.trust_cpu=on", append(args, cards()...)...)
 	reports, report, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("make a pipe for the machine's reports: %w", err)
@@ -157,6 +147,15 @@ func (r *root) boot(ctx context.Context, log io.Writer, initrd string) ([]Result
 	return results, nil
 }
 
+// qemu returns a command that boots the kernel, whose console is the command's output.
+func (r *root) qemu(ctx context.Context, options []string, kernel string, args ...string) *exec.Cmd {
+	return r.command(ctx, "qemu-system-x86_64", slices.Concat([]string{
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-machine", "q35", "-smp", "2", "-m", "1024", "-serial", "stdio",
+		"-kernel", "/boot/vmlinuz-" + r.kernel, "-append", kernel,
+	}, options, args)...)
+}
+
 // cards returns three network cards of the type Intel 82576, which have SR-IOV, on one hub.
 func cards() []string {
 	var args []string
@@ -172,45 +171,27 @@ func cards() []string {
 
 // collect reads reports until the machine ends.
 func collect(reports io.Reader, log io.Writer) ([]Result, error) {
-	var all []Result
 	var errs []error
-	parsers := map[string]*parser{}
-	done := false
+	p := parser{output: map[string]*strings.Builder{}, outcome: map[string]Outcome{}}
 	lines := bufio.NewReader(reports)
 	for {
 		line, err := lines.ReadString('\n')
 		if err != nil {
-			break
+			return p.results("the machine ended"), errors.Join(append(errs, errors.New("it ended before its tests"))...)
 		}
 		var event guest.Event
 		if err := json.Unmarshal([]byte(line), &event); err != nil {
 			errs = append(errs, fmt.Errorf("decode report %q: %w", line, err))
 			continue
 		}
-		p := parsers[event.Job]
-		if p == nil {
-			p = newParser(event.Job)
-			parsers[event.Job] = p
-		}
 		switch event.Kind {
 		case guest.Output:
-			fmt.Fprintf(log, "%s: %s\n", event.Job, strings.TrimPrefix(event.Line, marker))
+			fmt.Fprintln(log, strings.TrimPrefix(event.Line, marker))
 			p.line(event.Line)
 		case guest.Exit:
-			all = append(all, p.results(event.Line)...)
-		case guest.Done:
-			done = true
+			return p.results(event.Line), errors.Join(errs...)
 		}
 	}
-	if !done {
-		for _, p := range parsers {
-			if !p.over {
-				all = append(all, p.results("the machine ended")...)
-			}
-		}
-		errs = append(errs, errors.New("it ended before its tests"))
-	}
-	return all, errors.Join(errs...)
 }
 
 // tail keeps the last lines that are written to it.

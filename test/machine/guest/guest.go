@@ -6,16 +6,15 @@ package guest
 
 import "fmt"
 
-// JobsPath is the file with the list of jobs, as JSON, and ReportPort the port for
-// events, one JSON object a line.
+// JobPath is the file with the job, as JSON, and ReportPort the port for events, one JSON
+// object a line.
 const (
-	JobsPath   = "/jobs.json"
+	JobPath    = "/job.json"
 	ReportPort = "/dev/ttyS1"
 )
 
 // Job is a program to run; paths are the guest's.
 type Job struct {
-	Name    string   `json:"name"`
 	Program string   `json:"program"`
 	Args    []string `json:"args"`
 	Dir     string   `json:"dir"`
@@ -26,18 +25,15 @@ type Job struct {
 type Kind string
 
 const (
-	// Output is a line that a job printed.
+	// Output is a line that the job printed.
 	Output Kind = "output"
-	// Exit is the end of a job; its line is empty where the job succeeded.
+	// Exit is the end of the job; its line is empty where the job succeeded.
 	Exit Kind = "exit"
-	// Done comes after the last job.
-	Done Kind = "done"
 )
 
 // Event is a report of the guest.
 type Event struct {
 	Kind Kind   `json:"kind"`
-	Job  string `json:"job,omitempty"`
 	Line string `json:"line,omitempty"`
 }
 

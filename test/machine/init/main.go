@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Init is the first process of an emulated machine; see package machine. It reads
-// from [guest.JobsPath] which tests to run, reports on [guest.ReportPort] and powers
+// from [guest.JobPath] which tests to run, reports on [guest.ReportPort] and powers
 // off.
 package main
 
@@ -46,20 +46,15 @@ func run() error {
 	}
 	defer port.Close()
 	report := json.NewEncoder(port)
-	text, err := os.ReadFile(guest.JobsPath)
+	text, err := os.ReadFile(guest.JobPath)
 	if err != nil {
 		return fmt.Errorf("read what to run: %w", err)
 	}
-	var jobs []guest.Job
-	if err := json.Unmarshal(text, &jobs); err != nil {
+	var job guest.Job
+	if err := json.Unmarshal(text, &job); err != nil {
 		return fmt.Errorf("decode what to run: %w", err)
 	}
-	for _, job := range jobs {
-		if err := runJob(job, report); err != nil {
-			return err
-		}
-	}
-	return errors.Join(report.Encode(guest.Event{Kind: guest.Done}), drain(port))
+	return errors.Join(runJob(job, report), drain(port))
 }
 
 // drain waits until the port has sent everything.
@@ -77,13 +72,13 @@ func runJob(job guest.Job, report *json.Encoder) error {
 	err = cmd.Start()
 	_ = w.Close()
 	if err != nil {
-		return report.Encode(guest.Event{Kind: guest.Exit, Job: job.Name, Line: err.Error()})
+		return report.Encode(guest.Event{Kind: guest.Exit, Line: err.Error()})
 	}
 	lines := bufio.NewReader(r)
 	for {
 		line, err := lines.ReadString('\n')
 		if line != "" {
-			if err := report.Encode(guest.Event{Kind: guest.Output, Job: job.Name, Line: strings.TrimSuffix(line, "\n")}); err != nil {
+			if err := report.Encode(guest.Event{Kind: guest.Output, Line: strings.TrimSuffix(line, "\n")}); err != nil {
 				return err
 			}
 		}
@@ -91,7 +86,7 @@ func runJob(job guest.Job, report *json.Encoder) error {
 			break
 		}
 	}
-	end := guest.Event{Kind: guest.Exit, Job: job.Name}
+	end := guest.Event{Kind: guest.Exit}
 	if err := cmd.Wait(); err != nil {
 		end.Line = err.Error()
 	}
