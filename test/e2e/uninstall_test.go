@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -27,11 +26,16 @@ func TestUninstall(t *testing.T) {
 		s.ready(name)
 	}
 	s.delete(floating...)
-	install := sync.OnceFunc(func() {
+	installed := false
+	install := func() {
+		if installed {
+			return
+		}
 		s.kubectl("-n", deploy.Namespace, "delete", "daemonset", "berth-cleanup", "--ignore-not-found")
 		s.must(deploy.Customize(s.ctx, s.Cluster))
 		s.settled()
-	})
+		installed = true
+	}
 	s.atEnd(install)
 
 	// The wrong order harms nothing: the cleanup waits for the end of the agents.
