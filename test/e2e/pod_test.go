@@ -79,11 +79,6 @@ func retaining(pod *v1.Pod) {
 	pod.Annotations[v1alpha1.AnnotationReleasePolicy] = string(v1alpha1.ReleaseRetain)
 }
 
-// claiming writes an annotation as only the scheduler should.
-func claiming(address string) option {
-	return func(pod *v1.Pod) { pod.Annotations[v1alpha1.AnnotationFloatingIPs] = address }
-}
-
 // on leaves the scheduler one node.
 func on(node string) option {
 	return func(pod *v1.Pod) { pod.Spec.NodeSelector = map[string]string{v1.LabelHostname: node} }
