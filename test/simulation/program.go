@@ -212,7 +212,7 @@ func (w *World) startVirtual(p *proxy.Proxy, name string, run func(ctx context.C
 	if err != nil {
 		w.T.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(klog.NewContext(w.Ctx, textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(4), textlogger.Output(log)))))
+	ctx, cancel := context.WithCancel(klog.NewContext(w.Ctx, textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(5), textlogger.Output(log)))))
 	process := program.Run(name, func() error {
 		defer log.Close()
 		defer cancel()

@@ -66,8 +66,12 @@ func (w *World) RolledOut(name string, replicas int32) {
 		if s.ObservedGeneration != d.Generation || s.Replicas != replicas || s.UpdatedReplicas != replicas || s.AvailableReplicas != replicas {
 			return fmt.Errorf("%d pods, %d updated, %d available, want %d", s.Replicas, s.UpdatedReplicas, s.AvailableReplicas, replicas)
 		}
-		if n := len(w.PodsOf(name)); n != int(replicas) {
-			return fmt.Errorf("%d pods are there", n)
+		pods, err := w.Kube.CoreV1().Pods(Namespace).List(w.Ctx, metav1.ListOptions{LabelSelector: "app=" + name})
+		if err != nil {
+			return err
+		}
+		if len(pods.Items) != int(replicas) || slices.ContainsFunc(pods.Items, func(pod v1.Pod) bool { return pod.DeletionTimestamp != nil }) {
+			return fmt.Errorf("%d pods are there, some may be on their way out", len(pods.Items))
 		}
 		return nil
 	})

@@ -220,6 +220,32 @@ func (w *World) On(t testing.TB) *World {
 	return &of
 }
 
+// Case runs a part of a test: a subtest, or in a bubble, which has none, a part whose complaints begin with its name.
+func (w *World) Case(name string, test func(w *World)) {
+	w.T.Helper()
+	if t, is := w.T.(*testing.T); is && w.virtual == nil {
+		t.Run(name, func(t *testing.T) { test(w.On(t)) })
+		return
+	}
+	test(w.On(Named(w.T, name)))
+}
+
+// Named is a test whose complaints begin with a name.
+func Named(t testing.TB, name string) testing.TB { return named{t, name} }
+
+type named struct {
+	testing.TB
+	name string
+}
+
+func (n named) Error(args ...any) { n.Helper(); n.TB.Errorf("%s: %s", n.name, fmt.Sprint(args...)) }
+
+func (n named) Errorf(format string, args ...any) { n.Helper(); n.Error(fmt.Sprintf(format, args...)) }
+
+func (n named) Fatal(args ...any) { n.Helper(); n.TB.Fatalf("%s: %s", n.name, fmt.Sprint(args...)) }
+
+func (n named) Fatalf(format string, args ...any) { n.Helper(); n.Fatal(fmt.Sprintf(format, args...)) }
+
 // Eventually looks until check is content. The last complaint fails the test.
 func (w *World) Eventually(what string, check func() error) {
 	w.T.Helper()

@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
+	"github.com/berth-dev/berth/test/simulation/virtual"
 )
 
 // ahead has the addresses of a pod's workload taken before any pod asks.
@@ -59,35 +59,37 @@ func TestFixedSetAhead(t *testing.T) {
 	for _, policy := range []v1alpha1.ReleasePolicy{v1alpha1.ReleaseRetain, v1alpha1.ReleaseNever} {
 		t.Run(string(policy), func(t *testing.T) {
 			t.Parallel()
-			w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
-			w.Nodes(3)
-			w.LateKubelet()
-			w.Controller()
-			w.Pool("web", "10.0.70.2-10.0.70.60")
-			// Before there is a scheduler no pod gets any.
-			create3(w, "web", ahead(), simulation.Annotated(v1alpha1.AnnotationReleasePolicy, string(policy)))
-			set := has(w, "web", 3)
-			w.Eventually("wait for the event", func() error { return w.EventOf("web", "Preallocated", "All 3 addresses of the replicas") })
-			w.Scheduler(simulation.SchedulerOptions{})
-			w.RolledOut("web", 3)
-			for i := range 3 {
-				onThe(w, "web", set, fmt.Sprintf("%d updates", i))
-				if now := w.AddressesOf("web"); !slices.Equal(now, set) {
-					t.Fatalf("after %d updates it has %v, it had %v", i, now, set)
+			virtual.Test(t, func(t *testing.T) {
+				w := virtual.New(t, virtual.Options{Controllers: true})
+				w.Nodes(3)
+				w.LateKubelet()
+				w.Controller()
+				w.Pool("web", "10.0.70.2-10.0.70.60")
+				// Before there is a scheduler no pod gets any.
+				create3(w, "web", ahead(), simulation.Annotated(v1alpha1.AnnotationReleasePolicy, string(policy)))
+				set := has(w, "web", 3)
+				w.Eventually("wait for the event", func() error { return w.EventOf("web", "Preallocated", "All 3 addresses of the replicas") })
+				w.Scheduler(simulation.SchedulerOptions{})
+				w.RolledOut("web", 3)
+				for i := range 3 {
+					onThe(w, "web", set, fmt.Sprintf("%d updates", i))
+					if now := w.AddressesOf("web"); !slices.Equal(now, set) {
+						t.Fatalf("after %d updates it has %v, it had %v", i, now, set)
+					}
+					restart(w, "web", 3)
+					set = grows(w, "web", set, 4)
 				}
-				restart(w, "web", 3)
-				set = grows(w, "web", set, 4)
-			}
-			scale(w, "web", 5)
-			grows(w, "web", set, 5)
-			w.Invariants()
-			if policy == v1alpha1.ReleaseNever {
-				return
-			}
-			scale(w, "web", 2)
-			three := has(w, "web", 3)
-			onThe(w, "web", three, "scaling down")
-			w.Invariants()
+				scale(w, "web", 5)
+				grows(w, "web", set, 5)
+				w.Invariants()
+				if policy == v1alpha1.ReleaseNever {
+					return
+				}
+				scale(w, "web", 2)
+				three := has(w, "web", 3)
+				onThe(w, "web", three, "scaling down")
+				w.Invariants()
+			})
 		})
 	}
 }
@@ -104,128 +106,135 @@ func create3(w *simulation.World, name string, options ...func(*v1.Pod)) {
 // keeps addresses otherwise.
 func TestFixedSetAheadRaces(t *testing.T) {
 	t.Parallel()
-	w := newDeploymentWorld(t, "10.0.70.2-10.0.70.250")
-	const n = 8
-	options := func(i int) []func(*v1.Pod) {
-		switch i % 4 {
-		case 0:
-			return []func(*v1.Pod){simulation.Policy(v1alpha1.ReleaseNever), ahead()}
-		case 1:
-			return []func(*v1.Pod){simulation.Policy(v1alpha1.ReleaseRetain), ahead(), simulation.Annotated(v1alpha1.AnnotationKeepOnScaleDown, "true")}
-		case 2:
-			return []func(*v1.Pod){simulation.Policy(v1alpha1.ReleaseRetain), ahead(), simulation.Annotated(v1alpha1.AnnotationRetainFor, "1s")}
+	virtual.Test(t, func(t *testing.T) {
+		w := newDeploymentWorld(t, "10.0.70.2-10.0.70.250")
+		const n = 8
+		options := func(i int) []func(*v1.Pod) {
+			switch i % 4 {
+			case 0:
+				return []func(*v1.Pod){simulation.Policy(v1alpha1.ReleaseNever), ahead()}
+			case 1:
+				return []func(*v1.Pod){simulation.Policy(v1alpha1.ReleaseRetain), ahead(), simulation.Annotated(v1alpha1.AnnotationKeepOnScaleDown, "true")}
+			case 2:
+				return []func(*v1.Pod){simulation.Policy(v1alpha1.ReleaseRetain), ahead(), simulation.Annotated(v1alpha1.AnnotationRetainFor, "1s")}
+			}
+			return []func(*v1.Pod){simulation.Policy(v1alpha1.ReleaseRetain), ahead(), simulation.Asking("2")}
 		}
-		return []func(*v1.Pod){simulation.Policy(v1alpha1.ReleaseRetain), ahead(), simulation.Asking("2")}
-	}
-	for i := range n {
-		create3(w, fmt.Sprintf("web%d", i), options(i)...)
-	}
-	for i := range n {
-		name := fmt.Sprintf("web%d", i)
-		w.RolledOut(name, 3)
-		each := 1
-		if i%4 == 3 {
-			each = 2
+		for i := range n {
+			create3(w, fmt.Sprintf("web%d", i), options(i)...)
 		}
-		set := has(w, name, 3*each)
-		onThe(w, name, set, "the first roll-out")
-		restart(w, name, 3)
-		set = grows(w, name, set, 4*each)
-		restart(w, name, 3)
-		has(w, name, 4*each)
-		if i%4 == 2 {
-			onThe(w, name, set, "an update")
+		for i := range n {
+			name := fmt.Sprintf("web%d", i)
+			w.RolledOut(name, 3)
+			each := 1
+			if i%4 == 3 {
+				each = 2
+			}
+			set := has(w, name, 3*each)
+			onThe(w, name, set, "the first roll-out")
+			restart(w, name, 3)
+			set = grows(w, name, set, 4*each)
+			restart(w, name, 3)
+			has(w, name, 4*each)
+			if i%4 == 2 {
+				onThe(w, name, set, "an update")
+			}
 		}
-	}
-	w.Invariants()
+		w.Invariants()
+	})
 }
 
 // The Deployment's event says which addresses it cannot have. It gets them once they are free.
 func TestFixedSetAheadFails(t *testing.T) {
 	t.Parallel()
-	w := simulation.Start(t, lab.ControlPlaneOptions{Controllers: true}, 2)
-	w.Pool("small", "10.0.70.2-10.0.70.3")
-	retain := simulation.Policy(v1alpha1.ReleaseRetain)
-	create3(w, "web", retain, ahead(), simulation.Annotated(v1alpha1.AnnotationPools, "small"))
-	w.Eventually("wait for the event", func() error {
-		return w.EventOf("web", "PreallocationFailed", "PoolsExhausted: ")
-	})
-	create3(w, "lost", retain, ahead(), simulation.Annotated(v1alpha1.AnnotationPools, "none"))
-	w.Eventually("wait for the event", func() error {
-		return w.EventOf("lost", "PreallocationFailed", `NoSuchPool: 0 of 3 IPv4 addresses: there is no IPPool "none"`)
-	})
-	w.PatchPool("small", `{"spec":{"ranges":["10.0.70.2-10.0.70.9"]}}`)
-	has(w, "web", 3)
-	w.RolledOut("web", 3)
-	w.Eventually("wait for the event", func() error { return w.EventOf("web", "Preallocated", "All 3 addresses") })
-	w.Pool("none", "10.0.70.20-10.0.70.29")
-	has(w, "lost", 3)
-	w.RolledOut("lost", 3)
-	w.Invariants()
+	virtual.Test(t, func(t *testing.T) {
+		w := virtual.New(t, virtual.Options{Controllers: true})
+		w.Start(2)
+		w.Pool("small", "10.0.70.2-10.0.70.3")
+		retain := simulation.Policy(v1alpha1.ReleaseRetain)
+		create3(w, "web", retain, ahead(), simulation.Annotated(v1alpha1.AnnotationPools, "small"))
+		w.Eventually("wait for the event", func() error {
+			return w.EventOf("web", "PreallocationFailed", "PoolsExhausted: ")
+		})
+		create3(w, "lost", retain, ahead(), simulation.Annotated(v1alpha1.AnnotationPools, "none"))
+		w.Eventually("wait for the event", func() error {
+			return w.EventOf("lost", "PreallocationFailed", `NoSuchPool: 0 of 3 IPv4 addresses: there is no IPPool "none"`)
+		})
+		w.PatchPool("small", `{"spec":{"ranges":["10.0.70.2-10.0.70.9"]}}`)
+		has(w, "web", 3)
+		w.RolledOut("web", 3)
+		w.Eventually("wait for the event", func() error { return w.EventOf("web", "Preallocated", "All 3 addresses") })
+		w.Pool("none", "10.0.70.20-10.0.70.29")
+		has(w, "lost", 3)
+		w.RolledOut("lost", 3)
+		w.Invariants()
 
-	// Said wrongly, it is refused, on the pod and on the Deployment.
-	create3(w, "bare", ahead())
-	w.Eventually("wait for the event", func() error {
-		return w.EventOf("bare", "PreallocationFailed", "no effect with release policy PodDeleted")
+		// Said wrongly, it is refused, on the pod and on the Deployment.
+		create3(w, "bare", ahead())
+		w.Eventually("wait for the event", func() error {
+			return w.EventOf("bare", "PreallocationFailed", "no effect with release policy PodDeleted")
+		})
+		w.Create(simulation.NewPod("alone", retain, ahead()))
+		if message := w.Refused("alone"); !strings.Contains(message, "is for pods of Deployments and ReplicaSets") {
+			t.Errorf("the pod is told %q", message)
+		}
 	})
-	w.Create(simulation.NewPod("alone", retain, ahead()))
-	if message := w.Refused("alone"); !strings.Contains(message, "is for pods of Deployments and ReplicaSets") {
-		t.Errorf("the pod is told %q", message)
-	}
 }
 
 // Preallocation takes no address without a replica that wants it, and a namespace's quota
 // bounds the rest.
 func TestFixedSetAheadOfNothing(t *testing.T) {
 	t.Parallel()
-	// Without Kubernetes' controllers no Deployment has a pod, as if all were paused.
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Pool("web", "10.0.70.2-10.0.70.82")
-	quotas := w.Kube.CoreV1().ResourceQuotas(simulation.Namespace)
-	if _, err := quotas.Create(w.Ctx, &v1.ResourceQuota{
-		ObjectMeta: metav1.ObjectMeta{Name: "ips"},
-		Spec:       v1.ResourceQuotaSpec{Hard: v1.ResourceList{"requests." + v1alpha1.ResourceIP: simulation.Quantity("1")}},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	w.Controller()
-	census := newCensus(w)
-	spare := simulation.Annotated(v1alpha1.AnnotationSpareAddresses, "65535")
-	for _, policy := range []v1alpha1.ReleasePolicy{v1alpha1.ReleaseRetain, v1alpha1.ReleaseNever} {
-		w.CreateDeployment("none-"+strings.ToLower(string(policy)), 0, strategy("100%", "0"), simulation.Policy(policy), ahead(), spare)
-	}
-	w.CreateDeployment("many", 80, strategy("100%", "0"), simulation.Policy(v1alpha1.ReleaseRetain), ahead(), spare)
-	w.Eventually("wait for the event", func() error {
-		return w.EventOf("many", "PreallocationFailed", `NamespaceAtQuota: 1 of 80 IPv4 addresses: a ResourceQuota allows namespace "default" 1 addresses, and it has 1`)
-	})
-	has(w, "many", 1)
-	w.Claim("claim", v1alpha1.IPClaimSpec{Size: 5, Preallocate: true})
-	w.ClaimBecomes("claim", "0=0+0 NamespaceAtQuota", "0 of 5 IPv4 addresses")
+	virtual.Test(t, func(t *testing.T) {
+		// Without Kubernetes' controllers no Deployment has a pod, as if all were paused.
+		w := virtual.New(t, virtual.Options{})
+		w.Pool("web", "10.0.70.2-10.0.70.82")
+		quotas := w.Kube.CoreV1().ResourceQuotas(simulation.Namespace)
+		if _, err := quotas.Create(w.Ctx, &v1.ResourceQuota{
+			ObjectMeta: metav1.ObjectMeta{Name: "ips"},
+			Spec:       v1.ResourceQuotaSpec{Hard: v1.ResourceList{"requests." + v1alpha1.ResourceIP: simulation.Quantity("1")}},
+		}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.Controller()
+		census := newCensus(w)
+		spare := simulation.Annotated(v1alpha1.AnnotationSpareAddresses, "65535")
+		for _, policy := range []v1alpha1.ReleasePolicy{v1alpha1.ReleaseRetain, v1alpha1.ReleaseNever} {
+			w.CreateDeployment("none-"+strings.ToLower(string(policy)), 0, strategy("100%", "0"), simulation.Policy(policy), ahead(), spare)
+		}
+		w.CreateDeployment("many", 80, strategy("100%", "0"), simulation.Policy(v1alpha1.ReleaseRetain), ahead(), spare)
+		w.Eventually("wait for the event", func() error {
+			return w.EventOf("many", "PreallocationFailed", `NamespaceAtQuota: 1 of 80 IPv4 addresses: a ResourceQuota allows namespace "default" 1 addresses, and it has 1`)
+		})
+		has(w, "many", 1)
+		w.Claim("claim", v1alpha1.IPClaimSpec{Size: 5, Preallocate: true})
+		w.ClaimBecomes("claim", "0=0+0 NamespaceAtQuota", "0 of 5 IPv4 addresses")
 
-	// A larger quota is used at once, by both, and no further.
-	simulation.Patch(w, quotas, "ips", `{"spec":{"hard":{"requests.%s":"7"}}}`, v1alpha1.ResourceIP)
-	w.Eventually("wait for the quota to be used", func() error {
-		if n := len(w.AddressesOf("many")) + len(w.AddressesOf("claim")); n != 7 {
-			return fmt.Errorf("they have %d addresses", n)
+		// A larger quota is used at once, by both, and no further.
+		simulation.Patch(w, quotas, "ips", `{"spec":{"hard":{"requests.%s":"7"}}}`, v1alpha1.ResourceIP)
+		w.Eventually("wait for the quota to be used", func() error {
+			if n := len(w.AddressesOf("many")) + len(w.AddressesOf("claim")); n != 7 {
+				return fmt.Errorf("they have %d addresses", n)
+			}
+			return nil
+		})
+		// Without the quota there are addresses for replicas, and no others.
+		if err := quotas.Delete(w.Ctx, "ips", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
 		}
-		return nil
+		w.PatchDeployment("many", `{"spec":{"replicas":60}}`)
+		has(w, "many", 60)
+		w.ClaimBecomes("claim", "5=0+5 Preallocated")
+		// Its preallocated addresses are not kept as spare ones.
+		w.PatchDeployment("many", `{"spec":{"replicas":2}}`)
+		has(w, "many", 2)
+		w.PatchDeployment("many", `{"spec":{"replicas":0}}`)
+		has(w, "many", 0)
+		for _, name := range []string{"none-retain", "none-never"} {
+			if most := census.mostOf(name); most > 0 {
+				t.Errorf("%s, which wants no replica, had %d addresses", name, most)
+			}
+		}
+		w.Invariants()
 	})
-	// Without the quota there are addresses for replicas, and no others.
-	if err := quotas.Delete(w.Ctx, "ips", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	w.PatchDeployment("many", `{"spec":{"replicas":60}}`)
-	has(w, "many", 60)
-	w.ClaimBecomes("claim", "5=0+5 Preallocated")
-	// Its preallocated addresses are not kept as spare ones.
-	w.PatchDeployment("many", `{"spec":{"replicas":2}}`)
-	has(w, "many", 2)
-	w.PatchDeployment("many", `{"spec":{"replicas":0}}`)
-	has(w, "many", 0)
-	for _, name := range []string{"none-retain", "none-never"} {
-		if most := census.mostOf(name); most > 0 {
-			t.Errorf("%s, which wants no replica, had %d addresses", name, most)
-		}
-	}
-	w.Invariants()
 }

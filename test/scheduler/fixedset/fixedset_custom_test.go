@@ -15,9 +15,9 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
 	"github.com/berth-dev/berth/test/simulation/proxy"
+	"github.com/berth-dev/berth/test/simulation/virtual"
 )
 
 // custom is a workload "web" of a custom kind.
@@ -97,59 +97,61 @@ func TestFixedSetOfCustomKinds(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%s, controller %v", test.kind, test.controller), func(t *testing.T) {
 			t.Parallel()
-			const replicas, size = 4, 5
-			w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
-			w.Nodes(3)
-			w.LateKubelet()
-			w.CustomKinds()
-			w.Scheduler(simulation.SchedulerOptions{})
-			if test.controller {
-				w.Controller()
-			}
-			w.Pool("web", "10.0.70.2-10.0.70.60")
-			census := newCensus(w)
-			web := newCustom(w, test.kind, replicas, test.strategy)
-			web.rolledOut(replicas)
-			original := podAddresses(w, "web")
-			web.update("1", replicas)
-			set := w.AddressesOf("web")
-			if len(set) != size {
-				t.Fatalf("the workload keeps %v, want %d", set, size)
-			}
-			for _, address := range original {
-				if !slices.Contains(set, address) {
-					t.Errorf("it lost %s: %v", address, set)
+			virtual.Test(t, func(t *testing.T) {
+				const replicas, size = 4, 5
+				w := virtual.New(t, virtual.Options{Controllers: true})
+				w.Nodes(3)
+				w.LateKubelet()
+				w.CustomKinds()
+				w.Scheduler(simulation.SchedulerOptions{})
+				if test.controller {
+					w.Controller()
 				}
-			}
-			for _, revision := range []string{"2", "1"} {
-				web.update(revision, replicas)
-				onThe(w, "web", set, "update "+revision)
-			}
-			w.DeletePods("web")
-			web.rolledOut(replicas)
-			onThe(w, "web", set, "kubectl delete pod --all --force")
-			if most := census.mostOf("web"); most > size {
-				t.Errorf("the workload had %d addresses at one time, want no more than %d", most, size)
-			}
-
-			// More replicas widen the set, fewer narrow it.
-			web.patch(`{"spec":{"replicas":7}}`)
-			web.rolledOut(7)
-			web.update("3", 7)
-			if most := census.mostOf("web"); most > 7+2 {
-				t.Errorf("the workload had %d addresses at one time", most)
-			}
-			web.patch(`{"spec":{"replicas":2}}`)
-			web.rolledOut(2)
-			if test.controller {
-				w.Eventually("wait for the set to be narrowed", func() error {
-					if now := w.AddressesOf("web"); len(now) > 2+1 {
-						return fmt.Errorf("it has %v", now)
+				w.Pool("web", "10.0.70.2-10.0.70.60")
+				census := newCensus(w)
+				web := newCustom(w, test.kind, replicas, test.strategy)
+				web.rolledOut(replicas)
+				original := podAddresses(w, "web")
+				web.update("1", replicas)
+				set := w.AddressesOf("web")
+				if len(set) != size {
+					t.Fatalf("the workload keeps %v, want %d", set, size)
+				}
+				for _, address := range original {
+					if !slices.Contains(set, address) {
+						t.Errorf("it lost %s: %v", address, set)
 					}
-					return nil
-				})
-				w.Invariants()
-			}
+				}
+				for _, revision := range []string{"2", "1"} {
+					web.update(revision, replicas)
+					onThe(w, "web", set, "update "+revision)
+				}
+				w.DeletePods("web")
+				web.rolledOut(replicas)
+				onThe(w, "web", set, "kubectl delete pod --all --force")
+				if most := census.mostOf("web"); most > size {
+					t.Errorf("the workload had %d addresses at one time, want no more than %d", most, size)
+				}
+
+				// More replicas widen the set, fewer narrow it.
+				web.patch(`{"spec":{"replicas":7}}`)
+				web.rolledOut(7)
+				web.update("3", 7)
+				if most := census.mostOf("web"); most > 7+2 {
+					t.Errorf("the workload had %d addresses at one time", most)
+				}
+				web.patch(`{"spec":{"replicas":2}}`)
+				web.rolledOut(2)
+				if test.controller {
+					w.Eventually("wait for the set to be narrowed", func() error {
+						if now := w.AddressesOf("web"); len(now) > 2+1 {
+							return fmt.Errorf("it has %v", now)
+						}
+						return nil
+					})
+					w.Invariants()
+				}
+			})
 		})
 	}
 }
@@ -157,23 +159,25 @@ func TestFixedSetOfCustomKinds(t *testing.T) {
 // A pod whose workload is being read waits, says so, and is tried when it is read.
 func TestFixedSetIsRead(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
-	w.Nodes(2)
-	w.LateKubelet()
-	w.CustomKinds()
-	scheduler := w.Scheduler(simulation.SchedulerOptions{})
-	w.Pool("web", "10.0.70.2-10.0.70.60")
-	read := scheduler.Tap(func(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, "/fleets/web") }, proxy.BeforeRequest)
-	web := newCustom(w, "fleet", 1, nil)
-	w.Await(read)
-	read.Pass()
-	web.rolledOut(1)
-	for name := range w.PodsOf("web") {
-		w.Eventually("wait for why it waited", func() error {
-			return w.EventOf(name, "FailedScheduling", `Fleet "web" is being read to find how many addresses it keeps`)
-		})
-	}
-	w.Invariants()
+	virtual.Test(t, func(t *testing.T) {
+		w := virtual.New(t, virtual.Options{Controllers: true})
+		w.Nodes(2)
+		w.LateKubelet()
+		w.CustomKinds()
+		scheduler := w.Scheduler(simulation.SchedulerOptions{})
+		w.Pool("web", "10.0.70.2-10.0.70.60")
+		read := scheduler.Tap(func(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, "/fleets/web") }, proxy.BeforeRequest)
+		web := newCustom(w, "fleet", 1, nil)
+		w.Await(read)
+		read.Pass()
+		web.rolledOut(1)
+		for name := range w.PodsOf("web") {
+			w.Eventually("wait for why it waited", func() error {
+				return w.EventOf(name, "FailedScheduling", `Fleet "web" is being read to find how many addresses it keeps`)
+			})
+		}
+		w.Invariants()
+	})
 }
 
 // Where a workload cannot be read no pod waits for another one's address.
@@ -182,24 +186,26 @@ func TestFixedSetCannotBeRead(t *testing.T) {
 	for _, kind := range []string{"rollout", "fleet"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
-			w.Nodes(2)
-			w.Kubelet(func(*v1.Pod) bool { return true })
-			w.CustomKinds()
-			scheduler := w.Scheduler(simulation.SchedulerOptions{})
-			scheduler.Refuse(func(r *http.Request) bool {
-				return strings.HasPrefix(r.URL.Path, "/apis/example.dev/v1/") && strings.Contains(r.URL.Path, kind+"s/")
+			virtual.Test(t, func(t *testing.T) {
+				w := virtual.New(t, virtual.Options{Controllers: true})
+				w.Nodes(2)
+				w.Kubelet(func(*v1.Pod) bool { return true })
+				w.CustomKinds()
+				scheduler := w.Scheduler(simulation.SchedulerOptions{})
+				scheduler.Refuse(func(r *http.Request) bool {
+					return strings.HasPrefix(r.URL.Path, "/apis/example.dev/v1/") && strings.Contains(r.URL.Path, kind+"s/")
+				})
+				w.Controller()
+				w.Pool("web", "10.0.70.2-10.0.70.60")
+				newCustom(w, kind, 3, nil).rolledOut(3)
+				old := slices.Collect(maps.Keys(w.PodsOf("web")))
+				w.Terminate(old...)
+				running(w, "web", 3)
+				if n := len(scheduler.Seen(func(c proxy.Call) bool { return c.ByTest })); n == 0 {
+					t.Error("the scheduler was not refused anything")
+				}
+				w.Invariants()
 			})
-			w.Controller()
-			w.Pool("web", "10.0.70.2-10.0.70.60")
-			newCustom(w, kind, 3, nil).rolledOut(3)
-			old := slices.Collect(maps.Keys(w.PodsOf("web")))
-			w.Terminate(old...)
-			running(w, "web", 3)
-			if n := len(scheduler.Seen(func(c proxy.Call) bool { return c.ByTest })); n == 0 {
-				t.Error("the scheduler was not refused anything")
-			}
-			w.Invariants()
 		})
 	}
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
 	"github.com/berth-dev/berth/test/simulation/kubelet"
+	"github.com/berth-dev/berth/test/simulation/virtual"
 )
 
 // census counts the addresses of workloads as the API server changes them.
@@ -95,7 +96,7 @@ func (c *census) mostOf(owner string) int {
 // newDeploymentWorld starts all that Deployments need on three nodes, and a pool web.
 func newDeploymentWorld(t *testing.T, addresses string) *simulation.World {
 	t.Helper()
-	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
+	w := virtual.New(t, virtual.Options{Controllers: true})
 	w.Nodes(3)
 	w.LateKubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
@@ -183,23 +184,38 @@ func TestFixedSet(t *testing.T) {
 	for _, controller := range []bool{true, false} {
 		t.Run(fmt.Sprintf("controller %t", controller), func(t *testing.T) {
 			t.Parallel()
-			w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
-			w.Nodes(3)
-			w.LateKubelet()
-			w.Scheduler(simulation.SchedulerOptions{})
-			if controller {
-				w.Controller()
-			}
-			w.Pool("web", "10.0.70.2-10.0.70.60")
-			census := newCensus(w)
-			for _, test := range fixedSets {
-				t.Run(test.name, func(t *testing.T) { staysOnItsSet(w.On(t), test, census) })
-			}
-			if controller {
-				w.Invariants() // Without it what has no pod still records the last one.
-			}
+			virtual.Test(t, func(t *testing.T) {
+				w := virtual.New(t, virtual.Options{Controllers: true})
+				w.Nodes(3)
+				w.LateKubelet()
+				w.Scheduler(simulation.SchedulerOptions{})
+				if controller {
+					w.Controller()
+				}
+				w.Pool("web", "10.0.70.2-10.0.70.60")
+				census := newCensus(w)
+				for _, test := range fixedSets {
+					staysOnItsSet(w, test, census)
+				}
+				if controller {
+					w.Invariants() // Without it what has no pod still records the last one.
+				}
+			})
 		})
 	}
+}
+
+// The same, for one case, with Berth's programs and kube-controller-manager on a real API server.
+func TestFixedSetOnProcesses(t *testing.T) {
+	t.Parallel()
+	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
+	w.Nodes(3)
+	w.LateKubelet()
+	w.Scheduler(simulation.SchedulerOptions{})
+	w.Controller()
+	w.Pool("web", "10.0.70.2-10.0.70.60")
+	staysOnItsSet(w, fixedSets[1], newCensus(w))
+	w.Invariants()
 }
 
 // fixedSetCase is a Deployment and how many spare addresses it has.
@@ -254,106 +270,110 @@ func staysOnItsSet(w *simulation.World, test fixedSetCase, census *census) {
 // that stay are kept, those without a pod go first.
 func TestFixedSetScales(t *testing.T) {
 	t.Parallel()
-	w := newDeploymentWorld(t, "10.0.70.2-10.0.70.60")
-	runDeployment(w, "web", 4, strategy("1", "0"))
-	restart(w, "web", 4)
-	has(w, "web", 5)
-	for _, replicas := range []int32{6, 2, 5, 3, 0, 3} {
-		before := podAddresses(w, "web")
-		w.PatchDeployment("web", fmt.Sprintf(`{"spec":{"replicas":%d}}`, replicas))
-		w.RolledOut("web", replicas)
-		if stay := len(before); replicas > 0 && stay > 0 {
-			now, kept := podAddresses(w, "web"), 0
-			for _, address := range now {
-				if slices.Contains(before, address) {
-					kept++
+	virtual.Test(t, func(t *testing.T) {
+		w := newDeploymentWorld(t, "10.0.70.2-10.0.70.60")
+		runDeployment(w, "web", 4, strategy("1", "0"))
+		restart(w, "web", 4)
+		has(w, "web", 5)
+		for _, replicas := range []int32{6, 2, 5, 3, 0, 3} {
+			before := podAddresses(w, "web")
+			w.PatchDeployment("web", fmt.Sprintf(`{"spec":{"replicas":%d}}`, replicas))
+			w.RolledOut("web", replicas)
+			if stay := len(before); replicas > 0 && stay > 0 {
+				now, kept := podAddresses(w, "web"), 0
+				for _, address := range now {
+					if slices.Contains(before, address) {
+						kept++
+					}
+				}
+				if kept != min(stay, int(replicas)) {
+					t.Errorf("scaled from %d to %d, the pods that stay are on %v, they were on %v", stay, replicas, now, before)
 				}
 			}
-			if kept != min(stay, int(replicas)) {
-				t.Errorf("scaled from %d to %d, the pods that stay are on %v, they were on %v", stay, replicas, now, before)
-			}
+			w.Eventually("wait for the set to be narrowed", func() error {
+				now := w.AddressesOf("web")
+				most := int(replicas) + 1
+				if replicas == 0 {
+					most = 0 // maxSurge comes to nothing
+				}
+				if len(now) > most {
+					return fmt.Errorf("it has %v, want %d at the most", now, most)
+				}
+				for _, address := range podAddresses(w, "web") {
+					if !slices.Contains(now, address) {
+						return fmt.Errorf("it has %v, and not %s of a pod", now, address)
+					}
+				}
+				return nil
+			})
+			w.Invariants()
 		}
-		w.Eventually("wait for the set to be narrowed", func() error {
-			now := w.AddressesOf("web")
-			most := int(replicas) + 1
-			if replicas == 0 {
-				most = 0 // maxSurge comes to nothing
-			}
-			if len(now) > most {
-				return fmt.Errorf("it has %v, want %d at the most", now, most)
-			}
-			for _, address := range podAddresses(w, "web") {
-				if !slices.Contains(now, address) {
-					return fmt.Errorf("it has %v, and not %s of a pod", now, address)
-				}
-			}
-			return nil
-		})
+		background := metav1.DeletePropagationBackground
+		if err := w.Kube.AppsV1().Deployments(simulation.Namespace).Delete(w.Ctx, "web", metav1.DeleteOptions{PropagationPolicy: &background}); err != nil {
+			t.Fatal(err)
+		}
+		has(w, "web", 0)
 		w.Invariants()
-	}
-	background := metav1.DeletePropagationBackground
-	if err := w.Kube.AppsV1().Deployments(simulation.Namespace).Delete(w.Ctx, "web", metav1.DeleteOptions{PropagationPolicy: &background}); err != nil {
-		t.Fatal(err)
-	}
-	has(w, "web", 0)
-	w.Invariants()
+	})
 }
 
 // A pod that has to wait says for what, and is tried the moment an address is given
 // back, whether or not the controller runs.
 func TestFixedSetWaits(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
-	w.Nodes(2)
-	w.Kubelet(func(pod *v1.Pod) bool { return true })
-	w.Scheduler(simulation.SchedulerOptions{})
-	w.Pool("web", "10.0.70.2-10.0.70.60")
-	runDeployment(w, "web", 4, appsv1.DeploymentStrategy{})
-	set := w.AddressesOf("web")
-	before := slices.Sorted(maps.Keys(w.PodsOf("web")))
-	w.Terminate(before[:2]...)
-	var waiting []string
-	w.Eventually("wait for two more pods", func() error {
-		waiting = nil
-		for name := range w.PodsOf("web") {
-			if !slices.Contains(before, name) {
-				waiting = append(waiting, name)
+	virtual.Test(t, func(t *testing.T) {
+		w := virtual.New(t, virtual.Options{Controllers: true})
+		w.Nodes(2)
+		w.Kubelet(func(pod *v1.Pod) bool { return true })
+		w.Scheduler(simulation.SchedulerOptions{})
+		w.Pool("web", "10.0.70.2-10.0.70.60")
+		runDeployment(w, "web", 4, appsv1.DeploymentStrategy{})
+		set := w.AddressesOf("web")
+		before := slices.Sorted(maps.Keys(w.PodsOf("web")))
+		w.Terminate(before[:2]...)
+		var waiting []string
+		w.Eventually("wait for two more pods", func() error {
+			waiting = nil
+			for name := range w.PodsOf("web") {
+				if !slices.Contains(before, name) {
+					waiting = append(waiting, name)
+				}
 			}
-		}
-		if len(waiting) != 2 {
-			return fmt.Errorf("there are %v", waiting)
-		}
-		return nil
-	})
-	// The first was told when only one pod was terminating.
-	var said []string
-	for _, name := range waiting {
-		said = append(said, w.Refused(name))
-	}
-	want := `Deployment "web" has all 4 addresses that it keeps; `
-	if !strings.Contains(said[0], want) || !strings.Contains(said[1], want) || !strings.Contains(said[0]+said[1], want+"2 are with pods that are terminating") {
-		t.Errorf("they say %q, want %q", said, want)
-	}
-	w.Delete(before[0])
-	w.Eventually("wait for one of them to be bound", func() error {
-		bound := 0
+			if len(waiting) != 2 {
+				return fmt.Errorf("there are %v", waiting)
+			}
+			return nil
+		})
+		// The first was told when only one pod was terminating.
+		var said []string
 		for _, name := range waiting {
-			if w.Get(name).Spec.NodeName != "" {
-				bound++
+			said = append(said, w.Refused(name))
+		}
+		want := `Deployment "web" has all 4 addresses that it keeps; `
+		if !strings.Contains(said[0], want) || !strings.Contains(said[1], want) || !strings.Contains(said[0]+said[1], want+"2 are with pods that are terminating") {
+			t.Errorf("they say %q, want %q", said, want)
+		}
+		w.Delete(before[0])
+		w.Eventually("wait for one of them to be bound", func() error {
+			bound := 0
+			for _, name := range waiting {
+				if w.Get(name).Spec.NodeName != "" {
+					bound++
+				}
 			}
+			if bound != 1 {
+				return fmt.Errorf("%d are bound", bound)
+			}
+			return nil
+		})
+		w.Delete(before[1])
+		w.Bound(waiting...)
+		w.RolledOut("web", 4)
+		onThe(w, "web", set, "deletion")
+		if now := w.AddressesOf("web"); !slices.Equal(now, set) {
+			t.Errorf("it has %v, it had %v", now, set)
 		}
-		if bound != 1 {
-			return fmt.Errorf("%d are bound", bound)
-		}
-		return nil
 	})
-	w.Delete(before[1])
-	w.Bound(waiting...)
-	w.RolledOut("web", 4)
-	onThe(w, "web", set, "deletion")
-	if now := w.AddressesOf("web"); !slices.Equal(now, set) {
-		t.Errorf("it has %v, it had %v", now, set)
-	}
 }
 
 // A pod on a node that is lost does not hold up its replacement, and the set has its
@@ -361,30 +381,27 @@ func TestFixedSetWaits(t *testing.T) {
 // node how it is.
 func TestFixedSetNodeLost(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true, ControllerFlags: []string{
-		"--controllers=*,-pod-garbage-collector-controller,-node-lifecycle-controller",
-	}})
-	w.Nodes(4)
-	w.LateKubelet()
-	w.Scheduler(simulation.SchedulerOptions{})
-	w.Controller()
-	w.Pool("web", "10.0.70.2-10.0.70.60")
-	runDeployment(w, "web", 4, appsv1.DeploymentStrategy{})
-	for name, lose := range map[string]func(node string){
-		"unreachable": func(node string) {
-			taint := fmt.Sprintf(`{"spec":{"taints":[{"key":%q,"effect":"NoExecute"}]}}`, v1.TaintNodeUnreachable)
-			if _, err := w.Kube.CoreV1().Nodes().Patch(w.Ctx, node, types.StrategicMergePatchType, []byte(taint), metav1.PatchOptions{}); err != nil {
-				t.Fatal(err)
-			}
-		},
-		"deleted": func(node string) {
-			if err := w.Kube.CoreV1().Nodes().Delete(w.Ctx, node, metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := w.On(t)
+	virtual.Test(t, func(t *testing.T) {
+		w := virtual.New(t, virtual.Options{Controllers: true, NodesLeft: true})
+		w.Nodes(4)
+		w.LateKubelet()
+		w.Scheduler(simulation.SchedulerOptions{})
+		w.Controller()
+		w.Pool("web", "10.0.70.2-10.0.70.60")
+		runDeployment(w, "web", 4, appsv1.DeploymentStrategy{})
+		for _, lose := range []func(node string){
+			func(node string) { // it is unreachable
+				taint := fmt.Sprintf(`{"spec":{"taints":[{"key":%q,"effect":"NoExecute"}]}}`, v1.TaintNodeUnreachable)
+				if _, err := w.Kube.CoreV1().Nodes().Patch(w.Ctx, node, types.StrategicMergePatchType, []byte(taint), metav1.PatchOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			},
+			func(node string) { // it is deleted
+				if err := w.Kube.CoreV1().Nodes().Delete(w.Ctx, node, metav1.DeleteOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			},
+		} {
 			node := listed(w, "web")[0].Spec.NodeName
 			// Kubernetes says some time after the pods were deleted that the node is lost. Until
 			// then a replacement may not come to the node and stay there.
@@ -404,20 +421,22 @@ func TestFixedSetNodeLost(t *testing.T) {
 			has(w, "web", 4)
 			w.RolledOut("web", 4)
 			w.Invariants()
-		})
-	}
+		}
+	})
 }
 
 // Updates that go wrong in the middle wait for what they would wait for anyway, and
 // go on when it is mended.
 func TestFixedSetStuckUpdates(t *testing.T) {
 	t.Parallel()
-	w := newDeploymentWorld(t, "10.0.70.2-10.0.70.60")
-	w.Pool("six", "fd00:70::2-fd00:70::60", func(pool *v1alpha1.IPPool) { pool.Spec.Subnet, pool.Spec.Gateway = "fd00:70::/64", "fd00:70::1" })
-	for name, strategy := range map[string]appsv1.DeploymentStrategy{"some-unavailable": strategy("25%", "25%"), "none-unavailable": strategy("1", "0")} {
-		t.Run(name, func(t *testing.T) { goesOnAfterStuckUpdates(w.On(t), name, strategy) })
-	}
-	w.Invariants()
+	virtual.Test(t, func(t *testing.T) {
+		w := newDeploymentWorld(t, "10.0.70.2-10.0.70.60")
+		w.Pool("six", "fd00:70::2-fd00:70::60", func(pool *v1alpha1.IPPool) { pool.Spec.Subnet, pool.Spec.Gateway = "fd00:70::/64", "fd00:70::1" })
+		for name, strategy := range map[string]appsv1.DeploymentStrategy{"some-unavailable": strategy("25%", "25%"), "none-unavailable": strategy("1", "0")} {
+			goesOnAfterStuckUpdates(w, name, strategy)
+		}
+		w.Invariants()
+	})
 }
 
 func goesOnAfterStuckUpdates(w *simulation.World, name string, strategy appsv1.DeploymentStrategy) {
@@ -465,31 +484,33 @@ func goesOnAfterStuckUpdates(w *simulation.World, name string, strategy appsv1.D
 // With Unlimited no pod waits for another.
 func TestFixedSetUnlimited(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
-	w.Nodes(2)
-	w.Kubelet(func(pod *v1.Pod) bool { return true })
-	w.Scheduler(simulation.SchedulerOptions{})
-	w.Controller()
-	w.Pool("web", "10.0.70.2-10.0.70.60")
-	runDeployment(w, "web", 3, appsv1.DeploymentStrategy{}, simulation.Annotated(v1alpha1.AnnotationSpareAddresses, v1alpha1.SpareUnlimited))
-	original := w.AddressesOf("web")
-	old := slices.Collect(maps.Keys(w.PodsOf("web")))
-	w.Terminate(old...)
-	running(w, "web", 3)
-	w.Delete(old...)
-	w.RolledOut("web", 3)
-	w.Keeps(original, 6)
-	w.Invariants()
-	for name := range w.PodsOf("web") {
-		err := w.Kube.CoreV1().Pods(simulation.Namespace).Delete(w.Ctx, name, *metav1.NewDeleteOptions(0))
-		if err != nil && !apierrors.IsNotFound(err) {
-			t.Fatal(err)
+	virtual.Test(t, func(t *testing.T) {
+		w := virtual.New(t, virtual.Options{Controllers: true})
+		w.Nodes(2)
+		w.Kubelet(func(pod *v1.Pod) bool { return true })
+		w.Scheduler(simulation.SchedulerOptions{})
+		w.Controller()
+		w.Pool("web", "10.0.70.2-10.0.70.60")
+		runDeployment(w, "web", 3, appsv1.DeploymentStrategy{}, simulation.Annotated(v1alpha1.AnnotationSpareAddresses, v1alpha1.SpareUnlimited))
+		original := w.AddressesOf("web")
+		old := slices.Collect(maps.Keys(w.PodsOf("web")))
+		w.Terminate(old...)
+		running(w, "web", 3)
+		w.Delete(old...)
+		w.RolledOut("web", 3)
+		w.Keeps(original, 6)
+		w.Invariants()
+		for name := range w.PodsOf("web") {
+			err := w.Kube.CoreV1().Pods(simulation.Namespace).Delete(w.Ctx, name, *metav1.NewDeleteOptions(0))
+			if err != nil && !apierrors.IsNotFound(err) {
+				t.Fatal(err)
+			}
 		}
-	}
-	w.Eventually("wait for the oldest addresses to be left", func() error {
-		if now := w.AddressesOf("web"); !slices.Equal(now, original) {
-			return fmt.Errorf("it has %v, it had %v", now, original)
-		}
-		return nil
+		w.Eventually("wait for the oldest addresses to be left", func() error {
+			if now := w.AddressesOf("web"); !slices.Equal(now, original) {
+				return fmt.Errorf("it has %v, it had %v", now, original)
+			}
+			return nil
+		})
 	})
 }

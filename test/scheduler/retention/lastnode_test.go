@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
+	"github.com/berth-dev/berth/test/simulation/virtual"
 )
 
 // carriers are the agents' answers.
@@ -113,53 +113,55 @@ func TestLastNode(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			w := simulation.New(t, lab.ControlPlaneOptions{})
-			w.Nodes(1)
-			agents := &carriers{carries: map[string][]netip.Addr{"node1": {netip.MustParseAddr("10.0.70.2")}}}
-			w.Carried = agents.of
-			w.Kubelet()
-			w.Scheduler(simulation.SchedulerOptions{})
-			controller := w.Controller()
-			w.Pool("web", "10.0.70.2")
-			if _, err := w.Kube.CoreV1().Namespaces().Create(w.Ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: other}}, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
-			w.Create(simulation.NewPod("web-0"))
-			w.Bound("web-0")
-			force(w, "web-0")
-			rests(w, "10.0.70.2", "node1")
-
-			// A new controller knows no answers.
-			controller.Kill()
-			w.Controller()
-			if _, err := w.Kube.CoreV1().Pods(other).Create(w.Ctx, strange("strange"), metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
-			w.Eventually("wait for the pod to be refused", func() error {
-				pod, err := w.Kube.CoreV1().Pods(other).Get(w.Ctx, "strange", metav1.GetOptions{})
-				if err == nil && (pod.Spec.NodeName != "" || len(pod.Status.Conditions) == 0) {
-					err = fmt.Errorf("it is on node %q", pod.Spec.NodeName)
+			virtual.Test(t, func(t *testing.T) {
+				w := virtual.New(t, virtual.Options{})
+				w.Nodes(1)
+				agents := &carriers{carries: map[string][]netip.Addr{"node1": {netip.MustParseAddr("10.0.70.2")}}}
+				w.Carried = agents.of
+				w.Kubelet()
+				w.Scheduler(simulation.SchedulerOptions{})
+				controller := w.Controller()
+				w.Pool("web", "10.0.70.2")
+				if _, err := w.Kube.CoreV1().Namespaces().Create(w.Ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: other}}, metav1.CreateOptions{}); err != nil {
+					t.Fatal(err)
 				}
-				return err
-			})
-			rests(w, "10.0.70.2", "node1")
-			test.frees(w, agents)
-			if test.name == "the agent says so" {
-				w.Eventually("wait for the pod to get the address", func() error {
+				w.Create(simulation.NewPod("web-0"))
+				w.Bound("web-0")
+				force(w, "web-0")
+				rests(w, "10.0.70.2", "node1")
+
+				// A new controller knows no answers.
+				controller.Kill()
+				w.Controller()
+				if _, err := w.Kube.CoreV1().Pods(other).Create(w.Ctx, strange("strange"), metav1.CreateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				w.Eventually("wait for the pod to be refused", func() error {
 					pod, err := w.Kube.CoreV1().Pods(other).Get(w.Ctx, "strange", metav1.GetOptions{})
-					if err == nil && pod.Annotations[v1alpha1.AnnotationFloatingIPs] != "10.0.70.2" {
-						err = fmt.Errorf("it has %q", pod.Annotations[v1alpha1.AnnotationFloatingIPs])
+					if err == nil && (pod.Spec.NodeName != "" || len(pod.Status.Conditions) == 0) {
+						err = fmt.Errorf("it is on node %q", pod.Spec.NodeName)
 					}
 					return err
 				})
-				return
-			}
-			w.Eventually("wait for the address to be free or taken", func() error {
-				ip, err := w.Berth.FloatingIPs.Get(w.Ctx, "10.0.70.2", metav1.GetOptions{})
-				if err == nil && ip.Spec.ReleasedAt != nil {
-					return fmt.Errorf("it rests: %+v", ip.Spec)
+				rests(w, "10.0.70.2", "node1")
+				test.frees(w, agents)
+				if test.name == "the agent says so" {
+					w.Eventually("wait for the pod to get the address", func() error {
+						pod, err := w.Kube.CoreV1().Pods(other).Get(w.Ctx, "strange", metav1.GetOptions{})
+						if err == nil && pod.Annotations[v1alpha1.AnnotationFloatingIPs] != "10.0.70.2" {
+							err = fmt.Errorf("it has %q", pod.Annotations[v1alpha1.AnnotationFloatingIPs])
+						}
+						return err
+					})
+					return
 				}
-				return nil
+				w.Eventually("wait for the address to be free or taken", func() error {
+					ip, err := w.Berth.FloatingIPs.Get(w.Ctx, "10.0.70.2", metav1.GetOptions{})
+					if err == nil && ip.Spec.ReleasedAt != nil {
+						return fmt.Errorf("it rests: %+v", ip.Spec)
+					}
+					return nil
+				})
 			})
 		})
 	}
@@ -169,32 +171,34 @@ func TestLastNode(t *testing.T) {
 // has to ask.
 func TestLastNodeOfTheSameNamespace(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(1)
-	agents := &carriers{silent: true}
-	w.Carried = agents.of
-	w.Kubelet()
-	w.Scheduler(simulation.SchedulerOptions{})
-	w.Controller()
-	w.Pool("web", "10.0.70.2")
-	w.Create(simulation.NewPod("web-0"))
-	w.Bound("web-0")
-	// This one waits already.
-	w.Create(simulation.NewPod("web-1"))
-	w.Refused("web-1")
-	force(w, "web-0")
-	w.Bound("web-1")
-	ip, err := w.Berth.FloatingIPs.Get(w.Ctx, "10.0.70.2", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if last := ip.Spec.LastNode; last == nil || last.Name != "node1" || ip.Spec.LastOwner != nil || ip.Spec.ReleasedAt != nil || ip.Spec.Pod.Name != "web-1" {
-		t.Errorf("the FloatingIP is %+v", ip.Spec)
-	}
-	// Its kubelet ends it, but the node before it is still not known to have stopped.
-	w.Delete("web-1")
-	rests(w, "10.0.70.2", "node1")
-	agents.set(func() { agents.silent = false })
-	isFree(w, "10.0.70.2")
-	w.Invariants()
+	virtual.Test(t, func(t *testing.T) {
+		w := virtual.New(t, virtual.Options{})
+		w.Nodes(1)
+		agents := &carriers{silent: true}
+		w.Carried = agents.of
+		w.Kubelet()
+		w.Scheduler(simulation.SchedulerOptions{})
+		w.Controller()
+		w.Pool("web", "10.0.70.2")
+		w.Create(simulation.NewPod("web-0"))
+		w.Bound("web-0")
+		// This one waits already.
+		w.Create(simulation.NewPod("web-1"))
+		w.Refused("web-1")
+		force(w, "web-0")
+		w.Bound("web-1")
+		ip, err := w.Berth.FloatingIPs.Get(w.Ctx, "10.0.70.2", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if last := ip.Spec.LastNode; last == nil || last.Name != "node1" || ip.Spec.LastOwner != nil || ip.Spec.ReleasedAt != nil || ip.Spec.Pod.Name != "web-1" {
+			t.Errorf("the FloatingIP is %+v", ip.Spec)
+		}
+		// Its kubelet ends it, but the node before it is still not known to have stopped.
+		w.Delete("web-1")
+		rests(w, "10.0.70.2", "node1")
+		agents.set(func() { agents.silent = false })
+		isFree(w, "10.0.70.2")
+		w.Invariants()
+	})
 }

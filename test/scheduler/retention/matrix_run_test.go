@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -34,8 +33,8 @@ func TestMatrix(t *testing.T) {
 	for event := range matrixEvents {
 		t.Run(event, func(t *testing.T) {
 			t.Parallel()
-			virtual.Run(t, virtual.Options{Controllers: true}, func(w *simulation.World) {
-				m := newMatrix(w, table)
+			virtual.Test(t, func(t *testing.T) {
+				m := newMatrix(virtual.New(t, virtual.Options{Controllers: true}), table)
 				m.tryEvent(event, table)
 				m.judge()
 			})
@@ -43,8 +42,8 @@ func TestMatrix(t *testing.T) {
 	}
 	t.Run("more", func(t *testing.T) {
 		t.Parallel()
-		virtual.Run(t, virtual.Options{Controllers: true}, func(w *simulation.World) {
-			m := newMatrix(w, table)
+		virtual.Test(t, func(t *testing.T) {
+			m := newMatrix(virtual.New(t, virtual.Options{Controllers: true}), table)
 			m.try(m.more())
 			m.cooldownSurvivesRestarts()
 			m.judge()
@@ -311,27 +310,9 @@ func (c *cell) run() {
 			c.gates[c.passed].arrive()
 		}
 	}()
-	c.t = part{c.T, c.title}
+	c.t = simulation.Named(c.T, c.title)
 	c.try()
 }
-
-// part is a part of a test, in a goroutine of its own.
-type part struct {
-	testing.TB
-	title string
-}
-
-func (p part) Error(args ...any) { p.Helper(); p.TB.Errorf("%s: %s", p.title, fmt.Sprint(args...)) }
-
-func (p part) Errorf(format string, args ...any) { p.Helper(); p.Error(fmt.Sprintf(format, args...)) }
-
-func (p part) Fatal(args ...any) {
-	p.Helper()
-	p.Error(args...)
-	runtime.Goexit()
-}
-
-func (p part) Fatalf(format string, args ...any) { p.Helper(); p.Fatal(fmt.Sprintf(format, args...)) }
 
 // happenings makes the nodes that an event is about, and returns what happens to
 // the cells of the event.

@@ -12,167 +12,169 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
 	"github.com/berth-dev/berth/test/simulation/proxy"
+	"github.com/berth-dev/berth/test/simulation/virtual"
 )
 
 // When the address of a pod without a controller is freed.
 func TestReleaseOfPods(t *testing.T) {
 	t.Parallel()
-	w := simulation.Start(t, lab.ControlPlaneOptions{}, 3)
-	w.Pool("web", "10.0.70.2-10.0.70.99")
-	gone := func(w *simulation.World, pod string) { w.Delete(pod) }
-	ends := func(phase v1.PodPhase) func(*simulation.World, string) {
-		return func(w *simulation.World, pod string) {
-			// Before, the imitated kubelet may yet write that it runs.
-			w.Eventually("wait for the pod to run", func() error {
-				if now := w.Get(pod).Status.Phase; now != v1.PodRunning {
-					return fmt.Errorf("it is %s", now)
+	virtual.Test(t, func(t *testing.T) {
+		w := virtual.Start(t, virtual.Options{}, 3)
+		w.Pool("web", "10.0.70.2-10.0.70.99")
+		gone := func(w *simulation.World, pod string) { w.Delete(pod) }
+		ends := func(phase v1.PodPhase) func(*simulation.World, string) {
+			return func(w *simulation.World, pod string) {
+				// Before, the imitated kubelet may yet write that it runs.
+				w.Eventually("wait for the pod to run", func() error {
+					if now := w.Get(pod).Status.Phase; now != v1.PodRunning {
+						return fmt.Errorf("it is %s", now)
+					}
+					return nil
+				})
+				if err := w.SetPhase(w.Get(pod), phase); err != nil {
+					w.T.Fatal(err)
 				}
-				return nil
-			})
-			if err := w.SetPhase(w.Get(pod), phase); err != nil {
-				w.T.Fatal(err)
 			}
 		}
-	}
-	tests := []struct {
-		name   string
-		policy v1alpha1.ReleasePolicy
-		happen func(w *simulation.World, pod string)
-		// is the state of the address in the end.
-		is string
-	}{
-		{"deleted", v1alpha1.ReleasePodDeleted, gone, "free"},
-		{"succeeded", v1alpha1.ReleasePodDeleted, ends(v1.PodSucceeded), "free"},
-		{"failed", v1alpha1.ReleasePodDeleted, ends(v1.PodFailed), "free"},
-		{"deleted", v1alpha1.ReleaseRetain, gone, "free"}, // the pod is its own workload
-		{"failed", v1alpha1.ReleaseRetain, ends(v1.PodFailed), "kept"},
-		{"deleted", v1alpha1.ReleaseNever, gone, "kept"},
-		{"succeeded", v1alpha1.ReleaseNever, ends(v1.PodSucceeded), "kept"},
-	}
-	for i, tc := range tests {
-		t.Run(fmt.Sprintf("%s, %s", tc.policy, tc.name), func(t *testing.T) {
-			w := w.On(t)
-			name := fmt.Sprintf("pod-%d", i)
-			w.Create(simulation.NewPod(name, simulation.Policy(tc.policy)))
-			address := w.Address(name)
-			tc.happen(w, name)
-			w.Eventually("wait for the address to be "+tc.is, func() error { return w.Becomes(address, tc.is) })
-			w.Invariants()
-			if tc.is == "free" || tc.policy == v1alpha1.ReleaseRetain {
-				return
-			}
-			if _, err := w.Kube.CoreV1().Pods(simulation.Namespace).Get(w.Ctx, name, metav1.GetOptions{}); err == nil {
-				w.Delete(name)
-			}
-			w.Create(simulation.NewPod(name, simulation.Policy(tc.policy)))
-			if again := w.Address(name); again != address {
-				t.Errorf("a pod of the same name got %s, %s was kept for it", again, address)
-			}
-			w.Invariants()
-		})
-	}
+		tests := []struct {
+			name   string
+			policy v1alpha1.ReleasePolicy
+			happen func(w *simulation.World, pod string)
+			// is the state of the address in the end.
+			is string
+		}{
+			{"deleted", v1alpha1.ReleasePodDeleted, gone, "free"},
+			{"succeeded", v1alpha1.ReleasePodDeleted, ends(v1.PodSucceeded), "free"},
+			{"failed", v1alpha1.ReleasePodDeleted, ends(v1.PodFailed), "free"},
+			{"deleted", v1alpha1.ReleaseRetain, gone, "free"}, // the pod is its own workload
+			{"failed", v1alpha1.ReleaseRetain, ends(v1.PodFailed), "kept"},
+			{"deleted", v1alpha1.ReleaseNever, gone, "kept"},
+			{"succeeded", v1alpha1.ReleaseNever, ends(v1.PodSucceeded), "kept"},
+		}
+		for i, tc := range tests {
+			w.Case(fmt.Sprintf("%s, %s", tc.policy, tc.name), func(w *simulation.World) {
+				name := fmt.Sprintf("pod-%d", i)
+				w.Create(simulation.NewPod(name, simulation.Policy(tc.policy)))
+				address := w.Address(name)
+				tc.happen(w, name)
+				w.Eventually("wait for the address to be "+tc.is, func() error { return w.Becomes(address, tc.is) })
+				w.Invariants()
+				if tc.is == "free" || tc.policy == v1alpha1.ReleaseRetain {
+					return
+				}
+				if _, err := w.Kube.CoreV1().Pods(simulation.Namespace).Get(w.Ctx, name, metav1.GetOptions{}); err == nil {
+					w.Delete(name)
+				}
+				w.Create(simulation.NewPod(name, simulation.Policy(tc.policy)))
+				if again := w.Address(name); again != address {
+					w.T.Errorf("a pod of the same name got %s, %s was kept for it", again, address)
+				}
+				w.Invariants()
+			})
+		}
+	})
 }
 
 // After a controller that was killed at any of its writes, the next one finishes the work.
 func TestControllerKilled(t *testing.T) {
 	t.Parallel()
-	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 3)
-	w.Scheduler(simulation.SchedulerOptions{})
-	w.Pool("web", "10.0.70.2-10.0.70.99")
-	tests := []struct {
-		name   string
-		policy v1alpha1.ReleasePolicy
-		match  func(*http.Request) bool
-		at     proxy.Point
-		is     string
-	}{
-		{"free", v1alpha1.ReleasePodDeleted, proxy.IsIPDelete, proxy.BeforeRequest, "free"},
-		{"free", v1alpha1.ReleasePodDeleted, proxy.IsIPDelete, proxy.BeforeAnswer, "free"},
-		{"retain", v1alpha1.ReleaseNever, proxy.IsIPPatch, proxy.BeforeRequest, "kept"},
-		{"retain", v1alpha1.ReleaseNever, proxy.IsIPPatch, proxy.BeforeAnswer, "kept"},
-	}
-	for i, tc := range tests {
-		t.Run(fmt.Sprintf("%s %s", tc.name, tc.at), func(t *testing.T) {
-			w := w.On(t)
-			first := w.Controller()
-			tap := first.Tap(tc.match, tc.at)
-			name := fmt.Sprintf("pod-%d", i)
-			w.Create(simulation.NewPod(name, simulation.Policy(tc.policy)))
-			address := w.Address(name)
-			w.Delete(name)
-			w.Await(tap)
-			first.Kill()
-			tap.Drop()
-			second := w.Controller()
-			w.Eventually("wait for the address to be "+tc.is, func() error { return w.Becomes(address, tc.is) })
-			w.Invariants()
-			second.Kill()
-		})
-	}
+	virtual.Test(t, func(t *testing.T) {
+		w := virtual.WithNodes(t, virtual.Options{}, 3)
+		w.Scheduler(simulation.SchedulerOptions{})
+		w.Pool("web", "10.0.70.2-10.0.70.99")
+		tests := []struct {
+			name   string
+			policy v1alpha1.ReleasePolicy
+			match  func(*http.Request) bool
+			at     proxy.Point
+			is     string
+		}{
+			{"free", v1alpha1.ReleasePodDeleted, proxy.IsIPDelete, proxy.BeforeRequest, "free"},
+			{"free", v1alpha1.ReleasePodDeleted, proxy.IsIPDelete, proxy.BeforeAnswer, "free"},
+			{"retain", v1alpha1.ReleaseNever, proxy.IsIPPatch, proxy.BeforeRequest, "kept"},
+			{"retain", v1alpha1.ReleaseNever, proxy.IsIPPatch, proxy.BeforeAnswer, "kept"},
+		}
+		for i, tc := range tests {
+			w.Case(fmt.Sprintf("%s %s", tc.name, tc.at), func(w *simulation.World) {
+				first := w.Controller()
+				tap := first.Tap(tc.match, tc.at)
+				name := fmt.Sprintf("pod-%d", i)
+				w.Create(simulation.NewPod(name, simulation.Policy(tc.policy)))
+				address := w.Address(name)
+				w.Delete(name)
+				w.Await(tap)
+				first.Kill()
+				tap.Drop()
+				second := w.Controller()
+				w.Eventually("wait for the address to be "+tc.is, func() error { return w.Becomes(address, tc.is) })
+				w.Invariants()
+				second.Kill()
+			})
+		}
+	})
 }
 
 // A controller whose news are old must not take the address of a pod that lives.
 func TestControllerBehind(t *testing.T) {
 	t.Parallel()
-	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 3)
-	w.Scheduler(simulation.SchedulerOptions{})
-	controller := w.Controller()
-	w.Pool("web", "10.0.70.2-10.0.70.99")
-	set := w.RetainForSet("db", 2)
-	pod := func(name string) *v1.Pod {
-		return simulation.NewPod(name, simulation.Policy(v1alpha1.ReleaseRetain), simulation.OfSet(set))
-	}
-	w.Create(pod("db-0"), pod("db-1"))
-	before := w.Address("db-0")
-	w.Bound("db-1")
-	w.Invariants()
-
-	t.Run("it does not know the pod", func(t *testing.T) {
-		w := w.On(t)
-		release := controller.Hold("pods")
-		defer release()
-		w.Create(simulation.NewPods("web", 5)...)
-		w.Eventually("wait for it to ask the API server for the pods", func() error {
-			return asked(w, controller, "/pods/web-", 5)
-		})
-		w.Eventually("wait for the pods to be bound", func() error { return w.CountBound(7) })
+	virtual.Test(t, func(t *testing.T) {
+		w := virtual.WithNodes(t, virtual.Options{}, 3)
+		w.Scheduler(simulation.SchedulerOptions{})
+		controller := w.Controller()
+		w.Pool("web", "10.0.70.2-10.0.70.99")
+		set := w.RetainForSet("db", 2)
+		pod := func(name string) *v1.Pod {
+			return simulation.NewPod(name, simulation.Policy(v1alpha1.ReleaseRetain), simulation.OfSet(set))
+		}
+		w.Create(pod("db-0"), pod("db-1"))
+		before := w.Address("db-0")
+		w.Bound("db-1")
 		w.Invariants()
-	})
-	for _, tc := range []struct {
-		name     string
-		replicas int // when the pod is deleted
-	}{
-		{"it keeps the address late", 2},
-		// The scheduler noted a last node, so the address would rest.
-		{"it frees the address late", 0},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			w := w.On(t)
-			patchSet(w, "db", fmt.Sprintf(`{"spec":{"replicas":%d}}`, tc.replicas))
-			tap := controller.Tap(proxy.IsIPPatch, proxy.BeforeRequest)
-			w.Delete("db-0")
-			w.Await(tap)
-			patchSet(w, "db", `{"spec":{"replicas":2}}`)
-			w.Create(pod("db-0"))
-			if got := w.Address("db-0"); got != before {
-				t.Errorf("db-0 got %s, it had %s", got, before)
-			}
-			tap.Pass()
-			w.Eventually("wait for it to be refused", func() error {
-				refused := controller.Seen(func(c proxy.Call) bool {
-					return strings.HasSuffix(c.Path, "/"+before) && c.Code == http.StatusConflict
-				})
-				if len(refused) == 0 {
-					return fmt.Errorf("it was not")
-				}
-				return w.Becomes(before, "held by db-0")
+
+		w.Case("it does not know the pod", func(w *simulation.World) {
+			release := controller.Hold("pods")
+			defer release()
+			w.Create(simulation.NewPods("web", 5)...)
+			w.Eventually("wait for it to ask the API server for the pods", func() error {
+				return asked(w, controller, "/pods/web-", 5)
 			})
+			w.Eventually("wait for the pods to be bound", func() error { return w.CountBound(7) })
 			w.Invariants()
 		})
-	}
+		for _, tc := range []struct {
+			name     string
+			replicas int // when the pod is deleted
+		}{
+			{"it keeps the address late", 2},
+			// The scheduler noted a last node, so the address would rest.
+			{"it frees the address late", 0},
+		} {
+			w.Case(tc.name, func(w *simulation.World) {
+				patchSet(w, "db", fmt.Sprintf(`{"spec":{"replicas":%d}}`, tc.replicas))
+				tap := controller.Tap(proxy.IsIPPatch, proxy.BeforeRequest)
+				w.Delete("db-0")
+				w.Await(tap)
+				patchSet(w, "db", `{"spec":{"replicas":2}}`)
+				w.Create(pod("db-0"))
+				if got := w.Address("db-0"); got != before {
+					w.T.Errorf("db-0 got %s, it had %s", got, before)
+				}
+				tap.Pass()
+				w.Eventually("wait for it to be refused", func() error {
+					refused := controller.Seen(func(c proxy.Call) bool {
+						return strings.HasSuffix(c.Path, "/"+before) && c.Code == http.StatusConflict
+					})
+					if len(refused) == 0 {
+						return fmt.Errorf("it was not")
+					}
+					return w.Becomes(before, "held by db-0")
+				})
+				w.Invariants()
+			})
+		}
+	})
 }
 
 // asked complains unless a program made n GETs of objects whose path has this

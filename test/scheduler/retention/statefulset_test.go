@@ -14,67 +14,68 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
+	"github.com/berth-dev/berth/test/simulation/virtual"
 )
 
 // StatefulSets under the real StatefulSet controller and garbage collector.
 func TestStatefulSet(t *testing.T) {
 	t.Parallel()
-	w := simulation.Start(t, lab.ControlPlaneOptions{Controllers: true}, 3)
-	w.Pool("web", "10.0.70.2-10.0.70.99")
-	const (
-		podDeleted = v1alpha1.ReleasePodDeleted
-		retain     = v1alpha1.ReleaseRetain
-		never      = v1alpha1.ReleaseNever
-	)
-	tests := []struct {
-		name   string
-		policy v1alpha1.ReleasePolicy
-		// happen is an event of a set with three pods.
-		happen func(w *simulation.World, set string)
-		// pods are the ordinals that run in the end; same of them have the address
-		// that the ordinal had before; kept are ordinals without a pod whose address
-		// still is there.
-		pods, same, kept []int
-	}{
-		{"pods are deleted", retain, (*simulation.World).DeletePods, []int{0, 1, 2}, []int{0, 1, 2}, nil},
-		{"pods are deleted", never, (*simulation.World).DeletePods, []int{0, 1, 2}, []int{0, 1, 2}, nil},
-		{"pods are deleted", podDeleted, (*simulation.World).DeletePods, []int{0, 1, 2}, nil, nil},
-		{"scaled down", retain, scaleTo(1), []int{0}, []int{0}, nil},
-		{"scaled down", never, scaleTo(1), []int{0}, []int{0}, []int{1, 2}},
-		{"scaled down", podDeleted, scaleTo(1), []int{0}, []int{0}, nil},
-		{"scaled to zero", retain, scaleTo(0), nil, nil, nil},
-		{"scaled to zero and back", never, func(w *simulation.World, set string) { scaleTo(0)(w, set); scaleTo(3)(w, set) }, []int{0, 1, 2}, []int{0, 1, 2}, nil},
-		{"scaled up", retain, scaleTo(5), []int{0, 1, 2, 3, 4}, []int{0, 1, 2}, nil},
-		{"the start of the ordinals moves up", retain, startAt(2), []int{2, 3, 4}, []int{2}, nil},
-		{"deleted", retain, deleteSet, nil, nil, nil},
-		{"deleted", never, deleteSet, nil, nil, []int{0, 1, 2}},
-		{"deleted", podDeleted, deleteSet, nil, nil, nil},
-		{"deleted and made again", never, func(w *simulation.World, set string) { deleteSet(w, set); createSet(w, set, never) }, []int{0, 1, 2}, []int{0, 1, 2}, nil},
-		{"deleted and made again", retain, func(w *simulation.World, set string) { deleteSet(w, set); createSet(w, set, retain) }, []int{0, 1, 2}, nil, nil},
-	}
-	for i, tc := range tests {
-		t.Run(fmt.Sprintf("%s, %s", tc.policy, tc.name), func(t *testing.T) {
-			w := w.On(t)
-			set := fmt.Sprintf("set%d", i)
-			createSet(w, set, tc.policy)
-			before := map[string]string{}
-			for ordinal := range 3 {
-				name := fmt.Sprintf("%s-%d", set, ordinal)
-				before[name] = w.Address(name)
-			}
-			tc.happen(w, set)
-			w.Eventually("wait for the set", func() error { return setHas(w, set, tc.pods, tc.kept) })
-			for _, ordinal := range tc.same {
-				name := fmt.Sprintf("%s-%d", set, ordinal)
-				if got := w.Address(name); got != before[name] {
-					t.Errorf("%s has %s, it had %s", name, got, before[name])
+	virtual.Test(t, func(t *testing.T) {
+		w := virtual.Start(t, virtual.Options{Controllers: true}, 3)
+		w.Pool("web", "10.0.70.2-10.0.70.99")
+		const (
+			podDeleted = v1alpha1.ReleasePodDeleted
+			retain     = v1alpha1.ReleaseRetain
+			never      = v1alpha1.ReleaseNever
+		)
+		tests := []struct {
+			name   string
+			policy v1alpha1.ReleasePolicy
+			// happen is an event of a set with three pods.
+			happen func(w *simulation.World, set string)
+			// pods are the ordinals that run in the end; same of them have the address
+			// that the ordinal had before; kept are ordinals without a pod whose address
+			// still is there.
+			pods, same, kept []int
+		}{
+			{"pods are deleted", retain, (*simulation.World).DeletePods, []int{0, 1, 2}, []int{0, 1, 2}, nil},
+			{"pods are deleted", never, (*simulation.World).DeletePods, []int{0, 1, 2}, []int{0, 1, 2}, nil},
+			{"pods are deleted", podDeleted, (*simulation.World).DeletePods, []int{0, 1, 2}, nil, nil},
+			{"scaled down", retain, scaleTo(1), []int{0}, []int{0}, nil},
+			{"scaled down", never, scaleTo(1), []int{0}, []int{0}, []int{1, 2}},
+			{"scaled down", podDeleted, scaleTo(1), []int{0}, []int{0}, nil},
+			{"scaled to zero", retain, scaleTo(0), nil, nil, nil},
+			{"scaled to zero and back", never, func(w *simulation.World, set string) { scaleTo(0)(w, set); scaleTo(3)(w, set) }, []int{0, 1, 2}, []int{0, 1, 2}, nil},
+			{"scaled up", retain, scaleTo(5), []int{0, 1, 2, 3, 4}, []int{0, 1, 2}, nil},
+			{"the start of the ordinals moves up", retain, startAt(2), []int{2, 3, 4}, []int{2}, nil},
+			{"deleted", retain, deleteSet, nil, nil, nil},
+			{"deleted", never, deleteSet, nil, nil, []int{0, 1, 2}},
+			{"deleted", podDeleted, deleteSet, nil, nil, nil},
+			{"deleted and made again", never, func(w *simulation.World, set string) { deleteSet(w, set); createSet(w, set, never) }, []int{0, 1, 2}, []int{0, 1, 2}, nil},
+			{"deleted and made again", retain, func(w *simulation.World, set string) { deleteSet(w, set); createSet(w, set, retain) }, []int{0, 1, 2}, nil, nil},
+		}
+		for i, tc := range tests {
+			w.Case(fmt.Sprintf("%s, %s", tc.policy, tc.name), func(w *simulation.World) {
+				set := fmt.Sprintf("set%d", i)
+				createSet(w, set, tc.policy)
+				before := map[string]string{}
+				for ordinal := range 3 {
+					name := fmt.Sprintf("%s-%d", set, ordinal)
+					before[name] = w.Address(name)
 				}
-			}
-			w.Invariants()
-		})
-	}
+				tc.happen(w, set)
+				w.Eventually("wait for the set", func() error { return setHas(w, set, tc.pods, tc.kept) })
+				for _, ordinal := range tc.same {
+					name := fmt.Sprintf("%s-%d", set, ordinal)
+					if got := w.Address(name); got != before[name] {
+						w.T.Errorf("%s has %s, it had %s", name, got, before[name])
+					}
+				}
+				w.Invariants()
+			})
+		}
+	})
 }
 
 // setHas compares a set's bound pods and kept addresses.

@@ -202,6 +202,9 @@ func (s *Server) identify(next http.Handler) http.Handler {
 	})
 }
 
+// codec copies objects of dry runs.
+var codec = legacyscheme.Codecs.LegacyCodec(legacyscheme.Scheme.PrioritizedVersionsAllGroups()...)
+
 // GetRESTOptions keeps a resource in memory.
 func (s *Server) GetRESTOptions(resource schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
 	prefix := resource.String()
@@ -209,7 +212,7 @@ func (s *Server) GetRESTOptions(resource schema.GroupResource, _ runtime.Object)
 		prefix = "events" // of two groups
 	}
 	return generic.RESTOptions{
-		StorageConfig: (&storagebackend.Config{Prefix: "/", Codec: legacyscheme.Codecs.LegacyCodec()}).ForResource(resource), EnableGarbageCollection: true, DeleteCollectionWorkers: 1, ResourcePrefix: prefix,
+		StorageConfig: (&storagebackend.Config{Prefix: "/", Codec: codec}).ForResource(resource), EnableGarbageCollection: true, DeleteCollectionWorkers: 1, ResourcePrefix: prefix,
 		Decorator: func(_ *storagebackend.ConfigForResource, _ string, _ func(runtime.Object) (string, error), newFunc, _ func() runtime.Object, _ storage.AttrFunc, _ storage.IndexerFuncs, _ *cache.Indexers) (storage.Interface, factory.DestroyFunc, error) {
 			return &store{data: s.data, table: s.data.table(prefix), newFunc: newFunc}, func() {}, nil
 		},

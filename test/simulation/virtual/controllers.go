@@ -35,8 +35,8 @@ import (
 const nodeGrace = 10 * time.Second
 
 // startControllers runs Kubernetes' controllers of workloads and nodes, as kube-controller-manager does,
-// until ctx ends. wait waits for their end.
-func startControllers(ctx context.Context, api *rest.Config) (wait func(), err error) {
+// until ctx ends; with nodesLeft none that judges nodes. wait waits for their end.
+func startControllers(ctx context.Context, api *rest.Config, nodesLeft bool) (wait func(), err error) {
 	kube, err := kubernetes.NewForConfig(protobuf(api))
 	if err != nil {
 		return nil, err
@@ -60,10 +60,6 @@ func startControllers(ctx context.Context, api *rest.Config) (wait func(), err e
 	if err != nil {
 		return nil, err
 	}
-	nodes, err := nodelifecycle.NewNodeLifecycleController(ctx, factory.Coordination().V1().Leases(), core.Pods(), core.Nodes(), apps.DaemonSets(), kube, time.Second, time.Minute, nodeGrace, 0.1, 0.01, 50, 0.55)
-	if err != nil {
-		return nil, err
-	}
 	taints, err := tainteviction.New(ctx, kube, core.Pods(), core.Nodes(), "taint-eviction-controller")
 	if err != nil {
 		return nil, err
@@ -74,7 +70,6 @@ func startControllers(ctx context.Context, api *rest.Config) (wait func(), err e
 	}
 	sets := replicaset.NewReplicaSetController(ctx, apps.ReplicaSets(), core.Pods(), kube, replicaset.BurstReplicas)
 	statefulSets := statefulset.NewStatefulSetController(ctx, core.Pods(), apps.StatefulSets(), core.PersistentVolumeClaims(), apps.ControllerRevisions(), kube)
-	pods := podgc.NewPodGC(ctx, kube, core.Pods(), core.Nodes(), 12500)
 	roles := clusterroleaggregation.NewClusterRoleAggregation(factory.Rbac().V1().ClusterRoles(), kube.RbacV1())
 	resources := discovery.NewDiscoveryClientForConfigOrDie(api)
 	started := make(chan struct{})
@@ -82,18 +77,26 @@ func startControllers(ctx context.Context, api *rest.Config) (wait func(), err e
 	if err != nil {
 		return nil, err
 	}
-	all.Start(ctx.Done())
-	close(started)
 	ended := make(chan struct{})
 	const workers = 5
+	parts := []func(ctx context.Context){
+		func(ctx context.Context) { deployments.Run(ctx, workers) }, func(ctx context.Context) { sets.Run(ctx, workers) }, func(ctx context.Context) { statefulSets.Run(ctx, workers) },
+		func(ctx context.Context) { daemons.Run(ctx, workers) }, func(ctx context.Context) { jobs.Run(ctx, workers) }, func(ctx context.Context) { accounts.Run(ctx, 1) },
+		func(ctx context.Context) { roles.Run(ctx, 1) }, func(ctx context.Context) { garbage.Run(ctx, 20, 30*time.Second) }, func(ctx context.Context) { garbage.Sync(ctx, resources, 5*time.Second) },
+		taints.Run,
+	}
+	if !nodesLeft {
+		nodes, err := nodelifecycle.NewNodeLifecycleController(ctx, factory.Coordination().V1().Leases(), core.Pods(), core.Nodes(), apps.DaemonSets(), kube, time.Second, time.Minute, nodeGrace, 0.1, 0.01, 50, 0.55)
+		if err != nil {
+			return nil, err
+		}
+		parts = append(parts, nodes.Run, podgc.NewPodGC(ctx, kube, core.Pods(), core.Nodes(), 12500).Run)
+	}
+	all.Start(ctx.Done())
+	close(started)
 	go func() {
 		defer close(ended)
-		concurrent(ctx,
-			func(ctx context.Context) { deployments.Run(ctx, workers) }, func(ctx context.Context) { sets.Run(ctx, workers) }, func(ctx context.Context) { statefulSets.Run(ctx, workers) },
-			func(ctx context.Context) { daemons.Run(ctx, workers) }, func(ctx context.Context) { jobs.Run(ctx, workers) }, func(ctx context.Context) { accounts.Run(ctx, 1) },
-			func(ctx context.Context) { roles.Run(ctx, 1) }, func(ctx context.Context) { garbage.Run(ctx, 20, 30*time.Second) }, func(ctx context.Context) { garbage.Sync(ctx, resources, 5*time.Second) },
-			nodes.Run, taints.Run, pods.Run,
-		)
+		concurrent(ctx, parts...)
 		factory.Shutdown()
 	}()
 	return func() { <-ended }, nil

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
 	schedulingv1 "k8s.io/kubernetes/pkg/apis/scheduling/v1"
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
 
@@ -31,24 +32,29 @@ import (
 type Options struct {
 	// Controllers of Kubernetes run, as in kube-controller-manager.
 	Controllers bool
+	// NodesLeft: but none that judges nodes, or ends pods for them.
+	NodesLeft bool
 }
 
-// Run runs a test in a bubble, on an API server with Berth's manifests applied. Its world ends with it.
-func Run(t *testing.T, options Options, test func(w *simulation.World)) {
+// Test runs a test in a bubble.
+func Test(t *testing.T, test func(t *testing.T)) {
 	t.Helper()
-	Prepare()
-	synctest.Test(t, func(t *testing.T) { test(world(t, options)) })
+	prepare()
+	synctest.Test(t, test)
 }
 
-// Prepare does what cannot be done in a bubble, once.
-var Prepare = sync.OnceFunc(func() {
+// prepare does what cannot be done in a bubble, once.
+var prepare = sync.OnceFunc(func() {
 	// kube-scheduler listens to a signal. The runtime's part of that must not be in the bubble.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGUSR2)
 	// The handler that limits the rate of errors has a time of the world outside in it.
 	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1] //nolint:reassign // It is there to be changed.
+	// Kubernetes' controllers log what they repeat; Berth's programs have logs of their own.
+	klog.SetLogger(klog.Logger{})
 })
 
-func world(t *testing.T, options Options) *simulation.World {
+// New returns a world, in a bubble, on an API server with Berth's manifests applied. It ends with the test.
+func New(t *testing.T, options Options) *simulation.World {
 	t.Helper()
 	backup, err := installed()
 	if err != nil {
@@ -67,12 +73,29 @@ func world(t *testing.T, options Options) *simulation.World {
 		Config: server.Config(), Scheduler: runScheduler, Controller: runController, Transport: memory.Transport, Agents: server.Agents,
 	})
 	if options.Controllers {
-		wait, err := startControllers(w.Ctx, server.Config())
+		wait, err := startControllers(w.Ctx, server.Config(), options.NodesLeft)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(wait)
 	}
+	return w
+}
+
+// WithNodes is New with nodes and their kubelets.
+func WithNodes(t *testing.T, options Options, nodes int) *simulation.World {
+	t.Helper()
+	w := New(t, options)
+	w.Nodes(nodes)
+	w.Kubelet()
+	return w
+}
+
+// Start is New with nodes, their kubelets, a scheduler and a controller.
+func Start(t *testing.T, options Options, nodes int) *simulation.World {
+	t.Helper()
+	w := New(t, options)
+	w.Start(nodes)
 	return w
 }
 
