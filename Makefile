@@ -162,8 +162,8 @@ mutate-promises: lab build ## Break the product in 60 small ways, one for each p
 test-race: ## Tests beside the code under the race detector.
 	REQUIRE_NETNS=1 CGO_ENABLED=1 $(GOTEST) -race ./...
 
-day: ## A day of deploys on DAY_NODES (5000) nodes with DAY_ADDRESSES (150000) addresses, in virtual time and memory: memory and queues do not grow.
-	cd test && BERTH_TEST_DAY_NODES=$(or $(DAY_NODES),5000) BERTH_TEST_DAY_ADDRESSES=$(or $(DAY_ADDRESSES),150000) BERTH_TEST_DAY_HOURS=24 BERTH_TEST_DAY_DEPLOYS=1 go test -count=1 -timeout 12h -v -run TestDay ./simulation/day/
+day: ## HOURS (24) of deploys on 5,000 nodes with 150,000 addresses, in virtual time and memory: memory and queues do not grow.
+	cd test && BERTH_TEST_HOURS=$(or $(HOURS),24) go test -count=1 -timeout 12h -v -run TestDay ./simulation/day/
 
 chaos: lab ## Hours of it: CHAOS_ROUNDS, CHAOS_PODS, CHAOS_NODES, CHAOS_STEPS in a round, at most CHAOS_PAUSE milliseconds between two.
 	cd test && CHAOS_ROUNDS=$(CHAOS_ROUNDS) CHAOS_PODS=$(CHAOS_PODS) CHAOS_NODES=$(CHAOS_NODES) CHAOS_STEPS=$(CHAOS_STEPS) CHAOS_PAUSE=$(CHAOS_PAUSE) go test -count=1 -timeout 12h -v -run TestChaos ./chaos/

@@ -230,6 +230,7 @@ func (l *Loop) StopWaiting(key Key) { l.line.wait(key, nil, false) }
 
 // Run reconciles owners until ctx ends. It blocks until its workers are done.
 func (l *Loop) Run(ctx context.Context) {
+	defer l.queue.ShutDown()
 	if !cache.WaitFor(ctx, "the caches of preallocation", l.synced...) {
 		return
 	}

@@ -180,6 +180,7 @@ func newQueue(name string) queue {
 // Run reconciles with that many workers until ctx ends. It blocks until they are done.
 func (r *Reclaimer) Run(ctx context.Context, workers int) {
 	if !cache.WaitFor(ctx, "the reclaimer's caches", r.synced...) {
+		r.shutDown()
 		return
 	}
 	var group sync.WaitGroup
@@ -203,11 +204,15 @@ func (r *Reclaimer) Run(ctx context.Context, workers int) {
 		wait.UntilWithContext(ctx, func(context.Context) { r.metrics.pend(r.pending.oldest()) }, measureEvery)
 	})
 	<-ctx.Done()
+	r.shutDown()
+	group.Wait()
+	r.owners.customs.Wait()
+}
+
+func (r *Reclaimer) shutDown() {
 	r.queue.ShutDown()
 	r.detaching.ShutDown()
 	r.questions.ShutDown()
-	group.Wait()
-	r.owners.customs.Wait()
 }
 
 // pruneEvery is the interval of prune, measureEvery the one of the metric of pending addresses.

@@ -9,4 +9,8 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-func TestMain(m *testing.M) { simulation.Main(m) }
+func TestMain(m *testing.M) {
+	simulation.Main(m,
+		"TestClaims",
+	)
+}

@@ -10,4 +10,9 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-func TestMain(m *testing.M) { simulation.Main(m) }
+func TestMain(m *testing.M) {
+	simulation.Main(m,
+		"TestFixedSet", "TestFixedSetScales", "TestFixedSetWaits", "TestFixedSetNodeLost", "TestFixedSetUnlimited",
+		"TestFixedSetAhead", "TestFixedSetAheadFails", "TestFixedSetAheadOfNothing", "TestFixedSetIsRead", "TestFixedSetCannotBeRead",
+	)
+}

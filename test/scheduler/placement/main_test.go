@@ -11,4 +11,13 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-func TestMain(m *testing.M) { simulation.Main(m) }
+func TestMain(m *testing.M) {
+	simulation.Main(m,
+		"TestPodGetsAddress", "TestTwoProfiles", "TestExhaustedPool", "TestWaitingPodStarts", "TestSeveralAddresses", "TestScarcePoolsAreSpared",
+		"TestPreemption", "TestNoPreemptionForRetained", "TestNoPreemptionForImpossible", "TestOneVictimWhileItsAddressEnds", "TestPreemptionOnNodeThatComesToServe", "TestPreemptionAtCap",
+		"TestFewAreWoken", "TestNominationEnds", "TestOnlyPodsThatMayRunAreTried", "TestNodeComesToBeInPool", "TestNodeCap", "TestMaxPerNamespace",
+		"TestNamespaceMadeAgain", "TestKeptAddressOfANamespaceThatIsNotAdmitted", "TestTermsOfAPool", "TestFreedAddressRests", "TestGalaxyAliases",
+		"TestNodeAddresses", "TestNodeAddressKept", "TestNodeEgress", "TestAgents",
+		"TestTenant",
+	)
+}

@@ -10,4 +10,9 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-func TestMain(m *testing.M) { simulation.Main(m) }
+func TestMain(m *testing.M) {
+	simulation.Main(m,
+		"TestMatrix", "TestMatrixIsComplete", "TestReleaseOfPods", "TestControllerKilled", "TestControllerBehind",
+		"TestLastNode", "TestLastNodeOfTheSameNamespace", "TestDeletedAddressRests", "TestDeletedAddressRestsWithoutController", "TestStatefulSet",
+	)
+}

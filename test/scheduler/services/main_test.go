@@ -26,7 +26,11 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-func TestMain(m *testing.M) { simulation.Main(m) }
+func TestMain(m *testing.M) {
+	simulation.Main(m,
+		"TestService",
+	)
+}
 
 // world is a World in which Services get addresses.
 type world struct {

@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -32,17 +30,12 @@ import (
 )
 
 // What many Services cost: half of them in a pool on a link of 100 nodes, half in one that routers lead to, of all nodes. The
-// nodes and their agents are imitated. BERTH_TEST_SERVICES is the number of Services, BERTH_TEST_SERVICE_NODES that of nodes.
+// nodes and their agents are imitated.
 func TestMany(t *testing.T) {
-	number, nodes := numberOf(t, "BERTH_TEST_SERVICES", 40), numberOf(t, "BERTH_TEST_SERVICE_NODES", 60)
-	const onLink = 100
+	const number, nodes, onLink = 1000, 5000, 100
 	// One node carries an address on a link, eight one that routers lead to.
 	entries := (number+1)/2 + number/2*8
-	var patience time.Duration
-	if number > 100 {
-		patience = 30 * time.Minute
-	}
-	w := &world{World: simulation.NewWith(t, simulation.Options{ControlPlaneOptions: lab.ControlPlaneOptions{}, Lasts: time.Hour, Patience: patience})}
+	w := &world{World: simulation.NewWith(t, simulation.Options{ControlPlaneOptions: lab.ControlPlaneOptions{}, Lasts: time.Hour, Patience: 30 * time.Minute})}
 	rights(w.World)
 	busy := rest.CopyConfig(w.Config)
 	busy.QPS = -1
@@ -124,19 +117,6 @@ func TestMany(t *testing.T) {
 			t.Errorf("%s: %d, want at most %d", what, after[what], most)
 		}
 	}
-}
-
-func numberOf(t *testing.T, variable string, short int) int {
-	t.Helper()
-	text := os.Getenv(variable)
-	if text == "" {
-		return short
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
 }
 
 // many does something n times, several at a time.

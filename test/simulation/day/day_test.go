@@ -8,13 +8,11 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
-	"os/signal"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,15 +20,15 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/ipamtest"
 	"github.com/berth-dev/berth/ipam/seedtest"
+	"github.com/berth-dev/berth/test/simulation/bubble"
 	"github.com/berth-dev/berth/test/simulation/kubelet"
 )
 
-// settings of a day, from the environment.
+// settings of a day.
 type settings struct {
 	nodes, addresses, hours int
 	// deploys is how often each workload changes in that time.
@@ -43,24 +41,21 @@ type settings struct {
 	heap func() uint64
 }
 
-func settingsFromEnv(t *testing.T) settings {
-	number := func(name string, short int) int {
-		text := os.Getenv(name)
-		if text == "" {
-			return short
-		}
-		n, err := strconv.Atoi(text)
-		if err != nil || n < 1 {
-			t.Fatalf("%s: %q is not a number of at least 1", name, text)
-		}
-		return n
+// small is a day of four hours with few nodes and many deploys.
+func small(t *testing.T) settings {
+	s := settings{nodes: 20, addresses: 300, hours: 4, deploys: 8, seed: seedtest.Seed(t)}
+	prepare(t, &s)
+	return s
+}
+
+// full is BERTH_TEST_HOURS, at least 4, of a day of a large cluster.
+func full(t *testing.T, hours string) settings {
+	n, err := strconv.Atoi(hours)
+	if err != nil || n < 4 {
+		t.Fatalf("BERTH_TEST_HOURS: %q is not a number of at least 4", hours)
 	}
-	s := settings{
-		nodes: number("BERTH_TEST_DAY_NODES", 20), addresses: number("BERTH_TEST_DAY_ADDRESSES", 300), hours: max(4, number("BERTH_TEST_DAY_HOURS", 4)),
-		deploys: number("BERTH_TEST_DAY_DEPLOYS", 8),
-		seed:    seedtest.Seed(t),
-	}
-	t.Logf("%d nodes, %d addresses, %d hours in which each workload changes %d times", s.nodes, s.addresses, s.hours, s.deploys)
+	s := small(t)
+	s.nodes, s.addresses, s.hours, s.deploys = 5000, 150_000, n, 1
 	return s
 }
 
@@ -112,8 +107,10 @@ func (d *day) growTo() map[string]int {
 // TestDay runs a day of deploys. Every few hours, and in the evening, there is as much in memory and in queues as in the
 // morning, and what the programs recorded is so; when everything is deleted nothing is left.
 func TestDay(t *testing.T) {
-	s := settingsFromEnv(t)
-	prepare(t, &s)
+	s := small(t)
+	if hours := os.Getenv("BERTH_TEST_HOURS"); hours != "" {
+		s = full(t, hours)
+	}
 	synctest.Test(t, func(t *testing.T) { runDay(t, s) })
 }
 
@@ -127,10 +124,7 @@ func heapInUse() uint64 {
 
 // prepare does what cannot be done in a bubble of synctest.
 func prepare(t *testing.T, s *settings) {
-	// kube-scheduler listens to a signal. The runtime's part of that must not be in the bubble.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGUSR2)
-	// The handler that limits the rate of errors has a time of the world outside in it.
-	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1] //nolint:reassign // It is there to be changed.
+	bubble.Prepare()
 	ask, answer := make(chan struct{}), make(chan uint64)
 	t.Cleanup(func() { close(ask) })
 	go func() {
@@ -378,7 +372,7 @@ func (d *day) measure(when string) measured {
 	if pending, summary := d.programs.scheduler.SchedulingQueue.PendingPods(); len(pending) > 0 {
 		d.t.Errorf("%s %d pods wait: %s", when, len(pending), summary)
 	}
-	m.sizes = sizesOf(append(slices.Clone(d.programs.controller), d.programs.plugin)...)
+	m.sizes = sizesOf(append(slices.Clone(d.programs.controller), d.programs.scheduler.Plugin)...)
 	m.heap = d.settings.heap()
 	d.t.Logf("%s: %d pods, a heap of %d MB, %d goroutines", when, m.pods, m.heap>>20, runtime.NumGoroutine())
 	return m

@@ -4,7 +4,6 @@ package day
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"slices"
 	"sync"
@@ -19,14 +18,10 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
-	"k8s.io/kubernetes/pkg/scheduler"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config"
-	"k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/names"
-	frameworkruntime "k8s.io/kubernetes/pkg/scheduler/framework/runtime"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
-	"sigs.k8s.io/yaml"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -39,7 +34,7 @@ import (
 	"github.com/berth-dev/berth/ipam/store"
 	"github.com/berth-dev/berth/ipam/view"
 	"github.com/berth-dev/berth/ipam/wrongaddress"
-	"github.com/berth-dev/berth/plugins/floatingip"
+	"github.com/berth-dev/berth/test/simulation/bubble"
 	"github.com/berth-dev/berth/test/simulation/kubelet"
 	"github.com/berth-dev/berth/test/simulation/program"
 )
@@ -54,8 +49,7 @@ func (s silent) WithLogger(klog.Logger) events.EventRecorderLogger { return s }
 // programs are berth-scheduler and berth-controller as their main functions join them, but for
 // leases, events and servers of metrics.
 type programs struct {
-	plugin    *floatingip.Factory
-	scheduler *scheduler.Scheduler
+	scheduler *bubble.Scheduler
 	// controller has the parts of berth-controller.
 	controller []any
 }
@@ -78,7 +72,6 @@ func startPrograms(t *testing.T, ctx context.Context, kube *api, berth *ipamtest
 	return p, kubelets, func() {
 		kubelets.Stop()
 		group.Wait()
-		<-time.After(2 * time.Second) // kube-scheduler's recorder of metrics looks once a second
 	}
 }
 
@@ -87,41 +80,20 @@ func (p *programs) startScheduler(ctx context.Context, group *sync.WaitGroup, ku
 	if err != nil {
 		return err
 	}
-	text, err := yaml.Marshal(manifest)
+	settings, err := bubble.Settings(manifest)
 	if err != nil {
 		return err
 	}
-	decoded, _, err := scheme.Codecs.UniversalDecoder().Decode(text, nil, nil)
-	if err != nil {
-		return fmt.Errorf("read the scheduler's configuration: %w", err)
-	}
-	settings := decoded.(*config.KubeSchedulerConfiguration)
 	for _, profile := range settings.Profiles {
 		// By default it counts the pods of all nodes for each pod of a workload, which takes a third of the day's time.
 		plugins := &profile.Plugins.MultiPoint
 		plugins.Enabled = slices.DeleteFunc(plugins.Enabled, func(plugin config.Plugin) bool { return plugin.Name == names.PodTopologySpread })
 	}
-	p.plugin = floatingip.NewFactory()
-	factory := scheduler.NewInformerFactory(kube, 0)
-	if p.scheduler, err = scheduler.New(ctx, kube, factory, nil, func(string) events.EventRecorderLogger { return silent{} },
-		scheduler.WithComponentConfigVersion(settings.APIVersion), scheduler.WithKubeConfig(berth.Config()), scheduler.WithProfiles(settings.Profiles...),
-		scheduler.WithPercentageOfNodesToScore(ptr.To[int32](2)), // the least, 100 nodes, are as good for the day
-		scheduler.WithFrameworkOutOfTreeRegistry(frameworkruntime.Registry{floatingip.Name: p.plugin.New}),
-		scheduler.WithPodInitialBackoffSeconds(settings.PodInitialBackoffSeconds), scheduler.WithPodMaxBackoffSeconds(settings.PodMaxBackoffSeconds),
-		// A pod that nobody wakes waits until the test fails.
-		scheduler.WithPodMaxInUnschedulablePodsDuration(48*time.Hour),
-	); err != nil {
+	settings.PercentageOfNodesToScore = ptr.To[int32](2) // the least, 100 nodes, are as good for the day
+	if p.scheduler, err = bubble.NewScheduler(ctx, kube, berth.Config(), settings, func(string) events.EventRecorderLogger { return silent{} }); err != nil {
 		return err
 	}
-	factory.Start(ctx.Done())
-	factory.WaitForCacheSync(ctx.Done())
-	if err := p.scheduler.WaitForHandlersSync(ctx); err != nil {
-		return err
-	}
-	group.Go(func() {
-		p.scheduler.Run(ctx)
-		factory.Shutdown()
-	})
+	group.Go(func() { p.scheduler.Work(ctx) })
 	return nil
 }
 

@@ -13,8 +13,7 @@ import (
 // StatefulSets: kube-scheduler ends its process, to be started again, where a pod of the same name
 // is on another node all at once ("Scheduler cache is corrupted").
 func TestRestore(t *testing.T) {
-	s := settingsFromEnv(t)
-	prepare(t, &s)
+	s := small(t)
 	s.deployments = true
 	synctest.Test(t, func(t *testing.T) {
 		d, stop := begin(t, s)

@@ -5,11 +5,8 @@ package virtual
 import (
 	"context"
 	"errors"
-	"os"
-	"os/signal"
 	"slices"
 	"sync"
-	"syscall"
 	"testing"
 	"testing/synctest"
 
@@ -17,7 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	schedulingv1 "k8s.io/kubernetes/pkg/apis/scheduling/v1"
@@ -25,6 +21,7 @@ import (
 
 	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/simulation"
+	"github.com/berth-dev/berth/test/simulation/bubble"
 	"github.com/berth-dev/berth/test/simulation/memory"
 )
 
@@ -39,19 +36,13 @@ type Options struct {
 // Test runs a test in a bubble.
 func Test(t *testing.T, test func(t *testing.T)) {
 	t.Helper()
-	prepare()
+	bubble.Prepare()
+	quiet()
 	synctest.Test(t, test)
 }
 
-// prepare does what cannot be done in a bubble, once.
-var prepare = sync.OnceFunc(func() {
-	// kube-scheduler listens to a signal. The runtime's part of that must not be in the bubble.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGUSR2)
-	// The handler that limits the rate of errors has a time of the world outside in it.
-	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1] //nolint:reassign // It is there to be changed.
-	// Kubernetes' controllers log what they repeat; Berth's programs have logs of their own.
-	klog.SetLogger(klog.Logger{})
-})
+// quiet has Kubernetes' controllers not log what they repeat. Berth's programs have logs of their own.
+var quiet = sync.OnceFunc(func() { klog.SetLogger(klog.Logger{}) })
 
 // New returns a world, in a bubble, on an API server with Berth's manifests applied. It ends with the test.
 func New(t *testing.T, options Options) *simulation.World {
