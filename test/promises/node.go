@@ -107,6 +107,6 @@ var node = []promise{
 	{
 		"A change of policies that forbids an open connection ends it.", "docs/explanation/network-policy.md#what-holds",
 		"agent/policy/enforce/apply.go", "func (t *target) reopen() { t.open, t.reopened = true, true }", "func (t *target) reopen() { t.open, t.reopened = false, true }",
-		"agent/policy/enforce", "TestConnections",
+		"agent/policy/enforce", "TestWriteDuringSweep",
 	},
 }

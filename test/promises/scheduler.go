@@ -57,7 +57,7 @@ var scheduler = []promise{
 	{
 		"The fixed set of a Deployment has the spare addresses of its strategy.", "docs/explanation/release.md#the-fixed-set-of-a-deployment",
 		"plugins/floatingip/fixedsets.go", "Spec: appsv1.DeploymentSpec{Replicas: deployment.Spec.Replicas, Strategy: deployment.Spec.Strategy},", "Spec: appsv1.DeploymentSpec{Replicas: deployment.Spec.Replicas},",
-		"test/scheduler/fixedset", "TestFixedSet",
+		"plugins/floatingip", "TestWhyPodsWait",
 	},
 	{
 		"The scheduler takes all addresses of a request or none.", "docs/how-to/requests.md",
@@ -112,7 +112,7 @@ var scheduler = []promise{
 	{
 		"A pod that is created before Berth noticed the end of the last one of its name gets its address.", "docs/explanation/release.md#the-table",
 		"plugins/floatingip/plugin.go", "\taddresses.KnowPods(shared.pods)\n", "",
-		"test/scheduler/retention", "TestMatrix",
+		"plugins/floatingip", "TestPodOfALargeClaimIsGone",
 	},
 	{
 		"The mode of a pool cannot be changed.", "docs/reference/objects.md",
