@@ -447,9 +447,9 @@ func TestSubscribe(t *testing.T) {
 }
 
 func TestBadPages(t *testing.T) {
-	m := newModel()
+	m, random := newModel(), seeded(t)
 	for range 50 {
-		m.put(draw(seeded(t)))
+		m.put(draw(random))
 	}
 	first, err := m.Addresses(Everything, Query{Limit: 1})
 	if err != nil || first.Next == "" {
