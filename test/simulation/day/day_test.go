@@ -48,15 +48,13 @@ func small(t *testing.T) settings {
 	return s
 }
 
-// full is BERTH_TEST_HOURS, at least 4, of a day of a large cluster.
-func full(t *testing.T, hours string) settings {
+// grow makes it BERTH_TEST_HOURS, at least 4, of a day of a large cluster.
+func (s *settings) grow(t *testing.T, hours string) {
 	n, err := strconv.Atoi(hours)
 	if err != nil || n < 4 {
 		t.Fatalf("BERTH_TEST_HOURS: %q is not a number of at least 4", hours)
 	}
-	s := small(t)
 	s.nodes, s.addresses, s.hours, s.deploys = 5000, 150_000, n, 1
-	return s
 }
 
 const (
@@ -109,7 +107,7 @@ func (d *day) growTo() map[string]int {
 func TestDay(t *testing.T) {
 	s := small(t)
 	if hours := os.Getenv("BERTH_TEST_HOURS"); hours != "" {
-		s = full(t, hours)
+		s.grow(t, hours)
 	}
 	synctest.Test(t, func(t *testing.T) { runDay(t, s) })
 }
