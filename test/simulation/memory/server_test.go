@@ -5,8 +5,6 @@ package memory
 import (
 	"context"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,34 +15,46 @@ import (
 	"github.com/berth-dev/berth/test/deploy"
 )
 
+// The server does what Berth relies on, also with the objects of a backup.
 func TestContract(t *testing.T) {
-	for range 3 {
-		synctest.Test(t, func(t *testing.T) {
-			begun := time.Now()
+	var backup *Backup
+	for _, name := range []string{"new", "from a backup"} {
+		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
-			s, err := Start(ctx, nil)
+			s, err := Start(ctx, backup)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer s.Wait()
 			defer cancel()
-			kube := kubernetes.NewForConfigOrDie(s.Config())
-			if _, err := kube.CoreV1().Namespaces().Create(ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
-			objects, err := deploy.Manifests()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := deploy.Apply(ctx, s.Config(), objects); err != nil {
-				t.Fatal(err)
+			if backup == nil {
+				backup = prepare(t, s)
 			}
 			berth, err := client.NewForConfig(s.Config())
 			if err != nil {
 				t.Fatal(err)
 			}
-			t.Log(time.Since(begun))
 			ipamtest.Contract(t, berth)
 		})
 	}
+}
+
+// prepare makes what the contract needs.
+func prepare(t *testing.T, s *Server) *Backup {
+	t.Helper()
+	kube, err := kubernetes.NewForConfig(s.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := kube.CoreV1().Namespaces().Create(t.Context(), &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	objects, err := deploy.Manifests("crd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := deploy.Apply(t.Context(), s.Config(), objects); err != nil {
+		t.Fatal(err)
+	}
+	return s.Backup()
 }
