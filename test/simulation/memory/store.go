@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/kubernetes/pkg/apis/core"
 )
 
 // data are all objects of a server, in the place of etcd. Safe for concurrent use.
@@ -143,6 +145,10 @@ func (s *store) Create(_ context.Context, key string, object, out runtime.Object
 		return storage.ErrResourceVersionSetOnCreate
 	}
 	object = object.DeepCopyObject()
+	if pod, is := object.(*core.Pod); is {
+		// Kubernetes' controller of ReplicaSets divides by the age of pods, and in a bubble time stands still.
+		pod.CreationTimestamp.Time = pod.CreationTimestamp.Add(-time.Second)
+	}
 	ok, err := s.put(key, nil, object)
 	if err != nil {
 		return err
