@@ -74,6 +74,9 @@ func (w *World) Scheduler(options SchedulerOptions) *Instance {
 		config["profiles"] = append(config["profiles"].([]any), another)
 	}
 	if w.virtual != nil {
+		if len(options.Flags) > 0 || options.Serve != "" {
+			w.T.Fatal("a scheduler that is no process has no flags")
+		}
 		return w.startVirtual(proxy, "berth-scheduler", func(ctx context.Context, api *rest.Config) error { return w.virtual.Scheduler(ctx, api, config) })
 	}
 	flags := []string{"--config=" + w.File("scheduler-*.yaml", config), "--leader-elect-resource-namespace=" + w.System, "--secure-port=0", "--v=4", program.NeverAgain}
@@ -92,6 +95,9 @@ func (w *World) Controller(flags ...string) *Instance {
 	w.T.Helper()
 	proxy := w.proxyFor("berth-controller")
 	if w.virtual != nil {
+		if len(flags) > 0 {
+			w.T.Fatal("a controller that is no process has no flags")
+		}
 		return w.startVirtual(proxy, "berth-controller", w.virtual.Controller)
 	}
 	flags = append([]string{"--kubeconfig=" + w.kubeconfig(proxy), "--leader-elect=false", "--secure-port=0", "--v=4"}, flags...)
