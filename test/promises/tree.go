@@ -112,7 +112,8 @@ func (t *tree) test(ctx context.Context, p promise, ring finding) (failed bool, 
 	}
 	cmd := exec.CommandContext(ctx, "go", append(args, ".")...)
 	cmd.Dir = filepath.Join(t.dir, p.Package)
-	cmd.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0", "GOFLAGS=-trimpath -buildvcs=false", "REQUIRE_NETNS=1")
+	cmd.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0", "GOFLAGS=-trimpath -buildvcs=false", "REQUIRE_NETNS=1",
+		"BERTH_LAB_BIN="+filepath.Join(t.dir, "test/bin")) // which are not built again
 	// Go does not pass signals on to the test, which cleans up when it is interrupted.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
