@@ -156,7 +156,7 @@ verify: generate ## Fail if generated files or go.mod are not up to date.
 
 ##@ Test for hours
 
-mutate-promises: lab build ## Break the product in 60 small ways, one for each promise of README and docs: a test finds each.
+mutate-promises: lab build ## Make a small error in the product for each promise of README and docs: a test finds each.
 	cd test && go build -o bin/promises ./promises && bin/promises
 
 test-race: ## Tests beside the code under the race detector.

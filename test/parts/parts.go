@@ -111,8 +111,8 @@ func parts() []part {
 			suites: []suite{{module: "test", packages: []string{"./chaos"}}},
 		},
 		{
-			name: "e2e", does: "Berth on a real cluster of nodes", minutes: 20, lab: true,
-			suites: []suite{{module: "test", packages: []string{"./lab", "./e2e/..."}, skip: netpol + "|" + failover}},
+			name: "e2e", does: "Berth on a real cluster of nodes", minutes: 60, lab: true,
+			suites: []suite{{module: "test", packages: []string{"./lab", "./e2e/..."}, side: 1, skip: netpol + "|" + failover}},
 		},
 		{
 			name: "failover", does: "nodes that die, hang or are cut off, for long", minutes: 40, lab: true,

@@ -149,6 +149,12 @@ func (s *store) Create(_ context.Context, key string, object, out runtime.Object
 		// Kubernetes' controller of ReplicaSets divides by the age of pods, and in a bubble time stands still.
 		pod.CreationTimestamp.Time = pod.CreationTimestamp.Add(-time.Second)
 	}
+	if e, is := object.(*core.Event); is {
+		// Recorders name an event by the nanosecond, which in a bubble is the same for all that happens at once.
+		for s.now(key) != nil {
+			key, e.Name = key+"0", e.Name+"0"
+		}
+	}
 	ok, err := s.put(key, nil, object)
 	if err != nil {
 		return err
