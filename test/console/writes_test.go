@@ -88,7 +88,7 @@ func now(w *simulation.World, addrs ...string) []seen {
 	return all
 }
 
-// objects is all that a console could change.
+// objects is all that a console could change. The controller writes the status of pools and claims meanwhile.
 func objects(w *simulation.World) string {
 	w.T.Helper()
 	ips, err := w.Berth.FloatingIPs.List(w.Ctx, metav1.ListOptions{})
@@ -105,7 +105,7 @@ func objects(w *simulation.World) string {
 	}
 	var all []string
 	add := func(of metav1.Object) {
-		all = append(all, fmt.Sprintf("%T %s/%s %s %s", of, of.GetNamespace(), of.GetName(), of.GetUID(), of.GetResourceVersion()))
+		all = append(all, fmt.Sprintf("%T %s/%s %s %d %v %v %v", of, of.GetNamespace(), of.GetName(), of.GetUID(), of.GetGeneration(), of.GetLabels(), of.GetAnnotations(), of.GetDeletionTimestamp()))
 	}
 	for i := range ips.Items {
 		add(&ips.Items[i])

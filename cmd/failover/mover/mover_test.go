@@ -184,10 +184,10 @@ func TestLastGate(t *testing.T) {
 		"the node is back":         {func(m *Mover) { m.put(failover.Renewed{Node: "n"}) }, 0},
 		"the watch breaks":         {func(m *Mover) { m.put(failover.Broken{}) }, 0},
 		"another replica leads":    {func(m *Mover) { m.put(failover.Leads{}) }, 0},
-		"the process stands still": {func(*Mover) { time.Sleep(10 * time.Second) }, 0},
+		"the process stands still": {func(*Mover) { time.Sleep(10 * time.Second) }, 0}, //nolint:forbidigo // the clock is the test's
 		"another node is overdue": {func(m *Mover) {
 			for range 12 {
-				time.Sleep(failover.Interval)
+				time.Sleep(failover.Interval) //nolint:forbidigo // the clock is the test's
 				m.put(failover.Renewed{Node: "x"}, failover.Renewed{Node: "y"})
 				m.step(t.Context())
 			}
@@ -219,7 +219,7 @@ func TestLastGate(t *testing.T) {
 							of = out
 						}
 					}
-					time.Sleep(failover.Interval)
+					time.Sleep(failover.Interval) //nolint:forbidigo // the clock is the test's
 					inputs = append(m.inputs, failover.Renewed{Node: "w"}, failover.Renewed{Node: "x"}, failover.Renewed{Node: "y"})
 					m.inputs = nil
 				}
