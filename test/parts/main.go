@@ -85,7 +85,7 @@ func run() error {
 		return err
 	}
 	o.results = filepath.Join(o.root, "results", tree[:12], ring(o.short))
-	fmt.Printf("%d parts, BERTH_TEST_SEED=%s, logs in %s\n", len(chosen), os.Getenv("BERTH_TEST_SEED"), o.results)
+	fmt.Printf("parts: %d, BERTH_TEST_SEED=%s, logs in %s\n", len(chosen), os.Getenv("BERTH_TEST_SEED"), filepath.Clean(o.results))
 	outcomes, err := o.all(ctx, chosen)
 	return errors.Join(err, report(os.Stdout, o, outcomes))
 }
@@ -116,6 +116,11 @@ func (o options) chosen() ([]part, error) {
 	}
 	if len(o.only) > 0 {
 		all = slices.DeleteFunc(all, func(p part) bool { return !slices.Contains(o.only, p.name) })
+	}
+	if o.short {
+		all = slices.DeleteFunc(all, func(p part) bool {
+			return !slices.ContainsFunc(p.suites, func(s suite) bool { return !s.long })
+		})
 	}
 	slices.SortStableFunc(all, func(a, b part) int { return cmp.Compare(b.minutes, a.minutes) })
 	if slices.ContainsFunc(all, func(p part) bool { return !p.bare }) {
