@@ -61,7 +61,7 @@ func parts() []part {
 	netns := []string{"REQUIRE_NETNS=1"}
 	all := []part{
 		{
-			name: unit, does: "beside the code, with neither a kernel nor an API server", minutes: 6, bare: true,
+			name: unit, does: "beside the code, with neither a kernel nor an API server", minutes: 10, bare: true,
 			suites: []suite{
 				{module: ".", packages: []string{"./..."}, lacks: netnstest, cached: true},
 				{module: "test/helm", packages: []string{"./..."}, cached: true},
@@ -71,7 +71,7 @@ func parts() []part {
 			},
 		},
 		{
-			name: "kernel", does: "beside the code, in network namespaces", minutes: 6, bare: true,
+			name: "kernel", does: "beside the code, in network namespaces", minutes: 15, bare: true,
 			suites: []suite{{module: ".", packages: []string{"./..."}, uses: netnstest, side: 8, env: netns}},
 		},
 		{
@@ -79,15 +79,15 @@ func parts() []part {
 			suites: []suite{{module: ".", command: []string{"make", "lint"}, long: true}},
 		},
 		{
-			name: "scheduler", does: "scheduler and controller, in memory and on a real API server", minutes: 20,
+			name: "scheduler", does: "scheduler and controller, in memory and on a real API server", minutes: 40,
 			suites: []suite{{module: "test", packages: []string{"./scheduler/...", "./simulation/..."}, side: 2}},
 		},
 		{
-			name: "kubectl", does: "kubectl berth on a real API server, services that Berth calls, agents' views, pages' objects and commands", minutes: 15,
+			name: "kubectl", does: "kubectl berth on a real API server, services that Berth calls, agents' views, pages' objects and commands", minutes: 25,
 			suites: []suite{{module: "test", packages: []string{"./kubectl/...", "./assigner/...", "./fencer/...", "./policy/...", "./docs/..."}, side: 2}},
 		},
 		{
-			name: "console", does: "kubectl berth console: its API, and its pages in Chromium", minutes: 10,
+			name: "console", does: "kubectl berth console: its API, and its pages in Chromium", minutes: 25,
 			suites: []suite{{module: "test", packages: []string{"./console/..."}}},
 		},
 		{
@@ -99,7 +99,7 @@ func parts() []part {
 			suites: []suite{{module: "test", packages: []string{"./hostservices/...", "./fabric/..."}, env: netns}},
 		},
 		{
-			name: "machine", does: "drivers that this kernel may lack, on Debian's kernel in QEMU", minutes: 15,
+			name: "machine", does: "drivers that this kernel may lack, on Debian's kernel in QEMU", minutes: 25,
 			suites: []suite{{module: "test", packages: []string{"./machine"}}},
 		},
 		{
@@ -123,7 +123,7 @@ func parts() []part {
 			suites: []suite{{module: "test", packages: []string{"./e2e"}, run: netpol, long: true}},
 		},
 		{
-			name: "install", does: "the life of an installation, by Helm", minutes: 20, lab: true,
+			name: "install", does: "the life of an installation, by Helm", minutes: 30, lab: true,
 			suites: []suite{{module: "test", packages: []string{"./install/..."}}},
 		},
 	}
