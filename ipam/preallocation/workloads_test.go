@@ -95,8 +95,10 @@ func (w *fixture) Eventf(regarding, _ runtime.Object, _, reason, _, note string,
 	w.events = append(w.events, fmt.Sprintf("%s %s %s", regarding.(metav1.Object).GetName(), reason, fmt.Sprintf(note, args...)))
 }
 
+// create makes Deployments when the loop knows of all that was there before.
 func (w *fixture) create(deployments ...*appsv1.Deployment) {
 	w.t.Helper()
+	synctest.Wait()
 	for _, d := range deployments {
 		if _, err := w.kube.AppsV1().Deployments("shop").Create(w.t.Context(), d, metav1.CreateOptions{}); err != nil {
 			w.t.Fatal(err)

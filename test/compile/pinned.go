@@ -19,7 +19,8 @@ import (
 func Pinned(ctx context.Context, say func(format string, args ...any), modules ...Module) error {
 	var old []Module
 	for _, m := range modules {
-		if err := m.keepOld(ctx); err != nil {
+		var err error
+		if m.Programs, err = m.outdated(ctx); err != nil {
 			return fmt.Errorf("compile programs: %w", err)
 		}
 		if len(m.Programs) > 0 {
@@ -32,26 +33,26 @@ func Pinned(ctx context.Context, say func(format string, args ...any), modules .
 	return Programs(ctx, say, old...)
 }
 
-// keepOld drops the programs that are up to date: built by this Go from the versions of
-// go.mod, by what Go wrote into them, and not older than the folder of their main package.
-func (m *Module) keepOld(ctx context.Context) error {
+// outdated returns the programs without the ones that are up to date: built by this Go from the versions
+// of go.mod, by what Go wrote into them, and not older than the folder of their main package.
+func (m Module) outdated(ctx context.Context) (map[string]string, error) {
 	versions, err := m.versions()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	command := exec.CommandContext(ctx, "go", "env", "GOVERSION")
 	command.Dir, command.Env = m.Dir, append(os.Environ(), "GOWORK=off")
 	output, err := command.Output()
 	if err != nil {
-		return fmt.Errorf("ask for Go's version (is Go installed?): %w", err)
+		return nil, fmt.Errorf("ask for Go's version (is Go installed?): %w", err)
 	}
 	goVersion := strings.TrimSpace(string(output))
-	m.Programs = maps.Clone(m.Programs)
-	maps.DeleteFunc(m.Programs, func(name, pkg string) bool {
+	programs := maps.Clone(m.Programs)
+	maps.DeleteFunc(programs, func(name, pkg string) bool {
 		program := filepath.Join(m.Out, name)
 		return built(program, goVersion, versions) && !newer(filepath.Join(m.Dir, pkg), program)
 	})
-	return nil
+	return programs, nil
 }
 
 // built reports whether a program was built by a version of Go from versions of modules.

@@ -57,6 +57,8 @@ var labMinors = []string{"1.35", "1.37"}
 
 // parts are all tests of the repository but the ones that are a matter of hours: chaos, day, fuzz,
 // mutate, mutate-promises, bench.
+//
+//nolint:funlen // It is a table.
 func parts() []part {
 	netns := []string{"REQUIRE_NETNS=1"}
 	all := []part{

@@ -66,7 +66,7 @@ func again(short bool, id testID) string {
 		return command
 	}
 	var expression []string
-	for _, name := range strings.Split(id.test, "/") {
+	for name := range strings.SplitSeq(id.test, "/") {
 		expression = append(expression, "^"+regexp.QuoteMeta(name)+"$")
 	}
 	// make reads a dollar sign twice.

@@ -13,6 +13,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -318,14 +319,12 @@ func (in *installer) core(resources map[string]rest.Storage, kube kubernetes.Int
 	if err := services.CompleteWithOptions(&generic.StoreOptions{RESTOptions: in}); err != nil {
 		return err
 	}
-	for name, resource := range map[string]rest.Storage{
+	maps.Copy(resources, map[string]rest.Storage{
 		"nodes": nodes.Node, "nodes/status": nodes.Status,
 		"pods": pods.Pod, "pods/status": pods.Status, "pods/binding": pods.Binding, "pods/eviction": pods.Eviction, "pods/proxy": pods.Proxy,
 		"persistentvolumes": volumes, "persistentvolumes/status": volumesStatus, "persistentvolumeclaims": claims, "persistentvolumeclaims/status": claimsStatus,
 		"replicationcontrollers": controllers.Controller, "replicationcontrollers/status": controllers.Status, "services": services,
-	} {
-		resources[name] = resource
-	}
+	})
 	return nil
 }
 
@@ -338,6 +337,7 @@ func (in *installer) group(root string, info genericapiserver.APIGroupInfo) erro
 		if len(resources) == 0 {
 			continue
 		}
+		//nolint:misspell // Kubernetes has this word.
 		of := endpoints.APIGroupVersion{
 			Storage: resources, Root: root, GroupVersion: version, OptionsExternalVersion: &v1, MetaGroupVersion: info.MetaGroupVersion,
 			Serializer: info.NegotiatedSerializer, ParameterCodec: info.ParameterCodec, Typer: info.Scheme, Creater: info.Scheme, Convertor: info.Scheme, ConvertabilityChecker: info.Scheme,

@@ -36,6 +36,8 @@ const nodeGrace = 10 * time.Second
 
 // startControllers runs Kubernetes' controllers of workloads and nodes, as kube-controller-manager does,
 // until ctx ends; with nodesLeft none that judges nodes. wait waits for their end.
+//
+//nolint:funlen // It is one list of controllers.
 func startControllers(ctx context.Context, api *rest.Config, nodesLeft bool) (wait func(), err error) {
 	kube, err := kubernetes.NewForConfig(protobuf(api))
 	if err != nil {
