@@ -35,13 +35,15 @@ type record struct {
 	counts counts
 	// last is the newest event of a test, for people who wait.
 	last string
+	// fails is called with each test that fails.
+	fails func(testID)
 }
 
 // tailLines is how much of a failed test's output a person is shown.
 const tailLines = 30
 
-func newRecord(folder string) *record {
-	return &record{folder: folder, logs: map[string]*os.File{}, tails: map[testID][]string{}}
+func newRecord(folder string, fails func(testID)) *record {
+	return &record{folder: folder, fails: fails, logs: map[string]*os.File{}, tails: map[testID][]string{}}
 }
 
 // follow reads events until their end. The progress is called with each.
@@ -82,6 +84,7 @@ func (r *record) add(e event) error {
 		r.end(id, e.Action)
 	case "build-fail":
 		r.failed = append(r.failed, id)
+		r.fails(id)
 	}
 	return nil
 }
@@ -90,6 +93,7 @@ func (r *record) add(e event) error {
 func (r *record) end(id testID, result string) {
 	if result == "fail" && !slices.ContainsFunc(r.failed, func(f testID) bool { return f.within(id) }) {
 		r.failed = append(r.failed, id)
+		r.fails(id)
 	}
 	if id.test == "" {
 		if log := r.logs[id.pkg]; log != nil {

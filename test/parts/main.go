@@ -36,6 +36,12 @@ type options struct {
 	only    []string
 	side    int
 	results string
+	started time.Time
+}
+
+// say prints a line with the time since the begin. Goroutines may call it side by side.
+func (o options) say(format string, args ...any) {
+	fmt.Printf("%6s  %s\n", time.Since(o.started).Round(time.Second), fmt.Sprintf(format, args...))
 }
 
 func main() {
@@ -48,7 +54,7 @@ func main() {
 func run() error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	o := options{}
+	o := options{started: time.Now()}
 	flag.StringVar(&o.root, "root", "..", "the repository's folder")
 	flag.BoolVar(&o.short, "short", false, "run what go test -short runs, all of it; without it, all tests but the parts that passed on this tree")
 	only := flag.String("part", "", "run these parts alone, separated by spaces")
@@ -187,10 +193,6 @@ func (q *queue) labRuns() bool {
 
 // all runs parts side by side, and returns their outcomes in the order in which they ended.
 func (o options) all(ctx context.Context, chosen []part) (outcomes []outcome, err error) {
-	begin := time.Now()
-	say := func(format string, args ...any) {
-		fmt.Printf("%6s  %s\n", time.Since(begin).Round(time.Second), fmt.Sprintf(format, args...))
-	}
 	ended := make(chan outcome)
 	minute := time.NewTicker(time.Minute)
 	defer minute.Stop()
@@ -206,11 +208,11 @@ func (o options) all(ctx context.Context, chosen []part) (outcomes []outcome, er
 				return outcomes, err
 			}
 			if earlier != nil {
-				say("%s passed on this tree before", p.name)
+				o.say("%s passed on this tree before", p.name)
 				outcomes = append(outcomes, outcome{result: *earlier})
 				continue
 			}
-			say("%s: %s", p.name, p.does)
+			o.say("%s: %s", p.name, p.does)
 			q.current[p.name] = r
 			go func() { ended <- r.run(ctx, o) }()
 		}
@@ -221,12 +223,12 @@ func (o options) all(ctx context.Context, chosen []part) (outcomes []outcome, er
 		case out := <-ended:
 			delete(q.current, out.Part)
 			q.compiled = q.compiled || out.Part == programs.name && out.Passed
-			say("%s %s in %s, %d left", out.Part, out.verdict(), out.Wall.Round(time.Second), len(q.waiting)+len(q.current))
+			o.say("%s %s in %s, %d left", out.Part, out.verdict(), out.Wall.Round(time.Second), len(q.waiting)+len(q.current))
 			outcomes = append(outcomes, out)
 		case <-minute.C:
 			for name, r := range q.current {
 				if last, ok := r.last.Load().(string); ok {
-					say("%s is at %s", name, last)
+					o.say("%s is at %s", name, last)
 				}
 			}
 		}

@@ -63,7 +63,7 @@ func parts() []part {
 	netns := []string{"REQUIRE_NETNS=1"}
 	all := []part{
 		{
-			name: unit, does: "beside the code, with neither a kernel nor an API server", minutes: 10, bare: true,
+			name: unit, does: "beside the code, with neither a kernel nor an API server", minutes: 15, bare: true,
 			suites: []suite{
 				{module: ".", packages: []string{"./..."}, lacks: netnstest, cached: true},
 				{module: "test/helm", packages: []string{"./..."}, cached: true},
@@ -73,7 +73,7 @@ func parts() []part {
 			},
 		},
 		{
-			name: "kernel", does: "beside the code, in network namespaces", minutes: 15, bare: true,
+			name: "kernel", does: "beside the code, in network namespaces", minutes: 14, bare: true,
 			suites: []suite{{module: ".", packages: []string{"./..."}, uses: netnstest, side: 8, env: netns}},
 		},
 		{

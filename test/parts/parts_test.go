@@ -301,13 +301,14 @@ func TestRecord(t *testing.T) {
 		`{"ImportPath":"` + module + `/cni [` + module + `/cni.test]","Action":"build-fail"}`,
 		`no event`,
 	}, "\n")
-	r := newRecord(t.TempDir())
+	var told []testID
+	r := newRecord(t.TempDir(), func(id testID) { told = append(told, id) })
 	defer r.close()
 	if err := r.follow(strings.NewReader(events), func(string) {}); err != nil {
 		t.Fatal(err)
 	}
-	if want := []testID{{pkg, "TestA/b"}, {module + "/cni", ""}}; !slices.Equal(r.failed, want) {
-		t.Errorf("failed %v, want %v", r.failed, want)
+	if want := []testID{{pkg, "TestA/b"}, {module + "/cni", ""}}; !slices.Equal(r.failed, want) || !slices.Equal(told, want) {
+		t.Errorf("failed %v, told %v, want %v", r.failed, told, want)
 	}
 	if want := (counts{Run: 4, Failed: 2, Skipped: 1}); r.counts != want {
 		t.Errorf("counted %+v, want %+v", r.counts, want)

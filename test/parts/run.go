@@ -46,7 +46,9 @@ type running struct {
 
 // run runs all suites of a part, also after one failed, and leaves logs and result in its folder.
 func (r *running) run(ctx context.Context, o options) outcome {
-	begin, rec := time.Now(), newRecord(r.folder)
+	begin, rec := time.Now(), newRecord(r.folder, func(id testID) {
+		o.say("FAIL %s %s, alone: %s", short(id.pkg), id.test, again(o.short, id))
+	})
 	defer rec.close()
 	out := outcome{result: result{Part: r.part.name, Passed: true}, tails: rec.tails}
 	for _, s := range r.part.suites {
