@@ -44,7 +44,9 @@ func report(w io.Writer, o options, outcomes []outcome) error {
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "\n%d passed, %d failed, %d skipped\n", sum.Run-sum.Failed-sum.Skipped, max(sum.Failed, failed), sum.Skipped)
+	if sum.Run+failed > 0 { // lint has no tests
+		fmt.Fprintf(w, "\n%d passed, %d failed, %d skipped\n", sum.Run-sum.Failed-sum.Skipped, max(sum.Failed, failed), sum.Skipped)
+	}
 	if failed > 0 {
 		return fmt.Errorf("%d of %d parts failed", failed, len(outcomes))
 	}
