@@ -36,7 +36,7 @@ import (
 //	an address is lacking | short      | woken         | short [1]  | woken      | short [1]
 //	a change may help     | overtaken  | overtaken     | woken [2]  | woken      | elsewhere [3]
 //	time has passed       | elsewhere  | elsewhere [4] | short      | short      | -
-//	  of a held pod       | -          | -             | woken      | short      | -
+//	  held, or not tried  | -          | -             | woken      | short      | -
 //	reserved, gone        | left the line, in every state
 //
 // [1] woken if anything changed since the attempt began: that change may help.
@@ -58,7 +58,9 @@ import (
 // kube-scheduler does not report the end of an attempt. It makes one at a time, so an
 // attempt has ended when the next begins, or else after endsWithin. A pod that does not
 // begin one within beginsWithin is delayed by something else; its offer goes to the
-// next pod.
+// next pod. It is woken again, and again, until it is tried: a PreEnqueue plugin may have
+// kept it from the queue, such as DefaultPreemption while it deletes the pod's victims,
+// and then no event takes it there.
 type line struct {
 	supply supply
 	pods   map[types.UID]*waiter
@@ -137,6 +139,8 @@ type waiter struct {
 	offer *offer
 	// deadline is when the state ends by itself; zero: never.
 	deadline time.Time
+	// untried: the pod was woken, and beginsWithin has passed without an attempt.
+	untried bool
 	// heldSince is when the pod began to wait for addresses that come free anyway, instead of
 	// preempting; zero: it does not.
 	heldSince time.Time
@@ -240,7 +244,7 @@ func (l *line) begin(pod *v1.Pod, request ipam.Request, now time.Time) {
 		w.pod, w.request = pod, request
 		l.insert(w)
 	}
-	w.state, w.narrow, w.seen, w.deadline, w.why = attempting, false, l.changes, time.Time{}, why{}
+	w.state, w.narrow, w.untried, w.seen, w.deadline, w.why = attempting, false, false, l.changes, time.Time{}, why{}
 	if w.offer != nil {
 		l.setDeadline(w, now.Add(endsWithin))
 	}
@@ -534,16 +538,17 @@ func (l *line) expire(now time.Time) {
 			continue
 		}
 		w.deadline = time.Time{}
-		if w.state == short && !w.heldSince.IsZero() {
+		switch {
+		case w.state == short && (w.untried || !w.heldSince.IsZero()):
 			l.awaken(w, now)
-			continue
-		}
-		if w.state != woken {
+		case w.state != woken:
 			l.end(w, now)
-			continue
+		default:
+			l.end(w, now) // its last attempt
+			w.state, w.untried, w.seen = short, true, l.changes
+			l.setDeadline(w, now.Add(beginsWithin))
+			l.pass(l.take(w), 1, now)
 		}
-		w.state, w.seen = short, l.changes
-		l.pass(l.take(w), 1, now)
 	}
 	for pool, s := range l.serving {
 		if !now.Before(s.due) {

@@ -55,33 +55,37 @@ func TestLineStates(t *testing.T) {
 		name string
 		do   func(l *line)
 		want map[state]state
+		// again: a pod that was woken before, and still is, is woken once more.
+		again bool
 	}{
 		{"an attempt begins", func(l *line) { l.begin(pod, request, now) },
-			map[state]state{attempting: attempting, overtaken: attempting, short: attempting, woken: attempting, elsewhere: attempting}},
+			map[state]state{attempting: attempting, overtaken: attempting, short: attempting, woken: attempting, elsewhere: attempting}, false},
 		{"one of another pod begins", func(l *line) { l.begin(other, otherRequest, now) },
-			map[state]state{attempting: elsewhere, overtaken: elsewhere, short: short, woken: woken, elsewhere: elsewhere}},
+			map[state]state{attempting: elsewhere, overtaken: elsewhere, short: short, woken: woken, elsewhere: elsewhere}, false},
 		{"an address is lacking", func(l *line) { l.short(pod.UID, ipam.LackAddress, now) },
-			map[state]state{attempting: short, overtaken: woken, short: short, woken: woken, elsewhere: short}},
+			map[state]state{attempting: short, overtaken: woken, short: short, woken: woken, elsewhere: short}, false},
 		{"something else is lacking", func(l *line) {
 			l.changed(ipam.Change{Pool: "db", Addr: web.Addr}, now)
 			l.short(pod.UID, ipam.LackOwner, now)
-		}, map[state]state{attempting: short, overtaken: woken, short: woken, woken: woken, elsewhere: woken}},
+		}, map[state]state{attempting: short, overtaken: woken, short: woken, woken: woken, elsewhere: woken}, false},
 		{"the same is lacking after another change", func(l *line) {
 			l.changed(ipam.Change{Pool: "db", Addr: web.Addr}, now)
 			l.short(pod.UID, ipam.LackAddress, now)
-		}, map[state]state{attempting: short, overtaken: woken, short: short, woken: woken, elsewhere: woken}},
+		}, map[state]state{attempting: short, overtaken: woken, short: short, woken: woken, elsewhere: woken}, false},
 		{"a change may help", func(l *line) { l.changed(web, now) },
-			map[state]state{attempting: overtaken, overtaken: overtaken, short: woken, woken: woken, elsewhere: elsewhere}},
+			map[state]state{attempting: overtaken, overtaken: overtaken, short: woken, woken: woken, elsewhere: elsewhere}, false},
 		{"everything changes", func(l *line) { l.changed(ipam.Change{Everything: true}, now) },
-			map[state]state{attempting: overtaken, overtaken: overtaken, short: woken, woken: woken, elsewhere: elsewhere}},
+			map[state]state{attempting: overtaken, overtaken: overtaken, short: woken, woken: woken, elsewhere: elsewhere}, false},
 		{"another change", func(l *line) { l.changed(ipam.Change{Pool: "db", Addr: web.Addr}, now) },
-			map[state]state{attempting: attempting, overtaken: overtaken, short: short, woken: woken, elsewhere: elsewhere}},
+			map[state]state{attempting: attempting, overtaken: overtaken, short: short, woken: woken, elsewhere: elsewhere}, false},
 		{"time has passed", func(l *line) { l.expire(now.Add(beginsWithin)) },
-			map[state]state{attempting: attempting, overtaken: overtaken, short: short, woken: short, elsewhere: elsewhere}},
+			map[state]state{attempting: attempting, overtaken: overtaken, short: short, woken: short, elsewhere: elsewhere}, false},
+		{"time has passed twice", func(l *line) { l.expire(now.Add(beginsWithin)); l.expire(now.Add(2 * beginsWithin)) },
+			map[state]state{attempting: attempting, overtaken: overtaken, short: short, woken: woken, elsewhere: elsewhere}, true},
 		{"reserved", func(l *line) { l.reserved(pod.UID, nil, false, now) },
-			map[state]state{attempting: gone, overtaken: gone, short: gone, woken: gone, elsewhere: gone}},
+			map[state]state{attempting: gone, overtaken: gone, short: gone, woken: gone, elsewhere: gone}, false},
 		{"gone", func(l *line) { l.gone(pod.UID, now) },
-			map[state]state{attempting: gone, overtaken: gone, short: gone, woken: gone, elsewhere: gone}},
+			map[state]state{attempting: gone, overtaken: gone, short: gone, woken: gone, elsewhere: gone}, false},
 	} {
 		for from, way := range ways {
 			l := newLine(&queue{free: true})
@@ -98,7 +102,7 @@ func TestLineStates(t *testing.T) {
 			if want := event.want[from]; got != want {
 				t.Errorf("%s: from %s to %s, want %s", event.name, stateNames[from], stateNames[got], stateNames[want])
 			}
-			if _, wakes := l.wake[pod.UID]; wakes != (got == woken && from != woken) {
+			if _, wakes := l.wake[pod.UID]; wakes != (got == woken && (from != woken || event.again)) {
 				t.Errorf("%s: from %s to %s: to be woken: %v", event.name, stateNames[from], stateNames[got], wakes)
 			}
 		}

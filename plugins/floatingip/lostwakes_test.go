@@ -278,7 +278,12 @@ func (w *randomWorld) schedule() {
 		quiet++
 		for _, name := range woken {
 			for key, pod := range w.pending {
-				if pod.Name == name {
+				if pod.Name == name && w.random.IntN(6) == 0 {
+					// A PreEnqueue plugin, DefaultPreemption, keeps it from the queue.
+					w.note("%s is woken, and gated", key)
+					quiet = 0
+					<-time.After(2 * beginsWithin)
+				} else if pod.Name == name {
 					w.note("%s is woken", key)
 					quiet = 0
 					w.try(pod)

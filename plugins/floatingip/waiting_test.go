@@ -168,6 +168,9 @@ func TestHeldUp(t *testing.T) {
 	w.expect("the first", "first")
 	w.pass(beginsWithin)
 	w.expect("the next", "second")
+	w.tries("second", 0, "web")
+	w.pass(beginsWithin)
+	w.expect("the first again, which no event takes into the queue", "first")
 }
 
 // total is how many pods are in groups.
