@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"testing/synctest"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -56,12 +57,14 @@ func (w *World) PatchPool(name, patch string) {
 func (w *World) Label(node, key, value string) {
 	w.T.Helper()
 	Patch(w, w.Kube.CoreV1().Nodes(), node, `{"metadata":{"labels":{%q:%q}}}`, key, value)
+	w.followed()
 }
 
 // LabelNamespace labels the namespace of the tests.
 func (w *World) LabelNamespace(key, value string) {
 	w.T.Helper()
 	Patch(w, w.Kube.CoreV1().Namespaces(), Namespace, `{"metadata":{"labels":{%q:%q}}}`, key, value)
+	w.followed()
 }
 
 // Annotate changes a pod's annotation; an empty value removes it.
@@ -97,4 +100,13 @@ func (w *World) EventOf(pod, reason, text string) error {
 func (w *World) Cordon(node string, unschedulable bool) {
 	w.T.Helper()
 	Patch(w, w.Kube.CoreV1().Nodes(), node, `{"spec":{"unschedulable":%t}}`, unschedulable)
+	w.followed()
+}
+
+// followed waits, in virtual time, until all programs know of a change: a pod that is created after it may
+// reach the scheduler before it. Tests on real API servers wait for its effects.
+func (w *World) followed() {
+	if w.virtual != nil {
+		synctest.Wait()
+	}
 }

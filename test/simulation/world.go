@@ -17,6 +17,8 @@ package simulation
 import (
 	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -250,8 +252,26 @@ func (n named) Fatalf(format string, args ...any) { n.Helper(); n.Fatal(fmt.Spri
 func (w *World) Eventually(what string, check func() error) {
 	w.T.Helper()
 	if err := w.Try(check); err != nil {
-		w.T.Fatalf("%s: %v", what, err)
+		w.T.Fatalf("%s: %v\n%s", what, err, w.objects())
 	}
+}
+
+// objects lists the pods and FloatingIPs of the world, for a test that fails.
+func (w *World) objects() string {
+	var text strings.Builder
+	pods, err := w.Pods()
+	for i := range pods {
+		fmt.Fprintf(&text, "pod %s %s on %q, ends %v, addresses %q\n", pods[i].Name, pods[i].Status.Phase, pods[i].Spec.NodeName, pods[i].DeletionTimestamp, pods[i].Annotations[v1alpha1.AnnotationFloatingIPs])
+	}
+	ips, listErr := w.Berth.FloatingIPs.List(w.Ctx, metav1.ListOptions{})
+	if err := errors.Join(err, listErr); err != nil {
+		return err.Error()
+	}
+	for i := range ips.Items {
+		spec, _ := json.Marshal(ips.Items[i].Spec)
+		fmt.Fprintf(&text, "FloatingIP %s\n", spec)
+	}
+	return text.String()
 }
 
 // Try looks until check is content or patience is over.
@@ -334,6 +354,7 @@ func (w *World) Pool(name, ranges string, options ...func(*v1alpha1.IPPool)) *v1
 // Create makes pods.
 func (w *World) Create(pods ...*v1.Pod) {
 	w.T.Helper()
+	w.followed()
 	for _, pod := range pods {
 		if _, err := w.Kube.CoreV1().Pods(Namespace).Create(w.Ctx, pod, metav1.CreateOptions{}); err != nil {
 			w.T.Fatal(err)

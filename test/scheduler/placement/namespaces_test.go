@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -314,7 +313,6 @@ func TestKeptAddressOfANamespaceThatIsNotAdmitted(t *testing.T) {
 			return err
 		})
 		w.LabelNamespace("team", "db")
-		synctest.Wait() // until the scheduler knows of it
 		w.Create(simulation.NewPod("a", keeps))
 		w.Refused("a", fmt.Sprintf(`address %s is retained for Pod default/a, but pool "web" (10.0.70.2-10.0.70.49) does not admit namespace "default": its labels do not match spec.namespaceSelector (team=web)`, kept))
 		if ip, err := w.Berth.FloatingIPs.Get(w.Ctx, stays, metav1.GetOptions{}); err != nil || ip.Spec.Pod == nil || ip.Spec.Pod.Name != "stays" {

@@ -3,7 +3,7 @@
 package placement
 
 import (
-	"errors"
+	"fmt"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -70,16 +70,17 @@ func TestTermsOfAPool(t *testing.T) {
 			t.Errorf("the claim's address: %v, %v", ip, err)
 		}
 
-		// Another pool serves what this one does not allow; a change of this one wakes who waits.
+		// Another pool serves pods that this one does not; a change of this one wakes the others.
 		w.Pool("free", "10.0.70.150")
-		if got := w.Address("never"); got != "10.0.70.150" {
-			t.Errorf("the pod has %s, want 10.0.70.150", got)
-		}
+		w.Eventually("wait for a pod to have the other pool's address", func() error {
+			_, err := w.Berth.FloatingIPs.Get(w.Ctx, "10.0.70.150", metav1.GetOptions{})
+			return err
+		})
 		w.PatchPool("web", `{"spec":{"releasePolicies":null,"maxRetainFor":null,"exactAddresses":null}}`)
 		if got := w.Address("exact"); got != "10.0.70.50" {
 			t.Errorf("the pod has %s, want 10.0.70.50", got)
 		}
-		w.Bound("long", "short")
+		w.Bound("never", "long", "short")
 		w.ClaimBecomes("c", "1=1+0 OnDemand")
 		w.Invariants()
 	})
@@ -97,8 +98,8 @@ func TestFreedAddressRests(t *testing.T) {
 		w.Delete("first")
 		w.Eventually("wait for the address to be freed", func() error {
 			ip, err := w.Berth.FloatingIPs.Get(w.Ctx, "10.0.70.5", metav1.GetOptions{})
-			if err == nil && ip.Spec.Owner != nil {
-				err = errors.New("it has an owner")
+			if err == nil && (ip.Spec.Owner != nil || ip.Spec.LastNode != nil) {
+				err = fmt.Errorf("it has owner %v and last node %v", ip.Spec.Owner, ip.Spec.LastNode)
 			}
 			return err
 		})
