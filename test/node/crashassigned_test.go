@@ -101,7 +101,8 @@ func (n *node) crashes(addresses []string, prefixes string, give, take func(), s
 	for _, point := range giving {
 		n.crashAt(point)
 		give()
-		n.diesAt(point)
+		n.ended("past " + point)
+		n.start()
 		given()
 		n.becomesIn(n.owned, with)
 		take()
@@ -114,21 +115,11 @@ func (n *node) crashes(addresses []string, prefixes string, give, take func(), s
 		n.becomesIn(n.owned, with)
 		n.crashAt(point)
 		take()
-		n.diesAt(point)
+		n.ended("past " + point)
+		n.start()
 		n.saysCarried()
 		n.becomesIn(n.owned, before)
 	}
-}
-
-// diesAt waits until the agent is dead, and starts the next one.
-func (n *node) diesAt(point string) {
-	n.t.Helper()
-	select {
-	case <-n.agent.done:
-	case <-time.After(time.Minute):
-		n.t.Fatalf("the agent does not pass %s", point)
-	}
-	n.start()
 }
 
 // owned returns the node's addresses, rules and routes, and not the link that the routes of Services lead to, which is made anew

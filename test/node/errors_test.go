@@ -94,7 +94,7 @@ func TestSocketAndConfiguration(t *testing.T) {
 	// A second agent leaves the first alone.
 	first := n.agent
 	n.launch()
-	<-n.agent.done
+	n.ended("beside another one")
 	if !strings.Contains(n.agent.text(), "another agent runs on this node") {
 		t.Errorf("the second agent said:\n%s", n.agent.text())
 	}

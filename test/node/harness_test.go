@@ -18,6 +18,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -207,6 +208,8 @@ func (n *node) launch() {
 	p := &process{cmd: n.confined("berth-agent", args...), log: &bytes.Buffer{}, mu: &sync.Mutex{}, done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = p, p
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	// A plugin has the agent's stderr too, and may hang.
+	p.cmd.WaitDelay = time.Second
 	n.Run(p.cmd.Start)
 	go func() { _ = p.cmd.Wait(); close(p.done) }()
 	n.agent = p
@@ -266,7 +269,19 @@ func (n *node) kill() { n.end(syscall.SIGKILL) }
 
 func (n *node) end(sig syscall.Signal) {
 	_ = n.agent.cmd.Process.Signal(sig)
-	<-n.agent.done
+	n.ended("after " + sig.String())
+}
+
+// ended waits until the agent has ended, and fails the test where it lives on, with the stacks of its goroutines.
+func (n *node) ended(why string) {
+	n.t.Helper()
+	select {
+	case <-n.agent.done:
+	case <-time.After(time.Minute):
+		_ = n.agent.cmd.Process.Signal(syscall.SIGQUIT)
+		<-n.agent.done
+		n.t.Fatalf("the agent of %s lives on %s", n.name, why)
+	}
 }
 
 // cni calls the shim as a runtime does.

@@ -227,7 +227,7 @@ func TestNetworkPolicyCrash(t *testing.T) {
 		n.crashAt(point)
 		name := fmt.Sprintf("crash-%d", i)
 		createPolicy(t, ingressFrom(name, "crash-db"))
-		<-n.agent.done
+		n.ended("past " + point)
 		if survived := reaches(); survived != (i == 0) {
 			t.Errorf("%s: web reaches the pod: %t", point, survived)
 		}
