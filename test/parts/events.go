@@ -30,7 +30,7 @@ type counts struct {
 type record struct {
 	folder string
 	logs   map[string]*os.File
-	tails  map[testID][]string
+	said   map[testID]*excerpt
 	failed []testID
 	counts counts
 	// last is the newest event of a test, for people who wait.
@@ -39,11 +39,44 @@ type record struct {
 	fails func(testID)
 }
 
-// tailLines is how much of a failed test's output a person is shown.
-const tailLines = 30
+// excerptLines is how many lines of a failed test's output a person is shown of its begin, and of its end.
+const excerptLines = 20
+
+// excerpt has the first and the last lines of an output: a test says first how it failed, and then what
+// its programs logged.
+type excerpt struct {
+	first, last []string
+	left        int
+}
+
+func (e *excerpt) add(line string) {
+	switch {
+	case strings.HasPrefix(line, "panic: "):
+		// Before the stacks a panic says its cause, and which tests ran if it was their timeout.
+		*e = excerpt{first: []string{line}}
+	case len(e.first) < excerptLines:
+		e.first = append(e.first, line)
+	default:
+		if e.last = append(e.last, line); len(e.last) > excerptLines {
+			e.last = slices.Delete(e.last, 0, 1)
+			e.left++
+		}
+	}
+}
+
+func (e *excerpt) String() string {
+	if e == nil {
+		return ""
+	}
+	text := strings.Join(e.first, "")
+	if e.left > 0 {
+		text += fmt.Sprintf("[%d lines are in the log]\n", e.left)
+	}
+	return text + strings.Join(e.last, "")
+}
 
 func newRecord(folder string, fails func(testID)) *record {
-	return &record{folder: folder, fails: fails, logs: map[string]*os.File{}, tails: map[testID][]string{}}
+	return &record{folder: folder, fails: fails, logs: map[string]*os.File{}, said: map[testID]*excerpt{}}
 }
 
 // follow reads events until their end. The progress is called with each.
@@ -72,11 +105,10 @@ func (r *record) add(e event) error {
 	id := testID{e.Package, e.Test}
 	switch e.Action {
 	case "output", "build-output":
-		if tail := append(r.tails[id], e.Output); len(tail) > tailLines {
-			r.tails[id] = slices.Delete(tail, 0, len(tail)-tailLines)
-		} else {
-			r.tails[id] = tail
+		if r.said[id] == nil {
+			r.said[id] = &excerpt{}
 		}
+		r.said[id].add(e.Output)
 		return r.write(e)
 	case "run":
 		r.last = short(e.Package) + " " + e.Test
@@ -109,7 +141,7 @@ func (r *record) end(id testID, result string) {
 		r.counts.Skipped++
 	}
 	if result != "fail" {
-		delete(r.tails, id)
+		delete(r.said, id)
 	}
 }
 

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -313,10 +314,32 @@ func TestRecord(t *testing.T) {
 	if want := (counts{Run: 4, Failed: 2, Skipped: 1}); r.counts != want {
 		t.Errorf("counted %+v, want %+v", r.counts, want)
 	}
-	if got := strings.Join(r.tails[testID{pkg, "TestA/b"}], ""); got != "wrong address\n" {
+	if got := r.said[testID{pkg, "TestA/b"}].String(); got != "wrong address\n" {
 		t.Errorf("the failed test's output is %q", got)
 	}
 	if log, err := os.ReadFile(filepath.Join(r.folder, "cni.log")); err != nil || !regexp.MustCompile("undefined: x").Match(log) {
 		t.Errorf("the log of what did not compile is %q, %v", log, err)
+	}
+}
+
+// A test that fails says so before its programs' logs, and a panic before its stacks.
+func TestExcerpt(t *testing.T) {
+	var e excerpt
+	for i := range 2 * excerptLines {
+		e.add(fmt.Sprintf("line %d\n", i))
+	}
+	if got := e.String(); strings.Contains(got, "log]") || strings.Count(got, "\n") != 2*excerptLines {
+		t.Errorf("of few lines remains:\n%s", got)
+	}
+	e.add("the last\n")
+	if got := e.String(); !strings.HasPrefix(got, "line 0\n") || !strings.Contains(got, "[1 lines are in the log]\nline 21\n") || !strings.HasSuffix(got, "the last\n") {
+		t.Errorf("of many lines remains:\n%s", got)
+	}
+	e.add("panic: test timed out after 20m0s\n")
+	for range 5 * excerptLines {
+		e.add("goroutine\n")
+	}
+	if got := e.String(); !strings.HasPrefix(got, "panic: test timed out") {
+		t.Errorf("of a panic remains:\n%s", got)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// report writes a table of the parts, and of each failed test the end of its output and the command that
+// report writes a table of the parts, and of each failed test what it said and the command that
 // runs it alone. It returns an error if a part failed.
 func report(w io.Writer, o options, outcomes []outcome) error {
 	failed := 0
@@ -21,11 +21,11 @@ func report(w io.Writer, o options, outcomes []outcome) error {
 		}
 		failed++
 		for _, id := range out.failed {
-			fmt.Fprintf(w, "\n--- %s: %s %s\n%s", out.Part, short(id.pkg), id.test, strings.Join(out.tails[id], ""))
+			fmt.Fprintf(w, "\n--- %s: %s %s\n%s", out.Part, short(id.pkg), id.test, out.said[id])
 			fmt.Fprintf(w, "alone: %s\n", again(o.short, id))
 		}
 		if len(out.failed) == 0 {
-			fmt.Fprintf(w, "\n--- %s: %v\n%s", out.Part, out.err, strings.Join(out.tails[testID{}], ""))
+			fmt.Fprintf(w, "\n--- %s: %v\n%s", out.Part, out.err, out.said[testID{}])
 			fmt.Fprintf(w, "alone: make %s PART=%s\n", ring(o.short), out.Part)
 		}
 	}

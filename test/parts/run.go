@@ -18,11 +18,11 @@ import (
 	"time"
 )
 
-// outcome is a part's result, with the failed tests and the ends of their output.
+// outcome is a part's result, with the failed tests and what they said.
 type outcome struct {
 	result
 	failed      []testID
-	tails       map[testID][]string
+	said        map[testID]*excerpt
 	err         error
 	interrupted bool
 }
@@ -50,7 +50,7 @@ func (r *running) run(ctx context.Context, o options) outcome {
 		o.say("FAIL %s %s, alone: %s", short(id.pkg), id.test, again(o.short, id))
 	})
 	defer rec.close()
-	out := outcome{result: result{Part: r.part.name, Passed: true}, tails: rec.tails}
+	out := outcome{result: result{Part: r.part.name, Passed: true}, said: rec.said}
 	for _, s := range r.part.suites {
 		cpu, err := r.suite(ctx, o, s, rec)
 		out.CPU += cpu
@@ -68,7 +68,7 @@ func (r *running) run(ctx context.Context, o options) outcome {
 
 // suite runs one suite, and returns the CPU time of its processes.
 func (r *running) suite(ctx context.Context, o options, s suite, rec *record) (time.Duration, error) {
-	args, err := o.command(ctx, s)
+	args, err := o.command(ctx, r.part, s)
 	if err != nil || args == nil {
 		return 0, err
 	}
@@ -97,8 +97,16 @@ func (r *running) suite(ctx context.Context, o options, s suite, rec *record) (t
 	return cpu, errors.Join(err, followed)
 }
 
+// timeout is how long the tests of one package may take: one that hangs says where, and the other parts run.
+func (o options) timeout(p part) time.Duration {
+	if o.short {
+		return 20 * time.Minute
+	}
+	return 30*time.Minute + 2*time.Duration(p.minutes)*time.Minute
+}
+
 // command returns the program of a suite and its arguments, nil if there is nothing to run.
-func (o options) command(ctx context.Context, s suite) ([]string, error) {
+func (o options) command(ctx context.Context, p part, s suite) ([]string, error) {
 	if s.long && o.short {
 		return nil, nil
 	}
@@ -109,7 +117,7 @@ func (o options) command(ctx context.Context, s suite) ([]string, error) {
 	if err != nil || len(packages) == 0 {
 		return nil, err
 	}
-	args := []string{"go", "test", "-json", "-vet=off", "-timeout", "4h"}
+	args := []string{"go", "test", "-json", "-vet=off", "-timeout", o.timeout(p).String()}
 	if !s.cached {
 		args = append(args, "-count=1")
 	}
@@ -143,7 +151,7 @@ func (o options) alone(ctx context.Context, pkg, expression string) error {
 			return err
 		}
 	}
-	args := []string{"go", "test", "-count=1", "-vet=off", "-v", "-timeout", "4h", "-run", expression}
+	args := []string{"go", "test", "-count=1", "-vet=off", "-v", "-timeout", o.timeout(p).String(), "-run", expression}
 	if o.short {
 		args = append(args, "-short")
 	}
