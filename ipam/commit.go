@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -74,7 +75,7 @@ func (i *IPAM) commit(ctx context.Context, r *Reservation, a *address, pods Pods
 		// The pod may not use that pool, or the node may not be in it.
 		return fmt.Errorf("commit %s of pool %q: it is in pool %q now: %w", a.Addr, a.Pool, pool.Name, ErrConflict)
 	}
-	ip, err := i.write(ctx, r, a, i.specOf(r, a, pool, time.Now()), pods)
+	ip, err := i.write(ctx, r, a, pool, pods)
 	if err != nil {
 		return err
 	}
@@ -124,7 +125,48 @@ func (i *IPAM) poolNamed(name string) *pools.Pool {
 	return nil
 }
 
-func (i *IPAM) write(ctx context.Context, r *Reservation, a *address, spec v1alpha1.FloatingIPSpec, pods Pods) (*v1alpha1.FloatingIP, error) {
+// write writes the FloatingIP of an address. The end of the owner's last pod has the controller write a kept
+// address as well, at the same time: the address is still the owner's then, and write tries again with the
+// FloatingIP as it is now.
+func (i *IPAM) write(ctx context.Context, r *Reservation, a *address, pool *pools.Pool, pods Pods) (*v1alpha1.FloatingIP, error) {
+	const attempts = 4
+	for n := 1; ; n++ {
+		ip, err := i.writeOnce(ctx, r, a, i.specOf(r, a, pool, time.Now()), pods)
+		if n == attempts || !errors.Is(err, store.ErrChanged) || a.stored == nil || a.stored.PodUID == r.request.UID {
+			return ip, err
+		}
+		kept, readErr := i.readAgain(ctx, a)
+		if readErr != nil {
+			return nil, readErr
+		}
+		if !kept {
+			return nil, err
+		}
+	}
+}
+
+// readAgain reads the FloatingIP of an address that its owner keeps. It returns whether the address is still
+// the owner's, and no other pod has it than before.
+func (i *IPAM) readAgain(ctx context.Context, a *address) (bool, error) {
+	now, err := i.store.Get(ctx, a.name())
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	record, err := recordOf(now)
+	if err != nil {
+		return false, err
+	}
+	i.book.Observe(record)
+	before := a.stored
+	a.stored = &record
+	return record.Owner == before.Owner && record.Pool == before.Pool && (record.PodUID == "" || record.PodUID == before.PodUID) &&
+		!record.Reserved && !record.Cooling && !record.OfService && record.Attached == before.Attached, nil
+}
+
+func (i *IPAM) writeOnce(ctx context.Context, r *Reservation, a *address, spec v1alpha1.FloatingIPSpec, pods Pods) (*v1alpha1.FloatingIP, error) {
 	if a.stored == nil {
 		return i.create(ctx, r, a, spec, pods)
 	}

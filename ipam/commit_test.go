@@ -301,3 +301,66 @@ func TestCommitWithoutAnswers(t *testing.T) {
 		})
 	}
 }
+
+// The end of an owner's pod has the controller write the address, too. Its write between Reserve and Commit
+// costs the next pod no attempt, as long as the address is still its owner's.
+func TestCommitBesideTheController(t *testing.T) {
+	of := func(pod string) Request {
+		r := request(pod, pod, v1alpha1.ReleaseRetain)
+		r.Owner = Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "web", UID: "d"}
+		return r
+	}
+	change := func(s *server, mutate func(spec *v1alpha1.FloatingIPSpec)) {
+		ip := s.IP("10.0.70.2")
+		mutate(&ip.Spec)
+		s.Put(ip)
+	}
+	keep := func(s *server) {
+		change(s, func(spec *v1alpha1.FloatingIPSpec) { spec.Pod, spec.Node, spec.LastPod = nil, "", "old" })
+	}
+	for name, test := range map[string]struct {
+		// first are the writes of others, each before an attempt of this scheduler's.
+		first []func(s *server)
+		want  error
+	}{
+		"kept for the owner": {first: []func(s *server){keep}},
+		"kept for the owner, then looked at": {first: []func(s *server){
+			keep,
+			func(s *server) {
+				change(s, func(spec *v1alpha1.FloatingIPSpec) { spec.LastNode = nil; spec.KeepOnScaleDown = true })
+			},
+		}},
+		"another pod of the owner's": {first: []func(s *server){func(s *server) {
+			change(s, func(spec *v1alpha1.FloatingIPSpec) { spec.Pod = &v1alpha1.PodReference{Name: "rival", UID: "rival"} })
+		}}, want: ErrConflict},
+		"another owner": {first: []func(s *server){func(s *server) {
+			change(s, func(spec *v1alpha1.FloatingIPSpec) {
+				spec.Pod, spec.LastPod, spec.Owner.Name, spec.Owner.UID = nil, "x", "db", "e"
+			})
+		}}, want: ErrConflict},
+		"reserved": {first: []func(s *server){func(s *server) {
+			change(s, func(spec *v1alpha1.FloatingIPSpec) { spec.Pod, spec.LastPod, spec.Reserved = nil, "old", true })
+		}}, want: ErrConflict},
+		"freed": {first: []func(s *server){func(s *server) { s.Remove(s.IP("10.0.70.2")) }}, want: ErrConflict},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer()
+			i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
+			commit(t, i, reserve(t, i, of("old")))
+			i.KnowPods(knownPods{gone: "old"})
+			next := reserve(t, i, of("next"))
+			if got := next.Names(); got != "10.0.70.2" {
+				t.Fatalf("the next pod gets %s, want the address of the one that is gone", got)
+			}
+			for _, write := range test.first {
+				s.Fail(ipamtest.Fault{Verb: "update", Before: func() { write(s) }})
+			}
+			if err := i.Commit(t.Context(), next, podsAre{current: true, gone: true}); !errors.Is(err, test.want) {
+				t.Fatalf("Commit = %v, want %v", err, test.want)
+			}
+			if ip := s.IP("10.0.70.2"); test.want == nil && (ip.Spec.Pod == nil || ip.Spec.Pod.UID != "next" || ip.Spec.LastPod != "old") {
+				t.Errorf("the address is recorded as %+v", ip.Spec)
+			}
+		})
+	}
+}
