@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -41,6 +42,7 @@ func TestNodesOwnPlugins(t *testing.T) {
 		s.must(deploy.Customize(s.ctx, s.Cluster))
 		s.settled()
 	})
+	s.must(node.InstallPlugins(s.ctx, os.Stderr, "meta/flannel", "meta/portmap"))
 	// As the DaemonSet kube-flannel leaves a node. The agent runs already: it reads the
 	// configuration at each ADD.
 	s.run(node.Name(), "sh", "-c", fmt.Sprintf(`mkdir -p /run/flannel && printf %%s '%s' >/run/flannel/subnet.env && printf %%s '%s' >/etc/cni/net.d/05-flannel.conflist`,

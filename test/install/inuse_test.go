@@ -96,12 +96,8 @@ func (c *inUse) useFlannel(node *lab.Node) {
 	bits := node.PodSubnet.Bits() + 1
 	upper := node.PodSubnet.Addr().As4()
 	upper[3] |= 128
-	for _, plugin := range []string{"meta/flannel", "meta/portmap"} {
-		path, err := lab.BuildPlugin(c.ctx, os.Stderr, plugin)
-		if err != nil {
-			c.t.Fatal(err)
-		}
-		c.sh(node, fmt.Sprintf("cp '%s' /opt/cni/bin/", path))
+	if err := node.InstallPlugins(c.ctx, os.Stderr, "meta/flannel", "meta/portmap"); err != nil {
+		c.t.Fatal(err)
 	}
 	c.put(node, "/run/flannel/subnet.env", fmt.Sprintf("FLANNEL_NETWORK=%s\nFLANNEL_SUBNET=%s/%d\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n", c.Cluster.Network().Pods, netip.AddrFrom4(upper).Next(), bits))
 	c.put(node, "/etc/cni/net.d/05-flannel.conflist", `{"name":"cbr0","cniVersion":"0.3.1","plugins":[

@@ -55,13 +55,23 @@ func BuildHelm(ctx context.Context, w io.Writer) (path string, err error) {
 	return buildOne(ctx, w, helmModule, "helm", "helm.sh/helm/v4/cmd/helm")
 }
 
-// BuildPlugin is BuildProgram for an upstream plugin of CNI that nodes do not come with.
-func BuildPlugin(ctx context.Context, w io.Writer, plugin string) (path string, err error) {
-	module := ""
-	if plugin == "meta/flannel" {
-		module = "flannel" // it is not in the version of the other plugins any more
+// InstallPlugins builds upstream plugins of CNI that nodes do not come with, where they are missing or out of
+// date, and copies them to the node.
+func (n *Node) InstallPlugins(ctx context.Context, w io.Writer, plugins ...string) error {
+	for _, plugin := range plugins {
+		module := ""
+		if plugin == "meta/flannel" {
+			module = "flannel" // it is not in the version of the other plugins any more
+		}
+		path, err := buildOne(ctx, w, module, filepath.Base(plugin), "github.com/containernetworking/plugins/plugins/"+plugin)
+		if err != nil {
+			return err
+		}
+		if _, err := n.Exec(ctx, "cp", path, "/opt/cni/bin/"); err != nil {
+			return fmt.Errorf("install %s on %s: %w", plugin, n.name, err)
+		}
 	}
-	return buildOne(ctx, w, module, filepath.Base(plugin), "github.com/containernetworking/plugins/plugins/"+plugin)
+	return nil
 }
 
 // helmModule is the folder of the module of Helm and what renders with it.
