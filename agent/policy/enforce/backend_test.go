@@ -106,6 +106,10 @@ func TestNoRestore(t *testing.T) {
 			first, client := w.newPod("web", "10.1.0.1"), w.newPod("db", "10.1.0.2")
 			w.add(first, "routed")
 			w.add(client, "routed")
+			// All changes before are written.
+			if err := w.enforcer.wait(t.Context(), nodeKey, w.enforcer.publish()); err != nil {
+				t.Fatal(err)
+			}
 			before := restores()
 			if before == 0 {
 				t.Fatal("the test does not see how the rules come into the kernel")
