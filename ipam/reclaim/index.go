@@ -82,7 +82,7 @@ func indexers() cache.Indexers {
 			return owner.NodeName
 		}),
 		byLastNode: of(func(spec *v1alpha1.FloatingIPSpec) string {
-			if spec.LastNode == nil || spec.Owner != nil {
+			if spec.LastNode == nil || spec.Owner != nil || spec.ReleasedAt == nil {
 				return ""
 			}
 			return spec.LastNode.Name

@@ -123,7 +123,11 @@ func (r *Reclaimer) nextQuestion(ctx context.Context) bool {
 		return false
 	}
 	defer r.questions.Done(node)
-	if r.ask(ctx, node) {
+	done := false
+	if err := contained(func() error { done = r.ask(ctx, node); return nil }); err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to ask a node which addresses it carries, will retry", "node", node)
+	}
+	if done {
 		r.questions.Forget(node)
 	} else {
 		r.questions.AddRateLimited(node)

@@ -289,3 +289,32 @@ func TestLastNodeAfterARestart(t *testing.T) {
 		}
 	})
 }
+
+// An address without an owner that does not rest, as an administrator's patch makes it, is asked about
+// nowhere, and stops nothing.
+func TestLastNodeOfAReservedAddress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const a, b = "10.0.70.2", "10.0.70.3"
+		reserved := given(b, shared("apps/v1", "Deployment"), "", last("y"), lastOn("node1"))
+		reserved.Spec.Owner, reserved.Spec.Reserved = nil, true
+		w := newFixture(t, node1("a"), reserved, with("x", a), given(a, shared("apps/v1", "Deployment"), "x", under(v1alpha1.ReleasePodDeleted)))
+		w.agents = &agents{silent: map[string]bool{}, carries: map[string][]netip.Addr{}}
+		w.start()
+		w.remove(with("x", a))
+		w.after(time.Minute)
+		if ip := w.berth.IP(a); ip != nil {
+			t.Errorf("the address of the pod that is gone is %+v", ip.Spec)
+		}
+		if w.berth.IP(b) == nil {
+			t.Error("the reserved address is freed")
+		}
+	})
+}
+
+// A panic about one object is an error of its key.
+func TestContained(t *testing.T) {
+	var spec *v1alpha1.FloatingIPSpec
+	if err := contained(func() error { _ = spec.Address; return nil }); err == nil || !strings.Contains(err.Error(), "nil pointer") || !strings.Contains(err.Error(), "TestContained") {
+		t.Errorf("a panic is returned as %v, want its cause and stack", err)
+	}
+}

@@ -5,7 +5,9 @@ package reclaim
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -254,7 +256,11 @@ func (r *Reclaimer) next(ctx context.Context, queue queue) bool {
 		return false
 	}
 	defer queue.Done(name)
-	again, err := r.reconcile(ctx, name, queue == r.detaching)
+	var again time.Duration
+	err := contained(func() (err error) {
+		again, err = r.reconcile(ctx, name, queue == r.detaching)
+		return err
+	})
 	switch {
 	case err == nil:
 		queue.Forget(name)
@@ -282,6 +288,17 @@ func (r *Reclaimer) next(ctx context.Context, queue queue) bool {
 		queue.AddRateLimited(name)
 	}
 	return true
+}
+
+// contained returns a panic as an error. One object that the code did not foresee must not stop the work on all
+// others, and in each process that becomes the leader.
+func contained(step func() error) (err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			err = fmt.Errorf("panic: %v\n%s", cause, debug.Stack())
+		}
+	}()
+	return step()
 }
 
 // reconcile gathers the facts about one address, decides, and applies the decision. It
