@@ -31,6 +31,23 @@ func resting(spec *v1alpha1.FloatingIPSpec, since metav1.Time, last *v1alpha1.No
 	return rest
 }
 
+// aheadAtMost is how far the clock of the program that freed an address may be ahead of this one's.
+const aheadAtMost = time.Minute
+
+// correctRelease returns the record of an address that was freed in the future, as if it was freed now: a clock
+// that was a year ahead keeps no address at rest for a year. nil: its time is right.
+func correctRelease(ip *v1alpha1.FloatingIP, now time.Time) *correction {
+	released := ip.Spec.ReleasedAt
+	if released == nil || ip.Spec.Pod != nil || released.Sub(now) <= aheadAtMost {
+		return nil
+	}
+	spec := ip.Spec.DeepCopy()
+	spec.ReleasedAt = &metav1.Time{Time: now}
+	return &correction{
+		spec: spec, did: "Corrected the time at which a floating IP was freed, which is in the future", about: []any{"was", released},
+	}
+}
+
 // pool returns the address's pool from the cache; an empty one if it is gone.
 func (r *Reclaimer) pool(ip *v1alpha1.FloatingIP) *v1alpha1.IPPool {
 	object, found, err := r.poolsOf.GetByKey(ip.Spec.Pool)

@@ -36,6 +36,9 @@ func (r *Reclaimer) gather(ctx context.Context, ip *v1alpha1.FloatingIP) (facts,
 		cooldown: cooldownOf(pool), limited: pool.Spec.MaxRetainFor != nil,
 	}
 	if ip.Spec.Owner == nil {
+		if c := correctRelease(ip, s.now); c != nil {
+			return facts{correction: c}, nil
+		}
 		err := r.gatherRest(ctx, ip, &s)
 		return facts{situation: s}, err
 	}

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/lastnode"
 )
 
 // agents are the agents of all nodes. A nil carries is silent.
@@ -316,5 +317,25 @@ func TestContained(t *testing.T) {
 	var spec *v1alpha1.FloatingIPSpec
 	if err := contained(func() error { _ = spec.Address; return nil }); err == nil || !strings.Contains(err.Error(), "nil pointer") || !strings.Contains(err.Error(), "TestContained") {
 		t.Errorf("a panic is returned as %v, want its cause and stack", err)
+	}
+}
+
+// A clock that was ahead when an address was freed keeps it no longer than the rest itself.
+func TestFreedInTheFuture(t *testing.T) {
+	for name, on := range map[string]*v1alpha1.NodeReference{"cooldown": nil, "last node": {Name: "node1", UID: "node1"}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const a = "10.0.70.2"
+				ip := given(a, shared("apps/v1", "Deployment"), "", last("x"))
+				ip.Spec = resting(&ip.Spec, metav1.NewTime(time.Now().AddDate(1, 0, 0)), on)
+				w := newFixture(t, node1("a"), ip, pool(time.Minute))
+				w.agents = &agents{silent: map[string]bool{"node1": true}}
+				w.start()
+				w.after(lastnode.Rest + time.Minute)
+				if now := w.berth.IP(a); now != nil {
+					t.Errorf("the address still rests: released at %v", now.Spec.ReleasedAt)
+				}
+			})
+		})
 	}
 }
