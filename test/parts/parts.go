@@ -63,7 +63,7 @@ func parts() []part {
 	netns := []string{"REQUIRE_NETNS=1"}
 	all := []part{
 		{
-			name: unit, does: "beside the code, with neither a kernel nor an API server", minutes: 15, bare: true,
+			name: unit, does: "beside the code, with neither a kernel nor an API server", minutes: 7, bare: true,
 			suites: []suite{
 				{module: ".", packages: []string{"./..."}, lacks: netnstest, cached: true},
 				{module: "test/helm", packages: []string{"./..."}, cached: true},
@@ -73,7 +73,7 @@ func parts() []part {
 			},
 		},
 		{
-			name: "kernel", does: "beside the code, in network namespaces", minutes: 14, bare: true,
+			name: "kernel", does: "beside the code, in network namespaces", minutes: 5, bare: true,
 			suites: []suite{{module: ".", packages: []string{"./..."}, uses: netnstest, side: 8, env: netns}},
 		},
 		{
@@ -81,7 +81,7 @@ func parts() []part {
 			suites: []suite{{module: ".", command: []string{"make", "lint"}, long: true}},
 		},
 		{
-			name: "scheduler", does: "scheduler and controller, in memory and on a real API server", minutes: 40,
+			name: "scheduler", does: "scheduler and controller, in memory and on a real API server", minutes: 25,
 			suites: []suite{{module: "test", packages: []string{"./scheduler/...", "./simulation/..."}, side: 2}},
 		},
 		{
