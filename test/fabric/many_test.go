@@ -88,6 +88,9 @@ func TestManyNodes(t *testing.T) {
 	own := netip.MustParseAddr("10.20.0.1")
 	all := make([]*imitation, nodes)
 	all[0] = imitate(t, hosts, own, "10.11.1.1:179", 65200) // the router is up
+	// A second after its start bgpd connects to zebra's label manager, by select(2), which ends bgpd if it has
+	// 1,024 descriptors by then. Nothing tells that it has.
+	<-time.After(2 * time.Second)
 	var group errgroup.Group
 	group.SetLimit(opening)
 	for i := 1; i < nodes; i++ {

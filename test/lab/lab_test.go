@@ -60,7 +60,7 @@ func machine(t *testing.T) map[string]string {
 }
 
 // namespaces returns which of the given namespaces some process is in.
-func namespaces(t *testing.T, wanted map[string]bool) []string {
+func namespaces(t *testing.T, wanted map[string]uint64) []string {
 	t.Helper()
 	links, err := filepath.Glob("/proc/[0-9]*/ns/*")
 	if err != nil {
@@ -69,7 +69,8 @@ func namespaces(t *testing.T, wanted map[string]bool) []string {
 	var found []string
 	for _, l := range links {
 		ns, err := os.Readlink(l)
-		if err != nil || !wanted[ns] {
+		known, is := wanted[ns]
+		if err != nil || !is {
 			continue
 		}
 		pid, err := strconv.Atoi(strings.Split(l, "/")[2])
@@ -77,17 +78,24 @@ func namespaces(t *testing.T, wanted map[string]bool) []string {
 			t.Fatal(err)
 		}
 		// A zombie keeps its PID namespace until the machine's init reaps it.
-		if _, err := processOf(pid); err == nil {
+		// A younger process has a namespace of its own, to which the kernel gave the same number.
+		if p, err := processOf(pid); err == nil && p.Start <= known {
 			found = append(found, l)
 		}
 	}
 	return found
 }
 
-// ownNamespaces returns the namespaces that the lab's hosts made.
-func ownNamespaces(t *testing.T, name string) map[string]bool {
+// ownNamespaces returns the namespaces that the lab's hosts made, each with the time now, in clock ticks since
+// boot.
+func ownNamespaces(t *testing.T, name string) map[string]uint64 {
 	t.Helper()
-	own := map[string]bool{}
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		t.Fatal(err)
+	}
+	const ticks = 100 // a second (USER_HZ)
+	own := map[string]uint64{}
 	s, err := loadState(name)
 	if err != nil {
 		return own // no host was started
@@ -97,7 +105,7 @@ func ownNamespaces(t *testing.T, name string) map[string]bool {
 			ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", p.PID, kind))
 			root, _ := os.Readlink("/proc/self/ns/" + kind)
 			if err == nil && ns != root {
-				own[ns] = true
+				own[ns] = uint64(now.Nano() * ticks / int64(time.Second))
 			}
 		}
 	}
@@ -118,7 +126,7 @@ func standing(mounts string) string {
 }
 
 // requireNothingLeft fails when something of the lab is left.
-func requireNothingLeft(t *testing.T, name string, before map[string]string, own map[string]bool) {
+func requireNothingLeft(t *testing.T, name string, before map[string]string, own map[string]uint64) {
 	t.Helper()
 	after := machine(t)
 	for _, m := range []map[string]string{before, after} {
@@ -379,7 +387,7 @@ func TestUpCancelled(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			before := machine(t)
-			own := map[string]bool{}
+			own := map[string]uint64{}
 			progress := writerFunc(func(p []byte) {
 				t.Log(strings.TrimSpace(string(p)))
 				if strings.Contains(string(p), step) {
@@ -438,7 +446,7 @@ func TestUpKilled(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	before := machine(t)
-	killed := func(t *testing.T, step string) map[string]bool {
+	killed := func(t *testing.T, step string) map[string]uint64 {
 		t.Helper()
 		up := exec.Command(command, "up", "--name", name, "--nodes", "1")
 		stderr, err := up.StderrPipe()
