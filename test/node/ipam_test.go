@@ -241,16 +241,17 @@ func TestIPAMForgotten(t *testing.T) {
 		bind(t, address, pod)
 		all = append(all, newContainer(t, fmt.Sprintf("c%d", i), pod))
 	}
-	// As a runtime mounts namespaces.
-	path := n.dir + "/netns"
+	// As a runtime mounts namespaces, where the agent sees what is mounted later: policies of other tests
+	// may select the pod, and the agent opens its namespace then.
+	path := all[2].Path() + "-mounted"
 	if err := errors.Join(os.WriteFile(path, nil, 0o600), exec.Command("mount", "--bind", all[2].Path(), path).Run()); err != nil {
 		t.Fatal(err)
 	}
 	mounted := true
-	unmount := func() {
+	unmount := func() { // lazily, as runtimes do
 		if mounted {
 			mounted = false
-			if err := errors.Join(exec.Command("umount", path).Run(), os.Remove(path)); err != nil {
+			if err := errors.Join(exec.Command("umount", "--lazy", path).Run(), os.Remove(path)); err != nil {
 				t.Error(err)
 			}
 		}
