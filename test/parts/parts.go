@@ -93,7 +93,7 @@ func parts() []part {
 			suites: []suite{{module: "test", packages: []string{"./console/..."}}},
 		},
 		{
-			name: "node", does: "agent, shim and plugins on a real kernel", minutes: 15,
+			name: "node", does: "agent, shim and plugins on a real kernel", minutes: 6,
 			suites: []suite{{module: "test", packages: []string{"./node/..."}, env: netns}},
 		},
 		{
@@ -109,11 +109,11 @@ func parts() []part {
 			suites: []suite{{module: "test", packages: []string{"./deploy", "./image", "./krew", "./sbom", "./monitoring"}, env: netns}},
 		},
 		{
-			name: "chaos", does: "everything at once for three rounds, and a judge", minutes: 10,
+			name: "chaos", does: "everything at once for three rounds, and a judge", minutes: 5,
 			suites: []suite{{module: "test", packages: []string{"./chaos"}}},
 		},
 		{
-			name: "e2e", does: "Berth on a real cluster of nodes", minutes: 60, lab: true,
+			name: "e2e", does: "Berth on a real cluster of nodes", minutes: 30, lab: true,
 			suites: []suite{{module: "test", packages: []string{"./lab", "./e2e/..."}, side: 1, skip: netpol + "|" + failover}},
 		},
 		{
