@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -22,6 +21,7 @@ import (
 	"github.com/berth-dev/berth/agent/answering/agentkey"
 	"github.com/berth-dev/berth/agent/answering/datagram"
 	"github.com/berth-dev/berth/agent/answering/segment"
+	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cmd/internal/kube"
 	"github.com/berth-dev/berth/cni/atomicfile"
 )
@@ -47,7 +47,7 @@ type segments struct {
 
 // newSegments reads the key once, so that the agent's first words are heard. Without the API server it waits for a moment.
 func newSegments(ctx context.Context, o *Options, namespaces *kube.Namespaces) *segments {
-	s := &segments{dir: o.AgentKeyDir, clusterFile: filepath.Join(filepath.Dir(o.StateFile), "cluster"), namespaces: namespaces}
+	s := &segments{dir: o.AgentKeyDir, clusterFile: state.ClusterFileBeside(o.StateFile), namespaces: namespaces}
 	s.look(ctx)
 	if addr, err := netip.ParseAddr(o.NodeIP); err == nil {
 		if s.unicast, err = segment.OpenUnicast(ctx, addr.Unmap(), segment.Options{Codec: s.codec}); err != nil {
