@@ -135,7 +135,7 @@ func (i *IPAM) write(ctx context.Context, r *Reservation, a *address, pool *pool
 		if n == attempts || !errors.Is(err, store.ErrChanged) || a.stored == nil || a.stored.PodUID == r.request.UID {
 			return ip, err
 		}
-		kept, readErr := i.readAgain(ctx, a)
+		kept, readErr := i.isStillKept(ctx, a)
 		if readErr != nil {
 			return nil, readErr
 		}
@@ -145,25 +145,33 @@ func (i *IPAM) write(ctx context.Context, r *Reservation, a *address, pool *pool
 	}
 }
 
-// readAgain reads the FloatingIP of an address that its owner keeps. It returns whether the address is still
-// the owner's, and no other pod has it than before.
-func (i *IPAM) readAgain(ctx context.Context, a *address) (bool, error) {
-	now, err := i.store.Get(ctx, a.name())
+// isStillKept reads the FloatingIP of a kept address again. It returns whether the address is still the owner's, and
+// no other pod has it than before.
+func (i *IPAM) isStillKept(ctx context.Context, a *address) (bool, error) {
+	_, record, err := i.read(ctx, a)
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	record, err := recordOf(now)
-	if err != nil {
-		return false, err
-	}
-	i.book.Observe(record)
 	before := a.stored
 	a.stored = &record
 	return record.Owner == before.Owner && record.Pool == before.Pool && (record.PodUID == "" || record.PodUID == before.PodUID) &&
 		!record.Reserved && !record.Cooling && !record.OfService && record.Attached == before.Attached, nil
+}
+
+// read reads the FloatingIP of an address, and has the book know it.
+func (i *IPAM) read(ctx context.Context, a *address) (*v1alpha1.FloatingIP, allocator.Record, error) {
+	ip, err := i.store.Get(ctx, a.name())
+	if err != nil {
+		return nil, allocator.Record{}, err
+	}
+	record, err := recordOf(ip)
+	if err == nil {
+		i.book.Observe(record)
+	}
+	return ip, record, err
 }
 
 func (i *IPAM) writeOnce(ctx context.Context, r *Reservation, a *address, spec v1alpha1.FloatingIPSpec, pods Pods) (*v1alpha1.FloatingIP, error) {
@@ -235,15 +243,11 @@ func checkGone(ctx context.Context, a *address, pods Pods) error {
 
 // takeOver updates a FloatingIP that an earlier attempt for the same pod wrote.
 func (i *IPAM) takeOver(ctx context.Context, r *Reservation, a *address, spec v1alpha1.FloatingIPSpec, pods Pods) (*v1alpha1.FloatingIP, error) {
-	existing, err := i.store.Get(ctx, a.name())
+	existing, record, err := i.read(ctx, a)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConflict, err)
 	}
-	record, err := recordOf(existing)
-	if err == nil {
-		i.book.Observe(record)
-	}
-	if err != nil || record.PodUID != r.request.UID {
+	if record.PodUID != r.request.UID {
 		return nil, fmt.Errorf("commit %s: %w", a.Addr, ErrConflict)
 	}
 	if err := checkCurrent(ctx, r, a, pods); err != nil {
