@@ -4,6 +4,7 @@ package placement
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -71,16 +72,18 @@ func TestTermsOfAPool(t *testing.T) {
 		}
 
 		// Another pool serves pods that this one does not; a change of this one wakes the others.
-		w.Pool("free", "10.0.70.150")
-		w.Eventually("wait for a pod to have the other pool's address", func() error {
-			_, err := w.Berth.FloatingIPs.Get(w.Ctx, "10.0.70.150", metav1.GetOptions{})
-			return err
+		w.Pool("free", "10.0.70.150-10.0.70.151", func(pool *v1alpha1.IPPool) {
+			pool.Spec.ReleasePolicies = []v1alpha1.ReleasePolicy{v1alpha1.ReleaseNever}
 		})
+		got := []string{w.Address("never"), w.Address("short")}
+		if slices.Sort(got); !slices.Equal(got, []string{"10.0.70.150", "10.0.70.151"}) {
+			t.Errorf("the pods that are kept for ever have %q, want the other pool's addresses", got)
+		}
 		w.PatchPool("web", `{"spec":{"releasePolicies":null,"maxRetainFor":null,"exactAddresses":null}}`)
 		if got := w.Address("exact"); got != "10.0.70.50" {
 			t.Errorf("the pod has %s, want 10.0.70.50", got)
 		}
-		w.Bound("never", "long", "short")
+		w.Bound("long")
 		w.ClaimBecomes("c", "1=1+0 OnDemand")
 		w.Invariants()
 	})
