@@ -240,7 +240,7 @@ func (w *World) started(r *Instance) *Instance {
 			}
 		}
 		if w.T.Failed() {
-			w.T.Logf("the end of %s (%d)'s log:\n%s", r.Name(), r.PID(), program.Tail(r.log, 400))
+			w.T.Logf("the end of %s (%d)'s log:\n%s", r.Name(), r.PID(), program.Tail(r.log, 60))
 		}
 	})
 	return r
