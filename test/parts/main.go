@@ -25,6 +25,8 @@ import (
 	"syscall"
 	"text/tabwriter"
 	"time"
+
+	"github.com/berth-dev/berth/test/tool"
 )
 
 const module = "github.com/berth-dev/berth"
@@ -91,6 +93,11 @@ func run() error {
 		return err
 	}
 	o.results = filepath.Join(o.root, "results", tree[:12], ring(o.short))
+	if slices.ContainsFunc(chosen, func(p part) bool { return !p.pure }) {
+		if err := tool.Install(ctx, o.say); err != nil {
+			return err
+		}
+	}
 	fmt.Printf("parts: %d, BERTH_TEST_SEED=%s, logs in %s\n", len(chosen), os.Getenv("BERTH_TEST_SEED"), filepath.Clean(o.results))
 	outcomes, err := o.all(ctx, chosen)
 	return errors.Join(err, report(os.Stdout, o, outcomes))

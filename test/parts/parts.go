@@ -18,8 +18,9 @@ type part struct {
 	suites     []suite
 	// minutes that all of it takes on two cores, about: the longest parts begin first.
 	minutes int
-	// bare is set if the part needs neither the lab's programs nor Berth's, which part programs compiles.
-	bare bool
+	// bare is set if the part needs neither the lab's programs nor Berth's, which part programs compiles, and
+	// pure if it needs no program of Debian either, and not to be root.
+	bare, pure bool
 	// lab is set if the part brings up clusters of nodes, which fill the machine: one such part at a time.
 	lab bool
 }
@@ -63,21 +64,24 @@ func parts() []part {
 	netns := []string{"REQUIRE_NETNS=1"}
 	all := []part{
 		{
-			name: unit, does: "beside the code, with neither a kernel nor an API server", minutes: 7, bare: true,
+			name: unit, does: "beside the code, with neither a kernel nor an API server", minutes: 7, bare: true, pure: true,
 			suites: []suite{
 				{module: ".", packages: []string{"./..."}, lacks: netnstest, cached: true},
 				{module: "test/helm", packages: []string{"./..."}, cached: true},
 				{module: "test", packages: []string{
 					"./bench/...", "./chaos/judge", "./compile", "./debian", "./parts", "./promises", "./witness",
-				}},
+				}, lacks: netnstest},
 			},
 		},
 		{
 			name: "kernel", does: "beside the code, in network namespaces", minutes: 5, bare: true,
-			suites: []suite{{module: ".", packages: []string{"./..."}, uses: netnstest, side: 8, env: netns}},
+			suites: []suite{
+				{module: ".", packages: []string{"./..."}, uses: netnstest, side: 8, env: netns},
+				{module: "test", packages: []string{"./bench/..."}, uses: netnstest, env: netns},
+			},
 		},
 		{
-			name: "lint", does: "all of .golangci.yml, and the workflows", minutes: 5, bare: true,
+			name: "lint", does: "all of .golangci.yml, and the workflows", minutes: 5, bare: true, pure: true,
 			suites: []suite{{module: ".", command: []string{"make", "lint"}, long: true}},
 		},
 		{

@@ -43,6 +43,9 @@ func TestEachTestIsInAPart(t *testing.T) {
 			}
 			run, skip := regexp.MustCompile(s.run), regexp.MustCompile(s.skip)
 			for _, l := range packages {
+				if p.pure && l.testsImport(netnstest) {
+					t.Errorf("part %s: the tests of %s run programs of Debian, which nobody installs before a pure part", p.name, l.ImportPath)
+				}
 				in[folder(l.ImportPath)] = append(in[folder(l.ImportPath)], func(test string) string {
 					if !run.MatchString(test) || s.skip != "" && skip.MatchString(test) {
 						return ""

@@ -16,6 +16,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/berth-dev/berth/test/tool"
 )
 
 // outcome is a part's result, with the failed tests and what they said.
@@ -144,6 +146,11 @@ func (o options) alone(ctx context.Context, pkg, expression string) error {
 	p, s, err := o.find(ctx, pkg)
 	if err != nil {
 		return err
+	}
+	if !p.pure {
+		if err := tool.Install(ctx, o.say); err != nil {
+			return err
+		}
 	}
 	if !p.bare {
 		build := programs.suites[0]
