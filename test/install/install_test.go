@@ -13,11 +13,13 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -52,6 +54,9 @@ const (
 	// again takes over the kinds, and so the addresses, that release leaves.
 	again = "again"
 )
+
+// untilSignal ends when this process is asked to end: a test fails then, and takes its lab down.
+var untilSignal, _ = signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 
 // TestMain has make test do nothing here: test/e2e installs and uninstalls Berth.
 func TestMain(m *testing.M) {
@@ -285,7 +290,7 @@ func (s *site) page(path string) string {
 
 // newSite brings up a lab whose nodes have Berth's images, and nothing else of Berth.
 func newSite(t *testing.T, nodes int) *site {
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	ctx, cancel := context.WithTimeout(untilSignal, limit)
 	t.Cleanup(cancel)
 	must := func(err error) {
 		t.Helper()

@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) {
 	simulation.Main(m,
-		"TestMatrix", "TestMatrixIsComplete", "TestReleaseOfPods", "TestControllerKilled", "TestControllerBehind",
-		"TestLastNode", "TestLastNodeOfTheSameNamespace", "TestDeletedAddressRests", "TestDeletedAddressRestsWithoutController", "TestStatefulSet",
+		"TestMatrix", "TestMatrixIsComplete", "TestControllerKilled", "TestControllerBehind",
+		"TestLastNode", "TestLastNodeOfTheSameNamespace", "TestDeletedAddressRests", "TestDeletedAddressRestsWithoutController",
 	)
 }

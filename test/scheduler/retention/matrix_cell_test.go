@@ -240,7 +240,7 @@ func (c *cell) until(what string, check func(s *state) error) {
 		select {
 		case <-changed:
 		case <-timer.C:
-			c.t.Fatalf("%s: %v\n\t%v", what, err, s)
+			c.t.Fatalf("%s: %v\n\t%v\n\t%s", what, err, s, c.status())
 		case <-c.Ctx.Done():
 			c.t.Fatalf("%s: the world ended: %v\n\t%v", what, err, s)
 		}
@@ -481,6 +481,15 @@ func (c *cell) becomes(want outcome, n int) {
 
 func (c *cell) objects() dynamic.ResourceInterface {
 	return c.Dynamic.Resource(c.kind.GVR()).Namespace(c.namespace)
+}
+
+// status is of the workload's object, as its controller left it.
+func (c *cell) status() string {
+	object, err := c.objects().Get(c.Ctx, c.name, metav1.GetOptions{})
+	if err != nil {
+		return err.Error()
+	}
+	return fmt.Sprintf("%s %s (%s): %v", object.GetKind(), c.name, object.GetUID(), object.Object["status"])
 }
 
 func (c *cell) create() {

@@ -54,8 +54,18 @@ func (m *matrix) more() []*cell {
 		add("its template asks for no address any more", kind, "none", v1alpha1.ReleaseRetain, asksForNone)
 	}
 	add("its template asks for no address any more, for some of its pods", "sts", "part", v1alpha1.ReleaseRetain, asksForNoneInPart)
+	add("more pods, from a later ordinal on", "sts", "start", v1alpha1.ReleaseRetain, ordinalsMove)
 	add("cooldown", "pod", "cool", v1alpha1.ReleasePodDeleted, coolsDown)
 	return cells
+}
+
+// ordinalsMove: a StatefulSet grows and then begins with a later ordinal. The first pod's address is freed.
+func ordinalsMove(c *cell) {
+	c.setUp(12)
+	c.scale(c.n + 1)
+	c.until("wait for another pod", func(s *state) error { return c.runs(s, c.n+1) })
+	c.patch(`{"spec":{"ordinals":{"start":1}}}`)
+	c.becomes(isFreed, c.n+1)
 }
 
 // retainFor is longer than the pods of a busy machine take to end, one after another: then all addresses are retained at once.

@@ -9,73 +9,12 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/simulation"
 	"github.com/berth-dev/berth/test/simulation/proxy"
 	"github.com/berth-dev/berth/test/simulation/virtual"
 )
-
-// When the address of a pod without a controller is freed.
-func TestReleaseOfPods(t *testing.T) {
-	t.Parallel()
-	virtual.Test(t, func(t *testing.T) {
-		w := virtual.Start(t, virtual.Options{}, 3)
-		w.Pool("web", "10.0.70.2-10.0.70.99")
-		gone := func(w *simulation.World, pod string) { w.Delete(pod) }
-		ends := func(phase v1.PodPhase) func(*simulation.World, string) {
-			return func(w *simulation.World, pod string) {
-				// Before, the imitated kubelet may yet write that it runs.
-				w.Eventually("wait for the pod to run", func() error {
-					if now := w.Get(pod).Status.Phase; now != v1.PodRunning {
-						return fmt.Errorf("it is %s", now)
-					}
-					return nil
-				})
-				if err := w.SetPhase(w.Get(pod), phase); err != nil {
-					w.T.Fatal(err)
-				}
-			}
-		}
-		tests := []struct {
-			name   string
-			policy v1alpha1.ReleasePolicy
-			happen func(w *simulation.World, pod string)
-			// is the state of the address in the end.
-			is string
-		}{
-			{"deleted", v1alpha1.ReleasePodDeleted, gone, "free"},
-			{"succeeded", v1alpha1.ReleasePodDeleted, ends(v1.PodSucceeded), "free"},
-			{"failed", v1alpha1.ReleasePodDeleted, ends(v1.PodFailed), "free"},
-			{"deleted", v1alpha1.ReleaseRetain, gone, "free"}, // the pod is its own workload
-			{"failed", v1alpha1.ReleaseRetain, ends(v1.PodFailed), "kept"},
-			{"deleted", v1alpha1.ReleaseNever, gone, "kept"},
-			{"succeeded", v1alpha1.ReleaseNever, ends(v1.PodSucceeded), "kept"},
-		}
-		for i, tc := range tests {
-			w.Case(fmt.Sprintf("%s, %s", tc.policy, tc.name), func(w *simulation.World) {
-				name := fmt.Sprintf("pod-%d", i)
-				w.Create(simulation.NewPod(name, simulation.Policy(tc.policy)))
-				address := w.Address(name)
-				tc.happen(w, name)
-				w.Eventually("wait for the address to be "+tc.is, func() error { return w.Becomes(address, tc.is) })
-				w.Invariants()
-				if tc.is == "free" || tc.policy == v1alpha1.ReleaseRetain {
-					return
-				}
-				if _, err := w.Kube.CoreV1().Pods(simulation.Namespace).Get(w.Ctx, name, metav1.GetOptions{}); err == nil {
-					w.Delete(name)
-				}
-				w.Create(simulation.NewPod(name, simulation.Policy(tc.policy)))
-				if again := w.Address(name); again != address {
-					w.T.Errorf("a pod of the same name got %s, %s was kept for it", again, address)
-				}
-				w.Invariants()
-			})
-		}
-	})
-}
 
 // After a controller that was killed at any of its writes, the next one finishes the work.
 func TestControllerKilled(t *testing.T) {
@@ -128,6 +67,9 @@ func TestControllerBehind(t *testing.T) {
 		pod := func(name string) *v1.Pod {
 			return simulation.NewPod(name, simulation.Policy(v1alpha1.ReleaseRetain), simulation.OfSet(set))
 		}
+		scale := func(replicas int) {
+			simulation.Patch(w, w.Kube.AppsV1().StatefulSets(simulation.Namespace), "db", `{"spec":{"replicas":%d}}`, replicas)
+		}
 		w.Create(pod("db-0"), pod("db-1"))
 		before := w.Address("db-0")
 		w.Bound("db-1")
@@ -152,11 +94,11 @@ func TestControllerBehind(t *testing.T) {
 			{"it frees the address late", 0},
 		} {
 			w.Case(tc.name, func(w *simulation.World) {
-				patchSet(w, "db", fmt.Sprintf(`{"spec":{"replicas":%d}}`, tc.replicas))
+				scale(tc.replicas)
 				tap := controller.Tap(proxy.IsIPPatch, proxy.BeforeRequest)
 				w.Delete("db-0")
 				w.Await(tap)
-				patchSet(w, "db", `{"spec":{"replicas":2}}`)
+				scale(2)
 				w.Create(pod("db-0"))
 				if got := w.Address("db-0"); got != before {
 					w.T.Errorf("db-0 got %s, it had %s", got, before)
