@@ -274,7 +274,7 @@ func (w *World) objects() string {
 	return text.String()
 }
 
-// Try looks until check is content or patience is over.
+// Try looks until check is content or patience is over. What the test does next, it does when all have followed.
 func (w *World) Try(check func() error) error {
 	ctx, cancel := w.patient()
 	defer cancel()
@@ -283,6 +283,7 @@ func (w *World) Try(check func() error) error {
 	for {
 		err := check()
 		if err == nil {
+			w.Followed()
 			return nil
 		}
 		select {
@@ -354,7 +355,7 @@ func (w *World) Pool(name, ranges string, options ...func(*v1alpha1.IPPool)) *v1
 // Create makes pods.
 func (w *World) Create(pods ...*v1.Pod) {
 	w.T.Helper()
-	w.followed()
+	w.Followed()
 	for _, pod := range pods {
 		if _, err := w.Kube.CoreV1().Pods(Namespace).Create(w.Ctx, pod, metav1.CreateOptions{}); err != nil {
 			w.T.Fatal(err)

@@ -225,7 +225,7 @@ func (s *state) String() string {
 	return strings.Join(texts, "\n\t")
 }
 
-// until waits until check is content.
+// until waits until check is content, and all have followed.
 func (c *cell) until(what string, check func(s *state) error) {
 	c.t.Helper()
 	timer := time.NewTimer(simulation.Patience)
@@ -235,6 +235,7 @@ func (c *cell) until(what string, check func(s *state) error) {
 		s := c.now()
 		err := check(s)
 		if err == nil {
+			c.Followed()
 			return
 		}
 		select {
