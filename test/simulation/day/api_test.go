@@ -35,6 +35,16 @@ type api struct {
 	version int
 	objects map[schema.GroupVersionResource]map[types.NamespacedName]runtime.Object
 	watches map[*apiWatch]bool
+	// events are those after version compacted: a watch begins where its list ended.
+	events    []apiEvent
+	compacted int
+}
+
+type apiEvent struct {
+	watch.Event
+	version   int
+	of        schema.GroupVersionResource
+	namespace string
 }
 
 var _ clienttesting.ObjectTracker = (*api)(nil)
@@ -46,7 +56,7 @@ func newAPI() *api {
 	a.AddReactor("create", "pods", a.bind)
 	a.AddReactor("*", "*", clienttesting.ObjectReaction(a))
 	a.AddWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
-		w, err := a.Watch(action.GetResource(), action.GetNamespace())
+		w, err := a.Watch(action.GetResource(), action.GetNamespace(), action.(clienttesting.WatchActionImpl).ListOptions)
 		return true, w, err
 	})
 	return a
@@ -103,12 +113,21 @@ func (a *api) put(how watch.EventType, of schema.GroupVersionResource, object ru
 	} else {
 		a.objects[of][keyOf(o.GetNamespace(), o.GetName())] = object
 	}
+	e := apiEvent{watch.Event{Type: how, Object: object}, a.version, of, o.GetNamespace()}
+	a.events = append(a.events, e)
 	for w := range a.watches {
-		if w.of == of && (w.namespace == "" || w.namespace == o.GetNamespace()) {
-			w.add(watch.Event{Type: how, Object: object.DeepCopyObject()})
-		}
+		w.tell(e)
 	}
 }
+
+// compact forgets the events, which all watches have.
+func (a *api) compact() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.events, a.compacted = nil, a.version
+}
+
+var expired = apierrors.NewResourceExpired("too old resource version")
 
 // backup saves all objects; restore brings them back, as [ipamtest.Server.Backup] says.
 func (a *api) backup() (restore func()) {
@@ -123,9 +142,9 @@ func (a *api) backup() (restore func()) {
 		defer a.mu.Unlock()
 		a.objects = saved
 		a.version += 1_000_000
+		a.events, a.compacted = nil, a.version
 		for w := range a.watches {
-			expired := apierrors.NewResourceExpired("too old resource version").ErrStatus
-			w.add(watch.Event{Type: watch.Error, Object: &expired})
+			w.add(watch.Event{Type: watch.Error, Object: expired.ErrStatus.DeepCopy()})
 		}
 		clear(a.watches)
 	}
@@ -232,12 +251,25 @@ func (a *api) List(of schema.GroupVersionResource, kind schema.GroupVersionKind,
 	return list, meta.SetList(list, objects)
 }
 
-func (a *api) Watch(of schema.GroupVersionResource, namespace string, _ ...metav1.ListOptions) (watch.Interface, error) {
+func (a *api) Watch(of schema.GroupVersionResource, namespace string, options ...metav1.ListOptions) (watch.Interface, error) {
+	since, err := strconv.Atoi(options[0].ResourceVersion)
+	if err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	w := &apiWatch{of: of, namespace: namespace, stop: cancel, more: make(chan struct{}, 1), result: make(chan watch.Event)}
 	a.mu.Lock()
+	defer a.mu.Unlock()
+	if since < a.compacted {
+		cancel()
+		return nil, expired
+	}
+	for _, e := range a.events {
+		if e.version > since {
+			w.tell(e)
+		}
+	}
 	a.watches[w] = true
-	a.mu.Unlock()
 	go func() {
 		w.run(ctx)
 		a.mu.Lock()
@@ -262,6 +294,12 @@ type apiWatch struct {
 func (w *apiWatch) Stop() { w.stop() }
 
 func (w *apiWatch) ResultChan() <-chan watch.Event { return w.result }
+
+func (w *apiWatch) tell(e apiEvent) {
+	if w.of == e.of && (w.namespace == "" || w.namespace == e.namespace) {
+		w.add(watch.Event{Type: e.Type, Object: e.Object.DeepCopyObject()})
+	}
+}
 
 func (w *apiWatch) add(e watch.Event) {
 	w.mu.Lock()

@@ -270,6 +270,7 @@ func (d *day) draw(replicas int) *workload {
 func (d *day) tidy() {
 	synctest.Wait()
 	d.kube.ClearActions()
+	d.kube.compact()
 	d.berth.Compact(0)
 }
 
