@@ -67,7 +67,8 @@ type Workload struct {
 	// without spare addresses set by its pods.
 	Scaled bool
 	Size   fixedset.Size
-	// Start is the first ordinal of its pods, Reserved are ordinals without a pod.
+	// Ordinals: it says which ordinals its pods have. Start is the first one, Reserved are ordinals without a pod.
+	Ordinals bool
 	Start    int64
 	Reserved []Span
 	// Updating: recreated pods may have an older template.
@@ -597,11 +598,12 @@ func isUpdating(object *unstructured.Unstructured) bool {
 	return ok && updated < replicas
 }
 
-// readOrdinals reads spec.ordinals.start, as apps/v1 has it, and
-// spec.reserveOrdinals, as OpenKruise does: ordinals or ranges "first-last".
+// readOrdinals reads spec.ordinals.start, as apps/v1 has it, and spec.reserveOrdinals, as OpenKruise does: ordinals
+// or ranges "first-last".
 func readOrdinals(object *unstructured.Unstructured, w *Workload) {
-	w.Start, _, _ = unstructured.NestedInt64(object.Object, "spec", "ordinals", "start")
-	list, _, _ := unstructured.NestedSlice(object.Object, "spec", "reserveOrdinals")
+	start, starts, _ := unstructured.NestedInt64(object.Object, "spec", "ordinals", "start")
+	list, reserves, _ := unstructured.NestedSlice(object.Object, "spec", "reserveOrdinals")
+	w.Ordinals, w.Start = starts || reserves, start
 	for _, entry := range list {
 		first, last, ok := strings.Cut(fmt.Sprint(entry), "-")
 		if !ok {

@@ -265,8 +265,8 @@ func TestReadOrdinals(t *testing.T) {
 		want Workload
 	}{
 		{map[string]any{}, Workload{}},
-		{map[string]any{"ordinals": map[string]any{"start": int64(5)}}, Workload{Start: 5}},
-		{map[string]any{"reserveOrdinals": []any{int64(1), "3-5", "7", "x", "9-8", int64(-2)}}, Workload{Reserved: []Span{{1, 1}, {3, 5}, {7, 7}}}},
+		{map[string]any{"ordinals": map[string]any{"start": int64(5)}}, Workload{Ordinals: true, Start: 5}},
+		{map[string]any{"reserveOrdinals": []any{int64(1), "3-5", "7", "x", "9-8", int64(-2)}}, Workload{Ordinals: true, Reserved: []Span{{1, 1}, {3, 5}, {7, 7}}}},
 	} {
 		var w Workload
 		readOrdinals(&unstructured.Unstructured{Object: map[string]any{"spec": test.spec}}, &w)

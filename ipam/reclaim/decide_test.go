@@ -46,6 +46,9 @@ var wantCases = []struct {
 	{"OpenKruise StatefulSet, ranges that overlap", kruise("web-7"), reserving(3, customkind.Span{First: 3, Last: 5}, customkind.Span{First: 1, Last: 4}), oldest, true, true},
 	{"OpenKruise StatefulSet, beyond ranges that overlap", kruise("web-8"), reserving(3, customkind.Span{First: 3, Last: 5}, customkind.Span{First: 1, Last: 4}), oldest, false, true},
 	{"OpenKruise StatefulSet, deleted", kruise("web-0"), workload{}, oldest, false, false},
+	{"custom kind that numbers its pods from one, the last", database("db-3"), pods(3), standing{family: v1alpha1.IPv4, name: 2}, true, true},
+	{"custom kind that numbers its pods, one too many", database("db-1"), pods(3), standing{family: v1alpha1.IPv4, name: 3}, false, true},
+	{"custom kind that says its ordinals, beyond them", database("db-3"), workload{exists: true, replicas: 3, ordinals: true}, oldest, false, true},
 	{"custom kind with pod names but no scale", kruise("web-9"), workload{exists: true, unbounded: true}, after(7), true, true},
 
 	{"Deployment, beyond the spare one", shared("apps/v1", "Deployment"), sparing(2, 1), after(3), false, true},
@@ -115,6 +118,10 @@ func set(pod string) *v1alpha1.Owner {
 
 func kruise(pod string) *v1alpha1.Owner {
 	return &v1alpha1.Owner{APIVersion: "apps.kruise.io/v1beta1", Kind: "StatefulSet", Name: "web", PodName: pod}
+}
+
+func database(pod string) *v1alpha1.Owner {
+	return &v1alpha1.Owner{APIVersion: "example.dev/v1", Kind: "Database", Namespace: "ns", Name: "db", PodName: pod}
 }
 
 func shared(apiVersion, kind string) *v1alpha1.Owner {

@@ -134,6 +134,7 @@ func (r *Reclaimer) assess(ctx context.Context, ip *v1alpha1.FloatingIP, podExis
 		return false, nil
 	}
 	if ip.Spec.Owner.PodName != "" {
+		s.at.name = r.namesBefore(ip)
 		s.superseded = superseded(ip, r.rankings.members(ip.Spec.Owner), r.liveHolder)
 	}
 	if isPod(ip.Spec.Owner) {
@@ -157,6 +158,32 @@ func (r *Reclaimer) assess(ctx context.Context, ip *v1alpha1.FloatingIP, podExis
 		}
 	}
 	return true, nil
+}
+
+// numbersItself reports whether an owner's pods may have any numbers in their names.
+func numbersItself(owner *v1alpha1.Owner) bool {
+	return owner.PodName != "" && !isPod(owner) && owner.Kind != "StatefulSet"
+}
+
+// namesBefore returns the number of pod names of the owner before the one of an address without a pod.
+func (r *Reclaimer) namesBefore(ip *v1alpha1.FloatingIP) int64 {
+	owner := ip.Spec.Owner
+	if !numbersItself(owner) {
+		return 0
+	}
+	first := map[string]*v1alpha1.FloatingIP{owner.PodName: ip} // of each name
+	for _, other := range r.indexed(byOwner, ownerKey(owner.Kind, owner.Namespace, owner.Name)) {
+		if of := other.Spec.Owner; of.UID == owner.UID && of.PodName != "" && (first[of.PodName] == nil || older(other, first[of.PodName])) {
+			first[of.PodName] = other
+		}
+	}
+	n := int64(0)
+	for name, other := range first {
+		if name != owner.PodName && (other.Spec.Pod != nil || older(other, first[owner.PodName])) {
+			n++
+		}
+	}
+	return n
 }
 
 // pod returns the pod that holds the address if it is alive: it exists with the recorded

@@ -336,7 +336,7 @@ func (r *Reclaimer) enqueue(list []*v1alpha1.FloatingIP) {
 }
 
 // addressChanged also enqueues the other addresses of the pod and of the pod name, and
-// the lowest-ranked addresses of the owner, because they may be surplus now.
+// the lowest-ranked addresses of the owner or those of its names without pods, because they may be surplus now.
 func (r *Reclaimer) addressChanged(ip *v1alpha1.FloatingIP, gone bool) {
 	if gone || ip.Spec.Owner != nil {
 		r.answers.forget(ip.Name)
@@ -358,6 +358,9 @@ func (r *Reclaimer) addressChanged(ip *v1alpha1.FloatingIP, gone bool) {
 	r.enqueue(r.recorded(ip.Spec.Pod.UID))
 	if owner := ip.Spec.Owner; owner != nil && owner.PodName != "" {
 		r.enqueue(r.indexed(byPodName, podKey(owner.Namespace, owner.PodName)))
+		if numbersItself(owner) {
+			r.enqueue(slices.DeleteFunc(r.indexed(byOwner, ownerKey(owner.Kind, owner.Namespace, owner.Name)), hasUser))
+		}
 	}
 }
 

@@ -156,7 +156,7 @@ func ofCustom(read *customkind.Workload) workload {
 	return workload{
 		exists: read.Exists, unbounded: !read.Scaled, updating: read.Updating,
 		replicas: size.Replicas, spare: size.Spare, oldestFirst: size.Unlimited,
-		start: read.Start, reserved: read.Reserved,
+		ordinals: read.Ordinals, start: read.Start, reserved: read.Reserved,
 	}
 }
 

@@ -50,7 +50,7 @@ func NewCaches(pod func(key types.NamespacedName) *v1.Pod) *Caches {
 		return cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	}
 	return &Caches{
-		FloatingIPs: newCoarse(cache.Indexers{byPodUID: indexers()[byPodUID], byPurpose: indexByPurpose}),
+		FloatingIPs: newCoarse(cache.Indexers{byPodUID: indexers()[byPodUID], byOwner: indexers()[byOwner], byPurpose: indexByPurpose}),
 		pod:         pod,
 		IPPools:     empty(), IPClaims: empty(), Namespaces: empty(), Nodes: empty(),
 		StatefulSets: empty(), Deployments: empty(), ReplicaSets: empty(), DaemonSets: empty(), Jobs: empty(), CronJobs: empty(),

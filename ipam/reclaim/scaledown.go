@@ -35,7 +35,10 @@ func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 			return false
 		}
 		ordinal, ok := v1alpha1.OrdinalOf(owner.Name, owner.PodName)
-		return unscaled || !ok || w.hasOrdinal(ordinal)
+		if w.ordinals || owner.Kind == "StatefulSet" {
+			return unscaled || !ok || w.hasOrdinal(ordinal)
+		}
+		return unscaled || at.name < w.replicas
 	case owner.NodeName != "":
 		each := w.each.Of(at.family, at.families)
 		return !w.offNode && each > 0 && at.rank/each <= w.spare

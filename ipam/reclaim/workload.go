@@ -23,7 +23,9 @@ type workload struct {
 	// the oldest addresses instead of the ones with pods ([fixedset.Size]).
 	spare       int64
 	oldestFirst bool
-	// start is the first ordinal of its pods, reserved are ordinals without a pod.
+	// ordinals: it says which ordinals its pods have, as a StatefulSet does without saying so: from start on, without
+	// the reserved ones. Another operator may number them in any way: the names that have or had pods count.
+	ordinals bool
 	start    int64
 	reserved []customkind.Span
 	// offNode: the node that the address is kept for is gone, or the workload's pods do
@@ -52,6 +54,9 @@ type standing struct {
 	rank, age int64
 	// families is the number of families that these addresses have.
 	families int64
+	// name is the number of the owner's pod names before the address's, which are the ones with pods and older
+	// ones; 0 for a StatefulSet.
+	name int64
 }
 
 // before orders the addresses of a purpose: an owner gives up the last ones first. If

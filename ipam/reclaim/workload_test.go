@@ -3,6 +3,7 @@
 package reclaim
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/customkind"
@@ -45,17 +47,17 @@ func TestStanding(t *testing.T) {
 	}{
 		{"by age, then by name", []*v1alpha1.FloatingIP{
 			record("10.0.70.3", deployment, 2, ""), record("10.0.70.4", deployment, 1, "a"), record("10.0.70.2", deployment, 2, "b"),
-		}, []standing{{v1alpha1.IPv4, 2, 2, 1}, {v1alpha1.IPv4, 0, 0, 1}, {v1alpha1.IPv4, 1, 1, 1}}},
+		}, []standing{{v1alpha1.IPv4, 2, 2, 1, 0}, {v1alpha1.IPv4, 0, 0, 1, 0}, {v1alpha1.IPv4, 1, 1, 1, 0}}},
 		{"each family by itself", []*v1alpha1.FloatingIP{record("10.0.70.3", deployment, 1, ""), record(six, deployment, 2, "")},
-			[]standing{{v1alpha1.IPv4, 0, 0, 2}, {v1alpha1.IPv6, 0, 0, 2}}},
+			[]standing{{v1alpha1.IPv4, 0, 0, 2, 0}, {v1alpha1.IPv6, 0, 0, 2, 0}}},
 		{"another workload of the name", []*v1alpha1.FloatingIP{record("10.0.70.3", deployment, 1, ""), another},
-			[]standing{{v1alpha1.IPv4, 0, 0, 1}, {v1alpha1.IPv4, 0, 0, 1}}},
+			[]standing{{v1alpha1.IPv4, 0, 0, 1, 0}, {v1alpha1.IPv4, 0, 0, 1, 0}}},
 		{"each pod name by itself", []*v1alpha1.FloatingIP{record("10.0.70.3", set("web-0"), 1, ""), record("10.0.70.4", set("web-1"), 2, ""), record("10.0.70.5", set("web-0"), 3, "")},
-			[]standing{{v1alpha1.IPv4, 0, 0, 1}, {v1alpha1.IPv4, 0, 0, 1}, {v1alpha1.IPv4, 1, 1, 1}}},
+			[]standing{{v1alpha1.IPv4, 0, 0, 1, 0}, {v1alpha1.IPv4, 0, 0, 1, 0}, {v1alpha1.IPv4, 1, 1, 1, 0}}},
 		{"of a claim, addresses with pods first", []*v1alpha1.FloatingIP{record("10.0.70.3", claim, 1, ""), record("10.0.70.4", claim, 2, "a")},
-			[]standing{{v1alpha1.IPv4, 1, 0, 1}, {v1alpha1.IPv4, 0, 1, 1}}},
+			[]standing{{v1alpha1.IPv4, 1, 0, 1, 0}, {v1alpha1.IPv4, 0, 1, 1, 0}}},
 		{"of a Deployment, addresses with pods first", []*v1alpha1.FloatingIP{record("10.0.70.3", deployment, 1, ""), record("10.0.70.4", deployment, 2, "a"), record("10.0.70.5", deployment, 3, "")},
-			[]standing{{v1alpha1.IPv4, 1, 0, 1}, {v1alpha1.IPv4, 0, 1, 1}, {v1alpha1.IPv4, 2, 2, 1}}},
+			[]standing{{v1alpha1.IPv4, 1, 0, 1, 0}, {v1alpha1.IPv4, 0, 1, 1, 0}, {v1alpha1.IPv4, 2, 2, 1, 0}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := newRankings(func(*v1alpha1.FloatingIP) int64 { return 0 })
@@ -156,6 +158,34 @@ func TestSuperseded(t *testing.T) {
 	ofDeployment := record("10.0.70.2", shared("apps/v1", "Deployment"), 1, "")
 	if superseded(ofDeployment, []*v1alpha1.FloatingIP{ofDeployment}, nil) {
 		t.Error("the pods of a Deployment have no names that last")
+	}
+}
+
+// An operator that has three instances replaced db-2 by db-4. Names with pods come first, then older ones.
+func TestNamesBefore(t *testing.T) {
+	r := &Reclaimer{index: cache.NewIndexer(cache.MetaNamespaceKeyFunc, indexers())}
+	names := map[string]*v1alpha1.FloatingIP{}
+	add := func(address, uid, name string, made int, pod string) *v1alpha1.FloatingIP {
+		ip := record(address, database(name), made, pod)
+		ip.Spec.Owner.UID = types.UID(uid)
+		if err := r.index.(cache.Indexer).Add(ip); err != nil {
+			t.Fatal(err)
+		}
+		return ip
+	}
+	for i, pod := range []string{"db-1", "", "", "db-4"} {
+		name := fmt.Sprintf("db-%d", i+1)
+		names[name] = add(fmt.Sprintf("10.0.70.%d", 2+i), "owner", name, i, pod)
+	}
+	add("10.0.70.1", "owner", "db-3", 9, "") // the name has an older one
+	add("10.0.70.9", "another", "db-0", 0, "")
+	for name, want := range map[string]int64{"db-2": 2, "db-3": 3} {
+		if got := r.namesBefore(names[name]); got != want {
+			t.Errorf("%d names come before %s, want %d", got, name, want)
+		}
+	}
+	if names["db-3"].Spec.Owner.Kind = "StatefulSet"; r.namesBefore(names["db-3"]) != 0 {
+		t.Error("a StatefulSet's names are ranked, but its ordinals count")
 	}
 }
 

@@ -643,11 +643,18 @@ var looks = map[string]string{
 	"proxy delays": `cat /proc/sys/net/ipv[46]/neigh/eth0/proxy_delay`,
 }
 
-// nodes looks at every node.
+// nodes looks at every node. The kernel has routes of an IPv6 address when nobody else answers for it.
 func (s *site) nodes() map[string]map[string]string {
 	s.t.Helper()
 	all := map[string]map[string]string{}
 	for _, node := range s.Cluster.Nodes() {
+		s.eventually("the addresses of "+node.Name()+" are its own", func() error {
+			out, err := node.Exec(s.ctx, "ip", "-6", "-o", "addr", "show", "tentative")
+			if err == nil && len(out) > 0 {
+				err = fmt.Errorf("not yet: %s", out)
+			}
+			return err
+		})
 		all[node.Name()] = map[string]string{}
 		for _, look := range slices.Sorted(maps.Keys(looks)) {
 			out, err := node.Exec(s.ctx, "sh", "-c", looks[look]+" || true")

@@ -43,8 +43,8 @@ type suite struct {
 	env    []string
 	// command runs in the module instead of go test.
 	command []string
-	// long is set if the suite belongs to test-all only.
-	long bool
+	// long is set if the suite belongs to test-all only, which runs of core what make test runs.
+	long, core bool
 }
 
 // programs compiles, once, before the parts that need it.
@@ -136,10 +136,10 @@ func parts() []part {
 	for _, minor := range labMinors {
 		env := []string{"BERTH_LAB_KUBERNETES=" + minor}
 		all = append(all, part{
-			name: "kubernetes-" + minor, does: "the demo and the end-to-end tests on Kubernetes " + minor, minutes: 60, lab: true,
+			name: "kubernetes-" + minor, does: "the demo and the core of the end-to-end tests on Kubernetes " + minor, minutes: 30, lab: true,
 			suites: []suite{
 				{module: "test", command: []string{"go", "run", "./cmd/demo"}, env: env, long: true},
-				{module: "test", packages: []string{"./e2e/..."}, env: env, long: true},
+				{module: "test", packages: []string{"./e2e/..."}, env: env, long: true, core: true},
 			},
 		})
 	}

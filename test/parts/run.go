@@ -123,7 +123,7 @@ func (o options) command(ctx context.Context, p part, s suite) ([]string, error)
 	if !s.cached {
 		args = append(args, "-count=1")
 	}
-	if o.short {
+	if o.short || s.core {
 		args = append(args, "-short")
 	}
 	if s.side > 0 {

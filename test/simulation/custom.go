@@ -11,10 +11,11 @@ import (
 )
 
 // custom are the custom kinds of [Kinds]: a StatefulSet of another API group, whose
-// pods have names that last; a Rollout, which owns ReplicaSets; a Fleet, whose pods
-// have random names.
+// pods have names that last; a Database, whose pods are numbered from one; a Rollout,
+// which owns ReplicaSets; a Fleet, whose pods have random names.
 var custom = []customkind.Kind{
 	{GVK: Kinds["other"].GVK, Resource: Kinds["other"].Resource, Numbered: true, Adopts: true},
+	{GVK: Kinds["db"].GVK, Resource: Kinds["db"].Resource, Numbered: true, First: 1, Adopts: true},
 	{GVK: Kinds["rollout"].GVK, Resource: Kinds["rollout"].Resource, Sets: true, Adopts: true},
 	{GVK: Kinds["fleet"].GVK, Resource: Kinds["fleet"].Resource, Surge: 1, Adopts: true},
 }

@@ -43,6 +43,7 @@ var Kinds = map[string]Kind{
 		More: map[string]any{"podManagementPolicy": "Parallel", "ordinals": map[string]any{"start": int64(5)}},
 	},
 	"other":   {GVK: kindOf("apps.example.dev/v1", "StatefulSet"), Resource: "statefulsets", Replicas: "replicas", Stands: "name", template: true},
+	"db":      {GVK: kindOf("example.dev/v1", "Database"), Resource: "databases", Replicas: "replicas", Stands: "name", template: true},
 	"deploy":  {GVK: kindOf("apps/v1", "Deployment"), Resource: "deployments", Replicas: "replicas", template: true, Sets: true, Spare: 1},
 	"rs":      {GVK: kindOf("apps/v1", "ReplicaSet"), Resource: "replicasets", Replicas: "replicas", template: true},
 	"rollout": {GVK: kindOf("example.dev/v1", "Rollout"), Resource: "rollouts", Replicas: "replicas", template: true, Sets: true, Spare: 1},

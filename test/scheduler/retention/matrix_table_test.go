@@ -29,71 +29,71 @@ import (
 // Pods that live on keep what they have, in every cell.
 //
 // Columns: StatefulSet; the same with ordinals from 5; a kind StatefulSet of
-// another API group; Deployment; ReplicaSet; Rollout, a custom kind that owns
+// another API group; Database, a custom kind that numbers its pods from one; Deployment; ReplicaSet; Rollout, a custom kind that owns
 // ReplicaSets; Fleet, a custom kind that owns pods with random names; DaemonSet;
 // Job; CronJob, of which the test runs a Job; pod without a controller.
 const matrixTable = `
-event                     policy      sts    from5  other  deploy  rs     rollout  fleet  daemon  job    cron   pod
-pods deleted              PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
-pods deleted              Retain      name   name   name   share   share  share    share  node    share  share  freed
-pods deleted              Never       name   name   name   share   share  share    share  node    share  share  gone
-pods failed               PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
-pods failed               Retain      name   name   name   share   share  share    share  node    share  share  kept
-pods failed               Never       name   name   name   share   share  share    share  node    share  share  kept
-pods succeeded            PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
-pods succeeded            Retain      name   name   name   share   share  share    share  node    freed  kept   kept
-pods succeeded            Never       name   name   name   share   share  share    share  node    kept   kept   kept
-run again                 PodDeleted  -c     -c     -c     -c      -c     -c       -c     -c      -c     freed  -c
-run again                 Retain      -c     -c     -c     -c      -c     -c       -c     -c      -c     share  -c
-run again                 Never       -c     -c     -c     -c      -c     -c       -c     -c      -c     share  -c
-pods evicted              PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
-pods evicted              Retain      name   name   name   share   share  share    share  node    share  share  freed
-pods evicted              Never       name   name   name   share   share  share    share  node    share  share  gone
-unseen by controller      PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
-unseen by controller      Retain      name   name   name   share   share  share    share  node    share  share  freed
-unseen by controller      Never       name   name   name   share   share  share    share  node    share  share  name
-unseen by scheduler       PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
-unseen by scheduler       Retain      name   name   name   share   share  share    share  node    share  share  freed
-unseen by scheduler       Never       name   name   name   share   share  share    share  node    share  share  name
-node lost                 PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
-node lost                 Retain      name   name   name   share   share  share    share  node    share  share  freed
-node lost                 Never       name   name   name   share   share  share    share  node    share  share  gone
-node removed              PodDeleted  -n     -n     -n     -n      -n     -n       -n     freed   -n     -n     -n
-node removed              Retain      -n     -n     -n     -n      -n     -n       -n     freed   -n     -n     -n
-node removed              Never       -n     -n     -n     -n      -n     -n       -n     kept    -n     -n     -n
-node removed and back     PodDeleted  -n     -n     -n     -n      -n     -n       -n     freed   -n     -n     -n
-node removed and back     Retain      -n     -n     -n     -n      -n     -n       -n     freed   -n     -n     -n
-node removed and back     Never       -n     -n     -n     -n      -n     -n       -n     node    -n     -n     -n
-rolling update            PodDeleted  freed  freed  freed  freed   -r     freed    freed  freed   -j     -t     -p
-rolling update            Retain      name   name   name   share   -r     share    share  node    -j     -t     -p
-rolling update            Never       name   name   name   share   -r     share    share  node    -j     -t     -p
-scaled down               PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -p
-scaled down               Retain      freed  freed  freed  size    size   size     size   freed   size   size   -p
-scaled down               Never       kept   kept   kept   kept    kept   kept     kept   kept    kept   kept   -p
-scaled to zero            PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -p
-scaled to zero            Retain      freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -p
-scaled to zero            Never       kept   kept   kept   kept    kept   kept     kept   kept    kept   kept   -p
-scaled to zero and up     PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -p
-scaled to zero and up     Retain      freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -p
-scaled to zero and up     Never       name   name   name   share   share  share    share  node    share  share  -p
-deleted in background     PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
-deleted in background     Retain      freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
-deleted in background     Never       gone   gone   gone   gone    gone   gone     gone   gone    gone   gone   gone
-deleted in foreground     PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
-deleted in foreground     Retain      freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
-deleted in foreground     Never       gone   gone   gone   gone    gone   gone     gone   gone    gone   gone   gone
-deleted, pods orphaned    PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -d
-deleted, pods orphaned    Retain      freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -d
-deleted, pods orphaned    Never       gone   gone   gone   gone    gone   gone     gone   gone    gone   gone   -d
-orphans adopted           PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   -u     -o     -d
-orphans adopted           Retain      name   name   name   share   share  share    share  node    -u     -o     -d
-orphans adopted           Never       name   name   name   share   share  share    share  node    -u     -o     -d
-recreated                 PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
-recreated                 Retain      freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
-recreated                 Never       name   name   name   share   share  share    share  node    share  share  name
-recreated at once         PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -s
-recreated at once         Retain      freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -s
-recreated at once         Never       name   name   name   share   share  share    share  node    share  share  -s
+event                     policy      sts    from5  other  db     deploy  rs     rollout  fleet  daemon  job    cron   pod
+pods deleted              PodDeleted  freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+pods deleted              Retain      name   name   name   name   share   share  share    share  node    share  share  freed
+pods deleted              Never       name   name   name   name   share   share  share    share  node    share  share  gone
+pods failed               PodDeleted  freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+pods failed               Retain      name   name   name   name   share   share  share    share  node    share  share  kept
+pods failed               Never       name   name   name   name   share   share  share    share  node    share  share  kept
+pods succeeded            PodDeleted  freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+pods succeeded            Retain      name   name   name   name   share   share  share    share  node    freed  kept   kept
+pods succeeded            Never       name   name   name   name   share   share  share    share  node    kept   kept   kept
+run again                 PodDeleted  -c     -c     -c     -c     -c      -c     -c       -c     -c      -c     freed  -c
+run again                 Retain      -c     -c     -c     -c     -c      -c     -c       -c     -c      -c     share  -c
+run again                 Never       -c     -c     -c     -c     -c      -c     -c       -c     -c      -c     share  -c
+pods evicted              PodDeleted  freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+pods evicted              Retain      name   name   name   name   share   share  share    share  node    share  share  freed
+pods evicted              Never       name   name   name   name   share   share  share    share  node    share  share  gone
+unseen by controller      PodDeleted  freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+unseen by controller      Retain      name   name   name   name   share   share  share    share  node    share  share  freed
+unseen by controller      Never       name   name   name   name   share   share  share    share  node    share  share  name
+unseen by scheduler       PodDeleted  freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+unseen by scheduler       Retain      name   name   name   name   share   share  share    share  node    share  share  freed
+unseen by scheduler       Never       name   name   name   name   share   share  share    share  node    share  share  name
+node lost                 PodDeleted  freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+node lost                 Retain      name   name   name   name   share   share  share    share  node    share  share  freed
+node lost                 Never       name   name   name   name   share   share  share    share  node    share  share  gone
+node removed              PodDeleted  -n     -n     -n     -n     -n      -n     -n       -n     freed   -n     -n     -n
+node removed              Retain      -n     -n     -n     -n     -n      -n     -n       -n     freed   -n     -n     -n
+node removed              Never       -n     -n     -n     -n     -n      -n     -n       -n     kept    -n     -n     -n
+node removed and back     PodDeleted  -n     -n     -n     -n     -n      -n     -n       -n     freed   -n     -n     -n
+node removed and back     Retain      -n     -n     -n     -n     -n      -n     -n       -n     freed   -n     -n     -n
+node removed and back     Never       -n     -n     -n     -n     -n      -n     -n       -n     node    -n     -n     -n
+rolling update            PodDeleted  freed  freed  freed  freed  freed   -r     freed    freed  freed   -j     -t     -p
+rolling update            Retain      name   name   name   name   share   -r     share    share  node    -j     -t     -p
+rolling update            Never       name   name   name   name   share   -r     share    share  node    -j     -t     -p
+scaled down               PodDeleted  freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -p
+scaled down               Retain      freed  freed  freed  freed  size    size   size     size   freed   size   size   -p
+scaled down               Never       kept   kept   kept   kept   kept    kept   kept     kept   kept    kept   kept   -p
+scaled to zero            PodDeleted  freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -p
+scaled to zero            Retain      freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -p
+scaled to zero            Never       kept   kept   kept   kept   kept    kept   kept     kept   kept    kept   kept   -p
+scaled to zero and up     PodDeleted  freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -p
+scaled to zero and up     Retain      freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -p
+scaled to zero and up     Never       name   name   name   name   share   share  share    share  node    share  share  -p
+deleted in background     PodDeleted  freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+deleted in background     Retain      freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+deleted in background     Never       gone   gone   gone   gone   gone    gone   gone     gone   gone    gone   gone   gone
+deleted in foreground     PodDeleted  freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+deleted in foreground     Retain      freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+deleted in foreground     Never       gone   gone   gone   gone   gone    gone   gone     gone   gone    gone   gone   gone
+deleted, pods orphaned    PodDeleted  freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -d
+deleted, pods orphaned    Retain      freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -d
+deleted, pods orphaned    Never       gone   gone   gone   gone   gone    gone   gone     gone   gone    gone   gone   -d
+orphans adopted           PodDeleted  freed  freed  freed  freed  freed   freed  freed    freed  freed   -u     -o     -d
+orphans adopted           Retain      name   name   name   name   share   share  share    share  node    -u     -o     -d
+orphans adopted           Never       name   name   name   name   share   share  share    share  node    -u     -o     -d
+recreated                 PodDeleted  freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+recreated                 Retain      freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+recreated                 Never       name   name   name   name   share   share  share    share  node    share  share  name
+recreated at once         PodDeleted  freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -s
+recreated at once         Retain      freed  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -s
+recreated at once         Never       name   name   name   name   share   share  share    share  node    share  share  -s
 `
 
 // matrixCannot says why cells of the table do not exist.

@@ -215,7 +215,7 @@ func (c *controller) replace(ctx context.Context, w *workload) error {
 	missing := map[string]bool{} // names
 	if w.kind.Numbered {
 		for i := range replicas {
-			missing[fmt.Sprintf("%s-%d", w.Name, i)] = true
+			missing[fmt.Sprintf("%s-%d", w.Name, w.kind.First+i)] = true
 		}
 	}
 	g, err := c.group(ctx, w, api, list.Items, missing)

@@ -20,8 +20,9 @@ import (
 type Kind struct {
 	GVK      schema.GroupVersionKind
 	Resource string
-	// Numbered: pods have names that last, NAME-0, NAME-1, …; random ones otherwise.
+	// Numbered: pods have names that last, from NAME-First on; random ones otherwise.
 	Numbered bool
+	First    int
 	// Sets: it owns ReplicaSets, and these the pods.
 	Sets bool
 	// Surge is how many pods more than wanted there are while some are replaced.
