@@ -104,7 +104,9 @@ func (a *agents) count(node string, more int) int {
 	after := before + more
 	if after == 0 {
 		a.ready.Delete(node)
-		a.lost[node] = time.Now()
+		if a.nodes[node] {
+			a.lost[node] = time.Now()
+		}
 	} else {
 		a.ready.Store(node, after)
 		delete(a.lost, node)

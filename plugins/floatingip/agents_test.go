@@ -44,6 +44,18 @@ func labelledAs(pod *v1.Pod, name string) *v1.Pod {
 	return pod
 }
 
+// A node that is deleted before its agent's pod is forgotten.
+func TestDeletedNodeIsForgotten(t *testing.T) {
+	a := newAgents(agentNamespace)
+	a.nodeAdded("n1")
+	a.seen(agentOn("n1", v1.ConditionTrue))
+	a.nodeDeleted("n1")
+	a.gone(agentOn("n1", v1.ConditionTrue))
+	if left := len(a.nodes) + len(a.pods) + len(a.lost); left != 0 {
+		t.Errorf("%d entries are left of node n1", left)
+	}
+}
+
 // A node without a ready agent gets no pod with a floating IP, whatever else is true of it.
 func TestNodesWithoutAgent(t *testing.T) {
 	const on1, on2 = "n1: no Berth agent is ready", "n2: no Berth agent is ready"

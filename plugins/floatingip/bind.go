@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -55,20 +56,24 @@ func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, n
 		}
 		return nil
 	}
-	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		// Another scheduler bound the pod, or it is gone: it will not be scheduled
-		// again and use the address.
+	if isRefusal(err) {
+		// Another scheduler bound the pod, it is gone, or its next attempt may be on a node of another pool.
 		err = pl.abandon(ctx, pod, s.reservation, err)
 	}
 	return fwk.AsStatus(err)
+}
+
+// isRefusal returns whether the API server answered that it did not carry a request out. After a timeout it may yet do
+// so, and an error of etcd has no reason.
+func isRefusal(err error) bool {
+	return !slices.Contains([]metav1.StatusReason{metav1.StatusReasonUnknown, metav1.StatusReasonTimeout, metav1.StatusReasonServerTimeout}, apierrors.ReasonForError(err))
 }
 
 // abandonBackoff is for an API server that fails for a moment. If all attempts
 // fail, the pod keeps the addresses until it ends or the controller frees them.
 var abandonBackoff = wait.Backoff{Steps: 5, Duration: 100 * time.Millisecond, Factor: 3, Jitter: 0.1}
 
-// abandon takes back the commit for a pod that will not be scheduled again. It
-// returns because, joined with its own error if it fails.
+// abandon takes back the commit of an attempt that failed. It returns because, joined with its own error if it fails.
 func (pl *Plugin) abandon(ctx context.Context, pod *v1.Pod, r *ipam.Reservation, because error) error {
 	err := retry.OnError(abandonBackoff, func(error) bool { return ctx.Err() == nil }, func() error {
 		boundWith, err := pl.boundWith(ctx, pod)

@@ -283,7 +283,7 @@ func (c *cluster) preempt(state fwk.CycleState, pod *v1.Pod, p preempting, verif
 // failures of the API server.
 var (
 	errTimeout  = apierrors.NewServerTimeout(schema.GroupResource{Group: v1alpha1.GroupName, Resource: "floatingips"}, "create", 1)
-	errInternal = apierrors.NewInternalError(errors.New("etcd is away"))
+	errInternal = apierrors.NewInternalError(errors.New("failed calling webhook"))
 	errNet      = errors.New("connection reset by peer")
 )
 
@@ -701,7 +701,24 @@ func phaseCases() map[string]phaseCase {
 		"the Binding is refused": {
 			world: objects(oneWeb), pod: pod("a"),
 			before: map[string]func(*cluster){"bind": func(c *cluster) { c.refuse(errInternal) }},
-			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "etcd is away", api: []string{"10.0.70.2: " + heldByA, "bind a without effect"}},
+			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "failed calling webhook", api: []string{"create 10.0.70.2 without effect", "delete 10.0.70.2 without effect", "bind a without effect"}},
+				again: &want{unfiltered: true, bind: boundA}},
+		},
+		"the Binding of a pod with a kept address is refused": {
+			world: objects(oneWeb, ip("10.0.70.2", dbOwner, "", "Retain")), pod: dbPod(),
+			before: map[string]func(*cluster){"bind": func(c *cluster) { c.refuse(errInternal) }},
+			want:   want{bind: result{code: fwk.Error, text: "failed calling webhook", api: []string{"10.0.70.2: written again", "update 10.0.70.2 without effect", "bind db-0 without effect"}}},
+		},
+		"the Binding may yet be carried out": {
+			world: objects(oneWeb), pod: pod("a"),
+			before: map[string]func(*cluster){"bind": func(c *cluster) { c.refuse(errTimeout) }},
+			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "try again", api: []string{"10.0.70.2: " + heldByA, "bind a without effect"}},
+				again: &want{bind: result{api: []string{"10.0.70.2: written again", "a: on n1 with 10.0.70.2"}}}},
+		},
+		"the answer to the Binding gets lost": {
+			world: objects(oneWeb), pod: pod("a"),
+			before: map[string]func(*cluster){"bind": func(c *cluster) { c.refuse(errNet) }},
+			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "connection reset by peer", api: []string{"10.0.70.2: " + heldByA, "bind a without effect"}},
 				again: &want{bind: result{api: []string{"10.0.70.2: written again", "a: on n1 with 10.0.70.2"}}}},
 		},
 		"another scheduler bound the pod": {
