@@ -24,6 +24,7 @@ import (
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/standby"
 	"github.com/berth-dev/berth/ipam/store"
 	"github.com/berth-dev/berth/ipam/tombstone"
 	"github.com/berth-dev/berth/ipam/view"
@@ -64,7 +65,7 @@ type Loop struct {
 	owners map[string]Owners // by kind
 	line   *line
 	synced []cache.DoneChecker
-	queue  workqueue.TypedRateLimitingInterface[Key]
+	queue  *standby.Queue[Key]
 }
 
 // NewLoop returns a Loop without owners. The caller runs the addresses, the view and the
@@ -77,9 +78,7 @@ func NewLoop(addresses Addresses, seen *view.View, factory informers.SharedInfor
 		namespaces: core.Namespaces().Lister(), quotas: core.ResourceQuotas().Lister(),
 		owners: map[string]Owners{},
 		synced: []cache.DoneChecker{seen.PoolsSynced},
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[Key](Interval, patience),
-			workqueue.TypedRateLimitingQueueConfig[Key]{Name: "preallocation"}),
+		queue:  standby.New[Key]("preallocation", Interval, patience),
 	}
 	l.line = newLine(addresses, l.Enqueue)
 	addresses.OnChange(l.changed)
@@ -234,6 +233,11 @@ func (l *Loop) Run(ctx context.Context) {
 	if !cache.WaitFor(ctx, "the caches of preallocation", l.synced...) {
 		return
 	}
+	l.queue.Open()
+	l.each(func(Key) bool { return true })
+	for _, object := range l.ips.List() {
+		l.addressChanged(nil, object.(*v1alpha1.FloatingIP))
+	}
 	var group sync.WaitGroup
 	for range workers {
 		group.Go(func() {
@@ -251,7 +255,11 @@ func (l *Loop) Run(ctx context.Context) {
 func (l *Loop) reconcile(ctx context.Context, key Key) (again time.Duration, err error) {
 	answered := l.line.begin(key)
 	defer l.line.end(answered)
-	return l.owners[key.Kind].Reconcile(ctx, key)
+	err = standby.Contained(func() (err error) {
+		again, err = l.owners[key.Kind].Reconcile(ctx, key)
+		return err
+	})
+	return again, err
 }
 
 // next reconciles one key of a queue. It blocks until there is a key, and returns false

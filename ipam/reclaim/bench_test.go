@@ -56,6 +56,7 @@ func BenchmarkResync(b *testing.B) {
 }
 
 func resync(t testing.TB, r *Reclaimer, ips []*v1alpha1.FloatingIP) {
+	r.open()
 	for _, ip := range ips {
 		r.addressChanged(ip, false)
 	}

@@ -5,6 +5,8 @@ package reclaim
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,17 +25,32 @@ import (
 type deletions struct {
 	mu  sync.Mutex
 	all map[string]deletion // by FloatingIP
+	// most is how many there may be before the ones whose rest is over are forgotten: a replica that does
+	// not lead handles none.
+	most int
 }
 
 type deletion struct {
 	ip    *v1alpha1.FloatingIP // as it was when it was deleted
 	since metav1.Time
+	over  time.Time // at the latest, unless its pool changes
 }
 
-func (c *deletions) begin(ip *v1alpha1.FloatingIP) {
+func (c *deletions) begin(ip *v1alpha1.FloatingIP, cooldown time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.all[ip.Name] = deletion{ip, storedNow()}
+	now := storedNow()
+	c.all[ip.Name] = deletion{ip, now, lastnode.Until(now.Time, cooldown)}
+	if len(c.all) > c.most {
+		maps.DeleteFunc(c.all, func(_ string, d deletion) bool { return d.over.Before(now.Time) })
+		c.most = 2*len(c.all) + 1024
+	}
+}
+
+func (c *deletions) names() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Collect(maps.Keys(c.all))
 }
 
 func (c *deletions) of(name string) (deletion, bool) {
@@ -57,8 +74,10 @@ func (r *Reclaimer) noteDeletion(next cache.ResourceEventHandler) cache.Resource
 		AddFunc:    func(object any) { next.OnAdd(object, false) },
 		UpdateFunc: next.OnUpdate,
 		DeleteFunc: func(object any) {
-			if ip, ok := object.(*v1alpha1.FloatingIP); ok && ip.Spec.IsToRest(r.cooldown(ip)) {
-				r.deletions.begin(ip)
+			if ip, ok := object.(*v1alpha1.FloatingIP); ok {
+				if cooldown := r.cooldown(ip); ip.Spec.IsToRest(cooldown) {
+					r.deletions.begin(ip, cooldown)
+				}
 			}
 			next.OnDelete(object)
 		},

@@ -17,6 +17,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/lastnode"
+	"github.com/berth-dev/berth/ipam/standby"
 )
 
 // An address at rest whose last node may carry it waits for the node's agent. There is one question for
@@ -124,7 +125,7 @@ func (r *Reclaimer) nextQuestion(ctx context.Context) bool {
 	}
 	defer r.questions.Done(node)
 	done := false
-	if err := contained(func() error { done = r.ask(ctx, node); return nil }); err != nil {
+	if err := standby.Contained(func() error { done = r.ask(ctx, node); return nil }); err != nil {
 		klog.FromContext(ctx).Error(err, "Failed to ask a node which addresses it carries, will retry", "node", node)
 	}
 	if done {

@@ -312,14 +312,6 @@ func TestLastNodeOfAReservedAddress(t *testing.T) {
 	})
 }
 
-// A panic about one object is an error of its key.
-func TestContained(t *testing.T) {
-	var spec *v1alpha1.FloatingIPSpec
-	if err := contained(func() error { _ = spec.Address; return nil }); err == nil || !strings.Contains(err.Error(), "nil pointer") || !strings.Contains(err.Error(), "TestContained") {
-		t.Errorf("a panic is returned as %v, want its cause and stack", err)
-	}
-}
-
 // A clock that was ahead when an address was freed keeps it no longer than the rest itself.
 func TestFreedInTheFuture(t *testing.T) {
 	for name, on := range map[string]*v1alpha1.NodeReference{"cooldown": nil, "last node": {Name: "node1", UID: "node1"}} {

@@ -3,9 +3,11 @@
 package reclaim
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -570,5 +572,47 @@ func TestLagIsOfTheLastPod(t *testing.T) {
 		if counted := w.counted(); counted["lag_seconds"] != 1 {
 			t.Errorf("counted %v, want a lag of one second", counted)
 		}
+	})
+}
+
+// A replica that does not lead has nothing in its queues after a day of pods, and forgets addresses that others freed once
+// their rest is over. When it leads it does all that is left to do, without an event.
+func TestStandby(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const a, b = "10.0.70.2", "10.0.70.3"
+		w := newFixture(t, pool(time.Minute), given(a, shared("apps/v1", "Deployment"), "x", under(v1alpha1.ReleasePodDeleted)))
+		ctx, cancel := context.WithCancel(t.Context())
+		var group sync.WaitGroup
+		group.Go(func() { w.view.Run(ctx) })
+		w.factory.Start(ctx.Done())
+		kept := func(name, pod string) *v1alpha1.FloatingIP {
+			return given(name, shared("apps/v1", "Deployment"), "", last(pod), under(v1alpha1.ReleasePodDeleted))
+		}
+		most := 0
+		for i := range 5000 {
+			ip := kept(fmt.Sprintf("2001-0db8-0000-0000-0000-0000-0000-%04x", i+1), "x")
+			w.put(ip)
+			synctest.Wait()
+			w.berth.Remove(ip)
+			w.after(10 * time.Second)
+			most = max(most, len(w.deletions.names()))
+		}
+		if queued := w.queue.Len() + w.detaching.Len() + w.questions.Len(); queued > 0 || most > 2000 {
+			t.Errorf("%d names are queued, and there were %d deletions", queued, most)
+		}
+		w.put(kept(b, "y"))
+		synctest.Wait()
+		w.berth.Remove(w.berth.IP(b)) // another client
+		synctest.Wait()
+		group.Go(func() { w.Run(ctx, 2) })
+		synctest.Wait()
+		for _, name := range []string{a, b} {
+			if ip := w.berth.IP(name); ip == nil || ip.Spec.Owner != nil || ip.Spec.ReleasedAt == nil {
+				t.Errorf("%s does not rest: %v", name, ip)
+			}
+		}
+		cancel()
+		w.factory.Shutdown()
+		group.Wait()
 	})
 }

@@ -5,9 +5,7 @@ package reclaim
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
-	"runtime/debug"
 	"sync"
 	"time"
 
@@ -21,7 +19,6 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/lru"
 
@@ -29,6 +26,7 @@ import (
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/customkind"
 	"github.com/berth-dev/berth/ipam/event"
+	"github.com/berth-dev/berth/ipam/standby"
 	"github.com/berth-dev/berth/ipam/store"
 	"github.com/berth-dev/berth/ipam/view"
 	"github.com/berth-dev/berth/ipam/virtualmachine"
@@ -85,7 +83,7 @@ type addresses interface {
 }
 
 // queue holds names of FloatingIPs to look at.
-type queue = workqueue.TypedRateLimitingInterface[string]
+type queue = *standby.Queue[string]
 
 // Reclaimer frees addresses by release policy. One runs at a time: the leader.
 type Reclaimer struct {
@@ -174,9 +172,7 @@ func New(config Config) (*Reclaimer, error) {
 const rememberDeleted = 16384
 
 func newQueue(name string) queue {
-	return workqueue.NewTypedRateLimitingQueueWithConfig(
-		workqueue.NewTypedItemExponentialFailureRateLimiter[string](50*time.Millisecond, time.Minute),
-		workqueue.TypedRateLimitingQueueConfig[string]{Name: name})
+	return standby.New[string](name, 50*time.Millisecond, time.Minute)
 }
 
 // Run reconciles with that many workers until ctx ends. It blocks until they are done.
@@ -184,6 +180,13 @@ func (r *Reclaimer) Run(ctx context.Context, workers int) {
 	if !cache.WaitFor(ctx, "the reclaimer's caches", r.synced...) {
 		r.shutDown()
 		return
+	}
+	r.open()
+	for _, object := range r.index.List() {
+		r.queue.Add(object.(*v1alpha1.FloatingIP).Name)
+	}
+	for _, name := range r.deletions.names() {
+		r.queue.Add(name)
 	}
 	var group sync.WaitGroup
 	for range workers {
@@ -209,6 +212,12 @@ func (r *Reclaimer) Run(ctx context.Context, workers int) {
 	r.shutDown()
 	group.Wait()
 	r.owners.customs.Wait()
+}
+
+func (r *Reclaimer) open() {
+	r.queue.Open()
+	r.detaching.Open()
+	r.questions.Open()
 }
 
 func (r *Reclaimer) shutDown() {
@@ -257,7 +266,7 @@ func (r *Reclaimer) next(ctx context.Context, queue queue) bool {
 	}
 	defer queue.Done(name)
 	var again time.Duration
-	err := contained(func() (err error) {
+	err := standby.Contained(func() (err error) {
 		again, err = r.reconcile(ctx, name, queue == r.detaching)
 		return err
 	})
@@ -288,17 +297,6 @@ func (r *Reclaimer) next(ctx context.Context, queue queue) bool {
 		queue.AddRateLimited(name)
 	}
 	return true
-}
-
-// contained returns a panic as an error. One object that the code did not foresee must not stop the work on all
-// others, and in each process that becomes the leader.
-func contained(step func() error) (err error) {
-	defer func() {
-		if cause := recover(); cause != nil {
-			err = fmt.Errorf("panic: %v\n%s", cause, debug.Stack())
-		}
-	}()
-	return step()
 }
 
 // reconcile gathers the facts about one address, decides, and applies the decision. It

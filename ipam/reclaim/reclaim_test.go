@@ -194,6 +194,7 @@ func TestNextSurplus(t *testing.T) {
 	objects := []runtime.Object{deployment(1), given(a, owner, "", last("x")), given(b, owner, "", last("x")), given(c, owner, "y"), given(d, owner, "z")}
 	w := newFixture(t, objects...)
 	w.cache(objects...)
+	w.open()
 	for _, name := range []string{a, b, c, d} {
 		w.addressChanged(w.cached(name), false)
 	}

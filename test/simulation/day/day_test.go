@@ -81,8 +81,8 @@ const (
 const most = 1.1
 
 // growTo returns the sizes that may grow, and how far: the UIDs of pods that were deleted, which
-// the reclaimer, in three caches, and the plugin forget by number; in both books the order in which addresses were given;
-// the addresses that Deployments keep for the pods that an update starts before it ends others; and, in both books, the
+// both reclaimers, in three caches each, and the plugin forget by number; in all books the order in which addresses were given;
+// the addresses that Deployments keep for the pods that an update starts before it ends others; and, in all books, the
 // lists of the addresses of Deployments that have many by that, since their first update: each has them by kind.
 func (d *day) growTo() map[string]int {
 	spare, listed, large := 0, 0, 0
@@ -94,11 +94,11 @@ func (d *day) growTo() map[string]int {
 		}
 	}
 	return map[string]int{
-		"golang_lru.Cache.cache": 3*16384 + 10_000,
-		"allocator.page.entries": 2 * d.capacity, "allocator.index.pages": d.capacity / 16,
-		"allocator.Allocator.byPod": 2 * listed, "allocator.Allocator.byPod[]": 2 * listed,
-		"allocator.Allocator.large": 2 * large, "allocator.holding.ready": 2 * spare, "allocator.holding.ready[]": 2 * spare,
-		"reclaim.sequence.yielding": spare + int(d.claim.Spec.Size),
+		"golang_lru.Cache.cache": 6*16384 + 10_000,
+		"allocator.page.entries": 3 * d.capacity, "allocator.index.pages": d.capacity / 16,
+		"allocator.Allocator.byPod": 3 * listed, "allocator.Allocator.byPod[]": 3 * listed,
+		"allocator.Allocator.large": 3 * large, "allocator.holding.ready": 3 * spare, "allocator.holding.ready[]": 3 * spare,
+		"reclaim.sequence.yielding": 2 * (spare + int(d.claim.Spec.Size)),
 	}
 }
 
@@ -371,7 +371,7 @@ func (d *day) measure(when string) measured {
 	if pending, summary := d.programs.scheduler.SchedulingQueue.PendingPods(); len(pending) > 0 {
 		d.t.Errorf("%s %d pods wait: %s", when, len(pending), summary)
 	}
-	m.sizes = sizesOf(append(slices.Clone(d.programs.controller), d.programs.scheduler.Plugin)...)
+	m.sizes = sizesOf(append(slices.Clone(d.programs.controllers), d.programs.scheduler.Plugin)...)
 	m.heap = d.settings.heap()
 	d.t.Logf("%s: %d pods, a heap of %d MB, %d goroutines", when, m.pods, m.heap>>20, runtime.NumGoroutine())
 	return m

@@ -50,8 +50,8 @@ func (s silent) WithLogger(klog.Logger) events.EventRecorderLogger { return s }
 // leases, events and servers of metrics.
 type programs struct {
 	scheduler *bubble.Scheduler
-	// controller has the parts of berth-controller.
-	controller []any
+	// controllers has the parts of berth-controller: the leader's, and those of a replica that only follows.
+	controllers []any
 }
 
 // startPrograms starts them and the kubelets until ctx ends. stopped waits for their end.
@@ -68,7 +68,9 @@ func startPrograms(t *testing.T, ctx context.Context, kube *api, berth *ipamtest
 	kubelets, err := kubelet.Start(ctx, kubelet.Options{Kube: kube, Berth: berth.Client(), Strict: true, Grace: 2 * time.Second, Complain: t.Errorf, Report: t.Errorf})
 	must(err)
 	must(p.startScheduler(ctx, &group, kube, berth))
-	must(p.startController(ctx, &group, kube, berth, agents{kubelets}))
+	for _, leads := range []bool{true, false} {
+		must(p.startController(ctx, &group, kube, berth, agents{kubelets}, leads))
+	}
 	return p, kubelets, func() {
 		kubelets.Stop()
 		group.Wait()
@@ -104,8 +106,8 @@ func (a agents) Carried(_ context.Context, node string) ([]netip.Addr, error) {
 	return a.of.Carried(node)
 }
 
-// startController does as newWork, follow and lead in cmd/controller do, with the rates of its flags.
-func (p *programs) startController(ctx context.Context, group *sync.WaitGroup, kube *api, berth *ipamtest.Server, agents reclaim.Agents) error {
+// startController does as New, Follow and, if it leads, Lead in cmd/controller/work do, with the rates of its flags.
+func (p *programs) startController(ctx context.Context, group *sync.WaitGroup, kube *api, berth *ipamtest.Server, agents reclaim.Agents, leads bool) error {
 	limited := rest.CopyConfig(berth.Config())
 	limited.QPS, limited.Burst = 200, 400
 	api, err := client.NewForConfig(limited)
@@ -162,15 +164,20 @@ func (p *programs) startController(ctx context.Context, group *sync.WaitGroup, k
 		},
 		Evict: func(context.Context, *policyv1.Eviction) error { return nil },
 	})
-	p.controller = []any{reclaimer, status, addresses, loop, seen, finder}
+	p.controllers = append(p.controllers, reclaimer, status, addresses, loop, seen, finder)
 	factory.Start(ctx.Done())
 	group.Go(func() { seen.Run(ctx) })
 	group.Go(func() { addresses.Run(ctx) })
-	group.Go(func() { status.Run(ctx) })
-	group.Go(func() { loop.Run(ctx) })
-	group.Go(func() { finder.Run(ctx) })
 	group.Go(func() {
+		if !leads {
+			<-ctx.Done() // they end at once then
+		}
+		var parts sync.WaitGroup
+		parts.Go(func() { status.Run(ctx) })
+		parts.Go(func() { loop.Run(ctx) })
+		parts.Go(func() { finder.Run(ctx) })
 		reclaimer.Run(ctx, 8)
+		parts.Wait()
 		factory.Shutdown()
 	})
 	return nil
