@@ -11,14 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/test/simulation"
 )
 
@@ -43,44 +39,25 @@ func TestCheckMany(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config := rest.CopyConfig(w.Config)
-	config.QPS = -1
-	berthClient, err := client.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	kube, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
 	began := time.Now()
-	var group errgroup.Group
-	group.SetLimit(64)
-	addr := netip.MustParseAddr("10.128.0.1")
-	for i := range n {
-		addr = addr.Next()
-		address := addr.String()
-		group.Go(func() error {
+	if err := w.ControlPlane.Store(ctx, func(yield func(string, any) bool) {
+		addr := netip.MustParseAddr("10.128.0.1")
+		for i := range n {
+			addr = addr.Next()
 			pod := simulation.NewPod(fmt.Sprintf("pod-%d", i))
-			metav1.SetMetaDataAnnotation(&pod.ObjectMeta, v1alpha1.AnnotationFloatingIPs, address)
+			pod.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
+			pod.Namespace, pod.UID, pod.CreationTimestamp = simulation.Namespace, types.UID(pod.Name), metav1.Now()
+			metav1.SetMetaDataAnnotation(&pod.ObjectMeta, v1alpha1.AnnotationFloatingIPs, addr.String())
 			pod.Spec.NodeName = "node1"
-			pod, err := kube.CoreV1().Pods(simulation.Namespace).Create(ctx, pod, metav1.CreateOptions{})
-			if err != nil {
-				return err
+			if !yield("pods/"+pod.Namespace+"/"+pod.Name, pod) || !yield(simulation.Stored(addr, v1alpha1.FloatingIPSpec{
+				Pool: pool.Name, Node: "node1", ReleasePolicy: v1alpha1.ReleasePodDeleted, Network: &v1alpha1.Network{Subnet: pool.Spec.Subnet},
+				Owner: &v1alpha1.Owner{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, NamespaceUID: namespace.UID, Name: pod.Name, UID: pod.UID, PodName: pod.Name},
+				Pod:   &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID},
+			})) {
+				return
 			}
-			_, err = berthClient.FloatingIPs.Create(ctx, &v1alpha1.FloatingIP{
-				ObjectMeta: metav1.ObjectMeta{Name: address},
-				Spec: v1alpha1.FloatingIPSpec{
-					Address: address, Pool: pool.Name, Node: "node1", ReleasePolicy: v1alpha1.ReleasePodDeleted,
-					Network: &v1alpha1.Network{Subnet: pool.Spec.Subnet},
-					Owner:   &v1alpha1.Owner{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, NamespaceUID: namespace.UID, Name: pod.Name, UID: pod.UID, PodName: pod.Name},
-					Pod:     &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID},
-				},
-			}, metav1.CreateOptions{})
-			return err
-		})
-	}
-	if err := group.Wait(); err != nil {
+		}
+	}); err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("%d addresses and pods created in %s", n, time.Since(began).Round(time.Second))

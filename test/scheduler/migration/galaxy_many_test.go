@@ -26,7 +26,7 @@ import (
 // the one after it finds nothing to do.
 func TestImportGalaxyMany(t *testing.T) {
 	t.Parallel()
-	const many = 60_000
+	const many = 20_000
 	g := newGalaxyClusterFor(t, simulation.Lasts+many*100*time.Millisecond)
 	g.permit()
 	file := g.File("many-*.json", []any{map[string]any{
