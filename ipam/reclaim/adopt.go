@@ -15,24 +15,34 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// adopt returns the record with the UID of the pod's present workload, if the record has
-// another UID of the same kind and name; else nil. They differ when a workload is deleted
-// without its pods (kubectl delete --cascade=orphan) and its successor adopts them. The
-// author of a pod can write any owner reference, so the workload must exist under that
-// UID.
+// adopt returns the record with the pod's present workload as the owner, if the record has another UID of the same kind
+// and name, or the pod itself; else nil. A workload is deleted without its pods (kubectl delete --cascade=orphan), or a
+// backup tool makes a pod without its owner references, and a workload adopts the pod. The author of a pod can write any
+// owner reference, so the workload must exist under that UID. If the workload has an address for the pod's name or
+// node already, the pod's next one gets that.
 func (r *Reclaimer) adopt(ctx context.Context, ip *v1alpha1.FloatingIP, pod *v1.Pod) (*correction, error) {
-	if ip.Spec.ReleasePolicy != v1alpha1.ReleaseRetain && ip.Spec.ReleasePolicy != v1alpha1.ReleaseNever || isPod(ip.Spec.Owner) || ip.Spec.Owner.IsClaim() {
+	if ip.Spec.ReleasePolicy != v1alpha1.ReleaseRetain && ip.Spec.ReleasePolicy != v1alpha1.ReleaseNever || ip.Spec.Owner.IsClaim() {
 		return nil, nil
 	}
 	owner, err := podrequest.OwnerOf(pod, r.owners.between())
 	if err != nil {
 		return nil, nil //nolint:nilerr // the event of the ReplicaSet or Job triggers another look
 	}
-	if owner.Name != ip.Spec.Owner.Name || groupKind(owner.APIVersion, owner.Kind) != groupKind(ip.Spec.Owner.APIVersion, ip.Spec.Owner.Kind) || owner.UID == ip.Spec.Owner.UID {
+	spec := ip.Spec.DeepCopy()
+	switch before := ip.Spec.Owner; {
+	case owner.UID == before.UID:
+		return nil, nil
+	case isPod(before) && before.UID == pod.UID:
+		if !isShared(&owner) && len(r.rankings.members(&owner)) > 0 {
+			return nil, nil
+		}
+		owner.NamespaceUID = before.NamespaceUID
+		spec.Owner = &owner
+	case owner.Name == before.Name && groupKind(owner.APIVersion, owner.Kind) == groupKind(before.APIVersion, before.Kind):
+		spec.Owner.APIVersion, spec.Owner.UID = owner.APIVersion, owner.UID
+	default:
 		return nil, nil
 	}
-	spec := ip.Spec.DeepCopy()
-	spec.Owner.APIVersion, spec.Owner.UID = owner.APIVersion, owner.UID
 	r.bind(ip, spec)
 	w, _, err := r.owners.find(ctx, spec.Owner, false)
 	if err != nil {

@@ -256,6 +256,9 @@ func TestLife(t *testing.T) {
 		return pod
 	}
 	ofSet, ofDeployment, ofJob, ofCron := set("web-0"), shared("apps/v1", "Deployment"), shared("batch/v1", "Job"), shared("batch/v1", "CronJob")
+	itself := func(spec *v1alpha1.FloatingIPSpec) {
+		spec.Owner = &v1alpha1.Owner{APIVersion: "v1", Kind: "Pod", Namespace: "ns", NamespaceUID: "now", Name: spec.Pod.Name, UID: spec.Pod.UID, PodName: spec.Pod.Name}
+	}
 	awaited := func(spec *v1alpha1.FloatingIPSpec) { spec.Owner.UID = v1alpha1.NilUID }
 	namespaceless := func(spec *v1alpha1.FloatingIPSpec) { spec.Owner.NamespaceUID = "" }
 	again := namespaceOf("ns", "later", start.Add(time.Hour).Unix())
@@ -384,6 +387,15 @@ func TestLife(t *testing.T) {
 			does: both(puts(successor(deployment(1))), fails(ipamtest.Fault{Verb: "update", Err: refused}, puts(replicaSet("now")))), want: ips{a: "of pod x on node1, for now"}},
 		{name: "the pod says that another workload adopted it", given: all{deployment(1), replicaSet("now"), replicaSets(a), given(a, ofDeployment, "x")},
 			does: settles, want: ips{a: "of pod x on node1"}},
+
+		{name: "a workload adopts a pod that had none", given: all{statefulSet(1), with("web-0", a), given(a, ofSet, "web-0", itself)},
+			does: puts(controlledBy(with("web-0", a), "apps/v1", "StatefulSet", "web", "owner")), want: ips{a: "of pod web-0 on node1"}},
+		{name: "a workload adopts a pod that had none, and its next pod has the same address", given: all{statefulSet(1), with("web-0", a), given(a, ofSet, "web-0", itself)},
+			does: both(puts(controlledBy(with("web-0", a), "apps/v1", "StatefulSet", "web", "owner")), removes(with("web-0", a))), want: ips{a: "kept since 0s, last of web-0"}, counted: counts{"retained_total Retain": 1}},
+		{name: "a workload that keeps an address for its name adopts a pod", given: all{statefulSet(1), with("web-0", a), given(a, ofSet, "web-0", itself), given(b, ofSet, "", last("web-0"))},
+			does: puts(controlledBy(with("web-0", a), "apps/v1", "StatefulSet", "web", "owner")), want: ips{a: "of pod web-0 on node1, for uid of web-0", b: "kept, last of web-0"}},
+		{name: "a pod that had no workload says that one adopted it", given: all{with("web-0", a), given(a, ofSet, "web-0", itself)},
+			does: puts(controlledBy(with("web-0", a), "apps/v1", "StatefulSet", "web", "owner")), want: ips{a: "of pod web-0 on node1, for uid of web-0"}},
 
 		{name: "the cooldown begins", given: all{pool(minute), statefulSet(0), with("web-0", a), given(a, ofSet, "web-0")},
 			does: removes(with("web-0", a)), want: ips{a: "cools down since 0s, last of web-0"}, counted: counts{"released_total Retain": 1}},

@@ -125,11 +125,12 @@ func (pl *Plugin) isSchedulableAfterPodDeleted(_ klog.Logger, pod *v1.Pod, oldOb
 	return queueIf(pl.waiting.help(pod.UID, pl.gained(oldObj, nil, node, func() []string { return pl.addresses.PoolsOf(ipam.NodeOf(node)) })))
 }
 
-// isSchedulableAfterPodUpdated queues a pod whose own annotations changed.
+// isSchedulableAfterPodUpdated queues a pod whose own annotations changed, or that a workload adopted.
 func (pl *Plugin) isSchedulableAfterPodUpdated(_ klog.Logger, pod *v1.Pod, oldObj, newObj any) (fwk.QueueingHint, error) {
 	before, ok := oldObj.(*v1.Pod)
 	after, isPod := newObj.(*v1.Pod)
-	if !ok || !isPod || after.UID != pod.UID || maps.Equal(before.Annotations, after.Annotations) {
+	if !ok || !isPod || after.UID != pod.UID ||
+		maps.Equal(before.Annotations, after.Annotations) && equality.Semantic.DeepEqual(before.OwnerReferences, after.OwnerReferences) {
 		return fwk.QueueSkip, nil
 	}
 	return fwk.Queue, nil

@@ -242,6 +242,7 @@ func TestHints(t *testing.T) {
 			{"no node", allocatable, pod("a"), node("n1"), fwk.QueueSkip},
 			{"no node any more", allocatable, node("n1"), pod("a"), fwk.QueueSkip},
 			{"its annotations change", updated, waits, pod("a", with("a", "b")), fwk.Queue},
+			{"a workload adopts it", updated, waits, pod("a", of("apps/v1", "StatefulSet", "db")), fwk.Queue},
 			{"its labels change", updated, waits, pod("a"), fwk.QueueSkip},
 			{"another pod's annotations change", updated, pod("b"), pod("b", with("a", "b")), fwk.QueueSkip},
 			{"no pod", updated, node("n1"), pod("a"), fwk.QueueSkip},
