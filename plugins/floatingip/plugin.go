@@ -11,8 +11,10 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
@@ -20,6 +22,7 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
@@ -65,9 +68,17 @@ type shared struct {
 	ending  *ending
 	sets    *fixedSets
 	jobs    *jobs
+	// questions limits those for ReplicaSets: the author of a pod can name one that never was.
+	questions flowcontrol.RateLimiter
 
 	instances *virtualmachine.Instances
 }
+
+// questionsPerSecond is how often the API server is asked for a ReplicaSet while a pod waits, askFor for how long.
+const (
+	questionsPerSecond = 10
+	askFor             = time.Second
+)
 
 // NewFactory returns a factory. A process has one.
 func NewFactory() *Factory {
@@ -116,7 +127,14 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 		namespace:  func(name string) (metav1.Object, error) { return namespaces.Get(name) },
 		between: podrequest.Between{
 			ReplicaSet: func(namespace, name string) (metav1.Object, error) {
-				return replicaSets.ReplicaSets(namespace).Get(name)
+				set, err := replicaSets.ReplicaSets(namespace).Get(name)
+				if !apierrors.IsNotFound(err) || !shared.questions.TryAccept() {
+					return set, err
+				}
+				// The informer of ReplicaSets may be behind the one of pods.
+				ctx, cancel := context.WithTimeout(ctx, askFor)
+				defer cancel()
+				return handle.ClientSet().AppsV1().ReplicaSets(namespace).Get(ctx, name, metav1.GetOptions{})
 			},
 			Job:                    shared.jobs.get,
 			VirtualMachineInstance: shared.instances.Get,
@@ -163,8 +181,9 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	}
 	shared := &shared{
 		args: args, ipam: addresses, nodes: &nodes{sessions: newSessions(namespace)}, agents: newAgents(namespace), pods: pods, jobs: jobs, instances: virtualmachine.New(headers),
-		waiting: newWaiting(handle, addresses, pods.isPending, clock.RealClock{}),
-		ending:  newEnding(addresses, pods, clock.RealClock{}),
+		questions: flowcontrol.NewTokenBucketRateLimiter(questionsPerSecond, 5*questionsPerSecond),
+		waiting:   newWaiting(handle, addresses, pods.isPending, clock.RealClock{}),
+		ending:    newEnding(addresses, pods, clock.RealClock{}),
 	}
 	customs, err := newCustomSets(apart, headers, shared.ownerChanged)
 	if err != nil {
@@ -372,7 +391,7 @@ type Plugin struct {
 	nodes      *nodes
 	agents     *agents
 	nodeLister corelisters.NodeLister
-	// namespace, between and volumeClaim read the informers' caches.
+	// namespace, between and volumeClaim read the informers' caches; between asks for a ReplicaSet that these lack.
 	namespace   func(name string) (metav1.Object, error)
 	between     podrequest.Between
 	volumeClaim func(namespace, name string) (*v1.PersistentVolumeClaim, error)

@@ -9,9 +9,13 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
 	"github.com/berth-dev/berth/test/simulation/proxy"
+	"github.com/berth-dev/berth/test/simulation/virtual"
 )
 
 // The scheduler learns late of an address that came free, after it has learnt of
@@ -74,6 +78,29 @@ func TestLateNewsOfClaims(t *testing.T) {
 	w.Bound(simulation.NamesOf(pods)...)
 	release()
 	w.Invariants()
+}
+
+// The scheduler learns late of a ReplicaSet, after its pods: these start, and no event says that it was not found.
+func TestLateReplicaSet(t *testing.T) {
+	t.Parallel()
+	virtual.Test(t, func(t *testing.T) {
+		w := virtual.WithNodes(t, virtual.Options{Controllers: true}, 3)
+		w.Controller()
+		scheduler := w.Scheduler(simulation.SchedulerOptions{})
+		w.Pool("web", "10.0.70.2-10.0.70.9")
+		w.Followed()
+		defer scheduler.Hold("replicasets")()
+		w.CreateDeployment("web", 3, appsv1.DeploymentStrategy{})
+		w.RolledOut("web", 3)
+		w.Invariants()
+		failed, err := w.Kube.CoreV1().Events(simulation.Namespace).List(w.Ctx, metav1.ListOptions{FieldSelector: "reason=FailedScheduling"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range failed.Items {
+			t.Errorf("%s: %s", failed.Items[i].InvolvedObject.Name, failed.Items[i].Message)
+		}
+	})
 }
 
 // A scheduler that starts learns of all addresses in use from one list, and gives
