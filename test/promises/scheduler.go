@@ -71,7 +71,7 @@ var scheduler = []promise{
 	},
 	{
 		"If a pod was bound by another scheduler meanwhile, its addresses are given back.", "docs/explanation/concepts.md#how-the-scheduler-gives-an-address",
-		"plugins/floatingip/bind.go", "if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {", "if apierrors.IsNotFound(err) {",
+		"plugins/floatingip/bind.go", "if isRefusal(err) {", "if isRefusal(err) && !apierrors.IsConflict(err) {",
 		"plugins/floatingip", "TestPhases",
 	},
 	{
