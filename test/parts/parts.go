@@ -85,15 +85,15 @@ func parts() []part {
 			suites: []suite{{module: ".", command: []string{"make", "lint"}, long: true}},
 		},
 		{
-			name: "scheduler", does: "scheduler and controller, in memory and on a real API server", minutes: 25,
+			name: "scheduler", does: "scheduler and controller, in memory and on a real API server", minutes: 20,
 			suites: []suite{{module: "test", packages: []string{"./scheduler/...", "./simulation/..."}, side: 2}},
 		},
 		{
-			name: "kubectl", does: "kubectl berth on a real API server, services that Berth calls, agents' views, pages' objects and commands", minutes: 25,
+			name: "kubectl", does: "kubectl berth on a real API server, services that Berth calls, agents' views, pages' objects and commands", minutes: 6,
 			suites: []suite{{module: "test", packages: []string{"./kubectl/...", "./assigner/...", "./fencer/...", "./policy/...", "./docs/..."}, side: 2}},
 		},
 		{
-			name: "console", does: "kubectl berth console: its API, and its pages in Chromium", minutes: 25,
+			name: "console", does: "kubectl berth console: its API, and its pages in Chromium", minutes: 5,
 			suites: []suite{{module: "test", packages: []string{"./console/..."}}},
 		},
 		{
@@ -105,11 +105,11 @@ func parts() []part {
 			suites: []suite{{module: "test", packages: []string{"./hostservices/...", "./fabric/..."}, env: netns}},
 		},
 		{
-			name: "machine", does: "drivers that this kernel may lack, on Debian's kernel in QEMU", minutes: 25,
+			name: "machine", does: "drivers that this kernel may lack, on Debian's kernel in QEMU", minutes: 10,
 			suites: []suite{{module: "test", packages: []string{"./machine"}}},
 		},
 		{
-			name: "release", does: "images, their packages and what they are made of, plugin archives, alerts and dashboards", minutes: 10,
+			name: "release", does: "images, their packages and what they are made of, plugin archives, alerts and dashboards", minutes: 2,
 			suites: []suite{{module: "test", packages: []string{"./deploy", "./image", "./krew", "./sbom", "./monitoring"}, env: netns}},
 		},
 		{
@@ -121,7 +121,7 @@ func parts() []part {
 			suites: []suite{{module: "test", packages: []string{"./lab", "./e2e/..."}, side: 1, skip: netpol + "|" + failover}},
 		},
 		{
-			name: "failover", does: "nodes that die, hang or are cut off, for long", minutes: 40, lab: true,
+			name: "failover", does: "nodes that die, hang or are cut off, for long", minutes: 25, lab: true,
 			suites: []suite{{module: "test", packages: []string{"./e2e"}, run: failover, long: true}},
 		},
 		{
@@ -129,7 +129,7 @@ func parts() []part {
 			suites: []suite{{module: "test", packages: []string{"./e2e"}, run: netpol, long: true}},
 		},
 		{
-			name: "install", does: "the life of an installation, by Helm", minutes: 30, lab: true,
+			name: "install", does: "the life of an installation, by Helm", minutes: 15, lab: true,
 			suites: []suite{{module: "test", packages: []string{"./install/..."}}},
 		},
 	}
