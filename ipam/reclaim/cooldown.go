@@ -31,20 +31,24 @@ func resting(spec *v1alpha1.FloatingIPSpec, since metav1.Time, last *v1alpha1.No
 	return rest
 }
 
-// aheadAtMost is how far the clock of the program that freed an address may be ahead of this one's.
+// aheadAtMost is how far the clock of the program that wrote a record may be ahead of this one's.
 const aheadAtMost = time.Minute
 
-// correctRelease returns the record of an address that was freed in the future, as if it was freed now: a clock
-// that was a year ahead keeps no address at rest for a year. nil: its time is right.
-func correctRelease(ip *v1alpha1.FloatingIP, now time.Time) *correction {
-	released := ip.Spec.ReleasedAt
-	if released == nil || ip.Spec.Pod != nil || released.Sub(now) <= aheadAtMost {
+// correctTimes returns the record of an address without a pod that was freed, or has been kept, since a time in the
+// future, as if it was now: a clock that was a year ahead keeps no address for a year. nil: its times are right.
+func correctTimes(ip *v1alpha1.FloatingIP, now time.Time) *correction {
+	ahead := func(t *metav1.Time) bool { return t != nil && t.Sub(now) > aheadAtMost }
+	if ip.Spec.Pod != nil || !ahead(ip.Spec.ReleasedAt) && !ahead(ip.Spec.Since) {
 		return nil
 	}
 	spec := ip.Spec.DeepCopy()
-	spec.ReleasedAt = &metav1.Time{Time: now}
+	for _, t := range []*metav1.Time{spec.ReleasedAt, spec.Since} {
+		if ahead(t) {
+			t.Time = now
+		}
+	}
 	return &correction{
-		spec: spec, did: "Corrected the time at which a floating IP was freed, which is in the future", about: []any{"was", released},
+		spec: spec, did: "Corrected a time in the future since when a floating IP is free or kept", about: []any{"releasedAt", ip.Spec.ReleasedAt, "since", ip.Spec.Since},
 	}
 }
 

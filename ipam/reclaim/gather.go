@@ -35,10 +35,10 @@ func (r *Reclaimer) gather(ctx context.Context, ip *v1alpha1.FloatingIP) (facts,
 		now: time.Now(), created: ip.CreationTimestamp.Time, conflict: ip.InConflict(),
 		cooldown: cooldownOf(pool), limited: pool.Spec.MaxRetainFor != nil,
 	}
+	if c := correctTimes(ip, s.now); c != nil {
+		return facts{correction: c}, nil
+	}
 	if ip.Spec.Owner == nil {
-		if c := correctRelease(ip, s.now); c != nil {
-			return facts{correction: c}, nil
-		}
 		err := r.gatherRest(ctx, ip, &s)
 		return facts{situation: s}, err
 	}

@@ -331,3 +331,23 @@ func TestFreedInTheFuture(t *testing.T) {
 		})
 	}
 }
+
+// The same clock keeps an address for its retainFor, and no longer.
+func TestKeptInTheFuture(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const a = "10.0.70.2"
+		next := metav1.NewTime(time.Now().AddDate(1, 0, 0))
+		w := newFixture(t, statefulSet(1), given(a, set("web-0"), "", last("web-0"), func(spec *v1alpha1.FloatingIPSpec) {
+			spec.Since, spec.RetainFor = &next, &metav1.Duration{Duration: time.Hour}
+		}))
+		w.start()
+		w.after(59 * time.Minute)
+		if w.berth.IP(a) == nil {
+			t.Error("the address is freed before its retainFor is over")
+		}
+		w.after(2 * time.Minute)
+		if now := w.berth.IP(a); now != nil {
+			t.Errorf("the address is still kept: since %v", now.Spec.Since)
+		}
+	})
+}
