@@ -4,12 +4,14 @@ package floatingip
 
 import (
 	"context"
+	"fmt"
 	"maps"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/podrequest"
@@ -22,7 +24,15 @@ import (
 //
 // A node's taints help no pod that this plugin rejected. For a plugin that registers new nodes, but no
 // taints, kube-scheduler would queue all pods at every taint, and each new node loses one.
+//
+// kube-scheduler calls it at its start, when all plugins of the profile are there: it fails if another one binds first.
 func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
+	if profile, ok := pl.handle.(interface{ ListPlugins() *config.Plugins }); ok {
+		if first := profile.ListPlugins().Bind.Enabled[0].Name; first != Name {
+			return nil, fmt.Errorf("profile %s: %s would bind pods without their addresses: name %s first in plugins.bind.enabled, and disable \"*\" there",
+				pl.handle.ProfileName(), first, Name)
+		}
+	}
 	return []fwk.ClusterEventWithHint{
 		{
 			Event:          fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeLabel | fwk.UpdateNodeAllocatable | fwk.UpdateNodeTaint},

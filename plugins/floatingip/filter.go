@@ -5,6 +5,7 @@ package floatingip
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync/atomic"
 
@@ -85,6 +86,13 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 	if err != nil {
 		pl.waiting.forget(pod.UID)
 		return nil, toStatus(err)
+	}
+	for _, extender := range pl.handle.Extenders() {
+		if extender.IsBinder() && extender.IsInterested(pod) {
+			pl.waiting.forget(pod.UID)
+			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("extender %s would bind the pod without its addresses: "+
+				"remove its bindVerb from the scheduler's configuration, or the pod's request for addresses", extender.Name()))
+		}
 	}
 	forgetInResourcesFit(state)
 	_ = pl.sets.limit(&request) // asked again below
