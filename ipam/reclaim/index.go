@@ -161,8 +161,8 @@ func (r *Reclaimer) watch(config Config) error {
 		{apps.StatefulSets().Informer(), handler(r.workloadChanged("StatefulSet"), updated)},
 		{apps.Deployments().Informer(), handler(r.workloadChanged("Deployment"), updated)},
 		{apps.DaemonSets().Informer(), handler(r.workloadChanged("DaemonSet"), reconsider)},
-		{apps.ReplicaSets().Informer(), handler(r.controlledChanged("ReplicaSet"), reconsider)},
-		{config.Factory.Batch().V1().Jobs().Informer(), handler(r.controlledChanged("Job"), jobChanged)},
+		{apps.ReplicaSets().Informer(), r.controlled("ReplicaSet", reconsider)},
+		{config.Factory.Batch().V1().Jobs().Informer(), r.controlled("Job", jobChanged)},
 		{config.Factory.Batch().V1().CronJobs().Informer(), handler(r.workloadChanged("CronJob"), updated)},
 	}
 	if config.Services {
@@ -401,14 +401,23 @@ func (r *Reclaimer) workloadChanged(kind string) func(object metav1.Object, gone
 	return func(object metav1.Object, _ bool) { r.ownerChanged(kind, object.GetNamespace(), object.GetName()) }
 }
 
-// controlledChanged also enqueues the addresses of the object's controller, which may
-// have adopted it.
-func (r *Reclaimer) controlledChanged(kind string) func(object metav1.Object, gone bool) {
-	return func(object metav1.Object, _ bool) {
+// controlled handles objects that stand between pods and their workload. It also enqueues the addresses of the object's
+// controller, which may have adopted it, but not at each step of a rolling update, which scales the object.
+func (r *Reclaimer) controlled(kind string, matters func(before, after metav1.Object) bool) cache.ResourceEventHandler {
+	changed := func(object metav1.Object, owned bool) {
 		r.ownerChanged(kind, object.GetNamespace(), object.GetName())
-		if controller := metav1.GetControllerOfNoCopy(object); controller != nil {
+		if controller := metav1.GetControllerOfNoCopy(object); controller != nil && owned {
 			r.ownerChanged(controller.Kind, object.GetNamespace(), controller.Name)
 		}
+	}
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc: func(object any) { changed(object.(metav1.Object), true) },
+		UpdateFunc: func(before, after any) {
+			if before, after := before.(metav1.Object), after.(metav1.Object); matters(before, after) {
+				changed(after, before.GetUID() != after.GetUID() || controllerUID(before) != controllerUID(after))
+			}
+		},
+		DeleteFunc: func(object any) { changed(tombstone.LastSeen(object).(metav1.Object), true) },
 	}
 }
 

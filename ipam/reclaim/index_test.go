@@ -107,3 +107,33 @@ func TestMissedDeletion(t *testing.T) {
 		}
 	}
 }
+
+// A step of a rolling update, which scales a ReplicaSet, has none of its Deployment's addresses looked at.
+func TestStepsOfAnUpdate(t *testing.T) {
+	const a = "10.0.70.2"
+	ip := given(a, shared("apps/v1", "Deployment"), "", last("x"))
+	w := newFixture(t, ip)
+	w.cache(ip)
+	w.open()
+	handler := w.controlled("ReplicaSet", reconsider)
+	steps := replicaSet("owner")
+	handler.OnAdd(steps, false)
+	if w.queue.Len() != 1 {
+		t.Fatalf("a new ReplicaSet has %d addresses looked at, want 1", w.queue.Len())
+	}
+	name, _ := w.queue.Get()
+	w.queue.Done(name)
+	for range 10 {
+		next := steps.DeepCopy()
+		next.Generation++
+		handler.OnUpdate(steps, next)
+		steps = next
+	}
+	if w.queue.Len() != 0 {
+		t.Errorf("ten steps have %d addresses looked at", w.queue.Len())
+	}
+	handler.OnUpdate(steps, replicaSet("now"))
+	if w.queue.Len() != 1 {
+		t.Errorf("an adopted ReplicaSet has %d addresses looked at, want 1", w.queue.Len())
+	}
+}
