@@ -203,7 +203,7 @@ func (c *Candidates) shortOf(part int, pool *pools.Pool) (reason, remedy string)
 	} else if n := c.book.Counts(pool.Name); n.Free > 0 {
 		what = fmt.Sprintf("only %d free", n.Free)
 	}
-	return fmt.Sprintf("%s has %s (%s)", pool, what, usage(c.book.Counts(pool.Name))), ""
+	return fmt.Sprintf("%s has %s (%s)", pool, what, usage(c.book.Counts(pool.Name), pool.Cooldown)), ""
 }
 
 // causeOf returns AtCap if a pool could serve the request but gives the namespace no
@@ -295,13 +295,14 @@ func (c *Candidates) isRecorded(addr netip.Addr) bool {
 	return ok
 }
 
-func usage(n allocator.Counts) string {
+// usage says how the addresses of a pool are used. Events of a pod must not differ by the second.
+func usage(n allocator.Counts, cooldown time.Duration) string {
 	text := fmt.Sprintf("%d in use, %d retained", n.Allocated, n.Retained)
 	if n.Reserved > 0 {
 		text += fmt.Sprintf(", %d reserved", n.Reserved)
 	}
 	if n.Cooling > 0 {
-		text += fmt.Sprintf(", %d cooling down", n.Cooling)
+		text += fmt.Sprintf(", %d cooling down with cooldown %s", n.Cooling, cooldown)
 	}
 	return text
 }

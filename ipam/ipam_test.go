@@ -472,7 +472,7 @@ func TestDeletedAddressRests(t *testing.T) {
 	remove(v1alpha1.FloatingIPSpec{LastPod: "web-0", ReleasedAt: &now})
 	free()
 	remove(v1alpha1.FloatingIPSpec{Owner: owner, LastPod: "web-0"})
-	if why := rejected(t, i, request("next", "n", "")); !strings.Contains(why, "1 cooling down") {
+	if why := rejected(t, i, request("next", "n", "")); !strings.Contains(why, "1 cooling down with cooldown 1h0m0s") {
 		t.Errorf("why it is not free: %q", why)
 	}
 	// The controller creates a FloatingIP for the cooldown, and somebody deletes it.

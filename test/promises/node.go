@@ -62,7 +62,7 @@ var node = []promise{
 	{
 		"What a killed agent left on the node without a link is removed by the next one.", "agent/README.md",
 		"agent/nettype/veth.go", "return v.wirer.RemoveLoose() }", "return nil }",
-		"test/node", "TestCrash",
+		"test/node", "TestReboot",
 	},
 	{
 		"An agent's token permits to write on the pods of its own node only.", "docs/explanation/security.md",
