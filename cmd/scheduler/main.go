@@ -13,7 +13,9 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	_ "k8s.io/component-base/metrics/prometheus/version"
 	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
 
 	"github.com/berth-dev/berth/cmd/internal/build"
 	"github.com/berth-dev/berth/cmd/internal/gogc"
@@ -29,6 +31,12 @@ func main() {
 	}
 	build.NewMetrics(legacyregistry.MustRegister)
 	factory := floatingip.NewFactory()
+	factory.FirstBinder = firstBinder
 	command := app.NewSchedulerCommand(app.WithPlugin(floatingip.Name, factory.New))
 	os.Exit(cli.Run(command))
+}
+
+// firstBinder names the first Bind plugin of a profile, which has one.
+func firstBinder(profile fwk.Handle) string {
+	return profile.(framework.Framework).ListPlugins().Bind.Enabled[0].Name
 }

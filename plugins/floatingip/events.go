@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
-	"k8s.io/kubernetes/pkg/scheduler/apis/config"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/podrequest"
@@ -27,8 +26,8 @@ import (
 //
 // kube-scheduler calls it at its start, when all plugins of the profile are there: it fails if another one binds first.
 func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
-	if profile, ok := pl.handle.(interface{ ListPlugins() *config.Plugins }); ok {
-		if first := profile.ListPlugins().Bind.Enabled[0].Name; first != Name {
+	if pl.firstBinder != nil {
+		if first := pl.firstBinder(pl.handle); first != Name {
 			return nil, fmt.Errorf("profile %s: %s would bind pods without their addresses: name %s first in plugins.bind.enabled, and disable \"*\" there",
 				pl.handle.ProfileName(), first, Name)
 		}

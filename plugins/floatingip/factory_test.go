@@ -18,7 +18,6 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/component-base/metrics/testutil"
 	fwk "k8s.io/kube-scheduler/framework"
-	"k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	tf "k8s.io/kubernetes/pkg/scheduler/testing/framework"
 
@@ -53,26 +52,21 @@ func TestDecodeArgs(t *testing.T) {
 	}
 }
 
-// besides is a profile with an extender that binds, and whose first Bind plugin is another one.
+// besides is a profile with an extender that binds.
 type besides struct {
 	fwk.Handle
 	extender tf.FakeExtender
-	first    string
 }
 
 func (b *besides) Extenders() []fwk.Extender { return []fwk.Extender{&b.extender} }
-
-func (b *besides) ListPlugins() *config.Plugins {
-	return &config.Plugins{Bind: config.PluginSet{Enabled: []config.Plugin{{Name: b.first}, {Name: Name}}}}
-}
 
 // Nobody else binds a pod with a floating IP: a scheduler whose profile has another Bind plugin first does not start, and a
 // pod that an extender would bind waits, and says why.
 func TestOtherBinders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t, oneWeb, pod("a"))
-		profile := &besides{Handle: c.plugin.handle, first: "DefaultBinder", extender: tf.FakeExtender{ExtenderName: "gpus"}}
-		c.plugin.handle = profile
+		profile := &besides{Handle: c.plugin.handle, extender: tf.FakeExtender{ExtenderName: "gpus"}}
+		c.plugin.handle, c.plugin.firstBinder = profile, func(fwk.Handle) string { return "DefaultBinder" }
 		if _, err := c.plugin.EventsToRegister(c.ctx); err == nil || !strings.Contains(err.Error(), "DefaultBinder would bind pods without their addresses") {
 			t.Errorf("with another Bind plugin first: %v", err)
 		}
