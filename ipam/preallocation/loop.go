@@ -65,7 +65,7 @@ type Loop struct {
 	owners map[string]Owners // by kind
 	line   *line
 	synced []cache.DoneChecker
-	queue  *standby.Queue[Key]
+	queue  workqueue.TypedRateLimitingInterface[Key]
 }
 
 // NewLoop returns a Loop without owners. The caller runs the addresses, the view and the
@@ -78,7 +78,9 @@ func NewLoop(addresses Addresses, seen *view.View, factory informers.SharedInfor
 		namespaces: core.Namespaces().Lister(), quotas: core.ResourceQuotas().Lister(),
 		owners: map[string]Owners{},
 		synced: []cache.DoneChecker{seen.PoolsSynced},
-		queue:  standby.New[Key]("preallocation", Interval, patience),
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[Key](Interval, patience),
+			workqueue.TypedRateLimitingQueueConfig[Key]{Name: "preallocation"}),
 	}
 	l.line = newLine(addresses, l.Enqueue)
 	addresses.OnChange(l.changed)
@@ -232,11 +234,6 @@ func (l *Loop) Run(ctx context.Context) {
 	defer l.queue.ShutDown()
 	if !cache.WaitFor(ctx, "the caches of preallocation", l.synced...) {
 		return
-	}
-	l.queue.Open()
-	l.each(func(Key) bool { return true })
-	for _, object := range l.ips.List() {
-		l.addressChanged(nil, object.(*v1alpha1.FloatingIP))
 	}
 	var group sync.WaitGroup
 	for range workers {
