@@ -51,8 +51,8 @@ type fixture struct {
 }
 
 // simulate runs a test with a controller, as long as the test lasts. There is a pool with
-// these addresses.
-func simulate(t *testing.T, addresses string, test func(w *fixture)) {
+// these addresses. The claims of before come while another replica leads.
+func simulate(t *testing.T, addresses string, test func(w *fixture), before ...*v1alpha1.IPClaim) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &fixture{
 			t: t, registry: metrics.NewKubeRegistry(), Server: ipamtest.NewServer(newPool("web", addresses)),
@@ -81,6 +81,8 @@ func simulate(t *testing.T, addresses string, test func(w *fixture)) {
 		factory.Start(ctx.Done())
 		group.Go(func() { seen.Run(ctx) })
 		group.Go(func() { w.ipam.Run(ctx) })
+		w.create(before...)
+		synctest.Wait()
 		group.Go(func() { loop.Run(ctx) })
 		synctest.Wait()
 		test(w)
@@ -201,6 +203,14 @@ func TestStatusAfterRestore(t *testing.T) {
 		w.pass(time.Minute)
 		w.want("a", "0=0+0 OnDemand")
 	})
+}
+
+// A new leader does what is left to do, without an event.
+func TestNewLeader(t *testing.T) {
+	simulate(t, "10.0.0.1-10.0.0.4", func(w *fixture) {
+		w.pass(5 * time.Second)
+		w.want("a", "3=0+3 Preallocated")
+	}, newClaim("a", 3, preallocating()))
 }
 
 func TestPreallocate(t *testing.T) {
