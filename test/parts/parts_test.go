@@ -280,6 +280,7 @@ func TestAgain(t *testing.T) {
 		want  string
 	}{
 		{true, testID{module + "/ipam", "TestA/b_c"}, "make test PACKAGE=ipam RUN='^TestA$$/^b_c$$'"},
+		{true, testID{module + "/ipam", "TestA/a_pod's"}, "make test PACKAGE=ipam RUN='^TestA$$/^a_pod.s$$'"},
 		{false, testID{module + "/test/node", "TestCrash"}, "make test-all PACKAGE=test/node RUN='^TestCrash$$'"},
 		{true, testID{module, ""}, "make test PACKAGE=."},
 	} {

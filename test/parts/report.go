@@ -69,7 +69,8 @@ func again(short bool, id testID) string {
 	}
 	var expression []string
 	for name := range strings.SplitSeq(id.test, "/") {
-		expression = append(expression, "^"+regexp.QuoteMeta(name)+"$")
+		// The command quotes with apostrophes.
+		expression = append(expression, "^"+strings.ReplaceAll(regexp.QuoteMeta(name), "'", ".")+"$")
 	}
 	// make reads a dollar sign twice.
 	return fmt.Sprintf("%s RUN='%s'", command, strings.ReplaceAll(strings.Join(expression, "/"), "$", "$$"))
