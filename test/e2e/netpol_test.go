@@ -20,7 +20,7 @@ import (
 
 // TestNetpol: Kubernetes' own tests of NetworkPolicy pass on the lab with Berth on it: for pods in
 // the lab's default network, where policies are enforced for all pods, and for pods with floating IPs.
-// A case takes half a minute.
+// A case takes four to fourteen seconds.
 func TestNetpol(t *testing.T) {
 	t.Run("ordinary", func(t *testing.T) { runNetpol(t, "netpol", (*stage).enforceForAll) })
 	t.Run("floating", func(t *testing.T) { runNetpol(t, "netpol-floating", (*stage).giveFloatingIPs) })
