@@ -125,7 +125,7 @@ func parts() []part {
 			suites: []suite{{module: "test", packages: []string{"./e2e"}, run: failover, long: true}},
 		},
 		{
-			name: "netpol", does: "Kubernetes' own tests of NetworkPolicy, for pods with floating IPs and without", minutes: 90, lab: true,
+			name: "netpol", does: "Kubernetes' own tests of NetworkPolicy, for pods with floating IPs and without", minutes: 30, lab: true,
 			suites: []suite{{module: "test", packages: []string{"./e2e"}, run: netpol, long: true}},
 		},
 		{
