@@ -28,7 +28,7 @@ func (r *Reclaimer) adopt(ctx context.Context, ip *v1alpha1.FloatingIP, pod *v1.
 	if err != nil {
 		return nil, nil //nolint:nilerr // the event of the ReplicaSet or Job triggers another look
 	}
-	spec := ip.Spec.DeepCopy()
+	next := *ip.Spec.Owner
 	switch before := ip.Spec.Owner; {
 	case owner.UID == before.UID:
 		return nil, nil
@@ -36,13 +36,14 @@ func (r *Reclaimer) adopt(ctx context.Context, ip *v1alpha1.FloatingIP, pod *v1.
 		if !isShared(&owner) && len(r.rankings.members(&owner)) > 0 {
 			return nil, nil
 		}
-		owner.NamespaceUID = before.NamespaceUID
-		spec.Owner = &owner
+		next, next.NamespaceUID = owner, before.NamespaceUID
 	case owner.Name == before.Name && groupKind(owner.APIVersion, owner.Kind) == groupKind(before.APIVersion, before.Kind):
-		spec.Owner.APIVersion, spec.Owner.UID = owner.APIVersion, owner.UID
+		next.APIVersion, next.UID = owner.APIVersion, owner.UID
 	default:
 		return nil, nil
 	}
+	spec := ip.Spec.DeepCopy()
+	spec.Owner = &next
 	r.bind(ip, spec)
 	w, _, err := r.owners.find(ctx, spec.Owner, false)
 	if err != nil {

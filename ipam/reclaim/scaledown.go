@@ -35,7 +35,7 @@ func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 			return false
 		}
 		ordinal, ok := v1alpha1.OrdinalOf(owner.Name, owner.PodName)
-		if w.ordinals || owner.Kind == "StatefulSet" {
+		if w.ordinals || !numbersItself(owner) {
 			return unscaled || !ok || w.hasOrdinal(ordinal)
 		}
 		return unscaled || at.name < w.replicas

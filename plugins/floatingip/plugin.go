@@ -118,18 +118,16 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 	namespaces := informers.Core().V1().Namespaces().Lister()
 	claims := informers.Core().V1().PersistentVolumeClaims().Lister()
 	return &Plugin{
-		handle: handle,
-
-		firstBinder: f.FirstBinder,
-		reader:      podrequest.Reader{Galaxy: args.GalaxyAliases},
-		addresses:   shared.ipam,
-		waiting:     shared.waiting,
-		ending:      shared.ending,
-		pods:        shared.pods,
-		nodes:       shared.nodes,
-		agents:      shared.agents,
-		nodeLister:  informers.Core().V1().Nodes().Lister(),
-		namespace:   func(name string) (metav1.Object, error) { return namespaces.Get(name) },
+		handle:     handle,
+		reader:     podrequest.Reader{Galaxy: args.GalaxyAliases},
+		addresses:  shared.ipam,
+		waiting:    shared.waiting,
+		ending:     shared.ending,
+		pods:       shared.pods,
+		nodes:      shared.nodes,
+		agents:     shared.agents,
+		nodeLister: informers.Core().V1().Nodes().Lister(),
+		namespace:  func(name string) (metav1.Object, error) { return namespaces.Get(name) },
 		between: podrequest.Between{
 			ReplicaSet: func(namespace, name string) (metav1.Object, error) {
 				set, err := replicaSets.ReplicaSets(namespace).Get(name)
@@ -147,7 +145,8 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 		volumeClaim: func(namespace, name string) (*v1.PersistentVolumeClaim, error) {
 			return claims.PersistentVolumeClaims(namespace).Get(name)
 		},
-		sets: shared.sets,
+		sets:        shared.sets,
+		firstBinder: f.FirstBinder,
 	}, nil
 }
 
@@ -387,20 +386,21 @@ func (s *shared) lost(node *v1.Node) {
 // Plugin gives pods of one profile their addresses. The framework calls its methods,
 // some of them concurrently.
 type Plugin struct {
-	handle      fwk.Handle
-	firstBinder func(fwk.Handle) string // nil: not known
-	reader      podrequest.Reader
-	addresses   *ipam.IPAM // of all profiles
-	waiting     *waiting
-	ending      *ending
-	pods        *knownPods
-	nodes       *nodes
-	agents      *agents
-	nodeLister  corelisters.NodeLister
+	handle     fwk.Handle
+	reader     podrequest.Reader
+	addresses  *ipam.IPAM // of all profiles
+	waiting    *waiting
+	ending     *ending
+	pods       *knownPods
+	nodes      *nodes
+	agents     *agents
+	nodeLister corelisters.NodeLister
 	// namespace, between and volumeClaim read the informers' caches; between asks for a ReplicaSet that these lack.
 	namespace   func(name string) (metav1.Object, error)
 	between     podrequest.Between
 	volumeClaim func(namespace, name string) (*v1.PersistentVolumeClaim, error)
+	// firstBinder is the Factory's.
+	firstBinder func(fwk.Handle) string
 	sets        *fixedSets
 	gain        atomic.Pointer[gain]
 }
