@@ -101,7 +101,7 @@ func TestSharedFamilyOf(t *testing.T) {
 		{onlySix, false, true, v1alpha1.IPv6},
 	} {
 		r := request("web-0", "a", v1alpha1.ReleaseRetain)
-		if got := r.SharedFamily(test.pools, test.v4, test.v6); got != test.want {
+		if got := r.sharedFamily(test.pools, test.v4, test.v6); got != test.want {
 			t.Errorf("with IPv4 %t, IPv6 %t, and %d pools: %q, want %q", test.v4, test.v6, len(test.pools.Pools()), got, test.want)
 		}
 	}

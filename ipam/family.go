@@ -10,24 +10,24 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// DefaultFamily returns the family of new addresses that may be of either family: IPv6
+// defaultFamily returns the family of new addresses that may be of either family: IPv6
 // if the request may use only IPv6 pools, IPv4 otherwise. It does not depend on which
 // pool has more room, so that a pod without a choice gets a predictable family.
-func (r *Request) DefaultFamily(s *pools.Snapshot) v1alpha1.IPFamily {
+func (r *Request) defaultFamily(s *pools.Snapshot) v1alpha1.IPFamily {
 	if !r.mayUseFamily(s, v1alpha1.IPv4) && r.mayUseFamily(s, v1alpha1.IPv6) {
 		return v1alpha1.IPv6
 	}
 	return v1alpha1.IPv4
 }
 
-// SharedFamily returns the family of addresses that may be of either family, if the pods
+// sharedFamily returns the family of addresses that may be of either family, if the pods
 // of an owner share its addresses: all its pods get the same. v4 and v6 say whether the
 // owner has some of each. The result does not depend on which address is idle. It is empty if
 // the owner has none, or may have no new ones of the family that it has.
-func (r *Request) SharedFamily(s *pools.Snapshot, v4, v6 bool) v1alpha1.IPFamily {
+func (r *Request) sharedFamily(s *pools.Snapshot, v4, v6 bool) v1alpha1.IPFamily {
 	switch {
 	case v4 && v6:
-		return r.DefaultFamily(s)
+		return r.defaultFamily(s)
 	case v4 && r.mayUseFamily(s, v1alpha1.IPv4):
 		return v1alpha1.IPv4
 	case v6 && r.mayUseFamily(s, v1alpha1.IPv6):
@@ -60,7 +60,7 @@ func (c *Candidates) shareFamily(held []allocator.Record) {
 		return
 	}
 	v4, v6 := c.book.Shared(c.claimant.Owner, c.request.mayKeep)
-	if family := c.request.SharedFamily(c.state.snapshot, v4, v6); family != "" {
+	if family := c.request.sharedFamily(c.state.snapshot, v4, v6); family != "" {
 		c.choose(family, func(int) bool { return true })
 	}
 }
@@ -70,7 +70,7 @@ func (c *Candidates) shareFamily(held []allocator.Record) {
 func (c *Candidates) defaultFamily() {
 	isNew := func(i int) bool { return len(c.parts[i].kept) == 0 }
 	if c.request.isOfEither() {
-		c.choose(c.request.DefaultFamily(c.state.snapshot), isNew)
+		c.choose(c.request.defaultFamily(c.state.snapshot), isNew)
 	}
 }
 

@@ -96,7 +96,7 @@ func (r *Request) RefusedTerms(pool *pools.Pool) string {
 	case !pool.KeepsTooLong(terms):
 		return ""
 	case terms.Preallocate:
-		return fmt.Sprintf("%s preallocates no addresses, because it keeps them without a pod for at most %s: remove %s", pool, pool.MaxRetainFor, r.said(v1alpha1.AnnotationPreallocate, "preallocate"))
+		return fmt.Sprintf("%s preallocates no addresses, because it keeps them without a pod for at most %s: remove %s", pool, pool.MaxRetainFor, r.said("", "preallocate"))
 	}
 	return fmt.Sprintf("%s keeps addresses without a pod for at most %s: set %s to that or less", pool, pool.MaxRetainFor, r.said(v1alpha1.AnnotationRetainFor, "retainFor"))
 }

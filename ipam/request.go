@@ -36,6 +36,8 @@ type Request struct {
 	MaxPods  int
 	// MaxAddresses is how many addresses of each family an IPClaim may have.
 	MaxAddresses int
+	// Preallocate: the IPClaim keeps its addresses before any pod asks.
+	Preallocate bool
 	// Quota is how many addresses the namespace may have for Preallocate to take one; nil:
 	// any number. A pod has none here, because the API server counted it.
 	Quota *int64

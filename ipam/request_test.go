@@ -71,8 +71,8 @@ func TestRequestOfPod(t *testing.T) {
 			t.Errorf("a pod %s is of %+v", name, got.Owner)
 		}
 	}
-	alone := asking(func(pod *v1.Pod) { pod.Annotations[v1alpha1.AnnotationPreallocate] = "true" })
+	alone := asking(func(pod *v1.Pod) { pod.Annotations[v1alpha1.AnnotationFailover] = v1alpha1.FailoverAutomatic })
 	if _, err := RequestOfPod(podrequest.Reader{}, alone, podrequest.Between{}, nil); err == nil || errors.As(err, new(*LookupError)) {
-		t.Errorf("a pod by itself may preallocate: %v", err)
+		t.Errorf("a pod by itself may fail over: %v", err)
 	}
 }

@@ -45,9 +45,6 @@ func TestRefusedTerms(t *testing.T) {
 		{"a policy", kept(v1alpha1.ReleaseNever, time.Hour), pool + "does not allow release policy Never: set annotation berth.dev/release-policy to PodDeleted or Retain"},
 		{"a long time", kept(v1alpha1.ReleaseRetain, 25*time.Hour), pool + "keeps addresses without a pod for at most 24h0m0s: set annotation berth.dev/retain-for to that or less"},
 		{"any time", kept(v1alpha1.ReleaseRetain, 0), pool + "keeps addresses without a pod for at most 24h0m0s: set annotation berth.dev/retain-for to that or less"},
-		{"preallocation", func(r *Request) {
-			r.Policy, r.RetainFor, r.Preallocate = v1alpha1.ReleaseRetain, time.Hour, true
-		}, pool + "preallocates no addresses, because it keeps them without a pod for at most 24h0m0s: remove annotation berth.dev/preallocate"},
 		{"an address", func(r *Request) { r.Parts = []Part{exactly("10.0.70.7")} }, "address (one of 10.0.70.7): " + pool + "lets nobody choose an address (spec.exactAddresses): remove annotation berth.dev/addresses"},
 		{"an address of another pool", func(r *Request) { r.Parts = []Part{exactly("10.0.70.77")} }, "address (one of 10.0.70.77): " + pool + "has none of 10.0.70.77"},
 	} {

@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -31,7 +32,6 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/ipamtest"
 	"github.com/berth-dev/berth/ipam/preallocation"
-	"github.com/berth-dev/berth/ipam/preallocation/preallocationtest"
 	"github.com/berth-dev/berth/ipam/view"
 )
 
@@ -44,7 +44,7 @@ type fixture struct {
 	registry metrics.KubeRegistry
 	ipam     *ipam.IPAM
 
-	book preallocationtest.Book
+	book book
 
 	mu     sync.Mutex
 	events []string
@@ -90,6 +90,43 @@ func simulate(t *testing.T, addresses string, test func(w *fixture), before ...*
 		factory.Shutdown()
 		group.Wait()
 	})
+}
+
+// book is the book of addresses, which counts the attempts, and gives no address while it is to
+// fail. Safe for concurrent use.
+type book struct {
+	*ipam.IPAM
+
+	mu       sync.Mutex
+	fails    error
+	attempts int
+}
+
+func (b *book) Preallocate(ctx context.Context, request ipam.Request, count int, confirm func(context.Context) error) (made int, err error) {
+	b.mu.Lock()
+	b.attempts++
+	err = b.fails
+	b.mu.Unlock()
+	if err != nil {
+		return 0, err
+	}
+	return b.IPAM.Preallocate(ctx, request, count, confirm)
+}
+
+// fail lets the book fail from now on; nil: no longer.
+func (b *book) fail(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.fails = err
+}
+
+// tried returns how often the book was asked since its last call.
+func (b *book) tried() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n := b.attempts
+	b.attempts = 0
+	return n
 }
 
 // newPool returns a pool of 10.0.0.0/16 or 2001:db8::/64.
@@ -259,14 +296,14 @@ func TestFreedAddressOfMany(t *testing.T) {
 		w.pass(130 * time.Second) // They are tried after 127 s, and then a minute later.
 		after := func(what string, attempts, requests, margin int, free ...string) {
 			t.Helper()
-			w.book.Tried()
+			w.book.tried()
 			w.Writes()
 			w.Gets()
 			for _, name := range free {
 				w.Remove(w.IP(name))
 			}
 			w.pass(preallocation.Interval / 2) // Before anybody tries again because time has passed.
-			tried, asked := w.book.Tried(), len(w.Writes())+len(w.Gets())
+			tried, asked := w.book.tried(), len(w.Writes())+len(w.Gets())
 			if tried < attempts || tried > attempts+margin || asked < requests || asked > requests+3*margin {
 				t.Errorf("after %s: %d attempts and %d requests, want %d and %d", what, tried, asked, attempts, requests)
 			}
@@ -293,13 +330,13 @@ func TestFreedAddressInVain(t *testing.T) {
 		}
 		w.pass(130 * time.Second)
 		w.Fail(ipamtest.Fault{Verb: "get", Name: "first", Err: errors.New("no")})
-		w.book.Tried()
+		w.book.tried()
 		w.Remove(w.IP("10.0.0.1"))
 		w.pass(preallocation.Interval / 2)
 		if diff := cmp.Diff([]string{"10.0.0.1 second"}, w.owned()); diff != "" {
 			t.Errorf("who has it: %s", diff)
 		}
-		if n := w.book.Tried(); n != 2 {
+		if n := w.book.tried(); n != 2 {
 			t.Errorf("%d tried for it, want 2", n)
 		}
 	})
@@ -339,11 +376,11 @@ func TestPreallocateFamilies(t *testing.T) {
 func TestPreallocateWithABookBehind(t *testing.T) {
 	for _, err := range []error{ipam.ErrNotSynced, ipam.ErrConflict, &ipam.ShortageError{Reasons: []string{"there is no such claim"}}} {
 		simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
-			w.book.Fail(err)
+			w.book.fail(err)
 			w.create(newClaim("a", 2, preallocating()))
 			w.pass(500 * time.Millisecond)
 			w.want("a", "0=0+0 Preallocating")
-			w.book.Fail(nil)
+			w.book.fail(nil)
 			w.pass(3 * time.Second)
 			w.want("a", "2=0+2 Preallocated")
 			w.wantEvents("a Preallocated")
@@ -353,11 +390,11 @@ func TestPreallocateWithABookBehind(t *testing.T) {
 
 func TestPreallocateFails(t *testing.T) {
 	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
-		w.book.Fail(errors.New("the API server is tired"))
+		w.book.fail(errors.New("the API server is tired"))
 		w.create(newClaim("a", 2, preallocating()))
 		w.pass(10 * time.Second)
 		w.want("a", "0=0+0 PreallocationFailed")
-		w.book.Fail(nil)
+		w.book.fail(nil)
 		w.pass(time.Minute)
 		w.want("a", "2=0+2 Preallocated")
 		w.wantEvents("a PreallocationFailed", "a Preallocated")
@@ -373,7 +410,7 @@ func TestPreallocateRefused(t *testing.T) {
 		}
 		w.create(newClaim("a", 2, preallocating()), newClaim("b", 1, preallocating()))
 		w.pass(2 * time.Minute)
-		if n := w.book.Tried(); n < 2*7 || n > 2*8 { // at 0, 1, 3, 7, 15, 31 and 63 s
+		if n := w.book.tried(); n < 2*7 || n > 2*8 { // at 0, 1, 3, 7, 15, 31 and 63 s
 			t.Errorf("there were %d attempts in two minutes, for two claims", n)
 		}
 		w.want("a", "0=0+0 PreallocationFailed")
@@ -394,12 +431,12 @@ func TestPreallocateForWhatWas(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
-				w.book.Fail(&ipam.ShortageError{Reasons: []string{"none is free"}})
+				w.book.fail(&ipam.ShortageError{Reasons: []string{"none is free"}})
 				w.create(newClaim("a", 2, preallocating()))
 				w.pass(5 * time.Second)
 				w.Late()
 				change(w)
-				w.book.Fail(nil)
+				w.book.fail(nil)
 				w.pass(5 * time.Minute)
 				if got := w.owned(); got != nil {
 					t.Errorf("it has %q", got)
@@ -416,7 +453,7 @@ func TestAsksOnlyToTake(t *testing.T) {
 		w.create(newClaim("a", 3, preallocating()))
 		w.create(newClaim("b", 3, preallocating(), func(c *v1alpha1.IPClaim) { c.Spec.Pools = []string{"none"} }))
 		w.pass(2 * time.Minute)
-		w.book.Tried()
+		w.book.tried()
 		if diff := cmp.Diff([]string{"a"}, w.Gets()); diff != "" {
 			t.Errorf("for two addresses the API server was asked about: %s", diff)
 		}
@@ -426,7 +463,7 @@ func TestAsksOnlyToTake(t *testing.T) {
 			w.Put(ip)
 			w.pass(2 * gather)
 		}
-		tried := w.book.Tried()
+		tried := w.book.tried()
 		if tried < 10 {
 			t.Errorf("%d attempts in 20 s in which its addresses changed all the time", tried)
 		}
@@ -490,10 +527,10 @@ func TestChangesThatMatter(t *testing.T) {
 				w.Put(newIP("10.0.0.1", "other", "", 1))
 				w.create(newClaim("a", 2, preallocating()))
 				w.pass(130 * time.Second) // It is tried after 127 s, and then a minute later.
-				w.book.Tried()
+				w.book.tried()
 				test.change(w)
 				w.pass(5 * time.Second)
-				if tries := w.book.Tried() > 0; tries != test.tries {
+				if tries := w.book.tried() > 0; tries != test.tries {
 					t.Errorf("it was tried again: %v, want %v", tries, test.tries)
 				}
 				w.want("a", test.status)
@@ -525,11 +562,11 @@ func TestPreallocateAtCap(t *testing.T) {
 			ip.Spec.Owner, ip.Spec.ReleasedAt = nil, &metav1.Time{Time: time.Now()}
 			w.Put(ip)
 		}
-		w.book.Tried()
+		w.book.tried()
 		rest("10.0.0.3")
 		w.pass(2 * preallocation.Interval)
 		w.want("a", "0=0+0 NamespaceAtCap")
-		if n := w.book.Tried(); n != 0 {
+		if n := w.book.tried(); n != 0 {
 			t.Errorf("the address of another namespace woke it: %d attempts", n)
 		}
 		rest("10.0.0.1")
@@ -537,6 +574,39 @@ func TestPreallocateAtCap(t *testing.T) {
 		w.pass(2 * preallocation.Interval)
 		w.want("a", "2=0+2 Preallocated")
 		w.wantEvents("a PreallocationFailed", "a Preallocated")
+	})
+}
+
+// At the quota of its namespace a claim waits for a larger one, or for addresses that the
+// namespace frees.
+func TestPreallocateAtQuota(t *testing.T) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
+		quota := &v1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "ips"}, Spec: v1.ResourceQuotaSpec{
+			Hard: v1.ResourceList{"requests." + v1alpha1.ResourceIP: resource.MustParse("2")},
+		}}
+		wider := quota.DeepCopy()
+		wider.Name, wider.Spec.Hard["requests."+v1alpha1.ResourceIP] = "wider", resource.MustParse("9")
+		for _, each := range []*v1.ResourceQuota{quota, wider} {
+			if _, err := w.kube.CoreV1().ResourceQuotas(namespace).Create(t.Context(), each, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		other := newIP("10.0.0.2", "x", "", 1)
+		other.Spec.Owner.Namespace = "other"
+		w.Put(newIP("10.0.0.1", "x", "", 1), other)
+		w.create(newClaim("a", 4, preallocating()))
+		w.pass(100 * time.Second)
+		w.want("a", "1=0+1 NamespaceAtQuota")
+		quota.Spec.Hard["requests."+v1alpha1.ResourceIP] = resource.MustParse("4")
+		if _, err := w.kube.CoreV1().ResourceQuotas(namespace).Update(t.Context(), quota, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.pass(2 * preallocation.Interval)
+		w.want("a", "3=0+3 NamespaceAtQuota")
+		w.Remove(w.IP("10.0.0.1"))
+		w.pass(2 * preallocation.Interval)
+		w.want("a", "4=0+4 Preallocated")
+		w.wantEvents("a PreallocationFailed: NamespaceAtQuota: 1 of 4 IPv4 addresses: a ResourceQuota allows namespace \"shop\" 2 addresses, and it has 2 (raise requests.berth.dev/ip", "a Preallocated")
 	})
 }
 

@@ -132,9 +132,17 @@ func (c *controller) asClaimed(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim)
 	return spec
 }
 
-// stillThere asks the API server whether the claim is still as in the cache.
+// stillThere asks the API server whether the claim is still as in the cache. It fails with
+// store.ErrChanged if not.
 func (c *controller) stillThere(ctx context.Context, claim *v1alpha1.IPClaim) error {
-	return preallocation.StillThere(ctx, claim, c.api.IPClaims(claim.Namespace).Get)
+	live, err := c.api.IPClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("get IPClaim %s: %w", klog.KObj(claim), err)
+	}
+	if live.UID != claim.UID || live.DeletionTimestamp != nil || live.Generation != claim.Generation {
+		return fmt.Errorf("IPClaim %s: %w", klog.KObj(claim), store.ErrChanged)
+	}
+	return nil
 }
 
 // refusal says why the pool of an address does not allow the claim's release policy and

@@ -16,7 +16,6 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/fixedset"
-	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/ipam/iprange"
 )
 
@@ -27,19 +26,6 @@ const maxListed = 4096
 // maxRanges limits the ranges of one list, after adjacent ranges are joined: the book
 // scans them under its lock for each part of a request and each reach.
 const maxRanges = 256
-
-// checkPreallocate refuses preallocation where the controller cannot count the
-// addresses that a pod needs.
-func checkPreallocate(request *Request, resource v1.ResourceName) error {
-	switch {
-	case !request.Preallocate:
-	case resource == galaxy.ResourceENIIP:
-		return fmt.Errorf("annotation %s has no effect on a pod that requests %s: request %s instead", v1alpha1.AnnotationPreallocate, galaxy.ResourceENIIP, v1alpha1.ResourceIP)
-	case slices.ContainsFunc(request.Parts, func(p Part) bool { return !p.Ranges.IsEmpty() && p.OnlyFamily() == "" }):
-		return fmt.Errorf("annotation %s: a list in %s mixes IPv4 and IPv6, so the number of addresses to preallocate per family is unknown; write one list per family", v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationAddresses)
-	}
-	return nil
-}
 
 var policies = []v1alpha1.ReleasePolicy{v1alpha1.ReleasePodDeleted, v1alpha1.ReleaseRetain, v1alpha1.ReleaseNever}
 
@@ -83,11 +69,6 @@ func readSpare(request *Request, annotations map[string]string) (err error) {
 	return nil
 }
 
-func readPreallocate(request *Request, annotations map[string]string) (err error) {
-	request.Preallocate, err = Preallocates(annotations)
-	return err
-}
-
 // SpareOf reads the annotation [v1alpha1.AnnotationSpareAddresses] of a pod or pod
 // template. The error is for the author of the annotation.
 func SpareOf(annotations map[string]string) (fixedset.Spare, error) {
@@ -103,31 +84,6 @@ func SpareOf(annotations map[string]string) (fixedset.Spare, error) {
 		return fixedset.Spare{}, fmt.Errorf("annotation %s: %q is neither a number from 0 to %d nor %q", v1alpha1.AnnotationSpareAddresses, text, math.MaxUint16, v1alpha1.SpareUnlimited)
 	}
 	return fixedset.Spare{Said: true, Pods: int64(n)}, nil
-}
-
-// Preallocates reports whether the annotations of a pod or pod template ask for the
-// whole fixed set before any pod does. It is false if they name an IPClaim: then
-// spec.preallocate of the claim decides. The error is for the author of the annotations.
-func Preallocates(annotations map[string]string) (bool, error) {
-	text, ok := annotations[v1alpha1.AnnotationPreallocate]
-	if _, claimed := annotations[v1alpha1.AnnotationClaim]; !ok || claimed {
-		return false, nil
-	}
-	ahead, err := strconv.ParseBool(text)
-	if err != nil {
-		return false, fmt.Errorf("annotation %s: %q is not true or false", v1alpha1.AnnotationPreallocate, text)
-	}
-	policy := v1alpha1.ReleasePolicy(annotations[v1alpha1.AnnotationReleasePolicy])
-	switch {
-	case !ahead:
-		return false, nil
-	case policy != v1alpha1.ReleaseRetain && policy != v1alpha1.ReleaseNever:
-		return false, fmt.Errorf("annotation %s has no effect with release policy PodDeleted: set %s to Retain or Never, or remove it", v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationReleasePolicy)
-	case annotations[v1alpha1.AnnotationSpareAddresses] == v1alpha1.SpareUnlimited:
-		return false, fmt.Errorf("annotation %s has no effect with %s: %s, which leaves no fixed set to preallocate: set a number of spare addresses, or remove one of the two annotations",
-			v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationSpareAddresses, v1alpha1.SpareUnlimited)
-	}
-	return true, nil
 }
 
 // Failover reads the annotation [v1alpha1.AnnotationFailover] of a pod: whether it is moved
@@ -201,7 +157,7 @@ func readPools(request *Request, annotations map[string]string) (err error) {
 // saidByClaim are the annotations that the spec of an IPClaim replaces.
 var saidByClaim = []string{
 	v1alpha1.AnnotationReleasePolicy, v1alpha1.AnnotationRetainFor, v1alpha1.AnnotationKeepOnScaleDown, v1alpha1.AnnotationSpareAddresses,
-	v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationPools, v1alpha1.AnnotationPoolSelector,
+	v1alpha1.AnnotationPools, v1alpha1.AnnotationPoolSelector,
 }
 
 // asking are all annotations of a pod's request.

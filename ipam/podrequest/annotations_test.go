@@ -76,8 +76,6 @@ func TestCompile(t *testing.T) {
 	keeping.RetainFor, keeping.KeepOnScaleDown = 72*time.Hour, true
 	spare := with(plain, v1alpha1.ReleaseRetain)
 	spare.Spare = fixedset.Spare{Said: true, Pods: 3}
-	ahead := with(plain, v1alpha1.ReleaseNever)
-	ahead.Preallocate = true
 	moved := plain
 	moved.Failover = true
 	movedWithVolumes := moved
@@ -90,8 +88,6 @@ func TestCompile(t *testing.T) {
 		return pod
 	}
 	ofGalaxy := asGalaxy("1", galaxy.AnnotationReleasePolicy, "immutable")
-	aheadOfGalaxy := ofGalaxy.DeepCopy()
-	aheadOfGalaxy.Annotations[v1alpha1.AnnotationPreallocate] = "true"
 	for _, test := range []struct {
 		name string
 		pod  *v1.Pod
@@ -116,16 +112,6 @@ func TestCompile(t *testing.T) {
 		{name: "spare addresses without a policy", pod: testPod(1, v1alpha1.AnnotationSpareAddresses, "3"), err: "berth.dev/spare-addresses has no effect with release policy PodDeleted"},
 		{name: "spare addresses, a word", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Retain", v1alpha1.AnnotationSpareAddresses, "some"), err: `"some" is neither a number`},
 		{name: "scale-down with Never", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Never", v1alpha1.AnnotationKeepOnScaleDown, "true"), err: "has no effect with release policy Never: set berth.dev/release-policy to Retain"},
-		{name: "the fixed set ahead", want: ahead, pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Never", v1alpha1.AnnotationPreallocate, "true")},
-		{name: "not ahead", want: plain, pod: testPod(1, v1alpha1.AnnotationPreallocate, "false")},
-		{name: "ahead without a policy", pod: testPod(1, v1alpha1.AnnotationPreallocate, "true"), err: "berth.dev/preallocate has no effect with release policy PodDeleted"},
-		{name: "ahead without a set", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Retain", v1alpha1.AnnotationPreallocate, "true", v1alpha1.AnnotationSpareAddresses, "Unlimited"),
-			err: "berth.dev/preallocate has no effect with berth.dev/spare-addresses: Unlimited"},
-		{name: "ahead, a word", pod: testPod(1, v1alpha1.AnnotationPreallocate, "yes"), err: `"yes" is not true or false`},
-		{name: "ahead of both families", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Retain", v1alpha1.AnnotationPreallocate, "true", v1alpha1.AnnotationAddresses, "10.0.70.5,fd00::5"),
-			err: "mixes IPv4 and IPv6, so the number of addresses to preallocate per family is unknown"},
-		{name: "ahead, of a claim", pod: testPod(1, v1alpha1.AnnotationClaim, "licences", v1alpha1.AnnotationPreallocate, "true"), err: "the spec of the IPClaim decides"},
-		{name: "ahead with Galaxy's resource", pod: aheadOfGalaxy, err: "request berth.dev/ip instead"},
 		{name: "failover", pod: testPod(1, v1alpha1.AnnotationFailover, "Automatic"), want: moved},
 		{name: "failover of a claim's address", pod: testPod(1, v1alpha1.AnnotationFailover, "automatic", v1alpha1.AnnotationClaim, "licences"), err: `"automatic" is not Automatic: write that, or remove the annotation`},
 		{name: "failover, empty", pod: testPod(1, v1alpha1.AnnotationFailover, ""), err: `annotation berth.dev/failover: "" is not Automatic`},
@@ -133,7 +119,8 @@ func TestCompile(t *testing.T) {
 		{name: "failover with volumes, a word", pod: testPod(1, v1alpha1.AnnotationFailover, "Automatic", v1alpha1.AnnotationFailoverVolumes, "true"), err: `annotation berth.dev/failover-volumes: "true" is not Accept`},
 		{name: "volumes without failover", pod: testPod(1, v1alpha1.AnnotationFailoverVolumes, "Accept"), err: "berth.dev/failover-volumes has no effect without berth.dev/failover: Automatic"},
 		{name: "a name that there is not", pod: testPod(1, "berth.dev/adresses", "10.0.70.5"),
-			err: "annotation berth.dev/adresses is unknown: remove it, or write after berth.dev/ one of addresses, advertise, claim, failover, failover-volumes, families, keep-on-scale-down, pool-selector, pools, preallocate, release-policy, retain-for, spare-addresses"},
+			err: "annotation berth.dev/adresses is unknown: remove it, or write after berth.dev/ one of addresses, advertise, claim, failover, failover-volumes, families, keep-on-scale-down, pool-selector, pools, release-policy, retain-for, spare-addresses"},
+		{name: "what only a claim has", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Retain", "berth.dev/preallocate", "true"), err: "annotation berth.dev/preallocate is unknown: remove it"},
 		{name: "the resource as an annotation", pod: testPod(1, "berth.dev/ip", "10.0.70.5"), err: "annotation berth.dev/ip is unknown"},
 		{name: "annotations for others", want: plain,
 			pod: testPod(1, v1alpha1.AnnotationNetworkProfile, "gold", v1alpha1.AnnotationHostPorts, "Random", v1alpha1.AnnotationHostPortsStatus, "[]", v1alpha1.AnnotationFloatingIPs, "10.0.70.5", "berth.device/addresses", "x")},

@@ -167,9 +167,8 @@ func requiredNode(pod *v1.Pod) string {
 var errNoNode = errors.New("the pod belongs to a DaemonSet but its node affinity does not name its node, so no address can be kept for that node")
 
 // CheckOwner refuses an IPClaim as the owner by metadata.ownerReferences, a policy that
-// keeps addresses for a DaemonSet's pod without a node, preallocation for a workload
-// that is no Deployment or ReplicaSet, and failover for a pod that nobody makes again, or not on
-// another node. The error is for the pod's author.
+// keeps addresses for a DaemonSet's pod without a node, and failover for a pod that nobody makes
+// again, or not on another node. The error is for the pod's author.
 func (r *Request) CheckOwner(owner *v1alpha1.Owner) error {
 	if owner.IsClaim() {
 		// The claim would own addresses that do not count against its size.
@@ -178,9 +177,6 @@ func (r *Request) CheckOwner(owner *v1alpha1.Owner) error {
 	}
 	if r.Claim == "" && r.Policy != v1alpha1.ReleasePodDeleted && owner.Kind == "DaemonSet" && owner.NodeName == "" {
 		return errNoNode
-	}
-	if kind := schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind).GroupKind(); r.Preallocate && (kind.Group != appsv1.GroupName || kind.Kind != "Deployment" && kind.Kind != "ReplicaSet") {
-		return fmt.Errorf("annotation %s is for pods of Deployments and ReplicaSets, but this pod belongs to a %s: remove it, or use an IPClaim with spec.preallocate", v1alpha1.AnnotationPreallocate, kind.Kind)
 	}
 	switch {
 	case !r.Failover:

@@ -190,24 +190,17 @@ func TestNoClaimControls(t *testing.T) {
 	}
 }
 
-// Only workloads with a fixed set that the controller knows can preallocate, and an
-// address of a DaemonSet is kept for a node. Failover needs a workload that makes the pod again, on another
-// node.
+// An address of a DaemonSet is kept for a node. Failover needs a workload that makes the pod
+// again, on another node.
 func TestCheckOwner(t *testing.T) {
 	retained := Request{Policy: v1alpha1.ReleaseRetain}
-	ahead := Request{Policy: v1alpha1.ReleaseRetain, Preallocate: true}
 	moved := Request{Policy: v1alpha1.ReleasePodDeleted, Failover: true}
 	for _, test := range []struct {
 		apiVersion, kind, node string
 		request                Request
 		err                    string
 	}{
-		{"apps/v1", "Deployment", "", ahead, ""},
-		{"apps/v1", "ReplicaSet", "", ahead, ""},
 		{"apps/v1", "StatefulSet", "", retained, ""},
-		{"apps/v1", "StatefulSet", "", ahead, "but this pod belongs to a StatefulSet"},
-		{"argoproj.io/v1alpha1", "Rollout", "", ahead, "but this pod belongs to a Rollout"},
-		{"example.org/v1", "Deployment", "", ahead, "for pods of Deployments and ReplicaSets"},
 		{"apps/v1", "DaemonSet", "", retained, "no address can be kept for that node"},
 		{"apps/v1", "DaemonSet", "node1", retained, ""},
 		{"apps/v1", "DaemonSet", "", Request{Policy: v1alpha1.ReleasePodDeleted}, ""},

@@ -29,10 +29,8 @@ type Request struct {
 	KeepOnScaleDown bool
 	// Spare is the pod's setting for spare addresses of the fixed set.
 	Spare fixedset.Spare
-	// Preallocate says that the fixed set is taken before any pod asks.
-	Preallocate bool
 	// Claim is the name of the IPClaim that the addresses come from, or "". The claim
-	// then decides the fields from Policy to Preallocate, and the pools.
+	// then decides the fields from Policy to Spare, and the pools.
 	Claim string
 	// Parts has one element for each address of the pod; there is at least one.
 	Parts []Part
@@ -80,16 +78,14 @@ func (r Reader) Compile(pod *v1.Pod) (Request, error) {
 		maps.Copy(ours, annotations)
 		annotations = ours
 	}
-	for _, read := range []func(*Request, map[string]string) error{readPolicy, readSpare, readPreallocate, readPools, readClaim, readFailover} {
+	for _, read := range []func(*Request, map[string]string) error{readPolicy, readSpare, readPools, readClaim, readFailover} {
 		if err := read(&request, annotations); err != nil {
 			return request, err
 		}
 	}
 	var err error
-	if request.Parts, err = readParts(annotations, n, resource); err != nil {
-		return request, err
-	}
-	return request, checkPreallocate(&request, resource)
+	request.Parts, err = readParts(annotations, n, resource)
+	return request, err
 }
 
 // Part is one address of a request.

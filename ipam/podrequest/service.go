@@ -15,8 +15,7 @@ import (
 
 // ofPodsOnly are annotations that say nothing about a Service.
 var ofPodsOnly = []string{
-	v1alpha1.AnnotationKeepOnScaleDown, v1alpha1.AnnotationSpareAddresses, v1alpha1.AnnotationPreallocate,
-	v1alpha1.AnnotationFailover, v1alpha1.AnnotationFailoverVolumes, v1alpha1.AnnotationAdvertise,
+	v1alpha1.AnnotationKeepOnScaleDown, v1alpha1.AnnotationSpareAddresses, v1alpha1.AnnotationFailover, v1alpha1.AnnotationFailoverVolumes, v1alpha1.AnnotationAdvertise,
 }
 
 // ofServices are the annotations of a Service's request.

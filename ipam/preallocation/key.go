@@ -3,8 +3,6 @@
 package preallocation
 
 import (
-	appsv1 "k8s.io/api/apps/v1"
-
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -13,11 +11,9 @@ type Key struct{ Kind, Namespace, Name string }
 
 // Kinds of owners that preallocate.
 const (
-	KindClaim      = "IPClaim"
-	KindNode       = "Node"
-	KindService    = "Service"
-	kindDeployment = "Deployment"
-	kindReplicaSet = "ReplicaSet"
+	KindClaim   = "IPClaim"
+	KindNode    = "Node"
+	KindService = "Service"
 )
 
 // keyOf returns the key of the owner of an address; ok is false if the owner is of no
@@ -33,12 +29,8 @@ func keyOf(ip *v1alpha1.FloatingIP) (k Key, ok bool) {
 		return Key{KindNode, "", owner.Name}, true
 	case owner.IsService():
 		return Key{KindService, owner.Namespace, owner.Name}, true
-	case owner.PodName != "" || owner.NodeName != "":
-		return Key{}, false
-	case owner.APIVersion != appsv1.SchemeGroupVersion.String() || owner.Kind != kindDeployment && owner.Kind != kindReplicaSet:
-		return Key{}, false
 	}
-	return Key{owner.Kind, owner.Namespace, owner.Name}, true
+	return Key{}, false
 }
 
 func (k Key) String() string { return k.Kind + "/" + k.Namespace + "/" + k.Name }

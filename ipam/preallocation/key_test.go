@@ -10,23 +10,19 @@ import (
 
 func TestKeyOf(t *testing.T) {
 	for _, test := range []struct {
-		name string
-		edit func(*v1alpha1.FloatingIPSpec)
-		want string
+		name  string
+		owner *v1alpha1.Owner
+		want  string
 	}{
-		{"of a Deployment", func(*v1alpha1.FloatingIPSpec) {}, "Deployment/shop/web"},
-		{"of a ReplicaSet", func(s *v1alpha1.FloatingIPSpec) { s.Owner.Kind = "ReplicaSet" }, "ReplicaSet/shop/web"},
-		{"of a StatefulSet", func(s *v1alpha1.FloatingIPSpec) { s.Owner.Kind = "StatefulSet" }, ""},
-		{"of another group", func(s *v1alpha1.FloatingIPSpec) { s.Owner.APIVersion = "example.com/v1" }, ""},
-		{"of one pod name", func(s *v1alpha1.FloatingIPSpec) { s.Owner.PodName = "web-0" }, ""},
-		{"of one node", func(s *v1alpha1.FloatingIPSpec) { s.Owner.NodeName = "n1" }, ""},
-		{"of a claim", func(s *v1alpha1.FloatingIPSpec) { s.Owner.APIVersion, s.Owner.Kind = "berth.dev/v1alpha1", "IPClaim" }, "IPClaim/shop/web"},
-		{"of nobody", func(s *v1alpha1.FloatingIPSpec) { s.Owner = nil }, ""},
+		{"of a claim", &v1alpha1.Owner{APIVersion: "berth.dev/v1alpha1", Kind: "IPClaim", Namespace: "shop", Name: "web"}, "IPClaim/shop/web"},
+		{"of a Node", &v1alpha1.Owner{APIVersion: "v1", Kind: "Node", Name: "n1"}, "Node//n1"},
+		{"of a Service", &v1alpha1.Owner{APIVersion: "v1", Kind: "Service", Namespace: "shop", Name: "web"}, "Service/shop/web"},
+		{"of a Deployment", &v1alpha1.Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "web"}, ""},
+		{"of another group's kind", &v1alpha1.Owner{APIVersion: "example.com/v1", Kind: "IPClaim", Namespace: "shop", Name: "web"}, ""},
+		{"of nobody", nil, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			ip := newIP("10.0.0.1")
-			test.edit(&ip.Spec)
-			k, ok := keyOf(ip)
+			k, ok := keyOf(&v1alpha1.FloatingIP{Spec: v1alpha1.FloatingIPSpec{Owner: test.owner}})
 			if ok != (test.want != "") || ok && k.String() != test.want {
 				t.Errorf("it is %v %q, want %q", ok, k, test.want)
 			}

@@ -52,7 +52,7 @@ type Addresses interface {
 	OnChange(listener func(ipam.Change))
 }
 
-// Loop reconciles all owners that preallocate: IPClaims, Nodes, Services and workloads. One runs at a time:
+// Loop reconciles all owners that preallocate: IPClaims, Nodes and Services. One runs at a time:
 // the leader.
 type Loop struct {
 	preallocator Preallocator

@@ -58,10 +58,8 @@ func NoPool(request *ipam.Request, snapshot *pools.Snapshot) *Problem {
 	return &Problem{reasons[shortage.Cause], shortage.Error()}
 }
 
-// failed reports whether a problem needs attention, rather than being work in progress.
-func (p *Problem) failed() bool { return p != nil && Failed(p.Reason) }
-
-// Failed reports whether a reason needs attention, as [Problem.failed] does.
+// Failed reports whether the reason of a problem needs attention, rather than being work in
+// progress.
 func Failed(reason string) bool {
 	return slices.Contains([]string{
 		ReasonPoolsExhausted, ReasonNamespaceAtCap, ReasonNamespaceAtQuota, ReasonNoSuchPool, ReasonNoPoolFits, ReasonPreallocationFailed, ReasonInvalid,

@@ -9,14 +9,11 @@ import (
 	"strings"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/pools"
-	"github.com/berth-dev/berth/ipam/store"
 )
 
 const (
@@ -141,19 +138,6 @@ func (p *Progress) Expect(has, more Count, now time.Time) {
 		p.expected[family] = has[family] + n
 	}
 	p.until = now.Add(settling)
-}
-
-// StillThere asks the API server whether an object is still as it was seen. It fails with
-// store.ErrChanged if not.
-func StillThere[T metav1.Object](ctx context.Context, seen metav1.Object, get func(context.Context, string, metav1.GetOptions) (T, error)) error {
-	live, err := get(ctx, seen.GetName(), metav1.GetOptions{})
-	if err != nil {
-		return fmt.Errorf("get %s: %w", klog.KObj(seen), err)
-	}
-	if live.GetUID() != seen.GetUID() || live.GetDeletionTimestamp() != nil || live.GetGeneration() != seen.GetGeneration() {
-		return fmt.Errorf("%s: %w", klog.KObj(seen), store.ErrChanged)
-	}
-	return nil
 }
 
 // passing reports whether an error needs no attention: the book is not filled yet, or

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/berth-dev/berth/ipam"
@@ -71,7 +72,10 @@ func wanting(family v1alpha1.IPFamily, size, has int) Want {
 // take describes the result as "reason: message, again".
 func (o *owner) take() string {
 	o.t.Helper()
-	snapshot := pools.Compile([]*v1alpha1.IPPool{pool("four", "10.0.0.0/24", "10.0.0.0/24"), pool("six", "fd00::/64", "fd00::/120")})
+	snapshot := pools.Compile([]*v1alpha1.IPPool{
+		{ObjectMeta: metav1.ObjectMeta{Name: "four"}, Spec: v1alpha1.IPPoolSpec{Subnet: "10.0.0.0/24", Ranges: []string{"10.0.0.0/24"}}},
+		{ObjectMeta: metav1.ObjectMeta{Name: "six"}, Spec: v1alpha1.IPPoolSpec{Subnet: "fd00::/64", Ranges: []string{"fd00::/120"}}},
+	})
 	by := taker{Preallocator: &o.shelf, Pools: func() *pools.Snapshot { return snapshot }, Clock: o.clock, End: o.wait,
 		Begin: func(requests []ipam.Request) { o.wait(requests, false) }}
 	problem, again, err := o.Progress.take(o.t.Context(), by, o.goal, o.has)

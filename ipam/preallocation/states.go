@@ -40,13 +40,6 @@ func (s *States[S]) Of(key Key, uid types.UID) *Memory[S] {
 	return m
 }
 
-// has reports whether there is a memory for a key.
-func (s *States[S]) has(key Key) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.all[key] != nil
-}
-
 // Forget removes the memory of a key.
 func (s *States[S]) Forget(key Key) {
 	s.mu.Lock()

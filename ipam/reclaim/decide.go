@@ -64,8 +64,8 @@ type verdict struct {
 }
 
 // expired reports whether an address has had no pod for its whole retainFor. Then it is
-// freed even if its workload wants it, unless the workload preallocates it in a pool
-// without maxRetainFor.
+// freed even if its owner wants it, unless an IPClaim preallocates it in a pool without
+// maxRetainFor.
 func expired(spec *v1alpha1.FloatingIPSpec, s situation) bool {
 	return spec.Pod == nil && spec.RetainFor != nil && leftOf(spec, s) <= 0
 }
@@ -82,9 +82,6 @@ func leftOf(spec *v1alpha1.FloatingIPSpec, s situation) time.Duration {
 // needsOwner reports whether the decision about an address without a live pod depends on
 // its workload.
 func needsOwner(spec *v1alpha1.FloatingIPSpec) bool {
-	if spec.ReleasePolicy == v1alpha1.ReleaseNever && spec.Pod == nil && mayPreallocate(spec.Owner) && (spec.RetainFor != nil || isUnused(spec)) {
-		return true
-	}
 	return spec.ReleasePolicy == v1alpha1.ReleaseRetain || spec.Owner.IsClaim()
 }
 
@@ -140,18 +137,13 @@ func byRules(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	if left := keptFor(spec, s.now); left > 0 {
 		return verdict{again: left}
 	}
-	preallocated := s.owner.preallocated(spec, s.at)
+	preallocated := s.owner.preallocates(s.at)
 	exempt := preallocated && !s.limited
 	if expired(spec, s) && !exempt {
 		return giveBack(spec, s)
 	}
 	switch spec.ReleasePolicy {
 	case v1alpha1.ReleaseNever:
-		// A preallocated address is kept only for a replica: the controller and the
-		// scheduler may have taken too many together.
-		if s.owner.exists && s.owner.ahead && isUnused(spec) && !preallocated {
-			return giveBack(spec, s)
-		}
 	case v1alpha1.ReleaseRetain:
 		if s.superseded || !s.unknown && !s.owner.wants(spec, s.at) {
 			return giveBack(spec, s)

@@ -219,6 +219,11 @@ func TestDecide(t *testing.T) {
 						}
 						s := situation{now: now, owner: test.w, at: test.at}
 						checkDecision(t, spec, s, want)
+						// An address that is freed for its rank must be found.
+						ranked := isShared(test.owner) && test.w.exists && !test.w.addressless && !held && policy == v1alpha1.ReleaseRetain
+						if ip := (&v1alpha1.FloatingIP{Spec: spec}); ranked && want == free && !yields(ip) {
+							t.Error("nobody looks at it when too many come before it")
+						}
 					})
 				}
 			}
@@ -307,7 +312,7 @@ func TestDecidePreallocated(t *testing.T) {
 			for _, exists := range []bool{true, false} {
 				spec := v1alpha1.FloatingIPSpec{Owner: claim, ReleasePolicy: policy, RetainFor: &metav1.Duration{Duration: time.Second}, Since: &long}
 				w := claims(2)
-				w.exists, w.preallocates = exists, []v1alpha1.IPFamily{v1alpha1.IPv4}
+				w.exists, w.ahead = exists, []v1alpha1.IPFamily{v1alpha1.IPv4}
 				want := free
 				if within && exists {
 					want = keep
@@ -315,75 +320,12 @@ func TestDecidePreallocated(t *testing.T) {
 				if got := decide(&spec, situation{now: now, owner: w, at: after(int64(rank))}); got != (verdict{action: want}) {
 					t.Errorf("%s, %d before it, claim exists %v: got %+v, want %v", policy, rank, exists, got, want)
 				}
+				if ip := (&v1alpha1.FloatingIP{Spec: spec}); !yields(ip) {
+					t.Errorf("%s: nobody looks at it when too many come before it", policy)
+				}
 				six := standing{family: v1alpha1.IPv6, rank: int64(rank), families: 2}
 				if got := decide(&spec, situation{now: now, owner: w, at: six}); got != (verdict{action: free}) {
 					t.Errorf("%s: an address of a family that is not preallocated: got %+v, want free", policy, got)
-				}
-			}
-		}
-	}
-}
-
-// A preallocated address stays as long as a replica wants it, and an address that a pod had
-// as long as it is one of the set, regardless of retain-for. Beyond that, an address that no pod
-// ever had is freed, against all else that keeps it; so nobody holds spare addresses by asking
-// ahead.
-func TestDecideAhead(t *testing.T) {
-	now := time.Now()
-	long := metav1.NewTime(now.Add(-time.Hour))
-	for _, policy := range []v1alpha1.ReleasePolicy{v1alpha1.ReleaseRetain, v1alpha1.ReleaseNever} {
-		for _, test := range []struct {
-			name                           string
-			rank                           int64
-			gone, notAhead, used, keepDown bool
-			retainFor                      time.Duration
-			retain, never                  action
-		}{
-			{name: "for a replica", rank: 2, retain: keep, never: keep},
-			{name: "for a replica, for long", rank: 2, retainFor: time.Second, retain: keep, never: keep},
-			{name: "spare", rank: 3, retain: free, never: free},
-			{name: "spare, kept on scale-down", rank: 3, keepDown: true, retain: free, never: free},
-			{name: "spare, used", rank: 3, used: true, retain: keep, never: keep},
-			{name: "in the set, used, for long", rank: 3, used: true, retainFor: time.Second, retain: keep, never: keep},
-			{name: "beyond", rank: 4, retain: free, never: free},
-			{name: "beyond, kept on scale-down", rank: 4, keepDown: true, retain: free, never: free},
-			{name: "beyond, used", rank: 4, used: true, retain: free, never: keep},
-			{name: "beyond, used, kept on scale-down", rank: 4, used: true, keepDown: true, retain: keep, never: keep},
-			{name: "beyond, used, for long", rank: 4, used: true, retainFor: time.Second, retain: free, never: free},
-			{name: "not ahead, spare", rank: 3, notAhead: true, retain: free, never: keep},
-			{name: "not ahead, spare, used", rank: 3, notAhead: true, used: true, retain: keep, never: keep},
-			{name: "not ahead, beyond", rank: 4, notAhead: true, retain: free, never: keep},
-			{name: "not ahead, kept on scale-down", rank: 4, notAhead: true, keepDown: true, retain: keep, never: keep},
-			{name: "not ahead, for long", rank: 3, notAhead: true, retainFor: time.Second, retain: free, never: free},
-			{name: "the workload is gone", rank: 3, gone: true, retain: free, never: keep},
-			{name: "the workload is gone, for long", rank: 3, gone: true, retainFor: time.Second, retain: free, never: free},
-		} {
-			for _, kind := range []string{"Deployment", "ReplicaSet"} {
-				owner := shared("apps/v1", kind)
-				ip := record("10.0.70.2", owner, 1, "")
-				ip.Spec.ReleasePolicy, ip.Spec.Since, ip.Spec.KeepOnScaleDown = policy, &long, test.keepDown
-				ip.Spec.LastPod = ""
-				if test.used {
-					ip.Spec.LastPod = "web-x"
-				}
-				if test.retainFor > 0 {
-					ip.Spec.RetainFor = &metav1.Duration{Duration: test.retainFor}
-				}
-				s := situation{now: now}
-				if needsOwner(&ip.Spec) { // as assess does
-					s.at = after(test.rank)
-					s.owner = workload{exists: !test.gone, replicas: 3, spare: 1, each: podrequest.Demand{Total: 1}, ahead: !test.notAhead && !test.gone}
-				}
-				want := test.retain
-				if policy == v1alpha1.ReleaseNever {
-					want = test.never
-				}
-				if got := decide(&ip.Spec, s); got.action != want {
-					t.Errorf("%s, %s: got %v, want %v", policy, test.name, got.action, want)
-				}
-				// An address that is freed for its rank must be found.
-				if s.at.family != "" && want == free && !test.gone && test.retainFor == 0 && !yields(ip) {
-					t.Errorf("%s, %s: nobody looks at it when too many come before it", policy, test.name)
 				}
 			}
 		}

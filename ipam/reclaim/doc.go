@@ -18,12 +18,10 @@
 //	Never      | keep         | keep for the workload                            | keep for the workload
 //
 // Kept addresses are freed when spec.retainFor has passed, except addresses that an
-// IPClaim or a workload preallocates in a pool without maxRetainFor. A preallocated address of a workload that no pod
-// ever had is kept only for a replica, even with Never and keepOnScaleDown: the
-// controller and the scheduler may take addresses at the same time, and too many
-// together. Freed means deleted; if a pod had the address and the pool has a cooldown, it
-// means without an owner until the cooldown is over. If another client deletes the
-// FloatingIP of such an address, the reclaimer creates a new one for the cooldown.
+// IPClaim preallocates in a pool without maxRetainFor. Freed means deleted; if a pod had the
+// address and the pool has a cooldown, it means without an owner until the cooldown is over. If
+// another client deletes the FloatingIP of such an address, the reclaimer creates a new one for
+// the cooldown.
 // An address that a host outside of the cluster has ([v1alpha1.FloatingIP.InConflict]) stays
 // without an owner for a day, or until somebody deletes the FloatingIP.
 // docs/explanation/release.md says when each kind of workload wants an address ([workload.wants]

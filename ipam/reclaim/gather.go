@@ -141,7 +141,7 @@ func (r *Reclaimer) assess(ctx context.Context, ip *v1alpha1.FloatingIP, podExis
 		s.owner = workload{exists: podExists, unbounded: true}
 		return true, nil
 	}
-	if s.superseded || !mayPreallocate(ip.Spec.Owner) && expired(&ip.Spec, *s) {
+	if s.superseded || !ip.Spec.Owner.IsClaim() && expired(&ip.Spec, *s) {
 		return true, nil // It is freed, even if the owner wants it.
 	}
 	for _, fresh := range []bool{false, true} {

@@ -35,8 +35,8 @@ const (
 	byNamespace = "ownerNamespace"
 	// byLastNode has the addresses at rest that a node may still carry.
 	byLastNode = "lastNode"
-	// byPool has the addresses that depend on a field of the pool: they cool down, may be preallocated
-	// and have a retainFor, or are of Nodes.
+	// byPool has the addresses that depend on a field of the pool: they cool down, are an IPClaim's
+	// with a retainFor, or are of Nodes.
 	byPool = "byPool"
 )
 
@@ -89,7 +89,7 @@ func indexers() cache.Indexers {
 		}),
 		byPool: of(func(spec *v1alpha1.FloatingIPSpec) string {
 			cools := spec.Owner == nil && spec.ReleasedAt != nil
-			if cools || spec.Owner.IsNode() || spec.Owner != nil && spec.Pod == nil && spec.RetainFor != nil && mayPreallocate(spec.Owner) {
+			if cools || spec.Owner.IsNode() || spec.Owner != nil && spec.Owner.IsClaim() && spec.Pod == nil && spec.RetainFor != nil {
 				return spec.Pool
 			}
 			return ""

@@ -122,13 +122,6 @@ func successor(deployment *appsv1.Deployment) *appsv1.Deployment {
 	return deployment
 }
 
-// preallocating is a Deployment that keeps an address for a pod before there is one.
-func preallocating() *appsv1.Deployment {
-	deployment := deployment(1)
-	deployment.Spec.Template.Annotations = map[string]string{v1alpha1.AnnotationPreallocate: "true", v1alpha1.AnnotationReleasePolicy: string(v1alpha1.ReleaseNever)}
-	return deployment
-}
-
 // demanding is a Deployment whose pods ask for two addresses.
 func demanding(replicas int32) *appsv1.Deployment {
 	deployment := deployment(replicas)
@@ -182,6 +175,13 @@ func limiting() *v1alpha1.IPPool {
 
 func ipClaim(size int32) *v1alpha1.IPClaim {
 	return &v1alpha1.IPClaim{ObjectMeta: web(0), Spec: v1alpha1.IPClaimSpec{Size: size}}
+}
+
+// preallocating is an IPClaim that keeps an address for a pod before there is one.
+func preallocating() *v1alpha1.IPClaim {
+	claim := ipClaim(1)
+	claim.Spec.Preallocate = true
+	return claim
 }
 
 // describe names the pod that has an address, or its state.
@@ -336,11 +336,11 @@ func TestLife(t *testing.T) {
 			does: after(minute), want: ips{}, counted: counts{"released_total Retain": 1}},
 		{name: "the address is retained until its limit", given: all{deployment(1), given(a, ofDeployment, "", last("x"), limited(minute))},
 			does: after(minute - 1), want: ips{a: "kept since 0s, last of x"}},
-		{name: "the address is retained for its limit, but is preallocated", given: all{preallocating(), given(a, ofDeployment, "", last("x"), under(v1alpha1.ReleaseNever), limited(minute))},
+		{name: "the address is retained for its limit, but is preallocated", given: all{preallocating(), given(a, claim, "", last("x"), under(v1alpha1.ReleaseNever), limited(minute))},
 			does: after(minute), want: ips{a: "kept since 0s, last of x"}},
-		{name: "the address is preallocated, but its pool limits that", given: all{limiting(), preallocating(), given(a, ofDeployment, "", last("x"), under(v1alpha1.ReleaseNever), limited(minute))},
+		{name: "the address is preallocated, but its pool limits that", given: all{limiting(), preallocating(), given(a, claim, "", last("x"), under(v1alpha1.ReleaseNever), limited(minute))},
 			does: after(minute), want: ips{}, counted: counts{"released_total Never": 1}},
-		{name: "the address is preallocated, and its pool begins to limit that", given: all{pool(0), preallocating(), given(a, ofDeployment, "", last("x"), under(v1alpha1.ReleaseNever), limited(minute))},
+		{name: "the address is preallocated, and its pool begins to limit that", given: all{pool(0), preallocating(), given(a, claim, "", last("x"), under(v1alpha1.ReleaseNever), limited(minute))},
 			does: both(after(minute), puts(limiting())), want: ips{}, counted: counts{"released_total Never": 1}},
 		{name: "a restored address is kept until its time", given: all{given(a, ofDeployment, "", last("x"), until(minute))},
 			does: after(minute - 1), want: ips{a: "kept, last of x, until 1m0s"}},

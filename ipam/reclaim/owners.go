@@ -108,7 +108,7 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		if err != nil || deployment == nil {
 			return workload{}, nil, live, err
 		}
-		w := sharing(deployment, fixedset.OfDeployment(&deployment.Spec, spareOf(&deployment.Spec.Template)), &deployment.Spec.Template)
+		w := sharing(deployment, fixedset.OfDeployment(&deployment.Spec, spareOf(&deployment.Spec.Template)))
 		w.updating = isUpdating(deployment)
 		return w, &deployment.Spec.Template, live, nil
 	case schema.GroupKind{Group: appsv1.GroupName, Kind: "ReplicaSet"}:
@@ -116,7 +116,7 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		if err != nil || set == nil {
 			return workload{}, nil, live, err
 		}
-		return sharing(set, fixedset.OfReplicaSet(&set.Spec, spareOf(&set.Spec.Template)), &set.Spec.Template), &set.Spec.Template, live, nil
+		return sharing(set, fixedset.OfReplicaSet(&set.Spec, spareOf(&set.Spec.Template))), &set.Spec.Template, live, nil
 	case schema.GroupKind{Group: appsv1.GroupName, Kind: "DaemonSet"}:
 		set, live, err := lookUp(ctx, owner, fresh, o.daemonSets.DaemonSets(namespace).Get, o.client.AppsV1().DaemonSets(namespace).Get)
 		if err != nil || set == nil {
@@ -167,12 +167,8 @@ func isPassing(read *customkind.Workload) bool {
 }
 
 // sharing returns a workload with a fixed set: any of its pods can take any address.
-func sharing(object metav1.Object, size fixedset.Size, template *v1.PodTemplateSpec) workload {
-	ahead, err := podrequest.Preallocates(template.Annotations)
-	return workload{
-		exists: exists(object), replicas: size.Replicas, spare: size.Spare, oldestFirst: size.Unlimited,
-		ahead: ahead && err == nil,
-	}
+func sharing(object metav1.Object, size fixedset.Size) workload {
+	return workload{exists: exists(object), replicas: size.Replicas, spare: size.Spare, oldestFirst: size.Unlimited}
 }
 
 // spareOf reads the spare addresses of a pod template. It ignores an invalid annotation:
@@ -218,8 +214,8 @@ func (o *owners) claim(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (
 	}
 	w := workload{claim: true, exists: exists(claim), replicas: int64(claim.Spec.Size)}
 	if claim.Spec.Preallocate {
-		if w.preallocates = claim.Spec.Families; len(w.preallocates) == 0 {
-			w.preallocates = []v1alpha1.IPFamily{v1alpha1.IPv4}
+		if w.ahead = claim.Spec.Families; len(w.ahead) == 0 {
+			w.ahead = []v1alpha1.IPFamily{v1alpha1.IPv4}
 		}
 	}
 	return w, live, nil

@@ -79,9 +79,6 @@ func TestOwnersFromCaches(t *testing.T) {
 			&appsv1.StatefulSet{ObjectMeta: meta, Spec: appsv1.StatefulSetSpec{Replicas: &three, Ordinals: &appsv1.StatefulSetOrdinals{Start: 5}, Template: dual}},
 			&appsv1.StatefulSet{ObjectMeta: ending, Spec: appsv1.StatefulSetSpec{Replicas: &three, Template: asking(nil)}})),
 		deployments: appslisters.NewDeploymentLister(cacheOf(t,
-			&appsv1.Deployment{ObjectMeta: named("ahead"), Spec: appsv1.DeploymentSpec{Template: asking(map[string]string{
-				v1alpha1.AnnotationReleasePolicy: "Never", v1alpha1.AnnotationPreallocate: "true",
-			})}},
 			&appsv1.Deployment{ObjectMeta: named("sparing"), Spec: appsv1.DeploymentSpec{Template: asking(map[string]string{v1alpha1.AnnotationSpareAddresses: "4"})}},
 			&appsv1.Deployment{ObjectMeta: named("mistaken"), Spec: appsv1.DeploymentSpec{Template: asking(map[string]string{v1alpha1.AnnotationSpareAddresses: "four"})}},
 			&appsv1.Deployment{ObjectMeta: meta, Spec: appsv1.DeploymentSpec{Template: asking(map[string]string{v1alpha1.AnnotationFamilies: "ipv4"})}})),
@@ -116,7 +113,6 @@ func TestOwnersFromCaches(t *testing.T) {
 		{owner("apps/v1", "StatefulSet", "web", ""), workload{exists: true, replicas: 3, start: 5, each: podrequest.Demand{Total: 2, Families: []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6}}}},
 		{owner("apps/v1", "StatefulSet", "ending", ""), workload{replicas: 3, each: two}},
 		{owner("apps/v1beta9", "Deployment", "web", ""), workload{exists: true, replicas: 1, spare: 1, each: two}},
-		{owner("apps/v1", "Deployment", "ahead", ""), workload{exists: true, replicas: 1, spare: 1, each: two, ahead: true}},
 		{owner("apps/v1", "Deployment", "sparing", ""), workload{exists: true, replicas: 1, spare: 4, each: two}},
 		{owner("apps/v1", "Deployment", "mistaken", ""), workload{exists: true, replicas: 1, spare: 1, each: two}},
 		{owner("apps/v1", "ReplicaSet", "web", ""), workload{exists: true, replicas: 3, each: two}},
@@ -128,7 +124,7 @@ func TestOwnersFromCaches(t *testing.T) {
 		{owner("apps/v1", "DaemonSet", "web", "node2"), workload{exists: true, unbounded: true, each: two, offNode: true}},
 		{owner("apps/v1", "DaemonSet", "web", "node9"), workload{exists: true, unbounded: true, each: two, offNode: true}},
 		{owner("berth.dev/v1alpha1", "IPClaim", "web", ""), workload{claim: true, exists: true, replicas: 3}},
-		{owner("berth.dev/v1alpha1", "IPClaim", "ahead", ""), workload{claim: true, exists: true, replicas: 3, preallocates: []v1alpha1.IPFamily{v1alpha1.IPv4}}},
+		{owner("berth.dev/v1alpha1", "IPClaim", "ahead", ""), workload{claim: true, exists: true, replicas: 3, ahead: []v1alpha1.IPFamily{v1alpha1.IPv4}}},
 	} {
 		t.Run(test.owner.Kind+" "+test.owner.Name+" "+test.owner.NodeName, func(t *testing.T) {
 			got, live, err := o.find(t.Context(), test.owner, false)

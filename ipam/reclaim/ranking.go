@@ -398,11 +398,6 @@ func yields(ip *v1alpha1.FloatingIP) bool { return !hasUser(ip) && yieldsWithout
 // yieldsWithoutPod reports whether an address is freed if too many come before it and its pod is gone.
 func yieldsWithoutPod(ip *v1alpha1.FloatingIP) bool {
 	owner := ip.Spec.Owner
-	switch {
-	case ip.Spec.Reserved || !isShared(owner):
-		return false
-	case owner.IsClaim(), mayPreallocate(owner) && isUnused(&ip.Spec):
-		return true
-	}
-	return ip.Spec.ReleasePolicy == v1alpha1.ReleaseRetain && !ip.Spec.KeepOnScaleDown
+	return !ip.Spec.Reserved && isShared(owner) &&
+		(owner.IsClaim() || ip.Spec.ReleasePolicy == v1alpha1.ReleaseRetain && !ip.Spec.KeepOnScaleDown)
 }

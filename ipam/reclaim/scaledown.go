@@ -5,9 +5,6 @@ package reclaim
 import (
 	"cmp"
 	"slices"
-	"strings"
-
-	appsv1 "k8s.io/api/apps/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/customkind"
@@ -42,47 +39,20 @@ func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 	case owner.NodeName != "":
 		each := w.each.Of(at.family, at.families)
 		return !w.offNode && each > 0 && at.rank/each <= w.spare
-	case unscaled && !(w.ahead && isUnused(spec)):
+	case unscaled:
 		return true
 	}
-	return w.inSet(spec, at)
-}
-
-// inSet reports whether a shared address is within the workload's fixed set: the
-// addresses for its replicas and the spare addresses. A spare address is one that a pod
-// has had: preallocated ones are for replicas only.
-func (w *workload) inSet(spec *v1alpha1.FloatingIPSpec, at standing) bool {
+	// It is within the fixed set: the addresses for the replicas and the spare addresses.
 	each, rank := w.each.OfShared(at.family), at.rank
 	if w.oldestFirst {
 		rank = at.age
 	}
-	pods := w.replicas
-	if !mayPreallocate(spec.Owner) || !isUnused(spec) {
-		pods += w.spare
-	}
-	return each > 0 && rank/each < pods
+	return each > 0 && rank/each < w.replicas+w.spare
 }
 
-// preallocated reports whether the owner asks for the address although no pod does.
-func (w *workload) preallocated(spec *v1alpha1.FloatingIPSpec, at standing) bool {
-	switch {
-	case !w.exists:
-		return false
-	case w.claim:
-		return at.rank < w.replicas && slices.Contains(w.preallocates, at.family)
-	}
-	return w.ahead && w.inSet(spec, at)
-}
-
-// mayPreallocate reports whether an owner of this kind may preallocate addresses.
-func mayPreallocate(owner *v1alpha1.Owner) bool {
-	return owner.IsClaim() || isShared(owner) && strings.HasPrefix(owner.APIVersion, appsv1.GroupName+"/") &&
-		(owner.Kind == "Deployment" || owner.Kind == "ReplicaSet")
-}
-
-// isUnused reports whether an address was preallocated and no pod has had it yet.
-func isUnused(spec *v1alpha1.FloatingIPSpec) bool {
-	return spec.Pod == nil && spec.Service == nil && spec.LastPod == ""
+// preallocates reports whether an IPClaim asks for the address although no pod does.
+func (w *workload) preallocates(at standing) bool {
+	return w.exists && at.rank < w.replicas && slices.Contains(w.ahead, at.family)
 }
 
 // hasOrdinal reports whether the workload wants a pod with this ordinal: it wants the

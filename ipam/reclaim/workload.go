@@ -39,10 +39,8 @@ type workload struct {
 	addressless bool
 	// claim: the owner is an IPClaim.
 	claim bool
-	// preallocates are the families that the claim preallocates. ahead: the workload
-	// preallocates its fixed set.
-	preallocates []v1alpha1.IPFamily
-	ahead        bool
+	// ahead are the families that the claim preallocates.
+	ahead []v1alpha1.IPFamily
 }
 
 // standing is the rank of an address among the addresses that its owner has for the same
@@ -60,15 +58,11 @@ type standing struct {
 }
 
 // before orders the addresses of a purpose: an owner gives up the last ones first. If
-// pods share the addresses, the ones with a pod come first, and a workload's that no pod
-// has had last, which are no spare ones; older ones come before younger ones. The order
-// depends on the records only.
+// pods share the addresses, the ones with a pod come first; older ones come before younger
+// ones. The order depends on the records only.
 func before(a, b *v1alpha1.FloatingIP) bool {
 	if isShared(a.Spec.Owner) && hasUser(a) != hasUser(b) {
 		return hasUser(a)
-	}
-	if owner := a.Spec.Owner; !owner.IsClaim() && mayPreallocate(owner) && isUnused(&a.Spec) != isUnused(&b.Spec) {
-		return isUnused(&b.Spec)
 	}
 	return older(a, b)
 }

@@ -575,9 +575,9 @@ func phaseCases() map[string]phaseCase {
 			world: objects(oneWeb, claim("licences", 1)), pod: pod("a", of("berth.dev/v1alpha1", "IPClaim", "licences")),
 			want: want{preFilter: result{code: unresolvable, text: `IPClaim "licences" cannot be the controller of the pod`}},
 		},
-		"preallocation for a StatefulSet": {
-			world: objects(oneWeb), pod: pod("db-0", of("apps/v1", "StatefulSet", "db"), retain, with(v1alpha1.AnnotationPreallocate, "true")),
-			want: want{preFilter: result{code: unresolvable, text: "is for pods of Deployments and ReplicaSets"}},
+		"an annotation that there is not": {
+			world: objects(oneWeb), pod: pod("db-0", of("apps/v1", "StatefulSet", "db"), retain, with("berth.dev/preallocate", "true")),
+			want: want{preFilter: result{code: unresolvable, text: "annotation berth.dev/preallocate is unknown"}},
 		},
 
 		// Failover.

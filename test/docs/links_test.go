@@ -122,7 +122,7 @@ func TestMentions(t *testing.T) {
 	}
 }
 
-var metric = regexp.MustCompile(`\bberth_(agent|assigner|claim|fixed_set|pool|reclaim|scheduler)_[a-z_]+[a-z]\b`)
+var metric = regexp.MustCompile(`\bberth_(agent|assigner|claim|pool|reclaim|scheduler)_[a-z_]+[a-z]\b`)
 
 // A metric that a page names exists, or its histogram does.
 func TestMetrics(t *testing.T) {

@@ -67,7 +67,7 @@ kind: NetworkPolicy
 metadata: {name: policy}
 spec: {podSelector: {}, ingress: [{ports: [{port: %s}]}]}
 `, s.pools[0], witness.Port))
-	s.deployment(s.pod("deployment", s.floating, inBig, retaining, annotated(v1alpha1.AnnotationPreallocate, "true")), 1, appsv1.DeploymentStrategy{})
+	s.deployment(s.pod("deployment", s.floating, inBig, retaining), 1, appsv1.DeploymentStrategy{})
 	set := s.statefulSet(s.pod("set", s.floating, inBig, retaining), 1)
 	s.start("single", s.floating, inBig)
 	s.delete("single")

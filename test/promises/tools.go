@@ -27,7 +27,7 @@ var tools = []promise{
 	{
 		"While a namespace has as many addresses as the least of its ResourceQuotas allows, nothing is preallocated in it.", "docs/explanation/scheduling.md#caps",
 		"ipam/preallocation/quota.go", "n := hard.Value(); least == nil || n < *least", "n := hard.Value(); least == nil || n > *least",
-		"ipam/preallocation", "TestAtQuota",
+		"ipam/claims", "TestPreallocateAtQuota",
 	},
 	{
 		"kubectl berth check names addresses that are in no pool.", "docs/how-to/shrink-pool.md",

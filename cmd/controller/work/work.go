@@ -112,8 +112,8 @@ func New(config *rest.Config, kube kubernetes.Interface, options Options) (*Work
 		return nil, err
 	}
 	w.wrong = newFinder(kube, factory, seen, options, recorder)
-	poolMetrics, claimMetrics, setMetrics := poolstatus.NewMetrics(), claims.NewMetrics(), preallocation.NewMetrics()
-	options.Collect(poolMetrics, claimMetrics, setMetrics)
+	poolMetrics, claimMetrics := poolstatus.NewMetrics(), claims.NewMetrics()
+	options.Collect(poolMetrics, claimMetrics)
 	// Some writes have clients with their own rate limits, so that they do not delay the release of
 	// addresses: the status of pools, of which there may be ten thousand, and FloatingIPs that are
 	// taken ahead, of which one IPClaim may have as many.
@@ -124,11 +124,11 @@ func New(config *rest.Config, kube kubernetes.Interface, options Options) (*Work
 	if w.status, err = poolstatus.New(counting.IPPools, seen, recorder, poolMetrics); err != nil {
 		return nil, err
 	}
-	return w, w.takeAhead(config, kube, options, recorder, claimMetrics, setMetrics)
+	return w, w.takeAhead(config, kube, options, recorder, claimMetrics)
 }
 
 // takeAhead adds the loop that takes addresses for whatever asks for them without a pod.
-func (w *Work) takeAhead(config *rest.Config, kube kubernetes.Interface, options Options, recorder events.EventRecorder, claimMetrics *claims.Metrics, setMetrics *preallocation.Metrics) error {
+func (w *Work) takeAhead(config *rest.Config, kube kubernetes.Interface, options Options, recorder events.EventRecorder, claimMetrics *claims.Metrics) error {
 	api, err := client.NewForConfig(config)
 	if err != nil {
 		return err
@@ -147,10 +147,7 @@ func (w *Work) takeAhead(config *rest.Config, kube kubernetes.Interface, options
 			API: api, Services: kube.CoreV1(), Namespaces: kube.CoreV1().Namespaces(), Recorder: recorder, View: w.view, Factory: w.factory, Carriers: w.assignments,
 		})
 	}
-	return errors.Join(err,
-		claims.Add(w.ahead, claims.Parts{API: api, Recorder: recorder, Metrics: claimMetrics, View: w.view}),
-		preallocation.AddWorkloads(w.ahead, preallocation.Parts{Kube: kube, Recorder: recorder, Metrics: setMetrics, Factory: w.factory}),
-	)
+	return errors.Join(err, claims.Add(w.ahead, claims.Parts{API: api, Recorder: recorder, Metrics: claimMetrics, View: w.view}))
 }
 
 // newAsking returns the client for questions to agents. It has limits of its own: when many nodes are
@@ -253,8 +250,8 @@ func (w *Work) IsReady(context.Context) error {
 // Lead writes until ctx ends. The view of a new leader may be older than the last
 // leader's writes. This is safe: the name of a FloatingIP is unique, so only one creation
 // succeeds, and updates and deletions carry the UID and resource version. Before a pod or
-// workload counts as gone, and before addresses are taken for a claim or workload, the API
-// server is asked. A status write carries the UID of its object. Outdated counts, and
+// workload counts as gone, and before addresses are taken for a claim, the API server is
+// asked. A status write carries the UID of its object. Outdated counts, and
 // addresses beyond the size of a claim or fixed set, are corrected when the watch catches
 // up.
 func (w *Work) Lead(ctx context.Context) {

@@ -36,7 +36,7 @@ func TestReferenceMetrics(t *testing.T) {
 		folders []string
 	}{
 		{"Scheduler", []string{"plugins"}},
-		{"Controller", []string{"ipam/poolstatus", "ipam/claims", "ipam/preallocation", "ipam/reclaim", "ipam/wrongaddress"}},
+		{"Controller", []string{"ipam/poolstatus", "ipam/claims", "ipam/reclaim", "ipam/wrongaddress"}},
 		{"Scheduler and controller, with an external assigner", []string{"ipam/assigner"}},
 		{"berth-failover", []string{"cmd/failover", "ipam/fencer"}},
 		{"Agent", []string{"agent", "cni"}},

@@ -141,10 +141,10 @@ type IPPoolSpec struct {
 	MaxPerNamespace int32 `json:"maxPerNamespace,omitempty"`
 
 	// releasePolicies that pods and IPClaims may ask for with an address of the pool.
-	// Absent: all. This field, maxRetainFor and exactAddresses count when a pod, an
-	// IPClaim or a preallocation gets an address of the pool. An address that was given
-	// before stays with its owner, and a next pod gets it on the same terms, but on no
-	// other terms that the pool does not allow.
+	// Absent: all. This field, maxRetainFor and exactAddresses count when a pod or an
+	// IPClaim gets an address of the pool. An address that was given before stays with
+	// its owner, and a next pod gets it on the same terms, but on no other terms that the
+	// pool does not allow.
 	//
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=3

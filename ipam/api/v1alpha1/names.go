@@ -29,9 +29,6 @@ const (
 	// workload with a fixed set keeps addresses, and a DaemonSet for how many beyond one
 	// on each node: a number, or [SpareUnlimited].
 	AnnotationSpareAddresses = GroupName + "/spare-addresses"
-	// AnnotationPreallocate makes the controller take the addresses for all replicas
-	// of a Deployment or ReplicaSet before any pod asks for one: "true".
-	AnnotationPreallocate = GroupName + "/preallocate"
 	// AnnotationClaim names the IPClaim, in the pod's namespace, that the pod's
 	// addresses come from.
 	AnnotationClaim = GroupName + "/claim"

@@ -27,6 +27,27 @@ func TestClaims(t *testing.T) {
 	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 3)
 	w.Controller()
 
+	t.Run("within the quota of the namespace", func(t *testing.T) {
+		w := w.On(t)
+		w.Pool("quota", "10.0.70.60-10.0.70.69")
+		quotas := w.Kube.CoreV1().ResourceQuotas(simulation.Namespace)
+		if _, err := quotas.Create(w.Ctx, &v1.ResourceQuota{
+			ObjectMeta: metav1.ObjectMeta{Name: "ips"},
+			Spec:       v1.ResourceQuotaSpec{Hard: v1.ResourceList{"requests." + v1alpha1.ResourceIP: simulation.Quantity("1")}},
+		}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.Claim("quota", v1alpha1.IPClaimSpec{Size: 4, Preallocate: true, Pools: []string{"quota"}})
+		w.ClaimBecomes("quota", "1=0+1 NamespaceAtQuota", `1 of 4 IPv4 addresses: a ResourceQuota allows namespace "default" 1 addresses, and it has 1`)
+		// A larger quota is used at once, and no further.
+		simulation.Patch(w, quotas, "ips", `{"spec":{"hard":{"requests.%s":"3"}}}`, v1alpha1.ResourceIP)
+		w.ClaimBecomes("quota", "3=0+3 NamespaceAtQuota")
+		if err := quotas.Delete(w.Ctx, "ips", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.ClaimBecomes("quota", "4=0+4 Preallocated")
+		w.DeleteClaim("quota")
+	})
 	t.Run("preallocated before any pod", func(t *testing.T) {
 		w := w.On(t)
 		w.Pool("pre", "10.0.70.2-10.0.70.9")

@@ -93,6 +93,19 @@ func (c *census) mostOf(owner string) int {
 	return c.most[owner]
 }
 
+// has waits until a workload has so many addresses, and returns them.
+func has(w *simulation.World, name string, n int) []string {
+	w.T.Helper()
+	var now []string
+	w.Eventually(fmt.Sprintf("wait for %d addresses of %s", n, name), func() error {
+		if now = w.AddressesOf(name); len(now) != n {
+			return fmt.Errorf("it has %v", now)
+		}
+		return nil
+	})
+	return now
+}
+
 // newDeploymentWorld starts all that Deployments need on three nodes, and a pool web.
 func newDeploymentWorld(t *testing.T, addresses string) *simulation.World {
 	t.Helper()

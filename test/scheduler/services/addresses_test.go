@@ -44,8 +44,8 @@ func TestAddresses(t *testing.T) {
 		w.patch("exact", `{"spec":{"loadBalancerIP":"10.0.70.7"}}`)
 		w.shows("exact", "10.0.70.7")
 		w.Eventually("wait for the former address to be free", func() error { return w.Becomes("10.0.70.5", "free") })
-		w.create("invalid", annotated(v1alpha1.AnnotationPreallocate, "true"))
-		w.event("invalid", "NoServiceAddress", "Invalid: annotation berth.dev/preallocate is for pods")
+		w.create("invalid", annotated(v1alpha1.AnnotationSpareAddresses, "1"))
+		w.event("invalid", "NoServiceAddress", "Invalid: annotation berth.dev/spare-addresses is for pods")
 		for _, name := range []string{"exact", "taken", "invalid"} {
 			w.delete(name)
 		}

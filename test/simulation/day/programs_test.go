@@ -150,9 +150,6 @@ func (p *programs) startController(ctx context.Context, group *sync.WaitGroup, k
 	if err := claims.Add(loop, claims.Parts{API: ahead, Recorder: silent{}, Metrics: claims.NewMetrics(), View: seen}); err != nil {
 		return err
 	}
-	if err := preallocation.AddWorkloads(loop, preallocation.Parts{Kube: kube, Recorder: silent{}, Metrics: preallocation.NewMetrics(), Factory: factory}); err != nil {
-		return err
-	}
 	finder := wrongaddress.New(wrongaddress.Config{
 		Pods: factory.Core().V1().Pods().Lister(), Events: silent{}, Count: wrongaddress.NewCount(), Clock: clock.RealClock{},
 		FloatingIP: func(name string) *v1alpha1.FloatingIP {
