@@ -23,15 +23,12 @@ type supply interface {
 // has got none for the longest comes first. It decides which owner a change wakes. Safe for
 // concurrent use; no method blocks.
 //
-// A change is offered to the first owner that it may help: it serves one. The owner answers
-// the offer by its next look, whether it makes an attempt in it or not; if not, it has a time
-// of its own for the next. If the change still stands after the look, the offer goes to the
-// next owner, so that one that cannot use it does not keep it from another. No owner is woken
-// for a change that one of its looks has seen, so an offer ends.
-//
-// An owner that makes an attempt is woken after it, and only if it found too few: the change
-// may be an address that the attempt itself reserved in vain, because the API server refused
-// it, and gave back. It is for the others then; the owner tries again after a pause.
+// A change is offered to one owner at a time: the first that it may help, that is not woken
+// already, and that has not looked since. The next owner's turn is when that owner has looked and
+// the change still stands, so that an owner that cannot use it does not keep it from another. No
+// owner is woken in its look: the change may be an address that its attempt itself reserved in
+// vain, because the API server refused it, and gave back. The owner is woken after the look if it
+// still waits in the line then.
 type line struct {
 	supply supply
 	// wake has an owner looked at. It is called under the line's lock and does not block.
@@ -44,7 +41,8 @@ type line struct {
 	turns   uint64
 	waiters map[Key]*waiter
 	// order has the waiters by turn.
-	order []*waiter
+	order  []*waiter
+	offers []*offer
 }
 
 type waiter struct {
@@ -53,18 +51,16 @@ type waiter struct {
 	requests []ipam.Request
 	// seen is line.changes when the last look began.
 	seen uint64
-	// offer is the one that the waiter was woken for and that no look has answered; nil: none.
-	offer *offer
-	// trying: an attempt is under way. missed is the last change that may help and came since
-	// it began; nil: none.
-	trying bool
-	missed *offer
+	// woken: it was woken, and its look has not begun. looking: a look is under way.
+	woken, looking bool
 }
 
-// offer is a change that an owner is woken for.
+// offer is a change that may help a waiter that has not looked since.
 type offer struct {
 	ipam.Change
 	number uint64
+	// to is the waiter that was woken for it last; nil: none was.
+	to *waiter
 }
 
 func newLine(supply supply, wake func(Key)) *line {
@@ -73,47 +69,40 @@ func newLine(supply supply, wake func(Key)) *line {
 
 func byTurn(a, b *waiter) int { return cmp.Compare(a.turn, b.turn) }
 
-// begin is called when a look at an owner begins. It returns the offer that the look answers;
-// nil if there is none.
-func (l *line) begin(key Key) *offer {
+// begin is called when a look at an owner begins, end when it has ended.
+func (l *line) begin(key Key) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	w := l.waiters[key]
-	if w == nil {
-		return nil
+	if w := l.waiters[key]; w != nil {
+		w.seen, w.woken, w.looking = l.changes, false, true
 	}
-	w.seen = l.changes
-	o := w.offer
-	w.offer = nil
-	return o
 }
 
-// end is called when the look has ended that answers an offer.
-func (l *line) end(answered *offer) {
-	if answered == nil {
-		return
-	}
+func (l *line) end(key Key) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.pass(answered)
+	if w := l.waiters[key]; w != nil {
+		w.looking = false
+	}
+	l.offers = slices.DeleteFunc(l.offers, func(o *offer) bool { return !l.pass(o) })
 }
 
-// try notes that an owner begins an attempt to get addresses for these requests. The caller
-// calls wait when the attempt has ended.
+// try notes in a look at an owner that it begins an attempt to get addresses for these
+// requests. The caller calls wait when the attempt has ended.
 func (l *line) try(key Key, requests []ipam.Request) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w := l.waiters[key]
 	if w == nil {
-		w = &waiter{key: key, seen: l.changes}
+		w = &waiter{key: key, seen: l.changes, looking: true}
 		l.waiters[key] = w
 		l.append(w)
 	}
-	w.requests, w.trying = requests, true
+	w.requests = requests
 }
 
-// wait notes the requests for which an owner found too few addresses; without any it leaves
-// the line. got: it just got some, so all others of the line come before it now.
+// wait notes in a look at an owner the requests for which it found too few addresses; without
+// any it leaves the line. got: it just got some, so all others of the line come before it now.
 func (l *line) wait(key Key, requests []ipam.Request, got bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -121,62 +110,19 @@ func (l *line) wait(key Key, requests []ipam.Request, got bool) {
 	if w == nil {
 		return
 	}
-	missed := w.missed
-	w.requests, w.trying, w.missed = requests, false, nil
-	switch {
-	case len(requests) == 0:
-		l.drop(w)
-		delete(l.waiters, key)
-		l.pass(w.offer)
-	case got:
-		l.drop(w)
+	w.requests = requests
+	if len(requests) > 0 && !got {
+		return
+	}
+	if at, found := slices.BinarySearchFunc(l.order, w, byTurn); found {
+		l.order = slices.Delete(l.order, at, at+1)
+	}
+	if got && len(requests) > 0 {
 		l.append(w)
-	}
-	l.pass(missed)
-}
-
-// changed offers a change to the line.
-func (l *line) changed(change ipam.Change) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.changes++
-	l.pass(&offer{Change: change, number: l.changes})
-}
-
-// pass gives an offer, if the change still stands, to the next owner that it may help and
-// that has not been woken yet: an owner that has been will see this change, too.
-func (l *line) pass(o *offer) {
-	if o == nil || len(l.order) == 0 || o.Addr.IsValid() && !l.supply.IsFree(o.Addr) {
 		return
 	}
-	if w := l.offered(o.Addr); w != nil {
-		if w.offer.number < o.number {
-			w.offer = o
-		}
-		return
-	}
-	helps := l.supply.Helps(o.Change)
-	for _, w := range l.order {
-		if w.offer != nil || w.seen >= o.number || !slices.ContainsFunc(w.requests, func(r ipam.Request) bool { return helps(&r, ipam.LackAddress) }) {
-			continue
-		}
-		if w.trying {
-			w.missed = o
-			continue
-		}
-		w.offer = o
-		l.wake(w.key)
-		return
-	}
-}
-
-// offered returns the owner that was woken for an address, nil if none was.
-func (l *line) offered(addr netip.Addr) *waiter {
-	at := slices.IndexFunc(l.order, func(w *waiter) bool { return addr.IsValid() && w.offer != nil && w.offer.Addr == addr })
-	if at < 0 {
-		return nil
-	}
-	return l.order[at]
+	w.looking = false
+	delete(l.waiters, key)
 }
 
 func (l *line) append(w *waiter) {
@@ -185,8 +131,45 @@ func (l *line) append(w *waiter) {
 	l.order = append(l.order, w)
 }
 
-func (l *line) drop(w *waiter) {
-	if at, found := slices.BinarySearchFunc(l.order, w, byTurn); found {
-		l.order = slices.Delete(l.order, at, at+1)
+// changed offers a change to the line.
+func (l *line) changed(change ipam.Change) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.order) == 0 {
+		return
 	}
+	l.changes++
+	o := &offer{Change: change, number: l.changes}
+	// An address that comes free again while it is offered has one offer.
+	if at := slices.IndexFunc(l.offers, func(o *offer) bool { return o.Addr.IsValid() && o.Addr == change.Addr }); at >= 0 {
+		o.to = l.offers[at].to
+		l.offers = slices.Delete(l.offers, at, at+1)
+	}
+	if l.pass(o) {
+		l.offers = append(l.offers, o)
+	}
+}
+
+// pass wakes the owner whose turn an offer is. It returns false if the offer is over: the address
+// is not free any more, or nobody who waits is left for it.
+func (l *line) pass(o *offer) bool {
+	if o.to != nil && (o.to.woken || o.to.looking) {
+		return true
+	}
+	if o.Addr.IsValid() && !l.supply.IsFree(o.Addr) {
+		return false
+	}
+	helps, later := l.supply.Helps(o.Change), false
+	for _, w := range l.order {
+		if w.woken || w.seen >= o.number || !slices.ContainsFunc(w.requests, func(r ipam.Request) bool { return helps(&r, ipam.LackAddress) }) {
+			continue
+		}
+		if !w.looking {
+			o.to, w.woken = w, true
+			l.wake(w.key)
+			return true
+		}
+		later = true
+	}
+	return later
 }

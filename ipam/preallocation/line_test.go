@@ -61,9 +61,9 @@ func (q *queue) free(pool string) netip.Addr {
 
 // look is one look at an owner. In the look do is called.
 func (q *queue) look(name string, do func()) {
-	answered := q.begin(named(name))
+	q.begin(named(name))
 	do()
-	q.end(answered)
+	q.end(named(name))
 }
 
 // takes is a look in which an owner takes an address and lacks more.
@@ -72,6 +72,11 @@ func (q *queue) takes(name string, addr netip.Addr, more []ipam.Request) func() 
 		delete(q.stock, addr)
 		q.wait(named(name), more, true)
 	}
+}
+
+// join is a look at an owner that finds too few addresses.
+func (q *queue) join(name string, requests []ipam.Request) {
+	q.look(name, func() { q.short(name, requests, nothing) })
 }
 
 // short is an attempt of an owner that finds too few addresses. In the attempt do is called.
@@ -94,9 +99,9 @@ func (q *queue) want(t *testing.T, what string, names ...string) {
 func TestLine(t *testing.T) {
 	q := newQueue()
 	for _, name := range []string{"a", "b", "c"} {
-		q.short(name, from("web"), nothing)
+		q.join(name, from("web"))
 	}
-	q.short("d", from("web", "db"), nothing)
+	q.join("d", from("web", "db"))
 
 	q.want(t, "before anything came free")
 	q.free("other")
@@ -129,7 +134,7 @@ func TestLine(t *testing.T) {
 // An address that comes free while an owner's attempt is under way is offered to it again.
 func TestLineDuringAnAttempt(t *testing.T) {
 	q := newQueue()
-	q.short("a", from("web"), nothing)
+	q.join("a", from("web"))
 	q.look("a", func() {
 		q.short("a", from("web"), func() {
 			q.free("web")
@@ -140,7 +145,7 @@ func TestLineDuringAnAttempt(t *testing.T) {
 	q.look("new", func() { q.short("new", from("db"), func() { q.free("db") }) })
 	q.want(t, "after its first attempt", "new")
 
-	q.short("b", from("web"), nothing)
+	q.join("b", from("web"))
 	q.look("a", func() { q.short("a", from("web"), func() { q.free("web") }) })
 	q.want(t, "another that waits is first", "b")
 }
@@ -159,15 +164,14 @@ func TestLineOfItsOwn(t *testing.T) {
 // An owner that leaves the line, or is looked at without an attempt, leaves its offer to the next one.
 func TestLineGoesOn(t *testing.T) {
 	for name, leave := range map[string]func(q *queue){
-		"it leaves before it is looked at": func(q *queue) { q.wait(named("a"), nil, false) },
-		"it leaves in the look":            func(q *queue) { q.look("a", func() { q.wait(named("a"), nil, false) }) },
-		"it makes no attempt":              func(q *queue) { q.look("a", nothing) },
-		"it still lacks one":               func(q *queue) { q.look("a", func() { q.short("a", from("web"), nothing) }) },
-		"it took another":                  func(q *queue) { q.look("a", func() { q.wait(named("a"), from("web"), true) }) },
+		"it leaves in the look": func(q *queue) { q.look("a", func() { q.wait(named("a"), nil, false) }) },
+		"it makes no attempt":   func(q *queue) { q.look("a", nothing) },
+		"it still lacks one":    func(q *queue) { q.join("a", from("web")) },
+		"it took another":       func(q *queue) { q.look("a", func() { q.wait(named("a"), from("web"), true) }) },
 	} {
 		q := newQueue()
-		q.short("a", from("web"), nothing)
-		q.short("b", from("web"), nothing)
+		q.join("a", from("web"))
+		q.join("b", from("web"))
 		q.free("web")
 		q.want(t, name, "a")
 		leave(q)
@@ -177,12 +181,27 @@ func TestLineGoesOn(t *testing.T) {
 	}
 }
 
+// The look of another owner does not pass on an offer that an owner looks at.
+func TestLineInALook(t *testing.T) {
+	q := newQueue()
+	for _, name := range []string{"a", "b", "c"} {
+		q.join(name, from("web"))
+	}
+	q.free("web")
+	q.want(t, "when it comes free", "a")
+	q.look("a", func() {
+		q.look("c", nothing)
+		q.want(t, "while the first looks")
+	})
+	q.want(t, "then", "b")
+}
+
 // An address that comes free again, as one does that was reserved in vain, is offered to one owner only, and goes on
 // to those that have not looked since.
 func TestLineOfOneAddress(t *testing.T) {
 	q := newQueue()
 	for _, name := range []string{"a", "b"} {
-		q.short(name, from("web"), nothing)
+		q.join(name, from("web"))
 	}
 	addr := q.free("web")
 	q.want(t, "when it comes free", "a")
@@ -202,8 +221,8 @@ func TestLineOfOneAddress(t *testing.T) {
 // A change without an address stands as long as it helps anybody.
 func TestLineWithoutAddress(t *testing.T) {
 	q := newQueue()
-	q.short("a", from("web"), nothing)
-	q.short("b", from("web"), nothing)
+	q.join("a", from("web"))
+	q.join("b", from("web"))
 	q.changed(ipam.Change{Pool: "web", Namespace: "shop", More: 1})
 	q.look("a", nothing)
 	q.look("b", nothing)
@@ -238,16 +257,25 @@ func TestLineAtRandom(t *testing.T) {
 				}
 			})
 		}
+		frees := func() {
+			addr := q.free(wants[random.IntN(2)][0])
+			came[addr] = q.changes
+		}
 		for range 100 {
 			name := strconv.Itoa(random.IntN(12))
 			switch random.IntN(6) {
 			case 0, 1:
-				q.look(name, func() { q.short(name, from(wants[random.IntN(3)]...), nothing) })
+				q.look(name, func() {
+					q.short(name, from(wants[random.IntN(3)]...), func() {
+						for range random.IntN(2) {
+							frees()
+						}
+					})
+				})
 			case 2:
 				q.look(name, func() { q.wait(named(name), nil, false) })
 			case 3, 4:
-				addr := q.free(wants[random.IntN(2)][0])
-				came[addr] = q.changes
+				frees()
 			case 5:
 				if len(q.woken) > 0 {
 					serve()

@@ -250,8 +250,8 @@ func (l *Loop) Run(ctx context.Context) {
 }
 
 func (l *Loop) reconcile(ctx context.Context, key Key) (again time.Duration, err error) {
-	answered := l.line.begin(key)
-	defer l.line.end(answered)
+	l.line.begin(key)
+	defer l.line.end(key)
 	err = standby.Contained(func() (err error) {
 		again, err = l.owners[key.Kind].Reconcile(ctx, key)
 		return err
