@@ -92,6 +92,14 @@ func (i *IPAM) commit(ctx context.Context, r *Reservation, a *address, pods Pods
 	return i.attach(ctx, r, a, pool, record.Version)
 }
 
+// NeedsAssigner returns whether the external assigner attaches an address of the reservation.
+func (i *IPAM) NeedsAssigner(r *Reservation) bool {
+	return slices.ContainsFunc(r.addrs, func(a *address) bool {
+		pool := i.homeOf(a.Addr)
+		return pool != nil && pool.ExternalAssigner
+	})
+}
+
 // attach has the external assigner attach the address to the pod's node.
 func (i *IPAM) attach(ctx context.Context, r *Reservation, a *address, pool *pools.Pool, revision uint64) error {
 	if !pool.ExternalAssigner || r.request.isAhead() || r.request.OfService {
@@ -282,15 +290,15 @@ func (i *IPAM) create(ctx context.Context, r *Reservation, a *address, spec v1al
 	return i.takeOver(ctx, r, a, spec, pods)
 }
 
-// Abandon takes back Commit's writes for a pod that is gone or bound by another
-// scheduler: it deletes the FloatingIPs that Commit created, and retains addresses for
-// their owner that were retained before. It leaves alone
+// Abandon takes back Commit's writes for a pod that is gone, bound by another scheduler or
+// not to be bound by this attempt: it deletes the FloatingIPs that Commit created, and
+// retains addresses for their owner that were retained before. An address that the external
+// assigner was told to attach stays without a pod until the controller has it detached.
+// Abandon leaves alone
 //
 //   - boundWith, the FloatingIPs that the pod is bound with, by name;
 //   - addresses that another scheduler took over since: it may be about to bind the pod
-//     with them;
-//   - addresses that the external assigner was told to attach: the controller has them
-//     detached first.
+//     with them.
 //
 // It blocks, and may be called again after an error.
 func (i *IPAM) Abandon(ctx context.Context, r *Reservation, boundWith []string) error {
@@ -308,16 +316,20 @@ func (i *IPAM) Abandon(ctx context.Context, r *Reservation, boundWith []string) 
 
 func (i *IPAM) abandon(ctx context.Context, a *address) error {
 	switch {
-	case a.committed == nil || a.committed.Spec.ExternallyAssigned:
-		return nil
-	case a.created:
-		return i.store.Delete(ctx, a.committed)
-	case a.stored == nil || a.stored.PodUID != "":
+	case a.committed == nil || !a.created && (a.stored == nil || a.stored.PodUID != ""):
 		// The pod had it before.
 		return nil
+	case a.created && !a.committed.Spec.ExternallyAssigned:
+		return i.store.Delete(ctx, a.committed)
 	}
 	spec := a.committed.Spec.DeepCopy()
-	spec.Pod, spec.Service, spec.Node, spec.LastPod = nil, nil, "", a.stored.LastPod
+	spec.Pod, spec.Service, spec.LastPod = nil, nil, ""
+	if a.stored != nil {
+		spec.LastPod = a.stored.LastPod
+	}
+	if !spec.ExternallyAssigned {
+		spec.Node = ""
+	}
 	_, err := i.store.Update(ctx, a.committed, *spec)
 	return err
 }

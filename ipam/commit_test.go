@@ -64,9 +64,13 @@ func TestAttach(t *testing.T) {
 	if diff := cmp.Diff(want, attached, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 		t.Errorf("attached (-want +got):\n%s", diff)
 	}
+	if err := i.Abandon(t.Context(), r, nil); err != nil {
+		t.Errorf("Abandon of an attached address: %v", err)
+	}
 	// The controller has it detached first.
-	if err := i.Abandon(t.Context(), r, nil); err != nil || s.IP(r.Names()) == nil {
-		t.Errorf("Abandon of an attached address: %v, and the FloatingIP is %v", err, s.IP(r.Names()))
+	left := s.IP(r.Names())
+	if left == nil || left.Spec.Pod != nil || left.Spec.LastPod != "" || left.Spec.Node == "" || !left.Spec.ExternallyAssigned {
+		t.Errorf("Abandon of an attached address leaves %+v, want a FloatingIP without a pod, and its node", left)
 	}
 }
 

@@ -23,7 +23,28 @@ import (
 	"github.com/berth-dev/berth/ipam/tenure"
 )
 
-// Bind commits the reservation and binds the pod with an annotation that names its
+// PreBindPreFlight has PreBind run only for addresses that the external assigner attaches.
+func (pl *Plugin) PreBindPreFlight(_ context.Context, state fwk.CycleState, _ *v1.Pod, _ string) (*fwk.PreBindPreFlightResult, *fwk.Status) {
+	result := &fwk.PreBindPreFlightResult{AllowParallel: true}
+	if s := stateOf(state); s == nil || s.reservation == nil || !pl.addresses.NeedsAssigner(s.reservation) {
+		return result, fwk.NewStatus(fwk.Skip)
+	}
+	return result, nil
+}
+
+// PreBind commits the reservation and has the external assigner attach its addresses. A preemption cancels ctx
+// instead of deleting the pod; Unreserve then takes the commit back.
+func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, _ string) *fwk.Status {
+	s := stateOf(state)
+	s.preBound = true
+	err := pl.commit(ctx, pod, s.reservation)
+	if err != nil && ctx.Err() != nil {
+		err = ctx.Err() // kube-scheduler reports its cause.
+	}
+	return fwk.AsStatus(err)
+}
+
+// Bind commits the reservation, if PreBind did not, and binds the pod with an annotation that names its
 // FloatingIPs, and a label by which the API server protects it: the API server copies a
 // Binding's annotations and labels onto the pod. Bind leaves pods without a floating IP to the
 // next bind plugin.
@@ -35,11 +56,9 @@ func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, n
 	if s.reservation == nil {
 		return fwk.AsStatus(fmt.Errorf("bind %s: no address was reserved", klog.KObj(pod)))
 	}
-	if err := pl.commit(ctx, s.reservation); err != nil {
-		err = fmt.Errorf("commit floating IP %s: %w", s.reservation.Names(), err)
-		if errors.Is(err, ipam.ErrNotCurrent) {
-			err = pl.abandon(ctx, pod, s.reservation, err)
-		}
+	if s.preBound {
+		s.preBound = false // After a failure of Bind the API server may yet bind the pod: see isRefusal.
+	} else if err := pl.commit(ctx, pod, s.reservation); err != nil {
 		return fwk.AsStatus(err)
 	}
 	err := pl.bind(ctx, &v1.Binding{
@@ -102,7 +121,8 @@ func (pl *Plugin) boundWith(ctx context.Context, pod *v1.Pod) ([]string, error) 
 	return names, nil
 }
 
-func (pl *Plugin) commit(ctx context.Context, r *ipam.Reservation) error {
+// commit commits the reservation, and takes the commit back if the pod is gone or bound by another scheduler.
+func (pl *Plugin) commit(ctx context.Context, pod *v1.Pod, r *ipam.Reservation) error {
 	started := time.Now()
 	err := pl.addresses.Commit(ctx, r, livePods{pl.handle.ClientSet()})
 	result := "success"
@@ -113,6 +133,13 @@ func (pl *Plugin) commit(ctx context.Context, r *ipam.Reservation) error {
 		result = "error"
 	}
 	commitDuration.WithLabelValues(result).Observe(time.Since(started).Seconds())
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("commit floating IP %s: %w", r.Names(), err)
+	if errors.Is(err, ipam.ErrNotCurrent) {
+		err = pl.abandon(ctx, pod, r, err)
+	}
 	return err
 }
 

@@ -102,7 +102,7 @@ func newCluster(t *testing.T, objects ...runtime.Object) *cluster {
 	factory := informers.NewSharedInformerFactory(c.kube, 0)
 	profile, err := tf.NewFramework(c.ctx, []tf.RegisterPluginFunc{
 		tf.RegisterQueueSortPlugin(queuesort.Name, queuesort.New),
-		tf.RegisterPluginAsExtensions(Name, c.factory.New, "PreFilter", "Filter", "PostFilter", "PreScore", "Score", "Reserve", "Bind"),
+		tf.RegisterPluginAsExtensions(Name, c.factory.New, "PreFilter", "Filter", "PostFilter", "PreScore", "Score", "Reserve", "PreBind", "Bind", "PostBind"),
 		tf.RegisterBindPlugin(defaultbinder.Name, defaultbinder.New),
 	}, "berth",
 		frameworkruntime.WithClientSet(c.kube), frameworkruntime.WithKubeConfig(c.berth.Config()), frameworkruntime.WithInformerFactory(factory),

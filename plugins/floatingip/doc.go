@@ -9,17 +9,19 @@
 //	PostFilter serial    no preemption for addresses that come free anyway
 //	Score      parallel  how many free addresses do they have?
 //	Reserve    serial    takes the addresses in memory, all or none
-//	Bind       parallel  commits them: one API write each; then posts the Binding,
+//	PreBind    parallel  commits them and has the external assigner attach them, if a
+//	                     pool needs it
+//	Bind       parallel  commits the others: one API write each; then posts the Binding,
 //	                     with the FloatingIPs' names as an annotation
 //	Unreserve  parallel  gives them back
 //
 // PreFilterExtensions remove the victims of a preemption: [Plugin.RemovePod].
 //
-// Bind makes these writes, not PreBind: kube-scheduler writes
-// status.nominatedNodeName before it calls a PreBind that has work to do
-// (NominatedNodeNameForExpectation, on since 1.35), which would be a second write
-// per pod. Bind runs after everything slow, such as volumes, and kube-scheduler
-// unreserves after a failed Bind as after a failed PreBind.
+// kube-scheduler writes status.nominatedNodeName before it calls a PreBind that has work
+// to do (NominatedNodeNameForExpectation, on since 1.35), which would be a second write for
+// each pod. So PreBind has work only for the external assigner, which may be slow: the
+// cluster autoscaler then sees the node, volumes are provisioned meanwhile, and a
+// preemption cancels the attempt instead of deleting the pod.
 //
 // # Waking pods up
 //

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -80,6 +81,18 @@ func TestOtherBinders(t *testing.T) {
 		profile.extender.UnInterested = true
 		if _, status := c.plugin.PreFilter(c.ctx, framework.NewCycleState(), pod("a"), nil); status.Code() == fwk.UnschedulableAndUnresolvable {
 			t.Errorf("with an extender for other pods: %v", status)
+		}
+
+		// A build that does not tell its first binder.
+		state := framework.NewCycleState()
+		c.framework.RunPreFilterPlugins(c.ctx, state, pod("a"))
+		c.framework.RunReservePluginsReserve(c.ctx, state, pod("a"), "n1")
+		if c.plugin.addresses.IsFree(netip.MustParseAddr("10.0.70.2")) {
+			t.Error("a reserved address is free")
+		}
+		c.framework.RunPostBindPlugins(c.ctx, state, pod("a"), "n1")
+		if !c.plugin.addresses.IsFree(netip.MustParseAddr("10.0.70.2")) {
+			t.Error("another binder bound the pod without its address, which is still reserved")
 		}
 	})
 }

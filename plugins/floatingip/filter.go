@@ -46,6 +46,8 @@ type found struct {
 	// reservation is written once, in Reserve, which runs alone. Copies of the state
 	// are made for preemption and do not read it.
 	reservation *ipam.Reservation
+	// preBound: PreBind began to commit the reservation, and Bind has not begun.
+	preBound bool
 }
 
 const isShort = 1 << 16

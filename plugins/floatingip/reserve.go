@@ -50,9 +50,23 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	return nil
 }
 
-// Unreserve gives back the addresses that Reserve took.
-func (pl *Plugin) Unreserve(_ context.Context, state fwk.CycleState, _ *v1.Pod, _ string) {
-	if s := stateOf(state); s != nil && s.reservation != nil {
+// Unreserve gives back the addresses that Reserve took and PreBind committed.
+func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod, _ string) {
+	s := stateOf(state)
+	if s == nil || s.reservation == nil {
+		return
+	}
+	if s.preBound {
+		if err := pl.abandon(ctx, pod, s.reservation, nil); err != nil {
+			klog.FromContext(ctx).Error(err, "Committed floating IPs stay with a pod that was not bound", "pod", klog.KObj(pod))
+		}
+	}
+	pl.addresses.Unreserve(s.reservation)
+}
+
+// PostBind gives back the addresses of a pod that another binder bound without them: the pod gets none any more.
+func (pl *Plugin) PostBind(_ context.Context, state fwk.CycleState, _ *v1.Pod, _ string) {
+	if s := stateOf(state); s != nil && s.reservation != nil && len(s.reservation.Committed()) == 0 {
 		pl.addresses.Unreserve(s.reservation)
 	}
 }

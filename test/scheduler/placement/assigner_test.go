@@ -272,6 +272,50 @@ func TestAssignerMoves(t *testing.T) {
 	p.Invariants()
 }
 
+// A pod whose address is being attached names its node, and a preemption cancels the attempt: the pod is not deleted,
+// its address is detached, and it is bound when there is room again.
+func TestPreemptedWhileAttaching(t *testing.T) {
+	t.Parallel()
+	p := newProvider(t, lab.ControlPlaneOptions{}, nil)
+	high := makePriority(p.World, "high", 1000, v1.PreemptLowerPriority)
+	haveCPU(p.World, "1", "node1")
+	attaching := make(chan struct{}, 1)
+	p.Before(func(ctx context.Context, change assigner.Change) error {
+		if change.To == "" {
+			return nil
+		}
+		attaching <- struct{}{}
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	p.Create(simulation.NewPod("low", simulation.And(cpu("1"), on("node1"))))
+	select {
+	case <-attaching:
+	case <-time.After(simulation.Patience):
+		t.Fatal("the address is not attached")
+	}
+	low := p.Get("low")
+	if low.Status.NominatedNodeName != "node1" {
+		t.Errorf("while its address is attached the pod names node %q, want node1", low.Status.NominatedNodeName)
+	}
+	p.Before(nil)
+	p.Create(simulation.NewPod("urgent", simulation.And(simulation.Asking("0"), cpu("1"), on("node1"), high)))
+	p.Bound("urgent")
+	p.Eventually("wait for the address to be free", func() error { return p.Becomes(the, "free") })
+	if got := p.holder(); got != "" {
+		t.Errorf("the address is free, and attached to %q", got)
+	}
+	p.Refused("low")
+	p.Delete("urgent")
+	if again := p.Bound("low")[0]; again.UID != low.UID {
+		t.Error("the pod was deleted")
+	}
+	if got := p.holder(); got != "node1" {
+		t.Errorf("the pod is bound and its address on %q", got)
+	}
+	p.Invariants()
+}
+
 // lateDetach keeps Detach requests at the door until released.
 type lateDetach struct {
 	assignerv1.AssignerServer
