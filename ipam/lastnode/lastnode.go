@@ -44,6 +44,19 @@ func HasStopped(pod *v1.Pod) bool {
 	return true
 }
 
+// WasRejected returns whether a kubelet refused a pod before it began to start it (UnexpectedAdmissionError,
+// SysctlForbidden, OutOfcpu, …): the pod failed, and was not seen to have begun before or now. A kubelet that restarts may
+// refuse a pod that runs, and forgets its state then, so the end alone proves nothing; nor does this prove that the node does
+// not carry the pod's addresses.
+func WasRejected(before, now *v1.Pod) bool {
+	return before.UID == now.UID && now.Status.Phase == v1.PodFailed && !hasBegun(before) && !hasBegun(now)
+}
+
+func hasBegun(pod *v1.Pod) bool {
+	s := &pod.Status
+	return len(s.ContainerStatuses)+len(s.InitContainerStatuses)+len(s.PodIPs) > 0
+}
+
 // After returns the lastNode of an address that a pod no longer has. last is the present lastNode, node
 // the name of the pod's node, and nodeOf returns a Node as a cache has it, nil where there is none.
 // stopped says that the node does not carry the address for the pod ([HasStopped]). Then, and where a

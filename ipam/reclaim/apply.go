@@ -69,12 +69,12 @@ func (r *Reclaimer) apply(ctx context.Context, ip *v1alpha1.FloatingIP, s situat
 	because := why(&ip.Spec, s, a)
 	// An address whose pod is gone is ranked as one with a pod, and counts for others until it leaves.
 	if a == retain || s.at.family == "" || !yieldsWithoutPod(ip) {
-		return r.write(ctx, ip, a, s.lastNode, because)
+		return r.write(ctx, ip, s, a, because)
 	}
 	if !r.rankings.leave(ip, s.at) {
 		return fmt.Errorf("free %s: %w", ip.Name, errMovedUp)
 	}
-	if err := r.write(ctx, ip, a, s.lastNode, because); err != nil {
+	if err := r.write(ctx, ip, s, a, because); err != nil {
 		r.rankings.putBack(func() *v1alpha1.FloatingIP { return r.cached(ip.Name) })
 		return err
 	}
@@ -87,21 +87,25 @@ func mustDetach(ip *v1alpha1.FloatingIP, a action) bool {
 	return ip.Spec.ExternallyAssigned && (a != keep || ip.Spec.Pod == nil)
 }
 
-// write writes a decision, with the lastNode of the address, and logs why.
-func (r *Reclaimer) write(ctx context.Context, ip *v1alpha1.FloatingIP, a action, last *v1alpha1.NodeReference, why string) error {
+// write writes a decision and logs why.
+func (r *Reclaimer) write(ctx context.Context, ip *v1alpha1.FloatingIP, s situation, a action, why string) error {
 	now := storedNow()
 	var err error
 	switch a {
 	case free:
 		err = r.ips.Delete(ctx, ip)
 	case cool:
-		_, err = r.ips.Update(ctx, ip, resting(&ip.Spec, now, last))
+		since := now
+		if s.rejected {
+			since.Time = since.Add(-s.cooldown)
+		}
+		_, err = r.ips.Update(ctx, ip, resting(&ip.Spec, since, s.lastNode))
 	case retain:
 		spec := ip.Spec.DeepCopy()
 		if spec.IsHeld() {
 			spec.Since = spec.NextSince(now.Time)
 		}
-		spec.Pod, spec.Node, spec.LastPod, spec.LastNode = nil, "", lastPod(&ip.Spec), last
+		spec.Pod, spec.Node, spec.LastPod, spec.LastNode = nil, "", lastPod(&ip.Spec), s.lastNode
 		spec.ExternallyAssigned = false
 		r.bind(ip, spec)
 		_, err = r.ips.Update(ctx, ip, *spec)
@@ -154,7 +158,7 @@ func (r *Reclaimer) leaveNode(ctx context.Context, ip *v1alpha1.FloatingIP, s si
 	if then == keep {
 		then = retain
 	}
-	return r.write(ctx, ip, then, s.lastNode, why(&ip.Spec, s, then))
+	return r.write(ctx, ip, s, then, why(&ip.Spec, s, then))
 }
 
 // detach has the external assigner detach an address from its node. If it fails, nothing changes, and it

@@ -45,6 +45,8 @@ type situation struct {
 	node nodeClaim
 	// cooldown of the pool.
 	cooldown time.Duration
+	// rejected: a kubelet did not begin to start the pod, so nobody knows it by the address, which needs no cooldown.
+	rejected bool
 	// lastNode of the address once it has left its pod; nil: no node may carry it still.
 	lastNode *v1alpha1.NodeReference
 	// carried: the last node of an address at rest may carry it still. Set only if nothing else
@@ -165,7 +167,7 @@ func byRules(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 // giveBack frees an address. If a pod or a node had it, it rests before: for the pool's cooldown, and until its
 // last node has stopped.
 func giveBack(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
-	if (s.cooldown > 0 || s.lastNode != nil) && (spec.Pod != nil || spec.LastPod != "" || spec.Owner.IsNode()) {
+	if (s.cooldown > 0 && !s.rejected || s.lastNode != nil) && (spec.Pod != nil || spec.LastPod != "" || spec.Owner.IsNode()) {
 		return verdict{action: cool}
 	}
 	return verdict{action: free}

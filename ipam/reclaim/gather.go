@@ -63,6 +63,9 @@ func (r *Reclaimer) gather(ctx context.Context, ip *v1alpha1.FloatingIP) (facts,
 		}
 	}
 	s.unused = r.isUnusedBy(ip, pod)
+	if ip.Spec.Pod != nil {
+		_, s.rejected = r.rejected.Get(ip.Spec.Pod.UID)
+	}
 	s.lastNode = ip.Spec.LastNode
 	if ip.Spec.Pod != nil || !ip.Spec.ExternallyAssigned { // else leaveNode has noted it
 		// A live pod is here if it runs with other addresses.

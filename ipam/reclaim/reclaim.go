@@ -110,6 +110,8 @@ type Reclaimer struct {
 	ended *lru.Cache
 	// stopped has the UIDs of ended pods whose nodes are known not to carry their addresses.
 	stopped *lru.Cache
+	// rejected has the UIDs of pods that their kubelets did not begin to start.
+	rejected *lru.Cache
 	synced  []cache.DoneChecker
 
 	queue queue
@@ -143,6 +145,7 @@ func New(config Config) (*Reclaimer, error) {
 		deleted:    lru.New(rememberDeleted),
 		ended:      lru.New(rememberDeleted),
 		stopped:    lru.New(rememberDeleted),
+		rejected:   lru.New(rememberDeleted),
 
 		queue: newQueue("reclaim"), detaching: newQueue("reclaim-detach"), questions: newQueue("reclaim-ask"),
 	}

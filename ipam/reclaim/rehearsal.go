@@ -169,7 +169,7 @@ func Rehearse(clients Clients, caches *Caches) *Rehearsal {
 			return nil, apierrors.NewNotFound(v1.Resource("pods"), name)
 		},
 		namespaces: corelisters.NewNamespaceLister(caches.Namespaces),
-		deletions:  deletions{}, deleted: lru.New(1), ended: lru.New(1), stopped: lru.New(1),
+		deletions:  deletions{}, deleted: lru.New(1), ended: lru.New(1), stopped: lru.New(1), rejected: lru.New(1),
 		queue: newQueue(""), detaching: newQueue(""), questions: newQueue(""),
 	}
 	r.rankings = newRankings(r.asked)

@@ -176,11 +176,17 @@ func slimNode(o *v1.Node) *v1.Node {
 // terminated stands for the statuses of containers that have all terminated, for [lastnode.HasStopped].
 var terminated = []v1.ContainerStatus{{State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{}}}}
 
+// begun stands for the statuses of containers of which one may run, for [lastnode.WasRejected].
+var begun = []v1.ContainerStatus{{}}
+
 func slimPod(o *v1.Pod) *v1.Pod {
 	slim := &v1.Pod{ObjectMeta: slimMeta(&o.ObjectMeta), Spec: podrequest.Slim(&o.Spec), Status: v1.PodStatus{Phase: o.Status.Phase}}
 	slim.Spec.NodeName = o.Spec.NodeName
-	if lastnode.HasStopped(o) {
+	switch {
+	case lastnode.HasStopped(o):
 		slim.Status.ContainerStatuses = terminated
+	case len(o.Status.ContainerStatuses)+len(o.Status.InitContainerStatuses) > 0:
+		slim.Status.ContainerStatuses = begun
 	}
 	if slim.Annotations[v1alpha1.AnnotationFloatingIPs] != "" {
 		slim.Status.PodIPs = o.Status.PodIPs
