@@ -420,7 +420,7 @@ func homeOf(ip *v1alpha1.FloatingIP, snapshot *pools.Snapshot) *pools.Pool {
 // serve has nodes carry the addresses of a group, and shows its Services the ones that a node carries.
 func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preallocation.Memory[said], with []*v1.Service, has []*v1alpha1.FloatingIP) (time.Duration, error) {
 	lead := with[0]
-	var shown, short []string
+	var shown, short, uncarried []string
 	var again time.Duration
 	for _, ip := range has {
 		now := c.carriers.Carriers(ip.Spec.Address)
@@ -434,15 +434,13 @@ func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preall
 		inUse := slices.IndexFunc(now, func(carrier assignments.Carrier) bool { return carrier.Refused.Reason == v1alpha1.RefusedInUse })
 		switch {
 		case len(p.nodes) == 0:
-			c.tell(m, lead, EventNoCarrier, whyNone(ip, lead))
+			uncarried = append(uncarried, whyNone(ip, lead))
 		case inUse >= 0:
-			c.tell(m, lead, EventNoCarrier, fmt.Sprintf("Node %s does not carry %s: %s.", now[inUse].Node, ip.Spec.Address, now[inUse].Refused.Message))
+			uncarried = append(uncarried, fmt.Sprintf("Node %s does not carry %s: %s.", now[inUse].Node, ip.Spec.Address, now[inUse].Refused.Message))
 		case len(over) > 0 && silent[over[0]].why != "":
-			c.tell(m, lead, EventNoCarrier, fmt.Sprintf("Node %s does not carry %s, and is passed over where another can: %s.", over[0], ip.Spec.Address, silent[over[0]].why))
+			uncarried = append(uncarried, fmt.Sprintf("Node %s does not carry %s, and is passed over where another can: %s.", over[0], ip.Spec.Address, silent[over[0]].why))
 		case len(over) > 0:
-			c.tell(m, lead, EventNoCarrier, fmt.Sprintf("Node %s does not confirm that it carries %s, and is passed over where another can: no agent is ready there.", over[0], ip.Spec.Address))
-		default:
-			c.untell(m, lead, EventNoCarrier)
+			uncarried = append(uncarried, fmt.Sprintf("Node %s does not confirm that it carries %s, and is passed over where another can: no agent is ready there.", over[0], ip.Spec.Address))
 		}
 		c.carry(m, ip, p.nodes)
 		isShown := slices.ContainsFunc(lead.Status.LoadBalancer.Ingress, func(i v1.LoadBalancerIngress) bool { return i.IP == ip.Spec.Address })
@@ -452,6 +450,12 @@ func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preall
 		if err := c.hide(ctx, ip, with); err != nil {
 			return 0, err
 		}
+	}
+	// One note of all addresses: notes of each would take turns for ever.
+	if len(uncarried) > 0 {
+		c.tell(m, lead, EventNoCarrier, strings.Join(uncarried, " "))
+	} else {
+		c.untell(m, lead, EventNoCarrier)
 	}
 	c.setShort(key, short)
 	if policy := lead.Spec.IPFamilyPolicy; policy != nil && *policy == v1.IPFamilyPolicyRequireDualStack && len(shown) < len(lead.Spec.IPFamilies) {

@@ -4,6 +4,7 @@ package services
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -130,6 +131,17 @@ func TestAddresses(t *testing.T) {
 		w.delete("both")
 		w.shows("all-or-none", "2001:db8:70::2", "10.0.70.8")
 		w.delete("all-or-none")
+		for _, address := range []string{"2001:db8:70::2", "10.0.70.8"} {
+			name := v1alpha1.NameOf(netip.MustParseAddr(address))
+			w.Eventually("wait for "+address+" to be free", func() error { return w.Becomes(name, "free") })
+		}
+		w.create("nowhere", func(s *v1.Service) {
+			both(v1.IPFamilyPolicyRequireDualStack)(s)
+			s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+		})
+		// One note of both addresses: two would take turns.
+		w.event("nowhere", "NoCarrier", "requires. No node carries")
+		w.delete("nowhere")
 	})
 
 	t.Run("shared", func(t *testing.T) {
