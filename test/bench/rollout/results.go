@@ -21,7 +21,7 @@ func (r *Results) Tables() []table.Table {
 	if len(r.runs) == 0 {
 		return nil
 	}
-	return []table.Table{r.times(), r.steps(), r.cpu()}
+	return []table.Table{r.times(), r.updated(), r.steps(), r.cpu()}
 }
 
 func (r *Results) times() table.Table {
@@ -31,8 +31,9 @@ func (r *Results) times() table.Table {
 			"Ratios are to the first way in the same round. A pod is Running when a watch tells so; \"bound\" and \"Running\" are from its creation on.", r.Nodes),
 		Rows: table.Rows{{"round", "pods", "all Running after", "ratio", "pods/s", "one Running: p50", "p99", "bound: p50", "p99", "ADD in the agent: p50", "p99"}},
 	}
+	took := func(r *run) time.Duration { return r.took }
 	for _, run := range r.runs {
-		row := []string{fmt.Sprint(run.round), run.title, table.S(run.took), r.ratio(run), ""}
+		row := []string{fmt.Sprint(run.round), run.title, table.S(run.took), r.ratio(run, took), ""}
 		if run.running < run.pods {
 			row[2] = fmt.Sprintf("never: %d ran within %s", run.running, r.Limit)
 		}
@@ -62,11 +63,26 @@ func (r *Results) steps() table.Table {
 	return t
 }
 
-// ratio compares a run with the first way's run in the same round, where both are complete.
-func (r *Results) ratio(of *run) string {
+func (r *Results) updated() table.Table {
+	t := table.Table{
+		Title: fmt.Sprintf("%d updates of one of the Deployments, s", updates),
+		Note:  "One pod more and one fewer at a time; with floating IPs the Deployment keeps them (Retain). The aims are a ratio of 1.1 and no failed attempt to bind a pod.",
+		Rows:  table.Rows{{"round", "pods", "all", "ratio", "failed attempts"}},
+	}
+	updated := func(r *run) time.Duration { return r.updated }
 	for _, run := range r.runs {
-		if run.round == of.round && run.way == ways()[0] && run.running == run.pods && of.running == of.pods {
-			return fmt.Sprintf("%.2f", of.took.Seconds()/run.took.Seconds())
+		if run.updated > 0 {
+			t.Rows = append(t.Rows, []string{fmt.Sprint(run.round), run.title, table.S(run.updated), r.ratio(run, updated), fmt.Sprint(run.unbound)})
+		}
+	}
+	return t
+}
+
+// ratio compares a time of a run with the first way's run in the same round, where both are complete.
+func (r *Results) ratio(of *run, took func(*run) time.Duration) string {
+	for _, run := range r.runs {
+		if run.round == of.round && run.way == ways()[0] && run.running == run.pods && of.running == of.pods && took(run) > 0 {
+			return fmt.Sprintf("%.2f", took(of).Seconds()/took(run).Seconds())
 		}
 	}
 	return ""

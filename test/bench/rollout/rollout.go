@@ -79,6 +79,9 @@ type run struct {
 	before, after          usage
 	memory                 int64 // bytes that the machine has less than before
 	restarts               int32 // of containers of Berth
+	// updated is the time of all updates of one Deployment, and unbound how many attempts to bind a pod failed meanwhile.
+	updated time.Duration
+	unbound int
 }
 
 // Measure runs all ways, each on a lab of its own, by turns. It returns an error together
@@ -253,6 +256,12 @@ func (w *world) createPool(ctx context.Context) error {
 	return err
 }
 
+// deployments is the format of the Deployments' names, and first the name of the one that is updated.
+const (
+	deployments = "pause-%d"
+	first       = "pause-0"
+)
+
 // measure creates the Deployments and waits until all pods run, or the limit.
 func (w *world) measure(ctx context.Context, o Options, r *run) error {
 	leases, err := w.leases(ctx)
@@ -276,7 +285,7 @@ func (w *world) measure(ctx context.Context, o Options, r *run) error {
 	group.SetLimit(10)
 	for i := range o.Deployments {
 		group.Go(func() error {
-			_, err := w.kube.AppsV1().Deployments(name).Create(creating, r.deployment(fmt.Sprintf("pause-%d", i), o.Replicas), metav1.CreateOptions{})
+			_, err := w.kube.AppsV1().Deployments(name).Create(creating, r.deployment(fmt.Sprintf(deployments, i), o.Replicas), metav1.CreateOptions{})
 			return err
 		})
 	}
@@ -367,7 +376,10 @@ func (w *world) verify(ctx context.Context, o Options, r *run, leasesBefore int)
 	if leases < wantLeases || wantLeases == 0 && leases > 0 || len(r.adds) < wantAdds {
 		return fmt.Errorf("%d pods run; host-local has given %d addresses, want %d, and Berth's agents tell of %d ADDs, want %d", r.running, leases, wantLeases, len(r.adds), wantAdds)
 	}
-	return w.callPods(ctx)
+	if err := w.callPods(ctx); err != nil {
+		return err
+	}
+	return w.update(ctx, o, r)
 }
 
 // leases counts the addresses that host-local has given on all nodes.

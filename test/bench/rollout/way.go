@@ -9,6 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -46,11 +47,17 @@ func (w way) deployment(name string, replicas int) *appsv1.Deployment {
 		pod.SchedulerName = "berth-scheduler"
 		pod.Containers[0].Resources.Limits = v1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("1")}
 	}
+	template := metav1.ObjectMeta{Labels: labels}
+	if w.floating {
+		template.Annotations = map[string]string{v1alpha1.AnnotationReleasePolicy: string(v1alpha1.ReleaseRetain)}
+	}
+	one := ptr.To(intstr.FromInt32(1))
 	return &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: appsv1.DeploymentSpec{
+			Strategy: appsv1.DeploymentStrategy{RollingUpdate: &appsv1.RollingUpdateDeployment{MaxSurge: one, MaxUnavailable: one}},
 			Replicas: ptr.To(int32(replicas)), Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod},
+			Template: v1.PodTemplateSpec{ObjectMeta: template, Spec: pod},
 		},
 	}
 }
