@@ -344,6 +344,9 @@ func testAPIServer(ctx context.Context, t *testing.T, c *Cluster) {
 }
 
 func testNodeLoss(ctx context.Context, t *testing.T, c *Cluster) {
+	if err := c.AddCable(ctx, "node2", "second"); err != nil {
+		t.Fatal(err)
+	}
 	if err := c.StopNode(ctx, "node2"); err != nil {
 		t.Fatal(err)
 	}
@@ -373,6 +376,10 @@ func testNodeLoss(ctx context.Context, t *testing.T, c *Cluster) {
 		t.Fatal(err)
 	}
 	t.Logf("Ready again after %s", time.Since(begun).Round(time.Millisecond))
+	// The first one went with the node, at once.
+	if err := c.AddCable(ctx, "node2", "second"); err != nil {
+		t.Error(err)
+	}
 	if s, err = c.Status(ctx); err != nil || !s.OK() {
 		t.Errorf("status is %+v, %v", s, err)
 	}

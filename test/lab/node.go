@@ -70,7 +70,7 @@ func (c *Cluster) StopNode(ctx context.Context, name string) error {
 			return fmt.Errorf("stop %s: %w", name, err)
 		}
 		// First the link, so that nobody hears the node's last words.
-		if err := ipBatch(ctx, sw, "link del "+name+"\n"); err != nil {
+		if err := eachPort(ctx, sw, name, func(port string) string { return "link del " + port + "\n" }); err != nil {
 			return fmt.Errorf("stop %s: %w", name, err)
 		}
 	}
@@ -171,7 +171,7 @@ func (n *Node) restartKubeProxy(ctx context.Context, old process) error {
 	})
 }
 
-// CutOff pulls a node's cable: its eth0 loses the carrier, and all of it goes
+// CutOff pulls a node's cables: its network cards lose the carrier, and all of it goes
 // on running. It does nothing when the node is cut off.
 func (c *Cluster) CutOff(ctx context.Context, node string) error {
 	return c.setCable(ctx, node, false)
@@ -183,18 +183,38 @@ func (c *Cluster) Reconnect(ctx context.Context, node string) error {
 }
 
 func (c *Cluster) setCable(ctx context.Context, node string, up bool) error {
-	return c.withCable(ctx, node, func(_, sw int) error { return ipBatch(ctx, sw, portState(node, up)) })
+	return c.withCable(ctx, node, func(_, sw int) error {
+		return eachPort(ctx, sw, node, func(port string) string { return portState(port, up) })
+	})
 }
 
-// Block has the switch drop all that comes from a node and goes to it, while its eth0 keeps the carrier, as where a
+// Block has the switch drop all that comes from a node and goes to it, while its cards keep the carrier, as where a
 // switch or a hypervisor further on fails. StopNode ends it. It does nothing when the node is blocked.
 func (c *Cluster) Block(ctx context.Context, node string) error {
-	return c.withCable(ctx, node, func(_, sw int) error { return ipBatch(ctx, sw, "link set "+node+" nomaster\n") })
+	return c.withCable(ctx, node, func(_, sw int) error {
+		return eachPort(ctx, sw, node, func(port string) string { return "link set " + port + " nomaster\n" })
+	})
 }
 
 // Unblock undoes Block.
 func (c *Cluster) Unblock(ctx context.Context, node string) error {
-	return c.withCable(ctx, node, func(_, sw int) error { return ipBatch(ctx, sw, portBatch(node)) })
+	return c.withCable(ctx, node, func(_, sw int) error { return eachPort(ctx, sw, node, portBatch) })
+}
+
+// eachPort runs `ip -batch` in the switch's network namespace, which process sw is in, with the text of batch for each port
+// that a cable of the node is in.
+func eachPort(ctx context.Context, sw int, node string, batch func(port string) string) error {
+	links, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/dev", sw))
+	if err != nil {
+		return fmt.Errorf("list the ports of the switch: %w", err)
+	}
+	var all strings.Builder
+	for line := range strings.Lines(string(links)) {
+		if port, _, ok := strings.Cut(strings.TrimSpace(line), ":"); ok && (port == node || strings.HasPrefix(port, node+"-")) {
+			all.WriteString(batch(port))
+		}
+	}
+	return ipBatch(ctx, sw, all.String())
 }
 
 // AddCable gives a node a second network card on the same segment: a link of that name, which
