@@ -231,21 +231,27 @@ func (c *Candidates) capText(pool *pools.Pool) string {
 		pool, c.request.Namespace, pool.MaxPerNamespace, has.Total(), has.Allocated, has.Retained)
 }
 
-// setInUseText says that other pods have the owner's addresses. It goes through all of them.
+// mostAsked is how many addresses of an owner are gone through for a text.
+const mostAsked = 100
+
+// setInUseText says that other pods have the owner's addresses, and of a few how many are coming back.
 func (c *Candidates) setInUseText() string {
 	owner := c.claimant.Owner
-	all, terminating := 0, 0
-	for _, record := range c.book.RecordsOf(owner) {
-		all++
-		if c.terminating(&record) {
-			terminating++
+	v4, v6 := c.book.Owned(owner)
+	all, terminating := v4+v6, 0
+	if all <= mostAsked {
+		for _, record := range c.book.RecordsOf(owner) {
+			if c.terminating(&record) {
+				terminating++
+			}
 		}
 	}
 	text := fmt.Sprintf("%s %q has all %s that it keeps", owner.Kind, owner.Name, plural(all, "address", "addresses"))
-	switch terminating {
-	case 0:
+	switch {
+	case all > mostAsked:
+	case terminating == 0:
 		text += ", all with running pods"
-	case 1:
+	case terminating == 1:
 		text += "; 1 is with a pod that is terminating"
 	default:
 		text += fmt.Sprintf("; %d are with pods that are terminating", terminating)

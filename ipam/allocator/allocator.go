@@ -47,8 +47,9 @@ type entry struct {
 
 // promise is a reservation of an address for a pod.
 type promise struct {
-	podUID string
-	owner  ownerKey
+	podUID   string
+	owner    ownerKey
+	ownerUID string
 }
 
 // use is the state of an address, as pools count it.

@@ -4,8 +4,12 @@ package allocator
 
 import (
 	"errors"
+	"fmt"
+	"math"
 	"net/netip"
 	"testing"
+
+	"github.com/berth-dev/berth/ipam/iprange"
 )
 
 // testFixedSet runs a test without holdings, and with one for each owner.
@@ -44,6 +48,7 @@ func TestFixedSet(t *testing.T) {
 		{"the same with Never", []Record{of(2, web, "a"), kept}, false},
 		{"one whose address is not kept", []Record{of(2, web, "a"), deleted}, false},
 		{"one that has to be detached first", []Record{of(2, web, "a"), attached}, true},
+		{"one with two addresses, and one that is gone", []Record{of(2, web, "a"), of(3, web, "a"), of(4, web, "gone"), of(5, web, "gone")}, false},
 	} {
 		testFixedSet(t, test.name, func(t *testing.T, many int) {
 			book := New(podsAre{gone: []string{"gone"}, lost: []string{"lost"}})
@@ -99,4 +104,68 @@ func TestFixedSet(t *testing.T) {
 			t.Errorf("an address that the owner has already is refused: %v", err)
 		}
 	})
+}
+
+// askedPods counts the questions about pods.
+type askedPods struct {
+	gone map[string]bool
+	n    int
+}
+
+func (p *askedPods) Gone(r *Record) bool { p.n++; return p.gone[r.PodUID] }
+func (p *askedPods) Lost(*Record) bool   { p.n++; return false }
+
+// A pod of a large set costs as much as one of a small set: when the set is full, when pods of it have
+// ended, when all have, and when caches that were behind have them again.
+func TestFixedSetSteps(t *testing.T) {
+	const n = 5000
+	web := Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "n", Name: "web", UID: "1"}
+	pods := &askedPods{gone: map[string]bool{}}
+	book := New(pods)
+	book.SetPools([]Pool{{Name: "a", Ranges: iprange.Set{{First: v4(1), Last: v4(2 * n)}}, Capacity: 2 * n}})
+	pod := func(i int) string { return fmt.Sprint("pod-", i) }
+	for i := range n {
+		book.Observe(Record{Addr: v4(1 + i), UID: "object", Version: 1, Owner: web, PodName: pod(i), PodUID: pod(i), Policy: Retain})
+	}
+	asks := func(what string, most int, room bool) {
+		t.Helper()
+		pods.n = 0
+		if got := book.SetHasRoom(Claimant{Owner: web, PodUID: "new", FixedSet: true, MaxPods: n}); got != room {
+			t.Errorf("%s: the set has room: %v", what, got)
+		}
+		if pods.n > most {
+			t.Errorf("%s: %d questions about pods, want at most %d", what, pods.n, most)
+		}
+	}
+	asks("the first pod", math.MaxInt, false) // It makes the lists.
+	asks("a full set", 0, false)
+	ends := func(i int, gone bool) {
+		pods.gone[pod(i)] = gone
+		book.Ended("n", pod(i))
+	}
+	ends(0, true)
+	asks("a pod has ended", 2, true)
+	for i := range n {
+		ends(i, true)
+	}
+	asks("all pods have ended", 2, true)
+	clear(pods.gone)
+	asks("the caches were behind", math.MaxInt, false)
+	asks("the caches were behind, the next pod", 0, false)
+	pods.n = 0
+	for i := range 100 {
+		ends(i, true)
+		addr := v4(1 + i)
+		claimant := Claimant{Owner: web, PodUID: fmt.Sprint("next-", i), FixedSet: true, MaxPods: n}
+		if _, err := book.Reserve(claimant, []Want{{Held: []netip.Addr{addr}}}); err != nil {
+			t.Fatal(err)
+		}
+		book.Confirm(Record{Addr: addr, UID: "object", Version: 2, Owner: web, PodName: claimant.PodUID, PodUID: claimant.PodUID, Policy: Retain}, claimant.PodUID)
+		if book.SetHasRoom(Claimant{Owner: web, PodUID: "new", FixedSet: true, MaxPods: n}) {
+			t.Fatal("the set has room while its pods are replaced")
+		}
+	}
+	if most := 100 * 20; pods.n > most {
+		t.Errorf("%d questions about pods while 100 are replaced, want at most %d", pods.n, most)
+	}
 }

@@ -18,8 +18,7 @@ const largeOwner = 64
 // the owner has none any more, or when the pools change.
 type holding struct {
 	v4, v6 int
-	// taken are how many of them a pod has or is promised, or must be detached.
-	taken int
+	takers takers
 	// ready are the addresses that the owner's next pod may use, by kind, the oldest first. An address
 	// whose pod is gone is among them after [Allocator.Ended].
 	ready map[kind][]*entry
@@ -57,7 +56,7 @@ func (a *Allocator) holding(key ownerKey) *holding {
 	if n < a.many {
 		return nil
 	}
-	h := &holding{ready: map[kind][]*entry{}}
+	h := &holding{takers: newTakers(), ready: map[kind][]*entry{}}
 	a.large[key] = h
 	// In the order of the lists, which grow fastest at their ends.
 	for _, e := range slices.SortedFunc(a.ownedBy(key), older) {
@@ -99,9 +98,6 @@ func (a *Allocator) list(key ownerKey, e *entry) {
 	if h == nil {
 		return
 	}
-	if e.isTaken() {
-		h.taken++
-	}
 	pods := []string{e.podUID()}
 	if e.isReady(a.gone) {
 		kind := a.kindOf(e)
@@ -115,6 +111,7 @@ func (a *Allocator) list(key ownerKey, e *entry) {
 			a.byPod[of] = append(a.byPod[of], e)
 		}
 	}
+	a.countTaker(h, key, e, 1)
 }
 
 // unlist undoes list. The entry must be as it was then.
@@ -122,9 +119,6 @@ func (a *Allocator) unlist(key ownerKey, e *entry) {
 	h := a.large[key]
 	if h == nil {
 		return
-	}
-	if e.isTaken() {
-		h.taken--
 	}
 	pods := []string{e.podUID()}
 	if e.stored != nil {
@@ -146,6 +140,7 @@ func (a *Allocator) unlist(key ownerKey, e *entry) {
 			a.byPod[of] = rest
 		}
 	}
+	a.countTaker(h, key, e, -1)
 }
 
 // relist puts an address into the lists of its owner anew: its pod may be gone since, or not be gone.
@@ -217,6 +212,3 @@ func (e *entry) isReady(gone func(*entry) bool) bool {
 	s := e.stored
 	return s != nil && e.promised == nil && s.owned() && !s.isToDetach() && e.isVacant(gone)
 }
-
-// isTaken says whether a pod has the address or is promised it, or it must be detached.
-func (e *entry) isTaken() bool { return e.podUID() != "" || e.stored != nil && e.stored.attached }

@@ -683,20 +683,32 @@ func (s *simulation) check(after string) {
 	}
 	s.checkHeld(after)
 	for key, h := range s.book.large {
-		v4, v6, taken := 0, 0, 0
+		v4, v6 := 0, 0
 		for e := range s.book.ownedBy(key) {
 			if e.addr.Is4() {
 				v4++
 			} else {
 				v6++
 			}
-			if e.podUID() != "" {
-				taken++
-			}
 		}
-		if h.v4 != v4 || h.v6 != v6 || h.taken != taken {
-			s.t.Fatalf("after %q: %v has %d and %d addresses, %d with pods, want %d and %d, %d", after, key, h.v4, h.v6, h.taken, v4, v6, taken)
+		if h.v4 != v4 || h.v6 != v6 {
+			s.t.Fatalf("after %q: %v has %d and %d addresses, want %d and %d", after, key, h.v4, h.v6, v4, v6)
 		}
+	}
+	s.checkRoom(after)
+}
+
+// checkRoom compares whether a fixed set has room for a pod.
+func (s *simulation) checkRoom(after string) {
+	c := Claimant{Owner: s.owner(), PodUID: s.pod(), FixedSet: true, MaxPods: s.random.IntN(4)}
+	others := map[string]bool{}
+	for e := range s.book.ownedBy(c.Owner.key()) {
+		if t, ok := e.taker(); ok && t.ownerUID == c.Owner.UID && t.podUID != c.PodUID && (e.promised != nil || !s.book.hasEnded(e)) {
+			others[t.podUID+t.detachedFrom] = true
+		}
+	}
+	if got := s.book.SetHasRoom(c); got != (len(others) < c.MaxPods) {
+		s.t.Fatalf("after %q: %+v has room: %v, with %v", after, c, got, others)
 	}
 }
 

@@ -119,7 +119,7 @@ func (a *Allocator) promise(addr netip.Addr, c Claimant) Taken {
 		record := e.record()
 		t.Stored = &record
 	}
-	a.change(addr, func(e *entry) { e.promised = &promise{podUID: c.PodUID, owner: c.Owner.key()} })
+	a.change(addr, func(e *entry) { e.promised = &promise{podUID: c.PodUID, ownerUID: c.Owner.UID, owner: c.Owner.key()} })
 	return t
 }
 
@@ -339,56 +339,6 @@ func (a *Allocator) SetHasRoom(c Claimant) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return !c.FixedSet || a.setHasRoom(c)
-}
-
-// setHasRoom says whether fewer than MaxPods other pods have addresses of the owner. It
-// first counts addresses; only if they are too many does it count distinct pods that
-// are neither gone nor lost.
-func (a *Allocator) setHasRoom(c Claimant) bool {
-	if c.SetWasFull {
-		return false
-	}
-	if h := a.holding(c.Owner.key()); h != nil && h.taken < c.MaxPods {
-		return true
-	}
-	var taken []*entry
-	for e := range a.ownedBy(c.Owner.key()) {
-		if e.takenFrom(c) {
-			taken = append(taken, e)
-		}
-	}
-	if len(taken) < c.MaxPods {
-		return true
-	}
-	pods := make(map[string]bool, len(taken))
-	for _, e := range taken {
-		pod := e.podUID()
-		if pod == "" {
-			pods["detached from "+e.stored.lastPod] = true
-			continue
-		}
-		if e.promised == nil && a.pods != nil {
-			if record := e.record(); a.pods.Gone(&record) || a.pods.Lost(&record) {
-				continue
-			}
-		}
-		pods[pod] = true
-	}
-	return len(pods) < c.MaxPods
-}
-
-// takenFrom says whether another pod has an address that the claimant's owner keeps, or
-// the address must still be detached from the node of such a pod.
-func (e *entry) takenFrom(c Claimant) bool {
-	switch pod := e.podUID(); {
-	case pod == c.PodUID:
-		return false
-	case e.stored == nil, e.promisedFromRest():
-		return true
-	case e.stored.policy == PodDeleted || pod == "" && !e.stored.attached:
-		return false
-	}
-	return e.promised != nil || e.stored.ownerUID == c.Owner.UID
 }
 
 // podUID returns the pod that has the address, or to which it is promised.
