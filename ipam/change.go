@@ -34,6 +34,8 @@ type Change struct {
 	Owner      *Owner
 	More       int
 	Everything bool
+	// Trial: the change undoes what an attempt did on trial.
+	Trial bool
 	// Victims are pods that could be preempted on these nodes, with an address of any pool.
 	Victims []Victim
 }

@@ -86,7 +86,7 @@ func (i *IPAM) commit(ctx context.Context, r *Reservation, a *address, pods Pods
 	}
 	if i.book.Confirm(record, r.request.UID) {
 		i.tell(Change{Pool: a.Pool, Addr: a.Addr})
-		i.tellShare(a.Addr, r.request.Namespace)
+		i.tellShare(a.Addr, r.request.Namespace, false)
 		i.tell(Change{Owner: &record.Owner, More: 1})
 	}
 	return i.attach(ctx, r, a, pool, record.Version)

@@ -224,7 +224,7 @@ func (i *IPAM) observe(ip *v1alpha1.FloatingIP, into func(record allocator.Recor
 		// Another claim took it over, or its cooldown began: the former owner may
 		// have another.
 		i.tell(Change{Owner: &before.Owner, More: 1})
-		i.tellShare(record.Addr, before.Owner.Namespace)
+		i.tellShare(record.Addr, before.Owner.Namespace, false)
 	}
 }
 
@@ -245,7 +245,7 @@ func (i *IPAM) forget(record allocator.Record, rests bool) {
 		if pool, ok := i.book.PoolOf(record.Addr); ok {
 			i.tell(Change{Pool: pool, Addr: record.Addr})
 		}
-		i.tellShare(record.Addr, record.Owner.Namespace)
+		i.tellShare(record.Addr, record.Owner.Namespace, false)
 	}
 	if rests {
 		var least time.Duration
@@ -253,7 +253,7 @@ func (i *IPAM) forget(record allocator.Record, rests bool) {
 			least = lastnode.Rest
 		}
 		i.deletions.begin(record.Addr, record.Pool, least)
-		i.tellShare(record.Addr, record.Owner.Namespace)
+		i.tellShare(record.Addr, record.Owner.Namespace, false)
 	}
 	if record.Owner != (Owner{}) {
 		// An owner at its limit may have another now.
@@ -282,13 +282,13 @@ func (i *IPAM) rested(addr netip.Addr) {
 	}
 }
 
-// tellShare tells that a namespace has one address fewer, if its pool has a cap.
-func (i *IPAM) tellShare(addr netip.Addr, namespace string) {
+// tellShare tells that a namespace has one address fewer, if its pool has a cap, and whether on trial.
+func (i *IPAM) tellShare(addr netip.Addr, namespace string, trial bool) {
 	state := i.state.Load()
 	if state == nil {
 		return
 	}
 	if home, ok := state.snapshot.Home(addr); ok && state.snapshot.Pools()[home].MaxPerNamespace > 0 {
-		i.tell(Change{Pool: state.snapshot.Pools()[home].Name, Namespace: namespace, More: 1})
+		i.tell(Change{Pool: state.snapshot.Pools()[home].Name, Namespace: namespace, More: 1, Trial: trial})
 	}
 }

@@ -19,6 +19,16 @@ const spare = 2
 // in one pool, the first few.
 func (c *Candidates) Kept() []netip.Addr { return c.kept }
 
+// Wanted returns how many free addresses the pod needs: the owner keeps none for these parts.
+func (c *Candidates) Wanted() (n int) {
+	for part := range c.parts {
+		if len(c.parts[part].kept) == 0 {
+			n++
+		}
+	}
+	return n
+}
+
 // held returns the first few of each class of the owner's addresses, in order of preference.
 // The request could have any address of a class instead of another, so more would change
 // nothing: they are in the same pool, fit the same parts, record the same position among their

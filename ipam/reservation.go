@@ -18,6 +18,9 @@ import (
 // Reservation is addresses that this process promised to a pod, in memory. It ends with
 // Commit or Unreserve. Not safe for concurrent use.
 type Reservation struct {
+	// Trial: the caller tries out whether pods fit, and will give the addresses back.
+	Trial bool
+
 	request Request
 	node    Node
 	addrs   []*address
@@ -86,7 +89,7 @@ func (i *IPAM) Reserve(c *Candidates, node Node, reach *pools.Reach) (*Reservati
 	taken, err := i.book.Reserve(c.claimant, c.wants(reach.Positions()))
 	var unmet *allocator.UnmetError
 	if errors.As(err, &unmet) {
-		return nil, &ShortageError{Reasons: []string{c.explain(err, reach.Positions())}, Cause: c.causeOf(err, reach.Positions())}
+		return nil, &ShortageError{Reasons: []string{c.explain(err, reach.Positions())}, Cause: c.causeOf(err, reach.Positions()), Lacks: lackOf(err)}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reserve addresses: %w", err)
@@ -105,13 +108,13 @@ func (i *IPAM) Unreserve(r *Reservation) {
 	for _, a := range r.addrs {
 		switch {
 		case i.book.Release(a.Addr, r.request.UID):
-			i.tell(Change{Pool: a.Pool, Addr: a.Addr})
+			i.tell(Change{Pool: a.Pool, Addr: a.Addr, Trial: r.Trial})
 			// The reservation counted against the limits of the namespace and the owner.
-			i.tellShare(a.Addr, r.request.Namespace)
-			i.tell(Change{Owner: &owner, More: 1})
+			i.tellShare(a.Addr, r.request.Namespace, r.Trial)
+			i.tell(Change{Owner: &owner, More: 1, Trial: r.Trial})
 		case a.stored != nil:
 			// Another pod of the owner may wait for it.
-			i.tell(Change{Owner: &owner, Addr: a.Addr, More: 1})
+			i.tell(Change{Owner: &owner, Addr: a.Addr, More: 1, Trial: r.Trial})
 		}
 	}
 }

@@ -15,7 +15,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 
 	"github.com/berth-dev/berth/ipam"
@@ -117,7 +116,7 @@ func TestNodesWithoutAgent(t *testing.T) {
 		"an agent goes after the filter": {
 			world: objects(agentOn("n1", v1.ConditionTrue), node("n1"), oneWeb), pod: pod("a"),
 			before: map[string]func(*cluster){"reserve": func(c *cluster) { c.setAgent(agentOn("n1", v1.ConditionFalse)) }},
-			want:   want{unfiltered: true, reserve: result{code: fwk.Error, text: on1}},
+			want:   want{unfiltered: true, reserve: result{code: unschedulable, text: on1}},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -106,7 +106,7 @@ func newCluster(t *testing.T, objects ...runtime.Object) *cluster {
 		tf.RegisterBindPlugin(defaultbinder.Name, defaultbinder.New),
 	}, "berth",
 		frameworkruntime.WithClientSet(c.kube), frameworkruntime.WithKubeConfig(c.berth.Config()), frameworkruntime.WithInformerFactory(factory),
-		frameworkruntime.WithSnapshotSharedLister(cache.NewSnapshot(pods, nodes)), frameworkruntime.WithPodActivator(c),
+		frameworkruntime.WithSnapshotSharedLister(cache.NewSnapshot(pods, nodes)), frameworkruntime.WithPodActivator(c), frameworkruntime.WithWaitingPods(frameworkruntime.NewWaitingPodsMap()),
 		frameworkruntime.WithPodNominator(internalqueue.NewSchedulingQueue(nil, factory)))
 	if err != nil {
 		t.Fatal(err)

@@ -23,7 +23,8 @@ const stateKey = fwk.StateKey(Name)
 // cycleState holds the findings of PreFilter and the reservation of Reserve.
 type cycleState struct {
 	*found
-	// preemption is the one that kube-scheduler is trying out; nil: none.
+	// preemption is the one that kube-scheduler is trying out, or that the gang's pods before this one
+	// need; nil: none.
 	preemption *preemption
 }
 
@@ -115,16 +116,17 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 		pl.waiting.short(pod.UID, lack, why{causes: causeOf(lack)})
 		return nil, toStatus(err)
 	}
-	table := pl.nodes.refresh(candidates.Snapshot(), nodes)
-	s := &cycleState{found: &found{candidates: candidates, reaches: table.reaches, agentless: pl.agents.missing(len(nodes))}}
+	table := pl.nodes.refresh(candidates.Snapshot(), nodes, state.IsPodGroupSchedulingCycle())
+	s := &cycleState{found: &found{candidates: candidates, reaches: table.reaches, agentless: pl.agents.missing(len(nodes))}, preemption: gangOf(state).assumed()}
 	state.Write(stateKey, s)
-	if !table.capped && s.agentless == 0 && candidates.FitAll(table.reaches, pl.waiting.demand(candidates.Snapshot())) {
+	if s.preemption == nil && !table.capped && s.agentless == 0 && candidates.FitAll(table.reaches, pl.waiting.demand(candidates.Snapshot())) {
 		s.fitsAll = true
 		return nil, fwk.NewStatus(fwk.Skip)
 	}
 	if len(candidates.Kept()) == 0 {
 		return nil, nil
 	}
+	pl.waiting.wants(pod.UID, candidates.Wanted())
 	var within [][]string
 	served := 0
 	for at, reach := range table.reaches {
@@ -176,6 +178,15 @@ func lackOf(err error) ipam.Lack {
 	return 0
 }
 
+// rejects says why a node with this reach cannot have a pod of a namespace under the state's preemption;
+// nil if it can.
+func (s *cycleState) rejects(reach *pools.Reach, namespace, node string) *ipam.Rejection {
+	if s.preemption == nil {
+		return s.candidates.Rejects(reach)
+	}
+	return s.candidates.RejectsAfter(reach, s.preemption.sum(s.candidates, namespace, node))
+}
+
 // Filter says whether the node has addresses for the pod, and an agent to wire them.
 func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, nodeInfo fwk.NodeInfo) *fwk.Status {
 	s := stateOf(state)
@@ -185,13 +196,7 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, n
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, ipam.ReasonNode)
 	}
 	reach := pl.nodes.reach(s.candidates.Snapshot(), nodeInfo.Node())
-	var rejection *ipam.Rejection
-	because := cause(0)
-	if s.preemption == nil {
-		rejection = s.candidates.Rejects(reach)
-	} else {
-		rejection = s.candidates.RejectsAfter(reach, s.preemption.sum(s.candidates, pod.Namespace))
-	}
+	rejection, because := s.rejects(reach, pod.Namespace, nodeInfo.Node().Name), cause(0)
 	if rejection != nil && pl.nodes.lacks(s.candidates.Snapshot(), nodeInfo.Node().Name) {
 		if without := s.candidates.WithoutSession(pl.nodes.reachWith(s.candidates.Snapshot(), nodeInfo.Node(), false)); without != nil {
 			without.Lacks |= rejection.Lacks

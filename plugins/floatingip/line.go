@@ -36,7 +36,7 @@ import (
 //	an address is lacking | short      | woken         | short [1]  | woken      | short [1]
 //	a change may help     | overtaken  | overtaken     | woken [2]  | woken      | elsewhere [3]
 //	time has passed       | elsewhere  | elsewhere [4] | short      | short      | -
-//	  held, or not tried  | -          | -             | woken      | short      | -
+//	  to be tried again   | -          | -             | woken      | short      | woken
 //	reserved, gone        | left the line, in every state
 //
 // [1] woken if anything changed since the attempt began: that change may help.
@@ -60,7 +60,12 @@ import (
 // begin one within beginsWithin is delayed by something else; its offer goes to the
 // next pod. It is woken again, and again, until it is tried: a PreEnqueue plugin may have
 // kept it from the queue, such as DefaultPreemption while it deletes the pod's victims,
-// and then no event takes it there.
+// and then no event takes it there. A pod is also tried again if it is held, or if Reserve found its
+// attempt outdated.
+//
+// kube-scheduler tries a PodGroup out: its pods take addresses and give them back. That is an offer to
+// others, and none to pods of groups: two groups would wake each other for ever. kube-scheduler tries
+// these again after a back-off.
 type line struct {
 	supply supply
 	pods   map[types.UID]*waiter
@@ -96,6 +101,8 @@ const (
 	nodeSettles  = time.Second
 	endsWithin   = 250 * time.Millisecond
 	beginsWithin = 5 * time.Second
+	// triesAgain is when a pod is tried again that Reserve rejected: kube-scheduler's first back-off.
+	triesAgain = time.Second
 	// looksAgain is when a held pod first looks again, and looksAtLeast the longest pause before it does.
 	looksAgain   = 10 * time.Second
 	looksAtLeast = 5 * time.Minute
@@ -139,8 +146,11 @@ type waiter struct {
 	offer *offer
 	// deadline is when the state ends by itself; zero: never.
 	deadline time.Time
-	// untried: the pod was woken, and beginsWithin has passed without an attempt.
-	untried bool
+	// again: the pod is woken at its deadline. It was woken before, and beginsWithin has passed without
+	// an attempt, or its attempt was outdated.
+	again bool
+	// wanted is how many free addresses the pod needs.
+	wanted int
 	// heldSince is when the pod began to wait for addresses that come free anyway, instead of
 	// preempting; zero: it does not.
 	heldSince time.Time
@@ -184,6 +194,9 @@ func (d demand) within(other demand) bool {
 	}
 	return true
 }
+
+// hears says whether a change is news for the pod.
+func (w *waiter) hears(change ipam.Change) bool { return !change.Trial || groupOf(w.pod) == "" }
 
 // lacks returns what the pod lacked at its last attempt; on the nodes that it left out, too.
 func (w *waiter) lacks() (lack ipam.Lack) {
@@ -244,7 +257,8 @@ func (l *line) begin(pod *v1.Pod, request ipam.Request, now time.Time) {
 		w.pod, w.request = pod, request
 		l.insert(w)
 	}
-	w.state, w.narrow, w.untried, w.seen, w.deadline, w.why = attempting, false, false, l.changes, time.Time{}, why{}
+	w.state, w.narrow, w.again, w.seen, w.deadline, w.why = attempting, false, false, l.changes, time.Time{}, why{}
+	w.wanted = len(request.Parts)
 	if w.offer != nil {
 		l.setDeadline(w, now.Add(endsWithin))
 	}
@@ -300,6 +314,29 @@ func (l *line) hold(uid types.UID, covered bool, now time.Time) {
 	}
 }
 
+// outdated is called when Reserve has rejected the pod: it is tried again, whatever changes.
+func (l *line) outdated(uid types.UID, now time.Time) {
+	w := l.pods[uid]
+	if w == nil {
+		return
+	}
+	if l.end(w, now); w.state != woken {
+		w.again = true
+		l.setDeadline(w, now.Add(triesAgain))
+	}
+}
+
+// wants notes that the pod needs fewer free addresses than it asks for: its owner keeps some for it.
+func (l *line) wants(uid types.UID, wanted int) {
+	if w := l.pods[uid]; w != nil {
+		l.discount(w)
+		w.wanted = wanted
+		if w != l.trying {
+			l.countIn(w)
+		}
+	}
+}
+
 // ahead returns the pods that found no address, that one of these changes may help, and whose turn
 // is before the pod's.
 func (l *line) ahead(uid types.UID, changes []ipam.Change) map[types.UID]nominee {
@@ -311,7 +348,7 @@ func (l *line) ahead(uid types.UID, changes []ipam.Change) map[types.UID]nominee
 				break
 			}
 			if (w.state == short || w.state == woken) && helps(&w.request, w.lack) {
-				pods[w.pod.UID] = nominee{wanted: len(w.request.Parts), namespace: w.pod.Namespace}
+				pods[w.pod.UID] = nominee{wanted: w.wanted, namespace: w.pod.Namespace}
 			}
 		}
 	}
@@ -428,7 +465,7 @@ func (l *line) changed(change ipam.Change, now time.Time) {
 		}
 		return
 	}
-	if w := l.trying; w != nil && w.state == attempting && l.supply.Helps(change)(&w.request, lackAnything) {
+	if w := l.trying; w != nil && w.state == attempting && w.hears(change) && l.supply.Helps(change)(&w.request, lackAnything) {
 		w.state = overtaken
 	}
 	fresh := &offer{Change: change, number: l.changes}
@@ -476,7 +513,7 @@ func (l *line) pass(o *offer, n int, now time.Time) {
 			break
 		}
 		lack, ok := w.needs()
-		if !ok || w.seen >= o.number || o.isTooFewFor(&w.request) || !helps(&w.request, lack) {
+		if !ok || w.seen >= o.number || !w.hears(o.Change) || o.isTooFewFor(&w.request) || !helps(&w.request, lack) {
 			continue
 		}
 		if w.offer != nil {
@@ -539,13 +576,13 @@ func (l *line) expire(now time.Time) {
 		}
 		w.deadline = time.Time{}
 		switch {
-		case w.state == short && (w.untried || !w.heldSince.IsZero()):
+		case w.state != woken && w.again, w.state == short && !w.heldSince.IsZero():
 			l.awaken(w, now)
 		case w.state != woken:
 			l.end(w, now)
 		default:
 			l.end(w, now) // its last attempt
-			w.state, w.untried, w.seen = short, true, l.changes
+			w.state, w.again, w.seen = short, true, l.changes
 			l.setDeadline(w, now.Add(beginsWithin))
 			l.pass(l.take(w), 1, now)
 		}
@@ -589,7 +626,7 @@ func (l *line) countIn(w *waiter) {
 		return
 	}
 	w.sources = l.supply.Sources(&w.request, l.snapshot)
-	l.wanted.Add(w.sources, len(w.request.Parts))
+	l.wanted.Add(w.sources, w.wanted)
 }
 
 // recount counts the addresses of pods anew whose claim changed: it may name other pools now.
@@ -603,7 +640,7 @@ func (l *line) recount(claim *ipam.Owner) {
 
 func (l *line) discount(w *waiter) {
 	if w.sources != nil && l.wanted != nil {
-		l.wanted.Add(w.sources, -len(w.request.Parts))
+		l.wanted.Add(w.sources, -w.wanted)
 	}
 	w.sources = nil
 }

@@ -80,14 +80,15 @@ func (n *nodes) reachWith(snapshot *pools.Snapshot, node *v1.Node, lacks bool) *
 }
 
 // refresh returns a table of these nodes. It builds a new one if the pools or nodes
-// have changed. Only one goroutine at a time may call it. The nodes may be older
-// than a change already counted, so that the table is wrong until the change has settled:
-// a caller that finds it wrong calls invalidate.
-func (n *nodes) refresh(snapshot *pools.Snapshot, infos []fwk.NodeInfo) *nodeTable {
+// have changed. some: they may be any of the cluster's nodes, and as many others are not the same.
+// Only one goroutine at a time may call it. The nodes may be older than a change already counted, so
+// that the table is wrong until the change has settled: a caller that finds it wrong calls invalidate.
+func (n *nodes) refresh(snapshot *pools.Snapshot, infos []fwk.NodeInfo, some bool) *nodeTable {
 	before := n.table.Load()
 	changes, renewals, now := n.changes.Load(), n.renewals.Load(), time.Now()
 	if before != nil && before.snapshot == snapshot && before.changes == changes && len(before.nodes) == len(infos) &&
-		renewals-before.renewals <= mostRenewals && !n.hasSettled(before.made, now) {
+		renewals-before.renewals <= mostRenewals && !n.hasSettled(before.made, now) &&
+		!(some && slices.ContainsFunc(infos, func(info fwk.NodeInfo) bool { return before.nodes[info.Node().Name].node == nil })) {
 		return before
 	}
 	table := &nodeTable{snapshot: snapshot, changes: changes, renewals: renewals, made: now, nodes: make(map[string]knownNode, len(infos))}

@@ -61,7 +61,7 @@ func TestNodes(t *testing.T) {
 		for _, node := range of {
 			infos = append(infos, nodeInfo{node: node})
 		}
-		return n.refresh(snapshot, infos)
+		return n.refresh(snapshot, infos, false)
 	}
 	expect("before the first pod", both, first, 0)
 	table := settle(both, first, second, inRack("node3", "b"))
@@ -95,34 +95,38 @@ func TestNodesSettle(t *testing.T) {
 	for name, test := range map[string]struct {
 		happens func(*nodes)
 		after   []fwk.NodeInfo
-		anew    bool
-		capped  bool
+		// some: kube-scheduler asks about some of the nodes.
+		some   bool
+		anew   bool
+		capped bool
 	}{
-		"nothing":           {func(*nodes) {}, info(first, second), false, false},
-		"a heartbeat":       {func(n *nodes) { n.changed(first, first.DeepCopy()) }, info(first.DeepCopy(), second), false, false},
-		"a node moves":      {func(n *nodes) { n.changed(first, inRack("node1", "b")) }, info(inRack("node1", "b"), second), true, false},
-		"a node comes":      {func(n *nodes) { n.changed(nil, inRack("node3", "b")) }, info(first, second, inRack("node3", "b")), true, false},
-		"a node goes":       {func(n *nodes) { n.changed(nil, nil) }, info(first), true, false},
-		"it is seen before": {func(*nodes) {}, info(first, second, inRack("node3", "b")), true, false},
-		"a node caps":       {func(n *nodes) { n.changed(second, capped) }, info(first, capped), true, true},
-		"doubt":             {func(n *nodes) { n.invalidate() }, info(first, second), true, false},
+		"nothing":           {func(*nodes) {}, info(first, second), false, false, false},
+		"a heartbeat":       {func(n *nodes) { n.changed(first, first.DeepCopy()) }, info(first.DeepCopy(), second), false, false, false},
+		"a node moves":      {func(n *nodes) { n.changed(first, inRack("node1", "b")) }, info(inRack("node1", "b"), second), false, true, false},
+		"a node comes":      {func(n *nodes) { n.changed(nil, inRack("node3", "b")) }, info(first, second, inRack("node3", "b")), false, true, false},
+		"a node goes":       {func(n *nodes) { n.changed(nil, nil) }, info(first), false, true, false},
+		"it is seen before": {func(*nodes) {}, info(first, second, inRack("node3", "b")), false, true, false},
+		"a node caps":       {func(n *nodes) { n.changed(second, capped) }, info(first, capped), false, true, true},
+		"doubt":             {func(n *nodes) { n.invalidate() }, info(first, second), false, true, false},
 		"many heartbeats": {func(n *nodes) {
 			for range mostRenewals + 1 {
 				n.changed(first, first.DeepCopy())
 			}
-		}, info(first.DeepCopy(), second), true, false},
+		}, info(first.DeepCopy(), second), false, true, false},
 		"fewer heartbeats": {func(n *nodes) {
 			for range mostRenewals {
 				n.changed(first, first.DeepCopy())
 			}
-		}, info(first.DeepCopy(), second), false, false},
+		}, info(first.DeepCopy(), second), false, false, false},
+		"some nodes":                {func(*nodes) {}, info(second, first), true, false, false},
+		"as many others of a group": {func(*nodes) {}, info(first, inRack("node3", "b")), true, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := &nodes{}
 			n.changed(first, first.DeepCopy()) // before the first table
-			before := n.refresh(snapshot, info(first, second))
+			before := n.refresh(snapshot, info(first, second), false)
 			test.happens(n)
-			after := n.refresh(snapshot, test.after)
+			after := n.refresh(snapshot, test.after, test.some)
 			if anew := before != after; anew != test.anew {
 				t.Errorf("the table was made anew: %v, want %v", anew, test.anew)
 			}
@@ -139,7 +143,7 @@ func TestNodesSeenLate(t *testing.T) {
 		snapshot, n := ofRacks("a", "b"), &nodes{}
 		before, after := inRack("node1", "a"), inRack("node1", "b")
 		positions := func(node *v1.Node) []int {
-			return n.refresh(snapshot, []fwk.NodeInfo{nodeInfo{node: node}}).reaches[0].Positions()
+			return n.refresh(snapshot, []fwk.NodeInfo{nodeInfo{node: node}}, false).reaches[0].Positions()
 		}
 		n.changed(before, after)
 		if got := positions(before); !slices.Equal(got, []int{0}) {

@@ -371,7 +371,7 @@ func phaseCases() map[string]phaseCase {
 			before: map[string]func(*cluster){"reserve": func(c *cluster) {
 				c.nodeInfos()[0].(*framework.NodeInfo).SetNode(advertising(node("n1"), "0"))
 			}},
-			want: want{unfiltered: true, reserve: result{code: fwk.Error, text: "node n1 began to cap addresses a moment ago"}},
+			want: want{unfiltered: true, reserve: result{code: unschedulable, text: "node n1 began to cap addresses a moment ago"}},
 		},
 
 		// Addresses that an owner keeps.
@@ -644,7 +644,7 @@ func phaseCases() map[string]phaseCase {
 				c.settle()
 				c.changes()
 			}},
-			want: want{unfiltered: true, reserve: result{code: fwk.Error, text: "has no free address (1 in use"},
+			want: want{unfiltered: true, reserve: result{code: unschedulable, text: "has no free address (1 in use"},
 				again: &want{filter: map[string]result{"n1": {code: unschedulable, text: "has no free address"}}}},
 		},
 		"the address goes to another scheduler before Bind": {
@@ -808,6 +808,22 @@ func phaseCases() map[string]phaseCase {
 				after: []preempting{
 					{node: "n1", add: []*v1.Pod{pod("b")}, want: result{code: unschedulable, text: "node(s) without an address for the pod"}},
 					{node: "n1", add: []*v1.Pod{pod("b", func(pod *v1.Pod) { pod.Namespace = "other" })}},
+				},
+				bind: boundA,
+			},
+		},
+		"a nominated pod whose owner keeps an address for it": {
+			world: objects(node("n1"), node("n2", "rack", "b"), ipPool("web", "10.0.70.2-10.0.70.3", atMost(2)), ipPool("none", "10.0.70.20", forNodes("rack", "c")), ip("10.0.70.3", dbOwner, "", "Retain")),
+			pod:   pod("a", with(v1alpha1.AnnotationPools, "web,none")),
+			before: map[string]func(*cluster){"preFilter": func(c *cluster) {
+				tries(pod("w1", with(v1alpha1.AnnotationPools, "web,none")))(c)
+				tries(pod("w2", with(v1alpha1.AnnotationPools, "web,none")))(c)
+			}},
+			want: want{
+				after: []preempting{
+					{node: "n1", add: []*v1.Pod{dbPod()}},
+					{node: "n1", add: []*v1.Pod{pod("db-0", of("apps/v1", "StatefulSet", "db"), retain, asking("2"))}, want: result{code: unschedulable, text: "address"}},
+					{node: "n1", add: []*v1.Pod{pod("db-1", of("apps/v1", "StatefulSet", "db"), retain)}, want: result{code: unschedulable, text: "address"}},
 				},
 				bind: boundA,
 			},

@@ -27,10 +27,22 @@ type preemption struct {
 	nominated map[types.UID]nominee
 }
 
-// nominee is how many addresses a nominated pod wants, and its namespace.
+// nominee is how many free addresses a nominated pod needs, and its namespace. On another node than its
+// own it needs only the free ones that are there already: its victims leave it the others. Without a node it
+// needs them anywhere.
 type nominee struct {
 	wanted    int
 	namespace string
+	node      string
+	free      int
+}
+
+// on returns how many addresses it needs before a pod on a node.
+func (n nominee) on(node string) int {
+	if n.node != "" && n.node != node {
+		return n.free
+	}
+	return n.wanted
 }
 
 func (r *preemption) clone() *preemption {
@@ -40,9 +52,9 @@ func (r *preemption) clone() *preemption {
 	return &preemption{ended: r.ended, removed: maps.Clone(r.removed), nominated: maps.Clone(r.nominated)}
 }
 
-// sum returns the preemption's changes for the pod that is being scheduled. AddVictim checks
+// sum returns the preemption's changes for the pod that is being scheduled, on a node. AddVictim checks
 // the names in the victims' annotations against the book.
-func (r *preemption) sum(candidates *ipam.Candidates, namespace string) *ipam.Preemption {
+func (r *preemption) sum(candidates *ipam.Candidates, namespace, node string) *ipam.Preemption {
 	sum := &ipam.Preemption{}
 	if r.ended != nil {
 		*sum = *r.ended
@@ -52,9 +64,9 @@ func (r *preemption) sum(candidates *ipam.Candidates, namespace string) *ipam.Pr
 		candidates.AddVictim(sum, string(uid), names)
 	}
 	for _, nominated := range r.nominated {
-		sum.Demand += nominated.wanted
+		sum.Demand += nominated.on(node)
 		if nominated.namespace == namespace {
-			sum.OwnDemand += nominated.wanted
+			sum.OwnDemand += nominated.on(node)
 		}
 	}
 	return sum
@@ -94,11 +106,25 @@ func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, _ *v1.Pod, add
 			delete(r.removed, pod.UID)
 			return
 		}
-		if request, err := pl.reader.Compile(pod); err == nil && isPending(pod) {
-			r.nominated[pod.UID] = nominee{wanted: len(request.Parts), namespace: pod.Namespace}
+		if isPending(pod) {
+			if wanted := pl.wanted(pod); wanted > 0 {
+				r.nominated[pod.UID] = nominee{wanted: wanted, namespace: pod.Namespace}
+			}
 		}
 	})
 	return nil
+}
+
+// wanted returns how many free addresses a nominated pod needs. Of addresses that its owner keeps for it,
+// the pools count none as free.
+func (pl *Plugin) wanted(pod *v1.Pod) int {
+	request, err := ipam.RequestOfPod(pl.reader, pod, pl.between, pl.namespace)
+	if err == nil {
+		if candidates, err := pl.addresses.Candidates(request); err == nil {
+			return candidates.Wanted()
+		}
+	}
+	return len(request.Parts)
 }
 
 // updatePreemption modifies the state's preemption, which no copy of the state shares.
@@ -128,7 +154,11 @@ const notNeeded = "preemption: not needed while addresses of pods that end, or h
 // ([line.hold]): an address may go to somebody else, and an end may take too long. However long the
 // controller takes, another victim would not help: it would have to free that address, too.
 func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.Pod, statuses fwk.NodeToStatusReader) (*fwk.PostFilterResult, *fwk.Status) {
-	covered := stateOf(state) != nil && pl.fitsSoon(ctx, state, pod, statuses)
+	s := stateOf(state)
+	if s == nil || s.short.Load()&isShort != 0 {
+		pl.breakUp(pod)
+	}
+	covered := s != nil && pl.fitsSoon(ctx, state, pod, statuses)
 	pl.waiting.hold(pod.UID, covered)
 	if covered {
 		// The framework asks no other plugin, and the pod keeps its nominated node.
@@ -153,6 +183,9 @@ func (pl *Plugin) fitsSoon(ctx context.Context, state fwk.CycleState, pod *v1.Po
 		return false // DefaultPreemption reports it.
 	}
 	assumed := &preemption{ended: left, removed: map[types.UID][]string{}, nominated: pl.waiting.ahead(pod.UID, changes)}
+	if s.preemption != nil {
+		maps.Copy(assumed.nominated, s.preemption.nominated)
+	}
 	state = state.Clone()
 	stateOf(state).preemption = assumed
 	serves := map[*pools.Reach]bool{}
@@ -163,7 +196,7 @@ func (pl *Plugin) fitsSoon(ctx context.Context, state fwk.CycleState, pod *v1.Po
 		}
 		reach := pl.nodes.reach(s.candidates.Snapshot(), info.Node())
 		if _, known := serves[reach]; !known {
-			serves[reach] = s.candidates.RejectsAfter(reach, assumed.sum(s.candidates, pod.Namespace)) == nil
+			serves[reach] = s.candidates.RejectsAfter(reach, assumed.sum(s.candidates, pod.Namespace, "")) == nil
 		}
 		if serves[reach] && pl.handle.RunFilterPluginsWithNominatedPods(ctx, state, pod, info).IsSuccess() {
 			return true

@@ -271,6 +271,10 @@ func TestHold(t *testing.T) {
 	if got := l.ahead(first.UID, []ipam.Change{web}); len(got) > 0 {
 		t.Errorf("ahead of the first pod: %v", got)
 	}
+	l.wants(first.UID, 1)
+	if got := l.ahead(next.UID, []ipam.Change{web}); got[first.UID].wanted != 1 {
+		t.Errorf("ahead of the next pod, when the first has an address that is kept: %v", got)
+	}
 	l.hold("nobody", true, now) // It left the line.
 
 	// A woken pod, which has not been tried since, is before the next one; one that was, and lacks

@@ -15,7 +15,8 @@ import (
 	"github.com/berth-dev/berth/ipam"
 )
 
-// Reserve takes the pod's addresses in memory, all or none.
+// Reserve takes the pod's addresses in memory, all or none. While kube-scheduler tries a PodGroup out,
+// the next pods of the group see them taken; a pod that is nominated takes none before its victims are gone.
 func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string) *fwk.Status {
 	s := stateOf(state)
 	if s == nil {
@@ -26,20 +27,30 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 		return fwk.AsStatus(fmt.Errorf("find node %s: %w", nodeName, err))
 	}
 	if s.fitsAll && withinNode(pl.reader, pod, nodeInfo) != nil {
-		pl.nodes.invalidate()
-		return fwk.AsStatus(fmt.Errorf("node %s began to cap addresses a moment ago", nodeName))
+		return pl.outdated(pod, 0, why{}, fmt.Sprintf("node %s began to cap addresses a moment ago", nodeName))
 	}
 	if !pl.agents.has(nodeName) {
-		return fwk.AsStatus(errors.New(ipam.NoAgentOn(nodeName)))
+		return pl.outdated(pod, ipam.LackAgent, why{causes: causeAgent}, ipam.NoAgentOn(nodeName))
 	}
-	reservation, err := pl.addresses.Reserve(s.candidates, ipam.NodeOf(nodeInfo.Node()), pl.nodes.reach(s.candidates.Snapshot(), nodeInfo.Node()))
-	if err != nil {
-		// The findings of PreFilter or Filter are out of date. Another node may have
-		// addresses, so the pod is tried again.
-		pl.nodes.invalidate()
+	reach, gang := pl.nodes.reach(s.candidates.Snapshot(), nodeInfo.Node()), gangOf(state)
+	if gang != nil && s.rejects(reach, pod.Namespace, nodeName) != nil {
+		wanted := s.candidates.Wanted()
+		gang.nominated[pod.UID] = nominee{wanted: wanted, namespace: pod.Namespace, node: nodeName, free: min(wanted, int(s.candidates.Room(reach)))}
+		return nil
+	}
+	reservation, err := pl.addresses.Reserve(s.candidates, ipam.NodeOf(nodeInfo.Node()), reach)
+	var shortage *ipam.ShortageError
+	switch {
+	case errors.As(err, &shortage):
+		return pl.outdated(pod, shortage.Lacks, why{causeOf(shortage.Lacks), s.candidates.OnlyPool()}, err.Error())
+	case err != nil:
 		return fwk.AsStatus(err)
 	}
 	s.reservation = reservation
+	if gang != nil {
+		reservation.Trial = true
+		return nil // It still waits.
+	}
 	// From here on the pod does not wait for an address: after a failure it is
 	// retried with back-off, or waits for something else. An address that comes free
 	// must not wake it early, least of all its own when Unreserve gives it back.
@@ -50,8 +61,19 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	return nil
 }
 
+// outdated rejects the pod because the findings of PreFilter or Filter are out of date. Another node may
+// do, so the pod is tried again.
+func (pl *Plugin) outdated(pod *v1.Pod, lack ipam.Lack, reason why, text string) *fwk.Status {
+	pl.nodes.invalidate()
+	pl.waiting.outdated(pod.UID, lack, reason)
+	return fwk.NewStatus(fwk.Unschedulable, text)
+}
+
 // Unreserve gives back the addresses that Reserve took and PreBind committed.
 func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod, _ string) {
+	if gang := gangOf(state); gang != nil {
+		delete(gang.nominated, pod.UID)
+	}
 	s := stateOf(state)
 	if s == nil || s.reservation == nil {
 		return

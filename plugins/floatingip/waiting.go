@@ -68,6 +68,22 @@ func (w *waiting) short(uid types.UID, lack ipam.Lack, reason why) {
 	})
 }
 
+// outdated notes that Reserve found the pod's attempt outdated, what the node lacks, and why.
+func (w *waiting) outdated(uid types.UID, lack ipam.Lack, reason why) {
+	w.do(func(l *line, now time.Time) {
+		if lack != 0 {
+			l.short(uid, lack, now)
+			l.because(uid, reason)
+		}
+		l.outdated(uid, now)
+	})
+}
+
+// wants notes that the pod needs fewer free addresses than it asks for.
+func (w *waiting) wants(uid types.UID, wanted int) {
+	w.do(func(l *line, _ time.Time) { l.wants(uid, wanted) })
+}
+
 // hold notes at the end of an attempt whether the pod is held for addresses that come free anyway: see
 // [line.hold].
 func (w *waiting) hold(uid types.UID, covered bool) {

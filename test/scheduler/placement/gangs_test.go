@@ -103,5 +103,10 @@ func TestGangs(t *testing.T) {
 		}
 	}
 	w.Bound(simulation.NamesOf(waits)...)
+
+	// A gang that is more important preempts as many as it needs.
+	urgent := gang(w, "urgent", 2, makePriority(w, "urgent", 1000, v1.PreemptLowerPriority))
+	w.Create(urgent...)
+	w.Bound(simulation.NamesOf(urgent)...)
 	w.Invariants()
 }
