@@ -63,8 +63,8 @@ type Config struct {
 type Workload struct {
 	// Exists: it has the requested UID and is not being deleted.
 	Exists bool
-	// Scaled: the number of pods that it wants is known. Size is then its fixed set
-	// without spare addresses set by its pods.
+	// Scaled: the number of pods that it wants is known. Size is then its fixed set; else it has only what the
+	// pod template says of spare addresses.
 	Scaled bool
 	Size   fixedset.Size
 	// Ordinals: it says which ordinals its pods have. Start is the first one, Reserved are ordinals without a pod.
@@ -225,6 +225,7 @@ func (r *Reader) Find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w
 		resource: kind.resource, key: key, generation: read.GetGeneration(),
 	}
 	readOrdinals(read, &seen.workload)
+	seen.workload.Size = fixedset.OfCustom(read.Object, 0)
 	if kind.scalable {
 		err := readScale(ctx, objects, read, &seen.workload)
 		if apierrors.IsForbidden(err) {
@@ -235,7 +236,7 @@ func (r *Reader) Find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w
 		}
 	}
 	if kind.single {
-		seen.workload.Scaled, seen.workload.Size = true, sizeOfSingle(read)
+		seen.workload.Scaled, seen.workload.Size = true, fixedset.OfSingle(read.Object)
 	}
 	r.remember(kind, owner.UID, seen)
 	return seen.workload, true, nil
@@ -288,7 +289,7 @@ func readScale(ctx context.Context, objects dynamic.ResourceInterface, object *u
 	if err != nil {
 		return err
 	}
-	w.Scaled, w.Size = true, fixedset.OfCustom(object.Object, replicas, fixedset.Spare{})
+	w.Scaled, w.Size = true, fixedset.OfCustom(object.Object, replicas)
 	return nil
 }
 
@@ -366,17 +367,6 @@ func kindIn(resources *metav1.APIResourceList, gvk schema.GroupVersionKind) *ser
 
 // virtualMachine is KubeVirt's: it has one pod, also while it is stopped, and two during a live migration.
 var virtualMachine = schema.GroupKind{Group: "kubevirt.io", Kind: "VirtualMachine"}
-
-// sizeOfSingle reads the spare addresses of an object whose pods get the annotations of spec.template. It ignores an
-// invalid annotation: the scheduler reports it.
-func sizeOfSingle(object *unstructured.Unstructured) fixedset.Size {
-	annotations, _, _ := unstructured.NestedStringMap(object.Object, "spec", "template", "metadata", "annotations")
-	spare, err := podrequest.SpareOf(annotations)
-	if err != nil {
-		spare = fixedset.Spare{}
-	}
-	return fixedset.Size{Replicas: 1}.With(spare)
-}
 
 // forget makes the next lookup of a kind ask discovery.
 func (r *Reader) forget(kind schema.GroupKind) {

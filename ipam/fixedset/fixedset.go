@@ -8,16 +8,25 @@
 // a DaemonSet has on one node, one after the other, share in the same way; but none waits.
 // docs/explanation/release.md has the rule for users.
 //
+// The annotation [v1alpha1.AnnotationSpareAddresses] of the workload's pod template overrides the strategy, at
+// once and for all pods. What pods of an older template say does not count: one set has one number.
+//
 // The scheduler uses it to decide which pods wait, the reclaimer to decide which
 // addresses without a pod are kept. All functions are pure.
 package fixedset
 
 import (
+	"fmt"
 	"math"
+	"strconv"
 
 	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // Size says for how many pods a workload keeps addresses.
@@ -41,30 +50,52 @@ type Spare struct {
 	Unlimited bool
 }
 
-// With applies the annotation, if there is one, to a size that follows from the update
-// strategy.
-func (s Size) With(spare Spare) Size {
-	switch {
-	case spare.Unlimited:
-		return Size{Replicas: s.Replicas, Unlimited: true}
-	case spare.Said:
-		return Size{Replicas: s.Replicas, Spare: spare.Pods}
-	case s.Replicas == 0:
-		return Size{}
+// SpareOf reads the annotation [v1alpha1.AnnotationSpareAddresses] of a pod or pod
+// template. The error is for the author of the annotation.
+func SpareOf(annotations map[string]string) (Spare, error) {
+	text, ok := annotations[v1alpha1.AnnotationSpareAddresses]
+	if !ok {
+		return Spare{}, nil
 	}
-	return s
+	if text == v1alpha1.SpareUnlimited {
+		return Spare{Said: true, Unlimited: true}, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		return Spare{}, fmt.Errorf("annotation %s: %q is neither a number from 0 to %d nor %q", v1alpha1.AnnotationSpareAddresses, text, math.MaxUint16, v1alpha1.SpareUnlimited)
+	}
+	return Spare{Said: true, Pods: int64(n)}, nil
 }
 
-func size(replicas int64, spare Spare, needed func() int64) Size {
-	return Size{Replicas: replicas, Spare: needed()}.With(spare)
+// SlimTemplate returns what a pod template says about the size.
+func SlimTemplate(template *v1.PodTemplateSpec) (slim v1.PodTemplateSpec) {
+	if text, ok := template.Annotations[v1alpha1.AnnotationSpareAddresses]; ok {
+		slim.Annotations = map[string]string{v1alpha1.AnnotationSpareAddresses: text}
+	}
+	return slim
+}
+
+// size returns the size by the annotations of the pod template, or by the update strategy. It ignores an
+// invalid annotation: the scheduler refuses pods with it.
+func size(replicas int64, template metav1.ObjectMeta, needed func() int64) Size {
+	spare, err := SpareOf(template.Annotations)
+	switch {
+	case err == nil && spare.Unlimited:
+		return Size{Replicas: replicas, Unlimited: true}
+	case err == nil && spare.Said:
+		return Size{Replicas: replicas, Spare: spare.Pods}
+	case replicas == 0:
+		return Size{}
+	}
+	return Size{Replicas: replicas, Spare: needed()}
 }
 
 // OfDeployment returns the size for a Deployment. If maxUnavailable resolves to 0, its
 // controller ends no pod before a new one is available, so the new pods, up to maxSurge,
 // need addresses of their own.
-func OfDeployment(spec *appsv1.DeploymentSpec, spare Spare) Size {
+func OfDeployment(spec *appsv1.DeploymentSpec) Size {
 	replicas := number(spec.Replicas)
-	return size(replicas, spare, func() int64 {
+	return size(replicas, spec.Template.ObjectMeta, func() int64 {
 		if spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
 			return 0
 		}
@@ -102,15 +133,15 @@ func needed(replicas int64, surge, unavailable *intstr.IntOrString) int64 {
 
 // OfReplicaSet returns the size for a ReplicaSet. It has no update strategy: it starts a
 // pod when another is being deleted.
-func OfReplicaSet(spec *appsv1.ReplicaSetSpec, spare Spare) Size {
-	return size(number(spec.Replicas), spare, func() int64 { return 0 })
+func OfReplicaSet(spec *appsv1.ReplicaSetSpec) Size {
+	return size(number(spec.Replicas), spec.Template.ObjectMeta, func() int64 { return 0 })
 }
 
 // OfDaemonSet returns the size for each node of a DaemonSet. With maxSurge its controller
 // ends the old pod of a node only when the new one is available, so the new one needs
 // addresses of its own.
-func OfDaemonSet(spec *appsv1.DaemonSetSpec, spare Spare) Size {
-	return size(1, spare, func() int64 {
+func OfDaemonSet(spec *appsv1.DaemonSetSpec) Size {
+	return size(1, spec.Template.ObjectMeta, func() int64 {
 		rolling := spec.UpdateStrategy.RollingUpdate
 		if rolling == nil {
 			return 0
@@ -142,8 +173,8 @@ var sideBySide = [][]string{
 // OfCustom returns the size for an object of a custom kind, or a ReplicationController.
 // replicas is how many pods it wants. A kind with an unknown strategy may start pods
 // before it ends others, so it gets addresses for one spare pod.
-func OfCustom(object map[string]any, replicas int64, spare Spare) Size {
-	return size(replicas, spare, func() int64 {
+func OfCustom(object map[string]any, replicas int64) Size {
+	return size(replicas, templateOf(object), func() int64 {
 		if object["apiVersion"] == "v1" && object["kind"] == "ReplicationController" {
 			return 0 // like a ReplicaSet
 		}
@@ -169,6 +200,17 @@ func OfCustom(object map[string]any, replicas int64, spare Spare) Size {
 		}
 		return 1
 	})
+}
+
+// OfSingle returns the size for an object of a custom kind that has one pod, but for a moment.
+func OfSingle(object map[string]any) Size {
+	return size(1, templateOf(object), func() int64 { return 0 })
+}
+
+// templateOf returns the annotations of spec.template, where kinds with a scale subresource have it.
+func templateOf(object map[string]any) metav1.ObjectMeta {
+	annotations, _, _ := unstructured.NestedStringMap(object, "spec", "template", "metadata", "annotations")
+	return metav1.ObjectMeta{Annotations: annotations}
 }
 
 func intOrString(value any) (intstr.IntOrString, bool) {

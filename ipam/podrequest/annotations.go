@@ -59,31 +59,16 @@ func readPolicy(request *Request, annotations map[string]string) error {
 	return nil
 }
 
-func readSpare(request *Request, annotations map[string]string) (err error) {
-	if request.Spare, err = SpareOf(annotations); err != nil {
+// checkSpare refuses an annotation without effect. The one of the workload's pod template counts: package fixedset.
+func checkSpare(request *Request, annotations map[string]string) error {
+	spare, err := fixedset.SpareOf(annotations)
+	if err != nil {
 		return err
 	}
-	if request.Spare.Said && request.Policy == v1alpha1.ReleasePodDeleted {
+	if spare.Said && request.Policy == v1alpha1.ReleasePodDeleted {
 		return fmt.Errorf("annotation %s has no effect with release policy PodDeleted: set %s to Retain or Never, or remove it", v1alpha1.AnnotationSpareAddresses, v1alpha1.AnnotationReleasePolicy)
 	}
 	return nil
-}
-
-// SpareOf reads the annotation [v1alpha1.AnnotationSpareAddresses] of a pod or pod
-// template. The error is for the author of the annotation.
-func SpareOf(annotations map[string]string) (fixedset.Spare, error) {
-	text, ok := annotations[v1alpha1.AnnotationSpareAddresses]
-	if !ok {
-		return fixedset.Spare{}, nil
-	}
-	if text == v1alpha1.SpareUnlimited {
-		return fixedset.Spare{Said: true, Unlimited: true}, nil
-	}
-	n, err := strconv.ParseUint(text, 10, 16)
-	if err != nil {
-		return fixedset.Spare{}, fmt.Errorf("annotation %s: %q is neither a number from 0 to %d nor %q", v1alpha1.AnnotationSpareAddresses, text, math.MaxUint16, v1alpha1.SpareUnlimited)
-	}
-	return fixedset.Spare{Said: true, Pods: int64(n)}, nil
 }
 
 // Failover reads the annotation [v1alpha1.AnnotationFailover] of a pod: whether it is moved

@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/fixedset"
 	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/ipam/iprange"
 )
@@ -75,7 +74,6 @@ func TestCompile(t *testing.T) {
 	keeping := with(plain, v1alpha1.ReleaseRetain)
 	keeping.RetainFor, keeping.KeepOnScaleDown = 72*time.Hour, true
 	spare := with(plain, v1alpha1.ReleaseRetain)
-	spare.Spare = fixedset.Spare{Said: true, Pods: 3}
 	moved := plain
 	moved.Failover = true
 	movedWithVolumes := moved
@@ -207,24 +205,6 @@ func TestStrayAnnotation(t *testing.T) {
 		if got := StrayAnnotation(test.pod); got != test.want {
 			t.Errorf("%v: got %q, want %q", test.pod.Annotations, got, test.want)
 		}
-	}
-}
-
-func TestSpareOf(t *testing.T) {
-	for text, want := range map[string]fixedset.Spare{
-		"0": {Said: true}, "3": {Said: true, Pods: 3}, "Unlimited": {Said: true, Unlimited: true},
-	} {
-		if got, err := SpareOf(map[string]string{v1alpha1.AnnotationSpareAddresses: text}); err != nil || got != want {
-			t.Errorf("%q: %+v, %v, want %+v", text, got, err, want)
-		}
-	}
-	for _, text := range []string{"", "-1", "25%", "unlimited", "70000", "1.5"} {
-		if _, err := SpareOf(map[string]string{v1alpha1.AnnotationSpareAddresses: text}); err == nil {
-			t.Errorf("%q is accepted", text)
-		}
-	}
-	if got, err := SpareOf(nil); err != nil || got != (fixedset.Spare{}) {
-		t.Errorf("no annotation: %+v, %v", got, err)
 	}
 }
 

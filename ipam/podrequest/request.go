@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/fixedset"
 	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/ipam/iprange"
 )
@@ -27,10 +26,8 @@ type Request struct {
 	// RetainFor limits how long the policy keeps the addresses. 0 means no limit.
 	RetainFor       time.Duration
 	KeepOnScaleDown bool
-	// Spare is the pod's setting for spare addresses of the fixed set.
-	Spare fixedset.Spare
 	// Claim is the name of the IPClaim that the addresses come from, or "". The claim
-	// then decides the fields from Policy to Spare, and the pools.
+	// then decides the fields from Policy to KeepOnScaleDown, and the pools.
 	Claim string
 	// Parts has one element for each address of the pod; there is at least one.
 	Parts []Part
@@ -78,7 +75,7 @@ func (r Reader) Compile(pod *v1.Pod) (Request, error) {
 		maps.Copy(ours, annotations)
 		annotations = ours
 	}
-	for _, read := range []func(*Request, map[string]string) error{readPolicy, readSpare, readPools, readClaim, readFailover} {
+	for _, read := range []func(*Request, map[string]string) error{readPolicy, checkSpare, readPools, readClaim, readFailover} {
 		if err := read(&request, annotations); err != nil {
 			return request, err
 		}

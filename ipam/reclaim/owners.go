@@ -108,7 +108,7 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		if err != nil || deployment == nil {
 			return workload{}, nil, live, err
 		}
-		w := sharing(deployment, fixedset.OfDeployment(&deployment.Spec, spareOf(&deployment.Spec.Template)))
+		w := sharing(deployment, fixedset.OfDeployment(&deployment.Spec))
 		w.updating = isUpdating(deployment)
 		return w, &deployment.Spec.Template, live, nil
 	case schema.GroupKind{Group: appsv1.GroupName, Kind: "ReplicaSet"}:
@@ -116,14 +116,14 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		if err != nil || set == nil {
 			return workload{}, nil, live, err
 		}
-		return sharing(set, fixedset.OfReplicaSet(&set.Spec, spareOf(&set.Spec.Template))), &set.Spec.Template, live, nil
+		return sharing(set, fixedset.OfReplicaSet(&set.Spec)), &set.Spec.Template, live, nil
 	case schema.GroupKind{Group: appsv1.GroupName, Kind: "DaemonSet"}:
 		set, live, err := lookUp(ctx, owner, fresh, o.daemonSets.DaemonSets(namespace).Get, o.client.AppsV1().DaemonSets(namespace).Get)
 		if err != nil || set == nil {
 			return workload{}, nil, live, err
 		}
 		// Each address is kept for one node.
-		size := fixedset.OfDaemonSet(&set.Spec, spareOf(&set.Spec.Template))
+		size := fixedset.OfDaemonSet(&set.Spec)
 		return workload{exists: exists(set), unbounded: true, spare: size.Spare}, &set.Spec.Template, live, nil
 	case schema.GroupKind{Group: batchv1.GroupName, Kind: "Job"}:
 		job, live, err := lookUp(ctx, owner, fresh, o.jobs.Jobs(namespace).Get, o.client.BatchV1().Jobs(namespace).Get)
@@ -150,9 +150,6 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 // ofCustom converts a workload of a custom kind.
 func ofCustom(read *customkind.Workload) workload {
 	size := read.Size
-	if read.Template != nil {
-		size = size.With(spareOf(read.Template))
-	}
 	return workload{
 		exists: read.Exists, unbounded: !read.Scaled, updating: read.Updating,
 		replicas: size.Replicas, spare: size.Spare, oldestFirst: size.Unlimited,
@@ -169,16 +166,6 @@ func isPassing(read *customkind.Workload) bool {
 // sharing returns a workload with a fixed set: any of its pods can take any address.
 func sharing(object metav1.Object, size fixedset.Size) workload {
 	return workload{exists: exists(object), replicas: size.Replicas, spare: size.Spare, oldestFirst: size.Unlimited}
-}
-
-// spareOf reads the spare addresses of a pod template. It ignores an invalid annotation:
-// the scheduler reports it.
-func spareOf(template *v1.PodTemplateSpec) fixedset.Spare {
-	spare, err := podrequest.SpareOf(template.Annotations)
-	if err != nil {
-		return fixedset.Spare{}
-	}
-	return spare
 }
 
 // service finds a Service, which wants its addresses while it exists. Without the right to read Services, each exists.

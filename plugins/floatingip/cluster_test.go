@@ -454,6 +454,12 @@ func deployment(name string, replicas int32) *appsv1.Deployment {
 	}
 }
 
+// sparing has a Deployment's template say how many spare addresses it keeps.
+func sparing(deployment *appsv1.Deployment, spare string) *appsv1.Deployment {
+	deployment.Spec.Template.Annotations = map[string]string{v1alpha1.AnnotationSpareAddresses: spare}
+	return deployment
+}
+
 // job is a Job, as the metadata client has it.
 func job(name, cronJob string) *metav1.PartialObjectMetadata {
 	job := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(name)}}

@@ -40,7 +40,7 @@ func (s *fixedSets) limit(request *ipam.Request) error {
 	if !request.MayHaveFixedSet() {
 		return nil
 	}
-	size, known, err := s.size(owner, request.Spare)
+	size, known, err := s.size(owner)
 	if known && !size.Unlimited {
 		request.FixedSet, request.MaxPods = true, int(size.Pods())
 	}
@@ -49,28 +49,25 @@ func (s *fixedSets) limit(request *ipam.Request) error {
 
 // size returns known false for a workload that the cache does not have under the UID
 // that the pod refers to: it was deleted, or is so new that no pod can exceed its set.
-func (s *fixedSets) size(owner *ipam.Owner, spare fixedset.Spare) (size fixedset.Size, known bool, err error) {
+func (s *fixedSets) size(owner *ipam.Owner) (size fixedset.Size, known bool, err error) {
 	switch kind := groupKindOf(owner); {
 	case kind == deploymentKind.GroupKind():
 		deployment, err := s.deployments.Deployments(owner.Namespace).Get(owner.Name)
 		if err != nil || string(deployment.UID) != owner.UID {
 			return fixedset.Size{}, false, nil //nolint:nilerr // see above
 		}
-		return fixedset.OfDeployment(&deployment.Spec, spare), true, nil
+		return fixedset.OfDeployment(&deployment.Spec), true, nil
 	case kind == replicaSetKind.GroupKind():
 		set, err := s.replicaSets.ReplicaSets(owner.Namespace).Get(owner.Name)
 		if err != nil || string(set.UID) != owner.UID {
 			return fixedset.Size{}, false, nil //nolint:nilerr // see above
 		}
-		return fixedset.OfReplicaSet(&set.Spec, spare), true, nil
+		return fixedset.OfReplicaSet(&set.Spec), true, nil
 	case kind.Group == appsv1.GroupName, kind.Group == batchv1.GroupName:
 		// A Job, for example, needs fewer pods as its pods complete.
 		return fixedset.Size{}, false, nil
-	case spare.Unlimited:
-		return fixedset.Size{}, false, nil
 	}
-	size, known, err = s.customs.size(owner)
-	return size.With(spare), known, err
+	return s.customs.size(owner)
 }
 
 // watch calls changed with a workload whose set may have become larger.
@@ -115,6 +112,6 @@ func slimDeployment(object any) (any, error) {
 			Namespace: deployment.Namespace, Name: deployment.Name, UID: deployment.UID,
 			ResourceVersion: deployment.ResourceVersion, Generation: deployment.Generation,
 		},
-		Spec: appsv1.DeploymentSpec{Replicas: deployment.Spec.Replicas, Strategy: deployment.Spec.Strategy},
+		Spec: appsv1.DeploymentSpec{Replicas: deployment.Spec.Replicas, Strategy: deployment.Spec.Strategy, Template: fixedset.SlimTemplate(&deployment.Spec.Template)},
 	}, nil
 }

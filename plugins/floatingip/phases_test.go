@@ -439,9 +439,14 @@ func phaseCases() map[string]phaseCase {
 			world: webOf(node("n1"), tainted(node("n2")), ip("10.0.70.2", webOwner, "web-v@n2", "Retain"), webPod("web-v", bound("n2", "10.0.70.2"), terminating)), pod: webPod("web-x"),
 			want: want{unfiltered: true, bind: result{api: []string{"10.0.70.3: Retain of Deployment web, held by web-x on n1", "web-x: on n1 with 10.0.70.3"}}},
 		},
-		"a Deployment has all, and may have more": {
+		"a Deployment has all, and a pod of an older template says that it may have more": {
 			world: webOf(ip("10.0.70.2", webOwner, "web-v@n1", "Retain"), webPod("web-v", bound("n1", "10.0.70.2"))), pod: webPod("web-x", with(v1alpha1.AnnotationSpareAddresses, "1")),
-			want: want{unfiltered: true, bind: result{api: []string{"10.0.70.3: Retain of Deployment web, held by web-x on n1", "web-x: on n1 with 10.0.70.3"}}},
+			want: want{filter: map[string]result{"n1": {code: unresolvable, text: `Deployment "web" has all 1 address`}}},
+		},
+		"a Deployment has all, and may have more": {
+			world: objects(sparing(deployment("web", 1), "1"), replicaSet("web-1", "web"), ipPool("web", "10.0.70.2-10.0.70.9"), ip("10.0.70.2", webOwner, "web-v@n1", "Retain"), webPod("web-v", bound("n1", "10.0.70.2"))),
+			pod:   webPod("web-x"),
+			want:  want{unfiltered: true, bind: result{api: []string{"10.0.70.3: Retain of Deployment web, held by web-x on n1", "web-x: on n1 with 10.0.70.3"}}},
 		},
 		"a ReplicaSet has all": {
 			world: objects(replicaSet("rs", ""), ipPool("web", "10.0.70.2-10.0.70.9"), ip("10.0.70.2", "apps/v1 ReplicaSet rs", "rs-v@n1", "Retain"), pod("rs-v", bound("n1", "10.0.70.2"))),

@@ -56,7 +56,7 @@ var scheduler = []promise{
 	},
 	{
 		"The fixed set of a Deployment has the spare addresses of its strategy.", "docs/explanation/release.md#the-fixed-set-of-a-deployment",
-		"plugins/floatingip/fixedsets.go", "Spec: appsv1.DeploymentSpec{Replicas: deployment.Spec.Replicas, Strategy: deployment.Spec.Strategy},", "Spec: appsv1.DeploymentSpec{Replicas: deployment.Spec.Replicas},",
+		"plugins/floatingip/fixedsets.go", "Strategy: deployment.Spec.Strategy, ", "",
 		"plugins/floatingip", "TestWhyPodsWait",
 	},
 	{

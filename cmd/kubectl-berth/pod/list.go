@@ -75,7 +75,7 @@ func (l *look) list(ctx context.Context, request ipam.Request) (*ipam.Listing, i
 
 // limit writes into a request the size of its owner's fixed set, as the scheduler does.
 func (l *look) limit(ctx context.Context, request *ipam.Request) error {
-	size, known, err := l.fixedSet(ctx, &request.Owner, request.Spare)
+	size, known, err := l.fixedSet(ctx, &request.Owner)
 	if known && !size.Unlimited {
 		request.FixedSet, request.MaxPods = true, int(size.Pods())
 	}
@@ -83,7 +83,7 @@ func (l *look) limit(ctx context.Context, request *ipam.Request) error {
 }
 
 // fixedSet returns known false if the owner has no fixed set, or is gone: no pod can exceed it.
-func (l *look) fixedSet(ctx context.Context, owner *ipam.Owner, spare fixedset.Spare) (size fixedset.Size, known bool, err error) {
+func (l *look) fixedSet(ctx context.Context, owner *ipam.Owner) (size fixedset.Size, known bool, err error) {
 	var uid types.UID
 	switch kind := schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind).GroupKind(); {
 	case kind == schema.GroupKind{Group: appsv1.GroupName, Kind: "Deployment"}:
@@ -91,14 +91,14 @@ func (l *look) fixedSet(ctx context.Context, owner *ipam.Owner, spare fixedset.S
 		if err != nil {
 			return size, false, unlessGone(err, owner)
 		}
-		size, uid = fixedset.OfDeployment(&deployment.Spec, spare), deployment.UID
+		size, uid = fixedset.OfDeployment(&deployment.Spec), deployment.UID
 	case kind == schema.GroupKind{Group: appsv1.GroupName, Kind: "ReplicaSet"}:
 		set, err := l.Kube.AppsV1().ReplicaSets(owner.Namespace).Get(ctx, owner.Name, metav1.GetOptions{})
 		if err != nil {
 			return size, false, unlessGone(err, owner)
 		}
-		size, uid = fixedset.OfReplicaSet(&set.Spec, spare), set.UID
-	case kind.Group == appsv1.GroupName, kind.Group == batchv1.GroupName, spare.Unlimited:
+		size, uid = fixedset.OfReplicaSet(&set.Spec), set.UID
+	case kind.Group == appsv1.GroupName, kind.Group == batchv1.GroupName:
 		return size, false, nil
 	default:
 		objects, err := l.Dynamic()
@@ -107,7 +107,7 @@ func (l *look) fixedSet(ctx context.Context, owner *ipam.Owner, spare fixedset.S
 		}
 		read, _, err := customkind.NewReader(customkind.Config{Discovery: l.Kube.Discovery(), Objects: objects, ScalableOnly: true}).
 			Find(ctx, &v1alpha1.Owner{APIVersion: owner.APIVersion, Kind: owner.Kind, Namespace: owner.Namespace, Name: owner.Name, UID: types.UID(owner.UID)}, true)
-		return read.Size.With(spare), err == nil && read.Exists && read.Scaled, err
+		return read.Size, err == nil && read.Exists && read.Scaled, err
 	}
 	return size, string(uid) == owner.UID && uid != "", nil
 }
