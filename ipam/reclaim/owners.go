@@ -130,7 +130,7 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		if err != nil || job == nil {
 			return workload{}, nil, live, err
 		}
-		return workload{exists: exists(job) && !ended(job), replicas: number(job.Spec.Parallelism)}, &job.Spec.Template, live, nil
+		return workload{exists: exists(job) && !ended(job), replicas: parallel(job.Spec.Suspend, job.Spec.Parallelism)}, &job.Spec.Template, live, nil
 	case schema.GroupKind{Group: batchv1.GroupName, Kind: "CronJob"}:
 		cron, live, err := lookUp(ctx, owner, fresh, o.cronJobs.CronJobs(namespace).Get, o.client.BatchV1().CronJobs(namespace).Get)
 		if err != nil || cron == nil {
@@ -138,7 +138,7 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		}
 		// The addresses of one run are kept, also between runs.
 		job := &cron.Spec.JobTemplate.Spec
-		return workload{exists: exists(cron), replicas: number(job.Parallelism), updating: isUpdating(cron)}, &job.Template, live, nil
+		return workload{exists: exists(cron), replicas: parallel(cron.Spec.Suspend, job.Parallelism), updating: isUpdating(cron)}, &job.Template, live, nil
 	}
 	read, live, err := o.customs.Find(ctx, owner, fresh)
 	if err != nil {
@@ -267,6 +267,14 @@ func number(n *int32) int64 {
 		return 1
 	}
 	return int64(*n)
+}
+
+// parallel is how many pods a Job runs at once: none while it is suspended.
+func parallel(suspended *bool, parallelism *int32) int64 {
+	if suspended != nil && *suspended {
+		return 0
+	}
+	return number(parallelism)
 }
 
 // exists reports whether a workload may create pods. A workload that is being deleted does

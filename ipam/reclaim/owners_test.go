@@ -67,7 +67,7 @@ func TestOwnersFromCaches(t *testing.T) {
 		o.Name = name
 		return o
 	}
-	three := int32(3)
+	three, yes, no := int32(3), true, false
 	surge, none := intstr.FromString("10%"), intstr.FromInt32(0)
 	dual := asking(map[string]string{v1alpha1.AnnotationFamilies: "IPv4, IPv6"})
 	done := batchv1.JobStatus{Conditions: []batchv1.JobCondition{{Type: batchv1.JobFailureTarget, Status: v1.ConditionTrue}, {Type: batchv1.JobFailed, Status: v1.ConditionTrue}}}
@@ -90,8 +90,12 @@ func TestOwnersFromCaches(t *testing.T) {
 			}}})),
 		jobs: batchlisters.NewJobLister(cacheOf(t,
 			&batchv1.Job{ObjectMeta: meta, Spec: batchv1.JobSpec{Parallelism: &three, Template: asking(nil)}},
+			&batchv1.Job{ObjectMeta: named("suspended"), Spec: batchv1.JobSpec{Parallelism: &three, Suspend: &yes, Template: asking(nil)}},
+			&batchv1.Job{ObjectMeta: named("resumed"), Spec: batchv1.JobSpec{Parallelism: &three, Suspend: &no, Template: asking(nil)}},
 			&batchv1.Job{ObjectMeta: named("done"), Spec: batchv1.JobSpec{Parallelism: &three, Template: asking(nil)}, Status: done})),
 		cronJobs: batchlisters.NewCronJobLister(cacheOf(t, &batchv1.CronJob{ObjectMeta: meta, Spec: batchv1.CronJobSpec{JobTemplate: batchv1.JobTemplateSpec{
+			Spec: batchv1.JobSpec{Parallelism: &three, Template: asking(nil)},
+		}}}, &batchv1.CronJob{ObjectMeta: named("suspended"), Spec: batchv1.CronJobSpec{Suspend: &yes, JobTemplate: batchv1.JobTemplateSpec{
 			Spec: batchv1.JobSpec{Parallelism: &three, Template: asking(nil)},
 		}}})),
 		nodes: corelisters.NewNodeLister(cacheOf(t,
@@ -117,6 +121,9 @@ func TestOwnersFromCaches(t *testing.T) {
 		{owner("apps/v1", "Deployment", "mistaken", ""), workload{exists: true, replicas: 1, spare: 1, each: two}},
 		{owner("apps/v1", "ReplicaSet", "web", ""), workload{exists: true, replicas: 3, each: two}},
 		{owner("batch/v1", "Job", "web", ""), workload{exists: true, replicas: 3, each: two}},
+		{owner("batch/v1", "Job", "suspended", ""), workload{exists: true, each: two}},
+		{owner("batch/v1", "Job", "resumed", ""), workload{exists: true, replicas: 3, each: two}},
+		{owner("batch/v1", "CronJob", "suspended", ""), workload{exists: true, each: two}},
 		{owner("batch/v1", "Job", "done", ""), workload{replicas: 3, each: two}},
 		{owner("batch/v1", "CronJob", "web", ""), workload{exists: true, replicas: 3, each: two}},
 		{owner("apps/v1", "DaemonSet", "web", "node1"), workload{exists: true, unbounded: true, each: two}},

@@ -66,14 +66,14 @@ func Slim(object any) (any, error) {
 	case *batchv1.Job:
 		return &batchv1.Job{
 			ObjectMeta: slimMeta(&o.ObjectMeta),
-			Spec:       batchv1.JobSpec{Parallelism: o.Spec.Parallelism, Template: slimTemplate(&o.Spec.Template)},
+			Spec:       batchv1.JobSpec{Parallelism: o.Spec.Parallelism, Suspend: o.Spec.Suspend, Template: slimTemplate(&o.Spec.Template)},
 			Status:     batchv1.JobStatus{Conditions: o.Status.Conditions},
 		}, nil
 	case *batchv1.CronJob:
 		job := &o.Spec.JobTemplate.Spec
 		return &batchv1.CronJob{
 			ObjectMeta: slimMeta(&o.ObjectMeta),
-			Spec: batchv1.CronJobSpec{JobTemplate: batchv1.JobTemplateSpec{
+			Spec: batchv1.CronJobSpec{Suspend: o.Spec.Suspend, JobTemplate: batchv1.JobTemplateSpec{
 				Spec: batchv1.JobSpec{Parallelism: job.Parallelism, Template: slimTemplate(&job.Template)},
 			}},
 			Status: batchv1.CronJobStatus{Active: make([]v1.ObjectReference, len(o.Status.Active))},
