@@ -22,10 +22,13 @@ import (
 type Getter func(namespace, name string) (metav1.Object, error)
 
 // Between finds the objects that stand between a pod and its workload.
-type Between struct{ ReplicaSet, Job, VirtualMachineInstance Getter }
+type Between struct{ ReplicaSet, Job, VirtualMachineInstance, StatefulSet, Pod Getter }
+
+// LabelGroup is on pods of a LeaderWorkerSet. Anybody can write it: it only has OwnerOf look.
+const LabelGroup = "leaderworkerset.sigs.k8s.io/name"
 
 // OwnerOf returns the owner of a pod's addresses: the controller of its ReplicaSet, the
-// CronJob of its Job, the controller of its VirtualMachineInstance, else its own controller. It is the pod itself if the pod has no
+// CronJob of its Job, the controller of its VirtualMachineInstance, the StatefulSet of its leader, else its own controller. It is the pod itself if the pod has no
 // controller, or if its owner reference names a controller that makes no pods ([MakesPods]). The author
 // of a pod can write any owner reference, so an object in between counts only if it exists
 // with the referenced UID, and the caller must still call [Request.CheckOwner].
@@ -43,6 +46,8 @@ func OwnerOf(pod *v1.Pod, find Between) (v1alpha1.Owner, error) {
 	case isInstance(controller):
 		// The VirtualMachine has the same address when it is started again. Its pods have generated names.
 		return behind(pod, controller, find.VirtualMachineInstance, func(*metav1.OwnerReference) bool { return true })
+	case isStatefulSet(controller) && pod.Labels[LabelGroup] != "":
+		return leading(pod, controller, find)
 	}
 	return Controlling(controller, pod.Namespace, pod.Name, cmp.Or(pod.Spec.NodeName, requiredNode(pod))), nil
 }
@@ -95,20 +100,60 @@ func SharedBy(workload *metav1.OwnerReference, namespace string) v1alpha1.Owner 
 // behind returns the controller of the pod's controller as the owner, if counts accepts
 // it, else the pod's controller.
 func behind(pod *v1.Pod, controller *metav1.OwnerReference, find Getter, counts func(*metav1.OwnerReference) bool) (v1alpha1.Owner, error) {
-	if find == nil {
-		return v1alpha1.Owner{}, fmt.Errorf("find %s %s/%s of the pod: nothing reads this kind here", controller.Kind, pod.Namespace, controller.Name)
-	}
-	object, err := find(pod.Namespace, controller.Name)
+	object, err := referenced(pod, controller, find)
 	if err != nil {
-		return v1alpha1.Owner{}, fmt.Errorf("find %s %s/%s of the pod: %w", controller.Kind, pod.Namespace, controller.Name, err)
-	}
-	if object.GetUID() != controller.UID {
-		return v1alpha1.Owner{}, fmt.Errorf("%s %s/%s has UID %s, but the pod's owner reference has UID %s", controller.Kind, pod.Namespace, controller.Name, object.GetUID(), controller.UID)
+		return v1alpha1.Owner{}, err
 	}
 	if workload := metav1.GetControllerOfNoCopy(object); workload != nil && MakesPods(workload.APIVersion, workload.Kind) && counts(workload) {
 		controller = workload
 	}
 	return SharedBy(controller, pod.Namespace), nil
+}
+
+// referenced returns the object that an owner reference names, on the way from a pod to its workload.
+func referenced(pod *v1.Pod, reference *metav1.OwnerReference, find Getter) (metav1.Object, error) {
+	if find == nil {
+		return nil, fmt.Errorf("find %s %s/%s of the pod: nothing reads this kind here", reference.Kind, pod.Namespace, reference.Name)
+	}
+	object, err := find(pod.Namespace, reference.Name)
+	if err != nil {
+		return nil, fmt.Errorf("find %s %s/%s of the pod: %w", reference.Kind, pod.Namespace, reference.Name, err)
+	}
+	if object.GetUID() != reference.UID {
+		return nil, fmt.Errorf("%s %s/%s has UID %s, but the pod's owner reference has UID %s", reference.Kind, pod.Namespace, reference.Name, object.GetUID(), reference.UID)
+	}
+	return object, nil
+}
+
+// leading returns the StatefulSet of the leader as the owner of a worker's addresses: the leader controls
+// the StatefulSet of its workers, which is made anew when the group restarts (LeaderWorkerSet). A leader's
+// own, and another pod's, is its controller.
+func leading(pod *v1.Pod, controller *metav1.OwnerReference, find Between) (v1alpha1.Owner, error) {
+	own := Controlling(controller, pod.Namespace, pod.Name, "")
+	workers, err := referenced(pod, controller, find.StatefulSet)
+	if err != nil {
+		return v1alpha1.Owner{}, err
+	}
+	reference := metav1.GetControllerOfNoCopy(workers)
+	if reference == nil || reference.APIVersion != "v1" || reference.Kind != "Pod" || reference.Name != controller.Name {
+		return own, nil
+	}
+	leader, err := referenced(pod, reference, find.Pod)
+	if err != nil {
+		return v1alpha1.Owner{}, err
+	}
+	leaders := metav1.GetControllerOfNoCopy(leader)
+	if leaders == nil || !isStatefulSet(leaders) {
+		return own, nil
+	}
+	if _, worker := v1alpha1.LeaderOf(leaders.Name, pod.Name); !worker {
+		return own, nil
+	}
+	return Controlling(leaders, pod.Namespace, pod.Name, ""), nil
+}
+
+func isStatefulSet(controller *metav1.OwnerReference) bool {
+	return controller.Kind == "StatefulSet" && strings.HasPrefix(controller.APIVersion, "apps/")
 }
 
 // StandsBetween reports whether the controller of a pod may itself be controlled by the

@@ -116,6 +116,66 @@ func TestOwnerOf(t *testing.T) {
 	}
 }
 
+// The address of a LeaderWorkerSet's worker belongs to the StatefulSet of the leaders, because the workers' own is made anew when
+// the group restarts. Whoever writes the label without these objects gets what the pod's controller says.
+func TestOwnerOfWorker(t *testing.T) {
+	controlled := func(uid, apiVersion, kind, name, by string) *metav1.ObjectMeta {
+		yes := true
+		return &metav1.ObjectMeta{UID: types.UID(uid), OwnerReferences: []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: name, UID: types.UID(by), Controller: &yes}}}
+	}
+	leaders := v1alpha1.Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "shop", Name: "llm", UID: "leaders", PodName: "llm-0-1"}
+	own := v1alpha1.Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "shop", Name: "llm-0", UID: "workers", PodName: "llm-0-1"}
+	workers, leader := controlled("workers", "v1", "Pod", "llm-0", "leader"), controlled("leader", "apps/v1", "StatefulSet", "llm", "leaders")
+	for name, test := range map[string]struct {
+		pod             string
+		unlabeled       bool
+		workers, leader *metav1.ObjectMeta
+		want            v1alpha1.Owner
+		err             string
+	}{
+		"a worker":                                {workers: workers, leader: leader, want: leaders},
+		"without the label":                       {unlabeled: true, want: own},
+		"a StatefulSet of nobody's":               {workers: &metav1.ObjectMeta{UID: "workers"}, want: own},
+		"a StatefulSet of something else":         {workers: controlled("workers", "example.com/v1", "Pod", "llm-0", "leader"), want: own},
+		"a StatefulSet of a pod of another name":  {workers: controlled("workers", "v1", "Pod", "llm-9", "leader"), want: own},
+		"a leader of nobody's":                    {workers: workers, leader: &metav1.ObjectMeta{UID: "leader"}, want: own},
+		"a leader of something else":              {workers: workers, leader: controlled("leader", "apps/v1", "ReplicaSet", "llm", "leaders"), want: own},
+		"a leader of another name's StatefulSet":  {workers: workers, leader: controlled("leader", "apps/v1", "StatefulSet", "other", "leaders"), want: own},
+		"a pod that has another name":             {pod: "llm-1-1", workers: workers, leader: leader, want: v1alpha1.Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "shop", Name: "llm-0", UID: "workers", PodName: "llm-1-1"}},
+		"a StatefulSet that is not there":         {err: "find StatefulSet shop/llm-0"},
+		"a StatefulSet of that name, but another": {workers: &metav1.ObjectMeta{UID: "next"}, err: "but the pod's owner reference has UID workers"},
+		"a leader that is not there":              {workers: workers, err: "find Pod shop/llm-0"},
+		"a leader of that name, but another":      {workers: workers, leader: controlled("next", "apps/v1", "StatefulSet", "llm", "leaders"), err: "but the pod's owner reference has UID leader"},
+	} {
+		pod := testPod(1)
+		if pod.Name = "llm-0-1"; test.pod != "" {
+			pod.Name = test.pod
+		}
+		pod.OwnerReferences = controlled("", "apps/v1", "StatefulSet", "llm-0", "workers").OwnerReferences
+		if !test.unlabeled {
+			pod.Labels = map[string]string{LabelGroup: "llm"}
+		}
+		find := func(object *metav1.ObjectMeta) Getter {
+			return func(string, string) (metav1.Object, error) {
+				if object == nil {
+					return nil, errors.New("not found")
+				}
+				return object, nil
+			}
+		}
+		got, err := OwnerOf(pod, Between{StatefulSet: find(test.workers), Pod: find(test.leader)})
+		if test.err != "" {
+			if err == nil || !strings.Contains(err.Error(), test.err) {
+				t.Errorf("%s: error %v, want one with %q", name, err, test.err)
+			}
+			continue
+		}
+		if diff := cmp.Diff(test.want, got); err != nil || diff != "" {
+			t.Errorf("%s: %v: -want +got\n%s", name, err, diff)
+		}
+	}
+}
+
 // A DaemonSet's pod is for one node.
 func TestRequiredNode(t *testing.T) {
 	field := func(key string, operator v1.NodeSelectorOperator, values ...string) v1.NodeSelectorTerm {

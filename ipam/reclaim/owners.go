@@ -40,6 +40,7 @@ type owners struct {
 	jobs         batchlisters.JobLister
 	cronJobs     batchlisters.CronJobLister
 	nodes        corelisters.NodeLister
+	pods         corelisters.PodLister
 	claims       cache.Indexer
 	services     corelisters.ServiceLister // nil: the program may not read Services
 	customs      *customkind.Reader
@@ -54,6 +55,10 @@ func (o *owners) between() podrequest.Between {
 		},
 		Job:                    func(namespace, name string) (metav1.Object, error) { return o.jobs.Jobs(namespace).Get(name) },
 		VirtualMachineInstance: o.instances.Get,
+		StatefulSet: func(namespace, name string) (metav1.Object, error) {
+			return o.statefulSets.StatefulSets(namespace).Get(name)
+		},
+		Pod: func(namespace, name string) (metav1.Object, error) { return o.pods.Pods(namespace).Get(name) },
 	}
 }
 

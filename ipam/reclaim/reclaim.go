@@ -156,7 +156,7 @@ func New(config Config) (*Reclaimer, error) {
 		replicaSets: apps.ReplicaSets().Lister(), daemonSets: apps.DaemonSets().Lister(),
 		jobs:     config.Factory.Batch().V1().Jobs().Lister(),
 		cronJobs: config.Factory.Batch().V1().CronJobs().Lister(),
-		nodes:    core.Nodes().Lister(), services: servicesOf(config),
+		nodes:    core.Nodes().Lister(), pods: core.Pods().Lister(), services: servicesOf(config),
 		claims: config.View.IPClaims.GetIndexer(), instances: virtualmachine.New(config.Metadata),
 		customs: customkind.NewReader(customkind.Config{
 			Discovery: config.Kube.Discovery(), Objects: config.Dynamic, Metadata: config.Metadata,

@@ -23,6 +23,11 @@ func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 		return true
 	case w.claim:
 		return at.rank < w.replicas
+	}
+	if leader, worker := v1alpha1.LeaderOf(owner.Name, owner.PodName); worker && owner.Kind == "StatefulSet" {
+		return unscaled || w.hasOrdinal(leader) // The template is the leader's, and says nothing of the worker.
+	}
+	switch {
 	case w.addressless:
 		return false
 	case owner.PodName != "":

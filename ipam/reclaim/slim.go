@@ -182,6 +182,9 @@ var begun = []v1.ContainerStatus{{}}
 func slimPod(o *v1.Pod) *v1.Pod {
 	slim := &v1.Pod{ObjectMeta: slimMeta(&o.ObjectMeta), Spec: podrequest.Slim(&o.Spec), Status: v1.PodStatus{Phase: o.Status.Phase}}
 	slim.Spec.NodeName = o.Spec.NodeName
+	if group, ok := o.Labels[podrequest.LabelGroup]; ok {
+		slim.Labels = map[string]string{podrequest.LabelGroup: group}
+	}
 	switch {
 	case lastnode.HasStopped(o):
 		slim.Status.ContainerStatuses = terminated

@@ -207,3 +207,33 @@ func TestHasOrdinal(t *testing.T) {
 		t.Error(diff)
 	}
 }
+
+// A worker's address is wanted while its leader's StatefulSet wants the leader, whatever the leader's template asks for.
+func TestWantsWorkers(t *testing.T) {
+	for _, test := range []struct {
+		owner, pod string
+		w          workload
+		rank       int64
+		keep       bool
+		want       bool
+	}{
+		{owner: "web", pod: "web-1-3", w: workload{exists: true, replicas: 2}, want: true},
+		{owner: "web", pod: "web-1-3", w: workload{exists: true, replicas: 2}, rank: 1, want: true},
+		{owner: "web", pod: "web-1-3", w: workload{exists: true, replicas: 2, addressless: true}, want: true},
+		{owner: "web", pod: "web-2-1", w: workload{exists: true, replicas: 2}},
+		{owner: "web", pod: "web-2-1", w: workload{exists: true, replicas: 2}, keep: true, want: true},
+		{owner: "web", pod: "web-1-3", w: workload{replicas: 2}},
+		{owner: "web-1", pod: "web-1-3", w: workload{exists: true, replicas: 2}},
+	} {
+		owner := set(test.pod)
+		owner.Name = test.owner
+		w := test.w
+		if !w.addressless {
+			w.each.Total = 1
+		}
+		spec := &v1alpha1.FloatingIPSpec{Owner: owner, ReleasePolicy: v1alpha1.ReleaseRetain, KeepOnScaleDown: test.keep}
+		if got := w.wants(spec, standing{family: v1alpha1.IPv4, rank: test.rank, age: test.rank, families: 1}); got != test.want {
+			t.Errorf("%+v: wants the address: %v", test, got)
+		}
+	}
+}

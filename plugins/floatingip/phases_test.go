@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,6 +25,7 @@ import (
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/ipamtest"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // result is the result of a phase: its status, the changes at the API server, and the
@@ -447,6 +449,17 @@ func phaseCases() map[string]phaseCase {
 			world: objects(sparing(deployment("web", 1), "1"), replicaSet("web-1", "web"), ipPool("web", "10.0.70.2-10.0.70.9"), ip("10.0.70.2", webOwner, "web-v@n1", "Retain"), webPod("web-v", bound("n1", "10.0.70.2"))),
 			pod:   webPod("web-x"),
 			want:  want{unfiltered: true, bind: result{api: []string{"10.0.70.3: Retain of Deployment web, held by web-x on n1", "web-x: on n1 with 10.0.70.3"}}},
+		},
+		"a group of a LeaderWorkerSet restarted": {
+			world: objects(
+				ipPool("web", "10.0.70.2-10.0.70.9"), ip("10.0.70.5", "apps/v1 StatefulSet llm/llm-0-1", "", "Retain"), pod("llm-0", of("apps/v1", "StatefulSet", "llm"), asking("0")),
+				func() *appsv1.StatefulSet {
+					workers := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "llm-0", UID: "llm-0"}}
+					controlledBy(workers, "v1", "Pod", "llm-0")
+					return workers
+				}()),
+			pod:  pod("llm-0-1", of("apps/v1", "StatefulSet", "llm-0"), retain, func(pod *v1.Pod) { pod.Labels = map[string]string{podrequest.LabelGroup: "llm"} }),
+			want: want{bind: result{api: []string{"10.0.70.5: Retain of StatefulSet llm/llm-0-1, held by llm-0-1 on n1, last llm-0-1", "llm-0-1: on n1 with 10.0.70.5"}}},
 		},
 		"a ReplicaSet has all": {
 			world: objects(replicaSet("rs", ""), ipPool("web", "10.0.70.2-10.0.70.9"), ip("10.0.70.2", "apps/v1 ReplicaSet rs", "rs-v@n1", "Retain"), pod("rs-v", bound("n1", "10.0.70.2"))),

@@ -117,6 +117,7 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 	}
 	informers := handle.SharedInformerFactory()
 	replicaSets := informers.Apps().V1().ReplicaSets().Lister()
+	statefulSets, pods := informers.Apps().V1().StatefulSets().Lister(), informers.Core().V1().Pods().Lister()
 	namespaces := informers.Core().V1().Namespaces().Lister()
 	claims := informers.Core().V1().PersistentVolumeClaims().Lister()
 	return &Plugin{
@@ -143,6 +144,10 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 			},
 			Job:                    shared.jobs.get,
 			VirtualMachineInstance: shared.instances.Get,
+			StatefulSet: func(namespace, name string) (metav1.Object, error) {
+				return statefulSets.StatefulSets(namespace).Get(name)
+			},
+			Pod: func(namespace, name string) (metav1.Object, error) { return pods.Pods(namespace).Get(name) },
 		},
 		volumeClaim: func(namespace, name string) (*v1.PersistentVolumeClaim, error) {
 			return claims.PersistentVolumeClaims(namespace).Get(name)

@@ -126,6 +126,12 @@ func Between(ctx context.Context, kube kubernetes.Interface) podrequest.Between 
 		Job: func(namespace, name string) (metav1.Object, error) {
 			return kube.BatchV1().Jobs(namespace).Get(ctx, name, metav1.GetOptions{})
 		},
+		StatefulSet: func(namespace, name string) (metav1.Object, error) {
+			return kube.AppsV1().StatefulSets(namespace).Get(ctx, name, metav1.GetOptions{})
+		},
+		Pod: func(namespace, name string) (metav1.Object, error) {
+			return kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+		},
 		VirtualMachineInstance: func(namespace, name string) (metav1.Object, error) {
 			at := virtualmachine.Resource
 			text, err := kube.Discovery().RESTClient().Get().AbsPath("apis", at.Group, at.Version, "namespaces", namespace, at.Resource, name).

@@ -154,7 +154,7 @@ func (c *cluster) ownerOf(pod *v1.Pod) v1alpha1.Owner {
 		}
 		return found, nil
 	}
-	owner, err := podrequest.OwnerOf(pod, podrequest.Between{ReplicaSet: find, Job: find, VirtualMachineInstance: find})
+	owner, err := podrequest.OwnerOf(pod, podrequest.Between{ReplicaSet: find, Job: find, VirtualMachineInstance: find, StatefulSet: find})
 	if err != nil || owner.IsClaim() {
 		return podrequest.PodItself(pod.Namespace, pod.Name, pod.UID)
 	}
