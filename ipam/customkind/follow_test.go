@@ -95,7 +95,7 @@ func (s *things) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write([]byte(s.missing))
 		return
 	case r.URL.Path == "/apis/example.org/v1/namespaces/ns/things/web":
-		answer = `{"apiVersion":"example.org/v1","kind":"Thing",` + meta + `,"spec":{"strategy":{"rollingUpdate":{"maxSurge":2,"maxUnavailable":0}}}}`
+		answer = `{"apiVersion":"example.org/v1","kind":"Thing",` + meta + `,"spec":{"template":{},"strategy":{"rollingUpdate":{"maxSurge":2,"maxUnavailable":0}}}}`
 	case r.URL.Path == "/apis/example.org/v1/namespaces/ns/things/web/scale" && s.unscaled:
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusInternalServerError)

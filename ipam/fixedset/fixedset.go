@@ -37,7 +37,12 @@ type Size struct {
 	// Unlimited: no pod waits for the address of another. The workload keeps its oldest
 	// addresses, for Replicas pods.
 	Unlimited bool
+	// Partial: Replicas may count only some of its pods. No pod waits, and the workload keeps all addresses.
+	Partial bool
 }
+
+// IsFixed says whether a pod waits while as many others have addresses.
+func (s Size) IsFixed() bool { return !s.Unlimited && !s.Partial }
 
 // Pods returns for how many pods addresses are kept.
 func (s Size) Pods() int64 { return s.Replicas + s.Spare }
@@ -171,9 +176,15 @@ var sideBySide = [][]string{
 }
 
 // OfCustom returns the size for an object of a custom kind, or a ReplicationController.
-// replicas is how many pods it wants. A kind with an unknown strategy may start pods
-// before it ends others, so it gets addresses for one spare pod.
+// replicas is how many pods its scale says. A kind with an unknown strategy may start pods
+// before it ends others, so it gets addresses for one spare pod. A kind without the one pod template may have
+// pods of several: a scale such as a training job's counts its workers, and not their master.
 func OfCustom(object map[string]any, replicas int64) Size {
+	_, templated, _ := unstructured.NestedFieldNoCopy(object, "spec", "template")
+	_, elsewhere, _ := unstructured.NestedFieldNoCopy(object, "spec", "workloadRef") // an Argo Rollout's
+	if !templated && !elsewhere {
+		return Size{Replicas: replicas, Partial: true}
+	}
 	return size(replicas, templateOf(object), func() int64 {
 		if object["apiVersion"] == "v1" && object["kind"] == "ReplicationController" {
 			return 0 // like a ReplicaSet

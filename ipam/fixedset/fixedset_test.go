@@ -100,17 +100,18 @@ func TestOfCustom(t *testing.T) {
 		name, object string
 		want         int64
 	}{
-		{"an Argo Rollout with a canary", `{spec: {strategy: {canary: {maxSurge: "25%", maxUnavailable: 0}}}}`, 2},
-		{"the same with pods to lose", `{spec: {strategy: {canary: {maxSurge: "25%", maxUnavailable: 1}}}}`, 0},
-		{"the same, whose author says nothing", `{spec: {strategy: {canary: {steps: []}}}}`, 1},
-		{"a canary beside a stable set in full number", `{spec: {strategy: {canary: {trafficRouting: {nginx: {}}, maxUnavailable: 1}}}}`, 8},
-		{"blue-green", `{spec: {strategy: {blueGreen: {activeService: a}}}}`, 8},
-		{"a CloneSet", `{spec: {updateStrategy: {type: ReCreate, maxUnavailable: "20%"}}}`, 0},
-		{"a CloneSet that surges", `{spec: {updateStrategy: {maxUnavailable: 0, maxSurge: 3}}}`, 3},
-		{"like a Deployment", `{spec: {strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: "50%", maxUnavailable: "0%"}}}}`, 4},
-		{"a ReplicationController", `{apiVersion: v1, kind: ReplicationController}`, 0},
+		{"an Argo Rollout with a canary", `{spec: {template: {}, strategy: {canary: {maxSurge: "25%", maxUnavailable: 0}}}}`, 2},
+		{"the same with pods to lose", `{spec: {template: {}, strategy: {canary: {maxSurge: "25%", maxUnavailable: 1}}}}`, 0},
+		{"the same, whose author says nothing", `{spec: {template: {}, strategy: {canary: {steps: []}}}}`, 1},
+		{"a canary beside a stable set in full number", `{spec: {template: {}, strategy: {canary: {trafficRouting: {nginx: {}}, maxUnavailable: 1}}}}`, 8},
+		{"blue-green", `{spec: {template: {}, strategy: {blueGreen: {activeService: a}}}}`, 8},
+		{"a CloneSet", `{spec: {template: {}, updateStrategy: {type: ReCreate, maxUnavailable: "20%"}}}`, 0},
+		{"a CloneSet that surges", `{spec: {template: {}, updateStrategy: {maxUnavailable: 0, maxSurge: 3}}}`, 3},
+		{"like a Deployment", `{spec: {template: {}, strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: "50%", maxUnavailable: "0%"}}}}`, 4},
+		{"a ReplicationController", `{apiVersion: v1, kind: ReplicationController, spec: {template: {}}}`, 0},
 		{"its template says", `{spec: {template: {metadata: {annotations: {berth.dev/spare-addresses: "5"}}}, strategy: {canary: {steps: []}}}}`, 5},
-		{"nothing is known", `{spec: {replicas: 8}}`, 1},
+		{"a Rollout of a Deployment's template", `{spec: {workloadRef: {kind: Deployment, name: web}, strategy: {canary: {maxSurge: 3, maxUnavailable: 0}}}}`, 3},
+		{"nothing is known", `{spec: {template: {}, replicas: 8}}`, 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			object := map[string]any{}
@@ -122,6 +123,19 @@ func TestOfCustom(t *testing.T) {
 				t.Errorf("got %+v for %d pods, want %d spare", got, got.Pods(), test.want)
 			}
 		})
+	}
+}
+
+// Of a kind with several pod templates, or none, the scale may count some of the pods.
+func TestOfPartial(t *testing.T) {
+	for _, object := range []string{`{}`, `{spec: {pytorchReplicaSpecs: {Master: {template: {}}, Worker: {template: {}}}}}`} {
+		var read map[string]any
+		if err := yaml.Unmarshal([]byte(object), &read); err != nil {
+			t.Fatal(err)
+		}
+		if got := OfCustom(read, 3); got != (Size{Replicas: 3, Partial: true}) || got.IsFixed() {
+			t.Errorf("%s: %+v", object, got)
+		}
 	}
 }
 

@@ -157,7 +157,7 @@ func ofCustom(read *customkind.Workload) workload {
 	size := read.Size
 	return workload{
 		exists: read.Exists, unbounded: !read.Scaled, updating: read.Updating,
-		replicas: size.Replicas, spare: size.Spare, oldestFirst: size.Unlimited,
+		replicas: size.Replicas, spare: size.Spare, oldestFirst: size.Unlimited, partial: size.Partial,
 		ordinals: read.Ordinals, start: read.Start, reserved: read.Reserved,
 	}
 }

@@ -156,6 +156,7 @@ func TestOfCustom(t *testing.T) {
 		"no template":                       {read: customkind.Workload{Exists: true, Updating: true}, want: workload{exists: true, unbounded: true, updating: true}},
 		"no scale":                          {read: customkind.Workload{Exists: true, Template: &none}, want: workload{exists: true, unbounded: true}},
 		"a scale":                           {read: customkind.Workload{Exists: true, Scaled: true, Size: fixedset.Size{Replicas: 3}}, want: workload{exists: true, replicas: 3}},
+		"a scale of some pods":              {read: customkind.Workload{Exists: true, Scaled: true, Size: fixedset.Size{Replicas: 3, Partial: true}}, want: workload{exists: true, replicas: 3, partial: true}},
 		"spare addresses":                   {read: customkind.Workload{Exists: true, Scaled: true, Size: fixedset.Size{Replicas: 3, Spare: 4}, Template: &sparing}, want: workload{exists: true, replicas: 3, spare: 4}},
 		"an update, still with addresses":   {read: customkind.Workload{Exists: true, Updating: true, Size: fixedset.Size{Spare: 4}, Template: &sparing}, want: workload{exists: true, unbounded: true, updating: true, spare: 4}},
 		"an update, no longer with address": {read: customkind.Workload{Exists: true, Updating: true, Template: &none}, want: workload{exists: true, unbounded: true, updating: true}, passing: true},

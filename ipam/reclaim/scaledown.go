@@ -44,7 +44,7 @@ func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 	case owner.NodeName != "":
 		each := w.each.Of(at.family, at.families)
 		return !w.offNode && each > 0 && at.rank/each <= w.spare
-	case unscaled:
+	case unscaled || w.partial:
 		return true
 	}
 	// It is within the fixed set: the addresses for the replicas and the spare addresses.

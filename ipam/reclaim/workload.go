@@ -23,6 +23,8 @@ type workload struct {
 	// the oldest addresses instead of the ones with pods ([fixedset.Size]).
 	spare       int64
 	oldestFirst bool
+	// partial: replicas counts only some of its pods, so that it wants all addresses that its pods share.
+	partial bool
 	// ordinals: it says which ordinals its pods have, as a StatefulSet does without saying so: from start on, without
 	// the reserved ones. Another operator may number them in any way: the names that have or had pods count.
 	ordinals bool

@@ -17,6 +17,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/customkind"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // record returns an address of an owner with UID "owner", made so many seconds
@@ -234,6 +235,17 @@ func TestWantsWorkers(t *testing.T) {
 		spec := &v1alpha1.FloatingIPSpec{Owner: owner, ReleasePolicy: v1alpha1.ReleaseRetain, KeepOnScaleDown: test.keep}
 		if got := w.wants(spec, standing{family: v1alpha1.IPv4, rank: test.rank, age: test.rank, families: 1}); got != test.want {
 			t.Errorf("%+v: wants the address: %v", test, got)
+		}
+	}
+}
+
+// Of a workload whose scale counts only some of its pods, no shared address is too many.
+func TestWantsPartial(t *testing.T) {
+	for partial, want := range map[bool]bool{true: true, false: false} {
+		w := workload{exists: true, replicas: 2, partial: partial, each: podrequest.Demand{Total: 1}}
+		spec := &v1alpha1.FloatingIPSpec{Owner: shared("kubeflow.org/v1", "PyTorchJob"), ReleasePolicy: v1alpha1.ReleaseRetain, LastPod: "train-master-0"}
+		if got := w.wants(spec, standing{family: v1alpha1.IPv4, rank: 5, age: 5, families: 1}); got != want {
+			t.Errorf("partial: %v: wants the address: %v", partial, got)
 		}
 	}
 }

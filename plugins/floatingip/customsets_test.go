@@ -354,3 +354,14 @@ func TestCustomSetForged(t *testing.T) {
 	w.next(t.Context())
 	w.has(fixedset.Size{Replicas: 3, Spare: 1})
 }
+
+// A pod of a workload whose scale counts only some of its pods waits for none of them.
+func TestPartialSet(t *testing.T) {
+	w := newCustomWorld(t)
+	w.reader.cached, w.reader.standing = customkind.Workload{Exists: true, Scaled: true, Size: fixedset.Size{Replicas: 3, Partial: true}}, customkind.Current
+	request := ipam.Request{Owner: web}
+	request.Policy = v1alpha1.ReleaseRetain
+	if err := (&fixedSets{customs: w.customSets}).limit(&request); err != nil || request.FixedSet {
+		t.Errorf("the pod waits for %d others: %v", request.MaxPods, err)
+	}
+}

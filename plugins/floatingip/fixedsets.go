@@ -41,7 +41,7 @@ func (s *fixedSets) limit(request *ipam.Request) error {
 		return nil
 	}
 	size, known, err := s.size(owner)
-	if known && !size.Unlimited {
+	if known && size.IsFixed() {
 		request.FixedSet, request.MaxPods = true, int(size.Pods())
 	}
 	return err

@@ -76,7 +76,7 @@ func (l *look) list(ctx context.Context, request ipam.Request) (*ipam.Listing, i
 // limit writes into a request the size of its owner's fixed set, as the scheduler does.
 func (l *look) limit(ctx context.Context, request *ipam.Request) error {
 	size, known, err := l.fixedSet(ctx, &request.Owner)
-	if known && !size.Unlimited {
+	if known && size.IsFixed() {
 		request.FixedSet, request.MaxPods = true, int(size.Pods())
 	}
 	return err
