@@ -4,7 +4,6 @@ package podrequest
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"

@@ -295,7 +295,7 @@ func TestSizeOfAnother(t *testing.T) {
 			{"other", "web", false},
 		} {
 			owner := &ipam.Owner{APIVersion: "apps/v1", Kind: kind, Namespace: "shop", Name: test.name, UID: test.uid}
-			if size, known, err := s.size(owner, fixedset.Spare{}); known != test.known || err != nil {
+			if size, known, err := s.size(owner); known != test.known || err != nil {
 				t.Errorf("%s %s with UID %s: %+v, %v, %v", kind, test.name, test.uid, size, known, err)
 			}
 		}

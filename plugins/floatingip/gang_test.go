@@ -257,6 +257,10 @@ func TestHalfGang(t *testing.T) {
 		if got := c.tryOut(nil, h1); !slices.Equal(got, []string{"n1"}) {
 			t.Errorf("the second pod of the other group: %q", got)
 		}
+		c.framework.GetWaitingPod(h0.UID).Allow("GangScheduling")
+		if status := <-other; !status.IsSuccess() {
+			t.Errorf("the first pod of the other group: %v", status)
+		}
 	})
 }
 

@@ -51,7 +51,7 @@ var scheduler = []promise{
 	},
 	{
 		"A pod of a fixed set waits rather than take an address beyond it.", "docs/explanation/release.md#the-fixed-set-of-a-deployment",
-		"ipam/allocator/reserve.go", "h.taken < c.MaxPods {", "h.taken <= c.MaxPods {",
+		"ipam/allocator/taker.go", "return room > 0", "return room >= 0",
 		"ipam/allocator", "TestFixedSet",
 	},
 	{
