@@ -9,7 +9,6 @@ type taker struct{ ownerUID, podUID, detachedFrom string }
 // taking is what a taker has.
 type taking struct {
 	addresses, promises int
-	ended               bool
 }
 
 // takers are the pods that count for a fixed set: alive by the owner's UID, and the ones that are gone or

@@ -146,8 +146,8 @@ func leading(pod *v1.Pod, controller *metav1.OwnerReference, find Between) (v1al
 	if leaders == nil || !isStatefulSet(leaders) {
 		return own, nil
 	}
-	_, numbered := v1alpha1.OrdinalOf(controller.Name, pod.Name)
-	if _, worker := v1alpha1.LeaderOf(leaders.Name, pod.Name); !worker || !numbered {
+	_, leads := v1alpha1.OrdinalOf(leaders.Name, controller.Name)
+	if _, follows := v1alpha1.OrdinalOf(controller.Name, pod.Name); !leads || !follows {
 		return own, nil
 	}
 	return Controlling(leaders, pod.Namespace, pod.Name, ""), nil

@@ -115,6 +115,7 @@ func TestWakes(t *testing.T) {
 		{"another node goes", webOf(node("n2"), node("n3"), held, onLost(terminating)), webPod("web-x"), removesNode("n3"), 0, false},
 
 		{"the Deployment is scaled", webOf(node("n2"), held, onLost()), webPod("web-x"), puts(deployment("web", 2)), 0, true},
+		{"the Deployment keeps spare ones", webOf(node("n2"), held, onLost()), webPod("web-x"), puts(sparing(deployment("web", 1), "1")), 0, true},
 		{"another Deployment is scaled", webOf(deployment("other", 1), node("n2"), held, onLost()), webPod("web-x"), puts(deployment("other", 2)), 0, false},
 		{"the Deployment's status changes", webOf(node("n2"), held, onLost()), webPod("web-x"), puts(bigger), 0, false},
 		{"the ReplicaSet is scaled", rsWorld, rsPod, puts(grown), 0, true},
