@@ -12,6 +12,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/rtnl"
@@ -120,19 +121,50 @@ func (c *Config) Result(addrs []api.Address) (*current.Result, error) {
 	if err := c.validateGateways(); err != nil {
 		return nil, err
 	}
-	result := &current.Result{CNIVersion: current.ImplementedSpecVersion, Routes: c.IPAM.Routes, DNS: c.IPAM.DNS}
-	ways := map[bool]bool{}
+	result := &current.Result{CNIVersion: current.ImplementedSpecVersion, DNS: c.IPAM.DNS}
 	for _, a := range addrs {
-		gateway := c.gatewayOf(a)
 		result.IPs = append(result.IPs, &current.IPConfig{
-			Address: *rtnl.IPNet(netip.PrefixFrom(a.Address, a.Subnet.Bits())), Gateway: gateway.AsSlice(),
+			Address: *rtnl.IPNet(netip.PrefixFrom(a.Address, a.Subnet.Bits())), Gateway: c.gatewayOf(a).AsSlice(),
 		})
-		if is4 := a.Address.Is4(); len(c.IPAM.Routes) == 0 && gateway.IsValid() && !ways[is4] {
-			ways[is4] = true
-			result.Routes = append(result.Routes, &types.Route{Dst: *rtnl.IPNet(rtnl.AnyPrefix(a.Address)), GW: gateway.AsSlice()})
-		}
+	}
+	for _, is4 := range []bool{true, false} {
+		result.Routes = append(result.Routes, c.routes(addrs, is4, result.IPs)...)
 	}
 	return result, nil
+}
+
+// routes returns the routes of a family: the configuration's, or the default route by the first gateway. A gateway that is on
+// the link, but in no subnet of it, has a route of its own before them. Plugins give a gateway of ips to each route without one,
+// and would to this route: ips has none of the family then.
+func (c *Config) routes(addrs []api.Address, is4 bool, ips []*current.IPConfig) (routes []*types.Route) {
+	for _, r := range c.IPAM.Routes {
+		if (r.Dst.IP.To4() != nil) == is4 {
+			routes = append(routes, r.Copy())
+		}
+	}
+	i := slices.IndexFunc(addrs, func(a api.Address) bool { return a.Address.Is4() == is4 && c.gatewayOf(a).IsValid() })
+	if i < 0 {
+		return routes
+	}
+	gateway := c.gatewayOf(addrs[i])
+	if len(c.IPAM.Routes) == 0 {
+		routes = []*types.Route{{Dst: *rtnl.IPNet(rtnl.AnyPrefix(gateway)), GW: gateway.AsSlice()}}
+	}
+	if c.gateway || addrs[i].Subnet.Contains(gateway) || gateway.Is6() && gateway.IsLinkLocalUnicast() {
+		return routes
+	}
+	for _, r := range routes {
+		if r.GW == nil {
+			r.GW = gateway.AsSlice()
+		}
+	}
+	for k, a := range addrs {
+		if a.Address.Is4() == is4 {
+			ips[k].Gateway = nil
+		}
+	}
+	onLink := int(netlink.SCOPE_LINK)
+	return append([]*types.Route{{Dst: *rtnl.IPNet(rtnl.SinglePrefix(gateway)), Scope: &onLink}}, routes...)
 }
 
 func (c *Config) validateGateways() error {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -19,23 +20,44 @@ import (
 // family by the first gateway.
 func TestResult(t *testing.T) {
 	addrs := append([]api.Address{{Address: netip.MustParseAddr("10.0.80.9"), Subnet: netip.MustParsePrefix("10.0.80.0/25")}}, addresses...)
-	for name, c := range map[string]struct{ conf, want string }{
+	outside := slices.Clone(addresses)
+	outside[0].Gateway, outside[1].Gateway = netip.MustParseAddr("172.31.1.1"), netip.MustParseAddr("fe80::1")
+	further := slices.Clone(outside)
+	further[1].Gateway = netip.MustParseAddr("2001:db8:71::1")
+	for name, c := range map[string]struct {
+		conf, want string
+		addrs      []api.Address
+	}{
 		"gateways of the pools": {
 			`{"name":"n","type":"bridge","ipam":{"type":"berth-ipam"}}`,
 			`{"cniVersion":"1.1.0","ips":[{"address":"10.0.80.9/25"},{"address":"10.0.70.5/24","gateway":"10.0.70.1"},{"address":"2001:db8:70::5/64","gateway":"2001:db8:70::1"}],` +
 				`"routes":[{"dst":"0.0.0.0/0","gw":"10.0.70.1"},{"dst":"::/0","gw":"2001:db8:70::1"}]}`,
+			addrs,
+		},
+		"a gateway outside of the subnet, and a link-local one": {
+			`{"name":"n","type":"macvlan","ipam":{"type":"berth-ipam"}}`,
+			`{"cniVersion":"1.1.0","ips":[{"address":"10.0.70.5/24"},{"address":"2001:db8:70::5/64","gateway":"fe80::1"}],` +
+				`"routes":[{"dst":"172.31.1.1/32","scope":253},{"dst":"0.0.0.0/0","gw":"172.31.1.1"},{"dst":"::/0","gw":"fe80::1"}]}`,
+			outside,
+		},
+		"gateways outside of the subnets, for routes of the configuration": {
+			`{"name":"n","type":"macvlan","ipam":{"type":"berth-ipam","routes":[{"dst":"10.0.0.0/8"},{"dst":"10.9.0.0/16","gw":"10.0.70.9"},{"dst":"2000::/3"}]}}`,
+			`{"cniVersion":"1.1.0","ips":[{"address":"10.0.70.5/24"},{"address":"2001:db8:70::5/64"}],` +
+				`"routes":[{"dst":"172.31.1.1/32","scope":253},{"dst":"10.0.0.0/8","gw":"172.31.1.1"},{"dst":"10.9.0.0/16","gw":"10.0.70.9"},{"dst":"2001:db8:71::1/128","scope":253},{"dst":"2000::/3","gw":"2001:db8:71::1"}]}`,
+			further,
 		},
 		"gateways, routes and DNS of the configuration": {
 			`{"name":"n","type":"ptp","ipam":{"type":"berth-ipam","gateways":["169.254.1.1","fe80::1"],"routes":[{"dst":"10.0.0.0/8"}],"dns":{"nameservers":["10.0.0.2"]}}}`,
 			`{"cniVersion":"1.1.0","dns":{"nameservers":["10.0.0.2"]},"ips":[{"address":"10.0.80.9/25","gateway":"169.254.1.1"},{"address":"10.0.70.5/24","gateway":"169.254.1.1"},{"address":"2001:db8:70::5/64","gateway":"fe80::1"}],` +
 				`"routes":[{"dst":"10.0.0.0/8"}]}`,
+			addrs,
 		},
 	} {
 		conf, ours, err := foreign.ParseConfig([]byte(c.conf))
 		if err != nil || !ours {
 			t.Fatalf("%s: %v, %v", name, ours, err)
 		}
-		result, err := conf.Result(addrs)
+		result, err := conf.Result(c.addrs)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}

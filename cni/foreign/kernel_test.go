@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -47,7 +48,7 @@ func build(t *testing.T) (dir string) {
 }
 
 // serve answers berth-ipam as the agent does for a pod with the addresses.
-func serve(t *testing.T) (socket string) {
+func serve(t *testing.T, addresses []api.Address) (socket string) {
 	t.Helper()
 	socket = sockettest.Path(t)
 	sockettest.Serve(t, socket, func(w http.ResponseWriter, r *http.Request) {
@@ -86,7 +87,7 @@ func newSite(t *testing.T, dir, conf string) *site {
 	wire := netnstest.NewWire(t)
 	for h, addrs := range map[*netnstest.Host]string{
 		s.node: "10.0.60.11/24,2001:db8:60::11/64", s.client: "10.0.70.50/24,2001:db8:70::50/64",
-		s.router: "10.0.60.1/24,10.0.70.1/24,2001:db8:60::1/64,2001:db8:70::1/64",
+		s.router: "10.0.60.1/24,10.0.70.1/24,172.31.1.1/32,2001:db8:60::1/64,2001:db8:70::1/64,2001:db8:71::1/128,fe80::1/64",
 	} {
 		for _, key := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
 			h.Run(func() error { return os.WriteFile("/proc/sys/net/"+key, []byte("1"), 0o644) })
@@ -155,13 +156,22 @@ func expect(t *testing.T, from *netnstest.Host, want bool) {
 func TestSilence(t *testing.T) {
 	t.Parallel()
 	netnstest.Need(t)
-	dir, socket := build(t), serve(t)
-	for plugin, settings := range map[string]string{
-		"bridge": `"bridge":"br0",`, "macvlan": `"master":"eth0",`, "ptp": "",
+	dir := build(t)
+	onLink := slices.Clone(addresses)
+	onLink[0].Gateway, onLink[1].Gateway = netip.MustParseAddr("172.31.1.1"), netip.MustParseAddr("fe80::1")
+	further := slices.Clone(onLink)
+	further[1].Gateway = netip.MustParseAddr("2001:db8:71::1")
+	for _, c := range []struct {
+		plugin, settings string
+		addresses        []api.Address
+	}{
+		{"bridge", `"bridge":"br0",`, addresses}, {"macvlan", `"master":"eth0",`, addresses}, {"ptp", "", addresses},
+		{"bridge", `"bridge":"br0",`, onLink}, {"macvlan", `"master":"eth0",`, further},
 	} {
-		t.Run(plugin, func(t *testing.T) {
+		plugin, settings := c.plugin, c.settings
+		t.Run(fmt.Sprintf("%s, gateways %s and %s", plugin, c.addresses[0].Gateway, c.addresses[1].Gateway), func(t *testing.T) {
 			t.Parallel()
-			gateways := ""
+			socket, gateways := serve(t, c.addresses), ""
 			if plugin == "ptp" {
 				gateways = `,"gateways":["10.0.70.254","2001:db8:70::fe"]`
 			}
@@ -183,7 +193,11 @@ func TestSilence(t *testing.T) {
 			s.node.Run(i.Announce) // of nothing
 			s.node.Run(i.Restore)
 			expect(t, from, true)
-			for _, to := range []string{"10.0.60.1", "2001:db8:60::1", "10.0.70.1"} {
+			reached := []string{"10.0.60.1", "2001:db8:60::1", "10.0.70.1"}
+			if plugin != "ptp" {
+				reached = append(reached, c.addresses[0].Gateway.String(), strings.Replace(c.addresses[1].Gateway.String(), "fe80::1", "fe80::1%eth0", 1))
+			}
+			for _, to := range reached {
 				if out, err := s.pod.Command("ping", "-c", "1", "-w", "60", to); err != nil {
 					t.Errorf("the pod cannot send after Restore: %v\n%s", err, out)
 				}

@@ -78,7 +78,7 @@ func newTopology(t *testing.T, config Config, vlan int) *topology {
 	}
 	address(w.router, "eth0", "10.0.60.1/24", "2001:db8:60::1/64")
 	address(w.router, "lo", outside4+"/32", outside6+"/128")
-	address(w.router, w.poolLink(w.router), "10.0.70.1/24", "2001:db8:70::1/64")
+	address(w.router, w.poolLink(w.router), "10.0.70.1/24", "2001:db8:70::1/64", "172.31.1.1/32", "169.254.7.1/32", "fe80::1/64", "2001:db8:71::1/128")
 	address(w.client, w.poolLink(w.client), "10.0.70.50/24", "2001:db8:70::50/64")
 	sysctl(t, w.router, "net/ipv4/ip_forward", "1")
 	sysctl(t, w.router, "net/ipv6/conf/all/forwarding", "1")
@@ -227,6 +227,14 @@ func (w *topology) route(p *pod, node *netnstest.Host) {
 	}
 }
 
+// via gives the addresses of a pod gateways that are on the link and in no subnet of the pod's.
+func (p *pod) via(gateways ...string) *pod {
+	for i, g := range gateways {
+		p.spec.Addresses[i].Gateway = netip.MustParseAddr(g)
+	}
+	return p
+}
+
 // Everyone reaches everyone, both families; the address moves to another node and the client
 // goes on; nothing is left on a node without pods.
 func TestTraffic(t *testing.T) {
@@ -234,7 +242,9 @@ func TestTraffic(t *testing.T) {
 	eachType(t, func(t *testing.T, w *topology) {
 		before := snapshot(w.nodeA)
 		a, a2, b := w.pod("a", "10.0.70.5", "2001:db8:70::5"), w.pod("a2", "10.0.70.6", "2001:db8:70::6"), w.pod("b", "10.0.70.7", "2001:db8:70::7")
-		for p, node := range map[*pod]*netnstest.Host{a: w.nodeA, a2: w.nodeA, b: w.nodeB} {
+		local := w.pod("local", "10.0.70.8", "2001:db8:70::8").via("169.254.7.1", "fe80::1")
+		further := w.pod("further", "10.0.70.9", "2001:db8:70::9").via("172.31.1.1", "2001:db8:71::1")
+		for p, node := range map[*pod]*netnstest.Host{a: w.nodeA, a2: w.nodeA, b: w.nodeB, local: w.nodeA, further: w.nodeB} {
 			w.setup(node, p)
 			w.route(p, node)
 		}
@@ -249,6 +259,8 @@ func TestTraffic(t *testing.T) {
 			{a.Host, "10.0.70.7", "2001:db8:70::7"}, {b.Host, "10.0.70.5", "2001:db8:70::5"},
 			{w.nodeA, "10.0.70.5", "2001:db8:70::5"}, {a.Host, "10.0.60.11", "2001:db8:60::11"},
 			{w.nodeB, "10.0.70.5", "2001:db8:70::5"}, {a.Host, "10.0.60.12", "2001:db8:60::12"},
+			{local.Host, "169.254.7.1", "2001:db8:70::1"}, {local.Host, outside4, outside6}, {local.Host, "10.0.70.5", "2001:db8:70::5"},
+			{further.Host, "172.31.1.1", "2001:db8:71::1"}, {further.Host, outside4, outside6}, {w.client, "10.0.70.9", "2001:db8:70::9"},
 		} {
 			hop.from.Ping(hop.v4)
 			hop.from.Ping(hop.v6)
@@ -276,8 +288,9 @@ func TestTraffic(t *testing.T) {
 		w.nodeA.Run(func() error { return w.drivers[w.nodeA].Teardown(a.spec) })
 		w.client.Ping("10.0.70.5")
 		w.client.Ping("10.0.70.6")
-		w.nodeA.Run(func() error { return w.drivers[w.nodeA].Teardown(a2.spec) })
-		w.nodeA.Run(func() error { return w.drivers[w.nodeA].Teardown(a2.spec) })
+		for _, p := range []*pod{local, a2, a2} {
+			w.nodeA.Run(func() error { return w.drivers[w.nodeA].Teardown(p.spec) })
+		}
 		if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
 			t.Errorf("node after teardown (-before +after):\n%s", diff)
 		}

@@ -122,7 +122,11 @@ func (l *lowerGuard) gateways() ([]netip.Addr, error) {
 	}
 	var all []netip.Addr
 	for _, a := range l.addrs {
-		isOwn := func(h netlink.Addr) bool { return h.IP.Equal(a.Gateway.AsSlice()) }
+		isOwn := func(h netlink.Addr) bool {
+			// Another link, such as a container engine's bridge, may have the router's link-local address, too.
+			elsewhere := a.Gateway.Is6() && a.Gateway.IsLinkLocalUnicast() && h.LinkIndex != l.lower.Attrs().Index
+			return h.IP.Equal(a.Gateway.AsSlice()) && !elsewhere
+		}
 		if a.Gateway.IsValid() && !slices.ContainsFunc(own, isOwn) && !slices.Contains(all, a.Gateway) {
 			all = append(all, a.Gateway)
 		}

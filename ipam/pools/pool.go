@@ -51,10 +51,11 @@ type Pool struct {
 	// Egress says which pods leave with the addresses of their nodes; nil: none do.
 	Egress *v1alpha1.Egress
 	// Ranges hold the addresses that Berth may allocate: ascending, disjoint, without
-	// excluded addresses and addresses of older pools.
+	// excluded addresses, gateways of other pools and addresses of older pools.
 	Ranges iprange.Set
 
 	listed            string
+	single            iprange.Set // what spec.ranges lists as single addresses
 	nodeSubnets       []netip.Prefix
 	nodeSelector      labels.Selector
 	namespaceSelector labels.Selector
@@ -154,14 +155,11 @@ func compile(object *v1alpha1.IPPool) (*Pool, error) {
 		if pool.Gateway, err = iprange.ParseAddr(spec.Gateway); err != nil {
 			return nil, fmt.Errorf("spec.gateway: %w", err)
 		}
-		if !pool.Subnet.Contains(pool.Gateway) {
-			return nil, fmt.Errorf("spec.gateway: %s is not in the subnet %s", pool.Gateway, pool.Subnet)
-		}
 	}
 	if spec.VLAN < 0 || spec.VLAN > 4094 {
 		return nil, fmt.Errorf("spec.vlan: %d is not a VLAN ID from 1 to 4094, nor 0 for untagged", spec.VLAN)
 	}
-	if err := errors.Join(pool.checkMode(), pool.checkEgress()); err != nil {
+	if err := errors.Join(pool.checkGateway(), pool.checkMode(), pool.checkEgress()); err != nil {
 		return nil, err
 	}
 	if pool.Ranges, err = compileRanges(spec, pool); err != nil {
@@ -190,6 +188,31 @@ func (p *Pool) compileSelectors(spec *v1alpha1.IPPoolSpec) (err error) {
 		}
 	}
 	return nil
+}
+
+// checkGateway refuses a next hop that no router of the subnet's link can have. It may be outside of the subnet.
+func (p *Pool) checkGateway() error {
+	switch {
+	case !p.Gateway.IsValid():
+		return nil
+	case p.Gateway.Is4() != p.Subnet.Addr().Is4():
+		return fmt.Errorf("spec.gateway: %s is not of the family of the subnet %s", p.Gateway, p.Subnet)
+	case !p.Gateway.IsGlobalUnicast() && !p.Gateway.IsLinkLocalUnicast():
+		return fmt.Errorf("spec.gateway: %s is not the address of one router", p.Gateway)
+	case p.Subnet.IsSingleIP() && p.Gateway == p.Subnet.Addr():
+		return fmt.Errorf("spec.gateway: %s is the only address of the subnet: name another one, of a router on its link", p.Gateway)
+	case slices.Contains(namesNoHost(p.Subnet), p.Gateway):
+		return fmt.Errorf("spec.gateway: %s is the network or the broadcast address of the subnet %s", p.Gateway, p.Subnet)
+	}
+	return nil
+}
+
+// namesNoHost returns an IPv4 subnet's network and broadcast addresses (RFC 1122 §3.2.1.3), which a /31 does not have (RFC 3021).
+func namesNoHost(subnet netip.Prefix) []netip.Addr {
+	if subnet.Addr().Is6() || subnet.Bits() >= 31 {
+		return nil
+	}
+	return []netip.Addr{subnet.Addr(), iprange.OfPrefix(subnet).Last}
 }
 
 // checkMode refuses what a Routed pool cannot have.
@@ -234,9 +257,8 @@ func (p *Pool) checkEgress() error {
 
 // compileRanges applies spec.ranges and spec.exclude. It also leaves out addresses
 // that no pod may have, unless spec.ranges lists one as a single address: the gateway,
-// an IPv4 subnet's network and broadcast addresses (RFC 1122 §3.2.1.3), but of a Routed
-// pool, whose subnet is on no link, and an IPv6 subnet's router anycast address (RFC 4291
-// §2.6.1).
+// an IPv4 subnet's network and broadcast addresses, but of a Routed pool, whose subnet is on
+// no link, and an IPv6 subnet's router anycast address (RFC 4291 §2.6.1, but RFC 6164).
 func compileRanges(spec *v1alpha1.IPPoolSpec, pool *Pool) (iprange.Set, error) {
 	included, err := parseRanges("spec.ranges", spec.Ranges, pool.Subnet)
 	if err != nil {
@@ -250,15 +272,16 @@ func compileRanges(spec *v1alpha1.IPPoolSpec, pool *Pool) (iprange.Set, error) {
 	if pool.Gateway.IsValid() {
 		unusable = append(unusable, pool.Gateway)
 	}
-	if hostBits := pool.Subnet.Addr().BitLen() - pool.Subnet.Bits(); hostBits > 1 && !(pool.Routed && pool.Subnet.Addr().Is4()) {
-		unusable = append(unusable, pool.Subnet.Addr())
-		if pool.Subnet.Addr().Is4() {
-			unusable = append(unusable, iprange.OfPrefix(pool.Subnet).Last)
-		}
+	if !pool.Routed {
+		unusable = append(unusable, namesNoHost(pool.Subnet)...)
 	}
+	if pool.Subnet.Addr().Is6() && pool.Subnet.Bits() < 127 {
+		unusable = append(unusable, pool.Subnet.Addr())
+	}
+	pool.single = iprange.SetOf(slices.DeleteFunc(slices.Clone(included), func(r iprange.Range) bool { return r.First != r.Last })...)
 	for _, addr := range unusable {
-		if single := iprange.Single(addr); !slices.Contains(included, single) {
-			excluded = append(excluded, single)
+		if !pool.single.Contains(addr) {
+			excluded = append(excluded, iprange.Single(addr))
 		}
 	}
 	ranges := iprange.SetOf(included...).Without(iprange.SetOf(excluded...))

@@ -88,7 +88,16 @@ func TestInvalid(t *testing.T) {
 		{"host bits in the subnet", func(s *v1alpha1.IPPoolSpec) { s.Subnet = "10.0.0.1/24" }, "spec.subnet: "},
 		{"no gateway", func(s *v1alpha1.IPPoolSpec) { s.Gateway = "" }, ""},
 		{"a gateway that is no address", func(s *v1alpha1.IPPoolSpec) { s.Gateway = "router" }, "spec.gateway: "},
-		{"a gateway elsewhere", func(s *v1alpha1.IPPoolSpec) { s.Gateway = "10.0.1.1" }, "spec.gateway: 10.0.1.1 is not in the subnet 10.0.0.0/24"},
+		{"a gateway outside of the subnet", func(s *v1alpha1.IPPoolSpec) { s.Gateway = "172.31.1.1" }, ""},
+		{"a link-local gateway", func(s *v1alpha1.IPPoolSpec) { s.Gateway = "169.254.1.1" }, ""},
+		{"a gateway of the other family", func(s *v1alpha1.IPPoolSpec) { s.Gateway = "fe80::1" }, "spec.gateway: fe80::1 is not of the family of the subnet 10.0.0.0/24"},
+		{"a gateway that is the network", func(s *v1alpha1.IPPoolSpec) { s.Gateway = "10.0.0.0" }, "spec.gateway: 10.0.0.0 is the network or the broadcast address of the subnet 10.0.0.0/24"},
+		{"a gateway that is broadcast", func(s *v1alpha1.IPPoolSpec) { s.Gateway = "10.0.0.255" }, "spec.gateway: 10.0.0.255 is the network or the broadcast address"},
+		{"a gateway that is unspecified", func(s *v1alpha1.IPPoolSpec) { s.Gateway = "0.0.0.0" }, "spec.gateway: 0.0.0.0 is not the address of one router"},
+		{"a gateway that is a group", func(s *v1alpha1.IPPoolSpec) { s.Gateway = "224.0.0.2" }, "spec.gateway: 224.0.0.2 is not the address of one router"},
+		{"a gateway that is its only address", func(s *v1alpha1.IPPoolSpec) { s.Subnet, s.Gateway = "10.0.0.9/32", "10.0.0.9" }, "spec.gateway: 10.0.0.9 is the only address of the subnet"},
+		{"a gateway of a /32", func(s *v1alpha1.IPPoolSpec) { s.Subnet, s.Gateway = "10.0.0.9/32", "10.0.0.1" }, ""},
+		{"a gateway of a /31", func(s *v1alpha1.IPPoolSpec) { s.Subnet, s.Gateway = "10.0.0.8/31", "10.0.0.8" }, ""},
 		{"a negative VLAN ID", func(s *v1alpha1.IPPoolSpec) { s.VLAN = -1 }, "spec.vlan: -1 is not a VLAN ID"},
 		{"untagged", func(s *v1alpha1.IPPoolSpec) { s.VLAN = 0 }, ""},
 		{"the last VLAN ID", func(s *v1alpha1.IPPoolSpec) { s.VLAN = 4094 }, ""},
@@ -189,16 +198,21 @@ func TestTerms(t *testing.T) {
 
 // No address is in two pools: the older one keeps it, and both stay usable.
 func TestOverlap(t *testing.T) {
+	beside, below := pool("beside", 4, "10.0.1.5"), pool("below", 5, "10.0.2.5")
+	beside.Spec.Subnet, beside.Spec.Gateway = "10.0.1.0/24", "10.0.0.12"
+	below.Spec.Subnet, below.Spec.Gateway = "10.0.2.0/24", "10.0.0.50"
 	s := Compile([]*v1alpha1.IPPool{
-		pool("young", 3, "10.0.0.10-10.0.0.40"),
+		pool("young", 3, "10.0.0.10-10.0.0.40", "10.0.0.49-10.0.0.51", "10.0.0.50"),
 		pool("old", 1, "10.0.0.20-10.0.0.29"),
 		pool("middle", 2, "10.0.0.15-10.0.0.19", "10.0.0.25"),
-		pool("broken", 0, "nonsense"),
+		pool("broken", 0, "nonsense"), beside, below,
 	})
 	for name, want := range map[string]string{
 		"old":    "10.0.0.20-10.0.0.29",
 		"middle": "10.0.0.15-10.0.0.19",
-		"young":  "10.0.0.10-10.0.0.14 10.0.0.30-10.0.0.40",
+		// 10.0.0.12 is another pool's gateway, and so is 10.0.0.50, which it lists by itself.
+		"young":  "10.0.0.10-10.0.0.11 10.0.0.13-10.0.0.14 10.0.0.30-10.0.0.40 10.0.0.49-10.0.0.51",
+		"beside": "10.0.1.5",
 		"broken": `invalid: spec.ranges[0]: range "nonsense": "nonsense" is not an IP address`,
 	} {
 		if got := rangesOf(s, name); got != want {
@@ -212,7 +226,7 @@ func TestOverlap(t *testing.T) {
 	if want := []string{"10.0.0.15-10.0.0.19 middle", "10.0.0.20-10.0.0.29 old"}; !slices.Equal(overlaps, want) {
 		t.Errorf("overlaps are %v, want %v", overlaps, want)
 	}
-	for addr, want := range map[string]string{"10.0.0.14": "young", "10.0.0.15": "middle", "10.0.0.25": "old", "10.0.0.41": ""} {
+	for addr, want := range map[string]string{"10.0.0.12": "", "10.0.0.14": "young", "10.0.0.15": "middle", "10.0.0.25": "old", "10.0.0.41": ""} {
 		got := ""
 		if i, ok := s.Home(netip.MustParseAddr(addr)); ok {
 			got = s.Pools()[i].Name

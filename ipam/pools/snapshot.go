@@ -43,15 +43,23 @@ func Compile(objects []*v1alpha1.IPPool) *Snapshot {
 		overlaps: map[string][]Overlap{},
 		subnets:  subnetIndex{pools: map[netip.Prefix][]int{}, lengths: map[int][]int{}},
 	}
+	var gateways []iprange.Range
 	for _, object := range objects {
 		pool, err := compile(object)
 		if err != nil {
 			s.invalid[object.Name] = err
 			continue
 		}
-		index := len(s.pools)
 		s.pools = append(s.pools, pool)
+		if pool.Gateway.IsValid() {
+			gateways = append(gateways, iprange.Single(pool.Gateway))
+		}
+	}
+	routers := iprange.SetOf(gateways...)
+	for index, pool := range s.pools {
 		s.byName[pool.Name] = index
+		// A gateway outside of its own pool's subnet is in the subnet of another one.
+		pool.Ranges = pool.Ranges.Without(routers.Without(pool.single))
 		s.home(pool, index)
 		s.subnets.add(pool, index)
 		s.requireSession = s.requireSession || pool.RequireSession

@@ -120,21 +120,21 @@ func OfNobody(addr netip.Addr, all []*v1alpha1.IPPool, snapshot *pools.Snapshot)
 
 // leftOut says why a pool that has the address in its subnet does not give it.
 func leftOut(addr netip.Addr, pool *v1alpha1.IPPool, snapshot *pools.Snapshot) (Nobody, bool) {
+	said := func(state State, format string, args ...any) (Nobody, bool) {
+		return Nobody{state, pool.Name, fmt.Sprintf(format, args...)}, true
+	}
+	if gateway, err := iprange.ParseAddr(pool.Spec.Gateway); err == nil && gateway == addr {
+		return said(Gateway, "it is the gateway of IPPool %s, and is not given", pool.Name)
+	}
 	subnet, err := iprange.ParsePrefix(pool.Spec.Subnet)
 	if err != nil || !subnet.Contains(addr) {
 		return Nobody{}, false
-	}
-	said := func(state State, format string, args ...any) (Nobody, bool) {
-		return Nobody{state, pool.Name, fmt.Sprintf(format, args...)}, true
 	}
 	if invalid := snapshot.Invalid(pool.Name); invalid != nil {
 		return said(Disabled, "IPPool %s gives no addresses, because it is invalid: %v", pool.Name, invalid)
 	}
 	if text := within(addr, pool.Spec.Exclude); text != "" {
 		return said(Excluded, "IPPool %s does not give it: spec.exclude has %s", pool.Name, text)
-	}
-	if pool.Spec.Gateway == addr.String() {
-		return said(Gateway, "it is the gateway of IPPool %s, and is not given", pool.Name)
 	}
 	whole := iprange.OfPrefix(subnet)
 	// Routers lead each address of a Routed pool to its node, so its IPv4 subnet has no broadcast.

@@ -64,7 +64,7 @@ func newTopology(t testing.TB) *topology {
 	plug(w.nodeA, "10.0.60.11/24", "2001:db8:60::11/64")
 	plug(w.nodeB, "10.0.60.12/24", "2001:db8:60::12/64")
 	plug(w.client, "10.0.70.50/24", "2001:db8:70::50/64")
-	plug(w.router, "10.0.60.1/24", "10.0.70.1/24", "2001:db8:60::1/64", "2001:db8:70::1/64")
+	plug(w.router, "10.0.60.1/24", "10.0.70.1/24", "169.254.7.1/32", "172.31.1.1/32", "2001:db8:60::1/64", "2001:db8:70::1/64", "fe80::1/64", "2001:db8:71::1/128")
 	w.router.IP("addr", "add", outside4+"/32", "dev", "lo")
 	w.router.IP("addr", "add", outside6+"/128", "dev", "lo")
 	sysctl(t, w.router, "net/ipv4/ip_forward", "1")
@@ -137,9 +137,13 @@ func snapshot(node *netnstest.Host) string {
 
 func TestTraffic(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct{ a, a2, b, client, nodeA, nodeB, outside string }{
-		"IPv4": {"10.0.70.5", "10.0.70.6", "10.0.70.7", "10.0.70.50", "10.0.60.11", "10.0.60.12", outside4},
-		"IPv6": {"2001:db8:70::5", "2001:db8:70::6", "2001:db8:70::7", "2001:db8:70::50", "2001:db8:60::11", "2001:db8:60::12", outside6},
+	cases := map[string]struct{ a, a2, b, client, nodeA, nodeB, outside, gateway, via string }{
+		"IPv4":                   {"10.0.70.5", "10.0.70.6", "10.0.70.7", "10.0.70.50", "10.0.60.11", "10.0.60.12", outside4, "10.0.70.1", "10.0.70.1"},
+		"IPv6":                   {"2001:db8:70::5", "2001:db8:70::6", "2001:db8:70::7", "2001:db8:70::50", "2001:db8:60::11", "2001:db8:60::12", outside6, "2001:db8:70::1", "2001:db8:70::1"},
+		"IPv4 link-local":        {"10.0.70.5", "10.0.70.6", "10.0.70.7", "10.0.70.50", "10.0.60.11", "10.0.60.12", outside4, "169.254.7.1", "169.254.7.1"},
+		"IPv4 of another subnet": {"10.0.70.5", "10.0.70.6", "10.0.70.7", "10.0.70.50", "10.0.60.11", "10.0.60.12", outside4, "172.31.1.1", "172.31.1.1"},
+		"IPv6 link-local":        {"2001:db8:70::5", "2001:db8:70::6", "2001:db8:70::7", "2001:db8:70::50", "2001:db8:60::11", "2001:db8:60::12", outside6, "2001:db8:70::1", "fe80::1"},
+		"IPv6 of another subnet": {"2001:db8:70::5", "2001:db8:70::6", "2001:db8:70::7", "2001:db8:70::50", "2001:db8:60::11", "2001:db8:60::12", outside6, "2001:db8:71::1", "2001:db8:71::1"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -147,6 +151,7 @@ func TestTraffic(t *testing.T) {
 			w := newTopology(t)
 			before := snapshot(w.nodeA)
 			a, a2, b := w.pod("a", c.a), w.pod("a2", c.a2), w.pod("b", c.b)
+			a.spec.Addresses[0].Gateway = netip.MustParseAddr(c.via)
 			setup(w.nodeA, a)
 			setup(w.nodeA, a2)
 			setup(w.nodeB, b)
@@ -154,7 +159,7 @@ func TestTraffic(t *testing.T) {
 				from *netnstest.Host
 				to   string
 			}{
-				{w.client, c.a}, {a.Host, c.client}, {a.Host, c.outside}, {w.router, c.a},
+				{w.client, c.a}, {a.Host, c.client}, {a.Host, c.gateway}, {a.Host, c.outside}, {w.router, c.a},
 				{a.Host, c.a2}, {a2.Host, c.a}, {a.Host, c.b}, {b.Host, c.a},
 				{w.nodeA, c.a}, {a.Host, c.nodeA}, {a.Host, c.nodeB}, {w.nodeB, c.a},
 			} {

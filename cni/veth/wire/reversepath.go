@@ -90,12 +90,12 @@ func (w *Wirer) filterDrops(uplink netlink.Link, n poolNetwork) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("list addresses of link %s: %w", name, err)
 	}
-	// Hosts of the subnet, and hosts behind its gateway.
-	neighbour := n.gateway
-	if !neighbour.IsValid() {
-		neighbour = n.subnet.Addr().Next()
+	// A host of the subnet, its gateway, which may be outside of it, and hosts behind that.
+	senders := []netip.Addr{n.subnet.Addr().Next(), elsewhere}
+	if n.gateway.IsValid() {
+		senders = append(senders, n.gateway)
 	}
-	for _, sender := range []netip.Addr{neighbour, elsewhere} {
+	for _, sender := range senders {
 		link, err := wayTo(sender)
 		if err != nil {
 			return false, err

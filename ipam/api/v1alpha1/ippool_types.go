@@ -34,7 +34,8 @@ type IPPool struct {
 // IPPoolSpec is the desired state of an IPPool. A range is one address,
 // "first-last", or a CIDR.
 //
-// +kubebuilder:validation:XValidation:rule="!isCIDR(self.subnet) || !has(self.gateway) || !isIP(self.gateway) || cidr(self.subnet).containsIP(self.gateway)",message="gateway must be an address of spec.subnet, such as 10.0.70.1 in 10.0.70.0/24",fieldPath=".gateway"
+// +kubebuilder:validation:XValidation:rule="!isCIDR(self.subnet) || !has(self.gateway) || !isIP(self.gateway) || ip(self.gateway).family() == cidr(self.subnet).ip().family()",message="gateway must be of the family of spec.subnet, such as 10.0.70.1 for 10.0.70.0/24",fieldPath=".gateway"
+// +kubebuilder:validation:XValidation:rule="!isCIDR(self.subnet) || !has(self.gateway) || !isIP(self.gateway) || !cidr(self.subnet).containsIP(self.gateway) || (ip(self.gateway).family() == 6 ? cidr(self.subnet).prefixLength() < 128 : cidr(self.subnet).prefixLength() == 31 || ip(self.gateway) != cidr(self.subnet).ip() && (1 + int(self.gateway.split('.')[0]) * 16777216 + int(self.gateway.split('.')[1]) * 65536 + int(self.gateway.split('.')[2]) * 256 + int(self.gateway.split('.')[3])) % ([65536, 32768, 16384, 8192, 4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2][cidr(self.subnet).prefixLength() % 16] * (cidr(self.subnet).prefixLength() < 16 ? 65536 : 1)) != 0)",message="gateway must be a router's address: not the network or broadcast address of spec.subnet (10.0.70.0 and 10.0.70.255 of 10.0.70.0/24), and not the only address of a /32 or /128",fieldPath=".gateway"
 // +kubebuilder:validation:XValidation:rule="!isCIDR(self.subnet) || self.ranges.all(r, isCIDR(r) ? cidr(self.subnet).containsCIDR(r) : r.split('-').all(a, !isIP(a) || cidr(self.subnet).containsIP(a)))",message="every range must lie inside spec.subnet and be of its family, such as 10.0.70.10-10.0.70.99 in 10.0.70.0/24",fieldPath=".ranges"
 // +kubebuilder:validation:XValidation:rule="!isCIDR(self.subnet) || !has(self.exclude) || self.exclude.all(r, isCIDR(r) ? cidr(self.subnet).containsCIDR(r) : r.split('-').all(a, !isIP(a) || cidr(self.subnet).containsIP(a)))",message="every exclude must lie inside spec.subnet and be of its family, such as 10.0.70.50 in 10.0.70.0/24",fieldPath=".exclude"
 // +kubebuilder:validation:XValidation:rule="!isCIDR(self.subnet) || !has(self.nodeSubnets) || self.nodeSubnets.all(n, !isCIDR(n) || cidr(n).ip().family() == cidr(self.subnet).ip().family() || cidr(self.subnet).ip().family() == 6)",message="nodeSubnets of an IPv4 pool must be IPv4",fieldPath=".nodeSubnets"
@@ -67,8 +68,8 @@ type IPPoolSpec struct {
 
 	// ranges that Berth may give to pods: addresses ("10.0.70.9"), first-last
 	// ("10.0.70.10-10.0.70.99", both included) or CIDRs ("10.0.70.128/25"). The
-	// gateway and the first and last address of an IPv4 subnet are left out unless
-	// they are listed as single addresses. In mode Routed the first and last address
+	// gateways of all pools and the first and last address of an IPv4 subnet are left out
+	// unless they are listed as single addresses. In mode Routed the first and last address
 	// are like all others.
 	//
 	// +kubebuilder:validation:MinItems=1
@@ -91,10 +92,12 @@ type IPPoolSpec struct {
 	// +optional
 	Exclude []string `json:"exclude,omitempty"`
 
-	// gateway of the subnet: the next hop of the pods' default route.
+	// gateway of the subnet: the next hop of the pods' default route. It is on the link of
+	// the subnet, and may be outside of the subnet or a link-local address, such as fe80::1.
 	//
 	// +kubebuilder:validation:MaxLength=39
 	// +kubebuilder:validation:XValidation:rule="isIP(self)",message="must be an address without a prefix length, such as 10.0.70.1"
+	// +kubebuilder:validation:XValidation:rule="!isIP(self) || ip(self).isGlobalUnicast() || ip(self).isLinkLocalUnicast()",message="must be the address of one router, such as 10.0.70.1: not an unspecified, loopback, multicast or broadcast address"
 	// +optional
 	Gateway string `json:"gateway,omitempty"`
 

@@ -28,6 +28,11 @@ func ranges(r ...string) v1alpha1.IPPoolSpec {
 	return spec(func(s *v1alpha1.IPPoolSpec) { s.Ranges = r })
 }
 
+// gateway returns a spec of the whole subnet, with the gateway.
+func gateway(subnet, gateway string) v1alpha1.IPPoolSpec {
+	return v1alpha1.IPPoolSpec{Subnet: subnet, Gateway: gateway, Ranges: []string{subnet}}
+}
+
 // leaving returns the spec of an IPPool by which pods leave.
 func leaving(change func(*v1alpha1.IPPoolSpec)) v1alpha1.IPPoolSpec {
 	return spec(func(s *v1alpha1.IPPoolSpec) {
@@ -141,8 +146,35 @@ func TestPoolValidation(t *testing.T) {
 		{"exclude: backwards", spec(func(s change) { s.Exclude = []string{"10.0.70.59-10.0.70.50"} }), "the first address of an exclude must not come after its last"},
 		{"gateway: with prefix length", spec(func(s change) { s.Gateway = "10.0.70.1/24" }), "must be an address without a prefix length, such as 10.0.70.1"},
 		{"gateway: text", spec(func(s change) { s.Gateway = "router" }), "must be an address without a prefix length, such as 10.0.70.1"},
-		{"gateway: outside", spec(func(s change) { s.Gateway = "10.0.71.1" }), "gateway must be an address of spec.subnet, such as 10.0.70.1 in 10.0.70.0/24"},
-		{"gateway: the other family", spec(func(s change) { s.Gateway = "2001:db8:70::1" }), "gateway must be an address of spec.subnet"},
+		{"gateway: outside", gateway("10.0.70.0/24", "172.31.1.1"), ""},
+		{"gateway: link-local", gateway("10.0.70.0/24", "169.254.1.1"), ""},
+		{"gateway: IPv6, link-local", gateway("2001:db8:70::/64", "fe80::1"), ""},
+		{"gateway: IPv6, outside", gateway("2001:db8:70::/64", "2001:db8::1"), ""},
+		{"gateway: the router anycast address", gateway("2001:db8:70::/64", "2001:db8:70::"), ""},
+		{"gateway: the last of an IPv6 subnet", gateway("2001:db8:70::/64", "2001:db8:70::ffff:ffff:ffff:ffff"), ""},
+		{"gateway: the first host", gateway("10.0.0.0/16", "10.0.0.1"), ""},
+		{"gateway: the last host", gateway("10.0.0.0/16", "10.0.255.254"), ""},
+		{"gateway: ends like a broadcast address", gateway("10.0.0.0/16", "10.0.70.255"), ""},
+		{"gateway: ends like a network", gateway("10.0.0.0/16", "10.0.70.0"), ""},
+		{"gateway: the first of a /31", gateway("10.0.70.8/31", "10.0.70.8"), ""},
+		{"gateway: the last of a /31", gateway("10.0.70.8/31", "10.0.70.9"), ""},
+		{"gateway: the first of a /127", gateway("2001:db8:70::/127", "2001:db8:70::"), ""},
+		{"gateway: of a /32", gateway("10.0.70.9/32", "10.0.70.1"), ""},
+		{"gateway: of a /128", gateway("2001:db8:70::9/128", "fe80::1"), ""},
+		{"gateway: the address of the /32", gateway("10.0.70.9/32", "10.0.70.9"), "gateway must be a router's address"},
+		{"gateway: the address of the /128", gateway("2001:db8:70::9/128", "2001:db8:70::9"), "gateway must be a router's address"},
+		{"gateway: the network", gateway("10.0.70.0/24", "10.0.70.0"), "gateway must be a router's address: not the network or broadcast address"},
+		{"gateway: broadcast", gateway("10.0.70.0/24", "10.0.70.255"), "gateway must be a router's address: not the network or broadcast address"},
+		{"gateway: broadcast of a /16", gateway("10.0.0.0/16", "10.0.255.255"), "gateway must be a router's address"},
+		{"gateway: broadcast of a /30", gateway("10.0.70.8/30", "10.0.70.11"), "gateway must be a router's address"},
+		{"gateway: the other family", gateway("10.0.70.0/24", "2001:db8:70::1"), "gateway must be of the family of spec.subnet, such as 10.0.70.1 for 10.0.70.0/24"},
+		{"gateway: IPv4 of an IPv6 subnet", gateway("2001:db8:70::/64", "10.0.70.1"), "gateway must be of the family of spec.subnet"},
+		{"gateway: IPv4 in IPv6", gateway("10.0.70.0/24", "::ffff:10.0.70.1"), "must be an address without a prefix length"},
+		{"gateway: with a zone", gateway("2001:db8:70::/64", "fe80::1%eth0"), "must be an address without a prefix length"},
+		{"gateway: unspecified", gateway("10.0.70.0/24", "0.0.0.0"), "must be the address of one router, such as 10.0.70.1"},
+		{"gateway: loopback", gateway("2001:db8:70::/64", "::1"), "must be the address of one router"},
+		{"gateway: a group", gateway("2001:db8:70::/64", "ff02::2"), "must be the address of one router"},
+		{"gateway: everybody", gateway("10.0.70.0/24", "255.255.255.255"), "must be the address of one router"},
 		{"VLAN: too large", spec(func(s change) { s.VLAN = 4095 }), "must be a VLAN ID from 1 to 4094, or 0 for untagged"},
 		{"VLAN: negative", spec(func(s change) { s.VLAN = -1 }), "must be a VLAN ID from 1 to 4094, or 0 for untagged"},
 		{"nodeSubnets: an address", spec(func(s change) { s.NodeSubnets = []string{"10.0.60.11"} }), "every node subnet must be a CIDR without host bits, such as 10.0.60.0/24"},
