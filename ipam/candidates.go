@@ -28,6 +28,8 @@ type Candidates struct {
 	parts    []candidate
 	// kept are the kept addresses of all parts, each once.
 	kept []netip.Addr
+	// givenUp are idle addresses of the owner in pools that the request does not name, the pod's last one first.
+	givenUp []allocator.Record
 	// asked are the request's parts before defaultFamily chose families.
 	asked []Part
 	known *atomic.Pointer[KnownPods]
@@ -123,6 +125,7 @@ func (i *IPAM) look(c *Candidates) error {
 	// Before Held: a pod may end at any moment.
 	c.claimant.SetWasFull = !i.book.SetHasRoom(c.claimant)
 	held := c.held()
+	c.limitWithoutGivenUp()
 	c.shareFamily(held)
 	c.asked = c.request.Parts
 	c.assign(held)

@@ -83,7 +83,7 @@ func (r *Request) under(t *claimTerms) (Request, error) {
 	if t.ranges.IsEmpty() {
 		return u, nil
 	}
-	u.Parts = make([]Part, len(r.Parts))
+	u.HasRanges, u.Parts = true, make([]Part, len(r.Parts))
 	for i, part := range r.Parts {
 		if !part.Ranges.IsEmpty() {
 			return u, errors.New("spec.ranges limits the addresses, but the pod also has annotation " + v1alpha1.AnnotationAddresses)

@@ -41,6 +41,7 @@ func (c *Candidates) impossible() error {
 				shortage.Reasons[i] = c.describePart(part, reason)
 			}
 		}
+		shortage.Reasons = slices.Concat(c.stays(), shortage.Reasons)
 		return shortage
 	}
 	return nil
@@ -169,8 +170,7 @@ func (c *Candidates) explain(err error, nodePools []int) string {
 	case errors.Is(err, allocator.ErrLost):
 		return c.describePart(part, "other pods of the pod's workload have the addresses retained for it")
 	}
-	var reasons []string
-	remedy := ""
+	reasons, remedy := c.stays(), ""
 	for _, position := range nodePools {
 		if !c.serves(part, position) {
 			continue
@@ -182,6 +182,14 @@ func (c *Candidates) explain(err error, nodePools []int) string {
 		}
 	}
 	return c.describePart(part, (&ShortageError{Reasons: reasons, Remedy: remedy}).Error())
+}
+
+// stays says that an address stays kept while the pod waits for one of another pool; nil if there is none.
+func (c *Candidates) stays() []string {
+	if len(c.givenUp) == 0 {
+		return nil
+	}
+	return []string{c.notNamed(&c.givenUp[0]) + ", and stays kept until the pod has another"}
 }
 
 // shortOf returns why a pool that serves a part has no address, and a remedy if the user

@@ -3,12 +3,15 @@
 package ipam
 
 import (
+	"fmt"
 	"maps"
 	"math"
 	"net/netip"
 	"slices"
 
 	"github.com/berth-dev/berth/ipam/allocator"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
 // spare is how many more addresses of a class the candidates have than the pod could take, in case that other
@@ -36,7 +39,8 @@ func (c *Candidates) Wanted() (n int) {
 func (c *Candidates) held() []allocator.Record {
 	parts := c.request.Parts
 	ranged := slices.ContainsFunc(parts, func(part Part) bool { return !part.Ranges.IsEmpty() })
-	return c.book.Held(c.claimant.Owner, c.request.UID, c.request.Name, len(parts)+spare, ranged, func(record *allocator.Record) (class uint64, ok bool) {
+	givenUp := map[netip.Addr]allocator.Record{}
+	held := c.book.Held(c.claimant.Owner, c.request.UID, c.request.Name, len(parts)+spare, ranged, func(record *allocator.Record) (class uint64, ok bool) {
 		if !c.request.mayKeep(record) {
 			return 0, false
 		}
@@ -52,11 +56,65 @@ func (c *Candidates) held() []allocator.Record {
 			class |= 1
 		}
 		home, homed := c.state.snapshot.Home(record.Addr)
-		if !homed {
+		var pool *pools.Pool
+		if homed {
+			pool = c.pool(home)
+		} else {
 			home = -1
+		}
+		// A claim's ranges count as its pools do: all its pods have them. Lists of one pod say nothing of the others.
+		outside := !ok && c.request.HasRanges && slices.ContainsFunc(parts, func(p Part) bool { return (&Part{Family: p.Family}).Fits(record.Addr) })
+		if outside || ok && c.request.givesUp(record, pool) {
+			givenUp[record.Addr] = *record
+			return 0, false
 		}
 		return class<<32 | uint64(uint32(home)), ok
 	})
+	c.givenUp = slices.SortedFunc(maps.Values(givenUp), func(x, y allocator.Record) int {
+		if last := x.LastPod == c.request.Name; last != (y.LastPod == c.request.Name) {
+			if last {
+				return -1
+			}
+			return 1
+		}
+		return x.Addr.Compare(y.Addr)
+	})
+	return held
+}
+
+// limitWithoutGivenUp lets a claim at its size have an address in the place of one that it gives up, and that is freed then.
+func (c *Candidates) limitWithoutGivenUp() {
+	for i := range c.givenUp {
+		if c.givenUp[i].Addr.Is4() {
+			c.claimant.GivenUp4++
+		} else {
+			c.claimant.GivenUp6++
+		}
+	}
+}
+
+// GivenUp says of each address that the pod would have had again, if it named its pool, why it has another one and what becomes
+// of it. Texts for the user.
+func (c *Candidates) GivenUp() []string {
+	var texts []string
+	for at := range c.parts {
+		if len(c.parts[at].kept) > 0 || len(texts) == len(c.givenUp) {
+			continue
+		}
+		record := &c.givenUp[len(texts)]
+		then := "frees it once it is surplus"
+		if record.Policy == allocator.Never {
+			then = "keeps it until kubectl delete floatingip " + v1alpha1.NameOf(record.Addr)
+		}
+		texts = append(texts, fmt.Sprintf("%s, and release policy %s %s.", c.notNamed(record), policyText(record.Policy), then))
+	}
+	return texts
+}
+
+// notNamed says which address the pod would have again if it asked for it.
+func (c *Candidates) notNamed(record *allocator.Record) string {
+	return fmt.Sprintf("%s of pool %q is kept for %s %s/%s, but the pod does not ask for it any more",
+		record.Addr, record.Pool, record.Owner.Kind, record.Owner.Namespace, record.Owner.Name)
 }
 
 // assign distributes the owner's addresses, in order of preference, to the parts.

@@ -45,7 +45,7 @@ func (r *Request) noPool(number int, snapshot *pools.Snapshot, enabled func(*poo
 		shortage.Remedy = "kubectl get ippools lists them"
 	}
 	for _, pool := range all {
-		if !r.names(pool) {
+		if !r.Names(pool) {
 			continue
 		}
 		shortage.Cause = NoPoolFits

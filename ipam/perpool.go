@@ -35,7 +35,7 @@ func (c *Candidates) PerPool() []PoolAnswer {
 }
 
 func (c *Candidates) ofPool(position int, pool *pools.Pool) PoolAnswer {
-	answer := PoolAnswer{Pool: pool, Named: c.request.names(pool)}
+	answer := PoolAnswer{Pool: pool, Named: c.request.Names(pool)}
 	for part := range c.parts {
 		if kept := c.parts[part].keptIn([]int{position}); len(kept) > 0 {
 			answer.Named, answer.Serves, answer.Has = true, true, true

@@ -100,7 +100,7 @@ func TestRoutedPools(t *testing.T) {
 		{"the pod may use it", "", false, true},
 		{"it names it", "routed", false, true},
 		{"it names another", "web", false, false},
-		{"it names another, but has an address of it", "web", true, true},
+		{"it names another, and gives up an address of it", "web", true, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			i := open(t, newServer(), testPool("web", "10.0.70.2-10.0.70.9"), routed)

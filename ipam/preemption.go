@@ -64,7 +64,7 @@ func (c *Candidates) AddVictim(preemption *Preemption, podUID string, names []st
 		home, homed := c.state.snapshot.Home(addr)
 		if record.Policy != allocator.PodDeleted {
 			// It stays with its owner, which may be the owner of this request.
-			if ours && record.Owner.UID == c.claimant.Owner.UID {
+			if ours && record.Owner.UID == c.claimant.Owner.UID && (!homed || !c.request.givesUp(&record, c.pool(home))) {
 				preemption.Held = append(preemption.Held, addr)
 			}
 			continue

@@ -82,6 +82,11 @@ func OwnerOf(owner *v1alpha1.Owner) Owner {
 	}
 }
 
+// policyText is the inverse of policyOf.
+func policyText(policy allocator.Policy) v1alpha1.ReleasePolicy {
+	return [...]v1alpha1.ReleasePolicy{allocator.PodDeleted: v1alpha1.ReleasePodDeleted, allocator.Retain: v1alpha1.ReleaseRetain, allocator.Never: v1alpha1.ReleaseNever}[policy]
+}
+
 func policyOf(policy v1alpha1.ReleasePolicy) allocator.Policy {
 	switch policy {
 	case v1alpha1.ReleaseRetain:

@@ -38,6 +38,8 @@ type Request struct {
 	MaxAddresses int
 	// Preallocate: the IPClaim keeps its addresses before any pod asks.
 	Preallocate bool
+	// HasRanges: the IPClaim limits the addresses.
+	HasRanges bool
 	// Quota is how many addresses the namespace may have for Preallocate to take one; nil:
 	// any number. A pod has none here, because the API server counted it.
 	Quota *int64
@@ -136,12 +138,24 @@ func (r *Request) MayHaveFixedSet() bool {
 	return r.Claim == "" && r.Policy != v1alpha1.ReleasePodDeleted && r.Owner.PodName == "" && r.Owner.NodeName == ""
 }
 
-// names says whether the request may use a pool by its name and labels.
-func (r *Request) names(pool *pools.Pool) bool {
+// Names says whether the request may use a pool by its name and labels.
+func (r *Request) Names(pool *pools.Pool) bool {
 	if len(r.Pools) > 0 && !slices.Contains(r.Pools, pool.Name) {
 		return false
 	}
 	return r.PoolSelector == nil || r.PoolSelector.Matches(pool.Labels)
+}
+
+// givesUp says whether the request names other pools than the one of an address that its owner has: the pod gets an
+// address of a pool that it names. pool is nil where none contains the address.
+func (r *Request) givesUp(record *allocator.Record, pool *pools.Pool) bool {
+	switch {
+	case r.Owner.IsNode():
+		return false // The pool itself asks for the address.
+	case pool == nil:
+		return len(r.Pools) > 0 && !slices.Contains(r.Pools, record.Pool)
+	}
+	return !r.Names(pool)
 }
 
 // terms returns how long the request's addresses are kept.
@@ -157,12 +171,12 @@ func (r *Request) hasTermsOf(record *allocator.Record) bool {
 // mayUse says whether the request may draw from a pool.
 func (r *Request) mayUse(pool *pools.Pool) bool {
 	if r.Owner.IsNode() {
-		return r.names(pool) // The pool itself asks for the address.
+		return r.Names(pool) // The pool itself asks for the address.
 	}
 	if r.OfService && pool.ExternalAssigner {
 		return false // It attaches addresses for pods.
 	}
-	return r.names(pool) && pool.AdmitsNamespace(r.namespaceLabels()) && pool.Allows(r.terms())
+	return r.Names(pool) && pool.AdmitsNamespace(r.namespaceLabels()) && pool.Allows(r.terms())
 }
 
 // mayUseKept says whether the request may have an address of a pool that its owner has

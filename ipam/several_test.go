@@ -229,6 +229,77 @@ func TestChangedAddresses(t *testing.T) {
 	}
 }
 
+// A pod does not get a kept address of a pool that its request does not name any more. It waits for one of a named pool, and the
+// address stays kept meanwhile.
+func TestChangedPools(t *testing.T) {
+	inOthers := func() (*server, *IPAM) {
+		s := newServer()
+		i := openWith(t, s, &poolWatch{
+			pools:  []*v1alpha1.IPPool{testPool("old", "10.0.70.2-10.0.70.9"), testPool("new", "10.0.70.12"), testPool("none", "10.0.70.20")},
+			claims: []*v1alpha1.IPClaim{claimOf(1)},
+		})
+		return s, i
+	}
+	ofSet, ofClaim := request("web-0", "a", v1alpha1.ReleaseRetain, "old"), claiming("db-0", "a")
+	ofShared := request("web-x", "a", v1alpha1.ReleaseNever, "old")
+	ofShared.Owner.PodName = ""
+	for name, c := range map[string]struct {
+		request Request
+		ranges  map[string]string // of the claim, in place of its pools
+		then    string
+	}{
+		"for the pod's name":     {ofSet, nil, `10.0.70.2 of pool "old" is kept for StatefulSet shop/web, but the pod does not ask for it any more, and release policy Retain frees it once it is surplus.`},
+		"for any pod":            {ofShared, nil, `10.0.70.2 of pool "old" is kept for StatefulSet shop/web, but the pod does not ask for it any more, and release policy Never keeps it until kubectl delete floatingip 10.0.70.2.`},
+		"of a claim":             {ofClaim, nil, `10.0.70.2 of pool "old" is kept for IPClaim shop/licences, but the pod does not ask for it any more, and release policy Retain frees it once it is surplus.`},
+		"of a claim with ranges": {ofClaim, map[string]string{"old": "10.0.70.2-10.0.70.9", "new": "10.0.70.12"}, `10.0.70.2 of pool "old" is kept for IPClaim shop/licences, but the pod does not ask for it any more, and release policy Retain frees it once it is surplus.`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, i := inOthers()
+			claim := i.watch.Claim("shop", "licences")
+			named := func(r Request, uid, pool string) Request {
+				switch {
+				case r.Claim == "":
+					r.Pools = []string{pool}
+				case c.ranges != nil:
+					claim.Spec.Ranges = []string{c.ranges[pool]}
+				default:
+					claim.Spec.Pools = []string{pool}
+				}
+				r.UID = uid
+				return r
+			}
+			commit(t, i, reserve(t, i, named(c.request, "a", "old")))
+			s.Retain("10.0.70.2")
+			other := named(c.request, "b", "new")
+			candidates, err := i.Candidates(other)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := candidates.GivenUp(); len(got) != 1 || got[0] != c.then {
+				t.Errorf("the pod is told %q, want %q", got, c.then)
+			}
+			foreign := request("ads-0", "x", v1alpha1.ReleaseRetain, "new")
+			foreign.Owner.Name = "ads"
+			taken := reserve(t, i, foreign)
+			if why := rejected(t, i, other); !strings.Contains(why, `10.0.70.2 of pool "old" is kept`) || c.ranges == nil && !strings.Contains(why, `pool "new" (10.0.70.12) has no free address`) {
+				t.Errorf("the pod waits because %q", why)
+			}
+			if s.IP("10.0.70.2").Spec.Owner == nil {
+				t.Error("the kept address is lost while the pod waits")
+			}
+			i.Unreserve(taken)
+			commit(t, i, reserve(t, i, other))
+			if holder := s.IP("10.0.70.12").Spec.Pod; holder == nil || holder.UID != "b" {
+				t.Errorf("10.0.70.12 has holder %v, want the pod", holder)
+			}
+			back := named(c.request, "c", "old")
+			if got := reserve(t, i, back).Names(); got != "10.0.70.2" {
+				t.Errorf("the pod that asks for the old pool again has %s", got)
+			}
+		})
+	}
+}
+
 func claimOf(size int32) *v1alpha1.IPClaim {
 	return &v1alpha1.IPClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "licences", UID: "claim"},

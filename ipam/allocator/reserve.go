@@ -17,6 +17,9 @@ type Claimant struct {
 	// Limited owners may have Limit addresses of each family.
 	Limited bool
 	Limit   int
+	// GivenUp4 and GivenUp6 are how many idle addresses of each family do not count against Limit: the owner gets others
+	// in their place.
+	GivenUp4, GivenUp6 int
 	// FixedSet: the owner keeps addresses for MaxPods pods. While as many of its pods
 	// have addresses that a policy keeps, another pod gets no free address.
 	FixedSet bool
@@ -317,7 +320,7 @@ func (a *Allocator) checkLimit(c Claimant, chosen []option, preemption *Preempti
 		return nil
 	}
 	v4, v6 := a.owned(c.Owner)
-	v4, v6 = v4-preemption.Owned4, v6-preemption.Owned6
+	v4, v6 = v4-preemption.Owned4-c.GivenUp4, v6-preemption.Owned6-c.GivenUp6
 	for i, o := range chosen {
 		if !o.isNew() {
 			continue

@@ -176,6 +176,22 @@ func (c *controller) refused(claim *v1alpha1.IPClaim, t *tally) *preallocation.P
 	return problem(preallocation.ReasonNoPoolFits, fmt.Sprintf("%s keeps release policy %s: %s", first.Spec.Address, first.Spec.ReleasePolicy, c.refusal(first, claim)))
 }
 
+// elsewhere returns the claim's addresses in pools, or outside of ranges, that it does not name, by name.
+func (c *controller) elsewhere(claim *v1alpha1.IPClaim, t *tally) []*v1alpha1.FloatingIP {
+	request, err := ipam.RequestOf(claim, "")
+	if err != nil {
+		return nil
+	}
+	snapshot := c.loop.Pools()
+	found := slices.DeleteFunc(slices.Clone(t.own), func(ip *v1alpha1.FloatingIP) bool {
+		addr, err := v1alpha1.AddrOf(ip.Name)
+		home, ok := snapshot.Home(addr)
+		return err != nil || !ok || request.Names(snapshot.Pools()[home]) && request.Parts[0].Fits(addr)
+	})
+	slices.SortFunc(found, func(a, b *v1alpha1.FloatingIP) int { return cmp.Compare(a.Name, b.Name) })
+	return found
+}
+
 // follow writes the claim's release policy and retainFor into addresses with other
 // values, if their pools allow them. more says that there were some.
 func (c *controller) follow(ctx context.Context, claim *v1alpha1.IPClaim, t *tally) (more bool, err error) {
@@ -219,7 +235,7 @@ func (c *controller) report(ctx context.Context, claim *v1alpha1.IPClaim, s *sta
 		before = s.written // the watch is behind
 	}
 	now := c.loop.Now()
-	status := statusOf(claim, before, t, wrong, metav1.NewTime(now).Rfc3339Copy())
+	status := statusOf(claim, before, t, wrong, c.elsewhere(claim, t), metav1.NewTime(now).Rfc3339Copy())
 	c.metrics.set(keyOf(claim.Namespace, claim.Name), numbersOf(claim, &status))
 	if equality.Semantic.DeepEqual(before, status) {
 		return 0, nil

@@ -105,7 +105,7 @@ func TestStatus(t *testing.T) {
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
 			tally := count(tc.claim, tc.ips)
-			s := statusOf(tc.claim, v1alpha1.IPClaimStatus{}, &tally, tc.wrong, metav1.Unix(5, 0))
+			s := statusOf(tc.claim, v1alpha1.IPClaimStatus{}, &tally, tc.wrong, nil, metav1.Unix(5, 0))
 			got := fmt.Sprintf("%d=%d+%d", s.Addresses, s.Allocated, s.Retained)
 			for _, c := range s.Conditions {
 				got += fmt.Sprintf(" %s=%s %s", c.Type, c.Status, c.Reason)
@@ -117,7 +117,7 @@ func TestStatus(t *testing.T) {
 				t.Errorf("it is %q, want %q", got, tc.want)
 			}
 			// A second look changes nothing, not even the time.
-			again := statusOf(tc.claim, s, &tally, tc.wrong, metav1.Unix(6, 0))
+			again := statusOf(tc.claim, s, &tally, tc.wrong, nil, metav1.Unix(6, 0))
 			if diff := cmp.Diff(s, again); diff != "" {
 				t.Error(diff)
 			}

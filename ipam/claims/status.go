@@ -21,6 +21,8 @@ const (
 	ReasonOnDemand = "OnDemand"
 	// ReasonPreallocated: all addresses are taken.
 	ReasonPreallocated = "Preallocated"
+	// ReasonOtherPools: the claim has addresses in pools that it does not name any more.
+	ReasonOtherPools = "OtherPools"
 	// ReasonDeleting: the claim is being deleted.
 	ReasonDeleting = "Deleting"
 )
@@ -32,8 +34,8 @@ const (
 )
 
 // statusOf computes the status of a claim. wrong is the reason why it does not have all
-// that it asks for, nil if it has. Pure.
-func statusOf(claim *v1alpha1.IPClaim, before v1alpha1.IPClaimStatus, t *tally, wrong *preallocation.Problem, now metav1.Time) v1alpha1.IPClaimStatus {
+// that it asks for, nil if it has. elsewhere are its addresses in pools that it does not name. Pure.
+func statusOf(claim *v1alpha1.IPClaim, before v1alpha1.IPClaimStatus, t *tally, wrong *preallocation.Problem, elsewhere []*v1alpha1.FloatingIP, now metav1.Time) v1alpha1.IPClaimStatus {
 	status := v1alpha1.IPClaimStatus{
 		ObservedGeneration: claim.Generation,
 		Allocated:          int64(total(t.allocated)),
@@ -46,6 +48,10 @@ func statusOf(claim *v1alpha1.IPClaim, before v1alpha1.IPClaimStatus, t *tally, 
 	switch {
 	case wrong != nil:
 		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, wrong.Reason, wrong.Message
+	case len(elsewhere) > 0:
+		first := elsewhere[0]
+		ready.Reason, ready.Message = ReasonOtherPools, fmt.Sprintf("%d addresses, such as %s of pool %s, are in pools that the claim does not name: delete its pods one by one, and each gets an address of a pool that it names.",
+			len(elsewhere), first.Spec.Address, first.Spec.Pool)
 	case claim.Spec.Preallocate:
 		ready.Reason, ready.Message = ReasonPreallocated, fmt.Sprintf("All %d %s addresses are there.", claim.Spec.Size, names(families(claim)))
 	default:
@@ -92,6 +98,8 @@ func changes(claim *v1alpha1.IPClaim, before, after []metav1.Condition) []event.
 	is, message := reasonOf(after, v1alpha1.ClaimReady)
 	switch {
 	case was == is:
+	case is == ReasonOtherPools:
+		events = append(events, event.Normal(EventOtherPools, message))
 	case is == ReasonPreallocated:
 		events = append(events, event.Normal(EventPreallocated, message))
 	case preallocation.Failed(is) && !claim.Spec.Preallocate:

@@ -23,6 +23,10 @@ import (
 	"github.com/berth-dev/berth/ipam/tenure"
 )
 
+// EventOtherPool (Normal on Pod): an address was kept for the pod in a pool that its request does not name any more, and it has one of
+// another pool now. The note says what becomes of the kept address.
+const EventOtherPool = "OtherPool"
+
 // PreBindPreFlight has PreBind run only for addresses that the external assigner attaches.
 func (pl *Plugin) PreBindPreFlight(_ context.Context, state fwk.CycleState, _ *v1.Pod, _ string) (*fwk.PreBindPreFlightResult, *fwk.Status) {
 	result := &fwk.PreBindPreFlightResult{AllowParallel: true}
@@ -72,6 +76,9 @@ func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, n
 	if err == nil {
 		for _, ip := range s.reservation.Committed() {
 			tenure.Log(tenure.Bound, ip, "")
+		}
+		for _, text := range s.candidates.GivenUp() {
+			pl.handle.EventRecorder().Eventf(pod, nil, v1.EventTypeNormal, EventOtherPool, "Binding", "The pod has %s: %s", s.reservation.Names(), text)
 		}
 		return nil
 	}

@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/backend/cache"
@@ -56,6 +57,9 @@ type cluster struct {
 	framework framework.Framework
 	factory   *Factory
 	plugin    *Plugin
+
+	// events has the plugin's events, if a test gives it a channel.
+	events events.FakeRecorder
 
 	mu    sync.Mutex
 	woken []string
@@ -107,7 +111,7 @@ func newCluster(t *testing.T, objects ...runtime.Object) *cluster {
 	}, "berth",
 		frameworkruntime.WithClientSet(c.kube), frameworkruntime.WithKubeConfig(c.berth.Config()), frameworkruntime.WithInformerFactory(factory),
 		frameworkruntime.WithSnapshotSharedLister(cache.NewSnapshot(pods, nodes)), frameworkruntime.WithPodActivator(c), frameworkruntime.WithWaitingPods(frameworkruntime.NewWaitingPodsMap()),
-		frameworkruntime.WithPodNominator(internalqueue.NewSchedulingQueue(nil, factory)))
+		frameworkruntime.WithPodNominator(internalqueue.NewSchedulingQueue(nil, factory)), frameworkruntime.WithEventRecorder(&c.events))
 	if err != nil {
 		t.Fatal(err)
 	}

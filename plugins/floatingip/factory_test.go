@@ -289,6 +289,28 @@ func TestWithoutState(t *testing.T) {
 	})
 }
 
+// The event of a pod that has an address of another pool names the one that was kept for it.
+func TestOtherPool(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := pod("db-0", of("apps/v1", "StatefulSet", "db"), retain, with(v1alpha1.AnnotationPools, "new"))
+		c := newCluster(t, ipPool("web", "10.0.70.2-10.0.70.9"), ipPool("new", "10.0.70.12"), ip("10.0.70.2", dbOwner, "", "Retain"), db)
+		c.events.Events = make(chan string, 1)
+		state := framework.NewCycleState()
+		if _, status := c.plugin.PreFilter(c.ctx, state, db, c.nodeInfos()); !status.IsSuccess() && !status.IsSkip() {
+			t.Fatalf("PreFilter: %v", status)
+		}
+		for _, status := range []*fwk.Status{c.plugin.Reserve(c.ctx, state, db, "n1"), c.plugin.Bind(c.ctx, state, db, "n1")} {
+			if !status.IsSuccess() {
+				t.Fatal(status)
+			}
+		}
+		want := `Normal OtherPool The pod has 10.0.70.12: 10.0.70.2 of pool "web" is kept for StatefulSet shop/db, but the pod does not ask for it any more, and release policy Retain frees it once it is surplus.`
+		if got := <-c.events.Events; got != want {
+			t.Errorf("the event is %q, want %q", got, want)
+		}
+	})
+}
+
 // TestLivePods checks answers from the API server.
 func TestLivePods(t *testing.T) {
 	done := pod("done")

@@ -31,7 +31,7 @@ var scheduler = []promise{
 	},
 	{
 		"A pod gets no address of a pool that does not admit its namespace.", "docs/explanation/concepts.md#pools",
-		"ipam/request.go", "return r.names(pool) && pool.AdmitsNamespace(r.namespaceLabels()) && pool.Allows(r.terms())", "return r.names(pool) && pool.Allows(r.terms())",
+		"ipam/request.go", "return r.Names(pool) && pool.AdmitsNamespace(r.namespaceLabels()) && pool.Allows(r.terms())", "return r.Names(pool) && pool.Allows(r.terms())",
 		"ipam", "TestPoolAnswer",
 	},
 	{
