@@ -112,7 +112,7 @@ type Reclaimer struct {
 	stopped *lru.Cache
 	// rejected has the UIDs of pods that their kubelets did not begin to start.
 	rejected *lru.Cache
-	synced  []cache.DoneChecker
+	synced   []cache.DoneChecker
 
 	queue queue
 	// detaching has the addresses that wait for the external assigner. It is a queue of
