@@ -84,7 +84,7 @@ func TestHolders(t *testing.T) {
 
 	// The controller has recorded that the pod is gone, and has the address detached.
 	ip := s.IP(v1alpha1.NameOf(address["gone"]))
-	ip.Spec.LastPod, ip.Spec.Pod, ip.Spec.ExternallyAssigned = "gone", nil, true
+	ip.Spec.LastPod, ip.Spec.Pod, ip.Spec.Node, ip.Spec.ExternallyAssigned = "gone", nil, "node1", true
 	if _, err := s.Update(t.Context(), ip, ip.Spec); err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func TestHolders(t *testing.T) {
 	}
 	ip = s.IP(v1alpha1.NameOf(address["gone"]))
 	now := metav1.Now()
-	ip.Spec.Owner, ip.Spec.ReleasedAt = nil, &now
+	ip.Spec.Owner, ip.Spec.ReleasedAt, ip.Spec.ExternallyAssigned = nil, &now, false
 	if _, err := s.Update(t.Context(), ip, ip.Spec); err != nil {
 		t.Fatal(err)
 	}

@@ -34,6 +34,7 @@ import (
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
+	"github.com/berth-dev/berth/ipam/ipamtest"
 	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
@@ -827,4 +828,24 @@ func FuzzToAddress(f *testing.F) {
 			t.Errorf("toAddress() = %+v", got)
 		}
 	})
+}
+
+// The agent reads each record that the API server admits: it gives an address to the pod that the record names, on its node, alone.
+func TestCombinations(t *testing.T) {
+	for ip, refused := range ipamtest.FloatingIPs(time.Now()) {
+		if refused != nil {
+			continue
+		}
+		_, err := toAddress(ip)
+		if (err == nil) != (ip.Spec.Network != nil) {
+			t.Fatalf("%+v: %v", ip.Spec, err)
+		}
+		recordOf(ip)
+		if err := holds(ip, "pod", "node1"); (err == nil) != (ip.Spec.Pod != nil && ip.Spec.Node == "node1") {
+			t.Fatalf("%+v: %v", ip.Spec, err)
+		}
+		if holds(ip, "other", "node1") == nil {
+			t.Fatalf("%+v is any pod's", ip.Spec)
+		}
+	}
 }

@@ -11,8 +11,27 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/ipamtest"
 	"github.com/berth-dev/berth/ipam/pools"
 )
+
+// Each record that the API server admits counts once, and as retained only for an owner.
+func TestCombinations(t *testing.T) {
+	web := &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: v1alpha1.IPPoolSpec{Subnet: "10.0.0.0/8", Ranges: []string{"10.0.0.0/8"}, MaxPerNamespace: 7}}
+	all := []*v1alpha1.IPPool{web}
+	snapshot := pools.Compile(all)
+	for ip, refused := range ipamtest.FloatingIPs(time.Now()) {
+		if refused != nil {
+			continue
+		}
+		counted := newTally(all, snapshot)
+		counted.add(ip, 1)
+		u := counted.pools["web"]
+		if u.allocated+u.retained+u.reserved+u.cooling != 1 || u.retained == 1 && ip.Spec.Owner == nil {
+			t.Fatalf("%+v counts as %+v", ip.Spec, u)
+		}
+	}
+}
 
 // A status that the controller would write otherwise is stale, and the text says in which counts.
 func TestStale(t *testing.T) {

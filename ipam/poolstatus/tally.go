@@ -113,7 +113,7 @@ func (t *tally) add(ip *v1alpha1.FloatingIP, n int64) {
 func (u *uses) add(ip *v1alpha1.FloatingIP, n int64) {
 	spec := &ip.Spec
 	switch {
-	case spec.Reserved:
+	case spec.Reserved, spec.Owner == nil && spec.ReleasedAt == nil: // No pod gets an address without an owner.
 		u.reserved += n
 	case spec.IsHeld():
 		u.allocated += n

@@ -64,19 +64,19 @@ func (r *Reclaimer) pool(ip *v1alpha1.FloatingIP) *v1alpha1.IPPool {
 // cooldown returns the cooldown of the address's pool; 0 if the pool is gone.
 func (r *Reclaimer) cooldown(ip *v1alpha1.FloatingIP) time.Duration { return cooldownOf(r.pool(ip)) }
 
-// cooldownNow is cooldown with the pool read from the API server.
-func (r *Reclaimer) cooldownNow(ctx context.Context, ip *v1alpha1.FloatingIP) (time.Duration, error) {
+// poolNow returns the address's pool from the API server; an empty one if it is gone, or the record names none.
+func (r *Reclaimer) poolNow(ctx context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.IPPool, error) {
 	if ip.Spec.Pool == "" {
-		return 0, nil
+		return &v1alpha1.IPPool{}, nil
 	}
 	pool, err := r.pools.Get(ctx, ip.Spec.Pool, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return 0, nil
+		return &v1alpha1.IPPool{}, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("get IPPool %s: %w", ip.Spec.Pool, err)
+		return nil, fmt.Errorf("get IPPool %s: %w", ip.Spec.Pool, err)
 	}
-	return cooldownOf(pool), nil
+	return pool, nil
 }
 
 func cooldownOf(pool *v1alpha1.IPPool) time.Duration {

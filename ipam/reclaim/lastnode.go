@@ -88,7 +88,10 @@ func (r *Reclaimer) gatherRest(ctx context.Context, ip *v1alpha1.FloatingIP, s *
 	}
 	if decide(&ip.Spec, *s).action == free {
 		// The process that began the cooldown may have seen a newer version of the pool.
-		s.cooldown, err = r.cooldownNow(ctx, ip)
+		pool, err := r.poolNow(ctx, ip)
+		if err == nil {
+			s.cooldown = cooldownOf(pool)
+		}
 		return err
 	}
 	if r.agents != nil && r.questions.NumRequeues(ip.Spec.LastNode.Name) == 0 { // else it is asked soon

@@ -56,12 +56,9 @@ func (r *Reclaimer) gatherNode(ctx context.Context, ip *v1alpha1.FloatingIP, s *
 	if s.node, err = nodeClaimOf(ip, r.pool(ip), r.nodeOf(ip.Spec.Owner.Name)); err != nil || s.node == wanted {
 		return err
 	}
-	pool, err := r.pools.Get(ctx, ip.Spec.Pool, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		pool = &v1alpha1.IPPool{}
-	case err != nil:
-		return fmt.Errorf("get IPPool %s: %w", ip.Spec.Pool, err)
+	pool, err := r.poolNow(ctx, ip)
+	if err != nil {
+		return err
 	}
 	node, err := r.kube.CoreV1().Nodes().Get(ctx, ip.Spec.Owner.Name, metav1.GetOptions{})
 	switch {

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/ipamtest"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -132,5 +133,24 @@ func TestOfNode(t *testing.T) {
 	ip.Spec.Owner.Namespace, ip.Spec.Node = "shop", "node1"
 	if a := AddressOf(ip); a.State != Retained || a.Note != "" || a.Owner.String() != "Node shop/node1" {
 		t.Errorf("of a pod whose controller is a Node it is %+v", a)
+	}
+}
+
+// Each record that the API server admits has a state and a text.
+func TestCombinations(t *testing.T) {
+	now := time.Now()
+	all := []*v1alpha1.IPPool{{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: v1alpha1.IPPoolSpec{Cooldown: &metav1.Duration{Duration: time.Hour}}}}
+	for ip, refused := range ipamtest.FloatingIPs(now) {
+		if refused != nil {
+			continue
+		}
+		a := AddressOf(ip)
+		a.Cool(ip, all, now)
+		if a.NeedsPools() && a.Note == "" {
+			t.Fatalf("nothing says why nobody gets %+v", ip.Spec)
+		}
+		if held := a.Pod != nil || a.Service != "" || ip.Spec.IsOfNode(); !ip.Spec.Reserved && held != (a.State == Held) {
+			t.Fatalf("%+v is %+v", ip.Spec, a)
+		}
 	}
 }

@@ -83,6 +83,7 @@ type FloatingIPStatus struct {
 	// +listType=map
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=8
+	// +kubebuilder:validation:XValidation:rule="self.all(c, !has(c.lastTransitionTime) || c.lastTransitionTime >= timestamp('1970-01-01T00:00:00Z'))",message="lastTransitionTime must be a time such as 2030-01-02T03:04:05Z"
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
@@ -96,6 +97,10 @@ type FloatingIPStatus struct {
 // +structType=atomic
 // +kubebuilder:validation:XValidation:rule="!has(self.keepUntil) || !has(self.pod)",message="says how long the address is kept without a pod: leave it out while a pod has the address",fieldPath=".keepUntil"
 // +kubebuilder:validation:XValidation:rule="!has(self.service) || !has(self.pod)",message="says which Service has the address: leave it out while a pod has it",fieldPath=".service"
+// +kubebuilder:validation:XValidation:rule="!has(self.pod) && !has(self.service) || has(self.owner) && self.owner.namespace.size() > 0",message="has the namespace of the pod or Service that has the address: set spec.owner with a namespace, or leave spec.pod and spec.service out",fieldPath=".owner"
+// +kubebuilder:validation:XValidation:rule="!has(self.releasedAt) || !has(self.owner)",message="says since when an address that nobody owns rests: leave it out while spec.owner is set",fieldPath=".releasedAt"
+// +kubebuilder:validation:XValidation:rule="!has(self.lastNode) || has(self.owner) || has(self.releasedAt)",message="says which node may carry an address that is owned or rests: set spec.owner, or spec.releasedAt to the time at which the address was freed, or leave it out",fieldPath=".lastNode"
+// +kubebuilder:validation:XValidation:rule="!has(self.externallyAssigned) || !self.externallyAssigned || has(self.owner) && has(self.node) && self.node.size() > 0",message="says that the external assigner attached the address to spec.node for spec.owner: set both, or leave it out",fieldPath=".externallyAssigned"
 // +kubebuilder:validation:XValidation:rule="!has(self.lastOwner) || has(self.lastNode) && has(self.releasedAt) && !has(self.owner)",message="says who had an address that rests for spec.lastNode: leave it out unless spec.lastNode and spec.releasedAt are set and spec.owner is not",fieldPath=".lastOwner"
 type FloatingIPSpec struct {
 	// address in its canonical form. The object's name follows from it.
@@ -182,6 +187,7 @@ type FloatingIPSpec struct {
 	// retainFor limits how long the address is retained: it is freed after it had
 	// no pod for this long. Absent: no limit.
 	//
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s')",message="must be a time from 0s on, such as 24h"
 	// +optional
 	RetainFor *metav1.Duration `json:"retainFor,omitempty"`
 
@@ -196,6 +202,7 @@ type FloatingIPSpec struct {
 	// because its workload may come back later. After that time the release policy
 	// decides.
 	//
+	// +kubebuilder:validation:XValidation:rule="self >= timestamp('1970-01-01T00:00:00Z')",message="must be a time such as 2030-01-02T03:04:05Z"
 	// +optional
 	KeepUntil *metav1.Time `json:"keepUntil,omitempty"`
 
@@ -203,6 +210,7 @@ type FloatingIPSpec struct {
 	// owner, and no pod gets it until the cooldown of its pool is over, and the rest for
 	// lastNode.
 	//
+	// +kubebuilder:validation:XValidation:rule="self >= timestamp('1970-01-01T00:00:00Z')",message="must be a time such as 2030-01-02T03:04:05Z"
 	// +optional
 	ReleasedAt *metav1.Time `json:"releasedAt,omitempty"`
 
@@ -224,6 +232,7 @@ type FloatingIPSpec struct {
 	// clocks of the programs that write it say: by it routers prefer the present node of
 	// an address in mode Routed.
 	//
+	// +kubebuilder:validation:XValidation:rule="self >= timestamp('1970-01-01T00:00:00Z')",message="must be a time such as 2030-01-02T03:04:05Z"
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
 }

@@ -88,6 +88,7 @@ type AssignedAddress struct {
 	// since is spec.since of its FloatingIP, if use is Service: by it routers prefer the nodes that have the
 	// address now.
 	//
+	// +kubebuilder:validation:XValidation:rule="self >= timestamp('1970-01-01T00:00:00Z')",message="must be a time such as 2030-01-02T03:04:05Z"
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
 }
