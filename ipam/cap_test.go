@@ -175,12 +175,12 @@ func TestPreemptionAtCap(t *testing.T) {
 	}
 	reach := ReachOf(c.Snapshot(), node)
 	for _, test := range []struct {
-		victim, holds string
-		demand        int
-		ok            bool
-	}{{"own", "10.0.70.2", 0, true}, {"own", "10.0.70.2", 1, false}, {"other", "10.0.70.3", 0, false}} {
+		namespace, victim string
+		demand            int
+		ok                bool
+	}{{"shop", "own", 0, true}, {"shop", "own", 1, false}, {"bank", "other", 0, false}} {
 		preemption := &Preemption{OwnDemand: test.demand}
-		c.AddVictim(preemption, test.victim, []string{test.holds})
+		c.AddVictim(preemption, test.namespace, test.victim)
 		if rejection := c.RejectsAfter(reach, preemption); (rejection == nil) != test.ok {
 			t.Errorf("victim %s with a demand of %d: %v, want success %v", test.victim, test.demand, rejection, test.ok)
 		}
@@ -192,7 +192,7 @@ func TestPreemptionAtCap(t *testing.T) {
 	if _, err := s.Update(context.Background(), object, spec); err != nil {
 		t.Fatal(err)
 	}
-	c.AddVictim(&retained, "own", []string{"10.0.70.2"})
+	c.AddVictim(&retained, "shop", "own")
 	if len(retained.Left) > 0 {
 		t.Errorf("an address that is kept leaves the namespace: %v", retained.Left)
 	}

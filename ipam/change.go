@@ -188,9 +188,8 @@ func (h *helping) serves(request *Request, lack Lack) bool {
 // pool.
 func (h *helping) preempts(request *Request) bool {
 	return slices.ContainsFunc(h.change.Victims, func(v Victim) bool {
-		return request.MayPreempt && v.Priority < request.Priority && slices.ContainsFunc(v.Names, func(name string) bool {
-			record, ok := heldBy(h.ipam.book, name, v.UID)
-			if !ok || record.Policy != allocator.PodDeleted {
+		return request.MayPreempt && v.Priority < request.Priority && slices.ContainsFunc(h.ipam.book.OfPod(v.Namespace, v.UID), func(record allocator.Record) bool {
+			if record.Policy != allocator.PodDeleted {
 				return false
 			}
 			home, homed := h.state.snapshot.Home(record.Addr)

@@ -54,26 +54,18 @@ func TestHelpsByPreemption(t *testing.T) {
 	kept := request("kept", "kept", v1alpha1.ReleaseRetain)
 	kept.Owner.Name, kept.Owner.UID = "db", "db"
 	low := request("low", "low", v1alpha1.ReleasePodDeleted)
-	setup := func(t *testing.T, change func(pool *v1alpha1.IPPool)) (i *IPAM, names map[string][]string) {
-		s := newServer()
+	setup := func(t *testing.T, change func(pool *v1alpha1.IPPool)) *IPAM {
 		pool, other := testPool("web", "10.0.70.2-10.0.70.3"), testPool("other", "10.0.70.9")
 		pool.Spec.Cooldown = &metav1.Duration{}
 		if change != nil {
 			change(pool)
 		}
-		i = open(t, s, pool, other)
-		names = map[string][]string{}
-		for _, r := range []Request{low, kept} {
-			r.Pools = []string{"web"}
-			reserved := reserve(t, i, r)
-			commit(t, i, reserved)
-			names[r.UID] = []string{reserved.Addrs()[0].String()}
+		i := open(t, newServer(), pool, other)
+		low.Pools, kept.Pools = []string{"web"}, []string{"web"}
+		for _, r := range []Request{low, kept, request("elsewhere", "elsewhere", v1alpha1.ReleasePodDeleted, "other")} {
+			commit(t, i, reserve(t, i, r))
 		}
-		elsewhere := request("elsewhere", "elsewhere", v1alpha1.ReleasePodDeleted, "other")
-		reserved := reserve(t, i, elsewhere)
-		commit(t, i, reserved)
-		names["elsewhere"] = []string{reserved.Addrs()[0].String()}
-		return i, names
+		return i
 	}
 	wants := func(change func(*Request)) Request {
 		r := request("high", "high", v1alpha1.ReleasePodDeleted, "web")
@@ -110,11 +102,8 @@ func TestHelpsByPreemption(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			i, names := setup(t, test.pool)
-			test.victim.Names = names[test.victim.UID]
-			if test.victim.UID == "former" {
-				test.victim.Names = names["low"]
-			}
+			i := setup(t, test.pool)
+			test.victim.Namespace = "shop"
 			if got := i.Helps(Change{Pool: "web", Victims: []Victim{test.victim}})(&test.wants, LackAddress); got != test.want {
 				t.Errorf("it helps: %t", got)
 			}

@@ -161,15 +161,14 @@ func TestPreemptionAtLimit(t *testing.T) {
 		})
 		low, urgent := claiming("low", "low"), claiming("urgent", "urgent")
 		low.Parts, urgent.Parts = []Part{{Family: family}}, []Part{{Family: family}}
-		victim := reserve(t, i, low)
-		commit(t, i, victim)
+		commit(t, i, reserve(t, i, low))
 		c, err := i.Candidates(urgent)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for uid, want := range map[string]bool{"low": true, "another": false} {
 			preemption := &Preemption{}
-			c.AddVictim(preemption, uid, []string{"no address", victim.Names()})
+			c.AddVictim(preemption, "shop", uid)
 			if rejection := c.RejectsAfter(everywhere(c), preemption); (rejection == nil) != want {
 				t.Errorf("%s: after the end of %s: %v, want success %v", family, uid, rejection, want)
 			}

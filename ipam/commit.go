@@ -290,23 +290,17 @@ func (i *IPAM) create(ctx context.Context, r *Reservation, a *address, spec v1al
 	return i.takeOver(ctx, r, a, spec, pods)
 }
 
-// Abandon takes back Commit's writes for a pod that is gone, bound by another scheduler or
+// Abandon takes back Commit's writes for a pod that is gone, bound by another scheduler to another node or
 // not to be bound by this attempt: it deletes the FloatingIPs that Commit created, and
 // retains addresses for their owner that were retained before. An address that the external
 // assigner was told to attach stays without a pod until the controller has it detached.
-// Abandon leaves alone
-//
-//   - boundWith, the FloatingIPs that the pod is bound with, by name;
-//   - addresses that another scheduler took over since: it may be about to bind the pod
-//     with them.
+// Abandon leaves alone addresses that another scheduler took over since: it may be about to
+// bind the pod with them.
 //
 // It blocks, and may be called again after an error.
-func (i *IPAM) Abandon(ctx context.Context, r *Reservation, boundWith []string) error {
+func (i *IPAM) Abandon(ctx context.Context, r *Reservation) error {
 	var errs []error
 	for _, a := range r.addrs {
-		if slices.Contains(boundWith, a.name()) {
-			continue
-		}
 		if err := i.abandon(ctx, a); err != nil && !errors.Is(err, store.ErrChanged) {
 			errs = append(errs, err)
 		}

@@ -64,7 +64,7 @@ func TestAttach(t *testing.T) {
 	if diff := cmp.Diff(want, attached, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 		t.Errorf("attached (-want +got):\n%s", diff)
 	}
-	if err := i.Abandon(t.Context(), r, nil); err != nil {
+	if err := i.Abandon(t.Context(), r); err != nil {
 		t.Errorf("Abandon of an attached address: %v", err)
 	}
 	// The controller has it detached first.
@@ -118,13 +118,13 @@ func TestAbandonFails(t *testing.T) {
 	commit(t, i, r)
 	refused := errors.New("refused")
 	s.Fail(ipamtest.Fault{Verb: "delete", Err: refused})
-	if err := i.Abandon(t.Context(), r, nil); err == nil || !strings.Contains(err.Error(), "refused") {
+	if err := i.Abandon(t.Context(), r); err == nil || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("Abandon = %v, want the error of the API server", err)
 	}
-	if err := i.Abandon(t.Context(), r, nil); err != nil || len(s.IPs()) != 0 {
+	if err := i.Abandon(t.Context(), r); err != nil || len(s.IPs()) != 0 {
 		t.Errorf("Abandon again = %v, and %d FloatingIPs are left", err, len(s.IPs()))
 	}
-	if err := i.Abandon(t.Context(), r, nil); err != nil {
+	if err := i.Abandon(t.Context(), r); err != nil {
 		t.Errorf("Abandon of what is gone = %v", err)
 	}
 }
@@ -141,19 +141,15 @@ func TestPodEnded(t *testing.T) {
 	}
 	old := reserve(t, i, of("old", v1alpha1.ReleaseRetain, 2))
 	commit(t, i, old)
-	unkept := reserve(t, i, of("unkept", v1alpha1.ReleasePodDeleted, 1))
-	commit(t, i, unkept)
-	names := append([]string{"no address", "10.0.70.99"}, strings.Split(old.Names(), ",")...)
+	commit(t, i, reserve(t, i, of("unkept", v1alpha1.ReleasePodDeleted, 1)))
 	for _, test := range []struct {
-		name, uid string
-		names     []string
-		gone      string
-		want      []Change
+		name, uid, gone string
+		want            []Change
 	}{
-		{"another pod", "new", names, "", nil},
-		{"a pod whose address is not kept", "unkept", []string{unkept.Names()}, "", nil},
-		{"the pod, which may be alive", "old", names, "", []Change{{Owner: &old.request.Owner, More: 1}}},
-		{"the pod, which is gone", "old", names, "old", []Change{{Owner: &old.request.Owner, More: 1, Addr: old.Addrs()[0]}}},
+		{"another pod", "new", "", nil},
+		{"a pod whose address is not kept", "unkept", "", nil},
+		{"the pod, which may be alive", "old", "", []Change{{Owner: &old.request.Owner, More: 1}}},
+		{"the pod, which is gone", "old", "old", []Change{{Owner: &old.request.Owner, More: 1, Addr: old.Addrs()[0]}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if test.gone != "" {
@@ -163,7 +159,7 @@ func TestPodEnded(t *testing.T) {
 			i.mu.Lock()
 			i.listeners = []func(Change){func(change Change) { told = append(told, change) }}
 			i.mu.Unlock()
-			i.PodEnded("shop", test.uid, test.names)
+			i.PodEnded("shop", test.uid)
 			if diff := cmp.Diff(test.want, told, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 				t.Errorf("told (-want +got):\n%s", diff)
 			}

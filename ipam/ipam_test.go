@@ -280,7 +280,7 @@ func TestClaimOfADeadSchedulerIsUsed(t *testing.T) {
 	commit(t, next, reservation)
 	wantWrites(t, s, "update 10.0.70.2")
 	abandoned := &Reservation{addrs: []*address{{Addr: reservation.addrs[0].Addr, committed: seen(reservation.addrs[0].stored), created: true}}}
-	if err := dead.Abandon(context.Background(), abandoned, nil); err != nil {
+	if err := dead.Abandon(context.Background(), abandoned); err != nil {
 		t.Fatal(err)
 	}
 	if len(s.IPs()) != 1 {
@@ -322,7 +322,7 @@ func TestAbandon(t *testing.T) {
 	i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
 	fresh := reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain))
 	commit(t, i, fresh)
-	if err := i.Abandon(context.Background(), fresh, nil); err != nil {
+	if err := i.Abandon(context.Background(), fresh); err != nil {
 		t.Fatal(err)
 	}
 	if len(s.IPs()) != 0 {
@@ -335,7 +335,7 @@ func TestAbandon(t *testing.T) {
 	}
 	retained := reserve(t, i, request("web-0", "b", v1alpha1.ReleaseRetain))
 	commit(t, i, retained)
-	if err := i.Abandon(context.Background(), retained, nil); err != nil {
+	if err := i.Abandon(context.Background(), retained); err != nil {
 		t.Fatal(err)
 	}
 	if len(s.IPs()) != 1 {
@@ -351,32 +351,19 @@ func TestAbandon(t *testing.T) {
 // If two schedulers commit the same retained address for the same pod and node, and one
 // binds the pod, the other must not take the address back.
 func TestAbandonAfterAnotherBound(t *testing.T) {
-	for _, knows := range []bool{true, false} {
-		s := newServer()
-		pool := testPool("web", "10.0.70.2-10.0.70.9")
-		one, two := open(t, s, pool), open(t, s, pool)
-		commit(t, one, reserve(t, one, request("web-0", "a", v1alpha1.ReleaseRetain)))
-		s.Retain("10.0.70.2")
-		first := reserve(t, one, request("web-0", "b", v1alpha1.ReleaseRetain))
-		commit(t, one, first)
-		second := reserve(t, two, request("web-0", "b", v1alpha1.ReleaseRetain))
-		commit(t, two, second) // and binds the pod
-		boundWith := []string{}
-		if knows {
-			boundWith = append(boundWith, "10.0.70.2")
-		}
-		if err := one.Abandon(context.Background(), first, boundWith); err != nil {
-			t.Fatal(err)
-		}
-		if pod := s.IP("10.0.70.2").Spec.Pod; pod == nil || pod.UID != "b" {
-			t.Errorf("knows %v: the address was taken from the pod that runs with it", knows)
-		}
-		if err := two.Abandon(context.Background(), second, []string{"10.0.70.2"}); err != nil {
-			t.Fatal(err)
-		}
-		if pod := s.IP("10.0.70.2").Spec.Pod; pod == nil || pod.UID != "b" {
-			t.Errorf("a pod lost the address that it is bound with")
-		}
+	s := newServer()
+	pool := testPool("web", "10.0.70.2-10.0.70.9")
+	one, two := open(t, s, pool), open(t, s, pool)
+	commit(t, one, reserve(t, one, request("web-0", "a", v1alpha1.ReleaseRetain)))
+	s.Retain("10.0.70.2")
+	first := reserve(t, one, request("web-0", "b", v1alpha1.ReleaseRetain))
+	commit(t, one, first)
+	commit(t, two, reserve(t, two, request("web-0", "b", v1alpha1.ReleaseRetain))) // and binds the pod
+	if err := one.Abandon(context.Background(), first); err != nil {
+		t.Fatal(err)
+	}
+	if pod := s.IP("10.0.70.2").Spec.Pod; pod == nil || pod.UID != "b" {
+		t.Error("the address was taken from the pod that runs with it")
 	}
 }
 

@@ -77,24 +77,18 @@ func (p recordedPods) Gone(record *allocator.Record) bool { return p.ask(record,
 func (p recordedPods) Lost(record *allocator.Record) bool { return p.ask(record, KnownPods.IsLost) }
 
 // PodEnded notes that a pod is gone or finished, or lost with its node: waiting pods of
-// its owner may have one of its addresses, or another, now. names are the FloatingIPs in
-// its annotation; only FloatingIPs that record the pod count. It does not block.
-func (i *IPAM) PodEnded(namespace, uid string, names []string) {
+// its owner may have one of its addresses, or another, now. It does not block.
+func (i *IPAM) PodEnded(namespace, uid string) {
 	i.book.Ended(namespace, uid)
 	var told []Owner
-	for _, name := range names {
-		addr, err := v1alpha1.AddrOf(name)
-		if err != nil {
-			continue
-		}
-		record, ok := i.book.Stored(addr)
-		if !ok || record.PodUID != uid || record.Policy == allocator.PodDeleted || slices.Contains(told, record.Owner) {
+	for _, record := range i.book.OfPod(namespace, uid) {
+		if record.Policy == allocator.PodDeleted || slices.Contains(told, record.Owner) {
 			continue
 		}
 		told = append(told, record.Owner)
 		change := Change{Owner: &record.Owner, More: 1}
-		if i.book.IsIdle(addr) {
-			change.Addr = addr
+		if i.book.IsIdle(record.Addr) {
+			change.Addr = record.Addr
 		}
 		i.tell(change)
 	}
@@ -112,6 +106,16 @@ func holderOf(record *allocator.Record) Holder {
 		return Holder{Namespace: record.Owner.Namespace, Name: record.LastPod}
 	}
 	return Holder{}
+}
+
+// HoldersOf returns the holders of the addresses that a pod has, or had last if it has none and they are to be
+// detached. It does not block.
+func (i *IPAM) HoldersOf(namespace, name, uid string) map[netip.Addr]Holder {
+	holders := map[netip.Addr]Holder{}
+	for _, record := range slices.Concat(i.book.OfPod(namespace, uid), i.book.OfPod(namespace, name)) {
+		holders[record.Addr] = holderOf(&record)
+	}
+	return holders
 }
 
 // HolderOf returns the holder of an address, as far as the book has seen it; zero if it has none.

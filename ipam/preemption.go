@@ -3,20 +3,19 @@
 package ipam
 
 import (
+	"net/netip"
+
 	"github.com/berth-dev/berth/ipam/allocator"
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
 // Preemption has the changes that a preemption would bring to a request.
 type Preemption = allocator.Preemption
 
-// Victim is a pod that could be preempted. Names are the FloatingIPs in its annotation; only FloatingIPs
-// that record the pod count.
+// Victim is a pod that could be preempted.
 type Victim struct {
-	UID      string
-	Names    []string
-	Priority int32
+	Namespace, UID string
+	Priority       int32
 }
 
 // RejectsAfter is Rejects after a preemption.
@@ -51,45 +50,40 @@ func (c *Candidates) wantsAfter(nodePools []int, preemption *Preemption) []alloc
 }
 
 // AddVictim adds to a preemption the changes that the end of a pod would bring to this
-// request. names are the FloatingIPs in the pod's annotation; only FloatingIPs that
-// record the pod count.
-func (c *Candidates) AddVictim(preemption *Preemption, podUID string, names []string) {
-	for _, name := range names {
-		record, ok := heldBy(c.book, name, podUID)
-		if !ok {
-			continue
-		}
-		addr := record.Addr
-		ours := record.Owner.SameWorkload(c.claimant.Owner)
-		home, homed := c.state.snapshot.Home(addr)
-		if record.Policy != allocator.PodDeleted {
-			// It stays with its owner, which may be the owner of this request.
-			if ours && record.Owner.UID == c.claimant.Owner.UID && (!homed || !c.request.givesUp(&record, c.pool(home))) {
-				preemption.Held = append(preemption.Held, addr)
-			}
-			continue
-		}
-		if record.Owner.Namespace == c.request.Namespace {
-			preemption.Left = append(preemption.Left, addr)
-		}
-		if homed && c.pool(home).Cooldown == 0 {
-			preemption.Freed = append(preemption.Freed, addr)
-		}
-		if ours && addr.Is4() {
-			preemption.Owned4++
-		} else if ours {
-			preemption.Owned6++
-		}
+// request.
+func (c *Candidates) AddVictim(preemption *Preemption, namespace, podUID string) {
+	for _, record := range c.book.OfPod(namespace, podUID) {
+		c.addEnd(preemption, &record)
 	}
 }
 
-// heldBy returns the record of a FloatingIP that records the pod, and whose owner the end of the pod
-// concerns.
-func heldBy(book *allocator.Allocator, name, podUID string) (record allocator.Record, ok bool) {
-	addr, err := v1alpha1.AddrOf(name)
-	if err != nil {
-		return record, false
+// AddEnd adds to a preemption the changes that the end of the holder of an address would bring to this request.
+func (c *Candidates) AddEnd(preemption *Preemption, addr netip.Addr) {
+	if record, ok := c.book.Stored(addr); ok && !record.Reserved && !record.Cooling {
+		c.addEnd(preemption, &record)
 	}
-	record, ok = book.Stored(addr)
-	return record, ok && record.PodUID == podUID && !record.Reserved && !record.Cooling
+}
+
+func (c *Candidates) addEnd(preemption *Preemption, record *allocator.Record) {
+	addr := record.Addr
+	ours := record.Owner.SameWorkload(c.claimant.Owner)
+	home, homed := c.state.snapshot.Home(addr)
+	if record.Policy != allocator.PodDeleted {
+		// It stays with its owner, which may be the owner of this request.
+		if ours && record.Owner.UID == c.claimant.Owner.UID && (!homed || !c.request.givesUp(record, c.pool(home))) {
+			preemption.Held = append(preemption.Held, addr)
+		}
+		return
+	}
+	if record.Owner.Namespace == c.request.Namespace {
+		preemption.Left = append(preemption.Left, addr)
+	}
+	if homed && c.pool(home).Cooldown == 0 {
+		preemption.Freed = append(preemption.Freed, addr)
+	}
+	if ours && addr.Is4() {
+		preemption.Owned4++
+	} else if ours {
+		preemption.Owned6++
+	}
 }

@@ -57,6 +57,9 @@ func (r *Reservation) Addrs() []netip.Addr {
 	return addrs
 }
 
+// Node returns the name of the node for which the addresses are reserved.
+func (r *Reservation) Node() string { return r.node.Name }
+
 // Kept says whether all addresses were the owner's before.
 func (r *Reservation) Kept() bool {
 	return !slices.ContainsFunc(r.addrs, func(a *address) bool { return a.stored == nil })

@@ -139,12 +139,14 @@ type Allocator struct {
 	owners map[uint64]ring
 	seed   maphash.Seed
 	shares shares
-	// large are the holdings of owners that had at least many addresses when somebody asked. byPod lists
-	// the addresses of these owners by the UID of the pod that has them, and the ones that are ready also
-	// by the name of the last pod.
-	large map[ownerKey]*holding
-	many  int
-	byPod map[podKey][]*entry
+	// byPod lists the addresses by the UID of the pod that has them or is promised them, and the ones that are to be
+	// detached by the name of the last pod.
+	byPod byPod
+	// large are the holdings of owners that had at least many addresses when somebody asked. byLastPod lists
+	// the addresses of these owners that are ready by the name of the last pod.
+	large     map[ownerKey]*holding
+	many      int
+	byLastPod byPod
 	// rests has the addresses at rest that pods of a namespace may have, by its UID.
 	rests map[string]map[*entry]bool
 	// inNamespace counts the addresses that are stored for an owner or promised to it, by the
@@ -175,7 +177,8 @@ func New(pods Pods) *Allocator {
 		shares:      shares{},
 		large:       map[ownerKey]*holding{},
 		many:        largeOwner,
-		byPod:       map[podKey][]*entry{},
+		byPod:       byPod{},
+		byLastPod:   byPod{},
 		rests:       map[string]map[*entry]bool{},
 		inNamespace: map[string]uint64{},
 	}
@@ -323,6 +326,7 @@ func (a *Allocator) change(addr netip.Addr, mutate func(*entry)) (freed bool) {
 	restedFor := e.restsFor()
 	if ownedBefore {
 		a.unlist(ownerBefore, e)
+		a.byPod.remove(ownerBefore.holder(e), e)
 	}
 	mutate(e)
 	a.restFor(restedFor, e)
@@ -372,6 +376,7 @@ func (a *Allocator) change(addr netip.Addr, mutate func(*entry)) (freed bool) {
 	}
 	if ownedAfter {
 		a.list(ownerAfter, e)
+		a.byPod.add(ownerAfter.holder(e), e)
 	}
 	return before != unused && after == unused
 }

@@ -39,9 +39,6 @@ func (a *Allocator) kindOf(e *entry) kind {
 	return kind{home: a.home(e.addr), is4: e.addr.Is4(), of: s.of, ownerUID: s.ownerUID, policy: s.policy, index: s.index}
 }
 
-// podKey names a pod of a namespace by its UID, or the pods that had a name.
-type podKey struct{ namespace, pod string }
-
 // holding returns the holding of an owner, nil if it has few addresses.
 func (a *Allocator) holding(key ownerKey) *holding {
 	if known := a.large[key]; known != nil {
@@ -89,7 +86,7 @@ func (a *Allocator) countLarge(key ownerKey, addr netip.Addr, more int) {
 // forgetHoldings drops all holdings.
 func (a *Allocator) forgetHoldings() {
 	clear(a.large)
-	clear(a.byPod)
+	clear(a.byLastPod)
 }
 
 // list puts an address into the lists of its owner, if it has many addresses.
@@ -98,18 +95,11 @@ func (a *Allocator) list(key ownerKey, e *entry) {
 	if h == nil {
 		return
 	}
-	pods := []string{e.podUID()}
 	if e.isReady(a.gone) {
 		kind := a.kindOf(e)
 		at, _ := slices.BinarySearchFunc(h.ready[kind], e, older)
 		h.ready[kind] = slices.Insert(h.ready[kind], at, e)
-		pods = append(pods, e.stored.lastPod)
-	}
-	for _, pod := range pods {
-		if pod != "" {
-			of := podKey{key.namespace, pod}
-			a.byPod[of] = append(a.byPod[of], e)
-		}
+		a.byLastPod.add(podKey{key.namespace, e.stored.lastPod}, e)
 	}
 	a.countTaker(h, key, e, 1)
 }
@@ -120,7 +110,6 @@ func (a *Allocator) unlist(key ownerKey, e *entry) {
 	if h == nil {
 		return
 	}
-	pods := []string{e.podUID()}
 	if e.stored != nil {
 		kind := a.kindOf(e)
 		if at, ok := slices.BinarySearchFunc(h.ready[kind], e, older); ok {
@@ -129,16 +118,7 @@ func (a *Allocator) unlist(key ownerKey, e *entry) {
 				delete(h.ready, kind)
 			}
 		}
-		pods = append(pods, e.stored.lastPod)
-	}
-	for _, pod := range pods {
-		of := podKey{key.namespace, pod}
-		rest := slices.DeleteFunc(a.byPod[of], func(other *entry) bool { return other == e })
-		if len(rest) == 0 {
-			delete(a.byPod, of)
-		} else {
-			a.byPod[of] = rest
-		}
+		a.byLastPod.remove(podKey{key.namespace, e.stored.lastPod}, e)
 	}
 	a.countTaker(h, key, e, -1)
 }
@@ -165,11 +145,9 @@ func (a *Allocator) Ended(namespace, podUID string) {
 // twice.
 func (a *Allocator) each(h *holding, owner Owner, podUID, podName string, most int, offer func(*entry) (accepted bool)) {
 	key := owner.key()
-	for _, pod := range []string{podUID, podName} {
-		for _, e := range a.byPod[podKey{key.namespace, pod}] {
-			if e.isOf(key) && e.usable(owner, podUID, a.gone) {
-				offer(e)
-			}
+	for _, e := range slices.Concat(a.byPod[podKey{key.namespace, podUID}], a.byLastPod[podKey{key.namespace, podName}]) {
+		if e.isOf(key) && e.usable(owner, podUID, a.gone) {
+			offer(e)
 		}
 	}
 	var alive []*entry

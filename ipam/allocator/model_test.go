@@ -650,6 +650,27 @@ func (s *simulation) step() string {
 	}
 }
 
+func (s *simulation) checkOfPod(after string) {
+	for _, namespace := range testNamespaces {
+		for i := range 6 {
+			pod, want := fmt.Sprintf("pod-%d", i), []Record{}
+			for addr, record := range s.model.stored {
+				promised := s.model.reserved[addr]
+				if record.PodUID == pod && record.Owner.Namespace == namespace && !record.Reserved && !record.Cooling && (promised == "" || promised == pod) {
+					want = append(want, record)
+				}
+			}
+			got := s.book.OfPod(namespace, pod)
+			for _, records := range [][]Record{got, want} {
+				slices.SortFunc(records, func(x, y Record) int { return x.Addr.Compare(y.Addr) })
+			}
+			if !slices.Equal(got, want) {
+				s.t.Fatalf("after %q: pod %s of namespace %s has %+v, want %+v", after, pod, namespace, got, want)
+			}
+		}
+	}
+}
+
 func (s *simulation) check(after string) {
 	s.model.settle()
 	for i, pool := range s.model.pools {
@@ -682,6 +703,7 @@ func (s *simulation) check(after string) {
 		}
 	}
 	s.checkHeld(after)
+	s.checkOfPod(after)
 	for key, h := range s.book.large {
 		v4, v6 := 0, 0
 		for e := range s.book.ownedBy(key) {
@@ -758,7 +780,7 @@ func testModel(t *testing.T, many int) {
 	for addr, record := range s.model.stored {
 		s.book.Forget(addr, record.UID, false)
 	}
-	if holdings, pods, rests := len(s.book.large), len(s.book.byPod), len(s.book.rests); holdings != 0 || pods != 0 || rests != 0 {
+	if holdings, pods, rests := len(s.book.large), len(s.book.byPod)+len(s.book.byLastPod), len(s.book.rests); holdings != 0 || pods != 0 || rests != 0 {
 		t.Errorf("when all is free, the book keeps %d holdings, addresses of %d pods, and rests for %d namespaces", holdings, pods, rests)
 	}
 	s.book.SetPools(nil)

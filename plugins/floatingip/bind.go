@@ -19,7 +19,6 @@ import (
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/tenure"
 )
 
@@ -49,9 +48,8 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 }
 
 // Bind commits the reservation, if PreBind did not, and binds the pod with an annotation that names its
-// FloatingIPs, and a label by which the API server protects it: the API server copies a
-// Binding's annotations and labels onto the pod. Bind leaves pods without a floating IP to the
-// next bind plugin.
+// FloatingIPs: the API server copies a Binding's annotations onto the pod. Bind leaves pods
+// without a floating IP to the next bind plugin.
 func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string) *fwk.Status {
 	s := stateOf(state)
 	if s == nil {
@@ -69,7 +67,6 @@ func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, n
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
 			Annotations: map[string]string{v1alpha1.AnnotationFloatingIPs: s.reservation.Names()},
-			Labels:      map[string]string{v1alpha1.LabelFloatingIPs: "true"},
 		},
 		Target: v1.ObjectReference{Kind: "Node", Name: nodeName},
 	})
@@ -102,30 +99,19 @@ var abandonBackoff = wait.Backoff{Steps: 5, Duration: 100 * time.Millisecond, Fa
 // abandon takes back the commit of an attempt that failed. It returns because, joined with its own error if it fails.
 func (pl *Plugin) abandon(ctx context.Context, pod *v1.Pod, r *ipam.Reservation, because error) error {
 	err := retry.OnError(abandonBackoff, func(error) bool { return ctx.Err() == nil }, func() error {
-		boundWith, err := pl.boundWith(ctx, pod)
+		now, err := livePods{pl.handle.ClientSet()}.get(ctx, pod.Namespace, pod.Name)
 		if err != nil {
 			return err
 		}
-		return pl.addresses.Abandon(ctx, r, boundWith)
+		if now != nil && now.UID == pod.UID && now.Spec.NodeName == r.Node() {
+			return nil // It may be bound with them. The controller frees them if the pod runs with others.
+		}
+		return pl.addresses.Abandon(ctx, r)
 	})
 	if err != nil {
 		return errors.Join(because, fmt.Errorf("give back floating IP %s: %w", r.Names(), err))
 	}
 	return because
-}
-
-// boundWith reads from the API server which FloatingIPs the pod was bound with;
-// none if it is gone or not bound.
-func (pl *Plugin) boundWith(ctx context.Context, pod *v1.Pod) ([]string, error) {
-	now, err := livePods{pl.handle.ClientSet()}.get(ctx, pod.Namespace, pod.Name)
-	if err != nil || now == nil {
-		return nil, err
-	}
-	if now.UID != pod.UID || now.Spec.NodeName == "" {
-		return nil, nil
-	}
-	names, _ := podrequest.NamesOf(now)
-	return names, nil
 }
 
 // commit commits the reservation, and takes the commit back if the pod is gone or bound by another scheduler.

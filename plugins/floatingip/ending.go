@@ -12,8 +12,6 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam"
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // ending lists the addresses of pods that end or have ended, until the controller has had them detached
@@ -32,6 +30,7 @@ type ending struct {
 // bookOfHolders has the methods of ipam.IPAM that ending uses. No method blocks.
 type bookOfHolders interface {
 	HolderOf(addr netip.Addr) ipam.Holder
+	HoldersOf(namespace, name, uid string) map[netip.Addr]ipam.Holder
 	EndingHolders() map[netip.Addr]ipam.Holder
 }
 
@@ -44,21 +43,12 @@ func newEnding(book bookOfHolders, pods *knownPods, clock clock.Clock) *ending {
 	return &ending{book: book, pods: pods, clock: clock, holders: map[netip.Addr]ipam.Holder{}}
 }
 
-// add notes a pod that is being deleted, is finished, or is gone. Only FloatingIPs that record the
-// pod count.
+// add notes a pod that is being deleted, is finished, or is gone.
 func (e *ending) add(pod *v1.Pod) {
-	names, _ := podrequest.NamesOf(pod)
-	for _, name := range names {
-		addr, err := v1alpha1.AddrOf(name)
-		if err != nil {
-			continue
-		}
-		if holder := e.book.HolderOf(addr); holder.UID == string(pod.UID) || holder == (ipam.Holder{Namespace: pod.Namespace, Name: pod.Name}) {
-			e.mu.Lock()
-			e.holders[addr] = holder
-			e.mu.Unlock()
-		}
-	}
+	holders := e.book.HoldersOf(pod.Namespace, pod.Name, string(pod.UID))
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	maps.Copy(e.holders, holders)
 }
 
 // changed forgets an address that came free, or that its owner keeps without a pod.
@@ -87,7 +77,7 @@ func (e *ending) preemption(candidates *ipam.Candidates) (left *ipam.Preemption,
 		case now == ipam.Holder{} || now.UID != "" && now != holder:
 			delete(e.holders, addr)
 		case now.UID == "" || e.isComing(holder): // It is to be detached, or its pod ends.
-			candidates.AddVictim(left, now.UID, []string{v1alpha1.NameOf(addr)})
+			candidates.AddEnd(left, addr)
 		}
 	}
 	pools := map[int]bool{}

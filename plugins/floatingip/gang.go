@@ -37,7 +37,7 @@ func (g *gang) assumed() *preemption {
 	if g == nil || len(g.nominated) == 0 {
 		return nil
 	}
-	return &preemption{removed: map[types.UID][]string{}, nominated: maps.Clone(g.nominated)}
+	return &preemption{removed: map[types.UID]string{}, nominated: maps.Clone(g.nominated)}
 }
 
 // breakUp has the pods that wait for this one, because they are of its PodGroup, give back their

@@ -680,7 +680,7 @@ func phaseCases() map[string]phaseCase {
 			world: objects(oneWeb), pod: pod("a"),
 			before: map[string]func(*cluster){"bind": func(c *cluster) {
 				takes(ip("10.0.70.2", "v1 Pod a", "a@n2", "PodDeleted"))(c)
-				c.bindElsewhere("a", "10.0.70.2")
+				c.bindElsewhere("a", "n2")
 			}},
 			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "the pod was bound by another scheduler or replaced", api: []string{"create 10.0.70.2 without effect"}}},
 		},
@@ -741,12 +741,12 @@ func phaseCases() map[string]phaseCase {
 		},
 		"another scheduler bound the pod": {
 			world: objects(oneWeb), pod: pod("a"),
-			before: map[string]func(*cluster){"bind": func(c *cluster) { c.bindElsewhere("a", "") }},
+			before: map[string]func(*cluster){"bind": func(c *cluster) { c.bindElsewhere("a", "n2") }},
 			want:   want{unfiltered: true, bind: result{code: fwk.Error, text: "is assigned to a node", api: []string{"create 10.0.70.2 without effect", "delete 10.0.70.2 without effect", "bind a without effect"}}},
 		},
-		"another scheduler bound the pod with that address": {
+		"another scheduler bound the pod to that node, perhaps with that address": {
 			world: objects(oneWeb), pod: pod("a"),
-			before: map[string]func(*cluster){"bind": func(c *cluster) { c.bindElsewhere("a", "10.0.70.2") }},
+			before: map[string]func(*cluster){"bind": func(c *cluster) { c.bindElsewhere("a", "n1") }},
 			want:   want{unfiltered: true, bind: result{code: fwk.Error, text: "is assigned to a node", api: []string{"10.0.70.2: " + heldByA, "bind a without effect"}}},
 		},
 		"a pod that is to end names the address": {
@@ -874,13 +874,13 @@ func onNode(name string) func(*v1.Pod) {
 	}
 }
 
-// bindElsewhere makes another scheduler bind a pod to n2.
-func (c *cluster) bindElsewhere(name, ips string) {
+// bindElsewhere makes another scheduler bind a pod to a node. A user has dropped the annotation.
+func (c *cluster) bindElsewhere(name, node string) {
 	pod, err := c.kube.CoreV1().Pods("shop").Get(c.ctx, name, metav1.GetOptions{})
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	bound("n2", ips)(pod)
+	bound(node, "")(pod)
 	if err := c.kube.Tracker().Update(v1.SchemeGroupVersion.WithResource("pods"), pod, "shop"); err != nil {
 		c.t.Fatal(err)
 	}

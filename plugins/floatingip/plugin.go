@@ -377,8 +377,7 @@ func (s *shared) nodeHandler() cache.ResourceEventHandler {
 // or it is being deleted and its node is lost.
 func (s *shared) ended(pod *v1.Pod) {
 	s.ending.add(pod)
-	names, _ := podrequest.NamesOf(pod)
-	s.ipam.PodEnded(pod.Namespace, string(pod.UID), names)
+	s.ipam.PodEnded(pod.Namespace, string(pod.UID))
 }
 
 // lost wakes pods that wait for addresses of terminating pods on a lost node.

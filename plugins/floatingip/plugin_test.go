@@ -73,7 +73,7 @@ func TestWatchEndsWait(t *testing.T) {
 			}
 			s := &shared{
 				ipam: addresses, nodes: &nodes{}, agents: newAgents(""), pods: pods, waiting: newWaiting(q, q, pods.isPending, clock.RealClock{}),
-				sets: &fixedSets{deployments: apps.Deployments().Lister(), replicaSets: apps.ReplicaSets().Lister()},
+				ending: newEnding(addresses, pods, clock.RealClock{}), sets: &fixedSets{deployments: apps.Deployments().Lister(), replicaSets: apps.ReplicaSets().Lister()},
 			}
 			if err := s.watch(factory); err != nil {
 				t.Fatal(err)

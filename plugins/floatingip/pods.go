@@ -19,7 +19,6 @@ import (
 	"k8s.io/utils/lru"
 
 	"github.com/berth-dev/berth/ipam"
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
@@ -68,7 +67,7 @@ func (p livePods) get(ctx context.Context, namespace, name string) (*v1.Pod, err
 type knownPods struct {
 	lister corelisters.PodLister
 	nodes  corelisters.NodeLister
-	// on are the pods with floating IPs by their node.
+	// on are the pods that asked for floating IPs by their node.
 	on cache.Indexer
 	// unbound are the UIDs of pods that were recently deleted before they were bound.
 	unbound *lru.Cache
@@ -93,10 +92,10 @@ func newKnownPods(core coreinformers.Interface) (*knownPods, error) {
 	}, nil
 }
 
-// nodeOfIPs returns the node of a pod that has floating IPs.
+// nodeOfIPs returns the node of a pod that asked for floating IPs.
 func nodeOfIPs(object any) ([]string, error) {
 	pod, ok := object.(*v1.Pod)
-	if !ok || pod.Spec.NodeName == "" || pod.Annotations[v1alpha1.AnnotationFloatingIPs] == "" {
+	if !ok || pod.Spec.NodeName == "" || !(podrequest.Reader{Galaxy: true}).Asks(&pod.Spec) {
 		return nil, nil
 	}
 	return []string{pod.Spec.NodeName}, nil
@@ -150,7 +149,7 @@ func (k *knownPods) get(namespace, name string) *v1.Pod {
 	return pod
 }
 
-// withIPsOn returns the pods of a node that have floating IPs.
+// withIPsOn returns the pods of a node that asked for floating IPs.
 func (k *knownPods) withIPsOn(node string) []*v1.Pod {
 	objects, err := k.on.ByIndex(byNode, node)
 	utilruntime.Must(err) // newKnownPods made the index.
@@ -168,8 +167,8 @@ func (k *knownPods) serving(node string, pools []string) (changes []ipam.Change)
 	}
 	var victims []ipam.Victim
 	for _, pod := range k.withIPsOn(node) {
-		if names, _ := podrequest.NamesOf(pod); pod.DeletionTimestamp == nil && !ipam.IsGone(pod, string(pod.UID)) {
-			victims = append(victims, ipam.Victim{UID: string(pod.UID), Names: names, Priority: corev1helpers.PodPriority(pod)})
+		if pod.DeletionTimestamp == nil && !ipam.IsGone(pod, string(pod.UID)) {
+			victims = append(victims, ipam.Victim{Namespace: pod.Namespace, UID: string(pod.UID), Priority: corev1helpers.PodPriority(pod)})
 		}
 	}
 	for _, pool := range pools {

@@ -12,7 +12,6 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"github.com/berth-dev/berth/ipam"
-	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -21,8 +20,8 @@ import (
 type preemption struct {
 	// ended has what the pods leave that PostFilter takes for ended; nil: none. It is not modified.
 	ended *ipam.Preemption
-	// removed has the names of the victims' FloatingIPs.
-	removed map[types.UID][]string
+	// removed are the victims, with their namespaces.
+	removed map[types.UID]string
 	// nominated pods get their addresses before the pod that is being scheduled.
 	nominated map[types.UID]nominee
 }
@@ -52,16 +51,15 @@ func (r *preemption) clone() *preemption {
 	return &preemption{ended: r.ended, removed: maps.Clone(r.removed), nominated: maps.Clone(r.nominated)}
 }
 
-// sum returns the preemption's changes for the pod that is being scheduled, on a node. AddVictim checks
-// the names in the victims' annotations against the book.
+// sum returns the preemption's changes for the pod that is being scheduled, on a node.
 func (r *preemption) sum(candidates *ipam.Candidates, namespace, node string) *ipam.Preemption {
 	sum := &ipam.Preemption{}
 	if r.ended != nil {
 		*sum = *r.ended
 		sum.Freed, sum.Held, sum.Left = slices.Clip(sum.Freed), slices.Clip(sum.Held), slices.Clip(sum.Left)
 	}
-	for uid, names := range r.removed {
-		candidates.AddVictim(sum, string(uid), names)
+	for uid, namespace := range r.removed {
+		candidates.AddVictim(sum, namespace, string(uid))
 	}
 	for _, nominated := range r.nominated {
 		sum.Demand += nominated.on(node)
@@ -87,7 +85,7 @@ func (pl *Plugin) RemovePod(_ context.Context, state fwk.CycleState, _ *v1.Pod, 
 		if _, nominated := r.nominated[pod.UID]; nominated {
 			delete(r.nominated, pod.UID)
 		} else {
-			r.removed[pod.UID], _ = podrequest.NamesOf(pod)
+			r.removed[pod.UID] = pod.Namespace
 		}
 	})
 	return nil
@@ -130,7 +128,7 @@ func (pl *Plugin) wanted(pod *v1.Pod) int {
 // updatePreemption modifies the state's preemption, which no copy of the state shares.
 func (s *cycleState) updatePreemption(mutate func(*preemption)) {
 	if s.preemption == nil {
-		s.preemption = &preemption{removed: map[types.UID][]string{}, nominated: map[types.UID]nominee{}}
+		s.preemption = &preemption{removed: map[types.UID]string{}, nominated: map[types.UID]nominee{}}
 	}
 	mutate(s.preemption)
 }
@@ -182,7 +180,7 @@ func (pl *Plugin) fitsSoon(ctx context.Context, state fwk.CycleState, pod *v1.Po
 	if err != nil {
 		return false // DefaultPreemption reports it.
 	}
-	assumed := &preemption{ended: left, removed: map[types.UID][]string{}, nominated: pl.waiting.ahead(pod.UID, changes)}
+	assumed := &preemption{ended: left, removed: map[types.UID]string{}, nominated: pl.waiting.ahead(pod.UID, changes)}
 	if s.preemption != nil {
 		maps.Copy(assumed.nominated, s.preemption.nominated)
 	}

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package allocator
+
+import "slices"
+
+// podKey names a pod of a namespace by its UID, or the pods that had a name.
+type podKey struct{ namespace, pod string }
+
+// byPod lists addresses by pods.
+type byPod map[podKey][]*entry
+
+func (b byPod) add(key podKey, e *entry) {
+	if key.pod != "" {
+		b[key] = append(b[key], e)
+	}
+}
+
+func (b byPod) remove(key podKey, e *entry) {
+	rest := slices.DeleteFunc(b[key], func(other *entry) bool { return other == e })
+	if len(rest) == 0 {
+		delete(b, key)
+	} else {
+		b[key] = rest
+	}
+}
+
+// holder returns the key of the pod that has an address of the owner or is promised it, or of the last pod if the
+// address is to be detached.
+func (k ownerKey) holder(e *entry) podKey {
+	uid := e.podUID()
+	if uid == "" && e.stored != nil && e.stored.isToDetach() {
+		uid = e.stored.lastPod
+	}
+	return podKey{k.namespace, uid}
+}
+
+// OfPod returns the records, in no order, that name a pod of a namespace by its UID, or whose address is to be
+// detached from the node of the last pod, which had this name.
+func (a *Allocator) OfPod(namespace, pod string) (records []Record) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, e := range a.byPod[podKey{namespace, pod}] {
+		if e.stored != nil && (e.stored.podUID == pod || e.stored.podUID == "" && e.stored.lastPod == pod) {
+			records = append(records, e.record())
+		}
+	}
+	return records
+}
