@@ -8,7 +8,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // bindingOf is the relation of an address to the live pod that it records.
@@ -25,60 +24,61 @@ const (
 )
 
 // classify returns the relation of an address to the live pod that it records; recorded
-// are all addresses that record the pod.
+// are all addresses that record the pod. The pod's annotation says nothing: a user may change it.
 //
-// An admission policy (manifests/admission) forbids changes of a bound pod's annotation,
-// but a cluster may lack the policy. So an address that the annotation does not name is
-// a leftover only if the pod has all its addresses without it: as many as it requests, each
-// named by the annotation and recorded for the pod on its node. A pod with a shortened or
-// changed annotation thus loses no address that it runs with.
+// Nothing is a leftover before the kubelet has told the pod's IPs, nor if it is one of them. An address of the
+// pod's node is one if as many others as the pod requests are among the IPs: of several addresses of one family
+// the kubelet tells the first only. An address of another node is one if the pod has all its addresses on its own.
 func classify(ip *v1alpha1.FloatingIP, pod *v1.Pod, recorded []*v1alpha1.FloatingIP) bindingOf {
-	if pod.Spec.NodeName == "" {
-		return itsOwn
-	}
-	names, err := podrequest.NamesOf(pod)
-	if slices.Contains(names, ip.Name) {
-		if pod.Spec.NodeName == ip.Spec.Node {
-			return itsOwn
-		}
-		return misplaced
-	}
-	confirmed := int64(0)
+	here, told := int64(0), int64(0)
 	for _, other := range recorded {
-		if other.Spec.Node == pod.Spec.NodeName && slices.Contains(names, other.Name) {
-			confirmed++
+		if other.Spec.Node != pod.Spec.NodeName {
+			continue
+		}
+		here++
+		if isTold(other, pod) {
+			told++
 		}
 	}
-	if err != nil || confirmed != int64(len(names)) || confirmed != max(1, requested(&pod.Spec)) {
+	isHere, wants := ip.Spec.Node == pod.Spec.NodeName, max(1, requested(&pod.Spec))
+	switch {
+	case pod.Spec.NodeName == "":
+		return itsOwn
+	case !isHere && (here < wants || isTold(ip, pod)):
+		return misplaced
+	case isHere && told != wants || isTold(ip, pod) || len(pod.Status.PodIPs) == 0:
 		return itsOwn
 	}
 	return leftover
 }
 
+// isTold reports whether an address is one of the pod's IPs, which its kubelet writes.
+func isTold(ip *v1alpha1.FloatingIP, pod *v1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.PodIPs, func(told v1.PodIP) bool { return told.IP == ip.Spec.Address })
+}
+
 // superseded reports whether the address is kept for a pod name and a live pod of that
-// name is bound with others: all addresses that its annotation names record it, and this
-// address is not among them. find returns the live pod of an address, or nil, and all
-// addresses that record the pod.
+// name is bound with others: as many as it requests record it on its node. find returns the live
+// pod of an address, or nil, and all addresses that record the pod.
 func superseded(ip *v1alpha1.FloatingIP, siblings []*v1alpha1.FloatingIP, find func(*v1alpha1.FloatingIP) (pod *v1.Pod, recorded []*v1alpha1.FloatingIP)) bool {
 	if ip.Spec.Owner.PodName == "" {
 		return false
 	}
 	for _, other := range siblings {
-		if other.Spec.Pod == nil || !samePurpose(other, ip) {
+		if other.Spec.Pod == nil || other.Name == ip.Name || !samePurpose(other, ip) {
 			continue
 		}
 		pod, recorded := find(other)
 		if pod == nil || pod.Spec.NodeName == "" {
 			continue
 		}
-		names, err := podrequest.NamesOf(pod)
-		all := err == nil && len(names) > 0 && !slices.Contains(names, ip.Name)
-		for _, name := range names {
-			all = all && slices.ContainsFunc(recorded, func(r *v1alpha1.FloatingIP) bool {
-				return r.Name == name && samePurpose(r, ip)
-			})
+		others := int64(0)
+		for _, r := range recorded {
+			if r.Name != ip.Name && r.Spec.Node == pod.Spec.NodeName && samePurpose(r, ip) {
+				others++
+			}
 		}
-		if all {
+		if others >= max(1, requested(&pod.Spec)) {
 			return true
 		}
 	}

@@ -49,10 +49,10 @@
 //
 // # Several addresses of a pod
 //
-// A live pod has the addresses that its annotation names and that record it. Other
-// addresses that record it were created by a scheduler that crashed or was overtaken by
-// another. They are freed as if the pod were gone, if the pod has all the addresses that
-// it asks for without them ([classify]).
+// A live pod has the addresses that record it. An attempt to schedule it may have left
+// more: by a scheduler that crashed or was overtaken by another. They are freed as if the
+// pod were gone, once its kubelet has told that it runs with others ([classify]). What a
+// user writes on a bound pod decides nothing.
 //
 // An address kept for a pod name is not wanted if a live pod of that name is bound with
 // other addresses.

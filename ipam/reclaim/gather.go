@@ -54,7 +54,7 @@ func (r *Reclaimer) gather(ctx context.Context, ip *v1alpha1.FloatingIP) (facts,
 		return facts{}, err
 	}
 	if pod != nil {
-		switch classify(ip, pod, r.recorded(pod.UID)) {
+		switch classify(ip, pod, r.Recorded(pod.UID)) {
 		case itsOwn:
 			adopted, err := r.adopt(ctx, ip, pod)
 			return facts{settled: true, correction: adopted}, err

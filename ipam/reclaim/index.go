@@ -106,8 +106,8 @@ func (r *Reclaimer) indexed(index, key string) []*v1alpha1.FloatingIP {
 	return view.Indexed[*v1alpha1.FloatingIP](r.index, index, key)
 }
 
-// recorded returns the addresses that record a pod.
-func (r *Reclaimer) recorded(uid types.UID) []*v1alpha1.FloatingIP {
+// Recorded returns the addresses that record a pod, as the cache has them. It does not block.
+func (r *Reclaimer) Recorded(uid types.UID) []*v1alpha1.FloatingIP {
 	return r.indexed(byPodUID, string(uid))
 }
 
@@ -130,7 +130,7 @@ func (r *Reclaimer) liveHolder(ip *v1alpha1.FloatingIP) (*v1.Pod, []*v1alpha1.Fl
 	if pod == nil {
 		return nil, nil
 	}
-	return pod, r.recorded(pod.UID)
+	return pod, r.Recorded(pod.UID)
 }
 
 // asked returns the number of addresses that the live pod of an address requests.
@@ -292,7 +292,7 @@ func (r *Reclaimer) noteStop(pod *v1.Pod, stopped bool) {
 	switch {
 	case !stopped:
 		r.stopped.Remove(pod.UID)
-	case pod.Spec.NodeName == "" || pod.Annotations[v1alpha1.AnnotationFloatingIPs] != "":
+	case pod.Spec.NodeName == "" || requested(&pod.Spec) > 0:
 		r.stopped.Add(pod.UID, nil)
 	}
 }
@@ -314,7 +314,7 @@ func controllerUID(object metav1.Object) types.UID {
 func podChanged(before, after *v1.Pod) bool {
 	return before.UID != after.UID || before.Spec.NodeName != after.Spec.NodeName || finished(before) != finished(after) ||
 		controllerUID(before) != controllerUID(after) ||
-		before.Annotations[v1alpha1.AnnotationFloatingIPs] != after.Annotations[v1alpha1.AnnotationFloatingIPs]
+		!slices.Equal(before.Status.PodIPs, after.Status.PodIPs)
 }
 
 // updated is reconsider for workloads with a status that shows whether an update is done.
@@ -358,7 +358,7 @@ func (r *Reclaimer) addressChanged(ip *v1alpha1.FloatingIP, gone bool) {
 	if gone || ip.Spec.Pod == nil {
 		return
 	}
-	r.enqueue(r.recorded(ip.Spec.Pod.UID))
+	r.enqueue(r.Recorded(ip.Spec.Pod.UID))
 	if owner := ip.Spec.Owner; owner != nil && owner.PodName != "" {
 		r.enqueue(r.indexed(byPodName, podKey(owner.Namespace, owner.PodName)))
 		if numbersItself(owner) {
@@ -368,7 +368,7 @@ func (r *Reclaimer) addressChanged(ip *v1alpha1.FloatingIP, gone bool) {
 }
 
 func (r *Reclaimer) podChanged(pod *v1.Pod, gone bool) {
-	held := r.recorded(pod.UID)
+	held := r.Recorded(pod.UID)
 	r.rankings.podChanged(held)
 	if len(held) > 0 && (gone || finished(pod)) {
 		if _, known := r.ended.Get(pod.UID); !known {

@@ -9,8 +9,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
-
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // Which updates of an object lead to another look at addresses.
@@ -48,7 +46,8 @@ func TestMatters(t *testing.T) {
 		{"it is another", func(p *v1.Pod) { p.UID = "another" }, true},
 		{"its node", func(p *v1.Pod) { p.Spec.NodeName = "node2" }, true},
 		{"its controller", func(p *v1.Pod) { controlledBy(p, "apps/v1", "ReplicaSet", "web-1", "now") }, true},
-		{"its addresses", func(p *v1.Pod) { p.Annotations[v1alpha1.AnnotationFloatingIPs] = "10.0.70.3" }, true},
+		{"its addresses", func(p *v1.Pod) { p.Status.PodIPs = []v1.PodIP{{IP: "10.0.70.3"}} }, true},
+		{"what a user wrote", func(p *v1.Pod) { p.Annotations = nil }, false},
 		{"its annotations", func(p *v1.Pod) { p.Annotations["a"] = "b" }, false},
 	} {
 		before := controlledBy(with("x", "10.0.70.2"), "apps/v1", "ReplicaSet", "web-1", "owner")

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -71,7 +70,7 @@ var start = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // with returns a pod in namespace ns, bound to node1 with addresses.
 func with(name string, addresses ...string) *v1.Pod {
-	pod := boundTo(name, int64(len(addresses)), strings.Join(addresses, ","))
+	pod := boundTo(name, int64(len(addresses)), addresses...)
 	pod.Namespace = "ns"
 	return pod
 }
@@ -252,7 +251,7 @@ func TestLife(t *testing.T) {
 		return pod
 	}
 	pending := func(pod *v1.Pod) *v1.Pod {
-		pod.Spec.NodeName, pod.Annotations = "", nil
+		pod.Spec.NodeName, pod.Status.PodIPs = "", nil
 		return pod
 	}
 	ofSet, ofDeployment, ofJob, ofCron := set("web-0"), shared("apps/v1", "Deployment"), shared("batch/v1", "Job"), shared("batch/v1", "CronJob")

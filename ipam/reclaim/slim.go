@@ -191,11 +191,12 @@ func slimPod(o *v1.Pod) *v1.Pod {
 	case len(o.Status.ContainerStatuses)+len(o.Status.InitContainerStatuses) > 0:
 		slim.Status.ContainerStatuses = begun
 	}
-	if slim.Annotations[v1alpha1.AnnotationFloatingIPs] != "" {
-		slim.Status.PodIPs = o.Status.PodIPs
-		if networks, ok := o.Annotations[wrongaddress.AnnotationNetworks]; ok {
-			slim.Annotations[wrongaddress.AnnotationNetworks] = networks
-		}
+	if requested(&o.Spec) == 0 {
+		return slim
+	}
+	slim.Status.PodIPs = o.Status.PodIPs
+	if wrongaddress.HasNetworks(o) {
+		metav1.SetMetaDataAnnotation(&slim.ObjectMeta, wrongaddress.AnnotationNetworks, "")
 	}
 	return slim
 }

@@ -7,39 +7,43 @@ import (
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // AnnotationNetworks names networks of a pod beside the first. Its floating IPs may be on one of
-// them, whose addresses status.podIPs does not have.
-const AnnotationNetworks = "k8s.v1.cni.cncf.io/networks"
+// them, whose addresses status.podIPs does not have. The node writes annotationStatus on such a
+// pod, again if a user drops it.
+const (
+	AnnotationNetworks = "k8s.v1.cni.cncf.io/networks"
+	annotationStatus   = "k8s.v1.cni.cncf.io/network-status"
+)
+
+// HasNetworks returns whether a pod has networks beside the first.
+func HasNetworks(pod *v1.Pod) bool {
+	_, named := pod.Annotations[AnnotationNetworks]
+	_, attached := pod.Annotations[annotationStatus]
+	return named || attached
+}
 
 // Of returns the addresses that are recorded for a running pod if it runs with none of them;
 // otherwise nil. Of several addresses of a family, status.podIPs has only the first. recorded
-// returns the FloatingIP of that name, or nil.
-func Of(pod *v1.Pod, recorded func(name string) *v1alpha1.FloatingIP) []netip.Addr {
+// returns the FloatingIPs that record the pod of a UID.
+func Of(pod *v1.Pod, recorded func(uid types.UID) []*v1alpha1.FloatingIP) []netip.Addr {
 	if pod.Status.Phase != v1.PodRunning || len(pod.Status.PodIPs) == 0 || pod.DeletionTimestamp != nil || pod.Spec.HostNetwork {
 		return nil
 	}
-	if _, several := pod.Annotations[AnnotationNetworks]; several {
-		return nil
-	}
-	names, err := podrequest.NamesOf(pod)
-	if err != nil {
+	if HasNetworks(pod) {
 		return nil
 	}
 	var own []netip.Addr
-	for _, name := range names {
-		addr, err := v1alpha1.AddrOf(name)
+	for _, ip := range recorded(pod.UID) {
+		addr, err := v1alpha1.AddrOf(ip.Name)
 		if err != nil || slices.ContainsFunc(pod.Status.PodIPs, func(ip v1.PodIP) bool { return is(ip.IP, addr) }) {
 			return nil
 		}
-		// Anybody can write the annotation, but not the record.
-		if ip := recorded(name); ip != nil && ip.Spec.Pod != nil && ip.Spec.Pod.UID == pod.UID {
-			own = append(own, addr)
-		}
+		own = append(own, addr)
 	}
 	return own
 }

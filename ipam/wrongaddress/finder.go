@@ -47,9 +47,9 @@ const (
 type Config struct {
 	// Pods are slim (reclaim.Slim).
 	Pods corelisters.PodLister
-	// FloatingIP returns the record of that name, or nil.
-	FloatingIP func(name string) *v1alpha1.FloatingIP
-	Events     event.Recorder
+	// Recorded returns the FloatingIPs that record the pod of a UID.
+	Recorded func(uid types.UID) []*v1alpha1.FloatingIP
+	Events   event.Recorder
 	// Evict ends a pod unless a PodDisruptionBudget forbids it; nil: pods are left alone.
 	Evict func(ctx context.Context, eviction *policyv1.Eviction) error
 	Count *metrics.Gauge
@@ -95,7 +95,7 @@ func (f *Finder) round(ctx context.Context) {
 	}
 	found, evictions := map[types.UID]bool{}, 0
 	for _, pod := range pods {
-		own := Of(pod, f.FloatingIP)
+		own := Of(pod, f.Recorded)
 		if len(own) == 0 {
 			continue
 		}

@@ -30,7 +30,7 @@ import (
 type world struct {
 	t       *testing.T
 	pods    cache.Indexer
-	records map[string]*v1alpha1.FloatingIP
+	records map[types.UID][]*v1alpha1.FloatingIP
 	clock   *clocktesting.FakePassiveClock
 	finder  *Finder
 	said    []string
@@ -41,12 +41,12 @@ type world struct {
 func newWorld(t *testing.T, evicts bool) *world {
 	w := &world{
 		t: t, pods: cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}),
-		records: map[string]*v1alpha1.FloatingIP{}, clock: clocktesting.NewFakePassiveClock(time.Unix(1e9, 0)),
+		records: map[types.UID][]*v1alpha1.FloatingIP{}, clock: clocktesting.NewFakePassiveClock(time.Unix(1e9, 0)),
 	}
 	count := NewCount()
 	metrics.NewKubeRegistry().MustRegister(count)
 	config := Config{
-		Pods: corelisters.NewPodLister(w.pods), FloatingIP: func(name string) *v1alpha1.FloatingIP { return w.records[name] },
+		Pods: corelisters.NewPodLister(w.pods), Recorded: func(uid types.UID) []*v1alpha1.FloatingIP { return w.records[uid] },
 		Events: w, Count: count, Clock: w.clock,
 	}
 	if evicts {
@@ -63,7 +63,8 @@ func (w *world) Eventf(regarding, _ runtime.Object, kind, reason, _, note string
 	w.said = append(w.said, strings.Join([]string{kind, reason, regarding.(*v1.Pod).Name, fmt.Sprintf(note, args...)}, " "))
 }
 
-// pod adds a running pod that is bound with 10.0.70.2, and its record.
+// pod adds a running pod, and the records of the addresses that named has it hold, or of 10.0.70.2. A user has
+// dropped the annotation.
 func (w *world) pod(name, ip string, options ...func(*v1.Pod)) *v1.Pod {
 	pod := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(name + "-uid"), Annotations: map[string]string{v1alpha1.AnnotationFloatingIPs: "10.0.70.2"},
@@ -75,8 +76,9 @@ func (w *world) pod(name, ip string, options ...func(*v1.Pod)) *v1.Pod {
 		option(pod)
 	}
 	for name := range strings.SplitSeq(pod.Annotations[v1alpha1.AnnotationFloatingIPs], ",") {
-		w.records[name] = &v1alpha1.FloatingIP{Spec: v1alpha1.FloatingIPSpec{Pod: &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID}, Node: "node7"}}
+		w.records[pod.UID] = append(w.records[pod.UID], &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
+	delete(pod.Annotations, v1alpha1.AnnotationFloatingIPs)
 	if err := w.pods.Add(pod); err != nil {
 		w.t.Fatal(err)
 	}
@@ -104,37 +106,30 @@ func TestOf(t *testing.T) {
 		option func(*v1.Pod)
 		want   []netip.Addr
 	}{
-		"its own":             {withIPs("10.0.70.2"), nil},
-		"another":             {withIPs("10.244.0.9"), wrong},
-		"two others":          {withIPs("10.244.0.9", "fd00::9"), wrong},
-		"one of several":      {func(pod *v1.Pod) { named("10.0.70.2,10.0.70.3")(pod); withIPs("10.0.70.2")(pod) }, nil},
-		"none of several":     {named("10.0.70.2," + six), append(slices.Clone(wrong), netip.MustParseAddr("2001:db8::2"))},
-		"IPv6 in short":       {func(pod *v1.Pod) { named(six)(pod); withIPs("2001:db8::2")(pod) }, nil},
-		"not started":         {withIPs(), nil},
-		"pending":             {func(pod *v1.Pod) { pod.Status.Phase = v1.PodPending }, nil},
-		"finished":            {func(pod *v1.Pod) { pod.Status.Phase = v1.PodSucceeded }, nil},
-		"being deleted":       {func(pod *v1.Pod) { pod.DeletionTimestamp = &metav1.Time{} }, nil},
-		"the node's network":  {func(pod *v1.Pod) { pod.Spec.HostNetwork = true }, nil},
-		"several networks":    {func(pod *v1.Pod) { pod.Annotations[AnnotationNetworks] = "vlan7" }, nil},
-		"without addresses":   {func(pod *v1.Pod) { delete(pod.Annotations, v1alpha1.AnnotationFloatingIPs) }, nil},
-		"an annotation alone": {named("not an address"), nil},
+		"its own":            {withIPs("10.0.70.2"), nil},
+		"another":            {withIPs("10.244.0.9"), wrong},
+		"two others":         {withIPs("10.244.0.9", "fd00::9"), wrong},
+		"one of several":     {func(pod *v1.Pod) { named("10.0.70.2,10.0.70.3")(pod); withIPs("10.0.70.2")(pod) }, nil},
+		"none of several":    {named("10.0.70.2," + six), append(slices.Clone(wrong), netip.MustParseAddr("2001:db8::2"))},
+		"IPv6 in short":      {func(pod *v1.Pod) { named(six)(pod); withIPs("2001:db8::2")(pod) }, nil},
+		"not started":        {withIPs(), nil},
+		"pending":            {func(pod *v1.Pod) { pod.Status.Phase = v1.PodPending }, nil},
+		"finished":           {func(pod *v1.Pod) { pod.Status.Phase = v1.PodSucceeded }, nil},
+		"being deleted":      {func(pod *v1.Pod) { pod.DeletionTimestamp = &metav1.Time{} }, nil},
+		"the node's network": {func(pod *v1.Pod) { pod.Spec.HostNetwork = true }, nil},
+		"several networks":   {func(pod *v1.Pod) { pod.Annotations[AnnotationNetworks] = "vlan7" }, nil},
+		"networks, dropped":  {func(pod *v1.Pod) { pod.Annotations[annotationStatus] = "[]" }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, false)
-			if got := Of(w.pod("web-0", "10.244.0.9", test.option), w.finder.FloatingIP); !slices.Equal(got, test.want) {
+			if got := Of(w.pod("web-0", "10.244.0.9", test.option), w.finder.Recorded); !slices.Equal(got, test.want) {
 				t.Errorf("got %v, want %v", got, test.want)
 			}
 		})
 	}
-	t.Run("a record of another pod", func(t *testing.T) {
-		w := newWorld(t, false)
-		pod := w.pod("web-0", "10.244.0.9")
-		for _, record := range []*v1alpha1.FloatingIP{nil, {}, {Spec: v1alpha1.FloatingIPSpec{Pod: &v1alpha1.PodReference{Name: pod.Name, UID: "before"}}}} {
-			if got := Of(pod, func(string) *v1alpha1.FloatingIP { return record }); got != nil {
-				t.Errorf("%+v: got %v", record, got)
-			}
-		}
-	})
+	if got := Of(&v1.Pod{Status: v1.PodStatus{Phase: v1.PodRunning, PodIPs: []v1.PodIP{{IP: "10.244.0.9"}}}}, newWorld(t, false).finder.Recorded); got != nil {
+		t.Errorf("a pod without a record: %v", got)
+	}
 }
 
 // A pod is told once, and counted as long as it runs so.

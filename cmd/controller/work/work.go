@@ -111,7 +111,7 @@ func New(config *rest.Config, kube kubernetes.Interface, options Options) (*Work
 	}); err != nil {
 		return nil, err
 	}
-	w.wrong = newFinder(kube, factory, seen, options, recorder)
+	w.wrong = newFinder(kube, factory, w.reclaimer, options, recorder)
 	poolMetrics, claimMetrics := poolstatus.NewMetrics(), claims.NewMetrics()
 	options.Collect(poolMetrics, claimMetrics)
 	// Some writes have clients with their own rate limits, so that they do not delay the release of
@@ -163,17 +163,9 @@ func newAsking(config *rest.Config) (kubernetes.Interface, error) {
 }
 
 // newFinder returns the finder of pods with wrong addresses, which evicts them if the options say so.
-func newFinder(kube kubernetes.Interface, factory informers.SharedInformerFactory, seen *view.View, options Options, recorder event.Recorder) *wrongaddress.Finder {
-	records := seen.FloatingIPs.GetIndexer()
+func newFinder(kube kubernetes.Interface, factory informers.SharedInformerFactory, records *reclaim.Reclaimer, options Options, recorder event.Recorder) *wrongaddress.Finder {
 	config := wrongaddress.Config{
-		Pods: factory.Core().V1().Pods().Lister(),
-		FloatingIP: func(name string) *v1alpha1.FloatingIP {
-			object, exists, err := records.GetByKey(name)
-			if err != nil || !exists {
-				return nil
-			}
-			return object.(*v1alpha1.FloatingIP)
-		},
+		Pods: factory.Core().V1().Pods().Lister(), Recorded: records.Recorded,
 		Events: recorder, Count: wrongaddress.NewCount(), Clock: clock.RealClock{},
 	}
 	if options.EvictWrong {

@@ -223,8 +223,8 @@ func (k *Kubelets) changed(pod *v1.Pod, gone bool) {
 		if gone || pod.DeletionTimestamp == nil {
 			return
 		}
-	} else {
-		k.take(pod, namesOf(pod)...)
+	} else if k.boundWith(pod) == nil {
+		k.take(pod, namesOf(pod)...) // A user may change them later.
 	}
 	k.queue.Add(pod.Namespace + "/" + pod.Name)
 }
@@ -236,6 +236,13 @@ func namesOf(pod *v1.Pod) []string {
 		return nil
 	}
 	return strings.Split(text, ",")
+}
+
+// boundWith returns the FloatingIPs that a live pod was bound with.
+func (k *Kubelets) boundWith(pod *v1.Pod) []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Clone(k.names[pod.UID])
 }
 
 // take notes which FloatingIPs a live pod is bound with, and complains if another pod
@@ -305,6 +312,8 @@ func (k *Kubelets) sync(key string) bool {
 		if Asks(&pod.Spec) > 0 && !k.wire(key, pod) {
 			return false
 		}
+		pod = pod.DeepCopy()
+		pod.Status.PodIPs = podIPs(k.boundWith(pod))
 		return k.report(SetPhase(k.ctx, k.Kube, pod, v1.PodRunning, ""))
 	case !IsReady(pod) && pod.Labels[Broken] == "":
 		// Kubernetes said so while the node was lost.
@@ -344,7 +353,7 @@ func (k *Kubelets) graceOf(pod *v1.Pod) time.Duration {
 // wire is the agent's ADD. It returns false to be called again, as the kubelet does
 // with a pod whose network is refused.
 func (k *Kubelets) wire(key string, pod *v1.Pod) bool {
-	names := namesOf(pod)
+	names := k.boundWith(pod)
 	if k.Strict && len(names) != Asks(&pod.Spec) && k.alive(pod) {
 		k.Complain("pod %s is bound with FloatingIPs %q but asked for %d", pod.Name, names, Asks(&pod.Spec))
 	}

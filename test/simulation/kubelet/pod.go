@@ -57,6 +57,9 @@ func SetPhase(ctx context.Context, kube kubernetes.Interface, pod *v1.Pod, phase
 		{Type: v1.PodReady, Status: ready, LastTransitionTime: metav1.Now()},
 		{Type: v1.ContainersReady, Status: ready, LastTransitionTime: metav1.Now()},
 	}}
+	if ips := pod.Status.PodIPs; phase == v1.PodRunning && len(ips) > 0 {
+		status["podIP"], status["podIPs"] = ips[0].IP, ips
+	}
 	if phase == v1.PodSucceeded || phase == v1.PodFailed {
 		var statuses []v1.ContainerStatus
 		for i := range pod.Spec.Containers {
@@ -73,6 +76,18 @@ func SetPhase(ctx context.Context, kube kubernetes.Interface, pod *v1.Pod, phase
 	}
 	_, err = kube.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 	return err
+}
+
+// podIPs returns the first address of each family, as the runtime tells them.
+func podIPs(names []string) (ips []v1.PodIP) {
+	told := map[bool]bool{}
+	for _, name := range names {
+		if addr, err := v1alpha1.AddrOf(name); err == nil && !told[addr.Is4()] {
+			told[addr.Is4()] = true
+			ips = append(ips, v1.PodIP{IP: addr.String()})
+		}
+	}
+	return ips
 }
 
 // End deletes a pod at once, as the kubelet does when it is done with it: it first writes the final
