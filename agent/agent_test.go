@@ -63,6 +63,8 @@ type world struct {
 	unfiltered bool
 	// lastNode had the address last.
 	lastNode v1alpha1.NodeReference
+	// failover: the pod is moved when its node is lost.
+	failover bool
 	// named are the networks that the pod's annotation names.
 	named []attachdef.Network
 	// annotated has the annotations written on the pod, annotateErr is the error of the writing.
@@ -89,7 +91,7 @@ func (w *world) note(format string, args ...any) {
 func (w *world) Pod(context.Context, string, string, string) (podinfo.Pod, error) { return w.pod, nil }
 func (w *world) Addresses(context.Context, podinfo.Pod) (all []podinfo.Held, err error) {
 	for _, addr := range w.addrs {
-		all = append(all, podinfo.Held{Address: addr, Record: podinfo.Record{Version: 1, LastNode: w.lastNode}})
+		all = append(all, podinfo.Held{Address: addr, Record: podinfo.Record{Version: 1, LastNode: w.lastNode, Failover: w.failover}})
 	}
 	return all, w.addrErr
 }
@@ -108,7 +110,7 @@ func (w *world) Standing(context.Context) (podinfo.Standing, error) {
 	return func(pod api.Pod, _ []api.Address) bool { return holds && pod.UID != w.lost }, nil
 }
 func (w *world) Holder(context.Context, netip.Addr) (api.Pod, podinfo.Record, error) {
-	return w.pod.Pod, podinfo.Record{Version: 1, LastNode: w.lastNode}, w.holds
+	return w.pod.Pod, podinfo.Record{Version: 1, LastNode: w.lastNode, Failover: w.failover}, w.holds
 }
 
 func (w *world) Annotate(_ context.Context, _ api.Pod, annotations map[string]string) error {

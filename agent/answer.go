@@ -40,7 +40,7 @@ func holdings(record *state.Container, targets []conflict.Target) []answerer.Hol
 		held := record.Held[addr.Address]
 		all = append(all, answerer.Holding{
 			Address: addr.Address, Pod: record.Pod.Identity(), Link: targets[i].Link, Uplink: uplinkOf(record, addr.Address), Gateway: addr.Gateway, OwnMAC: targets[i].Own,
-			Failover: record.Failover, Version: answering.Version(held.Version), Last: answering.Node{Name: held.LastNode, UID: held.LastNodeUID},
+			Failover: held.Failover, Version: answering.Version(held.Version), Last: answering.Node{Name: held.LastNode, UID: held.LastNodeUID},
 		})
 	}
 	return all

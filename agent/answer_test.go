@@ -175,7 +175,7 @@ func TestCutOff(t *testing.T) {
 	for name, failover := range map[string]bool{"a pod that asked": true, "another pod": false} {
 		t.Run(name, func(t *testing.T) {
 			first, w := newAgent(t)
-			w.pod.Failover = failover
+			w.failover = failover
 			o := first.Options
 			o.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
 			for _, start := range []string{"ADD", "a start of the agent"} {

@@ -51,8 +51,11 @@ func (a *Agent) runDeadMan(ctx context.Context) {
 func (a *Agent) watched() map[netip.Addr]bool {
 	all := map[netip.Addr]bool{}
 	for _, record := range a.Store.List() {
-		if record.Failover && (record.Phase == state.Adding || record.Phase == state.Added) {
-			for _, addr := range record.Addresses() {
+		if record.Phase != state.Adding && record.Phase != state.Added {
+			continue
+		}
+		for _, addr := range record.Addresses() {
+			if record.Held[addr.Address].Failover {
 				all[addr.Address] = true
 			}
 		}

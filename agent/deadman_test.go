@@ -120,7 +120,7 @@ func newSilenceLab(t *testing.T, failover bool) *silenceLab {
 	segment.Plug(l.client, "eth0", netip.MustParsePrefix("10.0.70.50/24"))
 	put(t, first, "c", state.Added, netnstest.New(t).Path(), w.addrs)
 	record := first.Store.List()[0]
-	record.Failover = failover
+	record.Held = map[netip.Addr]state.Held{w.addrs[0].Address: {Failover: failover}}
 	record.Attachments[0].Uplink, record.Attachments[0].MAC = "eth0", "0a:58:0a:00:46:05"
 	must(t, first.Store.Put(record))
 	l.node.Run(func() error {

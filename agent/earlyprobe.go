@@ -147,7 +147,7 @@ func (a *Agent) probeEarly(ctx context.Context, pod podinfo.Pod) (free []conflic
 	if err != nil {
 		return nil, false, err
 	}
-	record := &state.Container{Pod: pod.Pod, Failover: pod.Failover, Attachments: attachments, Held: held}
+	record := &state.Container{Pod: pod.Pod, Attachments: attachments, Held: held}
 	targets, release, err := a.toProbe(record)
 	if release != nil {
 		defer release()

@@ -144,11 +144,11 @@ func TestRecordOfAddress(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, w := newForeignAgent(t, "")
-			w.lastNode, w.pod.Failover = v1alpha1.NodeReference{Name: "node1", UID: "n1"}, true
+			w.lastNode, w.failover = v1alpha1.NodeReference{Name: "node1", UID: "n1"}, true
 			must(t, add(a))
 			record := a.Store.List()[0]
-			if got, want := record.Held[w.addrs[0].Address], (state.Held{Version: 1, LastNode: "node1", LastNodeUID: "n1"}); got != want || !record.Failover {
-				t.Errorf("the record has %+v and failover %t, want %+v", got, record.Failover, want)
+			if got, want := record.Held[w.addrs[0].Address], (state.Held{Version: 1, LastNode: "node1", LastNodeUID: "n1", Failover: true}); got != want {
+				t.Errorf("the record has %+v, want %+v", got, want)
 			}
 		})
 	}

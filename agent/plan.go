@@ -56,7 +56,7 @@ func (p planner) plan(ctx context.Context, req *api.Request, args podArgs, conf 
 		return nil, fmt.Errorf("pod %s: %w", pod.Pod, err)
 	}
 	return &state.Container{
-		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, HostPorts: ports, GalaxyPorts: pod.HostPorts.Galaxy, Failover: pod.Failover, WhenReady: pod.WhenReady,
+		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, HostPorts: ports, GalaxyPorts: pod.HostPorts.Galaxy, WhenReady: pod.WhenReady,
 		Args: req.Args, Capabilities: conf.RuntimeConfig, Attachments: attachments, Held: held, Phase: state.Adding,
 	}, nil
 }
@@ -131,7 +131,9 @@ func (p planner) held(ctx context.Context, pod podinfo.Pod) ([]api.Address, map[
 	addrs, held := make([]api.Address, 0, len(all)), make(map[netip.Addr]state.Held, len(all))
 	for _, h := range all {
 		addrs = append(addrs, h.Address)
-		held[h.Address.Address] = state.Held{Version: h.Record.Version, Since: h.Record.Since, LastNode: h.Record.LastNode.Name, LastNodeUID: string(h.Record.LastNode.UID)}
+		held[h.Address.Address] = state.Held{
+			Version: h.Record.Version, Since: h.Record.Since, LastNode: h.Record.LastNode.Name, LastNodeUID: string(h.Record.LastNode.UID), Failover: h.Record.Failover,
+		}
 	}
 	return addrs, held, nil
 }
@@ -241,7 +243,7 @@ func (p planner) forCaller(ctx context.Context, req *api.Request, args podArgs) 
 	}
 	attachment.IfName, attachment.Addresses = req.IfName, addrs
 	return &state.Container{
-		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, Args: req.Args, Phase: state.Adding, Failover: pod.Failover,
+		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, Args: req.Args, Phase: state.Adding,
 		Attachments: []state.Attachment{attachment}, Held: held,
 	}, nil
 }

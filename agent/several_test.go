@@ -5,6 +5,7 @@ package agent
 import (
 	"encoding/json"
 	"errors"
+	"maps"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/api"
 )
 
 func named(names ...string) []attachdef.Network {
@@ -145,6 +147,36 @@ func TestStatusLater(t *testing.T) {
 		defer w.mu.Unlock()
 		if w.annotated[attachdef.StatusAnnotation] == "" {
 			t.Error("the status was never written")
+		}
+	})
+}
+
+// A user who drops the status of a pod's networks gets it back, and nobody else has it written again.
+func TestStatusAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, w := newAgent(t)
+		run(t, a)
+		w.named = named("storage")
+		if _, err := a.Add(t.Context(), addRequest("c")); err != nil {
+			t.Fatal(err)
+		}
+		told := w.annotated
+		for _, c := range []struct {
+			now   map[string]string
+			pod   api.Pod
+			again bool
+		}{{told, w.pod.Pod, false}, {nil, api.Pod{Namespace: "ns", Name: "other", UID: "other"}, false}, {nil, w.pod.Pod, true}, {map[string]string{attachdef.StatusAnnotation: "[]"}, w.pod.Pod, true}} {
+			w.mu.Lock()
+			w.annotations, w.annotated = c.now, nil
+			w.mu.Unlock()
+			a.Changed(c.pod)
+			<-time.After(resync)
+			synctest.Wait()
+			w.mu.Lock()
+			if again := maps.Equal(w.annotated, told); again != c.again {
+				t.Errorf("with %v on the pod it was written again: %v", c.now, again)
+			}
+			w.mu.Unlock()
 		}
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/profile"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/api"
 )
 
 // shaper limits the bandwidth of containers and marks their packets. Methods are safe in
@@ -42,10 +43,15 @@ func (noShaper) Inspect(profile.Container) inquiry.InspectedShaping {
 	return inquiry.InspectedShaping{}
 }
 
-// Changed notes that the annotations of a pod changed, or that a pod came.
-func (a *Agent) Changed() {
+// Changed notes that the annotations of a pod changed, or that a pod came. The ones that this node wrote, it writes again.
+func (a *Agent) Changed(pod api.Pod) {
 	a.Shaper.Soon()
 	a.Policies.Soon()
+	for _, record := range a.Store.List() {
+		if record.Phase == state.Added && record.Pod.Is(pod) && !a.isTold(record) {
+			a.reconciler.TellLater(record.Key())
+		}
+	}
 }
 
 // Shaped lists the containers whose traffic may have limits.

@@ -49,16 +49,40 @@ func (a *Agent) tell(ctx context.Context, key state.Key) error {
 }
 
 func (a *Agent) writeStatus(ctx context.Context, record *state.Container) error {
-	annotations, err := hostports.Annotations(record)
+	annotations, err := statusOf(record)
 	if err != nil {
-		return fmt.Errorf("pod %s: %w", record.Pod, err)
-	}
-	if len(record.Attachments) > 1 {
-		if annotations[attachdef.StatusAnnotation], err = networkStatus(record); err != nil {
-			return err
-		}
+		return err
 	}
 	return a.Pods.Annotate(ctx, record.Pod, annotations)
+}
+
+// isTold returns whether the pod, as the watch has seen it, has the annotations about its networks and host ports.
+func (a *Agent) isTold(record *state.Container) bool {
+	if !hasStatus(record) {
+		return true
+	}
+	want, err := statusOf(record)
+	seen, known := a.Pods.Annotations(record.Pod)
+	if err != nil || !known {
+		return true
+	}
+	for name, value := range want {
+		if seen[name] != value {
+			return false
+		}
+	}
+	return true
+}
+
+func statusOf(record *state.Container) (map[string]string, error) {
+	annotations, err := hostports.Annotations(record)
+	if err != nil {
+		return nil, fmt.Errorf("pod %s: %w", record.Pod, err)
+	}
+	if len(record.Attachments) > 1 {
+		annotations[attachdef.StatusAnnotation], err = networkStatus(record)
+	}
+	return annotations, err
 }
 
 func networkStatus(record *state.Container) (string, error) {

@@ -134,7 +134,7 @@ func (i *IPAM) specOf(r *Reservation, a *address, pool *pools.Pool, now time.Tim
 	case r.request.OfService:
 		spec.Service = &v1alpha1.ServiceReference{Name: r.request.Name, UID: types.UID(r.request.UID), Share: r.request.Share}
 	default:
-		spec.Pod = &v1alpha1.PodReference{Name: r.request.Name, UID: types.UID(r.request.UID)}
+		spec.Pod = &v1alpha1.PodReference{Name: r.request.Name, UID: types.UID(r.request.UID), Failover: r.request.Failover}
 		spec.ExternallyAssigned = pool.ExternalAssigner || a.stored != nil && a.stored.Attached
 	}
 	return spec

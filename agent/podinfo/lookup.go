@@ -3,10 +3,12 @@
 package podinfo
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -89,54 +91,105 @@ func (n *Node) Alive(ctx context.Context, pod api.Pod) (bool, error) {
 	return p.Is(pod) && p.node == n.name && !p.Finished, nil
 }
 
-// Addresses returns the addresses that the pod holds on this node, in the order of
-// its annotation: the first of each family becomes the pod's IP in Kubernetes. The
-// pod must hold every one of them, and at least as many as it requests: with a
-// shortened annotation it would lack addresses that it was scheduled for. More are
-// welcome, because the pod must hold each.
+// Addresses returns the addresses that the pod holds on this node, in the order of the request: the first of
+// each family becomes the pod's IP in Kubernetes. The pod's annotation only spares a list of the node's
+// FloatingIPs: a user may drop or change it. The list is made seldom, as a pod that another scheduler bound
+// has none there either, and the runtime asks for it again and again.
 func (n *Node) Addresses(ctx context.Context, pod Pod) ([]Held, error) {
 	names, err := podrequest.ParseNames(pod.Hint)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrBadHint, err)
+	unnamed := ErrNotPlaced
+	if err == nil && len(names) > 0 && len(names) == pod.Wants {
+		ips, err := n.named(ctx, pod, names)
+		if !errors.Is(err, ErrNotHolder) {
+			return n.heldOf(ips, err)
+		}
+		unnamed = err
 	}
-	if len(names) == 0 {
-		return nil, ErrNotPlaced
+	if !n.lists.TryAccept() {
+		return nil, unnamed
 	}
-	if len(names) < pod.Wants {
-		return nil, fmt.Errorf("%w: it requests %d, and %s=%q names %d; the scheduler names them all, so the annotation was changed: delete the pod",
-			ErrTooFew, pod.Wants, v1alpha1.AnnotationFloatingIPs, pod.Hint, len(names))
+	ips, err := n.recorded(ctx, pod)
+	switch {
+	case err == nil && (len(ips) == 0 || len(ips) < pod.Wants && !errors.Is(unnamed, ErrNotPlaced)):
+		err = unnamed
+	case err == nil && len(ips) < pod.Wants:
+		err = fmt.Errorf("%w: it requests %d and has %d on node %s; delete the pod", ErrTooFew, pod.Wants, len(ips), n.name)
 	}
-	// Read all at once, so that the pod waits for the slowest request and not
-	// for the sum.
-	addrs, errs := make([]Held, len(names)), make([]error, len(names))
-	var group sync.WaitGroup
-	for i, name := range names {
-		group.Go(func() { addrs[i], errs[i] = n.ownAddress(ctx, pod, name) })
-	}
-	group.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
-	}
-	return addrs, nil
+	return n.heldOf(ips, err)
 }
 
-// ownAddress reads one FloatingIP, which the pod must hold on this node.
-func (n *Node) ownAddress(ctx context.Context, pod Pod, name string) (Held, error) {
+// named reads FloatingIPs by their names, each of which the pod must hold on this node.
+func (n *Node) named(ctx context.Context, pod Pod, names []string) ([]*v1alpha1.FloatingIP, error) {
+	// Read all at once, so that the pod waits for the slowest request and not
+	// for the sum.
+	ips, errs := make([]*v1alpha1.FloatingIP, len(names)), make([]error, len(names))
+	var group sync.WaitGroup
+	for i, name := range names {
+		group.Go(func() { ips[i], errs[i] = n.own(ctx, pod, name) })
+	}
+	group.Wait()
+	return ips, errors.Join(errs...)
+}
+
+// own reads one FloatingIP, which the pod must hold on this node.
+func (n *Node) own(ctx context.Context, pod Pod, name string) (*v1alpha1.FloatingIP, error) {
 	ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
 	if isAbsent(err) {
-		return Held{}, fmt.Errorf("%w %s: nobody holds it, the FloatingIP does not exist", ErrNotHolder, name)
+		return nil, fmt.Errorf("%w %s: nobody holds it, the FloatingIP does not exist", ErrNotHolder, name)
 	}
 	if err != nil {
-		return Held{}, fmt.Errorf("get FloatingIP %s: %w", name, err)
+		return nil, fmt.Errorf("get FloatingIP %s: %w", name, err)
 	}
-	if err := holds(ip, pod.UID, n.name); err != nil {
-		return Held{}, err
+	return ip, holds(ip, pod.UID, n.name)
+}
+
+// recorded lists the FloatingIPs that the pod holds on this node, at most as many as it requests. Where an attempt
+// to schedule the pod left another one for the same position, the older counts.
+func (n *Node) recorded(ctx context.Context, pod Pod) ([]*v1alpha1.FloatingIP, error) {
+	list, err := n.listIPs(ctx)
+	if err != nil {
+		return nil, err
 	}
-	addr, err := toAddress(ip)
-	if err == nil {
+	var all []*v1alpha1.FloatingIP
+	for i := range list.Items {
+		if ip := &list.Items[i]; holds(ip, pod.UID, n.name) == nil {
+			all = append(all, ip)
+		}
+	}
+	slices.SortFunc(all, inOrder)
+	if positions := slices.CompactFunc(slices.Clone(all), func(a, b *v1alpha1.FloatingIP) bool { return a.Spec.Index == b.Spec.Index }); len(positions) >= pod.Wants {
+		all = positions
+	}
+	return all[:min(len(all), pod.Wants)], nil
+}
+
+// inOrder compares FloatingIPs of a pod by their position, and then by age.
+func inOrder(a, b *v1alpha1.FloatingIP) int {
+	switch {
+	case a.Spec.Index != b.Spec.Index:
+		return cmp.Compare(a.Spec.Index, b.Spec.Index)
+	case a.IsOlderThan(b):
+		return -1
+	}
+	return 1
+}
+
+// heldOf converts the FloatingIPs of a pod, in the order of the request.
+func (n *Node) heldOf(ips []*v1alpha1.FloatingIP, err error) ([]Held, error) {
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(ips, inOrder)
+	held := make([]Held, 0, len(ips))
+	for _, ip := range ips {
+		addr, err := toAddress(ip)
+		if err != nil {
+			return nil, err
+		}
 		n.note(ip, addr.Address)
+		held = append(held, Held{addr, recordOf(ip)})
 	}
-	return Held{addr, recordOf(ip)}, err
+	return held, nil
 }
 
 // Holds returns nil if the pod holds the address on this node, ErrNotHolder if it

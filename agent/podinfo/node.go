@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
@@ -58,9 +59,9 @@ type Handler interface {
 	// Came notes that a pod was bound to this node since the start of the watch. It does not block.
 	// ctx is Run's.
 	Came(ctx context.Context, pod Pod)
-	// Changed notes that a pod came, or that the annotations of one changed. It does
+	// Changed notes that a pod came, or that its annotations changed. It does
 	// not block.
-	Changed()
+	Changed(pod api.Pod)
 	// Readied notes that a pod became Ready, or is not any more. It does not block.
 	Readied(pod api.Pod)
 	// Suspect notes that any address may be another pod's by now: Node has just
@@ -79,8 +80,10 @@ type Node struct {
 	informer cache.SharedIndexInformer
 	reader   podrequest.Reader
 	gone     workqueue.TypedRateLimitingInterface[api.Pod]
-	lost     wakeup.Signal
-	back     wakeup.Signal
+	// lists are the lists of FloatingIPs for pods whose annotation names none of theirs.
+	lists flowcontrol.PassiveRateLimiter
+	lost  wakeup.Signal
+	back  wakeup.Signal
 	// conflicts has the addresses whose FloatingIPs say that there is a conflict.
 	conflicts sync.Map
 
@@ -94,8 +97,8 @@ type Node struct {
 func New(name string, pods func(namespace string) Pods, ips floatingIPs, reader podrequest.Reader) *Node {
 	n := &Node{
 		name: name, pods: pods, ips: ips, reader: reader,
-		gone: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[api.Pod](50*time.Millisecond, 5*time.Second)),
-		lost: wakeup.New(), back: wakeup.New(),
+		gone:  workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[api.Pod](50*time.Millisecond, 5*time.Second)),
+		lists: flowcontrol.NewTokenBucketPassiveRateLimiter(0.2, 4), lost: wakeup.New(), back: wakeup.New(),
 	}
 	all := pods(metav1.NamespaceAll)
 	selector := fields.OneTermEqualSelector("spec.nodeName", name).String()
@@ -180,18 +183,21 @@ func (n *Node) Run(ctx context.Context, handler Handler) error {
 	}
 	_, err := n.informer.AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
 		AddFunc: func(is any, initial bool) {
-			if p, ok := is.(*corev1.Pod); ok && !initial {
+			p, ok := is.(*corev1.Pod)
+			if ok && !initial {
 				handler.Came(ctx, n.fromAPI(p))
 			}
-			handler.Changed()
+			if ok {
+				handler.Changed(identityOf(p))
+			}
 		},
 		UpdateFunc: func(was, is any) {
 			n.updated(was, is)
-			if !sameAnnotations(was, is) {
-				handler.Changed()
-			}
 			before, ok := was.(*corev1.Pod)
 			after, ok2 := is.(*corev1.Pod)
+			if ok && ok2 && !maps.Equal(before.Annotations, after.Annotations) {
+				handler.Changed(identityOf(after))
+			}
 			if ok && ok2 && isReady(before) != isReady(after) {
 				handler.Readied(n.fromAPI(after).Pod)
 			}
@@ -228,12 +234,6 @@ func (n *Node) updated(was, is any) {
 	if p := n.fromAPI(after); p.Finished {
 		n.gone.Add(p.Pod)
 	}
-}
-
-func sameAnnotations(was, is any) bool {
-	before, ok := was.(*corev1.Pod)
-	after, ok2 := is.(*corev1.Pod)
-	return ok && ok2 && maps.Equal(before.Annotations, after.Annotations)
 }
 
 func (n *Node) deleted(obj any) {

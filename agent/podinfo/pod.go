@@ -23,15 +23,14 @@ var (
 	// ErrPodReplaced is returned where the pod of that name has another UID or
 	// another node, or has finished.
 	ErrPodReplaced = errors.New("pod was replaced")
-	// ErrNotPlaced is returned where a pod requests a floating IP and its
-	// annotation names none.
+	// ErrNotPlaced is returned where a pod requests a floating IP and holds none on
+	// this node.
 	ErrNotPlaced = errors.New("pod was not placed by the Berth scheduler")
 	// ErrNotHolder is returned where a FloatingIP does not name the pod and this
 	// node.
 	ErrNotHolder = errors.New("pod does not hold the floating IP")
-	// ErrTooFew is returned where a pod's annotation names fewer floating IPs than
-	// the pod requests.
-	ErrTooFew = errors.New("pod names too few floating IPs")
+	// ErrTooFew is returned where a pod holds fewer floating IPs than it requests.
+	ErrTooFew = errors.New("pod has too few floating IPs")
 	// ErrBadHint is returned where an annotation of the pod cannot be read.
 	ErrBadHint = errors.New("annotation cannot be read")
 )
@@ -49,14 +48,12 @@ type Pod struct {
 
 	// Wants is the number of floating IPs that the pod requests.
 	Wants int
-	// Hint is the annotation that names its FloatingIPs.
+	// Hint is the annotation that names its FloatingIPs, as its user left it.
 	Hint string
 	// Networks is the annotation that names its networks beside the first.
 	Networks string
 	// HostPorts asks for host ports of the node's choice.
 	HostPorts HostPorts
-	// Failover: the pod asked to be moved when its node is lost.
-	Failover bool
 	// WhenReady: its addresses are announced by routing daemons only while it is Ready.
 	WhenReady bool
 	// Finished says that no container of the pod will run again.
@@ -71,7 +68,6 @@ func identityOf(p *corev1.Pod) api.Pod {
 
 func (n *Node) fromAPI(p *corev1.Pod) Pod {
 	// The scheduler refused a pod whose annotation cannot be read.
-	failover, _ := podrequest.Failover(p.Annotations)
 	whenReady, _ := podrequest.AdvertiseReady(p.Annotations)
 	return Pod{
 		Pod:       identityOf(p),
@@ -79,7 +75,6 @@ func (n *Node) fromAPI(p *corev1.Pod) Pod {
 		Hint:      p.Annotations[v1alpha1.AnnotationFloatingIPs],
 		Networks:  p.Annotations[annotationNetworks],
 		HostPorts: n.hostPortsOf(p),
-		Failover:  failover,
 		WhenReady: whenReady,
 		Finished:  p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
 		node:      p.Spec.NodeName,
@@ -132,6 +127,8 @@ type Record struct {
 	Since time.Time
 	// LastNode had the address last, if nothing has proved that it does not answer for it any more.
 	LastNode v1alpha1.NodeReference
+	// Failover: the pod is moved when its node is lost.
+	Failover bool
 }
 
 // Held is an address that a pod holds on this node.
@@ -150,6 +147,7 @@ func recordOf(ip *v1alpha1.FloatingIP) Record {
 	if ip.Spec.LastNode != nil {
 		r.LastNode = *ip.Spec.LastNode
 	}
+	r.Failover = ip.Spec.Pod != nil && ip.Spec.Pod.Failover
 	return r
 }
 

@@ -223,16 +223,6 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func TestPodFailover(t *testing.T) {
-	for text, want := range map[string]bool{"": false, v1alpha1.FailoverAutomatic: true, "yes": false} {
-		pod := podObject("u1", func(p *corev1.Pod) { p.Annotations = map[string]string{v1alpha1.AnnotationFailover: text} })
-		p, err := New(thisNode, podsOf(fake.NewClientset(pod)), &fakeIPs{}, podrequest.Reader{}).Pod(t.Context(), "default", "web-0", "u1")
-		if err != nil || p.Failover != want {
-			t.Errorf("%q: Failover = %t, %v", text, p.Failover, err)
-		}
-	}
-}
-
 func TestPodWhenReady(t *testing.T) {
 	for text, want := range map[string]bool{"": false, v1alpha1.AdvertiseReady: true, "yes": false} {
 		pod := podObject("u1", func(p *corev1.Pod) { p.Annotations = map[string]string{v1alpha1.AnnotationAdvertise: text} })
@@ -285,51 +275,72 @@ func TestWanted(t *testing.T) {
 	}
 }
 
+// A pod gets the addresses that record it, in the order of its request, whatever its annotation says.
 func TestAddresses(t *testing.T) {
-	broken := fip("10.0.70.8", "u1", thisNode)
+	of := func(address string, index int32, uid, node string) *v1alpha1.FloatingIP {
+		ip := fip(address, uid, node)
+		ip.Spec.Index = index
+		return ip
+	}
+	broken := of("10.0.70.8", 0, "broken", thisNode)
 	broken.Spec.Network.Subnet = "10.0.70.0"
-	bare := fip("10.0.70.9", "u1", thisNode)
+	bare := of("10.0.70.9", 0, "bare", thisNode)
 	bare.Spec.Network = nil
-	six := fip("2001-0db8-0070-0000-0000-0000-0000-0005", "u1", thisNode)
+	six := of("2001-0db8-0070-0000-0000-0000-0000-0005", 1, "three", thisNode)
 	six.Spec.Address, six.Spec.Network = "2001:db8:70::5", &v1alpha1.Network{Subnet: "2001:db8:70::/64", Gateway: "2001:db8:70::1", VLAN: 7}
-	ips := &fakeIPs{ips: map[string]*v1alpha1.FloatingIP{
-		"10.0.70.5": fip("10.0.70.5", "u1", thisNode), "10.0.70.4": fip("10.0.70.4", "u1", thisNode),
-		"2001-0db8-0070-0000-0000-0000-0000-0005": six, "10.0.70.6": fip("10.0.70.6", "u2", "node-2"),
-		"10.0.70.7": fip("10.0.70.7", "", ""), "10.0.70.8": broken, "10.0.70.9": bare, "10.0.70.10": fip("10.0.70.10", "u1", "node-2"),
-	}}
+	moved := of("10.0.70.13", 0, "moved", thisNode)
+	moved.Spec.Pod.Failover = true
+	ips := &fakeIPs{ips: map[string]*v1alpha1.FloatingIP{}}
+	for _, ip := range []*v1alpha1.FloatingIP{
+		of("10.0.70.3", 0, "one", thisNode), of("10.0.70.5", 0, "three", thisNode), six, of("10.0.70.4", 2, "three", thisNode),
+		of("10.0.70.6", 0, "u2", "node-2"), of("10.0.70.7", 0, "", ""), broken, bare, of("10.0.70.10", 0, "elsewhere", "node-2"),
+		of("10.0.70.11", 0, "twice", thisNode), of("10.0.70.12", 0, "twice", thisNode), of("10.0.70.14", 1, "twice", thisNode), moved,
+	} {
+		ips.ips[ip.Name] = ip
+	}
+	const all = "10.0.70.5 2001:db8:70::5 10.0.70.4"
 	cases := map[string]struct {
-		hint string
-		want string
-		is   error
-		text string
+		uid   string
+		wants int
+		hint  string
+		want  string
+		is    error
+		text  string
 	}{
-		"own":            {"10.0.70.5", "10.0.70.5", nil, ""},
-		"with spaces":    {" 10.0.70.5 ,", "10.0.70.5", nil, ""},
-		"in their order": {"10.0.70.5,2001-0db8-0070-0000-0000-0000-0000-0005,10.0.70.4", "10.0.70.5 2001:db8:70::5 10.0.70.4", nil, ""},
-		"other order":    {"2001-0db8-0070-0000-0000-0000-0000-0005,10.0.70.4,10.0.70.5", "2001:db8:70::5 10.0.70.4 10.0.70.5", nil, ""},
-		"twice":          {"10.0.70.5,10.0.70.5", "10.0.70.5", nil, ""},
-		"another's":      {"10.0.70.6", "", ErrNotHolder, `pod web-0 with UID u2 on node "node-2" holds it`},
-		"one another's":  {"10.0.70.5,10.0.70.6", "", ErrNotHolder, `10.0.70.6: pod web-0 with UID u2`},
-		"two another's":  {"10.0.70.6,10.0.70.5,10.0.70.7", "", ErrNotHolder, `10.0.70.7: no pod holds it`},
-		"nobody's":       {"10.0.70.7", "", ErrNotHolder, "no pod holds it"},
-		"on other node":  {"10.0.70.10", "", ErrNotHolder, `bound to node "node-2"`},
-		"missing":        {"10.0.70.99", "", ErrNotHolder, "does not exist"},
-		"none":           {"", "", ErrNotPlaced, ""},
-		"commas":         {",,", "", ErrNotPlaced, ""},
-		"no address":     {"web", "", ErrBadHint, "berth.dev/floating-ips"},
-		"not canonical":  {"010.0.70.5", "", ErrBadHint, ""},
-		"too many":       {"10.0.70.1,10.0.70.2,10.0.70.3,10.0.70.4,10.0.70.5,10.0.70.6,10.0.70.7,10.0.70.8,10.0.70.9", "", ErrBadHint, "more than"},
-		"broken network": {"10.0.70.8", "", nil, "spec.network.subnet"},
-		"no network":     {"10.0.70.9", "", nil, "no spec.network"},
+		"own":            {"one", 1, "10.0.70.3", "10.0.70.3", nil, ""},
+		"with spaces":    {"one", 1, " 10.0.70.3 ,", "10.0.70.3", nil, ""},
+		"several":        {"three", 3, "10.0.70.5,2001-0db8-0070-0000-0000-0000-0000-0005,10.0.70.4", all, nil, ""},
+		"another order":  {"three", 3, "10.0.70.4,2001-0db8-0070-0000-0000-0000-0000-0005,10.0.70.5", all, nil, ""},
+		"dropped":        {"one", 1, "", "10.0.70.3", nil, ""},
+		"several, none":  {"three", 3, "", all, nil, ""},
+		"some dropped":   {"three", 3, "10.0.70.4", all, nil, ""},
+		"one added":      {"one", 1, "10.0.70.3,10.0.70.6", "10.0.70.3", nil, ""},
+		"another's":      {"one", 1, "10.0.70.6", "10.0.70.3", nil, ""},
+		"nobody's":       {"one", 1, "10.0.70.7", "10.0.70.3", nil, ""},
+		"missing":        {"one", 1, "10.0.70.99", "10.0.70.3", nil, ""},
+		"no address":     {"one", 1, "web", "10.0.70.3", nil, ""},
+		"too many":       {"one", 1, "10.0.70.1,10.0.70.2,10.0.70.3,10.0.70.4,10.0.70.5,10.0.70.6,10.0.70.7,10.0.70.8,10.0.70.9", "10.0.70.3", nil, ""},
+		"two attempts":   {"twice", 2, "10.0.70.12,10.0.70.14", "10.0.70.12 10.0.70.14", nil, ""},
+		"two, dropped":   {"twice", 2, "", "10.0.70.11 10.0.70.14", nil, ""},
+		"failover":       {"moved", 1, "10.0.70.13", "10.0.70.13 moved", nil, ""},
+		"has none":       {"u3", 1, "", "", ErrNotPlaced, ""},
+		"has none, says": {"u3", 1, "10.0.70.6", "", ErrNotHolder, `pod web-0 with UID u2 on node "node-2" holds it`},
+		"on other node":  {"elsewhere", 1, "10.0.70.10", "", ErrNotHolder, `bound to node "node-2"`},
+		"too few":        {"one", 2, "10.0.70.3", "", ErrTooFew, "it requests 2 and has 1 on node " + thisNode},
+		"broken network": {"broken", 1, "10.0.70.8", "", nil, "spec.network.subnet"},
+		"no network":     {"bare", 1, "", "", nil, "no spec.network"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			pod := Pod{Pod: api.Pod{Namespace: "default", Name: "web-0", UID: "u1"}, Hint: c.hint}
+			pod := Pod{Pod: api.Pod{Namespace: "default", Name: "web-0", UID: c.uid}, Hint: c.hint, Wants: c.wants}
 			got, err := New(thisNode, podsOf(fake.NewClientset()), ips, podrequest.Reader{}).Addresses(t.Context(), pod)
 			if c.want != "" {
 				var texts []string
 				for _, a := range got {
 					texts = append(texts, a.Address.Address.String())
+					if a.Record.Failover {
+						texts = append(texts, "moved")
+					}
 					if a.VLAN != 7 || !slices.Contains([]string{"10.0.70.1", "2001:db8:70::1"}, a.Gateway.String()) || !a.Subnet.Contains(a.Gateway) {
 						t.Errorf("Addresses() has %+v", a)
 					}
@@ -346,6 +357,21 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
+// The runtime asks again and again for a pod that no scheduler of Berth's bound: the API server is asked for all
+// FloatingIPs of the node a few times only.
+func TestListsSeldom(t *testing.T) {
+	ips := &fakeIPs{}
+	n := New(thisNode, podsOf(fake.NewClientset()), ips, podrequest.Reader{})
+	for range 100 {
+		if _, err := n.Addresses(t.Context(), Pod{Pod: api.Pod{UID: "u1"}, Wants: 1}); !errors.Is(err, ErrNotPlaced) {
+			t.Fatal(err)
+		}
+	}
+	if ips.asked == 0 || ips.asked > 10 {
+		t.Errorf("%d requests for 100 ADDs", ips.asked)
+	}
+}
+
 // A node has had many addresses: it keeps nothing for those whose pods are gone.
 func TestKeepsNothing(t *testing.T) {
 	ips := &fakeIPs{ips: map[string]*v1alpha1.FloatingIP{}}
@@ -354,7 +380,7 @@ func TestKeepsNothing(t *testing.T) {
 	for i := range 100 {
 		address := fmt.Sprintf("10.0.70.%d", i+1)
 		ips.ips[address] = fip(address, "u1", thisNode)
-		if _, err := n.Addresses(t.Context(), Pod{Pod: pod, Hint: address}); err != nil {
+		if _, err := n.Addresses(t.Context(), Pod{Pod: pod, Hint: address, Wants: 1}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := n.Standing(t.Context()); err != nil {
@@ -373,30 +399,6 @@ func TestKeepsNothing(t *testing.T) {
 		(*sync.Map)(value.Addr().UnsafePointer()).Range(func(any, any) bool { kept++; return true })
 		if kept > 0 {
 			t.Errorf("%s keeps something for %d addresses", field.Name, kept)
-		}
-	}
-}
-
-// A pod that names fewer addresses than it requests gets none; a pod that names more
-// gets them.
-func TestAddressesOfShortList(t *testing.T) {
-	ips := &fakeIPs{ips: map[string]*v1alpha1.FloatingIP{
-		"10.0.70.4": fip("10.0.70.4", "u1", thisNode), "10.0.70.5": fip("10.0.70.5", "u1", thisNode), "10.0.70.6": fip("10.0.70.6", "u1", thisNode),
-	}}
-	for hint, want := range map[string]error{
-		"10.0.70.4":                     ErrTooFew,
-		"10.0.70.4,10.0.70.4":           ErrTooFew,
-		"10.0.70.4,10.0.70.5":           nil,
-		"10.0.70.4,10.0.70.5,10.0.70.6": nil,
-		"":                              ErrNotPlaced,
-	} {
-		pod := Pod{Pod: api.Pod{Namespace: "default", Name: "web-0", UID: "u1"}, Hint: hint, Wants: 2}
-		got, err := New(thisNode, podsOf(fake.NewClientset()), ips, podrequest.Reader{}).Addresses(t.Context(), pod)
-		if !errors.Is(err, want) || want == nil && len(got) != strings.Count(hint, ",")+1 {
-			t.Errorf("%q: Addresses() = %v, %v, want %v", hint, got, err, want)
-		}
-		if errors.Is(want, ErrTooFew) && !strings.Contains(err.Error(), `it requests 2, and berth.dev/floating-ips="`+hint+`" names 1`) {
-			t.Errorf("%q: the error does not say what is wrong: %v", hint, err)
 		}
 	}
 }
@@ -589,7 +591,7 @@ func (h *handler) Came(_ context.Context, pod Pod) {
 	h.came = append(h.came, pod.UID)
 }
 
-func (h *handler) Changed() { h.changes.Add(1) }
+func (h *handler) Changed(api.Pod) { h.changes.Add(1) }
 
 func (h *handler) Readied(pod api.Pod) {
 	h.mu.Lock()

@@ -21,10 +21,9 @@ type Standing func(pod api.Pod, addresses []api.Address) bool
 // Standing asks the API for the addresses of all pods of the node in one request, and for the pods in another
 // one where the watch does not know them yet.
 func (n *Node) Standing(ctx context.Context) (Standing, error) {
-	// Without a resource version the answer is no older than the question.
-	ips, err := n.ips.List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.node", n.name).String()})
+	ips, err := n.listIPs(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("list the FloatingIPs of node %s: %w", n.name, err)
+		return nil, err
 	}
 	pods, err := n.listPods(ctx)
 	if err != nil {
@@ -56,6 +55,16 @@ func (n *Node) Standing(ctx context.Context) (Standing, error) {
 		found, ok := alive[pod.String()]
 		return ok && found.Is(pod)
 	}, nil
+}
+
+// listIPs asks the API for the FloatingIPs of the node.
+func (n *Node) listIPs(ctx context.Context) (*v1alpha1.FloatingIPList, error) {
+	// Without a resource version the answer is no older than the question.
+	list, err := n.ips.List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.node", n.name).String()})
+	if err != nil {
+		return nil, fmt.Errorf("list the FloatingIPs of node %s: %w", n.name, err)
+	}
+	return list, nil
 }
 
 // listPods lists the pods of the node as the watch knows them, or asks the API before it does.

@@ -80,8 +80,6 @@ type Container struct {
 	HostPorts []HostPort `json:"hostPorts,omitempty"`
 	// GalaxyPorts says that the pod asked for host ports in Galaxy's way.
 	GalaxyPorts bool `json:"galaxyPorts,omitempty"`
-	// Failover says that the pod asked to be moved when its node is lost: a node that is cut off does not answer for it.
-	Failover bool `json:"failover,omitempty"`
 	// WhenReady says that routing daemons announce the pod's addresses only while it is Ready.
 	WhenReady bool  `json:"whenReady,omitempty"`
 	Phase     Phase `json:"phase"`
@@ -102,6 +100,8 @@ type Held struct {
 	// LastNode had the address last, where nothing has proved that it does not answer for it any more.
 	LastNode    string `json:"lastNode,omitempty"`
 	LastNodeUID string `json:"lastNodeUID,omitempty"`
+	// Failover says that the pod is moved when its node is lost: a node that is cut off does not answer for the address.
+	Failover bool `json:"failover,omitempty"`
 	// Newest is the Version by which another node has asserted the address.
 	Newest uint64 `json:"newest,omitempty"`
 }

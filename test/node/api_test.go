@@ -5,6 +5,7 @@ package node
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -96,7 +97,7 @@ func networkOf(t *testing.T, address string) *v1alpha1.Network {
 }
 
 // bind makes or changes the FloatingIPs of the addresses, separated by commas, so
-// that they name the pod.
+// that they name the pod, as the scheduler does of what the pod's annotations say now.
 func bind(t *testing.T, addresses string, pod *corev1.Pod) {
 	t.Helper()
 	for address := range strings.SplitSeq(addresses, ",") {
@@ -116,7 +117,8 @@ func bindOne(t *testing.T, address string, pod *corev1.Pod) {
 	} else if err != nil {
 		t.Fatal(err)
 	}
-	ip.Spec.Pod = &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID}
+	ip.Spec.Pod = &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID, Failover: pod.Annotations[v1alpha1.AnnotationFailover] != ""}
+	ip.Spec.Index = int32(max(0, slices.Index(strings.Split(pod.Annotations[v1alpha1.AnnotationFloatingIPs], ","), name)))
 	ip.Spec.Node = pod.Spec.NodeName
 	if ip.ResourceVersion == "" {
 		_, err = apiOf(t).ips.Create(t.Context(), ip, metav1.CreateOptions{})

@@ -258,10 +258,6 @@ func TestDiagnosis(t *testing.T) {
 
 	// For which address a node waits, and for which host, and the end of the waiting by a person's word. That takes more than to look.
 	waiting := createPod(t, n.name, "waits", "10.70.26.6")
-	label := []byte(`{"metadata":{"labels":{"berth.dev/floating-ips":"true"}}}`)
-	if _, err := apiOf(t).kube.CoreV1().Pods("default").Patch(t.Context(), waiting.Name, types.StrategicMergePatchType, label, metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
 	bind(t, "10.70.26.6", waiting)
 	wasOn(t, "10.70.26.6", "gone")
 	// As a switch does that suppresses ARP.

@@ -11,6 +11,8 @@ import (
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -98,6 +100,39 @@ func TestMove(t *testing.T) {
 		eventually(t, func() error { return n.withdrawn(addresses) })
 		n.mustDel(c)
 	}
+}
+
+// TestChangedAnnotations: whatever a user writes on a pod, it keeps its addresses through the end of the agent, of its sandbox and
+// of the machine, and gets no others.
+func TestChangedAnnotations(t *testing.T) {
+	t.Parallel()
+	const addresses = "2001:db8:70::73:5,10.70.73.5,10.70.73.6"
+	network := newNetwork(t)
+	n := network.newNode(t, "changed-a", "10.0.60.11")
+	victim := createPod(t, "elsewhere", "changed-victim", "10.70.73.9")
+	bind(t, "10.70.73.9", victim)
+	pod := createPod(t, n.name, "changed", addresses)
+	bind(t, addresses, pod)
+	c := newContainer(t, "c", pod)
+	n.mustAdd(c)
+	for i, annotations := range []string{`null`, `{"berth.dev/floating-ips":"10.70.73.6"}`, `{"berth.dev/floating-ips":"10.70.73.9,10.70.73.6,10.70.73.5"}`, `{"berth.dev/floating-ips":"web"}`} {
+		patch := fmt.Appendf(nil, `{"metadata":{"labels":null,"annotations":%s}}`, annotations)
+		if _, err := apiOf(t).kube.CoreV1().Pods("default").Patch(t.Context(), pod.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		n.kill()
+		n.start()
+		ping(t, network.client, "10.70.73.5")
+		n.mustDel(c)
+		c = newContainer(t, fmt.Sprint("c", i), pod)
+		if got := resultAddresses(n.mustAdd(c)); got != addresses {
+			t.Errorf("with annotations %s the pod has %s, want %s", annotations, got, addresses)
+		}
+		for address := range strings.SplitSeq(addresses, ",") {
+			ping(t, network.client, address)
+		}
+	}
+	n.mustDel(c)
 }
 
 // TestGalaxyAliases: Galaxy's resource asks for a floating IP where the agent is

@@ -27,7 +27,6 @@ import (
 	"github.com/berth-dev/berth/ipam/failover"
 	"github.com/berth-dev/berth/ipam/failover/status"
 	"github.com/berth-dev/berth/ipam/fencer"
-	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 const (
@@ -42,8 +41,8 @@ const (
 // look answers failover.Look.
 func (m *Mover) look(ctx context.Context, about failover.Look) failover.Found {
 	found := failover.Found{Node: about.Node, Number: about.Number}
-	addresses, of := m.cluster.held(about.Node)
-	if len(addresses) == 0 && !about.Fenced {
+	held, of := m.cluster.held(about.Node)
+	if len(held) == 0 && !about.Fenced {
 		return found // Nothing to move, and nothing to ask.
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestFor)
@@ -57,7 +56,7 @@ func (m *Mover) look(ctx context.Context, about failover.Look) failover.Found {
 		found.Renewed, found.Failed = renewed, err != nil
 		return found
 	}
-	if len(addresses) == 0 {
+	if len(held) == 0 {
 		return found
 	}
 	pods, err := m.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", about.Node).String()})
@@ -71,12 +70,12 @@ func (m *Mover) look(ctx context.Context, about failover.Look) failover.Found {
 		if pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed || isDeleted(pod) {
 			continue
 		}
-		// An annotation that cannot be read asks for nothing.
-		automatic, err := podrequest.Failover(pod.Annotations)
-		found.Pods = append(found.Pods, failover.Pod{
-			Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID), Version: pod.ResourceVersion,
-			Automatic: automatic && err == nil, Terminating: pod.DeletionTimestamp != nil, Addresses: addresses[string(pod.UID)],
-		})
+		p := failover.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID), Version: pod.ResourceVersion, Terminating: pod.DeletionTimestamp != nil}
+		// The annotation of a bound pod decides nothing: its node knows the record.
+		if h := held[p.UID]; h != nil {
+			p.Automatic, p.Addresses = h.automatic, h.addresses
+		}
+		found.Pods = append(found.Pods, p)
 	}
 	found.Witnesses = m.cluster.witnesses(of)
 	return found

@@ -159,7 +159,7 @@ func slimRecord(object any) (any, error) {
 		slim.Spec.Network = &v1alpha1.Network{Gateway: n.Gateway, VLAN: n.VLAN}
 	}
 	if ip.Spec.Pod != nil {
-		slim.Spec.Pod = &v1alpha1.PodReference{Name: ip.Spec.Pod.Name, UID: ip.Spec.Pod.UID}
+		slim.Spec.Pod = ip.Spec.Pod
 	}
 	return slim, nil
 }
@@ -187,21 +187,32 @@ func (c *caches) node(name string) *v1.Node {
 	return object.(*v1.Node)
 }
 
-// held returns the addresses of a node that pods hold, by the pods' UIDs, and their pools.
-func (c *caches) held(name string) (addresses map[string][]netip.Addr, of map[string]bool) {
-	addresses, of = map[string][]netip.Addr{}, map[string]bool{}
+// holding has the addresses of a pod, and whether they say that it is moved.
+type holding struct {
+	addresses []netip.Addr
+	automatic bool
+}
+
+// held returns what the pods of a node hold, by their UIDs, and the pools of it.
+func (c *caches) held(name string) (held map[string]*holding, of map[string]bool) {
+	held, of = map[string]*holding{}, map[string]bool{}
 	for _, ip := range view.Indexed[*v1alpha1.FloatingIP](c.records.GetIndexer(), byNode, name) {
 		addr, err := v1alpha1.AddrOf(ip.Name)
 		if err != nil || ip.Spec.Pod == nil {
 			continue
 		}
-		addresses[string(ip.Spec.Pod.UID)] = append(addresses[string(ip.Spec.Pod.UID)], addr)
+		uid := string(ip.Spec.Pod.UID)
+		if held[uid] == nil {
+			held[uid] = &holding{automatic: true}
+		}
+		held[uid].addresses = append(held[uid].addresses, addr)
+		held[uid].automatic = held[uid].automatic && ip.Spec.Pod.Failover
 		of[ip.Spec.Pool] = true
 	}
-	for _, list := range addresses {
-		slices.SortFunc(list, netip.Addr.Compare)
+	for _, h := range held {
+		slices.SortFunc(h.addresses, netip.Addr.Compare)
 	}
-	return addresses, of
+	return held, of
 }
 
 // network returns the network of an address, nil where it is not known.

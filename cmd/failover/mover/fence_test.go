@@ -121,7 +121,7 @@ func (c *cluster) add(server *ipamtest.Server, i int) {
 		Status: v1.PodStatus{Conditions: []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue}}},
 	}
 	pod := &v1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-" + name, UID: types.UID("web-" + name), ResourceVersion: c.next(), Annotations: map[string]string{v1alpha1.AnnotationFailover: v1alpha1.FailoverAutomatic}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-" + name, UID: types.UID("web-" + name), ResourceVersion: c.next()},
 		Spec:       v1.PodSpec{NodeName: name},
 	}
 	for _, object := range []runtime.Object{n, agent, pod} {
@@ -134,7 +134,7 @@ func (c *cluster) add(server *ipamtest.Server, i int) {
 	}
 	addr := fmt.Sprintf("10.0.70.%d", 10+i)
 	ip := &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NameOf(netip.MustParseAddr(addr))}}
-	ip.Spec = v1alpha1.FloatingIPSpec{Address: addr, Node: name, Pool: "p", Pod: &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID}, Network: &v1alpha1.Network{Gateway: "10.0.70.1"}}
+	ip.Spec = v1alpha1.FloatingIPSpec{Address: addr, Node: name, Pool: "p", Pod: &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID, Failover: true}, Network: &v1alpha1.Network{Gateway: "10.0.70.1"}}
 	server.Put(ip)
 }
 

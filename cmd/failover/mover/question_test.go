@@ -200,3 +200,30 @@ func TestWitnesses(t *testing.T) {
 		t.Errorf("in a pool that is not there: %v", got)
 	}
 }
+
+// A pod moves if all records of its addresses say so.
+func TestMovesByRecord(t *testing.T) {
+	berth, err := client.NewForConfig(&rest.Config{Host: "http://127.0.0.1:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := newCaches(Config{Kube: fake.NewClientset(), Berth: berth}, func(...failover.Input) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, pod := range []v1alpha1.PodReference{{UID: "moves", Failover: true}, {UID: "stays"}, {UID: "half", Failover: true}, {UID: "half"}} {
+		ip := recordOf(t, fmt.Sprintf("10.0.70.%d", 10+i), &v1alpha1.Network{})
+		ip.Spec.Node, ip.Spec.Pod = "node1", &pod
+		slim, err := slimRecord(ip)
+		if err != nil {
+			t.Fatal(err)
+		}
+		add(t, c.records.GetStore(), slim)
+	}
+	held, _ := c.held("node1")
+	for uid, automatic := range map[string]bool{"moves": true, "stays": false, "half": false} {
+		if h := held[uid]; h == nil || h.automatic != automatic {
+			t.Errorf("pod %s: %+v, want automatic %v", uid, h, automatic)
+		}
+	}
+}

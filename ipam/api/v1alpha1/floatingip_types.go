@@ -398,6 +398,11 @@ type PodReference struct {
 	Name string `json:"name"`
 	// uid of the pod.
 	UID types.UID `json:"uid"`
+	// failover says that the pod is moved when its node is lost, as its annotation berth.dev/failover asked
+	// when it was bound: a node that is cut off does not answer for the address then.
+	//
+	// +optional
+	Failover bool `json:"failover,omitempty"`
 }
 
 // ServiceReference identifies a Service. Its namespace is the owner's.

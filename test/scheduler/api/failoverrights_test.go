@@ -15,43 +15,27 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// berth-failover taints and untaints nodes with its own taint, marks and deletes pods that asked for it and have an address, and
-// may do nothing else. Others are not limited by its policies.
+// berth-failover taints and untaints nodes with its own taint, marks and deletes pods that request floating IPs, and may do nothing
+// else: a user may have dropped the annotations of a pod that is bound. Others are not limited by its policies.
 func TestFailoverIsLimited(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(1)
 	w.FailoverRights("")
-	create := func(name, failover string, node string) {
-		w.Create(simulation.NewPod(name, func(p *v1.Pod) {
-			p.Spec.NodeName = node
-			if failover != "" {
-				p.Annotations = map[string]string{v1alpha1.AnnotationFailover: failover}
-			}
-		}))
+	create := func(name string, options ...func(*v1.Pod)) {
+		w.Create(simulation.NewPod(name, append(options, func(p *v1.Pod) { p.Spec.NodeName = "node1" })...))
 	}
-	// The scheduler alone may say that a pod has addresses.
-	addressed := func(name, failover string) {
-		create(name, failover, "")
-		pod, err := w.Kube.CoreV1().Pods(simulation.Namespace).Get(w.Ctx, name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = w.Kube.CoreV1().Pods(pod.Namespace).Bind(w.Ctx, &v1.Binding{
-			ObjectMeta: metav1.ObjectMeta{Name: pod.Name, UID: pod.UID, Annotations: map[string]string{v1alpha1.AnnotationFloatingIPs: "10.0.70.5"}},
-			Target:     v1.ObjectReference{Kind: "Node", Name: "node1"},
-		}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	addressed("asks", v1alpha1.FailoverAutomatic)
-	addressed("asks-not", "")
-	create("no-address", v1alpha1.FailoverAutomatic, "node1")
+	create("asks")
+	create("asks-galaxys", func(p *v1.Pod) {
+		one := v1.ResourceList{galaxy.ResourceENIIP: simulation.Quantity("1")}
+		p.Spec.Containers[0].Resources = v1.ResourceRequirements{Requests: one, Limits: one}
+	})
+	create("no-address", simulation.Annotated(v1alpha1.AnnotationFailover, v1alpha1.FailoverAutomatic), func(p *v1.Pod) { p.Spec.Containers[0].Resources = v1.ResourceRequirements{} })
 
 	failover, pods := account(w, w.System, "berth-failover", "node1"), w.Kube.CoreV1().Pods(simulation.Namespace)
 	dry := []string{metav1.DryRunAll}
@@ -72,7 +56,7 @@ func TestFailoverIsLimited(t *testing.T) {
 		condition = `{"status":{"conditions":[{"type":"DisruptionTarget","status":"True","reason":"NodeLost"}]}}`
 	)
 	w.Eventually("wait for the policies and roles to be enforced", func() error {
-		for _, err := range []error{node(`{"metadata":{"labels":{"a":"b"}}}`), remove("asks-not")} {
+		for _, err := range []error{node(`{"metadata":{"labels":{"a":"b"}}}`), remove("no-address")} {
 			if err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
 				return fmt.Errorf("not refused by a policy: %w", errors.Join(errors.New("it was"), err))
 			}
@@ -83,7 +67,8 @@ func TestFailoverIsLimited(t *testing.T) {
 	for name, err := range map[string]error{
 		"its taint":                     node(taint),
 		"the condition":                 status("asks", condition),
-		"delete a pod that asked":       remove("asks"),
+		"delete a pod with an address":  remove("asks"),
+		"delete a pod of Galaxy's":      remove("asks-galaxys"),
 		"list the Leases of kubelets":   listed,
 		"no change":                     node(`{}`),
 		"its taint, which is not there": node(`{"spec":{"taints":null}}`),
@@ -104,11 +89,10 @@ func TestFailoverIsLimited(t *testing.T) {
 		"an annotation of a node":          node(`{"metadata":{"annotations":{"a":"b"}}}`),
 		"a finalizer of a node":            node(`{"metadata":{"finalizers":["a.b/c"]}}`),
 		"delete a node":                    failover.CoreV1().Nodes().Delete(w.Ctx, "node1", metav1.DeleteOptions{DryRun: dry}),
-		"delete a pod that did not ask":    remove("asks-not"),
 		"delete a pod without an address":  remove("no-address"),
 		"delete all pods":                  failover.CoreV1().Pods(simulation.Namespace).DeleteCollection(w.Ctx, metav1.DeleteOptions{DryRun: dry}, metav1.ListOptions{}),
 		"evict a pod":                      failover.PolicyV1().Evictions(simulation.Namespace).Evict(w.Ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "asks", Namespace: simulation.Namespace}}),
-		"mark a pod that did not ask":      status("asks-not", condition),
+		"mark a pod without an address":    status("no-address", condition),
 		"another condition":                status("asks", `{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`),
 		"the phase":                        status("asks", `{"status":{"phase":"Failed"}}`),
 		"the address":                      status("asks", `{"status":{"podIP":"10.0.0.1","podIPs":[{"ip":"10.0.0.1"}]}}`),
@@ -157,7 +141,7 @@ func TestFailoverIsLimited(t *testing.T) {
 	}
 	admin(none)
 	// Others are not limited: the test is an administrator.
-	if err := pods.Delete(w.Ctx, "asks-not", metav1.DeleteOptions{DryRun: dry}); err != nil {
+	if err := pods.Delete(w.Ctx, "no-address", metav1.DeleteOptions{DryRun: dry}); err != nil {
 		t.Error(err)
 	}
 	if _, err := w.Kube.CoreV1().Nodes().Patch(w.Ctx, "node1", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{DryRun: dry}); err != nil {
