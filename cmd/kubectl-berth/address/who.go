@@ -144,8 +144,7 @@ func (l *look) readPools(ctx context.Context) error {
 }
 
 // ofOwnPods is for users who may not read FloatingIPs: it looks at the pods that they may
-// read. The annotation proves nothing, but the scheduler's admission policy keeps it true on
-// bound pods.
+// read. The annotation proves nothing: the user of a pod may have changed it.
 func (l *look) ofOwnPods(ctx context.Context, addr netip.Addr, missing error) (standing.Address, error) {
 	missing = fmt.Errorf("get the FloatingIP of %s: %w", addr, missing)
 	pods, err := l.Kube.CoreV1().Pods(l.Namespace).List(ctx, metav1.ListOptions{})

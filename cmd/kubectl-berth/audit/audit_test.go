@@ -235,7 +235,7 @@ var broken = []struct {
 		c.pool.Status.Allocated, c.pool.Status.Free = 1, 8
 	}, []Code{NotRecorded}},
 	{"two pods", func(c *cluster) {
-		c.pods[1].Annotations[v1alpha1.AnnotationFloatingIPs], c.pods[1].Status.PodIPs = "10.0.70.10", nil
+		c.pods[1].Status.PodIPs = []v1.PodIP{{IP: "10.0.70.10"}}
 		c.ips = slices.Delete(c.ips, 1, 2)
 		c.pool.Status.Allocated, c.pool.Status.Free = 1, 8
 	}, []Code{NotRecorded, TwoPods}},
@@ -248,8 +248,14 @@ var broken = []struct {
 		c.pods[1].Annotations[annotationNetworks] = "floating"
 		c.pods[1].Status.PodIPs = []v1.PodIP{{IP: "10.0.70.15"}}
 	}, []Code{OtherPodIPs}},
-	{"no annotation", func(c *cluster) {
-		delete(c.pods[1].Annotations, v1alpha1.AnnotationFloatingIPs)
+	{"a user dropped an annotation, and wrote another", func(c *cluster) {
+		delete(c.pods[0].Annotations, v1alpha1.AnnotationFloatingIPs)
+		c.pods[1].Annotations[v1alpha1.AnnotationFloatingIPs] = "10.0.70.10,10.0.70.12"
+	}, nil},
+	{"no record of a pod that does not run", func(c *cluster) {
+		c.pods[1].Status.PodIPs = nil
+		c.ips = slices.Delete(c.ips, 1, 2)
+		c.pool.Status.Allocated, c.pool.Status.Free = 1, 8
 	}, []Code{TooFew}},
 	{"a pod on Galaxy's network", func(c *cluster) {
 		delete(c.pods[1].Annotations, v1alpha1.AnnotationFloatingIPs)
@@ -305,6 +311,10 @@ func TestPassing(t *testing.T) {
 			}},
 		{"the pod was bound after the addresses were listed", func(c *cluster) { c.ips = slices.Delete(c.ips, 1, 2) },
 			func(berth *ipamtest.Server, _ *fake.Clientset) { berth.Put(sound().ips[1]) }},
+		{"the pod was bound after the addresses were listed, and does not run", func(c *cluster) {
+			c.pods[1].Status.PodIPs = nil
+			c.ips = slices.Delete(c.ips, 1, 2)
+		}, func(berth *ipamtest.Server, _ *fake.Clientset) { berth.Put(sound().ips[1]) }},
 		{"the pod ended after the addresses were listed", func(c *cluster) {
 			c.pool.Status.Allocated, c.pool.Status.Free = 1, 8
 			c.ips = slices.Delete(c.ips, 1, 2)

@@ -107,13 +107,14 @@ type comparison struct {
 	findings []Finding
 	// reaches caches the reach of nodes, homes the names of pools in the snapshot.
 	reaches map[string]*pools.Reach
-	// held counts the addresses of pods, by node.
-	held map[string]int
+	// held counts the addresses of pods, by node, and recorded has them by the pods' UIDs.
+	held     map[string]int
+	recorded map[types.UID][]netip.Addr
 }
 
 // compare returns the contradictions, besides the findings of a rehearsal. Pure.
 func compare(o *objects, now time.Time) []Finding {
-	c := &comparison{objects: o, now: now, reaches: map[string]*pools.Reach{}, held: map[string]int{}}
+	c := &comparison{objects: o, now: now, reaches: map[string]*pools.Reach{}, held: map[string]int{}, recorded: map[types.UID][]netip.Addr{}}
 	for _, object := range o.IPPools.List() {
 		c.pools = append(c.pools, object.(*v1alpha1.IPPool))
 	}
@@ -190,6 +191,9 @@ func (c *comparison) compareAddress(ip *v1alpha1.FloatingIP) {
 		return // The CRD's validation admits no such object.
 	}
 	spec, object := &ip.Spec, addressOf(ip)
+	if spec.Pod != nil {
+		c.recorded[spec.Pod.UID] = append(c.recorded[spec.Pod.UID], addr)
+	}
 	home, isHome := c.snapshot.Home(addr)
 	if !isHome && spec.Pool != "" {
 		_, exists, _ := c.IPPools.GetByKey(spec.Pool)
@@ -291,7 +295,7 @@ func (c *comparison) comparePods() {
 	// shared has the pods of each address that several pods have.
 	had, shared := map[netip.Addr]bool{}, map[netip.Addr][]*v1.Pod{}
 	for pod := range c.running() {
-		for _, addr := range claimedByPod(pod) {
+		for _, addr := range c.claimedByPod(pod) {
 			if had[addr] {
 				shared[addr] = nil
 			}
@@ -299,7 +303,7 @@ func (c *comparison) comparePods() {
 		}
 	}
 	for pod := range c.running() {
-		for _, addr := range claimedByPod(pod) {
+		for _, addr := range c.claimedByPod(pod) {
 			if pods, several := shared[addr]; several {
 				shared[addr] = append(pods, pod)
 			}
@@ -323,16 +327,9 @@ func (c *comparison) comparePods() {
 	}
 }
 
-// claimedByPod returns the floating IPs that a pod is bound with and, if it has a request for
-// any, its IPs.
-func claimedByPod(pod *v1.Pod) []netip.Addr {
-	var addrs []netip.Addr
-	names, _ := podrequest.NamesOf(pod)
-	for _, name := range names {
-		if addr, err := v1alpha1.AddrOf(name); err == nil {
-			addrs = append(addrs, addr)
-		}
-	}
+// claimedByPod returns the addresses that record a pod, and its IPs.
+func (c *comparison) claimedByPod(pod *v1.Pod) []netip.Addr {
+	addrs := slices.Clone(c.recorded[pod.UID])
 	for _, ip := range pod.Status.PodIPs {
 		if addr, err := netip.ParseAddr(ip.IP); err == nil && !slices.Contains(addrs, addr) {
 			addrs = append(addrs, addr)
@@ -341,71 +338,69 @@ func claimedByPod(pod *v1.Pod) []netip.Addr {
 	return addrs
 }
 
+// comparePod looks at the addresses that record a pod, and at its IPs. What its annotation says is its user's.
 func (c *comparison) comparePod(pod *v1.Pod, shared map[netip.Addr][]*v1.Pod) {
-	names, err := podrequest.NamesOf(pod)
-	about := "kubectl -n " + pod.Namespace + " describe pod " + pod.Name
+	bound := c.recorded[pod.UID]
 	requested, of := (podrequest.Reader{Galaxy: true}).Requested(&pod.Spec)
-	// Without an annotation of Berth's, a pod that asks for Galaxy's resource is on Galaxy's
-	// network.
-	galaxys := of == galaxy.ResourceENIIP && pod.Annotations[v1alpha1.AnnotationFloatingIPs] == ""
-	if err != nil || int64(len(names)) < requested && !galaxys {
-		text := fmt.Sprintf("pod %s/%s on %s requests %d addresses, and its annotation %s names %d", pod.Namespace, pod.Name, pod.Spec.NodeName, requested, v1alpha1.AnnotationFloatingIPs, len(names))
-		if err != nil {
-			text += fmt.Sprintf(": %v", err)
-		}
-		c.add(Finding{Code: TooFew, Objects: []Object{podOf(pod)}, Command: about, Text: text}, strings.Join(names, ","))
+	missing := requested - int64(len(bound))
+	if of == galaxy.ResourceENIIP && len(bound) == 0 && pod.Annotations[v1alpha1.AnnotationFloatingIPs] == "" {
+		return // It is on Galaxy's network.
 	}
-	bound := map[netip.Addr]bool{}
-	for _, name := range names {
-		addr, err := v1alpha1.AddrOf(name)
-		if err != nil {
-			continue
+	var other []string
+	_, networks := pod.Annotations[annotationNetworks]
+	for _, ip := range pod.Status.PodIPs {
+		addr, err := netip.ParseAddr(ip.IP)
+		_, ours := c.snapshot.Home(addr)
+		switch {
+		case err == nil && slices.Contains(bound, addr) || networks && !ours:
+		case err == nil && ours && missing > 0:
+			missing--
+			c.compareUnrecorded(pod, addr, shared)
+		default:
+			other = append(other, ip.IP)
 		}
-		bound[addr] = true
-		ip, exists := c.floatingIP(name)
-		record, version := "has no FloatingIP", ""
-		if exists {
-			if ip.Spec.Pod != nil && ip.Spec.Pod.UID == pod.UID {
-				continue
-			}
-			record, version = "is "+state(&ip.Spec), ip.ResourceVersion
-			if ip.Spec.Pod != nil && ip.Spec.Pod.Name == pod.Name && ip.Spec.Owner != nil && ip.Spec.Owner.Namespace == pod.Namespace {
-				record = fmt.Sprintf("is of an earlier pod of that name (UID %s)", ip.Spec.Pod.UID)
-			}
-		}
-		if _, several := shared[addr]; several && !exists {
-			continue // TwoPods says it.
-		}
+	}
+	about := "kubectl -n " + pod.Namespace + " describe pod " + pod.Name
+	if missing > 0 {
 		c.add(Finding{
-			Code: NotRecorded, Address: addr.String(), Objects: []Object{podOf(pod), {Kind: "FloatingIP", Name: name}}, Command: "kubectl berth who " + addr.String(),
-			Text: fmt.Sprintf("pod %s/%s on %s is bound with %s, which %s", pod.Namespace, pod.Name, pod.Spec.NodeName, addr, record),
-		}, version)
+			Code: TooFew, Objects: []Object{podOf(pod)}, Command: about,
+			Text: fmt.Sprintf("pod %s/%s on %s requests %d addresses, and %d are recorded for it", pod.Namespace, pod.Name, pod.Spec.NodeName, requested, len(bound)),
+		}, fmt.Sprint(bound))
 	}
-	if len(names) > 0 {
-		c.compareOther(pod, names, bound, about)
+	if len(bound) > 0 && len(other) > 0 {
+		c.add(Finding{
+			Code: OtherPodIPs, Objects: []Object{podOf(pod)}, Command: about,
+			Text: fmt.Sprintf("pod %s/%s on %s has %s, and is bound with %s", pod.Namespace, pod.Name, pod.Spec.NodeName, strings.Join(other, ", "), joined(bound)),
+		}, strings.Join(other, ","))
 	}
 }
 
-// compareOther looks at the pod's addresses beside the ones that it is bound with.
-func (c *comparison) compareOther(pod *v1.Pod, names []string, bound map[netip.Addr]bool, about string) {
-	_, networks := pod.Annotations[annotationNetworks]
-	var other []string
-	for _, ip := range pod.Status.PodIPs {
-		addr, err := netip.ParseAddr(ip.IP)
-		if err != nil || bound[addr] {
-			continue
-		}
-		if _, ours := c.snapshot.Home(addr); networks && !ours {
-			continue
-		}
-		other = append(other, ip.IP)
+func joined(addrs []netip.Addr) string {
+	var texts []string
+	for _, addr := range addrs {
+		texts = append(texts, addr.String())
 	}
-	if len(other) > 0 {
-		c.add(Finding{
-			Code: OtherPodIPs, Objects: []Object{podOf(pod)}, Command: about,
-			Text: fmt.Sprintf("pod %s/%s on %s has %s, and is bound with %s", pod.Namespace, pod.Name, pod.Spec.NodeName, strings.Join(other, ", "), strings.Join(names, ", ")),
-		}, strings.Join(other, ","))
+	return strings.Join(texts, ", ")
+}
+
+// compareUnrecorded looks at an address of a pool that a pod runs with and that does not record it.
+func (c *comparison) compareUnrecorded(pod *v1.Pod, addr netip.Addr, shared map[netip.Addr][]*v1.Pod) {
+	name := v1alpha1.NameOf(addr)
+	ip, exists := c.floatingIP(name)
+	if _, several := shared[addr]; several && !exists {
+		return // TwoPods says it.
 	}
+	record, version := "has no FloatingIP", ""
+	if exists {
+		record, version = "is "+state(&ip.Spec), ip.ResourceVersion
+		if ip.Spec.Pod != nil && ip.Spec.Pod.Name == pod.Name && ip.Spec.Owner != nil && ip.Spec.Owner.Namespace == pod.Namespace {
+			record = fmt.Sprintf("is of an earlier pod of that name (UID %s)", ip.Spec.Pod.UID)
+		}
+	}
+	c.add(Finding{
+		Code: NotRecorded, Address: addr.String(), Objects: []Object{podOf(pod), {Kind: "FloatingIP", Name: name}}, Command: "kubectl berth who " + addr.String(),
+		Text: fmt.Sprintf("pod %s/%s on %s runs with %s, which %s", pod.Namespace, pod.Name, pod.Spec.NodeName, addr, record),
+	}, version)
 }
 
 // compareAgents looks at the agents of the nodes that have addresses.

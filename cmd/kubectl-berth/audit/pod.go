@@ -47,7 +47,7 @@ func slimPod(object runtime.Object) any {
 	of := object.(*v1.Pod)
 	floatingIPs := of.Annotations[v1alpha1.AnnotationFloatingIPs]
 	requested, resource := podrequest.Reader{Galaxy: true}.Requested(&of.Spec)
-	if requested == 0 && floatingIPs == "" {
+	if requested == 0 {
 		return nil
 	}
 	var by controller

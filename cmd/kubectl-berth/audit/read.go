@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/pager"
 
@@ -218,10 +219,14 @@ func (a *Auditor) renew(ctx context.Context, o *objects, suspects []Finding) (*o
 		for _, object := range suspect.Objects {
 			errs = append(errs, r.object(object))
 		}
-		if suspect.Code == StaleStatus {
-			errs = append(errs, r.addresses(fields.OneTermEqualSelector("spec.pool", suspect.Objects[0].Name), func(ip *v1alpha1.FloatingIP) bool {
-				return ip.Spec.Pool == suspect.Objects[0].Name
-			}))
+		switch first := suspect.Objects[0]; suspect.Code {
+		case StaleStatus:
+			errs = append(errs, r.addresses(fields.OneTermEqualSelector("spec.pool", first.Name), func(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Pool == first.Name }))
+		case TooFew:
+			if pod := o.pod(types.NamespacedName{Namespace: first.Namespace, Name: first.Name}); pod != nil {
+				node := pod.Spec.NodeName
+				errs = append(errs, r.addresses(fields.OneTermEqualSelector("spec.node", node), func(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Node == node }))
+			}
 		}
 	}
 	if a.options.Agents {

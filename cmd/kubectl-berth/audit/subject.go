@@ -52,9 +52,9 @@ func (a *Auditor) About(ctx context.Context, name string) (*Subject, error) {
 	for _, unknown := range not.texts() {
 		found = append(found, Finding{Code: OwnerUnknown, Address: ip.Spec.Address, Objects: []Object{addressOf(ip)}, Text: "it is not known " + unknown})
 	}
-	// One address is not all of a pool's.
+	// One address is not all of a pool's, nor all of its pod's.
 	s.Findings = sorted(slices.DeleteFunc(found, func(f Finding) bool {
-		return slices.Contains([]Code{PoolInvalid, PoolsOverlap, StaleStatus}, f.Code) || len(f.Objects) > 0 && f.Code == NotRecorded && f.Address != ip.Spec.Address
+		return slices.Contains([]Code{PoolInvalid, PoolsOverlap, StaleStatus, TooFew}, f.Code) || len(f.Objects) > 0 && f.Code == NotRecorded && f.Address != ip.Spec.Address
 	}))
 	return s, nil
 }

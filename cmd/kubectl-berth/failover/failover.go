@@ -189,7 +189,7 @@ const parallel = 8
 
 // addWaiting asks the agents of nodes with pods that have an address and do not run yet.
 func (l *look) addWaiting(ctx context.Context, r *Report) error {
-	pods, err := l.kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: v1alpha1.LabelFloatingIPs, FieldSelector: "status.phase=Pending,spec.nodeName!="})
+	pods, err := l.kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "status.phase=Pending,spec.nodeName!="})
 	if err != nil {
 		return fmt.Errorf("list pods with floating IPs that do not run yet: %w", err)
 	}
@@ -197,6 +197,9 @@ func (l *look) addWaiting(ctx context.Context, r *Report) error {
 	holders := map[string]map[string]string{}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
+		if !(podrequest.Reader{Galaxy: true}).Asks(&pod.Spec) {
+			continue
+		}
 		if holders[pod.Spec.NodeName] == nil {
 			holders[pod.Spec.NodeName] = map[string]string{}
 		}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
@@ -77,7 +78,11 @@ func agentOn(node string) *v1.Pod {
 	return podOn("berth-system", "agent-"+node, node, agentpod.Labels(), nil)
 }
 
-var starting = podOn("shop", "db-0", "node2", map[string]string{v1alpha1.LabelFloatingIPs: "true"}, map[string]string{v1alpha1.AnnotationFloatingIPs: "10.0.70.5"})
+var starting = func() *v1.Pod {
+	pod := podOn("shop", "db-0", "node2", nil, map[string]string{v1alpha1.AnnotationFloatingIPs: "10.0.70.5"})
+	pod.Spec.Containers = []v1.Container{{Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("1")}}}}
+	return pod
+}()
 
 const answersStill = `{"unanswered":[{"address":"10.0.70.5","why":"a host with MAC 02:00:00:00:00:01 still answers for 10.0.70.5","lastNode":"node1","macs":["02:00:00:00:00:01"]}]}`
 

@@ -6,9 +6,11 @@
 package pod
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
@@ -224,9 +227,9 @@ func (l *look) wired(ctx context.Context) (namespace string, nodes, sessionless 
 
 // bound adds the addresses of a bound pod, and its events.
 func (l *look) bound(ctx context.Context, told *Why) error {
-	names, err := podrequest.NamesOf(l.pod)
+	names, err := l.names(ctx)
 	if err != nil {
-		told.Problem = err.Error()
+		return err
 	}
 	for _, name := range names {
 		addr, err := v1alpha1.AddrOf(name)
@@ -252,7 +255,7 @@ func (l *look) bound(ctx context.Context, told *Why) error {
 		}
 	}
 	if len(names) == 0 {
-		told.Problem = "the pod is bound, and no address is written on it: it was not bound by Berth's scheduler"
+		told.Problem = "the pod is bound, and has no FloatingIP: it was not bound by Berth's scheduler"
 		told.do("set spec.schedulerName: berth-scheduler in the pod template, and do not set spec.nodeName")
 	}
 	if ready(l.pod) {
@@ -261,6 +264,29 @@ func (l *look) bound(ctx context.Context, told *Why) error {
 	}
 	told.Says = "The pod is bound, and is not ready."
 	return l.events(ctx, told)
+}
+
+// names returns the names of the FloatingIPs that record the pod on its node, in their order. If these are fewer than it
+// requests, or may not be listed, it returns what the pod's annotation says.
+func (l *look) names(ctx context.Context) ([]string, error) {
+	said, _ := podrequest.NamesOf(l.pod)
+	list, err := l.Berth.FloatingIPs.List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.node", l.pod.Spec.NodeName).String()})
+	if failure.Forbidden(err) != "" {
+		return said, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the FloatingIPs of node %s: %w", l.pod.Spec.NodeName, err)
+	}
+	list.Items = slices.DeleteFunc(list.Items, func(ip v1alpha1.FloatingIP) bool { return ip.Spec.Pod == nil || ip.Spec.Pod.UID != l.pod.UID })
+	if requested, _ := (podrequest.Reader{Galaxy: true}).Requested(&l.pod.Spec); int64(len(list.Items)) < requested && len(said) > 0 {
+		return said, nil
+	}
+	slices.SortFunc(list.Items, func(a, b v1alpha1.FloatingIP) int { return cmp.Compare(a.Spec.Index, b.Spec.Index) })
+	var names []string
+	for i := range list.Items {
+		names = append(names, list.Items[i].Name)
+	}
+	return names, nil
 }
 
 // disagreement says where a FloatingIP and the pod that names it differ.

@@ -38,7 +38,7 @@ type Link struct {
 // codes are the findings that break a link.
 var codes = map[string][]audit.Code{
 	"object": {audit.OwnerGone, audit.RestOverdue, audit.PoolGone, audit.OwnerUnknown},
-	"pod":    {audit.PodGone, audit.NotRecorded, audit.TwoPods, audit.OtherPodIPs, audit.TooFew, audit.Outdated, audit.Undetached},
+	"pod":    {audit.PodGone, audit.NotRecorded, audit.TwoPods, audit.OtherPodIPs, audit.Outdated, audit.Undetached},
 	"node":   {audit.WrongNode, audit.NodeGone, audit.NodeOutside},
 	"agent":  {audit.NoAgent, audit.AgentNotReady},
 	"wire":   {audit.InConflict},

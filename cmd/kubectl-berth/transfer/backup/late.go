@@ -23,46 +23,64 @@ import (
 type lateHolder struct {
 	pod   *v1.Pod
 	index int
+	// said: nothing but the pod's annotation says so.
+	said bool
 }
 
 // findLate finds the addresses that live pods got after the backup, by name. The backup
 // does not record them for these pods; without a record the scheduler would give them to
 // other pods.
 //
-// The annotation that names them proves nothing, because the author of a pod can write
-// it. The kubelet writes the pod's status, which has the first address of each family. It
-// has an address of a pool only if Berth wired it, and then the annotation came with the
-// pod's Binding.
+// The kubelet writes the pod's status, which has the first address of each family. It
+// has an address of a pool only if Berth wired it. Of the others the annotation tells, which
+// proves nothing: the user of a pod can write it.
 func (p *planner) findLate(saved []*v1alpha1.FloatingIP) map[string]lateHolder {
 	recorded := map[string]*v1alpha1.FloatingIP{}
 	for _, ip := range saved {
 		recorded[ip.Name] = ip
 	}
-	late := map[string]lateHolder{}
-	for _, pod := range p.input.Pods {
-		names := p.wired(pod)
-		for i, name := range names {
-			if ip := recorded[name]; ip == nil || ip.Spec.Pod == nil || ip.Spec.Pod.UID != pod.UID {
-				late[name] = lateHolder{pod, i}
+	late, wired := map[string]lateHolder{}, map[string]bool{}
+	for _, said := range []bool{false, true} {
+		for _, pod := range p.input.Pods {
+			told, also := p.wired(pod)
+			for i, name := range slices.Concat(told, also) {
+				if said != (i >= len(told)) || said && wired[name] {
+					continue
+				}
+				wired[name] = true
+				if ip := recorded[name]; ip == nil || ip.Spec.Pod == nil || ip.Spec.Pod.UID != pod.UID {
+					late[name] = lateHolder{pod, i, said}
+				}
 			}
 		}
 	}
 	return late
 }
 
-// wired returns the names of the FloatingIPs that a live pod runs with.
-func (p *planner) wired(pod *v1.Pod) []string {
-	names, err := podrequest.NamesOf(pod)
-	if err != nil || !isLive(pod) || len(pod.Status.PodIPs) == 0 {
-		return nil
+// wired returns the names of the FloatingIPs that a live pod runs with: the ones that its kubelet told, and the ones
+// that its annotation has also, as many as it requests.
+func (p *planner) wired(pod *v1.Pod) (told, also []string) {
+	wants, _ := podrequest.Reader{Galaxy: true}.Requested(&pod.Spec)
+	if wants == 0 || !isLive(pod) {
+		return nil, nil
 	}
 	for _, ip := range pod.Status.PodIPs {
 		addr, err := netip.ParseAddr(ip.IP)
-		if err != nil || !slices.Contains(names, v1alpha1.NameOf(addr)) || p.poolOf(addr) == nil {
-			return nil
+		if err != nil || p.poolOf(addr) == nil {
+			return nil, nil
+		}
+		told = append(told, v1alpha1.NameOf(addr))
+	}
+	if len(told) == 0 {
+		return nil, nil
+	}
+	names, _ := podrequest.NamesOf(pod)
+	for _, name := range names {
+		if addr, err := v1alpha1.AddrOf(name); err == nil && !slices.Contains(told, name) && p.poolOf(addr) != nil && int64(len(told)+len(also)) < wants {
+			also = append(also, name)
 		}
 	}
-	return names
+	return told, also
 }
 
 // poolOf returns the existing or restored pool that contains an address, or nil.
@@ -86,6 +104,10 @@ func (p *planner) lateAddress(name string, late lateHolder, saved *v1alpha1.Floa
 	}
 	item := plan.Item{Action: plan.Create, Kind: "FloatingIP", Name: name}
 	switch {
+	case late.said:
+		item.IP = p.podsOwn(name, late)
+		item.IP.Spec.Reserved, item.Decide = true, true
+		item.Note = fmt.Sprintf("pod %s says that it runs with it, which its user can write: reserved until you set spec.reserved to false; then it is freed with its pod", pod.Name)
 	case saved != nil && isOf(&saved.Spec, pod):
 		item.IP, item.Note = p.successor(saved, late), "another pod had it in the backup"
 	case saved == nil || p.wanted(saved).stale:

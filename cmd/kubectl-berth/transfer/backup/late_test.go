@@ -6,17 +6,19 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/plan"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Pods name their addresses in an annotation: the kubelet's report counts.
+// The kubelet tells with which addresses a pod runs. What the annotation has more, an administrator decides about.
 func TestLate(t *testing.T) {
 	says := func(names string, podIPs ...string) func(*v1.Pod) {
 		return func(pod *v1.Pod) {
 			pod.Annotations = map[string]string{v1alpha1.AnnotationFloatingIPs: names}
+			pod.Spec.Containers = []v1.Container{{Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("2")}}}}
 			for _, ip := range podIPs {
 				pod.Status.PodIPs = append(pod.Status.PodIPs, v1.PodIP{IP: ip})
 			}
@@ -37,6 +39,7 @@ func TestLate(t *testing.T) {
 		}
 	}
 	const note = "its pod got it after the backup: freed with the pod"
+	const saidNote = "which its user can write: reserved until you set spec.reserved to false; then it is freed with its pod"
 	for _, test := range []struct {
 		name     string
 		saved    *v1alpha1.FloatingIP
@@ -50,13 +53,18 @@ func TestLate(t *testing.T) {
 		{name: "not in the backup", pods: []*v1.Pod{pod("x", "a", says("10.0.70.2", "10.0.70.2"))},
 			want: []string{"create Pod x (a) pod x on node2 since now; " + note}},
 		{name: "two addresses, of which the status has one", pods: []*v1.Pod{pod("x", "a", says("10.0.70.2,10.0.70.3", "10.0.70.2"))},
-			want: []string{"create Pod x (a) pod x on node2 since now; " + note, "create Pod x (a) pod x on node2 since now; " + note}},
+			want: []string{"create Pod x (a) pod x on node2 since now; " + note, "create Pod x (a) pod x on node2 since now reserved; pod x says that it runs with it, " + saidNote}, decide: true},
+		{name: "more than it requests", pods: []*v1.Pod{pod("x", "a", says("10.0.70.2,10.244.0.7,10.0.70.3,10.0.70.4", "10.0.70.2"))},
+			want: []string{"create Pod x (a) pod x on node2 since now; " + note, "create Pod x (a) pod x on node2 since now reserved; pod x says that it runs with it, " + saidNote}, decide: true},
+		{name: "another pod's, which runs with it", pods: []*v1.Pod{pod("x", "a", says("10.0.70.2,10.0.70.3", "10.0.70.2")), pod("y", "b", says("", "10.0.70.3"))},
+			want: []string{"create Pod x (a) pod x on node2 since now; " + note, "create Pod y (b) pod y on node2 since now; " + note}},
 		{name: "only the annotation says so", pods: []*v1.Pod{pod("x", "a", says("10.0.70.2", "10.244.0.7"))}},
 		{name: "an address of the default network, and one of a pool", pods: []*v1.Pod{pod("x", "a", says("10.244.0.7,10.0.70.2", "10.244.0.7"))}},
 		{name: "no address yet", pods: []*v1.Pod{pod("x", "a", says("10.0.70.2"))}},
 		{name: "not bound", pods: []*v1.Pod{pod("x", "a", says("10.0.70.2", "10.0.70.2"), pending)}},
 		{name: "ended", pods: []*v1.Pod{pod("x", "a", says("10.0.70.2", "10.0.70.2"), ended)}},
-		{name: "no address at all", pods: []*v1.Pod{pod("x", "a", says("web", "10.0.70.2"))}},
+		{name: "no name at all", pods: []*v1.Pod{pod("x", "a", says("web", "10.0.70.2"))},
+			want: []string{"create Pod x (a) pod x on node2 since now; " + note}},
 		{name: "in the backup for the pod", saved: address(ofSet, held("web-0", "a")), pods: []*v1.Pod{pod("web-0", "a", says("10.0.70.2", "10.0.70.2"))},
 			want: []string{"create StatefulSet web (old) pod web-0 on node2"}},
 		{name: "of the set, whose pod was made again", saved: address(ofSet, held("web-0", "b")), pods: []*v1.Pod{pod("web-0", "a", says("10.0.70.2", "10.0.70.2"), by("StatefulSet", "web"))},
@@ -121,7 +129,7 @@ func TestLate(t *testing.T) {
 				if items[i].Action != plan.Create || spec.Owner.Kind != "Pod" || test.saved != nil && spec.Network == nil {
 					continue
 				}
-				if want := (v1alpha1.Network{Subnet: "10.0.70.0/24", Gateway: "10.0.70.1", VLAN: 7}); spec.Pool != "web" || spec.Network == nil || *spec.Network != want || int(spec.Index) != i || spec.Address != items[i].Name {
+				if want := (v1alpha1.Network{Subnet: "10.0.70.0/24", Gateway: "10.0.70.1", VLAN: 7}); spec.Pool != "web" || spec.Network == nil || *spec.Network != want || spec.Pod.Name != "y" && int(spec.Index) != i || spec.Address != items[i].Name {
 					t.Errorf("it is %+v, %+v", spec, spec.Network)
 				}
 			}
