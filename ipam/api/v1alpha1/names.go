@@ -86,15 +86,9 @@ const (
 const SpareUnlimited = "Unlimited"
 
 // AnnotationFloatingIPs names the FloatingIP objects of a bound pod, separated by
-// commas. The scheduler writes it with the Binding. It is only a hint where to
-// look: the pod UID in the FloatingIP proves who holds the address.
+// commas. The scheduler writes it with the Binding, and a user may change it. It is only a hint
+// where to look: the pod UID in the FloatingIP proves who holds the address.
 const AnnotationFloatingIPs = GroupName + "/floating-ips"
-
-// LabelFloatingIPs is on bound pods with [AnnotationFloatingIPs], with the value "true". The
-// scheduler writes it with the Binding (Kubernetes 1.35: feature PodTopologyLabelsAdmission). By
-// the label the API server knows the pods whose annotation it must protect, without a look into
-// all others.
-const LabelFloatingIPs = GroupName + "/floating-ips"
 
 // NameOf returns the FloatingIP name of an address: the address itself for
 // IPv4, all eight groups joined by dashes for IPv6, which is a valid object

@@ -137,7 +137,6 @@ func (w *world) writes(ctx context.Context) ([]write, error) {
 			binding := &v1.Binding{ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: measured}, Target: v1.ObjectReference{Kind: "Node", Name: load.Node(0).Name}}
 			if asks {
 				binding.Annotations = map[string]string{v1alpha1.AnnotationFloatingIPs: fmt.Sprintf("172.16.0.%d", i+1)}
-				binding.Labels = map[string]string{v1alpha1.LabelFloatingIPs: "true"}
 			}
 			if err := w.kube.CoreV1().Pods(measured).Bind(ctx, binding, metav1.CreateOptions{}); err != nil {
 				return nil, err

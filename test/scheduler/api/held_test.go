@@ -9,7 +9,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/lab"
@@ -54,47 +53,5 @@ func TestHeldAddressIsNotDeleted(t *testing.T) {
 	w.Create(simulation.NewPod("web-1"))
 	w.Bound("web-1")
 	w.DeleteAll()
-	w.Invariants()
-}
-
-// The annotation that came with a pod's Binding stays: nobody makes a bound pod name other
-// addresses, so that its own are taken for surplus.
-func TestBoundAnnotationIsNotChanged(t *testing.T) {
-	t.Parallel()
-	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 1)
-	w.Scheduler(simulation.SchedulerOptions{})
-	w.Pool("web", "10.0.70.2-10.0.70.3")
-	w.Create(simulation.NewPod("web-0"))
-	w.Bound("web-0")
-	edit := func(value string, options metav1.PatchOptions) error {
-		patch := []byte(`{"metadata":{"annotations":{"berth.dev/floating-ips":` + value + `}}}`)
-		_, err := w.Kube.CoreV1().Pods(simulation.Namespace).Patch(w.Ctx, "web-0", types.MergePatchType, patch, options)
-		return err
-	}
-	// The API server takes a moment to enforce a policy that was just made.
-	w.Eventually("wait for the policy to be enforced", func() error {
-		if edit("null", metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}) == nil {
-			return fmt.Errorf("the annotation can be removed")
-		}
-		return nil
-	})
-	for _, value := range []string{`"10.0.70.3"`, `""`, "null"} {
-		if err := edit(value, metav1.PatchOptions{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "annotation berth.dev/floating-ips is set by the scheduler") {
-			t.Errorf("changing the annotation to %s: %v, want it refused", value, err)
-		}
-	}
-	// The policy knows the pod by its label.
-	for _, label := range []string{`"false"`, "null"} {
-		patch := []byte(`{"metadata":{"labels":{"berth.dev/floating-ips":` + label + `}}}`)
-		if _, err := w.Kube.CoreV1().Pods(simulation.Namespace).Patch(w.Ctx, "web-0", types.MergePatchType, patch, metav1.PatchOptions{}); !apierrors.IsForbidden(err) {
-			t.Errorf("changing the label to %s: %v, want it refused", label, err)
-		}
-	}
-	// Nor the pod's node, which may write its status.
-	patch := []byte(`{"metadata":{"annotations":{"berth.dev/floating-ips":"10.0.70.3"}}}`)
-	if _, err := w.AsNode("node1").CoreV1().Pods(simulation.Namespace).Patch(w.Ctx, "web-0", types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "annotation berth.dev/floating-ips is set by the scheduler") {
-		t.Errorf("the node changes the annotation with the pod's status: %v, want it refused", err)
-	}
-	w.Annotate("web-0", "another", "one")
 	w.Invariants()
 }
