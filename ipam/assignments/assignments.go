@@ -148,13 +148,11 @@ func (a *Assignments) Reconcile(ctx context.Context, key preallocation.Key) (aga
 	node, err := a.nodes.Get(key.Name)
 	if err != nil { // Not found: a lister reads a cache.
 		a.Forget(key)
-		a.loop.StopWaiting(key)
 		return 0, a.assign(ctx, key.Name, nil, v1alpha1.NodeAssignmentSpec{})
 	}
 	wanted := poolsOf(node, a.loop.Pools())
 	if len(recorded) == 0 && len(wanted) == 0 {
 		a.Forget(key)
-		a.loop.StopWaiting(key)
 		return 0, a.assign(ctx, key.Name, node, v1alpha1.NodeAssignmentSpec{Addresses: a.ofServices(key.Name)})
 	}
 	m := a.Of(key, node.UID)
@@ -174,12 +172,8 @@ func (a *Assignments) Reconcile(ctx context.Context, key preallocation.Key) (aga
 	}
 	goal, has := goalOf(node, wanted, recorded)
 	if len(goal.Wants) == 0 {
-		a.loop.StopWaiting(key)
 		m.State.reason = ""
 		return 0, nil
-	}
-	if left := m.Progress.Unsettled(has, a.loop.Now()); left > 0 {
-		return left, nil
 	}
 	goal.Confirm = func(ctx context.Context) error { return a.stillServed(ctx, node, wanted) }
 	wrong, again, err := a.loop.Take(ctx, key, &m.Progress, goal, has)

@@ -19,7 +19,6 @@ func (c *controller) preallocate(ctx context.Context, key preallocation.Key, cla
 	}
 	goal, err := goalOf(claim, t)
 	if err != nil {
-		c.loop.StopWaiting(key)
 		return invalid(err), 0, nil
 	}
 	goal.Confirm = func(ctx context.Context) error { return c.stillThere(ctx, claim) }

@@ -43,7 +43,6 @@ func (c *controller) Reconcile(ctx context.Context, key preallocation.Key) (agai
 	if claim == nil {
 		c.metrics.forget(key)
 		c.Forget(key)
-		c.loop.StopWaiting(key)
 		return 0, nil
 	}
 	m := c.Of(key, claim.UID)
@@ -63,7 +62,6 @@ func (c *controller) Reconcile(ctx context.Context, key preallocation.Key) (agai
 // that it asks for (nil if it has), and when to look again.
 func (c *controller) work(ctx context.Context, key preallocation.Key, claim *v1alpha1.IPClaim, p *preallocation.Progress, t *tally) (*preallocation.Problem, time.Duration, error) {
 	if claim.DeletionTimestamp != nil {
-		c.loop.StopWaiting(key)
 		return problem(ReasonDeleting, "The claim is being deleted: its addresses are freed when their pods end."), 0, nil
 	}
 	if left := p.Unsettled(t.ownCount(), c.loop.Now()); left > 0 {
@@ -80,11 +78,9 @@ func (c *controller) work(ctx context.Context, key preallocation.Key, claim *v1a
 		return shortfall(claim, p, t), gather, err
 	}
 	if refused := c.refused(claim, t); refused != nil {
-		c.loop.StopWaiting(key)
 		return refused, 0, nil
 	}
 	if !claim.Spec.Preallocate || claim.Spec.Size == 0 {
-		c.loop.StopWaiting(key)
 		return c.servable(claim)
 	}
 	return c.preallocate(ctx, key, claim, p, t)

@@ -51,8 +51,9 @@ type waiter struct {
 	requests []ipam.Request
 	// seen is line.changes when the last look began.
 	seen uint64
-	// woken: it was woken, and its look has not begun. looking: a look is under way.
-	woken, looking bool
+	// woken: it was woken, and its look has not begun. looking: a look is under way. stays: in
+	// this look it said that it waits.
+	woken, looking, stays bool
 }
 
 // offer is a change that may help a waiter that has not looked since.
@@ -69,12 +70,13 @@ func newLine(supply supply, wake func(Key)) *line {
 
 func byTurn(a, b *waiter) int { return cmp.Compare(a.turn, b.turn) }
 
-// begin is called when a look at an owner begins, end when it has ended.
+// begin is called when a look at an owner begins, end when it has ended. An owner that did not
+// say in the look that it waits leaves the line.
 func (l *line) begin(key Key) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if w := l.waiters[key]; w != nil {
-		w.seen, w.woken, w.looking = l.changes, false, true
+		w.seen, w.woken, w.looking, w.stays = l.changes, false, true, false
 	}
 }
 
@@ -83,8 +85,21 @@ func (l *line) end(key Key) {
 	defer l.mu.Unlock()
 	if w := l.waiters[key]; w != nil {
 		w.looking = false
+		if !w.stays {
+			l.drop(w)
+			delete(l.waiters, key)
+		}
 	}
 	l.offers = slices.DeleteFunc(l.offers, func(o *offer) bool { return !l.pass(o) })
+}
+
+// stay notes in a look at an owner that it waits if it did before.
+func (l *line) stay(key Key) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if w := l.waiters[key]; w != nil {
+		w.stays = true
+	}
 }
 
 // try notes in a look at an owner that it begins an attempt to get addresses for these
@@ -98,7 +113,7 @@ func (l *line) try(key Key, requests []ipam.Request) {
 		l.waiters[key] = w
 		l.append(w)
 	}
-	w.requests = requests
+	w.requests, w.stays = requests, true
 }
 
 // wait notes in a look at an owner the requests for which it found too few addresses; without
@@ -107,28 +122,23 @@ func (l *line) wait(key Key, requests []ipam.Request, got bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w := l.waiters[key]
-	if w == nil {
-		return
-	}
-	w.requests = requests
-	if len(requests) > 0 && !got {
-		return
-	}
-	if at, found := slices.BinarySearchFunc(l.order, w, byTurn); found {
-		l.order = slices.Delete(l.order, at, at+1)
-	}
-	if got && len(requests) > 0 {
+	w.requests, w.stays = requests, len(requests) > 0
+	if got {
+		l.drop(w)
 		l.append(w)
-		return
 	}
-	w.looking = false
-	delete(l.waiters, key)
 }
 
 func (l *line) append(w *waiter) {
 	l.turns++
 	w.turn = l.turns
 	l.order = append(l.order, w)
+}
+
+func (l *line) drop(w *waiter) {
+	if at, found := slices.BinarySearchFunc(l.order, w, byTurn); found {
+		l.order = slices.Delete(l.order, at, at+1)
+	}
 }
 
 // changed offers a change to the line.

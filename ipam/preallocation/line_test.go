@@ -69,10 +69,14 @@ func (q *queue) look(name string, do func()) {
 // takes is a look in which an owner takes an address and lacks more.
 func (q *queue) takes(name string, addr netip.Addr, more []ipam.Request) func() {
 	return func() {
+		q.try(named(name), nil)
 		delete(q.stock, addr)
 		q.wait(named(name), more, true)
 	}
 }
+
+// stays is a look at an owner that still waits.
+func (q *queue) stays(name string) { q.look(name, func() { q.stay(named(name)) }) }
 
 // join is a look at an owner that finds too few addresses.
 func (q *queue) join(name string, requests []ipam.Request) {
@@ -113,7 +117,7 @@ func TestLine(t *testing.T) {
 
 	first, second := q.free("web"), q.free("web")
 	q.want(t, "two addresses", "a", "b")
-	q.look("a", nothing)
+	q.stays("a")
 	q.want(t, "the first cannot use it", "c")
 	q.look("c", q.takes("c", first, from("web")))
 	q.want(t, "the third uses it")
@@ -126,7 +130,7 @@ func TestLine(t *testing.T) {
 	q.free("web")
 	q.want(t, "nobody is woken twice", "b")
 	for _, name := range []string{"a", "b", "c"} {
-		q.look(name, nothing)
+		q.stays(name)
 	}
 	q.want(t, "what all have seen is offered to nobody")
 }
@@ -164,10 +168,10 @@ func TestLineOfItsOwn(t *testing.T) {
 // An owner that leaves the line, or is looked at without an attempt, leaves its offer to the next one.
 func TestLineGoesOn(t *testing.T) {
 	for name, leave := range map[string]func(q *queue){
-		"it leaves in the look": func(q *queue) { q.look("a", func() { q.wait(named("a"), nil, false) }) },
-		"it makes no attempt":   func(q *queue) { q.look("a", nothing) },
-		"it still lacks one":    func(q *queue) { q.join("a", from("web")) },
-		"it took another":       func(q *queue) { q.look("a", func() { q.wait(named("a"), from("web"), true) }) },
+		"it waits no longer":  func(q *queue) { q.look("a", nothing) },
+		"it makes no attempt": func(q *queue) { q.stays("a") },
+		"it still lacks one":  func(q *queue) { q.join("a", from("web")) },
+		"it took another":     func(q *queue) { q.look("a", q.takes("a", netip.Addr{}, from("web"))) },
 	} {
 		q := newQueue()
 		q.join("a", from("web"))
@@ -176,7 +180,7 @@ func TestLineGoesOn(t *testing.T) {
 		q.want(t, name, "a")
 		leave(q)
 		q.want(t, name, "b")
-		q.look("b", nothing)
+		q.stays("b")
 		q.want(t, name)
 	}
 }
@@ -190,7 +194,7 @@ func TestLineInALook(t *testing.T) {
 	q.free("web")
 	q.want(t, "when it comes free", "a")
 	q.look("a", func() {
-		q.look("c", nothing)
+		q.stays("c")
 		q.want(t, "while the first looks")
 	})
 	q.want(t, "then", "b")
@@ -214,7 +218,7 @@ func TestLineOfOneAddress(t *testing.T) {
 		q.wait(named("a"), nil, false)
 	})
 	q.want(t, "reserved in vain by an owner that leaves the line", "b")
-	q.look("b", nothing)
+	q.stays("b")
 	q.want(t, "when all have looked since")
 }
 
@@ -224,8 +228,8 @@ func TestLineWithoutAddress(t *testing.T) {
 	q.join("a", from("web"))
 	q.join("b", from("web"))
 	q.changed(ipam.Change{Pool: "web", Namespace: "shop", More: 1})
-	q.look("a", nothing)
-	q.look("b", nothing)
+	q.stays("a")
+	q.stays("b")
 	q.want(t, "each once", "a", "b")
 }
 
@@ -242,8 +246,12 @@ func TestLineAtRandom(t *testing.T) {
 			q.woken = q.woken[1:]
 			q.look(name, func() {
 				w := q.waiters[named(name)]
-				if w == nil || random.IntN(4) == 0 {
-					return // It left the line, or its attempt fails.
+				if w == nil {
+					return // It left the line.
+				}
+				q.stay(w.key)
+				if random.IntN(4) == 0 {
+					return // It makes no attempt.
 				}
 				for _, addr := range slices.SortedFunc(maps.Keys(q.stock), netip.Addr.Compare) {
 					if slices.Contains(w.requests[0].Pools, q.stock[addr]) {
@@ -273,7 +281,7 @@ func TestLineAtRandom(t *testing.T) {
 					})
 				})
 			case 2:
-				q.look(name, func() { q.wait(named(name), nil, false) })
+				q.look(name, nothing)
 			case 3, 4:
 				frees()
 			case 5:

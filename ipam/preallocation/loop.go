@@ -210,9 +210,14 @@ func (l *Loop) Pools() *pools.Snapshot { return l.pools.Snapshot() }
 // Now returns the time.
 func (l *Loop) Now() time.Time { return l.clock.Now() }
 
-// Take takes the missing addresses of an owner, as [Progress.take] says. If there are too few,
-// the owner waits for others to come free.
+// Take takes the missing addresses of an owner, as [Progress.take] says, but none before the watch
+// has brought what it took last. If there are too few, the owner waits for others to come free,
+// until it is reconciled without Take.
 func (l *Loop) Take(ctx context.Context, key Key, p *Progress, goal Goal, has Count) (*Problem, time.Duration, error) {
+	l.line.stay(key)
+	if left := p.Unsettled(has, l.Now()); left > 0 {
+		return p.Shortfall(goal), left, nil
+	}
 	for i := range goal.Wants {
 		if goal.Wants[i].Request.OfService {
 			continue // The API server counts Services (services.loadbalancers).
@@ -225,9 +230,6 @@ func (l *Loop) Take(ctx context.Context, key Key, p *Progress, goal Goal, has Co
 		End:   func(lacking []ipam.Request, got bool) { l.line.wait(key, lacking, got) },
 	}, goal, has)
 }
-
-// StopWaiting has an owner no longer woken for addresses that come free.
-func (l *Loop) StopWaiting(key Key) { l.line.wait(key, nil, false) }
 
 // Run reconciles owners until ctx ends. It blocks until its workers are done.
 func (l *Loop) Run(ctx context.Context) {

@@ -299,7 +299,6 @@ func (c *controller) Reconcile(ctx context.Context, key preallocation.Key) (agai
 	m := c.Of(key, "") // The memory is of the group, whoever leads it.
 	c.dropDecisions(m, held)
 	if len(with) == 0 {
-		c.loop.StopWaiting(key)
 		c.setShort(key, nil)
 		if len(held) == 0 {
 			c.Forget(key)
@@ -321,7 +320,6 @@ func (c *controller) Reconcile(ctx context.Context, key preallocation.Key) (agai
 	request, err := requestOf(lead, namespace)
 	if err != nil {
 		// What it has stays with it until it says something else.
-		c.loop.StopWaiting(key)
 		c.tell(m, lead, EventNoServiceAddress, preallocation.ReasonInvalid+": "+err.Error())
 		return c.serve(ctx, key, m, with, held)
 	}
@@ -358,12 +356,8 @@ func sooner(a, b time.Duration) time.Duration {
 func (c *controller) take(ctx context.Context, key preallocation.Key, m *preallocation.Memory[said], lead *v1.Service, request ipam.Request, has []*v1alpha1.FloatingIP) (time.Duration, error) {
 	goal, count := goalOf(lead, &request, has)
 	if len(goal.Wants) == 0 {
-		c.loop.StopWaiting(key)
 		c.untell(m, lead, EventNoServiceAddress)
 		return 0, nil
-	}
-	if left := m.Progress.Unsettled(count, c.loop.Now()); left > 0 {
-		return left, nil
 	}
 	goal.Confirm = func(ctx context.Context) error { return c.isStill(ctx, lead, request.NamespaceMeta.GetUID()) }
 	wrong, again, err := c.loop.Take(ctx, key, &m.Progress, goal, count)
