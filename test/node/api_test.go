@@ -16,6 +16,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // createPod makes a pod that is bound to the node; with addresses, separated by
@@ -105,6 +106,12 @@ func bind(t *testing.T, addresses string, pod *corev1.Pod) {
 	}
 }
 
+// ownerOf returns the pod itself as the owner of its addresses.
+func ownerOf(pod *corev1.Pod) *v1alpha1.Owner {
+	owner := podrequest.PodItself(pod.Namespace, pod.Name, pod.UID)
+	return &owner
+}
+
 func bindOne(t *testing.T, address string, pod *corev1.Pod) {
 	t.Helper()
 	shared.take(t, address)
@@ -117,7 +124,7 @@ func bindOne(t *testing.T, address string, pod *corev1.Pod) {
 	} else if err != nil {
 		t.Fatal(err)
 	}
-	ip.Spec.Pod = &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID, Failover: pod.Annotations[v1alpha1.AnnotationFailover] != ""}
+	ip.Spec.Owner, ip.Spec.Pod = ownerOf(pod), &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID, Failover: pod.Annotations[v1alpha1.AnnotationFailover] != ""}
 	ip.Spec.Index = int32(max(0, slices.Index(strings.Split(pod.Annotations[v1alpha1.AnnotationFloatingIPs], ","), name)))
 	ip.Spec.Node = pod.Spec.NodeName
 	if ip.ResourceVersion == "" {

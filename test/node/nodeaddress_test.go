@@ -126,7 +126,7 @@ func TestNodeAddress(t *testing.T) {
 	pod := createPod(t, n.name, "own-pod", "10.80.42.20")
 	vlan := storageOf("10.80.42.20")
 	if _, err := apiOf(t).ips.Create(t.Context(), &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: "10.80.42.20"}, Spec: v1alpha1.FloatingIPSpec{
-		Address: "10.80.42.20", Pool: "storage", Network: &vlan, Node: n.name, Pod: &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID},
+		Address: "10.80.42.20", Pool: "storage", Network: &vlan, Node: n.name, Owner: ownerOf(pod), Pod: &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID},
 	}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}

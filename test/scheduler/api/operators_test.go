@@ -117,7 +117,7 @@ func TestOperators(t *testing.T) {
 		{v1alpha1.FloatingIPSpec{Reserved: true, Pool: "web"}, true},
 		{v1alpha1.FloatingIPSpec{}, false},
 		{v1alpha1.FloatingIPSpec{Reserved: true, Owner: owner("Deployment", "shop", "web")}, false},
-		{v1alpha1.FloatingIPSpec{Reserved: true, Pod: &v1alpha1.PodReference{Name: "p", UID: "p"}}, false},
+		{v1alpha1.FloatingIPSpec{Reserved: true, Owner: owner("Deployment", "shop", "web"), Pod: &v1alpha1.PodReference{Name: "p", UID: "p"}}, false},
 	} {
 		test.spec.Address = address
 		_, err := operator.FloatingIPs.Create(w.Ctx, &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: address}, Spec: test.spec}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
