@@ -24,7 +24,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/berth-dev/berth/ipam"
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/claims"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/ipamtest"
@@ -152,14 +151,8 @@ func (p *programs) startController(ctx context.Context, group *sync.WaitGroup, k
 	}
 	finder := wrongaddress.New(wrongaddress.Config{
 		Pods: factory.Core().V1().Pods().Lister(), Events: silent{}, Count: wrongaddress.NewCount(), Clock: clock.RealClock{},
-		FloatingIP: func(name string) *v1alpha1.FloatingIP {
-			object, exists, err := seen.FloatingIPs.GetIndexer().GetByKey(name)
-			if err != nil || !exists {
-				return nil
-			}
-			return object.(*v1alpha1.FloatingIP)
-		},
-		Evict: func(context.Context, *policyv1.Eviction) error { return nil },
+		Recorded: reclaimer.Recorded,
+		Evict:    func(context.Context, *policyv1.Eviction) error { return nil },
 	})
 	p.controllers = append(p.controllers, reclaimer, status, addresses, loop, seen, finder)
 	factory.Start(ctx.Done())
