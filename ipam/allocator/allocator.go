@@ -325,8 +325,8 @@ func (a *Allocator) change(addr netip.Addr, mutate func(*entry)) (freed bool) {
 	ownerBefore, ownedBefore := e.owner()
 	restedFor := e.restsFor()
 	if ownedBefore {
-		a.unlist(ownerBefore, e)
 		a.byPod.remove(ownerBefore.holder(e), e)
+		a.unlist(ownerBefore, e)
 	}
 	mutate(e)
 	a.restFor(restedFor, e)
@@ -375,8 +375,8 @@ func (a *Allocator) change(addr netip.Addr, mutate func(*entry)) (freed bool) {
 		a.own(ownerAfter, e)
 	}
 	if ownedAfter {
-		a.list(ownerAfter, e)
 		a.byPod.add(ownerAfter.holder(e), e)
+		a.list(ownerAfter, e)
 	}
 	return before != unused && after == unused
 }

@@ -20,53 +20,8 @@ type choice []func(spec *v1alpha1.FloatingIPSpec)
 // FloatingIPs yields FloatingIPs of 10.0.0.0/8 and pool "web" with each combination of the optional fields by which code decides,
 // with the API server's answer to one who creates it. Its times are now, or a minute later; n numbers it, its owner and its pod.
 func FloatingIPs(now time.Time) iter.Seq2[*v1alpha1.FloatingIP, error] {
-	absent := func(*v1alpha1.FloatingIPSpec) {}
-	at := metav1.NewTime(now).Rfc3339Copy()
-	later := metav1.NewTime(now.Add(time.Minute)).Rfc3339Copy()
 	n := 0
-	owner := func(apiVersion, kind, namespace string, podName bool) func(*v1alpha1.FloatingIPSpec) {
-		return func(spec *v1alpha1.FloatingIPSpec) {
-			spec.Owner = &v1alpha1.Owner{APIVersion: apiVersion, Kind: kind, Namespace: namespace, Name: fmt.Sprint("o", n), UID: "owner"}
-			if podName {
-				spec.Owner.PodName = fmt.Sprintf("o%d-0", n)
-			}
-		}
-	}
-	choices := []choice{
-		{
-			absent, owner("apps/v1", "StatefulSet", "ns", true), owner("apps/v1", "Deployment", "ns", false),
-			owner(v1alpha1.SchemeGroupVersion.String(), "IPClaim", "ns", false), owner("v1", "Service", "ns", false), owner("v1", "Node", "", false),
-		},
-		{absent, func(s *v1alpha1.FloatingIPSpec) {
-			s.Pod = &v1alpha1.PodReference{Name: fmt.Sprintf("o%d-0", n), UID: "pod"}
-		}},
-		{absent, func(s *v1alpha1.FloatingIPSpec) {
-			s.Service = &v1alpha1.ServiceReference{Name: fmt.Sprint("o", n), UID: "owner"}
-		}},
-		{absent, func(s *v1alpha1.FloatingIPSpec) { s.Node = "node1" }},
-		{absent, func(s *v1alpha1.FloatingIPSpec) { s.LastNode = &v1alpha1.NodeReference{Name: "node1", UID: "node"} }},
-		{absent, func(s *v1alpha1.FloatingIPSpec) {
-			s.LastOwner = &v1alpha1.Owner{Kind: "Pod", APIVersion: "v1", Namespace: "ns", Name: "last", UID: "last"}
-		}},
-		{absent, func(s *v1alpha1.FloatingIPSpec) { s.ReleasedAt = &at }},
-		{
-			absent, func(s *v1alpha1.FloatingIPSpec) { s.KeepUntil = &later },
-			func(s *v1alpha1.FloatingIPSpec) { s.RetainFor = &metav1.Duration{Duration: time.Minute} },
-		},
-		{absent, func(s *v1alpha1.FloatingIPSpec) { s.ExternallyAssigned = true }},
-		{
-			absent, func(s *v1alpha1.FloatingIPSpec) {
-				s.LastPod, s.Since, s.Index, s.KeepOnScaleDown = fmt.Sprintf("o%d-0", n), &at, 1, true
-				s.Pool, s.Network = "web", &v1alpha1.Network{Subnet: "10.0.0.0/8", Gateway: "10.255.0.1"}
-			},
-		},
-		{
-			func(s *v1alpha1.FloatingIPSpec) { s.ReleasePolicy = v1alpha1.ReleasePodDeleted },
-			func(s *v1alpha1.FloatingIPSpec) { s.ReleasePolicy = v1alpha1.ReleaseRetain },
-			func(s *v1alpha1.FloatingIPSpec) { s.ReleasePolicy = v1alpha1.ReleaseNever },
-			func(s *v1alpha1.FloatingIPSpec) { s.ReleasePolicy, s.Reserved = v1alpha1.ReleaseRetain, true },
-		},
-	}
+	choices := choicesOf(now, &n)
 	return func(yield func(*v1alpha1.FloatingIP, error) bool) {
 		all := 1
 		for _, c := range choices {
@@ -84,6 +39,56 @@ func FloatingIPs(now time.Time) iter.Seq2[*v1alpha1.FloatingIP, error] {
 				return
 			}
 		}
+	}
+}
+
+// choicesOf returns the choices for record number n.
+func choicesOf(now time.Time, n *int) []choice {
+	absent := func(*v1alpha1.FloatingIPSpec) {}
+	at := metav1.NewTime(now).Rfc3339Copy()
+	later := metav1.NewTime(now.Add(time.Minute)).Rfc3339Copy()
+	owner := func(apiVersion, kind, namespace string, podName bool) func(*v1alpha1.FloatingIPSpec) {
+		return func(spec *v1alpha1.FloatingIPSpec) {
+			spec.Owner = &v1alpha1.Owner{APIVersion: apiVersion, Kind: kind, Namespace: namespace, Name: fmt.Sprint("o", *n), UID: "owner"}
+			if podName {
+				spec.Owner.PodName = fmt.Sprintf("o%d-0", *n)
+			}
+		}
+	}
+	return []choice{
+		{
+			absent, owner("apps/v1", "StatefulSet", "ns", true), owner("apps/v1", "Deployment", "ns", false),
+			owner(v1alpha1.SchemeGroupVersion.String(), "IPClaim", "ns", false), owner("v1", "Service", "ns", false), owner("v1", "Node", "", false),
+		},
+		{absent, func(s *v1alpha1.FloatingIPSpec) {
+			s.Pod = &v1alpha1.PodReference{Name: fmt.Sprintf("o%d-0", *n), UID: "pod"}
+		}},
+		{absent, func(s *v1alpha1.FloatingIPSpec) {
+			s.Service = &v1alpha1.ServiceReference{Name: fmt.Sprint("o", *n), UID: "owner"}
+		}},
+		{absent, func(s *v1alpha1.FloatingIPSpec) { s.Node = "node1" }},
+		{absent, func(s *v1alpha1.FloatingIPSpec) { s.LastNode = &v1alpha1.NodeReference{Name: "node1", UID: "node"} }},
+		{absent, func(s *v1alpha1.FloatingIPSpec) {
+			s.LastOwner = &v1alpha1.Owner{Kind: "Pod", APIVersion: "v1", Namespace: "ns", Name: "last", UID: "last"}
+		}},
+		{absent, func(s *v1alpha1.FloatingIPSpec) { s.ReleasedAt = &at }},
+		{
+			absent, func(s *v1alpha1.FloatingIPSpec) { s.KeepUntil = &later },
+			func(s *v1alpha1.FloatingIPSpec) { s.RetainFor = &metav1.Duration{Duration: time.Minute} },
+		},
+		{absent, func(s *v1alpha1.FloatingIPSpec) { s.ExternallyAssigned = true }},
+		{
+			absent, func(s *v1alpha1.FloatingIPSpec) {
+				s.LastPod, s.Since, s.Index, s.KeepOnScaleDown = fmt.Sprintf("o%d-0", *n), &at, 1, true
+				s.Pool, s.Network = "web", &v1alpha1.Network{Subnet: "10.0.0.0/8", Gateway: "10.255.0.1"}
+			},
+		},
+		{
+			func(s *v1alpha1.FloatingIPSpec) { s.ReleasePolicy = v1alpha1.ReleasePodDeleted },
+			func(s *v1alpha1.FloatingIPSpec) { s.ReleasePolicy = v1alpha1.ReleaseRetain },
+			func(s *v1alpha1.FloatingIPSpec) { s.ReleasePolicy = v1alpha1.ReleaseNever },
+			func(s *v1alpha1.FloatingIPSpec) { s.ReleasePolicy, s.Reserved = v1alpha1.ReleaseRetain, true },
+		},
 	}
 }
 
