@@ -271,7 +271,7 @@ func (r *Reclaimer) noteEnd(next cache.ResourceEventHandler) cache.ResourceEvent
 		UpdateFunc: func(before, after any) {
 			pod := after.(*v1.Pod)
 			r.noteStop(pod, lastnode.HasStopped(pod))
-			if lastnode.WasRejected(before.(*v1.Pod), pod) && pod.Annotations[v1alpha1.AnnotationFloatingIPs] != "" {
+			if lastnode.WasRejected(before.(*v1.Pod), pod) && requested(&pod.Spec) > 0 {
 				r.rejected.Add(pod.UID, nil)
 			}
 			next.OnUpdate(before, after)

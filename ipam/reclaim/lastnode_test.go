@@ -85,7 +85,9 @@ func TestLastNode(t *testing.T) {
 	phaseOnly := stopped(with("x", a))
 	phaseOnly.Status.ContainerStatuses[0].State = v1.ContainerState{Running: &v1.ContainerStateRunning{}}
 	rejected := stopped(with("x", a))
-	rejected.Status.Phase, rejected.Status.ContainerStatuses = v1.PodFailed, nil
+	rejected.Status = v1.PodStatus{Phase: v1.PodFailed}
+	starting := with("x", a)
+	starting.Status = v1.PodStatus{}
 	unready := stopped(with("x", a))
 	unready.Status.InitContainerStatuses = []v1.ContainerStatus{{State: v1.ContainerState{Waiting: &v1.ContainerStateWaiting{}}}}
 	unbound := with("x")
@@ -137,9 +139,9 @@ func TestLastNode(t *testing.T) {
 			does: ends(phaseOnly), agent: silent, want: "kept since 0s, last of x, lately on node1", writes: 1},
 		{name: "the pod was rejected", given: all{node, deployment(1), with("x", a), given(a, ofDeployment, "x")},
 			does: ends(rejected), agent: silent, want: "kept since 0s, last of x, lately on node1", writes: 1},
-		{name: "the pod was rejected, and nobody knows it by its address", given: all{pool(2 * time.Hour), node, with("x", a), given(a, ofDeployment, "x", gone)},
+		{name: "the pod was rejected, and nobody knows it by its address", given: all{pool(2 * time.Hour), node, starting, given(a, ofDeployment, "x", gone)},
 			does: ends(rejected), agent: says, writes: 2},
-		{name: "the pod was rejected on a silent node", given: all{pool(time.Minute), node, with("x", a), given(a, ofDeployment, "x", gone)},
+		{name: "the pod was rejected on a silent node", given: all{pool(time.Minute), node, starting, given(a, ofDeployment, "x", gone)},
 			does: ends(rejected), agent: silent, at: time.Hour - 2*time.Minute, want: "cools down since -1m0s, last of x, lately on node1, for ns", writes: 1},
 		{name: "the pod was rejected after it had begun", given: all{pool(2 * time.Hour), node, phaseOnly, given(a, ofDeployment, "x", gone)},
 			does: ends(rejected), agent: says, at: 2*time.Hour - time.Second, want: "cools down since 0s, last of x, lately on node1, for ns", writes: 1},
