@@ -13,6 +13,6 @@ import (
 func TestMain(m *testing.M) {
 	simulation.Main(m,
 		"TestFixedSet", "TestFixedSetScales", "TestFixedSetWaits", "TestFixedSetNodeLost", "TestFixedSetUnlimited",
-		"TestFixedSetAhead", "TestFixedSetAheadFails", "TestFixedSetAheadOfNothing", "TestFixedSetIsRead", "TestFixedSetCannotBeRead",
+		"TestFixedSetIsRead", "TestFixedSetCannotBeRead",
 	)
 }
