@@ -141,9 +141,9 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		if err != nil || cron == nil {
 			return workload{}, nil, live, err
 		}
-		// The addresses of one run are kept, also between runs.
+		// The addresses of one run are kept, also between runs, and while it is suspended: people run such ones by hand.
 		job := &cron.Spec.JobTemplate.Spec
-		return workload{exists: exists(cron), replicas: parallel(cron.Spec.Suspend, job.Parallelism), updating: isUpdating(cron)}, &job.Template, live, nil
+		return workload{exists: exists(cron), replicas: number(job.Parallelism), updating: isUpdating(cron)}, &job.Template, live, nil
 	}
 	read, live, err := o.customs.Find(ctx, owner, fresh)
 	if err != nil {

@@ -123,7 +123,7 @@ func TestOwnersFromCaches(t *testing.T) {
 		{owner("batch/v1", "Job", "web", ""), workload{exists: true, replicas: 3, each: two}},
 		{owner("batch/v1", "Job", "suspended", ""), workload{exists: true, each: two}},
 		{owner("batch/v1", "Job", "resumed", ""), workload{exists: true, replicas: 3, each: two}},
-		{owner("batch/v1", "CronJob", "suspended", ""), workload{exists: true, each: two}},
+		{owner("batch/v1", "CronJob", "suspended", ""), workload{exists: true, replicas: 3, each: two}},
 		{owner("batch/v1", "Job", "done", ""), workload{replicas: 3, each: two}},
 		{owner("batch/v1", "CronJob", "web", ""), workload{exists: true, replicas: 3, each: two}},
 		{owner("apps/v1", "DaemonSet", "web", "node1"), workload{exists: true, unbounded: true, each: two}},

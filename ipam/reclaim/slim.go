@@ -73,7 +73,7 @@ func Slim(object any) (any, error) {
 		job := &o.Spec.JobTemplate.Spec
 		return &batchv1.CronJob{
 			ObjectMeta: slimMeta(&o.ObjectMeta),
-			Spec: batchv1.CronJobSpec{Suspend: o.Spec.Suspend, JobTemplate: batchv1.JobTemplateSpec{
+			Spec: batchv1.CronJobSpec{JobTemplate: batchv1.JobTemplateSpec{
 				Spec: batchv1.JobSpec{Parallelism: job.Parallelism, Template: slimTemplate(&job.Template)},
 			}},
 			Status: batchv1.CronJobStatus{Active: make([]v1.ObjectReference, len(o.Status.Active))},
