@@ -29,6 +29,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/customkind"
+	"github.com/berth-dev/berth/ipam/view"
 )
 
 // Caches has the objects of a [Rehearsal] as they were listed. The caller fills them; [Slim]
@@ -55,6 +56,11 @@ func NewCaches(pod func(key types.NamespacedName) *v1.Pod) *Caches {
 		IPPools:     empty(), IPClaims: empty(), Namespaces: empty(), Nodes: empty(),
 		StatefulSets: empty(), Deployments: empty(), ReplicaSets: empty(), DaemonSets: empty(), Jobs: empty(), CronJobs: empty(),
 	}
+}
+
+// Recorded returns the addresses that record a pod.
+func (c *Caches) Recorded(uid types.UID) []*v1alpha1.FloatingIP {
+	return view.Indexed[*v1alpha1.FloatingIP](c.FloatingIPs, byPodUID, string(uid))
 }
 
 // Names returns the names of all addresses, in an order in which a [Rehearsal] decides about

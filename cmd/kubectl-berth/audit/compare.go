@@ -107,14 +107,13 @@ type comparison struct {
 	findings []Finding
 	// reaches caches the reach of nodes, homes the names of pools in the snapshot.
 	reaches map[string]*pools.Reach
-	// held counts the addresses of pods, by node, and recorded has them by the pods' UIDs.
-	held     map[string]int
-	recorded map[types.UID][]netip.Addr
+	// held counts the addresses of pods, by node.
+	held map[string]int
 }
 
 // compare returns the contradictions, besides the findings of a rehearsal. Pure.
 func compare(o *objects, now time.Time) []Finding {
-	c := &comparison{objects: o, now: now, reaches: map[string]*pools.Reach{}, held: map[string]int{}, recorded: map[types.UID][]netip.Addr{}}
+	c := &comparison{objects: o, now: now, reaches: map[string]*pools.Reach{}, held: map[string]int{}}
 	for _, object := range o.IPPools.List() {
 		c.pools = append(c.pools, object.(*v1alpha1.IPPool))
 	}
@@ -191,9 +190,6 @@ func (c *comparison) compareAddress(ip *v1alpha1.FloatingIP) {
 		return // The CRD's validation admits no such object.
 	}
 	spec, object := &ip.Spec, addressOf(ip)
-	if spec.Pod != nil {
-		c.recorded[spec.Pod.UID] = append(c.recorded[spec.Pod.UID], addr)
-	}
 	home, isHome := c.snapshot.Home(addr)
 	if !isHome && spec.Pool != "" {
 		_, exists, _ := c.IPPools.GetByKey(spec.Pool)
@@ -295,7 +291,7 @@ func (c *comparison) comparePods() {
 	// shared has the pods of each address that several pods have.
 	had, shared := map[netip.Addr]bool{}, map[netip.Addr][]*v1.Pod{}
 	for pod := range c.running() {
-		for _, addr := range c.claimedByPod(pod) {
+		for _, addr := range runsWith(pod) {
 			if had[addr] {
 				shared[addr] = nil
 			}
@@ -303,7 +299,7 @@ func (c *comparison) comparePods() {
 		}
 	}
 	for pod := range c.running() {
-		for _, addr := range c.claimedByPod(pod) {
+		for _, addr := range runsWith(pod) {
 			if pods, several := shared[addr]; several {
 				shared[addr] = append(pods, pod)
 			}
@@ -327,11 +323,10 @@ func (c *comparison) comparePods() {
 	}
 }
 
-// claimedByPod returns the addresses that record a pod, and its IPs.
-func (c *comparison) claimedByPod(pod *v1.Pod) []netip.Addr {
-	addrs := slices.Clone(c.recorded[pod.UID])
+// runsWith returns a pod's IPs.
+func runsWith(pod *v1.Pod) (addrs []netip.Addr) {
 	for _, ip := range pod.Status.PodIPs {
-		if addr, err := netip.ParseAddr(ip.IP); err == nil && !slices.Contains(addrs, addr) {
+		if addr, err := netip.ParseAddr(ip.IP); err == nil {
 			addrs = append(addrs, addr)
 		}
 	}
@@ -340,7 +335,12 @@ func (c *comparison) claimedByPod(pod *v1.Pod) []netip.Addr {
 
 // comparePod looks at the addresses that record a pod, and at its IPs. What its annotation says is its user's.
 func (c *comparison) comparePod(pod *v1.Pod, shared map[netip.Addr][]*v1.Pod) {
-	bound := c.recorded[pod.UID]
+	var bound []netip.Addr
+	for _, ip := range c.Recorded(pod.UID) {
+		if addr, err := v1alpha1.AddrOf(ip.Name); err == nil {
+			bound = append(bound, addr)
+		}
+	}
 	requested, of := (podrequest.Reader{Galaxy: true}).Requested(&pod.Spec)
 	missing := requested - int64(len(bound))
 	if of == galaxy.ResourceENIIP && len(bound) == 0 && pod.Annotations[v1alpha1.AnnotationFloatingIPs] == "" {
@@ -348,16 +348,14 @@ func (c *comparison) comparePod(pod *v1.Pod, shared map[netip.Addr][]*v1.Pod) {
 	}
 	var other []string
 	_, networks := pod.Annotations[annotationNetworks]
-	for _, ip := range pod.Status.PodIPs {
-		addr, err := netip.ParseAddr(ip.IP)
-		_, ours := c.snapshot.Home(addr)
-		switch {
-		case err == nil && slices.Contains(bound, addr) || networks && !ours:
-		case err == nil && ours && missing > 0:
+	for _, addr := range runsWith(pod) {
+		switch _, ours := c.snapshot.Home(addr); {
+		case slices.Contains(bound, addr) || networks && !ours:
+		case ours && missing > 0:
 			missing--
 			c.compareUnrecorded(pod, addr, shared)
 		default:
-			other = append(other, ip.IP)
+			other = append(other, addr.String())
 		}
 	}
 	about := "kubectl -n " + pod.Namespace + " describe pod " + pod.Name
