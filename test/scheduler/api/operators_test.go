@@ -83,7 +83,7 @@ func TestOperators(t *testing.T) {
 		{"gives a claim's to a workload", claimed, func(s *v1alpha1.FloatingIPSpec) { s.Owner = owner("Deployment", "shop", "web") }, whose},
 		{"moves it to another namespace", claimed, func(s *v1alpha1.FloatingIPSpec) { s.Owner.Namespace = "bank" }, whose},
 		{"moves it to another namespace of the name", claimed, func(s *v1alpha1.FloatingIPSpec) { s.Owner.NamespaceUID = "other" }, whose},
-		{"gives one at rest to an owner", cooling, func(s *v1alpha1.FloatingIPSpec) { s.Owner = owner("IPClaim", "shop", "a") }, whose + "it has no owner"},
+		{"gives one at rest to an owner", cooling, func(s *v1alpha1.FloatingIPSpec) { s.Owner, s.ReleasedAt = owner("IPClaim", "shop", "a"), nil }, whose + "it has no owner"},
 		{"moves its pod to another VLAN", held, func(s *v1alpha1.FloatingIPSpec) { s.Network.VLAN = 8 }, fields},
 		{"moves its pod to another node", held, func(s *v1alpha1.FloatingIPSpec) { s.Node = "node2" }, fields},
 		{"ends a rest by hand", cooling, func(s *v1alpha1.FloatingIPSpec) { s.ReleasedAt = nil }, fields},
