@@ -57,7 +57,8 @@ type Writer struct {
 	clock    clock.Clock
 
 	mu sync.Mutex
-	// changed has the names of the FloatingIPs that the watch told of since the last round.
+	// changed has the names of the FloatingIPs that the watch told of since the last round; nil before the first one: a
+	// standby has no rounds, and must not remember each name.
 	changed map[string]struct{}
 
 	// tally counts the addresses of counted, by name. Rounds keep both up to date, because a
@@ -102,7 +103,6 @@ func New(patcher patcher, seen *view.View, recorder event.Recorder, metrics *Met
 		synced:   []cache.DoneChecker{seen.PoolsSynced},
 		dirty:    wakeup.New(),
 		clock:    clock.RealClock{},
-		changed:  map[string]struct{}{},
 		counted:  map[string]*v1alpha1.FloatingIP{},
 		written:  map[string]written{},
 		orphans:  map[types.UID]bool{},
@@ -140,7 +140,9 @@ func (w *Writer) change(object any) {
 		return
 	}
 	w.mu.Lock()
-	w.changed[name] = struct{}{}
+	if w.changed != nil {
+		w.changed[name] = struct{}{}
+	}
 	w.mu.Unlock()
 	w.mark()
 }
@@ -151,6 +153,12 @@ func (w *Writer) count(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot) err
 	changed := w.changed
 	w.changed = map[string]struct{}{}
 	w.mu.Unlock()
+	if changed == nil {
+		changed = map[string]struct{}{}
+		for _, name := range w.ips.ListKeys() {
+			changed[name] = struct{}{}
+		}
+	}
 	same := w.tally != nil && w.tally.counts(objects, snapshot)
 	for name := range changed {
 		if before := w.counted[name]; before != nil && same {
