@@ -258,6 +258,13 @@ type fixture struct {
 
 // simulate runs a test with a Writer, as long as the test lasts.
 func simulate(t *testing.T, test func(w *fixture)) {
+	t.Helper()
+	simulateFrom(t, func(*fixture, *Writer) {}, test)
+}
+
+// simulateFrom is simulate with a test of the Writer before its Run.
+func simulateFrom(t *testing.T, standby func(w *fixture, writer *Writer), test func(w *fixture)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := &fixture{t: t, Server: ipamtest.NewServer(), registry: metrics.NewKubeRegistry()}
 		var err error
@@ -274,6 +281,7 @@ func simulate(t *testing.T, test func(w *fixture)) {
 		var group sync.WaitGroup
 		group.Go(func() { w.view.Run(ctx) })
 		w.wantMetrics("before the first round", "")
+		standby(w, writer)
 		group.Go(func() { writer.Run(ctx) })
 		w.pass(2 * Interval)
 		test(w)
@@ -314,6 +322,17 @@ func (w *fixture) want(what string, d time.Duration, want ...string) {
 	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 		w.t.Errorf("%s: %s", what, diff)
 	}
+}
+
+// A standby, which has no rounds, remembers no names, and counts all addresses when it leads.
+func TestStandby(t *testing.T) {
+	simulateFrom(t, func(w *fixture, writer *Writer) {
+		w.Put(pool("a", 1, "10.0.0.1"), ip("10.0.0.1", "a", "held"))
+		w.pass(time.Hour)
+		if len(writer.changed) > 0 {
+			t.Errorf("it remembers %v", writer.changed)
+		}
+	}, func(w *fixture) { w.want("it leads", Interval, "a", "a Warning Exhausted") })
 }
 
 func TestRun(t *testing.T) {
