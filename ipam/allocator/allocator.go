@@ -349,25 +349,7 @@ func (a *Allocator) change(addr netip.Addr, mutate func(*entry)) (freed bool) {
 		}
 	}
 	if before != after {
-		switch {
-		case before == unused:
-			if listed {
-				home.resting.remove(e)
-			}
-			a.index.occupy(e)
-		case after == unused:
-			e.gone = nil
-			rests := home != nil && home.queues()
-			a.index.vacate(e, rests)
-			if rests {
-				home.resting.push(e)
-			}
-		}
-		if home != nil {
-			home.count[before]--
-			home.count[after]++
-			home.publish()
-		}
+		a.recount(home, e, listed, before, after)
 	}
 	// Last: prev and next link one ring only, and the entry may just have left its
 	// pool's queue.
@@ -379,6 +361,30 @@ func (a *Allocator) change(addr netip.Addr, mutate func(*entry)) (freed bool) {
 		a.list(ownerAfter, e)
 	}
 	return before != unused && after == unused
+}
+
+// recount moves the entry from one use to another in the index, and in the queue and the counts of its pool, which
+// may be nil. listed is whether the index had the entry before.
+func (a *Allocator) recount(home *freeSpace, e *entry, listed bool, before, after use) {
+	switch {
+	case before == unused:
+		if listed {
+			home.resting.remove(e)
+		}
+		a.index.occupy(e)
+	case after == unused:
+		e.gone = nil
+		rests := home != nil && home.queues()
+		a.index.vacate(e, rests)
+		if rests {
+			home.resting.push(e)
+		}
+	}
+	if home != nil {
+		home.count[before]--
+		home.count[after]++
+		home.publish()
+	}
 }
 
 // restsFor returns the UID of the namespace whose pods may have the address although it rests; empty:

@@ -90,12 +90,9 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 		pl.waiting.forget(pod.UID)
 		return nil, toStatus(err)
 	}
-	for _, extender := range pl.handle.Extenders() {
-		if extender.IsBinder() && extender.IsInterested(pod) {
-			pl.waiting.forget(pod.UID)
-			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("extender %s would bind the pod without its addresses: "+
-				"remove its bindVerb from the scheduler's configuration, or the pod's request for addresses", extender.Name()))
-		}
+	if rejected := pl.boundElsewhere(pod); rejected != nil {
+		pl.waiting.forget(pod.UID)
+		return nil, rejected
 	}
 	forgetInResourcesFit(state)
 	_ = pl.sets.limit(&request) // asked again below
@@ -126,6 +123,11 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 	if len(candidates.Kept()) == 0 {
 		return nil, nil
 	}
+	return pl.withinKept(pod, candidates, table, nodes)
+}
+
+// withinKept names the nodes that reach the pod's kept addresses, if they are few.
+func (pl *Plugin) withinKept(pod *v1.Pod, candidates *ipam.Candidates, table *nodeTable, nodes []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
 	pl.waiting.wants(pod.UID, candidates.Wanted())
 	var within [][]string
 	served := 0
@@ -149,6 +151,17 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 		return nil, nil // Filter leaves the others out.
 	}
 	return &fwk.PreFilterResult{NodeNames: sets.New(slices.Concat(within...)...)}, nil
+}
+
+// boundElsewhere rejects a pod that an extender would bind without its addresses.
+func (pl *Plugin) boundElsewhere(pod *v1.Pod) *fwk.Status {
+	for _, extender := range pl.handle.Extenders() {
+		if extender.IsBinder() && extender.IsInterested(pod) {
+			return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("extender %s would bind the pod without its addresses: "+
+				"remove its bindVerb from the scheduler's configuration, or the pod's request for addresses", extender.Name()))
+		}
+	}
+	return nil
 }
 
 // keptForSession returns the rejection of a node that lacks nothing but a BGP session for the pod's kept addresses; nil: there
