@@ -78,7 +78,7 @@ func (a *Agent) detectConflicts(ctx context.Context, record *state.Container) er
 	if len(targets) == 0 && unknown == nil {
 		return nil
 	}
-	// The node's own question comes first: an answer to it, also a proxy's, would pass for one to a probe.
+	// The node's own question comes first: until it is answered, the pod may still answer on its former node.
 	if err := a.mayAnswer(ctx, a.take(record, targets)); err != nil || a.conflicts.Prober == nil {
 		return err
 	}

@@ -5,6 +5,7 @@ package agent
 import (
 	"bytes"
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -140,8 +141,8 @@ func (a *Agent) Came(ctx context.Context, pod podinfo.Pod) {
 	}()
 }
 
-// probeEarly returns the targets of a pod's addresses if no other host has one. kept says that
-// drivers may have made links for the probe.
+// probeEarly returns the targets of a pod's addresses if no other host has one, as soon as this node may answer for
+// them. kept says that drivers may have made links for the probe.
 func (a *Agent) probeEarly(ctx context.Context, pod podinfo.Pod) (free []conflict.Target, kept bool, err error) {
 	attachments, held, err := a.planner().attachments(ctx, pod, firstInterface)
 	if err != nil {
@@ -155,11 +156,12 @@ func (a *Agent) probeEarly(ctx context.Context, pod podinfo.Pod) (free []conflic
 	if err != nil || len(targets) == 0 {
 		return nil, release != nil, err
 	}
-	if err := a.mayAnswer(ctx, a.take(record, targets)); err != nil {
-		return nil, release != nil, err
-	}
+	addrs, answer := a.take(record, targets), make(chan error, 1)
+	go func() { answer <- a.mayAnswer(ctx, addrs) }()
 	conflicts, err := a.conflicts.Prober.Probe(ctx, targets)
-	if err != nil || len(conflicts) > 0 {
+	probed := time.Now()
+	// A host that was found may be the pod of a node that had not fallen silent yet.
+	if err = errors.Join(err, <-answer); err != nil || len(conflicts) > 0 || time.Since(probed) >= earlyFresh {
 		return nil, release != nil, err
 	}
 	return targets, release != nil, nil

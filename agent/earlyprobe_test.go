@@ -6,12 +6,15 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/berth-dev/berth/agent/answerer"
+	"github.com/berth-dev/berth/agent/answering"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/cni/conflict"
 )
@@ -73,6 +76,36 @@ func TestEarlyProbe(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A node probes for other hosts while it asks whether another node answers, so that an ADD waits for the longer of the two.
+func TestEarlyProbeBesideQuestions(t *testing.T) {
+	first, w := newAgent(t)
+	o := first.Options
+	o.Segment, o.Node = func(int) (answerer.Segment, error) { return &lan{}, nil }, answering.Node{Name: "node2"}
+	o.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
+	probes := 0
+	o.Prober = probeFunc(func(context.Context, []conflict.Target) ([]conflict.Conflict, error) {
+		probes++
+		time.Sleep(200 * time.Millisecond) //nolint:forbidigo // the clock is the test's
+		return nil, nil
+	})
+	a := New(o)
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var group sync.WaitGroup
+		group.Go(func() { a.answerer.Run(ctx) })
+		defer group.Wait()
+		defer cancel()
+		began := time.Now()
+		a.Came(ctx, w.pod)
+		if _, err := a.Add(ctx, addRequest("c")); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took != 300*time.Millisecond || probes != 1 {
+			t.Errorf("the address could be used after %s and %d probes, want the 300ms of the questions, and 1", took, probes)
+		}
+	})
 }
 
 // Pods without a floating IP have no early probe, nor do pods whose ADD runs, and of many that

@@ -180,8 +180,24 @@ func TestMovingAddress(t *testing.T) {
 	// Its agent answers probes of other hosts.
 	l := newListener(t, b)
 	b.Run(func() error { return l.Listen(onLink(indexOf(b), addr4, addr6)) })
+	// Node a asks for them at the same time, and the proxy answers that.
+	asking, stop := context.WithCancel(t.Context())
+	asked, link := make(chan error, 1), indexOf(a)
+	go func() {
+		asked <- a.Try(func() error {
+			asker, err := OpenAsker(link)
+			if err != nil {
+				return err
+			}
+			for ; err == nil && asking.Err() == nil; time.Sleep(Interval / 10) { //nolint:forbidigo // the questions' interval
+				err = asker.Question([]netip.Addr{netip.MustParseAddr(addr4), netip.MustParseAddr(addr6)})
+			}
+			return errors.Join(err, asker.Close())
+		})
+	}()
 	found, err := ask(t, a, prober(), targetsOf(addr4, addr6)...)
-	if err != nil || len(found) > 0 {
+	stop()
+	if err := errors.Join(err, <-asked); err != nil || len(found) > 0 {
 		t.Errorf("found %q, %v", found, err)
 	}
 	// The node carries them all the same.

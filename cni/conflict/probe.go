@@ -244,7 +244,7 @@ func (s *segment) question(addr netip.Addr) (f []byte, to net.HardwareAddr) {
 func (s *segment) collect(ctx context.Context, until time.Time, asked []Target, answers map[netip.Addr]net.HardwareAddr) error {
 	return s.receive(ctx, until, func(f []byte) {
 		addr, mac, ok := s.answer(f)
-		if !ok {
+		if !ok || s.is4 && !toProbe(f, addr) {
 			return
 		}
 		i := slices.IndexFunc(asked, func(t Target) bool { return t.Address == addr })
@@ -288,6 +288,14 @@ func (s *segment) answer(f []byte) (addr netip.Addr, mac net.HardwareAddr, ok bo
 	}
 	a, ok := frame.ParseAdvertisement(f)
 	return a.Target, a.MAC, ok && a.Flags&frame.FlagOverride != 0 && !bytes.Equal(a.MAC, s.link.HardwareAddr)
+}
+
+// toProbe returns whether an ARP reply about an address answers a probe. A reply has the address of the host that asked as its
+// target (RFC 826), and a probe has none (RFC 5227, section 2.1.1). A question of an [Asker] of this node has one, and proxies
+// answer it.
+func toProbe(f []byte, addr netip.Addr) bool {
+	a, _, ok := frame.ParseARP(f)
+	return ok && (a.Target.IsUnspecified() || a.Target == addr)
 }
 
 // failed says why ctx ended, if it did.
