@@ -3,6 +3,7 @@
 package rollout
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -66,13 +67,19 @@ func (r *Results) steps() table.Table {
 func (r *Results) updated() table.Table {
 	t := table.Table{
 		Title: fmt.Sprintf("%d updates of one of the Deployments, s", updates),
-		Note:  "One pod more and one fewer at a time; with floating IPs the Deployment keeps them (Retain). The aims are a ratio of 1.1 and no failed attempt to bind a pod.",
-		Rows:  table.Rows{{"round", "pods", "all", "ratio", "failed attempts"}},
+		Note: "One pod more and one fewer at a time; with floating IPs the Deployment keeps them (Retain), so each new pod waits for the end of an old one, " +
+			"but for as many as there are spare addresses. The aims are a ratio of 1.1 and no failed attempt to bind a pod.",
+		Rows: table.Rows{{"round", "pods", "all", "ratio", "failed attempts"}},
 	}
 	updated := func(r *run) time.Duration { return r.updated }
+	spared := func(r *run) time.Duration { return cmp.Or(r.updatedSpare, r.updated) }
 	for _, run := range r.runs {
 		if run.updated > 0 {
 			t.Rows = append(t.Rows, []string{fmt.Sprint(run.round), run.title, table.S(run.updated), r.ratio(run, updated), fmt.Sprint(run.unbound)})
+		}
+		if run.updatedSpare > 0 {
+			title := fmt.Sprintf("%s, %d spare addresses", run.title, spareAddresses)
+			t.Rows = append(t.Rows, []string{fmt.Sprint(run.round), title, table.S(run.updatedSpare), r.ratio(run, spared), ""})
 		}
 	}
 	return t

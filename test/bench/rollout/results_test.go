@@ -28,7 +28,7 @@ func TestTables(t *testing.T) {
 		Options: Options{Deployments: 2, Replicas: 1, Nodes: 3, Rounds: 1, Limit: time.Minute},
 		runs: []*run{
 			{way: all[0], round: 1, pods: 2, running: 2, took: 4 * time.Second, updated: 10 * time.Second, starts: s(2, 4), bindings: s(0.1, 0.2)},
-			{way: all[1], round: 1, pods: 2, running: 2, took: 5 * time.Second, updated: 11 * time.Second, unbound: 3, starts: s(3, 5), bindings: s(0.1, 0.3), adds: s(0.02, 0.04), steps: "plan 1.0, plugins 2.0",
+			{way: all[1], round: 1, pods: 2, running: 2, took: 5 * time.Second, updated: 11 * time.Second, updatedSpare: 20 * time.Second, unbound: 3, starts: s(3, 5), bindings: s(0.1, 0.3), adds: s(0.02, 0.04), steps: "plan 1.0, plugins 2.0",
 				before: agent(time.Second, 0), after: agent(1200*time.Millisecond, 400*time.Millisecond)},
 			{way: all[2], round: 1, pods: 2, running: 1, took: 8 * time.Second, starts: s(8), bindings: s(1), restarts: 2},
 		},
@@ -45,7 +45,8 @@ func TestTables(t *testing.T) {
 	if !strings.Contains(tables[0].Note, "restarted 2 times") {
 		t.Errorf("the note does not tell of restarts: %s", tables[0].Note)
 	}
-	want = table.Rows{{"1", "upstream's bridge plugin, without Berth", "10.0", "1.00", "0"}, {"1", "the same plugin through Berth", "11.0", "1.10", "3"}}
+	want = table.Rows{{"1", "upstream's bridge plugin, without Berth", "10.0", "1.00", "0"}, {"1", "the same plugin through Berth", "11.0", "1.10", "3"},
+		{"1", "the same plugin through Berth, 2 spare addresses", "20.0", "2.00", ""}}
 	if diff := cmp.Diff(want, tables[1].Rows[1:]); diff != "" {
 		t.Errorf("updates: -want +got\n%s", diff)
 	}

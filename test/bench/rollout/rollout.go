@@ -79,9 +79,10 @@ type run struct {
 	before, after          usage
 	memory                 int64 // bytes that the machine has less than before
 	restarts               int32 // of containers of Berth
-	// updated is the time of all updates of one Deployment, and unbound how many attempts to bind a pod failed meanwhile.
-	updated time.Duration
-	unbound int
+	// updated is the time of all updates of one Deployment, updatedSpare the same with spare addresses, and unbound how many
+	// attempts to bind a pod failed meanwhile.
+	updated, updatedSpare time.Duration
+	unbound               int
 }
 
 // Measure runs all ways, each on a lab of its own, by turns. It returns an error together

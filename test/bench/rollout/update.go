@@ -13,27 +13,26 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// updates is how often the first Deployment is updated.
-const updates = 3
+// updates is how often the first Deployment is updated, and spareAddresses how many it has beyond its replicas while it is
+// updated as often again: one for each of the pods that its strategy replaces at a time.
+const updates, spareAddresses = 3, 2
 
 // update updates the first Deployment, and notes how long its updates took together and how many attempts to bind a pod failed.
-func (w *world) update(ctx context.Context, o Options, r *run) error {
+func (w *world) update(ctx context.Context, o Options, r *run) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, o.Limit)
 	defer cancel()
-	began := time.Now()
-	for n := range updates {
-		patch := fmt.Appendf(nil, `{"spec":{"template":{"metadata":{"annotations":{"update":"%d"}}}}}`, n)
-		updated, err := w.kube.AppsV1().Deployments(name).Patch(ctx, first, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
-		if err != nil {
+	if r.updated, err = w.updateTimes(ctx, 0); err != nil {
+		return err
+	}
+	if r.floating {
+		if r.updatedSpare, err = w.updateTimes(ctx, spareAddresses); err != nil {
 			return err
 		}
-		if err := w.waitUpdated(ctx, updated); err != nil {
-			return fmt.Errorf("wait for update %d of Deployment %s: %w", n+1, first, err)
-		}
 	}
-	r.updated = time.Since(began)
 	events, err := w.kube.EventsV1().Events(name).List(ctx, metav1.ListOptions{FieldSelector: "reason=FailedScheduling"})
 	if err != nil {
 		return err
@@ -48,6 +47,22 @@ func (w *world) update(ctx context.Context, o Options, r *run) error {
 	}
 	o.Progress("%d updates of a Deployment took %.1f s, with %d failed attempts to bind", updates, r.updated.Seconds(), r.unbound)
 	return nil
+}
+
+// updateTimes returns how long the updates take together.
+func (w *world) updateTimes(ctx context.Context, spare int) (time.Duration, error) {
+	began := time.Now()
+	for n := range updates {
+		patch := fmt.Appendf(nil, `{"spec":{"template":{"metadata":{"annotations":{"update":"%d with %d","%s":"%d"}}}}}`, n, spare, v1alpha1.AnnotationSpareAddresses, spare)
+		updated, err := w.kube.AppsV1().Deployments(name).Patch(ctx, first, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+		if err != nil {
+			return 0, err
+		}
+		if err := w.waitUpdated(ctx, updated); err != nil {
+			return 0, fmt.Errorf("wait for update %d of Deployment %s with %d spare addresses: %w", n+1, first, spare, err)
+		}
+	}
+	return time.Since(began), nil
 }
 
 // waitUpdated blocks until all pods of the Deployment are available and of its present template.
