@@ -67,7 +67,7 @@ func (a *Agent) Add(ctx context.Context, req *api.Request) (json.RawMessage, err
 	defer unlock()
 
 	watch := startWatch()
-	record, err := a.planner().plan(ctx, req, args, conf)
+	record, err := a.planner(lateReader{a.Pods, &a.early}).plan(ctx, req, args, conf)
 	if err != nil {
 		return nil, err
 	}

@@ -39,6 +39,9 @@ type earlyProbes struct {
 }
 
 type earlyProbe struct {
+	// read is closed when held is written: the pod's addresses, nil where the API did not tell.
+	read chan struct{}
+	held []podinfo.Held
 	done chan struct{}
 	// The fields below are written before done is closed. free are the targets if no host has one
 	// of them.
@@ -60,7 +63,7 @@ func (e *earlyProbes) begin(uid string) *earlyProbe {
 		e.byPod = map[string]*earlyProbe{}
 	}
 	e.running++
-	p := &earlyProbe{done: make(chan struct{})}
+	p := &earlyProbe{read: make(chan struct{}), done: make(chan struct{})}
 	e.byPod[uid] = p
 	return p
 }
@@ -111,6 +114,45 @@ func (e *earlyProbes) foundFree(ctx context.Context, uid string, targets []confl
 	})
 }
 
+// earlyReader keeps the addresses that an early probe reads.
+type earlyReader struct {
+	pods
+	probe *earlyProbe
+}
+
+func (r earlyReader) Addresses(ctx context.Context, pod podinfo.Pod) ([]podinfo.Held, error) {
+	defer close(r.probe.read)
+	held, err := r.pods.Addresses(ctx, pod)
+	if err == nil {
+		r.probe.held = held
+	}
+	return held, err
+}
+
+// lateReader takes the addresses that an early probe of the pod has read, or reads just now, and asks the API for
+// others. When they move to another node meanwhile, that node has the newer record, as after a later answer of the API.
+type lateReader struct {
+	pods
+	early *earlyProbes
+}
+
+func (r lateReader) Addresses(ctx context.Context, pod podinfo.Pod) ([]podinfo.Held, error) {
+	r.early.mu.Lock()
+	p := r.early.byPod[pod.UID]
+	r.early.mu.Unlock()
+	if p != nil {
+		select {
+		case <-p.read:
+		case <-p.done:
+		case <-ctx.Done():
+		}
+		if ctx.Err() == nil && p.held != nil {
+			return p.held, nil
+		}
+	}
+	return r.pods.Addresses(ctx, pod)
+}
+
 // Came notes that a pod was bound to this node, and asks whether other hosts have its
 // addresses before the runtime asks for them. It returns at once.
 func (a *Agent) Came(ctx context.Context, pod podinfo.Pod) {
@@ -129,7 +171,7 @@ func (a *Agent) Came(ctx context.Context, pod podinfo.Pod) {
 	go func() {
 		ctx, cancel := context.WithTimeout(ctx, earlyPatience)
 		defer cancel()
-		free, kept, err := a.probeEarly(ctx, pod)
+		free, kept, err := a.probeEarly(ctx, pod, p)
 		if kept {
 			p.unused = func() { a.removeLoose(ctx) }
 		}
@@ -143,8 +185,8 @@ func (a *Agent) Came(ctx context.Context, pod podinfo.Pod) {
 
 // probeEarly returns the targets of a pod's addresses if no other host has one, as soon as this node may answer for
 // them. kept says that drivers may have made links for the probe.
-func (a *Agent) probeEarly(ctx context.Context, pod podinfo.Pod) (free []conflict.Target, kept bool, err error) {
-	attachments, held, err := a.planner().attachments(ctx, pod, firstInterface)
+func (a *Agent) probeEarly(ctx context.Context, pod podinfo.Pod, p *earlyProbe) (free []conflict.Target, kept bool, err error) {
+	attachments, held, err := a.planner(earlyReader{a.Pods, p}).attachments(ctx, pod, firstInterface)
 	if err != nil {
 		return nil, false, err
 	}

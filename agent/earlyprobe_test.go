@@ -16,6 +16,7 @@ import (
 	"github.com/berth-dev/berth/agent/answerer"
 	"github.com/berth-dev/berth/agent/answering"
 	"github.com/berth-dev/berth/agent/nettype"
+	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/cni/conflict"
 )
 
@@ -36,12 +37,14 @@ func TestEarlyProbe(t *testing.T) {
 		// waited is how long the ADD waited for probes.
 		waited time.Duration
 	}{
-		"before the ADD":      {wait: time.Second, probes: 1},
-		"during the ADD":      {wait: took / 2, probes: 1, waited: took / 2},
-		"too long ago":        {wait: took + earlyFresh, probes: 2, waited: took},
-		"somebody answered":   {wait: time.Second, early: foreign, probes: 2, waited: took},
-		"nobody was asked":    {wait: time.Second, err: errors.New("no socket"), probes: 2, waited: took},
-		"of another address":  {wait: time.Second, before: func(_ *Agent, w *world) { w.addrs[0].Address = netip.MustParseAddr("10.0.70.6") }, probes: 2, waited: took},
+		"before the ADD":    {wait: time.Second, probes: 1},
+		"during the ADD":    {wait: took / 2, probes: 1, waited: took / 2},
+		"too long ago":      {wait: took + earlyFresh, probes: 2, waited: took},
+		"somebody answered": {wait: time.Second, early: foreign, probes: 2, waited: took},
+		"nobody was asked":  {wait: time.Second, err: errors.New("no socket"), probes: 2, waited: took},
+		"on another link": {wait: time.Second, before: func(a *Agent, w *world) {
+			a.Drivers = Drivers{nettype.Veth: otherLink{segmentDriver{fakeDriver{w}, nil}}}
+		}, probes: 2, waited: took},
 		"no ADD waits for it": {wait: time.Second, before: func(a *Agent, _ *world) { a.early = earlyProbes{} }, probes: 2, waited: took},
 	}
 	for name, c := range cases {
@@ -106,6 +109,74 @@ func TestEarlyProbeBesideQuestions(t *testing.T) {
 			t.Errorf("the address could be used after %s and %d probes, want the 300ms of the questions, and 1", took, probes)
 		}
 	})
+}
+
+// otherLink has its addresses on another link.
+type otherLink struct{ segmentDriver }
+
+func (d otherLink) Targets(i *nettype.Interface) (targets []conflict.Target, release func(), err error) {
+	targets, err = d.Carried(i)
+	for i := range targets {
+		targets[i].Link++
+	}
+	return targets, nil, err
+}
+
+// countingPods counts how often the API is asked for a pod's addresses. An answer takes a second.
+type countingPods struct {
+	pods
+	reads *int
+	err   error
+}
+
+func (p countingPods) Addresses(ctx context.Context, pod podinfo.Pod) ([]podinfo.Held, error) {
+	*p.reads++
+	time.Sleep(time.Second) //nolint:forbidigo // the clock is the test's
+	if *p.reads == 1 && p.err != nil {
+		return nil, p.err
+	}
+	return p.pods.Addresses(ctx, pod)
+}
+
+// An ADD takes the addresses that the early probe of its pod has read, or reads, and asks for the ones of other pods.
+func TestEarlyRead(t *testing.T) {
+	for name, c := range map[string]struct {
+		wait  time.Duration
+		err   error
+		other bool
+		reads int
+		took  time.Duration
+	}{
+		"before the ADD": {wait: 1500 * time.Millisecond, reads: 1},
+		"during the ADD": {wait: 200 * time.Millisecond, reads: 1, took: 800 * time.Millisecond},
+		"too long ago":   {wait: time.Second + earlyFresh, reads: 2, took: time.Second},
+		"it failed":      {wait: 200 * time.Millisecond, err: errors.New("no answer"), reads: 2, took: 1800 * time.Millisecond},
+		"another pod's":  {wait: 200 * time.Millisecond, other: true, reads: 2, took: time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, w := newAgent(t)
+			synctest.Test(t, func(t *testing.T) {
+				reads := 0
+				a.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
+				a.Pods = countingPods{a.Pods, &reads, c.err}
+				a.conflicts.Prober = probeFunc(func(context.Context, []conflict.Target) ([]conflict.Conflict, error) { return nil, nil })
+				pod := w.pod
+				if c.other {
+					pod.UID = "another"
+				}
+				a.Came(t.Context(), pod)
+				time.Sleep(c.wait) //nolint:forbidigo // the clock is the test's
+				began := time.Now()
+				if _, err := a.Add(t.Context(), addRequest("c")); err != nil {
+					t.Fatal(err)
+				}
+				if took := time.Since(began); reads != c.reads || took != c.took {
+					t.Errorf("the API was asked %d times, and ADD took %s; want %d and %s", reads, took, c.reads, c.took)
+				}
+				time.Sleep(2 * earlyFresh) //nolint:forbidigo // the clock is the test's
+			})
+		})
+	}
 }
 
 // Pods without a floating IP have no early probe, nor do pods whose ADD runs, and of many that

@@ -101,7 +101,7 @@ func (a *Agent) ipamAdd(ctx context.Context, req *api.Request) (json.RawMessage,
 	if record, i := a.attachmentOf(req.ContainerID, req.IfName); record != nil && !ofCaller(record) {
 		return ipamOfChain(record, i, args)
 	}
-	record, err := a.planner().forCaller(ctx, req, args)
+	record, err := a.planner(lateReader{a.Pods, &a.early}).forCaller(ctx, req, args)
 	if err != nil {
 		return nil, err
 	}

@@ -27,7 +27,7 @@ type planner struct {
 	PodNetworks podNetworks
 }
 
-func (a *Agent) planner() planner { return planner{a.Pods, a.Networks, a.PodNetworks} }
+func (a *Agent) planner(p pods) planner { return planner{p, a.Networks, a.PodNetworks} }
 
 // runningPod returns the pod of a call; a pod that has finished gets no network.
 func (p planner) runningPod(ctx context.Context, args podArgs) (podinfo.Pod, error) {
