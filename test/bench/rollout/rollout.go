@@ -37,7 +37,7 @@ type Options struct {
 	// Limit is for how long the pods of one way are waited for. A way that needs longer is
 	// reported with the pods that ran in time.
 	Limit time.Duration
-	// Dir is for a program that is built.
+	// Dir is for a program that is built, and for logs of containers that were restarted.
 	Dir string
 	// Progress gets a line for each step.
 	Progress func(format string, args ...any)
@@ -359,7 +359,7 @@ func (w *world) verify(ctx context.Context, o Options, r *run, leasesBefore int)
 	}
 	leases -= leasesBefore
 	if r.berth {
-		if err := w.readAgents(ctx, r); err != nil {
+		if err := w.readAgents(ctx, o, r); err != nil {
 			return err
 		}
 	}
@@ -400,8 +400,8 @@ func (w *world) leases(ctx context.Context) (int, error) {
 	return sum, nil
 }
 
-// readAgents reads in the agents' logs how long their ADDs took, and counts restarts.
-func (w *world) readAgents(ctx context.Context, r *run) error {
+// readAgents reads in the agents' logs how long their ADDs took, and counts restarts, of which it keeps the logs.
+func (w *world) readAgents(ctx context.Context, o Options, r *run) error {
 	log, err := deploy.Kubectl(ctx, w.cluster, "-n", deploy.Namespace, "logs", "-l", deploy.AgentLabels, "--tail=-1", "--max-log-requests=100")
 	if err != nil {
 		return err
@@ -421,7 +421,16 @@ func (w *world) readAgents(ctx context.Context, r *run) error {
 	}
 	for _, pod := range berth.Items {
 		for _, status := range pod.Status.ContainerStatuses {
-			r.restarts += status.RestartCount
+			if r.restarts += status.RestartCount; status.RestartCount == 0 {
+				continue
+			}
+			last, err := deploy.Kubectl(ctx, w.cluster, "-n", deploy.Namespace, "logs", "--previous", pod.Name, "-c", status.Name)
+			if err != nil {
+				return err
+			}
+			if err := os.WriteFile(filepath.Join(o.Dir, fmt.Sprintf("restarted-%d-%s.log", r.round, pod.Name)), []byte(last), 0o644); err != nil {
+				return fmt.Errorf("keep the log of a container that was restarted: %w", err)
+			}
 		}
 	}
 	return nil
