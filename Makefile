@@ -162,8 +162,8 @@ mutate-promises: lab build ## Make a small error in the product for each promise
 test-race: ## Tests beside the code under the race detector.
 	REQUIRE_NETNS=1 CGO_ENABLED=1 $(GOTEST) -race ./...
 
-day: ## HOURS (24) of deploys on 5,000 nodes with 150,000 addresses, in virtual time and memory: memory and queues do not grow.
-	cd test && BERTH_TEST_HOURS=$(or $(HOURS),24) go test -count=1 -timeout 12h -v -run TestDay ./simulation/day/
+day: ## HOURS (24) of deploys on 5,000 nodes with 150,000 addresses, in virtual time and memory: memory and queues do not grow; an update of 5,000 pods in steps.
+	cd test && BERTH_TEST_HOURS=$(or $(HOURS),24) go test -count=1 -timeout 12h -v -run 'TestDay|TestUpdateOfMany' ./simulation/day/
 
 chaos: lab ## Hours of it: CHAOS_ROUNDS, CHAOS_PODS, CHAOS_NODES, CHAOS_STEPS in a round, at most CHAOS_PAUSE milliseconds between two.
 	cd test && CHAOS_ROUNDS=$(CHAOS_ROUNDS) CHAOS_PODS=$(CHAOS_PODS) CHAOS_NODES=$(CHAOS_NODES) CHAOS_STEPS=$(CHAOS_STEPS) CHAOS_PAUSE=$(CHAOS_PAUSE) go test -count=1 -timeout 12h -v -run TestChaos ./chaos/

@@ -48,11 +48,14 @@ func small(t *testing.T) settings {
 	return s
 }
 
-// grow makes it BERTH_TEST_HOURS, at least 4, of a day of a large cluster.
+// hoursEnv has the hours of a day of a large cluster, at least 4; without it days are small.
+const hoursEnv = "BERTH_TEST_HOURS"
+
+// grow makes it a day of a large cluster.
 func (s *settings) grow(t *testing.T, hours string) {
 	n, err := strconv.Atoi(hours)
 	if err != nil || n < 4 {
-		t.Fatalf("BERTH_TEST_HOURS: %q is not a number of at least 4", hours)
+		t.Fatalf("%s: %q is not a number of at least 4", hoursEnv, hours)
 	}
 	s.nodes, s.addresses, s.hours, s.deploys = 5000, 150_000, n, 1
 }
@@ -106,7 +109,7 @@ func (d *day) growTo() map[string]int {
 // morning, and what the programs recorded is so; when everything is deleted nothing is left.
 func TestDay(t *testing.T) {
 	s := small(t)
-	if hours := os.Getenv("BERTH_TEST_HOURS"); hours != "" {
+	if hours := os.Getenv(hoursEnv); hours != "" {
 		s.grow(t, hours)
 	}
 	synctest.Test(t, func(t *testing.T) { runDay(t, s) })
@@ -330,10 +333,16 @@ func (d *day) deploy(until time.Duration) {
 		}
 	}
 	d.changes.Wait()
-	<-time.After(max(atRest, until-d.now())) // changes that were begun late may have ended late
+	<-time.After(until - d.now() - atRest) // changes that were begun late may have ended late
+	d.rest()
+	d.t.Logf("%s: %v, %d pods made", d.now(), d.count, d.made.Load())
+}
+
+// rest waits until all cooldowns are over and the status of pools is written.
+func (d *day) rest() {
+	<-time.After(atRest)
 	d.tidy()
 	synctest.Wait()
-	d.t.Logf("%s: %v, %d pods made", d.now(), d.count, d.made.Load())
 }
 
 // queue makes more pods at once than there are addresses for them. Each ends soon after it got one.
