@@ -148,8 +148,8 @@ func (c *Candidates) restingNow(now time.Time) []allocator.Record {
 		return nil
 	}
 	return slices.DeleteFunc(c.book.Resting(string(c.request.namespaceUID())), func(record allocator.Record) bool {
-		home, ok := c.state.snapshot.Home(record.Addr)
-		return !ok || !lastnode.IsRested(record.ReleasedAt, c.pool(home).Cooldown, now)
+		pool := c.poolOf(&record)
+		return pool == nil || !lastnode.IsRested(record.ReleasedAt, pool.Cooldown, now)
 	})
 }
 
@@ -231,6 +231,11 @@ func allowance(pool *pools.Pool, has allocator.Share) uint64 {
 }
 
 func (c *Candidates) pool(position int) *pools.Pool { return c.state.snapshot.Pools()[position] }
+
+// poolOf returns the pool that contains the address of a record, nil if none does.
+func (c *Candidates) poolOf(record *allocator.Record) *pools.Pool {
+	return c.state.snapshot.PoolOf(record.Addr)
+}
 
 func (c *Candidates) rejection(nodePools []int, preemption *Preemption) *Rejection {
 	for part := range c.parts {

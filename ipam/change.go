@@ -69,9 +69,7 @@ func (i *IPAM) Helps(change Change) func(request *Request, lack Lack) bool {
 	h := &helping{ipam: i, change: change, owners: map[ownerKey]*ownerState{}, atCap: map[string]bool{}}
 	if state := i.state.Load(); state != nil {
 		h.state = state
-		if position, ok := state.snapshot.Index(change.Pool); ok {
-			h.pool = state.snapshot.Pools()[position]
-		}
+		h.pool = state.snapshot.Named(change.Pool)
 	}
 	if change.Owner != nil {
 		return h.owner
@@ -192,8 +190,7 @@ func (h *helping) preempts(request *Request) bool {
 			if record.Policy != allocator.PodDeleted {
 				return false
 			}
-			home, homed := h.state.snapshot.Home(record.Addr)
-			if !homed || h.state.snapshot.Pools()[home] != h.pool {
+			if h.state.snapshot.PoolOf(record.Addr) != h.pool {
 				return false
 			}
 			freed := h.pool.Cooldown == 0 && slices.ContainsFunc(request.Parts, func(p Part) bool { return p.Fits(record.Addr) })
@@ -208,8 +205,7 @@ func (h *helping) preempts(request *Request) bool {
 // hasIn says whether the request's owner has an address of the pool.
 func (h *helping) hasIn(request *Request) bool {
 	return slices.ContainsFunc(h.ipam.book.RecordsOf(request.ownerKey()), func(record allocator.Record) bool {
-		home, ok := h.state.snapshot.Home(record.Addr)
-		return ok && h.state.snapshot.Pools()[home] == h.pool
+		return h.state.snapshot.PoolOf(record.Addr) == h.pool
 	})
 }
 

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strconv"
 	"sync"
@@ -67,7 +66,7 @@ func (i *IPAM) Commit(ctx context.Context, r *Reservation, pods Pods) error {
 }
 
 func (i *IPAM) commit(ctx context.Context, r *Reservation, a *address, pods Pods) error {
-	pool := i.homeOf(a.Addr)
+	pool := i.state.Load().snapshot.PoolOf(a.Addr)
 	switch {
 	case pool == nil:
 		return fmt.Errorf("commit %s: no valid pool contains it any longer: %w", a.Addr, ErrConflict)
@@ -94,8 +93,9 @@ func (i *IPAM) commit(ctx context.Context, r *Reservation, a *address, pods Pods
 
 // NeedsAssigner returns whether the external assigner attaches an address of the reservation.
 func (i *IPAM) NeedsAssigner(r *Reservation) bool {
+	snapshot := i.state.Load().snapshot
 	return slices.ContainsFunc(r.addrs, func(a *address) bool {
-		pool := i.homeOf(a.Addr)
+		pool := snapshot.PoolOf(a.Addr)
 		return pool != nil && pool.ExternalAssigner
 	})
 }
@@ -114,23 +114,6 @@ func (i *IPAM) attach(ctx context.Context, r *Reservation, a *address, pool *poo
 		Pod:      assigner.Pod{Namespace: r.request.Namespace, Name: r.request.Name, UID: types.UID(r.request.UID)},
 		Revision: revision,
 	})
-}
-
-// homeOf returns the pool that contains an address now, nil if none does.
-func (i *IPAM) homeOf(addr netip.Addr) *pools.Pool {
-	snapshot := i.state.Load().snapshot
-	if position, ok := snapshot.Home(addr); ok {
-		return snapshot.Pools()[position]
-	}
-	return nil
-}
-
-func (i *IPAM) poolNamed(name string) *pools.Pool {
-	snapshot := i.state.Load().snapshot
-	if position, ok := snapshot.Index(name); ok {
-		return snapshot.Pools()[position]
-	}
-	return nil
 }
 
 // write writes the FloatingIP of an address. The end of the owner's last pod has the controller write a kept

@@ -53,7 +53,7 @@ func (c *Candidates) homeless() error {
 	for _, part := range c.parts {
 		var lost *allocator.Record
 		for i := range part.kept {
-			if _, ok := c.state.snapshot.Home(part.kept[i].Addr); ok {
+			if c.poolOf(&part.kept[i]) != nil {
 				lost = nil
 				break
 			}
@@ -77,11 +77,11 @@ func (c *Candidates) unadmitted() error {
 	for _, part := range c.parts {
 		var refused *allocator.Record
 		for i := range part.kept {
-			home, ok := c.state.snapshot.Home(part.kept[i].Addr)
-			if !ok {
+			pool := c.poolOf(&part.kept[i])
+			if pool == nil {
 				continue
 			}
-			if c.request.mayUseKept(&part.kept[i], c.pool(home)) {
+			if c.request.mayUseKept(&part.kept[i], pool) {
 				refused = nil
 				break
 			}
@@ -90,8 +90,7 @@ func (c *Candidates) unadmitted() error {
 		if refused == nil {
 			continue
 		}
-		home, _ := c.state.snapshot.Home(refused.Addr)
-		pool := c.pool(home)
+		pool := c.poolOf(refused)
 		if pool.AdmitsNamespace(c.request.namespaceLabels()) {
 			return &ShortageError{
 				Reasons: []string{fmt.Sprintf("address %s is retained for %s %s/%s on other terms, but %s",
@@ -283,8 +282,8 @@ func (c *Candidates) whoHas(addr netip.Addr) string {
 		return fmt.Sprintf("%s is being given to another pod", addr)
 	case record.Cooling && record.LastNode.Name != "" && !record.ReleasedAt.IsZero():
 		var cooldown time.Duration
-		if home, ok := c.state.snapshot.Home(addr); ok {
-			cooldown = c.pool(home).Cooldown
+		if pool := c.poolOf(&record); pool != nil {
+			cooldown = pool.Cooldown
 		}
 		return lastnode.Text(addr.String(), record.LastNode.Name, lastnode.Until(record.ReleasedAt, cooldown))
 	case record.Cooling:

@@ -264,10 +264,11 @@ func (i *IPAM) forget(record allocator.Record, rests bool) {
 // cooldown returns the cooldown of a pool; 0 if it has none or there is no such pool.
 // Until the pools are known, it returns the longest, so that no rest ends.
 func (i *IPAM) cooldown(pool string) time.Duration {
-	if i.state.Load() == nil {
+	state := i.state.Load()
+	if state == nil {
 		return math.MaxInt64
 	}
-	if pool := i.poolNamed(pool); pool != nil {
+	if pool := state.snapshot.Named(pool); pool != nil {
 		return pool.Cooldown
 	}
 	return 0
@@ -288,7 +289,7 @@ func (i *IPAM) tellShare(addr netip.Addr, namespace string, trial bool) {
 	if state == nil {
 		return
 	}
-	if home, ok := state.snapshot.Home(addr); ok && state.snapshot.Pools()[home].MaxPerNamespace > 0 {
-		i.tell(Change{Pool: state.snapshot.Pools()[home].Name, Namespace: namespace, More: 1, Trial: trial})
+	if pool := state.snapshot.PoolOf(addr); pool != nil && pool.MaxPerNamespace > 0 {
+		i.tell(Change{Pool: pool.Name, Namespace: namespace, More: 1, Trial: trial})
 	}
 }

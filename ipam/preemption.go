@@ -67,10 +67,10 @@ func (c *Candidates) AddEnd(preemption *Preemption, addr netip.Addr) {
 func (c *Candidates) addEnd(preemption *Preemption, record *allocator.Record) {
 	addr := record.Addr
 	ours := record.Owner.SameWorkload(c.claimant.Owner)
-	home, homed := c.state.snapshot.Home(addr)
+	pool := c.poolOf(record)
 	if record.Policy != allocator.PodDeleted {
 		// It stays with its owner, which may be the owner of this request.
-		if ours && record.Owner.UID == c.claimant.Owner.UID && (!homed || !c.request.givesUp(record, c.pool(home))) {
+		if ours && record.Owner.UID == c.claimant.Owner.UID && (pool == nil || !c.request.givesUp(record, pool)) {
 			preemption.Held = append(preemption.Held, addr)
 		}
 		return
@@ -78,7 +78,7 @@ func (c *Candidates) addEnd(preemption *Preemption, record *allocator.Record) {
 	if record.Owner.Namespace == c.request.Namespace {
 		preemption.Left = append(preemption.Left, addr)
 	}
-	if homed && c.pool(home).Cooldown == 0 {
+	if pool != nil && pool.Cooldown == 0 {
 		preemption.Freed = append(preemption.Freed, addr)
 	}
 	if ours && addr.Is4() {

@@ -148,13 +148,12 @@ func (c *controller) refusal(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim) s
 	if err != nil {
 		return ""
 	}
-	snapshot := c.loop.Pools()
-	home, ok := snapshot.Home(addr)
-	if !ok {
+	pool := c.loop.Pools().PoolOf(addr)
+	if pool == nil {
 		return ""
 	}
 	request := ipam.TermsOf(claim)
-	return request.RefusedTerms(snapshot.Pools()[home])
+	return request.RefusedTerms(pool)
 }
 
 // refused returns the problem of a claim with addresses whose pools do not allow the claim's release policy
@@ -181,8 +180,8 @@ func (c *controller) elsewhere(claim *v1alpha1.IPClaim, t *tally) []*v1alpha1.Fl
 	snapshot := c.loop.Pools()
 	found := slices.DeleteFunc(slices.Clone(t.own), func(ip *v1alpha1.FloatingIP) bool {
 		addr, err := v1alpha1.AddrOf(ip.Name)
-		home, ok := snapshot.Home(addr)
-		return err != nil || !ok || request.Names(snapshot.Pools()[home]) && request.Parts[0].Fits(addr)
+		pool := snapshot.PoolOf(addr)
+		return err != nil || pool == nil || request.Names(pool) && request.Parts[0].Fits(addr)
 	})
 	slices.SortFunc(found, func(a, b *v1alpha1.FloatingIP) int { return cmp.Compare(a.Name, b.Name) })
 	return found

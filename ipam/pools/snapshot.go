@@ -89,6 +89,19 @@ func (s *Snapshot) Index(name string) (int, bool) {
 // Home returns the position in Pools of the pool that addr belongs to.
 func (s *Snapshot) Home(addr netip.Addr) (int, bool) { return s.homes.Lookup(addr) }
 
+// PoolOf returns the pool that addr belongs to, nil if it belongs to none.
+func (s *Snapshot) PoolOf(addr netip.Addr) *Pool { return s.at(s.Home(addr)) }
+
+// Named returns a pool by its name, nil if there is no valid one.
+func (s *Snapshot) Named(name string) *Pool { return s.at(s.Index(name)) }
+
+func (s *Snapshot) at(position int, ok bool) *Pool {
+	if !ok {
+		return nil
+	}
+	return s.pools[position]
+}
+
 // Invalid returns the reason why a pool was left out, or nil.
 func (s *Snapshot) Invalid(name string) error { return s.invalid[name] }
 

@@ -76,7 +76,7 @@ func (c *controller) exclude(ctx context.Context, address string) error {
 	users := slices.DeleteFunc(view.Indexed[*v1.Service](c.services, byIngress, address), func(s *v1.Service) bool { return !isForeign(s) || s.DeletionTimestamp != nil })
 	slices.SortFunc(users, order)
 	ip := c.loop.FloatingIP(address)
-	pool := poolOf(addr, c.loop.Pools())
+	pool := c.loop.Pools().PoolOf(addr)
 	wants := len(users) > 0 && pool != nil && pool.ExcludeServices
 	switch {
 	case wants && ip == nil:
@@ -118,15 +118,6 @@ func (c *controller) reserve(ctx context.Context, addr netip.Addr, pool *pools.P
 		return fmt.Errorf("reserve %s, which Service %s has: %w", addr, klog.KObj(user), err)
 	}
 	return nil
-}
-
-// poolOf returns the pool that contains an address, nil if none does.
-func poolOf(addr netip.Addr, snapshot *pools.Snapshot) *pools.Pool {
-	at, ok := snapshot.Home(addr)
-	if !ok {
-		return nil
-	}
-	return snapshot.Pools()[at]
 }
 
 func isForeignKey(key preallocation.Key) bool { return key.Namespace == foreign }

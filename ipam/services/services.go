@@ -256,8 +256,8 @@ func (c *controller) nodeChanged(before, after *v1.Node) {
 	defer c.mu.Unlock()
 	for key, names := range c.short {
 		if slices.ContainsFunc(names, func(name string) bool {
-			at, ok := all.Index(name)
-			return ok && all.Pools()[at].Serves(after)
+			pool := all.Named(name)
+			return pool != nil && pool.Serves(after)
 		}) {
 			c.loop.Enqueue(key)
 		}
@@ -408,7 +408,7 @@ func homeOf(ip *v1alpha1.FloatingIP, snapshot *pools.Snapshot) *pools.Pool {
 	if err != nil {
 		return nil
 	}
-	return poolOf(addr, snapshot)
+	return snapshot.PoolOf(addr)
 }
 
 // serve has nodes carry the addresses of a group, and shows its Services the ones that a node carries.

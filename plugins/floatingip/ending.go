@@ -12,6 +12,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
 // ending lists the addresses of pods that end or have ended, until the controller has had them detached
@@ -80,11 +81,11 @@ func (e *ending) preemption(candidates *ipam.Candidates) (left *ipam.Preemption,
 			candidates.AddEnd(left, addr)
 		}
 	}
-	pools := map[int]bool{}
+	seen := map[*pools.Pool]bool{}
 	for _, addr := range left.Freed {
-		if home, homed := candidates.Snapshot().Home(addr); homed && !pools[home] {
-			pools[home] = true
-			changes = append(changes, ipam.Change{Pool: candidates.Snapshot().Pools()[home].Name, Addr: addr})
+		if pool := candidates.Snapshot().PoolOf(addr); pool != nil && !seen[pool] {
+			seen[pool] = true
+			changes = append(changes, ipam.Change{Pool: pool.Name, Addr: addr})
 		}
 	}
 	return left, changes, len(left.Freed)+len(left.Held)+len(left.Left) > 0
