@@ -165,13 +165,7 @@ func (n *Node) recorded(ctx context.Context, pod Pod) ([]*v1alpha1.FloatingIP, e
 
 // inOrder compares FloatingIPs of a pod by their position, and then by age.
 func inOrder(a, b *v1alpha1.FloatingIP) int {
-	switch {
-	case a.Spec.Index != b.Spec.Index:
-		return cmp.Compare(a.Spec.Index, b.Spec.Index)
-	case a.IsOlderThan(b):
-		return -1
-	}
-	return 1
+	return cmp.Or(cmp.Compare(a.Spec.Index, b.Spec.Index), a.CompareAge(b))
 }
 
 // heldOf converts the FloatingIPs of a pod, in the order of the request.

@@ -227,7 +227,7 @@ func following(node *v1.Node, wanted map[string]*pools.Pool, recorded []*v1alpha
 func first(recorded []*v1alpha1.FloatingIP) map[string]*v1alpha1.FloatingIP {
 	oldest := map[string]*v1alpha1.FloatingIP{}
 	for _, ip := range recorded {
-		if was := oldest[ip.Spec.Pool]; was == nil || ip.IsOlderThan(was) {
+		if was := oldest[ip.Spec.Pool]; was == nil || ip.CompareAge(was) < 0 {
 			oldest[ip.Spec.Pool] = ip
 		}
 	}

@@ -118,13 +118,13 @@ func (r *Reclaimer) write(ctx context.Context, ip *v1alpha1.FloatingIP, s situat
 		return nil
 	}
 	if a == retain {
-		r.metrics.retain(ip.Spec.ReleasePolicy)
+		r.metrics.retained.WithLabelValues(label(ip.Spec.ReleasePolicy)).Inc()
 	} else {
-		r.metrics.release(ip.Spec.ReleasePolicy)
+		r.metrics.released.WithLabelValues(label(ip.Spec.ReleasePolicy)).Inc()
 	}
 	if ip.Spec.Pod != nil {
 		if at, known := r.ended.Get(ip.Spec.Pod.UID); known {
-			r.metrics.late(time.Since(at.(time.Time)))
+			r.metrics.lag.Observe(time.Since(at.(time.Time)).Seconds())
 		}
 	}
 	changed(ip, a, why)

@@ -56,7 +56,9 @@ func BenchmarkResync(b *testing.B) {
 }
 
 func resync(t testing.TB, r *Reclaimer, ips []*v1alpha1.FloatingIP) {
-	r.open()
+	for _, queue := range r.queues() {
+		queue.Open()
+	}
 	for _, ip := range ips {
 		r.addressChanged(ip, false)
 	}

@@ -7,14 +7,13 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/lastnode"
+	"github.com/berth-dev/berth/ipam/locked"
 	"github.com/berth-dev/berth/ipam/store"
 	"github.com/berth-dev/berth/ipam/tenure"
 )
@@ -23,8 +22,7 @@ import (
 // that their rest must be recorded in a new one. Until then, schedulers that saw the
 // deletion give the addresses to no pod. Safe for concurrent use.
 type deletions struct {
-	mu  sync.Mutex
-	all map[string]deletion // by FloatingIP
+	locked.Map[string, deletion] // by FloatingIP
 	// most is how many there may be before the ones whose rest is over are forgotten: a replica that does
 	// not lead handles none.
 	most int
@@ -37,56 +35,24 @@ type deletion struct {
 }
 
 func (c *deletions) begin(ip *v1alpha1.FloatingIP, cooldown time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	now := storedNow()
-	c.all[ip.Name] = deletion{ip, now, lastnode.Until(now.Time, cooldown)}
-	if len(c.all) > c.most {
-		maps.DeleteFunc(c.all, func(_ string, d deletion) bool { return d.over.Before(now.Time) })
-		c.most = 2*len(c.all) + 1024
-	}
+	c.Do(func(all map[string]deletion) {
+		all[ip.Name] = deletion{ip, now, lastnode.Until(now.Time, cooldown)}
+		if len(all) > c.most {
+			maps.DeleteFunc(all, func(_ string, d deletion) bool { return d.over.Before(now.Time) })
+			c.most = 2*len(all) + 1024
+		}
+	})
 }
 
-func (c *deletions) names() []string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.Collect(maps.Keys(c.all))
-}
-
-func (c *deletions) of(name string) (deletion, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	found, ok := c.all[name]
-	return found, ok
-}
-
-func (c *deletions) forget(name string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.all, name)
-}
-
-// noteDeletion notes deleted FloatingIPs with a rest that has not begun, before it
-// passes the event on. Only a real deletion event counts: with a tombstone after a broken
-// watch, the address may have cooled down already.
-func (r *Reclaimer) noteDeletion(next cache.ResourceEventHandler) cache.ResourceEventHandler {
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(object any) { next.OnAdd(object, false) },
-		UpdateFunc: next.OnUpdate,
-		DeleteFunc: func(object any) {
-			if ip, ok := object.(*v1alpha1.FloatingIP); ok {
-				if cooldown := r.cooldown(ip); ip.Spec.IsToRest(cooldown) {
-					r.deletions.begin(ip, cooldown)
-				}
-			}
-			next.OnDelete(object)
-		},
-	}
+func (c *deletions) names() (names []string) {
+	c.Do(func(all map[string]deletion) { names = slices.Collect(maps.Keys(all)) })
+	return names
 }
 
 // rest records the rest of an address after its FloatingIP was deleted.
 func (r *Reclaimer) rest(ctx context.Context, name string) error {
-	deleted, ok := r.deletions.of(name)
+	deleted, ok := r.deletions.Get(name)
 	if !ok {
 		return nil
 	}
@@ -98,14 +64,14 @@ func (r *Reclaimer) rest(ctx context.Context, name string) error {
 		end = lastnode.Until(deleted.since.Time, r.cooldown(deleted.ip))
 	}
 	if !time.Now().Before(end) {
-		r.deletions.forget(name)
+		r.deletions.Delete(name)
 		return nil
 	}
 	_, err := r.ips.Create(ctx, &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resting(&deleted.ip.Spec, deleted.since, last)})
 	if err != nil && !errors.Is(err, store.ErrTaken) {
 		return err
 	}
-	r.deletions.forget(name)
+	r.deletions.Delete(name)
 	if err == nil {
 		tenure.Log(tenure.Freed, deleted.ip, "another client deleted its FloatingIP")
 	}

@@ -71,8 +71,11 @@ func newFixture(t testing.TB, objects ...runtime.Object) *fixture {
 		t.Fatal(err)
 	}
 	if w.Reclaimer, err = New(Config{
-		Kube: w.kube, Berth: w.berth.Client(), View: w.view, Factory: w.factory,
-		Dynamic: dynamic.NewForConfigOrDie(w.berth.Config()), Metadata: metadata.NewForConfigOrDie(w.berth.Config()),
+		Clients: Clients{
+			Kube: w.kube, Berth: w.berth.Client(),
+			Dynamic: dynamic.NewForConfigOrDie(w.berth.Config()), Metadata: metadata.NewForConfigOrDie(w.berth.Config()),
+		},
+		View: w.view, Factory: w.factory,
 		Detacher: w, Events: w, Metrics: NewMetrics(w.registry.MustRegister),
 	}); err != nil {
 		t.Fatal(err)
@@ -236,6 +239,13 @@ func (w *fixture) Eventf(regarding, related runtime.Object, eventtype, reason, a
 		text += " as " + eventtype + " of " + action
 	}
 	w.emitted = append(w.emitted, text+": "+fmt.Sprintf(note, args...))
+}
+
+// open has the queues keep what is added, as if the Reclaimer ran.
+func (w *fixture) open() {
+	for _, queue := range w.queues() {
+		queue.Open()
+	}
 }
 
 // look has the Reclaimer see an address as its cache has it, and reconciles it.

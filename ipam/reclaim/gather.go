@@ -176,13 +176,13 @@ func (r *Reclaimer) namesBefore(ip *v1alpha1.FloatingIP) int64 {
 	}
 	first := map[string]*v1alpha1.FloatingIP{owner.PodName: ip} // of each name
 	for _, other := range r.indexed(byOwner, ownerKey(owner.Kind, owner.Namespace, owner.Name)) {
-		if of := other.Spec.Owner; of.UID == owner.UID && of.PodName != "" && (first[of.PodName] == nil || older(other, first[of.PodName])) {
+		if of := other.Spec.Owner; of.UID == owner.UID && of.PodName != "" && (first[of.PodName] == nil || older(other, first[of.PodName]) < 0) {
 			first[of.PodName] = other
 		}
 	}
 	n := int64(0)
 	for name, other := range first {
-		if name != owner.PodName && (other.Spec.Pod != nil || older(other, first[owner.PodName])) {
+		if name != owner.PodName && (other.Spec.Pod != nil || older(other, first[owner.PodName]) < 0) {
 			n++
 		}
 	}

@@ -152,7 +152,7 @@ func (r *Reclaimer) watch(config Config) error {
 		handler  cache.ResourceEventHandler
 	}
 	sources := []source{
-		{config.View.FloatingIPs, r.noteReturn(r.noteDeletion(handler(r.addressChanged, nil)))},
+		{config.View.FloatingIPs, r.addressHandler()},
 		{config.View.IPPools, handler(r.poolChanged, reconsider)},
 		{config.View.IPClaims, handler(r.workloadChanged("IPClaim"), reconsider)},
 		{core.Pods().Informer(), r.noteEnd(handler(r.podChanged, podChanged))},
@@ -179,12 +179,12 @@ func (r *Reclaimer) watch(config Config) error {
 }
 
 // handler calls changed with the last state of an object that is created, deleted, or
-// updated in a way that matters reports (nil: every update).
+// updated in a way that matters reports.
 func handler[T any](changed func(object T, gone bool), matters func(before, after T) bool) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(object any) { changed(object.(T), false) },
 		UpdateFunc: func(before, after any) {
-			if matters == nil || matters(before.(T), after.(T)) {
+			if matters(before.(T), after.(T)) {
 				changed(after.(T), false)
 			}
 		},
@@ -228,30 +228,33 @@ func (e *podEnd) counts(name string) bool {
 	return first
 }
 
-// noteReturn has the end of a FloatingIP's pod asked for where the FloatingIP comes by a list, or is older than before: a backup
-// of etcd may have been restored, and the pod be there again.
-func (r *Reclaimer) noteReturn(next cache.ResourceEventHandler) cache.ResourceEventHandler {
-	ask := func(ip *v1alpha1.FloatingIP) {
-		if ip.Spec.Pod == nil {
-			return
+// addressHandler has the end of a FloatingIP's pod asked for where the FloatingIP comes by a list, or is older than before: a
+// backup of etcd may have been restored, and the pod be there again. It notes deleted FloatingIPs with a rest that has not
+// begun. Of deletions only a real event counts: with a tombstone after a broken watch, the address may have cooled down already.
+func (r *Reclaimer) addressHandler() cache.ResourceEventHandler {
+	changed := func(ip *v1alpha1.FloatingIP, again bool) {
+		if again && ip.Spec.Pod != nil {
+			if end, known := r.deleted.Get(ip.Spec.Pod.UID); known {
+				end.(*podEnd).doubt()
+			}
 		}
-		if end, known := r.deleted.Get(ip.Spec.Pod.UID); known {
-			end.(*podEnd).doubt()
-		}
+		r.addressChanged(ip, false)
 	}
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc: func(object any) {
-			ask(object.(*v1alpha1.FloatingIP))
-			next.OnAdd(object, false)
-		},
+		AddFunc: func(object any) { changed(object.(*v1alpha1.FloatingIP), true) },
 		UpdateFunc: func(before, after any) {
-			order, err := resourceversion.CompareResourceVersion(before.(*v1alpha1.FloatingIP).ResourceVersion, after.(*v1alpha1.FloatingIP).ResourceVersion)
-			if err != nil || order >= 0 {
-				ask(after.(*v1alpha1.FloatingIP))
-			}
-			next.OnUpdate(before, after)
+			ip := after.(*v1alpha1.FloatingIP)
+			order, err := resourceversion.CompareResourceVersion(before.(*v1alpha1.FloatingIP).ResourceVersion, ip.ResourceVersion)
+			changed(ip, err != nil || order >= 0)
 		},
-		DeleteFunc: next.OnDelete,
+		DeleteFunc: func(object any) {
+			if ip, ok := object.(*v1alpha1.FloatingIP); ok {
+				if cooldown := r.cooldown(ip); ip.Spec.IsToRest(cooldown) {
+					r.deletions.begin(ip, cooldown)
+				}
+			}
+			r.addressChanged(tombstone.LastSeen(object).(*v1alpha1.FloatingIP), true)
+		},
 	}
 }
 
@@ -342,12 +345,13 @@ func (r *Reclaimer) enqueue(list []*v1alpha1.FloatingIP) {
 // the lowest-ranked addresses of the owner or those of its names without pods, because they may be surplus now.
 func (r *Reclaimer) addressChanged(ip *v1alpha1.FloatingIP, gone bool) {
 	if gone || ip.Spec.Owner != nil {
-		r.answers.forget(ip.Name)
+		r.left.Delete(ip.Name)
+		r.told.Delete(ip.Name)
 	}
 	if gone {
 		r.rankings.remove(ip.Name)
 	} else {
-		r.deletions.forget(ip.Name)
+		r.deletions.Delete(ip.Name)
 	}
 	if !gone && r.rankings.put(ip) {
 		for _, last := range r.rankings.lastYielding(ip.Spec.Owner) {

@@ -7,12 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -31,41 +28,10 @@ const askFor = 5 * time.Second
 // before events tell it: seconds.
 const tellAfter = 7
 
-// answers are the answers of agents about addresses at rest. Safe for concurrent use.
-type answers struct {
-	mu sync.Mutex
-	of map[string]*answer // by FloatingIP
-}
-
-type answer struct {
-	// stopped is the resource version of the FloatingIP that the last node does not carry.
-	stopped string
-	// told: an event says that the node is silent.
-	told bool
-}
-
-func (a *answers) get(name string) answer {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if known := a.of[name]; known != nil {
-		return *known
-	}
-	return answer{}
-}
-
-func (a *answers) set(name string, change func(*answer)) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.of[name] == nil {
-		a.of[name] = &answer{}
-	}
-	change(a.of[name])
-}
-
-func (a *answers) forget(name string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	delete(a.of, name)
+// hasLeft reports whether the agent of an address's last node said that the node does not carry it.
+func (r *Reclaimer) hasLeft(ip *v1alpha1.FloatingIP) bool {
+	version, _ := r.left.Get(ip.Name)
+	return version == ip.ResourceVersion
 }
 
 // nodeOf returns a node from the cache; nil: there is none.
@@ -104,20 +70,14 @@ func (r *Reclaimer) gatherRest(ctx context.Context, ip *v1alpha1.FloatingIP, s *
 // server before it believes that a Node is gone.
 func (r *Reclaimer) mayBeCarried(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, error) {
 	last := ip.Spec.LastNode
-	if last == nil || r.answers.get(ip.Name).stopped == ip.ResourceVersion {
+	if last == nil || r.hasLeft(ip) {
 		return false, nil
 	}
 	if !lastnode.IsOff(last, r.nodeOf(last.Name)) {
 		return true, nil
 	}
-	now, err := r.kube.CoreV1().Nodes().Get(ctx, last.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		now, err = nil, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("get node %s: %w", last.Name, err)
-	}
-	return !lastnode.IsOff(last, now), nil
+	now, err := r.owners.nodeNow(ctx, last.Name)
+	return err == nil && !lastnode.IsOff(last, now), err
 }
 
 // nextQuestion asks the agent of the next node. It returns false when the queue is shut down.
@@ -150,8 +110,7 @@ func (r *Reclaimer) ask(ctx context.Context, name string) (done bool) {
 	var waiting []*v1alpha1.FloatingIP
 	for _, ip := range r.indexed(byLastNode, name) {
 		now := time.Now()
-		if lastnode.IsRested(ip.Spec.ReleasedAt.Time, r.cooldown(ip), now) && now.Before(lastnode.Until(ip.Spec.ReleasedAt.Time, r.cooldown(ip))) && !lastnode.IsOff(ip.Spec.LastNode, node) &&
-			r.answers.get(ip.Name).stopped != ip.ResourceVersion {
+		if lastnode.IsRested(ip.Spec.ReleasedAt.Time, r.cooldown(ip), now) && now.Before(lastnode.Until(ip.Spec.ReleasedAt.Time, r.cooldown(ip))) && !lastnode.IsOff(ip.Spec.LastNode, node) && !r.hasLeft(ip) {
 			waiting = append(waiting, ip)
 		}
 	}
@@ -179,13 +138,13 @@ func (r *Reclaimer) ask(ctx context.Context, name string) (done bool) {
 			continue
 		}
 		if problem == nil {
-			r.answers.set(ip.Name, func(a *answer) { a.stopped = ip.ResourceVersion })
+			r.left.Set(ip.Name, ip.ResourceVersion)
 			r.queue.Add(ip.Name)
 			continue
 		}
 		done = false
-		if r.questions.NumRequeues(name) >= tellAfter && !r.answers.get(ip.Name).told {
-			r.answers.set(ip.Name, func(a *answer) { a.told = true })
+		if _, told := r.told.Get(ip.Name); r.questions.NumRequeues(name) >= tellAfter && !told {
+			r.told.Set(ip.Name, true)
 			r.warn(ip, nil, EventLastNodeSilent, fmt.Sprintf("%s: %v", r.restText(ip), problem))
 		}
 	}

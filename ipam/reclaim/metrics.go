@@ -3,7 +3,7 @@
 package reclaim
 
 import (
-	"sync"
+	"context"
 	"time"
 
 	"k8s.io/component-base/metrics"
@@ -11,7 +11,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Metrics of the reclaimer. A nil *Metrics counts nothing.
+// Metrics of the reclaimer.
 type Metrics struct {
 	lag                *metrics.Histogram
 	released, retained *metrics.CounterVec
@@ -54,36 +54,6 @@ func NewMetrics(register func(...metrics.Registerable)) *Metrics {
 	return m
 }
 
-func (m *Metrics) release(policy v1alpha1.ReleasePolicy) {
-	if m != nil {
-		m.released.WithLabelValues(label(policy)).Inc()
-	}
-}
-
-func (m *Metrics) retain(policy v1alpha1.ReleasePolicy) {
-	if m != nil {
-		m.retained.WithLabelValues(label(policy)).Inc()
-	}
-}
-
-func (m *Metrics) conflict() {
-	if m != nil {
-		m.conflicts.Inc()
-	}
-}
-
-func (m *Metrics) late(by time.Duration) {
-	if m != nil {
-		m.lag.Observe(by.Seconds())
-	}
-}
-
-func (m *Metrics) pend(oldest time.Duration) {
-	if m != nil {
-		m.pending.Set(oldest.Seconds())
-	}
-}
-
 // label bounds the label's values: another client may have written any policy.
 func label(policy v1alpha1.ReleasePolicy) string {
 	switch policy {
@@ -93,32 +63,22 @@ func label(policy v1alpha1.ReleasePolicy) string {
 	return string(v1alpha1.ReleasePodDeleted)
 }
 
-// clockings remember since when something is so of an address.
-type clockings struct {
-	mu    sync.Mutex
-	since map[string]time.Time // by FloatingIP
+// pend notes that a decision about an address could not be carried out.
+func (r *Reclaimer) pend(name string) {
+	r.pending.Do(func(since map[string]time.Time) {
+		if _, ok := since[name]; !ok {
+			since[name] = time.Now()
+		}
+	})
 }
 
-func (c *clockings) start(name string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if _, ok := c.since[name]; !ok {
-		c.since[name] = time.Now()
-	}
-}
-
-// oldest returns for how long the first start is past that was not forgotten; 0: there is none.
-func (c *clockings) oldest() (age time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, since := range c.since {
-		age = max(age, time.Since(since))
-	}
-	return age
-}
-
-func (c *clockings) forget(name string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.since, name)
+// measure sets the metric of pending addresses.
+func (r *Reclaimer) measure(context.Context) {
+	var oldest time.Duration
+	r.pending.Do(func(all map[string]time.Time) {
+		for _, since := range all {
+			oldest = max(oldest, time.Since(since))
+		}
+	})
+	r.metrics.pending.Set(oldest.Seconds())
 }

@@ -8,8 +8,6 @@ import (
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/lastnode"
@@ -60,12 +58,9 @@ func (r *Reclaimer) gatherNode(ctx context.Context, ip *v1alpha1.FloatingIP, s *
 	if err != nil {
 		return err
 	}
-	node, err := r.kube.CoreV1().Nodes().Get(ctx, ip.Spec.Owner.Name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		node = nil
-	case err != nil:
-		return fmt.Errorf("get node %s: %w", ip.Spec.Owner.Name, err)
+	node, err := r.owners.nodeNow(ctx, ip.Spec.Owner.Name)
+	if err != nil {
+		return err
 	}
 	s.node, err = nodeClaimOf(ip, pool, node)
 	return err
@@ -95,6 +90,6 @@ func nodeClaimOf(ip *v1alpha1.FloatingIP, object *v1alpha1.IPPool, node *v1.Node
 // hasElder reports whether the node has an older address of the same pool: two controllers took one at once.
 func (r *Reclaimer) hasElder(ip *v1alpha1.FloatingIP) bool {
 	return slices.ContainsFunc(r.rankings.members(ip.Spec.Owner), func(other *v1alpha1.FloatingIP) bool {
-		return other.Spec.Pool == ip.Spec.Pool && other.IsOlderThan(ip)
+		return other.Spec.Pool == ip.Spec.Pool && older(other, ip) < 0
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/listers"
 	appslisters "k8s.io/client-go/listers/apps/v1"
 	batchlisters "k8s.io/client-go/listers/batch/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -40,7 +41,6 @@ type owners struct {
 	jobs         batchlisters.JobLister
 	cronJobs     batchlisters.CronJobLister
 	nodes        corelisters.NodeLister
-	pods         corelisters.PodLister
 	claims       cache.Indexer
 	services     corelisters.ServiceLister // nil: the program may not read Services
 	customs      *customkind.Reader
@@ -48,7 +48,8 @@ type owners struct {
 }
 
 // between finds the objects between a pod and its workload in the cache.
-func (o *owners) between() podrequest.Between {
+func (r *Reclaimer) between() podrequest.Between {
+	o := r.owners
 	return podrequest.Between{
 		ReplicaSet: func(namespace, name string) (metav1.Object, error) {
 			return o.replicaSets.ReplicaSets(namespace).Get(name)
@@ -58,7 +59,7 @@ func (o *owners) between() podrequest.Between {
 		StatefulSet: func(namespace, name string) (metav1.Object, error) {
 			return o.statefulSets.StatefulSets(namespace).Get(name)
 		},
-		Pod: func(namespace, name string) (metav1.Object, error) { return o.pods.Pods(namespace).Get(name) },
+		Pod: func(namespace, name string) (metav1.Object, error) { return r.cachedPod(namespace, name) },
 	}
 }
 
@@ -185,22 +186,9 @@ func (o *owners) service(ctx context.Context, owner *v1alpha1.Owner, fresh bool)
 	return workload{exists: exists(service), unbounded: true}, live, nil
 }
 
-func servicesOf(config Config) corelisters.ServiceLister {
-	if !config.Services {
-		return nil
-	}
-	return config.Factory.Core().V1().Services().Lister()
-}
-
 func (o *owners) claim(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (workload, bool, error) {
-	cached := func(name string) (*v1alpha1.IPClaim, error) {
-		object, found, err := o.claims.GetByKey(owner.Namespace + "/" + name)
-		if err != nil || !found {
-			return nil, apierrors.NewNotFound(schema.GroupResource{Group: v1alpha1.GroupName, Resource: "ipclaims"}, name)
-		}
-		return object.(*v1alpha1.IPClaim), nil
-	}
-	claim, live, err := lookUp(ctx, owner, fresh, cached, o.api.IPClaims(owner.Namespace).Get)
+	cached := listers.NewNamespaced(listers.New[*v1alpha1.IPClaim](o.claims, v1alpha1.SchemeGroupVersion.WithResource("ipclaims").GroupResource()), owner.Namespace)
+	claim, live, err := lookUp(ctx, owner, fresh, cached.Get, o.api.IPClaims(owner.Namespace).Get)
 	if err != nil || claim == nil {
 		return workload{claim: true}, live, err
 	}
@@ -223,22 +211,28 @@ func (o *owners) belongs(ctx context.Context, name string, template *v1.PodTempl
 	}
 	if fresh || err != nil {
 		live = true
-		node, err = o.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		node, err = o.nodeNow(ctx, name)
 	}
-	if apierrors.IsNotFound(err) {
-		return false, true, nil
-	}
-	if err != nil {
-		return false, live, fmt.Errorf("get node %s: %w", name, err)
-	}
-	if template == nil {
-		return true, live, nil
+	if err != nil || node == nil || template == nil {
+		return err == nil && node != nil, live, err
 	}
 	belongs, err = nodeaffinity.GetRequiredNodeAffinity(&v1.Pod{Spec: template.Spec}).Match(node)
 	if err != nil {
 		return false, live, fmt.Errorf("match node %s with the node affinity of the pod template: %w", name, err)
 	}
 	return belongs, live, nil
+}
+
+// nodeNow returns a node from the API server; nil: there is none.
+func (o *owners) nodeNow(ctx context.Context, name string) (*v1.Node, error) {
+	node, err := o.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("get node %s: %w", name, err)
+	}
+	return node, nil
 }
 
 // asksForNone reports whether the pods of a template request no addresses.

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/sorted"
 )
 
 // purpose is the use that an owner has for addresses: for all its pods, for one pod
@@ -102,7 +103,7 @@ func (r *rankings) put(ip *v1alpha1.FloatingIP) bool {
 		return false
 	}
 	r.add(ip)
-	return was == nil || !samePurpose(was, ip) || order(before).compare(was, ip) != 0 || yields(was) != yields(ip)
+	return was == nil || !samePurpose(was, ip) || before(was, ip) != 0 || yields(was) != yields(ip)
 }
 
 // podChanged updates the number of addresses that the pod of these addresses requests.
@@ -217,7 +218,7 @@ func (r *rankings) ranking(owner *v1alpha1.Owner) *ranking {
 		clear(r.ranked)
 	}
 	ips := r.load(key)
-	slices.SortFunc(ips, order(older).compare) // They are added at the end then.
+	slices.SortFunc(ips, older) // They are added at the end then.
 	for _, ip := range ips {
 		r.add(ip)
 	}
@@ -279,7 +280,7 @@ func (r *rankings) nextYielding(ip *v1alpha1.FloatingIP) string {
 		return ""
 	}
 	s := of.sequence(ip)
-	if i, _ := position(s.yielding, ip, before); i > 0 {
+	if i, _ := slices.BinarySearchFunc(s.yielding, ip, before); i > 0 {
 		return s.yielding[i-1].Name
 	}
 	return ""
@@ -294,10 +295,10 @@ func (o *ranking) sequence(ip *v1alpha1.FloatingIP) *sequence {
 
 func (o *ranking) standing(ip *v1alpha1.FloatingIP) standing {
 	s := o.sequence(ip)
-	rank, _ := position(s.all, ip, before)
+	rank, _ := slices.BinarySearchFunc(s.all, ip, before)
 	age := rank
 	if isShared(ip.Spec.Owner) {
-		age, _ = position(s.aged, ip, older)
+		age, _ = slices.BinarySearchFunc(s.aged, ip, older)
 	}
 	at := standing{family: ip.Family(), rank: int64(rank), age: int64(age)}
 	for _, s := range []*sequence{&o.four, &o.six} {
@@ -310,24 +311,24 @@ func (o *ranking) standing(ip *v1alpha1.FloatingIP) standing {
 
 func (o *ranking) add(r ranked) {
 	s := o.sequence(r.ip)
-	s.all = insert(s.all, r.ip, before)
+	s.all = sorted.Insert(s.all, r.ip, before)
 	if isShared(r.ip.Spec.Owner) {
-		s.aged = insert(s.aged, r.ip, older)
+		s.aged = sorted.Insert(s.aged, r.ip, older)
 	}
 	if yields(r.ip) {
-		s.yielding = insert(s.yielding, r.ip, before)
+		s.yielding = sorted.Insert(s.yielding, r.ip, before)
 	}
 	o.share(r, +1)
 }
 
 func (o *ranking) remove(r ranked) {
 	s := o.sequence(r.ip)
-	s.all = without(s.all, r.ip, before)
+	s.all = sorted.Remove(s.all, r.ip, before)
 	if isShared(r.ip.Spec.Owner) {
-		s.aged = without(s.aged, r.ip, older)
+		s.aged = sorted.Remove(s.aged, r.ip, older)
 	}
 	if yields(r.ip) {
-		s.yielding = without(s.yielding, r.ip, before)
+		s.yielding = sorted.Remove(s.yielding, r.ip, before)
 	}
 	o.share(r, -1)
 }
@@ -361,35 +362,6 @@ func (o *ranking) share(r ranked, n int64) {
 	}
 	o.shares[name] = s
 	o.sizes[s.size()]++
-}
-
-// order reports whether a comes before b.
-type order func(a, b *v1alpha1.FloatingIP) bool
-
-func (first order) compare(a, b *v1alpha1.FloatingIP) int {
-	switch {
-	case first(a, b):
-		return -1
-	case first(b, a):
-		return 1
-	}
-	return 0
-}
-
-func position(list []*v1alpha1.FloatingIP, ip *v1alpha1.FloatingIP, by order) (int, bool) {
-	return slices.BinarySearchFunc(list, ip, by.compare)
-}
-
-func insert(list []*v1alpha1.FloatingIP, ip *v1alpha1.FloatingIP, by order) []*v1alpha1.FloatingIP {
-	i, _ := position(list, ip, by)
-	return slices.Insert(list, i, ip)
-}
-
-func without(list []*v1alpha1.FloatingIP, ip *v1alpha1.FloatingIP, by order) []*v1alpha1.FloatingIP {
-	if i, ok := position(list, ip, by); ok {
-		return slices.Delete(list, i, i+1)
-	}
-	return list
 }
 
 // yields reports whether an address is freed if too many come before it.

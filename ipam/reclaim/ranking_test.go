@@ -26,10 +26,10 @@ func (m rankModel) standing(ip *v1alpha1.FloatingIP) standing {
 			continue
 		}
 		families[other.Family()] = true
-		if other.Family() == at.family && before(other, ip) {
+		if other.Family() == at.family && before(other, ip) < 0 {
 			at.rank++
 		}
-		if other.Family() == at.family && older(other, ip) {
+		if other.Family() == at.family && older(other, ip) < 0 {
 			at.age++
 		}
 	}
@@ -56,7 +56,7 @@ func (m rankModel) lastYielding(owner *v1alpha1.Owner) (names []string) {
 	for _, family := range []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6} {
 		var last *v1alpha1.FloatingIP
 		for _, ip := range m {
-			if ip.Spec.Owner != nil && purposeOf(ip.Spec.Owner) == purposeOf(owner) && ip.Family() == family && yields(ip) && (last == nil || before(last, ip)) {
+			if ip.Spec.Owner != nil && purposeOf(ip.Spec.Owner) == purposeOf(owner) && ip.Family() == family && yields(ip) && (last == nil || before(last, ip) < 0) {
 				last = ip
 			}
 		}

@@ -13,12 +13,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	appslisters "k8s.io/client-go/listers/apps/v1"
+	batchlisters "k8s.io/client-go/listers/batch/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
-	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/lru"
 
@@ -26,6 +27,7 @@ import (
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/customkind"
 	"github.com/berth-dev/berth/ipam/event"
+	"github.com/berth-dev/berth/ipam/locked"
 	"github.com/berth-dev/berth/ipam/standby"
 	"github.com/berth-dev/berth/ipam/store"
 	"github.com/berth-dev/berth/ipam/view"
@@ -50,16 +52,13 @@ type Agents interface {
 
 // Config has the dependencies of a Reclaimer. The caller runs the view and the informers.
 type Config struct {
-	Kube     kubernetes.Interface
-	Berth    *client.Client
-	Dynamic  dynamic.Interface
-	Metadata metadata.Interface
-	View     *view.View
+	Clients
+	View *view.View
 	// Factory's informers should have the transform Slim.
 	Factory informers.SharedInformerFactory
 	// Services may own addresses, and the program may read them.
 	Services bool
-	// Detacher, Agents, Events and Metrics may be nil.
+	// Detacher, Agents, Events and Metrics may be nil: nothing is counted then.
 	Detacher Detacher
 	Agents   Agents
 	Events   event.Recorder
@@ -98,11 +97,14 @@ type Reclaimer struct {
 	owners     *owners
 	detacher   Detacher
 	agents     Agents
-	answers    answers
-	events     event.Recorder
-	metrics    *Metrics
+	// left has the resource versions of addresses at rest that their last nodes do not carry, as the agents
+	// said; told, the addresses of which an event says that the node is silent. By FloatingIP, as pending.
+	left    locked.Map[string, string]
+	told    locked.Map[string, bool]
+	events  event.Recorder
+	metrics *Metrics
 	// pending has since when a decision could not be carried out.
-	pending   clockings
+	pending   locked.Map[string, time.Time]
 	deletions deletions
 	// deleted has the podEnds of recently deleted pods, by UID.
 	deleted *lru.Cache
@@ -124,49 +126,51 @@ type Reclaimer struct {
 
 // New returns a Reclaimer. It does nothing until Run.
 func New(config Config) (*Reclaimer, error) {
-	apps, core := config.Factory.Apps().V1(), config.Factory.Core().V1()
-	r := &Reclaimer{
-		kube:    config.Kube,
-		ips:     store.New(config.Berth.FloatingIPs),
-		index:   config.View.FloatingIPs.GetIndexer(),
-		pools:   config.Berth.IPPools,
-		poolsOf: config.View.IPPools.GetIndexer(),
-		cachedPod: func(namespace, name string) (*v1.Pod, error) {
-			return core.Pods().Lister().Pods(namespace).Get(name)
-		},
-		namespaces: core.Namespaces().Lister(),
-		detacher:   config.Detacher,
-		agents:     config.Agents,
-		answers:    answers{of: map[string]*answer{}},
-		events:     config.Events,
-		metrics:    config.Metrics,
-		pending:    clockings{since: map[string]time.Time{}},
-		deletions:  deletions{all: map[string]deletion{}},
-		deleted:    lru.New(rememberDeleted),
-		ended:      lru.New(rememberDeleted),
-		stopped:    lru.New(rememberDeleted),
-		rejected:   lru.New(rememberDeleted),
+	apps, core, batch := config.Factory.Apps().V1(), config.Factory.Core().V1(), config.Factory.Batch().V1()
+	r := over(config.Clients, &Caches{
+		FloatingIPs: config.View.FloatingIPs.GetIndexer(), IPPools: config.View.IPPools.GetIndexer(), IPClaims: config.View.IPClaims.GetIndexer(),
+		Namespaces: core.Namespaces().Informer().GetIndexer(), Nodes: core.Nodes().Informer().GetIndexer(),
+		StatefulSets: apps.StatefulSets().Informer().GetIndexer(), Deployments: apps.Deployments().Informer().GetIndexer(),
+		ReplicaSets: apps.ReplicaSets().Informer().GetIndexer(), DaemonSets: apps.DaemonSets().Informer().GetIndexer(),
+		Jobs: batch.Jobs().Informer().GetIndexer(), CronJobs: batch.CronJobs().Informer().GetIndexer(),
+	}, store.New(config.Berth.FloatingIPs), rememberDeleted)
+	r.cachedPod = func(namespace, name string) (*v1.Pod, error) { return core.Pods().Lister().Pods(namespace).Get(name) }
+	r.detacher, r.agents, r.events = config.Detacher, config.Agents, config.Events
+	if config.Metrics != nil {
+		r.metrics = config.Metrics
+	}
+	if config.Services {
+		r.owners.services = core.Services().Lister()
+	}
+	return r, r.watch(config)
+}
 
+// over returns a Reclaimer that sees these caches, and remembers so many deleted pods. It has no pods, nobody to ask or tell, and
+// its metrics count nothing.
+func over(clients Clients, caches *Caches, ips ips, remembers int) *Reclaimer {
+	r := &Reclaimer{
+		kube: clients.Kube, ips: ips, pools: clients.Berth.IPPools,
+		index: caches.FloatingIPs, poolsOf: caches.IPPools, namespaces: corelisters.NewNamespaceLister(caches.Namespaces),
+		metrics: NewMetrics(func(...metrics.Registerable) {}),
+		deleted: lru.New(remembers), ended: lru.New(remembers), stopped: lru.New(remembers), rejected: lru.New(remembers),
 		queue: newQueue("reclaim"), detaching: newQueue("reclaim-detach"), questions: newQueue("reclaim-ask"),
 	}
 	r.rankings = newRankings(r.asked)
 	r.owners = &owners{
-		client: config.Kube, api: config.Berth,
-		statefulSets: apps.StatefulSets().Lister(), deployments: apps.Deployments().Lister(),
-		replicaSets: apps.ReplicaSets().Lister(), daemonSets: apps.DaemonSets().Lister(),
-		jobs:     config.Factory.Batch().V1().Jobs().Lister(),
-		cronJobs: config.Factory.Batch().V1().CronJobs().Lister(),
-		nodes:    core.Nodes().Lister(), pods: core.Pods().Lister(), services: servicesOf(config),
-		claims: config.View.IPClaims.GetIndexer(), instances: virtualmachine.New(config.Metadata),
+		client: clients.Kube, api: clients.Berth,
+		statefulSets: appslisters.NewStatefulSetLister(caches.StatefulSets), deployments: appslisters.NewDeploymentLister(caches.Deployments),
+		replicaSets: appslisters.NewReplicaSetLister(caches.ReplicaSets), daemonSets: appslisters.NewDaemonSetLister(caches.DaemonSets),
+		jobs: batchlisters.NewJobLister(caches.Jobs), cronJobs: batchlisters.NewCronJobLister(caches.CronJobs),
+		nodes: corelisters.NewNodeLister(caches.Nodes), claims: caches.IPClaims, instances: virtualmachine.New(clients.Metadata),
 		customs: customkind.NewReader(customkind.Config{
-			Discovery: config.Kube.Discovery(), Objects: config.Dynamic, Metadata: config.Metadata,
+			Discovery: clients.Kube.Discovery(), Objects: clients.Dynamic, Metadata: clients.Metadata,
 			Slim: slimTemplate, IsPassing: isPassing, Refused: r.unfollowed,
 			Changed: func(kind string, workload metav1.Object) {
 				r.ownerChanged(kind, workload.GetNamespace(), workload.GetName())
 			},
 		}),
 	}
-	return r, r.watch(config)
+	return r
 }
 
 // rememberDeleted is the number of deleted pods to remember until their addresses are
@@ -184,7 +188,9 @@ func (r *Reclaimer) Run(ctx context.Context, workers int) {
 		r.shutDown()
 		return
 	}
-	r.open()
+	for _, queue := range r.queues() {
+		queue.Open()
+	}
 	for _, object := range r.index.List() {
 		r.queue.Add(object.(*v1alpha1.FloatingIP).Name)
 	}
@@ -208,25 +214,19 @@ func (r *Reclaimer) Run(ctx context.Context, workers int) {
 	}
 	group.Go(func() { wait.UntilWithContext(ctx, r.prune, pruneEvery) })
 	group.Go(func() { r.owners.instances.Run(ctx) })
-	group.Go(func() {
-		wait.UntilWithContext(ctx, func(context.Context) { r.metrics.pend(r.pending.oldest()) }, measureEvery)
-	})
+	group.Go(func() { wait.UntilWithContext(ctx, r.measure, measureEvery) })
 	<-ctx.Done()
 	r.shutDown()
 	group.Wait()
 	r.owners.customs.Wait()
 }
 
-func (r *Reclaimer) open() {
-	r.queue.Open()
-	r.detaching.Open()
-	r.questions.Open()
-}
+func (r *Reclaimer) queues() []queue { return []queue{r.queue, r.detaching, r.questions} }
 
 func (r *Reclaimer) shutDown() {
-	r.queue.ShutDown()
-	r.detaching.ShutDown()
-	r.questions.ShutDown()
+	for _, queue := range r.queues() {
+		queue.ShutDown()
+	}
 }
 
 // pruneEvery is the interval of prune, measureEvery the one of the metric of pending addresses.
@@ -276,29 +276,29 @@ func (r *Reclaimer) next(ctx context.Context, queue queue) bool {
 	switch {
 	case err == nil:
 		queue.Forget(name)
-		r.pending.forget(name)
+		r.pending.Delete(name)
 		if again > 0 {
 			r.queue.AddAfter(name, again)
 		}
+		return true
 	case errors.Is(err, errDetachFirst):
 		queue.Forget(name)
 		r.detaching.Add(name)
+		return true
+	}
+	r.pend(name)
+	switch {
 	case errors.Is(err, errNoAssigner):
-		r.pending.start(name)
 		queue.Forget(name)
+		return true
 	case errors.Is(err, errMovedUp):
-		r.pending.start(name)
-		queue.AddRateLimited(name)
 	case errors.Is(err, store.ErrChanged):
 		// The watch brings the new version, unless it did so before the write.
-		r.metrics.conflict()
-		r.pending.start(name)
-		queue.AddRateLimited(name)
+		r.metrics.conflicts.Inc()
 	default:
-		r.pending.start(name)
 		klog.FromContext(ctx).Error(err, "Failed to reconcile a floating IP, will retry", "ip", name)
-		queue.AddRateLimited(name)
 	}
+	queue.AddRateLimited(name)
 	return true
 }
 

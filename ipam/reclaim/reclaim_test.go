@@ -275,7 +275,7 @@ func TestPodIsBack(t *testing.T) {
 		w := newFixture(t, ip, back)
 		w.cache(ip)
 		w.deleted.Add(back.UID, &podEnd{bound: true, at: time.Now()})
-		bring(w, ip, w.noteReturn(cache.ResourceEventHandlerFuncs{}))
+		bring(w, ip, w.addressHandler())
 		if err := w.look(name); err != nil {
 			t.Fatal(err)
 		}

@@ -9,26 +9,20 @@ import (
 	"hash/maphash"
 	"slices"
 	"strconv"
-	"sync"
 
 	"github.com/go-logr/logr"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
-	appslisters "k8s.io/client-go/listers/apps/v1"
-	batchlisters "k8s.io/client-go/listers/batch/v1"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/lru"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
-	"github.com/berth-dev/berth/ipam/customkind"
+	"github.com/berth-dev/berth/ipam/locked"
 	"github.com/berth-dev/berth/ipam/view"
 )
 
@@ -164,45 +158,23 @@ const (
 
 // Rehearse returns a Rehearsal. ctx ends the watches of custom kinds that it may begin.
 func Rehearse(clients Clients, caches *Caches) *Rehearsal {
-	w := &writes{all: map[string]Deed{}}
-	r := &Reclaimer{
-		kube: clients.Kube, ips: w, pools: clients.Berth.IPPools,
-		index: caches.FloatingIPs, poolsOf: caches.IPPools,
-		cachedPod: func(namespace, name string) (*v1.Pod, error) {
-			if pod := caches.pod(types.NamespacedName{Namespace: namespace, Name: name}); pod != nil {
-				return pod, nil
-			}
-			return nil, apierrors.NewNotFound(v1.Resource("pods"), name)
-		},
-		namespaces: corelisters.NewNamespaceLister(caches.Namespaces),
-		deletions:  deletions{}, deleted: lru.New(1), ended: lru.New(1), stopped: lru.New(1), rejected: lru.New(1),
-		queue: newQueue(""), detaching: newQueue(""), questions: newQueue(""),
+	w := &writes{}
+	r := over(clients, caches, w, 1)
+	r.cachedPod = func(namespace, name string) (*v1.Pod, error) {
+		if pod := caches.pod(types.NamespacedName{Namespace: namespace, Name: name}); pod != nil {
+			return pod, nil
+		}
+		return nil, apierrors.NewNotFound(v1.Resource("pods"), name)
 	}
-	r.rankings = newRankings(r.asked)
 	// Few decisions depend on ranks: only the ones about addresses without a pod.
 	r.rankings.load = func(of purpose) []*v1alpha1.FloatingIP { return r.indexed(byPurpose, of.String()) }
-	r.owners = &owners{
-		client: clients.Kube, api: clients.Berth,
-		statefulSets: appslisters.NewStatefulSetLister(caches.StatefulSets), deployments: appslisters.NewDeploymentLister(caches.Deployments),
-		replicaSets: appslisters.NewReplicaSetLister(caches.ReplicaSets), daemonSets: appslisters.NewDaemonSetLister(caches.DaemonSets),
-		jobs: batchlisters.NewJobLister(caches.Jobs), cronJobs: batchlisters.NewCronJobLister(caches.CronJobs),
-		nodes: corelisters.NewNodeLister(caches.Nodes), claims: caches.IPClaims,
-		customs: customkind.NewReader(customkind.Config{
-			Discovery: clients.Kube.Discovery(), Objects: clients.Dynamic, Metadata: clients.Metadata,
-			Slim: slimTemplate, IsPassing: isPassing,
-			Refused: func(context.Context, *customkind.ForbiddenError) {},
-			Changed: func(string, metav1.Object) {},
-		}),
-	}
 	return &Rehearsal{r, w}
 }
 
 // Close waits for watches that ended with their context, and frees the Rehearsal's
 // resources.
 func (r *Rehearsal) Close() {
-	r.reclaimer.queue.ShutDown()
-	r.reclaimer.detaching.ShutDown()
-	r.reclaimer.questions.ShutDown()
+	r.reclaimer.shutDown()
 	r.reclaimer.owners.customs.Wait()
 }
 
@@ -226,26 +198,12 @@ func (r *Rehearsal) Of(ctx context.Context, name string) (Deed, error) {
 	case err != nil:
 		return Nothing, fmt.Errorf("decide about %s: %w", name, err)
 	}
-	return r.writes.of(name), nil
+	deed, _ := r.writes.Get(name)
+	return deed, nil
 }
 
-// writes notes writes instead of making them.
-type writes struct {
-	mu  sync.Mutex
-	all map[string]Deed
-}
-
-func (w *writes) of(name string) Deed {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.all[name]
-}
-
-func (w *writes) note(name string, deed Deed) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.all[name] = deed
-}
+// writes notes writes instead of making them, by FloatingIP.
+type writes struct{ locked.Map[string, Deed] }
 
 func (w *writes) Create(_ context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.FloatingIP, error) {
 	return ip, nil
@@ -254,13 +212,13 @@ func (w *writes) Create(_ context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.F
 func (w *writes) Update(_ context.Context, seen *v1alpha1.FloatingIP, spec v1alpha1.FloatingIPSpec) (*v1alpha1.FloatingIP, error) {
 	switch {
 	case seen.Spec.IsHeld() && !spec.IsHeld():
-		w.note(seen.Name, Release)
+		w.Set(seen.Name, Release)
 	case seen.Spec.Owner != nil && spec.Owner == nil:
-		w.note(seen.Name, Drop)
+		w.Set(seen.Name, Drop)
 	case seen.Spec.Node != spec.Node:
-		w.note(seen.Name, CorrectNode)
+		w.Set(seen.Name, CorrectNode)
 	default:
-		w.note(seen.Name, Correct)
+		w.Set(seen.Name, Correct)
 	}
 	updated := seen.DeepCopy()
 	updated.Spec = spec
@@ -270,11 +228,11 @@ func (w *writes) Update(_ context.Context, seen *v1alpha1.FloatingIP, spec v1alp
 func (w *writes) Delete(_ context.Context, seen *v1alpha1.FloatingIP) error {
 	switch {
 	case seen.Spec.IsHeld():
-		w.note(seen.Name, Release)
+		w.Set(seen.Name, Release)
 	case seen.Spec.Owner == nil:
-		w.note(seen.Name, EndRest)
+		w.Set(seen.Name, EndRest)
 	default:
-		w.note(seen.Name, Drop)
+		w.Set(seen.Name, Drop)
 	}
 	return nil
 }

@@ -3,9 +3,12 @@
 package reclaim
 
 import (
+	"cmp"
+
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/customkind"
 	"github.com/berth-dev/berth/ipam/podrequest"
+	"github.com/berth-dev/berth/ipam/sorted"
 )
 
 // workload is the state of an address's owner that decisions need, for any kind.
@@ -62,17 +65,17 @@ type standing struct {
 // before orders the addresses of a purpose: an owner gives up the last ones first. If
 // pods share the addresses, the ones with a pod come first; older ones come before younger
 // ones. The order depends on the records only.
-func before(a, b *v1alpha1.FloatingIP) bool {
-	if isShared(a.Spec.Owner) && hasUser(a) != hasUser(b) {
-		return hasUser(a)
+func before(a, b *v1alpha1.FloatingIP) int {
+	if !isShared(a.Spec.Owner) {
+		return older(a, b)
 	}
-	return older(a, b)
+	return cmp.Or(sorted.TrueFirst(hasUser(a), hasUser(b)), older(a, b))
 }
 
 // hasUser reports whether a pod or a Service has the address.
 func hasUser(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Pod != nil || ip.Spec.Service != nil }
 
-// older reports whether a was created before b.
-func older(a, b *v1alpha1.FloatingIP) bool { return a.IsOlderThan(b) }
+// older puts the address first that was created first.
+func older(a, b *v1alpha1.FloatingIP) int { return a.CompareAge(b) }
 
 func isPod(owner *v1alpha1.Owner) bool { return owner.Kind == "Pod" && owner.APIVersion == "v1" }

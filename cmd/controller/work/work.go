@@ -105,8 +105,8 @@ func New(config *rest.Config, kube kubernetes.Interface, options Options) (*Work
 		return nil, err
 	}
 	if w.reclaimer, err = newReclaimer(config, options, reclaim.Config{
-		Agents: &agentport.Ports{Kube: asking, Namespace: options.Namespace},
-		Kube:   kube, Berth: api, View: seen, Factory: factory, Services: options.Services,
+		Agents:  &agentport.Ports{Kube: asking, Namespace: options.Namespace},
+		Clients: reclaim.Clients{Kube: kube, Berth: api}, View: seen, Factory: factory, Services: options.Services,
 		Events: recorder, Metrics: reclaim.NewMetrics(options.Register),
 	}); err != nil {
 		return nil, err

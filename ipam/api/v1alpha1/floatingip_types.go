@@ -3,6 +3,7 @@
 package v1alpha1
 
 import (
+	"cmp"
 	"strings"
 	"time"
 
@@ -346,16 +347,13 @@ func (s *FloatingIPSpec) IsOfNode() bool { return s.Owner.IsNode() && s.Node != 
 // IsHeld returns whether a pod or a Service has the address, or a node itself.
 func (s *FloatingIPSpec) IsHeld() bool { return s.Pod != nil || s.Service != nil || s.IsOfNode() }
 
-// IsOlderThan returns whether the FloatingIP was created before another one. Of two from one second, the lower
+// CompareAge is negative if the FloatingIP was created before another one. Of two from one second, the lower
 // address is the older.
-func (ip *FloatingIP) IsOlderThan(other *FloatingIP) bool {
-	if c := ip.CreationTimestamp.Compare(other.CreationTimestamp.Time); c != 0 {
-		return c < 0
-	}
+func (ip *FloatingIP) CompareAge(other *FloatingIP) int {
 	// The scheduler's order is by number, not by text.
 	x, _ := AddrOf(ip.Name)
 	y, _ := AddrOf(other.Name)
-	return x.Less(y)
+	return cmp.Or(ip.CreationTimestamp.Compare(other.CreationTimestamp.Time), x.Compare(y))
 }
 
 // NilUID is the UID of an owner that is known by name only: the address is for the

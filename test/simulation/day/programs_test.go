@@ -130,7 +130,7 @@ func (p *programs) startController(ctx context.Context, group *sync.WaitGroup, k
 	if err != nil {
 		return err
 	}
-	reclaimer, err := reclaim.New(reclaim.Config{Kube: kube, Berth: api, View: seen, Factory: factory, Dynamic: kinds, Metadata: headers, Agents: agents, Events: silent{}})
+	reclaimer, err := reclaim.New(reclaim.Config{Clients: reclaim.Clients{Kube: kube, Berth: api, Dynamic: kinds, Metadata: headers}, View: seen, Factory: factory, Agents: agents, Events: silent{}})
 	if err != nil {
 		return err
 	}
