@@ -53,7 +53,7 @@ func compute(objects []*v1alpha1.IPPool, before []v1alpha1.IPPoolStatus, snapsho
 		status.Outside = n.outside
 		n.showNamespaces(int64(object.Spec.MaxPerNamespace), status)
 		if compiled {
-			status.Capacity = clamp(snapshot.Pools()[at].Ranges.Size())
+			status.Capacity = int64(min(snapshot.Pools()[at].Ranges.Size(), math.MaxInt64))
 		}
 		if !object.Spec.Disabled {
 			status.Free = untaken(status)
@@ -71,10 +71,6 @@ func compute(objects []*v1alpha1.IPPool, before []v1alpha1.IPPoolStatus, snapsho
 // untaken returns the number of addresses that are not in use, reserved or cooling down.
 func untaken(status *v1alpha1.IPPoolStatus) int64 {
 	return status.Capacity - status.Allocated - status.Retained - status.Reserved - status.Cooling
-}
-
-func clamp(n uint64) int64 {
-	return int64(min(n, math.MaxInt64))
 }
 
 // Reasons of the conditions.

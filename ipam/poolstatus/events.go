@@ -77,12 +77,6 @@ func changes(before, after *v1alpha1.IPPoolStatus) []event.Event {
 	return events
 }
 
-func (w *Writer) tellChanges(object *v1alpha1.IPPool, before, after *v1alpha1.IPPoolStatus) {
-	for _, e := range changes(before, after) {
-		w.tell(object, e)
-	}
-}
-
 // tellOrphans emits one event for each address of a deleted pool. The pool must be missing
 // for two rounds, because the watch of addresses may be ahead of the watch of pools.
 func (w *Writer) tellOrphans(ips map[string]*v1alpha1.FloatingIP) {
@@ -98,7 +92,7 @@ func (w *Writer) tellOrphans(ips map[string]*v1alpha1.FloatingIP) {
 				fmt.Sprintf("IPPool %q is gone and no other pool contains the address. Its owner keeps it, but no pod can be scheduled with it until a pool contains it again.", ip.Spec.Pool)))
 		}
 		if !told {
-			w.mark()
+			w.dirty.Send()
 		}
 		seen[ip.UID] = told
 	}

@@ -53,7 +53,7 @@ type Writer struct {
 	pools    *pools.Source
 	ips      cache.Store
 	synced   []cache.DoneChecker
-	dirty    wakeup.Signal
+	dirty    wakeup.Signal // asks for another round
 	clock    clock.Clock
 
 	mu sync.Mutex
@@ -113,7 +113,7 @@ func New(patcher patcher, seen *view.View, recorder event.Recorder, metrics *Met
 			// status would have the new generation and the old counts.
 			UpdateFunc: func(before, after any) {
 				if !pools.Respecified(before.(*v1alpha1.IPPool), after.(*v1alpha1.IPPool)) {
-					w.mark()
+					w.dirty.Send()
 				}
 			},
 		},
@@ -144,11 +144,11 @@ func (w *Writer) change(object any) {
 		w.changed[name] = struct{}{}
 	}
 	w.mu.Unlock()
-	w.mark()
+	w.dirty.Send()
 }
 
 // count brings the tally up to date with the caches.
-func (w *Writer) count(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot) error {
+func (w *Writer) count(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot) {
 	w.mu.Lock()
 	changed := w.changed
 	w.changed = map[string]struct{}{}
@@ -164,20 +164,11 @@ func (w *Writer) count(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot) err
 		if before := w.counted[name]; before != nil && same {
 			w.tally.add(before, -1)
 		}
-		object, exists, err := w.ips.GetByKey(name)
-		if err != nil {
-			// The next round counts everything anew.
-			w.mu.Lock()
-			maps.Copy(w.changed, changed)
-			w.mu.Unlock()
-			w.tally = nil
-			return fmt.Errorf("read FloatingIP %s: %w", name, err)
-		}
-		if !exists {
+		after := view.Get[v1alpha1.FloatingIP](w.ips, name)
+		if after == nil {
 			delete(w.counted, name)
 			continue
 		}
-		after := object.(*v1alpha1.FloatingIP)
 		w.counted[name] = after
 		if same {
 			w.tally.add(after, 1)
@@ -186,12 +177,6 @@ func (w *Writer) count(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot) err
 	if !same {
 		w.tally = count(objects, snapshot, maps.Values(w.counted))
 	}
-	return nil
-}
-
-// mark asks for another round.
-func (w *Writer) mark() {
-	w.dirty.Send()
 }
 
 // Run writes status until ctx ends. It blocks.
@@ -204,7 +189,7 @@ func (w *Writer) Run(ctx context.Context) {
 		due, err := w.round(ctx)
 		if err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Failed to write pool status, will retry")
-			w.mark()
+			w.dirty.Send()
 		}
 		select {
 		case <-ctx.Done():
@@ -229,9 +214,7 @@ func (w *Writer) Run(ctx context.Context) {
 // may be written whose pause is not over, or zero.
 func (w *Writer) round(ctx context.Context) (due time.Time, err error) {
 	objects, snapshot := w.pools.Look()
-	if err := w.count(objects, snapshot); err != nil {
-		return time.Time{}, err
-	}
+	w.count(objects, snapshot)
 	before := w.statuses(objects)
 	now := w.clock.Now()
 	after := compute(objects, before, snapshot, w.tally, metav1.NewTime(now).Rfc3339Copy())
@@ -259,7 +242,9 @@ func (w *Writer) round(ctx context.Context) (due time.Time, err error) {
 			}
 			continue
 		}
-		w.tellChanges(object, &before[i], &after[i])
+		for _, e := range changes(&before[i], &after[i]) {
+			w.tell(object, e)
+		}
 	}
 	return due, errors.Join(errs...)
 }

@@ -36,8 +36,8 @@ type uses struct {
 	namespaces map[string]*v1alpha1.NamespaceShare
 }
 
-// newTally returns a tally of no addresses.
-func newTally(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot) *tally {
+// count counts the addresses of each pool in one pass.
+func count(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot, ips iter.Seq[*v1alpha1.FloatingIP]) *tally {
 	t := &tally{
 		snapshot: snapshot,
 		pools:    make(map[string]*uses, len(objects)),
@@ -55,12 +55,6 @@ func newTally(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot) *tally {
 	for at, pool := range snapshot.Pools() {
 		t.homes[at] = t.pools[pool.Name]
 	}
-	return t
-}
-
-// count counts the addresses of each pool in one pass.
-func count(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot, ips iter.Seq[*v1alpha1.FloatingIP]) *tally {
-	t := newTally(objects, snapshot)
 	for ip := range ips {
 		t.add(ip, 1)
 	}

@@ -98,11 +98,7 @@ func observeUpdate(handler Handler, before, after any) {
 
 // Claim returns the cached claim, nil if there is none. The caller must not modify it.
 func (w *Watch) Claim(namespace, name string) *v1alpha1.IPClaim {
-	object, exists, err := w.claims.GetByKey(namespace + "/" + name)
-	if err != nil || !exists {
-		return nil
-	}
-	return object.(*v1alpha1.IPClaim)
+	return view.Get[v1alpha1.IPClaim](w.claims, namespace+"/"+name)
 }
 
 // WaitForSync blocks until the handler has been called for all objects that existed when

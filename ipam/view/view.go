@@ -92,6 +92,17 @@ func Indexed[T any](from interface {
 	return list
 }
 
+// Get returns the object of a cache that has a key; nil if there is none.
+func Get[T any](from interface {
+	GetByKey(key string) (object any, exists bool, err error)
+}, key string) *T {
+	object, exists, err := from.GetByKey(key)
+	if err != nil || !exists {
+		return nil
+	}
+	return object.(*T)
+}
+
 func (v *View) informers() []cache.SharedIndexInformer {
 	if v.FloatingIPs == nil {
 		return []cache.SharedIndexInformer{v.IPPools, v.IPClaims}
