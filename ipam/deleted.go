@@ -23,7 +23,7 @@ type deletions struct {
 
 	mu    sync.Mutex
 	all   map[netip.Addr]deletion
-	again wakeup.Signal // signals a new address or new pools
+	again wakeup.Signal // has run check all addresses: there is a new one, or pools have changed
 }
 
 type deletion struct {
@@ -43,12 +43,6 @@ func (r *deletions) begin(addr netip.Addr, pool string, least time.Duration) {
 	r.mu.Lock()
 	r.all[addr] = deletion{pool, time.Now(), least}
 	r.mu.Unlock()
-	r.review()
-}
-
-// review makes run check all addresses again, because pools may have changed. It does
-// not block.
-func (r *deletions) review() {
 	r.again.Send()
 }
 

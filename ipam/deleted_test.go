@@ -54,7 +54,7 @@ func TestCooldowns(t *testing.T) {
 		r.begin(c, "short", 0)
 		pass(30 * time.Second)
 		short.Store(int64(40 * time.Second))
-		r.review()
+		r.again.Send()
 		pass(10*time.Second - time.Nanosecond)
 		expect(b.String())
 		pass(time.Nanosecond)

@@ -51,15 +51,9 @@ func (c *Candidates) impossible() error {
 // more, so that no node is known to reach it.
 func (c *Candidates) homeless() error {
 	for _, part := range c.parts {
-		var lost *allocator.Record
-		for i := range part.kept {
-			if c.poolOf(&part.kept[i]) != nil {
-				lost = nil
-				break
-			}
-			lost = &part.kept[i]
-		}
-		if lost != nil {
+		homed := func(record allocator.Record) bool { return c.poolOf(&record) != nil }
+		if len(part.kept) > 0 && !slices.ContainsFunc(part.kept, homed) {
+			lost := &part.kept[len(part.kept)-1]
 			return &ShortageError{
 				Reasons: []string{fmt.Sprintf("address %s is retained for %s %s/%s but no valid pool contains it any longer",
 					lost.Addr, lost.Owner.Kind, lost.Owner.Namespace, lost.Owner.Name)},
@@ -75,34 +69,27 @@ func (c *Candidates) homeless() error {
 // admits the namespace, or does not allow the terms that are new to the address.
 func (c *Candidates) unadmitted() error {
 	for _, part := range c.parts {
-		var refused *allocator.Record
-		for i := range part.kept {
-			pool := c.poolOf(&part.kept[i])
-			if pool == nil {
-				continue
-			}
-			if c.request.mayUseKept(&part.kept[i], pool) {
-				refused = nil
-				break
-			}
-			refused = &part.kept[i]
-		}
-		if refused == nil {
+		if len(part.usable) > 0 {
 			continue
 		}
-		pool := c.poolOf(refused)
-		if pool.AdmitsNamespace(c.request.namespaceLabels()) {
-			return &ShortageError{
-				Reasons: []string{fmt.Sprintf("address %s is retained for %s %s/%s on other terms, but %s",
-					refused.Addr, refused.Owner.Kind, refused.Owner.Namespace, refused.Owner.Name, c.request.RefusedTerms(pool))},
-				Lacks: LackOwner,
+		for _, refused := range slices.Backward(part.kept) {
+			pool := c.poolOf(&refused)
+			switch {
+			case pool == nil:
+				continue
+			case pool.AdmitsNamespace(c.request.namespaceLabels()):
+				return &ShortageError{
+					Reasons: []string{fmt.Sprintf("address %s is retained for %s %s/%s on other terms, but %s",
+						refused.Addr, refused.Owner.Kind, refused.Owner.Namespace, refused.Owner.Name, c.request.RefusedTerms(pool))},
+					Lacks: LackOwner,
+				}
 			}
-		}
-		return &ShortageError{
-			Reasons: []string{fmt.Sprintf("address %s is retained for %s %s/%s, but %s does not admit namespace %q: its labels do not match spec.namespaceSelector (%s)",
-				refused.Addr, refused.Owner.Kind, refused.Owner.Namespace, refused.Owner.Name, pool, c.request.Namespace, pool.NamespaceSelector())},
-			Remedy: fmt.Sprintf("label the namespace to match, or give the address up: kubectl delete floatingip %s", v1alpha1.NameOf(refused.Addr)),
-			Lacks:  LackOwner,
+			return &ShortageError{
+				Reasons: []string{fmt.Sprintf("address %s is retained for %s %s/%s, but %s does not admit namespace %q: its labels do not match spec.namespaceSelector (%s)",
+					refused.Addr, refused.Owner.Kind, refused.Owner.Namespace, refused.Owner.Name, pool, c.request.Namespace, pool.NamespaceSelector())},
+				Remedy: fmt.Sprintf("label the namespace to match, or give the address up: kubectl delete floatingip %s", v1alpha1.NameOf(refused.Addr)),
+				Lacks:  LackOwner,
+			}
 		}
 	}
 	return nil

@@ -94,9 +94,7 @@ func (f *feed) Replace(objects []any, version string) error {
 // noteOther takes an object out of the book that has another UID than the API server's: the watch
 // did not tell its deletion.
 func (f *feed) noteOther(ip *v1alpha1.FloatingIP) {
-	if addr, err := v1alpha1.AddrOf(ip.Name); err == nil {
-		if record, known := f.ipam.book.Stored(addr); known && record.UID != "" && record.UID != string(ip.UID) {
-			f.ipam.missed(record)
-		}
+	if record, known := f.ipam.book.Stored(ip.Addr()); known && record.UID != "" && record.UID != string(ip.UID) {
+		f.ipam.missed(record)
 	}
 }

@@ -25,17 +25,6 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// ipStore reads and writes FloatingIPs. Each call is one blocking request. Safe for
-// concurrent use.
-type ipStore interface {
-	// Create fails with store.ErrTaken if the address has an object.
-	Create(ctx context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.FloatingIP, error)
-	// Update and Delete fail with store.ErrChanged if the object differs from seen.
-	Update(ctx context.Context, seen *v1alpha1.FloatingIP, spec v1alpha1.FloatingIPSpec) (*v1alpha1.FloatingIP, error)
-	Delete(ctx context.Context, seen *v1alpha1.FloatingIP) error
-	Get(ctx context.Context, name string) (*v1alpha1.FloatingIP, error)
-}
-
 // ipWatch follows the API server.
 type ipWatch interface {
 	// WaitForSync waits until the book has seen all existing objects and the pools are
@@ -63,7 +52,7 @@ type state struct {
 
 // IPAM gives addresses to pods. Safe for concurrent use.
 type IPAM struct {
-	store    ipStore
+	store    *store.Store
 	watch    ipWatch
 	pools    *pools.Source
 	assigner externalAssigner // nil: none
@@ -102,7 +91,7 @@ func NewForConfig(config *rest.Config, assigner externalAssigner) (*IPAM, error)
 
 // New returns an IPAM on a view that the caller runs. It writes to ips. assigner may be
 // nil. The IPAM gives no addresses until Run.
-func New(seen *view.View, ips ipStore, assigner externalAssigner) (*IPAM, error) {
+func New(seen *view.View, ips *store.Store, assigner externalAssigner) (*IPAM, error) {
 	i := &IPAM{store: ips, pools: seen.Pools, assigner: assigner}
 	i.book = allocator.New(recordedPods{&i.known})
 	i.deletions = newDeletions(i.cooldown, i.rested)
@@ -150,7 +139,7 @@ func (i *IPAM) Run(ctx context.Context) {
 		snapshot := i.pools.Snapshot()
 		i.setPools(snapshot)
 		logger.V(2).Info("Compiled pools", "pools", len(snapshot.Pools()))
-		i.deletions.review()
+		i.deletions.again.Send()
 		i.tell(Change{Everything: true})
 		select {
 		case <-ctx.Done():

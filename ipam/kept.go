@@ -3,6 +3,7 @@
 package ipam
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -12,6 +13,7 @@ import (
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/sorted"
 )
 
 // spare is how many more addresses of a class the candidates have than the pod could take, in case that other
@@ -71,13 +73,7 @@ func (c *Candidates) held() []allocator.Record {
 		return class<<32 | uint64(uint32(home)), ok
 	})
 	c.givenUp = slices.SortedFunc(maps.Values(givenUp), func(x, y allocator.Record) int {
-		if last := x.LastPod == c.request.Name; last != (y.LastPod == c.request.Name) {
-			if last {
-				return -1
-			}
-			return 1
-		}
-		return x.Addr.Compare(y.Addr)
+		return cmp.Or(sorted.TrueFirst(x.LastPod == c.request.Name, y.LastPod == c.request.Name), x.Addr.Compare(y.Addr))
 	})
 	return held
 }

@@ -16,6 +16,7 @@ import (
 	"unique"
 
 	"github.com/berth-dev/berth/ipam/iprange"
+	"github.com/berth-dev/berth/ipam/sorted"
 )
 
 var (
@@ -491,8 +492,8 @@ func (a *Allocator) Held(owner Owner, podUID, podName string, most int, byAddres
 	defer a.mu.Unlock()
 	order := func(x, y *entry) int {
 		return cmp.Or(
-			trueFirst(x.stored.podUID == podUID, y.stored.podUID == podUID),
-			trueFirst(podName != "" && x.stored.lastPod == podName, podName != "" && y.stored.lastPod == podName),
+			sorted.TrueFirst(x.stored.podUID == podUID, y.stored.podUID == podUID),
+			sorted.TrueFirst(podName != "" && x.stored.lastPod == podName, podName != "" && y.stored.lastPod == podName),
 			older(x, y))
 	}
 	classes := map[uint64][]*entry{}
@@ -538,17 +539,6 @@ func (a *Allocator) Held(owner Owner, podUID, podName string, most int, byAddres
 	return held
 }
 
-// trueFirst compares such that true comes first.
-func trueFirst(x, y bool) int {
-	switch {
-	case x == y:
-		return 0
-	case x:
-		return -1
-	}
-	return 1
-}
-
 // Stored returns the record of an address, as far as the book has seen; ok is false if
 // it has none.
 func (a *Allocator) Stored(addr netip.Addr) (Record, bool) {
@@ -565,11 +555,9 @@ func (a *Allocator) Stored(addr netip.Addr) (Record, bool) {
 func (a *Allocator) Without(listed map[string]bool, version uint64) (records []Record) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, page := range a.index.pages {
-		for _, e := range page.entries {
-			if e.stored != nil && e.stored.uid != "" && e.stored.version <= version && !listed[e.stored.uid] {
-				records = append(records, e.record())
-			}
+	for e := range a.index.all() {
+		if e.stored != nil && e.stored.uid != "" && e.stored.version <= version && !listed[e.stored.uid] {
+			records = append(records, e.record())
 		}
 	}
 	return records

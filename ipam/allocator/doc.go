@@ -2,7 +2,7 @@
 
 // Package allocator is the book of addresses: which are in use, for which owner and
 // pod, and which are free, all in memory under one mutex. It does no I/O and does not
-// know Kubernetes; it imports the standard library and package iprange only.
+// know Kubernetes; it imports the standard library and packages iprange and sorted only.
 //
 // The state of an address has two layers. The record is the part that the API server
 // stores; it arrives by [Allocator.Observe] and [Allocator.Forget] and is the truth. A

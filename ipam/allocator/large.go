@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 	"unique"
+
+	"github.com/berth-dev/berth/ipam/sorted"
 )
 
 // largeOwner is the number of addresses from which on an owner has a [holding].
@@ -97,8 +99,7 @@ func (a *Allocator) list(key ownerKey, e *entry) {
 	}
 	if e.isReady(a.gone) {
 		kind := a.kindOf(e)
-		at, _ := slices.BinarySearchFunc(h.ready[kind], e, older)
-		h.ready[kind] = slices.Insert(h.ready[kind], at, e)
+		h.ready[kind] = sorted.Insert(h.ready[kind], e, older)
 		a.byLastPod.add(podKey{key.namespace, e.stored.lastPod}, e)
 	}
 	a.countTaker(h, key, e, 1)
@@ -112,11 +113,9 @@ func (a *Allocator) unlist(key ownerKey, e *entry) {
 	}
 	if e.stored != nil {
 		kind := a.kindOf(e)
-		if at, ok := slices.BinarySearchFunc(h.ready[kind], e, older); ok {
-			h.ready[kind] = slices.Delete(h.ready[kind], at, at+1)
-			if len(h.ready[kind]) == 0 {
-				delete(h.ready, kind)
-			}
+		h.ready[kind] = sorted.Remove(h.ready[kind], e, older)
+		if len(h.ready[kind]) == 0 {
+			delete(h.ready, kind)
 		}
 		a.byLastPod.remove(podKey{key.namespace, e.stored.lastPod}, e)
 	}

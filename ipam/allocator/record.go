@@ -4,6 +4,7 @@ package allocator
 
 import (
 	"net/netip"
+	"strings"
 	"time"
 	"unique"
 )
@@ -89,12 +90,9 @@ type ownerKey struct {
 }
 
 func (o Owner) key() ownerKey {
-	group := ""
-	for i := range len(o.APIVersion) {
-		if o.APIVersion[i] == '/' {
-			group = o.APIVersion[:i]
-			break
-		}
+	group, _, grouped := strings.Cut(o.APIVersion, "/")
+	if !grouped {
+		group = ""
 	}
 	return ownerKey{group: group, kind: o.Kind, namespace: o.Namespace, name: o.Name, podName: o.PodName, nodeName: o.NodeName}
 }

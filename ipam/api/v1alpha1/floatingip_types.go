@@ -351,9 +351,7 @@ func (s *FloatingIPSpec) IsHeld() bool { return s.Pod != nil || s.Service != nil
 // address is the older.
 func (ip *FloatingIP) CompareAge(other *FloatingIP) int {
 	// The scheduler's order is by number, not by text.
-	x, _ := AddrOf(ip.Name)
-	y, _ := AddrOf(other.Name)
-	return cmp.Or(ip.CreationTimestamp.Compare(other.CreationTimestamp.Time), x.Compare(y))
+	return cmp.Or(ip.CreationTimestamp.Compare(other.CreationTimestamp.Time), ip.Addr().Compare(other.Addr()))
 }
 
 // NilUID is the UID of an owner that is known by name only: the address is for the

@@ -109,6 +109,13 @@ func (ip *FloatingIP) Family() IPFamily {
 	return IPv4
 }
 
+// Addr returns the address, read from the object's name; an invalid one if the name is of none, which the CRD's
+// validation refuses.
+func (ip *FloatingIP) Addr() netip.Addr {
+	addr, _ := AddrOf(ip.Name)
+	return addr
+}
+
 // AddrOf is the inverse of [NameOf]. It fails if name is not the canonical name of
 // an address.
 func AddrOf(name string) (netip.Addr, error) {
