@@ -9,6 +9,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/profile"
 	"github.com/berth-dev/berth/cni/shaping"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/event"
 )
@@ -22,7 +23,7 @@ func newNamespaces(clients *clients) cache.SharedIndexInformer {
 func newProfiles(clients *clients, recorder event.Recorder, namespaces cache.SharedIndexInformer) *profile.Controller {
 	return profile.New(profile.Options{
 		Namespaces: namespaces,
-		Profiles:   client.NewNetworkProfileInformer(clients.berth.NetworkProfiles, 0),
+		Profiles:   client.NewInformer[*v1alpha1.NetworkProfileList](clients.berth.NetworkProfiles, &v1alpha1.NetworkProfile{}, 0, cache.Indexers{}),
 		Kernel:     &shaping.Shaper{},
 		Events:     recorder,
 		Metrics:    profile.NewMetrics(legacyregistry.MustRegister),

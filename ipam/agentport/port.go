@@ -120,17 +120,10 @@ func (p *Ports) Carried(ctx context.Context, node string) ([]netip.Addr, error) 
 		if !agentpod.IsReady(&agents.Items[i]) {
 			continue
 		}
-		raw, err := p.Get(ctx, &agents.Items[i], pathCarried, nil)
-		if err != nil {
-			return nil, err
-		}
-		var answer struct {
+		answer, err := get[struct {
 			Addresses []netip.Addr `json:"addresses"`
-		}
-		if err := json.Unmarshal(raw, &answer); err != nil {
-			return nil, fmt.Errorf("read the answer of the agent in pod %s: %w", agents.Items[i].Name, err)
-		}
-		return answer.Addresses, nil
+		}](ctx, p, &agents.Items[i], pathCarried, nil)
+		return answer.Addresses, err
 	}
 	return nil, fmt.Errorf("node %s has no ready agent", node)
 }
@@ -187,13 +180,17 @@ func (p *Ports) Witness(ctx context.Context, agent *v1.Pod, q WitnessQuestion) (
 	if q.VLAN != 0 {
 		query.Set("vlan", strconv.Itoa(q.VLAN))
 	}
-	raw, err := p.Get(ctx, agent, pathWitness, query)
+	return get[Testimony](ctx, p, agent, pathWitness, query)
+}
+
+// get is Get of a resource in JSON.
+func get[T any](ctx context.Context, p *Ports, agent *v1.Pod, path string, query url.Values) (answer T, err error) {
+	raw, err := p.Get(ctx, agent, path, query)
 	if err != nil {
-		return Testimony{}, err
+		return answer, err
 	}
-	var answer Testimony
 	if err := json.Unmarshal(raw, &answer); err != nil {
-		return Testimony{}, fmt.Errorf("read the answer of the agent in pod %s: %w", agent.Name, err)
+		return answer, fmt.Errorf("read the answer of the agent in pod %s: %w", agent.Name, err)
 	}
 	return answer, nil
 }

@@ -136,11 +136,6 @@ func NewFloatingIPInformer(ips *FloatingIPs, resync time.Duration, indexers cach
 	return NewInformer[*v1alpha1.FloatingIPList](ips, &v1alpha1.FloatingIP{}, resync, indexers)
 }
 
-// NewNetworkProfileInformer returns an informer of all NetworkProfiles. The caller runs it.
-func NewNetworkProfileInformer(profiles *NetworkProfiles, resync time.Duration) cache.SharedIndexInformer {
-	return NewInformer[*v1alpha1.NetworkProfileList](profiles, &v1alpha1.NetworkProfile{}, resync, cache.Indexers{})
-}
-
 // NewInformer returns an informer of all objects that a typed client lists. The caller runs it.
 func NewInformer[L runtime.Object](client ListWatcher[L], example runtime.Object, resync time.Duration, indexers cache.Indexers) cache.SharedIndexInformer {
 	return cache.NewSharedIndexInformer(NewSource[L](client), example, resync, indexers)

@@ -466,10 +466,7 @@ func (r *Reader) follow(ctx context.Context, kind *servedKind, name string) {
 		}
 		cache.DefaultWatchErrorHandler(ctx, reflector, err)
 	})
-	tell := func(object any) {
-		o := object.(*metav1.PartialObjectMetadata)
-		r.config.Changed(name, o)
-	}
+	tell := func(object any) { r.config.Changed(name, object.(metav1.Object)) }
 	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: tell,
 		UpdateFunc: func(before, after any) {

@@ -16,6 +16,7 @@
 package fixedset
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"strconv"
@@ -25,6 +26,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -99,7 +101,7 @@ func size(replicas int64, template metav1.ObjectMeta, needed func() int64) Size 
 // controller ends no pod before a new one is available, so the new pods, up to maxSurge,
 // need addresses of their own.
 func OfDeployment(spec *appsv1.DeploymentSpec) Size {
-	replicas := number(spec.Replicas)
+	replicas := int64(ptr.Deref(spec.Replicas, 1)) // the API's default
 	return size(replicas, spec.Template.ObjectMeta, func() int64 {
 		if spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
 			return 0
@@ -108,17 +110,10 @@ func OfDeployment(spec *appsv1.DeploymentSpec) Size {
 		quarter := intstr.FromString("25%")
 		surge, unavailable := &quarter, &quarter
 		if rolling := spec.Strategy.RollingUpdate; rolling != nil {
-			surge, unavailable = orDefault(rolling.MaxSurge, surge), orDefault(rolling.MaxUnavailable, unavailable)
+			surge, unavailable = cmp.Or(rolling.MaxSurge, surge), cmp.Or(rolling.MaxUnavailable, unavailable)
 		}
 		return needed(replicas, surge, unavailable)
 	})
-}
-
-func orDefault(value, otherwise *intstr.IntOrString) *intstr.IntOrString {
-	if value == nil {
-		return otherwise
-	}
-	return value
 }
 
 // needed returns how many pods a strategy starts before it ends any. It resolves
@@ -139,7 +134,7 @@ func needed(replicas int64, surge, unavailable *intstr.IntOrString) int64 {
 // OfReplicaSet returns the size for a ReplicaSet. It has no update strategy: it starts a
 // pod when another is being deleted.
 func OfReplicaSet(spec *appsv1.ReplicaSetSpec) Size {
-	return size(number(spec.Replicas), spec.Template.ObjectMeta, func() int64 { return 0 })
+	return size(int64(ptr.Deref(spec.Replicas, 1)), spec.Template.ObjectMeta, func() int64 { return 0 })
 }
 
 // OfDaemonSet returns the size for each node of a DaemonSet. With maxSurge its controller
@@ -154,7 +149,7 @@ func OfDaemonSet(spec *appsv1.DaemonSetSpec) Size {
 		// The API server's defaults.
 		none, one := intstr.FromInt32(0), intstr.FromInt32(1)
 		// However many nodes it updates at a time, each has one pod more.
-		return min(1, needed(1, orDefault(rolling.MaxSurge, &none), orDefault(rolling.MaxUnavailable, &one)))
+		return min(1, needed(1, cmp.Or(rolling.MaxSurge, &none), cmp.Or(rolling.MaxUnavailable, &one)))
 	})
 }
 
@@ -232,12 +227,4 @@ func intOrString(value any) (intstr.IntOrString, bool) {
 		return intstr.Parse(value), true
 	}
 	return intstr.IntOrString{}, false
-}
-
-// number applies the API's default of 1.
-func number(replicas *int32) int64 {
-	if replicas == nil {
-		return 1
-	}
-	return int64(*replicas)
 }

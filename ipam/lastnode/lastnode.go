@@ -12,6 +12,7 @@ package lastnode
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -66,7 +67,7 @@ func After(last *v1alpha1.NodeReference, node string, stopped bool, nodeOf func(
 		return last
 	}
 	now := nodeOf(node)
-	if now == nil || isOutOfService(now) {
+	if now == nil || IsOutOfService(now) {
 		return last
 	}
 	return &v1alpha1.NodeReference{Name: now.Name, UID: now.UID}
@@ -76,16 +77,12 @@ func After(last *v1alpha1.NodeReference, node string, stopped bool, nodeOf func(
 // machine has taken over the name since, or has the taint out-of-service (KEP-2268). now is the Node of
 // its name, nil where there is none.
 func IsOff(last *v1alpha1.NodeReference, now *v1.Node) bool {
-	return now == nil || now.UID != last.UID || isOutOfService(now)
+	return now == nil || now.UID != last.UID || IsOutOfService(now)
 }
 
-func isOutOfService(node *v1.Node) bool {
-	for i := range node.Spec.Taints {
-		if node.Spec.Taints[i].Key == v1.TaintNodeOutOfService {
-			return true
-		}
-	}
-	return false
+// IsOutOfService returns whether somebody said by the taint out-of-service that a node is off.
+func IsOutOfService(node *v1.Node) bool {
+	return slices.ContainsFunc(node.Spec.Taints, func(taint v1.Taint) bool { return taint.Key == v1.TaintNodeOutOfService })
 }
 
 // IsRested returns whether nothing but its last node keeps an address at rest: the cooldown of its pool is

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -34,19 +35,20 @@ const LabelGroup = "leaderworkerset.sigs.k8s.io/name"
 // with the referenced UID, and the caller must still call [Request.CheckOwner].
 func OwnerOf(pod *v1.Pod, find Between) (v1alpha1.Owner, error) {
 	controller := metav1.GetControllerOfNoCopy(pod)
-	switch {
-	case controller == nil || !MakesPods(controller.APIVersion, controller.Kind):
+	if controller == nil || !MakesPods(controller.APIVersion, controller.Kind) {
 		// It keeps no addresses for pods, and Berth need not read it.
 		return PodItself(pod.Namespace, pod.Name, pod.UID), nil
-	case isReplicaSet(controller):
-		return behind(pod, controller, find.ReplicaSet, func(*metav1.OwnerReference) bool { return true })
-	case isJob(controller):
+	}
+	switch kind := kindOf(controller); {
+	case kind == replicaSet:
+		return behind(pod, controller, find.ReplicaSet, schema.GroupKind{})
+	case kind == job:
 		// Only a CronJob runs its Jobs again.
-		return behind(pod, controller, find.Job, isCronJob)
-	case isInstance(controller):
+		return behind(pod, controller, find.Job, cronJob)
+	case kind == instance:
 		// The VirtualMachine has the same address when it is started again. Its pods have generated names.
-		return behind(pod, controller, find.VirtualMachineInstance, func(*metav1.OwnerReference) bool { return true })
-	case isStatefulSet(controller) && pod.Labels[LabelGroup] != "":
+		return behind(pod, controller, find.VirtualMachineInstance, schema.GroupKind{})
+	case kind == statefulSet && pod.Labels[LabelGroup] != "":
 		return leading(pod, controller, find)
 	}
 	return Controlling(controller, pod.Namespace, pod.Name, cmp.Or(pod.Spec.NodeName, requiredNode(pod))), nil
@@ -97,14 +99,14 @@ func SharedBy(workload *metav1.OwnerReference, namespace string) v1alpha1.Owner 
 	}
 }
 
-// behind returns the controller of the pod's controller as the owner, if counts accepts
-// it, else the pod's controller.
-func behind(pod *v1.Pod, controller *metav1.OwnerReference, find Getter, counts func(*metav1.OwnerReference) bool) (v1alpha1.Owner, error) {
+// behind returns the controller of the pod's controller as the owner, if it is of the only kind that counts, or of any
+// if that is empty; else the pod's controller.
+func behind(pod *v1.Pod, controller *metav1.OwnerReference, find Getter, only schema.GroupKind) (v1alpha1.Owner, error) {
 	object, err := referenced(pod, controller, find)
 	if err != nil {
 		return v1alpha1.Owner{}, err
 	}
-	if workload := metav1.GetControllerOfNoCopy(object); workload != nil && MakesPods(workload.APIVersion, workload.Kind) && counts(workload) {
+	if workload := metav1.GetControllerOfNoCopy(object); workload != nil && MakesPods(workload.APIVersion, workload.Kind) && (only.Empty() || kindOf(workload) == only) {
 		controller = workload
 	}
 	return SharedBy(controller, pod.Namespace), nil
@@ -143,7 +145,7 @@ func leading(pod *v1.Pod, controller *metav1.OwnerReference, find Between) (v1al
 		return v1alpha1.Owner{}, err
 	}
 	leaders := metav1.GetControllerOfNoCopy(leader)
-	if leaders == nil || !isStatefulSet(leaders) {
+	if leaders == nil || kindOf(leaders) != statefulSet {
 		return own, nil
 	}
 	_, leads := v1alpha1.OrdinalOf(leaders.Name, controller.Name)
@@ -153,30 +155,23 @@ func leading(pod *v1.Pod, controller *metav1.OwnerReference, find Between) (v1al
 	return Controlling(leaders, pod.Namespace, pod.Name, ""), nil
 }
 
-func isStatefulSet(controller *metav1.OwnerReference) bool {
-	return controller.Kind == "StatefulSet" && strings.HasPrefix(controller.APIVersion, "apps/")
-}
-
 // StandsBetween reports whether the controller of a pod may itself be controlled by the
 // pod's workload.
 func StandsBetween(controller *metav1.OwnerReference) bool {
-	return isReplicaSet(controller) || isJob(controller) || isInstance(controller)
+	return slices.Contains([]schema.GroupKind{replicaSet, job, instance}, kindOf(controller))
 }
 
-func isInstance(controller *metav1.OwnerReference) bool {
-	return controller.Kind == "VirtualMachineInstance" && strings.HasPrefix(controller.APIVersion, "kubevirt.io/")
-}
+// Kinds that OwnerOf tells apart, in any version.
+var (
+	statefulSet = schema.GroupKind{Group: appsv1.GroupName, Kind: "StatefulSet"}
+	replicaSet  = schema.GroupKind{Group: appsv1.GroupName, Kind: "ReplicaSet"}
+	job         = schema.GroupKind{Group: batchv1.GroupName, Kind: "Job"}
+	cronJob     = schema.GroupKind{Group: batchv1.GroupName, Kind: "CronJob"}
+	instance    = schema.GroupKind{Group: "kubevirt.io", Kind: "VirtualMachineInstance"}
+)
 
-func isReplicaSet(controller *metav1.OwnerReference) bool {
-	return controller.Kind == "ReplicaSet" && strings.HasPrefix(controller.APIVersion, "apps/")
-}
-
-func isJob(controller *metav1.OwnerReference) bool {
-	return controller.Kind == "Job" && strings.HasPrefix(controller.APIVersion, "batch/")
-}
-
-func isCronJob(controller *metav1.OwnerReference) bool {
-	return controller.Kind == "CronJob" && strings.HasPrefix(controller.APIVersion, "batch/")
+func kindOf(reference *metav1.OwnerReference) schema.GroupKind {
+	return schema.FromAPIVersionAndKind(reference.APIVersion, reference.Kind).GroupKind()
 }
 
 // isNamedByOrdinal reports whether a pod is named as a StatefulSet names its pods, so
