@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/component-base/metrics"
 
 	assignerv1 "github.com/berth-dev/berth/ipam/assigner/v1"
 	"github.com/berth-dev/berth/ipam/remote"
@@ -52,22 +53,21 @@ type Client struct {
 	assigner assignerv1.AssignerClient
 	pauses   wait.Backoff
 	longest  time.Duration
-	metrics  *Metrics
 }
 
 // New returns a client of the assigner in the options. It connects on the first call, and
-// then stays connected or reconnects until Close. metrics may be nil.
-func New(options Options, metrics *Metrics) (*Client, error) {
+// then stays connected or reconnects until Close. requests, of NewMetrics, may be nil.
+func New(options Options, requests *metrics.HistogramVec) (*Client, error) {
 	conn, err := remote.Dial(service, options)
 	if err != nil {
 		return nil, err
 	}
+	conn.Requests = requests
 	return &Client{
 		conn:     conn,
 		assigner: assignerv1.NewAssignerClient(conn),
 		pauses:   wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 5},
 		longest:  longest(&options),
-		metrics:  metrics,
 	}, nil
 }
 
@@ -116,7 +116,7 @@ func (c *Client) repeat(ctx context.Context, verb string, send func(context.Cont
 	defer cancel()
 	var last *status.Status
 	answered := func(ctx context.Context) (bool, error) {
-		answer := c.once(ctx, verb, send)
+		answer := c.conn.Once(ctx, send, verb)
 		// The provider's last answer is more useful than a final timeout.
 		if last == nil || answer.Code() == codes.OK || !remote.Over(ctx) {
 			last = answer
@@ -130,13 +130,6 @@ func (c *Client) repeat(ctx context.Context, verb string, send func(context.Cont
 		return nil
 	}
 	return last
-}
-
-func (c *Client) once(ctx context.Context, verb string, send func(context.Context) error) *status.Status {
-	start := time.Now()
-	answer := c.conn.Once(ctx, send)
-	c.metrics.request(verb, answer.Code(), time.Since(start))
-	return answer
 }
 
 // passing reports whether a failure may be temporary. assigner.proto defines these codes.

@@ -246,7 +246,7 @@ func TestMetrics(t *testing.T) {
 	}}
 	registry := metrics.NewKubeRegistry()
 	client := newClient(t, onSocket(t, s))
-	client.metrics = NewMetrics(registry.MustRegister)
+	client.conn.Requests = NewMetrics(registry.MustRegister)
 	if err := client.Attach(t.Context(), assignment); err != nil {
 		t.Fatal(err)
 	}

@@ -6,10 +6,10 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-base/metrics"
 
 	fencerv1 "github.com/berth-dev/berth/ipam/fencer/v1"
 	"github.com/berth-dev/berth/ipam/remote"
@@ -42,19 +42,19 @@ func (e *Error) Error() string {
 
 // Client calls the fencer. It is safe for concurrent use.
 type Client struct {
-	conn    *remote.Conn
-	fencer  fencerv1.FencerClient
-	metrics *Metrics
+	conn   *remote.Conn
+	fencer fencerv1.FencerClient
 }
 
 // New returns a client of the fencer in the options. It connects on the first call, and then
-// stays connected or reconnects until Close. metrics may be nil.
-func New(options Options, metrics *Metrics) (*Client, error) {
+// stays connected or reconnects until Close. requests, of NewMetrics, may be nil.
+func New(options Options, requests *metrics.HistogramVec) (*Client, error) {
 	conn, err := remote.Dial(service, options)
 	if err != nil {
 		return nil, err
 	}
-	return &Client{conn: conn, fencer: fencerv1.NewFencerClient(conn), metrics: metrics}, nil
+	conn.Requests = requests
+	return &Client{conn: conn, fencer: fencerv1.NewFencerClient(conn)}, nil
 }
 
 // Close closes the connection and cancels calls in progress.
@@ -68,12 +68,10 @@ func (c *Client) Fence(ctx context.Context, machine Machine) error {
 	for _, ip := range machine.InternalIPs {
 		request.InternalIps = append(request.InternalIps, ip.String())
 	}
-	start := time.Now()
 	answer := c.conn.Once(ctx, func(ctx context.Context) error {
 		_, err := c.fencer.Fence(ctx, request)
 		return err
 	})
-	c.metrics.request(answer.Code(), time.Since(start))
 	if answer.Code() == codes.OK {
 		return nil
 	}

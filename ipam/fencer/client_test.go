@@ -228,7 +228,7 @@ func TestMetrics(t *testing.T) {
 	}}
 	registry := metrics.NewKubeRegistry()
 	client := on(t, s, 0)
-	client.metrics = NewMetrics(registry.MustRegister)
+	client.conn.Requests = NewMetrics(registry.MustRegister)
 	if err := client.Fence(t.Context(), machine); err == nil {
 		t.Error("no error")
 	}
