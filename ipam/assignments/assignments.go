@@ -10,6 +10,7 @@
 package assignments
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -103,10 +104,7 @@ func (a *Assignments) nodeChanged(before, after *v1.Node) {
 		(before.DeletionTimestamp == nil) == (after.DeletionTimestamp == nil) && slices.Equal(pools.InternalIPs(before), pools.InternalIPs(after)) {
 		return
 	}
-	if after == nil {
-		after = before
-	}
-	a.loop.Enqueue(keyOf(after.Name))
+	a.loop.Enqueue(keyOf(cmp.Or(after, before).Name))
 }
 
 func (a *Assignments) assignmentChanged(before, after *v1alpha1.NodeAssignment) {
@@ -116,10 +114,7 @@ func (a *Assignments) assignmentChanged(before, after *v1alpha1.NodeAssignment) 
 	if before != nil && after != nil && before.UID == after.UID && before.Generation == after.Generation && len(after.Spec.Addresses) > 0 {
 		return // its status
 	}
-	if after == nil {
-		after = before
-	}
-	a.loop.Enqueue(keyOf(after.Name))
+	a.loop.Enqueue(keyOf(cmp.Or(after, before).Name))
 }
 
 // Affected implements [preallocation.Owners].
@@ -128,16 +123,10 @@ func (a *Assignments) Affected(key preallocation.Key) []preallocation.Key {
 }
 
 // Keys implements [preallocation.Owners]: any node may belong to a pool that changed.
-func (a *Assignments) Keys(accept func(preallocation.Key) bool) []preallocation.Key {
-	nodes, err := a.nodes.List(labels.Everything())
-	if err != nil {
-		return nil // a lister reads a cache and does not fail
-	}
-	var keys []preallocation.Key
+func (a *Assignments) Keys() (keys []preallocation.Key) {
+	nodes, _ := a.nodes.List(labels.Everything()) // a lister reads a cache and does not fail
 	for _, node := range nodes {
-		if key := keyOf(node.Name); accept(key) {
-			keys = append(keys, key)
-		}
+		keys = append(keys, keyOf(node.Name))
 	}
 	return keys
 }
@@ -243,7 +232,7 @@ func gives(node *v1.Node, ip *v1alpha1.FloatingIP) bool {
 func assigned(node *v1.Node, recorded []*v1alpha1.FloatingIP) []v1alpha1.AssignedAddress {
 	var addresses []v1alpha1.AssignedAddress
 	all := first(recorded)
-	for _, pool := range slices.SortedFunc(maps.Keys(all), func(x, y string) int { return compareNames(all[x], all[y]) }) {
+	for _, pool := range slices.SortedFunc(maps.Keys(all), func(x, y string) int { return all[x].Addr().Compare(all[y].Addr()) }) {
 		ip := all[pool]
 		if !gives(node, ip) {
 			continue
@@ -274,25 +263,16 @@ func egress(node *v1.Node, wanted map[string]*pools.Pool, recorded []*v1alpha1.F
 	return of
 }
 
-func compareNames(a, b *v1alpha1.FloatingIP) int {
-	x, _ := v1alpha1.AddrOf(a.Name)
-	y, _ := v1alpha1.AddrOf(b.Name)
-	return x.Compare(y)
-}
-
 // goalOf returns the addresses that a node lacks, and how many it has. An address of a pool that is not the
 // node's any more counts until it is freed. Pure.
 func goalOf(node *v1.Node, wanted map[string]*pools.Pool, recorded []*v1alpha1.FloatingIP) (preallocation.Goal, preallocation.Count) {
-	goal, has, all := preallocation.Goal{}, preallocation.Count{}, first(recorded)
-	for _, ip := range recorded {
-		has[ip.Family()]++
-	}
+	goal, all := preallocation.Goal{}, first(recorded)
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		if all[name] == nil {
 			goal.Wants = append(goal.Wants, preallocation.Want{Request: requestOf(node, wanted[name]), Size: 1})
 		}
 	}
-	return goal, has
+	return goal, preallocation.CountOf(recorded)
 }
 
 // requestOf returns the request of a node for one address of a pool.

@@ -140,11 +140,8 @@ func (a *Assignments) OfServices(node string) []string {
 
 // assignment returns the NodeAssignment of a node as it was seen; an empty one if there is none.
 func (a *Assignments) assignment(node string) (seen *v1alpha1.NodeAssignment, exists bool) {
-	object, exists, err := a.written.GetStore().GetByKey(node)
-	if err != nil || !exists {
-		return &v1alpha1.NodeAssignment{}, false // a store of strings' keys does not fail
-	}
-	return object.(*v1alpha1.NodeAssignment), true
+	seen = view.Get[v1alpha1.NodeAssignment](a.written.GetStore(), node)
+	return cmp.Or(seen, &v1alpha1.NodeAssignment{}), seen != nil
 }
 
 // ofServices returns the addresses of Services that a node is to carry, in their order. An address about which nothing is

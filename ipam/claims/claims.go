@@ -17,9 +17,6 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// gather is how long changes of a claim's addresses are gathered.
-const gather = preallocation.Gather
-
 // Parts has the dependencies of a controller. The caller runs the view.
 type Parts struct {
 	API      *client.Client
@@ -75,15 +72,6 @@ func (c *controller) claimChanged(before, after *v1alpha1.IPClaim) {
 // Affected implements [preallocation.Owners].
 func (c *controller) Affected(key preallocation.Key) []preallocation.Key {
 	return []preallocation.Key{key}
-}
-
-// claim returns a claim from the cache, or nil.
-func (c *controller) claim(namespace, name string) *v1alpha1.IPClaim {
-	object, exists, err := c.claims.GetByKey(namespace + "/" + name)
-	if err != nil || !exists {
-		return nil
-	}
-	return object.(*v1alpha1.IPClaim)
 }
 
 // recordedFor returns the addresses recorded under a claim's name in the present

@@ -71,8 +71,7 @@ func simulate(t *testing.T, addresses string, test func(w *fixture), before ...*
 		if err != nil {
 			t.Fatal(err)
 		}
-		parts := Parts{API: w.Client(), Recorder: w, Metrics: NewMetrics(), View: seen}
-		w.registry.CustomMustRegister(parts.Metrics)
+		parts := Parts{API: w.Client(), Recorder: w, Metrics: NewMetrics(w.registry.MustRegister), View: seen}
 		if err := Add(loop, parts); err != nil {
 			t.Fatal(err)
 		}
@@ -461,7 +460,7 @@ func TestAsksOnlyToTake(t *testing.T) {
 			ip := w.IP("10.0.0.1")
 			ip.Spec.Since = &metav1.Time{Time: time.Unix(int64(i), 0)}
 			w.Put(ip)
-			w.pass(2 * gather)
+			w.pass(2 * preallocation.Gather)
 		}
 		tried := w.book.tried()
 		if tried < 10 {
@@ -653,7 +652,7 @@ func TestFollow(t *testing.T) {
 			}
 			return all
 		}
-		w.pass(gather / 2)
+		w.pass(preallocation.Gather / 2)
 		if diff := cmp.Diff([]v1alpha1.ReleasePolicy{v1alpha1.ReleaseRetain, v1alpha1.ReleaseNever, v1alpha1.ReleaseNever}, policies()); diff != "" {
 			t.Error(diff)
 		}
@@ -869,7 +868,7 @@ func TestStatusOfAWaitingClaim(t *testing.T) {
 			ip := w.IP(name)
 			ip.Spec.Pod, ip.Spec.Node = &v1alpha1.PodReference{Name: "p", UID: "p"}, "n"
 			w.Put(ip)
-			w.pass(2 * gather)
+			w.pass(2 * preallocation.Gather)
 		}
 		w.pass(2 * preallocation.Interval)
 		w.want("a", "2=2+0 PoolsExhausted")
@@ -880,7 +879,7 @@ func TestStatusOfAWaitingClaim(t *testing.T) {
 func TestStatusWithAWatchBehind(t *testing.T) {
 	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		w.Put(newIP("10.0.0.1", "a", "p", 1), newIP("10.0.0.2", "a", "q", 1))
-		w.pass(gather)
+		w.pass(preallocation.Gather)
 		w.Fail(ipamtest.Fault{Verb: "update", Name: "a", Before: func() { w.Late("ipclaims") }})
 		w.create(newClaim("a", 1))
 		w.pass(5 * time.Second)

@@ -2,11 +2,6 @@
 
 package claims
 
-import (
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/event"
-)
-
 // Reasons of events. docs/reference/events.md is made of the comments.
 const (
 	// EventPreallocated (Normal on IPClaim): all addresses are there.
@@ -24,7 +19,3 @@ const (
 	// them, or under Never. Do: see docs/how-to/claims.md#shrinking.
 	EventOversized = "Oversized"
 )
-
-func (c *controller) tell(claim *v1alpha1.IPClaim, e event.Event) {
-	e.Record(c.recorder, claim, nil, "KeepClaim")
-}

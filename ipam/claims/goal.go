@@ -25,7 +25,7 @@ func (c *controller) preallocate(ctx context.Context, key preallocation.Key, cla
 	for i := range goal.Wants {
 		goal.Wants[i].Request.NamespaceMeta = namespace
 	}
-	return c.loop.Take(ctx, key, p, goal, t.ownCount())
+	return c.loop.Take(ctx, key, p, goal, preallocation.CountOf(t.own))
 }
 
 // goalOf returns the addresses that a claim preallocates. The error is for its author.
@@ -41,12 +41,8 @@ func goalOf(claim *v1alpha1.IPClaim, t *tally) (preallocation.Goal, error) {
 	return goal, nil
 }
 
-func problem(reason, message string) *preallocation.Problem {
-	return &preallocation.Problem{Reason: reason, Message: message}
-}
-
 func invalid(err error) *preallocation.Problem {
-	return problem(preallocation.ReasonInvalid, err.Error())
+	return &preallocation.Problem{Reason: preallocation.ReasonInvalid, Message: err.Error()}
 }
 
 // shortfall returns the problem to report while no attempt is made; nil if nothing is

@@ -3,74 +3,53 @@
 package claims
 
 import (
-	"sync"
-
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/component-base/metrics"
 
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/preallocation"
 )
 
-var (
-	addressesDesc = metrics.NewDesc("berth_claim_addresses",
-		"Addresses of an IPClaim by state: allocated (held by a pod) or retained (waiting for one).",
-		[]string{"namespace", "claim", "state"}, nil, metrics.ALPHA, "")
-	sizeDesc = metrics.NewDesc("berth_claim_size",
-		"How many addresses of each family an IPClaim may have.",
-		[]string{"namespace", "claim"}, nil, metrics.ALPHA, "")
-	readyDesc = metrics.NewDesc("berth_claim_ready",
-		"1 if an IPClaim has all addresses that it asks for, 0 if not.",
-		[]string{"namespace", "claim"}, nil, metrics.ALPHA, "")
-)
-
-// numbers of one claim.
-type numbers struct {
-	namespace, name           string
-	allocated, retained, size float64
-	ready                     float64
-}
-
 // Metrics of the claims that the leader has reconciled. Safe for concurrent use.
-type Metrics struct {
-	metrics.BaseStableCollector
+type Metrics struct{ addresses, size, ready *metrics.GaugeVec }
 
-	mu     sync.Mutex
-	claims map[preallocation.Key]numbers
-}
-
-// NewMetrics returns metrics for New. The caller registers them.
-func NewMetrics() *Metrics { return &Metrics{claims: map[preallocation.Key]numbers{}} }
-
-func (m *Metrics) set(key preallocation.Key, n numbers) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.claims[key] = n
-}
-
-func (m *Metrics) forget(key preallocation.Key) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.claims, key)
-}
-
-// DescribeWithStability implements metrics.StableCollector.
-func (m *Metrics) DescribeWithStability(ch chan<- *metrics.Desc) {
-	for _, desc := range []*metrics.Desc{addressesDesc, sizeDesc, readyDesc} {
-		ch <- desc
+// NewMetrics creates the metrics and registers them.
+func NewMetrics(register func(...metrics.Registerable)) *Metrics {
+	m := &Metrics{
+		addresses: metrics.NewGaugeVec(&metrics.GaugeOpts{
+			Name:           "berth_claim_addresses",
+			Help:           "Addresses of an IPClaim by state: allocated (held by a pod) or retained (waiting for one).",
+			StabilityLevel: metrics.ALPHA,
+		}, []string{"namespace", "claim", "state"}),
+		size: metrics.NewGaugeVec(&metrics.GaugeOpts{
+			Name:           "berth_claim_size",
+			Help:           "How many addresses of each family an IPClaim may have.",
+			StabilityLevel: metrics.ALPHA,
+		}, []string{"namespace", "claim"}),
+		ready: metrics.NewGaugeVec(&metrics.GaugeOpts{
+			Name:           "berth_claim_ready",
+			Help:           "1 if an IPClaim has all addresses that it asks for, 0 if not.",
+			StabilityLevel: metrics.ALPHA,
+		}, []string{"namespace", "claim"}),
 	}
+	register(m.addresses, m.size, m.ready)
+	return m
 }
 
-// CollectWithStability implements metrics.StableCollector.
-func (m *Metrics) CollectWithStability(ch chan<- metrics.Metric) {
-	m.mu.Lock()
-	all := make([]numbers, 0, len(m.claims))
-	for _, n := range m.claims {
-		all = append(all, n)
+func (m *Metrics) set(claim *v1alpha1.IPClaim, status *v1alpha1.IPClaimStatus) {
+	ready := 0.0
+	if meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ClaimReady) {
+		ready = 1
 	}
-	m.mu.Unlock()
-	for _, n := range all {
-		ch <- metrics.NewLazyConstMetric(addressesDesc, metrics.GaugeValue, n.allocated, n.namespace, n.name, "allocated")
-		ch <- metrics.NewLazyConstMetric(addressesDesc, metrics.GaugeValue, n.retained, n.namespace, n.name, "retained")
-		ch <- metrics.NewLazyConstMetric(sizeDesc, metrics.GaugeValue, n.size, n.namespace, n.name)
-		ch <- metrics.NewLazyConstMetric(readyDesc, metrics.GaugeValue, n.ready, n.namespace, n.name)
-	}
+	m.addresses.WithLabelValues(claim.Namespace, claim.Name, "allocated").Set(float64(status.Allocated))
+	m.addresses.WithLabelValues(claim.Namespace, claim.Name, "retained").Set(float64(status.Retained))
+	m.size.WithLabelValues(claim.Namespace, claim.Name).Set(float64(claim.Spec.Size))
+	m.ready.WithLabelValues(claim.Namespace, claim.Name).Set(ready)
+}
+
+func (m *Metrics) forget(claim preallocation.Key) {
+	m.addresses.DeleteLabelValues(claim.Namespace, claim.Name, "allocated")
+	m.addresses.DeleteLabelValues(claim.Namespace, claim.Name, "retained")
+	m.size.DeleteLabelValues(claim.Namespace, claim.Name)
+	m.ready.DeleteLabelValues(claim.Namespace, claim.Name)
 }

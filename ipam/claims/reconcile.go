@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
@@ -22,11 +21,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/preallocation"
 	"github.com/berth-dev/berth/ipam/store"
+	"github.com/berth-dev/berth/ipam/view"
 )
-
-// atOnce is the number of addresses that are adopted before the status is written and
-// another claim has its turn.
-const atOnce = preallocation.AtOnce
 
 // state is the memory of a claim's status.
 type state struct {
@@ -39,7 +35,7 @@ type state struct {
 
 // Reconcile reconciles one claim.
 func (c *controller) Reconcile(ctx context.Context, key preallocation.Key) (again time.Duration, err error) {
-	claim := c.claim(key.Namespace, key.Name)
+	claim := view.Get[v1alpha1.IPClaim](c.claims, key.Namespace+"/"+key.Name)
 	if claim == nil {
 		c.metrics.forget(key)
 		c.Forget(key)
@@ -62,20 +58,20 @@ func (c *controller) Reconcile(ctx context.Context, key preallocation.Key) (agai
 // that it asks for (nil if it has), and when to look again.
 func (c *controller) work(ctx context.Context, key preallocation.Key, claim *v1alpha1.IPClaim, p *preallocation.Progress, t *tally) (*preallocation.Problem, time.Duration, error) {
 	if claim.DeletionTimestamp != nil {
-		return problem(ReasonDeleting, "The claim is being deleted: its addresses are freed when their pods end."), 0, nil
+		return &preallocation.Problem{Reason: ReasonDeleting, Message: "The claim is being deleted: its addresses are freed when their pods end."}, 0, nil
 	}
-	if left := p.Unsettled(t.ownCount(), c.loop.Now()); left > 0 {
+	if left := p.Unsettled(preallocation.CountOf(t.own), c.loop.Now()); left > 0 {
 		return shortfall(claim, p, t), left, nil
 	}
 	adopted, more, err := c.adopt(ctx, claim, t)
 	if adopted.Total() > 0 {
-		p.Expect(t.ownCount(), adopted, c.loop.Now())
+		p.Expect(preallocation.CountOf(t.own), adopted, c.loop.Now())
 	}
 	if err != nil || more {
-		return shortfall(claim, p, t), gather, err
+		return shortfall(claim, p, t), preallocation.Gather, err
 	}
 	if more, err := c.follow(ctx, claim, t); err != nil || more {
-		return shortfall(claim, p, t), gather, err
+		return shortfall(claim, p, t), preallocation.Gather, err
 	}
 	if refused := c.refused(claim, t); refused != nil {
 		return refused, 0, nil
@@ -90,7 +86,7 @@ func (c *controller) work(ctx context.Context, key preallocation.Key, claim *v1a
 // says that the caller should look again.
 func (c *controller) adopt(ctx context.Context, claim *v1alpha1.IPClaim, t *tally) (adopted preallocation.Count, more bool, err error) {
 	adopted = preallocation.Count{}
-	room, own := preallocation.Count{}, t.ownCount()
+	room, own := preallocation.Count{}, preallocation.CountOf(t.own)
 	for _, family := range both {
 		room[family] = int(claim.Spec.Size) - own[family]
 	}
@@ -101,7 +97,7 @@ func (c *controller) adopt(ctx context.Context, claim *v1alpha1.IPClaim, t *tall
 	if err := c.stillThere(ctx, claim); err != nil {
 		return adopted, true, err
 	}
-	for _, ip := range left[:min(len(left), atOnce)] {
+	for _, ip := range left[:min(len(left), preallocation.AtOnce)] {
 		_, err := c.store.Update(ctx, ip, c.asClaimed(ip, claim))
 		if errors.Is(err, store.ErrChanged) {
 			continue // it was freed or changed: the watch brings the change
@@ -115,12 +111,13 @@ func (c *controller) adopt(ctx context.Context, claim *v1alpha1.IPClaim, t *tall
 	return adopted, true, nil
 }
 
-// asClaimed returns the spec of an address of the claim, with the UID of the namespace. If
-// the pool does not allow the claim's release policy and retainFor, the address keeps its own.
+// asClaimed returns the spec of an address with the claim as the owner, with the UID of the namespace. It has the claim's
+// release policy and retainFor, or its own if the pool does not allow these.
 func (c *controller) asClaimed(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim) v1alpha1.FloatingIPSpec {
-	spec := asClaimed(ip, claim)
-	if c.refusal(ip, claim) != "" {
-		spec.ReleasePolicy, spec.RetainFor = ip.Spec.ReleasePolicy, ip.Spec.RetainFor
+	spec := *ip.Spec.DeepCopy()
+	spec.Owner.Name, spec.Owner.UID = claim.Name, claim.UID
+	if c.refusal(ip, claim) == "" {
+		spec.ReleasePolicy, spec.RetainFor = releasePolicy(claim), claim.Spec.RetainFor.DeepCopy()
 	}
 	if namespace, err := c.loop.Namespace(claim.Namespace); err == nil {
 		spec.Owner.NamespaceUID = namespace.UID
@@ -144,11 +141,7 @@ func (c *controller) stillThere(ctx context.Context, claim *v1alpha1.IPClaim) er
 // refusal says why the pool of an address does not allow the claim's release policy and
 // retainFor; empty if it does.
 func (c *controller) refusal(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim) string {
-	addr, err := v1alpha1.AddrOf(ip.Name)
-	if err != nil {
-		return ""
-	}
-	pool := c.loop.Pools().PoolOf(addr)
+	pool := c.loop.Pools().PoolOf(ip.Addr())
 	if pool == nil {
 		return ""
 	}
@@ -168,7 +161,10 @@ func (c *controller) refused(claim *v1alpha1.IPClaim, t *tally) *preallocation.P
 	if first == nil {
 		return nil
 	}
-	return problem(preallocation.ReasonNoPoolFits, fmt.Sprintf("%s keeps release policy %s: %s", first.Spec.Address, first.Spec.ReleasePolicy, c.refusal(first, claim)))
+	return &preallocation.Problem{
+		Reason:  preallocation.ReasonNoPoolFits,
+		Message: fmt.Sprintf("%s keeps release policy %s: %s", first.Spec.Address, first.Spec.ReleasePolicy, c.refusal(first, claim)),
+	}
 }
 
 // elsewhere returns the claim's addresses in pools, or outside of ranges, that it does not name, by name.
@@ -179,9 +175,8 @@ func (c *controller) elsewhere(claim *v1alpha1.IPClaim, t *tally) []*v1alpha1.Fl
 	}
 	snapshot := c.loop.Pools()
 	found := slices.DeleteFunc(slices.Clone(t.own), func(ip *v1alpha1.FloatingIP) bool {
-		addr, err := v1alpha1.AddrOf(ip.Name)
-		pool := snapshot.PoolOf(addr)
-		return err != nil || pool == nil || request.Names(pool) && request.Parts[0].Fits(addr)
+		pool := snapshot.PoolOf(ip.Addr())
+		return pool == nil || request.Names(pool) && request.Parts[0].Fits(ip.Addr())
 	})
 	slices.SortFunc(found, func(a, b *v1alpha1.FloatingIP) int { return cmp.Compare(a.Name, b.Name) })
 	return found
@@ -199,7 +194,7 @@ func (c *controller) follow(ctx context.Context, claim *v1alpha1.IPClaim, t *tal
 	if err := c.stillThere(ctx, claim); err != nil {
 		return true, err
 	}
-	for _, ip := range others[:min(len(others), atOnce)] {
+	for _, ip := range others[:min(len(others), preallocation.AtOnce)] {
 		if _, err := c.store.Update(ctx, ip, c.asClaimed(ip, claim)); err != nil && !errors.Is(err, store.ErrChanged) {
 			return true, fmt.Errorf("write the release policy of IPClaim %s/%s into %s: %w", claim.Namespace, claim.Name, ip.Name, err)
 		}
@@ -231,7 +226,7 @@ func (c *controller) report(ctx context.Context, claim *v1alpha1.IPClaim, s *sta
 	}
 	now := c.loop.Now()
 	status := statusOf(claim, before, t, wrong, c.elsewhere(claim, t), metav1.NewTime(now).Rfc3339Copy())
-	c.metrics.set(keyOf(claim.Namespace, claim.Name), numbersOf(claim, &status))
+	c.metrics.set(claim, &status)
 	if equality.Semantic.DeepEqual(before, status) {
 		return 0, nil
 	}
@@ -247,19 +242,8 @@ func (c *controller) report(ctx context.Context, claim *v1alpha1.IPClaim, s *sta
 		return 0, fmt.Errorf("write the status of IPClaim %s/%s: %w", claim.Namespace, claim.Name, err)
 	}
 	for _, e := range changes(claim, before.Conditions, status.Conditions) {
-		c.tell(claim, e)
+		e.Record(c.recorder, claim, nil, "KeepClaim")
 	}
 	s.written, s.writtenVersion, s.writtenAt = status, written.ResourceVersion, now
 	return 0, nil
-}
-
-func numbersOf(claim *v1alpha1.IPClaim, status *v1alpha1.IPClaimStatus) numbers {
-	n := numbers{
-		namespace: claim.Namespace, name: claim.Name,
-		allocated: float64(status.Allocated), retained: float64(status.Retained), size: float64(claim.Spec.Size),
-	}
-	if meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ClaimReady) {
-		n.ready = 1
-	}
-	return n
 }

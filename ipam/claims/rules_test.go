@@ -96,7 +96,7 @@ func TestStatus(t *testing.T) {
 		{"on demand, empty", newClaim("a", 2), nil, nil, "0=0+0 Ready=True OnDemand Oversized=False WithinSize"},
 		{"on demand, full", newClaim("a", 2), two, nil, "2=1+1 Ready=True OnDemand Oversized=False WithinSize"},
 		{"preallocated", newClaim("a", 2, preallocating()), two, nil, "2=1+1 Ready=True Preallocated Oversized=False WithinSize"},
-		{"short", newClaim("a", 3, preallocating()), two, problem(preallocation.ReasonPoolsExhausted, "why"), "2=1+1 Ready=False PoolsExhausted Oversized=False WithinSize"},
+		{"short", newClaim("a", 3, preallocating()), two, &preallocation.Problem{Reason: preallocation.ReasonPoolsExhausted, Message: "why"}, "2=1+1 Ready=False PoolsExhausted Oversized=False WithinSize"},
 		{"shrunk", newClaim("a", 1), two, nil, "2=1+1 Ready=True OnDemand Oversized=True MoreThanSize"},
 		{"addresses that an earlier claim left count", newClaim("a", 2), append([]*v1alpha1.FloatingIP{left}, two...), nil, "3=2+1 Ready=True OnDemand Oversized=True MoreThanSize"},
 		{"size is of each family", newClaim("a", 1), []*v1alpha1.FloatingIP{two[0], newIP("2001-0db8-0000-0000-0000-0000-0000-0001", "a", "", 1)}, nil,

@@ -38,8 +38,8 @@ const (
 func statusOf(claim *v1alpha1.IPClaim, before v1alpha1.IPClaimStatus, t *tally, wrong *preallocation.Problem, elsewhere []*v1alpha1.FloatingIP, now metav1.Time) v1alpha1.IPClaimStatus {
 	status := v1alpha1.IPClaimStatus{
 		ObservedGeneration: claim.Generation,
-		Allocated:          int64(total(t.allocated)),
-		Retained:           int64(total(t.retained)),
+		Allocated:          int64(t.allocated.Total()),
+		Retained:           int64(t.retained.Total()),
 		Conditions:         slices.Clone(before.Conditions),
 	}
 	status.Addresses = status.Allocated + status.Retained

@@ -8,6 +8,8 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/preallocation"
+	"github.com/berth-dev/berth/ipam/sorted"
+	"k8s.io/utils/ptr"
 )
 
 // both families, in the order of messages.
@@ -19,13 +21,13 @@ type tally struct {
 	own, left []*v1alpha1.FloatingIP
 	// allocated counts the addresses with a pod or a Service, retained the others; both count own and
 	// left.
-	allocated, retained map[v1alpha1.IPFamily]int
+	allocated, retained preallocation.Count
 }
 
 // count tallies the addresses recorded under the name of a claim. It ignores reserved
 // addresses.
 func count(claim *v1alpha1.IPClaim, ips []*v1alpha1.FloatingIP) tally {
-	t := tally{allocated: map[v1alpha1.IPFamily]int{}, retained: map[v1alpha1.IPFamily]int{}}
+	t := tally{allocated: preallocation.Count{}, retained: preallocation.Count{}}
 	for _, ip := range ips {
 		if ip.Spec.Reserved {
 			continue
@@ -47,32 +49,12 @@ func count(claim *v1alpha1.IPClaim, ips []*v1alpha1.FloatingIP) tally {
 // of returns the number of addresses of a family.
 func (t *tally) of(family v1alpha1.IPFamily) int { return t.allocated[family] + t.retained[family] }
 
-// total returns the number of addresses of both families.
-func total(numbers map[v1alpha1.IPFamily]int) int {
-	return numbers[v1alpha1.IPv4] + numbers[v1alpha1.IPv6]
-}
-
-// ownCount returns the number of addresses with the claim's UID, by family.
-func (t *tally) ownCount() preallocation.Count {
-	n := preallocation.Count{}
-	for _, ip := range t.own {
-		n[ip.Family()]++
-	}
-	return n
-}
-
 // Pick returns the addresses, without reserved ones, that a claim with room for so many of each
 // family gets: addresses with a pod or a Service first, then the oldest. Pure.
 func Pick(ips []*v1alpha1.FloatingIP, room map[v1alpha1.IPFamily]int) []*v1alpha1.FloatingIP {
 	ips = slices.DeleteFunc(slices.Clone(ips), func(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Reserved })
 	slices.SortFunc(ips, func(a, b *v1alpha1.FloatingIP) int {
-		if held := a.Spec.IsHeld(); held != b.Spec.IsHeld() {
-			if held {
-				return -1
-			}
-			return 1
-		}
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(sorted.TrueFirst(a.Spec.IsHeld(), b.Spec.IsHeld()), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
 	left := map[v1alpha1.IPFamily]int{v1alpha1.IPv4: room[v1alpha1.IPv4], v1alpha1.IPv6: room[v1alpha1.IPv6]}
 	return slices.DeleteFunc(ips, func(ip *v1alpha1.FloatingIP) bool {
@@ -95,21 +77,7 @@ func releasePolicy(claim *v1alpha1.IPClaim) v1alpha1.ReleasePolicy {
 	return cmp.Or(claim.Spec.ReleasePolicy, v1alpha1.ReleaseRetain)
 }
 
-// asClaimed returns a FloatingIP's spec with the claim as the owner, and with its release
-// policy and retainFor.
-func asClaimed(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim) v1alpha1.FloatingIPSpec {
-	spec := *ip.Spec.DeepCopy()
-	spec.Owner.Name, spec.Owner.UID = claim.Name, claim.UID
-	spec.ReleasePolicy = releasePolicy(claim)
-	spec.RetainFor = claim.Spec.RetainFor.DeepCopy()
-	return spec
-}
-
 // released reports whether an address has the claim's release policy and retainFor.
 func released(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim) bool {
-	if ip.Spec.ReleasePolicy != releasePolicy(claim) {
-		return false
-	}
-	has, want := ip.Spec.RetainFor, claim.Spec.RetainFor
-	return (has == nil) == (want == nil) && (has == nil || has.Duration == want.Duration)
+	return ip.Spec.ReleasePolicy == releasePolicy(claim) && ptr.Equal(ip.Spec.RetainFor, claim.Spec.RetainFor)
 }

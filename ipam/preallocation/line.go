@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/sorted"
 )
 
 // supply has the methods of ipam.IPAM that a line uses. No method blocks.
@@ -86,7 +87,7 @@ func (l *line) end(key Key) {
 	if w := l.waiters[key]; w != nil {
 		w.looking = false
 		if !w.stays {
-			l.drop(w)
+			l.order = sorted.Remove(l.order, w, byTurn)
 			delete(l.waiters, key)
 		}
 	}
@@ -124,7 +125,7 @@ func (l *line) wait(key Key, requests []ipam.Request, got bool) {
 	w := l.waiters[key]
 	w.requests, w.stays = requests, len(requests) > 0
 	if got {
-		l.drop(w)
+		l.order = sorted.Remove(l.order, w, byTurn)
 		l.append(w)
 	}
 }
@@ -133,12 +134,6 @@ func (l *line) append(w *waiter) {
 	l.turns++
 	w.turn = l.turns
 	l.order = append(l.order, w)
-}
-
-func (l *line) drop(w *waiter) {
-	if at, found := slices.BinarySearchFunc(l.order, w, byTurn); found {
-		l.order = slices.Delete(l.order, at, at+1)
-	}
 }
 
 // changed offers a change to the line.

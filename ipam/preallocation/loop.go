@@ -3,6 +3,7 @@
 package preallocation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,8 +41,8 @@ type Owners interface {
 	Reconcile(ctx context.Context, key Key) (again time.Duration, err error)
 	// Affected returns the owners to look at when the addresses of one change.
 	Affected(key Key) []Key
-	// Keys returns the owners that accept takes. accept runs under a lock.
-	Keys(accept func(Key) bool) []Key
+	// Keys returns all owners.
+	Keys() []Key
 }
 
 // Addresses has the methods of ipam.IPAM that a Loop uses. Safe for concurrent use.
@@ -136,7 +137,7 @@ func (l *Loop) addressChanged(before, after *v1alpha1.FloatingIP) {
 // changed has the owner looked at whose turn it is of those that a change may help, or all if pools changed.
 func (l *Loop) changed(change ipam.Change) {
 	if change.Everything {
-		l.each(func(Key) bool { return true })
+		l.each("")
 		return
 	}
 	l.line.changed(change)
@@ -146,33 +147,28 @@ func (l *Loop) namespaceChanged(before, after *v1.Namespace) {
 	if after == nil || before != nil && before.UID == after.UID && labels.Equals(before.Labels, after.Labels) {
 		return
 	}
-	l.each(inNamespace(after.Name))
+	l.each(after.Name)
 }
 
 func (l *Loop) quotaChanged(before, after *v1.ResourceQuota) {
 	if before != nil && after != nil && equality.Semantic.DeepEqual(before.Spec, after.Spec) {
 		return
 	}
-	if after == nil {
-		after = before
-	}
-	l.each(inNamespace(after.Namespace))
+	l.each(cmp.Or(after, before).Namespace)
 }
 
-func inNamespace(name string) func(Key) bool {
-	return func(key Key) bool { return key.Namespace == name }
-}
-
-// each has the owners looked at that accept takes.
-func (l *Loop) each(accept func(Key) bool) {
+// each has the owners of a namespace looked at, or all.
+func (l *Loop) each(namespace string) {
 	seen := map[Owners]bool{}
 	for _, owners := range l.owners {
 		if seen[owners] {
 			continue
 		}
 		seen[owners] = true
-		for _, key := range owners.Keys(accept) {
-			l.Enqueue(key)
+		for _, key := range owners.Keys() {
+			if namespace == "" || key.Namespace == namespace {
+				l.Enqueue(key)
+			}
 		}
 	}
 }
@@ -188,11 +184,7 @@ func (l *Loop) FloatingIP(address string) *v1alpha1.FloatingIP {
 	if err != nil {
 		return nil
 	}
-	object, exists, err := l.ips.GetByKey(v1alpha1.NameOf(addr))
-	if err != nil || !exists {
-		return nil
-	}
-	return object.(*v1alpha1.FloatingIP)
+	return view.Get[v1alpha1.FloatingIP](l.ips, v1alpha1.NameOf(addr))
 }
 
 // Namespace returns a namespace from the cache.

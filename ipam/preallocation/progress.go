@@ -79,6 +79,15 @@ func (g *Goal) lacking() (requests []ipam.Request) {
 // Count is a number of addresses of each family.
 type Count map[v1alpha1.IPFamily]int
 
+// CountOf counts addresses.
+func CountOf(ips []*v1alpha1.FloatingIP) Count {
+	n := Count{}
+	for _, ip := range ips {
+		n[ip.Family()]++
+	}
+	return n
+}
+
 // Total returns the number of addresses of both families.
 func (n Count) Total() int { return n[v1alpha1.IPv4] + n[v1alpha1.IPv6] }
 

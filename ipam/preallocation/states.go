@@ -3,18 +3,18 @@
 package preallocation
 
 import (
-	"sync"
+	"maps"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/ipam/locked"
 )
 
 // States has the memory of owners between reconciles, a Progress and a state of their
 // kind; losing it is harmless. The zero value has nothing. Safe for concurrent use. Only the
 // worker that has an owner's key may use its memory.
-type States[S any] struct {
-	mu  sync.Mutex
-	all map[Key]*Memory[S]
-}
+type States[S any] struct{ all locked.Map[Key, *Memory[S]] }
 
 // Memory is the memory of one owner.
 type Memory[S any] struct {
@@ -27,35 +27,19 @@ type Memory[S any] struct {
 // Of returns the memory of an owner. It is empty at first, and after another object of the
 // same name got the key.
 func (s *States[S]) Of(key Key, uid types.UID) *Memory[S] {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	m := s.all[key]
-	if m == nil || m.uid != uid {
-		if s.all == nil {
-			s.all = map[Key]*Memory[S]{}
-		}
+	m, ok := s.all.Get(key)
+	if !ok || m.uid != uid {
 		m = &Memory[S]{uid: uid}
-		s.all[key] = m
+		s.all.Set(key, m)
 	}
 	return m
 }
 
 // Forget removes the memory of a key.
-func (s *States[S]) Forget(key Key) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.all, key)
-}
+func (s *States[S]) Forget(key Key) { s.all.Delete(key) }
 
-// Keys returns the keys that accept takes, in any order. accept runs under a lock.
-func (s *States[S]) Keys(accept func(Key) bool) []Key {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var keys []Key
-	for key := range s.all {
-		if accept(key) {
-			keys = append(keys, key)
-		}
-	}
+// Keys returns all keys, in any order.
+func (s *States[S]) Keys() (keys []Key) {
+	s.all.Do(func(all map[Key]*Memory[S]) { keys = slices.Collect(maps.Keys(all)) })
 	return keys
 }

@@ -11,6 +11,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/berth-dev/berth/ipam/assignments"
+	"github.com/berth-dev/berth/ipam/lastnode"
+	"github.com/berth-dev/berth/ipam/sorted"
 )
 
 // Most nodes that carry an address of a Service with externalTrafficPolicy Cluster, by the mode of its pool. On a link one
@@ -30,7 +32,7 @@ func isAlive(node *v1.Node) bool {
 
 // isOff returns whether somebody said that a node is off.
 func isOff(node *v1.Node) bool {
-	return node == nil || slices.ContainsFunc(node.Spec.Taints, func(t v1.Taint) bool { return t.Key == v1.TaintNodeOutOfService })
+	return node == nil || lastnode.IsOutOfService(node)
 }
 
 // takesServices returns whether a node may get an address of a Service: it is alive, and stays so as far as is known.
@@ -82,13 +84,7 @@ func choose(address string, most int, keep bool, qualified []string, now []assig
 	var p plan
 	before := slices.DeleteFunc(slices.Clone(now), func(c assignments.Carrier) bool { return !c.Assigned })
 	slices.SortFunc(before, func(a, b assignments.Carrier) int {
-		if a.Carried != b.Carried {
-			if a.Carried {
-				return -1
-			}
-			return 1
-		}
-		return rank(a.Node, b.Node)
+		return cmp.Or(sorted.TrueFirst(a.Carried, b.Carried), rank(a.Node, b.Node))
 	})
 	for _, carrier := range before {
 		if len(p.targets) < most && slices.Contains(qualified, carrier.Node) {

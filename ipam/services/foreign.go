@@ -43,10 +43,9 @@ func (c *controller) foreignChanged(service *v1.Service) {
 	if !isForeign(service) {
 		return
 	}
-	for _, ingress := range service.Status.LoadBalancer.Ingress {
-		if addr, err := netip.ParseAddr(ingress.IP); err == nil {
-			c.loop.Enqueue(foreignKey(addr.String()))
-		}
+	addresses, _ := ingressIndex(service) // it returns no error
+	for _, address := range addresses {
+		c.loop.Enqueue(foreignKey(address))
 	}
 }
 

@@ -195,26 +195,19 @@ func requestOf(lead *v1.Service, namespace *v1.Namespace) (ipam.Request, error) 
 
 // suits returns whether an address that the group has is one of those that it requests now.
 func suits(ip *v1alpha1.FloatingIP, request *ipam.Request) bool {
-	addr, err := v1alpha1.AddrOf(ip.Name)
-	if err != nil || ip.Spec.Owner == nil {
-		return false
-	}
 	if claim := request.Claim; (claim != "") != ip.Spec.Owner.IsClaim() || claim != "" && ip.Spec.Owner.Name != claim {
 		return false
 	}
 	if len(request.Pools) > 0 && !slices.Contains(request.Pools, ip.Spec.Pool) {
 		return false
 	}
-	return slices.ContainsFunc(request.Parts, func(p ipam.Part) bool { return p.Fits(addr) })
+	return slices.ContainsFunc(request.Parts, func(p ipam.Part) bool { return p.Fits(ip.Addr()) })
 }
 
 // goalOf returns the addresses that a group lacks, and how many it has. Without RequireDualStack it takes of each family
 // what there is. Pure.
 func goalOf(lead *v1.Service, request *ipam.Request, has []*v1alpha1.FloatingIP) (preallocation.Goal, preallocation.Count) {
-	goal, count := preallocation.Goal{Generation: revision(lead)}, preallocation.Count{}
-	for _, ip := range has {
-		count[ip.Family()]++
-	}
+	goal, count := preallocation.Goal{Generation: revision(lead)}, preallocation.CountOf(has)
 	var lacking []ipam.Part
 	for _, part := range request.Parts {
 		if count[part.Family] == 0 {

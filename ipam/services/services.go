@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -33,8 +32,10 @@ import (
 	"github.com/berth-dev/berth/ipam/assignments"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/event"
+	"github.com/berth-dev/berth/ipam/locked"
 	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/preallocation"
+	"github.com/berth-dev/berth/ipam/sorted"
 	"github.com/berth-dev/berth/ipam/store"
 	"github.com/berth-dev/berth/ipam/view"
 )
@@ -89,11 +90,10 @@ type controller struct {
 	slices     cache.Indexer
 	ips        cache.Indexer
 
-	mu sync.Mutex
 	// short has the groups with fewer nodes than they want, and the pools of the addresses.
-	short map[preallocation.Key][]string
+	short locked.Map[preallocation.Key, []string]
 	// written has the statuses that were written last, of Services by UID: the cache may be behind.
-	written map[types.UID]*v1.Service
+	written locked.Map[types.UID, *v1.Service]
 }
 
 // said is the memory of a group.
@@ -131,7 +131,6 @@ func Add(loop *preallocation.Loop, parts Parts) error {
 		loop: loop, store: store.New(parts.API.FloatingIPs), live: parts.Services, namespaces: parts.Namespaces, recorder: parts.Recorder,
 		carriers: parts.Carriers, nodes: parts.Factory.Core().V1().Nodes().Lister(),
 		services: services.GetIndexer(), slices: endpoints.GetIndexer(), ips: parts.View.FloatingIPs.GetIndexer(),
-		short: map[preallocation.Key][]string{}, written: map[types.UID]*v1.Service{},
 	}
 	loop.Add(c, preallocation.KindService)
 	parts.Carriers.Follow(c.carrierChanged)
@@ -181,9 +180,7 @@ func holderIndex(object any) ([]string, error) {
 
 func (c *controller) serviceChanged(before, after *v1.Service) {
 	if after == nil {
-		c.mu.Lock()
-		delete(c.written, before.UID)
-		c.mu.Unlock()
+		c.written.Delete(before.UID)
 	}
 	for _, service := range []*v1.Service{before, after} {
 		if service == nil {
@@ -226,11 +223,8 @@ func (c *controller) endpointsChanged(before, after *discoveryv1.EndpointSlice) 
 		if slice == nil {
 			continue
 		}
-		object, exists, err := c.services.GetByKey(slice.Namespace + "/" + slice.Labels[discoveryv1.LabelServiceName])
-		if err != nil || !exists {
-			continue
-		}
-		if service := object.(*v1.Service); IsOurs(service) && isLocal(service) {
+		service := view.Get[v1.Service](c.services, slice.Namespace+"/"+slice.Labels[discoveryv1.LabelServiceName])
+		if service != nil && IsOurs(service) && isLocal(service) {
 			c.loop.Enqueue(keyOf(service))
 		}
 	}
@@ -252,41 +246,37 @@ func (c *controller) nodeChanged(before, after *v1.Node) {
 		return
 	}
 	all := c.loop.Pools()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for key, names := range c.short {
-		if slices.ContainsFunc(names, func(name string) bool {
-			pool := all.Named(name)
-			return pool != nil && pool.Serves(after)
-		}) {
-			c.loop.Enqueue(key)
-		}
+	serves := func(name string) bool {
+		pool := all.Named(name)
+		return pool != nil && pool.Serves(after)
 	}
+	c.short.Do(func(short map[preallocation.Key][]string) {
+		for key, names := range short {
+			if slices.ContainsFunc(names, serves) {
+				c.loop.Enqueue(key)
+			}
+		}
+	})
 }
 
 // Affected implements [preallocation.Owners]: the Service of this name may have a right to a kept address.
 func (c *controller) Affected(key preallocation.Key) []preallocation.Key {
-	object, exists, err := c.services.GetByKey(key.Namespace + "/" + key.Name)
-	if err != nil || !exists || !IsOurs(object.(*v1.Service)) {
+	service := view.Get[v1.Service](c.services, key.Namespace+"/"+key.Name)
+	if service == nil || !IsOurs(service) {
 		return nil
 	}
-	return []preallocation.Key{keyOf(object.(*v1.Service))}
+	return []preallocation.Key{keyOf(service)}
 }
 
 // Keys implements [preallocation.Owners].
-func (c *controller) Keys(accept func(preallocation.Key) bool) []preallocation.Key {
-	all := map[preallocation.Key]bool{}
+func (c *controller) Keys() []preallocation.Key {
+	keys := c.foreignKeys()
 	for _, object := range c.services.List() {
-		if service := object.(*v1.Service); IsOurs(service) && accept(keyOf(service)) {
-			all[keyOf(service)] = true
+		if service := object.(*v1.Service); IsOurs(service) {
+			keys = append(keys, keyOf(service))
 		}
 	}
-	for _, key := range c.foreignKeys() {
-		if accept(key) {
-			all[key] = true
-		}
-	}
-	return slices.Collect(maps.Keys(all))
+	return keys // A queue holds each once.
 }
 
 // Reconcile implements [preallocation.Owners].
@@ -299,7 +289,7 @@ func (c *controller) Reconcile(ctx context.Context, key preallocation.Key) (agai
 	m := c.Of(key, "") // The memory is of the group, whoever leads it.
 	c.dropDecisions(m, held)
 	if len(with) == 0 {
-		c.setShort(key, nil)
+		c.short.Delete(key)
 		if len(held) == 0 {
 			c.Forget(key)
 			return 0, nil
@@ -396,19 +386,10 @@ func following(ip *v1alpha1.FloatingIP, lead *v1.Service, snapshot *pools.Snapsh
 	if spec.Owner.IsService() {
 		spec.Owner.Name, spec.Owner.UID = lead.Name, lead.UID
 	}
-	if pool := homeOf(ip, snapshot); pool != nil && pool.Name == spec.Pool {
+	if pool := snapshot.PoolOf(ip.Addr()); pool != nil && pool.Name == spec.Pool {
 		spec.Network = pool.Network()
 	}
 	return spec
-}
-
-// homeOf returns the pool that contains an address, nil if none does.
-func homeOf(ip *v1alpha1.FloatingIP, snapshot *pools.Snapshot) *pools.Pool {
-	addr, err := v1alpha1.AddrOf(ip.Name)
-	if err != nil {
-		return nil
-	}
-	return snapshot.PoolOf(addr)
 }
 
 // serve has nodes carry the addresses of a group, and shows its Services the ones that a node carries.
@@ -451,7 +432,11 @@ func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preall
 	} else {
 		c.untell(m, lead, EventNoCarrier)
 	}
-	c.setShort(key, short)
+	if len(short) > 0 {
+		c.short.Set(key, short)
+	} else {
+		c.short.Delete(key)
+	}
 	if policy := lead.Spec.IPFamilyPolicy; policy != nil && *policy == v1.IPFamilyPolicyRequireDualStack && len(shown) < len(lead.Spec.IPFamilies) {
 		shown = nil
 	}
@@ -471,7 +456,7 @@ func (c *controller) plan(ip *v1alpha1.FloatingIP, lead *v1.Service, now []assig
 		return plan{}, true // a lister reads a cache and does not fail
 	}
 	byName := make(map[string]*v1.Node, len(all))
-	pool := homeOf(ip, c.loop.Pools())
+	pool := c.loop.Pools().PoolOf(ip.Addr())
 	var endpoints map[string]bool
 	if isLocal(lead) {
 		endpoints = withEndpoints(view.Indexed[*discoveryv1.EndpointSlice](c.slices, byService, lead.Namespace+"/"+lead.Name))
@@ -535,17 +520,6 @@ func (c *controller) dropDecisions(m *preallocation.Memory[said], held []*v1alph
 	}
 }
 
-// setShort notes the pools from which a group could use more nodes.
-func (c *controller) setShort(key preallocation.Key, of []string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(of) == 0 {
-		delete(c.short, key)
-	} else {
-		c.short[key] = of
-	}
-}
-
 // settle is how long no node is assigned an address before its record says that no Service has it: the cache of
 // NodeAssignments may be behind.
 const settle = time.Second
@@ -594,11 +568,7 @@ func (c *controller) giveUp(ctx context.Context, key preallocation.Key, m *preal
 // isWanted asks the API server whether the holder of an address, as its group was seen to want it no more, is gone or another
 // Service by now. It fails with store.ErrChanged if it wants the address still.
 func (c *controller) isWanted(ctx context.Context, key preallocation.Key, ip *v1alpha1.FloatingIP) error {
-	cached, exists, err := c.services.GetByKey(key.Namespace + "/" + ip.Spec.Service.Name)
-	if err != nil {
-		return err
-	}
-	if exists && cached.(*v1.Service).UID == ip.Spec.Service.UID {
+	if cached := view.Get[v1.Service](c.services, key.Namespace+"/"+ip.Spec.Service.Name); cached != nil && cached.UID == ip.Spec.Service.UID {
 		return nil // The cache has the change that led here.
 	}
 	live, err := c.live.Services(key.Namespace).Get(ctx, ip.Spec.Service.Name, metav1.GetOptions{})
@@ -654,15 +624,7 @@ func (c *controller) show(ctx context.Context, service *v1.Service, addresses []
 		return len(service.Spec.IPFamilies) > 0 && (service.Spec.IPFamilies[0] == v1.IPv6Protocol) == strings.Contains(address, ":")
 	}
 	addresses = slices.Clone(addresses)
-	slices.SortStableFunc(addresses, func(a, b string) int {
-		switch {
-		case isFirst(a) == isFirst(b):
-			return 0
-		case isFirst(a):
-			return -1
-		}
-		return 1
-	})
+	slices.SortStableFunc(addresses, func(a, b string) int { return sorted.TrueFirst(isFirst(a), isFirst(b)) })
 	var ingress []v1.LoadBalancerIngress
 	for _, address := range addresses {
 		mode := v1.LoadBalancerIPModeVIP
@@ -682,9 +644,7 @@ func (c *controller) show(ctx context.Context, service *v1.Service, addresses []
 	if err != nil {
 		return fmt.Errorf("write the status of Service %s: %w", klog.KObj(service), err)
 	}
-	c.mu.Lock()
-	c.written[service.UID] = written
-	c.mu.Unlock()
+	c.written.Set(service.UID, written)
 	if len(addresses) > 0 {
 		event.Normal(EventServiceAddress, "Clients reach the Service by "+strings.Join(addresses, " and ")+".").Record(c.recorder, service, nil, "GiveServiceAddress")
 	}
@@ -693,17 +653,19 @@ func (c *controller) show(ctx context.Context, service *v1.Service, addresses []
 
 // present returns a Service as the cache has it or, where the cache is behind, as it was written last.
 func (c *controller) present(cached *v1.Service) *v1.Service {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	written := c.written[cached.UID]
-	if written == nil {
-		return cached
-	}
-	if order, err := resourceversion.CompareResourceVersion(cached.ResourceVersion, written.ResourceVersion); err != nil || order >= 0 {
-		delete(c.written, cached.UID)
-		return cached
-	}
-	return written
+	present := cached
+	c.written.Do(func(all map[types.UID]*v1.Service) {
+		written := all[cached.UID]
+		if written == nil {
+			return
+		}
+		if order, err := resourceversion.CompareResourceVersion(cached.ResourceVersion, written.ResourceVersion); err != nil || order >= 0 {
+			delete(all, cached.UID)
+			return
+		}
+		present = written
+	})
+	return present
 }
 
 // tell emits a Warning with a new note about a Service.

@@ -112,8 +112,8 @@ func New(config *rest.Config, kube kubernetes.Interface, options Options) (*Work
 		return nil, err
 	}
 	w.wrong = newFinder(kube, factory, w.reclaimer, options, recorder)
-	poolMetrics, claimMetrics := poolstatus.NewMetrics(), claims.NewMetrics()
-	options.Collect(poolMetrics, claimMetrics)
+	poolMetrics := poolstatus.NewMetrics()
+	options.Collect(poolMetrics)
 	// Some writes have clients with their own rate limits, so that they do not delay the release of
 	// addresses: the status of pools, of which there may be ten thousand, and FloatingIPs that are
 	// taken ahead, of which one IPClaim may have as many.
@@ -124,11 +124,11 @@ func New(config *rest.Config, kube kubernetes.Interface, options Options) (*Work
 	if w.status, err = poolstatus.New(counting.IPPools, seen, recorder, poolMetrics); err != nil {
 		return nil, err
 	}
-	return w, w.takeAhead(config, kube, options, recorder, claimMetrics)
+	return w, w.takeAhead(config, kube, options, recorder)
 }
 
 // takeAhead adds the loop that takes addresses for whatever asks for them without a pod.
-func (w *Work) takeAhead(config *rest.Config, kube kubernetes.Interface, options Options, recorder events.EventRecorder, claimMetrics *claims.Metrics) error {
+func (w *Work) takeAhead(config *rest.Config, kube kubernetes.Interface, options Options, recorder events.EventRecorder) error {
 	api, err := client.NewForConfig(config)
 	if err != nil {
 		return err
@@ -147,7 +147,7 @@ func (w *Work) takeAhead(config *rest.Config, kube kubernetes.Interface, options
 			API: api, Services: kube.CoreV1(), Namespaces: kube.CoreV1().Namespaces(), Recorder: recorder, View: w.view, Factory: w.factory, Carriers: w.assignments,
 		})
 	}
-	return errors.Join(err, claims.Add(w.ahead, claims.Parts{API: api, Recorder: recorder, Metrics: claimMetrics, View: w.view}))
+	return errors.Join(err, claims.Add(w.ahead, claims.Parts{API: api, Recorder: recorder, Metrics: claims.NewMetrics(options.Register), View: w.view}))
 }
 
 // newAsking returns the client for questions to agents. It has limits of its own: when many nodes are

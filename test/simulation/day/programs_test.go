@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/names"
@@ -146,7 +147,7 @@ func (p *programs) startController(ctx context.Context, group *sync.WaitGroup, k
 	if err != nil {
 		return err
 	}
-	if err := claims.Add(loop, claims.Parts{API: ahead, Recorder: silent{}, Metrics: claims.NewMetrics(), View: seen}); err != nil {
+	if err := claims.Add(loop, claims.Parts{API: ahead, Recorder: silent{}, Metrics: claims.NewMetrics(func(...metrics.Registerable) {}), View: seen}); err != nil {
 		return err
 	}
 	finder := wrongaddress.New(wrongaddress.Config{
