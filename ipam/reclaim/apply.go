@@ -5,7 +5,6 @@ package reclaim
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"strconv"
 	"time"
 
@@ -119,15 +118,18 @@ func (r *Reclaimer) write(ctx context.Context, ip *v1alpha1.FloatingIP, s situat
 	}
 	if a == retain {
 		r.metrics.retained.WithLabelValues(label(ip.Spec.ReleasePolicy)).Inc()
+		if ip.Spec.IsHeld() {
+			tenure.Log(tenure.Kept, ip, why)
+		}
 	} else {
 		r.metrics.released.WithLabelValues(label(ip.Spec.ReleasePolicy)).Inc()
+		tenure.Log(tenure.Freed, ip, why)
 	}
 	if ip.Spec.Pod != nil {
 		if at, known := r.ended.Get(ip.Spec.Pod.UID); known {
 			r.metrics.lag.Observe(time.Since(at.(time.Time)).Seconds())
 		}
 	}
-	changed(ip, a, why)
 	return nil
 }
 
@@ -170,17 +172,13 @@ func (r *Reclaimer) detach(ctx context.Context, ip *v1alpha1.FloatingIP) error {
 		r.warn(ip, nil, EventNoExternalAssigner, note)
 		return errNoAssigner
 	}
-	address, err := netip.ParseAddr(ip.Spec.Address)
-	if err != nil {
-		return fmt.Errorf("read the address: %w", err)
-	}
 	revision, err := strconv.ParseUint(ip.ResourceVersion, 10, 64)
 	if err != nil {
 		return fmt.Errorf("read the resource version of %s: %w", ip.Name, err)
 	}
-	if err := r.detacher.Detach(ctx, address, ip.Spec.Node, revision); err != nil {
+	if err := r.detacher.Detach(ctx, ip.Addr(), ip.Spec.Node, revision); err != nil {
 		r.warn(ip, nil, EventDetachFailed, fmt.Sprintf("The address is kept, because detaching it from node %s failed: %v", ip.Spec.Node, err))
-		return fmt.Errorf("detach %s from node %s: %w", address, ip.Spec.Node, err)
+		return fmt.Errorf("detach %s from node %s: %w", ip.Spec.Address, ip.Spec.Node, err)
 	}
 	return nil
 }

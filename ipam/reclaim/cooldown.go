@@ -3,6 +3,7 @@
 package reclaim
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -11,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/view"
 )
 
 // The cooldown of an address begins where giveBack decides it (decide.go), or where another client
@@ -54,11 +56,7 @@ func correctTimes(ip *v1alpha1.FloatingIP, now time.Time) *correction {
 
 // pool returns the address's pool from the cache; an empty one if it is gone.
 func (r *Reclaimer) pool(ip *v1alpha1.FloatingIP) *v1alpha1.IPPool {
-	object, found, err := r.poolsOf.GetByKey(ip.Spec.Pool)
-	if err != nil || !found {
-		return &v1alpha1.IPPool{}
-	}
-	return object.(*v1alpha1.IPPool)
+	return cmp.Or(view.Get[v1alpha1.IPPool](r.poolsOf, ip.Spec.Pool), &v1alpha1.IPPool{})
 }
 
 // cooldown returns the cooldown of the address's pool; 0 if the pool is gone.

@@ -127,11 +127,9 @@ func (r *Reclaimer) ask(ctx context.Context, name string) (done bool) {
 	done = true
 	for _, ip := range waiting {
 		problem := err
-		switch address, parseErr := v1alpha1.AddrOf(ip.Name); {
+		switch {
 		case problem != nil:
-		case parseErr != nil:
-			problem = parseErr
-		case slices.Contains(carried, address):
+		case slices.Contains(carried, ip.Addr()):
 			problem = errCarried
 		case lastnode.IsOff(ip.Spec.LastNode, after):
 			// The answer may be of a machine that took over the name. The change of the Node enqueued the address.

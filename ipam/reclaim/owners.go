@@ -20,6 +20,7 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/utils/ptr"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
@@ -104,7 +105,7 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		if err != nil || set == nil {
 			return workload{}, nil, live, err
 		}
-		w := workload{exists: exists(set), replicas: number(set.Spec.Replicas), updating: isUpdating(set)}
+		w := workload{exists: exists(set), replicas: int64(ptr.Deref(set.Spec.Replicas, 1)), updating: isUpdating(set)}
 		if set.Spec.Ordinals != nil {
 			w.start = int64(set.Spec.Ordinals.Start)
 		}
@@ -136,7 +137,11 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		if err != nil || job == nil {
 			return workload{}, nil, live, err
 		}
-		return workload{exists: exists(job) && !ended(job), replicas: parallel(job.Spec.Suspend, job.Spec.Parallelism)}, &job.Spec.Template, live, nil
+		w := workload{exists: exists(job) && !ended(job), replicas: int64(ptr.Deref(job.Spec.Parallelism, 1))}
+		if ptr.Deref(job.Spec.Suspend, false) {
+			w.replicas = 0
+		}
+		return w, &job.Spec.Template, live, nil
 	case schema.GroupKind{Group: batchv1.GroupName, Kind: "CronJob"}:
 		cron, live, err := lookUp(ctx, owner, fresh, o.cronJobs.CronJobs(namespace).Get, o.client.BatchV1().CronJobs(namespace).Get)
 		if err != nil || cron == nil {
@@ -144,7 +149,7 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		}
 		// The addresses of one run are kept, also between runs, and while it is suspended: people run such ones by hand.
 		job := &cron.Spec.JobTemplate.Spec
-		return workload{exists: exists(cron), replicas: number(job.Parallelism), updating: isUpdating(cron)}, &job.Template, live, nil
+		return workload{exists: exists(cron), replicas: int64(ptr.Deref(job.Parallelism, 1)), updating: isUpdating(cron)}, &job.Template, live, nil
 	}
 	read, live, err := o.customs.Find(ctx, owner, fresh)
 	if err != nil {
@@ -258,22 +263,6 @@ func isUpdating(workload metav1.Object) bool {
 func requested(spec *v1.PodSpec) int64 {
 	n, _ := podrequest.Reader{Galaxy: true}.Requested(spec)
 	return n
-}
-
-// number returns *n, or the API's default 1.
-func number(n *int32) int64 {
-	if n == nil {
-		return 1
-	}
-	return int64(*n)
-}
-
-// parallel is how many pods a Job runs at once: none while it is suspended.
-func parallel(suspended *bool, parallelism *int32) int64 {
-	if suspended != nil && *suspended {
-		return 0
-	}
-	return number(parallelism)
 }
 
 // exists reports whether a workload may create pods. A workload that is being deleted does

@@ -212,7 +212,8 @@ func (r *Reclaimer) Run(ctx context.Context, workers int) {
 			}
 		})
 	}
-	group.Go(func() { wait.UntilWithContext(ctx, r.prune, pruneEvery) })
+	prune := func(ctx context.Context) { r.owners.customs.Prune(ctx, r.neededKinds) }
+	group.Go(func() { wait.UntilWithContext(ctx, prune, pruneEvery) })
 	group.Go(func() { r.owners.instances.Run(ctx) })
 	group.Go(func() { wait.UntilWithContext(ctx, r.measure, measureEvery) })
 	<-ctx.Done()
@@ -229,14 +230,11 @@ func (r *Reclaimer) shutDown() {
 	}
 }
 
-// pruneEvery is the interval of prune, measureEvery the one of the metric of pending addresses.
+// pruneEvery is the interval at which watches of kinds of workloads end that no address depends on, measureEvery the one of the metric of pending addresses.
 const (
 	pruneEvery   = 10 * time.Minute
 	measureEvery = 15 * time.Second
 )
-
-// prune stops watching kinds of workloads that no address depends on.
-func (r *Reclaimer) prune(ctx context.Context) { r.owners.customs.Prune(ctx, r.neededKinds) }
 
 // neededKinds returns the kinds of workloads that addresses depend on.
 func (r *Reclaimer) neededKinds() map[schema.GroupKind]bool {
@@ -305,15 +303,11 @@ func (r *Reclaimer) next(ctx context.Context, queue queue) bool {
 // reconcile gathers the facts about one address, decides, and applies the decision. It
 // returns when to look again; 0 means at the next event.
 func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) (time.Duration, error) {
-	object, exists, err := r.index.GetByKey(name)
-	if err != nil {
-		return 0, err
-	}
-	if !exists {
+	ip := r.cached(name)
+	switch {
+	case ip == nil:
 		return 0, r.rest(ctx, name)
-	}
-	ip := object.(*v1alpha1.FloatingIP)
-	if ip.Spec.Reserved {
+	case ip.Spec.Reserved:
 		return 0, nil
 	}
 	found, err := r.gather(ctx, ip)
@@ -334,9 +328,5 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 
 // cached returns an address as the cache has it, or nil.
 func (r *Reclaimer) cached(name string) *v1alpha1.FloatingIP {
-	object, exists, err := r.index.GetByKey(name)
-	if err != nil || !exists {
-		return nil
-	}
-	return object.(*v1alpha1.FloatingIP)
+	return view.Get[v1alpha1.FloatingIP](r.index, name)
 }

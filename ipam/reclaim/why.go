@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/tenure"
 )
 
 // why says why an address leaves its pod or its owner: the reason of decide.
@@ -40,14 +39,4 @@ func why(spec *v1alpha1.FloatingIPSpec, s situation, a action) string {
 		return owner + " is gone"
 	}
 	return owner + " does not want it any more"
-}
-
-// changed logs that an address left its pod or its owner.
-func changed(ip *v1alpha1.FloatingIP, a action, why string) {
-	switch {
-	case a == retain && ip.Spec.IsHeld():
-		tenure.Log(tenure.Kept, ip, why)
-	case a == free && ip.Spec.Owner != nil, a == cool:
-		tenure.Log(tenure.Freed, ip, why)
-	}
 }
