@@ -70,11 +70,7 @@ func (a *agents) seen(pod *v1.Pod) (gained string) {
 }
 
 // gone notes that a pod does not exist any more.
-func (a *agents) gone(pod *v1.Pod) {
-	if a.namespace != "" && pod.Namespace == a.namespace {
-		a.moved(pod.UID, "")
-	}
-}
+func (a *agents) gone(pod *v1.Pod) { a.moved(pod.UID, "") }
 
 // moved notes the node where an agent is ready; empty: nowhere.
 func (a *agents) moved(uid types.UID, node string) (gained string) {
@@ -117,21 +113,18 @@ func (a *agents) count(node string, more int) int {
 	return after
 }
 
-// nodeAdded notes a node.
-func (a *agents) nodeAdded(name string) { a.know(name, true, 1) }
-
-// nodeDeleted notes that a node does not exist any more.
-func (a *agents) nodeDeleted(name string) { a.know(name, false, -1) }
-
-func (a *agents) know(name string, known bool, more int64) {
+// know notes a node, or that it does not exist any more.
+func (a *agents) know(name string, known bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.nodes[name] == known {
 		return
 	}
+	more := int64(1)
 	if known {
 		a.nodes[name] = true
 	} else {
+		more = -1
 		delete(a.nodes, name)
 		delete(a.lost, name)
 	}

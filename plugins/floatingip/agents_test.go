@@ -46,9 +46,9 @@ func labelledAs(pod *v1.Pod, name string) *v1.Pod {
 // A node that is deleted before its agent's pod is forgotten.
 func TestDeletedNodeIsForgotten(t *testing.T) {
 	a := newAgents(agentNamespace)
-	a.nodeAdded("n1")
+	a.know("n1", true)
 	a.seen(agentOn("n1", v1.ConditionTrue))
-	a.nodeDeleted("n1")
+	a.know("n1", false)
 	a.gone(agentOn("n1", v1.ConditionTrue))
 	if left := len(a.nodes) + len(a.pods) + len(a.lost); left != 0 {
 		t.Errorf("%d entries are left of node n1", left)
@@ -209,10 +209,10 @@ func TestAgentsModel(t *testing.T) {
 		switch random.IntN(5) {
 		case 0:
 			nodes[name] = true
-			a.nodeAdded(name)
+			a.know(name, true)
 		case 1:
 			delete(nodes, name)
-			a.nodeDeleted(name)
+			a.know(name, false)
 		case 2:
 			if pod := pods[uid]; pod != nil {
 				delete(pods, uid)
@@ -265,7 +265,7 @@ func BenchmarkAgents(b *testing.B) {
 	names := make([]string, nodes)
 	for i := range nodes {
 		names[i] = fmt.Sprintf("node%d", i)
-		a.nodeAdded(names[i])
+		a.know(names[i], true)
 		if i > 0 {
 			a.seen(agentOn(names[i], v1.ConditionTrue))
 		}

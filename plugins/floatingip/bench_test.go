@@ -51,8 +51,11 @@ func newBenched(b *testing.B, everywhere bool, objects ...metav1.Object) *benche
 	}
 	q := &queue{woken: make(chan []string)}
 	w := &benched{byName: map[string]fwk.NodeInfo{}, Plugin: &Plugin{
-		addresses: addresses, waiting: newWaiting(q, addresses, func(*v1.Pod) bool { return true }, clock.RealClock{}),
-		nodes: &nodes{}, agents: newAgents(""), sets: &fixedSets{}, between: podrequest.Between{},
+		shared: &shared{
+			addresses: addresses, waiting: newWaiting(q, addresses, func(*v1.Pod) bool { return true }, clock.RealClock{}),
+			nodes: &nodes{}, agents: newAgents(""), sets: &fixedSets{},
+		},
+		between: podrequest.Between{},
 		namespace: func(name string) (metav1.Object, error) {
 			return &metav1.ObjectMeta{Name: name, UID: "shop"}, nil
 		},

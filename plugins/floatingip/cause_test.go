@@ -109,7 +109,7 @@ func TestNodesByAgent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAgents(agentNamespace)
 		for _, name := range []string{"n1", "n2", "n3", "n4"} {
-			a.nodeAdded(name)
+			a.know(name, true)
 		}
 		for _, name := range []string{"n1", "n2", "n3"} {
 			a.seen(agentOn(name, v1.ConditionTrue))
@@ -130,7 +130,7 @@ func TestNodesByAgent(t *testing.T) {
 		a.seen(agentOn("n2", v1.ConditionTrue))
 		expect(2, 0, 2)
 		a.gone(agentOn("n2", v1.ConditionTrue))
-		a.nodeDeleted("n2")
+		a.know("n2", false)
 		expect(1, 0, 2)
 	})
 }

@@ -127,9 +127,9 @@ func (pl *Plugin) isSchedulableAfterPodDeleted(_ klog.Logger, pod *v1.Pod, oldOb
 	if !ok || deleted.Spec.NodeName == "" || !pl.reader.Asks(&deleted.Spec) {
 		return fwk.QueueSkip, nil
 	}
-	node, err := pl.nodeLister.Get(deleted.Spec.NodeName)
-	if err != nil || len(capOf(node)) == 0 {
-		return fwk.QueueSkip, nil //nolint:nilerr // a node that is gone has no room
+	node := pl.pods.Node(deleted.Spec.NodeName)
+	if node == nil || len(capOf(node)) == 0 { // A node that is gone has no room.
+		return fwk.QueueSkip, nil
 	}
 	return queueIf(pl.waiting.help(pod.UID, pl.gained(oldObj, nil, node, func() []string { return pl.addresses.PoolsOf(ipam.NodeOf(node)) })))
 }

@@ -52,22 +52,19 @@ func (s *fixedSets) limit(request *ipam.Request) error {
 func (s *fixedSets) size(owner *ipam.Owner) (size fixedset.Size, known bool, err error) {
 	switch kind := groupKindOf(owner); {
 	case kind == deploymentKind.GroupKind():
-		deployment, err := s.deployments.Deployments(owner.Namespace).Get(owner.Name)
-		if err != nil || string(deployment.UID) != owner.UID {
-			return fixedset.Size{}, false, nil //nolint:nilerr // see above
+		if deployment, err := s.deployments.Deployments(owner.Namespace).Get(owner.Name); err == nil && string(deployment.UID) == owner.UID {
+			return fixedset.OfDeployment(&deployment.Spec), true, nil
 		}
-		return fixedset.OfDeployment(&deployment.Spec), true, nil
 	case kind == replicaSetKind.GroupKind():
-		set, err := s.replicaSets.ReplicaSets(owner.Namespace).Get(owner.Name)
-		if err != nil || string(set.UID) != owner.UID {
-			return fixedset.Size{}, false, nil //nolint:nilerr // see above
+		if set, err := s.replicaSets.ReplicaSets(owner.Namespace).Get(owner.Name); err == nil && string(set.UID) == owner.UID {
+			return fixedset.OfReplicaSet(&set.Spec), true, nil
 		}
-		return fixedset.OfReplicaSet(&set.Spec), true, nil
 	case kind.Group == appsv1.GroupName, kind.Group == batchv1.GroupName:
 		// A Job, for example, needs fewer pods as its pods complete.
-		return fixedset.Size{}, false, nil
+	default:
+		return s.customs.size(owner)
 	}
-	return s.customs.size(owner)
+	return fixedset.Size{}, false, nil
 }
 
 // watch calls changed with a workload whose set may have become larger.

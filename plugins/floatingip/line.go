@@ -15,6 +15,7 @@ import (
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/sorted"
 )
 
 // line is the pods that kube-scheduler has tried to schedule and that have no addresses
@@ -230,17 +231,6 @@ func byTurn(a, b *waiter) int {
 		a.since.Compare(b.since), cmp.Compare(a.pod.UID, b.pod.UID))
 }
 
-func (l *line) insert(w *waiter) {
-	at, _ := slices.BinarySearchFunc(l.order, w, byTurn)
-	l.order = slices.Insert(l.order, at, w)
-}
-
-func (l *line) drop(w *waiter) {
-	if at, found := slices.BinarySearchFunc(l.order, w, byTurn); found {
-		l.order = slices.Delete(l.order, at, at+1)
-	}
-}
-
 // begin is called when an attempt to schedule the pod begins.
 func (l *line) begin(pod *v1.Pod, request ipam.Request, now time.Time) {
 	if l.trying != nil {
@@ -248,15 +238,14 @@ func (l *line) begin(pod *v1.Pod, request ipam.Request, now time.Time) {
 	}
 	w := l.pods[pod.UID]
 	if w == nil {
-		w = &waiter{pod: pod, request: request, since: now}
+		w = &waiter{since: now}
 		l.pods[pod.UID] = w
-		l.insert(w)
 	} else {
-		l.drop(w)
+		l.order = sorted.Remove(l.order, w, byTurn)
 		l.discount(w)
-		w.pod, w.request = pod, request
-		l.insert(w)
 	}
+	w.pod, w.request = pod, request
+	l.order = sorted.Insert(l.order, w, byTurn)
 	w.state, w.narrow, w.again, w.seen, w.deadline, w.why = attempting, false, false, l.changes, time.Time{}, why{}
 	w.wanted = len(request.Parts)
 	if w.offer != nil {
@@ -431,7 +420,7 @@ func (l *line) gone(uid types.UID, now time.Time) {
 
 // leave takes a pod out of the line and returns its offer, nil if it had none.
 func (l *line) leave(w *waiter) *offer {
-	l.drop(w)
+	l.order = sorted.Remove(l.order, w, byTurn)
 	l.discount(w)
 	delete(l.pods, w.pod.UID)
 	delete(l.wake, w.pod.UID)

@@ -18,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -64,15 +63,16 @@ type Factory struct {
 
 // shared is the state that all profiles share.
 type shared struct {
-	args    Args
-	ipam    *ipam.IPAM
-	waiting *waiting
-	nodes   *nodes
-	agents  *agents
-	pods    *knownPods
-	ending  *ending
-	sets    *fixedSets
-	jobs    *jobs
+	args      Args
+	reader    podrequest.Reader
+	addresses *ipam.IPAM
+	waiting   *waiting
+	nodes     *nodes
+	agents    *agents
+	pods      *knownPods
+	ending    *ending
+	sets      *fixedSets
+	job       podrequest.Getter
 	// questions limits those for ReplicaSets: the author of a pod can name one that never was.
 	questions flowcontrol.RateLimiter
 
@@ -121,16 +121,9 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 	namespaces := informers.Core().V1().Namespaces().Lister()
 	claims := informers.Core().V1().PersistentVolumeClaims().Lister()
 	return &Plugin{
-		handle:     handle,
-		reader:     podrequest.Reader{Galaxy: args.GalaxyAliases},
-		addresses:  shared.ipam,
-		waiting:    shared.waiting,
-		ending:     shared.ending,
-		pods:       shared.pods,
-		nodes:      shared.nodes,
-		agents:     shared.agents,
-		nodeLister: informers.Core().V1().Nodes().Lister(),
-		namespace:  func(name string) (metav1.Object, error) { return namespaces.Get(name) },
+		shared:    shared,
+		handle:    handle,
+		namespace: func(name string) (metav1.Object, error) { return namespaces.Get(name) },
 		between: podrequest.Between{
 			ReplicaSet: func(namespace, name string) (metav1.Object, error) {
 				set, err := replicaSets.ReplicaSets(namespace).Get(name)
@@ -142,7 +135,7 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 				defer cancel()
 				return handle.ClientSet().AppsV1().ReplicaSets(namespace).Get(ctx, name, metav1.GetOptions{})
 			},
-			Job:                    shared.jobs.get,
+			Job:                    shared.job,
 			VirtualMachineInstance: shared.instances.Get,
 			StatefulSet: func(namespace, name string) (metav1.Object, error) {
 				return statefulSets.StatefulSets(namespace).Get(name)
@@ -152,7 +145,6 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 		volumeClaim: func(namespace, name string) (*v1.PersistentVolumeClaim, error) {
 			return claims.PersistentVolumeClaims(namespace).Get(name)
 		},
-		sets:        shared.sets,
 		firstBinder: f.FirstBinder,
 	}, nil
 }
@@ -177,7 +169,7 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	if err != nil {
 		return nil, fmt.Errorf("create a metadata client: %w", err)
 	}
-	jobs, err := newJobs(headers)
+	jobs, job, err := newJobs(headers)
 	if err != nil {
 		return nil, err
 	}
@@ -191,7 +183,7 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 		return nil, err
 	}
 	shared := &shared{
-		args: args, ipam: addresses, nodes: &nodes{sessions: newSessions(namespace)}, agents: newAgents(namespace), pods: pods, jobs: jobs, instances: virtualmachine.New(headers),
+		args: args, reader: podrequest.Reader{Galaxy: args.GalaxyAliases}, addresses: addresses, nodes: &nodes{sessions: newSessions(namespace)}, agents: newAgents(namespace), pods: pods, job: job, instances: virtualmachine.New(headers),
 		questions: flowcontrol.NewTokenBucketRateLimiter(questionsPerSecond, 5*questionsPerSecond),
 		waiting:   newWaiting(handle, addresses, pods.isPending, clock.RealClock{}),
 		ending:    newEnding(addresses, pods, clock.RealClock{}),
@@ -209,7 +201,7 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	addresses.OnChange(shared.ending.changed)
 	addresses.OnChange(shared.waiting.changed)
 	go addresses.Run(ctx)
-	go jobs.run(ctx)
+	go jobs.RunWithContext(ctx)
 	go shared.instances.Run(ctx)
 	go customs.run(ctx)
 	go shared.waiting.run(ctx)
@@ -238,7 +230,7 @@ func (s *shared) watch(informers informers.SharedInformerFactory) error {
 	if _, err := core.Namespaces().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(before, after any) {
 			was, is := before.(*v1.Namespace), after.(*v1.Namespace)
-			if !maps.Equal(was.Labels, is.Labels) && !s.ipam.AreAdmittedAlike(was.Labels, is.Labels) {
+			if !maps.Equal(was.Labels, is.Labels) && !s.addresses.AreAdmittedAlike(was.Labels, is.Labels) {
 				s.waiting.changed(ipam.Change{Namespace: is.Name})
 			}
 		},
@@ -306,30 +298,26 @@ func nomination(pod *v1.Pod) string {
 
 // nominatedNoMore wakes pods that may take the addresses that a nominated pod was to get on a node.
 func (s *shared) nominatedNoMore(pod *v1.Pod, name string) {
-	reader := podrequest.Reader{Galaxy: s.args.GalaxyAliases}
-	if name == "" || !reader.Asks(&pod.Spec) {
+	if name == "" || !s.reader.Asks(&pod.Spec) {
 		return
 	}
-	node, err := s.pods.nodes.Get(name)
-	if err != nil {
-		return // No pod was rejected on a node that is gone.
-	}
-	for _, change := range s.pods.serving(name, s.ipam.PoolsOf(ipam.NodeOf(node))) {
-		s.waiting.serves(change)
+	s.offers(name, s.waiting.serves)
+}
+
+// offers tells that the pools of a node serve it. Of a node that is gone it tells nothing: no pod was rejected there, and when
+// kube-scheduler sees the node, it tries the pods that its pools may serve.
+func (s *shared) offers(name string, tell func(ipam.Change)) {
+	if node := s.pods.Node(name); node != nil {
+		for _, change := range s.pods.serving(name, s.addresses.PoolsOf(ipam.NodeOf(node))) {
+			tell(change)
+		}
 	}
 }
 
 // wired wakes pods that wait for a node whose agent has become ready; empty: no node.
 func (s *shared) wired(name string) {
-	if name == "" {
-		return
-	}
-	node, err := s.pods.nodes.Get(name)
-	if err != nil {
-		return // When kube-scheduler sees the node, it tries the pods that its pools may serve.
-	}
-	for _, change := range s.pods.serving(name, s.ipam.PoolsOf(ipam.NodeOf(node))) {
-		s.waiting.changed(change)
+	if name != "" {
+		s.offers(name, s.waiting.changed)
 	}
 }
 
@@ -348,14 +336,14 @@ func (s *shared) announced(name string) {
 func (s *shared) nodeHandler() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(added any) {
-			s.agents.nodeAdded(added.(*v1.Node).Name)
+			s.agents.know(added.(*v1.Node).Name, true)
 			s.nodes.changed(nil, added.(*v1.Node))
 		},
 		UpdateFunc: func(before, after any) {
 			was, is := before.(*v1.Node), after.(*v1.Node)
 			s.nodes.changed(was, is)
 			if !sameReach(was, is) {
-				for _, change := range s.pods.serving(is.Name, s.ipam.Gained(ipam.NodeOf(was), ipam.NodeOf(is))) {
+				for _, change := range s.pods.serving(is.Name, s.addresses.Gained(ipam.NodeOf(was), ipam.NodeOf(is))) {
 					s.waiting.serves(change)
 				}
 			}
@@ -366,7 +354,7 @@ func (s *shared) nodeHandler() cache.ResourceEventHandler {
 		DeleteFunc: func(object any) {
 			s.nodes.changed(nil, nil)
 			if node, ok := tombstone.LastSeen(object).(*v1.Node); ok {
-				s.agents.nodeDeleted(node.Name)
+				s.agents.know(node.Name, false)
 				s.lost(node)
 			}
 		},
@@ -377,7 +365,7 @@ func (s *shared) nodeHandler() cache.ResourceEventHandler {
 // or it is being deleted and its node is lost.
 func (s *shared) ended(pod *v1.Pod) {
 	s.ending.add(pod)
-	s.ipam.PodEnded(pod.Namespace, string(pod.UID))
+	s.addresses.PodEnded(pod.Namespace, string(pod.UID))
 }
 
 // lost wakes pods that wait for addresses of terminating pods on a lost node.
@@ -392,22 +380,15 @@ func (s *shared) lost(node *v1.Node) {
 // Plugin gives pods of one profile their addresses. The framework calls its methods,
 // some of them concurrently.
 type Plugin struct {
-	handle     fwk.Handle
-	reader     podrequest.Reader
-	addresses  *ipam.IPAM // of all profiles
-	waiting    *waiting
-	ending     *ending
-	pods       *knownPods
-	nodes      *nodes
-	agents     *agents
-	nodeLister corelisters.NodeLister
+	*shared // by all profiles
+
+	handle fwk.Handle
 	// namespace, between and volumeClaim read the informers' caches; between asks for a ReplicaSet that these lack.
 	namespace   func(name string) (metav1.Object, error)
 	between     podrequest.Between
 	volumeClaim func(namespace, name string) (*v1.PersistentVolumeClaim, error)
 	// firstBinder is the Factory's.
 	firstBinder func(fwk.Handle) string
-	sets        *fixedSets
 	gain        atomic.Pointer[gain]
 }
 

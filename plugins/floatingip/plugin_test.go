@@ -72,7 +72,7 @@ func TestWatchEndsWait(t *testing.T) {
 				t.Fatal(err)
 			}
 			s := &shared{
-				ipam: addresses, nodes: &nodes{}, agents: newAgents(""), pods: pods, waiting: newWaiting(q, q, pods.isPending, clock.RealClock{}),
+				addresses: addresses, nodes: &nodes{}, agents: newAgents(""), pods: pods, waiting: newWaiting(q, q, pods.isPending, clock.RealClock{}),
 				ending: newEnding(addresses, pods, clock.RealClock{}), sets: &fixedSets{deployments: apps.Deployments().Lister(), replicaSets: apps.ReplicaSets().Lister()},
 			}
 			if err := s.watch(factory); err != nil {

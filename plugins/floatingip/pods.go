@@ -10,7 +10,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/podrequest"
+	"github.com/berth-dev/berth/ipam/view"
 )
 
 // livePods reads pods and namespaces from the API server, not from a cache.
@@ -151,13 +151,7 @@ func (k *knownPods) get(namespace, name string) *v1.Pod {
 
 // withIPsOn returns the pods of a node that asked for floating IPs.
 func (k *knownPods) withIPsOn(node string) []*v1.Pod {
-	objects, err := k.on.ByIndex(byNode, node)
-	utilruntime.Must(err) // newKnownPods made the index.
-	pods := make([]*v1.Pod, len(objects))
-	for i, object := range objects {
-		pods[i] = object.(*v1.Pod)
-	}
-	return pods
+	return view.Indexed[*v1.Pod](k.on, byNode, node)
 }
 
 // serving returns the changes that pools serve a node which they did not serve before, or serve again.
@@ -197,6 +191,6 @@ func (k *knownPods) NeverBound(uid string) bool {
 
 // isLostNode says whether the node is lost, or is not known.
 func (p *knownPods) isLostNode(name string) bool {
-	node, err := p.nodes.Get(name)
-	return err != nil || ipam.IsNodeLost(node)
+	node := p.Node(name)
+	return node == nil || ipam.IsNodeLost(node)
 }

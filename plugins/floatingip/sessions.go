@@ -22,19 +22,13 @@ type sessions struct {
 	lacking sync.Map
 	count   atomic.Int64
 
-	mu   sync.Mutex
-	pods map[types.UID]speaker
-	// of are the speakers of each node: one, but for moments.
+	mu sync.Mutex
+	// of are the speakers of each node, with whether they are ready: one, but for moments.
 	of map[string]map[types.UID]bool
 }
 
-type speaker struct {
-	node  string
-	ready bool
-}
-
 func newSessions(namespace string) *sessions {
-	return &sessions{namespace: namespace, pods: map[types.UID]speaker{}, of: map[string]map[types.UID]bool{}}
+	return &sessions{namespace: namespace, of: map[string]map[types.UID]bool{}}
 }
 
 // lacks says whether a speaker of the node runs without a session.
@@ -59,16 +53,12 @@ func (s *sessions) seen(pod *v1.Pod) (changed string) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := speaker{pod.Spec.NodeName, agentpod.IsReady(pod)}
-	if s.pods[pod.UID] == now {
-		return ""
+	node := pod.Spec.NodeName
+	if s.of[node] == nil {
+		s.of[node] = map[types.UID]bool{}
 	}
-	s.pods[pod.UID] = now
-	if s.of[now.node] == nil {
-		s.of[now.node] = map[types.UID]bool{}
-	}
-	s.of[now.node][pod.UID] = now.ready
-	return s.judge(now.node)
+	s.of[node][pod.UID] = agentpod.IsReady(pod)
+	return s.judge(node)
 }
 
 // gone notes that a pod does not exist any more, with the result of seen.
@@ -78,16 +68,12 @@ func (s *sessions) gone(pod *v1.Pod) (changed string) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	was, known := s.pods[pod.UID]
-	if !known {
-		return ""
+	node := pod.Spec.NodeName // It never changes, once there is one.
+	delete(s.of[node], pod.UID)
+	if len(s.of[node]) == 0 {
+		delete(s.of, node)
 	}
-	delete(s.pods, pod.UID)
-	delete(s.of[was.node], pod.UID)
-	if len(s.of[was.node]) == 0 {
-		delete(s.of, was.node)
-	}
-	return s.judge(was.node)
+	return s.judge(node)
 }
 
 // judge notes whether the node lacks a session. It returns the node if that is new.
