@@ -13,7 +13,6 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -22,8 +21,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apimachinery/pkg/watch"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -84,18 +85,16 @@ func failed(h *http.Request, err error) (*http.Response, error) {
 	return nil, err
 }
 
-// parse reads the path of a request:
-// /apis/GROUP/VERSION[/namespaces/NAMESPACE]/RESOURCE[/NAME[/SUBRESOURCE]].
+// requests reads the paths of requests, as the API server does.
+var requests = apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("apis"), GrouplessAPIPrefixes: sets.NewString()}
+
+// parse reads a request.
 func parse(h *http.Request) (*request, error) {
-	r := &request{http: h}
-	path := strings.Split(strings.Trim(h.URL.Path, "/"), "/")
-	if len(path) >= 6 && path[3] == "namespaces" {
-		r.namespace = path[4]
-		path = append(path[:3:3], path[5:]...)
+	info, err := requests.NewRequestInfo(h)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
 	}
-	path = append(path, "", "", "")
-	r.resource, r.name = path[min(3, len(path)-1)], path[min(4, len(path)-1)]
-	r.subresource = path[min(5, len(path)-1)]
+	r := &request{http: h, verb: info.Verb, key: key{info.Resource, info.Namespace, info.Name}, subresource: info.Subresource}
 	if _, known := kinds[r.resource]; !known {
 		return nil, apierrors.NewNotFound(schema.GroupResource{Resource: h.URL.Path}, "")
 	}
@@ -106,16 +105,10 @@ func parse(h *http.Request) (*request, error) {
 		}
 		r.body = body
 	}
-	query := h.URL.Query()
-	switch {
-	case h.Method == http.MethodGet && (query.Get("watch") == "true" || query.Get("watch") == "1"):
-		r.verb = "watch"
-	case h.Method == http.MethodGet && r.name == "":
-		r.verb = "list"
-	default:
-		r.verb = map[string]string{http.MethodGet: "get", http.MethodPost: "create", http.MethodPatch: "update", http.MethodPut: "update", http.MethodDelete: "delete"}[h.Method]
-	}
-	if r.verb == "create" {
+	switch r.verb {
+	case "patch":
+		r.verb = "update"
+	case "create":
 		named := metav1.PartialObjectMetadata{}
 		if err := json.Unmarshal(r.body, &named); err != nil {
 			return nil, apierrors.NewBadRequest(err.Error())
@@ -346,9 +339,7 @@ func (s *Server) stream(r *request) *stream {
 	return st
 }
 
-func (st *stream) add(kind watch.EventType, object map[string]any) { st.addObject(kind, object) }
-
-func (st *stream) addObject(kind watch.EventType, object any) {
+func (st *stream) add(kind watch.EventType, object any) {
 	line, err := json.Marshal(map[string]any{"type": kind, "object": object})
 	if err != nil {
 		panic(err) // It was made of JSON.
@@ -366,7 +357,7 @@ func (st *stream) Read(p []byte) (int, error) {
 			st.over = true
 			status := expired.Status()
 			status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
-			st.addObject(watch.Error, status)
+			st.add(watch.Error, status)
 			return st.Read(p)
 		}
 		if err != nil {
