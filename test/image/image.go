@@ -200,6 +200,9 @@ func writeEntry(tw *tar.Writer, dest, src string) error {
 	if fi.Mode().Perm()&0o111 != 0 {
 		mode = 0o755
 	}
+	if fi.Mode()&fs.ModeSetuid != 0 {
+		mode |= 0o4000
+	}
 	switch {
 	case fi.IsDir():
 		return tw.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dest + "/", Mode: mode})
