@@ -42,12 +42,20 @@ func build(ctx context.Context, progress *progress) error {
 // module or of a module below it, into BinDir, where it is missing or out of date. It returns
 // its path.
 func BuildProgram(ctx context.Context, w io.Writer, folder string) (path string, err error) {
-	module := ""
 	name, pkg := strings.ReplaceAll(folder, "/", "-"), "./"+folder
-	if in, ok := strings.CutPrefix(folder, helmModule+"/"); ok {
-		module, pkg = helmModule, "./"+in
+	module, in, _ := strings.Cut(folder, "/")
+	switch module {
+	case helmModule, "dns":
+		pkg = "./" + in
+	default:
+		module = ""
 	}
 	return buildOne(ctx, w, module, name, pkg)
+}
+
+// BuildPackage is BuildProgram for a package of a module that this one requires.
+func BuildPackage(ctx context.Context, w io.Writer, pkg string) (path string, err error) {
+	return buildOne(ctx, w, "", filepath.Base(pkg), pkg)
 }
 
 // BuildHelm is BuildProgram for Helm's own program, of the version that the module helm pins.

@@ -54,6 +54,9 @@ func (n Network) ControlPlane() netip.Addr { return nth(n.Nodes, controlNumber) 
 // Client returns the address of the client host, in the floating subnet.
 func (n Network) Client() netip.Addr { return nth(n.Floating, clientNumber) }
 
+// DNS returns the address of the Service that pods ask for names, if a test makes it.
+func (n Network) DNS() netip.Addr { return nth(n.Services, 10) }
+
 // Node returns the address of node i, counted from 1.
 func (n Network) Node(i int) netip.Addr { return nth(n.Nodes, firstNodeNumber+i-1) }
 

@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+
+	imageutils "k8s.io/kubernetes/test/utils/image"
 )
 
 // AgnhostImage is the image that every node has: upstream's test image, made
 // of its one program. It is the pause image too.
-const AgnhostImage = "registry.k8s.io/e2e-test-images/agnhost:2.63.0"
+var AgnhostImage = imageutils.GetE2EImage(imageutils.Agnhost)
 
 // PauseImage is the image that nodes have where Options.Pause names its program.
 const PauseImage = "berth.dev/pause:lab"
@@ -70,7 +72,7 @@ kubeAPIQPS: 100
 kubeAPIBurst: 200
 maxPods: %d
 `, c.key("ca.crt"), c.key("kubelet-"+c.name+".crt"), c.key("kubelet-"+c.name+".key"), containerdSocket, c.cgroup,
-		nodeStatusPeriod, int(nodeLease.Seconds()), nth(c.network.Services, 10), c.file("resolv.conf"), cmp.Or(c.maxPods, 110))
+		nodeStatusPeriod, int(nodeLease.Seconds()), c.network.DNS(), c.file("resolv.conf"), cmp.Or(c.maxPods, 110))
 }
 
 // kubeletArgs returns kubelet's arguments.
