@@ -14,7 +14,7 @@ import (
 func TestVersions(t *testing.T) {
 	type version struct{ number, folder string }
 	seen := map[string]version{}
-	for _, folder := range []string{".", "test", "test/helm"} {
+	for _, folder := range []string{".", "test", "test/dns", "test/helm"} {
 		for path, number := range requires(t, folder) {
 			if other, ok := seen[path]; ok && other.number != number {
 				t.Errorf("%s is %s in %s/go.mod and %s in %s/go.mod, want one version", path, other.number, other.folder, number, folder)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Suite is the part of Kubernetes' end-to-end tests that is about NetworkPolicy, as a
-// program. It takes the flags of upstream's e2e.test, and with --results writes a line of
-// JSON for each case that has ended to a file.
+// Suite has the cases of Kubernetes' end-to-end tests whose pods Berth may wire, as a program
+// that Ginkgo's command runs. It takes the flags of upstream's e2e.test, and with --results
+// writes a line of JSON for each case that has ended to a file.
 package main
 
 import (
@@ -18,13 +18,19 @@ import (
 	"k8s.io/kubernetes/test/e2e/framework"
 	"k8s.io/kubernetes/test/e2e/framework/config"
 
-	"github.com/berth-dev/berth/test/netpol/result"
+	"github.com/berth-dev/berth/test/upstream/result"
 
 	// The cases, and what upstream's own program adds to each: nodes must be Ready after it,
 	// and one that failed prints what its namespace had.
+	_ "k8s.io/kubernetes/test/e2e/apps"
+	_ "k8s.io/kubernetes/test/e2e/common/network"
+	_ "k8s.io/kubernetes/test/e2e/common/node"
+	_ "k8s.io/kubernetes/test/e2e/dra"
 	_ "k8s.io/kubernetes/test/e2e/framework/debug/init"
 	_ "k8s.io/kubernetes/test/e2e/framework/node/init"
-	_ "k8s.io/kubernetes/test/e2e/network/netpol"
+	_ "k8s.io/kubernetes/test/e2e/network"
+	_ "k8s.io/kubernetes/test/e2e/node"
+	_ "k8s.io/kubernetes/test/e2e/scheduling"
 )
 
 // verdict is Ginkgo's result of the whole suite.
@@ -37,6 +43,7 @@ func main() {
 	framework.RegisterCommonFlags(flag.CommandLine)
 	framework.RegisterClusterFlags(flag.CommandLine)
 	results := flag.String("results", "", "Where to write a line of JSON for each case that has ended.")
+	flag.Duration("test.timeout", 0, "Of Go's tests, which Ginkgo's command gives to every suite; it has no effect.")
 	flag.Parse()
 	framework.AfterReadingAllFlags(&framework.TestContext)
 	framework.TestContext.IPFamily = "ipv4" // of the lab's Services
@@ -57,7 +64,7 @@ func main() {
 	gomega.RegisterFailHandler(framework.Fail)
 	suite, reporter := framework.CreateGinkgoConfig()
 	var all verdict
-	ginkgo.RunSpecs(&all, "Kubernetes' NetworkPolicy suite", suite, reporter)
+	ginkgo.RunSpecs(&all, "Kubernetes' end-to-end tests", suite, reporter)
 	if all.failed {
 		logs.FlushLogs()
 		os.Exit(1) //nolint:gocritic // flushed

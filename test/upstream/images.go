@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package upstream
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	imageutils "k8s.io/kubernetes/test/utils/image"
+
+	"github.com/berth-dev/berth/test/compile"
+	"github.com/berth-dev/berth/test/debian"
+	"github.com/berth-dev/berth/test/image"
+	"github.com/berth-dev/berth/test/lab"
+)
+
+// agnhost runs upstream's program for tests.
+var agnhost = image.Config{Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}}
+
+// images say what those images of upstream's run that cases need. All have the same files.
+var images = map[imageutils.ImageID]image.Config{
+	imageutils.Agnhost:         agnhost,
+	imageutils.AgnhostPrev:     agnhost,
+	imageutils.BusyBox:         {Cmd: []string{"sh"}},
+	imageutils.GlibcDnsTesting: {Cmd: []string{"sh"}},
+	imageutils.Nginx:           {Cmd: []string{"nginx", "-g", "daemon off;"}},
+	imageutils.Nonewprivs:      {Cmd: []string{"nnp"}},
+	imageutils.Pause:           {Entrypoint: []string{"/agnhost", "pause"}},
+}
+
+// packages are Debian's: a shell, what upstream's images have beside their programs, and nginx.
+var packages = []string{"busybox-static", "bind9-dnsutils", "curl", "libc-bin", "netcat-openbsd", "nginx"}
+
+// LoadImages makes the images and loads them into the nodes.
+func LoadImages(ctx context.Context, cluster *lab.Cluster, progress io.Writer) error {
+	dir, err := os.MkdirTemp(cluster.Dir(), "upstream-images-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	files, err := imageFiles(ctx, cluster, progress, dir)
+	if err != nil {
+		return fmt.Errorf("make upstream's images: %w", err)
+	}
+	var archives []string
+	for id, config := range images {
+		archive, err := cluster.BuildImage(imageutils.GetE2EImage(id), files, config)
+		if err != nil {
+			return err
+		}
+		archives = append(archives, archive)
+	}
+	return cluster.LoadImage(ctx, archives...)
+}
+
+// imageFiles maps paths in the images to files of this machine, some of which it makes in dir.
+func imageFiles(ctx context.Context, cluster *lab.Cluster, progress io.Writer, dir string) (map[string]string, error) {
+	root := filepath.Join(cluster.BinDir(), "upstream-"+strings.Join(packages, "-"))
+	if err := debian.Once(root, func(staged string) error { return installRoot(ctx, staged) }); err != nil {
+		return nil, err
+	}
+	source, err := moduleDir(ctx, "k8s.io/kubernetes")
+	if err != nil {
+		return nil, err
+	}
+	porter := filepath.Join(source, "test/images/agnhost/porter")
+	built, err := lab.BuildPackage(ctx, progress, "k8s.io/kubernetes/test/images/nonewprivs")
+	if err != nil {
+		return nil, err
+	}
+	program, err := os.ReadFile(built)
+	if err != nil {
+		return nil, err
+	}
+	// It finds out whether it gets the rights of its owner.
+	nnp := filepath.Join(dir, "nnp")
+	if err := os.WriteFile(nnp, program, 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(nnp, 0o755|os.ModeSetuid); err != nil {
+		return nil, err
+	}
+	return map[string]string{
+		"/": root, "/agnhost": filepath.Join(cluster.BinDir(), "agnhost"), "/usr/local/bin/nnp": nnp,
+		"/localhost.crt": filepath.Join(porter, "localhost.crt"), "/localhost.key": filepath.Join(porter, "localhost.key"),
+	}, nil
+}
+
+// installRoot makes the folder root of the packages, with what their scripts and Dockerfiles of
+// upstream's images make.
+func installRoot(ctx context.Context, root string) error {
+	if err := debian.Install(ctx, root, packages); err != nil {
+		return err
+	}
+	for _, dir := range []string{"doc", "locale", "man"} {
+		if err := os.RemoveAll(filepath.Join(root, "usr/share", dir)); err != nil {
+			return err
+		}
+	}
+	for _, dir := range []string{"root", "run", "uploads"} {
+		if err := os.Mkdir(filepath.Join(root, dir), 0o755); err != nil {
+			return err
+		}
+	}
+	links := map[string]string{"agnhost-2": "agnhost", "usr/bin/nc": "nc.openbsd"}
+	applets, err := exec.CommandContext(ctx, filepath.Join(root, "usr/bin/busybox"), "--list").Output()
+	if err != nil {
+		return fmt.Errorf("list busybox's programs: %w", err)
+	}
+	for _, applet := range strings.Fields(string(applets)) {
+		name := filepath.Join("usr/bin", applet)
+		if _, err := os.Lstat(filepath.Join(root, name)); err != nil && links[name] == "" {
+			links[name] = "busybox"
+		}
+	}
+	for name, to := range links {
+		if err := os.Symlink(to, filepath.Join(root, name)); err != nil {
+			return err
+		}
+	}
+	const users = "root:x:0:0::/root:/bin/sh\nwww-data:x:33:33::/var/www:/bin/sh\n"
+	if err := os.WriteFile(filepath.Join(root, "etc/passwd"), []byte(users), 0o644); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(root, "etc/group"), []byte("root:x:0:\nwww-data:x:33:\n"), 0o644)
+}
+
+// moduleDir returns the folder of the source of a module that the module test requires.
+func moduleDir(ctx context.Context, module string) (string, error) {
+	root, err := compile.Root()
+	if err != nil {
+		return "", err
+	}
+	command := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module)
+	command.Dir, command.Env = filepath.Join(root, "test"), append(os.Environ(), "GOWORK=off")
+	output, err := command.Output()
+	if err != nil {
+		return "", fmt.Errorf("find the source of %s: %w", module, err)
+	}
+	return strings.TrimSpace(string(output)), nil
+}
