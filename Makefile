@@ -129,6 +129,9 @@ test: ## What a change can break for every user: go test -short of all packages.
 test-all: ## All tests but the ones of hours below; goes on where it was interrupted. Hours, in parts (make parts).
 	$(PARTS)
 
+test-conformance: ## Kubernetes' own conformance tests of apps, network, node and scheduling, for pods with floating IPs: a part of test-all.
+	$(PARTS) -part conformance
+
 test-turn: ## The part of test-all whose turn it is: another one for each commit.
 	$(PARTS) -turn
 

@@ -7,9 +7,10 @@ const (
 	unit = "unit"
 	// netnstest makes the network namespaces of tests.
 	netnstest = "github.com/berth-dev/berth/agent/netnstest"
-	// netpol and failover are tests of test/e2e that take longer than all others together.
-	netpol   = "^TestNetpol$"
-	failover = "^Test(Failover|Fencer|LastNode|LoadBalancer)"
+	// netpol, conformance and failover are tests of test/e2e that take longer than all others together.
+	netpol      = "^TestNetpol$"
+	conformance = "^TestConformance$"
+	failover    = "^Test(Failover|Fencer|LastNode|LoadBalancer)"
 )
 
 // part is a piece of all tests that runs alone, on a machine of its own if need be.
@@ -118,7 +119,7 @@ func parts() []part {
 		},
 		{
 			name: "e2e", does: "Berth on a real cluster of nodes", minutes: 30, lab: true,
-			suites: []suite{{module: "test", packages: []string{"./lab", "./e2e/..."}, side: 1, skip: netpol + "|" + failover}},
+			suites: []suite{{module: "test", packages: []string{"./lab", "./e2e/..."}, side: 1, skip: netpol + "|" + conformance + "|" + failover}},
 		},
 		{
 			name: "failover", does: "nodes that die, hang or are cut off, for long", minutes: 25, lab: true,
@@ -127,6 +128,10 @@ func parts() []part {
 		{
 			name: "netpol", does: "Kubernetes' own tests of NetworkPolicy, for pods with floating IPs and without", minutes: 30, lab: true,
 			suites: []suite{{module: "test", packages: []string{"./e2e"}, run: netpol, long: true}},
+		},
+		{
+			name: "conformance", does: "Kubernetes' own conformance tests of apps, network, node and scheduling, for pods with floating IPs", minutes: 40, lab: true,
+			suites: []suite{{module: "test", packages: []string{"./e2e"}, run: conformance, long: true}},
 		},
 		{
 			name: "install", does: "the life of an installation, by Helm", minutes: 15, lab: true,
