@@ -112,7 +112,7 @@ func installRoot(ctx context.Context, root string) error {
 	if err != nil {
 		return fmt.Errorf("list busybox's programs: %w", err)
 	}
-	for _, applet := range strings.Fields(string(applets)) {
+	for applet := range strings.FieldsSeq(string(applets)) {
 		name := filepath.Join("usr/bin", applet)
 		if _, err := os.Lstat(filepath.Join(root, name)); err != nil && links[name] == "" {
 			links[name] = "busybox"
