@@ -33,8 +33,9 @@ var images = map[imageutils.ImageID]image.Config{
 	imageutils.Pause:           {Entrypoint: []string{"/agnhost", "pause"}},
 }
 
-// packages are Debian's: a shell, what upstream's images have beside their programs, and nginx.
-var packages = []string{"busybox-static", "bind9-dnsutils", "curl", "libc-bin", "netcat-openbsd", "nginx"}
+// packages are Debian's: a shell, what upstream's images have beside their programs, and nginx. Debian's
+// busybox as a shell would call its own nc and not the one that cases expect.
+var packages = []string{"busybox-static", "bind9-dnsutils", "curl", "dash", "libc-bin", "netcat-openbsd", "nginx"}
 
 // LoadImages makes the images and loads them into the nodes.
 func LoadImages(ctx context.Context, cluster *lab.Cluster, progress io.Writer) error {
