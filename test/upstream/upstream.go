@@ -150,7 +150,8 @@ func (o Options) command(ctx context.Context, cluster *lab.Cluster, results *os.
 		fmt.Sprintf("--results=/proc/%d/fd/%d", os.Getpid(), results.Fd()),
 	}
 	command := exec.CommandContext(ctx, runner, args...)
-	command.Env = append(os.Environ(), "PATH="+cluster.BinDir()+":"+os.Getenv("PATH")) // kubectl
+	// It finds the lab's kubectl, and ends with the lab at the latest.
+	command.Env = cluster.Client().Env()
 	// Asked, the suite's processes take down what cases have made.
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	command.Cancel = func() error { return syscall.Kill(-command.Process.Pid, syscall.SIGINT) }
