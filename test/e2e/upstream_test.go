@@ -54,6 +54,7 @@ func TestConformance(t *testing.T) {
 // notConformance are parts of the names of cases that cannot run here, and why.
 var notConformance = map[string]string{
 	"ImageVolume should succeed with pod and pull policy of Always": "it pulls an image, and a lab reaches no registry",
+	"Pod InPlace Resize": "it compares the resources of containers, which berth.dev/ip is one of, with those of the case",
 }
 
 // runUpstream runs a suite of upstream's cases. Its reports go into a folder of the artifacts.

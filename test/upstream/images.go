@@ -33,9 +33,9 @@ var images = map[imageutils.ImageID]image.Config{
 	imageutils.Pause:           {Entrypoint: []string{"/agnhost", "pause"}},
 }
 
-// packages are Debian's: a shell, what upstream's images have beside their programs, and nginx. Debian's
-// busybox as a shell would call its own nc and not the one that cases expect.
-var packages = []string{"busybox-static", "bind9-dnsutils", "curl", "dash", "libc-bin", "netcat-openbsd", "nginx"}
+// packages are Debian's: what upstream's images have beside their programs, and nginx. The shell is bash: Debian's busybox would
+// call its own nc and not the one that cases expect, and dash drops variables whose names have dashes, which ConfigMaps have.
+var packages = []string{"bash", "bind9-dnsutils", "busybox-static", "curl", "libc-bin", "netcat-openbsd", "nginx"}
 
 // LoadImages makes the images and loads them into the nodes.
 func LoadImages(ctx context.Context, cluster *lab.Cluster, progress io.Writer) error {
@@ -108,7 +108,7 @@ func installRoot(ctx context.Context, root string) error {
 			return err
 		}
 	}
-	links := map[string]string{"agnhost-2": "agnhost", "usr/bin/nc": "nc.openbsd"}
+	links := map[string]string{"agnhost-2": "agnhost", "usr/bin/nc": "nc.openbsd", "usr/bin/sh": "bash"}
 	applets, err := exec.CommandContext(ctx, filepath.Join(root, "usr/bin/busybox"), "--list").Output()
 	if err != nil {
 		return fmt.Errorf("list busybox's programs: %w", err)
