@@ -1,4 +1,4 @@
-// CoreDNS, a module of its own, for no other program of the tests needs the modules that it is made of.
+// CoreDNS, a module of its own: no other program of the tests needs the modules that it is made of.
 module github.com/berth-dev/berth/test/dns
 
 go 1.26.0
