@@ -130,7 +130,7 @@ func parts() []part {
 			suites: []suite{{module: "test", packages: []string{"./e2e"}, run: netpol, long: true}},
 		},
 		{
-			name: "conformance", does: "Kubernetes' own conformance tests of apps, network, node and scheduling, for pods with floating IPs", minutes: 30, lab: true,
+			name: "conformance", does: "Kubernetes' own conformance tests of apps, network, node and scheduling, for pods with floating IPs", minutes: 40, lab: true,
 			suites: []suite{{module: "test", packages: []string{"./e2e"}, run: conformance, long: true}},
 		},
 		{
