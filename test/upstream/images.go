@@ -98,13 +98,14 @@ func installRoot(ctx context.Context, root string) error {
 	if err := debian.Install(ctx, root, packages); err != nil {
 		return err
 	}
-	for _, dir := range []string{"doc", "locale", "man"} {
-		if err := os.RemoveAll(filepath.Join(root, "usr/share", dir)); err != nil {
+	// Images get a /tmp that all may write to.
+	for _, dir := range []string{"tmp", "usr/share/doc", "usr/share/locale", "usr/share/man"} {
+		if err := os.RemoveAll(filepath.Join(root, dir)); err != nil {
 			return err
 		}
 	}
 	for _, dir := range []string{"root", "run", "uploads"} {
-		if err := os.Mkdir(filepath.Join(root, dir), 0o755); err != nil {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
 			return err
 		}
 	}
