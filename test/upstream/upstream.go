@@ -35,13 +35,14 @@ import (
 // Suite is some of the cases.
 type Suite struct {
 	filter string // the flag of Ginkgo that selects them
+	named  string // what is in the names of all of them
 	side   int    // how many run side by side; Ginkgo runs [Serial] cases alone
 }
 
 // The suites that Berth is held to.
 var (
-	Netpol      = Suite{filter: "--focus-file=e2e/network/netpol/", side: 1}
-	Conformance = Suite{filter: "--label-filter=Conformance && (sig-apps || sig-network || sig-node || sig-scheduling)", side: 4}
+	Netpol      = Suite{filter: "--focus-file=e2e/network/netpol/", named: "[sig-network] Netpol", side: 1}
+	Conformance = Suite{filter: "--label-filter=Conformance && (sig-apps || sig-network || sig-node || sig-scheduling)", named: "[Conformance]", side: 4}
 )
 
 // SCTP is in the names of cases of Netpol that need SCTP sockets.
@@ -180,7 +181,7 @@ func (o Options) read(from io.Reader, each func(result.Result)) (seen, failed in
 		if r.State == result.LeftOut {
 			part := o.skipped(r.Case)
 			delete(unmatched, part)
-			if r.Message = cmp.Or(r.Message, o.Skip[part]); r.Message == "" || !focus.MatchString(r.Case) {
+			if r.Message = cmp.Or(r.Message, o.Skip[part]); r.Message == "" || !strings.Contains(r.Case, o.Suite.named) || !focus.MatchString(r.Case) {
 				continue // it is no case of the suite, or not in focus
 			}
 		} else {
