@@ -56,6 +56,8 @@ var rules = []rule{
 	{"ipam/remote", []string{"k8s.io/client-go", "k8s.io/api", "ipam", "agent", "cni"}, "a service is reached without knowing its requests"},
 	{"ipam/store", []string{"ipam/allocator"}, "the store decides nothing"},
 	{"ipam/tombstone", []string{"ipam/api"}, "informers of all kinds use it, also on nodes"},
+	{"ipam/locked", []string{"context", "k8s.io", "ipam", "agent", "cni"}, "a map under a lock holds anything: standard library only"},
+	{"ipam/sorted", []string{"context", "k8s.io", "ipam", "agent", "cni"}, "the book uses it: standard library only"},
 	{"ipam/wakeup", []string{"context", "k8s.io", "ipam", "agent", "cni"}, "loops of all programs use it"},
 	{"ipam/view", []string{"ipam/allocator", "ipam/store"}, "the view is the same for each process that looks"},
 	{"ipam/customkind", []string{"ipam/allocator", "ipam/store", "ipam/client"}, "kinds of workloads follow from the API server, and not from addresses"},

@@ -488,7 +488,7 @@ func TestDeletedAddressIsFree(t *testing.T) {
 }
 
 func TestNothingIsGivenBeforeTheBookIsRead(t *testing.T) {
-	i := &IPAM{store: newServer(), watch: &poolWatch{}, book: allocator.New(nil)}
+	i := &IPAM{store: newServer().Store, watch: &poolWatch{}, book: allocator.New(nil)}
 	if _, err := i.Candidates(request("web-0", "a", "")); !errors.Is(err, ErrNotSynced) {
 		t.Errorf("Candidates: %v, want ErrNotSynced", err)
 	}

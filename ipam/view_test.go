@@ -28,7 +28,7 @@ func TestBookOnAView(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		i, err := New(seen, newServer(), nil)
+		i, err := New(seen, newServer().Store, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -24,8 +24,7 @@ func TestCombinations(t *testing.T) {
 		if refused != nil {
 			continue
 		}
-		counted := newTally(all, snapshot)
-		counted.add(ip, 1)
+		counted := count(all, snapshot, slices.Values([]*v1alpha1.FloatingIP{ip}))
 		u := counted.pools["web"]
 		if u.allocated+u.retained+u.reserved+u.cooling != 1 || u.retained == 1 && ip.Spec.Owner == nil {
 			t.Fatalf("%+v counts as %+v", ip.Spec, u)

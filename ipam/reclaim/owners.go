@@ -137,11 +137,7 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		if err != nil || job == nil {
 			return workload{}, nil, live, err
 		}
-		w := workload{exists: exists(job) && !ended(job), replicas: int64(ptr.Deref(job.Spec.Parallelism, 1))}
-		if ptr.Deref(job.Spec.Suspend, false) {
-			w.replicas = 0
-		}
-		return w, &job.Spec.Template, live, nil
+		return workload{exists: exists(job) && !ended(job), replicas: parallel(&job.Spec)}, &job.Spec.Template, live, nil
 	case schema.GroupKind{Group: batchv1.GroupName, Kind: "CronJob"}:
 		cron, live, err := lookUp(ctx, owner, fresh, o.cronJobs.CronJobs(namespace).Get, o.client.BatchV1().CronJobs(namespace).Get)
 		if err != nil || cron == nil {
@@ -263,6 +259,14 @@ func isUpdating(workload metav1.Object) bool {
 func requested(spec *v1.PodSpec) int64 {
 	n, _ := podrequest.Reader{Galaxy: true}.Requested(spec)
 	return n
+}
+
+// parallel is how many pods a Job runs at once: none while it is suspended.
+func parallel(job *batchv1.JobSpec) int64 {
+	if ptr.Deref(job.Suspend, false) {
+		return 0
+	}
+	return int64(ptr.Deref(job.Parallelism, 1))
 }
 
 // exists reports whether a workload may create pods. A workload that is being deleted does
