@@ -149,7 +149,7 @@ func TestEarlyRead(t *testing.T) {
 	}{
 		"before the ADD": {wait: 1500 * time.Millisecond, reads: 1},
 		"during the ADD": {wait: 200 * time.Millisecond, reads: 1, took: 800 * time.Millisecond},
-		"too long ago":   {wait: time.Second + earlyFresh, reads: 2, took: time.Second},
+		"too long ago":   {wait: time.Second + earlyFresh + time.Millisecond, reads: 2, took: time.Second},
 		"it failed":      {wait: 200 * time.Millisecond, err: errors.New("no answer"), reads: 2, took: 1800 * time.Millisecond},
 		"another pod's":  {wait: 200 * time.Millisecond, other: true, reads: 2, took: time.Second},
 	} {
