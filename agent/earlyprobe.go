@@ -28,9 +28,10 @@ const (
 	earlyParallel = 8
 )
 
-// earlyProbes ask for the addresses of pods that were just bound to this node, while kubelet and
-// runtime prepare their ADDs, which then need not wait for probes. Only addresses that an early
-// probe found free count: after any other outcome ADD asks itself. Methods are safe in parallel.
+// earlyProbes read the addresses of pods that were just bound to this node, and ask for them, while
+// kubelet and runtime prepare their ADDs, which then need wait neither for the API nor for probes. Only
+// addresses that an early probe found free count: after any other outcome ADD asks itself. Methods
+// are safe in parallel.
 type earlyProbes struct {
 	mu sync.Mutex
 	// byPod has the probes that no ADD has taken, by the UID of the pod.
