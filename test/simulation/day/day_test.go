@@ -101,6 +101,7 @@ func (d *day) growTo() map[string]int {
 		"allocator.page.entries": 3 * d.capacity, "allocator.index.pages": d.capacity / 16,
 		"allocator.Allocator.byPod": 3 * listed, "allocator.Allocator.byPod[]": 3 * listed,
 		"allocator.Allocator.large": 3 * large, "allocator.holding.ready": 3 * spare, "allocator.holding.ready[]": 3 * spare,
+		"allocator.Allocator.byLastPod": 3 * spare, "allocator.Allocator.byLastPod[]": 3 * spare, "allocator.takers.all": 3 * listed,
 		"reclaim.sequence.yielding": 2 * (spare + int(d.claim.Spec.Size)),
 	}
 }
@@ -338,9 +339,9 @@ func (d *day) deploy(until time.Duration) {
 	d.t.Logf("%s: %v, %d pods made", d.now(), d.count, d.made.Load())
 }
 
-// rest waits until all cooldowns are over and the status of pools is written.
+// rest waits until all cooldowns are over and the status of pools is written, which begins anew with the resync of each ten minutes.
 func (d *day) rest() {
-	<-time.After(atRest)
+	<-time.After(atRest + time.Minute)
 	d.tidy()
 	synctest.Wait()
 }
