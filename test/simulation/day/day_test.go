@@ -339,7 +339,8 @@ func (d *day) deploy(until time.Duration) {
 	d.t.Logf("%s: %v, %d pods made", d.now(), d.count, d.made.Load())
 }
 
-// rest waits until all cooldowns are over and the status of pools is written, which begins anew with the resync of each ten minutes.
+// rest waits until all cooldowns are over and the status of pools is written, which begins anew with
+// the resync of each ten minutes.
 func (d *day) rest() {
 	<-time.After(atRest + time.Minute)
 	d.tidy()
