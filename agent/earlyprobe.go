@@ -40,10 +40,11 @@ type earlyProbes struct {
 }
 
 type earlyProbe struct {
-	// read is closed when held is written: the pod's addresses, nil where the API did not tell.
-	read chan struct{}
-	held []podinfo.Held
-	done chan struct{}
+	// read is closed when held and readAt are written: the pod's addresses, nil where the API did not tell.
+	read   chan struct{}
+	held   []podinfo.Held
+	readAt time.Time
+	done   chan struct{}
 	// The fields below are written before done is closed. free are the targets if no host has one
 	// of them.
 	free  []conflict.Target
@@ -125,7 +126,7 @@ func (r earlyReader) Addresses(ctx context.Context, pod podinfo.Pod) ([]podinfo.
 	defer close(r.probe.read)
 	held, err := r.pods.Addresses(ctx, pod)
 	if err == nil {
-		r.probe.held = held
+		r.probe.held, r.probe.readAt = held, time.Now()
 	}
 	return held, err
 }
@@ -147,7 +148,7 @@ func (r lateReader) Addresses(ctx context.Context, pod podinfo.Pod) ([]podinfo.H
 		case <-p.done:
 		case <-ctx.Done():
 		}
-		if ctx.Err() == nil && p.held != nil {
+		if ctx.Err() == nil && p.held != nil && time.Since(p.readAt) < earlyFresh {
 			return p.held, nil
 		}
 	}

@@ -141,17 +141,20 @@ func (p countingPods) Addresses(ctx context.Context, pod podinfo.Pod) ([]podinfo
 // An ADD takes the addresses that the early probe of its pod has read, or reads, and asks for the ones of other pods.
 func TestEarlyRead(t *testing.T) {
 	for name, c := range map[string]struct {
-		wait  time.Duration
-		err   error
-		other bool
-		reads int
-		took  time.Duration
+		wait time.Duration
+		// probes is how long the early probe takes after its read.
+		probes time.Duration
+		err    error
+		other  bool
+		reads  int
+		took   time.Duration
 	}{
-		"before the ADD": {wait: 1500 * time.Millisecond, reads: 1},
-		"during the ADD": {wait: 200 * time.Millisecond, reads: 1, took: 800 * time.Millisecond},
-		"too long ago":   {wait: time.Second + earlyFresh + time.Millisecond, reads: 2, took: time.Second},
-		"it failed":      {wait: 200 * time.Millisecond, err: errors.New("no answer"), reads: 2, took: 1800 * time.Millisecond},
-		"another pod's":  {wait: 200 * time.Millisecond, other: true, reads: 2, took: time.Second},
+		"before the ADD":                  {wait: 1500 * time.Millisecond, reads: 1},
+		"during the ADD":                  {wait: 200 * time.Millisecond, reads: 1, took: 800 * time.Millisecond},
+		"too long ago":                    {wait: time.Second + earlyFresh + time.Millisecond, reads: 2, took: time.Second},
+		"long ago, and the probe goes on": {wait: time.Second + earlyFresh, probes: 4 * time.Second, reads: 2, took: 2 * time.Second},
+		"it failed":                       {wait: 200 * time.Millisecond, err: errors.New("no answer"), reads: 2, took: 1800 * time.Millisecond},
+		"another pod's":                   {wait: 200 * time.Millisecond, other: true, reads: 2, took: time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, w := newAgent(t)
@@ -159,7 +162,10 @@ func TestEarlyRead(t *testing.T) {
 				reads := 0
 				a.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
 				a.Pods = countingPods{a.Pods, &reads, c.err}
-				a.conflicts.Prober = probeFunc(func(context.Context, []conflict.Target) ([]conflict.Conflict, error) { return nil, nil })
+				a.conflicts.Prober = probeFunc(func(context.Context, []conflict.Target) ([]conflict.Conflict, error) {
+					time.Sleep(c.probes) //nolint:forbidigo // the clock is the test's
+					return nil, nil
+				})
 				pod := w.pod
 				if c.other {
 					pod.UID = "another"
