@@ -60,12 +60,12 @@ func (c *controller) work(ctx context.Context, key preallocation.Key, claim *v1a
 	if claim.DeletionTimestamp != nil {
 		return &preallocation.Problem{Reason: ReasonDeleting, Message: "The claim is being deleted: its addresses are freed when their pods end."}, 0, nil
 	}
-	if left := p.Unsettled(preallocation.CountOf(t.own), c.loop.Now()); left > 0 {
+	if left := p.Unsettled(preallocation.CountOf(t.own), time.Now()); left > 0 {
 		return shortfall(claim, p, t), left, nil
 	}
 	adopted, more, err := c.adopt(ctx, claim, t)
 	if adopted.Total() > 0 {
-		p.Expect(preallocation.CountOf(t.own), adopted, c.loop.Now())
+		p.Expect(preallocation.CountOf(t.own), adopted, time.Now())
 	}
 	if err != nil || more {
 		return shortfall(claim, p, t), preallocation.Gather, err
@@ -224,7 +224,7 @@ func (c *controller) report(ctx context.Context, claim *v1alpha1.IPClaim, s *sta
 	if order, err := resourceversion.CompareResourceVersion(claim.ResourceVersion, s.writtenVersion); err == nil && order < 0 {
 		before = s.written // the watch is behind
 	}
-	now := c.loop.Now()
+	now := time.Now()
 	status := statusOf(claim, before, t, wrong, c.elsewhere(claim, t), metav1.NewTime(now).Rfc3339Copy())
 	c.metrics.set(claim, &status)
 	if equality.Semantic.DeepEqual(before, status) {

@@ -18,7 +18,6 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/event"
@@ -54,7 +53,6 @@ type Writer struct {
 	ips      cache.Store
 	synced   []cache.DoneChecker
 	dirty    wakeup.Signal // asks for another round
-	clock    clock.Clock
 
 	mu sync.Mutex
 	// changed has the names of the FloatingIPs that the watch told of since the last round; nil before the first one: a
@@ -102,7 +100,6 @@ func New(patcher patcher, seen *view.View, recorder event.Recorder, metrics *Met
 		ips:      seen.FloatingIPs.GetStore(),
 		synced:   []cache.DoneChecker{seen.PoolsSynced},
 		dirty:    wakeup.New(),
-		clock:    clock.RealClock{},
 		counted:  map[string]*v1alpha1.FloatingIP{},
 		written:  map[string]written{},
 		orphans:  map[types.UID]bool{},
@@ -194,11 +191,11 @@ func (w *Writer) Run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-w.clock.After(Interval):
+		case <-time.After(Interval):
 		}
 		var turn <-chan time.Time
 		if !due.IsZero() {
-			turn = w.clock.After(due.Sub(w.clock.Now()))
+			turn = time.After(time.Until(due))
 		}
 		select {
 		case <-ctx.Done():
@@ -216,7 +213,7 @@ func (w *Writer) round(ctx context.Context) (due time.Time, err error) {
 	objects, snapshot := w.pools.Look()
 	w.count(objects, snapshot)
 	before := w.statuses(objects)
-	now := w.clock.Now()
+	now := time.Now()
 	after := compute(objects, before, snapshot, w.tally, metav1.NewTime(now).Rfc3339Copy())
 	w.metrics.publish(objects, after, w.tally)
 	w.tellOrphans(w.tally.orphans)
@@ -288,7 +285,7 @@ func (w *Writer) write(ctx context.Context, object *v1alpha1.IPPool, status *v1a
 	case err != nil:
 		return fmt.Errorf("write the status of IPPool %s: %w", object.Name, err)
 	}
-	last, now := w.written[object.Name], w.clock.Now()
+	last, now := w.written[object.Name], time.Now()
 	w.written[object.Name] = written{uid: object.UID, version: updated.ResourceVersion, status: *status, at: now, pause: last.pauseAfter(now)}
 	return nil
 }

@@ -20,7 +20,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -57,7 +56,6 @@ type Addresses interface {
 // the leader.
 type Loop struct {
 	preallocator Preallocator
-	clock        clock.PassiveClock
 	ips          cache.Indexer
 	pools        *pools.Source
 	namespaces   corelisters.NamespaceLister
@@ -74,8 +72,8 @@ type Loop struct {
 func NewLoop(addresses Addresses, seen *view.View, factory informers.SharedInformerFactory) (*Loop, error) {
 	core := factory.Core().V1()
 	l := &Loop{
-		preallocator: addresses, clock: clock.RealClock{},
-		ips: seen.FloatingIPs.GetIndexer(), pools: seen.Pools,
+		preallocator: addresses,
+		ips:          seen.FloatingIPs.GetIndexer(), pools: seen.Pools,
 		namespaces: core.Namespaces().Lister(), quotas: core.ResourceQuotas().Lister(),
 		owners: map[string]Owners{},
 		synced: []cache.DoneChecker{seen.PoolsSynced},
@@ -199,15 +197,12 @@ func (l *Loop) Namespace(name string) (*v1.Namespace, error) {
 // Pools returns the pools of this process's view.
 func (l *Loop) Pools() *pools.Snapshot { return l.pools.Snapshot() }
 
-// Now returns the time.
-func (l *Loop) Now() time.Time { return l.clock.Now() }
-
 // Take takes the missing addresses of an owner, as [Progress.take] says, but none before the watch
 // has brought what it took last. If there are too few, the owner waits for others to come free,
 // until it is reconciled without Take.
 func (l *Loop) Take(ctx context.Context, key Key, p *Progress, goal Goal, has Count) (*Problem, time.Duration, error) {
 	l.line.stay(key)
-	if left := p.Unsettled(has, l.Now()); left > 0 {
+	if left := p.Unsettled(has, time.Now()); left > 0 {
 		return p.Shortfall(goal), left, nil
 	}
 	for i := range goal.Wants {
@@ -217,7 +212,7 @@ func (l *Loop) Take(ctx context.Context, key Key, p *Progress, goal Goal, has Co
 		goal.Wants[i].Request.Quota = quotaOf(l.quotas, key.Namespace)
 	}
 	return p.take(ctx, taker{
-		Preallocator: l.preallocator, Pools: l.pools.Snapshot, Clock: l.clock,
+		Preallocator: l.preallocator, Pools: l.pools.Snapshot,
 		Begin: func(requests []ipam.Request) { l.line.try(key, requests) },
 		End:   func(lacking []ipam.Request, got bool) { l.line.wait(key, lacking, got) },
 	}, goal, has)

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/utils/clock"
-
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/pools"
@@ -103,7 +101,6 @@ type taker struct {
 	Preallocator Preallocator
 	// Pools returns the pools of this process's view.
 	Pools func() *pools.Snapshot
-	Clock clock.PassiveClock
 	// Begin is told the requests of an attempt, before it; End the ones of these that an
 	// address which comes free may help, and whether the owner got some, after it.
 	Begin func(requests []ipam.Request)

@@ -8,11 +8,11 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -50,15 +50,14 @@ type owner struct {
 	t *testing.T
 	Progress
 	shelf
-	clock *clocktesting.FakePassiveClock
-	goal  Goal
-	has   Count
+	goal Goal
+	has  Count
 	// waits is what it waits for, in words.
 	waits []string
 }
 
 func newOwner(t *testing.T, free Count, wants ...Want) *owner {
-	o := &owner{t: t, shelf: shelf{Count: free}, clock: clocktesting.NewFakePassiveClock(time.Unix(1000, 0)), has: Count{}}
+	o := &owner{t: t, shelf: shelf{Count: free}, has: Count{}}
 	o.goal = Goal{Generation: 1, Wants: wants, Confirm: func(context.Context) error { return nil }}
 	return o
 }
@@ -76,7 +75,7 @@ func (o *owner) take() string {
 		{ObjectMeta: metav1.ObjectMeta{Name: "four"}, Spec: v1alpha1.IPPoolSpec{Subnet: "10.0.0.0/24", Ranges: []string{"10.0.0.0/24"}}},
 		{ObjectMeta: metav1.ObjectMeta{Name: "six"}, Spec: v1alpha1.IPPoolSpec{Subnet: "fd00::/64", Ranges: []string{"fd00::/120"}}},
 	})
-	by := taker{Preallocator: &o.shelf, Pools: func() *pools.Snapshot { return snapshot }, Clock: o.clock, End: o.wait,
+	by := taker{Preallocator: &o.shelf, Pools: func() *pools.Snapshot { return snapshot }, End: o.wait,
 		Begin: func(requests []ipam.Request) { o.wait(requests, false) }}
 	problem, again, err := o.Progress.take(o.t.Context(), by, o.goal, o.has)
 	switch {
@@ -98,8 +97,6 @@ func (o *owner) wait(requests []ipam.Request, got bool) {
 	}
 	o.waits = append(o.waits, strings.Join(words, " "))
 }
-
-func (o *owner) pass(d time.Duration) { o.clock.SetTime(o.clock.Now().Add(d)) }
 
 func TestTake(t *testing.T) {
 	for _, test := range []struct {
@@ -149,47 +146,49 @@ func TestTakePortions(t *testing.T) {
 
 // Of several failures in a row the second is shown, and each is followed by a longer pause.
 func TestTakeAgain(t *testing.T) {
-	o := newOwner(t, Count{}, wanting(v1alpha1.IPv4, 3, 1))
-	first := o.take()
-	const short = "PoolsExhausted: 1 of 3 IPv4 addresses: none is free, "
-	if want := "Preallocating: 1 of 3 IPv4 addresses., 1s"; first != want {
-		t.Errorf("at first it returns %q, want %q", first, want)
-	}
-	for _, seconds := range []int{2, 4, 8, 16, 32, 60, 60, 60, 60, 60, 60} {
-		o.pass(Interval - 1)
-		tries := len(o.asked)
-		if got := o.take(); len(o.asked) != tries || !strings.HasSuffix(got, ", 1ns") {
-			t.Errorf("less than %v after an attempt: %q", Interval, got)
+	synctest.Test(t, func(t *testing.T) {
+		o := newOwner(t, Count{}, wanting(v1alpha1.IPv4, 3, 1))
+		first := o.take()
+		const short = "PoolsExhausted: 1 of 3 IPv4 addresses: none is free, "
+		if want := "Preallocating: 1 of 3 IPv4 addresses., 1s"; first != want {
+			t.Errorf("at first it returns %q, want %q", first, want)
 		}
-		o.pass(1)
-		if got, want := o.take(), short+(time.Duration(seconds)*time.Second).String(); got != want {
-			t.Errorf("it returns %q, want %q", got, want)
+		for _, seconds := range []int{2, 4, 8, 16, 32, 60, 60, 60, 60, 60, 60} {
+			time.Sleep(Interval - 1)
+			tries := len(o.asked)
+			if got := o.take(); len(o.asked) != tries || !strings.HasSuffix(got, ", 1ns") {
+				t.Errorf("less than %v after an attempt: %q", Interval, got)
+			}
+			time.Sleep(1)
+			if got, want := o.take(), short+(time.Duration(seconds)*time.Second).String(); got != want {
+				t.Errorf("it returns %q, want %q", got, want)
+			}
 		}
-	}
-	// One address is enough to begin anew, but the shortage remains shown.
-	o.pass(Interval)
-	o.Count[v1alpha1.IPv4] = 1
-	if got, want := o.take(), "PoolsExhausted: 2 of 3 IPv4 addresses: none is free, 1s"; got != want {
-		t.Errorf("after an address it returns %q, want %q", got, want)
-	}
-	// So does another generation, at once.
-	o.goal.Generation++
-	if got := o.take(); got != first {
-		t.Errorf("for another generation it returns %q, want %q", got, first)
-	}
-	o.pass(Interval)
-	o.fails = errors.New("no")
-	if got, want := o.take(), "PreallocationFailed: 1 of 3 IPv4 addresses: no, 2s"; got != want {
-		t.Errorf("after an error it returns %q, want %q", got, want)
-	}
-	if last := o.waits[len(o.waits)-1]; last != "" {
-		t.Errorf("after an error it waits for %q, which does not help", last)
-	}
-	o.pass(Interval)
-	o.goal.Wants[0].Has = 3
-	if got := o.take(); got != "0s" || o.waits[len(o.waits)-1] != "" {
-		t.Errorf("when it is complete it returns %q and waits for %q", got, o.waits)
-	}
+		// One address is enough to begin anew, but the shortage remains shown.
+		time.Sleep(Interval)
+		o.Count[v1alpha1.IPv4] = 1
+		if got, want := o.take(), "PoolsExhausted: 2 of 3 IPv4 addresses: none is free, 1s"; got != want {
+			t.Errorf("after an address it returns %q, want %q", got, want)
+		}
+		// So does another generation, at once.
+		o.goal.Generation++
+		if got := o.take(); got != first {
+			t.Errorf("for another generation it returns %q, want %q", got, first)
+		}
+		time.Sleep(Interval)
+		o.fails = errors.New("no")
+		if got, want := o.take(), "PreallocationFailed: 1 of 3 IPv4 addresses: no, 2s"; got != want {
+			t.Errorf("after an error it returns %q, want %q", got, want)
+		}
+		if last := o.waits[len(o.waits)-1]; last != "" {
+			t.Errorf("after an error it waits for %q, which does not help", last)
+		}
+		time.Sleep(Interval)
+		o.goal.Wants[0].Has = 3
+		if got := o.take(); got != "0s" || o.waits[len(o.waits)-1] != "" {
+			t.Errorf("when it is complete it returns %q and waits for %q", got, o.waits)
+		}
+	})
 }
 
 // A want that no pool serves is shown at once.
@@ -239,16 +238,18 @@ func TestUnsettled(t *testing.T) {
 		{"nothing came for long", Count{v1alpha1.IPv4: 1}, settling, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			o := newOwner(t, Count{v1alpha1.IPv4: 2, v1alpha1.IPv6: 2}, wanting(v1alpha1.IPv4, 3, 1), wanting(v1alpha1.IPv6, 2, 0))
-			o.has = Count{v1alpha1.IPv4: 1}
-			o.take()
-			o.pass(test.after)
-			if got := o.Unsettled(test.has, o.clock.Now()); got != test.want {
-				t.Errorf("it waits %v, want %v", got, test.want)
-			}
-			if got := o.Unsettled(Count{}, o.clock.Now()); test.want == 0 && got != 0 {
-				t.Errorf("once settled it waits %v", got)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				o := newOwner(t, Count{v1alpha1.IPv4: 2, v1alpha1.IPv6: 2}, wanting(v1alpha1.IPv4, 3, 1), wanting(v1alpha1.IPv6, 2, 0))
+				o.has = Count{v1alpha1.IPv4: 1}
+				o.take()
+				time.Sleep(test.after)
+				if got := o.Unsettled(test.has, time.Now()); got != test.want {
+					t.Errorf("it waits %v, want %v", got, test.want)
+				}
+				if got := o.Unsettled(Count{}, time.Now()); test.want == 0 && got != 0 {
+					t.Errorf("once settled it waits %v", got)
+				}
+			})
 		})
 	}
 }

@@ -17,7 +17,7 @@ import (
 // missing (nil if none are), and when to try again; 0 means at the next event. It fails if
 // goal.Confirm does, and has taken nothing then.
 func (p *Progress) take(ctx context.Context, by taker, goal Goal, has Count) (*Problem, time.Duration, error) {
-	now := by.Clock.Now()
+	now := time.Now()
 	if p.generation != goal.Generation {
 		p.generation, p.shortage, p.failures = goal.Generation, nil, 0
 	} else if soon := p.attempted.Add(Interval).Sub(now); p.failures > 0 && soon > 0 {

@@ -400,7 +400,7 @@ func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preall
 	for _, ip := range has {
 		now := c.carriers.Carriers(ip.Spec.Address)
 		silent := m.State.silences(ip.Spec.Address)
-		over, soon := silent.look(now, c.loop.Now())
+		over, soon := silent.look(now, time.Now())
 		again = sooner(again, soon)
 		p, few := c.plan(ip, lead, now, over)
 		if few {
@@ -545,15 +545,15 @@ func (c *controller) giveUp(ctx context.Context, key preallocation.Key, m *preal
 		}
 		since, ok := m.State.free[ip.Spec.Address]
 		if !ok {
-			since = c.loop.Now()
+			since = time.Now()
 			m.State.free[ip.Spec.Address] = since
 		}
-		if left := since.Add(settle).Sub(c.loop.Now()); left > 0 {
+		if left := time.Until(since.Add(settle)); left > 0 {
 			again = sooner(again, left)
 			continue
 		}
 		spec := *ip.Spec.DeepCopy()
-		spec.LastPod, spec.Service, spec.Since = ip.Spec.Service.Name, nil, ip.Spec.NextSince(c.loop.Now())
+		spec.LastPod, spec.Service, spec.Since = ip.Spec.Service.Name, nil, ip.Spec.NextSince(time.Now())
 		if last != nil {
 			spec.LastNode = last
 		}

@@ -19,7 +19,6 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/event"
@@ -53,7 +52,6 @@ type Config struct {
 	// Evict ends a pod unless a PodDisruptionBudget forbids it; nil: pods are left alone.
 	Evict func(ctx context.Context, eviction *policyv1.Eviction) error
 	Count *metrics.Gauge
-	Clock clock.PassiveClock
 }
 
 // NewCount creates the metric of a Finder.
@@ -89,7 +87,7 @@ func (f *Finder) round(ctx context.Context) {
 		return
 	}
 	for addr, at := range f.evicted {
-		if f.Clock.Since(at) >= rest {
+		if time.Since(at) >= rest {
 			delete(f.evicted, addr)
 		}
 	}
@@ -114,7 +112,7 @@ func (f *Finder) round(ctx context.Context) {
 			continue
 		}
 		for _, addr := range own {
-			f.evicted[addr] = f.Clock.Now()
+			f.evicted[addr] = time.Now()
 		}
 		logger.Info("Evicted a pod with a wrong address", "pod", klog.KObj(pod), "node", pod.Spec.NodeName, "floatingIPs", own)
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -21,7 +22,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
-	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -31,7 +31,6 @@ type world struct {
 	t       *testing.T
 	pods    cache.Indexer
 	records map[types.UID][]*v1alpha1.FloatingIP
-	clock   *clocktesting.FakePassiveClock
 	finder  *Finder
 	said    []string
 	evicted []string
@@ -41,13 +40,13 @@ type world struct {
 func newWorld(t *testing.T, evicts bool) *world {
 	w := &world{
 		t: t, pods: cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}),
-		records: map[types.UID][]*v1alpha1.FloatingIP{}, clock: clocktesting.NewFakePassiveClock(time.Unix(1e9, 0)),
+		records: map[types.UID][]*v1alpha1.FloatingIP{},
 	}
 	count := NewCount()
 	metrics.NewKubeRegistry().MustRegister(count)
 	config := Config{
 		Pods: corelisters.NewPodLister(w.pods), Recorded: func(uid types.UID) []*v1alpha1.FloatingIP { return w.records[uid] },
-		Events: w, Count: count, Clock: w.clock,
+		Events: w, Count: count,
 	}
 	if evicts {
 		config.Evict = func(_ context.Context, eviction *policyv1.Eviction) error {
@@ -164,44 +163,46 @@ func (w *world) counts(want float64) {
 
 // Pods that were found twice are evicted, a few in each round, and not again and again.
 func TestFinderEvicts(t *testing.T) {
-	w := newWorld(t, true)
-	w.pod("bare", "10.244.0.8", named("10.0.70.3"), func(pod *v1.Pod) { pod.OwnerReferences = nil })
-	w.pod("bad", "10.244.0.9")
-	w.finder.round(t.Context())
-	if len(w.evicted) > 0 {
-		t.Fatalf("evicted %v at first sight", w.evicted)
-	}
-	w.refuse = errors.New("the disruption budget needs 3 healthy pods")
-	w.finder.round(t.Context())
-	w.refuse = nil
-	w.finder.round(t.Context())
-	w.finder.round(t.Context())
-	if want := []string{"bad bad-uid", "bad bad-uid"}; !slices.Equal(w.evicted, want) {
-		t.Fatalf("evicted %v, want %v: once refused, and once", w.evicted, want)
-	}
-	// Its next pod has a wrong address, too.
-	w.evicted = nil
-	w.pod("bad", "10.244.0.10", func(pod *v1.Pod) { pod.UID = "next-uid" })
-	w.finder.round(t.Context())
-	w.finder.round(t.Context())
-	if len(w.evicted) > 0 {
-		t.Fatalf("evicted %v, which had been evicted a moment before", w.evicted)
-	}
-	w.clock.SetTime(w.clock.Now().Add(rest))
-	w.finder.round(t.Context())
-	if want := []string{"bad next-uid"}; !slices.Equal(w.evicted, want) {
-		t.Fatalf("evicted %v, want %v", w.evicted, want)
-	}
-
-	w = newWorld(t, true)
-	for i := range 2 * mostEvictions {
-		w.pod(fmt.Sprintf("web-%d", i), "10.244.0.9", named(fmt.Sprintf("10.0.70.%d", 2+i)))
-	}
-	w.finder.round(t.Context())
-	for _, want := range []int{mostEvictions, 2 * mostEvictions, 2 * mostEvictions} {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, true)
+		w.pod("bare", "10.244.0.8", named("10.0.70.3"), func(pod *v1.Pod) { pod.OwnerReferences = nil })
+		w.pod("bad", "10.244.0.9")
 		w.finder.round(t.Context())
-		if len(w.evicted) != want {
-			t.Errorf("evicted %d pods, want %d", len(w.evicted), want)
+		if len(w.evicted) > 0 {
+			t.Fatalf("evicted %v at first sight", w.evicted)
 		}
-	}
+		w.refuse = errors.New("the disruption budget needs 3 healthy pods")
+		w.finder.round(t.Context())
+		w.refuse = nil
+		w.finder.round(t.Context())
+		w.finder.round(t.Context())
+		if want := []string{"bad bad-uid", "bad bad-uid"}; !slices.Equal(w.evicted, want) {
+			t.Fatalf("evicted %v, want %v: once refused, and once", w.evicted, want)
+		}
+		// Its next pod has a wrong address, too.
+		w.evicted = nil
+		w.pod("bad", "10.244.0.10", func(pod *v1.Pod) { pod.UID = "next-uid" })
+		w.finder.round(t.Context())
+		w.finder.round(t.Context())
+		if len(w.evicted) > 0 {
+			t.Fatalf("evicted %v, which had been evicted a moment before", w.evicted)
+		}
+		time.Sleep(rest)
+		w.finder.round(t.Context())
+		if want := []string{"bad next-uid"}; !slices.Equal(w.evicted, want) {
+			t.Fatalf("evicted %v, want %v", w.evicted, want)
+		}
+
+		w = newWorld(t, true)
+		for i := range 2 * mostEvictions {
+			w.pod(fmt.Sprintf("web-%d", i), "10.244.0.9", named(fmt.Sprintf("10.0.70.%d", 2+i)))
+		}
+		w.finder.round(t.Context())
+		for _, want := range []int{mostEvictions, 2 * mostEvictions, 2 * mostEvictions} {
+			w.finder.round(t.Context())
+			if len(w.evicted) != want {
+				t.Errorf("evicted %d pods, want %d", len(w.evicted), want)
+			}
+		}
+	})
 }

@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
-	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -52,7 +51,7 @@ func newBenched(b *testing.B, everywhere bool, objects ...metav1.Object) *benche
 	q := &queue{woken: make(chan []string)}
 	w := &benched{byName: map[string]fwk.NodeInfo{}, Plugin: &Plugin{
 		shared: &shared{
-			addresses: addresses, waiting: newWaiting(q, addresses, func(*v1.Pod) bool { return true }, clock.RealClock{}),
+			addresses: addresses, waiting: newWaiting(q, addresses, func(*v1.Pod) bool { return true }),
 			nodes: &nodes{}, agents: newAgents(""), sets: &fixedSets{},
 		},
 		between: podrequest.Between{},

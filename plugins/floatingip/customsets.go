@@ -19,7 +19,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -35,7 +34,6 @@ import (
 // delays the pods whose workloads are queued behind it by no more than patience.
 type customSets struct {
 	reader customReader
-	clock  clock.Clock
 	// changed is called after a workload was read.
 	changed func(owner ipam.Owner)
 	queue   workqueue.TypedRateLimitingInterface[*customSet]
@@ -96,7 +94,7 @@ func newCustomSets(config *rest.Config, watching metadata.Interface, changed fun
 	if err != nil {
 		return nil, fmt.Errorf("create a client for custom kinds: %w", err)
 	}
-	s := customSetsOf(nil, changed, clock.RealClock{})
+	s := customSetsOf(nil, changed)
 	s.reader = customkind.NewReader(customkind.Config{
 		Discovery: discover, Objects: objects, Metadata: watching, ScalableOnly: true,
 		Changed: func(_ string, workload metav1.Object) { s.noticed(workload) },
@@ -107,9 +105,9 @@ func newCustomSets(config *rest.Config, watching metadata.Interface, changed fun
 	return s, nil
 }
 
-func customSetsOf(reader customReader, changed func(owner ipam.Owner), clock clock.Clock) *customSets {
+func customSetsOf(reader customReader, changed func(owner ipam.Owner)) *customSets {
 	return &customSets{
-		reader: reader, clock: clock, changed: changed,
+		reader: reader, changed: changed,
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[*customSet](100*time.Millisecond, 2*time.Second),
 			workqueue.TypedRateLimitingQueueConfig[*customSet]{Name: "floatingip-custom-kinds"}),
@@ -128,7 +126,7 @@ func (e *beingReadError) Error() string {
 // it has none. The error is a *beingReadError: changed will be called.
 func (s *customSets) size(owner *ipam.Owner) (size fixedset.Size, known bool, err error) {
 	w, standing := s.reader.Cached(recorded(owner))
-	now := s.clock.Now()
+	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	set := s.setOf(owner)
@@ -189,7 +187,7 @@ func (s *customSets) noticed(workload metav1.Object) {
 	defer s.mu.Unlock()
 	for _, set := range s.sets[workload.GetUID()] {
 		if !set.asked.Before(set.read) {
-			s.want(set, s.clock.Now())
+			s.want(set, time.Now())
 		}
 	}
 }
@@ -206,7 +204,7 @@ func (s *customSets) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-		case <-s.clock.After(forgetAfter):
+		case <-time.After(forgetAfter):
 			s.purge()
 			s.reader.Prune(ctx, s.kinds)
 		}
@@ -239,7 +237,7 @@ func (s *customSets) purge() {
 	defer s.mu.Unlock()
 	for uid, sets := range s.sets {
 		maps.DeleteFunc(sets, func(_ setName, set *customSet) bool {
-			return set.wanted.IsZero() && s.clock.Since(set.asked) >= forgetAfter
+			return set.wanted.IsZero() && time.Since(set.asked) >= forgetAfter
 		})
 		if len(sets) == 0 {
 			delete(s.sets, uid)
@@ -265,14 +263,14 @@ func (s *customSets) next(ctx context.Context) bool {
 
 	err := errTooLate
 	var w customkind.Workload
-	if s.clock.Since(since) < patience {
+	if time.Since(since) < patience {
 		w, _, err = s.reader.Find(ctx, recorded(&owner), false)
 	}
 	if ctx.Err() != nil {
 		return false
 	}
 	var forbidden *customkind.ForbiddenError
-	if err != nil && !errors.As(err, &forbidden) && s.clock.Since(since) < patience {
+	if err != nil && !errors.As(err, &forbidden) && time.Since(since) < patience {
 		s.mu.Lock()
 		set.wanted = since
 		s.mu.Unlock()
@@ -282,7 +280,7 @@ func (s *customSets) next(ctx context.Context) bool {
 	s.queue.Forget(set)
 	s.complain(ctx, &owner, err)
 	s.mu.Lock()
-	set.read, set.none = s.clock.Now(), err != nil || !w.Exists || !w.Scaled
+	set.read, set.none = time.Now(), err != nil || !w.Exists || !w.Scaled
 	s.mu.Unlock()
 	s.changed(owner)
 	return true

@@ -18,7 +18,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
-	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -64,19 +63,19 @@ type customWorld struct {
 	*customSets
 	t      *testing.T
 	reader *fakeReader
-	clock  *clocktesting.FakeClock
 	woken  int
 }
 
 func newCustomWorld(t *testing.T) *customWorld {
-	w := &customWorld{t: t, clock: clocktesting.NewFakeClock(time.Unix(1_000_000, 0))}
+	w := &customWorld{t: t}
 	w.reader = &fakeReader{now: customkind.Workload{Exists: true, Scaled: true, Size: fixedset.Size{Replicas: 3, Spare: 1}}, becomes: customkind.Current}
 	w.customSets = customSetsOf(w.reader, func(owner ipam.Owner) {
 		if owner != web {
 			t.Errorf("pods of %v are woken", owner)
 		}
 		w.woken++
-	}, w.clock)
+	})
+	t.Cleanup(w.queue.ShutDown)
 	return w
 }
 
@@ -120,45 +119,49 @@ func (w *customWorld) idle() {
 }
 
 func TestCustomSetIsRead(t *testing.T) {
-	w := newCustomWorld(t)
-	w.waits()
-	w.waits()
-	if w.queue.Len() != 1 {
-		t.Fatalf("%d are to be read, want 1: one workload is read once", w.queue.Len())
-	}
-	if !w.reads() {
-		t.Error("no pod is woken")
-	}
-	w.has(fixedset.Size{Replicas: 3, Spare: 1})
-	w.idle()
+	synctest.Test(t, func(t *testing.T) {
+		w := newCustomWorld(t)
+		w.waits()
+		w.waits()
+		if w.queue.Len() != 1 {
+			t.Fatalf("%d are to be read, want 1: one workload is read once", w.queue.Len())
+		}
+		if !w.reads() {
+			t.Error("no pod is woken")
+		}
+		w.has(fixedset.Size{Replicas: 3, Spare: 1})
+		w.idle()
 
-	// A newer generation is read before its pods get addresses.
-	w.reader.now.Size.Replicas, w.reader.standing = 5, customkind.Outdated
-	w.waits()
-	w.reads()
-	w.has(fixedset.Size{Replicas: 5, Spare: 1})
-	w.idle()
+		// A newer generation is read before its pods get addresses.
+		w.reader.now.Size.Replicas, w.reader.standing = 5, customkind.Outdated
+		w.waits()
+		w.reads()
+		w.has(fixedset.Size{Replicas: 5, Spare: 1})
+		w.idle()
+	})
 }
 
 // Pods that wait for an address of the set are woken if it may have become larger.
 func TestCustomSetChanges(t *testing.T) {
-	w := newCustomWorld(t)
-	object := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{UID: types.UID(web.UID)}}
-	w.noticed(object)
-	w.idle() // no pod asked
-	w.waits()
-	w.reads()
-	w.clock.Step(time.Second)
-	w.has(fixedset.Size{Replicas: 3, Spare: 1})
-	w.reader.now.Size.Replicas, w.reader.standing = 5, customkind.Outdated
-	w.noticed(object)
-	w.clock.Step(time.Second)
-	if !w.reads() {
-		t.Error("no pod is woken")
-	}
-	w.noticed(object)
-	w.idle() // no pod asked since
-	w.has(fixedset.Size{Replicas: 5, Spare: 1})
+	synctest.Test(t, func(t *testing.T) {
+		w := newCustomWorld(t)
+		object := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{UID: types.UID(web.UID)}}
+		w.noticed(object)
+		w.idle() // no pod asked
+		w.waits()
+		w.reads()
+		time.Sleep(time.Second)
+		w.has(fixedset.Size{Replicas: 3, Spare: 1})
+		w.reader.now.Size.Replicas, w.reader.standing = 5, customkind.Outdated
+		w.noticed(object)
+		time.Sleep(time.Second)
+		if !w.reads() {
+			t.Error("no pod is woken")
+		}
+		w.noticed(object)
+		w.idle() // no pod asked since
+		w.has(fixedset.Size{Replicas: 5, Spare: 1})
+	})
 }
 
 // A workload that cannot be read, for any reason, has no fixed set: no pod waits. It is
@@ -175,79 +178,85 @@ func TestCustomSetCannotBeRead(t *testing.T) {
 		{"not permitted", customkind.Workload{}, &customkind.ForbiddenError{Err: errors.New("no")}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			w := newCustomWorld(t)
-			good := w.reader.now
-			w.reader.now, w.reader.err = test.now, test.err
-			w.reader.becomes = customkind.Unread
-			w.waits()
-			if !w.reads() {
-				t.Error("no pod is woken")
-			}
-			w.free()
-			w.idle()
-			w.clock.Step(askAgain)
-			w.free()
-			w.reader.now, w.reader.err, w.reader.becomes = good, nil, customkind.Current
-			if !w.reads() {
-				t.Error("no pod is woken")
-			}
-			w.has(good.Size)
+			synctest.Test(t, func(t *testing.T) {
+				w := newCustomWorld(t)
+				good := w.reader.now
+				w.reader.now, w.reader.err = test.now, test.err
+				w.reader.becomes = customkind.Unread
+				w.waits()
+				if !w.reads() {
+					t.Error("no pod is woken")
+				}
+				w.free()
+				w.idle()
+				time.Sleep(askAgain)
+				w.free()
+				w.reader.now, w.reader.err, w.reader.becomes = good, nil, customkind.Current
+				if !w.reads() {
+					t.Error("no pod is woken")
+				}
+				w.has(good.Size)
+			})
 		})
 	}
 }
 
 // A temporary error costs some time; a permanent one costs no more than patience.
 func TestCustomSetErrors(t *testing.T) {
-	w := newCustomWorld(t)
-	w.reader.err = errors.New("the API server is ill")
-	w.waits()
-	if w.reads() {
-		t.Error("pods are woken while it may be read yet")
-	}
-	w.waits()
-	w.reader.err = nil
-	w.reads()
-	w.has(fixedset.Size{Replicas: 3, Spare: 1})
+	synctest.Test(t, func(t *testing.T) {
+		w := newCustomWorld(t)
+		w.reader.err = errors.New("the API server is ill")
+		w.waits()
+		if w.reads() {
+			t.Error("pods are woken while it may be read yet")
+		}
+		w.waits()
+		w.reader.err = nil
+		w.reads()
+		w.has(fixedset.Size{Replicas: 3, Spare: 1})
 
-	w = newCustomWorld(t)
-	w.reader.err = errors.New("the API server is ill")
-	w.waits()
-	w.reads()
-	w.clock.Step(patience)
-	before := w.reader.finds
-	if !w.reads() {
-		t.Error("no pod is woken")
-	}
-	if w.reader.finds != before {
-		t.Error("it was read although nobody waits any more")
-	}
-	w.free()
+		w = newCustomWorld(t)
+		w.reader.err = errors.New("the API server is ill")
+		w.waits()
+		w.reads()
+		time.Sleep(patience)
+		before := w.reader.finds
+		if !w.reads() {
+			t.Error("no pod is woken")
+		}
+		if w.reader.finds != before {
+			t.Error("it was read although nobody waits any more")
+		}
+		w.free()
+	})
 }
 
 // The first error of a kind is logged, and that it can be read again.
 func TestCustomSetComplains(t *testing.T) {
-	w := newCustomWorld(t)
-	var logged []string
-	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{}))
-	w.waits()
-	for _, step := range []struct {
-		err  error
-		want string
-	}{
-		{nil, ""},
-		{&customkind.ForbiddenError{Err: errors.New("no")}, "Failed to read a workload"},
-		{&customkind.ForbiddenError{Err: errors.New("no")}, ""},
-		{nil, "can be read again"},
-		{nil, ""},
-		{&customkind.ForbiddenError{Err: errors.New("no")}, "Failed to read a workload"},
-	} {
-		w.reader.err, logged = step.err, nil
-		w.want(w.setOf(&web), w.clock.Now())
-		w.next(ctx)
-		if got := strings.Join(logged, "; "); !strings.Contains(got, step.want) || step.want == "" && got != "" {
-			t.Errorf("error %v: logged %q, want %q", step.err, got, step.want)
+	synctest.Test(t, func(t *testing.T) {
+		w := newCustomWorld(t)
+		var logged []string
+		ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{}))
+		w.waits()
+		for _, step := range []struct {
+			err  error
+			want string
+		}{
+			{nil, ""},
+			{&customkind.ForbiddenError{Err: errors.New("no")}, "Failed to read a workload"},
+			{&customkind.ForbiddenError{Err: errors.New("no")}, ""},
+			{nil, "can be read again"},
+			{nil, ""},
+			{&customkind.ForbiddenError{Err: errors.New("no")}, "Failed to read a workload"},
+		} {
+			w.reader.err, logged = step.err, nil
+			w.want(w.setOf(&web), time.Now())
+			w.next(ctx)
+			if got := strings.Join(logged, "; "); !strings.Contains(got, step.want) || step.want == "" && got != "" {
+				t.Errorf("error %v: logged %q, want %q", step.err, got, step.want)
+			}
 		}
-	}
+	})
 }
 
 // growingReader has a workload that wants one more pod at each look.
@@ -304,35 +313,39 @@ func TestSizeOfAnother(t *testing.T) {
 
 // A workload that is not watched is read again at intervals, and no pod waits for that.
 func TestCustomSetUnwatched(t *testing.T) {
-	w := newCustomWorld(t)
-	w.reader.becomes = customkind.Unwatched
-	w.waits()
-	w.reads()
-	w.has(fixedset.Size{Replicas: 3, Spare: 1})
-	w.idle()
-	w.reader.now.Size.Replicas = 5
-	w.clock.Step(checkAgain)
-	w.has(fixedset.Size{Replicas: 3, Spare: 1})
-	if !w.reads() {
-		t.Error("no pod is woken")
-	}
-	w.has(fixedset.Size{Replicas: 5, Spare: 1})
+	synctest.Test(t, func(t *testing.T) {
+		w := newCustomWorld(t)
+		w.reader.becomes = customkind.Unwatched
+		w.waits()
+		w.reads()
+		w.has(fixedset.Size{Replicas: 3, Spare: 1})
+		w.idle()
+		w.reader.now.Size.Replicas = 5
+		time.Sleep(checkAgain)
+		w.has(fixedset.Size{Replicas: 3, Spare: 1})
+		if !w.reads() {
+			t.Error("no pod is woken")
+		}
+		w.has(fixedset.Size{Replicas: 5, Spare: 1})
+	})
 }
 
 func TestCustomSetsAreForgotten(t *testing.T) {
-	w := newCustomWorld(t)
-	w.waits()
-	w.reads()
-	w.clock.Step(forgetAfter - time.Second)
-	w.purge()
-	if len(w.sets) != 1 || !w.kinds()[schema.GroupKind{Group: "example.dev", Kind: "Fleet"}] {
-		t.Error("it is forgotten while pods may ask for it")
-	}
-	w.clock.Step(time.Second)
-	w.purge()
-	if len(w.sets) != 0 || len(w.kinds()) != 0 {
-		t.Error("it is remembered")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newCustomWorld(t)
+		w.waits()
+		w.reads()
+		time.Sleep(forgetAfter - time.Second)
+		w.purge()
+		if len(w.sets) != 1 || !w.kinds()[schema.GroupKind{Group: "example.dev", Kind: "Fleet"}] {
+			t.Error("it is forgotten while pods may ask for it")
+		}
+		time.Sleep(time.Second)
+		w.purge()
+		if len(w.sets) != 0 || len(w.kinds()) != 0 {
+			t.Error("it is remembered")
+		}
+	})
 }
 
 // A pod whose author made up an owner with a workload's UID changes nothing for the

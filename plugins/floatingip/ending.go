@@ -9,7 +9,6 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/pools"
@@ -18,9 +17,8 @@ import (
 // ending lists the addresses of pods that end or have ended, until the controller has had them detached
 // and freed them or kept them for their owners. Safe for concurrent use.
 type ending struct {
-	book  bookOfHolders
-	pods  *knownPods
-	clock clock.Clock
+	book bookOfHolders
+	pods *knownPods
 
 	mu      sync.Mutex
 	holders map[netip.Addr]ipam.Holder
@@ -40,8 +38,8 @@ type bookOfHolders interface {
 // never end.
 const endsSoon = time.Minute
 
-func newEnding(book bookOfHolders, pods *knownPods, clock clock.Clock) *ending {
-	return &ending{book: book, pods: pods, clock: clock, holders: map[netip.Addr]ipam.Holder{}}
+func newEnding(book bookOfHolders, pods *knownPods) *ending {
+	return &ending{book: book, pods: pods, holders: map[netip.Addr]ipam.Holder{}}
 }
 
 // add notes a pod that is being deleted, is finished, or is gone.
@@ -97,5 +95,5 @@ func (e *ending) isComing(holder ipam.Holder) bool {
 	if ipam.IsGone(pod, holder.UID) {
 		return true
 	}
-	return pod.DeletionTimestamp != nil && !e.pods.lost(pod) && e.clock.Since(pod.DeletionTimestamp.Time).Abs() <= endsSoon
+	return pod.DeletionTimestamp != nil && !e.pods.lost(pod) && time.Since(pod.DeletionTimestamp.Time).Abs() <= endsSoon
 }

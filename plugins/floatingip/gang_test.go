@@ -89,7 +89,7 @@ func (c *cluster) tryOut(victims []*v1.Pod, pods ...*v1.Pod) (outcomes []string)
 // preempting returns the first node that fits the pod without the victims, as DefaultPreemption does.
 func (c *cluster) preempting(state fwk.CycleState, pod *v1.Pod, victims []*v1.Pod) (name string, ok bool) {
 	for _, info := range c.nodeInfos() {
-		state := state.Clone()
+		state, some := state.Clone(), false
 		for _, victim := range victims {
 			if victim.Spec.NodeName != info.Node().Name {
 				continue
@@ -99,8 +99,10 @@ func (c *cluster) preempting(state fwk.CycleState, pod *v1.Pod, victims []*v1.Po
 				c.t.Fatal(err)
 			}
 			c.framework.RunPreFilterExtensionRemovePod(c.ctx, state, pod, removed, info)
+			some = true
 		}
-		if c.framework.RunFilterPlugins(c.ctx, state, pod, info).IsSuccess() {
+		// A node without victims is no candidate, though a pod may have given an address back meanwhile.
+		if some && c.framework.RunFilterPlugins(c.ctx, state, pod, info).IsSuccess() {
 			return info.Node().Name, true
 		}
 	}

@@ -25,7 +25,6 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
-	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/assigner"
@@ -185,8 +184,8 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	shared := &shared{
 		args: args, reader: podrequest.Reader{Galaxy: args.GalaxyAliases}, addresses: addresses, nodes: &nodes{sessions: newSessions(namespace)}, agents: newAgents(namespace), pods: pods, job: job, instances: virtualmachine.New(headers),
 		questions: flowcontrol.NewTokenBucketRateLimiter(questionsPerSecond, 5*questionsPerSecond),
-		waiting:   newWaiting(handle, addresses, pods.isPending, clock.RealClock{}),
-		ending:    newEnding(addresses, pods, clock.RealClock{}),
+		waiting:   newWaiting(handle, addresses, pods.isPending),
+		ending:    newEnding(addresses, pods),
 	}
 	customs, err := newCustomSets(apart, headers, shared.ownerChanged)
 	if err != nil {

@@ -15,7 +15,6 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
-	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/ipamtest"
@@ -72,8 +71,8 @@ func TestWatchEndsWait(t *testing.T) {
 				t.Fatal(err)
 			}
 			s := &shared{
-				addresses: addresses, nodes: &nodes{}, agents: newAgents(""), pods: pods, waiting: newWaiting(q, q, pods.isPending, clock.RealClock{}),
-				ending: newEnding(addresses, pods, clock.RealClock{}), sets: &fixedSets{deployments: apps.Deployments().Lister(), replicaSets: apps.ReplicaSets().Lister()},
+				addresses: addresses, nodes: &nodes{}, agents: newAgents(""), pods: pods, waiting: newWaiting(q, q, pods.isPending),
+				ending: newEnding(addresses, pods), sets: &fixedSets{deployments: apps.Deployments().Lister(), replicaSets: apps.ReplicaSets().Lister()},
 			}
 			if err := s.watch(factory); err != nil {
 				t.Fatal(err)

@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
-	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/pools"
@@ -21,11 +20,10 @@ import (
 
 // waiting wakes pods that found no address when a change may help them. It wakes only
 // as many as the change can serve, not thousands for one address. The [line] decides
-// which pods; waiting has the lock, the clock and the goroutine that wakes them. Safe
+// which pods; waiting has the lock, the timer and the goroutine that wakes them. Safe
 // for concurrent use.
 type waiting struct {
 	activator fwk.PodActivator
-	clock     clock.Clock
 	// pending says whether, by the caches, the pod with this UID exists and is still to
 	// be scheduled. It does not block.
 	pending func(pod *v1.Pod) bool
@@ -35,8 +33,8 @@ type waiting struct {
 	news wakeup.Signal
 }
 
-func newWaiting(activator fwk.PodActivator, supply supply, pending func(*v1.Pod) bool, clock clock.Clock) *waiting {
-	return &waiting{activator: activator, clock: clock, pending: pending, line: newLine(supply), news: wakeup.New()}
+func newWaiting(activator fwk.PodActivator, supply supply, pending func(*v1.Pod) bool) *waiting {
+	return &waiting{activator: activator, pending: pending, line: newLine(supply), news: wakeup.New()}
 }
 
 // do changes the line. It signals run if pods must be woken or the deadline changed.
@@ -44,7 +42,7 @@ func (w *waiting) do(change func(l *line, now time.Time)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	due := w.line.due
-	change(w.line, w.clock.Now())
+	change(w.line, time.Now())
 	if len(w.line.wake) > 0 || w.line.due != due {
 		w.news.Send()
 	}
@@ -154,7 +152,7 @@ func (w *waiting) count() map[group]int {
 
 // run wakes pods until ctx ends.
 func (w *waiting) run(ctx context.Context) {
-	timer := w.clock.NewTimer(time.Hour)
+	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
 		pods, due := w.next()
@@ -164,13 +162,13 @@ func (w *waiting) run(ctx context.Context) {
 		}
 		timer.Stop()
 		if !due.IsZero() {
-			timer.Reset(due.Sub(w.clock.Now()))
+			timer.Reset(time.Until(due))
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-w.news:
-		case <-timer.C():
+		case <-timer.C:
 		}
 	}
 }
@@ -179,7 +177,7 @@ func (w *waiting) run(ctx context.Context) {
 func (w *waiting) next() (pods map[string]*v1.Pod, due time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.line.expire(w.clock.Now())
+	w.line.expire(time.Now())
 	pods = make(map[string]*v1.Pod, len(w.line.wake))
 	for uid, pod := range w.line.wake {
 		pods[string(uid)] = pod

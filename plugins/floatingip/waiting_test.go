@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	goruntime "runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -19,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
-	testingclock "k8s.io/utils/clock/testing"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -60,18 +58,16 @@ func waitingPod(name string, priority int32, pools ...string) (*v1.Pod, ipam.Req
 	return pod, ipam.Request{Request: podrequest.Request{Pools: pools}, Owner: ipam.Owner{Kind: "Pod", Name: name}}
 }
 
-// waitingTest is a waiting at work, with a clock that stands still.
+// waitingTest is a waiting at work, in a synctest bubble.
 type waitingTest struct {
 	*waiting
 	t     *testing.T
 	queue *queue
-	clock *testingclock.FakeClock
 }
 
 func startWaiting(t *testing.T) *waitingTest {
 	q := &queue{free: true, woken: make(chan []string, 100), gone: map[types.UID]bool{}}
-	clock := testingclock.NewFakeClock(time.Unix(0, 0))
-	w := &waitingTest{newWaiting(q, q, q.pending, clock), t, q, clock}
+	w := &waitingTest{newWaiting(q, q, q.pending), t, q}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -90,7 +86,7 @@ func (w *waitingTest) lacks(name string, priority int32, pools ...string) {
 	pod, request := waitingPod(name, priority, pools...)
 	w.add(pod, request)
 	w.short(pod.UID, ipam.LackAddress, why{causes: causeAddress, pool: strings.Join(pools, ",")})
-	w.clock.Step(time.Millisecond)
+	time.Sleep(time.Millisecond)
 }
 
 // tries makes a pod begin an attempt.
@@ -101,76 +97,79 @@ func (w *waitingTest) tries(name string, priority int32, pools ...string) {
 
 func (w *waitingTest) expect(what string, want ...string) {
 	w.t.Helper()
-	if got := <-w.queue.woken; !slices.Equal(got, want) {
-		w.t.Errorf("%s: woke %q, want %q", what, got, want)
+	synctest.Wait()
+	select {
+	case got := <-w.queue.woken:
+		if !slices.Equal(got, want) {
+			w.t.Errorf("%s: woke %q, want %q", what, got, want)
+		}
+	default:
+		w.t.Fatalf("%s: woke no pod, want %q", what, want)
 	}
-}
-
-// pass lets time pass once run waits for it.
-func (w *waitingTest) pass(d time.Duration) {
-	w.t.Helper()
-	for !w.clock.HasWaiters() {
-		goruntime.Gosched()
-	}
-	w.clock.Step(d)
 }
 
 var webFreed = ipam.Change{Pool: "web", Addr: netip.MustParseAddr("10.0.70.2")}
 
 // TestWaiting goes down the line: the pods that are woken do not take the address.
 func TestWaiting(t *testing.T) {
-	w := startWaiting(t)
-	for _, name := range []string{"a", "b", "c", "d", "e"} {
-		w.lacks(name, 0, "web")
-	}
-	w.lacks("urgent", 10, "web")
-	w.lacks("other", 0, "db")
+	synctest.Test(t, func(t *testing.T) {
+		w := startWaiting(t)
+		for _, name := range []string{"a", "b", "c", "d", "e"} {
+			w.lacks(name, 0, "web")
+		}
+		w.lacks("urgent", 10, "web")
+		w.lacks("other", 0, "db")
 
-	w.changed(webFreed)
-	w.expect("the first of the highest priority", "urgent")
-	w.tries("urgent", 10, "web")
-	w.pass(endsWithin)
-	w.expect("two others, for there was no room on the nodes", "a", "b")
-	w.tries("a", 0, "web")
-	w.tries("b", 0, "web")
-	w.expect("two others, for the attempt of a has ended", "c", "d")
-	w.forget("c")
-	w.expect("another, for c is gone", "e")
-	w.reserved("b", []netip.Addr{webFreed.Addr}, false)
-	w.queue.free = false
+		w.changed(webFreed)
+		w.expect("the first of the highest priority", "urgent")
+		w.tries("urgent", 10, "web")
+		time.Sleep(endsWithin)
+		w.expect("two others, for there was no room on the nodes", "a", "b")
+		w.tries("a", 0, "web")
+		w.tries("b", 0, "web")
+		w.expect("two others, for the attempt of a has ended", "c", "d")
+		w.forget("c")
+		w.expect("another, for c is gone", "e")
+		w.reserved("b", []netip.Addr{webFreed.Addr}, false)
+		w.queue.free = false
 
-	owner := ipam.Owner{Kind: "Pod", Name: "other"}
-	w.changed(ipam.Change{Owner: &owner, More: 1})
-	w.expect("whose owner may have more", "other")
+		owner := ipam.Owner{Kind: "Pod", Name: "other"}
+		w.changed(ipam.Change{Owner: &owner, More: 1})
+		w.expect("whose owner may have more", "other")
+	})
 }
 
 // TestSteadyChanges makes a change every 10 ms, which delays no other change.
 func TestSteadyChanges(t *testing.T) {
-	w := startWaiting(t)
-	w.lacks("first", 10, "web")
-	w.lacks("second", 0, "web")
-	w.changed(webFreed)
-	w.expect("the first", "first")
-	w.tries("first", 10, "web")
-	for passed := time.Duration(0); passed < endsWithin; passed += 10 * time.Millisecond {
-		w.changed(ipam.Change{Pool: "db", Addr: netip.MustParseAddr("10.0.71.2")})
-		w.pass(10 * time.Millisecond)
-	}
-	w.expect("the next in time", "second")
+	synctest.Test(t, func(t *testing.T) {
+		w := startWaiting(t)
+		w.lacks("first", 10, "web")
+		w.lacks("second", 0, "web")
+		w.changed(webFreed)
+		w.expect("the first", "first")
+		w.tries("first", 10, "web")
+		for passed := time.Duration(0); passed < endsWithin; passed += 10 * time.Millisecond {
+			w.changed(ipam.Change{Pool: "db", Addr: netip.MustParseAddr("10.0.71.2")})
+			time.Sleep(10 * time.Millisecond)
+		}
+		w.expect("the next in time", "second")
+	})
 }
 
 // TestHeldUp wakes a pod that does not begin an attempt.
 func TestHeldUp(t *testing.T) {
-	w := startWaiting(t)
-	w.lacks("first", 10, "web")
-	w.lacks("second", 0, "web")
-	w.changed(webFreed)
-	w.expect("the first", "first")
-	w.pass(beginsWithin)
-	w.expect("the next", "second")
-	w.tries("second", 0, "web")
-	w.pass(beginsWithin)
-	w.expect("the first again, which no event takes into the queue", "first")
+	synctest.Test(t, func(t *testing.T) {
+		w := startWaiting(t)
+		w.lacks("first", 10, "web")
+		w.lacks("second", 0, "web")
+		w.changed(webFreed)
+		w.expect("the first", "first")
+		time.Sleep(beginsWithin)
+		w.expect("the next", "second")
+		w.tries("second", 0, "web")
+		time.Sleep(beginsWithin)
+		w.expect("the first again, which no event takes into the queue", "first")
+	})
 }
 
 // total is how many pods are in groups.
@@ -182,29 +181,31 @@ func total(groups map[group]int) (n int) {
 }
 
 func TestForgotten(t *testing.T) {
-	w := startWaiting(t)
-	w.lacks("a", 0, "web")
-	w.lacks("b", 0, "web")
-	if n := total(w.count()); n != 2 {
-		t.Errorf("%d pods wait, want 2", n)
-	}
-	// The informer told of the deletion before the attempt began.
-	w.queue.gone["c"] = true
-	w.lacks("c", 0, "web")
-	if n := total(w.count()); n != 2 {
-		t.Errorf("%d pods wait, want 2: one was deleted before it was in the line", n)
-	}
-	w.changed(webFreed)
-	w.expect("the first", "a")
-	if n := total(w.count()); n != 2 {
-		t.Errorf("%d pods wait, want 2, of which one is woken", n)
-	}
-	w.forget("a")
-	w.expect("the next", "b")
-	w.reserved("b", nil, false)
-	if n, others := total(w.count()), len(w.line.pods); n != 0 || others != 0 {
-		t.Errorf("%d pods wait of %d, want none", n, others)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := startWaiting(t)
+		w.lacks("a", 0, "web")
+		w.lacks("b", 0, "web")
+		if n := total(w.count()); n != 2 {
+			t.Errorf("%d pods wait, want 2", n)
+		}
+		// The informer told of the deletion before the attempt began.
+		w.queue.gone["c"] = true
+		w.lacks("c", 0, "web")
+		if n := total(w.count()); n != 2 {
+			t.Errorf("%d pods wait, want 2: one was deleted before it was in the line", n)
+		}
+		w.changed(webFreed)
+		w.expect("the first", "a")
+		if n := total(w.count()); n != 2 {
+			t.Errorf("%d pods wait, want 2, of which one is woken", n)
+		}
+		w.forget("a")
+		w.expect("the next", "b")
+		w.reserved("b", nil, false)
+		if n, others := total(w.count()), len(w.line.pods); n != 0 || others != 0 {
+			t.Errorf("%d pods wait of %d, want none", n, others)
+		}
+	})
 }
 
 // TestPending says when the pod informer ends the wait.
@@ -231,30 +232,34 @@ func TestPending(t *testing.T) {
 // TestServes wakes pods for a pool that serves another node, after nodeSettles, and more
 // pods as long as the woken ones are placed.
 func TestServes(t *testing.T) {
-	w := startWaiting(t)
-	for _, name := range []string{"a", "b", "c", "d"} {
-		w.lacks(name, 0, "web")
-	}
-	w.lacks("other", 10, "db")
-	w.serves(ipam.Change{Pool: "web"})
-	w.pass(nodeSettles)
-	w.expect("the first", "a")
-	w.tries("a", 0, "web")
-	w.reserved("a", nil, false)
-	w.expect("two more", "b", "c")
-	w.tries("b", 0, "web")
-	w.short("b", ipam.LackAddress, why{})
-	w.tries("c", 0, "web")
-	w.expect("the last", "d")
+	synctest.Test(t, func(t *testing.T) {
+		w := startWaiting(t)
+		for _, name := range []string{"a", "b", "c", "d"} {
+			w.lacks(name, 0, "web")
+		}
+		w.lacks("other", 10, "db")
+		w.serves(ipam.Change{Pool: "web"})
+		time.Sleep(nodeSettles)
+		w.expect("the first", "a")
+		w.tries("a", 0, "web")
+		w.reserved("a", nil, false)
+		w.expect("two more", "b", "c")
+		w.tries("b", 0, "web")
+		w.short("b", ipam.LackAddress, why{})
+		w.tries("c", 0, "web")
+		w.expect("the last", "d")
+	})
 }
 
 // A pod that joins the line before kube-scheduler sees the node's addresses is woken too.
 func TestServesNewcomer(t *testing.T) {
-	w := startWaiting(t)
-	w.serves(ipam.Change{Pool: "web"})
-	w.lacks("a", 0, "web")
-	w.pass(nodeSettles)
-	w.expect("pods that came since", "a")
+	synctest.Test(t, func(t *testing.T) {
+		w := startWaiting(t)
+		w.serves(ipam.Change{Pool: "web"})
+		w.lacks("a", 0, "web")
+		time.Sleep(nodeSettles)
+		w.expect("pods that came since", "a")
+	})
 }
 
 // TestMargin checks that a pod skips Filter if its pools have room for it after the waiting pods that

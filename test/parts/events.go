@@ -47,13 +47,14 @@ const excerptLines = 20
 type excerpt struct {
 	first, last []string
 	left        int
+	panicked    bool
 }
 
 func (e *excerpt) add(line string) {
 	switch {
 	case strings.HasPrefix(line, "panic: "):
 		// Before the stacks a panic says its cause, and which tests ran if it was their timeout.
-		*e = excerpt{first: []string{line}}
+		*e = excerpt{first: []string{line}, panicked: true}
 	case len(e.first) < excerptLines:
 		e.first = append(e.first, line)
 	default:
@@ -123,6 +124,15 @@ func (r *record) add(e event) error {
 
 // end counts a test, or ends a package's log.
 func (r *record) end(id testID, result string) {
+	if result == "fail" && id.test == "" {
+		// go test reports no end of the test that was running, or was the last to run, when a package panicked.
+		for other, said := range r.said {
+			if said.panicked && other.pkg == id.pkg && !slices.Contains(r.failed, other) {
+				r.failed = append(r.failed, other)
+				r.fails(other)
+			}
+		}
+	}
 	if result == "fail" && !slices.ContainsFunc(r.failed, func(f testID) bool { return f.within(id) }) {
 		r.failed = append(r.failed, id)
 		r.fails(id)

@@ -304,6 +304,9 @@ func TestRecord(t *testing.T) {
 		`{"Action":"fail","Package":"` + pkg + `"}`,
 		`{"ImportPath":"` + module + `/cni [` + module + `/cni.test]","Action":"build-output","Output":"cni.go:1: undefined: x\n"}`,
 		`{"ImportPath":"` + module + `/cni [` + module + `/cni.test]","Action":"build-fail"}`,
+		`{"Action":"run","Package":"` + module + `/agent","Test":"TestE"}`,
+		`{"Action":"output","Package":"` + module + `/agent","Test":"TestE","Output":"panic: test timed out after 20m0s\n"}`,
+		`{"Action":"fail","Package":"` + module + `/agent"}`,
 		`no event`,
 	}, "\n")
 	var told []testID
@@ -312,7 +315,7 @@ func TestRecord(t *testing.T) {
 	if err := r.follow(strings.NewReader(events), func(string) {}); err != nil {
 		t.Fatal(err)
 	}
-	if want := []testID{{pkg, "TestA/b"}, {module + "/cni", ""}}; !slices.Equal(r.failed, want) || !slices.Equal(told, want) {
+	if want := []testID{{pkg, "TestA/b"}, {module + "/cni", ""}, {module + "/agent", "TestE"}}; !slices.Equal(r.failed, want) || !slices.Equal(told, want) {
 		t.Errorf("failed %v, told %v, want %v", r.failed, told, want)
 	}
 	if want := (counts{Run: 4, Failed: 2, Skipped: 1}); r.counts != want {

@@ -23,7 +23,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/component-base/metrics"
-	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/agentport"
@@ -166,7 +165,7 @@ func newAsking(config *rest.Config) (kubernetes.Interface, error) {
 func newFinder(kube kubernetes.Interface, factory informers.SharedInformerFactory, records *reclaim.Reclaimer, options Options, recorder event.Recorder) *wrongaddress.Finder {
 	config := wrongaddress.Config{
 		Pods: factory.Core().V1().Pods().Lister(), Recorded: records.Recorded,
-		Events: recorder, Count: wrongaddress.NewCount(), Clock: clock.RealClock{},
+		Events: recorder, Count: wrongaddress.NewCount(),
 	}
 	if options.EvictWrong {
 		config.Evict = func(ctx context.Context, eviction *policyv1.Eviction) error {

@@ -21,7 +21,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/names"
-	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
 	"github.com/berth-dev/berth/ipam"
@@ -151,7 +150,7 @@ func (p *programs) startController(ctx context.Context, group *sync.WaitGroup, k
 		return err
 	}
 	finder := wrongaddress.New(wrongaddress.Config{
-		Pods: factory.Core().V1().Pods().Lister(), Events: silent{}, Count: wrongaddress.NewCount(), Clock: clock.RealClock{},
+		Pods: factory.Core().V1().Pods().Lister(), Events: silent{}, Count: wrongaddress.NewCount(),
 		Recorded: reclaimer.Recorded,
 		Evict:    func(context.Context, *policyv1.Eviction) error { return nil },
 	})
