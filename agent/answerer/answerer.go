@@ -7,6 +7,8 @@ package answerer
 
 import (
 	"context"
+	cryptorand "crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -200,6 +202,13 @@ func (l *loop) know(gateway netip.Addr) {
 	if _, known := l.gateways[gateway]; !known {
 		l.gateways[gateway] = nil
 	}
+}
+
+// nonce returns a number that nobody can guess.
+func nonce() uint64 {
+	var b [8]byte
+	_, _ = cryptorand.Read(b[:]) // It never fails.
+	return binary.BigEndian.Uint64(b[:])
 }
 
 func macText(mac net.HardwareAddr) string {
@@ -490,7 +499,7 @@ func (l *loop) run(ctx context.Context) {
 	}()
 	mac, addr := segment.Own()
 	l.segment, l.began = segment, time.Now()
-	l.link = answering.NewLink(0, l.a.self, mac.String(), addr)
+	l.link = answering.NewLink(0, l.a.self, mac.String(), nonce, addr)
 	l.look(ctx)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -572,7 +581,7 @@ func (l *loop) answered(addr netip.Addr, mac net.HardwareAddr) {
 	}
 	l.mu.Unlock()
 	if gateway {
-		l.note(answering.Gateway{})
+		l.note(answering.Gateway{Address: addr})
 		return
 	}
 	l.note(answering.Answered{Address: addr, MAC: mac.String()})
@@ -824,8 +833,8 @@ func (l *loop) ask(ctx context.Context, q answering.AskAPI) {
 		for {
 			mine, version, last, err := l.a.node.Whose(ctx, q.Address)
 			if err == nil {
-				l.note(answering.API{Reachable: true})
 				l.note(answering.Verdict{Address: q.Address, Number: q.Number, Mine: mine, Version: version, Last: l.a.known(last)})
+				l.note(answering.API{Reachable: true}) // Has the addresses asked for that still have no verdict.
 				return
 			}
 			l.note(answering.API{})
