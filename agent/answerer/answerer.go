@@ -455,7 +455,7 @@ func (l *loop) withoutCarrier(addr netip.Addr) string {
 func explain(addr netip.Addr, s answering.Standing) string {
 	switch {
 	case s.Phase == answering.Closed && s.Cause == answering.CutOff:
-		return fmt.Sprintf("the node is cut off: for five seconds it has reached neither the gateway nor the API server, and hears less than half of the other nodes; the pod of %s may be moved from here", addr)
+		return fmt.Sprintf("the node is cut off: for five seconds it has reached neither the gateway nor the API server, nor half of the nodes that answered it before; the pod of %s may be moved from here", addr)
 	case s.Phase == answering.Closed && s.Cause == answering.Newer:
 		return fmt.Sprintf("%s has %s by a newer record of the API than this node", s.By.Name, addr)
 	case len(s.MACs) > 0 && s.Last.Name != "" && !s.Denied:
