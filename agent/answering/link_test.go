@@ -556,3 +556,24 @@ func TestPeers(t *testing.T) {
 		t.Errorf("a node answers %d calls at once, want 30", n)
 	}
 }
+
+// A node that has a newer record says so to one that asserts an older one, and not where it has been told of one that is newer still.
+func TestOlderRecord(t *testing.T) {
+	self, other, addr := Node{Name: "self", UID: "1"}, Node{Name: "other", UID: "2"}, netip.MustParseAddr("10.0.70.5")
+	l := NewLink(0, self, "mac", random())
+	l.Step(0, Carry{Address: addr, Version: 5, Answers: true})
+	older := Heard{Message: Message{Kind: Assert, From: other, To: self, Address: addr, Version: 4, Nonce: 7}}
+	want := []Output{Send{Message{Kind: Assert, From: self, To: other, Address: addr, Version: 5}}}
+	if got := l.Step(time.Millisecond, older); !slices.Equal(got, want) {
+		t.Errorf("it does %+v, want %+v", got, want)
+	}
+	l.Step(2*time.Millisecond, Heard{Message: Message{Kind: Assert, From: other, Address: addr, Version: 6}}, API{})
+	if l.Step(time.Second); l.Standing(addr).Phase != Closed {
+		t.Fatalf("after a newer record it is %+v", l.Standing(addr))
+	}
+	for _, out := range l.Step(time.Second, older) {
+		if s, ok := out.(Send); ok {
+			t.Errorf("of a record that is outdated it says %+v", s)
+		}
+	}
+}
