@@ -283,6 +283,9 @@ func (l *Link) note(in Input) {
 		}
 	case Seek:
 		l.seek(in)
+	case Own:
+		l.mac, l.addr, l.hello, l.kind = in.MAC, in.Address, l.now, Call
+		l.askAnew(l.now)
 	case Word:
 		if h := l.holdings[in.Address]; h != nil && h.phase == Asking {
 			h.word, h.due = true, l.now

@@ -109,6 +109,12 @@ type (
 		Node      string
 		Addresses []netip.Addr
 	}
+	// Own has the MAC by which the node answers from now on, and its own address on the segment, if it has one. Until now the
+	// node was deaf.
+	Own struct {
+		MAC     string
+		Address netip.Addr
+	}
 	// Word is a person's, that no other node answers for the address whatever is heard, until it is opened.
 	Word struct{ Address netip.Addr }
 )
@@ -123,6 +129,7 @@ func (Carrier) input()  {}
 func (API) input()      {}
 func (Verdict) input()  {}
 func (Seek) input()     {}
+func (Own) input()      {}
 func (Word) input()     {}
 func (Recheck) input()  {}
 
