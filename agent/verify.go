@@ -122,7 +122,11 @@ func (a *Agent) verifyOne(ctx context.Context, key state.Key, holds podinfo.Stan
 			return a.withdraw(ctx, record, reason)
 		}
 	}
-	if err := a.setupAgain(ctx, record); err != nil {
+	_, err := a.askAgain(record, nil)
+	if err == nil {
+		err = a.setupAgain(ctx, record, a.isAsked)
+	}
+	if err != nil {
 		// It has nothing to do with the API, and is tried again without it.
 		a.reconciler.CheckSoon(key)
 		klog.FromContext(ctx).Error(err, "Cannot repair the network of a pod", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name), "containerID", record.ContainerID)
