@@ -21,6 +21,7 @@ import (
 	"github.com/berth-dev/berth/agent/linkwatch"
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/agent/nettype"
+	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/veth/wire"
@@ -267,12 +268,14 @@ func TestAnswers(t *testing.T) {
 		set   func(h *netnstest.Host)
 		known bool
 		want  bool
+		// orphan: the API, which is asked, says that the address is another pod's.
+		orphan bool
 	}{
 		"nothing":                             {},
 		"an entry of another program":         {set: func(h *netnstest.Host) { h.IP("neigh", "add", "proxy", "10.0.70.5", "dev", "eth0") }, want: true},
 		"one that the answerer closed before": {set: func(h *netnstest.Host) { h.IP("neigh", "add", "proxy", "10.0.70.5", "dev", "eth0") }, known: true, want: true},
 		"an address of the node":              {set: func(h *netnstest.Host) { h.IP("addr", "add", "10.0.70.5/32", "dev", "lo") }, want: true},
-		"a container without a record":        {set: func(h *netnstest.Host) { h.IP("route", "add", "10.0.70.5", "dev", "eth0", "proto", "98") }, want: true},
+		"a container without a record":        {orphan: true, set: func(h *netnstest.Host) { h.IP("route", "add", "10.0.70.5", "dev", "eth0", "proto", "98") }, want: true},
 		"a container that was closed":         {set: func(h *netnstest.Host) { h.IP("route", "add", "10.0.70.5", "dev", "eth0", "proto", "98") }, known: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -295,6 +298,23 @@ func TestAnswers(t *testing.T) {
 					t.Errorf("Answers() = %t, %v; routes:\n%s", got, err, strings.TrimSpace(host.IP("route", "show", "table", "all")))
 				}
 				return err
+			})
+			if !c.orphan {
+				return
+			}
+			w.holds, w.links = podinfo.ErrNotHolder, []nettype.Link{{Name: "bth1", Addresses: []netip.Addr{addr}}}
+			ctx, cancel := context.WithCancel(t.Context())
+			var group sync.WaitGroup
+			group.Go(func() { a.reconciler.Run(ctx) })
+			defer group.Wait()
+			defer cancel()
+			netnstest.Eventually(t, func() error {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				if !slices.Equal(w.log, []string{"remove bth1"}) {
+					return fmt.Errorf("the node did %v", w.log)
+				}
+				return nil
 			})
 		})
 	}

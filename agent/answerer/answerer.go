@@ -560,13 +560,13 @@ func (l *loop) hear(m answering.Message, unicast bool) {
 func (l *loop) answered(addr netip.Addr, mac net.HardwareAddr) {
 	l.mu.Lock()
 	_, gateway := l.gateways[addr]
-	if gateway {
+	fresh := l.awaits(addr, mac.String())
+	if fresh && gateway {
 		l.gateways[addr] = mac
 		if addr.Is4() || !l.answers.Is4() {
 			l.answers = addr
 		}
 	}
-	fresh := l.awaits(addr, mac.String())
 	l.mu.Unlock()
 	switch {
 	case !fresh:

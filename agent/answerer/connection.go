@@ -5,6 +5,7 @@ package answerer
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -172,10 +173,7 @@ func (l *loop) answerAll(ctx context.Context) {
 	l.mu.Lock()
 	inputs := l.inputs
 	l.inputs = nil
-	standing := make(map[netip.Addr]answering.Standing, len(l.standing))
-	for addr, s := range l.standing {
-		standing[addr] = s
-	}
+	standing := maps.Clone(l.standing)
 	l.mu.Unlock()
 	var opened []netip.Addr
 	for _, in := range inputs {
