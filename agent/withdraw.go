@@ -53,6 +53,7 @@ func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
 	}
 	if gone {
 		errs = append(errs, a.ports.EndPod(ctx, pod))
+		a.early.stop(pod.UID)
 		if a.answerer != nil {
 			a.answerer.Leave(pod.Identity())
 		}
@@ -185,7 +186,7 @@ const (
 	// docs/how-to/troubleshooting.md#berthaddresseswithdrawn.
 	EventAddressesWithdrawn = "AddressesWithdrawn"
 	// EventAddressesRestored (Normal on Pod): the FloatingIP was corrected, and the node carries the
-	// addresses again.
+	// addresses again as soon as no other node does.
 	EventAddressesRestored = "AddressesRestored"
 	// EventAddressConflict (Warning on Pod): a host outside of the cluster claims an address of the
 	// running pod, which keeps it; the note has the host's MAC. Do: see

@@ -153,8 +153,8 @@ type Link struct {
 	addrs []netip.Addr
 	// nonce returns random numbers.
 	nonce func() uint64
-	// up: the link has a carrier.
-	up       bool
+	// up: the link has a carrier. deaf: nothing is heard there all the same.
+	up, deaf bool
 	holdings map[netip.Addr]*holding
 	// sorted are the holdings by their addresses, so that equal inputs have equal outputs, nil after a change.
 	sorted []*holding
@@ -312,6 +312,12 @@ func (l *Link) note(in Input) {
 		}
 	case Seek:
 		l.seek(in)
+	case Deaf:
+		l.deaf = true
+	case Own:
+		l.deaf = false
+		l.mac, l.addrs, l.hello, l.kind = in.MAC, []netip.Addr{in.Address}, l.now, Call
+		l.askAnew(l.now)
 	case Word:
 		if h := l.holdings[in.Address]; h != nil && h.phase == Asking {
 			h.word, h.due = true, l.now
@@ -532,7 +538,7 @@ func (l *Link) heardAssert(m Message) {
 		if m.Version > h.newest {
 			h.newest, h.newestFrom = m.Version, m.From
 		}
-		if refuted := l.now < l.refuted[m.From] && !l.silentAPI; refuted || h.phase == Answering {
+		if refuted := l.now < l.refuted[m.From] && !l.silentAPI; refuted || h.phase == Answering && !l.deaf {
 			asked = false
 			l.challenged(h, m, refuted)
 			break

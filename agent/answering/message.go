@@ -115,6 +115,14 @@ type (
 		Nonce     uint64
 		Addresses []netip.Addr
 	}
+	// Deaf says that the node neither hears the segment nor asks there, until Own. Time stands still meanwhile.
+	Deaf struct{}
+	// Own has the MAC by which the node answers from now on, and its own address on the segment, if it has one. Until now the
+	// node was deaf.
+	Own struct {
+		MAC     string
+		Address netip.Addr
+	}
 	// Word is a person's, that no other node answers for the address whatever is heard, until it is opened.
 	Word struct{ Address netip.Addr }
 )
@@ -129,6 +137,8 @@ func (Carrier) input()  {}
 func (API) input()      {}
 func (Verdict) input()  {}
 func (Seek) input()     {}
+func (Deaf) input()     {}
+func (Own) input()      {}
 func (Word) input()     {}
 func (Recheck) input()  {}
 

@@ -29,7 +29,7 @@ var mutations = []struct {
 	{"no hellos", "\t\tl.sayHello()\n", "", 12672, ""},
 	{"ask the recorded holder only", "if n.mac == mac && id != h.last {", "if false && n.mac == mac && id != h.last {", 1323, ""},
 	{"skip the pod's own MAC", "h.again || mac != \"\" && mac == h.ownMAC || !h.agrees(l.self)", "(h.again || !h.agrees(l.self)) && mac != h.ownMAC", 171, ""},
-	{"close before asking the API", "; refuted || h.phase == Answering {", "; refuted {", 24, ""},
+	{"close before asking the API", "; refuted || h.phase == Answering && !l.deaf {", "; refuted {", 24, ""},
 	{"wait for the API for ever", "case h.challenge != nil && l.now >= h.falls:", "case false:", 76, ""},
 	{"a pause is no reason to close", "\t\tif h.challenge != nil {\n\t\t\th.falls = now\n\t\t}\n", "", 1323, ""},
 	{"open again without a question after the carrier was lost", "\th.phase, h.cause, h.again, h.word = Asking, 0, true, false\n\th.begin(at)\n", "\tl.open(h)\n", 209, ""},

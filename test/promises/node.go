@@ -75,6 +75,11 @@ var node = []promise{
 		"agent/answerer", "TestNewerRecord",
 	},
 	{
+		"A node asks its kernel before it denies.", "docs/explanation/one-holder.md#how",
+		"agent/answerer/answerer.go", "out.Kind != answering.Deny || l.isSilent(ctx, out.Address)", "true",
+		"agent/answerer", "TestKernelAnswers",
+	},
+	{
 		"A link without its carrier answers for nothing.", "docs/explanation/one-holder.md#how",
 		"agent/answering/link.go", "case !c.Up && h.phase == Answering:", "case !c.Up && h.phase == Answering && h.failover:",
 		"agent/answerer", "TestCarrierCut",
