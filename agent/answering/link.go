@@ -887,7 +887,7 @@ func (l *Link) question(h *holding) {
 	default:
 		f := family(h.addr)
 		l.emit(l.control(f, ""))
-		if h.asked == questions && l.controlled[f] < h.askedAt {
+		if h.asked%doubted == questions && l.controlled[f] < h.askedAt {
 			// The Hellos of nodes that would answer may have been lost.
 			l.kind, l.hello = Call, l.now
 		}
