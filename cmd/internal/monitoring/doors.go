@@ -21,8 +21,9 @@ const (
 	sourceQPS, sourceBurst       = 0.5, 20
 	strangersQPS, strangersBurst = 20, 100
 	knownQPS, knownBurst         = 10, 50
-	// knownTTL is how long a token, and a source, is known after it had a right.
-	knownTTL = time.Hour
+	// knownTTL is how long a token, and a source, is known after it had a right: an API server that asks about a lost node may
+	// not have asked anything for hours.
+	knownTTL = 24 * time.Hour
 	// sources is how many tokens and sources are known at most, and how many strangers are told apart.
 	sources = 1024
 )

@@ -124,7 +124,7 @@ func TestRemembered(t *testing.T) {
 	}
 }
 
-// Each source has its own limit, which comes back; what is known is so for an hour.
+// Each source has its own limit, which comes back; what is known is so for a day.
 func TestDoorkeeper(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDoorkeeper()
@@ -167,7 +167,7 @@ func TestDoorkeeper(t *testing.T) {
 		pass(knownTTL)
 		asks(b)
 		if d.admits(good, sourceOf(b)) {
-			t.Error("a token is known after an hour")
+			t.Error("a token is known after a day")
 		}
 		if n := asks(a); n != sourceBurst {
 			t.Errorf("%d admitted of a source that was known", n)
