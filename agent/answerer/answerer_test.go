@@ -704,6 +704,8 @@ func TestQuestions(t *testing.T) {
 			a.Carry(Holding{Address: netip.AddrFrom4([4]byte{10, 0, 71, byte(i)}), Pod: "p", Link: 1, Gateway: gateway, Version: 5}, false, 0)
 		}
 		time.Sleep(time.Second) //nolint:forbidigo // the clock is the test's
+		w.mu.Lock()
+		defer w.mu.Unlock()
 		if n.most != many+1 {
 			t.Errorf("the node asked for %d addresses at once, want %d and the gateway", n.most, many)
 		}

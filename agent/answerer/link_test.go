@@ -207,17 +207,22 @@ func TestUnaskedAnswers(t *testing.T) {
 		other.set(address, true)
 		a := start(n)
 		busy := make(chan struct{})
+		w.mu.Lock()
 		n.closing = func() { <-busy }
+		w.mu.Unlock()
 		a.Carry(Holding{Address: served, Pod: "s", Link: 1, Gateway: gateway, Version: 5}, true, 0)
 		a.Take(Holding{Address: address, Pod: "p", Link: 1, Gateway: gateway, Version: 5, Last: answering.Node{Name: "lost"}})
 		time.Sleep(3 * time.Second) //nolint:forbidigo // the clock is the test's
-		n.heard(answering.Message{Kind: answering.Assert, From: answering.Node{Name: "other"}, Address: served, Version: 6})
+		w.mu.Lock()
+		heard, answered := n.heard, n.answered
+		w.mu.Unlock()
+		heard(answering.Message{Kind: answering.Assert, From: answering.Node{Name: "other"}, Address: served, Version: 6})
 		synctest.Wait()
 		for i := range 1000 {
 			mac := net.HardwareAddr{2, 0, 0, 1, byte(i >> 8), byte(i)}
-			n.answered(address, mac)
-			n.answered(gateway, mac)
-			n.answered(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), mac)
+			answered(address, mac)
+			answered(gateway, mac)
+			answered(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), mac)
 		}
 		if got := a.Pending(1); got == 0 || got > 40 {
 			t.Errorf("%d inputs wait", got)
