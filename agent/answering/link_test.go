@@ -479,7 +479,7 @@ func TestChallenge(t *testing.T) {
 		outputs := said(l.Step(now, c.says(number)...))
 		for len(outputs) == 0 && now < time.Second {
 			due, _ := l.Next()
-			now = max(now, due)
+			now = max(now+time.Millisecond, due)
 			outputs = said(l.Step(now))
 		}
 		switch {
@@ -574,6 +574,60 @@ func TestOlderRecord(t *testing.T) {
 	for _, out := range l.Step(time.Second, older) {
 		if s, ok := out.(Send); ok {
 			t.Errorf("of a record that is outdated it says %+v", s)
+		}
+	}
+}
+
+// Silence of an address that another node had, and has not denied, counts after eight questions in a row with a control of its family: a
+// gateway, or a node by the address that it said.
+func TestControls(t *testing.T) {
+	self, last, third := Node{Name: "self", UID: "1"}, Node{Name: "last", UID: "2"}, Node{Name: "third", UID: "3"}
+	four, six := netip.MustParseAddr("10.0.70.5"), netip.MustParseAddr("2001:db8:70::5")
+	thirdFour, thirdSix := netip.MustParseAddr("10.0.60.3"), netip.MustParseAddr("2001:db8:60::3")
+	for name, c := range map[string]struct {
+		addr netip.Addr
+		// control is the answer to the n-th question's control, nil for none.
+		control func(n int) Input
+		opens   bool
+	}{
+		"a gateway":                     {four, func(int) Input { return Gateway{gateway} }, true},
+		"a node":                        {four, func(int) Input { return Answered{thirdFour, "mac3"} }, true},
+		"a node, of IPv6":               {six, func(int) Input { return Answered{thirdSix, "mac3"} }, true},
+		"a node, by IPv4 for IPv6":      {six, func(int) Input { return Answered{thirdFour, "mac3"} }, false},
+		"a gateway, by IPv4 for IPv6":   {six, func(int) Input { return Gateway{gateway} }, false},
+		"a node, by IPv6 for IPv4":      {four, func(int) Input { return Answered{thirdSix, "mac3"} }, false},
+		"an address that nobody's is":   {four, func(int) Input { return Answered{gateway.Next(), "mac4"} }, false},
+		"nobody, to each eighth of all": {four, func(n int) Input { return map[bool]Input{false: Gateway{gateway}}[n%8 == 7] }, false},
+		"nobody":                        {four, func(int) Input { return nil }, false},
+	} {
+		l, now := NewLink(0, self, "mac", random()), time.Duration(0)
+		inputs := []Input{
+			Heard{Message: Message{Kind: Hello, From: third, MAC: "mac3", Address: thirdFour}},
+			Heard{Message: Message{Kind: Hello, From: third, MAC: "mac3", Address: thirdSix}},
+			Take{Address: c.addr, Version: 2, Last: last},
+		}
+		opened := false
+		for asked := 0; now < 50*time.Second && !opened; {
+			outputs := l.Step(now, inputs...)
+			inputs = nil
+			for _, out := range outputs {
+				switch out.(type) {
+				case Open:
+					opened = true
+				case Question:
+					if in := c.control(asked); in != nil {
+						inputs = append(inputs, in)
+					}
+					asked++
+				}
+			}
+			due, _ := l.Next()
+			now = max(now+2*time.Millisecond, due)
+			l.Step(now-time.Millisecond, inputs...)
+			inputs = nil
+		}
+		if opened != c.opens {
+			t.Errorf("%s: the node answers: %t, after %v", name, opened, now)
 		}
 	}
 }
