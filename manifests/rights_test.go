@@ -21,11 +21,11 @@ func TestRightsToWrite(t *testing.T) {
 		"controller/rbac.yaml": {
 			"create berth.dev/floatingips", "create berth.dev/nodeassignments", "create coordination.k8s.io/leases", "create events.k8s.io/events",
 			"delete berth.dev/floatingips", "delete berth.dev/floatingips/held", "delete berth.dev/nodeassignments",
-			"patch berth.dev/floatingips", "patch berth.dev/ipclaims/status", "patch berth.dev/ippools/status", "patch events.k8s.io/events",
+			"patch /pods/status", "patch berth.dev/floatingips", "patch berth.dev/ipclaims/status", "patch berth.dev/ippools/status", "patch events.k8s.io/events",
 			"update /secrets berth-agent-key", "update berth.dev/nodeassignments", "update coordination.k8s.io/leases berth-controller",
 		},
 		"agent/rbac.yaml": {
-			"act berth.dev/agents", "create /events", "patch /events", "patch /pods/status", "patch berth.dev/floatingips/status",
+			"act berth.dev/agents", "create /events", "patch /events", "patch berth.dev/floatingips/status",
 			"patch berth.dev/nodeassignments/status",
 		},
 		"agent/overlay/rbac.yaml": {"patch /nodes"},
