@@ -33,6 +33,9 @@
 // They do so, too, where they have the addresses from berth-ipam, whose calls IPAM answers
 // (ipam.go); the driver then only silences the interface when the addresses are withdrawn.
 //
+// Then the pod is told what it got (podresults.go): by berth-controller, so that an agent needs no
+// right on pods.
+//
 // The steps are a list in the code (steps in add.go). After a failure in 3 to 13 the agent does a DEL.
 //
 // The record of 2 survives the agent, whenever it is killed, before anything else happens.

@@ -302,10 +302,6 @@ func (a *Agent) noteStart(ctx context.Context) {
 	counts := map[state.Phase]int{}
 	for _, record := range a.Store.List() {
 		counts[record.Phase]++
-		if record.Phase == state.Added {
-			// The agent may have died between the record and the pod's annotation.
-			a.reconciler.TellLater(record.Key())
-		}
 		gone, err := netnsGone(record.NetNS)
 		if err != nil {
 			logger.Error(err, "Cannot see whether a container is still there", "containerID", record.ContainerID)

@@ -43,11 +43,7 @@ func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
 	}
 	var errs []error
 	for _, record := range a.Store.List() {
-		switch {
-		case !record.Pod.Is(pod):
-		case !gone:
-			a.reconciler.TellLater(record.Key()) // the next mirror
-		case hasScarce(record):
+		if gone && record.Pod.Is(pod) && hasScarce(record) {
 			errs = append(errs, a.withdraw(ctx, record, podGone))
 		}
 	}
@@ -59,6 +55,7 @@ func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
 		}
 	}
 	a.reconciler.OrphansSoon()
+	a.TellSoon()
 	return errors.Join(errs...)
 }
 

@@ -65,9 +65,19 @@ var node = []promise{
 		"test/node", "TestReboot",
 	},
 	{
-		"An agent's token permits to write on the pods of its own node only.", "docs/explanation/security.md",
-		"manifests/admission/agents.yaml", "- expression: variables.node != '' && oldObject.spec.?nodeName.orValue('') == variables.node\n      messageExpression: >-\n        'an agent may change pods", "- expression: variables.node != ''\n      messageExpression: >-\n        'an agent may change pods",
-		"test/scheduler/api", "TestAgentsAreLimited",
+		"What an agent tells of a pod of another node is ignored.", "docs/explanation/security.md",
+		"ipam/assignments/pods.go", "case pod.Spec.NodeName != node:", "case false:",
+		"ipam/assignments", "TestAnnotate",
+	},
+	{
+		"An agent tells of the pods of its own node only.", "docs/explanation/security.md",
+		"manifests/admission/agents.yaml", "&& variables.node != '' && request.name == variables.node", "&& variables.node != ''",
+		"test/scheduler/api", "TestPodResults",
+	},
+	{
+		"A pod that drops what its node gave it gets the annotation back.", "docs/how-to/networks.md#what-the-pod-was-given",
+		"agent/podresults.go", "if seen[name] != value {", "if seen[name] != value && len(seen) == 0 {",
+		"agent", "TestUntold",
 	},
 	{
 		"A node that hears of a newer record of an address falls silent.", "docs/explanation/one-holder.md#how",
