@@ -132,8 +132,9 @@ type single struct {
 	asks   []Ask
 	looks  []Look
 	// untaints and taints are those of any node.
-	untaints int
-	taints   []Taint
+	untaints   int
+	taints     []Taint
+	taintsFail int
 	// delays: Deletes wait in delayed.
 	delays  bool
 	delayed []Delete
@@ -183,6 +184,11 @@ func (s *single) step(inputs ...Input) {
 				inputs = append(inputs, Testified{Node: out.Node, Number: out.Number, Testimonies: []status.Testimony{s.say(s.now)}})
 			case Taint:
 				s.taints = append(s.taints, out)
+				if s.taintsFail > 0 {
+					s.taintsFail--
+					inputs = append(inputs, Tainted{Node: out.Node, Number: out.Number, Failed: true})
+					continue
+				}
 				inputs = append(inputs, Seen{Node: out.Node, UID: out.UID, Tainted: true, OutOfService: out.OutOfService}, Tainted{Node: out.Node, Number: out.Number})
 			case Untaint:
 				s.untaints++
@@ -530,7 +536,7 @@ func TestOffAlready(t *testing.T) {
 // A fencer that fails is asked again ever later. Once it has powered the node off Kubernetes is told at once.
 func TestFencerFails(t *testing.T) {
 	s := newFenced(says(&hangs), true)
-	for len(s.fences) < 8 {
+	for len(s.fences) < 8 && s.now < time.Hour {
 		before := len(s.fences)
 		s.run(time.Second)
 		if len(s.fences) > before {
@@ -539,8 +545,8 @@ func TestFencerFails(t *testing.T) {
 	}
 	// It takes a second.
 	var pauses []time.Duration
-	for i := range s.fenced[1:] {
-		pauses = append(pauses, s.fenced[i+1]-s.fenced[i])
+	for i := 1; i < len(s.fenced); i++ {
+		pauses = append(pauses, s.fenced[i]-s.fenced[i-1])
 	}
 	if want := "[11s 21s 41s 1m21s 2m1s 2m1s 2m1s]"; fmt.Sprint(pauses) != want {
 		t.Errorf("asked again after %v, want %s", pauses, want)
@@ -559,13 +565,20 @@ func TestFencerFails(t *testing.T) {
 	}
 	// It takes its time, so that the next round is far.
 	s.run(80 * time.Second)
+	s.begin()
+	s.step(Fenced{Node: "n", UID: "n"})
+	if s.run(22 * time.Second); len(s.fences) != 1 || s.fenced[0]-s.began > 21*time.Second {
+		t.Errorf("after %v asked again at %v, want it 20 s later", s.began, s.fenced)
+	}
+	s.run(80 * time.Second)
 	if len(s.taints) > 0 {
 		t.Fatalf("taints %v", s.taints)
 	}
+	s.taintsFail = 2
 	s.step(Fenced{Node: "n", UID: "n", Off: true})
-	s.run(time.Second)
-	if want := []Taint{{"n", "n", s.taints[0].Number, true}}; !slices.Equal(s.taints, want) || s.deletes != 1 {
-		t.Errorf("a second after it is off: taints %v, %d deletions", s.taints, s.deletes)
+	s.run(4 * time.Second)
+	if len(s.taints) != 3 || !s.taints[0].OutOfService || s.deletes != 1 {
+		t.Errorf("four seconds after it is off: taints %v, %d deletions", s.taints, s.deletes)
 	}
 	// The fencer is not asked again, nor is a node that is off asked about.
 	asks, fences := len(s.asks), len(s.fences)
@@ -628,7 +641,7 @@ func TestLateAnswers(t *testing.T) {
 		return of, is
 	}
 	var first Look
-	for is := false; !is; {
+	for is := false; !is && now < time.Minute; {
 		first, is = look(step())
 	}
 	step(Leads{})
@@ -674,8 +687,8 @@ func TestLeases(t *testing.T) {
 		return looked
 	}
 	c.Step(0, Seen{Node: "w", UID: "w"}, Seen{Node: "none", UID: "none"}, Synced{Nodes: []string{"w"}}, Leads{Leads: true})
-	if got := run(); got != "" {
-		t.Errorf("looks at %s", got)
+	if got := run(); got != "" || len(c.State().Nodes) > 0 || c.State().Known != 1 {
+		t.Errorf("looks at %q, %+v", got, c.State())
 	}
 	c.Step(now, Seen{Node: "later", UID: "later"}, Renewed{Node: "later"})
 	if got := run(); got != "later " {
@@ -742,13 +755,39 @@ func TestResume(t *testing.T) {
 	}
 }
 
+// The brake stays on while renewals are not seen, and for a minute after.
+func TestBrakeStays(t *testing.T) {
+	s := newSingle(says(&isGone))
+	s.run(time.Second)
+	s.renew(20*time.Second, "w", "y")
+	on := func(want bool, when string) {
+		t.Helper()
+		if s.State().Braked != want {
+			t.Errorf("%s: the brake is on: %t", when, !want)
+		}
+	}
+	on(true, "two of four nodes are lost")
+	began := s.State().BrakedAt
+	s.step(Broken{})
+	s.renew(2*time.Minute, "n", "w", "x", "y")
+	on(true, "the watch is broken")
+	s.step(Synced{Nodes: []string{"n", "w", "x", "y"}})
+	s.renew(58*time.Second, "n", "w", "x", "y")
+	on(true, "a minute after")
+	if at := s.State().BrakedAt; at != began || at == 0 {
+		t.Errorf("the brake began at %v, and now is said to have at %v", began, at)
+	}
+	s.renew(3*time.Second, "n", "w", "x", "y")
+	on(false, "later")
+}
+
 // After pods were deleted the rest is looked at soon, however late the round was.
 func TestRest(t *testing.T) {
 	said := unsure
 	s := newSingle(says(&said))
 	s.run(5 * time.Minute)
 	said = isGone
-	for s.deletes == 0 {
+	for s.deletes == 0 && s.now < time.Hour {
 		s.run(time.Second)
 	}
 	looks := len(s.looks)
