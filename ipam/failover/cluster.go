@@ -393,7 +393,7 @@ func (c *Cluster) round(name string, number int, phase phase) *node {
 // end ends a round. The next one begins later each time.
 func (c *Cluster) end(n *node) {
 	n.phase, n.due = idle, c.now+n.again
-	if n.wanted && n.fenceDue > c.now {
+	if n.fenceDue > c.now {
 		n.due = min(n.due, n.fenceDue)
 	}
 	n.again = min(2*n.again, againMost)

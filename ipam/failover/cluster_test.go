@@ -132,8 +132,10 @@ type single struct {
 	asks   []Ask
 	looks  []Look
 	// untaints and taints are those of any node.
-	untaints int
-	taints   []Taint
+	untaints   int
+	taints     []Taint
+	taintsFail int
+	looksFail  bool
 	// delays: Deletes wait in delayed.
 	delays  bool
 	delayed []Delete
@@ -171,8 +173,8 @@ func (s *single) step(inputs ...Input) {
 			switch out := out.(type) {
 			case Look:
 				s.looks = append(s.looks, out)
-				found := Found{Node: out.Node, Number: out.Number}
-				if !s.moved {
+				found := Found{Node: out.Node, Number: out.Number, Failed: s.looksFail}
+				if !s.moved && !s.looksFail {
 					found.Witnesses, found.Pods = []string{"n", "w"}, []Pod{
 						{UID: "p", Automatic: true, Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5")}}, {UID: "manual", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.6")}},
 					}
@@ -183,6 +185,11 @@ func (s *single) step(inputs ...Input) {
 				inputs = append(inputs, Testified{Node: out.Node, Number: out.Number, Testimonies: []status.Testimony{s.say(s.now)}})
 			case Taint:
 				s.taints = append(s.taints, out)
+				if s.taintsFail > 0 {
+					s.taintsFail--
+					inputs = append(inputs, Tainted{Node: out.Node, Number: out.Number, Failed: true})
+					continue
+				}
 				inputs = append(inputs, Seen{Node: out.Node, UID: out.UID, Tainted: true, OutOfService: out.OutOfService}, Tainted{Node: out.Node, Number: out.Number})
 			case Untaint:
 				s.untaints++
@@ -530,7 +537,7 @@ func TestOffAlready(t *testing.T) {
 // A fencer that fails is asked again ever later. Once it has powered the node off Kubernetes is told at once.
 func TestFencerFails(t *testing.T) {
 	s := newFenced(says(&hangs), true)
-	for len(s.fences) < 8 {
+	for len(s.fences) < 8 && s.now < time.Hour {
 		before := len(s.fences)
 		s.run(time.Second)
 		if len(s.fences) > before {
@@ -539,8 +546,8 @@ func TestFencerFails(t *testing.T) {
 	}
 	// It takes a second.
 	var pauses []time.Duration
-	for i := range s.fenced[1:] {
-		pauses = append(pauses, s.fenced[i+1]-s.fenced[i])
+	for i := 1; i < len(s.fenced); i++ {
+		pauses = append(pauses, s.fenced[i]-s.fenced[i-1])
 	}
 	if want := "[11s 21s 41s 1m21s 2m1s 2m1s 2m1s]"; fmt.Sprint(pauses) != want {
 		t.Errorf("asked again after %v, want %s", pauses, want)
@@ -559,19 +566,32 @@ func TestFencerFails(t *testing.T) {
 	}
 	// It takes its time, so that the next round is far.
 	s.run(80 * time.Second)
+	s.begin()
+	s.step(Fenced{Node: "n", UID: "n"})
+	if s.run(22 * time.Second); len(s.fences) != 1 || s.fenced[0]-s.began > 21*time.Second {
+		t.Errorf("after %v asked again at %v, want it 20 s later", s.began, s.fenced)
+	}
+	s.run(80 * time.Second)
 	if len(s.taints) > 0 {
 		t.Fatalf("taints %v", s.taints)
 	}
+	s.taintsFail = 2
 	s.step(Fenced{Node: "n", UID: "n", Off: true})
-	s.run(time.Second)
-	if want := []Taint{{"n", "n", s.taints[0].Number, true}}; !slices.Equal(s.taints, want) || s.deletes != 1 {
-		t.Errorf("a second after it is off: taints %v, %d deletions", s.taints, s.deletes)
+	s.run(4 * time.Second)
+	if len(s.taints) != 3 || !s.taints[0].OutOfService || s.deletes != 1 {
+		t.Errorf("four seconds after it is off: taints %v, %d deletions", s.taints, s.deletes)
 	}
 	// The fencer is not asked again, nor is a node that is off asked about.
-	asks, fences := len(s.asks), len(s.fences)
+	s.moved = true
+	asks, fences, taints := len(s.asks), len(s.fences), len(s.taints)
 	s.run(10 * time.Minute)
-	if len(s.asks) != asks || len(s.fences) != fences {
-		t.Errorf("a node that is off: asked about %d times, the fencer %d times", len(s.asks)-asks, len(s.fences)-fences)
+	if len(s.asks) != asks || len(s.fences) != fences || len(s.taints) != taints {
+		t.Errorf("a node that is off: asked about %d times, the fencer %d times, %d taints", len(s.asks)-asks, len(s.fences)-fences, len(s.taints)-taints)
+	}
+	// Kubernetes is told again where it does not know yet, also where all pods have moved.
+	s.step(Seen{Node: "n", UID: "n", Tainted: true})
+	if s.run(time.Minute); len(s.taints) != taints+1 || !s.taints[taints].OutOfService {
+		t.Errorf("a node that is off, of which Kubernetes does not know: %v", s.taints[taints:])
 	}
 }
 
@@ -628,7 +648,7 @@ func TestLateAnswers(t *testing.T) {
 		return of, is
 	}
 	var first Look
-	for is := false; !is; {
+	for is := false; !is && now < time.Minute; {
 		first, is = look(step())
 	}
 	step(Leads{})
@@ -674,8 +694,8 @@ func TestLeases(t *testing.T) {
 		return looked
 	}
 	c.Step(0, Seen{Node: "w", UID: "w"}, Seen{Node: "none", UID: "none"}, Synced{Nodes: []string{"w"}}, Leads{Leads: true})
-	if got := run(); got != "" {
-		t.Errorf("looks at %s", got)
+	if got := run(); got != "" || len(c.State().Nodes) > 0 || c.State().Known != 1 {
+		t.Errorf("looks at %q, %+v", got, c.State())
 	}
 	c.Step(now, Seen{Node: "later", UID: "later"}, Renewed{Node: "later"})
 	if got := run(); got != "later " {
@@ -742,13 +762,82 @@ func TestResume(t *testing.T) {
 	}
 }
 
+// A look that failed says nothing, and the node is looked at again, ever later.
+func TestLookFails(t *testing.T) {
+	s := newSingle(says(&isGone))
+	s.looksFail = true
+	s.run(time.Minute + 15*time.Second)
+	// At 0, 1, 3, 7, 15, 31 s.
+	if n := s.State().Nodes[0]; n.Looked || n.Verdict != "" || len(s.asks) > 0 || len(s.looks) != 6 {
+		t.Errorf("%+v after %d looks and %d questions", n, len(s.looks), len(s.asks))
+	}
+	s.looksFail = false
+	if s.run(31 * time.Second); s.deletes == 0 {
+		t.Error("the API server answers again, and the pods stay")
+	}
+}
+
+// A node whose pods have gone has no verdict any more, and is looked at again: pods may come.
+func TestPodsGone(t *testing.T) {
+	s := newSingle(says(&serves))
+	s.run(20 * time.Second)
+	if n := s.State().Nodes[0]; n.Verdict != status.APILost || len(n.Pods) != 1 || len(n.Testimonies) != 1 || !n.Looked || n.Judged == 0 {
+		t.Errorf("%+v", n)
+	}
+	s.moved = true
+	s.run(time.Minute)
+	if n := s.State().Nodes[0]; n.Verdict != "" || len(n.Pods)+len(n.Moves)+len(n.Testimonies) > 0 || !n.Looked {
+		t.Errorf("its pods have gone: %+v", n)
+	}
+	s.moved = false
+	if s.run(time.Minute); s.State().Nodes[0].Verdict != status.APILost {
+		t.Errorf("pods have come: %+v", s.State().Nodes[0])
+	}
+	// So it is where they were to move.
+	s = newSingle(says(&isGone))
+	s.run(20 * time.Second)
+	if n := s.State().Nodes[0]; len(n.Moves) != 1 {
+		t.Errorf("%+v", n)
+	}
+	s.moved = true
+	if s.run(time.Minute); len(s.State().Nodes[0].Moves) > 0 {
+		t.Errorf("its pods have gone: %+v", s.State().Nodes[0])
+	}
+}
+
+// The brake stays on while renewals are not seen, and for a minute after.
+func TestBrakeStays(t *testing.T) {
+	s := newSingle(says(&isGone))
+	s.run(time.Second)
+	s.renew(20*time.Second, "w", "y")
+	on := func(want bool, when string) {
+		t.Helper()
+		if s.State().Braked != want {
+			t.Errorf("%s: the brake is on: %t", when, !want)
+		}
+	}
+	on(true, "two of four nodes are lost")
+	began := s.State().BrakedAt
+	s.step(Broken{})
+	s.renew(2*time.Minute, "n", "w", "x", "y")
+	on(true, "the watch is broken")
+	s.step(Synced{Nodes: []string{"n", "w", "x", "y"}})
+	s.renew(58*time.Second, "n", "w", "x", "y")
+	on(true, "a minute after")
+	if at := s.State().BrakedAt; at != began || at == 0 {
+		t.Errorf("the brake began at %v, and now is said to have at %v", began, at)
+	}
+	s.renew(3*time.Second, "n", "w", "x", "y")
+	on(false, "later")
+}
+
 // After pods were deleted the rest is looked at soon, however late the round was.
 func TestRest(t *testing.T) {
 	said := unsure
 	s := newSingle(says(&said))
 	s.run(5 * time.Minute)
 	said = isGone
-	for s.deletes == 0 {
+	for s.deletes == 0 && s.now < time.Hour {
 		s.run(time.Second)
 	}
 	looks := len(s.looks)
@@ -784,7 +873,8 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// Witnesses and controls are nodes that live, the ones that renewed last; each witness has its own controls where there are enough.
+// Witnesses are nodes that can be, and live; controls are any that live. The ones that renewed last are chosen, and each witness has
+// its own controls where there are enough.
 func TestWitnesses(t *testing.T) {
 	c := NewCluster(false)
 	var inputs []Input
@@ -794,37 +884,74 @@ func TestWitnesses(t *testing.T) {
 		names = append(names, name)
 		inputs = append(inputs, Seen{Node: name, UID: name})
 	}
-	c.Step(0, append(inputs, Synced{Nodes: names}, Leads{Leads: true}, Seen{Node: "new", UID: "new"})...)
-	ask := func(living ...string) (asked Ask) {
-		t.Helper()
-		for now := time.Second; now <= 30*time.Second; now += time.Second {
-			var inputs []Input
-			for i, name := range living {
-				// All but the first three have renewed a while ago.
-				if i < 3 || now%(9*time.Second) == 0 {
-					inputs = append(inputs, Renewed{Node: name})
-				}
+	c.Step(0, append(inputs, Synced{Nodes: names}, Leads{Leads: true})...)
+	asked := map[string]string{}
+	addr := netip.MustParseAddr("10.0.0.5")
+	for now := time.Second; now < 20*time.Second; now += time.Second {
+		// It has no Lease yet.
+		inputs := []Input{Left{Node: "new"}, Seen{Node: "new", UID: "new"}}
+		for i, name := range names[2:] {
+			// All but the first three have renewed a while ago.
+			if i < 3 || now%(9*time.Second) == 0 {
+				inputs = append(inputs, Renewed{Node: name})
 			}
-			for len(inputs) > 0 {
-				outputs := c.Step(now, inputs...)
-				inputs = nil
-				for _, out := range outputs {
-					switch out := out.(type) {
-					case Look:
-						inputs = append(inputs, Found{Node: out.Node, Number: out.Number, Witnesses: names, Pods: []Pod{{UID: "p", Automatic: true, Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5")}}}})
-					case Ask:
-						return out
+		}
+		for len(inputs) > 0 {
+			outputs := c.Step(now, inputs...)
+			inputs = nil
+			for _, out := range outputs {
+				switch out := out.(type) {
+				case Look:
+					can := append([]string{"new", "left"}, names...)
+					if out.Node == "node01" {
+						can = names[5:7]
+					}
+					inputs = append(inputs, Found{Node: out.Node, Number: out.Number, Witnesses: can, Pods: []Pod{{UID: "p", Automatic: true, Addresses: []netip.Addr{addr}}}})
+				case Ask:
+					asked[out.Node] = fmt.Sprint(out.Witnesses)
+					if !slices.Equal(out.Addresses, []netip.Addr{addr}) || out.Moved {
+						t.Errorf("asked %+v", out)
 					}
 				}
 			}
 		}
-		t.Fatal("nobody is asked")
-		return Ask{}
 	}
-	got := ask("node11", "node10", "node09", "node08", "node07", "node06", "node05", "node04", "node03")
-	want := []Witness{{"node09", []string{"node10", "node11"}}, {"node10", []string{"node03", "node04"}}, {"node11", []string{"node05", "node06"}}}
-	if fmt.Sprint(got.Witnesses) != fmt.Sprint(want) {
-		t.Errorf("%v are asked about %s, want %v", got.Witnesses, got.Node, want)
+	want := map[string]string{
+		"node00": "[{node02 [node03 node04]} {node03 [node05 node06]} {node04 [node07 node08]}]",
+		"node01": "[{node05 [node02 node03]} {node06 [node04 node05]}]",
+	}
+	if !maps.Equal(asked, want) {
+		t.Errorf("asked %v, want %v", asked, want)
+	}
+}
+
+// Where there is no witness nobody can say, and pods stay.
+func TestNoWitness(t *testing.T) {
+	c := NewCluster(true)
+	c.Step(0, Seen{Node: "n", UID: "n"}, Seen{Node: "w", UID: "w"}, Synced{Nodes: []string{"n", "w"}}, Leads{Leads: true})
+	looks, other := 0, []Output(nil)
+	for now := time.Second; now < time.Minute; now += time.Second {
+		inputs := []Input{Renewed{Node: "w"}}
+		for len(inputs) > 0 {
+			outputs := c.Step(now, inputs...)
+			inputs = nil
+			for _, out := range outputs {
+				look, is := out.(Look)
+				if !is {
+					other = append(other, out)
+					continue
+				}
+				looks++
+				inputs = append(inputs, Found{Node: "n", Number: look.Number, Witnesses: []string{"n"}, Pods: []Pod{{UID: "p", Automatic: true, Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5")}}}})
+			}
+		}
+	}
+	judged, is := Judged{}, len(other) == 1
+	if is {
+		judged, is = other[0].(Judged)
+	}
+	if !is || judged.Verdict != status.Unclear || looks != 6 {
+		t.Errorf("%d looks, and %+v follow", looks, other)
 	}
 }
 

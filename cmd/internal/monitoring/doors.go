@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// mostOfSource and mostConnections limit the open connections of one source and of all. Each takes some 20 kB, from its first
+	// mostOfSource and mostConnections limit the open connections of one source and of all. Each takes 35 kB at most, from its first
 	// packet on.
 	mostOfSource, mostConnections = 100, 400
 	// sourceQPS and sourceBurst limit the reviews for tokens that one source shows, strangersQPS and strangersBurst those for all

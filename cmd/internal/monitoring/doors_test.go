@@ -150,6 +150,7 @@ func TestDoorkeeper(t *testing.T) {
 		if n := asks(a); n != knownBurst {
 			t.Errorf("%d admitted of a known source", n)
 		}
+		asks(b)
 		if !d.admits(good, sourceOf(b)) {
 			t.Error("a known token is not admitted")
 		}
