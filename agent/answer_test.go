@@ -42,7 +42,8 @@ type lan struct {
 	mu       sync.Mutex
 	answers  net.HardwareAddr
 	answered func(netip.Addr, net.HardwareAddr)
-	// hello, if given, is a node that says hello once.
+	heard    func(answering.Message)
+	// hello, if given, is a node that answers one call.
 	hello    answering.Node
 	asserted int
 }
@@ -56,8 +57,12 @@ func (w *lan) Send(messages []answering.Message) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, m := range messages {
-		if m.Kind == answering.Assert {
+		switch {
+		case m.Kind == answering.Assert:
 			w.asserted++
+		case m.Kind == answering.Call && m.Nonce != 0 && w.hello.Name != "" && w.heard != nil:
+			w.heard(answering.Message{Kind: answering.Hello, From: w.hello, Nonce: m.Nonce})
+			w.hello = answering.Node{}
 		}
 	}
 	return nil
@@ -86,11 +91,8 @@ func (w *lan) Question(addrs []netip.Addr) error {
 
 func (w *lan) Run(ctx context.Context, heard func(answering.Message), answered func(netip.Addr, net.HardwareAddr)) error {
 	w.mu.Lock()
-	w.answered = answered
+	w.answered, w.heard = answered, heard
 	w.mu.Unlock()
-	if w.hello.Name != "" {
-		heard(answering.Message{Kind: answering.Hello, From: w.hello})
-	}
 	<-ctx.Done()
 	return nil
 }

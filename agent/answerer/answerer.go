@@ -7,6 +7,8 @@ package answerer
 
 import (
 	"context"
+	cryptorand "crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -232,6 +234,13 @@ func (l *loop) know(gateway netip.Addr) {
 	if _, known := l.gateways[gateway]; !known {
 		l.gateways[gateway] = nil
 	}
+}
+
+// nonce returns a number that nobody can guess.
+func nonce() uint64 {
+	var b [8]byte
+	_, _ = cryptorand.Read(b[:]) // It never fails.
+	return binary.BigEndian.Uint64(b[:])
 }
 
 func macText(mac net.HardwareAddr) string {
@@ -468,7 +477,7 @@ func (l *loop) withoutCarrier(addr netip.Addr) string {
 func explain(addr netip.Addr, s answering.Standing) string {
 	switch {
 	case s.Phase == answering.Closed && s.Cause == answering.CutOff:
-		return fmt.Sprintf("the node is cut off: for five seconds it has reached neither the gateway nor the API server, and hears less than half of the other nodes; the pod of %s may be moved from here", addr)
+		return fmt.Sprintf("the node is cut off: for five seconds it has reached neither the gateway nor the API server, nor half of the nodes that answered it before; the pod of %s may be moved from here", addr)
 	case s.Phase == answering.Closed && s.Cause == answering.Newer:
 		return fmt.Sprintf("%s has %s by a newer record of the API than this node", s.By.Name, addr)
 	case len(s.MACs) > 0 && s.Last.Name != "" && !s.Denied:
@@ -491,7 +500,7 @@ func (l *loop) run(ctx context.Context) {
 		l.asking.Wait()
 		close(l.ended)
 	}()
-	l.link, l.began = answering.NewLink(0, l.a.self, "", netip.Addr{}), time.Now()
+	l.link, l.began = answering.NewLink(0, l.a.self, "", nonce), time.Now()
 	l.look(ctx)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -571,7 +580,7 @@ func (l *loop) answered(addr netip.Addr, mac net.HardwareAddr) {
 	switch {
 	case !fresh:
 	case gateway:
-		l.note(answering.Gateway{})
+		l.note(answering.Gateway{Address: addr})
 	default:
 		l.note(answering.Answered{Address: addr, MAC: mac.String()})
 	}
@@ -851,8 +860,8 @@ func (l *loop) ask(ctx context.Context, q answering.AskAPI) {
 		for {
 			mine, version, last, err := l.a.node.Whose(ctx, q.Address)
 			if err == nil {
-				l.note(answering.API{Reachable: true})
 				l.note(answering.Verdict{Address: q.Address, Number: q.Number, Mine: mine, Version: version, Last: l.a.known(last)})
+				l.note(answering.API{Reachable: true}) // Has the addresses asked for that still have no verdict.
 				return
 			}
 			l.note(answering.API{})

@@ -131,6 +131,7 @@ func (l *loop) fails(ctx context.Context, err error) {
 		logger.Error(err, "Cannot ask other nodes for addresses on a link, or hear them, will try again; the node answers for no further pod there")
 	}
 	l.setBroken(err)
+	l.note(answering.Deaf{})
 	l.pause = min(max(firstPause, 2*l.pause), lastPause)
 	l.retry = time.Now().Add(l.pause)
 }

@@ -15,7 +15,7 @@ import (
 // of before may be older than the loss.
 func TestDeaf(t *testing.T) {
 	self, taken, again := Node{Name: "self"}, netip.MustParseAddr("10.0.70.5"), netip.MustParseAddr("10.0.70.6")
-	l := NewLink(0, self, "old", netip.Addr{})
+	l := NewLink(0, self, "old", random())
 	asked := 0
 	for _, out := range l.Step(0, Take{Address: taken, Version: 1}, Carry{Address: again, Version: 1}) {
 		if ask, ok := out.(AskAPI); ok {

@@ -187,7 +187,7 @@ func TestFinderEvicts(t *testing.T) {
 		if len(w.evicted) > 0 {
 			t.Fatalf("evicted %v, which had been evicted a moment before", w.evicted)
 		}
-		time.Sleep(rest)
+		<-time.After(rest)
 		w.finder.round(t.Context())
 		if want := []string{"bad next-uid"}; !slices.Equal(w.evicted, want) {
 			t.Fatalf("evicted %v, want %v", w.evicted, want)
