@@ -87,6 +87,13 @@ func (w *world) note(format string, args ...any) {
 	w.log = append(w.log, fmt.Sprintf(format, args...))
 }
 
+// did returns the calls so far.
+func (w *world) did() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.log)
+}
+
 func (w *world) Pod(context.Context, string, string, string) (podinfo.Pod, error) { return w.pod, nil }
 func (w *world) Addresses(context.Context, podinfo.Pod) (all []podinfo.Held, err error) {
 	for _, addr := range w.addrs {

@@ -182,12 +182,13 @@ func TestOnlyTheAnswererOpens(t *testing.T) {
 		must(t, a.repair(ctx, record.Key()))
 		a.Suspect()
 		must(t, a.Verify(ctx))
-		if len(w.log) > 0 {
-			t.Errorf("the node opens while it asks: %v", w.log)
+		if len(w.did()) > 0 {
+			t.Errorf("the node opens while it asks: %v", w.did())
 		}
 		time.Sleep(time.Second) //nolint:forbidigo // the clock is the test's
-		if want := []string{"repair c"}; !slices.Equal(w.log, want) {
-			t.Errorf("log %v, want %v", w.log, want)
+		synctest.Wait()
+		if want := []string{"repair c"}; !slices.Equal(w.did(), want) {
+			t.Errorf("log %v, want %v", w.did(), want)
 		}
 	})
 }
@@ -269,16 +270,18 @@ func TestRestoreAsksFirst(t *testing.T) {
 		key := a.Store.List()[0].Key()
 		must(t, a.repair(ctx, key))
 		time.Sleep(time.Minute) //nolint:forbidigo // the clock is the test's
+		synctest.Wait()
 		must(t, a.repair(ctx, key))
-		if record := a.Store.Get(key); len(w.log) > 0 || record.Phase != state.Added || record.Held[w.addrs[0].Address] != (state.Held{Version: 1, LastNode: "node1"}) {
-			t.Errorf("while another host answers the node did %v, and has the record %+v", w.log, record)
+		if record := a.Store.Get(key); len(w.did()) > 0 || record.Phase != state.Added || record.Held[w.addrs[0].Address] != (state.Held{Version: 1, LastNode: "node1"}) {
+			t.Errorf("while another host answers the node did %v, and has the record %+v", w.did(), record)
 		}
 		segment.mu.Lock()
 		segment.answers = nil
 		segment.mu.Unlock()
 		time.Sleep(2 * time.Minute) //nolint:forbidigo // the clock is the test's
-		if want := []string{"repair c"}; !slices.Equal(w.log, want) {
-			t.Errorf("nobody answers, and the node did %v, want %v", w.log, want)
+		synctest.Wait()
+		if want := []string{"repair c"}; !slices.Equal(w.did(), want) {
+			t.Errorf("nobody answers, and the node did %v, want %v", w.did(), want)
 		}
 	})
 }
@@ -302,12 +305,13 @@ func TestRepairAsksFirst(t *testing.T) {
 				w.missing = errors.New("the proxy entry is missing")
 				asserted := segment.count()
 				must(t, find(ctx, a, record.Key()))
-				if len(w.log) > 0 {
-					t.Errorf("before it asks the node does %v", w.log)
+				if len(w.did()) > 0 {
+					t.Errorf("before it asks the node does %v", w.did())
 				}
 				time.Sleep(time.Second) //nolint:forbidigo // the clock is the test's
-				if want := []string{"repair c"}; !slices.Equal(w.log, want) || segment.count() == asserted {
-					t.Errorf("the node did %v, want %v, and asserted %d times", w.log, want, segment.count()-asserted)
+				synctest.Wait()
+				if want := []string{"repair c"}; !slices.Equal(w.did(), want) || segment.count() == asserted {
+					t.Errorf("the node did %v, want %v, and asserted %d times", w.did(), want, segment.count()-asserted)
 				}
 			})
 		})
@@ -397,6 +401,7 @@ func TestLeavesNothing(t *testing.T) {
 					t.Errorf("it ends with %v", err)
 				}
 				time.Sleep(time.Minute) //nolint:forbidigo // the clock is the test's
+				synctest.Wait()
 				if _, has := a.answerer.Link(w.addrs[0].Address); has || !gone {
 					t.Errorf("the pod is gone, %t, and the node still has its address", gone)
 				}
@@ -420,8 +425,8 @@ func TestNoAnnouncementWhileItAsks(t *testing.T) {
 			synctest.Wait()
 			_, err := a.announceAgain(ctx, record)
 			must(t, err)
-			if slices.Equal(w.log, []string{"announce c"}) != answers {
-				t.Errorf("the node answers: %t, and did %v", answers, w.log)
+			if slices.Equal(w.did(), []string{"announce c"}) != answers {
+				t.Errorf("the node answers: %t, and did %v", answers, w.did())
 			}
 		}
 	})

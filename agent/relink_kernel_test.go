@@ -70,7 +70,7 @@ func (s linkSegment) Own() (mac net.HardwareAddr, addr netip.Addr) {
 	return mac, addr
 }
 
-// newLinkNode starts the answerer of a node, and the watch of its links, of which uplink is one.
+// newLinkNode starts the answerer of a node, and the watch of its links.
 func newLinkNode(t *testing.T, host *netnstest.Host, name, uplink string) *linkNode {
 	t.Helper()
 	codec, err := datagram.NewCodec("c", bytes.Repeat([]byte{1}, datagram.MinKey))
@@ -134,11 +134,11 @@ func (n *linkNode) index(link string) (index int) {
 	return index
 }
 
-// macs returns the MACs of who answers a host for an address.
-func macs(t *testing.T, client *netnstest.Host, addr netip.Addr) (all []string) {
+// macs returns the MACs of who answers a host for an address on a link.
+func macs(t *testing.T, client *netnstest.Host, on string, addr netip.Addr) (all []string) {
 	t.Helper()
 	client.Run(func() error {
-		link, err := net.InterfaceByName("eth0")
+		link, err := net.InterfaceByName(on)
 		if err != nil {
 			return err
 		}
@@ -156,52 +156,71 @@ func macs(t *testing.T, client *netnstest.Host, addr netip.Addr) (all []string) 
 // A link that was made anew, as by netplan: the node answers there once it has asked, and falls silent there for a newer record.
 func TestLinkMadeAnew(t *testing.T) {
 	netnstest.Need(t)
-	segment, host, other, client := netnstest.NewWire(t), netnstest.New(t), netnstest.New(t), netnstest.New(t)
-	segment.Plug(host, "eth0", netip.MustParsePrefix("10.0.70.11/24"))
-	segment.Plug(other, "eth0", netip.MustParsePrefix("10.0.70.12/24"))
-	segment.Plug(client, "eth0", netip.MustParsePrefix("10.0.70.50/24"))
-	old, fresh := newLinkNode(t, host, "old", "eth0"), newLinkNode(t, other, "fresh", "eth0")
-	addr := old.pods.addrs[0].Address
-	old.carries()
-	netnstest.Eventually(t, func() error {
-		if got := macs(t, client, addr); !slices.Equal(got, []string{host.MAC("eth0").String()}) {
-			return fmt.Errorf("%v answer", got)
-		}
-		return nil
-	})
+	for _, link := range []string{"eth0", "br0"} {
+		t.Run(link, func(t *testing.T) {
+			segment, host, other, client := netnstest.NewWire(t), netnstest.New(t), netnstest.New(t), netnstest.New(t)
+			// plug makes a host's link.
+			plug := func(h *netnstest.Host, addr string) {
+				t.Helper()
+				if link == "eth0" {
+					segment.Plug(h, link, netip.MustParsePrefix(addr))
+					return
+				}
+				h.IP("link", "add", link, "type", "bridge")
+				h.IP("link", "set", "eth1", "master", link)
+				h.IP("addr", "add", addr, "dev", link)
+				h.IP("link", "set", link, "up")
+			}
+			for h, addr := range map[*netnstest.Host]string{host: "10.0.70.11/24", other: "10.0.70.12/24", client: "10.0.70.50/24"} {
+				if link == "br0" {
+					segment.Plug(h, "eth1")
+				}
+				plug(h, addr)
+			}
+			old, fresh := newLinkNode(t, host, "old", link), newLinkNode(t, other, "fresh", link)
+			addr := old.pods.addrs[0].Address
+			old.carries()
+			netnstest.Eventually(t, func() error {
+				if got := macs(t, client, link, addr); !slices.Equal(got, []string{host.MAC(link).String()}) {
+					return fmt.Errorf("%v answer", got)
+				}
+				return nil
+			})
 
-	host.IP("link", "del", "eth0")
-	segment.Plug(host, "eth0", netip.MustParsePrefix("10.0.70.11/24"))
-	netnstest.Eventually(t, func() error {
-		if err := old.repair(t.Context(), old.key); err != nil {
-			return err
-		}
-		if got := macs(t, client, addr); !slices.Equal(got, []string{host.MAC("eth0").String()}) {
-			return fmt.Errorf("%v answer on the new link", got)
-		}
-		return nil
-	})
-	if link, _ := old.answerer.Link(addr); link != old.index("eth0") {
-		t.Errorf("the node thinks that the address is on link %d, and it is on %d", link, old.index("eth0"))
-	}
+			host.IP("link", "del", link)
+			plug(host, "10.0.70.11/24")
+			netnstest.Eventually(t, func() error {
+				if err := old.repair(t.Context(), old.key); err != nil {
+					return err
+				}
+				if got := macs(t, client, link, addr); !slices.Equal(got, []string{host.MAC(link).String()}) {
+					return fmt.Errorf("%v answer on the new link", got)
+				}
+				return nil
+			})
+			if at, _ := old.answerer.Link(addr); at != old.index(link) {
+				t.Errorf("the node thinks that the address is on link %d, and it is on %d", at, old.index(link))
+			}
 
-	old.pods.away.Store(true)
-	fresh.answerer.Take(answerer.Holding{Address: addr, Pod: "q", Link: fresh.index("eth0"), Version: 6, Last: answering.Node{Name: "old"}})
-	ctx, cancel := context.WithTimeout(t.Context(), answerPatience)
-	defer cancel()
-	if err := fresh.answerer.Wait(ctx, []netip.Addr{addr}); err != nil {
-		t.Error(err)
+			old.pods.away.Store(true)
+			fresh.answerer.Take(answerer.Holding{Address: addr, Pod: "q", Link: fresh.index(link), Version: 6, Last: answering.Node{Name: "old"}})
+			ctx, cancel := context.WithTimeout(t.Context(), answerPatience)
+			defer cancel()
+			if err := fresh.answerer.Wait(ctx, []netip.Addr{addr}); err != nil {
+				t.Error(err)
+			}
+			netnstest.Eventually(t, func() error {
+				got := macs(t, client, link, addr)
+				if slices.Contains(got, host.MAC(link).String()) {
+					t.Errorf("another node may answer, and %v answer", got)
+				}
+				if !slices.Contains(got, other.MAC(link).String()) {
+					return errors.New("the other node does not answer yet")
+				}
+				return nil
+			})
+		})
 	}
-	netnstest.Eventually(t, func() error {
-		got := macs(t, client, addr)
-		if slices.Contains(got, host.MAC("eth0").String()) {
-			t.Errorf("another node may answer, and %v answer", got)
-		}
-		if !slices.Contains(got, other.MAC("eth0").String()) {
-			return errors.New("the other node does not answer yet")
-		}
-		return nil
-	})
 }
 
 // A bridge takes the MAC of its lowest port: the node hears answers to its new MAC, and others hear of it.
@@ -248,7 +267,7 @@ func TestBridgeTakesAnotherMAC(t *testing.T) {
 	})
 	hears()
 	addr := n.pods.addrs[0].Address
-	if got := macs(t, client, addr); !slices.Equal(got, []string{host.MAC("br0").String()}) {
+	if got := macs(t, client, "eth0", addr); !slices.Equal(got, []string{host.MAC("br0").String()}) {
 		t.Errorf("%v answer", got)
 	}
 	taken := netip.MustParseAddr("10.0.70.50")
