@@ -283,7 +283,7 @@ func TestReplacement(t *testing.T) {
 					t.Fatalf("it signs: %t, and the bundle has %d certificates", s.authority.Load() != nil, len(bundle))
 				}
 				next = bundle[1]
-				time.Sleep(interval)
+				pass(interval)
 			}
 		}
 		wait(4)
@@ -298,12 +298,12 @@ func TestReplacement(t *testing.T) {
 		if bundle := look(); s.authority.Load() == nil || len(bundle) != 2 {
 			t.Errorf("another leader signs: %t, and the bundle has %d certificates", s.authority.Load() != nil, len(bundle))
 		}
-		time.Sleep(agentca.Lifetime + 24*time.Hour)
+		pass(agentca.Lifetime + 24*time.Hour)
 		if bundle := look(); len(bundle) != 1 || !bundle[0].Equal(next) {
 			t.Errorf("the bundle has %d certificates after a month", len(bundle))
 		}
 		// After a year there is another.
-		time.Sleep(360 * 24 * time.Hour)
+		pass(360 * 24 * time.Hour)
 		if bundle := look(); s.authority.Load() != nil || len(bundle) != 2 {
 			t.Errorf("it signs: %t, and the bundle has %d certificates after a year", s.authority.Load() != nil, len(bundle))
 		}
@@ -374,7 +374,7 @@ func TestRun(t *testing.T) {
 					New(kube, berth).Run(ctx)
 				}()
 			}
-			time.Sleep(time.Minute)
+			pass(time.Minute)
 			now, err := requests.Get(t.Context(), request.Name, metav1.GetOptions{})
 			if err != nil || len(now.Status.Certificate) == 0 {
 				t.Errorf("request %s is %+v, %v", request.Name, now.Status, err)
@@ -383,4 +383,10 @@ func TestRun(t *testing.T) {
 		stop()
 		<-ended
 	})
+}
+
+// pass lets time pass in a bubble.
+func pass(d time.Duration) {
+	<-time.After(d)
+	synctest.Wait()
 }
