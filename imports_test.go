@@ -47,6 +47,7 @@ var rules = []rule{
 	{"cmd/internal/monitoring", []string{"plugins", "ipam", "agent", "cni", "k8s.io/kubernetes", "k8s.io/apiserver"}, "the right to see metrics has nothing to do with addresses, and needs no API server's libraries"},
 	{"plugins/floatingip", []string{"agent", "cni", "k8s.io/kubernetes"}, "plugin code stays on the published framework"},
 	{"ipam", []string{"cmd", "plugins", "agent", "cni", "k8s.io/kube-scheduler", "k8s.io/kubernetes"}, "addresses know no scheduler"},
+	{"ipam/agentca", []string{"ipam/allocator", "ipam/store", "ipam/pools"}, "who an agent is does not depend on addresses"},
 	{"ipam/allocator", []string{"context", "k8s.io", "ipam/pools", "ipam/api", "ipam/store"}, "the book is pure memory: standard library only"},
 	{"ipam/iprange", []string{"context", "k8s.io", "ipam/api", "ipam/pools"}, "ranges are plain values: standard library only"},
 	{"ipam/pools", []string{"k8s.io/client-go"}, "pools are compiled without I/O"},

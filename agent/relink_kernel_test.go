@@ -3,8 +3,9 @@
 package agent
 
 import (
-	"bytes"
 	"context"
+	"crypto/ed25519"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -25,6 +26,7 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/veth/wire"
+	"github.com/berth-dev/berth/ipam/agentca"
 )
 
 // linkNode is a node in a namespace, whose agent answers for a pod by a version of the API's, and asks other nodes on the wire.
@@ -70,13 +72,30 @@ func (s linkSegment) Own() (mac net.HardwareAddr, addr netip.Addr) {
 	return mac, addr
 }
 
+var newAuthority = sync.OnceValues(func() (*agentca.Authority, error) { return agentca.New("c") })
+
+// codecOf returns the codec of a node.
+func codecOf(t *testing.T, name string) *datagram.Codec {
+	t.Helper()
+	authority, err := newAuthority()
+	must(t, err)
+	public, key, err := ed25519.GenerateKey(nil)
+	must(t, err)
+	text, err := authority.Certify(name, "", public)
+	must(t, err)
+	certificates, err := agentca.ParseBundle(text)
+	must(t, err)
+	identity, err := datagram.NewIdentity(certificates[0], key)
+	must(t, err)
+	codec, err := datagram.NewCodec([]*x509.Certificate{authority.Certificate}, identity)
+	must(t, err)
+	return codec
+}
+
 // newLinkNode starts the answerer of a node, and the watch of its links.
 func newLinkNode(t *testing.T, host *netnstest.Host, name, uplink string) *linkNode {
 	t.Helper()
-	codec, err := datagram.NewCodec("c", bytes.Repeat([]byte{1}, datagram.MinKey))
-	if err != nil {
-		t.Fatal(err)
-	}
+	codec := codecOf(t, name)
 	first, w := newAgent(t)
 	n := &linkNode{t: t, host: host, pods: &awayPods{world: w}}
 	o := first.Options
@@ -84,7 +103,7 @@ func newLinkNode(t *testing.T, host *netnstest.Host, name, uplink string) *linkN
 	o.Drivers = Drivers{nettype.Veth: linkDriver{kernelDriver{Driver: nettype.Drivers(nettype.Kernel{Wirer: wire.New("")})[nettype.Veth], node: host}}}
 	o.Segment = func(link int) (s answerer.Segment, err error) {
 		err = host.Try(func() error {
-			opened, err := segment.Open(link, segment.Options{Codec: func() *datagram.Codec { return codec }})
+			opened, err := segment.Open(link, segment.Options{Codec: func() (*datagram.Codec, error) { return codec, nil }})
 			s = linkSegment{opened, host}
 			return err
 		})

@@ -243,8 +243,8 @@ func checkRules(t *testing.T, path string, rules []rbacv1.PolicyRule) {
 	for _, rule := range rules {
 		for _, list := range [][]string{rule.Verbs, rule.Resources, rule.APIGroups} {
 			for _, entry := range list {
-				// The controller fills in the agents' key.
-				if entry == "secrets" && path == "controller/rbac.yaml" && slices.Equal(rule.ResourceNames, []string{"berth-agent-key"}) && slices.Equal(rule.Verbs, []string{"get", "update"}) {
+				// The controller fills in the authority of agents' certificates.
+				if entry == "secrets" && path == "controller/rbac.yaml" && slices.Equal(rule.ResourceNames, []string{"berth-agent-ca"}) && slices.Equal(rule.Verbs, []string{"get", "update"}) {
 					continue
 				}
 				if entry == "*" || entry == "secrets" || entry == "deletecollection" || entry == "escalate" || entry == "impersonate" {

@@ -20,13 +20,14 @@ func TestRightsToWrite(t *testing.T) {
 			"patch berth.dev/floatingips", "update coordination.k8s.io/leases berth-scheduler",
 		},
 		"controller/rbac.yaml": {
-			"create berth.dev/floatingips", "create berth.dev/nodeassignments", "create coordination.k8s.io/leases", "create events.k8s.io/events",
+			"approve certificates.k8s.io/signers berth.dev/agent", "create berth.dev/floatingips", "create berth.dev/nodeassignments", "create coordination.k8s.io/leases", "create events.k8s.io/events",
 			"delete berth.dev/floatingips", "delete berth.dev/floatingips/held", "delete berth.dev/nodeassignments",
 			"patch /pods/status", "patch berth.dev/floatingips", "patch berth.dev/ipclaims/status", "patch berth.dev/ippools/status", "patch events.k8s.io/events",
-			"update /secrets berth-agent-key", "update berth.dev/nodeassignments", "update coordination.k8s.io/leases berth-controller",
+			"sign certificates.k8s.io/signers berth.dev/agent", "update /configmaps berth-agent-ca", "update /secrets berth-agent-ca", "update berth.dev/nodeassignments",
+			"update certificates.k8s.io/certificatesigningrequests/approval", "update certificates.k8s.io/certificatesigningrequests/status", "update coordination.k8s.io/leases berth-controller",
 		},
 		"agent/rbac.yaml": {
-			"act berth.dev/agents", "create /events", "patch /events", "patch berth.dev/floatingips/status",
+			"act berth.dev/agents", "create /events", "create certificates.k8s.io/certificatesigningrequests", "patch /events", "patch berth.dev/floatingips/status",
 			"patch berth.dev/nodeassignments/status",
 		},
 		"agent/overlay/rbac.yaml": {"patch /nodes"},

@@ -89,7 +89,7 @@ func (n *Node) installed(dir, name string, ours func(path string) (bool, error))
 	return fileItems(paths), nil
 }
 
-// files lists the agent's socket, its state file, its journal of kernel settings, the cluster's ID, the folder of
+// files lists the agent's socket, its state file, its journal of kernel settings, its key and certificate, the folder of
 // claims, which is empty by now, the files that plugins' DEL would need, and the folders of all
 // these.
 func (n *Node) files() ([]leftover.Item, error) {
@@ -97,7 +97,7 @@ func (n *Node) files() ([]leftover.Item, error) {
 	if err != nil {
 		return nil, err
 	}
-	written := []string{settings.FileBeside(n.StateFile), state.ClusterFileBeside(n.StateFile)}
+	written := []string{settings.FileBeside(n.StateFile), state.CertificateFileBeside(n.StateFile)}
 	for _, file := range written {
 		unfinished, err := atomicfile.Unfinished(file)
 		if err != nil {

@@ -34,9 +34,10 @@ func Lock(path string) (unlock func() error, err error) {
 	return file.Close, nil
 }
 
-// ClusterFileBeside returns the path of the file that keeps the cluster's ID beside a state file, for a start
-// without the API server.
-func ClusterFileBeside(path string) string { return filepath.Join(filepath.Dir(path), "cluster") }
+// CertificateFileBeside returns the path of the file that keeps the agent's key and certificate beside a state file.
+func CertificateFileBeside(path string) string {
+	return filepath.Join(filepath.Dir(path), "certificate.pem")
+}
 
 // Files lists the state file and the files that MoveAside made, that exist.
 func Files(path string) ([]string, error) {

@@ -122,7 +122,7 @@ func (s *site) install() {
 	s.write("etc/cni/net.d/00-berth.conflist.cilium_bak", string(content))
 	s.write("opt/cni/bin/.berth-cni.tmp-123", "")
 	s.write("run/berth/state.db.bak-20260101T000000Z", "")
-	s.write("run/berth/cluster", "uid")
+	s.write("run/berth/certificate.pem", "uid")
 	s.write("var/lib/berth/cni/0123.json", "{}")
 	s.write("var/lib/berth/cni/.0123.json.tmp-1", "")
 	s.openState()()

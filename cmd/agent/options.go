@@ -44,7 +44,7 @@ type Options struct {
 	Uplink          string
 	HostRoot        string
 	SysctlRoot      string
-	AgentKeyDir     string
+	AgentCAFile     string
 	// NetworkNamespaces are namespaces whose NetworkAttachmentDefinitions every pod may use.
 	NetworkNamespaces []string
 	Conflicts         conflict.Prober
@@ -79,7 +79,7 @@ func newOptions() *Options {
 		Overlay:     overlayOff,
 		SysctlRoot:  "/proc/sys",
 
-		AgentKeyDir: "/etc/berth/agent-key",
+		AgentCAFile: "/etc/berth/agent-ca/ca.crt",
 
 		NetworkNamespaces: []string{"default"},
 		Conflicts:         conflict.Prober{Probes: conflict.Probes, Interval: conflict.Interval, Patience: conflict.Patience},
@@ -110,7 +110,7 @@ func (o *Options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Uplink, "uplink", o.Uplink, "The node's link to the pools' networks; if empty, the link with the address --node-ip.")
 	fs.StringVar(&o.HostRoot, "host-root", o.HostRoot, "Folder where the node's file system is mounted; CNI plugins then run in it (the chart's agent.hostRoot and manifests/agent/host-root have all that the option needs). If empty, they run in the agent's own file system.")
 	fs.StringVar(&o.SysctlRoot, "sysctl-root", o.SysctlRoot, "Path of the node's /proc/sys; IPv6 pools need its folder net to be writable.")
-	fs.StringVar(&o.AgentKeyDir, "agent-key-dir", o.AgentKeyDir, "Folder with the key by which the agents of the cluster believe each other which node answers for an address: the files of the Secret berth-agent-key. Without a key they do not hear each other.")
+	fs.StringVar(&o.AgentCAFile, "agent-ca-file", o.AgentCAFile, "File with the authorities of the agents' certificates, by which they believe each other which node answers for an address, in PEM: of the ConfigMap berth-agent-ca. Read again when it changes. Without it they do not hear each other. The agent's own key and certificate are beside --state-file.")
 	fs.StringSliceVar(&o.NetworkNamespaces, "network-namespaces", o.NetworkNamespaces, "Namespaces whose NetworkAttachmentDefinitions the pods of every namespace may use; "+attachdef.AllNamespaces+" for all. The pods of a namespace may always use its own.")
 	fs.IntVar(&o.Conflicts.Probes, "conflict-probes", o.Conflicts.Probes, "How often the network is asked whether another host has an address before a pod gets it; 0 does not ask.")
 	fs.DurationVar(&o.Conflicts.Interval, "conflict-interval", o.Conflicts.Interval, "How long an answer is waited for after each probe.")

@@ -87,7 +87,7 @@ func run(ctx context.Context, o *Options) error {
 		return fmt.Errorf("--host-port-range: %w", err)
 	}
 	own := newOwnAddresses(o, clients, node, networks, recorder, namespaces, newWirer(o, journal))
-	segments := newSegments(ctx, o, clients.core.Namespaces)
+	segments := newSegments(ctx, o, self(o, config), clients.core.CertificateSigningRequests)
 	options := agent.Options{
 		Pods: node, ConflictLog: node, Store: store,
 		Networks: networks, Plugins: newRunner(o, exec, bootID), Drivers: nettype.Drivers(nettype.Kernel{Wirer: own.wirer, StateFile: o.StateFile}),
@@ -100,7 +100,7 @@ func run(ctx context.Context, o *Options) error {
 		RefusedNeighbours: netfilter.RefusedNeighbours,
 		Configuration:     keeper.Ready,
 		Egress:            own.egress, TellSoon: own.carrier.TellSoon,
-		HostPorts: &hostport.Forwarder{}, HostPortRange: ports, Listener: newListener(o), NodeAddresses: assignment.Carried, DeadMan: deadman.New(o.SilenceAfter), Segment: segments.open, Unicast: segments.hear, Node: self(o, config), APIReachable: clients.reachable, AgentPort: o.Monitoring.SecurePort,
+		HostPorts: &hostport.Forwarder{}, HostPortRange: ports, Listener: newListener(o), NodeAddresses: assignment.Carried, DeadMan: deadman.New(o.SilenceAfter), Segment: segments.open, Unicast: segments.hear, Node: segments.self, APIReachable: clients.reachable, AgentPort: o.Monitoring.SecurePort,
 	}
 	enforcer, err := withEnforcer(ctx, o, &options, clients, journal)
 	if err != nil {
@@ -109,7 +109,7 @@ func run(ctx context.Context, o *Options) error {
 	a := agent.New(options)
 	legacyregistry.CustomMustRegister(a.Collector())
 	return serve(ctx, o, a, own, tellRefusals(a.Ready, tellNode(recorder, o.NodeName, EventFirewall, "CheckReadiness")), node, config, keeper, runOverlay,
-		segments.run, func(ctx context.Context) error { return profiles.Run(ctx, a) },
+		segments.certificate.Run, func(ctx context.Context) error { return profiles.Run(ctx, a) },
 		func(ctx context.Context) error { return runPolicies(ctx, enforcer, a, store) })
 }
 

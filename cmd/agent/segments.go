@@ -5,67 +5,60 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
-	"os"
-	"strings"
-	"sync/atomic"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
+	"golang.org/x/time/rate"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/answerer"
 	"github.com/berth-dev/berth/agent/answering"
-	"github.com/berth-dev/berth/agent/answering/agentkey"
 	"github.com/berth-dev/berth/agent/answering/datagram"
 	"github.com/berth-dev/berth/agent/answering/segment"
+	"github.com/berth-dev/berth/agent/certificate"
 	"github.com/berth-dev/berth/agent/state"
-	"github.com/berth-dev/berth/cmd/internal/kube"
-	"github.com/berth-dev/berth/cni/atomicfile"
 )
 
-// keyInterval is how often the key is read: the kubelet brings a Secret's files within two minutes.
-const keyInterval = 10 * time.Second
-
-// apiPatience is how long the API server is waited for.
-const apiPatience = 2 * time.Second
-
-// segments are the networks of the node's links, with the key of the cluster.
+// segments are the networks of the node's links, with the node's certificate.
 type segments struct {
-	dir string
-	// clusterFile keeps the cluster's ID for a start without the API server.
-	clusterFile string
-	namespaces  *kube.Namespaces
-	keys        atomic.Pointer[agentkey.Holder]
+	self        answering.Node
+	certificate *certificate.Keeper
 	// unicast is nil where the node has no InternalIP.
 	unicast *segment.Unicast
-	// said is the last error.
-	said string
+	expired rate.Sometimes
 }
 
-// newSegments reads the key once, so that the agent's first words are heard. Without the API server it waits for a moment.
-func newSegments(ctx context.Context, o *Options, namespaces *kube.Namespaces) *segments {
-	s := &segments{dir: o.AgentKeyDir, clusterFile: state.ClusterFileBeside(o.StateFile), namespaces: namespaces}
-	s.look(ctx)
+func newSegments(ctx context.Context, o *Options, self answering.Node, requests certificate.Requests) *segments {
+	s := &segments{
+		self: self,
+		certificate: certificate.New(ctx, certificate.Options{
+			Bundle: o.AgentCAFile, File: state.CertificateFileBeside(o.StateFile), Node: self, Requests: requests,
+		}),
+		expired: rate.Sometimes{Interval: time.Hour},
+	}
 	if addr, err := netip.ParseAddr(o.NodeIP); err == nil {
-		if s.unicast, err = segment.OpenUnicast(ctx, addr.Unmap(), segment.Options{Codec: s.codec}); err != nil {
+		if s.unicast, err = segment.OpenUnicast(ctx, addr.Unmap(), s.options()); err != nil {
 			klog.FromContext(ctx).Error(err, "Other nodes reach this agent on the pools' networks only")
 		}
 	}
 	return s
 }
 
-func (s *segments) codec() *datagram.Codec {
-	if keys := s.keys.Load(); keys != nil {
-		return keys.Codec()
+func (s *segments) options() segment.Options {
+	return segment.Options{Codec: s.certificate.Codec, Unicast: s.unicast, Refused: s.refused}
+}
+
+// refused tells of certificates that have ended: either node may have a wrong clock. The rest is of strangers.
+func (s *segments) refused(err error) {
+	if errors.Is(err, datagram.ErrExpired) {
+		s.expired.Do(func() {
+			klog.Background().Error(err, "Does not believe a message: the clock of this node is wrong, or that of the other, or the API server was away for weeks")
+		})
 	}
-	return nil
 }
 
 func (s *segments) open(link int) (answerer.Segment, error) {
-	opened, err := segment.Open(link, segment.Options{Codec: s.codec, Unicast: s.unicast})
+	opened, err := segment.Open(link, s.options())
 	if err != nil {
 		return nil, err
 	}
@@ -81,56 +74,4 @@ func (s *segments) hear(ctx context.Context, heard func(answering.Message)) {
 	if err = errors.Join(err, s.unicast.Close()); err != nil {
 		klog.FromContext(ctx).Error(err, "Other nodes reach this agent on the pools' networks only")
 	}
-}
-
-// run reads the key again and again: it may come later, and is replaced. Without one nodes do not hear each other.
-func (s *segments) run(ctx context.Context) error {
-	wait.UntilWithContext(ctx, s.look, keyInterval)
-	return nil
-}
-
-// look reads the key, and tells of each new error once.
-func (s *segments) look(ctx context.Context) {
-	text := ""
-	if err := s.refresh(ctx); err != nil && ctx.Err() == nil {
-		text = err.Error()
-		if text != s.said {
-			klog.FromContext(ctx).Error(err, "This agent does not hear the others, or not by the newest key, will try again")
-		}
-	}
-	s.said = text
-}
-
-func (s *segments) refresh(ctx context.Context) error {
-	keys := s.keys.Load()
-	if keys == nil {
-		cluster, err := s.cluster(ctx)
-		if err != nil {
-			return err
-		}
-		keys = agentkey.NewHolder(s.dir, cluster)
-	}
-	if err := keys.Refresh(); err != nil {
-		return err
-	}
-	s.keys.Store(keys)
-	return nil
-}
-
-// cluster returns the UID of the namespace kube-system, which names the cluster: a copy of a cluster has its Secrets.
-func (s *segments) cluster(ctx context.Context) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, apiPatience)
-	defer cancel()
-	namespace, err := s.namespaces.Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
-	if err != nil {
-		if known, unread := os.ReadFile(s.clusterFile); unread == nil && len(known) > 0 {
-			return string(known), nil
-		}
-		return "", fmt.Errorf("get the UID of namespace %s: %w", metav1.NamespaceSystem, err)
-	}
-	uid := string(namespace.UID)
-	if err := atomicfile.Replace(s.clusterFile, strings.NewReader(uid), 0o600); err != nil {
-		return "", fmt.Errorf("keep the cluster's ID: %w", err)
-	}
-	return uid, nil
 }

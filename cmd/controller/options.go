@@ -44,7 +44,7 @@ func defaultOptions() *options {
 func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "Path of a kubeconfig file; empty: the pod's service account.")
 	flags.BoolVar(&o.leaderElect, "leader-elect", o.leaderElect, "Work only while holding the lease, so that several replicas can run.")
-	flags.StringVar(&o.work.Namespace, "leader-elect-resource-namespace", o.work.Namespace, "Namespace of the lease, and of the agents' key (default: $POD_NAMESPACE, or berth-system).")
+	flags.StringVar(&o.work.Namespace, "leader-elect-resource-namespace", o.work.Namespace, "Namespace of the lease, and of the authority of agents' certificates (default: $POD_NAMESPACE, or berth-system).")
 	flags.StringVar(&o.leaseName, "leader-elect-resource-name", o.leaseName, "Name of the lease.")
 	o.monitoring.AddFlags(flags)
 	flags.IntVar(&o.work.Workers, "workers", o.work.Workers, "How many addresses are reconciled concurrently.")

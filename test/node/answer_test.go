@@ -3,11 +3,14 @@
 package node
 
 import (
+	"bytes"
 	"context"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -29,6 +32,8 @@ import (
 	"github.com/berth-dev/berth/agent/answering/segment"
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/ipam/agentca"
+	"github.com/berth-dev/berth/ipam/agentca/signer"
 )
 
 // moves gives an address to pods of two nodes by turns.
@@ -81,7 +86,7 @@ func TestAPILost(t *testing.T) {
 func TestAgentHangs(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)
-	heard := network.hellos(t)
+	heard := network.hellos(t, authority(t))
 	old, fresh := network.newNode(t, "hangs-a", "10.0.60.11"), network.newNode(t, "hangs-b", "10.0.60.12")
 	known(t, heard, old, fresh)
 	client := newAsker(t, network.client, "10.70.0.50", "10.70.12.5")
@@ -139,7 +144,7 @@ func known(t *testing.T, heard <-chan answering.Message, other, node *node) {
 func TestOtherNetwork(t *testing.T) {
 	t.Parallel()
 	network, other := newNetwork(t), netnstest.NewWire(t)
-	heard := network.hellos(t)
+	heard := network.hellos(t, authority(t))
 	join := func(name, address string) *node {
 		internalIP := strings.Replace(address, "10.0.60.", "10.0.61.", 1)
 		n := network.newNode(t, name, address, "--node-ip="+internalIP)
@@ -187,8 +192,13 @@ func TestForgedAssertions(t *testing.T) {
 	m := &moves{t: t, name: "forged", address: "10.70.14.5"}
 	_, c := m.pod(n)
 	n.mustAdd(c)
-	forged := []answering.Message{{Kind: answering.Assert, From: answering.Node{Name: "rogue", UID: "r"}, Address: netip.MustParseAddr(m.address), Version: 1 << 60}}
-	stranger, insider := network.open(t, "x"), network.open(t, "k")
+	rogue := answering.Node{Name: "rogue", UID: "r"}
+	forged := []answering.Message{{Kind: answering.Assert, From: rogue, Address: netip.MustParseAddr(m.address), Version: 1 << 60}}
+	others, err := agentca.New("others")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stranger, insider := network.open(t, others, rogue), network.open(t, authority(t), rogue)
 	// silences returns how many of the questions have no answer while the address is asserted 20 times.
 	silences := func(s *segment.Segment) int {
 		client := newAsker(t, network.client, "10.70.0.50", m.address)
@@ -198,7 +208,7 @@ func TestForgedAssertions(t *testing.T) {
 		}
 		return client.unanswered(t, mac(n))
 	}
-	for who, from := range map[string]*segment.Segment{"a host without the key": stranger, "a host with the key": insider} {
+	for who, from := range map[string]*segment.Segment{"a host without a certificate of the cluster": stranger, "a host with one": insider} {
 		if got := silences(from); got > 0 {
 			t.Errorf("%s: %d questions have no answer", who, got)
 		}
@@ -250,13 +260,15 @@ func TestHears(t *testing.T) {
 	}
 }
 
-// An agent knows the UID of its node by the token that a kubelet brings it, and has it in its messages.
+// An agent knows the UID of its node by the token that a kubelet brings it, gets a certificate of it from the controller's signer, and
+// is heard by it.
 func TestNodeUID(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)
-	heard := network.hellos(t)
 	const name = "uid-a"
 	kube := apiOf(t).kube
+	a := network.runSigner(t)
+	heard := network.hellos(t, a)
 	object, err := kube.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -297,8 +309,11 @@ func TestNodeUID(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.write("kubeconfig", string(raw))
+	n.write("agent-ca/ca.crt", string(agentca.FormatBundle([]*x509.Certificate{a.Certificate})))
+	if err := os.Remove(n.dir + "/run/certificate.pem"); err != nil {
+		t.Fatal(err)
+	}
 	n.start()
-	// The agent without the token may have been heard before.
 	want, patience := answering.Node{Name: name, UID: string(object.UID)}, time.After(time.Minute)
 	for from := (answering.Node{}); from != want; {
 		select {
@@ -319,10 +334,47 @@ func wasOn(t *testing.T, address, node string) {
 	}
 }
 
-// hellos hears the nodes of the network, by the key that all have in tests.
-func (n *network) hellos(t *testing.T) <-chan answering.Message {
+// runSigner signs requests of agents as the controller does, until the test ends, and returns the authority.
+func (n *network) runSigner(t *testing.T) *agentca.Authority {
 	t.Helper()
-	s := n.open(t, "k")
+	kube := apiOf(t).kube
+	var cluster string
+	eventually(t, func() error {
+		namespace, err := kube.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceSystem, metav1.GetOptions{})
+		if err == nil {
+			cluster = string(namespace.UID)
+		}
+		return err
+	})
+	a, err := agentca.New(cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certificate, key, err := a.PEM()
+	if err != nil {
+		t.Fatal(err)
+	}
+	about := metav1.ObjectMeta{Name: "berth-agent-ca", Namespace: "default"}
+	if _, err := kube.CoreV1().Secrets("default").Create(t.Context(), &corev1.Secret{ObjectMeta: about, Data: map[string][]byte{"ca.crt": certificate, "ca.key": key}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := kube.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: about}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	group.Go(func() { signer.New(kube, "default").Run(ctx) })
+	t.Cleanup(func() {
+		stop()
+		group.Wait()
+	})
+	return a
+}
+
+// hellos hears the nodes of the network that have a certificate of an authority.
+func (n *network) hellos(t *testing.T, a *agentca.Authority) <-chan answering.Message {
+	t.Helper()
+	s := n.open(t, a, answering.Node{Name: "listener"})
 	heard := make(chan answering.Message, 1000)
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
@@ -338,10 +390,23 @@ func (n *network) hellos(t *testing.T) <-chan answering.Message {
 	return heard
 }
 
-// open has the client take part in what the nodes say, with a key that is this letter. The agents' is k.
-func (n *network) open(t *testing.T, letter string) *segment.Segment {
+// open has the client take part in what the nodes say, as a node with a certificate of an authority.
+func (n *network) open(t *testing.T, a *agentca.Authority, as answering.Node) *segment.Segment {
 	t.Helper()
-	codec, err := datagram.NewCodec(clusterID(t), []byte(strings.Repeat(letter, 32)))
+	text := certificateOf(t, a, as)
+	key, err := agentca.ParseKey(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certificates, err := agentca.ParseBundle(text[bytes.Index(text, []byte("-----BEGIN CERTIFICATE")):])
+	if err != nil {
+		t.Fatal(err)
+	}
+	identity, err := datagram.NewIdentity(certificates[0], key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	codec, err := datagram.NewCodec([]*x509.Certificate{a.Certificate}, identity)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -349,7 +414,7 @@ func (n *network) open(t *testing.T, letter string) *segment.Segment {
 	n.client.Run(func() error {
 		link, err := netlinksafe.LinkByName("eth0")
 		if err == nil {
-			s, err = segment.Open(link.Attrs().Index, segment.Options{Codec: func() *datagram.Codec { return codec }})
+			s, err = segment.Open(link.Attrs().Index, segment.Options{Codec: func() (*datagram.Codec, error) { return codec, nil }})
 		}
 		return err
 	})
@@ -359,18 +424,4 @@ func (n *network) open(t *testing.T, letter string) *segment.Segment {
 		}
 	})
 	return s
-}
-
-// clusterID returns the UID of the namespace kube-system.
-func clusterID(t *testing.T) string {
-	t.Helper()
-	var uid string
-	eventually(t, func() error {
-		namespace, err := apiOf(t).kube.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceSystem, metav1.GetOptions{})
-		if err == nil {
-			uid = string(namespace.UID)
-		}
-		return err
-	})
-	return uid
 }

@@ -16,7 +16,7 @@ import (
 func TestCutOff(t *testing.T) {
 	t.Parallel()
 	network := newNetwork(t)
-	heard := network.hellos(t)
+	heard := network.hellos(t, authority(t))
 	n, plain := network.newNode(t, "cutoff-a", "10.0.60.11"), network.newNode(t, "cutoff-b", "10.0.60.12")
 	network.newNode(t, "cutoff-c", "10.0.60.13")
 	// The last node calls the others, and they know each other.

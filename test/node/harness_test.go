@@ -5,6 +5,8 @@ package node
 import (
 	"bytes"
 	"context"
+	"crypto/ed25519"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -24,9 +26,11 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/berth-dev/berth/agent/answering"
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/socket/sockettest"
+	"github.com/berth-dev/berth/ipam/agentca"
 	"github.com/berth-dev/berth/test/deploy"
 )
 
@@ -139,10 +143,47 @@ func (n *network) startOn(t *testing.T, nd *node) *node {
 	nd.write("net.d/10-default.conflist", fmt.Sprintf(`{"cniVersion":"1.0.0","name":"default-net","plugins":[
 		{"type":"ptp","ipam":{"type":"host-local","subnet":"10.244.0.0/24","dataDir":%q,"routes":[{"dst":"0.0.0.0/0"}]}}]}`, nd.dir+"/host-local"))
 	nd.write("kubeconfig", kubeconfig(t))
-	nd.write("agent-key/current", strings.Repeat("k", 32))
+	nd.write("agent-ca/ca.crt", string(agentca.FormatBundle([]*x509.Certificate{authority(t).Certificate})))
+	nd.certify(answering.Node{Name: nd.name})
 	nd.start()
 	t.Cleanup(nd.stop)
 	return nd
+}
+
+// newAuthority signs the certificates of all agents: no controller does.
+var newAuthority = sync.OnceValues(func() (*agentca.Authority, error) { return agentca.New("c") })
+
+func authority(t *testing.T) *agentca.Authority {
+	t.Helper()
+	a, err := newAuthority()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// certificateOf returns a node's key and certificate of an authority, as an agent keeps them.
+func certificateOf(t *testing.T, a *agentca.Authority, node answering.Node) []byte {
+	t.Helper()
+	public, key, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := agentca.FormatKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certificate, err := a.Certify(node.Name, node.UID, public)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(secret, certificate...)
+}
+
+// certify gives the agent a certificate.
+func (n *node) certify(as answering.Node) {
+	n.t.Helper()
+	n.write("run/certificate.pem", string(certificateOf(n.t, authority(n.t), as)))
 }
 
 // floating makes a plugin the first, and only, one of the floating network.
@@ -200,7 +241,7 @@ func (n *node) launch() {
 	n.t.Helper()
 	args := append([]string{
 		"--node-name", n.name, "--uplink", "eth0", "--kubeconfig", n.dir + "/kubeconfig", "--socket", n.dir + "/run/agent.sock",
-		"--state-file", n.dir + "/run/state.db", "--cni-cache-dir", n.dir + "/cni-cache", "--cni-conf-dir", n.dir + "/net.d", "--cni-bin-dir", shared.bin, "--secure-port", "0", "--agent-key-dir", n.dir + "/agent-key", "-v", "4",
+		"--state-file", n.dir + "/run/state.db", "--cni-cache-dir", n.dir + "/cni-cache", "--cni-conf-dir", n.dir + "/net.d", "--cni-bin-dir", shared.bin, "--secure-port", "0", "--agent-ca-file", n.dir + "/agent-ca/ca.crt", "-v", "4",
 	}, n.args...)
 	if backend := os.Getenv(deploy.EnvPolicyBackend); backend != "" {
 		args = append(args, "--network-policy-backend="+backend)

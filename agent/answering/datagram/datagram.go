@@ -9,8 +9,9 @@
 // byte, 0, 4 or 16, and its bytes.
 //
 //	"bth" 1
-//	cluster     string, the UID of the namespace kube-system
-//	sender      string name, string UID, InternalIP: an address
+//	certificate 2 bytes length, and the DER of the sender's X.509 certificate. The CommonName of its subject is the name of
+//	            its node, the serialNumber the node's UID, the key Ed25519
+//	InternalIP  an address
 //	receivers   1 byte n, then n times: string name, string UID
 //	messages    1 byte m, then m times:
 //	  kind      1 byte
@@ -18,15 +19,14 @@
 //	  address   as the InternalIP
 //	  version, nonce, share   numbers of 1 to 10 bytes each, as of package encoding/binary's Uvarint
 //	  MAC       1 byte 0 or 6: its length, and its bytes
-//	signature   32 bytes, HMAC-SHA256 of all bytes before
+//	signature   64 bytes, Ed25519, of all bytes before
 //
-// The cluster is in it since clones of a cluster have its Secrets, too. Of a datagram that is repeated package answering heeds only
-// messages that stay true; the others have the nonce of a question.
+// So a node speaks for itself only. The cluster is in it by the authority that signed the certificate. Of a datagram that is repeated
+// package answering heeds only messages that stay true; the others have the nonce of a question.
 package datagram
 
 import (
-	"crypto/hmac"
-	"crypto/sha256"
+	"crypto/ed25519"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -34,6 +34,9 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/berth-dev/berth/agent/answering"
 )
@@ -46,8 +49,6 @@ const (
 	MaxMessages = 30
 	// MaxSize is the length of a datagram at most: it fits in the least MTU of IPv6.
 	MaxSize = 1200
-	// MinKey is the least length of a key.
-	MinKey = 32
 
 	magic = "bth\x01"
 )
@@ -58,43 +59,36 @@ var (
 	ErrMalformed = errors.New("malformed")
 	// ErrFormat: it has another version of the format.
 	ErrFormat = errors.New("another version of the format")
-	// ErrCluster: it is another cluster's.
-	ErrCluster = errors.New("another cluster's")
-	// ErrSignature: no key of this node has signed it.
+	// ErrBusy: the sender is not known yet, and too many such were looked at just now.
+	ErrBusy = errors.New("too many unknown senders")
+	// ErrCertificate: no authority of this cluster has signed the sender's certificate.
+	ErrCertificate = errors.New("without a certificate of this cluster")
+	// ErrExpired: the sender's certificate was this cluster's, and has ended by the clock of this node.
+	ErrExpired = errors.New("by a certificate that has ended")
+	// ErrSignature: the node of the certificate has not signed it.
 	ErrSignature = errors.New("wrongly signed")
 )
 
-// Codec writes and reads a cluster's datagrams. It does not change; its methods may run in parallel.
+// Codec writes a node's datagrams and reads the ones of its cluster. Its methods may run in parallel.
 type Codec struct {
-	cluster string
-	keys    [][]byte
+	own     *Identity
+	senders *senders
 }
 
-// NewCodec returns the codec of a cluster, by the UID of its namespace kube-system. It signs by the first key, and
-// believes all of them: while a key is replaced, nodes have different ones.
-func NewCodec(cluster string, keys ...[]byte) (*Codec, error) {
-	if cluster == "" {
-		return nil, errors.New("the UID of the namespace kube-system is empty")
-	}
-	if len(keys) == 0 {
-		return nil, errors.New("there is no key")
-	}
-	c := &Codec{cluster: cluster}
-	for i, key := range keys {
-		if len(key) < MinKey {
-			return nil, fmt.Errorf("key %d has %d bytes: it needs %d or more", i+1, len(key), MinKey)
-		}
-		c.keys = append(c.keys, slices.Clone(key))
-	}
-	return c, nil
-}
-
-// Encode returns datagrams with all messages, in their order. All are from one node, whose InternalIP is the address by which
-// others reach it outside of the segment, the zero Addr where it has none.
+// Encode returns datagrams with all messages, in their order. All are from the node of the codec's identity. Its InternalIP is
+// the address by which others reach it outside of the segment, the zero Addr where it has none.
 func (c *Codec) Encode(internalIP netip.Addr, messages []answering.Message) ([][]byte, error) {
+	if c.own == nil {
+		return nil, errors.New("there is no certificate to sign messages by")
+	}
+	head := binary.BigEndian.AppendUint16([]byte(magic), uint16(len(c.own.certificate)))
+	head, err := appendAddr(append(head, c.own.certificate...), internalIP)
+	if err != nil {
+		return nil, err
+	}
 	var datagrams [][]byte
 	for len(messages) > 0 {
-		d, n, err := c.encodeSome(internalIP, messages)
+		d, n, err := c.encodeSome(slices.Clip(head), messages)
 		if err != nil {
 			return nil, err
 		}
@@ -105,22 +99,12 @@ func (c *Codec) Encode(internalIP netip.Addr, messages []answering.Message) ([][
 }
 
 // encodeSome returns a datagram with the first n messages.
-func (c *Codec) encodeSome(internalIP netip.Addr, messages []answering.Message) (datagram []byte, n int, err error) {
-	from := messages[0].From
-	head := []byte(magic)
-	for _, text := range []string{c.cluster, from.Name, from.UID} {
-		if head, err = appendString(head, text); err != nil {
-			return nil, 0, err
-		}
-	}
-	if head, err = appendAddr(head, internalIP); err != nil {
-		return nil, 0, err
-	}
+func (c *Codec) encodeSome(head []byte, messages []answering.Message) (datagram []byte, n int, err error) {
 	var receivers []answering.Node
 	var nodes, body []byte
 	for _, m := range messages[:min(MaxMessages, len(messages))] {
-		if m.From != from {
-			return nil, 0, fmt.Errorf("messages of %v and of %v are in no datagram together", from, m.From)
+		if m.From != c.own.Node {
+			return nil, 0, fmt.Errorf("a message is from %v, and the certificate of %v", m.From, c.own.Node)
 		}
 		added, receiver := nodes, 0
 		if m.To != (answering.Node{}) {
@@ -137,7 +121,7 @@ func (c *Codec) encodeSome(internalIP netip.Addr, messages []answering.Message) 
 		if err != nil {
 			return nil, 0, err
 		}
-		if n > 0 && len(head)+1+len(added)+1+len(longer)+sha256.Size > MaxSize {
+		if n > 0 && len(head)+1+len(added)+1+len(longer)+ed25519.SignatureSize > MaxSize {
 			if len(added) > len(nodes) {
 				receivers = receivers[:len(receivers)-1]
 			}
@@ -148,10 +132,10 @@ func (c *Codec) encodeSome(internalIP netip.Addr, messages []answering.Message) 
 	}
 	datagram = append(append(head, byte(len(receivers))), nodes...)
 	datagram = append(append(datagram, byte(n)), body...)
-	if len(datagram)+sha256.Size > MaxSize {
-		return nil, 0, fmt.Errorf("a message of %v to %v is too long", from, messages[0].To)
+	if len(datagram)+ed25519.SignatureSize > MaxSize {
+		return nil, 0, fmt.Errorf("a message of %v to %v is too long", c.own.Node, messages[0].To)
 	}
-	return append(datagram, sign(c.keys[0], datagram)...), n, nil
+	return append(datagram, ed25519.Sign(c.own.key, datagram)...), n, nil
 }
 
 func appendString(b []byte, text string) ([]byte, error) {
@@ -202,31 +186,34 @@ const macLength = 6
 
 func known(k answering.Kind) bool { return k >= answering.Assert && k <= answering.Call }
 
-func sign(key, b []byte) []byte {
-	h := hmac.New(sha256.New, key)
-	_, _ = h.Write(b)
-	return h.Sum(nil)
-}
-
 // Decode returns the messages of a datagram, of which there is one at least, and the InternalIP of the node that they are from. An error
-// wraps one of the reasons above.
-func (c *Codec) Decode(datagram []byte) (internalIP netip.Addr, messages []answering.Message, err error) {
-	if len(datagram) < len(magic)+sha256.Size || string(datagram[:len(magic)-1]) != magic[:len(magic)-1] {
+// wraps one of the reasons above. Each sender that is not known takes one of unknown, which may be nil, and one whose datagram was
+// wrongly signed is not known any more: so strangers, who can repeat certificates, cost no more than that.
+func (c *Codec) Decode(datagram []byte, unknown *rate.Limiter) (internalIP netip.Addr, messages []answering.Message, err error) {
+	if len(datagram) < len(magic)+ed25519.SignatureSize || len(datagram) > MaxSize || string(datagram[:len(magic)-1]) != magic[:len(magic)-1] {
 		return netip.Addr{}, nil, ErrMalformed
 	}
 	if version := datagram[len(magic)-1]; version != magic[len(magic)-1] {
 		return netip.Addr{}, nil, fmt.Errorf("%w: %d, this node reads %d", ErrFormat, version, magic[len(magic)-1])
 	}
-	signed, signature := datagram[:len(datagram)-sha256.Size], datagram[len(datagram)-sha256.Size:]
+	signed, signature := datagram[:len(datagram)-ed25519.SignatureSize], datagram[len(datagram)-ed25519.SignatureSize:]
 	r := &reader{rest: signed[len(magic):]}
-	if cluster := r.text(); r.failed {
+	certificate := r.bytes(int(binary.BigEndian.Uint16(r.bytes(2))))
+	if r.failed {
 		return netip.Addr{}, nil, ErrMalformed
-	} else if cluster != c.cluster {
-		return netip.Addr{}, nil, fmt.Errorf("%w: %q", ErrCluster, cluster)
 	}
-	if !slices.ContainsFunc(c.keys, func(key []byte) bool { return hmac.Equal(sign(key, signed), signature) }) {
+	from, err := c.senders.find(certificate, unknown)
+	if err != nil {
+		return netip.Addr{}, nil, err
+	}
+	if time.Now().After(from.ends) {
+		return netip.Addr{}, nil, fmt.Errorf("%w: of node %s, on %s", ErrExpired, from.node.Name, from.ends.Format(time.RFC3339))
+	}
+	if !ed25519.Verify(from.key, signed, signature) {
+		c.senders.forget(certificate)
 		return netip.Addr{}, nil, ErrSignature
 	}
+	r.from = from.node
 	internalIP, messages = r.messages()
 	if r.failed || len(r.rest) > 0 {
 		return netip.Addr{}, nil, ErrMalformed
@@ -236,6 +223,8 @@ func (c *Codec) Decode(datagram []byte) (internalIP netip.Addr, messages []answe
 
 // reader reads the parts of a datagram. Once one is not there it has failed, and returns zeros.
 type reader struct {
+	// from is the sender.
+	from   answering.Node
 	rest   []byte
 	failed bool
 }
@@ -274,7 +263,6 @@ func (r *reader) addr() netip.Addr {
 }
 
 func (r *reader) messages() (internalIP netip.Addr, messages []answering.Message) {
-	from := r.node()
 	internalIP = r.addr()
 	receivers := []answering.Node{{}}
 	for range r.number() {
@@ -285,7 +273,7 @@ func (r *reader) messages() (internalIP netip.Addr, messages []answering.Message
 		r.failed = true
 	}
 	for i := 0; i < n && !r.failed; i++ {
-		m := answering.Message{Kind: answering.Kind(r.number()), From: from}
+		m := answering.Message{Kind: answering.Kind(r.number()), From: r.from}
 		if to := r.number(); to < len(receivers) {
 			m.To = receivers[to]
 		} else {

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/berth-dev/berth/agent/answering"
 )
 
@@ -57,7 +59,7 @@ func stormAddress(node, i int) netip.Addr {
 func stormOwn(i int) netip.Addr { return netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i)}) }
 
 func newStormNode(t testing.TB, i int, api bool) *stormNode {
-	n := &stormNode{codec: codec(t, "00000000-0000-0000-0000-000000000000", bytes.Repeat([]byte{1}, MinKey)), api: api}
+	n := &stormNode{codec: codec(t, stormName(i), authority(t)), api: api}
 	n.link = answering.NewLink(0, stormName(i), "02:00:00:00:00:01", rand.New(rand.NewPCG(uint64(i), 1)).Uint64, stormOwn(i))
 	for a := range stormAddresses {
 		n.step(t, answering.Carry{Address: stormAddress(i, a), Version: 1000, Answers: true})
@@ -134,9 +136,11 @@ func (n *stormNode) open() (count int) {
 // BenchmarkHeard is what one agent's CPU does to hear 5,000 nodes with 30 addresses each: it decodes a datagram with 30 assertions, or a hello, and
 // steps its machine.
 func BenchmarkHeard(b *testing.B) {
-	sender := codec(b, "00000000-0000-0000-0000-000000000000", bytes.Repeat([]byte{1}, MinKey))
+	all := authority(b)
+	receiver := codec(b, stormName(0), all)
 	datagrams := map[string][][]byte{}
 	for i := 1; i < stormNodes; i++ {
+		sender := codec(b, stormName(i), all)
 		hello := answering.Message{Kind: answering.Hello, From: stormName(i), MAC: "02:00:00:00:00:02", Address: stormAddress(i, 0)}
 		datagrams["hello"] = append(datagrams["hello"], encode(b, sender, hello)...)
 		var asserts []answering.Message
@@ -152,7 +156,7 @@ func BenchmarkHeard(b *testing.B) {
 			b.ReportAllocs()
 			b.ResetTimer()
 			for i := range b.N {
-				_, messages, err := sender.Decode(datagrams[kind][i%len(datagrams[kind])])
+				_, messages, err := receiver.Decode(datagrams[kind][i%len(datagrams[kind])], nil)
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -211,4 +215,40 @@ func TestStorm(t *testing.T) {
 		}
 		t.Logf("API reached %t: %d nodes: a minute of peace %+v; the first second %+v; nine more %+v; questions in the worst second %d; the last address is open after %v", api, some, peace, seconds[0], later, most, last)
 	}
+}
+
+// BenchmarkDecode is the cost of a hello by who sends it: a known node, one that was not heard yet, a stranger with a certificate of its own,
+// one with a node's, and a sender for whom the limiter has nothing left.
+func BenchmarkDecode(b *testing.B) {
+	all := authority(b)
+	hello := func(c *Codec) []byte {
+		return encode(b, c, answering.Message{Kind: answering.Hello, From: stormName(1), MAC: "02:00:00:00:00:02", Address: stormAddress(1, 0)})[0]
+	}
+	known, receiver := hello(codec(b, stormName(1), all)), codec(b, stormName(0), all)
+	spoiled := bytes.Clone(known)
+	spoiled[len(spoiled)-1] ^= 1
+	b.Run("known", func(b *testing.B) {
+		for b.Loop() {
+			_, _, _ = receiver.Decode(known, nil)
+		}
+	})
+	b.Run("unknown", func(b *testing.B) {
+		for b.Loop() {
+			clear(receiver.senders.known)
+			_, _, _ = receiver.Decode(known, nil)
+		}
+	})
+	for name, d := range map[string][]byte{"stranger": hello(codec(b, stormName(1), authority(b))), "stolen": spoiled} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				_, _, _ = receiver.Decode(d, nil)
+			}
+		})
+	}
+	b.Run("limited", func(b *testing.B) {
+		nothing := rate.NewLimiter(0, 0)
+		for b.Loop() {
+			_, _, _ = receiver.Decode(spoiled, nothing)
+		}
+	})
 }

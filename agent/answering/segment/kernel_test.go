@@ -5,6 +5,8 @@ package segment
 import (
 	"bytes"
 	"context"
+	"crypto/ed25519"
+	"crypto/x509"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -12,6 +14,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -27,6 +30,7 @@ import (
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/frame"
 	"github.com/berth-dev/berth/cni/veth/wire"
+	"github.com/berth-dev/berth/ipam/agentca"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -36,13 +40,19 @@ var (
 	addr4 = netip.MustParseAddr("10.0.70.10")
 	addr6 = netip.MustParseAddr("2001:db8:70::10")
 	equal = cmpopts.EquateComparable(netip.Addr{})
+
+	errNone = errors.New("no certificate yet")
 )
+
+// newAuthority is the cluster's in all tests.
+var newAuthority = sync.OnceValues(func() (*agentca.Authority, error) { return agentca.New("c") })
 
 // station is a node's Segment in a test, with all that it tells.
 type station struct {
 	*Segment
 	t     *testing.T
 	host  *netnstest.Host
+	node  answering.Node
 	codec atomic.Pointer[datagram.Codec]
 	// taken counts how often the codec was taken, to send or to read.
 	taken    atomic.Int64
@@ -52,15 +62,11 @@ type station struct {
 }
 
 // join opens and runs the Segment of a host's link.
-func join(t *testing.T, host *netnstest.Host, link, cluster string, key byte) *station {
+func join(t *testing.T, host *netnstest.Host, link string, node answering.Node) *station {
 	t.Helper()
-	s := &station{t: t, host: host, heard: make(chan answering.Message, 1000), answered: make(chan string, 1000), refused: make(chan error, 1000)}
-	s.codec.Store(newCodec(t, cluster, key))
-	codec := func() *datagram.Codec {
-		defer s.taken.Add(1)
-		return s.codec.Load()
-	}
-	options := Options{Codec: codec, Refused: func(err error) { s.refused <- err }}
+	s := &station{t: t, host: host, node: node, heard: make(chan answering.Message, 1000), answered: make(chan string, 1000), refused: make(chan error, 1000)}
+	s.codec.Store(newCodec(t, node))
+	options := Options{Codec: s.load, Refused: func(err error) { s.refused <- err }}
 	host.Run(func() error {
 		found, err := net.InterfaceByName(link)
 		if err != nil {
@@ -88,9 +94,50 @@ func join(t *testing.T, host *netnstest.Host, link, cluster string, key byte) *s
 	return s
 }
 
-func newCodec(t *testing.T, cluster string, key byte) *datagram.Codec {
+func (s *station) load() (*datagram.Codec, error) {
+	defer s.taken.Add(1)
+	if codec := s.codec.Load(); codec != nil {
+		return codec, nil
+	}
+	return nil, errNone
+}
+
+// newCodec returns the codec of a node of the cluster.
+func newCodec(t *testing.T, node answering.Node) *datagram.Codec {
 	t.Helper()
-	codec, err := datagram.NewCodec(cluster, bytes.Repeat([]byte{key}, datagram.MinKey))
+	authority, err := newAuthority()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return codecOf(t, authority, node)
+}
+
+// codecOf returns the codec of a node whose certificate is of an authority.
+func codecOf(t *testing.T, authority *agentca.Authority, node answering.Node) *datagram.Codec {
+	t.Helper()
+	public, key, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := authority.Certify(node.Name, node.UID, public)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certificates, err := agentca.ParseBundle(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newCodecBy(t, authority, certificates[0], key)
+}
+
+// newCodecBy returns the codec of a node that has this certificate.
+func newCodecBy(t *testing.T, authority *agentca.Authority, certificate *x509.Certificate, key ed25519.PrivateKey) *datagram.Codec {
+	t.Helper()
+	identity, err := datagram.NewIdentity(certificate, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	codec, err := datagram.NewCodec([]*x509.Certificate{authority.Certificate}, identity)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +154,7 @@ func meet(t *testing.T, s1, s2 *station) {
 	t.Helper()
 	for _, pair := range [][2]*station{{s1, s2}, {s2, s1}} {
 		netnstest.Eventually(t, func() error {
-			pair[0].say(answering.Message{Kind: answering.Hello})
+			pair[0].say(answering.Message{Kind: answering.Hello, From: pair[0].node})
 			select {
 			case <-pair[1].heard:
 				return nil
@@ -124,7 +171,7 @@ func (s *station) hears(want ...answering.Message) {
 	s.t.Helper()
 	for _, w := range want {
 		got := wait(s.t, s.heard)
-		for got == (answering.Message{Kind: answering.Hello}) {
+		for got.Kind == answering.Hello && w.Kind != answering.Hello {
 			got = wait(s.t, s.heard)
 		}
 		if diff := cmp.Diff(w, got, equal); diff != "" {
@@ -163,7 +210,7 @@ func pair(t *testing.T) (w *netnstest.Wire, a, b *netnstest.Host) {
 // back to its port.
 func TestMessages(t *testing.T) {
 	_, a, b := pair(t)
-	s1, s2 := join(t, a, "eth0", "c", 1), join(t, b, "eth0", "c", 1)
+	s1, s2 := join(t, a, "eth0", node1), join(t, b, "eth0", node2)
 	meet(t, s1, s2)
 	var many []answering.Message
 	for i := range 100 {
@@ -188,8 +235,8 @@ func TestMessages(t *testing.T) {
 func TestFrame(t *testing.T) {
 	_, a, b := pair(t)
 	a.IP("link", "set", "eth0", "address", "02:00:00:00:00:01")
-	s := join(t, a, "eth0", "c", 1)
-	meet(t, s, join(t, b, "eth0", "c", 1))
+	s := join(t, a, "eth0", node1)
+	meet(t, s, join(t, b, "eth0", node2))
 	var wire *packet.Conn
 	b.Run(func() error {
 		link, err := net.InterfaceByName("eth0")
@@ -215,13 +262,21 @@ func TestFrame(t *testing.T) {
 			}
 		}
 	}
-	const ethernet, udp = "ffffffffffff" + "020000000001" + "0800", "28192819" + "0041"
-	const payload = "62746801" + "0163" + "056e6f646531" + "027531" + "00" + "00" + "01" + "04000000000000" +
-		"7363b489a7f04869732b6e68461e10690badf7a4155cb36a428a8c2eea5e8d8c"
+	// With a certificate that is always the same the checksums are, too.
+	key := ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize))
+	authority, err := newAuthority()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.codec.Store(newCodecBy(t, authority, &x509.Certificate{Raw: []byte("cert"), PublicKey: key.Public(), Subject: agentca.Subject(node1.Name, node1.UID)}, key))
+	const ethernet, udp = "ffffffffffff" + "020000000001" + "0800", "28192819" + "005c"
+	const payload = "62746801" + "0004" + "63657274" + "00" + "00" + "01" + "04000000000000" +
+		"bf631469dafce331db1b1d4241489c21c0f51fad3a7abf1f5afd3908b0a2ff9f" +
+		"320f0e2ac1d63f6190da2df489a196c8de1332e6aa58bc2d2127304027df7c0c"
 	for _, step := range []struct{ link, addr, ip, sum string }{
-		{"", "", "4500005500004000" + "40113a99" + "00000000" + "ffffffff", "b284"},
-		{"lo", "10.0.60.11/32", "4500005500004000" + "4011f48d" + "0a003c0b" + "ffffffff", "6c79"},
-		{"eth0", "10.0.70.11/24", "4500005500004000" + "4011ea8d" + "0a00460b" + "ffffffff", "6279"},
+		{"", "", "4500007000004000" + "40113a7e" + "00000000" + "ffffffff", "f9e6"},
+		{"lo", "10.0.60.11/32", "4500007000004000" + "4011f472" + "0a003c0b" + "ffffffff", "b3db"},
+		{"eth0", "10.0.70.11/24", "4500007000004000" + "4011ea72" + "0a00460b" + "ffffffff", "a9db"},
 	} {
 		if step.link != "" {
 			a.IP("addr", "add", step.addr, "dev", step.link)
@@ -233,10 +288,11 @@ func TestFrame(t *testing.T) {
 	}
 }
 
-// A datagram of another key or cluster, or of nobody, is counted, and not heard; without a key nothing is.
+// A datagram of another cluster, or of nobody, is counted, and not heard; without a codec nothing is. A clone of a cluster has another
+// authority.
 func TestRefused(t *testing.T) {
 	_, a, b := pair(t)
-	s1, s2 := join(t, a, "eth0", "c", 1), join(t, b, "eth0", "c", 1)
+	s1, s2 := join(t, a, "eth0", node1), join(t, b, "eth0", node2)
 	meet(t, s1, s2)
 	hears := func(want error) {
 		t.Helper()
@@ -244,23 +300,24 @@ func TestRefused(t *testing.T) {
 			t.Errorf("refused because of %v, want %v", err, want)
 		}
 	}
-	s1.codec.Store(newCodec(t, "c", 2))
+	clone, err := agentca.New("clone")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s1.codec.Store(codecOf(t, clone, node1))
 	s1.say(asserts(node1, 1))
-	hears(datagram.ErrSignature)
-	s1.codec.Store(newCodec(t, "clone", 1))
-	s1.say(asserts(node1, 2))
-	hears(datagram.ErrCluster)
+	hears(datagram.ErrCertificate)
 	for payload, want := range map[string]error{"hello": datagram.ErrMalformed, "bth\x02" + strings.Repeat("x", 90): datagram.ErrFormat} {
 		a.SendFrame("eth0", frame.Datagram{SourceMAC: a.MAC("eth0"), Source: netip.IPv4Unspecified(), Port: datagram.Port, Payload: []byte(payload)}.ToAll())
 		hears(want)
 	}
 
 	s1.codec.Store(nil)
-	if err := a.Try(func() error { return s1.Send([]answering.Message{asserts(node1, 3)}) }); !errors.Is(err, ErrNoKey) {
-		t.Errorf("without a key Send() = %v", err)
+	if err := a.Try(func() error { return s1.Send([]answering.Message{asserts(node1, 3)}) }); !errors.Is(err, errNone) {
+		t.Errorf("without a certificate Send() = %v", err)
 	}
 	s2.codec.Store(nil)
-	s1.codec.Store(newCodec(t, "c", 1))
+	s1.codec.Store(newCodec(t, node1))
 	before := s2.taken.Load()
 	s1.say(asserts(node1, 4))
 	netnstest.Eventually(t, func() error {
@@ -269,7 +326,7 @@ func TestRefused(t *testing.T) {
 		}
 		return nil
 	})
-	s2.codec.Store(newCodec(t, "c", 1))
+	s2.codec.Store(newCodec(t, node2))
 	s1.say(asserts(node1, 5))
 	s2.hears(asserts(node1, 5))
 	if len(s2.refused) > 0 {
@@ -318,7 +375,7 @@ func TestFirewalls(t *testing.T) {
 				h.IP("link", "set", link, "up")
 				strict(t, h, hooks, "eth0", link)
 			}
-			s1, s2 := join(t, a, link, "c", 1), join(t, b, link, "c", 1)
+			s1, s2 := join(t, a, link, node1), join(t, b, link, node2)
 			meet(t, s1, s2)
 			s1.say(asserts(node1, 1))
 			s2.hears(asserts(node1, 1))
@@ -331,7 +388,7 @@ func TestFirewalls(t *testing.T) {
 // Where a node has no link for a VLAN, the VLAN's messages are not the link's below.
 func TestOtherVLAN(t *testing.T) {
 	_, a, b := pair(t)
-	s1, s2 := join(t, a, "eth0", "c", 1), join(t, b, "eth0", "c", 1)
+	s1, s2 := join(t, a, "eth0", node1), join(t, b, "eth0", node2)
 	meet(t, s1, s2)
 	payload, err := s1.codec.Load().Encode(netip.Addr{}, []answering.Message{asserts(node1, 1)})
 	if err != nil {
@@ -367,7 +424,7 @@ func TestQuestion(t *testing.T) {
 	host := netnstest.New(t)
 	host4, host6 := netip.MustParseAddr("10.0.60.99"), netip.MustParseAddr("2001:db8:60::99")
 	w.Plug(host, "eth0", netip.PrefixFrom(host4, 24), netip.PrefixFrom(host6, 64))
-	s1, s2 := join(t, a, "eth0", "c", 1), join(t, b, "eth0", "c", 1)
+	s1, s2 := join(t, a, "eth0", node1), join(t, b, "eth0", node2)
 	meet(t, s1, s2)
 	a.Run(func() error {
 		return s1.Question([]netip.Addr{addr4, addr6, netip.MustParseAddr("10.0.70.11"), netip.MustParseAddr("2001:db8:70::11"), host4, host6})
@@ -401,7 +458,7 @@ func TestQuestionWithoutAddress(t *testing.T) {
 		strict(t, h, nil, "eth0", "pool0")
 	}
 	answersFor(t, b, "pool0")
-	s := join(t, a, "pool0", "c", 1)
+	s := join(t, a, "pool0", node1)
 	want := map[string]bool{addr4.String() + " " + b.MAC("pool0").String(): true, addr6.String() + " " + b.MAC("pool0").String(): true}
 	// A link that has just come up answers for no IPv6 address before it has its own.
 	netnstest.Eventually(t, func() error {
@@ -421,7 +478,7 @@ func TestQuestionWithoutAddress(t *testing.T) {
 // A link that goes down and comes up again is heard; what cannot be asked is an error, and keeps nothing else from it.
 func TestLinks(t *testing.T) {
 	w, a, b := pair(t)
-	s1, s2 := join(t, a, "eth0", "c", 1), join(t, b, "eth0", "c", 1)
+	s1, s2 := join(t, a, "eth0", node1), join(t, b, "eth0", node2)
 	meet(t, s1, s2)
 	host := netnstest.New(t)
 	host6 := netip.MustParseAddr("2001:db8:60::99")
@@ -465,7 +522,7 @@ func TestAskHost(t *testing.T) {
 		w.Plug(h, "eth0", netip.MustParsePrefix(fmt.Sprintf("10.0.60.1%d/24", i+1)), netip.MustParsePrefix(fmt.Sprintf("2001:db8:60::1%d/64", i+1)))
 	}
 	a.Ping("2001:db8:60::12")
-	s := join(t, a, "eth0", "c", 1)
+	s := join(t, a, "eth0", node1)
 	var questions *packet.Conn
 	third.Run(func() error {
 		link, err := net.InterfaceByName("eth0")

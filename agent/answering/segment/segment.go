@@ -28,6 +28,7 @@ import (
 	"github.com/mdlayher/packet"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/berth-dev/berth/agent/answering"
 	"github.com/berth-dev/berth/agent/answering/datagram"
@@ -37,8 +38,8 @@ import (
 
 // Options are a Segment's.
 type Options struct {
-	// Codec returns the cluster's codec of the moment, nil while the cluster has no key: then nothing is sent or heard.
-	Codec func() *datagram.Codec
+	// Codec returns the codec of the moment, nil while the node hears nobody, and an error while it can say nothing.
+	Codec func() (*datagram.Codec, error)
 	// Refused, if given, gets the error of each datagram that is not believed, which wraps a reason of package
 	// datagram. Anybody on the segment can cause it at any rate.
 	Refused func(err error)
@@ -46,13 +47,20 @@ type Options struct {
 	Unicast *Unicast
 }
 
+// Of senders that are not known so many are looked at in a second, and at once: on a segment all nodes speak when a switch is back,
+// also to an agent that has just started; the socket for unicasts is open to strangers from anywhere.
+const (
+	segmentUnknown, segmentUnknownAtOnce = 2000, 10_000
+	unicastUnknown, unicastUnknownAtOnce = 100, 1000
+)
+
 // read passes on the messages of a datagram, which are one at least.
-func (o *Options) read(payload []byte, heard func(internalIP netip.Addr, messages []answering.Message)) {
-	codec := o.Codec()
+func (o *Options) read(payload []byte, unknown *rate.Limiter, heard func(internalIP netip.Addr, messages []answering.Message)) {
+	codec, _ := o.Codec() // A node that can say nothing hears.
 	if codec == nil {
 		return
 	}
-	internalIP, messages, err := codec.Decode(payload)
+	internalIP, messages, err := codec.Decode(payload, unknown)
 	switch {
 	case err == nil:
 		heard(internalIP, messages)
@@ -67,13 +75,12 @@ type Segment struct {
 	options Options
 	asker   *conflict.Asker
 	conn    *packet.Conn
+	unknown *rate.Limiter
 }
 
-// ErrNoKey says that the cluster has no key yet.
-var ErrNoKey = errors.New("the cluster has no key to sign messages with")
-
-// received is the size of the socket's buffer: when a switch is back, thousands of nodes send at once.
-const received = 4 << 20
+// received is the size of the socket's buffer: when a switch is back, thousands of nodes send at once, three datagrams each, and
+// each costs this node a look at a signature, 50 µs. The kernel takes memory for what waits only.
+const received = 16 << 20
 
 // Open returns the Segment of a link, in the network namespace of this goroutine's thread. Frames wait for Run from now
 // on. A link that is no Ethernet is an error.
@@ -90,7 +97,7 @@ func open(link int, options Options) (*Segment, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Segment{options: options, asker: asker}
+	s := &Segment{options: options, asker: asker, unknown: rate.NewLimiter(segmentUnknown, segmentUnknownAtOnce)}
 	if s.conn, err = listen(asker.Link()); err != nil {
 		return nil, errors.Join(fmt.Errorf("open a packet socket on link %s: %w", asker.Link().Name, err), asker.Close())
 	}
@@ -161,9 +168,9 @@ func (s *Segment) Close() error { return errors.Join(s.conn.Close(), s.asker.Clo
 // Send sends messages of this node to all nodes of the segment, and the ones with a receiver to that, too. It runs in the network
 // namespace of the link.
 func (s *Segment) Send(messages []answering.Message) error {
-	codec := s.options.Codec()
-	if codec == nil {
-		return ErrNoKey
+	codec, err := s.options.Codec()
+	if err != nil {
+		return err
 	}
 	if s.options.Unicast == nil {
 		return s.broadcast(codec, netip.Addr{}, messages)
@@ -232,7 +239,7 @@ func (s *Segment) Run(ctx context.Context, heard func(answering.Message), answer
 func (s *Segment) read(f []byte, heard func(answering.Message)) {
 	// Without a payload a frame is malformed.
 	d, _ := frame.ParseDatagram(f)
-	s.options.read(d.Payload, func(internalIP netip.Addr, messages []answering.Message) {
+	s.options.read(d.Payload, s.unknown, func(internalIP netip.Addr, messages []answering.Message) {
 		if s.options.Unicast != nil {
 			s.options.Unicast.learn(messages[0].From, internalIP)
 		}

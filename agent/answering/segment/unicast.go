@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/berth-dev/berth/agent/answering"
 	"github.com/berth-dev/berth/agent/answering/datagram"
@@ -72,6 +73,7 @@ func (u *Unicast) Close() error { return u.conn.Close() }
 func (u *Unicast) Run(ctx context.Context, heard func(answering.Message)) error {
 	defer context.AfterFunc(ctx, func() { _ = u.conn.SetReadDeadline(time.Unix(1, 0)) })()
 	buffer := make([]byte, datagram.MaxSize+1)
+	unknown := rate.NewLimiter(unicastUnknown, unicastUnknownAtOnce)
 	for {
 		n, _, err := u.conn.ReadFromUDPAddrPort(buffer)
 		switch {
@@ -80,7 +82,7 @@ func (u *Unicast) Run(ctx context.Context, heard func(answering.Message)) error 
 		case err != nil:
 			return fmt.Errorf("receive at %s: %w", u.own, err)
 		}
-		u.options.read(buffer[:n], func(internalIP netip.Addr, messages []answering.Message) {
+		u.options.read(buffer[:n], unknown, func(internalIP netip.Addr, messages []answering.Message) {
 			u.learn(messages[0].From, internalIP)
 			for _, m := range messages {
 				heard(m)

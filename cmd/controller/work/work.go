@@ -25,6 +25,7 @@ import (
 	"k8s.io/component-base/metrics"
 
 	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/agentca/signer"
 	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/assigner"
@@ -68,7 +69,7 @@ type Work struct {
 	assignments *assignments.Assignments
 	wrong       *wrongaddress.Finder
 	ipam        *ipam.IPAM
-	secrets     corev1client.SecretInterface
+	signer      *signer.Signer
 	workers     int
 	following   sync.WaitGroup
 	ready       atomic.Bool
@@ -91,7 +92,6 @@ func New(config *rest.Config, kube kubernetes.Interface, options Options) (*Work
 		factory:     factory,
 		view:        seen,
 		broadcaster: events.NewBroadcaster(&events.EventSinkImpl{Interface: kube.EventsV1()}),
-		secrets:     kube.CoreV1().Secrets(options.Namespace),
 		workers:     options.Workers,
 	}
 	kinds, err := eventScheme()
@@ -99,10 +99,15 @@ func New(config *rest.Config, kube kubernetes.Interface, options Options) (*Work
 		return nil, fmt.Errorf("register the objects that events are about: %w", err)
 	}
 	recorder := w.broadcaster.NewRecorder(kinds, "berth-controller")
-	asking, err := newAsking(config)
+	asking, err := newSlow(config)
 	if err != nil {
 		return nil, err
 	}
+	signing, err := newSlow(config)
+	if err != nil {
+		return nil, err
+	}
+	w.signer = signer.New(signing, options.Namespace)
 	if w.reclaimer, err = newReclaimer(config, options, reclaim.Config{
 		Agents:  &agentport.Ports{Kube: asking, Namespace: options.Namespace},
 		Clients: reclaim.Clients{Kube: kube, Berth: api}, View: seen, Factory: factory, Services: options.Services,
@@ -153,16 +158,16 @@ func (w *Work) takeAhead(config *rest.Config, kube kubernetes.Interface, options
 	return errors.Join(err, claims.Add(w.ahead, claims.Parts{API: api, Recorder: recorder, Metrics: claims.NewMetrics(options.Register), View: w.view}))
 }
 
-// newAsking returns the client for questions to agents. It has limits of its own: when many nodes are
-// lost, their agents are asked again and again, and that must not delay the release of addresses.
-func newAsking(config *rest.Config) (kubernetes.Interface, error) {
+// newSlow returns a client with limits of its own, for what must not delay the release of addresses: when many nodes are lost, their
+// agents are asked again and again; when many begin, each asks for a certificate.
+func newSlow(config *rest.Config) (kubernetes.Interface, error) {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 50, 100
-	asking, err := kubernetes.NewForConfig(config)
+	slow, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("create the client that asks agents: %w", err)
+		return nil, fmt.Errorf("create a client with limits of its own: %w", err)
 	}
-	return asking, nil
+	return slow, nil
 }
 
 // newFinder returns the finder of pods with wrong addresses, which evicts them if the options say so.
@@ -254,7 +259,7 @@ func (w *Work) Lead(ctx context.Context) {
 	group.Go(func() { w.status.Run(ctx) })
 	group.Go(func() { w.ahead.Run(ctx) })
 	group.Go(func() { w.wrong.Run(ctx) })
-	group.Go(func() { keepAgentKey(ctx, w.secrets) })
+	group.Go(func() { w.signer.Run(ctx) })
 	w.reclaimer.Run(ctx, w.workers)
 	group.Wait()
 }

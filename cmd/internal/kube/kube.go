@@ -12,6 +12,7 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,6 +35,8 @@ type (
 	ServiceCIDRs = gentype.ClientWithList[*networkingv1.ServiceCIDR, *networkingv1.ServiceCIDRList]
 	// NetworkPolicies reads and writes the NetworkPolicies of one namespace. Safe for concurrent use.
 	NetworkPolicies = gentype.ClientWithList[*networkingv1.NetworkPolicy, *networkingv1.NetworkPolicyList]
+	// CertificateSigningRequests makes and gets requests for certificates. Safe for concurrent use.
+	CertificateSigningRequests = gentype.Client[*certificatesv1.CertificateSigningRequest]
 	// Events writes the events of one namespace. Safe for concurrent use.
 	Events = gentype.Client[*corev1.Event]
 	// TokenReviews asks whose a token is. Safe for concurrent use.
@@ -51,6 +54,8 @@ type Client struct {
 	NetworkPolicies      *NetworkPolicies
 	TokenReviews         *TokenReviews
 	SubjectAccessReviews *SubjectAccessReviews
+
+	CertificateSigningRequests *CertificateSigningRequests
 
 	pods   func(namespace string) *Pods
 	events func(namespace string) *Events
@@ -71,6 +76,7 @@ var kinds = map[schema.GroupVersion][]runtime.Object{
 	networkingv1.SchemeGroupVersion:     {&networkingv1.ServiceCIDR{}, &networkingv1.ServiceCIDRList{}, &networkingv1.NetworkPolicy{}, &networkingv1.NetworkPolicyList{}},
 	authenticationv1.SchemeGroupVersion: {&authenticationv1.TokenReview{}},
 	authorizationv1.SchemeGroupVersion:  {&authorizationv1.SubjectAccessReview{}},
+	certificatesv1.SchemeGroupVersion:   {&certificatesv1.CertificateSigningRequest{}},
 }
 
 // Protobuf returns a copy of a config that asks for protobuf, which is smaller than JSON. The API server has it for built-in
@@ -140,6 +146,8 @@ func NewForConfigAndClient(config *rest.Config, connections *http.Client) (*Clie
 			func() *authenticationv1.TokenReview { return &authenticationv1.TokenReview{} }),
 		SubjectAccessReviews: gentype.NewClient("subjectaccessreviews", groups[authorizationv1.SchemeGroupVersion], parameters, "",
 			func() *authorizationv1.SubjectAccessReview { return &authorizationv1.SubjectAccessReview{} }),
+		CertificateSigningRequests: gentype.NewClient("certificatesigningrequests", groups[certificatesv1.SchemeGroupVersion], parameters, "",
+			func() *certificatesv1.CertificateSigningRequest { return &certificatesv1.CertificateSigningRequest{} }),
 		pods: func(namespace string) *Pods {
 			return gentype.NewClientWithList("pods", core, parameters, namespace,
 				func() *corev1.Pod { return &corev1.Pod{} }, func() *corev1.PodList { return &corev1.PodList{} })

@@ -64,6 +64,7 @@ import (
 	appsrest "k8s.io/kubernetes/pkg/registry/apps/rest"
 	authorizationrest "k8s.io/kubernetes/pkg/registry/authorization/rest"
 	batchrest "k8s.io/kubernetes/pkg/registry/batch/rest"
+	certificatesrest "k8s.io/kubernetes/pkg/registry/certificates/rest"
 	coordinationrest "k8s.io/kubernetes/pkg/registry/coordination/rest"
 	nodestore "k8s.io/kubernetes/pkg/registry/core/node/storage"
 	pvstore "k8s.io/kubernetes/pkg/registry/core/persistentvolume/storage"
@@ -269,6 +270,7 @@ func (in *installer) install(kube kubernetes.Interface) error {
 		&corerest.GenericConfig{EventTTL: time.Hour, ServiceAccountIssuer: unsigned{}, ServiceAccountMaxExpiration: time.Hour}, appsrest.StorageProvider{}, batchrest.RESTStorageProvider{}, policyrest.RESTStorageProvider{}, coordinationrest.RESTStorageProvider{},
 		authorizationrest.RESTStorageProvider{Authorizer: in.authorizer}, eventsrest.RESTStorageProvider{TTL: time.Hour}, storagerest.RESTStorageProvider{}, schedulingrest.RESTStorageProvider{}, rbacrest.RESTStorageProvider{Authorizer: in.authorizer},
 		resourcerest.RESTStorageProvider{NamespaceClient: kube.CoreV1().Namespaces(), Authorizer: in.authorizer},
+		certificatesrest.RESTStorageProvider{Authorizer: in.authorizer},
 	} {
 		group, err := p.NewRESTStorage(enabled, in)
 		if err != nil {
