@@ -155,7 +155,7 @@ func (a *Agent) attach(ctx context.Context, record *state.Container, watch *stop
 		watch.done(step.name)
 	}
 	a.attached(ctx, record)
-	watch.done("status")
+	watch.done("attached")
 	klog.FromContext(ctx).V(2).Info("Attached", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),
 		"containerID", record.ContainerID, "interfaces", interfaceNames(record), "ips", addressList(record),
 		"took", time.Since(watch.began), "steps", watch.String())
@@ -169,7 +169,7 @@ func (a *Agent) attached(ctx context.Context, record *state.Container) {
 	a.announcer.Later(record)
 	a.defender.ListenSoon()
 	a.carry(ctx, record, true)
-	a.tellStatus(ctx, record)
+	a.TellSoon()
 }
 
 // complete writes the result, if nobody took the addresses or host ports away meanwhile.

@@ -61,8 +61,6 @@ type pods interface {
 	// NetAdmins returns the names of a pod's containers that may change its network, as the watch knows
 	// the pod, without blocking.
 	NetAdmins(pod api.Pod) []string
-	// Annotate writes annotations of a pod; it does nothing where the pod is gone.
-	Annotate(ctx context.Context, pod api.Pod, annotations map[string]string) error
 }
 
 // podNetworks reads the networks that a pod names beside its first one. Methods are safe
@@ -136,6 +134,8 @@ type Options struct {
 	Metrics     *Metrics
 	// Events may be nil.
 	Events event.Recorder
+	// TellSoon, if given, has pods told soon what is [Agent.Untold]. It does not block.
+	TellSoon func()
 	// Kernel, if given, returns an error where the node's kernel lacks a feature for floating IPs.
 	Kernel func() error
 	// RefusedNeighbours, if given, counts the packets of pods that were dropped because the node would have
@@ -188,13 +188,16 @@ func New(o Options) *Agent {
 	if o.Shaper == nil {
 		o.Shaper = noShaper{}
 	}
+	if o.TellSoon == nil {
+		o.TellSoon = func() {}
+	}
 	a := &Agent{Options: o, started: time.Now(), defender: defence.New(), kept: wakeup.New()}
 	a.ports = hostports.New(hostports.Options{Store: o.Store, Pods: o.Pods, Forwarder: o.HostPorts, Range: o.HostPortRange})
 	a.conflicts = &addressconflict.Conflicts{Prober: o.Prober, Log: o.ConflictLog, Count: o.Metrics.conflicted}
 	a.announcer = announce.New(a.announceAgain)
 	a.reconciler = reconcile.New(reconcile.Work{
 		Known:  func(key state.Key) bool { return a.Store.Get(key) != nil },
-		Survey: a.survey, Check: a.repair, Finish: a.finish, Tell: a.tell, Orphans: a.verifyOrphans,
+		Survey: a.survey, Check: a.repair, Finish: a.finish, Orphans: a.verifyOrphans,
 	})
 	if o.Segment != nil {
 		a.answerer = answerer.New(o.Node, o.Segment, answers{a})

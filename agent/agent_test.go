@@ -67,9 +67,8 @@ type world struct {
 	failover bool
 	// named are the networks that the pod's annotation names.
 	named []attachdef.Network
-	// annotated has the annotations written on the pod, annotateErr is the error of the writing.
-	annotated   map[string]string
-	annotateErr error
+	// mirror, if given, is the UID that the pod's mirror has now.
+	mirror string
 	// running are the pods of the node.
 	running []podinfo.Running
 	// attached are the attachments that plugins may keep something for.
@@ -86,6 +85,13 @@ func (w *world) note(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.log = append(w.log, fmt.Sprintf(format, args...))
+}
+
+// did returns the calls so far.
+func (w *world) did() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.log)
 }
 
 func (w *world) Pod(context.Context, string, string, string) (podinfo.Pod, error) { return w.pod, nil }
@@ -113,24 +119,20 @@ func (w *world) Holder(context.Context, netip.Addr) (api.Pod, podinfo.Record, er
 	return w.pod.Pod, podinfo.Record{Version: 1, LastNode: w.lastNode, Failover: w.failover}, w.holds
 }
 
-func (w *world) Annotate(_ context.Context, _ api.Pod, annotations map[string]string) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.annotateErr == nil {
-		w.annotated = annotations
-	}
-	return w.annotateErr
-}
-
 func (w *world) Networks(context.Context, string, string, string) ([]attachdef.Network, error) {
 	return w.named, nil
 }
 func (w *world) Running() []podinfo.Running { return w.running }
 
-func (w *world) Mirror(pod api.Pod) api.Pod { return pod }
+func (w *world) Mirror(pod api.Pod) api.Pod {
+	if w.mirror != "" {
+		pod.UID = w.mirror
+	}
+	return pod
+}
 func (w *world) NetAdmins(api.Pod) []string { return nil }
 
-func (w *world) Annotations(api.Pod) (map[string]string, bool) { return w.annotations, true }
+func (w *world) Annotations(api.Pod) (map[string]string, bool) { return w.annotations, !w.unknown }
 
 func (w *world) IsReady(api.Pod) (ready, known bool) { return w.ready && !w.unknown, !w.unknown }
 

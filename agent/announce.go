@@ -17,6 +17,7 @@ const announcePatience = time.Second
 // AnnounceAll announces every address that this node carries, now and some times more; it
 // returns at once. Its caller calls it after a change of the uplink's MAC.
 func (a *Agent) AnnounceAll(context.Context) {
+	a.recheckLinks()
 	for _, record := range a.Store.List() {
 		if record.Phase == state.Added {
 			a.announcer.Soon(record)
@@ -25,7 +26,7 @@ func (a *Agent) AnnounceAll(context.Context) {
 }
 
 // announceAgain announces the record's addresses if this node still carries them
-// for it. It holds the locks of the addresses meanwhile: an announcement after the
+// for it, and may answer for them. It holds the locks of the addresses meanwhile: an announcement after the
 // withdrawal would draw the traffic away from the address's new node.
 func (a *Agent) announceAgain(ctx context.Context, record *state.Container) (carried bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, announcePatience)
@@ -35,7 +36,12 @@ func (a *Agent) announceAgain(ctx context.Context, record *state.Container) (car
 			return nil
 		}
 		carried = true
-		return a.eachInterface(now, nettype.Driver.Announce)
+		return a.eachInterface(now, func(d nettype.Driver, i *nettype.Interface) error {
+			if a.waitsFor(i) {
+				return nil
+			}
+			return d.Announce(i)
+		})
 	})
 	return carried, err
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/foreign"
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
@@ -60,14 +61,19 @@ func has(attachment *state.Attachment, addr netip.Addr) bool {
 	return slices.ContainsFunc(attachment.Addresses, func(a api.Address) bool { return a.Address == addr })
 }
 
-// take has the other nodes and hosts of a record's networks asked whether they answer for its addresses.
-func (a *Agent) take(record *state.Container, targets []conflict.Target) (addrs []netip.Addr) {
+// take has the other nodes and hosts of a record's networks asked whether they answer for its addresses. ctx ends with the cause
+// podinfo.ErrPodReplaced when the pod loses them.
+func (a *Agent) take(ctx context.Context, record *state.Container, targets []conflict.Target) (addrs []netip.Addr) {
 	if a.answerer == nil {
 		return nil
 	}
 	for _, h := range holdings(record, targets) {
 		a.answerer.Take(h)
 		addrs = append(addrs, h.Address)
+	}
+	if errors.Is(context.Cause(ctx), podinfo.ErrPodReplaced) {
+		// Its Leave may have come before.
+		a.leave(record)
 	}
 	return addrs
 }
@@ -110,11 +116,68 @@ func (a *Agent) carry(ctx context.Context, record *state.Container, answers bool
 		defer release()
 	}
 	if err != nil {
+		// The next survey finds it.
 		klog.FromContext(ctx).V(2).Info("Cannot find the network of addresses", "ips", addressList(record), "err", err)
 	}
+	a.carryAt(record, targets, answers)
+}
+
+// carryAt is carry where the links are known.
+func (a *Agent) carryAt(record *state.Container, targets []conflict.Target, answers bool) {
 	for _, h := range holdings(record, targets) {
 		a.answerer.Carry(h, answers, answering.Version(record.Held[h.Address].Newest))
 	}
+	if now := a.Store.Get(record.Key()); now == nil || now.Phase != state.Added {
+		// Its Leave may have come before.
+		a.leave(record)
+	}
+}
+
+// follow tells the answerer on which links the node answers for the addresses of a complete record that lacks nothing, where it does not
+// know that.
+func (a *Agent) follow(record *state.Container) {
+	if a.answerer == nil {
+		return
+	}
+	// The repair of the record reports missing links.
+	targets, _ := a.targets(record, toDefend)
+	a.carryAt(record, slices.DeleteFunc(targets, a.knows), true)
+}
+
+// knows returns whether the answerer has an address on its link.
+func (a *Agent) knows(t conflict.Target) bool {
+	link, has := a.answerer.Link(t.Address)
+	return has && link == t.Link
+}
+
+// askAgain has the answerer ask for the addresses of the interfaces of a complete record that lack something, before the node
+// answers for them again. Of what is missing, rest is that of interfaces for which no other node can be asked.
+func (a *Agent) askAgain(record *state.Container, missing error) (rest, err error) {
+	if a.answerer == nil {
+		return missing, nil
+	}
+	targets, release, err := a.toProbe(record)
+	if release != nil {
+		defer release()
+	}
+	if err != nil {
+		return nil, err
+	}
+	var doubted []conflict.Target
+	rest = a.eachInterface(record, func(d nettype.Driver, i *nettype.Interface) error {
+		lacks := d.CheckNode(i)
+		if lacks == nil {
+			return nil
+		}
+		of := slices.DeleteFunc(slices.Clone(targets), func(t conflict.Target) bool { return !has(&i.Attachment, t.Address) })
+		if len(of) == 0 {
+			return lacks
+		}
+		doubted = append(doubted, of...)
+		return nil
+	})
+	a.carryAt(record, slices.DeleteFunc(doubted, func(t conflict.Target) bool { return a.knows(t) && a.waits(t.Address) }), false)
+	return rest, nil
 }
 
 // carryAll tells the answerer of all complete records after a start.
@@ -138,6 +201,13 @@ func (a *Agent) carryAll(ctx context.Context) {
 func (a *Agent) Carrier(link string, up bool) {
 	if a.answerer != nil {
 		a.answerer.Carrier(link, up)
+	}
+}
+
+// recheckLinks has the node hear the others on its links as they are now. It returns at once.
+func (a *Agent) recheckLinks() {
+	if a.answerer != nil {
+		a.answerer.Recheck()
 	}
 }
 
@@ -186,13 +256,6 @@ func (a *Agent) Uplinks() ([]string, error) {
 	return slices.Sorted(maps.Keys(names)), nil
 }
 
-// thinksItAnswers returns whether the answerer takes this node for one that answers for the addresses of the record.
-func (a *Agent) thinksItAnswers(record *state.Container) bool {
-	return a.answerer != nil && slices.ContainsFunc(addressesOf(record), func(addr netip.Addr) bool {
-		return a.answerer.Standing(addr).Phase == answering.Answering
-	})
-}
-
 // incomplete lists the complete records whose interfaces lack something by which the node answers for their addresses.
 func (a *Agent) incomplete(ctx context.Context) []*state.Container {
 	checks := a.surveyChecks()
@@ -219,9 +282,32 @@ func isAsserted(held state.Held) bool { return held.Newest > held.Version }
 // answers is the node as the answerer changes it.
 type answers struct{ *Agent }
 
-// Carries returns whether a record has the address, and was not withdrawn.
-func (a answers) Carries(addr netip.Addr) bool {
-	return slices.ContainsFunc(a.carrying(addr), func(record *state.Container) bool { return record.Phase != state.Withdrawn })
+// Answers returns whether this node may answer for an address. One that the answerer does not know may be of a record whose link was
+// not found, or of an interface without a record, whose container may answer itself: the node has a route to it.
+func (a answers) Answers(addr netip.Addr) (bool, error) {
+	if _, known := a.answerer.Link(addr); !known {
+		for _, record := range a.carrying(addr) {
+			if record.Phase != state.Withdrawn {
+				a.reconciler.CheckSoon(record.Key())
+				return true, nil
+			}
+		}
+		routed, err := wire.Routed()
+		if err != nil {
+			return false, err
+		}
+		for _, addrs := range routed {
+			if slices.Contains(addrs, addr) {
+				a.reconciler.OrphansSoon()
+				return true, nil
+			}
+		}
+	}
+	own, err := rtnl.LinkWith(addr)
+	if err != nil || own != nil {
+		return own != nil, err
+	}
+	return wire.AnswersAnywhere(addr)
 }
 
 // carrying lists the records that have an address.
@@ -315,17 +401,19 @@ func (a *Agent) noteNewest(now *state.Container, addr netip.Addr, newest answeri
 }
 
 // waits returns whether the answerer has yet to say that this node may answer for an address.
-func (a *Agent) waits(addr netip.Addr) bool {
-	if a.answerer == nil {
-		return false
-	}
-	phase := a.answerer.Standing(addr).Phase
-	return phase == answering.Asking || phase == answering.Closed
-}
+func (a *Agent) waits(addr netip.Addr) bool { return a.answerer != nil && a.answerer.Waits(addr) }
 
 // waitsFor returns whether that is so of an address of an interface.
 func (a *Agent) waitsFor(i *nettype.Interface) bool {
 	return slices.ContainsFunc(i.Addresses, func(addr api.Address) bool { return a.waits(addr.Address) })
+}
+
+// isAsked returns whether the answerer knows an address of an interface, and so has it opened.
+func (a *Agent) isAsked(i *nettype.Interface) bool {
+	return a.answerer != nil && slices.ContainsFunc(i.Addresses, func(addr api.Address) bool {
+		_, known := a.answerer.Link(addr.Address)
+		return known
+	})
 }
 
 // Open has the node answer again for the addresses of complete records, on the interfaces for all of whose addresses it may.
@@ -348,9 +436,9 @@ func (a answers) Open(ctx context.Context, addr netip.Addr) error {
 			})
 			errs = append(errs, err)
 		}
-		err := a.setupAgain(ctx, record)
+		err := a.setupAgain(ctx, record, a.waitsFor)
 		if err != nil {
-			a.reconciler.CheckSoon(record.Key())
+			a.reconciler.CheckLater(record.Key())
 		}
 		errs = append(errs, err)
 	}

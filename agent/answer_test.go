@@ -19,7 +19,9 @@ import (
 	"github.com/berth-dev/berth/agent/answerer"
 	"github.com/berth-dev/berth/agent/answering"
 	"github.com/berth-dev/berth/agent/nettype"
+	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/conflict"
 )
 
 // The links that are watched lead to the node's network of floating IPs, and to those of records.
@@ -40,15 +42,39 @@ type lan struct {
 	mu       sync.Mutex
 	answers  net.HardwareAddr
 	answered func(netip.Addr, net.HardwareAddr)
-	// hello, if given, is a node that says hello once.
-	hello answering.Node
+	heard    func(answering.Message)
+	// hello, if given, is a node that answers one call.
+	hello    answering.Node
+	asserted int
 }
 
 func (*lan) Own() (net.HardwareAddr, netip.Addr) {
 	return net.HardwareAddr{2, 0, 0, 0, 0, 1}, netip.Addr{}
 }
-func (*lan) Close() error                   { return nil }
-func (*lan) Send([]answering.Message) error { return nil }
+func (*lan) Check() error { return nil }
+func (*lan) Close() error { return nil }
+func (w *lan) Send(messages []answering.Message) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, m := range messages {
+		switch {
+		case m.Kind == answering.Assert:
+			w.asserted++
+		case m.Kind == answering.Call && m.Nonce != 0 && w.hello.Name != "" && w.heard != nil:
+			w.heard(answering.Message{Kind: answering.Hello, From: w.hello, Nonce: m.Nonce})
+			w.hello = answering.Node{}
+		}
+	}
+	return nil
+}
+
+// count returns how many assertions were sent.
+func (w *lan) count() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.asserted
+}
+
 func (w *lan) AskHost(addr netip.Addr, _ net.HardwareAddr) error {
 	return w.Question([]netip.Addr{addr})
 }
@@ -65,11 +91,8 @@ func (w *lan) Question(addrs []netip.Addr) error {
 
 func (w *lan) Run(ctx context.Context, heard func(answering.Message), answered func(netip.Addr, net.HardwareAddr)) error {
 	w.mu.Lock()
-	w.answered = answered
+	w.answered, w.heard = answered, heard
 	w.mu.Unlock()
-	if w.hello.Name != "" {
-		heard(answering.Message{Kind: answering.Hello, From: w.hello})
-	}
 	<-ctx.Done()
 	return nil
 }
@@ -159,12 +182,13 @@ func TestOnlyTheAnswererOpens(t *testing.T) {
 		must(t, a.repair(ctx, record.Key()))
 		a.Suspect()
 		must(t, a.Verify(ctx))
-		if len(w.log) > 0 {
-			t.Errorf("the node opens while it asks: %v", w.log)
+		if len(w.did()) > 0 {
+			t.Errorf("the node opens while it asks: %v", w.did())
 		}
 		time.Sleep(time.Second) //nolint:forbidigo // the clock is the test's
-		if want := []string{"repair c"}; !slices.Equal(w.log, want) {
-			t.Errorf("log %v, want %v", w.log, want)
+		synctest.Wait()
+		if want := []string{"repair c"}; !slices.Equal(w.did(), want) {
+			t.Errorf("log %v, want %v", w.did(), want)
 		}
 	})
 }
@@ -216,4 +240,194 @@ func TestCutOff(t *testing.T) {
 			}
 		})
 	}
+}
+
+// startAnswerer runs the answerer of an agent whose pods are on a network, in virtual time.
+func startAnswerer(t *testing.T, o Options, segment *lan, test func(t *testing.T, ctx context.Context, a *Agent)) {
+	t.Helper()
+	o.Segment, o.Node = func(int) (answerer.Segment, error) { return segment, nil }, answering.Node{Name: "node2"}
+	a := New(o)
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var group sync.WaitGroup
+		group.Go(func() { a.answerer.Run(ctx) })
+		defer group.Wait()
+		defer cancel()
+		test(t, ctx, a)
+	})
+}
+
+// A pod that gets its withdrawn addresses back waits until no other node answers for them, as a new one does.
+func TestRestoreAsksFirst(t *testing.T) {
+	first, w := newAgent(t)
+	w.lastNode.Name = "node1"
+	put(t, first, "c", state.Withdrawn, "/proc/self/ns/net", w.addrs)
+	o := first.Options
+	o.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
+	segment := &lan{answers: net.HardwareAddr{2, 0, 0, 0, 0, 9}}
+	startAnswerer(t, o, segment, func(t *testing.T, ctx context.Context, a *Agent) {
+		w.missing = errors.New("the pair is down")
+		key := a.Store.List()[0].Key()
+		must(t, a.repair(ctx, key))
+		time.Sleep(time.Minute) //nolint:forbidigo // the clock is the test's
+		synctest.Wait()
+		must(t, a.repair(ctx, key))
+		if record := a.Store.Get(key); len(w.did()) > 0 || record.Phase != state.Added || record.Held[w.addrs[0].Address] != (state.Held{Version: 1, LastNode: "node1"}) {
+			t.Errorf("while another host answers the node did %v, and has the record %+v", w.did(), record)
+		}
+		segment.mu.Lock()
+		segment.answers = nil
+		segment.mu.Unlock()
+		time.Sleep(2 * time.Minute) //nolint:forbidigo // the clock is the test's
+		synctest.Wait()
+		if want := []string{"repair c"}; !slices.Equal(w.did(), want) {
+			t.Errorf("nobody answers, and the node did %v, want %v", w.did(), want)
+		}
+	})
+}
+
+// What the kernel lost is put back once the other nodes were asked, whoever finds that it is missing.
+func TestRepairAsksFirst(t *testing.T) {
+	for name, find := range map[string]func(ctx context.Context, a *Agent, key state.Key) error{
+		"repair": func(ctx context.Context, a *Agent, key state.Key) error { return a.repair(ctx, key) },
+		"verify": func(ctx context.Context, a *Agent, _ state.Key) error { a.Suspect(); return a.Verify(ctx) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			first, w := newAgent(t)
+			put(t, first, "c", state.Added, "/proc/self/ns/net", w.addrs)
+			o := first.Options
+			o.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
+			segment := &lan{}
+			startAnswerer(t, o, segment, func(t *testing.T, ctx context.Context, a *Agent) {
+				record := a.Store.List()[0]
+				a.carry(ctx, record, true)
+				synctest.Wait()
+				w.missing = errors.New("the proxy entry is missing")
+				asserted := segment.count()
+				must(t, find(ctx, a, record.Key()))
+				if len(w.did()) > 0 {
+					t.Errorf("before it asks the node does %v", w.did())
+				}
+				time.Sleep(time.Second) //nolint:forbidigo // the clock is the test's
+				synctest.Wait()
+				if want := []string{"repair c"}; !slices.Equal(w.did(), want) || segment.count() == asserted {
+					t.Errorf("the node did %v, want %v, and asserted %d times", w.did(), want, segment.count()-asserted)
+				}
+			})
+		})
+	}
+}
+
+// A record whose link was not found when the agent started, or has another index since, is carried when it is compared.
+func TestFollow(t *testing.T) {
+	first, w := newAgent(t)
+	put(t, first, "c", state.Added, "/proc/self/ns/net", w.addrs)
+	o := first.Options
+	driver := &movingDriver{fakeDriver: fakeDriver{w}}
+	o.Drivers = Drivers{nettype.Veth: driver}
+	startAnswerer(t, o, &lan{}, func(t *testing.T, ctx context.Context, a *Agent) {
+		a.carryAll(ctx)
+		for _, link := range []int{0, 7, 9} {
+			driver.link = link
+			if answers, err := (answers{a}).Answers(w.addrs[0].Address); link == 0 && (!answers || err != nil) {
+				t.Errorf("an address that the answerer does not know would be denied: %v", err)
+			}
+			must(t, a.repair(ctx, a.Store.List()[0].Key()))
+			synctest.Wait()
+			if got, has := a.answerer.Link(w.addrs[0].Address); got != link || has != (link > 0) || has && a.waits(w.addrs[0].Address) {
+				t.Errorf("on link %d the answerer has it on %d", link, got)
+			}
+		}
+	})
+}
+
+// movingDriver has its addresses on a link, on none while it is 0.
+type movingDriver struct {
+	fakeDriver
+	link int
+	// asked, if given, is called by Targets.
+	asked func()
+}
+
+func (d *movingDriver) Targets(i *nettype.Interface) (targets []conflict.Target, release func(), err error) {
+	if d.asked != nil {
+		d.asked()
+	}
+	targets, err = d.Carried(i)
+	return targets, nil, err
+}
+
+func (d *movingDriver) Carried(i *nettype.Interface) (all []conflict.Target, err error) {
+	if d.link == 0 {
+		return nil, errors.New("the link is missing")
+	}
+	for _, a := range i.Addresses {
+		all = append(all, conflict.Target{Address: a.Address, Link: d.link})
+	}
+	return all, nil
+}
+
+// A pod that goes while the node begins to ask for its addresses leaves none behind.
+func TestLeavesNothing(t *testing.T) {
+	for name, begin := range map[string]func(ctx context.Context, a *Agent, w *world) error{
+		"ADD": func(ctx context.Context, a *Agent, _ *world) error { _, err := a.Add(ctx, addRequest("c")); return err },
+		"an early probe": func(ctx context.Context, a *Agent, w *world) error {
+			a.Came(ctx, w.pod)
+			synctest.Wait()
+			return podinfo.ErrPodReplaced
+		},
+		"a start of the agent": func(ctx context.Context, a *Agent, w *world) error {
+			record := record("c", state.Added, "/proc/self/ns/net", w.addrs)
+			must(t, a.Store.Put(record))
+			a.carry(ctx, record, true)
+			return podinfo.ErrPodReplaced
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			first, w := newAgent(t)
+			o := first.Options
+			driver := &movingDriver{fakeDriver: fakeDriver{w}, link: 7}
+			o.Drivers = Drivers{nettype.Veth: driver}
+			o.Prober = probeFunc(func(context.Context, []conflict.Target) ([]conflict.Conflict, error) { return nil, nil })
+			startAnswerer(t, o, &lan{}, func(t *testing.T, ctx context.Context, a *Agent) {
+				gone := false
+				driver.asked = func() {
+					if !gone {
+						gone, w.alive = true, false
+						must(t, a.Gone(ctx, w.pod.Pod))
+					}
+				}
+				if err := begin(ctx, a, w); !errors.Is(err, podinfo.ErrPodReplaced) {
+					t.Errorf("it ends with %v", err)
+				}
+				time.Sleep(time.Minute) //nolint:forbidigo // the clock is the test's
+				synctest.Wait()
+				if _, has := a.answerer.Link(w.addrs[0].Address); has || !gone {
+					t.Errorf("the pod is gone, %t, and the node still has its address", gone)
+				}
+			})
+		})
+	}
+}
+
+// The announcements of a record leave out what the node does not answer for.
+func TestNoAnnouncementWhileItAsks(t *testing.T) {
+	first, w := newAgent(t)
+	put(t, first, "c", state.Added, "/proc/self/ns/net", w.addrs)
+	o := first.Options
+	o.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
+	startAnswerer(t, o, &lan{answers: net.HardwareAddr{2, 0, 0, 0, 0, 9}}, func(t *testing.T, ctx context.Context, a *Agent) {
+		w.holds = errors.New("no answer")
+		record := a.Store.List()[0]
+		for _, answers := range []bool{true, false} {
+			w.log = nil
+			a.carry(ctx, record, answers)
+			synctest.Wait()
+			_, err := a.announceAgain(ctx, record)
+			must(t, err)
+			if slices.Equal(w.did(), []string{"announce c"}) != answers {
+				t.Errorf("the node answers: %t, and did %v", answers, w.did())
+			}
+		}
+	})
 }

@@ -79,7 +79,7 @@ func (a *Agent) detectConflicts(ctx context.Context, record *state.Container) er
 		return nil
 	}
 	// The node's own question comes first: until it is answered, the pod may still answer on its former node.
-	if err := a.mayAnswer(ctx, a.take(record, targets)); err != nil || a.conflicts.Prober == nil {
+	if err := a.mayAnswer(ctx, a.take(ctx, record, targets)); err != nil || a.conflicts.Prober == nil {
 		return err
 	}
 	free := a.early.foundFree(ctx, record.Pod.UID, targets)

@@ -33,6 +33,9 @@
 // They do so, too, where they have the addresses from berth-ipam, whose calls IPAM answers
 // (ipam.go); the driver then only silences the interface when the addresses are withdrawn.
 //
+// Then the pod is told what it got (podresults.go): by berth-controller, so that an agent needs no
+// right on pods.
+//
 // The steps are a list in the code (steps in add.go). After a failure in 3 to 13 the agent does a DEL.
 //
 // The record of 2 survives the agent, whenever it is killed, before anything else happens.
@@ -73,9 +76,9 @@
 // that seem to lack something, each by itself. One that fails delays no other, and a plugin
 // that hangs delays no check. It undoes an adding record and finishes a deleting one that no call works on, repeats the
 // withdrawal of a withdrawn one, and puts back a piece of the node's side that an added one lacks once the
-// API has said that the pod still holds its addresses. After a link was back, and after a start, it also puts such a
-// piece back where the API gives no answer and nobody on the network answers for the addresses. So a crash between any two steps
-// leaves either no trace or a record of it.
+// API has said that the pod still holds its addresses. Where other nodes can be asked, it does not put it back itself: package answerer does, once it
+// has asked them and has the API's word, or silence. So it is after a link was back, was made anew, and after a start, and for
+// addresses that a pod gets back. A crash between any two steps leaves either no trace or a record of it.
 //
 // Records end with the node's kernel, and so does everything that they describe except files of
 // plugins, such as leases. After a restart of the node the agent runs the plugins' DEL for the

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -45,6 +46,8 @@ type earlyProbe struct {
 	held   []podinfo.Held
 	readAt time.Time
 	done   chan struct{}
+	// stop ends it, with a cause.
+	stop context.CancelCauseFunc
 	// The fields below are written before done is closed. free are the targets if no host has one
 	// of them.
 	free  []conflict.Target
@@ -54,8 +57,8 @@ type earlyProbe struct {
 }
 
 // begin returns the probe that its caller makes, or nil where there is one already or too many
-// are under way.
-func (e *earlyProbes) begin(uid string) *earlyProbe {
+// are under way. stop ends it.
+func (e *earlyProbes) begin(uid string, stop context.CancelCauseFunc) *earlyProbe {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.byPod[uid] != nil || e.running == earlyParallel {
@@ -65,9 +68,18 @@ func (e *earlyProbes) begin(uid string) *earlyProbe {
 		e.byPod = map[string]*earlyProbe{}
 	}
 	e.running++
-	p := &earlyProbe{read: make(chan struct{}), done: make(chan struct{})}
+	p := &earlyProbe{read: make(chan struct{}), done: make(chan struct{}), stop: stop}
 	e.byPod[uid] = p
 	return p
+}
+
+// stop ends the probe of a pod that is gone.
+func (e *earlyProbes) stop(uid string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if p := e.byPod[uid]; p != nil {
+		p.stop(fmt.Errorf("%w: %s", podinfo.ErrPodReplaced, podGone))
+	}
 }
 
 // end notes the result of the probe.
@@ -161,16 +173,20 @@ func (a *Agent) Came(ctx context.Context, pod podinfo.Pod) {
 	if a.conflicts.Prober == nil || pod.Wants == 0 || pod.Finished {
 		return
 	}
-	p := a.early.begin(pod.UID)
+	ctx, stop := context.WithCancelCause(ctx)
+	p := a.early.begin(pod.UID, stop)
 	if p == nil {
+		stop(nil)
 		return
 	}
 	// An ADD that runs already does not look for this probe.
 	if slices.ContainsFunc(a.Store.List(), func(r *state.Container) bool { return r.Pod.UID == pod.UID }) {
+		stop(nil)
 		a.early.end(pod.UID, p, nil)
 		return
 	}
 	go func() {
+		defer stop(nil)
 		ctx, cancel := context.WithTimeout(ctx, earlyPatience)
 		defer cancel()
 		free, kept, err := a.probeEarly(ctx, pod, p)
@@ -200,7 +216,7 @@ func (a *Agent) probeEarly(ctx context.Context, pod podinfo.Pod, p *earlyProbe) 
 	if err != nil || len(targets) == 0 {
 		return nil, release != nil, err
 	}
-	addrs, answer := a.take(record, targets), make(chan error, 1)
+	addrs, answer := a.take(ctx, record, targets), make(chan error, 1)
 	go func() { answer <- a.mayAnswer(ctx, addrs) }()
 	conflicts, err := a.conflicts.Prober.Probe(ctx, targets)
 	probed := time.Now()

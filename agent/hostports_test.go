@@ -22,8 +22,6 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/hostport"
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/galaxy"
 )
 
 // fakeForwarder remembers the ports that the node forwards.
@@ -421,12 +419,13 @@ func TestRandomHostPorts(t *testing.T) {
 		}
 	}
 	var told []api.HostPort
-	must(t, json.Unmarshal([]byte(w.annotated[v1alpha1.AnnotationHostPortsStatus]), &told))
-	if !slices.Equal(told, hostPortsOf(chosen)) {
-		t.Errorf("told %v, want %v", told, chosen)
+	untold := a.Untold(t.Context())
+	must(t, json.Unmarshal([]byte(untold[0].HostPortsStatus), &told))
+	if len(untold) != 1 || !slices.Equal(told, hostPortsOf(chosen)) {
+		t.Errorf("told %+v, want %v", untold, chosen)
 	}
-	if w.annotated[galaxy.AnnotationPortMapping] != "" {
-		t.Error("Galaxy's annotation was written on a pod that does not have it")
+	if untold[0].PortMapping != "" {
+		t.Error("Galaxy's annotation is written on a pod that does not have it")
 	}
 	must(t, add(t, a, addRequest("second")))
 	if got := chosenBy(t, a, "second"); !slices.Equal(got, chosen) {
@@ -462,7 +461,8 @@ func TestRandomHostPortsAreLimited(t *testing.T) {
 		}
 		seen[p.HostPort.HostPort] = true
 		want := fmt.Sprintf(`[{"hostPort":%d,"containerPort":80,"protocol":"TCP","podName":"%s","podIP":"10.244.0.5"}]`, p.HostPort.HostPort, id)
-		if got := w.annotated[galaxy.AnnotationPortMapping]; got != want {
+		untold := a.Untold(t.Context())
+		if got := untold[i].PortMapping; got != want {
 			t.Errorf("Galaxy's annotation is %s, want %s", got, want)
 		}
 	}

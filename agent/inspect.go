@@ -128,6 +128,9 @@ func (a *Agent) collect() gauges {
 			g.failing++
 		}
 	}
+	if a.answerer != nil {
+		g.links = a.answerer.Failing()
+	}
 	oldest := oldestCheck(records, outcomes)
 	if oldest.IsZero() {
 		oldest = a.started

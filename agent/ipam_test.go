@@ -532,7 +532,7 @@ func queued(t *testing.T, a *Agent) (checks, finishes <-chan state.Key) {
 		return func(_ context.Context, key state.Key) error { keys <- key; return nil }
 	}
 	a.reconciler = reconcile.New(reconcile.Work{
-		Check: to(check), Finish: to(finish), Tell: func(context.Context, state.Key) error { return nil }, Orphans: func(context.Context) error { return nil },
+		Check: to(check), Finish: to(finish), Orphans: func(context.Context) error { return nil },
 	})
 	go a.reconciler.Run(t.Context())
 	return check, finish

@@ -48,6 +48,8 @@ func NewMetrics(register func(...metrics.Registerable)) *Metrics {
 var (
 	recordsDesc = metrics.NewDesc("berth_agent_records", "Containers whose network the agent has a record of, by phase.", []string{"phase"}, nil, metrics.ALPHA, "")
 	failingDesc = metrics.NewDesc("berth_agent_failing_records", "Containers whose network the agent could not repair or take down at its last try.", nil, nil, metrics.ALPHA, "")
+	linksDesc   = metrics.NewDesc("berth_agent_failing_links", "Links to networks of floating IPs on which the agent cannot ask other nodes for addresses, or hear them: pods that start there wait.",
+		nil, nil, metrics.ALPHA, "")
 	checkedDesc = metrics.NewDesc("berth_agent_full_check_age_seconds", "For how long some container's network has not been compared with the kernel; the agent does so every minute.",
 		nil, nil, metrics.ALPHA, "")
 	refusedDesc = metrics.NewDesc("berth_agent_refused_neighbours_total", "Packets of pods that were dropped because the node would have looked for too many neighbours: a pod scans a network of its node.",
@@ -59,6 +61,7 @@ var (
 type gauges struct {
 	phases     map[string]int
 	failing    int
+	links      int
 	sinceCheck time.Duration
 	reachable  bool
 	// refused is nil where it is not known.
@@ -77,7 +80,7 @@ type collector struct {
 
 // DescribeWithStability implements metrics.StableCollector.
 func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
-	for _, d := range []*metrics.Desc{recordsDesc, failingDesc, checkedDesc, reachDesc, refusedDesc} {
+	for _, d := range []*metrics.Desc{recordsDesc, failingDesc, linksDesc, checkedDesc, reachDesc, refusedDesc} {
 		ch <- d
 	}
 }
@@ -93,6 +96,7 @@ func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
 		reachable = 1
 	}
 	ch <- metrics.NewLazyConstMetric(failingDesc, metrics.GaugeValue, float64(g.failing))
+	ch <- metrics.NewLazyConstMetric(linksDesc, metrics.GaugeValue, float64(g.links))
 	ch <- metrics.NewLazyConstMetric(checkedDesc, metrics.GaugeValue, g.sinceCheck.Seconds())
 	ch <- metrics.NewLazyConstMetric(reachDesc, metrics.GaugeValue, reachable)
 	if g.refused != nil {

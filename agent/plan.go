@@ -131,11 +131,13 @@ func (p planner) held(ctx context.Context, pod podinfo.Pod) ([]api.Address, map[
 	addrs, held := make([]api.Address, 0, len(all)), make(map[netip.Addr]state.Held, len(all))
 	for _, h := range all {
 		addrs = append(addrs, h.Address)
-		held[h.Address.Address] = state.Held{
-			Version: h.Record.Version, Since: h.Record.Since, LastNode: h.Record.LastNode.Name, LastNodeUID: string(h.Record.LastNode.UID), Failover: h.Record.Failover,
-		}
+		held[h.Address.Address] = heldBy(h.Record)
 	}
 	return addrs, held, nil
+}
+
+func heldBy(r podinfo.Record) state.Held {
+	return state.Held{Version: r.Version, Since: r.Since, LastNode: r.LastNode.Name, LastNodeUID: string(r.LastNode.UID), Failover: r.Failover}
 }
 
 // first returns the attachment to the network that every pod has.

@@ -7,8 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -54,6 +54,7 @@ func (a *Agent) Run(ctx context.Context) {
 // Recheck compares every record with the kernel soon; it returns at once. Its caller calls
 // it after a change of the node's links.
 func (a *Agent) Recheck(context.Context) {
+	a.recheckLinks()
 	a.Shaper.Recheck()
 	a.Policies.Recheck()
 	a.reconciler.SurveySoon()
@@ -99,25 +100,27 @@ func (a *Agent) repair(ctx context.Context, key state.Key) error {
 	if lacks != nil {
 		lacks = a.filterAgain(ctx, record, lacks)
 	}
-	if lacks != nil && (asserted(record) || slices.ContainsFunc(addressesOf(record), a.waits) && a.eachInterface(record, a.checkOpen) == nil) {
-		// The answerer asks the API.
-		return nil
-	}
 	if lacks == nil {
+		a.follow(record)
 		a.conflicts.End(ctx, record.Pod, func() ([]conflict.Target, error) { return a.targets(record, toDefend) })
 		return nil
 	}
+	if asserted(record) {
+		// The answerer asks the API.
+		return nil
+	}
+	rest, err := a.askAgain(record, lacks)
+	if rest == nil || err != nil {
+		return err
+	}
 	reason, err := a.lostWhy(ctx, record)
 	if err != nil {
-		if a.thinksItAnswers(record) {
-			a.carry(ctx, record, false)
-		}
-		return errors.Join(lacks, err)
+		return errors.Join(rest, err)
 	}
 	if reason != "" {
 		return a.withdraw(ctx, record, reason)
 	}
-	return a.setupAgain(ctx, record)
+	return a.setupAgain(ctx, record, a.isAsked)
 }
 
 // filterAgain puts back the packet filters of a complete attachment: without them the pod can send in
@@ -188,6 +191,22 @@ func (a *Agent) restore(ctx context.Context, record *state.Container) error {
 	if err := a.enforcePolicies(ctx, restored); err != nil {
 		return err
 	}
+	// Another node may have had them meanwhile: this one asks before it answers, by the records as they are now.
+	restored.Held = map[netip.Addr]state.Held{}
+	for _, addr := range addressesOf(record) {
+		_, held, err := a.Pods.Holder(ctx, addr)
+		if err != nil {
+			return fmt.Errorf("read the record of %s: %w", addr, err)
+		}
+		restored.Held[addr] = heldBy(held)
+	}
+	targets, release, err := a.toProbe(restored)
+	if release != nil {
+		defer release()
+	}
+	if err != nil {
+		return err
+	}
 	return a.withAddresses(ctx, record, func(now *state.Container) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -198,45 +217,46 @@ func (a *Agent) restore(ctx context.Context, record *state.Container) error {
 		if len(a.sharing(now)) > 0 {
 			return a.withdrawAgain(now)
 		}
-		now.Phase, now.Reason = state.Added, ""
-		if err := a.eachInterface(now, nettype.Driver.Repair); err != nil {
+		now.Phase, now.Reason, now.Held = restored.Phase, restored.Reason, restored.Held
+		if err := a.ports.Reopen(ctx, now); err != nil {
 			return err
 		}
 		a.unseen.Delete(now.Key())
-		if err := a.ports.Reopen(ctx, now); err != nil {
+		a.take(ctx, now, targets)
+		err := a.eachInterface(now, func(d nettype.Driver, i *nettype.Interface) error {
+			if a.isAsked(i) {
+				return nil // the answerer opens it
+			}
+			return d.Repair(i)
+		})
+		if err != nil {
 			return err
 		}
 		// The pod may have ended since the API was asked.
 		a.suspects.add(now.Key())
-		a.tellPod(now.Pod, event.Normal(EventAddressesRestored, "the pod holds its floating IPs "+strings.Join(addressList(now), ", ")+" again, and its node carries them again"), "Withdraw")
-		klog.FromContext(ctx).Info("A pod holds its addresses again and has its network back", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
+		a.tellPod(now.Pod, event.Normal(EventAddressesRestored, "the pod holds its floating IPs "+strings.Join(addressList(now), ", ")+" again, and its node carries them again as soon as no other one does"), "Withdraw")
+		klog.FromContext(ctx).Info("A pod holds its addresses again and gets its network back", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
 			"containerID", now.ContainerID, "ips", addressList(now))
 		a.announcer.Soon(now)
 		a.defender.ListenSoon()
-		a.carry(ctx, now, true)
 		return nil
 	})
 }
 
-// checkOpen is CheckNode for an interface for whose addresses the node may answer.
-func (a *Agent) checkOpen(d nettype.Driver, i *nettype.Interface) error {
-	if a.waitsFor(i) {
-		return nil
-	}
-	return d.CheckNode(i)
-}
-
 // setupAgain makes the missing pieces of the node's side of a complete attachment. The pod's side
-// is the pod's: a VPN takes the default route, a sandbox the addresses. An interface for whose addresses the node may not
-// answer yet stays as it is: the API's word that the caller has may be older than the reason for that.
-func (a *Agent) setupAgain(ctx context.Context, record *state.Container) error {
+// is the pod's: a VPN takes the default route, a sandbox the addresses. Interfaces for which leave returns true stay as they are: the
+// API's word that the caller has may be older than the reason for that.
+func (a *Agent) setupAgain(ctx context.Context, record *state.Container, leave func(*nettype.Interface) bool) error {
 	return a.withAddresses(ctx, record, func(now *state.Container) error {
 		if now.Phase != state.Added || asserted(now) {
 			return nil
 		}
 		var missing error
 		err := a.eachInterface(now, func(d nettype.Driver, i *nettype.Interface) error {
-			lacks := a.checkOpen(d, i)
+			if leave(i) {
+				return nil
+			}
+			lacks := d.CheckNode(i)
 			if lacks == nil {
 				return nil
 			}
@@ -282,10 +302,6 @@ func (a *Agent) noteStart(ctx context.Context) {
 	counts := map[state.Phase]int{}
 	for _, record := range a.Store.List() {
 		counts[record.Phase]++
-		if record.Phase == state.Added {
-			// The agent may have died between the record and the pod's annotation.
-			a.reconciler.TellLater(record.Key())
-		}
 		gone, err := netnsGone(record.NetNS)
 		if err != nil {
 			logger.Error(err, "Cannot see whether a container is still there", "containerID", record.ContainerID)

@@ -4,18 +4,13 @@ package agent
 
 import (
 	"encoding/json"
-	"errors"
-	"maps"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/state"
-	"github.com/berth-dev/berth/cni/api"
 )
 
 func named(names ...string) []attachdef.Network {
@@ -67,6 +62,7 @@ func TestSeveralNetworks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a, w := newAgent(t)
 			w.pod.Wants, w.named = c.wants, c.named
+			told := ""
 			result, err := a.Add(t.Context(), addRequest("c"))
 			if (err == nil) != (c.code == 0) || err != nil && ToCNIError(err).Code != c.code {
 				t.Fatalf("Add() = %v, want code %d", err, c.code)
@@ -81,6 +77,9 @@ func TestSeveralNetworks(t *testing.T) {
 						t.Errorf("interface %s has addresses: %v", attachment.IfName, has)
 					}
 				}
+				for _, result := range a.Untold(t.Context()) {
+					told = result.NetworkStatus
+				}
 				if err := a.Del(t.Context(), addRequest("c")); err != nil {
 					t.Errorf("Del() = %v", err)
 				}
@@ -89,8 +88,8 @@ func TestSeveralNetworks(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			var statuses []struct{ Name string }
-			if value := w.annotated[attachdef.StatusAnnotation]; value != "" {
-				if err := json.Unmarshal([]byte(value), &statuses); err != nil {
+			if told != "" {
+				if err := json.Unmarshal([]byte(told), &statuses); err != nil {
 					t.Error(err)
 				}
 			}
@@ -127,56 +126,4 @@ func TestCapabilitiesOfSeveral(t *testing.T) {
 	if diff := cmp.Diff(w.named[0].Capabilities, second.Capabilities); diff != "" || len(first.CNIArgs) != 0 || string(second.CNIArgs["queues"]) != "4" {
 		t.Errorf("second has args %v and (-want +got):\n%s", second.CNIArgs, diff)
 	}
-}
-
-// A pod starts also where its networks' status cannot be written now. It is written later.
-func TestStatusLater(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a, w := newAgent(t)
-		run(t, a)
-		w.named, w.annotateErr = named("storage"), errors.New("no answer")
-		if _, err := a.Add(t.Context(), addRequest("c")); err != nil {
-			t.Fatal(err)
-		}
-		w.mu.Lock()
-		w.annotateErr = nil
-		w.mu.Unlock()
-		<-time.After(resync)
-		synctest.Wait()
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if w.annotated[attachdef.StatusAnnotation] == "" {
-			t.Error("the status was never written")
-		}
-	})
-}
-
-// A user who drops the status of a pod's networks gets it back, and nobody else has it written again.
-func TestStatusAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a, w := newAgent(t)
-		run(t, a)
-		w.named = named("storage")
-		if _, err := a.Add(t.Context(), addRequest("c")); err != nil {
-			t.Fatal(err)
-		}
-		told := w.annotated
-		for _, c := range []struct {
-			now   map[string]string
-			pod   api.Pod
-			again bool
-		}{{told, w.pod.Pod, false}, {nil, api.Pod{Namespace: "ns", Name: "other", UID: "other"}, false}, {nil, w.pod.Pod, true}, {map[string]string{attachdef.StatusAnnotation: "[]"}, w.pod.Pod, true}} {
-			w.mu.Lock()
-			w.annotations, w.annotated = c.now, nil
-			w.mu.Unlock()
-			a.Changed(c.pod)
-			<-time.After(resync)
-			synctest.Wait()
-			w.mu.Lock()
-			if again := maps.Equal(w.annotated, told); again != c.again {
-				t.Errorf("with %v on the pod it was written again: %v", c.now, again)
-			}
-			w.mu.Unlock()
-		}
-	})
 }

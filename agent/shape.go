@@ -43,15 +43,11 @@ func (noShaper) Inspect(profile.Container) inquiry.InspectedShaping {
 	return inquiry.InspectedShaping{}
 }
 
-// Changed notes that the annotations of a pod changed, or that a pod came. The ones that this node wrote, it writes again.
-func (a *Agent) Changed(pod api.Pod) {
+// Changed notes that the annotations of a pod changed, or that a pod came.
+func (a *Agent) Changed(api.Pod) {
 	a.Shaper.Soon()
 	a.Policies.Soon()
-	for _, record := range a.Store.List() {
-		if record.Phase == state.Added && record.Pod.Is(pod) && !a.isTold(record) {
-			a.reconciler.TellLater(record.Key())
-		}
-	}
+	a.TellSoon()
 }
 
 // Shaped lists the containers whose traffic may have limits.

@@ -61,6 +61,7 @@ func (a *Agent) undo(ctx context.Context, record *state.Container) error {
 	fault.Point("del/record")
 	a.endPolicies(ctx, record)
 	a.Shaper.Soon()
+	a.TellSoon()
 	return nil
 }
 

@@ -105,6 +105,9 @@ func (a *Agent) standing(ctx context.Context) (podinfo.Standing, error) {
 // errNoAnswer is returned where the API did not name the pod that holds an address.
 var errNoAnswer = errors.New("cannot ask the API server")
 
+// errNotCompared stands for what a record may lack.
+var errNotCompared = errors.New("not compared with the kernel")
+
 // verifyOne decides about one record.
 func (a *Agent) verifyOne(ctx context.Context, key state.Key, holds podinfo.Standing) error {
 	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
@@ -122,7 +125,11 @@ func (a *Agent) verifyOne(ctx context.Context, key state.Key, holds podinfo.Stan
 			return a.withdraw(ctx, record, reason)
 		}
 	}
-	if err := a.setupAgain(ctx, record); err != nil {
+	missing, err := a.askAgain(record, errNotCompared)
+	if err == nil && missing != nil {
+		err = a.setupAgain(ctx, record, a.isAsked)
+	}
+	if err != nil {
 		// It has nothing to do with the API, and is tried again without it.
 		a.reconciler.CheckSoon(key)
 		klog.FromContext(ctx).Error(err, "Cannot repair the network of a pod", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name), "containerID", record.ContainerID)

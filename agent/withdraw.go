@@ -43,21 +43,19 @@ func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
 	}
 	var errs []error
 	for _, record := range a.Store.List() {
-		switch {
-		case !record.Pod.Is(pod):
-		case !gone:
-			a.reconciler.TellLater(record.Key()) // the next mirror
-		case hasScarce(record):
+		if gone && record.Pod.Is(pod) && hasScarce(record) {
 			errs = append(errs, a.withdraw(ctx, record, podGone))
 		}
 	}
 	if gone {
 		errs = append(errs, a.ports.EndPod(ctx, pod))
+		a.early.stop(pod.UID)
 		if a.answerer != nil {
 			a.answerer.Leave(pod.Identity())
 		}
 	}
 	a.reconciler.OrphansSoon()
+	a.TellSoon()
 	return errors.Join(errs...)
 }
 
@@ -185,7 +183,7 @@ const (
 	// docs/how-to/troubleshooting.md#berthaddresseswithdrawn.
 	EventAddressesWithdrawn = "AddressesWithdrawn"
 	// EventAddressesRestored (Normal on Pod): the FloatingIP was corrected, and the node carries the
-	// addresses again.
+	// addresses again as soon as no other node does.
 	EventAddressesRestored = "AddressesRestored"
 	// EventAddressConflict (Warning on Pod): a host outside of the cluster claims an address of the
 	// running pod, which keeps it; the note has the host's MAC. Do: see

@@ -85,13 +85,16 @@ func nodeGateways(ctx context.Context, link netlink.Link) []netip.Addr {
 	return gateways
 }
 
-// linksOf returns the links to the network of the question's addresses, where the node from now on hears the others: the ones by
-// which the node has other addresses of their subnets, else the VLAN's on all uplinks, as a pool does not say which of them is its. It
-// returns none where the network of an address is not known to be at this node.
+// linksOf returns the links to the network of the question's addresses, or of its gateways if there are none, where the node from now
+// on hears the others: the ones by which the node has other addresses of their subnets, else the VLAN's on all uplinks, as a pool does
+// not say which of them is its. It returns none where the network of an address is not known to be at this node.
 func (a *Agent) linksOf(ctx context.Context, q inquiry.WitnessQuestion) []int {
-	subnets, all := a.subnets(q.VLAN), map[int]bool{}
-	unknown := len(q.Addresses) == 0
-	for _, addr := range q.Addresses {
+	subnets, all, of := a.subnets(q.VLAN), map[int]bool{}, q.Addresses
+	if len(of) == 0 {
+		of = q.Gateways
+	}
+	unknown := len(of) == 0
+	for _, addr := range of {
 		known := false
 		for subnet, link := range subnets {
 			if subnet.Contains(addr) {

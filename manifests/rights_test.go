@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
@@ -21,12 +22,12 @@ func TestRightsToWrite(t *testing.T) {
 		"controller/rbac.yaml": {
 			"approve certificates.k8s.io/signers berth.dev/agent", "create berth.dev/floatingips", "create berth.dev/nodeassignments", "create coordination.k8s.io/leases", "create events.k8s.io/events",
 			"delete berth.dev/floatingips", "delete berth.dev/floatingips/held", "delete berth.dev/nodeassignments",
-			"patch berth.dev/floatingips", "patch berth.dev/ipclaims/status", "patch berth.dev/ippools/status", "patch events.k8s.io/events",
+			"patch /pods/status", "patch berth.dev/floatingips", "patch berth.dev/ipclaims/status", "patch berth.dev/ippools/status", "patch events.k8s.io/events",
 			"sign certificates.k8s.io/signers berth.dev/agent", "update /configmaps berth-agent-ca", "update /secrets berth-agent-ca", "update berth.dev/nodeassignments",
 			"update certificates.k8s.io/certificatesigningrequests/approval", "update certificates.k8s.io/certificatesigningrequests/status", "update coordination.k8s.io/leases berth-controller",
 		},
 		"agent/rbac.yaml": {
-			"act berth.dev/agents", "create /events", "create certificates.k8s.io/certificatesigningrequests", "patch /events", "patch /pods/status", "patch berth.dev/floatingips/status",
+			"act berth.dev/agents", "create /events", "create certificates.k8s.io/certificatesigningrequests", "patch /events", "patch berth.dev/floatingips/status",
 			"patch berth.dev/nodeassignments/status",
 		},
 		"agent/overlay/rbac.yaml": {"patch /nodes"},
@@ -82,4 +83,26 @@ func writes(rules []rbacv1.PolicyRule) (rights []string) {
 		}
 	}
 	return rights
+}
+
+// Each write of each kubelet would reach a policy that matches pods/status, and pay for it before its first condition.
+func TestNoPolicyOfPodStatus(t *testing.T) {
+	policies := 0
+	for path, object := range manifests(t) {
+		policy, ok := object.(*admissionregistrationv1.ValidatingAdmissionPolicy)
+		if !ok {
+			continue
+		}
+		policies++
+		for _, rule := range policy.Spec.MatchConstraints.ResourceRules {
+			for _, resource := range rule.Resources {
+				if slices.Contains([]string{"*", "*/*", "*/status", "pods/*", "pods/status"}, resource) {
+					t.Errorf("%s: %s matches %s", path, policy.Name, resource)
+				}
+			}
+		}
+	}
+	if policies == 0 {
+		t.Error("there are no policies")
+	}
 }

@@ -7,6 +7,8 @@ package answerer
 
 import (
 	"context"
+	cryptorand "crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -22,6 +24,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/answering"
+	"github.com/berth-dev/berth/cni/conflict"
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
@@ -35,6 +39,8 @@ type Segment interface {
 	AskHost(addr netip.Addr, mac net.HardwareAddr) error
 	// Run calls the functions with what other hosts send, until ctx ends.
 	Run(ctx context.Context, heard func(answering.Message), answered func(addr netip.Addr, mac net.HardwareAddr)) error
+	// Check returns an error where the link is gone, or has another MAC than when the segment was opened. It blocks for the kernel only.
+	Check() error
 	// Close ends its sockets. It is called once, after Run has returned.
 	Close() error
 	// Own returns the MAC by which the node answers, and its own address on the segment, if it has one.
@@ -55,8 +61,10 @@ type Node interface {
 	Reachable(ctx context.Context) error
 	// IsCut returns whether an uplink has no carrier. It blocks for the kernel only.
 	IsCut(uplink string) (bool, error)
-	// Carries returns whether the node has records by which it may answer for an address.
-	Carries(addr netip.Addr) bool
+	// Answers returns whether the kernel, or a container of the node, may answer for an address on any link, by whatever
+	// makes it do so. Of an address that the Answerer closed it asks the kernel alone; another one is soon carried, or no more
+	// answered for. It blocks for the kernel only.
+	Answers(addr netip.Addr) (bool, error)
 }
 
 // ErrCannotClose is returned by a Node that goes on to answer for an address, however often it is asked to stop.
@@ -104,8 +112,12 @@ type place struct {
 	pod  string
 }
 
-// New returns an Answerer that is idle until Run. open returns the segment of a link, or an error where the node can neither
-// assert nor ask there; it then answers without.
+// ErrNobodyToAsk is returned for a link whose network has no way to ask its hosts for an address. There the node answers
+// without.
+var ErrNobodyToAsk = conflict.ErrNoEthernet
+
+// New returns an Answerer that is idle until Run. open returns the segment of a link. After an error other than ErrNobodyToAsk it is
+// tried again: meanwhile the node answers for no further address of the link.
 func New(self answering.Node, open func(link int) (Segment, error), node Node) *Answerer {
 	return &Answerer{self: self, node: node, open: open, loops: map[int]*loop{}, where: map[netip.Addr]place{}}
 }
@@ -127,13 +139,11 @@ func (a *Answerer) start(l *loop) {
 	a.group.Go(func() { l.run(a.ctx) })
 }
 
-// loopOf returns the loop of a link, which it makes if it has to.
+// loopOf returns the loop of a link, which it makes if it has to. The caller holds mu.
 func (a *Answerer) loopOf(link int, uplink string) *loop {
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	l := a.loops[link]
 	if l == nil {
-		l = &loop{a: a, index: link, asked: make(chan chan<- Hearing), ended: make(chan struct{}), uplink: uplink, signal: wakeup.New(), gateways: map[netip.Addr]net.HardwareAddr{}, standing: map[netip.Addr]answering.Standing{}, waiting: map[netip.Addr][]chan struct{}{}, asks: map[netip.Addr]int{}, unclosed: map[netip.Addr]bool{}}
+		l = &loop{a: a, index: link, asked: make(chan chan<- Hearing), ended: make(chan struct{}), uplink: uplink, signal: wakeup.New(), gateways: map[netip.Addr]net.HardwareAddr{}, standing: map[netip.Addr]answering.Standing{}, waiting: map[netip.Addr][]chan struct{}{}, asks: map[netip.Addr]int{}, awaited: map[netip.Addr]*awaited{}, unclosed: map[netip.Addr]bool{}}
 		a.loops[link] = l
 		if a.ctx != nil {
 			a.start(l)
@@ -144,21 +154,22 @@ func (a *Answerer) loopOf(link int, uplink string) *loop {
 
 func (a *Answerer) give(h Holding, in answering.Input) {
 	a.mu.Lock()
-	before, moved := a.where[h.Address]
+	old := a.loops[a.where[h.Address].link]
 	a.where[h.Address] = place{h.Link, h.Pod}
-	old := a.loops[before.link]
+	l := a.loopOf(h.Link, h.Uplink)
 	a.mu.Unlock()
-	if moved && before.link != h.Link && old != nil {
+	if old != nil && old != l {
 		old.note(answering.Leave{Address: h.Address})
 	}
-	l := a.loopOf(h.Link, h.Uplink)
 	l.know(h.Gateway)
 	l.note(in)
 }
 
 // Join has the node hear the others on a link before it has an address there, with the gateways on it.
 func (a *Answerer) Join(link int, uplink string, gateways ...netip.Addr) {
+	a.mu.Lock()
 	l := a.loopOf(link, uplink)
+	a.mu.Unlock()
 	for _, gateway := range gateways {
 		l.know(gateway)
 	}
@@ -170,6 +181,29 @@ func (a *Answerer) Link(addr netip.Addr) (link int, has bool) {
 	defer a.mu.Unlock()
 	at, has := a.where[addr]
 	return at.link, has
+}
+
+// Waits returns whether the node has an address, and may not answer for it yet, or not any more.
+func (a *Answerer) Waits(addr netip.Addr) bool {
+	l := a.of(addr)
+	if l == nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.standing[addr].Phase != answering.Answering
+}
+
+// Recheck says that links may have changed.
+func (a *Answerer) Recheck() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, l := range a.loops {
+		l.mu.Lock()
+		l.changed = true
+		l.mu.Unlock()
+		l.signal.Send()
+	}
 }
 
 // jitter is how long a node waits at most after its carrier is back.
@@ -200,6 +234,13 @@ func (l *loop) know(gateway netip.Addr) {
 	if _, known := l.gateways[gateway]; !known {
 		l.gateways[gateway] = nil
 	}
+}
+
+// nonce returns a number that nobody can guess.
+func nonce() uint64 {
+	var b [8]byte
+	_, _ = cryptorand.Read(b[:]) // It never fails.
+	return binary.BigEndian.Uint64(b[:])
 }
 
 func macText(mac net.HardwareAddr) string {
@@ -241,60 +282,52 @@ func (a *Answerer) Leave(pod string, addrs ...netip.Addr) {
 	}
 	a.mu.Unlock()
 	for addr, l := range left {
-		if l != nil {
-			l.note(answering.Leave{Address: addr})
-		}
+		l.note(answering.Leave{Address: addr})
 	}
 }
 
-// of returns the loop of an address, nil where there is none, and whether the node has the address.
-func (a *Answerer) of(addr netip.Addr) (l *loop, known bool) {
+// of returns the loop of an address, nil where the node does not have the address.
+func (a *Answerer) of(addr netip.Addr) *loop {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	at, known := a.where[addr]
-	return a.loops[at.link], known
+	at, has := a.where[addr]
+	if !has {
+		return nil
+	}
+	return a.loops[at.link]
 }
 
-// Heard takes a message that a node sent to this one alone, outside of the segments. An address that the node carries and this Answerer
-// does not know is not denied.
+// Heard takes a message that a node sent to this one alone, outside of the segments.
 func (a *Answerer) Heard(m answering.Message) {
 	if !m.To.Is(a.self) {
 		return
 	}
-	l, known := a.of(m.Address)
-	switch {
-	case l != nil:
+	if l := a.of(m.Address); l != nil {
 		l.hear(m, true)
-	case !known && !a.node.Carries(m.Address):
-		a.mu.Lock()
-		loops := slices.Collect(maps.Values(a.loops))
-		a.mu.Unlock()
-		for _, l := range loops {
-			l.hear(m, true)
-		}
+		return
+	}
+	a.mu.Lock()
+	loops := slices.Collect(maps.Values(a.loops))
+	a.mu.Unlock()
+	for _, l := range loops {
+		l.hear(m, true)
 	}
 }
 
 // Word is a person's, that no other node answers for an address. It returns an error where the node does not ask for it, and so
 // nothing would come of the word.
 func (a *Answerer) Word(addr netip.Addr) error {
-	l, known := a.of(addr)
-	if !known {
+	l := a.of(addr)
+	if l == nil {
 		return errors.New("no pod of the node has it")
 	}
-	if l == nil {
-		return errAnswers
-	}
 	l.mu.Lock()
-	phase, cut, why := l.standing[addr].Phase, l.cut, l.why(addr)
-	if l.without != nil {
-		phase = answering.Answering
-	}
+	phase, asks, why := l.standing[addr].Phase, !l.cut && l.broken == nil, l.why(addr)
 	l.mu.Unlock()
 	switch {
 	case phase == answering.Answering:
-		return errAnswers
-	case phase == answering.Asking && !cut:
+		return errors.New("the node answers for it already")
+	case phase == answering.Asking && asks:
 		l.note(answering.Word{Address: addr})
 		return nil
 	default:
@@ -302,18 +335,15 @@ func (a *Answerer) Word(addr netip.Addr) error {
 	}
 }
 
-var errAnswers = errors.New("the node answers for it already")
-
 // Wait waits until the node may answer for the addresses, which it has taken. Where ctx ends before, the error says for each what
 // is in the way.
 func (a *Answerer) Wait(ctx context.Context, addrs []netip.Addr) error {
 	var errs []error
 	for _, addr := range addrs {
-		switch l, known := a.of(addr); {
-		case !known:
-			errs = append(errs, fmt.Errorf("the pod lost %s meanwhile", addr))
-		case l != nil: // else the loop has given up
+		if l := a.of(addr); l != nil {
 			errs = append(errs, l.wait(ctx, addr))
+		} else {
+			errs = append(errs, fmt.Errorf("the pod lost %s meanwhile", addr))
 		}
 	}
 	return errors.Join(errs...)
@@ -321,8 +351,8 @@ func (a *Answerer) Wait(ctx context.Context, addrs []netip.Addr) error {
 
 // Standing returns the state of an address, with the zero Phase where the node does not have it.
 func (a *Answerer) Standing(addr netip.Addr) answering.Standing {
-	l, known := a.of(addr)
-	if !known || l == nil {
+	l := a.of(addr)
+	if l == nil {
 		return answering.Standing{}
 	}
 	l.mu.Lock()
@@ -348,14 +378,12 @@ func (a *Answerer) Unanswered() []Unanswered {
 	a.mu.Unlock()
 	var all []Unanswered
 	for _, addr := range slices.SortedFunc(maps.Keys(at), netip.Addr.Compare) {
-		if l := at[addr]; l != nil {
-			l.mu.Lock()
-			s := l.standing[addr]
-			if l.without == nil && (s.Phase == answering.Asking || s.Phase == answering.Closed) {
-				all = append(all, Unanswered{addr, s, l.why(addr)})
-			}
-			l.mu.Unlock()
+		l := at[addr]
+		l.mu.Lock()
+		if s := l.standing[addr]; s.Phase == answering.Asking || s.Phase == answering.Closed {
+			all = append(all, Unanswered{addr, s, l.why(addr)})
 		}
+		l.mu.Unlock()
 	}
 	return all
 }
@@ -381,38 +409,38 @@ type loop struct {
 	cut bool
 	// searches are under way.
 	searches []*search
-	// without is why there is no machine: the node answers without asking.
-	without error
+	// awaited are the addresses for which the node has asked, and the last of its questions may still be answered.
+	awaited map[netip.Addr]*awaited
+	// changed: the link may have.
+	changed bool
+	// broken is why the node neither hears nor asks others, nil while it does.
+	broken error
 	// asked has the questions of what the node hears; ended is closed when nobody answers them any more.
 	asked chan chan<- Hearing
 	ended chan struct{}
 
 	// The fields below are run's.
-	link    *answering.Link
-	segment Segment
-	began   time.Time
+	link  *answering.Link
+	began time.Time
+	connection
 	// unsent is why the last messages were not sent, nil where they were.
 	unsent error
 	// unclosed are the addresses that the kernel still answers for, because it could not be changed.
 	unclosed map[netip.Addr]bool
-	// gone is why the link is not there any more.
-	gone   error
-	asking sync.WaitGroup
+	asking   sync.WaitGroup
 }
 
 // note has an input seen to soon.
 func (l *loop) note(in answering.Input) {
 	l.mu.Lock()
-	if l.without == nil {
-		l.inputs = append(l.inputs, in)
-	}
+	l.inputs = append(l.inputs, in)
 	l.mu.Unlock()
 	l.signal.Send()
 }
 
 func (l *loop) wait(ctx context.Context, addr netip.Addr) error {
 	l.mu.Lock()
-	if l.without != nil || l.standing[addr].Phase == answering.Answering {
+	if l.standing[addr].Phase == answering.Answering {
 		l.mu.Unlock()
 		return nil
 	}
@@ -432,8 +460,11 @@ func (l *loop) wait(ctx context.Context, addr netip.Addr) error {
 
 // why says why the node does not answer for an address. The caller holds mu.
 func (l *loop) why(addr netip.Addr) string {
-	if l.cut {
+	switch {
+	case l.cut:
 		return l.withoutCarrier(addr)
+	case l.broken != nil:
+		return fmt.Sprintf("the node cannot ask whether another node answers for %s: %v", addr, l.broken)
 	}
 	return explain(addr, l.standing[addr])
 }
@@ -446,7 +477,7 @@ func (l *loop) withoutCarrier(addr netip.Addr) string {
 func explain(addr netip.Addr, s answering.Standing) string {
 	switch {
 	case s.Phase == answering.Closed && s.Cause == answering.CutOff:
-		return fmt.Sprintf("the node is cut off: for five seconds it has reached neither the gateway nor the API server, and hears less than half of the other nodes; the pod of %s may be moved from here", addr)
+		return fmt.Sprintf("the node is cut off: for five seconds it has reached neither the gateway nor the API server, nor half of the nodes that answered it before; the pod of %s may be moved from here", addr)
 	case s.Phase == answering.Closed && s.Cause == answering.Newer:
 		return fmt.Sprintf("%s has %s by a newer record of the API than this node", s.By.Name, addr)
 	case len(s.MACs) > 0 && s.Last.Name != "" && !s.Denied:
@@ -460,37 +491,16 @@ func explain(addr netip.Addr, s answering.Standing) string {
 	}
 }
 
-// run steps the machine until ctx ends.
+// run steps the machine until ctx ends, or the link is gone with all addresses.
 func (l *loop) run(ctx context.Context) {
-	defer close(l.ended)
-	logger := klog.FromContext(ctx).WithValues("link", l.index)
-	segment, err := l.a.open(l.index)
-	if err != nil {
-		logger.Error(err, "Cannot ask other nodes for addresses on a link; the node answers for its pods without")
-		l.giveUp(err)
-		return
-	}
 	ctx, cancel := context.WithCancel(ctx)
-	var reading sync.WaitGroup
-	reading.Go(func() {
-		err := segment.Run(ctx, l.heard, l.answered)
-		if err != nil && ctx.Err() == nil {
-			logger.Error(err, "Cannot hear other nodes on a link any more; the node answers for its pods without")
-			l.giveUp(err)
-			cancel()
-		}
-	})
 	defer func() {
 		cancel()
-		reading.Wait()
+		l.disconnect(ctx)
 		l.asking.Wait()
-		if err := segment.Close(); err != nil {
-			logger.V(2).Info("Cannot close the sockets on a link", "err", err)
-		}
+		close(l.ended)
 	}()
-	mac, addr := segment.Own()
-	l.segment, l.began = segment, time.Now()
-	l.link = answering.NewLink(0, l.a.self, mac.String(), addr)
+	l.link, l.began = answering.NewLink(0, l.a.self, "", nonce), time.Now()
 	l.look(ctx)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -501,19 +511,32 @@ func (l *loop) run(ctx context.Context) {
 		case answer := <-l.asked:
 			answer <- l.tellHearing()
 			continue
+		case err := <-l.failed:
+			l.disconnect(ctx)
+			l.fails(ctx, err)
 		case <-l.signal:
 		case <-timer.C:
 		}
-		l.step(ctx)
-		if l.gone != nil {
-			logger.V(2).Info("A link is gone", "err", l.gone)
-			l.giveUp(l.gone)
+		if err := l.connect(ctx); errors.Is(err, ErrNobodyToAsk) {
+			l.answerAll(ctx)
+			continue
+		} else if rtnl.LinkNotFound(err) && l.a.drop(l) {
 			return
 		}
-		if due, ok := l.link.Next(); ok {
-			timer.Reset(max(0, due-time.Since(l.began)))
+		l.step(ctx)
+		if due, ok := l.due(); ok {
+			timer.Reset(max(0, due))
 		}
 	}
+}
+
+// due returns when the loop has something to do, if nothing happens.
+func (l *loop) due() (time.Duration, bool) {
+	if l.segment == nil {
+		return time.Until(l.retry), true
+	}
+	due, ok := l.link.Next()
+	return due - l.now(), ok
 }
 
 // look has the machine begin with the carrier as it is. Changes that were noted before stand after that.
@@ -526,24 +549,6 @@ func (l *loop) look(ctx context.Context) {
 		l.mu.Lock()
 		l.inputs = slices.Insert(l.inputs, 0, answering.Input(answering.Carrier{}))
 		l.mu.Unlock()
-	}
-}
-
-// giveUp lets all addresses be answered for without a machine. The next address that comes tries anew.
-func (l *loop) giveUp(err error) {
-	l.a.mu.Lock()
-	if l.a.loops[l.index] == l {
-		delete(l.a.loops, l.index)
-	}
-	l.a.mu.Unlock()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.without = err
-	for addr, waiting := range l.waiting {
-		for _, c := range waiting {
-			close(c)
-		}
-		delete(l.waiting, addr)
 	}
 }
 
@@ -564,18 +569,21 @@ func (l *loop) hear(m answering.Message, unicast bool) {
 func (l *loop) answered(addr netip.Addr, mac net.HardwareAddr) {
 	l.mu.Lock()
 	_, gateway := l.gateways[addr]
-	if gateway {
+	fresh := l.awaits(addr, mac.String())
+	if fresh && gateway {
 		l.gateways[addr] = mac
 		if addr.Is4() || !l.answers.Is4() {
 			l.answers = addr
 		}
 	}
 	l.mu.Unlock()
-	if gateway {
-		l.note(answering.Gateway{})
-		return
+	switch {
+	case !fresh:
+	case gateway:
+		l.note(answering.Gateway{Address: addr})
+	default:
+		l.note(answering.Answered{Address: addr, MAC: mac.String()})
 	}
-	l.note(answering.Answered{Address: addr, MAC: mac.String()})
 }
 
 // step passes all inputs to the machine, and does its outputs: the kernel falls silent before anything is sent.
@@ -583,6 +591,9 @@ func (l *loop) step(ctx context.Context) {
 	l.mu.Lock()
 	inputs, searches := l.inputs, slices.Clone(l.searches)
 	l.inputs = nil
+	for _, w := range l.awaited {
+		w.macs = nil
+	}
 	l.mu.Unlock()
 	for i := range inputs {
 		inputs[i] = l.onLink(ctx, inputs[i])
@@ -590,7 +601,9 @@ func (l *loop) step(ctx context.Context) {
 	for _, s := range searches {
 		s.see(inputs, l.index, l.link.At)
 	}
-	outputs := l.link.Step(time.Since(l.began), inputs...)
+	outputs := l.link.Step(l.now(), inputs...)
+	// Before anything is closed: what closes it knows no other work that opens it.
+	l.tell(l.link.All())
 	for _, out := range outputs {
 		if c, ok := out.(answering.Close); ok {
 			s := l.link.Standing(c.Address)
@@ -601,7 +614,6 @@ func (l *loop) step(ctx context.Context) {
 			l.close(ctx, c, s.Cause, why)
 		}
 	}
-	l.tell()
 	var messages []answering.Message
 	var questions []netip.Addr
 	for _, out := range outputs {
@@ -609,10 +621,9 @@ func (l *loop) step(ctx context.Context) {
 		case answering.Open:
 			l.opens(ctx, out.Address)
 		case answering.Send:
-			if out.Kind == answering.Deny && l.unclosed[out.Address] {
-				continue
+			if out.Kind != answering.Deny || l.isSilent(ctx, out.Address) {
+				messages = append(messages, out.Message)
 			}
-			messages = append(messages, out.Message)
 		case answering.Question:
 			questions = append(questions, out.Address)
 		case answering.Control:
@@ -628,12 +639,17 @@ func (l *loop) step(ctx context.Context) {
 	if len(messages) > 0 {
 		l.send(ctx, messages)
 	}
-	if len(questions) == 0 {
+	l.question(ctx, questions)
+}
+
+func (l *loop) question(ctx context.Context, questions []netip.Addr) {
+	if len(questions) == 0 || l.segment == nil {
 		return
 	}
 	// The controls of all addresses are the same.
 	slices.SortFunc(questions, netip.Addr.Compare)
 	questions = slices.Compact(questions)
+	l.await(questions...)
 	if err := l.segment.Question(questions); err != nil && ctx.Err() == nil {
 		klog.FromContext(ctx).V(2).Info("Cannot ask for addresses", "link", l.index, "err", err)
 	}
@@ -666,11 +682,15 @@ func (l *loop) onLink(ctx context.Context, in answering.Input) answering.Input {
 }
 
 func (l *loop) send(ctx context.Context, messages []answering.Message) {
+	if l.segment == nil {
+		return
+	}
 	err := l.segment.Send(messages)
 	l.unsent = err
 	// A link that comes and goes with its pods has another index when it is back.
 	if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {
-		l.gone = err
+		l.disconnect(ctx)
+		l.fails(ctx, err)
 		return
 	}
 	if err != nil && ctx.Err() == nil {
@@ -693,9 +713,10 @@ func (l *loop) askGateway(ctx context.Context) []netip.Addr {
 	l.mu.Lock()
 	addr, mac := l.answers, l.gateways[l.answers]
 	l.mu.Unlock()
-	if !addr.IsValid() {
+	if !addr.IsValid() || l.segment == nil {
 		return l.controls(nil)
 	}
+	l.await(addr)
 	if err := l.segment.AskHost(addr, mac); err != nil && ctx.Err() == nil {
 		klog.FromContext(ctx).V(2).Info("Cannot ask the gateway", "link", l.index, "gateway", addr, "err", err)
 	}
@@ -767,10 +788,10 @@ func (l *loop) try(ctx context.Context) {
 }
 
 // tell notes the standing of all addresses, and wakes who waits for one.
-func (l *loop) tell() {
+func (l *loop) tell(standing map[netip.Addr]answering.Standing) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.standing = l.link.All()
+	l.standing = standing
 	for addr, s := range l.standing {
 		if s.Phase != answering.Answering {
 			continue
@@ -805,6 +826,21 @@ func (l *loop) close(ctx context.Context, c answering.Close, cause answering.Cau
 	time.AfterFunc(closeAgain, func() { l.note(answering.Recheck{Address: c.Address}) })
 }
 
+// isSilent returns whether the node may deny that it answers for an address. The kernel is asked: that no record has the address, or
+// that it was closed, proves nothing. One that the kernel answers for nevertheless is closed again.
+func (l *loop) isSilent(ctx context.Context, addr netip.Addr) bool {
+	if l.unclosed[addr] {
+		return false
+	}
+	answers, err := l.a.node.Answers(addr)
+	if err == nil && !answers {
+		return true
+	}
+	klog.FromContext(ctx).V(2).Info("Another node asks for an address that this one may answer for: it gets no denial", "ip", addr, "link", l.index, "answers", answers, "err", err)
+	l.note(answering.Recheck{Address: addr})
+	return false
+}
+
 func (l *loop) opens(ctx context.Context, addr netip.Addr) {
 	delete(l.unclosed, addr)
 	if err := l.a.node.Open(ctx, addr); err != nil && ctx.Err() == nil {
@@ -824,8 +860,8 @@ func (l *loop) ask(ctx context.Context, q answering.AskAPI) {
 		for {
 			mine, version, last, err := l.a.node.Whose(ctx, q.Address)
 			if err == nil {
-				l.note(answering.API{Reachable: true})
 				l.note(answering.Verdict{Address: q.Address, Number: q.Number, Mine: mine, Version: version, Last: l.a.known(last)})
+				l.note(answering.API{Reachable: true}) // Has the addresses asked for that still have no verdict.
 				return
 			}
 			l.note(answering.API{})

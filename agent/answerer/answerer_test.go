@@ -61,9 +61,11 @@ type host struct {
 	api     error
 	mine    bool
 	version answering.Version
-	// gone is the error of Send, closed how often the segment was closed.
+	// gone is the error of Send and Check, closed how often the segment was closed.
 	gone   error
 	closed int
+	// closing, if given, is called by Close.
+	closing func()
 	// stuck: the kernel cannot be changed. tries counts the calls of Close.
 	stuck error
 	tries int
@@ -71,8 +73,15 @@ type host struct {
 	hang chan struct{}
 	// most is the number of addresses that the host asked for at once.
 	most int
-	// unknown: the host has records of its addresses that its Answerer was not told of.
-	unknown bool
+	// link is the index of its link. Another one was there before.
+	link int
+	// opened is its MAC when the segment was opened last: it hears answers to that one alone, and messages to all.
+	opened net.HardwareAddr
+	// opens counts the tries to open it, and openErr is their error.
+	opens   int
+	openErr error
+	// broken is sent the error that ends its hearing.
+	broken chan error
 	// cut: nothing comes from the segment to the host, or from it, though its link has its carrier.
 	cut bool
 }
@@ -80,13 +89,13 @@ type host struct {
 var errAway = errors.New("the API server is away")
 
 func (w *wire) add(name string) *host {
-	h := &host{wire: w, name: name, mac: net.HardwareAddr{2, 0, 0, 0, 0, byte(len(w.hosts) + 1)}, kernel: map[netip.Addr]bool{}, api: errAway}
+	h := &host{wire: w, link: 1, broken: make(chan error), name: name, mac: net.HardwareAddr{2, 0, 0, 0, 0, byte(len(w.hosts) + 1)}, opened: net.HardwareAddr{2, 0, 0, 0, 0, byte(len(w.hosts) + 1)}, kernel: map[netip.Addr]bool{}, api: errAway}
 	w.hosts = append(w.hosts, h)
 	return h
 }
 
 func (h *host) start(ctx context.Context, group *sync.WaitGroup) *Answerer {
-	a := New(answering.Node{Name: h.name, UID: h.uid}, func(int) (Segment, error) { return port{h}, nil }, h)
+	a := New(answering.Node{Name: h.name, UID: h.uid}, h.open, h)
 	group.Go(func() { a.Run(ctx) })
 	return a
 }
@@ -101,14 +110,59 @@ func (p port) Close() error {
 	return nil
 }
 
-func (h *host) Own() (net.HardwareAddr, netip.Addr) { return h.mac, h.own }
+func (h *host) open(link int) (Segment, error) {
+	h.wire.mu.Lock()
+	defer h.wire.mu.Unlock()
+	h.opens++
+	if h.openErr != nil {
+		return nil, h.openErr
+	}
+	if link < h.link || errors.Is(h.gone, unix.ENXIO) {
+		return nil, fmt.Errorf("find link %d: %w", link, unix.ENODEV)
+	}
+	h.opened = h.mac
+	return port{h}, nil
+}
+
+func (h *host) Own() (net.HardwareAddr, netip.Addr) {
+	h.wire.mu.Lock()
+	defer h.wire.mu.Unlock()
+	return h.opened, h.own
+}
+
+func (h *host) Check() error {
+	h.wire.mu.Lock()
+	defer h.wire.mu.Unlock()
+	if !slices.Equal(h.opened, h.mac) {
+		return errors.New("it has another MAC")
+	}
+	return h.gone
+}
 
 func (h *host) Run(ctx context.Context, heard func(answering.Message), answered func(netip.Addr, net.HardwareAddr)) error {
 	h.wire.mu.Lock()
 	h.heard, h.answered = heard, answered
 	h.wire.mu.Unlock()
-	<-ctx.Done()
-	return nil
+	select {
+	case err := <-h.broken:
+		return err
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// remake gives the node another link in the place of its own: the kernel answers for nothing there.
+func (h *host) remake(a *Answerer) {
+	h.wire.mu.Lock()
+	h.link++
+	h.gone = os.NewSyscallError("sendto", unix.ENXIO)
+	clear(h.kernel)
+	h.wire.mu.Unlock()
+	a.Recheck()
+	synctest.Wait()
+	h.wire.mu.Lock()
+	h.gone = nil
+	h.wire.mu.Unlock()
 }
 
 func (h *host) Send(messages []answering.Message) error {
@@ -148,7 +202,8 @@ func (h *host) Question(addrs []netip.Addr) error {
 	defer h.wire.mu.Unlock()
 	h.most = max(h.most, len(addrs))
 	for _, addr := range addrs {
-		if h.answered == nil || h.out || h.cut {
+		// A reply goes to the MAC that asked, and the card drops it where it has another one by now.
+		if h.answered == nil || h.out || h.cut || !slices.Equal(h.opened, h.mac) {
 			break
 		}
 		if addr == gateway && !h.wire.noGateway {
@@ -204,8 +259,11 @@ func (h *host) Open(_ context.Context, addr netip.Addr) error {
 func (h *host) Close(_ context.Context, addr netip.Addr, _ answering.Version, _ answering.Cause, _ string) error {
 	h.wire.mu.Lock()
 	h.tries++
-	stuck := h.stuck
+	stuck, closing := h.stuck, h.closing
 	h.wire.mu.Unlock()
+	if closing != nil {
+		closing()
+	}
 	if stuck != nil {
 		return stuck
 	}
@@ -243,7 +301,7 @@ func (h *host) closes() int {
 	return h.tries
 }
 
-func (h *host) Carries(addr netip.Addr) bool { return h.unknown && h.answers(addr) }
+func (h *host) Answers(addr netip.Addr) (bool, error) { return h.answers(addr), nil }
 
 // run runs a test in virtual time.
 func run(t *testing.T, test func(t *testing.T, start func(h *host) *Answerer, w *wire)) {
@@ -329,7 +387,7 @@ func TestUnicast(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
 				old, fresh := w.add("old"), w.add("fresh")
-				old.uid, old.cut, old.unknown = c.own, true, c.unknown
+				old.uid, old.cut = c.own, true
 				old.set(address, c.carries || c.unknown)
 				a, b := start(old), start(fresh)
 				w.beside = map[string]*Answerer{"old": a, "fresh": b}
@@ -583,7 +641,7 @@ func TestWaitEnds(t *testing.T) {
 		if _, err := wait(t, a, time.Second); err == nil {
 			t.Error("Wait() for an address that left is nil")
 		}
-		none := New(answering.Node{Name: "none"}, func(int) (Segment, error) { return nil, errors.New("no Ethernet") }, n)
+		none := New(answering.Node{Name: "none"}, func(int) (Segment, error) { return nil, ErrNobodyToAsk }, n)
 		ctx, cancel := context.WithCancel(t.Context())
 		var group sync.WaitGroup
 		group.Go(func() { none.Run(ctx) })
@@ -592,6 +650,11 @@ func TestWaitEnds(t *testing.T) {
 		none.Take(Holding{Address: address, Pod: "p", Link: 1, Version: 5, Last: answering.Node{Name: "old"}})
 		if took, err := wait(t, none, time.Second); err != nil || took > 0 {
 			t.Errorf("without a segment Wait() = %v after %v", err, took)
+		}
+		none.Carry(Holding{Address: address, Pod: "p", Link: 1, Version: 5}, false, 0)
+		synctest.Wait()
+		if !n.answers(address) || none.Waits(address) || none.Failing() > 0 {
+			t.Error("without a segment the node does not answer again")
 		}
 	})
 }
@@ -641,6 +704,8 @@ func TestQuestions(t *testing.T) {
 			a.Carry(Holding{Address: netip.AddrFrom4([4]byte{10, 0, 71, byte(i)}), Pod: "p", Link: 1, Gateway: gateway, Version: 5}, false, 0)
 		}
 		time.Sleep(time.Second) //nolint:forbidigo // the clock is the test's
+		w.mu.Lock()
+		defer w.mu.Unlock()
 		if n.most != many+1 {
 			t.Errorf("the node asked for %d addresses at once, want %d and the gateway", n.most, many)
 		}

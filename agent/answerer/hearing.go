@@ -3,6 +3,7 @@
 package answerer
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -16,7 +17,7 @@ type Hearing struct {
 	Link int
 	// Since is when it began to listen.
 	Since time.Time
-	// Err is why it says nothing there itself, nil where it does.
+	// Err is why it hears nothing there, or says nothing itself; nil where it does.
 	Err error
 	// Neighbours were heard in the last hour, in the order of their names.
 	Neighbours []Neighbour
@@ -62,7 +63,7 @@ func (l *loop) hearing(ctx context.Context) (h Hearing, ok bool) {
 
 // tellHearing is for run's goroutine.
 func (l *loop) tellHearing() Hearing {
-	h := Hearing{Link: l.index, Since: l.began, Err: l.unsent}
+	h := Hearing{Link: l.index, Since: l.began, Err: cmp.Or(l.broken, l.unsent)}
 	for _, n := range l.link.Neighbours() {
 		h.Neighbours = append(h.Neighbours, Neighbour{Node: n.Node, MAC: n.MAC, Heard: l.began.Add(n.Heard)})
 	}

@@ -11,15 +11,19 @@
 //     asks who answers for it, as any host would. It answers when nobody does, and the silence counts.
 //   - The newer record wins. An assertion has the resourceVersion at which the API said that the
 //     address is the node's; of the versions of one kind the greater is the later (KEP-5504). A node
-//     that answers, or asks, by an older one falls silent before it asks anybody else, and then asks
-//     the API. One that has a newer one asserts it in reply. So two that ask at once do not both answer.
+//     that answers by an older one asks the API, and falls silent 50 ms later where that has not refuted
+//     the assertion: the asserting node waits for longer. One that asks falls silent at once. One that has
+//     a newer one asserts it in reply. So two that ask at once do not both answer.
 //   - Assert until denied. A node goes on asserting until the node that had the address last has denied that it
 //     answers for it. Each node asserts all its addresses once a minute, too, for holders that no record names.
 //   - Silent when cut off. A link without carrier answers for nothing. When it is back, silence opens its
 //     addresses again, or the API 100 ms after the node has asserted them: a holder that does not know of the record falls silent
-//     first. A node that reaches neither a gateway nor the API, and hears fewer than half of the nodes
-//     that it knows, closes the addresses whose pods have asked for failover. Only a node with such pods looks whether it does:
-//     it asks the gateway; where that is silent it tries the API; where that is, too, it calls the other nodes.
+//     first. A node that reaches neither a gateway nor the API, and fewer than half of its peers, closes the addresses
+//     whose pods have asked for failover. Only a node with such pods looks whether it does: it asks the gateway; where that is
+//     silent it tries the API; where that is, too, it calls its peers. These are the nodes that answered its calls while it
+//     reached one of both.
+//   - Fresh answers. Anybody on the segment can repeat what was said there. An assertion stays true. A denial, an answer to a call, and
+//     so that a node lives, have the nonce of the question; they are as old as that.
 //
 // The word is PIM's (RFC 7761, section 4.6): its routers find by Assert messages the one that forwards to a
 // segment. There the better metric wins.
@@ -27,8 +31,8 @@
 // # Silence
 //
 // Three questions, 100 ms apart, and no answer. They count at once for an address that no node had before. Otherwise each
-// needs a control: an answer on this segment, after it, to another question of the same form, as a port that a switch
-// still blocks is silent, too. Where the last node has not denied the address, this node had lost its carrier, or somebody
+// needs a control: an answer on this segment, after it, to another question of the same form and family, as a port that a switch
+// still blocks is silent, too, and one to which a switch passes no multicast is silent for IPv6 alone. Where the last node has not denied the address, this node had lost its carrier, or somebody
 // did answer, it takes eight in a row, three seconds, as frames get lost. Without controls silence counts after a minute, or
 // after three seconds
 // where this node itself had the address last.

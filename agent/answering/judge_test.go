@@ -19,10 +19,12 @@ type judge struct {
 	// heard are the pairs of nodes that heard each other at the last look, alone is since when a node hears none, nor a gateway.
 	heard  map[[2]int]bool
 	joined map[[2]int]Duration
-	alone  map[int]Duration
-	// unanswered is since when nobody would answer a node's controls, silent since when nobody has: not while somebody would for less
-	// than the time between two, since answered.
-	unanswered, silent, answered map[int]Duration
+	// asked are the pairs of nodes, and the families, of which the first one's questions came to the other at the last look.
+	asked map[[3]int]bool
+	alone map[int]Duration
+	// unanswered is since when nobody would answer a node's controls of a family, silent since when nobody has: not while somebody
+	// would for less than the time between two, since answered.
+	unanswered, silent, answered map[[2]int]Duration
 	// gateway is since when a node reaches it, api and noAPI since when it reaches the API, or does not.
 	gateway, api, noAPI map[int]Duration
 	// on is since when a node has its carrier and runs: before, it could not see that it is cut off.
@@ -50,7 +52,7 @@ type meeting struct {
 
 func newJudge(w *world) judge {
 	return judge{
-		w: w, met: map[meeting]Duration{}, heard: map[[2]int]bool{}, joined: map[[2]int]Duration{}, alone: map[int]Duration{}, unanswered: map[int]Duration{}, silent: map[int]Duration{}, answered: map[int]Duration{}, gateway: map[int]Duration{}, api: map[int]Duration{}, noAPI: map[int]Duration{}, on: map[int]Duration{}, lives: map[int]Duration{},
+		w: w, met: map[meeting]Duration{}, heard: map[[2]int]bool{}, joined: map[[2]int]Duration{}, asked: map[[3]int]bool{}, alone: map[int]Duration{}, unanswered: map[[2]int]Duration{}, silent: map[[2]int]Duration{}, answered: map[[2]int]Duration{}, gateway: map[int]Duration{}, api: map[int]Duration{}, noAPI: map[int]Duration{}, on: map[int]Duration{}, lives: map[int]Duration{},
 		two: map[string]Duration{}, times: map[string]int{}, waits: map[int]Duration{},
 	}
 }
@@ -105,12 +107,16 @@ func (j *judge) opened(n *node, addr netip.Addr) {
 }
 
 // closed judges a node that falls silent.
-func (j *judge) closed(n *node, addr netip.Addr, cause Cause) {
+func (j *judge) closed(n *node, addr netip.Addr, cause Cause, answered bool) {
 	w, r := j.w, j.w.record(addr)
 	switch cause {
 	case Newer:
 		if r.node == n && r.pod == n.state[addr].pod && !w.forged[addr] {
 			w.fail("%s closed %s, which is its own", n.id.Name, addr)
+		}
+		since, reaches := j.api[n.index]
+		if r.node == n && r.pod == n.state[addr].pod && answered && w.quick && reaches && w.now-max(since, j.lives[n.index]) > 5*time.Second {
+			w.fail("%s closed %s, which is its own, before it asked the API, which answers at once", n.id.Name, addr)
 		}
 	case CutOff:
 		if !r.failover {
@@ -124,8 +130,8 @@ func (j *judge) closed(n *node, addr netip.Addr, cause Cause) {
 		if since, ok := j.api[n.index]; ok && w.now-max(since, j.lives[n.index]) > recently {
 			w.fail("%s closed %s though it reaches the API", n.id.Name, addr)
 		}
-		if heard := j.near(n, recently); !w.lossy && 2*heard >= len(w.nodes)-1 {
-			w.fail("%s closed %s though it hears %d nodes", n.id.Name, addr, heard)
+		if heard, all := j.near(n, recently), j.others(n); !w.lossy && 2*heard >= all {
+			w.fail("%s closed %s though it hears %d of %d nodes", n.id.Name, addr, heard, all)
 		}
 	}
 }
@@ -141,57 +147,84 @@ func (j *judge) near(n *node, a Duration) (count int) {
 	return count
 }
 
+// others counts the other nodes that a node may take for part of the cluster.
+func (j *judge) others(n *node) (count int) {
+	doubts := j.w.now
+	if since, silent := j.noAPI[n.index]; silent {
+		doubts = since
+	}
+	for _, other := range j.w.nodes {
+		if other != n && (other.away == 0 || doubts-other.away < forgotten) {
+			count++
+		}
+	}
+	return count
+}
+
+// forgotten is how long before a node begins to doubt another one that it misses may have been taken out of the cluster.
+const forgotten = 6 * time.Minute
+
 // reach notes nodes that begin to hear each other.
 func (j *judge) reach() {
 	w := j.w
 	for _, n := range w.nodes {
-		note(j.gateway, n.index, n.hearsGateway(), w.now)
+		note(j.gateway, n.index, n.asksGateway(0), w.now)
 		note(j.api, n.index, w.reaches(n), w.now)
 		note(j.noAPI, n.index, !w.reaches(n), w.now)
 		note(j.on, n.index, n.on(), w.now)
-		// What ends now, meet still has to know.
-		if n.isUnanswered() {
-			note(j.unanswered, n.index, true, w.now)
+		for family := range families {
+			// What ends now, meet still has to know.
+			if n.isUnanswered(family) {
+				note(j.unanswered, [2]int{n.index, family}, true, w.now)
+			}
+			j.noteSilent(n, family)
 		}
-		j.noteSilent(n)
 		for _, other := range w.nodes {
 			pair := [2]int{n.index, other.index}
 			hears := n.hears(other)
 			if hears && !j.heard[pair] {
 				j.joined[pair] = w.now
-				j.meet(n, other)
 			}
 			j.heard[pair] = hears
+			for family := range families {
+				way, asks := [3]int{n.index, other.index, family}, n.asks(other, family)
+				if asks && !j.asked[way] {
+					j.meet(n, other, family)
+				}
+				j.asked[way] = asks
+			}
 		}
 	}
 	for _, n := range w.nodes {
 		note(j.alone, n.index, n.isAlone(), w.now)
-		note(j.unanswered, n.index, n.isUnanswered(), w.now)
+		for family := range families {
+			note(j.unanswered, [2]int{n.index, family}, n.isUnanswered(family), w.now)
+		}
 	}
 }
 
 // noteSilent notes since when nobody has answered a node's controls.
-func (j *judge) noteSilent(n *node) {
-	is := n.isUnanswered()
-	if since, was := j.answered[n.index]; is && was && j.w.now-since >= j.allowed(cutAway) {
-		delete(j.silent, n.index)
+func (j *judge) noteSilent(n *node, family int) {
+	is, of := n.isUnanswered(family), [2]int{n.index, family}
+	if since, was := j.answered[of]; is && was && j.w.now-since >= j.allowed(cutAway) {
+		delete(j.silent, of)
 	}
 	if is {
-		note(j.silent, n.index, true, j.w.now)
+		note(j.silent, of, true, j.w.now)
 	}
-	note(j.answered, n.index, !is, j.w.now)
+	note(j.answered, of, !is, j.w.now)
 }
 
 // isAlone returns whether the node hears neither a gateway nor another node.
 func (n *node) isAlone() bool {
-	return !n.hearsGateway() && !slices.ContainsFunc(n.world.nodes, n.hears)
+	return !n.asksGateway(0) && !slices.ContainsFunc(n.world.nodes, n.hears)
 }
 
-// isUnanswered returns whether the node hears neither a gateway, nor a node of which its controls ask, nor one that had an address before it
-// and whose agent lives: a denial is an answer, too.
-func (n *node) isUnanswered() bool {
-	return !n.hearsGateway() && !slices.ContainsFunc(n.world.nodes, func(other *node) bool {
-		return n.hears(other) && (n.asks[other.index] || other.works() && n.succeeds(other))
+// isUnanswered returns whether questions of a family reach neither a gateway, nor a node of which the controls ask, nor does the node
+// hear one that had an address before it and whose agent lives: a denial comes as broadcasts do, and so as answers to ARP requests.
+func (n *node) isUnanswered(family int) bool {
+	return !n.asksGateway(family) && !slices.ContainsFunc(n.world.nodes, func(other *node) bool {
+		return n.asks(other, family) && n.controls[[2]int{other.index, family}] || family == 0 && n.hears(other) && other.works() && n.succeeds(other)
 	})
 }
 
@@ -206,7 +239,7 @@ func (n *node) succeeds(other *node) bool {
 }
 
 // note notes since when something is so.
-func note(since map[int]Duration, index int, is bool, now Duration) {
+func note[K comparable](since map[K]Duration, index K, is bool, now Duration) {
 	if _, was := since[index]; is && !was {
 		since[index] = now
 	} else if !is {
@@ -215,14 +248,18 @@ func note(since map[int]Duration, index int, is bool, now Duration) {
 }
 
 // meet notes the addresses for which an old holder answers when it hears another node again.
-func (j *judge) meet(old, other *node) {
+func (j *judge) meet(old, other *node, family int) {
 	for addr := range old.kernel {
+		if familyOf(addr) != family {
+			continue
+		}
 		young, both := other.kernel[addr]
 		// A node whose controls had no answers for less than a minute knew that its silence was worth nothing.
-		since, alone := j.unanswered[other.index]
+		of := [2]int{other.index, family}
+		since, alone := j.unanswered[of]
 		// Where its clock had stood still, its questions are of before.
 		isOfBefore := young.since-other.stood < time.Second
-		if both && alone && j.w.gateway && young.silence && !isOfBefore && young.since > since+600*time.Millisecond && j.w.now-j.silent[other.index] < time.Minute && j.w.record(addr).last != nil && j.w.record(addr).last != other {
+		if both && alone && j.w.gateway && young.silence && !isOfBefore && young.since > since+600*time.Millisecond && j.w.now-j.silent[of] < time.Minute && j.w.record(addr).last != nil && j.w.record(addr).last != other {
 			delete(j.met, meeting{old.index, other.index, addr})
 			continue
 		}
@@ -232,16 +269,20 @@ func (j *judge) meet(old, other *node) {
 
 // sight is all of a node that the judge sees.
 type sight struct {
-	on, works, reaches bool
-	group              int
-	changes            int
+	on, works, reaches, unlisted bool
+	group                        int
+	changes                      int
+}
+
+func (n *node) sight() sight {
+	return sight{n.on(), n.works(), n.world.reaches(n), n.unlisted, n.group, n.changes}
 }
 
 // look judges the present. Where nothing has changed, it does so only while two answer.
 func (j *judge) look() {
 	changed := false
 	for i, n := range j.w.nodes {
-		if now := (sight{n.on(), n.works(), j.w.reaches(n), n.group, n.changes}); i >= len(j.seen) || j.seen[i] != now {
+		if now := n.sight(); i >= len(j.seen) || j.seen[i] != now {
 			changed = true
 		}
 	}
@@ -250,7 +291,7 @@ func (j *judge) look() {
 	}
 	j.seen, j.pairs = j.seen[:0], false
 	for _, n := range j.w.nodes {
-		j.seen = append(j.seen, sight{n.on(), n.works(), j.w.reaches(n), n.group, n.changes})
+		j.seen = append(j.seen, n.sight())
 	}
 	j.reach()
 	for i, r := range j.w.records {
@@ -265,7 +306,7 @@ func (j *judge) look() {
 			for _, young := range j.w.nodes {
 				m := meeting{old.index, young.index, r.addr}
 				y, ok := young.kernel[r.addr]
-				if !ok || !old.hears(young) || o.version >= y.version {
+				if !ok || !old.asks(young, familyOf(r.addr)) || o.version >= y.version {
 					continue
 				}
 				j.pairs = true
@@ -278,7 +319,7 @@ func (j *judge) look() {
 // waiting returns whether the record's node could answer, and nobody does. Where frames get lost it may take long.
 func (j *judge) waiting(r *record) bool {
 	n := r.node
-	if n == nil || j.w.lossy || j.w.forged[r.addr] || !n.works() || !n.on() || !j.w.gateway || n.group != 0 || n.state[r.addr].pod != r.pod {
+	if n == nil || j.w.lossy || j.w.forged[r.addr] || !n.works() || !n.on() || !n.asksGateway(familyOf(r.addr)) || n.state[r.addr].pod != r.pod {
 		return false
 	}
 	for _, other := range j.w.nodes {
@@ -308,7 +349,10 @@ func (j *judge) looks() {
 	for _, n := range j.w.nodes {
 		alone, is := j.alone[n.index]
 		away, isAway := j.noAPI[n.index]
-		if !is || !isAway || !n.works() || !n.on() || j.w.now-max(alone, away, j.lives[n.index], j.on[n.index]) < alert || !slices.Contains(slices.Collect(maps.Values(n.knows)), true) {
+		if !is || !isAway || !n.works() || !n.on() || j.w.now-max(alone, away, j.lives[n.index], j.on[n.index]) < alert {
+			continue
+		}
+		if before := max(alone, away) - 4*time.Minute; !slices.ContainsFunc(slices.Collect(maps.Values(n.knows)), func(heard Duration) bool { return heard > before }) {
 			continue
 		}
 		for _, r := range j.w.records {
@@ -338,7 +382,7 @@ func (j *judge) both(m meeting, old, young *node, r *record) {
 	}
 	if later := opener.state[r.addr].last; !ok && !other.works() && later != (Node{}) && later != other.id {
 		line := neverHeard
-		if opener.knows[other.index] {
+		if _, known := opener.knows[other.index]; known {
 			line = lostThrice
 			ok = w.lossy
 		} else {

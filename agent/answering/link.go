@@ -41,8 +41,9 @@ const (
 	helloInterval = time.Minute
 	// neighbourFor is how long a node is known after it was heard.
 	neighbourFor = time.Hour
-	// callInterval is the least time between two answers to Calls.
-	callInterval = 2 * time.Second
+	// callInterval is the least time between two answers to Calls, mostEchoes how many calls an answer answers at most.
+	callInterval = time.Second
+	mostEchoes   = 30
 	// maxSpread is how long a node waits at most before it answers one.
 	maxSpread = callInterval / 2
 	// cutOffAfter is how long the gateway and most nodes are silent, and for half of it the API, before a node is cut off.
@@ -51,6 +52,8 @@ const (
 	lookInterval, lookSoon = 2 * time.Second, 500 * time.Millisecond
 	// tryInterval is how seldom it tries the API at last where only the gateway is silent.
 	tryInterval = 30 * time.Second
+	// asksFirst is how long the API is asked about a newer record before the node falls silent: less than the asserting node waits for that.
+	asksFirst = questionWait / 2
 	// refutedFor is how long the API is asked about a node's assertions before they are heeded, after it refuted one.
 	refutedFor = 10 * time.Minute
 	// overslept is how late a caller may be. After a longer pause answers may have been lost.
@@ -89,11 +92,12 @@ type holding struct {
 	failover bool
 	phase    Phase
 	cause    Cause
-	// last is the node that had the address last. It denied at deniedAt, that it answers by an older record;
-	// by a newer one it may do so later.
-	last     Node
-	denied   bool
-	deniedAt Duration
+	// last is the node that had the address last. It has denied that it answers by an older record; by a newer one it may do so
+	// later. agreed: it did so after the last question.
+	last           Node
+	denied, agreed bool
+	// nonces are the ones of the last two assertions that asked it, the last one first.
+	nonces [2]uint64
 	// again: this node answered before, and opens the address again.
 	again bool
 	// word: a person said that no other node answers, of these questions.
@@ -101,6 +105,9 @@ type holding struct {
 	// newest is the greatest version that another node, newestFrom, asserted.
 	newest     Version
 	newestFrom Node
+	// challenge is the assertion for which the node falls silent at falls, unless the API refutes it before.
+	challenge *Message
+	falls     Duration
 	// asked counts the questions of the silence that began with the first one, at since; the last one was at askedAt.
 	asked          int
 	since, askedAt Duration
@@ -123,17 +130,31 @@ type holding struct {
 type neighbour struct {
 	heard Duration
 	mac   string
-	addr  netip.Addr
+	addrs [families]netip.Addr
+	// asked is when the node was last a control of a family, and answered when its address was last answered for.
+	asked, answered [families]Duration
+}
+
+// families is how many of each there are, where each family of addresses has its own, by its index.
+const families = 2
+
+func family(addr netip.Addr) int {
+	if addr.Is4() {
+		return 0
+	}
+	return 1
 }
 
 // Link is a node's link to a segment. It is not safe in parallel.
 type Link struct {
 	self Node
 	mac  string
-	// addr is the node's own address on the segment, if it has one.
-	addr netip.Addr
-	// up: the link has a carrier.
-	up       bool
+	// addrs are the node's own addresses on the segment.
+	addrs []netip.Addr
+	// nonce returns random numbers.
+	nonce func() uint64
+	// up: the link has a carrier. deaf: nothing is heard there all the same.
+	up, deaf bool
 	holdings map[netip.Addr]*holding
 	// sorted are the holdings by their addresses, so that equal inputs have equal outputs, nil after a change.
 	sorted []*holding
@@ -141,15 +162,16 @@ type Link struct {
 	left map[netip.Addr]Duration
 	// nodes are the other nodes that were heard.
 	nodes map[Node]neighbour
-	// controlled and gateway are when a control was answered last, and one by a gateway.
-	controlled, gateway Duration
+	// controlled and gateway are when a control of a family was answered last, and one by a gateway.
+	controlled, gateway [families]Duration
 	// silentAPI: the API server was not reached by the last try, which ended at tried. trying: a TryAPI is under way.
 	silentAPI, trying bool
-	tried             Duration
+	// reached is when it was, last.
+	tried, reached Duration
 	// tryNext is when the API is tried next, tryWait how long the node waited before.
 	tryNext, tryWait Duration
 	// watching: the node looks whether it is cut off. listening is since when it would have heard the gateway. inDoubt: since
-	// doubts it has reached neither gateway nor API. cutOff: nor most of the nodes.
+	// doubts it has reached neither gateway nor API. cutOff: nor most of its peers.
 	watching, inDoubt, cutOff bool
 	listening, doubts         Duration
 	refuted                   map[Node]Duration
@@ -161,25 +183,25 @@ type Link struct {
 	frames int
 	// kind is Call until the node has called the others, and then Hello.
 	kind Kind
-	// hello is when the next Hello is due, called when a Call was answered last, calls when the node itself called
-	// because it may be cut off, look when it looks next whether it is.
-	hello, called, calls, look Duration
-	now                        Duration
-	out                        []Output
+	// hello is when the next Hello is due, called when a Call was answered last, look when the node looks next whether it is cut off.
+	hello, called, look Duration
+	peers               peers
+	now                 Duration
+	out                 []Output
 }
 
 // long ago.
 const longAgo = Duration(-1 << 62)
 
 // NewLink returns the link of a node, which has a carrier, at the time now. mac is the one by which the node answers,
-// addr its own address on the segment, if it has one. The node calls the others, to know them.
-func NewLink(now Duration, self Node, mac string, addr netip.Addr) *Link {
+// addrs are its own addresses on the segment. nonce returns numbers that nobody can guess. The node calls the others, to know them.
+func NewLink(now Duration, self Node, mac string, nonce func() uint64, addrs ...netip.Addr) *Link {
 	hash := fnv.New32()
 	_, _ = hash.Write([]byte(cmp.Or(self.UID, self.Name)))
 	l := &Link{
-		self: self, mac: mac, addr: addr, up: true, holdings: map[netip.Addr]*holding{}, left: map[netip.Addr]Duration{}, nodes: map[Node]neighbour{}, refuted: map[Node]Duration{},
-		controlled: longAgo, gateway: longAgo, called: longAgo, calls: longAgo, tried: longAgo, hello: now, listening: now, now: now,
-		kind: Call, spread: Duration(hash.Sum32()) % maxSpread, frames: segmentFrames,
+		self: self, mac: mac, addrs: addrs, nonce: nonce, up: true, holdings: map[netip.Addr]*holding{}, left: map[netip.Addr]Duration{}, nodes: map[Node]neighbour{}, refuted: map[Node]Duration{},
+		controlled: [families]Duration{longAgo, longAgo}, gateway: [families]Duration{longAgo, longAgo}, called: longAgo, tried: longAgo, reached: longAgo, hello: now, listening: now, now: now,
+		kind: Call, spread: Duration(hash.Sum32()) % maxSpread, frames: segmentFrames, peers: newPeers(now),
 	}
 	return l
 }
@@ -232,9 +254,15 @@ func (l *Link) Next() (due Duration, ok bool) {
 		if h.phase == Asking || h.asserts() {
 			due = min(due, h.due)
 		}
+		if h.challenge != nil {
+			due = min(due, h.falls)
+		}
 	}
 	if l.watching {
-		due = min(due, l.look)
+		due = min(due, l.look, l.peers.due)
+	}
+	if len(l.peers.echoes) > 0 {
+		due = min(due, l.peers.reply)
 	}
 	return due, true
 }
@@ -270,7 +298,8 @@ func (l *Link) note(in Input) {
 	case Answered:
 		l.answered(in)
 	case Gateway:
-		l.controlled, l.gateway = l.now, l.now
+		f := family(in.Address)
+		l.controlled[f], l.gateway[f] = l.now, l.now
 	case Carrier:
 		l.carrier(in)
 	case API:
@@ -283,6 +312,12 @@ func (l *Link) note(in Input) {
 		}
 	case Seek:
 		l.seek(in)
+	case Deaf:
+		l.deaf = true
+	case Own:
+		l.deaf = false
+		l.mac, l.addrs, l.hello, l.kind = in.MAC, []netip.Addr{in.Address}, l.now, Call
+		l.askAnew(l.now)
 	case Word:
 		if h := l.holdings[in.Address]; h != nil && h.phase == Asking {
 			h.word, h.due = true, l.now
@@ -296,6 +331,9 @@ func (l *Link) emit(o ...Output) { l.out = append(l.out, o...) }
 // that has not heard its word may have opened the address.
 func (l *Link) askAnew(now Duration) {
 	for _, h := range l.each() {
+		if h.challenge != nil {
+			h.falls = now
+		}
 		if h.phase != Asking {
 			continue
 		}
@@ -331,6 +369,9 @@ func (l *Link) take(t Take) {
 	}
 	h.version = t.Version
 	if h.phase == Answering {
+		if h.newest <= h.version {
+			h.challenge = nil
+		}
 		return
 	}
 	last := t.Last
@@ -399,6 +440,17 @@ func (l *Link) close(h *holding, cause Cause) {
 		l.emit(Close{h.addr, h.newest})
 	}
 	h.phase, h.cause = Closed, cause
+	if c := h.challenge; c != nil {
+		h.challenge = nil
+		l.deny(*c)
+	}
+}
+
+// deny answers an assertion that asks this node for it.
+func (l *Link) deny(m Message) {
+	if m.To == l.self {
+		l.emit(Send{Message{Kind: Deny, From: l.self, To: m.From, Address: m.Address, Version: m.Version, Nonce: m.Nonce}})
+	}
 }
 
 func (l *Link) open(h *holding) {
@@ -412,8 +464,9 @@ func (l *Link) open(h *holding) {
 // assert says to all that the address is this node's.
 func (l *Link) assert(h *holding) {
 	m := Message{Kind: Assert, From: l.self, Address: h.addr, Version: h.version}
-	if h.phase == Asking || !h.denied {
-		m.To = h.last
+	if (h.phase == Asking || !h.denied) && h.last != (Node{}) {
+		m.To, m.Nonce = h.last, l.nonce()
+		h.nonces = [2]uint64{m.Nonce, h.nonces[0]}
 	}
 	h.asserted = l.now
 	l.emit(Send{m})
@@ -427,7 +480,7 @@ func (l *Link) hear(in Heard) {
 	if known, ok := l.nodes[from]; (ok || in.Kind == Hello || in.Kind == Call) && !in.Unicast {
 		known.heard = l.now
 		if in.MAC != "" {
-			known.mac, known.addr = in.MAC, in.Address
+			known.learn(in.MAC, in.Address)
 		}
 		l.nodes[from] = known
 	}
@@ -436,25 +489,41 @@ func (l *Link) hear(in Heard) {
 		l.heardAssert(in.Message)
 	case Deny:
 		h := l.holdings[in.Address]
-		if in.To != l.self || h == nil || from != h.last || in.Version != h.version {
+		if in.To != l.self || h == nil || from != h.last || in.Version != h.version || in.Nonce == 0 || !slices.Contains(h.nonces[:], in.Nonce) {
 			return
 		}
-		h.denied, h.deniedAt = true, l.now
+		h.denied, h.agreed = true, in.Nonce == h.nonces[0]
 		if !in.Unicast {
-			// It answers what this node sent to the segment.
-			l.controlled = l.now
+			// It answers what this node sent to the segment: a broadcast, as the questions of IPv4 are.
+			l.controlled[0] = l.now
 		}
+	case Hello:
+		l.peers.answered(from, in.Nonce)
 	case Call:
-		if in.To.Name == l.self.Name {
-			m := l.hail(Hello)
-			m.To = in.From
-			l.emit(Send{m})
-			return
-		}
-		if in.To == (Node{}) && l.now-l.called >= callInterval {
+		switch {
+		case in.To.Name == l.self.Name:
+			for _, m := range l.hails(Hello) {
+				m.To, m.Nonce = in.From, in.Nonce
+				l.emit(Send{m})
+			}
+		case in.To != Node{}:
+		case in.Share > 0:
+			l.peers.hear(l, in.Message)
+		case l.now-l.called >= callInterval:
 			l.called = l.now
 			l.hello = min(l.hello, l.now+l.spread)
 		}
+	}
+}
+
+// learn notes what a node says of itself: first its address of IPv4, if it has one.
+func (n *neighbour) learn(mac string, addr netip.Addr) {
+	n.mac = mac
+	if !addr.IsValid() || addr.Is4() {
+		n.addrs = [families]netip.Addr{}
+	}
+	if addr.IsValid() {
+		n.addrs[family(addr)] = addr
 	}
 }
 
@@ -469,11 +538,9 @@ func (l *Link) heardAssert(m Message) {
 		if m.Version > h.newest {
 			h.newest, h.newestFrom = m.Version, m.From
 		}
-		if l.now < l.refuted[m.From] && !l.silentAPI {
+		if refuted := l.now < l.refuted[m.From] && !l.silentAPI; refuted || h.phase == Answering && !l.deaf {
 			asked = false
-			if !h.pending {
-				l.ask(h)
-			}
+			l.challenged(h, m, refuted)
 			break
 		}
 		if h.phase != Closed || h.cause != Newer {
@@ -489,7 +556,21 @@ func (l *Link) heardAssert(m Message) {
 		asked = false
 	}
 	if asked {
-		l.emit(Send{Message{Kind: Deny, From: l.self, To: m.From, Address: m.Address, Version: m.Version}})
+		l.deny(m)
+	}
+}
+
+// challenged asks the API about a newer record, and has the node fall silent soon where that does not answer; a node that was refuted
+// waits for the answer.
+func (l *Link) challenged(h *holding, m Message, refuted bool) {
+	if !refuted {
+		if h.challenge == nil {
+			h.falls = l.now + asksFirst
+		}
+		h.challenge = &m
+	}
+	if !h.pending {
+		l.ask(h)
 	}
 }
 
@@ -497,26 +578,26 @@ func (l *Link) answered(a Answered) {
 	h := l.holdings[a.Address]
 	switch {
 	case h == nil:
-		for _, n := range l.nodes {
-			if n.addr == a.Address {
-				l.controlled = l.now
-			}
+		if id, known := l.At(a.Address); known {
+			f, n := family(a.Address), l.nodes[id]
+			l.controlled[f], n.answered[f] = l.now, l.now
+			l.nodes[id] = n
 		}
 	case h.phase == Asking && h.asked > 0 && !h.word && !slices.Contains(h.macs, a.MAC):
 		h.macs = append(h.macs, a.MAC)
 	}
 }
 
-// agreed returns whether the last holder denied after the last question, or there is none.
-func (h *holding) agreed(self Node) bool {
-	return h.last == Node{} || h.last == self || h.denied && h.deniedAt >= h.askedAt
+// agrees returns whether the last holder denied after the last question, or there is none.
+func (h *holding) agrees(self Node) bool {
+	return h.last == Node{} || h.last == self || h.agreed
 }
 
 // hasIt returns whether the host with a MAC that answered may have the address. Where no other node can have it, but for
 // the ones that the node knows, a MAC that is no node's is a proxy's or a foreign host's, which package conflict tells apart.
 // The last holder's denial is worth more than a proxy's word.
 func (l *Link) hasIt(h *holding, mac string) bool {
-	if h.again || mac != "" && mac == h.ownMAC || !h.agreed(l.self) {
+	if h.again || mac != "" && mac == h.ownMAC || !h.agrees(l.self) {
 		return true
 	}
 	for id, n := range l.nodes {
@@ -552,6 +633,7 @@ func (l *Link) carrier(c Carrier) {
 func (l *Link) api(reachable bool) {
 	l.trying, l.tried, l.tryNext = false, l.now, l.now
 	if reachable {
+		l.reached = l.now
 		l.tryWait = min(max(lookInterval, 2*l.tryWait), tryInterval)
 		l.tryNext += l.tryWait
 	}
@@ -562,6 +644,9 @@ func (l *Link) api(reachable bool) {
 	if !reachable {
 		// It may have been an older try's failure, and the next one reach it.
 		l.look = min(l.look, l.now+lookSoon)
+		for _, h := range l.each() {
+			h.falls = l.now
+		}
 		return
 	}
 	l.openCutOff()
@@ -588,7 +673,7 @@ func (l *Link) verdict(v Verdict) {
 	if refuted {
 		l.refuted[h.newestFrom] = l.now + refutedFor
 	}
-	h.newest = 0
+	h.newest, h.challenge = 0, nil
 	switch {
 	case h.phase == Closed && h.cause == Newer:
 		l.askFor(h, v.Last)
@@ -623,10 +708,13 @@ func (l *Link) pass() {
 		l.hello = l.now + helloInterval
 		l.sayHello()
 	}
+	l.answerPeers()
 	l.watch()
 	turns := l.turns()
 	for _, h := range l.each() {
 		switch {
+		case h.challenge != nil && l.now >= h.falls:
+			l.close(h, Newer)
 		case h.phase == Asking && l.now >= h.due:
 			switch {
 			case h.confirmed():
@@ -675,43 +763,75 @@ func (h *holding) asserts() bool {
 	return h.phase == Answering && h.last != (Node{}) && !h.denied
 }
 
-// hail returns a Hello or Call.
-func (l *Link) hail(kind Kind) Message {
-	m := Message{Kind: kind, From: l.self, MAC: l.mac, Address: l.addr}
+// hails returns a Hello or Call for each family of which the node has an address, IPv4 first, or the one that has none.
+func (l *Link) hails(kind Kind) []Message {
+	var has [families]netip.Addr
+	for _, addr := range l.addrs {
+		has[family(addr)] = addr
+	}
 	for _, h := range l.each() {
-		if !m.Address.IsValid() && h.phase == Answering {
-			m.Address = h.addr
+		if f := family(h.addr); !has[f].IsValid() && h.phase == Answering {
+			has[f] = h.addr
 		}
 	}
-	return m
+	m := Message{Kind: kind, From: l.self, MAC: l.mac}
+	var all []Message
+	for _, addr := range has {
+		if m.Address = addr; addr.IsValid() {
+			all = append(all, m)
+		}
+	}
+	if all == nil {
+		return []Message{m}
+	}
+	return all
 }
 
-// control asks for what other hosts of the segment have, the ones that were heard last, besides a node.
-func (l *Link) control(besides string) Control {
-	var last []neighbour
+func (l *Link) hail(kind Kind) {
+	for _, m := range l.hails(kind) {
+		l.emit(Send{m})
+	}
+}
+
+// control asks for what other hosts of the segment have in a family, besides a node: the ones that were heard last, but for the ones that
+// did not answer as a control before, by turns. A message of a node that is off may have been repeated.
+func (l *Link) control(f int, besides string) Control {
+	var best []Node
 	for id, n := range l.nodes {
-		if id.Name == besides || !n.addr.IsValid() || l.holdings[n.addr] != nil {
+		if addr := n.addrs[f]; id.Name == besides || !addr.IsValid() || l.holdings[addr] != nil {
 			continue
 		}
-		i, _ := slices.BinarySearchFunc(last, n, func(x, y neighbour) int {
-			return cmp.Or(cmp.Compare(y.heard, x.heard), x.addr.Compare(y.addr))
-		})
+		i, _ := slices.BinarySearchFunc(best, n, func(id Node, n neighbour) int { return forControl(l.nodes[id], n, f) })
 		if i < controls {
-			last = slices.Insert(last, i, n)
-			last = last[:min(len(last), controls)]
+			best = slices.Insert(best, i, id)
+			best = best[:min(len(best), controls)]
 		}
 	}
 	var c Control
-	for _, n := range last {
-		c.Addresses = append(c.Addresses, n.addr)
+	for _, id := range best {
+		n := l.nodes[id]
+		n.asked[f] = l.now
+		l.nodes[id] = n
+		c.Addresses = append(c.Addresses, n.addrs[f])
 	}
 	return c
+}
+
+// forControl compares two nodes as controls of a family, the better one first.
+func forControl(n, other neighbour, f int) int {
+	missed := func(n neighbour) Duration {
+		if n.asked[f] > n.answered[f] {
+			return n.asked[f]
+		}
+		return 0
+	}
+	return cmp.Or(cmp.Compare(missed(n), missed(other)), cmp.Compare(other.heard, n.heard), n.addrs[f].Compare(other.addrs[f]))
 }
 
 // At returns the node that has said last that it has an address on the segment, beside the ones of pods.
 func (l *Link) At(addr netip.Addr) (node Node, ok bool) {
 	for id, n := range l.nodes {
-		if n.addr == addr {
+		if n.addrs[family(addr)] == addr {
 			return id, true
 		}
 	}
@@ -719,17 +839,23 @@ func (l *Link) At(addr netip.Addr) (node Node, ok bool) {
 }
 
 func (l *Link) seek(s Seek) {
-	m := l.hail(Call)
-	m.To.Name = s.Node
+	m := l.hails(Call)[0]
+	m.To.Name, m.Nonce = s.Node, s.Nonce
 	l.emit(Send{m})
+	var of [families]bool
 	for _, addr := range s.Addresses {
 		l.emit(Question{addr})
+		of[family(addr)] = true
 	}
-	l.emit(l.control(s.Node))
+	for f, is := range of {
+		if is {
+			l.emit(l.control(f, s.Node))
+		}
+	}
 }
 
 func (l *Link) sayHello() {
-	l.emit(Send{l.hail(l.kind)})
+	l.hail(l.kind)
 	l.kind = Hello
 	for _, h := range l.each() {
 		if h.phase == Answering {
@@ -747,6 +873,7 @@ func (l *Link) question(h *holding) {
 	if !h.again || h.asked < questions || !l.crowded() {
 		l.assert(h)
 	}
+	h.agreed = false
 	l.emit(Question{h.addr})
 	if h.phase == Answering {
 		h.due = l.now + repeat
@@ -754,11 +881,16 @@ func (l *Link) question(h *holding) {
 	}
 	switch {
 	case !h.controls():
-	case h.again && h.asked > 0 && l.gateway >= h.askedAt && l.crowded():
+	case h.again && h.asked > 0 && l.gateway[family(h.addr)] >= h.askedAt && l.crowded():
 		// The gateway is enough of a control.
 		l.emit(Control{})
 	default:
-		l.emit(l.control(""))
+		f := family(h.addr)
+		l.emit(l.control(f, ""))
+		if h.asked%doubted == questions && l.controlled[f] < h.askedAt {
+			// The Hellos of nodes that would answer may have been lost.
+			l.kind, l.hello = Call, l.now
+		}
 	}
 	if h.asked == 0 {
 		h.since = l.now
@@ -780,7 +912,8 @@ func (l *Link) silent(h *holding) bool {
 		return false
 	}
 	// The question may have been lost with all else, and the control have come later: one alone says little.
-	if l.controlled >= h.askedAt {
+	controlled := l.controlled[family(h.addr)]
+	if controlled >= h.askedAt {
 		h.controlled++
 	} else {
 		h.controlled = 0
@@ -794,9 +927,9 @@ func (l *Link) silent(h *holding) bool {
 		return false
 	case h.word, !h.controls():
 		return true
-	case l.now-max(h.since, l.controlled) >= patience:
+	case l.now-max(h.since, controlled) >= patience:
 		return !l.cutOff || !h.failover
-	case h.again, h.heard, !h.agreed(l.self):
+	case h.again, h.heard, !h.agrees(l.self):
 		return h.controlled >= doubted
 	default:
 		return h.controlled >= questions
@@ -816,10 +949,14 @@ func (l *Link) watch() {
 	if !failover {
 		l.cutOff = false
 	}
-	if l.watching = failover; !failover || l.now < l.look {
+	if l.watching = failover; failover && l.now >= l.peers.due {
+		l.callPeers()
+	}
+	if !failover || l.now < l.look {
 		return
 	}
-	silent := l.now - max(l.gateway, l.listening)
+	gateway := slices.Max(l.gateway[:])
+	silent := l.now - max(gateway, l.listening)
 	switch {
 	case silent < lookInterval:
 		l.look = l.now - silent + lookInterval
@@ -835,13 +972,13 @@ func (l *Link) watch() {
 	}
 	l.inDoubt, l.cutOff = false, false
 	l.tryNext, l.tryWait = l.now, 0
-	if l.gateway >= l.listening {
+	if gateway >= l.listening {
 		l.openCutOff()
 	}
 }
 
 // lookAround tries the API, as the gateway is silent, and calls the other nodes. It closes the addresses of pods that asked for
-// failover while this node is cut off: it reaches neither gateway nor API, and hears fewer than half of the nodes that it knows.
+// failover while this node is cut off: it reaches neither gateway nor API, and fewer than half of its peers answer.
 func (l *Link) lookAround(silent Duration) {
 	l.emit(Control{})
 	if !l.trying && l.now >= l.tryNext {
@@ -858,19 +995,10 @@ func (l *Link) lookAround(silent Duration) {
 	if !l.inDoubt {
 		l.inDoubt, l.doubts = true, l.now
 	}
-	known, heard, lately := len(l.nodes), 0, 0
-	for _, n := range l.nodes {
-		if l.now-n.heard < cutOffAfter {
-			heard++
-		}
-		if l.now-n.heard < cutOffAfter/2 {
-			lately++
-		}
-	}
+	known, heard, lately := l.peers.since(max(slices.Max(l.gateway[:]), l.reached)-peerFor), l.peers.since(l.now-cutOffAfter), l.peers.since(l.now-cutOffAfter/2)
 	// The API mostly answers before.
-	if l.now-l.doubts >= lookSoon && 2*lately < known && l.now-l.calls >= 2*lookSoon {
-		l.calls = l.now
-		l.emit(Send{l.hail(Call)})
+	if l.now-l.doubts >= lookSoon && 2*lately < max(known, 1) && l.now-l.peers.calls[0].at >= 2*lookSoon {
+		l.callPeers()
 	}
 	switch {
 	case !tried:

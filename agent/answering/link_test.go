@@ -4,6 +4,7 @@ package answering_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
@@ -11,6 +12,11 @@ import (
 
 	. "github.com/berth-dev/berth/agent/answering"
 )
+
+var gateway = netip.MustParseAddr("10.0.60.254")
+
+// random returns the nonces of a link.
+func random() func() uint64 { return rand.New(rand.NewPCG(1, 2)).Uint64 }
 
 // A node that hears nobody answers soon for an address that it had last itself: at once where it remembers that, and after
 // three seconds where it does not. For another node's it waits a minute.
@@ -31,7 +37,7 @@ func TestAlone(t *testing.T) {
 		"another's":                                     {last: Node{Name: "other"}, from: time.Minute, till: time.Minute + time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l, now := NewLink(0, self, "mac", netip.Addr{}), time.Duration(0)
+			l, now := NewLink(0, self, "mac", random()), time.Duration(0)
 			// until steps the link until it opens the address.
 			until := func(limit time.Duration) (opened bool) {
 				for now < limit {
@@ -81,7 +87,7 @@ func TestAlone(t *testing.T) {
 func TestSpread(t *testing.T) {
 	times := map[time.Duration]bool{}
 	for i := range 100 {
-		l := NewLink(0, Node{Name: fmt.Sprint("node", i)}, "mac", netip.Addr{})
+		l := NewLink(0, Node{Name: fmt.Sprint("node", i)}, "mac", random())
 		l.Step(0)
 		l.Step(time.Second, Heard{Message: Message{Kind: Call, From: Node{Name: "caller"}}})
 		due, _ := l.Next()
@@ -107,22 +113,21 @@ func TestCutOff(t *testing.T) {
 		"nobody answers":           {closes: true, polls: 1, tries: 1200, calls: 601},
 		"one node of four":         {others: 1, closes: true, polls: 1, tries: 1200, calls: 601},
 		"half of the nodes":        {others: 2, polls: 1, tries: 1200, calls: 601},
-		"the gateway alone":        {gateway: true, polls: 300},
-		"the API alone":            {api: true, polls: 1, tries: 25},
-		"all":                      {gateway: true, api: true, others: 4, polls: 300},
+		"the gateway alone":        {gateway: true, polls: 300, calls: 5},
+		"the API alone":            {api: true, polls: 1, tries: 25, calls: 5},
+		"all":                      {gateway: true, api: true, others: 4, polls: 300, calls: 5},
 		"nobody, and no such pod":  {without: true},
 		"the API, and no such pod": {without: true, api: true},
-		"the API and one node":     {others: 1, api: true, polls: 1, tries: 25},
+		"the API and one node":     {others: 1, api: true, polls: 1, tries: 25, calls: 5},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l, now := NewLink(0, Node{Name: "self"}, "mac", netip.MustParseAddr("10.0.60.1")), time.Duration(0)
-			hello := func(i int) Input {
-				return Heard{Message: Message{Kind: Hello, From: Node{Name: fmt.Sprint("node", i)}, MAC: "x", Address: netip.AddrFrom4([4]byte{10, 0, 60, byte(i + 2)})}}
+			l, now := NewLink(0, Node{Name: "self"}, "mac", random(), netip.MustParseAddr("10.0.60.1")), time.Duration(0)
+			hello := func(i int, nonce uint64) Input {
+				return Heard{Message: Message{Kind: Hello, Nonce: nonce, From: Node{Name: fmt.Sprint("node", i)}, MAC: "x", Address: netip.AddrFrom4([4]byte{10, 0, 60, byte(i + 2)})}}
 			}
 			// The pod of another address did not ask for failover.
 			inputs := []Input{
 				Carry{Address: addr, Version: 1, Failover: !c.without, Answers: true}, Carry{Address: another, Version: 1, Answers: true},
-				hello(0), hello(1), hello(2), hello(3),
 			}
 			closed, polls, tries, calls := time.Duration(0), 0, 0, 0
 			for began := true; now < 10*time.Minute; began = false {
@@ -135,7 +140,7 @@ func TestCutOff(t *testing.T) {
 							polls++
 						}
 						if c.gateway {
-							inputs = append(inputs, Gateway{})
+							inputs = append(inputs, Gateway{gateway})
 						}
 					case TryAPI:
 						tries++
@@ -146,11 +151,17 @@ func TestCutOff(t *testing.T) {
 						}
 						closed = now
 					case Send:
-						if out.Kind == Call && !began {
+						if out.Kind != Call || out.Nonce == 0 {
+							break
+						}
+						others := c.others
+						if began {
+							others = 4
+						} else {
 							calls++
-							for i := range c.others {
-								inputs = append(inputs, hello(i))
-							}
+						}
+						for i := range others {
+							inputs = append(inputs, hello(i, out.Nonce))
 						}
 					}
 				}
@@ -177,14 +188,20 @@ func TestCutOff(t *testing.T) {
 func TestCutOffAsks(t *testing.T) {
 	addr := netip.MustParseAddr("10.0.70.5")
 	for _, failover := range []bool{false, true} {
-		l, now := NewLink(0, Node{Name: "self"}, "mac", netip.Addr{}), time.Duration(0)
-		inputs := []Input{Heard{Message: Message{Kind: Hello, From: Node{Name: "other"}}}, Carry{Address: addr, Version: 1, Failover: failover}}
-		opened := false
+		l, now := NewLink(0, Node{Name: "self"}, "mac", random()), time.Duration(0)
+		inputs := []Input{Carry{Address: addr, Version: 1, Failover: failover}}
+		opened, knows := false, false
 		for now < 5*time.Minute {
 			outputs := l.Step(now, inputs...)
 			inputs = nil
 			for _, out := range outputs {
-				switch out.(type) {
+				switch out := out.(type) {
+				case Send:
+					// Another node is heard once.
+					if out.Kind == Call && out.Nonce != 0 && !knows {
+						knows = true
+						inputs = append(inputs, Heard{Message: Message{Kind: Hello, From: Node{Name: "other"}, Nonce: out.Nonce}})
+					}
 				case Open:
 					opened = true
 				case AskAPI, TryAPI:
@@ -203,7 +220,7 @@ func TestCutOffAsks(t *testing.T) {
 // A person's word is for the questions of then: after a cut the node asks like any other.
 func TestWordEnds(t *testing.T) {
 	x := netip.MustParseAddr("10.0.0.5")
-	l := NewLink(0, Node{Name: "b"}, "02:00:00:00:00:0b", netip.Addr{})
+	l := NewLink(0, Node{Name: "b"}, "02:00:00:00:00:0b", random())
 	now, answered := time.Duration(0), true
 	run := func(d time.Duration) {
 		for end := now + d; now < end; now += 10 * time.Millisecond {
@@ -241,7 +258,7 @@ func TestWordEnds(t *testing.T) {
 func TestTurns(t *testing.T) {
 	const addresses, frames, patience = 250, 300, 16 * time.Second
 	addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 70, byte(i)}) }
-	l, now := NewLink(0, Node{Name: "self"}, "mac", netip.Addr{}), time.Duration(0)
+	l, now := NewLink(0, Node{Name: "self"}, "mac", random()), time.Duration(0)
 	opened, asked, verdicts := map[netip.Addr]time.Duration{}, map[time.Duration]int{}, map[netip.Addr]Verdict{}
 	// run has the gateway answer each control.
 	run := func(until time.Duration, inputs ...Input) {
@@ -255,7 +272,7 @@ func TestTurns(t *testing.T) {
 				case Question:
 					asked[now.Truncate(time.Second)]++
 				case Control:
-					inputs = []Input{Gateway{}}
+					inputs = []Input{Gateway{gateway}}
 				case AskAPI:
 					verdicts[out.Address] = Verdict{Address: out.Address, Number: out.Number, Mine: true, Version: 1}
 				}
@@ -333,7 +350,7 @@ func TestVerdicts(t *testing.T) {
 		return 0
 	}
 	start := func() {
-		l = NewLink(0, Node{Name: "self"}, "mac", netip.Addr{})
+		l = NewLink(0, Node{Name: "self"}, "mac", random())
 		l.Step(0, Carry{Address: addr, Version: 1, Answers: true})
 	}
 	// opens fails where the API's word does not open the address.
@@ -389,4 +406,228 @@ func TestVerdicts(t *testing.T) {
 		t.Fatalf("after a minute's pause the address is %+v by the API's word of before, and the node asks again: %d", l.Standing(addr), again)
 	}
 	opens(time.Minute, again)
+}
+
+// A denial counts if it is of the node that was asked, to this one, of its version, and answers one of its last two assertions.
+func TestDenials(t *testing.T) {
+	self, last, addr := Node{Name: "self", UID: "1"}, Node{Name: "last", UID: "2"}, netip.MustParseAddr("10.0.70.5")
+	for name, c := range map[string]struct {
+		change func(m *Message)
+		denied bool
+	}{
+		"as asked":           {func(*Message) {}, true},
+		"another version":    {func(m *Message) { m.Version++ }, false},
+		"another node's":     {func(m *Message) { m.From.Name = "other" }, false},
+		"to another node":    {func(m *Message) { m.To.Name = "other" }, false},
+		"of another address": {func(m *Message) { m.Address = m.Address.Next() }, false},
+		"repeated":           {func(m *Message) { m.Nonce++ }, false},
+		"without a nonce":    {func(m *Message) { m.Nonce = 0 }, false},
+	} {
+		l := NewLink(0, self, "mac", random())
+		var denial Message
+		for _, out := range l.Step(0, Take{Address: addr, Version: 3, Last: last}) {
+			if s, ok := out.(Send); ok && s.Kind == Assert {
+				if s.To != last || s.Nonce == 0 {
+					t.Fatalf("it asserts %+v", s)
+				}
+				denial = Message{Kind: Deny, From: last, To: self, Address: addr, Version: s.Version, Nonce: s.Nonce}
+			}
+		}
+		c.change(&denial)
+		l.Step(time.Millisecond, Heard{Message: denial})
+		if denied := l.Standing(addr).Denied; denied != c.denied {
+			t.Errorf("%s: denied %t", name, denied)
+		}
+	}
+}
+
+// Of a newer record that another node asserts, the API is asked first. Where that does not answer within 50 ms, is not reached, or confirms
+// it, the node falls silent, and then denies. A node that was refuted keeps nobody silent again.
+func TestChallenge(t *testing.T) {
+	self, other, addr := Node{Name: "self", UID: "1"}, Node{Name: "other", UID: "2"}, netip.MustParseAddr("10.0.70.5")
+	assert := Heard{Message: Message{Kind: Assert, From: other, To: self, Address: addr, Version: 9, Nonce: 7}}
+	want := []Output{Close{addr, 9}, Send{Message{Kind: Deny, From: self, To: other, Address: addr, Version: 9, Nonce: 7}}}
+	for name, c := range map[string]struct {
+		// says is what the API says at once.
+		says func(number int) []Input
+		// closes is when the node falls silent, never if it is negative.
+		closes time.Duration
+	}{
+		"no answer":      {func(int) []Input { return nil }, 50 * time.Millisecond},
+		"not reached":    {func(int) []Input { return []Input{API{}} }, time.Millisecond},
+		"another node's": {func(n int) []Input { return []Input{Verdict{Address: addr, Number: n}} }, time.Millisecond},
+		"its own":        {func(n int) []Input { return []Input{Verdict{Address: addr, Number: n, Mine: true, Version: 1}} }, -1},
+	} {
+		l := NewLink(0, self, "mac", random())
+		l.Step(0, Carry{Address: addr, Version: 1, Answers: true})
+		number := 0
+		for _, out := range l.Step(0, assert) {
+			switch out := out.(type) {
+			case AskAPI:
+				number = out.Number
+			case Close, Send:
+				t.Errorf("%s: it does %+v before it has asked the API", name, out)
+			}
+		}
+		if number == 0 {
+			t.Fatalf("%s: it does not ask the API", name)
+		}
+		said := func(outputs []Output) []Output {
+			return slices.DeleteFunc(outputs, func(out Output) bool { _, asks := out.(AskAPI); return asks })
+		}
+		now := time.Millisecond
+		outputs := said(l.Step(now, c.says(number)...))
+		for len(outputs) == 0 && now < time.Second {
+			due, _ := l.Next()
+			now = max(now+time.Millisecond, due)
+			outputs = said(l.Step(now))
+		}
+		switch {
+		case c.closes < 0:
+			if l.Standing(addr).Phase != Answering {
+				t.Errorf("%s: it closes", name)
+			}
+			for range 3 {
+				for _, out := range l.Step(now, assert) {
+					if _, closes := out.(Close); closes {
+						t.Errorf("%s: it closes for a node that was refuted", name)
+					}
+				}
+				now += 20 * time.Millisecond
+			}
+		case now != c.closes || !slices.Equal(outputs, want):
+			t.Errorf("%s: at %v it does %+v, want %+v at %v", name, now, outputs, want, c.closes)
+		}
+	}
+}
+
+// On a large segment a node calls some of the others, always the same, and each of these answers many calls at once.
+func TestPeers(t *testing.T) {
+	const nodes = 1000
+	caller := NewLink(0, Node{Name: "caller"}, "mac", random())
+	var all []Input
+	for i := range nodes {
+		all = append(all, Heard{Message: Message{Kind: Hello, From: Node{Name: fmt.Sprint("node", i)}, MAC: "x"}})
+	}
+	caller.Step(0, all...)
+	call := Message{}
+	for _, out := range caller.Step(0, Carry{Address: netip.MustParseAddr("10.0.70.5"), Version: 1, Failover: true, Answers: true}) {
+		if s, ok := out.(Send); ok && s.Kind == Call && s.Nonce != 0 {
+			call = s.Message
+		}
+	}
+	// answers are the Hellos of a node that hears calls at once, in its next second.
+	answers := func(i int, calls ...Message) (echoes []Output) {
+		l, now := NewLink(0, Node{Name: fmt.Sprint("node", i)}, "mac", random()), time.Duration(0)
+		l.Step(0)
+		var inputs []Input
+		for _, m := range calls {
+			inputs = append(inputs, Heard{Message: m})
+		}
+		for now < time.Second {
+			for _, out := range l.Step(now, inputs...) {
+				if s, ok := out.(Send); ok && s.Kind == Hello && s.Nonce != 0 {
+					echoes = append(echoes, out)
+				}
+			}
+			due, _ := l.Next()
+			inputs, now = nil, max(now+time.Millisecond, due)
+		}
+		return echoes
+	}
+	peers := 0
+	for i := range nodes {
+		one := answers(i, call)
+		peers += len(one)
+		greater := call
+		greater.Share *= 2
+		if len(answers(i, greater)) > len(one) {
+			t.Errorf("node %d is a peer only where there are more nodes", i)
+		}
+	}
+	if peers < 10 || peers > 64 {
+		t.Errorf("of %d nodes %d answer a call for one in %d", nodes, peers, call.Share)
+	}
+	var calls []Message
+	for i := range 100 {
+		calls = append(calls, Message{Kind: Call, From: Node{Name: fmt.Sprint("caller", i)}, Nonce: uint64(i + 1), Share: 1})
+	}
+	if n := len(answers(0, calls...)); n != 30 {
+		t.Errorf("a node answers %d calls at once, want 30", n)
+	}
+}
+
+// A node that has a newer record says so to one that asserts an older one, and not where it has been told of one that is newer still.
+func TestOlderRecord(t *testing.T) {
+	self, other, addr := Node{Name: "self", UID: "1"}, Node{Name: "other", UID: "2"}, netip.MustParseAddr("10.0.70.5")
+	l := NewLink(0, self, "mac", random())
+	l.Step(0, Carry{Address: addr, Version: 5, Answers: true})
+	older := Heard{Message: Message{Kind: Assert, From: other, To: self, Address: addr, Version: 4, Nonce: 7}}
+	want := []Output{Send{Message{Kind: Assert, From: self, To: other, Address: addr, Version: 5}}}
+	if got := l.Step(time.Millisecond, older); !slices.Equal(got, want) {
+		t.Errorf("it does %+v, want %+v", got, want)
+	}
+	l.Step(2*time.Millisecond, Heard{Message: Message{Kind: Assert, From: other, Address: addr, Version: 6}}, API{})
+	if l.Step(time.Second); l.Standing(addr).Phase != Closed {
+		t.Fatalf("after a newer record it is %+v", l.Standing(addr))
+	}
+	for _, out := range l.Step(time.Second, older) {
+		if s, ok := out.(Send); ok {
+			t.Errorf("of a record that is outdated it says %+v", s)
+		}
+	}
+}
+
+// Silence of an address that another node had, and has not denied, counts after eight questions in a row with a control of its family: a
+// gateway, or a node by the address that it said.
+func TestControls(t *testing.T) {
+	self, last, third := Node{Name: "self", UID: "1"}, Node{Name: "last", UID: "2"}, Node{Name: "third", UID: "3"}
+	four, six := netip.MustParseAddr("10.0.70.5"), netip.MustParseAddr("2001:db8:70::5")
+	thirdFour, thirdSix := netip.MustParseAddr("10.0.60.3"), netip.MustParseAddr("2001:db8:60::3")
+	for name, c := range map[string]struct {
+		addr netip.Addr
+		// control is the answer to the n-th question's control, nil for none.
+		control func(n int) Input
+		opens   bool
+	}{
+		"a gateway":                     {four, func(int) Input { return Gateway{gateway} }, true},
+		"a node":                        {four, func(int) Input { return Answered{thirdFour, "mac3"} }, true},
+		"a node, of IPv6":               {six, func(int) Input { return Answered{thirdSix, "mac3"} }, true},
+		"a node, by IPv4 for IPv6":      {six, func(int) Input { return Answered{thirdFour, "mac3"} }, false},
+		"a gateway, by IPv4 for IPv6":   {six, func(int) Input { return Gateway{gateway} }, false},
+		"a node, by IPv6 for IPv4":      {four, func(int) Input { return Answered{thirdSix, "mac3"} }, false},
+		"an address that nobody's is":   {four, func(int) Input { return Answered{gateway.Next(), "mac4"} }, false},
+		"nobody, to each eighth of all": {four, func(n int) Input { return map[bool]Input{false: Gateway{gateway}}[n%8 == 7] }, false},
+		"nobody":                        {four, func(int) Input { return nil }, false},
+	} {
+		l, now := NewLink(0, self, "mac", random()), time.Duration(0)
+		inputs := []Input{
+			Heard{Message: Message{Kind: Hello, From: third, MAC: "mac3", Address: thirdFour}},
+			Heard{Message: Message{Kind: Hello, From: third, MAC: "mac3", Address: thirdSix}},
+			Take{Address: c.addr, Version: 2, Last: last},
+		}
+		opened := false
+		for asked := 0; now < 50*time.Second && !opened; {
+			outputs := l.Step(now, inputs...)
+			inputs = nil
+			for _, out := range outputs {
+				switch out.(type) {
+				case Open:
+					opened = true
+				case Question:
+					if in := c.control(asked); in != nil {
+						inputs = append(inputs, in)
+					}
+					asked++
+				}
+			}
+			due, _ := l.Next()
+			now = max(now+2*time.Millisecond, due)
+			l.Step(now-time.Millisecond, inputs...)
+			inputs = nil
+		}
+		if opened != c.opens {
+			t.Errorf("%s: the node answers: %t, after %v", name, opened, now)
+		}
+	}
 }

@@ -25,22 +25,27 @@ const (
 	// Assert says that From has the address by the version, and asks To, if given, to deny that it
 	// answers for it by an older one.
 	Assert Kind = iota + 1
-	// Deny says to To that From does not answer for the address by a version below Version.
+	// Deny says to To that From does not answer for the address by a version below Version. It has the Nonce of the Assert
+	// that asked for it.
 	Deny
 	// Hello says that From is on the segment, with MAC, by which it answers for its addresses, of which
-	// Address is one, if it has any.
+	// Address is one, if it has any. With a Nonce it answers a Call.
 	Hello
-	// Call is a Hello that asks To, known by its name, for its own, or all nodes without a To.
+	// Call is a Hello that asks To, known by its name, for its own; or, without a To, all nodes, and with a Share one node of so many.
 	Call
 )
 
-// Message is a statement of one node to the nodes of a segment.
+// Message is a statement of one node to the nodes of a segment. Whoever hears one can repeat it later. An Assert stays true: a
+// newer record wins. A denial, and that a node lives, is true of a moment: it counts with the Nonce of the question.
 type Message struct {
 	Kind     Kind
 	From, To Node
 	Address  netip.Addr
 	Version  Version
 	MAC      string
+	// Nonce is a random number of who asks, zero where nobody does.
+	Nonce uint64
+	Share uint16
 }
 
 // Input is something that happened. Exactly the types below are Inputs.
@@ -82,8 +87,8 @@ type (
 		Address netip.Addr
 		MAC     string
 	}
-	// Gateway is an answer of a gateway to a question for it.
-	Gateway struct{}
+	// Gateway is an answer of a gateway to a question for its address.
+	Gateway struct{ Address netip.Addr }
 	// Carrier is a change of the link's. Jitter, up to 200 ms, is how long this node waits after its return,
 	// so that nodes do not all ask at once after the restart of a switch.
 	Carrier struct {
@@ -103,11 +108,20 @@ type (
 	}
 	// Recheck says that a Close failed; where it still holds, another follows.
 	Recheck struct{ Address netip.Addr }
-	// Seek has the segment asked for another node, by its name, for the addresses, and for a control. It decides nothing: a
-	// caller sees the answers among its inputs.
+	// Seek has the segment asked for another node, by its name and with a Nonce, for the addresses, and for controls. It decides
+	// nothing: a caller sees the answers among its inputs.
 	Seek struct {
 		Node      string
+		Nonce     uint64
 		Addresses []netip.Addr
+	}
+	// Deaf says that the node neither hears the segment nor asks there, until Own. Time stands still meanwhile.
+	Deaf struct{}
+	// Own has the MAC by which the node answers from now on, and its own address on the segment, if it has one. Until now the
+	// node was deaf.
+	Own struct {
+		MAC     string
+		Address netip.Addr
 	}
 	// Word is a person's, that no other node answers for the address whatever is heard, until it is opened.
 	Word struct{ Address netip.Addr }
@@ -123,6 +137,8 @@ func (Carrier) input()  {}
 func (API) input()      {}
 func (Verdict) input()  {}
 func (Seek) input()     {}
+func (Deaf) input()     {}
+func (Own) input()      {}
 func (Word) input()     {}
 func (Recheck) input()  {}
 

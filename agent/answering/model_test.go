@@ -172,7 +172,7 @@ func (w *world) pick() *node {
 		}
 	}
 	if len(ready) == 0 || w.IntN(20) == 0 {
-		return w.nodes[w.IntN(len(w.nodes))]
+		ready = slices.DeleteFunc(slices.Clone(w.nodes), func(n *node) bool { return n.away > 0 })
 	}
 	return ready[w.IntN(len(ready))]
 }
@@ -185,7 +185,7 @@ func (w *world) disturb() {
 	if w.IntN(2) == 0 {
 		n = r.node
 	}
-	switch w.IntN(15) {
+	switch w.IntN(18) {
 	case 0, 1, 2:
 		if w.apiUp {
 			w.move(r, w.pick(), w.IntN(3) > 0)
@@ -217,6 +217,12 @@ func (w *world) disturb() {
 		n.pause(pickOf(w, 2*time.Second, 20*time.Second, time.Minute), w.IntN(2) == 0)
 	case 14:
 		n.forge(r)
+	case 15:
+		n.replay(pickOf(w, 2*time.Second, time.Minute))
+	case 16:
+		n.unlist(pickOf(w, 10*time.Second, time.Minute, 5*time.Minute))
+	case 17:
+		w.scale()
 	case 13:
 		n.off(pickOf(w, 15*time.Second, 2*time.Minute))
 	}
@@ -230,6 +236,52 @@ func (n *node) forge(r *record) {
 	m := Message{Kind: Assert, From: n.id, Address: r.addr, Version: r.version + 10000}
 	for i := range 3 {
 		w.after(Duration(i)*time.Second, func() { n.send(m) })
+	}
+}
+
+// replay has a pod of the node, with an interface in the network, repeat messages for a while.
+func (n *node) replay(d time.Duration) {
+	w := n.world
+	w.logf("a pod on %s repeats messages for %v", n.id.Name, d)
+	of := w.recorded[w.IntN(len(w.recorded))].From
+	for end := w.now + d; d > 0; d -= 200 * time.Millisecond {
+		w.after(d, func() {
+			// Of any node, or of one in particular.
+			m := w.recorded[w.IntN(len(w.recorded))]
+			if m.From != of && w.now < end-time.Second {
+				m = w.recorded[w.IntN(len(w.recorded))]
+			}
+			for _, other := range w.nodes {
+				if other == n && n.on() || other.hears(n) {
+					other.hear(Heard{Message: m})
+				}
+			}
+		})
+	}
+}
+
+// unlist has the switch forget that the node listens to multicast.
+func (n *node) unlist(d time.Duration) {
+	n.world.logf("the switch passes no multicast of IPv6 to %s for %v", n.id.Name, d)
+	n.unlisted = true
+	n.world.after(d, func() { n.unlisted = false })
+}
+
+// scale takes most nodes out of the cluster, as an autoscaler does: their pods move before.
+func (w *world) scale() {
+	if len(w.nodes) < 4 || !w.apiUp || slices.ContainsFunc(w.nodes, func(n *node) bool { return n.away > 0 }) {
+		return
+	}
+	stay := w.nodes[:2]
+	for _, n := range w.nodes[2:] {
+		w.logf("%s is taken out of the cluster", n.id.Name)
+		for _, r := range w.records {
+			if r.node == n {
+				w.move(r, stay[w.IntN(len(stay))], true)
+			}
+		}
+		n.away = w.now
+		n.off(0)
 	}
 }
 
@@ -323,7 +375,7 @@ func (n *node) kill(d time.Duration) {
 	n.world.logf("the agent of %s dies for %v", n.id.Name, d)
 	n.link = nil
 	n.world.after(d, func() {
-		if n.link == nil && n.powered && !n.paused {
+		if n.link == nil && n.powered && !n.paused && n.away == 0 {
 			n.world.logf("the agent of %s starts", n.id.Name)
 			n.start()
 		}
@@ -395,7 +447,7 @@ func (n *node) off(d time.Duration) {
 		return
 	}
 	w.logf("%s is powered off for %v", n.id.Name, d)
-	n.powered, n.link = false, nil
+	n.powered, n.paused, n.link = false, false, nil
 	clear(n.kernel)
 	n.changes++
 	clear(n.state)
@@ -403,7 +455,7 @@ func (n *node) off(d time.Duration) {
 }
 
 func (n *node) boot() {
-	if n.powered {
+	if n.powered || n.away > 0 {
 		return
 	}
 	n.world.logf("%s boots", n.id.Name)
@@ -417,11 +469,12 @@ func (w *world) heal() {
 	w.apiUp = true
 	for _, n := range w.nodes {
 		n.api, n.group = true, 0
+		n.unlisted = false
 		n.resume(false)
 		n.boot()
 		n.plug()
 		n.unhang()
-		if n.link == nil {
+		if n.link == nil && n.away == 0 {
 			n.start()
 		}
 		n.tellAPI()

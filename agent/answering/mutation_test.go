@@ -3,50 +3,57 @@
 package answering_test
 
 import (
+	"cmp"
 	"testing"
 
 	"github.com/berth-dev/berth/ipam/mutationtest"
 )
 
-// mutations are errors that TestModel has to find. Each replaces code of link.go. seed is of a world that finds it; where
+// mutations are errors that TestModel has to find. Each replaces code of link.go, or of peers.go. seed is of a world that finds it; where
 // link.go or the worlds have changed, others are tried.
 var mutations = []struct {
 	name, old, new string
 	seed           uint64
+	// file is link.go where it is empty.
+	file string
 }{
-	{"answer before asking", "\tcase h.asked < questions:\n\t\treturn false\n", "\tcase true:\n\t\treturn true\n", 18},
-	{"believe one lost request", "questions    = 3", "questions    = 1", 8586},
-	{"believe three lost requests of a holder that has not denied", "doubted = 8", "doubted = 1", 2031},
-	{"silence without a control", "if l.controlled >= h.askedAt {", "if true {", 105},
-	{"a control of another question", "if l.controlled >= h.askedAt {", "if l.controlled >= h.since {", 22202},
-	{"a denial for silence", "\tswitch {\n\tcase h.asked < questions:\n\t\treturn false\n", "\tswitch {\n\tcase h.denied:\n\t\treturn true\n\tcase h.asked < questions:\n\t\treturn false\n", 922},
-	{"an old denial", "h.last == self || h.denied && h.deniedAt >= h.askedAt", "h.last == self || h.denied", 89175},
-	{"askers that ignore each other", "if h.phase != Closed || h.cause != Newer {\n\t\t\tl.close(", "if h.phase == Answering {\n\t\t\tl.close(", 115},
-	{"assert once", "return h.phase == Answering && h.last != (Node{}) && !h.denied", "return false", 111},
-	{"no hellos", "\t\tl.sayHello()\n", "", 11866},
-	{"ask the recorded holder only", "if n.mac == mac && id != h.last {", "if false && n.mac == mac && id != h.last {", 1163},
-	{"skip the pod's own MAC", "h.again || mac != \"\" && mac == h.ownMAC || !h.agreed(l.self)", "(h.again || !h.agreed(l.self)) && mac != h.ownMAC", 55},
-	{"API before closing", "if l.now < l.refuted[m.From] && !l.silentAPI {", "if true {", 47},
-	{"no answer to an older record", "\t\tif h.phase != Closed || h.cause != Newer {\n\t\t\tl.emit(Send", "\t\tif false {\n\t\t\tl.emit(Send", 48542},
-	{"open again without a question after the carrier was lost", "\th.phase, h.cause, h.again, h.word = Asking, 0, true, false\n\th.begin(at)\n", "\tl.open(h)\n", 209},
-	{"an old verdict", "if h == nil || v.Number != h.number || !h.pending {", "if h == nil {", 252},
-	{"forget a newer record at a restart", "case c.Newest > c.Version:", "case false:", 20298},
-	{"forget the last holder at a restart", "version: c.Version, last: c.Last,", "version: c.Version,", 856},
-	{"close others' when cut off", "if h.failover && h.phase == Answering {", "if h.phase == Answering {", 22},
-	{"cut off though the gateway answers", "silent := l.now - max(l.gateway, l.listening)", "silent := l.now - l.listening", 2},
-	{"cut off though the API answers", "if !l.silentAPI && l.tried >= l.now-silent {", "if false {", 1},
-	{"cut off though most nodes answer", "case 2*heard >= known:", "case false:", 27},
-	{"never cut off", "\t\tl.emit(TryAPI{})\n", "", 1},
-	{"an address waits between its questions", "h.again && h.asked == 0 && !h.word", "h.again && !h.word", 16},
-	{"a turn never comes", "\t\t\t\th.due = l.now + questionWait\n", "\t\t\t\th.due = l.now + time.Hour\n", 308},
-	{"a verdict about the pod before", "\tl.number++\n\th.number, h.pending = l.number, true\n", "\th.number, h.pending = h.number+1, true\n", 5179182},
-	{"open at once by the API's word", "\t\tif l.now-h.asserted > questionWait {\n\t\t\tl.assert(h)\n\t\t}\n\t\th.due = h.asserted + questionWait\n", "\t\tl.open(h)\n", 6929620},
-	{"questions go on after a pause", "now-due > overslept", "now-due > 1000*time.Hour", 2362},
+	{"answer before asking", "\tcase h.asked < questions:\n\t\treturn false\n", "\tcase true:\n\t\treturn true\n", 41, ""},
+	{"believe one lost request", "questions    = 3", "questions    = 1", 15362, ""},
+	{"believe three lost requests of a holder that has not denied", "doubted = 8", "doubted = 1", 2329, ""},
+	{"silence without a control", "if controlled >= h.askedAt {", "if true {", 149, ""},
+	{"a control of another question", "if controlled >= h.askedAt {", "if controlled >= h.since {", 22284, ""},
+	{"a denial for silence", "\tswitch {\n\tcase h.asked < questions:\n\t\treturn false\n", "\tswitch {\n\tcase h.denied:\n\t\treturn true\n\tcase h.asked < questions:\n\t\treturn false\n", 2431, ""},
+	{"an old denial", "h.last == self || h.agreed", "h.last == self || h.denied", 92728, ""},
+	{"askers that ignore each other", "if h.phase != Closed || h.cause != Newer {\n\t\t\tl.close(", "if h.phase == Answering {\n\t\t\tl.close(", 188, ""},
+	{"assert once", "return h.phase == Answering && h.last != (Node{}) && !h.denied", "return false", 136, ""},
+	{"no hellos", "\t\tl.sayHello()\n", "", 12672, ""},
+	{"ask the recorded holder only", "if n.mac == mac && id != h.last {", "if false && n.mac == mac && id != h.last {", 1323, ""},
+	{"skip the pod's own MAC", "h.again || mac != \"\" && mac == h.ownMAC || !h.agrees(l.self)", "(h.again || !h.agrees(l.self)) && mac != h.ownMAC", 171, ""},
+	{"close before asking the API", "; refuted || h.phase == Answering && !l.deaf {", "; refuted {", 24, ""},
+	{"wait for the API for ever", "case h.challenge != nil && l.now >= h.falls:", "case false:", 76, ""},
+	{"a pause is no reason to close", "\t\tif h.challenge != nil {\n\t\t\th.falls = now\n\t\t}\n", "", 1323, ""},
+	{"open again without a question after the carrier was lost", "\th.phase, h.cause, h.again, h.word = Asking, 0, true, false\n\th.begin(at)\n", "\tl.open(h)\n", 216, ""},
+	{"an old verdict", "if h == nil || v.Number != h.number || !h.pending {", "if h == nil {", 265, ""},
+	{"forget a newer record at a restart", "case c.Newest > c.Version:", "case false:", 21219, ""},
+	{"forget the last holder at a restart", "version: c.Version, last: c.Last,", "version: c.Version,", 1568, ""},
+	{"close others' when cut off", "if h.failover && h.phase == Answering {", "if h.phase == Answering {", 23, ""},
+	{"cut off though the gateway answers", "silent := l.now - max(gateway, l.listening)", "silent := l.now - l.listening", 2, ""},
+	{"cut off though the API answers", "if !l.silentAPI && l.tried >= l.now-silent {", "if false {", 3, ""},
+	{"cut off though most nodes answer", "case 2*heard >= known:", "case heard < 0:", 29, ""},
+	{"never cut off", "\t\tl.emit(TryAPI{})\n", "", 2, ""},
+	{"an address waits between its questions", "h.again && h.asked == 0 && !h.word", "h.again && !h.word", 144, ""},
+	{"a turn never comes", "\t\t\t\th.due = l.now + questionWait\n", "\t\t\t\th.due = l.now + time.Hour\n", 444, ""},
+	{"a control of the other family", "controlled := l.controlled[family(h.addr)]", "controlled := slices.Max(l.controlled[:])", 1910, ""},
+	{"controls that are not in a row", "\t\th.controlled = 0\n\t}\n", "\t}\n", 5698, ""},
+	{"a peer answers no call", "nonce != 0 && nonce == c.nonce && (!seen", "nonce != 0 && (!seen", 1, "peers.go"},
+	{"peers that left the cluster", "max(slices.Max(l.gateway[:]), l.reached)-peerFor", "longAgo", 1, ""},
+	{"controls that never answer", "cmp.Compare(missed(n), missed(other)), ", "", 1, ""},
+	{"questions go on after a pause", "now-due > overslept", "now-due > 1000*time.Hour", 2362, ""},
 }
 
 // TestMutations runs TestModel with each mutation.
 func TestMutations(t *testing.T) {
 	for _, m := range mutations {
-		t.Run(m.name, func(t *testing.T) { mutationtest.Find(t, "link.go", m.old, m.new, m.seed, 100_000) })
+		t.Run(m.name, func(t *testing.T) { mutationtest.Find(t, cmp.Or(m.file, "link.go"), m.old, m.new, m.seed, 100_000) })
 	}
 }

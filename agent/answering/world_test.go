@@ -26,8 +26,11 @@ type world struct {
 	records []*record
 	// version is the API server's.
 	version Version
-	// gateway: there is one on the segment, in the group 0.
-	gateway bool
+	// gateway: there is one on the segment, in the group 0, with gateways.
+	gateway  bool
+	gateways [families]netip.Addr
+	// quick: the API answers a question at once, as it does in most clusters at most times.
+	quick bool
 	// lossy: frames get lost, late and doubled.
 	lossy bool
 	// crowded: a node asks for one address at a time, of those that it opens again.
@@ -35,10 +38,12 @@ type world struct {
 	apiUp   bool
 	// forged: somebody has asserted the address who may not.
 	forged map[netip.Addr]bool
-	lost   map[[2]int]int
-	trace  *strings.Builder
-	judge  judge
-	err    error
+	// recorded are messages that were on the segment: whoever is there may repeat them, in any order, at any time.
+	recorded []Message
+	lost     map[[2]int]int
+	trace    *strings.Builder
+	judge    judge
+	err      error
 }
 
 type event struct {
@@ -124,7 +129,8 @@ type node struct {
 	index int
 	id    Node
 	mac   string
-	addr  netip.Addr
+	// addrs are the node's own addresses, of both families.
+	addrs [families]netip.Addr
 	// link is nil while no agent runs.
 	link *Link
 	// hung: the agent runs, and does nothing. paused: nor does anything else of the node.
@@ -134,6 +140,10 @@ type node struct {
 	carrier bool
 	// group has the ports of the switch that reach each other; a negative one is alone.
 	group int
+	// unlisted: the switch passes no multicast of IPv6 to the node's port, nor from it (RFC 4541 without a querier).
+	unlisted bool
+	// away is when the node was taken out of the cluster for good, zero where it is there.
+	away Duration
 	// api: the node reaches the API server, if that is up. told: its agent's watches go on, or not, as that is.
 	api, told bool
 	// kernel has the addresses for which it answers, with the time since when.
@@ -145,11 +155,12 @@ type node struct {
 	said map[netip.Addr]Duration
 	// forger: it has asserted an address that was not its own.
 	forger bool
-	// knows are the nodes of which this one heard a Hello.
-	knows map[int]bool
-	// asks are the nodes of which its last control asked.
-	asks  map[int]bool
-	timer Duration
+	// knows is when the last call of this node was that another one answered, calls are when they were, by their nonces.
+	knows map[int]Duration
+	calls map[uint64]Duration
+	// controls are the nodes, and the families, of which its last control asked.
+	controls map[[2]int]bool
+	timer    Duration
 	// slept is how much the node's clock is behind.
 	slept, pausedAt Duration
 	// stood is when the clock went on after it had stood still.
@@ -168,13 +179,15 @@ func newWorld(seed uint64) *world {
 	w.gateway = w.IntN(4) > 0
 	w.lossy = w.IntN(2) > 0
 	w.crowded = seed%4 == 0
+	w.quick = seed%3 == 0
+	w.gateways = [families]netip.Addr{netip.AddrFrom4([4]byte{10, 0, 1, 254}), sixth(1, 254)}
 	w.judge = newJudge(w)
 	for i := range 2 + w.IntN(4) {
 		n := &node{
 			world: w, index: i, id: Node{Name: fmt.Sprintf("node%d", i), UID: fmt.Sprintf("uid%d", i)}, mac: fmt.Sprintf("mac%d", i),
-			addr:    netip.AddrFrom4([4]byte{10, 0, 1, byte(i + 1)}),
+			addrs:   [families]netip.Addr{netip.AddrFrom4([4]byte{10, 0, 1, byte(i + 1)}), sixth(1, i+1)},
 			powered: true, carrier: true, api: true, told: true,
-			kernel: map[netip.Addr]answers{}, state: map[netip.Addr]carried{}, said: map[netip.Addr]Duration{}, knows: map[int]bool{},
+			kernel: map[netip.Addr]answers{}, state: map[netip.Addr]carried{}, said: map[netip.Addr]Duration{}, knows: map[int]Duration{},
 		}
 		w.nodes = append(w.nodes, n)
 	}
@@ -186,9 +199,28 @@ func newWorld(seed uint64) *world {
 		records += 3
 	}
 	for i := range records {
-		w.records = append(w.records, &record{addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), own: w.IntN(3) == 0, failover: w.IntN(2) == 0})
+		addr := netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)})
+		if w.IntN(3) == 0 {
+			addr = sixth(0, i+1)
+		}
+		w.records = append(w.records, &record{addr: addr, own: w.IntN(3) == 0, failover: w.IntN(2) == 0})
 	}
 	return w
+}
+
+// sixth returns an address of IPv6.
+func sixth(subnet, host int) netip.Addr {
+	return netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 7: byte(subnet), 15: byte(host)})
+}
+
+// families of addresses: an index of what there is once for each.
+const families = 2
+
+func familyOf(addr netip.Addr) int {
+	if addr.Is4() {
+		return 0
+	}
+	return 1
 }
 
 func (w *world) logf(format string, args ...any) {
@@ -227,8 +259,15 @@ func (n *node) hears(other *node) bool {
 	return n != other && n.on() && other.on() && n.group == other.group && n.group >= 0
 }
 
-// hearsGateway returns whether the node and the segment's gateway reach each other.
-func (n *node) hearsGateway() bool { return n.world.gateway && n.on() && n.group == 0 }
+// asks returns whether the questions of a family come from the node to the other one.
+func (n *node) asks(other *node, family int) bool {
+	return n.hears(other) && (family == 0 || !n.unlisted && !other.unlisted)
+}
+
+// asksGateway returns whether the node and the segment's gateway reach each other by questions of a family.
+func (n *node) asksGateway(family int) bool {
+	return n.world.gateway && n.on() && n.group == 0 && (family == 0 || !n.unlisted)
+}
 
 // clock is the agent's time.
 func (n *node) clock() Duration { return n.world.now - n.slept }
@@ -302,28 +341,25 @@ func (n *node) do(out Output) {
 	case Close:
 		cause := n.link.Standing(out.Address).Cause
 		w.logf("%s closes %s: %d", n.id.Name, out.Address, cause)
+		_, answered := n.kernel[out.Address]
 		n.silence(out.Address)
 		if c, ok := n.state[out.Address]; ok {
 			c.newest = out.Newest
 			n.state[out.Address] = c
 		}
-		w.judge.closed(n, out.Address, cause)
+		w.judge.closed(n, out.Address, cause, answered)
 	case Send:
 		n.send(out.Message)
 	case Question:
 		w.ask(n, out.Address)
 	case Control:
-		if n.hearsGateway() {
-			w.back(n, n, func() { n.step(Gateway{}) })
-		}
+		n.askGateways()
 		for _, addr := range out.Addresses {
 			w.ask(n, addr)
 		}
 		n.control(out.Addresses)
 	case AskGateway:
-		if n.hearsGateway() {
-			w.back(n, n, func() { n.step(Gateway{}) })
-		}
+		n.askGateways()
 	case TryAPI:
 		n.tryAPI(n.link)
 	case AskAPI:
@@ -331,22 +367,40 @@ func (n *node) do(out Output) {
 	}
 }
 
-// control notes of which nodes a control asked; that of the gateway alone says nothing of them.
-func (n *node) control(addresses []netip.Addr) {
-	asks := map[int]bool{}
-	for i, other := range n.world.nodes {
-		if slices.Contains(addresses, other.addr) {
-			asks[i] = true
+func (n *node) askGateways() {
+	for family := range families {
+		if n.asksGateway(family) {
+			n.world.back(n, n, func() { n.step(Gateway{n.world.gateways[family]}) })
 		}
 	}
-	if len(asks) > 0 && !maps.Equal(asks, n.asks) {
-		n.asks = asks
+}
+
+// control notes of which nodes a control asked; that of the gateway alone says nothing of them.
+func (n *node) control(addresses []netip.Addr) {
+	asks := map[[2]int]bool{}
+	for i, other := range n.world.nodes {
+		for family, addr := range other.addrs {
+			if slices.Contains(addresses, addr) {
+				asks[[2]int{i, family}] = true
+			}
+		}
+	}
+	if len(asks) > 0 && !maps.Equal(asks, n.controls) {
+		n.controls = asks
 		n.changes++
 	}
 }
 
 func (n *node) send(m Message) {
 	w := n.world
+	if m.Kind == Call && m.Nonce != 0 {
+		n.calls[m.Nonce] = w.now
+	}
+	if len(w.recorded) < 300 {
+		w.recorded = append(w.recorded, m)
+	} else {
+		w.recorded[w.IntN(len(w.recorded))] = m
+	}
 	for _, other := range w.nodes {
 		w.frame(n, other, func() { other.hear(Heard{Message: m}) })
 		// The way over the nodes' addresses is another network in this world, the API server's.
@@ -362,9 +416,9 @@ func (n *node) send(m Message) {
 
 // hear has the agent hear a message.
 func (n *node) hear(h Heard) {
-	if h.Kind == Hello || h.Kind == Call {
-		for i, other := range n.world.nodes {
-			n.knows[i] = n.knows[i] || other.id == h.From
+	for i, other := range n.world.nodes {
+		if at, called := n.calls[h.Nonce]; n.works() && h.Kind == Hello && called && n.world.now-at < 2*time.Second && other.id == h.From && other != n {
+			n.knows[i] = max(n.knows[i], at)
 		}
 	}
 	n.step(h)
@@ -378,12 +432,15 @@ func (n *node) silence(addr netip.Addr) {
 // ask asks all kernels for an address.
 func (w *world) ask(n *node, addr netip.Addr) {
 	for _, other := range w.nodes {
+		if !n.asks(other, familyOf(addr)) {
+			continue
+		}
 		w.frame(n, other, func() {
 			mac := other.mac
 			if _, ok := other.kernel[addr]; ok {
 				mac = cmp.Or(w.record(addr).ownMAC(), mac)
 			}
-			if _, ok := other.kernel[addr]; ok || addr == other.addr {
+			if _, ok := other.kernel[addr]; ok || slices.Contains(other.addrs[:], addr) {
 				w.frame(other, n, func() { n.step(Answered{addr, mac}) })
 			}
 		})
@@ -448,9 +505,17 @@ func (n *node) tell(link *Link, in API) {
 	}
 }
 
+// apiTakes is how long a question, or an answer, of the API is under way.
+func (w *world) apiTakes() Duration {
+	if w.quick {
+		return w.between(time.Millisecond, 20*time.Millisecond)
+	}
+	return w.between(time.Millisecond, pickOf(w, 50*time.Millisecond, 50*time.Millisecond, 3*time.Second))
+}
+
 func (n *node) askAPI(link *Link, out AskAPI) {
 	w := n.world
-	w.after(w.between(time.Millisecond, 50*time.Millisecond), func() {
+	w.after(w.between(time.Millisecond, 20*time.Millisecond), func() {
 		if n.link != link {
 			return
 		}
@@ -464,7 +529,7 @@ func (n *node) askAPI(link *Link, out AskAPI) {
 		if r.last != nil {
 			v.Last = r.last.id
 		}
-		w.after(w.between(time.Millisecond, pickOf(w, 50*time.Millisecond, 50*time.Millisecond, 3*time.Second)), func() {
+		w.after(w.apiTakes(), func() {
 			if n.link != link {
 				return
 			}
@@ -477,7 +542,7 @@ func (n *node) askAPI(link *Link, out AskAPI) {
 				c.version = v.Version
 				n.state[out.Address] = c
 			}
-			n.step(API{true}, v)
+			n.step(v, API{true})
 			if !v.Mine && n.state[out.Address].pod == has.pod {
 				n.gone(out.Address, has.pod)
 			}
@@ -500,7 +565,7 @@ func (n *node) gone(addr netip.Addr, pod int) {
 func (n *node) start() {
 	w := n.world
 	n.hung, n.backlog, n.timer, n.stood = false, nil, -1, -time.Hour
-	n.link, n.knows, n.asks = NewLink(n.clock(), n.id, n.mac, n.addr), map[int]bool{}, map[int]bool{}
+	n.link, n.knows, n.calls, n.controls = NewLink(n.clock(), n.id, n.mac, w.Uint64, n.addrs[:]...), map[int]Duration{}, map[uint64]Duration{}, map[[2]int]bool{}
 	if w.crowded {
 		n.link.Share(1)
 	}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package assignment has a node carry the addresses that its NodeAssignment gives it, for itself or for Services. It watches that one object. Before the
+// Package assignment has a node carry the addresses that its NodeAssignment gives it, for itself or
+// for Services, and writes there what pods of the node are to be told. It watches that one object. Before the
 // node takes an address, it asks its FloatingIP, which alone says whose the address is, and then the network. It brings
 // back what others take away, and removes addresses that are assigned no more. While the API server has not told
 // the NodeAssignment since the start, and when the agent ends, all stays as it is.
@@ -97,6 +98,7 @@ type Carrier struct {
 	informer cache.SharedIndexInformer
 	soon     wakeup.Signal
 	loud     wakeup.Signal
+	untold   wakeup.Signal
 	// of has what is remembered of each address; losing it is harmless. Only Run uses it.
 	of map[netip.Addr]*memory
 }
@@ -118,7 +120,7 @@ type memory struct {
 func New(o Options) *Carrier {
 	return &Carrier{
 		Options: o, informer: cache.NewSharedIndexInformer(client.NewSourceOf[*v1alpha1.NodeAssignmentList](o.Assignments, o.Node), &v1alpha1.NodeAssignment{}, 0, cache.Indexers{}),
-		soon: wakeup.New(), loud: wakeup.New(), of: map[netip.Addr]*memory{},
+		soon: wakeup.New(), loud: wakeup.New(), untold: wakeup.New(), of: map[netip.Addr]*memory{},
 	}
 }
 
@@ -141,12 +143,7 @@ func (c *Carrier) Announce() { c.loud.Send() }
 // Run carries the addresses until the context ends; the node has them after that, too. Its caller runs it in the network
 // namespace of the node.
 func (c *Carrier) Run(ctx context.Context) error {
-	if err := c.informer.SetTransform(view.DropManagedFields); err != nil {
-		return fmt.Errorf("prepare the watch of the NodeAssignment: %w", err)
-	}
-	registration, err := c.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { c.soon.Send() }, UpdateFunc: func(any, any) { c.soon.Send() }, DeleteFunc: func(any) { c.soon.Send() },
-	})
+	registration, err := c.watch()
 	if err != nil {
 		return fmt.Errorf("prepare the watch of the NodeAssignment: %w", err)
 	}
@@ -187,6 +184,29 @@ func (c *Carrier) Run(ctx context.Context) error {
 			}
 		}
 		c.look(ctx)
+	}
+}
+
+// watch has changes of the NodeAssignment looked at, once its informer runs.
+func (c *Carrier) watch() (cache.ResourceEventHandlerRegistration, error) {
+	if err := c.informer.SetTransform(view.DropManagedFields); err != nil {
+		return nil, err
+	}
+	return c.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(after any) { c.changed(&v1alpha1.NodeAssignment{}, after.(*v1alpha1.NodeAssignment)) },
+		UpdateFunc: func(before, after any) {
+			c.changed(before.(*v1alpha1.NodeAssignment), after.(*v1alpha1.NodeAssignment))
+		},
+		DeleteFunc: func(any) { c.soon.Send() },
+	})
+}
+
+// changed has the parts of the NodeAssignment looked at that changed.
+func (c *Carrier) changed(before, after *v1alpha1.NodeAssignment) {
+	c.untold.Send()
+	if before.UID != after.UID || before.Generation != after.Generation ||
+		!slices.Equal(before.Status.Carried, after.Status.Carried) || !slices.Equal(before.Status.Refused, after.Status.Refused) {
+		c.soon.Send()
 	}
 }
 
@@ -512,7 +532,11 @@ func (c *Carrier) report(ctx context.Context, seen *v1alpha1.NodeAssignment, sta
 		return nil
 	}
 	// Of nil nothing would be written.
-	lists := map[string]any{"carried": append([]string{}, status.Carried...), "refused": append([]v1alpha1.RefusedAddress{}, status.Refused...)}
+	return c.patch(ctx, seen, map[string]any{"carried": append([]string{}, status.Carried...), "refused": append([]v1alpha1.RefusedAddress{}, status.Refused...)})
+}
+
+// patch writes lists of the status.
+func (c *Carrier) patch(ctx context.Context, seen *v1alpha1.NodeAssignment, lists map[string]any) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": seen.UID}, "status": lists})
 	if err != nil {
 		return fmt.Errorf("encode the status of NodeAssignment %s: %w", seen.Name, err)

@@ -12,9 +12,6 @@ import (
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 )
 
-// StatusAnnotation is the annotation of a pod that lists its networks' interfaces and addresses.
-const StatusAnnotation = nadv1.NetworkStatusAnnot
-
 // Attached is a network of a pod with the CNI result of its ADD.
 type Attached struct {
 	// Network is namespace/name of the NetworkAttachmentDefinition, or the name of a
@@ -23,8 +20,8 @@ type Attached struct {
 	Result  json.RawMessage
 }
 
-// Status returns the value of StatusAnnotation. The first network is the pod's default
-// network.
+// Status returns the value of a pod's annotation [v1alpha1.AnnotationNetworkStatus]. The first
+// network is the pod's default network.
 func Status(networks []Attached) (string, error) {
 	all := []nadv1.NetworkStatus{}
 	for i, n := range networks {

@@ -9,7 +9,6 @@ import (
 
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/state"
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
 
@@ -18,20 +17,19 @@ func HasRandom(record *state.Container) bool {
 	return slices.ContainsFunc(record.HostPorts, func(port state.HostPort) bool { return port.Random })
 }
 
-// Annotations returns the annotations that tell the host ports of a pod that left the
-// choice to the node, in Galaxy's way, too, if the pod asked so.
-func Annotations(record *state.Container) (map[string]string, error) {
-	annotations := map[string]string{}
+// Status returns the annotations that tell the host ports of a pod that left the choice to the
+// node, in Galaxy's way, too, if the pod asked so.
+func Status(record *state.Container) (ports, galaxyPorts string, err error) {
 	if !HasRandom(record) {
-		return annotations, nil
+		return "", "", nil
 	}
-	ports, err := json.Marshal(numbers(record.HostPorts))
+	raw, err := json.Marshal(numbers(record.HostPorts))
 	if err != nil {
-		return nil, fmt.Errorf("encode host ports: %w", err)
+		return "", "", fmt.Errorf("encode host ports: %w", err)
 	}
-	annotations[v1alpha1.AnnotationHostPortsStatus] = string(ports)
+	ports = string(raw)
 	if !record.GalaxyPorts {
-		return annotations, nil
+		return ports, "", nil
 	}
 	addrs := chain.Addresses(record.Attachments[0].Result)
 	var all []galaxy.PortMapping
@@ -47,9 +45,8 @@ func Annotations(record *state.Container) (map[string]string, error) {
 		}
 		all = append(all, mapping)
 	}
-	if ports, err = json.Marshal(all); err != nil {
-		return nil, fmt.Errorf("encode host ports: %w", err)
+	if raw, err = json.Marshal(all); err != nil {
+		return "", "", fmt.Errorf("encode host ports: %w", err)
 	}
-	annotations[galaxy.AnnotationPortMapping] = string(ports)
-	return annotations, nil
+	return ports, string(raw), nil
 }

@@ -240,9 +240,6 @@ func (n *Node) Holder(ctx context.Context, addr netip.Addr) (api.Pod, Record, er
 	return api.Pod{}, Record{}, fmt.Errorf("%w %s: pod %s with UID %s is gone", ErrNotHolder, name, pod.Name, pod.UID)
 }
 
-// isOtherUID returns whether a write was refused because another object has the name by now.
-func isOtherUID(err error) bool { return apierrors.IsConflict(err) }
-
 // isAbsent returns whether the API server serves the kind and has no such object. A
 // 404 of a proxy, or of an API server that does not serve the kind, proves nothing.
 func isAbsent(err error) bool {

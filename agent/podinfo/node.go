@@ -47,7 +47,6 @@ type Pods interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*corev1.Pod, error)
 	List(ctx context.Context, options metav1.ListOptions) (*corev1.PodList, error)
 	Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error)
-	Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, options metav1.PatchOptions, subresources ...string) (*corev1.Pod, error)
 }
 
 // Handler acts on changes of this node's pods. Node calls Gone in several goroutines and
@@ -311,6 +310,15 @@ func (n *Node) Annotations(pod api.Pod) (annotations map[string]string, known bo
 		return nil, false
 	}
 	return p.Annotations, true
+}
+
+// Mirror returns a static pod with the UID that its mirror has now, as the watch has seen it, and
+// any other pod as it is.
+func (n *Node) Mirror(pod api.Pod) api.Pod {
+	if mirror, known := n.watched(pod); known {
+		pod.UID = string(mirror.UID)
+	}
+	return pod
 }
 
 // IsReady returns whether a pod is Ready, as the watch has seen it.

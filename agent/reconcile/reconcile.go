@@ -35,8 +35,6 @@ type Work struct {
 	Check func(ctx context.Context, key state.Key) error
 	// Finish undoes an ADD and completes a DEL that nobody works on.
 	Finish func(ctx context.Context, key state.Key) error
-	// Tell writes on the pod the things that its networks gave it.
-	Tell func(ctx context.Context, key state.Key) error
 	// Survey compares all records and has those compared by Check that seem to lack something.
 	Survey func(ctx context.Context) error
 	// Orphans looks at the links without a record, all together.
@@ -46,8 +44,8 @@ type Work struct {
 // Reconciler makes kernel and records agree, each record by itself. Its methods are safe in
 // parallel, and return at once but for Run.
 type Reconciler struct {
-	work                    Work
-	checks, finishes, tells keyQueue
+	work             Work
+	checks, finishes keyQueue
 	// surveys and orphans have one key only.
 	surveys, orphans keyQueue
 	outcomes         outcomes
@@ -58,7 +56,7 @@ func New(w Work) *Reconciler {
 	queue := func() keyQueue {
 		return workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[state.Key](firstRetry, lastRetry))
 	}
-	return &Reconciler{work: w, outcomes: outcomes{known: w.Known}, checks: queue(), finishes: queue(), tells: queue(), surveys: queue(), orphans: queue()}
+	return &Reconciler{work: w, outcomes: outcomes{known: w.Known}, checks: queue(), finishes: queue(), surveys: queue(), orphans: queue()}
 }
 
 // CheckSoon has a record compared soon.
@@ -70,9 +68,6 @@ func (r *Reconciler) CheckLater(key state.Key) { r.checks.AddRateLimited(key) }
 // FinishSoon has a record finished soon, FinishLater after the wait of a failure.
 func (r *Reconciler) FinishSoon(key state.Key)  { r.finishes.Add(key) }
 func (r *Reconciler) FinishLater(key state.Key) { r.finishes.AddRateLimited(key) }
-
-// TellLater has the status of a pod's networks written after the wait of a failure.
-func (r *Reconciler) TellLater(key state.Key) { r.tells.AddRateLimited(key) }
 
 // SurveySoon has all records compared soon.
 func (r *Reconciler) SurveySoon() { r.surveys.Add(state.Key{}) }
@@ -88,7 +83,6 @@ func (r *Reconciler) Run(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() {
 		r.checks.ShutDown()
 		r.finishes.ShutDown()
-		r.tells.ShutDown()
 		r.surveys.ShutDown()
 		r.orphans.ShutDown()
 	})
@@ -104,9 +98,6 @@ func (r *Reconciler) Run(ctx context.Context) {
 			work(ctx, r.finishes, "Cannot take the network of a container down, will try again", r.noting(r.work.Finish, false))
 		})
 	}
-	group.Go(func() {
-		work(ctx, r.tells, "Cannot tell a pod the status of its networks, will try again", r.work.Tell)
-	})
 	group.Go(func() {
 		work(ctx, r.surveys, "Cannot compare the networks of the node's pods, will try again", func(ctx context.Context, _ state.Key) error { return r.work.Survey(ctx) })
 	})

@@ -99,8 +99,8 @@ func run(ctx context.Context, o *Options) error {
 		Kernel:            detectNetfilter(ctx).Ready,
 		RefusedNeighbours: netfilter.RefusedNeighbours,
 		Configuration:     keeper.Ready,
-		Egress:            own.egress,
-		HostPorts:         &hostport.Forwarder{}, HostPortRange: ports, Listener: newListener(o), NodeAddresses: assignment.Carried, DeadMan: deadman.New(o.SilenceAfter), Segment: segments.open, Unicast: segments.hear, Node: segments.self, APIReachable: clients.reachable, AgentPort: o.Monitoring.SecurePort,
+		Egress:            own.egress, TellSoon: own.carrier.TellSoon,
+		HostPorts: &hostport.Forwarder{}, HostPortRange: ports, Listener: newListener(o), NodeAddresses: assignment.Carried, DeadMan: deadman.New(o.SilenceAfter), Segment: segments.open, Unicast: segments.hear, Node: segments.self, APIReachable: clients.reachable, AgentPort: o.Monitoring.SecurePort,
 	}
 	enforcer, err := withEnforcer(ctx, o, &options, clients, journal)
 	if err != nil {
@@ -220,6 +220,7 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, own *ownAddresses, r
 	group.Go(func() error { return node.Run(ctx, a) })
 	group.Go(func() error { a.Run(ctx); return nil })
 	group.Go(func() error { return own.carrier.Run(ctx) })
+	group.Go(func() error { return own.carrier.TellPods(ctx, a.Untold) })
 	group.Go(func() error { return own.egress.Run(ctx, a) })
 	group.Go(func() error {
 		return linkwatch.Watch(ctx, a.Uplinks, linkwatch.Reactions{

@@ -30,6 +30,9 @@ type Asker struct {
 	families []*segment
 }
 
+// ErrNoEthernet is returned for a link whose network has no questions for addresses.
+var ErrNoEthernet = errors.New("it is no Ethernet")
+
 // OpenAsker returns an Asker on a link, whose MAC is the one that it has now. Answers wait for Hear from now on.
 func OpenAsker(link int) (*Asker, error) {
 	ether, err := ethernet(link)
@@ -37,7 +40,7 @@ func OpenAsker(link int) (*Asker, error) {
 		return nil, err
 	}
 	if ether == nil {
-		return nil, errors.New("it is no Ethernet")
+		return nil, ErrNoEthernet
 	}
 	a := &Asker{link: ether}
 	for _, is4 := range []bool{true, false} {
@@ -52,6 +55,21 @@ func OpenAsker(link int) (*Asker, error) {
 
 // Link returns the link as it was when the Asker was opened.
 func (a *Asker) Link() *net.Interface { return a.link }
+
+// Check returns an error where the link is gone, or has another MAC than when the Asker was opened: it then hears no answers. It
+// runs in the network namespace of the link.
+func (a *Asker) Check() error {
+	now, err := ethernet(a.link.Index)
+	switch {
+	case err != nil:
+		return err
+	case now == nil:
+		return ErrNoEthernet
+	case !bytes.Equal(now.HardwareAddr, a.link.HardwareAddr):
+		return fmt.Errorf("link %s has the MAC %s, and had %s", now.Name, now.HardwareAddr, a.link.HardwareAddr)
+	}
+	return nil
+}
 
 // Close ends the Asker's sockets, and Hear.
 func (a *Asker) Close() error {

@@ -6,7 +6,8 @@
 // the node has the address, and of no others. It takes no address from a node; package reclaim
 // does, and the address leaves the NodeAssignment when its FloatingIP says so.
 //
-// It also writes which addresses of Services a node carries, as package services decides ([Assignments.Carry]).
+// It also writes which addresses of Services a node carries, as package services decides
+// ([Assignments.Carry]), and on pods what they got, as their node's agent tells there.
 package assignments
 
 import (
@@ -23,6 +24,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -33,6 +35,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/event"
+	"github.com/berth-dev/berth/ipam/locked"
 	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/preallocation"
@@ -46,8 +49,10 @@ const EventNoNodeAddress = "NoNodeAddress"
 
 // Parts has the dependencies of Assignments. The caller runs the factory.
 type Parts struct {
-	API      *client.Client
-	Nodes    corev1client.NodeInterface
+	API   *client.Client
+	Nodes corev1client.NodeInterface
+	// Pods has a rate limit of its own: agents decide how much is written.
+	Pods     corev1client.PodsGetter
 	Recorder event.Recorder
 	Factory  informers.SharedInformerFactory
 }
@@ -56,17 +61,21 @@ type Parts struct {
 type Assignments struct {
 	preallocation.States[said]
 
-	loop     *preallocation.Loop
-	api      *client.NodeAssignments
-	store    *store.Store
-	live     corev1client.NodeInterface
-	recorder event.Recorder
-	nodes    corelisters.NodeLister
-	written  cache.SharedIndexInformer
+	loop      *preallocation.Loop
+	api       *client.NodeAssignments
+	store     *store.Store
+	live      corev1client.NodeInterface
+	annotated corev1client.PodsGetter
+	recorder  event.Recorder
+	nodes     corelisters.NodeLister
+	pods      corelisters.PodLister
+	written   cache.SharedIndexInformer
 
 	decisions decisions
 	// carrierChanged is called with an address of a Service when the nodes that carry it, or are to, change.
 	carrierChanged func(address string)
+	// ignored has the last pod of another node that the agent of each node told of.
+	ignored locked.Map[string, types.UID]
 }
 
 // said is the memory of a node's events: the last reason told.
@@ -74,10 +83,10 @@ type said struct{ reason string }
 
 // New has a loop reconcile Nodes. The caller runs the result beside the loop.
 func New(loop *preallocation.Loop, parts Parts) (*Assignments, error) {
-	nodes := parts.Factory.Core().V1().Nodes()
+	nodes, pods := parts.Factory.Core().V1().Nodes(), parts.Factory.Core().V1().Pods()
 	a := &Assignments{
-		loop: loop, api: parts.API.NodeAssignments, store: store.New(parts.API.FloatingIPs), live: parts.Nodes, recorder: parts.Recorder,
-		nodes:   nodes.Lister(),
+		loop: loop, api: parts.API.NodeAssignments, store: store.New(parts.API.FloatingIPs), live: parts.Nodes, annotated: parts.Pods, recorder: parts.Recorder,
+		nodes: nodes.Lister(), pods: pods.Lister(),
 		written: client.NewInformer[*v1alpha1.NodeAssignmentList](parts.API.NodeAssignments, &v1alpha1.NodeAssignment{}, 0, cache.Indexers{byAddress: serviceAddresses}),
 
 		decisions: decisions{of: map[string]decision{}, on: map[string]map[string]bool{}}, carrierChanged: func(string) {},
@@ -88,6 +97,7 @@ func New(loop *preallocation.Loop, parts Parts) (*Assignments, error) {
 	loop.Add(a, preallocation.KindNode)
 	return a, errors.Join(
 		preallocation.Watch(loop, nodes.Informer(), a.nodeChanged),
+		preallocation.Watch(loop, pods.Informer(), a.podChanged),
 		preallocation.Watch(loop, a.written, a.assignmentChanged),
 	)
 }
@@ -111,8 +121,8 @@ func (a *Assignments) assignmentChanged(before, after *v1alpha1.NodeAssignment) 
 	for _, address := range changedCarriers(before, after) {
 		a.carrierChanged(address)
 	}
-	if before != nil && after != nil && before.UID == after.UID && before.Generation == after.Generation && len(after.Spec.Addresses) > 0 {
-		return // its status
+	if before != nil && after != nil && before.UID == after.UID && before.Generation == after.Generation && slices.Equal(before.Status.Pods, after.Status.Pods) {
+		return
 	}
 	a.loop.Enqueue(keyOf(cmp.Or(after, before).Name))
 }
@@ -133,6 +143,12 @@ func (a *Assignments) Keys() (keys []preallocation.Key) {
 
 // Reconcile implements [preallocation.Owners].
 func (a *Assignments) Reconcile(ctx context.Context, key preallocation.Key) (again time.Duration, err error) {
+	again, err = a.give(ctx, key)
+	return again, errors.Join(err, a.annotate(ctx, key.Name))
+}
+
+// give gives a node its addresses.
+func (a *Assignments) give(ctx context.Context, key preallocation.Key) (again time.Duration, err error) {
 	recorded := a.loop.Addresses(key)
 	node, err := a.nodes.Get(key.Name)
 	if err != nil { // Not found: a lister reads a cache.
@@ -301,15 +317,13 @@ func (a *Assignments) stillServed(ctx context.Context, seen *v1.Node, wanted map
 	return nil
 }
 
-// assign writes the NodeAssignment of a node; it deletes one that would say nothing, once the node's agent says that it
-// carries no address. node is nil if there is no Node.
+// assign writes the NodeAssignment of a node; node is nil if there is no Node.
 func (a *Assignments) assign(ctx context.Context, name string, node *v1.Node, spec v1alpha1.NodeAssignmentSpec) error {
 	seen, exists := a.assignment(name)
-	says := len(spec.Addresses) > 0 || len(spec.Egress) > 0
-	if !exists && !says {
-		return nil
-	}
-	if !says && (node == nil || len(seen.Status.Carried) == 0) {
+	if node == nil {
+		if !exists {
+			return nil
+		}
 		if err := a.api.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &seen.UID, ResourceVersion: &seen.ResourceVersion}}); err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete NodeAssignment %s: %w", name, err)
 		}

@@ -18,8 +18,9 @@ const (
 	overdueAfter = 11 * time.Second
 	// overduePart of all nodes may be overdue while pods move: in a large cluster some kubelets are late at any time.
 	overduePart = 50
-	// witnesses is how many agents are asked about a node at most.
-	witnesses = 3
+	// witnesses is how many agents are asked about a node at most, and controls how many living nodes each of them asks, too. One
+	// may die in the same moment.
+	witnesses, controls = 3, 2
 	// brakeFor is how long the brake stays on after fewer nodes are suspect.
 	brakeFor = time.Minute
 	// verdictFor is how long a verdict holds. It takes longer to act where the API server is slow.
@@ -30,6 +31,9 @@ const (
 	overslept = 5 * time.Second
 	// fenceFirst and fenceMost are the least and the greatest time until the fencer is asked again about a node.
 	fenceFirst, fenceMost = 10 * time.Second, 2 * time.Minute
+	// A machine of which nothing was known for longer than unheardFor may have been off meanwhile. One that may boot is not powered off
+	// for bootsFor.
+	unheardFor, bootsFor = time.Minute, 5 * time.Minute
 )
 
 // Interval is how often Step is to be called at least.
@@ -61,17 +65,18 @@ type node struct {
 	tainted, outOfService, unreachable bool
 	// seen is when the Lease was seen to be renewed last, or when time began anew.
 	seen Duration
-	// off: a person said so. The node does not count for the brake.
-	off bool
-
-	// A round looks at the node, asks the witnesses, taints and deletes. number is the last one's.
+	// number is that of the last round.
 	number int
-	phase  phase
+	round
+	life
+	call call
+}
+
+// A round looks at the node, asks the witnesses, taints and deletes.
+type round struct {
+	phase phase
 	// due is when the next round begins, if none is under way, and again how long after that one the next.
 	due, again Duration
-
-	// heard: a witness has heard the node since its Lease was renewed last, and nobody found it gone after that.
-	heard bool
 	// The results of the last round. looked: its pods were read.
 	looked      bool
 	pods        []Pod
@@ -79,12 +84,23 @@ type node struct {
 	verdict     status.Verdict
 	judged      Duration
 	testimonies []status.Testimony
+}
 
-	// Fencing goes on beside the rounds. wanted: the last verdict was that the node is to be off. fenced: it is.
+// life is what is known of a node since its Lease was renewed last.
+type life struct {
+	// off: a person said so. The node does not count for the brake.
+	off bool
+	// heard: a witness has heard the node, and nobody found it gone after that. gone: the last one who could say found it gone.
+	heard, gone bool
+	// known is when its Lease was seen to be renewed, or a witness could say something about it, last.
+	known Duration
+	// witnesses and addresses are those of the last look that found pods to move.
+	witnesses []string
+	addresses []netip.Addr
+	// Fencing goes on beside the rounds, which begin it. wanted: the node is to be off. fenced: it is, by the fencer's word.
 	wanted, fenced bool
-	call           call
-	// fenceDue is when the fencer is asked next, fenceAgain how long after that again.
-	fenceDue, fenceAgain Duration
+	// fenceDue is when the fencer is asked next, fenceAgain how long after that again. Until boots the machine may boot.
+	fenceDue, fenceAgain, boots Duration
 }
 
 // Cluster has the nodes of a cluster. It is not safe in parallel.
@@ -104,7 +120,9 @@ type Cluster struct {
 	counted, of int
 	// overdue are the ones of which it is not known yet whether they are suspect.
 	overdue int
-	out     []Output
+	// living has the nodes that are not suspect, the one that was seen last first; nil before a step has asked for them.
+	living []string
+	out    []Output
 }
 
 // NewCluster returns a Cluster without nodes, whose Leases are not watched yet, and that does not lead. It fences where there
@@ -116,7 +134,7 @@ func NewCluster(fences bool) *Cluster {
 // Step takes inputs and returns outputs. It is to be called every Interval at least, also without inputs; now never
 // decreases.
 func (c *Cluster) Step(now Duration, inputs ...Input) []Output {
-	c.now, c.out = now, nil
+	c.now, c.living, c.out = now, nil, nil
 	if now-c.last > overslept {
 		c.begin()
 	}
@@ -199,7 +217,8 @@ func (c *Cluster) answer(in Input) {
 func (c *Cluster) saw(in Seen) {
 	n := c.nodes[in.Node]
 	if n == nil || n.uid != in.UID {
-		n = &node{uid: in.UID, seen: c.now, again: againFirst, fenceAgain: fenceFirst}
+		n = &node{uid: in.UID}
+		n.live(c.now)
 		c.nodes[in.Node] = n
 	}
 	n.tainted, n.outOfService, n.unreachable = in.Tainted, in.OutOfService, in.Unreachable
@@ -216,18 +235,25 @@ func (c *Cluster) begin() {
 // stop ends all rounds: their answers are of another time.
 func (c *Cluster) stop() {
 	for _, n := range c.nodes {
-		n.reset(c.now)
+		n.reset()
 		n.wanted, n.fenced = false, false
 	}
 }
 
-// reset forgets what was found out about a node, except that it is off. It stays wanted off: pods may have been moved from it.
-func (n *node) reset(now Duration) {
-	n.number++
-	n.phase, n.due, n.again = idle, now, againFirst
-	n.looked, n.pods, n.moves, n.verdict, n.judged, n.testimonies = false, nil, nil, "", 0, nil
-	// The next verdict comes first.
-	n.fenceDue, n.fenceAgain = now+verdictFor, fenceFirst
+// live begins a new life: the node is there, or renewed its Lease. A round that is under way ends, whatever its answer says.
+func (n *node) live(now Duration) {
+	n.reset()
+	n.seen, n.life = now, life{known: now, fenceAgain: fenceFirst}
+}
+
+// reset forgets what was found out about a node in rounds.
+func (n *node) reset() {
+	n.round = round{again: againFirst}
+	n.withdraw()
+}
+
+// withdraw has the fencer's answer not count, if it is asked.
+func (n *node) withdraw() {
 	if n.call == calling {
 		n.call = outdated
 	}
@@ -239,11 +265,7 @@ func (c *Cluster) renewed(name string) {
 	if n == nil {
 		return
 	}
-	// A round that is under way ends, whatever its answer says.
-	if n.phase != idle || n.verdict != "" || n.off || n.wanted || n.call == calling || n.fenced {
-		n.reset(c.now)
-	}
-	n.seen, n.off, n.heard, n.wanted, n.fenced = c.now, false, false, false, false
+	n.live(c.now)
 	if (n.tainted || n.outOfService) && c.leads {
 		c.emit(Untaint{name})
 	}
@@ -255,8 +277,8 @@ func (c *Cluster) isSuspect(name string, n *node) bool {
 
 func (c *Cluster) resume(nodes []string) {
 	for _, name := range nodes {
-		if n := c.nodes[name]; n != nil {
-			n.off = n.off || c.isSuspect(name, n)
+		if n := c.nodes[name]; n != nil && c.isSuspect(name, n) {
+			n.off = true
 		}
 	}
 	c.over = c.now - brakeFor
@@ -292,18 +314,31 @@ func (c *Cluster) suspects() []string {
 func (c *Cluster) pass(suspects []string) {
 	for _, name := range suspects {
 		n := c.nodes[name]
-		c.fence(name, n)
 		if c.mayAct() && n.phase == idle && c.now >= n.due {
 			n.number++
 			n.phase = looking
-			c.emit(Look{name, n.number, n.fenced})
+			c.emit(Look{name, n.number, n.wanted})
 		}
 	}
 }
 
-// fence asks the fencer, if that is due.
+// fence asks the fencer by a new verdict, if that is due, or withdraws its request: only a node that is gone, or hangs, is powered off.
 func (c *Cluster) fence(name string, n *node) {
-	if c.mayAct() && n.wanted && !n.fenced && n.call == none && c.now >= n.fenceDue {
+	if n.verdict == status.Unclear {
+		n.withdraw()
+		return
+	}
+	gone, hangs := n.verdict == status.Gone, n.verdict == status.Hung
+	if c.now-n.known > unheardFor && !n.off || hangs && n.gone {
+		n.boots = c.now + bootsFor
+	}
+	n.known, n.gone = c.now, gone
+	// Where Kubernetes knows already that the node is off, another leader had it powered off.
+	n.wanted = c.fences && (gone || hangs) && !n.outOfService
+	switch {
+	case !n.wanted || c.now < n.boots:
+		n.withdraw()
+	case n.call == none && c.now >= n.fenceDue && c.mayAct():
 		n.call = calling
 		c.emit(Fence{name, n.uid})
 	}
@@ -322,6 +357,7 @@ func (c *Cluster) fencedBy(in Fenced, n *node) {
 	default:
 		n.fenceDue = c.now + n.fenceAgain
 		n.fenceAgain = min(2*n.fenceAgain, fenceMost)
+		n.due = min(n.due, n.fenceDue)
 	}
 }
 
@@ -340,7 +376,7 @@ func (c *Cluster) brake() {
 	if on := over || c.braked && c.now-c.over < brakeFor; on != c.braked {
 		c.braked, c.brakedAt = on, c.now
 		for _, n := range c.nodes {
-			n.reset(c.now)
+			n.reset()
 		}
 		c.emit(Braked{on, c.counted, c.of})
 	}
@@ -357,6 +393,9 @@ func (c *Cluster) round(name string, number int, phase phase) *node {
 // end ends a round. The next one begins later each time.
 func (c *Cluster) end(n *node) {
 	n.phase, n.due = idle, c.now+n.again
+	if n.fenceDue > c.now {
+		n.due = min(n.due, n.fenceDue)
+	}
 	n.again = min(2*n.again, againMost)
 }
 
@@ -378,39 +417,61 @@ func (c *Cluster) found(in Found, n *node) {
 		// Also where all pods have moved: volumes are not detached before Kubernetes knows.
 		c.testified(in.Node, n, nil)
 		return
-	case len(n.pods) == 0:
+	case len(n.pods) > 0:
+		n.witnesses, n.addresses = in.Witnesses, addresses
+	case !n.wanted || n.fenced:
 		n.moves, n.verdict, n.testimonies = nil, "", nil
 		c.end(n)
 		return
 	}
-	chosen := c.choose(in.Node, in.Witnesses)
+	// Where its pods have moved, and it is not powered off yet, it is asked about, too: it may serve again.
+	chosen := c.choose(n.witnesses)
 	if len(chosen) == 0 {
 		c.testified(in.Node, n, nil)
 		return
 	}
 	n.phase = asking
-	c.emit(Ask{in.Node, n.number, chosen, addresses})
+	c.emit(Ask{in.Node, n.number, chosen, n.addresses, len(n.pods) == 0})
 }
 
-// choose returns the witnesses to ask: the ones that were seen last.
-func (c *Cluster) choose(about string, of []string) []string {
-	of = slices.DeleteFunc(slices.Clone(of), func(name string) bool {
-		n := c.nodes[name]
-		return n == nil || name == about || c.isSuspect(name, n)
-	})
-	slices.SortFunc(of, func(a, b string) int {
-		return cmp.Or(cmp.Compare(c.nodes[b].seen, c.nodes[a].seen), cmp.Compare(a, b))
-	})
-	return of[:min(len(of), witnesses)]
+// choose returns the witnesses to ask: the ones that were seen last. Each has other controls, as far as there are enough nodes.
+func (c *Cluster) choose(of []string) []Witness {
+	if c.living == nil {
+		for name, n := range c.nodes {
+			if c.leased[name] && !c.isSuspect(name, n) {
+				c.living = append(c.living, name)
+			}
+		}
+		slices.SortFunc(c.living, func(a, b string) int {
+			return cmp.Or(cmp.Compare(c.nodes[b].seen, c.nodes[a].seen), cmp.Compare(a, b))
+		})
+	}
+	var chosen []Witness
+	for _, name := range c.living {
+		if len(chosen) < witnesses && slices.Contains(of, name) {
+			chosen = append(chosen, Witness{Node: name})
+		}
+	}
+	next := 0
+	for i := range chosen {
+		w := &chosen[i]
+		for tried := 0; tried < len(c.living) && len(w.Controls) < controls; tried++ {
+			if control := c.living[next%len(c.living)]; control != w.Node {
+				w.Controls = append(w.Controls, control)
+			}
+			next++
+		}
+	}
+	return chosen
 }
 
 // testified reaches a verdict, and acts.
 func (c *Cluster) testified(name string, n *node, testimonies []status.Testimony) {
 	before := n.verdict
 	n.testimonies, n.judged = testimonies, c.now
-	n.verdict = verdictOf(testimonies)
-	if n.fenced {
-		n.verdict = status.Off
+	if n.verdict = status.Off; !n.fenced {
+		n.verdict = verdictOf(testimonies)
+		c.fence(name, n)
 	}
 	switch {
 	case n.verdict == status.APILost, n.verdict == status.Hung:
@@ -420,11 +481,6 @@ func (c *Cluster) testified(name string, n *node, testimonies []status.Testimony
 		n.heard, n.verdict, n.moves, n.again = false, before, nil, againFirst
 		c.end(n)
 		return
-	}
-	wanted := n.wanted
-	n.wanted = c.fences && (n.verdict == status.Gone || n.verdict == status.Hung || n.verdict == status.Off)
-	if n.wanted && !wanted {
-		n.fenceDue = c.now
 	}
 	n.moves = n.movable()
 	if n.verdict != before {
@@ -486,9 +542,10 @@ func (c *Cluster) Deletes(of Delete) bool {
 	return c.mayAct() && c.round(of.Node, of.Number, deleting) != nil
 }
 
-// Fences returns whether the fencer is still to be asked by a Fence: the node may have come back meanwhile, or the brake may have begun.
+// Fences returns whether the fencer is still to be asked by a Fence: the node may have come back meanwhile, the brake may have begun,
+// or the verdict may be old.
 func (c *Cluster) Fences(of Fence) bool {
-	return c.Awaits(of) && c.mayAct()
+	return c.Awaits(of) && c.mayAct() && c.now-c.nodes[of.Node].judged <= verdictFor
 }
 
 // Awaits returns whether the answer to a Fence still counts.
@@ -511,8 +568,8 @@ type State struct {
 type NodeState struct {
 	Node, UID        string
 	Suspect, Tainted bool
-	// Unfenced: the fencer is to power it off, and has not. Fenced: it is off.
-	Unfenced, Fenced bool
+	// Unfenced: the fencer is to power it off, and has not. Boots: it waits with that, as the node may boot. Fenced: it is off.
+	Unfenced, Boots, Fenced bool
 	// Looked: its pods were read since it is suspect.
 	Looked bool
 	// Seen is when its Lease was seen to be renewed last; Judged, when there was a verdict last, if there is one.
@@ -537,7 +594,7 @@ func (c *Cluster) State() State {
 		if suspect || n.tainted || n.outOfService {
 			s.Nodes = append(s.Nodes, NodeState{
 				Node: name, UID: n.uid, Suspect: suspect, Tainted: n.tainted, Looked: n.looked, Seen: n.seen, Judged: n.judged,
-				Unfenced: n.wanted && !n.fenced, Fenced: n.fenced, Verdict: n.verdict, Testimonies: n.testimonies, Pods: n.pods, Moves: n.moves,
+				Unfenced: n.wanted && !n.fenced && c.now >= n.boots, Boots: n.wanted && c.now < n.boots, Fenced: n.fenced, Verdict: n.verdict, Testimonies: n.testimonies, Pods: n.pods, Moves: n.moves,
 			})
 		}
 	}

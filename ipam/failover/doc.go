@@ -14,7 +14,7 @@
 //     for anybody, and after that it begins anew for all: a node that renews is seen to do so before one can be suspect. A watch
 //     may be late without being broken; so a suspect node's Lease is read at the API server before anything else.
 //   - Confirm. Up to three agents of other nodes in the same pools are asked whether the node answers: the ones whose own
-//     Leases were renewed last. Gone is a node that nobody hears, if a witness had a control, another host that answered
+//     Leases were renewed last. Each asks two more nodes, which renewed last, too, and others than the next one asks. Gone is a node that nobody hears, if a witness had a control, another host that answered
 //     meanwhile. That somebody hears it counts without one. A node is asked about again and again while it is suspect, ever later.
 //   - Of a node that is gone, all pods move that asked for it and hold a floating IP by the record of the API server. Of one whose
 //     agent answers (it lost the API server) only those that Kubernetes gave up: they are being deleted, and Kubernetes itself has
@@ -29,9 +29,14 @@
 //     the node's Lease is renewed.
 //   - Fence, where there is a fencer: a node that is gone, or hangs, is to be powered off, beside the rounds, so that no pod of one
 //     that is gone waits for it. Of a node that is off all pods move that asked for it, whatever answers for their addresses, and
-//     Kubernetes is told, so that it detaches volumes. The brake holds for it, too. A request that is under way is given up when the
-//     Lease is renewed, the brake begins, or this process leads no more. That the fencer failed says nothing; that it powered the node
-//     off holds until the Lease is renewed. A node of which nobody can say anything is not powered off: it may serve.
+//     Kubernetes is told, so that it detaches volumes. The brake holds for it, too. Each request follows a verdict of that moment, and
+//     so rounds go on, also after the pods have moved. One that is under way is given up when the Lease is renewed, the brake begins, or
+//     this process leads no more; and when the node turns out to serve, or nobody can say any more: it may serve. That the fencer failed
+//     says nothing; that it powered the node off holds until the Lease is renewed.
+//   - A machine that was switched on is left to start. A node that answers again after it was gone may be starting; so may one of which
+//     nobody could say anything for over a minute, under the brake or while nobody led, unless a person said that it is off. Such
+//     a node is not powered off for five minutes, and one of which Kubernetes knows that the fencer powered it off, not before it has
+//     renewed its Lease.
 //
 // Pods of a workload that starts them in order are deleted all at once: they are dead already, and the workload's
 // controller makes them in its order.

@@ -3,6 +3,7 @@
 package failover_test
 
 import (
+	"slices"
 	"time"
 
 	. "github.com/berth-dev/berth/ipam/failover"
@@ -15,6 +16,8 @@ const (
 	late       = 11 * time.Second
 	fresh      = 5 * time.Second
 	afterBrake = time.Minute
+	// A node of which nothing was heard for longer than unheard, or that answers again, may boot for as long as booting.
+	unheard, booting = time.Minute, 5 * time.Minute
 	// slack is for a replica's tick.
 	slack = Interval + 100*time.Millisecond
 )
@@ -23,28 +26,38 @@ const (
 type judge struct {
 	// began is when time began anew: the watch began, or the replica went on after it stood still.
 	began, last Duration
-	synced      bool
-	seen        map[string]seen
-	asked       map[string]heard
+	// synced: renewals are seen. leads: the replica was told that it leads.
+	synced, leads bool
+	seen          map[string]seen
+	asked         map[string]heard
 	// asking has the round of the question that is under way; an answer to another says nothing.
 	asking map[string]int
-	// fencing has the machines that the fencer is asked about now, and whether the node was seen to renew since; fenced, the
-	// nodes that are off since by its word.
+	// fencing has the machines that the fencer is asked about now, and whether that is to be withdrawn: the node was seen to renew
+	// since, or answered, or may boot. fenced has the nodes that are off since by its word.
 	fencing map[string]bool
 	fenced  map[string]bool
+	// lives has what is known of nodes since they renewed their Leases.
+	lives map[string]life
 	// braked: the brake is to be on; over is when too many nodes were silent last, or none was seen.
 	braked bool
 	over   Duration
 }
 
 type seen struct {
-	uid                  string
-	at                   Duration
-	tainted, unreachable bool
+	uid                                string
+	at                                 Duration
+	tainted, outOfService, unreachable bool
 	// off: a person said so.
 	off bool
 	// known: there is a Node.
 	known bool
+}
+
+// life is what is known of a node's life.
+type life struct {
+	// at is when it renewed, or somebody could say something about it. gone: it was silent then. boots is until when it may boot.
+	at, boots Duration
+	gone      bool
 }
 
 type heard struct {
@@ -56,9 +69,10 @@ type heard struct {
 
 func (j *judge) begin(r *replica) {
 	j.began, j.synced = r.world.now, true
+	j.stops()
 	if j.seen == nil {
 		j.seen, j.asked, j.asking, j.over, j.last = map[string]seen{}, map[string]heard{}, map[string]int{}, -time.Hour, r.world.now
-		j.fencing, j.fenced = map[string]bool{}, map[string]bool{}
+		j.fencing, j.fenced, j.lives = map[string]bool{}, map[string]bool{}, map[string]life{}
 	}
 }
 
@@ -67,8 +81,9 @@ func (j *judge) sees(r *replica, in Seen) {
 	if s.uid != in.UID {
 		s = seen{uid: in.UID, at: r.world.now}
 		delete(j.fenced, in.Node)
+		j.lives[in.Node] = life{at: r.world.now}
 	}
-	s.known, s.tainted, s.unreachable = true, in.Tainted, in.Unreachable
+	s.known, s.tainted, s.outOfService, s.unreachable = true, in.Tainted, in.OutOfService, in.Unreachable
 	j.seen[in.Node] = s
 }
 
@@ -76,6 +91,7 @@ func (j *judge) renewal(r *replica, name string) {
 	s := j.seen[name]
 	s.at, s.off = r.world.now, false
 	j.seen[name] = s
+	j.lives[name] = life{at: r.world.now}
 	delete(j.asked, name)
 	delete(j.asking, name)
 	delete(j.fenced, name)
@@ -102,6 +118,20 @@ func (j *judge) testified(r *replica, in Testified) {
 		h.sure, h.alive = !h.alive, false
 	}
 	j.asked[in.Node] = h
+	l, now := j.lives[in.Node], r.world.now
+	if control || agent || kernel {
+		if now-l.at > unheard && !j.seen[in.Node].off || kernel && !agent && l.gone {
+			l.boots = now + booting
+		}
+		l.at, l.gone = now, !kernel && !agent
+		j.lives[in.Node] = l
+	}
+	// Who answers, or may boot, is not powered off, nor where nobody can say.
+	if uid := j.seen[in.Node].uid; agent || !control && !kernel || now < l.boots {
+		if _, asked := j.fencing[uid]; asked {
+			j.fencing[uid] = true
+		}
+	}
 }
 
 func (j *judge) answered(in Fenced) {
@@ -127,11 +157,25 @@ func (j *judge) resume(r *replica, shown []string) {
 	j.over = r.world.now - afterBrake
 }
 
+// stops notes that what was asked is of another time.
+func (j *judge) stops() {
+	j.drops()
+	clear(j.fenced)
+}
+
+// drops notes that no answer is waited for any more.
+func (j *judge) drops() {
+	clear(j.asking)
+	for uid := range j.fencing {
+		j.fencing[uid] = true
+	}
+}
+
 // stood notes that the replica stood still.
 func (j *judge) stood(r *replica) {
 	if r.world.now-j.last > 5*time.Second {
 		j.began = r.world.now
-		clear(j.asking)
+		j.stops()
 	}
 	j.last = r.world.now
 }
@@ -167,9 +211,14 @@ func (j *judge) emits(r *replica, out Output) {
 	switch out := out.(type) {
 	case Braked:
 		w.counts["brake"]++
-		clear(j.asking)
+		j.drops()
 	case Ask:
 		j.asking[out.Node] = out.Number
+		j.asks(r, out)
+	case Untaint:
+		if s := j.seen[out.Node]; !j.leads || !s.tainted && !s.outOfService || s.at != w.now {
+			w.fail("%s ends the taints of %s, leads: %v, and sees %+v", r.name, out.Node, j.leads, s)
+		}
 	case Fence:
 		j.acts(r, out.Node)
 		j.fences(r, out)
@@ -206,14 +255,40 @@ func (j *judge) acts(r *replica, name string) {
 	}
 }
 
+// asks sees that only nodes are asked which were seen to live, and not the suspect.
+func (j *judge) asks(r *replica, out Ask) {
+	if j.fenced[out.Node] {
+		r.world.fail("%s asks about %s, which is off", r.name, out.Node)
+	}
+	for _, w := range out.Witnesses {
+		for _, name := range append(slices.Clone(w.Controls), w.Node) {
+			if name == out.Node || j.silent(r, name) {
+				r.world.fail("%s has %s asked about %s", r.name, name, out.Node)
+			}
+		}
+		if slices.Contains(w.Controls, w.Node) {
+			r.world.fail("%s has %s ask itself", r.name, w.Node)
+		}
+	}
+}
+
 func (j *judge) fences(r *replica, out Fence) {
 	w, asked := r.world, j.asked[out.Node]
+	if !w.fences {
+		w.fail("%s fences %s, and there is no fencer", r.name, out.Node)
+	}
 	if _, already := j.fencing[out.UID]; already {
 		w.fail("%s fences %s twice at a time", r.name, out.Node)
 	}
 	control, agent, kernel := asked.say()
 	if agent || !control && !kernel {
 		w.fail("%s fences %s by these testimonies: %+v", r.name, out.Node, asked.testimonies)
+	}
+	if boots := j.lives[out.Node].boots; w.now < boots {
+		w.fail("%s fences %s, which may boot for %v yet", r.name, out.Node, boots-w.now)
+	}
+	if j.seen[out.Node].outOfService {
+		w.fail("%s fences %s, which is off already, and has not renewed since", r.name, out.Node)
 	}
 	j.fencing[out.UID] = false
 	w.counts["fence"]++
@@ -223,7 +298,10 @@ func (j *judge) fences(r *replica, out Fence) {
 func (j *judge) powersOff(r *replica, out Fence) {
 	j.acts(r, out.Node)
 	if j.fencing[out.UID] {
-		r.world.fail("%s asks the fencer for %s, which it saw renew", r.name, out.Node)
+		r.world.fail("%s asks the fencer for %s, which it saw renew, or answer, or be switched on", r.name, out.Node)
+	}
+	if ago := r.world.now - j.asked[out.Node].at; ago > fresh+slack {
+		r.world.fail("%s asks the fencer for %s by testimonies of %v ago", r.name, out.Node, ago)
 	}
 }
 

@@ -25,6 +25,13 @@ type Pod struct {
 	Addresses []netip.Addr
 }
 
+// Witness is a node whose agent is asked.
+type Witness struct {
+	Node string
+	// Controls are nodes that it asks, too: they renewed their Leases last. There may be none.
+	Controls []string
+}
+
 // Input is something that happened. Exactly the types below are Inputs.
 type Input interface{ input() }
 
@@ -109,15 +116,17 @@ type (
 	Look struct {
 		Node   string
 		Number int
-		// Fenced: the node is off, and is looked at also where no pod holds an address.
-		Fenced bool
+		// Empty: it is looked at also where no pod holds an address. The node is off, or is to be.
+		Empty bool
 	}
 	// Ask asks the agents of the witnesses about the node and its addresses.
 	Ask struct {
 		Node      string
 		Number    int
-		Witnesses []string
+		Witnesses []Witness
 		Addresses []netip.Addr
+		// Moved: others have the addresses by now. Only their networks are those in which the node is asked for.
+		Moved bool
 	}
 	// Fence asks the fencer to power the node off, after it was read at the API server that the Lease was not renewed, and if
 	// [Cluster.Fences] still says so. It is given up when [Cluster.Awaits] no longer does. One is under way for a machine at a time.

@@ -55,7 +55,8 @@ func (w *world) live() {
 		w.run(w.now + w.between(0, pickOf(w, 5*time.Second, 20*time.Second, 90*time.Second)))
 	}
 	w.heal()
-	w.run(w.now + 4*time.Minute)
+	// A fencer that was asked before may power a node off yet, for two minutes.
+	w.run(w.now + 6*time.Minute)
 	for _, n := range w.nodes {
 		if n.taint || n.outOfService {
 			w.fail("all is well, but %s is tainted", n.name)
@@ -79,12 +80,18 @@ func (w *world) fits() int {
 	return fits
 }
 
-// loseOne powers a node off that has pods, or has it hang where there is a fencer, and sees where they are in time.
+// loseOne powers a node off that has pods, or has it hang where there is a fencer, and sees where they are in time. Another node
+// may have been off for long.
 func (w *world) loseOne() {
 	p := w.pods[w.IntN(len(w.pods))]
 	lost := p.node
 	if w.err != nil || lost == nil || w.fits() < 2 {
 		return
+	}
+	if off := w.nodes[w.IntN(len(w.nodes))]; len(w.nodes) > 3 && off != lost && !off.pool {
+		off.off(time.Hour)
+		w.run(w.now + 30*time.Second)
+		w.replicas[0].resume([]string{off.name})
 	}
 	on := map[*pod]string{}
 	for _, p := range w.pods {
@@ -114,7 +121,7 @@ func (w *world) loseOne() {
 	}
 	w.run(w.now + w.between(0, 2*time.Minute))
 	lost.boot()
-	w.run(w.now + Interval)
+	w.run(w.now + bootsWithin + Interval)
 	if lost.taint || lost.outOfService {
 		w.fail("%s is back, and tainted", lost.name)
 	}

@@ -71,6 +71,9 @@ type node struct {
 	// machine counts the machines of this name.
 	machine int
 	powered bool
+	// boots counts how often it was switched on. dark: it was, and its kernel does not answer yet; starting: it does, and nothing else.
+	boots          int
+	dark, starting bool
 	// hung: its kernel answers, and nothing else does.
 	hung bool
 	// api: it reaches the API server.
@@ -173,7 +176,10 @@ func (w *world) node(name string) *node {
 }
 
 // serves returns whether the node's kubelet and agent work, and reach the API server.
-func (n *node) serves() bool { return n.powered && !n.hung && n.api && n.world.apiUp }
+func (n *node) serves() bool { return n.runs() && !n.hung && n.api && n.world.apiUp }
+
+// runs returns whether the node has booted, and has power.
+func (n *node) runs() bool { return n.powered && !n.dark && !n.starting }
 
 // kubelet renews the Lease, and ends pods.
 func (n *node) kubelet() {
@@ -391,7 +397,8 @@ func (r *replica) lead(leads bool) {
 	r.leads = leads
 	r.logf("leads: %v", leads)
 	r.queued(func() {
-		clear(r.judge.asking)
+		r.judge.stops()
+		r.judge.leads = leads
 		r.step(Leads{leads})
 	})
 }
@@ -450,8 +457,13 @@ func (r *replica) look(out Look) {
 	w, n := r.world, r.world.node(out.Node)
 	in := Found{Node: out.Node, Number: out.Number, Failed: !w.apiUp}
 	lease := n.lease
-	r.looked[n.name] = w.now
-	if w.apiUp {
+	if held := func(p *pod) bool { return p.exists && p.node == n && p.holds }; !slices.ContainsFunc(w.pods, held) {
+		if !out.Empty {
+			// There is nothing to move, and the API server is not asked.
+			w.soon(func() { r.queued(func() { r.step(Found{Node: out.Node, Number: out.Number}) }) })
+			return
+		}
+	} else if w.apiUp {
 		for _, p := range w.pods {
 			if !p.exists || p.node != n {
 				continue
@@ -465,6 +477,7 @@ func (r *replica) look(out Look) {
 			}
 			in.Pods = append(in.Pods, found)
 		}
+		r.looked[n.name] = w.now
 		for _, other := range w.nodes {
 			if other != n && other.pool && !other.kubernetes {
 				in.Witnesses = append(in.Witnesses, other.name)
@@ -486,20 +499,25 @@ func (r *replica) look(out Look) {
 func (r *replica) ask(out Ask) {
 	w, n := r.world, r.world.node(out.Node)
 	in := Testified{Node: out.Node, Number: out.Number}
-	for _, name := range out.Witnesses {
-		t := status.Testimony{Witness: name}
-		other := w.node(name)
+	for _, witness := range out.Witnesses {
+		t := status.Testimony{Witness: witness.Node}
+		other := w.node(witness.Node)
 		if !other.serves() || !w.calm && w.IntN(20) == 0 {
 			t.Error = "no answer"
 			in.Testimonies = append(in.Testimonies, t)
 			continue
 		}
-		near := func(third *node) bool { return third.powered && third.group == other.group && other.group >= 0 }
+		near := func(third *node) bool {
+			return third.powered && !third.dark && third.group == other.group && other.group >= 0
+		}
 		t.Control = slices.ContainsFunc(w.nodes, func(third *node) bool { return third != other && third != n && near(third) }) || other.group == 0
+		if controls := witness.Controls; len(controls) > 0 {
+			t.Control = t.Control && slices.ContainsFunc(controls, func(name string) bool { return near(w.node(name)) })
+		}
 		if near(n) {
-			t.Host, t.Agent = true, !n.hung
+			t.Host, t.Agent = true, n.runs() && !n.hung
 			for _, p := range w.pods {
-				if p.node == n && p.exists && slices.Contains(out.Addresses, p.addr) {
+				if p.node == n && p.exists && !out.Moved && slices.Contains(out.Addresses, p.addr) {
 					t.Addresses = append(t.Addresses, p.addr)
 				}
 			}
@@ -556,7 +574,7 @@ func (r *replica) powerOff(out Fence, in Fenced, answer func(Fenced)) {
 	w, n := r.world, r.world.node(out.Node)
 	takes, fails := w.between(100*time.Millisecond, 3*time.Second), false
 	if !w.calm {
-		takes, fails = pickOf(w, takes, takes, 45*time.Second), w.IntN(3) == 0
+		takes, fails = pickOf(w, takes, takes, 20*time.Second, 65*time.Second), w.IntN(3) == 0
 	}
 	w.after(takes, func() {
 		if !r.paused && !r.cluster.Awaits(out) {
@@ -565,7 +583,7 @@ func (r *replica) powerOff(out Fence, in Fenced, answer func(Fenced)) {
 			return
 		}
 		if !r.paused && r.judge.fencing[out.UID] {
-			w.fail("%s has %s powered off, which it saw renew", r.name, n.name)
+			w.fail("%s has %s powered off, which it saw renew, or answer, or be switched on", r.name, n.name)
 		}
 		// Also one that fails may have done it.
 		if n.uid() == out.UID && (!fails || w.IntN(4) == 0) {
@@ -626,7 +644,25 @@ func (w *world) disturb() {
 	if w.IntN(2) == 0 && p.node != nil {
 		n = p.node
 	}
-	switch w.IntN(14) {
+	switch w.IntN(16) {
+	case 14:
+		// Somebody mends nodes.
+		for _, n := range w.nodes {
+			if w.IntN(2) == 0 {
+				n.boot()
+			}
+		}
+	case 15:
+		// The leader cannot renew its lease, and another one leads, or the same one later.
+		if r.leads {
+			r.lead(false)
+			next := pickOf(w, w.replicas...)
+			w.after(pickOf(w, time.Second, 15*time.Second, time.Minute), func() {
+				if !w.calm && !next.leads && next.late == 0 {
+					next.lead(true)
+				}
+			})
+		}
 	case 0, 1:
 		n.off(pickOf(w, 20*time.Second, time.Minute, 3*time.Minute))
 	case 2:
@@ -649,7 +685,11 @@ func (w *world) disturb() {
 		// A second leader, or another one. A late watch of one could end the taint of the other.
 		if r.late == 0 && !r.leads {
 			r.lead(true)
-			w.after(pickOf(w, 5*time.Second, time.Minute), func() { r.lead(false) })
+			w.after(pickOf(w, 5*time.Second, time.Minute), func() {
+				if !w.calm {
+					r.lead(false)
+				}
+			})
 		}
 	case 11:
 		if p.exists && w.apiUp {
@@ -664,13 +704,18 @@ func (w *world) disturb() {
 		// The person was shown the suspect nodes some time ago.
 		shown := r.suspects()
 		w.after(pickOf(w, time.Second, 20*time.Second, time.Minute), func() {
-			w.logf("somebody resumes, who was shown %v", shown)
-			r.queued(func() {
-				r.judge.resume(r, shown)
-				r.step(Resume{shown})
-			})
+			r.resume(shown)
 		})
 	}
+}
+
+// resume has somebody resume who was shown some suspect nodes.
+func (r *replica) resume(shown []string) {
+	r.logf("somebody resumes, who was shown %v", shown)
+	r.queued(func() {
+		r.judge.resume(r, shown)
+		r.step(Resume{shown})
+	})
 }
 
 // suspects returns the nodes that the replica shows as suspect.
@@ -703,14 +748,33 @@ func (n *node) boot() {
 		return
 	}
 	w.logf("%s boots", n.name)
-	n.powered, n.hung = true, false
-	if w.IntN(10) == 0 && n.serves() {
-		n.machine++
-		n.taint, n.outOfService, n.kubernetes = false, false, false
-		n.tellAll()
+	w.counts["boot"]++
+	n.powered, n.hung, n.dark, n.starting = true, false, true, false
+	n.boots++
+	boots := n.boots
+	then := func(d Duration, do func()) {
+		w.after(d, func() {
+			if n.powered && n.boots == boots {
+				do()
+			}
+		})
 	}
-	n.renew()
+	dark, starting := w.between(time.Second, bootsWithin/2), w.between(time.Second, bootsWithin/2)
+	then(dark, func() { n.dark, n.starting = false, true })
+	then(dark+starting, func() {
+		n.starting = false
+		w.logf("%s has booted", n.name)
+		if w.IntN(10) == 0 && n.serves() {
+			n.machine++
+			n.taint, n.outOfService, n.kubernetes = false, false, false
+			n.tellAll()
+		}
+		n.renew()
+	})
 }
+
+// bootsWithin is how long a node boots at most.
+const bootsWithin = 90 * time.Second
 
 func (n *node) hang(d Duration) {
 	n.world.logf("%s hangs", n.name)
@@ -746,7 +810,7 @@ func (r *replica) breakWatch(d Duration) {
 	r.late, r.delivered = 0, 0
 	r.queued(func() {
 		r.judge.synced = false
-		clear(r.judge.asking)
+		r.judge.stops()
 		r.step(Broken{})
 	})
 	r.resyncAfter(d)

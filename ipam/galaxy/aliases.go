@@ -30,8 +30,8 @@ const (
 	// assigned addresses into "common.ipinfos".
 	AnnotationArgs = "k8s.v1.cni.galaxy.io/args"
 	// AnnotationPortMapping asks for host ports of the node's choice, regardless of its
-	// value. The node writes the result there: a JSON list of [PortMapping].
-	AnnotationPortMapping = "tkestack.io/portmapping"
+	// value. The node's result is written there: a JSON list of [PortMapping].
+	AnnotationPortMapping = v1alpha1.AnnotationPortMapping
 )
 
 // Aliases translates a pod's Galaxy annotations into Berth's: release-policy, claim and

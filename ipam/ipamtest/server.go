@@ -76,10 +76,11 @@ type Fault struct {
 
 // kinds that the server knows, by resource. Of Jobs it has the metadata only.
 var kinds = map[string]schema.GroupVersionKind{
-	"ippools":     v1alpha1.SchemeGroupVersion.WithKind("IPPool"),
-	"ipclaims":    v1alpha1.SchemeGroupVersion.WithKind("IPClaim"),
-	"floatingips": v1alpha1.SchemeGroupVersion.WithKind("FloatingIP"),
-	"jobs":        metav1.SchemeGroupVersion.WithKind("PartialObjectMetadata"),
+	"ippools":         v1alpha1.SchemeGroupVersion.WithKind("IPPool"),
+	"ipclaims":        v1alpha1.SchemeGroupVersion.WithKind("IPClaim"),
+	"floatingips":     v1alpha1.SchemeGroupVersion.WithKind("FloatingIP"),
+	"nodeassignments": v1alpha1.SchemeGroupVersion.WithKind("NodeAssignment"),
+	"jobs":            metav1.SchemeGroupVersion.WithKind("PartialObjectMetadata"),
 }
 
 // NewServer returns a server that has these objects ([Server.Put]).
@@ -137,6 +138,8 @@ func resourceOf(object metav1.Object) string {
 		return "ipclaims"
 	case *v1alpha1.FloatingIP:
 		return "floatingips"
+	case *v1alpha1.NodeAssignment:
+		return "nodeassignments"
 	case *metav1.PartialObjectMetadata:
 		return "jobs"
 	}

@@ -154,18 +154,18 @@ func TestTakeAgain(t *testing.T) {
 			t.Errorf("at first it returns %q, want %q", first, want)
 		}
 		for _, seconds := range []int{2, 4, 8, 16, 32, 60, 60, 60, 60, 60, 60} {
-			time.Sleep(Interval - 1)
+			<-time.After(Interval - 1)
 			tries := len(o.asked)
 			if got := o.take(); len(o.asked) != tries || !strings.HasSuffix(got, ", 1ns") {
 				t.Errorf("less than %v after an attempt: %q", Interval, got)
 			}
-			time.Sleep(1)
+			<-time.After(1)
 			if got, want := o.take(), short+(time.Duration(seconds)*time.Second).String(); got != want {
 				t.Errorf("it returns %q, want %q", got, want)
 			}
 		}
 		// One address is enough to begin anew, but the shortage remains shown.
-		time.Sleep(Interval)
+		<-time.After(Interval)
 		o.Count[v1alpha1.IPv4] = 1
 		if got, want := o.take(), "PoolsExhausted: 2 of 3 IPv4 addresses: none is free, 1s"; got != want {
 			t.Errorf("after an address it returns %q, want %q", got, want)
@@ -175,7 +175,7 @@ func TestTakeAgain(t *testing.T) {
 		if got := o.take(); got != first {
 			t.Errorf("for another generation it returns %q, want %q", got, first)
 		}
-		time.Sleep(Interval)
+		<-time.After(Interval)
 		o.fails = errors.New("no")
 		if got, want := o.take(), "PreallocationFailed: 1 of 3 IPv4 addresses: no, 2s"; got != want {
 			t.Errorf("after an error it returns %q, want %q", got, want)
@@ -183,7 +183,7 @@ func TestTakeAgain(t *testing.T) {
 		if last := o.waits[len(o.waits)-1]; last != "" {
 			t.Errorf("after an error it waits for %q, which does not help", last)
 		}
-		time.Sleep(Interval)
+		<-time.After(Interval)
 		o.goal.Wants[0].Has = 3
 		if got := o.take(); got != "0s" || o.waits[len(o.waits)-1] != "" {
 			t.Errorf("when it is complete it returns %q and waits for %q", got, o.waits)
@@ -242,7 +242,7 @@ func TestUnsettled(t *testing.T) {
 				o := newOwner(t, Count{v1alpha1.IPv4: 2, v1alpha1.IPv6: 2}, wanting(v1alpha1.IPv4, 3, 1), wanting(v1alpha1.IPv6, 2, 0))
 				o.has = Count{v1alpha1.IPv4: 1}
 				o.take()
-				time.Sleep(test.after)
+				<-time.After(test.after)
 				if got := o.Unsettled(test.has, time.Now()); got != test.want {
 					t.Errorf("it waits %v, want %v", got, test.want)
 				}

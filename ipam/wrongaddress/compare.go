@@ -13,17 +13,14 @@ import (
 )
 
 // AnnotationNetworks names networks of a pod beside the first. Its floating IPs may be on one of
-// them, whose addresses status.podIPs does not have. The node writes annotationStatus on such a
-// pod, again if a user drops it.
-const (
-	AnnotationNetworks = "k8s.v1.cni.cncf.io/networks"
-	annotationStatus   = "k8s.v1.cni.cncf.io/network-status"
-)
+// them, whose addresses status.podIPs does not have. Such a pod also has
+// [v1alpha1.AnnotationNetworkStatus], again if a user drops it.
+const AnnotationNetworks = "k8s.v1.cni.cncf.io/networks"
 
 // HasNetworks returns whether a pod has networks beside the first.
 func HasNetworks(pod *v1.Pod) bool {
 	_, named := pod.Annotations[AnnotationNetworks]
-	_, attached := pod.Annotations[annotationStatus]
+	_, attached := pod.Annotations[v1alpha1.AnnotationNetworkStatus]
 	return named || attached
 }
 

@@ -117,7 +117,7 @@ func TestOf(t *testing.T) {
 		"being deleted":      {func(pod *v1.Pod) { pod.DeletionTimestamp = &metav1.Time{} }, nil},
 		"the node's network": {func(pod *v1.Pod) { pod.Spec.HostNetwork = true }, nil},
 		"several networks":   {func(pod *v1.Pod) { pod.Annotations[AnnotationNetworks] = "vlan7" }, nil},
-		"networks, dropped":  {func(pod *v1.Pod) { pod.Annotations[annotationStatus] = "[]" }, nil},
+		"networks, dropped":  {func(pod *v1.Pod) { pod.Annotations[v1alpha1.AnnotationNetworkStatus] = "[]" }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, false)
@@ -187,7 +187,7 @@ func TestFinderEvicts(t *testing.T) {
 		if len(w.evicted) > 0 {
 			t.Fatalf("evicted %v, which had been evicted a moment before", w.evicted)
 		}
-		time.Sleep(rest)
+		<-time.After(rest)
 		w.finder.round(t.Context())
 		if want := []string{"bad next-uid"}; !slices.Equal(w.evicted, want) {
 			t.Fatalf("evicted %v, want %v", w.evicted, want)

@@ -3,6 +3,7 @@
 package floatingip
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
@@ -98,20 +98,26 @@ var abandonBackoff = wait.Backoff{Steps: 5, Duration: 100 * time.Millisecond, Fa
 
 // abandon takes back the commit of an attempt that failed. It returns because, joined with its own error if it fails.
 func (pl *Plugin) abandon(ctx context.Context, pod *v1.Pod, r *ipam.Reservation, because error) error {
-	err := retry.OnError(abandonBackoff, func(error) bool { return ctx.Err() == nil }, func() error {
-		now, err := livePods{pl.handle.ClientSet()}.get(ctx, pod.Namespace, pod.Name)
-		if err != nil {
-			return err
-		}
-		if now != nil && now.UID == pod.UID && now.Spec.NodeName == r.Node() {
-			return nil // It may be bound with them. The controller frees them if the pod runs with others.
-		}
-		return pl.addresses.Abandon(ctx, r)
+	var err error
+	ended := wait.ExponentialBackoffWithContext(ctx, abandonBackoff, func(ctx context.Context) (bool, error) {
+		err = pl.abandonOnce(ctx, pod, r)
+		return err == nil, nil
 	})
-	if err != nil {
+	if err := cmp.Or(err, ended); err != nil {
 		return errors.Join(because, fmt.Errorf("give back floating IP %s: %w", r.Names(), err))
 	}
 	return because
+}
+
+func (pl *Plugin) abandonOnce(ctx context.Context, pod *v1.Pod, r *ipam.Reservation) error {
+	now, err := livePods{pl.handle.ClientSet()}.get(ctx, pod.Namespace, pod.Name)
+	if err != nil {
+		return err
+	}
+	if now != nil && now.UID == pod.UID && now.Spec.NodeName == r.Node() {
+		return nil // It may be bound with them. The controller frees them if the pod runs with others.
+	}
+	return pl.addresses.Abandon(ctx, r)
 }
 
 // commit commits the reservation, and takes the commit back if the pod is gone or bound by another scheduler.

@@ -150,11 +150,11 @@ func TestCustomSetChanges(t *testing.T) {
 		w.idle() // no pod asked
 		w.waits()
 		w.reads()
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		w.has(fixedset.Size{Replicas: 3, Spare: 1})
 		w.reader.now.Size.Replicas, w.reader.standing = 5, customkind.Outdated
 		w.noticed(object)
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		if !w.reads() {
 			t.Error("no pod is woken")
 		}
@@ -189,7 +189,7 @@ func TestCustomSetCannotBeRead(t *testing.T) {
 				}
 				w.free()
 				w.idle()
-				time.Sleep(askAgain)
+				<-time.After(askAgain)
 				w.free()
 				w.reader.now, w.reader.err, w.reader.becomes = good, nil, customkind.Current
 				if !w.reads() {
@@ -219,7 +219,7 @@ func TestCustomSetErrors(t *testing.T) {
 		w.reader.err = errors.New("the API server is ill")
 		w.waits()
 		w.reads()
-		time.Sleep(patience)
+		<-time.After(patience)
 		before := w.reader.finds
 		if !w.reads() {
 			t.Error("no pod is woken")
@@ -321,7 +321,7 @@ func TestCustomSetUnwatched(t *testing.T) {
 		w.has(fixedset.Size{Replicas: 3, Spare: 1})
 		w.idle()
 		w.reader.now.Size.Replicas = 5
-		time.Sleep(checkAgain)
+		<-time.After(checkAgain)
 		w.has(fixedset.Size{Replicas: 3, Spare: 1})
 		if !w.reads() {
 			t.Error("no pod is woken")
@@ -335,12 +335,12 @@ func TestCustomSetsAreForgotten(t *testing.T) {
 		w := newCustomWorld(t)
 		w.waits()
 		w.reads()
-		time.Sleep(forgetAfter - time.Second)
+		<-time.After(forgetAfter - time.Second)
 		w.purge()
 		if len(w.sets) != 1 || !w.kinds()[schema.GroupKind{Group: "example.dev", Kind: "Fleet"}] {
 			t.Error("it is forgotten while pods may ask for it")
 		}
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		w.purge()
 		if len(w.sets) != 0 || len(w.kinds()) != 0 {
 			t.Error("it is remembered")

@@ -311,6 +311,25 @@ func TestOtherPool(t *testing.T) {
 	})
 }
 
+// An address that is not given back before kube-scheduler ends is told.
+func TestAbandonEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := pod("a")
+		c := newCluster(t, ipPool("web", "10.0.70.2"), a)
+		state := framework.NewCycleState()
+		c.plugin.PreFilter(c.ctx, state, a, c.nodeInfos())
+		if status := c.plugin.Reserve(c.ctx, state, a, "n1"); !status.IsSuccess() {
+			t.Fatal(status)
+		}
+		deletes("a")(c)
+		ctx, cancel := context.WithCancel(c.ctx)
+		c.berth.Fail(ipamtest.Fault{Verb: "delete", Before: cancel, Err: context.Canceled})
+		if status := c.plugin.Bind(ctx, state, a, "n1"); status.Code() != fwk.Error || !strings.Contains(status.Message(), "give back floating IP 10.0.70.2") {
+			t.Errorf("Bind: %v", status)
+		}
+	})
+}
+
 // TestLivePods checks answers from the API server.
 func TestLivePods(t *testing.T) {
 	done := pod("done")

@@ -86,7 +86,7 @@ func (w *waitingTest) lacks(name string, priority int32, pools ...string) {
 	pod, request := waitingPod(name, priority, pools...)
 	w.add(pod, request)
 	w.short(pod.UID, ipam.LackAddress, why{causes: causeAddress, pool: strings.Join(pools, ",")})
-	time.Sleep(time.Millisecond)
+	<-time.After(time.Millisecond)
 }
 
 // tries makes a pod begin an attempt.
@@ -123,7 +123,7 @@ func TestWaiting(t *testing.T) {
 		w.changed(webFreed)
 		w.expect("the first of the highest priority", "urgent")
 		w.tries("urgent", 10, "web")
-		time.Sleep(endsWithin)
+		<-time.After(endsWithin)
 		w.expect("two others, for there was no room on the nodes", "a", "b")
 		w.tries("a", 0, "web")
 		w.tries("b", 0, "web")
@@ -150,7 +150,7 @@ func TestSteadyChanges(t *testing.T) {
 		w.tries("first", 10, "web")
 		for passed := time.Duration(0); passed < endsWithin; passed += 10 * time.Millisecond {
 			w.changed(ipam.Change{Pool: "db", Addr: netip.MustParseAddr("10.0.71.2")})
-			time.Sleep(10 * time.Millisecond)
+			<-time.After(10 * time.Millisecond)
 		}
 		w.expect("the next in time", "second")
 	})
@@ -164,10 +164,10 @@ func TestHeldUp(t *testing.T) {
 		w.lacks("second", 0, "web")
 		w.changed(webFreed)
 		w.expect("the first", "first")
-		time.Sleep(beginsWithin)
+		<-time.After(beginsWithin)
 		w.expect("the next", "second")
 		w.tries("second", 0, "web")
-		time.Sleep(beginsWithin)
+		<-time.After(beginsWithin)
 		w.expect("the first again, which no event takes into the queue", "first")
 	})
 }
@@ -239,7 +239,7 @@ func TestServes(t *testing.T) {
 		}
 		w.lacks("other", 10, "db")
 		w.serves(ipam.Change{Pool: "web"})
-		time.Sleep(nodeSettles)
+		<-time.After(nodeSettles)
 		w.expect("the first", "a")
 		w.tries("a", 0, "web")
 		w.reserved("a", nil, false)
@@ -257,7 +257,7 @@ func TestServesNewcomer(t *testing.T) {
 		w := startWaiting(t)
 		w.serves(ipam.Change{Pool: "web"})
 		w.lacks("a", 0, "web")
-		time.Sleep(nodeSettles)
+		<-time.After(nodeSettles)
 		w.expect("pods that came since", "a")
 	})
 }

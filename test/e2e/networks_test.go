@@ -45,7 +45,9 @@ func TestNetworks(t *testing.T) {
 			Name, Interface string
 			IPs             []string
 		}
-		s.must(json.Unmarshal([]byte(s.get(pod.Name).Annotations[networkStatus]), &status))
+		s.eventually("the pod says what its networks gave it", func() error {
+			return json.Unmarshal([]byte(s.get(pod.Name).Annotations[networkStatus]), &status)
+		})
 		if len(status) != 2 || status[0].IPs[0] != pod.Status.PodIP || status[1].Name != s.name+"/storage" || status[1].Interface != ifName {
 			t.Fatalf("%s: network-status is %+v", pod.Name, status)
 		}

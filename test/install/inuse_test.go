@@ -251,12 +251,18 @@ func (c *inUse) attached(network string) func(*v1.Pod) {
 	}
 }
 
-// isAttached checks that a pod on the node with Multus has the second network.
+// isAttached waits until a pod on the node with Multus says that it has the second network.
 func (c *inUse) isAttached(network, name string) {
 	c.t.Helper()
-	if status := c.get(name).Annotations[annotationStatus]; network == onMultus && !strings.Contains(status, second) {
-		c.t.Errorf("pod %s is not attached to the second network: %s", name, status)
+	if network != onMultus {
+		return
 	}
+	c.eventually("pod "+name+" is attached to the second network", func() error {
+		if status := c.get(name).Annotations[annotationStatus]; !strings.Contains(status, second) {
+			return fmt.Errorf("it says %q", status)
+		}
+		return nil
+	})
 }
 
 // addressesOf returns the addresses of a prefix's pods by UID, but those of some networks.

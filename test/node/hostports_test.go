@@ -166,22 +166,13 @@ func TestHostPorts(t *testing.T) {
 	n.becomes(before)
 }
 
-// toldPorts returns the annotation that tells a pod its host ports.
-func toldPorts(t *testing.T, pod *corev1.Pod) string {
-	t.Helper()
-	now, err := apiOf(t).kube.CoreV1().Pods("default").Get(t.Context(), pod.Name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return now.Annotations[v1alpha1.AnnotationHostPortsStatus]
-}
-
 // With its state file damaged the agent begins anew by itself. Pods keep their network, also over another restart, and their host ports,
 // which it finds in the kernel; whoever ended meanwhile, or loses an address later, loses all of it.
 func TestDamagedState(t *testing.T) {
 	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "damaged-a", "10.0.60.11")
+	n.assign()
 	before := n.kernel()
 	add := func(id, address string, change func(*corev1.Pod), ports ...map[string]any) *container {
 		object := podObject(n.name, n.name+"-"+id)
@@ -212,7 +203,7 @@ func TestDamagedState(t *testing.T) {
 		p.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 80}}
 	})
 	var told []struct{ HostPort int }
-	if err := json.Unmarshal([]byte(toldPorts(t, random.pod)), &told); err != nil || len(told) != 1 {
+	if err := json.Unmarshal([]byte(n.told(random.pod)[0].HostPortsStatus), &told); err != nil || len(told) != 1 {
 		t.Fatalf("told %v, %v", told, err)
 	}
 	ended := add("ended", "", nil, tcp(8082, 80))

@@ -6,22 +6,21 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/deploy"
 )
 
-const (
-	networksAnnotation = "k8s.v1.cni.cncf.io/networks"
-	statusAnnotation   = "k8s.v1.cni.cncf.io/network-status"
-)
+const networksAnnotation = "k8s.v1.cni.cncf.io/networks"
 
 // storage is a network of upstream plugins: a bridge of the node. Its CHECK would compare
 // the bridge's MAC, which changes with every port.
@@ -80,15 +79,55 @@ type networkStatus struct {
 	Default         bool
 }
 
-func statusOf(t *testing.T, pod *corev1.Pod) []networkStatus {
+// told waits until the node's NodeAssignment, which the caller made, tells what these pods got, and nothing else. It returns
+// that in their order.
+func (n *node) told(pods ...*corev1.Pod) (results []v1alpha1.PodResult) {
+	n.t.Helper()
+	eventually(n.t, func() error {
+		now, err := apiOf(n.t).assignments.Get(n.t.Context(), n.name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		results = nil
+		for _, pod := range pods {
+			if i := slices.IndexFunc(now.Status.Pods, func(r v1alpha1.PodResult) bool {
+				return r.UID == pod.UID && r.Name == pod.Name && r.Namespace == pod.Namespace
+			}); i >= 0 {
+				results = append(results, now.Status.Pods[i])
+			}
+		}
+		if len(results) != len(pods) || len(now.Status.Pods) != len(pods) {
+			return fmt.Errorf("the node tells %+v", now.Status.Pods)
+		}
+		return nil
+	})
+	return results
+}
+
+// say has a pod say what it got, as the controller does, or nothing of it.
+func say(t *testing.T, pod *corev1.Pod, annotations map[string]string) {
 	t.Helper()
-	now, err := apiOf(t).kube.CoreV1().Pods(pod.Namespace).Get(t.Context(), pod.Name, metav1.GetOptions{})
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	var all []networkStatus
-	if err := json.Unmarshal([]byte(now.Annotations[statusAnnotation]), &all); err != nil {
-		t.Fatalf("%s: %v", now.Annotations[statusAnnotation], err)
+	if _, err := apiOf(t).kube.CoreV1().Pods(pod.Namespace).Patch(t.Context(), pod.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// drop has a pod say nothing any more, as its user can.
+func drop(t *testing.T, pod *corev1.Pod, annotation string) {
+	t.Helper()
+	if _, err := apiOf(t).kube.CoreV1().Pods(pod.Namespace).Patch(t.Context(), pod.Name, types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, annotation), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func statusOf(t *testing.T, result v1alpha1.PodResult) (all []networkStatus) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(result.NetworkStatus), &all); err != nil {
+		t.Fatalf("%+v: %v", result, err)
 	}
 	return all
 }
@@ -99,6 +138,7 @@ func TestNetworks(t *testing.T) {
 	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "networks-a", "10.0.60.11")
+	n.assign()
 	define(t, newNetworks(t), "default", "storage", storage(n.dir+"/storage"))
 	before := n.kernel()
 
@@ -113,15 +153,24 @@ func TestNetworks(t *testing.T) {
 	ping(t, floating.Host, "10.9.0.3")
 	ping(t, ordinary.Host, "10.9.0.2")
 
+	told := n.told(floating.pod, ordinary.pod)
 	want := []networkStatus{{"berth-floating", "eth0", []string{"10.70.39.5"}, true}, {"default/storage", "data0", []string{"10.9.0.2"}, false}}
-	if diff := cmp.Diff(want, statusOf(t, floating.pod)); diff != "" {
+	if diff := cmp.Diff(want, statusOf(t, told[0])); diff != "" {
 		t.Errorf("network-status (-want +got):\n%s", diff)
 	}
-	if got := statusOf(t, ordinary.pod); len(got) != 2 || got[1].Interface != "net1" || !got[0].Default {
+	if got := statusOf(t, told[1]); len(got) != 2 || got[1].Interface != "net1" || !got[0].Default {
 		t.Errorf("network-status of the ordinary pod: %+v", got)
 	}
+	say(t, floating.pod, told[0].Annotations())
+	n.told(ordinary.pod)
+	say(t, ordinary.pod, told[1].Annotations())
+	n.told()
 	n.kill()
+	drop(t, ordinary.pod, v1alpha1.AnnotationNetworkStatus)
 	n.start()
+	if again := n.told(ordinary.pod); again[0] != told[1] {
+		t.Errorf("a new agent tells %+v, want %+v", again[0], told[1])
+	}
 	for _, c := range []*container{floating, ordinary} {
 		if err := n.check(c); err != nil {
 			t.Errorf("CHECK of %s: %v", c.pod.Name, err)
@@ -133,6 +182,7 @@ func TestNetworks(t *testing.T) {
 			t.Errorf("%s still has\n%s", c.pod.Name, links)
 		}
 	}
+	n.told()
 	n.IP("link", "del", "storage0") // the bridge plugin leaves it
 	if diff := cmp.Diff(before, n.kernel()); diff != "" {
 		t.Errorf("node after DEL (-before +after):\n%s", diff)
@@ -148,6 +198,7 @@ func TestFloatingOnNamed(t *testing.T) {
 	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "named-a", "10.0.60.11")
+	n.assign()
 	define(t, newNetworks(t), "default", "named-floating", `{"cniVersion":"1.1.0","plugins":[{"type":"berth-veth"}]}`)
 	c := newContainer(t, "c1", podWith(t, n.name, "named", "10.70.40.6", "named-floating"))
 	r := n.mustAdd(c)
@@ -169,7 +220,7 @@ func TestFloatingOnNamed(t *testing.T) {
 	if err := n.check(c); err != nil {
 		t.Errorf("CHECK: %v", err)
 	}
-	if got := statusOf(t, c.pod); len(got) != 2 || got[1].Interface != "net1" || got[1].IPs[0] != "10.70.40.6" || got[1].Name != "default/named-floating" {
+	if got := statusOf(t, n.told(c.pod)[0]); len(got) != 2 || got[1].Interface != "net1" || got[1].IPs[0] != "10.70.40.6" || got[1].Name != "default/named-floating" {
 		t.Errorf("network-status: %+v", got)
 	}
 	deletePod(t, c.pod.Name)

@@ -96,6 +96,7 @@ func TestWitness(t *testing.T) {
 		control bool
 	}{
 		{"a network that is not at the witness", url.Values{"vlan": {"70"}}, false},
+		{"addresses that others have by now", url.Values{"address": nil}, true},
 		{"a living node that is silent, too", url.Values{"control": {"10.0.60.99"}}, false},
 		{"a living node that answers", url.Values{"control": {"10.0.60.99", "10.0.60.12"}}, true},
 	} {

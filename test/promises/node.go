@@ -65,14 +65,29 @@ var node = []promise{
 		"test/node", "TestReboot",
 	},
 	{
-		"An agent's token permits to write on the pods of its own node only.", "docs/explanation/security.md",
-		"manifests/admission/agents.yaml", "- expression: variables.node != '' && oldObject.spec.?nodeName.orValue('') == variables.node\n      messageExpression: >-\n        'an agent may change pods", "- expression: variables.node != ''\n      messageExpression: >-\n        'an agent may change pods",
-		"test/scheduler/api", "TestAgentsAreLimited",
+		"What an agent tells of a pod of another node is ignored.", "docs/explanation/security.md",
+		"ipam/assignments/pods.go", "case pod.Spec.NodeName != node:", "case false:",
+		"ipam/assignments", "TestAnnotate",
+	},
+	{
+		"An agent tells of the pods of its own node only.", "docs/explanation/security.md",
+		"manifests/admission/agents.yaml", "&& variables.node != '' && request.name == variables.node", "&& variables.node != ''",
+		"test/scheduler/api", "TestPodResults",
+	},
+	{
+		"A pod that drops what its node gave it gets the annotation back.", "docs/how-to/networks.md#what-the-pod-was-given",
+		"agent/podresults.go", "if seen[name] != value {", "if seen[name] != value && len(seen) == 0 {",
+		"agent", "TestUntold",
 	},
 	{
 		"A node that hears of a newer record of an address falls silent.", "docs/explanation/one-holder.md#how",
 		"agent/answering/link.go", "if h.phase != Closed || h.cause != Newer {\n\t\t\tl.close(h, Newer)\n\t\t\tl.ask(h)", "if h.phase == Asking {\n\t\t\tl.close(h, Newer)\n\t\t\tl.ask(h)",
 		"agent/answerer", "TestNewerRecord",
+	},
+	{
+		"A node asks its kernel before it denies.", "docs/explanation/one-holder.md#how",
+		"agent/answerer/answerer.go", "out.Kind != answering.Deny || l.isSilent(ctx, out.Address)", "true",
+		"agent/answerer", "TestKernelAnswers",
 	},
 	{
 		"A link without its carrier answers for nothing.", "docs/explanation/one-holder.md#how",

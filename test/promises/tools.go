@@ -20,6 +20,21 @@ var tools = []promise{
 		"cmd/failover/mover", "TestLeaseIsReadBefore",
 	},
 	{
+		"A request to power a node off is cancelled when its agent answers.", "docs/how-to/failover.md#power-nodes-off",
+		"ipam/failover/cluster.go", "case !n.wanted || c.now < n.boots:", "case c.now < n.boots:",
+		"cmd/failover/mover", "TestServesWhileFenced",
+	},
+	{
+		"A machine that was switched on is left to start before it is powered off again.", "docs/how-to/failover.md#power-nodes-off",
+		"ipam/failover/cluster.go", " || hangs && n.gone {", " {",
+		"ipam/failover", "TestMayBoot",
+	},
+	{
+		"Whoever makes tokens up takes nothing from callers that an agent knows.", "docs/explanation/security.md#asking-an-agent",
+		"cmd/internal/monitoring/doors.go", "if _, known := d.known.Get(shown); known {", "if _, known := d.known.Get(shown); known && false {",
+		"cmd/internal/monitoring", "TestDoorkeeper",
+	},
+	{
 		"The next node takes the address of a Service first, and the node before gives it up after that.", "docs/how-to/services.md#which-nodes-carry-it",
 		"ipam/services/carriers.go", "moving := slices.ContainsFunc(p.targets, func", "moving := slices.ContainsFunc(p.targets[:0], func",
 		"ipam/services", "TestChoose",

@@ -17,12 +17,12 @@
 //	  kind      1 byte
 //	  receiver  1 byte: 0 none, else which of the receivers, from 1
 //	  address   as the InternalIP
-//	  version   8 bytes
+//	  version, nonce, share   numbers of 1 to 10 bytes each, as of package encoding/binary's Uvarint
 //	  MAC       1 byte 0 or 6: its length, and its bytes
 //	signature   64 bytes, Ed25519, of all bytes before
 //
-// So a node speaks for itself only. The cluster is in it by the authority that signed the certificate. There is neither a
-// challenge nor a time: a message stays true, so one that is repeated changes nothing.
+// So a node speaks for itself only. The cluster is in it by the authority that signed the certificate. Of a datagram that is repeated
+// package answering heeds only messages that stay true; the others have the nonce of a question.
 package datagram
 
 import (
@@ -30,6 +30,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -175,7 +176,9 @@ func appendMessage(b []byte, m answering.Message, receiver byte) ([]byte, error)
 	if err != nil {
 		return nil, err
 	}
-	b = binary.BigEndian.AppendUint64(b, uint64(m.Version))
+	for _, number := range []uint64{uint64(m.Version), m.Nonce, uint64(m.Share)} {
+		b = binary.AppendUvarint(b, number)
+	}
 	return append(append(b, byte(len(mac))), mac...), nil
 }
 
@@ -238,6 +241,13 @@ func (r *reader) bytes(n int) []byte {
 
 func (r *reader) number() int { return int(r.bytes(1)[0]) }
 
+func (r *reader) varint() uint64 {
+	number, n := binary.Uvarint(r.rest)
+	r.bytes(max(n, 0))
+	r.failed = r.failed || n <= 0
+	return number
+}
+
 func (r *reader) text() string { return string(r.bytes(r.number())) }
 
 func (r *reader) node() answering.Node {
@@ -270,13 +280,15 @@ func (r *reader) messages() (internalIP netip.Addr, messages []answering.Message
 			r.failed = true
 		}
 		m.Address = r.addr()
-		m.Version = answering.Version(binary.BigEndian.Uint64(r.bytes(8)))
+		m.Version, m.Nonce = answering.Version(r.varint()), r.varint()
+		share := r.varint()
+		m.Share = uint16(share)
 		if mac := r.bytes(r.number()); len(mac) == macLength {
 			m.MAC = net.HardwareAddr(mac).String()
 		} else if len(mac) > 0 {
 			r.failed = true
 		}
-		r.failed = r.failed || !known(m.Kind)
+		r.failed = r.failed || !known(m.Kind) || share > math.MaxUint16
 		messages = append(messages, m)
 	}
 	return internalIP, messages

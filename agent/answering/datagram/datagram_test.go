@@ -46,10 +46,10 @@ func encode(t testing.TB, c *Codec, messages ...answering.Message) [][]byte {
 
 func samples() []answering.Message {
 	return []answering.Message{
-		{Kind: answering.Hello, From: node1, MAC: "02:00:00:00:00:01"},
-		{Kind: answering.Assert, From: node1, To: node2, Address: netip.MustParseAddr("10.0.70.10"), Version: 258},
+		{Kind: answering.Hello, From: node1, MAC: "02:00:00:00:00:01", Nonce: 300},
+		{Kind: answering.Assert, From: node1, To: node2, Address: netip.MustParseAddr("10.0.70.10"), Version: 258, Nonce: 1 << 63},
 		{Kind: answering.Deny, From: node1, To: node2, Address: netip.MustParseAddr("2001:db8:70::10"), Version: 1 << 60},
-		{Kind: answering.Call, From: node1},
+		{Kind: answering.Call, From: node1, Nonce: 5, Share: 1024},
 	}
 }
 
@@ -60,10 +60,10 @@ func TestFormat(t *testing.T) {
 	want := "62746801" + fmt.Sprintf("%04x%x", len(c.own.certificate), c.own.certificate) + "040a003c0b" +
 		"01" + "056e6f646532" + "027532" +
 		"04" +
-		"03" + "00" + "00" + "0000000000000000" + "06020000000001" +
-		"01" + "01" + "040a00460a" + "0000000000000102" + "00" +
-		"02" + "01" + "1020010db8007000000000000000000010" + "1000000000000000" + "00" +
-		"04" + "00" + "00" + "0000000000000000" + "00"
+		"03" + "00" + "00" + "00" + "ac02" + "00" + "06020000000001" +
+		"01" + "01" + "040a00460a" + "8202" + "80808080808080808001" + "00" + "00" +
+		"02" + "01" + "1020010db8007000000000000000000010" + "808080808080808010" + "00" + "00" + "00" +
+		"04" + "00" + "00" + "00" + "05" + "8008" + "00"
 	signed, err := hex.DecodeString(want)
 	if err != nil {
 		t.Fatal(err)
@@ -294,7 +294,7 @@ func TestRefuses(t *testing.T) {
 		b = append(append(append(b, c.own.certificate...), 0), body...)
 		return append(b, ed25519.Sign(c.own.key, b)...)
 	}
-	const message = "\x03\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
+	const message = "\x03\x00\x00\x00\x00\x00\x00"
 	if _, _, err := c.Decode(signed("\x00\x01"+message), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -328,7 +328,9 @@ func TestRefuses(t *testing.T) {
 		"an unknown receiver":           {signed("\x00\x01\x03\x01" + message[2:]), ErrMalformed},
 		"an address of 5 bytes":         {signed("\x00\x01\x03\x00\x05abcde" + message[3:]), ErrMalformed},
 		"IPv4 in IPv6":                  {signed("\x00\x01\x03\x00\x10" + strings.Repeat("\x00", 10) + "\xff\xffabcd" + message[3:]), ErrMalformed},
-		"a MAC of 5 bytes":              {signed("\x00\x01" + message[:11] + "\x05abcde"), ErrMalformed},
+		"a share of 2^16":               {signed("\x00\x01" + message[:5] + "\x80\x80\x04\x00"), ErrMalformed},
+		"a number without an end":       {signed("\x00\x01" + message[:3] + strings.Repeat("\xff", 11)), ErrMalformed},
+		"a MAC of 5 bytes":              {signed("\x00\x01" + message[:6] + "\x05abcde"), ErrMalformed},
 	} {
 		if _, messages, err := c.Decode(test.datagram, nil); !errors.Is(err, test.want) || messages != nil {
 			t.Errorf("%s: Decode() = %v, %v, want %v", name, messages, err, test.want)

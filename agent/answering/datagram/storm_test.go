@@ -5,6 +5,7 @@ package datagram
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"testing"
 	"time"
@@ -59,7 +60,7 @@ func stormOwn(i int) netip.Addr { return netip.AddrFrom4([4]byte{192, 168, byte(
 
 func newStormNode(t testing.TB, i int, api bool) *stormNode {
 	n := &stormNode{codec: codec(t, stormName(i), authority(t)), api: api}
-	n.link = answering.NewLink(0, stormName(i), "02:00:00:00:00:01", stormOwn(i))
+	n.link = answering.NewLink(0, stormName(i), "02:00:00:00:00:01", rand.New(rand.NewPCG(uint64(i), 1)).Uint64, stormOwn(i))
 	for a := range stormAddresses {
 		n.step(t, answering.Carry{Address: stormAddress(i, a), Version: 1000, Answers: true})
 	}
@@ -86,7 +87,7 @@ func (n *stormNode) step(t testing.TB, inputs ...answering.Input) {
 				for _, addr := range append(out.Addresses, netip.Addr{}) {
 					asked[addr] = true
 				}
-				next = append(next, answering.Gateway{})
+				next = append(next, answering.Gateway{Address: netip.AddrFrom4([4]byte{192, 168, 255, 254})})
 			case answering.Open:
 				n.opened = n.now
 			case answering.AskAPI:

@@ -269,14 +269,14 @@ func TestFrame(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.codec.Store(newCodecBy(t, authority, &x509.Certificate{Raw: []byte("cert"), PublicKey: key.Public(), Subject: agentca.Subject(node1.Name, node1.UID)}, key))
-	const ethernet, udp = "ffffffffffff" + "020000000001" + "0800", "28192819" + "0061"
-	const payload = "62746801" + "0004" + "63657274" + "00" + "00" + "01" + "0400000000000000000000" + "00" +
-		"da981d92e4c280caeaba9115b97a41ab565017bcea8582418b12d72048dd31a5" +
-		"f09fdc53b8361a295dcc6165fc46537a6df124537834b7b20dc7d64288350e0c"
+	const ethernet, udp = "ffffffffffff" + "020000000001" + "0800", "28192819" + "005c"
+	const payload = "62746801" + "0004" + "63657274" + "00" + "00" + "01" + "04000000000000" +
+		"bf631469dafce331db1b1d4241489c21c0f51fad3a7abf1f5afd3908b0a2ff9f" +
+		"320f0e2ac1d63f6190da2df489a196c8de1332e6aa58bc2d2127304027df7c0c"
 	for _, step := range []struct{ link, addr, ip, sum string }{
-		{"", "", "4500007500004000" + "40113a79" + "00000000" + "ffffffff", "172c"},
-		{"lo", "10.0.60.11/32", "4500007500004000" + "4011f46d" + "0a003c0b" + "ffffffff", "d120"},
-		{"eth0", "10.0.70.11/24", "4500007500004000" + "4011ea6d" + "0a00460b" + "ffffffff", "c720"},
+		{"", "", "4500007000004000" + "40113a7e" + "00000000" + "ffffffff", "f9e6"},
+		{"lo", "10.0.60.11/32", "4500007000004000" + "4011f472" + "0a003c0b" + "ffffffff", "b3db"},
+		{"eth0", "10.0.70.11/24", "4500007000004000" + "4011ea72" + "0a00460b" + "ffffffff", "a9db"},
 	} {
 		if step.link != "" {
 			a.IP("addr", "add", step.addr, "dev", step.link)

@@ -158,6 +158,10 @@ func datagramsOfOthers(mac net.HardwareAddr) []bpf.Instruction {
 	)
 }
 
+// Check returns an error where the link is not as it was at Open: the Segment is then deaf. It runs in the network namespace of the
+// link.
+func (s *Segment) Check() error { return s.asker.Check() }
+
 // Close ends the sockets, and Run.
 func (s *Segment) Close() error { return errors.Join(s.conn.Close(), s.asker.Close()) }
 

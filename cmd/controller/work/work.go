@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
@@ -118,8 +119,8 @@ func New(config *rest.Config, kube kubernetes.Interface, options Options) (*Work
 	poolMetrics := poolstatus.NewMetrics()
 	options.Collect(poolMetrics)
 	// Some writes have clients with their own rate limits, so that they do not delay the release of
-	// addresses: the status of pools, of which there may be ten thousand, and FloatingIPs that are
-	// taken ahead, of which one IPClaim may have as many.
+	// addresses: the status of pools, of which there may be ten thousand, FloatingIPs that are
+	// taken ahead, of which one IPClaim may have as many, and annotations of pods, which agents tell.
 	counting, err := client.NewForConfig(config)
 	if err != nil {
 		return nil, err
@@ -142,7 +143,11 @@ func (w *Work) takeAhead(config *rest.Config, kube kubernetes.Interface, options
 	if w.ahead, err = preallocation.NewLoop(w.ipam, w.view, w.factory); err != nil {
 		return err
 	}
-	if w.assignments, err = assignments.New(w.ahead, assignments.Parts{API: api, Nodes: kube.CoreV1().Nodes(), Recorder: recorder, Factory: w.factory}); err != nil {
+	annotating, err := corev1client.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("create the client that annotates pods: %w", err)
+	}
+	if w.assignments, err = assignments.New(w.ahead, assignments.Parts{API: api, Nodes: kube.CoreV1().Nodes(), Pods: annotating, Recorder: recorder, Factory: w.factory}); err != nil {
 		return err
 	}
 	if options.Services {

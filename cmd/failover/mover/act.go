@@ -3,6 +3,7 @@
 package mover
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -42,7 +43,7 @@ const (
 func (m *Mover) look(ctx context.Context, about failover.Look) failover.Found {
 	found := failover.Found{Node: about.Node, Number: about.Number}
 	held, of := m.cluster.held(about.Node)
-	if len(held) == 0 && !about.Fenced {
+	if len(held) == 0 && !about.Empty {
 		return found // Nothing to move, and nothing to ask.
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestFor)
@@ -99,9 +100,9 @@ func (m *Mover) ask(ctx context.Context, about failover.Ask) failover.Testified 
 	return testified
 }
 
-func (m *Mover) testimony(ctx context.Context, witness string, about failover.Ask) status.Testimony {
-	t := status.Testimony{Witness: witness}
-	agent, suspect := m.cluster.agent(witness), m.cluster.node(about.Node)
+func (m *Mover) testimony(ctx context.Context, witness failover.Witness, about failover.Ask) status.Testimony {
+	t := status.Testimony{Witness: witness.Node}
+	agent, suspect := m.cluster.agent(witness.Node), m.cluster.node(about.Node)
 	switch {
 	case agent == nil:
 		t.Error = "its agent is not ready any more"
@@ -110,12 +111,13 @@ func (m *Mover) testimony(ctx context.Context, witness string, about failover.As
 		t.Error = "there is no such Node any more"
 		return t
 	}
-	answer, err := m.witness(ctx, agent, suspect, about)
+	questions, known := m.questions(witness.Controls, suspect, about)
+	answer, err := m.askAll(ctx, agent, questions)
 	if err != nil {
 		t.Error = err.Error()
 		return t
 	}
-	t.Control, t.Host, t.Agent = answer.Control, answer.Host, answer.Agent
+	t.Control, t.Host, t.Agent = answer.Control && known, answer.Host, answer.Agent
 	for _, answered := range answer.Addresses {
 		t.Addresses = append(t.Addresses, answered.Address)
 	}
@@ -202,30 +204,37 @@ func (m *Mover) untaint(ctx context.Context, name string) {
 func (m *Mover) changeTaints(ctx context.Context, name string, tries wait.Backoff, change func(context.Context, *v1.Node) ([]v1.Taint, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, requestFor)
 	defer cancel()
-	return retry.RetryOnConflict(tries, func() error {
-		n, err := m.Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return fmt.Errorf("get node %s: %w", name, err)
-		}
-		taints, err := change(ctx, n)
-		if err != nil {
-			return fmt.Errorf("taint node %s: %w", name, err)
-		}
-		if apiequality.Semantic.DeepEqual(taints, n.Spec.Taints) {
-			return nil
-		}
-		patch, err := json.Marshal(map[string]any{
-			"metadata": map[string]any{"uid": n.UID, "resourceVersion": n.ResourceVersion},
-			"spec":     map[string]any{"taints": taints},
-		})
-		if err != nil {
-			return fmt.Errorf("encode the taints of node %s: %w", name, err)
-		}
-		if _, err := m.Kube.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-			return fmt.Errorf("patch the taints of node %s: %w", name, err)
-		}
-		return nil
+	var err error
+	ended := wait.ExponentialBackoffWithContext(ctx, tries, func(ctx context.Context) (bool, error) {
+		err = m.changeTaintsOnce(ctx, name, change)
+		return !apierrors.IsConflict(err), nil
 	})
+	return cmp.Or(err, ended)
+}
+
+func (m *Mover) changeTaintsOnce(ctx context.Context, name string, change func(context.Context, *v1.Node) ([]v1.Taint, error)) error {
+	n, err := m.Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("get node %s: %w", name, err)
+	}
+	taints, err := change(ctx, n)
+	if err != nil {
+		return fmt.Errorf("taint node %s: %w", name, err)
+	}
+	if apiequality.Semantic.DeepEqual(taints, n.Spec.Taints) {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": n.UID, "resourceVersion": n.ResourceVersion},
+		"spec":     map[string]any{"taints": taints},
+	})
+	if err != nil {
+		return fmt.Errorf("encode the taints of node %s: %w", name, err)
+	}
+	if _, err := m.Kube.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		return fmt.Errorf("patch the taints of node %s: %w", name, err)
+	}
+	return nil
 }
 
 // fence answers failover.Fence, and tells users. ctx ends when the answer is not waited for any more, running when the Mover ends.

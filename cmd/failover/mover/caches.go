@@ -108,7 +108,7 @@ func slimMeta(o *metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Name: o.Name, Namespace: o.Namespace, UID: o.UID, ResourceVersion: o.ResourceVersion}
 }
 
-// slimNode keeps UID, labels, InternalIPs, taints and provider's ID of a node, and whether it is ready.
+// slimNode keeps UID, labels, InternalIPs, taints and provider's ID of a node.
 func slimNode(object any) (any, error) {
 	n, ok := object.(*v1.Node)
 	if !ok {
@@ -120,11 +120,6 @@ func slimNode(object any) (any, error) {
 	for _, addr := range n.Status.Addresses {
 		if addr.Type == v1.NodeInternalIP {
 			slim.Status.Addresses = append(slim.Status.Addresses, addr)
-		}
-	}
-	for _, condition := range n.Status.Conditions {
-		if condition.Type == v1.NodeReady {
-			slim.Status.Conditions = []v1.NodeCondition{{Type: condition.Type, Status: condition.Status}}
 		}
 	}
 	return slim, nil
@@ -222,23 +217,6 @@ func (c *caches) network(addr netip.Addr) *v1alpha1.Network {
 		return nil
 	}
 	return object.(*v1alpha1.FloatingIP).Spec.Network
-}
-
-// controls returns nodes that live, for a witness: the other witnesses, or nodes that are ready.
-func (c *caches) controls(witness string, about failover.Ask) []string {
-	names := slices.Clone(about.Witnesses)
-	if len(names) <= controls {
-		for _, object := range c.nodes.GetStore().List() {
-			n := object.(*v1.Node)
-			ready := slices.ContainsFunc(n.Status.Conditions, func(of v1.NodeCondition) bool { return of.Status == v1.ConditionTrue })
-			if ready && !hasTaint(n, v1alpha1.TaintLost) && !slices.Contains(names, n.Name) {
-				names = append(names, n.Name)
-			}
-		}
-		slices.Sort(names[len(about.Witnesses):])
-	}
-	names = slices.DeleteFunc(names, func(name string) bool { return name == witness || name == about.Node })
-	return names[:min(len(names), controls)]
 }
 
 // preferred is how many witnesses in the pools themselves do without others.

@@ -50,8 +50,8 @@ type cluster struct {
 
 	mu      sync.Mutex
 	version int
-	// silent are the nodes whose Lease is not renewed; hangs, the ones whose kernel answers.
-	silent, hangs map[string]bool
+	// silent are the nodes whose Lease is not renewed; hangs, the ones whose kernel answers; serves, whose agent does.
+	silent, hangs, serves map[string]bool
 	// unseen are nodes whose Lease was renewed, and the watch is late.
 	unseen map[string]bool
 	events []string
@@ -71,7 +71,7 @@ func inCluster(t *testing.T, nodes int, fence func(ctx context.Context, node str
 	synctest.Test(t, func(t *testing.T) {
 		c := &cluster{
 			t: t, kube: fake.NewClientset(), leases: k8stesting.NewObjectTracker(scheme.Scheme, scheme.Codecs.UniversalDecoder()), fence: fence,
-			silent: map[string]bool{}, hangs: map[string]bool{}, unseen: map[string]bool{}, calls: map[string][]time.Time{}, asking: map[string]bool{},
+			silent: map[string]bool{}, hangs: map[string]bool{}, serves: map[string]bool{}, unseen: map[string]bool{}, calls: map[string][]time.Time{}, asking: map[string]bool{},
 		}
 		pool := &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "p"}}
 		pool.Spec.Subnet, pool.Spec.Ranges = "10.0.70.0/24", []string{"10.0.70.10-10.0.70.99"}
@@ -224,7 +224,7 @@ func (c *cluster) getLease(action k8stesting.Action) (bool, runtime.Object, erro
 func (c *cluster) Witness(_ context.Context, _ *v1.Pod, q agentport.WitnessQuestion) (agentport.Testimony, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return agentport.Testimony{Control: true, Host: c.hangs[q.Node], Agent: !c.silent[q.Node]}, nil
+	return agentport.Testimony{Control: true, Host: c.hangs[q.Node], Agent: c.serves[q.Node]}, nil
 }
 
 // Fence is the fencer.
@@ -457,6 +457,54 @@ func TestBackWhileFenced(t *testing.T) {
 		pass(5 * time.Minute)
 		if c.asked("n1") != 1 || c.moved("n1") || len(c.taints("n1")) > 0 || c.told(EventNodeFenced, "n1", "")+c.told(EventFencingFailed, "n1", "") > 0 {
 			t.Errorf("asked %v, moved: %t, taints %v, events %q", c.calls, c.moved("n1"), c.taints("n1"), c.events)
+		}
+	})
+}
+
+// A node that turns out to serve while the fencer is asked: the request is given up. So it is where its pods have moved already.
+func TestServesWhileFenced(t *testing.T) {
+	for name, hangs := range map[string]bool{"it hung": true, "it was gone": false} {
+		t.Run(name, func(t *testing.T) {
+			inCluster(t, 4, func(ctx context.Context, _ string) error { return sleep(ctx, time.Minute) }, func(c *cluster) {
+				c.set(c.hangs, hangs, "n1")
+				c.set(c.silent, true, "n1")
+				pass(20 * time.Second)
+				if c.asked("n1") != 1 || c.moved("n1") == hangs {
+					t.Fatalf("asked %v, moved: %t", c.calls, c.moved("n1"))
+				}
+				c.set(c.serves, true, "n1")
+				pass(20 * time.Second)
+				c.mu.Lock()
+				if c.asking["n1"] {
+					t.Error("the fencer is still asked about a node that serves")
+				}
+				c.mu.Unlock()
+				pass(10 * time.Minute)
+				if c.asked("n1") != 1 || c.told(EventNodeFenced, "n1", "")+c.told(EventFencingFailed, "n1", "") > 0 {
+					t.Errorf("asked %v, events %q", c.calls, c.events)
+				}
+			})
+		})
+	}
+}
+
+// A node that answers again may be starting: it is not powered off before five minutes are over, and users are told.
+func TestStartsWhileFenced(t *testing.T) {
+	inCluster(t, 4, func(context.Context, string) error { return errors.New("no power at the BMC") }, func(c *cluster) {
+		c.set(c.silent, true, "n1")
+		pass(time.Minute)
+		asked := c.asked("n1")
+		if got := c.waits("n1"); asked == 0 || !strings.Contains(got, "no power at the BMC: it is asked again") {
+			t.Fatalf("asked %v, users are told %q", c.calls, got)
+		}
+		c.set(c.hangs, true, "n1")
+		pass(4 * time.Minute)
+		if got := c.waits("n1"); c.asked("n1") > asked+1 || !strings.Contains(got, "it may be starting") {
+			t.Errorf("asked %v, users are told %q", c.calls, got)
+		}
+		pass(3 * time.Minute)
+		if c.asked("n1") < asked+1 {
+			t.Errorf("asked %v", c.calls)
 		}
 	})
 }

@@ -5,6 +5,8 @@ package mover
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -16,7 +18,9 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
@@ -170,6 +174,55 @@ func TestWrites(t *testing.T) {
 	}
 	if o := deleted.DeleteOptions; *o.GracePeriodSeconds != 0 || o.Preconditions == nil || *o.Preconditions.UID != "p" || o.Preconditions.ResourceVersion == nil {
 		t.Errorf("deleted with %+v", o)
+	}
+}
+
+// A write that failed is not taken for done, also where the API server took too long; one that came too late is tried again.
+func TestTaintFails(t *testing.T) {
+	conflict := apierrors.NewConflict(v1.Resource("nodes"), "node1", errors.New("it has changed"))
+	for name, test := range map[string]struct {
+		verb   string
+		errs   []error
+		failed bool
+	}{
+		"the Node is not read in time":                    {"get", []error{context.DeadlineExceeded}, true},
+		"the Node is not written in time":                 {"patch", []error{fmt.Errorf("patch: %w", context.DeadlineExceeded)}, true},
+		"this process ends":                               {"patch", []error{context.Canceled}, true},
+		"somebody else wrote":                             {"patch", []error{conflict}, false},
+		"somebody else wrote, and then it takes too long": {"patch", []error{conflict, context.DeadlineExceeded}, true},
+		"somebody else writes again and again":            {"patch", slices.Repeat([]error{conflict}, retry.DefaultBackoff.Steps), true},
+	} {
+		caches := questioned() // no goroutine of it is to be waited for
+		synctest.Test(t, func(t *testing.T) {
+			kube := fake.NewClientset(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", UID: "n", ResourceVersion: "3"}})
+			errs := test.errs
+			kube.PrependReactor(test.verb, "nodes", func(k8stesting.Action) (handled bool, _ runtime.Object, err error) {
+				if len(errs) == 0 {
+					return false, nil, nil
+				}
+				err, errs = errs[0], errs[1:]
+				return true, nil, err
+			})
+			told := &cluster{}
+			m := &Mover{Config: Config{Kube: kube, Events: told}, cluster: caches}
+			answer := m.taint(t.Context(), failover.Taint{Node: "node1", UID: "n", Number: 4})
+			if want := []failover.Input{failover.Tainted{Node: "node1", Number: 4, Failed: test.failed}}; !slices.Equal(answer, want) || len(errs) > 0 {
+				t.Errorf("%s: answer %+v", name, answer)
+			}
+			// Nor is a node said to be back whose taint stays.
+			if !test.failed {
+				return
+			}
+			lostNode := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", UID: "n", ResourceVersion: "3"}, Spec: v1.NodeSpec{Taints: []v1.Taint{lost}}}
+			if err := kube.Tracker().Update(nodesResource, lostNode, ""); err != nil {
+				t.Fatal(err)
+			}
+			add(t, m.cluster.nodes.GetStore(), lostNode)
+			errs = test.errs
+			if m.untaint(t.Context(), "node1"); len(told.events) > 0 {
+				t.Errorf("%s: users are told %q", name, told.events)
+			}
+		})
 	}
 }
 

@@ -15,25 +15,13 @@ import (
 	"github.com/berth-dev/berth/ipam/failover"
 )
 
-const (
-	// sample is how many addresses of a network a witness asks for at most. A kernel that answers for one address of its pods answers
-	// for the others, too, so more would cost frames and say nothing new.
-	sample = 128
-	// controls is how many living nodes a witness asks, too. One may die in the same moment.
-	controls = 2
-)
-
-// witness asks the agent of one node about another, in each network of its addresses.
-func (m *Mover) witness(ctx context.Context, agent *v1.Pod, suspect *v1.Node, about failover.Ask) (agentport.Testimony, error) {
-	questions, known := m.questions(agent.Spec.NodeName, suspect, about)
-	all, err := m.askAll(ctx, agent, questions)
-	all.Control = all.Control && known
-	return all, err
-}
+// sample is how many addresses of a network a witness asks for at most. A kernel that answers for one address of its pods answers
+// for the others, too, so more would cost frames and say nothing new.
+const sample = 128
 
 // questions returns the questions to a witness about a node, one for each network of the addresses. The first has the node's
-// InternalIPs, and those of living nodes. known is false where the network of an address is not known.
-func (m *Mover) questions(witness string, suspect *v1.Node, about failover.Ask) (all []agentport.WitnessQuestion, known bool) {
+// InternalIPs, and those of the controls. known is false where the network of an address is not known.
+func (m *Mover) questions(controls []string, suspect *v1.Node, about failover.Ask) (all []agentport.WitnessQuestion, known bool) {
 	all, known = m.cluster.networks(about.Addresses)
 	if len(all) == 0 {
 		all = []agentport.WitnessQuestion{{}}
@@ -41,11 +29,14 @@ func (m *Mover) questions(witness string, suspect *v1.Node, about failover.Ask) 
 	for i := range all {
 		all[i].Node = about.Node
 		all[i].Addresses = all[i].Addresses[:min(len(all[i].Addresses), sample)]
+		if about.Moved {
+			all[i].Addresses = nil
+		}
 		all[i].Gateways = all[i].Gateways[:min(len(all[i].Gateways), agentport.MostHosts)]
 	}
 	all[0].Hosts = limited(internalIPs(suspect))
 	var living []netip.Addr
-	for _, name := range m.cluster.controls(witness, about) {
+	for _, name := range controls {
 		if n := m.cluster.node(name); n != nil {
 			living = append(living, internalIPs(n)...)
 		}

@@ -177,9 +177,9 @@ func (m *Mover) suspectWaits(state *failover.State, n *failover.NodeState) strin
 		return "another replica leads, and asks"
 	case state.Braked:
 		return "the brake is on: nothing moves while too many nodes renew no Lease, and for a minute after"
-	case n.Fenced && n.Verdict == "":
+	case n.Looked && len(n.Pods) == 0 && n.Fenced:
 		return "the fencer has powered it off, and it has no pods with an address that asked to be moved"
-	case n.Verdict == "" && n.Looked:
+	case n.Looked && len(n.Pods) == 0:
 		return "it has no pods with an address that asked to be moved" + m.unfenced(n)
 	case n.Verdict == "":
 		return "other nodes are asked about it"
@@ -190,6 +190,8 @@ func (m *Mover) suspectWaits(state *failover.State, n *failover.NodeState) strin
 // unfenced says whether the fencer is to power a node off, and has not.
 func (m *Mover) unfenced(n *failover.NodeState) string {
 	switch times := m.rounds[n.Node]; {
+	case n.Boots:
+		return "; it may be starting: the fencer is asked where it still has not come back five minutes later"
 	case !n.Unfenced:
 		return ""
 	case times == nil || times.unfenced == "":

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -21,7 +22,6 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/cmd/internal/kube"
@@ -33,6 +33,7 @@ type access struct {
 	// decided has the user of each identity, and the users' permissions, by right, as far as the API
 	// server could decide.
 	decided *cache.LRUExpireCache
+	doors   *doorkeeper
 }
 
 // token is the hash of a bearer token, so that no tokens are kept.
@@ -51,10 +52,7 @@ type right struct {
 }
 
 const (
-	// reviewQPS and reviewBurst limit the reviews of this process: requests with
-	// invalid tokens must not slow down its own requests, nor load the API server.
-	reviewQPS, reviewBurst = 10, 20
-	reviewTimeout          = 10 * time.Second
+	reviewTimeout = 10 * time.Second
 	// decisionTTL is how long a decision is cached: kube-scheduler's value.
 	decisionTTL = 10 * time.Second
 	// decisions is how many are cached at most; a decision takes less than a kilobyte.
@@ -68,12 +66,13 @@ var reviewBackoff = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Ji
 
 func newAccess(config *rest.Config) (*access, error) {
 	config = rest.CopyConfig(config)
-	config.RateLimiter, config.QPS, config.Burst = nil, reviewQPS, reviewBurst
+	// The doorkeeper limits, and reviews are not to wait for the program's own requests.
+	config.RateLimiter, config.QPS = nil, -1
 	api, err := kube.NewForConfig(config)
 	if err != nil {
 		return nil, err
 	}
-	return &access{api: api, decided: cache.NewLRUExpireCache(decisions)}, nil
+	return &access{api: api, decided: cache.NewLRUExpireCache(decisions), doors: newDoorkeeper()}, nil
 }
 
 // Resources are served to clients that the API server knows by their tokens, and that may get the
@@ -97,26 +96,35 @@ func (a *access) guard(of Resources) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, logger := r.Context(), klog.FromContext(r.Context())
 		bearer, given := bearerOf(r.Header.Get(of.Header))
+		shown, from := token(sha256.Sum256([]byte(bearer))), sourceOf(r.RemoteAddr)
 		var user *authenticationv1.UserInfo
 		var err error
 		if given {
-			user, err = a.userOf(ctx, bearer, of.Audience)
+			user, err = a.userOf(ctx, bearer, identity{shown, of.Audience}, from)
 		}
-		if user == nil {
-			if err != nil {
-				logger.V(2).Info("Did not authenticate a client", "path", r.URL.Path, "client", r.RemoteAddr, "err", err)
-			}
+		switch {
+		case errors.Is(err, errTooMany):
+			logger.V(2).Info("Did not authenticate a client", "path", r.URL.Path, "client", r.RemoteAddr, "err", err)
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, "Too many tokens that are not known: try again", http.StatusTooManyRequests)
+			return
+		case err != nil:
+			logger.Error(err, "Failed to authenticate a client", "path", r.URL.Path, "client", r.RemoteAddr)
+			http.Error(w, "The API server cannot be asked who you are; see this program's log", http.StatusInternalServerError)
+			return
+		case user == nil:
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			http.Error(w, fmt.Sprintf("Unauthorized: send a bearer token for %s in the header %s", cmp.Or(of.Audience, "the API server"), of.Header), http.StatusUnauthorized)
 			return
 		}
-		asked := right{token: sha256.Sum256([]byte(bearer)), verb: strings.ToLower(r.Method), path: r.URL.Path}
+		asked := right{token: shown, verb: strings.ToLower(r.Method), path: r.URL.Path}
 		allowed, err := a.allows(ctx, user, asked)
 		switch {
 		case err != nil:
 			logger.Error(err, "Failed to authorize a request", "path", asked.path, "client", r.RemoteAddr)
 			http.Error(w, "The API server cannot be asked for your permissions; see this program's log", http.StatusInternalServerError)
 		case allowed:
+			a.doors.knows(shown, from)
 			if of.Audience != "" {
 				// The API server's audit log says who got the token with this ID.
 				logger.Info("Answering", "path", asked.path, "user", user.Username, "token", strings.Join(user.Extra[credentialID], " "))
@@ -137,38 +145,40 @@ func bearerOf(header string) (bearer string, given bool) {
 	return bearer, strings.EqualFold(scheme, "bearer") && bearer != "" && !strings.Contains(bearer, " ")
 }
 
-// userOf returns the user of a token for an audience; nil and possibly an error where the API server
-// accepts it not. It blocks for requests.
-func (a *access) userOf(ctx context.Context, bearer, audience string) (*authenticationv1.UserInfo, error) {
-	key := identity{sha256.Sum256([]byte(bearer)), audience}
-	if known, ok := a.decided.Get(key); ok {
+// errTooMany is returned where the API server is not asked about a token, because too many others were shown.
+var errTooMany = errors.New("too many tokens that are not known")
+
+// userOf returns the user of a token from a source; nil where the API server does not accept it for the audience. It blocks for
+// requests.
+func (a *access) userOf(ctx context.Context, bearer string, shown identity, from netip.Prefix) (*authenticationv1.UserInfo, error) {
+	if known, ok := a.decided.Get(shown); ok {
 		user, _ := known.(*authenticationv1.UserInfo)
 		return user, nil
 	}
+	if !a.doors.admits(shown.token, from) {
+		return nil, errTooMany
+	}
 	asked := &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: bearer}}
-	if audience != "" {
-		asked.Spec.Audiences = []string{audience}
+	if shown.audience != "" {
+		asked.Spec.Audiences = []string{shown.audience}
 	}
 	answer, err := review(ctx, a.api.TokenReviews, asked)
 	if err != nil {
 		return nil, fmt.Errorf("review a token: %w", err)
 	}
 	var user *authenticationv1.UserInfo
-	switch status := &answer.Status; {
-	case status.Authenticated && audience != "" && !slices.Contains(status.Audiences, audience):
-		// An authenticator that knows no audiences accepted it.
-		return nil, fmt.Errorf("the token is not for %s", audience)
-	case status.Authenticated:
+	// An authenticator that knows no audiences may accept a token for others.
+	if status := &answer.Status; status.Authenticated && (shown.audience == "" || slices.Contains(status.Audiences, shown.audience)) {
 		// The answer has the token, too.
 		found := status.User
 		user = &found
 		if !slices.Contains(user.Groups, allAuthenticated) {
 			user.Groups = append(user.Groups, allAuthenticated)
 		}
-	case status.Error != "":
-		return nil, errors.New(status.Error)
+	} else {
+		klog.FromContext(ctx).V(2).Info("The API server does not accept a token", "source", from, "audience", shown.audience, "audiences", status.Audiences, "err", status.Error)
 	}
-	a.decided.Add(key, user, decisionTTL)
+	a.decided.Add(shown, user, decisionTTL)
 	return user, nil
 }
 
@@ -202,11 +212,11 @@ type reviews[R any] interface {
 func review[R any](ctx context.Context, client reviews[R], asked R) (answer R, err error) {
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
-	err = retry.OnError(reviewBackoff, isTemporary, func() error {
+	ended := wait.ExponentialBackoffWithContext(ctx, reviewBackoff, func(ctx context.Context) (bool, error) {
 		answer, err = client.Create(ctx, asked, metav1.CreateOptions{})
-		return err
+		return err == nil || !isTemporary(err), nil
 	})
-	return answer, err
+	return answer, cmp.Or(err, ended)
 }
 
 func isTemporary(err error) bool {

@@ -104,7 +104,7 @@ func TestAccess(t *testing.T) {
 		{name: "no credentials", path: "/metrics", code: 401, text: "bearer token"},
 		{name: "another scheme", path: "/metrics", authorization: "Basic Z29vZDo=", code: 401, text: "bearer token"},
 		{name: "empty token", path: "/metrics", authorization: "Bearer ", code: 401, text: "bearer token"},
-		{name: "down, nothing decided yet", path: "/metrics", authorization: "Bearer good", down: true, code: 401, text: "bearer token"},
+		{name: "down, nothing decided yet", path: "/metrics", authorization: "Bearer good", down: true, code: 500, text: "cannot be asked who you are"},
 		{name: "unknown token", path: "/metrics", authorization: "Bearer bad", code: 401, text: "bearer token"},
 		{name: "no right", path: "/metrics", authorization: "Bearer poor", code: 403, text: `user "tenant" may not get /metrics`},
 		{name: "right", path: "/metrics", authorization: "Bearer good", code: 200, text: "go_goroutines"},
@@ -179,7 +179,7 @@ func TestTemporaryFailure(t *testing.T) {
 	for _, tc := range []struct {
 		failures int64
 		code     int
-	}{{int64(reviewBackoff.Steps), http.StatusUnauthorized}, {1, http.StatusNoContent}} {
+	}{{int64(reviewBackoff.Steps), http.StatusInternalServerError}, {1, http.StatusNoContent}} {
 		failures.Store(tc.failures)
 		request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil)
 		request.Header.Set("Authorization", "Bearer good")

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"time"
 
@@ -50,12 +51,12 @@ func Listen(ctx context.Context, options Options, config *rest.Config, ready fun
 	secure := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, GetCertificate: certificate}
 	logger := klog.FromContext(ctx)
 	return &Server{
-		listener: tls.NewListener(listener, secure),
+		listener: tls.NewListener(&entrance{Listener: listener, of: map[netip.Prefix]int{}}, secure),
 		http: &http.Server{
 			Handler:           handler(access, ready, others, further),
 			ReadHeaderTimeout: 10 * time.Second,
 			ReadTimeout:       30 * time.Second,
-			IdleTimeout:       2 * time.Minute,
+			IdleTimeout:       30 * time.Second,
 			MaxHeaderBytes:    64 << 10,
 			BaseContext:       func(net.Listener) context.Context { return ctx },
 			// Port scans cause failed handshakes.

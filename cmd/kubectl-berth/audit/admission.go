@@ -21,8 +21,8 @@ type AdmissionPolicy struct {
 
 // admissionPolicies are in every installation.
 var admissionPolicies = []string{
-	"agents-of-certificates.berth.dev", "agents-of-events.berth.dev", "agents-of-floatingips.berth.dev", "agents-of-nodeassignments.berth.dev", "agents.berth.dev",
-	"diagnosis.berth.dev", "held-addresses.berth.dev", "host-ports.berth.dev", "nodeassignments.berth.dev", "operators.berth.dev",
+	"agents-of-certificates.berth.dev", "agents-of-events.berth.dev", "agents-of-floatingips.berth.dev", "agents-of-nodeassignments.berth.dev", "diagnosis.berth.dev",
+	"held-addresses.berth.dev", "host-ports.berth.dev", "nodeassignments.berth.dev", "operators.berth.dev",
 }
 
 // AdmissionPolicies returns Berth's admission policies, and a finding for each that is not in force: tenants and

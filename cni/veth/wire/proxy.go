@@ -96,6 +96,15 @@ func Answers(link int, addr netip.Addr) (bool, error) {
 	return slices.ContainsFunc(messages, func(m []byte) bool { have, ours := parseProxy(m); return ours && have == p }), nil
 }
 
+// AnswersAnywhere returns whether the node answers for an address by proxy on any link, whichever program has it do so.
+func AnswersAnywhere(addr netip.Addr) (bool, error) {
+	messages, err := dumpProxies(rtnl.FamilyOf(addr))
+	if err != nil {
+		return false, fmt.Errorf("list proxy neighbours: %w", err)
+	}
+	return slices.ContainsFunc(messages, func(m []byte) bool { p, _ := parseProxy(m); return p.addr == addr }), nil
+}
+
 // listProxies returns our entries of one family.
 func listProxies(family int) ([]proxy, error) {
 	messages, err := dumpProxies(family)

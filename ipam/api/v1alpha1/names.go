@@ -73,12 +73,20 @@ const TaintLost = GroupName + "/lost"
 const AnnotationReason = GroupName + "/reason"
 
 // AnnotationHostPorts asks for host ports of the node's choice: [HostPortsRandom].
-// AnnotationHostPortsStatus, which the node writes, has the result: a JSON list of objects
-// with hostPort, containerPort, protocol and, where it is limited to one, hostIP.
+// AnnotationHostPortsStatus, which berth-controller writes, has the node's result: a JSON list of
+// objects with hostPort, containerPort, protocol and, where it is limited to one, hostIP.
 const (
 	AnnotationHostPorts       = GroupName + "/host-ports"
 	HostPortsRandom           = "Random"
 	AnnotationHostPortsStatus = GroupName + "/host-ports-status"
+)
+
+// AnnotationNetworkStatus and AnnotationPortMapping are annotations of other projects in which a pod
+// reads what its node gave it: the addresses of its networks (Network Plumbing Working Group), and
+// its host ports in Galaxy's form.
+const (
+	AnnotationNetworkStatus = "k8s.v1.cni.cncf.io/network-status"
+	AnnotationPortMapping   = "tkestack.io/portmapping"
 )
 
 // SpareUnlimited is the value of [AnnotationSpareAddresses] with which no pod waits

@@ -2,12 +2,16 @@
 
 package v1alpha1
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	"maps"
 
-// NodeAssignment tells a node which addresses it carries itself. It is named by the node, whose
-// agent watches this object only. berth-controller writes the spec, from FloatingIPs: the agent asks the
-// FloatingIP before it takes an address. There is none for a node without such addresses, after its agent
-// has let go of the last one.
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// NodeAssignment tells a node which addresses it carries itself, and has its agent's answer. Each
+// node has one, of its name, and its agent watches this object only. berth-controller writes the
+// spec, from FloatingIPs: the agent asks the FloatingIP before it takes an address.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,shortName=nas,categories=berth
@@ -110,6 +114,48 @@ type NodeAssignmentStatus struct {
 	// +kubebuilder:validation:MaxItems=4096
 	// +optional
 	Refused []RefusedAddress `json:"refused,omitempty"`
+
+	// pods are pods of the node that do not say yet what they got. Only its agent writes them, and
+	// berth-controller writes the annotations on these pods, if they are the node's. A node with more
+	// than the list takes tells of the others after these.
+	//
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1024
+	// +optional
+	Pods []PodResult `json:"pods,omitempty"`
+}
+
+// PodResult is what a pod got from its networks and its node.
+type PodResult struct {
+	// namespace of the pod.
+	//
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace"`
+	// name of the pod.
+	//
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+	// uid of the pod. No other pod of the name is meant.
+	UID types.UID `json:"uid"`
+	// networkStatus is the pod's annotation k8s.v1.cni.cncf.io/network-status.
+	//
+	// +optional
+	NetworkStatus string `json:"networkStatus,omitempty"`
+	// hostPortsStatus is the pod's annotation berth.dev/host-ports-status.
+	//
+	// +optional
+	HostPortsStatus string `json:"hostPortsStatus,omitempty"`
+	// portMapping is the pod's annotation tkestack.io/portmapping.
+	//
+	// +optional
+	PortMapping string `json:"portMapping,omitempty"`
+}
+
+// Annotations returns the pod's annotations that say so.
+func (r *PodResult) Annotations() map[string]string {
+	all := map[string]string{AnnotationNetworkStatus: r.NetworkStatus, AnnotationHostPortsStatus: r.HostPortsStatus, AnnotationPortMapping: r.PortMapping}
+	maps.DeleteFunc(all, func(_, value string) bool { return value == "" })
+	return all
 }
 
 // RefusalReason is why a node does not carry an address that it was assigned.

@@ -55,7 +55,7 @@ func TestNodeAssignment(t *testing.T) {
 		return nil
 	})
 	for _, as := range []string{"node2", ""} {
-		if err := carry(as, metav1.PatchOptions{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `only the agent of node "node1" may write`) {
+		if err := carry(as, metav1.PatchOptions{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `only the agent of node "node1" may write the status of its NodeAssignment`) {
 			t.Errorf("an agent of node %q: %v, want it refused", as, err)
 		}
 	}

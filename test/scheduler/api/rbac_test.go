@@ -41,7 +41,7 @@ func TestPermissions(t *testing.T) {
 			account: "berth-controller",
 			may: []string{
 				"list berth.dev/floatingips", "watch berth.dev/floatingips", "patch berth.dev/floatingips", "delete berth.dev/floatingips",
-				"watch berth.dev/ippools", "patch berth.dev/ippools/status", "get /pods", "list /pods", "watch /pods",
+				"watch berth.dev/ippools", "patch berth.dev/ippools/status", "get /pods", "list /pods", "watch /pods", "patch /pods/status",
 				"watch berth.dev/nodeassignments", "create berth.dev/nodeassignments", "update berth.dev/nodeassignments", "delete berth.dev/nodeassignments",
 				"create berth.dev/floatingips", "get berth.dev/ipclaims", "watch /nodes", "watch /resourcequotas", "create events.k8s.io/events",
 				"get apps/statefulsets", "get apps/deployments", "get apps/replicasets", "get apps/daemonsets", "get batch/jobs", "get batch/cronjobs", "watch batch/cronjobs",
@@ -55,7 +55,7 @@ func TestPermissions(t *testing.T) {
 			mayNot: []string{
 				"update berth.dev/floatingips", "deletecollection berth.dev/floatingips",
 				"patch berth.dev/ippools", "create berth.dev/ippools", "delete berth.dev/ippools",
-				"create /pods", "delete /pods", "patch /pods", "create /pods/binding", "get /secrets", "list /secrets", "list /configmaps",
+				"create /pods", "delete /pods", "patch /pods", "update /pods/status", "patch berth.dev/nodeassignments/status", "create /pods/binding", "get /secrets", "list /secrets", "list /configmaps",
 				"get /secrets berth-system/another", "create /secrets berth-system/", "list /secrets berth-system/", "delete /secrets berth-system/berth-agent-ca",
 				"get /secrets default/berth-agent-ca", "get /configmaps berth-system/another", "update /configmaps default/berth-agent-ca",
 				"create certificates.k8s.io/certificatesigningrequests", "delete certificates.k8s.io/certificatesigningrequests",
@@ -67,7 +67,7 @@ func TestPermissions(t *testing.T) {
 		{
 			account: "berth-agent",
 			may: []string{
-				"get /pods", "list /pods", "watch /pods", "get berth.dev/floatingips", "list berth.dev/floatingips", "patch /pods/status", "patch berth.dev/floatingips/status",
+				"get /pods", "list /pods", "watch /pods", "get berth.dev/floatingips", "list berth.dev/floatingips", "patch berth.dev/floatingips/status",
 				"list berth.dev/nodeassignments", "watch berth.dev/nodeassignments", "patch berth.dev/nodeassignments/status",
 				"get k8s.cni.cncf.io/network-attachment-definitions", "act berth.dev/agents",
 				"list /namespaces", "watch /namespaces", "list berth.dev/networkprofiles", "watch berth.dev/networkprofiles",
@@ -84,7 +84,7 @@ func TestPermissions(t *testing.T) {
 				"watch berth.dev/floatingips", "create berth.dev/floatingips", "update berth.dev/floatingips",
 				"patch berth.dev/floatingips", "delete berth.dev/floatingips", "delete berth.dev/floatingips/held",
 				"create berth.dev/nodeassignments", "patch berth.dev/nodeassignments", "update berth.dev/nodeassignments", "delete berth.dev/nodeassignments", "update berth.dev/nodeassignments/status",
-				"get berth.dev/ippools", "get berth.dev/ipclaims", "create /pods", "update /pods", "patch /pods", "delete /pods", "update /pods/status",
+				"get berth.dev/ippools", "get berth.dev/ipclaims", "create /pods", "update /pods", "patch /pods", "delete /pods", "update /pods/status", "patch /pods/status",
 				"update berth.dev/floatingips/status", "list k8s.cni.cncf.io/network-attachment-definitions",
 				"create /pods/binding", "create /pods/exec", "get /nodes", "patch /nodes", "patch /nodes/status", "get /secrets", "get /configmaps",
 				"list certificates.k8s.io/certificatesigningrequests", "watch certificates.k8s.io/certificatesigningrequests", "delete certificates.k8s.io/certificatesigningrequests",

@@ -3,6 +3,7 @@
 package services
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -411,8 +412,13 @@ func TestControllerKilled(t *testing.T) {
 						return err
 					}
 					assignments, err := w.Berth.NodeAssignments.List(w.Ctx, metav1.ListOptions{})
-					if err == nil && len(ips)+len(assignments.Items) > 0 {
-						err = fmt.Errorf("there are %d addresses and %d NodeAssignments", len(ips), len(assignments.Items))
+					if err != nil {
+						return err
+					}
+					for _, a := range assignments.Items {
+						if len(ips)+len(a.Spec.Addresses)+len(a.Status.Carried) > 0 {
+							err = errors.Join(err, fmt.Errorf("there are %d addresses, and %s has %+v", len(ips), a.Name, a.Spec.Addresses))
+						}
 					}
 					return err
 				})

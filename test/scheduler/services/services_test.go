@@ -3,12 +3,10 @@
 package services
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"testing"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -101,11 +99,12 @@ func TestService(t *testing.T) {
 	w.agents.set(false, third)
 	w.Eventually("wait for the address to be free", func() error { return w.Becomes(address, "free") })
 	for _, node := range []string{"node1", "node2", "node3"} {
-		w.Eventually("wait for the NodeAssignment of "+node+" to be gone", func() error {
-			if _, err := w.Berth.NodeAssignments.Get(w.Ctx, node, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-				return errors.Join(err, errors.New("it is there"))
+		w.Eventually("wait for the NodeAssignment of "+node+" to be empty", func() error {
+			now, err := w.Berth.NodeAssignments.Get(w.Ctx, node, metav1.GetOptions{})
+			if err == nil && len(now.Spec.Addresses)+len(now.Status.Carried) > 0 {
+				err = fmt.Errorf("it is %+v, %+v", now.Spec, now.Status)
 			}
-			return nil
+			return err
 		})
 	}
 }

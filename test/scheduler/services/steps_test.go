@@ -9,7 +9,10 @@ import (
 	"github.com/berth-dev/berth/test/simulation/proxy"
 )
 
-const assignmentsPath = "/apis/berth.dev/v1alpha1/nodeassignments"
+// isAssigning matches a write of a NodeAssignment, which each node has.
+func isAssigning(r *http.Request) bool {
+	return r.Method == http.MethodPut && strings.HasPrefix(r.URL.Path, "/apis/berth.dev/v1alpha1/nodeassignments/")
+}
 
 var points = []proxy.Point{proxy.BeforeRequest, proxy.BeforeAnswer}
 
@@ -21,13 +24,11 @@ var steps = []struct {
 	takes bool
 }{
 	{"give: record", proxy.IsClaim, false},
-	{"give: assignment", func(r *http.Request) bool { return r.Method == http.MethodPost && r.URL.Path == assignmentsPath }, false},
+	{"give: assignment", isAssigning, false},
 	{"give: status", func(r *http.Request) bool {
 		return r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/services/front/status")
 	}, false},
-	{"take: assignment", func(r *http.Request) bool {
-		return r.Method == http.MethodPut && strings.HasPrefix(r.URL.Path, assignmentsPath+"/")
-	}, true},
+	{"take: assignment", isAssigning, true},
 	{"take: holder", proxy.IsIPPatch, true},
 	{"take: record", proxy.IsIPDelete, true},
 }

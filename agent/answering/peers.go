@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package answering
+
+import (
+	"hash/fnv"
+	"maps"
+	"time"
+)
+
+// peers are the nodes by which this one finds out whether it is cut off, while it has addresses that it closes then. It calls them now and
+// then, and often while it is in doubt. A node that does not answer any more, because it is off for good, is soon none of them. On a
+// large segment they are a part of the nodes, always the same: else all would have to answer all.
+type peers struct {
+	// calls are the last two, the last one first; due is when the next one is.
+	calls [2]call
+	due   Duration
+	// seen is when the last call was that each one has answered: an answer may be late, or repeated by anybody.
+	seen map[Node]Duration
+	// echoes are the nonces of others' calls, which this node answers at reply.
+	echoes []uint64
+	reply  Duration
+}
+
+type call struct {
+	nonce uint64
+	at    Duration
+}
+
+const (
+	// peerInterval is how often a node calls its peers while all is well. One that has answered in peerFor is one of them.
+	peerInterval = 2 * time.Minute
+	peerFor      = 5 * time.Minute
+	// mostPeers is about how many peers a node has at most.
+	mostPeers = 32
+)
+
+func newPeers(now Duration) peers {
+	return peers{calls: [2]call{{at: longAgo}, {at: longAgo}}, due: now, seen: map[Node]Duration{}, reply: longAgo}
+}
+
+// share is a power of two: so the peers of a greater one are among the peers of a smaller one.
+func (l *Link) share() uint16 {
+	share := uint16(1)
+	for len(l.nodes) > mostPeers*int(share) {
+		share *= 2
+	}
+	return share
+}
+
+// isPeer returns whether a node answers the calls of another one, which asks for a share.
+func isPeer(node, caller Node, share uint16) bool {
+	hash := fnv.New32a()
+	for _, text := range []string{node.Name, node.UID, caller.Name, caller.UID} {
+		_, _ = hash.Write([]byte(text + "\x00"))
+	}
+	return share > 0 && hash.Sum32()%uint32(share) == 0
+}
+
+func (l *Link) callPeers() {
+	p := &l.peers
+	p.calls = [2]call{{l.nonce(), l.now}, p.calls[0]}
+	p.due = l.now + peerInterval
+	share := l.share()
+	maps.DeleteFunc(p.seen, func(n Node, at Duration) bool { return !isPeer(n, l.self, share) || l.now-at > neighbourFor })
+	l.emit(Send{Message{Kind: Call, From: l.self, Nonce: p.calls[0].nonce, Share: share}})
+}
+
+// answered notes the answer of a peer.
+func (p *peers) answered(from Node, nonce uint64) {
+	for _, c := range p.calls {
+		if at, seen := p.seen[from]; nonce != 0 && nonce == c.nonce && (!seen || c.at > at) {
+			p.seen[from] = c.at
+		}
+	}
+}
+
+// since counts the peers that have answered since then.
+func (p *peers) since(then Duration) (count int) {
+	for _, at := range p.seen {
+		if at >= then {
+			count++
+		}
+	}
+	return count
+}
+
+// hear notes a call of another node.
+func (p *peers) hear(l *Link, m Message) {
+	if !isPeer(l.self, m.From, m.Share) || len(p.echoes) >= mostEchoes {
+		return
+	}
+	if len(p.echoes) == 0 {
+		p.reply = max(l.now+l.spread, p.reply+callInterval)
+	}
+	p.echoes = append(p.echoes, m.Nonce)
+}
+
+// answerPeers answers the calls of others, together.
+func (l *Link) answerPeers() {
+	p := &l.peers
+	if len(p.echoes) == 0 || l.now < p.reply {
+		return
+	}
+	for _, nonce := range p.echoes {
+		l.emit(Send{Message{Kind: Hello, From: l.self, Nonce: nonce}})
+	}
+	p.echoes = nil
+}
