@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -32,7 +33,8 @@ var node = answering.Node{Name: "node1", UID: "u1"}
 
 // server is an API server with a controller, in memory.
 type server struct {
-	t *testing.T
+	t  *testing.T
+	mu sync.Mutex
 	// signs is the authority that signs requests, if there is one.
 	signs *agentca.Authority
 	// fails is the error of each answer, and refuses denies each request.
@@ -42,6 +44,8 @@ type server struct {
 }
 
 func (s *server) Create(_ context.Context, request *certificatesv1.CertificateSigningRequest, _ metav1.CreateOptions) (*certificatesv1.CertificateSigningRequest, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.fails != nil {
 		return nil, s.fails
 	}
@@ -52,6 +56,8 @@ func (s *server) Create(_ context.Context, request *certificatesv1.CertificateSi
 }
 
 func (s *server) Get(_ context.Context, name string, _ metav1.GetOptions) (*certificatesv1.CertificateSigningRequest, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.gets++
 	if s.fails != nil {
 		return nil, s.fails
@@ -76,6 +82,13 @@ func (s *server) Get(_ context.Context, name string, _ metav1.GetOptions) (*cert
 		}
 	}
 	return request, nil
+}
+
+// change changes the server while an agent may ask it.
+func (s *server) change(change func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change()
 }
 
 // bed is a node with a server.
@@ -160,7 +173,7 @@ func TestLife(t *testing.T) {
 		if codec, err := k.Codec(); codec == nil || !errors.Is(err, errNoCertificate) {
 			t.Errorf("Codec() = %v, %v", codec, err)
 		}
-		b.signs = a
+		b.change(func() { b.signs = a })
 		pass(time.Minute)
 		if !b.isHeard(k, a) || len(b.made) != 1 {
 			t.Errorf("it is heard: %t, after %d requests", b.isHeard(k, a), len(b.made))
@@ -211,7 +224,7 @@ func TestReplacement(t *testing.T) {
 		if len(b.made) != 1 || !b.isHeard(k, old) {
 			t.Errorf("it asked %d times, and is heard: %t", len(b.made), b.isHeard(k, old))
 		}
-		b.signs = next
+		b.change(func() { b.signs = next })
 		b.publish(next, old)
 		pass(time.Minute)
 		if len(b.made) != 2 || !b.isHeard(k, next) {
@@ -260,7 +273,7 @@ func TestAsksAgain(t *testing.T) {
 				if n := len(b.made); n < test.least || n > test.most {
 					t.Errorf("it asked %d times a day", n)
 				}
-				b.fails, b.refuses, b.signs = nil, nil, a
+				b.change(func() { b.fails, b.refuses, b.signs = nil, nil, a })
 				pass(time.Hour)
 				if !b.isHeard(k, a) {
 					t.Error("it is not heard when nothing is in the way")
