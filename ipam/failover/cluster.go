@@ -486,9 +486,6 @@ func (c *Cluster) testified(name string, n *node, testimonies []status.Testimony
 	if n.verdict != before {
 		c.emit(Judged{name, n.verdict, n.moves, n.pods, testimonies})
 	}
-	if len(n.moves) > 0 && !c.mayAct() {
-		n.again = againFirst
-	}
 	if len(n.moves) == 0 && !n.fenced || !c.mayAct() {
 		c.end(n)
 		return
@@ -529,7 +526,7 @@ func (n *node) movable() []Pod {
 func (c *Cluster) delete(name string, n *node, failed bool) {
 	// For Kubernetes it may have come back since.
 	n.moves = n.movable()
-	if failed || !c.mayAct() || !c.isSuspect(name, n) || c.now-n.judged > verdictFor || len(n.moves) == 0 {
+	if failed || !c.mayAct() || c.now-n.judged > verdictFor || len(n.moves) == 0 {
 		c.end(n)
 		return
 	}
