@@ -478,7 +478,7 @@ func (c *Cluster) testified(name string, n *node, testimonies []status.Testimony
 		n.heard = true
 	case n.verdict == status.Gone && n.heard:
 		// It lived when somebody was asked before, and the next second may say so again: links flap, virtual machines are moved.
-		n.heard, n.verdict, n.moves, n.again = false, before, nil, againFirst
+		n.heard, n.verdict, n.again = false, before, againFirst
 		c.end(n)
 		return
 	}

@@ -169,7 +169,10 @@ func newFenced(say func(now time.Duration) status.Testimony, fences bool) *singl
 }
 
 func (s *single) step(inputs ...Input) {
-	for len(inputs) > 0 {
+	for turn := 0; len(inputs) > 0; turn++ {
+		if turn > 100 {
+			panic("the state machine goes round in circles")
+		}
 		outputs := s.Step(s.now, inputs...)
 		inputs = nil
 		for _, out := range outputs {
@@ -252,6 +255,15 @@ func TestNotAsked(t *testing.T) {
 	s.run(time.Minute)
 	if !maps.Equal(s.deleted, map[string]bool{"p": true}) {
 		t.Errorf("the pods %v were to be deleted", s.deleted)
+	}
+}
+
+// Pods that Kubernetes has not marked for deletion stay on a node that only lost the API server, however unreachable.
+func TestNotTerminating(t *testing.T) {
+	s := newSingle(says(&serves))
+	s.step(Seen{Node: "n", UID: "n", Unreachable: true})
+	if s.run(time.Hour); s.deletes > 0 || len(s.taints) > 0 {
+		t.Errorf("%d deletions, %d taints", s.deletes, len(s.taints))
 	}
 }
 
@@ -591,6 +603,10 @@ func TestFencerFails(t *testing.T) {
 		t.Errorf("four seconds after it is off: taints %v, %d deletions", s.taints, s.deletes)
 	}
 	// The fencer is not asked again, nor is a node that is off asked about.
+	// Pods that are still there are deleted on.
+	if s.run(time.Minute); s.deletes < 3 {
+		t.Errorf("%d deletions in a minute", s.deletes)
+	}
 	s.moved = true
 	asks, fences, taints := len(s.asks), len(s.fences), len(s.taints)
 	s.run(10 * time.Minute)
