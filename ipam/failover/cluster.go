@@ -478,16 +478,13 @@ func (c *Cluster) testified(name string, n *node, testimonies []status.Testimony
 		n.heard = true
 	case n.verdict == status.Gone && n.heard:
 		// It lived when somebody was asked before, and the next second may say so again: links flap, virtual machines are moved.
-		n.heard, n.verdict, n.moves, n.again = false, before, nil, againFirst
+		n.heard, n.verdict, n.again = false, before, againFirst
 		c.end(n)
 		return
 	}
 	n.moves = n.movable()
 	if n.verdict != before {
 		c.emit(Judged{name, n.verdict, n.moves, n.pods, testimonies})
-	}
-	if len(n.moves) > 0 && !c.mayAct() {
-		n.again = againFirst
 	}
 	if len(n.moves) == 0 && !n.fenced || !c.mayAct() {
 		c.end(n)
@@ -529,7 +526,7 @@ func (n *node) movable() []Pod {
 func (c *Cluster) delete(name string, n *node, failed bool) {
 	// For Kubernetes it may have come back since.
 	n.moves = n.movable()
-	if failed || !c.mayAct() || !c.isSuspect(name, n) || c.now-n.judged > verdictFor || len(n.moves) == 0 {
+	if failed || !c.mayAct() || c.now-n.judged > verdictFor || len(n.moves) == 0 {
 		c.end(n)
 		return
 	}

@@ -118,7 +118,9 @@ func TestCutTogether(t *testing.T) {
 type single struct {
 	*Cluster
 	now time.Duration
-	say func(now time.Duration) status.Testimony
+	// say is what the witness says, sayAll what all say, without it.
+	say    func(now time.Duration) status.Testimony
+	sayAll []status.Testimony
 	// gone is how many pods a Delete ends.
 	gone, deletes int
 	// deleted has the UIDs of pods that were to be deleted.
@@ -136,6 +138,7 @@ type single struct {
 	taints     []Taint
 	taintsFail int
 	looksFail  bool
+	judged     []Judged
 	// delays: Deletes wait in delayed.
 	delays  bool
 	delayed []Delete
@@ -166,7 +169,10 @@ func newFenced(say func(now time.Duration) status.Testimony, fences bool) *singl
 }
 
 func (s *single) step(inputs ...Input) {
-	for len(inputs) > 0 {
+	for turn := 0; len(inputs) > 0; turn++ {
+		if turn > 100 {
+			panic("the state machine goes round in circles")
+		}
 		outputs := s.Step(s.now, inputs...)
 		inputs = nil
 		for _, out := range outputs {
@@ -182,7 +188,11 @@ func (s *single) step(inputs ...Input) {
 				inputs = append(inputs, found)
 			case Ask:
 				s.asks = append(s.asks, out)
-				inputs = append(inputs, Testified{Node: out.Node, Number: out.Number, Testimonies: []status.Testimony{s.say(s.now)}})
+				say := s.sayAll
+				if s.say != nil {
+					say = []status.Testimony{s.say(s.now)}
+				}
+				inputs = append(inputs, Testified{Node: out.Node, Number: out.Number, Testimonies: say})
 			case Taint:
 				s.taints = append(s.taints, out)
 				if s.taintsFail > 0 {
@@ -193,6 +203,8 @@ func (s *single) step(inputs ...Input) {
 				inputs = append(inputs, Seen{Node: out.Node, UID: out.UID, Tainted: true, OutOfService: out.OutOfService}, Tainted{Node: out.Node, Number: out.Number})
 			case Untaint:
 				s.untaints++
+			case Judged:
+				s.judged = append(s.judged, out)
 			case Fence:
 				s.fences, s.fenced = append(s.fences, out), append(s.fenced, s.now)
 			case Delete:
@@ -243,6 +255,15 @@ func TestNotAsked(t *testing.T) {
 	s.run(time.Minute)
 	if !maps.Equal(s.deleted, map[string]bool{"p": true}) {
 		t.Errorf("the pods %v were to be deleted", s.deleted)
+	}
+}
+
+// Pods that Kubernetes has not marked for deletion stay on a node that only lost the API server, however unreachable.
+func TestNotTerminating(t *testing.T) {
+	s := newSingle(says(&serves))
+	s.step(Seen{Node: "n", UID: "n", Unreachable: true})
+	if s.run(time.Hour); s.deletes > 0 || len(s.taints) > 0 {
+		t.Errorf("%d deletions, %d taints", s.deletes, len(s.taints))
 	}
 }
 
@@ -582,6 +603,10 @@ func TestFencerFails(t *testing.T) {
 		t.Errorf("four seconds after it is off: taints %v, %d deletions", s.taints, s.deletes)
 	}
 	// The fencer is not asked again, nor is a node that is off asked about.
+	// Pods that are still there are deleted on.
+	if s.run(time.Minute); s.deletes < 3 {
+		t.Errorf("%d deletions in a minute", s.deletes)
+	}
 	s.moved = true
 	asks, fences, taints := len(s.asks), len(s.fences), len(s.taints)
 	s.run(10 * time.Minute)
@@ -666,6 +691,9 @@ func TestLateAnswers(t *testing.T) {
 	outputs := step(Found{Node: "n", Number: second.Number, Pods: pods, Witnesses: []string{"w"}})
 	if len(outputs) != 1 || fmt.Sprintf("%T", outputs[0]) != "failover.Ask" {
 		t.Errorf("the answer to this round has %+v follow", outputs)
+	}
+	if c.Awaits(Fence{"left", "u"}) {
+		t.Error("the fencer's answer about a node that is not there is waited for")
 	}
 	// About nodes that are not there.
 	for _, in := range []Input{
@@ -803,6 +831,171 @@ func TestPodsGone(t *testing.T) {
 	if s.run(time.Minute); len(s.State().Nodes[0].Moves) > 0 {
 		t.Errorf("its pods have gone: %+v", s.State().Nodes[0])
 	}
+}
+
+// What testimonies say together.
+func TestVerdict(t *testing.T) {
+	addr := netip.MustParseAddr("10.0.0.5")
+	answers := status.Testimony{Witness: "w", Addresses: []netip.Addr{addr}}
+	for name, c := range map[string]struct {
+		say  []status.Testimony
+		want status.Verdict
+	}{
+		"nobody was asked":                {nil, status.Unclear},
+		"nobody can say":                  {[]status.Testimony{unsure, {Witness: "x"}}, status.Unclear},
+		"one hears nothing":               {[]status.Testimony{unsure, isGone}, status.Gone},
+		"one hears the kernel":            {[]status.Testimony{isGone, hangs, isGone}, status.Hung},
+		"one hears an address":            {[]status.Testimony{answers}, status.Hung},
+		"one hears an address, one not":   {[]status.Testimony{answers, isGone}, status.Hung},
+		"one hears the agent":             {[]status.Testimony{isGone, hangs, {Witness: "x", Agent: true}, hangs}, status.APILost},
+		"one hears the agent, others not": {[]status.Testimony{{Witness: "x", Agent: true}, isGone}, status.APILost},
+	} {
+		s := newSingle(nil)
+		s.sayAll = c.say
+		s.run(16 * time.Second)
+		if len(s.judged) != 1 || s.judged[0].Verdict != c.want || s.judged[0].Node != "n" || len(s.judged[0].Testimonies) != len(c.say) {
+			t.Errorf("%s: %+v, want %s", name, s.judged, c.want)
+		}
+	}
+}
+
+// Users are told a verdict once. One that was heard before is gone if it is found so twice, a second apart.
+func TestJudged(t *testing.T) {
+	said := serves
+	s := newSingle(says(&said))
+	told := func(want ...status.Verdict) {
+		t.Helper()
+		var got []status.Verdict
+		for _, j := range s.judged {
+			got = append(got, j.Verdict)
+			if gone := j.Verdict == status.Gone; len(j.Pods) != 1 || gone != (len(j.Moves) == 1) {
+				t.Errorf("%+v", j)
+			}
+		}
+		if s.judged = nil; !slices.Equal(got, want) {
+			t.Errorf("at %v users are told %v, want %v", s.now, got, want)
+		}
+	}
+	s.run(5 * time.Minute)
+	told(status.APILost)
+	said = hangs
+	s.run(time.Minute)
+	told(status.Hung)
+	said = isGone
+	for asks := len(s.asks); len(s.asks) == asks && s.now < time.Hour; {
+		s.run(time.Second)
+	}
+	told()
+	if n := s.State().Nodes[0]; n.Verdict != status.Hung || len(n.Moves) > 0 || s.deletes > 0 {
+		t.Errorf("gone once: %+v, %d deletions", n, s.deletes)
+	}
+	asks := len(s.asks)
+	if s.run(time.Second); len(s.asks) != asks+1 || s.deletes != 1 {
+		t.Errorf("a second later asked %d times, %d deletions", len(s.asks)-asks, s.deletes)
+	}
+	told(status.Gone)
+}
+
+// After a taint pods are deleted only where it was written, in time, and nothing moves otherwise.
+func TestAfterTaint(t *testing.T) {
+	for name, c := range map[string]struct {
+		answer func(c *Cluster, of Taint) []Output
+		want   bool
+	}{
+		"it is written": {func(c *Cluster, of Taint) []Output {
+			return c.Step(17*time.Second, Renewed{Node: "w"}, Tainted{Node: "n", Number: of.Number})
+		}, true},
+		"it is not": {func(c *Cluster, of Taint) []Output {
+			return c.Step(17*time.Second, Renewed{Node: "w"}, Tainted{Node: "n", Number: of.Number, Failed: true})
+		}, false},
+		"another node is overdue": {func(c *Cluster, of Taint) []Output {
+			return c.Step(17*time.Second, Tainted{Node: "n", Number: of.Number})
+		}, false},
+		"it took long": {func(c *Cluster, of Taint) []Output {
+			c.Step(19*time.Second, Renewed{Node: "w"})
+			return c.Step(22*time.Second, Renewed{Node: "w"}, Tainted{Node: "n", Number: of.Number})
+		}, false},
+		"the node is back": {func(c *Cluster, of Taint) []Output {
+			return c.Step(17*time.Second, Renewed{Node: "w"}, Renewed{Node: "n"}, Tainted{Node: "n", Number: of.Number})
+		}, false},
+	} {
+		cluster := NewCluster(false)
+		cluster.Step(0, Seen{Node: "n", UID: "n"}, Seen{Node: "w", UID: "w"}, Synced{Nodes: []string{"n", "w"}}, Leads{Leads: true})
+		var taint *Taint
+		for now := time.Second; taint == nil && now < 17*time.Second; now += time.Second {
+			var inputs []Input
+			if now == 6*time.Second {
+				inputs = append(inputs, Renewed{Node: "w"})
+			}
+			for again := true; again; again = len(inputs) > 0 {
+				outputs := cluster.Step(now, inputs...)
+				inputs = nil
+				for _, out := range outputs {
+					switch out := out.(type) {
+					case Look:
+						inputs = append(inputs, Found{Node: "n", Number: out.Number, Witnesses: []string{"w"}, Pods: []Pod{{UID: "p", Automatic: true, Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5")}}}})
+					case Ask:
+						inputs = append(inputs, Testified{Node: "n", Number: out.Number, Testimonies: []status.Testimony{isGone}})
+					case Taint:
+						taint = &out
+					}
+				}
+			}
+		}
+		if taint == nil {
+			t.Fatalf("%s: no taint", name)
+		}
+		deletes := false
+		for _, out := range c.answer(cluster, *taint) {
+			_, is := out.(Delete)
+			deletes = deletes || is
+		}
+		if deletes != c.want {
+			t.Errorf("%s: pods are deleted: %t", name, deletes)
+		}
+	}
+}
+
+// What users are shown.
+func TestState(t *testing.T) {
+	said := hangs
+	s := newFenced(says(&said), true)
+	s.step(Seen{Node: "a", UID: "a"}, Seen{Node: "x", UID: "x", Tainted: true}, Seen{Node: "w", UID: "w", OutOfService: true}, Seen{Node: "y", UID: "y", Unreachable: true})
+	shown := func() string {
+		var names []string
+		state := s.State()
+		for _, n := range state.Nodes {
+			names = append(names, fmt.Sprintf("%s suspect:%t tainted:%t unfenced:%t boots:%t fenced:%t", n.Node, n.Suspect, n.Tainted, n.Unfenced, n.Boots, n.Fenced))
+		}
+		return fmt.Sprintf("%d of %d suspect, leads:%t watching:%t braked:%t %q", state.Suspects, state.Known, state.Leads, state.Watching, state.Braked, names)
+	}
+	expect := func(when, node string, suspects int) {
+		t.Helper()
+		var names []string
+		if node != "" {
+			names = append(names, node)
+		}
+		names = append(names, "w suspect:false tainted:false unfenced:false boots:false fenced:false", "x suspect:false tainted:true unfenced:false boots:false fenced:false")
+		if got, want := shown(), fmt.Sprintf("%d of 4 suspect, leads:true watching:true braked:false %q", suspects, names); got != want {
+			t.Errorf("%s:\n%s, want\n%s", when, got, want)
+		}
+	}
+	s.run(14 * time.Second)
+	expect("none is suspect", "", 0)
+	s.run(2 * time.Second)
+	expect("it hangs", "n suspect:true tainted:false unfenced:true boots:false fenced:false", 1)
+	said = isGone
+	s.run(10 * time.Second)
+	said = hangs
+	s.run(20 * time.Second)
+	expect("it may be starting", "n suspect:true tainted:true unfenced:false boots:true fenced:false", 1)
+	s.run(6 * time.Minute)
+	expect("it did not start", "n suspect:true tainted:true unfenced:true boots:false fenced:false", 1)
+	s.step(Fenced{Node: "n", UID: "n"})
+	s.run(time.Minute)
+	s.step(Fenced{Node: "n", UID: "n", Off: true})
+	s.run(2 * time.Second)
+	expect("it is off", "n suspect:true tainted:true unfenced:false boots:false fenced:true", 1)
 }
 
 // The brake stays on while renewals are not seen, and for a minute after.

@@ -214,7 +214,7 @@ func review[R any](ctx context.Context, client reviews[R], asked R) (answer R, e
 	defer cancel()
 	ended := wait.ExponentialBackoffWithContext(ctx, reviewBackoff, func(ctx context.Context) (bool, error) {
 		answer, err = client.Create(ctx, asked, metav1.CreateOptions{})
-		return err == nil || !isTemporary(err), nil
+		return !isTemporary(err), nil
 	})
 	return answer, cmp.Or(err, ended)
 }

@@ -333,6 +333,9 @@ func TestEntrance(t *testing.T) {
 	if e.enter(a) || !e.enter(b) {
 		t.Error("one source's connections count for another")
 	}
+	if e.leave(a); !e.enter(a) || e.enter(a) {
+		t.Error("one connection that ends makes room for one")
+	}
 	for range mostOfSource {
 		e.leave(a)
 	}
