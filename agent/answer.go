@@ -127,8 +127,8 @@ func (a *Agent) carryAt(record *state.Container, targets []conflict.Target, answ
 	for _, h := range holdings(record, targets) {
 		a.answerer.Carry(h, answers, answering.Version(record.Held[h.Address].Newest))
 	}
-	if now := a.Store.Get(record.Key()); now == nil || now.Phase != state.Added {
-		// Its Leave may have come before.
+	if now := a.Store.Get(record.Key()); now == nil || now.Phase == state.Deleting || now.Phase == state.Withdrawn {
+		// Its Leave may have come before. What an ADD takes stays.
 		a.leave(record)
 	}
 }
@@ -153,7 +153,7 @@ func (a *Agent) knows(t conflict.Target) bool {
 // askAgain has the answerer ask for the addresses of the interfaces of a complete record that lack something, before the node
 // answers for them again. Of what is missing, rest is that of interfaces for which no other node can be asked.
 func (a *Agent) askAgain(record *state.Container, missing error) (rest, err error) {
-	if a.answerer == nil {
+	if a.answerer == nil || record.Phase != state.Added {
 		return missing, nil
 	}
 	targets, release, err := a.toProbe(record)

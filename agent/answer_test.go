@@ -431,3 +431,24 @@ func TestNoAnnouncementWhileItAsks(t *testing.T) {
 		}
 	})
 }
+
+// What a verification finds beside an ADD takes nothing from it, though the pod has no network yet.
+func TestVerifyBesideADD(t *testing.T) {
+	first, w := newAgent(t)
+	w.missing = errors.New("the proxy entry is missing")
+	o := first.Options
+	o.Drivers = Drivers{nettype.Veth: &movingDriver{fakeDriver: fakeDriver{w}, link: 7}}
+	startAnswerer(t, o, &lan{}, func(t *testing.T, ctx context.Context, a *Agent) {
+		record := record("c", state.Adding, "/proc/self/ns/net", w.addrs)
+		must(t, a.Store.Put(record))
+		targets, _, err := a.toProbe(record)
+		must(t, err)
+		if taken := a.take(ctx, record, targets); len(taken) == 0 {
+			t.Fatal("the ADD takes nothing")
+		}
+		must(t, a.Verify(ctx))
+		if _, has := a.answerer.Link(w.addrs[0].Address); !has {
+			t.Error("the ADD has lost its address")
+		}
+	})
+}
