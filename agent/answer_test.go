@@ -446,6 +446,7 @@ func TestVerifyBesideADD(t *testing.T) {
 		if taken := a.take(ctx, record, targets); len(taken) == 0 {
 			t.Fatal("the ADD takes nothing")
 		}
+		a.Suspect()
 		must(t, a.Verify(ctx))
 		if _, has := a.answerer.Link(w.addrs[0].Address); !has {
 			t.Error("the ADD has lost its address")
