@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -78,7 +79,12 @@ func TestWrite(t *testing.T) {
 		"berth-agent/berth-agent", "pkg:golang/stdlib@" + strings.TrimPrefix(info.GoVersion, "go"),
 		"pkg:deb/debian/iptables@1.8.11-2%2Bb1?arch=amd64", "pkg:deb/debian/iptables@1.8.11-2%2Bb1?arch=arm64",
 	}
-	for _, module := range info.Deps {
+	modules := info.Deps
+	if info.Main.Version != "(devel)" {
+		// go build has named the program by its commit, as it does in a clean clone.
+		modules = append([]*debug.Module{&info.Main}, modules...)
+	}
+	for _, module := range modules {
 		if module.Replace != nil {
 			module = module.Replace
 		}
