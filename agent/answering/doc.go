@@ -40,6 +40,9 @@
 // A node asks for addresses that it opens again in turns, so that a switch's restart without an API server does not fill the segment with questions. All questions
 // about one address are within its turn. Addresses of pods that start have none.
 //
+// The API's word opens an address again whoever answers: a node whose agent is dead may do so by an older record, and goes on until its
+// agent is back. That is the only known way in which two nodes that always heard each other answer.
+//
 // A denial alone is no silence: an older holder than the last may answer. After a pause of the agent, of more than a second, all
 // questions begin anew, the ones to the API, too: an answer that came in the pause does not count.
 package answering
