@@ -116,16 +116,8 @@ func TestADDWaits(t *testing.T) {
 				w.lastNode.Name = "node1"
 			}
 			o := first.Options
-			segment := &lan{answers: c.answers}
-			o.Segment, o.Node = func(int) (answerer.Segment, error) { return segment, nil }, answering.Node{Name: "node2"}
 			o.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
-			a := New(o)
-			synctest.Test(t, func(t *testing.T) {
-				ctx, cancel := context.WithCancel(t.Context())
-				var group sync.WaitGroup
-				group.Go(func() { a.answerer.Run(ctx) })
-				defer group.Wait()
-				defer cancel()
+			startAnswerer(t, o, &lan{answers: c.answers}, func(t *testing.T, ctx context.Context, a *Agent) {
 				if c.gone {
 					time.AfterFunc(time.Second, func() { _ = a.Gone(ctx, w.pod.Pod) })
 				}

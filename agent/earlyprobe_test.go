@@ -6,15 +6,12 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/berth-dev/berth/agent/answerer"
-	"github.com/berth-dev/berth/agent/answering"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/cni/conflict"
@@ -85,7 +82,6 @@ func TestEarlyProbe(t *testing.T) {
 func TestEarlyProbeBesideQuestions(t *testing.T) {
 	first, w := newAgent(t)
 	o := first.Options
-	o.Segment, o.Node = func(int) (answerer.Segment, error) { return &lan{}, nil }, answering.Node{Name: "node2"}
 	o.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
 	probes := 0
 	o.Prober = probeFunc(func(context.Context, []conflict.Target) ([]conflict.Conflict, error) {
@@ -93,13 +89,7 @@ func TestEarlyProbeBesideQuestions(t *testing.T) {
 		time.Sleep(200 * time.Millisecond) //nolint:forbidigo // the clock is the test's
 		return nil, nil
 	})
-	a := New(o)
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
-		var group sync.WaitGroup
-		group.Go(func() { a.answerer.Run(ctx) })
-		defer group.Wait()
-		defer cancel()
+	startAnswerer(t, o, &lan{}, func(t *testing.T, ctx context.Context, a *Agent) {
 		began := time.Now()
 		a.Came(ctx, w.pod)
 		if _, err := a.Add(ctx, addRequest("c")); err != nil {
