@@ -508,7 +508,7 @@ func (l *Link) hear(in Heard) {
 			}
 		case in.To != Node{}:
 		case in.Share > 0:
-			l.peers.hear(l, in.Message)
+			l.calledAsPeer(in.Message)
 		case l.now-l.called >= callInterval:
 			l.called = l.now
 			l.hello = min(l.hello, l.now+l.spread)
@@ -949,10 +949,13 @@ func (l *Link) watch() {
 	if !failover {
 		l.cutOff = false
 	}
-	if l.watching = failover; failover && l.now >= l.peers.due {
+	if l.watching = failover; !failover {
+		return
+	}
+	if l.now >= l.peers.due {
 		l.callPeers()
 	}
-	if !failover || l.now < l.look {
+	if l.now < l.look {
 		return
 	}
 	gateway := slices.Max(l.gateway[:])

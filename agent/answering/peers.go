@@ -85,8 +85,9 @@ func (p *peers) since(then Duration) (count int) {
 	return count
 }
 
-// hear notes a call of another node.
-func (p *peers) hear(l *Link, m Message) {
+// calledAsPeer notes a call of another node for its peers.
+func (l *Link) calledAsPeer(m Message) {
+	p := &l.peers
 	if !isPeer(l.self, m.From, m.Share) || len(p.echoes) >= mostEchoes {
 		return
 	}
