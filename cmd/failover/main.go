@@ -34,6 +34,7 @@ import (
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/failover/status"
 	"github.com/berth-dev/berth/ipam/fencer"
+	"github.com/berth-dev/berth/ipam/remote"
 )
 
 func main() {
@@ -128,7 +129,7 @@ func newMover(options *options, config *rest.Config, kube kubernetes.Interface, 
 		Events: recorder, Metrics: mover.NewMetrics(legacyregistry.MustRegister),
 	}
 	if options.fencer.Enabled() {
-		if parts.Fencer, err = fencer.New(options.fencer, fencer.NewMetrics(legacyregistry.MustRegister)); err != nil {
+		if parts.Fencer, err = fencer.New(options.fencer, remote.NewMetrics(legacyregistry.MustRegister)); err != nil {
 			return nil, err
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
 	"github.com/berth-dev/berth/ipam/fencer"
+	"github.com/berth-dev/berth/ipam/remote"
 )
 
 // options are the program's flags.
@@ -23,7 +24,7 @@ type options struct {
 	monitoring monitoring.Options
 	qps        float32
 	burst      int
-	fencer     fencer.Options
+	fencer     remote.Options
 }
 
 func defaultOptions() *options {
@@ -49,7 +50,7 @@ func (o *options) AddFlags(flags *pflag.FlagSet) {
 	o.monitoring.AddFlags(flags)
 	flags.Float32Var(&o.qps, "kube-api-qps", o.qps, "Requests per second to the API server; as many again are for questions to agents.")
 	flags.IntVar(&o.burst, "kube-api-burst", o.burst, "Burst of requests to the API server.")
-	fencer.AddFlags(flags, &o.fencer)
+	fencer.Service.AddFlags(flags, &o.fencer)
 }
 
 func (o *options) Validate() error {

@@ -4,6 +4,7 @@ package assigner
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -16,6 +17,11 @@ import (
 	assignerv1 "github.com/berth-dev/berth/ipam/assigner/v1"
 	"github.com/berth-dev/berth/ipam/remote"
 )
+
+// Service is the external assigner. A request that fails temporarily is repeated, for up to three times its time limit in total.
+var Service = remote.Service{
+	Name: "external assigner", Noun: "assigner", GRPC: assignerv1.Assigner_ServiceDesc.ServiceName, Timeout: 10 * time.Second,
+}
 
 // Assignment is an address with its node and its pod.
 type Assignment struct {
@@ -47,7 +53,7 @@ type Pod struct {
 }
 
 // Client calls the external assigner. Its methods are safe for concurrent use and block.
-// The errors of Attach and Detach are of type *[Error].
+// The errors of Attach and Detach are of type *[remote.Error].
 type Client struct {
 	conn     *remote.Conn
 	assigner assignerv1.AssignerClient
@@ -55,14 +61,12 @@ type Client struct {
 	longest  time.Duration
 }
 
-// New returns a client of the assigner in the options. It connects on the first call, and
-// then stays connected or reconnects until Close. requests, of NewMetrics, may be nil.
-func New(options Options, requests *metrics.HistogramVec) (*Client, error) {
-	conn, err := remote.Dial(service, options)
+// New returns a client of the assigner; see [remote.Service.Dial].
+func New(options remote.Options, requests *metrics.HistogramVec) (*Client, error) {
+	conn, err := Service.Dial(options, requests)
 	if err != nil {
 		return nil, err
 	}
-	conn.Requests = requests
 	return &Client{
 		conn:     conn,
 		assigner: assignerv1.NewAssignerClient(conn),
@@ -91,32 +95,30 @@ func (c *Client) Attach(ctx context.Context, a Assignment) error {
 	for _, ip := range a.Node.InternalIPs {
 		request.Node.InternalIps = append(request.Node.InternalIps, ip.String())
 	}
-	failure := c.repeat(ctx, verbAttach, func(ctx context.Context) error {
+	return c.repeat(ctx, "attach", fmt.Sprintf("attach %s to %s", a.Address, a.Node.Name), func(ctx context.Context) error {
 		_, err := c.assigner.Attach(ctx, request)
 		return err
 	})
-	return toError(failure, verbAttach, a.Address, a.Node.Name)
 }
 
 // Detach undoes Attach, unless the address was attached with a higher revision since. It
 // is idempotent.
 func (c *Client) Detach(ctx context.Context, address netip.Addr, node string, revision uint64) error {
 	request := &assignerv1.DetachRequest{Address: address.String(), NodeName: node, Revision: revision}
-	failure := c.repeat(ctx, verbDetach, func(ctx context.Context) error {
+	return c.repeat(ctx, "detach", fmt.Sprintf("detach %s from %s", address, node), func(ctx context.Context) error {
 		_, err := c.assigner.Detach(ctx, request)
 		return err
 	})
-	return toError(failure, verbDetach, address, node)
 }
 
 // repeat sends a request until it succeeds, fails permanently or times out. It returns nil
 // or the last failure.
-func (c *Client) repeat(ctx context.Context, verb string, send func(context.Context) error) *status.Status {
+func (c *Client) repeat(ctx context.Context, method, call string, send func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, c.longest)
 	defer cancel()
 	var last *status.Status
 	answered := func(ctx context.Context) (bool, error) {
-		answer := c.conn.Once(ctx, send, verb)
+		answer := c.conn.Once(ctx, method, send)
 		// The provider's last answer is more useful than a final timeout.
 		if last == nil || answer.Code() == codes.OK || !remote.Over(ctx) {
 			last = answer
@@ -124,12 +126,9 @@ func (c *Client) repeat(ctx context.Context, verb string, send func(context.Cont
 		return !passing(answer.Code()), nil
 	}
 	if err := wait.ExponentialBackoffWithContext(ctx, c.pauses, answered); err != nil && last == nil {
-		return status.FromContextError(err)
+		last = status.FromContextError(err)
 	}
-	if last.Code() == codes.OK {
-		return nil
-	}
-	return last
+	return Service.Error(call, last)
 }
 
 // passing reports whether a failure may be temporary. assigner.proto defines these codes.
@@ -141,10 +140,5 @@ func passing(code codes.Code) bool {
 	return false
 }
 
-// toError is nil for a nil status.
-func toError(failure *status.Status, verb string, address netip.Addr, node string) error {
-	if failure == nil {
-		return nil
-	}
-	return &Error{Verb: verb, Address: address, Node: node, Code: failure.Code(), Message: remote.OneLine(failure.Message())}
-}
+// longest returns the maximum duration of Attach or Detach, repetitions included.
+func longest(options *remote.Options) time.Duration { return 3 * Service.TimeLimit(options) }

@@ -21,6 +21,7 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 
 	assignerv1 "github.com/berth-dev/berth/ipam/assigner/v1"
+	"github.com/berth-dev/berth/ipam/remote"
 )
 
 var (
@@ -84,8 +85,8 @@ func TestRepeats(t *testing.T) {
 			if want := "external assigner: attach 10.0.70.2 to node1: no room (" + code.String() + ")"; err == nil || err.Error() != want {
 				t.Errorf("got %v, want %s", err, want)
 			}
-			var typed *Error
-			if !errors.As(err, &typed) || typed.Code != code || typed.Address != addr || typed.Node != "node1" {
+			var typed *remote.Error
+			if !errors.As(err, &typed) || typed.Code != code {
 				t.Errorf("got %#v", err)
 			}
 			if s.requests() != 1 {
@@ -183,7 +184,7 @@ func TestCancelled(t *testing.T) {
 	}}
 	client := newClient(t, onSocket(t, s))
 	for range 2 { // while it waits for an answer, and before it asks
-		var typed *Error
+		var typed *remote.Error
 		if err := client.Attach(ctx, assignment); !errors.As(err, &typed) || typed.Code != codes.Canceled {
 			t.Errorf("got %v", err)
 		}
@@ -196,7 +197,7 @@ func TestCancelled(t *testing.T) {
 // The client starts before the assigner, and outlives it.
 func TestConnection(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.sock")
-	client := newClient(t, Options{Address: "unix://" + path})
+	client := newClient(t, remote.Options{Address: "unix://" + path})
 	err := client.Attach(t.Context(), assignment)
 	if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "(Unavailable)") {
 		t.Fatalf("without a server: got %v, want what it cannot reach", err)
@@ -223,7 +224,7 @@ func TestHealth(t *testing.T) {
 	const service = "berth.assigner.v1.Assigner"
 	state.SetServingStatus(service, healthv1.HealthCheckResponse_NOT_SERVING)
 	address, _ := s.serve(t, "tcp", "127.0.0.1:0", state)
-	client := newClient(t, Options{Address: address, Insecure: true})
+	client := newClient(t, remote.Options{Address: address, Insecure: true})
 	if err := client.Attach(t.Context(), assignment); err == nil || !strings.Contains(err.Error(), "NOT_SERVING") {
 		t.Errorf("not serving: got %v", err)
 	}
@@ -245,13 +246,16 @@ func TestMetrics(t *testing.T) {
 		return nil
 	}}
 	registry := metrics.NewKubeRegistry()
-	client := newClient(t, onSocket(t, s))
-	client.conn.Requests = NewMetrics(registry.MustRegister)
+	client, err := New(onSocket(t, s), remote.NewMetrics(registry.MustRegister))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
 	if err := client.Attach(t.Context(), assignment); err != nil {
 		t.Fatal(err)
 	}
 	for _, code := range []string{"Unavailable", "OK"} {
-		histogram, err := testutil.GetHistogramVecFromGatherer(registry, "berth_assigner_request_duration_seconds", map[string]string{"method": "attach", "code": code})
+		histogram, err := testutil.GetHistogramVecFromGatherer(registry, "berth_remote_request_duration_seconds", map[string]string{"service": "assigner", "method": "attach", "code": code})
 		if err != nil || histogram.GetAggregatedSampleCount() != 1 {
 			t.Errorf("%s: counted %d, %v", code, histogram.GetAggregatedSampleCount(), err)
 		}
@@ -261,13 +265,13 @@ func TestMetrics(t *testing.T) {
 func TestNew(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing")
 	for name, test := range map[string]struct {
-		options Options
+		options remote.Options
 		want    string
 	}{
-		"no address":   {Options{}, "external assigner: no address"},
-		"invalid":      {Options{Address: "a:1", Timeout: metav1.Duration{Duration: -1}}, "external assigner: timeout"},
-		"no CA file":   {Options{Address: "a:1", CAFile: missing}, missing},
-		"no cert file": {Options{Address: "a:1", CertFile: missing, KeyFile: missing}, missing},
+		"no address":   {remote.Options{}, "external assigner: no address"},
+		"invalid":      {remote.Options{Address: "a:1", Timeout: metav1.Duration{Duration: -1}}, "external assigner: timeout"},
+		"no CA file":   {remote.Options{Address: "a:1", CAFile: missing}, missing},
+		"no cert file": {remote.Options{Address: "a:1", CertFile: missing, KeyFile: missing}, missing},
 	} {
 		if _, err := New(test.options, nil); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: got %v, want %q", name, err, test.want)

@@ -19,6 +19,8 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+
+	"github.com/berth-dev/berth/ipam/remote"
 )
 
 // identity is a certificate that signs itself, and its key, in files.
@@ -87,18 +89,18 @@ func TestTLS(t *testing.T) {
 	guarded, _ := serveTLS(t, s, "127.0.0.1:0", provider, &berth)
 	for _, test := range []struct {
 		name    string
-		options Options
+		options remote.Options
 		want    string // part of the error; empty: none
 	}{
-		{"server only", Options{Address: open, CAFile: provider.cert, ServerName: "assigner.test"}, ""},
-		{"mutual", Options{Address: guarded, CAFile: provider.cert, ServerName: "assigner.test", CertFile: berth.cert, KeyFile: berth.key}, ""},
-		{"system's certificates", Options{Address: open, ServerName: "assigner.test"}, "certificate signed by unknown authority"},
-		{"another's certificate", Options{Address: open, CAFile: stranger.cert, ServerName: "assigner.test"}, "x509: "},
-		{"another name", Options{Address: open, CAFile: provider.cert, ServerName: "other.test"}, "not other.test"},
-		{"name from the address", Options{Address: open, CAFile: provider.cert}, "127.0.0.1"},
-		{"no client certificate", Options{Address: guarded, CAFile: provider.cert, ServerName: "assigner.test"}, "Unavailable"}, // TLS 1.3: the server refuses after the handshake
-		{"a stranger's client certificate", Options{Address: guarded, CAFile: provider.cert, ServerName: "assigner.test", CertFile: stranger.cert, KeyFile: stranger.key}, "Unavailable"},
-		{"plaintext", Options{Address: open, Insecure: true}, "Unavailable"},
+		{"server only", remote.Options{Address: open, CAFile: provider.cert, ServerName: "assigner.test"}, ""},
+		{"mutual", remote.Options{Address: guarded, CAFile: provider.cert, ServerName: "assigner.test", CertFile: berth.cert, KeyFile: berth.key}, ""},
+		{"system's certificates", remote.Options{Address: open, ServerName: "assigner.test"}, "certificate signed by unknown authority"},
+		{"another's certificate", remote.Options{Address: open, CAFile: stranger.cert, ServerName: "assigner.test"}, "x509: "},
+		{"another name", remote.Options{Address: open, CAFile: provider.cert, ServerName: "other.test"}, "not other.test"},
+		{"name from the address", remote.Options{Address: open, CAFile: provider.cert}, "127.0.0.1"},
+		{"no client certificate", remote.Options{Address: guarded, CAFile: provider.cert, ServerName: "assigner.test"}, "Unavailable"}, // TLS 1.3: the server refuses after the handshake
+		{"a stranger's client certificate", remote.Options{Address: guarded, CAFile: provider.cert, ServerName: "assigner.test", CertFile: stranger.cert, KeyFile: stranger.key}, "Unavailable"},
+		{"plaintext", remote.Options{Address: open, Insecure: true}, "Unavailable"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			before := s.requests()
@@ -120,7 +122,7 @@ func TestRenewedCertificates(t *testing.T) {
 	provider, berth := newIdentity(t, "assigner.test"), newIdentity(t, "berth.test")
 	s := &server{answer: succeed}
 	address, stop := serveTLS(t, s, "127.0.0.1:0", provider, &berth)
-	client := newClient(t, Options{Address: address, CAFile: provider.cert, ServerName: "assigner.test", CertFile: berth.cert, KeyFile: berth.key})
+	client := newClient(t, remote.Options{Address: address, CAFile: provider.cert, ServerName: "assigner.test", CertFile: berth.cert, KeyFile: berth.key})
 	client.pauses.Duration, client.pauses.Steps = 200*time.Millisecond, 8
 	for range 2 {
 		if err := client.Attach(t.Context(), assignment); err != nil {

@@ -6,7 +6,7 @@
 //
 // # Rules for callers
 //
-// Attach and Detach go over the network and may take three times [Options].Timeout:
+// Attach and Detach go over the network and may take three times [remote.Options].Timeout:
 // never call them under a lock. Both are idempotent. The caller must order the calls for one
 // address:
 //

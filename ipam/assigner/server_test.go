@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	assignerv1 "github.com/berth-dev/berth/ipam/assigner/v1"
+	"github.com/berth-dev/berth/ipam/remote"
 )
 
 // server answers as a test says, and remembers the requests.
@@ -80,15 +81,15 @@ func (s *server) serve(t *testing.T, network, address string, state *health.Serv
 }
 
 // onSocket starts a server, and returns options for it.
-func onSocket(t *testing.T, s *server) Options {
+func onSocket(t *testing.T, s *server) remote.Options {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "a.sock")
 	s.serve(t, "unix", path, nil)
-	return Options{Address: "unix://" + path, Timeout: metav1.Duration{Duration: 10 * time.Second}}
+	return remote.Options{Address: "unix://" + path, Timeout: metav1.Duration{Duration: 10 * time.Second}}
 }
 
 // newClient returns a client that does not wait long before it repeats.
-func newClient(t *testing.T, options Options) *Client {
+func newClient(t *testing.T, options remote.Options) *Client {
 	t.Helper()
 	client, err := New(options, nil)
 	if err != nil {

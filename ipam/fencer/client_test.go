@@ -25,6 +25,7 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 
 	fencerv1 "github.com/berth-dev/berth/ipam/fencer/v1"
+	"github.com/berth-dev/berth/ipam/remote"
 )
 
 var machine = Machine{Name: "node1", UID: "u", ProviderID: "cloud://i-1", InternalIPs: []netip.Addr{netip.MustParseAddr("10.0.60.11"), netip.MustParseAddr("2001:db8::11")}}
@@ -82,10 +83,10 @@ func on(t *testing.T, s *server, timeout time.Duration) *Client {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "f.sock")
 	s.serve(t, path, nil)
-	return newClient(t, Options{Address: "unix://" + path, Timeout: metav1.Duration{Duration: timeout}})
+	return newClient(t, remote.Options{Address: "unix://" + path, Timeout: metav1.Duration{Duration: timeout}})
 }
 
-func newClient(t *testing.T, options Options) *Client {
+func newClient(t *testing.T, options remote.Options) *Client {
 	t.Helper()
 	client, err := New(options, nil)
 	if err != nil {
@@ -128,8 +129,8 @@ func TestFailures(t *testing.T) {
 		if want := "fencer: power node1 off: no right (" + code.String() + ")"; err == nil || err.Error() != want {
 			t.Errorf("got %v, want %s", err, want)
 		}
-		var typed *Error
-		if !errors.As(err, &typed) || typed.Code != code || typed.Node != "node1" {
+		var typed *remote.Error
+		if !errors.As(err, &typed) || typed.Code != code {
 			t.Errorf("got %#v", err)
 		}
 		if s.count() != 1 {
@@ -166,7 +167,7 @@ func TestGivenUp(t *testing.T) {
 		close(released)
 		return nil
 	}}
-	var typed *Error
+	var typed *remote.Error
 	if err := on(t, s, 0).Fence(ctx, machine); !errors.As(err, &typed) || typed.Code != codes.Canceled {
 		t.Errorf("got %v", err)
 	}
@@ -176,7 +177,7 @@ func TestGivenUp(t *testing.T) {
 // The client starts before the fencer, and outlives it. One that is not there is told at once.
 func TestConnection(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f.sock")
-	client := newClient(t, Options{Address: "unix://" + path})
+	client := newClient(t, remote.Options{Address: "unix://" + path})
 	err := client.Fence(t.Context(), machine)
 	if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "(Unavailable)") {
 		t.Fatalf("without a fencer: got %v, want what it cannot reach", err)
@@ -210,7 +211,7 @@ func TestHealth(t *testing.T) {
 	state.SetServingStatus("berth.fencer.v1.Fencer", healthv1.HealthCheckResponse_NOT_SERVING)
 	path := filepath.Join(t.TempDir(), "f.sock")
 	s.serve(t, path, state)
-	if err := newClient(t, Options{Address: "unix://" + path}).Fence(t.Context(), machine); err == nil || !strings.Contains(err.Error(), "NOT_SERVING") {
+	if err := newClient(t, remote.Options{Address: "unix://" + path}).Fence(t.Context(), machine); err == nil || !strings.Contains(err.Error(), "NOT_SERVING") {
 		t.Errorf("not serving: got %v", err)
 	}
 	if s.count() != 0 {
@@ -227,8 +228,13 @@ func TestMetrics(t *testing.T) {
 		return nil
 	}}
 	registry := metrics.NewKubeRegistry()
-	client := on(t, s, 0)
-	client.conn.Requests = NewMetrics(registry.MustRegister)
+	path := filepath.Join(t.TempDir(), "f.sock")
+	s.serve(t, path, nil)
+	client, err := New(remote.Options{Address: "unix://" + path}, remote.NewMetrics(registry.MustRegister))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
 	if err := client.Fence(t.Context(), machine); err == nil {
 		t.Error("no error")
 	}
@@ -237,7 +243,7 @@ func TestMetrics(t *testing.T) {
 		t.Error(err)
 	}
 	for _, code := range []string{"Unavailable", "OK"} {
-		histogram, err := testutil.GetHistogramVecFromGatherer(registry, "berth_fencer_request_duration_seconds", map[string]string{"code": code})
+		histogram, err := testutil.GetHistogramVecFromGatherer(registry, "berth_remote_request_duration_seconds", map[string]string{"service": "fencer", "method": "fence", "code": code})
 		if err != nil || histogram.GetAggregatedSampleCount() != 1 {
 			t.Errorf("%s: counted %d, %v", code, histogram.GetAggregatedSampleCount(), err)
 		}
@@ -245,7 +251,7 @@ func TestMetrics(t *testing.T) {
 }
 
 func TestNew(t *testing.T) {
-	for options, want := range map[Options]string{
+	for options, want := range map[remote.Options]string{
 		{}: "fencer: no address",
 		{Address: "a:1", Timeout: metav1.Duration{Duration: -1}}: "fencer: timeout",
 		{Address: "a:1", CAFile: "/missing/ca"}:                  "/missing/ca",

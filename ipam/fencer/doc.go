@@ -5,7 +5,7 @@
 //
 // # Rules for callers
 //
-// Fence goes over the network and may take [Options].Timeout: never call it under a lock.
+// Fence goes over the network and may take [remote.Options].Timeout: never call it under a lock.
 // Read at the API server, right before, that the node has not come back, and cancel the call
 // when it comes back meanwhile. It sends one request and does not repeat it: ask again later.
 //

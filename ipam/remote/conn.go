@@ -31,6 +31,40 @@ type Service struct {
 	Timeout time.Duration
 }
 
+// NewMetrics creates the metrics of Conns and registers them.
+func NewMetrics(register func(...metrics.Registerable)) *metrics.HistogramVec {
+	requests := metrics.NewHistogramVec(&metrics.HistogramOpts{
+		Subsystem: "berth_remote", Name: "request_duration_seconds",
+		Help:           "Duration of requests to the external assigner (service assigner; method attach or detach) and the fencer (service fencer; method fence), each repetition counted separately, by gRPC code.",
+		Buckets:        metrics.ExponentialBuckets(0.005, 2, 15),
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"service", "method", "code"})
+	register(requests)
+	return requests
+}
+
+// Error is of a call that a service failed, or of a service that cannot be reached. Its text is shown to users in events.
+type Error struct {
+	// Service is its name, and Call says what it was to do.
+	Service, Call string
+	// Code of the gRPC status.
+	Code codes.Code
+	// Message is the service's, or gRPC's about the connection, as one line of bounded length.
+	Message string
+}
+
+func (e *Error) Error() string {
+	return fmt.Sprintf("%s: %s: %s (%s)", e.Service, e.Call, e.Message, e.Code)
+}
+
+// Error returns the *[Error] of an answer to a call, nil for OK.
+func (s Service) Error(call string, answer *status.Status) error {
+	if answer.Code() == codes.OK {
+		return nil
+	}
+	return &Error{Service: s.Name, Call: call, Code: answer.Code(), Message: oneLine(answer.Message())}
+}
+
 // serviceConfig distributes calls over all addresses of the service that report that they are serving.
 const serviceConfig = `{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": %q}}`
 
@@ -38,29 +72,30 @@ const serviceConfig = `{"loadBalancingConfig": [{"round_robin": {}}], "healthChe
 type Conn struct {
 	*grpc.ClientConn
 
-	// Requests observes how long requests took, by the labels of Once and the gRPC code; nil: nothing does.
-	Requests *metrics.HistogramVec
-
-	limit time.Duration
+	// requests observes how long requests took; nil: nothing does.
+	requests *metrics.HistogramVec
+	service  string
+	limit    time.Duration
 }
 
 // Dial returns a connection by the options, which are to have an address. It connects on the first call, and then stays
-// connected or reconnects until Close. It fails where the options are wrong, or name a file that cannot be read.
-func Dial(service Service, options Options) (*Conn, error) {
+// connected or reconnects until Close. It fails where the options are wrong, or name a file that cannot be read. requests, of
+// NewMetrics, may be nil.
+func (s Service) Dial(options Options, requests *metrics.HistogramVec) (*Conn, error) {
 	if err := options.Validate(); err != nil {
-		return nil, fmt.Errorf("%s: %w", service.Name, err)
+		return nil, fmt.Errorf("%s: %w", s.Name, err)
 	}
 	if !options.Enabled() {
-		return nil, errors.New(service.Name + ": no address")
+		return nil, errors.New(s.Name + ": no address")
 	}
 	credentials, err := transport(&options)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", service.Name, err)
+		return nil, fmt.Errorf("%s: %w", s.Name, err)
 	}
 	conn, err := grpc.NewClient(options.Address,
 		grpc.WithTransportCredentials(credentials),
 		grpc.WithUserAgent("berth"),
-		grpc.WithDefaultServiceConfig(fmt.Sprintf(serviceConfig, service.GRPC)),
+		grpc.WithDefaultServiceConfig(fmt.Sprintf(serviceConfig, s.GRPC)),
 		grpc.WithDisableServiceConfig(), // of DNS
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
@@ -75,17 +110,17 @@ func Dial(service Service, options Options) (*Conn, error) {
 		}),
 	)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", service.Name, err)
+		return nil, fmt.Errorf("%s: %w", s.Name, err)
 	}
-	return &Conn{ClientConn: conn, limit: service.TimeLimit(&options)}, nil
+	return &Conn{ClientConn: conn, requests: requests, service: s.Noun, limit: s.TimeLimit(&options)}, nil
 }
 
 // Once sends a request with the time limit of one, and returns its status. It blocks.
-func (c *Conn) Once(ctx context.Context, send func(context.Context) error, labels ...string) *status.Status {
+func (c *Conn) Once(ctx context.Context, method string, send func(context.Context) error) *status.Status {
 	start := time.Now()
 	answer := c.once(ctx, send)
-	if c.Requests != nil {
-		c.Requests.WithLabelValues(append(labels, answer.Code().String())...).Observe(time.Since(start).Seconds())
+	if c.requests != nil {
+		c.requests.WithLabelValues(c.service, method, answer.Code().String()).Observe(time.Since(start).Seconds())
 	}
 	return answer
 }
@@ -117,8 +152,8 @@ func Over(ctx context.Context) bool {
 // bytes, and has other text, too.
 const maxWords = 512
 
-// OneLine makes a service's message fit for events and conditions.
-func OneLine(message string) string {
+// oneLine makes a service's message fit for events and conditions.
+func oneLine(message string) string {
 	message = strings.Join(strings.FieldsFunc(message, func(r rune) bool {
 		return unicode.IsSpace(r) || unicode.IsControl(r)
 	}), " ")

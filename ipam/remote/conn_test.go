@@ -15,7 +15,7 @@ func TestOneLine(t *testing.T) {
 		"quota\r\n  of 5\x1b[1m": "quota of 5 [1m",
 		"a" + long:               "a" + long[:maxWords-2] + "…",
 	} {
-		if got := OneLine(message); got != want {
+		if got := oneLine(message); got != want {
 			t.Errorf("%q: got %q, want %q", message, got, want)
 		}
 	}

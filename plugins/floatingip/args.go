@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/berth-dev/berth/ipam/assigner"
+	"github.com/berth-dev/berth/ipam/remote"
 )
 
 // Args are the plugin's arguments in pluginConfig. All profiles of a process must
@@ -24,7 +24,7 @@ type Args struct {
 	AgentNamespace string `json:"agentNamespace,omitempty"`
 	// Assigner configures the connection to the external assigner, for pools that
 	// need it. The zero value: there is none.
-	Assigner assigner.Options `json:"assigner,omitzero"`
+	Assigner remote.Options `json:"assigner,omitzero"`
 }
 
 // decodeArgs refuses unknown fields, so that no setting is silently ignored.

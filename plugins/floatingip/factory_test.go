@@ -24,8 +24,8 @@ import (
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/assigner"
 	"github.com/berth-dev/berth/ipam/ipamtest"
+	"github.com/berth-dev/berth/ipam/remote"
 )
 
 // raw returns args of pluginConfig as kube-scheduler passes them on.
@@ -165,7 +165,7 @@ func TestToStatus(t *testing.T) {
 }
 
 func TestOpenBook(t *testing.T) {
-	for _, options := range []assigner.Options{{}, {Address: "unix:///run/assigner.sock"}} {
+	for _, options := range []remote.Options{{}, {Address: "unix:///run/assigner.sock"}} {
 		if addresses, err := openIPAM(ipamtest.NewServer().Config(), Args{Assigner: options}); addresses == nil || err != nil {
 			t.Errorf("openIPAM(%+v) = %v, %v", options, addresses, err)
 		}

@@ -29,6 +29,7 @@ import (
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/assigner"
 	"github.com/berth-dev/berth/ipam/podrequest"
+	"github.com/berth-dev/berth/ipam/remote"
 	"github.com/berth-dev/berth/ipam/tombstone"
 	"github.com/berth-dev/berth/ipam/virtualmachine"
 )
@@ -94,7 +95,7 @@ func openIPAM(config *rest.Config, args Args) (*ipam.IPAM, error) {
 	if !args.Assigner.Enabled() {
 		return ipam.NewForConfig(config, nil)
 	}
-	client, err := assigner.New(args.Assigner, assigner.NewMetrics(legacyregistry.MustRegister))
+	client, err := assigner.New(args.Assigner, remote.NewMetrics(legacyregistry.MustRegister))
 	if err != nil {
 		return nil, err
 	}

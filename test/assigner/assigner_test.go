@@ -20,6 +20,7 @@ import (
 
 	client "github.com/berth-dev/berth/ipam/assigner"
 	assignerv1 "github.com/berth-dev/berth/ipam/assigner/v1"
+	"github.com/berth-dev/berth/ipam/remote"
 	"github.com/berth-dev/berth/test/assigner"
 	"github.com/berth-dev/berth/test/serving"
 )
@@ -38,7 +39,7 @@ func newProvider(t *testing.T) *provider {
 	p := &provider{network: assigner.NewMemory(), t: t}
 	endpoint := serving.Endpoint{Listen: "unix://" + filepath.Join(t.TempDir(), "a.sock")}
 	serve(t, endpoint, p.network)
-	p.Client = connect(t, client.Options{Address: endpoint.Listen})
+	p.Client = connect(t, remote.Options{Address: endpoint.Listen})
 	return p
 }
 
@@ -64,7 +65,7 @@ func serve(t *testing.T, endpoint serving.Endpoint, network assigner.Network) (s
 	return stop
 }
 
-func connect(t *testing.T, options client.Options) *client.Client {
+func connect(t *testing.T, options remote.Options) *client.Client {
 	t.Helper()
 	c, err := client.New(options, nil)
 	if err != nil {
@@ -129,7 +130,7 @@ func TestRevision(t *testing.T) {
 	p := newProvider(t)
 	p.attach("node1", 7)
 	p.attach("node2", 9)
-	var refused *client.Error
+	var refused *remote.Error
 	if err := p.Attach(t.Context(), to("node1", 8)); !errors.As(err, &refused) || refused.Code != codes.FailedPrecondition {
 		t.Errorf("an older revision: got %v", err)
 	}
@@ -152,7 +153,7 @@ func TestDetachRevision(t *testing.T) {
 	p.attach("node1", 7)
 	detach("node2", 9) // where an Attach that failed was to put it
 	p.is("")
-	var refused *client.Error
+	var refused *remote.Error
 	if err := p.Attach(t.Context(), to("node1", 8)); !errors.As(err, &refused) || refused.Code != codes.FailedPrecondition {
 		t.Errorf("an Attach from before the Detach: got %v", err)
 	}
@@ -163,7 +164,7 @@ func TestDetachRevision(t *testing.T) {
 
 func TestInvalid(t *testing.T) {
 	p := newProvider(t)
-	var refused *client.Error
+	var refused *remote.Error
 	if err := p.Attach(t.Context(), to("", 0)); !errors.As(err, &refused) || refused.Code != codes.InvalidArgument {
 		t.Errorf("attach to no node: got %v", err)
 	}
@@ -195,7 +196,7 @@ func TestTurns(t *testing.T) {
 	}
 	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	var late *client.Error
+	var late *remote.Error
 	if err := p.Attach(short, to("given-up", 0)); !errors.As(err, &late) || late.Code != codes.DeadlineExceeded {
 		t.Errorf("the same address: got %v", err)
 	}
@@ -256,7 +257,7 @@ func TestServerRestart(t *testing.T) {
 	network := assigner.NewMemory()
 	endpoint := serving.Endpoint{Listen: "unix://" + filepath.Join(t.TempDir(), "a.sock")}
 	stop := serve(t, endpoint, network)
-	c := connect(t, client.Options{Address: endpoint.Listen, Timeout: metav1.Duration{Duration: time.Minute}})
+	c := connect(t, remote.Options{Address: endpoint.Listen, Timeout: metav1.Duration{Duration: time.Minute}})
 	if err := c.Attach(t.Context(), to("node1", 0)); err != nil {
 		t.Fatal(err)
 	}

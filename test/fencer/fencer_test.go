@@ -16,6 +16,7 @@ import (
 
 	client "github.com/berth-dev/berth/ipam/fencer"
 	fencerv1 "github.com/berth-dev/berth/ipam/fencer/v1"
+	"github.com/berth-dev/berth/ipam/remote"
 	"github.com/berth-dev/berth/test/fencer"
 	"github.com/berth-dev/berth/test/serving"
 )
@@ -33,7 +34,7 @@ func connected(t *testing.T, machines fencer.Machines) *client.Client {
 	go func() {
 		done <- endpoint.Serve(ctx, listener, &fencerv1.Fencer_ServiceDesc, fencer.NewServer(machines))
 	}()
-	c, err := client.New(client.Options{Address: endpoint.Listen}, nil)
+	c, err := client.New(remote.Options{Address: endpoint.Listen}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

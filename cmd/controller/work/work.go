@@ -36,6 +36,7 @@ import (
 	"github.com/berth-dev/berth/ipam/poolstatus"
 	"github.com/berth-dev/berth/ipam/preallocation"
 	"github.com/berth-dev/berth/ipam/reclaim"
+	"github.com/berth-dev/berth/ipam/remote"
 	"github.com/berth-dev/berth/ipam/services"
 	"github.com/berth-dev/berth/ipam/store"
 	"github.com/berth-dev/berth/ipam/view"
@@ -48,7 +49,7 @@ type Options struct {
 	Namespace string
 	// Workers is how many addresses are reconciled concurrently.
 	Workers  int
-	Assigner assigner.Options
+	Assigner remote.Options
 	// EvictWrong: pods that run with a wrong address are evicted.
 	EvictWrong bool
 	// Services of type LoadBalancer get addresses.
@@ -196,7 +197,7 @@ func newReclaimer(config *rest.Config, options Options, parts reclaim.Config) (*
 		return nil, fmt.Errorf("create the metadata client of custom workloads: %w", err)
 	}
 	if options.Assigner.Enabled() {
-		if parts.Detacher, err = assigner.New(options.Assigner, assigner.NewMetrics(options.Register)); err != nil {
+		if parts.Detacher, err = assigner.New(options.Assigner, remote.NewMetrics(options.Register)); err != nil {
 			return nil, err
 		}
 	}

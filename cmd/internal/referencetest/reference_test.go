@@ -37,8 +37,8 @@ func TestReferenceMetrics(t *testing.T) {
 	}{
 		{"Scheduler", []string{"plugins"}},
 		{"Controller", []string{"ipam/poolstatus", "ipam/claims", "ipam/reclaim", "ipam/wrongaddress"}},
-		{"Scheduler and controller, with an external assigner", []string{"ipam/assigner"}},
-		{"berth-failover", []string{"cmd/failover", "ipam/fencer"}},
+		{"Scheduler and controller with an external assigner, berth-failover with a fencer", []string{"ipam/remote"}},
+		{"berth-failover", []string{"cmd/failover"}},
 		{"Agent", []string{"agent", "cni"}},
 		{"berth-speaker", []string{"speaker"}},
 		{"Each program", []string{"cmd/internal/build"}},
