@@ -12,6 +12,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/assignments"
 )
 
@@ -143,5 +144,42 @@ func TestTakesServices(t *testing.T) {
 	}
 	if isAlive(nil) {
 		t.Error("a node that does not exist is alive")
+	}
+}
+
+// The record names the node that is to answer on the link, and the one that may answer still.
+func TestAnsweredBy(t *testing.T) {
+	nodes := map[string]*v1.Node{"a": {ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1"}}, "off": {ObjectMeta: metav1.ObjectMeta{Name: "off", UID: "2"}, Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: v1.TaintNodeOutOfService}}}}}
+	before := &v1alpha1.NodeReference{Name: "earlier", UID: "3"}
+	for name, test := range map[string]struct {
+		node    string
+		routed  bool
+		carried bool
+		targets []string
+		want    string
+		last    string
+	}{
+		"the first":              {targets: []string{"a"}, want: "a", last: "earlier"},
+		"the next":               {node: "a", targets: []string{"b"}, want: "b", last: "a"},
+		"after one that is off":  {node: "off", targets: []string{"b"}, want: "b", last: "earlier"},
+		"after one that is gone": {node: "gone", targets: []string{"b"}, want: "b", last: "earlier"},
+		"the same":               {node: "a", targets: []string{"a"}},
+		"the next carries it":    {node: "a", carried: true, targets: []string{"a"}, want: "a", last: "none"},
+		"nobody qualifies":       {node: "a"},
+		"routed":                 {routed: true, targets: []string{"a", "b"}},
+		"routed by now":          {node: "a", routed: true, targets: []string{"a", "b"}, last: "a"},
+	} {
+		ip := &v1alpha1.FloatingIP{Spec: v1alpha1.FloatingIPSpec{Network: &v1alpha1.Network{}, Service: &v1alpha1.ServiceReference{Node: test.node}, LastNode: before}}
+		if test.routed {
+			ip.Spec.Network.Mode = v1alpha1.NetworkRouted
+		}
+		spec, changed := answeredBy(ip, plan{targets: test.targets}, []assignments.Carrier{{Node: test.node, Carried: test.carried}, {Node: "other", Carried: true}}, func(name string) *v1.Node { return nodes[name] })
+		last := "none"
+		if spec.LastNode != nil {
+			last = spec.LastNode.Name
+		}
+		if changed != (test.last != "") || changed && (spec.Service.Node != test.want || last != test.last) {
+			t.Errorf("%s: changed %t, to %+v after %+v", name, changed, spec.Service, spec.LastNode)
+		}
 	}
 }

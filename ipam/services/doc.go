@@ -8,12 +8,13 @@
 //
 // # Order of effects
 //
-//	give:  FloatingIP → NodeAssignment → the agent confirms (status.carried) → Service.status
-//	move:  the next node is assigned and confirms → the node before is released; one that is lost, at once
+//	give:  FloatingIP (spec.service.node) → NodeAssignment → the agent confirms (status.carried) → Service.status
+//	move:  the FloatingIP names the next node, which is assigned; it asserts the address, and the node before falls silent → it
+//	       confirms → the node before is released; one that is lost, at once
 //	take:  Service.status is cleared → NodeAssignments are → agents confirm, or their nodes are lost → spec.service is cleared
 //
-// After that package reclaim frees or keeps the address by its release policy. Two nodes may carry an address for a moment: both lead to
-// the same endpoints.
+// After that package reclaim frees or keeps the address by its release policy. On a link one node answers for an address; of the mode Routed,
+// which has no spec.service.node, several carry it.
 //
 // A crash between any two steps is mended by the next look: each step follows from objects, and none from an event.
 package services

@@ -32,6 +32,7 @@ import (
 	"github.com/berth-dev/berth/ipam/assignments"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/event"
+	"github.com/berth-dev/berth/ipam/lastnode"
 	"github.com/berth-dev/berth/ipam/locked"
 	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/preallocation"
@@ -382,7 +383,7 @@ func (c *controller) isStill(ctx context.Context, seen *v1.Service, namespace ty
 // following returns the record of an address with the Service that leads its group and the network of its pool. Pure.
 func following(ip *v1alpha1.FloatingIP, lead *v1.Service, snapshot *pools.Snapshot) v1alpha1.FloatingIPSpec {
 	spec := *ip.Spec.DeepCopy()
-	spec.Service = &v1alpha1.ServiceReference{Name: lead.Name, UID: lead.UID, Share: shareOf(lead)}
+	spec.Service = &v1alpha1.ServiceReference{Name: lead.Name, UID: lead.UID, Share: shareOf(lead), Node: ip.Spec.Service.Node}
 	if spec.Owner.IsService() {
 		spec.Owner.Name, spec.Owner.UID = lead.Name, lead.UID
 	}
@@ -416,6 +417,13 @@ func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preall
 			uncarried = append(uncarried, fmt.Sprintf("Node %s does not carry %s, and is passed over where another can: %s.", over[0], ip.Spec.Address, silent[over[0]].why))
 		case len(over) > 0:
 			uncarried = append(uncarried, fmt.Sprintf("Node %s does not confirm that it carries %s, and is passed over where another can: no agent is ready there.", over[0], ip.Spec.Address))
+		}
+		if spec, changed := answeredBy(ip, p, now, c.nodeOf); changed {
+			// The agent of the next node asks the record, and the one of the node before does when it hears of that.
+			if _, err := c.store.Update(ctx, ip, spec); err != nil {
+				return 0, fmt.Errorf("have node %q answer for %s: %w", spec.Service.Node, ip.Name, err)
+			}
+			return preallocation.Gather, nil
 		}
 		c.carry(m, ip, p.nodes)
 		isShown := slices.ContainsFunc(lead.Status.LoadBalancer.Ingress, func(i v1.LoadBalancerIngress) bool { return i.IP == ip.Spec.Address })
@@ -471,7 +479,7 @@ func (c *controller) plan(ip *v1alpha1.FloatingIP, lead *v1.Service, now []assig
 	if others := slices.DeleteFunc(slices.Clone(qualified), func(node string) bool { return slices.Contains(over, node) }); len(others) > 0 {
 		qualified = others
 	}
-	isRouted := ip.Spec.Network != nil && ip.Spec.Network.Mode == v1alpha1.NetworkRouted
+	isRouted := ip.Spec.IsRouted()
 	most := onLink
 	switch {
 	case isRouted && isLocal(lead):
@@ -481,6 +489,35 @@ func (c *controller) plan(ip *v1alpha1.FloatingIP, lead *v1.Service, now []assig
 	}
 	p = choose(ip.Spec.Address, most, !isRouted || !isLocal(lead), qualified, now, func(node string) bool { return isAlive(byName[node]) })
 	return p, len(p.targets) < most || isRouted && isLocal(lead)
+}
+
+// answeredBy returns the record of an address with the node that is to answer for it on its link, and whether it differs from the present
+// one. Where that node carries the address, no other one does any more: it has asked them. now are the carriers. Pure.
+func answeredBy(ip *v1alpha1.FloatingIP, p plan, now []assignments.Carrier, nodeOf func(name string) *v1.Node) (spec v1alpha1.FloatingIPSpec, changed bool) {
+	next, before := ip.Spec.Service.Node, ip.Spec.Service.Node
+	switch {
+	case ip.Spec.IsRouted():
+		next = ""
+	case len(p.targets) > 0:
+		next = p.targets[0]
+	}
+	spec = *ip.Spec.DeepCopy()
+	switch {
+	case next != before:
+		spec.Service.Node, spec.LastNode = next, lastnode.After(spec.LastNode, before, false, nodeOf)
+	case next != "" && slices.ContainsFunc(now, func(c assignments.Carrier) bool { return c.Node == next && c.Carried }):
+		spec.LastNode = nil
+	}
+	return spec, next != before || spec.LastNode == nil && ip.Spec.LastNode != nil
+}
+
+// nodeOf returns a Node as it was seen, nil where there is none.
+func (c *controller) nodeOf(name string) *v1.Node {
+	node, err := c.nodes.Get(name)
+	if err != nil { // Not found: a lister reads a cache.
+		return nil
+	}
+	return node
 }
 
 // whyNone says why no node carries an address.

@@ -46,14 +46,10 @@ func fromNodes(ctx context.Context, s *audit.Subject, agents *node.Agents, speak
 	if firstBroken(links) != nil {
 		return links, nil
 	}
-	if isRouted(s.IP) {
+	if s.IP.Spec.IsRouted() {
 		return append(links, ofRouting(ctx, s.IP, speakers)...), nil
 	}
 	return append(links, ofWire(ctx, s, agents)), nil
-}
-
-func isRouted(ip *v1alpha1.FloatingIP) bool {
-	return ip.Spec.Network != nil && ip.Spec.Network.Mode == v1alpha1.NetworkRouted
 }
 
 // ofRouting returns the links by which routers lead to an address: table 98 of its node, and a session of the node's

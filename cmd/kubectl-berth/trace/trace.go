@@ -116,7 +116,7 @@ func (o *options) trace(ctx context.Context, call *command.Call) (*answer.Answer
 		}
 		trace.Timeline, trace.Unknown = timeline(ctx, call.Kube, s)
 	}
-	trace.addUnasked(s != nil && isRouted(s.IP))
+	trace.addUnasked(s != nil && s.IP.Spec.IsRouted())
 	trace.Time = time.Now().UTC().Truncate(time.Second)
 	broken := firstBroken(trace.Links)
 	if broken == nil {

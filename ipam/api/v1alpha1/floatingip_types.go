@@ -341,6 +341,9 @@ func (s *FloatingIPSpec) IsToRest(cooldown time.Duration) bool {
 	return (s.LastPod != "" || s.Owner.IsNode()) && s.ReleasedAt == nil && (cooldown > 0 || s.LastNode != nil || s.IsOfNode())
 }
 
+// IsRouted returns whether routers lead packets for the address to its node: no host of a link has it.
+func (s *FloatingIPSpec) IsRouted() bool { return s.Network != nil && s.Network.Mode == NetworkRouted }
+
 // IsOfNode returns whether a node itself has the address now.
 func (s *FloatingIPSpec) IsOfNode() bool { return s.Owner.IsNode() && s.Node != "" }
 
@@ -415,6 +418,13 @@ type ServiceReference struct {
 	// +kubebuilder:validation:MaxLength=63
 	// +optional
 	Share string `json:"share,omitempty"`
+	// node is the one that answers for the address on its link, or is about to: berth-controller writes it before the node's
+	// NodeAssignment, and the node that had the address before falls silent. Absent: none was chosen yet, or routers
+	// lead the address to several nodes.
+	//
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	Node string `json:"node,omitempty"`
 }
 
 // NodeReference identifies a node.
