@@ -101,7 +101,7 @@ var direct = []rule{
 	{"agent/profile", []string{"agent/state", "agent/chain", "agent/server", "agent/podinfo"}, "the agent's parts do not know each other"},
 	{"agent/policy", []string{"agent/state", "agent/chain", "agent/server", "agent/podinfo", "agent/profile"}, "the agent's parts do not know each other"},
 	{"agent/addressconflict", []string{"agent", "ipam"}, "conflicts know no records and no pods but by name"},
-	{"agent/assignment", []string{"agent"}, "the node's own addresses have nothing to do with pods"},
+	{"agent/assignment", []string{"agent/state", "agent/chain", "agent/server", "agent/profile", "agent/policy", "agent/hostports", "agent/reconcile", "agent/nettype"}, "the node's own addresses have nothing to do with pods' records"},
 	{"agent/egress", []string{"agent"}, "pods leave without knowing the node's records"},
 	{"agent/announce", []string{"agent/chain", "agent/server", "agent/podinfo", "agent/profile", "agent/policy", "agent/defence", "agent/keylock", "agent/reconcile"}, "the agent's parts do not know each other"},
 	{"agent/defence", []string{"agent/chain", "agent/server", "agent/podinfo", "agent/profile", "agent/policy", "agent/announce", "agent/keylock", "agent/reconcile"}, "the agent's parts do not know each other"},

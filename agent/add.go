@@ -119,7 +119,7 @@ func (a *Agent) steps(watch *stopwatch) []step {
 		{"alive", a.stillThere},
 		{"policies-prepared", a.preparePolicies},
 		{"superseded", a.supersede},
-		{"probed", a.detectConflicts},
+		{"asked", a.mayTake},
 		{"plugins", func(ctx context.Context, record *state.Container) error {
 			return a.attachInterfaces(ctx, record, watch)
 		}},

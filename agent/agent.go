@@ -101,8 +101,17 @@ type networks interface {
 // more than every driver must implements podChecker, surveyor, uplinkChecker, linkOwner, onSegment, defended or advertiser, too.
 type Drivers map[string]nettype.Driver
 
-// Options of an Agent; Metrics may be nil, Shaper to limit nothing, Prober to look for no
-// conflicts, Listener to hear of none later, and ConflictLog to note them nowhere.
+// assigned has the addresses that the node carries for itself and for Services; see package assignment. Methods are safe in parallel; Close
+// blocks for the kernel and Whose for the API.
+type assigned interface {
+	Has(addr netip.Addr) bool
+	Open(addr netip.Addr)
+	Close(ctx context.Context, addr netip.Addr, cause answering.Cause) error
+	Whose(ctx context.Context, addr netip.Addr) (mine bool, version answering.Version, last answering.Node, err error)
+}
+
+// Options of an Agent; Metrics may be nil, Shaper to limit nothing, Listener to hear of no conflicts with pods that run, and ConflictLog to
+// note them nowhere.
 type Options struct {
 	Pods     pods
 	Store    *state.Store
@@ -113,7 +122,8 @@ type Options struct {
 	// DefaultRoutes may be nil where PodNetworks is.
 	DefaultRoutes defaultRoutes
 	Drivers       Drivers
-	Prober        addressconflict.Prober
+	// Proxied has the node believe no host that says to have an address, but other nodes.
+	Proxied bool
 	// Segment, if given, returns the network of a link, with whose other nodes this one, Node, settles which of them
 	// answers for an address.
 	Segment func(link int) (answerer.Segment, error)
@@ -122,6 +132,8 @@ type Options struct {
 	Unicast func(ctx context.Context, heard func(answering.Message))
 	// NodeAddresses, if given, lists the pools' addresses that the node itself has, or is about to get or to lose.
 	NodeAddresses func() ([]netip.Addr, error)
+	// Assigned, if given, has the addresses that the node carries for itself and for Services.
+	Assigned assigned
 	// AgentPort is where the agents of all nodes serve.
 	AgentPort int
 	// APIReachable, if given, returns an error where the API server answers nothing before ctx ends.
@@ -162,7 +174,7 @@ type Agent struct {
 	started    time.Time
 	locks      keylock.Locks
 	adds       adds
-	early      earlyProbes
+	early      earlyStarts
 	announcer  *announce.Announcer
 	reconciler *reconcile.Reconciler
 	suspects   suspects
@@ -193,17 +205,23 @@ func New(o Options) *Agent {
 	}
 	a := &Agent{Options: o, started: time.Now(), defender: defence.New(), kept: wakeup.New()}
 	a.ports = hostports.New(hostports.Options{Store: o.Store, Pods: o.Pods, Forwarder: o.HostPorts, Range: o.HostPortRange})
-	a.conflicts = &addressconflict.Conflicts{Prober: o.Prober, Log: o.ConflictLog, Count: o.Metrics.conflicted}
+	a.conflicts = &addressconflict.Conflicts{Log: o.ConflictLog, Count: o.Metrics.conflicted}
 	a.announcer = announce.New(a.announceAgain)
 	a.reconciler = reconcile.New(reconcile.Work{
 		Known:  func(key state.Key) bool { return a.Store.Get(key) != nil },
 		Survey: a.survey, Check: a.repair, Finish: a.finish, Orphans: a.verifyOrphans,
 	})
 	if o.Segment != nil {
-		a.answerer = answerer.New(o.Node, o.Segment, answers{a})
+		a.answerer = answerer.New(o.Node, o.Segment, answers{a}, o.Proxied)
+		if !o.Proxied {
+			a.conflicts.Asker = a.answerer
+		}
 	}
 	return a
 }
+
+// Answerer returns the part that settles with other nodes which of them answers for an address, nil without Segment.
+func (a *Agent) Answerer() *answerer.Answerer { return a.answerer }
 
 // Errors that this package detects.
 var (

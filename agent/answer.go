@@ -78,21 +78,18 @@ func (a *Agent) take(ctx context.Context, record *state.Container, targets []con
 	return addrs
 }
 
-// mayAnswer waits until this node may answer for addresses that it has taken.
-func (a *Agent) mayAnswer(ctx context.Context, addrs []netip.Addr) error {
-	if len(addrs) == 0 {
-		return nil
-	}
+// mayAnswer waits until this node may answer for addresses that it has taken. It returns the ones that hosts outside of the cluster have.
+func (a *Agent) mayAnswer(ctx context.Context, addrs []netip.Addr) (foreign []conflict.Conflict, err error) {
 	patient, cancel := context.WithTimeout(ctx, answerPatience)
 	defer cancel()
-	err := a.answerer.Wait(patient, addrs)
+	foreign, err = a.answerer.Wait(patient, addrs)
 	switch {
 	case ctx.Err() != nil:
-		return context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	case err != nil:
-		return fmt.Errorf("%w: %w", ErrNotYet, err)
+		return foreign, fmt.Errorf("%w: %w", ErrNotYet, err)
 	}
-	return nil
+	return foreign, nil
 }
 
 // ErrNotYet is returned by ADD while another node may answer for an address of the pod.
@@ -282,6 +279,9 @@ func isAsserted(held state.Held) bool { return held.Newest > held.Version }
 // answers is the node as the answerer changes it.
 type answers struct{ *Agent }
 
+// isAssigned returns whether the node carries an address for itself or for a Service.
+func (a answers) isAssigned(addr netip.Addr) bool { return a.Assigned != nil && a.Assigned.Has(addr) }
+
 // Answers returns whether this node may answer for an address. One that the answerer does not know may be of a record whose link was
 // not found, or of an interface without a record, whose container may answer itself: the node has a route to it.
 func (a answers) Answers(addr netip.Addr) (bool, error) {
@@ -328,6 +328,9 @@ func addressesOf(record *state.Container) []netip.Addr {
 // Close keeps hosts from getting answers for the addresses of the interfaces that have the address and, where another node has
 // it, for all of their pods: a pod has all of them, or none.
 func (a answers) Close(ctx context.Context, addr netip.Addr, newest answering.Version, cause answering.Cause, why string) error {
+	if a.isAssigned(addr) {
+		return a.Assigned.Close(ctx, addr, cause)
+	}
 	ended := ErrNotYet
 	if cause == answering.Newer {
 		ended = podinfo.ErrPodReplaced
@@ -418,6 +421,10 @@ func (a *Agent) isAsked(i *nettype.Interface) bool {
 
 // Open has the node answer again for the addresses of complete records, on the interfaces for all of whose addresses it may.
 func (a answers) Open(ctx context.Context, addr netip.Addr) error {
+	if a.isAssigned(addr) {
+		a.Assigned.Open(addr)
+		return nil
+	}
 	var errs []error
 	for _, record := range a.carrying(addr) {
 		if record.Phase != state.Added {
@@ -457,6 +464,9 @@ func (a answers) Reachable(ctx context.Context) error {
 func (a answers) Whose(ctx context.Context, addr netip.Addr) (mine bool, version answering.Version, last answering.Node, err error) {
 	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
 	defer cancel()
+	if a.isAssigned(addr) {
+		return a.Assigned.Whose(ctx, addr)
+	}
 	pod, held, err := a.Pods.Holder(ctx, addr)
 	none := errors.Is(err, podinfo.ErrNotHolder)
 	if err != nil && !none {

@@ -37,11 +37,12 @@ func TestUplinks(t *testing.T) {
 	}
 }
 
-// lan is the network of a link, on which another host answers for an address by its MAC.
+// lan is the network of a link, on which another host answers for an address by its MAC, as its owner or by proxy.
 type lan struct {
 	mu       sync.Mutex
 	answers  net.HardwareAddr
-	answered func(netip.Addr, net.HardwareAddr)
+	owner    bool
+	answered func(conflict.Answer)
 	heard    func(answering.Message)
 	// hello, if given, is a node that answers one call.
 	hello    answering.Node
@@ -83,13 +84,24 @@ func (w *lan) Question(addrs []netip.Addr) error {
 	defer w.mu.Unlock()
 	for _, addr := range addrs {
 		if w.answers != nil && w.answered != nil {
-			w.answered(addr, w.answers)
+			w.answered(conflict.Answer{Address: addr, MAC: w.answers})
 		}
 	}
 	return nil
 }
 
-func (w *lan) Run(ctx context.Context, heard func(answering.Message), answered func(netip.Addr, net.HardwareAddr)) error {
+func (w *lan) Probe(addrs []netip.Addr) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, addr := range addrs {
+		if w.answers != nil && w.owner && w.answered != nil {
+			w.answered(conflict.Answer{Address: addr, MAC: w.answers, Owner: true})
+		}
+	}
+	return nil
+}
+
+func (w *lan) Run(ctx context.Context, heard func(answering.Message), answered func(conflict.Answer)) error {
 	w.mu.Lock()
 	w.answered, w.heard = answered, heard
 	w.mu.Unlock()
@@ -363,7 +375,7 @@ func (d *movingDriver) Carried(i *nettype.Interface) (all []conflict.Target, err
 func TestLeavesNothing(t *testing.T) {
 	for name, begin := range map[string]func(ctx context.Context, a *Agent, w *world) error{
 		"ADD": func(ctx context.Context, a *Agent, _ *world) error { _, err := a.Add(ctx, addRequest("c")); return err },
-		"an early probe": func(ctx context.Context, a *Agent, w *world) error {
+		"an early start": func(ctx context.Context, a *Agent, w *world) error {
 			a.Came(ctx, w.pod)
 			synctest.Wait()
 			return podinfo.ErrPodReplaced
@@ -380,7 +392,6 @@ func TestLeavesNothing(t *testing.T) {
 			o := first.Options
 			driver := &movingDriver{fakeDriver: fakeDriver{w}, link: 7}
 			o.Drivers = Drivers{nettype.Veth: driver}
-			o.Prober = probeFunc(func(context.Context, []conflict.Target) ([]conflict.Conflict, error) { return nil, nil })
 			startAnswerer(t, o, &lan{}, func(t *testing.T, ctx context.Context, a *Agent) {
 				gone := false
 				driver.asked = func() {

@@ -5,6 +5,8 @@ package agent
 import (
 	"context"
 
+	"k8s.io/klog/v2"
+
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/conflict"
@@ -65,23 +67,28 @@ func (a *Agent) targets(record *state.Container, of func(nettype.Driver, *nettyp
 	return targets, err
 }
 
-// detectConflicts returns addressconflict.ErrConflict where another host has an address of the record. The node
-// carries none of them yet.
-func (a *Agent) detectConflicts(ctx context.Context, record *state.Container) error {
-	if a.conflicts.Prober == nil && a.answerer == nil {
+// mayTake waits until this node may answer for the addresses of the record, of which it carries none yet. Its error is
+// addressconflict.ErrConflict where a host outside of the cluster has one of them.
+func (a *Agent) mayTake(ctx context.Context, record *state.Container) error {
+	if a.answerer == nil {
 		return nil
 	}
-	targets, release, unknown := a.toProbe(record)
+	targets, release, err := a.toProbe(record)
 	if release != nil {
 		defer release()
 	}
-	if len(targets) == 0 && unknown == nil {
+	if err != nil {
+		// The wiring tells, or the addresses are where nobody else has any.
+		klog.FromContext(ctx).Error(err, "Cannot ask whether other hosts have all addresses of a pod", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name))
+	}
+	if len(targets) == 0 {
 		return nil
 	}
-	// The node's own question comes first: until it is answered, the pod may still answer on its former node.
-	if err := a.mayAnswer(ctx, a.take(ctx, record, targets)); err != nil || a.conflicts.Prober == nil {
-		return err
+	addrs := a.take(ctx, record, targets)
+	a.early.taken(record.Pod.UID)
+	foreign, waits := a.mayAnswer(ctx, addrs)
+	if waits != nil && len(foreign) == 0 {
+		return waits
 	}
-	free := a.early.foundFree(ctx, record.Pod.UID, targets)
-	return a.conflicts.Refuse(ctx, record.Pod, targets, free, unknown)
+	return a.conflicts.Refuse(ctx, record.Pod, targets, foreign, err == nil && waits == nil)
 }

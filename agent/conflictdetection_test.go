@@ -6,16 +6,15 @@ import (
 	"context"
 	"errors"
 	"net"
-	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/berth-dev/berth/agent/addressconflict"
 	"github.com/berth-dev/berth/agent/nettype"
-	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/conflict"
 )
@@ -38,82 +37,77 @@ func (d segmentDriver) Carried(i *nettype.Interface) (all []conflict.Target, err
 	return all, d.err
 }
 
-// probeFunc is a prober.
-type probeFunc func(context.Context, []conflict.Target) ([]conflict.Conflict, error)
+// askerFunc asks for hosts outside of the cluster.
+type askerFunc func(context.Context, []conflict.Target) ([]conflict.Conflict, error)
 
-func (f probeFunc) Probe(ctx context.Context, targets []conflict.Target) ([]conflict.Conflict, error) {
+func (f askerFunc) Foreign(ctx context.Context, targets []conflict.Target) ([]conflict.Conflict, error) {
 	return f(ctx, targets)
 }
 
+// A host outside of the cluster that has an address of a pod keeps its ADD from wiring anything, and is named. A proxy, as a router is, does not.
 func TestConflict(t *testing.T) {
-	foreign := []conflict.Conflict{{Address: netip.MustParseAddr("10.0.70.5"), MAC: net.HardwareAddr{2, 0, 0, 0, 0, 9}, Link: "eth0"}}
-	wired := []string{"probe 10.0.70.5 on 7", "setup c", "announce c", "ADD floating c"}
-	undone := []string{"probe 10.0.70.5 on 7", "withdraw c", "DEL floating c", "teardown c"}
-	cases := map[string]struct {
-		found  []conflict.Conflict
-		err    error
-		links  error
-		routed bool
-		gone   bool
-		code   uint
-		text   string
+	const text = "10.0.70.5 is in use by the host with MAC 02:00:00:00:00:09 on "
+	foreign := net.HardwareAddr{2, 0, 0, 0, 0, 9}
+	wired := []string{"setup c", "announce c", "ADD floating c"}
+	undone := []string{"withdraw c", "DEL floating c", "teardown c"}
+	for name, c := range map[string]struct {
+		network *lan
+		proxied bool
+		links   error
+		routed  bool
+		// leaves is when the other host gives the address up.
+		leaves time.Duration
+		taken  bool
 		log    []string
 	}{
-		"free":                        {log: wired},
-		"taken":                       {found: foreign, code: types.ErrTryAgainLater, text: "10.0.70.5 is in use by the host with MAC 02:00:00:00:00:09 on eth0", log: undone},
-		"taken, and one unknown":      {found: foreign, err: errors.New("no socket"), code: types.ErrTryAgainLater, text: "02:00:00:00:00:09", log: undone},
-		"cannot ask":                  {err: errors.New("no socket"), log: wired},
-		"a link is missing":           {links: errors.New("no link"), log: wired},
-		"a routed network":            {routed: true, found: foreign, log: wired[1:]},
-		"the pod goes away meanwhile": {gone: true, err: errors.New("closed"), code: types.ErrTryAgainLater, text: podinfo.ErrPodReplaced.Error(), log: undone},
-	}
-	for name, c := range cases {
+		"free":                           {network: &lan{}, log: wired},
+		"taken":                          {network: &lan{answers: foreign, owner: true}, taken: true, log: undone},
+		"taken by proxy":                 {network: &lan{answers: foreign}, log: wired},
+		"given up soon":                  {network: &lan{answers: foreign, owner: true}, leaves: 2 * time.Second, log: wired},
+		"a router that has all":          {network: &lan{answers: foreign, owner: true}, proxied: true, log: wired},
+		"a link is missing":              {network: &lan{}, links: errors.New("no link"), log: wired},
+		"taken, and a link is missing":   {network: &lan{answers: foreign, owner: true}, links: errors.New("no link"), taken: true, log: undone},
+		"taken, but on a routed network": {network: &lan{answers: foreign, owner: true}, routed: true, log: wired},
+	} {
 		t.Run(name, func(t *testing.T) {
-			a, w := newAgent(t)
+			first, w := newAgent(t)
+			o := first.Options
+			o.Proxied = c.proxied
 			if !c.routed {
-				a.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, c.links}}
+				o.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, c.links}}
 			}
-			a.conflicts.Prober = probeFunc(func(ctx context.Context, targets []conflict.Target) ([]conflict.Conflict, error) {
-				for _, target := range targets {
-					w.note("probe %s on %d", target.Address, target.Link)
+			startAnswerer(t, o, c.network, func(t *testing.T, ctx context.Context, a *Agent) {
+				if c.leaves > 0 {
+					time.AfterFunc(c.leaves, func() {
+						c.network.mu.Lock()
+						c.network.answers = nil
+						c.network.mu.Unlock()
+					})
 				}
-				if c.gone {
-					// The withdrawal ends the probe, and this ADD then undoes the rest.
-					w.mu.Lock()
-					at := len(w.log)
-					w.mu.Unlock()
-					if err := a.Gone(t.Context(), w.pod.Pod); err != nil {
-						t.Error(err)
-					}
-					<-ctx.Done()
-					w.mu.Lock()
-					w.log = w.log[:at]
-					w.mu.Unlock()
+				began := time.Now()
+				_, err := a.Add(ctx, addRequest("c"))
+				if errors.Is(err, addressconflict.ErrConflict) != c.taken || (err != nil) != c.taken || c.taken && (ToCNIError(err).Code != types.ErrTryAgainLater || !strings.Contains(err.Error(), text)) {
+					t.Errorf("Add() = %v", err)
 				}
-				return c.found, c.err
+				if took := time.Since(began); took > 4*time.Second {
+					t.Errorf("it takes %v", took)
+				}
+				shows, err := a.Inspect(ctx, "", false)
+				must(t, err)
+				if c.taken != (len(shows.Conflicts) == 1) || c.taken && (shows.Conflicts[0].Pod != w.pod.Pod || !strings.HasPrefix(shows.Conflicts[0].Heard, text)) {
+					t.Errorf("inspect shows %+v", shows.Conflicts)
+				}
+				if diff := cmp.Diff(c.log, w.did()); diff != "" {
+					t.Errorf("what happened (-want +got):\n%s", diff)
+				}
+				left := map[string]state.Phase{}
+				if !c.taken {
+					left["c"] = state.Added
+				}
+				if diff := cmp.Diff(left, phases(t, a)); diff != "" {
+					t.Errorf("records (-want +got):\n%s", diff)
+				}
 			})
-			_, err := a.Add(t.Context(), addRequest("c"))
-			if (err == nil) != (c.code == 0) || err != nil && (ToCNIError(err).Code != c.code || !strings.Contains(err.Error(), c.text)) {
-				t.Errorf("got %v, want code %d and %q", err, c.code, c.text)
-			}
-			if c.found != nil && !c.routed && !errors.Is(err, addressconflict.ErrConflict) {
-				t.Errorf("got %v, want %v", err, addressconflict.ErrConflict)
-			}
-			shows, inspectErr := a.Inspect(t.Context(), "", false)
-			must(t, inspectErr)
-			if errors.Is(err, addressconflict.ErrConflict) != (len(shows.Conflicts) == 1) || len(shows.Conflicts) == 1 && (shows.Conflicts[0].Pod != w.pod.Pod || shows.Conflicts[0].Heard != c.found[0].String()) {
-				t.Errorf("inspect shows %+v", shows.Conflicts)
-			}
-			if diff := cmp.Diff(c.log, w.log); diff != "" {
-				t.Errorf("what happened (-want +got):\n%s", diff)
-			}
-			left := map[string]state.Phase{}
-			if err == nil {
-				left["c"] = state.Added
-			}
-			if diff := cmp.Diff(left, phases(t, a)); diff != "" {
-				t.Errorf("records (-want +got):\n%s", diff)
-			}
 		})
 	}
 }

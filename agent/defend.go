@@ -96,11 +96,10 @@ func (c carrier) Defend(ctx context.Context, key state.Key, claims map[netip.Add
 }
 
 // Confirm asks the networks whether hosts that claimed addresses go on answering for them, and
-// tells users of hosts that do. A node from which an address just moved away claims it, too, but it
-// answers no probes.
+// tells users of hosts that do. A node from which an address just moved away claims it, too, and does not have it.
 func (c carrier) Confirm(ctx context.Context, claims map[state.Key]map[netip.Addr]bool) {
 	a := c.agent
-	if a.conflicts.Prober == nil {
+	if a.conflicts.Asker == nil {
 		return
 	}
 	asked := map[*state.Container][]conflict.Target{}
@@ -119,7 +118,7 @@ func (c carrier) Confirm(ctx context.Context, claims map[state.Key]map[netip.Add
 			}
 		}
 	}
-	found, err := a.conflicts.Prober.Probe(ctx, all)
+	found, err := a.conflicts.Asker.Foreign(ctx, all)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot ask whether hosts that claimed addresses of pods have them")
 	}

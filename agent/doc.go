@@ -16,7 +16,7 @@
 //  5. take the addresses from an older container of this node that still
 //     carries them
 //  6. settle with the other nodes of the addresses' networks that this one answers for them (package
-//     answerer), and ask whether another host has them, unless this was done since the pod was bound to the node
+//     answerer), and that no other host has them; the asking began when the pod was bound to the node
 //  7. for each attachment: wire its addresses and announce them, run the plugins; then
 //     give the default route to the attachment that the pod chose for it
 //  8. bring the network policies of the pod into the kernel, and let in allowed packets

@@ -225,7 +225,7 @@ func TestLinkMadeAnew(t *testing.T) {
 			fresh.answerer.Take(answerer.Holding{Address: addr, Pod: "q", Link: fresh.index(link), Version: 6, Last: answering.Node{Name: "old"}})
 			ctx, cancel := context.WithTimeout(t.Context(), answerPatience)
 			defer cancel()
-			if err := fresh.answerer.Wait(ctx, []netip.Addr{addr}); err != nil {
+			if _, err := fresh.answerer.Wait(ctx, []netip.Addr{addr}); err != nil {
 				t.Error(err)
 			}
 			netnstest.Eventually(t, func() error {

@@ -26,12 +26,11 @@ import (
 // the pod.
 var ErrConflict = errors.New("address conflict")
 
-// Prober asks layer 2 networks whether a host has an address. Its method is safe in
-// parallel, blocks for the time of its probes, and ends with the context.
-type Prober interface {
-	// Probe returns the conflicts, and beside them an error where some network could not
-	// be asked.
-	Probe(ctx context.Context, targets []conflict.Target) ([]conflict.Conflict, error)
+// Asker asks networks for hosts outside of the cluster that have addresses of pods which run. Its method is safe in parallel, blocks for
+// the network, and ends with the context.
+type Asker interface {
+	// Foreign returns the conflicts, and beside them an error where some network could not be asked.
+	Foreign(ctx context.Context, targets []conflict.Target) ([]conflict.Conflict, error)
 }
 
 // Log keeps conflicts where users see them and the scheduler's programs do, at the
@@ -53,9 +52,9 @@ const logPatience = 5 * time.Second
 // Conflicts has the conflicts since the start of the agent, by address. Methods are safe in
 // parallel.
 type Conflicts struct {
-	// Prober may be nil, to look for no conflicts, and Log, to note them nowhere.
-	Prober Prober
-	Log    Log
+	// Asker may be nil, to look for no conflicts, and Log, to note them nowhere.
+	Asker Asker
+	Log   Log
 	// Count is called with the number of addresses that were refused.
 	Count func(addresses int)
 
@@ -63,23 +62,10 @@ type Conflicts struct {
 	heard map[netip.Addr]inquiry.InspectedConflict
 }
 
-// Refuse returns ErrConflict where another host has an address of the pod. free says that an early
-// probe found just now that none has, and unknown why some targets are not known. Where a network
-// cannot be asked the pod does not wait for it: the FloatingIP says that the address is the pod's.
-func (c *Conflicts) Refuse(ctx context.Context, pod api.Pod, targets []conflict.Target, free bool, unknown error) error {
-	var found []conflict.Conflict
-	var err error
-	if !free {
-		found, err = c.Prober.Probe(ctx, targets)
-	}
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	if err := errors.Join(unknown, err); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot ask whether other hosts have the addresses of a pod", "pod", klog.KRef(pod.Namespace, pod.Name))
-	}
-	c.hear(pod, targets, found, err == nil)
-	c.Note(ctx, pod, targets, found, err == nil)
+// Refuse returns ErrConflict where other hosts have addresses of the pod. allAsked says that no host has another one of the targets.
+func (c *Conflicts) Refuse(ctx context.Context, pod api.Pod, targets []conflict.Target, found []conflict.Conflict, allAsked bool) error {
+	c.hear(pod, targets, found, allAsked)
+	c.Note(ctx, pod, targets, found, allAsked)
 	if len(found) == 0 {
 		return nil
 	}
@@ -143,7 +129,7 @@ func (c *Conflicts) Note(ctx context.Context, pod api.Pod, targets []conflict.Ta
 // them, and notes the addresses that it has given up. carried returns the pod's targets; it is
 // called only where conflicts are looked for.
 func (c *Conflicts) End(ctx context.Context, pod api.Pod, carried func() ([]conflict.Target, error)) {
-	if c.Log == nil || c.Prober == nil {
+	if c.Log == nil || c.Asker == nil {
 		return
 	}
 	targets, err := carried()
@@ -151,7 +137,7 @@ func (c *Conflicts) End(ctx context.Context, pod api.Pod, carried func() ([]conf
 	if len(asked) == 0 {
 		return
 	}
-	found, asking := c.Prober.Probe(ctx, asked)
+	found, asking := c.Asker.Foreign(ctx, asked)
 	if err := errors.Join(err, asking); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot ask whether other hosts still have the addresses of a pod", "pod", klog.KRef(pod.Namespace, pod.Name))
 		return

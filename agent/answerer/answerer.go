@@ -33,12 +33,13 @@ import (
 type Segment interface {
 	// Send sends messages to all nodes of the segment, and the ones with a receiver to that outside of it, too.
 	Send(messages []answering.Message) error
-	// Question asks all hosts once who answers for the addresses.
+	// Question asks all hosts once who answers for the addresses, and Probe which of them have IPv4 ones themselves.
 	Question(addrs []netip.Addr) error
+	Probe(addrs []netip.Addr) error
 	// AskHost asks one host, with a MAC, once whether it has the address.
 	AskHost(addr netip.Addr, mac net.HardwareAddr) error
 	// Run calls the functions with what other hosts send, until ctx ends.
-	Run(ctx context.Context, heard func(answering.Message), answered func(addr netip.Addr, mac net.HardwareAddr)) error
+	Run(ctx context.Context, heard func(answering.Message), answered func(conflict.Answer)) error
 	// Check returns an error where the link is gone, or has another MAC than when the segment was opened. It blocks for the kernel only.
 	Check() error
 	// Close ends its sockets. It is called once, after Run has returned.
@@ -95,6 +96,8 @@ type Answerer struct {
 	self answering.Node
 	node Node
 	open func(link int) (Segment, error)
+	// proxied: some host of the network says that it has all addresses, so that nobody is believed to have them.
+	proxied bool
 
 	mu sync.Mutex
 	// ctx is Run's, nil before.
@@ -117,9 +120,10 @@ type place struct {
 var ErrNobodyToAsk = conflict.ErrNoEthernet
 
 // New returns an Answerer that is idle until Run. open returns the segment of a link. After an error other than ErrNobodyToAsk it is
-// tried again: meanwhile the node answers for no further address of the link.
-func New(self answering.Node, open func(link int) (Segment, error), node Node) *Answerer {
-	return &Answerer{self: self, node: node, open: open, loops: map[int]*loop{}, where: map[netip.Addr]place{}}
+// tried again: meanwhile the node answers for no further address of the link. proxied has it believe no host that says to have an
+// address, but nodes.
+func New(self answering.Node, open func(link int) (Segment, error), node Node, proxied bool) *Answerer {
+	return &Answerer{self: self, proxied: proxied, node: node, open: open, loops: map[int]*loop{}, where: map[netip.Addr]place{}}
 }
 
 // Run runs the machines until ctx ends.
@@ -143,7 +147,7 @@ func (a *Answerer) start(l *loop) {
 func (a *Answerer) loopOf(link int, uplink string) *loop {
 	l := a.loops[link]
 	if l == nil {
-		l = &loop{a: a, index: link, asked: make(chan chan<- Hearing), ended: make(chan struct{}), uplink: uplink, signal: wakeup.New(), gateways: map[netip.Addr]net.HardwareAddr{}, standing: map[netip.Addr]answering.Standing{}, waiting: map[netip.Addr][]chan struct{}{}, asks: map[netip.Addr]int{}, awaited: map[netip.Addr]*awaited{}, unclosed: map[netip.Addr]bool{}}
+		l = &loop{a: a, index: link, asked: make(chan chan<- Hearing), ended: make(chan struct{}), uplink: uplink, signal: wakeup.New(), gateways: map[netip.Addr]net.HardwareAddr{}, standing: map[netip.Addr]answering.Standing{}, unseen: map[netip.Addr]int{}, waiting: map[netip.Addr][]chan struct{}{}, asks: map[netip.Addr]int{}, awaited: map[netip.Addr]*awaited{}, unclosed: map[netip.Addr]bool{}}
 		a.loops[link] = l
 		if a.ctx != nil {
 			a.start(l)
@@ -335,18 +339,23 @@ func (a *Answerer) Word(addr netip.Addr) error {
 	}
 }
 
-// Wait waits until the node may answer for the addresses, which it has taken. Where ctx ends before, the error says for each what
-// is in the way.
-func (a *Answerer) Wait(ctx context.Context, addrs []netip.Addr) error {
+// Wait waits until the node may answer for the addresses, which it has taken. It returns the ones that hosts outside of the cluster go
+// on to say that they have. Where ctx ends before, the error says for each other one what is in the way.
+func (a *Answerer) Wait(ctx context.Context, addrs []netip.Addr) (foreign []conflict.Conflict, err error) {
 	var errs []error
 	for _, addr := range addrs {
-		if l := a.of(addr); l != nil {
-			errs = append(errs, l.wait(ctx, addr))
-		} else {
+		l := a.of(addr)
+		if l == nil {
 			errs = append(errs, fmt.Errorf("the pod lost %s meanwhile", addr))
+			continue
 		}
+		mac, err := l.wait(ctx, addr)
+		if mac != "" {
+			foreign = append(foreign, l.conflict(addr, mac))
+		}
+		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	return foreign, errors.Join(errs...)
 }
 
 // Standing returns the state of an address, with the zero Phase where the node does not have it.
@@ -402,6 +411,7 @@ type loop struct {
 	gateways map[netip.Addr]net.HardwareAddr
 	answers  netip.Addr
 	standing map[netip.Addr]answering.Standing
+	unseen   map[netip.Addr]int
 	waiting  map[netip.Addr][]chan struct{}
 	// asks has the number of the last question to the API about an address.
 	asks map[netip.Addr]int
@@ -434,28 +444,73 @@ type loop struct {
 func (l *loop) note(in answering.Input) {
 	l.mu.Lock()
 	l.inputs = append(l.inputs, in)
+	l.count(in, 1)
 	l.mu.Unlock()
 	l.signal.Send()
 }
 
-func (l *loop) wait(ctx context.Context, addr netip.Addr) error {
-	l.mu.Lock()
-	if l.standing[addr].Phase == answering.Answering {
-		l.mu.Unlock()
-		return nil
+// count counts the inputs of which the standing of an address says nothing yet. The caller holds mu.
+func (l *loop) count(in answering.Input, by int) {
+	var addr netip.Addr
+	switch in := in.(type) {
+	case answering.Take:
+		addr = in.Address
+	case answering.Leave:
+		addr = in.Address
+	default:
+		return
 	}
+	if l.unseen[addr] += by; l.unseen[addr] == 0 {
+		delete(l.unseen, addr)
+	}
+}
+
+// wait waits until the node may answer for an address, or a host outside of the cluster, with the MAC foreign, goes on to say that it
+// has it.
+func (l *loop) wait(ctx context.Context, addr netip.Addr) (foreign string, err error) {
+	l.mu.Lock()
 	done := make(chan struct{})
 	l.waiting[addr] = append(l.waiting[addr], done)
+	l.wake(addr)
 	l.mu.Unlock()
 	select {
 	case <-done:
-		return nil
 	case <-ctx.Done():
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.waiting[addr] = slices.DeleteFunc(l.waiting[addr], func(c chan struct{}) bool { return c == done })
-	return errors.New(l.why(addr))
+	if l.isSettled(addr) {
+		return l.standing[addr].Foreign, nil
+	}
+	return "", errors.New(l.why(addr))
+}
+
+// isSettled returns whether there is nothing to wait for. The caller holds mu.
+func (l *loop) isSettled(addr netip.Addr) bool {
+	s := l.standing[addr]
+	return l.unseen[addr] == 0 && (s.Phase == answering.Answering || s.Foreign != "")
+}
+
+// wake wakes who waits for an address of which there is nothing to wait for. The caller holds mu.
+func (l *loop) wake(addr netip.Addr) {
+	if !l.isSettled(addr) {
+		return
+	}
+	for _, done := range l.waiting[addr] {
+		close(done)
+	}
+	delete(l.waiting, addr)
+}
+
+// conflict is of a host outside of the cluster that has an address.
+func (l *loop) conflict(addr netip.Addr, mac string) conflict.Conflict {
+	c := conflict.Conflict{Address: addr, Link: l.uplink}
+	c.MAC, _ = net.ParseMAC(mac) // It was one.
+	if link, err := net.InterfaceByIndex(l.index); err == nil {
+		c.Link = link.Name
+	}
+	return c
 }
 
 // why says why the node does not answer for an address. The caller holds mu.
@@ -566,23 +621,24 @@ func (l *loop) hear(m answering.Message, unicast bool) {
 	l.note(answering.Heard{Message: m, Unicast: unicast})
 }
 
-func (l *loop) answered(addr netip.Addr, mac net.HardwareAddr) {
+func (l *loop) answered(a conflict.Answer) {
+	in := answering.Answered{Address: a.Address, MAC: a.MAC.String(), Owner: a.Owner && !l.a.proxied}
 	l.mu.Lock()
-	_, gateway := l.gateways[addr]
-	fresh := l.awaits(addr, mac.String())
+	_, gateway := l.gateways[a.Address]
+	fresh := l.awaits(in)
 	if fresh && gateway {
-		l.gateways[addr] = mac
-		if addr.Is4() || !l.answers.Is4() {
-			l.answers = addr
+		l.gateways[a.Address] = a.MAC
+		if a.Address.Is4() || !l.answers.Is4() {
+			l.answers = a.Address
 		}
 	}
 	l.mu.Unlock()
 	switch {
 	case !fresh:
 	case gateway:
-		l.note(answering.Gateway{Address: addr})
+		l.note(answering.Gateway{Address: a.Address})
 	default:
-		l.note(answering.Answered{Address: addr, MAC: mac.String()})
+		l.note(in)
 	}
 }
 
@@ -592,18 +648,18 @@ func (l *loop) step(ctx context.Context) {
 	inputs, searches := l.inputs, slices.Clone(l.searches)
 	l.inputs = nil
 	for _, w := range l.awaited {
-		w.macs = nil
+		w.unseen = nil
 	}
 	l.mu.Unlock()
 	for i := range inputs {
 		inputs[i] = l.onLink(ctx, inputs[i])
 	}
 	for _, s := range searches {
-		s.see(inputs, l.index, l.link.At)
+		s.see(inputs, l)
 	}
 	outputs := l.link.Step(l.now(), inputs...)
 	// Before anything is closed: what closes it knows no other work that opens it.
-	l.tell(l.link.All())
+	l.tell(l.link.All(), inputs)
 	for _, out := range outputs {
 		if c, ok := out.(answering.Close); ok {
 			s := l.link.Standing(c.Address)
@@ -615,7 +671,7 @@ func (l *loop) step(ctx context.Context) {
 		}
 	}
 	var messages []answering.Message
-	var questions []netip.Addr
+	var questions, probes []netip.Addr
 	for _, out := range outputs {
 		switch out := out.(type) {
 		case answering.Open:
@@ -626,6 +682,9 @@ func (l *loop) step(ctx context.Context) {
 			}
 		case answering.Question:
 			questions = append(questions, out.Address)
+			if out.Owner && out.Address.Is4() && !l.a.proxied {
+				probes = append(probes, out.Address)
+			}
 		case answering.Control:
 			questions = append(questions, l.controls(out.Addresses)...)
 		case answering.AskGateway:
@@ -639,10 +698,10 @@ func (l *loop) step(ctx context.Context) {
 	if len(messages) > 0 {
 		l.send(ctx, messages)
 	}
-	l.question(ctx, questions)
+	l.question(ctx, questions, probes)
 }
 
-func (l *loop) question(ctx context.Context, questions []netip.Addr) {
+func (l *loop) question(ctx context.Context, questions, probes []netip.Addr) {
 	if len(questions) == 0 || l.segment == nil {
 		return
 	}
@@ -650,7 +709,7 @@ func (l *loop) question(ctx context.Context, questions []netip.Addr) {
 	slices.SortFunc(questions, netip.Addr.Compare)
 	questions = slices.Compact(questions)
 	l.await(questions...)
-	if err := l.segment.Question(questions); err != nil && ctx.Err() == nil {
+	if err := errors.Join(l.segment.Question(questions), l.segment.Probe(probes)); err != nil && ctx.Err() == nil {
 		klog.FromContext(ctx).V(2).Info("Cannot ask for addresses", "link", l.index, "err", err)
 	}
 }
@@ -787,19 +846,16 @@ func (l *loop) try(ctx context.Context) {
 	})
 }
 
-// tell notes the standing of all addresses, and wakes who waits for one.
-func (l *loop) tell(standing map[netip.Addr]answering.Standing) {
+// tell notes the standing of all addresses after inputs, and wakes who waits for one.
+func (l *loop) tell(standing map[netip.Addr]answering.Standing, seen []answering.Input) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.standing = standing
-	for addr, s := range l.standing {
-		if s.Phase != answering.Answering {
-			continue
-		}
-		for _, c := range l.waiting[addr] {
-			close(c)
-		}
-		delete(l.waiting, addr)
+	for _, in := range seen {
+		l.count(in, -1)
+	}
+	for addr := range l.standing {
+		l.wake(addr)
 	}
 	left := func(addr netip.Addr) bool { return l.standing[addr].Phase == 0 }
 	maps.DeleteFunc(l.asks, func(addr netip.Addr, _ int) bool { return left(addr) })

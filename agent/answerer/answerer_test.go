@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/answering"
+	"github.com/berth-dev/berth/cni/conflict"
 )
 
 var (
@@ -35,6 +36,9 @@ type wire struct {
 	beside map[string]*Answerer
 	// noGateway: it is off.
 	noGateway bool
+	// strangers are the MACs of hosts that are no nodes, by the addresses that they have, or answer for where proxies is true.
+	strangers map[netip.Addr]net.HardwareAddr
+	proxies   bool
 }
 
 // host is a node as its segment and its kernel are.
@@ -45,7 +49,7 @@ type host struct {
 	mac  net.HardwareAddr
 
 	heard    func(answering.Message)
-	answered func(netip.Addr, net.HardwareAddr)
+	answered func(conflict.Answer)
 	// out: its cable is out.
 	out bool
 	// polls counts its questions to the gateway alone, apiTries the ones whether the API server is there.
@@ -95,7 +99,7 @@ func (w *wire) add(name string) *host {
 }
 
 func (h *host) start(ctx context.Context, group *sync.WaitGroup) *Answerer {
-	a := New(answering.Node{Name: h.name, UID: h.uid}, h.open, h)
+	a := New(answering.Node{Name: h.name, UID: h.uid}, h.open, h, false)
 	group.Go(func() { a.Run(ctx) })
 	return a
 }
@@ -139,7 +143,7 @@ func (h *host) Check() error {
 	return h.gone
 }
 
-func (h *host) Run(ctx context.Context, heard func(answering.Message), answered func(netip.Addr, net.HardwareAddr)) error {
+func (h *host) Run(ctx context.Context, heard func(answering.Message), answered func(conflict.Answer)) error {
 	h.wire.mu.Lock()
 	h.heard, h.answered = heard, answered
 	h.wire.mu.Unlock()
@@ -207,13 +211,30 @@ func (h *host) Question(addrs []netip.Addr) error {
 			break
 		}
 		if addr == gateway && !h.wire.noGateway {
-			h.answered(addr, net.HardwareAddr{2, 0, 0, 0, 0, 0xfe})
+			h.answered(conflict.Answer{Address: addr, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 0xfe}})
 		}
 		for _, other := range h.wire.hosts {
 			if other != h && !other.out && !other.cut && (other.kernel[addr] || addr == other.own) {
-				h.answered(addr, other.mac)
+				h.answered(conflict.Answer{Address: addr, MAC: other.mac})
 			}
 		}
+		h.ofStranger(addr, false)
+	}
+	return nil
+}
+
+// ofStranger has the host hear the one that is no node, if that has the address. The caller holds mu.
+func (h *host) ofStranger(addr netip.Addr, owner bool) {
+	if mac := h.wire.strangers[addr]; mac != nil && h.answered != nil && !h.out && !h.cut {
+		h.answered(conflict.Answer{Address: addr, MAC: mac, Owner: owner})
+	}
+}
+
+func (h *host) Probe(addrs []netip.Addr) error {
+	h.wire.mu.Lock()
+	defer h.wire.mu.Unlock()
+	for _, addr := range addrs {
+		h.ofStranger(addr, !h.wire.proxies)
 	}
 	return nil
 }
@@ -319,7 +340,7 @@ func wait(t *testing.T, a *Answerer, patience time.Duration) (time.Duration, err
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	began := time.Now()
-	err := a.Wait(ctx, []netip.Addr{address})
+	_, err := a.Wait(ctx, []netip.Addr{address})
 	return time.Since(began), err
 }
 
@@ -641,7 +662,7 @@ func TestWaitEnds(t *testing.T) {
 		if _, err := wait(t, a, time.Second); err == nil {
 			t.Error("Wait() for an address that left is nil")
 		}
-		none := New(answering.Node{Name: "none"}, func(int) (Segment, error) { return nil, ErrNobodyToAsk }, n)
+		none := New(answering.Node{Name: "none"}, func(int) (Segment, error) { return nil, ErrNobodyToAsk }, n, false)
 		ctx, cancel := context.WithCancel(t.Context())
 		var group sync.WaitGroup
 		group.Go(func() { none.Run(ctx) })
@@ -765,7 +786,7 @@ func TestTriesOfAllLinks(t *testing.T) {
 			}
 			n := hosts[1]
 			n.api, n.mine, n.version = nil, true, 5
-			a := New(answering.Node{Name: n.name}, func(link int) (Segment, error) { return port{hosts[link]}, nil }, n)
+			a := New(answering.Node{Name: n.name}, func(link int) (Segment, error) { return port{hosts[link]}, nil }, n, false)
 			group.Go(func() { a.Run(ctx) })
 			addr := address
 			for link := 1; link <= links; link++ {

@@ -190,7 +190,7 @@ func (l *loop) answerAll(ctx context.Context) {
 			delete(standing, in.Address)
 		}
 	}
-	l.tell(standing)
+	l.tell(standing, inputs)
 	for _, addr := range opened {
 		l.opens(ctx, addr)
 	}
@@ -199,8 +199,8 @@ func (l *loop) answerAll(ctx context.Context) {
 // awaited is an address for which the node has asked.
 type awaited struct {
 	until time.Time
-	// macs are the ones of the answers that the machine has yet to see.
-	macs []string
+	// unseen are the answers that the machine has yet to see.
+	unseen []answering.Answered
 }
 
 const (
@@ -230,11 +230,11 @@ func (l *loop) await(addrs ...netip.Addr) {
 
 // awaits returns whether an answer is to be noted: anybody may send any number of answers to questions that nobody has asked. The
 // caller holds mu.
-func (l *loop) awaits(addr netip.Addr, mac string) bool {
-	w := l.awaited[addr]
-	if w == nil || time.Now().After(w.until) || len(w.macs) == maxAnswers || slices.Contains(w.macs, mac) {
+func (l *loop) awaits(a answering.Answered) bool {
+	w := l.awaited[a.Address]
+	if w == nil || time.Now().After(w.until) || len(w.unseen) == maxAnswers || slices.Contains(w.unseen, a) {
 		return false
 	}
-	w.macs = append(w.macs, mac)
+	w.unseen = append(w.unseen, a)
 	return true
 }

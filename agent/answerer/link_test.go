@@ -16,6 +16,7 @@ import (
 
 	. "github.com/berth-dev/berth/agent/answerer"
 	"github.com/berth-dev/berth/agent/answering"
+	"github.com/berth-dev/berth/cni/conflict"
 )
 
 // move has the address at another node, fresh, of a version that is newer, and fails the test where both answer.
@@ -220,9 +221,9 @@ func TestUnaskedAnswers(t *testing.T) {
 		synctest.Wait()
 		for i := range 1000 {
 			mac := net.HardwareAddr{2, 0, 0, 1, byte(i >> 8), byte(i)}
-			answered(address, mac)
-			answered(gateway, mac)
-			answered(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), mac)
+			answered(conflict.Answer{Address: address, MAC: mac})
+			answered(conflict.Answer{Address: gateway, MAC: mac})
+			answered(conflict.Answer{Address: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), MAC: mac})
 		}
 		if got := a.Pending(1); got == 0 || got > 40 {
 			t.Errorf("%d inputs wait", got)

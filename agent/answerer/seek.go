@@ -3,13 +3,17 @@
 package answerer
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/berth-dev/berth/agent/answering"
+	"github.com/berth-dev/berth/cni/conflict"
 )
 
 // Sighting is what was heard of another node.
@@ -21,6 +25,8 @@ type Sighting struct {
 	Node bool
 	// MACs answered for the addresses. They are sorted.
 	MACs map[netip.Addr][]string
+	// Foreign are hosts that are no nodes, and say that they have the addresses.
+	Foreign []conflict.Conflict
 }
 
 const (
@@ -97,25 +103,84 @@ func (s *search) isControlled(link int) bool {
 	return len(s.addrs) > 0 && !slices.ContainsFunc(s.addrs, func(addr netip.Addr) bool { return !s.controls[control{link, addr.Is4()}] })
 }
 
-// see notes all that says something of the node, on a link. at returns the node with an address there.
-func (s *search) see(inputs []answering.Input, link int, at func(netip.Addr) (answering.Node, bool)) {
+// see notes all that says something of the node, on a link.
+func (s *search) see(inputs []answering.Input, l *loop) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, in := range inputs {
 		switch in := in.(type) {
 		case answering.Gateway:
-			s.controls[control{link, in.Address.Is4()}] = true
+			s.controls[control{l.index, in.Address.Is4()}] = true
 		case answering.Heard:
 			s.seen.Node = s.seen.Node || in.Kind == answering.Hello && in.From.Name == s.node && in.Nonce == s.nonce
 		case answering.Answered:
 			if !slices.Contains(s.addrs, in.Address) {
-				node, known := at(in.Address)
+				node, known := l.link.At(in.Address)
 				if known && node.Name != s.node {
-					s.controls[control{link, in.Address.Is4()}] = true
+					s.controls[control{l.index, in.Address.Is4()}] = true
 				}
-			} else if macs := s.seen.MACs[in.Address]; !slices.Contains(macs, in.MAC) {
+				continue
+			}
+			if macs := s.seen.MACs[in.Address]; !slices.Contains(macs, in.MAC) {
 				s.seen.MACs[in.Address] = append(macs, in.MAC)
+			}
+			if is := func(c conflict.Conflict) bool { return c.Address == in.Address && c.MAC.String() == in.MAC }; in.Owner && !l.link.IsNodes(in.MAC, answering.Node{}) && !slices.ContainsFunc(s.seen.Foreign, is) {
+				s.seen.Foreign = append(s.seen.Foreign, l.conflict(in.Address, in.MAC))
 			}
 		}
 	}
+}
+
+// foreignAfter is how long a host goes on to say that it has an address before it counts: others may have to give it up first.
+const foreignAfter = 3 * time.Second
+
+// Foreign asks the networks of addresses for hosts outside of the cluster that go on to say that they have them, beside the pods that do. It
+// takes a second where nobody does, and else some. Its error says which networks could not be asked.
+func (a *Answerer) Foreign(ctx context.Context, targets []conflict.Target) ([]conflict.Conflict, error) {
+	var found []conflict.Conflict
+	var errs []error
+	byLink := map[int][]netip.Addr{}
+	for _, t := range targets {
+		byLink[t.Link] = append(byLink[t.Link], t.Address)
+	}
+	for link, addrs := range byLink {
+		of, err := a.foreignOn(ctx, link, addrs)
+		errs = append(errs, err)
+		for _, c := range of {
+			if !slices.ContainsFunc(targets, func(t conflict.Target) bool { return t.Address == c.Address && bytes.Equal(t.Own, c.MAC) }) {
+				found = append(found, c)
+			}
+		}
+	}
+	return found, errors.Join(errs...)
+}
+
+func (a *Answerer) foreignOn(ctx context.Context, link int, addrs []netip.Addr) ([]conflict.Conflict, error) {
+	a.mu.Lock()
+	l := a.loops[link]
+	a.mu.Unlock()
+	if l == nil {
+		return nil, fmt.Errorf("ask for addresses on link %d: the node does not hear others there", link)
+	}
+	l.mu.Lock()
+	err := l.broken
+	l.mu.Unlock()
+	switch {
+	case errors.Is(err, ErrNobodyToAsk):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("ask for addresses on link %d: %w", link, err)
+	}
+	before := a.Seek(ctx, "", addrs, []int{link}).Foreign
+	if len(before) == 0 {
+		return nil, ctx.Err()
+	}
+	select {
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	case <-time.After(foreignAfter):
+	}
+	return slices.DeleteFunc(a.Seek(ctx, "", addrs, []int{link}).Foreign, func(c conflict.Conflict) bool {
+		return !slices.ContainsFunc(before, func(b conflict.Conflict) bool { return b.String() == c.String() })
+	}), ctx.Err()
 }

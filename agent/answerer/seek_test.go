@@ -89,7 +89,7 @@ func TestSeekInAnotherNetwork(t *testing.T) {
 		lost.out = true
 		a := New(answering.Node{Name: "witness"}, func(link int) (Segment, error) {
 			return port{map[int]*host{1: onNodes, 2: onPool}[link]}, nil
-		}, onNodes)
+		}, onNodes, false)
 		group.Go(func() { a.Run(ctx) })
 		a.Join(1, "eth0", gateway)
 		a.Join(2, "eth0", gateway)

@@ -16,6 +16,9 @@
 //     a newer one asserts it in reply. So two that ask at once do not both answer.
 //   - Assert until denied. A node goes on asserting until the node that had the address last has denied that it
 //     answers for it. Each node asserts all its addresses once a minute, too, for holders that no record names.
+//   - An owner counts, a proxy does not always. A host that has the address itself, by its answer to a probe, keeps the node from answering. One
+//     that is no node and goes on for three seconds is in conflict with the pod. The word of a proxy, as a router's, counts where
+//     another node may answer by proxy.
 //   - Silent when cut off. A link without carrier answers for nothing. When it is back, silence opens its
 //     addresses again, or the API 100 ms after the node has asserted them: a holder that does not know of the record falls silent
 //     first. A node that reaches neither a gateway nor the API, and fewer than half of its peers, closes the addresses

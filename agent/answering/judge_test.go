@@ -25,6 +25,8 @@ type judge struct {
 	// unanswered is since when nobody would answer a node's controls of a family, silent since when nobody has: not while somebody
 	// would for less than the time between two, since answered.
 	unanswered, silent, answered map[[2]int]Duration
+	// meets is since when a node's questions of a family reach hosts that are no nodes.
+	meets map[[2]int]Duration
 	// gateway is since when a node reaches it, api and noAPI since when it reaches the API, or does not.
 	gateway, api, noAPI map[int]Duration
 	// on is since when a node has its carrier and runs: before, it could not see that it is cut off.
@@ -52,7 +54,7 @@ type meeting struct {
 
 func newJudge(w *world) judge {
 	return judge{
-		w: w, met: map[meeting]Duration{}, heard: map[[2]int]bool{}, joined: map[[2]int]Duration{}, asked: map[[3]int]bool{}, alone: map[int]Duration{}, unanswered: map[[2]int]Duration{}, silent: map[[2]int]Duration{}, answered: map[[2]int]Duration{}, gateway: map[int]Duration{}, api: map[int]Duration{}, noAPI: map[int]Duration{}, on: map[int]Duration{}, lives: map[int]Duration{},
+		w: w, met: map[meeting]Duration{}, heard: map[[2]int]bool{}, joined: map[[2]int]Duration{}, asked: map[[3]int]bool{}, alone: map[int]Duration{}, unanswered: map[[2]int]Duration{}, silent: map[[2]int]Duration{}, answered: map[[2]int]Duration{}, meets: map[[2]int]Duration{}, gateway: map[int]Duration{}, api: map[int]Duration{}, noAPI: map[int]Duration{}, on: map[int]Duration{}, lives: map[int]Duration{},
 		two: map[string]Duration{}, times: map[string]int{}, waits: map[int]Duration{},
 	}
 }
@@ -90,6 +92,11 @@ func (j *judge) alive(n *node) { j.lives[n.index] = j.w.now }
 // opened notes that a node answers anew. Nothing excuses it but a clock that stood still, another node that was
 // not heard when it asked last, and frames that got lost.
 func (j *judge) opened(n *node, addr netip.Addr) {
+	has, is := j.w.strangers[addr]
+	meets, does := j.meets[[2]int{n.index, familyOf(addr)}]
+	if is && does && !j.w.lossy && n.kernel[addr].silence && j.w.now-max(has, meets, n.stood, j.lives[n.index]) > time.Second {
+		j.w.fail("%s answers for %s, which a host has that is no node, and says so", n.id.Name, addr)
+	}
 	for m := range j.met {
 		if m.addr == addr && m.old == n.index {
 			delete(j.met, m)
@@ -154,7 +161,8 @@ func (j *judge) others(n *node) (count int) {
 		doubts = since
 	}
 	for _, other := range j.w.nodes {
-		if other != n && (other.away == 0 || doubts-other.away < forgotten) {
+		// A clock that stood still does not count that time.
+		if other != n && (other.away == 0 || doubts-other.away < forgotten+n.slept) {
 			count++
 		}
 	}
@@ -178,6 +186,7 @@ func (j *judge) reach() {
 				note(j.unanswered, [2]int{n.index, family}, true, w.now)
 			}
 			j.noteSilent(n, family)
+			note(j.meets, [2]int{n.index, family}, n.meets(family), w.now)
 		}
 		for _, other := range w.nodes {
 			pair := [2]int{n.index, other.index}
@@ -320,6 +329,9 @@ func (j *judge) look() {
 func (j *judge) waiting(r *record) bool {
 	n := r.node
 	if n == nil || j.w.lossy || j.w.forged[r.addr] || !n.works() || !n.on() || !n.asksGateway(familyOf(r.addr)) || n.state[r.addr].pod != r.pod {
+		return false
+	}
+	if _, has := j.w.strangers[r.addr]; has {
 		return false
 	}
 	for _, other := range j.w.nodes {

@@ -39,6 +39,9 @@ const (
 	turn                                  = 3 * time.Second
 
 	helloInterval = time.Minute
+	// conflictAfter is how long a host that is no node goes on to say that it has the address before that is a conflict: answers of the past end
+	// sooner.
+	conflictAfter = 3 * time.Second
 	// neighbourFor is how long a node is known after it was heard.
 	neighbourFor = time.Hour
 	// callInterval is the least time between two answers to Calls, mostEchoes how many calls an answer answers at most.
@@ -117,11 +120,14 @@ type holding struct {
 	asserted Duration
 	// due is when the next question or assertion is, or the address opens by the API's word.
 	due Duration
-	// macs are in the answers to the last question. heard: there was an answer since the questions began.
-	macs  []string
-	heard bool
-	// answered are the macs that kept the node from answering last.
-	answered []string
+	// answers are the ones to the last question. heard: another node may have answered since the questions began.
+	answers []Answered
+	heard   bool
+	// answered are the MACs that kept the node from answering last, and foreign the one of a host that is no node, and has done so since
+	// a time, for the last time at foreignAt.
+	answered                []string
+	foreign                 string
+	foreignSince, foreignAt Duration
 	// number is the last AskAPI's; pending, that it has no Verdict.
 	number  int
 	pending bool
@@ -215,8 +221,10 @@ type Standing struct {
 	// Last had the address last, and Denied that it answers.
 	Last   Node
 	Denied bool
-	// MACs answered the last questions.
-	MACs []string
+	// MACs answered the last questions. Foreign is the one of a host that is no node of the cluster, as far as this one knows, and goes
+	// on to say that it has the address.
+	MACs    []string
+	Foreign string
 	// Newest is the newest record that another node, By, asserted; zero where none did.
 	Newest Version
 	By     Node
@@ -228,20 +236,24 @@ func (l *Link) Standing(addr netip.Addr) Standing {
 	if h == nil {
 		return Standing{}
 	}
-	return h.standing()
+	return l.standing(h)
 }
 
 // All returns the states of all addresses.
 func (l *Link) All() map[netip.Addr]Standing {
 	all := make(map[netip.Addr]Standing, len(l.holdings))
 	for addr, h := range l.holdings {
-		all[addr] = h.standing()
+		all[addr] = l.standing(h)
 	}
 	return all
 }
 
-func (h *holding) standing() Standing {
-	return Standing{Phase: h.phase, Cause: h.cause, Version: h.version, Last: h.last, Denied: h.denied, MACs: slices.Clone(h.answered), Newest: h.newest, By: h.newestFrom}
+func (l *Link) standing(h *holding) Standing {
+	s := Standing{Phase: h.phase, Cause: h.cause, Version: h.version, Last: h.last, Denied: h.denied, MACs: slices.Clone(h.answered), Newest: h.newest, By: h.newestFrom}
+	if h.phase == Asking && l.goesOn(h) && h.foreignAt-h.foreignSince >= conflictAfter {
+		s.Foreign = h.foreign
+	}
+	return s
 }
 
 // Next returns when Step has to be called at the latest, if nothing happens.
@@ -347,7 +359,7 @@ func (l *Link) askAnew(now Duration) {
 }
 
 // begin begins the questions.
-func (h *holding) begin(at Duration) { h.asked, h.controlled, h.macs, h.due = 0, 0, nil, at }
+func (h *holding) begin(at Duration) { h.asked, h.controlled, h.answers, h.due = 0, 0, nil, at }
 
 func (l *Link) leave(addr netip.Addr) {
 	if h := l.holdings[addr]; h != nil && h.phase == Answering && !h.asserts() {
@@ -583,8 +595,8 @@ func (l *Link) answered(a Answered) {
 			l.controlled[f], n.answered[f] = l.now, l.now
 			l.nodes[id] = n
 		}
-	case h.phase == Asking && h.asked > 0 && !h.word && !slices.Contains(h.macs, a.MAC):
-		h.macs = append(h.macs, a.MAC)
+	case h.phase == Asking && h.asked > 0 && !h.word && !slices.Contains(h.answers, a):
+		h.answers = append(h.answers, a)
 	}
 }
 
@@ -593,19 +605,53 @@ func (h *holding) agrees(self Node) bool {
 	return h.last == Node{} || h.last == self || h.agreed
 }
 
-// hasIt returns whether the host with a MAC that answered may have the address. Where no other node can have it, but for
-// the ones that the node knows, a MAC that is no node's is a proxy's or a foreign host's, which package conflict tells apart.
-// The last holder's denial is worth more than a proxy's word.
-func (l *Link) hasIt(h *holding, mac string) bool {
-	if h.again || mac != "" && mac == h.ownMAC || !h.agrees(l.self) {
+// hasIt returns whether the host that answered may have the address. Where no other node can have it, but for the ones that the node
+// knows, the word of one that is no owner is a proxy's, as a router's. The last holder's denial is worth more.
+func (l *Link) hasIt(h *holding, a Answered) bool {
+	if h.again || a.MAC != "" && a.MAC == h.ownMAC || a.Owner || !h.agrees(l.self) {
 		return true
 	}
+	return l.IsNodes(a.MAC, h.last)
+}
+
+// IsNodes returns whether a node that was heard, besides one, answers by a MAC.
+func (l *Link) IsNodes(mac string, besides Node) bool {
 	for id, n := range l.nodes {
-		if n.mac == mac && id != h.last {
+		if n.mac == mac && id != besides {
 			return true
 		}
 	}
 	return false
+}
+
+// goesOn returns whether the host that is no node has answered a question lately.
+func (l *Link) goesOn(h *holding) bool { return h.foreign != "" && l.now-h.foreignAt <= 2*repeat }
+
+// heardAnswers notes that hosts which may have the address answered the last question, and begins the questions again. It returns false where
+// none did.
+func (l *Link) heardAnswers(h *holding) bool {
+	if !slices.ContainsFunc(h.answers, func(a Answered) bool { return l.hasIt(h, a) }) {
+		return false
+	}
+	foreign := ""
+	h.answered = nil
+	for _, a := range h.answers {
+		if !slices.Contains(h.answered, a.MAC) {
+			h.answered = append(h.answered, a.MAC)
+		}
+		switch {
+		case a.Owner && a.MAC != h.ownMAC && !l.IsNodes(a.MAC, Node{}):
+			foreign = a.MAC
+		case l.hasIt(h, a):
+			h.heard = true
+		}
+	}
+	if foreign != h.foreign || !l.goesOn(h) {
+		h.foreign, h.foreignSince = foreign, l.now
+	}
+	h.foreignAt = l.now
+	h.begin(l.now + repeat)
+	return true
 }
 
 func (l *Link) carrier(c Carrier) {
@@ -719,9 +765,7 @@ func (l *Link) pass() {
 			switch {
 			case h.confirmed():
 				l.open(h)
-			case slices.ContainsFunc(h.macs, func(mac string) bool { return l.hasIt(h, mac) }):
-				h.answered, h.heard = h.macs, true
-				h.begin(l.now + repeat)
+			case l.heardAnswers(h):
 			case l.silent(h):
 				l.open(h)
 			case h.waits() && turns <= 0:
@@ -839,12 +883,14 @@ func (l *Link) At(addr netip.Addr) (node Node, ok bool) {
 }
 
 func (l *Link) seek(s Seek) {
-	m := l.hails(Call)[0]
-	m.To.Name, m.Nonce = s.Node, s.Nonce
-	l.emit(Send{m})
+	if s.Node != "" {
+		m := l.hails(Call)[0]
+		m.To.Name, m.Nonce = s.Node, s.Nonce
+		l.emit(Send{m})
+	}
 	var of [families]bool
 	for _, addr := range s.Addresses {
-		l.emit(Question{addr})
+		l.emit(Question{addr, s.Node == ""})
 		of[family(addr)] = true
 	}
 	for f, is := range of {
@@ -874,7 +920,7 @@ func (l *Link) question(h *holding) {
 		l.assert(h)
 	}
 	h.agreed = false
-	l.emit(Question{h.addr})
+	l.emit(Question{h.addr, !h.again && h.phase == Asking})
 	if h.phase == Answering {
 		h.due = l.now + repeat
 		return
@@ -896,7 +942,7 @@ func (l *Link) question(h *holding) {
 		h.since = l.now
 	}
 	h.asked++
-	h.askedAt, h.macs = l.now, nil
+	h.askedAt, h.answers = l.now, nil
 	h.due = l.now + repeat
 	if h.asked <= questions {
 		h.due = l.now + questionWait

@@ -591,12 +591,12 @@ func TestControls(t *testing.T) {
 		opens   bool
 	}{
 		"a gateway":                     {four, func(int) Input { return Gateway{gateway} }, true},
-		"a node":                        {four, func(int) Input { return Answered{thirdFour, "mac3"} }, true},
-		"a node, of IPv6":               {six, func(int) Input { return Answered{thirdSix, "mac3"} }, true},
-		"a node, by IPv4 for IPv6":      {six, func(int) Input { return Answered{thirdFour, "mac3"} }, false},
+		"a node":                        {four, func(int) Input { return Answered{thirdFour, "mac3", false} }, true},
+		"a node, of IPv6":               {six, func(int) Input { return Answered{thirdSix, "mac3", false} }, true},
+		"a node, by IPv4 for IPv6":      {six, func(int) Input { return Answered{thirdFour, "mac3", false} }, false},
 		"a gateway, by IPv4 for IPv6":   {six, func(int) Input { return Gateway{gateway} }, false},
-		"a node, by IPv6 for IPv4":      {four, func(int) Input { return Answered{thirdSix, "mac3"} }, false},
-		"an address that nobody's is":   {four, func(int) Input { return Answered{gateway.Next(), "mac4"} }, false},
+		"a node, by IPv6 for IPv4":      {four, func(int) Input { return Answered{thirdSix, "mac3", false} }, false},
+		"an address that nobody's is":   {four, func(int) Input { return Answered{gateway.Next(), "mac4", false} }, false},
 		"nobody, to each eighth of all": {four, func(n int) Input { return map[bool]Input{false: Gateway{gateway}}[n%8 == 7] }, false},
 		"nobody":                        {four, func(int) Input { return nil }, false},
 	} {

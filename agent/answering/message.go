@@ -82,10 +82,12 @@ type (
 		Message
 		Unicast bool
 	}
-	// Answered is an answer for an address on the segment, to any host's question, with the MAC that it names.
+	// Answered is an answer for an address on the segment, to any host's question, with the MAC that it names. Owner: the host has
+	// the address itself, and answers for no other one by proxy (RFC 5227, section 2.1.1; RFC 4861, section 7.2.8).
 	Answered struct {
 		Address netip.Addr
 		MAC     string
+		Owner   bool
 	}
 	// Gateway is an answer of a gateway to a question for its address.
 	Gateway struct{ Address netip.Addr }
@@ -108,8 +110,8 @@ type (
 	}
 	// Recheck says that a Close failed; where it still holds, another follows.
 	Recheck struct{ Address netip.Addr }
-	// Seek has the segment asked for another node, by its name and with a Nonce, for the addresses, and for controls. It decides
-	// nothing: a caller sees the answers among its inputs.
+	// Seek has the segment asked for another node, by its name and with a Nonce, for the addresses, and for controls; without a
+	// name who has the addresses itself. It decides nothing: a caller sees the answers among its inputs.
 	Seek struct {
 		Node      string
 		Nonce     uint64
@@ -156,8 +158,11 @@ type (
 	}
 	// Send sends a message to all nodes on the segment and, with a To, to that node's InternalIP, too.
 	Send struct{ Message }
-	// Question asks the segment once who answers for the address.
-	Question struct{ Address netip.Addr }
+	// Question asks the segment once who answers for the address, and with Owner also who has it itself.
+	Question struct {
+		Address netip.Addr
+		Owner   bool
+	}
 	// Control asks the segment once for the gateways and for the addresses, which other nodes have.
 	Control struct{ Addresses []netip.Addr }
 	// AskGateway asks a gateway of the segment once, without a broadcast where its MAC is known.

@@ -40,10 +40,13 @@ type world struct {
 	forged map[netip.Addr]bool
 	// recorded are messages that were on the segment: whoever is there may repeat them, in any order, at any time.
 	recorded []Message
-	lost     map[[2]int]int
-	trace    *strings.Builder
-	judge    judge
-	err      error
+	// stranger, if given, decides when hosts that are no nodes have addresses of pods; strangers are since when they do.
+	stranger  *rand.Rand
+	strangers map[netip.Addr]Duration
+	lost      map[[2]int]int
+	trace     *strings.Builder
+	judge     judge
+	err       error
 }
 
 type event struct {
@@ -180,6 +183,10 @@ func newWorld(seed uint64) *world {
 	w.lossy = w.IntN(2) > 0
 	w.crowded = seed%4 == 0
 	w.quick = seed%3 == 0
+	w.strangers = map[netip.Addr]Duration{}
+	if seed%5 == 0 {
+		w.stranger = rand.New(rand.NewPCG(seed, 2))
+	}
 	w.gateways = [families]netip.Addr{netip.AddrFrom4([4]byte{10, 0, 1, 254}), sixth(1, 254)}
 	w.judge = newJudge(w)
 	for i := range 2 + w.IntN(4) {
@@ -429,8 +436,17 @@ func (n *node) silence(addr netip.Addr) {
 	n.changes++
 }
 
+// ofStranger is the MAC of a host that is no node.
+const ofStranger = "stranger"
+
+// meets returns whether the node's questions of a family reach hosts that are no nodes.
+func (n *node) meets(family int) bool { return n.on() && n.group == 0 && (family == 0 || !n.unlisted) }
+
 // ask asks all kernels for an address.
 func (w *world) ask(n *node, addr netip.Addr) {
+	if _, has := w.strangers[addr]; has && n.meets(familyOf(addr)) {
+		w.back(n, n, func() { n.step(Answered{addr, ofStranger, true}) })
+	}
 	for _, other := range w.nodes {
 		if !n.asks(other, familyOf(addr)) {
 			continue
@@ -441,7 +457,7 @@ func (w *world) ask(n *node, addr netip.Addr) {
 				mac = cmp.Or(w.record(addr).ownMAC(), mac)
 			}
 			if _, ok := other.kernel[addr]; ok || slices.Contains(other.addrs[:], addr) {
-				w.frame(other, n, func() { n.step(Answered{addr, mac}) })
+				w.frame(other, n, func() { n.step(Answered{addr, mac, mac != other.mac}) })
 			}
 		})
 	}

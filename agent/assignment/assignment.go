@@ -2,7 +2,8 @@
 
 // Package assignment has a node carry the addresses that its NodeAssignment gives it, for itself or
 // for Services, and writes there what pods of the node are to be told. It watches that one object. Before the
-// node takes an address, it asks its FloatingIP, which alone says whose the address is, and then the network. It brings
+// node takes an address, it asks its FloatingIP, which alone says whose the address is, and then the network: other hosts, and the
+// other nodes by package answerer, as for the addresses of pods. It brings
 // back what others take away, and removes addresses that are assigned no more. While the API server has not told
 // the NodeAssignment since the start, and when the agent ends, all stays as it is.
 package assignment
@@ -25,12 +26,16 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent/answering"
+	"github.com/berth-dev/berth/agent/keylock"
+	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/nodeaddress"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/locked"
 	"github.com/berth-dev/berth/ipam/view"
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
@@ -46,8 +51,8 @@ const EventServiceAddressNotCarried = "ServiceAddressNotCarried"
 const (
 	// resync is how often all is compared: an event may be lost, and a host may leave an address.
 	resync = time.Minute
-	// settle is the wait after a change, for others to come.
-	settle = 100 * time.Millisecond
+	// debounce is the wait after a change, for others to come.
+	debounce = 100 * time.Millisecond
 	// announcements is how often an address is announced, because frames get lost, and announceEvery the time between: Linux ignores a
 	// second answer within a second of the first (locktime).
 	announcements = 3
@@ -66,8 +71,6 @@ type Options struct {
 	Records     Records
 	// Uplink returns the node's link to the pools' networks.
 	Uplink func() (string, error)
-	// Prober asks whether other hosts have an address; nil: nobody asks.
-	Prober *conflict.Prober
 	// Services has the kernel carry addresses of Services.
 	Services *wire.Wirer
 	// Tell records a warning about the node: [EventNodeAddressNotPut], or [EventServiceAddressNotCarried].
@@ -75,16 +78,18 @@ type Options struct {
 	// Closing, if given, has packets of pods no longer leave with addresses that the NodeAssignment does not give the node any more. Such an address stays
 	// until it returned nil.
 	Closing func(ctx context.Context) error
+	// Answerer is nil where nobody asks other nodes. It is set before Run.
+	Answerer Answerer
 	// Looked, if given, is told that the node may have other addresses than before, or another NodeAssignment. It does not block.
 	Looked func()
 }
 
 // Records asks the API server about FloatingIPs, and notes conflicts there. Methods block for some requests.
 type Records interface {
-	// OwnsAddress returns nil if the FloatingIP says that this node itself has the address.
-	OwnsAddress(ctx context.Context, addr netip.Addr) error
-	// IsOfService returns nil if the FloatingIP says that a Service has the address.
-	IsOfService(ctx context.Context, addr netip.Addr) error
+	// OwnsAddress returns the record by which this node itself has the address, and ServesAddress the one by which it carries the
+	// address for a Service. Their error is podinfo.ErrNotCarrier where the FloatingIP does not say so.
+	OwnsAddress(ctx context.Context, addr netip.Addr) (podinfo.Record, error)
+	ServesAddress(ctx context.Context, addr netip.Addr) (podinfo.Record, error)
 	// ReportConflict and ClearConflict note whether a host outside of the cluster has an address. The pod is none for an
 	// address of the node itself.
 	ReportConflict(ctx context.Context, pod api.Pod, addr netip.Addr, what string) error
@@ -97,8 +102,12 @@ type Carrier struct {
 
 	informer cache.SharedIndexInformer
 	soon     wakeup.Signal
+	opened   wakeup.Signal
 	loud     wakeup.Signal
 	untold   wakeup.Signal
+	// locks are of addresses whose part of the kernel changes, and given the addresses that the Answerer was told of.
+	locks keylock.Locks
+	given locked.Map[netip.Addr, carriage]
 	// of has what is remembered of each address; losing it is harmless. Only Run uses it.
 	of map[netip.Addr]*memory
 }
@@ -114,13 +123,16 @@ type memory struct {
 	// inUse is the problem of an address that another host has, which is asked again at again.
 	inUse error
 	again time.Time
+	// record is the FloatingIP's, and waits is since when the node waits for others, zero where it does not.
+	record podinfo.Record
+	waits  time.Time
 }
 
 // New returns a Carrier that is idle until Run.
 func New(o Options) *Carrier {
 	return &Carrier{
 		Options: o, informer: cache.NewSharedIndexInformer(client.NewSourceOf[*v1alpha1.NodeAssignmentList](o.Assignments, o.Node), &v1alpha1.NodeAssignment{}, 0, cache.Indexers{}),
-		soon: wakeup.New(), loud: wakeup.New(), untold: wakeup.New(), of: map[netip.Addr]*memory{},
+		soon: wakeup.New(), opened: wakeup.New(), loud: wakeup.New(), untold: wakeup.New(), of: map[netip.Addr]*memory{},
 	}
 }
 
@@ -176,11 +188,13 @@ func (c *Carrier) Run(ctx context.Context) error {
 			c.announceAgain(ctx)
 			continue
 		case <-ticker.C:
+		case <-c.opened:
 		case <-c.soon:
 			select {
 			case <-ctx.Done():
 				return nil
-			case <-time.After(settle):
+			case <-time.After(debounce):
+			case <-c.opened:
 			}
 		}
 		c.look(ctx)
@@ -260,14 +274,16 @@ type carriage interface {
 	// mark notes that the node may carry it, and unmark ends that.
 	mark() error
 	unmark() error
-	// ask returns nil if the FloatingIP says so.
-	ask(ctx context.Context) error
+	// ask returns the record by which the FloatingIP says so.
+	ask(ctx context.Context) (podinfo.Record, error)
 	// isOnLink returns whether hosts of a link could have it.
 	isOnLink() bool
 	// found notes which other host has it, nil for none, and returns an error about one.
 	found(ctx context.Context, other *conflict.Conflict) error
 	// put has the node carry it on the link once it is marked.
 	put(link int) error
+	// stop has the node not answer for it, for a cause.
+	stop(cause answering.Cause) error
 	announce(link int) error
 	// problem returns the event about a reason why the node does not carry it.
 	problem(err error) (event, text string)
@@ -311,16 +327,17 @@ func (c *Carrier) carry(ctx context.Context, all []wanted) (status v1alpha1.Node
 		return status, err
 	}
 	var errs []error
-	removed := func(addr fmt.Stringer, err error) {
+	removed := func(addr netip.Addr, err error) {
 		if err != nil {
 			errs = append(errs, err)
 			return
 		}
+		c.leave(addr)
 		klog.FromContext(ctx).Info("The node does not carry an address any more", "address", addr)
 	}
 	for _, a := range marked {
 		if !slices.ContainsFunc(all, func(w wanted) bool { own, is := w.carriage.(own); return is && own.Address == a }) {
-			removed(a, c.remove(ctx, a))
+			removed(a.Address, c.remove(ctx, a))
 		}
 	}
 	for _, a := range services {
@@ -342,15 +359,16 @@ func (c *Carrier) carry(ctx context.Context, all []wanted) (status v1alpha1.Node
 		t.err = c.begin(ctx, t)
 		takings = append(takings, t)
 	}
-	c.probe(ctx, takings)
 	for _, t := range takings {
 		if t.err == nil {
-			t.err = t.take(ctx)
+			t.err = c.take(ctx, t)
 		}
 		switch {
 		case t.err == nil:
 			status.Carried = append(status.Carried, t.addr.String())
-			t.told = ""
+			t.told, t.waits = "", time.Time{}
+		case c.isQuiet(t):
+			t.link, t.announcements = 0, 0
 		case ctx.Err() != nil:
 			return status, errors.Join(append(errs, t.err)...)
 		default:
@@ -376,18 +394,19 @@ type taking struct {
 	wanted
 	*memory
 
-	at  int // the link
-	has bool
-	err error
+	at     int // the link
+	uplink string
+	has    bool
+	err    error
 }
 
 // begin returns nil if the address, which it marks, is the node's to carry. Otherwise it ends the mark.
 func (c *Carrier) begin(ctx context.Context, t *taking) error {
-	uplink, err := c.Uplink()
-	if err != nil {
+	var err error
+	if t.uplink, err = c.Uplink(); err != nil {
 		return err
 	}
-	if t.at, err = nodeaddress.LinkFor(uplink, t.vlan); err != nil {
+	if t.at, err = nodeaddress.LinkFor(t.uplink, t.vlan); err != nil {
 		return err
 	}
 	if t.has, err = t.carriage.has(t.at); err != nil {
@@ -396,13 +415,16 @@ func (c *Carrier) begin(ctx context.Context, t *taking) error {
 	if err := t.mark(); err != nil {
 		return err
 	}
-	// If somebody took it from the node, the API server need not be asked.
+	// If somebody took it from the node, the API server need not be asked; if the node gave it to another one, it is.
+	if c.isAsked(t.carriage) && !t.has {
+		t.confirmed = c.Has(t.addr)
+	}
 	if t.has || t.confirmed {
 		return nil
 	}
 	// After the mark, because the NodeAssignment may be older: whoever gives the address to another holder writes the FloatingIP
 	// first, and then asks this node for its marks.
-	if err := t.ask(ctx); err != nil {
+	if t.record, err = t.ask(ctx); err != nil {
 		return errors.Join(err, t.unmark())
 	}
 	return nil
@@ -411,59 +433,35 @@ func (c *Carrier) begin(ctx context.Context, t *taking) error {
 // errInUse is of an address that another host has.
 var errInUse = errors.New("another host has it")
 
-// probe asks the networks, each once, whether another host has one of the addresses that the node is about to take. The mark of an
-// address that was the node's before stays.
-func (c *Carrier) probe(ctx context.Context, takings []*taking) {
-	if c.Prober == nil || c.Prober.Probes == 0 {
-		return
+// isQuiet returns whether nobody is told yet that the node does not carry the address: another one is to fall silent first, or the
+// NodeAssignment to follow the FloatingIP.
+func (c *Carrier) isQuiet(t *taking) bool {
+	if !errors.Is(t.err, errWaits) && !errors.Is(t.err, podinfo.ErrNotCarrier) {
+		t.waits = time.Time{}
+		return false
 	}
-	asked := map[int][]*taking{}
-	for _, t := range takings {
-		switch {
-		case t.err != nil || t.has || !t.isOnLink():
-		case time.Now().Before(t.again):
-			t.refuse(t.inUse)
-		default:
-			asked[t.at] = append(asked[t.at], t)
-		}
+	if t.waits.IsZero() {
+		t.waits = time.Now()
+		time.AfterFunc(quiet, c.soon.Send)
 	}
-	for link, of := range asked {
-		targets := make([]conflict.Target, len(of))
-		for i, t := range of {
-			targets[i] = conflict.Target{Address: t.addr, Link: link}
-		}
-		conflicts, err := c.Prober.Probe(ctx, targets)
-		for _, t := range of {
-			if err != nil {
-				t.refuse(fmt.Errorf("ask whether another host has %s: %w", t.addr, err))
-				continue
-			}
-			var other *conflict.Conflict
-			if i := slices.IndexFunc(conflicts, func(one conflict.Conflict) bool { return one.Address == t.addr }); i >= 0 {
-				other = &conflicts[i]
-			}
-			t.again, t.inUse = time.Time{}, t.found(ctx, other)
-			if t.inUse != nil {
-				t.again = time.Now().Add(conflictPause)
-				time.AfterFunc(conflictPause, c.soon.Send)
-				t.refuse(t.inUse)
-			}
-		}
-	}
+	return time.Since(t.waits) < quiet
 }
 
-// refuse has the node not take the address, for a reason.
-func (t *taking) refuse(err error) {
-	if !t.confirmed {
-		err = errors.Join(err, t.unmark())
+// take has the node carry the address, as soon as no other node answers for it, unless another host has it.
+func (c *Carrier) take(ctx context.Context, t *taking) error {
+	if time.Now().Before(t.again) {
+		return t.refuse()
 	}
-	t.err = err
-}
-
-// take has the node carry the address.
-func (t *taking) take(ctx context.Context) error {
-	if err := t.put(t.at); err != nil {
+	other, err := c.put(ctx, t)
+	if err != nil {
 		return err
+	}
+	if other != nil || !t.has {
+		if t.inUse = t.found(ctx, other); t.inUse != nil {
+			t.again = time.Now().Add(conflictPause)
+			time.AfterFunc(conflictPause, c.soon.Send)
+			return t.refuse()
+		}
 	}
 	t.confirmed, t.say = true, t.announce
 	if !t.has || t.link != t.at && t.link != 0 {
@@ -474,6 +472,27 @@ func (t *taking) take(ctx context.Context) error {
 		t.sayOnce(ctx, t.addr)
 	}
 	return nil
+}
+
+// put has the kernel carry the address, unless it returns the other host that has it.
+func (c *Carrier) put(ctx context.Context, t *taking) (other *conflict.Conflict, err error) {
+	unlock, err := c.locks.Lock(ctx, t.addr.String())
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if other, err = c.settle(ctx, t); err != nil || other != nil {
+		return other, err
+	}
+	return nil, t.put(t.at)
+}
+
+// refuse has the node not take the address, which another host has. The mark of one that was the node's before stays.
+func (t *taking) refuse() error {
+	if t.confirmed {
+		return t.inUse
+	}
+	return errors.Join(t.inUse, t.unmark())
 }
 
 // messageSize is the most of a message that a NodeAssignment takes.
@@ -488,7 +507,7 @@ func (c *Carrier) tell(ctx context.Context, t *taking) v1alpha1.RefusedAddress {
 		c.Tell(event, errors.New(text))
 	}
 	refused := v1alpha1.RefusedAddress{Address: t.addr.String(), Reason: v1alpha1.RefusedNotPossible, Message: t.err.Error()}
-	if errors.Is(t.err, errInUse) {
+	if errors.Is(t.err, errInUse) || errors.Is(t.err, errWaits) && len(c.Answerer.Standing(t.addr).MACs) > 0 {
 		refused.Reason = v1alpha1.RefusedInUse
 	}
 	if len(refused.Message) > messageSize {

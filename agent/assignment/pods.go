@@ -40,7 +40,7 @@ func (c *Carrier) TellPods(ctx context.Context, untold func(context.Context) []v
 			select {
 			case <-ctx.Done():
 				return nil
-			case <-time.After(settle):
+			case <-time.After(debounce):
 			}
 		}
 		if err := c.tellPods(ctx, untold(ctx)); err != nil && ctx.Err() == nil {

@@ -136,20 +136,20 @@ func TestTellPods(t *testing.T) {
 		n.say(results(2, 5)...)
 		<-time.After(resync)
 		n.api.Put(&v1alpha1.NodeAssignment{ObjectMeta: metav1.ObjectMeta{Name: "node1"}})
-		if got := n.told(t, 2*settle); !slices.Equal(got, results(2, 5)) {
+		if got := n.told(t, 2*debounce); !slices.Equal(got, results(2, 5)) {
 			t.Errorf("it tells %+v", got)
 		}
 		n.say(result(1, 5))
-		if got := n.told(t, 2*settle); !slices.Equal(got, results(2, 5)[1:]) {
+		if got := n.told(t, 2*debounce); !slices.Equal(got, results(2, 5)[1:]) {
 			t.Errorf("after one pod says it, %+v", got)
 		}
 		n.say()
-		if got := n.told(t, 2*settle); len(got) > 0 {
+		if got := n.told(t, 2*debounce); len(got) > 0 {
 			t.Errorf("after all pods say it, %+v", got)
 		}
 		// Somebody else's words, or those of an agent that has ended.
 		n.api.Put(&v1alpha1.NodeAssignment{ObjectMeta: metav1.ObjectMeta{Name: "node1"}, Status: v1alpha1.NodeAssignmentStatus{Pods: results(3, 5)}})
-		if got := n.told(t, 2*settle); len(got) > 0 {
+		if got := n.told(t, 2*debounce); len(got) > 0 {
 			t.Errorf("it goes on to tell %+v", got)
 		}
 	})
@@ -159,13 +159,13 @@ func TestTellPods(t *testing.T) {
 func TestTellAgain(t *testing.T) {
 	onNode(t, func(t *testing.T, n *node) {
 		n.api.Put(&v1alpha1.NodeAssignment{ObjectMeta: metav1.ObjectMeta{Name: "node1"}})
-		n.told(t, 2*settle)
+		n.told(t, 2*debounce)
 		n.api.Fail(ipamtest.Fault{Verb: "update", Name: "node1", Err: errors.New("no answer")})
 		n.say(result(1, 5))
-		if got := n.told(t, 2*settle); len(got) > 0 {
+		if got := n.told(t, 2*debounce); len(got) > 0 {
 			t.Fatalf("the write did not fail: %+v", got)
 		}
-		if got := n.told(t, tellAgain+2*settle); len(got) != 1 {
+		if got := n.told(t, tellAgain+2*debounce); len(got) != 1 {
 			t.Error("it is not repeated")
 		}
 	})

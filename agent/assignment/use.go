@@ -9,6 +9,8 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent/answering"
+	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/nodeaddress"
@@ -31,7 +33,16 @@ func (o own) announce(link int) error    { return wire.AnnounceOwn(link, o.Addre
 
 func (o own) isOnLink() bool { return true }
 
-func (o own) ask(ctx context.Context) error { return o.c.Records.OwnsAddress(ctx, o.Address.Address) }
+func (o own) ask(ctx context.Context) (podinfo.Record, error) {
+	return o.c.Records.OwnsAddress(ctx, o.Address.Address)
+}
+
+func (o own) stop(cause answering.Cause) error {
+	if cause == answering.NoCarrier {
+		return nil
+	}
+	return nodeaddress.Remove(o.Address)
+}
 
 func (o own) found(ctx context.Context, other *conflict.Conflict) error {
 	if other == nil {
@@ -50,8 +61,7 @@ func (o own) problem(err error) (event, text string) {
 	return EventNodeAddressNotPut, fmt.Sprintf("The node does not have %s, which its pool gives it: %v", o.Address, err)
 }
 
-// service is an address of a Service, whose packets kube-proxy leads to its pods. Another node may carry it at the same time: nodes do
-// not answer each other's probes for addresses that they answer for by proxy.
+// service is an address of a Service, whose packets kube-proxy leads to its pods.
 type service struct {
 	c *Carrier
 	wire.Service
@@ -79,7 +89,11 @@ func (s service) announce(link int) error {
 
 func (s service) isOnLink() bool { return !s.Routed }
 
-func (s service) ask(ctx context.Context) error { return s.c.Records.IsOfService(ctx, s.Address) }
+func (s service) ask(ctx context.Context) (podinfo.Record, error) {
+	return s.c.Records.ServesAddress(ctx, s.Address)
+}
+
+func (s service) stop(answering.Cause) error { return s.c.Services.StopService(s.Address) }
 
 // found tells berth-controller by the NodeAssignment only: no FloatingIP of a Service names a node that may write its status.
 func (s service) found(_ context.Context, other *conflict.Conflict) error {

@@ -213,7 +213,7 @@ func TestNeverSilent(t *testing.T) {
 	answers := make(chan netip.Addr, 10000)
 	var group sync.WaitGroup
 	group.Go(func() {
-		if err := asker.Hear(ctx, func(addr netip.Addr, _ net.HardwareAddr) { answers <- addr }); err != nil {
+		if err := asker.Hear(ctx, func(a conflict.Answer) { answers <- a.Address }); err != nil {
 			t.Error(err)
 		}
 	})

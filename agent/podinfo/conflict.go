@@ -59,26 +59,33 @@ func (n *Node) ClearConflict(ctx context.Context, pod api.Pod, addr netip.Addr) 
 	return nil
 }
 
-// OwnsAddress returns nil if the FloatingIP of an address says that this node itself has it. It asks the API server.
-func (n *Node) OwnsAddress(ctx context.Context, addr netip.Addr) error {
+// OwnsAddress returns the record by which this node itself has an address. Its error is ErrNotCarrier where the FloatingIP does not
+// say so. It asks the API server.
+func (n *Node) OwnsAddress(ctx context.Context, addr netip.Addr) (Record, error) {
 	ip, err := n.existing(ctx, addr)
 	if err != nil {
-		return err
+		return Record{}, err
 	}
 	if !n.isOwn(ip) {
-		return fmt.Errorf("FloatingIP %s does not say that node %s itself has the address", ip.Name, n.name)
+		return Record{}, fmt.Errorf("%w: FloatingIP %s does not say that node %s itself has the address", ErrNotCarrier, ip.Name, n.name)
 	}
 	n.note(ip, addr)
-	return nil
+	return recordOf(ip), nil
 }
 
-// IsOfService returns nil if the FloatingIP of an address says that a Service has it. It asks the API server.
-func (n *Node) IsOfService(ctx context.Context, addr netip.Addr) error {
+// ServesAddress returns the record by which this node is to carry an address of a Service. Its error is ErrNotCarrier where the
+// FloatingIP does not say so. It asks the API server.
+func (n *Node) ServesAddress(ctx context.Context, addr netip.Addr) (Record, error) {
 	ip, err := n.existing(ctx, addr)
-	if err == nil && ip.Spec.Service == nil {
-		err = fmt.Errorf("FloatingIP %s does not say that a Service has the address", ip.Name)
+	switch {
+	case err != nil:
+		return Record{}, err
+	case ip.Spec.Service == nil:
+		return Record{}, fmt.Errorf("%w: FloatingIP %s does not say that a Service has the address", ErrNotCarrier, ip.Name)
+	case !ip.Spec.IsRouted() && ip.Spec.Service.Node != n.name:
+		return Record{}, fmt.Errorf("%w: FloatingIP %s says that node %q carries the address for the Service", ErrNotCarrier, ip.Name, ip.Spec.Service.Node)
 	}
-	return err
+	return recordOf(ip), nil
 }
 
 // existing returns the FloatingIP of an address, as the API server has it. It fails where there is none.
@@ -86,7 +93,7 @@ func (n *Node) existing(ctx context.Context, addr netip.Addr) (*v1alpha1.Floatin
 	name := v1alpha1.NameOf(addr)
 	ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
 	if isAbsent(err) {
-		return nil, fmt.Errorf("FloatingIP %s does not exist", name)
+		return nil, fmt.Errorf("%w: FloatingIP %s does not exist", ErrNotCarrier, name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("get FloatingIP %s: %w", name, err)

@@ -18,7 +18,6 @@ import (
 	"github.com/berth-dev/berth/agent/policy/enforce"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
 	"github.com/berth-dev/berth/cni/api"
-	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
@@ -47,7 +46,8 @@ type Options struct {
 	AgentCAFile     string
 	// NetworkNamespaces are namespaces whose NetworkAttachmentDefinitions every pod may use.
 	NetworkNamespaces []string
-	Conflicts         conflict.Prober
+	// DetectConflicts has hosts believed that say to have an address of a pod.
+	DetectConflicts bool
 	// SilenceAfter is when the node falls silent without its agent for pods that asked for failover, 0 where it does not.
 	SilenceAfter  time.Duration
 	GalaxyAliases bool
@@ -58,13 +58,6 @@ type Options struct {
 	NetworkPolicyBackend enforce.Backend
 	Monitoring           monitoring.Options
 }
-
-// Bounds of the probes for address conflicts: each pod's start waits for them, and RFC 5227
-// has 3 probes at most 2 seconds apart.
-const (
-	maxProbes                = 5
-	minInterval, maxInterval = 10 * time.Millisecond, 2 * time.Second
-)
 
 func newOptions() *Options {
 	return &Options{
@@ -82,7 +75,7 @@ func newOptions() *Options {
 		AgentCAFile: "/etc/berth/agent-ca/ca.crt",
 
 		NetworkNamespaces: []string{"default"},
-		Conflicts:         conflict.Prober{Probes: conflict.Probes, Interval: conflict.Interval, Patience: conflict.Patience},
+		DetectConflicts:   true,
 		// Below the ports of Services and of outgoing connections.
 		HostPortRange:        "20000-29999",
 		NetworkPolicyPods:    enforce.PodsFloatingIP,
@@ -112,8 +105,7 @@ func (o *Options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.SysctlRoot, "sysctl-root", o.SysctlRoot, "Path of the node's /proc/sys; IPv6 pools need its folder net to be writable.")
 	fs.StringVar(&o.AgentCAFile, "agent-ca-file", o.AgentCAFile, "File with the authorities of the agents' certificates, by which they believe each other which node answers for an address, in PEM: of the ConfigMap berth-agent-ca. Read again when it changes. Without it they do not hear each other. The agent's own key and certificate are beside --state-file.")
 	fs.StringSliceVar(&o.NetworkNamespaces, "network-namespaces", o.NetworkNamespaces, "Namespaces whose NetworkAttachmentDefinitions the pods of every namespace may use; "+attachdef.AllNamespaces+" for all. The pods of a namespace may always use its own.")
-	fs.IntVar(&o.Conflicts.Probes, "conflict-probes", o.Conflicts.Probes, "How often the network is asked whether another host has an address before a pod gets it; 0 does not ask.")
-	fs.DurationVar(&o.Conflicts.Interval, "conflict-interval", o.Conflicts.Interval, "How long an answer is waited for after each probe.")
+	fs.BoolVar(&o.DetectConflicts, "detect-conflicts", o.DetectConflicts, "Give a pod no address that a host outside of the cluster says to have, and defend the ones of running pods; false where a router says so of all.")
 	fs.DurationVar(&o.SilenceAfter, "silence-after", o.SilenceAfter, "After which time without its agent the node answers no more for addresses of pods with the annotation "+v1alpha1.AnnotationFailover+": "+v1alpha1.FailoverAutomatic+", so that another node can; at least "+deadman.MinSilence.String()+". An agent that is told to end leaves the next one ten minutes. 0: it answers on. See docs/how-to/failover.md.")
 	fs.BoolVar(&o.GalaxyAliases, "galaxy-aliases", o.GalaxyAliases, "Take a request of "+galaxy.ResourceENIIP+" for one of "+v1alpha1.ResourceIP+", as the scheduler does with its option of this name.")
 	fs.StringVar(&o.HostPortRange, "host-port-range", o.HostPortRange, "Ports of the node from which pods with the annotation "+v1alpha1.AnnotationHostPorts+" get theirs. Ports that a program of the node has, and the kernel's range for outgoing connections, are left out.")
@@ -145,12 +137,6 @@ func (o *Options) validate() error {
 	}
 	if o.CNIConfName != filepath.Base(o.CNIConfName) || filepath.Ext(o.CNIConfName) != ".conflist" {
 		errs = append(errs, fmt.Errorf("--cni-conf-name must be a file name that ends in .conflist, is %q", o.CNIConfName))
-	}
-	if o.Conflicts.Probes < 0 || o.Conflicts.Probes > maxProbes {
-		errs = append(errs, fmt.Errorf("--conflict-probes must be 0 to %d, is %d", maxProbes, o.Conflicts.Probes))
-	}
-	if o.Conflicts.Interval < minInterval || o.Conflicts.Interval > maxInterval {
-		errs = append(errs, fmt.Errorf("--conflict-interval must be %s to %s, is %s", minInterval, maxInterval, o.Conflicts.Interval))
 	}
 	if o.SilenceAfter != 0 && o.SilenceAfter < deadman.MinSilence {
 		errs = append(errs, fmt.Errorf("--silence-after must be 0 or at least %s, is %s", deadman.MinSilence, o.SilenceAfter))

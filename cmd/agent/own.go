@@ -61,7 +61,7 @@ func newOwnAddresses(o *Options, clients *clients, records *podinfo.Node, networ
 		Kernel: &egressKernel{wirer, uplink}, Events: recorder, Metrics: egress.NewMetrics(legacyregistry.MustRegister),
 	})
 	carrier = assignment.New(assignment.Options{
-		Node: o.NodeName, Assignments: clients.berth.NodeAssignments, Records: records, Prober: &o.Conflicts, Uplink: uplink,
+		Node: o.NodeName, Assignments: clients.berth.NodeAssignments, Records: records, Uplink: uplink,
 		Services: wirer,
 		Tell:     func(event string, problem error) { tellNode(recorder, o.NodeName, event, "CarryAddress")(problem) },
 		Closing:  leaving.Close, Looked: leaving.Soon,

@@ -92,7 +92,7 @@ func run(ctx context.Context, o *Options) error {
 		Pods: node, ConflictLog: node, Store: store,
 		Networks: networks, Plugins: newRunner(o, exec, bootID), Drivers: nettype.Drivers(nettype.Kernel{Wirer: own.wirer, StateFile: o.StateFile}),
 		PodNetworks:   &attachdef.Reader{Get: clients.definition, Shared: o.NetworkNamespaces},
-		DefaultRoutes: defaultroute.Kernel{}, Prober: &o.Conflicts,
+		DefaultRoutes: defaultroute.Kernel{}, Proxied: !o.DetectConflicts,
 		Shaper:            profiles,
 		Metrics:           agent.NewMetrics(legacyregistry.MustRegister),
 		Events:            recorder,
@@ -100,7 +100,7 @@ func run(ctx context.Context, o *Options) error {
 		RefusedNeighbours: netfilter.RefusedNeighbours,
 		Configuration:     keeper.Ready,
 		Egress:            own.egress, TellSoon: own.carrier.TellSoon,
-		HostPorts: &hostport.Forwarder{}, HostPortRange: ports, Listener: newListener(o), NodeAddresses: assignment.Carried, DeadMan: deadman.New(o.SilenceAfter), Segment: segments.open, Unicast: segments.hear, Node: segments.self, APIReachable: clients.reachable, AgentPort: o.Monitoring.SecurePort,
+		HostPorts: &hostport.Forwarder{}, HostPortRange: ports, Listener: newListener(o), NodeAddresses: assignment.Carried, Assigned: own.carrier, DeadMan: deadman.New(o.SilenceAfter), Segment: segments.open, Unicast: segments.hear, Node: segments.self, APIReachable: clients.reachable, AgentPort: o.Monitoring.SecurePort,
 	}
 	enforcer, err := withEnforcer(ctx, o, &options, clients, journal)
 	if err != nil {
@@ -115,7 +115,7 @@ func run(ctx context.Context, o *Options) error {
 
 // newListener returns nothing where agents do not look for conflicts.
 func newListener(o *Options) defence.Listener {
-	if o.Conflicts.Probes == 0 {
+	if !o.DetectConflicts {
 		return nil
 	}
 	return conflict.NewListener(wire.Answers)
@@ -215,6 +215,7 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, own *ownAddresses, r
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
+	own.carrier.Answerer = a.Answerer()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return s.Serve(ctx, listener, grace) })
 	group.Go(func() error { return node.Run(ctx, a) })

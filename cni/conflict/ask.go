@@ -34,10 +34,10 @@ func Ask(ctx context.Context, link int, addrs []netip.Addr) ([]Answers, error) {
 	for i, addr := range addrs {
 		answers[i].Address = addr
 	}
-	err := askAndHear(ctx, link, addrs, func(addr netip.Addr, mac net.HardwareAddr) {
-		i := slices.Index(addrs, addr)
-		if i >= 0 && !slices.ContainsFunc(answers[i].MACs, func(known net.HardwareAddr) bool { return bytes.Equal(known, mac) }) {
-			answers[i].MACs = append(answers[i].MACs, mac)
+	err := askAndHear(ctx, link, addrs, func(a Answer) {
+		i := slices.Index(addrs, a.Address)
+		if i >= 0 && !slices.ContainsFunc(answers[i].MACs, func(known net.HardwareAddr) bool { return bytes.Equal(known, a.MAC) }) {
+			answers[i].MACs = append(answers[i].MACs, a.MAC)
 		}
 	})
 	if err != nil {
@@ -46,7 +46,7 @@ func Ask(ctx context.Context, link int, addrs []netip.Addr) ([]Answers, error) {
 	return answers, err
 }
 
-func askAndHear(ctx context.Context, link int, addrs []netip.Addr, answered func(addr netip.Addr, mac net.HardwareAddr)) error {
+func askAndHear(ctx context.Context, link int, addrs []netip.Addr, answered func(Answer)) error {
 	a, err := OpenAsker(link)
 	if err != nil {
 		return err
@@ -59,10 +59,10 @@ func askAndHear(ctx context.Context, link int, addrs []netip.Addr, answered func
 	var one sync.Mutex
 	go func() {
 		defer close(done)
-		heard = a.Hear(hearing, func(addr netip.Addr, mac net.HardwareAddr) {
+		heard = a.Hear(hearing, func(answer Answer) {
 			one.Lock()
 			defer one.Unlock()
-			answered(addr, mac)
+			answered(answer)
 		})
 	}()
 	for range questions {

@@ -22,9 +22,9 @@ import (
 )
 
 // Asker asks a network which hosts have addresses, as any of its hosts would: proxies answer, too,
-// which a [Prober] does not find. An IPv4 question needs an address of this node as its sender; it
+// which no probe finds. An IPv4 question needs an address of this node as its sender; it
 // leaves the neighbour tables of hosts as they are, or correct. The node itself does not hear its
-// own answers. Question and Hear may run in parallel.
+// own answers. Question, Probe and Hear may run in parallel.
 type Asker struct {
 	link     *net.Interface
 	families []*segment
@@ -108,6 +108,18 @@ func (a *Asker) Question(addrs []netip.Addr) error {
 	return errors.Join(errs...)
 }
 
+// Probe asks once for each IPv4 address whether a host has it itself. To IPv6 a Question asks that, too. Agents of other nodes do not answer
+// for their pods: where an address moves here, that is no conflict.
+func (a *Asker) Probe(addrs []netip.Addr) error {
+	for _, addr := range addrs {
+		f := frame.ARP{Operation: frame.ARPRequest, SenderMAC: a.link.HardwareAddr, TargetMAC: agentMark(), Sender: netip.IPv4Unspecified(), Target: addr}.To(frame.Broadcast())
+		if _, err := a.families[0].conn.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]}); err != nil {
+			return fmt.Errorf("send on link %s: %w", a.link.Name, err)
+		}
+	}
+	return nil
+}
+
 // question returns the frame that asks for an address, an IPv4 one at the host to. It has the sender in the network of the address,
 // or the first.
 func question(mac, to net.HardwareAddr, senders []netip.Prefix, addr netip.Addr) []byte {
@@ -120,7 +132,7 @@ func question(mac, to net.HardwareAddr, senders []netip.Prefix, addr netip.Addr)
 
 // Hear calls answered with each answer, also to other hosts' IPv6 questions, until ctx ends, and returns nil then. It is
 // called once. Calls for IPv4 and IPv6 may be in parallel. Beside a link that goes down and comes up again it goes on.
-func (a *Asker) Hear(ctx context.Context, answered func(addr netip.Addr, mac net.HardwareAddr)) error {
+func (a *Asker) Hear(ctx context.Context, answered func(Answer)) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	var group sync.WaitGroup
@@ -129,8 +141,8 @@ func (a *Asker) Hear(ctx context.Context, answered func(addr netip.Addr, mac net
 		group.Go(func() {
 			defer stop()
 			errs[i] = Read(ctx, s.conn, func(f []byte) {
-				if addr, mac, ok := s.anyAnswer(f); ok {
-					answered(addr, mac)
+				if answer, ok := s.answer(f); ok {
+					answered(answer)
 				}
 			})
 			if errs[i] != nil {
@@ -158,15 +170,6 @@ func Read(ctx context.Context, conn *packet.Conn, each func(f []byte)) error {
 			return err
 		}
 	}
-}
-
-// anyAnswer is answer for which a proxy's counts, too.
-func (s *segment) anyAnswer(f []byte) (addr netip.Addr, mac net.HardwareAddr, ok bool) {
-	if s.is4 {
-		return s.answer(f)
-	}
-	a, ok := frame.ParseAdvertisement(f)
-	return a.Target, a.MAC, ok && !bytes.Equal(a.MAC, s.link.HardwareAddr)
 }
 
 // Senders returns the IPv4 addresses of the link, then of the node's other links. It runs in the network namespace

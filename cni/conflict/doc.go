@@ -1,25 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package conflict finds out whether another host of a layer 2 network has an address that
-// a pod is about to get: ARP probes for IPv4 (RFC 5227, section 2.1.1), duplicate address
-// detection for IPv6 (RFC 4862, section 5.4). A [Prober] takes nothing, announces nothing, and
-// changes no neighbour's memory: a probe has no sender address.
+// Package conflict asks the hosts of a layer 2 network whether they have addresses, and hears the ones that say so: ARP
+// for IPv4 (RFC 826, RFC 5227), neighbour discovery for IPv6 (RFC 4861, RFC 4862). It decides nothing and takes nothing; package
+// answering says from which answers on a host is in conflict with a pod.
 //
-// # When an address is in conflict
+// # Questions and probes
 //
-// An answer of the owner of the address, and again answers until the Prober's patience is
-// over. A moving address is none:
+// An [Asker] asks as any host does: the owner of an address answers, and whoever answers for it by proxy, as the node of a pod, or a
+// router. A probe has no sender address, so that it changes no neighbour's memory. It tells owners from proxies:
 //
-//   - A node that still answers for a pod that was there answers by proxy. By IPv4, Linux
-//     answers no probes by proxy, and an agent answers probes of all hosts but agents, whose
-//     probes have a mark. By IPv6 it does, without the flag "override" (RFC 4861,
-//     section 7.2.8), and such answers do not count.
-//   - A pod that has the address on its own interface on the old node answers with a MAC
-//     that is known here (Target.Own).
-//   - Every other answer of the past ends soon, while a foreign host goes on answering.
-//
-// Therefore proxies are not found: neither another cluster of Berth nor a router that
-// answers for addresses that it routes.
+//   - By IPv4, Linux answers no probes by proxy, and an agent answers probes of all hosts but agents, whose probes have a mark. By
+//     IPv6 it does, without the flag "override" (RFC 4861, section 7.2.8).
+//   - A pod that has the address on its own interface on the old node answers with a MAC that is known here (Target.Own).
 //
 // # A host that comes later
 //
@@ -27,13 +19,4 @@
 // The caller decides whether to announce the address again (RFC 5227, section 2.4). The Listener
 // answers a host that asks before it takes such an address, as DHCP clients do: the host then leaves
 // it to the pod.
-//
-// # Time
-//
-// RFC 5227 takes 4 to 7 seconds, RFC 4862 one, for hosts that may sit behind slow links and
-// come up together after a power loss. A pod's start waits for the probes, and its network
-// is one segment of Ethernet, whose hosts answer in about a millisecond; so the defaults are
-// 2 probes 100 ms apart: 200 ms for any number of addresses that are free. The agent
-// begins them when a pod is bound to its node, so that they mostly end before the runtime asks
-// for the pod's network.
 package conflict

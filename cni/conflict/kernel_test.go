@@ -5,20 +5,17 @@ package conflict
 import (
 	"context"
 	"errors"
-	"fmt"
+	"maps"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
-	"strconv"
-	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/packet"
-	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/api"
@@ -66,27 +63,6 @@ func macOf(h *netnstest.Host) string {
 	return mac
 }
 
-// ask probes from a node and returns "address mac" of each conflict.
-func ask(t *testing.T, from *netnstest.Host, p *Prober, targets ...Target) ([]string, error) {
-	t.Helper()
-	var found []string
-	err := from.Try(func() error {
-		link, err := net.InterfaceByName("eth0")
-		if err != nil {
-			return err
-		}
-		for i := range targets {
-			targets[i].Link = link.Index
-		}
-		conflicts, err := p.Probe(t.Context(), targets)
-		for _, c := range conflicts {
-			found = append(found, c.Address.String()+" "+c.MAC.String())
-		}
-		return err
-	})
-	return found, err
-}
-
 func targetsOf(addrs ...string) (all []Target) {
 	for _, a := range addrs {
 		all = append(all, Target{Address: netip.MustParseAddr(a)})
@@ -94,73 +70,58 @@ func targetsOf(addrs ...string) (all []Target) {
 	return all
 }
 
-// prober has the defaults, but a patience that a busy machine does not outlast.
-func prober() *Prober { return &Prober{Probes: Probes, Interval: Interval, Patience: Patience} }
+// owners asks from a node, some times, and returns "address mac" of each host that has one of the addresses itself.
+func owners(t *testing.T, from *netnstest.Host, addrs ...string) []string {
+	t.Helper()
+	var all, is4 []netip.Addr
+	for _, target := range targetsOf(addrs...) {
+		if all = append(all, target.Address); target.Address.Is4() {
+			is4 = append(is4, target.Address)
+		}
+	}
+	found := map[string]bool{}
+	from.Run(func() error {
+		link, err := net.InterfaceByName("eth0")
+		if err != nil {
+			return err
+		}
+		asker, err := OpenAsker(link.Index)
+		if err != nil {
+			return err
+		}
+		hearing, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		var mu sync.Mutex
+		go func() {
+			done <- asker.Hear(hearing, func(a Answer) {
+				mu.Lock()
+				defer mu.Unlock()
+				if slices.Contains(all, a.Address) && a.Owner {
+					found[a.Address.String()+" "+a.MAC.String()] = true
+				}
+			})
+		}()
+		for range questions {
+			err = errors.Join(err, asker.Question(all), asker.Probe(is4))
+			<-time.After(questionWait)
+		}
+		stop()
+		return errors.Join(err, <-done, asker.Close())
+	})
+	return slices.Sorted(maps.Keys(found))
+}
 
-// A host that is no part of the cluster and has some of the addresses.
+// A host that has some of the addresses is known as their owner.
 func TestForeignHost(t *testing.T) {
 	t.Parallel()
 	w, a, _ := nodes(t)
 	_, mac := foreign(t, w, addr4, addr6)
-	found, err := ask(t, a, prober(), targetsOf(free6, addr6, addr4, free4, addr4)...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]string{addr4 + " " + mac, addr6 + " " + mac}, found); diff != "" {
+	if diff := cmp.Diff([]string{addr4 + " " + mac, addr6 + " " + mac}, owners(t, a, free6, addr6, addr4, free4)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
-// One that the probe made give up, or that was on its way out.
-func TestForeignHostThatEnds(t *testing.T) {
-	t.Parallel()
-	w, a, _ := nodes(t)
-	h, _ := foreign(t, w, addr4, addr6)
-	p := prober()
-	p.Patience = time.Hour
-	done := make(chan []string, 1)
-	go func() {
-		found, err := ask(t, a, p, targetsOf(addr4, addr6)...)
-		if err != nil {
-			found = append(found, err.Error())
-		}
-		done <- found
-	}()
-	netnstest.Eventually(t, func() error {
-		if advertised(t, h) == 0 {
-			return errors.New("the host answered no probe yet")
-		}
-		return nil
-	})
-	h.IP("addr", "flush", "dev", "eth0")
-	select {
-	case found := <-done:
-		if len(found) > 0 {
-			t.Errorf("found %q", found)
-		}
-	case <-time.After(time.Minute):
-		t.Fatal("the probes do not end")
-	}
-}
-
-// advertised returns how many neighbour advertisements the host sent.
-func advertised(t *testing.T, h *netnstest.Host) int {
-	t.Helper()
-	var sent int
-	h.Run(func() error {
-		// This process's /proc/net shows the namespace of its first thread.
-		counters, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/net/snmp6", unix.Gettid()))
-		for line := range strings.Lines(string(counters)) {
-			if fields := strings.Fields(line); len(fields) == 2 && fields[0] == "Icmp6OutNeighborAdvertisements" {
-				sent, err = strconv.Atoi(fields[1])
-			}
-		}
-		return err
-	})
-	return sent
-}
-
-// A pod's address that moves is none, also while the node where it was still carries it:
+// The node that a pod's address moves from is no owner, also while it still answers:
 // it may be cut off from the API.
 func TestMovingAddress(t *testing.T) {
 	t.Parallel()
@@ -180,25 +141,8 @@ func TestMovingAddress(t *testing.T) {
 	// Its agent answers probes of other hosts.
 	l := newListener(t, b)
 	b.Run(func() error { return l.Listen(onLink(indexOf(b), addr4, addr6)) })
-	// Node a asks for them at the same time, and the proxy answers that.
-	asking, stop := context.WithCancel(t.Context())
-	asked, link := make(chan error, 1), indexOf(a)
-	go func() {
-		asked <- a.Try(func() error {
-			asker, err := OpenAsker(link)
-			if err != nil {
-				return err
-			}
-			for ; err == nil && asking.Err() == nil; time.Sleep(Interval / 10) { //nolint:forbidigo // the questions' interval
-				err = asker.Question([]netip.Addr{netip.MustParseAddr(addr4), netip.MustParseAddr(addr6)})
-			}
-			return errors.Join(err, asker.Close())
-		})
-	}()
-	found, err := ask(t, a, prober(), targetsOf(addr4, addr6)...)
-	stop()
-	if err := errors.Join(err, <-asked); err != nil || len(found) > 0 {
-		t.Errorf("found %q, %v", found, err)
+	if found := owners(t, a, addr4, addr6); len(found) > 0 {
+		t.Errorf("found %q", found)
 	}
 	// The node carries them all the same.
 	a.IP("route", "add", "10.0.70.0/24", "dev", "eth0")
@@ -231,20 +175,22 @@ func TestHostsProbe(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			s := &segment{link: link, is4: true, targets: onLink(link.Index, addrs...)}
+			s := &segment{link: link, is4: true}
 			if s.conn, err = s.listen(); err != nil {
 				return err
 			}
 			defer s.conn.Close()
-			for _, target := range s.targets {
+			for _, target := range targetsOf(addrs...) {
 				probe := frame.ARP{Operation: frame.ARPRequest, SenderMAC: link.HardwareAddr, Sender: netip.IPv4Unspecified(), Target: target.Address}
 				if _, err := s.conn.WriteTo(probe.To(frame.Broadcast()), &packet.Addr{HardwareAddr: frame.Broadcast()}); err != nil {
 					return err
 				}
 			}
-			return s.receive(t.Context(), time.Now().Add(time.Second), func(f []byte) {
-				if addr, mac, ok := s.answer(f); ok {
-					found = append(found, addr.String()+" "+mac.String())
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			return Read(ctx, s.conn, func(f []byte) {
+				if a, ok := s.answer(f); ok {
+					found = append(found, a.Address.String()+" "+a.MAC.String())
 				}
 			})
 		})
@@ -265,75 +211,6 @@ func onLink(link int, addrs ...string) []Target {
 		targets[i].Link = link
 	}
 	return targets
-}
-
-// A pod that has its address on an interface of its own in the network, as with macvlan, is
-// known by its MAC.
-func TestOwnMAC(t *testing.T) {
-	t.Parallel()
-	w, a, _ := nodes(t)
-	_, mac := foreign(t, w, addr4, addr6)
-	own, err := net.ParseMAC(mac)
-	if err != nil {
-		t.Fatal(err)
-	}
-	targets := targetsOf(addr4, addr6)
-	for i := range targets {
-		targets[i].Own = own
-	}
-	if found, err := ask(t, a, prober(), targets...); err != nil || len(found) > 0 {
-		t.Errorf("found %q, %v", found, err)
-	}
-}
-
-// A caller that ends the ADD does not wait for the patience.
-func TestEnds(t *testing.T) {
-	t.Parallel()
-	w, a, _ := nodes(t)
-	foreign(t, w, addr4, addr6)
-	p := prober()
-	p.Patience = time.Hour
-	gone := errors.New("the pod is gone")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	timer := time.AfterFunc(time.Second, func() { cancel(gone) })
-	defer timer.Stop()
-	err := a.Try(func() error {
-		link, err := net.InterfaceByName("eth0")
-		if err != nil {
-			return err
-		}
-		targets := targetsOf(addr4, addr6)
-		targets[0].Link, targets[1].Link = link.Index, link.Index
-		_, err = p.Probe(ctx, targets)
-		return err
-	})
-	if !errors.Is(err, gone) {
-		t.Errorf("Probe() = %v", err)
-	}
-}
-
-// Where a network cannot be asked, the others still are.
-func TestBrokenLinks(t *testing.T) {
-	t.Parallel()
-	w, a, _ := nodes(t)
-	_, mac := foreign(t, w, addr4)
-	a.Run(func() error {
-		link, err := net.InterfaceByName("eth0")
-		if err != nil {
-			return err
-		}
-		targets := targetsOf(addr4, addr6, free4)
-		targets[0].Link, targets[1].Link, targets[2].Link = link.Index, link.Index+1000, 1 // loopback has no neighbours
-		conflicts, err := prober().Probe(t.Context(), targets)
-		if err == nil || !strings.Contains(err.Error(), "find link") || len(conflicts) != 1 || conflicts[0].MAC.String() != mac || conflicts[0].Link != "eth0" {
-			t.Errorf("Probe() = %v, %v", conflicts, err)
-		}
-		return nil
-	})
-	a.IP("link", "set", "eth0", "down")
-	if found, err := ask(t, a, prober(), targetsOf(addr4)...); err == nil || len(found) > 0 {
-		t.Errorf("on a link that is down: %q, %v", found, err)
-	}
 }
 
 // A Listener hears other hosts claim its addresses, with the host's MAC, and hears nothing else;

@@ -12,8 +12,8 @@ import (
 	"github.com/berth-dev/berth/cni/frame"
 )
 
-// A probe's socket gets the frames that can answer it, and is not woken for the ARP of others.
-func TestProbeHearsRepliesOnly(t *testing.T) {
+// An Asker's socket gets the frames that can answer it, and is not woken for the ARP of others.
+func TestRepliesOnly(t *testing.T) {
 	own, other := net.HardwareAddr{2, 1, 2, 3, 4, 5}, net.HardwareAddr{2, 1, 2, 3, 4, 6}
 	addr, asker := netip.MustParseAddr("10.0.70.10"), netip.MustParseAddr("10.0.60.11")
 	s := &segment{link: &net.Interface{HardwareAddr: own}, is4: true}
@@ -43,7 +43,7 @@ func TestProbeHearsRepliesOnly(t *testing.T) {
 		if heard := n > 0; heard != c.hears {
 			t.Errorf("%s comes to the socket: %t, want %t", name, heard, c.hears)
 		}
-		if _, _, answers := s.answer(c.frame); answers != c.hears {
+		if _, answers := s.answer(c.frame); answers != c.hears {
 			t.Errorf("%s is an answer: %t, want %t", name, answers, c.hears)
 		}
 	}

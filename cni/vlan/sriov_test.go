@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -263,11 +264,10 @@ func functionConflict(t *testing.T, c *cards) {
 	if err != nil || len(networks) != 1 {
 		t.Fatalf("Networks() = %v, %v", networks, err)
 	}
-	prober := &conflict.Prober{Probes: conflict.Probes, Interval: conflict.Interval, Patience: conflict.Patience}
-	found, err := prober.Probe(t.Context(), []conflict.Target{{Address: networks[0].Address, Link: networks[0].Link, Own: networks[0].MAC}})
+	found, err := conflict.Ask(t.Context(), networks[0].Link, []netip.Addr{networks[0].Address})
 	release()
-	if err != nil || len(found) != 1 || found[0].MAC.String() != "52:54:00:be:00:02" {
-		t.Errorf("Probe() = %v, %v", found, err)
+	if err != nil || len(found[0].MACs) != 1 || found[0].MACs[0].String() != "52:54:00:be:00:02" {
+		t.Errorf("Ask() = %v, %v", found, err)
 	}
 	if err := c.driver.Teardown(p.spec); err != nil {
 		t.Error(err)

@@ -8,7 +8,6 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -32,6 +31,7 @@ import (
 	"github.com/berth-dev/berth/agent/answering/segment"
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/ipam/agentca"
 	"github.com/berth-dev/berth/ipam/agentca/signer"
 )
@@ -379,7 +379,7 @@ func (n *network) hellos(t *testing.T, a *agentca.Authority) <-chan answering.Me
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	group.Go(func() {
-		if err := s.Run(ctx, func(m answering.Message) { heard <- m }, func(netip.Addr, net.HardwareAddr) {}); err != nil {
+		if err := s.Run(ctx, func(m answering.Message) { heard <- m }, func(conflict.Answer) {}); err != nil {
 			t.Error(err)
 		}
 	})

@@ -222,7 +222,7 @@ func TestCostOfAdd(t *testing.T) {
 			return ordinary(t, network.costNode(t, "cost-ordinary", "10.0.60.11"), network.newHost(t, "alone-ordinary", "10.0.60.21"), pods)
 		}},
 		{"floating, no probes", func() *costNode {
-			return floating(t, network.costNode(t, "cost-floating", "10.0.60.12", "--conflict-probes=0"), network.newHost(t, "alone-floating", "10.0.60.22"), 100, pods)
+			return floating(t, network.costNode(t, "cost-floating", "10.0.60.12", "--detect-conflicts=false"), network.newHost(t, "alone-floating", "10.0.60.22"), 100, pods)
 		}},
 		{"floating, default", func() *costNode {
 			return floating(t, network.costNode(t, "cost-probing", "10.0.60.13"), network.newHost(t, "alone-probing", "10.0.60.23"), 180, pods)
@@ -271,7 +271,7 @@ func TestCostOfManyAdds(t *testing.T) {
 		*costNode
 	}{
 		{"ordinary", ordinary(t, network.costNode(t, "many-ordinary", "10.0.60.11"), network.newHost(t, "alone-ordinary", "10.0.60.21"), pods)},
-		{"floating, no probes", floating(t, network.costNode(t, "many-floating", "10.0.60.12", "--conflict-probes=0"), network.newHost(t, "alone-floating", "10.0.60.22"), 100, pods)},
+		{"floating, no probes", floating(t, network.costNode(t, "many-floating", "10.0.60.12", "--detect-conflicts=false"), network.newHost(t, "alone-floating", "10.0.60.22"), 100, pods)},
 	} {
 		var took [2][]time.Duration
 		var ratios []float64
@@ -306,7 +306,7 @@ func TestCostOfMemory(t *testing.T) {
 	network := newNetwork(t)
 	const address = "10.0.60.11"
 	group := newMemoryGroup(t)
-	n := network.costNode(t, "memory", address, "--conflict-probes=0", "--bind-address="+address, "--secure-port=10265")
+	n := network.costNode(t, "memory", address, "--detect-conflicts=false", "--bind-address="+address, "--secure-port=10265")
 	if group != nil {
 		n.restartIn(group)
 	}

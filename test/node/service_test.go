@@ -110,10 +110,33 @@ func (b *balanced) serve(endpoints ...endpoint) {
 	}
 }
 
-// carry writes the node's NodeAssignment: addresses of Services.
+// carry has the node carry addresses of Services, as the controller does: their FloatingIPs name it, if there are any, and then its
+// NodeAssignment has them.
 func (n *node) carry(since time.Time, addresses ...string) {
 	n.t.Helper()
+	for _, address := range addresses {
+		n.serves(address)
+	}
 	n.assignAll(assignedToServices(n.t, since, addresses...)...)
+}
+
+// serves has the FloatingIP of a Service's address name the node.
+func (n *node) serves(address string) {
+	n.t.Helper()
+	ip, err := apiOf(n.t).ips.Get(n.t.Context(), nameOf(address), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && (ip.Spec.Service == nil || ip.Spec.IsRouted() || ip.Spec.Service.Node == n.name) {
+		return
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if before := ip.Spec.Service.Node; before != "" {
+		ip.Spec.LastNode = &v1alpha1.NodeReference{Name: before, UID: "u"}
+	}
+	ip.Spec.Service.Node = n.name
+	if _, err := apiOf(n.t).ips.Update(n.t.Context(), ip, metav1.UpdateOptions{}); err != nil {
+		n.t.Fatal(err)
+	}
 }
 
 func assignedToServices(t *testing.T, since time.Time, addresses ...string) (all []v1alpha1.AssignedAddress) {
@@ -524,8 +547,8 @@ func TestServiceAddressRefused(t *testing.T) {
 			return fmt.Errorf("the node has no event with %q", want)
 		})
 	}
-	says("10.70.47.9 for its Service: FloatingIP 10.70.47.9 does not say that a Service has the address")
-	says("10.70.47.8 for its Service: FloatingIP 10.70.47.8 does not exist")
+	says("10.70.47.9 for its Service: not an address for this node to carry: FloatingIP 10.70.47.9 does not say that a Service has the address")
+	says("10.70.47.8 for its Service: not an address for this node to carry: FloatingIP 10.70.47.8 does not exist")
 	// While the agent looks again its mark is there.
 	eventually(t, func() error { return n.withdrawn("10.70.47.9,10.70.47.8") })
 
@@ -612,5 +635,65 @@ func TestServiceAddressConflict(t *testing.T) {
 	}
 	if got, want := answeredBy(network.client, taken), a.MAC("eth0").String(); got != want {
 		t.Errorf("%s is at %q, want %s", taken, got, want)
+	}
+}
+
+// TestServiceCarrierWithoutAPI: the node that carries the address of a Service loses the API server alone, and the controller gives the
+// address to another one. From the first answer of that one on it is the only one that answers. It waits for one whose agent hangs.
+func TestServiceCarrierWithoutAPI(t *testing.T) {
+	t.Parallel()
+	const address = "10.70.49.100"
+	network := newNetwork(t)
+	heard := network.hellos(t, authority(t))
+	old, fresh := network.newNode(t, "services-e", "10.0.60.11"), network.newNode(t, "services-f", "10.0.60.12")
+	known(t, heard, old, fresh)
+	old.register("10.0.60.11")
+	fresh.register("10.0.60.12")
+	recordService(t, address, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "one", UID: types.UID("1")}})
+	since := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	client := newAsker(t, network.client, "10.70.0.50", address)
+	old.carry(since, address)
+	old.saysCarried(address)
+	for round := range 2 {
+		client.await(t, mac(old), time.Now(), 3)
+		old.IP("route", "add", "blackhole", apiAddress+"/32")
+		fresh.carry(since, address)
+		fresh.saysCarried(address)
+		carried := time.Now()
+		client.await(t, mac(fresh), carried, 30)
+		if answers := client.of(mac(old), carried); len(answers) > 0 {
+			t.Errorf("round %d: the node without the API server answered %d more times, the last one after %v", round, len(answers), answers[len(answers)-1].Sub(carried))
+		}
+		old.assignAll()
+		old.IP("route", "del", "blackhole", apiAddress+"/32")
+		old.saysCarried()
+		old, fresh = fresh, old
+	}
+
+	if err := old.agent.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	fresh.carry(since, address)
+	eventually(t, func() error {
+		says, err := apiOf(t).assignments.Get(t.Context(), fresh.name, metav1.GetOptions{})
+		if err == nil && !slices.ContainsFunc(says.Status.Refused, func(r v1alpha1.RefusedAddress) bool {
+			return r.Reason == v1alpha1.RefusedInUse && strings.Contains(r.Message, "a host with MAC "+mac(old)+" still answers for "+address+", which was on "+old.name+" last")
+		}) {
+			err = fmt.Errorf("the node refuses %+v", says.Status.Refused)
+		}
+		return err
+	})
+	if answers := client.of(mac(fresh), began); len(answers) > 0 {
+		t.Errorf("beside a node whose agent hangs the next one answered %d times", len(answers))
+	}
+	if err := old.agent.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	fresh.saysCarried(address)
+	carried := time.Now()
+	client.await(t, mac(fresh), carried, 10)
+	if answers := client.of(mac(old), carried); len(answers) > 0 {
+		t.Errorf("the node whose agent goes on answered %d more times", len(answers))
 	}
 }

@@ -36,7 +36,7 @@ var wire = []promise{
 	},
 	{
 		"The node hears which host outside of the cluster has the address of a pod that is to start.", "docs/how-to/address-conflict.md",
-		"cni/conflict/probe.go", "if i >= 0 && !bytes.Equal(mac, asked[i].Own) {", "if i >= 0 && bytes.Equal(mac, asked[i].Own) {",
+		"cni/conflict/target.go", "ok && (a.Target.IsUnspecified() || a.Target == a.Sender)}, ok", "ok && a.Target.IsUnspecified() && a.Target == a.Sender}, ok",
 		"cni/conflict", "TestForeignHost",
 	},
 	{

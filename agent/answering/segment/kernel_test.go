@@ -28,6 +28,7 @@ import (
 	"github.com/berth-dev/berth/agent/answering/datagram"
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/frame"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/ipam/agentca"
@@ -78,8 +79,8 @@ func join(t *testing.T, host *netnstest.Host, link string, node answering.Node) 
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- s.Run(ctx, func(m answering.Message) { s.heard <- m }, func(addr netip.Addr, mac net.HardwareAddr) {
-			s.answered <- addr.String() + " " + mac.String()
+		done <- s.Run(ctx, func(m answering.Message) { s.heard <- m }, func(a conflict.Answer) {
+			s.answered <- a.Address.String() + " " + a.MAC.String()
 		})
 	}()
 	t.Cleanup(func() {

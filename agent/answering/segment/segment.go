@@ -207,17 +207,20 @@ func (s *Segment) broadcast(codec *datagram.Codec, internalIP netip.Addr, messag
 // network namespace of the link.
 func (s *Segment) Question(addrs []netip.Addr) error { return s.asker.Question(addrs) }
 
+// Probe asks all hosts once which of them have the IPv4 addresses themselves. It runs in the network namespace of the link.
+func (s *Segment) Probe(addrs []netip.Addr) error { return s.asker.Probe(addrs) }
+
 // AskHost asks the host with a MAC once whether it has an address, without a broadcast. It runs in the network namespace of the
 // link.
 func (s *Segment) AskHost(addr netip.Addr, mac net.HardwareAddr) error {
 	return s.asker.AskHost(addr, mac)
 }
 
-// Run calls heard with each message of another node, and answered with each answer of a host for an address and its MAC, also
+// Run calls heard with each message of another node, and answered with each answer of a host for an address, also
 // to other hosts' IPv6 questions, until ctx ends, and returns nil then. It is called once. Calls may be in parallel,
 // those of heard are in the order of the frames. Where the link goes down and comes up again it goes on; where it is removed,
 // nothing is heard any more.
-func (s *Segment) Run(ctx context.Context, heard func(answering.Message), answered func(addr netip.Addr, mac net.HardwareAddr)) error {
+func (s *Segment) Run(ctx context.Context, heard func(answering.Message), answered func(conflict.Answer)) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	var group sync.WaitGroup

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package assignment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/berth-dev/berth/agent/answerer"
+	"github.com/berth-dev/berth/agent/answering"
+	"github.com/berth-dev/berth/agent/podinfo"
+	"github.com/berth-dev/berth/cni/conflict"
+)
+
+// Answerer settles with the other nodes of a network which of them answers for an address. It calls Open, Close and Whose of the
+// Carrier. Its methods are safe in parallel, and Wait alone may block.
+type Answerer interface {
+	Take(h answerer.Holding)
+	Carry(h answerer.Holding, answers bool, newest answering.Version)
+	Leave(holder string, addrs ...netip.Addr)
+	Link(addr netip.Addr) (link int, has bool)
+	Standing(addr netip.Addr) answering.Standing
+	Wait(ctx context.Context, addrs []netip.Addr) ([]conflict.Conflict, error)
+}
+
+// holder is the Carrier for the Answerer, which knows pods by their UIDs.
+const holder = "NodeAssignment"
+
+// quiet is for how long nobody is told that another node is to fall silent first: it does so in less than a second.
+const quiet = 10 * time.Second
+
+// errWaits is of an address that another node may answer for, or that is another node's by now.
+var errWaits = errors.New("not yet")
+
+// isAsked returns whether other nodes are asked before this one answers for the address.
+func (c *Carrier) isAsked(w carriage) bool { return c.Answerer != nil && w.isOnLink() }
+
+// settle tells the Answerer of an address that is to be carried, and has it ask others. It returns the other host that has it, or an error with
+// errWaits while this node may not answer for it. The caller holds the lock of the address.
+func (c *Carrier) settle(ctx context.Context, t *taking) (other *conflict.Conflict, err error) {
+	if !c.isAsked(t.carriage) {
+		return nil, nil
+	}
+	if link, known := c.Answerer.Link(t.addr); !known || link != t.at {
+		h := answerer.Holding{
+			Address: t.addr, Pod: holder, Link: t.at, Uplink: t.uplink,
+			Version: answering.Version(t.record.Version), Last: answering.Node{Name: t.record.LastNode.Name, UID: string(t.record.LastNode.UID)},
+		}
+		c.given.Set(t.addr, t.carriage)
+		if t.has {
+			c.Answerer.Carry(h, true, 0)
+			return nil, nil
+		}
+		c.Answerer.Take(h)
+	}
+	// The Answerer closes an address after it has another standing.
+	switch phase := c.Answerer.Standing(t.addr).Phase; {
+	case phase == answering.Answering, phase == 0 && t.has:
+		return nil, nil
+	}
+	now, cancel := context.WithCancel(ctx)
+	cancel()
+	foreign, err := c.Answerer.Wait(now, []netip.Addr{t.addr})
+	if len(foreign) > 0 {
+		c.leave(t.addr) // It is asked for anew after a while.
+		return &foreign[0], nil
+	}
+	if err != nil {
+		err = fmt.Errorf("%w: %w", errWaits, err)
+	}
+	return nil, err
+}
+
+// leave says that the node does not carry an address any more.
+func (c *Carrier) leave(addr netip.Addr) {
+	if _, given := c.given.Get(addr); given {
+		c.Answerer.Leave(holder, addr)
+		c.given.Delete(addr)
+	}
+}
+
+// Has returns whether the Carrier has told the Answerer of an address.
+func (c *Carrier) Has(addr netip.Addr) bool {
+	_, given := c.given.Get(addr)
+	return given
+}
+
+// Open has the node carry an address for which it may answer now. It returns at once.
+func (c *Carrier) Open(netip.Addr) { c.opened.Send() }
+
+// Close has the node not answer for an address any more, which another node may have, but for the node's own while its link has no carrier: programs
+// may use it, and nobody hears it. It blocks for the kernel.
+func (c *Carrier) Close(ctx context.Context, addr netip.Addr, cause answering.Cause) error {
+	carriage, given := c.given.Get(addr)
+	if !given {
+		return nil
+	}
+	unlock, err := c.locks.Lock(ctx, addr.String())
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := carriage.stop(cause); err != nil {
+		return fmt.Errorf("stop answering for %s: %w", addr, err)
+	}
+	c.Recheck()
+	return nil
+}
+
+// Whose asks the API whether the address is the node's to carry. One that is not, the Carrier leaves.
+func (c *Carrier) Whose(ctx context.Context, addr netip.Addr) (mine bool, version answering.Version, last answering.Node, err error) {
+	carriage, given := c.given.Get(addr)
+	if !given {
+		return false, 0, answering.Node{}, nil
+	}
+	record, err := carriage.ask(ctx)
+	if errors.Is(err, podinfo.ErrNotCarrier) {
+		err = c.Close(ctx, addr, answering.Newer)
+		if err == nil {
+			c.leave(addr)
+		}
+		return false, 0, answering.Node{}, err
+	}
+	return err == nil, answering.Version(record.Version), answering.Node{Name: record.LastNode.Name, UID: string(record.LastNode.UID)}, err
+}

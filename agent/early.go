@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/podinfo"
+	"github.com/berth-dev/berth/agent/state"
+)
+
+const (
+	// earlyFresh is for how long the API's early word about a pod's addresses counts, and links that were made to ask for them stay.
+	earlyFresh = 2 * time.Second
+	// earlyPatience limits an early start, with its questions to the API.
+	earlyPatience = 10 * time.Second
+	// earlyParallel limits them on the node: many pods that come at once keep it busy for
+	// longer, and the API server should answer their ADDs first.
+	earlyParallel = 8
+)
+
+// earlyStarts read the addresses of pods that were just bound to this node, and have others asked for them, while
+// kubelet and runtime prepare their ADDs, which then need wait neither for the API nor for silence. Methods are safe in parallel.
+type earlyStarts struct {
+	mu sync.Mutex
+	// byPod has the ones that no ADD has taken, by the UID of the pod.
+	byPod   map[string]*earlyStart
+	running int
+}
+
+type earlyStart struct {
+	// read is closed when held and readAt are written: the pod's addresses, nil where the API did not tell.
+	read   chan struct{}
+	held   []podinfo.Held
+	readAt time.Time
+	// done is closed when it has ended, before or after read.
+	done chan struct{}
+	// stop ends it, with a cause.
+	stop context.CancelCauseFunc
+}
+
+// begin returns what its caller starts, or nil where there is one already or too many
+// are under way. stop ends it.
+func (e *earlyStarts) begin(uid string, stop context.CancelCauseFunc) *earlyStart {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.byPod[uid] != nil || e.running == earlyParallel {
+		return nil
+	}
+	if e.byPod == nil {
+		e.byPod = map[string]*earlyStart{}
+	}
+	e.running++
+	s := &earlyStart{read: make(chan struct{}), done: make(chan struct{}), stop: stop}
+	e.byPod[uid] = s
+	return s
+}
+
+// stop ends the start of a pod that is gone.
+func (e *earlyStarts) stop(uid string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if s := e.byPod[uid]; s != nil {
+		s.stop(fmt.Errorf("%w: %s", podinfo.ErrPodReplaced, podGone))
+	}
+}
+
+// end forgets the start after a while, and calls unused where no ADD took it.
+func (e *earlyStarts) end(uid string, s *earlyStart, unused func()) {
+	close(s.done)
+	e.mu.Lock()
+	e.running--
+	e.mu.Unlock()
+	time.AfterFunc(earlyFresh, func() {
+		if e.take(uid, s) {
+			unused()
+		}
+	})
+}
+
+// taken notes that the ADD of a pod goes on by itself.
+func (e *earlyStarts) taken(uid string) { e.take(uid, nil) }
+
+// take forgets a start of the pod, any where s is nil, and returns whether it was there.
+func (e *earlyStarts) take(uid string, s *earlyStart) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	known := e.byPod[uid]
+	if known == nil || s != nil && known != s {
+		return false
+	}
+	delete(e.byPod, uid)
+	return true
+}
+
+// earlyReader keeps the addresses that an early start reads.
+type earlyReader struct {
+	pods
+	start *earlyStart
+}
+
+func (r earlyReader) Addresses(ctx context.Context, pod podinfo.Pod) ([]podinfo.Held, error) {
+	defer close(r.start.read)
+	held, err := r.pods.Addresses(ctx, pod)
+	if err == nil {
+		r.start.held, r.start.readAt = held, time.Now()
+	}
+	return held, err
+}
+
+// lateReader takes the addresses that an early start of the pod has read, or reads just now, and asks the API for
+// others. When they move to another node meanwhile, that node has the newer record, as after a later answer of the API.
+type lateReader struct {
+	pods
+	early *earlyStarts
+}
+
+func (r lateReader) Addresses(ctx context.Context, pod podinfo.Pod) ([]podinfo.Held, error) {
+	r.early.mu.Lock()
+	s := r.early.byPod[pod.UID]
+	r.early.mu.Unlock()
+	if s != nil {
+		select {
+		case <-s.read:
+		case <-s.done:
+		case <-ctx.Done():
+		}
+		if ctx.Err() == nil && s.held != nil && time.Since(s.readAt) < earlyFresh {
+			return s.held, nil
+		}
+	}
+	return r.pods.Addresses(ctx, pod)
+}
+
+// Came notes that a pod was bound to this node, and has others asked for its
+// addresses before the runtime asks for its network. It returns at once.
+func (a *Agent) Came(ctx context.Context, pod podinfo.Pod) {
+	if a.answerer == nil || pod.Wants == 0 || pod.Finished {
+		return
+	}
+	ctx, stop := context.WithCancelCause(ctx)
+	s := a.early.begin(pod.UID, stop)
+	if s == nil {
+		stop(nil)
+		return
+	}
+	// An ADD that runs already does not look for this start.
+	if slices.ContainsFunc(a.Store.List(), func(r *state.Container) bool { return r.Pod.UID == pod.UID }) {
+		stop(nil)
+		a.early.end(pod.UID, s, func() {})
+		return
+	}
+	go func() {
+		defer stop(nil)
+		ctx, cancel := context.WithTimeout(ctx, earlyPatience)
+		defer cancel()
+		if err := a.startEarly(ctx, pod, s); err != nil && ctx.Err() == nil {
+			// ADD meets the same error, and tells.
+			klog.FromContext(ctx).V(4).Info("A pod is not asked for early", "pod", klog.KRef(pod.Namespace, pod.Name), "err", err)
+		}
+		a.early.end(pod.UID, s, func() { a.removeLoose(ctx) })
+	}()
+}
+
+// startEarly takes the pod's addresses, and returns when this node may answer for them. Until then links stay that drivers made.
+func (a *Agent) startEarly(ctx context.Context, pod podinfo.Pod, s *earlyStart) error {
+	attachments, held, err := a.planner(earlyReader{a.Pods, s}).attachments(ctx, pod, firstInterface)
+	if err != nil {
+		return err
+	}
+	record := &state.Container{Pod: pod.Pod, Attachments: attachments, Held: held}
+	targets, release, err := a.toProbe(record)
+	if release != nil {
+		defer release()
+	}
+	if err != nil || len(targets) == 0 {
+		return err
+	}
+	_, err = a.mayAnswer(ctx, a.take(ctx, record, targets))
+	return err
+}
+
+// firstInterface is the name that every runtime of Kubernetes gives to a pod's first
+// interface. The targets do not depend on it.
+const firstInterface = "eth0"

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conflict
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/mdlayher/packet"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/frame"
+)
+
+// Target is an address that a pod is about to get, or has.
+type Target struct {
+	Address netip.Addr
+	// Link is the index of the node's link to the network of the address.
+	Link int
+	// Own, if given, is the MAC that the pod's interface has on every node: its answer is no
+	// conflict.
+	Own net.HardwareAddr
+}
+
+// Conflict is a host that has an address, or says so.
+type Conflict struct {
+	Address netip.Addr
+	MAC     net.HardwareAddr
+	// Link is the name of the link that the answer came from.
+	Link string
+}
+
+func (c Conflict) String() string {
+	return fmt.Sprintf("%s is in use by the host with MAC %s on %s", c.Address, c.MAC, c.Link)
+}
+
+// Answer is a host's answer for an address, with its MAC. Owner: it has the address itself; proxies answer no probes by IPv4, and by
+// IPv6 without the flag "override".
+type Answer struct {
+	Address netip.Addr
+	MAC     net.HardwareAddr
+	Owner   bool
+}
+
+// segment is a link and a family, with the socket for it.
+type segment struct {
+	link *net.Interface
+	is4  bool
+	conn *packet.Conn
+}
+
+// segmentKey is a link and a family.
+type segmentKey struct {
+	link int
+	is4  bool
+}
+
+func group(targets []Target) map[segmentKey][]Target {
+	groups := map[segmentKey][]Target{}
+	type place struct {
+		segmentKey
+		addr netip.Addr
+	}
+	known := map[place]bool{}
+	for _, t := range targets {
+		k := segmentKey{t.Link, t.Address.Is4()}
+		if p := (place{k, t.Address}); !known[p] {
+			known[p] = true
+			groups[k] = append(groups[k], t)
+		}
+	}
+	return groups
+}
+
+// ethernet returns a link, nil for one that is no Ethernet. Package net would list the links of all pods.
+func ethernet(index int) (*net.Interface, error) {
+	link, err := netlink.LinkByIndex(index)
+	if err != nil {
+		return nil, fmt.Errorf("find link %d: %w", index, err)
+	}
+	a := link.Attrs()
+	if len(a.HardwareAddr) != 6 || a.Flags&net.FlagBroadcast == 0 {
+		return nil, nil
+	}
+	return &net.Interface{Index: a.Index, MTU: a.MTU, Name: a.Name, HardwareAddr: a.HardwareAddr, Flags: a.Flags}, nil
+}
+
+// onEthernet calls do with each group whose link is Ethernet. Errors begin with the text in what. A
+// group that fails keeps no other from its call.
+func onEthernet(groups map[segmentKey][]Target, what string, do func(k segmentKey, link *net.Interface, targets []Target) error) error {
+	var errs []error
+	for k, targets := range groups {
+		link, err := ethernet(k.link)
+		if err == nil && link != nil {
+			if err = do(k, link, targets); err != nil {
+				err = fmt.Errorf("%s on link %s: %w", what, link.Name, err)
+			}
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func (s *segment) listen() (*packet.Conn, error) {
+	program, protocol := isAdvertisement(), unix.ETH_P_IPV6
+	if s.is4 {
+		program, protocol = isReplyTo(s.link.HardwareAddr), unix.ETH_P_ARP
+	}
+	filter, err := bpf.Assemble(slices.Concat(frame.ToThisHost(), program, []bpf.Instruction{bpf.RetConstant{Val: 1 << 16}}))
+	if err != nil {
+		return nil, err
+	}
+	return packet.Listen(s.link, packet.Raw, protocol, &packet.Config{Filter: filter})
+}
+
+// isReplyTo ends a filter's program for all ARP packets but replies to a MAC: each node announces its pods to all, and each
+// probe that waits would read it.
+func isReplyTo(mac net.HardwareAddr) []bpf.Instruction {
+	const arpOperation = 14 + 6
+	return []bpf.Instruction{
+		bpf.LoadAbsolute{Off: 0, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: binary.BigEndian.Uint32(mac), SkipTrue: 1},
+		bpf.RetConstant{Val: 0},
+		bpf.LoadAbsolute{Off: 4, Size: 2},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(binary.BigEndian.Uint16(mac[4:])), SkipTrue: 1},
+		bpf.RetConstant{Val: 0},
+		bpf.LoadAbsolute{Off: arpOperation, Size: 2},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(frame.ARPReply), SkipTrue: 1},
+		bpf.RetConstant{Val: 0},
+	}
+}
+
+// answer reads an answer. ok is false for frames of this link itself and for frames that prove nothing.
+func (s *segment) answer(f []byte) (answer Answer, ok bool) {
+	if !s.is4 {
+		a, ok := frame.ParseAdvertisement(f)
+		return Answer{a.Target, a.MAC, a.Flags&frame.FlagOverride != 0}, ok && !bytes.Equal(a.MAC, s.link.HardwareAddr)
+	}
+	// Announcements go to all. Nodes of Berth repeat theirs, maybe a moment too long.
+	a, to, ok := frame.ParseARP(f)
+	ok = ok && a.Operation == frame.ARPReply && bytes.Equal(to, s.link.HardwareAddr) && !bytes.Equal(a.SenderMAC, s.link.HardwareAddr)
+	// A reply has the address of the host that asked as its target (RFC 826), and a probe has none (RFC 5227, section 2.1.1).
+	return Answer{a.Sender, a.SenderMAC, ok && (a.Target.IsUnspecified() || a.Target == a.Sender)}, ok
+}
