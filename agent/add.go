@@ -166,7 +166,9 @@ func (a *Agent) attach(ctx context.Context, record *state.Container, watch *stop
 func (a *Agent) attached(ctx context.Context, record *state.Container) {
 	a.Policies.Attached(policedID(record))
 	a.Egress.Attached(policedID(record))
-	a.announcer.Later(record)
+	if len(record.Addresses()) > 0 {
+		a.announcer.Later(record)
+	}
 	a.defender.ListenSoon()
 	a.carry(ctx, record, true)
 	a.TellSoon()

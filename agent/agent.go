@@ -110,8 +110,7 @@ type assigned interface {
 	Whose(ctx context.Context, addr netip.Addr) (mine bool, version answering.Version, last answering.Node, err error)
 }
 
-// Options of an Agent; Metrics may be nil, Shaper to limit nothing, Listener to hear of no conflicts with pods that run, and ConflictLog to
-// note them nowhere.
+// Options of an Agent; Metrics may be nil, Shaper to limit nothing, and ConflictLog to note conflicts nowhere.
 type Options struct {
 	Pods     pods
 	Store    *state.Store
@@ -140,7 +139,6 @@ type Options struct {
 	APIReachable func(ctx context.Context) error
 	// DeadMan, if given, has the node fall silent for the addresses of pods that asked for failover, where no agent runs.
 	DeadMan     deadMan
-	Listener    defence.Listener
 	Shaper      shaper
 	ConflictLog addressconflict.Log
 	Metrics     *Metrics
@@ -175,7 +173,7 @@ type Agent struct {
 	locks      keylock.Locks
 	adds       adds
 	early      earlyStarts
-	announcer  *announce.Announcer
+	announcer  *announce.Announcer[*state.Container]
 	reconciler *reconcile.Reconciler
 	suspects   suspects
 	// unseen has the keys of records that were withdrawn before their interface was seen.
@@ -185,6 +183,8 @@ type Agent struct {
 	defender  *defence.Defender
 	// answerer is nil without Segment.
 	answerer *answerer.Answerer
+	// listener is nil where no claims of other hosts are heard.
+	listener defence.Listener
 	// kept is sent when the kernel was changed for an address.
 	kept wakeup.Signal
 }
@@ -214,7 +214,7 @@ func New(o Options) *Agent {
 	if o.Segment != nil {
 		a.answerer = answerer.New(o.Node, o.Segment, answers{a}, o.Proxied)
 		if !o.Proxied {
-			a.conflicts.Asker = a.answerer
+			a.conflicts.Asker, a.listener = a.answerer, a.answerer
 		}
 	}
 	return a

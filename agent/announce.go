@@ -19,7 +19,7 @@ const announcePatience = time.Second
 func (a *Agent) AnnounceAll(context.Context) {
 	a.recheckLinks()
 	for _, record := range a.Store.List() {
-		if record.Phase == state.Added {
+		if record.Phase == state.Added && len(record.Addresses()) > 0 {
 			a.announcer.Soon(record)
 		}
 	}

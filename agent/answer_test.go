@@ -52,8 +52,9 @@ type lan struct {
 func (*lan) Own() (net.HardwareAddr, netip.Addr) {
 	return net.HardwareAddr{2, 0, 0, 0, 0, 1}, netip.Addr{}
 }
-func (*lan) Check() error { return nil }
-func (*lan) Close() error { return nil }
+func (*lan) Check() error                   { return nil }
+func (*lan) Defend([]conflict.Target) error { return nil }
+func (*lan) Close() error                   { return nil }
 func (w *lan) Send(messages []answering.Message) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -101,7 +102,7 @@ func (w *lan) Probe(addrs []netip.Addr) error {
 	return nil
 }
 
-func (w *lan) Run(ctx context.Context, heard func(answering.Message), answered func(conflict.Answer)) error {
+func (w *lan) Run(ctx context.Context, heard func(answering.Message), answered func(conflict.Answer), _ func(conflict.Conflict)) error {
 	w.mu.Lock()
 	w.answered, w.heard = answered, heard
 	w.mu.Unlock()

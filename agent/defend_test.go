@@ -28,14 +28,12 @@ type fakeListener struct {
 	claims chan conflict.Conflict
 }
 
-func (f fakeListener) Listen(targets []conflict.Target) error {
+func (f fakeListener) Defend(targets []conflict.Target) {
 	for _, t := range targets {
 		f.note("listen for %s on %d", t.Address, t.Link)
 	}
-	return nil
 }
 func (f fakeListener) Claims() <-chan conflict.Conflict { return f.claims }
-func (f fakeListener) Close() error                     { return nil }
 
 // noted has the addresses that are in conflict.
 type noted struct {
@@ -112,7 +110,7 @@ func TestDefend(t *testing.T) {
 				a, w := newAgent(t)
 				a.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
 				l := fakeListener{w, make(chan conflict.Conflict, 10)}
-				a.Listener, a.conflicts.Log = l, noted{w, map[netip.Addr]bool{}}
+				a.listener, a.conflicts.Log = l, noted{w, map[netip.Addr]bool{}}
 				a.conflicts.Asker = askerFunc(func(_ context.Context, targets []conflict.Target) (all []conflict.Conflict, _ error) {
 					if !c.silent && len(targets) > 0 {
 						all = append(all, foreign)

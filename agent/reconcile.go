@@ -34,7 +34,7 @@ func (a *Agent) Run(ctx context.Context) {
 	group.Go(func() { a.reconciler.Run(ctx) })
 	group.Go(func() { a.ports.Run(ctx) })
 	group.Go(func() { a.freeEnded(ctx) })
-	group.Go(func() { a.defender.Run(ctx, a.Listener, newCarrier(a)) })
+	group.Go(func() { a.defender.Run(ctx, a.listener, newCarrier(a)) })
 	// Before the kernel is compared with the records.
 	a.keepAnswering(ctx)
 	a.noteStart(ctx)

@@ -10,70 +10,54 @@ import (
 
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
-
-	"github.com/berth-dev/berth/agent/state"
 )
 
-// announcements is how often the agent announces an address after ADD did so
-// once, because frames get lost: 1, 2 and 4 s after ADD. Linux ignores a second
-// answer within a second of the first (locktime).
+// announcements is how often an address is announced after the first time, because frames get lost: 1, 2 and 4 s after it. Linux ignores a
+// second answer within a second of the first (locktime).
 const announcements = 3
 
-// announceBackoff waits 1 s twice and then 2 s.
-func announceBackoff() workqueue.TypedRateLimiter[*state.Container] {
-	return workqueue.NewTypedItemFastSlowRateLimiter[*state.Container](time.Second, 2*time.Second, 2)
-}
-
-// Announcer repeats announcements in the background, so that ADD returns at once.
-type Announcer struct {
-	// announce returns false where the node no longer carries the record's
-	// addresses.
-	announce func(ctx context.Context, record *state.Container) (carried bool, err error)
-	queue    workqueue.TypedRateLimitingInterface[*state.Container]
+// Announcer repeats announcements of things that have addresses in the background. Its methods are safe in parallel and return at once,
+// but for Run.
+type Announcer[K comparable] struct {
+	announce func(ctx context.Context, of K) (carried bool, err error)
+	queue    workqueue.TypedRateLimitingInterface[K]
 }
 
 // New returns an Announcer that is idle until Run. announce returns false where the node no longer
-// carries the record's addresses, which ends their announcements.
-func New(announce func(context.Context, *state.Container) (bool, error)) *Announcer {
-	return &Announcer{announce: announce, queue: workqueue.NewTypedRateLimitingQueue(announceBackoff())}
+// carries the addresses, which ends their announcements.
+func New[K comparable](announce func(ctx context.Context, of K) (carried bool, err error)) *Announcer[K] {
+	// It waits 1 s twice and then 2 s.
+	return &Announcer[K]{announce, workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemFastSlowRateLimiter[K](time.Second, 2*time.Second, 2))}
 }
 
-// Later schedules the announcements of the record's addresses and returns at once.
-func (n *Announcer) Later(record *state.Container) {
-	if len(record.Addresses()) > 0 {
-		n.queue.AddRateLimited(record)
-	}
-}
+// Later schedules the announcements after the first one.
+func (n *Announcer[K]) Later(of K) { n.queue.AddRateLimited(of) }
 
-// Soon schedules announcements of which the first does not wait; it returns at once.
-func (n *Announcer) Soon(record *state.Container) {
-	if len(record.Addresses()) > 0 {
-		n.queue.Add(record)
-	}
-}
+// Soon schedules announcements of which the first does not wait.
+func (n *Announcer[K]) Soon(of K) { n.queue.Add(of) }
 
 // Run announces until the context ends.
-func (n *Announcer) Run(ctx context.Context) {
+func (n *Announcer[K]) Run(ctx context.Context) {
 	defer context.AfterFunc(ctx, n.queue.ShutDown)()
 	for {
-		record, shutdown := n.queue.Get()
+		of, shutdown := n.queue.Get()
 		if shutdown {
 			return
 		}
-		n.fire(ctx, record)
-		n.queue.Done(record)
+		n.fire(ctx, of)
+		n.queue.Done(of)
 	}
 }
 
 // fire announces once and schedules the next announcement.
-func (n *Announcer) fire(ctx context.Context, record *state.Container) {
-	carried, err := n.announce(ctx, record)
+func (n *Announcer[K]) fire(ctx context.Context, of K) {
+	carried, err := n.announce(ctx, of)
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Cannot announce", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name), "err", err)
+		klog.FromContext(ctx).V(2).Info("Cannot announce", "of", of, "err", err)
 	}
-	if err != nil || !carried || n.queue.NumRequeues(record) == announcements {
-		n.queue.Forget(record)
+	if err != nil || !carried || n.queue.NumRequeues(of) == announcements {
+		n.queue.Forget(of)
 		return
 	}
-	n.queue.AddRateLimited(record)
+	n.queue.AddRateLimited(of)
 }

@@ -8,25 +8,18 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/berth-dev/berth/agent/state"
-	"github.com/berth-dev/berth/cni/api"
 )
 
 func TestAnnouncements(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var announced atomic.Int32
-		a := New(func(_ context.Context, r *state.Container) (bool, error) {
-			if r.ContainerID != "c" {
-				t.Errorf("announced %s, which has no address", r.ContainerID)
-			}
+		a := New(func(context.Context, string) (bool, error) {
 			announced.Add(1)
 			return true, nil
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		go a.Run(ctx)
-		a.Later(&state.Container{ContainerID: "c", Attachments: []state.Attachment{{Addresses: []api.Address{{}}}}})
-		a.Later(&state.Container{ContainerID: "ordinary"})
+		a.Later("c")
 		for _, step := range []struct {
 			wait time.Duration
 			want int32

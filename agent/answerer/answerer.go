@@ -39,7 +39,9 @@ type Segment interface {
 	// AskHost asks one host, with a MAC, once whether it has the address.
 	AskHost(addr netip.Addr, mac net.HardwareAddr) error
 	// Run calls the functions with what other hosts send, until ctx ends.
-	Run(ctx context.Context, heard func(answering.Message), answered func(conflict.Answer)) error
+	Run(ctx context.Context, heard func(answering.Message), answered func(conflict.Answer), claimed func(conflict.Conflict)) error
+	// Defend has claims of exactly these addresses heard.
+	Defend(targets []conflict.Target) error
 	// Check returns an error where the link is gone, or has another MAC than when the segment was opened. It blocks for the kernel only.
 	Check() error
 	// Close ends its sockets. It is called once, after Run has returned.
@@ -107,6 +109,9 @@ type Answerer struct {
 	where map[netip.Addr]place
 	// tried is the last try of the API, nil before.
 	tried *try
+	// claims are of hosts that say that they have defended addresses, which are defended, by link.
+	claims   chan conflict.Conflict
+	defended map[int][]conflict.Target
 }
 
 // place is the link to the network of an address, and the UID of the pod that the node has it for.
@@ -123,7 +128,7 @@ var ErrNobodyToAsk = conflict.ErrNoEthernet
 // tried again: meanwhile the node answers for no further address of the link. proxied has it believe no host that says to have an
 // address, but nodes.
 func New(self answering.Node, open func(link int) (Segment, error), node Node, proxied bool) *Answerer {
-	return &Answerer{self: self, proxied: proxied, node: node, open: open, loops: map[int]*loop{}, where: map[netip.Addr]place{}}
+	return &Answerer{self: self, proxied: proxied, claims: make(chan conflict.Conflict, waitingClaims), node: node, open: open, loops: map[int]*loop{}, where: map[netip.Addr]place{}}
 }
 
 // Run runs the machines until ctx ends.
@@ -148,6 +153,7 @@ func (a *Answerer) loopOf(link int, uplink string) *loop {
 	l := a.loops[link]
 	if l == nil {
 		l = &loop{a: a, index: link, asked: make(chan chan<- Hearing), ended: make(chan struct{}), uplink: uplink, signal: wakeup.New(), gateways: map[netip.Addr]net.HardwareAddr{}, standing: map[netip.Addr]answering.Standing{}, unseen: map[netip.Addr]int{}, waiting: map[netip.Addr][]chan struct{}{}, asks: map[netip.Addr]int{}, awaited: map[netip.Addr]*awaited{}, unclosed: map[netip.Addr]bool{}}
+		l.defended = a.defended[link]
 		a.loops[link] = l
 		if a.ctx != nil {
 			a.start(l)
@@ -423,6 +429,9 @@ type loop struct {
 	awaited map[netip.Addr]*awaited
 	// changed: the link may have.
 	changed bool
+	// defended are the addresses of which claims are heard. undefended: the segment does not know them yet.
+	defended   []conflict.Target
+	undefended bool
 	// broken is why the node neither hears nor asks others, nil while it does.
 	broken error
 	// asked has the questions of what the node hears; ended is closed when nobody answers them any more.
@@ -578,6 +587,7 @@ func (l *loop) run(ctx context.Context) {
 		} else if rtnl.LinkNotFound(err) && l.a.drop(l) {
 			return
 		}
+		l.defend(ctx)
 		l.step(ctx)
 		if due, ok := l.due(); ok {
 			timer.Reset(max(0, due))

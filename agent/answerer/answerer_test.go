@@ -50,6 +50,9 @@ type host struct {
 
 	heard    func(answering.Message)
 	answered func(conflict.Answer)
+	claimed  func(conflict.Conflict)
+	// defends are the addresses of which it hears claims.
+	defends []conflict.Target
 	// out: its cable is out.
 	out bool
 	// polls counts its questions to the gateway alone, apiTries the ones whether the API server is there.
@@ -128,6 +131,13 @@ func (h *host) open(link int) (Segment, error) {
 	return port{h}, nil
 }
 
+func (h *host) Defend(targets []conflict.Target) error {
+	h.wire.mu.Lock()
+	defer h.wire.mu.Unlock()
+	h.defends = targets
+	return nil
+}
+
 func (h *host) Own() (net.HardwareAddr, netip.Addr) {
 	h.wire.mu.Lock()
 	defer h.wire.mu.Unlock()
@@ -143,9 +153,9 @@ func (h *host) Check() error {
 	return h.gone
 }
 
-func (h *host) Run(ctx context.Context, heard func(answering.Message), answered func(conflict.Answer)) error {
+func (h *host) Run(ctx context.Context, heard func(answering.Message), answered func(conflict.Answer), claimed func(conflict.Conflict)) error {
 	h.wire.mu.Lock()
-	h.heard, h.answered = heard, answered
+	h.heard, h.answered, h.claimed = heard, answered, claimed
 	h.wire.mu.Unlock()
 	select {
 	case err := <-h.broken:

@@ -80,13 +80,16 @@ func (l *loop) connect(ctx context.Context) error {
 	}
 	l.setBroken(nil)
 	l.segment, l.mac = segment, ""
+	l.mu.Lock()
+	l.undefended = len(l.defended) > 0
+	l.mu.Unlock()
 	l.opened = time.Now()
 	l.own()
 	hearing, stop := context.WithCancel(ctx)
 	var reading sync.WaitGroup
 	l.failed = make(chan error, 1)
 	reading.Go(func() {
-		if err := segment.Run(hearing, l.heard, l.answered); err != nil && hearing.Err() == nil {
+		if err := segment.Run(hearing, l.heard, l.answered, l.a.claimed); err != nil && hearing.Err() == nil {
 			l.failed <- err
 		}
 	})

@@ -114,3 +114,44 @@ func TestForeign(t *testing.T) {
 		}
 	})
 }
+
+// Claims are heard of the addresses that are defended now, also on a link that is opened later, or anew.
+func TestClaims(t *testing.T) {
+	target := conflict.Target{Address: address, Link: 1}
+	claim := conflict.Conflict{Address: address, MAC: net.HardwareAddr{2, 0, 0, 0, 9, 9}, Link: "eth0"}
+	run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
+		n := w.add("node")
+		a := start(n)
+		defends := func(want int) {
+			t.Helper()
+			synctest.Wait()
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if len(n.defends) != want {
+				t.Errorf("the segment defends %v, want %d", n.defends, want)
+			}
+			n.defends = nil
+		}
+		a.Defend([]conflict.Target{target})
+		a.Join(1, "eth0", gateway)
+		defends(1)
+		a.Defend([]conflict.Target{target, {Address: gateway, Link: 2}})
+		defends(1)
+		w.mu.Lock()
+		n.mac = net.HardwareAddr{2, 0, 0, 0, 0, 8}
+		w.mu.Unlock()
+		a.Recheck()
+		defends(1)
+		w.mu.Lock()
+		n.claimed(claim)
+		w.mu.Unlock()
+		if got := <-a.Claims(); got.String() != claim.String() {
+			t.Errorf("%s is heard", got)
+		}
+		for range 1000 { // Anybody may claim at any rate.
+			n.claimed(claim)
+		}
+		a.Defend(nil)
+		defends(0)
+	})
+}

@@ -103,6 +103,7 @@ func (c *Carrier) Close(ctx context.Context, addr netip.Addr, cause answering.Ca
 		return err
 	}
 	defer unlock()
+	c.carried.Delete(addr)
 	if err := carriage.stop(cause); err != nil {
 		return fmt.Errorf("stop answering for %s: %w", addr, err)
 	}

@@ -13,7 +13,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -26,6 +25,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent/announce"
 	"github.com/berth-dev/berth/agent/answering"
 	"github.com/berth-dev/berth/agent/keylock"
 	"github.com/berth-dev/berth/agent/podinfo"
@@ -53,10 +53,6 @@ const (
 	resync = time.Minute
 	// debounce is the wait after a change, for others to come.
 	debounce = 100 * time.Millisecond
-	// announcements is how often an address is announced, because frames get lost, and announceEvery the time between: Linux ignores a
-	// second answer within a second of the first (locktime).
-	announcements = 3
-	announceEvery = 1100 * time.Millisecond
 	// conflictPause is the wait before a host that has an address is asked again.
 	conflictPause = 15 * time.Second
 	// patience limits one look, with its requests to the API server and its probes.
@@ -103,21 +99,27 @@ type Carrier struct {
 	informer cache.SharedIndexInformer
 	soon     wakeup.Signal
 	opened   wakeup.Signal
-	loud     wakeup.Signal
 	untold   wakeup.Signal
-	// locks are of addresses whose part of the kernel changes, and given the addresses that the Answerer was told of.
-	locks keylock.Locks
-	given locked.Map[netip.Addr, carriage]
+	// locks are of addresses whose part of the kernel changes, given the addresses that the Answerer was told of, and carried the links of
+	// the ones that the node carries.
+	locks     keylock.Locks
+	given     locked.Map[netip.Addr, carriage]
+	carried   locked.Map[netip.Addr, carried]
+	announcer *announce.Announcer[netip.Addr]
 	// of has what is remembered of each address; losing it is harmless. Only Run uses it.
 	of map[netip.Addr]*memory
+}
+
+// carried is an address that the node carries, on a link.
+type carried struct {
+	carriage
+
+	link int
 }
 
 type memory struct {
 	// confirmed: the FloatingIP said that the address is the node's, and the node has had it since.
 	confirmed bool
-	// link of the address while the node carries it, and how often it is still to be announced there.
-	link, announcements int
-	say                 func(link int) error
 	// told is the last problem that an event told.
 	told string
 	// inUse is the problem of an address that another host has, which is asked again at again.
@@ -130,10 +132,12 @@ type memory struct {
 
 // New returns a Carrier that is idle until Run.
 func New(o Options) *Carrier {
-	return &Carrier{
+	c := &Carrier{
 		Options: o, informer: cache.NewSharedIndexInformer(client.NewSourceOf[*v1alpha1.NodeAssignmentList](o.Assignments, o.Node), &v1alpha1.NodeAssignment{}, 0, cache.Indexers{}),
-		soon: wakeup.New(), opened: wakeup.New(), loud: wakeup.New(), untold: wakeup.New(), of: map[netip.Addr]*memory{},
+		soon: wakeup.New(), opened: wakeup.New(), untold: wakeup.New(), of: map[netip.Addr]*memory{},
 	}
+	c.announcer = announce.New(c.announceOnce)
+	return c
 }
 
 // Carried returns the addresses with Berth's mark on the node: of the node itself, and of Services.
@@ -150,7 +154,27 @@ func Carried() ([]netip.Addr, error) {
 func (c *Carrier) Recheck() { c.soon.Send() }
 
 // Announce has all addresses announced: the link has another MAC.
-func (c *Carrier) Announce() { c.loud.Send() }
+func (c *Carrier) Announce() {
+	c.carried.Do(func(all map[netip.Addr]carried) {
+		for addr := range all {
+			c.announcer.Soon(addr)
+		}
+	})
+}
+
+// announceOnce announces an address that the node carries still.
+func (c *Carrier) announceOnce(ctx context.Context, addr netip.Addr) (carried bool, err error) {
+	unlock, err := c.locks.Lock(ctx, addr.String())
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	at, carried := c.carried.Get(addr)
+	if !carried {
+		return false, nil
+	}
+	return true, at.announce(at.link)
+}
 
 // Run carries the addresses until the context ends; the node has them after that, too. Its caller runs it in the network
 // namespace of the node.
@@ -166,27 +190,13 @@ func (c *Carrier) Run(ctx context.Context) error {
 		return nil
 	}
 	c.soon.Send() // There may be none.
-	ticker, announce := time.NewTicker(resync), time.NewTicker(announceEvery)
+	group.Go(func() { c.announcer.Run(ctx) })
+	ticker := time.NewTicker(resync)
 	defer ticker.Stop()
-	defer announce.Stop()
 	for {
-		// A node without such addresses has nothing to announce.
-		var due <-chan time.Time
-		if c.isAnnouncing() {
-			due = announce.C
-		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-due:
-			c.announceAgain(ctx)
-			continue
-		case <-c.loud:
-			for _, m := range c.of {
-				m.announcements = announcements
-			}
-			c.announceAgain(ctx)
-			continue
 		case <-ticker.C:
 		case <-c.opened:
 		case <-c.soon:
@@ -332,6 +342,7 @@ func (c *Carrier) carry(ctx context.Context, all []wanted) (status v1alpha1.Node
 			errs = append(errs, err)
 			return
 		}
+		c.carried.Delete(addr)
 		c.leave(addr)
 		klog.FromContext(ctx).Info("The node does not carry an address any more", "address", addr)
 	}
@@ -368,11 +379,11 @@ func (c *Carrier) carry(ctx context.Context, all []wanted) (status v1alpha1.Node
 			status.Carried = append(status.Carried, t.addr.String())
 			t.told, t.waits = "", time.Time{}
 		case c.isQuiet(t):
-			t.link, t.announcements = 0, 0
+			c.carried.Delete(t.addr)
 		case ctx.Err() != nil:
 			return status, errors.Join(append(errs, t.err)...)
 		default:
-			t.link, t.announcements = 0, 0
+			c.carried.Delete(t.addr)
 			status.Refused = append(status.Refused, c.tell(ctx, t))
 		}
 	}
@@ -463,13 +474,14 @@ func (c *Carrier) take(ctx context.Context, t *taking) error {
 			return t.refuse()
 		}
 	}
-	t.confirmed, t.say = true, t.announce
-	if !t.has || t.link != t.at && t.link != 0 {
+	t.confirmed = true
+	if !t.has {
 		klog.FromContext(ctx).Info("The node carries an address", "address", t.wanted, "vlan", t.vlan)
-		t.announcements = announcements
 	}
-	if t.link = t.at; t.announcements == announcements {
-		t.sayOnce(ctx, t.addr)
+	before, was := c.carried.Get(t.addr)
+	c.carried.Set(t.addr, carried{t.carriage, t.at})
+	if !t.has || !was || before.link != t.at {
+		c.announcer.Soon(t.addr)
 	}
 	return nil
 }
@@ -514,35 +526,6 @@ func (c *Carrier) tell(ctx context.Context, t *taking) v1alpha1.RefusedAddress {
 		refused.Message = strings.ToValidUTF8(refused.Message[:messageSize], "")
 	}
 	return refused
-}
-
-func (c *Carrier) isAnnouncing() bool {
-	for m := range maps.Values(c.of) {
-		if m.announcements > 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// announceAgain announces each address that is to be announced still, once.
-func (c *Carrier) announceAgain(ctx context.Context) {
-	for addr, m := range c.of {
-		if m.link == 0 {
-			m.announcements = 0
-		}
-		if m.announcements > 0 {
-			m.sayOnce(ctx, addr)
-		}
-	}
-}
-
-// sayOnce announces an address that the node carries.
-func (m *memory) sayOnce(ctx context.Context, addr netip.Addr) {
-	m.announcements--
-	if err := m.say(m.link); err != nil {
-		klog.FromContext(ctx).V(2).Info("Cannot announce an address that the node carries", "address", addr, "err", err)
-	}
 }
 
 // report writes the addresses that the node carries, and the ones that it does not, if they changed.

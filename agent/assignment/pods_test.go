@@ -115,6 +115,7 @@ func onNode(t *testing.T, test func(t *testing.T, n *node)) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var group sync.WaitGroup
 		group.Go(func() { n.informer.RunWithContext(ctx) })
+		group.Go(func() { n.announcer.Run(ctx) })
 		group.Go(func() {
 			if err := n.TellPods(ctx, func(context.Context) []v1alpha1.PodResult {
 				n.mu.Lock()

@@ -204,7 +204,7 @@ func TestNeverSilent(t *testing.T) {
 	l.client.Run(func() error {
 		link, err := net.InterfaceByName("eth0")
 		if err == nil {
-			asker, err = conflict.OpenAsker(link.Index)
+			asker, err = conflict.OpenAsker(link.Index, nil)
 		}
 		return err
 	})
@@ -213,7 +213,7 @@ func TestNeverSilent(t *testing.T) {
 	answers := make(chan netip.Addr, 10000)
 	var group sync.WaitGroup
 	group.Go(func() {
-		if err := asker.Hear(ctx, func(a conflict.Answer) { answers <- a.Address }); err != nil {
+		if err := asker.Hear(ctx, func(a conflict.Answer) { answers <- a.Address }, func(conflict.Conflict) {}); err != nil {
 			t.Error(err)
 		}
 	})

@@ -6,7 +6,6 @@ package defence
 
 import (
 	"context"
-	"errors"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -37,13 +36,11 @@ const (
 	listenInterval = time.Second
 )
 
-// Listener hears hosts that claim addresses. Listen and Close are called by one goroutine
-// and block for the kernel only.
+// Listener hears hosts that claim addresses. Its methods do not block.
 type Listener interface {
-	// Listen makes it hear claims of exactly these targets.
-	Listen(targets []conflict.Target) error
+	// Defend makes it hear claims of exactly these targets.
+	Defend(targets []conflict.Target)
 	Claims() <-chan conflict.Conflict
-	Close() error
 }
 
 // carrier knows the addresses that this node carries, and answers for them. Its methods block for
@@ -212,11 +209,6 @@ func (d *Defender) Run(ctx context.Context, listener Listener, carrier carrier) 
 	if listener == nil {
 		return
 	}
-	defer func() {
-		if err := listener.Close(); err != nil {
-			klog.FromContext(ctx).V(2).Info("Cannot close the sockets that hear claims of addresses", "err", err)
-		}
-	}()
 	pause := time.NewTimer(0)
 	defer pause.Stop()
 	// Nil while the pause goes on.
@@ -241,8 +233,9 @@ func (d *Defender) Run(ctx context.Context, listener Listener, carrier carrier) 
 func (d *Defender) listen(ctx context.Context, listener Listener, carrier carrier) {
 	records, targets, err := carrier.Carried(d.again.Swap(false))
 	d.carry(records)
-	if err := errors.Join(err, listener.Listen(targets)); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot hear whether other hosts claim addresses of this node's pods")
+	listener.Defend(targets)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot hear whether other hosts claim all addresses of this node's pods")
 	}
 }
 

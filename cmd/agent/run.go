@@ -22,7 +22,6 @@ import (
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/confdir"
 	"github.com/berth-dev/berth/agent/deadman"
-	"github.com/berth-dev/berth/agent/defence"
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/linkwatch"
 	"github.com/berth-dev/berth/agent/nettype"
@@ -32,7 +31,6 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cmd/internal/build"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
-	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/defaultroute"
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/netfilter"
@@ -100,7 +98,7 @@ func run(ctx context.Context, o *Options) error {
 		RefusedNeighbours: netfilter.RefusedNeighbours,
 		Configuration:     keeper.Ready,
 		Egress:            own.egress, TellSoon: own.carrier.TellSoon,
-		HostPorts: &hostport.Forwarder{}, HostPortRange: ports, Listener: newListener(o), NodeAddresses: assignment.Carried, Assigned: own.carrier, DeadMan: deadman.New(o.SilenceAfter), Segment: segments.open, Unicast: segments.hear, Node: segments.self, APIReachable: clients.reachable, AgentPort: o.Monitoring.SecurePort,
+		HostPorts: &hostport.Forwarder{}, HostPortRange: ports, NodeAddresses: assignment.Carried, Assigned: own.carrier, DeadMan: deadman.New(o.SilenceAfter), Segment: segments.open, Unicast: segments.hear, Node: segments.self, APIReachable: clients.reachable, AgentPort: o.Monitoring.SecurePort,
 	}
 	enforcer, err := withEnforcer(ctx, o, &options, clients, journal)
 	if err != nil {
@@ -111,14 +109,6 @@ func run(ctx context.Context, o *Options) error {
 	return serve(ctx, o, a, own, tellRefusals(a.Ready, tellNode(recorder, o.NodeName, EventFirewall, "CheckReadiness")), node, config, keeper, runOverlay,
 		segments.certificate.Run, func(ctx context.Context) error { return profiles.Run(ctx, a) },
 		func(ctx context.Context) error { return runPolicies(ctx, enforcer, a, store) })
-}
-
-// newListener returns nothing where agents do not look for conflicts.
-func newListener(o *Options) defence.Listener {
-	if !o.DetectConflicts {
-		return nil
-	}
-	return conflict.NewListener(wire.Answers)
 }
 
 func closeState(ctx context.Context, store *state.Store) {

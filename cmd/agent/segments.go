@@ -17,6 +17,7 @@ import (
 	"github.com/berth-dev/berth/agent/answering/segment"
 	"github.com/berth-dev/berth/agent/certificate"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
 // segments are the networks of the node's links, with the node's certificate.
@@ -45,7 +46,7 @@ func newSegments(ctx context.Context, o *Options, self answering.Node, requests 
 }
 
 func (s *segments) options() segment.Options {
-	return segment.Options{Codec: s.certificate.Codec, Unicast: s.unicast, Refused: s.refused}
+	return segment.Options{Codec: s.certificate.Codec, Answers: wire.Answers, Unicast: s.unicast, Refused: s.refused}
 }
 
 // refused tells of certificates that have ended: either node may have a wrong clock. The rest is of strangers.

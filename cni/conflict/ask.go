@@ -47,7 +47,7 @@ func Ask(ctx context.Context, link int, addrs []netip.Addr) ([]Answers, error) {
 }
 
 func askAndHear(ctx context.Context, link int, addrs []netip.Addr, answered func(Answer)) error {
-	a, err := OpenAsker(link)
+	a, err := OpenAsker(link, nil)
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func askAndHear(ctx context.Context, link int, addrs []netip.Addr, answered func
 			one.Lock()
 			defer one.Unlock()
 			answered(answer)
-		})
+		}, func(Conflict) {})
 	}()
 	for range questions {
 		err = a.Question(addrs)

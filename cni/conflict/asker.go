@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
@@ -28,13 +29,18 @@ import (
 type Asker struct {
 	link     *net.Interface
 	families []*segment
+	// answers returns whether the node answers for an IPv4 address on a link by proxy at this moment; an error means no.
+	answers func(link int, addr netip.Addr) (bool, error)
+	// defended are the targets of Defend.
+	defended atomic.Pointer[[]Target]
 }
 
 // ErrNoEthernet is returned for a link whose network has no questions for addresses.
 var ErrNoEthernet = errors.New("it is no Ethernet")
 
-// OpenAsker returns an Asker on a link, whose MAC is the one that it has now. Answers wait for Hear from now on.
-func OpenAsker(link int) (*Asker, error) {
+// OpenAsker returns an Asker on a link, whose MAC is the one that it has now. Answers wait for Hear from now on. answers may be nil, where
+// the Asker defends nothing.
+func OpenAsker(link int, answers func(link int, addr netip.Addr) (bool, error)) (*Asker, error) {
 	ether, err := ethernet(link)
 	if err != nil {
 		return nil, err
@@ -42,7 +48,8 @@ func OpenAsker(link int) (*Asker, error) {
 	if ether == nil {
 		return nil, ErrNoEthernet
 	}
-	a := &Asker{link: ether}
+	a := &Asker{link: ether, answers: answers}
+	a.defended.Store(&[]Target{})
 	for _, is4 := range []bool{true, false} {
 		s := &segment{link: ether, is4: is4}
 		if s.conn, err = s.listen(); err != nil {
@@ -130,9 +137,10 @@ func question(mac, to net.HardwareAddr, senders []netip.Prefix, addr netip.Addr)
 	return frame.ARP{Operation: frame.ARPRequest, SenderMAC: mac, Sender: senders[i].Addr(), Target: addr}.To(to)
 }
 
-// Hear calls answered with each answer, also to other hosts' IPv6 questions, until ctx ends, and returns nil then. It is
+// Hear calls answered with each answer, also to other hosts' IPv6 questions, and claimed with each claim of a defended address, until ctx
+// ends, and returns nil then. It is
 // called once. Calls for IPv4 and IPv6 may be in parallel. Beside a link that goes down and comes up again it goes on.
-func (a *Asker) Hear(ctx context.Context, answered func(Answer)) error {
+func (a *Asker) Hear(ctx context.Context, answered func(Answer), claimed func(Conflict)) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	var group sync.WaitGroup
@@ -144,6 +152,10 @@ func (a *Asker) Hear(ctx context.Context, answered func(Answer)) error {
 				if answer, ok := s.answer(f); ok {
 					answered(answer)
 				}
+				if claim, ok := a.claim(s, f); ok {
+					claimed(claim)
+				}
+				a.respond(s, f)
 			})
 			if errs[i] != nil {
 				errs[i] = fmt.Errorf("receive on link %s: %w", a.link.Name, errs[i])

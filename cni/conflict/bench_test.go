@@ -29,7 +29,7 @@ func BenchmarkQuestion(b *testing.B) {
 				if err != nil {
 					return err
 				}
-				a, err := OpenAsker(link.Index)
+				a, err := OpenAsker(link.Index, nil)
 				if err != nil {
 					return err
 				}

@@ -15,8 +15,8 @@
 //
 // # A host that comes later
 //
-// A Listener hears hosts that say that they have an address which a pod of this node has.
-// The caller decides whether to announce the address again (RFC 5227, section 2.4). The Listener
+// An Asker hears hosts that say that they have an address which a pod of this node has.
+// The caller decides whether to announce the address again (RFC 5227, section 2.4). The Asker
 // answers a host that asks before it takes such an address, as DHCP clients do: the host then leaves
 // it to the pod.
 package conflict

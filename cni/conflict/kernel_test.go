@@ -85,7 +85,7 @@ func owners(t *testing.T, from *netnstest.Host, addrs ...string) []string {
 		if err != nil {
 			return err
 		}
-		asker, err := OpenAsker(link.Index)
+		asker, err := OpenAsker(link.Index, nil)
 		if err != nil {
 			return err
 		}
@@ -99,7 +99,7 @@ func owners(t *testing.T, from *netnstest.Host, addrs ...string) []string {
 				if slices.Contains(all, a.Address) && a.Owner {
 					found[a.Address.String()+" "+a.MAC.String()] = true
 				}
-			})
+			}, func(Conflict) {})
 		}()
 		for range questions {
 			err = errors.Join(err, asker.Question(all), asker.Probe(is4))
@@ -139,8 +139,7 @@ func TestMovingAddress(t *testing.T) {
 		return w.Announce(spec)
 	})
 	// Its agent answers probes of other hosts.
-	l := newListener(t, b)
-	b.Run(func() error { return l.Listen(onLink(indexOf(b), addr4, addr6)) })
+	defending(t, b, targetsOf(addr4, addr6)...)
 	if found := owners(t, a, addr4, addr6); len(found) > 0 {
 		t.Errorf("found %q", found)
 	}
@@ -166,8 +165,7 @@ func TestHostsProbe(t *testing.T) {
 		{Address: netip.MustParseAddr(addr4), Subnet: netip.MustParsePrefix("10.0.70.0/24")},
 	}}
 	b.Run(func() error { _, err := wire.New("").Setup(spec); return err })
-	l := newListener(t, b)
-	b.Run(func() error { return l.Listen(onLink(indexOf(b), free4, addr4)) })
+	defending(t, b, targetsOf(free4, addr4)...)
 	// answersOf returns the answers to a probe for each address, "address mac".
 	answersOf := func(addrs ...string) (found []string) {
 		h.Run(func() error {
@@ -205,29 +203,12 @@ func TestHostsProbe(t *testing.T) {
 	}
 }
 
-func onLink(link int, addrs ...string) []Target {
-	targets := targetsOf(addrs...)
-	for i := range targets {
-		targets[i].Link = link
-	}
-	return targets
-}
-
-// A Listener hears other hosts claim its addresses, with the host's MAC, and hears nothing else;
+// A node hears other hosts claim its addresses, with the host's MAC, and hears nothing else;
 // the addresses may change meanwhile.
-func TestListener(t *testing.T) {
+func TestClaims(t *testing.T) {
 	t.Parallel()
-	w, a, b := nodes(t)
+	_, a, b := nodes(t)
 	mac := macOf(b)
-	l := newListener(t, a)
-	index := indexOf(a)
-	listen := func(l *Listener, targets ...Target) {
-		t.Helper()
-		for i := range targets {
-			targets[i].Link = index
-		}
-		a.Run(func() error { return l.Listen(targets) })
-	}
 	announce := func(from *netnstest.Host, addrs ...string) {
 		t.Helper()
 		from.Run(func() error {
@@ -241,7 +222,7 @@ func TestListener(t *testing.T) {
 		})
 	}
 	// hears waits for a claim of each address. Frames of one family arrive in their order.
-	hears := func(l *Listener, want ...string) {
+	hears := func(d *defended, want ...string) {
 		t.Helper()
 		missing := map[string]bool{}
 		for _, addr := range want {
@@ -249,7 +230,7 @@ func TestListener(t *testing.T) {
 		}
 		for len(missing) > 0 {
 			select {
-			case claim := <-l.Claims():
+			case claim := <-d.claims:
 				if !slices.Contains(want, claim.Address.String()) || claim.MAC.String() != mac || claim.Link != "eth0" {
 					t.Errorf("heard %s, want claims of %q by %s", claim, want, mac)
 				}
@@ -259,9 +240,9 @@ func TestListener(t *testing.T) {
 			}
 		}
 	}
-	listen(l, targetsOf(addr4, addr6)...)
+	d := defending(t, a, targetsOf(addr4, addr6)...)
 	announce(b, free4, addr4, free6, addr6)
-	hears(l, addr4, addr6)
+	hears(d, addr4, addr6)
 
 	// The pod's own MAC, which other nodes give its interface, too, claims nothing.
 	own, err := net.ParseMAC(mac)
@@ -270,73 +251,77 @@ func TestListener(t *testing.T) {
 	}
 	targets := targetsOf(addr4, addr6, free4, free6)
 	targets[0].Own, targets[1].Own = own, own
-	other := newListener(t, a)
-	listen(other, targets...)
+	other := defending(t, a, targets...)
 	announce(b, addr4, free4, addr6, free6)
 	hears(other, free4, free6)
 
-	// A link that goes down is heard again, and so is one in its place.
-	late := newListener(t, a)
-	listen(late, targetsOf(addr4)...)
+	// A link that goes down is heard again.
+	late := defending(t, a, targetsOf(addr4)...)
 	a.IP("link", "set", "eth0", "down")
 	a.IP("link", "set", "eth0", "up")
 	netnstest.Eventually(t, func() error {
 		announce(b, addr4)
 		select {
-		case <-late.Claims():
+		case <-late.claims:
 			return nil
 		default:
 			return errors.New("nothing is heard")
 		}
 	})
-	a.IP("link", "del", "eth0")
-	if err := a.Try(func() error { return late.Listen([]Target{{Address: netip.MustParseAddr(addr4), Link: index}}) }); err == nil {
-		t.Error("Listen() succeeds on a link that is gone")
-	}
-	w.Plug(a, "eth0", netip.MustParsePrefix("10.0.60.11/24"))
-	index = indexOf(a)
-	listen(late, targetsOf(addr4)...)
-	announce(b, addr4)
-	hears(late, addr4)
 
 	// Without a filter for each address.
 	many := targetsOf(addr4)
 	for addr := netip.MustParseAddr("10.9.0.1"); len(many) <= maxAddresses; addr = addr.Next() {
 		many = append(many, Target{Address: addr})
 	}
-	listen(late, many...)
+	if err := late.Defend(many); err != nil {
+		t.Fatal(err)
+	}
 	announce(b, free4, addr4)
 	hears(late, addr4)
 }
 
-// newListener returns a Listener of a node, whose kernel it asks.
-func newListener(t *testing.T, node *netnstest.Host) *Listener {
-	l := NewListener(func(link int, addr netip.Addr) (answers bool, err error) {
-		err = node.Try(func() (err error) { answers, err = wire.Answers(link, addr); return err })
-		return answers, err
-	})
-	t.Cleanup(func() { _ = l.Close() })
-	return l
+// defended is an Asker of a node that hears claims.
+type defended struct {
+	*Asker
+	claims chan Conflict
 }
 
-func indexOf(h *netnstest.Host) int {
-	var index int
-	h.Run(func() error {
+// defending has a node hear claims, and answer hosts that probe, as its kernel says.
+func defending(t *testing.T, node *netnstest.Host, targets ...Target) *defended {
+	t.Helper()
+	d := &defended{claims: make(chan Conflict, 1000)}
+	node.Run(func() error {
 		link, err := net.InterfaceByName("eth0")
-		if err == nil {
-			index = link.Index
+		if err != nil {
+			return err
 		}
-		return err
+		d.Asker, err = OpenAsker(link.Index, func(link int, addr netip.Addr) (answers bool, err error) {
+			err = node.Try(func() (err error) { answers, err = wire.Answers(link, addr); return err })
+			return answers, err
+		})
+		if err != nil {
+			return err
+		}
+		return d.Defend(targets)
 	})
-	return index
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- d.Hear(ctx, func(Answer) {}, func(c Conflict) { d.claims <- c }) }()
+	t.Cleanup(func() {
+		stop()
+		if err := errors.Join(<-done, d.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
 }
 
 // Where a node has no link for a VLAN, the VLAN's hosts claim nothing on the link below.
 func TestOtherVLAN(t *testing.T) {
 	t.Parallel()
 	_, a, b := nodes(t)
-	l := newListener(t, a)
-	a.Run(func() error { return l.Listen(onLink(indexOf(a), addr4, free4, addr6, free6)) })
+	d := defending(t, a, targetsOf(addr4, free4, addr6, free6)...)
 	own := b.MAC("eth0")
 	announcement := func(addr string) []byte {
 		target := netip.MustParseAddr(addr)
@@ -356,7 +341,7 @@ func TestOtherVLAN(t *testing.T) {
 		b.SendFrame("eth0", announcement(addr))
 		for !slices.Contains(heard, addr) {
 			select {
-			case claim := <-l.Claims():
+			case claim := <-d.claims:
 				heard = append(heard, claim.Address.String())
 			case <-time.After(time.Minute):
 				t.Fatal("no claim is heard")

@@ -17,7 +17,7 @@ func TestRepliesOnly(t *testing.T) {
 	own, other := net.HardwareAddr{2, 1, 2, 3, 4, 5}, net.HardwareAddr{2, 1, 2, 3, 4, 6}
 	addr, asker := netip.MustParseAddr("10.0.70.10"), netip.MustParseAddr("10.0.60.11")
 	s := &segment{link: &net.Interface{HardwareAddr: own}, is4: true}
-	filter, err := bpf.NewVM(append(isReplyTo(own), bpf.RetConstant{Val: 1 << 16}))
+	filter, err := bpf.NewVM(append(repliesPass(own, bpf.RetConstant{Val: 1 << 16}), bpf.RetConstant{Val: 0}))
 	if err != nil {
 		t.Fatal(err)
 	}

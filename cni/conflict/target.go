@@ -5,11 +5,9 @@ package conflict
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 
 	"github.com/mdlayher/packet"
 	"github.com/vishvananda/netlink"
@@ -56,29 +54,6 @@ type segment struct {
 	conn *packet.Conn
 }
 
-// segmentKey is a link and a family.
-type segmentKey struct {
-	link int
-	is4  bool
-}
-
-func group(targets []Target) map[segmentKey][]Target {
-	groups := map[segmentKey][]Target{}
-	type place struct {
-		segmentKey
-		addr netip.Addr
-	}
-	known := map[place]bool{}
-	for _, t := range targets {
-		k := segmentKey{t.Link, t.Address.Is4()}
-		if p := (place{k, t.Address}); !known[p] {
-			known[p] = true
-			groups[k] = append(groups[k], t)
-		}
-	}
-	return groups
-}
-
 // ethernet returns a link, nil for one that is no Ethernet. Package net would list the links of all pods.
 func ethernet(index int) (*net.Interface, error) {
 	link, err := netlink.LinkByIndex(index)
@@ -92,48 +67,29 @@ func ethernet(index int) (*net.Interface, error) {
 	return &net.Interface{Index: a.Index, MTU: a.MTU, Name: a.Name, HardwareAddr: a.HardwareAddr, Flags: a.Flags}, nil
 }
 
-// onEthernet calls do with each group whose link is Ethernet. Errors begin with the text in what. A
-// group that fails keeps no other from its call.
-func onEthernet(groups map[segmentKey][]Target, what string, do func(k segmentKey, link *net.Interface, targets []Target) error) error {
-	var errs []error
-	for k, targets := range groups {
-		link, err := ethernet(k.link)
-		if err == nil && link != nil {
-			if err = do(k, link, targets); err != nil {
-				err = fmt.Errorf("%s on link %s: %w", what, link.Name, err)
-			}
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
-}
-
 func (s *segment) listen() (*packet.Conn, error) {
-	program, protocol := isAdvertisement(), unix.ETH_P_IPV6
-	if s.is4 {
-		program, protocol = isReplyTo(s.link.HardwareAddr), unix.ETH_P_ARP
-	}
-	filter, err := bpf.Assemble(slices.Concat(frame.ToThisHost(), program, []bpf.Instruction{bpf.RetConstant{Val: 1 << 16}}))
+	filter, err := s.filter(nil)
 	if err != nil {
 		return nil, err
+	}
+	protocol := unix.ETH_P_IPV6
+	if s.is4 {
+		protocol = unix.ETH_P_ARP
 	}
 	return packet.Listen(s.link, packet.Raw, protocol, &packet.Config{Filter: filter})
 }
 
-// isReplyTo ends a filter's program for all ARP packets but replies to a MAC: each node announces its pods to all, and each
-// probe that waits would read it.
-func isReplyTo(mac net.HardwareAddr) []bpf.Instruction {
+// repliesPass lets ARP replies to a MAC pass a filter: each node announces its pods to all, and no question is answered so.
+func repliesPass(mac net.HardwareAddr, pass bpf.Instruction) []bpf.Instruction {
 	const arpOperation = 14 + 6
 	return []bpf.Instruction{
 		bpf.LoadAbsolute{Off: 0, Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: binary.BigEndian.Uint32(mac), SkipTrue: 1},
-		bpf.RetConstant{Val: 0},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: binary.BigEndian.Uint32(mac), SkipTrue: 5},
 		bpf.LoadAbsolute{Off: 4, Size: 2},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(binary.BigEndian.Uint16(mac[4:])), SkipTrue: 1},
-		bpf.RetConstant{Val: 0},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(binary.BigEndian.Uint16(mac[4:])), SkipTrue: 3},
 		bpf.LoadAbsolute{Off: arpOperation, Size: 2},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(frame.ARPReply), SkipTrue: 1},
-		bpf.RetConstant{Val: 0},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(frame.ARPReply), SkipTrue: 1},
+		pass,
 	}
 }
 

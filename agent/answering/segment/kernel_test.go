@@ -81,7 +81,7 @@ func join(t *testing.T, host *netnstest.Host, link string, node answering.Node) 
 	go func() {
 		done <- s.Run(ctx, func(m answering.Message) { s.heard <- m }, func(a conflict.Answer) {
 			s.answered <- a.Address.String() + " " + a.MAC.String()
-		})
+		}, func(conflict.Conflict) {})
 	}()
 	t.Cleanup(func() {
 		stop()

@@ -43,6 +43,8 @@ type Options struct {
 	// Refused, if given, gets the error of each datagram that is not believed, which wraps a reason of package
 	// datagram. Anybody on the segment can cause it at any rate.
 	Refused func(err error)
+	// Answers returns whether the node answers for an address on a link by proxy; see package conflict.
+	Answers func(link int, addr netip.Addr) (bool, error)
 	// Unicast, if given, sends messages to one node to its InternalIP, too.
 	Unicast *Unicast
 }
@@ -93,7 +95,7 @@ func Open(link int, options Options) (*Segment, error) {
 }
 
 func open(link int, options Options) (*Segment, error) {
-	asker, err := conflict.OpenAsker(link)
+	asker, err := conflict.OpenAsker(link, options.Answers)
 	if err != nil {
 		return nil, err
 	}
@@ -216,18 +218,21 @@ func (s *Segment) AskHost(addr netip.Addr, mac net.HardwareAddr) error {
 	return s.asker.AskHost(addr, mac)
 }
 
-// Run calls heard with each message of another node, and answered with each answer of a host for an address, also
+// Defend has claims of exactly these addresses heard, and hosts that probe for one answered.
+func (s *Segment) Defend(targets []conflict.Target) error { return s.asker.Defend(targets) }
+
+// Run calls heard with each message of another node, and answered with each answer of a host for an address, and claimed with each claim of a defended one, also
 // to other hosts' IPv6 questions, until ctx ends, and returns nil then. It is called once. Calls may be in parallel,
 // those of heard are in the order of the frames. Where the link goes down and comes up again it goes on; where it is removed,
 // nothing is heard any more.
-func (s *Segment) Run(ctx context.Context, heard func(answering.Message), answered func(conflict.Answer)) error {
+func (s *Segment) Run(ctx context.Context, heard func(answering.Message), answered func(conflict.Answer), claimed func(conflict.Conflict)) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	var group sync.WaitGroup
 	var errs [2]error
 	group.Go(func() {
 		defer stop()
-		errs[0] = s.asker.Hear(ctx, answered)
+		errs[0] = s.asker.Hear(ctx, answered, claimed)
 	})
 	group.Go(func() {
 		defer stop()
