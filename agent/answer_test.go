@@ -102,7 +102,7 @@ func (w *lan) Probe(addrs []netip.Addr) error {
 	return nil
 }
 
-func (w *lan) Run(ctx context.Context, heard func(answering.Message), answered func(conflict.Answer), _ func(conflict.Conflict)) error {
+func (w *lan) Run(ctx context.Context, _ func(answering.Message) bool, heard func(answering.Message), answered func(conflict.Answer), _ func(conflict.Conflict)) error {
 	w.mu.Lock()
 	w.answered, w.heard = answered, heard
 	w.mu.Unlock()

@@ -38,8 +38,8 @@ type Segment interface {
 	Probe(addrs []netip.Addr) error
 	// AskHost asks one host, with a MAC, once whether it has the address.
 	AskHost(addr netip.Addr, mac net.HardwareAddr) error
-	// Run calls the functions with what other hosts send, until ctx ends.
-	Run(ctx context.Context, heard func(answering.Message), answered func(conflict.Answer), claimed func(conflict.Conflict)) error
+	// Run calls the functions with what other hosts send, until ctx ends. Messages for which wants is false may be left out.
+	Run(ctx context.Context, wants func(answering.Message) bool, heard func(answering.Message), answered func(conflict.Answer), claimed func(conflict.Conflict)) error
 	// Defend has claims of exactly these addresses heard.
 	Defend(targets []conflict.Target) error
 	// Check returns an error where the link is gone, or has another MAC than when the segment was opened. It blocks for the kernel only.
@@ -107,6 +107,8 @@ type Answerer struct {
 	group sync.WaitGroup
 	loops map[int]*loop
 	where map[netip.Addr]place
+	// left is when the node gave addresses up that it had in the last hour.
+	left map[netip.Addr]time.Time
 	// tried is the last try of the API, nil before.
 	tried *try
 	// claims are of hosts that say that they have defended addresses, which are defended, by link.
@@ -128,7 +130,7 @@ var ErrNobodyToAsk = conflict.ErrNoEthernet
 // tried again: meanwhile the node answers for no further address of the link. proxied has it believe no host that says to have an
 // address, but nodes.
 func New(self answering.Node, open func(link int) (Segment, error), node Node, proxied bool) *Answerer {
-	return &Answerer{self: self, proxied: proxied, claims: make(chan conflict.Conflict, waitingClaims), node: node, open: open, loops: map[int]*loop{}, where: map[netip.Addr]place{}}
+	return &Answerer{self: self, proxied: proxied, claims: make(chan conflict.Conflict, waitingClaims), node: node, open: open, loops: map[int]*loop{}, where: map[netip.Addr]place{}, left: map[netip.Addr]time.Time{}}
 }
 
 // Run runs the machines until ctx ends.
@@ -288,8 +290,10 @@ func (a *Answerer) Leave(pod string, addrs ...netip.Addr) {
 		if at.pod == pod && (len(addrs) == 0 || slices.Contains(addrs, addr)) {
 			left[addr] = a.loops[at.link]
 			delete(a.where, addr)
+			a.left[addr] = time.Now()
 		}
 	}
+	maps.DeleteFunc(a.left, func(_ netip.Addr, at time.Time) bool { return time.Since(at) > time.Hour })
 	a.mu.Unlock()
 	for addr, l := range left {
 		l.note(answering.Leave{Address: addr})
@@ -615,6 +619,22 @@ func (l *loop) look(ctx context.Context) {
 		l.inputs = slices.Insert(l.inputs, 0, answering.Input(answering.Carrier{}))
 		l.mu.Unlock()
 	}
+}
+
+// wants returns whether a message may change anything here. On a large segment most are assertions of addresses with which this node has nothing
+// to do, beside the hello of their node.
+func (l *loop) wants(m answering.Message) bool {
+	switch {
+	case m.Kind != answering.Assert && m.Kind != answering.Deny, m.To.Name == l.a.self.Name:
+		return true
+	case m.Kind == answering.Deny:
+		return false
+	}
+	l.a.mu.Lock()
+	defer l.a.mu.Unlock()
+	_, has := l.a.where[m.Address]
+	_, left := l.a.left[m.Address]
+	return has || left
 }
 
 func (l *loop) heard(m answering.Message) { l.hear(m, false) }

@@ -48,6 +48,7 @@ type host struct {
 	uid  string
 	mac  net.HardwareAddr
 
+	wants    func(answering.Message) bool
 	heard    func(answering.Message)
 	answered func(conflict.Answer)
 	claimed  func(conflict.Conflict)
@@ -153,9 +154,14 @@ func (h *host) Check() error {
 	return h.gone
 }
 
-func (h *host) Run(ctx context.Context, heard func(answering.Message), answered func(conflict.Answer), claimed func(conflict.Conflict)) error {
+func (h *host) Run(ctx context.Context, wants func(answering.Message) bool, heard func(answering.Message), answered func(conflict.Answer), claimed func(conflict.Conflict)) error {
 	h.wire.mu.Lock()
-	h.heard, h.answered, h.claimed = heard, answered, claimed
+	h.wants = wants
+	h.heard, h.answered, h.claimed = func(m answering.Message) {
+		if wants(m) {
+			heard(m)
+		}
+	}, answered, claimed
 	h.wire.mu.Unlock()
 	select {
 	case err := <-h.broken:

@@ -89,7 +89,7 @@ func (l *loop) connect(ctx context.Context) error {
 	var reading sync.WaitGroup
 	l.failed = make(chan error, 1)
 	reading.Go(func() {
-		if err := segment.Run(hearing, l.heard, l.answered, l.a.claimed); err != nil && hearing.Err() == nil {
+		if err := segment.Run(hearing, l.wants, l.heard, l.answered, l.a.claimed); err != nil && hearing.Err() == nil {
 			l.failed <- err
 		}
 	})

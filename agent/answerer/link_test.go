@@ -251,3 +251,43 @@ func TestClosedIsKnown(t *testing.T) {
 		}
 	})
 }
+
+// Of the messages of a large segment those count that may change something here.
+func TestWants(t *testing.T) {
+	other, mine, left := netip.MustParseAddr("10.0.70.99"), address, netip.MustParseAddr("10.0.70.8")
+	run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
+		n := w.add("node")
+		a := start(n)
+		a.Carry(Holding{Address: mine, Pod: "p", Link: 1, Gateway: gateway, Version: 5}, true, 0)
+		a.Carry(Holding{Address: left, Pod: "q", Link: 1, Gateway: gateway, Version: 5}, true, 0)
+		a.Leave("q")
+		synctest.Wait()
+		w.mu.Lock()
+		wants := n.wants
+		w.mu.Unlock()
+		self, peer := answering.Node{Name: "node"}, answering.Node{Name: "peer"}
+		for _, test := range []struct {
+			message answering.Message
+			want    bool
+		}{
+			{answering.Message{Kind: answering.Hello}, true},
+			{answering.Message{Kind: answering.Call, To: peer}, true},
+			{answering.Message{Kind: answering.Assert, Address: other}, false},
+			{answering.Message{Kind: answering.Assert, Address: other, To: peer}, false},
+			{answering.Message{Kind: answering.Assert, Address: other, To: self}, true},
+			{answering.Message{Kind: answering.Assert, Address: mine, To: peer}, true},
+			{answering.Message{Kind: answering.Assert, Address: left}, true},
+			{answering.Message{Kind: answering.Deny, Address: mine, To: peer}, false},
+			{answering.Message{Kind: answering.Deny, Address: mine, To: self}, true},
+		} {
+			if got := wants(test.message); got != test.want {
+				t.Errorf("it wants %+v: %t", test.message, got)
+			}
+		}
+		time.Sleep(61 * time.Minute) //nolint:forbidigo // the clock is the test's
+		a.Leave("r")
+		if wants(answering.Message{Kind: answering.Assert, Address: left}) {
+			t.Error("an hour later it wants to hear of an address that it gave up")
+		}
+	})
+}

@@ -155,7 +155,7 @@ func (b *bed) isHeard(k *Keeper, by *agentca.Authority) bool {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	_, messages, err := reader.Decode(datagrams[0], nil)
+	_, messages, err := reader.Decode(datagrams[0], nil, nil)
 	return err == nil && messages[0].From == node
 }
 

@@ -131,7 +131,7 @@ func (c *cluster) allHear(d time.Duration) {
 			for to, listener := range c.keepers {
 				heard, err := listener.Codec()
 				if err == nil {
-					_, _, err = heard.Decode(datagrams[0], nil)
+					_, _, err = heard.Decode(datagrams[0], nil, nil)
 				}
 				if err != nil {
 					c.t.Fatalf("%s does not hear %s: %v", to.Name, from.Name, err)
@@ -190,7 +190,7 @@ func TestOverlap(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := reader.Decode(stolen[0], nil); err == nil {
+		if _, _, err := reader.Decode(stolen[0], nil, nil); err == nil {
 			t.Error("a certificate of the old authority is believed")
 		}
 	})

@@ -379,7 +379,7 @@ func (n *network) hellos(t *testing.T, a *agentca.Authority) <-chan answering.Me
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	group.Go(func() {
-		if err := s.Run(ctx, func(m answering.Message) { heard <- m }, func(conflict.Answer) {}, func(conflict.Conflict) {}); err != nil {
+		if err := s.Run(ctx, nil, func(m answering.Message) { heard <- m }, func(conflict.Answer) {}, func(conflict.Conflict) {}); err != nil {
 			t.Error(err)
 		}
 	})

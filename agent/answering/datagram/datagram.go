@@ -188,8 +188,10 @@ func known(k answering.Kind) bool { return k >= answering.Assert && k <= answeri
 
 // Decode returns the messages of a datagram, of which there is one at least, and the InternalIP of the node that they are from. An error
 // wraps one of the reasons above. Each sender that is not known takes one of unknown, which may be nil, and one whose datagram was
-// wrongly signed is not known any more: so strangers, who can repeat certificates, cost no more than that.
-func (c *Codec) Decode(datagram []byte, unknown *rate.Limiter) (internalIP netip.Addr, messages []answering.Message, err error) {
+// wrongly signed is not known any more: so strangers, who can repeat certificates, cost no more than that. Where wants, if given, is
+// true of no message, the datagram is dropped before anybody looks who has signed it, which is what costs: there are no messages then, and no error.
+// It is called with messages that may be from anybody.
+func (c *Codec) Decode(datagram []byte, unknown *rate.Limiter, wants func(answering.Message) bool) (internalIP netip.Addr, messages []answering.Message, err error) {
 	if len(datagram) < len(magic)+ed25519.SignatureSize || len(datagram) > MaxSize || string(datagram[:len(magic)-1]) != magic[:len(magic)-1] {
 		return netip.Addr{}, nil, ErrMalformed
 	}
@@ -199,8 +201,12 @@ func (c *Codec) Decode(datagram []byte, unknown *rate.Limiter) (internalIP netip
 	signed, signature := datagram[:len(datagram)-ed25519.SignatureSize], datagram[len(datagram)-ed25519.SignatureSize:]
 	r := &reader{rest: signed[len(magic):]}
 	certificate := r.bytes(int(binary.BigEndian.Uint16(r.bytes(2))))
-	if r.failed {
+	internalIP, messages = r.messages()
+	if r.failed || len(r.rest) > 0 {
 		return netip.Addr{}, nil, ErrMalformed
+	}
+	if wants != nil && !slices.ContainsFunc(messages, wants) {
+		return netip.Addr{}, nil, nil
 	}
 	from, err := c.senders.find(certificate, unknown)
 	if err != nil {
@@ -213,18 +219,14 @@ func (c *Codec) Decode(datagram []byte, unknown *rate.Limiter) (internalIP netip
 		c.senders.forget(certificate)
 		return netip.Addr{}, nil, ErrSignature
 	}
-	r.from = from.node
-	internalIP, messages = r.messages()
-	if r.failed || len(r.rest) > 0 {
-		return netip.Addr{}, nil, ErrMalformed
+	for i := range messages {
+		messages[i].From = from.node
 	}
 	return internalIP, messages, nil
 }
 
 // reader reads the parts of a datagram. Once one is not there it has failed, and returns zeros.
 type reader struct {
-	// from is the sender.
-	from   answering.Node
 	rest   []byte
 	failed bool
 }
@@ -273,7 +275,7 @@ func (r *reader) messages() (internalIP netip.Addr, messages []answering.Message
 		r.failed = true
 	}
 	for i := 0; i < n && !r.failed; i++ {
-		m := answering.Message{Kind: answering.Kind(r.number()), From: r.from}
+		m := answering.Message{Kind: answering.Kind(r.number())}
 		if to := r.number(); to < len(receivers) {
 			m.To = receivers[to]
 		} else {

@@ -75,7 +75,7 @@ func TestFormat(t *testing.T) {
 
 func TestRoundTrip(t *testing.T) {
 	a := authority(t)
-	from, got, err := codec(t, node2, a).Decode(encode(t, codec(t, node1, a), samples()...)[0], nil)
+	from, got, err := codec(t, node2, a).Decode(encode(t, codec(t, node1, a), samples()...)[0], nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func TestMany(t *testing.T) {
 		c := codec(t, test.messages[0].From, a)
 		datagrams := encode(t, c, test.messages...)
 		for _, d := range datagrams {
-			_, messages, err := c.Decode(d, nil)
+			_, messages, err := c.Decode(d, nil, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -135,11 +135,11 @@ func TestAuthorities(t *testing.T) {
 	last, next := authority(t), authority(t)
 	before, first, after, gone := codec(t, node1, last), codec(t, node1, last, next), codec(t, node1, next, last), codec(t, node1, next)
 	for _, pair := range [][2]*Codec{{before, first}, {first, before}, {first, after}, {after, first}, {after, gone}, {gone, after}} {
-		if _, _, err := pair[1].Decode(encode(t, pair[0], samples()...)[0], nil); err != nil {
+		if _, _, err := pair[1].Decode(encode(t, pair[0], samples()...)[0], nil, nil); err != nil {
 			t.Error(err)
 		}
 	}
-	if _, _, err := gone.Decode(encode(t, before, samples()...)[0], nil); !errors.Is(err, ErrCertificate) {
+	if _, _, err := gone.Decode(encode(t, before, samples()...)[0], nil, nil); !errors.Is(err, ErrCertificate) {
 		t.Errorf("Decode() = %v", err)
 	}
 }
@@ -152,12 +152,12 @@ func TestTimes(t *testing.T) {
 		pass(100 * time.Hour)
 		signed := encode(t, codec(t, node1, behind), samples()...)[0]
 		reader := codec(t, node2, behind)
-		if _, _, err := reader.Decode(signed, nil); err != nil {
+		if _, _, err := reader.Decode(signed, nil, nil); err != nil {
 			t.Errorf("Decode() = %v", err)
 		}
 		pass(agentca.Lifetime + time.Second)
 		for _, c := range []*Codec{reader, codec(t, node2, behind)} {
-			if _, _, err := c.Decode(signed, nil); !errors.Is(err, ErrExpired) || !strings.Contains(err.Error(), "node1") {
+			if _, _, err := c.Decode(signed, nil, nil); !errors.Is(err, ErrExpired) || !strings.Contains(err.Error(), "node1") {
 				t.Errorf("Decode() = %v, want that it has ended", err)
 			}
 		}
@@ -170,7 +170,7 @@ func TestTimes(t *testing.T) {
 		early = encode(t, codec(t, node1, a), samples()...)[0]
 	})
 	synctest.Test(t, func(t *testing.T) {
-		if _, _, err := codec(t, node2, a).Decode(early, nil); err != nil {
+		if _, _, err := codec(t, node2, a).Decode(early, nil, nil); err != nil {
 			t.Errorf("a node whose clock is a year behind: %v", err)
 		}
 	})
@@ -232,7 +232,7 @@ func TestForgedSenders(t *testing.T) {
 		"another key": {bad(func(*x509.Certificate) any { return p256.Public() }), ErrCertificate},
 		"a good one":  {bad(func(*x509.Certificate) any { return nil }), nil},
 	} {
-		if _, messages, err := reader.Decode(encode(t, test.from, samples()...)[0], nil); !errors.Is(err, test.want) || (messages == nil) != (test.want != nil) {
+		if _, messages, err := reader.Decode(encode(t, test.from, samples()...)[0], nil, nil); !errors.Is(err, test.want) || (messages == nil) != (test.want != nil) {
 			t.Errorf("%s: Decode() = %v, %v, want %v", name, messages, err, test.want)
 		}
 	}
@@ -247,7 +247,7 @@ func TestStrangers(t *testing.T) {
 		limit := rate.NewLimiter(1, 3)
 		decode := func(d []byte, want error) {
 			t.Helper()
-			if _, _, err := reader.Decode(d, limit); !errors.Is(err, want) {
+			if _, _, err := reader.Decode(d, limit, nil); !errors.Is(err, want) {
 				t.Errorf("Decode() = %v, want %v", err, want)
 			}
 		}
@@ -295,7 +295,7 @@ func TestRefuses(t *testing.T) {
 		return append(b, ed25519.Sign(c.own.key, b)...)
 	}
 	const message = "\x03\x00\x00\x00\x00\x00\x00"
-	if _, _, err := c.Decode(signed("\x00\x01"+message), nil); err != nil {
+	if _, _, err := c.Decode(signed("\x00\x01"+message), nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	spoil := func(i int) []byte {
@@ -316,8 +316,8 @@ func TestRefuses(t *testing.T) {
 		"a certificate that changed":    {spoil(body - 1), ErrCertificate},
 		"a message that changed":        {spoil(body + 10), ErrSignature},
 		"a signature that changed":      {spoil(len(good) - 1), ErrSignature},
-		"cut":                           {good[:len(good)-1], ErrSignature},
-		"too long":                      {append(bytes.Clone(good), 0), ErrSignature},
+		"cut":                           {good[:len(good)-1], ErrMalformed},
+		"too long":                      {append(bytes.Clone(good), 0), ErrMalformed},
 		"no messages":                   {signed("\x00\x00"), ErrMalformed},
 		"too many messages":             {signed("\x00\x1f" + strings.Repeat(message, 31)), ErrMalformed},
 		"fewer messages than it says":   {signed("\x00\x02" + message), ErrMalformed},
@@ -332,7 +332,7 @@ func TestRefuses(t *testing.T) {
 		"a number without an end":       {signed("\x00\x01" + message[:3] + strings.Repeat("\xff", 11)), ErrMalformed},
 		"a MAC of 5 bytes":              {signed("\x00\x01" + message[:6] + "\x05abcde"), ErrMalformed},
 	} {
-		if _, messages, err := c.Decode(test.datagram, nil); !errors.Is(err, test.want) || messages != nil {
+		if _, messages, err := c.Decode(test.datagram, nil, nil); !errors.Is(err, test.want) || messages != nil {
 			t.Errorf("%s: Decode() = %v, %v, want %v", name, messages, err, test.want)
 		}
 	}
@@ -373,7 +373,7 @@ func TestCannotEncode(t *testing.T) {
 	if datagrams, err := reader.Encode(internal, samples()); err == nil {
 		t.Errorf("without an identity: Encode() = %x", datagrams)
 	}
-	if _, _, err := reader.Decode(encode(t, c, samples()...)[0], nil); err != nil {
+	if _, _, err := reader.Decode(encode(t, c, samples()...)[0], nil, nil); err != nil {
 		t.Errorf("without an identity: Decode() = %v", err)
 	}
 	if _, err := NewCodec(nil, nil); err == nil {
@@ -400,10 +400,10 @@ func FuzzDecode(f *testing.F) {
 	f.Add(d[len(head) : len(d)-ed25519.SignatureSize])
 	f.Add(d)
 	f.Fuzz(func(t *testing.T, body []byte) {
-		_, _, _ = c.Decode(body, nil)
-		_, _, _ = c.Decode(append([]byte(magic), body...), nil)
+		_, _, _ = c.Decode(body, nil, nil)
+		_, _, _ = c.Decode(append([]byte(magic), body...), nil, nil)
 		signed := append(bytes.Clone(head), body...)
-		from, messages, err := c.Decode(append(signed, ed25519.Sign(c.own.key, signed)...), nil)
+		from, messages, err := c.Decode(append(signed, ed25519.Sign(c.own.key, signed)...), nil, nil)
 		if err != nil {
 			return
 		}
@@ -413,7 +413,7 @@ func FuzzDecode(f *testing.F) {
 			t.Fatal(err)
 		}
 		for _, d := range datagrams {
-			at, some, err := c.Decode(d, nil)
+			at, some, err := c.Decode(d, nil, nil)
 			if err != nil || at != from {
 				t.Fatalf("a sender at %v, want %v: %v", at, from, err)
 			}
@@ -429,4 +429,25 @@ func FuzzDecode(f *testing.F) {
 func pass(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
+}
+
+// Nobody looks who has signed messages that are not wanted; one that is wanted has all of its datagram read.
+func TestWanted(t *testing.T) {
+	a, stranger := authority(t), authority(t)
+	reader := codec(t, node2, a)
+	for name, test := range map[string]struct {
+		by    *agentca.Authority
+		wants func(answering.Message) bool
+		want  int
+		err   error
+	}{
+		"none":              {a, func(answering.Message) bool { return false }, 0, nil},
+		"one":               {a, func(m answering.Message) bool { return m.Kind == answering.Deny }, len(samples()), nil},
+		"none of strangers": {stranger, func(answering.Message) bool { return false }, 0, nil},
+		"one of strangers":  {stranger, func(m answering.Message) bool { return m.Kind == answering.Deny }, 0, ErrCertificate},
+	} {
+		if _, messages, err := reader.Decode(encode(t, codec(t, node1, test.by), samples()...)[0], nil, test.wants); len(messages) != test.want || !errors.Is(err, test.err) {
+			t.Errorf("%s: %d messages, %v", name, len(messages), err)
+		}
+	}
 }

@@ -133,8 +133,8 @@ func (n *stormNode) open() (count int) {
 	return count
 }
 
-// BenchmarkHeard is what one agent's CPU does to hear 5,000 nodes with 30 addresses each: it decodes a datagram with 30 assertions, or a hello, and
-// steps its machine.
+// BenchmarkHeard is what one agent's CPU does to hear 5,000 nodes with 30 addresses each: it decodes a datagram with 30 assertions, of which it
+// wants one or none, or a hello, and steps its machine.
 func BenchmarkHeard(b *testing.B) {
 	all := authority(b)
 	receiver := codec(b, stormName(0), all)
@@ -149,14 +149,18 @@ func BenchmarkHeard(b *testing.B) {
 		}
 		datagrams["30 assertions"] = append(datagrams["30 assertions"], encode(b, sender, asserts...)...)
 	}
-	for _, kind := range []string{"hello", "30 assertions"} {
+	wanted := true
+	wants := func(m answering.Message) bool { return m.Kind != answering.Assert || wanted }
+	datagrams["30 assertions of others"] = datagrams["30 assertions"]
+	for _, kind := range []string{"hello", "30 assertions", "30 assertions of others"} {
 		b.Run(kind, func(b *testing.B) {
+			wanted = kind == "30 assertions"
 			n := newStormNode(b, 0, true)
 			n.until(b, time.Second)
 			b.ReportAllocs()
 			b.ResetTimer()
 			for i := range b.N {
-				_, messages, err := receiver.Decode(datagrams[kind][i%len(datagrams[kind])], nil)
+				_, messages, err := receiver.Decode(datagrams[kind][i%len(datagrams[kind])], nil, wants)
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -229,26 +233,26 @@ func BenchmarkDecode(b *testing.B) {
 	spoiled[len(spoiled)-1] ^= 1
 	b.Run("known", func(b *testing.B) {
 		for b.Loop() {
-			_, _, _ = receiver.Decode(known, nil)
+			_, _, _ = receiver.Decode(known, nil, nil)
 		}
 	})
 	b.Run("unknown", func(b *testing.B) {
 		for b.Loop() {
 			clear(receiver.senders.known)
-			_, _, _ = receiver.Decode(known, nil)
+			_, _, _ = receiver.Decode(known, nil, nil)
 		}
 	})
 	for name, d := range map[string][]byte{"stranger": hello(codec(b, stormName(1), authority(b))), "stolen": spoiled} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
-				_, _, _ = receiver.Decode(d, nil)
+				_, _, _ = receiver.Decode(d, nil, nil)
 			}
 		})
 	}
 	b.Run("limited", func(b *testing.B) {
 		nothing := rate.NewLimiter(0, 0)
 		for b.Loop() {
-			_, _, _ = receiver.Decode(spoiled, nothing)
+			_, _, _ = receiver.Decode(spoiled, nothing, nil)
 		}
 	})
 }

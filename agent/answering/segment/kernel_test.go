@@ -79,7 +79,7 @@ func join(t *testing.T, host *netnstest.Host, link string, node answering.Node) 
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- s.Run(ctx, func(m answering.Message) { s.heard <- m }, func(a conflict.Answer) {
+		done <- s.Run(ctx, nil, func(m answering.Message) { s.heard <- m }, func(a conflict.Answer) {
 			s.answered <- a.Address.String() + " " + a.MAC.String()
 		}, func(conflict.Conflict) {})
 	}()

@@ -56,17 +56,17 @@ const (
 	unicastUnknown, unicastUnknownAtOnce = 100, 1000
 )
 
-// read passes on the messages of a datagram, which are one at least.
-func (o *Options) read(payload []byte, unknown *rate.Limiter, heard func(internalIP netip.Addr, messages []answering.Message)) {
+// read passes on the messages of a datagram, which are one at least, if one of them is wanted.
+func (o *Options) read(payload []byte, unknown *rate.Limiter, wants func(answering.Message) bool, heard func(internalIP netip.Addr, messages []answering.Message)) {
 	codec, _ := o.Codec() // A node that can say nothing hears.
 	if codec == nil {
 		return
 	}
-	internalIP, messages, err := codec.Decode(payload, unknown)
+	internalIP, messages, err := codec.Decode(payload, unknown, wants)
 	switch {
-	case err == nil:
+	case len(messages) > 0:
 		heard(internalIP, messages)
-	case o.Refused != nil:
+	case err != nil && o.Refused != nil:
 		o.Refused(err)
 	}
 }
@@ -221,11 +221,11 @@ func (s *Segment) AskHost(addr netip.Addr, mac net.HardwareAddr) error {
 // Defend has claims of exactly these addresses heard, and hosts that probe for one answered.
 func (s *Segment) Defend(targets []conflict.Target) error { return s.asker.Defend(targets) }
 
-// Run calls heard with each message of another node, and answered with each answer of a host for an address, and claimed with each claim of a defended one, also
+// Run calls heard with each message of another node, of datagrams with one at least of which wants is true, and answered with each answer of a host for an address, and claimed with each claim of a defended one, also
 // to other hosts' IPv6 questions, until ctx ends, and returns nil then. It is called once. Calls may be in parallel,
 // those of heard are in the order of the frames. Where the link goes down and comes up again it goes on; where it is removed,
 // nothing is heard any more.
-func (s *Segment) Run(ctx context.Context, heard func(answering.Message), answered func(conflict.Answer), claimed func(conflict.Conflict)) error {
+func (s *Segment) Run(ctx context.Context, wants func(answering.Message) bool, heard func(answering.Message), answered func(conflict.Answer), claimed func(conflict.Conflict)) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	var group sync.WaitGroup
@@ -236,7 +236,7 @@ func (s *Segment) Run(ctx context.Context, heard func(answering.Message), answer
 	})
 	group.Go(func() {
 		defer stop()
-		if err := conflict.Read(ctx, s.conn, func(f []byte) { s.read(f, heard) }); err != nil {
+		if err := conflict.Read(ctx, s.conn, func(f []byte) { s.read(f, wants, heard) }); err != nil {
 			errs[1] = fmt.Errorf("receive on link %s: %w", s.asker.Link().Name, err)
 		}
 	})
@@ -244,10 +244,10 @@ func (s *Segment) Run(ctx context.Context, heard func(answering.Message), answer
 	return errors.Join(errs[:]...)
 }
 
-func (s *Segment) read(f []byte, heard func(answering.Message)) {
+func (s *Segment) read(f []byte, wants func(answering.Message) bool, heard func(answering.Message)) {
 	// Without a payload a frame is malformed.
 	d, _ := frame.ParseDatagram(f)
-	s.options.read(d.Payload, s.unknown, func(internalIP netip.Addr, messages []answering.Message) {
+	s.options.read(d.Payload, s.unknown, wants, func(internalIP netip.Addr, messages []answering.Message) {
 		if s.options.Unicast != nil {
 			s.options.Unicast.learn(messages[0].From, internalIP)
 		}

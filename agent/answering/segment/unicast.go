@@ -82,7 +82,7 @@ func (u *Unicast) Run(ctx context.Context, heard func(answering.Message)) error 
 		case err != nil:
 			return fmt.Errorf("receive at %s: %w", u.own, err)
 		}
-		u.options.read(buffer[:n], unknown, func(internalIP netip.Addr, messages []answering.Message) {
+		u.options.read(buffer[:n], unknown, nil, func(internalIP netip.Addr, messages []answering.Message) {
 			u.learn(messages[0].From, internalIP)
 			for _, m := range messages {
 				heard(m)
