@@ -528,12 +528,9 @@ func (l *Link) hear(in Heard) {
 	}
 }
 
-// learn notes what a node says of itself: first its address of IPv4, if it has one.
+// learn notes what a node says of itself, by messages that come in any order.
 func (n *neighbour) learn(mac string, addr netip.Addr) {
 	n.mac = mac
-	if !addr.IsValid() || addr.Is4() {
-		n.addrs = [families]netip.Addr{}
-	}
 	if addr.IsValid() {
 		n.addrs[family(addr)] = addr
 	}
