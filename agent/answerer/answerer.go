@@ -107,7 +107,7 @@ type Answerer struct {
 	group sync.WaitGroup
 	loops map[int]*loop
 	where map[netip.Addr]place
-	// left is when the node gave addresses up that it had in the last hour.
+	// left is when the node gave addresses up that it had lately.
 	left map[netip.Addr]time.Time
 	// tried is the last try of the API, nil before.
 	tried *try
@@ -115,6 +115,9 @@ type Answerer struct {
 	claims   chan conflict.Conflict
 	defended map[int][]conflict.Target
 }
+
+// leftFor is for how long assertions of an address that the node gave up are wanted: longer than the machine remembers it.
+const leftFor = 2 * time.Hour
 
 // place is the link to the network of an address, and the UID of the pod that the node has it for.
 type place struct {
@@ -193,6 +196,24 @@ func (a *Answerer) Link(addr netip.Addr) (link int, has bool) {
 	defer a.mu.Unlock()
 	at, has := a.where[addr]
 	return at.link, has
+}
+
+// Holder returns the pod that the node has an address for, empty where it does not have it.
+func (a *Answerer) Holder(addr netip.Addr) (pod string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.where[addr].pod
+}
+
+// Asks returns whether others are being asked for an address.
+func (a *Answerer) Asks(addr netip.Addr) bool {
+	l := a.of(addr)
+	if l == nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.standing[addr].Phase == answering.Asking && !l.cut && l.broken == nil
 }
 
 // Waits returns whether the node has an address, and may not answer for it yet, or not any more.
@@ -293,7 +314,7 @@ func (a *Answerer) Leave(pod string, addrs ...netip.Addr) {
 			a.left[addr] = time.Now()
 		}
 	}
-	maps.DeleteFunc(a.left, func(_ netip.Addr, at time.Time) bool { return time.Since(at) > time.Hour })
+	maps.DeleteFunc(a.left, func(_ netip.Addr, at time.Time) bool { return time.Since(at) > leftFor })
 	a.mu.Unlock()
 	for addr, l := range left {
 		l.note(answering.Leave{Address: addr})
@@ -336,12 +357,12 @@ func (a *Answerer) Word(addr netip.Addr) error {
 		return errors.New("no pod of the node has it")
 	}
 	l.mu.Lock()
-	phase, asks, why := l.standing[addr].Phase, !l.cut && l.broken == nil, l.why(addr)
+	phase, why := l.standing[addr].Phase, l.why(addr)
 	l.mu.Unlock()
 	switch {
 	case phase == answering.Answering:
 		return errors.New("the node answers for it already")
-	case phase == answering.Asking && asks:
+	case a.Asks(addr):
 		l.note(answering.Word{Address: addr})
 		return nil
 	default:

@@ -184,6 +184,7 @@ func (l *loop) answerAll(ctx context.Context) {
 		switch in := in.(type) {
 		case answering.Take:
 			standing[in.Address] = answering.Standing{Phase: answering.Answering, Version: in.Version}
+			opened = append(opened, in.Address)
 		case answering.Carry:
 			standing[in.Address] = answering.Standing{Phase: answering.Answering, Version: in.Version}
 			if !in.Answers {

@@ -51,5 +51,8 @@ func (l *loop) defend(ctx context.Context) {
 	}
 	if err := l.segment.Defend(targets); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot hear whether other hosts claim addresses of this node's pods", "link", l.index)
+		l.mu.Lock()
+		l.undefended = true
+		l.mu.Unlock()
 	}
 }

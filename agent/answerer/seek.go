@@ -163,9 +163,11 @@ func (a *Answerer) foreignOn(ctx context.Context, link int, addrs []netip.Addr) 
 		return nil, fmt.Errorf("ask for addresses on link %d: the node does not hear others there", link)
 	}
 	l.mu.Lock()
-	err := l.broken
+	err, cut := l.broken, l.cut
 	l.mu.Unlock()
 	switch {
+	case cut:
+		return nil, fmt.Errorf("ask for addresses on link %d: it has no carrier", link)
 	case errors.Is(err, ErrNobodyToAsk):
 		return nil, nil
 	case err != nil:

@@ -280,11 +280,11 @@ func (j *judge) meet(old, other *node, family int) {
 type sight struct {
 	on, works, reaches, unlisted bool
 	group                        int
-	changes                      int
+	changes, strangers           int
 }
 
 func (n *node) sight() sight {
-	return sight{n.on(), n.works(), n.world.reaches(n), n.unlisted, n.group, n.changes}
+	return sight{n.on(), n.works(), n.world.reaches(n), n.unlisted, n.group, n.changes, len(n.world.strangers)}
 }
 
 // look judges the present. Where nothing has changed, it does so only while two answer.

@@ -639,8 +639,8 @@ func (l *Link) heardAnswers(h *holding) bool {
 		switch {
 		case a.Owner && a.MAC != h.ownMAC && !l.IsNodes(a.MAC, Node{}):
 			foreign = a.MAC
-		case l.hasIt(h, a):
-			h.heard = true
+		case l.hasIt(h, a) && a.MAC != l.nodes[h.last].mac:
+			h.heard = true // The last holder says itself when it answers no more.
 		}
 	}
 	if foreign != h.foreign || !l.goesOn(h) {

@@ -23,14 +23,22 @@ type Answerer interface {
 	Leave(holder string, addrs ...netip.Addr)
 	Link(addr netip.Addr) (link int, has bool)
 	Standing(addr netip.Addr) answering.Standing
+	// Holder returns who has the address, as the last Take or Carry said.
+	Holder(addr netip.Addr) string
+	// Asks returns whether others are being asked.
+	Asks(addr netip.Addr) bool
 	Wait(ctx context.Context, addrs []netip.Addr) ([]conflict.Conflict, error)
 }
 
 // holder is the Carrier for the Answerer, which knows pods by their UIDs.
 const holder = "NodeAssignment"
 
-// quiet is for how long nobody is told that another node is to fall silent first: it does so in less than a second.
-const quiet = 10 * time.Second
+const (
+	// quiet is for how long nobody is told that another node is to fall silent first: it does so in less than a second.
+	quiet = 10 * time.Second
+	// foreignAfter is when the Answerer has said whether a host outside of the cluster has the address.
+	foreignAfter = 4 * time.Second
+)
 
 // errWaits is of an address that another node may answer for, or that is another node's by now.
 var errWaits = errors.New("not yet")
@@ -42,18 +50,25 @@ func (c *Carrier) isAsked(w carriage) bool { return c.Answerer != nil && w.isOnL
 // errWaits while this node may not answer for it. The caller holds the lock of the address.
 func (c *Carrier) settle(ctx context.Context, t *taking) (other *conflict.Conflict, err error) {
 	if !c.isAsked(t.carriage) {
+		c.leave(t.addr)
 		return nil, nil
 	}
-	if link, known := c.Answerer.Link(t.addr); !known || link != t.at {
-		h := answerer.Holding{
-			Address: t.addr, Pod: holder, Link: t.at, Uplink: t.uplink,
-			Version: answering.Version(t.record.Version), Last: answering.Node{Name: t.record.LastNode.Name, UID: string(t.record.LastNode.UID)},
-		}
+	h := answerer.Holding{
+		Address: t.addr, Pod: holder, Link: t.at, Uplink: t.uplink, Gateway: t.gateway,
+		Version: answering.Version(t.record.Version), Last: answering.Node{Name: t.record.LastNode.Name, UID: string(t.record.LastNode.UID)},
+	}
+	switch link, known := c.Answerer.Link(t.addr); {
+	case known && link == t.at && c.Has(t.addr):
+	case t.has:
 		c.given.Set(t.addr, t.carriage)
-		if t.has {
-			c.Answerer.Carry(h, true, 0)
-			return nil, nil
-		}
+		c.Answerer.Carry(h, true, 0)
+		return nil, nil
+	case known && c.Has(t.addr):
+		// The link was made anew: the node answered there, as far as it knows.
+		c.given.Set(t.addr, t.carriage)
+		c.Answerer.Carry(h, false, 0)
+	default:
+		c.given.Set(t.addr, t.carriage)
 		c.Answerer.Take(h)
 	}
 	// The Answerer closes an address after it has another standing.
@@ -82,10 +97,10 @@ func (c *Carrier) leave(addr netip.Addr) {
 	}
 }
 
-// Has returns whether the Carrier has told the Answerer of an address.
+// Has returns whether the Carrier has told the Answerer of an address, which is not a pod's since.
 func (c *Carrier) Has(addr netip.Addr) bool {
 	_, given := c.given.Get(addr)
-	return given
+	return given && c.Answerer.Holder(addr) == holder
 }
 
 // Open has the node carry an address for which it may answer now. It returns at once.
@@ -98,6 +113,12 @@ func (c *Carrier) Close(ctx context.Context, addr netip.Addr, cause answering.Ca
 	if !given {
 		return nil
 	}
+	defer c.Recheck()
+	return c.stop(ctx, addr, carriage, cause, false)
+}
+
+// stop has the node not answer for an address, and leave it before anything else is done with it.
+func (c *Carrier) stop(ctx context.Context, addr netip.Addr, carriage carriage, cause answering.Cause, leave bool) error {
 	unlock, err := c.locks.Lock(ctx, addr.String())
 	if err != nil {
 		return err
@@ -107,7 +128,9 @@ func (c *Carrier) Close(ctx context.Context, addr netip.Addr, cause answering.Ca
 	if err := carriage.stop(cause); err != nil {
 		return fmt.Errorf("stop answering for %s: %w", addr, err)
 	}
-	c.Recheck()
+	if leave {
+		c.leave(addr)
+	}
 	return nil
 }
 
@@ -119,11 +142,8 @@ func (c *Carrier) Whose(ctx context.Context, addr netip.Addr) (mine bool, versio
 	}
 	record, err := carriage.ask(ctx)
 	if errors.Is(err, podinfo.ErrNotCarrier) {
-		err = c.Close(ctx, addr, answering.Newer)
-		if err == nil {
-			c.leave(addr)
-		}
-		return false, 0, answering.Node{}, err
+		defer c.Recheck()
+		return false, 0, answering.Node{}, c.stop(ctx, addr, carriage, answering.Newer, true)
 	}
 	return err == nil, answering.Version(record.Version), answering.Node{Name: record.LastNode.Name, UID: string(record.LastNode.UID)}, err
 }

@@ -37,6 +37,7 @@ type fake struct {
 	record   podinfo.Record
 	err      error
 	link     int
+	holder   string
 	standing answering.Standing
 }
 
@@ -50,16 +51,18 @@ func (f *fake) announce(link int) error                     { f.note("announce o
 
 func (f *fake) Take(h answerer.Holding) {
 	f.note("take on %d of %s by %d after %s", h.Link, h.Uplink, h.Version, h.Last.Name)
-	f.link = h.Link
+	f.link, f.holder = h.Link, h.Pod
 }
 
 func (f *fake) Carry(h answerer.Holding, answers bool, _ answering.Version) {
 	f.note("carry on %d by %d, answers %t", h.Link, h.Version, answers)
-	f.link = h.Link
+	f.link, f.holder = h.Link, h.Pod
 }
 func (f *fake) Leave(string, ...netip.Addr)            { f.note("leave"); f.link = 0 }
 func (f *fake) Link(netip.Addr) (link int, has bool)   { return f.link, f.link != 0 }
 func (f *fake) Standing(netip.Addr) answering.Standing { return f.standing }
+func (f *fake) Holder(netip.Addr) string               { return f.holder }
+func (f *fake) Asks(netip.Addr) bool                   { return f.standing.Phase == answering.Asking }
 func (f *fake) Wait(context.Context, []netip.Addr) ([]conflict.Conflict, error) {
 	if f.standing.Foreign != "" {
 		return []conflict.Conflict{foreign}, nil
@@ -72,7 +75,7 @@ func newFake(given bool) (*Carrier, *fake) {
 	f := &fake{record: podinfo.Record{Version: 7, LastNode: v1alpha1.NodeReference{Name: "node2"}}}
 	c := New(Options{Answerer: f, Assignments: ipamtest.NewServer().Client().NodeAssignments})
 	if given {
-		f.link = 3
+		f.link, f.holder = 3, holder
 		c.given.Set(address, f)
 	}
 	return c, f
@@ -82,11 +85,11 @@ func newFake(given bool) (*Carrier, *fake) {
 func TestSettle(t *testing.T) {
 	const asks, takes, carries = "wait", "take on 3 of eth0 by 7 after node2", "carry on 3 by 7, answers true"
 	for name, test := range map[string]struct {
-		given, has, routed bool
-		link               int
-		standing           answering.Standing
-		log                []string
-		err                string
+		given, has, routed, pod bool
+		link                    int
+		standing                answering.Standing
+		log                     []string
+		err                     string
 	}{
 		"new":                                 {log: []string{takes}, err: asks},
 		"of an earlier agent":                 {has: true, log: []string{carries}},
@@ -98,14 +101,19 @@ func TestSettle(t *testing.T) {
 		"closed":                              {given: true, standing: answering.Standing{Phase: answering.Closed}, err: asks},
 		"closed, and the kernel still has it": {given: true, has: true, standing: answering.Standing{Phase: answering.Closed}, err: asks},
 		"another host has it":                 {given: true, standing: answering.Standing{Phase: answering.Asking, Foreign: "mac"}, log: []string{"leave"}, err: "foreign"},
-		"on another link now":                 {given: true, link: 2, log: []string{takes}, err: asks},
+		"on another link now":                 {given: true, link: 2, log: []string{"carry on 3 by 7, answers false"}, err: asks},
+		"a pod's":                             {given: true, pod: true, standing: answering.Standing{Phase: answering.Answering}, log: []string{takes}},
+		"routed by now":                       {given: true, routed: true, log: []string{"leave"}},
 	} {
 		c, f := newFake(test.given)
 		f.routed, f.standing = test.routed, test.standing
 		if test.link != 0 {
 			f.link = test.link
 		}
-		other, err := c.settle(t.Context(), &taking{wanted: wanted{f, address, 0}, memory: &memory{record: f.record}, at: 3, uplink: "eth0", has: test.has})
+		if test.pod {
+			f.holder = "uid"
+		}
+		other, err := c.settle(t.Context(), &taking{wanted: wanted{f, address, 0, netip.Addr{}}, memory: &memory{record: f.record}, at: 3, uplink: "eth0", has: test.has})
 		got := ""
 		switch {
 		case other != nil && err == nil && other.String() == foreign.String():
@@ -184,7 +192,7 @@ func TestQuiet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, f := newFake(true)
 		defer c.announcer.Run(ended(t))
-		waits := &taking{wanted: wanted{f, address, 0}, memory: &memory{}, err: fmt.Errorf("%w: why", errWaits)}
+		waits := &taking{wanted: wanted{f, address, 0, netip.Addr{}}, memory: &memory{}, err: fmt.Errorf("%w: why", errWaits)}
 		for _, step := range []struct {
 			wait  time.Duration
 			err   error

@@ -272,8 +272,9 @@ func (c *Carrier) assignment() *v1alpha1.NodeAssignment {
 type wanted struct {
 	carriage
 
-	addr netip.Addr
-	vlan int
+	addr    netip.Addr
+	vlan    int
+	gateway netip.Addr
 }
 
 // carriage is an address of one use in the kernel.
@@ -290,6 +291,8 @@ type carriage interface {
 	isOnLink() bool
 	// found notes which other host has it, nil for none, and returns an error about one.
 	found(ctx context.Context, other *conflict.Conflict) error
+	// check returns an error where the node cannot carry it on the link, as far as can be seen before, once it is marked.
+	check(link int) error
 	// put has the node carry it on the link once it is marked.
 	put(link int) error
 	// stop has the node not answer for it, for a cause.
@@ -311,15 +314,16 @@ func (c *Carrier) wantedOf(assignment *v1alpha1.NodeAssignment) []wanted {
 		if err != nil || wrong != nil || !subnet.Contains(addr) {
 			continue
 		}
+		gateway, _ := netip.ParseAddr(a.Network.Gateway) // There may be none.
 		switch a.Use {
 		case v1alpha1.UseNode:
-			all = append(all, wanted{own{c, nodeaddress.Address{Address: addr, Subnet: subnet.Masked()}}, addr, int(a.Network.VLAN)})
+			all = append(all, wanted{own{c, nodeaddress.Address{Address: addr, Subnet: subnet.Masked()}}, addr, int(a.Network.VLAN), gateway})
 		case v1alpha1.UseService:
 			s := wire.Service{Address: addr, Subnet: subnet.Masked(), Routed: a.Network.Mode == v1alpha1.NetworkRouted}
 			if a.Since != nil {
 				s.Since = a.Since.Time
 			}
-			all = append(all, wanted{service{c, s}, addr, int(a.Network.VLAN)})
+			all = append(all, wanted{service{c, s}, addr, int(a.Network.VLAN), gateway})
 		}
 	}
 	return all
@@ -359,6 +363,9 @@ func (c *Carrier) carry(ctx context.Context, all []wanted) (status v1alpha1.Node
 	for addr := range c.of {
 		if !slices.ContainsFunc(all, func(w wanted) bool { return w.addr == addr }) {
 			delete(c.of, addr)
+			if len(errs) == 0 {
+				c.leave(addr) // It may have lost its mark when another node asserted it.
+			}
 		}
 	}
 	takings := make([]*taking, 0, len(all))
@@ -373,6 +380,9 @@ func (c *Carrier) carry(ctx context.Context, all []wanted) (status v1alpha1.Node
 	for _, t := range takings {
 		if t.err == nil {
 			t.err = c.take(ctx, t)
+		}
+		if errors.Is(t.err, errWaits) && t.inUse != nil {
+			t.err = t.inUse // until the network has said that nobody has it
 		}
 		switch {
 		case t.err == nil:
@@ -426,6 +436,10 @@ func (c *Carrier) begin(ctx context.Context, t *taking) error {
 	if err := t.mark(); err != nil {
 		return err
 	}
+	// Before another node falls silent for this one.
+	if err := t.check(t.at); err != nil {
+		return errors.Join(err, c.stop(ctx, t.addr, t.carriage, answering.Newer, true))
+	}
 	// If somebody took it from the node, the API server need not be asked; if the node gave it to another one, it is.
 	if c.isAsked(t.carriage) && !t.has {
 		t.confirmed = c.Has(t.addr)
@@ -453,6 +467,7 @@ func (c *Carrier) isQuiet(t *taking) bool {
 	}
 	if t.waits.IsZero() {
 		t.waits = time.Now()
+		time.AfterFunc(foreignAfter, c.soon.Send)
 		time.AfterFunc(quiet, c.soon.Send)
 	}
 	return time.Since(t.waits) < quiet
@@ -475,14 +490,6 @@ func (c *Carrier) take(ctx context.Context, t *taking) error {
 		}
 	}
 	t.confirmed = true
-	if !t.has {
-		klog.FromContext(ctx).Info("The node carries an address", "address", t.wanted, "vlan", t.vlan)
-	}
-	before, was := c.carried.Get(t.addr)
-	c.carried.Set(t.addr, carried{t.carriage, t.at})
-	if !t.has || !was || before.link != t.at {
-		c.announcer.Soon(t.addr)
-	}
 	return nil
 }
 
@@ -493,10 +500,27 @@ func (c *Carrier) put(ctx context.Context, t *taking) (other *conflict.Conflict,
 		return nil, err
 	}
 	defer unlock()
+	// It may have been closed since begin looked.
+	if t.has, err = t.carriage.has(t.at); err != nil {
+		return nil, err
+	}
 	if other, err = c.settle(ctx, t); err != nil || other != nil {
 		return other, err
 	}
-	return nil, t.put(t.at)
+	if err := t.put(t.at); err != nil {
+		c.carried.Delete(t.addr)
+		c.leave(t.addr)
+		return nil, err
+	}
+	if !t.has {
+		klog.FromContext(ctx).Info("The node carries an address", "address", t.wanted, "vlan", t.vlan)
+	}
+	before, was := c.carried.Get(t.addr)
+	c.carried.Set(t.addr, carried{t.carriage, t.at})
+	if !t.has || !was || before.link != t.at {
+		c.announcer.Soon(t.addr)
+	}
+	return nil, nil
 }
 
 // refuse has the node not take the address, which another host has. The mark of one that was the node's before stays.
@@ -519,8 +543,11 @@ func (c *Carrier) tell(ctx context.Context, t *taking) v1alpha1.RefusedAddress {
 		c.Tell(event, errors.New(text))
 	}
 	refused := v1alpha1.RefusedAddress{Address: t.addr.String(), Reason: v1alpha1.RefusedNotPossible, Message: t.err.Error()}
-	if errors.Is(t.err, errInUse) || errors.Is(t.err, errWaits) && len(c.Answerer.Standing(t.addr).MACs) > 0 {
+	switch {
+	case errors.Is(t.err, errInUse), errors.Is(t.err, errWaits) && len(c.Answerer.Standing(t.addr).MACs) > 0:
 		refused.Reason = v1alpha1.RefusedInUse
+	case errors.Is(t.err, errWaits) && c.Answerer.Asks(t.addr):
+		refused.Reason = v1alpha1.RefusedNotYet
 	}
 	if len(refused.Message) > messageSize {
 		refused.Message = strings.ToValidUTF8(refused.Message[:messageSize], "")

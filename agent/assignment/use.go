@@ -28,6 +28,7 @@ type own struct {
 func (o own) has(link int) (bool, error) { return nodeaddress.Has(o.Address, link) }
 func (o own) mark() error                { return nodeaddress.Mark(o.Address) }
 func (o own) unmark() error              { return nodeaddress.Unmark(o.Address) }
+func (o own) check(int) error            { return nil }
 func (o own) put(link int) error         { return nodeaddress.Put(o.Address, link) }
 func (o own) announce(link int) error    { return wire.AnnounceOwn(link, o.Address.Address) }
 
@@ -71,6 +72,13 @@ func (s service) String() string             { return s.Address.String() }
 func (s service) has(link int) (bool, error) { return wire.HasService(s.Service, link) }
 func (s service) mark() error                { return s.c.Services.MarkService(s.Address) }
 func (s service) unmark() error              { return s.c.Services.RemoveService(s.Address) }
+
+func (s service) check(link int) error {
+	if err := s.isForeign(); err != nil {
+		return err
+	}
+	return s.c.Services.CheckService(s.Service, link)
+}
 
 // put has the node carry the address. A part that was made before an error goes with the next attempt, or with the assignment.
 func (s service) put(link int) error {

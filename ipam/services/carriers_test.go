@@ -150,30 +150,36 @@ func TestTakesServices(t *testing.T) {
 // The record names the node that is to answer on the link, and the one that may answer still.
 func TestAnsweredBy(t *testing.T) {
 	nodes := map[string]*v1.Node{"a": {ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1"}}, "off": {ObjectMeta: metav1.ObjectMeta{Name: "off", UID: "2"}, Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: v1.TaintNodeOutOfService}}}}}
-	before := &v1alpha1.NodeReference{Name: "earlier", UID: "3"}
+	earlier := &v1alpha1.NodeReference{Name: "earlier", UID: "3"}
 	for name, test := range map[string]struct {
 		node    string
 		routed  bool
 		carried bool
+		// proved: no node before may answer.
+		proved  bool
 		targets []string
 		want    string
 		last    string
 	}{
-		"the first":              {targets: []string{"a"}, want: "a", last: "earlier"},
-		"the next":               {node: "a", targets: []string{"b"}, want: "b", last: "a"},
-		"after one that is off":  {node: "off", targets: []string{"b"}, want: "b", last: "earlier"},
-		"after one that is gone": {node: "gone", targets: []string{"b"}, want: "b", last: "earlier"},
-		"the same":               {node: "a", targets: []string{"a"}},
-		"the next carries it":    {node: "a", carried: true, targets: []string{"a"}, want: "a", last: "none"},
-		"nobody qualifies":       {node: "a"},
-		"routed":                 {routed: true, targets: []string{"a", "b"}},
-		"routed by now":          {node: "a", routed: true, targets: []string{"a", "b"}, last: "a"},
+		"the first":                       {targets: []string{"a"}, want: "a", last: "earlier"},
+		"the next":                        {node: "a", proved: true, targets: []string{"b"}, want: "b", last: "a"},
+		"after one that never carried it": {node: "a", targets: []string{"b"}, want: "b", last: "earlier"},
+		"after one that is off":           {node: "off", proved: true, targets: []string{"b"}, want: "b", last: "none"},
+		"after one that is gone":          {node: "gone", proved: true, targets: []string{"b"}, want: "b", last: "none"},
+		"the same":                        {node: "a", targets: []string{"a"}},
+		"the next carries it":             {node: "a", carried: true, targets: []string{"a"}, want: "a", last: "none"},
+		"nobody qualifies":                {node: "a"},
+		"routed":                          {routed: true, targets: []string{"a", "b"}},
+		"routed by now":                   {node: "a", proved: true, routed: true, targets: []string{"a", "b"}, last: "a"},
 	} {
-		ip := &v1alpha1.FloatingIP{Spec: v1alpha1.FloatingIPSpec{Network: &v1alpha1.Network{}, Service: &v1alpha1.ServiceReference{Node: test.node}, LastNode: before}}
+		ip := &v1alpha1.FloatingIP{Spec: v1alpha1.FloatingIPSpec{Network: &v1alpha1.Network{}, Service: &v1alpha1.ServiceReference{Node: test.node}, LastNode: earlier}}
+		if test.proved {
+			ip.Spec.LastNode = nil
+		}
 		if test.routed {
 			ip.Spec.Network.Mode = v1alpha1.NetworkRouted
 		}
-		spec, changed := answeredBy(ip, plan{targets: test.targets}, []assignments.Carrier{{Node: test.node, Carried: test.carried}, {Node: "other", Carried: true}}, func(name string) *v1.Node { return nodes[name] })
+		spec, changed := answeredBy(ip, plan{targets: test.targets}, []assignments.Carrier{{Node: test.node, Assigned: test.carried, Carried: true}, {Node: "other", Assigned: true, Carried: true}}, func(name string) *v1.Node { return nodes[name] })
 		last := "none"
 		if spec.LastNode != nil {
 			last = spec.LastNode.Name

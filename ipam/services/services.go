@@ -407,7 +407,7 @@ func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preall
 		if few {
 			short = append(short, ip.Spec.Pool)
 		}
-		inUse := slices.IndexFunc(now, func(carrier assignments.Carrier) bool { return carrier.Refused.Reason == v1alpha1.RefusedInUse })
+		inUse := slices.IndexFunc(now, func(carrier assignments.Carrier) bool { return carrier.Refused.Reason == v1alpha1.RefusedInUse || carrier.Refused.Reason == v1alpha1.RefusedNotYet })
 		switch {
 		case len(p.nodes) == 0:
 			uncarried = append(uncarried, whyNone(ip, lead))
@@ -504,8 +504,12 @@ func answeredBy(ip *v1alpha1.FloatingIP, p plan, now []assignments.Carrier, node
 	spec = *ip.Spec.DeepCopy()
 	switch {
 	case next != before:
-		spec.Service.Node, spec.LastNode = next, lastnode.After(spec.LastNode, before, false, nodeOf)
-	case next != "" && slices.ContainsFunc(now, func(c assignments.Carrier) bool { return c.Node == next && c.Carried }):
+		spec.Service.Node = next
+		// One that is there still is of a node before, as that one has not said that it carries the address.
+		if spec.LastNode == nil {
+			spec.LastNode = lastnode.After(nil, before, false, nodeOf)
+		}
+	case next != "" && slices.ContainsFunc(now, func(c assignments.Carrier) bool { return c.Node == next && c.Assigned && c.Carried }):
 		spec.LastNode = nil
 	}
 	return spec, next != before || spec.LastNode == nil && ip.Spec.LastNode != nil

@@ -32,7 +32,7 @@ func (s silences) look(carriers []assignments.Carrier, now time.Time) (over []st
 	for _, c := range carriers {
 		was, waited := s[c.Node]
 		switch {
-		case c.Carried, c.Refused.Reason == v1alpha1.RefusedInUse:
+		case c.Carried, c.Refused.Reason == v1alpha1.RefusedInUse, c.Refused.Reason == v1alpha1.RefusedNotYet:
 			delete(s, c.Node)
 		case c.Refused.Reason == v1alpha1.RefusedNotPossible && was.why == "":
 			s[c.Node] = silence{now.Add(-patience), c.Refused.Message}

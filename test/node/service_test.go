@@ -450,8 +450,10 @@ func testServiceAddress(t *testing.T, mode string, number int) {
 			asked++
 		}
 	}()
+	began := time.Now()
 	b.carry(since.Add(time.Second), cluster)
 	b.saysCarried(cluster)
+	t.Logf("the next node carries %s after %v", cluster, time.Since(began).Round(10*time.Millisecond))
 	a.carry(since, local, none, six)
 	a.saysCarried(local, none, six)
 	eventually(t, func() error {

@@ -116,6 +116,24 @@ func ensureServicesLink() (netlink.Link, error) {
 	return link, rtnl.SetUp(link)
 }
 
+// CheckService returns an error where a setting of the node keeps it from carrying the address of a Service that was marked.
+func (w *Wirer) CheckService(s Service, link int) error {
+	if s.Routed {
+		return nil
+	}
+	_, uplink, err := serviceLinks(link)
+	if err != nil {
+		return err
+	}
+	drops, err := w.filterDrops(uplink, networkOf(s.address(), uplink.Attrs()))
+	if err == nil && drops {
+		name := uplink.Attrs().Name
+		err = fmt.Errorf("%w: reverse path filtering on %s drops packets to Services, since the node sends answers by another link; give the node an address of the network, as with spec.nodeAddresses of the pool, and run on it: sysctl -w net.ipv4.conf.%s.rp_filter=2",
+			ErrServiceLink, name, name)
+	}
+	return err
+}
+
 // CarryService has the node carry the address of a Service that was marked: answer for it on the link, or have routing
 // daemons announce it. It is idempotent. After nil the kernel has all of it.
 func (w *Wirer) CarryService(s Service, link int) error {
@@ -129,14 +147,8 @@ func (w *Wirer) CarryService(s Service, link int) error {
 		}
 		return w.advertiseService(s, services.Attrs().Index)
 	}
-	name := uplink.Attrs().Name
-	drops, err := w.filterDrops(uplink, networkOf(s.address(), uplink.Attrs()))
-	if err != nil {
+	if err := w.CheckService(s, link); err != nil {
 		return err
-	}
-	if drops {
-		return fmt.Errorf("%w: reverse path filtering on %s drops packets to Services, since the node sends answers by another link; give the node an address of the network, as with spec.nodeAddresses of the pool, and run on it: sysctl -w net.ipv4.conf.%s.rp_filter=2",
-			ErrServiceLink, name, name)
 	}
 	if err := w.Answer(services, uplink, s.address()); err != nil {
 		return err
@@ -144,7 +156,7 @@ func (w *Wirer) CarryService(s Service, link int) error {
 	fault.Point("service/proxy")
 	answers, err := Answers(link, s.Address)
 	if err == nil && !answers {
-		err = fmt.Errorf("%w: link %s has no carrier", ErrUplink, name)
+		err = fmt.Errorf("%w: link %s has no carrier", ErrUplink, uplink.Attrs().Name)
 	}
 	return err
 }

@@ -160,7 +160,7 @@ func (r *PodResult) Annotations() map[string]string {
 
 // RefusalReason is why a node does not carry an address that it was assigned.
 //
-// +kubebuilder:validation:Enum=InUse;NotPossible
+// +kubebuilder:validation:Enum=InUse;NotPossible;NotYet
 type RefusalReason string
 
 const (
@@ -168,6 +168,8 @@ const (
 	RefusedInUse RefusalReason = "InUse"
 	// RefusedNotPossible: the node cannot carry it. Another node may.
 	RefusedNotPossible RefusalReason = "NotPossible"
+	// RefusedNotYet: the node asks whether another one answers for the address. The next node would have to, too.
+	RefusedNotYet RefusalReason = "NotYet"
 )
 
 // RefusedAddress is an address that a node was assigned and does not carry.
