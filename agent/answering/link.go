@@ -120,12 +120,11 @@ type holding struct {
 	asserted Duration
 	// due is when the next question or assertion is, or the address opens by the API's word.
 	due Duration
-	// answers are the ones to the last question. heard: another node may have answered since the questions began.
-	answers []Answered
-	heard   bool
-	// answered are the MACs that kept the node from answering last, and foreign the one of a host that is no node, and has done so since
-	// a time, for the last time at foreignAt.
-	answered                []string
+	// answers are the ones to the last question, answered the MACs of hosts that may have the address, and answered since the questions
+	// began.
+	answers  []Answered
+	answered []string
+	// foreign is the MAC of a host that is no node, and has answered since a time, for the last time at foreignAt.
 	foreign                 string
 	foreignSince, foreignAt Duration
 	// number is the last AskAPI's; pending, that it has no Verdict.
@@ -402,7 +401,7 @@ func (l *Link) take(t Take) {
 
 // askFor has the node ask for an address before it answers.
 func (l *Link) askFor(h *holding, last Node) {
-	h.phase, h.cause, h.again, h.heard, h.word = Asking, 0, false, false, false
+	h.phase, h.cause, h.again, h.answered, h.word = Asking, 0, false, nil, false
 	// This node itself does not answer; who had the address before it is not known.
 	h.last, h.denied = last, last == l.self
 	h.begin(l.now)
@@ -631,16 +630,12 @@ func (l *Link) heardAnswers(h *holding) bool {
 		return false
 	}
 	foreign := ""
-	h.answered = nil
 	for _, a := range h.answers {
-		if !slices.Contains(h.answered, a.MAC) {
+		if l.hasIt(h, a) && !slices.Contains(h.answered, a.MAC) {
 			h.answered = append(h.answered, a.MAC)
 		}
-		switch {
-		case a.Owner && a.MAC != h.ownMAC && !l.IsNodes(a.MAC, Node{}):
+		if a.Owner && a.MAC != h.ownMAC && !l.IsNodes(a.MAC, Node{}) {
 			foreign = a.MAC
-		case l.hasIt(h, a) && a.MAC != l.nodes[h.last].mac:
-			h.heard = true // The last holder says itself when it answers no more.
 		}
 	}
 	if foreign != h.foreign || !l.goesOn(h) {
@@ -923,7 +918,7 @@ func (l *Link) question(h *holding) {
 		return
 	}
 	switch {
-	case !h.controls():
+	case !l.controls(h):
 	case h.again && h.asked > 0 && l.gateway[family(h.addr)] >= h.askedAt && l.crowded():
 		// The gateway is enough of a control.
 		l.emit(Control{})
@@ -947,7 +942,14 @@ func (l *Link) question(h *holding) {
 }
 
 // controls returns whether silence needs a control: some node had the address before, or somebody answered.
-func (h *holding) controls() bool { return h.again || h.heard || h.last != (Node{}) }
+func (l *Link) controls(h *holding) bool { return h.again || l.heard(h) || h.last != (Node{}) }
+
+// heard returns whether another node than the last holder may have answered since the questions began: the last holder says itself
+// when it answers no more.
+func (l *Link) heard(h *holding) bool {
+	last := l.nodes[h.last].mac
+	return slices.ContainsFunc(h.answered, func(mac string) bool { return mac == "" || mac != last && mac != h.foreign })
+}
 
 // silent returns whether the silence after the last question counts, with the ones before it.
 func (l *Link) silent(h *holding) bool {
@@ -962,17 +964,17 @@ func (l *Link) silent(h *holding) bool {
 		h.controlled = 0
 	}
 	patience := uncontrolled
-	if h.last == l.self && !h.again && !h.heard {
+	if h.last == l.self && !h.again && !l.heard(h) {
 		patience = uncontrolledOwn
 	}
 	switch {
 	case h.asked < questions:
 		return false
-	case h.word, !h.controls():
+	case h.word, !l.controls(h):
 		return true
 	case l.now-max(h.since, controlled) >= patience:
 		return !l.cutOff || !h.failover
-	case h.again, h.heard, !h.agrees(l.self):
+	case h.again, l.heard(h), !h.agrees(l.self):
 		return h.controlled >= doubted
 	default:
 		return h.controlled >= questions

@@ -131,7 +131,7 @@ func (n *node) serves(address string) {
 		n.t.Fatal(err)
 	}
 	if before := ip.Spec.Service.Node; before != "" {
-		ip.Spec.LastNode = &v1alpha1.NodeReference{Name: before, UID: "u"}
+		ip.Spec.LastNode = &v1alpha1.NodeReference{Name: before}
 	}
 	ip.Spec.Service.Node = n.name
 	if _, err := apiOf(n.t).ips.Update(n.t.Context(), ip, metav1.UpdateOptions{}); err != nil {
