@@ -332,13 +332,51 @@ func (c *Carrier) wantedOf(assignment *v1alpha1.NodeAssignment) []wanted {
 // carry has the node carry these addresses and none else with Berth's mark. It returns the ones that it carries and the ones that
 // it does not.
 func (c *Carrier) carry(ctx context.Context, all []wanted) (status v1alpha1.NodeAssignmentStatus, err error) {
-	marked, err := nodeaddress.List()
+	left, err := c.removeOthers(ctx, all)
 	if err != nil {
 		return status, err
 	}
+	takings := make([]*taking, 0, len(all))
+	for _, w := range all {
+		if c.of[w.addr] == nil {
+			c.of[w.addr] = &memory{}
+		}
+		t := &taking{wanted: w, memory: c.of[w.addr]}
+		t.err = c.begin(ctx, t)
+		takings = append(takings, t)
+	}
+	for _, t := range takings {
+		if t.err == nil {
+			t.err = c.take(ctx, t)
+		}
+		if errors.Is(t.err, errWaits) && t.inUse != nil {
+			t.err = t.inUse // until the network has said that nobody has it
+		}
+		switch {
+		case t.err == nil:
+			status.Carried = append(status.Carried, t.addr.String())
+			t.told, t.waits = "", time.Time{}
+		case c.isQuiet(t):
+			c.carried.Delete(t.addr)
+		case ctx.Err() != nil:
+			return status, errors.Join(left, t.err)
+		default:
+			c.carried.Delete(t.addr)
+			status.Refused = append(status.Refused, c.tell(ctx, t))
+		}
+	}
+	return status, left
+}
+
+// removeOthers takes all addresses with Berth's mark from the node but these. It returns with left what stays on it.
+func (c *Carrier) removeOthers(ctx context.Context, all []wanted) (left, err error) {
+	marked, err := nodeaddress.List()
+	if err != nil {
+		return nil, err
+	}
 	services, err := wire.Services()
 	if err != nil {
-		return status, err
+		return nil, err
 	}
 	var errs []error
 	removed := func(addr netip.Addr, err error) {
@@ -368,36 +406,7 @@ func (c *Carrier) carry(ctx context.Context, all []wanted) (status v1alpha1.Node
 			}
 		}
 	}
-	takings := make([]*taking, 0, len(all))
-	for _, w := range all {
-		if c.of[w.addr] == nil {
-			c.of[w.addr] = &memory{}
-		}
-		t := &taking{wanted: w, memory: c.of[w.addr]}
-		t.err = c.begin(ctx, t)
-		takings = append(takings, t)
-	}
-	for _, t := range takings {
-		if t.err == nil {
-			t.err = c.take(ctx, t)
-		}
-		if errors.Is(t.err, errWaits) && t.inUse != nil {
-			t.err = t.inUse // until the network has said that nobody has it
-		}
-		switch {
-		case t.err == nil:
-			status.Carried = append(status.Carried, t.addr.String())
-			t.told, t.waits = "", time.Time{}
-		case c.isQuiet(t):
-			c.carried.Delete(t.addr)
-		case ctx.Err() != nil:
-			return status, errors.Join(append(errs, t.err)...)
-		default:
-			c.carried.Delete(t.addr)
-			status.Refused = append(status.Refused, c.tell(ctx, t))
-		}
-	}
-	return status, errors.Join(errs...)
+	return errors.Join(errs...), nil
 }
 
 // remove takes an address from the node, with which no packet of a pod leaves any more.

@@ -407,7 +407,9 @@ func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preall
 		if few {
 			short = append(short, ip.Spec.Pool)
 		}
-		inUse := slices.IndexFunc(now, func(carrier assignments.Carrier) bool { return carrier.Refused.Reason == v1alpha1.RefusedInUse || carrier.Refused.Reason == v1alpha1.RefusedNotYet })
+		inUse := slices.IndexFunc(now, func(carrier assignments.Carrier) bool {
+			return carrier.Refused.Reason == v1alpha1.RefusedInUse || carrier.Refused.Reason == v1alpha1.RefusedNotYet
+		})
 		switch {
 		case len(p.nodes) == 0:
 			uncarried = append(uncarried, whyNone(ip, lead))
