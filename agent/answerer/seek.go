@@ -131,9 +131,6 @@ func (s *search) see(inputs []answering.Input, l *loop) {
 	}
 }
 
-// foreignAfter is how long a host goes on to say that it has an address before it counts: others may have to give it up first.
-const foreignAfter = 3 * time.Second
-
 // Foreign asks the networks of addresses for hosts outside of the cluster that go on to say that they have them, beside the pods that do. It
 // takes a second where nobody does, and else some. Its error says which networks could not be asked.
 func (a *Answerer) Foreign(ctx context.Context, targets []conflict.Target) ([]conflict.Conflict, error) {
@@ -180,7 +177,7 @@ func (a *Answerer) foreignOn(ctx context.Context, link int, addrs []netip.Addr) 
 	select {
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
-	case <-time.After(foreignAfter):
+	case <-time.After(answering.ConflictAfter):
 	}
 	return slices.DeleteFunc(a.Seek(ctx, "", addrs, []int{link}).Foreign, func(c conflict.Conflict) bool {
 		return !slices.ContainsFunc(before, func(b conflict.Conflict) bool { return b.String() == c.String() })

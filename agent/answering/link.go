@@ -39,9 +39,9 @@ const (
 	turn                                  = 3 * time.Second
 
 	helloInterval = time.Minute
-	// conflictAfter is how long a host that is no node goes on to say that it has the address before that is a conflict: answers of the past end
+	// ConflictAfter is how long a host that is no node goes on to say that it has the address before that is a conflict: answers of the past end
 	// sooner.
-	conflictAfter = 3 * time.Second
+	ConflictAfter = 3 * time.Second
 	// neighbourFor is how long a node is known after it was heard.
 	neighbourFor = time.Hour
 	// callInterval is the least time between two answers to Calls, mostEchoes how many calls an answer answers at most.
@@ -249,7 +249,7 @@ func (l *Link) All() map[netip.Addr]Standing {
 
 func (l *Link) standing(h *holding) Standing {
 	s := Standing{Phase: h.phase, Cause: h.cause, Version: h.version, Last: h.last, Denied: h.denied, MACs: slices.Clone(h.answered), Newest: h.newest, By: h.newestFrom}
-	if h.phase == Asking && l.goesOn(h) && h.foreignAt-h.foreignSince >= conflictAfter {
+	if h.phase == Asking && l.goesOn(h) && h.foreignAt-h.foreignSince >= ConflictAfter {
 		s.Foreign = h.foreign
 	}
 	return s

@@ -37,7 +37,7 @@ const (
 	// quiet is for how long nobody is told that another node is to fall silent first: it does so in less than a second.
 	quiet = 10 * time.Second
 	// foreignAfter is when the Answerer has said whether a host outside of the cluster has the address.
-	foreignAfter = 4 * time.Second
+	foreignAfter = answering.ConflictAfter + time.Second
 )
 
 // errWaits is of an address that another node may answer for, or that is another node's by now.

@@ -221,10 +221,10 @@ func (s *Segment) AskHost(addr netip.Addr, mac net.HardwareAddr) error {
 // Defend has claims of exactly these addresses heard, and hosts that probe for one answered.
 func (s *Segment) Defend(targets []conflict.Target) error { return s.asker.Defend(targets) }
 
-// Run calls heard with each message of another node, of datagrams with one at least of which wants is true, and answered with each answer of a host for an address, and claimed with each claim of a defended one, also
-// to other hosts' IPv6 questions, until ctx ends, and returns nil then. It is called once. Calls may be in parallel,
-// those of heard are in the order of the frames. Where the link goes down and comes up again it goes on; where it is removed,
-// nothing is heard any more.
+// Run calls heard with each message of another node, but for datagrams of which wants is true for no message, answered with each
+// host's answer for an address, also to other hosts' IPv6 questions, and claimed with each claim of a defended address. It does so
+// until ctx ends, and returns nil then. It is called once. Calls may be in parallel, calls of heard are in the order of the frames.
+// Where the link goes down and comes up again it goes on; where it is removed, nothing is heard any more.
 func (s *Segment) Run(ctx context.Context, wants func(answering.Message) bool, heard func(answering.Message), answered func(conflict.Answer), claimed func(conflict.Conflict)) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
