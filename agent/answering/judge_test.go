@@ -68,6 +68,8 @@ const (
 	neverHeard = "never heard"
 	// The last holder denied, and another node, whose agent is dead, answered three questions in vain.
 	lostThrice = "three answers got lost"
+	// The API's word opened the address again, whoever answers, beside a node whose agent is dead.
+	byWord = "by the API's word"
 )
 
 // allowed is how long two nodes may answer.
@@ -405,6 +407,10 @@ func (j *judge) both(m meeting, old, young *node, r *record) {
 			j.met[m] = w.now
 			return
 		}
+	}
+	if !ok && !other.works() && !opener.kernel[r.addr].silence {
+		j.times[byWord]++
+		j.met[m], ok = w.now, true
 	}
 	if !ok {
 		w.fail("%s and %s answer for %s, of records %d and %d, and always heard each other", old.id.Name, young.id.Name, r.addr, old.kernel[r.addr].version, young.kernel[r.addr].version)

@@ -342,9 +342,6 @@ func (l *Link) emit(o ...Output) { l.out = append(l.out, o...) }
 // that has not heard its word may have opened the address.
 func (l *Link) askAnew(now Duration) {
 	for _, h := range l.each() {
-		if h.challenge != nil {
-			h.falls = now
-		}
 		if h.phase != Asking {
 			continue
 		}
@@ -375,6 +372,8 @@ func (l *Link) take(t Take) {
 		l.add(h)
 	}
 	h.failover, h.ownMAC = t.Failover, t.OwnMAC
+	// It is the API's word.
+	l.reached = l.now
 	if t.Version <= h.version && h.phase != 0 {
 		return
 	}

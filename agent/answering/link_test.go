@@ -631,3 +631,25 @@ func TestControls(t *testing.T) {
 		}
 	}
 }
+
+// Nodes that did not answer as a control before are asked after the ones that did: whoever is on the segment can repeat what nodes said
+// that are off by now.
+func TestControlsThatAnswer(t *testing.T) {
+	addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 60, byte(i)}) }
+	const off, alive = 6, 7
+	l, now := NewLink(0, Node{Name: "self"}, "mac", random()), time.Duration(0)
+	l.Step(now, Take{Address: netip.MustParseAddr("10.0.70.5"), Version: 2, Last: Node{Name: "last"}})
+	for range 20 {
+		now += 500 * time.Millisecond
+		var inputs []Input
+		for i := alive; i > 0; i-- {
+			inputs = append(inputs, Heard{Message: Message{Kind: Hello, From: Node{Name: string(rune('a' + i))}, MAC: "mac2", Address: addr(i)}})
+		}
+		for _, out := range l.Step(now, inputs...) {
+			if c, ok := out.(Control); ok && slices.Contains(c.Addresses, addr(alive)) {
+				return
+			}
+		}
+	}
+	t.Errorf("%d nodes that are off were asked in turn, and never the one that answers", off)
+}

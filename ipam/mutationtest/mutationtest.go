@@ -15,8 +15,8 @@ import (
 )
 
 // Find fails the test unless TestModel of the package in the working directory fails where one piece of a file, old, is replaced. It
-// lives the world of seed, or else of up to more seeds after it: each error has the seed of a world that finds it. It compiles the
-// package, which takes seconds, so that go test -short leaves it out.
+// lives the world of seed, or else of up to more seeds after it: each error has the seed of a world that finds it. Without a seed
+// another test of the package has to fail. It compiles the package, which takes seconds, so that go test -short leaves it out.
 func Find(t *testing.T, file, old, replacement string, seed uint64, more int) {
 	t.Helper()
 	if testing.Short() {
@@ -49,9 +49,15 @@ func Find(t *testing.T, file, old, replacement string, seed uint64, more int) {
 	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-o", program, "-vet=off", "-overlay", filepath.Join(folder, "overlay.json"), ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	out, err := model(t, program, seed, 1)
+	if seed == 0 {
+		if out, err := run(t, program, seed, 1, "-test.skip", "^Test(Model|Mutations)$"); err == nil {
+			t.Fatalf("the package's tests besides TestModel pass:\n%s", out)
+		}
+		return
+	}
+	out, err := run(t, program, seed, 1, "-test.run", "^TestModel$")
 	if err == nil {
-		out, err = model(t, program, seed+1, more)
+		out, err = run(t, program, seed+1, more, "-test.run", "^TestModel$")
 	}
 	if err == nil {
 		t.Fatalf("TestModel passes:\n%s", out)
@@ -66,10 +72,10 @@ func Find(t *testing.T, file, old, replacement string, seed uint64, more int) {
 	}
 }
 
-// model runs TestModel of a program.
-func model(t *testing.T, program string, seed uint64, worlds int) ([]byte, error) {
+// run runs tests of a program.
+func run(t *testing.T, program string, seed uint64, worlds int, which ...string) ([]byte, error) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), program, "-test.run", "^TestModel$")
+	cmd := exec.CommandContext(t.Context(), program, which...)
 	cmd.Env = append(os.Environ(), fmt.Sprintf("BERTH_TEST_SEED=%d", seed), fmt.Sprintf("BERTH_TEST_DRAWS=%d", worlds))
 	return cmd.CombinedOutput()
 }
