@@ -16,10 +16,9 @@ import (
 )
 
 const (
-	// earlyFresh is for how long the API's early word about a pod's addresses counts, and links that were made to ask for them stay.
-	earlyFresh = 2 * time.Second
-	// earlyPatience limits an early start, with its questions to the API.
-	earlyPatience = 10 * time.Second
+	// earlyFor is for how long the API's early word about a pod's addresses counts, and links that were made to ask for them stay. A
+	// kubelet that starts many pods takes that long to ask for their networks. It limits an early start, too.
+	earlyFor = 10 * time.Second
 	// earlyParallel limits them on the node: many pods that come at once keep it busy for
 	// longer, and the API server should answer their ADDs first.
 	earlyParallel = 8
@@ -77,7 +76,7 @@ func (e *earlyStarts) end(uid string, s *earlyStart, unused func()) {
 	e.mu.Lock()
 	e.running--
 	e.mu.Unlock()
-	time.AfterFunc(earlyFresh, func() {
+	time.AfterFunc(earlyFor, func() {
 		if e.take(uid, s) {
 			unused()
 		}
@@ -131,7 +130,7 @@ func (r lateReader) Addresses(ctx context.Context, pod podinfo.Pod) ([]podinfo.H
 		case <-s.done:
 		case <-ctx.Done():
 		}
-		if ctx.Err() == nil && s.held != nil && time.Since(s.readAt) < earlyFresh {
+		if ctx.Err() == nil && s.held != nil && time.Since(s.readAt) < earlyFor {
 			return s.held, nil
 		}
 	}
@@ -158,7 +157,7 @@ func (a *Agent) Came(ctx context.Context, pod podinfo.Pod) {
 	}
 	go func() {
 		defer stop(nil)
-		ctx, cancel := context.WithTimeout(ctx, earlyPatience)
+		ctx, cancel := context.WithTimeout(ctx, earlyFor)
 		defer cancel()
 		if err := a.startEarly(ctx, pod, s); err != nil && ctx.Err() == nil {
 			// ADD meets the same error, and tells.
