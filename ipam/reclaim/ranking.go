@@ -309,28 +309,20 @@ func (o *ranking) standing(ip *v1alpha1.FloatingIP) standing {
 	return at
 }
 
-func (o *ranking) add(r ranked) {
-	s := o.sequence(r.ip)
-	s.all = sorted.Insert(s.all, r.ip, before)
-	if isShared(r.ip.Spec.Owner) {
-		s.aged = sorted.Insert(s.aged, r.ip, older)
-	}
-	if yields(r.ip) {
-		s.yielding = sorted.Insert(s.yielding, r.ip, before)
-	}
-	o.share(r, +1)
-}
+func (o *ranking) add(r ranked)    { o.change(r, sorted.Insert, +1) }
+func (o *ranking) remove(r ranked) { o.change(r, sorted.Remove, -1) }
 
-func (o *ranking) remove(r ranked) {
+// change changes each of the lists in which an address stands, and the share of its pod by n.
+func (o *ranking) change(r ranked, change func(list []*v1alpha1.FloatingIP, ip *v1alpha1.FloatingIP, compare func(a, b *v1alpha1.FloatingIP) int) []*v1alpha1.FloatingIP, n int64) {
 	s := o.sequence(r.ip)
-	s.all = sorted.Remove(s.all, r.ip, before)
+	s.all = change(s.all, r.ip, before)
 	if isShared(r.ip.Spec.Owner) {
-		s.aged = sorted.Remove(s.aged, r.ip, older)
+		s.aged = change(s.aged, r.ip, older)
 	}
 	if yields(r.ip) {
-		s.yielding = sorted.Remove(s.yielding, r.ip, before)
+		s.yielding = change(s.yielding, r.ip, before)
 	}
-	o.share(r, -1)
+	o.share(r, n)
 }
 
 // share adds an address to the share of its pod (n is +1), or removes it (n is -1).
