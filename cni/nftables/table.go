@@ -9,6 +9,7 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/nftables/userdata"
@@ -244,6 +245,6 @@ func newRule(comment func(hash uint32) string, all []Statement) Rule {
 	hash := fnv.New32a()
 	_, _ = hash.Write(r.statements)
 	text := comment(hash.Sum32())
-	r.mark = userdata.AppendString(nil, userdata.TypeComment, text[:min(len(text), maxComment)])
+	r.mark = userdata.AppendString(nil, userdata.TypeComment, strings.ToValidUTF8(text[:min(len(text), maxComment)], ""))
 	return r
 }

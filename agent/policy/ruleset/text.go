@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"unicode"
 )
 
 // TableName is the name of the table of the family inet that a ruleset becomes in the kernel.
@@ -246,7 +247,16 @@ func (o *Origin) String() string {
 	b.WriteString(o.Policy())
 	fmt.Fprintf(&b, ", %s rule %d", o.Direction, o.Rule)
 	if o.RuleName != "" {
-		fmt.Fprintf(&b, " (%s)", o.RuleName)
+		fmt.Fprintf(&b, " (%s)", strings.Map(plain, o.RuleName))
 	}
 	return b.String()
+}
+
+// plain replaces a character of a text that a user chose freely if it could end a line or a quoted text. Rules are written, listed and read
+// again by lines, and nft escapes nothing in its listings.
+func plain(r rune) rune {
+	if !unicode.IsPrint(r) || strings.ContainsRune("\"'\\", r) {
+		return '?'
+	}
+	return r
 }

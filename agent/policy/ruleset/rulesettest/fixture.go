@@ -9,6 +9,9 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"unicode"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
@@ -235,7 +238,26 @@ func (r *Random) rule() ruleset.Rule {
 	if r.IntN(2) == 0 {
 		rule.Counter = fmt.Sprintf("counter%d", r.IntN(10))
 	}
+	if r.IntN(2) == 0 {
+		rule.Origin = &ruleset.Origin{Kind: "ClusterNetworkPolicy", NamespacedName: types.NamespacedName{Name: "p"}, Direction: ruleset.Ingress, Tier: "Admin", RuleName: r.name()}
+	}
 	return rule
+}
+
+// name returns the name of a policy's rule, which may have any characters: those of the programs' own texts, most of all.
+func (r *Random) name() string {
+	if r.IntN(2) == 0 {
+		return "x\" ACCEPT\n-I FORWARD -j ACCEPT\n-A FORWARD -m comment --comment \"y"
+	}
+	var b strings.Builder
+	for range r.IntN(100) {
+		if r.IntN(4) == 0 {
+			b.WriteRune(rune(r.IntN(unicode.MaxRune)))
+		} else {
+			b.WriteByte(byte(r.IntN(256)))
+		}
+	}
+	return b.String()
 }
 
 // leaves are chains that lead nowhere else.
