@@ -27,12 +27,16 @@ const (
 	// The chains of the hook output judge packets that the node sends for others.
 	chainEgressOutput  = "egress-output"
 	chainIngressOutput = "ingress-output"
-	chainInput         = "input"
-	chainOutput        = "output"
-	setDirect          = "direct"
-	setWays            = "ways"
-	setLink            = "link6"
-	setGroups          = "groups6"
+	// The chain of the hook input judges packets of pods to their own node, and egressNode has the rules for its addresses.
+	chainEgressInput = "egress-input"
+	chainEgressNode  = "egress-node"
+	chainInput       = "input"
+	chainOutput      = "output"
+	setDirect        = "direct"
+	setWays          = "ways"
+	setNodeDNS       = "dns"  // with 4 or 6 behind it
+	setLink          = "link" // with 4 or 6 behind it
+	setGroups        = "groups6"
 )
 
 // Counters of packets that no policy allows, of pods that policies isolate.
@@ -123,12 +127,33 @@ func (c *compiler) setBase() {
 	// leaves it for the pod that was chosen by the hook output, with the source of the one that sent it.
 	own := ruleset.Rule{LocalSource: true, Verdict: ruleset.Accept}
 	c.base = map[string]*ruleset.Chain{
+		chainEgressInput:   toNode,
+		chainEgressNode:    atNode,
 		chainEgress:        base(chainEgress, ruleset.Forward, egress, none),
 		chainIngress:       base(chainIngress, ruleset.Forward, none, ingress),
 		chainEgressOutput:  base(chainEgressOutput, ruleset.Output, egress, none, own),
 		chainIngressOutput: base(chainIngressOutput, ruleset.Output, none, ingress, own),
 	}
 }
+
+// toNode and atNode are the chains of packets of pods to their own node. The ones to Services, which kube-proxy in mode ipvs sends on, are none.
+var toNode, atNode = func() (to, at *ruleset.Chain) {
+	to = &ruleset.Chain{Name: chainEgressInput, Hook: ruleset.Input, Rules: []ruleset.Rule{
+		{Established: true, Verdict: ruleset.Accept},
+		{Family: ruleset.IPv6, NeighborDiscovery: true, Verdict: ruleset.Accept},
+	}}
+	at = &ruleset.Chain{Name: chainEgressNode}
+	for _, family := range families {
+		for _, protocol := range []ruleset.Protocol{ruleset.TCP, ruleset.UDP} {
+			to.Rules = append(to.Rules, ruleset.Rule{Family: family, Destination: familyName(setNodeDNS, family), Protocol: protocol, Ports: []ruleset.PortRange{{First: 53, Last: 53}}, Verdict: ruleset.Accept})
+		}
+		for _, set := range []string{ruleset.NodeAddresses, setLink} {
+			to.Rules = append(to.Rules, ruleset.Rule{Family: family, Destination: familyName(set, family), Verdict: ruleset.Goto, Target: chainEgressNode})
+		}
+		at.Rules = append(at.Rules, ruleset.Rule{Family: family, SourceMap: familyName("egress", family)})
+	}
+	return to, at
+}()
 
 // toItself returns the rules for a pod that calls itself through a Service. Others may send from its address, but
 // not by its link. A packet that the node sends has come by none any more.
@@ -153,9 +178,13 @@ func (c *compiler) toItself(hook ruleset.Hook) []ruleset.Rule {
 	return all
 }
 
-// linkSets are the sources that no router passes on, the unspecified and link-local addresses, and the groups.
+// linkSets are the addresses that no router passes on, of the host and of a link, the unspecified one of IPv6, and the groups.
 var linkSets = []*ruleset.Set{
-	{Name: setLink, Family: ruleset.IPv6, Kind: ruleset.Ranges, Ranges: []ruleset.AddressRange{
+	{Name: setLink + "4", Family: ruleset.IPv4, Kind: ruleset.Ranges, Ranges: []ruleset.AddressRange{
+		{First: netip.MustParseAddr("127.0.0.0"), Last: netip.MustParseAddr("127.255.255.255")},
+		{First: netip.MustParseAddr("169.254.0.0"), Last: netip.MustParseAddr("169.254.255.255")},
+	}},
+	{Name: setLink + "6", Family: ruleset.IPv6, Kind: ruleset.Ranges, Ranges: []ruleset.AddressRange{
 		{First: netip.IPv6Unspecified(), Last: netip.IPv6Unspecified()},
 		{First: netip.MustParseAddr("fe80::"), Last: netip.MustParseAddr("febf:ffff:ffff:ffff:ffff:ffff:ffff:ffff")},
 	}},
@@ -166,7 +195,7 @@ var linkSets = []*ruleset.Set{
 
 // multicastListeners accepts messages of multicast listeners of a link.
 func multicastListeners() ruleset.Rule {
-	return ruleset.Rule{Family: ruleset.IPv6, MulticastListener: true, Source: setLink, Destination: setGroups, Verdict: ruleset.Accept}
+	return ruleset.Rule{Family: ruleset.IPv6, MulticastListener: true, Source: setLink + "6", Destination: setGroups, Verdict: ruleset.Accept}
 }
 
 // empty is the ruleset where nothing is governed.
@@ -244,7 +273,6 @@ func (c *compiler) pod(l *local) *ruleset.Ruleset {
 	input := slices.Clone(output)
 	for _, node := range c.nodeAddress {
 		r.sets[node.Name] = node
-		output = append(output, ruleset.Rule{Family: node.Family, Destination: node.Name, Verdict: ruleset.Accept})
 		if l.isProbedByWire(node.Family) {
 			input = append(input, ruleset.Rule{Family: node.Family, Source: node.Name, Verdict: ruleset.Accept})
 		}
@@ -361,7 +389,7 @@ func (c *compiler) reshape() {
 	c.setBase()
 	maps.Copy(r.chains, c.base)
 	maps.Copy(r.sets, c.own)
-	for _, set := range linkSets {
+	for _, set := range slices.Concat(linkSets, c.nodeAddress[:], c.nodeDNS[:]) {
 		r.sets[set.Name] = set
 	}
 	for name, m := range next {

@@ -8,7 +8,7 @@ import "maps"
 // the node would mean; nothing tells it of changes.
 func (x *Index) Copy() *Index {
 	copied := NewIndex(x.cluster)
-	copied.namespaces, copied.nodeAddress, copied.revision = maps.Clone(x.namespaces), x.nodeAddress, x.revision
+	copied.namespaces, copied.nodeAddress, copied.nodeDNS, copied.revision = maps.Clone(x.namespaces), x.nodeAddress, x.nodeDNS, x.revision
 	of := map[*intent]*intent{}
 	for name, i := range x.network {
 		of[i] = i.copy()

@@ -162,7 +162,7 @@ func load(t *testing.T, text string) (*fakeCluster, []Local) {
 			for _, a := range n.Status.Addresses {
 				own = append(own, netip.MustParseAddr(a.Address))
 			}
-			w.index.SetNodeAddresses(own)
+			w.index.SetNodeAddresses(own, nil)
 		case KindNetworkPolicy:
 			var p networkingv1.NetworkPolicy
 			into(&p)

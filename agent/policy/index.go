@@ -73,8 +73,8 @@ type Index struct {
 	node     *ruleset.Ruleset
 	contents *contents
 	// reshape says that chains and maps may have changed; else only sets have.
-	reshape     bool
-	nodeAddress [2]*ruleset.Set
+	reshape              bool
+	nodeAddress, nodeDNS [2]*ruleset.Set
 }
 
 // local is a pod of this node, joined with the cluster's pod.
@@ -122,7 +122,7 @@ func NewIndex(cluster Cluster) *Index {
 	}
 	maps.Insert(x.namespaces, cluster.Namespaces())
 	x.compiler.init(x)
-	x.SetNodeAddresses(nil)
+	x.SetNodeAddresses(nil, nil)
 	return x
 }
 
@@ -552,10 +552,16 @@ func (x *Index) Selecting(uid types.UID, d ruleset.Direction) []ruleset.Origin {
 	return all
 }
 
-// SetNodeAddresses makes these the addresses of this node, which always reach its pods.
-func (x *Index) SetNodeAddresses(addresses []netip.Addr) {
+// SetNodeAddresses makes these the addresses of this node, which always reach its pods, and the ones of its DNS cache, which its pods
+// always reach at port 53.
+func (x *Index) SetNodeAddresses(own, dns []netip.Addr) {
+	x.setAddresses(&x.nodeAddress, ruleset.NodeAddresses, own)
+	x.setAddresses(&x.nodeDNS, setNodeDNS, dns)
+}
+
+func (x *Index) setAddresses(sets *[2]*ruleset.Set, name string, addresses []netip.Addr) {
 	for n, family := range families {
-		next := &ruleset.Set{Name: familyName(ruleset.NodeAddresses, family), Family: family, Kind: ruleset.Addresses}
+		next := &ruleset.Set{Name: familyName(name, family), Family: family, Kind: ruleset.Addresses}
 		for _, a := range addresses {
 			if ruleset.FamilyOf(a) == family {
 				next.Addresses = append(next.Addresses, a)
@@ -563,8 +569,8 @@ func (x *Index) SetNodeAddresses(addresses []netip.Addr) {
 		}
 		slices.SortFunc(next.Addresses, netip.Addr.Compare)
 		next.Addresses = slices.Compact(next.Addresses)
-		if x.nodeAddress[n] == nil || !slices.Equal(x.nodeAddress[n].Addresses, next.Addresses) {
-			x.nodeAddress[n] = next
+		if sets[n] == nil || !slices.Equal(sets[n].Addresses, next.Addresses) {
+			sets[n], x.reshape = next, true
 		}
 	}
 }

@@ -103,13 +103,19 @@ func (j *judge) readNode() error {
 func (j *judge) drops(protocol byte, from, to netip.AddrPort) bool {
 	packet := ruleset.Packet{Source: from.Addr(), Destination: to.Addr(), Protocol: ruleset.Protocol(protocol), Port: to.Port()}
 	if j.onNode {
+		switch {
+		case j.node[from.Addr()]:
+			return false
+		case j.rs.IsNode(to.Addr()):
+			return j.in.Walk(packet).Verdict == ruleset.Drop
+		}
 		// A pod calls itself by its own link, of which conntrack does not know.
-		return !j.node[from.Addr()] && !j.node[to.Addr()] && !j.rs.IsSelf(from.Addr(), to.Addr()) && j.forward.Walk(packet).Verdict == ruleset.Drop
+		return !j.node[to.Addr()] && !j.rs.IsSelf(from.Addr(), to.Addr()) && j.forward.Walk(packet).Verdict == ruleset.Drop
 	}
 	source, isSource := j.addresses[from.Addr()]
 	destination, isDestination := j.addresses[to.Addr()]
-	// Connections with the node may use the interface that leads there, which has no rules.
-	if isSource && isDestination || j.rs.IsNode(from.Addr()) || j.rs.IsNode(to.Addr()) {
+	// Connections from the node may use the interface that leads there, which has no rules.
+	if isSource && isDestination || j.rs.IsNode(from.Addr()) {
 		return false
 	}
 	if isSource {

@@ -45,7 +45,7 @@ type kernel interface {
 	Find(netns string, names []string) (place.Place, error)
 	// IsNode returns whether the path leads to the namespace of the node.
 	IsNode(netns string) (bool, error)
-	NodeAddresses() ([]netip.Addr, error)
+	NodeAddresses() (own, dns []netip.Addr, err error)
 	// Show is place.Shower.Show.
 	Show(bridge string) error
 	// Guard is port.Guard.
@@ -258,13 +258,13 @@ func (e *Enforcer) refresh(ctx context.Context, all containers) {
 
 // findNode tells the index the addresses of the node.
 func (e *Enforcer) findNode(ctx context.Context) {
-	addresses, err := e.Kernel.NodeAddresses()
+	own, dns, err := e.Kernel.NodeAddresses()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot find the addresses of the node for its policies, will try again")
 		return
 	}
 	e.Objects.Do(func() {
-		e.index.SetNodeAddresses(addresses)
+		e.index.SetNodeAddresses(own, dns)
 		e.version++
 	})
 }

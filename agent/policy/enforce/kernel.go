@@ -34,7 +34,7 @@ func (Kernel) Find(netns string, names []string) (place.Place, error) {
 func (Kernel) IsNode(netns string) (bool, error) { return place.IsNode(netns) }
 
 // NodeAddresses is place.NodeAddresses.
-func (Kernel) NodeAddresses() ([]netip.Addr, error) { return place.NodeAddresses() }
+func (Kernel) NodeAddresses() (own, dns []netip.Addr, err error) { return place.NodeAddresses() }
 
 // Guard is port.Guard.
 func (Kernel) Guard(ports []place.Port) error { return port.Guard(ports) }

@@ -176,9 +176,9 @@ func (k onNode) IsNode(netns string) (is bool, err error) {
 	return is, err
 }
 
-func (k onNode) NodeAddresses() (all []netip.Addr, err error) {
-	err = k.Try(func() error { all, err = place.NodeAddresses(); return err })
-	return all, err
+func (k onNode) NodeAddresses() (own, dns []netip.Addr, err error) {
+	err = k.Try(func() error { own, dns, err = place.NodeAddresses(); return err })
+	return own, dns, err
 }
 
 func (k onNode) Show(bridge string) error {

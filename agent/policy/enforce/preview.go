@@ -74,14 +74,14 @@ func (e *Enforcer) Preview(ctx context.Context) (*inquiry.PolicyPreview, error) 
 		told: &inquiry.PolicyPreview{Enforced: string(e.Pods), Pods: []inquiry.PreviewedPod{}, Denied: []inquiry.DeniedConnections{}},
 	}
 	containers := e.placedAll(ctx, p.told)
-	addresses, err := e.Kernel.NodeAddresses()
+	own, dns, err := e.Kernel.NodeAddresses()
 	if err != nil {
 		return nil, err
 	}
-	for _, a := range addresses {
+	for _, a := range own {
 		p.node[a] = true
 	}
-	p.compile(e, containers, addresses)
+	p.compile(e, containers, own, dns)
 	p.readSockets(ctx, e)
 	if err := p.judgeTracked(e); err != nil {
 		p.told.Unknown = append(p.told.Unknown, err.Error())
@@ -144,7 +144,7 @@ func (e *Enforcer) placedAll(ctx context.Context, told *inquiry.PolicyPreview) [
 }
 
 // compile finds the pods that would be governed newly, and the rulesets.
-func (p *preview) compile(e *Enforcer, containers []*container, node []netip.Addr) {
+func (p *preview) compile(e *Enforcer, containers []*container, own, dns []netip.Addr) {
 	was := map[types.UID]bool{}
 	for _, c := range containers {
 		was[c.uid()] = was[c.uid()] || c.governed
@@ -164,7 +164,7 @@ func (p *preview) compile(e *Enforcer, containers []*container, node []netip.Add
 	locals := localsOf(slices.Values(containers))
 	e.Objects.Do(func() {
 		next := e.index.Copy()
-		next.SetNodeAddresses(node)
+		next.SetNodeAddresses(own, dns)
 		next.SetLocals(locals)
 		p.now, p.next = sides(e.index.Node()), sides(next.Node())
 		for uid, pod := range p.pods {
@@ -279,15 +279,18 @@ func (p *preview) judgeUntracked() {
 }
 
 func (p *preview) judgeOnNode(pod *previewed, d ruleset.Direction, c connection) {
-	if p.node[c.from.Addr()] || p.node[c.to.Addr()] {
+	if p.node[c.from.Addr()] {
 		return
 	}
-	packet := packetOf(c)
-	if now := p.now[d]; !isEmpty(now) && ruleset.Walk(now, ruleset.Forward, packet).Verdict == ruleset.Drop {
+	packet, hook := packetOf(c), ruleset.Forward
+	if p.node[c.to.Addr()] {
+		hook = ruleset.Input
+	}
+	if now := p.now[d]; !isEmpty(now) && ruleset.Walk(now, hook, packet).Verdict == ruleset.Drop {
 		return
 	}
 	if next := p.next[d]; !isEmpty(next) {
-		p.note(pod, d, packet, ruleset.Walk(next, ruleset.Forward, packet))
+		p.note(pod, d, packet, ruleset.Walk(next, hook, packet))
 	}
 }
 

@@ -29,7 +29,9 @@ type connected struct {
 }
 
 func (connected) Find(string, []string) (place.Place, error) { return place.Place{}, nil }
-func (connected) NodeAddresses() ([]netip.Addr, error)       { return addresses("10.0.60.11"), nil }
+func (connected) NodeAddresses() (own, dns []netip.Addr, err error) {
+	return addresses("10.0.60.11"), nil, nil
+}
 func (k connected) Flows(yield func(*conntrack.Flow) bool) error {
 	for i := range k.flows {
 		if !yield(&k.flows[i]) {
@@ -100,6 +102,7 @@ func TestSurvey(t *testing.T) {
 	}
 	const why = " default deny of NetworkPolicies, Egress (NetworkPolicy shop/client)"
 	want := []string{
+		"shop/client Egress 1 of UDP from 10.1.0.1 to 10.0.60.11:53" + why,
 		"shop/client Egress 1 of TCP from 10.1.0.1 to 192.0.2.7:8080" + why,
 		"shop/client Egress 1 of UDP from 10.1.0.1 to 192.0.2.9:53" + why,
 		"shop/client Egress 1 of TCP from 10.1.0.1 to 192.0.2.11:22" + why,

@@ -40,9 +40,9 @@ type swept struct {
 	err   error
 }
 
-func (k crowded) Table(string) Table                 { return crowdedTable{sweeps: k.sweeps} }
-func (crowded) NodeAddresses() ([]netip.Addr, error) { return nil, nil }
-func (crowded) Guard([]place.Port) error             { return nil }
+func (k crowded) Table(string) Table                              { return crowdedTable{sweeps: k.sweeps} }
+func (crowded) NodeAddresses() (own, dns []netip.Addr, err error) { return nil, nil, nil }
+func (crowded) Guard([]place.Port) error                          { return nil }
 
 // crowdedTable has every ruleset at once.
 type crowdedTable struct {

@@ -201,7 +201,11 @@ func side(b *strings.Builder, node *ruleset.Ruleset, pod end, p ruleset.Packet, 
 		}
 		fmt.Fprintf(b, "  %s: policies that select it: %s\n", word, strings.Join(names, "; "))
 	}
-	decide(b, word+", on the node", only(node, d), ruleset.Forward, p)
+	hook := ruleset.Forward
+	if node != nil && node.IsNode(p.Destination) {
+		hook = ruleset.Input
+	}
+	decide(b, word+", on the node", only(node, d), hook, p)
 	for _, link := range pod.direct {
 		through, hook := p, ruleset.Output
 		if through.OutInterface = link; d == ruleset.Ingress {
@@ -211,7 +215,7 @@ func side(b *strings.Builder, node *ruleset.Ruleset, pod end, p ruleset.Packet, 
 	}
 }
 
-// only returns a ruleset of the node with the base chain of one direction.
+// only returns a ruleset of the node with the base chains of one direction.
 func only(node *ruleset.Ruleset, d ruleset.Direction) *ruleset.Ruleset {
 	if node == nil {
 		return &ruleset.Ruleset{}
@@ -219,7 +223,7 @@ func only(node *ruleset.Ruleset, d ruleset.Direction) *ruleset.Ruleset {
 	part := *node
 	part.Chains = maps.Clone(node.Chains)
 	maps.DeleteFunc(part.Chains, func(name string, c *ruleset.Chain) bool {
-		return c.Hook != ruleset.NoHook && name != strings.ToLower(string(d))
+		return c.Hook != ruleset.NoHook && !strings.HasPrefix(name, strings.ToLower(string(d)))
 	})
 	return &part
 }

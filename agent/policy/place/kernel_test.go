@@ -392,13 +392,17 @@ func TestRequest(t *testing.T) {
 	})
 }
 
-// The node's addresses are the addresses of all its links, but the addresses of Services.
+// The node's addresses are the addresses of all its links, but the addresses of Services. The ones of NodeLocal DNSCache are its own, too.
 func TestNodeAddresses(t *testing.T) {
 	w := newTopology(t)
-	w.node.IPBatch("link add kube-ipvs0 type bridge\naddr add 10.96.0.10/32 dev kube-ipvs0\naddr add 2001:db8:96::10/128 dev kube-ipvs0\n")
+	w.node.IPBatch("link add kube-ipvs0 type bridge\naddr add 10.96.0.10/32 dev kube-ipvs0\naddr add 2001:db8:96::10/128 dev kube-ipvs0\n" +
+		"link add nodelocaldns type bridge\naddr add 10.96.0.11/32 dev nodelocaldns\naddr add 169.254.20.10/32 dev nodelocaldns\n")
 	w.node.Run(func() error {
-		got, err := NodeAddresses()
-		want := []netip.Addr{netip.MustParseAddr("10.0.60.11"), netip.MustParseAddr("10.244.0.1"), netip.MustParseAddr("2001:db8:60::11")}
+		got, dns, err := NodeAddresses()
+		want := []netip.Addr{netip.MustParseAddr("10.0.60.11"), netip.MustParseAddr("10.96.0.11"), netip.MustParseAddr("10.244.0.1"), netip.MustParseAddr("2001:db8:60::11")}
+		if want := []netip.Addr{netip.MustParseAddr("10.96.0.11"), netip.MustParseAddr("169.254.20.10")}; !slices.Equal(dns, want) {
+			t.Errorf("the DNS cache has %v, want %v", dns, want)
+		}
 		if diff := cmp.Diff(want, got, sameAddress); diff != "" {
 			t.Errorf("the addresses differ (-want +got):\n%s", diff)
 		}

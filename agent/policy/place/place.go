@@ -327,30 +327,42 @@ func (n namespace) seen(l netlink.Link) (sight, error) {
 // node: of kube-proxy in mode ipvs and of kube-router.
 var serviceLinks = []string{"kube-ipvs0", "kube-dummy-if"}
 
-// NodeAddresses lists the addresses of the node itself, in order, without the ones of Services. It blocks
-// for the kernel.
-func NodeAddresses() ([]netip.Addr, error) {
-	ofServices := map[int]bool{}
-	for _, name := range serviceLinks {
+// dnsLink carries the addresses of NodeLocal DNSCache.
+const dnsLink = "nodelocaldns"
+
+// NodeAddresses lists the addresses of the node itself, in order, without the ones of Services, and the ones of its DNS cache, if it has one.
+// It blocks for the kernel.
+func NodeAddresses() (own, dns []netip.Addr, err error) {
+	special := map[int]string{}
+	for _, name := range append([]string{dnsLink}, serviceLinks...) {
 		l, err := rtnl.LinkOrNil(name)
 		if err != nil {
-			return nil, fmt.Errorf("look for the addresses of Services: %w", err)
+			return nil, nil, fmt.Errorf("look for the addresses of Services: %w", err)
 		}
 		if l != nil {
-			ofServices[l.Attrs().Index] = true
+			special[l.Attrs().Index] = name
 		}
 	}
 	found, err := netlinksafe.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
-		return nil, fmt.Errorf("list the addresses of the node: %w", err)
+		return nil, nil, fmt.Errorf("list the addresses of the node: %w", err)
 	}
-	var all []netip.Addr
 	for _, a := range found {
 		addr, ok := netip.AddrFromSlice(a.IP)
-		if addr = addr.Unmap(); ok && !ofServices[a.LinkIndex] && !addr.IsLinkLocalUnicast() && !addr.IsLoopback() {
-			all = append(all, addr)
+		addr = addr.Unmap()
+		switch of, is := special[a.LinkIndex]; {
+		case !ok:
+		case is && of != dnsLink, addr.IsLoopback():
+		default:
+			if is {
+				dns = append(dns, addr)
+			}
+			if !addr.IsLinkLocalUnicast() {
+				own = append(own, addr)
+			}
 		}
 	}
-	slices.SortFunc(all, netip.Addr.Compare)
-	return slices.Compact(all), nil
+	slices.SortFunc(own, netip.Addr.Compare)
+	slices.SortFunc(dns, netip.Addr.Compare)
+	return slices.Compact(own), slices.Compact(dns), nil
 }

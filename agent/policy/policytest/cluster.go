@@ -51,6 +51,9 @@ type Local struct {
 	Unknown bool
 }
 
+// nodeDNS are the addresses of a node's DNS cache.
+var nodeDNS = []netip.Addr{netip.MustParseAddr("169.254.20.10"), netip.MustParseAddr("fe80::53")}
+
 // NewCluster returns an empty cluster with two nodes.
 func NewCluster(random *Random) *Cluster {
 	c := &Cluster{
@@ -63,7 +66,7 @@ func NewCluster(random *Random) *Cluster {
 	for i := range byte(2) {
 		n := &Node{cluster: c, Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, 100 + i}), netip.AddrFrom16([16]byte{0: 0xfd, 15: 100 + i})}}
 		n.Index = policy.NewIndex(c)
-		n.Index.SetNodeAddresses(n.Addresses)
+		n.Index.SetNodeAddresses(n.Addresses, nodeDNS)
 		c.Nodes = append(c.Nodes, n)
 	}
 	return c
@@ -508,7 +511,7 @@ func (l *Local) merged() *policy.Pod {
 // World returns the objects that decide on the node: the cluster's, joined with the node's own
 // pods.
 func (n *Node) World() *World {
-	w := &World{Namespaces: n.cluster.namespaces, Node: n.Addresses}
+	w := &World{Namespaces: n.cluster.namespaces, Node: n.Addresses, DNS: nodeDNS}
 	local := map[types.UID]bool{}
 	for _, l := range n.Locals {
 		// A pod that is deleted in the API is bound by policies as long as it runs, but nobody's peer.
@@ -546,7 +549,7 @@ func (n *Node) Owner(a netip.Addr) *Local {
 // Fresh returns an Index that is told everything at once.
 func (n *Node) Fresh() *policy.Index {
 	x := policy.NewIndex(n.cluster)
-	x.SetNodeAddresses(n.Addresses)
+	x.SetNodeAddresses(n.Addresses, nodeDNS)
 	x.SetPolicies(n.cluster.Policies())
 	for _, l := range n.Locals {
 		x.SetLocal(l.Local)

@@ -85,6 +85,7 @@ func differential(t *testing.T, seed uint64, seen *statistics) {
 			n.Catch()
 			compareRulesets(t, n, seen)
 			compareNode(t, n, seen)
+			compareInput(t, n, seen)
 			comparePods(t, n, seen)
 			compareSelections(t, n)
 			if t.Failed() {
@@ -275,6 +276,46 @@ func compareNode(t *testing.T, n *Node, seen *statistics) {
 		packet.LocalSource, packet.Established = false, true
 		if d := walker.Walk(packet); d.Verdict != ruleset.Accept || len(d.Path) != len(packetBases(n.Index.Node(), ruleset.Forward)) {
 			t.Errorf("%s, established: %v\n%s", c, d.Verdict, path(n.Index.Node(), d))
+		}
+	}
+}
+
+// compareInput compares the packets that come to the node for itself.
+func compareInput(t *testing.T, n *Node, seen *statistics) {
+	r, world, rs := n.cluster.random, n.World(), n.Index.Node()
+	written := writtenOf(t, rs)
+	services := []netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:96::1"), netip.MustParseAddr("224.0.0.251")}
+	linkLocal := []netip.Addr{netip.MustParseAddr("169.254.1.1"), netip.MustParseAddr("fe80::1"), netip.MustParseAddr("127.0.0.1")}
+	for _, c := range connections(n, 40) {
+		c.Destination = one(r, slices.Concat(n.Addresses, nodeDNS, services, linkLocal)...)
+		if r.often(30) && c.Port != 0 {
+			c.Port = 53
+		}
+		source := n.Owner(c.Source)
+		if c.Source.Is4() != c.Destination.Is4() || slices.Contains(n.Addresses, c.Source) {
+			continue
+		}
+		want := Verdict{Allowed: true}
+		// kube-proxy in mode ipvs sends packets to Services on, and they are judged then.
+		if source != nil && !slices.Contains(services, c.Destination) {
+			want = world.Egress(n.Subject(source), c)
+			seen.add(want)
+		}
+		packet := packetOf(c)
+		packet.InInterface = "veth1"
+		d := ruleset.Walk(rs, ruleset.Input, packet)
+		written.compare(t, ruleset.Input, packet, d)
+		if source != nil && source.Unknown && d.Verdict == ruleset.Drop {
+			continue
+		}
+		if (d.Verdict == ruleset.Accept) != want.Allowed {
+			t.Errorf("%s to the node: %v; the oracle: from %s %+v\n%s", c, d.Verdict, name(source), want, path(rs, d))
+		} else if why := reasons(d, want, Verdict{Allowed: true}); why != "" && (source == nil || !source.Unknown) {
+			t.Errorf("%s to the node: %v, as the oracle says, but %s; the oracle: %+v\n%s", c, d.Verdict, why, want, path(rs, d))
+		}
+		packet.Established = true
+		if d := ruleset.Walk(rs, ruleset.Input, packet); d.Verdict != ruleset.Accept {
+			t.Errorf("%s to the node, established: %v\n%s", c, d.Verdict, path(rs, d))
 		}
 	}
 }

@@ -123,9 +123,10 @@ type kernelHost struct {
 	table enforce.Table
 	// way is the router's link to it.
 	way string
-	// fence is a socket for packets to the router and from it, which has an address of its own.
-	fence     int
-	fenceAddr netip.Addr
+	// fence is a socket for packets to the router and from it by a link of their own, of which no policy is: the host has fenceAddr
+	// there, and the router has fenceRouter.
+	fence                  int
+	fenceAddr, fenceRouter netip.Addr
 	// arrivals are raw sockets, by protocol and family.
 	arrivals map[[2]int]int
 }
@@ -143,7 +144,7 @@ func newKernelWorld(t *testing.T, c *Cluster, backend enforce.Backend) *kernelWo
 			c.setPod(l.Pod)
 		}
 	}
-	w := &kernelWorld{T: t, cluster: c, node: n, router: &kernelHost{Host: netnstest.New(t)}, pods: map[types.UID]*kernelHost{}, owners: map[netip.Addr]*kernelHost{}, last: 20000}
+	w := &kernelWorld{T: t, cluster: c, node: n, router: &kernelHost{Host: netnstest.New(t), arrivals: map[[2]int]int{}}, pods: map[types.UID]*kernelHost{}, owners: map[netip.Addr]*kernelHost{}, last: 20000}
 	w.table = backend.Open(w.router.Path())
 	w.router.Run(func() error {
 		for key, value := range map[string]string{"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1", "ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0"} {
@@ -155,8 +156,9 @@ func newKernelWorld(t *testing.T, c *Cluster, backend enforce.Backend) *kernelWo
 	})
 	for _, a := range n.Addresses {
 		w.router.IP("addr", "add", netip.PrefixFrom(a, a.BitLen()).String(), "dev", "lo")
+		w.owners[a] = w.router
 	}
-	w.router.fence = w.udp(w.router, n.Addresses[0], 4000)
+	w.router.fence = w.udp(w.router, netip.IPv4Unspecified(), 4000)
 	known := map[netip.Addr]bool{n.Addresses[0]: true, n.Addresses[1]: true}
 	for i, l := range n.Locals {
 		addresses := n.Subject(l).Addresses
@@ -183,22 +185,28 @@ func newKernelWorld(t *testing.T, c *Cluster, backend enforce.Backend) *kernelWo
 // plug makes a host with addresses, and a link between it and the router.
 func (w *kernelWorld) plug(i int, addresses []netip.Addr) *kernelHost {
 	w.Helper()
-	h := &kernelHost{Host: netnstest.New(w.T), way: fmt.Sprintf("port%d", i), arrivals: map[[2]int]int{}, fenceAddr: netip.AddrFrom4([4]byte{198, 18, 0, byte(i)})}
+	h := &kernelHost{Host: netnstest.New(w.T), way: fmt.Sprintf("port%d", i), arrivals: map[[2]int]int{}, fenceAddr: netip.AddrFrom4([4]byte{198, 18, byte(i), 1}), fenceRouter: netip.AddrFrom4([4]byte{198, 18, byte(i), 0})}
 	port, here, there := h.way, fmt.Sprintf("02:00:00:00:01:%02x", i), fmt.Sprintf("02:00:00:00:02:%02x", i)
 	w.router.Run(func() error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = port
-		pair := netlink.NewVeth(attrs)
-		pair.PeerName, pair.PeerNamespace = "eth0", netlink.NsFd(int(h.Fd()))
-		return netlink.LinkAdd(pair)
+		var errs []error
+		for name, peer := range map[string]string{port: "eth0", fmt.Sprintf("fence%d", i): "fence"} {
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name = name
+			pair := netlink.NewVeth(attrs)
+			pair.PeerName, pair.PeerNamespace = peer, netlink.NsFd(int(h.Fd()))
+			errs = append(errs, netlink.LinkAdd(pair))
+		}
+		return errors.Join(errs...)
 	})
 	var router, host strings.Builder
 	fmt.Fprintf(&router, "link set %s address %s up\n", port, there)
 	fmt.Fprintf(&host, "link set eth0 address %s up\n", here)
+	fmt.Fprintf(&router, "addr add %s/31 dev fence%d\nlink set fence%d up\n", h.fenceRouter, i, i)
+	fmt.Fprintf(&host, "addr add %s/31 dev fence\nlink set fence up\n", h.fenceAddr)
 	for _, a := range w.node.Addresses {
 		fmt.Fprintf(&host, "route add %s dev eth0\nneigh add %s lladdr %s dev eth0 nud permanent\nroute add default via %s dev eth0 onlink\n", a, a, there, a)
 	}
-	for _, a := range append(slices.Clone(addresses), h.fenceAddr) {
+	for _, a := range addresses {
 		nodad := ""
 		if a.Is6() {
 			nodad = " nodad"
@@ -210,7 +218,11 @@ func (w *kernelWorld) plug(i int, addresses []netip.Addr) *kernelHost {
 	w.router.IPBatch(router.String())
 	h.IPBatch(host.String())
 	// A link loses packets until the kernel has noticed that its other end is up.
-	for at, link := range map[*kernelHost]string{w.router: port, h: "eth0"} {
+	for _, end := range []struct {
+		at   *kernelHost
+		link string
+	}{{w.router, port}, {h, "eth0"}, {h, "fence"}} {
+		at, link := end.at, end.link
 		netnstest.Eventually(w.T, func() error {
 			return at.Try(func() error {
 				l, err := netlinksafe.LinkByName(link)
@@ -318,9 +330,9 @@ func (w *kernelWorld) apply() {
 func (w *kernelWorld) compare(seen *kernelStatistics) {
 	w.Helper()
 	w.apply()
-	for _, c := range connections(w.node, 150) {
+	for _, c := range withNode(w.node, connections(w.node, 150)) {
 		from, to := w.owners[c.Source], w.owners[c.Destination]
-		if from == nil || to == nil || from == to || c.Port == 0 && c.Protocol != 1 && c.Protocol != 58 {
+		if from == w.router || from == nil || to == nil || from == to || c.Port == 0 && c.Protocol != 1 && c.Protocol != 58 {
 			continue
 		}
 		if w.compareOne(c) {
@@ -425,14 +437,15 @@ func (w *kernelWorld) send(from, to *kernelHost, c Connection, id uint16) (arriv
 }
 
 // pass sends packets behind others that are on their way from one host to another, and back, and waits
-// for its own. They are to the node itself, which no policy forbids, and answers of it: for its first packet to the
-// receiver to be one, that sends before.
+// for its own.
 func (w *kernelWorld) pass(from, to *kernelHost) error {
-	node := w.node.Addresses[0]
 	for _, hop := range []struct {
 		from, to *kernelHost
 		address  netip.Addr
-	}{{to, w.router, node}, {from, w.router, node}, {w.router, to, to.fenceAddr}, {to, w.router, node}, {w.router, from, from.fenceAddr}} {
+	}{{from, w.router, from.fenceRouter}, {w.router, to, to.fenceAddr}, {to, w.router, to.fenceRouter}, {w.router, from, from.fenceAddr}} {
+		if hop.from == hop.to {
+			continue // the node itself
+		}
 		if err := unix.Sendto(hop.from.fence, []byte("behind"), 0, sockaddr(hop.address, 4000)); err != nil {
 			return fmt.Errorf("send a packet behind: %w", err)
 		}

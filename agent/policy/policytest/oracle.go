@@ -27,8 +27,8 @@ type World struct {
 	Pods       []*policy.Pod
 	Network    []*networkingv1.NetworkPolicy
 	Cluster    []*policyv1alpha2.ClusterNetworkPolicy
-	// Node is the node's own addresses. No policy stops connections between them and its pods.
-	Node []netip.Addr
+	// Node is the node's own addresses. No policy stops connections from them to its pods. DNS is the ones at which a DNS cache listens.
+	Node, DNS []netip.Addr
 	// Outside says that packets come from elsewhere, whatever their source: no pod calls itself.
 	Outside bool
 }
@@ -82,9 +82,12 @@ func (w *World) Ingress(pod *policy.Pod, c Connection) Verdict {
 
 // decide goes through the tiers.
 func (w *World) decide(pod *policy.Pod, d direction) Verdict {
-	// "Pods cannot block access to themselves, nor do they have the ability to block access from
-	// their resident node" (concepts of network policies).
-	if !w.Outside && slices.Contains(pod.Addresses, d.peer()) || slices.Contains(w.Node, d.peer()) {
+	// "Traffic is allowed to a pod […] if the traffic source is the pod's local node" (NetworkPolicySpec.Ingress); of egress the API says
+	// nothing like it.
+	if !w.Outside && slices.Contains(pod.Addresses, d.peer()) || !d.egress && slices.Contains(w.Node, d.peer()) {
+		return Verdict{Allowed: true}
+	}
+	if d.egress && d.Port == 53 && (d.Protocol == ruleset.TCP || d.Protocol == ruleset.UDP) && slices.Contains(w.DNS, d.Destination) {
 		return Verdict{Allowed: true}
 	}
 	if v, decided := w.tier(policyv1alpha2.AdminTier, pod, d); decided {

@@ -18,7 +18,7 @@ type Ruleset struct {
 	Chains map[string]*Chain
 }
 
-// NodeAddresses is, with 4 or 6 behind it, the name of the set of the node's own addresses in the ruleset of a pod.
+// NodeAddresses is, with 4 or 6 behind it, the name of the set of the node's own addresses.
 const NodeAddresses = "node"
 
 // Own and SelfPairs are, with 4 or 6 behind them, the names of the sets by which pods call themselves through a
@@ -38,7 +38,7 @@ func (rs *Ruleset) IsSelf(source, destination netip.Addr) bool {
 	return own != nil && own.shareLink(source, destination) || pairs != nil && pairs.hasPair(Pair{source, destination})
 }
 
-// IsNode returns whether the ruleset of a pod has an address as the node's own.
+// IsNode returns whether the ruleset has an address as the node's own.
 func (rs *Ruleset) IsNode(a netip.Addr) bool {
 	name := NodeAddresses + "6"
 	if a.Is4() {
