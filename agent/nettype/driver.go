@@ -66,6 +66,8 @@ type Kernel struct {
 	Wirer *wire.Wirer
 	// StateFile is the agent's. Types keep their own files beside it.
 	StateFile string
+	// Services, if given, returns the prefixes to which pods with interfaces of their own send by their node.
+	Services func() ([]netip.Prefix, error)
 }
 
 // Drivers returns the drivers of all types by the types' names.

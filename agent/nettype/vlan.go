@@ -5,6 +5,7 @@ package nettype
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
@@ -70,11 +71,12 @@ func vlanInterfaces(ifName string, addrs []api.Address) []string {
 
 // vlanDriver has package vlan do the work, which does not know the agent's records.
 type vlanDriver struct {
-	driver *vlan.Driver
+	driver   *vlan.Driver
+	services func() ([]netip.Prefix, error)
 }
 
 func newVlanDriver(k Kernel) *vlanDriver {
-	return &vlanDriver{driver: vlan.New(k.Wirer, sriov.New(sriov.DirBeside(k.StateFile)))}
+	return &vlanDriver{vlan.New(k.Wirer, sriov.New(sriov.DirBeside(k.StateFile))), k.Services}
 }
 
 // vlanSpecOf reads the mode from the configuration that ADD used, and that the record has.
@@ -121,8 +123,17 @@ func withSpec(i *Interface, do func(vlan.Spec) error) error {
 	return do(spec)
 }
 
-func (v *vlanDriver) Setup(i *Interface) (*current.Result, error) {
+// insideOf returns the spec of an interface with its routes to Services, which are in the pod's namespace.
+func (v *vlanDriver) insideOf(i *Interface) (vlan.Spec, error) {
 	spec, err := vlanSpecOf(i)
+	if err == nil && v.services != nil {
+		spec.Services, err = v.services()
+	}
+	return spec, err
+}
+
+func (v *vlanDriver) Setup(i *Interface) (*current.Result, error) {
+	spec, err := v.insideOf(i)
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +156,11 @@ func (v *vlanDriver) Teardown(i *Interface) error {
 func (v *vlanDriver) Ready(uplink string) error { return v.driver.Ready(uplink) }
 
 func (v *vlanDriver) Check(i *Interface) error {
-	return vlan.ToCNIError(withSpec(i, v.driver.Check))
+	spec, err := v.insideOf(i)
+	if err != nil {
+		return err
+	}
+	return vlan.ToCNIError(v.driver.Check(spec))
 }
 
 func (v *vlanDriver) Withdraw(i *Interface) error { return withSpec(i, v.driver.Withdraw) }

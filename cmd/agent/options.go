@@ -39,6 +39,7 @@ type Options struct {
 	Overlay         string
 	OverlayFloating bool
 	OverlayInside   []string
+	ServicePrefixes []string
 	FloatingNetwork string
 	Uplink          string
 	HostRoot        string
@@ -61,16 +62,17 @@ type Options struct {
 
 func newOptions() *Options {
 	return &Options{
-		NodeName:    os.Getenv("NODE_NAME"),
-		NodeIP:      os.Getenv("HOST_IP"),
-		Socket:      api.SocketPath,
-		StateFile:   "/run/berth/state.db",
-		CNIConfDir:  "/etc/cni/net.d",
-		CNIConfName: "00-berth.conflist",
-		CNIBinDir:   "/opt/cni/bin",
-		CNICacheDir: "/var/lib/berth/cni",
-		Overlay:     overlayOff,
-		SysctlRoot:  "/proc/sys",
+		NodeName:        os.Getenv("NODE_NAME"),
+		NodeIP:          os.Getenv("HOST_IP"),
+		Socket:          api.SocketPath,
+		StateFile:       "/run/berth/state.db",
+		CNIConfDir:      "/etc/cni/net.d",
+		CNIConfName:     "00-berth.conflist",
+		CNIBinDir:       "/opt/cni/bin",
+		CNICacheDir:     "/var/lib/berth/cni",
+		Overlay:         overlayOff,
+		ServicePrefixes: []string{serviceCIDRs, "169.254.20.10/32", "169.254.25.10/32"},
+		SysctlRoot:      "/proc/sys",
 
 		AgentCAFile: "/etc/berth/agent-ca/ca.crt",
 
@@ -101,6 +103,7 @@ func (o *Options) addFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&o.OverlayInside, "overlay-non-masquerade-cidrs", o.OverlayInside, "CIDRs outside the cluster that see the own addresses of the overlay's pods. Pods, floating IPs and Services always do.")
 	fs.StringVar(&o.FloatingNetwork, "floating-network", o.FloatingNetwork, "CNI configuration list of pods with a floating IP, beginning with the plugin "+nettype.Plugins()+", or with one whose ipam.type is "+api.IPAMType+"; if empty, "+nettype.Default+" alone.")
 	fs.StringVar(&o.Uplink, "uplink", o.Uplink, "The node's link to the pools' networks; if empty, the link with the address --node-ip.")
+	fs.StringSliceVar(&o.ServicePrefixes, "service-prefixes", o.ServicePrefixes, "Prefixes to which pods of berth-sriov and of the modes bridge, macvlan and ipvlan l2 send by their node, which translates them: "+serviceCIDRs+" stands for those of the API, and the others are usual addresses of NodeLocal DNSCache. Empty: they send to Services through the gateway of their pool.")
 	fs.StringVar(&o.HostRoot, "host-root", o.HostRoot, "Folder where the node's file system is mounted; CNI plugins then run in it (the chart's agent.hostRoot and manifests/agent/host-root have all that the option needs). If empty, they run in the agent's own file system.")
 	fs.StringVar(&o.SysctlRoot, "sysctl-root", o.SysctlRoot, "Path of the node's /proc/sys; IPv6 pools need its folder net to be writable.")
 	fs.StringVar(&o.AgentCAFile, "agent-ca-file", o.AgentCAFile, "File with the authorities of the agents' certificates, by which they believe each other which node answers for an address, in PEM: of the ConfigMap berth-agent-ca. Read again when it changes. Without it they do not hear each other. The agent's own key and certificate are beside --state-file.")
@@ -124,7 +127,8 @@ func (o *Options) validate() error {
 			errs = append(errs, fmt.Errorf("--uplink, --node-ip or the environment variable HOST_IP must be given: %w", err))
 		}
 	}
-	errs = append(errs, o.validateOverlay())
+	_, _, err := parseServicePrefixes(o.ServicePrefixes)
+	errs = append(errs, err, o.validateOverlay())
 	for flag, path := range map[string]string{
 		"socket": o.Socket, "state-file": o.StateFile, "cni-conf-dir": o.CNIConfDir, "cni-bin-dir": o.CNIBinDir, "cni-cache-dir": o.CNICacheDir, "sysctl-root": o.SysctlRoot,
 	} {

@@ -80,6 +80,14 @@ func run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
+	prefixes, ofAPI, err := parseServicePrefixes(o.ServicePrefixes)
+	if err != nil {
+		return err
+	}
+	services := &servicePrefixes{given: prefixes}
+	if ofAPI {
+		services.list = clients.core.ServiceCIDRs.List
+	}
 	ports, err := hostport.ParseRange(o.HostPortRange)
 	if err != nil {
 		return fmt.Errorf("--host-port-range: %w", err)
@@ -88,7 +96,7 @@ func run(ctx context.Context, o *Options) error {
 	segments := newSegments(ctx, o, self(o, config), clients.core.CertificateSigningRequests)
 	options := agent.Options{
 		Pods: node, ConflictLog: node, Store: store,
-		Networks: networks, Plugins: newRunner(o, exec, bootID), Drivers: nettype.Drivers(nettype.Kernel{Wirer: own.wirer, StateFile: o.StateFile}),
+		Networks: networks, Plugins: newRunner(o, exec, bootID), Drivers: nettype.Drivers(nettype.Kernel{Wirer: own.wirer, StateFile: o.StateFile, Services: services.prefixes}),
 		PodNetworks:   &attachdef.Reader{Get: clients.definition, Shared: o.NetworkNamespaces},
 		DefaultRoutes: defaultroute.Kernel{}, Proxied: !o.DetectConflicts,
 		Shaper:            profiles,

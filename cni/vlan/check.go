@@ -227,7 +227,7 @@ func (d *Driver) checkPod(spec Spec) error {
 		for _, b := range backs {
 			errs = append(errs, wire.CheckRoute(planBack(b.node, inside.Attrs().Index, b.source)), wire.CheckNeighbour(backNeigh(b, inside, node)))
 		}
-		plan := planPod(spec, segments, links, backs)
+		plan := planPod(spec, segments, links, inside.Attrs().Index, backs)
 		return errors.Join(append(errs, plan.check())...)
 	})
 }

@@ -32,11 +32,15 @@
 //
 //	pod   10.0.70.5/24 dev eth0, default via 10.0.70.1        the pool's network
 //	      10.0.60.11 dev bthv… scope link                      the node's address
+//	      10.96.0.0/12 via 10.0.60.11 dev bthv…                Services, which the node translates
 //	node  10.0.70.5 dev bthv… scope link src 10.0.60.11
 //
 // Packets that the node translates for or to the container take the node link too, such as
 // connections to NodePorts and from Services: package netfilter masquerades these, so that answers
 // come back to the node and not past it.
+//
+// Services, too: without them a container resolves no name. Not in the modes l3 and l3s, where the node translates what the container sends
+// through its interface.
 //
 // A container that may change its routes can send more by its node link. Of that the node forwards
 // only answers and packets whose destination it translates (package netfilter), so the link leads past

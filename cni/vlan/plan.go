@@ -45,12 +45,13 @@ type routePlan struct {
 }
 
 // planPod computes the routes of a container: through the gateway of its pools or, where the
-// node routes for it, to its link. links has the index of each segment's interface.
+// node routes for it, to its link. links has the index of each segment's interface, and inside is the one of the node link. Services it
+// reaches by its node, which translates their addresses.
 //
 // For each family the default route goes through the gateway of the first address with one.
 // An address with another gateway, or of another segment, has a table with its own way
 // out, which its packets take unless they are for the node.
-func planPod(spec Spec, segments []segment, links []int, backs []back) routePlan {
+func planPod(spec Spec, segments []segment, links []int, inside int, backs []back) routePlan {
 	var plan routePlan
 	for _, is4 := range []bool{true, false} {
 		position := 0
@@ -69,11 +70,23 @@ func planPod(spec Spec, segments []segment, links []int, backs []back) routePlan
 			}
 		}
 	}
-	if len(plan.rules) > 0 {
-		for _, b := range backs {
-			rule := rtnl.NewRule(rtnl.FamilyOf(b.node), priorityNode, unix.RT_TABLE_MAIN)
-			rule.Dst = rtnl.IPNet(rtnl.SinglePrefix(b.node))
-			plan.rules = append(plan.rules, rule)
+	several := len(plan.rules) > 0
+	for _, b := range backs {
+		to := []netip.Prefix{rtnl.SinglePrefix(b.node)}
+		for _, p := range spec.Services {
+			if p.Addr().Is4() == b.node.Is4() && !spec.routed() {
+				to = append(to, p)
+				route := toLink(b.source, inside, p, unix.RT_TABLE_MAIN)
+				route.Scope, route.Gw = netlink.SCOPE_UNIVERSE, b.node.AsSlice()
+				plan.routes = append(plan.routes, route)
+			}
+		}
+		for _, p := range to {
+			if several {
+				rule := rtnl.NewRule(rtnl.FamilyOf(b.node), priorityNode, unix.RT_TABLE_MAIN)
+				rule.Dst = rtnl.IPNet(p)
+				plan.rules = append(plan.rules, rule)
+			}
 		}
 	}
 	return plan

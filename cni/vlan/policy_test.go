@@ -127,7 +127,7 @@ func TestPolicies(t *testing.T) {
 		p := &policed{w: w, pods: map[*pod]*policy.Pod{}}
 		p.index = policy.NewIndex(p)
 		p.index.SetNamespace("default", nil)
-		p.index.SetNodeAddresses([]netip.Addr{netip.MustParseAddr("10.0.60.11"), netip.MustParseAddr("2001:db8:60::11")})
+		p.index.SetNodeAddresses([]netip.Addr{netip.MustParseAddr("10.0.60.11"), netip.MustParseAddr("2001:db8:60::11")}, nil)
 		p.add("server", server)
 		p.add("friend", friend)
 		p.add("stranger", stranger)

@@ -464,7 +464,7 @@ func (d *Driver) setupRoutes(spec Spec, netns ns.NetNS, segments []segment, made
 				return fmt.Errorf("add route %s: %w", b.node, err)
 			}
 		}
-		plan := planPod(spec, segments, indexes(made), backs)
+		plan := planPod(spec, segments, indexes(made), inside.Attrs().Index, backs)
 		return plan.apply()
 	})
 }

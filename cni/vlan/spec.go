@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 
 	"github.com/containernetworking/cni/pkg/utils"
 
@@ -92,6 +93,8 @@ func (c Config) answers() bool { return c.Mode == IPvlan && c.IPvlanMode == L3S 
 type Spec struct {
 	wire.Spec
 	Config
+	// Services are prefixes to which the container sends by its node, where the node does not route for it anyway.
+	Services []netip.Prefix
 }
 
 // validate returns an error for a Spec that Setup refuses.

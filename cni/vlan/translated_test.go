@@ -50,6 +50,7 @@ func translatedConnections(t *testing.T, w *topology) {
 		beside.spec.Uplink = w.config.Bridge
 	}
 	sysctl(t, w.nodeA, "net/ipv4/ip_forward", "1") // as kube-proxy needs it
+	w.nodeA.IPBatch("link add nodelocaldns type bridge\naddr add 169.254.20.10/32 dev nodelocaldns\n")
 	// Where the kernel has bridge filters, the node would also translate packets that pass its
 	// bridges.
 	for _, family := range []string{"iptables", "ip6tables"} {
@@ -62,6 +63,7 @@ func translatedConnections(t *testing.T, w *topology) {
 		// As on a node that filters strictly, which new namespaces inherit.
 		sysctl(t, p.Host, "net/ipv4/conf/all/rp_filter", "1")
 		sysctl(t, p.Host, "net/ipv4/conf/default/rp_filter", "1")
+		p.spec.Services = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("2001:db8:96::/112"), netip.MustParsePrefix("169.254.20.10/32")}
 		w.setup(w.nodeA, p)
 		w.route(p, w.nodeA)
 	}
@@ -127,9 +129,8 @@ func (w *topology) translatedCases(f translatedFamily, a, beside *pod) []transla
 	if w.config.Mode == Pure {
 		seen, elsewhere, fromBeside = f.own, f.own, f.beside
 	}
-	// By a Service: the container's packets pass its node's translation only where the node
-	// routes for it.
-	service := struct{ same, node, other, self, beside string }{nobody, nobody, nobody, nobody, nobody}
+	// By a Service: the container's packets come to its node by the node link, or because the node routes for it.
+	service := struct{ same, node, other, self, beside string }{f.node, f.own, f.node, f.node, f.node}
 	switch {
 	case w.config.Mode == Pure:
 		service = struct{ same, node, other, self, beside string }{f.own, f.own, f.own, f.node, f.own}
@@ -148,7 +149,12 @@ func (w *topology) translatedCases(f translatedFamily, a, beside *pod) []transla
 	if w.nodeB != nil {
 		other = a.Host
 	}
+	var cache *netnstest.Host
+	if f.node == "10.0.60.11" && !w.config.routed() {
+		cache = a.Host
+	}
 	return []translatedCase{
+		{"NodeLocal DNSCache", cache, "169.254.20.10", servicePort, f.own},
 		{"a Service with an endpoint of the same type and node", a.Host, f.serviceTo(0), servicePort, service.same},
 		{"a Service with an endpoint on the node itself", a.Host, f.serviceTo(1), servicePort, service.node},
 		{"a Service with an endpoint on another node", other, f.serviceTo(2), servicePort, service.other},

@@ -275,8 +275,8 @@ func (s *stage) byService(from, to *member, service *v1.Service) (cells []*cell)
 		add("its ClusterIP", service.Spec.ClusterIP, "80", nil)
 	case from.pod == nil: // kube-proxy masquerades what is not of the default network
 		add("its ClusterIP", service.Spec.ClusterIP, "80", s.ofNode(from.node))
-	case from.floating() && !from.kind.services:
-		add("its ClusterIP", service.Spec.ClusterIP, "80", nil)
+	case from.past():
+		add("its ClusterIP", service.Spec.ClusterIP, "80", s.ofNode(from.node))
 	default:
 		add("its ClusterIP", service.Spec.ClusterIP, "80", own(from.node))
 	}

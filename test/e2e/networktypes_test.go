@@ -30,17 +30,15 @@ type networkType struct {
 	// onUplink says that the pods' interfaces are on the node's uplink itself. From there
 	// nothing reaches the node, and what the node answers for, and back.
 	onUplink bool
-	// services says that the node translates the addresses of Services for the pods.
-	services bool
 }
 
 var (
-	veth    = &networkType{name: "veth", plugin: `{"type":"berth-veth"}`, services: true}
+	veth    = &networkType{name: "veth", plugin: `{"type":"berth-veth"}`}
 	macvlan = &networkType{name: "macvlan", plugin: `{"type":"berth-vlan","mode":"macvlan"}`, past: true, onUplink: true}
 	// The kernel hands bridged packets to kube-proxy's rules: net.bridge.bridge-nf-call-iptables.
-	bridge = &networkType{name: "bridge", plugin: `{"type":"berth-vlan","mode":"bridge","bridge":"` + poolBridge + `"}`, past: true, services: true}
+	bridge = &networkType{name: "bridge", plugin: `{"type":"berth-vlan","mode":"bridge","bridge":"` + poolBridge + `"}`, past: true}
 	// pure is veth on the lab, where no pool has a VLAN.
-	pure = &networkType{name: "pure", plugin: `{"type":"berth-vlan","mode":"pure"}`, services: true}
+	pure = &networkType{name: "pure", plugin: `{"type":"berth-vlan","mode":"pure"}`}
 )
 
 // networkTypes are the network types of the test.
