@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
@@ -30,8 +31,17 @@ func LinkOrNil(name string) (netlink.Link, error) {
 	return link, nil
 }
 
-// LinkWith returns the link that has an address of the node, nil where none has it.
+// LinkWith returns the link that has an address of the node, nil where none has it. The node also has addresses of local routes.
 func LinkWith(addr netip.Addr) (netlink.Link, error) {
+	// Without a list of all addresses where no link has it.
+	ways, err := netlink.RouteGet(addr.AsSlice())
+	isLocal := slices.ContainsFunc(ways, func(r netlink.Route) bool { return r.Type == unix.RTN_LOCAL })
+	if err != nil && !errors.As(err, new(unix.Errno)) {
+		return nil, fmt.Errorf("look whether the node has %s: %w", addr, err)
+	}
+	if !isLocal {
+		return nil, nil // the errors are of routes: unreachable, prohibited
+	}
 	addrs, err := netlinksafe.AddrList(nil, FamilyOf(addr))
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
@@ -49,7 +59,7 @@ func LinkWith(addr netip.Addr) (netlink.Link, error) {
 		}
 		return link, nil
 	}
-	return nil, nil
+	return netlink.LinkByIndex(ways[0].LinkIndex)
 }
 
 // HasCarrier returns whether a link had its carrier when it was read: without, it is down or its cable is out.

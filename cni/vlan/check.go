@@ -109,7 +109,7 @@ func checkRoutes(spec Spec, node netlink.Link) error {
 		if err != nil {
 			return err
 		}
-		errs = append(errs, wire.CheckRoute(planNode(a, node.Attrs().Index, own)), wire.CheckNeighbour(nodeNeigh(spec, a.Address, node)))
+		errs = append(errs, wire.NotOnNode(a), wire.CheckRoute(planNode(a, node.Attrs().Index, own)), wire.CheckNeighbour(nodeNeigh(spec, a.Address, node)))
 	}
 	return errors.Join(errs...)
 }

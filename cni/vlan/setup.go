@@ -143,6 +143,9 @@ func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, low
 		return err
 	}
 	for _, a := range spec.Addresses {
+		if err := wire.NotOnNode(a); err != nil {
+			return err
+		}
 		neigh := nodeNeigh(spec, a.Address, node)
 		if err := netlink.NeighSet(&neigh); err != nil {
 			return fmt.Errorf("add neighbour %s on %s: %w", a.Address, node.Attrs().Name, err)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
@@ -20,6 +21,30 @@ import (
 
 // ErrNotWired is returned where a piece of the set-up is missing.
 var ErrNotWired = errors.New("not wired")
+
+// ErrOnNode is returned where the node itself has an address of a pod, or of its gateway: others would get the node.
+var ErrOnNode = errors.New("the node itself has an address of the pool")
+
+// NotOnNode returns ErrOnNode where the node has the address or its gateway, on a link or by a local route.
+func NotOnNode(a api.Address) error {
+	for _, of := range []struct {
+		what string
+		addr netip.Addr
+	}{{"the address", a.Address}, {"the pool's gateway", a.Gateway}} {
+		what, addr := of.what, of.addr
+		if !addr.IsValid() || addr.IsLinkLocalUnicast() {
+			continue
+		}
+		link, err := rtnl.LinkWith(addr)
+		if err != nil {
+			return err
+		}
+		if link != nil {
+			return fmt.Errorf("%w: %s %s is on link %s; take it away from the node, or leave it out of the pool", ErrOnNode, what, addr, link.Attrs().Name)
+		}
+	}
+	return nil
+}
 
 // Check verifies every piece that Setup makes. Its error names the missing ones.
 func (w *Wirer) Check(spec Spec) error {
@@ -78,7 +103,7 @@ func (w *Wirer) checkHost(s *survey, spec Spec, a api.Address, host, uplink netl
 		return err
 	}
 	plan := planHost(a, host.Attrs().Index, uplink.Attrs(), spec.MAC)
-	errs := []error{w.checkForward(host, uplink, k.family), s.checkNeighbour(plan.podNeigh), k.check(plan)}
+	errs := []error{NotOnNode(a), w.checkForward(host, uplink, k.family), s.checkNeighbour(plan.podNeigh), k.check(plan)}
 	if a.Routed {
 		return errors.Join(append(errs, k.checkAdvertised(spec, a.Address, host.Attrs().Index))...)
 	}

@@ -207,6 +207,9 @@ func applyPod(plan podPlan, link netlink.Link) error {
 // setupHost makes the node's side of one address. Its last step makes the node answer
 // for the address, unless routers lead to it or the uplink has no carrier.
 func (w *Wirer) setupHost(spec Spec, a api.Address, host, uplink netlink.Link) error {
+	if err := NotOnNode(a); err != nil {
+		return err
+	}
 	plan := planHost(a, host.Attrs().Index, uplink.Attrs(), spec.MAC)
 	if err := w.readyLinks(host, uplink, plan); err != nil {
 		return err
