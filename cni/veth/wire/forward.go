@@ -45,7 +45,7 @@ func (w *Wirer) forward(host, uplink netlink.Link, family int) error {
 			return err
 		}
 	}
-	return w.setOfNode("net/ipv6/conf/"+uplink.Attrs().Name+"/proxy_ndp", "1")
+	return w.setOfNode(proxyNDP, "1")
 }
 
 // forwardUplink makes the kernel forward IPv4 packets from the uplink. It writes nothing where the kernel
@@ -99,7 +99,12 @@ func (w *Wirer) setOfNode(key, value string) error {
 	return w.setSysctl(key, value)
 }
 
-const forwarding6 = "net/ipv6/conf/all/forwarding"
+const (
+	forwarding6 = "net/ipv6/conf/all/forwarding"
+	// proxyNDP is the setting of all links, though proxy entries are of one each: with a link's own alone the kernel passes on the solicitations that
+	// hosts send by unicast to see whether a neighbour is there still.
+	proxyNDP = "net/ipv6/conf/all/proxy_ndp"
+)
 
 func (w *Wirer) sysctl(key string) (string, error) {
 	path := filepath.Join(w.SysctlRoot, key)
@@ -134,7 +139,7 @@ func (w *Wirer) checkForward(host, uplink netlink.Link, family int) error {
 		"net/ipv4/conf/" + uplink.Attrs().Name + "/forwarding",
 	}
 	if family == unix.AF_INET6 {
-		keys = []string{forwarding6, "net/ipv6/conf/" + uplink.Attrs().Name + "/proxy_ndp"}
+		keys = []string{forwarding6, proxyNDP}
 	}
 	for _, key := range keys {
 		have, err := w.sysctl(key)

@@ -4,6 +4,7 @@ package wire
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -137,4 +138,34 @@ func TestManyNeighbours(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// The hosts of the network keep the pod as their neighbour: a host that has known it for a while asks it again by unicast (RFC 4861, section
+// 7.3.3), for which an entry goes to PROBE, and by the answer back to REACHABLE.
+func TestNeighbourStates(t *testing.T) {
+	t.Parallel()
+	for _, addr := range []string{"10.0.70.5", "2001:db8:70::5"} {
+		t.Run(addr, func(t *testing.T) {
+			t.Parallel()
+			w := newTopology(t)
+			a := w.pod("a", addr)
+			setup(w.nodeA, a)
+			for _, h := range []*netnstest.Host{w.client, w.router} {
+				h.Ping(addr)
+				for range 3 {
+					h.IP("neigh", "change", addr, "dev", "eth0", "nud", "probe")
+					state := ""
+					netnstest.Eventually(t, func() error {
+						if state = h.IP("neigh", "show", addr); strings.Contains(state, "PROBE") {
+							return errors.New(state)
+						}
+						return nil
+					})
+					if !strings.Contains(state, "REACHABLE") {
+						t.Fatalf("after the probes the neighbour is %s", state)
+					}
+				}
+			}
+		})
+	}
 }
