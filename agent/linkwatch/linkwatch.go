@@ -27,7 +27,7 @@ const quiet = 300 * time.Millisecond
 type Reactions struct {
 	// Changed is called after a burst of changes: the kernel drops routes and proxy
 	// entries of a link that goes down or loses its carrier or last address, and does not restore
-	// them. So after a burst of deletions of routes and rules, as by systemd-networkd.
+	// them. So after a burst of deletions of routes and rules, as by systemd-networkd, and after forwarding is switched off.
 	Changed func(context.Context)
 	// Back is called at once when such a link comes up: the node may have been cut off.
 	Back func()
@@ -116,11 +116,13 @@ func watchLinks(ctx context.Context, uplinks func() ([]string, error), r Reactio
 			if known.leadOut(u.LinkIndex) {
 				timer.Reset(quiet)
 			}
-		case _, ok := <-losses:
+		case index, ok := <-losses:
 			if !ok {
 				return nil
 			}
-			timer.Reset(quiet)
+			if index == rtnl.OfNode || known.leadOut(index) {
+				timer.Reset(quiet)
+			}
 		case <-timer.C:
 			r.Changed(ctx)
 		}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -159,7 +160,7 @@ func TestUplinkIsBack(t *testing.T) {
 	reach("another address", &changed, before+1)
 }
 
-// Routes and rules that another program deletes are missed at once.
+// Routes and rules that another program deletes are missed at once, and so are forwarding and answers by proxy.
 func TestRoutesAreLost(t *testing.T) {
 	t.Parallel()
 	netnstest.Need(t)
@@ -199,5 +200,13 @@ func TestRoutesAreLost(t *testing.T) {
 			host.IP(add...)
 			more()
 		}
+	}
+	host.IP("link", "add", "eth0", "type", "bridge")
+	more()
+	for _, key := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding", "ipv6/conf/all/proxy_ndp", "ipv4/conf/eth0/forwarding", "ipv6/conf/eth0/forwarding"} {
+		for _, value := range []string{"1", "0"} {
+			host.Run(func() error { return os.WriteFile("/proc/sys/net/"+key, []byte(value), 0o644) })
+		}
+		more()
 	}
 }
