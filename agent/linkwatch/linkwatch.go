@@ -34,7 +34,7 @@ type Reactions struct {
 	// Carrier is called at once when any link loses its carrier, or has it again, and once for each link when the watch begins. It
 	// returns at once.
 	Carrier func(link string, up bool)
-	// Moved is called when such a link has another MAC, which neighbours do not know.
+	// Moved is called when such a link has another MAC, which neighbours do not know, or is behind another port of the network.
 	Moved func(context.Context)
 	// Unshaped is called when a device went away or down: the packets that were led
 	// to it are dropped. It returns at once.
@@ -89,6 +89,10 @@ func watchLinks(ctx context.Context, uplinks func() ([]string, error), r Reactio
 	if err != nil {
 		return err
 	}
+	moves, err := rtnl.Moves(ctx, missed)
+	if err != nil {
+		return err
+	}
 	// The subscriptions end when their channels are read.
 	defer func() {
 		cancel()
@@ -122,6 +126,13 @@ func watchLinks(ctx context.Context, uplinks func() ([]string, error), r Reactio
 			}
 			if index == rtnl.OfNode || known.leadOut(index) {
 				timer.Reset(quiet)
+			}
+		case index, ok := <-moves:
+			if !ok {
+				return nil
+			}
+			if known.leadOut(index) {
+				r.Moved(ctx)
 			}
 		case <-timer.C:
 			r.Changed(ctx)

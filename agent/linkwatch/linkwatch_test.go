@@ -210,3 +210,48 @@ func TestRoutesAreLost(t *testing.T) {
 		more()
 	}
 }
+
+// A bond that sends by another port has the carrier and the MAC address of before, and hosts behind its switches look for the node's addresses
+// at the port of before.
+func TestBondFailsOver(t *testing.T) {
+	t.Parallel()
+	netnstest.NeedLinks(t, "bond")
+	host := netnstest.New(t)
+	host.IP("link", "add", "bond0", "type", "bond", "mode", "active-backup")
+	for _, port := range []string{"eth0", "eth1"} {
+		host.IP("link", "add", port, "type", "veth", "peer", "name", "of-"+port)
+		host.IP("link", "set", "of-"+port, "up")
+		host.IP("link", "set", port, "master", "bond0")
+	}
+	host.IP("link", "set", "bond0", "up")
+	host.IP("link", "set", "bond0", "type", "bond", "active_slave", "eth0")
+	var changed, moved atomic.Int32
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	group.Go(func() {
+		err := host.Try(func() error {
+			return Watch(ctx, func() ([]string, error) { return []string{"bond0"}, nil }, Reactions{
+				Changed: func(context.Context) { changed.Add(1) }, Back: func() {}, Carrier: ignore, Moved: func(context.Context) { moved.Add(1) }, Unshaped: func() {},
+			})
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	defer group.Wait()
+	defer cancel()
+	netnstest.Eventually(t, func() error {
+		if changed.Load() == 0 {
+			return errors.New("the watch has not begun")
+		}
+		return nil
+	})
+	before := moved.Load()
+	host.IP("link", "set", "bond0", "type", "bond", "active_slave", "eth1")
+	netnstest.Eventually(t, func() error {
+		if moved.Load() == before {
+			return errors.New("not told that the bond sends by another port")
+		}
+		return nil
+	})
+}

@@ -48,7 +48,9 @@ type Options struct {
 	// NetworkNamespaces are namespaces whose NetworkAttachmentDefinitions every pod may use.
 	NetworkNamespaces []string
 	// DetectConflicts has hosts believed that say to have an address of a pod.
-	DetectConflicts bool
+	// AnnounceInterval is 0 where only changes are announced.
+	AnnounceInterval time.Duration
+	DetectConflicts  bool
 	// SilenceAfter is when the node falls silent without its agent for pods that asked for failover, 0 where it does not.
 	SilenceAfter  time.Duration
 	GalaxyAliases bool
@@ -108,6 +110,7 @@ func (o *Options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.SysctlRoot, "sysctl-root", o.SysctlRoot, "Path of the node's /proc/sys; IPv6 pools need its folder net to be writable.")
 	fs.StringVar(&o.AgentCAFile, "agent-ca-file", o.AgentCAFile, "File with the authorities of the agents' certificates, by which they believe each other which node answers for an address, in PEM: of the ConfigMap berth-agent-ca. Read again when it changes. Without it they do not hear each other. The agent's own key and certificate are beside --state-file.")
 	fs.StringSliceVar(&o.NetworkNamespaces, "network-namespaces", o.NetworkNamespaces, "Namespaces whose NetworkAttachmentDefinitions the pods of every namespace may use; "+attachdef.AllNamespaces+" for all. The pods of a namespace may always use its own.")
+	fs.DurationVar(&o.AnnounceInterval, "announce-interval", o.AnnounceInterval, "How often the node announces all its addresses (gratuitous ARP, unsolicited neighbour advertisements), for networks that forget where they are and ask nobody. 0: after a change alone, which the kernel tells: another MAC address, a bond's other port, a virtual machine that moved.")
 	fs.BoolVar(&o.DetectConflicts, "detect-conflicts", o.DetectConflicts, "Give a pod no address that a host outside of the cluster says to have, and defend the ones of running pods; false where a router says so of all.")
 	fs.DurationVar(&o.SilenceAfter, "silence-after", o.SilenceAfter, "After which time without its agent the node answers no more for addresses of pods with the annotation "+v1alpha1.AnnotationFailover+": "+v1alpha1.FailoverAutomatic+", so that another node can; at least "+deadman.MinSilence.String()+". An agent that is told to end leaves the next one ten minutes. 0: it answers on. See docs/how-to/failover.md.")
 	fs.BoolVar(&o.GalaxyAliases, "galaxy-aliases", o.GalaxyAliases, "Take a request of "+galaxy.ResourceENIIP+" for one of "+v1alpha1.ResourceIP+", as the scheduler does with its option of this name.")
@@ -126,6 +129,9 @@ func (o *Options) validate() error {
 		if _, err := netip.ParseAddr(o.NodeIP); err != nil {
 			errs = append(errs, fmt.Errorf("--uplink, --node-ip or the environment variable HOST_IP must be given: %w", err))
 		}
+	}
+	if o.AnnounceInterval != 0 && o.AnnounceInterval < time.Second {
+		errs = append(errs, fmt.Errorf("--announce-interval is %v, must be 0 or at least 1s", o.AnnounceInterval))
 	}
 	_, _, err := parseServicePrefixes(o.ServicePrefixes)
 	errs = append(errs, err, o.validateOverlay())

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
@@ -221,10 +222,14 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, own *ownAddresses, r
 	group.Go(func() error { return own.carrier.Run(ctx) })
 	group.Go(func() error { return own.carrier.TellPods(ctx, a.Untold) })
 	group.Go(func() error { return own.egress.Run(ctx, a) })
+	announce := func(ctx context.Context) { a.AnnounceAll(ctx); own.carrier.Announce() }
+	if o.AnnounceInterval > 0 {
+		group.Go(func() error { wait.JitterUntilWithContext(ctx, announce, o.AnnounceInterval, 0.1, true); return nil })
+	}
 	group.Go(func() error {
 		return linkwatch.Watch(ctx, a.Uplinks, linkwatch.Reactions{
 			Changed: func(ctx context.Context) { a.Recheck(ctx); own.recheck() }, Back: node.VerifyAtOnce, Carrier: a.Carrier,
-			Moved: func(ctx context.Context) { a.AnnounceAll(ctx); own.carrier.Announce() }, Unshaped: a.Shaper.Recheck,
+			Moved: announce, Unshaped: a.Shaper.Recheck,
 		})
 	})
 	group.Go(func() error {

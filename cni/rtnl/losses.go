@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"syscall"
 	"unsafe"
 
 	"github.com/vishvananda/netlink/nl"
@@ -20,19 +21,45 @@ const OfNode = 0
 // answering by proxy was switched off, as sysctl --system does, and the index of a link where it was for one alone. The channel ends with the
 // context, or after missed got an error. An element stands for all that nobody has read.
 func Losses(ctx context.Context, missed func(error)) (<-chan int, error) {
-	s, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)
+	index := func(m syscall.NetlinkMessage) int {
+		if m.Header.Type != unix.RTM_NEWNETCONF {
+			return OfNode
+		}
+		// Of all links it is -1. The filter has seen that it is there.
+		return max(OfNode, int(int32(binary.NativeEndian.Uint32(m.Data[8:]))))
+	}
+	losses, err := subscribe(ctx, missed, lossFilter(), index, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)
 	if err != nil {
 		return nil, fmt.Errorf("watch routes, rules and settings: %w", err)
 	}
-	program := lossFilter()
+	return losses, nil
+}
+
+// Moves returns a channel that has the index of a link after it was told to announce itself to its peers: its bond sends by another port, or its
+// virtual machine has moved, which changes neither carrier nor MAC address. It ends as the one of Losses.
+func Moves(ctx context.Context, missed func(error)) (<-chan int, error) {
+	// struct ifinfomsg: family, type, index.
+	index := func(m syscall.NetlinkMessage) int { return int(int32(binary.NativeEndian.Uint32(m.Data[4:]))) }
+	moves, err := subscribe(ctx, missed, moveFilter(), index, unix.RTNLGRP_LINK)
+	if err != nil {
+		return nil, fmt.Errorf("watch moves of links: %w", err)
+	}
+	return moves, nil
+}
+
+func subscribe(ctx context.Context, missed func(error), program []unix.SockFilter, index func(syscall.NetlinkMessage) int, groups ...uint) (<-chan int, error) {
+	s, err := nl.Subscribe(unix.NETLINK_ROUTE, groups...)
+	if err != nil {
+		return nil, err
+	}
 	if err := unix.SetsockoptSockFprog(s.GetFd(), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: unsafe.SliceData(program)}); err != nil {
 		s.Close()
-		return nil, fmt.Errorf("watch routes and rules: %w", err)
+		return nil, fmt.Errorf("filter its events: %w", err)
 	}
 	context.AfterFunc(ctx, s.Close)
-	losses := make(chan int, 64)
+	events := make(chan int, 64)
 	go func() {
-		defer close(losses)
+		defer close(events)
 		for {
 			messages, _, err := s.Receive()
 			if err != nil {
@@ -40,19 +67,51 @@ func Losses(ctx context.Context, missed func(error)) (<-chan int, error) {
 				return
 			}
 			for _, m := range messages {
-				index := OfNode
-				if m.Header.Type == unix.RTM_NEWNETCONF {
-					// Of all links it is -1. The filter has seen that it is there.
-					index = max(OfNode, int(int32(binary.NativeEndian.Uint32(m.Data[8:]))))
-				}
 				select {
-				case losses <- index:
+				case events <- index(m):
 				default:
 				}
 			}
 		}
 	}()
-	return losses, nil
+	return events, nil
+}
+
+const (
+	load32        = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
+	load16, load8 = unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, unix.BPF_LD | unix.BPF_B | unix.BPF_ABS
+	equal, answer = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
+	// atType is where a message has its type, behind its length.
+	atType = 4
+	// attributePlace has the kernel load the place of the attribute X behind A, 0 where there is none (SKF_AD_NLATTR of linux/filter.h).
+	attributePlace = 0xfffff000 + 12
+)
+
+// number16 and number32 are numbers as filters read them, which take them to be as on the wire: the kernel writes its own order.
+func number16(n uint16) uint32 {
+	return uint32(binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, n)))
+}
+func number32(n uint32) uint32 {
+	return binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, n))
+}
+
+// moveFilter lets links through whose event (IFLA_EVENT) is that a bond has failed over, or that peers are notified.
+func moveFilter() []unix.SockFilter {
+	const atAttributes, bondFailover, notifyPeers = 16 + unix.SizeofIfInfomsg, 3, 4
+	return []unix.SockFilter{
+		{Code: load16, K: atType},
+		{Code: equal, Jt: 0, Jf: 8, K: number16(unix.RTM_NEWLINK)},
+		{Code: unix.BPF_LDX | unix.BPF_IMM, K: unix.IFLA_EVENT},
+		{Code: unix.BPF_LD | unix.BPF_IMM, K: atAttributes},
+		{Code: load32, K: attributePlace},
+		{Code: equal, Jt: 4, Jf: 0, K: 0},
+		{Code: unix.BPF_MISC | unix.BPF_TAX},
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_IND, K: unix.SizeofRtAttr},
+		{Code: equal, Jt: 2, Jf: 0, K: number32(bondFailover)},
+		{Code: equal, Jt: 1, Jf: 0, K: number32(notifyPeers)},
+		{Code: answer, K: 0},
+		{Code: answer, K: 1 << 16},
+	}
 }
 
 // lossFilter lets the deletions through that Losses tells of. A routing daemon may change many thousand other routes
@@ -60,23 +119,14 @@ func Losses(ctx context.Context, missed func(error)) (<-chan int, error) {
 // (protocol at 5). For settings it has struct netconfmsg, of 4 bytes, and attributes of 8: the link's index, and a setting, or the first one of a
 // new link.
 func lossFilter() []unix.SockFilter {
-	const atType, atProtocol, atSetting = 4, 16 + 5, 16 + 4 + 8 + 4
-	// The filter reads numbers as they are on the wire, the kernel writes its own order.
-	number := func(n uint16) uint32 {
-		return uint32(binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, n)))
-	}
-	const (
-		load32        = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
-		load16, load8 = unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, unix.BPF_LD | unix.BPF_B | unix.BPF_ABS
-		equal, answer = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
-	)
+	const atProtocol, atSetting = 16 + 5, 16 + 4 + 8 + 4
 	return []unix.SockFilter{
 		{Code: load16, K: atType},
-		{Code: equal, Jt: 6, Jf: 0, K: number(unix.RTM_DELRULE)},
-		{Code: equal, Jt: 0, Jf: 2, K: number(unix.RTM_NEWNETCONF)},
+		{Code: equal, Jt: 6, Jf: 0, K: number16(unix.RTM_DELRULE)},
+		{Code: equal, Jt: 0, Jf: 2, K: number16(unix.RTM_NEWNETCONF)},
 		{Code: load32, K: atSetting},
 		{Code: equal, Jt: 3, Jf: 4, K: 0},
-		{Code: equal, Jt: 0, Jf: 3, K: number(unix.RTM_DELROUTE)},
+		{Code: equal, Jt: 0, Jf: 3, K: number16(unix.RTM_DELROUTE)},
 		{Code: load8, K: atProtocol},
 		{Code: equal, Jt: 0, Jf: 1, K: Protocol},
 		{Code: answer, K: 1 << 16},
