@@ -46,6 +46,9 @@ func checkADD(req *api.Request) error {
 
 // Add attaches the container and returns the CNI result.
 func (a *Agent) Add(ctx context.Context, req *api.Request) (json.RawMessage, error) {
+	if a.Configuration != nil {
+		a.Configuration.Called()
+	}
 	if err := checkADD(req); err != nil {
 		return nil, err
 	}

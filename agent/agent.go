@@ -151,8 +151,8 @@ type Options struct {
 	// RefusedNeighbours, if given, counts the packets of pods that were dropped because the node would have
 	// looked for too many neighbours.
 	RefusedNeighbours func() (uint64, error)
-	// Configuration, if given, returns an error while the runtime does not call Berth.
-	Configuration func() error
+	// Configuration, if given, says whether the runtime calls Berth.
+	Configuration Configuration
 	// Policies may be nil, to enforce no network policies.
 	Policies policies
 	// SurveyPolicies, if given, is PreviewPolicies where Policies is nil.

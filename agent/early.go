@@ -140,6 +140,9 @@ func (r lateReader) Addresses(ctx context.Context, pod podinfo.Pod) ([]podinfo.H
 // Came notes that a pod was bound to this node, and has others asked for its
 // addresses before the runtime asks for its network. It returns at once.
 func (a *Agent) Came(ctx context.Context, pod podinfo.Pod) {
+	if a.Configuration != nil {
+		a.Configuration.Came(pod.UID)
+	}
 	if a.answerer == nil || pod.Wants == 0 || pod.Finished {
 		return
 	}

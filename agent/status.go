@@ -10,6 +10,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/nettype"
+	"github.com/berth-dev/berth/cni/api"
 )
 
 // syncPatience limits how long STATUS waits until an agent that has just started
@@ -17,6 +18,23 @@ import (
 // Ready, after 30 s of silence it takes the runtime for dead, and the shim may have
 // waited 10 s before.
 const syncPatience = 10 * time.Second
+
+// Configuration is the runtime's, by which it calls Berth. Its methods are safe in parallel and do not block.
+type Configuration interface {
+	// Ready returns an error while the runtime does not call.
+	Ready() error
+	// Called notes that it did, and Came that a pod was bound to this node, which Addressed says has an address.
+	Called()
+	Came(uid string)
+	Addressed(uid, pod string)
+}
+
+// Addressed notes that a pod in a network of its own has an address.
+func (a *Agent) Addressed(pod api.Pod) {
+	if a.Configuration != nil {
+		a.Configuration.Addressed(pod.UID, pod.String())
+	}
+}
 
 // uplinkChecker is a driver that uses the node's uplink.
 type uplinkChecker interface {
@@ -60,7 +78,7 @@ func (a *Agent) known(ctx context.Context) error {
 func (a *Agent) Ready(ctx context.Context) error {
 	// It says best why the plugins of other pods cannot be run.
 	if a.Configuration != nil {
-		if err := a.Configuration(); err != nil {
+		if err := a.Configuration.Ready(); err != nil {
 			return fmt.Errorf("%w: %w", ErrNotReady, err)
 		}
 	}

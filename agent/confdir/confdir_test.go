@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -207,6 +208,50 @@ func TestKeeperWritesAgain(t *testing.T) {
 		t.Error("ready without the file")
 	}
 	until(t, path, false)
+}
+
+// A pod that came after the file was there, and gets an address without a call, shows that the runtime reads another folder. Until a call comes.
+func TestKeeperIsNotCalled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told []string
+		k := &Keeper{Dir: "/etc/cni/net.d", Told: func(problem error) { told = append(told, problem.Error()) }}
+		k.Came("before")
+		k.note(t.Context(), nil)
+		k.Came("while the runtime reads it")
+		time.Sleep(reload)
+		k.Came("after")
+		for _, uid := range []string{"before", "while the runtime reads it"} {
+			k.Addressed(uid, "shop/"+uid)
+		}
+		if err := k.Ready(); err != nil {
+			t.Errorf("pods that may have come before the file: %v", err)
+		}
+		k.Addressed("after", "shop/web")
+		k.Addressed("after", "shop/web")
+		if err := k.Ready(); err == nil || !strings.HasPrefix(err.Error(), "pod shop/web got an address, and the runtime has not called Berth for it: it reads another folder than /etc/cni/net.d") || len(told) != 1 {
+			t.Errorf("a pod that came after the file: %v, told %q", err, told)
+		}
+		k.Called()
+		k.Came("another")
+		k.Addressed("another", "shop/other")
+		if err := k.Ready(); err != nil || len(told) != 1 {
+			t.Errorf("after a call: %v, told %q", err, told)
+		}
+	})
+}
+
+// A folder that is renamed is not the runtime's any more: the agent ends, and says so.
+func TestKeeperFolderIsRenamed(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "net.d")
+	k, ended := &Keeper{Dir: dir, Name: own, Content: []byte(ours), Others: none}, make(chan error, 1)
+	go func() { ended <- k.Run(t.Context()) }()
+	until(t, filepath.Join(dir, own), true)
+	if err := os.Rename(dir, dir+".old"); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "was deleted or renamed") {
+		t.Errorf("Run() = %v", err)
+	}
 }
 
 // The file has another name than an earlier agent gave it: the runtime does not take that one any more.

@@ -25,7 +25,7 @@ import (
 const again = 10 * time.Second
 
 // EventNotCalled (Warning on Node): the runtime does not call Berth for new pods, because another program took the
-// CNI configuration away or put its own first, or because the node's network needs agent.hostRoot. The
+// CNI configuration away or put its own first, because it reads another folder, or because the node's network needs agent.hostRoot. The
 // agent is not ready. Do: see docs/how-to/other-cni.md.
 const EventNotCalled = "RuntimeDoesNotCallBerth"
 
@@ -50,7 +50,16 @@ type Keeper struct {
 	mu      sync.Mutex
 	looked  bool
 	problem error
+	// written is since when the file is as it should be, zero where it is not. called: the runtime has called since the start.
+	// came are the UIDs of pods that came later than written, until then, and uncalled is the problem that one of these shows.
+	written  time.Time
+	called   bool
+	came     map[string]bool
+	uncalled error
 }
+
+// reload is how long a runtime may take to read a new configuration.
+const reload = 10 * time.Second
 
 // Ready returns an error while the runtime does not call Berth. It is safe beside Run.
 func (k *Keeper) Ready() error {
@@ -59,7 +68,42 @@ func (k *Keeper) Ready() error {
 	if !k.looked {
 		return errors.New("the CNI configuration is not written yet")
 	}
-	return k.problem
+	return cmp.Or(k.problem, k.uncalled)
+}
+
+// Called notes that the runtime has called.
+func (k *Keeper) Called() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.called, k.came, k.uncalled = true, nil, nil
+}
+
+// Came notes a pod that was bound to this node just now.
+func (k *Keeper) Came(uid string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.called || k.written.IsZero() || time.Since(k.written) < reload {
+		return
+	}
+	if k.came == nil {
+		k.came = map[string]bool{}
+	}
+	k.came[uid] = true
+}
+
+// Addressed notes that a pod, not of the node's own network, has an address. Where it came after the file was there, and nobody has called since the
+// start, the runtime reads another folder.
+func (k *Keeper) Addressed(uid, pod string) {
+	k.mu.Lock()
+	var told error
+	if k.came[uid] && k.uncalled == nil {
+		told = fmt.Errorf("pod %s got an address, and the runtime has not called Berth for it: it reads another folder than %s; set the options --cni-conf-dir and --cni-bin-dir (the chart's agent.cniConfDir and agent.cniBinDir), which docs/how-to/other-cni.md has for each distribution", pod, k.Dir)
+		k.uncalled = told
+	}
+	k.mu.Unlock()
+	if told != nil && k.Told != nil {
+		k.Told(told)
+	}
 }
 
 // Run writes the file, and again when it is gone, until the context ends.
@@ -87,8 +131,8 @@ func (k *Keeper) Run(ctx context.Context) error {
 			return nil
 		case <-timer.C:
 		case change := <-changes:
-			if change.Name == k.Dir && change.Has(fsnotify.Remove) {
-				return fmt.Errorf("the runtime's folder %s was deleted", k.Dir)
+			if change.Name == k.Dir && (change.Has(fsnotify.Remove) || change.Has(fsnotify.Rename)) {
+				return fmt.Errorf("the runtime's folder %s was deleted or renamed", k.Dir)
 			}
 		case err := <-missed:
 			klog.FromContext(ctx).V(2).Info("Missed changes of the runtime's folder, looking at all", "err", err)
@@ -161,6 +205,12 @@ func (k *Keeper) note(ctx context.Context, problem error) {
 	k.mu.Lock()
 	same := text(problem) == text(k.problem)
 	k.looked, k.problem = true, problem
+	switch {
+	case problem != nil:
+		k.written = time.Time{}
+	case k.written.IsZero():
+		k.written = time.Now()
+	}
 	k.mu.Unlock()
 	switch {
 	case same:

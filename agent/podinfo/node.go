@@ -61,6 +61,8 @@ type Handler interface {
 	// Changed notes that a pod came, or that its annotations changed. It does
 	// not block.
 	Changed(pod api.Pod)
+	// Addressed notes that a pod in a network of its own has got an address. It does not block.
+	Addressed(pod api.Pod)
 	// Readied notes that a pod became Ready, or is not any more. It does not block.
 	Readied(pod api.Pod)
 	// Suspect notes that any address may be another pod's by now: Node has just
@@ -196,6 +198,9 @@ func (n *Node) Run(ctx context.Context, handler Handler) error {
 			after, ok2 := is.(*corev1.Pod)
 			if ok && ok2 && !maps.Equal(before.Annotations, after.Annotations) {
 				handler.Changed(identityOf(after))
+			}
+			if ok && ok2 && len(before.Status.PodIPs) == 0 && len(after.Status.PodIPs) > 0 && !after.Spec.HostNetwork {
+				handler.Addressed(identityOf(after))
 			}
 			if ok && ok2 && isReady(before) != isReady(after) {
 				handler.Readied(n.fromAPI(after).Pod)

@@ -567,6 +567,7 @@ type handler struct {
 	came      []string
 	changes   atomic.Int32
 	readied   []string
+	addressed []string
 }
 
 func (h *handler) Gone(_ context.Context, pod api.Pod) error {
@@ -588,6 +589,12 @@ func (h *handler) Came(_ context.Context, pod Pod) {
 }
 
 func (h *handler) Changed(api.Pod) { h.changes.Add(1) }
+
+func (h *handler) Addressed(pod api.Pod) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.addressed = append(h.addressed, pod.UID)
+}
 
 func (h *handler) Readied(pod api.Pod) {
 	h.mu.Lock()
@@ -652,6 +659,43 @@ func TestReconnectsApart(t *testing.T) {
 				t.Errorf("an agent asks at %v only", l.at)
 			}
 		}
+	})
+}
+
+// It is told once when a pod gets an address that is not its node's.
+func TestAddressed(t *testing.T) {
+	client := fake.NewClientset()
+	node := New(thisNode, podsOf(client), &fakeIPs{}, podrequest.Reader{})
+	h := &handler{gone: make(chan api.Pod, 1), verified: make(chan struct{}, 1)}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		if err := node.Run(ctx, h); err != nil {
+			t.Error(err)
+		}
+	}()
+	node.WaitForSync(ctx)
+	for i, host := range []bool{true, false} {
+		pod := podObject(fmt.Sprintf("u%d", i))
+		pod.Name, pod.Spec.HostNetwork = fmt.Sprintf("pod-%d", i), host
+		pods := client.CoreV1().Pods(pod.Namespace)
+		if _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, ips := range [][]corev1.PodIP{{{IP: "10.0.70.5"}}, {{IP: "10.0.70.5"}, {IP: "2001:db8::5"}}} {
+			pod.Status.PodIPs = ips
+			if _, err := pods.Update(ctx, pod, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	netnstest.Eventually(t, func() error {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if !slices.Equal(h.addressed, []string{"u1"}) {
+			return fmt.Errorf("told of the addresses of %v, want of u1's once", h.addressed)
+		}
+		return nil
 	})
 }
 

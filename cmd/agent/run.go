@@ -105,7 +105,7 @@ func run(ctx context.Context, o *Options) error {
 		Events:            recorder,
 		Kernel:            detectNetfilter(ctx).Ready,
 		RefusedNeighbours: netfilter.RefusedNeighbours,
-		Configuration:     keeper.Ready,
+		Configuration:     keeper,
 		Egress:            own.egress, TellSoon: own.carrier.TellSoon,
 		HostPorts: &hostport.Forwarder{}, HostPortRange: ports, NodeAddresses: assignment.Carried, Assigned: own.carrier, DeadMan: deadman.New(o.SilenceAfter), Segment: segments.open, Unicast: segments.hear, Node: segments.self, APIReachable: clients.reachable, AgentPort: o.Monitoring.SecurePort,
 	}
