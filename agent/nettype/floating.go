@@ -8,6 +8,7 @@ import (
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
 // Node has the values of a node that complete configurations.
@@ -47,20 +48,22 @@ type link struct {
 // wired returns the network of a type with a driver. Its first plugin declares the capabilities by
 // which plugins get addresses.
 func wired(name string, network *chain.Network, conf link, node Node) (*Floating, error) {
-	if conf.Uplink == "" {
-		var err error
-		if conf.Uplink, err = node.Uplink(); err != nil {
-			return nil, fmt.Errorf("find the uplink of the floating network: %w", err)
-		}
+	uplink := node.Uplink
+	if conf.Uplink != "" {
+		uplink = func() (string, error) { return wire.UplinkOf(conf.Uplink) }
+	}
+	found, err := uplink()
+	if err != nil {
+		return nil, fmt.Errorf("find the uplink of the floating network: %w", err)
 	}
 	if conf.Capabilities == nil {
 		conf.Capabilities = map[string]bool{}
 	}
 	conf.Capabilities[api.CapabilityAddresses] = true
 	conf.Capabilities[api.CapabilityMAC] = true
-	network, err := network.WithPlugin(network.Types()[0], map[string]any{"uplink": conf.Uplink, "capabilities": conf.Capabilities})
+	network, err = network.WithPlugin(network.Types()[0], map[string]any{"uplink": found, "capabilities": conf.Capabilities})
 	if err != nil {
 		return nil, err
 	}
-	return &Floating{Network: network, Driver: name, Uplink: conf.Uplink, MTU: conf.MTU}, nil
+	return &Floating{Network: network, Driver: name, Uplink: found, MTU: conf.MTU}, nil
 }

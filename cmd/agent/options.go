@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -104,7 +106,7 @@ func (o *Options) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.OverlayFloating, "overlay-floating-ips", o.OverlayFloating, "Reach floating IPs of other nodes over the overlay, for networks that do not deliver packets between pods' and floating addresses. The agent then watches all FloatingIPs.")
 	fs.StringSliceVar(&o.OverlayInside, "overlay-non-masquerade-cidrs", o.OverlayInside, "CIDRs outside the cluster that see the own addresses of the overlay's pods. Pods, floating IPs and Services always do.")
 	fs.StringVar(&o.FloatingNetwork, "floating-network", o.FloatingNetwork, "CNI configuration list of pods with a floating IP, beginning with the plugin "+nettype.Plugins()+", or with one whose ipam.type is "+api.IPAMType+"; if empty, "+nettype.Default+" alone.")
-	fs.StringVar(&o.Uplink, "uplink", o.Uplink, "The node's link to the pools' networks; if empty, the link with the address --node-ip.")
+	fs.StringVar(&o.Uplink, "uplink", o.Uplink, "The node's link to the pools' networks; if empty, the link with the address --node-ip. Nodes whose cards have other names: globs, separated by commas, such as bond0,ens*f0. The first that some link matches counts; with two links of one glob, or none at all, the agent is not ready.")
 	fs.StringSliceVar(&o.ServicePrefixes, "service-prefixes", o.ServicePrefixes, "Prefixes to which pods of berth-sriov and of the modes bridge, macvlan and ipvlan l2 send by their node, which translates them: "+serviceCIDRs+" stands for those of the API, and the others are usual addresses of NodeLocal DNSCache. Empty: they send to Services through the gateway of their pool.")
 	fs.StringVar(&o.HostRoot, "host-root", o.HostRoot, "Folder where the node's file system is mounted; CNI plugins then run in it (the chart's agent.hostRoot and manifests/agent/host-root have all that the option needs). If empty, they run in the agent's own file system.")
 	fs.StringVar(&o.SysctlRoot, "sysctl-root", o.SysctlRoot, "Path of the node's /proc/sys; IPv6 pools need its folder net to be writable.")
@@ -124,6 +126,11 @@ func (o *Options) validate() error {
 	var errs []error
 	if o.NodeName == "" {
 		errs = append(errs, errors.New("--node-name or the environment variable NODE_NAME must be given"))
+	}
+	for pattern := range strings.SplitSeq(o.Uplink, ",") {
+		if _, err := path.Match(pattern, ""); err != nil {
+			errs = append(errs, fmt.Errorf("--uplink: %q: %w", pattern, err))
+		}
 	}
 	if o.Uplink == "" {
 		if _, err := netip.ParseAddr(o.NodeIP); err != nil {

@@ -297,7 +297,7 @@ func newNetworks(o *Options) *agent.Networks {
 		ConfDir: o.CNIConfDir, OwnFile: o.CNIConfName, DefaultFile: o.DefaultNetwork, FloatingFile: o.FloatingNetwork,
 		Node: nettype.Node{Socket: o.Socket, Uplink: func() (string, error) {
 			if o.Uplink != "" {
-				return o.Uplink, nil
+				return wire.UplinkOf(o.Uplink)
 			}
 			addr, err := netip.ParseAddr(o.NodeIP)
 			if err != nil {

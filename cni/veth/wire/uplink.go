@@ -7,6 +7,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"path"
+	"slices"
+	"strings"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
@@ -27,6 +30,39 @@ func UplinkFor(addr netip.Addr) (string, error) {
 		return link.Attrs().Name, nil
 	}
 	return "", fmt.Errorf("%w: no link of this node has the node's address %s; name the link with --uplink", ErrUplink, addr)
+}
+
+// UplinkOf returns the name of the link that patterns choose: globs (path.Match), separated by commas, of which the first that some link of the
+// node matches counts. One name is returned as it is: its link may come later.
+func UplinkOf(patterns string) (string, error) {
+	if !strings.ContainsAny(patterns, ",*?[") {
+		return patterns, nil
+	}
+	links, err := netlinksafe.LinkList()
+	if err != nil {
+		return "", fmt.Errorf("list links, to find the uplink: %w", err)
+	}
+	for pattern := range strings.SplitSeq(patterns, ",") {
+		var names []string
+		for _, l := range links {
+			matches, err := path.Match(strings.TrimSpace(pattern), l.Attrs().Name)
+			if err != nil {
+				return "", fmt.Errorf("%w: the pattern %q of %q: %w", ErrUplink, pattern, patterns, err)
+			}
+			if matches {
+				names = append(names, l.Attrs().Name)
+			}
+		}
+		switch len(names) {
+		case 0:
+		case 1:
+			return names[0], nil
+		default:
+			slices.Sort(names)
+			return "", fmt.Errorf("%w: the pattern %q of %q matches the links %s; write one that matches one of them, or name it before", ErrUplink, pattern, patterns, strings.Join(names, ", "))
+		}
+	}
+	return "", fmt.Errorf("%w: no link of the node matches %q", ErrUplink, patterns)
 }
 
 // NetworkLink returns the index of the node's link to the network of an address.

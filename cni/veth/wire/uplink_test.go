@@ -48,3 +48,34 @@ func TestAddressOnNode(t *testing.T) {
 		w.nodeA.Run(func() error { return errors.Join(d.Repair(p.spec), d.CheckNode(p.spec), d.Teardown(p.spec)) })
 	}
 }
+
+// The first pattern that some link matches chooses the uplink, and two links of one pattern are an error that names both.
+func TestUplinkOf(t *testing.T) {
+	t.Parallel()
+	netnstest.Need(t)
+	host := netnstest.New(t)
+	for _, name := range []string{"ens1f0", "ens1f1", "ens2f0"} {
+		host.IP("link", "add", name, "type", "bridge")
+	}
+	for patterns, want := range map[string]string{
+		"eth9":              "eth9",
+		"bond0,ens1f0":      "ens1f0",
+		"bond*, ens?f1":     "ens1f1",
+		"ens[2-9]f*,ens1f0": "ens2f0",
+		"ens*f0":            `uplink missing: the pattern "ens*f0" of "ens*f0" matches the links ens1f0, ens2f0; write one that matches one of them, or name it before`,
+		"ens1f0,ens*f0":     "ens1f0",
+		"bond0,enp*":        `uplink missing: no link of the node matches "bond0,enp*"`,
+		"ens[":              `uplink missing: the pattern "ens[" of "ens[": syntax error in pattern`,
+	} {
+		host.Run(func() error {
+			got, err := UplinkOf(patterns)
+			if err != nil {
+				got = err.Error()
+			}
+			if got != want {
+				t.Errorf("%s: %s, want %s", patterns, got, want)
+			}
+			return nil
+		})
+	}
+}
