@@ -24,6 +24,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/policy/cluster"
 	"github.com/berth-dev/berth/cmd/internal/kube"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 )
 
@@ -111,6 +112,7 @@ func newPolicyCluster(clients *clients, node string) *cluster.Cluster {
 		CustomResourceDefinitions: client.NewSource(clients.customResourceDefinitions),
 		Namespaces:                client.NewSource(clients.core.Namespaces),
 		Pods:                      client.NewSource(clients.core.Pods(metav1.NamespaceAll)),
+		FloatingIPs:               client.NewSource[*v1alpha1.FloatingIPList](clients.berth.FloatingIPs),
 		Pod: func(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
 			return clients.core.Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 		},

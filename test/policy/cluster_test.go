@@ -29,6 +29,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/policy"
 	"github.com/berth-dev/berth/agent/policy/cluster"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/lab"
@@ -67,6 +68,10 @@ func options(t *testing.T, w *simulation.World, p *proxy.Proxy) cluster.Options 
 	if err != nil {
 		t.Fatal(err)
 	}
+	berth, err := client.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
 	about, err := metadata.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
@@ -78,6 +83,7 @@ func options(t *testing.T, w *simulation.World, p *proxy.Proxy) cluster.Options 
 		CustomResourceDefinitions: client.NewSource(about.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})),
 		Namespaces:                client.NewSource(kube.CoreV1().Namespaces()),
 		Pods:                      client.NewSource(kube.CoreV1().Pods("")),
+		FloatingIPs:               client.NewSource[*v1alpha1.FloatingIPList](berth.FloatingIPs),
 		Pod: func(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
 			return kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 		},

@@ -52,6 +52,7 @@ type Options struct {
 	Node                                        string
 	NetworkPolicies, ClusterPolicies            cache.ListerWatcher
 	Namespaces, Pods, CustomResourceDefinitions cache.ListerWatcher
+	FloatingIPs                                 cache.ListerWatcher
 	// Pod and Namespace read one object from the API server.
 	Pod       func(ctx context.Context, namespace, name string) (*corev1.Pod, error)
 	Namespace func(ctx context.Context, name string) (*corev1.Namespace, error)
@@ -70,6 +71,7 @@ type Cluster struct {
 	mu       sync.Mutex
 	sink     Sink
 	store    store
+	floating floating
 	policies map[types.NamespacedName]*entry
 	// waiting is how many policies the sink has not been told.
 	waiting int
@@ -188,6 +190,7 @@ const (
 	definitions     = "CustomResourceDefinitions"
 	namespaces      = "namespaces"
 	pods            = "pods"
+	floatingIPs     = "FloatingIPs"
 )
 
 // missing returns the kind that is waited for.
@@ -203,6 +206,8 @@ func (c *Cluster) missing() string {
 		return ""
 	case !c.namespacesRead:
 		return namespaces
+	case c.podsRead >= c.need():
+		return floatingIPs
 	}
 	return pods
 }
@@ -248,7 +253,7 @@ func (c *Cluster) Run(ctx context.Context, sink Sink) error {
 		case want > have:
 			logger.V(2).Info("Policies need more pods", "hold", want, "held", have)
 			podFeed.stop()
-			podFeed.start(ctx, c.podFeed(want))
+			podFeed.start(ctx, c.podFeeds(want)...)
 			if !spaces.runs() {
 				spaces.start(ctx, c.namespaceFeed())
 			}
@@ -264,7 +269,7 @@ func (c *Cluster) Run(ctx context.Context, sink Sink) error {
 				spaces.stop()
 				c.drop()
 			} else {
-				podFeed.start(ctx, c.podFeed(want))
+				podFeed.start(ctx, c.podFeeds(want)...)
 			}
 		}
 		expired = false
@@ -313,7 +318,9 @@ func (c *Cluster) need() scope {
 }
 
 // isKnown returns whether all that a policy needs has been read.
-func (c *Cluster) isKnown(need scope) bool { return c.namespacesRead && c.podsRead >= need }
+func (c *Cluster) isKnown(need scope) bool {
+	return c.namespacesRead && c.podsRead >= need && (need < allNodes || c.floating.read)
+}
 
 // lower notes that no more pods than that will be held; it returns false where they are needed again.
 func (c *Cluster) lower(to scope) bool {
@@ -322,7 +329,7 @@ func (c *Cluster) lower(to scope) bool {
 	if c.need() > to {
 		return false
 	}
-	c.podsRead = min(c.podsRead, to)
+	c.podsRead, c.floating = min(c.podsRead, to), floating{}
 	if to == nothing {
 		c.namespacesRead = false
 	}
@@ -590,6 +597,14 @@ func (c *Cluster) sweepNamespaces(version string) {
 	}
 }
 
+// podFeeds follow the pods of a scope and, for all nodes, their floating IPs.
+func (c *Cluster) podFeeds(of scope) []*feed {
+	if of == allNodes {
+		return []*feed{c.podFeed(of), c.floatingFeed()}
+	}
+	return []*feed{c.podFeed(of)}
+}
+
 func (c *Cluster) podFeed(of scope) *feed {
 	// newer calls do with a Pod that is newer than the stored one; do holds c.mu.
 	newer := func(do func(p *corev1.Pod, name types.NamespacedName)) func(object runtime.Object, live bool) {
@@ -636,11 +651,12 @@ func (c *Cluster) setPod(p *corev1.Pod) {
 	if before := c.store.uid(name); before != "" && before != p.UID {
 		c.tellPod(c.store.delete(name, before))
 	}
-	if !counts(p, c.o.Node) {
+	pod := c.podOf(p)
+	if pod == nil {
 		c.tellPod(c.store.delete(name, p.UID))
 		return
 	}
-	c.tellPod(c.store.set(&policy.Pod{NamespacedName: name, UID: p.UID, Labels: p.Labels, Addresses: podAddresses(p), Ports: namedPorts(p)}))
+	c.tellPod(c.store.set(pod))
 }
 
 func (c *Cluster) tellPod(update podUpdate) {

@@ -31,6 +31,7 @@ import (
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"github.com/berth-dev/berth/agent/policy"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // The first error that a process logs has its goroutine wait for a time that begins now: in a
@@ -120,7 +121,7 @@ func (s *server) WatchWithContext(ctx context.Context, options metav1.ListOption
 // fakeCluster is an API server and a cluster that follows it.
 type fakeCluster struct {
 	*testing.T
-	networkPolicies, clusterPolicies, definitions, namespaces, pods *server
+	networkPolicies, clusterPolicies, definitions, namespaces, pods, floatingIPs *server
 	// live has the objects for reads of single pods and namespaces.
 	live    map[types.NamespacedName]runtime.Object
 	cluster *Cluster
@@ -139,12 +140,12 @@ func run(t *testing.T, f func(w *fakeCluster)) {
 		t.Run(fmt.Sprintf("streams=%v", streams), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := &fakeCluster{T: t, live: map[types.NamespacedName]runtime.Object{}}
-				for _, s := range []**server{&w.networkPolicies, &w.clusterPolicies, &w.definitions, &w.namespaces, &w.pods} {
+				for _, s := range []**server{&w.networkPolicies, &w.clusterPolicies, &w.definitions, &w.namespaces, &w.pods, &w.floatingIPs} {
 					*s = newServer(streams)
 				}
 				w.cluster = New(Options{
 					Node: thisNode, NetworkPolicies: w.networkPolicies, ClusterPolicies: w.clusterPolicies, CustomResourceDefinitions: w.definitions,
-					Namespaces: w.namespaces, Pods: w.pods, Pod: read[*corev1.Pod](w),
+					Namespaces: w.namespaces, Pods: w.pods, FloatingIPs: w.floatingIPs, Pod: read[*corev1.Pod](w),
 					Namespace: func(ctx context.Context, name string) (*corev1.Namespace, error) {
 						return read[*corev1.Namespace](w)(ctx, "", name)
 					},
@@ -179,7 +180,7 @@ func (w *fakeCluster) start() {
 	w.Cleanup(func() {
 		cancel()
 		<-done
-		for _, s := range []*server{w.networkPolicies, w.clusterPolicies, w.definitions, w.namespaces, w.pods} {
+		for _, s := range []*server{w.networkPolicies, w.clusterPolicies, w.definitions, w.namespaces, w.pods, w.floatingIPs} {
 			s.Shutdown()
 		}
 	})
@@ -390,6 +391,91 @@ func TestHeld(t *testing.T) {
 		}
 		w.networkPolicies.Add(allowing("shop", "allow"))
 		w.expect("all anew", []string{"shop/allow"}, bothNamespaces, []string{"bank/far", "bank/new", "shop/here", "shop/there"})
+	})
+}
+
+// floatingIP is the one of a pod; without a UID it is nobody's.
+func floatingIP(address, pod, uid string) *v1alpha1.FloatingIP {
+	ip := &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NameOf(netip.MustParseAddr(address))}, Spec: v1alpha1.FloatingIPSpec{Address: address, Owner: &v1alpha1.Owner{Namespace: "shop"}}}
+	if uid != "" {
+		ip.Spec.Pod = &v1alpha1.PodReference{Name: pod, UID: types.UID(uid)}
+	}
+	return ip
+}
+
+// A pod has the addresses of its status and the floating IPs that name its UID: of several pools, and before the kubelet tells its status.
+func TestFloatingIPs(t *testing.T) {
+	run(t, func(w *fakeCluster) {
+		w.twoNodes()
+		w.floatingIPs.Add(floatingIP("10.0.70.5", "there", "uid of there"))
+		w.floatingIPs.Add(floatingIP("10.0.70.6", "there", "uid of an earlier pod"))
+		w.networkPolicies.Add(allowing("shop", "allow"))
+		w.start()
+		expect := func(when, pod string, want ...string) {
+			t.Helper()
+			w.Helper()
+			synctest.Wait()
+			w.sink.compare(when)
+			var got []string
+			for _, a := range w.pod(pod).Addresses {
+				got = append(got, a.String())
+			}
+			if slices.Sort(got); !slices.Equal(got, want) {
+				w.Errorf("%s: %s has %q, want %q", when, pod, got, want)
+			}
+		}
+		expect("of another pool", "shop/there", "10.0.1.1", "10.0.70.5")
+		w.floatingIPs.Modify(floatingIP("10.0.70.6", "there", "uid of there"))
+		expect("a third one", "shop/there", "10.0.1.1", "10.0.70.5", "10.0.70.6")
+		w.floatingIPs.Modify(floatingIP("10.0.70.5", "here", "uid of here"))
+		expect("it moved", "shop/there", "10.0.1.1", "10.0.70.6")
+		expect("it moved", "shop/here", "10.0.0.1", "10.0.70.5")
+		w.pods.Modify(podObject("shop", "there", otherNode, "10.0.1.9"))
+		expect("another status", "shop/there", "10.0.1.9", "10.0.70.6")
+
+		w.floatingIPs.Add(floatingIP("10.0.70.7", "new", "uid of new"))
+		w.pods.Add(podObject("shop", "new", otherNode, ""))
+		expect("bound", "shop/new", "10.0.70.7")
+		w.pods.Modify(podObject("shop", "new", otherNode, "10.0.70.7"))
+		expect("attached", "shop/new", "10.0.70.7")
+		w.pods.Add(podObject("shop", "later", otherNode, ""))
+		expect("bound, without an address", "shop/later")
+		w.floatingIPs.Add(floatingIP("10.0.70.8", "later", "uid of later"))
+		expect("its FloatingIP comes late", "shop/later", "10.0.70.8")
+
+		w.floatingIPs.Modify(floatingIP("10.0.70.6", "", ""))
+		expect("nobody's", "shop/there", "10.0.1.9")
+		w.floatingIPs.Delete(floatingIP("10.0.70.5", "here", "uid of here"))
+		expect("deleted", "shop/here", "10.0.0.1")
+
+		w.networkPolicies.Delete(allowing("shop", "allow"))
+		w.networkPolicies.Add(isolating("shop", "deny"))
+		w.after(DefaultPatience)
+		w.cluster.Do(func() {
+			if w.cluster.floating.holders != nil || w.cluster.floating.read {
+				w.Errorf("without peers FloatingIPs are held: %+v", w.cluster.floating)
+			}
+		})
+	})
+}
+
+// A policy with peers waits for the FloatingIPs, too: else it would keep pods out by addresses that are not known yet.
+func TestPolicyWaitsForFloatingIPs(t *testing.T) {
+	run(t, func(w *fakeCluster) {
+		w.twoNodes()
+		w.floatingIPs.fail(errors.New("not now"))
+		w.networkPolicies.Add(isolating("shop", "deny"))
+		w.networkPolicies.Add(allowing("shop", "allow"))
+		w.start()
+		w.expect("no FloatingIPs", []string{"shop/deny"}, bothNamespaces, allPods)
+		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
+		defer cancel()
+		if err := w.cluster.Wait(ctx); err == nil || !strings.Contains(err.Error(), "the list of FloatingIPs") {
+			w.Errorf("Wait() = %v", err)
+		}
+		w.floatingIPs.fail(nil)
+		w.after(time.Minute)
+		w.expect("FloatingIPs", []string{"shop/allow", "shop/deny"}, bothNamespaces, allPods)
 	})
 }
 

@@ -8,7 +8,7 @@
 //
 // NetworkPolicies always. ClusterNetworkPolicies where their kind is installed, which a watch of
 // that one CustomResourceDefinition tells. Namespaces and the node's own pods from the first policy
-// on, and the pods of all nodes from the first policy on that selects peers. After the last such
+// on, and the pods of all nodes, and FloatingIPs, from the first policy on that selects peers. After the last such
 // policy they go on for some time, because a policy that is replaced may be away for a moment, and
 // are dropped then.
 //
@@ -22,8 +22,10 @@
 // these are not held. Nor are pods that have finished: their address may be another pod's by now. That
 // is, in phase Succeeded or Failed, or being deleted and all of their containers have ended: the kubelet
 // writes the phase a moment after it, and nothing runs that could send. A pod that is being deleted and
-// of which a container runs counts, also on a node that is lost: it may run on there. Pods of other
-// nodes do not count before they have an address.
+// of which a container runs counts, also on a node that is lost: it may run on there.
+//
+// A pod has the addresses of its status, which has one of each family, and the floating IPs whose FloatingIPs name it: those of other pools and on
+// further networks, and all of them from its binding on, before the kubelet has told its status.
 //
 // # Memory
 //
@@ -38,6 +40,5 @@
 //
 // # Caveats
 //
-// A pod has the addresses of its status, one of each family. Addresses on its other interfaces
-// are in annotations only, which may be forged.
+// Other addresses on further interfaces are in annotations only, which may be forged.
 package cluster

@@ -163,6 +163,7 @@ func BenchmarkMemory(b *testing.B) {
 							}
 						}
 					}},
+					FloatingIPs: stream{none},
 					Pods: stream{func(yield func(apiruntime.Object) bool) {
 						for i := range manyPods {
 							p := &corev1.Pod{}

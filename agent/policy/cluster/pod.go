@@ -13,12 +13,9 @@ import (
 	"github.com/berth-dev/berth/agent/policy"
 )
 
-// counts returns whether policies see a pod, on the node of that name.
-func counts(p *corev1.Pod, node string) bool {
-	if p.Spec.NodeName == "" || p.Spec.HostNetwork || hasFinished(p) {
-		return false
-	}
-	return p.Spec.NodeName == node || len(p.Status.PodIPs) > 0
+// counts returns whether policies see a pod.
+func counts(p *corev1.Pod) bool {
+	return p.Spec.NodeName != "" && !p.Spec.HostNetwork && !hasFinished(p)
 }
 
 // hasFinished returns whether no container of a pod runs or will run.
@@ -84,8 +81,8 @@ type record struct {
 	pass uint32
 }
 
-// odd has the UID and addresses of a pod that do not fit a record: the UID is no UUID, or several
-// addresses are of one family. The API server makes neither.
+// odd has the UID and addresses of a pod that do not fit a record: the UID is no UUID, which the API server does not make, or several
+// addresses are of one family, as of several pools.
 type odd struct {
 	uid       types.UID
 	addresses []netip.Addr

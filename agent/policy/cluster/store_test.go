@@ -38,8 +38,6 @@ func TestCounts(t *testing.T) {
 		"succeeded":                     {func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }, false},
 		"failed":                        {func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }, false},
 		"not bound":                     {func(p *corev1.Pod) { p.Spec.NodeName = "" }, false},
-		"without an address":            {func(p *corev1.Pod) { p.Status.PodIPs = nil }, false},
-		"here, without an address":      {func(p *corev1.Pod) { p.Spec.NodeName, p.Status.PodIPs = thisNode, nil }, true},
 		"crashed":                       {func(p *corev1.Pod) { p.Status.ContainerStatuses = []corev1.ContainerStatus{ended} }, true},
 		"deleted, not started":          {func(p *corev1.Pod) { deleted(p) }, true},
 		"deleted, one container runs":   {func(p *corev1.Pod) { deleted(p, ended, runs) }, true},
@@ -60,7 +58,7 @@ func TestCounts(t *testing.T) {
 	} {
 		p := podObject("shop", "web", otherNode, "10.0.0.1")
 		c.change(p)
-		if got := counts(p, thisNode); got != c.want {
+		if got := counts(p); got != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
