@@ -39,7 +39,7 @@ var rare = []string{`result="conflict"`, `result="error"`, `code!="0"`, `verdict
 
 // unseen begin the names of metrics that need not be there: of the external assigner, the fencer, the console, berth-failover and berth-speaker, which the lab
 // has not, what kube-scheduler measures for one pod in ten only, and pods that wait.
-var unseen = []string{"berth_assigner_", "berth_fencer_", `up{job="berth-console"}`, `up{job="berth-failover"}`, "berth_failover_", `up{job="berth-speaker"}`, "berth_speaker_", "scheduler_plugin_execution_", "berth_scheduler_waiting_pods"}
+var unseen = []string{"berth_remote_", `up{job="berth-console"}`, `up{job="berth-failover"}`, "berth_failover_", `up{job="berth-speaker"}`, "berth_speaker_", "scheduler_plugin_execution_", "berth_scheduler_waiting_pods"}
 
 // TestMonitoring: a Prometheus that scrapes as the monitors say finds all series that alerts and
 // dashboards read, with the labels that they rely on, and tells of a full pool.
