@@ -35,10 +35,17 @@ func TestPolicy(t *testing.T) {
 		return answer, err
 	}}
 	all := map[[2]string]bool{}
-	for from := range parties {
+	for from := range maps.Clone(parties) {
 		for to := range nodes {
 			if from != to {
 				all[[2]string{from, to}] = true
+			}
+		}
+		// Of the two nodes one is the pod's own. kube-proxy listens on all their addresses.
+		for _, node := range s.Cluster.Nodes()[:2] {
+			parties[node.Name()] = party{name: node.Name(), address: node.IP.String(), port: "10256"}
+			if from != "outside" {
+				all[[2]string{from, node.Name()}] = true
 			}
 		}
 	}
@@ -60,7 +67,7 @@ spec:
   egress: [{to: [{podSelector: {matchLabels: {app: db}}}]}]
 `)
 	some := maps.Clone(all)
-	for _, denied := range [][2]string{{"outside", "db"}, {"job", "db"}, {"web", "job"}} {
+	for _, denied := range [][2]string{{"outside", "db"}, {"job", "db"}, {"web", "job"}, {"web", "node1"}, {"web", "node2"}} {
 		some[denied] = false
 	}
 	maps.DeleteFunc(some, func(pair [2]string, _ bool) bool { return pair[0] == "db" }) // the test cannot tell it whom to ask
