@@ -218,7 +218,7 @@ func TestKeeperIsNotCalled(t *testing.T) {
 		k.Came("before")
 		k.note(t.Context(), nil)
 		k.Came("while the runtime reads it")
-		time.Sleep(reload)
+		<-time.After(reload)
 		k.Came("after")
 		for _, uid := range []string{"before", "while the runtime reads it"} {
 			k.Addressed(uid, "shop/"+uid)

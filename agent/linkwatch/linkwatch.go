@@ -7,6 +7,7 @@ package linkwatch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -86,11 +87,8 @@ func watchLinks(ctx context.Context, uplinks func() ([]string, error), r Reactio
 		return fmt.Errorf("watch addresses: %w", err)
 	}
 	losses, err := rtnl.Losses(ctx, missed)
-	if err != nil {
-		return err
-	}
-	moves, err := rtnl.Moves(ctx, missed)
-	if err != nil {
+	moves, err2 := rtnl.Moves(ctx, missed)
+	if err := errors.Join(err, err2); err != nil {
 		return err
 	}
 	// The subscriptions end when their channels are read.
@@ -124,16 +122,12 @@ func watchLinks(ctx context.Context, uplinks func() ([]string, error), r Reactio
 			if !ok {
 				return nil
 			}
-			if index == rtnl.OfNode || known.leadOut(index) {
-				timer.Reset(quiet)
-			}
+			known.lost(index, timer)
 		case index, ok := <-moves:
 			if !ok {
 				return nil
 			}
-			if known.leadOut(index) {
-				r.Moved(ctx)
-			}
+			known.moved(ctx, index, r)
 		case <-timer.C:
 			r.Changed(ctx)
 		}
@@ -161,6 +155,20 @@ func (l *links) apply(ctx context.Context, u netlink.LinkUpdate, r Reactions) bo
 	}
 	l.macs[u.Index] = mac
 	return true
+}
+
+// lost has all looked at soon where the node lost something, or a link that leads out of it.
+func (l *links) lost(index int, timer *time.Timer) {
+	if index == rtnl.OfNode || l.leadOut(index) {
+		timer.Reset(quiet)
+	}
+}
+
+// moved reacts to a link that is behind another port of its network.
+func (l *links) moved(ctx context.Context, index int, r Reactions) {
+	if l.leadOut(index) {
+		r.Moved(ctx)
+	}
 }
 
 func drain[T any](events <-chan T) {

@@ -81,13 +81,9 @@ func run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
-	prefixes, ofAPI, err := parseServicePrefixes(o.ServicePrefixes)
+	services, err := newServicePrefixes(o.ServicePrefixes, clients.core.ServiceCIDRs.List)
 	if err != nil {
 		return err
-	}
-	services := &servicePrefixes{given: prefixes}
-	if ofAPI {
-		services.list = clients.core.ServiceCIDRs.List
 	}
 	ports, err := hostport.ParseRange(o.HostPortRange)
 	if err != nil {

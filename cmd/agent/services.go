@@ -36,6 +36,15 @@ type servicePrefixes struct {
 	at     time.Time
 }
 
+// newServicePrefixes returns the prefixes of --service-prefixes. list asks the API.
+func newServicePrefixes(words []string, list func(context.Context, metav1.ListOptions) (*networkingv1.ServiceCIDRList, error)) (*servicePrefixes, error) {
+	given, ofAPI, err := parseServicePrefixes(words)
+	if !ofAPI {
+		list = nil
+	}
+	return &servicePrefixes{given: given, list: list}, err
+}
+
 // parseServicePrefixes reads --service-prefixes, without ServiceCIDRs.
 func parseServicePrefixes(words []string) (given []netip.Prefix, ofAPI bool, err error) {
 	for _, word := range words {

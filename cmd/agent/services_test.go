@@ -62,7 +62,7 @@ func TestServicePrefixes(t *testing.T) {
 		expect(2, "[169.254.20.10/32 10.96.0.0/12 fd00:96::/112] <nil>")
 		cidrs = nil
 		expect(2, "[169.254.20.10/32 10.96.0.0/12 fd00:96::/112] <nil>")
-		time.Sleep(servicesFresh)
+		<-time.After(servicesFresh)
 		expect(3, "[169.254.20.10/32 10.96.0.0/12 fd00:96::/112] <nil>")
 		cidrs = []string{"10.97.0.0/16"}
 		expect(4, "[169.254.20.10/32 10.97.0.0/16] <nil>")

@@ -116,7 +116,7 @@ var nodeSettings = map[string]string{
 	// As on every node of Kubernetes; the floating network would do without.
 	"net/ipv4/ip_forward":          "1",
 	"net/ipv6/conf/all/forwarding": "1",
-	"net/ipv6/conf/all/proxy_ndp": "1",
+	"net/ipv6/conf/all/proxy_ndp":  "1",
 }
 
 // newFolder makes the folder of a node's files.
