@@ -144,9 +144,6 @@ var toNode, atNode = func() (to, at *ruleset.Chain) {
 	}}
 	at = &ruleset.Chain{Name: chainEgressNode}
 	for _, family := range families {
-		for _, protocol := range []ruleset.Protocol{ruleset.TCP, ruleset.UDP} {
-			to.Rules = append(to.Rules, ruleset.Rule{Family: family, Destination: familyName(setNodeDNS, family), Protocol: protocol, Ports: []ruleset.PortRange{{First: 53, Last: 53}}, Verdict: ruleset.Accept})
-		}
 		for _, set := range []string{ruleset.NodeAddresses, setLink} {
 			to.Rules = append(to.Rules, ruleset.Rule{Family: family, Destination: familyName(set, family), Verdict: ruleset.Goto, Target: chainEgressNode})
 		}
@@ -267,7 +264,7 @@ func (c *compiler) pod(l *local) *ruleset.Ruleset {
 		{Family: ruleset.IPv6, NeighborDiscovery: true, Verdict: ruleset.Accept},
 		multicastListeners(),
 	}
-	for _, set := range linkSets {
+	for _, set := range slices.Concat(linkSets, c.nodeDNS[:]) {
 		r.sets[set.Name] = set
 	}
 	input := slices.Clone(output)
@@ -694,7 +691,7 @@ func (c *compiler) combineAnew(s *selected, pod *Pod, d ruleset.Direction, famil
 			e.Rules = append(e.Rules, ruleset.Rule{Verdict: ruleset.Jump, Target: jump.Name})
 		}
 		if isolated {
-			e.Rules = append(e.Rules, isolation(d))
+			e.Rules = append(append(e.Rules, dns(d, family)...), isolation(d))
 		} else {
 			e.Rules = append(e.Rules, ruleset.Rule{Verdict: ruleset.Accept})
 		}
@@ -718,6 +715,17 @@ func letter(d ruleset.Direction) string {
 		return "i"
 	}
 	return "e"
+}
+
+// dns returns the rules by which a pod that NetworkPolicies isolate reaches the DNS cache of its node: nobody writes its address into policies.
+func dns(d ruleset.Direction, family ruleset.Family) (all []ruleset.Rule) {
+	if d == ruleset.Ingress {
+		return nil
+	}
+	for _, protocol := range []ruleset.Protocol{ruleset.TCP, ruleset.UDP} {
+		all = append(all, ruleset.Rule{Family: family, Destination: familyName(setNodeDNS, family), Protocol: protocol, Ports: []ruleset.PortRange{{First: 53, Last: 53}}, Verdict: ruleset.Accept})
+	}
+	return all
 }
 
 // isolation returns the rule that drops packets which no NetworkPolicy allows.

@@ -87,9 +87,6 @@ func (w *World) decide(pod *policy.Pod, d direction) Verdict {
 	if !w.Outside && slices.Contains(pod.Addresses, d.peer()) || !d.egress && slices.Contains(w.Node, d.peer()) {
 		return Verdict{Allowed: true}
 	}
-	if d.egress && d.Port == 53 && (d.Protocol == ruleset.TCP || d.Protocol == ruleset.UDP) && slices.Contains(w.DNS, d.Destination) {
-		return Verdict{Allowed: true}
-	}
 	if v, decided := w.tier(policyv1alpha2.AdminTier, pod, d); decided {
 		return v
 	}
@@ -106,6 +103,9 @@ func (w *World) decide(pod *policy.Pod, d direction) Verdict {
 				allowing = append(allowing, fmt.Sprintf("%s/%s %d", p.Namespace, p.Name, i))
 			}
 		}
+	}
+	if isolated && len(allowing) == 0 && d.egress && d.Port == 53 && (d.Protocol == ruleset.TCP || d.Protocol == ruleset.UDP) && slices.Contains(w.DNS, d.Destination) {
+		return Verdict{Allowed: true}
 	}
 	if isolated {
 		return Verdict{Allowed: len(allowing) > 0, Kind: "NetworkPolicy", Policies: allowing}
