@@ -19,8 +19,7 @@ const (
 	// earlyFor is for how long the API's early word about a pod's addresses counts, and links that were made to ask for them stay. A
 	// kubelet that starts many pods takes that long to ask for their networks. It limits an early start, too.
 	earlyFor = 10 * time.Second
-	// earlyParallel limits them on the node: many pods that come at once keep it busy for
-	// longer, and the API server should answer their ADDs first.
+	// earlyParallel limits their questions to the API on the node: where many pods come at once, it should answer their ADDs, too.
 	earlyParallel = 8
 )
 
@@ -28,12 +27,14 @@ const (
 // kubelet and runtime prepare their ADDs, which then need wait neither for the API nor for silence. Methods are safe in parallel.
 type earlyStarts struct {
 	mu sync.Mutex
-	// byPod has the ones that no ADD has taken, by the UID of the pod.
-	byPod   map[string]*earlyStart
-	running int
+	// byPod has the ones that no ADD has taken, by the UID of the pod. turns has an element for each that asks the API.
+	byPod map[string]*earlyStart
+	turns chan struct{}
 }
 
 type earlyStart struct {
+	// asks: its turn has come.
+	asks bool
 	// read is closed when held and readAt are written: the pod's addresses, nil where the API did not tell.
 	read   chan struct{}
 	held   []podinfo.Held
@@ -44,21 +45,35 @@ type earlyStart struct {
 	stop context.CancelCauseFunc
 }
 
-// begin returns what its caller starts, or nil where there is one already or too many
-// are under way. stop ends it.
+// begin returns what its caller starts, or nil where there is one already. stop ends it.
 func (e *earlyStarts) begin(uid string, stop context.CancelCauseFunc) *earlyStart {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.byPod[uid] != nil || e.running == earlyParallel {
+	if e.byPod[uid] != nil {
 		return nil
 	}
 	if e.byPod == nil {
-		e.byPod = map[string]*earlyStart{}
+		e.byPod, e.turns = map[string]*earlyStart{}, make(chan struct{}, earlyParallel)
 	}
-	e.running++
 	s := &earlyStart{read: make(chan struct{}), done: make(chan struct{}), stop: stop}
 	e.byPod[uid] = s
 	return s
+}
+
+// turn waits until a start may ask the API. It returns false where an ADD was faster, or the context ended; done ends the turn.
+func (e *earlyStarts) turn(ctx context.Context, uid string, s *earlyStart) (done func(), ok bool) {
+	select {
+	case e.turns <- struct{}{}:
+	case <-ctx.Done():
+		return nil, false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s.asks = e.byPod[uid] == s
+	if !s.asks {
+		<-e.turns
+	}
+	return sync.OnceFunc(func() { <-e.turns }), s.asks
 }
 
 // stop ends the start of a pod that is gone.
@@ -73,9 +88,6 @@ func (e *earlyStarts) stop(uid string) {
 // end forgets the start after a while, and calls unused where no ADD took it.
 func (e *earlyStarts) end(uid string, s *earlyStart, unused func()) {
 	close(s.done)
-	e.mu.Lock()
-	e.running--
-	e.mu.Unlock()
 	time.AfterFunc(earlyFor, func() {
 		if e.take(uid, s) {
 			unused()
@@ -98,14 +110,29 @@ func (e *earlyStarts) take(uid string, s *earlyStart) bool {
 	return true
 }
 
-// earlyReader keeps the addresses that an early start reads.
+// asked returns the start of a pod that has asked the API, or does just now; nil where there is none. An ADD does not wait for the turn of
+// another one.
+func (e *earlyStarts) asked(uid string) *earlyStart {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := e.byPod[uid]
+	if s != nil && !s.asks {
+		delete(e.byPod, uid)
+		return nil
+	}
+	return s
+}
+
+// earlyReader keeps the addresses that an early start reads. It ends the start's turn.
 type earlyReader struct {
 	pods
 	start *earlyStart
+	done  func()
 }
 
 func (r earlyReader) Addresses(ctx context.Context, pod podinfo.Pod) ([]podinfo.Held, error) {
 	defer close(r.start.read)
+	defer r.done()
 	held, err := r.pods.Addresses(ctx, pod)
 	if err == nil {
 		r.start.held, r.start.readAt = held, time.Now()
@@ -121,10 +148,7 @@ type lateReader struct {
 }
 
 func (r lateReader) Addresses(ctx context.Context, pod podinfo.Pod) ([]podinfo.Held, error) {
-	r.early.mu.Lock()
-	s := r.early.byPod[pod.UID]
-	r.early.mu.Unlock()
-	if s != nil {
+	if s := r.early.asked(pod.UID); s != nil {
 		select {
 		case <-s.read:
 		case <-s.done:
@@ -172,7 +196,12 @@ func (a *Agent) Came(ctx context.Context, pod podinfo.Pod) {
 
 // startEarly takes the pod's addresses, and returns when this node may answer for them. Until then links stay that drivers made.
 func (a *Agent) startEarly(ctx context.Context, pod podinfo.Pod, s *earlyStart) error {
-	attachments, held, err := a.planner(earlyReader{a.Pods, s}).attachments(ctx, pod, firstInterface)
+	done, ok := a.early.turn(ctx, pod.UID, s)
+	if !ok {
+		return nil
+	}
+	defer done()
+	attachments, held, err := a.planner(earlyReader{a.Pods, s, done}).attachments(ctx, pod, firstInterface)
 	if err != nil {
 		return err
 	}

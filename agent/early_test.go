@@ -5,6 +5,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -71,8 +72,8 @@ func TestEarlyStart(t *testing.T) {
 					t.Errorf("the API was asked %d times, and ADD took %s; want %d and %s", reads, took, c.reads, c.took)
 				}
 				pass(2 * earlyFor)
-				if len(a.early.byPod) > 0 || a.early.running > 0 {
-					t.Errorf("%d early starts are kept and %d run, want none", len(a.early.byPod), a.early.running)
+				if len(a.early.byPod) > 0 || len(a.early.turns) > 0 {
+					t.Errorf("%d early starts are kept and %d run, want none", len(a.early.byPod), len(a.early.turns))
 				}
 			})
 		})
@@ -109,8 +110,8 @@ func TestEarlyStartsAreFew(t *testing.T) {
 			t.Errorf("%d early starts at once, want %d", reads-1, earlyParallel)
 		}
 		pass(2*time.Second + earlyFor)
-		if len(a.early.byPod) > 0 || a.early.running > 0 {
-			t.Errorf("%d early starts are kept and %d run, want none", len(a.early.byPod), a.early.running)
+		if len(a.early.byPod) > 0 || len(a.early.turns) > 0 {
+			t.Errorf("%d early starts are kept and %d run, want none", len(a.early.byPod), len(a.early.turns))
 		}
 	})
 }
@@ -166,4 +167,42 @@ func TestEarlyStartLeavesNothing(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Where many pods come at once, their starts ask the API in turns. An ADD that is faster than the turn of its pod asks by itself.
+func TestEarlyTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var e earlyStarts
+		var ends []func()
+		for i := range earlyParallel {
+			uid := fmt.Sprint(i)
+			end, ok := e.turn(t.Context(), uid, e.begin(uid, nil))
+			if !ok || e.asked(uid) == nil {
+				t.Fatalf("start %d has no turn", i)
+			}
+			ends = append(ends, end)
+		}
+		turns := map[string]chan bool{"faster ADD": make(chan bool, 1), "next": make(chan bool, 1)}
+		for _, uid := range []string{"faster ADD", "next"} {
+			s := e.begin(uid, nil)
+			go func() {
+				_, ok := e.turn(t.Context(), uid, s)
+				turns[uid] <- ok
+			}()
+			synctest.Wait()
+		}
+		if e.asked("faster ADD") != nil {
+			t.Error("an ADD waits for the turn of its pod's start")
+		}
+		for _, end := range ends[:2] {
+			end()
+			end()
+		}
+		if <-turns["faster ADD"] {
+			t.Error("a start asks though its ADD was faster")
+		}
+		if !<-turns["next"] || e.asked("next") == nil {
+			t.Error("a start whose turn has come does not ask")
+		}
+	})
 }
