@@ -859,6 +859,44 @@ func TestWithdrawnEnds(t *testing.T) {
 	})
 }
 
+// A complete record whose DEL never came ends with its network namespace, so that the plugins give back what they keep
+// for the container, such as a lease.
+func TestAddedEnds(t *testing.T) {
+	for name, c := range map[string]struct {
+		wants int
+		log   []string
+	}{
+		"without addresses": {0, []string{"DEL default c"}},
+		"with addresses":    {1, []string{"withdraw c", "DEL floating c", "teardown c"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, w := newAgent(t)
+				w.pod.Wants = c.wants
+				req := addRequest("c")
+				req.NetNS = filepath.Join(t.TempDir(), "netns")
+				must(t, os.WriteFile(req.NetNS, nil, 0o600))
+				must(t, add(t, a, req))
+				run(t, a)
+				if diff := cmp.Diff(map[string]state.Phase{"c": state.Added}, phases(t, a)); diff != "" {
+					t.Errorf("records (-want +got):\n%s", diff)
+				}
+				w.log = nil
+				must(t, os.Remove(req.NetNS))
+				<-time.After(2 * resync)
+				synctest.Wait()
+				if left := phases(t, a); len(left) > 0 {
+					t.Errorf("left: %v", left)
+				}
+				got := slices.DeleteFunc(w.did(), func(call string) bool { return call == "announce c" })
+				if diff := cmp.Diff(c.log, got); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
 // Inspect shows each record, and the error of its last work.
 func TestInspect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

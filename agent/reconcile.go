@@ -71,18 +71,6 @@ func (a *Agent) repair(ctx context.Context, key state.Key) error {
 	if record == nil {
 		return nil
 	}
-	if ofCaller(record) {
-		// The program that ran the plugins may forget the container, and upstream's plugins
-		// pass no GC on to berth-ipam.
-		gone, err := netnsGone(record.NetNS)
-		if err != nil {
-			return err
-		}
-		if gone {
-			a.reconciler.FinishSoon(key)
-			return nil
-		}
-	}
 	switch record.Phase {
 	case state.Adding, state.Deleting:
 		a.reconciler.FinishSoon(key)
@@ -91,6 +79,17 @@ func (a *Agent) repair(ctx context.Context, key state.Key) error {
 		return a.repairWithdrawn(ctx, record)
 	case state.Added:
 	}
+	gone, err := netnsGone(record.NetNS)
+	if gone {
+		// Whoever calls for DEL may have forgotten the container, and only DEL gives back a lease.
+		a.reconciler.FinishSoon(key)
+		return nil
+	}
+	return errors.Join(err, a.repairAddresses(ctx, record))
+}
+
+// repairAddresses does so for the addresses of a complete record.
+func (a *Agent) repairAddresses(ctx context.Context, record *state.Container) error {
 	if len(record.Addresses()) == 0 {
 		return nil
 	}

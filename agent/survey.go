@@ -50,9 +50,13 @@ func (a *Agent) surveyChecks() map[string]func(i *nettype.Interface) error {
 	return checks
 }
 
-// agrees returns whether the record is complete, and all of its interfaces with addresses are, by the drivers' checks.
+// agrees returns whether the record is complete, its container is there, and all of its interfaces with addresses are complete, by the
+// drivers' checks.
 func (a *Agent) agrees(record *state.Container, checks map[string]func(i *nettype.Interface) error) bool {
-	if record.Phase != state.Added || ofCaller(record) || slices.ContainsFunc(record.Addresses(), a.inConflict) {
+	if record.Phase != state.Added || slices.ContainsFunc(record.Addresses(), a.inConflict) {
+		return false
+	}
+	if gone, err := netnsGone(record.NetNS); gone || err != nil {
 		return false
 	}
 	for i := range record.Attachments {
