@@ -3,7 +3,7 @@
 package reconcile
 
 import (
-	"maps"
+	"errors"
 	"sync"
 	"time"
 
@@ -16,7 +16,14 @@ type outcomes struct {
 	known func(state.Key) bool
 
 	mu  sync.Mutex
-	all map[state.Key]Outcome
+	all map[state.Key]outcome
+}
+
+// outcome has the last failures since the last success: a comparison that leaves a record to be finished does not make up for a
+// failure to finish it.
+type outcome struct {
+	checked                   time.Time
+	checkFailed, finishFailed error
 }
 
 // Outcome is the result of the last work for a record.
@@ -27,19 +34,23 @@ type Outcome struct {
 	Err error
 }
 
-func (o *outcomes) note(key state.Key, checked bool, err error) {
+func (o *outcomes) note(key state.Key, check bool, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.known != nil && !o.known(key) {
 		return // Its DEL, which ran beside the work, has had it forgotten or does so soon.
 	}
 	if o.all == nil {
-		o.all = map[state.Key]Outcome{}
+		o.all = map[state.Key]outcome{}
 	}
 	was := o.all[key]
-	was.Err = err
-	if checked && err == nil {
-		was.Checked = time.Now()
+	switch {
+	case !check:
+		was.finishFailed = err
+	case err != nil:
+		was.checkFailed = err
+	default:
+		was.checkFailed, was.checked = nil, time.Now()
 	}
 	o.all[key] = was
 }
@@ -53,5 +64,9 @@ func (o *outcomes) forget(key state.Key) {
 func (o *outcomes) copy() map[state.Key]Outcome {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return maps.Clone(o.all)
+	all := make(map[state.Key]Outcome, len(o.all))
+	for key, one := range o.all {
+		all[key] = Outcome{Checked: one.checked, Err: errors.Join(one.checkFailed, one.finishFailed)}
+	}
+	return all
 }

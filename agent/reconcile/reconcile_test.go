@@ -78,6 +78,40 @@ func TestForgottenMeanwhile(t *testing.T) {
 	})
 }
 
+// A record that cannot be finished is tried again at its own rate, however often it is compared, and says so all the while.
+func TestUnfinished(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		key, boom := state.Key{ContainerID: "c"}, errors.New("boom")
+		var tries atomic.Int32
+		var r *Reconciler
+		r = New(Work{
+			Check: func(context.Context, state.Key) error { r.FinishSoon(key); return nil },
+			Finish: func(context.Context, state.Key) error {
+				if tries.Add(1) < 3 {
+					return boom
+				}
+				return nil
+			},
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		go r.Run(ctx)
+		for _, c := range []struct {
+			wait  time.Duration
+			tries int32
+			err   error
+		}{{0, 1, boom}, {firstRetry / 2, 1, boom}, {firstRetry, 2, boom}, {2 * firstRetry, 4, nil}} {
+			<-time.After(c.wait)
+			r.CheckSoon(key)
+			synctest.Wait()
+			if came := r.Outcomes()[key]; tries.Load() != c.tries || !errors.Is(came.Err, c.err) || came.Checked.IsZero() {
+				t.Errorf("after %s more %d tries and %+v, want %d and %v", c.wait, tries.Load(), came, c.tries, c.err)
+			}
+		}
+		cancel()
+		synctest.Wait()
+	})
+}
+
 // A plugin that hangs in one finish delays no check.
 func TestHangingFinishDelaysNoCheck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
