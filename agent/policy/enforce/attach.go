@@ -5,6 +5,8 @@ package enforce
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -17,8 +19,8 @@ const (
 	foreignLooks  = 5
 )
 
-// Prepare comes before the first interface of a container: the policies are known, and where they
-// select the pod, nothing comes to it until Enforce. It blocks for the policies, the API server and the
+// Prepare comes before the first interface of a container, or before some are made again: the policies are known, and where they
+// select the pod, nothing comes to it, or by the ones that are made again, until Enforce. It blocks for the policies, the API server and the
 // kernel; a pod that no policy may govern waits for nothing.
 func (e *Enforcer) Prepare(ctx context.Context, c Container) error {
 	if !e.Pods.include(c) {
@@ -40,7 +42,7 @@ func (e *Enforcer) Prepare(ctx context.Context, c Container) error {
 		return nil
 	}
 	e.setClosed(c, true)
-	return e.Kernel.Close(c.NetNS)
+	return e.Kernel.Close(c.NetNS, slices.Sorted(maps.Keys(c.Remade))...)
 }
 
 // setClosed notes whether the gate of a container in an ADD is closed.
@@ -113,11 +115,11 @@ func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 		return err
 	}
 	// They passed the node before the rules were there, and would come to the pod after its gate is open.
-	if err := e.Kernel.DropQueued(c.Addresses); err != nil {
+	if err := e.Kernel.DropQueued(c.fresh()); err != nil {
 		return fmt.Errorf("drop packets that wait for the pod's link-layer address: %w", err)
 	}
 	// Connections of the address's last pod do not belong to this pod.
-	for _, a := range c.Addresses {
+	for _, a := range c.fresh() {
 		if _, err := e.Kernel.EndOf(a); err != nil {
 			return fmt.Errorf("end the connections of the last pod that had %s: %w", a, err)
 		}

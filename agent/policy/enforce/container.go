@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"iter"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -38,6 +39,17 @@ type Container struct {
 	NetAdmins []string
 	// Foreign says that another program makes its interfaces, when ADD has ended.
 	Foreign bool
+	// Remade has the interfaces that are made again while the container runs, with their new addresses once these are known; nil in
+	// an ADD, which makes all.
+	Remade map[string][]netip.Addr
+}
+
+// fresh returns the addresses whose connections are not the container's.
+func (c Container) fresh() []netip.Addr {
+	if c.Remade == nil {
+		return c.Addresses
+	}
+	return slices.Concat(slices.Collect(maps.Values(c.Remade))...)
 }
 
 // uid returns the UID of the container's pod.

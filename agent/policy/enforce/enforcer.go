@@ -59,7 +59,7 @@ type kernel interface {
 	// DropQueued is rtnl.DropQueued, on the node.
 	DropQueued(addresses []netip.Addr) error
 	// Close and Open call package gate.
-	Close(netns string) error
+	Close(netns string, interfaces ...string) error
 	Open(netns string) error
 }
 

@@ -40,7 +40,9 @@ func (Kernel) NodeAddresses() (own, dns []netip.Addr, err error) { return place.
 func (Kernel) Guard(ports []place.Port) error { return port.Guard(ports) }
 
 // Close is gate.Close.
-func (Kernel) Close(netns string) error { return gate.Close(netns) }
+func (Kernel) Close(netns string, interfaces ...string) error {
+	return gate.Close(netns, interfaces...)
+}
 
 // Open is gate.Open.
 func (Kernel) Open(netns string) error { return gate.Open(netns) }

@@ -192,8 +192,10 @@ func (k onNode) Guard(ports []place.Port) error {
 	}
 	return k.Try(func() error { return port.Guard(ports) })
 }
-func (k onNode) Close(netns string) error { return gate.Close(netns) }
-func (k onNode) Open(netns string) error  { return gate.Open(netns) }
+func (k onNode) Close(netns string, interfaces ...string) error {
+	return gate.Close(netns, interfaces...)
+}
+func (k onNode) Open(netns string) error { return gate.Open(netns) }
 func (k onNode) EndOf(a netip.Addr) (ended int, err error) {
 	err = k.Try(func() error { ended, err = conntrack.EndOf(a); return err })
 	return ended, err
@@ -804,6 +806,71 @@ func TestConnectionsOfPredecessor(t *testing.T) {
 	}
 	if _, _, err := leaked.ReadFromUDPAddrPort(make([]byte, 10)); err == nil {
 		t.Error("a connection with the last pod of the address reached the next one, which nobody may reach")
+	}
+}
+
+// Nothing comes in by an interface that is made again before the policies hold for it, while connections by the pod's other one go on.
+func TestRemade(t *testing.T) {
+	netnstest.NeedLinks(t, "macvlan")
+	w := newTopology(t)
+	w.set(allow("db", "db", "web"))
+	db, web, other := w.newPod("db", "10.1.0.1"), w.newPod("web", "10.1.0.2"), w.newPod("other", "10.0.60.22")
+	w.add(web, "routed")
+	w.add(other, "macvlan")
+	db.Interfaces = append(db.Interfaces, "net1")
+	w.add(db, "routed")
+	var server *net.UDPConn
+	db.Run(func() (err error) { server, err = net.ListenUDP("udp", &net.UDPAddr{Port: 5000}); return err })
+	defer server.Close()
+	var client net.Conn
+	web.Run(func() (err error) { client, err = net.Dial("udp", "10.1.0.1:5000"); return err })
+	defer client.Close()
+	if _, err := client.Write([]byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := server.ReadFromUDPAddrPort(make([]byte, 10)); err != nil {
+		t.Fatal(err)
+	}
+	tracked := func() bool {
+		found := false
+		w.node.Run(func() error {
+			return Kernel{}.Flows(func(f *conntrack.Flow) bool { found = found || f.Original.Destination.Port() == 5000; return true })
+		})
+		return found
+	}
+	if !tracked() {
+		t.Fatal("the connection is not tracked")
+	}
+
+	again := db.Container
+	again.Remade = map[string][]netip.Addr{"net1": nil}
+	if err := w.enforcer.Prepare(t.Context(), again); err != nil {
+		t.Fatal(err)
+	}
+	w.node.IPBatch("link add net1 link uplink netns " + db.Path() + " type macvlan mode bridge\n")
+	db.IPBatch("link set net1 up\naddr add 10.0.60.21/24 dev net1\n")
+	second := &pod{Container: Container{Addresses: addresses("10.0.60.21")}}
+	if reaches(other.Host, second) {
+		t.Error("the interface is reached before the policies hold for it")
+	}
+	if !answers(web.Host, db) {
+		t.Error("the pod's other interface is closed meanwhile")
+	}
+	again.Addresses = append(slices.Clone(again.Addresses), second.Addresses...)
+	again.Remade["net1"] = second.Addresses
+	if err := w.enforcer.Enforce(t.Context(), again); err != nil {
+		t.Fatal(err)
+	}
+	w.enforcer.Attached(db.ID)
+	if reaches(other.Host, second) {
+		t.Error("the policies do not hold for the interface")
+	}
+	if !tracked() {
+		t.Error("the connection by the pod's other interface was ended")
+	}
+	w.set(allow("db", "db", "web", "other"))
+	if !answers(other.Host, second) {
+		t.Error("the interface stays closed")
 	}
 }
 

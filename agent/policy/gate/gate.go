@@ -2,7 +2,7 @@
 
 // Package gate keeps packets from a pod while its network is made: from before its first
 // interface until the rules of its policies are in the kernel. Nothing runs in the pod then, but
-// its kernel would answer. The gate is a table of its own in the pod's network namespace, beside
+// its kernel would answer. It keeps packets from single interfaces of a pod that runs, while these are made again. The gate is a table of its own in the pod's network namespace, beside
 // the table of package table.
 package gate
 
@@ -20,20 +20,28 @@ import (
 // TableName is the name of the table, in the family inet.
 const TableName = netfilter.TableName + "-gate"
 
-// closed is the table. Its chain comes before all others.
-var closed = &nftables.Table{Family: nftables.INet, Name: TableName, Chains: []*nftables.Chain{{
-	Name: "input", Base: nftables.Filter(nftables.Input, nftables.PriorityRaw), Rules: nftables.Rules(
+// closed returns the table. Its chain comes before all others.
+func closed(interfaces []string) *nftables.Table {
+	rules := []nftables.Rule{
 		nftables.NewRule("packets of the pod to itself", nftables.IIFName.IsLink("lo"), nftables.Accept),
 		nftables.NewRule("neighbour discovery", nftables.L4Proto.Is(unix.IPPROTO_ICMPV6),
 			nftables.MessageType.Between([]byte{nftables.RouterSolicitation}, []byte{nftables.Redirect}), nftables.Accept),
-		nftables.NewRule("everything else", nftables.Drop),
-	),
-}}}
+	}
+	for _, name := range interfaces {
+		rules = append(rules, nftables.NewRule("everything else", nftables.IIFName.IsLink(name), nftables.Drop))
+	}
+	if len(interfaces) == 0 {
+		rules = append(rules, nftables.NewRule("everything else", nftables.Drop))
+	}
+	return &nftables.Table{Family: nftables.INet, Name: TableName, Chains: []*nftables.Chain{{
+		Name: "input", Base: nftables.Filter(nftables.Input, nftables.PriorityRaw), Rules: nftables.Rules(rules...),
+	}}}
+}
 
-// Close lets no packets into the namespace but its own, and neighbour discovery, without which plugins
-// cannot make addresses. It blocks for the kernel and is idempotent.
-func Close(netns string) error {
-	err := inside(netns, func(tx *nftables.Transaction) { tx.Replace(closed) })
+// Close lets no packets into the namespace, or in by these interfaces alone where some are given, but its own, and
+// neighbour discovery, without which plugins cannot make addresses. It blocks for the kernel and is idempotent.
+func Close(netns string, interfaces ...string) error {
+	err := inside(netns, func(tx *nftables.Transaction) { tx.Replace(closed(interfaces)) })
 	if err != nil {
 		return fmt.Errorf("close the network of the pod in %s until its policies are enforced: %w", netns, err)
 	}
@@ -42,7 +50,7 @@ func Close(netns string) error {
 
 // Open removes the table that Close made, if it is there. It blocks for the kernel.
 func Open(netns string) error {
-	err := inside(netns, func(tx *nftables.Transaction) { tx.Delete(closed) })
+	err := inside(netns, func(tx *nftables.Transaction) { tx.Delete(closed(nil)) })
 	var gone ns.NSPathNotExistErr
 	if errors.As(err, &gone) {
 		return nil

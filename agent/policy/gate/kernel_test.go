@@ -44,3 +44,23 @@ func TestGate(t *testing.T) {
 		t.Errorf("Open() of a namespace that is gone = %v", err)
 	}
 }
+
+// One interface of a pod that runs is closed, and the others stay open.
+func TestGateOfInterface(t *testing.T) {
+	netnstest.Need(t)
+	pod, client, other := netnstest.New(t), netnstest.New(t), netnstest.New(t)
+	first, second := netnstest.NewWire(t), netnstest.NewWire(t)
+	first.Plug(pod, "eth0", netip.MustParsePrefix("10.0.70.5/24"))
+	first.Plug(client, "eth0", netip.MustParsePrefix("10.0.70.50/24"))
+	second.Plug(other, "eth0", netip.MustParsePrefix("10.9.0.50/24"))
+	if err := Close(pod.Path(), "net1"); err != nil {
+		t.Fatal(err)
+	}
+	second.Plug(pod, "net1", netip.MustParsePrefix("10.9.0.5/24"))
+	client.Ping("10.0.70.5")
+	other.NoPing("10.9.0.5")
+	if err := Open(pod.Path()); err != nil {
+		t.Fatal(err)
+	}
+	other.Ping("10.9.0.5")
+}
