@@ -179,6 +179,7 @@ func (a *Agent) attached(ctx context.Context, record *state.Container) {
 
 // complete writes the result, if nobody took the addresses or host ports away meanwhile.
 func (a *Agent) complete(ctx context.Context, record *state.Container) error {
+	a.noteLinks(ctx, record)
 	unlock, err := a.lockAddresses(ctx, record.Addresses())
 	if err != nil {
 		return err

@@ -27,6 +27,7 @@ import (
 	"github.com/berth-dev/berth/agent/reconcile"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/foreign"
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/wakeup"
@@ -187,6 +188,8 @@ type Agent struct {
 	listener defence.Listener
 	// kept is sent when the kernel was changed for an address.
 	kept wakeup.Signal
+	// podLinks is foreign.Links.
+	podLinks func(netns string) (map[string]int, error)
 }
 
 // New returns an Agent that is idle until Run and the first call.
@@ -203,7 +206,7 @@ func New(o Options) *Agent {
 	if o.TellSoon == nil {
 		o.TellSoon = func() {}
 	}
-	a := &Agent{Options: o, started: time.Now(), defender: defence.New(), kept: wakeup.New()}
+	a := &Agent{Options: o, started: time.Now(), defender: defence.New(), kept: wakeup.New(), podLinks: foreign.Links}
 	a.ports = hostports.New(hostports.Options{Store: o.Store, Pods: o.Pods, Forwarder: o.HostPorts, Range: o.HostPortRange})
 	a.conflicts = &addressconflict.Conflicts{Log: o.ConflictLog, Count: o.Metrics.conflicted}
 	a.announcer = announce.New(a.announceAgain)

@@ -85,7 +85,7 @@ func (a *Agent) inspect(record *state.Container, came reconcile.Outcome, check b
 		c.HostPorts = append(c.HostPorts, port.HostPort)
 	}
 	if check && record.Phase == state.Added {
-		if err := a.eachInterface(record, nettype.Driver.CheckNode); err != nil {
+		if err := errors.Join(a.eachInterface(record, nettype.Driver.CheckNode), a.checkLinks(record)); err != nil {
 			c.Missing = err.Error()
 		}
 	}

@@ -4,13 +4,11 @@ package agent
 
 import (
 	"context"
-	"fmt"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/attachdef"
-	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/hostports"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -56,16 +54,27 @@ func (a *Agent) resultOf(record *state.Container) (r v1alpha1.PodResult, err err
 
 func networkStatus(record *state.Container) (string, error) {
 	var networks []attachdef.Attached
-	for _, attachment := range record.Attachments {
-		name := attachment.Definition
-		if name == "" {
-			network, err := chain.Parse(attachment.Network)
+	for i := range record.Attachments {
+		// An interface that is yet to be made again has no result.
+		if result := record.Attachments[i].Result; len(result) > 0 {
+			name, err := networkName(record, i)
 			if err != nil {
-				return "", fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
+				return "", err
 			}
-			name = network.Name()
+			networks = append(networks, attachdef.Attached{Network: name, Result: result})
 		}
-		networks = append(networks, attachdef.Attached{Network: name, Result: attachment.Result})
 	}
 	return attachdef.Status(networks)
+}
+
+// networkName returns the name of an attachment's network as its pod knows it.
+func networkName(record *state.Container, i int) (string, error) {
+	if name := record.Attachments[i].Definition; name != "" {
+		return name, nil
+	}
+	network, err := networkOf(record, i)
+	if err != nil {
+		return "", err
+	}
+	return network.Name(), nil
 }

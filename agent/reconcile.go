@@ -85,7 +85,7 @@ func (a *Agent) repair(ctx context.Context, key state.Key) error {
 		a.reconciler.FinishSoon(key)
 		return nil
 	}
-	return errors.Join(err, a.repairAddresses(ctx, record))
+	return errors.Join(err, a.repairLinks(ctx, record), a.repairAddresses(ctx, record))
 }
 
 // repairAddresses does so for the addresses of a complete record.
@@ -273,8 +273,8 @@ func (a *Agent) setupAgain(ctx context.Context, record *state.Container, leave f
 	})
 }
 
-// finish undoes an ADD and completes a DEL that was interrupted or failed, and takes down
-// an attachment whose container has ended. It leaves a container to the call that works on
+// finish undoes an ADD and completes a DEL that was interrupted or failed, takes down
+// an attachment whose container has ended, and makes interfaces again that are gone. It leaves a container to the call that works on
 // it, and ends with the agent: the next start goes on.
 func (a *Agent) finish(ctx context.Context, key state.Key) error {
 	unlock, free := a.locks.TryLock(containerLock(key.ContainerID))
@@ -287,8 +287,12 @@ func (a *Agent) finish(ctx context.Context, key state.Key) error {
 		return nil
 	}
 	if record.Phase == state.Added || record.Phase == state.Withdrawn {
-		if gone, err := netnsGone(record.NetNS); err != nil || !gone {
+		gone, err := netnsGone(record.NetNS)
+		if err != nil {
 			return err
+		}
+		if !gone {
+			return a.remake(ctx, record)
 		}
 	}
 	return a.undo(ctx, record)

@@ -59,6 +59,9 @@ func (a *Agent) agrees(record *state.Container, checks map[string]func(i *nettyp
 	if gone, err := netnsGone(record.NetNS); gone || err != nil {
 		return false
 	}
+	if links, err := a.links(record); err != nil || !areNoted(record, links) {
+		return false
+	}
 	for i := range record.Attachments {
 		attachment := &record.Attachments[i]
 		if len(attachment.Addresses) == 0 {

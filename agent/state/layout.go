@@ -141,8 +141,13 @@ type Attachment struct {
 	DefaultRoute []netip.Addr `json:"defaultRoute,omitempty"`
 	// Args is args.cni of the plugins' configurations.
 	Args map[string]json.RawMessage `json:"args,omitempty"`
-	// Result of the network's plugins; empty until they have ended.
+	// Result of the network's plugins; empty until they have ended, and while they have yet to make the interface again.
 	Result json.RawMessage `json:"result,omitempty"`
+	// Link is the index of the interface in the container, where plugins alone made it and it was seen there; 0 where it was not,
+	// since some plugins make none, and once the pod was told that it is gone.
+	Link int `json:"link,omitempty"`
+	// Remaking says that the interface was gone, and that its plugins have not made it again since.
+	Remaking bool `json:"remaking,omitempty"`
 }
 
 // Key returns the record's key.

@@ -427,3 +427,17 @@ func TestClose(t *testing.T) {
 	s.node.Run(i.CheckOpen)
 	expectFirst(t, s, true)
 }
+
+// Links has what plugins made in a container, and nothing where the container is gone or its path leads to the node.
+func TestLinks(t *testing.T) {
+	netnstest.Need(t)
+	node, pod := netnstest.New(t), netnstest.New(t)
+	node.IP("link", "add", "pod0", "type", "veth", "peer", "name", "net1", "netns", pod.Path())
+	for path, want := range map[string][]string{pod.Path(): {"net1"}, node.Path(): nil, "/run/none": nil, "": nil, "/etc/hostname": nil} {
+		var links map[string]int
+		node.Run(func() (err error) { links, err = foreign.Links(path); return err })
+		if len(links) != len(want) || (links == nil) != (want == nil) || want != nil && links[want[0]] == 0 {
+			t.Errorf("Links(%q) = %v, want %q", path, links, want)
+		}
+	}
+}

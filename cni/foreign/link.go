@@ -53,6 +53,30 @@ func (i Interface) open() (ns.NetNS, error) {
 	return nil, errors.Join(err, netns.Close())
 }
 
+// Links returns the indices, by name, of the links in a container's network namespace that the kernel can lose: all but devices, which
+// programs move out on purpose, as for a virtual machine. It returns nil where the namespace is gone.
+func Links(path string) (map[string]int, error) {
+	netns, err := Interface{NetNS: path}.open()
+	if err != nil || netns == nil {
+		return nil, err
+	}
+	defer netns.Close()
+	all := map[string]int{}
+	err = netns.Do(func(ns.NetNS) error {
+		links, err := netlinksafe.LinkList()
+		for _, l := range links {
+			if l.Type() != "device" {
+				all[l.Attrs().Name] = l.Attrs().Index
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the links in %s: %w", path, err)
+	}
+	return all, nil
+}
+
 // isCurrent returns whether the calling thread is in the namespace.
 func isCurrent(netns ns.NetNS) (bool, error) {
 	var own, other unix.Stat_t
