@@ -80,6 +80,12 @@
 // has asked them and has the API's word, or silence. So it is after a link was back, was made anew, and after a start, and for
 // addresses that a pod gets back. A crash between any two steps leaves either no trace or a record of it.
 //
+// A complete record whose container has no network namespace any more is finished, so that plugins give back leases.
+//
+// Where plugins of other projects made an interface, the record has its index, and the comparison looks whether it is still in
+// the container (remake.go). A further one that is gone is marked in the record and finished: DEL and ADD of that attachment
+// alone. So it is after a crash between the two. The first one is only told to its pod.
+//
 // Records end with the node's kernel, and so does everything that they describe except files of
 // plugins, such as leases. After a restart of the node the agent runs the plugins' DEL for the
 // attachments that package chain has noted, without a namespace, and the addresses are free for the
