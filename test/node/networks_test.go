@@ -192,6 +192,50 @@ func TestNetworks(t *testing.T) {
 	}
 }
 
+// TestNetworkGone: an interface of a further network that goes while no agent runs is made again by the next one, whose pod is told
+// its addresses, and takes no lease more.
+func TestNetworkGone(t *testing.T) {
+	t.Parallel()
+	n := newNetwork(t).newNode(t, "gone-a", "10.0.60.11")
+	n.assign()
+	define(t, newNetworks(t), "default", "gone", strings.ReplaceAll(storage(n.dir+"/gone"), "storage", "gone"))
+	c := newContainer(t, "c1", podWith(t, n.name, "gone-ordinary", "", "gone"))
+	n.mustAdd(c)
+	say(t, c.pod, n.told(c.pod)[0].Annotations())
+	n.told()
+	n.kill()
+	c.IP("link", "del", "net1")
+	n.start()
+	var status []networkStatus
+	eventually(t, func() error {
+		// It is without the network while the plugins work.
+		if status = statusOf(t, n.told(c.pod)[0]); len(status) != 2 || status[1].Interface != "net1" || len(status[1].IPs) != 1 {
+			return fmt.Errorf("network-status: %+v", status)
+		}
+		return nil
+	})
+	host := netnstest.New(t)
+	join(n, host, "gone0", "10.9.0.50/24")
+	ping(t, host, status[1].IPs[0])
+	if leases, _ := filepath.Glob(n.dir + "/gone/gone-net/10.*"); len(leases) != 1 {
+		t.Errorf("leases: %q", leases)
+	}
+	eventually(t, func() error {
+		events, err := apiOf(t).kube.EventsV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "reason=InterfaceLost"})
+		if err != nil {
+			return err
+		}
+		for _, e := range events.Items {
+			if e.Regarding.Name == c.pod.Name && strings.Contains(e.Note, "net1 of the network default/gone") && strings.Contains(e.Note, status[1].IPs[0]) {
+				return nil
+			}
+		}
+		return fmt.Errorf("no event of the pod among %d", len(events.Items))
+	})
+	n.mustDel(c)
+	n.IP("link", "del", "gone0")
+}
+
 // TestFloatingOnNamed: a pod with an ordinary first interface and its floating IP on a
 // network that it names.
 func TestFloatingOnNamed(t *testing.T) {
