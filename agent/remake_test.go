@@ -390,6 +390,9 @@ func TestEndDuringRemake(t *testing.T) {
 		w.hang = func(ctx context.Context) { <-ctx.Done() }
 		s.lose("if-storage")
 		look(a)
+		if !a.Store.List()[0].Attachments[1].Remaking {
+			t.Error("the record does not say that a plugin works on the interface")
+		}
 		must(t, a.Gone(t.Context(), w.pod.Pod))
 		w.mu.Lock()
 		w.hang = nil
