@@ -16,9 +16,11 @@ import (
 )
 
 const (
-	// earlyFor is for how long the API's early word about a pod's addresses counts, and links that were made to ask for them stay. A
-	// kubelet that starts many pods takes that long to ask for their networks. It limits an early start, too.
-	earlyFor = 10 * time.Second
+	// earlyFresh is for how long the API's early word about a pod's addresses counts, and links that were made to ask for them stay. A
+	// node that starts many pods takes long to ask for their networks.
+	earlyFresh = 2 * time.Minute
+	// earlyPatience limits an early start, with its questions to the API.
+	earlyPatience = 10 * time.Second
 	// earlyParallel limits their questions to the API on the node: where many pods come at once, it should answer their ADDs, too.
 	earlyParallel = 8
 )
@@ -88,7 +90,7 @@ func (e *earlyStarts) stop(uid string) {
 // end forgets the start after a while, and calls unused where no ADD took it.
 func (e *earlyStarts) end(uid string, s *earlyStart, unused func()) {
 	close(s.done)
-	time.AfterFunc(earlyFor, func() {
+	time.AfterFunc(earlyFresh, func() {
 		if e.take(uid, s) {
 			unused()
 		}
@@ -154,7 +156,7 @@ func (r lateReader) Addresses(ctx context.Context, pod podinfo.Pod) ([]podinfo.H
 		case <-s.done:
 		case <-ctx.Done():
 		}
-		if ctx.Err() == nil && s.held != nil && time.Since(s.readAt) < earlyFor {
+		if ctx.Err() == nil && s.held != nil && time.Since(s.readAt) < earlyFresh {
 			return s.held, nil
 		}
 	}
@@ -184,7 +186,7 @@ func (a *Agent) Came(ctx context.Context, pod podinfo.Pod) {
 	}
 	go func() {
 		defer stop(nil)
-		ctx, cancel := context.WithTimeout(ctx, earlyFor)
+		ctx, cancel := context.WithTimeout(ctx, earlyPatience)
 		defer cancel()
 		if err := a.startEarly(ctx, pod, s); err != nil && ctx.Err() == nil {
 			// ADD meets the same error, and tells.

@@ -47,7 +47,7 @@ func TestEarlyStart(t *testing.T) {
 		"before the ADD":         {wait: 1500 * time.Millisecond, reads: 1},
 		"while others are asked": {wait: 1100 * time.Millisecond, reads: 1, took: asked - 100*time.Millisecond},
 		"while the API is asked": {wait: 200 * time.Millisecond, reads: 1, took: 800*time.Millisecond + asked},
-		"too long ago":           {wait: time.Second + asked + earlyFor + time.Millisecond, reads: 2, took: time.Second},
+		"too long ago":           {wait: time.Second + asked + earlyFresh + time.Millisecond, reads: 2, took: time.Second},
 		"it failed":              {wait: 200 * time.Millisecond, err: errors.New("no answer"), reads: 2, took: 1800*time.Millisecond + asked},
 		"another pod's":          {wait: 200 * time.Millisecond, other: true, reads: 2, took: 800*time.Millisecond + asked},
 	} {
@@ -71,7 +71,7 @@ func TestEarlyStart(t *testing.T) {
 				if took := time.Since(began); reads != c.reads || took != c.took {
 					t.Errorf("the API was asked %d times, and ADD took %s; want %d and %s", reads, took, c.reads, c.took)
 				}
-				pass(2 * earlyFor)
+				pass(2 * earlyFresh)
 				if len(a.early.byPod) > 0 || len(a.early.turns) > 0 {
 					t.Errorf("%d early starts are kept and %d run, want none", len(a.early.byPod), len(a.early.turns))
 				}
@@ -109,7 +109,7 @@ func TestEarlyStartsAreFew(t *testing.T) {
 		if reads != 1+earlyParallel {
 			t.Errorf("%d early starts at once, want %d", reads-1, earlyParallel)
 		}
-		pass(2*time.Second + earlyFor)
+		pass(2*time.Second + earlyFresh)
 		if len(a.early.byPod) > 0 || len(a.early.turns) > 0 {
 			t.Errorf("%d early starts are kept and %d run, want none", len(a.early.byPod), len(a.early.turns))
 		}
@@ -160,7 +160,7 @@ func TestEarlyStartLeavesNothing(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				pass(2 * earlyFor)
+				pass(2 * earlyFresh)
 				if kept != 0 || removed != c.removed {
 					t.Errorf("links of %d starts are kept, and loose ones were removed %d times; want 0 and %d", kept, removed, c.removed)
 				}
