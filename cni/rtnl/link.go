@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
@@ -31,7 +32,8 @@ func LinkOrNil(name string) (netlink.Link, error) {
 	return link, nil
 }
 
-// LinkWith returns the link that has an address of the node, nil where none has it. The node also has addresses of local routes.
+// LinkWith returns the link that has an address of the node, nil where none has it. The node also has addresses of local routes. A node
+// link only repeats one, and loses it when no other link has it any more.
 func LinkWith(addr netip.Addr) (netlink.Link, error) {
 	// Without a list of all addresses where no link has it.
 	ways, err := netlink.RouteGet(addr.AsSlice())
@@ -46,6 +48,7 @@ func LinkWith(addr netip.Addr) (netlink.Link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
+	repeated := false
 	for _, a := range addrs {
 		if have, ok := netip.AddrFromSlice(a.IP); !ok || have.Unmap() != addr {
 			continue
@@ -57,7 +60,13 @@ func LinkWith(addr netip.Addr) (netlink.Link, error) {
 		if err != nil {
 			return nil, fmt.Errorf("find link %d: %w", a.LinkIndex, err)
 		}
-		return link, nil
+		if !strings.HasPrefix(link.Attrs().Name, NodeLinkPrefix) {
+			return link, nil
+		}
+		repeated = true
+	}
+	if repeated {
+		return nil, nil
 	}
 	return netlink.LinkByIndex(ways[0].LinkIndex)
 }

@@ -323,46 +323,25 @@ func (n namespace) seen(l netlink.Link) (sight, error) {
 	return sight{where: direct}, nil
 }
 
-// serviceLinks carry the addresses of Services, so that the node takes packets to them, and are no way to the
-// node: of kube-proxy in mode ipvs and of kube-router.
-var serviceLinks = []string{"kube-ipvs0", "kube-dummy-if"}
-
 // dnsLink carries the addresses of NodeLocal DNSCache.
 const dnsLink = "nodelocaldns"
 
 // NodeAddresses lists the addresses of the node itself, in order, without the ones of Services, and the ones of its DNS cache, if it has one.
 // It blocks for the kernel.
 func NodeAddresses() (own, dns []netip.Addr, err error) {
-	special := map[int]string{}
-	for _, name := range append([]string{dnsLink}, serviceLinks...) {
-		l, err := rtnl.LinkOrNil(name)
-		if err != nil {
-			return nil, nil, fmt.Errorf("look for the addresses of Services: %w", err)
-		}
-		if l != nil {
-			special[l.Attrs().Index] = name
-		}
-	}
-	found, err := netlinksafe.AddrList(nil, netlink.FAMILY_ALL)
+	all, err := rtnl.NodeAddresses()
 	if err != nil {
-		return nil, nil, fmt.Errorf("list the addresses of the node: %w", err)
+		return nil, nil, fmt.Errorf("find the addresses of the node: %w", err)
 	}
-	for _, a := range found {
-		addr, ok := netip.AddrFromSlice(a.IP)
-		addr = addr.Unmap()
-		switch of, is := special[a.LinkIndex]; {
-		case !ok:
-		case is && of != dnsLink, addr.IsLoopback():
-		default:
-			if is {
-				dns = append(dns, addr)
-			}
-			if !addr.IsLinkLocalUnicast() {
-				own = append(own, addr)
-			}
+	for _, a := range all {
+		if a.Link == dnsLink {
+			dns = append(dns, a.Addr)
+		}
+		if !a.IsLinkLocalUnicast() {
+			own = append(own, a.Addr)
 		}
 	}
 	slices.SortFunc(own, netip.Addr.Compare)
 	slices.SortFunc(dns, netip.Addr.Compare)
-	return slices.Compact(own), slices.Compact(dns), nil
+	return own, dns, nil
 }
