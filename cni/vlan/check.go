@@ -27,8 +27,8 @@ func (d *Driver) Check(spec Spec) error {
 }
 
 // CheckNode verifies the pieces that Repair makes: the node's side, the container's interfaces and
-// the filters at them. A container may change its addresses and routes: a VPN takes the default
-// route.
+// the filters at them, and the node link. A container may change its other addresses and routes: a VPN takes the
+// default route.
 func (d *Driver) CheckNode(spec Spec) error {
 	if err := spec.validate(); err != nil {
 		return err
@@ -53,7 +53,12 @@ func (d *Driver) CheckNode(spec Spec) error {
 	if err != nil {
 		return err
 	}
-	errs := []error{netfilter.Check(sourcesOf(spec, segments, lowers)...), checkRoutes(spec, node)}
+	backs, err := backsOf(spec)
+	if err != nil {
+		return err
+	}
+	errs := []error{netfilter.Check(sourcesOf(spec, segments, lowers)...), checkNodeEnd(node, backs), checkRoutes(spec, node, backs)}
+	errs = append(errs, d.inPodEnd(spec, node, backs, (*podEnd).check))
 	errs = append(errs, eachRouted(spec, segments, node, lowers, func(_ netlink.Link, plan routePlan) error { return plan.check() }))
 	for i, g := range segments {
 		errs = append(errs, d.checkSecluded(spec, lowers[i]), d.checkAnswer(spec, g, lowers[i]), d.checkInterface(spec, g, lowers[i]))
@@ -102,14 +107,23 @@ func nodeLinkOf(spec Spec, uses []use) (netlink.Link, error) {
 	return node, nil
 }
 
-func checkRoutes(spec Spec, node netlink.Link) error {
+// checkNodeEnd verifies the addresses of the node's end.
+func checkNodeEnd(node netlink.Link, backs []back) error {
+	missing, stale, err := nodeEnd(node, backs)
+	errs := []error{err}
+	for _, a := range missing {
+		errs = append(errs, fmt.Errorf("%w: address %s is missing on link %s", ErrNotWired, a.IPNet, node.Attrs().Name))
+	}
+	for _, a := range stale {
+		errs = append(errs, fmt.Errorf("%w: link %s repeats the address %s, which is no longer the one by which the node talks to the container", ErrNotWired, node.Attrs().Name, a.IPNet))
+	}
+	return errors.Join(errs...)
+}
+
+func checkRoutes(spec Spec, node netlink.Link, backs []back) error {
 	var errs []error
 	for _, a := range spec.Addresses {
-		own, err := nodeAddress(spec.Uplink, a.Address)
-		if err != nil {
-			return err
-		}
-		errs = append(errs, wire.NotOnNode(a), wire.CheckRoute(planNode(a, node.Attrs().Index, own)), wire.CheckNeighbour(nodeNeigh(spec, a.Address, node)))
+		errs = append(errs, wire.NotOnNode(a), wire.CheckRoute(planNode(a, node.Attrs().Index, nodeOf(backs, a.Address))), wire.CheckNeighbour(nodeNeigh(spec, a.Address, node)))
 	}
 	return errors.Join(errs...)
 }
@@ -224,9 +238,6 @@ func (d *Driver) checkPod(spec Spec) error {
 		if err != nil {
 			return err
 		}
-		for _, b := range backs {
-			errs = append(errs, wire.CheckRoute(planBack(b.node, inside.Attrs().Index, b.source)), wire.CheckNeighbour(backNeigh(b, inside, node)))
-		}
 		plan := planPod(spec, segments, links, inside.Attrs().Index, backs)
 		return errors.Join(append(errs, plan.check())...)
 	})
@@ -260,7 +271,7 @@ func insideOf(spec Spec, do func() error) error {
 }
 
 // Filter puts back the filters that CheckNode verifies, where they are lost, for links and interfaces
-// that are there.
+// that are there. It keeps the ends of the node link up to date, too: the node's addresses come and go.
 func (d *Driver) Filter(spec Spec) error {
 	if err := spec.validate(); err != nil {
 		return err
@@ -273,13 +284,30 @@ func (d *Driver) Filter(spec Spec) error {
 	if err != nil {
 		return err
 	}
-	errs := []error{netfilter.Restore(d.sources)}
+	errs := []error{netfilter.Restore(d.sources), d.keepNodeLink(spec)}
 	for i, g := range segments {
 		if lowers[i] != nil {
 			errs = append(errs, filterInterface(spec, g, lowers[i]))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// keepNodeLink puts back what the ends of the node link lack, and leaves the node's routes, which carry the container's addresses.
+func (d *Driver) keepNodeLink(spec Spec) error {
+	node, err := rtnl.LinkOrNil(NodeLink(spec.ContainerID, spec.IfName))
+	if err != nil || node == nil {
+		return err
+	}
+	backs, err := backsOf(spec)
+	if err != nil {
+		return err
+	}
+	// Routes of the node may be from the stale addresses.
+	if _, err := addAddresses(node, backs); err != nil {
+		return err
+	}
+	return d.inPodEnd(spec, node, backs, (*podEnd).set)
 }
 
 // filterInterface puts back the filters of one of the container's interfaces.
@@ -318,7 +346,7 @@ func keepFilter(f filter) error {
 }
 
 // Repair makes the pieces that CheckNode verifies. Where an interface is missing, it sets up the
-// container's side, too; otherwise the container's own changes of its addresses and routes stay.
+// container's side, too; otherwise the container's own changes of its addresses and routes stay, but by the node link.
 func (d *Driver) Repair(spec Spec) error {
 	if err := spec.validate(); err != nil {
 		return err
@@ -360,7 +388,14 @@ func (d *Driver) Repair(spec Spec) error {
 	if err := setAlias(node, formatAlias(spec.Mode, usesOf(segments, lowers))); err != nil {
 		return err
 	}
-	if err := d.setupNode(spec, segments, node, lowers); err != nil {
+	backs, err := backsOf(spec)
+	if err != nil {
+		return err
+	}
+	if err := d.setupNode(spec, segments, node, lowers, backs); err != nil {
+		return err
+	}
+	if err := d.inPodEnd(spec, node, backs, (*podEnd).set); err != nil {
 		return err
 	}
 	for i, g := range segments {

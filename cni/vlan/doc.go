@@ -31,9 +31,22 @@
 // for traffic between the container and its own node alone:
 //
 //	pod   10.0.70.5/24 dev eth0, default via 10.0.70.1        the pool's network
+//	      10.0.70.5/32 dev bthv…
 //	      10.0.60.11 dev bthv… scope link                      the node's address
+//	      192.0.2.9 via 10.0.60.11 dev bthv…                   the node's other addresses
 //	      10.96.0.0/12 via 10.0.60.11 dev bthv…                Services, which the node translates
-//	node  10.0.70.5 dev bthv… scope link src 10.0.60.11
+//	node  10.0.60.11/32 dev bthv…
+//	      10.0.70.5 dev bthv… scope link src 10.0.60.11
+//
+// Each end repeats an address that its namespace has on another link. On a link without one the kernel masquerades to the first address
+// of the node, whose answers the container sends to its gateway; it drops what a REDIRECT takes from there, as for sidecars; and it
+// applies a loose reverse path filter strictly. The node's address is one of the uplink that stays (nodeAddress). What looks for the link
+// with an address of the node passes node links over ([rtnl.LinkWith], [rtnl.NodeAddresses]).
+//
+// The node's addresses come and go: virtual ones go to other nodes, to which the container must not send by the node link then. So CheckNode
+// compares both ends, and Filter and Repair keep them up to date; the container's routes to its node's addresses have Berth's protocol.
+// Routes to Services are those of the container's start. A container with addresses of several gateways has rules for these; before them
+// its rule 32279 takes the main table's routes by the node link, which is in a group of links of its own.
 //
 // Packets that the node translates for or to the container take the node link too, such as
 // connections to NodePorts and from Services: package netfilter masquerades these, so that answers
@@ -41,6 +54,8 @@
 //
 // Services, too: without them a container resolves no name. Not in the modes l3 and l3s, where the node translates what the container sends
 // through its interface.
+//
+// Of a container that has none of its addresses any more, such as a sandbox with a network stack of its own (gVisor), nothing is kept.
 //
 // A container that may change its routes can send more by its node link. Of that the node forwards
 // only answers and packets whose destination it translates (package netfilter), so the link leads past
@@ -74,9 +89,8 @@
 // them back. In mode l3 it gives them to the container at once, untranslated: there only
 // Services answer whose endpoint is on the container's node.
 //
-// Answers of endpoints on the node come by the node link, from the Service's address. So reverse
-// path filtering on the container's end of it is loose in these modes, and the end has the
-// container's address, too, because Linux applies a loose filter strictly on a link without one.
+// Answers of endpoints on the node come by the node link, from the Service's address, to which no route leads there: reverse
+// path filtering on the container's end of it is loose.
 //
 // # How a withdrawal finds the container
 //

@@ -5,7 +5,6 @@ package vlan
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"strconv"
 	"sync"
 
@@ -147,37 +146,6 @@ func nodeTakesPart(spec Spec, link netlink.Link) (bool, error) {
 // Values of arp_ignore and arp_announce: answer for the link's own addresses alone, and ask
 // from the best address for the target.
 const arpOfLink, arpBestLocal = 1, 2
-
-// nodeAddress returns the node's own address of the family, by which it talks to its
-// containers, or the zero Addr where it has none: the first of the uplink, else that
-// by which the node would talk to the address.
-func nodeAddress(uplink string, to netip.Addr) (netip.Addr, error) {
-	link, err := rtnl.LinkOrNil(uplink)
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	if link != nil {
-		addrs, err := netlinksafe.AddrList(link, rtnl.FamilyOf(to))
-		if err != nil {
-			return netip.Addr{}, fmt.Errorf("list addresses of link %s: %w", uplink, err)
-		}
-		for _, a := range addrs {
-			if addr, ok := netip.AddrFromSlice(a.IP); ok && !addr.Unmap().IsLinkLocalUnicast() {
-				return addr.Unmap(), nil
-			}
-		}
-	}
-	routes, err := netlink.RouteGet(to.AsSlice())
-	if err != nil {
-		return netip.Addr{}, nil //nolint:nilerr // without a way there the node has no address to talk from
-	}
-	for _, r := range routes {
-		if addr, ok := netip.AddrFromSlice(r.Src); ok && !addr.Unmap().IsLinkLocalUnicast() {
-			return addr.Unmap(), nil
-		}
-	}
-	return netip.Addr{}, nil
-}
 
 // sources lists the addresses that containers may send from, by their node links and the links of
 // package wire, which share a table.

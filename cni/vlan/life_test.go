@@ -143,6 +143,13 @@ func TestRepair(t *testing.T) {
 		"neighbour":      {"neigh", "del", "10.0.70.5", "dev", "NODE"},
 		"interface":      {"POD", "link", "del", "eth0"},
 		"alias":          {"link", "set", "NODE", "alias", ""},
+		"node's address": {"addr", "del", "10.0.60.11/32", "dev", "NODE"},
+		"other address":  {"addr", "add", "10.0.60.13/32", "dev", "NODE"},
+		"way back":       {"POD", "route", "del", "10.0.60.11"},
+		"pod's end":      {"POD", "addr", "flush", "dev", "NODE"},
+		"pod's end down": {"POD", "link", "set", "NODE", "down"},
+		"group":          {"POD", "link", "set", "NODE", "group", "default"},
+		"stale way":      {"POD", "route", "add", "192.0.2.9", "via", "10.0.60.11", "dev", "NODE", "proto", fmt.Sprint(rtnl.Protocol)},
 	}
 	eachPlain(t, func(t *testing.T, w *topology) {
 		p := w.pod("a", "10.0.70.5")
@@ -221,7 +228,6 @@ func TestRepair(t *testing.T) {
 		for name, args := range map[string][]string{
 			"container's route":   {"route", "del", "default"},
 			"container's address": {"addr", "flush", "dev", "eth0"},
-			"way to the node":     {"route", "del", "10.0.60.11"},
 		} {
 			t.Run(name, func(t *testing.T) {
 				p.IP(args...)

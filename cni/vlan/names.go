@@ -10,13 +10,14 @@ import (
 	"strings"
 
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // Marks of our links. They may never change: by them a new version finds the links of
 // an old one. The letter after bth is no hexadecimal digit, which names of package wire's
 // links have there.
 const (
-	nodeLinkPrefix = "bthv"
+	nodeLinkPrefix = rtnl.NodeLinkPrefix
 	portPrefix     = netfilter.PortPrefix
 	vlanPrefix     = netfilter.VLANPrefix
 	bridgePrefix   = netfilter.BridgePrefix

@@ -4,7 +4,6 @@ package vlan
 
 import (
 	"net/netip"
-	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -20,10 +19,12 @@ const (
 	// container for an address with another gateway than the default route.
 	tableBase = 0x66000000
 	tableMask = 0xff000000
-	// A container's rules to these tables have priority, and before them its rules for packets to
-	// its node have priorityNode.
+	// A container's rules to these tables have priority, and before them its rules for the routes of its node link have priorityNode:
+	// of the main table they take no route by links of the default group.
 	priority     = 32280
 	priorityNode = 32279
+	// nodeLinkGroup is the group of a container's end of its node link.
+	nodeLinkGroup = rtnl.Protocol
 	// The node's rules, before package wire's: for packets that a container sends and, where the
 	// node translated their destination, the main table without its default route, and the
 	// address's table.
@@ -72,24 +73,25 @@ func planPod(spec Spec, segments []segment, links []int, inside int, backs []bac
 	}
 	several := len(plan.rules) > 0
 	for _, b := range backs {
-		to := []netip.Prefix{rtnl.SinglePrefix(b.node)}
 		for _, p := range spec.Services {
 			if p.Addr().Is4() == b.node.Is4() && !spec.routed() {
-				to = append(to, p)
-				route := toLink(b.source, inside, p, unix.RT_TABLE_MAIN)
-				route.Scope, route.Gw = netlink.SCOPE_UNIVERSE, b.node.AsSlice()
-				plan.routes = append(plan.routes, route)
+				plan.routes = append(plan.routes, viaNode(b, inside, p))
 			}
 		}
-		for _, p := range to {
-			if several {
-				rule := rtnl.NewRule(rtnl.FamilyOf(b.node), priorityNode, unix.RT_TABLE_MAIN)
-				rule.Dst = rtnl.IPNet(p)
-				plan.rules = append(plan.rules, rule)
-			}
+		if several {
+			rule := rtnl.NewRule(rtnl.FamilyOf(b.node), priorityNode, unix.RT_TABLE_MAIN)
+			rule.SuppressIfgroup = 0
+			plan.rules = append(plan.rules, rule)
 		}
 	}
 	return plan
+}
+
+// viaNode is a route to a prefix through the node, by the node link.
+func viaNode(b back, inside int, to netip.Prefix) netlink.Route {
+	r := toLink(b.source, inside, to, unix.RT_TABLE_MAIN)
+	r.Scope, r.Gw = netlink.SCOPE_UNIVERSE, b.node.AsSlice()
+	return r
 }
 
 // hop is an address and the index of the pod's link that has it.
@@ -190,19 +192,24 @@ func fromRule(addr netip.Addr, table int) netlink.Rule {
 	return rule
 }
 
-// planNode computes the node's route to the address through the node link, and the
-// container's route back; node is the node's own address, the zero Addr where it has none of
-// the family.
+// planNode computes the node's route to the address through the node link; node is the node's own address, the zero Addr where it has
+// none of the family.
 func planNode(a api.Address, link int, node netip.Addr) netlink.Route {
 	r := toLink(node, link, rtnl.SinglePrefix(a.Address), unix.RT_TABLE_MAIN)
 	r.Protocol = rtnl.Protocol
 	return r
 }
 
-// planBack computes the container's route to its node: source is its first address of the
-// family.
-func planBack(node netip.Addr, link int, source netip.Addr) netlink.Route {
-	return toLink(source, link, rtnl.SinglePrefix(node), unix.RT_TABLE_MAIN)
+// planBack computes the container's routes to the addresses of its node, in the order in which they need each other.
+func planBack(b back, link int) []netlink.Route {
+	all := []netlink.Route{toLink(b.source, link, rtnl.SinglePrefix(b.node), unix.RT_TABLE_MAIN)}
+	for _, a := range b.others {
+		all = append(all, viaNode(b, link, rtnl.SinglePrefix(a)))
+	}
+	for i := range all {
+		all[i].Protocol = rtnl.Protocol
+	}
+	return all
 }
 
 // planAddress computes an address of the container's interface. Where the node routes for
@@ -213,13 +220,4 @@ func planAddress(spec Spec, a api.Address) netlink.Addr {
 		prefix = rtnl.SinglePrefix(a.Address)
 	}
 	return wire.PodAddress(prefix)
-}
-
-// firstOf returns the container's first address of the family of addr.
-func firstOf(addrs []api.Address, addr netip.Addr) (netip.Addr, bool) {
-	i := slices.IndexFunc(addrs, func(a api.Address) bool { return a.Address.Is4() == addr.Is4() })
-	if i < 0 {
-		return netip.Addr{}, false
-	}
-	return addrs[i].Address, true
 }

@@ -49,7 +49,11 @@ func (d *Driver) Setup(spec Spec) (*current.Result, error) {
 		return nil, err
 	}
 	fault.Point("vlan/node-link")
-	if err := d.setupNode(spec, segments, node, lowers); err != nil {
+	backs, err := backsOf(spec)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.setupNode(spec, segments, node, lowers, backs); err != nil {
 		return nil, err
 	}
 	fault.Point("vlan/node")
@@ -62,7 +66,7 @@ func (d *Driver) Setup(spec Spec) (*current.Result, error) {
 		made = append(made, link)
 		fault.Point("vlan/segment")
 	}
-	if err := d.setupRoutes(spec, netns, segments, made, node); err != nil {
+	if err := d.setupRoutes(spec, netns, segments, made, node, backs); err != nil {
 		return nil, fmt.Errorf("configure %s in %s: %w", spec.IfName, spec.NetNS, err)
 	}
 	fault.Point("vlan/routes")
@@ -133,13 +137,17 @@ func nodeLinkMAC(spec Spec) net.HardwareAddr {
 	return derivedMAC(nodeMACPrefix, NodeLink(spec.ContainerID, spec.IfName))
 }
 
-// setupNode makes the node's routes to the container and, where it routes for it, from it.
-func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, lowers []netlink.Link) error {
+// setupNode makes the node's address on the node link, its routes to the container and, where it routes for it, from it.
+func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, lowers []netlink.Link, backs []back) error {
 	// The link's packets are filtered before it is up.
 	if err := netfilter.Allow(d.sources, sourcesOf(spec, segments, lowers)...); err != nil {
 		return err
 	}
 	if err := rtnl.SetUp(node); err != nil {
+		return err
+	}
+	stale, err := addAddresses(node, backs)
+	if err != nil {
 		return err
 	}
 	for _, a := range spec.Addresses {
@@ -150,15 +158,15 @@ func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, low
 		if err := netlink.NeighSet(&neigh); err != nil {
 			return fmt.Errorf("add neighbour %s on %s: %w", a.Address, node.Attrs().Name, err)
 		}
-		own, err := nodeAddress(spec.Uplink, a.Address)
-		if err != nil {
-			return err
-		}
-		route := planNode(a, node.Attrs().Index, own)
+		route := planNode(a, node.Attrs().Index, nodeOf(backs, a.Address))
 		if err := netlink.RouteReplace(&route); err != nil {
 			return fmt.Errorf("add route %s on %s: %w", a.Address, node.Attrs().Name, err)
 		}
 		fault.Point("vlan/route")
+	}
+	// After the routes, of which the kernel deletes those from an address that the node has no more.
+	if err := deleteAddresses(node, stale); err != nil {
+		return err
 	}
 	return eachRouted(spec, segments, node, lowers, func(_ netlink.Link, plan routePlan) error { return plan.apply() })
 }
@@ -412,62 +420,20 @@ func setMaster(port, bridge netlink.Link) error {
 	return nil
 }
 
-// loose is a value of rp_filter: a source is good that a route leads to, by any link.
-const loose = 2
-
-// acceptAnswers lets answers of Services pass the container's end of its node link: they come from
-// addresses that its default route leads to. On a link without an address Linux applies a loose
-// filter strictly.
-func acceptAnswers(inside netlink.Link, backs []back) error {
-	for _, b := range backs {
-		if !b.source.Is4() {
-			continue
-		}
-		addr := wire.PodAddress(rtnl.SinglePrefix(b.source))
-		if err := netlink.AddrReplace(inside, &addr); err != nil {
-			return fmt.Errorf("add address %s to %s: %w", addr.IPNet, inside.Attrs().Name, err)
-		}
-	}
-	return rtnl.SetIPv4(inside, rtnl.Devconf{rtnl.RPFilter: loose})
-}
-
 // setupRoutes makes the container's routes and rules.
-func (d *Driver) setupRoutes(spec Spec, netns ns.NetNS, segments []segment, made []netlink.Link, node netlink.Link) error {
-	backs, err := backsOf(spec)
-	if err != nil {
-		return err
-	}
+func (d *Driver) setupRoutes(spec Spec, netns ns.NetNS, segments []segment, made []netlink.Link, node netlink.Link, backs []back) error {
 	return netns.Do(func(ns.NetNS) error {
-		inside, err := netlinksafe.LinkByName(node.Attrs().Name)
+		end, err := d.podEnd(node, backs)
+		if err == nil && end == nil {
+			err = fmt.Errorf("link %s is missing, or the container lacks its addresses", node.Attrs().Name)
+		}
 		if err != nil {
-			return fmt.Errorf("find link %s: %w", node.Attrs().Name, err)
-		}
-		for _, b := range backs {
-			if b.node.Is6() {
-				if err := d.wirer.SetSysctl("net/ipv6/conf/"+inside.Attrs().Name+"/disable_ipv6", "0"); err != nil {
-					return err
-				}
-			}
-		}
-		if spec.routed() {
-			if err := acceptAnswers(inside, backs); err != nil {
-				return err
-			}
-		}
-		if err := rtnl.SetUp(inside); err != nil {
 			return err
 		}
-		for _, b := range backs {
-			neigh := backNeigh(b, inside, node)
-			if err := netlink.NeighSet(&neigh); err != nil {
-				return fmt.Errorf("add neighbour %s: %w", b.node, err)
-			}
-			route := planBack(b.node, inside.Attrs().Index, b.source)
-			if err := netlink.RouteReplace(&route); err != nil {
-				return fmt.Errorf("add route %s: %w", b.node, err)
-			}
+		if err := end.set(); err != nil {
+			return err
 		}
-		plan := planPod(spec, segments, indexes(made), inside.Attrs().Index, backs)
+		plan := planPod(spec, segments, indexes(made), end.link.Attrs().Index, backs)
 		return plan.apply()
 	})
 }

@@ -192,13 +192,18 @@ func serve(t *testing.T, h *netnstest.Host, port int) {
 
 // ask returns a server's answer; it waits longer where it expects one.
 func ask(from *netnstest.Host, to netip.AddrPort, expected bool) (string, error) {
+	return askFrom(from, nil, to, expected)
+}
+
+// askFrom asks from an address of the caller, any where it is nil.
+func askFrom(from *netnstest.Host, source net.IP, to netip.AddrPort, expected bool) (string, error) {
 	patience := time.Second
 	if expected {
 		patience = 20 * time.Second
 	}
 	var answer []byte
 	err := from.Try(func() error {
-		conn, err := net.DialTimeout("tcp", to.String(), patience)
+		conn, err := (&net.Dialer{Timeout: patience, LocalAddr: &net.TCPAddr{IP: source}}).Dial("tcp", to.String())
 		if err != nil {
 			return err
 		}

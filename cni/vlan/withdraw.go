@@ -183,7 +183,7 @@ func interfacesOf(links []netlink.Link, uses []use, lowers map[string]int) []net
 	return all
 }
 
-// withdrawNode removes the node's routes, rules and answers for the container. node is nil
+// withdrawNode removes the node's routes, rules, addresses and answers for the container. node is nil
 // where the node link is missing.
 func (d *Driver) withdrawNode(spec Spec, node netlink.Link) error {
 	index, name := 0, NodeLink(spec.ContainerID, spec.IfName)
@@ -205,7 +205,9 @@ func (d *Driver) withdrawNode(spec Spec, node netlink.Link) error {
 	for addr := range addrs {
 		errs = append(errs, withdrawAddress(addr, name, index))
 	}
-	if index != 0 {
+	if node != nil {
+		_, stale, err := nodeEnd(node, nil)
+		errs = append(errs, err, deleteAddresses(node, stale))
 		errs = append(errs, deleteTables(func(table int) bool { return nodeOfTable(table) == index }))
 	}
 	return errors.Join(errs...)

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vlan
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/rtnl"
+	"github.com/berth-dev/berth/cni/veth/wire"
+)
+
+// podEnd is the container's end of its node link and what belongs there, for families whose address the container has on any link: a
+// sandbox (gVisor) takes addresses and routes off, and keeps its own. Its functions run in the container's namespace.
+type podEnd struct {
+	d      *Driver
+	link   netlink.Link
+	addrs  []netlink.Addr
+	neighs []netlink.Neigh
+	routes []netlink.Route
+	backs  []back
+}
+
+// loose is a value of rp_filter: a source is good that a route leads to, by any link.
+const loose = 2
+
+// podEnd returns nil where nothing belongs there.
+func (d *Driver) podEnd(node netlink.Link, backs []back) (*podEnd, error) {
+	link, err := rtnl.LinkOrNil(node.Attrs().Name)
+	if err != nil || link == nil {
+		return nil, err
+	}
+	have, err := netlinksafe.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	e := &podEnd{d: d, link: link}
+	for _, b := range backs {
+		if !slices.ContainsFunc(have, func(a netlink.Addr) bool { return a.IP.Equal(b.source.AsSlice()) }) {
+			continue
+		}
+		e.backs = append(e.backs, b)
+		e.addrs = append(e.addrs, endAddress(b.source))
+		e.neighs = append(e.neighs, backNeigh(b, link, node))
+		e.routes = append(e.routes, planBack(b, link.Attrs().Index)...)
+	}
+	if len(backs) > 0 && len(e.backs) == 0 {
+		return nil, nil
+	}
+	return e, nil
+}
+
+// inPodEnd calls do for the container's end, in its namespace, where something belongs there.
+func (d *Driver) inPodEnd(spec Spec, node netlink.Link, backs []back, do func(*podEnd) error) error {
+	return insideOf(spec, func() error {
+		e, err := d.podEnd(node, backs)
+		if err != nil || e == nil {
+			return err
+		}
+		return do(e)
+	})
+}
+
+// set gives the end its address: for REDIRECT in the container, as of a sidecar, which Linux drops on a link without one, and for a loose
+// filter, which Linux applies strictly there. The filter is loose for packets from addresses to which another route leads: of Services in
+// the modes l3 and l3s, and of addresses that the node takes later.
+func (e *podEnd) set() error {
+	name := e.link.Attrs().Name
+	for _, a := range e.addrs {
+		if a.IP.To4() == nil {
+			if err := e.d.wirer.SetSysctl("net/ipv6/conf/"+name+"/disable_ipv6", "0"); err != nil {
+				return err
+			}
+		}
+		if err := netlink.AddrReplace(e.link, &a); err != nil {
+			return fmt.Errorf("add address %s to %s: %w", a.IPNet, name, err)
+		}
+	}
+	if err := netlink.LinkSetGroup(e.link, nodeLinkGroup); err != nil {
+		return fmt.Errorf("set the group of link %s: %w", name, err)
+	}
+	if err := errors.Join(rtnl.SetIPv4(e.link, rtnl.Devconf{rtnl.RPFilter: loose}), rtnl.SetUp(e.link)); err != nil {
+		return err
+	}
+	for _, n := range e.neighs {
+		if err := netlink.NeighSet(&n); err != nil {
+			return fmt.Errorf("add neighbour %s: %w", n.IP, err)
+		}
+	}
+	missing, stale, moved, err := e.compare()
+	if err != nil {
+		return err
+	}
+	for _, r := range slices.Concat(missing, moved) {
+		if err := netlink.RouteReplace(&r); err != nil {
+			return fmt.Errorf("add route %s: %w", r.Dst, err)
+		}
+	}
+	var errs []error
+	for _, r := range stale {
+		errs = append(errs, rtnl.DeleteRoute(r))
+	}
+	return errors.Join(errs...)
+}
+
+// compare returns the container's routes to its node's addresses that are missing, those to addresses that the node has no more, which may
+// be another node's now, and its routes to Services, as they should be, whose gateway is such an address.
+func (e *podEnd) compare() (missing, stale, moved []netlink.Route, err error) {
+	var have []netlink.Route
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		filter := &netlink.Route{LinkIndex: e.link.Attrs().Index, Table: unix.RT_TABLE_MAIN}
+		routes, err := netlinksafe.RouteListFiltered(family, filter, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+		if err != nil {
+			return nil, nil, nil, fmt.Errorf("list routes of link %s: %w", e.link.Attrs().Name, err)
+		}
+		have = append(have, routes...)
+	}
+	leadsTo := func(to netlink.Route) func(netlink.Route) bool {
+		return func(r netlink.Route) bool { return rtnl.PrefixOf(r.Dst) == rtnl.PrefixOf(to.Dst) }
+	}
+	for _, want := range e.routes {
+		i := slices.IndexFunc(have, leadsTo(want))
+		if i < 0 || !have[i].Gw.Equal(want.Gw) || !have[i].Src.Equal(want.Src) {
+			missing = append(missing, want)
+		}
+	}
+	for _, r := range have {
+		gateway, _ := netip.AddrFromSlice(r.Gw)
+		gateway = gateway.Unmap()
+		switch {
+		case slices.ContainsFunc(e.routes, leadsTo(r)):
+		case r.Protocol == rtnl.Protocol:
+			stale = append(stale, r)
+		case gateway.IsValid():
+			if node := nodeOf(e.backs, gateway); node.IsValid() && node != gateway {
+				r.Gw = node.AsSlice()
+				moved = append(moved, r)
+			}
+		}
+	}
+	return missing, stale, moved, nil
+}
+
+// check returns ErrNotWired where something is missing, or leads where the node is no more.
+func (e *podEnd) check() error {
+	name := e.link.Attrs().Name
+	have, err := netlinksafe.AddrList(e.link, netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("list addresses of link %s: %w", name, err)
+	}
+	var errs []error
+	wrong := func(format string, a ...any) {
+		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrNotWired}, a...)...))
+	}
+	for _, a := range e.addrs {
+		if !slices.ContainsFunc(have, func(h netlink.Addr) bool { return h.IP.Equal(a.IP) }) {
+			wrong("address %s is missing on link %s", a.IP, name)
+		}
+	}
+	if e.link.Attrs().Flags&net.FlagUp == 0 {
+		wrong("link %s is down", name)
+	}
+	if group := e.link.Attrs().Group; group != nodeLinkGroup {
+		wrong("link %s has the group %d, must have %d", name, group, nodeLinkGroup)
+	}
+	key := "net/ipv4/conf/" + name + "/rp_filter"
+	if filter, err := e.d.wirer.Sysctl(key); err != nil {
+		errs = append(errs, err)
+	} else if filter != strconv.Itoa(loose) {
+		wrong("%s is %s, must be %d", key, filter, loose)
+	}
+	for _, n := range e.neighs {
+		errs = append(errs, wire.CheckNeighbour(n))
+	}
+	missing, stale, moved, err := e.compare()
+	errs = append(errs, err)
+	for _, r := range missing {
+		wrong("route %s on link %s is missing", r.Dst, name)
+	}
+	for _, r := range stale {
+		wrong("route %s on link %s leads to an address that the node has no more", r.Dst, name)
+	}
+	for _, r := range moved {
+		wrong("route %s on link %s is not by %s", r.Dst, name, r.Gw)
+	}
+	return errors.Join(errs...)
+}
