@@ -122,7 +122,7 @@ func (a *Agent) repairAddresses(ctx context.Context, record *state.Container) er
 	return a.setupAgain(ctx, record, a.isAsked)
 }
 
-// filterAgain puts back the packet filters of a complete attachment: without them the pod can send in
+// filterAgain puts back the packet filters of a complete attachment, and its ways to its node's addresses: without the former the pod can send in
 // the name of others, so they wait for no API. It returns an error while other pieces are missing.
 func (a *Agent) filterAgain(ctx context.Context, record *state.Container, missing error) error {
 	err := a.withAddresses(ctx, record, func(now *state.Container) error {
@@ -137,7 +137,7 @@ func (a *Agent) filterAgain(ctx context.Context, record *state.Container, missin
 	if err := a.eachInterface(record, nettype.Driver.CheckNode); err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Info("Put back the packet filters of a pod", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),
+	klog.FromContext(ctx).Info("Put back the packet filters of a pod, or its ways to the addresses of its node", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),
 		"containerID", record.ContainerID, "ips", addressList(record), "missing", missing)
 	return nil
 }

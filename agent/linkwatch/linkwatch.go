@@ -24,11 +24,12 @@ import (
 const quiet = 300 * time.Millisecond
 
 // Reactions are called when an uplink, or a VLAN link on top of one, changes, or a device of
-// package shaping, or a route or rule is deleted.
+// package shaping, or an address of the node, or a route or rule is deleted.
 type Reactions struct {
 	// Changed is called after a burst of changes: the kernel drops routes and proxy
 	// entries of a link that goes down or loses its carrier or last address, and does not restore
-	// them. So after a burst of deletions of routes and rules, as by systemd-networkd, and after forwarding is switched off.
+	// them. So after a burst of deletions of routes and rules, as by systemd-networkd, after forwarding is switched off, and after the
+	// node takes or loses an address on any link.
 	Changed func(context.Context)
 	// Back is called at once when such a link comes up: the node may have been cut off.
 	Back func()
@@ -115,7 +116,7 @@ func watchLinks(ctx context.Context, uplinks func() ([]string, error), r Reactio
 			if !ok {
 				return nil
 			}
-			if known.leadOut(u.LinkIndex) {
+			if known.leadOut(u.LinkIndex) || known.changesNode(u) {
 				timer.Reset(quiet)
 			}
 		case index, ok := <-losses:
@@ -169,6 +170,14 @@ func (l *links) moved(ctx context.Context, index int, r Reactions) {
 	if l.leadOut(index) {
 		r.Moved(ctx)
 	}
+}
+
+// changesNode returns whether an address that came or went is the node's own, to which its pods may have a route. Each link that is
+// set up gets a link-local IPv6 address, to which none has.
+func (l *links) changesNode(u netlink.AddrUpdate) bool {
+	one, ok := l.byIndex[u.LinkIndex]
+	ip := u.LinkAddress.IP
+	return ok && rtnl.HasNodeAddresses(one.name) && !(ip.To4() == nil && ip.IsLinkLocalUnicast())
 }
 
 func drain[T any](events <-chan T) {

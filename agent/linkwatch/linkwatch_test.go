@@ -6,12 +6,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/agent/netnstest"
 )
@@ -158,6 +161,31 @@ func TestUplinkIsBack(t *testing.T) {
 	before := changed.Load()
 	host.IP("addr", "add", "10.0.60.11/24", "dev", "eth0")
 	reach("another address", &changed, before+1)
+	for _, addr := range []string{"192.0.2.9/32", "2001:db8::9/128"} {
+		for _, change := range []string{"add", "del"} {
+			before := changed.Load()
+			host.IP("addr", change, addr, "dev", "lo")
+			reach("a virtual address", &changed, before+1)
+		}
+	}
+}
+
+// Addresses of pods' links and of Services come and go with these, and are none of the node's own.
+func TestNodeAddress(t *testing.T) {
+	known := links{byIndex: map[int]link{1: {name: "lo"}, 2: {name: "bthv0123456789a"}, 3: {name: "kube-ipvs0"}}}
+	for _, c := range []struct {
+		link int
+		addr string
+		want bool
+	}{
+		{1, "192.0.2.9", true}, {1, "169.254.20.10", true}, {1, "2001:db8::9", true}, {1, "fe80::9", false},
+		{2, "192.0.2.9", false}, {3, "192.0.2.9", false}, {4, "192.0.2.9", false},
+	} {
+		u := netlink.AddrUpdate{LinkIndex: c.link, LinkAddress: net.IPNet{IP: net.ParseIP(c.addr)}}
+		if got := known.changesNode(u); got != c.want {
+			t.Errorf("%s on link %d changes the node's addresses: %t, want %t", c.addr, c.link, got, c.want)
+		}
+	}
 }
 
 // Routes and rules that another program deletes are missed at once, and so are forwarding and answers by proxy.

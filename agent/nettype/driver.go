@@ -24,7 +24,8 @@ type Driver interface {
 	// CheckNode returns an error that names the missing pieces of the node's side.
 	CheckNode(i *Interface) error
 	// Filter puts back the packet filters and marks of the interface, where they are lost, as far as
-	// the kernel carries its addresses. It gives the container nothing, so nobody need be asked before.
+	// the kernel carries its addresses, and the container's ways to the addresses of its own node. It gives the container
+	// nothing else, so nobody need be asked before.
 	Filter(i *Interface) error
 	// Repair makes the missing pieces of the node's side, also after Withdraw and Close. The container's changes
 	// of its own side stay. An interface that was closed stays so while its uplink has no carrier.
