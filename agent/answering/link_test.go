@@ -552,8 +552,13 @@ func TestPeers(t *testing.T) {
 	for i := range 100 {
 		calls = append(calls, Message{Kind: Call, From: Node{Name: fmt.Sprint("caller", i)}, Nonce: uint64(i + 1), Share: 1})
 	}
-	if n := len(answers(0, calls...)); n != 30 {
+	echoes := answers(0, calls...)
+	if n := len(echoes); n != 30 {
 		t.Errorf("a node answers %d calls at once, want 30", n)
+	}
+	// A node that has just booted knows a peer by this alone.
+	if first, ok := echoes[0].(Send); !ok || first.MAC != "mac" {
+		t.Errorf("the answer %+v does not say by which MAC the node answers", echoes[0])
 	}
 }
 

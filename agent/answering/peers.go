@@ -103,8 +103,11 @@ func (l *Link) answerPeers() {
 	if len(p.echoes) == 0 || l.now < p.reply {
 		return
 	}
+	// A node that calls may not have heard by which MAC this one answers. Each hears all of these.
+	mac := l.mac
 	for _, nonce := range p.echoes {
-		l.emit(Send{Message{Kind: Hello, From: l.self, Nonce: nonce}})
+		l.emit(Send{Message{Kind: Hello, From: l.self, MAC: mac, Nonce: nonce}})
+		mac = ""
 	}
 	p.echoes = nil
 }
