@@ -675,6 +675,22 @@ func TestAddressed(t *testing.T) {
 		}
 	}()
 	node.WaitForSync(ctx)
+	// The fake tells a watch nothing of before it.
+	probes := 0
+	netnstest.Eventually(t, func() error {
+		probe := podObject(fmt.Sprintf("probe%d", probes))
+		probe.Name = string(probe.UID)
+		if _, err := client.CoreV1().Pods(probe.Namespace).Create(ctx, probe, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+		probes++
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if len(h.came) == 0 {
+			return errors.New("the watch has not begun")
+		}
+		return nil
+	})
 	for i, host := range []bool{true, false} {
 		pod := podObject(fmt.Sprintf("u%d", i))
 		pod.Name, pod.Spec.HostNetwork = fmt.Sprintf("pod-%d", i), host
