@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -40,8 +41,10 @@ const patience = 3 * time.Second
 // node's. Its methods are idempotent and safe for concurrent use, except that calls for one
 // owner run one after another.
 type Functions struct {
-	dir   string
+	dir string
+	// sysfs and links are the node's, and a test's own.
 	sysfs string
+	links func() ([]netlink.Link, error)
 
 	// mu makes choices one after another.
 	mu sync.Mutex
@@ -51,7 +54,9 @@ type Functions struct {
 func DirBeside(stateFile string) string { return filepath.Join(filepath.Dir(stateFile), "sriov") }
 
 // New returns Functions that keep their claims in the folder dir, which need not exist.
-func New(dir string) *Functions { return &Functions{dir: dir, sysfs: "/sys"} }
+func New(dir string) *Functions {
+	return &Functions{dir: dir, sysfs: "/sys", links: netlinksafe.LinkList}
+}
 
 // Wish describes the function that a container is to get.
 type Wish struct {

@@ -22,7 +22,7 @@ import (
 // scan lists the virtual functions of the physical ones, by their links, in the order of pfs and of
 // the functions' numbers.
 func (f *Functions) scan(pfs []string, claims []claim) ([]function, error) {
-	links, err := netlinksafe.LinkList()
+	links, err := f.links()
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
