@@ -334,6 +334,15 @@ func (n *Node) IsReady(pod api.Pod) (ready, known bool) {
 
 func isReady(p *corev1.Pod) bool { return len(trimConditions(p.Status.Conditions)) > 0 }
 
+// Functions returns how many virtual functions kube-scheduler counts for a pod of the node, as the watch has seen it.
+func (n *Node) Functions(pod api.Pod) int64 {
+	p, known := n.watched(pod)
+	if !known || isFinished(p) {
+		return 0
+	}
+	return podrequest.Functions(&p.Spec)
+}
+
 // watched returns a pod as the watch has seen it, for reading only.
 func (n *Node) watched(pod api.Pod) (p *corev1.Pod, known bool) {
 	obj, exists, err := n.informer.GetStore().GetByKey(pod.String())

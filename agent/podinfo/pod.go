@@ -78,9 +78,13 @@ func (n *Node) fromAPI(p *corev1.Pod) Pod {
 		Networks:  p.Annotations[annotationNetworks],
 		HostPorts: n.hostPortsOf(p),
 		WhenReady: whenReady,
-		Finished:  p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
+		Finished:  isFinished(p),
 		node:      p.Spec.NodeName,
 	}
+}
+
+func isFinished(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
 // is returns whether the runtime's UID means this pod; the runtime may give none.

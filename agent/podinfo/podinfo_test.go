@@ -271,6 +271,38 @@ func TestWanted(t *testing.T) {
 	}
 }
 
+// The kubelet forgets the functions of a pod that has finished or is gone.
+func TestFunctions(t *testing.T) {
+	n := New(thisNode, podsOf(fake.NewClientset()), &fakeIPs{}, podrequest.Reader{})
+	pod := podObject("u1", func(p *corev1.Pod) {
+		p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{v1alpha1.ResourceVF: resource.MustParse("2"), v1alpha1.ResourceIP: resource.MustParse("1")}
+	})
+	for name, c := range map[string]struct {
+		phase corev1.PodPhase
+		uid   string
+		want  int64
+	}{
+		"pending":  {corev1.PodPending, "u1", 2},
+		"running":  {corev1.PodRunning, "u1", 2},
+		"finished": {corev1.PodSucceeded, "u1", 0},
+		"failed":   {corev1.PodFailed, "u1", 0},
+		"replaced": {corev1.PodRunning, "u0", 0},
+	} {
+		p := pod.DeepCopy()
+		p.Status.Phase = c.phase
+		kept, err := trim(p)
+		if err == nil {
+			err = n.informer.GetStore().Add(kept)
+		}
+		if got := n.Functions(api.Pod{Namespace: "default", Name: "web-0", UID: c.uid}); got != c.want || err != nil {
+			t.Errorf("%s: Functions() = %d, want %d; %v", name, got, c.want, err)
+		}
+	}
+	if got := n.Functions(api.Pod{Namespace: "default", Name: "web-1", UID: "u1"}); got != 0 {
+		t.Errorf("Functions() = %d of an unknown pod", got)
+	}
+}
+
 // A pod gets the addresses that record it, in the order of its request, whatever its annotation says.
 func TestAddresses(t *testing.T) {
 	of := func(address string, index int32, uid, node string) *v1alpha1.FloatingIP {

@@ -45,6 +45,9 @@ func (r Reader) Requested(spec *v1.PodSpec) (n int64, of v1.ResourceName) {
 	return 0, of
 }
 
+// Functions returns the number of virtual functions of network cards that a pod asks kube-scheduler to count.
+func Functions(spec *v1.PodSpec) int64 { return count(spec, v1alpha1.ResourceVF) }
+
 // WithinNode says whether a node has enough for a pod. A node limits addresses only if it
 // advertises one of the resources: limits has these, and used the requests of the
 // pods of the node. The limit counts addresses, under whichever name pods request them.

@@ -13,6 +13,9 @@ const (
 	// ResourceIP is the extended resource by which a pod asks for floating IPs. The
 	// quantity is their number. A ResourceQuota can cap it.
 	ResourceIP = GroupName + "/ip"
+	// ResourceVF is the extended resource by which a pod on a network of berth-sriov has
+	// kube-scheduler count the virtual functions that it takes, one for each VLAN.
+	ResourceVF = GroupName + "/vf"
 	// MaxAddresses is the maximum number of floating IPs of a pod: the
 	// node agent can wire no more. FloatingIP.spec.index is always smaller.
 	MaxAddresses = 8
