@@ -5,6 +5,7 @@ package nettype_test
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -40,6 +41,23 @@ func TestDetached(t *testing.T) {
 	} {
 		if got, err := nettype.Of(c.driver).Detached(parse(t, config)); got != c.want || err != nil {
 			t.Errorf("%s: Detached() = %v, %v, want %v", config, got, err, c.want)
+		}
+	}
+}
+
+// Pods of berth-sriov alone get virtual functions: of the cards that are named, else of the uplink.
+func TestCards(t *testing.T) {
+	node := nettype.Node{Uplink: func() (string, error) { return "eth0", nil }}
+	for plugin, want := range map[string][]string{
+		`{"type":"berth-veth"}`:                                          nil,
+		`{"type":"berth-vlan","mode":"macvlan"}`:                         nil,
+		`{"type":"berth-sriov"}`:                                         {"eth0"},
+		`{"type":"berth-sriov","uplink":"eth1"}`:                         {"eth1"},
+		`{"type":"berth-sriov","physicalFunctions":["ens1f0","ens1f1"]}`: {"ens1f0", "ens1f1"},
+	} {
+		floating, err := nettype.Read(parse(t, plugin), node)
+		if err != nil || !slices.Equal(floating.Cards, want) {
+			t.Errorf("%s: Cards = %v, %v, want %v", plugin, floating.Cards, err, want)
 		}
 	}
 }

@@ -46,7 +46,16 @@ func readVlan(network *chain.Network, node Node) (*Floating, error) {
 	if conf.Routed {
 		return nil, fmt.Errorf("network configuration %q: routed is for %s; with %s use mode ipvlan, ipvlanMode l3", network.Name(), VethPlugin, network.Types()[0])
 	}
-	return wired(Vlan, network, conf, node)
+	floating, err := wired(Vlan, network, conf, node)
+	if err != nil || network.Types()[0] != SriovPlugin {
+		return floating, err
+	}
+	var config vlanConfig
+	if err := network.Plugin(&config); err != nil {
+		return nil, err
+	}
+	floating.Cards = config.Cards(floating.Uplink)
+	return floating, nil
 }
 
 // isDetachedVlan returns false for mode pure, in which the node answers and routes.
@@ -122,6 +131,9 @@ func withSpec(i *Interface, do func(vlan.Spec) error) error {
 	}
 	return do(spec)
 }
+
+// FunctionOwner names an interface as package sriov does, whether or not it has a virtual function.
+func FunctionOwner(key state.Key) string { return vlan.NodeLink(key.ContainerID, key.IfName) }
 
 // insideOf returns the spec of an interface with its routes to Services, which are in the pod's namespace.
 func (v *vlanDriver) insideOf(i *Interface) (vlan.Spec, error) {

@@ -13,13 +13,9 @@ import (
 
 // wishOf describes the virtual function of a segment in mode sriov.
 func wishOf(spec Spec, g segment) sriov.Wish {
-	pfs := spec.PhysicalFunctions
-	if len(pfs) == 0 {
-		pfs = []string{spec.Uplink}
-	}
 	return sriov.Wish{
 		Owner: NodeLink(spec.ContainerID, spec.IfName), IfName: g.ifName, NetNS: spec.NetNS,
-		PFs: pfs, Device: spec.DeviceID, VLAN: g.vlan, MAC: g.mac, MTU: spec.MTU,
+		PFs: spec.Cards(spec.Uplink), Device: spec.DeviceID, VLAN: g.vlan, MAC: g.mac, MTU: spec.MTU,
 	}
 }
 

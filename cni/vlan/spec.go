@@ -77,6 +77,14 @@ func (c Config) Validate() error {
 	return fmt.Errorf(`"ipvlanMode" is %q, must be l2, l3 or l3s`, c.IPvlanMode)
 }
 
+// Cards lists the links of the cards whose virtual functions containers get, in mode sriov.
+func (c Config) Cards(uplink string) []string {
+	if len(c.PhysicalFunctions) > 0 {
+		return c.PhysicalFunctions
+	}
+	return []string{uplink}
+}
+
 // routed returns whether the node routes for the container.
 func (c Config) routed() bool { return c.Mode == IPvlan && (c.IPvlanMode == L3 || c.IPvlanMode == L3S) }
 
