@@ -113,6 +113,7 @@ func run(ctx context.Context, o *Options) error {
 	legacyregistry.CustomMustRegister(a.Collector())
 	return serve(ctx, o, a, own, tellRefusals(a.Ready, tellNode(recorder, o.NodeName, EventFirewall, "CheckReadiness")), node, config, keeper, runOverlay,
 		segments.certificate.Run, func(ctx context.Context) error { return profiles.Run(ctx, a) },
+		func(ctx context.Context) error { return countFunctions(ctx, o, networks, node, store) },
 		func(ctx context.Context) error { return runPolicies(ctx, enforcer, a, store) })
 }
 
