@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/deviceplugin"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/atomicfile"
@@ -89,7 +90,7 @@ func (n *Node) installed(dir, name string, ours func(path string) (bool, error))
 	return fileItems(paths), nil
 }
 
-// files lists the agent's socket, its state file, its journal of kernel settings, its key and certificate, the folder of
+// files lists the agent's sockets, its state file, its journal of kernel settings, its key and certificate, the folder of
 // claims, which is empty by now, the files that plugins' DEL would need, and the folders of all
 // these.
 func (n *Node) files() ([]leftover.Item, error) {
@@ -105,7 +106,7 @@ func (n *Node) files() ([]leftover.Item, error) {
 		}
 		paths = append(paths, unfinished...)
 	}
-	for _, path := range append(written, n.Socket) {
+	for _, path := range append(written, n.Socket, deviceplugin.Socket) {
 		if _, err := os.Lstat(path); err == nil {
 			paths = append(paths, path)
 		}

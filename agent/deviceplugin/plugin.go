@@ -24,6 +24,9 @@ import (
 // Folder is where every kubelet has its socket for device plugins, and looks for theirs.
 const Folder = "/var/lib/kubelet/device-plugins"
 
+// Socket is the plugin's there, which a killed agent may leave.
+const Socket = Folder + "/" + ownSocket
+
 const (
 	version       = "v1beta1"
 	kubeletSocket = "kubelet.sock"
