@@ -102,6 +102,7 @@ var direct = []rule{
 	{"agent/policy", []string{"agent/state", "agent/chain", "agent/server", "agent/podinfo", "agent/profile"}, "the agent's parts do not know each other"},
 	{"agent/addressconflict", []string{"agent", "ipam"}, "conflicts know no records and no pods but by name"},
 	{"agent/assignment", []string{"agent/state", "agent/chain", "agent/server", "agent/profile", "agent/policy", "agent/hostports", "agent/reconcile", "agent/nettype"}, "the node's own addresses have nothing to do with pods' records"},
+	{"agent/deviceplugin", []string{"agent/server", "agent/chain", "agent/podinfo", "agent/profile", "agent/policy", "agent/hostports", "agent/reconcile"}, "the agent's parts do not know each other"},
 	{"agent/egress", []string{"agent"}, "pods leave without knowing the node's records"},
 	{"agent/announce", []string{"agent/chain", "agent/server", "agent/podinfo", "agent/profile", "agent/policy", "agent/defence", "agent/keylock", "agent/reconcile"}, "the agent's parts do not know each other"},
 	{"agent/defence", []string{"agent/chain", "agent/server", "agent/podinfo", "agent/profile", "agent/policy", "agent/announce", "agent/keylock", "agent/reconcile"}, "the agent's parts do not know each other"},

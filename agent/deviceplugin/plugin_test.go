@@ -192,11 +192,11 @@ var (
 // The kubelet hears of devices that come, go, and change their health; the socket is root's, and ends with the plugin.
 func TestDevicesOfTheKubelet(t *testing.T) {
 	folder := t.TempDir()
+	k := startKubelet(t, folder, nil)
 	// A killed agent left its socket.
 	if err := os.WriteFile(filepath.Join(folder, ownSocket), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	k := startKubelet(t, folder, nil)
 	c, stop := start(t, folder, often, deviceA)
 	k.wantRegistered(t, kubeletA)
 	c.set(nil, deviceA, deviceB)
@@ -267,6 +267,21 @@ func TestKubeletRestarts(t *testing.T) {
 	<-k.ended
 }
 
+// A kubelet that drops the plugin counts its devices again.
+func TestDropped(t *testing.T) {
+	folder := t.TempDir()
+	k := startKubelet(t, folder, nil)
+	start(t, folder, often, deviceA)
+	k.wantRegistered(t, kubeletA)
+	k.mu.Lock()
+	err := k.plugin.Close()
+	k.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.wantRegistered(t, kubeletA)
+}
+
 // A node without devices registers nothing, and with the first device it does; so where the kubelet comes later.
 func TestLater(t *testing.T) {
 	folder := t.TempDir()
@@ -290,7 +305,7 @@ func TestLater(t *testing.T) {
 func TestRefused(t *testing.T) {
 	folder := t.TempDir()
 	k := startKubelet(t, folder, status.Error(codes.Unknown, "invalid resource: berth.dev/vf"))
-	start(t, folder, often, deviceA)
+	start(t, folder, never, deviceA)
 	<-k.requests
 	<-k.requests
 	err := call(t.Context(), filepath.Join(folder, kubeletSocket), "/v1beta1.Registration/Register", encodeRegistration("x", "y"))
