@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -103,11 +104,7 @@ func newInside(t *testing.T) (*Agent, *world, *inside, *api.Request) {
 	a.podLinks = func(string) (map[string]int, error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		links := map[string]int{}
-		for name, index := range s.links {
-			links[name] = index
-		}
-		return links, nil
+		return maps.Clone(s.links), nil
 	}
 	req := addRequest("c")
 	req.NetNS = filepath.Join(t.TempDir(), "netns")

@@ -158,7 +158,10 @@ func (p *Plugin) serve(ctx context.Context, kubelets <-chan struct{}, n int) (wa
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	// Close removes the socket, too.
-	defer func() { _ = server.Close(); <-served }()
+	defer func() {
+		_ = server.Close()
+		_ = <-served // that the server was closed
+	}()
 	kubelet := filepath.Join(p.folder, kubeletSocket)
 	registering, done := context.WithTimeout(ctx, patience)
 	defer done()

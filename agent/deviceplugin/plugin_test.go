@@ -264,7 +264,7 @@ func TestKubeletRestarts(t *testing.T) {
 	// Its socket is made anew while the old one still listens, as in a hand-over.
 	next := startKubelet(t, folder, nil)
 	next.wantRegistered(t, kubeletA)
-	<-k.ended
+	_ = <-k.ended // that it was closed
 }
 
 // A kubelet that drops the plugin counts its devices again.

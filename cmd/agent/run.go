@@ -81,10 +81,6 @@ func run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
-	services, err := newServicePrefixes(o.ServicePrefixes, clients.core.ServiceCIDRs.List)
-	if err != nil {
-		return err
-	}
 	ports, err := hostport.ParseRange(o.HostPortRange)
 	if err != nil {
 		return fmt.Errorf("--host-port-range: %w", err)
@@ -93,10 +89,9 @@ func run(ctx context.Context, o *Options) error {
 	segments := newSegments(ctx, o, self(o, config), clients.core.CertificateSigningRequests)
 	options := agent.Options{
 		Pods: node, ConflictLog: node, Store: store,
-		Networks: networks, Plugins: newRunner(o, exec, bootID), Drivers: nettype.Drivers(nettype.Kernel{Wirer: own.wirer, StateFile: o.StateFile, Services: services.prefixes}),
+		Networks: networks, Plugins: newRunner(o, exec, bootID), Drivers: nettype.Drivers(nettype.Kernel{Wirer: own.wirer, StateFile: o.StateFile, Services: newServicePrefixes(o.ServicePrefixes, clients.core.ServiceCIDRs.List).prefixes}),
 		PodNetworks:   &attachdef.Reader{Get: clients.definition, Shared: o.NetworkNamespaces},
-		DefaultRoutes: defaultroute.Kernel{}, Proxied: !o.DetectConflicts,
-		Shaper:            profiles,
+		DefaultRoutes: defaultroute.Kernel{}, Proxied: !o.DetectConflicts, Shaper: profiles,
 		Metrics:           agent.NewMetrics(legacyregistry.MustRegister),
 		Events:            recorder,
 		Kernel:            detectNetfilter(ctx).Ready,

@@ -36,13 +36,13 @@ type servicePrefixes struct {
 	at     time.Time
 }
 
-// newServicePrefixes returns the prefixes of --service-prefixes. list asks the API.
-func newServicePrefixes(words []string, list func(context.Context, metav1.ListOptions) (*networkingv1.ServiceCIDRList, error)) (*servicePrefixes, error) {
-	given, ofAPI, err := parseServicePrefixes(words)
+// newServicePrefixes returns the prefixes of --service-prefixes, which the options' validation has read. list asks the API.
+func newServicePrefixes(words []string, list func(context.Context, metav1.ListOptions) (*networkingv1.ServiceCIDRList, error)) *servicePrefixes {
+	given, ofAPI, _ := parseServicePrefixes(words)
 	if !ofAPI {
 		list = nil
 	}
-	return &servicePrefixes{given: given, list: list}, err
+	return &servicePrefixes{given: given, list: list}
 }
 
 // parseServicePrefixes reads --service-prefixes, without ServiceCIDRs.

@@ -236,7 +236,7 @@ func settled(t *testing.T, h *netnstest.Host) {
 	t.Helper()
 	netnstest.Eventually(t, func() error {
 		local := h.IP("-6", "route", "show", "table", "local")
-		for _, link := range strings.Split(strings.TrimSpace(h.IP("-6", "-o", "addr", "show", "scope", "global")), "\n") {
+		for link := range strings.SplitSeq(strings.TrimSpace(h.IP("-6", "-o", "addr", "show", "scope", "global")), "\n") {
 			if words := strings.Fields(link); len(words) > 3 {
 				addr, _, _ := strings.Cut(words[3], "/")
 				if !strings.Contains(local, "local "+addr+" dev "+words[1]+" ") {

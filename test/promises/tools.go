@@ -106,7 +106,7 @@ var tools = []promise{
 	},
 	{
 		"An agent may not delete FloatingIPs.", "docs/explanation/security.md#privileges",
-		"manifests/agent/rbac.yaml", "resources: [floatingips]\n    verbs: [get, list]", "resources: [floatingips]\n    verbs: [get, list, delete]",
+		"manifests/agent/rbac.yaml", "resources: [floatingips]\n    verbs: [get, list, watch]", "resources: [floatingips]\n    verbs: [get, list, watch, delete]",
 		"manifests", "TestRightsToWrite",
 	},
 	{

@@ -67,8 +67,8 @@ func TestPermissions(t *testing.T) {
 		{
 			account: "berth-agent",
 			may: []string{
-				"get /pods", "list /pods", "watch /pods", "get berth.dev/floatingips", "list berth.dev/floatingips", "patch berth.dev/floatingips/status",
-				"list berth.dev/nodeassignments", "watch berth.dev/nodeassignments", "patch berth.dev/nodeassignments/status",
+				"get /pods", "list /pods", "watch /pods", "get berth.dev/floatingips", "list berth.dev/floatingips", "watch berth.dev/floatingips", "patch berth.dev/floatingips/status",
+				"list networking.k8s.io/servicecidrs", "list berth.dev/nodeassignments", "watch berth.dev/nodeassignments", "patch berth.dev/nodeassignments/status",
 				"get k8s.cni.cncf.io/network-attachment-definitions", "act berth.dev/agents",
 				"list /namespaces", "watch /namespaces", "list berth.dev/networkprofiles", "watch berth.dev/networkprofiles",
 				"get /namespaces", "list networking.k8s.io/networkpolicies", "watch networking.k8s.io/networkpolicies",
@@ -81,7 +81,7 @@ func TestPermissions(t *testing.T) {
 				"patch networking.k8s.io/networkpolicies", "patch policy.networking.k8s.io/clusternetworkpolicies", "patch policy.networking.k8s.io/clusternetworkpolicies/status",
 				"list apiextensions.k8s.io/customresourcedefinitions", "watch apiextensions.k8s.io/customresourcedefinitions /others.example.org",
 				"patch /namespaces", "create berth.dev/networkprofiles", "patch berth.dev/networkprofiles", "update berth.dev/networkprofiles", "delete /events", "list /events",
-				"watch berth.dev/floatingips", "create berth.dev/floatingips", "update berth.dev/floatingips",
+				"create berth.dev/floatingips", "update berth.dev/floatingips", "watch networking.k8s.io/servicecidrs",
 				"patch berth.dev/floatingips", "delete berth.dev/floatingips", "delete berth.dev/floatingips/held",
 				"create berth.dev/nodeassignments", "patch berth.dev/nodeassignments", "update berth.dev/nodeassignments", "delete berth.dev/nodeassignments", "update berth.dev/nodeassignments/status",
 				"get berth.dev/ippools", "get berth.dev/ipclaims", "create /pods", "update /pods", "patch /pods", "delete /pods", "update /pods/status", "patch /pods/status",
