@@ -51,6 +51,7 @@ func translatedConnections(t *testing.T, w *topology) {
 	}
 	sysctl(t, w.nodeA, "net/ipv4/ip_forward", "1") // as kube-proxy needs it
 	w.nodeA.IPBatch("link add nodelocaldns type bridge\naddr add 169.254.20.10/32 dev nodelocaldns\n")
+	defer w.nodeA.IP("link", "del", "nodelocaldns")
 	// Where the kernel has bridge filters, the node would also translate packets that pass its
 	// bridges.
 	for _, family := range []string{"iptables", "ip6tables"} {
