@@ -36,6 +36,7 @@ func suites(t *testing.T) []Suite {
 		{Package: "./cni/veth/wire", Run: "^TestVLAN"},
 		{Package: "./cni/nodeaddress"},
 		{Package: "./agent/answering/segment", Run: "^Test(Firewalls|OtherVLAN)"},
+		{Package: "./agent/linkwatch", Run: "^TestBondFailsOver$"},
 		{Package: "./agent/policy/place", Run: "^(TestFind|TestDrivers)$/(ipvlan|VLAN)"},
 		// On another kernel, which has its own ways to refuse a transaction.
 		{Package: "./agent/policy/table", Run: "^(TestDifferences|TestReplaceAnything|TestRefused|TestPickUp)$"},
