@@ -479,6 +479,23 @@ func TestPolicyWaitsForFloatingIPs(t *testing.T) {
 	})
 }
 
+// Where somebody deleted the kinds of Berth before its agents, policies hold on.
+func TestNoFloatingIPs(t *testing.T) {
+	run(t, func(w *fakeCluster) {
+		w.twoNodes()
+		w.floatingIPs.fail(apierrors.NewNotFound(schema.GroupResource{}, ""))
+		w.networkPolicies.Add(allowing("shop", "allow"))
+		w.start()
+		w.expect("no such kind", []string{"shop/allow"}, bothNamespaces, allPods)
+		w.floatingIPs.Add(floatingIP("10.0.70.5", "there", "uid of there"))
+		w.floatingIPs.fail(nil)
+		w.after(5 * time.Minute)
+		if got := w.pod("shop/there").Addresses; len(got) != 2 {
+			w.Errorf("the kind is there again, and the pod has %v", got)
+		}
+	})
+}
+
 // A policy is not told before the objects that it needs are known; others go on meanwhile.
 func TestPolicyWaitsForPods(t *testing.T) {
 	run(t, func(w *fakeCluster) {

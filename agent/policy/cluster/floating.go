@@ -76,10 +76,16 @@ func (c *Cluster) floatingFeed() *feed {
 			c.locked(func() { c.hold(addr, h) })()
 		}
 	}
+	read := func() {
+		c.floating.read = true
+		c.tellPolicies()
+	}
 	return &feed{
 		kind: floatingIPs, source: c.o.FloatingIPs, reached: c.noteReach(floatingIPs),
-		begin: c.locked(func() { c.floating.pass++ }),
-		put:   put(true), remove: put(false),
+		// Somebody deleted the kinds before the agents: policies of ordinary pods hold on.
+		absent: func(error) { c.locked(read)() },
+		begin:  c.locked(func() { c.floating.pass++ }),
+		put:    put(true), remove: put(false),
 		end: func(string) {
 			c.locked(func() {
 				for a, h := range c.floating.holders {
@@ -87,8 +93,7 @@ func (c *Cluster) floatingFeed() *feed {
 						c.hold(a, holder{})
 					}
 				}
-				c.floating.read = true
-				c.tellPolicies()
+				read()
 			})()
 		},
 	}
