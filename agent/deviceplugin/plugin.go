@@ -160,7 +160,9 @@ func (p *Plugin) serve(ctx context.Context, kubelets <-chan struct{}, n int) (wa
 	// Close removes the socket, too.
 	defer func() {
 		_ = server.Close()
-		_ = <-served // that the server was closed
+		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+			klog.FromContext(ctx).V(2).Info("The server for the kubelet ended", "err", err)
+		}
 	}()
 	kubelet := filepath.Join(p.folder, kubeletSocket)
 	registering, done := context.WithTimeout(ctx, patience)

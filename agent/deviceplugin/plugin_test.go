@@ -264,7 +264,9 @@ func TestKubeletRestarts(t *testing.T) {
 	// Its socket is made anew while the old one still listens, as in a hand-over.
 	next := startKubelet(t, folder, nil)
 	next.wantRegistered(t, kubeletA)
-	_ = <-k.ended // that it was closed
+	if err := <-k.ended; err != nil {
+		t.Error(err)
+	}
 }
 
 // A kubelet that drops the plugin counts its devices again.
