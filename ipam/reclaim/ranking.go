@@ -3,6 +3,7 @@
 package reclaim
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"sync"
@@ -206,12 +207,11 @@ func (r *rankings) of(ip *v1alpha1.FloatingIP) *ranking {
 // are forgotten before more are loaded.
 const mostLoaded = 4096
 
-// ranking returns the addresses of an owner's purpose; nil if there are none.
+// ranking returns the addresses of an owner's purpose.
 func (r *rankings) ranking(owner *v1alpha1.Owner) *ranking {
 	key := purposeOf(owner)
-	of, ok := r.all[key]
-	if ok || r.load == nil {
-		return of
+	if of, ok := r.all[key]; ok || r.load == nil {
+		return cmp.Or(of, &ranking{})
 	}
 	if len(r.ranked) > mostLoaded {
 		clear(r.all)
@@ -222,7 +222,7 @@ func (r *rankings) ranking(owner *v1alpha1.Owner) *ranking {
 	for _, ip := range ips {
 		r.add(ip)
 	}
-	return r.all[key]
+	return cmp.Or(r.all[key], &ranking{})
 }
 
 // demand estimates the number of addresses of one pod from the pods of the owner: the
@@ -232,7 +232,7 @@ func (r *rankings) demand(owner *v1alpha1.Owner) int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	of := r.ranking(owner)
-	if of == nil || !isShared(owner) {
+	if len(of.four.all)+len(of.six.all) == 0 || !isShared(owner) {
 		return 0
 	}
 	most := int64(1)
@@ -247,9 +247,6 @@ func (r *rankings) members(owner *v1alpha1.Owner) []*v1alpha1.FloatingIP {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	of := r.ranking(owner)
-	if of == nil {
-		return nil
-	}
 	return slices.Concat(of.four.all, of.six.all)
 }
 
@@ -259,9 +256,6 @@ func (r *rankings) lastYielding(owner *v1alpha1.Owner) (names []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	of := r.ranking(owner)
-	if of == nil {
-		return nil
-	}
 	for _, s := range []*sequence{&of.four, &of.six} {
 		if n := len(s.yielding); n > 0 {
 			names = append(names, s.yielding[n-1].Name)

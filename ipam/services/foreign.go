@@ -38,27 +38,22 @@ func isForeignRecord(ip *v1alpha1.FloatingIP) bool {
 	return ip.Spec.Reserved && ip.Spec.Owner.IsService()
 }
 
-// foreignChanged has the addresses looked at that a Service has from another implementation.
-func (c *controller) foreignChanged(service *v1.Service) {
-	if !isForeign(service) {
-		return
+// foreignKeysOf returns the keys of the addresses that a Service has from another implementation.
+func foreignKeysOf(service *v1.Service) (keys []preallocation.Key) {
+	if isForeign(service) {
+		addresses, _ := ingressIndex(service) // it returns no error
+		for _, address := range addresses {
+			keys = append(keys, foreignKey(address))
+		}
 	}
-	addresses, _ := ingressIndex(service) // it returns no error
-	for _, address := range addresses {
-		c.loop.Enqueue(foreignKey(address))
-	}
+	return keys
 }
 
 // foreignKeys returns the keys of all addresses of Services of other implementations, and of the ones that are reserved for
 // some.
 func (c *controller) foreignKeys() (keys []preallocation.Key) {
 	for _, object := range c.services.List() {
-		if service := object.(*v1.Service); isForeign(service) {
-			addresses, _ := ingressIndex(service) // it returns no error
-			for _, address := range addresses {
-				keys = append(keys, foreignKey(address))
-			}
-		}
+		keys = append(keys, foreignKeysOf(object.(*v1.Service))...)
 	}
 	for _, ip := range view.Indexed[*v1alpha1.FloatingIP](c.ips, byGroup, foreign) {
 		keys = append(keys, foreignKey(ip.Spec.Address))

@@ -190,7 +190,9 @@ func (c *controller) serviceChanged(before, after *v1.Service) {
 		if IsOurs(service) {
 			c.loop.Enqueue(keyOf(service))
 		}
-		c.foreignChanged(service)
+		for _, key := range foreignKeysOf(service) {
+			c.loop.Enqueue(key)
+		}
 		// It may be the holder of an address, or no LoadBalancer any more and show one.
 		for _, ingress := range service.Status.LoadBalancer.Ingress {
 			c.carrierChanged(ingress.IP)
@@ -398,6 +400,7 @@ func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preall
 	lead := with[0]
 	var shown, short, uncarried []string
 	var again time.Duration
+	nodeOf := func(name string) *v1.Node { node, _ := c.nodes.Get(name); return node } // nil where there is none
 	for _, ip := range has {
 		now := c.carriers.Carriers(ip.Spec.Address)
 		silent := m.State.silences(ip.Spec.Address)
@@ -420,7 +423,7 @@ func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preall
 		case len(over) > 0:
 			uncarried = append(uncarried, fmt.Sprintf("Node %s does not confirm that it carries %s, and is passed over where another can: no agent is ready there.", over[0], ip.Spec.Address))
 		}
-		if spec, changed := answeredBy(ip, p, now, c.nodeOf); changed {
+		if spec, changed := answeredBy(ip, p, now, nodeOf); changed {
 			// The agent of the next node asks the record, and the one of the node before does when it hears of that.
 			if _, err := c.store.Update(ctx, ip, spec); err != nil {
 				return 0, fmt.Errorf("have node %q answer for %s: %w", spec.Service.Node, ip.Name, err)
@@ -515,15 +518,6 @@ func answeredBy(ip *v1alpha1.FloatingIP, p plan, now []assignments.Carrier, node
 		spec.LastNode = nil
 	}
 	return spec, next != before || spec.LastNode == nil && ip.Spec.LastNode != nil
-}
-
-// nodeOf returns a Node as it was seen, nil where there is none.
-func (c *controller) nodeOf(name string) *v1.Node {
-	node, err := c.nodes.Get(name)
-	if err != nil { // Not found: a lister reads a cache.
-		return nil
-	}
-	return node
 }
 
 // whyNone says why no node carries an address.
