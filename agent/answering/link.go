@@ -906,8 +906,9 @@ func (l *Link) sayHello() {
 
 // question asserts an address and asks who answers for it.
 func (l *Link) question(h *holding) {
-	// On a crowded segment the first ones of a turn are enough to close the address elsewhere, and to be told of a newer record.
-	if !h.again || h.asked < questions || !l.crowded() {
+	// On a crowded segment the first ones of a turn are enough to close the address elsewhere, and to be told of a newer record; and the last
+	// ones for a node that asks, too, and hears this one only since.
+	if !h.again || h.asked < questions || h.asked >= doubted-questions || !l.crowded() {
 		l.assert(h)
 	}
 	h.agreed = false
