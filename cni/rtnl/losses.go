@@ -5,6 +5,7 @@ package rtnl
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"syscall"
 	"unsafe"
@@ -19,7 +20,7 @@ const OfNode = 0
 // Losses returns a channel that has OfNode after a routing rule of any program, or a route of ours, was
 // deleted, by whomever: systemd-networkd deletes all that it does not know when it starts. It has OfNode, too, after forwarding or
 // answering by proxy was switched off, as sysctl --system does, and the index of a link where it was for one alone. The channel ends with the
-// context, or after missed got an error. An element stands for all that nobody has read.
+// context, or after missed got an error, also where its elements come faster than they are read.
 func Losses(ctx context.Context, missed func(error)) (<-chan int, error) {
 	index := func(m syscall.NetlinkMessage) int {
 		if m.Header.Type != unix.RTM_NEWNETCONF {
@@ -47,6 +48,9 @@ func Moves(ctx context.Context, missed func(error)) (<-chan int, error) {
 	return moves, nil
 }
 
+// errBehind is of a reader that is too slow: what it would not be told may be the one loss that counts.
+var errBehind = errors.New("events come faster than they are read")
+
 func subscribe(ctx context.Context, missed func(error), program []unix.SockFilter, index func(syscall.NetlinkMessage) int, groups ...uint) (<-chan int, error) {
 	s, err := nl.Subscribe(unix.NETLINK_ROUTE, groups...)
 	if err != nil {
@@ -57,7 +61,7 @@ func subscribe(ctx context.Context, missed func(error), program []unix.SockFilte
 		return nil, fmt.Errorf("filter its events: %w", err)
 	}
 	context.AfterFunc(ctx, s.Close)
-	events := make(chan int, 64)
+	events := make(chan int, 256)
 	go func() {
 		defer close(events)
 		for {
@@ -70,6 +74,8 @@ func subscribe(ctx context.Context, missed func(error), program []unix.SockFilte
 				select {
 				case events <- index(m):
 				default:
+					missed(errBehind)
+					return
 				}
 			}
 		}
