@@ -694,19 +694,25 @@ func TestReconnectsApart(t *testing.T) {
 	})
 }
 
-// It is told once when a pod gets an address that is not its node's.
-func TestAddressed(t *testing.T) {
+// follow returns a Node that follows a client's pods until the test ends, and the handler that it tells.
+func follow(t *testing.T) (*fake.Clientset, *Node, *handler) {
+	t.Helper()
 	client := fake.NewClientset()
 	node := New(thisNode, podsOf(client), &fakeIPs{}, podrequest.Reader{})
 	h := &handler{gone: make(chan api.Pod, 1), verified: make(chan struct{}, 1)}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
 	go func() {
-		if err := node.Run(ctx, h); err != nil {
+		if err := node.Run(t.Context(), h); err != nil {
 			t.Error(err)
 		}
 	}()
-	node.WaitForSync(ctx)
+	node.WaitForSync(t.Context())
+	return client, node, h
+}
+
+// It is told once when a pod gets an address that is not its node's.
+func TestAddressed(t *testing.T) {
+	client, _, h := follow(t)
+	ctx := t.Context()
 	// The fake tells a watch nothing of before it.
 	probes := 0
 	netnstest.Eventually(t, func() error {
@@ -749,17 +755,8 @@ func TestAddressed(t *testing.T) {
 
 // It is told when a pod becomes Ready and when it is not any more, and not of other changes of its conditions.
 func TestReadied(t *testing.T) {
-	client := fake.NewClientset()
-	node := New(thisNode, podsOf(client), &fakeIPs{}, podrequest.Reader{})
-	h := &handler{gone: make(chan api.Pod, 1), verified: make(chan struct{}, 1)}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	go func() {
-		if err := node.Run(ctx, h); err != nil {
-			t.Error(err)
-		}
-	}()
-	node.WaitForSync(ctx)
+	client, node, h := follow(t)
+	ctx := t.Context()
 	pod := podObject("u1")
 	identity := api.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: "u1"}
 	pods := client.CoreV1().Pods(pod.Namespace)
@@ -800,17 +797,8 @@ func TestReadied(t *testing.T) {
 
 // A pod that comes, and a change of its annotations, are told; other changes are not.
 func TestChanged(t *testing.T) {
-	client := fake.NewClientset()
-	node := New(thisNode, podsOf(client), &fakeIPs{}, podrequest.Reader{})
-	h := &handler{gone: make(chan api.Pod, 1), verified: make(chan struct{}, 1)}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	go func() {
-		if err := node.Run(ctx, h); err != nil {
-			t.Error(err)
-		}
-	}()
-	node.WaitForSync(ctx)
+	client, node, h := follow(t)
+	ctx := t.Context()
 	pod := podObject("u1")
 	identity := api.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: "u1"}
 	if _, known := node.Annotations(identity); known {

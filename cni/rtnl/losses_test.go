@@ -16,7 +16,10 @@ func TestSlowReader(t *testing.T) {
 	netnstest.Need(t)
 	host, missed := netnstest.New(t), make(chan error, 1)
 	var losses <-chan int
-	host.Run(func() (err error) { losses, err = rtnl.Losses(t.Context(), func(err error) { missed <- err }); return err })
+	host.Run(func() (err error) {
+		losses, err = rtnl.Losses(t.Context(), func(err error) { missed <- err })
+		return err
+	})
 	host.Run(func() error {
 		for range 400 {
 			for _, value := range []string{"1", "0"} {
@@ -27,7 +30,9 @@ func TestSlowReader(t *testing.T) {
 		}
 		return nil
 	})
-	<-missed
+	if err := <-missed; err == nil {
+		t.Error("the reader is told no reason")
+	}
 	told := 0
 	for range losses {
 		told++
