@@ -99,10 +99,10 @@ func networkOf(t *testing.T, address string) *v1alpha1.Network {
 
 // bind makes or changes the FloatingIPs of the addresses, separated by commas, so
 // that they name the pod, as the scheduler does of what the pod's annotations say now.
-func bind(t *testing.T, addresses string, pod *corev1.Pod) {
+func bind(t *testing.T, addresses string, pod *corev1.Pod, also ...func(*v1alpha1.FloatingIPSpec)) {
 	t.Helper()
 	for address := range strings.SplitSeq(addresses, ",") {
-		bindOne(t, address, pod)
+		bindOne(t, address, pod, also...)
 	}
 }
 
@@ -112,7 +112,7 @@ func ownerOf(pod *corev1.Pod) *v1alpha1.Owner {
 	return &owner
 }
 
-func bindOne(t *testing.T, address string, pod *corev1.Pod) {
+func bindOne(t *testing.T, address string, pod *corev1.Pod, also ...func(*v1alpha1.FloatingIPSpec)) {
 	t.Helper()
 	shared.take(t, address)
 	name := nameOf(address)
@@ -127,6 +127,9 @@ func bindOne(t *testing.T, address string, pod *corev1.Pod) {
 	ip.Spec.Owner, ip.Spec.Pod = ownerOf(pod), &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID, Failover: pod.Annotations[v1alpha1.AnnotationFailover] != ""}
 	ip.Spec.Index = int32(max(0, slices.Index(strings.Split(pod.Annotations[v1alpha1.AnnotationFloatingIPs], ","), name)))
 	ip.Spec.Node = pod.Spec.NodeName
+	for _, change := range also {
+		change(&ip.Spec)
+	}
 	if ip.ResourceVersion == "" {
 		_, err = apiOf(t).ips.Create(t.Context(), ip, metav1.CreateOptions{})
 		t.Cleanup(func() { _ = apiOf(t).ips.Delete(ctxOf(t), name, metav1.DeleteOptions{}) })

@@ -26,6 +26,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/ipam/agentpod"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/deploy"
 )
 
@@ -258,8 +259,7 @@ func TestDiagnosis(t *testing.T) {
 
 	// For which address a node waits, and for which host, and the end of the waiting by a person's word. That takes more than to look.
 	waiting := createPod(t, n.name, "waits", "10.70.26.6")
-	bind(t, "10.70.26.6", waiting)
-	wasOn(t, "10.70.26.6", "gone")
+	bind(t, "10.70.26.6", waiting, func(spec *v1alpha1.FloatingIPSpec) { spec.LastNode = &v1alpha1.NodeReference{Name: "gone", UID: "u"} })
 	// As a switch does that suppresses ARP.
 	network.client.IP("addr", "add", "10.70.26.6/32", "dev", "eth0")
 	c := newContainer(t, "waits", waiting)

@@ -39,8 +39,7 @@ func moved(t *testing.T, to *node, name, routed4, routed6, id string, since time
 		pod, err = apiOf(t).kube.CoreV1().Pods("default").Create(t.Context(), made, metav1.CreateOptions{})
 		return err // of another pod of the name, while it ends
 	})
-	bind(t, both, pod)
-	heldSince(t, both, since)
+	bind(t, both, pod, heldSince(since))
 	c := newContainer(t, id, pod)
 	fabric.Answer(t, c.Host, id)
 	to.mustAdd(c)

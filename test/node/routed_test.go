@@ -45,19 +45,9 @@ func (n *node) becomesAdvertised(want string) {
 	})
 }
 
-// heldSince records since when the pod that holds the addresses has them.
-func heldSince(t *testing.T, addresses string, since time.Time) {
-	t.Helper()
-	for address := range strings.SplitSeq(addresses, ",") {
-		ip, err := apiOf(t).ips.Get(t.Context(), nameOf(address), metav1.GetOptions{})
-		if err == nil {
-			ip.Spec.Since = &metav1.Time{Time: since}
-			_, err = apiOf(t).ips.Update(t.Context(), ip, metav1.UpdateOptions{})
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+// heldSince is the time since when the pod that is bound has its addresses.
+func heldSince(since time.Time) func(*v1alpha1.FloatingIPSpec) {
+	return func(spec *v1alpha1.FloatingIPSpec) { spec.Since = &metav1.Time{Time: since} }
 }
 
 // The life of a pod whose addresses routers lead to its node, while it is Ready.
@@ -75,8 +65,7 @@ func TestRouted(t *testing.T) {
 	requesting(pod, v1alpha1.ResourceIP, 2)
 	pod.Annotations = map[string]string{v1alpha1.AnnotationFloatingIPs: nameOf(routed4) + "," + nameOf(routed6), v1alpha1.AnnotationAdvertise: v1alpha1.AdvertiseReady}
 	pod = create(t, pod)
-	bind(t, both, pod)
-	heldSince(t, both, since)
+	bind(t, both, pod, heldSince(since))
 	c := newContainer(t, "c1", pod)
 	n.mustAdd(c)
 	if got := n.advertised(); got != "" {
