@@ -19,7 +19,7 @@ import (
 // Sighting is what was heard of another node.
 type Sighting struct {
 	// Control: on each link on which the addresses were asked for, a gateway, or a third node, answered a question of each of their
-	// families meanwhile.
+	// families meanwhile, or of either where no address was asked for.
 	Control bool
 	// Node: the node's agent answered.
 	Node bool
@@ -98,9 +98,13 @@ func (a *Answerer) Seek(ctx context.Context, node string, addrs []netip.Addr, li
 	return s.seen
 }
 
-// isControlled returns whether questions of the addresses' families were answered on a link.
+// isControlled returns whether questions of the addresses' families were answered on a link: of either family where no address is asked
+// for, as others have them all by now.
 func (s *search) isControlled(link int) bool {
-	return len(s.addrs) > 0 && !slices.ContainsFunc(s.addrs, func(addr netip.Addr) bool { return !s.controls[control{link, addr.Is4()}] })
+	if len(s.addrs) == 0 {
+		return s.controls[control{link, true}] || s.controls[control{link, false}]
+	}
+	return !slices.ContainsFunc(s.addrs, func(addr netip.Addr) bool { return !s.controls[control{link, addr.Is4()}] })
 }
 
 // see notes all that says something of the node, on a link.

@@ -22,9 +22,9 @@ func TestSeek(t *testing.T) {
 	macs, none := map[netip.Addr][]string{address: {"02:00:00:00:00:01"}}, map[netip.Addr][]string{}
 	for name, c := range map[string]struct {
 		// dead: the agent of the lost node; off: the node; out: the cable of the witness. gateway and third are hosts of the
-		// segment.
-		dead, off, out, gateway, third bool
-		want                           Sighting
+		// segment. moved: others have all addresses of the node.
+		dead, off, out, gateway, third, moved bool
+		want                                  Sighting
 	}{
 		"it lives":                              {gateway: true, want: Sighting{Control: true, Node: true, MACs: macs}},
 		"it lives, and hears the witness alone": {want: Sighting{Node: true, MACs: macs}},
@@ -33,6 +33,9 @@ func TestSeek(t *testing.T) {
 		"it is off, and there is no gateway":    {off: true, third: true, want: Sighting{Control: true, MACs: none}},
 		"it is off, and nobody is there":        {off: true, want: Sighting{MACs: none}},
 		"the witness' cable is out":             {out: true, gateway: true, third: true, want: Sighting{MACs: none}},
+		"it is off, without an address":         {off: true, moved: true, gateway: true, want: Sighting{Control: true, MACs: none}},
+		"it is off, without address or gateway": {off: true, moved: true, third: true, want: Sighting{Control: true, MACs: none}},
+		"nobody is there, nor an address":       {off: true, moved: true, want: Sighting{MACs: none}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
@@ -61,7 +64,11 @@ func TestSeek(t *testing.T) {
 				lost.out, witness.out = c.off, c.out
 				w.mu.Unlock()
 				began := time.Now()
-				got := a.Seek(t.Context(), "lost", []netip.Addr{address}, []int{1})
+				addresses := []netip.Addr{address}
+				if c.moved {
+					addresses = nil
+				}
+				got := a.Seek(t.Context(), "lost", addresses, []int{1})
 				if diff := cmp.Diff(c.want, got, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 					t.Errorf("Seek() (-want +got):\n%s", diff)
 				}

@@ -885,7 +885,8 @@ func (l *Link) seek(s Seek) {
 		of[family(addr)] = true
 	}
 	for f, is := range of {
-		if is {
+		// Others may have all addresses of the node by now: then an answer of either family shows that the segment is heard.
+		if is || len(s.Addresses) == 0 {
 			l.emit(l.control(f, s.Node))
 		}
 	}

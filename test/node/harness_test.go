@@ -310,6 +310,7 @@ func (n *node) kill() { n.end(syscall.SIGKILL) }
 
 func (n *node) end(sig syscall.Signal) {
 	_ = n.agent.cmd.Process.Signal(sig)
+	_ = n.agent.cmd.Process.Signal(syscall.SIGCONT) // of a test that failed while its agent was stopped
 	n.ended("after " + sig.String())
 }
 
