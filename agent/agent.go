@@ -107,7 +107,7 @@ type Drivers map[string]nettype.Driver
 type assigned interface {
 	Has(addr netip.Addr) bool
 	Open(addr netip.Addr)
-	Close(ctx context.Context, addr netip.Addr, cause answering.Cause) error
+	Close(ctx context.Context, addr netip.Addr) error
 	Whose(ctx context.Context, addr netip.Addr) (mine bool, version answering.Version, last answering.Node, err error)
 }
 

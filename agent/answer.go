@@ -329,7 +329,7 @@ func addressesOf(record *state.Container) []netip.Addr {
 // it, for all of their pods: a pod has all of them, or none.
 func (a answers) Close(ctx context.Context, addr netip.Addr, newest answering.Version, cause answering.Cause, why string) error {
 	if a.isAssigned(addr) {
-		return a.Assigned.Close(ctx, addr, cause)
+		return a.Assigned.Close(ctx, addr)
 	}
 	ended := ErrNotYet
 	if cause == answering.Newer {

@@ -106,26 +106,26 @@ func (c *Carrier) Has(addr netip.Addr) bool {
 // Open has the node carry an address for which it may answer now. It returns at once.
 func (c *Carrier) Open(netip.Addr) { c.opened.Send() }
 
-// Close has the node not answer for an address any more, which another node may have, but for the node's own while its link has no carrier: programs
-// may use it, and nobody hears it. It blocks for the kernel.
-func (c *Carrier) Close(ctx context.Context, addr netip.Addr, cause answering.Cause) error {
+// Close has the node not answer for an address any more, which another node may have, also while its link has no carrier: the kernel would answer
+// as soon as it is back, before another node is asked. It blocks for the kernel.
+func (c *Carrier) Close(ctx context.Context, addr netip.Addr) error {
 	carriage, given := c.given.Get(addr)
 	if !given {
 		return nil
 	}
 	defer c.Recheck()
-	return c.stop(ctx, addr, carriage, cause, false)
+	return c.stop(ctx, addr, carriage, false)
 }
 
 // stop has the node not answer for an address, and leave it before anything else is done with it.
-func (c *Carrier) stop(ctx context.Context, addr netip.Addr, carriage carriage, cause answering.Cause, leave bool) error {
+func (c *Carrier) stop(ctx context.Context, addr netip.Addr, carriage carriage, leave bool) error {
 	unlock, err := c.locks.Lock(ctx, addr.String())
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	c.carried.Delete(addr)
-	if err := carriage.stop(cause); err != nil {
+	if err := carriage.stop(); err != nil {
 		return fmt.Errorf("stop answering for %s: %w", addr, err)
 	}
 	if leave {
@@ -143,7 +143,7 @@ func (c *Carrier) Whose(ctx context.Context, addr netip.Addr) (mine bool, versio
 	record, err := carriage.ask(ctx)
 	if errors.Is(err, podinfo.ErrNotCarrier) {
 		defer c.Recheck()
-		return false, 0, answering.Node{}, c.stop(ctx, addr, carriage, answering.Newer, true)
+		return false, 0, answering.Node{}, c.stop(ctx, addr, carriage, true)
 	}
 	return err == nil, answering.Version(record.Version), answering.Node{Name: record.LastNode.Name, UID: string(record.LastNode.UID)}, err
 }

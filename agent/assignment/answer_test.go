@@ -46,7 +46,7 @@ func (f *fake) note(format string, args ...any) { f.log = append(f.log, fmt.Spri
 func (f *fake) String() string                              { return address.String() }
 func (f *fake) isOnLink() bool                              { return !f.routed }
 func (f *fake) ask(context.Context) (podinfo.Record, error) { return f.record, f.err }
-func (f *fake) stop(cause answering.Cause) error            { f.note("stop %d", cause); return nil }
+func (f *fake) stop() error                                 { f.note("stop"); return nil }
 func (f *fake) announce(link int) error                     { f.note("announce on %d", link); return nil }
 
 func (f *fake) Take(h answerer.Holding) {
@@ -139,16 +139,16 @@ func TestClose(t *testing.T) {
 	if carried, err := c.announceOnce(t.Context(), address); !carried || err != nil {
 		t.Errorf("announceOnce() = %t, %v", carried, err)
 	}
-	if err := c.Close(t.Context(), address, answering.CutOff); err != nil {
+	if err := c.Close(t.Context(), address); err != nil {
 		t.Error(err)
 	}
 	if carried, err := c.announceOnce(t.Context(), address); carried || err != nil {
 		t.Errorf("after it was closed announceOnce() = %t, %v", carried, err)
 	}
-	if err := c.Close(t.Context(), foreign.Address.Next(), answering.Newer); err != nil {
+	if err := c.Close(t.Context(), foreign.Address.Next()); err != nil {
 		t.Error(err)
 	}
-	if want := []string{"announce on 3", fmt.Sprintf("stop %d", answering.CutOff)}; !slices.Equal(f.log, want) {
+	if want := []string{"announce on 3", "stop"}; !slices.Equal(f.log, want) {
 		t.Errorf("it did %q, want %q", f.log, want)
 	}
 	// Nobody gives an address up before the other work on it has ended.
@@ -159,7 +159,7 @@ func TestClose(t *testing.T) {
 	defer unlock()
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := c.Close(ended, address, answering.Newer); !errors.Is(err, context.Canceled) || len(f.log) != 2 {
+	if err := c.Close(ended, address); !errors.Is(err, context.Canceled) || len(f.log) != 2 {
 		t.Errorf("Close() beside other work: %v, %q", err, f.log)
 	}
 }
@@ -175,7 +175,7 @@ func TestWhose(t *testing.T) {
 		log     []string
 	}{
 		"mine":      {mine: true, version: 7, last: last},
-		"another's": {err: podinfo.ErrNotCarrier, log: []string{fmt.Sprintf("stop %d", answering.Newer), "leave"}},
+		"another's": {err: podinfo.ErrNotCarrier, log: []string{"stop", "leave"}},
 		"no answer": {err: context.DeadlineExceeded, version: 7, last: last},
 	} {
 		c, f := newFake(true)

@@ -26,7 +26,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/announce"
-	"github.com/berth-dev/berth/agent/answering"
 	"github.com/berth-dev/berth/agent/keylock"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/cni/api"
@@ -295,8 +294,8 @@ type carriage interface {
 	check(link int) error
 	// put has the node carry it on the link once it is marked.
 	put(link int) error
-	// stop has the node not answer for it, for a cause.
-	stop(cause answering.Cause) error
+	// stop has the node not answer for it.
+	stop() error
 	announce(link int) error
 	// problem returns the event about a reason why the node does not carry it.
 	problem(err error) (event, text string)
@@ -447,7 +446,7 @@ func (c *Carrier) begin(ctx context.Context, t *taking) error {
 	}
 	// Before another node falls silent for this one.
 	if err := t.check(t.at); err != nil {
-		return errors.Join(err, c.stop(ctx, t.addr, t.carriage, answering.Newer, true))
+		return errors.Join(err, c.stop(ctx, t.addr, t.carriage, true))
 	}
 	// If somebody took it from the node, the API server need not be asked; if the node gave it to another one, it is.
 	if c.isAsked(t.carriage) && !t.has {

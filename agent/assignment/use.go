@@ -9,7 +9,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/berth-dev/berth/agent/answering"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/conflict"
@@ -38,12 +37,7 @@ func (o own) ask(ctx context.Context) (podinfo.Record, error) {
 	return o.c.Records.OwnsAddress(ctx, o.Address.Address)
 }
 
-func (o own) stop(cause answering.Cause) error {
-	if cause == answering.NoCarrier {
-		return nil
-	}
-	return nodeaddress.Remove(o.Address)
-}
+func (o own) stop() error { return nodeaddress.Remove(o.Address) }
 
 func (o own) found(ctx context.Context, other *conflict.Conflict) error {
 	if other == nil {
@@ -101,7 +95,7 @@ func (s service) ask(ctx context.Context) (podinfo.Record, error) {
 	return s.c.Records.ServesAddress(ctx, s.Address)
 }
 
-func (s service) stop(answering.Cause) error { return s.c.Services.StopService(s.Address) }
+func (s service) stop() error { return s.c.Services.StopService(s.Address) }
 
 // found tells berth-controller by the NodeAssignment only: no FloatingIP of a Service names a node that may write its status.
 func (s service) found(_ context.Context, other *conflict.Conflict) error {

@@ -225,7 +225,7 @@ func TestCarrierCut(t *testing.T) {
 	}
 }
 
-// A node's cable is cut for a moment. Its pods are reached again by themselves; while the API server is away only at
+// A node's cable is cut for a moment. Its pods and its own addresses are reached again by themselves; while the API server is away only
 // addresses for which nobody else answers.
 func TestCarrierBack(t *testing.T) {
 	t.Parallel()
@@ -240,14 +240,20 @@ func TestCarrierBack(t *testing.T) {
 		containers = append(containers, c)
 	}
 	stays, moved := newAsker(t, network.client, "10.70.0.50", "10.70.17.5"), newAsker(t, network.client, "10.70.0.50", "10.70.17.6")
-	stays.await(t, mac(n), time.Time{}, 1)
-	moved.await(t, mac(n), time.Time{}, 1)
+	const given = "10.80.17.11"
+	n.give(given)
+	n.assign(given)
+	n.saysCarried(given)
+	own := newAsker(t, network.client, "10.80.0.50", given)
+	for _, asker := range []*asker{stays, moved, own} {
+		asker.await(t, mac(n), time.Time{}, 1)
+	}
 
 	flap := func() time.Time {
 		network.cut(n)
 		eventually(t, func() error {
-			if left := n.IP("neigh", "show", "proxy"); left != "" {
-				return fmt.Errorf("the node still answers: %s", left)
+			if left := n.IP("neigh", "show", "proxy"); left != "" || n.has(given) {
+				return fmt.Errorf("the node still answers, or has its own address: %s", left)
 			}
 			return nil
 		})
@@ -258,10 +264,12 @@ func TestCarrierBack(t *testing.T) {
 	back := flap()
 	stays.await(t, mac(n), back, 1)
 	moved.await(t, mac(n), back, 1)
+	own.await(t, mac(n), back, 1)
 	t.Logf("with the API server the node answered again after %v", stays.of(mac(n), back)[0].Sub(back))
 
 	n.IP("route", "add", "blackhole", apiAddress+"/32")
 	other.IP("addr", "add", "10.70.17.6/32", "dev", "eth0")
+	other.IP("addr", "add", given+"/32", "dev", "eth0")
 	back = flap()
 	stays.await(t, mac(n), back, 1)
 	t.Logf("without the API server the node answered again after %v", stays.of(mac(n), back)[0].Sub(back))
@@ -271,14 +279,18 @@ func TestCarrierBack(t *testing.T) {
 		}
 		return nil
 	})
-	moved.await(t, mac(other), back, 30)
-	if answers := moved.of(mac(n), back); len(answers) > 0 {
-		t.Errorf("the node answered %d times for an address for which another host answers", len(answers))
+	for _, asker := range []*asker{moved, own} {
+		asker.await(t, mac(other), back, 30)
+		if answers := asker.of(mac(n), back); len(answers) > 0 {
+			t.Errorf("the node answered %d times for an address for which another host answers", len(answers))
+		}
 	}
 
 	other.IP("addr", "del", "10.70.17.6/32", "dev", "eth0")
+	other.IP("addr", "del", given+"/32", "dev", "eth0")
 	n.IP("route", "del", "blackhole", apiAddress+"/32")
 	moved.await(t, mac(n), back, 1)
+	own.await(t, mac(n), back, 1)
 	for _, c := range containers {
 		n.mustDel(c)
 	}
