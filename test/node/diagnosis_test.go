@@ -260,8 +260,13 @@ func TestDiagnosis(t *testing.T) {
 	// For which address a node waits, and for which host, and the end of the waiting by a person's word. That takes more than to look.
 	waiting := createPod(t, n.name, "waits", "10.70.26.6")
 	bind(t, "10.70.26.6", waiting, func(spec *v1alpha1.FloatingIPSpec) { spec.LastNode = &v1alpha1.NodeReference{Name: "gone", UID: "u"} })
-	// As a switch does that suppresses ARP.
-	network.client.IP("addr", "add", "10.70.26.6/32", "dev", "eth0")
+	// A host answers that does not say that it has the address itself, as a node's kernel does, or a switch that suppresses ARP.
+	network.client.IP("link", "add", "behind", "type", "veth", "peer", "name", "end")
+	network.client.IP("link", "set", "behind", "up")
+	network.client.IP("link", "set", "end", "up")
+	network.client.IP("route", "add", "10.70.26.6/32", "dev", "behind")
+	sysctl(network.client, "net/ipv4/ip_forward", "1")
+	network.client.IP("neigh", "add", "proxy", "10.70.26.6", "dev", "eth0")
 	c := newContainer(t, "waits", waiting)
 	if _, err := n.add(c); err == nil || !strings.Contains(err.Error(), "still answers for 10.70.26.6") {
 		t.Fatalf("ADD beside a host that answers: %v", err)
@@ -294,7 +299,7 @@ func TestDiagnosis(t *testing.T) {
 		}
 		return nil
 	})
-	network.client.IP("addr", "del", "10.70.26.6/32", "dev", "eth0")
+	network.client.IP("neigh", "del", "proxy", "10.70.26.6", "dev", "eth0")
 	n.mustAdd(c)
 }
 
