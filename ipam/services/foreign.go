@@ -11,6 +11,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -20,17 +22,24 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// EventAddressInUse (Warning on Service): a Service of another implementation has an address of an IPPool with
-// excludeServices that Berth has given to somebody else.
-// Do: give one of the two another address, and leave the others' addresses out of the pool, see docs/how-to/services.md#beside-metallb.
-const EventAddressInUse = "AddressInUse"
+// Reasons of events about Services of other implementations that have addresses of an IPPool with excludeServices.
+const (
+	// EventAddressInUse (Warning on Service): a Service of another implementation has an address of an IPPool with
+	// excludeServices that Berth has given to somebody else.
+	// Do: give one of the two another address, and leave the others' addresses out of the pool, see docs/how-to/services.md#beside-metallb.
+	EventAddressInUse = "AddressInUse"
+	// EventAddressNotExcluded (Warning on Service): a Service of another implementation has an address of an IPPool with
+	// excludeServices of which its namespace may have none, or no more. Berth may give it to somebody else.
+	// Do: as the note says, give the Service an address of no pool, or change the pool, see docs/how-to/services.md#beside-metallb.
+	EventAddressNotExcluded = "AddressNotExcluded"
+)
 
-// foreign is the namespace of the keys of addresses that Services of other implementations have. No namespace has a colon in
-// its name.
+// foreign is the name in the keys of the addresses that the Services of a namespace have from other implementations. No Service
+// has a colon in its name.
 const foreign = "foreign:"
 
-func foreignKey(address string) preallocation.Key {
-	return preallocation.Key{Kind: preallocation.KindService, Namespace: foreign, Name: address}
+func foreignKey(namespace string) preallocation.Key {
+	return preallocation.Key{Kind: preallocation.KindService, Namespace: namespace, Name: foreign}
 }
 
 // isForeignRecord returns whether a record takes the address of another implementation's Service out of circulation.
@@ -38,54 +47,94 @@ func isForeignRecord(ip *v1alpha1.FloatingIP) bool {
 	return ip.Spec.Reserved && ip.Spec.Owner.IsService()
 }
 
-// foreignKeysOf returns the keys of the addresses that a Service has from another implementation.
-func foreignKeysOf(service *v1.Service) (keys []preallocation.Key) {
-	if isForeign(service) {
+// exclusions are the addresses of pools with excludeServices that are reserved for Services of a namespace, and what is told of others.
+type exclusions struct {
+	of      map[netip.Addr]*v1.Service
+	refused map[*v1.Service]string
+}
+
+// excluded returns which addresses are reserved for the Services of a namespace: of each one of a family, of pools that admit the
+// namespace, and of a pool no more than maxPerNamespace. The oldest Services come first. Pure.
+func excluded(all []*v1.Service, namespace labels.Set, snapshot *pools.Snapshot) exclusions {
+	e := exclusions{map[netip.Addr]*v1.Service{}, map[*v1.Service]string{}}
+	has := map[*pools.Pool]uint64{}
+	for _, service := range slices.SortedFunc(slices.Values(all), order) {
+		if !isForeign(service) || service.DeletionTimestamp != nil {
+			continue
+		}
+		with := map[bool]string{}
 		addresses, _ := ingressIndex(service) // it returns no error
 		for _, address := range addresses {
-			keys = append(keys, foreignKey(address))
+			addr := netip.MustParseAddr(address)
+			pool := snapshot.PoolOf(addr)
+			if pool == nil || !pool.ExcludeServices || e.of[addr] != nil {
+				continue
+			}
+			var why string
+			switch other := with[addr.Is4()]; {
+			case !pool.AdmitsNamespace(namespace):
+				why = "the pool does not admit namespace " + service.Namespace
+			case other != "":
+				why = "a Service can have one address of a family, and it has " + other
+			case pool.MaxPerNamespace > 0 && has[pool] >= pool.MaxPerNamespace:
+				why = fmt.Sprintf("Services of namespace %s have %d of the pool already (maxPerNamespace)", service.Namespace, has[pool])
+			default:
+				with[addr.Is4()], e.of[addr] = address, service
+				has[pool]++
+				continue
+			}
+			if e.refused[service] == "" {
+				e.refused[service] = fmt.Sprintf("It has %s, which IPPool %s may give to somebody else: %s.", address, pool.Name, why)
+			}
 		}
 	}
-	return keys
+	return e
 }
 
-// foreignKeys returns the keys of all addresses of Services of other implementations, and of the ones that are reserved for
-// some.
-func (c *controller) foreignKeys() (keys []preallocation.Key) {
-	for _, object := range c.services.List() {
-		keys = append(keys, foreignKeysOf(object.(*v1.Service))...)
-	}
-	for _, ip := range view.Indexed[*v1alpha1.FloatingIP](c.ips, byGroup, foreign) {
-		keys = append(keys, foreignKey(ip.Spec.Address))
-	}
-	return keys
-}
-
-// exclude reserves an address of a pool with excludeServices while a Service has it from another implementation.
-func (c *controller) exclude(ctx context.Context, address string) error {
-	addr, err := netip.ParseAddr(address)
-	if err != nil {
-		return nil //nolint:nilerr // no pool has it
-	}
-	users := slices.DeleteFunc(view.Indexed[*v1.Service](c.services, byIngress, address), func(s *v1.Service) bool { return !isForeign(s) || s.DeletionTimestamp != nil })
-	slices.SortFunc(users, order)
-	ip := c.loop.FloatingIP(address)
-	pool := c.loop.Pools().PoolOf(addr)
-	wants := len(users) > 0 && pool != nil && pool.ExcludeServices
-	switch {
-	case wants && ip == nil:
-		return c.reserve(ctx, addr, pool, users[0])
-	case wants && !isForeignRecord(ip):
-		if !ip.Spec.Reserved && ip.Spec.Owner != nil {
-			c.tell(c.Of(foreignKey(address), ""), users[0], EventAddressInUse, fmt.Sprintf("It has %s, which IPPool %s gave to %s.", address, pool.Name, ip.Spec.Owner.Text()))
+// exclude reserves the addresses that the Services of a namespace have from other implementations, as long as they have them.
+func (c *controller) exclude(ctx context.Context, key preallocation.Key) error {
+	services := view.Indexed[*v1.Service](c.services, cache.NamespaceIndex, key.Namespace)
+	var labelsOf labels.Set
+	if len(services) > 0 {
+		namespace, err := c.loop.Namespace(key.Namespace)
+		if err != nil {
+			return err
 		}
-	case !wants && ip != nil && isForeignRecord(ip):
-		if err := c.store.Delete(ctx, ip); err != nil {
-			return fmt.Errorf("free %s, which no Service of another implementation has: %w", address, err)
+		labelsOf = namespace.Labels
+	}
+	snapshot := c.loop.Pools()
+	wanted := excluded(services, labelsOf, snapshot)
+	for _, ip := range view.Indexed[*v1alpha1.FloatingIP](c.ips, byGroup, key.String()) {
+		if wanted.of[ip.Addr()] == nil {
+			if err := c.store.Delete(ctx, ip); err != nil {
+				return fmt.Errorf("free %s, which is excluded for no Service of another implementation: %w", ip.Name, err)
+			}
 		}
 	}
-	if !wants {
-		c.Forget(foreignKey(address))
+	inUse := map[*v1.Service]string{}
+	for addr, service := range wanted.of {
+		pool := snapshot.PoolOf(addr)
+		switch ip := c.loop.FloatingIP(addr.String()); {
+		case ip == nil:
+			if err := c.reserve(ctx, addr, pool, service); err != nil {
+				return err
+			}
+		case !ip.Spec.Reserved && ip.Spec.Owner != nil:
+			inUse[service] = fmt.Sprintf("It has %s, which IPPool %s gave to %s.", addr, pool.Name, ip.Spec.Owner.Text())
+		}
+	}
+	m := c.Of(key, "")
+	for _, service := range services {
+		for reason, notes := range map[string]map[*v1.Service]string{EventAddressInUse: inUse, EventAddressNotExcluded: wanted.refused} {
+			if note := notes[service]; note != "" {
+				c.tell(m, service, reason, note)
+			} else {
+				c.untell(m, service, reason)
+			}
+		}
+	}
+	if len(m.State.told) == 0 {
+		c.Forget(key)
 	}
 	return nil
 }
@@ -114,4 +163,4 @@ func (c *controller) reserve(ctx context.Context, addr netip.Addr, pool *pools.P
 	return nil
 }
 
-func isForeignKey(key preallocation.Key) bool { return key.Namespace == foreign }
+func isForeignKey(key preallocation.Key) bool { return key.Name == foreign }

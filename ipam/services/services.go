@@ -157,7 +157,7 @@ func groupIndex(object any) ([]string, error) {
 func ingressIndex(object any) (addresses []string, err error) {
 	for _, ingress := range object.(*v1.Service).Status.LoadBalancer.Ingress {
 		if addr, err := netip.ParseAddr(ingress.IP); err == nil {
-			addresses = append(addresses, addr.String())
+			addresses = append(addresses, addr.Unmap().String())
 		}
 	}
 	return addresses, nil
@@ -174,7 +174,7 @@ func holderIndex(object any) ([]string, error) {
 		return []string{key.String()}, nil
 	}
 	if isForeignRecord(ip) {
-		return []string{foreign}, nil
+		return []string{foreignKey(ip.Spec.Owner.Namespace).String()}, nil
 	}
 	return nil, nil
 }
@@ -190,8 +190,8 @@ func (c *controller) serviceChanged(before, after *v1.Service) {
 		if IsOurs(service) {
 			c.loop.Enqueue(keyOf(service))
 		}
-		for _, key := range foreignKeysOf(service) {
-			c.loop.Enqueue(key)
+		if isForeign(service) {
+			c.loop.Enqueue(foreignKey(service.Namespace))
 		}
 		// It may be the holder of an address, or no LoadBalancer any more and show one.
 		for _, ingress := range service.Status.LoadBalancer.Ingress {
@@ -208,8 +208,13 @@ func (c *controller) addressChanged(before, after *v1alpha1.FloatingIP) {
 		if key, ok := keyOfHolder(ip); ok {
 			c.loop.Enqueue(key)
 		}
-		if len(view.Indexed[*v1.Service](c.services, byIngress, ip.Spec.Address)) > 0 || isForeignRecord(ip) {
-			c.loop.Enqueue(foreignKey(ip.Spec.Address))
+		if isForeignRecord(ip) {
+			c.loop.Enqueue(foreignKey(ip.Spec.Owner.Namespace))
+		}
+		for _, service := range view.Indexed[*v1.Service](c.services, byIngress, ip.Spec.Address) {
+			if isForeign(service) {
+				c.loop.Enqueue(foreignKey(service.Namespace))
+			}
 		}
 	}
 }
@@ -273,10 +278,13 @@ func (c *controller) Affected(key preallocation.Key) []preallocation.Key {
 
 // Keys implements [preallocation.Owners].
 func (c *controller) Keys() []preallocation.Key {
-	keys := c.foreignKeys()
+	var keys []preallocation.Key
 	for _, object := range c.services.List() {
-		if service := object.(*v1.Service); IsOurs(service) {
+		switch service := object.(*v1.Service); {
+		case IsOurs(service):
 			keys = append(keys, keyOf(service))
+		case isForeign(service):
+			keys = append(keys, foreignKey(service.Namespace))
 		}
 	}
 	return keys // A queue holds each once.
@@ -285,7 +293,7 @@ func (c *controller) Keys() []preallocation.Key {
 // Reconcile implements [preallocation.Owners].
 func (c *controller) Reconcile(ctx context.Context, key preallocation.Key) (again time.Duration, err error) {
 	if isForeignKey(key) {
-		return 0, c.exclude(ctx, key.Name)
+		return 0, c.exclude(ctx, key)
 	}
 	held := view.Indexed[*v1alpha1.FloatingIP](c.ips, byGroup, key.String())
 	with, refused := served(view.Indexed[*v1.Service](c.services, byGroup, key.String()), held)

@@ -115,6 +115,16 @@ var tools = []promise{
 		"test/scheduler/api", "TestHostPortsOfNamespaces",
 	},
 	{
+		"The API server refuses Services that name addresses of a pool, of writers without the right to assign it.", "docs/explanation/security.md#other-ways-to-name-an-address",
+		"manifests/admission/pools-addresses.yaml", "t[0] <= t[1] && t[1] <= t[2]", "t[0] <= t[1] && t[1] < t[2]",
+		"test/scheduler/api", "TestAddressesOfPoolsElsewhere",
+	},
+	{
+		"Of a Service of another class one address of each family is excluded.", "docs/how-to/services.md#beside-metallb",
+		"ipam/services/foreign.go", `case other != "":`, `case other == address:`,
+		"test/scheduler/services", "TestExcludeServicesOfTenant",
+	},
+	{
 		"An operator moves an address from one IPClaim to another of the same namespace only.", "docs/explanation/security.md",
 		"manifests/admission/operators.yaml", "        && object.spec.owner.namespace == oldObject.spec.owner.namespace\n", "",
 		"test/scheduler/api", "TestOperators",

@@ -215,7 +215,8 @@ type IPPoolSpec struct {
 
 	// excludeServices takes addresses out of circulation that a Service of type LoadBalancer has from another
 	// implementation, such as MetalLB (status.loadBalancer), as long as it has them. berth-controller reserves
-	// them, if it gives addresses to Services (--services).
+	// them, if it gives addresses to Services (--services): of a Service one of each family, of a namespace that
+	// the pool admits, and for each namespace maxPerNamespace.
 	//
 	// +optional
 	ExcludeServices bool `json:"excludeServices,omitempty"`

@@ -54,7 +54,7 @@ func TestPermissions(t *testing.T) {
 			},
 			mayNot: []string{
 				"update berth.dev/floatingips", "deletecollection berth.dev/floatingips",
-				"patch berth.dev/ippools", "create berth.dev/ippools", "delete berth.dev/ippools",
+				"patch berth.dev/ippools", "create berth.dev/ippools", "delete berth.dev/ippools", "assign berth.dev/ippools",
 				"create /pods", "delete /pods", "patch /pods", "update /pods/status", "patch berth.dev/nodeassignments/status", "create /pods/binding", "get /secrets", "list /secrets", "list /configmaps",
 				"get /secrets berth-system/another", "create /secrets berth-system/", "list /secrets berth-system/", "delete /secrets berth-system/berth-agent-ca",
 				"get /secrets default/berth-agent-ca", "get /configmaps berth-system/another", "update /configmaps default/berth-agent-ca",
@@ -99,7 +99,7 @@ func TestPermissions(t *testing.T) {
 	for access, want := range map[string]bool{
 		"create /pods": true, "patch /pods": true, "delete apps/deployments": true, "create /pods/binding": false,
 		"create berth.dev/floatingips": false, "patch berth.dev/floatingips": false, "delete berth.dev/floatingips": false,
-		"create berth.dev/ippools": false, "patch berth.dev/ippools": false, "delete berth.dev/ippools": false,
+		"create berth.dev/ippools": false, "patch berth.dev/ippools": false, "delete berth.dev/ippools": false, "assign berth.dev/ippools": false,
 	} {
 		if got := w.UserAllowed("tenant", access); got != want {
 			t.Errorf("a tenant may %s: %t, want %t", access, got, want)

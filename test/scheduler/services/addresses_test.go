@@ -442,3 +442,46 @@ func (w *world) onlyAddress() (address string) {
 	})
 	return address
 }
+
+// What a Service shows is in its writer's hands: one address of a family counts, and no more of a namespace than the pool gives it.
+func TestExcludeServicesOfTenant(t *testing.T) {
+	t.Parallel()
+	w := start(t, 1)
+	w.Pool("web", "10.0.70.2-10.0.70.9", func(pool *v1alpha1.IPPool) { pool.Spec.ExcludeServices, pool.Spec.MaxPerNamespace = true, 2 })
+	for i, addresses := range [][]string{{"10.0.70.2", "10.0.70.3", "10.0.70.4"}, {"10.0.70.5", "10.0.70.2"}, {"10.0.70.6"}} {
+		service := w.create(fmt.Sprintf("foreign-%d", i), func(s *v1.Service) { s.Spec.LoadBalancerClass = nil })
+		for _, address := range addresses {
+			service.Status.LoadBalancer.Ingress = append(service.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: address})
+		}
+		if _, err := w.Kube.CoreV1().Services(simulation.Namespace).UpdateStatus(w.Ctx, service, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reserved := func(want ...string) func() error {
+		return func() error {
+			ips, err := w.Berth.FloatingIPs.List(w.Ctx, metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			var got []string
+			for i := range ips.Items {
+				got = append(got, ips.Items[i].Name)
+			}
+			if !slices.Equal(got, want) {
+				return fmt.Errorf("reserved are %v, want %v", got, want)
+			}
+			return nil
+		}
+	}
+	w.Controller("--services")
+	w.event("foreign-0", "AddressNotExcluded", "It has 10.0.70.3, which IPPool web may give to somebody else: a Service can have one address of a family, and it has 10.0.70.2.")
+	w.event("foreign-2", "AddressNotExcluded", "It has 10.0.70.6, which IPPool web may give to somebody else: Services of namespace "+simulation.Namespace+" have 2 of the pool already (maxPerNamespace).")
+	w.Eventually("wait for two addresses to be reserved", reserved("10.0.70.2", "10.0.70.5"))
+	// The next one has room when one goes.
+	if err := w.Kube.CoreV1().Services(simulation.Namespace).Delete(w.Ctx, "foreign-0", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.Eventually("wait for the next address to be reserved", reserved("10.0.70.5", "10.0.70.6"))
+	w.PatchPool("web", `{"spec":{"namespaceSelector":{"matchLabels":{"tenant":"another"}}}}`)
+	w.Eventually("wait for the addresses to be free", reserved())
+}
