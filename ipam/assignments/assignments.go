@@ -143,15 +143,22 @@ func (a *Assignments) Keys() (keys []preallocation.Key) {
 
 // Reconcile implements [preallocation.Owners].
 func (a *Assignments) Reconcile(ctx context.Context, key preallocation.Key) (again time.Duration, err error) {
-	again, err = a.give(ctx, key)
-	return again, errors.Join(err, a.annotate(ctx, key.Name))
+	recorded := a.loop.Addresses(key)
+	// Not found is nil: a lister reads a cache.
+	node, _ := a.nodes.Get(key.Name)
+	isReserved := func(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Reserved }
+	reserved := slices.DeleteFunc(slices.Clone(recorded), func(ip *v1alpha1.FloatingIP) bool { return !isReserved(ip) })
+	look, refused := a.reserve(ctx, node, reserved)
+	again, err = a.give(ctx, key, node, slices.DeleteFunc(recorded, isReserved))
+	if again == 0 || look > 0 && look < again {
+		again = look
+	}
+	return again, errors.Join(refused, err, a.annotate(ctx, key.Name))
 }
 
-// give gives a node its addresses.
-func (a *Assignments) give(ctx context.Context, key preallocation.Key) (again time.Duration, err error) {
-	recorded := a.loop.Addresses(key)
-	node, err := a.nodes.Get(key.Name)
-	if err != nil { // Not found: a lister reads a cache.
+// give gives a node its addresses; node is nil if there is no Node. recorded are the ones that it has.
+func (a *Assignments) give(ctx context.Context, key preallocation.Key, node *v1.Node, recorded []*v1alpha1.FloatingIP) (again time.Duration, err error) {
+	if node == nil {
 		a.Forget(key)
 		return 0, a.assign(ctx, key.Name, nil, v1alpha1.NodeAssignmentSpec{})
 	}

@@ -10,7 +10,6 @@ import (
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -144,16 +143,8 @@ func (c *controller) reserve(ctx context.Context, addr netip.Addr, pool *pools.P
 	if user.Spec.LoadBalancerClass != nil {
 		class = "class " + *user.Spec.LoadBalancerClass
 	}
-	_, err := c.store.Create(ctx, &v1alpha1.FloatingIP{
-		ObjectMeta: metav1.ObjectMeta{
-			Name:        v1alpha1.NameOf(addr),
-			Annotations: map[string]string{v1alpha1.AnnotationReason: fmt.Sprintf("Service %s of %s has it", klog.KObj(user), class)},
-		},
-		Spec: v1alpha1.FloatingIPSpec{
-			Address: addr.String(), Pool: pool.Name, Reserved: true,
-			Owner: &v1alpha1.Owner{APIVersion: "v1", Kind: preallocation.KindService, Namespace: user.Namespace, Name: user.Name, UID: user.UID},
-		},
-	})
+	err := c.store.Reserve(ctx, addr, pool.Name, v1alpha1.Owner{APIVersion: "v1", Kind: preallocation.KindService, Namespace: user.Namespace, Name: user.Name, UID: user.UID},
+		fmt.Sprintf("Service %s of %s has it", klog.KObj(user), class))
 	if errors.Is(err, store.ErrTaken) {
 		return nil // Its event brings it back here.
 	}

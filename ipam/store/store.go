@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -46,6 +47,15 @@ func (s *Store) Create(ctx context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.
 		return nil, fmt.Errorf("create FloatingIP %s: %w", ip.Name, err)
 	}
 	return created, nil
+}
+
+// Reserve takes a free address out of circulation that an owner has from elsewhere; the reason is for people. It fails with ErrTaken as Create does.
+func (s *Store) Reserve(ctx context.Context, addr netip.Addr, pool string, owner v1alpha1.Owner, reason string) error {
+	_, err := s.Create(ctx, &v1alpha1.FloatingIP{
+		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NameOf(addr), Annotations: map[string]string{v1alpha1.AnnotationReason: reason}},
+		Spec:       v1alpha1.FloatingIPSpec{Address: addr.String(), Pool: pool, Reserved: true, Owner: &owner},
+	})
+	return err
 }
 
 // Update replaces the spec of an object. Labels, annotations and finalizers stay. It

@@ -93,17 +93,20 @@ func AddressOf(ip *v1alpha1.FloatingIP) Address {
 	switch {
 	case a.State == Cooling && spec.ReleasedAt != nil:
 		a.Since = spec.ReleasedAt
+	case a.State == Reserved:
+		a.Note = "an administrator reserved it: no pod gets it"
+		if spec.Owner != nil {
+			a.Note = "it is reserved: no pod gets it"
+		}
+		if reason := ip.Annotations[v1alpha1.AnnotationReason]; reason != "" {
+			a.Note += fmt.Sprintf(" (%s)", reason)
+		}
 	case spec.IsOfNode():
 		a.Note = fmt.Sprintf("node %s itself has it (spec.nodeAddresses of IPPool %s)", spec.Node, spec.Pool)
 	case spec.Owner.IsNode():
 		a.Note = fmt.Sprintf("IPPool %s keeps it for a node of the name %s", spec.Pool, spec.Owner.Name)
 	case spec.Service != nil:
 		a.Note = fmt.Sprintf("Service %s has it: kubectl get nodeassignments shows which nodes carry it", a.Service)
-	case a.State == Reserved:
-		a.Note = "an administrator reserved it: no pod gets it"
-		if reason := ip.Annotations[v1alpha1.AnnotationReason]; reason != "" {
-			a.Note += fmt.Sprintf(" (%s)", reason)
-		}
 	}
 	if a.Conflict {
 		a.Note = "a host outside of the cluster has it, too: kubectl describe floatingip " + ip.Name

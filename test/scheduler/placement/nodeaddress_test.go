@@ -200,6 +200,66 @@ func TestNodeAddresses(t *testing.T) {
 	})
 }
 
+// No pod gets an address that a node reports as its InternalIP, as long as it does, nor after the pod that had it before. More than one of
+// a family it cannot withhold.
+func TestInternalIPs(t *testing.T) {
+	t.Parallel()
+	virtual.Test(t, func(t *testing.T) {
+		w := virtual.New(t, virtual.Options{})
+		w.Nodes(1)
+		w.Kubelet()
+		w.Scheduler(simulation.SchedulerOptions{})
+		w.Controller()
+		w.Pool("web", "10.0.70.2-10.0.70.4")
+		w.Create(simulation.NewPod("web-0"))
+		w.Bound("web-0")
+		had := w.Address("web-0")
+		free := slices.DeleteFunc([]string{"10.0.70.2", "10.0.70.3", "10.0.70.4"}, func(address string) bool { return address == had })
+		for node, address := range map[string]string{"node2": had, "node3": free[0]} {
+			if err := w.Node(w.Ctx, node, address, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		of := func(node string) func(*v1alpha1.FloatingIPSpec) bool {
+			return func(spec *v1alpha1.FloatingIPSpec) bool {
+				return spec.Reserved && spec.Owner.IsNode() && spec.Owner.Name == node && spec.Node == ""
+			}
+		}
+		becomes(w, free[0], "reserved", of("node3"))
+		w.Create(simulation.NewPod("web-1"))
+		w.Bound("web-1")
+		if got := w.Address("web-1"); got != free[1] {
+			t.Errorf("the next pod has %s, want %s", got, free[1])
+		}
+		w.Delete("web-0")
+		becomes(w, had, "reserved", of("node2"))
+		w.Create(simulation.NewPod("web-2"))
+		w.Eventually("wait for the pool's status", func() error {
+			pool, err := w.Berth.IPPools.Get(w.Ctx, "web", metav1.GetOptions{})
+			if err == nil && (pool.Status.Allocated != 1 || pool.Status.Reserved != 2 || pool.Status.Free != 0) {
+				err = fmt.Errorf("it is %+v", pool.Status)
+			}
+			return err
+		})
+		node, err := w.Kube.CoreV1().Nodes().Get(w.Ctx, "node3", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Another one of the pool comes second.
+		node.Status.Addresses = []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: "10.0.60.13"}, {Type: v1.NodeInternalIP, Address: free[0]}}
+		if _, err := w.Kube.CoreV1().Nodes().UpdateStatus(w.Ctx, node, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.Bound("web-2")
+		if got := w.Address("web-2"); got != free[0] {
+			t.Errorf("the pod that waited has %s, want %s", got, free[0])
+		}
+		deleteNode(w, "node2")
+		becomesFree(w, had)
+		w.Invariants()
+	})
+}
+
 // A pool keeps a node's address for a node of its name, and gives it to no other meanwhile.
 func TestNodeAddressKept(t *testing.T) {
 	t.Parallel()
