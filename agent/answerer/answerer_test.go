@@ -52,8 +52,9 @@ type host struct {
 	heard    func(answering.Message)
 	answered func(conflict.Answer)
 	claimed  func(conflict.Conflict)
-	// defends are the addresses of which it hears claims.
-	defends []conflict.Target
+	// defends are the addresses of which it hears claims; the next try to have it hear others fails with defendErr.
+	defends   []conflict.Target
+	defendErr error
 	// out: its cable is out.
 	out bool
 	// polls counts its questions to the gateway alone, apiTries the ones whether the API server is there.
@@ -135,8 +136,12 @@ func (h *host) open(link int) (Segment, error) {
 func (h *host) Defend(targets []conflict.Target) error {
 	h.wire.mu.Lock()
 	defer h.wire.mu.Unlock()
-	h.defends = targets
-	return nil
+	err := h.defendErr
+	h.defendErr = nil
+	if err == nil {
+		h.defends = targets
+	}
+	return err
 }
 
 func (h *host) Own() (net.HardwareAddr, netip.Addr) {
@@ -650,6 +655,18 @@ func TestLinkGoes(t *testing.T) {
 		n.gone = os.NewSyscallError("sendto", unix.ENXIO)
 		w.mu.Unlock()
 		time.Sleep(2 * time.Minute) //nolint:forbidigo // the clock is the test's
+		if got := a.Hearings(t.Context()); len(got) != 1 || got[0].Err == nil || a.Failing() != 1 {
+			t.Errorf("while an address is on the link Hearings() = %+v", got)
+		}
+		a.Leave("p", address.Next())
+		if _, has := a.Link(address); !has {
+			t.Error("the address left with another one")
+		}
+		a.Leave("p", address)
+		time.Sleep(2 * time.Minute) //nolint:forbidigo // the clock is the test's
+		if got := a.Hearings(t.Context()); len(got) != 0 || a.Failing() != 0 {
+			t.Errorf("on a link without an address Hearings() = %+v", got)
+		}
 		w.mu.Lock()
 		n.gone = nil
 		closed := n.closed

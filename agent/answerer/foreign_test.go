@@ -4,6 +4,7 @@ package answerer_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"testing"
@@ -141,6 +142,12 @@ func TestClaims(t *testing.T) {
 		n.mac = net.HardwareAddr{2, 0, 0, 0, 0, 8}
 		w.mu.Unlock()
 		a.Recheck()
+		defends(1)
+		w.mu.Lock()
+		n.defendErr = errors.New("no buffer space available")
+		w.mu.Unlock()
+		a.Defend([]conflict.Target{target})
+		time.Sleep(time.Minute) //nolint:forbidigo // the clock is the test's
 		defends(1)
 		w.mu.Lock()
 		n.claimed(claim)

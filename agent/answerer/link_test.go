@@ -51,6 +51,10 @@ func TestLinkMadeAnew(t *testing.T) {
 		if !a.Waits(address) {
 			t.Error("the node may answer before it has asked")
 		}
+		synctest.Wait()
+		if got := a.Unanswered(); len(got) != 1 || got[0].Address != address {
+			t.Errorf("Unanswered() = %+v", got)
+		}
 		time.Sleep(time.Minute) //nolint:forbidigo // the clock is the test's
 		if link, has := a.Link(address); !has || link != 2 || !old.answers(address) {
 			t.Errorf("the address is on link %d: %t, and the node answers: %t", link, has, old.answers(address))
