@@ -52,13 +52,17 @@ func value(kind uint16, data []byte) []byte {
 	return nested(kind, attribute(unix.NFTA_DATA_VALUE, data))
 }
 
-// attributes are values by their types.
-type attributes map[int][]byte
+// attributes are values by their kinds, of which those that this package reads are less.
+type attributes [16][]byte
 
 // split reads attributes.
-func split(b []byte) (attributes, error) {
-	all := attributes{}
-	err := rtnl.Attributes(b, func(kind int, value []byte) error { all[kind] = value; return nil })
+func split(b []byte) (all attributes, err error) {
+	err = rtnl.Attributes(b, func(kind int, value []byte) error {
+		if kind < len(all) {
+			all[kind] = value
+		}
+		return nil
+	})
 	return all, err
 }
 
@@ -68,17 +72,29 @@ func splitList(b []byte) (all [][]byte, err error) {
 	return all, err
 }
 
-// text and number return zero where there is no such attribute.
-func (a attributes) text(kind int) string { return unix.ByteSliceToString(a[kind]) }
+// in returns the attributes in another one, none where it is missing or cannot be read.
+func (a *attributes) in(kind int) *attributes {
+	all, err := split(a[kind])
+	if err != nil {
+		return &attributes{}
+	}
+	return &all
+}
 
-func (a attributes) number(kind int) uint32 {
+// value returns the bytes that an expression or an element has.
+func (a *attributes) value(kind int) []byte { return a.in(kind)[unix.NFTA_DATA_VALUE] }
+
+// text and number return zero where there is no such attribute.
+func (a *attributes) text(kind int) string { return unix.ByteSliceToString(a[kind]) }
+
+func (a *attributes) number(kind int) uint32 {
 	if len(a[kind]) < 4 {
 		return 0
 	}
 	return binary.BigEndian.Uint32(a[kind])
 }
 
-func (a attributes) number64(kind int) uint64 {
+func (a *attributes) number64(kind int) uint64 {
 	if len(a[kind]) < 8 {
 		return 0
 	}

@@ -454,9 +454,9 @@ func covered(want, have []byte) bool {
 	theirs, err := split(have)
 	for len(want) >= unix.SizeofNlAttr && err == nil {
 		size, kind := int(binary.NativeEndian.Uint16(want)), binary.NativeEndian.Uint16(want[2:])
-		value, ok := theirs[int(kind&^unix.NLA_F_NESTED)]
+		value := theirs[kind&^unix.NLA_F_NESTED]
 		ours := want[unix.SizeofNlAttr:size]
-		if !ok || kind&unix.NLA_F_NESTED != 0 && !covered(ours, value) || kind&unix.NLA_F_NESTED == 0 && !bytes.Equal(ours, value) {
+		if value == nil || kind&unix.NLA_F_NESTED != 0 && !covered(ours, value) || kind&unix.NLA_F_NESTED == 0 && !bytes.Equal(ours, value) {
 			return false
 		}
 		want = want[min(len(want), (size+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)):]
