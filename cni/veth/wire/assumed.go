@@ -62,7 +62,7 @@ func (w *Wirer) checkAssumed(uplink string) error {
 	for _, a := range assumptions {
 		for _, link := range append([]string{"all"}, slices.Sorted(maps.Keys(links))...) {
 			key := "net/" + a.family + "/conf/" + link + "/" + a.key
-			have, err := w.sysctl(key)
+			have, err := w.Sysctl(key)
 			if errors.Is(err, fs.ErrNotExist) {
 				break
 			}

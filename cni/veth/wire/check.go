@@ -246,7 +246,7 @@ func CheckRule(rule netlink.Rule) error {
 	if err != nil {
 		return fmt.Errorf("list rules: %w", err)
 	}
-	if !slices.ContainsFunc(have, func(r netlink.Rule) bool { return sameRule(r, rule) }) {
+	if !slices.ContainsFunc(have, func(r netlink.Rule) bool { return rtnl.SameRule(r, rule) }) {
 		return fmt.Errorf("%w: rule %q is missing", ErrNotWired, rule.String())
 	}
 	return nil

@@ -119,20 +119,23 @@ func networkOf(a api.Address, uplink *netlink.LinkAttrs) poolNetwork {
 
 // planHost computes the node's side of an address. host is a link index, mac is the pod's.
 func planHost(a api.Address, host int, uplink *netlink.LinkAttrs, mac net.HardwareAddr) hostPlan {
-	family, single := rtnl.FamilyOf(a.Address), rtnl.SinglePrefix(a.Address)
 	plan := hostPlan{
 		addr:     a.Address,
 		routed:   a.Routed,
-		podNeigh: netlink.Neigh{LinkIndex: host, Family: family, State: netlink.NUD_PERMANENT, IP: a.Address.AsSlice(), HardwareAddr: mac},
+		podNeigh: netlink.Neigh{LinkIndex: host, Family: rtnl.FamilyOf(a.Address), State: netlink.NUD_PERMANENT, IP: a.Address.AsSlice(), HardwareAddr: mac},
 		network:  networkOf(a, uplink),
 		proxy:    proxy{addr: a.Address, link: uplink.Index},
 	}
 	for _, table := range []int{podsTable, unix.RT_TABLE_MAIN} {
-		plan.hostRoutes = append(plan.hostRoutes, netlink.Route{
-			LinkIndex: host, Dst: rtnl.IPNet(single), Scope: rtnl.LinkScope(family), Protocol: rtnl.Protocol, Table: table, Family: family,
-		})
+		plan.hostRoutes = append(plan.hostRoutes, hostRoute(a.Address, host, table))
 	}
 	return plan
+}
+
+// hostRoute is a route of ours to an address by a link.
+func hostRoute(addr netip.Addr, link, table int) netlink.Route {
+	family := rtnl.FamilyOf(addr)
+	return netlink.Route{LinkIndex: link, Dst: rtnl.IPNet(rtnl.SinglePrefix(addr)), Scope: rtnl.LinkScope(family), Protocol: rtnl.Protocol, Table: table, Family: family}
 }
 
 // podRoute is a route of a pod through its node.

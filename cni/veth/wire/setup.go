@@ -174,7 +174,7 @@ func (w *Wirer) ConfigurePod(spec Spec, netns ns.NetNS, wired Wired) error {
 func (w *Wirer) allowIPv6(spec Spec) error {
 	for _, a := range spec.Addresses {
 		if a.Address.Is6() {
-			return w.setSysctl("net/ipv6/conf/"+spec.IfName+"/disable_ipv6", "0")
+			return w.SetSysctl("net/ipv6/conf/"+spec.IfName+"/disable_ipv6", "0")
 		}
 	}
 	return nil
