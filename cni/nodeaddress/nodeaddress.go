@@ -60,12 +60,12 @@ var families = []int{unix.AF_INET, unix.AF_INET6}
 func List() ([]Address, error) {
 	var all []Address
 	for _, family := range families {
-		rules, err := netlinksafe.RuleList(family)
+		rules, err := rtnl.Rules(family)
 		if err != nil {
-			return nil, fmt.Errorf("list rules: %w", err)
+			return nil, err
 		}
 		for _, r := range rules {
-			if r.Protocol == rtnl.Protocol && r.Priority == priorityMark && r.Src != nil && r.Dst != nil {
+			if r.Priority == priorityMark && r.Src != nil && r.Dst != nil {
 				all = append(all, Address{rtnl.PrefixOf(r.Src).Addr(), rtnl.PrefixOf(r.Dst)})
 			}
 		}
@@ -172,7 +172,7 @@ func (a Address) route(link int) error {
 		return err
 	}
 	if have.hasOwn(a.Subnet) {
-		return errors.Join(have.remove(a.Subnet), dropRule(a.family(), have.without(a.Subnet)))
+		return a.unroute(have)
 	}
 	if !have.leads(a.Subnet, link) {
 		r := netlink.Route{
@@ -218,28 +218,22 @@ func (r *routes) leads(subnet netip.Prefix, link int) bool {
 	})
 }
 
-// without returns our routes but the ones to a subnet.
-func (r *routes) without(subnet netip.Prefix) []netlink.Route {
-	return slices.DeleteFunc(slices.Clone(r.ours), func(have netlink.Route) bool { return rtnl.PrefixOf(have.Dst) == subnet })
-}
-
-func (r *routes) remove(subnet netip.Prefix) error {
+// unroute removes our routes to the subnet, and the rule to our table where no other route is left there.
+func (a Address) unroute(have *routes) error {
 	var errs []error
-	for _, have := range r.ours {
-		if rtnl.PrefixOf(have.Dst) == subnet {
-			errs = append(errs, rtnl.DeleteRoute(have))
-			fault.Point("nodeaddress/route-deleted")
+	left := 0
+	for _, r := range have.ours {
+		if rtnl.PrefixOf(r.Dst) != a.Subnet {
+			left++
+			continue
 		}
+		errs = append(errs, rtnl.DeleteRoute(r))
+		fault.Point("nodeaddress/route-deleted")
+	}
+	if left == 0 {
+		errs = append(errs, rtnl.DeleteRule(subnetsRule(a.family())))
 	}
 	return errors.Join(errs...)
-}
-
-// dropRule removes the rule to our table where no route is left there.
-func dropRule(family int, left []netlink.Route) error {
-	if len(left) > 0 {
-		return nil
-	}
-	return rtnl.DeleteRule(subnetsRule(family))
 }
 
 // Remove takes a marked address from the node, with all that belongs to it and last its mark. It is idempotent. Another
@@ -258,7 +252,7 @@ func Remove(a Address) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(have.remove(a.Subnet), dropRule(a.family(), have.without(a.Subnet))); err != nil {
+	if err := a.unroute(have); err != nil {
 		return err
 	}
 	return Unmark(a)

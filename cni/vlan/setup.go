@@ -191,17 +191,8 @@ func eachRouted(spec Spec, segments []segment, node netlink.Link, lowers []netli
 
 // ownRules lists the node's rules of a family for addresses that the node routes for.
 func ownRules(family int) ([]netlink.Rule, error) {
-	all, err := netlinksafe.RuleList(family)
-	if err != nil {
-		return nil, fmt.Errorf("list rules: %w", err)
-	}
-	all = slices.DeleteFunc(all, func(r netlink.Rule) bool {
-		return r.Protocol != rtnl.Protocol || r.Priority < prioritySent || r.Priority > priorityBack
-	})
-	for i := range all {
-		all[i].Family = family
-	}
-	return all, nil
+	all, err := rtnl.Rules(family)
+	return slices.DeleteFunc(all, func(r netlink.Rule) bool { return r.Priority < prioritySent || r.Priority > priorityBack }), err
 }
 
 func (p *routePlan) apply() error {

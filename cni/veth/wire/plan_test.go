@@ -61,7 +61,11 @@ func describe(spec Spec, host, uplink int) string {
 }
 
 func ruleText(r netlink.Rule) string {
-	return fmt.Sprintf("pref %d from %s fwmark %#x/%#x iif %q lookup %#x suppress %d proto %d", r.Priority, sourceOf(r), r.Mark, maskOf(r), r.IifName, r.Table, r.SuppressPrefixlen, r.Protocol)
+	mask := uint32(0)
+	if r.Mask != nil {
+		mask = *r.Mask
+	}
+	return fmt.Sprintf("pref %d from %s fwmark %#x/%#x iif %q lookup %#x suppress %d proto %d", r.Priority, sourceOf(r), r.Mark, mask, r.IifName, r.Table, r.SuppressPrefixlen, r.Protocol)
 }
 
 func routeText(r netlink.Route) string {

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"iter"
 	"net/netip"
 	"slices"
 
@@ -136,7 +135,7 @@ func parseProxy(m []byte) (p proxy, ours bool) {
 		return proxy{}, false
 	}
 	p.link = int(binary.NativeEndian.Uint32(m[4:8]))
-	for kind, value := range attributes(m[header:]) {
+	err := rtnl.Attributes(m[header:], func(kind int, value []byte) error {
 		switch kind {
 		case ndaDst:
 			if addr, ok := netip.AddrFromSlice(value); ok {
@@ -145,26 +144,9 @@ func parseProxy(m []byte) (p proxy, ours bool) {
 		case ndaProtocol:
 			ours = len(value) >= 1 && value[0] == rtnl.Protocol
 		}
-	}
-	return p, ours && p.addr.IsValid()
-}
-
-// attributes yields the netlink attributes of a list and ends at a malformed one. The
-// library's parser panics at a truncated last attribute.
-func attributes(b []byte) iter.Seq2[uint16, []byte] {
-	const header, align, nlaTypeMask = 4, 4, 0x3fff
-	return func(yield func(uint16, []byte) bool) {
-		for len(b) >= header {
-			size := int(binary.NativeEndian.Uint16(b))
-			if size < header || size > len(b) {
-				return
-			}
-			if !yield(binary.NativeEndian.Uint16(b[2:])&nlaTypeMask, b[header:size]) {
-				return
-			}
-			b = b[min((size+align-1)/align*align, len(b)):]
-		}
-	}
+		return nil
+	})
+	return p, ours && p.addr.IsValid() && err == nil
 }
 
 // answerAtOnce removes the random delay (up to 0.8 s) of the kernel's answers by
