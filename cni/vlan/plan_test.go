@@ -58,7 +58,7 @@ func TestRoutedRules(t *testing.T) {
 		L3S: {"32281: from 10.0.70.5/32 iif lo oif eth1.7 mark 0x0 to T", "32283: from 10.0.70.5/32 iif lo mark 0x0 to T", "32282: from 10.0.70.5/32 iif lo mark 0x0 to main but defaults", "32284: from 10.0.70.5/32 mark 0x1010 to T"},
 	} {
 		var got []string
-		for _, r := range planRouted(Spec{Config: Config{Mode: IPvlan, IPvlanMode: mode}}, a, 1, 9, netlink.LinkAttrs{Name: "eth1.7", Index: 4}).rules {
+		for _, r := range planRouted(Spec{Config: Config{Mode: IPvlan, IPvlanMode: mode}}, a, 1, 9, netlink.LinkAttrs{Name: "eth1.7", Index: 4}).Rules {
 			text := fmt.Sprintf("%d: from %s", r.Priority, r.Src)
 			if r.IifName != "" {
 				text += " iif " + r.IifName

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/fault"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/rtnl"
@@ -154,13 +155,9 @@ func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, low
 		if err := wire.NotOnNode(a); err != nil {
 			return err
 		}
-		neigh := nodeNeigh(spec, a.Address, node)
-		if err := netlink.NeighSet(&neigh); err != nil {
-			return fmt.Errorf("add neighbour %s on %s: %w", a.Address, node.Attrs().Name, err)
-		}
-		route := planNode(a, node.Attrs().Index, nodeOf(backs, a.Address))
-		if err := netlink.RouteReplace(&route); err != nil {
-			return fmt.Errorf("add route %s on %s: %w", a.Address, node.Attrs().Name, err)
+		plan := planNode(spec, a, node, nodeOf(backs, a.Address))
+		if err := plan.Apply(node); err != nil {
+			return err
 		}
 		fault.Point("vlan/route")
 	}
@@ -168,7 +165,7 @@ func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, low
 	if err := deleteAddresses(node, stale); err != nil {
 		return err
 	}
-	return eachRouted(spec, segments, node, lowers, func(_ netlink.Link, plan routePlan) error { return plan.apply() })
+	return eachRouted(spec, segments, node, lowers, func(_ netlink.Link, plan routePlan) error { return plan.Apply(nil) })
 }
 
 // eachRouted calls do with the node's routes for the packets of each address that the node
@@ -193,20 +190,6 @@ func eachRouted(spec Spec, segments []segment, node netlink.Link, lowers []netli
 func ownRules(family int) ([]netlink.Rule, error) {
 	all, err := rtnl.Rules(family)
 	return slices.DeleteFunc(all, func(r netlink.Rule) bool { return r.Priority < prioritySent || r.Priority > priorityBack }), err
-}
-
-func (p *routePlan) apply() error {
-	for _, r := range p.routes {
-		if err := netlink.RouteReplace(&r); err != nil {
-			return fmt.Errorf("add route %s on link %d to table %d: %w", r.Dst, r.LinkIndex, r.Table, err)
-		}
-	}
-	for _, r := range p.rules {
-		if err := rtnl.AddRule(r); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // answer makes the node answer for the addresses in mode l3s, and in no other mode.
@@ -259,17 +242,15 @@ func (d *Driver) setupSegment(spec Spec, netns ns.NetNS, g segment, lower netlin
 		if made, err = netlinksafe.LinkByName(g.ifName); err != nil {
 			return fmt.Errorf("find link %s: %w", g.ifName, err)
 		}
-		for _, a := range g.addrs {
-			if a.Address.Is6() {
-				// Some runtimes turn IPv6 off in a new namespace.
-				if err := d.wirer.SetSysctl("net/ipv6/conf/"+g.ifName+"/disable_ipv6", "0"); err != nil {
-					return err
-				}
+		if slices.ContainsFunc(g.addrs, func(a api.Address) bool { return a.Address.Is6() }) {
+			// Some runtimes turn IPv6 off in a new namespace.
+			if err := d.wirer.SetSysctl("net/ipv6/conf/"+g.ifName+"/disable_ipv6", "0"); err != nil {
+				return err
 			}
-			addr := planAddress(spec, a)
-			if err := netlink.AddrReplace(made, &addr); err != nil {
-				return fmt.Errorf("add address %s: %w", addr.IPNet, err)
-			}
+		}
+		plan := planAddresses(spec, g)
+		if err := plan.Apply(made); err != nil {
+			return err
 		}
 		return rtnl.SetUp(made)
 	})
@@ -425,7 +406,7 @@ func (d *Driver) setupRoutes(spec Spec, netns ns.NetNS, segments []segment, made
 			return err
 		}
 		plan := planPod(spec, segments, indexes(made), end.link.Attrs().Index, backs)
-		return plan.apply()
+		return plan.Apply(nil)
 	})
 }
 

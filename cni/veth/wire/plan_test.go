@@ -29,13 +29,13 @@ func describe(spec Spec, host, uplink int) string {
 	var b strings.Builder
 	inPod := planPod(spec, 2, hostMAC("bth0"))
 	fmt.Fprintf(&b, "pod:  mac %s\n", spec.MAC)
-	for _, a := range inPod.addrs {
+	for _, a := range inPod.Addrs {
 		fmt.Fprintf(&b, "pod:  addr %s\n", a.IPNet)
 	}
-	for _, n := range inPod.neighs {
+	for _, n := range inPod.Neighs {
 		fmt.Fprintf(&b, "pod:  neigh %s lladdr %s\n", n.IP, n.HardwareAddr)
 	}
-	for _, r := range inPod.routes {
+	for _, r := range inPod.Routes {
 		fmt.Fprintf(&b, "pod:  route %s\n", routeText(r))
 	}
 	for _, a := range spec.Addresses {

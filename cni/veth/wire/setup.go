@@ -162,7 +162,8 @@ func (w *Wirer) ConfigurePod(spec Spec, netns ns.NetNS, wired Wired) error {
 				return fmt.Errorf("set the MAC address of link %s to %s: %w", spec.IfName, wired.PodMAC, err)
 			}
 		}
-		return applyPod(planPod(spec, link.Attrs().Index, wired.HostMAC), link)
+		plan := planPod(spec, link.Attrs().Index, wired.HostMAC)
+		return plan.Apply(link)
 	})
 	if err != nil {
 		return fmt.Errorf("configure %s in %s: %w", spec.IfName, spec.NetNS, err)
@@ -175,30 +176,6 @@ func (w *Wirer) allowIPv6(spec Spec) error {
 	for _, a := range spec.Addresses {
 		if a.Address.Is6() {
 			return w.SetSysctl("net/ipv6/conf/"+spec.IfName+"/disable_ipv6", "0")
-		}
-	}
-	return nil
-}
-
-func applyPod(plan podPlan, link netlink.Link) error {
-	for _, addr := range plan.addrs {
-		if err := netlink.AddrReplace(link, &addr); err != nil {
-			return fmt.Errorf("add address %s: %w", addr.IPNet, err)
-		}
-	}
-	for _, neigh := range plan.neighs {
-		if err := netlink.NeighSet(&neigh); err != nil {
-			return fmt.Errorf("add neighbour %s: %w", neigh.IP, err)
-		}
-	}
-	for _, route := range plan.routes {
-		if err := netlink.RouteReplace(&route); err != nil {
-			return fmt.Errorf("add route %s: %w", route.Dst, err)
-		}
-	}
-	for _, rule := range plan.rules {
-		if err := rtnl.AddRule(rule); err != nil {
-			return err
 		}
 	}
 	return nil

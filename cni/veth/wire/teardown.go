@@ -86,7 +86,7 @@ func deletePodLink(spec Spec) error {
 // deletePodRules removes the rules of a secondary interface, which the kernel does not
 // remove with the link.
 func deletePodRules(spec Spec) error {
-	for _, rule := range planPod(spec, 0, nil).rules {
+	for _, rule := range planPod(spec, 0, nil).Rules {
 		if err := rtnl.DeleteRule(rule); err != nil {
 			return err
 		}
