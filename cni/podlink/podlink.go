@@ -14,7 +14,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
-	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/cni/api"
@@ -65,9 +64,9 @@ func (l Link) Setup() (*current.Result, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
-	netns, err := ns.GetNS(l.NetNS)
+	netns, err := rtnl.GetNS(l.NetNS)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %q: %w", wire.ErrNetNS, l.NetNS, err)
+		return nil, err
 	}
 	defer netns.Close()
 	host, err := rtnl.Pair{Host: wired.HostLink, Inside: l.IfName, HostMAC: wired.HostMAC, InsideMAC: wired.PodMAC, MTU: l.MTU}.Ensure(netns)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/cni/rtnl"
@@ -19,9 +18,9 @@ var ErrNoHostEnd = errors.New("the interface has no end on the node")
 // HostEnd returns the name of the node's end of a container's interface, which the kernel
 // knows. netns is the path of the container's network namespace.
 func (s *Shaper) HostEnd(netns, ifName string) (string, error) {
-	container, err := ns.GetNS(netns)
+	container, err := rtnl.GetNS(netns)
 	if err != nil {
-		return "", fmt.Errorf("open network namespace %s: %w", netns, err)
+		return "", err
 	}
 	defer container.Close()
 	inside, err := rtnl.LinkInside(container, ifName)

@@ -96,9 +96,9 @@ func (f *Functions) Take(w Wish) error {
 		return fmt.Errorf("configure virtual function %d of %s: %w", c.Index, c.PF, err)
 	}
 	fault.Point("sriov/admin")
-	netns, err := ns.GetNS(w.NetNS)
+	netns, err := rtnl.GetNS(w.NetNS)
 	if err != nil {
-		return fmt.Errorf("open the container's namespace %q: %w", w.NetNS, err)
+		return err
 	}
 	defer netns.Close()
 	link, err := linkOf(c.Device)
@@ -257,12 +257,7 @@ func (f *Functions) Check(w Wish) error {
 	case !info.Spoofchk || trusted(info):
 		return fmt.Errorf("%w: virtual function %d of %s may send from any MAC address", ErrNotGiven, c.Index, c.PF)
 	}
-	netns, err := ns.GetNS(w.NetNS)
-	if err != nil {
-		return fmt.Errorf("open the container's namespace %q: %w", w.NetNS, err)
-	}
-	defer netns.Close()
-	return netns.Do(func(ns.NetNS) error {
+	return rtnl.InNetNS(w.NetNS, func() error {
 		link, err := linkOf(c.Device)
 		if err == nil && (link == nil || link.Attrs().Name != w.IfName || !bytes.Equal(link.Attrs().HardwareAddr, w.MAC)) {
 			err = fmt.Errorf("%w: the container has no interface %s on device %s with MAC address %s", ErrNotGiven, w.IfName, c.Device, w.MAC)

@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
-	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/cni/netfilter"
@@ -37,14 +35,11 @@ func (d *Driver) CheckNode(spec Spec) error {
 		return errors.Join(d.checkPure(spec), d.wirer.CheckNode(spec.Spec))
 	}
 	segments := spec.segments()
-	lowers, err := d.find(spec, segments)
+	lowers, err := d.findAll(spec, segments)
 	if err != nil {
 		return err
 	}
-	for i, lower := range lowers {
-		if lower == nil {
-			return fmt.Errorf("%w: VLAN %d has no link on %s", ErrNotWired, segments[i].vlan, spec.Uplink)
-		}
+	for _, lower := range lowers {
 		if isOurs(lower) && lower.Attrs().Flags&net.FlagUp == 0 {
 			return fmt.Errorf("%w: link %s is down", ErrNotWired, lower.Attrs().Name)
 		}
@@ -69,12 +64,9 @@ func (d *Driver) CheckNode(spec Spec) error {
 // checkPure verifies that our alias keeps the VLAN links.
 func (d *Driver) checkPure(spec Spec) error {
 	segments := spec.segments()
-	lowers, err := d.find(spec, segments)
+	lowers, err := d.findAll(spec, segments)
 	if err != nil {
 		return err
-	}
-	if i := slices.Index(lowers, nil); i >= 0 {
-		return fmt.Errorf("%w: VLAN %d has no link on %s", ErrNotWired, segments[i].vlan, spec.Uplink)
 	}
 	for _, lower := range lowers {
 		if err := d.checkSecluded(spec, lower); err != nil {
@@ -232,12 +224,7 @@ func (d *Driver) checkPod(spec Spec) error {
 
 // insideOf calls do in the container's namespace.
 func insideOf(spec Spec, do func() error) error {
-	netns, err := ns.GetNS(spec.NetNS)
-	if err != nil {
-		return fmt.Errorf("%w: %q: %w", wire.ErrNetNS, spec.NetNS, err)
-	}
-	defer netns.Close()
-	if err := netns.Do(func(ns.NetNS) error { return do() }); err != nil {
+	if err := rtnl.InNetNS(spec.NetNS, do); err != nil {
 		return fmt.Errorf("interface %s in %s: %w", spec.IfName, spec.NetNS, err)
 	}
 	return nil

@@ -70,6 +70,15 @@ func (d *Driver) find(spec Spec, segments []segment) ([]netlink.Link, error) {
 	return lowers, nil
 }
 
+// findAll is find where none may be missing.
+func (d *Driver) findAll(spec Spec, segments []segment) ([]netlink.Link, error) {
+	lowers, err := d.find(spec, segments)
+	if i := slices.Index(lowers, nil); err == nil && i >= 0 {
+		err = fmt.Errorf("%w: VLAN %d has no link on %s", ErrNotWired, segments[i].vlan, spec.Uplink)
+	}
+	return lowers, err
+}
+
 func uplinkOf(spec Spec) (netlink.Link, error) {
 	uplink, err := rtnl.LinkOrNil(spec.Uplink)
 	if err == nil && uplink == nil {

@@ -39,9 +39,9 @@ func (d *Driver) Setup(spec Spec) (*current.Result, error) {
 	if spec.Mode == Pure {
 		return d.setupPure(spec, segments, lowers)
 	}
-	netns, err := ns.GetNS(spec.NetNS)
+	netns, err := rtnl.GetNS(spec.NetNS)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %q: %w", wire.ErrNetNS, spec.NetNS, err)
+		return nil, err
 	}
 	defer netns.Close()
 	// From here on the alias of the node link keeps the lower links.

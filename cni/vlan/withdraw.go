@@ -88,7 +88,7 @@ func (d *Driver) deleteInterfaces(spec Spec, node netlink.Link) error {
 	}
 	// Without a node link only a path leads to the namespace; where there is none either,
 	// no namespace is left that had both.
-	netns, err := wire.OpenNetNS(spec.NetNS)
+	netns, err := rtnl.FindNS(spec.NetNS)
 	if err != nil || netns == nil {
 		return errors.Join(append(errs, err)...)
 	}

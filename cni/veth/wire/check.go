@@ -11,7 +11,6 @@ import (
 	"slices"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
-	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/cni/api"
@@ -190,12 +189,7 @@ func missingNeighbour(want netlink.Neigh) error {
 
 // CheckPod returns ErrNotWired where a piece of the pod's side is missing; hostMAC is the MAC of the host end.
 func (w *Wirer) CheckPod(spec Spec, hostMAC net.HardwareAddr) error {
-	netns, err := ns.GetNS(spec.NetNS)
-	if err != nil {
-		return fmt.Errorf("%w: %q: %w", ErrNetNS, spec.NetNS, err)
-	}
-	defer netns.Close()
-	err = netns.Do(func(ns.NetNS) error {
+	err := rtnl.InNetNS(spec.NetNS, func() error {
 		link, err := rtnl.LinkOrNil(spec.IfName)
 		if err != nil {
 			return err

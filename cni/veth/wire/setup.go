@@ -4,7 +4,6 @@ package wire
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -19,9 +18,6 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/settings"
 )
-
-// ErrNetNS is returned where the container's network namespace cannot be opened.
-var ErrNetNS = errors.New("network namespace not accessible")
 
 // Wirer changes the kernel in the network namespace of its caller's thread. Calls for
 // different addresses may run in parallel.
@@ -65,9 +61,9 @@ func (w *Wirer) Setup(spec Spec) (Wired, error) {
 		return Wired{}, err
 	}
 	wired := Wired{HostLink: spec.HostLink(), HostMAC: hostMAC(spec.HostLink()), PodMAC: spec.MAC, MTU: mtu}
-	netns, err := ns.GetNS(spec.NetNS)
+	netns, err := rtnl.GetNS(spec.NetNS)
 	if err != nil {
-		return Wired{}, fmt.Errorf("%w: %q: %w", ErrNetNS, spec.NetNS, err)
+		return Wired{}, err
 	}
 	defer netns.Close()
 

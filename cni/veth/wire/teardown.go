@@ -41,28 +41,11 @@ func DeleteEnd(name string) error {
 	return netfilter.Forget(name)
 }
 
-// OpenNetNS opens a container's namespace; it returns nil where the path leads to none.
-func OpenNetNS(path string) (ns.NetNS, error) {
-	if path == "" {
-		return nil, nil
-	}
-	netns, err := ns.GetNS(path)
-	var gone ns.NSPathNotExistErr
-	var other ns.NSPathNotNSErr
-	if errors.As(err, &gone) || errors.As(err, &other) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%w: %q: %w", ErrNetNS, path, err)
-	}
-	return netns, nil
-}
-
 // deletePodLink removes the container's interface, which still exists where somebody
 // moved or renamed the host end. It does nothing where the namespace is missing or
 // the interface is not ours.
 func deletePodLink(spec Spec) error {
-	netns, err := OpenNetNS(spec.NetNS)
+	netns, err := rtnl.FindNS(spec.NetNS)
 	if err != nil || netns == nil {
 		return err
 	}
