@@ -91,31 +91,20 @@ func Mark(a Address) error {
 	return err
 }
 
-// present is one of the node's addresses.
-type present struct {
-	netlink.Addr
-
-	prefix netip.Prefix
-}
-
-func presentOf(family int) ([]present, error) {
+func addressesOf(family int) ([]netlink.Addr, error) {
 	addrs, err := netlinksafe.AddrList(nil, family)
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
-	all := make([]present, len(addrs))
-	for i, a := range addrs {
-		all[i] = present{a, rtnl.PrefixOf(a.IPNet)}
-	}
-	return all, nil
+	return addrs, nil
 }
 
 // find returns the links that have the address.
 func find(a Address) (links []int, err error) {
-	all, err := presentOf(a.family())
-	for i := range all {
-		if all[i].prefix == netip.PrefixFrom(a.Address, a.Subnet.Bits()) {
-			links = append(links, all[i].LinkIndex)
+	all, err := addressesOf(a.family())
+	for _, have := range all {
+		if rtnl.PrefixOf(have.IPNet) == netip.PrefixFrom(a.Address, a.Subnet.Bits()) {
+			links = append(links, have.LinkIndex)
 		}
 	}
 	return links, err
@@ -268,7 +257,7 @@ func Unmark(a Address) error {
 // remove takes the address from one link. With the first IPv4 address of a subnet the kernel removes the others, unless the
 // link promotes them (promote_secondaries): remove puts back the ones that are not ours.
 func remove(a Address, link int) error {
-	before, err := presentOf(a.family())
+	before, err := addressesOf(a.family())
 	if err != nil {
 		return err
 	}
@@ -287,19 +276,19 @@ func remove(a Address, link int) error {
 	if a.Address.Is6() {
 		return nil
 	}
-	after, err := presentOf(a.family())
+	after, err := addressesOf(a.family())
 	if err != nil {
 		return err
 	}
-	for i := range before {
-		was := &before[i]
-		same := func(now present) bool { return now.LinkIndex == link && now.prefix == was.prefix }
-		if was.LinkIndex != link || was.prefix.Addr() == a.Address || slices.ContainsFunc(after, same) {
+	for _, was := range before {
+		prefix := rtnl.PrefixOf(was.IPNet)
+		same := func(now netlink.Addr) bool { return now.LinkIndex == link && rtnl.PrefixOf(now.IPNet) == prefix }
+		if was.LinkIndex != link || prefix.Addr() == a.Address || slices.ContainsFunc(after, same) {
 			continue
 		}
 		was.Flags &^= unix.IFA_F_SECONDARY
-		if err := netlink.AddrReplace(on, &was.Addr); err != nil {
-			return fmt.Errorf("put back address %s of link %s, which went with %s: %w", was.prefix, on.Attrs().Name, a, err)
+		if err := netlink.AddrReplace(on, &was); err != nil {
+			return fmt.Errorf("put back address %s of link %s, which went with %s: %w", prefix, on.Attrs().Name, a, err)
 		}
 	}
 	return nil

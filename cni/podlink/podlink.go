@@ -4,7 +4,6 @@ package podlink
 
 import (
 	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
@@ -36,8 +35,7 @@ type Link struct {
 
 // HostLink returns the name of the host end of a container's interface.
 func HostLink(containerID, ifName string) string {
-	sum := sha256.Sum256([]byte(containerID + "\x00" + ifName))
-	return netfilter.OverlayPrefix + hex.EncodeToString(sum[:])[:15-len(netfilter.OverlayPrefix)]
+	return rtnl.NameOf(netfilter.OverlayPrefix, containerID, ifName)
 }
 
 // macs returns the MAC addresses of a pair, which follow from its name: the node finds the pod without

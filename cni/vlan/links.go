@@ -20,23 +20,7 @@ import (
 
 // List returns every node link on the node and its container's addresses. Mode pure has
 // none: package wire lists its links.
-func (d *Driver) List() ([]wire.Link, error) {
-	links, err := netlinksafe.LinkList()
-	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
-	}
-	addresses, err := wire.Routed()
-	if err != nil {
-		return nil, err
-	}
-	var all []wire.Link
-	for _, l := range links {
-		if isNodeLink(l) {
-			all = append(all, wire.Link{Name: l.Attrs().Name, Addresses: addresses[l.Attrs().Index]})
-		}
-	}
-	return all, nil
-}
+func (d *Driver) List() ([]wire.Link, error) { return wire.LinksThat(isNodeLink) }
 
 // PodEnd returns the name of the container's interface of a node link, empty where the node link
 // is gone.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
@@ -85,7 +86,7 @@ func TestSegments(t *testing.T) {
 	addr := func(a string, vlan int) api.Address {
 		return api.Address{Address: netip.MustParseAddr(a), Subnet: netip.PrefixFrom(netip.MustParseAddr(a), 24).Masked(), VLAN: vlan}
 	}
-	spec := Spec{Spec: wire.Spec{IfName: "net1", MAC: derivedMAC(podMACPrefix, "x"), Addresses: []api.Address{addr("10.0.0.1", 7), addr("10.1.0.1", 0), addr("10.0.0.2", 7)}}}
+	spec := Spec{Spec: wire.Spec{IfName: "net1", MAC: rtnl.MACOf(podMACPrefix, "x"), Addresses: []api.Address{addr("10.0.0.1", 7), addr("10.1.0.1", 0), addr("10.0.0.2", 7)}}}
 	var got []string
 	for _, g := range spec.segments() {
 		var text []string

@@ -126,7 +126,7 @@ func mtuOf(spec Spec, lower netlink.Link) int {
 // replaces one whose other end is not in the container.
 func ensureNodeLink(spec Spec, netns ns.NetNS, uses []use, mtu int) (netlink.Link, error) {
 	name, alias := NodeLink(spec.ContainerID, spec.IfName), formatAlias(spec.Mode, uses)
-	node, err := rtnl.Pair{Host: name, Inside: name, HostMAC: derivedMAC(hostMACPrefix, name), InsideMAC: nodeLinkMAC(spec), MTU: mtu}.Ensure(netns)
+	node, err := rtnl.Pair{Host: name, Inside: name, HostMAC: rtnl.MACOf(hostMACPrefix, name), InsideMAC: nodeLinkMAC(spec), MTU: mtu}.Ensure(netns)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +135,7 @@ func ensureNodeLink(spec Spec, netns ns.NetNS, uses []use, mtu int) (netlink.Lin
 
 // nodeLinkMAC returns the MAC address of the container's end of its node link.
 func nodeLinkMAC(spec Spec) net.HardwareAddr {
-	return derivedMAC(nodeMACPrefix, NodeLink(spec.ContainerID, spec.IfName))
+	return rtnl.MACOf(nodeMACPrefix, NodeLink(spec.ContainerID, spec.IfName))
 }
 
 // setupNode makes the node's address on the node link, its routes to the container and, where it routes for it, from it.
@@ -199,7 +199,7 @@ func (d *Driver) answer(spec Spec, segments []segment, node netlink.Link, lowers
 			if !spec.answers() {
 				// The address may have been another container's of the node, for which the node
 				// answered.
-				if err := stopAnswering(a.Address); err != nil {
+				if err := wire.StopAnswering(a.Address); err != nil {
 					return err
 				}
 				continue
@@ -367,7 +367,7 @@ func isSegment(spec Spec, g segment, link, lower netlink.Link) bool {
 // the bridge, down.
 func ensurePort(spec Spec, netns ns.NetNS, g segment, bridge netlink.Link) (netlink.Link, error) {
 	name := portOf(spec.ContainerID, g.ifName)
-	port, err := rtnl.Pair{Host: name, Inside: g.ifName, HostMAC: derivedMAC(hostMACPrefix, name), InsideMAC: g.mac, MTU: mtuOf(spec, bridge)}.Ensure(netns)
+	port, err := rtnl.Pair{Host: name, Inside: g.ifName, HostMAC: rtnl.MACOf(hostMACPrefix, name), InsideMAC: g.mac, MTU: mtuOf(spec, bridge)}.Ensure(netns)
 	if err == nil {
 		err = setAlias(port, aliasPrefix+"port of "+NodeLink(spec.ContainerID, spec.IfName))
 	}

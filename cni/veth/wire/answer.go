@@ -53,9 +53,6 @@ func unanswered(addr netip.Addr, link netlink.Link) error {
 	return fmt.Errorf("%w: the node does not answer for %s on %s", ErrNotWired, addr, link.Attrs().Name)
 }
 
-// StopAnswering undoes Answer. It succeeds where the node did not answer.
-func StopAnswering(link int, addr netip.Addr) error { return proxy{addr: addr, link: link}.del() }
-
 // isHostLink returns whether a name is one that HostLink returns. Other packages have links
 // whose names begin with LinkPrefix, too.
 func isHostLink(name string) bool {

@@ -97,34 +97,45 @@ func Answers(link int, addr netip.Addr) (bool, error) {
 
 // AnswersAnywhere returns whether the node answers for an address by proxy on any link, whichever program has it do so.
 func AnswersAnywhere(addr netip.Addr) (bool, error) {
-	messages, err := dumpProxies(rtnl.FamilyOf(addr))
-	if err != nil {
-		return false, fmt.Errorf("list proxy neighbours: %w", err)
+	all, err := entriesFor(addr)
+	return len(all) > 0, err
+}
+
+// StopAnswering removes the entries by which the node answers for an address, on any link. Only Berth answers for floating IPs.
+func StopAnswering(addr netip.Addr) error {
+	all, err := entriesFor(addr)
+	errs := []error{err}
+	for _, p := range all {
+		errs = append(errs, p.del())
 	}
-	return slices.ContainsFunc(messages, func(m []byte) bool { p, _ := parseProxy(m); return p.addr == addr }), nil
+	return errors.Join(errs...)
+}
+
+// entriesFor returns the entries for an address, also of other programs.
+func entriesFor(addr netip.Addr) ([]proxy, error) {
+	return dumpProxies(rtnl.FamilyOf(addr), func(p proxy, _ bool) bool { return p.addr == addr })
 }
 
 // listProxies returns our entries of one family.
 func listProxies(family int) ([]proxy, error) {
-	messages, err := dumpProxies(family)
-	if err != nil {
-		return nil, fmt.Errorf("list proxy neighbours: %w", err)
-	}
-	var all []proxy
-	for _, m := range messages {
-		if p, ours := parseProxy(m); ours {
-			all = append(all, p)
-		}
-	}
-	return all, nil
+	return dumpProxies(family, func(_ proxy, ours bool) bool { return ours })
 }
 
-func dumpProxies(family int) ([][]byte, error) {
-	return rtnl.Dump(func() ([][]byte, error) {
+func dumpProxies(family int, match func(p proxy, ours bool) bool) (all []proxy, err error) {
+	messages, err := rtnl.Dump(func() ([][]byte, error) {
 		req := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
 		req.AddData(&netlink.Ndmsg{Family: uint8(family), Flags: netlink.NTF_PROXY})
 		return req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
 	})
+	if err != nil {
+		return nil, fmt.Errorf("list proxy neighbours: %w", err)
+	}
+	for _, m := range messages {
+		if p, ours := parseProxy(m); match(p, ours) {
+			all = append(all, p)
+		}
+	}
+	return all, nil
 }
 
 // parseProxy reads one RTM_NEWNEIGH message; ours is false for entries of other

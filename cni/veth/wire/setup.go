@@ -129,7 +129,7 @@ func resolveUplinks(spec Spec) ([]netlink.Link, int, error) {
 		if err != nil {
 			return nil, 0, fmt.Errorf("address %s: %w", a.Address, err)
 		}
-		if err := isUp(link); err != nil {
+		if err := CheckUp(link); err != nil {
 			return nil, 0, fmt.Errorf("address %s: %w", a.Address, err)
 		}
 		if m := link.Attrs().MTU; spec.MTU == 0 && (mtu == 0 || m < mtu) {
