@@ -11,9 +11,9 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/cni/pkg/types/create"
 
 	"github.com/berth-dev/berth/agent/attachdef"
+	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
@@ -142,13 +142,9 @@ func wayOf(record *state.Container, holder int) (defaultroute.Way, error) {
 }
 
 func resultOf(attachment *state.Attachment) (*current.Result, error) {
-	raw, err := create.CreateFromBytes(attachment.Result)
+	result, err := chain.Result(attachment.Result)
 	if err != nil {
 		return nil, fmt.Errorf("read the result of interface %s: %w", attachment.IfName, err)
-	}
-	result, err := current.NewResultFromResult(raw)
-	if err != nil {
-		return nil, fmt.Errorf("convert the result of interface %s: %w", attachment.IfName, err)
 	}
 	return result, nil
 }

@@ -29,7 +29,7 @@ func (o own) mark() error                { return nodeaddress.Mark(o.Address) }
 func (o own) unmark() error              { return nodeaddress.Unmark(o.Address) }
 func (o own) check(int) error            { return nil }
 func (o own) put(link int) error         { return nodeaddress.Put(o.Address, link) }
-func (o own) announce(link int) error    { return wire.AnnounceOwn(link, o.Address.Address) }
+func (o own) announce(link int) error    { return wire.AnnounceAt(link, o.Address.Address, false) }
 
 func (o own) isOnLink() bool { return true }
 
@@ -86,7 +86,7 @@ func (s service) announce(link int) error {
 	if s.Routed {
 		return nil
 	}
-	return wire.AnnounceService(link, s.Address)
+	return wire.AnnounceAt(link, s.Address, true)
 }
 
 func (s service) isOnLink() bool { return !s.Routed }

@@ -177,14 +177,11 @@ func gatewaysOf(s *nadv1.NetworkSelectionElement) ([]netip.Addr, error) {
 
 func (r *Reader) network(ctx context.Context, namespace string, s *nadv1.NetworkSelectionElement) (Network, error) {
 	n := Network{Definition: s.Namespace + "/" + s.Name, Name: s.Name, IPs: s.IPRequest}
-	var err error
-	if n.Capabilities, err = capabilities(s); err != nil {
-		return Network{}, fmt.Errorf("%w: network %s: %w", ErrAnnotation, n.Definition, err)
-	}
-	if n.DefaultRoute, err = gatewaysOf(s); err != nil {
-		return Network{}, fmt.Errorf("%w: network %s: %w", ErrAnnotation, n.Definition, err)
-	}
-	if n.Args, err = arguments(s); err != nil {
+	var errs [3]error
+	n.Capabilities, errs[0] = capabilities(s)
+	n.DefaultRoute, errs[1] = gatewaysOf(s)
+	n.Args, errs[2] = arguments(s)
+	if err := errors.Join(errs[:]...); err != nil {
 		return Network{}, fmt.Errorf("%w: network %s: %w", ErrAnnotation, n.Definition, err)
 	}
 	if s.Namespace != namespace && !slices.Contains(r.Shared, s.Namespace) && !slices.Contains(r.Shared, AllNamespaces) {

@@ -8,8 +8,9 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/cni/pkg/types/create"
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+
+	"github.com/berth-dev/berth/agent/chain"
 )
 
 // Attached is a network of a pod with the CNI result of its ADD.
@@ -25,11 +26,7 @@ type Attached struct {
 func Status(networks []Attached) (string, error) {
 	all := []nadv1.NetworkStatus{}
 	for i, n := range networks {
-		read, err := create.CreateFromBytes(n.Result)
-		if err != nil {
-			return "", fmt.Errorf("read the result of network %s: %w", n.Network, err)
-		}
-		result, err := types100.NewResultFromResult(read)
+		result, err := chain.Result(n.Result)
 		if err != nil {
 			return "", fmt.Errorf("read the result of network %s: %w", n.Network, err)
 		}

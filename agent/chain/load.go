@@ -32,37 +32,20 @@ func load(file string) (*Network, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read network configuration: %w", err)
 	}
-	var top map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &top); err != nil {
-		return nil, fmt.Errorf("parse network configuration: %w", err)
-	}
-	if isSingle(top) {
-		return loadSingle(raw)
-	}
-	list, err := libcni.NetworkConfFromBytes(raw)
-	if err != nil {
-		return nil, fmt.Errorf("parse network configuration: %w", err)
-	}
-	if !list.LoadOnlyInlinedPlugins {
-		if raw, err = inline(top, list, filepath.Dir(file)); err != nil {
-			return nil, err
-		}
-	}
-	return Parse(raw)
-}
-
-func isSingle(top map[string]json.RawMessage) bool {
-	return top["type"] != nil && top["plugins"] == nil
+	return parseList(raw, "", filepath.Dir(file))
 }
 
 // ParseNamed reads a configuration that is no file: a list, or a single plugin. The
 // network has the name given where the configuration has none.
-func ParseNamed(raw []byte, name string) (*Network, error) {
+func ParseNamed(raw []byte, name string) (*Network, error) { return parseList(raw, name, "") }
+
+// parseList reads a configuration; dir, if given, may have more of its plugins.
+func parseList(raw []byte, name, dir string) (*Network, error) {
 	var top map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &top); err != nil {
 		return nil, fmt.Errorf("parse network configuration: %w", err)
 	}
-	if top["name"] == nil {
+	if name != "" && top["name"] == nil {
 		var err error
 		if top["name"], err = json.Marshal(name); err != nil {
 			return nil, fmt.Errorf("encode network name %q: %w", name, err)
@@ -71,8 +54,19 @@ func ParseNamed(raw []byte, name string) (*Network, error) {
 			return nil, fmt.Errorf("encode network %q: %w", name, err)
 		}
 	}
-	if isSingle(top) {
+	if top["type"] != nil && top["plugins"] == nil {
 		return loadSingle(raw)
+	}
+	if dir != "" {
+		list, err := libcni.NetworkConfFromBytes(raw)
+		if err != nil {
+			return nil, fmt.Errorf("parse network configuration: %w", err)
+		}
+		if !list.LoadOnlyInlinedPlugins {
+			if raw, err = inline(top, list, dir); err != nil {
+				return nil, err
+			}
+		}
 	}
 	return Parse(raw)
 }

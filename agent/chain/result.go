@@ -10,21 +10,22 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 )
 
+// Result decodes a result of plugins.
+func Result(raw json.RawMessage) (*current.Result, error) {
+	versioned, err := create.CreateFromBytes(raw)
+	if err != nil {
+		return nil, err
+	}
+	return current.NewResultFromResult(versioned)
+}
+
 // Addresses returns the container's addresses in the result of plugins, none where the result
 // cannot be read: CHECK and DEL report it.
-func Addresses(result json.RawMessage) []netip.Addr {
-	if len(result) == 0 {
-		return nil
-	}
-	versioned, err := create.CreateFromBytes(result)
+func Addresses(result json.RawMessage) (all []netip.Addr) {
+	read, err := Result(result)
 	if err != nil {
 		return nil
 	}
-	read, err := current.NewResultFromResult(versioned)
-	if err != nil {
-		return nil
-	}
-	var all []netip.Addr
 	for _, ip := range read.IPs {
 		if addr, ok := netip.AddrFromSlice(ip.Address.IP); ok {
 			all = append(all, addr.Unmap())

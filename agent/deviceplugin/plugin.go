@@ -100,23 +100,17 @@ func (p *Plugin) watch(ctx context.Context) (kubelets <-chan struct{}, stop func
 	}
 	made := make(chan struct{}, 1)
 	go func() {
-		for {
-			select {
-			case event, ok := <-watcher.Events:
-				if !ok {
-					return
-				}
-				if event.Has(fsnotify.Create) && filepath.Base(event.Name) == kubeletSocket {
-					select {
-					case made <- struct{}{}:
-					default:
-					}
-				}
-			case _, ok := <-watcher.Errors:
-				if !ok {
-					return
+		for event := range watcher.Events {
+			if event.Has(fsnotify.Create) && filepath.Base(event.Name) == kubeletSocket {
+				select {
+				case made <- struct{}{}:
+				default:
 				}
 			}
+		}
+	}()
+	go func() {
+		for range watcher.Errors { // what was missed is looked for from time to time
 		}
 	}()
 	return made, func() { _ = watcher.Close() }

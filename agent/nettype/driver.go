@@ -57,10 +57,7 @@ type Interface struct {
 }
 
 // Link is the host end of a container's interface.
-type Link struct {
-	Name      string
-	Addresses []netip.Addr
-}
+type Link = wire.Link
 
 // Kernel has the parts that drivers work with.
 type Kernel struct {

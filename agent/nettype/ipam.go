@@ -8,7 +8,6 @@ import (
 	"fmt"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/cni/pkg/types/create"
 
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/cni/api"
@@ -119,12 +118,8 @@ func foreignOf(i *Interface) foreign.Interface {
 	for _, a := range i.Addresses {
 		f.Addresses = append(f.Addresses, a.Address)
 	}
-	if len(i.Result) > 0 {
-		// A result that cannot be read names no links.
-		if versioned, err := create.CreateFromBytes(i.Result); err == nil {
-			f.Result, _ = current.NewResultFromResult(versioned)
-		}
-	}
+	// A result that cannot be read names no links.
+	f.Result, _ = chain.Result(i.Result)
 	return f
 }
 

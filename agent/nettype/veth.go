@@ -110,19 +110,7 @@ func (v *vethDriver) LinkOf(key state.Key) string { return wire.HostLink(key.Con
 
 func (v *vethDriver) PodEnd(link string) (string, error) { return v.wirer.PodEnd(link) }
 
-func (v *vethDriver) Links() ([]Link, error) {
-	links, err := v.wirer.List()
-	return linksOf(links), err
-}
-
-// linksOf converts the links of a driver's package.
-func linksOf(links []wire.Link) []Link {
-	all := make([]Link, 0, len(links))
-	for _, l := range links {
-		all = append(all, Link{Name: l.Name, Addresses: l.Addresses})
-	}
-	return all
-}
+func (v *vethDriver) Links() ([]Link, error) { return v.wirer.List() }
 
 func (v *vethDriver) Remove(link string) error { return v.wirer.Remove(link) }
 

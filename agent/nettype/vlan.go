@@ -183,10 +183,7 @@ func (v *vlanDriver) LinkOf(key state.Key) string { return vlan.NodeLink(key.Con
 
 func (v *vlanDriver) PodEnd(link string) (string, error) { return v.driver.PodEnd(link) }
 
-func (v *vlanDriver) Links() ([]Link, error) {
-	links, err := v.driver.List()
-	return linksOf(links), err
-}
+func (v *vlanDriver) Links() ([]Link, error) { return v.driver.List() }
 
 func (v *vlanDriver) Remove(link string) error { return v.driver.Remove(link) }
 
@@ -194,31 +191,19 @@ func (v *vlanDriver) RemoveLoose() error { return v.driver.RemoveLoose() }
 
 // Targets is for the detection of conflicts.
 func (v *vlanDriver) Targets(i *Interface) (targets []conflict.Target, release func(), err error) {
-	targets, err = targetsOf(i, func(spec vlan.Spec) (networks []vlan.Network, err error) {
-		networks, release, err = v.driver.Networks(spec)
-		return networks, err
+	err = withSpec(i, func(spec vlan.Spec) (err error) {
+		targets, release, err = v.driver.Networks(spec)
+		return err
 	})
 	return targets, release, err
 }
 
 // Carried is for the defence of addresses.
-func (v *vlanDriver) Carried(i *Interface) ([]conflict.Target, error) {
-	return targetsOf(i, v.driver.NetworksNow)
-}
-
-func targetsOf(i *Interface, networksOf func(vlan.Spec) ([]vlan.Network, error)) ([]conflict.Target, error) {
-	spec, err := vlanSpecOf(i)
-	if err != nil {
-		return nil, err
-	}
-	networks, err := networksOf(spec)
-	var targets []conflict.Target
-	for _, n := range networks {
-		targets = append(targets, conflict.Target{Address: n.Address, Link: n.Link, Own: n.MAC})
-	}
-	if err != nil {
-		err = fmt.Errorf("find the networks of interface %s: %w", i.IfName, err)
-	}
+func (v *vlanDriver) Carried(i *Interface) (targets []conflict.Target, err error) {
+	err = withSpec(i, func(spec vlan.Spec) (err error) {
+		targets, err = v.driver.NetworksNow(spec)
+		return err
+	})
 	return targets, err
 }
 

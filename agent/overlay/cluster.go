@@ -76,14 +76,9 @@ func (c *cluster) run(ctx context.Context) {
 
 // waitForSync returns false where the context ends before every object was seen once.
 func (c *cluster) waitForSync(ctx context.Context) bool {
-	for _, informer := range c.all {
-		select {
-		case <-informer.HasSyncedChecker().Done():
-		case <-ctx.Done():
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(c.all, func(informer cache.SharedIndexInformer) bool {
+		return !cache.WaitFor(ctx, "", informer.HasSyncedChecker())
+	})
 }
 
 // node returns the object of one node, nil where there is none.

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
@@ -49,12 +50,7 @@ type local struct {
 }
 
 func (l local) has(family4 bool) bool {
-	for _, s := range l.subnets {
-		if s.Addr().Is4() == family4 {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(l.subnets, func(s netip.Prefix) bool { return s.Addr().Is4() == family4 })
 }
 
 // public returns the node's address on the uplink in the family of like.

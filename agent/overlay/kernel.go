@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
@@ -113,17 +114,8 @@ func applyNeighs(link, family int, want []netlink.Neigh) (changed int, err error
 		if w.LinkIndex != link || w.Family != family {
 			continue
 		}
-		found := false
-		kept := have[:0]
-		for _, h := range have {
-			if same(h, w) {
-				found = true
-				continue
-			}
-			kept = append(kept, h)
-		}
-		have = kept
-		if found {
+		before := len(have)
+		if have = slices.DeleteFunc(have, func(h netlink.Neigh) bool { return same(h, w) }); len(have) < before {
 			continue
 		}
 		if err := netlink.NeighSet(&w); err != nil {
@@ -148,15 +140,13 @@ func applyNeighs(link, family int, want []netlink.Neigh) (changed int, err error
 // replaced returns whether an entry that is wanted has taken the place of h: a neighbour of
 // the same address, or a forwarding entry of the same MAC.
 func replaced(h netlink.Neigh, family int, want []netlink.Neigh) bool {
-	for _, w := range want {
-		if w.Family != family || w.LinkIndex != h.LinkIndex {
-			continue
+	return slices.ContainsFunc(want, func(w netlink.Neigh) bool {
+		takesPlace := bytes.Equal(w.HardwareAddr, h.HardwareAddr)
+		if family != unix.AF_BRIDGE {
+			takesPlace = w.IP.Equal(h.IP)
 		}
-		if family == unix.AF_BRIDGE && bytes.Equal(w.HardwareAddr, h.HardwareAddr) || family != unix.AF_BRIDGE && w.IP.Equal(h.IP) {
-			return true
-		}
-	}
-	return false
+		return takesPlace && w.Family == family && w.LinkIndex == h.LinkIndex
+	})
 }
 
 func permanentNeighs(link, family int) ([]netlink.Neigh, error) {

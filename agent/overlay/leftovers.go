@@ -43,13 +43,7 @@ func Leftovers(root string) ([]leftover.Item, error) {
 		if link == nil || link.Attrs().Alias != alias {
 			continue
 		}
-		items = append(items, leftover.Item{Name: "link " + name, Remove: func() error {
-			now, err := rtnl.LinkOrNil(name)
-			if err != nil || now == nil {
-				return err
-			}
-			return rtnl.DeleteLink(now)
-		}})
+		items = append(items, leftover.Item{Name: "link " + name, Remove: func() error { return rtnl.DeleteLink(link) }})
 	}
 	folder := filepath.Join(root, leasesFolder)
 	_, err := os.Lstat(folder)

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
-	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -260,7 +259,10 @@ func (o *Overlay) local() (local, error) {
 	if len(l.subnets) == 0 {
 		return l, fmt.Errorf("node %s has no pod CIDR: start kube-controller-manager with --allocate-node-cidrs and --cluster-cidr", o.Node)
 	}
-	if l.uplink, err = linkWith(o.Address); err != nil {
+	if l.uplink, err = rtnl.LinkWith(o.Address); err == nil && l.uplink == nil {
+		err = fmt.Errorf("no link of this node has the node's address %s", o.Address)
+	}
+	if err != nil {
 		return l, err
 	}
 	for _, s := range l.subnets {
@@ -308,15 +310,6 @@ func isInternal(node *corev1.Node, addr netip.Addr) bool {
 	return slices.ContainsFunc(node.Status.Addresses, func(a corev1.NodeAddress) bool { return a.Address == addr.String() })
 }
 
-// linkWith returns the link that has the address.
-func linkWith(addr netip.Addr) (netlink.Link, error) {
-	link, err := rtnl.LinkWith(addr)
-	if err != nil || link != nil {
-		return link, err
-	}
-	return nil, fmt.Errorf("no link of this node has the node's address %s", addr)
-}
-
 // links makes the links to other nodes, tells other nodes how they reach this one, and returns
 // the links.
 func (o *Overlay) links(ctx context.Context, self local) (ways, error) {
@@ -360,12 +353,7 @@ func (o *Overlay) publish(ctx context.Context, node *corev1.Node, ends []end) er
 	if len(want) == 0 {
 		return nil
 	}
-	return o.annotate(ctx, want)
-}
-
-// annotate sets annotations of this node's object.
-func (o *Overlay) annotate(ctx context.Context, annotations map[string]string) error {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": want}})
 	if err != nil {
 		return fmt.Errorf("encode annotations of node %s: %w", o.Node, err)
 	}

@@ -4,6 +4,7 @@ package overlay
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -68,22 +69,12 @@ func planFor(w ways, peers []peer, floating map[netip.Addr]string) plan {
 		}
 		byName[peer.node] = kept
 	}
-	for _, addr := range slices.SortedFunc(keys(floating), netip.Addr.Compare) {
+	for _, addr := range slices.SortedFunc(maps.Keys(floating), netip.Addr.Compare) {
 		if e, ok := byName[floating[addr]].end(addr); ok {
 			p.routes = append(p.routes, route(w, e, rtnl.SinglePrefix(addr), floatingMetric))
 		}
 	}
 	return p
-}
-
-func keys[V any](m map[netip.Addr]V) func(func(netip.Addr) bool) {
-	return func(yield func(netip.Addr) bool) {
-		for addr := range m {
-			if !yield(addr) {
-				return
-			}
-		}
-	}
 }
 
 // unreachable returns the route for the addresses of a pod CIDR of this node that no pod has: packets for them
@@ -113,7 +104,7 @@ func route(w ways, e end, to netip.Prefix, metric int) netlink.Route {
 // neighbours returns the entries for a peer's VTEP: its MAC, and the node that has the MAC.
 func neighbours(link int, e end) []netlink.Neigh {
 	return []netlink.Neigh{
-		{LinkIndex: link, Family: rtnl.FamilyOf(e.subnet.Addr()), State: netlink.NUD_PERMANENT, Type: unix.RTN_UNICAST, IP: e.subnet.Addr().AsSlice(), HardwareAddr: e.mac},
+		rtnl.Neigh(link, e.subnet.Addr(), e.mac),
 		{LinkIndex: link, Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT, Flags: netlink.NTF_SELF, IP: e.public.AsSlice(), HardwareAddr: e.mac},
 	}
 }

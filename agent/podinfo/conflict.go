@@ -5,6 +5,7 @@ package podinfo
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -62,7 +63,7 @@ func (n *Node) ClearConflict(ctx context.Context, pod api.Pod, addr netip.Addr) 
 // OwnsAddress returns the record by which this node itself has an address. Its error is ErrNotCarrier where the FloatingIP does not
 // say so. It asks the API server.
 func (n *Node) OwnsAddress(ctx context.Context, addr netip.Addr) (Record, error) {
-	ip, err := n.existing(ctx, addr)
+	ip, err := n.get(ctx, v1alpha1.NameOf(addr), ErrNotCarrier)
 	if err != nil {
 		return Record{}, err
 	}
@@ -76,7 +77,7 @@ func (n *Node) OwnsAddress(ctx context.Context, addr netip.Addr) (Record, error)
 // ServesAddress returns the record by which this node is to carry an address of a Service. Its error is ErrNotCarrier where the
 // FloatingIP does not say so. It asks the API server.
 func (n *Node) ServesAddress(ctx context.Context, addr netip.Addr) (Record, error) {
-	ip, err := n.existing(ctx, addr)
+	ip, err := n.get(ctx, v1alpha1.NameOf(addr), ErrNotCarrier)
 	switch {
 	case err != nil:
 		return Record{}, err
@@ -88,12 +89,11 @@ func (n *Node) ServesAddress(ctx context.Context, addr netip.Addr) (Record, erro
 	return recordOf(ip), nil
 }
 
-// existing returns the FloatingIP of an address, as the API server has it. It fails where there is none.
-func (n *Node) existing(ctx context.Context, addr netip.Addr) (*v1alpha1.FloatingIP, error) {
-	name := v1alpha1.NameOf(addr)
+// get returns a FloatingIP, as the API server has it. Where there is none, its error is absent, with the reason.
+func (n *Node) get(ctx context.Context, name string, absent error) (*v1alpha1.FloatingIP, error) {
 	ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
 	if isAbsent(err) {
-		return nil, fmt.Errorf("%w: FloatingIP %s does not exist", ErrNotCarrier, name)
+		return nil, fmt.Errorf("%w: FloatingIP %s does not exist", absent, name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("get FloatingIP %s: %w", name, err)
@@ -117,8 +117,8 @@ func (n *Node) note(ip *v1alpha1.FloatingIP, addr netip.Addr) {
 // setCondition returns whether the pod holds the address on this node; it writes nothing where it does not.
 func (n *Node) setCondition(ctx context.Context, pod api.Pod, addr netip.Addr, condition metav1.Condition) (holder bool, err error) {
 	name := v1alpha1.NameOf(addr)
-	ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
-	if isAbsent(err) {
+	ip, err := n.get(ctx, name, ErrNotHolder)
+	if errors.Is(err, ErrNotHolder) {
 		return false, nil
 	}
 	if err != nil {

@@ -61,9 +61,8 @@ type Running struct {
 // the watch knows them. It does not block.
 func (n *Node) Running() []Running {
 	var all []Running
-	for _, obj := range n.informer.GetStore().List() {
-		p, ok := obj.(*corev1.Pod)
-		if !ok || p.Spec.HostNetwork {
+	for _, p := range n.all() {
+		if p.Spec.HostNetwork {
 			continue
 		}
 		r := Running{Pod: n.fromAPI(p), Given: portsOf(&p.Spec, true)}

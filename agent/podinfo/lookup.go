@@ -125,22 +125,19 @@ func (n *Node) named(ctx context.Context, pod Pod, names []string) ([]*v1alpha1.
 	ips, errs := make([]*v1alpha1.FloatingIP, len(names)), make([]error, len(names))
 	var group sync.WaitGroup
 	for i, name := range names {
-		group.Go(func() { ips[i], errs[i] = n.own(ctx, pod, name) })
+		group.Go(func() { ips[i], errs[i] = n.own(ctx, pod.UID, name) })
 	}
 	group.Wait()
 	return ips, errors.Join(errs...)
 }
 
-// own reads one FloatingIP, which the pod must hold on this node.
-func (n *Node) own(ctx context.Context, pod Pod, name string) (*v1alpha1.FloatingIP, error) {
-	ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
-	if isAbsent(err) {
-		return nil, fmt.Errorf("%w %s: nobody holds it, the FloatingIP does not exist", ErrNotHolder, name)
-	}
+// own reads one FloatingIP, which the pod with the UID must hold on this node.
+func (n *Node) own(ctx context.Context, uid, name string) (*v1alpha1.FloatingIP, error) {
+	ip, err := n.get(ctx, name, ErrNotHolder)
 	if err != nil {
-		return nil, fmt.Errorf("get FloatingIP %s: %w", name, err)
+		return nil, err
 	}
-	return ip, holds(ip, pod.UID, n.name)
+	return ip, holds(ip, uid, n.name)
 }
 
 // recorded lists the FloatingIPs that the pod holds on this node, at most as many as it requests. Where an attempt
@@ -189,15 +186,8 @@ func (n *Node) heldOf(ips []*v1alpha1.FloatingIP, err error) ([]Held, error) {
 // Holds returns nil if the pod holds the address on this node, ErrNotHolder if it
 // does not, and another error if the API does not answer.
 func (n *Node) Holds(ctx context.Context, pod api.Pod, addr api.Address) error {
-	name := v1alpha1.NameOf(addr.Address)
-	ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
-	if isAbsent(err) {
-		return fmt.Errorf("%w %s: the FloatingIP does not exist", ErrNotHolder, name)
-	}
+	ip, err := n.own(ctx, pod.UID, v1alpha1.NameOf(addr.Address))
 	if err != nil {
-		return fmt.Errorf("get FloatingIP %s: %w", name, err)
-	}
-	if err := holds(ip, pod.UID, n.name); err != nil {
 		return err
 	}
 	n.note(ip, addr.Address)
@@ -208,12 +198,9 @@ func (n *Node) Holds(ctx context.Context, pod api.Pod, addr api.Address) error {
 // this node does, and another error if the API does not answer.
 func (n *Node) Holder(ctx context.Context, addr netip.Addr) (api.Pod, Record, error) {
 	name := v1alpha1.NameOf(addr)
-	ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
-	if isAbsent(err) {
-		return api.Pod{}, Record{}, fmt.Errorf("%w %s: the FloatingIP does not exist", ErrNotHolder, name)
-	}
+	ip, err := n.get(ctx, name, ErrNotHolder)
 	if err != nil {
-		return api.Pod{}, Record{}, fmt.Errorf("get FloatingIP %s: %w", name, err)
+		return api.Pod{}, Record{}, err
 	}
 	if ip.Spec.Pod == nil {
 		return api.Pod{}, Record{}, fmt.Errorf("%w %s: no pod holds it now", ErrNotHolder, name)
@@ -231,8 +218,8 @@ func (n *Node) Holder(ctx context.Context, addr netip.Addr) (api.Pod, Record, er
 	if !n.informer.HasSynced() {
 		return api.Pod{}, Record{}, fmt.Errorf("find pod %s with UID %s: the pods of this node are not known yet", pod.Name, pod.UID)
 	}
-	for _, obj := range n.informer.GetStore().List() {
-		if p, ok := obj.(*corev1.Pod); ok && string(p.UID) == pod.UID {
+	for _, p := range n.all() {
+		if string(p.UID) == pod.UID {
 			pod.Namespace = p.Namespace
 			return pod, recordOf(ip), nil
 		}

@@ -163,18 +163,7 @@ func (n *Node) VerifyAtOnce() {
 // WaitForSync returns true when the watch has seen every pod once, and false where
 // the context ends before.
 func (n *Node) WaitForSync(ctx context.Context) bool {
-	synced := n.informer.HasSyncedChecker().Done()
-	select {
-	case <-synced:
-		return true
-	default:
-	}
-	select {
-	case <-synced:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return cache.WaitFor(ctx, "", n.informer.HasSyncedChecker())
 }
 
 // Run watches until the context ends.
@@ -193,17 +182,10 @@ func (n *Node) Run(ctx context.Context, handler Handler) error {
 			}
 		},
 		UpdateFunc: func(was, is any) {
-			n.updated(was, is)
 			before, ok := was.(*corev1.Pod)
 			after, ok2 := is.(*corev1.Pod)
-			if ok && ok2 && !maps.Equal(before.Annotations, after.Annotations) {
-				handler.Changed(identityOf(after))
-			}
-			if ok && ok2 && len(before.Status.PodIPs) == 0 && len(after.Status.PodIPs) > 0 && !after.Spec.HostNetwork {
-				handler.Addressed(identityOf(after))
-			}
-			if ok && ok2 && isReady(before) != isReady(after) {
-				handler.Readied(n.fromAPI(after).Pod)
+			if ok && ok2 {
+				n.updated(before, after, handler)
 			}
 		},
 		DeleteFunc: n.deleted,
@@ -226,17 +208,21 @@ func (n *Node) Run(ctx context.Context, handler Handler) error {
 
 // updated handles replaced pods, too: where a new list has another UID under the
 // same name, the informer reports an update.
-func (n *Node) updated(was, is any) {
-	before, ok := was.(*corev1.Pod)
-	after, ok2 := is.(*corev1.Pod)
-	if !ok || !ok2 {
-		return
-	}
+func (n *Node) updated(before, after *corev1.Pod, handler Handler) {
 	if before.UID != after.UID {
 		n.gone.Add(n.fromAPI(before).Pod)
 	}
 	if p := n.fromAPI(after); p.Finished {
 		n.gone.Add(p.Pod)
+	}
+	if !maps.Equal(before.Annotations, after.Annotations) {
+		handler.Changed(identityOf(after))
+	}
+	if len(before.Status.PodIPs) == 0 && len(after.Status.PodIPs) > 0 && !after.Spec.HostNetwork {
+		handler.Addressed(identityOf(after))
+	}
+	if isReady(before) != isReady(after) {
+		handler.Readied(n.fromAPI(after).Pod)
 	}
 }
 
@@ -345,22 +331,30 @@ func (n *Node) Functions(pod api.Pod) int64 {
 
 // watched returns a pod as the watch has seen it, for reading only.
 func (n *Node) watched(pod api.Pod) (p *corev1.Pod, known bool) {
-	obj, exists, err := n.informer.GetStore().GetByKey(pod.String())
-	if err != nil || !exists {
-		return nil, false
-	}
-	p, ok := obj.(*corev1.Pod)
-	return p, ok && identityOf(p).Is(pod)
+	p, known = n.seen(pod.Namespace, pod.Name)
+	return p, known && identityOf(p).Is(pod)
 }
 
 func (n *Node) cached(namespace, name string) (Pod, bool) {
-	obj, exists, err := n.informer.GetStore().GetByKey(namespace + "/" + name)
-	if err != nil || !exists {
-		return Pod{}, false
-	}
-	p, ok := obj.(*corev1.Pod)
-	if !ok {
+	p, known := n.seen(namespace, name)
+	if !known {
 		return Pod{}, false
 	}
 	return n.fromAPI(p), true
+}
+
+func (n *Node) seen(namespace, name string) (p *corev1.Pod, known bool) {
+	obj, exists, err := n.informer.GetStore().GetByKey(namespace + "/" + name)
+	p, ok := obj.(*corev1.Pod)
+	return p, ok && exists && err == nil
+}
+
+// all lists the pods that the watch has seen, for reading only.
+func (n *Node) all() (all []*corev1.Pod) {
+	for _, obj := range n.informer.GetStore().List() {
+		if p, ok := obj.(*corev1.Pod); ok {
+			all = append(all, p)
+		}
+	}
+	return all
 }

@@ -70,12 +70,7 @@ func (n *Node) listIPs(ctx context.Context) (*v1alpha1.FloatingIPList, error) {
 // listPods lists the pods of the node as the watch knows them, or asks the API before it does.
 func (n *Node) listPods(ctx context.Context) (all []*corev1.Pod, err error) {
 	if n.informer.HasSynced() {
-		for _, obj := range n.informer.GetStore().List() {
-			if p, ok := obj.(*corev1.Pod); ok {
-				all = append(all, p)
-			}
-		}
-		return all, nil
+		return n.all(), nil
 	}
 	list, err := n.pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", n.name).String()})
 	if err != nil {

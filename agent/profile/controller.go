@@ -195,22 +195,19 @@ func (c *Controller) Shape(ctx context.Context, container Container) {
 		c.Soon()
 		return
 	}
-	if wantsNothing(pod) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.tell(ctx, container.Pod, problems)
-		return
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.synced = nil
-	links, more, _ := c.linksOf(container)
-	pod.Links = links
-	errs, err := c.Kernel.Sync([]shaping.Pod{pod}, false)
-	if err := errors.Join(errs[pod.ID], err); err != nil {
-		more = append(more, problem{EventNotEnforced, err.Error()})
+	if !wantsNothing(pod) {
+		c.synced = nil
+		links, more, _ := c.linksOf(container)
+		pod.Links = links
+		errs, err := c.Kernel.Sync([]shaping.Pod{pod}, false)
+		if err := errors.Join(errs[pod.ID], err); err != nil {
+			more = append(more, problem{EventNotEnforced, err.Error()})
+		}
+		problems = append(problems, more...)
 	}
-	c.tell(ctx, container.Pod, append(problems, more...))
+	c.tell(ctx, container.Pod, problems)
 }
 
 // syncAll gives every container its limits and removes all others. The kernel lists all links and queues of the node

@@ -16,34 +16,13 @@ import (
 // Replace gives the file path a content and a mode. It does not wait for the disk: after a loss
 // of power the file may be empty.
 func Replace(path string, content io.Reader, mode fs.FileMode) error {
-	return write(path, content, mode, (*os.File).Close, os.Rename)
+	return write(path, content, mode, (*os.File).Close)
 }
 
 // ReplaceSynced is Replace for a file that must be whole after a loss of power: the old or the
 // new one.
 func ReplaceSynced(path string, content io.Reader, mode fs.FileMode) error {
-	return write(path, content, mode, syncAndClose, os.Rename)
-}
-
-// CreateSynced makes the file path, and returns when it outlives a loss of power. The error is
-// fs.ErrExist where the file exists.
-func CreateSynced(path string, content io.Reader, mode fs.FileMode) error {
-	return write(path, content, mode, syncAndClose, func(temp, path string) error {
-		if err := os.Link(temp, path); err != nil {
-			return err
-		}
-		_ = os.Remove(temp) // the file is there; Unfinished finds the other name
-		return SyncFolder(filepath.Dir(path))
-	})
-}
-
-// SyncFolder returns when the names in a folder outlive a loss of power.
-func SyncFolder(path string) error {
-	folder, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(folder.Sync(), folder.Close())
+	return write(path, content, mode, func(file *os.File) error { return errors.Join(file.Sync(), file.Close()) })
 }
 
 // Unfinished returns the files that killed writers of path left in its folder. path may be a
@@ -60,8 +39,8 @@ func Unfinished(path string) ([]string, error) {
 // read no file of their folder with this beginning and this end.
 func temporary(path string) string { return "." + filepath.Base(path) + ".tmp-*" }
 
-// write writes a file beside path, ends the writing with finish, and names it path with place.
-func write(path string, content io.Reader, mode fs.FileMode, finish func(*os.File) error, place func(temp, path string) error) (err error) {
+// write writes a file beside path, ends the writing with finish, and names it path.
+func write(path string, content io.Reader, mode fs.FileMode, finish func(*os.File) error) (err error) {
 	temp, err := os.CreateTemp(filepath.Dir(path), temporary(path))
 	if err != nil {
 		return err
@@ -75,7 +54,5 @@ func write(path string, content io.Reader, mode fs.FileMode, finish func(*os.Fil
 	if err := errors.Join(err, temp.Chmod(mode), finish(temp)); err != nil {
 		return err
 	}
-	return place(temp.Name(), path)
+	return os.Rename(temp.Name(), path)
 }
-
-func syncAndClose(file *os.File) error { return errors.Join(file.Sync(), file.Close()) }

@@ -15,7 +15,7 @@ import (
 )
 
 var writers = map[string]func(path string, content io.Reader, mode fs.FileMode) error{
-	"Replace": Replace, "ReplaceSynced": ReplaceSynced, "CreateSynced": CreateSynced,
+	"Replace": Replace, "ReplaceSynced": ReplaceSynced,
 }
 
 func TestWrite(t *testing.T) {
@@ -45,11 +45,6 @@ func TestWrite(t *testing.T) {
 				if names := list(t, dir); !slices.Equal(names, []string{"file.json"}) {
 					t.Errorf("the folder has %q", names)
 				}
-				if name == "CreateSynced" {
-					if err := os.Remove(path); err != nil {
-						t.Fatal(err)
-					}
-				}
 			}
 			if err := write(filepath.Join(dir, "none", "file"), strings.NewReader(""), 0o600); !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("without the folder the error is %v", err)
@@ -70,23 +65,6 @@ func TestReplaceKeeps(t *testing.T) {
 		if content, err := os.ReadFile(path); err != nil || string(content) != "old" {
 			t.Errorf("the file has %q, %v", content, err)
 		}
-	}
-}
-
-func TestCreateExisting(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "file")
-	if err := CreateSynced(path, strings.NewReader("first"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := CreateSynced(path, strings.NewReader("second"), 0o600); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("the error is %v, want fs.ErrExist", err)
-	}
-	if content, err := os.ReadFile(path); err != nil || string(content) != "first" {
-		t.Errorf("the file has %q, %v", content, err)
-	}
-	if names := list(t, dir); !slices.Equal(names, []string{"file"}) {
-		t.Errorf("the folder has %q", names)
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 	"net/netip"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
-	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -76,12 +75,7 @@ func (Way) is(r netlink.Route, link netlink.Link, gateway netip.Addr) bool {
 
 // inside calls do in the container for each gateway, with the default routes of its family.
 func (w Way) inside(do func(link netlink.Link, gateway netip.Addr, routes []netlink.Route) error) error {
-	netns, err := ns.GetNS(w.NetNS)
-	if err != nil {
-		return fmt.Errorf("open the container's network namespace %s: %w", w.NetNS, err)
-	}
-	defer netns.Close()
-	err = netns.Do(func(ns.NetNS) error {
+	err := rtnl.InNetNS(w.NetNS, func() error {
 		link, err := netlinksafe.LinkByName(w.IfName)
 		if err != nil {
 			return fmt.Errorf("find the link: %w", err)

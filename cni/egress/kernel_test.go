@@ -479,7 +479,7 @@ func TestSeveral(t *testing.T) {
 		t.Errorf("the server sees %s", got)
 	}
 	w.node.Run(func() error {
-		refused, err := Refused()
+		refused, err := tableOf(nil).Counted(refusedCounter)
 		if refused != 1 {
 			t.Errorf("%d packets were refused, want 1", refused)
 		}

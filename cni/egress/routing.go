@@ -45,16 +45,11 @@ func newRouting(family int, all []Way) (*routing, error) {
 			k.routes = append(k.routes, w.routes(family)...)
 		}
 	}
-	rules, err := netlinksafe.RuleList(family)
+	rules, err := rtnl.Rules(family)
 	if err != nil {
-		return nil, fmt.Errorf("list rules: %w", err)
+		return nil, err
 	}
-	for _, r := range rules {
-		if r.Protocol == rtnl.Protocol && r.Priority >= priorityOwn && r.Priority <= priorityLeaving {
-			r.Family = family
-			k.haveRules = append(k.haveRules, r)
-		}
-	}
+	k.haveRules = slices.DeleteFunc(rules, func(r netlink.Rule) bool { return r.Priority < priorityOwn || r.Priority > priorityLeaving })
 	for n := range Ways {
 		routes, err := netlinksafe.RouteListFiltered(family, &netlink.Route{Table: tables + n + 1}, netlink.RT_FILTER_TABLE)
 		if err != nil {
@@ -107,17 +102,6 @@ func same(want, have netlink.Route) bool {
 		(isNowhere(want) || want.LinkIndex == have.LinkIndex && want.Gw.Equal(have.Gw))
 }
 
-func sameRule(x, y netlink.Rule) bool {
-	maskOf := func(r netlink.Rule) uint32 {
-		if r.Mask == nil {
-			return 0
-		}
-		return *r.Mask
-	}
-	return x.Priority == y.Priority && x.Mark == y.Mark && maskOf(x) == maskOf(y) && x.IifName == y.IifName && x.SuppressPrefixlen == y.SuppressPrefixlen &&
-		(x.Table == y.Table || x.Type == unix.RTN_UNREACHABLE && y.Type == x.Type)
-}
-
 // prepare makes all tables unreachable that differ, and the rules that lead there.
 func (k *routing) prepare() error {
 	for _, want := range k.routes {
@@ -137,7 +121,7 @@ func (k *routing) prepare() error {
 	})
 	fault.Point("egress/closed")
 	for _, want := range k.rules {
-		if !slices.ContainsFunc(k.haveRules, func(have netlink.Rule) bool { return sameRule(want, have) }) {
+		if !slices.ContainsFunc(k.haveRules, func(have netlink.Rule) bool { return rtnl.SameRule(want, have) }) {
 			errs = append(errs, rtnl.AddRule(want))
 		}
 	}
@@ -157,7 +141,7 @@ func (k *routing) finish() error {
 		}
 	}
 	for _, have := range k.haveRules {
-		if !slices.ContainsFunc(k.rules, func(want netlink.Rule) bool { return sameRule(want, have) }) {
+		if !slices.ContainsFunc(k.rules, func(want netlink.Rule) bool { return rtnl.SameRule(want, have) }) {
 			errs = append(errs, rtnl.DeleteRule(have))
 		}
 	}

@@ -116,18 +116,6 @@ func to(ip *nftables.IP, p netip.Prefix) nftables.Statement {
 	return ip.DAddr.And(all...).Is(p.Masked().Addr().AsSlice()...)
 }
 
-// Refused returns how many packets did not leave, because they would have had another source, or the node has too many Ways. It
-// begins anew when the rules change.
-func Refused() (uint64, error) {
-	objects, err := tableOf(nil).Objects()
-	for _, o := range objects {
-		if o.IsCounter() && o.Name == refusedCounter {
-			return o.Packets, err
-		}
-	}
-	return 0, err
-}
-
 // Pods returns the addresses of pods that the kernel has leave so, with the name of their Way's chain.
 func Pods() (map[netip.Addr]string, error) {
 	t := tableOf(nil)

@@ -42,7 +42,7 @@ const kindVeth = "veth"
 // open returns the container's network namespace, nil where it is gone. A path that leads to the
 // node's namespace by now, as after its process ID was used again, counts as gone, too.
 func (i Interface) open() (ns.NetNS, error) {
-	netns, err := wire.OpenNetNS(i.NetNS)
+	netns, err := rtnl.FindNS(i.NetNS)
 	if err != nil || netns == nil {
 		return nil, err
 	}

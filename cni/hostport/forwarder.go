@@ -9,8 +9,6 @@ import (
 	"slices"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/berth-dev/berth/cni/conntrack"
 	"github.com/berth-dev/berth/cni/nftables"
 )
@@ -25,9 +23,6 @@ type Forwarder struct {
 	// changed are the changes whose connections EndConnections has not ended yet.
 	changed changes
 }
-
-// attempts is how often a change is tried that another program's change came before.
-const attempts = 3
 
 // Apply makes the node forward the ports of mappings and no others, in one transaction. It returns true
 // where something else was there. Without mappings it leaves nothing behind. Connections that lead
@@ -46,7 +41,11 @@ func (f *Forwarder) Apply(mappings []Mapping) (changed bool, err error) {
 		}
 	}
 	want := contentOf(mappings, links, services)
-	had, changed, err := write(want)
+	var had content
+	err = nftables.Retry(func() (err error) {
+		had, changed, err = write(want)
+		return err
+	})
 	if err != nil {
 		return false, err
 	}
@@ -137,15 +136,6 @@ func (f *Forwarder) Forwarded() ([]Mapping, error) {
 
 // write gives the table's sets the elements of want, and returns the old ones.
 func write(want content) (had content, changed bool, err error) {
-	for range attempts {
-		if had, changed, err = writeOnce(want); !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) {
-			break
-		}
-	}
-	return had, changed, err
-}
-
-func writeOnce(want content) (had content, changed bool, err error) {
 	state, had, err := read()
 	if err != nil {
 		return nil, false, err

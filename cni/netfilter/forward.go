@@ -79,19 +79,8 @@ func (f forwardChain) whole() bool {
 	return len(f.ours) == len(forwardRules()) && len(f.misplaced) == 0
 }
 
-// accept puts our rules behind the rules of the chain's owner, so that these decide first, and in
-// front of a last rule that drops the rest.
-func (f forwardChain) accept() error {
-	if f.whole() {
-		return nil
-	}
-	return f.replace(forwardRules()...)
-}
-
-// remove takes our rules out of the chain.
-func (f forwardChain) remove() error { return f.replace() }
-
-// replace replaces our rules in one chain, which may be gone by now.
+// replace replaces our rules in one chain, which may be gone by now: none removes them. They come behind the rules of the chain's owner, so
+// that these decide first, and in front of a last rule that drops the rest.
 func (f forwardChain) replace(rules ...nftables.Rule) error {
 	var tx nftables.Transaction
 	for _, r := range slices.Concat(f.ours, f.misplaced) {
@@ -112,7 +101,9 @@ func acceptForwarded() error {
 	chains, err := forwardChains()
 	errs := []error{err}
 	for _, f := range chains {
-		errs = append(errs, f.accept())
+		if !f.whole() {
+			errs = append(errs, f.replace(forwardRules()...))
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -155,7 +146,7 @@ func removeForwarded() error {
 	errs := []error{err}
 	for _, f := range chains {
 		if slices.Concat(f.ours, f.misplaced) != nil {
-			errs = append(errs, f.remove())
+			errs = append(errs, f.replace())
 		}
 	}
 	return errors.Join(errs...)

@@ -40,7 +40,7 @@ func forwardLeftovers(chains []forwardChain) []leftover.Item {
 	for _, f := range chains {
 		if len(f.ours)+len(f.misplaced) > 0 {
 			name := fmt.Sprintf("Berth's rules in nftables chain %s of table %s %s", f.chain.Name, f.chain.Table.Family, f.chain.Table.Name)
-			items = append(items, leftover.Item{Name: name, Remove: func() error { return f.remove() }})
+			items = append(items, leftover.Item{Name: name, Remove: func() error { return f.replace() }})
 		}
 	}
 	return items

@@ -196,15 +196,7 @@ func neighbourRules() (all []nftables.Rule) {
 
 // RefusedNeighbours returns how many packets of pods were dropped because they would have had the node look for too
 // many neighbours, since the table was made.
-func RefusedNeighbours() (uint64, error) {
-	objects, err := inetTable.Objects()
-	for _, o := range objects {
-		if o.IsCounter() && o.Name == refusedCounter {
-			return o.Packets, err
-		}
-	}
-	return 0, err
-}
+func RefusedNeighbours() (uint64, error) { return inetTable.Counted(refusedCounter) }
 
 func markRules() []nftables.Rule {
 	return []nftables.Rule{

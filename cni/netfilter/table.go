@@ -8,8 +8,6 @@ import (
 	"net/netip"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
@@ -182,38 +180,21 @@ func Sweep() error {
 }
 
 // removeAll deletes the elements that exist, in one transaction: each makes the kernel wait for all
-// processors. Where another process was faster, it deletes one by one.
+// processors, and the kernel refuses one in which an element is missing.
 func removeAll(elements []element) error {
-	var there []element
-	for _, e := range elements {
-		found, err := e.table.Keys(e.set)
-		if err != nil {
-			return err
+	return nftables.Retry(func() error {
+		var tx nftables.Transaction
+		for _, e := range elements {
+			found, err := e.table.Keys(e.set)
+			if err != nil {
+				return err
+			}
+			if found[string(e.key)] {
+				tx.DeleteElements(e.table, e.set, nftables.Keys(e.key))
+			}
 		}
-		if found[string(e.key)] {
-			there = append(there, e)
-		}
-	}
-	err := remove(there...)
-	if !errors.Is(err, unix.ENOENT) {
-		return err
-	}
-	var errs []error
-	for _, e := range there {
-		if err := remove(e); !errors.Is(err, unix.ENOENT) {
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// remove deletes elements in one transaction, which the kernel refuses where one is missing.
-func remove(elements ...element) error {
-	var tx nftables.Transaction
-	for _, e := range elements {
-		tx.DeleteElements(e.table, e.set, nftables.Keys(e.key))
-	}
-	return tx.Commit()
+		return tx.Commit()
+	})
 }
 
 // Check returns ErrMissing where the table is incomplete or lacks one of the sources, and

@@ -28,7 +28,7 @@ func TestCheckSeesChanges(t *testing.T) {
 	drop := nftables.ChainPolicyDrop
 	for name, change := range map[string]func(conn *nftables.Conn){
 		"element": func(*nftables.Conn) {
-			if err := remove(element{inetTable, sourcesSet + "4", sourceKey(somePod.Link, somePod.Address)}); err != nil {
+			if err := removeAll([]element{{inetTable, sourcesSet + "4", sourceKey(somePod.Link, somePod.Address)}}); err != nil {
 				t.Error(err)
 			}
 		},

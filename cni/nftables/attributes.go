@@ -10,69 +10,59 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// attributesBuilder appends netlink attributes.
-type attributesBuilder struct {
-	out []byte
-	// tooLong is the size of the largest attribute that does not fit, 0 where all fit.
-	tooLong int
+// maxAttribute is how many bytes an attribute has room for. A longer one says a wrong length, and Transaction refuses it.
+const maxAttribute = 1<<16 - 1
+
+// attribute returns a netlink attribute, which has the data one after another.
+func attribute(kind uint16, data ...[]byte) []byte {
+	size := unix.SizeofNlAttr
+	for _, d := range data {
+		size += len(d)
+	}
+	b := make([]byte, 0, size+unix.NLA_ALIGNTO)
+	b = binary.NativeEndian.AppendUint16(b, uint16(size))
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	for _, d := range data {
+		b = append(b, d...)
+	}
+	for len(b)%unix.NLA_ALIGNTO != 0 {
+		b = append(b, 0)
+	}
+	return b
 }
 
-func (b *attributesBuilder) bytes(kind uint16, data []byte) {
-	at := b.open(kind)
-	b.out = append(b.out, data...)
-	b.close(at)
+// nested returns an attribute that has others.
+func nested(kind uint16, attributes ...[]byte) []byte {
+	return attribute(kind|unix.NLA_F_NESTED, attributes...)
 }
 
 // text is a string as the kernel ends it.
-func (b *attributesBuilder) text(kind uint16, text string) {
-	at := b.open(kind)
-	b.out = append(append(b.out, text...), 0)
-	b.close(at)
+func text(kind uint16, s string) []byte { return attribute(kind, append([]byte(s), 0)) }
+
+func number(kind uint16, n uint32) []byte {
+	return attribute(kind, binary.BigEndian.AppendUint32(nil, n))
 }
 
-func (b *attributesBuilder) uint32(kind uint16, n uint32) {
-	at := b.open(kind)
-	b.out = binary.BigEndian.AppendUint32(b.out, n)
-	b.close(at)
+func number64(kind uint16, n uint64) []byte {
+	return attribute(kind, binary.BigEndian.AppendUint64(nil, n))
 }
 
-func (b *attributesBuilder) uint64(kind uint16, n uint64) {
-	at := b.open(kind)
-	b.out = binary.BigEndian.AppendUint64(b.out, n)
-	b.close(at)
+// value has bytes that an expression compares with or computes with.
+func value(kind uint16, data []byte) []byte {
+	return nested(kind, attribute(unix.NFTA_DATA_VALUE, data))
 }
 
-// open begins an attribute and returns where; nest one that has others.
-func (b *attributesBuilder) open(kind uint16) int {
-	at := len(b.out)
-	b.out = binary.NativeEndian.AppendUint16(b.out, 0)
-	b.out = binary.NativeEndian.AppendUint16(b.out, kind)
-	return at
-}
-
-func (b *attributesBuilder) nest(kind uint16) int { return b.open(kind | unix.NLA_F_NESTED) }
-
-// maxAttribute is how many bytes an attribute has room for.
-const maxAttribute = 1<<16 - 1
-
-func (b *attributesBuilder) close(at int) {
-	size := len(b.out) - at
-	if size > maxAttribute {
-		b.tooLong, size = max(b.tooLong, size), 0
-	}
-	binary.NativeEndian.PutUint16(b.out[at:], uint16(size))
-	for len(b.out)%unix.NLA_ALIGNTO != 0 {
-		b.out = append(b.out, 0)
-	}
-}
-
-// attributes are values by their types.
-type attributes map[int][]byte
+// attributes are values by their kinds, of which those that this package reads are less.
+type attributes [16][]byte
 
 // split reads attributes.
-func split(b []byte) (attributes, error) {
-	all := attributes{}
-	err := rtnl.Attributes(b, func(kind int, value []byte) error { all[kind] = value; return nil })
+func split(b []byte) (all attributes, err error) {
+	err = rtnl.Attributes(b, func(kind int, value []byte) error {
+		if kind < len(all) {
+			all[kind] = value
+		}
+		return nil
+	})
 	return all, err
 }
 
@@ -82,17 +72,29 @@ func splitList(b []byte) (all [][]byte, err error) {
 	return all, err
 }
 
-// text and number return zero where there is no such attribute.
-func (a attributes) text(kind int) string { return unix.ByteSliceToString(a[kind]) }
+// in returns the attributes in another one, none where it is missing or cannot be read.
+func (a *attributes) in(kind int) *attributes {
+	all, err := split(a[kind])
+	if err != nil {
+		return &attributes{}
+	}
+	return &all
+}
 
-func (a attributes) number(kind int) uint32 {
+// value returns the bytes that an expression or an element has.
+func (a *attributes) value(kind int) []byte { return a.in(kind)[unix.NFTA_DATA_VALUE] }
+
+// text and number return zero where there is no such attribute.
+func (a *attributes) text(kind int) string { return unix.ByteSliceToString(a[kind]) }
+
+func (a *attributes) number(kind int) uint32 {
 	if len(a[kind]) < 4 {
 		return 0
 	}
 	return binary.BigEndian.Uint32(a[kind])
 }
 
-func (a attributes) number64(kind int) uint64 {
+func (a *attributes) number64(kind int) uint64 {
 	if len(a[kind]) < 8 {
 		return 0
 	}

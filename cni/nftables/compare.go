@@ -104,16 +104,10 @@ func (c *Chain) sameBase(have *Chain) bool {
 
 // sameRules returns whether the kernel has the chain's rules, with their comments: these do not tell alone, since
 // others can write them.
-func (c *Chain) sameRules(have []kernelRule) bool {
-	return c.eachRule(have, func(want Rule, have kernelRule) bool {
-		return bytes.Equal(want.mark, have.mark) && want.covers(have.statements)
-	})
-}
-
-func (c *Chain) eachRule(have []kernelRule, same func(want Rule, have kernelRule) bool) bool {
+func (c *Chain) sameRules(have []KernelRule) bool {
 	if c.Rules != nil {
 		for want := range c.Rules {
-			if len(have) == 0 || !same(want, have[0]) {
+			if len(have) == 0 || !bytes.Equal(want.mark, have[0].mark) || !want.covers(have[0].statements) {
 				return false
 			}
 			have = have[1:]

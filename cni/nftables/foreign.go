@@ -4,20 +4,10 @@ package nftables
 
 import (
 	"bytes"
+	"iter"
 
 	"golang.org/x/sys/unix"
 )
-
-// KernelChain is a base chain of any program.
-type KernelChain struct {
-	Chain
-	Table Table
-	// Owned says that only the program that made the table may change it.
-	Owned bool
-}
-
-// KernelRule is a rule that the kernel has.
-type KernelRule struct{ kernelRule }
 
 // BaseChains lists the base chains of a hook, of all tables. Some families have other hooks of the
 // same number.
@@ -40,7 +30,8 @@ func BaseChains(hook Hook) (all []KernelChain, err error) {
 	chains, err := chainsOf(&Table{})
 	for _, c := range chains {
 		if c.Base != nil && c.Base.Hook == hook {
-			all = append(all, KernelChain{c.Chain, c.table, owned[id{c.table.Family, c.table.Name}]})
+			c.Owned = owned[id{c.Table.Family, c.Table.Name}]
+			all = append(all, *c)
 		}
 	}
 	return all, err
@@ -49,11 +40,7 @@ func BaseChains(hook Hook) (all []KernelChain, err error) {
 // ListRules lists the rules of the chain, none where it is gone.
 func (c KernelChain) ListRules() ([]KernelRule, error) {
 	rules, err := c.Table.rules(c.Name)
-	var all []KernelRule
-	for _, r := range rules[c.Name] {
-		all = append(all, KernelRule{r})
-	}
-	return all, err
+	return rules[c.Name], err
 }
 
 // Says returns whether the rule's comment has a text in it.
@@ -61,46 +48,31 @@ func (r KernelRule) Says(text string) bool { return bytes.Contains(r.mark, []byt
 
 // RefusesAll returns whether the rule drops or rejects every packet that comes to it.
 func (r KernelRule) RefusesAll() bool {
-	expressions, err := splitList(r.statements)
-	if err != nil {
-		return false
-	}
-	refuses := false
-	for _, e := range expressions {
-		a, err := split(e)
-		if err != nil {
-			return false
+	for name, data := range r.expressions() {
+		if v, ends := ending(name, data); ends {
+			return v.code == verdictDrop
 		}
-		data, err := split(a[unix.NFTA_EXPR_DATA])
-		if err != nil {
-			return false
-		}
-		switch a.text(unix.NFTA_EXPR_NAME) {
-		case "counter", "log":
-		case "match":
-			if data.text(unix.NFTA_MATCH_NAME) != "comment" {
-				return false
-			}
-		case "immediate":
-			refuses = isDrop(data[unix.NFTA_IMMEDIATE_DATA])
-		case "reject":
-			refuses = true
-		case "target":
-			refuses = data.text(unix.NFTA_TARGET_NAME) == "REJECT"
-		default:
+		if name != "counter" && name != "log" && !(name == "match" && data.text(unix.NFTA_MATCH_NAME) == "comment") {
 			return false
 		}
 	}
-	return refuses
+	return false
 }
 
-func isDrop(data []byte) bool {
-	verdict, err := only(data, unix.NFTA_DATA_VERDICT)
-	if err != nil {
-		return false
+// expressions yields the expressions of a rule with their attributes. It ends at one that cannot be read with an empty name.
+func (r KernelRule) expressions() iter.Seq2[string, *attributes] {
+	return func(yield func(string, *attributes) bool) {
+		list, err := splitList(r.statements)
+		for _, e := range list {
+			var a attributes
+			if a, err = split(e); err != nil || !yield(a.text(unix.NFTA_EXPR_NAME), a.in(unix.NFTA_EXPR_DATA)) {
+				break
+			}
+		}
+		if err != nil {
+			yield("", &attributes{})
+		}
 	}
-	a, err := split(verdict)
-	return err == nil && a[unix.NFTA_VERDICT_CODE] != nil && a.number(unix.NFTA_VERDICT_CODE) == verdictDrop
 }
 
 // PlainRule returns a rule with a comment as it is given, for the chain of another program.

@@ -3,7 +3,6 @@
 package nftables
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -79,7 +78,7 @@ type KernelTable struct {
 // Tables lists the tables of a family, and of all families where it is 0. A kernel without nftables
 // has none.
 func Tables(family TableFamily) (all []KernelTable, err error) {
-	err = dump(&Table{Family: family}, "tables", unix.NFT_MSG_GETTABLE, unix.NFT_MSG_NEWTABLE, func(of TableFamily, a attributes) error {
+	err = dump(&Table{Family: family}, "tables", unix.NFT_MSG_GETTABLE, unix.NFT_MSG_NEWTABLE, func(of TableFamily, a *attributes) error {
 		const dormant, owner = 1, 2 // NFT_TABLE_F_DORMANT, NFT_TABLE_F_OWNER
 		flags := a.number(unix.NFTA_TABLE_FLAGS)
 		all = append(all, KernelTable{Table{Family: of, Name: a.text(unix.NFTA_TABLE_NAME)}, flags&dormant != 0, flags&owner != 0})
@@ -96,19 +95,9 @@ const nftaTable = unix.NFTA_RULE_TABLE
 
 // dump reads the objects of one kind in a table, or in all where it has no name. There are none where there is no
 // table.
-func dump(table *Table, what string, get, kind int, read func(TableFamily, attributes) error, more ...*nl.RtAttr) error {
+func dump(table *Table, what string, get, kind int, read func(TableFamily, *attributes) error, more ...*nl.RtAttr) error {
 	// Another transaction interrupts the list.
-	messages, err := rtnl.Dump(func() ([][]byte, error) {
-		req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|get, unix.NLM_F_DUMP)
-		req.AddData(&nl.Nfgenmsg{NfgenFamily: uint8(table.Family), Version: nl.NFNETLINK_V0})
-		if table.Name != "" {
-			req.AddData(nl.NewRtAttr(nftaTable, nl.ZeroTerminated(table.Name)))
-		}
-		for _, a := range more {
-			req.AddData(a)
-		}
-		return req.Execute(unix.NETLINK_NETFILTER, uint16(unix.NFNL_SUBSYS_NFTABLES<<8|kind))
-	})
+	messages, err := rtnl.Dump(func() ([][]byte, error) { return request(table, get, unix.NLM_F_DUMP, kind, more...) })
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
@@ -123,7 +112,7 @@ func dump(table *Table, what string, get, kind int, read func(TableFamily, attri
 		a, err := split(m[nl.SizeofNfgenmsg:])
 		// Some kernels list the objects of all tables.
 		if err == nil && (table.Name == "" || a.text(nftaTable) == table.Name) {
-			err = read(TableFamily(m[0]), a)
+			err = read(TableFamily(m[0]), &a)
 		}
 		if err != nil {
 			return fmt.Errorf("read nftables %s%s: %w", what, of, err)
@@ -132,21 +121,33 @@ func dump(table *Table, what string, get, kind int, read func(TableFamily, attri
 	return nil
 }
 
-// kernelChain is a chain that the kernel has, without its rules.
-type kernelChain struct {
+// request asks the kernel for objects of a table, or of all where it has no name.
+func request(table *Table, get, flags, kind int, more ...*nl.RtAttr) ([][]byte, error) {
+	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|get, flags)
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: uint8(table.Family), Version: nl.NFNETLINK_V0})
+	if table.Name != "" {
+		req.AddData(nl.NewRtAttr(nftaTable, nl.ZeroTerminated(table.Name)))
+	}
+	for _, a := range more {
+		req.AddData(a)
+	}
+	return req.Execute(unix.NETLINK_NETFILTER, uint16(unix.NFNL_SUBSYS_NFTABLES<<8|kind))
+}
+
+// KernelChain is a chain of any program, without its rules.
+type KernelChain struct {
 	Chain
-	table Table
+	Table Table
+	// Owned says, of a chain of BaseChains, that only the program that made the table may change it.
+	Owned bool
 }
 
 // chainsOf lists the chains of a table, and of all tables where it has no name.
-func chainsOf(table *Table) (all []*kernelChain, err error) {
-	err = dump(table, "chains", unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN, func(of TableFamily, a attributes) error {
-		c := &kernelChain{Chain{Name: a.text(unix.NFTA_CHAIN_NAME)}, Table{Family: of, Name: a.text(unix.NFTA_CHAIN_TABLE)}}
-		if hook := a[unix.NFTA_CHAIN_HOOK]; hook != nil {
-			place, err := split(hook)
-			if err != nil {
-				return err
-			}
+func chainsOf(table *Table) (all []*KernelChain, err error) {
+	err = dump(table, "chains", unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN, func(of TableFamily, a *attributes) error {
+		c := &KernelChain{Chain: Chain{Name: a.text(unix.NFTA_CHAIN_NAME)}, Table: Table{Family: of, Name: a.text(unix.NFTA_CHAIN_TABLE)}}
+		if a[unix.NFTA_CHAIN_HOOK] != nil {
+			place := a.in(unix.NFTA_CHAIN_HOOK)
 			c.Base = &Base{
 				Type: a.text(unix.NFTA_CHAIN_TYPE), Hook: Hook(place.number(unix.NFTA_HOOK_HOOKNUM)), Priority: int32(place.number(unix.NFTA_HOOK_PRIORITY)),
 				Drops: a.number(unix.NFTA_CHAIN_POLICY) == verdictDrop, Device: place.text(unix.NFTA_HOOK_DEV),
@@ -159,7 +160,7 @@ func chainsOf(table *Table) (all []*kernelChain, err error) {
 }
 
 func (t *Table) setsInKernel() (all []*Set, err error) {
-	err = dump(t, "sets", unix.NFT_MSG_GETSET, unix.NFT_MSG_NEWSET, func(_ TableFamily, a attributes) error {
+	err = dump(t, "sets", unix.NFT_MSG_GETSET, unix.NFT_MSG_NEWSET, func(_ TableFamily, a *attributes) error {
 		flags := a.number(unix.NFTA_SET_FLAGS)
 		if flags&unix.NFT_SET_ANONYMOUS != 0 {
 			return nil
@@ -177,13 +178,10 @@ func (t *Table) setsInKernel() (all []*Set, err error) {
 
 // Objects lists the counters of a table, and its other objects that rules can name.
 func (t *Table) Objects() (all []Object, err error) {
-	err = dump(t, "objects", unix.NFT_MSG_GETOBJ, unix.NFT_MSG_NEWOBJ, func(_ TableFamily, a attributes) error {
+	err = dump(t, "objects", unix.NFT_MSG_GETOBJ, unix.NFT_MSG_NEWOBJ, func(_ TableFamily, a *attributes) error {
 		o := Object{Name: a.text(unix.NFTA_OBJ_NAME), Kind: a.number(unix.NFTA_OBJ_TYPE)}
 		if o.IsCounter() {
-			data, err := split(a[unix.NFTA_OBJ_DATA])
-			if err != nil {
-				return err
-			}
+			data := a.in(unix.NFTA_OBJ_DATA)
 			o.Packets, o.Bytes = data.number64(unix.NFTA_COUNTER_PACKETS), data.number64(unix.NFTA_COUNTER_BYTES)
 		}
 		all = append(all, o)
@@ -192,23 +190,33 @@ func (t *Table) Objects() (all []Object, err error) {
 	return all, err
 }
 
-// kernelRule is a rule that the kernel has.
-type kernelRule struct {
+// Counted returns how many packets a counter of the table has counted, 0 where there is none.
+func (t *Table) Counted(counter string) (uint64, error) {
+	objects, err := t.Objects()
+	i := slices.IndexFunc(objects, func(o Object) bool { return o.IsCounter() && o.Name == counter })
+	if i < 0 {
+		return 0, err
+	}
+	return objects[i].Packets, err
+}
+
+// KernelRule is a rule that the kernel has.
+type KernelRule struct {
 	handle     uint64
 	mark       []byte
 	statements []byte
 }
 
 // rules lists the rules of a table by their chains; of one chain where it is not empty.
-func (t *Table) rules(chain string) (map[string][]kernelRule, error) {
-	all := map[string][]kernelRule{}
+func (t *Table) rules(chain string) (map[string][]KernelRule, error) {
+	all := map[string][]KernelRule{}
 	var of []*nl.RtAttr
 	if chain != "" {
 		of = append(of, nl.NewRtAttr(unix.NFTA_RULE_CHAIN, nl.ZeroTerminated(chain)))
 	}
-	err := dump(t, "rules", unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, func(_ TableFamily, a attributes) error {
+	err := dump(t, "rules", unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, func(_ TableFamily, a *attributes) error {
 		name := a.text(unix.NFTA_RULE_CHAIN)
-		all[name] = append(all[name], kernelRule{a.number64(unix.NFTA_RULE_HANDLE), a[unix.NFTA_RULE_USERDATA], a[unix.NFTA_RULE_EXPRESSIONS]})
+		all[name] = append(all[name], KernelRule{a.number64(unix.NFTA_RULE_HANDLE), a[unix.NFTA_RULE_USERDATA], a[unix.NFTA_RULE_EXPRESSIONS]})
 		return nil
 	}, of...)
 	return all, err
@@ -218,7 +226,7 @@ func (t *Table) rules(chain string) (map[string][]kernelRule, error) {
 // the kernel makes more room for a large set, which it does some time after a transaction, it
 // lists some elements twice and others not at all; Find does not miss any.
 func (t *Table) Elements(set string, read func(Element)) error {
-	return dump(t, "set "+set, unix.NFT_MSG_GETSETELEM, unix.NFT_MSG_NEWSETELEM, func(_ TableFamily, a attributes) error {
+	return dump(t, "set "+set, unix.NFT_MSG_GETSETELEM, unix.NFT_MSG_NEWSETELEM, func(_ TableFamily, a *attributes) error {
 		return rtnl.Attributes(a[unix.NFTA_SET_ELEM_LIST_ELEMENTS], func(_ int, value []byte) error {
 			e, err := readElement(value)
 			if err == nil {
@@ -239,67 +247,39 @@ func (t *Table) Keys(set string) (map[string]bool, error) {
 // Find returns the element of a set or map, which is no interval, with a key, and false where
 // there is none.
 func (t *Table) Find(set string, key []byte) (e Element, found bool, err error) {
-	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM, 0)
-	req.AddData(&nl.Nfgenmsg{NfgenFamily: uint8(t.Family), Version: nl.NFNETLINK_V0})
-	req.AddData(nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_TABLE, nl.ZeroTerminated(t.Name)))
-	req.AddData(nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_SET, nl.ZeroTerminated(set)))
-	list := nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, nil)
-	list.AddRtAttr(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, nil).AddRtAttr(unix.NFTA_SET_ELEM_KEY|unix.NLA_F_NESTED, nil).AddRtAttr(unix.NFTA_DATA_VALUE, key)
-	req.AddData(list)
-	messages, err := req.Execute(unix.NETLINK_NETFILTER, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWSETELEM)
+	list := nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, nested(unix.NFTA_LIST_ELEM, value(unix.NFTA_SET_ELEM_KEY, key)))
+	messages, err := request(t, unix.NFT_MSG_GETSETELEM, 0, unix.NFT_MSG_NEWSETELEM, nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_SET, nl.ZeroTerminated(set)), list)
 	if errors.Is(err, unix.ENOENT) {
 		return Element{}, false, nil
 	}
-	if err != nil {
-		return Element{}, false, fmt.Errorf("look for an element of nftables set %s of table %s: %w", set, t.Name, err)
-	}
 	for _, m := range messages {
-		a, err := split(m[nl.SizeofNfgenmsg:])
-		if err == nil {
+		var a attributes
+		if a, err = split(m[nl.SizeofNfgenmsg:]); err == nil {
 			err = rtnl.Attributes(a[unix.NFTA_SET_ELEM_LIST_ELEMENTS], func(_ int, value []byte) (err error) {
 				found = true
 				e, err = readElement(value)
 				return err
 			})
 		}
-		if err != nil {
-			return Element{}, false, fmt.Errorf("read an element of nftables set %s of table %s: %w", set, t.Name, err)
-		}
+	}
+	if err != nil {
+		return Element{}, false, fmt.Errorf("look for an element of nftables set %s of table %s: %w", set, t.Name, err)
 	}
 	return e, found, nil
 }
 
 func readElement(value []byte) (Element, error) {
-	var e Element
-	err := rtnl.Attributes(value, func(kind int, value []byte) (err error) {
-		switch kind {
-		case unix.NFTA_SET_ELEM_KEY:
-			e.Key, err = only(value, unix.NFTA_DATA_VALUE)
-		case unix.NFTA_SET_ELEM_DATA:
-			var verdict []byte
-			if e.Data, err = only(value, unix.NFTA_DATA_VALUE); err != nil {
-				return err
-			}
-			if verdict, err = only(value, unix.NFTA_DATA_VERDICT); err == nil {
-				err = rtnl.Attributes(verdict, func(kind int, value []byte) error {
-					switch kind {
-					case unix.NFTA_VERDICT_CODE:
-						e.Goto += verdictName(int32(binary.BigEndian.Uint32(value)))
-					case unix.NFTA_VERDICT_CHAIN:
-						e.Goto += unix.ByteSliceToString(value)
-					}
-					return nil
-				})
-			}
-		case unix.NFTA_SET_ELEM_FLAGS:
-			e.End = binary.BigEndian.Uint32(value)&unix.NFT_SET_ELEM_INTERVAL_END != 0
-		case unix.NFTA_SET_ELEM_EXPIRATION:
-			e.Timeout = time.Duration(binary.BigEndian.Uint64(value)) * time.Millisecond
-		case unix.NFTA_SET_ELEM_USERDATA:
-			e.Comment, _ = userdata.GetString(value, userdata.NFTNL_UDATA_SET_ELEM_COMMENT)
-		}
-		return err
-	})
+	a, err := split(value)
+	data := a.in(unix.NFTA_SET_ELEM_DATA)
+	e := Element{
+		Key: a.value(unix.NFTA_SET_ELEM_KEY), Data: data[unix.NFTA_DATA_VALUE], End: a.number(unix.NFTA_SET_ELEM_FLAGS)&unix.NFT_SET_ELEM_INTERVAL_END != 0,
+		Timeout: time.Duration(a.number64(unix.NFTA_SET_ELEM_EXPIRATION)) * time.Millisecond,
+	}
+	if data[unix.NFTA_DATA_VERDICT] != nil {
+		verdict := data.in(unix.NFTA_DATA_VERDICT)
+		e.Goto = verdictName(int32(verdict.number(unix.NFTA_VERDICT_CODE))) + verdict.text(unix.NFTA_VERDICT_CHAIN)
+	}
+	e.Comment, _ = userdata.GetString(a[unix.NFTA_SET_ELEM_USERDATA], userdata.NFTNL_UDATA_SET_ELEM_COMMENT)
 	return e, err
 }
 
@@ -310,15 +290,4 @@ func verdictName(code int32) string {
 		return ""
 	}
 	return fmt.Sprintf("verdict %d ", code)
-}
-
-// only returns the attribute of a kind.
-func only(b []byte, kind int) (found []byte, err error) {
-	err = rtnl.Attributes(b, func(have int, value []byte) error {
-		if have == kind {
-			found = value
-		}
-		return nil
-	})
-	return found, err
 }

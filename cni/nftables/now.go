@@ -37,18 +37,12 @@ func Now() (Moment, bool) {
 // Generation returns the number of the kernel's last change of any nftables table, in the
 // network namespace of the calling thread.
 func Generation() (uint32, error) {
-	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
-	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
-	messages, err := req.Execute(unix.NETLINK_NETFILTER, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN)
+	messages, err := request(&Table{}, unix.NFT_MSG_GETGEN, 0, unix.NFT_MSG_NEWGEN)
 	if err != nil {
 		return 0, fmt.Errorf("read the generation of nftables: %w", err)
 	}
 	for _, m := range messages {
-		a, err := split(m[nl.SizeofNfgenmsg:])
-		if err != nil {
-			return 0, fmt.Errorf("read the generation of nftables: %w", err)
-		}
-		if len(a[unix.NFTA_GEN_ID]) == 4 {
+		if a, err := split(m[nl.SizeofNfgenmsg:]); err == nil && len(a[unix.NFTA_GEN_ID]) == 4 {
 			return a.number(unix.NFTA_GEN_ID), nil
 		}
 	}

@@ -179,23 +179,10 @@ func (r *registers) isUnnamed(register uint32, size int) bool {
 
 // evaluate returns the verdict of a rule; its code is continue where the rule selects no packet of
 // the passage, or decides nothing.
-func (w *refusalWalk) evaluate(rule kernelRule, unnamed bool) (decision, error) {
+func (w *refusalWalk) evaluate(rule KernelRule, unnamed bool) (decision, error) {
 	v := decision{code: unix.NFT_CONTINUE, sure: true}
-	expressions, err := splitList(rule.statements)
-	if err != nil {
-		return v, err
-	}
 	var r registers
-	for _, e := range expressions {
-		a, err := split(e)
-		if err != nil {
-			return v, err
-		}
-		data, err := split(a[unix.NFTA_EXPR_DATA])
-		if err != nil {
-			return v, err
-		}
-		name := a.text(unix.NFTA_EXPR_NAME)
+	for name, data := range rule.expressions() {
 		if end, ok := ending(name, data); ok {
 			v.code, v.chain = end.code, end.chain
 			return v, nil
@@ -217,7 +204,7 @@ func (w *refusalWalk) evaluate(rule kernelRule, unnamed bool) (decision, error) 
 }
 
 // addressSize returns how many bytes of an address an expression loads, 0 where it does something else.
-func addressSize(name string, data attributes) int {
+func addressSize(name string, data *attributes) int {
 	if name != "payload" || data[unix.NFTA_PAYLOAD_DREG] == nil || data.number(unix.NFTA_PAYLOAD_BASE) != unix.NFT_PAYLOAD_NETWORK_HEADER {
 		return 0
 	}
@@ -232,7 +219,7 @@ func addressSize(name string, data attributes) int {
 }
 
 // ending returns the verdict of an expression that has one.
-func ending(name string, data attributes) (decision, bool) {
+func ending(name string, data *attributes) (decision, bool) {
 	switch {
 	case name == "reject", name == "target" && data.text(unix.NFTA_TARGET_NAME) == "REJECT":
 		return decision{code: verdictDrop}, true
@@ -242,12 +229,8 @@ func ending(name string, data attributes) (decision, bool) {
 	case name != "immediate" || data.number(unix.NFTA_IMMEDIATE_DREG) != unix.NFT_REG_VERDICT:
 		return decision{}, false
 	}
-	code, err := only(data[unix.NFTA_IMMEDIATE_DATA], unix.NFTA_DATA_VERDICT)
-	if err != nil {
-		return decision{code: verdictAccept}, true
-	}
-	a, err := split(code)
-	if err != nil || a[unix.NFTA_VERDICT_CODE] == nil {
+	a := data.in(unix.NFTA_IMMEDIATE_DATA).in(unix.NFTA_DATA_VERDICT)
+	if a[unix.NFTA_VERDICT_CODE] == nil {
 		return decision{code: verdictAccept}, true
 	}
 	return decision{code: int32(a.number(unix.NFTA_VERDICT_CODE)), chain: a.text(unix.NFTA_VERDICT_CHAIN)}, true
@@ -263,7 +246,7 @@ const (
 )
 
 // condition applies an expression to the registers, and returns whether it selects.
-func (w *refusalWalk) condition(r *registers, name string, data attributes) (selects, error) {
+func (w *refusalWalk) condition(r *registers, name string, data *attributes) (selects, error) {
 	switch name {
 	case "counter", "log", "objref", "notrack", "last", "flow_offload", "dynset":
 		return always, nil
@@ -279,9 +262,9 @@ func (w *refusalWalk) condition(r *registers, name string, data attributes) (sel
 	case "payload":
 		r.set(data.number(unix.NFTA_PAYLOAD_DREG), nil)
 	case "bitwise":
-		return always, r.bitwise(data)
+		r.bitwise(data)
 	case "cmp":
-		return r.compare(data)
+		return r.compare(data), nil
 	case "lookup":
 		return w.lookup(r, data)
 	default:
@@ -324,51 +307,39 @@ func newConnection(key uint32) []byte {
 	return nil
 }
 
-func (r *registers) bitwise(data attributes) error {
-	to := data.number(unix.NFTA_BITWISE_DREG)
-	mask, err := only(data[unix.NFTA_BITWISE_MASK], unix.NFTA_DATA_VALUE)
-	if err != nil {
-		return err
-	}
-	xor, err := only(data[unix.NFTA_BITWISE_XOR], unix.NFTA_DATA_VALUE)
-	if err != nil {
-		return err
-	}
-	if r.isUnnamed(data.number(unix.NFTA_BITWISE_SREG), len(mask)) {
+func (r *registers) bitwise(data *attributes) {
+	from, to := data.number(unix.NFTA_BITWISE_SREG), data.number(unix.NFTA_BITWISE_DREG)
+	mask, xor := data.value(unix.NFTA_BITWISE_MASK), data.value(unix.NFTA_BITWISE_XOR)
+	if r.isUnnamed(from, len(mask)) {
 		r.setUnnamed(to, len(mask))
-		return nil
+		return
 	}
-	value, known := r.get(data.number(unix.NFTA_BITWISE_SREG), len(mask))
+	value, known := r.get(from, len(mask))
 	if !known || len(xor) != len(mask) {
 		r.set(to, nil)
-		return nil
+		return
 	}
 	changed := slices.Clone(value)
 	for i := range changed {
 		changed[i] = changed[i]&mask[i] ^ xor[i]
 	}
 	r.set(to, changed)
-	return nil
 }
 
-func (r *registers) compare(data attributes) (selects, error) {
-	want, err := only(data[unix.NFTA_CMP_DATA], unix.NFTA_DATA_VALUE)
-	if err != nil {
-		return perhaps, err
-	}
-	have, known := r.get(data.number(unix.NFTA_CMP_SREG), len(want))
-	unnamed := r.isUnnamed(data.number(unix.NFTA_CMP_SREG), len(want))
-	if !known && !unnamed {
-		return perhaps, nil
+func (r *registers) compare(data *attributes) selects {
+	want, from := data.value(unix.NFTA_CMP_DATA), data.number(unix.NFTA_CMP_SREG)
+	have, known := r.get(from, len(want))
+	if !known && !r.isUnnamed(from, len(want)) {
+		return perhaps
 	}
 	equal := known && bytes.Equal(have, want)
 	switch data.number(unix.NFTA_CMP_OP) {
 	case unix.NFT_CMP_EQ:
-		return selected(equal), nil
+		return selected(equal)
 	case unix.NFT_CMP_NEQ:
-		return selected(!equal), nil
+		return selected(!equal)
 	}
-	return perhaps, nil
+	return perhaps
 }
 
 func selected(is bool) selects {
@@ -379,7 +350,7 @@ func selected(is bool) selects {
 }
 
 // lookup looks for a known value in a set without intervals.
-func (w *refusalWalk) lookup(r *registers, data attributes) (selects, error) {
+func (w *refusalWalk) lookup(r *registers, data *attributes) (selects, error) {
 	found, known := false, true
 	err := w.table.Elements(data.text(unix.NFTA_LOOKUP_SET), func(e Element) {
 		if r.isUnnamed(data.number(unix.NFTA_LOOKUP_SREG), len(e.Key)) {

@@ -25,8 +25,8 @@ func (s Statement) Then(others ...Statement) Statement {
 
 // Field is a part of a packet, or of the kernel's data about a packet.
 type Field struct {
-	// load appends the expression that loads the field into a register.
-	load func(b *attributesBuilder, register uint32)
+	// load returns the expression that loads the field into a register.
+	load func(register uint32) []byte
 	size int
 	// mask is nil where all bits count.
 	mask []byte
@@ -44,94 +44,56 @@ func register(word int) uint32 {
 // words is how many registers of 4 bytes the field needs.
 func (f Field) words() int { return (f.size + 3) / 4 }
 
-// expression appends an expression whose attributes data appends.
-func (b *attributesBuilder) expression(name string, data func()) {
-	element := b.nest(unix.NFTA_LIST_ELEM)
-	b.text(unix.NFTA_EXPR_NAME, name)
-	at := b.nest(unix.NFTA_EXPR_DATA)
-	data()
-	b.close(at)
-	b.close(element)
+// expression returns an expression of the kernel.
+func expression(name string, attributes ...[]byte) []byte {
+	return nested(unix.NFTA_LIST_ELEM, text(unix.NFTA_EXPR_NAME, name), nested(unix.NFTA_EXPR_DATA, attributes...))
 }
 
-// value appends bytes that an expression compares with or computes with.
-func (b *attributesBuilder) value(kind uint16, data []byte) {
-	at := b.nest(kind)
-	b.bytes(unix.NFTA_DATA_VALUE, data)
-	b.close(at)
-}
-
-// statement returns the expressions that build appends.
-func statement(build func(b *attributesBuilder)) Statement {
-	var b attributesBuilder
-	build(&b)
-	return Statement{b.out}
-}
+// statement returns expressions one after another.
+func statement(expressions ...[]byte) Statement { return Statement{slices.Concat(expressions...)} }
 
 func meta(key uint32, size int) Field {
-	return Field{size: size, load: func(b *attributesBuilder, register uint32) {
-		b.expression("meta", func() {
-			b.uint32(unix.NFTA_META_KEY, key)
-			b.uint32(unix.NFTA_META_DREG, register)
-		})
+	return Field{size: size, load: func(register uint32) []byte {
+		return expression("meta", number(unix.NFTA_META_KEY, key), number(unix.NFTA_META_DREG, register))
 	}}
 }
 
 func payload(base, offset uint32, size int) Field {
-	return Field{size: size, load: func(b *attributesBuilder, register uint32) {
-		b.expression("payload", func() {
-			b.uint32(unix.NFTA_PAYLOAD_DREG, register)
-			b.uint32(unix.NFTA_PAYLOAD_BASE, base)
-			b.uint32(unix.NFTA_PAYLOAD_OFFSET, offset)
-			b.uint32(unix.NFTA_PAYLOAD_LEN, uint32(size))
-		})
+	return Field{size: size, load: func(register uint32) []byte {
+		return expression("payload", number(unix.NFTA_PAYLOAD_DREG, register), number(unix.NFTA_PAYLOAD_BASE, base),
+			number(unix.NFTA_PAYLOAD_OFFSET, offset), number(unix.NFTA_PAYLOAD_LEN, uint32(size)))
 	}}
 }
 
-// conntrack is a field of the packet's connection; direction is -1 where the field has none.
-func conntrack(key uint32, size, direction int) Field {
-	return Field{size: size, load: func(b *attributesBuilder, register uint32) {
-		b.expression("ct", func() {
-			b.uint32(unix.NFTA_CT_KEY, key)
-			b.uint32(unix.NFTA_CT_DREG, register)
-			if direction >= 0 {
-				b.bytes(unix.NFTA_CT_DIRECTION, []byte{byte(direction)})
-			}
-		})
+// conntrack is a field of the packet's connection, of one direction where that is given.
+func conntrack(key uint32, size int, direction ...byte) Field {
+	return Field{size: size, load: func(register uint32) []byte {
+		attributes := [][]byte{number(unix.NFTA_CT_KEY, key), number(unix.NFTA_CT_DREG, register)}
+		if direction != nil {
+			attributes = append(attributes, attribute(unix.NFTA_CT_DIRECTION, direction))
+		}
+		return expression("ct", attributes...)
+	}}
+}
+
+// fib is what a look-up in the node's routing tables gives.
+func fib(result, flags uint32) Field {
+	return Field{size: 4, load: func(register uint32) []byte {
+		return expression("fib", number(unix.NFTA_FIB_DREG, register), number(unix.NFTA_FIB_RESULT, result), number(unix.NFTA_FIB_FLAGS, flags))
 	}}
 }
 
 // addressType is the type of an address of the packet, as a routing table of the node has it.
-func addressType(flags uint32) Field {
-	return Field{size: 4, load: func(b *attributesBuilder, register uint32) {
-		b.expression("fib", func() {
-			b.uint32(unix.NFTA_FIB_DREG, register)
-			b.uint32(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_ADDRTYPE)
-			b.uint32(unix.NFTA_FIB_FLAGS, flags)
-		})
-	}}
-}
+func addressType(flags uint32) Field { return fib(unix.NFT_FIB_RESULT_ADDRTYPE, flags) }
 
 // wayBack is the index of the link of a packet where the node leads packets to its source by that link, and
 // otherwise 0.
-var wayBack = Field{size: 4, load: func(b *attributesBuilder, register uint32) {
-	b.expression("fib", func() {
-		b.uint32(unix.NFTA_FIB_DREG, register)
-		b.uint32(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_OIF)
-		b.uint32(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_SADDR|unix.NFTA_FIB_F_IIF)
-	})
-}}
+var wayBack = fib(unix.NFT_FIB_RESULT_OIF, unix.NFTA_FIB_F_SADDR|unix.NFTA_FIB_F_IIF)
 
 // WayOut is the index of the link by which the node would lead a packet with the firewall mark that this one has to its
 // destination, and 0 where it would lead it nowhere. The look-up is as for packets of the node itself (iif lo), and
 // Linux allows it before the packet is routed.
-var WayOut = Field{size: 4, load: func(b *attributesBuilder, register uint32) {
-	b.expression("fib", func() {
-		b.uint32(unix.NFTA_FIB_DREG, register)
-		b.uint32(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_OIF)
-		b.uint32(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_DADDR|unix.NFTA_FIB_F_MARK)
-	})
-}}
+var WayOut = fib(unix.NFT_FIB_RESULT_OIF, unix.NFTA_FIB_F_DADDR|unix.NFTA_FIB_F_MARK)
 
 // IsIndex matches where the field is the index of a link.
 func (f Field) IsIndex(link int) Statement {
@@ -153,10 +115,10 @@ var (
 	L4Proto   = meta(unix.NFT_META_L4PROTO, 1)
 	nfProto   = meta(unix.NFT_META_NFPROTO, 1)
 
-	CTState     = conntrack(unix.NFT_CT_STATE, 4, -1)
-	ctMark      = conntrack(unix.NFT_CT_MARK, 4, -1)
-	CTStatus    = conntrack(unix.NFT_CT_STATUS, 4, -1)
-	CTDirection = conntrack(unix.NFT_CT_DIRECTION, 1, -1)
+	CTState     = conntrack(unix.NFT_CT_STATE, 4)
+	ctMark      = conntrack(unix.NFT_CT_MARK, 4)
+	CTStatus    = conntrack(unix.NFT_CT_STATUS, 4)
+	CTDirection = conntrack(unix.NFT_CT_DIRECTION, 1)
 	// CTOriginalDPort is the destination port before it was translated.
 	CTOriginalDPort = conntrack(unix.NFT_CT_PROTO_DST, 2, 0)
 )
@@ -215,34 +177,22 @@ func (ip *IP) CTReplyDAddr() Field {
 	return conntrack(key, ip.Addr.Size(), 1)
 }
 
-// load loads the field into the registers from a word on, of which only the masked bits stay.
-func (b *attributesBuilder) load(f Field, word int) {
-	f.load(b, register(word))
-	if f.mask != nil {
-		b.bitwise(f.mask, make([]byte, len(f.mask)))
+// into loads the field into the registers from a word on, of which only the masked bits stay.
+func (f Field) into(word int) []byte {
+	if f.mask == nil {
+		return f.load(register(word))
 	}
+	return slices.Concat(f.load(register(word)), bitwise(f.mask, make([]byte, len(f.mask))))
 }
 
 // bitwise computes (first register & mask) ^ xor.
-func (b *attributesBuilder) bitwise(mask, xor []byte) {
-	b.expression("bitwise", func() {
-		b.uint32(unix.NFTA_BITWISE_SREG, register(0))
-		b.uint32(unix.NFTA_BITWISE_DREG, register(0))
-		b.uint32(unix.NFTA_BITWISE_LEN, uint32(len(mask)))
-		b.value(unix.NFTA_BITWISE_MASK, mask)
-		b.value(unix.NFTA_BITWISE_XOR, xor)
-	})
+func bitwise(mask, xor []byte) []byte {
+	return expression("bitwise", number(unix.NFTA_BITWISE_SREG, register(0)), number(unix.NFTA_BITWISE_DREG, register(0)),
+		number(unix.NFTA_BITWISE_LEN, uint32(len(mask))), value(unix.NFTA_BITWISE_MASK, mask), value(unix.NFTA_BITWISE_XOR, xor))
 }
 
-func (f Field) compare(op uint32, value []byte) Statement {
-	return statement(func(b *attributesBuilder) {
-		b.load(f, 0)
-		b.expression("cmp", func() {
-			b.uint32(unix.NFTA_CMP_SREG, register(0))
-			b.uint32(unix.NFTA_CMP_OP, op)
-			b.value(unix.NFTA_CMP_DATA, value)
-		})
-	})
+func (f Field) compare(op uint32, to []byte) Statement {
+	return statement(f.into(0), expression("cmp", number(unix.NFTA_CMP_SREG, register(0)), number(unix.NFTA_CMP_OP, op), value(unix.NFTA_CMP_DATA, to)))
 }
 
 // Is matches where the field is the value, or begins with it where the value is shorter.
@@ -263,15 +213,8 @@ func (f Field) hasAny(bits uint32) Statement {
 }
 
 func (f Field) between(op uint32, first, last []byte) Statement {
-	return statement(func(b *attributesBuilder) {
-		b.load(f, 0)
-		b.expression("range", func() {
-			b.uint32(unix.NFTA_RANGE_SREG, register(0))
-			b.uint32(unix.NFTA_RANGE_OP, op)
-			b.value(unix.NFTA_RANGE_FROM_DATA, first)
-			b.value(unix.NFTA_RANGE_TO_DATA, last)
-		})
-	})
+	return statement(f.into(0), expression("range", number(unix.NFTA_RANGE_SREG, register(0)), number(unix.NFTA_RANGE_OP, op),
+		value(unix.NFTA_RANGE_FROM_DATA, first), value(unix.NFTA_RANGE_TO_DATA, last)))
 }
 
 // Between matches where the field is first or last, or between them.
@@ -309,16 +252,10 @@ var (
 	// FromLinkLocal matches IPv6 packets from fe80::/10, which nothing forwards.
 	FromLinkLocal = Network(8, 2).And(0xff, 0xc0).Is(0xfe, 0x80)
 	// IPv6Fragment matches IPv6 packets with a fragment header.
-	IPv6Fragment = Field{size: 1, load: func(b *attributesBuilder, register uint32) {
-		b.expression("exthdr", func() {
-			const present = 1 // NFT_EXTHDR_F_PRESENT
-			b.uint32(unix.NFTA_EXTHDR_DREG, register)
-			b.bytes(unix.NFTA_EXTHDR_TYPE, []byte{unix.IPPROTO_FRAGMENT})
-			b.uint32(unix.NFTA_EXTHDR_OFFSET, 0)
-			b.uint32(unix.NFTA_EXTHDR_LEN, 1)
-			b.uint32(unix.NFTA_EXTHDR_FLAGS, present)
-			b.uint32(unix.NFTA_EXTHDR_OP, 0) // of IPv6
-		})
+	IPv6Fragment = Field{size: 1, load: func(register uint32) []byte {
+		const present = 1 // NFT_EXTHDR_F_PRESENT
+		return expression("exthdr", number(unix.NFTA_EXTHDR_DREG, register), attribute(unix.NFTA_EXTHDR_TYPE, []byte{unix.IPPROTO_FRAGMENT}),
+			number(unix.NFTA_EXTHDR_OFFSET, 0), number(unix.NFTA_EXTHDR_LEN, 1), number(unix.NFTA_EXTHDR_FLAGS, present), number(unix.NFTA_EXTHDR_OP, 0)) // of IPv6
 	}}.Is(1)
 )
 
@@ -350,37 +287,30 @@ func ICMPv6(kind byte) Statement {
 }
 
 // lookup looks for the fields, one after another, in a set. destination is the register for the value that a
-// map has, nil for a set.
-func lookup(set string, destination *uint32, flags uint32, fields []Field) Statement {
-	return statement(func(b *attributesBuilder) {
-		word := 0
-		for _, f := range fields {
-			b.load(f, word)
-			word += f.words()
-		}
-		b.expression("lookup", func() {
-			b.text(unix.NFTA_LOOKUP_SET, set)
-			b.uint32(unix.NFTA_LOOKUP_SREG, register(0))
-			if destination != nil {
-				b.uint32(unix.NFTA_LOOKUP_DREG, *destination)
-			}
-			b.uint32(unix.NFTA_LOOKUP_FLAGS, flags)
-		})
-	})
+// map has; a set has none.
+func lookup(set string, flags uint32, fields []Field, destination ...uint32) Statement {
+	var expressions [][]byte
+	word := 0
+	for _, f := range fields {
+		expressions = append(expressions, f.into(word))
+		word += f.words()
+	}
+	attributes := [][]byte{text(unix.NFTA_LOOKUP_SET, set), number(unix.NFTA_LOOKUP_SREG, register(0))}
+	for _, d := range destination {
+		attributes = append(attributes, number(unix.NFTA_LOOKUP_DREG, d))
+	}
+	return statement(append(expressions, expression("lookup", append(attributes, number(unix.NFTA_LOOKUP_FLAGS, flags))...))...)
 }
 
 // In matches where the set has the fields.
-func In(set string, fields ...Field) Statement { return lookup(set, nil, 0, fields) }
+func In(set string, fields ...Field) Statement { return lookup(set, 0, fields) }
 
 // NotIn matches where In does not.
-func NotIn(set string, fields ...Field) Statement {
-	return lookup(set, nil, unix.NFT_LOOKUP_F_INV, fields)
-}
+func NotIn(set string, fields ...Field) Statement { return lookup(set, unix.NFT_LOOKUP_F_INV, fields) }
 
 // Vmap gives the verdict that the map has for the fields, and none where it lacks them.
 func Vmap(verdicts string, fields ...Field) Statement {
-	verdict := uint32(unix.NFT_REG_VERDICT)
-	return lookup(verdicts, &verdict, 0, fields)
+	return lookup(verdicts, 0, fields, unix.NFT_REG_VERDICT)
 }
 
 // Of the kernel's uapi/linux/netfilter/nf_tables.h.
@@ -390,14 +320,7 @@ const (
 )
 
 func dynset(op uint32, set string, field Field) Statement {
-	return statement(func(b *attributesBuilder) {
-		b.load(field, 0)
-		b.expression("dynset", func() {
-			b.text(unix.NFTA_DYNSET_SET_NAME, set)
-			b.uint32(unix.NFTA_DYNSET_OP, op)
-			b.uint32(unix.NFTA_DYNSET_SREG_KEY, register(0))
-		})
-	})
+	return statement(field.into(0), expression("dynset", text(unix.NFTA_DYNSET_SET_NAME, set), number(unix.NFTA_DYNSET_OP, op), number(unix.NFTA_DYNSET_SREG_KEY, register(0))))
 }
 
 // Update adds the field to a set, or begins its time there anew. The rule ends where the set is full.
@@ -412,45 +335,27 @@ func (ip *IP) NextHop() Field {
 	if ip == V6 {
 		key = nextHop6
 	}
-	return Field{size: ip.Addr.Size(), load: func(b *attributesBuilder, register uint32) {
-		b.expression("rt", func() {
-			b.uint32(unix.NFTA_RT_KEY, key)
-			b.uint32(unix.NFTA_RT_DREG, register)
-		})
+	return Field{size: ip.Addr.Size(), load: func(register uint32) []byte {
+		return expression("rt", number(unix.NFTA_RT_KEY, key), number(unix.NFTA_RT_DREG, register))
 	}}
 }
 
 // MoreThan matches packets that come more often than so many times in a second. So many may come at once.
 func MoreThan(inSecond uint32) Statement {
-	return statement(func(b *attributesBuilder) {
-		b.expression("limit", func() {
-			b.uint64(unix.NFTA_LIMIT_RATE, uint64(inSecond))
-			b.uint64(unix.NFTA_LIMIT_UNIT, 1)
-			b.uint32(unix.NFTA_LIMIT_BURST, inSecond)
-			b.uint32(unix.NFTA_LIMIT_TYPE, unix.NFT_LIMIT_PKTS)
-			b.uint32(unix.NFTA_LIMIT_FLAGS, unix.NFT_LIMIT_F_INV)
-		})
-	})
+	return statement(expression("limit", number64(unix.NFTA_LIMIT_RATE, uint64(inSecond)), number64(unix.NFTA_LIMIT_UNIT, 1), number(unix.NFTA_LIMIT_BURST, inSecond),
+		number(unix.NFTA_LIMIT_TYPE, unix.NFT_LIMIT_PKTS), number(unix.NFTA_LIMIT_FLAGS, unix.NFT_LIMIT_F_INV)))
 }
 
 func verdict(code int32, chain string) Statement {
-	return statement(func(b *attributesBuilder) {
-		b.expression("immediate", func() {
-			b.uint32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
-			at := b.nest(unix.NFTA_IMMEDIATE_DATA)
-			b.verdict(code, chain)
-			b.close(at)
-		})
-	})
+	return statement(expression("immediate", number(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT), nested(unix.NFTA_IMMEDIATE_DATA, verdictData(code, chain))))
 }
 
-func (b *attributesBuilder) verdict(code int32, chain string) {
-	at := b.nest(unix.NFTA_DATA_VERDICT)
-	b.uint32(unix.NFTA_VERDICT_CODE, uint32(code))
+func verdictData(code int32, chain string) []byte {
+	attributes := [][]byte{number(unix.NFTA_VERDICT_CODE, uint32(code))}
 	if chain != "" {
-		b.text(unix.NFTA_VERDICT_CHAIN, chain)
+		attributes = append(attributes, text(unix.NFTA_VERDICT_CHAIN, chain))
 	}
-	b.close(at)
+	return nested(unix.NFTA_DATA_VERDICT, attributes...)
 }
 
 const verdictDrop, verdictAccept = 0, 1 // NF_DROP, NF_ACCEPT
@@ -466,78 +371,40 @@ var (
 func Jump(chain string) Statement { return verdict(unix.NFT_JUMP, chain) }
 func Goto(chain string) Statement { return verdict(unix.NFT_GOTO, chain) }
 
-func masquerade(flags uint32) Statement {
-	return statement(func(b *attributesBuilder) {
-		b.expression("masq", func() {
-			if flags != 0 {
-				b.uint32(unix.NFTA_MASQ_FLAGS, flags)
-			}
-		})
-	})
-}
-
 // Masquerade makes the source an address of the node; MasqueradeRandom gives connections ports that
 // two of them do not choose alike.
 var (
-	Masquerade       = masquerade(0)
-	MasqueradeRandom = masquerade(unix.NF_NAT_RANGE_PROTO_RANDOM_ALL)
+	Masquerade       = statement(expression("masq"))
+	MasqueradeRandom = statement(expression("masq", number(unix.NFTA_MASQ_FLAGS, unix.NF_NAT_RANGE_PROTO_RANDOM_ALL)))
 )
 
 // KeepSource translates the source to itself: the first translation of a connection counts.
-func (ip *IP) KeepSource() Statement {
-	return statement(func(b *attributesBuilder) {
-		b.load(ip.SAddr, 0)
-		b.expression("nat", func() {
-			b.uint32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT)
-			b.uint32(unix.NFTA_NAT_FAMILY, ip.family)
-			b.uint32(unix.NFTA_NAT_REG_ADDR_MIN, register(0))
-			b.uint32(unix.NFTA_NAT_REG_ADDR_MAX, register(0))
-		})
-	})
-}
+func (ip *IP) KeepSource() Statement { return statement(ip.SAddr.into(0), ip.snat()) }
 
 // SNAT makes an address the source, with ports that two connections do not choose alike.
 func (ip *IP) SNAT(to netip.Addr) Statement {
-	return statement(func(b *attributesBuilder) {
-		b.expression("immediate", func() {
-			b.uint32(unix.NFTA_IMMEDIATE_DREG, register(0))
-			b.value(unix.NFTA_IMMEDIATE_DATA, to.AsSlice())
-		})
-		b.expression("nat", func() {
-			b.uint32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT)
-			b.uint32(unix.NFTA_NAT_FAMILY, ip.family)
-			b.uint32(unix.NFTA_NAT_REG_ADDR_MIN, register(0))
-			b.uint32(unix.NFTA_NAT_REG_ADDR_MAX, register(0))
-			// The kernel lists the first flag, too, which follows from the address.
-			b.uint32(unix.NFTA_NAT_FLAGS, unix.NF_NAT_RANGE_MAP_IPS|unix.NF_NAT_RANGE_PROTO_RANDOM_ALL)
-		})
-	})
+	// The kernel lists the first flag, too, which follows from the address.
+	flags := number(unix.NFTA_NAT_FLAGS, unix.NF_NAT_RANGE_MAP_IPS|unix.NF_NAT_RANGE_PROTO_RANDOM_ALL)
+	return statement(expression("immediate", number(unix.NFTA_IMMEDIATE_DREG, register(0)), value(unix.NFTA_IMMEDIATE_DATA, to.AsSlice())), ip.snat(flags))
+}
+
+// snat translates the source to the address in the first register.
+func (ip *IP) snat(more ...[]byte) []byte {
+	return expression("nat", append([][]byte{number(unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT), number(unix.NFTA_NAT_FAMILY, ip.family),
+		number(unix.NFTA_NAT_REG_ADDR_MIN, register(0)), number(unix.NFTA_NAT_REG_ADDR_MAX, register(0))}, more...)...)
 }
 
 // DNAT translates the destination to the address and port that a map has for the fields, and
 // does nothing where they are not in it.
 func (ip *IP) DNAT(addrs string, fields ...Field) Statement {
-	first := register(0)
-	return lookup(addrs, &first, 0, fields).Then(statement(func(b *attributesBuilder) {
-		b.expression("nat", func() {
-			b.uint32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT)
-			b.uint32(unix.NFTA_NAT_FAMILY, ip.family)
-			b.uint32(unix.NFTA_NAT_REG_ADDR_MIN, first)
-			b.uint32(unix.NFTA_NAT_REG_PROTO_MIN, register(ip.SAddr.words()))
-		})
-	}))
+	return lookup(addrs, 0, fields, register(0)).Then(statement(expression("nat", number(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT), number(unix.NFTA_NAT_FAMILY, ip.family),
+		number(unix.NFTA_NAT_REG_ADDR_MIN, register(0)), number(unix.NFTA_NAT_REG_PROTO_MIN, register(ip.SAddr.words())))))
 }
 
 // SetMark sets the bits of a mask in the firewall mark to a value and leaves the others.
 func SetMark(value, mask uint32) Statement {
-	return statement(func(b *attributesBuilder) {
-		b.load(meta(unix.NFT_META_MARK, 4), 0)
-		b.bitwise(binary.NativeEndian.AppendUint32(nil, ^mask), binary.NativeEndian.AppendUint32(nil, value))
-		b.expression("meta", func() {
-			b.uint32(unix.NFTA_META_KEY, unix.NFT_META_MARK)
-			b.uint32(unix.NFTA_META_SREG, register(0))
-		})
-	})
+	return statement(meta(unix.NFT_META_MARK, 4).into(0), bitwise(binary.NativeEndian.AppendUint32(nil, ^mask), binary.NativeEndian.AppendUint32(nil, value)),
+		expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_MARK), number(unix.NFTA_META_SREG, register(0))))
 }
 
 // HasMark matches packets in whose firewall mark the bits of a mask have a value.
@@ -553,44 +420,25 @@ func (ip *IP) SetDSCP(dscp uint8) Statement {
 	if ip == V6 {
 		keep, value = []byte{0xf0, 0x3f}, []byte{dscp >> 2, dscp << 6}
 	}
-	return statement(func(b *attributesBuilder) {
-		b.load(Network(0, 2), 0)
-		b.bitwise(keep, value)
-		b.expression("payload", func() {
-			b.uint32(unix.NFTA_PAYLOAD_SREG, register(0))
-			b.uint32(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_NETWORK_HEADER)
-			b.uint32(unix.NFTA_PAYLOAD_OFFSET, 0)
-			b.uint32(unix.NFTA_PAYLOAD_LEN, 2)
-			if ip == V4 {
-				b.uint32(unix.NFTA_PAYLOAD_CSUM_TYPE, unix.NFT_PAYLOAD_CSUM_INET)
-				b.uint32(unix.NFTA_PAYLOAD_CSUM_OFFSET, 10)
-			}
-		})
-	})
+	attributes := [][]byte{number(unix.NFTA_PAYLOAD_SREG, register(0)), number(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_NETWORK_HEADER),
+		number(unix.NFTA_PAYLOAD_OFFSET, 0), number(unix.NFTA_PAYLOAD_LEN, 2)}
+	if ip == V4 {
+		attributes = append(attributes, number(unix.NFTA_PAYLOAD_CSUM_TYPE, unix.NFT_PAYLOAD_CSUM_INET), number(unix.NFTA_PAYLOAD_CSUM_OFFSET, 10))
+	}
+	return statement(Network(0, 2).into(0), bitwise(keep, value), expression("payload", attributes...))
 }
 
 // Counter counts packets; CounterNamed does so in an object of the table.
-var Counter = statement(func(b *attributesBuilder) { b.expression("counter", func() {}) })
+var Counter = statement(expression("counter"))
 
 // CounterNamed is described at Counter.
 func CounterNamed(name string) Statement {
-	return statement(func(b *attributesBuilder) {
-		b.expression("objref", func() {
-			b.uint32(unix.NFTA_OBJREF_IMM_TYPE, unix.NFT_OBJECT_COUNTER)
-			b.text(unix.NFTA_OBJREF_IMM_NAME, name)
-		})
-	})
+	return statement(expression("objref", number(unix.NFTA_OBJREF_IMM_TYPE, unix.NFT_OBJECT_COUNTER), text(unix.NFTA_OBJREF_IMM_NAME, name)))
 }
 
 // Match is a match of iptables, revision 0.
 func Match(name string, info []byte) Statement {
-	return statement(func(b *attributesBuilder) {
-		b.expression("match", func() {
-			b.text(unix.NFTA_MATCH_NAME, name)
-			b.uint32(unix.NFTA_MATCH_REV, 0)
-			b.bytes(unix.NFTA_MATCH_INFO, info)
-		})
-	})
+	return statement(expression("match", text(unix.NFTA_MATCH_NAME, name), number(unix.NFTA_MATCH_REV, 0), attribute(unix.NFTA_MATCH_INFO, info)))
 }
 
 // covers returns whether the kernel's encoding of a rule has all that ours says. The kernel adds defaults, in newer
@@ -606,9 +454,9 @@ func covered(want, have []byte) bool {
 	theirs, err := split(have)
 	for len(want) >= unix.SizeofNlAttr && err == nil {
 		size, kind := int(binary.NativeEndian.Uint16(want)), binary.NativeEndian.Uint16(want[2:])
-		value, ok := theirs[int(kind&^unix.NLA_F_NESTED)]
+		value := theirs[kind&^unix.NLA_F_NESTED]
 		ours := want[unix.SizeofNlAttr:size]
-		if !ok || kind&unix.NLA_F_NESTED != 0 && !covered(ours, value) || kind&unix.NLA_F_NESTED == 0 && !bytes.Equal(ours, value) {
+		if value == nil || kind&unix.NLA_F_NESTED != 0 && !covered(ours, value) || kind&unix.NLA_F_NESTED == 0 && !bytes.Equal(ours, value) {
 			return false
 		}
 		want = want[min(len(want), (size+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)):]

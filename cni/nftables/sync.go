@@ -9,21 +9,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attempts is how often a change is tried that another program's change came before.
-const attempts = 3
+// Retry calls do, which looks and then makes a change, up to three times while another program's change comes between.
+func Retry(do func() error) (err error) {
+	for range 3 {
+		if err = do(); !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) {
+			break
+		}
+	}
+	return err
+}
 
 // Sync makes the kernel's table the wanted one, in one transaction, and returns whether anything was
 // different. It leaves alone the elements of sets that others fill, unless it must replace the table.
 func (t *Table) Sync() (changed bool, err error) {
-	for range attempts {
-		var have *State
-		if have, err = t.Read(); err != nil {
-			return false, err
+	err = Retry(func() error {
+		have, err := t.Read()
+		if err == nil {
+			changed, err = t.SyncFrom(have)
 		}
-		if changed, err = t.SyncFrom(have); !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) {
-			break
-		}
-	}
+		return err
+	})
 	return changed, err
 }
 

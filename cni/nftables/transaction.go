@@ -16,8 +16,8 @@ import (
 // Transaction is a change of any size that the kernel makes at once or not at all. Its zero value changes
 // nothing.
 type Transaction struct {
-	// attributesBuilder has the messages, one after another.
-	attributesBuilder
+	// out has the messages, one after another.
+	out []byte
 	// objects name the object of each message; the sequence number of a message is its index and 1.
 	objects []object
 	// last is where the last message begins.
@@ -36,30 +36,32 @@ func (o object) String() string { return o.text + " of table " + o.table }
 // IsEmpty returns whether the transaction changes nothing.
 func (t *Transaction) IsEmpty() bool { return len(t.objects) == 0 }
 
-// begin begins a message about an object.
-func (t *Transaction) begin(kind int, flags uint16, of *Table, text string) {
-	t.objects = append(t.objects, object{of.Name, text})
-	t.header(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, uint32(len(t.objects)), byte(of.Family), 0)
-}
-
-// header begins a message.
-func (t *Transaction) header(kind int, flags uint16, sequence uint32, family byte, resource uint16) {
-	t.last = len(t.out)
-	t.out = binary.NativeEndian.AppendUint32(t.out, 0)
-	t.out = binary.NativeEndian.AppendUint16(t.out, uint16(kind))
-	t.out = binary.NativeEndian.AppendUint16(t.out, unix.NLM_F_REQUEST|flags)
-	t.out = binary.NativeEndian.AppendUint32(t.out, sequence)
-	t.out = binary.NativeEndian.AppendUint32(t.out, 0)
-	t.out = append(t.out, family, unix.NFNETLINK_V0)
-	t.out = binary.BigEndian.AppendUint16(t.out, resource)
-}
-
-// end ends the message that began last.
-func (t *Transaction) end() {
-	binary.NativeEndian.PutUint32(t.out[t.last:], uint32(len(t.out)-t.last))
-	if t.tooLong > 0 && t.err == nil {
-		t.err = fmt.Errorf("write nftables %s: an attribute of %d bytes is too long", t.objects[len(t.objects)-1], t.tooLong)
+// message adds a message about an object of a table.
+func (t *Transaction) message(kind int, flags uint16, of *Table, about string, attributes ...[]byte) {
+	t.objects = append(t.objects, object{of.Name, about})
+	for _, a := range attributes {
+		if len(a) > maxAttribute && t.err == nil {
+			t.err = fmt.Errorf("write nftables %s: an attribute of %d bytes is too long", t.objects[len(t.objects)-1], len(a))
+		}
 	}
+	t.last = len(t.out)
+	t.out = appendMessage(t.out, unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, uint32(len(t.objects)), byte(of.Family), 0, append([][]byte{text(nftaTable, of.Name)}, attributes...)...)
+}
+
+func appendMessage(to []byte, kind int, flags uint16, sequence uint32, family byte, resource uint16, attributes ...[]byte) []byte {
+	at := len(to)
+	to = binary.NativeEndian.AppendUint32(to, 0)
+	to = binary.NativeEndian.AppendUint16(to, uint16(kind))
+	to = binary.NativeEndian.AppendUint16(to, unix.NLM_F_REQUEST|flags)
+	to = binary.NativeEndian.AppendUint32(to, sequence)
+	to = binary.NativeEndian.AppendUint32(to, 0)
+	to = append(to, family, unix.NFNETLINK_V0)
+	to = binary.BigEndian.AppendUint16(to, resource)
+	for _, a := range attributes {
+		to = append(to, a...)
+	}
+	binary.NativeEndian.PutUint32(to[at:], uint32(len(to)-at))
+	return to
 }
 
 // Make adds a table with all that it has.
@@ -110,36 +112,23 @@ func RemoveTable(of *Table) error {
 
 // AddTable adds the table, which may be there.
 func (t *Transaction) AddTable(of *Table) {
-	t.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, of, "all")
-	t.text(unix.NFTA_TABLE_NAME, of.Name)
-	t.uint32(unix.NFTA_TABLE_FLAGS, 0)
-	t.end()
+	t.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, of, "all", number(unix.NFTA_TABLE_FLAGS, 0))
 }
 
 // DeleteTable deletes the table, which must be there.
-func (t *Transaction) DeleteTable(of *Table) {
-	t.begin(unix.NFT_MSG_DELTABLE, 0, of, "all")
-	t.text(unix.NFTA_TABLE_NAME, of.Name)
-	t.end()
-}
+func (t *Transaction) DeleteTable(of *Table) { t.message(unix.NFT_MSG_DELTABLE, 0, of, "all") }
 
 // AddChain adds a chain without its rules, which may be there as it is.
 func (t *Transaction) AddChain(of *Table, c *Chain) {
-	t.begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, of, "chain "+c.Name)
-	t.text(unix.NFTA_CHAIN_TABLE, of.Name)
-	t.text(unix.NFTA_CHAIN_NAME, c.Name)
-	if c.Base != nil {
-		hook := t.nest(unix.NFTA_CHAIN_HOOK)
-		t.uint32(unix.NFTA_HOOK_HOOKNUM, uint32(c.Base.Hook))
-		t.uint32(unix.NFTA_HOOK_PRIORITY, uint32(c.Base.Priority))
-		if c.Base.Device != "" {
-			t.text(unix.NFTA_HOOK_DEV, c.Base.Device)
+	attributes := [][]byte{text(unix.NFTA_CHAIN_NAME, c.Name)}
+	if b := c.Base; b != nil {
+		hook := [][]byte{number(unix.NFTA_HOOK_HOOKNUM, uint32(b.Hook)), number(unix.NFTA_HOOK_PRIORITY, uint32(b.Priority))}
+		if b.Device != "" {
+			hook = append(hook, text(unix.NFTA_HOOK_DEV, b.Device))
 		}
-		t.close(hook)
-		t.uint32(unix.NFTA_CHAIN_POLICY, c.Base.policy())
-		t.text(unix.NFTA_CHAIN_TYPE, c.Base.Type)
+		attributes = append(attributes, nested(unix.NFTA_CHAIN_HOOK, hook...), number(unix.NFTA_CHAIN_POLICY, b.policy()), text(unix.NFTA_CHAIN_TYPE, b.Type))
 	}
-	t.end()
+	t.message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, of, "chain "+c.Name, attributes...)
 }
 
 func (b *Base) policy() uint32 {
@@ -151,10 +140,7 @@ func (b *Base) policy() uint32 {
 
 // DeleteChain deletes a chain, to which nothing leads.
 func (t *Transaction) DeleteChain(of *Table, name string) {
-	t.begin(unix.NFT_MSG_DELCHAIN, 0, of, "chain "+name)
-	t.text(unix.NFTA_CHAIN_TABLE, of.Name)
-	t.text(unix.NFTA_CHAIN_NAME, name)
-	t.end()
+	t.message(unix.NFT_MSG_DELCHAIN, 0, of, "chain "+name, text(unix.NFTA_CHAIN_NAME, name))
 }
 
 // AddRules adds the rules of a chain at its end.
@@ -168,35 +154,21 @@ func (t *Transaction) AddRules(of *Table, c *Chain) {
 
 // addRule adds a rule in front of the one with a handle, or at the end of its chain where the handle is 0.
 func (t *Transaction) addRule(of *Table, chain string, before uint64, r Rule) {
-	flags := uint16(unix.NLM_F_CREATE)
-	if before == 0 {
-		flags |= unix.NLM_F_APPEND
-	}
-	t.begin(unix.NFT_MSG_NEWRULE, flags, of, "a rule of chain "+chain)
-	t.text(unix.NFTA_RULE_TABLE, of.Name)
-	t.text(unix.NFTA_RULE_CHAIN, chain)
+	flags, position := uint16(unix.NLM_F_CREATE|unix.NLM_F_APPEND), []byte(nil)
 	if before != 0 {
-		t.uint64(unix.NFTA_RULE_POSITION, before)
+		flags, position = unix.NLM_F_CREATE, number64(unix.NFTA_RULE_POSITION, before)
 	}
-	t.bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, r.statements)
-	t.bytes(unix.NFTA_RULE_USERDATA, r.mark)
-	t.end()
+	t.message(unix.NFT_MSG_NEWRULE, flags, of, "a rule of chain "+chain, text(unix.NFTA_RULE_CHAIN, chain), position,
+		nested(unix.NFTA_RULE_EXPRESSIONS, r.statements), attribute(unix.NFTA_RULE_USERDATA, r.mark))
 }
 
 func (t *Transaction) deleteRule(of *Table, chain string, handle uint64) {
-	t.begin(unix.NFT_MSG_DELRULE, 0, of, "a rule of chain "+chain)
-	t.text(unix.NFTA_RULE_TABLE, of.Name)
-	t.text(unix.NFTA_RULE_CHAIN, chain)
-	t.uint64(unix.NFTA_RULE_HANDLE, handle)
-	t.end()
+	t.message(unix.NFT_MSG_DELRULE, 0, of, "a rule of chain "+chain, text(unix.NFTA_RULE_CHAIN, chain), number64(unix.NFTA_RULE_HANDLE, handle))
 }
 
 // FlushChain deletes all rules of a chain.
 func (t *Transaction) FlushChain(of *Table, name string) {
-	t.begin(unix.NFT_MSG_DELRULE, 0, of, "the rules of chain "+name)
-	t.text(unix.NFTA_RULE_TABLE, of.Name)
-	t.text(unix.NFTA_RULE_CHAIN, name)
-	t.end()
+	t.message(unix.NFT_MSG_DELRULE, 0, of, "the rules of chain "+name, text(unix.NFTA_RULE_CHAIN, name))
 }
 
 const (
@@ -213,46 +185,34 @@ const (
 
 // AddSet adds a set or map without elements; it may be there as it is.
 func (t *Transaction) AddSet(of *Table, s *Set) {
-	t.begin(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, of, "set "+s.Name)
-	t.text(unix.NFTA_SET_TABLE, of.Name)
-	t.text(unix.NFTA_SET_NAME, s.Name)
 	key := concatenate(s.Key)
-	t.uint32(unix.NFTA_SET_FLAGS, s.flags())
-	t.uint32(unix.NFTA_SET_KEY_TYPE, key.magic)
-	t.uint32(unix.NFTA_SET_KEY_LEN, key.size)
+	attributes := [][]byte{text(unix.NFTA_SET_NAME, s.Name), number(unix.NFTA_SET_FLAGS, s.flags()), number(unix.NFTA_SET_KEY_TYPE, key.magic), number(unix.NFTA_SET_KEY_LEN, key.size)}
 	switch {
 	case s.Verdicts:
-		t.uint32(unix.NFTA_SET_DATA_TYPE, verdictType)
+		attributes = append(attributes, number(unix.NFTA_SET_DATA_TYPE, verdictType))
 	case s.Data != nil:
 		data := concatenate(s.Data)
-		t.uint32(unix.NFTA_SET_DATA_TYPE, data.magic)
-		t.uint32(unix.NFTA_SET_DATA_LEN, data.size)
+		attributes = append(attributes, number(unix.NFTA_SET_DATA_TYPE, data.magic), number(unix.NFTA_SET_DATA_LEN, data.size))
 	}
 	if s.Timeout > 0 {
-		t.uint64(unix.NFTA_SET_TIMEOUT, uint64(s.Timeout.Milliseconds()))
+		attributes = append(attributes, number64(unix.NFTA_SET_TIMEOUT, uint64(s.Timeout.Milliseconds())))
 	}
 	if s.Room > 0 {
-		desc := t.nest(unix.NFTA_SET_DESC)
-		t.uint32(unix.NFTA_SET_DESC_SIZE, s.Room)
-		t.close(desc)
+		attributes = append(attributes, nested(unix.NFTA_SET_DESC, number(unix.NFTA_SET_DESC_SIZE, s.Room)))
 	}
 	if len(s.Key) > 1 {
-		desc := t.nest(unix.NFTA_SET_DESC)
-		concat := t.nest(descConcat)
+		var fields [][]byte
 		for _, field := range s.Key {
-			at := t.nest(unix.NFTA_LIST_ELEM)
-			t.uint32(fieldLength, field.size)
-			t.close(at)
+			fields = append(fields, nested(unix.NFTA_LIST_ELEM, number(fieldLength, field.size)))
 		}
-		t.close(concat)
-		t.close(desc)
+		attributes = append(attributes, nested(unix.NFTA_SET_DESC, nested(descConcat, fields...)))
 	}
 	t.sets++
-	t.uint32(unix.NFTA_SET_ID, t.sets)
+	attributes = append(attributes, number(unix.NFTA_SET_ID, t.sets))
 	if len(s.Key) == 1 && key != IfName {
-		t.bytes(unix.NFTA_SET_USERDATA, userdata.AppendUint32(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, bigEndian))
+		attributes = append(attributes, attribute(unix.NFTA_SET_USERDATA, userdata.AppendUint32(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, bigEndian)))
 	}
-	t.end()
+	t.message(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, of, "set "+s.Name, attributes...)
 }
 
 func (s *Set) flags() (all uint32) {
@@ -269,18 +229,12 @@ func (s *Set) flags() (all uint32) {
 
 // DeleteSet deletes a set or map that no rule names.
 func (t *Transaction) DeleteSet(of *Table, name string) {
-	t.begin(unix.NFT_MSG_DELSET, 0, of, "set "+name)
-	t.text(unix.NFTA_SET_TABLE, of.Name)
-	t.text(unix.NFTA_SET_NAME, name)
-	t.end()
+	t.message(unix.NFT_MSG_DELSET, 0, of, "set "+name, text(unix.NFTA_SET_NAME, name))
 }
 
 // flushSet deletes all elements of a set or map.
 func (t *Transaction) flushSet(of *Table, name string) {
-	t.begin(unix.NFT_MSG_DELSETELEM, 0, of, "the elements of set "+name)
-	t.text(unix.NFTA_SET_ELEM_LIST_TABLE, of.Name)
-	t.text(unix.NFTA_SET_ELEM_LIST_SET, name)
-	t.end()
+	t.message(unix.NFT_MSG_DELSETELEM, 0, of, "the elements of set "+name, text(unix.NFTA_SET_ELEM_LIST_SET, name))
 }
 
 // AddElements adds elements to a set or map, of which none may be there with another value.
@@ -297,67 +251,52 @@ func (t *Transaction) DeleteElements(of *Table, set string, elements iter.Seq[El
 const fullMessage = maxAttribute - 1<<10
 
 func (t *Transaction) elements(of *Table, kind int, flags uint16, set string, elements iter.Seq[Element]) {
-	list := -1
+	var list []byte
 	finish := func() {
-		if list >= 0 {
-			t.close(list)
-			t.end()
+		if len(list) > 0 {
+			t.message(kind, flags, of, "the elements of set "+set, text(unix.NFTA_SET_ELEM_LIST_SET, set), nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, list))
 		}
+		list = list[:0]
 	}
 	for e := range elements {
 		// The two ends of an interval are in one message.
-		if list < 0 || len(t.out)-list > fullMessage && !e.End {
+		if len(list) > fullMessage && !e.End {
 			finish()
-			t.begin(kind, flags, of, "the elements of set "+set)
-			t.text(unix.NFTA_SET_ELEM_LIST_TABLE, of.Name)
-			t.text(unix.NFTA_SET_ELEM_LIST_SET, set)
-			list = t.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 		}
-		t.element(e)
+		list = append(list, e.encode()...)
 	}
 	finish()
 }
 
-func (t *Transaction) element(e Element) {
-	at := t.nest(unix.NFTA_LIST_ELEM)
-	t.value(unix.NFTA_SET_ELEM_KEY, e.Key)
+func (e Element) encode() []byte {
+	attributes := [][]byte{value(unix.NFTA_SET_ELEM_KEY, e.Key)}
 	if e.End {
-		t.uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+		attributes = append(attributes, number(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END))
 	}
 	if e.Goto != "" {
-		data := t.nest(unix.NFTA_SET_ELEM_DATA)
-		t.verdict(unix.NFT_GOTO, e.Goto)
-		t.close(data)
+		attributes = append(attributes, nested(unix.NFTA_SET_ELEM_DATA, verdictData(unix.NFT_GOTO, e.Goto)))
 	}
 	if len(e.Data) > 0 {
-		t.value(unix.NFTA_SET_ELEM_DATA, e.Data)
+		attributes = append(attributes, value(unix.NFTA_SET_ELEM_DATA, e.Data))
 	}
 	if e.Timeout > 0 {
-		t.uint64(unix.NFTA_SET_ELEM_TIMEOUT, uint64(e.Timeout.Milliseconds()))
+		attributes = append(attributes, number64(unix.NFTA_SET_ELEM_TIMEOUT, uint64(e.Timeout.Milliseconds())))
 	}
 	if e.Comment != "" {
-		t.bytes(unix.NFTA_SET_ELEM_USERDATA, userdata.AppendString(nil, userdata.NFTNL_UDATA_SET_ELEM_COMMENT, e.Comment))
+		attributes = append(attributes, attribute(unix.NFTA_SET_ELEM_USERDATA, userdata.AppendString(nil, userdata.NFTNL_UDATA_SET_ELEM_COMMENT, e.Comment)))
 	}
-	t.close(at)
+	return nested(unix.NFTA_LIST_ELEM, attributes...)
 }
 
 // addCounter adds a counter that begins at 0.
 func (t *Transaction) addCounter(of *Table, name string) {
-	t.begin(unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE|unix.NLM_F_EXCL, of, "counter "+name)
-	t.text(unix.NFTA_OBJ_TABLE, of.Name)
-	t.text(unix.NFTA_OBJ_NAME, name)
-	t.uint32(unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_COUNTER)
-	t.close(t.nest(unix.NFTA_OBJ_DATA))
-	t.end()
+	t.message(unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE|unix.NLM_F_EXCL, of, "counter "+name,
+		text(unix.NFTA_OBJ_NAME, name), number(unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_COUNTER), nested(unix.NFTA_OBJ_DATA))
 }
 
 // deleteObject deletes a counter, or another object of the kind, that no rule names.
 func (t *Transaction) deleteObject(of *Table, name string, kind uint32) {
-	t.begin(unix.NFT_MSG_DELOBJ, 0, of, "counter "+name)
-	t.text(unix.NFTA_OBJ_TABLE, of.Name)
-	t.text(unix.NFTA_OBJ_NAME, name)
-	t.uint32(unix.NFTA_OBJ_TYPE, kind)
-	t.end()
+	t.message(unix.NFT_MSG_DELOBJ, 0, of, "counter "+name, text(unix.NFTA_OBJ_NAME, name), number(unix.NFTA_OBJ_TYPE, kind))
 }
 
 // CommitAfter is Commit, and returns the moment that the transaction makes. first is true where it was the first one of
@@ -386,13 +325,9 @@ func (t *Transaction) Commit() (err error) {
 	flags := t.out[t.last+6:]
 	binary.NativeEndian.PutUint16(flags, binary.NativeEndian.Uint16(flags)|unix.NLM_F_ACK)
 	end := uint32(len(t.objects)) + 1
-	size := len(t.out)
-	var first, last Transaction
-	first.header(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
-	first.end()
-	last.header(unix.NFNL_MSG_BATCH_END, 0, end, 0, unix.NFNL_SUBSYS_NFTABLES)
-	last.end()
-	size += len(first.out) + len(last.out)
+	first := appendMessage(nil, unix.NFNL_MSG_BATCH_BEGIN, 0, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
+	last := appendMessage(nil, unix.NFNL_MSG_BATCH_END, 0, end, 0, unix.NFNL_SUBSYS_NFTABLES)
+	size := len(first) + len(t.out) + len(last)
 
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -408,7 +343,7 @@ func (t *Transaction) Commit() (err error) {
 	if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1); err != nil {
 		return fmt.Errorf("prepare nftables: %w", err)
 	}
-	if _, err := unix.SendmsgBuffers(fd, [][]byte{first.out, t.out, last.out}, nil, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}, 0); err != nil {
+	if _, err := unix.SendmsgBuffers(fd, [][]byte{first, t.out, last}, nil, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}, 0); err != nil {
 		return fmt.Errorf("write nftables table %s, %d bytes: %w", t.objects[0].table, size, err)
 	}
 	return t.answer(fd)

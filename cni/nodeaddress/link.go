@@ -4,7 +4,6 @@ package nodeaddress
 
 import (
 	"fmt"
-	"net"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -33,13 +32,9 @@ func LinkFor(uplink string, vlan int) (int, error) {
 			link = over
 		}
 	}
-	name := link.Attrs().Name
-	switch {
-	case strings.HasPrefix(name, netfilter.LinkPrefix):
+	if name := link.Attrs().Name; strings.HasPrefix(name, netfilter.LinkPrefix) {
 		return 0, fmt.Errorf("%w: link %s of VLAN %d on %s is Berth's, and goes with the last pod that uses it; make a link for the VLAN with the node's network configuration",
 			wire.ErrUplink, name, vlan, uplink)
-	case link.Attrs().Flags&net.FlagUp == 0:
-		return 0, fmt.Errorf("%w: link %s is down; ip link set %s up", wire.ErrUplink, name, name)
 	}
-	return link.Attrs().Index, nil
+	return link.Attrs().Index, wire.CheckUp(link)
 }

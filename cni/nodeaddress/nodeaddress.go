@@ -60,12 +60,12 @@ var families = []int{unix.AF_INET, unix.AF_INET6}
 func List() ([]Address, error) {
 	var all []Address
 	for _, family := range families {
-		rules, err := netlinksafe.RuleList(family)
+		rules, err := rtnl.Rules(family)
 		if err != nil {
-			return nil, fmt.Errorf("list rules: %w", err)
+			return nil, err
 		}
 		for _, r := range rules {
-			if r.Protocol == rtnl.Protocol && r.Priority == priorityMark && r.Src != nil && r.Dst != nil {
+			if r.Priority == priorityMark && r.Src != nil && r.Dst != nil {
 				all = append(all, Address{rtnl.PrefixOf(r.Src).Addr(), rtnl.PrefixOf(r.Dst)})
 			}
 		}
@@ -91,31 +91,20 @@ func Mark(a Address) error {
 	return err
 }
 
-// present is one of the node's addresses.
-type present struct {
-	netlink.Addr
-
-	prefix netip.Prefix
-}
-
-func presentOf(family int) ([]present, error) {
+func addressesOf(family int) ([]netlink.Addr, error) {
 	addrs, err := netlinksafe.AddrList(nil, family)
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
-	all := make([]present, len(addrs))
-	for i, a := range addrs {
-		all[i] = present{a, rtnl.PrefixOf(a.IPNet)}
-	}
-	return all, nil
+	return addrs, nil
 }
 
 // find returns the links that have the address.
 func find(a Address) (links []int, err error) {
-	all, err := presentOf(a.family())
-	for i := range all {
-		if all[i].prefix == netip.PrefixFrom(a.Address, a.Subnet.Bits()) {
-			links = append(links, all[i].LinkIndex)
+	all, err := addressesOf(a.family())
+	for _, have := range all {
+		if rtnl.PrefixOf(have.IPNet) == netip.PrefixFrom(a.Address, a.Subnet.Bits()) {
+			links = append(links, have.LinkIndex)
 		}
 	}
 	return links, err
@@ -172,7 +161,7 @@ func (a Address) route(link int) error {
 		return err
 	}
 	if have.hasOwn(a.Subnet) {
-		return errors.Join(have.remove(a.Subnet), dropRule(a.family(), have.without(a.Subnet)))
+		return a.unroute(have)
 	}
 	if !have.leads(a.Subnet, link) {
 		r := netlink.Route{
@@ -218,28 +207,22 @@ func (r *routes) leads(subnet netip.Prefix, link int) bool {
 	})
 }
 
-// without returns our routes but the ones to a subnet.
-func (r *routes) without(subnet netip.Prefix) []netlink.Route {
-	return slices.DeleteFunc(slices.Clone(r.ours), func(have netlink.Route) bool { return rtnl.PrefixOf(have.Dst) == subnet })
-}
-
-func (r *routes) remove(subnet netip.Prefix) error {
+// unroute removes our routes to the subnet, and the rule to our table where no other route is left there.
+func (a Address) unroute(have *routes) error {
 	var errs []error
-	for _, have := range r.ours {
-		if rtnl.PrefixOf(have.Dst) == subnet {
-			errs = append(errs, rtnl.DeleteRoute(have))
-			fault.Point("nodeaddress/route-deleted")
+	left := 0
+	for _, r := range have.ours {
+		if rtnl.PrefixOf(r.Dst) != a.Subnet {
+			left++
+			continue
 		}
+		errs = append(errs, rtnl.DeleteRoute(r))
+		fault.Point("nodeaddress/route-deleted")
+	}
+	if left == 0 {
+		errs = append(errs, rtnl.DeleteRule(subnetsRule(a.family())))
 	}
 	return errors.Join(errs...)
-}
-
-// dropRule removes the rule to our table where no route is left there.
-func dropRule(family int, left []netlink.Route) error {
-	if len(left) > 0 {
-		return nil
-	}
-	return rtnl.DeleteRule(subnetsRule(family))
 }
 
 // Remove takes a marked address from the node, with all that belongs to it and last its mark. It is idempotent. Another
@@ -258,7 +241,7 @@ func Remove(a Address) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(have.remove(a.Subnet), dropRule(a.family(), have.without(a.Subnet))); err != nil {
+	if err := a.unroute(have); err != nil {
 		return err
 	}
 	return Unmark(a)
@@ -274,7 +257,7 @@ func Unmark(a Address) error {
 // remove takes the address from one link. With the first IPv4 address of a subnet the kernel removes the others, unless the
 // link promotes them (promote_secondaries): remove puts back the ones that are not ours.
 func remove(a Address, link int) error {
-	before, err := presentOf(a.family())
+	before, err := addressesOf(a.family())
 	if err != nil {
 		return err
 	}
@@ -293,19 +276,19 @@ func remove(a Address, link int) error {
 	if a.Address.Is6() {
 		return nil
 	}
-	after, err := presentOf(a.family())
+	after, err := addressesOf(a.family())
 	if err != nil {
 		return err
 	}
-	for i := range before {
-		was := &before[i]
-		same := func(now present) bool { return now.LinkIndex == link && now.prefix == was.prefix }
-		if was.LinkIndex != link || was.prefix.Addr() == a.Address || slices.ContainsFunc(after, same) {
+	for _, was := range before {
+		prefix := rtnl.PrefixOf(was.IPNet)
+		same := func(now netlink.Addr) bool { return now.LinkIndex == link && rtnl.PrefixOf(now.IPNet) == prefix }
+		if was.LinkIndex != link || prefix.Addr() == a.Address || slices.ContainsFunc(after, same) {
 			continue
 		}
 		was.Flags &^= unix.IFA_F_SECONDARY
-		if err := netlink.AddrReplace(on, &was.Addr); err != nil {
-			return fmt.Errorf("put back address %s of link %s, which went with %s: %w", was.prefix, on.Attrs().Name, a, err)
+		if err := netlink.AddrReplace(on, &was); err != nil {
+			return fmt.Errorf("put back address %s of link %s, which went with %s: %w", prefix, on.Attrs().Name, a, err)
 		}
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/rtnl"
+	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
 // aliasPrefix begins the alias of a host end; the addresses follow.
@@ -98,14 +99,11 @@ func (n node) lead(host netlink.Link) (changed int, err error) {
 			continue
 		}
 		family, index := rtnl.FamilyOf(a), host.Attrs().Index
-		if err := netlink.NeighSet(&netlink.Neigh{LinkIndex: index, Family: family, State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: mac}); err != nil {
-			return changed, fmt.Errorf("add neighbour %s on %s: %w", a, host.Attrs().Name, err)
-		}
-		route := netlink.Route{
+		plan := wire.Plan{Neighs: []netlink.Neigh{rtnl.Neigh(index, a, mac)}, Routes: []netlink.Route{{
 			LinkIndex: index, Dst: rtnl.IPNet(rtnl.SinglePrefix(a)), Scope: rtnl.LinkScope(family), Protocol: unix.RTPROT_STATIC, Table: unix.RT_TABLE_MAIN, Family: family,
-		}
-		if err := netlink.RouteReplace(&route); err != nil {
-			return changed, fmt.Errorf("add route %s on %s: %w", a, host.Attrs().Name, err)
+		}}}
+		if err := plan.Apply(host); err != nil {
+			return changed, err
 		}
 		changed++
 	}

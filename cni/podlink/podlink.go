@@ -4,7 +4,6 @@ package podlink
 
 import (
 	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
@@ -14,7 +13,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
-	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/cni/api"
@@ -37,8 +35,7 @@ type Link struct {
 
 // HostLink returns the name of the host end of a container's interface.
 func HostLink(containerID, ifName string) string {
-	sum := sha256.Sum256([]byte(containerID + "\x00" + ifName))
-	return netfilter.OverlayPrefix + hex.EncodeToString(sum[:])[:15-len(netfilter.OverlayPrefix)]
+	return rtnl.NameOf(netfilter.OverlayPrefix, containerID, ifName)
 }
 
 // macs returns the MAC addresses of a pair, which follow from its name: the node finds the pod without
@@ -65,9 +62,9 @@ func (l Link) Setup() (*current.Result, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
-	netns, err := ns.GetNS(l.NetNS)
+	netns, err := rtnl.GetNS(l.NetNS)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %q: %w", wire.ErrNetNS, l.NetNS, err)
+		return nil, err
 	}
 	defer netns.Close()
 	host, err := rtnl.Pair{Host: wired.HostLink, Inside: l.IfName, HostMAC: wired.HostMAC, InsideMAC: wired.PodMAC, MTU: l.MTU}.Ensure(netns)

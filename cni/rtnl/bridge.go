@@ -4,7 +4,6 @@ package rtnl
 
 import (
 	"fmt"
-	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -45,28 +44,25 @@ func GetBridge(bridge netlink.Link, setting BridgeSetting) (on, known bool, err 
 		return false, false, fmt.Errorf("read setting %s of bridge %s: %w", setting, name, err)
 	}
 	for _, m := range messages {
-		attrs, err := nl.ParseRouteAttr(m[unix.SizeofIfInfomsg:])
-		for _, inner := range []uint16{unix.IFLA_LINKINFO, nl.IFLA_INFO_DATA} {
+		value := m[unix.SizeofIfInfomsg:]
+		for _, inner := range []int{unix.IFLA_LINKINFO, nl.IFLA_INFO_DATA, int(setting)} {
+			var found []byte
+			err := Attributes(value, func(kind int, v []byte) error {
+				if kind == inner {
+					found = v
+				}
+				return nil
+			})
 			if err != nil {
 				return false, false, fmt.Errorf("read setting %s of bridge %s: %w", setting, name, err)
 			}
-			attrs, err = nl.ParseRouteAttr(valueOf(attrs, inner))
+			value = found
 		}
-		if value := valueOf(attrs, uint16(setting)); err == nil && len(value) == 1 {
+		if len(value) == 1 {
 			return value[0] != 0, true, nil
 		}
 	}
 	return false, false, nil
-}
-
-// valueOf returns the value of an attribute, nil where there is none.
-func valueOf(attrs []syscall.NetlinkRouteAttr, kind uint16) []byte {
-	for _, a := range attrs {
-		if a.Attr.Type&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER) == kind {
-			return a.Value
-		}
-	}
-	return nil
 }
 
 // SetBridge changes a setting, which needs CAP_NET_ADMIN. The file would need a writable /sys.

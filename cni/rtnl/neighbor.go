@@ -5,12 +5,18 @@ package rtnl
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
+
+// Neigh returns a permanent neighbour.
+func Neigh(link int, addr netip.Addr, mac net.HardwareAddr) netlink.Neigh {
+	return netlink.Neigh{LinkIndex: link, Family: FamilyOf(addr), State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: mac}
+}
 
 // DropQueued drops the packets that wait for the link-layer addresses of neighbours: they have passed
 // all hooks but postrouting already. Neighbours whose link-layer address is known have none.

@@ -3,12 +3,50 @@
 package rtnl
 
 import (
+	"errors"
 	"fmt"
 
+	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
+
+// ErrNetNS is returned where a container's network namespace cannot be opened.
+var ErrNetNS = errors.New("network namespace not accessible")
+
+// GetNS opens the network namespace at a path.
+func GetNS(path string) (ns.NetNS, error) {
+	netns, err := ns.GetNS(path)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %q: %w", ErrNetNS, path, err)
+	}
+	return netns, nil
+}
+
+// FindNS opens a container's namespace; it returns nil where the path leads to none.
+func FindNS(path string) (ns.NetNS, error) {
+	if path == "" {
+		return nil, nil
+	}
+	netns, err := GetNS(path)
+	var gone ns.NSPathNotExistErr
+	var other ns.NSPathNotNSErr
+	if errors.As(err, &gone) || errors.As(err, &other) {
+		return nil, nil
+	}
+	return netns, err
+}
+
+// InNetNS calls do in the network namespace at a path.
+func InNetNS(path string, do func() error) error {
+	netns, err := GetNS(path)
+	if err != nil {
+		return err
+	}
+	defer netns.Close()
+	return netns.Do(func(ns.NetNS) error { return do() })
+}
 
 // LinksIn lists the links in a namespace that the kernel knows by a number (nsid), whether or not a
 // path leads there: the namespace of a pair's other end, for instance.

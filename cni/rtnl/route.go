@@ -5,7 +5,9 @@ package rtnl
 import (
 	"errors"
 	"fmt"
+	"slices"
 
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -19,6 +21,31 @@ func NewRule(family, priority, table int) netlink.Rule {
 	rule := *netlink.NewRule()
 	rule.Family, rule.Priority, rule.Table, rule.Protocol = family, priority, table, Protocol
 	return rule
+}
+
+// Rules lists the rules of a family with our mark, in the kernel's order.
+func Rules(family int) ([]netlink.Rule, error) {
+	all, err := netlinksafe.RuleList(family)
+	if err != nil {
+		return nil, fmt.Errorf("list rules: %w", err)
+	}
+	all = slices.DeleteFunc(all, func(r netlink.Rule) bool { return r.Protocol != Protocol })
+	for i := range all {
+		all[i].Family = family
+	}
+	return all, nil
+}
+
+// SameRule compares a rule with one of the kernel.
+func SameRule(a, b netlink.Rule) bool {
+	maskOf := func(r netlink.Rule) uint32 {
+		if r.Mask == nil {
+			return 0
+		}
+		return *r.Mask
+	}
+	return a.Priority == b.Priority && a.Table == b.Table && a.Protocol == b.Protocol && a.IifName == b.IifName && a.OifName == b.OifName && a.Invert == b.Invert &&
+		a.SuppressPrefixlen == b.SuppressPrefixlen && a.Mark == b.Mark && maskOf(a) == maskOf(b) && PrefixOf(a.Src) == PrefixOf(b.Src) && PrefixOf(a.Dst) == PrefixOf(b.Dst)
 }
 
 // AddRule adds a rule that may be there: the kernel has no replace for rules.

@@ -68,23 +68,22 @@ var errDamaged = errors.New("damaged")
 // setting has the value already, was remembered before, or does not exist. It replaces a
 // damaged file: pods must not wait for it.
 func (j *Journal) Keep(key, value string) error {
-	return j.keep(key, value, func() (was string, changes bool, err error) {
-		was, err = get(j.root, key)
-		if errors.Is(err, fs.ErrNotExist) {
-			return "", false, nil
-		}
-		return was, was != value, err
-	})
+	if j == nil {
+		return nil
+	}
+	was, err := get(j.root, key)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && was == value {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("remember kernel setting %s: %w", key, err)
+	}
+	return j.KeepWas(key, was, value)
 }
 
 // KeepWas is Keep for a setting that its caller reads and changes in another way than by its
 // file, which need not be there: was is its value before.
 func (j *Journal) KeepWas(key, was, value string) error {
-	return j.keep(key, value, func() (string, bool, error) { return was, true, nil })
-}
-
-// keep remembers a setting with the value that read returns, if read says that it changes.
-func (j *Journal) keep(key, value string, read func() (was string, changes bool, err error)) error {
 	if j == nil {
 		return nil
 	}
@@ -97,19 +96,7 @@ func (j *Journal) keep(key, value string, read func() (was string, changes bool,
 	if _, known := c.Settings[key]; known {
 		return nil
 	}
-	was, changes, err := read()
-	if err != nil {
-		return fmt.Errorf("remember kernel setting %s: %w", key, err)
-	}
-	if !changes {
-		return nil
-	}
-	return j.note(c, key, change{Was: was, Is: value})
-}
-
-// note writes a change to the file.
-func (j *Journal) note(c *content, key string, made change) error {
-	c.Settings[key] = made
+	c.Settings[key] = change{Was: was, Is: value}
 	if err := j.write(c); err != nil {
 		delete(c.Settings, key)
 		return fmt.Errorf("remember kernel setting %s: %w", key, err)

@@ -6,22 +6,21 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// ErrNoHostEnd is returned by hostEnd for an interface whose packets do not pass a link of
+// ErrNoHostEnd is returned by HostEnd for an interface whose packets do not pass a link of
 // the node.
 var ErrNoHostEnd = errors.New("the interface has no end on the node")
 
-// hostEnd returns the name of the node's end of a container's interface, which the kernel
+// HostEnd returns the name of the node's end of a container's interface, which the kernel
 // knows. netns is the path of the container's network namespace.
-func hostEnd(netns, ifName string) (string, error) {
-	container, err := ns.GetNS(netns)
+func (s *Shaper) HostEnd(netns, ifName string) (string, error) {
+	container, err := rtnl.GetNS(netns)
 	if err != nil {
-		return "", fmt.Errorf("open network namespace %s: %w", netns, err)
+		return "", err
 	}
 	defer container.Close()
 	inside, err := rtnl.LinkInside(container, ifName)
@@ -41,6 +40,3 @@ func hostEnd(netns, ifName string) (string, error) {
 	}
 	return outside.Attrs().Name, nil
 }
-
-// HostEnd returns the result of the function hostEnd.
-func (s *Shaper) HostEnd(netns, ifName string) (string, error) { return hostEnd(netns, ifName) }

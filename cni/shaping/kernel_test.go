@@ -392,15 +392,15 @@ func TestHostEnd(t *testing.T) {
 	p.IP("link", "add", "br0", "type", "bridge")
 	p.IP("link", "add", "far", "type", "veth", "peer", "name", "far", "netns", elsewhere.Path())
 	w.node.Run(func() error {
-		if link, err := hostEnd(p.Path(), "eth0"); link != "vetha" || err != nil {
+		if link, err := new(Shaper).HostEnd(p.Path(), "eth0"); link != "vetha" || err != nil {
 			t.Errorf("HostEnd(eth0) = %q, %v", link, err)
 		}
 		for _, name := range []string{"br0", "far", "eth9"} {
-			if link, err := hostEnd(p.Path(), name); !errors.Is(err, ErrNoHostEnd) {
+			if link, err := new(Shaper).HostEnd(p.Path(), name); !errors.Is(err, ErrNoHostEnd) {
 				t.Errorf("HostEnd(%s) = %q, %v", name, link, err)
 			}
 		}
-		if link, err := hostEnd("/run/netns/never-was", "eth0"); err == nil || errors.Is(err, ErrNoHostEnd) {
+		if link, err := new(Shaper).HostEnd("/run/netns/never-was", "eth0"); err == nil || errors.Is(err, ErrNoHostEnd) {
 			t.Errorf("HostEnd() in no namespace = %q, %v", link, err)
 		}
 		return nil

@@ -102,31 +102,27 @@ func listClassifiers(link netlink.Link) ([]classifier, error) {
 	var all []classifier
 	for _, m := range messages {
 		message := nl.DeserializeTcMsg(m)
-		attrs, err := nl.ParseRouteAttr(m[message.Len():])
+		f := classifier{handle: message.Handle}
+		err := rtnl.Attributes(m[message.Len():], func(kind int, options []byte) error {
+			if kind != nl.TCA_OPTIONS {
+				return nil
+			}
+			return rtnl.Attributes(options, func(kind int, value []byte) error {
+				switch {
+				case kind == nl.TCA_U32_CLASSID && len(value) == 4:
+					f.minor = uint16(binary.NativeEndian.Uint32(value))
+				case kind == nl.TCA_U32_INDEV:
+					f.from = unix.ByteSliceToString(value)
+				}
+				return nil
+			})
+		})
 		if err != nil {
 			return nil, fmt.Errorf("read its filters: %w", err)
 		}
-		for _, attr := range attrs {
-			if attr.Attr.Type != nl.TCA_OPTIONS {
-				continue
-			}
-			options, err := nl.ParseRouteAttr(attr.Value)
-			if err != nil {
-				return nil, fmt.Errorf("read its filters: %w", err)
-			}
-			f := classifier{handle: message.Handle}
-			for _, option := range options {
-				switch {
-				case option.Attr.Type == nl.TCA_U32_CLASSID && len(option.Value) == 4:
-					f.minor = uint16(binary.NativeEndian.Uint32(option.Value))
-				case option.Attr.Type == nl.TCA_U32_INDEV:
-					f.from = unix.ByteSliceToString(option.Value)
-				}
-			}
-			// Hash tables are reported as filters without a class.
-			if f.minor != 0 {
-				all = append(all, f)
-			}
+		// Hash tables are reported as filters without a class.
+		if f.minor != 0 {
+			all = append(all, f)
 		}
 	}
 	return all, nil

@@ -12,8 +12,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/berth-dev/berth/cni/atomicfile"
 	"github.com/berth-dev/berth/cni/settings"
 )
@@ -50,11 +48,7 @@ type attributes struct {
 	LinkState  uint32 `json:"linkState,omitempty"`
 }
 
-// errClaimed is returned where another owner was faster.
-var errClaimed = errors.New("claimed by another container")
-
-// folder has the claims, as files. Its methods are safe for concurrent use, also by several
-// processes.
+// folder has the claims, as files.
 type folder struct {
 	dir string
 	// bootID is another one after each start of the node.
@@ -99,17 +93,12 @@ func (b *folder) list() ([]claim, error) {
 		if !strings.HasSuffix(e.Name(), claimSuffix) {
 			continue
 		}
-		file := filepath.Join(b.dir, e.Name())
-		raw, err := os.ReadFile(file)
+		c, err := b.read(e.Name())
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		var c claim
-		if err == nil {
-			err = json.Unmarshal(raw, &c)
-		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("read the claim of a virtual function: %s: %w; if it is damaged, put the function back by hand and delete the file", file, err))
+			errs = append(errs, fmt.Errorf("%w; if it is damaged, put the function back by hand and delete the file", err))
 			continue
 		}
 		if c.BootID != b.bootID {
@@ -121,83 +110,39 @@ func (b *folder) list() ([]claim, error) {
 	return all, errors.Join(errs...)
 }
 
-// add writes a claim. It returns errClaimed where the function has one.
-func (b *folder) add(c claim) (err error) {
+// read reads the file of a claim.
+func (b *folder) read(name string) (c claim, err error) {
+	path := filepath.Join(b.dir, name)
+	raw, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(raw, &c)
+	}
+	if err != nil {
+		return claim{}, fmt.Errorf("read the claim of a virtual function: %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// add writes a claim.
+func (b *folder) add(c claim) error {
 	c.BootID = b.bootID
 	raw, err := json.MarshalIndent(c, "", "  ")
+	if err == nil {
+		err = os.MkdirAll(b.dir, 0o700)
+	}
+	if err == nil {
+		err = atomicfile.ReplaceSynced(filepath.Join(b.dir, c.Device+claimSuffix), bytes.NewReader(append(raw, '\n')), 0o600)
+	}
 	if err != nil {
-		return fmt.Errorf("encode the claim of %s: %w", c.Device, err)
-	}
-	defer func() {
-		if err != nil && !errors.Is(err, errClaimed) {
-			err = fmt.Errorf("write the claim of virtual function %s: %w", c.Device, err)
-		}
-	}()
-	if err := os.MkdirAll(b.dir, 0o700); err != nil {
-		return err
-	}
-	err = atomicfile.CreateSynced(b.file(c.Device), bytes.NewReader(append(raw, '\n')), 0o600)
-	if errors.Is(err, fs.ErrExist) {
-		return errClaimed
-	}
-	return err
-}
-
-// hold returns the claim of a device, and keeps other callers, also of other processes, from
-// holding it until the caller calls release or ends. ok is false where the device has no
-// claim. It blocks while another caller holds the claim.
-func (b *folder) hold(device string) (c claim, release func(), ok bool, err error) {
-	for {
-		file, err := os.Open(b.file(device))
-		if errors.Is(err, fs.ErrNotExist) {
-			return claim{}, nil, false, nil
-		}
-		if err != nil {
-			return claim{}, nil, false, fmt.Errorf("open the claim of virtual function %s: %w", device, err)
-		}
-		release := func() { _ = file.Close() }
-		err = lock(file)
-		var now, held os.FileInfo
-		if err == nil {
-			held, err = file.Stat()
-		}
-		if err == nil {
-			now, err = os.Stat(file.Name())
-		}
-		if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(now, held) {
-			// Removed while we waited; perhaps there is another one.
-			release()
-			continue
-		}
-		if err == nil {
-			err = json.NewDecoder(file).Decode(&c)
-		}
-		if err != nil {
-			release()
-			return claim{}, nil, false, fmt.Errorf("read the claim of virtual function %s: %w", device, err)
-		}
-		return c, release, true, nil
-	}
-}
-
-func lock(file *os.File) error {
-	for {
-		if err := unix.Flock(int(file.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
-			return err
-		}
-	}
-}
-
-// remove is idempotent.
-func (b *folder) remove(device string) error {
-	err := os.Remove(b.file(device))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err := errors.Join(err, atomicfile.SyncFolder(b.dir)); err != nil {
-		return fmt.Errorf("remove the claim of virtual function %s: %w", device, err)
+		return fmt.Errorf("write the claim of virtual function %s: %w", c.Device, err)
 	}
 	return nil
 }
 
-func (b *folder) file(device string) string { return filepath.Join(b.dir, device+claimSuffix) }
+// remove is idempotent.
+func (b *folder) remove(device string) error {
+	if err := os.Remove(filepath.Join(b.dir, device+claimSuffix)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove the claim of virtual function %s: %w", device, err)
+	}
+	return nil
+}

@@ -3,7 +3,6 @@
 package sriov
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -35,9 +34,6 @@ func TestClaims(t *testing.T) {
 	if err := b.add(want); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.add(claim{Device: want.Device, Owner: "bthv2"}); !errors.Is(err, errClaimed) {
-		t.Errorf("add() = %v for a claimed function", err)
-	}
 	// Another process sees it.
 	again, err := openFolder(b.dir)
 	if err != nil {
@@ -63,7 +59,7 @@ func TestClaims(t *testing.T) {
 	if diff := cmp.Diff([]string{filepath.Join(b.dir, ".0000:00:00.1.json.tmp-1"), b.dir}, files); diff != "" || err != nil {
 		t.Errorf("Files() (-want +got): %v\n%s", err, diff)
 	}
-	if _, _, ok, err := b.hold(want.Device); ok || err != nil {
+	if _, _, ok, err := New(b.dir).hold(b, want.Device); ok || err != nil {
 		t.Errorf("hold() = %t, %v without a claim", ok, err)
 	}
 }
@@ -88,7 +84,7 @@ func TestDamagedClaim(t *testing.T) {
 	if err := b.add(claim{Device: "0000:01:10.2", Owner: "bthv1"}); err != nil {
 		t.Fatal(err)
 	}
-	file := b.file("0000:01:10.0")
+	file := filepath.Join(b.dir, "0000:01:10.0"+claimSuffix)
 	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -98,20 +94,18 @@ func TestDamagedClaim(t *testing.T) {
 	}
 }
 
-// One of many gets a function, and one at a time holds its claim.
-func TestClaimsInParallel(t *testing.T) {
+// One of many holds a claim at a time.
+func TestHold(t *testing.T) {
 	b := newFolder(t)
+	if err := b.add(claim{Device: "0000:01:10.0"}); err != nil {
+		t.Fatal(err)
+	}
+	functions := New(b.dir)
 	var group sync.WaitGroup
-	var won, holding atomic.Int32
+	var holding atomic.Int32
 	for range 8 {
 		group.Go(func() {
-			switch err := b.add(claim{Device: "0000:01:10.0"}); {
-			case err == nil:
-				won.Add(1)
-			case !errors.Is(err, errClaimed):
-				t.Error(err)
-			}
-			_, release, ok, err := b.hold("0000:01:10.0")
+			_, release, ok, err := functions.hold(b, "0000:01:10.0")
 			if err != nil || !ok {
 				t.Errorf("hold() = %t, %v", ok, err)
 				return
@@ -124,7 +118,4 @@ func TestClaimsInParallel(t *testing.T) {
 		})
 	}
 	group.Wait()
-	if won.Load() != 1 {
-		t.Errorf("%d callers claimed the function", won.Load())
-	}
 }

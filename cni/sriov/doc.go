@@ -13,7 +13,7 @@
 //
 // A claim is a file named after the VF's PCI address, with the owner and the attributes that
 // the VF had before. It is on disk before the first change, and removed after everything is
-// back. Linking a file into place is atomic, so two processes cannot claim one VF.
+// back.
 // Claims of an earlier start of the node are void: the cards are as new.
 //
 // # The way back

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"path/filepath"
 	"slices"
@@ -39,7 +40,7 @@ const patience = 3 * time.Second
 
 // Functions gives and takes virtual functions in the namespace of its caller's thread, the
 // node's. Its methods are idempotent and safe for concurrent use, except that calls for one
-// owner run one after another.
+// owner run one after another. One process at a time uses a folder to change functions: the agent, or the cleanup of its node.
 type Functions struct {
 	dir string
 	// sysfs and links are the node's, and a test's own.
@@ -48,6 +49,8 @@ type Functions struct {
 
 	// mu makes choices one after another.
 	mu sync.Mutex
+	// held has a lock for each device whose claim was held, by its PCI address.
+	held sync.Map
 }
 
 // DirBeside returns the folder of the agent's claims, which is beside its state file.
@@ -93,9 +96,9 @@ func (f *Functions) Take(w Wish) error {
 		return fmt.Errorf("configure virtual function %d of %s: %w", c.Index, c.PF, err)
 	}
 	fault.Point("sriov/admin")
-	netns, err := ns.GetNS(w.NetNS)
+	netns, err := rtnl.GetNS(w.NetNS)
 	if err != nil {
-		return fmt.Errorf("open the container's namespace %q: %w", w.NetNS, err)
+		return err
 	}
 	defer netns.Close()
 	link, err := linkOf(c.Device)
@@ -158,7 +161,7 @@ func (f *Functions) claim(w Wish) (c claim, release func(), err error) {
 		if err != nil {
 			return claim{}, nil, err
 		}
-		c, release, ok, err := b.hold(device)
+		c, release, ok, err := f.hold(b, device)
 		if err != nil {
 			return claim{}, nil, err
 		}
@@ -172,6 +175,22 @@ func (f *Functions) claim(w Wish) (c claim, release func(), err error) {
 	}
 }
 
+// hold returns the claim of a device, and keeps other callers from holding it until the caller calls release. ok is false where
+// the device has no claim. It blocks while another caller holds the claim.
+func (f *Functions) hold(b *folder, device string) (c claim, release func(), ok bool, err error) {
+	one, _ := f.held.LoadOrStore(device, &sync.Mutex{})
+	lock, _ := one.(*sync.Mutex)
+	lock.Lock()
+	if c, err = b.read(device + claimSuffix); err == nil {
+		return c, lock.Unlock, true, nil
+	}
+	lock.Unlock()
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return claim{}, nil, false, err
+}
+
 // isOf returns whether a claim belongs to the wish's container and interface.
 func (w Wish) isOf(c claim) bool { return c.Owner == w.Owner && c.IfName == w.IfName }
 
@@ -179,38 +198,35 @@ func (w Wish) isOf(c claim) bool { return c.Owner == w.Owner && c.IfName == w.If
 func (f *Functions) claimDevice(b *folder, w Wish) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for {
-		claims, err := b.list()
-		if err != nil {
-			return "", err
-		}
-		if i := slices.IndexFunc(claims, w.isOf); i >= 0 {
-			return claims[i].Device, nil
-		}
-		all, err := f.scan(w.PFs, claims)
-		if err != nil {
-			return "", err
-		}
-		chosen, err := choose(all, w.Device)
-		if err != nil {
-			return "", err
-		}
-		c := claim{Device: chosen.device, PF: chosen.pf, Index: chosen.index, Owner: w.Owner, IfName: w.IfName, NetNS: w.NetNS}
-		_, info, err := pfOf(c)
-		if err != nil {
-			return "", err
-		}
-		link, err := linkOf(c.Device)
-		if err == nil && link != nil {
-			c.Before = attributesOf(link, info)
-			err = b.add(c)
-		}
-		// Where another process was faster, its claim is in the list now.
-		if link == nil && err == nil || errors.Is(err, errClaimed) {
-			continue
-		}
-		return c.Device, err
+	claims, err := b.list()
+	if err != nil {
+		return "", err
 	}
+	if i := slices.IndexFunc(claims, w.isOf); i >= 0 {
+		return claims[i].Device, nil
+	}
+	all, err := f.scan(w.PFs, claims)
+	if err != nil {
+		return "", err
+	}
+	chosen, err := choose(all, w.Device)
+	if err != nil {
+		return "", err
+	}
+	c := claim{Device: chosen.device, PF: chosen.pf, Index: chosen.index, Owner: w.Owner, IfName: w.IfName, NetNS: w.NetNS}
+	_, info, err := pfOf(c)
+	if err != nil {
+		return "", err
+	}
+	link, err := linkOf(c.Device)
+	if err != nil {
+		return "", err
+	}
+	if link == nil {
+		return "", fmt.Errorf("%w: the link of device %s has just gone", ErrNoFunction, c.Device)
+	}
+	c.Before = attributesOf(link, info)
+	return c.Device, b.add(c)
 }
 
 // Check returns ErrNotGiven where the container lacks its function or an attribute of it. It
@@ -241,12 +257,7 @@ func (f *Functions) Check(w Wish) error {
 	case !info.Spoofchk || trusted(info):
 		return fmt.Errorf("%w: virtual function %d of %s may send from any MAC address", ErrNotGiven, c.Index, c.PF)
 	}
-	netns, err := ns.GetNS(w.NetNS)
-	if err != nil {
-		return fmt.Errorf("open the container's namespace %q: %w", w.NetNS, err)
-	}
-	defer netns.Close()
-	return netns.Do(func(ns.NetNS) error {
+	return rtnl.InNetNS(w.NetNS, func() error {
 		link, err := linkOf(c.Device)
 		if err == nil && (link == nil || link.Attrs().Name != w.IfName || !bytes.Equal(link.Attrs().HardwareAddr, w.MAC)) {
 			err = fmt.Errorf("%w: the container has no interface %s on device %s with MAC address %s", ErrNotGiven, w.IfName, c.Device, w.MAC)
@@ -307,7 +318,7 @@ func (f *Functions) withClaim(w Wish, do func(c claim, pf netlink.Link, info net
 	if err != nil || i < 0 {
 		return err
 	}
-	c, release, ok, err := b.hold(claims[i].Device)
+	c, release, ok, err := f.hold(b, claims[i].Device)
 	if err != nil || !ok {
 		return err
 	}
@@ -374,7 +385,7 @@ func (f *Functions) Leftovers(exists func(owner string) bool) ([]leftover.Item, 
 
 // give takes the function of a claim back. It does nothing where the claim is gone.
 func (f *Functions) give(b *folder, listed claim) error {
-	c, release, ok, err := b.hold(listed.Device)
+	c, release, ok, err := f.hold(b, listed.Device)
 	if err != nil || !ok {
 		return err
 	}

@@ -166,14 +166,9 @@ func moveTo(link netlink.Link, fd int) error {
 // fetch moves the claim's function from its container's namespace to the calling thread's. It does
 // nothing where no path leads to the namespace or the function is not there.
 func fetch(c claim) error {
-	netns, err := ns.GetNS(c.NetNS)
-	var gone ns.NSPathNotExistErr
-	var other ns.NSPathNotNSErr
-	if errors.As(err, &gone) || errors.As(err, &other) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("open the container's namespace %q: %w", c.NetNS, err)
+	netns, err := rtnl.FindNS(c.NetNS)
+	if err != nil || netns == nil {
+		return err
 	}
 	defer netns.Close()
 	runtime.LockOSThread()

@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
-	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/cni/netfilter"
@@ -37,14 +35,11 @@ func (d *Driver) CheckNode(spec Spec) error {
 		return errors.Join(d.checkPure(spec), d.wirer.CheckNode(spec.Spec))
 	}
 	segments := spec.segments()
-	lowers, err := d.find(spec, segments)
+	lowers, err := d.findAll(spec, segments)
 	if err != nil {
 		return err
 	}
-	for i, lower := range lowers {
-		if lower == nil {
-			return fmt.Errorf("%w: VLAN %d has no link on %s", ErrNotWired, segments[i].vlan, spec.Uplink)
-		}
+	for _, lower := range lowers {
 		if isOurs(lower) && lower.Attrs().Flags&net.FlagUp == 0 {
 			return fmt.Errorf("%w: link %s is down", ErrNotWired, lower.Attrs().Name)
 		}
@@ -59,7 +54,7 @@ func (d *Driver) CheckNode(spec Spec) error {
 	}
 	errs := []error{netfilter.Check(sourcesOf(spec, segments, lowers)...), checkNodeEnd(node, backs), checkRoutes(spec, node, backs)}
 	errs = append(errs, d.inPodEnd(spec, node, backs, (*podEnd).check))
-	errs = append(errs, eachRouted(spec, segments, node, lowers, func(_ netlink.Link, plan routePlan) error { return plan.check() }))
+	errs = append(errs, eachRouted(spec, segments, node, lowers, func(_ netlink.Link, plan routePlan) error { return plan.Check(nil) }))
 	for i, g := range segments {
 		errs = append(errs, d.checkSecluded(spec, lowers[i]), d.checkAnswer(spec, g, lowers[i]), d.checkInterface(spec, g, lowers[i]))
 	}
@@ -69,12 +64,9 @@ func (d *Driver) CheckNode(spec Spec) error {
 // checkPure verifies that our alias keeps the VLAN links.
 func (d *Driver) checkPure(spec Spec) error {
 	segments := spec.segments()
-	lowers, err := d.find(spec, segments)
+	lowers, err := d.findAll(spec, segments)
 	if err != nil {
 		return err
-	}
-	if i := slices.Index(lowers, nil); i >= 0 {
-		return fmt.Errorf("%w: VLAN %d has no link on %s", ErrNotWired, segments[i].vlan, spec.Uplink)
 	}
 	for _, lower := range lowers {
 		if err := d.checkSecluded(spec, lower); err != nil {
@@ -123,18 +115,8 @@ func checkNodeEnd(node netlink.Link, backs []back) error {
 func checkRoutes(spec Spec, node netlink.Link, backs []back) error {
 	var errs []error
 	for _, a := range spec.Addresses {
-		errs = append(errs, wire.NotOnNode(a), wire.CheckRoute(planNode(a, node.Attrs().Index, nodeOf(backs, a.Address))), wire.CheckNeighbour(nodeNeigh(spec, a.Address, node)))
-	}
-	return errors.Join(errs...)
-}
-
-func (p *routePlan) check() error {
-	var errs []error
-	for _, r := range p.routes {
-		errs = append(errs, wire.CheckRoute(r))
-	}
-	for _, r := range p.rules {
-		errs = append(errs, wire.CheckRule(r))
+		plan := planNode(spec, a, node, nodeOf(backs, a.Address))
+		errs = append(errs, wire.NotOnNode(a), plan.Check(node))
 	}
 	return errors.Join(errs...)
 }
@@ -225,11 +207,8 @@ func (d *Driver) checkPod(spec Spec) error {
 				errs = append(errs, fmt.Errorf("%w: link %s is down", ErrNotWired, g.ifName))
 			}
 			links = append(links, link.Attrs().Index)
-			missing, err := missingAddresses(link, g)
-			if err != nil {
-				return err
-			}
-			errs = append(errs, missing...)
+			own := planAddresses(spec, g)
+			errs = append(errs, own.Check(link))
 		}
 		inside, err := rtnl.LinkOrNil(node.Attrs().Name)
 		if err == nil && inside == nil {
@@ -239,32 +218,13 @@ func (d *Driver) checkPod(spec Spec) error {
 			return err
 		}
 		plan := planPod(spec, segments, links, inside.Attrs().Index, backs)
-		return errors.Join(append(errs, plan.check())...)
+		return errors.Join(append(errs, plan.Check(nil))...)
 	})
-}
-
-// missingAddresses returns an error for each address of the segment that its link lacks.
-func missingAddresses(link netlink.Link, g segment) (errs []error, err error) {
-	have, err := netlinksafe.AddrList(link, netlink.FAMILY_ALL)
-	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
-	}
-	for _, a := range g.addrs {
-		if !slices.ContainsFunc(have, func(h netlink.Addr) bool { return h.IP.Equal(a.Address.AsSlice()) }) {
-			errs = append(errs, fmt.Errorf("%w: address %s is missing", ErrNotWired, a.Address))
-		}
-	}
-	return errs, nil
 }
 
 // insideOf calls do in the container's namespace.
 func insideOf(spec Spec, do func() error) error {
-	netns, err := ns.GetNS(spec.NetNS)
-	if err != nil {
-		return fmt.Errorf("%w: %q: %w", wire.ErrNetNS, spec.NetNS, err)
-	}
-	defer netns.Close()
-	if err := netns.Do(func(ns.NetNS) error { return do() }); err != nil {
+	if err := rtnl.InNetNS(spec.NetNS, do); err != nil {
 		return fmt.Errorf("interface %s in %s: %w", spec.IfName, spec.NetNS, err)
 	}
 	return nil

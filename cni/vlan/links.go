@@ -5,14 +5,13 @@ package vlan
 import (
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 
+	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/leftover"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/rtnl"
@@ -21,23 +20,7 @@ import (
 
 // List returns every node link on the node and its container's addresses. Mode pure has
 // none: package wire lists its links.
-func (d *Driver) List() ([]wire.Link, error) {
-	links, err := netlinksafe.LinkList()
-	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
-	}
-	addresses, err := wire.Routed()
-	if err != nil {
-		return nil, err
-	}
-	var all []wire.Link
-	for _, l := range links {
-		if isNodeLink(l) {
-			all = append(all, wire.Link{Name: l.Attrs().Name, Addresses: addresses[l.Attrs().Index]})
-		}
-	}
-	return all, nil
-}
+func (d *Driver) List() ([]wire.Link, error) { return wire.LinksThat(isNodeLink) }
 
 // PodEnd returns the name of the container's interface of a node link, empty where the node link
 // is gone.
@@ -156,16 +139,12 @@ func (d *Driver) Announce(spec Spec) error {
 }
 
 func (d *Driver) announceFromNode(spec Spec, segments []segment) error {
-	lowers, err := d.find(spec, segments)
+	lowers, err := d.findAll(spec, segments)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for i, g := range segments {
-		if lowers[i] == nil {
-			errs = append(errs, fmt.Errorf("%w: VLAN %d has no link on %s", ErrNotWired, g.vlan, spec.Uplink))
-			continue
-		}
 		for _, a := range g.addrs {
 			errs = append(errs, wire.AnnounceOn(lowers[i], a.Address, true))
 		}
@@ -173,19 +152,10 @@ func (d *Driver) announceFromNode(spec Spec, segments []segment) error {
 	return errors.Join(errs...)
 }
 
-// Network is the layer 2 network of an address.
-type Network struct {
-	Address netip.Addr
-	// Link is the index of the node's link to it.
-	Link int
-	// MAC of the container's interface, nil where the interface has the MAC of the node's link.
-	MAC net.HardwareAddr
-}
-
-// Networks lists the networks of a container's addresses, and makes links that are missing. They stay
+// Networks lists the layer 2 networks of a container's addresses, with the MAC address of the container's interface, if it has one of its own, and makes links that are missing. They stay
 // until the caller calls release; after it, a Teardown or RemoveLoose removes those that no container
 // uses. In mode l3 there are none: other hosts route the addresses.
-func (d *Driver) Networks(spec Spec) (networks []Network, release func(), err error) {
+func (d *Driver) Networks(spec Spec) (networks []conflict.Target, release func(), err error) {
 	if err := spec.validate(); err != nil {
 		return nil, nil, err
 	}
@@ -201,7 +171,7 @@ func (d *Driver) Networks(spec Spec) (networks []Network, release func(), err er
 }
 
 // NetworksNow lists the networks whose links exist. It makes none.
-func (d *Driver) NetworksNow(spec Spec) ([]Network, error) {
+func (d *Driver) NetworksNow(spec Spec) ([]conflict.Target, error) {
 	if err := spec.validate(); err != nil || spec.routed() && !spec.answers() {
 		return nil, err
 	}
@@ -214,16 +184,15 @@ func (d *Driver) NetworksNow(spec Spec) ([]Network, error) {
 }
 
 // networksOn leaves out segments whose link is missing.
-func networksOn(spec Spec, segments []segment, lowers []netlink.Link) []Network {
-	var all []Network
+func networksOn(spec Spec, segments []segment, lowers []netlink.Link) (all []conflict.Target) {
 	for i, g := range segments {
 		if lowers[i] == nil {
 			continue
 		}
 		for _, a := range g.addrs {
-			n := Network{Address: a.Address, Link: lowers[i].Attrs().Index, MAC: g.mac}
+			n := conflict.Target{Address: a.Address, Link: lowers[i].Attrs().Index, Own: g.mac}
 			if spec.Mode == IPvlan {
-				n.MAC = nil
+				n.Own = nil
 			}
 			all = append(all, n)
 		}

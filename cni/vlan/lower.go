@@ -70,6 +70,15 @@ func (d *Driver) find(spec Spec, segments []segment) ([]netlink.Link, error) {
 	return lowers, nil
 }
 
+// findAll is find where none may be missing.
+func (d *Driver) findAll(spec Spec, segments []segment) ([]netlink.Link, error) {
+	lowers, err := d.find(spec, segments)
+	if i := slices.Index(lowers, nil); err == nil && i >= 0 {
+		err = fmt.Errorf("%w: VLAN %d has no link on %s", ErrNotWired, segments[i].vlan, spec.Uplink)
+	}
+	return lowers, err
+}
+
 func uplinkOf(spec Spec) (netlink.Link, error) {
 	uplink, err := rtnl.LinkOrNil(spec.Uplink)
 	if err == nil && uplink == nil {
@@ -96,7 +105,7 @@ func (d *Driver) lowerOf(spec Spec, uplink netlink.Link, vlan int, create bool) 
 	}
 	if create && lower.Attrs().Flags&net.FlagUp == 0 {
 		if lower == uplink || !isOurs(lower) {
-			return nil, fmt.Errorf("%w: link %s is down; ip link set %s up", wire.ErrUplink, lower.Attrs().Name, lower.Attrs().Name)
+			return nil, wire.CheckUp(lower)
 		}
 		if err := rtnl.SetUp(lower); err != nil {
 			return nil, err
@@ -178,7 +187,7 @@ func (d *Driver) bridgeOf(uplink, lower netlink.Link, vlan int, create bool) (ne
 	if link == nil {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MTU = name, lower.Attrs().MTU
-		attrs.HardwareAddr = derivedMAC(hostMACPrefix, lower.Attrs().HardwareAddr.String()+name)
+		attrs.HardwareAddr = rtnl.MACOf(hostMACPrefix, lower.Attrs().HardwareAddr.String()+name)
 		snooping := false
 		// Without a querier, snooping would lose the multicast of neighbour discovery.
 		bridge := &netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snooping}

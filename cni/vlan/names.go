@@ -3,10 +3,7 @@
 package vlan
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
-	"net"
 	"strings"
 
 	"github.com/berth-dev/berth/cni/netfilter"
@@ -39,33 +36,23 @@ const (
 )
 
 // NodeLink returns the name of both ends of a container's node link.
-func NodeLink(containerID, ifName string) string { return nodeLinkPrefix + digest(containerID, ifName) }
+func NodeLink(containerID, ifName string) string {
+	return rtnl.NameOf(nodeLinkPrefix, containerID, ifName)
+}
 
 // portOf returns the name of the node's end of a segment in mode bridge.
-func portOf(containerID, ifName string) string { return portPrefix + digest(containerID, ifName) }
+func portOf(containerID, ifName string) string { return rtnl.NameOf(portPrefix, containerID, ifName) }
 
 // newName returns the name of a segment's interface until it is in the container: the kernel makes
 // it on the node, where another link may have the interface's name.
-func newName(containerID, ifName string) string { return newPrefix + digest(containerID, ifName) }
+func newName(containerID, ifName string) string { return rtnl.NameOf(newPrefix, containerID, ifName) }
 
 // FurtherInterface returns the name of a container's interface for a VLAN, if it is not the VLAN of
 // the first address: that has the interface ifName.
 func FurtherInterface(ifName string, vlan int) string { return fmt.Sprintf("%s.%d", ifName, vlan) }
 
-func digest(containerID, ifName string) string {
-	sum := sha256.Sum256([]byte(containerID + "\x00" + ifName))
-	return hex.EncodeToString(sum[:])[:11]
-}
-
 func vlanName(uplink, vlan int) string   { return fmt.Sprintf("%s%d.%d", vlanPrefix, uplink, vlan) }
 func bridgeName(uplink, vlan int) string { return fmt.Sprintf("%s%d.%d", bridgePrefix, uplink, vlan) }
-
-// derivedMAC returns an address that depends on the text alone. We name every address, so
-// that udev changes none.
-func derivedMAC(prefix byte, text string) net.HardwareAddr {
-	sum := sha256.Sum256([]byte(text))
-	return append(net.HardwareAddr{0x0a, prefix}, sum[:4]...)
-}
 
 // use is an interface of a container, as the alias of its node link names it.
 type use struct {

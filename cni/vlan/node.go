@@ -149,16 +149,6 @@ func deleteAddresses(node netlink.Link, addrs []netlink.Addr) error {
 	return errors.Join(errs...)
 }
 
-// nodeNeigh is the node's neighbour entry of the container.
-func nodeNeigh(spec Spec, addr netip.Addr, node netlink.Link) netlink.Neigh {
-	return netlink.Neigh{LinkIndex: node.Attrs().Index, Family: rtnl.FamilyOf(addr), State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: nodeLinkMAC(spec)}
-}
-
-// backNeigh is the container's neighbour entry of its node.
-func backNeigh(b back, inside, node netlink.Link) netlink.Neigh {
-	return netlink.Neigh{LinkIndex: inside.Attrs().Index, Family: rtnl.FamilyOf(b.node), State: netlink.NUD_PERMANENT, IP: b.node.AsSlice(), HardwareAddr: node.Attrs().HardwareAddr}
-}
-
 // result is the CNI result of the interfaces. It lists the addresses in the order of spec.
 func result(spec Spec, segments []segment, made []netlink.Link, node netlink.Link) *current.Result {
 	r := &current.Result{CNIVersion: current.ImplementedSpecVersion}

@@ -39,11 +39,7 @@ const (
 )
 
 // routePlan describes routes and rules of one namespace.
-type routePlan struct {
-	// routes are in the order in which they need each other.
-	routes []netlink.Route
-	rules  []netlink.Rule
-}
+type routePlan struct{ wire.Plan }
 
 // planPod computes the routes of a container: through the gateway of its pools or, where the
 // node routes for it, to its link. links has the index of each segment's interface, and inside is the one of the node link. Services it
@@ -71,17 +67,17 @@ func planPod(spec Spec, segments []segment, links []int, inside int, backs []bac
 			}
 		}
 	}
-	several := len(plan.rules) > 0
+	several := len(plan.Rules) > 0
 	for _, b := range backs {
 		for _, p := range spec.Services {
 			if p.Addr().Is4() == b.node.Is4() && !spec.routed() {
-				plan.routes = append(plan.routes, viaNode(b, inside, p))
+				plan.Routes = append(plan.Routes, viaNode(b, inside, p))
 			}
 		}
 		if several {
 			rule := rtnl.NewRule(rtnl.FamilyOf(b.node), priorityNode, unix.RT_TABLE_MAIN)
 			rule.SuppressIfgroup = 0
-			plan.rules = append(plan.rules, rule)
+			plan.Rules = append(plan.Rules, rule)
 		}
 	}
 	return plan
@@ -104,7 +100,7 @@ type hop struct {
 // default route: the first.
 func (p *routePlan) addRouted(first *hop, here hop, table int) *hop {
 	if first == nil {
-		p.routes = append(p.routes, toLink(here.Address.Address, here.link, rtnl.AnyPrefix(here.Address.Address), unix.RT_TABLE_MAIN))
+		p.Routes = append(p.Routes, toLink(here.Address.Address, here.link, rtnl.AnyPrefix(here.Address.Address), unix.RT_TABLE_MAIN))
 		return &here
 	}
 	if here.link != first.link {
@@ -116,7 +112,7 @@ func (p *routePlan) addRouted(first *hop, here hop, table int) *hop {
 // addGateway does so for an address whose packets go to a gateway.
 func (p *routePlan) addGateway(first *hop, here hop, table int) *hop {
 	if first == nil {
-		p.routes = append(p.routes, viaGateway(here.Address, here.link, unix.RT_TABLE_MAIN))
+		p.Routes = append(p.Routes, viaGateway(here.Address, here.link, unix.RT_TABLE_MAIN))
 		return &here
 	}
 	if here.Gateway != first.Gateway || here.link != first.link {
@@ -127,8 +123,8 @@ func (p *routePlan) addGateway(first *hop, here hop, table int) *hop {
 
 // add gives the packets from an address a table.
 func (p *routePlan) add(a api.Address, table int, routes ...netlink.Route) {
-	p.routes = append(p.routes, routes...)
-	p.rules = append(p.rules, fromRule(a.Address, table))
+	p.Routes = append(p.Routes, routes...)
+	p.Rules = append(p.Rules, fromRule(a.Address, table))
 }
 
 // planRouted computes the node's routes for the packets that the address's container sends
@@ -145,24 +141,24 @@ func planRouted(spec Spec, a api.Address, position, node int, lower netlink.Link
 	sent.Priority, sent.OifName = prioritySent, lower.Name
 	translated.Priority = priorityTranslated
 	main.Priority, main.SuppressPrefixlen = priorityMain, 0
-	plan := routePlan{rules: []netlink.Rule{sent, translated, main}}
-	for i := range plan.rules {
-		plan.rules[i].IifName = loopback
+	plan := routePlan{wire.Plan{Rules: []netlink.Rule{sent, translated, main}}}
+	for i := range plan.Rules {
+		plan.Rules[i].IifName = loopback
 	}
 	if spec.answers() && a.Address.Is4() {
 		mask, back := uint32(netfilter.MarkMask), fromRule(a.Address, table)
 		back.Priority, back.Mark, back.Mask = priorityBack, netfilter.ArrivalMark, &mask
-		plan.rules = append(plan.rules, back)
+		plan.Rules = append(plan.Rules, back)
 	}
 	if spec.answers() || !a.Gateway.IsValid() {
 		subnet := toLink(a.Address, lower.Index, a.Subnet.Masked(), table)
 		subnet.Src, subnet.Protocol = nil, rtnl.Protocol
-		plan.routes = append(plan.routes, subnet)
+		plan.Routes = append(plan.Routes, subnet)
 	}
 	if a.Gateway.IsValid() {
 		way := viaGateway(a, lower.Index, table)
 		way.Src, way.Protocol = nil, rtnl.Protocol
-		plan.routes = append(plan.routes, way)
+		plan.Routes = append(plan.Routes, way)
 	}
 	return plan
 }
@@ -192,12 +188,12 @@ func fromRule(addr netip.Addr, table int) netlink.Rule {
 	return rule
 }
 
-// planNode computes the node's route to the address through the node link; node is the node's own address, the zero Addr where it has
-// none of the family.
-func planNode(a api.Address, link int, node netip.Addr) netlink.Route {
-	r := toLink(node, link, rtnl.SinglePrefix(a.Address), unix.RT_TABLE_MAIN)
+// planNode computes the node's neighbour and route to the address through the node link; own is the node's own address, the zero Addr where
+// it has none of the family.
+func planNode(spec Spec, a api.Address, node netlink.Link, own netip.Addr) wire.Plan {
+	r := toLink(own, node.Attrs().Index, rtnl.SinglePrefix(a.Address), unix.RT_TABLE_MAIN)
 	r.Protocol = rtnl.Protocol
-	return r
+	return wire.Plan{Neighs: []netlink.Neigh{rtnl.Neigh(node.Attrs().Index, a.Address, nodeLinkMAC(spec))}, Routes: []netlink.Route{r}}
 }
 
 // planBack computes the container's routes to the addresses of its node, in the order in which they need each other.
@@ -210,6 +206,14 @@ func planBack(b back, link int) []netlink.Route {
 		all[i].Protocol = rtnl.Protocol
 	}
 	return all
+}
+
+// planAddresses computes the addresses of a segment's interface.
+func planAddresses(spec Spec, g segment) (plan wire.Plan) {
+	for _, a := range g.addrs {
+		plan.Addrs = append(plan.Addrs, planAddress(spec, a))
+	}
+	return plan
 }
 
 // planAddress computes an address of the container's interface. Where the node routes for

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
@@ -58,7 +59,7 @@ func TestRoutedRules(t *testing.T) {
 		L3S: {"32281: from 10.0.70.5/32 iif lo oif eth1.7 mark 0x0 to T", "32283: from 10.0.70.5/32 iif lo mark 0x0 to T", "32282: from 10.0.70.5/32 iif lo mark 0x0 to main but defaults", "32284: from 10.0.70.5/32 mark 0x1010 to T"},
 	} {
 		var got []string
-		for _, r := range planRouted(Spec{Config: Config{Mode: IPvlan, IPvlanMode: mode}}, a, 1, 9, netlink.LinkAttrs{Name: "eth1.7", Index: 4}).rules {
+		for _, r := range planRouted(Spec{Config: Config{Mode: IPvlan, IPvlanMode: mode}}, a, 1, 9, netlink.LinkAttrs{Name: "eth1.7", Index: 4}).Rules {
 			text := fmt.Sprintf("%d: from %s", r.Priority, r.Src)
 			if r.IifName != "" {
 				text += " iif " + r.IifName
@@ -85,7 +86,7 @@ func TestSegments(t *testing.T) {
 	addr := func(a string, vlan int) api.Address {
 		return api.Address{Address: netip.MustParseAddr(a), Subnet: netip.PrefixFrom(netip.MustParseAddr(a), 24).Masked(), VLAN: vlan}
 	}
-	spec := Spec{Spec: wire.Spec{IfName: "net1", MAC: derivedMAC(podMACPrefix, "x"), Addresses: []api.Address{addr("10.0.0.1", 7), addr("10.1.0.1", 0), addr("10.0.0.2", 7)}}}
+	spec := Spec{Spec: wire.Spec{IfName: "net1", MAC: rtnl.MACOf(podMACPrefix, "x"), Addresses: []api.Address{addr("10.0.0.1", 7), addr("10.1.0.1", 0), addr("10.0.0.2", 7)}}}
 	var got []string
 	for _, g := range spec.segments() {
 		var text []string

@@ -21,10 +21,10 @@ import (
 // podEnd is the container's end of its node link and what belongs there, for families whose address the container has on any link: a
 // sandbox (gVisor) takes addresses and routes off, and keeps its own. Its functions run in the container's namespace.
 type podEnd struct {
-	d      *Driver
-	link   netlink.Link
-	addrs  []netlink.Addr
-	neighs []netlink.Neigh
+	d    *Driver
+	link netlink.Link
+	// plan has the end's addresses and neighbours.
+	plan   wire.Plan
 	routes []netlink.Route
 	backs  []back
 }
@@ -48,8 +48,8 @@ func (d *Driver) podEnd(node netlink.Link, backs []back) (*podEnd, error) {
 			continue
 		}
 		e.backs = append(e.backs, b)
-		e.addrs = append(e.addrs, endAddress(b.source))
-		e.neighs = append(e.neighs, backNeigh(b, link, node))
+		e.plan.Addrs = append(e.plan.Addrs, endAddress(b.source))
+		e.plan.Neighs = append(e.plan.Neighs, rtnl.Neigh(link.Attrs().Index, b.node, node.Attrs().HardwareAddr))
 		e.routes = append(e.routes, planBack(b, link.Attrs().Index)...)
 	}
 	if len(backs) > 0 && len(e.backs) == 0 {
@@ -74,14 +74,9 @@ func (d *Driver) inPodEnd(spec Spec, node netlink.Link, backs []back, do func(*p
 // the modes l3 and l3s, and of addresses that the node takes later.
 func (e *podEnd) set() error {
 	name := e.link.Attrs().Name
-	for _, a := range e.addrs {
-		if a.IP.To4() == nil {
-			if err := e.d.wirer.SetSysctl("net/ipv6/conf/"+name+"/disable_ipv6", "0"); err != nil {
-				return err
-			}
-		}
-		if err := netlink.AddrReplace(e.link, &a); err != nil {
-			return fmt.Errorf("add address %s to %s: %w", a.IPNet, name, err)
+	if slices.ContainsFunc(e.backs, func(b back) bool { return b.source.Is6() }) {
+		if err := e.d.wirer.SetSysctl("net/ipv6/conf/"+name+"/disable_ipv6", "0"); err != nil {
+			return err
 		}
 	}
 	if err := netlink.LinkSetGroup(e.link, nodeLinkGroup); err != nil {
@@ -90,19 +85,16 @@ func (e *podEnd) set() error {
 	if err := errors.Join(rtnl.SetIPv4(e.link, rtnl.Devconf{rtnl.RPFilter: loose}), rtnl.SetUp(e.link)); err != nil {
 		return err
 	}
-	for _, n := range e.neighs {
-		if err := netlink.NeighSet(&n); err != nil {
-			return fmt.Errorf("add neighbour %s: %w", n.IP, err)
-		}
+	if err := e.plan.Apply(e.link); err != nil {
+		return err
 	}
 	missing, stale, moved, err := e.compare()
 	if err != nil {
 		return err
 	}
-	for _, r := range slices.Concat(missing, moved) {
-		if err := netlink.RouteReplace(&r); err != nil {
-			return fmt.Errorf("add route %s: %w", r.Dst, err)
-		}
+	routes := wire.Plan{Routes: slices.Concat(missing, moved)}
+	if err := routes.Apply(e.link); err != nil {
+		return err
 	}
 	var errs []error
 	for _, r := range stale {
@@ -152,18 +144,9 @@ func (e *podEnd) compare() (missing, stale, moved []netlink.Route, err error) {
 // check returns ErrNotWired where something is missing, or leads where the node is no more.
 func (e *podEnd) check() error {
 	name := e.link.Attrs().Name
-	have, err := netlinksafe.AddrList(e.link, netlink.FAMILY_ALL)
-	if err != nil {
-		return fmt.Errorf("list addresses of link %s: %w", name, err)
-	}
-	var errs []error
+	errs := []error{e.plan.Check(e.link)}
 	wrong := func(format string, a ...any) {
 		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrNotWired}, a...)...))
-	}
-	for _, a := range e.addrs {
-		if !slices.ContainsFunc(have, func(h netlink.Addr) bool { return h.IP.Equal(a.IP) }) {
-			wrong("address %s is missing on link %s", a.IP, name)
-		}
 	}
 	if e.link.Attrs().Flags&net.FlagUp == 0 {
 		wrong("link %s is down", name)
@@ -176,9 +159,6 @@ func (e *podEnd) check() error {
 		errs = append(errs, err)
 	} else if filter != strconv.Itoa(loose) {
 		wrong("%s is %s, must be %d", key, filter, loose)
-	}
-	for _, n := range e.neighs {
-		errs = append(errs, wire.CheckNeighbour(n))
 	}
 	missing, stale, moved, err := e.compare()
 	errs = append(errs, err)

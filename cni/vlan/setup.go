@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/fault"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/rtnl"
@@ -38,9 +39,9 @@ func (d *Driver) Setup(spec Spec) (*current.Result, error) {
 	if spec.Mode == Pure {
 		return d.setupPure(spec, segments, lowers)
 	}
-	netns, err := ns.GetNS(spec.NetNS)
+	netns, err := rtnl.GetNS(spec.NetNS)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %q: %w", wire.ErrNetNS, spec.NetNS, err)
+		return nil, err
 	}
 	defer netns.Close()
 	// From here on the alias of the node link keeps the lower links.
@@ -125,7 +126,7 @@ func mtuOf(spec Spec, lower netlink.Link) int {
 // replaces one whose other end is not in the container.
 func ensureNodeLink(spec Spec, netns ns.NetNS, uses []use, mtu int) (netlink.Link, error) {
 	name, alias := NodeLink(spec.ContainerID, spec.IfName), formatAlias(spec.Mode, uses)
-	node, err := rtnl.Pair{Host: name, Inside: name, HostMAC: derivedMAC(hostMACPrefix, name), InsideMAC: nodeLinkMAC(spec), MTU: mtu}.Ensure(netns)
+	node, err := rtnl.Pair{Host: name, Inside: name, HostMAC: rtnl.MACOf(hostMACPrefix, name), InsideMAC: nodeLinkMAC(spec), MTU: mtu}.Ensure(netns)
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +135,7 @@ func ensureNodeLink(spec Spec, netns ns.NetNS, uses []use, mtu int) (netlink.Lin
 
 // nodeLinkMAC returns the MAC address of the container's end of its node link.
 func nodeLinkMAC(spec Spec) net.HardwareAddr {
-	return derivedMAC(nodeMACPrefix, NodeLink(spec.ContainerID, spec.IfName))
+	return rtnl.MACOf(nodeMACPrefix, NodeLink(spec.ContainerID, spec.IfName))
 }
 
 // setupNode makes the node's address on the node link, its routes to the container and, where it routes for it, from it.
@@ -154,13 +155,9 @@ func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, low
 		if err := wire.NotOnNode(a); err != nil {
 			return err
 		}
-		neigh := nodeNeigh(spec, a.Address, node)
-		if err := netlink.NeighSet(&neigh); err != nil {
-			return fmt.Errorf("add neighbour %s on %s: %w", a.Address, node.Attrs().Name, err)
-		}
-		route := planNode(a, node.Attrs().Index, nodeOf(backs, a.Address))
-		if err := netlink.RouteReplace(&route); err != nil {
-			return fmt.Errorf("add route %s on %s: %w", a.Address, node.Attrs().Name, err)
+		plan := planNode(spec, a, node, nodeOf(backs, a.Address))
+		if err := plan.Apply(node); err != nil {
+			return err
 		}
 		fault.Point("vlan/route")
 	}
@@ -168,7 +165,7 @@ func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, low
 	if err := deleteAddresses(node, stale); err != nil {
 		return err
 	}
-	return eachRouted(spec, segments, node, lowers, func(_ netlink.Link, plan routePlan) error { return plan.apply() })
+	return eachRouted(spec, segments, node, lowers, func(_ netlink.Link, plan routePlan) error { return plan.Apply(nil) })
 }
 
 // eachRouted calls do with the node's routes for the packets of each address that the node
@@ -191,31 +188,8 @@ func eachRouted(spec Spec, segments []segment, node netlink.Link, lowers []netli
 
 // ownRules lists the node's rules of a family for addresses that the node routes for.
 func ownRules(family int) ([]netlink.Rule, error) {
-	all, err := netlinksafe.RuleList(family)
-	if err != nil {
-		return nil, fmt.Errorf("list rules: %w", err)
-	}
-	all = slices.DeleteFunc(all, func(r netlink.Rule) bool {
-		return r.Protocol != rtnl.Protocol || r.Priority < prioritySent || r.Priority > priorityBack
-	})
-	for i := range all {
-		all[i].Family = family
-	}
-	return all, nil
-}
-
-func (p *routePlan) apply() error {
-	for _, r := range p.routes {
-		if err := netlink.RouteReplace(&r); err != nil {
-			return fmt.Errorf("add route %s on link %d to table %d: %w", r.Dst, r.LinkIndex, r.Table, err)
-		}
-	}
-	for _, r := range p.rules {
-		if err := rtnl.AddRule(r); err != nil {
-			return err
-		}
-	}
-	return nil
+	all, err := rtnl.Rules(family)
+	return slices.DeleteFunc(all, func(r netlink.Rule) bool { return r.Priority < prioritySent || r.Priority > priorityBack }), err
 }
 
 // answer makes the node answer for the addresses in mode l3s, and in no other mode.
@@ -225,7 +199,7 @@ func (d *Driver) answer(spec Spec, segments []segment, node netlink.Link, lowers
 			if !spec.answers() {
 				// The address may have been another container's of the node, for which the node
 				// answered.
-				if err := stopAnswering(a.Address); err != nil {
+				if err := wire.StopAnswering(a.Address); err != nil {
 					return err
 				}
 				continue
@@ -268,17 +242,15 @@ func (d *Driver) setupSegment(spec Spec, netns ns.NetNS, g segment, lower netlin
 		if made, err = netlinksafe.LinkByName(g.ifName); err != nil {
 			return fmt.Errorf("find link %s: %w", g.ifName, err)
 		}
-		for _, a := range g.addrs {
-			if a.Address.Is6() {
-				// Some runtimes turn IPv6 off in a new namespace.
-				if err := d.wirer.SetSysctl("net/ipv6/conf/"+g.ifName+"/disable_ipv6", "0"); err != nil {
-					return err
-				}
+		if slices.ContainsFunc(g.addrs, func(a api.Address) bool { return a.Address.Is6() }) {
+			// Some runtimes turn IPv6 off in a new namespace.
+			if err := d.wirer.SetSysctl("net/ipv6/conf/"+g.ifName+"/disable_ipv6", "0"); err != nil {
+				return err
 			}
-			addr := planAddress(spec, a)
-			if err := netlink.AddrReplace(made, &addr); err != nil {
-				return fmt.Errorf("add address %s: %w", addr.IPNet, err)
-			}
+		}
+		plan := planAddresses(spec, g)
+		if err := plan.Apply(made); err != nil {
+			return err
 		}
 		return rtnl.SetUp(made)
 	})
@@ -395,7 +367,7 @@ func isSegment(spec Spec, g segment, link, lower netlink.Link) bool {
 // the bridge, down.
 func ensurePort(spec Spec, netns ns.NetNS, g segment, bridge netlink.Link) (netlink.Link, error) {
 	name := portOf(spec.ContainerID, g.ifName)
-	port, err := rtnl.Pair{Host: name, Inside: g.ifName, HostMAC: derivedMAC(hostMACPrefix, name), InsideMAC: g.mac, MTU: mtuOf(spec, bridge)}.Ensure(netns)
+	port, err := rtnl.Pair{Host: name, Inside: g.ifName, HostMAC: rtnl.MACOf(hostMACPrefix, name), InsideMAC: g.mac, MTU: mtuOf(spec, bridge)}.Ensure(netns)
 	if err == nil {
 		err = setAlias(port, aliasPrefix+"port of "+NodeLink(spec.ContainerID, spec.IfName))
 	}
@@ -434,7 +406,7 @@ func (d *Driver) setupRoutes(spec Spec, netns ns.NetNS, segments []segment, made
 			return err
 		}
 		plan := planPod(spec, segments, indexes(made), end.link.Attrs().Index, backs)
-		return plan.apply()
+		return plan.Apply(nil)
 	})
 }
 

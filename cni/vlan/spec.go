@@ -11,6 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/utils"
 
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
@@ -152,7 +153,7 @@ func (s Spec) segments() []segment {
 			g := segment{vlan: a.VLAN, ifName: s.IfName, mac: s.MAC}
 			if i > 0 {
 				g.ifName = FurtherInterface(s.IfName, a.VLAN)
-				g.mac = derivedMAC(podMACPrefix, a.Address.String())
+				g.mac = rtnl.MACOf(podMACPrefix, a.Address.String())
 			}
 			all = append(all, g)
 		}

@@ -278,7 +278,7 @@ func TestToCNIError(t *testing.T) {
 	for want, errs := range map[uint][]error{
 		types.ErrTryAgainLater:        {sriov.ErrNoFunction, sriov.ErrNotBack},
 		types.ErrInvalidNetworkConfig: {sriov.ErrDevice, sriov.ErrPF, wire.ErrUplink},
-		types.ErrInvalidNetNS:         {wire.ErrNetNS},
+		types.ErrInvalidNetNS:         {rtnl.ErrNetNS},
 		types.ErrInternal:             {errors.New("any other")},
 	} {
 		for _, err := range errs {

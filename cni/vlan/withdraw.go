@@ -88,7 +88,7 @@ func (d *Driver) deleteInterfaces(spec Spec, node netlink.Link) error {
 	}
 	// Without a node link only a path leads to the namespace; where there is none either,
 	// no namespace is left that had both.
-	netns, err := wire.OpenNetNS(spec.NetNS)
+	netns, err := rtnl.FindNS(spec.NetNS)
 	if err != nil || netns == nil {
 		return errors.Join(append(errs, err)...)
 	}
@@ -220,7 +220,7 @@ func stopUnlessElsewhere(addr netip.Addr, index int) error {
 	if err != nil || isElsewhere(routes, index) {
 		return err
 	}
-	return stopAnswering(addr)
+	return wire.StopAnswering(addr)
 }
 
 func isElsewhere(routes []netlink.Route, index int) bool {
@@ -236,7 +236,7 @@ func withdrawAddress(addr netip.Addr, link string, index int) error {
 	}
 	elsewhere := isElsewhere(routes, index)
 	if !elsewhere {
-		if err := stopAnswering(addr); err != nil {
+		if err := wire.StopAnswering(addr); err != nil {
 			return err
 		}
 		fault.Point("vlan/answer-deleted")
@@ -251,26 +251,6 @@ func withdrawAddress(addr netip.Addr, link string, index int) error {
 	}
 	fault.Point("vlan/route-deleted")
 	return netfilter.Revoke(netfilter.Source{Link: link, Address: addr}, elsewhere)
-}
-
-// stopAnswering removes the entries by which the node answers for an address. Only Berth
-// answers for floating IPs.
-func stopAnswering(addr netip.Addr) error {
-	entries, err := proxies(addr)
-	errs := []error{err}
-	for _, e := range entries {
-		errs = append(errs, wire.StopAnswering(e.LinkIndex, addr))
-	}
-	return errors.Join(errs...)
-}
-
-// proxies lists the entries by which the node answers for an address.
-func proxies(addr netip.Addr) ([]netlink.Neigh, error) {
-	all, err := rtnl.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighProxyList(0, rtnl.FamilyOf(addr)) })
-	if err != nil {
-		return nil, fmt.Errorf("list proxy neighbours: %w", err)
-	}
-	return slices.DeleteFunc(all, func(n netlink.Neigh) bool { return !n.IP.Equal(addr.AsSlice()) }), nil
 }
 
 // hostRoutes lists Berth's routes from this node to a container in the main table. A route

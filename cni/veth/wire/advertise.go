@@ -15,7 +15,6 @@ import (
 
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/fault"
-	"github.com/berth-dev/berth/cni/leftover"
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
@@ -38,11 +37,9 @@ func MetricOf(since time.Time) uint32 {
 
 // advertisedRoute returns the route of an advertised address by its pod's link.
 func advertisedRoute(addr netip.Addr, host int, since time.Time) netlink.Route {
-	family := rtnl.FamilyOf(addr)
-	return netlink.Route{
-		LinkIndex: host, Dst: rtnl.IPNet(rtnl.SinglePrefix(addr)), Scope: rtnl.LinkScope(family), Protocol: rtnl.Protocol, Table: AdvertisedTable,
-		Family: family, Priority: int(MetricOf(since)),
-	}
+	r := hostRoute(addr, host, AdvertisedTable)
+	r.Priority = int(MetricOf(since))
+	return r
 }
 
 // Advertise makes the table of advertised addresses have the ones of spec.Advertised, and no others of the container.
@@ -170,21 +167,4 @@ func (p hostPlan) rules(table int) []netlink.Rule {
 		return append(rules, unreachableRule(p.network))
 	}
 	return append(rules, networkRules(p.network.subnet, table)...)
-}
-
-// advertisedLeftovers lists the routes of the table of advertised addresses.
-func advertisedLeftovers() ([]leftover.Item, error) {
-	var items []leftover.Item
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		routes, err := listRoutes(family)
-		if err != nil {
-			return nil, err
-		}
-		for _, r := range routes {
-			if r.table == AdvertisedTable {
-				items = append(items, leftover.Item{Name: fmt.Sprintf("route %s on %s of table %d", r.dst, linkName(r.link), r.table), Remove: r.del})
-			}
-		}
-	}
-	return items, nil
 }

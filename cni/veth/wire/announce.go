@@ -34,22 +34,27 @@ func (w *Wirer) Announce(spec Spec) error {
 			answers, err = Answers(link.Attrs().Index, a.Address)
 		}
 		if answers {
-			err = announce(link, a.Address, true)
+			err = AnnounceOn(link, a.Address, true)
 		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("announce %s: %w", a.Address, err))
-		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// AnnounceOwn tells the network of a link that one of the node's own addresses is here now.
-func AnnounceOwn(index int, addr netip.Addr) error {
+// AnnounceAt is AnnounceOn for a link by its index.
+func AnnounceAt(index int, addr netip.Addr, byProxy bool) error {
 	link, err := netlink.LinkByIndex(index)
-	if err == nil {
-		err = announce(link, addr, false)
-	}
 	if err != nil {
+		return fmt.Errorf("announce %s: %w", addr, err)
+	}
+	return AnnounceOn(link, addr, byProxy)
+}
+
+// AnnounceOn tells the network of a link that the address is at the link's MAC address. byProxy says that the
+// node answers for the address there, and not the address' own host. It works in the network namespace of the
+// calling thread.
+func AnnounceOn(link netlink.Link, addr netip.Addr, byProxy bool) error {
+	if err := announce(link, addr, byProxy); err != nil {
 		return fmt.Errorf("announce %s: %w", addr, err)
 	}
 	return nil

@@ -53,26 +53,6 @@ func unanswered(addr netip.Addr, link netlink.Link) error {
 	return fmt.Errorf("%w: the node does not answer for %s on %s", ErrNotWired, addr, link.Attrs().Name)
 }
 
-// StopAnswering undoes Answer. It succeeds where the node did not answer.
-func StopAnswering(link int, addr netip.Addr) error { return proxy{addr: addr, link: link}.del() }
-
-// AnnounceOn tells the network of a link that the address is at the link's MAC address. byProxy says that the
-// node answers for the address there, and not the address' own host. It works in the network namespace of the
-// calling thread.
-func AnnounceOn(link netlink.Link, addr netip.Addr, byProxy bool) error {
-	if err := announce(link, addr, byProxy); err != nil {
-		return fmt.Errorf("announce %s: %w", addr, err)
-	}
-	return nil
-}
-
-// SetSysctl sets a key such as net/ipv6/conf/eth0/disable_ipv6 in the network namespace of
-// the calling thread.
-func (w *Wirer) SetSysctl(key, value string) error { return w.setSysctl(key, value) }
-
-// Sysctl reads such a key there.
-func (w *Wirer) Sysctl(key string) (string, error) { return w.sysctl(key) }
-
 // isHostLink returns whether a name is one that HostLink returns. Other packages have links
 // whose names begin with LinkPrefix, too.
 func isHostLink(name string) bool {

@@ -9,10 +9,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-
-	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // assumption is a setting of the kernel for each link on which the node answers for addresses. Berth changes none of
@@ -39,30 +36,20 @@ var assumptions = []assumption{
 func (w *Wirer) checkAssumed(uplink string) error {
 	links := map[string]bool{uplink: true}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		proxies, err := listProxies(family)
+		answered, err := AnsweredOn(family)
 		if err != nil {
 			return err
 		}
-		known := map[int]bool{}
-		for _, p := range proxies {
-			if known[p.link] {
-				continue
-			}
-			known[p.link] = true
-			link, err := netlink.LinkByIndex(p.link)
-			if err != nil && !rtnl.LinkNotFound(err) {
-				return fmt.Errorf("find link %d: %w", p.link, err)
-			}
-			if err == nil {
-				links[link.Attrs().Name] = true
-			}
+		for _, link := range answered {
+			links[link] = true
 		}
 	}
+	delete(links, "") // it went away just now
 	var errs []error
 	for _, a := range assumptions {
 		for _, link := range append([]string{"all"}, slices.Sorted(maps.Keys(links))...) {
 			key := "net/" + a.family + "/conf/" + link + "/" + a.key
-			have, err := w.sysctl(key)
+			have, err := w.Sysctl(key)
 			if errors.Is(err, fs.ErrNotExist) {
 				break
 			}

@@ -11,7 +11,6 @@ import (
 	"slices"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
-	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/cni/api"
@@ -57,7 +56,7 @@ func (w *Wirer) Check(spec Spec) error {
 
 // CheckNode verifies the pieces of the node's side, which Repair makes. A pod may change
 // its own side: a VPN takes the default route, a sandbox the addresses.
-func (w *Wirer) CheckNode(spec Spec) error { return w.checkNodeBy(newSurvey(), spec) }
+func (w *Wirer) CheckNode(spec Spec) error { return w.Survey()(spec) }
 
 func (w *Wirer) checkNode(s *survey, spec Spec, host netlink.Link) error {
 	var uplinks []netlink.Link
@@ -148,8 +147,8 @@ func (k *routing) check(p hostPlan) error {
 	return errors.Join(errs...)
 }
 
-// CheckRoute returns ErrNotWired where the route is missing.
-func CheckRoute(want netlink.Route) error {
+// checkRoute returns ErrNotWired where the route is missing.
+func checkRoute(want netlink.Route) error {
 	mask := netlink.RT_FILTER_DST | netlink.RT_FILTER_TABLE | netlink.RT_FILTER_OIF
 	if want.Gw != nil {
 		mask |= netlink.RT_FILTER_GW
@@ -167,10 +166,10 @@ func CheckRoute(want netlink.Route) error {
 	return nil
 }
 
-// CheckNeighbour checks the neighbour entry of the other end of a pair: nobody answers
+// checkNeighbour checks the neighbour entry of the other end of a pair: nobody answers
 // ARP for the pod's gateway, and the kernel drops entries when the MAC of a link
 // changes.
-func CheckNeighbour(want netlink.Neigh) error {
+func checkNeighbour(want netlink.Neigh) error {
 	have, err := rtnl.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(want.LinkIndex, want.Family) })
 	if err != nil {
 		return fmt.Errorf("list neighbours of link %d: %w", want.LinkIndex, err)
@@ -190,12 +189,7 @@ func missingNeighbour(want netlink.Neigh) error {
 
 // CheckPod returns ErrNotWired where a piece of the pod's side is missing; hostMAC is the MAC of the host end.
 func (w *Wirer) CheckPod(spec Spec, hostMAC net.HardwareAddr) error {
-	netns, err := ns.GetNS(spec.NetNS)
-	if err != nil {
-		return fmt.Errorf("%w: %q: %w", ErrNetNS, spec.NetNS, err)
-	}
-	defer netns.Close()
-	err = netns.Do(func(ns.NetNS) error {
+	err := rtnl.InNetNS(spec.NetNS, func() error {
 		link, err := rtnl.LinkOrNil(spec.IfName)
 		if err != nil {
 			return err
@@ -209,7 +203,8 @@ func (w *Wirer) CheckPod(spec Spec, hostMAC net.HardwareAddr) error {
 		if have := link.Attrs().HardwareAddr; !bytes.Equal(have, spec.MAC) {
 			return fmt.Errorf("%w: link has MAC address %s, must have %s", ErrNotWired, have, spec.MAC)
 		}
-		return checkPodPlan(planPod(spec, link.Attrs().Index, hostMAC), link)
+		plan := planPod(spec, link.Attrs().Index, hostMAC)
+		return plan.Check(link)
 	})
 	if err != nil {
 		return fmt.Errorf("check %s in %s: %w", spec.IfName, spec.NetNS, err)
@@ -217,36 +212,13 @@ func (w *Wirer) CheckPod(spec Spec, hostMAC net.HardwareAddr) error {
 	return nil
 }
 
-func checkPodPlan(plan podPlan, link netlink.Link) error {
-	have, err := netlinksafe.AddrList(link, netlink.FAMILY_ALL)
-	if err != nil {
-		return fmt.Errorf("list addresses: %w", err)
-	}
-	var errs []error
-	for _, want := range plan.addrs {
-		if !slices.ContainsFunc(have, func(a netlink.Addr) bool { return a.IP.Equal(want.IP) }) {
-			errs = append(errs, fmt.Errorf("%w: address %s is missing", ErrNotWired, want.IP))
-		}
-	}
-	for _, neigh := range plan.neighs {
-		errs = append(errs, CheckNeighbour(neigh))
-	}
-	for _, route := range plan.routes {
-		errs = append(errs, CheckRoute(route))
-	}
-	for _, rule := range plan.rules {
-		errs = append(errs, CheckRule(rule))
-	}
-	return errors.Join(errs...)
-}
-
-// CheckRule returns ErrNotWired where the rule is missing.
-func CheckRule(rule netlink.Rule) error {
+// checkRule returns ErrNotWired where the rule is missing.
+func checkRule(rule netlink.Rule) error {
 	have, err := netlinksafe.RuleList(rule.Family)
 	if err != nil {
 		return fmt.Errorf("list rules: %w", err)
 	}
-	if !slices.ContainsFunc(have, func(r netlink.Rule) bool { return sameRule(r, rule) }) {
+	if !slices.ContainsFunc(have, func(r netlink.Rule) bool { return rtnl.SameRule(r, rule) }) {
 		return fmt.Errorf("%w: rule %q is missing", ErrNotWired, rule.String())
 	}
 	return nil

@@ -32,27 +32,30 @@ func (w *Wirer) forward(host, uplink netlink.Link, family int) error {
 		}
 		return w.forwardUplink(uplink)
 	}
-	// IPv6 forwards per namespace, not per link.
-	have, err := w.sysctl(forwarding6)
-	if err != nil {
+	if err := w.Forward6(uplink.Attrs().Name); err != nil {
 		return err
 	}
-	if have != "1" {
-		if err := w.keepRouters(uplink.Attrs().Name); err != nil {
-			return err
-		}
-		if err := w.setOfNode(forwarding6, "1"); err != nil {
-			return err
-		}
+	return w.SetOfNode(proxyNDP, "1")
+}
+
+// Forward6 makes the node forward IPv6, which it does per namespace, not per link. The node's own IPv6 may come from router
+// advertisements.
+func (w *Wirer) Forward6(uplink string) error {
+	have, err := w.Sysctl(forwarding6)
+	if err != nil || have == "1" {
+		return err
 	}
-	return w.setOfNode(proxyNDP, "1")
+	if err := w.keepRouters(uplink); err != nil {
+		return err
+	}
+	return w.SetOfNode(forwarding6, "1")
 }
 
 // forwardUplink makes the kernel forward IPv4 packets from the uplink. It writes nothing where the kernel
 // does: each write is a change of the link to programs that watch it, also one of the same value.
 func (w *Wirer) forwardUplink(uplink netlink.Link) error {
 	key := "net/ipv4/conf/" + uplink.Attrs().Name + "/forwarding"
-	if have, err := w.sysctl(key); err == nil && have == "1" {
+	if have, err := w.Sysctl(key); err == nil && have == "1" {
 		return nil
 	}
 	if err := w.Settings.Keep(key, "1"); err != nil {
@@ -69,7 +72,7 @@ func (w *Wirer) solicited(link netlink.Link, family int) error {
 	if err == nil || !strings.HasPrefix(link.Attrs().Name, netfilter.VLANPrefix) {
 		return err
 	}
-	return w.setSysctl(forwardingOn(link), "1")
+	return w.SetSysctl(forwardingOn(link), "1")
 }
 
 func forwardingOn(link netlink.Link) string {
@@ -82,7 +85,7 @@ func (w *Wirer) checkSolicited(link netlink.Link, family int) error {
 	if family != unix.AF_INET6 {
 		return nil
 	}
-	have, err := w.sysctl(forwardingOn(link))
+	have, err := w.Sysctl(forwardingOn(link))
 	if err != nil || have != "0" {
 		return err
 	}
@@ -91,12 +94,12 @@ func (w *Wirer) checkSolicited(link netlink.Link, family int) error {
 		ErrSysctl, forwardingOn(link), name, name, forwardingOn(link))
 }
 
-// setOfNode sets a setting of the node, which stays when the last pod is gone.
-func (w *Wirer) setOfNode(key, value string) error {
+// SetOfNode sets a setting of the node, which stays when the last pod is gone.
+func (w *Wirer) SetOfNode(key, value string) error {
 	if err := w.Settings.Keep(key, value); err != nil {
 		return err
 	}
-	return w.setSysctl(key, value)
+	return w.SetSysctl(key, value)
 }
 
 const (
@@ -106,7 +109,8 @@ const (
 	proxyNDP = "net/ipv6/conf/all/proxy_ndp"
 )
 
-func (w *Wirer) sysctl(key string) (string, error) {
+// Sysctl reads a key such as net/ipv6/conf/eth0/disable_ipv6 in the network namespace of the calling thread.
+func (w *Wirer) Sysctl(key string) (string, error) {
 	path := filepath.Join(w.SysctlRoot, key)
 	value, err := os.ReadFile(path)
 	if err != nil {
@@ -115,8 +119,9 @@ func (w *Wirer) sysctl(key string) (string, error) {
 	return string(bytes.TrimSpace(value)), nil
 }
 
-func (w *Wirer) setSysctl(key, value string) error {
-	have, err := w.sysctl(key)
+// SetSysctl sets such a key there.
+func (w *Wirer) SetSysctl(key, value string) error {
+	have, err := w.Sysctl(key)
 	if err != nil || have == value {
 		return err
 	}
@@ -142,7 +147,7 @@ func (w *Wirer) checkForward(host, uplink netlink.Link, family int) error {
 		keys = []string{forwarding6, proxyNDP}
 	}
 	for _, key := range keys {
-		have, err := w.sysctl(key)
+		have, err := w.Sysctl(key)
 		if err != nil {
 			return err
 		}

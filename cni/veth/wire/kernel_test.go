@@ -522,7 +522,7 @@ func TestSetupErrors(t *testing.T) {
 	}{
 		"no VLAN link":   {vlan, ErrUplink, "ip link add link eth0 name eth0.7 type vlan id 7"},
 		"no uplink":      {noUplink, ErrUplink, `no link "eth9"`},
-		"no namespace":   {noNetns, ErrNetNS, "never-was"},
+		"no namespace":   {noNetns, rtnl.ErrNetNS, "never-was"},
 		"name is taken":  {taken.spec, nil, "exists"},
 		"no address":     {Spec{ContainerID: "a", IfName: "eth0"}, nil, "addresses given"},
 		"name too long":  {Spec{ContainerID: "a", IfName: "sixteencharacter"}, nil, "interface name"},

@@ -18,16 +18,14 @@ import (
 // entries, also of other packages, in the order in which the node stops carrying addresses.
 // The pods lose their network with them.
 func (w *Wirer) Leftovers() ([]leftover.Item, error) {
-	items, err := advertisedLeftovers()
-	if err != nil {
-		return nil, err
-	}
-	more, err := proxyLeftovers()
-	if err != nil {
-		return nil, err
-	}
-	items = append(items, more...)
-	for _, list := range []func(int) ([]leftover.Item, error){ruleLeftovers, routeLeftovers} {
+	var items []leftover.Item
+	advertised := func(r route) bool { return r.table == AdvertisedTable }
+	for _, list := range []func(int) ([]leftover.Item, error){
+		func(family int) ([]leftover.Item, error) { return routeLeftovers(family, advertised) }, proxyLeftovers, ruleLeftovers,
+		func(family int) ([]leftover.Item, error) {
+			return routeLeftovers(family, func(r route) bool { return !advertised(r) })
+		},
+	} {
 		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 			more, err := list(family)
 			if err != nil {
@@ -49,51 +47,34 @@ func (w *Wirer) Leftovers() ([]leftover.Item, error) {
 	return items, nil
 }
 
-func proxyLeftovers() ([]leftover.Item, error) {
+func proxyLeftovers(family int) ([]leftover.Item, error) {
+	proxies, err := listProxies(family)
 	var items []leftover.Item
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		proxies, err := listProxies(family)
-		if err != nil {
-			return nil, err
-		}
-		for _, p := range proxies {
-			items = append(items, leftover.Item{Name: fmt.Sprintf("proxy neighbour %s on %s", p.addr, linkName(p.link)), Remove: p.del})
-		}
+	for _, p := range proxies {
+		items = append(items, leftover.Item{Name: fmt.Sprintf("proxy neighbour %s on %s", p.addr, linkName(p.link)), Remove: p.del})
 	}
-	return items, nil
+	return items, err
 }
 
 func ruleLeftovers(family int) ([]leftover.Item, error) {
-	rules, err := netlinksafe.RuleList(family)
-	if err != nil {
-		return nil, fmt.Errorf("list rules: %w", err)
-	}
+	rules, err := rtnl.Rules(family)
 	var items []leftover.Item
 	for _, r := range rules {
-		if r.Protocol == rtnl.Protocol {
-			r.Family = family
-			name := fmt.Sprintf("IPv%d %s", version(family), strings.TrimSpace(strings.TrimPrefix(r.String(), "ip ")))
-			items = append(items, leftover.Item{Name: name, Remove: func() error { return rtnl.DeleteRule(r) }})
-		}
+		name := fmt.Sprintf("IPv%d %s", version(family), strings.TrimSpace(strings.TrimPrefix(r.String(), "ip ")))
+		items = append(items, leftover.Item{Name: name, Remove: func() error { return rtnl.DeleteRule(r) }})
 	}
-	return items, nil
+	return items, err
 }
 
-func routeLeftovers(family int) ([]leftover.Item, error) {
-	filter := &netlink.Route{Table: unix.RT_TABLE_UNSPEC, Protocol: rtnl.Protocol}
-	routes, err := netlinksafe.RouteListFiltered(family, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
-	if err != nil {
-		return nil, fmt.Errorf("list routes: %w", err)
-	}
+func routeLeftovers(family int, match func(route) bool) ([]leftover.Item, error) {
+	routes, err := listRoutes(family)
 	var items []leftover.Item
 	for _, r := range routes {
-		if r.Table == AdvertisedTable {
-			continue // it comes first
+		if match(r) {
+			items = append(items, leftover.Item{Name: fmt.Sprintf("route %s on %s of table %d", r.dst, linkName(r.link), r.table), Remove: r.del})
 		}
-		name := fmt.Sprintf("route %s on %s of table %d", r.Dst, linkName(r.LinkIndex), r.Table)
-		items = append(items, leftover.Item{Name: name, Remove: func() error { return rtnl.DeleteRoute(r) }})
 	}
-	return items, nil
+	return items, err
 }
 
 func version(family int) int {

@@ -23,20 +23,23 @@ type Link struct {
 
 // List returns every host end on the node.
 func (w *Wirer) List() ([]Link, error) {
-	links, err := ourLinks()
+	return LinksThat(func(l netlink.Link) bool { return isHostLink(l.Attrs().Name) && l.Type() == "veth" })
+}
+
+// LinksThat returns the links of the node that match selects, with the addresses that our routes lead to by them.
+func LinksThat(match func(netlink.Link) bool) ([]Link, error) {
+	links, err := netlinksafe.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	addresses, err := Routed()
 	if err != nil {
 		return nil, err
 	}
-	all := make([]Link, len(links))
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		k, err := readRouting(family)
-		if err != nil {
-			return nil, err
-		}
-		addresses := addressesByLink(k.routes)
-		for i, l := range links {
-			all[i].Name = l.Attrs().Name
-			all[i].Addresses = append(all[i].Addresses, addresses[l.Attrs().Index]...)
+	var all []Link
+	for _, l := range links {
+		if match(l) {
+			all = append(all, Link{Name: l.Attrs().Name, Addresses: addresses[l.Attrs().Index]})
 		}
 	}
 	return all, nil
@@ -138,18 +141,4 @@ func (w *Wirer) Remove(name string) error {
 	}
 	err = w.withdrawAddresses(nil, name, link.Attrs().Index)
 	return errors.Join(err, DeleteEnd(name))
-}
-
-func ourLinks() ([]netlink.Link, error) {
-	links, err := netlinksafe.LinkList()
-	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
-	}
-	var ours []netlink.Link
-	for _, l := range links {
-		if isHostLink(l.Attrs().Name) && l.Type() == "veth" {
-			ours = append(ours, l)
-		}
-	}
-	return ours, nil
 }

@@ -26,8 +26,10 @@ func (w *Wirer) RemoveLoose() error {
 			continue
 		}
 		errs = append(errs, k.sweep())
-		for _, addr := range k.present() {
-			present[addr] = true
+		for _, r := range k.routes {
+			if addr, ok := r.toPod(); ok {
+				present[addr] = true
+			}
 		}
 		errs = append(errs, removeLooseProxies(family, present))
 	}

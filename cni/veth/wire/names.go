@@ -3,12 +3,11 @@
 package wire
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"net"
 	"net/netip"
 
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // Marks of our state in the kernel. They may never change: by them a new version
@@ -59,15 +58,7 @@ func podGateway(addr netip.Addr) netip.Addr {
 }
 
 // HostLink returns the name of the host end of a container's interface.
-func HostLink(containerID, ifName string) string {
-	sum := sha256.Sum256([]byte(containerID + "\x00" + ifName))
-	return LinkPrefix + hex.EncodeToString(sum[:])[:15-len(LinkPrefix)]
-}
+func HostLink(containerID, ifName string) string { return rtnl.NameOf(LinkPrefix, containerID, ifName) }
 
-// hostMAC derives the MAC of a host end from its name. So we set it when we make the
-// link: udev may change a MAC of the kernel's choice after the pod has learned it.
-// Pods' MACs have another prefix.
-func hostMAC(link string) net.HardwareAddr {
-	sum := sha256.Sum256([]byte(link))
-	return append(net.HardwareAddr{0x0a, 0xbe}, sum[:4]...)
-}
+// hostMAC derives the MAC of a host end from its name.
+func hostMAC(link string) net.HardwareAddr { return rtnl.MACOf(0xbe, link) }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/utils"
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -119,20 +120,23 @@ func networkOf(a api.Address, uplink *netlink.LinkAttrs) poolNetwork {
 
 // planHost computes the node's side of an address. host is a link index, mac is the pod's.
 func planHost(a api.Address, host int, uplink *netlink.LinkAttrs, mac net.HardwareAddr) hostPlan {
-	family, single := rtnl.FamilyOf(a.Address), rtnl.SinglePrefix(a.Address)
 	plan := hostPlan{
 		addr:     a.Address,
 		routed:   a.Routed,
-		podNeigh: netlink.Neigh{LinkIndex: host, Family: family, State: netlink.NUD_PERMANENT, IP: a.Address.AsSlice(), HardwareAddr: mac},
+		podNeigh: rtnl.Neigh(host, a.Address, mac),
 		network:  networkOf(a, uplink),
 		proxy:    proxy{addr: a.Address, link: uplink.Index},
 	}
 	for _, table := range []int{podsTable, unix.RT_TABLE_MAIN} {
-		plan.hostRoutes = append(plan.hostRoutes, netlink.Route{
-			LinkIndex: host, Dst: rtnl.IPNet(single), Scope: rtnl.LinkScope(family), Protocol: rtnl.Protocol, Table: table, Family: family,
-		})
+		plan.hostRoutes = append(plan.hostRoutes, hostRoute(a.Address, host, table))
 	}
 	return plan
+}
+
+// hostRoute is a route of ours to an address by a link.
+func hostRoute(addr netip.Addr, link, table int) netlink.Route {
+	family := rtnl.FamilyOf(addr)
+	return netlink.Route{LinkIndex: link, Dst: rtnl.IPNet(rtnl.SinglePrefix(addr)), Scope: rtnl.LinkScope(family), Protocol: rtnl.Protocol, Table: table, Family: family}
 }
 
 // podRoute is a route of a pod through its node.
@@ -186,13 +190,64 @@ func subnetRoutes(addrs []api.Address) []podRoute {
 	return routes
 }
 
-// podPlan describes the pod's side of an interface.
-type podPlan struct {
-	addrs  []netlink.Addr
-	neighs []netlink.Neigh
-	// routes are in the order in which they need each other.
-	routes []netlink.Route
-	rules  []netlink.Rule
+// Plan describes addresses of a link, and neighbours, routes and rules of its network namespace.
+type Plan struct {
+	Addrs  []netlink.Addr
+	Neighs []netlink.Neigh
+	// Routes are in the order in which they need each other.
+	Routes []netlink.Route
+	Rules  []netlink.Rule
+}
+
+// Apply makes the pieces that are missing, in the namespace of the calling thread. link has the addresses.
+func (p *Plan) Apply(link netlink.Link) error {
+	for _, addr := range p.Addrs {
+		if err := netlink.AddrReplace(link, &addr); err != nil {
+			return fmt.Errorf("add address %s to %s: %w", addr.IPNet, link.Attrs().Name, err)
+		}
+	}
+	for _, neigh := range p.Neighs {
+		if err := netlink.NeighSet(&neigh); err != nil {
+			return fmt.Errorf("add neighbour %s on link %d: %w", neigh.IP, neigh.LinkIndex, err)
+		}
+	}
+	for _, route := range p.Routes {
+		if err := netlink.RouteReplace(&route); err != nil {
+			return fmt.Errorf("add route %s on link %d to table %d: %w", route.Dst, route.LinkIndex, route.Table, err)
+		}
+	}
+	for _, rule := range p.Rules {
+		if err := rtnl.AddRule(rule); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Check returns ErrNotWired for each piece that is missing.
+func (p *Plan) Check(link netlink.Link) error {
+	var errs []error
+	if len(p.Addrs) > 0 {
+		have, err := netlinksafe.AddrList(link, netlink.FAMILY_ALL)
+		if err != nil {
+			return fmt.Errorf("list addresses of link %s: %w", link.Attrs().Name, err)
+		}
+		for _, want := range p.Addrs {
+			if !slices.ContainsFunc(have, func(a netlink.Addr) bool { return a.IP.Equal(want.IP) }) {
+				errs = append(errs, fmt.Errorf("%w: address %s is missing on link %s", ErrNotWired, want.IP, link.Attrs().Name))
+			}
+		}
+	}
+	for _, neigh := range p.Neighs {
+		errs = append(errs, checkNeighbour(neigh))
+	}
+	for _, route := range p.Routes {
+		errs = append(errs, checkRoute(route))
+	}
+	for _, rule := range p.Rules {
+		errs = append(errs, checkRule(rule))
+	}
+	return errors.Join(errs...)
 }
 
 // tableSecondary is the routing table of a secondary interface in the pod's namespace. A
@@ -212,14 +267,14 @@ func PodAddress(prefix netip.Prefix) netlink.Addr {
 
 // planPod computes the pod's side. link is the index of its interface, hostMAC is the
 // MAC of the host end.
-func planPod(spec Spec, link int, hostMAC net.HardwareAddr) podPlan {
-	var plan podPlan
+func planPod(spec Spec, link int, hostMAC net.HardwareAddr) Plan {
+	var plan Plan
 	for _, a := range spec.Addresses {
-		plan.addrs = append(plan.addrs, PodAddress(rtnl.SinglePrefix(a.Address)))
+		plan.Addrs = append(plan.Addrs, PodAddress(rtnl.SinglePrefix(a.Address)))
 		if spec.Secondary {
 			rule := rtnl.NewRule(rtnl.FamilyOf(a.Address), prioritySecondary, tableSecondary)
 			rule.Src = rtnl.IPNet(rtnl.SinglePrefix(a.Address))
-			plan.rules = append(plan.rules, rule)
+			plan.Rules = append(plan.Rules, rule)
 		}
 	}
 	defaults := unix.RT_TABLE_MAIN
@@ -231,21 +286,21 @@ func planPod(spec Spec, link int, hostMAC net.HardwareAddr) podPlan {
 		family, gw := rtnl.FamilyOf(way.Gateway), way.Gateway
 		if !known[gw] {
 			known[gw] = true
-			plan.neighs = append(plan.neighs, netlink.Neigh{LinkIndex: link, Family: family, State: netlink.NUD_PERMANENT, IP: gw.AsSlice(), HardwareAddr: hostMAC})
+			plan.Neighs = append(plan.Neighs, rtnl.Neigh(link, gw, hostMAC))
 			// Another interface may have a gateway of the same address, so a secondary one
 			// has no route to its gateway in the main table.
-			plan.routes = append(plan.routes, netlink.Route{
+			plan.Routes = append(plan.Routes, netlink.Route{
 				LinkIndex: link, Dst: rtnl.IPNet(rtnl.SinglePrefix(gw)), Scope: rtnl.LinkScope(family), Family: family, Table: defaults,
 			})
 		}
-		plan.routes = append(plan.routes, netlink.Route{
+		plan.Routes = append(plan.Routes, netlink.Route{
 			LinkIndex: link, Dst: rtnl.IPNet(way.Destination), Gw: gw.AsSlice(), Src: way.Source.AsSlice(), Flags: onlink(spec.Secondary),
 			Family: family, Table: defaults,
 		})
 	}
 	if spec.Secondary {
 		for _, way := range subnetRoutes(spec.Addresses) {
-			plan.routes = append(plan.routes, netlink.Route{
+			plan.Routes = append(plan.Routes, netlink.Route{
 				LinkIndex: link, Dst: rtnl.IPNet(way.Destination), Gw: way.Gateway.AsSlice(), Src: way.Source.AsSlice(), Flags: onlink(true),
 				Family: rtnl.FamilyOf(way.Gateway), Table: unix.RT_TABLE_MAIN,
 			})

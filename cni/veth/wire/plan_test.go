@@ -29,13 +29,13 @@ func describe(spec Spec, host, uplink int) string {
 	var b strings.Builder
 	inPod := planPod(spec, 2, hostMAC("bth0"))
 	fmt.Fprintf(&b, "pod:  mac %s\n", spec.MAC)
-	for _, a := range inPod.addrs {
+	for _, a := range inPod.Addrs {
 		fmt.Fprintf(&b, "pod:  addr %s\n", a.IPNet)
 	}
-	for _, n := range inPod.neighs {
+	for _, n := range inPod.Neighs {
 		fmt.Fprintf(&b, "pod:  neigh %s lladdr %s\n", n.IP, n.HardwareAddr)
 	}
-	for _, r := range inPod.routes {
+	for _, r := range inPod.Routes {
 		fmt.Fprintf(&b, "pod:  route %s\n", routeText(r))
 	}
 	for _, a := range spec.Addresses {
@@ -61,7 +61,11 @@ func describe(spec Spec, host, uplink int) string {
 }
 
 func ruleText(r netlink.Rule) string {
-	return fmt.Sprintf("pref %d from %s fwmark %#x/%#x iif %q lookup %#x suppress %d proto %d", r.Priority, sourceOf(r), r.Mark, maskOf(r), r.IifName, r.Table, r.SuppressPrefixlen, r.Protocol)
+	mask := uint32(0)
+	if r.Mask != nil {
+		mask = *r.Mask
+	}
+	return fmt.Sprintf("pref %d from %s fwmark %#x/%#x iif %q lookup %#x suppress %d proto %d", r.Priority, sourceOf(r), r.Mark, mask, r.IifName, r.Table, r.SuppressPrefixlen, r.Protocol)
 }
 
 func routeText(r netlink.Route) string {

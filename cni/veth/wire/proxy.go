@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"iter"
 	"net/netip"
 	"slices"
 
@@ -98,34 +97,45 @@ func Answers(link int, addr netip.Addr) (bool, error) {
 
 // AnswersAnywhere returns whether the node answers for an address by proxy on any link, whichever program has it do so.
 func AnswersAnywhere(addr netip.Addr) (bool, error) {
-	messages, err := dumpProxies(rtnl.FamilyOf(addr))
-	if err != nil {
-		return false, fmt.Errorf("list proxy neighbours: %w", err)
+	all, err := entriesFor(addr)
+	return len(all) > 0, err
+}
+
+// StopAnswering removes the entries by which the node answers for an address, on any link. Only Berth answers for floating IPs.
+func StopAnswering(addr netip.Addr) error {
+	all, err := entriesFor(addr)
+	errs := []error{err}
+	for _, p := range all {
+		errs = append(errs, p.del())
 	}
-	return slices.ContainsFunc(messages, func(m []byte) bool { p, _ := parseProxy(m); return p.addr == addr }), nil
+	return errors.Join(errs...)
+}
+
+// entriesFor returns the entries for an address, also of other programs.
+func entriesFor(addr netip.Addr) ([]proxy, error) {
+	return dumpProxies(rtnl.FamilyOf(addr), func(p proxy, _ bool) bool { return p.addr == addr })
 }
 
 // listProxies returns our entries of one family.
 func listProxies(family int) ([]proxy, error) {
-	messages, err := dumpProxies(family)
-	if err != nil {
-		return nil, fmt.Errorf("list proxy neighbours: %w", err)
-	}
-	var all []proxy
-	for _, m := range messages {
-		if p, ours := parseProxy(m); ours {
-			all = append(all, p)
-		}
-	}
-	return all, nil
+	return dumpProxies(family, func(_ proxy, ours bool) bool { return ours })
 }
 
-func dumpProxies(family int) ([][]byte, error) {
-	return rtnl.Dump(func() ([][]byte, error) {
+func dumpProxies(family int, match func(p proxy, ours bool) bool) (all []proxy, err error) {
+	messages, err := rtnl.Dump(func() ([][]byte, error) {
 		req := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
 		req.AddData(&netlink.Ndmsg{Family: uint8(family), Flags: netlink.NTF_PROXY})
 		return req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
 	})
+	if err != nil {
+		return nil, fmt.Errorf("list proxy neighbours: %w", err)
+	}
+	for _, m := range messages {
+		if p, ours := parseProxy(m); match(p, ours) {
+			all = append(all, p)
+		}
+	}
+	return all, nil
 }
 
 // parseProxy reads one RTM_NEWNEIGH message; ours is false for entries of other
@@ -136,7 +146,7 @@ func parseProxy(m []byte) (p proxy, ours bool) {
 		return proxy{}, false
 	}
 	p.link = int(binary.NativeEndian.Uint32(m[4:8]))
-	for kind, value := range attributes(m[header:]) {
+	err := rtnl.Attributes(m[header:], func(kind int, value []byte) error {
 		switch kind {
 		case ndaDst:
 			if addr, ok := netip.AddrFromSlice(value); ok {
@@ -145,26 +155,9 @@ func parseProxy(m []byte) (p proxy, ours bool) {
 		case ndaProtocol:
 			ours = len(value) >= 1 && value[0] == rtnl.Protocol
 		}
-	}
-	return p, ours && p.addr.IsValid()
-}
-
-// attributes yields the netlink attributes of a list and ends at a malformed one. The
-// library's parser panics at a truncated last attribute.
-func attributes(b []byte) iter.Seq2[uint16, []byte] {
-	const header, align, nlaTypeMask = 4, 4, 0x3fff
-	return func(yield func(uint16, []byte) bool) {
-		for len(b) >= header {
-			size := int(binary.NativeEndian.Uint16(b))
-			if size < header || size > len(b) {
-				return
-			}
-			if !yield(binary.NativeEndian.Uint16(b[2:])&nlaTypeMask, b[header:size]) {
-				return
-			}
-			b = b[min((size+align-1)/align*align, len(b)):]
-		}
-	}
+		return nil
+	})
+	return p, ours && p.addr.IsValid() && err == nil
 }
 
 // answerAtOnce removes the random delay (up to 0.8 s) of the kernel's answers by

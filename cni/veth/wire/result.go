@@ -43,7 +43,7 @@ func ToCNIError(err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, ErrNetNS):
+	case errors.Is(err, rtnl.ErrNetNS):
 		return types.NewError(types.ErrInvalidNetNS, err.Error(), "")
 	case errors.Is(err, ErrUplink):
 		return types.NewError(types.ErrInvalidNetworkConfig, err.Error(), "")

@@ -110,11 +110,11 @@ func (w *Wirer) filterDrops(uplink netlink.Link, n poolNetwork) (bool, error) {
 
 // greatest returns the greater one of an IPv4 setting of all links and of one.
 func (w *Wirer) greatest(key, link string) (string, error) {
-	all, err := w.sysctl("net/ipv4/conf/all/" + key)
+	all, err := w.Sysctl("net/ipv4/conf/all/" + key)
 	if err != nil {
 		return "", err
 	}
-	one, err := w.sysctl("net/ipv4/conf/" + link + "/" + key)
+	one, err := w.Sysctl("net/ipv4/conf/" + link + "/" + key)
 	return max(all, one), err
 }
 

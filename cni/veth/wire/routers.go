@@ -12,10 +12,6 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// KeepRouters is for another part of the agent that makes the node forward IPv6: it calls
-// KeepRouters before. See keepRouters.
-func (w *Wirer) KeepRouters(uplink string) error { return w.keepRouters(uplink) }
-
 // keepRouters lets the node keep the routes and addresses that it learned by router advertisements
 // when it starts to forward IPv6: a router heeds them only on links with accept_ra 2. It changes
 // the uplink and the links with learned ones; pods' links have no router.
@@ -60,10 +56,10 @@ func (w *Wirer) keepRouters(uplink string) error {
 // node forwards.
 func (w *Wirer) heedAdvertisements(link string) error {
 	for key, want := range map[string]string{"accept_ra": "1", "forwarding": "0"} {
-		have, err := w.sysctl("net/ipv6/conf/" + link + "/" + key)
+		have, err := w.Sysctl("net/ipv6/conf/" + link + "/" + key)
 		if err != nil || have != want {
 			return err
 		}
 	}
-	return w.setOfNode("net/ipv6/conf/"+link+"/accept_ra", "2")
+	return w.SetOfNode("net/ipv6/conf/"+link+"/accept_ra", "2")
 }

@@ -87,30 +87,30 @@ func parseRoute(m []byte, protocol byte) (r route, ok bool) {
 	}
 	r.table, r.scope = int(m[4]), netlink.Scope(m[6])
 	dst := make([]byte, size)
-	for kind, value := range attributes(m[header:]) {
-		switch kind {
-		case unix.RTA_DST:
+	err := rtnl.Attributes(m[header:], func(kind int, value []byte) error {
+		switch {
+		case kind == unix.RTA_DST:
 			dst = value
-		case unix.RTA_GATEWAY:
+		case kind == unix.RTA_GATEWAY:
 			r.gateway, _ = netip.AddrFromSlice(value)
-		case unix.RTA_OIF:
-			if len(value) == 4 {
-				r.link = int(binary.NativeEndian.Uint32(value))
-			}
-		case unix.RTA_PRIORITY:
-			if len(value) == 4 {
-				r.metric = binary.NativeEndian.Uint32(value)
-			}
-		case unix.RTA_TABLE:
-			if len(value) == 4 {
-				r.table = int(binary.NativeEndian.Uint32(value))
+		case len(value) != 4:
+		default:
+			number := binary.NativeEndian.Uint32(value)
+			switch kind {
+			case unix.RTA_OIF:
+				r.link = int(number)
+			case unix.RTA_PRIORITY:
+				r.metric = number
+			case unix.RTA_TABLE:
+				r.table = int(number)
 			}
 		}
-	}
+		return nil
+	})
 	if r.table != AdvertisedTable {
 		r.metric = 0
 	}
 	addr, ok := netip.AddrFromSlice(dst)
 	r.dst = netip.PrefixFrom(addr, int(m[1]))
-	return r, ok && r.dst.IsValid()
+	return r, ok && r.dst.IsValid() && err == nil
 }

@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -100,17 +99,11 @@ type routing struct {
 }
 
 func readRouting(family int) (*routing, error) {
-	rules, err := netlinksafe.RuleList(family)
+	rules, err := rtnl.Rules(family)
 	if err != nil {
-		return nil, fmt.Errorf("list rules: %w", err)
+		return nil, err
 	}
-	k := &routing{family: family}
-	for _, r := range rules {
-		if r.Protocol == rtnl.Protocol {
-			r.Family = family
-			k.rules = append(k.rules, r)
-		}
-	}
+	k := &routing{family: family, rules: rules}
 	k.routes, err = ownRoutes(family)
 	return k, err
 }
@@ -125,30 +118,6 @@ func ownRoutes(family int) ([]route, error) {
 // toPod returns the address whose pod a route leads to, also for routes of package vlan.
 func (r route) toPod() (netip.Addr, bool) {
 	return r.dst.Addr(), (r.table == unix.RT_TABLE_MAIN || r.table == podsTable) && r.dst.IsSingleIP()
-}
-
-// carried lists the addresses that rules of ours lead to their pod.
-func (k *routing) carried() []netip.Addr {
-	return routedAddresses(k.routes, func(r route) bool { return r.table == podsTable })
-}
-
-// present lists the addresses of pods on this node, also addresses that package vlan leads to their
-// pod.
-func (k *routing) present() []netip.Addr {
-	return routedAddresses(k.routes, func(route) bool { return true })
-}
-
-// routedAddresses lists the addresses to whose pods the routes lead that match selects, each once.
-func routedAddresses(routes []route, match func(route) bool) []netip.Addr {
-	known := map[netip.Addr]bool{}
-	var all []netip.Addr
-	for _, r := range routes {
-		if addr, ok := r.toPod(); ok && match(r) && !known[addr] {
-			known[addr] = true
-			all = append(all, addr)
-		}
-	}
-	return all
 }
 
 // links returns the links that lead to an address, also package vlan's.
@@ -222,7 +191,7 @@ func (k *routing) first(addr netip.Addr, priority int) (netlink.Rule, bool) {
 }
 
 func (k *routing) hasRule(want netlink.Rule) bool {
-	return slices.ContainsFunc(k.rules, func(r netlink.Rule) bool { return sameRule(r, want) })
+	return slices.ContainsFunc(k.rules, func(r netlink.Rule) bool { return rtnl.SameRule(r, want) })
 }
 
 func (k *routing) hasRoute(want netlink.Route) bool { return slices.Contains(k.routes, routeOf(want)) }
@@ -351,8 +320,10 @@ func (k *routing) deleteRules(match func(netlink.Rule) bool) error {
 // have no pod. Where no address is left, nothing of ours is, but the rules of PriorityUnreachable.
 func (k *routing) sweep() error {
 	carried, used := map[netip.Addr]bool{}, map[int]bool{}
-	for _, addr := range k.carried() {
-		carried[addr], used[k.tableFor(addr)] = true, true
+	for _, r := range k.routes {
+		if addr, ok := r.toPod(); ok && r.table == podsTable {
+			carried[addr], used[k.tableFor(addr)] = true, true
+		}
 	}
 	err := k.deleteRules(func(r netlink.Rule) bool {
 		switch r.Priority {
@@ -374,18 +345,6 @@ func (k *routing) sweep() error {
 
 // isNetworkTable returns whether a table is one of a pool network.
 func isNetworkTable(table int) bool { return table&tableMask == networkTables && table != podsTable }
-
-func sameRule(a, b netlink.Rule) bool {
-	return a.Priority == b.Priority && a.Table == b.Table && a.Protocol == b.Protocol && a.IifName == b.IifName && a.OifName == b.OifName && a.Invert == b.Invert &&
-		a.SuppressPrefixlen == b.SuppressPrefixlen && a.Mark == b.Mark && maskOf(a) == maskOf(b) && sourceOf(a) == sourceOf(b) && rtnl.PrefixOf(a.Dst) == rtnl.PrefixOf(b.Dst)
-}
-
-func maskOf(r netlink.Rule) uint32 {
-	if r.Mask == nil {
-		return 0
-	}
-	return *r.Mask
-}
 
 // sourceOf returns the source prefix of a rule, the zero Prefix where it has none.
 func sourceOf(r netlink.Rule) netip.Prefix { return rtnl.PrefixOf(r.Src) }

@@ -89,10 +89,7 @@ func (w *Wirer) MarkService(addr netip.Addr) error {
 	return k.addRule(rtnl.NewRule(family, PriorityPods, podsTable))
 }
 
-func serviceRoute(addr netip.Addr, link int) netlink.Route {
-	family := rtnl.FamilyOf(addr)
-	return netlink.Route{LinkIndex: link, Dst: rtnl.IPNet(rtnl.SinglePrefix(addr)), Scope: rtnl.LinkScope(family), Protocol: rtnl.Protocol, Table: podsTable, Family: family}
-}
+func serviceRoute(addr netip.Addr, link int) netlink.Route { return hostRoute(addr, link, podsTable) }
 
 func ensureServicesLink() (netlink.Link, error) {
 	link, err := rtnl.LinkOrNil(servicesLink)
@@ -249,13 +246,4 @@ func (w *Wirer) withoutService(addr netip.Addr, next func(k *routing, services i
 	}
 	fault.Point("service/stopped")
 	return next(k, services)
-}
-
-// AnnounceService tells the network of a link that the address of a Service is here now.
-func AnnounceService(index int, addr netip.Addr) error {
-	link, err := netlink.LinkByIndex(index)
-	if err != nil {
-		return fmt.Errorf("announce %s: %w", addr, err)
-	}
-	return AnnounceOn(link, addr, true)
 }

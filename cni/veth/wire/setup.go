@@ -4,7 +4,6 @@ package wire
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -19,9 +18,6 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/settings"
 )
-
-// ErrNetNS is returned where the container's network namespace cannot be opened.
-var ErrNetNS = errors.New("network namespace not accessible")
 
 // Wirer changes the kernel in the network namespace of its caller's thread. Calls for
 // different addresses may run in parallel.
@@ -65,9 +61,9 @@ func (w *Wirer) Setup(spec Spec) (Wired, error) {
 		return Wired{}, err
 	}
 	wired := Wired{HostLink: spec.HostLink(), HostMAC: hostMAC(spec.HostLink()), PodMAC: spec.MAC, MTU: mtu}
-	netns, err := ns.GetNS(spec.NetNS)
+	netns, err := rtnl.GetNS(spec.NetNS)
 	if err != nil {
-		return Wired{}, fmt.Errorf("%w: %q: %w", ErrNetNS, spec.NetNS, err)
+		return Wired{}, err
 	}
 	defer netns.Close()
 
@@ -133,7 +129,7 @@ func resolveUplinks(spec Spec) ([]netlink.Link, int, error) {
 		if err != nil {
 			return nil, 0, fmt.Errorf("address %s: %w", a.Address, err)
 		}
-		if err := isUp(link); err != nil {
+		if err := CheckUp(link); err != nil {
 			return nil, 0, fmt.Errorf("address %s: %w", a.Address, err)
 		}
 		if m := link.Attrs().MTU; spec.MTU == 0 && (mtu == 0 || m < mtu) {
@@ -162,7 +158,8 @@ func (w *Wirer) ConfigurePod(spec Spec, netns ns.NetNS, wired Wired) error {
 				return fmt.Errorf("set the MAC address of link %s to %s: %w", spec.IfName, wired.PodMAC, err)
 			}
 		}
-		return applyPod(planPod(spec, link.Attrs().Index, wired.HostMAC), link)
+		plan := planPod(spec, link.Attrs().Index, wired.HostMAC)
+		return plan.Apply(link)
 	})
 	if err != nil {
 		return fmt.Errorf("configure %s in %s: %w", spec.IfName, spec.NetNS, err)
@@ -174,31 +171,7 @@ func (w *Wirer) ConfigurePod(spec Spec, netns ns.NetNS, wired Wired) error {
 func (w *Wirer) allowIPv6(spec Spec) error {
 	for _, a := range spec.Addresses {
 		if a.Address.Is6() {
-			return w.setSysctl("net/ipv6/conf/"+spec.IfName+"/disable_ipv6", "0")
-		}
-	}
-	return nil
-}
-
-func applyPod(plan podPlan, link netlink.Link) error {
-	for _, addr := range plan.addrs {
-		if err := netlink.AddrReplace(link, &addr); err != nil {
-			return fmt.Errorf("add address %s: %w", addr.IPNet, err)
-		}
-	}
-	for _, neigh := range plan.neighs {
-		if err := netlink.NeighSet(&neigh); err != nil {
-			return fmt.Errorf("add neighbour %s: %w", neigh.IP, err)
-		}
-	}
-	for _, route := range plan.routes {
-		if err := netlink.RouteReplace(&route); err != nil {
-			return fmt.Errorf("add route %s: %w", route.Dst, err)
-		}
-	}
-	for _, rule := range plan.rules {
-		if err := rtnl.AddRule(rule); err != nil {
-			return err
+			return w.SetSysctl("net/ipv6/conf/"+spec.IfName+"/disable_ipv6", "0")
 		}
 	}
 	return nil

@@ -36,15 +36,13 @@ func newSurvey() *survey {
 // goroutine, and for as long as the caller can do with what the first checks read.
 func (w *Wirer) Survey() func(Spec) error {
 	s := newSurvey()
-	return func(spec Spec) error { return w.checkNodeBy(s, spec) }
-}
-
-func (w *Wirer) checkNodeBy(s *survey, spec Spec) error {
-	host, err := upHostEnd(spec)
-	if err != nil {
-		return err
+	return func(spec Spec) error {
+		host, err := upHostEnd(spec)
+		if err != nil {
+			return err
+		}
+		return w.checkNode(s, spec, host)
 	}
-	return w.checkNode(s, spec, host)
 }
 
 func (s *survey) routing(family int) (*routing, error) {
@@ -76,7 +74,7 @@ func (s *survey) answers(p proxy) (bool, error) {
 	return s.proxies[family][p], nil
 }
 
-// checkNeighbour is CheckNeighbour.
+// checkNeighbour is the function checkNeighbour.
 func (s *survey) checkNeighbour(want netlink.Neigh) error {
 	if s.neighbours[want.Family] == nil {
 		all, err := rtnl.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, want.Family) })

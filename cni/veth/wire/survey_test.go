@@ -23,7 +23,11 @@ func TestSurvey(t *testing.T) {
 		s := newSurvey()
 		w.nodeA.Run(func() error {
 			for _, p := range pods[:number] {
-				if err := New("").checkNodeBy(s, p.spec); err != nil {
+				host, err := upHostEnd(p.spec)
+				if err == nil {
+					err = New("").checkNode(s, p.spec, host)
+				}
+				if err != nil {
 					return err
 				}
 			}

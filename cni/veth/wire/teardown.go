@@ -41,28 +41,11 @@ func DeleteEnd(name string) error {
 	return netfilter.Forget(name)
 }
 
-// OpenNetNS opens a container's namespace; it returns nil where the path leads to none.
-func OpenNetNS(path string) (ns.NetNS, error) {
-	if path == "" {
-		return nil, nil
-	}
-	netns, err := ns.GetNS(path)
-	var gone ns.NSPathNotExistErr
-	var other ns.NSPathNotNSErr
-	if errors.As(err, &gone) || errors.As(err, &other) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%w: %q: %w", ErrNetNS, path, err)
-	}
-	return netns, nil
-}
-
 // deletePodLink removes the container's interface, which still exists where somebody
 // moved or renamed the host end. It does nothing where the namespace is missing or
 // the interface is not ours.
 func deletePodLink(spec Spec) error {
-	netns, err := OpenNetNS(spec.NetNS)
+	netns, err := rtnl.FindNS(spec.NetNS)
 	if err != nil || netns == nil {
 		return err
 	}
@@ -86,7 +69,7 @@ func deletePodLink(spec Spec) error {
 // deletePodRules removes the rules of a secondary interface, which the kernel does not
 // remove with the link.
 func deletePodRules(spec Spec) error {
-	for _, rule := range planPod(spec, 0, nil).rules {
+	for _, rule := range planPod(spec, 0, nil).Rules {
 		if err := rtnl.DeleteRule(rule); err != nil {
 			return err
 		}

@@ -101,7 +101,7 @@ func (w *Wirer) Ready(uplink string) error {
 	if err != nil {
 		return err
 	}
-	if err := isUp(link); err != nil {
+	if err := CheckUp(link); err != nil {
 		return err
 	}
 	return w.checkAssumed(uplink)
@@ -119,7 +119,8 @@ func IsCut(uplink string) (bool, error) {
 // Forwards returns an error where the node's firewall refuses all packets between the uplink and pods.
 func (w *Wirer) Forwards(uplink string) error { return w.firewall.Check(uplink) }
 
-func isUp(link netlink.Link) error {
+// CheckUp returns ErrUplink where a link to a pool's network is down.
+func CheckUp(link netlink.Link) error {
 	if link.Attrs().Flags&net.FlagUp == 0 {
 		return fmt.Errorf("%w: link %s is down; ip link set %s up", ErrUplink, link.Attrs().Name, link.Attrs().Name)
 	}

@@ -31,29 +31,37 @@ func (w *Wirer) Close(spec Spec) error {
 	if link != nil {
 		host = link.Attrs().Index
 	}
+	return w.eachFamily(spec.Addresses, false, func(k *routing, addrs []netip.Addr, proxies []proxy) error {
+		var errs []error
+		for _, addr := range addrs {
+			errs = append(errs, k.stopAnswering(addr, host, proxies))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// eachFamily calls do for each family of the addresses, or for both, with our routing and the entries by which the node answers.
+func (w *Wirer) eachFamily(addrs []api.Address, both bool, do func(k *routing, addrs []netip.Addr, proxies []proxy) error) error {
 	w.routing.Lock()
 	defer w.routing.Unlock()
 	var errs []error
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		errs = append(errs, closeFamily(family, spec.Addresses, host))
-	}
-	return errors.Join(errs...)
-}
-
-func closeFamily(family int, addrs []api.Address, host int) error {
-	if !slices.ContainsFunc(addrs, func(a api.Address) bool { return rtnl.FamilyOf(a.Address) == family }) {
-		return nil
-	}
-	k, err := readRouting(family)
-	if err != nil {
-		return err
-	}
-	proxies, err := listProxies(family)
-	errs := []error{err}
-	for _, a := range addrs {
-		if rtnl.FamilyOf(a.Address) == family {
-			errs = append(errs, k.stopAnswering(a.Address, host, proxies))
+		var of []netip.Addr
+		for _, a := range addrs {
+			if rtnl.FamilyOf(a.Address) == family {
+				of = append(of, a.Address)
+			}
 		}
+		if len(of) == 0 && !both {
+			continue
+		}
+		k, err := readRouting(family)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		proxies, err := listProxies(family)
+		errs = append(errs, err, do(k, of, proxies))
 	}
 	return errors.Join(errs...)
 }
@@ -95,39 +103,18 @@ func (w *Wirer) Withdraw(spec Spec) error {
 // caller that lost its records passes none. host is the link's index, 0 where the link no
 // longer exists.
 func (w *Wirer) withdrawAddresses(given []api.Address, link string, host int) error {
-	w.routing.Lock()
-	defer w.routing.Unlock()
-	var errs []error
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		var addrs []netip.Addr
-		for _, a := range given {
-			if rtnl.FamilyOf(a.Address) == family {
-				addrs = append(addrs, a.Address)
-			}
+	return w.eachFamily(given, host != 0, func(k *routing, addrs []netip.Addr, proxies []proxy) error {
+		if host != 0 {
+			addrs = append(addrs, addressesByLink(k.routes)[host]...)
+			slices.SortFunc(addrs, netip.Addr.Compare)
+			addrs = slices.Compact(addrs)
 		}
-		if len(addrs) > 0 || host != 0 {
-			errs = append(errs, withdrawFamily(family, addrs, link, host))
+		var errs []error
+		for _, addr := range addrs {
+			errs = append(errs, k.withdraw(addr, link, host, proxies))
 		}
-	}
-	return errors.Join(errs...)
-}
-
-func withdrawFamily(family int, addrs []netip.Addr, link string, host int) error {
-	k, err := readRouting(family)
-	if err != nil {
-		return err
-	}
-	if host != 0 {
-		addrs = append(addrs, addressesByLink(k.routes)[host]...)
-		slices.SortFunc(addrs, netip.Addr.Compare)
-		addrs = slices.Compact(addrs)
-	}
-	proxies, err := listProxies(family)
-	errs := []error{err}
-	for _, addr := range addrs {
-		errs = append(errs, k.withdraw(addr, link, host, proxies))
-	}
-	return errors.Join(append(errs, k.sweep())...)
+		return errors.Join(append(errs, k.sweep())...)
+	})
 }
 
 // withdraw removes what is advertised, proxy entries, routes and rules of one address on the host link, and of links
