@@ -3,37 +3,36 @@
 package inspection
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/netip"
-	"net/url"
-	"strconv"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/berth-dev/berth/agent/inquiry"
-	"github.com/berth-dev/berth/cni/api"
 )
 
 // probe asks the network which hosts have addresses.
 type probe struct {
-	socket, output string
-	vlan           int
+	question
+
+	vlan int
 }
 
 // NewProbeCommand returns the command that asks a network which hosts have addresses.
 func NewProbeCommand() *cobra.Command {
-	p := &probe{socket: api.SocketPath, output: "table"}
+	p := &probe{question: newQuestion()}
 	command := &cobra.Command{
 		Use:   "probe [ADDRESS...]",
-		Short: "Asks the network who has addresses, and says which ones this node carries",
+		Short: "Asks the network who has addresses, or says which ones this node carries",
 		Long: `Asks the pools' network who has addresses, as any of its hosts would, and shows the MACs that answer. A
-node does not hear its own answers: ask a node that does not carry the address. Then it shows the addresses that this
-node carries, with the MACs that may answer for them; without addresses only these.
+node does not hear its own answers: ask a node that does not carry the address. Without addresses it shows the ones that
+this node carries, with the MACs that may answer for them, and how many other nodes it hears on its links.
 
   kubectl -n berth-system exec POD-OF-THE-AGENT -- /berth-agent probe 10.0.70.12
 
@@ -41,48 +40,57 @@ Exit codes: 0 there is an answer, whatever it is; 1 the network could not be ask
 		SilenceUsage: true,
 		RunE:         func(cmd *cobra.Command, args []string) error { return p.run(cmd.Context(), cmd.OutOrStdout(), args) },
 	}
-	command.Flags().StringVar(&p.socket, "socket", p.socket, "The agent's --socket.")
-	command.Flags().StringVarP(&p.output, "output", "o", p.output, "table or json.")
+	p.addFlags(command.Flags())
 	command.Flags().IntVar(&p.vlan, "vlan", 0, "VLAN of the addresses' network; 0: untagged.")
 	return command
 }
 
 func (p *probe) run(ctx context.Context, out io.Writer, args []string) error {
-	if err := checkOutput(p.output); err != nil {
+	if err := p.check(); err != nil {
 		return err
 	}
-	query := url.Values{"vlan": {strconv.Itoa(p.vlan)}}
+	agent := inquiry.OnSocket(p.socket)
+	if len(args) == 0 {
+		carried, err := agent.Carried(ctx, true)
+		if err != nil {
+			return err
+		}
+		return p.print(out, carried, func(out io.Writer) error { return printCarried(out, carried) })
+	}
+	q := inquiry.WitnessQuestion{VLAN: p.vlan}
 	for _, text := range args {
 		addr, err := netip.ParseAddr(text)
 		if err != nil {
 			return fmt.Errorf("%q is no address", text)
 		}
-		query.Add("address", addr.Unmap().String())
+		q.Addresses = append(q.Addresses, addr.Unmap())
 	}
-	raw, err := ask(ctx, p.socket, inquiry.PathProbe, query)
+	testimony, err := agent.Witness(ctx, q)
 	if err != nil {
 		return err
 	}
-	if p.output == "json" {
-		return printRaw(out, raw)
-	}
-	var probed inquiry.Probed
-	if err := json.Unmarshal(raw, &probed); err != nil {
-		return fmt.Errorf("decode the agent's answer: %w", err)
-	}
+	return p.print(out, testimony, func(out io.Writer) error { return printAnswers(out, q.Addresses, testimony) })
+}
+
+func printCarried(out io.Writer, carried *inquiry.Carried) error {
 	table := tabwriter.NewWriter(out, 0, 8, 3, ' ', 0)
-	for _, answer := range probed.Answers {
-		macs := strings.Join(answer.MACs, " ")
-		if macs == "" {
-			macs = "nobody"
-		}
-		fmt.Fprintf(table, "%s\tanswered by\t%s\n", answer.Address, macs)
-	}
-	for _, carried := range probed.Carried {
-		fmt.Fprintf(table, "%s\tcarried here, by\t%s\n", carried.Address, strings.Join(carried.MACs, " or "))
+	for _, c := range carried.Addresses {
+		fmt.Fprintf(table, "%s\tcarried here, by\t%s\n", c.Address, cmp.Or(strings.Join(c.MACs, " or "), "no MAC"))
 	}
 	if err := table.Flush(); err != nil {
-		return fmt.Errorf("print: %w", err)
+		return err
+	}
+	for _, s := range carried.Hears {
+		// All of these were heard lately.
+		fmt.Fprintln(out, segmentLine(time.Time{}, s))
 	}
 	return nil
+}
+
+func printAnswers(out io.Writer, addrs []netip.Addr, testimony *inquiry.Testimony) error {
+	table := tabwriter.NewWriter(out, 0, 8, 3, ' ', 0)
+	for _, addr := range addrs {
+		fmt.Fprintf(table, "%s\tanswered by\t%s\n", addr, cmp.Or(strings.Join(testimony.MACs(addr), " "), "nobody"))
+	}
+	return table.Flush()
 }
