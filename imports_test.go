@@ -110,7 +110,6 @@ var direct = []rule{
 	{"agent/hostports", []string{"agent/server", "agent/policy", "agent/profile", "agent/reconcile", "agent/cleanup"}, "a port is given without the other parts of the agent"},
 	{"agent/cleanup", []string{"agent/server", "agent/podinfo", "agent/profile", "agent/reconcile", "k8s.io/client-go"}, "a cleanup needs no agent and no API server"},
 	{"agent/keylock", []string{"agent", "cni", "ipam"}, "locks do not know the things that they are for"},
-	{"agent/inspection", []string{"agent", "cni/veth", "cni/vlan", "ipam"}, "an operator's command asks the agent over its socket"},
 	{"agent/linkwatch", []string{"agent", "ipam", "k8s.io/client-go"}, "links are watched without their users"},
 	{"agent/policy", []string{"github.com/google/nftables"}, "cni/nftables has the words for tables, and writes them"},
 	{"agent/overlay", []string{"github.com/google/nftables"}, "cni/nftables has the words for tables, and writes them"},

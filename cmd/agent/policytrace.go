@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package inspection
+package main
 
 import (
 	"context"
@@ -20,8 +20,8 @@ type policyTrace struct {
 	socket string
 }
 
-// NewPolicyCommand returns the command that explains the decisions of network policies.
-func NewPolicyCommand() *cobra.Command {
+// newPolicyCommand returns the command that explains the decisions of network policies.
+func newPolicyCommand() *cobra.Command {
 	command := &cobra.Command{Use: "policy", Short: "Says what network policies do", Args: cobra.NoArgs}
 	command.AddCommand(newPolicyTraceCommand(), newPolicyPreviewCommand())
 	return command

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package inspection
+package main
 
 import (
 	"cmp"
@@ -24,8 +24,8 @@ type probe struct {
 	vlan int
 }
 
-// NewProbeCommand returns the command that asks a network which hosts have addresses.
-func NewProbeCommand() *cobra.Command {
+// newProbeCommand returns the command that asks a network which hosts have addresses.
+func newProbeCommand() *cobra.Command {
 	p := &probe{question: newQuestion()}
 	command := &cobra.Command{
 		Use:   "probe [ADDRESS...]",

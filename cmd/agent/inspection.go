@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inspection has the commands by which an operator asks the agent of a node: inspect,
-// probe and policy. They ask over the agent's socket and print; they change nothing.
-package inspection
+package main
 
 import (
 	"cmp"
@@ -26,7 +24,8 @@ import (
 	"github.com/berth-dev/berth/cni/api"
 )
 
-// question has the flags of each command.
+// question has the flags of the commands inspect, probe and policy, by which an operator asks the agent of a node. They ask over the
+// agent's socket and print; they change nothing.
 type question struct{ socket, output string }
 
 func newQuestion() question { return question{socket: api.SocketPath, output: "table"} }
@@ -63,8 +62,8 @@ type inspect struct {
 	compare bool
 }
 
-// NewInspectCommand returns the command that shows the containers of the node.
-func NewInspectCommand() *cobra.Command {
+// newInspectCommand returns the command that shows the containers of the node.
+func newInspectCommand() *cobra.Command {
 	i := &inspect{question: newQuestion()}
 	command := &cobra.Command{
 		Use:   "inspect [NAMESPACE/POD]",
