@@ -23,7 +23,7 @@ type addressList struct {
 	of   *[]netip.Addr
 }
 
-func (q WitnessQuestion) query() url.Values {
+func (q *WitnessQuestion) query() url.Values {
 	query := url.Values{"node": {q.Node}, "vlan": {strconv.Itoa(q.VLAN)}}
 	for _, list := range q.lists() {
 		for _, addr := range *list.of {

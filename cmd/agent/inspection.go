@@ -162,9 +162,7 @@ func printInspection(out io.Writer, in *inquiry.Inspection) error {
 	for _, u := range in.Unanswered {
 		fmt.Fprintf(out, "the node does not answer for %s: %s\n", u.Address, u.Why)
 	}
-	for _, s := range in.Segments {
-		fmt.Fprintln(out, segmentLine(in.Time, s))
-	}
+	printSegments(out, in.Time, in.Segments)
 	for _, o := range in.Orphans {
 		fmt.Fprintf(out, "link %s with %v has no record: the state file was lost; it stays while a pod of this node holds the addresses\n", o.Link, o.Addresses)
 	}
@@ -188,6 +186,12 @@ func printInspection(out io.Writer, in *inquiry.Inspection) error {
 	fmt.Fprintf(out, "records: %s; %d wait for work; every record was compared with the kernel within %s\n", strings.Join(phases, ", "), in.Waiting, age(in.Time, in.OldestCheck))
 	_, err := fmt.Fprintf(out, "API server: %s; the agent has run for %s\n", serverState(in), age(in.Time, in.Started))
 	return err
+}
+
+func printSegments(out io.Writer, now time.Time, all []inquiry.Segment) {
+	for _, s := range all {
+		fmt.Fprintln(out, segmentLine(now, s))
+	}
 }
 
 // segmentLine shows which other nodes are heard on a link, and were.

@@ -80,10 +80,7 @@ func printCarried(out io.Writer, carried *inquiry.Carried) error {
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	for _, s := range carried.Hears {
-		// All of these were heard lately.
-		fmt.Fprintln(out, segmentLine(time.Time{}, s))
-	}
+	printSegments(out, time.Time{}, carried.Hears) // all nodes of these were heard lately
 	return nil
 }
 
