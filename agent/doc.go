@@ -23,7 +23,7 @@
 //  9. have an ordinary pod leave the cluster with an address of the node, where a pool says so (package egress)
 //  10. give the container its bandwidth limits
 //  11. open its host ports
-//  12. have routing daemons announce the addresses that routers lead here (advertise.go)
+//  12. have routing daemons announce the addresses that routers lead here (advertisement.go)
 //  13. write the result (added)
 //
 // A record is a container with its attachments, one for each network. The addresses of an

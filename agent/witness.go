@@ -5,6 +5,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -17,16 +18,25 @@ import (
 	"github.com/berth-dev/berth/agent/answerer"
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/lifesign"
+	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// ErrWitnessOfItself is returned by Witness on the node that is asked about.
-var ErrWitnessOfItself = errors.New("this is the node itself: ask another one")
+// Errors of Witness.
+var (
+	// ErrWitnessOfItself is returned on the node that is asked about.
+	ErrWitnessOfItself = errors.New("this is the node itself: ask another one")
+	// ErrCarried is returned for an address that this node carries: it does not hear its own answers.
+	ErrCarried = errors.New("this node carries the address: ask another one")
+)
 
 // Witness asks another node whether it lives: at its InternalIPs, on the segments of this one, and in the network of the addresses
-// who answers for these. It changes nothing, and blocks for about a second.
+// who answers for these. Without a node it asks for addresses alone. It changes nothing, and blocks for about a second.
 func (a *Agent) Witness(ctx context.Context, q inquiry.WitnessQuestion) (*inquiry.Testimony, error) {
-	if q.Node == a.Node.Name {
+	switch q.Node {
+	case "":
+		return a.probe(ctx, q.VLAN, q.Addresses)
+	case a.Node.Name:
 		return nil, ErrWitnessOfItself
 	}
 	var sighting answerer.Sighting
@@ -45,12 +55,49 @@ func (a *Agent) Witness(ctx context.Context, q inquiry.WitnessQuestion) (*inquir
 	}
 	t := &inquiry.Testimony{
 		Control: sighting.Control && (len(q.Controls) == 0 || controls.Kernel),
-		Host:    signs.Kernel, Agent: signs.Agent || sighting.Node, Addresses: []inquiry.ProbedAddress{},
+		Host:    signs.Kernel, Agent: signs.Agent || sighting.Node, Addresses: []inquiry.AnsweredAddress{},
 	}
 	for _, addr := range q.Addresses {
 		if macs := sighting.MACs[addr]; len(macs) > 0 {
-			t.Addresses = append(t.Addresses, inquiry.ProbedAddress{Address: addr, MACs: macs})
+			t.Addresses = append(t.Addresses, inquiry.AnsweredAddress{Address: addr, MACs: macs})
 		}
+	}
+	return t, nil
+}
+
+// probe asks the network of a VLAN which hosts have addresses, also where the agent hears no other nodes.
+func (a *Agent) probe(ctx context.Context, vlan int, addrs []netip.Addr) (*inquiry.Testimony, error) {
+	carried, err := a.Carried(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range carried.Addresses {
+		if slices.Contains(addrs, c.Address) {
+			return nil, fmt.Errorf("%s: %w", c.Address, ErrCarried)
+		}
+	}
+	floating, err := a.Networks.Floating()
+	if err != nil {
+		return nil, err
+	}
+	link, err := wire.NetworkLink(floating.Uplink, vlan)
+	if err != nil {
+		return nil, fmt.Errorf("find the network of VLAN %d: %w", vlan, err)
+	}
+	answers, err := conflict.Ask(ctx, link, addrs)
+	if err != nil {
+		return nil, err
+	}
+	t := &inquiry.Testimony{Addresses: []inquiry.AnsweredAddress{}}
+	for _, answer := range answers {
+		if len(answer.MACs) == 0 {
+			continue
+		}
+		one := inquiry.AnsweredAddress{Address: answer.Address}
+		for _, mac := range answer.MACs {
+			one.MACs = append(one.MACs, mac.String())
+		}
+		t.Addresses = append(t.Addresses, one)
 	}
 	return t, nil
 }

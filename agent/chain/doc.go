@@ -5,7 +5,7 @@
 // network. Results are in the caller's records; the input of DEL is in files, too, which outlive
 // these (Cache).
 //
-// plan.go computes the input of plugins without I/O; run.go runs them.
+// network.go computes the input of plugins without I/O; runner.go runs them.
 //
 // # Caveats
 //

@@ -63,12 +63,11 @@ type Options struct {
 type Kernel interface {
 	// Link returns the index of the link that has the node's address of a pool, 0 where the node does not have it now.
 	Link(way egress.Way, vlan int) (int, error)
-	// Put, Pods and EndConnections are package cni/egress's.
+	// Put, Pods and EndConnections are package cni/egress's, and EndOf is conntrack.EndOf.
 	Put(all []egress.Way) error
 	Pods() (map[netip.Addr]string, error)
 	EndConnections(all []egress.Way, pods, former []netip.Addr) error
-	// EndOf ends all connections of an address.
-	EndOf(addr netip.Addr) error
+	EndOf(addrs []netip.Addr) error
 }
 
 // Pods are the node's.
@@ -191,9 +190,8 @@ func (e *Egress) Attach(ctx context.Context, pod Pod) error {
 			if !slices.Contains(p.way.Pods, addr) {
 				continue
 			}
-			// Connections of the last pod that had the address.
-			if err := e.Kernel.EndOf(addr); err != nil {
-				return fmt.Errorf("end the connections of the last pod that had %s: %w", addr, err)
+			if err := e.Kernel.EndOf([]netip.Addr{addr}); err != nil {
+				return err
 			}
 			if !p.way.IsOpen() {
 				e.tellClosed(pod, p)

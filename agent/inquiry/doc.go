@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inquiry is the protocol by which an operator asks the agent of a node, over its socket or its port:
-// the state of its containers, the hosts that answer for addresses, and the decisions of network
-// policies; and says that an address has no other holder. By its port programs of Berth ask which addresses the node carries, and whether another node answers. It owns no
-// behaviour and does no I/O.
+// Package inquiry is how an agent is asked about its node: an [Inquirer] answers, [Handler] serves it over the agent's socket
+// and its port, and a [Client] is an Inquirer elsewhere. Operators ask for the state of containers and the decisions of network
+// policies, and say that an address has no other holder. Programs of Berth ask what the node carries, whom it hears, and whether
+// another node answers. Who may ask is decided before, by the paths. The package knows neither the agent nor the way to it.
 package inquiry
-
-// Paths are the agent's resources for questions. [PathTakeOver] is none.
-var Paths = []string{PathInspect, PathProbe, PathCarried, PathWitness, PathPolicyTrace, PathPolicyPreview}

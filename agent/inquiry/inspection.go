@@ -11,11 +11,6 @@ import (
 	"github.com/berth-dev/berth/cni/api"
 )
 
-// PathInspect is the agent's resource for operators: GET an [Inspection]. The query
-// pod=NAMESPACE/NAME limits it to the containers of one pod; check=true compares each
-// with the kernel.
-const PathInspect = "/v1/inspect"
-
 // Inspection reports the state of the agent and of its containers.
 type Inspection struct {
 	Time time.Time `json:"time"`
@@ -41,8 +36,8 @@ type Inspection struct {
 	// Unanswered lists addresses of pods for which the node does not answer, because another host may.
 	Unanswered []UnansweredAddress `json:"unanswered,omitempty"`
 	// Segments are the networks of pools on which the agent hears others; none where the query names a pod, or has no check=true.
-	Segments []InspectedSegment `json:"segments,omitempty"`
-	Problems []string           `json:"problems,omitempty"`
+	Segments []Segment `json:"segments,omitempty"`
+	Problems []string  `json:"problems,omitempty"`
 	// Policies reports the enforcement of network policies; nil where the query names a pod.
 	Policies *InspectedPolicies `json:"policies,omitempty"`
 }
@@ -76,23 +71,6 @@ type InspectedPolicies struct {
 	// Problems lists the policies that cannot be enforced as they are written.
 	Problems []string `json:"problems,omitempty"`
 }
-
-// PathPolicyTrace is the agent's resource for operators that answers a [PolicyTrace] with text: GET
-// with the query from, to, port and protocol.
-const PathPolicyTrace = "/v1/policy/trace"
-
-// PolicyTrace asks which policies decide on a connection.
-type PolicyTrace struct {
-	// From and To are pods, as namespace/name, or addresses.
-	From, To string
-	Port     uint16
-	// Protocol is TCP, UDP or SCTP.
-	Protocol string
-}
-
-// PathPolicyPreview is the agent's resource for operators that says what enforcement for all pods would change: GET
-// a [PolicyPreview].
-const PathPolicyPreview = "/v1/policy/preview"
 
 // PolicyPreview says what would change on a node if its agent enforced network policies for all pods.
 type PolicyPreview struct {
@@ -209,24 +187,24 @@ type InspectedConflict struct {
 	Time  time.Time `json:"time"`
 }
 
-// InspectedSegment is a network of pools as the agent hears it by a link of the node.
-type InspectedSegment struct {
+// Segment is a network of pools as the agent hears it by a link of the node.
+type Segment struct {
 	Link string `json:"link"`
-	// Since is when it began to listen.
-	Since time.Time `json:"since"`
+	// Seconds is for how long the agent has listened there.
+	Seconds int64 `json:"seconds"`
 	// Error says why it says nothing there itself.
 	Error string `json:"error,omitempty"`
-	// Nodes are the others that were heard in the last hour, in the order of their names.
-	Nodes []InspectedNeighbour `json:"nodes"`
+	// Nodes are the others that were heard, in the order of their names: of an Inspection, in the last hour.
+	Nodes []Neighbour `json:"nodes"`
 }
 
-// InspectedNeighbour is another node that was heard.
-type InspectedNeighbour struct {
+// Neighbour is another node that was heard. In a Carried it has its name alone: there may be thousands, and each node is asked.
+type Neighbour struct {
 	Name string `json:"name"`
 	UID  string `json:"uid,omitempty"`
 	// MAC is the one by which the node answers.
 	MAC   string    `json:"mac,omitempty"`
-	Heard time.Time `json:"heard"`
+	Heard time.Time `json:"heard,omitzero"`
 }
 
 // HeardLately is how long ago a node was heard at most that is well: each says hello once a minute.

@@ -124,10 +124,18 @@ func (c *cluster) inside() []iprange.Range {
 		all = append(all, pool.Ranges...)
 	}
 	for _, cidr := range listOf[*networkingv1.ServiceCIDR](c.services) {
-		for _, text := range cidr.Spec.CIDRs {
-			if p, err := netip.ParsePrefix(text); err == nil {
-				all = append(all, iprange.OfPrefix(p.Masked()))
-			}
+		for _, p := range ServicePrefixes(cidr) {
+			all = append(all, iprange.OfPrefix(p))
+		}
+	}
+	return all
+}
+
+// ServicePrefixes returns the prefixes of a ServiceCIDR.
+func ServicePrefixes(cidr *networkingv1.ServiceCIDR) (all []netip.Prefix) {
+	for _, text := range cidr.Spec.CIDRs {
+		if p, err := netip.ParsePrefix(text); err == nil {
+			all = append(all, p.Masked())
 		}
 	}
 	return all

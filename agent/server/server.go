@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/relay"
 )
@@ -31,7 +32,7 @@ type Handler interface {
 	Status(ctx context.Context) error
 	// IPAM serves the plugin berth-ipam. It answers also while Add and Del run plugins.
 	IPAM(ctx context.Context, req *api.Request) (json.RawMessage, error)
-	Inquirer
+	inquiry.Inquirer
 }
 
 // ErrBusy is returned by Listen where another process answers on the socket.
@@ -122,7 +123,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Du
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+relay.Path, s.serveCall)
 	mux.HandleFunc("POST "+api.PathIPAM, s.serveIPAM)
-	mux.Handle("/", Inquiries(s.Handler))
+	mux.Handle("/", inquiry.Handler(s.Handler))
 	server := &http.Server{
 		Handler: mux, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
 		// Calls go on when ctx ends: Shutdown waits for them.

@@ -10,8 +10,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/http/httptest"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,6 +26,8 @@ import (
 )
 
 type fakeHandler struct {
+	inquiry.Inquirer
+
 	started chan struct{}
 	finish  chan struct{}
 }
@@ -49,32 +49,6 @@ func (f *fakeHandler) IPAM(_ context.Context, req *api.Request) (json.RawMessage
 
 func (f *fakeHandler) Inspect(_ context.Context, pod string, check bool) (*inquiry.Inspection, error) {
 	return &inquiry.Inspection{Problems: []string{fmt.Sprintf("%s %v", pod, check)}}, nil
-}
-
-func (f *fakeHandler) Witness(_ context.Context, q inquiry.WitnessQuestion) (*inquiry.Testimony, error) {
-	if q.Node == "itself" {
-		return nil, errors.New("boom")
-	}
-	return &inquiry.Testimony{Control: true, Addresses: []inquiry.ProbedAddress{{Address: q.Addresses[0], MACs: []string{q.Node, fmt.Sprint(q.Hosts, q.Controls, q.VLAN, q.Gateways)}}}}, nil
-}
-
-func (f *fakeHandler) Carried() (*inquiry.Carried, error) {
-	return &inquiry.Carried{Addresses: []netip.Addr{netip.MustParseAddr("10.0.70.2")}}, nil
-}
-
-func (f *fakeHandler) Probe(context.Context, int, []netip.Addr) (*inquiry.Probed, error) {
-	return &inquiry.Probed{}, nil
-}
-
-func (f *fakeHandler) TracePolicy(_ context.Context, q inquiry.PolicyTrace) (string, error) {
-	if q.From == "" {
-		return "", errors.New("boom")
-	}
-	return fmt.Sprint(q), nil
-}
-
-func (f *fakeHandler) PreviewPolicies(context.Context) (*inquiry.PolicyPreview, error) {
-	return &inquiry.PolicyPreview{}, nil
 }
 
 func newServer(t *testing.T, h Handler) *Server {
@@ -271,26 +245,8 @@ func (r *recorder) Header() http.Header         { return r.header }
 func (r *recorder) Write(b []byte) (int, error) { return r.body.Write(b) }
 func (r *recorder) WriteHeader(int)             {}
 
-// The question of a trace comes to the handler, and its answer or error back.
-func TestPolicyTrace(t *testing.T) {
-	inquiries := Inquiries(&fakeHandler{})
-	for query, want := range map[string]string{
-		"from=shop/web&to=10.0.0.1&port=80&protocol=TCP": "{shop/web 10.0.0.1 80 TCP}",
-		"to=10.0.0.1&port=80":                            "boom\n",
-		"from=a/b&port=65536":                            "port=\"65536\" is no port\n",
-	} {
-		answer := httptest.NewRecorder()
-		inquiries.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, inquiry.PathPolicyTrace+"?"+query, nil))
-		if got := answer.Body.String(); got != want {
-			t.Errorf("%s: %q, want %q", query, got, want)
-		}
-		if good := answer.Code == http.StatusOK; good != strings.HasPrefix(want, "{") {
-			t.Errorf("%s: status %d", query, answer.Code)
-		}
-	}
-}
-
-func TestInspect(t *testing.T) {
+// An operator's questions are answered on the socket, too.
+func TestInquiry(t *testing.T) {
 	s := newServer(t, &fakeHandler{})
 	stop := run(t, s)
 	defer func() {
@@ -298,80 +254,8 @@ func TestInspect(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", s.Socket)
-	}}}
-	for query, want := range map[string]struct {
-		status  int
-		problem string
-	}{
-		"":                     {http.StatusOK, " false"},
-		"?pod=a/b&check=true":  {http.StatusOK, "a/b true"},
-		"?pod=a/b&check=maybe": {http.StatusBadRequest, ""},
-	} {
-		answer, err := client.Get("http://agent" + inquiry.PathInspect + query)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var in inquiry.Inspection
-		if answer.StatusCode == http.StatusOK {
-			if err := json.NewDecoder(answer.Body).Decode(&in); err != nil || len(in.Problems) != 1 || in.Problems[0] != want.problem {
-				t.Errorf("%q: %+v, %v", query, in, err)
-			}
-		}
-		_ = answer.Body.Close()
-		if answer.StatusCode != want.status {
-			t.Errorf("%q: %s, want %d", query, answer.Status, want.status)
-		}
-	}
-}
-
-func (f *fakeHandler) TakeOver(_ context.Context, addr netip.Addr) error {
-	if addr.Is6() {
-		return errors.New("boom")
-	}
-	return nil
-}
-
-// A person's word comes to the handler by POST alone, for one address, and its error back.
-func TestTakeOver(t *testing.T) {
-	inquiries := Inquiries(&fakeHandler{})
-	for request, want := range map[string]string{
-		"POST address=10.0.70.5":                   "204 ",
-		"POST address=::1":                         "422 boom\n",
-		"POST address=x":                           "400 address=\"x\" is no address\n",
-		"POST address=10.0.70.5&address=10.0.70.6": "400 2 addresses: name one\n",
-		"POST ":                 "400 0 addresses: name one\n",
-		"GET address=10.0.70.5": "405 Method Not Allowed\n",
-	} {
-		method, query, _ := strings.Cut(request, " ")
-		answer := httptest.NewRecorder()
-		inquiries.ServeHTTP(answer, httptest.NewRequest(method, inquiry.PathTakeOver+"?"+query, nil))
-		if got := fmt.Sprint(answer.Code, " ", answer.Body.String()); got != want {
-			t.Errorf("%s: %q, want %q", request, got, want)
-		}
-	}
-}
-
-// A question about another node comes to the handler, and its answer or error back.
-func TestWitness(t *testing.T) {
-	inquiries := Inquiries(&fakeHandler{})
-	for query, want := range map[string]string{
-		"node=n&host=10.0.0.1&host=2001:db8::1&control=10.0.0.2&vlan=70&gateway=10.0.70.1&address=10.0.70.5": `{"control":true,"host":false,"agent":false,"addresses":[{"address":"10.0.70.5","macs":["n","[10.0.0.1 2001:db8::1] [10.0.0.2] 70 [10.0.70.1]"]}]}` + "\n",
-		"node=n&address=10.0.70.5" + strings.Repeat("&address=10.0.70.6", 1024):                              "address is given 1025 times: give 1024 at most\n",
-		"node=n" + strings.Repeat("&host=10.0.70.6&control=10.0.0.1", 17):                                    "host is given 17 times: give 16 at most\ncontrol is given 17 times: give 16 at most\n",
-		"node=n&vlan=4096":                       "vlan=\"4096\" is no VLAN\n",
-		"node=itself":                            "boom\n",
-		"host=10.0.0.1":                          "node is empty: name the node that may be lost\n",
-		"node=n&host=node1&address=::&address=x": "host=\"node1\" is no address\naddress=\"x\" is no address\n",
-	} {
-		answer := httptest.NewRecorder()
-		inquiries.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, inquiry.PathWitness+"?"+query, nil))
-		if got := answer.Body.String(); got != want {
-			t.Errorf("%s: %q, want %q", query, got, want)
-		}
-		if good := answer.Code == http.StatusOK; good != strings.HasPrefix(want, "{") {
-			t.Errorf("%s: status %d", query, answer.Code)
-		}
+	in, err := inquiry.OnSocket(s.Socket).Inspect(t.Context(), "a/b", true)
+	if err != nil || len(in.Problems) != 1 || in.Problems[0] != "a/b true" {
+		t.Errorf("Inspect() = %+v, %v", in, err)
 	}
 }

@@ -21,7 +21,6 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/workqueue" // queues
 	"k8s.io/klog/v2"
 
-	"github.com/berth-dev/berth/agent/inspection"
 	"github.com/berth-dev/berth/cmd/internal/build"
 	"github.com/berth-dev/berth/cmd/internal/gogc"
 )
@@ -71,6 +70,6 @@ func newCommand(cleanupRefused *bool) *cobra.Command {
 	}
 	options.addFlags(command.Flags())
 	logsapi.AddFlags(logging, command.Flags())
-	command.AddCommand(newInstallCommand(), newCleanupCommand(cleanupRefused), inspection.NewInspectCommand(), inspection.NewProbeCommand(), inspection.NewPolicyCommand())
+	command.AddCommand(newInstallCommand(), newCleanupCommand(cleanupRefused), newInspectCommand(), newProbeCommand(), newPolicyCommand())
 	return command
 }

@@ -246,7 +246,7 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, own *ownAddresses, r
 
 // resources are for operators from afar. The same are on the agent's socket.
 func resources(o *Options, a *agent.Agent) []monitoring.Resources {
-	handler, audience := server.Inquiries(a), agentpod.Audience(o.NodeName)
+	handler, audience := inquiry.Handler(a), agentpod.Audience(o.NodeName)
 	return []monitoring.Resources{
 		{Paths: inquiry.Paths, Header: agentpod.TokenHeader, Audience: audience, Role: agentpod.Diagnosis, Handler: handler},
 		{Method: "POST", Paths: []string{inquiry.PathTakeOver}, Header: agentpod.TokenHeader, Audience: audience, Role: agentpod.Operator, Handler: handler},

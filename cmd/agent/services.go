@@ -13,6 +13,8 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/overlay"
 )
 
 // serviceCIDRs stands for the API's ServiceCIDRs in --service-prefixes.
@@ -81,11 +83,7 @@ func (s *servicePrefixes) prefixes() ([]netip.Prefix, error) {
 	}
 	listed = nil
 	for i := range found.Items {
-		for _, text := range found.Items[i].Spec.CIDRs {
-			if p, err := netip.ParsePrefix(text); err == nil {
-				listed = append(listed, p.Masked())
-			}
-		}
+		listed = append(listed, overlay.ServicePrefixes(&found.Items[i])...)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,16 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package conntrack lists connections as the kernel tracks them, ends them, and tells the kernel of
-// connections that began before it tracked any, in the network namespace of the calling thread. It
-// decides nothing: its callers choose the connections to end. It lists connections of the kernel's
+// connections that began before it tracked any, in the network namespace of the calling thread. It lists connections of the kernel's
 // zone 0 only: a connection in another zone belongs to the program that gave it the zone.
+//
+// The kernel treats the packets of a connection as it did the first one. So a connection ends when that is not right any more:
+//
+//   - all of an address, when the address gets its next pod ([EndOf]);
+//   - to a port of the node, when the port leads to another pod or to none ([EndWhere], by package hostport);
+//   - of a pod to what is outside the cluster, when the pod is to leave with another address ([EndWhere], by package egress);
+//   - whose first packet network policies forbid, which is marked and not forgotten ([SetMark], by package agent/policy/connections).
 package conntrack
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -42,9 +51,32 @@ type Tuple struct{ Source, Destination netip.AddrPort }
 // attempts is how often the table is read that changed too much meanwhile.
 const attempts = 5
 
-// List yields the connections of a family, AF_INET or AF_INET6, until yield returns false. One
-// may come twice where the kernel's table changes meanwhile. Flows are valid for good.
-func List(family int, yield func(*Flow) bool) error { return list(family, yield) }
+// Both are the families of addresses.
+var Both = []int{unix.AF_INET, unix.AF_INET6}
+
+// List yields the connections of families, AF_INET or AF_INET6, until yield returns false. One
+// may come twice where the kernel's table changes meanwhile. It holds none, as there may be a million; flows are valid for good.
+func List(families []int, yield func(*Flow) bool) error {
+	var errs []error
+	more := true
+	for _, family := range families {
+		if more {
+			errs = append(errs, list(family, func(f *Flow) bool { more = yield(f); return more }))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Families returns the families of addresses.
+func Families(addrs iter.Seq[netip.Addr]) []int {
+	var all []int
+	for addr := range addrs {
+		if family := familyOf(addr); !slices.Contains(all, family) {
+			all = append(all, family)
+		}
+	}
+	return all
+}
 
 // list yields the connections that pass a filter.
 func list(family int, yield func(*Flow) bool, filter ...*nl.RtAttr) error {
@@ -88,6 +120,18 @@ func End(f *Flow) error {
 	return nil
 }
 
+// EndWhere ends the connections of families for which a function says so.
+func EndWhere(families []int, which func(*Flow) bool) error {
+	var failed error
+	err := List(families, func(f *Flow) bool {
+		if which(f) {
+			failed = cmp.Or(failed, End(f))
+		}
+		return true
+	})
+	return errors.Join(err, failed)
+}
+
 // markMask is CTA_MARK_MASK of the kernel's uapi/linux/netfilter/nfnetlink_conntrack.h.
 const markMask = 21
 
@@ -111,9 +155,18 @@ const (
 	filterSource                = 1 << 0
 )
 
-// EndOf ends the connections that an address began or that lead to it, behind any translation, and returns how
-// many. It is for an address whose holder is gone.
-func EndOf(a netip.Addr) (ended int, err error) {
+// EndOf ends the connections that addresses began or that lead to them, behind any translation: they are of the last pods that had
+// the addresses.
+func EndOf(addrs []netip.Addr) error {
+	for _, a := range addrs {
+		if err := endOf(a); err != nil {
+			return fmt.Errorf("end the connections of the last pod that had %s: %w", a, err)
+		}
+	}
+	return nil
+}
+
+func endOf(a netip.Addr) error {
 	found := map[string]*Flow{}
 	for kind, flags := range map[int]int{nl.CTA_TUPLE_ORIG: filterOriginal, nl.CTA_TUPLE_REPLY: filterReply} {
 		tuple := nl.NewRtAttr(kind|unix.NLA_F_NESTED, nil)
@@ -128,14 +181,14 @@ func EndOf(a netip.Addr) (ended int, err error) {
 			return true
 		}, tuple, only)
 		if err != nil {
-			return 0, err
+			return err
 		}
 	}
 	var errs []error
 	for _, f := range found {
 		errs = append(errs, End(f))
 	}
-	return len(found), errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
 func request(family, operation, flags int) *nl.NetlinkRequest {

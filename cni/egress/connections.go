@@ -36,26 +36,15 @@ func EndConnections(all []Way, pods, former []netip.Addr) error {
 		}
 		return outside
 	}
-	var errs []error
-	for _, family := range families {
-		var ended []*conntrack.Flow
-		err := conntrack.List(family, func(f *conntrack.Flow) bool {
-			pod, to, source := f.Original.Source.Addr(), f.Original.Destination.Addr(), f.Reply.Destination.Addr()
-			// Destinations that the node translates are none of it.
-			if !slices.Contains(pods, pod) || f.Reply.Source.Addr() != to {
-				return true
-			}
-			if w := ways[pod]; w == nil && slices.Contains(former, source) || w != nil && source != w.Address && isOutside(w, to) {
-				ended = append(ended, f)
-			}
-			return true
-		})
-		errs = append(errs, err)
-		for _, f := range ended {
-			errs = append(errs, conntrack.End(f))
+	return conntrack.EndWhere(families, func(f *conntrack.Flow) bool {
+		pod, to, source := f.Original.Source.Addr(), f.Original.Destination.Addr(), f.Reply.Destination.Addr()
+		// Destinations that the node translates are none of it.
+		if !slices.Contains(pods, pod) || f.Reply.Source.Addr() != to {
+			return false
 		}
-	}
-	return errors.Join(errs...)
+		w := ways[pod]
+		return w == nil && slices.Contains(former, source) || w != nil && source != w.Address && isOutside(w, to)
+	})
 }
 
 // leads returns whether packets to a destination leave by the Way, as the rules of choose say.

@@ -3,14 +3,10 @@
 package hostport
 
 import (
-	"cmp"
 	"encoding/binary"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/conntrack"
 	"github.com/berth-dev/berth/cni/nftables"
@@ -89,19 +85,17 @@ func (c changes) and(later changes, forwarded map[forward]bool) changes {
 	return sum
 }
 
-// families lists the families of the changes' addresses.
+// families returns the families of the changes' addresses.
 func (c changes) families() []int {
-	of := map[int]bool{}
-	for _, all := range []map[forward]bool{c.began, c.ended} {
-		for f := range all {
-			if f.pod.Addr().Is4() {
-				of[unix.AF_INET] = true
-			} else {
-				of[unix.AF_INET6] = true
+	return conntrack.Families(func(yield func(netip.Addr) bool) {
+		for _, all := range []map[forward]bool{c.began, c.ended} {
+			for f := range all {
+				if !yield(f.pod.Addr()) {
+					return
+				}
 			}
 		}
-	}
-	return slices.Sorted(maps.Keys(of))
+	})
 }
 
 // nodePort is a port of the node.
@@ -111,7 +105,8 @@ type nodePort struct {
 }
 
 // stale matches the connections, as the kernel tracks them, that have not gone with changes.
-// The kernel would lead their packets where the first one went.
+// The kernel would lead their packets where the first one went. Clients of TCP and SCTP learn that their connection
+// is gone; UDP begins anew.
 type stale struct {
 	began, ended map[nodePort][]forward
 	// local are the addresses of the node.
@@ -145,29 +140,4 @@ func (s stale) has(flow *conntrack.Flow) bool {
 		return !toPod(f) && dst.Addr().Is4() == f.pod.Addr().Is4() &&
 			(dst.Addr() == f.hostIP || !f.hostIP.IsValid() && slices.Contains(s.local, dst.Addr())) && s.forwards(f)
 	})
-}
-
-// tracker lists and ends the connections that the kernel tracks.
-type tracker struct {
-	list func(family int, yield func(*conntrack.Flow) bool) error
-	end  func(*conntrack.Flow) error
-}
-
-// endStale makes the kernel forget connections. Clients of TCP and SCTP then learn that their connection
-// is gone; UDP begins anew.
-func (t tracker) endStale(families []int, which stale) error {
-	var failed error
-	for _, family := range families {
-		err := t.list(family, func(flow *conntrack.Flow) bool {
-			if which.has(flow) {
-				failed = cmp.Or(failed, t.end(flow))
-			}
-			return true
-		})
-		failed = cmp.Or(failed, err)
-	}
-	if failed != nil {
-		return fmt.Errorf("end connections of changed host ports: %w", failed)
-	}
-	return nil
 }

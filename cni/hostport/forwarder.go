@@ -73,10 +73,10 @@ func (f *Forwarder) note(had, want content) {
 // reads the kernel's connections once for all changes since its last success: there may be a million, and
 // no other method waits for it. After a failure the next call ends the same connections.
 func (f *Forwarder) EndConnections() error {
-	return f.endConnections(tracker{conntrack.List, conntrack.End})
+	return f.endConnections(conntrack.EndWhere)
 }
 
-func (f *Forwarder) endConnections(t tracker) error {
+func (f *Forwarder) endConnections(endWhere func(families []int, which func(*conntrack.Flow) bool) error) error {
 	f.mu.Lock()
 	c := f.changed
 	f.changed = changes{}
@@ -87,14 +87,15 @@ func (f *Forwarder) endConnections(t tracker) error {
 	}
 	local, err := addresses(nil)
 	if err == nil {
-		err = t.endStale(families, newStale(c, local, f.forwards))
+		err = endWhere(families, newStale(c, local, f.forwards).has)
 	}
 	if err != nil {
 		f.mu.Lock()
 		f.changed = c.and(f.changed, f.forwarded)
 		f.mu.Unlock()
+		return fmt.Errorf("end connections of changed host ports: %w", err)
 	}
-	return err
+	return nil
 }
 
 // forwards returns whether the node has a forward since the last Apply.

@@ -162,15 +162,14 @@ func TestEndConnections(t *testing.T) {
 	first, second := flow("10.0.70.5:53"), flow("10.0.70.6:53")
 	reads, ended := 0, []*conntrack.Flow{}
 	var fails error
-	kernel := tracker{
-		list: func(family int, yield func(*conntrack.Flow) bool) error {
-			reads++
-			for _, f := range []*conntrack.Flow{first, second} {
-				yield(f)
+	endWhere := func(families []int, which func(*conntrack.Flow) bool) error {
+		reads += len(families)
+		for _, f := range []*conntrack.Flow{first, second} {
+			if which(f) {
+				ended = append(ended, f)
 			}
-			return nil
-		},
-		end: func(f *conntrack.Flow) error { ended = append(ended, f); return fails },
+		}
+		return fails
 	}
 	content := func(pods ...string) content {
 		var mappings []Mapping
@@ -184,7 +183,7 @@ func TestEndConnections(t *testing.T) {
 	expect := func(what string, wantReads int, wantErr error, want ...*conntrack.Flow) {
 		t.Helper()
 		reads, ended = 0, nil
-		if err := f.endConnections(kernel); !errors.Is(err, wantErr) || reads != wantReads || !slices.Equal(ended, want) {
+		if err := f.endConnections(endWhere); !errors.Is(err, wantErr) || reads != wantReads || !slices.Equal(ended, want) {
 			t.Errorf("%s: endConnections() = %v after %d reads, ended %v, want %v, %d, %v", what, err, reads, ended, wantErr, wantReads, want)
 		}
 	}

@@ -101,7 +101,7 @@
 //
 // # Closed interfaces
 //
-// Close silences a container's interfaces for a while, and leaves them and their routes as they are (close.go). What is closed
+// Close silences a container's interfaces for a while, and leaves them and their routes as they are (closure.go). What is closed
 // is in the kernel or the card alone: a port that is down, sets of addresses in the table of the lower link's guard, the
 // state of a virtual function.
 //

@@ -6,13 +6,12 @@ package agentport
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
 	"net/url"
-	"strconv"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/ipam/agentpod"
 )
 
@@ -40,12 +40,49 @@ const (
 	tokenSeconds = 600
 )
 
-// Get returns a resource of the agent in a pod.
-func (p *Ports) Get(ctx context.Context, agent *v1.Pod, path string, query url.Values) ([]byte, error) {
-	return p.Ask(ctx, Question{
-		Method: http.MethodGet, Path: path, Query: query, Pod: agent, Of: "the agent of node " + agent.Spec.NodeName,
-		Account: agentpod.Diagnosis, Audience: agentpod.Audience(agent.Spec.NodeName),
+// Agent asks the agent in a pod. Only that agent can answer: the token is for it by the node's name, and the agent has the API server
+// review the token by one of its own, which ends with its pod.
+func (p *Ports) Agent(pod *v1.Pod) inquiry.Client {
+	return func(ctx context.Context, method, path string, query url.Values) ([]byte, error) {
+		q := Question{
+			Method: method, Path: path, Query: query, Pod: pod, Of: "the agent of node " + pod.Spec.NodeName,
+			Account: agentpod.Diagnosis, Audience: agentpod.Audience(pod.Spec.NodeName),
+		}
+		if method != http.MethodGet {
+			// What has an agent do something takes more than to look.
+			q.Account = agentpod.Operator
+		}
+		return p.Ask(ctx, q)
+	}
+}
+
+// Carried returns the addresses that a node carries, or is about to carry or to stop carrying: the answer of its ready agent. It blocks.
+func (p *Ports) Carried(ctx context.Context, node string) ([]netip.Addr, error) {
+	agents, err := p.Kube.CoreV1().Pods(p.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: agentpod.Selector, FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
+		ResourceVersion: "0", // from the API server's memory
 	})
+	if err != nil {
+		return nil, fmt.Errorf("find the agent of node %s: %w", node, err)
+	}
+	i := slices.IndexFunc(agents.Items, func(pod v1.Pod) bool { return agentpod.IsReady(&pod) })
+	if i < 0 {
+		return nil, fmt.Errorf("node %s has no ready agent", node)
+	}
+	carried, err := p.Agent(&agents.Items[i]).Carried(ctx, false)
+	if err != nil {
+		return nil, fmt.Errorf("ask what node %s carries: %w", node, err)
+	}
+	addrs := make([]netip.Addr, 0, len(carried.Addresses))
+	for _, c := range carried.Addresses {
+		addrs = append(addrs, c.Address)
+	}
+	return addrs, nil
+}
+
+// Witness has the agent in a pod find out whether another node answers. It blocks for about a second.
+func (p *Ports) Witness(ctx context.Context, agent *v1.Pod, q inquiry.WitnessQuestion) (*inquiry.Testimony, error) {
+	return p.Agent(agent).Witness(ctx, q)
 }
 
 // Question is a request to a program of Berth's at its port.
@@ -99,113 +136,6 @@ func (p *Ports) Ask(ctx context.Context, q Question) ([]byte, error) {
 		return nil, fmt.Errorf("reach %s through the API server (the Role %s in namespace %s allows it): %w", q.Of, q.Account, p.Namespace, err)
 	}
 	return answer, nil
-}
-
-// pathCarried is the agent's resource for the controller; agent/inquiry has its contents.
-const pathCarried = "/v1/carried"
-
-// Carried returns the addresses that a node carries, or is about to carry or to stop carrying: the
-// answer of its ready agent. It blocks. Only the agent of that node can answer: the token is for it by
-// the node's name, and the agent has the API server review the token by one of its own, which ends with
-// its pod.
-func (p *Ports) Carried(ctx context.Context, node string) ([]netip.Addr, error) {
-	agents, err := p.Kube.CoreV1().Pods(p.Namespace).List(ctx, metav1.ListOptions{
-		LabelSelector: agentpod.Selector, FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
-		ResourceVersion: "0", // from the API server's memory
-	})
-	if err != nil {
-		return nil, fmt.Errorf("find the agent of node %s: %w", node, err)
-	}
-	for i := range agents.Items {
-		if !agentpod.IsReady(&agents.Items[i]) {
-			continue
-		}
-		answer, err := get[struct {
-			Addresses []netip.Addr `json:"addresses"`
-		}](ctx, p, &agents.Items[i], pathCarried, nil)
-		return answer.Addresses, err
-	}
-	return nil, fmt.Errorf("node %s has no ready agent", node)
-}
-
-// pathWitness is the agent's resource for questions about another node; agent/inquiry has its contents.
-const pathWitness = "/v1/witness"
-
-// Testimony is what an agent found out about another node.
-type Testimony struct {
-	// Control: in the network of the addresses the gateway, or a third node, answered the agent meanwhile, and so did one of the
-	// question's controls, if it has any. Without it the other node's silence says nothing.
-	Control bool `json:"control"`
-	// Host: the other node's kernel answered, at an InternalIP.
-	Host bool `json:"host"`
-	// Agent: its agent answered.
-	Agent bool `json:"agent"`
-	// Addresses are the floating IPs for which a host answered, maybe a proxy for others.
-	Addresses []Answered `json:"addresses"`
-}
-
-// Answered is an address, and the MACs of the hosts that answered for it.
-type Answered struct {
-	Address netip.Addr `json:"address"`
-	MACs    []string   `json:"macs"`
-}
-
-// WitnessQuestion asks about another node.
-type WitnessQuestion struct {
-	// Node is its name, and Hosts are its InternalIPs.
-	Node  string
-	Hosts []netip.Addr
-	// Controls are InternalIPs of nodes that live. The agent has no control where none of them answers. There may be none.
-	Controls []netip.Addr
-	// VLAN has the network of the floating IPs Addresses; 0 is untagged. Gateways are the network's.
-	VLAN                int
-	Gateways, Addresses []netip.Addr
-}
-
-// The most Hosts, Controls and Gateways, and Addresses, that agents take; agent/inquiry has them, too.
-const (
-	MostHosts     = 16
-	MostAddresses = 1024
-)
-
-// Witness has the agent in a pod ask another node, and the segments of its own, whether that node answers. It blocks for about a
-// second. Only that agent can answer, as in Carried.
-func (p *Ports) Witness(ctx context.Context, agent *v1.Pod, q WitnessQuestion) (Testimony, error) {
-	query := url.Values{"node": {q.Node}}
-	for name, addrs := range map[string][]netip.Addr{"host": q.Hosts, "control": q.Controls, "gateway": q.Gateways, "address": q.Addresses} {
-		for _, addr := range addrs {
-			query.Add(name, addr.String())
-		}
-	}
-	if q.VLAN != 0 {
-		query.Set("vlan", strconv.Itoa(q.VLAN))
-	}
-	return get[Testimony](ctx, p, agent, pathWitness, query)
-}
-
-// get is Get of a resource in JSON.
-func get[T any](ctx context.Context, p *Ports, agent *v1.Pod, path string, query url.Values) (answer T, err error) {
-	raw, err := p.Get(ctx, agent, path, query)
-	if err != nil {
-		return answer, err
-	}
-	if err := json.Unmarshal(raw, &answer); err != nil {
-		return answer, fmt.Errorf("read the answer of the agent in pod %s: %w", agent.Name, err)
-	}
-	return answer, nil
-}
-
-// pathTakeOver is the agent's resource for a person's word; agent/inquiry has its contents.
-const pathTakeOver = "/v1/take-over"
-
-// TakeOver gives the agent in a pod the caller's word that no other node answers for an address for which its node waits: the node
-// then answers. It needs the Role [agentpod.Operator]. It blocks.
-func (p *Ports) TakeOver(ctx context.Context, agent *v1.Pod, addr netip.Addr) error {
-	_, err := p.Ask(ctx, Question{
-		Method: http.MethodPost, Path: pathTakeOver, Query: url.Values{"address": {addr.String()}}, Pod: agent, Of: "the agent of node " + agent.Spec.NodeName,
-		Account: agentpod.Operator, Audience: agentpod.Audience(agent.Spec.NodeName),
-	})
-	return err
 }
 
 // ofProgram returns the text of an error that is a program's, and not the API server's: it is no object.

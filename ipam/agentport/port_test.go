@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	. "github.com/berth-dev/berth/ipam/agentport"
 )
 
@@ -31,14 +32,14 @@ func TestWitness(t *testing.T) {
 	var heard heard
 	ports := heard.serve(t, `{"control":true,"host":true,"agent":false,"addresses":[{"address":"10.0.70.5","macs":["02:00:00:00:00:01"]}]}`, http.StatusOK)
 	agent := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "berth-agent-2"}, Spec: v1.PodSpec{NodeName: "node2"}}
-	got, err := ports.Witness(t.Context(), agent, WitnessQuestion{
+	got, err := ports.Witness(t.Context(), agent, inquiry.WitnessQuestion{
 		Node: "node1", Hosts: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8::1")}, Controls: []netip.Addr{netip.MustParseAddr("10.0.0.2")},
 		VLAN: 70, Gateways: []netip.Addr{netip.MustParseAddr("10.0.70.1")}, Addresses: []netip.Addr{netip.MustParseAddr("10.0.70.5")},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Testimony{Control: true, Host: true, Addresses: []Answered{{netip.MustParseAddr("10.0.70.5"), []string{"02:00:00:00:00:01"}}}}
+	want := &inquiry.Testimony{Control: true, Host: true, Addresses: []inquiry.AnsweredAddress{{Address: netip.MustParseAddr("10.0.70.5"), MACs: []string{"02:00:00:00:00:01"}}}}
 	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 		t.Errorf("Witness() (-want +got):\n%s", diff)
 	}
@@ -62,12 +63,12 @@ func TestCarried(t *testing.T) {
 		code      int
 		want, err string
 	}{
-		"it carries two":  {both, `{"addresses":["10.0.70.5","2001:db8::5"]}`, http.StatusOK, "[10.0.70.5 2001:db8::5]", ""},
+		"it carries two":  {both, `{"addresses":[{"address":"10.0.70.5"},{"address":"2001:db8::5"}]}`, http.StatusOK, "[10.0.70.5 2001:db8::5]", ""},
 		"it carries none": {both, `{"addresses":[]}`, http.StatusOK, "[]", ""},
 		"no ready agent":  {both[:1], "", http.StatusOK, "[]", "node node2 has no ready agent"},
 		"no list":         {nil, "", http.StatusOK, "[]", "find the agent of node node2: "},
-		"no JSON":         {both, "carries", http.StatusOK, "[]", "read the answer of the agent in pod berth-agent-2: "},
-		"it fails":        {both, "no records", http.StatusInternalServerError, "[]", "the agent of node node2 answers in pod berth-agent-2: no records"},
+		"no JSON":         {both, "carries", http.StatusOK, "[]", "ask what node node2 carries: read the agent's answer: "},
+		"it fails":        {both, "no records", http.StatusInternalServerError, "[]", "ask what node node2 carries: the agent of node node2 answers in pod berth-agent-2: no records"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			heard := heard{agents: test.agents}
@@ -107,9 +108,9 @@ func TestNoAnswer(t *testing.T) {
 	ctx := ending{t.Context(), make(chan struct{})}
 	heard := heard{hangs: func() { close(ctx.passed) }}
 	agent := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "berth-agent-2"}, Spec: v1.PodSpec{NodeName: "node2"}}
-	_, err := heard.serve(t, "", http.StatusOK).Get(ctx, agent, "/v1/carried", nil)
+	_, err := heard.serve(t, "", http.StatusOK).Agent(agent).Carried(ctx, false)
 	if err == nil || err.Error() != "the agent of node node2 does not answer in pod berth-agent-2 within 4s" {
-		t.Errorf("Get() = %v", err)
+		t.Errorf("Carried() = %v", err)
 	}
 }
 
@@ -118,10 +119,10 @@ func TestErrorOfAPIServer(t *testing.T) {
 	heard := heard{}
 	ports := heard.serve(t, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,"message":"pods \"berth-agent-2\" not found","details":{"name":"berth-agent-2","kind":"pods"}}`, http.StatusNotFound)
 	agent := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "berth-agent-2"}, Spec: v1.PodSpec{NodeName: "node2"}}
-	_, err := ports.Get(t.Context(), agent, "/v1/carried", nil)
+	_, err := ports.Agent(agent).Carried(t.Context(), false)
 	const want = "reach the agent of node node2 through the API server (the Role berth-diagnosis in namespace berth-system allows it): pods \"berth-agent-2\" not found"
 	if err == nil || err.Error() != want {
-		t.Errorf("Get() = %v\nwant %s", err, want)
+		t.Errorf("Carried() = %v\nwant %s", err, want)
 	}
 }
 
@@ -129,7 +130,7 @@ func TestErrorOfAPIServer(t *testing.T) {
 func TestTakeOver(t *testing.T) {
 	var heard heard
 	agent := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "berth-agent-2"}, Spec: v1.PodSpec{NodeName: "node2"}}
-	if err := heard.serve(t, "", http.StatusOK).TakeOver(t.Context(), agent, netip.MustParseAddr("10.0.70.5")); err != nil {
+	if err := heard.serve(t, "", http.StatusOK).Agent(agent).TakeOver(t.Context(), netip.MustParseAddr("10.0.70.5")); err != nil {
 		t.Error(err)
 	}
 	if want := "POST Bearer secret /api/v1/namespaces/berth-system/pods/https:berth-agent-2:/proxy/v1/take-over?address=10.0.70.5"; heard.asked != want {
@@ -138,7 +139,7 @@ func TestTakeOver(t *testing.T) {
 	if heard.token != "/api/v1/namespaces/berth-system/serviceaccounts/berth-failover-operator/token for [agent.berth.dev/node2]" {
 		t.Errorf("the token is %s", heard.token)
 	}
-	err := heard.serve(t, "node node2 does not wait", http.StatusUnprocessableEntity).TakeOver(t.Context(), agent, netip.MustParseAddr("10.0.70.5"))
+	err := heard.serve(t, "node node2 does not wait", http.StatusUnprocessableEntity).Agent(agent).TakeOver(t.Context(), netip.MustParseAddr("10.0.70.5"))
 	if err == nil || err.Error() != "the agent of node node2 answers in pod berth-agent-2: node node2 does not wait" {
 		t.Errorf("TakeOver() = %v", err)
 	}

@@ -15,10 +15,10 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// The cooldown of an address begins where giveBack decides it (decide.go), or where another client
-// deletes its FloatingIP (deleted.go), and ends where endCooldown decides it. Meanwhile the book of
+// The cooldown of an address begins where giveBack decides it (verdict.go), or where another client
+// deletes its FloatingIP (deletions.go), and ends where endCooldown decides it. Meanwhile the book of
 // each scheduler gives the address to no pod (ipam/allocator, Cooling in record.go; after such a
-// deletion ipam/deleted.go). An address that its last node may still carry rests in the same way
+// deletion ipam/deletions.go). An address that its last node may still carry rests in the same way
 // until that node has stopped (lastnode.go); pods of the owner's namespace may have it.
 
 // resting returns the spec of an address that rests since a time. last is the node that may carry it.

@@ -3,14 +3,8 @@
 package node
 
 import (
-	"context"
-	"encoding/json"
 	"fmt"
-	"maps"
-	"net"
-	"net/http"
 	"net/netip"
-	"net/url"
 	"syscall"
 	"testing"
 
@@ -21,21 +15,10 @@ import (
 )
 
 // testify has a node's agent say, over its socket, whether another node lives.
-func (n *node) testify(query url.Values) inquiry.Testimony {
+func (n *node) testify(q inquiry.WitnessQuestion) *inquiry.Testimony {
 	n.t.Helper()
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", n.dir+"/run/agent.sock")
-	}}}
-	answer, err := client.Get("http://agent" + inquiry.PathWitness + "?" + query.Encode())
+	testimony, err := inquiry.OnSocket(n.dir+"/run/agent.sock").Witness(n.t.Context(), q)
 	if err != nil {
-		n.t.Fatal(err)
-	}
-	defer answer.Body.Close()
-	var testimony inquiry.Testimony
-	if answer.StatusCode != http.StatusOK {
-		n.t.Fatal(answer.Status)
-	}
-	if err := json.NewDecoder(answer.Body).Decode(&testimony); err != nil {
 		n.t.Fatal(err)
 	}
 	return testimony
@@ -48,10 +31,16 @@ func TestWitness(t *testing.T) {
 	const host, address = "10.0.60.11", "10.70.55.5"
 	lost := network.newNode(t, "witness-lost", host, "--bind-address="+host, "--secure-port=10299")
 	witness := network.newNode(t, "witness-other", "10.0.60.12", "--bind-address=10.0.60.12", "--secure-port=10299")
-	about := func(more url.Values) url.Values {
-		query := url.Values{"node": {lost.name}, "host": {host}, "address": {address}}
-		maps.Copy(query, more)
-		return query
+	addrs := func(texts ...string) (all []netip.Addr) {
+		for _, text := range texts {
+			all = append(all, netip.MustParseAddr(text))
+		}
+		return all
+	}
+	about := func(change func(*inquiry.WitnessQuestion)) inquiry.WitnessQuestion {
+		q := inquiry.WitnessQuestion{Node: lost.name, Hosts: addrs(host), Addresses: addrs(address)}
+		change(&q)
+		return q
 	}
 	pod := createPod(t, lost.name, "witnessed", address)
 	bind(t, address, pod)
@@ -59,13 +48,13 @@ func TestWitness(t *testing.T) {
 	lost.mustAdd(c)
 	ping(t, network.client, address)
 
-	answered := []inquiry.ProbedAddress{{Address: netip.MustParseAddr(address), MACs: []string{mac(lost)}}}
-	none := []inquiry.ProbedAddress{}
+	answered := []inquiry.AnsweredAddress{{Address: netip.MustParseAddr(address), MACs: []string{mac(lost)}}}
+	none := []inquiry.AnsweredAddress{}
 	says := func(when string, want inquiry.Testimony) {
 		t.Helper()
 		// A lost packet, or a slow machine, costs an answer.
 		eventually(t, func() error {
-			if diff := cmp.Diff(want, witness.testify(about(nil)), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+			if diff := cmp.Diff(&want, witness.testify(about(func(*inquiry.WitnessQuestion) {})), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 				return fmt.Errorf("%s (-want +got):\n%s", when, diff)
 			}
 			return nil
@@ -92,16 +81,16 @@ func TestWitness(t *testing.T) {
 	says("a node that is off", inquiry.Testimony{Control: true, Addresses: none})
 	for _, c := range []struct {
 		when    string
-		query   url.Values
+		change  func(*inquiry.WitnessQuestion)
 		control bool
 	}{
-		{"a network that is not at the witness", url.Values{"vlan": {"70"}}, false},
-		{"addresses that others have by now", url.Values{"address": nil}, true},
-		{"a living node that is silent, too", url.Values{"control": {"10.0.60.99"}}, false},
-		{"a living node that answers", url.Values{"control": {"10.0.60.99", "10.0.60.12"}}, true},
+		{"a network that is not at the witness", func(q *inquiry.WitnessQuestion) { q.VLAN = 70 }, false},
+		{"addresses that others have by now", func(q *inquiry.WitnessQuestion) { q.Addresses = nil }, true},
+		{"a living node that is silent, too", func(q *inquiry.WitnessQuestion) { q.Controls = addrs("10.0.60.99") }, false},
+		{"a living node that answers", func(q *inquiry.WitnessQuestion) { q.Controls = addrs("10.0.60.99", "10.0.60.12") }, true},
 	} {
 		eventually(t, func() error {
-			if got := witness.testify(about(c.query)); got.Control != c.control || got.Host || got.Agent {
+			if got := witness.testify(about(c.change)); got.Control != c.control || got.Host || got.Agent {
 				return fmt.Errorf("%s: %+v", c.when, got)
 			}
 			return nil

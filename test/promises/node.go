@@ -16,7 +16,7 @@ var node = []promise{
 	},
 	{
 		"A host port is closed when its pod is deleted.", "docs/how-to/hostports.md",
-		"agent/undo.go", "errs := []error{a.ports.Close(ctx, record)}", "errs := []error{nil}",
+		"agent/rollback.go", "errs := []error{a.ports.Close(ctx, record)}", "errs := []error{nil}",
 		"agent", "TestHostPortTakeover",
 	},
 	{
@@ -36,7 +36,7 @@ var node = []promise{
 	},
 	{
 		"A Pass of the tier Admin leaves the decision to NetworkPolicies.", "docs/explanation/network-policy.md#what-holds",
-		"agent/policy/compile.go", "rule = ruleset.Rule{Verdict: ruleset.Return}\n\t}\n\trule.Origin", "rule = ruleset.Rule{Verdict: ruleset.Accept}\n\t}\n\trule.Origin",
+		"agent/policy/compiler.go", "rule = ruleset.Rule{Verdict: ruleset.Return}\n\t}\n\trule.Origin", "rule = ruleset.Rule{Verdict: ruleset.Accept}\n\t}\n\trule.Origin",
 		"agent/policy", "TestGolden",
 	},
 	{
@@ -121,7 +121,7 @@ var node = []promise{
 	},
 	{
 		"A change of policies that forbids an open connection ends it.", "docs/explanation/network-policy.md#what-holds",
-		"agent/policy/enforce/apply.go", "func (t *target) reopen() { t.open, t.reopened = true, true }", "func (t *target) reopen() { t.open, t.reopened = false, true }",
+		"agent/policy/enforce/target.go", "func (t *target) reopen() { t.open, t.reopened = true, true }", "func (t *target) reopen() { t.open, t.reopened = false, true }",
 		"agent/policy/enforce", "TestWriteDuringSweep",
 	},
 }

@@ -11,12 +11,12 @@ var scheduler = []promise{
 	},
 	{
 		"The message of a waiting pod names the pools that are full.", "docs/explanation/concepts.md",
-		"ipam/explain.go", "reason, what := c.shortOf(part, c.pool(position))", "reason, what := c.shortOf(part, c.pool(nodePools[0]))",
+		"ipam/explanation.go", "reason, what := c.shortOf(part, c.pool(position))", "reason, what := c.shortOf(part, c.pool(nodePools[0]))",
 		"ipam", "TestShortage",
 	},
 	{
 		"A pool gives the addresses that it never gave first, then the one that was freed longest ago.", "docs/explanation/concepts.md",
-		"ipam/allocator/free.go", "return oldest.addr, true", "return oldest.prev.addr, true",
+		"ipam/allocator/freespace.go", "return oldest.addr, true", "return oldest.prev.addr, true",
 		"ipam/allocator", "TestFreedAddressIsGivenLast",
 	},
 	{
@@ -41,7 +41,7 @@ var scheduler = []promise{
 	},
 	{
 		"While an address rests for its last node, no other namespace gets it.", "docs/explanation/release.md#the-last-node",
-		"ipam/allocator/reserve.go", " && e.restsFor() == want.RestsFor && b", " && b",
+		"ipam/allocator/reservation.go", " && e.restsFor() == want.RestsFor && b", " && b",
 		"ipam/allocator", "TestReserveResting",
 	},
 	{
@@ -61,7 +61,7 @@ var scheduler = []promise{
 	},
 	{
 		"The scheduler takes all addresses of a request or none.", "docs/how-to/requests.md",
-		"ipam/allocator/reserve.go", "\t\t\t\t\ta.giveBack(taken, c.PodUID)\n", "",
+		"ipam/allocator/reservation.go", "\t\t\t\t\ta.giveBack(taken, c.PodUID)\n", "",
 		"ipam/allocator", "TestReserveFailsHalfWay",
 	},
 	{
@@ -71,7 +71,7 @@ var scheduler = []promise{
 	},
 	{
 		"If a pod was bound by another scheduler meanwhile, its addresses are given back.", "docs/explanation/concepts.md#how-the-scheduler-gives-an-address",
-		"plugins/floatingip/bind.go", "if isRefusal(err) {", "if isRefusal(err) && !apierrors.IsConflict(err) {",
+		"plugins/floatingip/binding.go", "if isRefusal(err) {", "if isRefusal(err) && !apierrors.IsConflict(err) {",
 		"plugins/floatingip", "TestPhases",
 	},
 	{
@@ -81,32 +81,32 @@ var scheduler = []promise{
 	},
 	{
 		"A namespace that is created again under its name inherits no address.", "docs/explanation/release-detail.md#namespaces",
-		"ipam/kept.go", "\t\tif !c.request.mayKeep(record) {\n\t\t\treturn 0, false\n\t\t}\n", "",
+		"ipam/holdings.go", "\t\tif !c.request.mayKeep(record) {\n\t\t\treturn 0, false\n\t\t}\n", "",
 		"ipam", "TestKeptInANamespaceMadeAgain",
 	},
 	{
 		"The pods of an IPClaim have no more addresses than its size.", "docs/how-to/claims.md",
-		"ipam/allocator/reserve.go", "if *owned++; *owned > c.Limit {", "if *owned++; *owned > c.Limit+1 {",
+		"ipam/allocator/reservation.go", "if *owned++; *owned > c.Limit {", "if *owned++; *owned > c.Limit+1 {",
 		"ipam/allocator", "TestLimit",
 	},
 	{
 		"The time of retain-for runs from the moment when the address lost its pod.", "docs/explanation/release-detail.md#keep-on-scale-down-and-retain-for",
-		"ipam/reclaim/decide.go", "since = spec.Since.Time", "since = s.created",
+		"ipam/reclaim/verdict.go", "since = spec.Since.Time", "since = s.created",
 		"ipam/reclaim", "TestDecide",
 	},
 	{
 		"A reserved FloatingIP is never touched.", "docs/explanation/release.md#the-table",
-		"ipam/reclaim/decide.go", "case spec.Reserved:\n\t\treturn verdict{}\n\t", "",
+		"ipam/reclaim/verdict.go", "case spec.Reserved:\n\t\treturn verdict{}\n\t", "",
 		"ipam/reclaim", "TestDecide",
 	},
 	{
 		"When a namespace is deleted, its addresses are freed under every policy.", "docs/explanation/release-detail.md#namespaces",
-		"ipam/reclaim/decide.go", "case s.namespaceGone:", "case s.namespaceGone && spec.ReleasePolicy != v1alpha1.ReleaseNever:",
+		"ipam/reclaim/verdict.go", "case s.namespaceGone:", "case s.namespaceGone && spec.ReleasePolicy != v1alpha1.ReleaseNever:",
 		"ipam/reclaim", "TestNamespaceGone",
 	},
 	{
 		"An address that is freed rests for the cooldown of its pool.", "docs/explanation/release.md#cooldown",
-		"ipam/reclaim/decide.go", "case !lastnode.IsRested(spec.ReleasedAt.Time, s.cooldown, s.now):", "case lastnode.IsRested(spec.ReleasedAt.Time, s.cooldown, s.now):",
+		"ipam/reclaim/verdict.go", "case !lastnode.IsRested(spec.ReleasedAt.Time, s.cooldown, s.now):", "case lastnode.IsRested(spec.ReleasedAt.Time, s.cooldown, s.now):",
 		"ipam/reclaim", "TestDecideCooldown",
 	},
 	{

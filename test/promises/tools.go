@@ -16,7 +16,7 @@ var tools = []promise{
 	},
 	{
 		"A node that has renewed its Lease is not powered off.", "docs/how-to/failover.md#power-nodes-off",
-		"cmd/failover/mover/act.go", "case renewed:\n\t\treturn []failover.Input{failover.Renewed", "case renewed && err != nil:\n\t\treturn []failover.Input{failover.Renewed",
+		"cmd/failover/mover/action.go", "case renewed:\n\t\treturn []failover.Input{failover.Renewed", "case renewed && err != nil:\n\t\treturn []failover.Input{failover.Renewed",
 		"cmd/failover/mover", "TestLeaseIsReadBefore",
 	},
 	{
@@ -46,7 +46,7 @@ var tools = []promise{
 	},
 	{
 		"kubectl berth check names addresses that are in no pool.", "docs/how-to/shrink-pool.md",
-		"cmd/kubectl-berth/audit/compare.go", `if !isHome && spec.Pool != "" {`, `if isHome && spec.Pool != "" {`,
+		"cmd/kubectl-berth/audit/comparison.go", `if !isHome && spec.Pool != "" {`, `if isHome && spec.Pool != "" {`,
 		"cmd/kubectl-berth/audit", "TestRun",
 	},
 	{
@@ -81,7 +81,7 @@ var tools = []promise{
 	},
 	{
 		"Services with externalTrafficPolicy Local that share an address need the same selector.", "docs/how-to/services.md#which-address",
-		"ipam/reclaim/slim.go", "slim.Spec.ExternalTrafficPolicy, slim.Spec.Ports, slim.Spec.Selector = o.Spec.ExternalTrafficPolicy, o.Spec.Ports, o.Spec.Selector", "slim.Spec.ExternalTrafficPolicy, slim.Spec.Ports = o.Spec.ExternalTrafficPolicy, o.Spec.Ports",
+		"ipam/reclaim/slimming.go", "slim.Spec.ExternalTrafficPolicy, slim.Spec.Ports, slim.Spec.Selector = o.Spec.ExternalTrafficPolicy, o.Spec.Ports, o.Spec.Selector", "slim.Spec.ExternalTrafficPolicy, slim.Spec.Ports = o.Spec.ExternalTrafficPolicy, o.Spec.Ports",
 		"ipam/services", "TestServed",
 	},
 	{

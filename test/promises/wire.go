@@ -11,7 +11,7 @@ var wire = []promise{
 	},
 	{
 		"With the backend iptables a policy of ingress governs the pods that packets go to.", "docs/explanation/network-policy.md#through-nftables-or-ipset-and-iptables",
-		"agent/policy/iptables/render.go", "if rule.DestinationMap != \"\" {\n\t\treturn \"dst\"", "if rule.DestinationMap == \"\" {\n\t\treturn \"dst\"",
+		"agent/policy/iptables/rendering.go", "if rule.DestinationMap != \"\" {\n\t\treturn \"dst\"", "if rule.DestinationMap == \"\" {\n\t\treturn \"dst\"",
 		"agent/policy/iptables", "TestGolden",
 	},
 	{
@@ -21,7 +21,7 @@ var wire = []promise{
 	},
 	{
 		"DEL leaves no rule of the pod on the node.", "docs/reference/node.md",
-		"cni/veth/wire/withdraw.go", "return errors.Join(append(errs, k.sweep())...)", "return errors.Join(errs...)",
+		"cni/veth/wire/withdrawal.go", "return errors.Join(append(errs, k.sweep())...)", "return errors.Join(errs...)",
 		"cni/veth/wire", "TestTraffic",
 	},
 	{
@@ -31,7 +31,7 @@ var wire = []promise{
 	},
 	{
 		"The new node of an address announces it.", "README.md",
-		"cni/veth/wire/announce.go", "\t\tif answers {", "\t\tif !answers {",
+		"cni/veth/wire/announcement.go", "\t\tif answers {", "\t\tif !answers {",
 		"cni/veth/wire", "TestTakeover",
 	},
 	{

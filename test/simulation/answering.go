@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/ipam/agentpod"
 )
 
@@ -27,11 +28,11 @@ func (w *World) AnsweringAgents(nodes ...string) {
 	w.T.Helper()
 	at := w.serveAgents(http.HandlerFunc(func(writer http.ResponseWriter, request *http.Request) {
 		node, err := audienceOf(request.Header.Get(agentpod.TokenHeader))
-		if err == nil && request.URL.Path == "/v1/witness" && w.Witnessed != nil {
+		if err == nil && request.URL.Path == inquiry.PathWitness && w.Witnessed != nil {
 			_ = json.NewEncoder(writer).Encode(w.Witnessed(request.URL.Query().Get("node")))
 			return
 		}
-		if err != nil || request.URL.Path != "/v1/carried" {
+		if err != nil || request.URL.Path != inquiry.PathCarried {
 			http.Error(writer, fmt.Sprint("asked for ", request.URL.Path, ": ", err), http.StatusUnauthorized)
 			return
 		}
@@ -44,7 +45,11 @@ func (w *World) AnsweringAgents(nodes ...string) {
 			http.Error(writer, err.Error(), http.StatusInternalServerError)
 			return
 		}
-		_ = json.NewEncoder(writer).Encode(map[string]any{"addresses": append([]netip.Addr{}, addrs...)})
+		said := inquiry.Carried{Addresses: []inquiry.CarriedAddress{}}
+		for _, addr := range addrs {
+			said.Addresses = append(said.Addresses, inquiry.CarriedAddress{Address: addr})
+		}
+		_ = json.NewEncoder(writer).Encode(said)
 	}))
 	pods := w.Kube.CoreV1().Pods(w.System)
 	for _, node := range nodes {

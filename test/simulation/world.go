@@ -35,7 +35,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/berth-dev/berth/ipam/agentport"
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/test/deploy"
@@ -66,7 +66,7 @@ type World struct {
 	// Carried are the addresses that a node's agent says it carries; nil: the ones of live pods.
 	Carried func(node string) ([]netip.Addr, error)
 	// Witnessed is what agents say of another node; nil: they do not answer. It is set before there are agents.
-	Witnessed func(node string) agentport.Testimony
+	Witnessed func(node string) inquiry.Testimony
 	System    string       // the namespace that Berth is installed in
 	Config    *rest.Config // an administrator's
 	Kube      *kubernetes.Clientset

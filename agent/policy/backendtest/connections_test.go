@@ -188,11 +188,9 @@ func testPickUp(t *testing.T, b backend) {
 func (w *topology) flows() []*conntrack.Flow {
 	w.t.Helper()
 	var all []*conntrack.Flow
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		w.node.Run(func() error {
-			return conntrack.List(family, func(f *conntrack.Flow) bool { all = append(all, f); return true })
-		})
-	}
+	w.node.Run(func() error {
+		return conntrack.List(conntrack.Both, func(f *conntrack.Flow) bool { all = append(all, f); return true })
+	})
 	return all
 }
 

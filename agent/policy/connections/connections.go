@@ -11,11 +11,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/agent/policy/socket"
@@ -39,14 +39,21 @@ func End(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]stri
 	}
 	// A flow is marked as it is read: a ruleset may forbid a million.
 	var failed error
-	err = judge.changed(conntrack.List, func(f *conntrack.Flow, isEnded bool) {
-		all++
-		if isEnded {
-			return
+	err = conntrack.List(conntrack.Families(maps.Keys(addresses)), func(f *conntrack.Flow) bool {
+		isEnded := f.Mark&EndedMark != 0
+		switch {
+		case !judge.decides(f):
+		case judge.drops(f.Protocol, f.Original.Source, f.Reply.Source):
+			all++
+			if !isEnded {
+				ended++
+				failed = cmp.Or(failed, conntrack.SetMark(f, EndedMark, EndedMark))
+			}
+		case isEnded:
+			failed = cmp.Or(failed, conntrack.SetMark(f, 0, EndedMark))
 		}
-		ended++
-		failed = cmp.Or(failed, conntrack.SetMark(f, EndedMark, EndedMark))
-	}, func(f *conntrack.Flow) { failed = cmp.Or(failed, conntrack.SetMark(f, 0, EndedMark)) })
+		return true
+	})
 	return ended, all, errors.Join(err, failed, ctx.Err())
 }
 
@@ -124,36 +131,6 @@ func (j *judge) drops(protocol byte, from, to netip.AddrPort) bool {
 	}
 	packet.InInterface = destination
 	return isDestination && j.in.Walk(packet).Verdict == ruleset.Drop
-}
-
-// changed calls drop for each connection of the addresses that the ruleset would drop, with whether it is ended, and
-// allow for each ended one that it would allow. It holds none.
-func (j *judge) changed(list func(family int, yield func(*conntrack.Flow) bool) error, drop func(f *conntrack.Flow, isEnded bool), allow func(*conntrack.Flow)) error {
-	families := map[int]bool{}
-	for a := range j.addresses {
-		if a.Is4() {
-			families[unix.AF_INET] = true
-		} else {
-			families[unix.AF_INET6] = true
-		}
-	}
-	for family := range families {
-		err := list(family, func(f *conntrack.Flow) bool {
-			isEnded := f.Mark&EndedMark != 0
-			switch {
-			case !j.decides(f):
-			case j.drops(f.Protocol, f.Original.Source, f.Reply.Source):
-				drop(f, isEnded)
-			case isEnded:
-				allow(f)
-			}
-			return true
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // decides returns whether the ruleset decides about a connection. The node's decides about all that were

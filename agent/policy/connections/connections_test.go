@@ -10,39 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/netnstest"
-	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
 	"github.com/berth-dev/berth/agent/policy/socket"
 	"github.com/berth-dev/berth/cni/conntrack"
 )
-
-// Each connection is judged and handed over before the next one is read, so that none is held.
-func TestStream(t *testing.T) {
-	server := rulesettest.Both[0].Server
-	j := newJudge(rulesettest.Closed(), map[netip.Addr]string{server: ""})
-	done := ""
-	list := func(family int, yield func(*conntrack.Flow) bool) error {
-		for i, mark := range []uint32{0, EndedMark, EndedMark} {
-			from, to := netip.AddrPortFrom(rulesettest.Both[0].Client, 4000), netip.AddrPortFrom(server, rulesettest.OpenPort)
-			if i == 2 {
-				from, to = to, from
-			}
-			done = ""
-			if !yield(&conntrack.Flow{Protocol: unix.IPPROTO_TCP, Original: conntrack.Tuple{Source: from, Destination: to}, Reply: conntrack.Tuple{Source: to, Destination: from}, Mark: mark}) {
-				t.Error("not all connections are read")
-			}
-			if want := []string{"drops an open one", "drops an ended one", "allows"}[i]; done != want {
-				t.Errorf("connection %d: %q before the next is read, want %q", i, done, want)
-			}
-		}
-		return nil
-	}
-	err := j.changed(list, func(_ *conntrack.Flow, isEnded bool) {
-		done = map[bool]string{false: "drops an open one", true: "drops an ended one"}[isEnded]
-	}, func(*conntrack.Flow) { done = "allows" })
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // A socket that listens shows for certain which side began: a connection that the kernel took up the other way round is
 // replaced in any case, and on the word of another socket only where that was asked for.
@@ -63,7 +33,7 @@ func TestAdopt(t *testing.T) {
 					want = client
 				}
 				var tracked []netip.AddrPort
-				err := conntrack.List(unix.AF_INET, func(f *conntrack.Flow) bool { tracked = append(tracked, f.Original.Source); return true })
+				err := conntrack.List([]int{unix.AF_INET}, func(f *conntrack.Flow) bool { tracked = append(tracked, f.Original.Source); return true })
 				if !slices.Equal(tracked, []netip.AddrPort{want}) {
 					t.Errorf("certain %t, replace %t: connections are begun by %v, want %s", certain, replace, tracked, want)
 				}

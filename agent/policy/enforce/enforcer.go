@@ -55,7 +55,7 @@ type kernel interface {
 	// Flows yields the connections that the node tracks, until yield returns false.
 	Flows(yield func(*conntrack.Flow) bool) error
 	// EndOf is conntrack.EndOf, on the node.
-	EndOf(a netip.Addr) (ended int, err error)
+	EndOf(addrs []netip.Addr) error
 	// DropQueued is rtnl.DropQueued, on the node.
 	DropQueued(addresses []netip.Addr) error
 	// Close and Open call package gate.

@@ -5,8 +5,6 @@ package enforce
 import (
 	"net/netip"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/berth-dev/berth/agent/policy/gate"
 	"github.com/berth-dev/berth/agent/policy/place"
 	"github.com/berth-dev/berth/agent/policy/port"
@@ -48,20 +46,11 @@ func (Kernel) Close(netns string, interfaces ...string) error {
 func (Kernel) Open(netns string) error { return gate.Open(netns) }
 
 // EndOf is conntrack.EndOf.
-func (Kernel) EndOf(a netip.Addr) (ended int, err error) { return conntrack.EndOf(a) }
+func (Kernel) EndOf(addrs []netip.Addr) error { return conntrack.EndOf(addrs) }
 
 // Flows yields the connections of both families that the node tracks.
 func (Kernel) Flows(yield func(*conntrack.Flow) bool) error {
-	more := true
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		if !more {
-			return nil
-		}
-		if err := conntrack.List(family, func(f *conntrack.Flow) bool { more = yield(f); return more }); err != nil {
-			return err
-		}
-	}
-	return nil
+	return conntrack.List(conntrack.Both, yield)
 }
 
 // DropQueued is rtnl.DropQueued.

@@ -196,9 +196,8 @@ func (k onNode) Close(netns string, interfaces ...string) error {
 	return gate.Close(netns, interfaces...)
 }
 func (k onNode) Open(netns string) error { return gate.Open(netns) }
-func (k onNode) EndOf(a netip.Addr) (ended int, err error) {
-	err = k.Try(func() error { ended, err = conntrack.EndOf(a); return err })
-	return ended, err
+func (k onNode) EndOf(addrs []netip.Addr) error {
+	return k.Try(func() error { return conntrack.EndOf(addrs) })
 }
 func (k onNode) Flows(yield func(*conntrack.Flow) bool) error {
 	return k.Try(func() error { return Kernel{}.Flows(yield) })

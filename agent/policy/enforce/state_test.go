@@ -36,7 +36,7 @@ func (w *topology) state() string {
 	for name, h := range hosts {
 		say("%s:", name)
 		err := h.Try(func() error {
-			return conntrack.List(unix.AF_INET, func(f *conntrack.Flow) bool {
+			return conntrack.List([]int{unix.AF_INET}, func(f *conntrack.Flow) bool {
 				say("  tracked: protocol %d, %s to %s, answers %s to %s, mark %#x, picked up %t", f.Protocol,
 					f.Original.Source, f.Original.Destination, f.Reply.Source, f.Reply.Destination, f.Mark, f.PickedUp)
 				return true

@@ -28,8 +28,8 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/component-base/metrics"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/ipam/agentpod"
-	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/failover"
 	"github.com/berth-dev/berth/ipam/failover/status"
@@ -221,10 +221,10 @@ func (c *cluster) getLease(action k8stesting.Action) (bool, runtime.Object, erro
 }
 
 // Witness is what agents hear.
-func (c *cluster) Witness(_ context.Context, _ *v1.Pod, q agentport.WitnessQuestion) (agentport.Testimony, error) {
+func (c *cluster) Witness(_ context.Context, _ *v1.Pod, q inquiry.WitnessQuestion) (*inquiry.Testimony, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return agentport.Testimony{Control: true, Host: c.hangs[q.Node], Agent: c.serves[q.Node]}, nil
+	return &inquiry.Testimony{Control: true, Host: c.hangs[q.Node], Agent: c.serves[q.Node]}, nil
 }
 
 // Fence is the fencer.

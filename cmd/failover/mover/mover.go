@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/berth-dev/berth/ipam/agentport"
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/failover"
@@ -24,7 +24,7 @@ import (
 
 // Agents ask agents about other nodes. *agentport.Ports does.
 type Agents interface {
-	Witness(ctx context.Context, agent *v1.Pod, q agentport.WitnessQuestion) (agentport.Testimony, error)
+	Witness(ctx context.Context, agent *v1.Pod, q inquiry.WitnessQuestion) (*inquiry.Testimony, error)
 }
 
 // Fencer powers machines off. *fencer.Client does.

@@ -11,7 +11,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/berth-dev/berth/ipam/agentport"
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/ipam/failover"
 )
 
@@ -21,10 +21,10 @@ const sample = 128
 
 // questions returns the questions to a witness about a node, one for each network of the addresses. The first has the node's
 // InternalIPs, and those of the controls. known is false where the network of an address is not known.
-func (m *Mover) questions(controls []string, suspect *v1.Node, about failover.Ask) (all []agentport.WitnessQuestion, known bool) {
+func (m *Mover) questions(controls []string, suspect *v1.Node, about failover.Ask) (all []inquiry.WitnessQuestion, known bool) {
 	all, known = m.cluster.networks(about.Addresses)
 	if len(all) == 0 {
-		all = []agentport.WitnessQuestion{{}}
+		all = []inquiry.WitnessQuestion{{}}
 	}
 	for i := range all {
 		all[i].Node = about.Node
@@ -32,7 +32,7 @@ func (m *Mover) questions(controls []string, suspect *v1.Node, about failover.As
 		if about.Moved {
 			all[i].Addresses = nil
 		}
-		all[i].Gateways = all[i].Gateways[:min(len(all[i].Gateways), agentport.MostHosts)]
+		all[i].Gateways = all[i].Gateways[:min(len(all[i].Gateways), inquiry.MostHosts)]
 	}
 	all[0].Hosts = limited(internalIPs(suspect))
 	var living []netip.Addr
@@ -45,18 +45,18 @@ func (m *Mover) questions(controls []string, suspect *v1.Node, about failover.As
 	return all, known
 }
 
-func limited(hosts []netip.Addr) []netip.Addr { return hosts[:min(len(hosts), agentport.MostHosts)] }
+func limited(hosts []netip.Addr) []netip.Addr { return hosts[:min(len(hosts), inquiry.MostHosts)] }
 
 // askAll puts the questions to a witness at the same time. What it heard counts, also where it did not answer another question; that it
 // had a control counts only where it had one for all of them.
-func (m *Mover) askAll(ctx context.Context, agent *v1.Pod, questions []agentport.WitnessQuestion) (agentport.Testimony, error) {
-	answers, errs := make([]agentport.Testimony, len(questions)), make([]error, len(questions))
+func (m *Mover) askAll(ctx context.Context, agent *v1.Pod, questions []inquiry.WitnessQuestion) (inquiry.Testimony, error) {
+	answers, errs := make([]*inquiry.Testimony, len(questions)), make([]error, len(questions))
 	var group sync.WaitGroup
 	for i := range questions {
 		group.Go(func() { answers[i], errs[i] = m.Agents.Witness(ctx, agent, questions[i]) })
 	}
 	group.Wait()
-	all, failed := agentport.Testimony{Control: true}, error(nil)
+	all, failed := inquiry.Testimony{Control: true}, error(nil)
 	for i, answer := range answers {
 		if errs[i] != nil {
 			failed, all.Control = errs[i], false
@@ -74,8 +74,8 @@ func (m *Mover) askAll(ctx context.Context, agent *v1.Pod, questions []agentport
 
 // networks returns a question for each VLAN of addresses, with these and the gateways, in the order of the VLANs, and whether all
 // networks are known.
-func (c *caches) networks(addrs []netip.Addr) (questions []agentport.WitnessQuestion, known bool) {
-	all := map[int]*agentport.WitnessQuestion{}
+func (c *caches) networks(addrs []netip.Addr) (questions []inquiry.WitnessQuestion, known bool) {
+	all := map[int]*inquiry.WitnessQuestion{}
 	known = true
 	for _, addr := range addrs {
 		network := c.network(addr)
@@ -86,7 +86,7 @@ func (c *caches) networks(addrs []netip.Addr) (questions []agentport.WitnessQues
 		vlan := int(network.VLAN)
 		q := all[vlan]
 		if q == nil {
-			q = &agentport.WitnessQuestion{VLAN: vlan}
+			q = &inquiry.WitnessQuestion{VLAN: vlan}
 			all[vlan] = q
 		}
 		q.Addresses = append(q.Addresses, addr)

@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	fcache "k8s.io/client-go/tools/cache/testing"
 
-	"github.com/berth-dev/berth/ipam/agentport"
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/failover"
@@ -30,18 +30,19 @@ import (
 
 // agents answer by the VLAN of the question.
 type agents struct {
-	answers map[int]agentport.Testimony
+	answers map[int]inquiry.Testimony
 	fails   map[int]error
 
 	mu    sync.Mutex
-	asked map[int]agentport.WitnessQuestion
+	asked map[int]inquiry.WitnessQuestion
 }
 
-func (a *agents) Witness(_ context.Context, _ *v1.Pod, q agentport.WitnessQuestion) (agentport.Testimony, error) {
+func (a *agents) Witness(_ context.Context, _ *v1.Pod, q inquiry.WitnessQuestion) (*inquiry.Testimony, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.asked[q.VLAN] = q
-	return a.answers[q.VLAN], a.fails[q.VLAN]
+	answer := a.answers[q.VLAN]
+	return &answer, a.fails[q.VLAN]
 }
 
 func nodeAt(name, host string) *v1.Node {
@@ -105,24 +106,24 @@ func TestNetworks(t *testing.T) {
 		}
 		return all
 	}
-	control := agentport.Testimony{Control: true}
-	heard := agentport.Testimony{Addresses: []agentport.Answered{{Address: netip.MustParseAddr("10.0.70.5")}}}
+	control := inquiry.Testimony{Control: true}
+	heard := inquiry.Testimony{Addresses: []inquiry.AnsweredAddress{{Address: netip.MustParseAddr("10.0.70.5")}}}
 	broken := errors.New("broken")
 	for name, test := range map[string]struct {
 		about   []netip.Addr
-		answers map[int]agentport.Testimony
+		answers map[int]inquiry.Testimony
 		fails   map[int]error
 		want    status.Testimony
 	}{
-		"a control in both":      {answers: map[int]agentport.Testimony{0: control, 70: control}, want: status.Testimony{Control: true}},
-		"a control in one":       {answers: map[int]agentport.Testimony{0: control}},
-		"heard in one":           {answers: map[int]agentport.Testimony{0: control, 70: heard}, want: status.Testimony{Addresses: addrs("10.0.70.5")}},
-		"no answer about one":    {answers: map[int]agentport.Testimony{0: control}, fails: map[int]error{70: broken}, want: status.Testimony{Error: "broken"}},
-		"none, and heard in one": {answers: map[int]agentport.Testimony{70: heard}, fails: map[int]error{0: broken}, want: status.Testimony{Addresses: addrs("10.0.70.5")}},
-		"a network not known":    {about: addrs("10.0.60.5", "10.0.80.5"), answers: map[int]agentport.Testimony{0: control}},
+		"a control in both":      {answers: map[int]inquiry.Testimony{0: control, 70: control}, want: status.Testimony{Control: true}},
+		"a control in one":       {answers: map[int]inquiry.Testimony{0: control}},
+		"heard in one":           {answers: map[int]inquiry.Testimony{0: control, 70: heard}, want: status.Testimony{Addresses: addrs("10.0.70.5")}},
+		"no answer about one":    {answers: map[int]inquiry.Testimony{0: control}, fails: map[int]error{70: broken}, want: status.Testimony{Error: "broken"}},
+		"none, and heard in one": {answers: map[int]inquiry.Testimony{70: heard}, fails: map[int]error{0: broken}, want: status.Testimony{Addresses: addrs("10.0.70.5")}},
+		"a network not known":    {about: addrs("10.0.60.5", "10.0.80.5"), answers: map[int]inquiry.Testimony{0: control}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			asked := &agents{answers: test.answers, fails: test.fails, asked: map[int]agentport.WitnessQuestion{}}
+			asked := &agents{answers: test.answers, fails: test.fails, asked: map[int]inquiry.WitnessQuestion{}}
 			m := &Mover{Config: Config{Agents: asked}, cluster: c}
 			about := failover.Ask{Node: "lost", Addresses: test.about}
 			if about.Addresses == nil {
@@ -136,7 +137,7 @@ func TestNetworks(t *testing.T) {
 			if test.about != nil {
 				return
 			}
-			want := map[int]agentport.WitnessQuestion{
+			want := map[int]inquiry.WitnessQuestion{
 				0:  {Node: "lost", Hosts: addrs("10.0.0.1"), Controls: addrs("10.0.0.3", "10.0.0.5"), Gateways: addrs("10.0.60.1"), Addresses: addrs("10.0.60.5")},
 				70: {Node: "lost", VLAN: 70, Gateways: addrs("10.0.70.1"), Addresses: addrs("10.0.70.5", "10.0.70.6")},
 			}
@@ -168,7 +169,7 @@ func TestSample(t *testing.T) {
 		t.Fatalf("%d questions, %v", len(questions), known)
 	}
 	q := questions[0]
-	if len(q.Hosts) != agentport.MostHosts || len(q.Addresses) == 0 || len(q.Addresses) > agentport.MostAddresses {
+	if len(q.Hosts) != inquiry.MostHosts || len(q.Addresses) == 0 || len(q.Addresses) > inquiry.MostAddresses {
 		t.Errorf("%d hosts, %d addresses", len(q.Hosts), len(q.Addresses))
 	}
 	if got := strings.Trim(fmt.Sprint(q.Controls), "[]"); got != "10.0.0.2 10.0.0.4" {

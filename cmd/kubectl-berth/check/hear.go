@@ -6,12 +6,14 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
@@ -27,10 +29,12 @@ const (
 )
 
 // askHearing adds a finding for nodes that do not hear each other on the network of a pool of which both have addresses. Blocking.
-func askHearing(ctx context.Context, agents *node.Agents, pods []*v1.Pod, report *audit.Report) {
-	pools, carriers := map[string]string{}, map[string]bool{}
+func askHearing(ctx context.Context, agents node.Agents, pods []*v1.Pod, report *audit.Report) {
+	pools, carriers := map[netip.Addr]string{}, map[string]bool{}
 	for ip := range report.Held {
-		pools[ip.Spec.Address], carriers[ip.Spec.Node] = ip.Spec.Pool, true
+		if addr, err := netip.ParseAddr(ip.Spec.Address); err == nil {
+			pools[addr], carriers[ip.Spec.Node] = ip.Spec.Pool, true
+		}
 	}
 	var (
 		mu     sync.Mutex
@@ -50,14 +54,14 @@ func askHearing(ctx context.Context, agents *node.Agents, pods []*v1.Pod, report
 		group.Go(func() {
 			tokens <- struct{}{}
 			defer func() { <-tokens }()
-			probed, err := agents.Probe(ctx, pod, 0)
+			carried, err := agents.Agent(pod).Carried(ctx, true)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
 				failed = append(failed, fmt.Sprintf("which nodes %s hears: %v", pod.Spec.NodeName, failure.Explain(err)))
 				return
 			}
-			h.add(pod.Spec.NodeName, probed)
+			h.add(pod.Spec.NodeName, carried)
 		})
 	}
 	group.Wait()
@@ -73,7 +77,7 @@ func askHearing(ctx context.Context, agents *node.Agents, pods []*v1.Pod, report
 // hearing is who hears whom.
 type hearing struct {
 	// pools are the pools of addresses.
-	pools map[string]string
+	pools map[netip.Addr]string
 	// index numbers the nodes.
 	index map[string]int
 	// members are the nodes that carry an address of a pool on its network.
@@ -90,26 +94,26 @@ type ear struct {
 	silent string
 }
 
-func newHearing(pools map[string]string) *hearing {
+func newHearing(pools map[netip.Addr]string) *hearing {
 	return &hearing{pools: pools, index: map[string]int{}, members: map[string]set{}}
 }
 
 // add notes the answer of a node's agent. All nodes are numbered before. A link on which it has only begun to listen does not count.
-func (h *hearing) add(name string, probed *node.Probed) {
-	links := map[string]node.Hears{}
-	for _, hears := range probed.Hears {
+func (h *hearing) add(name string, carried *inquiry.Carried) {
+	links := map[string]inquiry.Segment{}
+	for _, hears := range carried.Hears {
 		links[hears.Link] = hears
 	}
 	of := map[string]map[string]bool{}
-	for _, carried := range probed.Carried {
-		pool, known := h.pools[carried.Address]
-		if !known {
+	for _, c := range carried.Addresses {
+		pool, known := h.pools[c.Address]
+		if !known || c.Link == "" {
 			continue
 		}
-		if of[carried.Link] == nil {
-			of[carried.Link] = map[string]bool{}
+		if of[c.Link] == nil {
+			of[c.Link] = map[string]bool{}
 		}
-		of[carried.Link][pool] = true
+		of[c.Link][pool] = true
 	}
 	for link, pools := range of {
 		hears, listens := links[link]
@@ -121,7 +125,7 @@ func (h *hearing) add(name string, probed *node.Probed) {
 			e.silent = "its agent does not listen on link " + link
 		}
 		for _, other := range hears.Nodes {
-			if i, known := h.index[other]; known {
+			if i, known := h.index[other.Name]; known {
 				e.heard.put(i)
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
@@ -14,8 +15,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -23,12 +24,12 @@ import (
 type lan struct {
 	report *audit.Report
 	pods   []*v1.Pod
-	probed map[string]*node.Probed
+	says   map[string]*inquiry.Carried
 }
 
 // newLAN has n nodes with an address of the pool web each.
 func newLAN(n int) *lan {
-	l := &lan{report: &audit.Report{}, probed: map[string]*node.Probed{}}
+	l := &lan{report: &audit.Report{}, says: map[string]*inquiry.Carried{}}
 	var ips []*v1alpha1.FloatingIP
 	for i := range n {
 		name, address := fmt.Sprintf("node%03d", i), fmt.Sprintf("10.0.%d.%d", i/250, 1+i%250)
@@ -37,10 +38,10 @@ func newLAN(n int) *lan {
 			ObjectMeta: metav1.ObjectMeta{Name: address},
 			Spec:       v1alpha1.FloatingIPSpec{Address: address, Pool: "web", Node: name, Pod: &v1alpha1.PodReference{Name: "web"}},
 		})
-		l.probed[name] = &node.Probed{Carried: []node.MACs{{Address: address, Link: "eth0"}}, Hears: []node.Hears{{Link: "eth0", Seconds: 3600}}}
+		l.says[name] = &inquiry.Carried{Addresses: []inquiry.CarriedAddress{{Address: netip.MustParseAddr(address), Link: "eth0"}}, Hears: []inquiry.Segment{{Link: "eth0", Seconds: 3600}}}
 		for j := range n {
 			if j != i {
-				l.hears(i).Nodes = append(l.hears(i).Nodes, fmt.Sprintf("node%03d", j))
+				l.hears(i).Nodes = append(l.hears(i).Nodes, inquiry.Neighbour{Name: fmt.Sprintf("node%03d", j)})
 			}
 		}
 	}
@@ -48,12 +49,12 @@ func newLAN(n int) *lan {
 	return l
 }
 
-func (l *lan) hears(i int) *node.Hears { return &l.probed[fmt.Sprintf("node%03d", i)].Hears[0] }
+func (l *lan) hears(i int) *inquiry.Segment { return &l.says[fmt.Sprintf("node%03d", i)].Hears[0] }
 
 // deafTo has a node not hear another.
 func (l *lan) deafTo(i, other int) {
 	h := l.hears(i)
-	h.Nodes = slices.DeleteFunc(h.Nodes, func(name string) bool { return name == fmt.Sprintf("node%03d", other) })
+	h.Nodes = slices.DeleteFunc(h.Nodes, func(n inquiry.Neighbour) bool { return n.Name == fmt.Sprintf("node%03d", other) })
 }
 
 func (l *lan) pool(i int, pool string) {
@@ -64,12 +65,14 @@ func (l *lan) pool(i int, pool string) {
 	}
 }
 
-func (l *lan) Get(_ context.Context, agent *v1.Pod, _ string, _ url.Values) ([]byte, error) {
-	probed := l.probed[agent.Spec.NodeName]
-	if probed == nil {
-		return nil, fmt.Errorf("%s does not answer", agent.Name)
+func (l *lan) Agent(agent *v1.Pod) inquiry.Client {
+	return func(context.Context, string, string, url.Values) ([]byte, error) {
+		said := l.says[agent.Spec.NodeName]
+		if said == nil {
+			return nil, fmt.Errorf("%s does not answer", agent.Name)
+		}
+		return json.Marshal(said)
 	}
-	return json.Marshal(probed)
 }
 
 // Nodes that do not hear each other, and have addresses of one pool, are found, and many are few findings.
@@ -86,8 +89,8 @@ func TestHearing(t *testing.T) {
 			l.deafTo(0, 2)
 			l.deafTo(2, 1)
 		}},
-		"an agent that has just started": {nodes: 3, change: func(l *lan) { *l.hears(0) = node.Hears{Link: "eth0", Seconds: 59} }},
-		"a routed address":               {nodes: 3, change: func(l *lan) { l.probed["node001"].Carried = nil; l.deafTo(0, 1) }},
+		"an agent that has just started": {nodes: 3, change: func(l *lan) { *l.hears(0) = inquiry.Segment{Link: "eth0", Seconds: 59} }},
+		"a routed address":               {nodes: 3, change: func(l *lan) { l.says["node001"].Addresses[0].Link = ""; l.deafTo(0, 1) }},
 		"one does not hear another": {nodes: 4, change: func(l *lan) { l.deafTo(1, 3) }, want: []string{
 			"node node001 does not hear node node003 on the network of pool web",
 		}},
@@ -104,7 +107,7 @@ func TestHearing(t *testing.T) {
 		"a node hears nobody": {nodes: 5, change: func(l *lan) { l.hears(2).Nodes = nil }, want: []string{
 			"node node002 does not hear 4 of 4 nodes on the network of pool web, such as node000, node001, node003",
 		}},
-		"a node does not listen": {nodes: 3, change: func(l *lan) { l.probed["node002"].Hears = nil; l.deafTo(0, 2); l.deafTo(1, 2) }, want: []string{
+		"a node does not listen": {nodes: 3, change: func(l *lan) { l.says["node002"].Hears = nil; l.deafTo(0, 2); l.deafTo(1, 2) }, want: []string{
 			"2 of 2 nodes do not hear node node002 on the network of pool web, such as node000, node001: its agent does not listen on link eth0",
 			"node node002 does not hear 2 of 2 nodes on the network of pool web, such as node000, node001",
 		}},
@@ -120,7 +123,7 @@ func TestHearing(t *testing.T) {
 		}, want: []string{"40 times a node does not hear another on the network of pool web, such as node000, node001, node002"}},
 		"agents that do not answer": {nodes: 7, change: func(l *lan) {
 			for i := range 5 {
-				delete(l.probed, fmt.Sprintf("node%03d", i))
+				delete(l.says, fmt.Sprintf("node%03d", i))
 			}
 		}, unknown: []string{
 			"which nodes node000 hears: agent-node000 does not answer", "which nodes node001 hears: agent-node001 does not answer",
@@ -132,7 +135,7 @@ func TestHearing(t *testing.T) {
 			if test.change != nil {
 				test.change(l)
 			}
-			askHearing(t.Context(), &node.Agents{Asker: l}, l.pods, l.report)
+			askHearing(t.Context(), l, l.pods, l.report)
 			var got []string
 			for _, f := range l.report.Findings {
 				got = append(got, f.Text)

@@ -46,7 +46,7 @@ func (o *options) askWire(ctx context.Context, call *command.Call, auditor *audi
 		return err
 	}
 	slices.SortFunc(agents, func(a, b *v1.Pod) int { return cmp.Compare(a.Spec.NodeName, b.Spec.NodeName) })
-	wire := &node.Wire{Agents: &node.Agents{Asker: &agentport.Ports{Kube: call.Kube, Namespace: o.namespace}}}
+	wire := &node.Wire{Agents: &agentport.Ports{Kube: call.Kube, Namespace: o.namespace}}
 	askHearing(ctx, wire.Agents, agents, report)
 	return askTwice(ctx, wire, agents, report, func(suspects []*v1alpha1.FloatingIP) ([]*v1alpha1.FloatingIP, error) {
 		// A pod that just moved is announced at once; its old node may answer for a moment.

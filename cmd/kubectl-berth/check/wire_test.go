@@ -13,6 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -21,13 +22,15 @@ import (
 // agents are the answers of agents by their pods, one after another.
 type agents map[string][]string
 
-func (a agents) Get(_ context.Context, agent *v1.Pod, _ string, _ url.Values) ([]byte, error) {
-	texts := a[agent.Name]
-	if len(texts) == 0 {
-		return nil, errors.New(agent.Name + " is gone")
+func (a agents) Agent(agent *v1.Pod) inquiry.Client {
+	return func(context.Context, string, string, url.Values) ([]byte, error) {
+		texts := a[agent.Name]
+		if len(texts) == 0 {
+			return nil, errors.New(agent.Name + " is gone")
+		}
+		a[agent.Name] = texts[1:]
+		return []byte(texts[0]), nil
 	}
-	a[agent.Name] = texts[1:]
-	return []byte(texts[0]), nil
 }
 
 func agentOn(nodeName string) *v1.Pod {
@@ -38,10 +41,10 @@ func agentOn(nodeName string) *v1.Pod {
 }
 
 const (
-	carried = `{"carried":[{"address":"10.0.70.12","macs":["aa"]}]}`
-	own     = `{"answers":[{"address":"10.0.70.12","macs":["aa"]}]}`
-	rogue   = `{"answers":[{"address":"10.0.70.12","macs":["cc"]}]}`
-	other   = `{"answers":[{"address":"10.0.70.99","macs":["cc"]}]}`
+	carried = `{"addresses":[{"address":"10.0.70.12","macs":["aa"]}]}`
+	own     = `{"addresses":[{"address":"10.0.70.12","macs":["aa"]}]}`
+	rogue   = `{"addresses":[{"address":"10.0.70.12","macs":["cc"]}]}`
+	nobody  = `{"addresses":[{"address":"10.0.70.99","macs":["cc"]}]}`
 )
 
 // A wrong answer that the network gives twice is a finding; an address that could not be
@@ -59,7 +62,7 @@ func TestAskTwice(t *testing.T) {
 		{"once", agents{"agent-1": {carried, carried}, "agent-2": {rogue, own}}, []string{"1", "2"}, nil, ""},
 		{"nobody can be asked again", agents{"agent-1": {carried, carried}, "agent-2": {rogue}}, []string{"1", "2"}, nil, "agent-2 is gone"},
 		{"no agent", agents{}, []string{"2"}, nil, "no agent runs there"},
-		{"an answer that nobody asked for", agents{"agent-1": {carried}, "agent-2": {other}}, []string{"1", "2"}, nil, "10.0.70.99, which nobody asked for"},
+		{"nobody answers for it", agents{"agent-1": {carried, carried}, "agent-2": {nobody, nobody}}, []string{"1", "2"}, []audit.Code{audit.NoAnswer}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			report := &audit.Report{Held: slices.Values([]*v1alpha1.FloatingIP{{
@@ -70,7 +73,7 @@ func TestAskTwice(t *testing.T) {
 			for _, name := range test.on {
 				pods = append(pods, agentOn(name))
 			}
-			wire := &node.Wire{Agents: &node.Agents{Asker: test.say}}
+			wire := &node.Wire{Agents: test.say}
 			err := askTwice(t.Context(), wire, pods, report, func(same []*v1alpha1.FloatingIP) ([]*v1alpha1.FloatingIP, error) { return same, nil })
 			if err != nil {
 				t.Fatal(err)

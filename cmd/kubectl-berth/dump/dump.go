@@ -12,6 +12,8 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/http"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -31,11 +33,11 @@ import (
 	"k8s.io/client-go/tools/pager"
 	"sigs.k8s.io/yaml"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -257,14 +259,15 @@ func (o *options) addLogs(ctx context.Context, b *bundle, kube kubernetes.Interf
 
 // addNodes adds the agents' state.
 func (o *options) addNodes(ctx context.Context, b *bundle, pods []v1.Pod) {
-	agents := &node.Agents{Asker: &agentport.Ports{Kube: o.Kube, Namespace: o.namespace}}
+	ports := &agentport.Ports{Kube: o.Kube, Namespace: o.namespace}
 	for i := range pods {
 		pod := &pods[i]
 		if !agentpod.Is(pod) {
 			continue
 		}
 		file := "nodes/" + pod.Spec.NodeName + ".json"
-		text, err := agents.InspectAll(ctx, pod)
+		// The answer as it is: a later agent may say more.
+		text, err := ports.Agent(pod)(ctx, http.MethodGet, inquiry.PathInspect, url.Values{"check": {"true"}})
 		if err != nil {
 			b.leaveOut(file, failure.Explain(err))
 			continue

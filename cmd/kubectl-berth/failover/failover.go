@@ -5,13 +5,13 @@
 package failover
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -25,11 +25,11 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -69,7 +69,7 @@ type Waiting struct {
 	Node string `json:"node"`
 	// Pod is empty where the FloatingIP names none, or cannot be read.
 	Pod string `json:"pod,omitempty"`
-	node.Unanswered
+	inquiry.UnansweredAddress
 }
 
 type options struct {
@@ -103,7 +103,7 @@ func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command
 // port asks programs of Berth's. Blocking.
 type port interface {
 	Ask(ctx context.Context, q agentport.Question) ([]byte, error)
-	TakeOver(ctx context.Context, agent *v1.Pod, addr netip.Addr) error
+	Agent(pod *v1.Pod) inquiry.Client
 }
 
 // look asks berth-failover and agents.
@@ -111,7 +111,6 @@ type look struct {
 	call      *command.Call
 	kube      kubernetes.Interface
 	port      port
-	agents    *node.Agents
 	namespace string
 }
 
@@ -121,7 +120,7 @@ func newLook(ctx context.Context, call *command.Call, given string) (*look, erro
 		return nil, err
 	}
 	ports := &agentport.Ports{Kube: call.Kube, Namespace: namespace}
-	return &look{call: call, kube: call.Kube, port: ports, agents: &node.Agents{Asker: ports}, namespace: namespace}, nil
+	return &look{call: call, kube: call.Kube, port: ports, namespace: namespace}, nil
 }
 
 // replicas lists the pods of berth-failover that may answer.
@@ -229,30 +228,22 @@ func (l *look) addWaiting(ctx context.Context, r *Report) error {
 		group.Go(func() {
 			tokens <- struct{}{}
 			defer func() { <-tokens }()
-			all, err := l.agents.Unanswered(ctx, agent)
+			in, err := l.port.Agent(agent).Inspect(ctx, "", false)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
 				r.Unknown = append(r.Unknown, fmt.Sprintf("for which addresses node %s waits: %s", agent.Spec.NodeName, failure.Explain(err)))
+				return
 			}
-			for _, u := range all {
-				r.Waiting = append(r.Waiting, Waiting{Node: agent.Spec.NodeName, Pod: of[nameOf(u.Address)], Unanswered: u})
+			for _, u := range in.Unanswered {
+				r.Waiting = append(r.Waiting, Waiting{Node: agent.Spec.NodeName, Pod: of[v1alpha1.NameOf(u.Address)], UnansweredAddress: u})
 			}
 		})
 	}
 	group.Wait()
-	slices.SortFunc(r.Waiting, func(a, b Waiting) int { return strings.Compare(a.Node+" "+a.Address, b.Node+" "+b.Address) })
+	slices.SortFunc(r.Waiting, func(a, b Waiting) int { return cmp.Or(strings.Compare(a.Node, b.Node), a.Address.Compare(b.Address)) })
 	slices.Sort(r.Unknown)
 	return nil
-}
-
-// nameOf returns the FloatingIP's name of an address; empty: it is none.
-func nameOf(address string) string {
-	addr, err := netip.ParseAddr(address)
-	if err != nil {
-		return ""
-	}
-	return v1alpha1.NameOf(addr)
 }
 
 // problems need somebody.
@@ -307,8 +298,8 @@ func (r *Report) answer(now time.Time) *answer.Answer {
 	}
 	for i := range r.Waiting {
 		w := &r.Waiting[i]
-		table.Add(w.Node, w.Address, w.Pod, "Waits", "", w.Why)
-		a.Names = append(a.Names, "floatingip."+v1alpha1.GroupName+"/"+nameOf(w.Address))
+		table.Add(w.Node, w.Address.String(), w.Pod, "Waits", "", w.Why)
+		a.Names = append(a.Names, "floatingip."+v1alpha1.GroupName+"/"+v1alpha1.NameOf(w.Address))
 	}
 	a.Text = func(out io.Writer, paint answer.Paint) {
 		if len(r.Waiting) > 0 || r.Failover != nil && len(r.Failover.Nodes) > 0 {
@@ -358,6 +349,6 @@ func (r *Report) addNode(table *answer.Table, a *answer.Answer, n *status.Node, 
 func (w *Waiting) problem() answer.Problem {
 	return answer.Problem{
 		Text:    fmt.Sprintf("Node %s waits for %s: %s. If you know that no other host answers for it:", w.Node, w.Address, w.Why),
-		Command: "kubectl berth failover take " + w.Address,
+		Command: "kubectl berth failover take " + w.Address.String(),
 	}
 }

@@ -21,9 +21,9 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -56,14 +56,11 @@ func (p *programs) Ask(ctx context.Context, q agentport.Question) ([]byte, error
 	return []byte(p.says[q.Pod.Name]), p.fails[q.Pod.Name]
 }
 
-func (p *programs) TakeOver(_ context.Context, agent *v1.Pod, addr netip.Addr) error {
-	p.asked = append(p.asked, "take "+addr.String()+" to "+agent.Name)
-	return nil
-}
-
-func (p *programs) Get(_ context.Context, agent *v1.Pod, path string, _ url.Values) ([]byte, error) {
-	p.asked = append(p.asked, "GET "+path+" of "+agent.Name)
-	return []byte(p.says[agent.Name]), p.fails[agent.Name]
+func (p *programs) Agent(pod *v1.Pod) inquiry.Client {
+	return func(_ context.Context, method, path string, query url.Values) ([]byte, error) {
+		p.asked = append(p.asked, strings.TrimSpace(method+" "+path+" "+query.Get("address"))+" of "+pod.Name)
+		return []byte(p.says[pod.Name]), p.fails[pod.Name]
+	}
 }
 
 func podOn(namespace, name, node string, labels, annotations map[string]string) *v1.Pod {
@@ -100,7 +97,7 @@ func newTestLook(of *programs, in string, pods ...runtime.Object) (*look, *strin
 	errOut := &strings.Builder{}
 	return &look{
 		call: &command.Call{IOStreams: genericiooptions.IOStreams{In: strings.NewReader(in), ErrOut: errOut}},
-		kube: fake.NewClientset(pods...), port: of, agents: &node.Agents{Asker: of}, namespace: "berth-system",
+		kube: fake.NewClientset(pods...), port: of, namespace: "berth-system",
 	}, errOut
 }
 
@@ -266,7 +263,7 @@ func TestTake(t *testing.T) {
 	held := &v1alpha1.FloatingIP{Spec: v1alpha1.FloatingIPSpec{Address: "10.0.70.5", Node: "node2", Pod: &v1alpha1.PodReference{Name: "db-0"}, Owner: &v1alpha1.Owner{Namespace: "shop"}}}
 	elsewhere := held.DeepCopy()
 	elsewhere.Spec.Node = "node3"
-	const posted = "take 10.0.70.5 to agent-node2"
+	const posted = "POST /v1/take-over 10.0.70.5 of agent-node2"
 	const why = "a host with MAC 02:00:00:00:00:01 still answers for 10.0.70.5"
 	for _, test := range []struct {
 		name, in, says string

@@ -17,11 +17,11 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -79,15 +79,15 @@ func (l *look) take(ctx context.Context, o *writing, addr netip.Addr, ip *v1alph
 	if err != nil {
 		return nil, err
 	}
-	all, err := l.agents.Unanswered(ctx, agent)
+	in, err := l.port.Agent(agent).Inspect(ctx, "", false)
 	if err != nil {
 		return nil, err
 	}
-	i := slices.IndexFunc(all, func(u node.Unanswered) bool { return u.Address == addr.String() })
+	i := slices.IndexFunc(in.Unanswered, func(u inquiry.UnansweredAddress) bool { return u.Address == addr })
 	if i < 0 {
 		return nil, fmt.Errorf("node %s does not wait for %s: it answers for it, or its pod has not come there yet (kubectl berth failover lists what waits)", ip.Spec.Node, addr)
 	}
-	w := Waiting{Node: ip.Spec.Node, Unanswered: all[i]}
+	w := Waiting{Node: ip.Spec.Node, UnansweredAddress: in.Unanswered[i]}
 	if ip.Spec.Owner != nil {
 		w.Pod = ip.Spec.Owner.Namespace + "/" + ip.Spec.Pod.Name
 	}
@@ -105,7 +105,7 @@ func (l *look) take(ctx context.Context, o *writing, addr netip.Addr, ip *v1alph
 		w.Node, addr, w.Pod, w.Why, cmp.Or(w.LastNode, "that host"))); err != nil {
 		return nil, err
 	}
-	if err := l.port.TakeOver(ctx, agent, addr); err != nil {
+	if err := l.port.Agent(agent).TakeOver(ctx, addr); err != nil {
 		return nil, err
 	}
 	return tell("Node %s answers for %s within a second. If its pod still waits, the kubelet's next try starts it.", w.Node, addr), nil

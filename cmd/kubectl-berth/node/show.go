@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
@@ -51,8 +52,8 @@ type Report struct {
 	NotAsked  string    `json:"notAsked,omitempty"`
 	Addresses []Address `json:"addresses"`
 	// Segments are the networks of pools on which the agent hears those of other nodes.
-	Segments []Segment        `json:"segments,omitempty"`
-	Problems []answer.Problem `json:"problems"`
+	Segments []inquiry.Segment `json:"segments,omitempty"`
+	Problems []answer.Problem  `json:"problems"`
 	// Unknown lists open questions.
 	Unknown []string `json:"unknown,omitempty"`
 
@@ -103,7 +104,7 @@ func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command
 			if err != nil {
 				return nil, err
 			}
-			r, err := show(ctx, call, found, &Agents{Asker: &agentport.Ports{Kube: call.Kube, Namespace: found}})
+			r, err := show(ctx, call, found, &agentport.Ports{Kube: call.Kube, Namespace: found})
 			if err != nil {
 				return nil, err
 			}
@@ -113,7 +114,7 @@ func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command
 }
 
 // show asks the API server, and the agent where the user may. Blocking.
-func show(ctx context.Context, call *command.Call, namespace string, agents *Agents) (*Report, error) {
+func show(ctx context.Context, call *command.Call, namespace string, agents Agents) (*Report, error) {
 	of, err := call.Kube.CoreV1().Nodes().Get(ctx, call.Args[0], metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("get node %s: %w", call.Args[0], err)
@@ -139,7 +140,7 @@ func show(ctx context.Context, call *command.Call, namespace string, agents *Age
 	if agent == nil {
 		return r, nil
 	}
-	in, err := agents.InspectNode(ctx, agent)
+	in, err := agents.Agent(agent).Inspect(ctx, "", true)
 	switch {
 	case apierrors.IsForbidden(err):
 		r.NotAsked = failure.Explain(err)
@@ -254,7 +255,7 @@ func (r *Report) addAgent(pod *v1.Pod, namespace string) {
 const settled = time.Minute
 
 // addInspection adds what the agent says.
-func (r *Report) addInspection(in *Inspection, now time.Time) {
+func (r *Report) addInspection(in *inquiry.Inspection, now time.Time) {
 	if in.NotReady != "" {
 		r.problem("", "%s", in.NotReady)
 	}
@@ -280,7 +281,7 @@ func (r *Report) addInspection(in *Inspection, now time.Time) {
 		}
 	}
 	for _, c := range in.Conflicts {
-		r.problem("kubectl berth trace "+c.Address+" --node", "%s, of pod %s", c.Heard, c.Pod)
+		r.problem("kubectl berth trace "+c.Address.String()+" --node", "%s, of pod %s", c.Heard, c.Pod)
 	}
 	for _, u := range in.Unanswered {
 		r.problem("kubectl berth failover", "the node does not answer for %s: %s", u.Address, u.Why)
@@ -292,20 +293,24 @@ func (r *Report) addInspection(in *Inspection, now time.Time) {
 		}
 	}
 	for _, o := range in.Orphans {
-		r.problem("", "link %s with %s has no record: the agent lost its state file", o.Link, strings.Join(o.Addresses, ", "))
+		r.problem("", "link %s with %v has no record: the agent lost its state file", o.Link, o.Addresses)
 	}
-	for _, text := range slices.Concat(in.Problems, in.Policies.Failures, in.Policies.Unenforced) {
+	wrong := in.Problems
+	if p := in.Policies; p != nil {
+		wrong = slices.Concat(wrong, p.Failures, p.Unenforced)
+	}
+	for _, text := range wrong {
 		r.problem("", "%s", text)
 	}
 }
 
 // addContainer notes how the addresses of a container are wired.
-func (r *Report) addContainer(c *Container) {
-	ok, text := c.Wiring()
+func (r *Report) addContainer(c *inquiry.InspectedContainer) {
+	ok, text := Wiring(c)
 	named := false
 	for _, link := range c.Interfaces {
 		for _, ip := range link.FloatingIPs {
-			i := slices.IndexFunc(r.Addresses, func(a Address) bool { return a.Address == ip.Address && a.Pod == c.Pod.String() })
+			i := slices.IndexFunc(r.Addresses, func(a Address) bool { return a.Address == ip.Address.String() && a.Pod == c.Pod.String() })
 			switch {
 			case i >= 0 && r.Addresses[i].Wiring != "":
 				// A running container of the pod has it.
@@ -313,7 +318,7 @@ func (r *Report) addContainer(c *Container) {
 				named = true
 				r.Addresses[i].Link, r.Addresses[i].Wiring = link.Link, text
 			case c.Phase == added:
-				r.problem("kubectl berth who "+ip.Address, "the node carries %s for pod %s, and the FloatingIP names another pod or node", ip.Address, c.Pod)
+				r.problem("kubectl berth who "+ip.Address.String(), "the node carries %s for pod %s, and the FloatingIP names another pod or node", ip.Address, c.Pod)
 			}
 		}
 	}
@@ -323,18 +328,14 @@ func (r *Report) addContainer(c *Container) {
 	}
 }
 
-const (
-	// late is how long ago a node was heard at most that is well: each says hello once a minute.
-	late = 3 * time.Minute
-	// listed is the number of nodes that are named.
-	listed = 10
-)
+// listed is the number of nodes that are named.
+const listed = 10
 
-// text says how many nodes are heard, and which were but are not any more.
-func (s *Segment) text(now time.Time) string {
+// segmentText says how many nodes are heard, and which were but are not any more.
+func segmentText(s *inquiry.Segment, now time.Time) string {
 	var silent []string
 	for _, n := range s.Nodes {
-		if age := now.Sub(n.Heard); age > late {
+		if age := now.Sub(n.Heard); age > inquiry.HeardLately {
 			silent = append(silent, fmt.Sprintf("%s (%s) for %s", n.Name, n.MAC, duration.HumanDuration(age)))
 		}
 	}
@@ -368,7 +369,7 @@ func (r *Report) answer() *answer.Answer {
 			fmt.Fprintf(out, "Agent %s, %s, runs since %s, with %d restarts.\n", agent.Pod, agent.Image, agent.Since.UTC().Format(time.RFC3339), agent.Restarts)
 		}
 		for i := range r.Segments {
-			fmt.Fprintln(out, r.Segments[i].text(r.asked))
+			fmt.Fprintln(out, segmentText(&r.Segments[i], r.asked))
 		}
 		if r.NotAsked != "" {
 			fmt.Fprintln(out, paint.Yellow("The agent was not asked: ")+r.NotAsked)

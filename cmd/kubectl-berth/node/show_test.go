@@ -13,6 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -59,14 +60,14 @@ func TestReport(t *testing.T) {
 			"an agent in trouble", `{"api":{"error":"no route"},"notReady":"agent not ready: no uplink","problems":["odd"],"policies":{"failures":["table"],"unenforced":["shop/fast"]},` +
 				`"conflicts":[{"address":"10.0.70.1","pod":{"namespace":"shop","name":"web-0"},"heard":"02:00:00:00:00:01 has 10.0.70.1"}],"unanswered":[{"address":"10.0.70.2","why":"node1 had it last"}],"orphans":[{"link":"bth9","addresses":["10.0.70.9"]}]}`,
 			nil, &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "berth-agent-x"}}, "",
-			[]string{"berth-agent-x is not Ready", "no uplink", "API server: no route", "02:00:00:00:00:01 has 10.0.70.1", "does not answer for 10.0.70.2: node1 had it last", "bth9 with 10.0.70.9", "odd", "table", "shop/fast"},
+			[]string{"berth-agent-x is not Ready", "no uplink", "API server: no route", "02:00:00:00:00:01 has 10.0.70.1", "does not answer for 10.0.70.2: node1 had it last", "bth9 with [10.0.70.9]", "odd", "table", "shop/fast"},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := newReport(ready, test.ips)
 			r.addAgent(test.agent, "berth-system")
 			if test.says != "" {
-				var in Inspection
+				var in inquiry.Inspection
 				if err := json.Unmarshal([]byte(test.says), &in); err != nil {
 					t.Fatal(err)
 				}
@@ -113,24 +114,24 @@ It is not known what the moon is made of
 // A segment names the nodes that were heard and are not any more, and counts the others.
 func TestSegment(t *testing.T) {
 	now := time.Now()
-	of := func(heard, silent int) *Segment {
-		s := &Segment{Link: "eth0"}
+	of := func(heard, silent int) *inquiry.Segment {
+		s := &inquiry.Segment{Link: "eth0"}
 		for range heard {
-			s.Nodes = append(s.Nodes, Neighbour{Name: "node1", Heard: now.Add(-time.Minute)})
+			s.Nodes = append(s.Nodes, inquiry.Neighbour{Name: "node1", Heard: now.Add(-time.Minute)})
 		}
 		for range silent {
-			s.Nodes = append(s.Nodes, Neighbour{Name: "node2", MAC: "02:00:00:00:00:02", Heard: now.Add(-12 * time.Minute)})
+			s.Nodes = append(s.Nodes, inquiry.Neighbour{Name: "node2", MAC: "02:00:00:00:00:02", Heard: now.Add(-12 * time.Minute)})
 		}
 		return s
 	}
 	const silent = "node2 (02:00:00:00:00:02) for 12m"
-	for want, s := range map[string]*Segment{
+	for want, s := range map[string]*inquiry.Segment{
 		"Hears 0 other nodes on eth0.":                                  of(0, 0),
 		"Hears 4999 other nodes on eth0.":                               of(4999, 0),
 		"Hears 3 other nodes on eth0, and not any more " + silent + ".": of(3, 1),
 		"Hears 0 other nodes on eth0, and not any more " + strings.Repeat(silent+", ", 9) + silent + " and 90 more.": of(0, 100),
 	} {
-		if got := s.text(now); got != want {
+		if got := segmentText(s, now); got != want {
 			t.Errorf("text() = %q, want %q", got, want)
 		}
 	}

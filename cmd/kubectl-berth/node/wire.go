@@ -6,17 +6,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 )
 
 // Wire finds out which MACs answer for addresses of a node.
 type Wire struct {
-	Agents *Agents
+	Agents Agents
 }
 
 // Answer has the MACs that answered for an address, and the MACs that should.
@@ -28,24 +30,30 @@ type Answer struct {
 	MACs     []string
 	// AskedNode is the node whose agent asked.
 	AskedNode string
-}
 
-// most is the number of addresses in one question.
-const most = 500
+	addr netip.Addr
+}
 
 // Ask asks for addresses of one node and VLAN, from another node. It leaves out addresses that
 // are on no layer 2 network, such as addresses that are routed to the node. Of others it uses
 // the first that can ask. Blocking.
 func (w *Wire) Ask(ctx context.Context, carrier *v1.Pod, others []*v1.Pod, vlan int32, addresses ...string) ([]Answer, error) {
-	carries, err := w.Agents.Probe(ctx, carrier, vlan)
+	carried, err := w.Agents.Agent(carrier).Carried(ctx, false)
 	if err != nil {
 		return nil, err
 	}
-	expected := map[string][]string{}
-	for _, carried := range carries.Carried {
-		expected[carried.Address] = carried.MACs
+	expected := map[netip.Addr][]string{}
+	for _, c := range carried.Addresses {
+		expected[c.Address] = c.MACs
 	}
-	asked := slices.DeleteFunc(slices.Clone(addresses), func(address string) bool { return expected[address] == nil })
+	var asked []Answer
+	for _, address := range addresses {
+		// One that is none is nobody's.
+		addr, _ := netip.ParseAddr(address)
+		if macs := expected[addr]; len(macs) > 0 {
+			asked = append(asked, Answer{Address: address, Node: carrier.Spec.NodeName, Expected: macs, addr: addr})
+		}
+	}
 	if len(asked) == 0 {
 		return nil, nil
 	}
@@ -57,15 +65,11 @@ func (w *Wire) Ask(ctx context.Context, carrier *v1.Pod, others []*v1.Pod, vlan 
 		if i == mostTried {
 			break
 		}
-		answers, err := w.from(ctx, other, vlan, asked)
-		if err != nil {
+		if err := w.from(ctx, other, vlan, asked); err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		for j := range answers {
-			answers[j].Node, answers[j].Expected = carrier.Spec.NodeName, expected[answers[j].Address]
-		}
-		return answers, nil
+		return asked, nil
 	}
 	return nil, errors.Join(errs...)
 }
@@ -73,21 +77,22 @@ func (w *Wire) Ask(ctx context.Context, carrier *v1.Pod, others []*v1.Pod, vlan 
 // mostTried is the number of nodes that are tried: a node may have no link to a VLAN.
 const mostTried = 5
 
-func (w *Wire) from(ctx context.Context, agent *v1.Pod, vlan int32, addresses []string) ([]Answer, error) {
-	var answers []Answer
-	for chunk := range slices.Chunk(addresses, most) {
-		probed, err := w.Agents.Probe(ctx, agent, vlan, chunk...)
-		if err != nil {
-			return nil, err
+// from adds to answers what an agent hears.
+func (w *Wire) from(ctx context.Context, agent *v1.Pod, vlan int32, answers []Answer) error {
+	for chunk := range slices.Chunk(answers, inquiry.MostAddresses) {
+		q := inquiry.WitnessQuestion{VLAN: int(vlan)}
+		for i := range chunk {
+			q.Addresses = append(q.Addresses, chunk[i].addr)
 		}
-		for _, answer := range probed.Answers {
-			if !slices.Contains(chunk, answer.Address) {
-				return nil, fmt.Errorf("the agent in pod %s answers for %s, which nobody asked for", agent.Name, answer.Address)
-			}
-			answers = append(answers, Answer{Address: answer.Address, MACs: answer.MACs, AskedNode: agent.Spec.NodeName})
+		testimony, err := w.Agents.Agent(agent).Witness(ctx, q)
+		if err != nil {
+			return err
+		}
+		for i := range chunk {
+			chunk[i].AskedNode, chunk[i].MACs = agent.Spec.NodeName, testimony.MACs(chunk[i].addr)
 		}
 	}
-	return answers, nil
+	return nil
 }
 
 // Judge compares the MACs that answered with the expected ones. code is empty if all is well.

@@ -12,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 )
 
@@ -38,11 +39,13 @@ func TestJudge(t *testing.T) {
 // answering has the answers of agents, by pod.
 type answering map[string]string
 
-func (a answering) Get(_ context.Context, agent *v1.Pod, path string, query url.Values) ([]byte, error) {
-	if text := a[agent.Name+" "+path+"?"+query.Encode()]; text != "" {
-		return []byte(text), nil
+func (a answering) Agent(agent *v1.Pod) inquiry.Client {
+	return func(_ context.Context, _, path string, query url.Values) ([]byte, error) {
+		if text := a[agent.Name+" "+path+"?"+query.Encode()]; text != "" {
+			return []byte(text), nil
+		}
+		return nil, errors.New(agent.Name + " has no link to that VLAN")
 	}
-	return nil, errors.New(agent.Name + " has no link to that VLAN")
 }
 
 func agentOn(node string) *v1.Pod {
@@ -52,10 +55,10 @@ func agentOn(node string) *v1.Pod {
 // Addresses that are on no layer 2 network are not asked for, and a node that cannot ask is
 // passed over.
 func TestAsk(t *testing.T) {
-	wire := Wire{Agents: &Agents{Asker: answering{
-		"agent-1 /v1/probe?vlan=7":                    `{"carried":[{"address":"10.0.70.12","macs":["aa"]}]}`,
-		"agent-3 /v1/probe?address=10.0.70.12&vlan=7": `{"carried":[],"answers":[{"address":"10.0.70.12","macs":["aa","cc"]}]}`,
-	}}}
+	wire := Wire{Agents: answering{
+		"agent-1 /v1/carried?hears=false":                     `{"addresses":[{"address":"10.0.70.11"},{"address":"10.0.70.12","macs":["aa"]}]}`,
+		"agent-3 /v1/witness?address=10.0.70.12&node=&vlan=7": `{"addresses":[{"address":"10.0.70.12","macs":["aa","cc"]}]}`,
+	}}
 	answers, err := wire.Ask(t.Context(), agentOn("1"), []*v1.Pod{agentOn("2"), agentOn("3")}, 7, "10.0.70.11", "10.0.70.12")
 	if err != nil || len(answers) != 1 || answers[0].AskedNode != "3" || answers[0].Node != "1" {
 		t.Fatalf("%+v, %v", answers, err)

@@ -2,7 +2,7 @@
 
 // Package pod has the command that explains why a pod waits or which addresses it has.
 // The scheduler's own code judges a waiting pod, from the objects that the command
-// reads: ipam.Candidates and its explain.go. This package has no opinion of its own.
+// reads: ipam.Candidates and its explanation.go. This package has no opinion of its own.
 package pod
 
 import (

@@ -19,12 +19,14 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
+	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/ipam/agentport"
 )
 
@@ -78,7 +80,7 @@ const Kind = "PoliciesReport"
 
 // Pod would be governed newly, by these policies.
 type Pod struct {
-	node.Pod
+	api.Pod
 
 	Node    string   `json:"node"`
 	Ingress []string `json:"ingress,omitempty"`
@@ -89,7 +91,7 @@ type Pod struct {
 
 // Denied are open connections that would be denied.
 type Denied struct {
-	node.Denied
+	inquiry.DeniedConnections
 
 	Node string `json:"node"`
 }
@@ -110,7 +112,7 @@ func (o *options) ask(ctx context.Context, call *command.Call) (*answer.Answer, 
 	if len(agents) == 0 {
 		return nil, fmt.Errorf("namespace %s has no pod of an agent: name Berth's with --berth-namespace", namespace)
 	}
-	report := askAll(ctx, &node.Agents{Asker: &agentport.Ports{Kube: call.Kube, Namespace: namespace}}, agents)
+	report := askAll(ctx, &agentport.Ports{Kube: call.Kube, Namespace: namespace}, agents)
 	return answerOf(report), answer.Outcome(len(report.Pods), report.Unknown)
 }
 
@@ -118,7 +120,7 @@ func (o *options) ask(ctx context.Context, call *command.Call) (*answer.Answer, 
 const parallel = 8
 
 // askAll asks all agents.
-func askAll(ctx context.Context, of *node.Agents, agents []*v1.Pod) *Report {
+func askAll(ctx context.Context, of node.Agents, agents []*v1.Pod) *Report {
 	report := &Report{Time: time.Now().UTC().Truncate(time.Second), Pods: []Pod{}, Denied: []Denied{}}
 	var (
 		mu    sync.Mutex
@@ -129,7 +131,7 @@ func askAll(ctx context.Context, of *node.Agents, agents []*v1.Pod) *Report {
 		group.Go(func() {
 			tokens <- struct{}{}
 			defer func() { <-tokens }()
-			preview, err := of.Preview(ctx, agent)
+			preview, err := of.Agent(agent).PreviewPolicies(ctx)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -147,10 +149,10 @@ func askAll(ctx context.Context, of *node.Agents, agents []*v1.Pod) *Report {
 }
 
 // add adds the answer of a node.
-func (r *Report) add(of string, preview *node.Preview) {
+func (r *Report) add(of string, preview *inquiry.PolicyPreview) {
 	r.Nodes++
 	r.Ungoverned += preview.Ungoverned
-	denied := map[node.Pod]int{}
+	denied := map[api.Pod]int{}
 	for _, d := range preview.Denied {
 		denied[d.Pod] += d.Count
 		r.Denied = append(r.Denied, Denied{d, of})
@@ -183,11 +185,7 @@ func (r *Report) text(out io.Writer, paint answer.Paint) {
 		fmt.Fprintln(out, "\nOpen connections that would be denied:")
 	}
 	for _, d := range r.Denied {
-		why := d.Why
-		if len(d.Policies) > 0 {
-			why += " (" + strings.Join(d.Policies, ", ") + ")"
-		}
-		fmt.Fprintf(out, "%s, %s: %d of %s from %s to %s, port %d: by %s\n", d.Pod, d.Direction, d.Count, d.Protocol, d.From, d.To, d.Port, why)
+		fmt.Fprintf(out, "%s, %s: %d of %s from %s to %s, port %d: by %s\n", d.Pod, d.Direction, d.Count, d.Protocol, d.From, d.To, d.Port, d.Reason())
 	}
 	summary := fmt.Sprintf("Policies would govern %d of %d pods on %d nodes that they do not govern now; %d open connections would be denied.", len(r.Pods), r.Ungoverned, r.Nodes, connections)
 	switch {

@@ -8,9 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -20,11 +18,11 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/ipam/agentport"
 )
 
@@ -50,31 +48,32 @@ type NodeTrace struct {
 }
 
 type traceOptions struct {
-	namespace, from, to, protocol string
-	port                          uint16
+	inquiry.PolicyTrace
+
+	namespace string
 }
 
 func newTrace(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	o := &traceOptions{protocol: "TCP"}
+	o := &traceOptions{PolicyTrace: inquiry.PolicyTrace{Protocol: "TCP"}}
 	return command.Command{
 		Use: "trace --from POD --to POD --port PORT", Short: "Says which network policy decides whether a connection may begin", Long: traceLong, Example: traceExamples,
 		Args: cobra.NoArgs,
 		Flags: func(flags *pflag.FlagSet) {
 			command.AddBerthNamespace(flags, &o.namespace)
-			flags.StringVar(&o.from, "from", "", "The pod that begins the connection, as NAMESPACE/NAME, or an address.")
-			flags.StringVar(&o.to, "to", "", "The pod that it goes to, as NAMESPACE/NAME, or an address.")
-			flags.Uint16Var(&o.port, "port", 0, "The port that the pod listens on.")
-			flags.StringVar(&o.protocol, "protocol", o.protocol, "TCP, UDP or SCTP.")
+			flags.StringVar(&o.From, "from", "", "The pod that begins the connection, as NAMESPACE/NAME, or an address.")
+			flags.StringVar(&o.To, "to", "", "The pod that it goes to, as NAMESPACE/NAME, or an address.")
+			flags.Uint16Var(&o.Port, "port", 0, "The port that the pod listens on.")
+			flags.StringVar(&o.Protocol, "protocol", o.Protocol, "TCP, UDP or SCTP.")
 		},
 		Prepare: o.check, Answer: o.ask,
 	}.New(of, streams)
 }
 
 func (o *traceOptions) check(*command.Call) error {
-	if o.from == "" || o.to == "" || o.port == 0 {
+	if o.From == "" || o.To == "" || o.Port == 0 {
 		return errors.New("a connection has two ends and a port: write --from, --to and --port")
 	}
-	for flag, value := range map[string]string{"--from": o.from, "--to": o.to} {
+	for flag, value := range map[string]string{"--from": o.From, "--to": o.To} {
 		_, unknown := netip.ParseAddr(value)
 		if namespace, name, ok := strings.Cut(value, "/"); unknown != nil && (!ok || namespace == "" || name == "") {
 			return fmt.Errorf("%s: %q is neither NAMESPACE/NAME of a pod nor an address", flag, value)
@@ -89,7 +88,7 @@ func (o *traceOptions) ask(ctx context.Context, call *command.Call) (*answer.Ans
 		return nil, err
 	}
 	var nodes []string
-	for _, end := range []string{o.from, o.to} {
+	for _, end := range []string{o.From, o.To} {
 		name, err := nodeOf(ctx, call, end)
 		if err != nil {
 			return nil, err
@@ -99,7 +98,7 @@ func (o *traceOptions) ask(ctx context.Context, call *command.Call) (*answer.Ans
 		}
 	}
 	if len(nodes) == 0 {
-		return nil, fmt.Errorf("neither %s nor %s is a pod on a node of this cluster", o.from, o.to)
+		return nil, fmt.Errorf("neither %s nor %s is a pod on a node of this cluster", o.From, o.To)
 	}
 	auditor, err := audit.ForConfig(call.Config, audit.Options{Agents: true, Namespace: namespace})
 	if err != nil {
@@ -110,14 +109,13 @@ func (o *traceOptions) ask(ctx context.Context, call *command.Call) (*answer.Ans
 		return nil, err
 	}
 	trace := &Trace{}
-	agents := &node.Agents{Asker: &agentport.Ports{Kube: call.Kube, Namespace: namespace}}
-	query := url.Values{"from": {o.from}, "to": {o.to}, "port": {strconv.Itoa(int(o.port))}, "protocol": {o.protocol}}
+	agents := &agentport.Ports{Kube: call.Kube, Namespace: namespace}
 	for _, name := range nodes {
 		at := slices.IndexFunc(pods, func(agent *v1.Pod) bool { return agent.Spec.NodeName == name })
 		if at < 0 {
 			return nil, fmt.Errorf("no agent runs on node %s", name)
 		}
-		text, err := agents.TracePolicy(ctx, pods[at], query)
+		text, err := agents.Agent(pods[at]).TracePolicy(ctx, o.PolicyTrace)
 		if err != nil {
 			return nil, err
 		}

@@ -12,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/bgp"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
@@ -22,10 +23,10 @@ import (
 
 // fromNodes returns the links that only the nodes know: agent and kernel, and wire or, where routers lead to the address, table
 // and session. An error says that the user may not ask. Blocking.
-func fromNodes(ctx context.Context, s *audit.Subject, agents *node.Agents, speakers *bgp.Speakers, namespace string) ([]Link, error) {
+func fromNodes(ctx context.Context, s *audit.Subject, agents node.Agents, speakers *bgp.Speakers, namespace string) ([]Link, error) {
 	spec := &s.IP.Spec
 	show := "kubectl berth node " + spec.Node
-	in, err := agents.Inspect(ctx, s.Agent, spec.Owner.Namespace, spec.Pod.Name)
+	in, err := agents.Agent(s.Agent).Inspect(ctx, spec.Owner.Namespace+"/"+spec.Pod.Name, true)
 	if apierrors.IsForbidden(err) {
 		return nil, err
 	}
@@ -104,20 +105,21 @@ func announced(ip *v1alpha1.FloatingIP, said *status.Status) []Link {
 	return []Link{table, {Name: "session", State: Broken, Text: fmt.Sprintf("no session of node %s announces the address: %s", said.Node, text), Command: "kubectl berth bgp --node " + said.Node}}
 }
 
-func ofKernel(s *audit.Subject, in *node.Inspection, show string) Link {
+func ofKernel(s *audit.Subject, in *inquiry.Inspection, show string) Link {
 	address := s.IP.Spec.Address
-	has := slices.IndexFunc(in.Containers, func(c node.Container) bool { return c.Has(address) })
+	addr, _ := netip.ParseAddr(address) // no container has one that is none
+	has := slices.IndexFunc(in.Containers, func(c inquiry.InspectedContainer) bool { return node.Has(&c, addr) })
 	if has < 0 {
 		return Link{Name: "kernel", State: Broken, Text: fmt.Sprintf("no container of the pod has %s on the node", address), Command: show}
 	}
 	c := &in.Containers[has]
-	if ok, text := c.Wiring(); !ok {
+	if ok, text := node.Wiring(c); !ok {
 		return Link{Name: "kernel", State: Broken, Text: fmt.Sprintf("container %s: %s", c.ContainerID, text), Command: show}
 	}
 	return Link{Name: "kernel", State: OK, Text: "the node's kernel has all that the address needs"}
 }
 
-func ofWire(ctx context.Context, s *audit.Subject, agents *node.Agents) Link {
+func ofWire(ctx context.Context, s *audit.Subject, agents node.Agents) Link {
 	spec := &s.IP.Spec
 	if link, ok := found(s, "wire"); ok {
 		return link

@@ -26,7 +26,6 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -108,7 +107,7 @@ func (o *options) trace(ctx context.Context, call *command.Call) (*answer.Answer
 		if o.node && firstBroken(trace.Links) == nil && s.Agent != nil {
 			ports := &agentport.Ports{Kube: call.Kube, Namespace: namespace}
 			speakers := &bgp.Speakers{Kube: call.Kube, Port: ports, Namespace: namespace}
-			links, err := fromNodes(ctx, s, &node.Agents{Asker: ports}, speakers, namespace)
+			links, err := fromNodes(ctx, s, ports, speakers, namespace)
 			if err != nil {
 				return nil, err
 			}

@@ -92,7 +92,7 @@
 //
 // An address with api.Address.Routed is on no link: the node answers nobody for it, and has no table T for it, so the pod's packets
 // leave by the main table. For routing daemons it is in a table of its own, and packets from outside for addresses of its subnet that are not
-// here end at the node (advertise.go):
+// here end at the node (advertisement.go):
 //
 //	node  10.98.0.7 dev bth… metric 4203271695                  in table 98, which no rule looks up
 //	      rule 32294: iif uplink to 10.98.0.0/24 fwmark none unreachable, behind the routes to pods of P

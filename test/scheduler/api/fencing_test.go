@@ -14,7 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/berth-dev/berth/ipam/agentport"
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	fencerv1 "github.com/berth-dev/berth/ipam/fencer/v1"
 	"github.com/berth-dev/berth/test/fencer"
@@ -29,8 +29,8 @@ func TestFencing(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})
 	machines := fencer.NewMemory("node1", "node2", "node3")
-	w.Witnessed = func(string) agentport.Testimony {
-		return agentport.Testimony{Control: true, Host: machines.HasPower("node1")}
+	w.Witnessed = func(string) inquiry.Testimony {
+		return inquiry.Testimony{Control: true, Host: machines.HasPower("node1")}
 	}
 	alive, hang := context.WithCancel(w.Ctx)
 	defer hang()

@@ -13,7 +13,7 @@ import (
 
 // deletions ends the rest, in the book, of addresses whose FloatingIP somebody deleted
 // while their owner had them. The controller records it in another FloatingIP (package
-// reclaim, deleted.go). Until the book sees that one, and if no controller runs, nothing
+// reclaim, deletions.go). Until the book sees that one, and if no controller runs, nothing
 // but the book keeps the address from other pods. Safe for concurrent use.
 type deletions struct {
 	// cooldown returns the cooldown of a pool.

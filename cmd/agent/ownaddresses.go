@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics/legacyregistry"
-	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent"
 	"github.com/berth-dev/berth/agent/assignment"
@@ -116,10 +115,4 @@ func (k *egressKernel) EndConnections(all []cniegress.Way, pods, former []netip.
 }
 
 // EndOf implements egress.Kernel.
-func (k *egressKernel) EndOf(addr netip.Addr) error {
-	ended, err := conntrack.EndOf(addr)
-	if ended > 0 {
-		klog.Background().V(2).Info("Ended connections of the last pod that had an address", "address", addr, "connections", ended)
-	}
-	return err
-}
+func (k *egressKernel) EndOf(addrs []netip.Addr) error { return conntrack.EndOf(addrs) }

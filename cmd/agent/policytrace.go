@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package inspection
+package main
 
 import (
 	"context"
+	"fmt"
 	"io"
-	"net/url"
-	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -16,19 +15,20 @@ import (
 
 // policyTrace asks the agent which network policies decide on a connection.
 type policyTrace struct {
-	socket, from, to, protocol string
-	port                       uint16
+	inquiry.PolicyTrace
+
+	socket string
 }
 
-// NewPolicyCommand returns the command that explains the decisions of network policies.
-func NewPolicyCommand() *cobra.Command {
+// newPolicyCommand returns the command that explains the decisions of network policies.
+func newPolicyCommand() *cobra.Command {
 	command := &cobra.Command{Use: "policy", Short: "Says what network policies do", Args: cobra.NoArgs}
 	command.AddCommand(newPolicyTraceCommand(), newPolicyPreviewCommand())
 	return command
 }
 
 func newPolicyTraceCommand() *cobra.Command {
-	p := &policyTrace{socket: api.SocketPath, protocol: "TCP"}
+	p := &policyTrace{socket: api.SocketPath, PolicyTrace: inquiry.PolicyTrace{Protocol: "TCP"}}
 	command := &cobra.Command{
 		Use:   "trace --from POD --to POD --port PORT",
 		Short: "Says which network policy and which rule decide whether a connection may begin",
@@ -46,10 +46,10 @@ Exit codes: 0 there is an answer, whatever it is; 1 there is none.`,
 	}
 	fs := command.Flags()
 	fs.StringVar(&p.socket, "socket", p.socket, "The agent's --socket.")
-	fs.StringVar(&p.from, "from", "", "The pod that begins the connection, or an address.")
-	fs.StringVar(&p.to, "to", "", "The pod that it goes to, or an address; of a Service, name one of its pods.")
-	fs.Uint16Var(&p.port, "port", 0, "The port that the pod listens on.")
-	fs.StringVar(&p.protocol, "protocol", p.protocol, "TCP, UDP or SCTP.")
+	fs.StringVar(&p.From, "from", "", "The pod that begins the connection, or an address.")
+	fs.StringVar(&p.To, "to", "", "The pod that it goes to, or an address; of a Service, name one of its pods.")
+	fs.Uint16Var(&p.Port, "port", 0, "The port that the pod listens on.")
+	fs.StringVar(&p.Protocol, "protocol", p.Protocol, "TCP, UDP or SCTP.")
 	for _, name := range []string{"from", "to", "port"} {
 		// It fails for flags that do not exist.
 		_ = command.MarkFlagRequired(name)
@@ -58,10 +58,12 @@ Exit codes: 0 there is an answer, whatever it is; 1 there is none.`,
 }
 
 func (p *policyTrace) run(ctx context.Context, out io.Writer) error {
-	query := url.Values{"from": {p.from}, "to": {p.to}, "port": {strconv.Itoa(int(p.port))}, "protocol": {p.protocol}}
-	text, err := ask(ctx, p.socket, inquiry.PathPolicyTrace, query)
+	text, err := inquiry.OnSocket(p.socket).TracePolicy(ctx, p.PolicyTrace)
 	if err != nil {
 		return err
 	}
-	return printRaw(out, text)
+	if _, err := io.WriteString(out, text); err != nil {
+		return fmt.Errorf("print: %w", err)
+	}
+	return nil
 }

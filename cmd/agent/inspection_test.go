@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package inspection
+package main
 
 import (
 	"encoding/json"
@@ -40,8 +40,8 @@ func TestPrintInspection(t *testing.T) {
 			{Address: netip.MustParseAddr("10.0.70.6"), Pod: api.Pod{Namespace: "shop", Name: "web-2"}, Heard: "10.0.70.6 is used by the host 02:00:00:00:00:01", Time: now.Add(-time.Minute)},
 		},
 		Unanswered: []inquiry.UnansweredAddress{{Address: netip.MustParseAddr("10.0.70.7"), Why: "a host with MAC 02:00:00:00:00:09 still answers for 10.0.70.7", MACs: []string{"02:00:00:00:00:09"}}},
-		Segments: []inquiry.InspectedSegment{
-			{Link: "eth0", Nodes: []inquiry.InspectedNeighbour{
+		Segments: []inquiry.Segment{
+			{Link: "eth0", Nodes: []inquiry.Neighbour{
 				{Name: "node2", MAC: "02:00:00:00:00:02", Heard: now.Add(-time.Minute)}, {Name: "node3", MAC: "02:00:00:00:00:03", Heard: now.Add(-12 * time.Minute)},
 			}},
 			{Link: "bthv7", Error: "no key"},

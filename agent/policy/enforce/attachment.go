@@ -119,10 +119,8 @@ func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 		return fmt.Errorf("drop packets that wait for the pod's link-layer address: %w", err)
 	}
 	// Connections of the address's last pod do not belong to this pod.
-	for _, a := range c.fresh() {
-		if _, err := e.Kernel.EndOf(a); err != nil {
-			return fmt.Errorf("end the connections of the last pod that had %s: %w", a, err)
-		}
+	if err := e.Kernel.EndOf(c.fresh()); err != nil {
+		return err
 	}
 	e.Soon() // tells which policies cannot be enforced
 	return e.open(c)

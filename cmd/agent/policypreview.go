@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package inspection
+package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -13,14 +12,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berth-dev/berth/agent/inquiry"
-	"github.com/berth-dev/berth/cni/api"
 )
 
 // policyPreview asks the agent what enforcement for all pods would change.
-type policyPreview struct{ socket, output string }
+type policyPreview struct{ question }
 
 func newPolicyPreviewCommand() *cobra.Command {
-	p := &policyPreview{socket: api.SocketPath, output: "table"}
+	p := &policyPreview{newQuestion()}
 	command := &cobra.Command{
 		Use:   "preview",
 		Short: "Says what --network-policy-pods=All would change on this node",
@@ -33,30 +31,19 @@ Exit codes: 0 there is an answer, whatever it is; 1 there is none.`,
 		SilenceUsage: true,
 		RunE:         func(cmd *cobra.Command, _ []string) error { return p.run(cmd.Context(), cmd.OutOrStdout()) },
 	}
-	command.Flags().StringVar(&p.socket, "socket", p.socket, "The agent's --socket.")
-	command.Flags().StringVarP(&p.output, "output", "o", p.output, "table or json.")
+	p.addFlags(command.Flags())
 	return command
 }
 
 func (p *policyPreview) run(ctx context.Context, out io.Writer) error {
-	if err := checkOutput(p.output); err != nil {
+	if err := p.check(); err != nil {
 		return err
 	}
-	raw, err := ask(ctx, p.socket, inquiry.PathPolicyPreview, nil)
+	preview, err := inquiry.OnSocket(p.socket).PreviewPolicies(ctx)
 	if err != nil {
 		return err
 	}
-	if p.output == "json" {
-		return printRaw(out, raw)
-	}
-	var preview inquiry.PolicyPreview
-	if err := json.Unmarshal(raw, &preview); err != nil {
-		return fmt.Errorf("decode the agent's answer: %w", err)
-	}
-	if err := printPreview(out, &preview); err != nil {
-		return fmt.Errorf("print: %w", err)
-	}
-	return nil
+	return p.print(out, preview, func(out io.Writer) error { return printPreview(out, preview) })
 }
 
 func printPreview(out io.Writer, p *inquiry.PolicyPreview) error {

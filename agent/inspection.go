@@ -44,7 +44,7 @@ func (a *Agent) Inspect(ctx context.Context, pod string, check bool) (*inquiry.I
 		in.OrphanPorts = append(in.OrphanPorts, inquiry.InspectedOrphanPort{HostPort: p.HostPort, Pod: p.Pod, Address: p.Mapping.Pod})
 	}
 	if check {
-		in.Segments = a.inspectSegments(ctx)
+		in.Segments = a.hears(ctx, true)
 	}
 	orphans, err := a.orphans(nil)
 	if err != nil {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inspection has the commands by which an operator asks the agent of a node: inspect,
-// probe and policy. They ask over the agent's socket and print; they change nothing.
-package inspection
+package main
 
 import (
 	"cmp"
@@ -12,16 +10,13 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
-	"net/http"
-	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/duration"
 
@@ -29,15 +24,47 @@ import (
 	"github.com/berth-dev/berth/cni/api"
 )
 
-// inspect shows the state of this node's agent.
-type inspect struct {
-	socket, output string
-	check          bool
+// question has the flags of the commands inspect, probe and policy, by which an operator asks the agent of a node. They ask over the
+// agent's socket and print; they change nothing.
+type question struct{ socket, output string }
+
+func newQuestion() question { return question{socket: api.SocketPath, output: "table"} }
+
+func (q *question) addFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&q.socket, "socket", q.socket, "The agent's --socket.")
+	flags.StringVarP(&q.output, "output", "o", q.output, "table or json.")
 }
 
-// NewInspectCommand returns the command that shows the containers of the node.
-func NewInspectCommand() *cobra.Command {
-	i := &inspect{socket: api.SocketPath, output: "table"}
+func (q *question) check() error {
+	if q.output != "table" && q.output != "json" {
+		return fmt.Errorf("--output must be table or json, is %q", q.output)
+	}
+	return nil
+}
+
+// print prints an answer in JSON, or as a table.
+func (q *question) print(out io.Writer, answer any, table func(io.Writer) error) (err error) {
+	if q.output == "json" {
+		err = json.NewEncoder(out).Encode(answer)
+	} else {
+		err = table(out)
+	}
+	if err != nil {
+		return fmt.Errorf("print: %w", err)
+	}
+	return nil
+}
+
+// inspect shows the state of this node's agent.
+type inspect struct {
+	question
+
+	compare bool
+}
+
+// newInspectCommand returns the command that shows the containers of the node.
+func newInspectCommand() *cobra.Command {
+	i := &inspect{question: newQuestion()}
 	command := &cobra.Command{
 		Use:   "inspect [NAMESPACE/POD]",
 		Short: "Shows what the agent of this node knows",
@@ -54,9 +81,8 @@ Exit codes: 0 all is well; 1 the agent does not answer, or something is wrong.`,
 			return i.run(cmd.Context(), cmd.OutOrStdout(), args)
 		},
 	}
-	command.Flags().StringVar(&i.socket, "socket", i.socket, "The agent's --socket.")
-	command.Flags().StringVarP(&i.output, "output", "o", i.output, "table or json.")
-	command.Flags().BoolVar(&i.check, "check", true, "Compare each container with the kernel. It changes nothing.")
+	i.addFlags(command.Flags())
+	command.Flags().BoolVar(&i.compare, "check", true, "Compare each container with the kernel. It changes nothing.")
 	return command
 }
 
@@ -64,77 +90,30 @@ Exit codes: 0 all is well; 1 the agent does not answer, or something is wrong.`,
 var errUnwell = errors.New("not all is well on this node; see above")
 
 func (i *inspect) run(ctx context.Context, out io.Writer, args []string) error {
-	if err := checkOutput(i.output); err != nil {
+	if err := i.check(); err != nil {
 		return err
 	}
-	query := url.Values{"check": {strconv.FormatBool(i.check)}}
+	pod := ""
 	if len(args) > 0 {
-		if namespace, name, ok := strings.Cut(args[0], "/"); !ok || namespace == "" || name == "" {
-			return fmt.Errorf("%q is not NAMESPACE/POD", args[0])
+		pod = args[0]
+		if namespace, name, ok := strings.Cut(pod, "/"); !ok || namespace == "" || name == "" {
+			return fmt.Errorf("%q is not NAMESPACE/POD", pod)
 		}
-		query.Set("pod", args[0])
 	}
-	raw, err := ask(ctx, i.socket, inquiry.PathInspect, query)
+	in, err := inquiry.OnSocket(i.socket).Inspect(ctx, pod, i.compare)
 	if err != nil {
 		return err
 	}
-	var in inquiry.Inspection
-	if err := json.Unmarshal(raw, &in); err != nil {
-		return fmt.Errorf("decode the agent's answer: %w", err)
+	if pod != "" && len(in.Containers) == 0 {
+		return fmt.Errorf("the agent has no container of pod %s: either the pod is on another node, or its network was not made yet or is gone", pod)
 	}
-	if len(args) > 0 && len(in.Containers) == 0 {
-		return fmt.Errorf("the agent has no container of pod %s: either the pod is on another node, or its network was not made yet or is gone", args[0])
+	if err := i.print(out, in, func(out io.Writer) error { return printInspection(out, in) }); err != nil {
+		return err
 	}
-	if i.output == "json" {
-		return printRaw(out, raw)
-	}
-	if err := printInspection(out, &in); err != nil {
-		return fmt.Errorf("print: %w", err)
-	}
-	if unwell(&in) {
+	if i.output == "table" && unwell(in) {
 		return errUnwell
 	}
 	return nil
-}
-
-// checkOutput checks a value of --output.
-func checkOutput(output string) error {
-	if output != "table" && output != "json" {
-		return fmt.Errorf("--output must be table or json, is %q", output)
-	}
-	return nil
-}
-
-// printRaw prints an answer of the agent as it came.
-func printRaw(out io.Writer, raw []byte) error {
-	if _, err := out.Write(raw); err != nil {
-		return fmt.Errorf("print: %w", err)
-	}
-	return nil
-}
-
-// ask returns the agent's answer at a path of its socket.
-func ask(ctx context.Context, socket, path string, query url.Values) ([]byte, error) {
-	client := http.Client{Timeout: time.Minute, Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	}}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path+"?"+query.Encode(), nil)
-	if err != nil {
-		return nil, fmt.Errorf("make the request: %w", err)
-	}
-	answer, err := client.Do(request)
-	if err != nil {
-		return nil, fmt.Errorf("the agent does not answer on %s: %w; does it run on this node, and are you root?", socket, errors.Unwrap(err))
-	}
-	defer answer.Body.Close()
-	body, err := io.ReadAll(answer.Body)
-	if err != nil {
-		return nil, fmt.Errorf("read the agent's answer: %w", err)
-	}
-	if answer.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("the agent answers %s: %s", answer.Status, strings.TrimSpace(string(body)))
-	}
-	return body, nil
 }
 
 func unwell(in *inquiry.Inspection) bool {
@@ -183,7 +162,7 @@ func printInspection(out io.Writer, in *inquiry.Inspection) error {
 	for _, u := range in.Unanswered {
 		fmt.Fprintf(out, "the node does not answer for %s: %s\n", u.Address, u.Why)
 	}
-	fmt.Fprint(out, segmentLines(in))
+	printSegments(out, in.Time, in.Segments)
 	for _, o := range in.Orphans {
 		fmt.Fprintf(out, "link %s with %v has no record: the state file was lost; it stays while a pod of this node holds the addresses\n", o.Link, o.Addresses)
 	}
@@ -209,20 +188,18 @@ func printInspection(out io.Writer, in *inquiry.Inspection) error {
 	return err
 }
 
-func segmentLines(in *inquiry.Inspection) string {
-	var lines strings.Builder
-	for _, s := range in.Segments {
-		fmt.Fprintln(&lines, segmentLine(in, s))
+func printSegments(out io.Writer, now time.Time, all []inquiry.Segment) {
+	for _, s := range all {
+		fmt.Fprintln(out, segmentLine(now, s))
 	}
-	return lines.String()
 }
 
-// segmentLine shows which other nodes are heard on a link.
-func segmentLine(in *inquiry.Inspection, s inquiry.InspectedSegment) string {
+// segmentLine shows which other nodes are heard on a link, and were.
+func segmentLine(now time.Time, s inquiry.Segment) string {
 	heard := 0
 	var silent []string
 	for _, n := range s.Nodes {
-		if ago := in.Time.Sub(n.Heard); ago > inquiry.HeardLately {
+		if ago := now.Sub(n.Heard); ago > inquiry.HeardLately {
 			silent = append(silent, fmt.Sprintf("%s (%s), heard %s ago", n.Name, n.MAC, duration.HumanDuration(ago)))
 		} else {
 			heard++
