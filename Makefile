@@ -23,7 +23,6 @@ GOVULNCHECK    := go run golang.org/x/vuln/cmd/govulncheck@v1.9.0
 ACTIONLINT     := go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 
 FUZZTIME ?= 30s
-FUZZ     := $(shell grep -rlE '^func Fuzz' --include='*_test.go' . | grep -v '^./test/' | sort)
 # Without vet, which compiles facts about every dependency: lint has all of it.
 GOTEST   := go test -vet=off -timeout 60m
 
@@ -93,7 +92,7 @@ publish: ## Push the images and the chart of dist/ to REGISTRY, and write their 
 		rm -rf dist/.layout && mkdir dist/.layout && tar -xf dist/berth-$$i-$(VERSION).tar -C dist/.layout && \
 		$(CRANE) push dist/.layout $(REGISTRY)/berth-$$i:$(VERSION) >>dist/.pushed || exit 1; done
 	test/bin/helm push $(if $(filter localhost%,$(REGISTRY)),--plain-http) dist/berth-$(CHART_VERSION).tgz oci://$(REGISTRY)/charts
-	echo $(REGISTRY)/charts/berth@$$($(CRANE) digest $(REGISTRY)/charts/berth:$(CHART_VERSION)) >>dist/.pushed
+	digest=$$($(CRANE) digest $(REGISTRY)/charts/berth:$(CHART_VERSION)) && echo $(REGISTRY)/charts/berth@$$digest >>dist/.pushed
 	rm -r dist/.layout
 	sed -i -E 's/^(.*)@sha256:(.*)$$/\2  \1/' dist/.pushed # as sha256sum writes it
 
@@ -175,8 +174,11 @@ chaos: lab ## Hours of it: CHAOS_ROUNDS, CHAOS_PODS, CHAOS_NODES, CHAOS_STEPS in
 	cd test && CHAOS_ROUNDS=$(CHAOS_ROUNDS) CHAOS_PODS=$(CHAOS_PODS) CHAOS_NODES=$(CHAOS_NODES) CHAOS_STEPS=$(CHAOS_STEPS) CHAOS_PAUSE=$(CHAOS_PAUSE) go test -count=1 -timeout 12h -v -run TestChaos ./chaos/
 
 fuzz: ## Every fuzz target for FUZZTIME (30s).
-	@for file in $(FUZZ); do for target in $$(sed -nE 's/^func (Fuzz[A-Za-z0-9_]*).*/\1/p' $$file); do \
-		echo "$$target in $$file"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) ./$$(dirname $$file) || exit 1; done; done
+	@$(MAKE) -s fuzz-targets | while read package target; do \
+		echo "$$target in $$package"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$package </dev/null || exit 1; done
+
+fuzz-targets: ## List the fuzz targets: package and function.
+	@grep -roE '^func Fuzz[A-Za-z0-9_]*' --include='*_test.go' --exclude-dir=test . | sed -E 's#/[^/]*:func # #' | sort
 
 mutate: ## Change the code of MUTATE, the pure packages, in small ways: some test of the package should notice each. Hours.
 	@# Without --exclude-files gremlins would change the packages below each package too.
