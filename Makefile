@@ -23,7 +23,6 @@ GOVULNCHECK    := go run golang.org/x/vuln/cmd/govulncheck@v1.9.0
 ACTIONLINT     := go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 
 FUZZTIME ?= 30s
-FUZZ     := $(shell grep -rlE '^func Fuzz' --include='*_test.go' . | grep -v '^./test/' | sort)
 # Without vet, which compiles facts about every dependency: lint has all of it.
 GOTEST   := go test -vet=off -timeout 60m
 
@@ -86,18 +85,21 @@ sbom: images ## Write what the images are made of into dist/, as CycloneDX: the 
 release: sbom chart krew ## Write all that a release of VERSION has into dist/: images and what they are made of, chart, objects for kubectl, plugin archives, checksums.
 	cd dist && sha256sum *.tar *.cdx.json *.tgz *.tar.gz *.yaml > SHA256SUMS
 
-publish: ## Push the images and the chart of dist/ to REGISTRY.
+publish: ## Push the images and the chart of dist/ to REGISTRY, and write their digests into dist/.pushed.
+	cd test/helm && go build -o ../bin/helm helm.sh/helm/v4/cmd/helm
+	rm -f dist/.pushed
 	for i in scheduler controller agent console failover speaker; do \
 		rm -rf dist/.layout && mkdir dist/.layout && tar -xf dist/berth-$$i-$(VERSION).tar -C dist/.layout && \
-		$(CRANE) push dist/.layout $(REGISTRY)/berth-$$i:$(VERSION) || exit 1; done
-	rm -r dist/.layout
+		$(CRANE) push dist/.layout $(REGISTRY)/berth-$$i:$(VERSION) >>dist/.pushed || exit 1; done
 	test/bin/helm push $(if $(filter localhost%,$(REGISTRY)),--plain-http) dist/berth-$(CHART_VERSION).tgz oci://$(REGISTRY)/charts
+	digest=$$($(CRANE) digest $(REGISTRY)/charts/berth:$(CHART_VERSION)) && echo $(REGISTRY)/charts/berth@$$digest >>dist/.pushed
+	rm -r dist/.layout
+	sed -i -E 's/^(.*)@sha256:(.*)$$/\2  \1/' dist/.pushed # as sha256sum writes it
 
 sign: ## Sign the images and the chart that publish pushed, what the images are made of, and the checksums, as the workflow that runs this (cosign, keyless).
-	for i in berth-scheduler:$(VERSION) berth-controller:$(VERSION) berth-agent:$(VERSION) berth-console:$(VERSION) berth-failover:$(VERSION) berth-speaker:$(VERSION) charts/berth:$(CHART_VERSION); do \
-		$(COSIGN) sign --yes $(REGISTRY)/$${i%%:*}@$$($(CRANE) digest $(REGISTRY)/$$i) || exit 1; done
-	for i in scheduler controller agent console failover speaker; do \
-		$(COSIGN) attest --yes --type cyclonedx --predicate dist/berth-$$i-$(VERSION).cdx.json $(REGISTRY)/berth-$$i@$$($(CRANE) digest $(REGISTRY)/berth-$$i:$(VERSION)) || exit 1; done
+	while read -r digest name; do $(COSIGN) sign --yes $$name@sha256:$$digest </dev/null || exit 1; done <dist/.pushed
+	while read -r digest name; do case $$name in */charts/*) continue;; esac; \
+		$(COSIGN) attest --yes --type cyclonedx --predicate dist/$${name##*/}-$(VERSION).cdx.json $$name@sha256:$$digest </dev/null || exit 1; done <dist/.pushed
 	$(COSIGN) sign-blob --yes --bundle dist/SHA256SUMS.sigstore.json dist/SHA256SUMS
 
 demo: ## Show the main job on a real cluster; KEEP=1 leaves it up.
@@ -172,8 +174,11 @@ chaos: lab ## Hours of it: CHAOS_ROUNDS, CHAOS_PODS, CHAOS_NODES, CHAOS_STEPS in
 	cd test && CHAOS_ROUNDS=$(CHAOS_ROUNDS) CHAOS_PODS=$(CHAOS_PODS) CHAOS_NODES=$(CHAOS_NODES) CHAOS_STEPS=$(CHAOS_STEPS) CHAOS_PAUSE=$(CHAOS_PAUSE) go test -count=1 -timeout 12h -v -run TestChaos ./chaos/
 
 fuzz: ## Every fuzz target for FUZZTIME (30s).
-	@for file in $(FUZZ); do for target in $$(sed -nE 's/^func (Fuzz[A-Za-z0-9_]*).*/\1/p' $$file); do \
-		echo "$$target in $$file"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) ./$$(dirname $$file) || exit 1; done; done
+	@$(MAKE) -s fuzz-targets | while read package target; do \
+		echo "$$target in $$package"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$package </dev/null || exit 1; done
+
+fuzz-targets: ## List the fuzz targets: package and function.
+	@grep -roE '^func Fuzz[A-Za-z0-9_]*' --include='*_test.go' --exclude-dir=test . | sed -E 's#/[^/]*:func # #' | sort
 
 mutate: ## Change the code of MUTATE, the pure packages, in small ways: some test of the package should notice each. Hours.
 	@# Without --exclude-files gremlins would change the packages below each package too.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package foreign_test
+package foreign
 
 import (
 	"encoding/json"
@@ -13,7 +13,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/berth-dev/berth/cni/api"
-	"github.com/berth-dev/berth/cni/foreign"
 )
 
 // The result has the addresses with the length of their subnets, and a default route for each
@@ -53,7 +52,7 @@ func TestResult(t *testing.T) {
 			addrs,
 		},
 	} {
-		conf, ours, err := foreign.ParseConfig([]byte(c.conf))
+		conf, ours, err := ParseConfig([]byte(c.conf))
 		if err != nil || !ours {
 			t.Fatalf("%s: %v, %v", name, ours, err)
 		}
@@ -83,16 +82,16 @@ func TestConfigRefused(t *testing.T) {
 		`{"name":"n","type":"bridge","ipam":{"type":"berth-ipam","delegate":{"type":"berth-ipam"}}}`:     "ipam.delegate",
 		`{"name":"n","type":"bridge","ipam":{"type":"berth-ipam"},"isGateway":"yes"}`:                    "isGateway",
 	} {
-		c, ours, err := foreign.ParseConfig([]byte(conf))
+		c, ours, err := ParseConfig([]byte(conf))
 		if err == nil {
 			_, err = c.Result(addresses)
 		}
-		if !ours || !errors.Is(err, foreign.ErrConfig) || !strings.Contains(err.Error(), text) {
+		if !ours || !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), text) {
 			t.Errorf("%s: %v, want ErrConfig with %q", conf, err, text)
 		}
 	}
 	for _, other := range []string{`{"type":"bridge","ipam":{"type":"host-local"}}`, `{"type":"portmap"}`, `{"type":"x","ipam":"none"}`, `7`} {
-		if _, ours, err := foreign.ParseConfig([]byte(other)); ours || err != nil {
+		if _, ours, err := ParseConfig([]byte(other)); ours || err != nil {
 			t.Errorf("%s: %v, %v, want the configuration of another plugin", other, ours, err)
 		}
 	}
@@ -105,7 +104,7 @@ func TestLinkOfConfig(t *testing.T) {
 		`"type":"bridge","bridge":"br0","vlan":7`: "",
 		`"type":"host-device","device":"eth1"`:    "",
 	} {
-		c, _, err := foreign.ParseConfig([]byte(`{` + conf + `,"ipam":{"type":"berth-ipam"}}`))
+		c, _, err := ParseConfig([]byte(`{` + conf + `,"ipam":{"type":"berth-ipam"}}`))
 		if err != nil || c.Link != want {
 			t.Errorf("%s: link %q, %v, want %q", conf, c.Link, err, want)
 		}
@@ -115,7 +114,7 @@ func TestLinkOfConfig(t *testing.T) {
 func FuzzParseConfig(f *testing.F) {
 	f.Add([]byte(`{"name":"n","type":"bridge","ipam":{"type":"berth-ipam","gateways":["10.0.70.1"],"routes":[{"dst":"0.0.0.0/0"}]}}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		c, ours, err := foreign.ParseConfig(raw)
+		c, ours, err := ParseConfig(raw)
 		if err != nil || !ours {
 			return
 		}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package foreign_test
+package foreign
 
 import (
 	"bytes"
@@ -22,7 +22,6 @@ import (
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/api"
-	"github.com/berth-dev/berth/cni/foreign"
 	"github.com/berth-dev/berth/cni/socket/sockettest"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
@@ -58,7 +57,7 @@ func serve(t *testing.T, addresses []api.Address) (socket string) {
 			t.Errorf("%s: %v", r.URL, err)
 		}
 		if req.Command != "DEL" {
-			conf, _, err := foreign.ParseConfig(req.Config)
+			conf, _, err := ParseConfig(req.Config)
 			if err != nil {
 				t.Error(err)
 				return
@@ -183,7 +182,7 @@ func TestSilence(t *testing.T) {
 				from.IP("-6", "route", "add", "2001:db8:70::5", "via", "2001:db8:60::11")
 			}
 			result := s.plugin(t, "ADD")
-			i := foreign.Interface{NetNS: s.pod.Path(), Name: "eth0", Addresses: []netip.Addr{addresses[0].Address, addresses[1].Address}, Result: result}
+			i := Interface{NetNS: s.pod.Path(), Name: "eth0", Addresses: []netip.Addr{addresses[0].Address, addresses[1].Address}, Result: result}
 			expect(t, from, true)
 			s.node.Run(i.Announce)
 
@@ -216,7 +215,7 @@ func TestSilence(t *testing.T) {
 
 			// No path leads to its namespace any more.
 			s.node.Run(i.Restore)
-			if lost := (foreign.Interface{Name: "eth0", Addresses: i.Addresses, Result: result}); plugin != "macvlan" {
+			if lost := (Interface{Name: "eth0", Addresses: i.Addresses, Result: result}); plugin != "macvlan" {
 				s.node.Run(lost.Silence)
 				expect(t, from, false)
 				if err := s.node.Try(lost.Restore); err == nil {
@@ -224,7 +223,7 @@ func TestSilence(t *testing.T) {
 				}
 			}
 			s.plugin(t, "DEL")
-			if err := s.node.Try(i.Silence); !errors.Is(err, foreign.ErrNotSeen) {
+			if err := s.node.Try(i.Silence); !errors.Is(err, ErrNotSeen) {
 				t.Errorf("Silence of an interface that is gone: %v, want ErrNotSeen", err)
 			}
 			if err := s.node.Try(i.Restore); err == nil {
@@ -237,11 +236,11 @@ func TestSilence(t *testing.T) {
 const bridged = `{"type":"bridge","bridge":"br0"}`
 
 // join gives a pod a veth to the node's bridge, with the first address.
-func (s *site) join(pod *netnstest.Host, host string) foreign.Interface {
+func (s *site) join(pod *netnstest.Host, host string) Interface {
 	s.node.IP("link", "add", host, "type", "veth", "peer", "name", "eth0", "netns", pod.Path())
 	s.node.IP("link", "set", host, "master", "br0", "up")
 	wear(pod, "eth0")
-	return foreign.Interface{ContainerID: host, NetNS: pod.Path(), Name: "eth0", Addresses: []netip.Addr{addresses[0].Address}}
+	return Interface{ContainerID: host, NetNS: pod.Path(), Name: "eth0", Addresses: []netip.Addr{addresses[0].Address}}
 }
 
 func wear(pod *netnstest.Host, link string) {
@@ -283,7 +282,7 @@ func TestSilenceOfHidden(t *testing.T) {
 				t.Parallel()
 				s := newSite(t, "", bridged)
 				i := s.join(s.pod, "pod0")
-				if err := s.node.Try(i.CheckMark); !errors.Is(err, foreign.ErrNotMarked) {
+				if err := s.node.Try(i.CheckMark); !errors.Is(err, ErrNotMarked) {
 					t.Errorf("CheckMark before Mark: %v", err)
 				}
 				s.node.Run(i.Mark)
@@ -340,7 +339,7 @@ func TestSilenceLeavesOthers(t *testing.T) {
 		"peer", "name", "peer0", "index", fmt.Sprint(index(s.node, "pod0")))
 	wear(forger, "eth0")
 	s.node.IP("link", "add", "forger0", "type", "veth", "peer", "name", "eth1", "netns", forger.Path())
-	forged := foreign.Interface{ContainerID: "forger", NetNS: forger.Path(), Name: "eth0", Addresses: []netip.Addr{addresses[0].Address}}
+	forged := Interface{ContainerID: "forger", NetNS: forger.Path(), Name: "eth0", Addresses: []netip.Addr{addresses[0].Address}}
 	s.node.Run(forged.Mark)
 	s.node.Run(forged.Silence)
 	expectFirst(t, s, true)
@@ -356,7 +355,7 @@ func TestSilenceLeavesOthers(t *testing.T) {
 	s.node.IP("link", "set", "pod0", "master", "br0")
 
 	// The path leads to the node by now.
-	stale := foreign.Interface{ContainerID: "stale", NetNS: s.node.Path(), Name: "eth0", Addresses: []netip.Addr{addresses[0].Address}}
+	stale := Interface{ContainerID: "stale", NetNS: s.node.Path(), Name: "eth0", Addresses: []netip.Addr{addresses[0].Address}}
 	s.node.Run(stale.Silence)
 	s.node.Run(stale.Announce)
 	expectFirst(t, s, true)
@@ -367,7 +366,7 @@ func TestSilenceLeavesOthers(t *testing.T) {
 	// The path leads to another pod by now.
 	s.pod.IP("addr", "replace", "10.0.70.5/24", "dev", "eth0")
 	stale.NetNS, stale.Addresses = s.pod.Path(), []netip.Addr{netip.MustParseAddr("10.0.70.6")}
-	if err := s.node.Try(stale.Silence); !errors.Is(err, foreign.ErrNotSeen) {
+	if err := s.node.Try(stale.Silence); !errors.Is(err, ErrNotSeen) {
 		t.Errorf("Silence in another pod's namespace: %v, want ErrNotSeen", err)
 	}
 	expectFirst(t, s, true)
@@ -378,12 +377,12 @@ func TestSilenceBeforeWiring(t *testing.T) {
 	t.Parallel()
 	netnstest.Need(t)
 	s := newSite(t, "", "{}")
-	i := foreign.Interface{ContainerID: "c", NetNS: s.pod.Path(), Name: "net1", Addresses: []netip.Addr{addresses[0].Address}}
-	if err := s.node.Try(i.Silence); !errors.Is(err, foreign.ErrNotSeen) {
+	i := Interface{ContainerID: "c", NetNS: s.pod.Path(), Name: "net1", Addresses: []netip.Addr{addresses[0].Address}}
+	if err := s.node.Try(i.Silence); !errors.Is(err, ErrNotSeen) {
 		t.Errorf("Silence before there is a link: %v, want ErrNotSeen", err)
 	}
 	s.node.IP("link", "add", "link", "eth0", "name", "net1", "netns", s.pod.Path(), "type", "macvlan", "mode", "bridge")
-	if err := s.node.Try(i.Silence); !errors.Is(err, foreign.ErrNotSeen) {
+	if err := s.node.Try(i.Silence); !errors.Is(err, ErrNotSeen) {
 		t.Errorf("Silence before the link has the address: %v, want ErrNotSeen", err)
 	}
 	wear(s.pod, "net1")
@@ -421,8 +420,8 @@ func TestClose(t *testing.T) {
 	wear(s.pod, "net1")
 	i.Name = "net1"
 	expectFirst(t, s, true)
-	if err := s.node.Try(i.Close); !errors.Is(err, foreign.ErrCannotClose) || !strings.Contains(err.Error(), "net1 is a link of type macvlan") {
-		t.Errorf("Close of a macvlan link: %v, want %v", err, foreign.ErrCannotClose)
+	if err := s.node.Try(i.Close); !errors.Is(err, ErrCannotClose) || !strings.Contains(err.Error(), "net1 is a link of type macvlan") {
+		t.Errorf("Close of a macvlan link: %v, want %v", err, ErrCannotClose)
 	}
 	s.node.Run(i.CheckOpen)
 	expectFirst(t, s, true)
@@ -435,7 +434,7 @@ func TestLinks(t *testing.T) {
 	node.IP("link", "add", "pod0", "type", "veth", "peer", "name", "net1", "netns", pod.Path())
 	for path, want := range map[string][]string{pod.Path(): {"net1"}, node.Path(): nil, "/run/none": nil, "": nil, "/etc/hostname": nil} {
 		var links map[string]int
-		node.Run(func() (err error) { links, err = foreign.Links(path); return err })
+		node.Run(func() (err error) { links, err = Links(path); return err })
 		if len(links) != len(want) || (links == nil) != (want == nil) || want != nil && links[want[0]] == 0 {
 			t.Errorf("Links(%q) = %v, want %q", path, links, want)
 		}

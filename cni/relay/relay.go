@@ -3,7 +3,7 @@
 // Package relay carries calls of CNI plugins to the node agent over its unix socket, also the
 // runtime's call that berth-cni passes on: the variables as headers of an HTTP request, the
 // configuration as its body, and the answer as the plugin prints it. It decides when to wait for an
-// agent and how to report that none answers. It reads nothing of a call or an answer.
+// agent and how to report that none answers. It reads nothing of a call but the path of the socket, and nothing of an answer.
 //
 // Berth-cni starts for every pod, and each package that it imports makes its start longer, used
 // or not: this one imports no more than files need. Package net, encoding/json or fmt would take

@@ -44,7 +44,7 @@ func run(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) 
 	if err != nil {
 		return fail(stdout, codeIO, "error reading from stdin: "+err.Error())
 	}
-	socket, err := socketOf(config)
+	socket, err := relay.SocketOf(config)
 	if err != nil {
 		return fail(stdout, codeDecoding, "decode the configuration of berth-cni: "+err.Error())
 	}
@@ -84,7 +84,7 @@ const statusNotFound = 404
 
 // fail prints an error of CNI and returns the exit status.
 func fail(stdout io.Writer, code int, message string) int {
-	return write(stdout, `{"code":`+strconv.Itoa(code)+`,"msg":`+quote(message)+"}\n", 1)
+	return write(stdout, `{"code":`+strconv.Itoa(code)+`,"msg":`+relay.Quote(message)+"}\n", 1)
 }
 
 // write prints text and returns status, or 1 where nobody reads it.

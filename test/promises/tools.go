@@ -35,6 +35,21 @@ var tools = []promise{
 		"cmd/internal/monitoring", "TestDoorkeeper",
 	},
 	{
+		"Some hosts with many connections shut out neither the kubelet nor you.", "docs/explanation/security.md#asking-an-agent",
+		"cmd/internal/monitoring/doors.go", "if len(most) <= has+1 {", "if len(most) >= has {",
+		"cmd/internal/monitoring", "TestEntranceIsShared",
+	},
+	{
+		"A namespace that enforces restricted takes the controller's pods.", "docs/explanation/security.md#privileges",
+		"manifests/chart/templates/controller/deployment.yaml", "            allowPrivilegeEscalation: false\n", "",
+		"test/scheduler/api", "TestRestricted",
+	},
+	{
+		"The audit log has no key.", "docs/explanation/security.md#in-the-audit-log",
+		"manifests/examples/audit-policy.yaml", "  - level: Metadata\n    resources:\n      - group: \"\"\n        resources: [secrets]", "  - level: Request\n    resources:\n      - group: \"\"\n        resources: [secrets]",
+		"test/scheduler/api", "TestAuditPolicy",
+	},
+	{
 		"The next node takes the address of a Service first, and the node before gives it up after that.", "docs/how-to/services.md#which-nodes-carry-it",
 		"ipam/services/carriers.go", "moving := slices.ContainsFunc(p.targets, func", "moving := slices.ContainsFunc(p.targets[:0], func",
 		"ipam/services", "TestChoose",

@@ -5,6 +5,7 @@ package monitoring
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -84,13 +85,14 @@ func (d *doorkeeper) knows(shown token, from netip.Prefix) {
 }
 
 // entrance is a listener that closes connections beyond the limits at once. Otherwise whoever reaches the port could hold as many as
-// memory has room for, and none would be left for others.
+// memory has room for, and none would be left for others. Where all are taken, the source with the most makes room for one with fewer:
+// a few hosts would shut out all others, among them the kubelet, which would restart the program.
 type entrance struct {
 	net.Listener
 
 	mu  sync.Mutex
 	all int
-	of  map[netip.Prefix]int
+	of  map[netip.Prefix][]*visitor // the oldest first
 }
 
 func (e *entrance) Accept() (net.Conn, error) {
@@ -99,31 +101,59 @@ func (e *entrance) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		from := sourceOf(conn.RemoteAddr().String())
-		if e.enter(from) {
-			return &visitor{Conn: conn, leave: sync.OnceFunc(func() { e.leave(from) })}, nil
+		v := e.newVisitor(conn, sourceOf(conn.RemoteAddr().String()))
+		admitted, instead := e.enter(v)
+		if instead != nil {
+			_ = instead.Close()
+		}
+		if admitted {
+			return v, nil
 		}
 		_ = conn.Close()
 	}
 }
 
-func (e *entrance) enter(from netip.Prefix) bool {
+// enter counts a visitor, if there is room, maybe in place of another one, which the caller closes.
+func (e *entrance) enter(v *visitor) (admitted bool, instead *visitor) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.all >= mostConnections || e.of[from] >= mostOfSource {
-		return false
+	has := len(e.of[v.from])
+	if has >= mostOfSource {
+		return false, nil
+	}
+	if e.all >= mostConnections {
+		var most []*visitor
+		for _, of := range e.of {
+			if len(of) > len(most) {
+				most = of
+			}
+		}
+		if len(most) <= has+1 {
+			return false, nil
+		}
+		instead = most[0]
+		e.remove(instead)
 	}
 	e.all++
-	e.of[from]++
-	return true
+	e.of[v.from] = append(e.of[v.from], v)
+	return true, instead
 }
 
-func (e *entrance) leave(from netip.Prefix) {
+func (e *entrance) leave(v *visitor) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.remove(v)
+}
+
+// remove forgets a visitor, if it counts. The caller holds the lock.
+func (e *entrance) remove(v *visitor) {
+	i := slices.Index(e.of[v.from], v)
+	if i < 0 {
+		return
+	}
 	e.all--
-	if e.of[from]--; e.of[from] == 0 {
-		delete(e.of, from)
+	if e.of[v.from] = slices.Delete(e.of[v.from], i, i+1); len(e.of[v.from]) == 0 {
+		delete(e.of, v.from)
 	}
 }
 
@@ -131,10 +161,15 @@ func (e *entrance) leave(from netip.Prefix) {
 type visitor struct {
 	net.Conn
 
-	leave func()
+	entrance *entrance
+	from     netip.Prefix
+}
+
+func (e *entrance) newVisitor(conn net.Conn, from netip.Prefix) *visitor {
+	return &visitor{Conn: conn, entrance: e, from: from}
 }
 
 func (v *visitor) Close() error {
-	defer v.leave()
+	defer v.entrance.leave(v)
 	return v.Conn.Close()
 }

@@ -292,16 +292,26 @@ func TestConnections(t *testing.T) {
 			t.Error("a host has one more connection than it may have")
 		}
 	}
-	if connect("127.0.0.99") != nil {
-		t.Error("there is one more connection than there may be")
-	}
 	open[0].Close()
 	// The server has to notice.
-	for connect("127.0.0.2") == nil {
+	again := connect("127.0.0.2")
+	for ; again == nil; again = connect("127.0.0.2") {
 		if t.Context().Err() != nil {
 			t.Fatal("a connection that is closed makes no room")
 		}
 	}
+	defer again.Close()
+	// Four hosts have all connections by now, and do not shut a fifth one out.
+	fifth := connect("127.0.0.99")
+	if fifth == nil {
+		t.Fatal("hosts with many connections shut one out that has none")
+	}
+	defer fifth.Close()
+	closed := make(chan struct{}, mostConnections)
+	for _, conn := range append(open[1:], again) {
+		go func() { _, _ = io.Copy(io.Discard, conn); closed <- struct{}{} }()
+	}
+	<-closed
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
@@ -320,26 +330,85 @@ func freePort(t *testing.T) int {
 
 // Connections are counted by source, and none is forgotten.
 func TestEntrance(t *testing.T) {
-	e := &entrance{of: map[netip.Prefix]int{}}
+	e := &entrance{of: map[netip.Prefix][]*visitor{}}
+	enter := func(from netip.Prefix) (v, instead *visitor) {
+		v = e.newVisitor(nil, from)
+		admitted, instead := e.enter(v)
+		if !admitted {
+			v = nil
+		}
+		return v, instead
+	}
 	a, b := sourceOf("[2001:db8::1]:1"), sourceOf("[2001:db8:0:1::1]:1")
 	if a == b || a != sourceOf("[2001:db8::2]:9") {
 		t.Fatalf("sources %s and %s", a, b)
 	}
+	var all []*visitor
 	for range mostOfSource {
-		if !e.enter(a) {
+		v, _ := enter(a)
+		if v == nil {
 			t.Fatal("refused below the limit")
 		}
+		all = append(all, v)
 	}
-	if e.enter(a) || !e.enter(b) {
-		t.Error("one source's connections count for another")
+	if v, _ := enter(a); v != nil {
+		t.Error("a source has one more than it may have")
 	}
-	if e.leave(a); !e.enter(a) || e.enter(a) {
+	of, _ := enter(b)
+	if of == nil {
+		t.Fatal("one source's connections count for another")
+	}
+	e.leave(all[0])
+	e.leave(all[0])
+	v, _ := enter(a)
+	if more, _ := enter(a); v == nil || more != nil {
 		t.Error("one connection that ends makes room for one")
 	}
-	for range mostOfSource {
-		e.leave(a)
+	for _, v := range append(all, v, of) {
+		e.leave(v)
 	}
-	if e.leave(b); e.all != 0 || len(e.of) != 0 {
+	if e.all != 0 || len(e.of) != 0 {
 		t.Errorf("%d connections, %v", e.all, e.of)
+	}
+}
+
+// Where all connections are taken, the source with the most makes room for one that has fewer, down to one less than it has itself.
+func TestEntranceIsShared(t *testing.T) {
+	e := &entrance{of: map[netip.Prefix][]*visitor{}}
+	source := func(i int) netip.Prefix {
+		return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 32)
+	}
+	for i := range mostConnections {
+		if admitted, instead := e.enter(e.newVisitor(nil, source(i/mostOfSource))); !admitted || instead != nil {
+			t.Fatalf("connection %d: %t, in place of %v", i, admitted, instead)
+		}
+	}
+	late := source(1000)
+	for had := 0; ; had++ {
+		admitted, instead := e.enter(e.newVisitor(nil, late))
+		most := 0
+		for _, of := range e.of {
+			most = max(most, len(of))
+		}
+		if !admitted {
+			if most > had+1 {
+				t.Errorf("refused with %d connections, while another source has %d", had, most)
+			}
+			break
+		}
+		if instead == nil || instead.from == late || e.all != mostConnections {
+			t.Fatalf("%d connections, in place of %+v", e.all, instead)
+		}
+	}
+	if got, want := len(e.of[late]), mostConnections/(mostConnections/mostOfSource+1); got != want {
+		t.Errorf("the late source got %d, want %d", got, want)
+	}
+	// Sources with one each are all served alike, so nobody is closed for another.
+	e = &entrance{of: map[netip.Prefix][]*visitor{}}
+	for i := range mostConnections {
+		e.enter(e.newVisitor(nil, source(i)))
+	}
+	if admitted, instead := e.enter(e.newVisitor(nil, late)); admitted || instead != nil {
+		t.Errorf("admitted %t, in place of %+v, where each source has one", admitted, instead)
 	}
 }

@@ -51,7 +51,7 @@ func Listen(ctx context.Context, options Options, config *rest.Config, ready fun
 	secure := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, GetCertificate: certificate}
 	logger := klog.FromContext(ctx)
 	return &Server{
-		listener: tls.NewListener(&entrance{Listener: listener, of: map[netip.Prefix]int{}}, secure),
+		listener: tls.NewListener(&entrance{Listener: listener, of: map[netip.Prefix][]*visitor{}}, secure),
 		http: &http.Server{
 			Handler:           handler(access, ready, others, further),
 			ReadHeaderTimeout: 10 * time.Second,

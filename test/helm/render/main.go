@@ -45,6 +45,7 @@ var renderings = []rendering{
 		"monitors": map[string]any{"enabled": true}, "rules": map[string]any{"enabled": true}, "dashboards": map[string]any{"enabled": true},
 	}}},
 	{"pod-defaults", map[string]any{"podDefaults": map[string]any{"enabled": true}}},
+	{"network-policies", map[string]any{"networkPolicy": map[string]any{"programs": map[string]any{"enabled": true}}}},
 	{"agent/cleanup", map[string]any{"agent": map[string]any{"mode": "cleanup"}}},
 }
 

@@ -94,6 +94,7 @@ func TestValues(t *testing.T) {
 			"berth-speaker@sha256:fedc", "--v=6", "team: routes", "priorityClassName: fairly-high", "secretName: routers", "--password-dir=/etc/routers", "value: 90MiB", "memory: 100Mi", "fabric: bgp\n", "key: rack\n", "key: routes\n", "maxUnavailable: 2\n",
 			"berth-console@sha256:fedc", "--cluster-name=Port of Hamburg\"", "secret: {secretName: console-tls, defaultMode: 0440}", "--tls-cert-file=/etc/berth-console/tls/tls.crt", "--bind-address=::", "memory: 320Mi", "value: 300MiB", "team: windows",
 			"priorityClassName: rather-low", "kubernetes.io/arch: amd64", "topologyKey: quay", "key: berth\n", "--v=1", "topologyKey: zone", "topologyKey: rack", "key: type\n", "type: spc_t", "type: Unconfined",
+			"appArmorProfile:\n          type: RuntimeDefault\n", "policyTypes: [Ingress, Egress]\n", "      from:\n        - ipBlock:\n            cidr: 192.0.2.0/24\n", "  egress:\n    - ports:\n      - port: 6443\n",
 			"for: 20m", "max(berth_reclaim_oldest_pending_seconds) > 3600", "alert: BerthPodsWaitForAgents", "{{ $value }} nodes had",
 			"release: prometheus", "interval: 1m30s", "grafana: \"yes\"", "maxUnavailable: 1", "--v=4", "--v=0", "--v=3", "berth.dev/config: "},
 			[]string{"ghcr.io", "kind: FlowSchema", "name: berth-viewer", "alert: BerthPoolNearlyFull", "name: berth-forecast", "berth_reclaim_oldest_pending_seconds) > 600", "podAntiAffinity", "system-cluster-critical", "system-node-critical", "helm.sh/resource-policy", "control-plane\n          operator", "--v=2", "the chart's failover.fencer is set"}},

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package relay
 
 import (
 	"errors"
 	"strconv"
 	"strings"
 	"unicode/utf8"
-
-	"github.com/berth-dev/berth/cni/relay"
 )
 
 // Package encoding/json takes longer to start than the rest of berth-cni, which needs little of
@@ -20,9 +18,9 @@ var (
 	errNoString = errors.New("its socket is no path")
 )
 
-// socketOf returns the value of socket in the object config, or the default path.
-func socketOf(config []byte) (string, error) {
-	r := reader{config: config, socket: relay.SocketPath}
+// SocketOf returns the value of socket in the object config, or the default path.
+func SocketOf(config []byte) (string, error) {
+	r := reader{config: config, socket: SocketPath}
 	for r.at = 0; r.at < len(config); r.at++ {
 		if err := r.step(config[r.at]); err != nil {
 			return "", err
@@ -32,7 +30,7 @@ func socketOf(config []byte) (string, error) {
 		return "", errNoObject
 	}
 	if r.socket == "" {
-		return relay.SocketPath, nil
+		return SocketPath, nil
 	}
 	return r.socket, nil
 }
@@ -136,8 +134,8 @@ func unquote(text string) (string, error) {
 	return strconv.Unquote(`"` + b.String() + `"`)
 }
 
-// quote returns text as a JSON string.
-func quote(text string) string {
+// Quote returns text as a JSON string.
+func Quote(text string) string {
 	const hex = "0123456789abcdef"
 	var b strings.Builder
 	b.WriteByte('"')
