@@ -39,7 +39,8 @@ func code(err error) uint {
 		return types.ErrUnknownContainer
 	case errors.Is(err, ErrNotReady):
 		return statusCode(err)
-	case errors.Is(err, ErrNoDefaultNetwork), errors.Is(err, chain.ErrNoNetwork), errors.Is(err, attachdef.ErrNoDefinition), errors.Is(err, attachdef.ErrAnnotation):
+	case errors.Is(err, ErrNoDefaultNetwork), errors.Is(err, chain.ErrNoNetwork), errors.Is(err, attachdef.ErrNoDefinition),
+		errors.Is(err, attachdef.ErrNotAllowed), errors.Is(err, attachdef.ErrAnnotation):
 		return api.CodeNetworkMissing
 	case errors.Is(err, ErrNoFloatingIP):
 		return api.CodeNoFloatingIP

@@ -90,7 +90,7 @@ func run(ctx context.Context, o *Options) error {
 	options := agent.Options{
 		Pods: node, ConflictLog: node, Store: store,
 		Networks: networks, Plugins: newRunner(o, exec, bootID), Drivers: nettype.Drivers(nettype.Kernel{Wirer: own.wirer, StateFile: o.StateFile, Services: newServicePrefixes(o.ServicePrefixes, clients.core.ServiceCIDRs.List).prefixes}),
-		PodNetworks:   &attachdef.Reader{Get: clients.definition, Shared: o.NetworkNamespaces},
+		PodNetworks:   &attachdef.Reader{Get: clients.definition, Shared: o.NetworkNamespaces, Allowed: o.NetworkPlugins},
 		DefaultRoutes: defaultroute.Kernel{}, Proxied: !o.DetectConflicts, Shaper: profiles,
 		Metrics:           agent.NewMetrics(legacyregistry.MustRegister),
 		Events:            recorder,

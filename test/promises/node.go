@@ -70,6 +70,11 @@ var node = []promise{
 		"ipam/assignments", "TestAnnotate",
 	},
 	{
+		"A network that a tenant writes has no plugin but those that --network-plugins lists.", "docs/how-to/networks.md#who-writes-networks",
+		"agent/attachdef/allow.go", "return name == plugin && matches && err == nil", "return matches && err == nil",
+		"agent/attachdef", "TestAllowed",
+	},
+	{
 		"An agent tells of the pods of its own node only.", "docs/explanation/security.md",
 		"manifests/admission/agents.yaml", "&& variables.node != '' && request.name == variables.node", "&& variables.node != ''",
 		"test/scheduler/api", "TestPodResults",
