@@ -44,7 +44,7 @@ func code(err error) uint {
 		return api.CodeNetworkMissing
 	case errors.Is(err, ErrNoFloatingIP):
 		return api.CodeNoFloatingIP
-	case errors.Is(err, foreign.ErrConfig):
+	case errors.Is(err, foreign.ErrConfig), errors.Is(err, hostports.ErrForbidden):
 		return types.ErrInvalidNetworkConfig
 	case errors.Is(err, podinfo.ErrNotPlaced), errors.Is(err, podinfo.ErrNotHolder), errors.Is(err, podinfo.ErrTooFew), errors.Is(err, podinfo.ErrBadHint):
 		return api.CodePodNotPlaced
