@@ -120,6 +120,11 @@ var tools = []promise{
 		"test/scheduler/api", "TestAddressesOfPoolsElsewhere",
 	},
 	{
+		"Who may make tokens of berth-diagnosis makes them for one program on one node, and for ten minutes.", "docs/explanation/security.md#asking-an-agent",
+		"manifests/admission/diagnosis.yaml", "orValue(3600) <= 600", "orValue(3600) <= 86400",
+		"test/scheduler/api", "TestTokensOfOperators",
+	},
+	{
 		"Of a Service of another class one address of each family is excluded.", "docs/how-to/services.md#beside-metallb",
 		"ipam/services/foreign.go", `case other != "":`, `case other == address:`,
 		"test/scheduler/services", "TestExcludeServicesOfTenant",
