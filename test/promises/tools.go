@@ -125,6 +125,11 @@ var tools = []promise{
 		"test/scheduler/api", "TestTokensOfOperators",
 	},
 	{
+		"With one node of the control plane, no replica is elsewhere.", "docs/how-to/installation.md#where-scheduler-and-controller-run",
+		"manifests/chart/templates/scheduler/deployment.yaml", "{{- with .Values.scheduler.affinity }}", "{{- with dict }}",
+		"test/scheduler/placement", "TestControlPlaneFirst",
+	},
+	{
 		"Of a Service of another class one address of each family is excluded.", "docs/how-to/services.md#beside-metallb",
 		"ipam/services/foreign.go", `case other != "":`, `case other == address:`,
 		"test/scheduler/services", "TestExcludeServicesOfTenant",
