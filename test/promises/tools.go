@@ -130,6 +130,11 @@ var tools = []promise{
 		"test/scheduler/placement", "TestControlPlaneFirst",
 	},
 	{
+		"Agents have seats of their own at the API server.", "docs/explanation/security.md",
+		"manifests/priority/flowschemas.yaml", "  matchingPrecedence: 840\n  priorityLevelConfiguration: {name: berth-agents}", "  matchingPrecedence: 840\n  priorityLevelConfiguration: {name: workload-high}",
+		"test/scheduler/api", "TestPriority",
+	},
+	{
 		"Of a Service of another class one address of each family is excluded.", "docs/how-to/services.md#beside-metallb",
 		"ipam/services/foreign.go", `case other != "":`, `case other == address:`,
 		"test/scheduler/services", "TestExcludeServicesOfTenant",
