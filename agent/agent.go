@@ -164,6 +164,9 @@ type Options struct {
 	// chooses from where a pod leaves it the choice.
 	HostPorts     hostports.Forwarder
 	HostPortRange hostport.Range
+	// HostPortsForbidden, if given, asks why pods of a namespace may have no host ports but those of their specification; empty where
+	// they may.
+	HostPortsForbidden func(ctx context.Context, namespace string) (why string, err error)
 }
 
 // Agent serves CNI calls. All methods may be called in parallel.

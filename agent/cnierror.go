@@ -39,11 +39,12 @@ func code(err error) uint {
 		return types.ErrUnknownContainer
 	case errors.Is(err, ErrNotReady):
 		return statusCode(err)
-	case errors.Is(err, ErrNoDefaultNetwork), errors.Is(err, chain.ErrNoNetwork), errors.Is(err, attachdef.ErrNoDefinition), errors.Is(err, attachdef.ErrAnnotation):
+	case errors.Is(err, ErrNoDefaultNetwork), errors.Is(err, chain.ErrNoNetwork), errors.Is(err, attachdef.ErrNoDefinition),
+		errors.Is(err, attachdef.ErrNotAllowed), errors.Is(err, attachdef.ErrAnnotation):
 		return api.CodeNetworkMissing
 	case errors.Is(err, ErrNoFloatingIP):
 		return api.CodeNoFloatingIP
-	case errors.Is(err, foreign.ErrConfig):
+	case errors.Is(err, foreign.ErrConfig), errors.Is(err, hostports.ErrForbidden):
 		return types.ErrInvalidNetworkConfig
 	case errors.Is(err, podinfo.ErrNotPlaced), errors.Is(err, podinfo.ErrNotHolder), errors.Is(err, podinfo.ErrTooFew), errors.Is(err, podinfo.ErrBadHint):
 		return api.CodePodNotPlaced

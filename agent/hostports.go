@@ -21,7 +21,25 @@ import (
 // which is one of the capabilities, and, with the annotation, one of the node's choice for every
 // other port of its containers, which has the number 0.
 func requestedPorts(pod podinfo.Pod, capabilities map[string]json.RawMessage) ([]state.HostPort, error) {
+	given, err := portMappings(capabilities)
+	if err != nil {
+		return nil, err
+	}
 	var all []state.HostPort
+	for _, port := range given {
+		all = append(all, state.HostPort{HostPort: port})
+	}
+	if pod.HostPorts.Err != nil {
+		return nil, pod.HostPorts.Err
+	}
+	for _, port := range pod.HostPorts.Random {
+		all = append(all, state.HostPort{HostPort: port, Random: true})
+	}
+	return all, nil
+}
+
+// portMappings returns the host ports of the capability of this name.
+func portMappings(capabilities map[string]json.RawMessage) (all []api.HostPort, err error) {
 	var given []struct {
 		HostPort      int        `json:"hostPort"`
 		ContainerPort int        `json:"containerPort"`
@@ -44,17 +62,48 @@ func requestedPorts(pod podinfo.Pod, capabilities map[string]json.RawMessage) ([
 		if !slices.Contains([]string{"TCP", "UDP", "SCTP"}, protocol) || g.HostPort < 0 || g.HostPort > 65535 || g.ContainerPort <= 0 || g.ContainerPort > 65535 {
 			return nil, fmt.Errorf("%w: portMappings has no such host port: %+v", ErrConfig, g)
 		}
-		all = append(all, state.HostPort{HostPort: api.HostPort{
-			HostPort: uint16(g.HostPort), ContainerPort: uint16(g.ContainerPort), Protocol: protocol, HostIP: g.HostIP.Unmap(),
-		}})
-	}
-	if pod.HostPorts.Err != nil {
-		return nil, pod.HostPorts.Err
-	}
-	for _, port := range pod.HostPorts.Random {
-		all = append(all, state.HostPort{HostPort: port, Random: true})
+		all = append(all, api.HostPort{HostPort: uint16(g.HostPort), ContainerPort: uint16(g.ContainerPort), Protocol: protocol, HostIP: g.HostIP.Unmap()})
 	}
 	return all, nil
+}
+
+// mayOpen asks the pod's namespace where an ADD would open other host ports than those of the pod's specification, whatever asks for them:
+// by itself, or by a plugin of a network that the pod names.
+func (p planner) mayOpen(ctx context.Context, pod podinfo.Pod, record *state.Container) error {
+	if p.HostPortsForbidden == nil {
+		return nil
+	}
+	var opens []api.HostPort
+	for _, port := range record.HostPorts {
+		opens = append(opens, port.HostPort)
+	}
+	for i := range record.Attachments {
+		network, err := chain.Parse(record.Attachments[i].Network)
+		if err != nil {
+			return err
+		}
+		if !network.Declares(hostports.Capability) {
+			continue
+		}
+		ports, err := portMappings(record.Attachments[i].Capabilities)
+		if err != nil {
+			return err
+		}
+		opens = append(opens, ports...)
+	}
+	other := slices.IndexFunc(opens, func(port api.HostPort) bool {
+		return !slices.ContainsFunc(pod.HostPorts.Given, func(given api.HostPort) bool {
+			return given.HostPort == port.HostPort && given.Protocol == port.Protocol
+		})
+	})
+	if other < 0 {
+		return nil
+	}
+	why, err := p.HostPortsForbidden(ctx, pod.Namespace)
+	if err == nil && why != "" {
+		err = fmt.Errorf("%w in namespace %s, but of the field hostPort: %s; an annotation of the pod asks for one to its port %d", hostports.ErrForbidden, pod.Namespace, why, opens[other].ContainerPort)
+	}
+	return err
 }
 
 // claim writes the first record of an ADD, and with it takes the pod's host ports from pods

@@ -17,7 +17,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/agent/attachdef"
+	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/hostports"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
@@ -524,4 +527,74 @@ func hostPortsOf(ports []state.HostPort) []api.HostPort {
 		all = append(all, port.HostPort)
 	}
 	return all
+}
+
+// Whatever would open a host port that is not in the pod's specification: the pod's namespace decides.
+func TestHostPortsOfNamespaces(t *testing.T) {
+	mapped := func(config string) func(*Agent, *world) {
+		return func(a *Agent, w *world) {
+			a.Networks = configured(config)
+			w.named = []attachdef.Network{{Definition: "ns/n", Name: "n", IfName: "net1", Capabilities: map[string]json.RawMessage{"portMappings": json.RawMessage(`[` + web + `]`)}}}
+		}
+	}
+	for name, c := range map[string]struct {
+		before func(*Agent, *world)
+		config string
+		want   string // empty: no host port but of the specification
+	}{
+		"none":                              {nil, "", ""},
+		"of the specification":              {func(_ *Agent, w *world) { w.pod.HostPorts.Given = []api.HostPort{tcpPort(8080, 80)} }, web, ""},
+		"the node's choice":                 {func(_ *Agent, w *world) { w.pod.HostPorts.Random = []api.HostPort{tcpPort(0, 81)} }, "", "to its port 81"},
+		"Multus's default network":          {nil, web, "to its port 80"},
+		"another protocol":                  {func(_ *Agent, w *world) { w.pod.HostPorts.Given = []api.HostPort{tcpPort(53, 53)} }, dns, "to its port 53"},
+		"a network that the pod names":      {mapped(`{"type":"portmap","capabilities":{"portMappings":true}}`), "", "to its port 80"},
+		"a network without host ports":      {mapped(`{"type":"p"}`), "", ""},
+		"the last plugin of such a network": {mapped(`{"cniVersion":"1.0.0","plugins":[{"type":"p"},{"type":"q","capabilities":{"portMappings":true}}]}`), "", "to its port 80"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for why, fails := range map[string]bool{"": false, "its label says so": true} {
+				a, w, _ := ordinary(t)
+				asked := false
+				a.HostPortsForbidden = func(_ context.Context, namespace string) (string, error) {
+					asked = true
+					if namespace != "ns" {
+						t.Errorf("asked about namespace %s", namespace)
+					}
+					return why, nil
+				}
+				if c.before != nil {
+					c.before(a, w)
+				}
+				err := add(t, a, ports("c", c.config))
+				if fails = fails && c.want != ""; fails != errors.Is(err, hostports.ErrForbidden) || !fails && err != nil || fails && !strings.Contains(err.Error(), why+"; an annotation of the pod asks for one "+c.want) {
+					t.Errorf("%q: %v", why, err)
+				}
+				if asked != (c.want != "") {
+					t.Errorf("the namespace was asked: %t", asked)
+				}
+				if fails && len(phases(t, a)) > 0 {
+					t.Error("there is a record")
+				}
+			}
+		})
+	}
+	a, w, _ := ordinary(t)
+	w.pod.HostPorts.Random = []api.HostPort{tcpPort(0, 81)}
+	away := errors.New("the API server is away")
+	a.HostPortsForbidden = func(context.Context, string) (string, error) { return "", away }
+	if err := add(t, a, addRequest("c")); !errors.Is(err, away) {
+		t.Errorf("the namespace is not known: %v", err)
+	}
+}
+
+// configured has networks of pods' annotations with this configuration.
+type configured string
+
+func (configured) Default() (*chain.Network, error)       { return fakeNetworks{}.Default() }
+func (configured) WithoutMultus() (*chain.Network, error) { return fakeNetworks{}.Default() }
+func (configured) CalledByMultus() (bool, error)          { return false, nil }
+func (configured) Floating() (*nettype.Floating, error)   { return fakeNetworks{}.Floating() }
+func (c configured) Named(n *attachdef.Network) (*chain.Network, *nettype.Floating, error) {
+	network, err := chain.ParseNamed([]byte(c), n.Name)
+	return network, nil, err
 }

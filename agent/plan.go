@@ -25,9 +25,13 @@ type planner struct {
 	Pods        pods
 	Networks    networks
 	PodNetworks podNetworks
+	// HostPortsForbidden is that of Options.
+	HostPortsForbidden func(ctx context.Context, namespace string) (why string, err error)
 }
 
-func (a *Agent) planner(p pods) planner { return planner{p, a.Networks, a.PodNetworks} }
+func (a *Agent) planner(p pods) planner {
+	return planner{p, a.Networks, a.PodNetworks, a.HostPortsForbidden}
+}
 
 // runningPod returns the pod of a call; a pod that has finished gets no network.
 func (p planner) runningPod(ctx context.Context, args podArgs) (podinfo.Pod, error) {
@@ -55,10 +59,14 @@ func (p planner) plan(ctx context.Context, req *api.Request, args podArgs, conf 
 	if err != nil {
 		return nil, fmt.Errorf("pod %s: %w", pod.Pod, err)
 	}
-	return &state.Container{
+	record := &state.Container{
 		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, HostPorts: ports, GalaxyPorts: pod.HostPorts.Galaxy, WhenReady: pod.WhenReady,
 		Args: req.Args, Capabilities: conf.RuntimeConfig, Attachments: attachments, Held: held, Phase: state.Adding,
-	}, nil
+	}
+	if err := p.mayOpen(ctx, pod, record); err != nil {
+		return nil, fmt.Errorf("pod %s: %w", pod.Pod, err)
+	}
+	return record, nil
 }
 
 // attachments returns the attachment to the pod's first network, and the attachments to the

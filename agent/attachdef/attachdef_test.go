@@ -36,10 +36,10 @@ func testReader(shared ...string) *Reader {
 		"app/storage":    definition(`{"type":"macvlan"}`, nil),
 		"app/on-disk":    definition("", nil),
 		"shared/backup":  definition(`{"plugins":[]}`, nil),
-		"private/secret": definition(`{}`, nil),
+		"private/secret": definition(`{"type":"berth-veth"}`, nil),
 		"app/device":     definition(`{}`, map[string]string{annotationResource: "intel.com/vf"}),
 	}
-	return &Reader{Get: c.get, Shared: shared}
+	return &Reader{Get: c.get, Shared: append(shared, "app")}
 }
 
 func TestNetworks(t *testing.T) {
@@ -118,7 +118,12 @@ func TestNetworksRefused(t *testing.T) {
 			}
 		})
 	}
-	if _, err := testReader(AllNamespaces).Networks(t.Context(), "app", "private/secret", "eth0"); err != nil {
+	all := testReader(AllNamespaces)
+	if _, err := all.Networks(t.Context(), "app", "private/secret", "eth0"); !errors.Is(err, ErrNotAllowed) {
+		t.Errorf("with all namespaces shared, and no plugin allowed: %v", err)
+	}
+	all.Allowed = Allowed{"berth-veth"}
+	if _, err := all.Networks(t.Context(), "app", "private/secret", "eth0"); err != nil {
 		t.Errorf("with all namespaces shared: %v", err)
 	}
 }

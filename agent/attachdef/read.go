@@ -30,6 +30,8 @@ var (
 	// ErrNoDefinition is returned where a NetworkAttachmentDefinition does not exist,
 	// or the pod may not use it.
 	ErrNoDefinition = errors.New("no such NetworkAttachmentDefinition")
+	// ErrNotAllowed is returned for a network that no administrator is known to have written, and that has more than is allowed of such.
+	ErrNotAllowed = errors.New("network is not allowed")
 )
 
 // Definitions reads a NetworkAttachmentDefinition live. Safe in parallel; it blocks for
@@ -39,8 +41,10 @@ type Definitions func(ctx context.Context, namespace, name string) (*nadv1.Netwo
 // Reader reads the networks of pods. Safe in parallel.
 type Reader struct {
 	Get Definitions
-	// Shared are the namespaces whose networks every pod may use.
+	// Shared are the namespaces whose networks every pod may use. The ones that it names are the administrator's.
 	Shared []string
+	// Allowed is what other networks may have.
+	Allowed Allowed
 }
 
 // Network is a network that a pod names.
@@ -199,6 +203,12 @@ func (r *Reader) network(ctx context.Context, namespace string, s *nadv1.Network
 		return Network{}, fmt.Errorf("%w: network %s takes a device of %s (its annotation %s): this agent gives no devices", ErrAnnotation, n.Definition, resource, annotationResource)
 	}
 	n.Config = json.RawMessage(definition.Spec.Config)
+	if slices.Contains(r.Shared, s.Namespace) || slices.Contains(r.Allowed, AnyPlugin) {
+		return n, nil
+	}
+	if n.Config, err = r.Allowed.confine(n.Config, s.Namespace+"_"+s.Name); err != nil {
+		return Network{}, fmt.Errorf("%w: %s: %w; have an administrator make it in a namespace of the agent's option --network-namespaces, or allow it with --network-plugins", ErrNotAllowed, n.Definition, err)
+	}
 	return n, nil
 }
 

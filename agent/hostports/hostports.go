@@ -382,6 +382,9 @@ func (p *Ports) endConnections(ctx context.Context) {
 // retry is the wait after a failure.
 const retry = 5 * time.Second
 
+// ErrForbidden is the error of an ADD that would open host ports that the pod's namespace forbids.
+var ErrForbidden = errors.New("host ports are forbidden")
+
 // ErrTaken is the error of an ADD where another pod of the node has a host port.
 var ErrTaken = errors.New("host port is taken")
 

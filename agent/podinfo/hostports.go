@@ -15,8 +15,10 @@ import (
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
 
-// HostPorts has the requests for host ports in a pod's annotations.
+// HostPorts has a pod's requests for host ports.
 type HostPorts struct {
+	// Given are the ports of the containers with a number, which Pod Security has judged.
+	Given []api.HostPort
 	// Random are the ports of the containers for which the node chooses a host port; their
 	// HostPort is 0.
 	Random []api.HostPort
@@ -33,7 +35,7 @@ const maxRandomPorts = 64
 // hostPortsOf reads the annotations. Galaxy's asks with any value.
 func (n *Node) hostPortsOf(p *corev1.Pod) HostPorts {
 	_, asked := p.Annotations[galaxy.AnnotationPortMapping]
-	h := HostPorts{Galaxy: asked && n.reader.Galaxy}
+	h := HostPorts{Given: portsOf(&p.Spec, true), Galaxy: asked && n.reader.Galaxy}
 	text, given := p.Annotations[v1alpha1.AnnotationHostPorts]
 	switch {
 	case given && text != v1alpha1.HostPortsRandom:
@@ -42,7 +44,7 @@ func (n *Node) hostPortsOf(p *corev1.Pod) HostPorts {
 		h.Random = portsOf(&p.Spec, false)
 	}
 	if len(h.Random) > maxRandomPorts {
-		h = HostPorts{Galaxy: h.Galaxy, Err: fmt.Errorf("%w: the pod has %d ports without a hostPort and asks for a host port for each; a pod gets at most %d", ErrBadHint, len(h.Random), maxRandomPorts)}
+		h.Random, h.Err = nil, fmt.Errorf("%w: the pod has %d ports without a hostPort and asks for a host port for each; a pod gets at most %d", ErrBadHint, len(h.Random), maxRandomPorts)
 	}
 	return h
 }
@@ -65,7 +67,8 @@ func (n *Node) Running() []Running {
 		if p.Spec.HostNetwork {
 			continue
 		}
-		r := Running{Pod: n.fromAPI(p), Given: portsOf(&p.Spec, true)}
+		r := Running{Pod: n.fromAPI(p)}
+		r.Given = r.HostPorts.Given
 		for _, ip := range p.Status.PodIPs {
 			if addr, err := netip.ParseAddr(ip.IP); err == nil {
 				r.Addresses = append(r.Addresses, addr)
@@ -77,6 +80,20 @@ func (n *Node) Running() []Running {
 	}
 	slices.SortFunc(all, func(a, b Running) int { return strings.Compare(a.String(), b.String()) })
 	return all
+}
+
+// HostPortsForbidden returns why pods of a namespace get no host ports but those of their specification, empty where they do: the
+// namespace's label decides, and else its level of Pod Security. manifests/admission/host-ports.yaml says the same of some annotations.
+func HostPortsForbidden(namespace *corev1.Namespace) string {
+	const enforce = "pod-security.kubernetes.io/enforce"
+	level := namespace.Labels[enforce]
+	switch own := namespace.Labels[v1alpha1.AnnotationHostPorts]; {
+	case own == v1alpha1.HostPortsForbidden:
+		return fmt.Sprintf("its label %s says so", v1alpha1.AnnotationHostPorts)
+	case own != v1alpha1.HostPortsAllowed && (level == "baseline" || level == "restricted"):
+		return fmt.Sprintf("it enforces Pod Security's level %s; an administrator can allow them with the label %s=%s on the namespace", level, v1alpha1.AnnotationHostPorts, v1alpha1.HostPortsAllowed)
+	}
+	return ""
 }
 
 // portsOf lists the ports of containers and sidecars with a hostPort, or the ports without one,

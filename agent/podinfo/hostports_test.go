@@ -5,6 +5,7 @@ package podinfo
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -71,6 +72,26 @@ func TestManyRandomPorts(t *testing.T) {
 		pod.Spec.Containers = []corev1.Container{container}
 		if got := n.hostPortsOf(pod); errors.Is(got.Err, ErrBadHint) != bad || bad && got.Random != nil {
 			t.Errorf("%d ports: %v", number, got.Err)
+		}
+	}
+}
+
+func TestHostPortsForbidden(t *testing.T) {
+	const enforce, own = "pod-security.kubernetes.io/enforce", v1alpha1.AnnotationHostPorts
+	for name, c := range map[string]struct {
+		labels map[string]string
+		want   string
+	}{
+		"restricted": {map[string]string{enforce: "restricted"}, "it enforces Pod Security's level restricted; an administrator can allow them with the label berth.dev/host-ports=Allowed on the namespace"},
+		"baseline":   {map[string]string{enforce: "baseline", own: "nonsense"}, "it enforces Pod Security's level baseline"},
+		"forbidden":  {map[string]string{own: "Forbidden"}, "its label berth.dev/host-ports says so"},
+		"privileged": {map[string]string{enforce: "privileged"}, ""},
+		"unlabeled":  {nil, ""},
+		"allowed":    {map[string]string{enforce: "restricted", own: "Allowed"}, ""},
+	} {
+		got := HostPortsForbidden(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Labels: c.labels}})
+		if (got == "") != (c.want == "") || !strings.HasPrefix(got, c.want) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
 }

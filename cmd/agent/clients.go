@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
+	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/policy/cluster"
 	"github.com/berth-dev/berth/cmd/internal/kube"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -120,6 +121,15 @@ func newPolicyCluster(clients *clients, node string) *cluster.Cluster {
 			return clients.core.Namespaces.Get(ctx, name, metav1.GetOptions{})
 		},
 	})
+}
+
+// hostPortsForbidden asks the API server why a namespace forbids its pods host ports.
+func (c *clients) hostPortsForbidden(ctx context.Context, name string) (why string, err error) {
+	namespace, err := c.core.Namespaces.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return "", fmt.Errorf("get namespace %s: %w", name, err)
+	}
+	return podinfo.HostPortsForbidden(namespace), nil
 }
 
 // definition reads a NetworkAttachmentDefinition, whose kind the cluster need not have.

@@ -49,6 +49,8 @@ type Options struct {
 	AgentCAFile     string
 	// NetworkNamespaces are namespaces whose NetworkAttachmentDefinitions every pod may use.
 	NetworkNamespaces []string
+	// NetworkPlugins are what NetworkAttachmentDefinitions of other namespaces may have.
+	NetworkPlugins []string
 	// DetectConflicts has hosts believed that say to have an address of a pod.
 	// AnnounceInterval is 0 where only changes are announced.
 	AnnounceInterval time.Duration
@@ -81,6 +83,7 @@ func newOptions() *Options {
 		AgentCAFile: "/etc/berth/agent-ca/ca.crt",
 
 		NetworkNamespaces: []string{"default"},
+		NetworkPlugins:    []string{nettype.Default},
 		DetectConflicts:   true,
 		// Below the ports of Services and of outgoing connections.
 		HostPortRange:        "20000-29999",
@@ -111,7 +114,8 @@ func (o *Options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.HostRoot, "host-root", o.HostRoot, "Folder where the node's file system is mounted; CNI plugins then run in it (the chart's agent.hostRoot and manifests/agent/host-root have all that the option needs). If empty, they run in the agent's own file system.")
 	fs.StringVar(&o.SysctlRoot, "sysctl-root", o.SysctlRoot, "Path of the node's /proc/sys; IPv6 pools need its folder net to be writable.")
 	fs.StringVar(&o.AgentCAFile, "agent-ca-file", o.AgentCAFile, "File with the authorities of the agents' certificates, by which they believe each other which node answers for an address, in PEM: of the ConfigMap berth-agent-ca. Read again when it changes. Without it they do not hear each other. The agent's own key and certificate are beside --state-file.")
-	fs.StringSliceVar(&o.NetworkNamespaces, "network-namespaces", o.NetworkNamespaces, "Namespaces whose NetworkAttachmentDefinitions the pods of every namespace may use; "+attachdef.AllNamespaces+" for all. The pods of a namespace may always use its own.")
+	fs.StringSliceVar(&o.NetworkNamespaces, "network-namespaces", o.NetworkNamespaces, "Namespaces whose NetworkAttachmentDefinitions the pods of every namespace may use; "+attachdef.AllNamespaces+" for all. The pods of a namespace may always use its own. Whoever writes them in a namespace that is named here has root's rights on the nodes.")
+	fs.StringSliceVar(&o.NetworkPlugins, "network-plugins", o.NetworkPlugins, "Plugins, also of IPAM, that NetworkAttachmentDefinitions of namespaces may have that --network-namespaces does not name: TYPE, or TYPE=MASTER, a glob, for one with a master, such as macvlan=eth1,host-local; "+attachdef.AnyPlugin+" for any, where only administrators write them. See docs/how-to/networks.md.")
 	fs.DurationVar(&o.AnnounceInterval, "announce-interval", o.AnnounceInterval, "How often the node announces all its addresses (gratuitous ARP, unsolicited neighbour advertisements), for networks that forget where they are and ask nobody. 0: after a change alone, which the kernel tells: another MAC address, a bond's other port, a virtual machine that moved.")
 	fs.BoolVar(&o.DetectConflicts, "detect-conflicts", o.DetectConflicts, "Give a pod no address that a host outside of the cluster says to have, and defend the ones of running pods; false where a router says so of all.")
 	fs.DurationVar(&o.SilenceAfter, "silence-after", o.SilenceAfter, "After which time without its agent the node answers no more for addresses of pods with the annotation "+v1alpha1.AnnotationFailover+": "+v1alpha1.FailoverAutomatic+", so that another node can; at least "+deadman.MinSilence.String()+". An agent that is told to end leaves the next one ten minutes. 0: it answers on. See docs/how-to/failover.md.")
@@ -157,6 +161,9 @@ func (o *Options) validate() error {
 	}
 	if o.SilenceAfter != 0 && o.SilenceAfter < deadman.MinSilence {
 		errs = append(errs, fmt.Errorf("--silence-after must be 0 or at least %s, is %s", deadman.MinSilence, o.SilenceAfter))
+	}
+	if err := attachdef.Allowed(o.NetworkPlugins).Validate(); err != nil {
+		errs = append(errs, fmt.Errorf("--network-plugins: %w", err))
 	}
 	if _, err := hostport.ParseRange(o.HostPortRange); err != nil {
 		errs = append(errs, fmt.Errorf("--host-port-range: %w", err))

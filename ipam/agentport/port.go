@@ -92,7 +92,7 @@ type Question struct {
 	Query        url.Values
 	// Body is the contents of a POST, as JSON; nil: none.
 	Body []byte
-	// Pod is the program's, and Of names the program in errors.
+	// Pod is the program's, whose node the token ends with, and Of names the program in errors.
 	Pod *v1.Pod
 	Of  string
 	// Account is the ServiceAccount of Berth's namespace whose token the program gets. A Role of its name lets users have
@@ -107,7 +107,10 @@ func (p *Ports) Ask(ctx context.Context, q Question) ([]byte, error) {
 	deadline, _ := ctx.Deadline() // the caller's, where it is earlier
 	limit := time.Until(deadline).Round(time.Second)
 	token, err := p.Kube.CoreV1().ServiceAccounts(p.Namespace).CreateToken(ctx, q.Account, &authenticationv1.TokenRequest{
-		Spec: authenticationv1.TokenRequestSpec{Audiences: []string{q.Audience}, ExpirationSeconds: new(int64(tokenSeconds))},
+		Spec: authenticationv1.TokenRequestSpec{
+			Audiences: []string{q.Audience}, ExpirationSeconds: new(int64(tokenSeconds)),
+			BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Node", Name: q.Pod.Spec.NodeName},
+		},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("get a token for %s (the Role %s in namespace %s allows it): %w", q.Of, q.Account, p.Namespace, err)

@@ -35,10 +35,11 @@ func TestNetworks(t *testing.T) {
 	s := newStage(t, "10.0.70.90-10.0.70.94")
 	networks, err := deploy.NewNetworks(s.ctx, s.config)
 	s.must(err)
-	s.must(networks.Create(s.ctx, s.name, "storage", storageNet))
+	// Of the default namespace, whose networks the agents run as they are.
+	s.must(networks.Create(s.ctx, "default", s.name, storageNet))
 
-	floating := s.start("floating", netexec, s.floating, naming("storage"), on("node1"))
-	ordinary := s.start("ordinary", netexec, naming(`[{"name":"storage","interface":"data0"}]`), on("node1"))
+	floating := s.start("floating", netexec, s.floating, naming("default/"+s.name), on("node1"))
+	ordinary := s.start("ordinary", netexec, naming(`[{"namespace":"default","name":"`+s.name+`","interface":"data0"}]`), on("node1"))
 	addresses := map[string]string{}
 	for pod, ifName := range map[*v1.Pod]string{floating: "net1", ordinary: "data0"} {
 		var status []struct {
@@ -48,7 +49,7 @@ func TestNetworks(t *testing.T) {
 		s.eventually("the pod says what its networks gave it", func() error {
 			return json.Unmarshal([]byte(s.get(pod.Name).Annotations[networkStatus]), &status)
 		})
-		if len(status) != 2 || status[0].IPs[0] != pod.Status.PodIP || status[1].Name != s.name+"/storage" || status[1].Interface != ifName {
+		if len(status) != 2 || status[0].IPs[0] != pod.Status.PodIP || status[1].Name != "default/"+s.name || status[1].Interface != ifName {
 			t.Fatalf("%s: network-status is %+v", pod.Name, status)
 		}
 		addresses[pod.Name] = status[1].IPs[0]
@@ -67,4 +68,5 @@ func TestNetworks(t *testing.T) {
 		t.Errorf("the deleted pods' links are left:\n%s", links)
 	}
 	s.run("node1", "ip", "link", "del", "storage0") // the bridge plugin leaves it
+	s.must(networks.Delete(s.ctx, "default", s.name))
 }

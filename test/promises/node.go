@@ -70,6 +70,16 @@ var node = []promise{
 		"ipam/assignments", "TestAnnotate",
 	},
 	{
+		"In a namespace that forbids host ports no plugin of a network that a pod names opens one.", "docs/how-to/hostports.md#who-may-ask",
+		"agent/hostports.go", "if !network.Declares(hostports.Capability) {", "if !network.Declares(hostports.Capability) || i > 0 {",
+		"agent", "TestHostPortsOfNamespaces",
+	},
+	{
+		"A network that a tenant writes has no plugin but those that --network-plugins lists.", "docs/how-to/networks.md#who-writes-networks",
+		"agent/attachdef/allow.go", "return name == plugin && matches && err == nil", "return matches && err == nil",
+		"agent/attachdef", "TestAllowed",
+	},
+	{
 		"An agent tells of the pods of its own node only.", "docs/explanation/security.md",
 		"manifests/admission/agents.yaml", "&& variables.node != '' && request.name == variables.node", "&& variables.node != ''",
 		"test/scheduler/api", "TestPodResults",

@@ -135,6 +135,21 @@ var tools = []promise{
 		"test/scheduler/api", "TestAddressesOfPoolsElsewhere",
 	},
 	{
+		"Who may make tokens of berth-diagnosis makes them for one program on one node, and for ten minutes.", "docs/explanation/security.md#asking-an-agent",
+		"manifests/admission/diagnosis.yaml", "orValue(3600) <= 600", "orValue(3600) <= 86400",
+		"test/scheduler/api", "TestTokensOfOperators",
+	},
+	{
+		"With one node of the control plane, no replica is elsewhere.", "docs/how-to/installation.md#where-scheduler-and-controller-run",
+		"manifests/chart/templates/scheduler/deployment.yaml", "{{- with .Values.scheduler.affinity }}", "{{- with dict }}",
+		"test/scheduler/placement", "TestControlPlaneFirst",
+	},
+	{
+		"Agents have seats of their own at the API server.", "docs/explanation/security.md",
+		"manifests/priority/flowschemas.yaml", "  matchingPrecedence: 840\n  priorityLevelConfiguration: {name: berth-agents}", "  matchingPrecedence: 840\n  priorityLevelConfiguration: {name: workload-high}",
+		"test/scheduler/api", "TestPriority",
+	},
+	{
 		"Of a Service of another class one address of each family is excluded.", "docs/how-to/services.md#beside-metallb",
 		"ipam/services/foreign.go", `case other != "":`, `case other == address:`,
 		"test/scheduler/services", "TestExcludeServicesOfTenant",

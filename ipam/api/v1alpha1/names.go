@@ -81,6 +81,8 @@ const AnnotationReason = GroupName + "/reason"
 const (
 	AnnotationHostPorts       = GroupName + "/host-ports"
 	HostPortsRandom           = "Random"
+	HostPortsAllowed          = "Allowed"
+	HostPortsForbidden        = "Forbidden"
 	AnnotationHostPortsStatus = GroupName + "/host-ports-status"
 )
 

@@ -14,7 +14,7 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// The API server serves Berth's programs as it serves those of Kubernetes, and no other ServiceAccount.
+// The API server serves Berth's programs as it serves those of Kubernetes, its agents apart, and no other ServiceAccount.
 func TestPriority(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})
@@ -55,9 +55,9 @@ func TestPriority(t *testing.T) {
 		{account("berth-scheduler"), "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/kube-scheduler", "berth workload-high"},
 		{account("berth-scheduler"), "/api/v1/pods", "berth workload-high"},
 		{account("berth-controller"), "/apis/berth.dev/v1alpha1/floatingips", "berth workload-high"},
-		{account("berth-agent"), "/apis/berth.dev/v1alpha1/floatingips/10.0.70.2", "berth workload-high"},
-		{account("berth-agent"), lease + "berth-scheduler", "berth workload-high"},
-		{account("berth-agent"), "/version", "berth workload-high"},
+		{account("berth-agent"), "/apis/berth.dev/v1alpha1/floatingips/10.0.70.2", "berth-agents berth-agents"},
+		{account("berth-agent"), lease + "berth-scheduler", "berth-agents berth-agents"},
+		{account("berth-agent"), "/version", "berth-agents berth-agents"},
 		{account("another"), lease + "berth-scheduler", "service-accounts workload-low"},
 		{"system:serviceaccount:shop:berth-scheduler", "/api/v1/pods", "service-accounts workload-low"},
 	} {

@@ -73,6 +73,7 @@ import (
 	controllerstore "k8s.io/kubernetes/pkg/registry/core/replicationcontroller/storage"
 	corerest "k8s.io/kubernetes/pkg/registry/core/rest"
 	"k8s.io/kubernetes/pkg/registry/core/service"
+	accountstore "k8s.io/kubernetes/pkg/registry/core/serviceaccount/storage"
 	eventsrest "k8s.io/kubernetes/pkg/registry/events/rest"
 	policyrest "k8s.io/kubernetes/pkg/registry/policy/rest"
 	"k8s.io/kubernetes/pkg/registry/rbac/clusterrole"
@@ -267,7 +268,7 @@ func (in *installer) serves(info *request.RequestInfo) bool {
 func (in *installer) install(kube kubernetes.Interface) error {
 	enabled := controlplane.DefaultAPIResourceConfigSource()
 	for _, p := range []provider{
-		&corerest.GenericConfig{EventTTL: time.Hour, ServiceAccountIssuer: unsigned{}, ServiceAccountMaxExpiration: time.Hour}, appsrest.StorageProvider{}, batchrest.RESTStorageProvider{}, policyrest.RESTStorageProvider{}, coordinationrest.RESTStorageProvider{},
+		&corerest.GenericConfig{EventTTL: time.Hour}, appsrest.StorageProvider{}, batchrest.RESTStorageProvider{}, policyrest.RESTStorageProvider{}, coordinationrest.RESTStorageProvider{},
 		authorizationrest.RESTStorageProvider{Authorizer: in.authorizer}, eventsrest.RESTStorageProvider{TTL: time.Hour}, storagerest.RESTStorageProvider{}, schedulingrest.RESTStorageProvider{}, rbacrest.RESTStorageProvider{Authorizer: in.authorizer},
 		resourcerest.RESTStorageProvider{NamespaceClient: kube.CoreV1().Namespaces(), Authorizer: in.authorizer},
 		certificatesrest.RESTStorageProvider{Authorizer: in.authorizer},
@@ -321,7 +322,12 @@ func (in *installer) core(resources map[string]rest.Storage, kube kubernetes.Int
 	if err := services.CompleteWithOptions(&generic.StoreOptions{RESTOptions: in}); err != nil {
 		return err
 	}
+	accounts, err := accountstore.NewREST(in, unsigned{}, nil, time.Hour, pods.Pod, resources["secrets"].(rest.Getter), nodes.Node, false, 0)
+	if err != nil {
+		return err
+	}
 	maps.Copy(resources, map[string]rest.Storage{
+		"serviceaccounts": accounts, "serviceaccounts/token": accounts.Token,
 		"nodes": nodes.Node, "nodes/status": nodes.Status,
 		"pods": pods.Pod, "pods/status": pods.Status, "pods/binding": pods.Binding, "pods/eviction": pods.Eviction, "pods/proxy": pods.Proxy,
 		"persistentvolumes": volumes, "persistentvolumes/status": volumesStatus, "persistentvolumeclaims": claims, "persistentvolumeclaims/status": claimsStatus,

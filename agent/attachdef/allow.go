@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attachdef
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+)
+
+// AnyPlugin allows all networks, with all that their configurations say.
+const AnyPlugin = "*"
+
+// Allowed are the plugins of networks of which no administrator is known to have written them, also IPAM plugins: TYPE of one without
+// a master, or TYPE=MASTER, a glob.
+type Allowed []string
+
+// Validate returns an error for an item that cannot be read.
+func (a Allowed) Validate() error {
+	for _, item := range a {
+		plugin, master, _ := strings.Cut(item, "=")
+		if _, err := path.Match(master, ""); err != nil || plugin == "" {
+			return fmt.Errorf("%q is neither TYPE nor TYPE=MASTER, where MASTER is a glob", item)
+		}
+	}
+	return nil
+}
+
+func (a Allowed) has(plugin, master string) bool {
+	return slices.ContainsFunc(a, func(item string) bool {
+		name, glob, _ := strings.Cut(item, "=")
+		matches, err := path.Match(glob, master)
+		return name == plugin && matches && err == nil
+	})
+}
+
+// What configurations of allowed plugins may say. None of it names a file, a program or, but for the master, a device of the node, which
+// plugins use as root; in other letter case a plugin reads it all the same.
+var (
+	listFields   = []string{"cniVersion", "disableCheck", "name", "plugins"}
+	pluginFields = []string{"capabilities", "cniVersion", "dns", "ipam", "master", "mode", "mtu", "name", "type"}
+	ipamFields   = []string{"addresses", "gateway", "rangeEnd", "rangeStart", "ranges", "routes", "subnet", "type"}
+)
+
+// confine returns the configuration of a network, if it is allowed, as a list with this name: plugins share what they keep with
+// networks of the same name.
+func (a Allowed) confine(raw json.RawMessage, name string) (json.RawMessage, error) {
+	if len(raw) == 0 {
+		return nil, errors.New("its spec.config is empty, which stands for a file of the node")
+	}
+	var list map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &list); err != nil {
+		return nil, fmt.Errorf("read its spec.config: %w", err)
+	}
+	plugins := []json.RawMessage{raw}
+	if list["plugins"] == nil {
+		list = map[string]json.RawMessage{"cniVersion": list["cniVersion"]}
+	} else if err := errors.Join(only(list, listFields), json.Unmarshal(list["plugins"], &plugins)); err != nil {
+		return nil, fmt.Errorf("read its list: %w", err)
+	}
+	for i := range plugins {
+		var err error
+		if plugins[i], err = a.plugin(plugins[i]); err != nil {
+			return nil, err
+		}
+	}
+	return encodeFields(list, map[string]any{"name": name, "plugins": plugins})
+}
+
+// plugin returns the configuration of a plugin, if it is allowed, with each field once.
+func (a Allowed) plugin(raw json.RawMessage) (json.RawMessage, error) {
+	var fields, ipam map[string]json.RawMessage
+	var is struct{ Type, Master string }
+	if err := errors.Join(json.Unmarshal(raw, &fields), json.Unmarshal(raw, &is), only(fields, pluginFields)); err != nil {
+		return nil, fmt.Errorf("read its plugin %q: %w", is.Type, err)
+	}
+	if !a.has(is.Type, is.Master) {
+		return nil, fmt.Errorf("its plugin %q with the master %q is not one of %s", is.Type, is.Master, strings.Join(a, ", "))
+	}
+	more := map[string]any{"type": is.Type}
+	if fields["ipam"] != nil {
+		var is struct{ Type string }
+		if err := errors.Join(json.Unmarshal(fields["ipam"], &ipam), json.Unmarshal(fields["ipam"], &is), only(ipam, ipamFields)); err != nil {
+			return nil, fmt.Errorf("read its ipam: %w", err)
+		}
+		if is.Type != "" && !a.has(is.Type, "") {
+			return nil, fmt.Errorf("its IPAM plugin %q is not one of %s", is.Type, strings.Join(a, ", "))
+		}
+		more["ipam"] = ipam
+	}
+	return encodeFields(fields, more)
+}
+
+// only returns an error that names a field that is none of these.
+func only(fields map[string]json.RawMessage, these []string) error {
+	for _, field := range slices.Sorted(maps.Keys(fields)) {
+		if !slices.Contains(these, field) {
+			return fmt.Errorf("it may not have the field %q, but %s", field, strings.Join(these, ", "))
+		}
+	}
+	return nil
+}
+
+func encodeFields(fields map[string]json.RawMessage, more map[string]any) (json.RawMessage, error) {
+	all := maps.Clone(more)
+	for field, value := range fields {
+		if _, given := more[field]; !given && value != nil {
+			all[field] = value
+		}
+	}
+	raw, err := json.Marshal(all)
+	if err != nil {
+		return nil, fmt.Errorf("encode its configuration: %w", err)
+	}
+	return raw, nil
+}
