@@ -93,7 +93,7 @@ func TestTokensOfOperators(t *testing.T) {
 	}
 	// So does what asks agents.
 	agent := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "berth-agent-x"}, Spec: v1.PodSpec{NodeName: "node1"}}
-	if _, err := (&agentport.Ports{Kube: ann, Namespace: w.System}).Get(w.Ctx, agent, "/v1/inspect", nil); !apierrors.IsNotFound(err) {
+	if _, err := (&agentport.Ports{Kube: ann, Namespace: w.System}).Agent(agent).Inspect(w.Ctx, "", false); !apierrors.IsNotFound(err) {
 		t.Errorf("the agent that is not there is asked: %v", err)
 	}
 }
