@@ -163,7 +163,7 @@ func (c *Cluster) ChangeUnseen() {
 	case n < 10:
 		c.deleteNamespace(one(r, namespaces...))
 	case n < 30:
-		c.setPod(r.Pod())
+		c.SetPod(r.Pod())
 	case n < 40:
 		c.changePod()
 	case n < 45:
@@ -222,9 +222,23 @@ func (c *Cluster) ChangePolicies() {
 		if name, ok := fromMap(c.random, c.pods, types.NamespacedName.String); ok {
 			is := *c.pods[name]
 			is.Labels = c.random.Labels()
-			c.setPod(&is)
+			c.SetPod(&is)
 		}
 	}
+}
+
+// SetPolicies gives the cluster other policies.
+func (c *Cluster) SetPolicies(policies policy.Policies) {
+	clear(c.network)
+	clear(c.cluster)
+	for _, p := range policies.Network {
+		c.network[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}] = p
+	}
+	for _, p := range policies.Cluster {
+		c.cluster[p.Name] = p
+	}
+	all := c.Policies()
+	c.tell(func(x *policy.Index) { x.SetPolicies(all) })
 }
 
 func (c *Cluster) setNetworkPolicy() {
@@ -241,8 +255,10 @@ func (c *Cluster) setClusterPolicy() {
 	c.tell(func(x *policy.Index) { x.SetClusterPolicy(p) })
 }
 
-func (c *Cluster) setNamespace(name string) {
-	labels := c.random.NamespaceLabels(name)
+func (c *Cluster) setNamespace(name string) { c.SetNamespace(name, c.random.NamespaceLabels(name)) }
+
+// SetNamespace adds a namespace, or gives it other labels.
+func (c *Cluster) SetNamespace(name string, labels map[string]string) {
 	c.note("namespace %s %v", name, labels)
 	c.namespaces[name] = labels
 	c.tell(func(x *policy.Index) { x.SetNamespace(name, labels) })
@@ -272,8 +288,8 @@ func (c *Cluster) deleteNamespace(name string) {
 	}
 }
 
-// setPod adds a pod or replaces one, of another UID maybe.
-func (c *Cluster) setPod(p *policy.Pod) {
+// SetPod adds a pod or replaces one, of another UID maybe.
+func (c *Cluster) SetPod(p *policy.Pod) {
 	if _, ok := c.namespaces[p.Namespace]; !ok {
 		// The watches of pods and of namespaces do not wait for each other.
 		if c.random.often(30) {
@@ -310,7 +326,7 @@ func (c *Cluster) changePod() {
 	default:
 		is.Ports = c.random.NamedPorts()
 	}
-	c.setPod(&is)
+	c.SetPod(&is)
 }
 
 func (c *Cluster) deletePod(name types.NamespacedName) {
@@ -342,7 +358,7 @@ func (c *Cluster) moveAddress() {
 		changes = changes[1:]
 	}
 	for _, p := range changes {
-		c.setPod(p)
+		c.SetPod(p)
 	}
 }
 
@@ -397,7 +413,7 @@ func (c *Cluster) addUnknown() {
 func (c *Cluster) showUnknown() {
 	for _, n := range c.Nodes {
 		if i := slices.IndexFunc(n.Locals, func(l *Local) bool { return l.Unknown }); i >= 0 {
-			c.setPod(n.Locals[i].Pod)
+			c.SetPod(n.Locals[i].Pod)
 			return
 		}
 	}
@@ -443,8 +459,26 @@ func (c *Cluster) deleteLocal() {
 	if c.random.often(50) {
 		i = len(n.Locals) - 1
 	}
+	n.stop(i)
+}
+
+// Run has a pod run on the node.
+func (n *Node) Run(p *policy.Pod) {
+	n.cluster.SetPod(p)
+	l := &Local{Pod: p, Local: policy.Local{NamespacedName: p.NamespacedName, UID: p.UID, Addresses: p.Addresses, Ways: []string{fmt.Sprintf("veth-%d", len(n.Locals))}}}
+	n.Locals = append(n.Locals, l)
+	n.set(l)
+}
+
+// Delete deletes a pod that runs on the node.
+func (n *Node) Delete(name types.NamespacedName) {
+	n.stop(slices.IndexFunc(n.Locals, func(l *Local) bool { return l.NamespacedName == name }))
+	n.cluster.deletePod(name)
+}
+
+func (n *Node) stop(i int) {
 	uid := n.Locals[i].UID
-	c.note("local %s is gone", uid)
+	n.cluster.note("local %s is gone", uid)
 	n.Locals = slices.Delete(n.Locals, i, i+1)
 	n.late = append(n.late, func(x *policy.Index) { x.DeleteLocal(uid) })
 	n.Catch()
