@@ -8,7 +8,7 @@ const (
 	// netnstest makes the network namespaces of tests.
 	netnstest = "github.com/berth-dev/berth/agent/netnstest"
 	// netpol, conformance and failover are tests of test/e2e that take longer than all others together.
-	netpol      = "^TestNetpol$"
+	netpol      = "^Test(Netpol|NetworkPolicyAPI)$"
 	conformance = "^TestConformance$"
 	failover    = "^Test(Failover|Fencer|LastNode|LoadBalancer)"
 )
@@ -126,7 +126,7 @@ func parts() []part {
 			suites: []suite{{module: "test", packages: []string{"./e2e"}, run: failover, long: true}},
 		},
 		{
-			name: "netpol", does: "Kubernetes' own tests of NetworkPolicy, for pods with floating IPs and without", minutes: 30, lab: true,
+			name: "netpol", does: "Kubernetes' own tests of NetworkPolicy, for pods with floating IPs and without, and network-policy-api's of ClusterNetworkPolicy", minutes: 40, lab: true,
 			suites: []suite{{module: "test", packages: []string{"./e2e"}, run: netpol, long: true}},
 		},
 		{
