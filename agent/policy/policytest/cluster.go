@@ -26,6 +26,8 @@ type Cluster struct {
 	network    map[types.NamespacedName]*networkingv1.NetworkPolicy
 	cluster    map[string]*policyv1alpha2.ClusterNetworkPolicy
 	Nodes      []*Node
+	// nodes are the nodes as peers, and one more.
+	nodes map[string]*policy.Pod
 	// History lists the changes, for people.
 	History []string
 }
@@ -62,6 +64,7 @@ func NewCluster(random *Random) *Cluster {
 		pods:       map[types.NamespacedName]*policy.Pod{},
 		network:    map[types.NamespacedName]*networkingv1.NetworkPolicy{},
 		cluster:    map[string]*policyv1alpha2.ClusterNetworkPolicy{},
+		nodes:      map[string]*policy.Pod{},
 	}
 	for i := range byte(2) {
 		n := &Node{cluster: c, Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, 100 + i}), netip.AddrFrom16([16]byte{0: 0xfd, 15: 100 + i})}}
@@ -78,7 +81,11 @@ func (c *Cluster) Namespaces() iter.Seq2[string, map[string]string] { return map
 // Pods implements policy.Cluster. The value of one pod is gone when the next comes.
 func (c *Cluster) Pods(namespace string) iter.Seq[*policy.Pod] {
 	return func(yield func(*policy.Pod) bool) {
-		for _, p := range c.pods {
+		all := maps.Values(c.pods)
+		if namespace == policy.NodeNamespace {
+			all = maps.Values(c.nodes)
+		}
+		for p := range all {
 			if p.Namespace != namespace {
 				continue
 			}
@@ -199,6 +206,8 @@ func (c *Cluster) ChangeUnseen() {
 			c.tell(func(x *policy.Index) { x.DeleteClusterPolicy(name) })
 		}
 	case n < 97:
+		c.setNode(r.IntN(3))
+	case n < 98:
 		all := c.Policies()
 		c.tell(func(x *policy.Index) { x.SetPolicies(all) })
 	default:
@@ -239,6 +248,25 @@ func (c *Cluster) SetPolicies(policies policy.Policies) {
 	}
 	all := c.Policies()
 	c.tell(func(x *policy.Index) { x.SetPolicies(all) })
+}
+
+// setNode adds a node to the peers, gives it other labels or addresses, or takes it away. The third one has addresses of any.
+func (c *Cluster) setNode(i int) {
+	name := fmt.Sprintf("node-%d", i)
+	was, is := c.nodes[name], &policy.Pod{NamespacedName: types.NamespacedName{Namespace: policy.NodeNamespace, Name: name}, UID: types.UID(name), Labels: c.random.Labels()}
+	if i < len(c.Nodes) {
+		is.Addresses = c.Nodes[i].Addresses
+	} else {
+		is.Addresses = c.random.Addresses()
+	}
+	if c.nodes[name] = is; c.random.often(20) {
+		delete(c.nodes, name)
+		is = nil
+	}
+	c.note("node %s %+v", name, is)
+	if was != nil || is != nil {
+		c.tell(func(x *policy.Index) { x.SetPod(was, is) })
+	}
 }
 
 func (c *Cluster) setNetworkPolicy() {
@@ -545,7 +573,7 @@ func (l *Local) merged() *policy.Pod {
 // World returns the objects that decide on the node: the cluster's, joined with the node's own
 // pods.
 func (n *Node) World() *World {
-	w := &World{Namespaces: n.cluster.namespaces, Node: n.Addresses, DNS: nodeDNS}
+	w := &World{Namespaces: n.cluster.namespaces, Nodes: slices.Collect(maps.Values(n.cluster.nodes)), Node: n.Addresses, DNS: nodeDNS}
 	local := map[types.UID]bool{}
 	for _, l := range n.Locals {
 		// A pod that is deleted in the API is bound by policies as long as it runs, but nobody's peer.
