@@ -34,7 +34,9 @@ var tenantRules = []struct {
 // reach whom the page says, and nobody else. agent/policy/policytest has all of the page.
 func TestTenants(t *testing.T) {
 	shop, bank := newStage(t, "10.0.70.110-10.0.70.119"), newStage(t, "10.0.70.120-10.0.70.129")
-	shop.defineClusterNetworkPolicies()
+	root, err := deploy.Root()
+	shop.must(err)
+	shop.defineClusterNetworkPolicies(filepath.Join(root, "manifests", "cluster-network-policy", "policy.networking.k8s.io_clusternetworkpolicies.yaml"))
 	shop.kubectl("label", "namespace", shop.name, "tenant=shop")
 	bank.kubectl("label", "namespace", bank.name, "tenant=bank")
 
@@ -46,8 +48,6 @@ func TestTenants(t *testing.T) {
 	all.outside = shop.Cluster.Network().Client().String()
 	all.members["outside"] = tenantMember{party: shop.hostParty(shop.Cluster.Client(), all.outside)}
 
-	root, err := deploy.Root()
-	shop.must(err)
 	page, err := docs.Read(root, "docs/how-to/tenants.md")
 	shop.must(err)
 	for _, rule := range tenantRules {
@@ -65,11 +65,8 @@ func TestTenants(t *testing.T) {
 }
 
 // defineClusterNetworkPolicies has the API server know ClusterNetworkPolicies until the end of the test.
-func (s *stage) defineClusterNetworkPolicies() {
+func (s *stage) defineClusterNetworkPolicies(definition string) {
 	s.t.Helper()
-	root, err := deploy.Root()
-	s.must(err)
-	definition := filepath.Join(root, "manifests", "cluster-network-policy", "policy.networking.k8s.io_clusternetworkpolicies.yaml")
 	s.atEnd(func() { s.kubectl("delete", "-f", definition) })
 	s.kubectl("apply", "-f", definition)
 	s.kubectl("wait", "--for=condition=Established", "-f", definition, patiently)

@@ -6,10 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -52,7 +50,9 @@ func TestNetpol(t *testing.T) {
 // backends, which the agents change while the pods run.
 func TestNetworkPolicyAPI(t *testing.T) {
 	s := newStageOf(t)
-	s.defineClusterNetworkPolicies()
+	definition, err := upstream.NetworkPolicyAPIDefinition(s.ctx)
+	s.must(err)
+	s.defineClusterNetworkPolicies(definition)
 	s.must(upstream.NetworkPolicyAPIImages.Load(s.ctx, s.Cluster, os.Stderr))
 	scheme := runtime.NewScheme()
 	s.must(errors.Join(clientscheme.AddToScheme(scheme), policyv1alpha2.Install(scheme)))
@@ -60,7 +60,6 @@ func TestNetworkPolicyAPI(t *testing.T) {
 	s.must(err)
 	conformance := suite.New(suite.Options{
 		Client: objects, ClientSet: s.Client, KubeConfig: *s.config, CleanupBaseResources: true, EnableAllSupportedFeatures: true,
-		SkipTests: slices.Collect(maps.Keys(notNetworkPolicyAPI)),
 		// Nearly half of the connections are denied, and wait so long, twice.
 		TimeoutConfig: config.TimeoutConfig{RequestTimeout: 500 * time.Millisecond, PokeInterval: 100 * time.Millisecond, PokeTimeout: time.Minute},
 	})
@@ -70,18 +69,9 @@ func TestNetworkPolicyAPI(t *testing.T) {
 			part := *s
 			part.t = t
 			part.enforce("--network-policy-pods=All", "--network-policy-backend="+backend)
-			for name, why := range notNetworkPolicyAPI {
-				t.Logf("NOT RUN: %s: %s", name, why)
-			}
 			conformance.Run(t, tests.ConformanceTests)
 		})
 	}
-}
-
-// notNetworkPolicyAPI are the cases that do not run, and why.
-var notNetworkPolicyAPI = map[string]string{
-	"CNPAdminTierEgressNodePeers":    "peers that are nodes are of the API's experimental channel; the definition of its standard channel, which agents support, refuses them",
-	"CNPBaselineTierEgressNodePeers": "it selects nodes, too",
 }
 
 // TestConformance: the cases that a cluster must pass to be called Kubernetes, of the groups whose

@@ -75,7 +75,7 @@ func parts() []part {
 			},
 		},
 		{
-			name: "kernel", does: "beside the code, in network namespaces, and cyclonus' cases of NetworkPolicy", minutes: 9, bare: true,
+			name: "kernel", does: "beside the code, in network namespaces, and cyclonus' cases of NetworkPolicy", minutes: 10, bare: true,
 			suites: []suite{
 				{module: ".", packages: []string{"./..."}, uses: netnstest, side: 8, env: netns},
 				{module: "test", packages: []string{"./bench/...", "./cyclonus"}, uses: netnstest, env: netns},

@@ -148,6 +148,12 @@ func installRoot(ctx context.Context, root string) error {
 	return os.WriteFile(filepath.Join(root, "etc/group"), []byte("root:x:0:\nwww-data:x:33:\n"), 0o644)
 }
 
+// NetworkPolicyAPIDefinition returns the file with the definition of ClusterNetworkPolicies that has all features.
+func NetworkPolicyAPIDefinition(ctx context.Context) (string, error) {
+	dir, err := moduleDir(ctx, "sigs.k8s.io/network-policy-api")
+	return filepath.Join(dir, "config/crd/experimental/policy.networking.k8s.io_clusternetworkpolicies.yaml"), err
+}
+
 // moduleDir returns the folder of the source of a module that the module test requires.
 func moduleDir(ctx context.Context, module string) (string, error) {
 	root, err := compile.Root()
