@@ -145,7 +145,11 @@ func (r *clusterRule) readPeers(c *clause, peers []policyv1alpha2.ClusterNetwork
 		case fields > 1:
 			return fmt.Errorf("%s has more than one field", at)
 		case peer.Nodes != nil:
-			return fmt.Errorf("%s.nodes is experimental and not supported", at)
+			nodes, err := selectionOf(NodeNamespace, nil, peer.Nodes)
+			if err != nil {
+				return fmt.Errorf("%s: %w", at, err)
+			}
+			c.peers = append(c.peers, nodes)
 		case len(peer.DomainNames) > 0:
 			return fmt.Errorf("%s.domainNames is experimental and not supported", at)
 		case len(peer.Networks) > 0:

@@ -26,6 +26,10 @@ type Pod struct {
 	Ports []NamedPort
 }
 
+// NodeNamespace is the namespace in which a Cluster has the nodes: each as a pod of its name, with its labels and the IP addresses of
+// its status. It is not among the namespaces, none of which has such a name.
+const NodeNamespace = "/nodes"
+
 // NamedPort is a port of a pod by the name that policies may call it.
 type NamedPort struct {
 	Name     string

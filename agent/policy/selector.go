@@ -106,7 +106,7 @@ func (s scope) key() string {
 // matches says whether the scope has a namespace. Of a namespace that is not known, its labels
 // are not: only a selector without requirements matches.
 func (s scope) matches(name string, labels map[string]string, known bool) bool {
-	if s.namespace != "" {
+	if s.namespace != "" || name == NodeNamespace {
 		return s.namespace == name
 	}
 	if !known {

@@ -39,7 +39,7 @@ type verdicts struct {
 }
 
 type world struct {
-	// Nodes have their addresses by name, and DNS has those of the DNS cache of each node.
+	// Nodes have their addresses by name, which is their label "node", and DNS has those of the DNS cache of each node.
 	Nodes      map[string][]netip.Addr      `json:"nodes"`
 	DNS        []netip.Addr                 `json:"dns"`
 	Namespaces map[string]map[string]string `json:"namespaces"`
@@ -348,6 +348,10 @@ func (v *verdict) index(w *world, node string, way way) *policy.Index {
 			l.Ways, l.Direct, l.ByWire = nil, []string{direct}, slices.SortedFunc(slices.Values(pod.Addresses), netip.Addr.Compare)
 		}
 		locals = append(locals, l)
+	}
+	for name, addresses := range w.Nodes {
+		node := &policy.Pod{NamespacedName: types.NamespacedName{Namespace: policy.NodeNamespace, Name: name}, UID: types.UID(name), Labels: map[string]string{"node": name}, Addresses: addresses}
+		cluster.pods[node.NamespacedName] = node
 	}
 	x := policy.NewIndex(cluster)
 	for name, labels := range cluster.namespaces {

@@ -114,6 +114,7 @@ func newPolicyCluster(clients *clients, node string) *cluster.Cluster {
 		Namespaces:                client.NewSource(clients.core.Namespaces),
 		Pods:                      client.NewSource(clients.core.Pods(metav1.NamespaceAll)),
 		FloatingIPs:               client.NewSource[*v1alpha1.FloatingIPList](clients.berth.FloatingIPs),
+		Nodes:                     client.NewSource(clients.core.Nodes),
 		Pod: func(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
 			return clients.core.Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 		},

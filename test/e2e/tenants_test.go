@@ -34,13 +34,9 @@ var tenantRules = []struct {
 // reach whom the page says, and nobody else. agent/policy/policytest has all of the page.
 func TestTenants(t *testing.T) {
 	shop, bank := newStage(t, "10.0.70.110-10.0.70.119"), newStage(t, "10.0.70.120-10.0.70.129")
-	definition := filepath.Join("cluster-network-policy", "policy.networking.k8s.io_clusternetworkpolicies.yaml")
 	root, err := deploy.Root()
 	shop.must(err)
-	definition = filepath.Join(root, "manifests", definition)
-	shop.atEnd(func() { shop.kubectl("delete", "-f", definition) })
-	shop.kubectl("apply", "-f", definition)
-	shop.kubectl("wait", "--for=condition=Established", "-f", definition, patiently)
+	shop.defineClusterNetworkPolicies(filepath.Join(root, "manifests", "cluster-network-policy", "policy.networking.k8s.io_clusternetworkpolicies.yaml"))
 	shop.kubectl("label", "namespace", shop.name, "tenant=shop")
 	bank.kubectl("label", "namespace", bank.name, "tenant=bank")
 
@@ -66,6 +62,14 @@ func TestTenants(t *testing.T) {
 			all.expect(rule.allows, rule.denies)
 		})
 	}
+}
+
+// defineClusterNetworkPolicies has the API server know ClusterNetworkPolicies until the end of the test.
+func (s *stage) defineClusterNetworkPolicies(definition string) {
+	s.t.Helper()
+	s.atEnd(func() { s.kubectl("delete", "-f", definition) })
+	s.kubectl("apply", "-f", definition)
+	s.kubectl("wait", "--for=condition=Established", "-f", definition, patiently)
 }
 
 // tenants ask each other.

@@ -4,13 +4,22 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	"sigs.k8s.io/network-policy-api/conformance/tests"
+	"sigs.k8s.io/network-policy-api/conformance/utils/config"
+	"sigs.k8s.io/network-policy-api/conformance/utils/suite"
 
 	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/upstream"
@@ -26,23 +35,50 @@ const upstreamFocus = "BERTH_TEST_FOCUS"
 // A case takes four to fourteen seconds.
 func TestNetpol(t *testing.T) {
 	run := func(t *testing.T, reports string, prepare func(*stage)) {
-		opts := upstream.Options{Suite: upstream.Netpol, Reports: reports}
-		if err := upstream.HasSCTP(); err != nil {
-			opts.Skip = map[string]string{upstream.SCTP: err.Error()}
-		}
 		s := newStage(t, "10.0.70.140-10.0.70.169")
+		s.must(upstream.NetpolImages.Load(s.ctx, s.Cluster, os.Stderr))
 		prepare(s)
-		s.runUpstream(opts)
+		s.runUpstream(upstream.Options{Suite: upstream.Netpol, Reports: reports})
 	}
-	t.Run("ordinary", func(t *testing.T) { run(t, "netpol", (*stage).enforceForAll) })
+	t.Run("ordinary", func(t *testing.T) {
+		run(t, "netpol", func(s *stage) { s.enforce("--network-policy-pods=All") })
+	})
 	t.Run("floating", func(t *testing.T) { run(t, "netpol-floating", (*stage).giveFloatingIPs) })
+}
+
+// TestNetworkPolicyAPI: network-policy-api's own conformance tests of ClusterNetworkPolicy pass, with all features and by both
+// backends, which the agents change while the pods run.
+func TestNetworkPolicyAPI(t *testing.T) {
+	s := newStageOf(t)
+	definition, err := upstream.NetworkPolicyAPIDefinition(s.ctx)
+	s.must(err)
+	s.defineClusterNetworkPolicies(definition)
+	s.must(upstream.NetworkPolicyAPIImages.Load(s.ctx, s.Cluster, os.Stderr))
+	scheme := runtime.NewScheme()
+	s.must(errors.Join(clientscheme.AddToScheme(scheme), policyv1alpha2.Install(scheme)))
+	objects, err := client.New(s.config, client.Options{Scheme: scheme})
+	s.must(err)
+	conformance := suite.New(suite.Options{
+		Client: objects, ClientSet: s.Client, KubeConfig: *s.config, CleanupBaseResources: true, EnableAllSupportedFeatures: true,
+		// Nearly half of the connections are denied, and wait so long, twice.
+		TimeoutConfig: config.TimeoutConfig{RequestTimeout: 500 * time.Millisecond, PokeInterval: 100 * time.Millisecond, PokeTimeout: time.Minute},
+	})
+	conformance.Setup(t)
+	for _, backend := range []string{"nftables", "iptables"} {
+		t.Run(backend, func(t *testing.T) {
+			part := *s
+			part.t = t
+			part.enforce("--network-policy-pods=All", "--network-policy-backend="+backend)
+			conformance.Run(t, tests.ConformanceTests)
+		})
+	}
 }
 
 // TestConformance: the cases that a cluster must pass to be called Kubernetes, of the groups whose
 // subject are pods, pass where every pod has a floating IP.
 func TestConformance(t *testing.T) {
 	s := newStage(t, "10.0.70.2-10.0.70.249")
-	s.must(upstream.LoadImages(s.ctx, s.Cluster, os.Stderr))
+	s.must(upstream.ConformanceImages.Load(s.ctx, s.Cluster, os.Stderr))
 	manifest, err := upstream.DNS(s.ctx, s.Cluster, os.Stderr)
 	s.must(err)
 	s.applyUntilEnd(manifest)
@@ -98,15 +134,18 @@ func (s *stage) applyUntilEnd(manifest string) {
 	s.atEnd(func() { s.kubectl("delete", "-f", file) })
 }
 
-// enforceForAll has the agents enforce policies for pods without a floating IP, too, until the end of the test.
-func (s *stage) enforceForAll() {
+// enforce gives the agents more options until the end of the test.
+func (s *stage) enforce(options ...string) {
 	s.t.Helper()
 	s.atEnd(func() {
 		s.must(deploy.Customize(s.ctx, s.Cluster))
 		s.freshAgents()
 	})
-	s.kubectl("-n", deploy.Namespace, "patch", "daemonset", "berth-agent", "--type=json",
-		"-p", `[{"op":"add","path":"/spec/template/spec/containers/0/args/-","value":"--network-policy-pods=All"}]`)
+	var patch []string
+	for _, option := range options {
+		patch = append(patch, fmt.Sprintf(`{"op":"add","path":"/spec/template/spec/containers/0/args/-","value":%q}`, option))
+	}
+	s.kubectl("-n", deploy.Namespace, "patch", "daemonset", "berth-agent", "--type=json", "-p", "["+strings.Join(patch, ",")+"]")
 	s.freshAgents()
 }
 

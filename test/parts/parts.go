@@ -8,7 +8,7 @@ const (
 	// netnstest makes the network namespaces of tests.
 	netnstest = "github.com/berth-dev/berth/agent/netnstest"
 	// netpol, conformance and failover are tests of test/e2e that take longer than all others together.
-	netpol      = "^TestNetpol$"
+	netpol      = "^Test(Netpol|NetworkPolicyAPI)$"
 	conformance = "^TestConformance$"
 	failover    = "^Test(Failover|Fencer|LastNode|LoadBalancer)"
 )
@@ -75,10 +75,10 @@ func parts() []part {
 			},
 		},
 		{
-			name: "kernel", does: "beside the code, in network namespaces", minutes: 5, bare: true,
+			name: "kernel", does: "beside the code, in network namespaces, and cyclonus' cases of NetworkPolicy", minutes: 10, bare: true,
 			suites: []suite{
 				{module: ".", packages: []string{"./..."}, uses: netnstest, side: 8, env: netns},
-				{module: "test", packages: []string{"./bench/..."}, uses: netnstest, env: netns},
+				{module: "test", packages: []string{"./bench/...", "./cyclonus"}, uses: netnstest, env: netns},
 			},
 		},
 		{
@@ -126,7 +126,7 @@ func parts() []part {
 			suites: []suite{{module: "test", packages: []string{"./e2e"}, run: failover, long: true}},
 		},
 		{
-			name: "netpol", does: "Kubernetes' own tests of NetworkPolicy, for pods with floating IPs and without", minutes: 30, lab: true,
+			name: "netpol", does: "Kubernetes' own tests of NetworkPolicy, for pods with floating IPs and without, and network-policy-api's of ClusterNetworkPolicy", minutes: 40, lab: true,
 			suites: []suite{{module: "test", packages: []string{"./e2e"}, run: netpol, long: true}},
 		},
 		{

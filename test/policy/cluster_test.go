@@ -84,6 +84,7 @@ func options(t *testing.T, w *simulation.World, p *proxy.Proxy) cluster.Options 
 		Namespaces:                client.NewSource(kube.CoreV1().Namespaces()),
 		Pods:                      client.NewSource(kube.CoreV1().Pods("")),
 		FloatingIPs:               client.NewSource[*v1alpha1.FloatingIPList](berth.FloatingIPs),
+		Nodes:                     client.NewSource(kube.CoreV1().Nodes()),
 		Pod: func(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
 			return kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 		},

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"golang.org/x/sys/unix"
 	imageutils "k8s.io/kubernetes/test/utils/image"
 
 	"github.com/berth-dev/berth/test/compile"
@@ -22,23 +23,30 @@ import (
 // agnhost runs upstream's program for tests.
 var agnhost = image.Config{Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}}
 
-// images say what those images of upstream's run that cases need. All have the same files.
-var images = map[imageutils.ImageID]image.Config{
-	imageutils.Agnhost:         agnhost,
-	imageutils.AgnhostPrev:     agnhost,
-	imageutils.BusyBox:         {Cmd: []string{"sh"}},
-	imageutils.GlibcDnsTesting: {Cmd: []string{"sh"}},
-	imageutils.Nginx:           {Cmd: []string{"nginx", "-g", "daemon off;"}},
-	imageutils.Nonewprivs:      {Cmd: []string{"nnp"}},
-	imageutils.Pause:           {Entrypoint: []string{"/agnhost", "pause"}},
-}
+// Images are some of upstream's, with what they run. All have the same files.
+type Images map[string]image.Config
+
+// The images that the cases of suites need. The one of network-policy-api's is in its base/manifests.yaml.
+var (
+	NetpolImages           = Images{imageutils.GetE2EImage(imageutils.Agnhost): agnhost}
+	NetworkPolicyAPIImages = Images{"registry.k8s.io/e2e-test-images/agnhost:2.45": agnhost}
+	ConformanceImages      = Images{
+		imageutils.GetE2EImage(imageutils.Agnhost):         agnhost,
+		imageutils.GetE2EImage(imageutils.AgnhostPrev):     agnhost,
+		imageutils.GetE2EImage(imageutils.BusyBox):         {Cmd: []string{"sh"}},
+		imageutils.GetE2EImage(imageutils.GlibcDnsTesting): {Cmd: []string{"sh"}},
+		imageutils.GetE2EImage(imageutils.Nginx):           {Cmd: []string{"nginx", "-g", "daemon off;"}},
+		imageutils.GetE2EImage(imageutils.Nonewprivs):      {Cmd: []string{"nnp"}},
+		imageutils.GetE2EImage(imageutils.Pause):           {Entrypoint: []string{"/agnhost", "pause"}},
+	}
+)
 
 // packages are Debian's: what upstream's images have beside their programs, and nginx. The shell is bash: Debian's busybox would
 // call its own nc and not the one that cases expect, and dash drops variables whose names have dashes, which ConfigMaps have.
 var packages = []string{"bash", "bind9-dnsutils", "busybox-static", "curl", "libc-bin", "netcat-openbsd", "nginx"}
 
-// LoadImages makes the images and loads them into the nodes.
-func LoadImages(ctx context.Context, cluster *lab.Cluster, progress io.Writer) error {
+// Load makes the images and loads them into the nodes.
+func (images Images) Load(ctx context.Context, cluster *lab.Cluster, progress io.Writer) error {
 	dir, err := os.MkdirTemp(cluster.Dir(), "upstream-images-")
 	if err != nil {
 		return err
@@ -49,8 +57,8 @@ func LoadImages(ctx context.Context, cluster *lab.Cluster, progress io.Writer) e
 		return fmt.Errorf("make upstream's images: %w", err)
 	}
 	var archives []string
-	for id, config := range images {
-		archive, err := cluster.BuildImage(imageutils.GetE2EImage(id), files, config)
+	for ref, config := range images {
+		archive, err := cluster.BuildImage(ref, files, config)
 		if err != nil {
 			return err
 		}
@@ -86,10 +94,18 @@ func imageFiles(ctx context.Context, cluster *lab.Cluster, progress io.Writer, d
 	if err := os.Chmod(nnp, 0o755|os.ModeSetuid); err != nil {
 		return nil, err
 	}
-	return map[string]string{
+	files := map[string]string{
 		"/": root, "/agnhost": filepath.Join(cluster.BinDir(), "agnhost"), "/usr/local/bin/nnp": nnp,
 		"/localhost.crt": filepath.Join(porter, "localhost.crt"), "/localhost.key": filepath.Join(porter, "localhost.key"),
-	}, nil
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
+	if err == nil {
+		return files, unix.Close(fd)
+	}
+	fmt.Fprintf(progress, "this kernel has no SCTP sockets (%v): agnhost has its own\n", err)
+	files["/agnhost.upstream"] = files["/agnhost"]
+	files["/agnhost"], err = lab.BuildProgram(ctx, progress, "upstream/agnhost")
+	return files, err
 }
 
 // installRoot makes the folder root of the packages, with what their scripts and Dockerfiles of
@@ -130,6 +146,12 @@ func installRoot(ctx context.Context, root string) error {
 		return err
 	}
 	return os.WriteFile(filepath.Join(root, "etc/group"), []byte("root:x:0:\nwww-data:x:33:\n"), 0o644)
+}
+
+// NetworkPolicyAPIDefinition returns the file with the definition of ClusterNetworkPolicies that has all features.
+func NetworkPolicyAPIDefinition(ctx context.Context) (string, error) {
+	dir, err := moduleDir(ctx, "sigs.k8s.io/network-policy-api")
+	return filepath.Join(dir, "config/crd/experimental/policy.networking.k8s.io_clusternetworkpolicies.yaml"), err
 }
 
 // moduleDir returns the folder of the source of a module that the module test requires.

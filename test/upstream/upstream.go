@@ -26,8 +26,6 @@ import (
 	"text/template"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/upstream/result"
 )
@@ -44,9 +42,6 @@ var (
 	Netpol      = Suite{filter: "--focus-file=e2e/network/netpol/", named: "[sig-network] Netpol", side: 1}
 	Conformance = Suite{filter: "--label-filter=Conformance && (sig-apps || sig-network || sig-node || sig-scheduling)", named: "[Conformance]", side: 4}
 )
-
-// SCTP is in the names of cases of Netpol that need SCTP sockets.
-const SCTP = "Netpol [Feature:SCTPConnectivity]"
 
 // ginkgo is the package of Ginkgo's command.
 const ginkgo = "github.com/onsi/ginkgo/v2/ginkgo"
@@ -215,15 +210,6 @@ func pattern(parts map[string]string) string {
 		quoted = append(quoted, regexp.QuoteMeta(part))
 	}
 	return strings.Join(quoted, "|")
-}
-
-// HasSCTP reports whether this kernel has SCTP sockets, or why not.
-func HasSCTP() error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
-	if err != nil {
-		return fmt.Errorf("this kernel has no SCTP sockets: %w", err)
-	}
-	return unix.Close(fd)
 }
 
 //go:embed floating.yaml

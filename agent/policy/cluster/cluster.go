@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -52,7 +53,7 @@ type Options struct {
 	Node                                        string
 	NetworkPolicies, ClusterPolicies            cache.ListerWatcher
 	Namespaces, Pods, CustomResourceDefinitions cache.ListerWatcher
-	FloatingIPs                                 cache.ListerWatcher
+	FloatingIPs, Nodes                          cache.ListerWatcher
 	// Pod and Namespace read one object from the API server.
 	Pod       func(ctx context.Context, namespace, name string) (*corev1.Pod, error)
 	Namespace func(ctx context.Context, name string) (*corev1.Namespace, error)
@@ -72,14 +73,16 @@ type Cluster struct {
 	sink     Sink
 	store    store
 	floating floating
+	// nodes are in the namespace of nodes.
+	nodes    store
 	policies map[types.NamespacedName]*entry
 	// waiting is how many policies the sink has not been told.
 	waiting int
 	// passes count the readings of all NetworkPolicies and of all ClusterNetworkPolicies.
 	networkPass, clusterPass uint32
 	// These say which kinds have been read whole, and of which scope the pods.
-	networkRead, clusterRead, definitionsRead, namespacesRead bool
-	podsRead                                                  scope
+	networkRead, clusterRead, definitionsRead, namespacesRead, nodesRead bool
+	podsRead                                                             scope
 	// installed says whether the cluster has ClusterNetworkPolicies; later, that it had none before.
 	installed, installedNow, later bool
 	// unserved is why they cannot be read though they are installed.
@@ -129,15 +132,20 @@ func (c *Cluster) Do(f func()) {
 func (c *Cluster) Namespaces() iter.Seq2[string, map[string]string] { return c.store.namespaces() }
 
 // Pods implements policy.Cluster. A pod's labels and ports stay valid.
-func (c *Cluster) Pods(namespace string) iter.Seq[*policy.Pod] { return c.store.podsOf(namespace) }
+func (c *Cluster) Pods(namespace string) iter.Seq[*policy.Pod] {
+	if namespace == policy.NodeNamespace {
+		return c.nodes.podsOf(namespace)
+	}
+	return c.store.podsOf(namespace)
+}
 
 // Pod implements policy.Cluster, within Do.
 func (c *Cluster) Pod(name types.NamespacedName) *policy.Pod { return c.store.pod(name) }
 
 // Held counts the objects that a Cluster has in memory.
 type Held struct {
-	NetworkPolicies, ClusterPolicies, Namespaces, Pods int
-	// Shapes is how many different labels with ports the pods and namespaces have.
+	NetworkPolicies, ClusterPolicies, Namespaces, Pods, Nodes int
+	// Shapes is how many different labels with ports the pods, namespaces and nodes have.
 	Shapes int
 }
 
@@ -145,7 +153,7 @@ type Held struct {
 func (c *Cluster) Held() Held {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	h := Held{Namespaces: len(c.store.spaces), Pods: c.store.pods, Shapes: len(c.store.shapes.all)}
+	h := Held{Namespaces: len(c.store.spaces), Pods: c.store.pods, Nodes: c.nodes.pods, Shapes: len(c.store.shapes.all) + len(c.nodes.shapes.all)}
 	for name := range c.policies {
 		if name.Namespace == "" {
 			h.ClusterPolicies++
@@ -191,6 +199,7 @@ const (
 	namespaces      = "namespaces"
 	pods            = "pods"
 	floatingIPs     = "FloatingIPs"
+	nodes           = "nodes"
 )
 
 // missing returns the kind that is waited for.
@@ -206,10 +215,12 @@ func (c *Cluster) missing() string {
 		return ""
 	case !c.namespacesRead:
 		return namespaces
-	case c.podsRead >= c.need():
+	case c.podsRead < c.need():
+		return pods
+	case !c.floating.read:
 		return floatingIPs
 	}
-	return pods
+	return nodes
 }
 
 // tellNews wakes all calls of Wait.
@@ -319,7 +330,7 @@ func (c *Cluster) need() scope {
 
 // isKnown returns whether all that a policy needs has been read.
 func (c *Cluster) isKnown(need scope) bool {
-	return c.namespacesRead && c.podsRead >= need && (need < allNodes || c.floating.read)
+	return c.namespacesRead && c.podsRead >= need && (need < allNodes || c.floating.read) && (need < withNodes || c.nodesRead)
 }
 
 // lower notes that no more pods than that will be held; it returns false where they are needed again.
@@ -329,7 +340,9 @@ func (c *Cluster) lower(to scope) bool {
 	if c.need() > to {
 		return false
 	}
-	c.podsRead, c.floating = min(c.podsRead, to), floating{}
+	c.podsRead, c.floating, c.nodesRead = min(c.podsRead, to), floating{}, false
+	c.nodes.pass++
+	c.sweepNodes("")
 	if to == nothing {
 		c.namespacesRead = false
 	}
@@ -597,12 +610,61 @@ func (c *Cluster) sweepNamespaces(version string) {
 	}
 }
 
-// podFeeds follow the pods of a scope and, for all nodes, their floating IPs.
+// podFeeds follow the pods of a scope and, for all nodes, their floating IPs, and the nodes.
 func (c *Cluster) podFeeds(of scope) []*feed {
-	if of == allNodes {
-		return []*feed{c.podFeed(of), c.floatingFeed()}
+	feeds := []*feed{c.podFeed(of)}
+	if of >= allNodes {
+		feeds = append(feeds, c.floatingFeed())
 	}
-	return []*feed{c.podFeed(of)}
+	if of >= withNodes {
+		feeds = append(feeds, c.nodeFeed())
+	}
+	return feeds
+}
+
+// nodeFeed follows the nodes, as pods.
+func (c *Cluster) nodeFeed() *feed {
+	change := func(do func(node *policy.Pod)) func(runtime.Object, bool) {
+		return func(object runtime.Object, _ bool) {
+			if n, ok := object.(*corev1.Node); ok {
+				c.locked(func() { do(nodeOf(n)) })()
+			}
+		}
+	}
+	return &feed{
+		kind: nodes, source: c.o.Nodes, reached: c.noteReach(nodes),
+		begin: c.locked(func() { c.nodes.pass++ }),
+		put: change(func(node *policy.Pod) {
+			if before := c.nodes.uid(node.NamespacedName); before != "" && before != node.UID {
+				c.tellPod(c.nodes.delete(node.NamespacedName, before))
+			}
+			c.tellPod(c.nodes.set(node))
+		}),
+		remove: change(func(node *policy.Pod) { c.tellPod(c.nodes.delete(node.NamespacedName, node.UID)) }),
+		end: func(version string) {
+			c.locked(func() {
+				c.sweepNodes(version)
+				c.nodesRead = true
+				c.tellPolicies()
+			})()
+		},
+	}
+}
+
+// sweepNodes forgets the nodes that were not in the last reading of all.
+func (c *Cluster) sweepNodes(version string) {
+	c.nodes.sweepPods(policy.NodeNamespace, version, c.tellPod)
+}
+
+// nodeOf returns a node with "the IPs present in the node.Status.Addresses field", beside which there are names.
+func nodeOf(n *corev1.Node) *policy.Pod {
+	node := &policy.Pod{NamespacedName: types.NamespacedName{Namespace: policy.NodeNamespace, Name: n.Name}, UID: n.UID, Labels: n.Labels}
+	for _, a := range n.Status.Addresses {
+		if addr, err := netip.ParseAddr(a.Address); err == nil && !slices.Contains(node.Addresses, addr.Unmap().WithZone("")) {
+			node.Addresses = append(node.Addresses, addr.Unmap().WithZone(""))
+		}
+	}
+	return node
 }
 
 func (c *Cluster) podFeed(of scope) *feed {
@@ -627,7 +689,7 @@ func (c *Cluster) podFeed(of scope) *feed {
 		kind: pods, source: c.o.Pods, reached: c.noteReach(pods),
 		begin: c.locked(func() { c.store.pass++ }),
 		put: newer(func(p *corev1.Pod, _ types.NamespacedName) {
-			if of == allNodes || p.Spec.NodeName == c.o.Node {
+			if of >= allNodes || p.Spec.NodeName == c.o.Node {
 				c.setPod(p)
 			}
 		}),

@@ -121,7 +121,7 @@ func (s *server) WatchWithContext(ctx context.Context, options metav1.ListOption
 // fakeCluster is an API server and a cluster that follows it.
 type fakeCluster struct {
 	*testing.T
-	networkPolicies, clusterPolicies, definitions, namespaces, pods, floatingIPs *server
+	networkPolicies, clusterPolicies, definitions, namespaces, pods, floatingIPs, nodes *server
 	// live has the objects for reads of single pods and namespaces.
 	live    map[types.NamespacedName]runtime.Object
 	cluster *Cluster
@@ -140,12 +140,12 @@ func run(t *testing.T, f func(w *fakeCluster)) {
 		t.Run(fmt.Sprintf("streams=%v", streams), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := &fakeCluster{T: t, live: map[types.NamespacedName]runtime.Object{}}
-				for _, s := range []**server{&w.networkPolicies, &w.clusterPolicies, &w.definitions, &w.namespaces, &w.pods, &w.floatingIPs} {
+				for _, s := range []**server{&w.networkPolicies, &w.clusterPolicies, &w.definitions, &w.namespaces, &w.pods, &w.floatingIPs, &w.nodes} {
 					*s = newServer(streams)
 				}
 				w.cluster = New(Options{
 					Node: thisNode, NetworkPolicies: w.networkPolicies, ClusterPolicies: w.clusterPolicies, CustomResourceDefinitions: w.definitions,
-					Namespaces: w.namespaces, Pods: w.pods, FloatingIPs: w.floatingIPs, Pod: read[*corev1.Pod](w),
+					Namespaces: w.namespaces, Pods: w.pods, FloatingIPs: w.floatingIPs, Nodes: w.nodes, Pod: read[*corev1.Pod](w),
 					Namespace: func(ctx context.Context, name string) (*corev1.Namespace, error) {
 						return read[*corev1.Namespace](w)(ctx, "", name)
 					},
@@ -180,7 +180,7 @@ func (w *fakeCluster) start() {
 	w.Cleanup(func() {
 		cancel()
 		<-done
-		for _, s := range []*server{w.networkPolicies, w.clusterPolicies, w.definitions, w.namespaces, w.pods, w.floatingIPs} {
+		for _, s := range []*server{w.networkPolicies, w.clusterPolicies, w.definitions, w.namespaces, w.pods, w.floatingIPs, w.nodes} {
 			s.Shutdown()
 		}
 	})
@@ -301,6 +301,11 @@ func (m *mirror) compare(what string) {
 				pods[p.String()] = pod
 			}
 		}
+		for p := range m.cluster.Pods(policy.NodeNamespace) {
+			node := *p
+			node.Addresses = slices.Clone(p.Addresses)
+			pods[p.String()] = node
+		}
 		if diff := cmp.Diff(m.namespaces, namespaces, comparison...); diff != "" {
 			m.t.Errorf("%s: namespaces (-told +held):\n%s", what, diff)
 		}
@@ -391,6 +396,64 @@ func TestHeld(t *testing.T) {
 		}
 		w.networkPolicies.Add(allowing("shop", "allow"))
 		w.expect("all anew", []string{"shop/allow"}, bothNamespaces, []string{"bank/far", "bank/new", "shop/here", "shop/there"})
+	})
+}
+
+// Nodes are known with their labels and IP addresses while a policy names nodes as peers, and not before.
+func TestNodes(t *testing.T) {
+	run(t, func(w *fakeCluster) {
+		w.definitions.Add(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: DefinitionName}})
+		w.clusterPolicies.fail(nil)
+		w.twoNodes()
+		node := func(uid string, addresses ...string) *corev1.Node {
+			n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: otherNode, UID: types.UID(uid), Labels: map[string]string{"rack": "1"}}}
+			for _, a := range addresses {
+				n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Address: a})
+			}
+			return n
+		}
+		w.nodes.Add(node("first", "192.0.2.2", "2001:db8::2", "192.0.2.2", "node-2.example.org"))
+		w.networkPolicies.Add(allowing("shop", "allow"))
+		w.start()
+		w.expect("no policy names nodes", []string{"shop/allow"}, bothNamespaces, allPods)
+		if calls := w.nodes.called(); calls > 0 {
+			w.Errorf("%d requests for nodes", calls)
+		}
+		p := &policyv1alpha2.ClusterNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "nodes", Generation: 1}}
+		p.Spec.Egress = []policyv1alpha2.ClusterNetworkPolicyEgressRule{{To: []policyv1alpha2.ClusterNetworkPolicyEgressPeer{{Nodes: &metav1.LabelSelector{}}}}}
+		gate := make(chan struct{})
+		w.nodes.gate = gate
+		w.clusterPolicies.Add(p)
+		w.expect("the nodes are not read yet", []string{"shop/allow"}, bothNamespaces, allPods)
+		close(gate)
+		const name = policy.NodeNamespace + "/" + otherNode
+		withNode := append([]string{name}, allPods...)
+		w.expect("a policy names nodes", []string{"nodes", "shop/allow"}, bothNamespaces, withNode)
+		expect := func(when string, uid types.UID, want ...string) {
+			t.Helper()
+			synctest.Wait()
+			w.sink.compare(when)
+			n := w.pod(name)
+			if got := fmt.Sprint(n.Addresses); got != fmt.Sprint(want) || n.UID != uid || n.Labels["rack"] != "1" {
+				t.Errorf("%s: %s has %s %v, want %s %s", when, n.UID, got, n.Labels, uid, want)
+			}
+		}
+		expect("read", "first", "192.0.2.2", "2001:db8::2")
+		w.nodes.Modify(node("first", "192.0.2.3"))
+		expect("changed", "first", "192.0.2.3")
+		w.nodes.Modify(node("second", "192.0.2.3"))
+		expect("made anew", "second", "192.0.2.3")
+		w.pods.Add(podObject("bank", "new", otherNode, "10.0.1.2"))
+		expect("a pod came", "second", "192.0.2.3")
+		w.nodes.Delete(node("second"))
+		w.expect("deleted", []string{"nodes", "shop/allow"}, bothNamespaces, []string{"bank/far", "bank/new", "shop/here", "shop/there"})
+		w.nodes.Add(node("third", "192.0.2.4"))
+		w.clusterPolicies.Delete(p)
+		w.after(DefaultPatience)
+		w.expect("no policy names nodes any more", []string{"shop/allow"}, bothNamespaces, []string{"bank/far", "bank/new", "shop/here", "shop/there"})
+		if held := w.cluster.Held(); held.Nodes > 0 {
+			w.Errorf("held %+v", held)
+		}
 	})
 }
 

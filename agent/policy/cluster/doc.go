@@ -8,7 +8,8 @@
 //
 // NetworkPolicies always. ClusterNetworkPolicies where their kind is installed, which a watch of
 // that one CustomResourceDefinition tells. Namespaces and the node's own pods from the first policy
-// on, and the pods of all nodes, and FloatingIPs, from the first policy on that selects peers. After the last such
+// on, and the pods of all nodes, and FloatingIPs, from the first policy on that selects peers, and nodes besides from the first one on
+// that selects these. After the last such
 // policy they go on for some time, because a policy that is replaced may be away for a moment, and
 // are dropped then.
 //

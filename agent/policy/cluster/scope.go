@@ -10,7 +10,7 @@ import (
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 )
 
-// scope says which pods are held. Each scope includes the pods of the ones before.
+// scope says which pods are held. Each scope includes what the ones before have.
 type scope int
 
 const (
@@ -19,9 +19,13 @@ const (
 	ownNode
 	// allNodes is the pods of all nodes, and all namespaces.
 	allNodes
+	// withNodes is the nodes besides.
+	withNodes
 )
 
-func (s scope) String() string { return [...]string{"none", "the node's", "all"}[s] }
+func (s scope) String() string {
+	return [...]string{"none", "the node's", "all", "all, and the nodes"}[s]
+}
 
 // needOf returns which pods a policy needs: all if it selects peers, or ports of destinations by
 // their names.
@@ -47,6 +51,11 @@ func needOf(p *networkingv1.NetworkPolicy) scope {
 
 // needOfCluster is needOf for a ClusterNetworkPolicy. The peers of its ingress can only be pods.
 func needOfCluster(p *policyv1alpha2.ClusterNetworkPolicy) scope {
+	for i := range p.Spec.Egress {
+		if slices.ContainsFunc(p.Spec.Egress[i].To, func(peer policyv1alpha2.ClusterNetworkPolicyEgressPeer) bool { return peer.Nodes != nil }) {
+			return withNodes
+		}
+	}
 	if len(p.Spec.Ingress) > 0 {
 		return allNodes
 	}

@@ -113,6 +113,7 @@ func TestNeed(t *testing.T) {
 		"ingress":     {policyv1alpha2.ClusterNetworkPolicySpec{Ingress: []policyv1alpha2.ClusterNetworkPolicyIngressRule{{}}}, allNodes},
 		"to networks": {policyv1alpha2.ClusterNetworkPolicySpec{Egress: []policyv1alpha2.ClusterNetworkPolicyEgressRule{{To: []to{{Networks: []policyv1alpha2.CIDR{"::/0"}}}}}}, ownNode},
 		"to pods":     {policyv1alpha2.ClusterNetworkPolicySpec{Egress: []policyv1alpha2.ClusterNetworkPolicyEgressRule{{To: []to{{Namespaces: everything}}}}}, allNodes},
+		"to nodes":    {policyv1alpha2.ClusterNetworkPolicySpec{Egress: []policyv1alpha2.ClusterNetworkPolicyEgressRule{{}, {To: []to{{Nodes: everything}}}}}, withNodes},
 		"to a port by its name": {policyv1alpha2.ClusterNetworkPolicySpec{Egress: []policyv1alpha2.ClusterNetworkPolicyEgressRule{{
 			To: []to{{Networks: []policyv1alpha2.CIDR{"::/0"}}}, Protocols: []policyv1alpha2.ClusterNetworkPolicyProtocol{{DestinationNamedPort: "http"}},
 		}}}, allNodes},

@@ -26,6 +26,8 @@ type Cluster struct {
 	network    map[types.NamespacedName]*networkingv1.NetworkPolicy
 	cluster    map[string]*policyv1alpha2.ClusterNetworkPolicy
 	Nodes      []*Node
+	// nodes are the nodes as peers, and one more.
+	nodes map[string]*policy.Pod
 	// History lists the changes, for people.
 	History []string
 }
@@ -62,6 +64,7 @@ func NewCluster(random *Random) *Cluster {
 		pods:       map[types.NamespacedName]*policy.Pod{},
 		network:    map[types.NamespacedName]*networkingv1.NetworkPolicy{},
 		cluster:    map[string]*policyv1alpha2.ClusterNetworkPolicy{},
+		nodes:      map[string]*policy.Pod{},
 	}
 	for i := range byte(2) {
 		n := &Node{cluster: c, Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, 100 + i}), netip.AddrFrom16([16]byte{0: 0xfd, 15: 100 + i})}}
@@ -78,7 +81,11 @@ func (c *Cluster) Namespaces() iter.Seq2[string, map[string]string] { return map
 // Pods implements policy.Cluster. The value of one pod is gone when the next comes.
 func (c *Cluster) Pods(namespace string) iter.Seq[*policy.Pod] {
 	return func(yield func(*policy.Pod) bool) {
-		for _, p := range c.pods {
+		all := maps.Values(c.pods)
+		if namespace == policy.NodeNamespace {
+			all = maps.Values(c.nodes)
+		}
+		for p := range all {
 			if p.Namespace != namespace {
 				continue
 			}
@@ -163,7 +170,7 @@ func (c *Cluster) ChangeUnseen() {
 	case n < 10:
 		c.deleteNamespace(one(r, namespaces...))
 	case n < 30:
-		c.setPod(r.Pod())
+		c.SetPod(r.Pod())
 	case n < 40:
 		c.changePod()
 	case n < 45:
@@ -199,6 +206,8 @@ func (c *Cluster) ChangeUnseen() {
 			c.tell(func(x *policy.Index) { x.DeleteClusterPolicy(name) })
 		}
 	case n < 97:
+		c.setNode(r.IntN(3))
+	case n < 98:
 		all := c.Policies()
 		c.tell(func(x *policy.Index) { x.SetPolicies(all) })
 	default:
@@ -222,8 +231,41 @@ func (c *Cluster) ChangePolicies() {
 		if name, ok := fromMap(c.random, c.pods, types.NamespacedName.String); ok {
 			is := *c.pods[name]
 			is.Labels = c.random.Labels()
-			c.setPod(&is)
+			c.SetPod(&is)
 		}
+	}
+}
+
+// SetPolicies gives the cluster other policies.
+func (c *Cluster) SetPolicies(policies policy.Policies) {
+	clear(c.network)
+	clear(c.cluster)
+	for _, p := range policies.Network {
+		c.network[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}] = p
+	}
+	for _, p := range policies.Cluster {
+		c.cluster[p.Name] = p
+	}
+	all := c.Policies()
+	c.tell(func(x *policy.Index) { x.SetPolicies(all) })
+}
+
+// setNode adds a node to the peers, gives it other labels or addresses, or takes it away. The third one has addresses of any.
+func (c *Cluster) setNode(i int) {
+	name := fmt.Sprintf("node-%d", i)
+	was, is := c.nodes[name], &policy.Pod{NamespacedName: types.NamespacedName{Namespace: policy.NodeNamespace, Name: name}, UID: types.UID(name), Labels: c.random.Labels()}
+	if i < len(c.Nodes) {
+		is.Addresses = c.Nodes[i].Addresses
+	} else {
+		is.Addresses = c.random.Addresses()
+	}
+	if c.nodes[name] = is; c.random.often(20) {
+		delete(c.nodes, name)
+		is = nil
+	}
+	c.note("node %s %+v", name, is)
+	if was != nil || is != nil {
+		c.tell(func(x *policy.Index) { x.SetPod(was, is) })
 	}
 }
 
@@ -241,8 +283,10 @@ func (c *Cluster) setClusterPolicy() {
 	c.tell(func(x *policy.Index) { x.SetClusterPolicy(p) })
 }
 
-func (c *Cluster) setNamespace(name string) {
-	labels := c.random.NamespaceLabels(name)
+func (c *Cluster) setNamespace(name string) { c.SetNamespace(name, c.random.NamespaceLabels(name)) }
+
+// SetNamespace adds a namespace, or gives it other labels.
+func (c *Cluster) SetNamespace(name string, labels map[string]string) {
 	c.note("namespace %s %v", name, labels)
 	c.namespaces[name] = labels
 	c.tell(func(x *policy.Index) { x.SetNamespace(name, labels) })
@@ -272,8 +316,8 @@ func (c *Cluster) deleteNamespace(name string) {
 	}
 }
 
-// setPod adds a pod or replaces one, of another UID maybe.
-func (c *Cluster) setPod(p *policy.Pod) {
+// SetPod adds a pod or replaces one, of another UID maybe.
+func (c *Cluster) SetPod(p *policy.Pod) {
 	if _, ok := c.namespaces[p.Namespace]; !ok {
 		// The watches of pods and of namespaces do not wait for each other.
 		if c.random.often(30) {
@@ -310,7 +354,7 @@ func (c *Cluster) changePod() {
 	default:
 		is.Ports = c.random.NamedPorts()
 	}
-	c.setPod(&is)
+	c.SetPod(&is)
 }
 
 func (c *Cluster) deletePod(name types.NamespacedName) {
@@ -342,7 +386,7 @@ func (c *Cluster) moveAddress() {
 		changes = changes[1:]
 	}
 	for _, p := range changes {
-		c.setPod(p)
+		c.SetPod(p)
 	}
 }
 
@@ -397,7 +441,7 @@ func (c *Cluster) addUnknown() {
 func (c *Cluster) showUnknown() {
 	for _, n := range c.Nodes {
 		if i := slices.IndexFunc(n.Locals, func(l *Local) bool { return l.Unknown }); i >= 0 {
-			c.setPod(n.Locals[i].Pod)
+			c.SetPod(n.Locals[i].Pod)
 			return
 		}
 	}
@@ -443,8 +487,26 @@ func (c *Cluster) deleteLocal() {
 	if c.random.often(50) {
 		i = len(n.Locals) - 1
 	}
+	n.stop(i)
+}
+
+// Run has a pod run on the node.
+func (n *Node) Run(p *policy.Pod) {
+	n.cluster.SetPod(p)
+	l := &Local{Pod: p, Local: policy.Local{NamespacedName: p.NamespacedName, UID: p.UID, Addresses: p.Addresses, Ways: []string{fmt.Sprintf("veth-%d", len(n.Locals))}}}
+	n.Locals = append(n.Locals, l)
+	n.set(l)
+}
+
+// Delete deletes a pod that runs on the node.
+func (n *Node) Delete(name types.NamespacedName) {
+	n.stop(slices.IndexFunc(n.Locals, func(l *Local) bool { return l.NamespacedName == name }))
+	n.cluster.deletePod(name)
+}
+
+func (n *Node) stop(i int) {
 	uid := n.Locals[i].UID
-	c.note("local %s is gone", uid)
+	n.cluster.note("local %s is gone", uid)
 	n.Locals = slices.Delete(n.Locals, i, i+1)
 	n.late = append(n.late, func(x *policy.Index) { x.DeleteLocal(uid) })
 	n.Catch()
@@ -511,7 +573,7 @@ func (l *Local) merged() *policy.Pod {
 // World returns the objects that decide on the node: the cluster's, joined with the node's own
 // pods.
 func (n *Node) World() *World {
-	w := &World{Namespaces: n.cluster.namespaces, Node: n.Addresses, DNS: nodeDNS}
+	w := &World{Namespaces: n.cluster.namespaces, Nodes: slices.Collect(maps.Values(n.cluster.nodes)), Node: n.Addresses, DNS: nodeDNS}
 	local := map[types.UID]bool{}
 	for _, l := range n.Locals {
 		// A pod that is deleted in the API is bound by policies as long as it runs, but nobody's peer.

@@ -3,30 +3,13 @@
 package policytest
 
 import (
-	"encoding/binary"
-	"errors"
 	"fmt"
-	"hash/crc32"
-	"net/netip"
-	"os"
-	"runtime"
-	"slices"
 	"strings"
 	"testing"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/berth-dev/berth/agent/netnstest"
-	"github.com/berth-dev/berth/agent/policy/enforce"
-	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/ipam/seedtest"
 )
-
-// backends are those whose rules carry the packets.
-var backends = []enforce.Backend{enforce.BackendNFTables, enforce.BackendIPTablesNFT, enforce.BackendIPTablesLegacy}
 
 // Real packets between namespaces arrive where the oracle allows it, with the rulesets in the kernel:
 // first the node's, which routes between its pods and the rest of the world, then the rulesets of the
@@ -37,24 +20,23 @@ func TestKernel(t *testing.T) {
 	var seen kernelStatistics
 	for i := range clusters {
 		// A cluster for each backend in turn.
-		backend := backends[(base+i)%uint64(len(backends))]
+		backend := Backends[(base+i)%uint64(len(Backends))]
 		t.Run(fmt.Sprintf("%d %s", base+i, backend), func(t *testing.T) {
-			stayOnOneCPU(t)
 			c := NewCluster(Seeded(base + i))
 			for range 50 {
 				c.Change()
 			}
 			for len(c.Nodes[0].Locals) < 4 {
-				c.setPod(c.random.Pod())
+				c.SetPod(c.random.Pod())
 				c.addLocal()
 			}
-			w := newKernelWorld(t, c, backend)
+			w := NewKernel(t, c, backend)
 			for range 3 {
 				for range 4 {
 					c.ChangePolicies()
 				}
 				w.compare(&seen)
-				w.inPods = !w.inPods
+				w.InPods = !w.InPods
 				w.compare(&seen)
 			}
 			if t.Failed() {
@@ -74,262 +56,10 @@ func TestKernel(t *testing.T) {
 // kernelStatistics show whether the random clusters are worth comparing.
 type kernelStatistics struct{ Passed, Dropped int }
 
-// stayOnOneCPU binds the test to one thread on one CPU. Packets between namespaces of one CPU stay in
-// order on any path: when a later one has arrived, an earlier one has arrived or will not.
-func stayOnOneCPU(t *testing.T) {
-	t.Helper()
-	runtime.LockOSThread()
-	var before, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &before); err != nil {
-		t.Fatalf("read on which CPUs the test may run: %v", err)
-	}
-	for cpu := range 1024 {
-		if before.IsSet(cpu) {
-			one.Set(cpu)
-			break
-		}
-	}
-	if err := unix.SchedSetaffinity(0, &one); err != nil {
-		t.Fatalf("bind the test to a CPU: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := unix.SchedSetaffinity(0, &before); err != nil {
-			t.Errorf("free the test from its CPU: %v", err)
-		}
-		runtime.UnlockOSThread()
-	})
-}
-
-// kernelWorld is a node, its pods, and a host that has all other addresses.
-type kernelWorld struct {
-	*testing.T
-	cluster *Cluster
-	node    *Node
-	router  *kernelHost
-	outside *kernelHost
-	pods    map[types.UID]*kernelHost
-	owners  map[netip.Addr]*kernelHost
-	table   enforce.Table
-	// inPods says that the pods' own rulesets are in the kernel, and not the node's.
-	inPods bool
-	// last is the source port or identifier of the last packet. None is used again: conntrack may know it.
-	last uint16
-}
-
-// kernelHost is a namespace with a link to the router.
-type kernelHost struct {
-	*netnstest.Host
-	local *Local
-	table enforce.Table
-	// way is the router's link to it.
-	way string
-	// fence is a socket for packets to the router and from it by a link of their own, of which no policy is: the host has fenceAddr
-	// there, and the router has fenceRouter.
-	fence                  int
-	fenceAddr, fenceRouter netip.Addr
-	// arrivals are raw sockets, by protocol and family.
-	arrivals map[[2]int]int
-}
-
-// outsiders are addresses of no pod.
-var outsiders = []string{"192.0.2.1", "10.0.1.0", "10.0.0.255", "9.255.255.255", "10.255.255.255", "11.0.0.0", "127.255.255.255", "128.0.0.0",
-	"10.9.0.1", "10.9.255.254", "10.10.0.1", // of a page, see promises
-	"fd00::ff", "fd00::100", "fcff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "fd01::", "7fff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "8000::", "2001:db8::1"}
-
-func newKernelWorld(t *testing.T, c *Cluster, backend enforce.Backend) *kernelWorld {
-	t.Helper()
-	n := c.Nodes[0]
-	for _, l := range slices.Clone(n.Locals) {
-		if l.Unknown {
-			c.setPod(l.Pod)
-		}
-	}
-	w := &kernelWorld{T: t, cluster: c, node: n, router: &kernelHost{Host: netnstest.New(t), arrivals: map[[2]int]int{}}, pods: map[types.UID]*kernelHost{}, owners: map[netip.Addr]*kernelHost{}, last: 20000}
-	w.table = backend.Open(w.router.Path())
-	w.router.Run(func() error {
-		for key, value := range map[string]string{"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1", "ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0"} {
-			if err := os.WriteFile("/proc/sys/net/"+key, []byte(value), 0o644); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	for _, a := range n.Addresses {
-		w.router.IP("addr", "add", netip.PrefixFrom(a, a.BitLen()).String(), "dev", "lo")
-		w.owners[a] = w.router
-	}
-	w.router.fence = w.udp(w.router, netip.IPv4Unspecified(), 4000)
-	known := map[netip.Addr]bool{n.Addresses[0]: true, n.Addresses[1]: true}
-	for i, l := range n.Locals {
-		addresses := n.Subject(l).Addresses
-		for _, a := range addresses {
-			known[a] = true
-		}
-		h := w.plug(i, addresses)
-		h.local, h.table = l, backend.Open(h.Path())
-		w.pods[l.UID] = h
-	}
-	var others []netip.Addr
-	for i := range byte(32) {
-		others = append(others, netip.AddrFrom4([4]byte{10, 0, 0, i}), netip.AddrFrom16([16]byte{0: 0xfd, 15: i}))
-	}
-	for _, text := range outsiders {
-		others = append(others, netip.MustParseAddr(text))
-	}
-	w.outside = w.plug(len(n.Locals), slices.DeleteFunc(others, func(a netip.Addr) bool {
-		return known[a] || a.IsUnspecified() || a.IsLoopback() || a == netip.MustParseAddr("10.0.0.0")
-	}))
-	return w
-}
-
-// plug makes a host with addresses, and a link between it and the router.
-func (w *kernelWorld) plug(i int, addresses []netip.Addr) *kernelHost {
-	w.Helper()
-	h := &kernelHost{Host: netnstest.New(w.T), way: fmt.Sprintf("port%d", i), arrivals: map[[2]int]int{}, fenceAddr: netip.AddrFrom4([4]byte{198, 18, byte(i), 1}), fenceRouter: netip.AddrFrom4([4]byte{198, 18, byte(i), 0})}
-	port, here, there := h.way, fmt.Sprintf("02:00:00:00:01:%02x", i), fmt.Sprintf("02:00:00:00:02:%02x", i)
-	w.router.Run(func() error {
-		var errs []error
-		for name, peer := range map[string]string{port: "eth0", fmt.Sprintf("fence%d", i): "fence"} {
-			attrs := netlink.NewLinkAttrs()
-			attrs.Name = name
-			pair := netlink.NewVeth(attrs)
-			pair.PeerName, pair.PeerNamespace = peer, netlink.NsFd(int(h.Fd()))
-			errs = append(errs, netlink.LinkAdd(pair))
-		}
-		return errors.Join(errs...)
-	})
-	var router, host strings.Builder
-	fmt.Fprintf(&router, "link set %s address %s up\n", port, there)
-	fmt.Fprintf(&host, "link set eth0 address %s up\n", here)
-	fmt.Fprintf(&router, "addr add %s/31 dev fence%d\nlink set fence%d up\n", h.fenceRouter, i, i)
-	fmt.Fprintf(&host, "addr add %s/31 dev fence\nlink set fence up\n", h.fenceAddr)
-	for _, a := range w.node.Addresses {
-		fmt.Fprintf(&host, "route add %s dev eth0\nneigh add %s lladdr %s dev eth0 nud permanent\nroute add default via %s dev eth0 onlink\n", a, a, there, a)
-	}
-	for _, a := range addresses {
-		nodad := ""
-		if a.Is6() {
-			nodad = " nodad"
-		}
-		fmt.Fprintf(&host, "addr add %s dev eth0%s\n", netip.PrefixFrom(a, a.BitLen()), nodad)
-		fmt.Fprintf(&router, "route add %s dev %s\nneigh add %s lladdr %s dev %s nud permanent\n", netip.PrefixFrom(a, a.BitLen()), port, a, here, port)
-		w.owners[a] = h
-	}
-	w.router.IPBatch(router.String())
-	h.IPBatch(host.String())
-	// A link loses packets until the kernel has noticed that its other end is up.
-	for _, end := range []struct {
-		at   *kernelHost
-		link string
-	}{{w.router, port}, {h, "eth0"}, {h, "fence"}} {
-		at, link := end.at, end.link
-		netnstest.Eventually(w.T, func() error {
-			return at.Try(func() error {
-				l, err := netlinksafe.LinkByName(link)
-				if err == nil && l.Attrs().OperState != netlink.OperUp {
-					err = fmt.Errorf("link %s is %s", link, l.Attrs().OperState)
-				}
-				return err
-			})
-		})
-	}
-	// An IPv6 address is in use a moment after it was added.
-	netnstest.Eventually(w.T, func() error {
-		local := h.IP("-6", "route", "show", "table", "local", "dev", "eth0")
-		for _, a := range addresses {
-			if a.Is6() && !strings.Contains(local, "local "+a.String()+" ") {
-				return fmt.Errorf("%s is not in use yet", a)
-			}
-		}
-		return nil
-	})
-	h.fence = w.udp(h, h.fenceAddr, 4000)
-	return h
-}
-
-// socket makes a socket in a namespace.
-func (w *kernelWorld) socket(h *kernelHost, family, kind, protocol int) int {
-	w.Helper()
-	var fd int
-	h.Run(func() (err error) {
-		if fd, err = unix.Socket(family, kind|unix.SOCK_CLOEXEC, protocol); err != nil {
-			return fmt.Errorf("open a socket of protocol %d: %w", protocol, err)
-		}
-		return nil
-	})
-	return fd
-}
-
-func (w *kernelWorld) close(fd int) {
-	if err := unix.Close(fd); err != nil {
-		w.Errorf("close a socket: %v", err)
-	}
-}
-
-// udp makes a socket with an address and a port, which lasts until the test ends.
-func (w *kernelWorld) udp(h *kernelHost, a netip.Addr, port uint16) int {
-	w.Helper()
-	fd := w.socket(h, unix.AF_INET, unix.SOCK_DGRAM, 0)
-	w.Cleanup(func() { w.close(fd) })
-	if err := errors.Join(unix.Bind(fd, sockaddr(a, port)), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 120})); err != nil {
-		w.Fatalf("bind to %s: %v", a, err)
-	}
-	return fd
-}
-
-func sockaddr(a netip.Addr, port uint16) unix.Sockaddr {
-	if a.Is4() {
-		return &unix.SockaddrInet4{Addr: a.As4(), Port: int(port)}
-	}
-	return &unix.SockaddrInet6{Addr: a.As16(), Port: int(port)}
-}
-
-func addrOf(s unix.Sockaddr) netip.Addr {
-	switch s := s.(type) {
-	case *unix.SockaddrInet4:
-		return netip.AddrFrom4(s.Addr)
-	case *unix.SockaddrInet6:
-		return netip.AddrFrom16(s.Addr)
-	}
-	return netip.Addr{}
-}
-
-// apply brings the rulesets into the kernel, as changes of the old ones.
-func (w *kernelWorld) apply() {
-	w.Helper()
-	w.node.Catch()
-	if w.inPods {
-		if err := w.table.Remove(w.Context()); err != nil {
-			w.Fatal(err)
-		}
-	}
-	for _, h := range w.pods {
-		local := h.local.Local
-		if !local.Shared {
-			local.Ways = []string{h.way}
-		}
-		if local.Direct, local.ByWire = nil, nil; w.inPods {
-			h.local.ByWire = one(w.node.cluster.random, nil, w.node.Subject(h.local).Addresses)
-			local.Direct, local.ByWire = []string{"eth0"}, h.local.ByWire
-		}
-		w.node.Index.SetLocal(local)
-	}
-	for _, h := range w.pods {
-		if err := h.table.Apply(w.Context(), w.node.Index.Pod(h.local.UID)); err != nil {
-			w.Fatalf("pod %s: %v", h.local.NamespacedName, err)
-		}
-	}
-	if !w.inPods {
-		if err := w.table.Apply(w.Context(), w.node.Index.Node()); err != nil {
-			w.Fatalf("node: %v", err)
-		}
-	}
-}
-
 // compare sends packets.
-func (w *kernelWorld) compare(seen *kernelStatistics) {
+func (w *Kernel) compare(seen *kernelStatistics) {
 	w.Helper()
-	w.apply()
+	w.Apply()
 	for _, c := range withNode(w.node, connections(w.node, 150)) {
 		from, to := w.owners[c.Source], w.owners[c.Destination]
 		if from == w.router || from == nil || to == nil || from == to || c.Port == 0 && c.Protocol != 1 && c.Protocol != 58 {
@@ -344,198 +74,24 @@ func (w *kernelWorld) compare(seen *kernelStatistics) {
 }
 
 // compareOne sends a connection's first packet from one host to another, and returns whether the oracle allows it.
-func (w *kernelWorld) compareOne(c Connection) (want bool) {
+func (w *Kernel) compareOne(c Connection) (want bool) {
 	w.Helper()
 	from, to, world := w.owners[c.Source], w.owners[c.Destination], w.node.World()
 	out, in := Verdict{Allowed: true}, Verdict{Allowed: true}
 	if from.local != nil {
 		out = world.Egress(w.node.Subject(from.local), c)
 	}
-	if to.local != nil && w.inPods {
+	if to.local != nil && w.InPods {
 		in = w.node.IngressByWire(to.local, c)
 	} else if to.local != nil {
 		in = world.Ingress(w.node.Subject(to.local), c)
 	}
 	want = out.Allowed && in.Allowed
-	w.last++
-	arrived, answered, err := w.send(from, to, c, w.last)
+	arrived, answered, err := w.Send(c)
 	if err != nil {
 		w.Errorf("%s: %v", c, err)
 	} else if arrived != want || answered != want {
-		w.Errorf("%s, rules of pods: %t: arrived: %t, answered: %t; the oracle: from %s %+v, to %s %+v", c, w.inPods, arrived, answered, name(from.local), out, name(to.local), in)
+		w.Errorf("%s, rules of pods: %t: arrived: %t, answered: %t; the oracle: from %s %+v, to %s %+v", c, w.InPods, arrived, answered, name(from.local), out, name(to.local), in)
 	}
 	return want
-}
-
-// send sends the first packet of a connection and returns whether it arrived and, by TCP, whether
-// the answer came back: that nobody listens.
-func (w *kernelWorld) send(from, to *kernelHost, c Connection, id uint16) (arrived, answered bool, err error) {
-	raw := w.arrivals(to, c)
-	if err := drain(raw, nil); err != nil {
-		return false, false, err
-	}
-	family, kind, protocol := unix.AF_INET, unix.SOCK_RAW, int(c.Protocol)
-	if c.Source.Is6() {
-		family = unix.AF_INET6
-	}
-	switch c.Protocol {
-	case ruleset.TCP:
-		kind, protocol = unix.SOCK_STREAM|unix.SOCK_NONBLOCK, 0
-	case ruleset.UDP:
-		kind, protocol = unix.SOCK_DGRAM, 0
-	}
-	fd := w.socket(from, family, kind, protocol)
-	defer w.close(fd)
-	source := id
-	if kind == unix.SOCK_RAW {
-		source = 0
-	}
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-		return false, false, fmt.Errorf("let the port be used again: %w", err)
-	}
-	if err := unix.Bind(fd, sockaddr(c.Source, source)); err != nil {
-		return false, false, fmt.Errorf("bind: %w", err)
-	}
-	if c.Protocol == ruleset.TCP {
-		if err := unix.Connect(fd, sockaddr(c.Destination, c.Port)); err != nil && !errors.Is(err, unix.EINPROGRESS) && !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, unix.EPERM) {
-			return false, false, fmt.Errorf("connect: %w", err)
-		} else if errors.Is(err, unix.ECONNREFUSED) {
-			answered = true
-		}
-	} else {
-		port := c.Port
-		if kind == unix.SOCK_RAW {
-			port = 0
-		}
-		// A rule of the pod itself that drops is told to the sender.
-		if err := unix.Sendto(fd, payload(c, id), 0, sockaddr(c.Destination, port)); err != nil && !errors.Is(err, unix.EPERM) {
-			return false, false, fmt.Errorf("send: %w", err)
-		}
-	}
-	if err := w.pass(from, to); err != nil {
-		return false, false, err
-	}
-	err = drain(raw, func(source netip.Addr, packet []byte) {
-		if source == c.Source && idOf(c.Protocol, packet) == id {
-			arrived = true
-		}
-	})
-	if err != nil {
-		return false, false, err
-	}
-	if c.Protocol != ruleset.TCP {
-		return arrived, arrived, nil
-	}
-	if !answered {
-		failure, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
-		if err != nil {
-			return false, false, fmt.Errorf("read what became of the connection: %w", err)
-		}
-		answered = failure == int(unix.ECONNREFUSED)
-	}
-	return arrived, answered, nil
-}
-
-// pass sends packets behind others that are on their way from one host to another, and back, and waits
-// for its own.
-func (w *kernelWorld) pass(from, to *kernelHost) error {
-	for _, hop := range []struct {
-		from, to *kernelHost
-		address  netip.Addr
-	}{{from, w.router, from.fenceRouter}, {w.router, to, to.fenceAddr}, {to, w.router, to.fenceRouter}, {w.router, from, from.fenceAddr}} {
-		if hop.from == hop.to {
-			continue // the node itself
-		}
-		if err := unix.Sendto(hop.from.fence, []byte("behind"), 0, sockaddr(hop.address, 4000)); err != nil {
-			return fmt.Errorf("send a packet behind: %w", err)
-		}
-		if _, _, err := unix.Recvfrom(hop.to.fence, make([]byte, 16), 0); err != nil {
-			return fmt.Errorf("wait for the packet behind: %w", err)
-		}
-	}
-	return nil
-}
-
-// arrivals returns the socket that sees the packets which come to a host.
-func (w *kernelWorld) arrivals(h *kernelHost, c Connection) int {
-	family := unix.AF_INET
-	if c.Source.Is6() {
-		family = unix.AF_INET6
-	}
-	key := [2]int{family, int(c.Protocol)}
-	fd, ok := h.arrivals[key]
-	if !ok {
-		fd = w.socket(h, family, unix.SOCK_RAW|unix.SOCK_NONBLOCK, int(c.Protocol))
-		w.Cleanup(func() { w.close(fd) })
-		h.arrivals[key] = fd
-	}
-	return fd
-}
-
-// drain reads all packets of a raw socket: the source, and the data behind the IP header.
-func drain(fd int, seen func(source netip.Addr, packet []byte)) error {
-	b := make([]byte, 2048)
-	for {
-		n, from, err := unix.Recvfrom(fd, b, 0)
-		if errors.Is(err, unix.EAGAIN) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("read what arrived: %w", err)
-		}
-		packet, source := b[:n], addrOf(from)
-		// IPv4 comes with its header.
-		if source.Is4() {
-			packet = packet[min(n, int(packet[0]&0xf)*4):]
-		}
-		if seen != nil {
-			seen(source, packet)
-		}
-	}
-}
-
-// payload returns the data that a socket of the connection's protocol sends: with a port of its own,
-// or an identifier.
-func payload(c Connection, id uint16) []byte {
-	switch c.Protocol {
-	case ruleset.SCTP:
-		// An INIT chunk: tag, window, streams out and in, sequence number.
-		b := make([]byte, 32)
-		binary.BigEndian.PutUint16(b[0:], id)
-		binary.BigEndian.PutUint16(b[2:], c.Port)
-		b[12] = 1
-		binary.BigEndian.PutUint16(b[14:], 20)
-		binary.BigEndian.PutUint32(b[16:], uint32(id))
-		binary.BigEndian.PutUint32(b[20:], 65536)
-		binary.BigEndian.PutUint16(b[24:], 1)
-		binary.BigEndian.PutUint16(b[26:], 1)
-		binary.BigEndian.PutUint32(b[28:], 1)
-		binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
-		return b
-	case 1, 58:
-		b := make([]byte, 8)
-		if b[0] = 8; c.Protocol == 58 {
-			// The kernel writes the checksum.
-			b[0] = 128
-		}
-		binary.BigEndian.PutUint16(b[4:], id)
-		if c.Protocol == 1 {
-			sum := uint32(8)<<8 + uint32(id)
-			binary.BigEndian.PutUint16(b[2:], ^uint16(sum+sum>>16))
-		}
-		return b
-	}
-	return []byte("who is there?")
-}
-
-// idOf returns the identifier in payload or the source port.
-func idOf(p ruleset.Protocol, packet []byte) uint16 {
-	at := 0
-	if p == 1 || p == 58 {
-		at = 4
-	}
-	if len(packet) < at+2 {
-		return 0
-	}
-	return binary.BigEndian.Uint16(packet[at:])
 }

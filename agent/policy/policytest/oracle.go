@@ -25,8 +25,10 @@ type World struct {
 	// Namespaces are their labels by name. Each pod's namespace is there.
 	Namespaces map[string]map[string]string
 	Pods       []*policy.Pod
-	Network    []*networkingv1.NetworkPolicy
-	Cluster    []*policyv1alpha2.ClusterNetworkPolicy
+	// Nodes have labels and addresses.
+	Nodes   []*policy.Pod
+	Network []*networkingv1.NetworkPolicy
+	Cluster []*policyv1alpha2.ClusterNetworkPolicy
 	// Node is the node's own addresses. No policy stops connections from them to its pods. DNS is the ones at which a DNS cache listens.
 	Node, DNS []netip.Addr
 	// Outside says that packets come from elsewhere, whatever their source: no pod calls itself.
@@ -309,10 +311,9 @@ func (w *World) tier(tier policyv1alpha2.Tier, subject *policy.Pod, d direction)
 	return Verdict{}, false
 }
 
-// unknownPeer returns whether a peer has none of the fields of the standard API. Nodes and names of
-// domains are experimental and not supported.
+// unknownPeer returns whether a peer has none of the fields that are supported. Names of domains, which are experimental, are not.
 func unknownPeer(p policyv1alpha2.ClusterNetworkPolicyEgressPeer) bool {
-	return p.Namespaces == nil && p.Pods == nil && len(p.Networks) == 0
+	return p.Namespaces == nil && p.Pods == nil && p.Nodes == nil && len(p.Networks) == 0
 }
 
 // unknownProtocol returns whether a protocol has no field. The document wants one ("Exactly one field must be
@@ -340,6 +341,9 @@ func (w *World) matchesRule(r clusterRule, subject *policy.Pod, d direction) boo
 		protocol := len(r.protocols) == 0 || slices.ContainsFunc(r.protocols, func(p policyv1alpha2.ClusterNetworkPolicyProtocol) bool { return matchesProtocol(p, target, d) })
 		peer := slices.ContainsFunc(r.peers, func(p policyv1alpha2.ClusterNetworkPolicyEgressPeer) bool {
 			return other != nil && w.selects(p.Namespaces, p.Pods, other) ||
+				p.Nodes != nil && slices.ContainsFunc(w.Nodes, func(n *policy.Pod) bool {
+					return matches(*p.Nodes, n.Labels) && slices.Contains(n.Addresses, d.peer())
+				}) ||
 				slices.ContainsFunc(p.Networks, func(c policyv1alpha2.CIDR) bool { return contains(string(c), d.peer()) })
 		})
 		if protocol && peer {

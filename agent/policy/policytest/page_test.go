@@ -150,14 +150,13 @@ func TestPage(t *testing.T) {
 // Real packets do what the page says, tenants isolated, with the rules of each backend, on the node and in the pods.
 func TestPageInKernel(t *testing.T) {
 	netnstest.Need(t)
-	for _, backend := range backends {
+	for _, backend := range Backends {
 		t.Run(string(backend), func(t *testing.T) {
-			stayOnOneCPU(t)
 			c := pageCluster(t)
-			w := newKernelWorld(t, c, backend)
-			for _, w.inPods = range []bool{false, true} {
+			w := NewKernel(t, c, backend)
+			for _, w.InPods = range []bool{false, true} {
 				eachPromise(t, c, false, func(title string, trials []trial) {
-					w.apply()
+					w.Apply()
 					for _, try := range trials {
 						if w.compareOne(try.Connection) != try.allowed {
 							t.Errorf("%s: %s: the page says allowed: %t, and the oracle does not", title, try.Connection, try.allowed)
@@ -181,26 +180,12 @@ func eachPromise(t *testing.T, c *Cluster, alone bool, try func(title string, tr
 	for _, heading := range slices.Sorted(maps.Keys(promises)) {
 		policies, says := page[heading], promises[heading]
 		if alone && heading != isolation {
-			c.replacePolicies(policies)
+			c.SetPolicies(policies)
 			try(heading, append(c.trials(t, slices.Concat(says.allows, says.isolated), true), c.trials(t, says.denies, false)...))
 		}
-		c.replacePolicies(policy.Policies{Network: slices.Concat(policies.Network, tenants.Network), Cluster: slices.Concat(policies.Cluster, tenants.Cluster)})
+		c.SetPolicies(policy.Policies{Network: slices.Concat(policies.Network, tenants.Network), Cluster: slices.Concat(policies.Cluster, tenants.Cluster)})
 		try(heading+", tenants isolated", append(c.trials(t, says.allows, true), c.trials(t, slices.Concat(says.denies, says.isolated), false)...))
 	}
-}
-
-// replacePolicies gives the cluster other policies.
-func (c *Cluster) replacePolicies(policies policy.Policies) {
-	clear(c.network)
-	clear(c.cluster)
-	for _, p := range policies.Network {
-		c.network[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}] = p
-	}
-	for _, p := range policies.Cluster {
-		c.cluster[p.Name] = p
-	}
-	all := c.Policies()
-	c.tell(func(x *policy.Index) { x.SetPolicies(all) })
 }
 
 // pageCluster is a cluster of the two tenants that the page names. The pods of one node are local there.
@@ -212,8 +197,7 @@ func pageCluster(t *testing.T) *Cluster {
 		if tenant != "" {
 			labels["tenant"] = tenant
 		}
-		c.namespaces[name] = labels
-		c.tell(func(x *policy.Index) { x.SetNamespace(name, labels) })
+		c.SetNamespace(name, labels)
 	}
 	n := c.Nodes[0]
 	for i, of := range []struct {
@@ -233,11 +217,10 @@ func pageCluster(t *testing.T) *Cluster {
 			NamespacedName: types.NamespacedName{Namespace: of.namespace, Name: of.name}, UID: types.UID(of.namespace + "-" + of.name), Labels: of.labels,
 			Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, byte(1 + i)}), netip.AddrFrom16([16]byte{0: 0xfd, 15: byte(1 + i)})},
 		}
-		c.setPod(p)
 		if of.isLocal {
-			l := &Local{Pod: p, Local: policy.Local{NamespacedName: p.NamespacedName, UID: p.UID, Addresses: p.Addresses, Ways: []string{"veth-" + strconv.Itoa(i)}}}
-			n.Locals = append(n.Locals, l)
-			n.set(l)
+			n.Run(p)
+		} else {
+			c.SetPod(p)
 		}
 	}
 	return c

@@ -265,7 +265,7 @@ func (r *Random) action() policyv1alpha2.ClusterNetworkPolicyRuleAction {
 	return one(r, policyv1alpha2.ClusterNetworkPolicyRuleActionAccept, policyv1alpha2.ClusterNetworkPolicyRuleActionDeny, policyv1alpha2.ClusterNetworkPolicyRuleActionPass)
 }
 
-// EgressPeer draws a peer, seldom one of the experimental kinds or of one that nobody knows yet.
+// EgressPeer draws a peer, seldom names of domains, which nobody carries out, or one that nobody knows yet.
 func (r *Random) EgressPeer() policyv1alpha2.ClusterNetworkPolicyEgressPeer {
 	var p policyv1alpha2.ClusterNetworkPolicyEgressPeer
 	switch n := r.IntN(100); {
@@ -273,7 +273,7 @@ func (r *Random) EgressPeer() policyv1alpha2.ClusterNetworkPolicyEgressPeer {
 		p.Namespaces = new(r.NamespaceSelector())
 	case n < 65:
 		p.Pods = r.NamespacedPod()
-	case n < 97:
+	case n < 90:
 		for range 1 + r.IntN(3) {
 			p.Networks = append(p.Networks, policyv1alpha2.CIDR(r.CIDR(r.AnyAddress()).String()))
 		}
