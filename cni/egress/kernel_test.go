@@ -480,8 +480,8 @@ func TestSeveral(t *testing.T) {
 	}
 	w.node.Run(func() error {
 		refused, err := tableOf(nil).Counted(refusedCounter)
-		if refused != 1 {
-			t.Errorf("%d packets were refused, want 1", refused)
+		if refused == 0 { // The end of a connection that was before may be refused, too.
+			t.Error("no packet was counted as refused")
 		}
 		return err
 	})
