@@ -13,7 +13,7 @@ import (
 
 // Plugins run as root: what a tenant writes runs only allowed ones, and leads them to no file or device of the node.
 func TestAllowed(t *testing.T) {
-	const any, named = AnyPlugin, "app"
+	const all, named = AnyPlugin, "app"
 	for name, c := range map[string]struct {
 		config  string
 		allowed Allowed
@@ -46,7 +46,7 @@ func TestAllowed(t *testing.T) {
 		"a file of the node":      {"", Allowed{"berth-veth"}, "", "stands for a file of the node"},
 		"no JSON":                 {"{", Allowed{"berth-veth"}, "", "read its spec.config"},
 		"null":                    {"null", Allowed{"berth-veth"}, "", `its plugin ""`},
-		"any":                     {`{"type":"host-device","device":"eth1"}`, Allowed{any}, `{"type":"host-device","device":"eth1"}`, ""},
+		"any":                     {`{"type":"host-device","device":"eth1"}`, Allowed{all}, `{"type":"host-device","device":"eth1"}`, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			definitions := cluster{"app/n": &nadv1.NetworkAttachmentDefinition{Spec: nadv1.NetworkAttachmentDefinitionSpec{Config: c.config}}}
