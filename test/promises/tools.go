@@ -121,8 +121,8 @@ var tools = []promise{
 	},
 	{
 		"An agent may not delete FloatingIPs.", "docs/explanation/security.md#privileges",
-		"manifests/agent/rbac.yaml", "resources: [floatingips]\n    verbs: [get, list, watch]", "resources: [floatingips]\n    verbs: [get, list, watch, delete]",
-		"manifests", "TestRightsToWrite",
+		"manifests/chart/templates/agent/rbac.yaml", "resources: [floatingips]\n    verbs: [get, list, watch]", "resources: [floatingips]\n    verbs: [get, list, watch, delete]",
+		"test/helm/render", "TestRightsAreOnThePage",
 	},
 	{
 		"The API server refuses pods that ask for host ports by an annotation where the namespace enforces baseline or restricted.", "docs/how-to/hostports.md#who-may-ask",
