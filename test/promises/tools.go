@@ -165,6 +165,11 @@ var tools = []promise{
 		"test/helm/render", "TestValues",
 	},
 	{
+		"A node of a group has the passwords of this group only.", "docs/how-to/bgp.md#passwords-of-some-nodes-only",
+		"manifests/chart/templates/speaker/daemonset.yaml", "secretName: {{ $group.passwordSecret | default $.Values.speaker.passwordSecret }}", "secretName: {{ $.Values.speaker.passwordSecret }}",
+		"test/helm/render", "TestValues",
+	},
+	{
 		"The alert on a full pool fires when it has no free address left.", "docs/how-to/troubleshooting.md#alerts",
 		"manifests/chart/monitoring/rules.yaml", ">= max by (pool) (berth_pool_capacity) > 0\n        for: 5m", "> max by (pool) (berth_pool_capacity) > 0\n        for: 5m",
 		"test/monitoring", "TestRules",
