@@ -215,19 +215,18 @@ func TestForwardPolicy(t *testing.T) {
 	}
 }
 
-// A pod of the overlay cannot send from a floating IP or from the address of a pod of
-// another node.
+// A pod of the overlay cannot send from a floating IP or from the address of another pod, of its node or of another.
 func TestSpoofing(t *testing.T) {
 	t.Parallel()
 	w := newTopology(t, VXLAN, 2)
-	a, b := w.pod(w.nodes[0]), w.pod(w.nodes[1])
+	a, neighbour, b := w.pod(w.nodes[0]), w.pod(w.nodes[0]), w.pod(w.nodes[1])
 	w.expectReached(a, b)
 	for _, n := range w.nodes {
 		for _, key := range []string{"all", "default", "eth0", link4} {
 			n.Run(func() error { return os.WriteFile("/proc/sys/net/ipv4/conf/"+key+"/rp_filter", []byte("0"), 0o644) })
 		}
 	}
-	for source, want := range map[string]bool{a.v4.String(): true, "10.0.70.5": false, "10.244.2.77": false, a.v6.String(): true, "2001:db8:70::5": false} {
+	for source, want := range map[string]bool{a.v4.String(): true, "10.0.70.5": false, "10.244.2.77": false, neighbour.v4.String(): false, a.v6.String(): true, "2001:db8:70::5": false, neighbour.v6.String(): false} {
 		addr := netip.MustParseAddr(source)
 		to := b.v4
 		if addr.Is6() {

@@ -121,8 +121,8 @@ var tools = []promise{
 	},
 	{
 		"An agent may not delete FloatingIPs.", "docs/explanation/security.md#privileges",
-		"manifests/agent/rbac.yaml", "resources: [floatingips]\n    verbs: [get, list, watch]", "resources: [floatingips]\n    verbs: [get, list, watch, delete]",
-		"manifests", "TestRightsToWrite",
+		"manifests/chart/templates/agent/rbac.yaml", "resources: [floatingips]\n    verbs: [get, list, watch]", "resources: [floatingips]\n    verbs: [get, list, watch, delete]",
+		"test/helm/render", "TestRightsAreOnThePage",
 	},
 	{
 		"The API server refuses pods that ask for host ports by an annotation where the namespace enforces baseline or restricted.", "docs/how-to/hostports.md#who-may-ask",
@@ -162,6 +162,11 @@ var tools = []promise{
 	{
 		"The chart's value networkPolicy.pods says for which pods policies are enforced.", "docs/explanation/network-policy.md#whose-pods",
 		"manifests/chart/templates/agent/daemonset.yaml", `{{- if ne .Values.networkPolicy.pods "FloatingIP" }}`, `{{- if ne .Values.networkPolicy.pods "All" }}`,
+		"test/helm/render", "TestValues",
+	},
+	{
+		"A node of a group has the passwords of this group only.", "docs/how-to/bgp.md#passwords-of-some-nodes-only",
+		"manifests/chart/templates/speaker/daemonset.yaml", "secretName: {{ $group.passwordSecret | default $.Values.speaker.passwordSecret }}", "secretName: {{ $.Values.speaker.passwordSecret }}",
 		"test/helm/render", "TestValues",
 	},
 	{

@@ -53,7 +53,7 @@ func TestRestricted(t *testing.T) {
 	}
 	want := map[string]bool{
 		"berth-scheduler": true, "berth-controller": true, "berth-console": true, "berth-failover": true,
-		"berth-agent": false, "berth-speaker": false, "berth-cleanup": false,
+		"berth-agent": false, "berth-speaker": false, "berth-speaker-rack-1": false, "berth-speaker-rack-2": false, "berth-cleanup": false,
 	}
 	if !maps.Equal(taken, want) {
 		t.Errorf("the namespace takes %v, want %v", taken, want)
