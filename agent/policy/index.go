@@ -49,6 +49,9 @@ type Local struct {
 //
 // It is not safe for parallel use.
 type Index struct {
+	// Told, if given, is called after each change of the cluster that the Index was told, which may be one of a policy.
+	Told func(ofPolicy bool)
+
 	cluster    Cluster
 	namespaces map[string]map[string]string
 
@@ -176,6 +179,13 @@ func (x *Index) SetNetworkPolicy(p *networkingv1.NetworkPolicy) {
 	}
 	x.of[next.Namespace] = list
 	x.reselect(last, next)
+	x.tell(true)
+}
+
+func (x *Index) tell(ofPolicy bool) {
+	if x.Told != nil {
+		x.Told(ofPolicy)
+	}
 }
 
 // DeleteNetworkPolicy removes a policy, if it is there.
@@ -191,6 +201,7 @@ func (x *Index) DeleteNetworkPolicy(namespace, name string) {
 		delete(x.of, namespace)
 	}
 	x.reselect(last, nil)
+	x.tell(true)
 }
 
 // SetClusterPolicy adds a policy or replaces the one of its name.
@@ -201,6 +212,7 @@ func (x *Index) SetClusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy) {
 	x.revise(last, next)
 	x.sortClusterPolicies()
 	x.reselect(last, next)
+	x.tell(true)
 }
 
 // DeleteClusterPolicy removes a policy, if it is there.
@@ -212,6 +224,7 @@ func (x *Index) DeleteClusterPolicy(name string) {
 	delete(x.clusters, name)
 	x.sortClusterPolicies()
 	x.reselect(last, nil)
+	x.tell(true)
 }
 
 func (x *Index) sortClusterPolicies() {
@@ -306,6 +319,7 @@ func (x *Index) SetNamespace(name string, labels map[string]string) {
 			l.former = nil
 		}
 	}
+	x.tell(false)
 }
 
 // DeleteNamespace removes a namespace, which has no pods any more. Pods that were deleted by force may run on, and
@@ -322,6 +336,7 @@ func (x *Index) DeleteNamespace(name string) {
 		}
 		delete(x.namespaces, name)
 		x.relabeled(name, last, true, nil, false)
+		x.tell(false)
 	}
 }
 
@@ -394,6 +409,7 @@ func (x *Index) refill(c *collection) {
 // SetPod replaces a pod as the cluster had it by the pod as the cluster has it. Either may be nil.
 // It keeps neither.
 func (x *Index) SetPod(was, is *Pod) {
+	defer x.tell(false)
 	if was != nil {
 		x.member(was, (*collection).remove)
 	}
@@ -509,13 +525,6 @@ func (x *Index) DeleteLocal(uid types.UID) {
 	if l.present {
 		x.member(l.pod, (*collection).add)
 	}
-}
-
-// knows says whether the cluster has shown a pod of this node. Until then nothing passes to and from
-// it that policies could forbid.
-func (x *Index) knows(uid types.UID) bool {
-	l := x.locals[uid]
-	return l != nil && l.pod != nil
 }
 
 // Governs says whether any policy has a say about a pod of this node, or may have where the cluster

@@ -274,7 +274,7 @@ func TestUnknownPod(t *testing.T) {
 	elsewhere := Local{NamespacedName: types.NamespacedName{Namespace: "b", Name: "new"}, UID: "b/new", Addresses: addrs("10.0.0.3")}
 	w.index.SetLocal(elsewhere)
 	n := w.index.Node()
-	if w.index.knows(client.UID) || passes(t, n, "192.0.2.1", "10.0.0.2", ruleset.TCP, 80) || passes(t, n, "10.0.0.2", "10.0.0.1", ruleset.TCP, 80) {
+	if w.index.locals[client.UID].pod != nil || passes(t, n, "192.0.2.1", "10.0.0.2", ruleset.TCP, 80) || passes(t, n, "10.0.0.2", "10.0.0.1", ruleset.TCP, 80) {
 		t.Error("nothing is known of the pod, and it has a network")
 	}
 	if !passes(t, n, "10.0.0.2", "192.0.2.1", ruleset.TCP, 80) || !passes(t, n, "192.0.2.1", "10.0.0.3", ruleset.TCP, 80) {
@@ -283,7 +283,7 @@ func TestUnknownPod(t *testing.T) {
 	// The API shows no address yet: the agent's record counts.
 	w.pod("a", "new", map[string]string{"app": "client"})
 	n = w.index.Node()
-	if !w.index.knows(client.UID) || !passes(t, n, "192.0.2.1", "10.0.0.2", ruleset.TCP, 80) || !passes(t, n, "10.0.0.2", "10.0.0.1", ruleset.TCP, 80) {
+	if w.index.locals[client.UID].pod == nil || !passes(t, n, "192.0.2.1", "10.0.0.2", ruleset.TCP, 80) || !passes(t, n, "10.0.0.2", "10.0.0.1", ruleset.TCP, 80) {
 		t.Error("the pod is known, and has none")
 	}
 	// The pod goes from the API and runs on for a moment.
