@@ -608,8 +608,6 @@ func (x *Index) collection(selection podSelection, w elementKind) *collection {
 			identity += "|" + w.port.text()
 		}
 		c = &collection{elementKind: w, peer: p, name: familyName(prefix, w.family) + "-" + hash(identity)}
-		c.addresses.compare = netip.Addr.Compare
-		c.endpoints.compare = compareEndpoints
 		p.collections[w] = c
 		x.refill(c)
 	}
@@ -634,7 +632,7 @@ func (x *Index) fill() {
 	wanted := newDirectory()
 	seen := map[*peer]bool{}
 	for c := range x.unfilled {
-		c.addresses.entries, c.endpoints.entries = nil, nil
+		c.members = nil
 		if !seen[c.peer] {
 			seen[c.peer] = true
 			wanted.add(c.peer)
