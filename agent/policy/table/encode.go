@@ -194,28 +194,14 @@ var (
 // hopLimitOffset is where an IPv6 header has its hop limit (RFC 8200 §3).
 const hopLimitOffset = 7
 
-// constantsOf yields the sets that follow from a rule.
-func constantsOf(r *ruleset.Rule) iter.Seq[constant] {
-	return func(yield func(constant) bool) {
-		if len(r.Ports) > 1 && !yield(ports(r.Ports)) {
-			return
-		}
-		if r.NeighborDiscovery && !yield(neighborDiscovery) {
-			return
-		}
-		if r.MulticastListener {
-			yield(multicastListener)
-		}
-	}
-}
-
 var hooks = map[ruleset.Hook]nftables.Hook{ruleset.Forward: nftables.Forward, ruleset.Input: nftables.Input, ruleset.Output: nftables.Output}
 
-// tableOf returns the table of a ruleset, whose sets that follow from rules are constants.
-func (n names) tableOf(rs *ruleset.Ruleset, constants map[string]constant, counters map[string]int) *nftables.Table {
-	t := &nftables.Table{Family: nftables.INet, Name: ruleset.TableName, Counters: slices.Sorted(maps.Keys(counters))}
-	for _, name := range slices.Sorted(maps.Keys(constants)) {
-		t.Sets = append(t.Sets, n.constant(constants[name]))
+// table returns the table that the kernel must have.
+func (a *applied) table() *nftables.Table {
+	n, rs := a.names, a.rs
+	t := &nftables.Table{Family: nftables.INet, Name: ruleset.TableName, Counters: slices.Sorted(maps.Keys(a.counters))}
+	for _, name := range slices.Sorted(maps.Keys(a.constants)) {
+		t.Sets = append(t.Sets, n.constant(a.constants[name]))
 	}
 	for _, name := range slices.Sorted(maps.Keys(rs.Sets)) {
 		t.Sets = append(t.Sets, n.setOf(rs.Sets[name]))
