@@ -8,12 +8,12 @@ import (
 	"net/netip"
 	"slices"
 
+	"go4.org/netipx"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
-	"github.com/berth-dev/berth/ipam/iprange"
 )
 
 // readClusterPolicy reads a ClusterNetworkPolicy. A rule that this version cannot carry out
@@ -132,7 +132,7 @@ func (r *clusterRule) readPeers(c *clause, peers []policyv1alpha2.ClusterNetwork
 	if len(peers) == 0 {
 		return fmt.Errorf("%s is empty", r.peers)
 	}
-	var cidrs blocks
+	var blocks netipx.IPSetBuilder
 	for n, peer := range peers {
 		at := fmt.Sprintf("%s[%d]", r.peers, n)
 		fields := 0
@@ -158,7 +158,7 @@ func (r *clusterRule) readPeers(c *clause, peers []policyv1alpha2.ClusterNetwork
 				if err != nil || prefix.Addr().Is4In6() {
 					return fmt.Errorf("%s: %q is not a CIDR", at, text)
 				}
-				cidrs.add(prefix.Masked())
+				blocks.AddPrefix(prefix)
 			}
 			if slices.ContainsFunc(r.protocols, func(p policyv1alpha2.ClusterNetworkPolicyProtocol) bool { return p.DestinationNamedPort != "" }) {
 				r.report(r.field+"."+at, "networks have no named ports; of them only pods match that have")
@@ -171,8 +171,9 @@ func (r *clusterRule) readPeers(c *clause, peers []policyv1alpha2.ClusterNetwork
 			c.peers = append(c.peers, pods)
 		}
 	}
-	c.blocks4, c.blocks6 = iprange.SetOf(cidrs.four...), iprange.SetOf(cidrs.six...)
-	return nil
+	set, err := blocks.IPSet()
+	c.blocks = set.Ranges()
+	return err
 }
 
 // readProtocols reads protocols. One without a port has a field that is not known here: the API
