@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 
 	networkingv1 "k8s.io/api/networking/v1"
@@ -248,7 +249,7 @@ func (x *Index) revise(last, next *intent) {
 	side := func(last, next *side) {
 		switch {
 		case next == nil:
-		case last.equal(next):
+		case last != nil && reflect.DeepEqual(last.clauses, next.clauses):
 			next.revision = last.revision
 		default:
 			x.revision++

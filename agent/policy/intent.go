@@ -148,8 +148,11 @@ func (c *clause) finish() {
 	c.names = slices.Compact(c.names)
 }
 
-// finish gathers the names of a side's clauses.
+// finish gathers the names of a side's clauses, where there is one.
 func (s *side) finish() {
+	if s == nil {
+		return
+	}
 	for i := range s.clauses {
 		s.clauses[i].finish()
 		s.names = append(s.names, s.clauses[i].names...)

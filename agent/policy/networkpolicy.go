@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
@@ -27,35 +26,29 @@ func readNetworkPolicy(p *networkingv1.NetworkPolicy) *intent {
 		NamespacedName: types.NamespacedName{Namespace: p.Namespace, Name: p.Name},
 	}
 	ingress, egress := directionsOf(i, &p.Spec)
-	subject, err := selectionOf(p.Namespace, nil, &p.Spec.PodSelector)
-	if err != nil {
+	spec := p.Spec
+	var err error
+	if i.subject, err = selectionOf(p.Namespace, nil, &spec.PodSelector); err != nil {
 		i.report("spec.podSelector", "%v; the policy isolates every pod of its namespace", err)
 		i.subject = podSelection{scope: scope{namespace: p.Namespace}}
-		if ingress {
-			i.ingress = &side{}
-		}
-		if egress {
-			i.egress = &side{}
-		}
-		return i
+		spec.Ingress, spec.Egress = nil, nil
 	}
-	i.subject = subject
 	if ingress {
 		i.ingress = &side{}
-		for n, rule := range p.Spec.Ingress {
+		for n, rule := range spec.Ingress {
 			i.ingress.clauses = append(i.ingress.clauses,
 				readNetworkRule(i, fmt.Sprintf("spec.ingress[%d]", n), n, rule.From, "from", rule.Ports))
 		}
-		i.ingress.finish()
 	}
 	if egress {
 		i.egress = &side{}
-		for n, rule := range p.Spec.Egress {
+		for n, rule := range spec.Egress {
 			i.egress.clauses = append(i.egress.clauses,
 				readNetworkRule(i, fmt.Sprintf("spec.egress[%d]", n), n, rule.To, "to", rule.Ports))
 		}
-		i.egress.finish()
 	}
+	i.ingress.finish()
+	i.egress.finish()
 	return i
 }
 
@@ -199,23 +192,4 @@ func parseCIDR(text string) (netip.Prefix, error) {
 		addr = addr.Unmap()
 	}
 	return netip.PrefixFrom(addr, bits).Masked(), nil
-}
-
-// equal says whether two intents mean the same.
-func (s *side) equal(other *side) bool {
-	if s == nil || other == nil {
-		return s == other
-	}
-	return slices.EqualFunc(s.clauses, other.clauses, func(a, b clause) bool { return a.equal(&b) })
-}
-
-func (c *clause) equal(other *clause) bool {
-	return c.number == other.number && c.name == other.name && c.action == other.action &&
-		c.anyPeer == other.anyPeer && c.anyPort == other.anyPort &&
-		slices.EqualFunc(c.peers, other.peers, func(a, b podSelection) bool { return a.key() == b.key() }) &&
-		slices.Equal(c.blocks, other.blocks) &&
-		slices.EqualFunc(c.ports, other.ports, func(a, b protocolPorts) bool {
-			return a.protocol == b.protocol && slices.Equal(a.ranges, b.ranges)
-		}) &&
-		slices.Equal(c.names, other.names)
 }
