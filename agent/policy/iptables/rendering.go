@@ -51,23 +51,12 @@ type rendering struct {
 // objects did not change are those of last.
 func (n names) renderChains(rs *ruleset.Ruleset, f ruleset.Family, last map[string]*chain) (map[string]*chain, error) {
 	r := &rendering{names: n, rs: rs, family: f, last: last, made: map[string]*chain{}}
-	for _, c := range baseChains(rs) {
+	for _, c := range rs.Bases() {
 		if err := r.chain(c.Name); err != nil {
 			return nil, err
 		}
 	}
 	return r.made, nil
-}
-
-// baseChains lists the chains with a hook by their names.
-func baseChains(rs *ruleset.Ruleset) []*ruleset.Chain {
-	var all []*ruleset.Chain
-	for _, name := range slices.Sorted(maps.Keys(rs.Chains)) {
-		if c := rs.Chains[name]; c.Hook != ruleset.NoHook {
-			all = append(all, c)
-		}
-	}
-	return all
 }
 
 // chain makes a chain and the chains that it leads to.

@@ -13,7 +13,7 @@ import (
 func Additive(old, rs *Ruleset) bool {
 	w := &widening{old: old, rs: rs, chains: map[[2]string]bool{}, sets: map[string]relation{}, only: map[reach]bool{}}
 	for _, hook := range []Hook{Forward, Input, Output} {
-		for _, base := range bases(rs, hook) {
+		for _, base := range rs.Bases(hook) {
 			// A packet passes where each base chain accepts it, whatever their order.
 			if before := old.Chains[base.Name]; before == nil || before.Hook != hook || !w.chain(before, base) {
 				return false

@@ -76,14 +76,14 @@ type Walker struct {
 
 // NewWalker returns a walker, which may be used by many goroutines.
 func NewWalker(rs *Ruleset, hook Hook) *Walker {
-	return &Walker{rs, hook, bases(rs, hook)}
+	return &Walker{rs, hook, rs.Bases(hook)}
 }
 
-// bases returns the base chains of a hook by name.
-func bases(rs *Ruleset, hook Hook) []*Chain {
+// Bases returns the base chains of some hooks by name, of all where none is given.
+func (rs *Ruleset) Bases(of ...Hook) []*Chain {
 	var all []*Chain
 	for _, c := range rs.Chains {
-		if c.Hook == hook && hook != NoHook {
+		if c.Hook != NoHook && (len(of) == 0 || slices.Contains(of, c.Hook)) {
 			all = append(all, c)
 		}
 	}

@@ -67,7 +67,7 @@ type delta struct {
 // deltaOf returns the differences of two rulesets. It returns false where the kernel cannot turn the
 // table of one into the table of the other: it changes no hook, and no type of a set or map.
 func deltaOf(old, rs *ruleset.Ruleset) (delta, bool) {
-	if !slices.EqualFunc(baseChains(old), baseChains(rs), func(a, b *ruleset.Chain) bool { return a.Name == b.Name && a.Hook == b.Hook }) {
+	if !slices.EqualFunc(old.Bases(), rs.Bases(), func(a, b *ruleset.Chain) bool { return a.Name == b.Name && a.Hook == b.Hook }) {
 		return delta{}, false
 	}
 	d := delta{compare(old.Sets, rs.Sets), compare(old.Maps, rs.Maps), compare(old.Chains, rs.Chains)}

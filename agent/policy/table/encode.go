@@ -215,7 +215,7 @@ func (a *applied) table() *nftables.Table {
 		}
 	}
 	inHook := map[ruleset.Hook]int32{}
-	for _, c := range baseChains(rs) {
+	for _, c := range rs.Bases() {
 		base := n.chainOf(c)
 		base.Base = nftables.Filter(hooks[c.Hook], nftables.PriorityFilter+inHook[c.Hook])
 		inHook[c.Hook]++
@@ -227,18 +227,6 @@ func (a *applied) table() *nftables.Table {
 // chainOf returns a chain with its rules, without its hook.
 func (n names) chainOf(c *ruleset.Chain) *nftables.Chain {
 	return &nftables.Chain{Name: n.chain(c), Rules: n.rulesOf(c)}
-}
-
-// baseChains lists the chains with a hook by their names.
-func baseChains(rs *ruleset.Ruleset) []*ruleset.Chain {
-	var all []*ruleset.Chain
-	for c := range maps.Values(rs.Chains) {
-		if c.Hook != ruleset.NoHook {
-			all = append(all, c)
-		}
-	}
-	slices.SortFunc(all, func(a, b *ruleset.Chain) int { return strings.Compare(a.Name, b.Name) })
-	return all
 }
 
 // rulesOf yields the rules of a chain as the kernel has them.
