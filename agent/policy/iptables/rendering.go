@@ -177,7 +177,7 @@ func (w *writer) rules(name string, rules []ruleset.Rule, behind *rest) error {
 // jump, too.
 func (w *writer) jump(rule *ruleset.Rule, behind *rest) (ends bool, err error) {
 	target := w.rs.Chains[rule.Target]
-	if target == nil || conditional(rule) {
+	if target == nil || !slices.Equal(w.conditions(w.hook, w.family, rule, w.written), []string{""}) {
 		return false, fmt.Errorf("cannot jump to %q under conditions, or it is missing", rule.Target)
 	}
 	w.origin.chains[rule.Target] = target
@@ -220,12 +220,6 @@ func (w *writer) pairs(rule *ruleset.Rule, behind *rest) error {
 	chains[1].lines = append(chains[1].lines, onward)
 	next.out = chains[2]
 	return next.rules(to, behind.rules, nil)
-}
-
-// conditional returns whether some packets do not match a rule.
-func conditional(r *ruleset.Rule) bool {
-	return r.Established || r.NeighborDiscovery || r.MulticastListener || r.InInterface != "" || r.OutInterface != "" || r.Loopback || r.LocalSource || r.Source != "" ||
-		r.Destination != "" || r.Endpoint != "" || r.Pair != "" || r.SourceIn != "" || r.SourceOut != "" || r.Protocol != ruleset.AnyProtocol
 }
 
 // fieldOf returns the address that the map of a rule is about.
