@@ -130,30 +130,6 @@ func NewIndex(cluster Cluster) *Index {
 	return x
 }
 
-// SetPolicies makes these the policies, all of them.
-func (x *Index) SetPolicies(policies Policies) {
-	network := map[types.NamespacedName]bool{}
-	for _, p := range policies.Network {
-		network[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}] = true
-		x.SetNetworkPolicy(p)
-	}
-	for name := range x.network {
-		if !network[name] {
-			x.DeleteNetworkPolicy(name.Namespace, name.Name)
-		}
-	}
-	clusters := map[string]bool{}
-	for _, p := range policies.Cluster {
-		clusters[p.Name] = true
-		x.SetClusterPolicy(p)
-	}
-	for name := range x.clusters {
-		if !clusters[name] {
-			x.DeleteClusterPolicy(name)
-		}
-	}
-}
-
 // HasPolicies returns whether there is any policy.
 func (x *Index) HasPolicies() bool { return len(x.network)+len(x.clusters) > 0 }
 

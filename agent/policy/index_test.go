@@ -295,15 +295,16 @@ func TestUnknownPod(t *testing.T) {
 	}
 }
 
-// The policies can be told all at once, and all others go.
-func TestSetPolicies(t *testing.T) {
+// A policy that is told again changes nothing, and one that goes leaves nothing.
+func TestToldAgain(t *testing.T) {
 	w := served(t)
 	n := w.index.Node()
-	w.index.SetPolicies(Policies{Network: []*networkingv1.NetworkPolicy{networkPolicy(t, fromClients)}})
+	p := networkPolicy(t, fromClients)
+	w.index.SetNetworkPolicy(p)
 	if w.index.Node() != n {
 		t.Error("a policy that was written without a change changed the ruleset")
 	}
-	w.index.SetPolicies(Policies{})
+	w.index.DeleteNetworkPolicy(p.Namespace, p.Name)
 	if n := w.index.Node(); len(n.Chains) > 0 || len(w.index.peers) > 0 || len(w.index.compiler.chains) > 0 {
 		t.Error("without policies something stayed")
 	}
