@@ -99,12 +99,6 @@ type rangeSet struct {
 	used uint64
 }
 
-func (c *compiler) init(x *Index) {
-	c.Index = x
-	c.chains = map[string]*chain{}
-	c.ranges = map[string]*rangeSet{}
-}
-
 // setBase makes the base chains of the node, unless they are there. A packet runs through both of a hook in this
 // order. A packet that one accepts goes on to the other.
 func (c *compiler) setBase() {

@@ -125,7 +125,7 @@ func NewIndex(cluster Cluster) *Index {
 		reshape:    true,
 	}
 	maps.Insert(x.namespaces, cluster.Namespaces())
-	x.compiler.init(x)
+	x.compiler = compiler{Index: x, chains: map[string]*chain{}, ranges: map[string]*rangeSet{}}
 	x.SetNodeAddresses(nil, nil)
 	return x
 }
@@ -378,11 +378,6 @@ func (s *scopePeers) each(do func(*peer)) {
 	}
 }
 
-func (x *Index) refill(c *collection) {
-	c.filled = false
-	x.unfilled[c] = struct{}{}
-}
-
 // SetPod replaces a pod as the cluster had it by the pod as the cluster has it. Either may be nil.
 // It keeps neither.
 func (x *Index) SetPod(was, is *Pod) {
@@ -586,7 +581,7 @@ func (x *Index) collection(selection podSelection, w elementKind) *collection {
 		}
 		c = &collection{elementKind: w, peer: p, name: familyName(prefix, w.family) + "-" + hash(identity)}
 		p.collections[w] = c
-		x.refill(c)
+		x.unfilled[c] = struct{}{}
 	}
 	return c
 }

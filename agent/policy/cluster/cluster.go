@@ -229,10 +229,6 @@ func (c *Cluster) tellNews() {
 	c.news = make(chan struct{})
 }
 
-func (c *Cluster) wake() {
-	c.soon.Send()
-}
-
 // Run follows the API server and tells sink until the context ends.
 func (c *Cluster) Run(ctx context.Context, sink Sink) error {
 	c.mu.Lock()
@@ -477,7 +473,7 @@ func (c *Cluster) definitionFeed() *feed {
 func (c *Cluster) install(installed bool) {
 	c.later = installed && (c.later || c.definitionsRead && !c.installed)
 	c.installed = installed
-	c.wake()
+	c.soon.Send()
 }
 
 // setPolicy has the sink told of a policy, as soon as all that it needs is known.
@@ -502,7 +498,7 @@ func (c *Cluster) setPolicy(about metav1.Object, need scope, tell func()) {
 	}
 	e.tell = tell
 	c.tellPolicy(e)
-	c.wake()
+	c.soon.Send()
 }
 
 func (c *Cluster) tellPolicy(e *entry) {
@@ -540,7 +536,7 @@ func (c *Cluster) deletePolicy(name types.NamespacedName) {
 	default:
 		c.sink.DeleteNetworkPolicy(name.Namespace, name.Name)
 	}
-	c.wake()
+	c.soon.Send()
 	c.tellNews()
 }
 
