@@ -11,41 +11,28 @@ import (
 
 // adds knows the ADDs under way and the ends of withdrawals, so that the loss of an address ends the
 // work that wires it. Methods are safe in parallel.
-type adds struct {
-	mu     sync.Mutex
-	cancel map[state.Key]context.CancelCauseFunc
-}
+type adds struct{ cancels sync.Map }
 
 // begin returns the context of an ADD and the function that its caller calls at the end.
 // The caller holds the lock of the container.
 func (s *adds) begin(ctx context.Context, key state.Key) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.cancel == nil {
-		s.cancel = map[state.Key]context.CancelCauseFunc{}
-	}
-	s.cancel[key] = cancel
+	s.cancels.Store(key, cancel)
 	return ctx, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.cancel, key)
+		s.cancels.Delete(key)
 		cancel(nil)
 	}
 }
 
 // has returns whether such work is under way for key.
 func (s *adds) has(key state.Key) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.cancel[key] != nil
+	_, has := s.cancels.Load(key)
+	return has
 }
 
 // end ends the context of the ADD for key, if one is under way.
 func (s *adds) end(key state.Key, cause error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if cancel := s.cancel[key]; cancel != nil {
-		cancel(cause)
+	if cancel, ok := s.cancels.Load(key); ok {
+		cancel.(context.CancelCauseFunc)(cause)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"k8s.io/component-base/metrics"
 
 	"github.com/berth-dev/berth/agent/addressconflict"
 	"github.com/berth-dev/berth/agent/announce"
@@ -206,12 +207,15 @@ func New(o Options) *Agent {
 	if o.Shaper == nil {
 		o.Shaper = noShaper{}
 	}
+	if o.Metrics == nil {
+		o.Metrics = NewMetrics(func(...metrics.Registerable) {})
+	}
 	if o.TellSoon == nil {
 		o.TellSoon = func() {}
 	}
 	a := &Agent{Options: o, started: time.Now(), defender: defence.New(), kept: wakeup.New(), podLinks: foreign.Links}
 	a.ports = hostports.New(hostports.Options{Store: o.Store, Pods: o.Pods, Forwarder: o.HostPorts, Range: o.HostPortRange})
-	a.conflicts = &addressconflict.Conflicts{Log: o.ConflictLog, Count: o.Metrics.conflicted}
+	a.conflicts = &addressconflict.Conflicts{Log: o.ConflictLog, Count: func(addresses int) { o.Metrics.conflicts.Add(float64(addresses)) }}
 	a.announcer = announce.New(a.announceAgain)
 	a.reconciler = reconcile.New(reconcile.Work{
 		Known:  func(key state.Key) bool { return a.Store.Get(key) != nil },

@@ -109,9 +109,7 @@ func (a *Agent) carry(ctx context.Context, record *state.Container, answers bool
 		return
 	}
 	targets, release, err := a.toProbe(record)
-	if release != nil {
-		defer release()
-	}
+	defer release()
 	if err != nil {
 		// The next survey finds it.
 		klog.FromContext(ctx).V(2).Info("Cannot find the network of addresses", "ips", addressList(record), "err", err)
@@ -154,9 +152,7 @@ func (a *Agent) askAgain(record *state.Container, missing error) (rest, err erro
 		return missing, nil
 	}
 	targets, release, err := a.toProbe(record)
-	if release != nil {
-		defer release()
-	}
+	defer release()
 	if err != nil {
 		return nil, err
 	}

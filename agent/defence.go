@@ -87,7 +87,7 @@ func (c carrier) Defend(ctx context.Context, key state.Key, claims map[netip.Add
 	if err != nil || !defended || again {
 		return false, err
 	}
-	a.Metrics.defended()
+	a.Metrics.defences.Inc()
 	for _, claim := range claims {
 		klog.FromContext(ctx).Info("Another host says that it has the address of a pod; announced the address again", "ip", claim.Address,
 			"mac", claim.MAC, "link", claim.Link, "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name))

@@ -209,9 +209,7 @@ func (a *Agent) startEarly(ctx context.Context, pod podinfo.Pod, s *earlyStart) 
 	}
 	record := &state.Container{Pod: pod.Pod, Attachments: attachments, Held: held}
 	targets, release, err := a.toProbe(record)
-	if release != nil {
-		defer release()
-	}
+	defer release()
 	if err != nil || len(targets) == 0 {
 		return err
 	}

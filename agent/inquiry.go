@@ -98,10 +98,10 @@ func (a *Agent) hears(ctx context.Context, whole bool) []inquiry.Segment {
 		for _, n := range h.Neighbours {
 			switch {
 			case whole:
-				s.Nodes = append(s.Nodes, inquiry.Neighbour{Name: n.Node.Name, UID: n.Node.UID, MAC: n.MAC, Heard: n.Heard})
+				s.Nodes = append(s.Nodes, n)
 			// A machine may have taken over the name of another.
-			case now.Sub(n.Heard) <= inquiry.HeardLately && (len(s.Nodes) == 0 || s.Nodes[len(s.Nodes)-1].Name != n.Node.Name):
-				s.Nodes = append(s.Nodes, inquiry.Neighbour{Name: n.Node.Name})
+			case now.Sub(n.Heard) <= inquiry.HeardLately && (len(s.Nodes) == 0 || s.Nodes[len(s.Nodes)-1].Name != n.Name):
+				s.Nodes = append(s.Nodes, inquiry.Neighbour{Name: n.Name})
 			}
 		}
 		all = append(all, s)

@@ -36,9 +36,7 @@ func (a *Agent) Inspect(ctx context.Context, pod string, check bool) (*inquiry.I
 	in.Policies = a.Policies.Inspect()
 	in.Conflicts = a.conflicts.List()
 	if a.answerer != nil {
-		for _, u := range a.answerer.Unanswered() {
-			in.Unanswered = append(in.Unanswered, inquiry.UnansweredAddress{Address: u.Address, Why: u.Why, LastNode: u.Last.Name, Denied: u.Denied, MACs: u.MACs})
-		}
+		in.Unanswered = a.answerer.Unanswered()
 	}
 	for _, p := range a.ports.Unrecorded() {
 		in.OrphanPorts = append(in.OrphanPorts, inquiry.InspectedOrphanPort{HostPort: p.HostPort, Pod: p.Pod, Address: p.Mapping.Pod})

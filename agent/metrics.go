@@ -8,7 +8,7 @@ import (
 	"k8s.io/component-base/metrics"
 )
 
-// Metrics of the agent. A nil *Metrics counts nothing.
+// Metrics of the agent.
 type Metrics struct {
 	calls       *metrics.HistogramVec
 	withdrawals *metrics.Counter
@@ -106,25 +106,5 @@ func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
 
 // Call counts one CNI call.
 func (m *Metrics) Call(command, code string, took time.Duration) {
-	if m != nil {
-		m.calls.WithLabelValues(command, code).Observe(took.Seconds())
-	}
-}
-
-func (m *Metrics) withdrawn() {
-	if m != nil {
-		m.withdrawals.Inc()
-	}
-}
-
-func (m *Metrics) conflicted(addresses int) {
-	if m != nil {
-		m.conflicts.Add(float64(addresses))
-	}
-}
-
-func (m *Metrics) defended() {
-	if m != nil {
-		m.defences.Inc()
-	}
+	m.calls.WithLabelValues(command, code).Observe(took.Seconds())
 }

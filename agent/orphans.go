@@ -162,7 +162,7 @@ func (a *Agent) verifyOrphan(ctx context.Context, o orphan) error {
 	if err := o.driver.Remove(o.Name); err != nil {
 		return fmt.Errorf("remove link %s, which has no record: %w", o.Name, err)
 	}
-	a.Metrics.withdrawn()
+	a.Metrics.withdrawals.Inc()
 	klog.FromContext(ctx).Info("Removed a link that has no record, because its pod lost its addresses", "link", o.Name, "ips", o.Addresses, "reason", reason)
 	return nil
 }

@@ -112,13 +112,8 @@ func (a *Agent) policed(record *state.Container) enforce.Container {
 	c.NetAdmins = a.Pods.NetAdmins(c.Pod)
 	for _, attachment := range record.Attachments {
 		c.Interfaces = append(c.Interfaces, attachment.IfName)
-		switch {
-		case len(attachment.Addresses) == 0:
-			c.Addresses = append(c.Addresses, chain.Addresses(attachment.Result)...)
-		case record.Phase != state.Withdrawn:
-			for _, addr := range attachment.Addresses {
-				c.Addresses = append(c.Addresses, addr.Address)
-			}
+		if len(attachment.Addresses) == 0 || record.Phase != state.Withdrawn {
+			c.Addresses = append(c.Addresses, addressesAt(&attachment)...)
 		}
 		c.Interfaces = append(c.Interfaces, nettype.Of(attachment.Driver).FurtherInterfaces(attachment.IfName, attachment.Addresses)...)
 	}
@@ -127,6 +122,17 @@ func (a *Agent) policed(record *state.Container) enforce.Container {
 	slices.SortFunc(c.Addresses, netip.Addr.Compare)
 	c.Addresses = slices.Compact(c.Addresses)
 	return c
+}
+
+// addressesAt lists the addresses of an interface: its floating IPs, or else those that plugins gave it.
+func addressesAt(attachment *state.Attachment) (all []netip.Addr) {
+	for _, addr := range attachment.Addresses {
+		all = append(all, addr.Address)
+	}
+	if len(all) == 0 {
+		return chain.Addresses(attachment.Result)
+	}
+	return all
 }
 
 // policedID tells the record's container from others.

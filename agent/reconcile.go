@@ -200,9 +200,7 @@ func (a *Agent) restore(ctx context.Context, record *state.Container) error {
 		restored.Held[addr] = heldBy(held)
 	}
 	targets, release, err := a.toProbe(restored)
-	if release != nil {
-		defer release()
-	}
+	defer release()
 	if err != nil {
 		return err
 	}

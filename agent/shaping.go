@@ -5,7 +5,6 @@ package agent
 import (
 	"context"
 
-	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/profile"
 	"github.com/berth-dev/berth/agent/state"
@@ -67,12 +66,7 @@ func (a *Agent) shaped(record *state.Container) profile.Container {
 	c.Annotations, c.Known = a.Pods.Annotations(record.Pod)
 	for i, attachment := range record.Attachments {
 		c.Interfaces = append(c.Interfaces, attachment.IfName)
-		for _, addr := range attachment.Addresses {
-			c.Addresses = append(c.Addresses, addr.Address)
-		}
-		if len(attachment.Addresses) == 0 {
-			c.Addresses = append(c.Addresses, chain.Addresses(attachment.Result)...)
-		}
+		c.Addresses = append(c.Addresses, addressesAt(&attachment)...)
 		if i == 0 {
 			// The runtime passes the annotations to the first network.
 			network, err := networkOf(record, i)

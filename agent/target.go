@@ -30,18 +30,17 @@ type defended interface {
 }
 
 // toProbe lists the addresses of the record that the network is asked for before its interfaces are
-// set up. release ends the keeping of links that drivers made, and is nil where none did.
+// set up. release ends the keeping of links that drivers made.
 func (a *Agent) toProbe(record *state.Container) (targets []conflict.Target, release func(), err error) {
+	release = func() {}
 	targets, err = a.targets(record, func(d nettype.Driver, i *nettype.Interface) ([]conflict.Target, error) {
 		s, ok := d.(onSegment)
 		if !ok {
 			return nil, nil
 		}
 		found, one, err := s.Targets(i)
-		if before := release; one != nil && before != nil {
+		if before := release; one != nil {
 			release = func() { before(); one() }
-		} else if one != nil {
-			release = one
 		}
 		return found, err
 	})
@@ -74,9 +73,7 @@ func (a *Agent) mayTake(ctx context.Context, record *state.Container) error {
 		return nil
 	}
 	targets, release, err := a.toProbe(record)
-	if release != nil {
-		defer release()
-	}
+	defer release()
 	if err != nil {
 		// The wiring tells, or the addresses are where nobody else has any.
 		klog.FromContext(ctx).Error(err, "Cannot ask whether other hosts have all addresses of a pod", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name))

@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -27,27 +25,18 @@ const (
 
 // suspects are the records whose addresses may be another pod's by now: the node could
 // not follow the API. Methods are safe in parallel.
-type suspects struct {
-	mu   sync.Mutex
-	keys map[state.Key]bool
-}
+type suspects struct{ keys sync.Map }
 
-func (s *suspects) add(key state.Key) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.keys == nil {
-		s.keys = map[state.Key]bool{}
-	}
-	s.keys[key] = true
-}
+func (s *suspects) add(key state.Key) { s.keys.Store(key, true) }
 
 // take removes and returns all, before the questions about them: a suspicion that comes meanwhile
 // stays.
-func (s *suspects) take() []state.Key {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	keys := slices.Collect(maps.Keys(s.keys))
-	s.keys = nil
+func (s *suspects) take() (keys []state.Key) {
+	s.keys.Range(func(key, _ any) bool {
+		s.keys.Delete(key)
+		keys = append(keys, key.(state.Key))
+		return true
+	})
 	return keys
 }
 

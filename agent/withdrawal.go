@@ -134,7 +134,7 @@ func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason
 			a.reconciler.CheckLater(now.Key())
 		}
 		if len(now.Addresses()) > 0 {
-			a.Metrics.withdrawn()
+			a.Metrics.withdrawals.Inc()
 		}
 		if len(now.Addresses()) > 0 && reason != podGone && reason != superseded {
 			a.tellPod(now.Pod, event.Warning(EventAddressesWithdrawn, "the node no longer carries the pod's floating IPs "+strings.Join(addressList(now), ", ")+

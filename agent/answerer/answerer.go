@@ -24,6 +24,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/answering"
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/ipam/wakeup"
@@ -400,28 +401,20 @@ func (a *Answerer) Standing(addr netip.Addr) answering.Standing {
 	return l.standing[addr]
 }
 
-// Unanswered is an address that the node has and does not answer for.
-type Unanswered struct {
-	Address netip.Addr
-	answering.Standing
-	// Why is a sentence.
-	Why string
-}
-
 // Unanswered lists the addresses that the node has and does not answer for, in their order.
-func (a *Answerer) Unanswered() []Unanswered {
+func (a *Answerer) Unanswered() []inquiry.UnansweredAddress {
 	a.mu.Lock()
 	at := make(map[netip.Addr]*loop, len(a.where))
 	for addr, place := range a.where {
 		at[addr] = a.loops[place.link]
 	}
 	a.mu.Unlock()
-	var all []Unanswered
+	var all []inquiry.UnansweredAddress
 	for _, addr := range slices.SortedFunc(maps.Keys(at), netip.Addr.Compare) {
 		l := at[addr]
 		l.mu.Lock()
 		if s := l.standing[addr]; s.Phase == answering.Asking || s.Phase == answering.Closed {
-			all = append(all, Unanswered{addr, s, l.why(addr)})
+			all = append(all, inquiry.UnansweredAddress{Address: addr, Why: l.why(addr), LastNode: s.Last.Name, Denied: s.Denied, MACs: s.MACs})
 		}
 		l.mu.Unlock()
 	}

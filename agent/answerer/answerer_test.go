@@ -731,7 +731,7 @@ func TestHearings(t *testing.T) {
 		if len(got) != 1 || got[0].Link != 1 || !got[0].Since.Equal(began) || got[0].Err == nil || len(got[0].Neighbours) != 1 {
 			t.Fatalf("Hearings() = %+v", got)
 		}
-		if of := got[0].Neighbours[0]; of.Node.Name != "other" || of.MAC != other.mac.String() || of.Heard.Before(began.Add(time.Minute)) || of.Heard.After(began.Add(90*time.Second)) {
+		if of := got[0].Neighbours[0]; of.Name != "other" || of.MAC != other.mac.String() || of.Heard.Before(began.Add(time.Minute)) || of.Heard.After(began.Add(90*time.Second)) {
 			t.Errorf("it hears %+v", of)
 		}
 		time.Sleep(time.Hour) //nolint:forbidigo // the clock is the test's

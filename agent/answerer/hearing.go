@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/berth-dev/berth/agent/answering"
+	"github.com/berth-dev/berth/agent/inquiry"
 )
 
 // Hearing is what the node hears of others on a link.
@@ -20,15 +20,7 @@ type Hearing struct {
 	// Err is why it hears nothing there, or says nothing itself; nil where it does.
 	Err error
 	// Neighbours were heard in the last hour, in the order of their names.
-	Neighbours []Neighbour
-}
-
-// Neighbour is another node that was heard.
-type Neighbour struct {
-	Node answering.Node
-	// MAC is the one by which it answers.
-	MAC   string
-	Heard time.Time
+	Neighbours []inquiry.Neighbour
 }
 
 // Hearings returns what the node hears on its links, in the order of their indexes. It leaves out the links where it does not
@@ -65,7 +57,7 @@ func (l *loop) hearing(ctx context.Context) (h Hearing, ok bool) {
 func (l *loop) tellHearing() Hearing {
 	h := Hearing{Link: l.index, Since: l.began, Err: cmp.Or(l.broken, l.unsent)}
 	for _, n := range l.link.Neighbours() {
-		h.Neighbours = append(h.Neighbours, Neighbour{Node: n.Node, MAC: n.MAC, Heard: l.began.Add(n.Heard)})
+		h.Neighbours = append(h.Neighbours, inquiry.Neighbour{Name: n.Node.Name, UID: n.Node.UID, MAC: n.MAC, Heard: l.began.Add(n.Heard)})
 	}
 	return h
 }

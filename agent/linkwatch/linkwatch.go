@@ -123,12 +123,16 @@ func watchLinks(ctx context.Context, uplinks func() ([]string, error), r Reactio
 			if !ok {
 				return nil
 			}
-			known.lost(index, timer)
+			if index == rtnl.OfNode || known.leadOut(index) {
+				timer.Reset(quiet)
+			}
 		case index, ok := <-moves:
 			if !ok {
 				return nil
 			}
-			known.moved(ctx, index, r)
+			if known.leadOut(index) {
+				r.Moved(ctx)
+			}
 		case <-timer.C:
 			r.Changed(ctx)
 		}
@@ -156,20 +160,6 @@ func (l *links) apply(ctx context.Context, u netlink.LinkUpdate, r Reactions) bo
 	}
 	l.macs[u.Index] = mac
 	return true
-}
-
-// lost has all looked at soon where the node lost something, or a link that leads out of it.
-func (l *links) lost(index int, timer *time.Timer) {
-	if index == rtnl.OfNode || l.leadOut(index) {
-		timer.Reset(quiet)
-	}
-}
-
-// moved reacts to a link that is behind another port of its network.
-func (l *links) moved(ctx context.Context, index int, r Reactions) {
-	if l.leadOut(index) {
-		r.Moved(ctx)
-	}
 }
 
 // changesNode returns whether an address that came or went is the node's own, to which its pods may have a route. Each link that is

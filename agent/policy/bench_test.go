@@ -19,7 +19,7 @@ import (
 // benchmark is a cluster of 10,000 pods, of which 100 are local, and 1,000 policies.
 type benchmark struct {
 	*fakeCluster
-	policies Policies
+	policies []*networkingv1.NetworkPolicy
 	locals   []Local
 }
 
@@ -64,7 +64,7 @@ func newBenchmark(spread bool) *benchmark {
 			{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "192.0.2.0/24", Except: []string{"192.0.2.1/32"}}}}},
 		}
 		p.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{{To: peers}, {Ports: []networkingv1.NetworkPolicyPort{{Port: ptr(intstr.FromString("http"))}}}}
-		b.policies.Network = append(b.policies.Network, p)
+		b.policies = append(b.policies, p)
 	}
 	if !spread {
 		for n := range b.locals {
@@ -92,7 +92,9 @@ func ptr[T any](v T) *T { return &v }
 
 func (b *benchmark) compile() {
 	b.index = NewIndex(b)
-	b.index.SetPolicies(b.policies)
+	for _, p := range b.policies {
+		b.index.SetNetworkPolicy(p)
+	}
 	for _, l := range b.locals {
 		b.index.SetLocal(l)
 	}
@@ -171,7 +173,7 @@ func BenchmarkLocalPod(b *testing.B) {
 // A policy changes, and back.
 func BenchmarkPolicy(b *testing.B) {
 	both(b, func(b *testing.B, of *benchmark) {
-		p := of.policies.Network[0]
+		p := of.policies[0]
 		other := p.DeepCopy()
 		other.Spec.Ingress[0].Ports[0].Port = ptr(intstr.FromInt32(81))
 		for b.Loop() {

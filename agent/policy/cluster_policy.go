@@ -8,12 +8,12 @@ import (
 	"net/netip"
 	"slices"
 
+	"go4.org/netipx"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
-	"github.com/berth-dev/berth/ipam/iprange"
 )
 
 // readClusterPolicy reads a ClusterNetworkPolicy. A rule that this version cannot carry out
@@ -37,33 +37,34 @@ func readClusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy) *intent {
 		subject, closed = everyPod, true
 	}
 	i.subject = subject
-	if len(p.Spec.Ingress) > 0 {
-		i.ingress = &side{}
-	}
-	for n, rule := range p.Spec.Ingress {
-		r := clusterRule{intent: i, field: fmt.Sprintf("spec.ingress[%d]", n), peers: "from", number: n, name: rule.Name,
-			action: rule.Action, protocols: rule.Protocols, closed: closed}
-		var peers []policyv1alpha2.ClusterNetworkPolicyEgressPeer
+	var ingress []policyv1alpha2.ClusterNetworkPolicyEgressRule
+	for _, rule := range p.Spec.Ingress {
+		one := policyv1alpha2.ClusterNetworkPolicyEgressRule{Name: rule.Name, Action: rule.Action, Protocols: rule.Protocols}
 		for _, from := range rule.From {
-			peers = append(peers, policyv1alpha2.ClusterNetworkPolicyEgressPeer{Namespaces: from.Namespaces, Pods: from.Pods})
+			one.To = append(one.To, policyv1alpha2.ClusterNetworkPolicyEgressPeer{Namespaces: from.Namespaces, Pods: from.Pods})
 		}
-		i.ingress.clauses = r.read(peers, i.ingress.clauses)
+		ingress = append(ingress, one)
 	}
-	if len(p.Spec.Egress) > 0 {
-		i.egress = &side{}
-	}
-	for n, rule := range p.Spec.Egress {
-		r := clusterRule{intent: i, field: fmt.Sprintf("spec.egress[%d]", n), peers: "to", number: n, name: rule.Name,
-			action: rule.Action, protocols: rule.Protocols, closed: closed}
-		i.egress.clauses = r.read(rule.To, i.egress.clauses)
-	}
-	if i.ingress != nil {
-		i.ingress.finish()
-	}
-	if i.egress != nil {
-		i.egress.finish()
-	}
+	i.ingress, i.egress = i.readSide("ingress", "from", ingress, closed), i.readSide("egress", "to", p.Spec.Egress, closed)
 	return i
+}
+
+// readSide reads the rules of one direction, of which peers is the field of their peers. closed says that the policy as a whole must
+// not open anything.
+func (i *intent) readSide(direction, peers string, rules []policyv1alpha2.ClusterNetworkPolicyEgressRule, closed bool) *side {
+	if len(rules) == 0 {
+		return nil
+	}
+	s := &side{}
+	for n := range rules {
+		r := clusterRule{i, fmt.Sprintf("spec.%s[%d]", direction, n), peers, &rules[n]}
+		if c := r.read(closed); c != nil {
+			c.number, c.name = n, rules[n].Name
+			s.clauses = append(s.clauses, *c)
+		}
+	}
+	s.finish()
+	return s
 }
 
 var errUnknownPeer = errors.New("has none of the fields that are known")
@@ -81,22 +82,18 @@ func readNamespacesOrPods(namespaces *metav1.LabelSelector, pods *policyv1alpha2
 	return podSelection{}, errUnknownPeer
 }
 
-// clusterRule has the fields of a rule that both directions share.
+// clusterRule is a rule of either direction.
 type clusterRule struct {
 	*intent
 	field, peers string
-	number       int
-	name         string
-	action       policyv1alpha2.ClusterNetworkPolicyRuleAction
-	protocols    []policyv1alpha2.ClusterNetworkPolicyProtocol
-	// closed says that the policy as a whole must not open anything.
-	closed bool
+	*policyv1alpha2.ClusterNetworkPolicyEgressRule
 }
 
-// read adds the rule to the clauses before it.
-func (r *clusterRule) read(peers []policyv1alpha2.ClusterNetworkPolicyEgressPeer, before []clause) []clause {
-	c := clause{number: r.number, name: r.name, anyPort: len(r.protocols) == 0}
-	switch r.action {
+// read returns what the rule means, nil where it does nothing.
+func (r *clusterRule) read(closed bool) *clause {
+	c := &clause{anyPort: len(r.Protocols) == 0}
+	denyAll := &clause{action: deny, anyPeer: true, anyPort: true}
+	switch r.Action {
 	case policyv1alpha2.ClusterNetworkPolicyRuleActionAccept:
 		c.action = accept
 	case policyv1alpha2.ClusterNetworkPolicyRuleActionDeny:
@@ -104,36 +101,32 @@ func (r *clusterRule) read(peers []policyv1alpha2.ClusterNetworkPolicyEgressPeer
 	case policyv1alpha2.ClusterNetworkPolicyRuleActionPass:
 		c.action = pass
 	default:
-		r.report(r.field+".action", "%q is not known; the rule denies everything", r.action)
-		return append(before, r.denyAll())
+		r.report(r.field+".action", "%q is not known; the rule denies everything", r.Action)
+		return denyAll
 	}
-	if err := errors.Join(r.readPeers(&c, peers), r.readProtocols(&c)); err != nil {
+	if err := errors.Join(r.readPeers(c), r.readProtocols(c)); err != nil {
 		if c.action == accept {
 			r.report(r.field, "%v; the rule accepts nothing", err)
-			return before
+			return nil
 		}
 		r.report(r.field, "%v; the rule denies everything", err)
-		return append(before, r.denyAll())
+		return denyAll
 	}
-	if r.closed {
+	if closed {
 		if c.action == accept {
-			return before
+			return nil
 		}
 		c.action = deny
 	}
-	return append(before, c)
+	return c
 }
 
-func (r *clusterRule) denyAll() clause {
-	return clause{number: r.number, name: r.name, action: deny, anyPeer: true, anyPort: true}
-}
-
-func (r *clusterRule) readPeers(c *clause, peers []policyv1alpha2.ClusterNetworkPolicyEgressPeer) error {
-	if len(peers) == 0 {
+func (r *clusterRule) readPeers(c *clause) error {
+	if len(r.To) == 0 {
 		return fmt.Errorf("%s is empty", r.peers)
 	}
-	var cidrs blocks
-	for n, peer := range peers {
+	var blocks netipx.IPSetBuilder
+	for n, peer := range r.To {
 		at := fmt.Sprintf("%s[%d]", r.peers, n)
 		fields := 0
 		for _, has := range []bool{peer.Namespaces != nil, peer.Pods != nil, peer.Nodes != nil, len(peer.Networks) > 0, len(peer.DomainNames) > 0} {
@@ -158,9 +151,9 @@ func (r *clusterRule) readPeers(c *clause, peers []policyv1alpha2.ClusterNetwork
 				if err != nil || prefix.Addr().Is4In6() {
 					return fmt.Errorf("%s: %q is not a CIDR", at, text)
 				}
-				cidrs.add(prefix.Masked())
+				blocks.AddPrefix(prefix)
 			}
-			if slices.ContainsFunc(r.protocols, func(p policyv1alpha2.ClusterNetworkPolicyProtocol) bool { return p.DestinationNamedPort != "" }) {
+			if slices.ContainsFunc(r.Protocols, func(p policyv1alpha2.ClusterNetworkPolicyProtocol) bool { return p.DestinationNamedPort != "" }) {
 				r.report(r.field+"."+at, "networks have no named ports; of them only pods match that have")
 			}
 		default:
@@ -171,15 +164,16 @@ func (r *clusterRule) readPeers(c *clause, peers []policyv1alpha2.ClusterNetwork
 			c.peers = append(c.peers, pods)
 		}
 	}
-	c.blocks4, c.blocks6 = iprange.SetOf(cidrs.four...), iprange.SetOf(cidrs.six...)
-	return nil
+	set, err := blocks.IPSet()
+	c.blocks = set.Ranges()
+	return err
 }
 
 // readProtocols reads protocols. One without a port has a field that is not known here: the API
 // wants one at least.
 func (r *clusterRule) readProtocols(c *clause) error {
 	numbers := portsOf{}
-	for n, written := range r.protocols {
+	for n, written := range r.Protocols {
 		fields := 0
 		var protocol ruleset.Protocol
 		var port *policyv1alpha2.Port

@@ -13,11 +13,11 @@ import (
 	"slices"
 	"strings"
 
+	"go4.org/netipx"
 	"k8s.io/apimachinery/pkg/types"
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
-	"github.com/berth-dev/berth/ipam/iprange"
 )
 
 // Names of chains and sets that are always there.
@@ -99,12 +99,6 @@ type rangeSet struct {
 	used uint64
 }
 
-func (c *compiler) init(x *Index) {
-	c.Index = x
-	c.chains = map[string]*chain{}
-	c.ranges = map[string]*rangeSet{}
-}
-
 // setBase makes the base chains of the node, unless they are there. A packet runs through both of a hook in this
 // order. A packet that one accepts goes on to the other.
 func (c *compiler) setBase() {
@@ -177,17 +171,17 @@ func (c *compiler) toItself(hook ruleset.Hook) []ruleset.Rule {
 
 // linkSets are the addresses that no router passes on, of the host and of a link, the unspecified one of IPv6, and the groups.
 var linkSets = []*ruleset.Set{
-	{Name: setLink + "4", Family: ruleset.IPv4, Kind: ruleset.Ranges, Ranges: []ruleset.AddressRange{
-		{First: netip.MustParseAddr("127.0.0.0"), Last: netip.MustParseAddr("127.255.255.255")},
-		{First: netip.MustParseAddr("169.254.0.0"), Last: netip.MustParseAddr("169.254.255.255")},
-	}},
-	{Name: setLink + "6", Family: ruleset.IPv6, Kind: ruleset.Ranges, Ranges: []ruleset.AddressRange{
-		{First: netip.IPv6Unspecified(), Last: netip.IPv6Unspecified()},
-		{First: netip.MustParseAddr("fe80::"), Last: netip.MustParseAddr("febf:ffff:ffff:ffff:ffff:ffff:ffff:ffff")},
-	}},
-	{Name: setGroups, Family: ruleset.IPv6, Kind: ruleset.Ranges, Ranges: []ruleset.AddressRange{
-		{First: netip.MustParseAddr("ff00::"), Last: netip.MustParseAddr("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")},
-	}},
+	{Name: setLink + "4", Family: ruleset.IPv4, Kind: ruleset.Ranges, Ranges: ranges("127.0.0.0/8", "169.254.0.0/16")},
+	{Name: setLink + "6", Family: ruleset.IPv6, Kind: ruleset.Ranges, Ranges: ranges("::/128", "fe80::/10")},
+	{Name: setGroups, Family: ruleset.IPv6, Kind: ruleset.Ranges, Ranges: ranges("ff00::/8")},
+}
+
+func ranges(prefixes ...string) (all []ruleset.AddressRange) {
+	for _, text := range prefixes {
+		r := netipx.RangeOfPrefix(netip.MustParsePrefix(text))
+		all = append(all, ruleset.AddressRange{First: r.From(), Last: r.To()})
+	}
+	return all
 }
 
 // multicastListeners accepts messages of multicast listeners of a link.
@@ -838,16 +832,18 @@ type rendering struct {
 	clause    clause
 	direction ruleset.Direction
 	family    ruleset.Family
-	blocks    iprange.Set
+	blocks    []netipx.IPRange
 	// anyPeer says that the clause is about every address of the family.
 	anyPeer bool
 }
 
 // render adds the rules that carry a clause out.
 func (c *compiler) render(e *chain, i *intent, cl clause, d ruleset.Direction, family ruleset.Family, resolved map[portName][]uint32) {
-	of := rendering{compiler: c, chain: e, clause: cl, direction: d, family: family, blocks: cl.blocks4}
-	if family == ruleset.IPv6 {
-		of.blocks = cl.blocks6
+	of := rendering{compiler: c, chain: e, clause: cl, direction: d, family: family}
+	for _, r := range cl.blocks {
+		if ruleset.FamilyOf(r.From()) == family {
+			of.blocks = append(of.blocks, r)
+		}
 	}
 	of.anyPeer = cl.anyPeer || coversFamily(of.blocks)
 	rule := ruleOf(i, cl, d)
@@ -967,11 +963,11 @@ func (c *compiler) use(e *chain, selection podSelection, w elementKind) string {
 }
 
 // useRanges has a chain use a set of ranges and returns its name.
-func (c *compiler) useRanges(e *chain, ranges iprange.Set, family ruleset.Family) string {
+func (c *compiler) useRanges(e *chain, ranges []netipx.IPRange, family ruleset.Family) string {
 	next := &ruleset.Set{Family: family, Kind: ruleset.Ranges}
 	var text strings.Builder
 	for _, r := range ranges {
-		next.Ranges = append(next.Ranges, ruleset.AddressRange{First: r.First, Last: r.Last})
+		next.Ranges = append(next.Ranges, ruleset.AddressRange{First: r.From(), Last: r.To()})
 		text.WriteString(r.String() + " ")
 	}
 	next.Name = familyName("r", family) + "-" + hash(text.String())
@@ -986,13 +982,8 @@ func (c *compiler) useRanges(e *chain, ranges iprange.Set, family ruleset.Family
 }
 
 // coversFamily says whether a set has all addresses of its family, of which no set is needed.
-func coversFamily(set iprange.Set) bool {
-	if len(set) != 1 {
-		return false
-	}
-	first, last := set[0].First, set[0].Last
-	return first == netip.IPv4Unspecified() && last == netip.AddrFrom4([4]byte{255, 255, 255, 255}) ||
-		first == netip.IPv6Unspecified() && !last.Next().IsValid()
+func coversFamily(ranges []netipx.IPRange) bool {
+	return len(ranges) == 1 && ranges[0].From().IsUnspecified() && !ranges[0].To().Next().IsValid()
 }
 
 // counterName is of a policy's counter in a direction.

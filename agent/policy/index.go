@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 
 	networkingv1 "k8s.io/api/networking/v1"
@@ -49,6 +50,9 @@ type Local struct {
 //
 // It is not safe for parallel use.
 type Index struct {
+	// Told, if given, is called after each change of the cluster that the Index was told, which may be one of a policy.
+	Told func(ofPolicy bool)
+
 	cluster    Cluster
 	namespaces map[string]map[string]string
 
@@ -121,33 +125,9 @@ func NewIndex(cluster Cluster) *Index {
 		reshape:    true,
 	}
 	maps.Insert(x.namespaces, cluster.Namespaces())
-	x.compiler.init(x)
+	x.compiler = compiler{Index: x, chains: map[string]*chain{}, ranges: map[string]*rangeSet{}}
 	x.SetNodeAddresses(nil, nil)
 	return x
-}
-
-// SetPolicies makes these the policies, all of them.
-func (x *Index) SetPolicies(policies Policies) {
-	network := map[types.NamespacedName]bool{}
-	for _, p := range policies.Network {
-		network[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}] = true
-		x.SetNetworkPolicy(p)
-	}
-	for name := range x.network {
-		if !network[name] {
-			x.DeleteNetworkPolicy(name.Namespace, name.Name)
-		}
-	}
-	clusters := map[string]bool{}
-	for _, p := range policies.Cluster {
-		clusters[p.Name] = true
-		x.SetClusterPolicy(p)
-	}
-	for name := range x.clusters {
-		if !clusters[name] {
-			x.DeleteClusterPolicy(name)
-		}
-	}
 }
 
 // HasPolicies returns whether there is any policy.
@@ -176,6 +156,13 @@ func (x *Index) SetNetworkPolicy(p *networkingv1.NetworkPolicy) {
 	}
 	x.of[next.Namespace] = list
 	x.reselect(last, next)
+	x.tell(true)
+}
+
+func (x *Index) tell(ofPolicy bool) {
+	if x.Told != nil {
+		x.Told(ofPolicy)
+	}
 }
 
 // DeleteNetworkPolicy removes a policy, if it is there.
@@ -191,6 +178,7 @@ func (x *Index) DeleteNetworkPolicy(namespace, name string) {
 		delete(x.of, namespace)
 	}
 	x.reselect(last, nil)
+	x.tell(true)
 }
 
 // SetClusterPolicy adds a policy or replaces the one of its name.
@@ -201,6 +189,7 @@ func (x *Index) SetClusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy) {
 	x.revise(last, next)
 	x.sortClusterPolicies()
 	x.reselect(last, next)
+	x.tell(true)
 }
 
 // DeleteClusterPolicy removes a policy, if it is there.
@@ -212,6 +201,7 @@ func (x *Index) DeleteClusterPolicy(name string) {
 	delete(x.clusters, name)
 	x.sortClusterPolicies()
 	x.reselect(last, nil)
+	x.tell(true)
 }
 
 func (x *Index) sortClusterPolicies() {
@@ -235,7 +225,7 @@ func (x *Index) revise(last, next *intent) {
 	side := func(last, next *side) {
 		switch {
 		case next == nil:
-		case last.equal(next):
+		case last != nil && reflect.DeepEqual(last.clauses, next.clauses):
 			next.revision = last.revision
 		default:
 			x.revision++
@@ -306,6 +296,7 @@ func (x *Index) SetNamespace(name string, labels map[string]string) {
 			l.former = nil
 		}
 	}
+	x.tell(false)
 }
 
 // DeleteNamespace removes a namespace, which has no pods any more. Pods that were deleted by force may run on, and
@@ -322,6 +313,7 @@ func (x *Index) DeleteNamespace(name string) {
 		}
 		delete(x.namespaces, name)
 		x.relabeled(name, last, true, nil, false)
+		x.tell(false)
 	}
 }
 
@@ -386,14 +378,10 @@ func (s *scopePeers) each(do func(*peer)) {
 	}
 }
 
-func (x *Index) refill(c *collection) {
-	c.filled = false
-	x.unfilled[c] = struct{}{}
-}
-
 // SetPod replaces a pod as the cluster had it by the pod as the cluster has it. Either may be nil.
 // It keeps neither.
 func (x *Index) SetPod(was, is *Pod) {
+	defer x.tell(false)
 	if was != nil {
 		x.member(was, (*collection).remove)
 	}
@@ -511,13 +499,6 @@ func (x *Index) DeleteLocal(uid types.UID) {
 	}
 }
 
-// knows says whether the cluster has shown a pod of this node. Until then nothing passes to and from
-// it that policies could forbid.
-func (x *Index) knows(uid types.UID) bool {
-	l := x.locals[uid]
-	return l != nil && l.pod != nil
-}
-
 // Governs says whether any policy has a say about a pod of this node, or may have where the cluster
 // has not shown the pod.
 func (x *Index) Governs(uid types.UID) bool {
@@ -599,10 +580,8 @@ func (x *Index) collection(selection podSelection, w elementKind) *collection {
 			identity += "|" + w.port.text()
 		}
 		c = &collection{elementKind: w, peer: p, name: familyName(prefix, w.family) + "-" + hash(identity)}
-		c.addresses.compare = netip.Addr.Compare
-		c.endpoints.compare = compareEndpoints
 		p.collections[w] = c
-		x.refill(c)
+		x.unfilled[c] = struct{}{}
 	}
 	return c
 }
@@ -625,7 +604,7 @@ func (x *Index) fill() {
 	wanted := newDirectory()
 	seen := map[*peer]bool{}
 	for c := range x.unfilled {
-		c.addresses.entries, c.endpoints.entries = nil, nil
+		c.members = nil
 		if !seen[c.peer] {
 			seen[c.peer] = true
 			wanted.add(c.peer)

@@ -274,7 +274,7 @@ func TestUnknownPod(t *testing.T) {
 	elsewhere := Local{NamespacedName: types.NamespacedName{Namespace: "b", Name: "new"}, UID: "b/new", Addresses: addrs("10.0.0.3")}
 	w.index.SetLocal(elsewhere)
 	n := w.index.Node()
-	if w.index.knows(client.UID) || passes(t, n, "192.0.2.1", "10.0.0.2", ruleset.TCP, 80) || passes(t, n, "10.0.0.2", "10.0.0.1", ruleset.TCP, 80) {
+	if w.index.locals[client.UID].pod != nil || passes(t, n, "192.0.2.1", "10.0.0.2", ruleset.TCP, 80) || passes(t, n, "10.0.0.2", "10.0.0.1", ruleset.TCP, 80) {
 		t.Error("nothing is known of the pod, and it has a network")
 	}
 	if !passes(t, n, "10.0.0.2", "192.0.2.1", ruleset.TCP, 80) || !passes(t, n, "192.0.2.1", "10.0.0.3", ruleset.TCP, 80) {
@@ -283,7 +283,7 @@ func TestUnknownPod(t *testing.T) {
 	// The API shows no address yet: the agent's record counts.
 	w.pod("a", "new", map[string]string{"app": "client"})
 	n = w.index.Node()
-	if !w.index.knows(client.UID) || !passes(t, n, "192.0.2.1", "10.0.0.2", ruleset.TCP, 80) || !passes(t, n, "10.0.0.2", "10.0.0.1", ruleset.TCP, 80) {
+	if w.index.locals[client.UID].pod == nil || !passes(t, n, "192.0.2.1", "10.0.0.2", ruleset.TCP, 80) || !passes(t, n, "10.0.0.2", "10.0.0.1", ruleset.TCP, 80) {
 		t.Error("the pod is known, and has none")
 	}
 	// The pod goes from the API and runs on for a moment.
@@ -295,15 +295,16 @@ func TestUnknownPod(t *testing.T) {
 	}
 }
 
-// The policies can be told all at once, and all others go.
-func TestSetPolicies(t *testing.T) {
+// A policy that is told again changes nothing, and one that goes leaves nothing.
+func TestToldAgain(t *testing.T) {
 	w := served(t)
 	n := w.index.Node()
-	w.index.SetPolicies(Policies{Network: []*networkingv1.NetworkPolicy{networkPolicy(t, fromClients)}})
+	p := networkPolicy(t, fromClients)
+	w.index.SetNetworkPolicy(p)
 	if w.index.Node() != n {
 		t.Error("a policy that was written without a change changed the ruleset")
 	}
-	w.index.SetPolicies(Policies{})
+	w.index.DeleteNetworkPolicy(p.Namespace, p.Name)
 	if n := w.index.Node(); len(n.Chains) > 0 || len(w.index.peers) > 0 || len(w.index.compiler.chains) > 0 {
 		t.Error("without policies something stayed")
 	}

@@ -5,15 +5,14 @@ package policy
 import (
 	"cmp"
 	"fmt"
-	"net/netip"
 	"slices"
 
+	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
-	"github.com/berth-dev/berth/ipam/iprange"
 )
 
 // Problem is something in a policy that cannot be carried out as it is written.
@@ -62,8 +61,7 @@ type clause struct {
 	// anyPeer stands for all addresses; else peers and blocks do.
 	anyPeer bool
 	peers   []podSelection
-	blocks4 iprange.Set
-	blocks6 iprange.Set
+	blocks  []netipx.IPRange
 
 	// anyPort stands for all protocols and ports; else ports and names do.
 	anyPort bool
@@ -150,28 +148,17 @@ func (c *clause) finish() {
 	c.names = slices.Compact(c.names)
 }
 
-// finish gathers the names of a side's clauses.
+// finish gathers the names of a side's clauses, where there is one.
 func (s *side) finish() {
+	if s == nil {
+		return
+	}
 	for i := range s.clauses {
 		s.clauses[i].finish()
 		s.names = append(s.names, s.clauses[i].names...)
 	}
 	slices.SortFunc(s.names, comparePortNames)
 	s.names = slices.Compact(s.names)
-}
-
-// blocks collects CIDRs by family.
-type blocks struct {
-	four, six []iprange.Range
-}
-
-func (b *blocks) add(prefix netip.Prefix) {
-	r := iprange.OfPrefix(prefix)
-	if prefix.Addr().Is4() {
-		b.four = append(b.four, r)
-	} else {
-		b.six = append(b.six, r)
-	}
 }
 
 // report notes a problem of a field.

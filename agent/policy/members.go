@@ -23,65 +23,17 @@ func ownerOf(pod *Pod) owner {
 
 func hashOf(text string) uint64 { return maphash.String(ownerSeed, text) }
 
-// members are the elements of a set with their owners, sorted.
-type members[E comparable] struct {
-	compare func(a, b E) int
-	entries []member[E]
+// member is an element of a set with its owner. An address is an endpoint without a protocol and a port.
+type member struct {
+	ruleset.Endpoint
+	owner owner
 }
 
-type member[E comparable] struct {
-	element E
-	owner   owner
-}
-
-func (m *members[E]) order(a, b member[E]) int {
-	return cmp.Or(m.compare(a.element, b.element), cmp.Compare(a.owner.uid, b.owner.uid), cmp.Compare(a.owner.namespace, b.owner.namespace))
-}
-
-// add says whether there was no such member.
-func (m *members[E]) add(e member[E]) bool {
-	at, found := slices.BinarySearchFunc(m.entries, e, m.order)
-	if !found {
-		m.entries = slices.Insert(m.entries, at, e)
+func compareMembers(a, b member) int {
+	if c := a.Endpoint.Compare(b.Endpoint); c != 0 {
+		return c
 	}
-	return !found
-}
-
-// remove says whether there was such a member.
-func (m *members[E]) remove(e member[E]) bool {
-	at, found := slices.BinarySearchFunc(m.entries, e, m.order)
-	if found {
-		m.entries = slices.Delete(m.entries, at, at+1)
-	}
-	return found
-}
-
-// sort puts members in order that were appended.
-func (m *members[E]) sort() {
-	slices.SortFunc(m.entries, m.order)
-	m.entries = slices.Clip(slices.CompactFunc(m.entries, func(a, b member[E]) bool { return m.order(a, b) == 0 }))
-}
-
-// removeNamespace removes the members of pods of a namespace, by its hash, and returns whether there were any.
-func (m *members[E]) removeNamespace(hash uint64) bool {
-	before := len(m.entries)
-	m.entries = slices.DeleteFunc(m.entries, func(e member[E]) bool { return e.owner.namespace == hash })
-	return len(m.entries) < before
-}
-
-// elements returns each element once.
-func (m *members[E]) elements() []E {
-	list := make([]E, 0, len(m.entries))
-	for i, e := range m.entries {
-		if i == 0 || m.entries[i-1].element != e.element {
-			list = append(list, e.element)
-		}
-	}
-	return list
-}
-
-func compareEndpoints(a, b ruleset.Endpoint) int {
-	return cmp.Or(a.Address.Compare(b.Address), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
+	return cmp.Or(cmp.Compare(a.owner.uid, b.owner.uid), cmp.Compare(a.owner.namespace, b.owner.namespace))
 }
 
 // elementKind selects the elements of a peer's set: addresses of a family, or endpoints of a named port.
@@ -96,8 +48,8 @@ type collection struct {
 	peer *peer
 	name string
 
-	addresses members[netip.Addr]
-	endpoints members[ruleset.Endpoint]
+	// members are sorted.
+	members []member
 	// filled says that the members were read from the cluster; else they are to be read.
 	filled bool
 	// set has the members, but for changes when dirty.
@@ -107,20 +59,21 @@ type collection struct {
 	used uint64
 }
 
-// each calls address or endpoint for each element that a pod adds to the collection.
-func (c *collection) each(pod *Pod, extra []netip.Addr, address func(netip.Addr), endpoint func(ruleset.Endpoint)) {
+// each calls do for each member that a pod adds to the collection.
+func (c *collection) each(pod *Pod, extra []netip.Addr, do func(member)) {
+	o := ownerOf(pod)
 	for _, list := range [2][]netip.Addr{pod.Addresses, extra} {
 		for _, a := range list {
 			if ruleset.FamilyOf(a) != c.family {
 				continue
 			}
 			if c.port.name == "" {
-				address(a)
+				do(member{ruleset.Endpoint{Address: a}, o})
 				continue
 			}
 			for _, port := range pod.Ports {
 				if protocol, ok := c.port.resolves(port); ok {
-					endpoint(ruleset.Endpoint{Address: a, Protocol: protocol, Port: port.Port})
+					do(member{ruleset.Endpoint{Address: a, Protocol: protocol, Port: port.Port}, o})
 				}
 			}
 		}
@@ -134,43 +87,36 @@ func (n portName) resolves(port NamedPort) (ruleset.Protocol, bool) {
 }
 
 func (c *collection) append(pod *Pod, extra []netip.Addr) {
-	o := ownerOf(pod)
-	c.each(pod, extra,
-		func(a netip.Addr) { c.addresses.entries = append(c.addresses.entries, member[netip.Addr]{a, o}) },
-		func(e ruleset.Endpoint) {
-			c.endpoints.entries = append(c.endpoints.entries, member[ruleset.Endpoint]{e, o})
-		})
+	c.each(pod, extra, func(m member) { c.members = append(c.members, m) })
 }
 
 func (c *collection) add(pod *Pod, extra []netip.Addr) {
-	o := ownerOf(pod)
-	c.each(pod, extra,
-		func(a netip.Addr) { c.dirty = c.addresses.add(member[netip.Addr]{a, o}) || c.dirty },
-		func(e ruleset.Endpoint) {
-			c.dirty = c.endpoints.add(member[ruleset.Endpoint]{e, o}) || c.dirty
-		})
+	c.each(pod, extra, func(m member) {
+		if at, found := slices.BinarySearchFunc(c.members, m, compareMembers); !found {
+			c.members, c.dirty = slices.Insert(c.members, at, m), true
+		}
+	})
 }
 
 func (c *collection) remove(pod *Pod, extra []netip.Addr) {
-	o := ownerOf(pod)
-	c.each(pod, extra,
-		func(a netip.Addr) { c.dirty = c.addresses.remove(member[netip.Addr]{a, o}) || c.dirty },
-		func(e ruleset.Endpoint) {
-			c.dirty = c.endpoints.remove(member[ruleset.Endpoint]{e, o}) || c.dirty
-		})
+	c.each(pod, extra, func(m member) {
+		if at, found := slices.BinarySearchFunc(c.members, m, compareMembers); found {
+			c.members, c.dirty = slices.Delete(c.members, at, at+1), true
+		}
+	})
 }
 
 // removeNamespace removes all pods of a namespace.
 func (c *collection) removeNamespace(name string) {
-	hash := hashOf(name)
-	addresses, endpoints := c.addresses.removeNamespace(hash), c.endpoints.removeNamespace(hash)
-	c.dirty = c.dirty || addresses || endpoints
+	hash, before := hashOf(name), len(c.members)
+	c.members = slices.DeleteFunc(c.members, func(m member) bool { return m.owner.namespace == hash })
+	c.dirty = c.dirty || len(c.members) < before
 }
 
-// sort puts pods in order that were appended.
+// sort puts members in order that were appended.
 func (c *collection) sort() {
-	c.addresses.sort()
-	c.endpoints.sort()
+	slices.SortFunc(c.members, compareMembers)
+	c.members = slices.Clip(slices.Compact(c.members))
 }
 
 // current returns the set, the same as before if nothing in it changed.
@@ -181,9 +127,18 @@ func (c *collection) current() *ruleset.Set {
 	c.dirty = false
 	next := &ruleset.Set{Name: c.name, Family: c.family}
 	if c.port.name == "" {
-		next.Kind, next.Addresses = ruleset.Addresses, c.addresses.elements()
+		next.Kind, next.Addresses = ruleset.Addresses, make([]netip.Addr, 0, len(c.members))
 	} else {
-		next.Kind, next.Endpoints = ruleset.Endpoints, c.endpoints.elements()
+		next.Kind, next.Endpoints = ruleset.Endpoints, make([]ruleset.Endpoint, 0, len(c.members))
+	}
+	for i, m := range c.members {
+		switch {
+		case i > 0 && c.members[i-1].Endpoint == m.Endpoint:
+		case next.Kind == ruleset.Addresses:
+			next.Addresses = append(next.Addresses, m.Address)
+		default:
+			next.Endpoints = append(next.Endpoints, m.Endpoint)
+		}
 	}
 	if c.set == nil || !slices.Equal(c.set.Addresses, next.Addresses) || !slices.Equal(c.set.Endpoints, next.Endpoints) {
 		c.set = next

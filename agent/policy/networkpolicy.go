@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
+	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -15,7 +15,6 @@ import (
 	netutils "k8s.io/utils/net"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
-	"github.com/berth-dev/berth/ipam/iprange"
 )
 
 // readNetworkPolicy reads a NetworkPolicy. An invalid piece of it allows nothing: a peer or a port
@@ -27,35 +26,29 @@ func readNetworkPolicy(p *networkingv1.NetworkPolicy) *intent {
 		NamespacedName: types.NamespacedName{Namespace: p.Namespace, Name: p.Name},
 	}
 	ingress, egress := directionsOf(i, &p.Spec)
-	subject, err := selectionOf(p.Namespace, nil, &p.Spec.PodSelector)
-	if err != nil {
+	spec := p.Spec
+	var err error
+	if i.subject, err = selectionOf(p.Namespace, nil, &spec.PodSelector); err != nil {
 		i.report("spec.podSelector", "%v; the policy isolates every pod of its namespace", err)
 		i.subject = podSelection{scope: scope{namespace: p.Namespace}}
-		if ingress {
-			i.ingress = &side{}
-		}
-		if egress {
-			i.egress = &side{}
-		}
-		return i
+		spec.Ingress, spec.Egress = nil, nil
 	}
-	i.subject = subject
 	if ingress {
 		i.ingress = &side{}
-		for n, rule := range p.Spec.Ingress {
+		for n, rule := range spec.Ingress {
 			i.ingress.clauses = append(i.ingress.clauses,
 				readNetworkRule(i, fmt.Sprintf("spec.ingress[%d]", n), n, rule.From, "from", rule.Ports))
 		}
-		i.ingress.finish()
 	}
 	if egress {
 		i.egress = &side{}
-		for n, rule := range p.Spec.Egress {
+		for n, rule := range spec.Egress {
 			i.egress.clauses = append(i.egress.clauses,
 				readNetworkRule(i, fmt.Sprintf("spec.egress[%d]", n), n, rule.To, "to", rule.Ports))
 		}
-		i.egress.finish()
 	}
+	i.ingress.finish()
+	i.egress.finish()
 	return i
 }
 
@@ -80,7 +73,7 @@ func directionsOf(i *intent, spec *networkingv1.NetworkPolicySpec) (ingress, egr
 
 func readNetworkRule(i *intent, field string, number int, peers []networkingv1.NetworkPolicyPeer, peersField string, ports []networkingv1.NetworkPolicyPort) clause {
 	c := clause{number: number, anyPeer: len(peers) == 0, anyPort: len(ports) == 0}
-	var cidrs []iprange.Set
+	var blocks netipx.IPSetBuilder
 	for n, peer := range peers {
 		at := fmt.Sprintf("%s.%s[%d]", field, peersField, n)
 		switch {
@@ -92,7 +85,7 @@ func readNetworkRule(i *intent, field string, number int, peers []networkingv1.N
 				i.report(at+".ipBlock", "%v; it matches nothing", err)
 				continue
 			}
-			cidrs = append(cidrs, set)
+			blocks.AddSet(set)
 		case peer.PodSelector == nil && peer.NamespaceSelector == nil:
 			i.report(at, "names no peer that is known; it matches nothing")
 		default:
@@ -104,17 +97,9 @@ func readNetworkRule(i *intent, field string, number int, peers []networkingv1.N
 			c.peers = append(c.peers, pods)
 		}
 	}
-	var four, six []iprange.Range
-	for _, set := range cidrs {
-		for _, r := range set {
-			if r.First.Is4() {
-				four = append(four, r)
-			} else {
-				six = append(six, r)
-			}
-		}
-	}
-	c.blocks4, c.blocks6 = iprange.SetOf(four...), iprange.SetOf(six...)
+	// It has sets only, which are valid.
+	set, _ := blocks.IPSet()
+	c.blocks = set.Ranges()
 
 	numbers := portsOf{}
 	for n, port := range ports {
@@ -168,12 +153,13 @@ func portRangeOf(first, last int32) (ruleset.PortRange, error) {
 }
 
 // readBlock returns the addresses of a block without its exceptions.
-func readBlock(block *networkingv1.IPBlock) (iprange.Set, error) {
+func readBlock(block *networkingv1.IPBlock) (*netipx.IPSet, error) {
 	cidr, err := parseCIDR(block.CIDR)
 	if err != nil {
 		return nil, err
 	}
-	var except []iprange.Range
+	var set netipx.IPSetBuilder
+	set.AddPrefix(cidr)
 	for _, text := range block.Except {
 		prefix, err := parseCIDR(text)
 		if err != nil {
@@ -182,9 +168,9 @@ func readBlock(block *networkingv1.IPBlock) (iprange.Set, error) {
 		if prefix.Addr().BitLen() != cidr.Addr().BitLen() {
 			return nil, fmt.Errorf("%s and %s are of two families", cidr, prefix)
 		}
-		except = append(except, iprange.OfPrefix(prefix))
+		set.RemovePrefix(prefix)
 	}
-	return iprange.SetOf(iprange.OfPrefix(cidr)).Without(iprange.SetOf(except...)), nil
+	return set.IPSet()
 }
 
 // parseCIDR reads a CIDR as the API server does, which takes leading zeros and host bits of
@@ -206,23 +192,4 @@ func parseCIDR(text string) (netip.Prefix, error) {
 		addr = addr.Unmap()
 	}
 	return netip.PrefixFrom(addr, bits).Masked(), nil
-}
-
-// equal says whether two intents mean the same.
-func (s *side) equal(other *side) bool {
-	if s == nil || other == nil {
-		return s == other
-	}
-	return slices.EqualFunc(s.clauses, other.clauses, func(a, b clause) bool { return a.equal(&b) })
-}
-
-func (c *clause) equal(other *clause) bool {
-	return c.number == other.number && c.name == other.name && c.action == other.action &&
-		c.anyPeer == other.anyPeer && c.anyPort == other.anyPort &&
-		slices.EqualFunc(c.peers, other.peers, func(a, b podSelection) bool { return a.key() == b.key() }) &&
-		slices.Equal(c.blocks4, other.blocks4) && slices.Equal(c.blocks6, other.blocks6) &&
-		slices.EqualFunc(c.ports, other.ports, func(a, b protocolPorts) bool {
-			return a.protocol == b.protocol && slices.Equal(a.ranges, b.ranges)
-		}) &&
-		slices.Equal(c.names, other.names)
 }

@@ -7,9 +7,7 @@ import (
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
-	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 )
 
 // Pod has the parts of a pod that policies see. Pods in their node's network and pods that have finished
@@ -46,10 +44,4 @@ type Cluster interface {
 	Pods(namespace string) iter.Seq[*Pod]
 	// Pod returns a pod, nil where there is none. The value is the caller's.
 	Pod(name types.NamespacedName) *Pod
-}
-
-// Policies are all policies of a cluster.
-type Policies struct {
-	Network []*networkingv1.NetworkPolicy
-	Cluster []*policyv1alpha2.ClusterNetworkPolicy
 }

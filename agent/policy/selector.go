@@ -3,87 +3,48 @@
 package policy
 
 import (
-	"cmp"
 	"fmt"
+	"maps"
 	"slices"
-	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 )
 
-// selector is a label selector in a normal form: selectors that are written differently and
-// mean the same requirements are equal, and so is their text. The zero selector has none and matches everything.
+// selector is a label selector with its text: selectors that have the same requirements, in labels or in expressions, have the
+// same text. The zero selector matches everything.
 type selector struct {
-	requirements []requirement
-	text         string
+	parsed labels.Selector
+	text   string
 }
 
-type requirement struct {
-	key      string
-	operator selection.Operator
-	values   []string
-}
-
-// selectorOf returns the normal form of a selector as the API has it.
+// selectorOf reads a selector as the API has it.
 func selectorOf(written *metav1.LabelSelector) (selector, error) {
-	parsed, err := metav1.LabelSelectorAsSelector(written)
+	all := metav1.LabelSelector{MatchExpressions: slices.Clone(written.MatchExpressions)}
+	for _, key := range slices.Sorted(maps.Keys(written.MatchLabels)) {
+		all.MatchExpressions = append(all.MatchExpressions, metav1.LabelSelectorRequirement{Key: key, Operator: metav1.LabelSelectorOpIn, Values: []string{written.MatchLabels[key]}})
+	}
+	parsed, err := metav1.LabelSelectorAsSelector(&all)
 	if err != nil {
 		return selector{}, fmt.Errorf("parse label selector: %w", err)
 	}
-	given, _ := parsed.Requirements()
-	var s selector
-	for _, r := range given {
-		values := slices.Compact(slices.Sorted(slices.Values(r.ValuesUnsorted())))
-		operator := r.Operator()
-		if operator == selection.Equals {
-			operator = selection.In
-		}
-		s.requirements = append(s.requirements, requirement{r.Key(), operator, values})
-	}
-	order := func(a, b requirement) int {
-		return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(a.operator, b.operator), slices.Compare(a.values, b.values))
-	}
-	slices.SortFunc(s.requirements, order)
-	s.requirements = slices.CompactFunc(s.requirements, func(a, b requirement) bool { return order(a, b) == 0 })
-	var text strings.Builder
-	for i, r := range s.requirements {
-		if i > 0 {
-			text.WriteByte(';')
-		}
-		// Neither keys nor values have these separators.
-		fmt.Fprintf(&text, "%s %s %s", r.key, r.operator, strings.Join(r.values, ","))
-	}
-	s.text = text.String()
-	return s, nil
+	return selector{parsed, parsed.String()}, nil
 }
 
-func (s selector) matches(labels map[string]string) bool {
-	for _, r := range s.requirements {
-		value, has := labels[r.key]
-		ok := false
-		switch r.operator {
-		case selection.In:
-			ok = has && slices.Contains(r.values, value)
-		case selection.NotIn:
-			ok = !has || !slices.Contains(r.values, value)
-		case selection.Exists:
-			ok = has
-		case selection.DoesNotExist:
-			ok = !has
-		}
-		if !ok {
-			return false
-		}
-	}
-	return true
+func (s selector) matches(of map[string]string) bool {
+	return s.text == "" || s.parsed.Matches(labels.Set(of))
 }
 
 // anchor returns labels of which every match has one; false if there are none such.
 func (s selector) anchor() (key string, values []string, ok bool) {
-	for _, r := range s.requirements {
-		if r.operator == selection.In && (!ok || len(r.values) < len(values)) {
-			key, values, ok = r.key, r.values, true
+	if s.text == "" {
+		return "", nil, false
+	}
+	requirements, _ := s.parsed.Requirements()
+	for i := range requirements {
+		if r := &requirements[i]; r.Operator() == selection.In && (!ok || len(r.ValuesUnsorted()) < len(values)) {
+			key, values, ok = r.Key(), r.ValuesUnsorted(), true
 		}
 	}
 	return key, values, ok
@@ -110,7 +71,7 @@ func (s scope) matches(name string, labels map[string]string, known bool) bool {
 		return s.namespace == name
 	}
 	if !known {
-		return len(s.selector.requirements) == 0
+		return s.selector.text == ""
 	}
 	return s.selector.matches(labels)
 }

@@ -122,7 +122,7 @@ func (o *Options) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.GalaxyAliases, "galaxy-aliases", o.GalaxyAliases, "Take a request of "+galaxy.ResourceENIIP+" for one of "+v1alpha1.ResourceIP+", as the scheduler does with its option of this name.")
 	fs.StringVar(&o.HostPortRange, "host-port-range", o.HostPortRange, "Ports of the node from which pods with the annotation "+v1alpha1.AnnotationHostPorts+" get theirs. Ports that a program of the node has, and the kernel's range for outgoing connections, are left out.")
 	fs.StringVar((*string)(&o.NetworkPolicyBackend), "network-policy-backend", string(o.NetworkPolicyBackend), "How network policies are brought into the kernel: nftables, or iptables with ipset. auto is iptables where kubelet or kube-proxy keeps rules there, and nftables elsewhere.")
-	fs.StringVar((*string)(&o.NetworkPolicyPods), "network-policy-pods", string(o.NetworkPolicyPods), "Pods of the node for which NetworkPolicies and ClusterNetworkPolicies are enforced: "+enforce.PodsText()+". With --overlay FloatingIP is All. Policies of other pods are left to other programs.")
+	fs.StringVar((*string)(&o.NetworkPolicyPods), "network-policy-pods", string(o.NetworkPolicyPods), "Pods of the node for which NetworkPolicies and ClusterNetworkPolicies are enforced: "+string(enforce.PodsText)+". With --overlay FloatingIP is All. Policies of other pods are left to other programs.")
 	o.Monitoring.AddFlags(fs)
 }
 

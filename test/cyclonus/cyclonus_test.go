@@ -178,7 +178,7 @@ func (w *world) follow(s *connectivity.TestCaseState) {
 			delete(w.pods, name)
 		}
 	}
-	w.cluster.SetPolicies(policy.Policies{Network: s.Policies})
+	w.cluster.SetPolicies(policytest.Policies{Network: s.Policies})
 }
 
 // compare sends a packet.

@@ -229,10 +229,6 @@ func (c *Cluster) tellNews() {
 	c.news = make(chan struct{})
 }
 
-func (c *Cluster) wake() {
-	c.soon.Send()
-}
-
 // Run follows the API server and tells sink until the context ends.
 func (c *Cluster) Run(ctx context.Context, sink Sink) error {
 	c.mu.Lock()
@@ -357,7 +353,7 @@ func (c *Cluster) drop() {
 	c.store.spacePass++
 	c.mu.Unlock()
 	c.sweepPods("")
-	c.sweepNamespaces("")
+	c.Do(func() { c.sweepNamespaces("") })
 }
 
 func (c *Cluster) dropClusterPolicies() {
@@ -369,26 +365,42 @@ func (c *Cluster) dropClusterPolicies() {
 	c.tellNews()
 }
 
-// Policies.
-
-// locked returns f under the lock.
-func (c *Cluster) locked(f func()) func() {
-	return func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		f()
+// newFeed returns a feed of objects of one type. Its functions are called with the lock held.
+func newFeed[T any](c *Cluster, kind string, source cache.ListerWatcher, begin func(), put, remove func(object T, live bool), end func(version string)) *feed {
+	typed := func(do func(T, bool)) func(runtime.Object, bool) {
+		return func(object runtime.Object, live bool) {
+			if one, ok := object.(T); ok {
+				c.Do(func() { do(one, live) })
+			}
+		}
+	}
+	return &feed{
+		kind: kind, source: source, put: typed(put), remove: typed(remove),
+		begin: func() { c.Do(begin) },
+		end:   func(version string) { c.Do(func() { end(version) }) },
+		reached: func(err error) {
+			c.Do(func() {
+				if c.errs[kind] = err; err == nil {
+					delete(c.errs, kind)
+				}
+			})
+		},
 	}
 }
 
+// Policies.
+
 func (c *Cluster) networkFeed() *feed {
-	return policyFeed(c, &feed{kind: networkPolicies, source: c.o.NetworkPolicies}, &c.networkPass, &c.networkRead, needOf, func(p *networkingv1.NetworkPolicy) { c.sink.SetNetworkPolicy(p) })
+	return policyFeed(c, networkPolicies, c.o.NetworkPolicies, &c.networkPass, &c.networkRead, needOf, func(p *networkingv1.NetworkPolicy) { c.sink.SetNetworkPolicy(p) })
 }
 
 func (c *Cluster) clusterFeed() *feed {
-	return policyFeed(c, &feed{kind: clusterPolicies, source: c.o.ClusterPolicies, absent: c.noteAbsence}, &c.clusterPass, &c.clusterRead, needOfCluster, func(p *policyv1alpha2.ClusterNetworkPolicy) {
+	f := policyFeed(c, clusterPolicies, c.o.ClusterPolicies, &c.clusterPass, &c.clusterRead, needOfCluster, func(p *policyv1alpha2.ClusterNetworkPolicy) {
 		p.Status = policyv1alpha2.ClusterNetworkPolicyStatus{}
 		c.sink.SetClusterPolicy(p)
 	})
+	f.absent = c.noteAbsence
+	return f
 }
 
 // noteAbsence notes that ClusterNetworkPolicies are installed and not served. Known ones stay. Where none are
@@ -413,83 +425,60 @@ func (c *Cluster) Unserved() error {
 	return c.unserved
 }
 
-// policyFeed completes the feed of a kind of policies: pass counts its listings, read says that there was
+// policyFeed returns the feed of a kind of policies: pass counts its listings, read says that there was
 // one, needOf returns which pods must be known for a policy, and tell tells the sink of it.
-func policyFeed[P interface {
-	runtime.Object
-	metav1.Object
-}](c *Cluster, f *feed, pass *uint32, read *bool, needOf func(P) scope, tell func(P),
-) *feed {
-	f.reached = c.noteReach(f.kind)
-	f.begin = c.locked(func() { *pass++ })
-	f.put = func(object runtime.Object, _ bool) {
-		p, ok := object.(P)
-		if !ok {
-			return
-		}
-		p.SetManagedFields(nil)
-		p.SetAnnotations(nil)
-		c.setPolicy(p, needOf(p), func() { tell(p) })
-	}
-	f.remove = func(object runtime.Object, _ bool) {
-		if p, ok := object.(P); ok {
-			c.locked(func() { c.deletePolicy(types.NamespacedName{Namespace: p.GetNamespace(), Name: p.GetName()}) })()
-		}
-	}
-	f.end = func(string) {
-		c.locked(func() {
-			c.sweepPolicies(f.kind == clusterPolicies, *pass)
+func policyFeed[P metav1.Object](c *Cluster, kind string, source cache.ListerWatcher, pass *uint32, read *bool, needOf func(P) scope, tell func(P)) *feed {
+	return newFeed(c, kind, source, func() { *pass++ },
+		func(p P, _ bool) {
+			p.SetManagedFields(nil)
+			p.SetAnnotations(nil)
+			c.setPolicy(p, needOf(p), func() { tell(p) })
+		},
+		func(p P, _ bool) {
+			c.deletePolicy(types.NamespacedName{Namespace: p.GetNamespace(), Name: p.GetName()})
+		},
+		func(string) {
+			c.sweepPolicies(kind == clusterPolicies, *pass)
 			*read = true
-			if f.kind == clusterPolicies {
+			if kind == clusterPolicies {
 				c.unserved = nil
 			}
 			c.tellNews()
-		})()
-	}
-	return f
+		})
 }
 
 // definitionFeed follows whether ClusterNetworkPolicies are installed.
 func (c *Cluster) definitionFeed() *feed {
-	set := func(installed bool) func(runtime.Object, bool) {
-		return func(object runtime.Object, _ bool) {
-			if d, ok := object.(metav1.Object); !ok || d.GetName() != DefinitionName {
+	set := func(installed bool) func(metav1.Object, bool) {
+		return func(d metav1.Object, _ bool) {
+			if d.GetName() != DefinitionName {
 				return
 			}
-			c.mu.Lock()
-			defer c.mu.Unlock()
 			c.installedNow = installed
 			if c.definitionsRead {
 				c.install(installed)
 			}
 		}
 	}
-	return &feed{
-		kind: definitions, source: c.o.CustomResourceDefinitions, selector: "metadata.name=" + DefinitionName, reached: c.noteReach(definitions),
-		begin: c.locked(func() { c.installedNow = false }),
-		put:   set(true), remove: set(false),
-		end: func(string) {
-			c.locked(func() {
-				c.install(c.installedNow)
-				c.definitionsRead = true
-				c.tellNews()
-			})()
-		},
-	}
+	f := newFeed(c, definitions, c.o.CustomResourceDefinitions, func() { c.installedNow = false }, set(true), set(false), func(string) {
+		c.install(c.installedNow)
+		c.definitionsRead = true
+		c.tellNews()
+	})
+	f.selector = "metadata.name=" + DefinitionName
+	return f
 }
 
 // install notes whether ClusterNetworkPolicies are installed.
 func (c *Cluster) install(installed bool) {
 	c.later = installed && (c.later || c.definitionsRead && !c.installed)
 	c.installed = installed
-	c.wake()
+	c.soon.Send()
 }
 
 // setPolicy has the sink told of a policy, as soon as all that it needs is known.
 func (c *Cluster) setPolicy(about metav1.Object, need scope, tell func()) {
 	name := types.NamespacedName{Namespace: about.GetNamespace(), Name: about.GetName()}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	pass := c.networkPass
 	if name.Namespace == "" {
 		pass = c.clusterPass
@@ -509,7 +498,7 @@ func (c *Cluster) setPolicy(about metav1.Object, need scope, tell func()) {
 	}
 	e.tell = tell
 	c.tellPolicy(e)
-	c.wake()
+	c.soon.Send()
 }
 
 func (c *Cluster) tellPolicy(e *entry) {
@@ -547,7 +536,7 @@ func (c *Cluster) deletePolicy(name types.NamespacedName) {
 	default:
 		c.sink.DeleteNetworkPolicy(name.Namespace, name.Name)
 	}
-	c.wake()
+	c.soon.Send()
 	c.tellNews()
 }
 
@@ -563,37 +552,25 @@ func (c *Cluster) sweepPolicies(cluster bool, pass uint32) {
 // Namespaces and pods.
 
 func (c *Cluster) namespaceFeed() *feed {
-	return &feed{
-		kind: namespaces, source: c.o.Namespaces, reached: c.noteReach(namespaces),
-		begin: c.locked(func() { c.store.spacePass++ }),
-		put: func(object runtime.Object, _ bool) {
-			if n, ok := object.(*corev1.Namespace); ok {
-				c.locked(func() {
-					if c.store.isNewer(types.NamespacedName{Name: n.Name}, n.ResourceVersion) {
-						c.setNamespace(n)
-					}
-				})()
-			}
-		},
-		remove: func(object runtime.Object, _ bool) {
-			n, ok := object.(*corev1.Namespace)
-			if !ok {
-				return
-			}
-			c.locked(func() {
-				if c.store.isNewer(types.NamespacedName{Name: n.Name}, n.ResourceVersion) && c.store.deleteNamespace(n.Name) {
-					c.sink.DeleteNamespace(n.Name)
-				}
-			})()
-		},
-		end: func(version string) {
-			c.sweepNamespaces(version)
-			c.locked(func() {
-				c.namespacesRead = true
-				c.tellPolicies()
-			})()
-		},
+	newer := func(n *corev1.Namespace) bool {
+		return c.store.isNewer(types.NamespacedName{Name: n.Name}, n.ResourceVersion)
 	}
+	return newFeed(c, namespaces, c.o.Namespaces, func() { c.store.spacePass++ },
+		func(n *corev1.Namespace, _ bool) {
+			if newer(n) {
+				c.setNamespace(n)
+			}
+		},
+		func(n *corev1.Namespace, _ bool) {
+			if newer(n) && c.store.deleteNamespace(n.Name) {
+				c.sink.DeleteNamespace(n.Name)
+			}
+		},
+		func(version string) {
+			c.sweepNamespaces(version)
+			c.namespacesRead = true
+			c.tellPolicies()
+		})
 }
 
 func (c *Cluster) setNamespace(n *corev1.Namespace) {
@@ -603,8 +580,6 @@ func (c *Cluster) setNamespace(n *corev1.Namespace) {
 }
 
 func (c *Cluster) sweepNamespaces(version string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	for _, name := range c.store.sweepNamespaces(version) {
 		c.sink.DeleteNamespace(name)
 	}
@@ -624,31 +599,14 @@ func (c *Cluster) podFeeds(of scope) []*feed {
 
 // nodeFeed follows the nodes, as pods.
 func (c *Cluster) nodeFeed() *feed {
-	change := func(do func(node *policy.Pod)) func(runtime.Object, bool) {
-		return func(object runtime.Object, _ bool) {
-			if n, ok := object.(*corev1.Node); ok {
-				c.locked(func() { do(nodeOf(n)) })()
-			}
-		}
-	}
-	return &feed{
-		kind: nodes, source: c.o.Nodes, reached: c.noteReach(nodes),
-		begin: c.locked(func() { c.nodes.pass++ }),
-		put: change(func(node *policy.Pod) {
-			if before := c.nodes.uid(node.NamespacedName); before != "" && before != node.UID {
-				c.tellPod(c.nodes.delete(node.NamespacedName, before))
-			}
-			c.tellPod(c.nodes.set(node))
-		}),
-		remove: change(func(node *policy.Pod) { c.tellPod(c.nodes.delete(node.NamespacedName, node.UID)) }),
-		end: func(version string) {
-			c.locked(func() {
-				c.sweepNodes(version)
-				c.nodesRead = true
-				c.tellPolicies()
-			})()
-		},
-	}
+	return newFeed(c, nodes, c.o.Nodes, func() { c.nodes.pass++ },
+		func(n *corev1.Node, _ bool) { c.replacePod(&c.nodes, nodeOf(n)) },
+		func(n *corev1.Node, _ bool) { c.tellPod(c.nodes.delete(nodeName(n), n.UID)) },
+		func(version string) {
+			c.sweepNodes(version)
+			c.nodesRead = true
+			c.tellPolicies()
+		})
 }
 
 // sweepNodes forgets the nodes that were not in the last reading of all.
@@ -658,7 +616,7 @@ func (c *Cluster) sweepNodes(version string) {
 
 // nodeOf returns a node with "the IPs present in the node.Status.Addresses field", beside which there are names.
 func nodeOf(n *corev1.Node) *policy.Pod {
-	node := &policy.Pod{NamespacedName: types.NamespacedName{Namespace: policy.NodeNamespace, Name: n.Name}, UID: n.UID, Labels: n.Labels}
+	node := &policy.Pod{NamespacedName: nodeName(n), UID: n.UID, Labels: n.Labels}
 	for _, a := range n.Status.Addresses {
 		if addr, err := netip.ParseAddr(a.Address); err == nil && !slices.Contains(node.Addresses, addr.Unmap().WithZone("")) {
 			node.Addresses = append(node.Addresses, addr.Unmap().WithZone(""))
@@ -667,16 +625,14 @@ func nodeOf(n *corev1.Node) *policy.Pod {
 	return node
 }
 
+func nodeName(n *corev1.Node) types.NamespacedName {
+	return types.NamespacedName{Namespace: policy.NodeNamespace, Name: n.Name}
+}
+
 func (c *Cluster) podFeed(of scope) *feed {
-	// newer calls do with a Pod that is newer than the stored one; do holds c.mu.
-	newer := func(do func(p *corev1.Pod, name types.NamespacedName)) func(object runtime.Object, live bool) {
-		return func(object runtime.Object, live bool) {
-			p, ok := object.(*corev1.Pod)
-			if !ok {
-				return
-			}
-			c.mu.Lock()
-			defer c.mu.Unlock()
+	// newer calls do with a Pod that is newer than the stored one.
+	newer := func(do func(p *corev1.Pod, name types.NamespacedName)) func(p *corev1.Pod, live bool) {
+		return func(p *corev1.Pod, live bool) {
 			if live {
 				c.store.version = p.ResourceVersion
 			}
@@ -685,22 +641,21 @@ func (c *Cluster) podFeed(of scope) *feed {
 			}
 		}
 	}
-	f := &feed{
-		kind: pods, source: c.o.Pods, reached: c.noteReach(pods),
-		begin: c.locked(func() { c.store.pass++ }),
-		put: newer(func(p *corev1.Pod, _ types.NamespacedName) {
+	f := newFeed(c, pods, c.o.Pods, func() { c.store.pass++ },
+		newer(func(p *corev1.Pod, _ types.NamespacedName) {
 			if of >= allNodes || p.Spec.NodeName == c.o.Node {
 				c.setPod(p)
 			}
 		}),
-		remove: newer(func(p *corev1.Pod, name types.NamespacedName) { c.tellPod(c.store.delete(name, p.UID)) }),
-		end: func(version string) {
-			c.sweepPods(version)
-			c.locked(func() {
-				c.podsRead, c.store.version = of, version
-				c.tellPolicies()
-			})()
-		},
+		newer(func(p *corev1.Pod, name types.NamespacedName) { c.tellPod(c.store.delete(name, p.UID)) }),
+		func(version string) {
+			c.podsRead, c.store.version = of, version
+			c.tellPolicies()
+		})
+	end := f.end
+	f.end = func(version string) {
+		c.sweepPods(version)
+		end(version)
 	}
 	if of == ownNode {
 		f.selector = "spec.nodeName=" + c.o.Node
@@ -709,16 +664,20 @@ func (c *Cluster) podFeed(of scope) *feed {
 }
 
 func (c *Cluster) setPod(p *corev1.Pod) {
-	name := types.NamespacedName{Namespace: p.Namespace, Name: p.Name}
-	if before := c.store.uid(name); before != "" && before != p.UID {
-		c.tellPod(c.store.delete(name, before))
-	}
-	pod := c.podOf(p)
-	if pod == nil {
-		c.tellPod(c.store.delete(name, p.UID))
+	if pod := c.podOf(p); pod != nil {
+		c.replacePod(&c.store, pod)
 		return
 	}
-	c.tellPod(c.store.set(pod))
+	name := types.NamespacedName{Namespace: p.Namespace, Name: p.Name}
+	c.tellPod(c.store.delete(name, c.store.uid(name)))
+}
+
+// replacePod puts a pod into a store in place of any other one of its name.
+func (c *Cluster) replacePod(into *store, pod *policy.Pod) {
+	if before := into.uid(pod.NamespacedName); before != "" && before != pod.UID {
+		c.tellPod(into.delete(pod.NamespacedName, before))
+	}
+	c.tellPod(into.set(pod))
 }
 
 func (c *Cluster) tellPod(update podUpdate) {
@@ -736,18 +695,6 @@ func (c *Cluster) sweepPods(version string) {
 		c.mu.Lock()
 		c.store.sweepPods(name, version, c.tellPod)
 		c.mu.Unlock()
-	}
-}
-
-func (c *Cluster) noteReach(kind string) func(error) {
-	return func(err error) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if err == nil {
-			delete(c.errs, kind)
-		} else {
-			c.errs[kind] = err
-		}
 	}
 }
 

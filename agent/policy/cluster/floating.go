@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/agent/policy"
@@ -59,12 +58,8 @@ func (f *floating) set(a netip.Addr, next holder) (before holder) {
 
 // floatingFeed follows the FloatingIPs.
 func (c *Cluster) floatingFeed() *feed {
-	put := func(holds bool) func(runtime.Object, bool) {
-		return func(object runtime.Object, _ bool) {
-			ip, ok := object.(*v1alpha1.FloatingIP)
-			if !ok {
-				return
-			}
+	put := func(holds bool) func(*v1alpha1.FloatingIP, bool) {
+		return func(ip *v1alpha1.FloatingIP, _ bool) {
 			addr, err := netip.ParseAddr(ip.Spec.Address)
 			if err != nil {
 				return
@@ -73,30 +68,24 @@ func (c *Cluster) floatingFeed() *feed {
 			if pod := ip.Spec.Pod; pod != nil && ip.Spec.Owner != nil && holds {
 				h = holder{pod: types.NamespacedName{Namespace: ip.Spec.Owner.Namespace, Name: pod.Name}, uid: pod.UID}
 			}
-			c.locked(func() { c.hold(addr, h) })()
+			c.hold(addr, h)
 		}
 	}
 	read := func() {
 		c.floating.read = true
 		c.tellPolicies()
 	}
-	return &feed{
-		kind: floatingIPs, source: c.o.FloatingIPs, reached: c.noteReach(floatingIPs),
-		// Somebody deleted the kinds before the agents: policies of ordinary pods hold on.
-		absent: func(error) { c.locked(read)() },
-		begin:  c.locked(func() { c.floating.pass++ }),
-		put:    put(true), remove: put(false),
-		end: func(string) {
-			c.locked(func() {
-				for a, h := range c.floating.holders {
-					if h.pass != c.floating.pass {
-						c.hold(a, holder{})
-					}
-				}
-				read()
-			})()
-		},
-	}
+	f := newFeed(c, floatingIPs, c.o.FloatingIPs, func() { c.floating.pass++ }, put(true), put(false), func(string) {
+		for a, h := range c.floating.holders {
+			if h.pass != c.floating.pass {
+				c.hold(a, holder{})
+			}
+		}
+		read()
+	})
+	// Somebody deleted the kinds before the agents: policies of ordinary pods hold on.
+	f.absent = func(error) { c.Do(read) }
+	return f
 }
 
 // hold notes which pod has a floating IP, and tells the pods that it changes.

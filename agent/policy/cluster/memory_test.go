@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -75,7 +76,7 @@ func largePod(b *testing.B, i int) []byte {
 	v4 := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: name, UID: formatUID(uid), Labels: labels, ResourceVersion: fmt.Sprint(1000000 + i),
+			Namespace: namespace, Name: name, UID: types.UID(uuid.UUID(uid).String()), Labels: labels, ResourceVersion: fmt.Sprint(1000000 + i),
 			Annotations:   map[string]string{"checksum/config": fmt.Sprintf("%064x", i), "prometheus.io/scrape": "true"},
 			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet", FieldsV1: metav1.NewFieldsV1(strings.Repeat("x", 2000))}},
 		},
@@ -226,7 +227,7 @@ func BenchmarkPods(b *testing.B) {
 	var s store
 	for i := range manyPods / manyNamespaces {
 		s.set(&policy.Pod{
-			NamespacedName: types.NamespacedName{Namespace: "shop", Name: fmt.Sprintf("web-%d", i)}, UID: formatUID([16]byte{byte(i), byte(i >> 8), 1}),
+			NamespacedName: types.NamespacedName{Namespace: "shop", Name: fmt.Sprintf("web-%d", i)}, UID: types.UID(uuid.UUID{byte(i), byte(i >> 8), 1}.String()),
 			Labels: map[string]string{"app": "web", "workload": fmt.Sprint(i / replicas)}, Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})},
 		})
 	}

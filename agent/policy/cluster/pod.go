@@ -3,10 +3,10 @@
 package cluster
 
 import (
-	"encoding/hex"
 	"net/netip"
 	"slices"
 
+	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -73,7 +73,7 @@ func podAddresses(p *corev1.Pod) []netip.Addr {
 type record struct {
 	shape *shape
 	// uid is zero where the pod is odd.
-	uid [16]byte
+	uid uuid.UUID
 	// Addresses are zero where there are none.
 	v6 [16]byte
 	v4 [4]byte
@@ -90,7 +90,10 @@ type odd struct {
 
 // pack returns a record without its shape, or an odd and fits false if the pod does not fit one.
 func pack(uid types.UID, addresses []netip.Addr) (r record, rest odd, fits bool) {
-	fits = parseUID(uid, &r.uid)
+	var err error
+	r.uid, err = uuid.Parse(string(uid))
+	// In other letters it is another string.
+	fits = err == nil && r.uid != uuid.Nil && r.uid.String() == string(uid)
 	for _, a := range addresses {
 		switch {
 		case a.Is4() && r.v4 == [4]byte{}:
@@ -105,46 +108,6 @@ func pack(uid types.UID, addresses []netip.Addr) (r record, rest odd, fits bool)
 		return record{}, odd{uid: uid, addresses: addresses}, false
 	}
 	return r, odd{}, true
-}
-
-// dashes are the positions of the dashes in a UUID.
-var dashes = [...]int{8, 13, 18, 23}
-
-func parseUID(uid types.UID, into *[16]byte) bool {
-	if len(uid) != 36 {
-		return false
-	}
-	var digits [32]byte
-	n := 0
-	for i := range len(uid) {
-		switch c := uid[i]; {
-		case slices.Contains(dashes[:], i):
-			if c != '-' {
-				return false
-			}
-		case c >= 'A' && c <= 'F':
-			// It is another string.
-			return false
-		default:
-			digits[n] = c
-			n++
-		}
-	}
-	_, err := hex.Decode(into[:], digits[:])
-	return err == nil && *into != [16]byte{}
-}
-
-func formatUID(uid [16]byte) types.UID {
-	var text [36]byte
-	hex.Encode(text[:8], uid[:4])
-	hex.Encode(text[9:13], uid[4:6])
-	hex.Encode(text[14:18], uid[6:8])
-	hex.Encode(text[19:23], uid[8:10])
-	hex.Encode(text[24:], uid[10:])
-	for _, i := range dashes {
-		text[i] = '-'
-	}
-	return types.UID(text[:])
 }
 
 // appendAddresses appends the addresses of a record that is not odd.

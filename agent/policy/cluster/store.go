@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/google/uuid"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
@@ -158,15 +159,15 @@ func (s *store) uid(name types.NamespacedName) types.UID {
 }
 
 func (s *store) uidOf(r *record) types.UID {
-	if r.uid == [16]byte{} {
+	if r.uid == uuid.Nil {
 		return s.odd[r].uid
 	}
-	return formatUID(r.uid)
+	return types.UID(r.uid.String())
 }
 
 // addresses appends the addresses of a pod.
 func (s *store) addresses(r *record, to []netip.Addr) []netip.Addr {
-	if r.uid == [16]byte{} {
+	if r.uid == uuid.Nil {
 		return append(to, s.odd[r].addresses...)
 	}
 	return r.appendAddresses(to)

@@ -74,18 +74,8 @@ func newJudge(rs *ruleset.Ruleset, addresses map[netip.Addr]string) *judge {
 	return &judge{
 		rs: rs, forward: ruleset.NewWalker(rs, ruleset.Forward), in: ruleset.NewWalker(rs, ruleset.Input), out: ruleset.NewWalker(rs, ruleset.Output),
 		addresses: addresses,
-		onNode:    seesForwarded(rs),
+		onNode:    len(rs.Bases(ruleset.Forward)) > 0,
 	}
-}
-
-// seesForwarded returns whether the ruleset has a base chain of hook forward.
-func seesForwarded(rs *ruleset.Ruleset) bool {
-	for _, c := range rs.Chains {
-		if c.Hook == ruleset.Forward {
-			return true
-		}
-	}
-	return false
 }
 
 func (j *judge) readNode() error {

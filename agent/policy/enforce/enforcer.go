@@ -162,9 +162,20 @@ func New(o Options) *Enforcer {
 		node:  &target{table: o.Kernel.Table("")}, containers: map[string]*container{}, recorded: map[string]bool{},
 		bridges: map[string]error{}, problems: map[policy.Problem]bool{}, readings: readings{past: map[counted]uint64{}},
 	}
+	e.index.Told = e.told
 	e.lookSoon = time.AfterFunc(recheck, e.Soon)
 	e.lookSoon.Stop()
 	return e
+}
+
+// told has the tables written after a change of the cluster. After one of a policy the containers are listed again, because the
+// places of pods are not known while there is no policy. It is called within Objects.Do.
+func (e *Enforcer) told(ofPolicy bool) {
+	if ofPolicy {
+		e.Soon()
+	}
+	e.version++
+	e.enqueue()
 }
 
 func newQueue() workqueue.TypedRateLimitingInterface[string] {
@@ -194,7 +205,7 @@ func (e *Enforcer) Run(ctx context.Context, all containers) error {
 	var group sync.WaitGroup
 	defer group.Wait()
 	failed := make(chan error, 1)
-	group.Go(func() { failed <- e.Objects.Run(ctx, &sink{e}) })
+	group.Go(func() { failed <- e.Objects.Run(ctx, e.index) })
 	if !all.WaitForPods(ctx) || e.Objects.Wait(ctx) != nil {
 		return <-failed
 	}

@@ -1236,9 +1236,11 @@ func TestChangeDuringRetry(t *testing.T) {
 	w.add(db, "routed")
 	w.enforcer.refresh(t.Context(), w)
 	w.cluster.Do(func() {
-		// Not by set, which has the containers listed again, and all tables written after that.
+		// Not as one of a policy, which has the containers listed again, and all tables written after that.
+		w.enforcer.index.Told = nil
 		w.enforcer.index.SetNetworkPolicy(allow("db", "db", "other"))
-		(&sink{w.enforcer}).changed()
+		w.enforcer.index.Told = w.enforcer.told
+		w.enforcer.told(false)
 	})
 	within(t, recheck/2, "the change is written", func() bool { return tries.Load() >= 2 && !reaches(other.Host, db) })
 }

@@ -5,7 +5,6 @@ package enforce
 import (
 	"fmt"
 	"slices"
-	"strings"
 )
 
 // Pods says which pods of a node policies govern. All pods of the cluster are peers, whatever it is.
@@ -25,20 +24,13 @@ const (
 // allPods are the values of Pods.
 var allPods = []Pods{PodsFloatingIP, PodsAll, PodsNone}
 
-// PodsText names the values, such as "x, y or z".
-func PodsText() string {
-	var names []string
-	for _, p := range allPods {
-		names = append(names, string(p))
-	}
-	last := len(names) - 1
-	return strings.Join(names[:last], ", ") + " or " + names[last]
-}
+// PodsText names the values.
+const PodsText = PodsFloatingIP + ", " + PodsAll + " or " + PodsNone
 
 // Validate returns an error for a value that is none of them.
 func (p Pods) Validate() error {
 	if !slices.Contains(allPods, p) {
-		return fmt.Errorf("must be %s, is %q", PodsText(), p)
+		return fmt.Errorf("must be %s, is %q", PodsText, p)
 	}
 	return nil
 }

@@ -103,7 +103,7 @@ func Survey(ctx context.Context, o Options, all containers) (*inquiry.PolicyPrev
 	defer group.Wait()
 	defer cancel()
 	failed := make(chan error, 1)
-	group.Go(func() { failed <- e.Objects.Run(ctx, &sink{e}) })
+	group.Go(func() { failed <- e.Objects.Run(ctx, e.index) })
 	if !all.WaitForPods(ctx) {
 		return nil, fmt.Errorf("wait for the pods of the node: %w", context.Cause(ctx))
 	}

@@ -243,7 +243,7 @@ func decide(b *strings.Builder, where string, rs *ruleset.Ruleset, hook ruleset.
 	switch origin := decision.Origin(); {
 	case origin != nil:
 		why = "by " + origin.String()
-	case decision.Rule != nil && decision.Path[len(decision.Path)-1].Chain == baseOf(hook, rs):
+	case decision.Rule != nil && decision.Path[len(decision.Path)-1].Chain == decision.Path[len(decision.Path)-1].Base:
 		why = "by a rule that is always there"
 	case len(decision.Path) > 0:
 		why = "no policy forbids it"
@@ -252,14 +252,4 @@ func decide(b *strings.Builder, where string, rs *ruleset.Ruleset, hook ruleset.
 	for _, step := range decision.Path {
 		fmt.Fprintf(b, "    chain %s: %s\n", step.Chain, strings.TrimSpace(ruleset.RuleText(rs, rs.Chains[step.Chain], step.Rule)))
 	}
-}
-
-// baseOf returns the name of the base chain of a hook.
-func baseOf(hook ruleset.Hook, rs *ruleset.Ruleset) string {
-	for name, c := range rs.Chains {
-		if c.Hook == hook {
-			return name
-		}
-	}
-	return ""
 }

@@ -32,7 +32,7 @@ func chainsOf(rs *ruleset.Ruleset, rendered map[string]*chain) *chains {
 			all.lines[rest] = c.lines
 		}
 	}
-	for _, c := range baseChains(rs) {
+	for _, c := range rs.Bases() {
 		hook := hooks[c.Hook]
 		all.entries[hook] = append(all.entries[hook], join(comment("Berth: network policies"), "-j "+chainName(c.Name)))
 	}

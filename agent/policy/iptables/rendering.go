@@ -51,23 +51,12 @@ type rendering struct {
 // objects did not change are those of last.
 func (n names) renderChains(rs *ruleset.Ruleset, f ruleset.Family, last map[string]*chain) (map[string]*chain, error) {
 	r := &rendering{names: n, rs: rs, family: f, last: last, made: map[string]*chain{}}
-	for _, c := range baseChains(rs) {
+	for _, c := range rs.Bases() {
 		if err := r.chain(c.Name); err != nil {
 			return nil, err
 		}
 	}
 	return r.made, nil
-}
-
-// baseChains lists the chains with a hook by their names.
-func baseChains(rs *ruleset.Ruleset) []*ruleset.Chain {
-	var all []*ruleset.Chain
-	for _, name := range slices.Sorted(maps.Keys(rs.Chains)) {
-		if c := rs.Chains[name]; c.Hook != ruleset.NoHook {
-			all = append(all, c)
-		}
-	}
-	return all
 }
 
 // chain makes a chain and the chains that it leads to.
@@ -188,7 +177,7 @@ func (w *writer) rules(name string, rules []ruleset.Rule, behind *rest) error {
 // jump, too.
 func (w *writer) jump(rule *ruleset.Rule, behind *rest) (ends bool, err error) {
 	target := w.rs.Chains[rule.Target]
-	if target == nil || conditional(rule) {
+	if target == nil || !slices.Equal(w.conditions(w.hook, w.family, rule, w.written), []string{""}) {
 		return false, fmt.Errorf("cannot jump to %q under conditions, or it is missing", rule.Target)
 	}
 	w.origin.chains[rule.Target] = target
@@ -231,12 +220,6 @@ func (w *writer) pairs(rule *ruleset.Rule, behind *rest) error {
 	chains[1].lines = append(chains[1].lines, onward)
 	next.out = chains[2]
 	return next.rules(to, behind.rules, nil)
-}
-
-// conditional returns whether some packets do not match a rule.
-func conditional(r *ruleset.Rule) bool {
-	return r.Established || r.NeighborDiscovery || r.MulticastListener || r.InInterface != "" || r.OutInterface != "" || r.Loopback || r.LocalSource || r.Source != "" ||
-		r.Destination != "" || r.Endpoint != "" || r.Pair != "" || r.SourceIn != "" || r.SourceOut != "" || r.Protocol != ruleset.AnyProtocol
 }
 
 // fieldOf returns the address that the map of a rule is about.

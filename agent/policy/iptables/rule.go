@@ -72,7 +72,7 @@ func (n names) conditions(hook ruleset.Hook, f ruleset.Family, r *ruleset.Rule, 
 	case r.MulticastListener:
 		and(multicastListener...)
 	case r.Protocol != ruleset.AnyProtocol:
-		and("-p " + protocolName(r.Protocol))
+		and("-p " + r.Protocol.String())
 	}
 	if r.Established {
 		and("-m conntrack --ctstate RELATED,ESTABLISHED " + strings.Replace(ended, "connmark ", "connmark ! ", 1))
@@ -131,23 +131,10 @@ func icmpv6(hops int, types ...int) []string {
 	return all
 }
 
-func protocolName(p ruleset.Protocol) string {
-	switch p {
-	case ruleset.TCP:
-		return "tcp"
-	case ruleset.UDP:
-		return "udp"
-	case ruleset.SCTP:
-		return "sctp"
-	}
-	return fmt.Sprint(uint8(p))
-}
-
 // ports returns the conditions of destination ports.
 func ports(p ruleset.Protocol, all []ruleset.PortRange) []string {
 	if len(all) == 1 {
-		name := protocolName(p)
-		return []string{fmt.Sprintf("-m %s --dport %s", name, portText(all[0]))}
+		return []string{fmt.Sprintf("-m %s --dport %s", p, portText(all[0]))}
 	}
 	var texts, some []string
 	count := 0

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"go4.org/netipx"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
@@ -82,7 +83,7 @@ func elementsOf(s *ruleset.Set) []string {
 		}
 	}
 	for _, e := range s.Endpoints {
-		all = append(all, fmt.Sprintf("%s,%s:%d", e.Address, protocolName(e.Protocol), e.Port))
+		all = append(all, fmt.Sprintf("%s,%s:%d", e.Address, e.Protocol, e.Port))
 	}
 	for _, l := range s.Links {
 		all = append(all, fmt.Sprintf("%s,%s", l.Address, l.Interface))
@@ -231,18 +232,8 @@ func commands(b *bytes.Buffer, command, name string, elements []string) {
 
 // difference returns the elements that only one of two lists has.
 func difference(old, want []string) (came, went []string) {
-	had := make(map[string]bool, len(old))
-	for _, e := range old {
-		had[e] = true
-	}
-	for _, e := range want {
-		if had[e] {
-			delete(had, e)
-		} else {
-			came = append(came, e)
-		}
-	}
-	return came, slices.Sorted(maps.Keys(had))
+	had, has := sets.New(old...), sets.New(want...)
+	return sets.List(has.Difference(had)), sets.List(had.Difference(has))
 }
 
 // parseSets reads what ipset save prints of the sets with our prefix.

@@ -111,8 +111,24 @@ func (c *Cluster) Pod(name types.NamespacedName) *policy.Pod {
 }
 
 // Policies returns all policies.
-func (c *Cluster) Policies() policy.Policies {
-	return policy.Policies{Network: slices.Collect(maps.Values(c.network)), Cluster: slices.Collect(maps.Values(c.cluster))}
+func (c *Cluster) Policies() Policies {
+	return Policies{Network: slices.Collect(maps.Values(c.network)), Cluster: slices.Collect(maps.Values(c.cluster))}
+}
+
+// Policies are all policies of a cluster.
+type Policies struct {
+	Network []*networkingv1.NetworkPolicy
+	Cluster []*policyv1alpha2.ClusterNetworkPolicy
+}
+
+// Tell tells an Index of the policies.
+func (p Policies) Tell(x *policy.Index) {
+	for _, one := range p.Network {
+		x.SetNetworkPolicy(one)
+	}
+	for _, one := range p.Cluster {
+		x.SetClusterPolicy(one)
+	}
 }
 
 // note writes into the history.
@@ -208,8 +224,7 @@ func (c *Cluster) ChangeUnseen() {
 	case n < 97:
 		c.setNode(r.IntN(3))
 	case n < 98:
-		all := c.Policies()
-		c.tell(func(x *policy.Index) { x.SetPolicies(all) })
+		c.tell(c.Policies().Tell)
 	default:
 		if name, ok := fromMap(r, c.pods, types.NamespacedName.String); ok {
 			p := c.pods[name]
@@ -237,7 +252,17 @@ func (c *Cluster) ChangePolicies() {
 }
 
 // SetPolicies gives the cluster other policies.
-func (c *Cluster) SetPolicies(policies policy.Policies) {
+func (c *Cluster) SetPolicies(policies Policies) {
+	gone := c.Policies()
+	c.tell(func(x *policy.Index) {
+		for _, p := range gone.Network {
+			x.DeleteNetworkPolicy(p.Namespace, p.Name)
+		}
+		for _, p := range gone.Cluster {
+			x.DeleteClusterPolicy(p.Name)
+		}
+		policies.Tell(x)
+	})
 	clear(c.network)
 	clear(c.cluster)
 	for _, p := range policies.Network {
@@ -246,8 +271,6 @@ func (c *Cluster) SetPolicies(policies policy.Policies) {
 	for _, p := range policies.Cluster {
 		c.cluster[p.Name] = p
 	}
-	all := c.Policies()
-	c.tell(func(x *policy.Index) { x.SetPolicies(all) })
 }
 
 // setNode adds a node to the peers, gives it other labels or addresses, or takes it away. The third one has addresses of any.
@@ -612,7 +635,7 @@ func (n *Node) Owner(a netip.Addr) *Local {
 func (n *Node) Fresh() *policy.Index {
 	x := policy.NewIndex(n.cluster)
 	x.SetNodeAddresses(n.Addresses, nodeDNS)
-	x.SetPolicies(n.cluster.Policies())
+	n.cluster.Policies().Tell(x)
 	for _, l := range n.Locals {
 		x.SetLocal(l.Local)
 		if !n.shown(l) && !l.Unknown {

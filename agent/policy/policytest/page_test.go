@@ -183,7 +183,7 @@ func eachPromise(t *testing.T, c *Cluster, alone bool, try func(title string, tr
 			c.SetPolicies(policies)
 			try(heading, append(c.trials(t, slices.Concat(says.allows, says.isolated), true), c.trials(t, says.denies, false)...))
 		}
-		c.SetPolicies(policy.Policies{Network: slices.Concat(policies.Network, tenants.Network), Cluster: slices.Concat(policies.Cluster, tenants.Cluster)})
+		c.SetPolicies(Policies{Network: slices.Concat(policies.Network, tenants.Network), Cluster: slices.Concat(policies.Cluster, tenants.Cluster)})
 		try(heading+", tenants isolated", append(c.trials(t, says.allows, true), c.trials(t, slices.Concat(says.denies, says.isolated), false)...))
 	}
 }
@@ -273,13 +273,13 @@ func (c *Cluster) addressesOf(t *testing.T, text string) []netip.Addr {
 }
 
 // readPage returns the policies of the page by the heading that they stand below.
-func readPage(t *testing.T) map[string]policy.Policies {
+func readPage(t *testing.T) map[string]Policies {
 	t.Helper()
 	text, err := os.ReadFile(tenantsPage)
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := map[string]policy.Policies{}
+	found := map[string]Policies{}
 	heading, rest := "", string(text)
 	for rest != "" {
 		line, after, _ := strings.Cut(rest, "\n")

@@ -13,7 +13,7 @@ import (
 func Additive(old, rs *Ruleset) bool {
 	w := &widening{old: old, rs: rs, chains: map[[2]string]bool{}, sets: map[string]relation{}, only: map[reach]bool{}}
 	for _, hook := range []Hook{Forward, Input, Output} {
-		for _, base := range bases(rs, hook) {
+		for _, base := range rs.Bases(hook) {
 			// A packet passes where each base chain accepts it, whatever their order.
 			if before := old.Chains[base.Name]; before == nil || before.Hook != hook || !w.chain(before, base) {
 				return false
@@ -78,9 +78,9 @@ func (w *widening) rules(old, c *Chain) bool {
 		switch {
 		case i < was && j < is && pair(i, j):
 			i, j = i+1, j+1
-		case i < was && w.mayGo(&old.Rules[i]):
+		case i < was && w.mayDiffer(w.old, &old.Rules[i], Drop, Accept):
 			i++
-		case j < is && w.mayCome(&c.Rules[j]):
+		case j < is && w.mayDiffer(w.rs, &c.Rules[j], Accept, Drop):
 			j++
 		default:
 			return false
@@ -93,20 +93,10 @@ func leadsTo(c *Chain, target string) bool {
 	return slices.ContainsFunc(c.Rules, func(r Rule) bool { return r.Target == target })
 }
 
-// mayGo returns whether packets that a rule matched fare no worse without it.
-func (w *widening) mayGo(r *Rule) bool {
-	if r.isDispatch() {
-		return false
-	}
-	return r.Verdict == Drop || r.Verdict == Continue || r.Verdict == Jump && !w.comesTo(w.old, r.Target, Accept)
-}
-
-// mayCome returns whether packets that a rule matches fare no worse with it.
-func (w *widening) mayCome(r *Rule) bool {
-	if r.isDispatch() {
-		return false
-	}
-	return r.Verdict == Accept || r.Verdict == Continue || r.Verdict == Jump && !w.comesTo(w.rs, r.Target, Drop)
+// mayDiffer returns whether packets that a rule of a ruleset matches fare no worse where the other ruleset is without the rule: it
+// comes to one verdict, and never to the opposite one.
+func (w *widening) mayDiffer(rs *Ruleset, r *Rule, to, never Verdict) bool {
+	return !r.isDispatch() && (r.Verdict == to || r.Verdict == Continue || r.Verdict == Jump && !w.comesTo(rs, r.Target, never))
 }
 
 // comesTo returns whether a chain has a rule of a verdict, also in the chains that it leads to.

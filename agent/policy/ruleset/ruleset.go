@@ -35,7 +35,7 @@ func (rs *Ruleset) IsSelf(source, destination netip.Addr) bool {
 		family = "4"
 	}
 	own, pairs := rs.Sets[Own+family], rs.Sets[SelfPairs+family]
-	return own != nil && own.shareLink(source, destination) || pairs != nil && pairs.hasPair(Pair{source, destination})
+	return own != nil && own.shareLink(source, destination) || pairs != nil && isIn(Pair{source, destination}, pairs.Pairs, Pair.Compare)
 }
 
 // IsNode returns whether the ruleset has an address as the node's own.

@@ -4,9 +4,10 @@ package ruleset
 
 import (
 	"fmt"
-	"net/netip"
 	"strings"
 	"unicode"
+
+	"go4.org/netipx"
 )
 
 // TableName is the name of the table of the family inet that a ruleset becomes in the kernel.
@@ -204,26 +205,10 @@ func (r AddressRange) String() string {
 	if r.First == r.Last {
 		return r.First.String()
 	}
-	// The longest prefix that begins with the first address and has the last one.
-	for bits := r.First.BitLen(); bits >= 0; bits-- {
-		if p, _ := r.First.Prefix(bits); p.Contains(r.Last) {
-			if p.Addr() == r.First && lastOf(p) == r.Last {
-				return p.String()
-			}
-			break
-		}
+	if p, ok := netipx.IPRangeFrom(r.First, r.Last).Prefix(); ok {
+		return p.String()
 	}
 	return r.First.String() + "-" + r.Last.String()
-}
-
-// lastOf returns the last address of a prefix.
-func lastOf(p netip.Prefix) netip.Addr {
-	bytes := p.Masked().Addr().AsSlice()
-	for i := p.Bits(); i < len(bytes)*8; i++ {
-		bytes[i/8] |= 0x80 >> (i % 8)
-	}
-	last, _ := netip.AddrFromSlice(bytes)
-	return last
 }
 
 // Policy returns the kind and the name of the policy.

@@ -76,14 +76,14 @@ type Walker struct {
 
 // NewWalker returns a walker, which may be used by many goroutines.
 func NewWalker(rs *Ruleset, hook Hook) *Walker {
-	return &Walker{rs, hook, bases(rs, hook)}
+	return &Walker{rs, hook, rs.Bases(hook)}
 }
 
-// bases returns the base chains of a hook by name.
-func bases(rs *Ruleset, hook Hook) []*Chain {
+// Bases returns the base chains of some hooks by name, of all where none is given.
+func (rs *Ruleset) Bases(of ...Hook) []*Chain {
 	var all []*Chain
 	for _, c := range rs.Chains {
-		if c.Hook == hook && hook != NoHook {
+		if c.Hook != NoHook && (len(of) == 0 || slices.Contains(of, c.Hook)) {
 			all = append(all, c)
 		}
 	}
@@ -175,14 +175,16 @@ func (w *Walker) apply(r *Rule, p Packet) (verdict Verdict, target string, match
 		set  string
 		pass func(*Set) bool
 	}{
-		{r.InInterface, func(s *Set) bool { return s.hasInterface(p.InInterface) }},
-		{r.OutInterface, func(s *Set) bool { return s.hasInterface(p.OutInterface) }},
+		{r.InInterface, func(s *Set) bool { return isIn(p.InInterface, s.Interfaces, strings.Compare) }},
+		{r.OutInterface, func(s *Set) bool { return isIn(p.OutInterface, s.Interfaces, strings.Compare) }},
 		{r.Source, func(s *Set) bool { return s.has(p.Source) }},
 		{r.Destination, func(s *Set) bool { return s.has(p.Destination) }},
-		{r.Endpoint, func(s *Set) bool { return s.hasEndpoint(Endpoint{p.Destination, p.Protocol, p.Port}) }},
-		{r.SourceIn, func(s *Set) bool { return s.hasLink(Link{p.Source, p.InInterface}) }},
-		{r.SourceOut, func(s *Set) bool { return s.hasLink(Link{p.Source, p.OutInterface}) }},
-		{r.Pair, func(s *Set) bool { return s.hasPair(Pair{p.Source, p.Destination}) }},
+		{r.Endpoint, func(s *Set) bool {
+			return isIn(Endpoint{p.Destination, p.Protocol, p.Port}, s.Endpoints, Endpoint.Compare)
+		}},
+		{r.SourceIn, func(s *Set) bool { return isIn(Link{p.Source, p.InInterface}, s.Links, Link.Compare) }},
+		{r.SourceOut, func(s *Set) bool { return isIn(Link{p.Source, p.OutInterface}, s.Links, Link.Compare) }},
+		{r.Pair, func(s *Set) bool { return isIn(Pair{p.Source, p.Destination}, s.Pairs, Pair.Compare) }},
 	} {
 		if condition.set != "" && !condition.pass(w.rs.Sets[condition.set]) {
 			return 0, "", false
@@ -201,8 +203,7 @@ func (w *Walker) lookup(name string, a netip.Addr) (Verdict, string, bool) {
 func (s *Set) has(a netip.Addr) bool {
 	switch s.Kind {
 	case Addresses:
-		_, found := slices.BinarySearchFunc(s.Addresses, a, netip.Addr.Compare)
-		return found
+		return isIn(a, s.Addresses, netip.Addr.Compare)
 	case Ranges:
 		i, found := slices.BinarySearchFunc(s.Ranges, a, func(r AddressRange, a netip.Addr) int { return r.First.Compare(a) })
 		// Before i are the ranges that begin before the address.
@@ -211,23 +212,9 @@ func (s *Set) has(a netip.Addr) bool {
 	return false
 }
 
-func (s *Set) hasInterface(name string) bool {
-	_, found := slices.BinarySearch(s.Interfaces, name)
-	return found
-}
-
-func (s *Set) hasEndpoint(e Endpoint) bool {
-	_, found := slices.BinarySearchFunc(s.Endpoints, e, Endpoint.Compare)
-	return found
-}
-
-func (s *Set) hasPair(p Pair) bool {
-	_, found := slices.BinarySearchFunc(s.Pairs, p, Pair.Compare)
-	return found
-}
-
-func (s *Set) hasLink(l Link) bool {
-	_, found := slices.BinarySearchFunc(s.Links, l, Link.Compare)
+// isIn returns whether a sorted list has an element.
+func isIn[E any](e E, all []E, compare func(a, b E) int) bool {
+	_, found := slices.BinarySearchFunc(all, e, compare)
 	return found
 }
 
@@ -238,7 +225,7 @@ func (s *Set) shareLink(a, b netip.Addr) bool {
 		if l.Address != a {
 			break
 		}
-		if s.hasLink(Link{b, l.Interface}) {
+		if isIn(Link{b, l.Interface}, s.Links, Link.Compare) {
 			return true
 		}
 	}

@@ -63,30 +63,19 @@ func Connections(netns string) ([]Connection, error) {
 	return all, err
 }
 
-// The kernel's states of sockets, include/net/tcp_states.h, that matter.
-const (
-	established = 1
-	finWait1    = 4
-	finWait2    = 5
-	closed      = 7 // of UDP: not connected
-	closeWait   = 8
-	lastAck     = 9
-	listening   = 10
-	closing     = 11
-)
-
 // connections lists the connections of a protocol's sockets; a later list of them shows which listen as well.
 func connections(protocol byte, sockets, later []*netlink.Socket) []Connection {
 	listens := map[uint16]bool{}
 	for _, s := range slices.Concat(sockets, later) {
-		if s.State == listening || protocol == unix.IPPROTO_UDP && s.State == closed {
+		// TCP_CLOSE is of UDP as well: not connected.
+		if s.State == netlink.TCP_LISTEN || protocol == unix.IPPROTO_UDP && s.State == netlink.TCP_CLOSE {
 			listens[s.ID.SourcePort] = true
 		}
 	}
 	var all []Connection
 	for _, s := range sockets {
 		switch s.State {
-		case established, finWait1, finWait2, closeWait, lastAck, closing:
+		case netlink.TCP_ESTABLISHED, netlink.TCP_FIN_WAIT1, netlink.TCP_FIN_WAIT2, netlink.TCP_CLOSE_WAIT, netlink.TCP_LAST_ACK, netlink.TCP_CLOSING:
 		default:
 			continue
 		}

@@ -3,7 +3,6 @@
 package table
 
 import (
-	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -15,15 +14,11 @@ import (
 // whole returns the change of any table in the kernel to a ruleset's: new objects are made by other
 // names, then the base chains lead to them, and then the old objects go.
 func whole(have *nftables.Contents, rs *ruleset.Ruleset, anew bool) (*nftables.Change, *applied) {
-	after := &applied{rs: rs, names: next(have), constants: map[string]int{}, counters: map[string]int{}}
+	after := newApplied(rs, next(have))
 	if anew {
 		after.names = ""
 	}
-	constants := map[string]constant{}
-	for _, c := range rs.Chains {
-		after.count(c, 1, constants)
-	}
-	return nftables.Replacement(have, after.names.tableOf(rs, constants, after.counters), anew), after
+	return nftables.Replacement(have, after.table(), anew), after
 }
 
 // transition returns the change that turns the table of one ruleset into the table of another. It
@@ -33,14 +28,17 @@ func transition(before *applied, rs *ruleset.Ruleset) (*nftables.Change, *applie
 	if !ok {
 		return nil, nil, false
 	}
-	after, constants := before.after(rs, d.chains)
 	n := before.names
+	after := &applied{rs, n, before.constants, before.counters}
+	if len(d.chains.changed)+len(d.chains.came)+len(d.chains.gone) > 0 {
+		after = newApplied(rs, n)
+	}
 	all := &nftables.Change{Made: nftables.Table{Family: nftables.INet, Name: ruleset.TableName, Counters: missing(after.counters, before.counters)}}
 	for _, s := range d.sets.came {
 		all.Made.Sets = append(all.Made.Sets, n.setOf(s))
 	}
 	for _, name := range missing(after.constants, before.constants) {
-		all.Made.Sets = append(all.Made.Sets, n.constant(constants[name]))
+		all.Made.Sets = append(all.Made.Sets, n.constant(after.constants[name]))
 	}
 	for _, m := range d.maps.came {
 		all.Made.Sets = append(all.Made.Sets, n.mapOf(m))
@@ -69,7 +67,7 @@ type delta struct {
 // deltaOf returns the differences of two rulesets. It returns false where the kernel cannot turn the
 // table of one into the table of the other: it changes no hook, and no type of a set or map.
 func deltaOf(old, rs *ruleset.Ruleset) (delta, bool) {
-	if !slices.EqualFunc(baseChains(old), baseChains(rs), func(a, b *ruleset.Chain) bool { return a.Name == b.Name && a.Hook == b.Hook }) {
+	if !slices.EqualFunc(old.Bases(), rs.Bases(), func(a, b *ruleset.Chain) bool { return a.Name == b.Name && a.Hook == b.Hook }) {
 		return delta{}, false
 	}
 	d := delta{compare(old.Sets, rs.Sets), compare(old.Maps, rs.Maps), compare(old.Chains, rs.Chains)}
@@ -83,27 +81,6 @@ func deltaOf(old, rs *ruleset.Ruleset) (delta, bool) {
 	// The same rules, made anew.
 	d.chains.changed = slices.DeleteFunc(d.chains.changed, func(c pair[*ruleset.Chain]) bool { return reflect.DeepEqual(c.old.Rules, c.new.Rules) })
 	return d, true
-}
-
-// after returns the record of the table once it has rs, and the constant sets that new rules name.
-func (a *applied) after(rs *ruleset.Ruleset, chains comparison[*ruleset.Chain]) (*applied, map[string]constant) {
-	after := &applied{rs: rs, names: a.names, constants: a.constants, counters: a.counters}
-	constants := map[string]constant{}
-	if len(chains.changed)+len(chains.came)+len(chains.gone) == 0 {
-		return after, constants
-	}
-	after.constants, after.counters = maps.Clone(a.constants), maps.Clone(a.counters)
-	for _, c := range chains.changed {
-		after.count(c.old, -1, nil)
-		after.count(c.new, 1, constants)
-	}
-	for _, c := range chains.came {
-		after.count(c, 1, constants)
-	}
-	for _, c := range chains.gone {
-		after.count(c, -1, nil)
-	}
-	return after, constants
 }
 
 // turn adds to the change the chains, sets and maps that stay, with their new content.
@@ -134,34 +111,11 @@ func (d *delta) clear(n names, gone *nftables.Gone) {
 	}
 }
 
-// count adds n to the counters and sets that a rule names, for each rule of a chain, and notes the
-// sets that follow from rules.
-func (a *applied) count(c *ruleset.Chain, n int, constants map[string]constant) {
-	for i := range c.Rules {
-		r := &c.Rules[i]
-		if r.Counter != "" {
-			add(a.counters, r.Counter, n)
-		}
-		for c := range constantsOf(r) {
-			add(a.constants, c.name, n)
-			if constants != nil {
-				constants[c.name] = c
-			}
-		}
-	}
-}
-
-func add(counts map[string]int, name string, n int) {
-	if counts[name] += n; counts[name] == 0 {
-		delete(counts, name)
-	}
-}
-
-// missing lists the names that are counted in from and not in the other, in order.
-func missing(from, in map[string]int) []string {
+// missing lists the names that are in from and not in the other, in order.
+func missing[V any](from, in map[string]V) []string {
 	var all []string
 	for name := range from {
-		if in[name] == 0 {
+		if _, ok := in[name]; !ok {
 			all = append(all, name)
 		}
 	}

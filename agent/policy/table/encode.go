@@ -194,28 +194,14 @@ var (
 // hopLimitOffset is where an IPv6 header has its hop limit (RFC 8200 §3).
 const hopLimitOffset = 7
 
-// constantsOf yields the sets that follow from a rule.
-func constantsOf(r *ruleset.Rule) iter.Seq[constant] {
-	return func(yield func(constant) bool) {
-		if len(r.Ports) > 1 && !yield(ports(r.Ports)) {
-			return
-		}
-		if r.NeighborDiscovery && !yield(neighborDiscovery) {
-			return
-		}
-		if r.MulticastListener {
-			yield(multicastListener)
-		}
-	}
-}
-
 var hooks = map[ruleset.Hook]nftables.Hook{ruleset.Forward: nftables.Forward, ruleset.Input: nftables.Input, ruleset.Output: nftables.Output}
 
-// tableOf returns the table of a ruleset, whose sets that follow from rules are constants.
-func (n names) tableOf(rs *ruleset.Ruleset, constants map[string]constant, counters map[string]int) *nftables.Table {
-	t := &nftables.Table{Family: nftables.INet, Name: ruleset.TableName, Counters: slices.Sorted(maps.Keys(counters))}
-	for _, name := range slices.Sorted(maps.Keys(constants)) {
-		t.Sets = append(t.Sets, n.constant(constants[name]))
+// table returns the table that the kernel must have.
+func (a *applied) table() *nftables.Table {
+	n, rs := a.names, a.rs
+	t := &nftables.Table{Family: nftables.INet, Name: ruleset.TableName, Counters: slices.Sorted(maps.Keys(a.counters))}
+	for _, name := range slices.Sorted(maps.Keys(a.constants)) {
+		t.Sets = append(t.Sets, n.constant(a.constants[name]))
 	}
 	for _, name := range slices.Sorted(maps.Keys(rs.Sets)) {
 		t.Sets = append(t.Sets, n.setOf(rs.Sets[name]))
@@ -229,7 +215,7 @@ func (n names) tableOf(rs *ruleset.Ruleset, constants map[string]constant, count
 		}
 	}
 	inHook := map[ruleset.Hook]int32{}
-	for _, c := range baseChains(rs) {
+	for _, c := range rs.Bases() {
 		base := n.chainOf(c)
 		base.Base = nftables.Filter(hooks[c.Hook], nftables.PriorityFilter+inHook[c.Hook])
 		inHook[c.Hook]++
@@ -241,18 +227,6 @@ func (n names) tableOf(rs *ruleset.Ruleset, constants map[string]constant, count
 // chainOf returns a chain with its rules, without its hook.
 func (n names) chainOf(c *ruleset.Chain) *nftables.Chain {
 	return &nftables.Chain{Name: n.chain(c), Rules: n.rulesOf(c)}
-}
-
-// baseChains lists the chains with a hook by their names.
-func baseChains(rs *ruleset.Ruleset) []*ruleset.Chain {
-	var all []*ruleset.Chain
-	for c := range maps.Values(rs.Chains) {
-		if c.Hook != ruleset.NoHook {
-			all = append(all, c)
-		}
-	}
-	slices.SortFunc(all, func(a, b *ruleset.Chain) int { return strings.Compare(a.Name, b.Name) })
-	return all
 }
 
 // rulesOf yields the rules of a chain as the kernel has them.

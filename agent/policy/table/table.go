@@ -33,9 +33,32 @@ type Table struct {
 type applied struct {
 	rs    *ruleset.Ruleset
 	names names
-	// constants and counters count the rules that name each.
-	constants map[string]int
-	counters  map[string]int
+	// constants are the sets that follow from rules, and counters the ones that rules name.
+	constants map[string]constant
+	counters  map[string]bool
+}
+
+func newApplied(rs *ruleset.Ruleset, n names) *applied {
+	a := &applied{rs, n, map[string]constant{}, map[string]bool{}}
+	use := func(is bool, c constant) {
+		if is {
+			a.constants[c.name] = c
+		}
+	}
+	for _, c := range rs.Chains {
+		for i := range c.Rules {
+			r := &c.Rules[i]
+			if r.Counter != "" {
+				a.counters[r.Counter] = true
+			}
+			if len(r.Ports) > 1 {
+				use(true, ports(r.Ports))
+			}
+			use(r.NeighborDiscovery, neighborDiscovery)
+			use(r.MulticastListener, multicastListener)
+		}
+	}
+	return a
 }
 
 // identity is the table without its content.

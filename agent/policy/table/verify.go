@@ -43,19 +43,6 @@ func (t *Table) Verify(context.Context) error {
 	})
 }
 
-// table returns the table that the kernel must have.
-func (a *applied) table() *nftables.Table {
-	constants := map[string]constant{}
-	for _, c := range a.rs.Chains {
-		for i := range c.Rules {
-			for c := range constantsOf(&c.Rules[i]) {
-				constants[c.name] = c
-			}
-		}
-	}
-	return a.names.tableOf(a.rs, constants, a.counters)
-}
-
 // Counters returns the counters by the names that the rulesets give them. It may be called in
 // parallel to all methods.
 func (t *Table) Counters(context.Context) (map[string]ruleset.Count, error) {

@@ -192,7 +192,7 @@ func TestRefused(t *testing.T) {
 		if err := table.Apply(t.Context(), missing); err == nil || !strings.Contains(err.Error(), "a rule of chain p-web") {
 			t.Errorf("Apply() = %v, want an error that names the chain", err)
 		}
-		table.applied = &applied{rs: rulesettest.Isolated(), constants: map[string]int{}, counters: map[string]int{"web": 6, "denied": 1}}
+		table.applied = newApplied(rulesettest.Isolated(), "")
 		verify(t, table)
 		table.applied = nil
 	}

@@ -30,6 +30,7 @@ import (
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/agent/policy"
 	"github.com/berth-dev/berth/agent/policy/enforce"
+	"github.com/berth-dev/berth/agent/policy/policytest"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	benchtable "github.com/berth-dev/berth/test/bench/table"
 )
@@ -121,8 +122,8 @@ func (c *crowd) Pod(name types.NamespacedName) *policy.Pod {
 
 // policies select the pods of this node by turns, each one of them by its number, and let a few
 // ports in from the pods of an app in all namespaces, or out to these.
-func (c *crowd) policies(n int) policy.Policies {
-	var all policy.Policies
+func (c *crowd) policies(n int) policytest.Policies {
+	var all policytest.Policies
 	for i := range n {
 		local := c.locals[i%len(c.locals)]
 		app := networkingv1.NetworkPolicyPeer{
@@ -149,7 +150,7 @@ func (c *crowd) index(n int) *policy.Index {
 	for name, has := range c.Namespaces() {
 		x.SetNamespace(name, has)
 	}
-	x.SetPolicies(c.policies(n))
+	c.policies(n).Tell(x)
 	for _, local := range c.locals {
 		x.SetLocal(local)
 		for pod := range c.Pods(local.Namespace) {
@@ -375,7 +376,7 @@ func TestCostPolicyTraffic(t *testing.T) {
 			kernels := of.backend.Open(node.Path())
 			if of != none {
 				x := c.index(0)
-				x.SetPolicies(withServer(c.policies(of.policies), pod))
+				withServer(c.policies(of.policies), pod).Tell(x)
 				if err := kernels.Apply(t.Context(), x.Node()); err != nil {
 					t.Fatal(err)
 				}
@@ -417,7 +418,7 @@ func TestCostPolicyTraffic(t *testing.T) {
 
 // withServer adds a policy that lets the client in, so that the pod is isolated with few
 // policies too.
-func withServer(all policy.Policies, pod *policy.Pod) policy.Policies {
+func withServer(all policytest.Policies, pod *policy.Pod) policytest.Policies {
 	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: "zz-server"}}
 	p.Spec = letsIn(nil, networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{}, NamespaceSelector: &metav1.LabelSelector{}}, networkingv1.NetworkPolicyPeer{
 		IPBlock: &networkingv1.IPBlock{CIDR: "10.0.0.0/8"},
