@@ -71,32 +71,46 @@ const missedPause = time.Second
 // bursts of them.
 const receiveBuffer = 4 << 20
 
-// watchLinks returns nil when events were lost.
-func watchLinks(ctx context.Context, uplinks func() ([]string, error), r Reactions) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+// events are the kernel's. A channel that is closed has lost some.
+type events struct {
+	changes chan netlink.LinkUpdate
+	addrs   chan netlink.AddrUpdate
+	losses  <-chan int
+	moves   <-chan int
+}
+
+func subscribe(ctx context.Context) (*events, error) {
 	missed := func(err error) {
 		if ctx.Err() == nil {
 			klog.FromContext(ctx).V(2).Info("Missed changes of links", "err", err)
 		}
 	}
-	changes, addrs := make(chan netlink.LinkUpdate, 256), make(chan netlink.AddrUpdate, 256)
-	if err := netlink.LinkSubscribeWithOptions(changes, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: missed, ListExisting: true, ReceiveBufferSize: receiveBuffer, ReceiveBufferForceSize: true}); err != nil {
-		return fmt.Errorf("watch links: %w", err)
+	e := &events{changes: make(chan netlink.LinkUpdate, 256), addrs: make(chan netlink.AddrUpdate, 256)}
+	if err := netlink.LinkSubscribeWithOptions(e.changes, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: missed, ListExisting: true, ReceiveBufferSize: receiveBuffer, ReceiveBufferForceSize: true}); err != nil {
+		return nil, fmt.Errorf("watch links: %w", err)
 	}
-	if err := netlink.AddrSubscribeWithOptions(addrs, ctx.Done(), netlink.AddrSubscribeOptions{ErrorCallback: missed, ReceiveBufferSize: receiveBuffer, ReceiveBufferForceSize: true}); err != nil {
-		return fmt.Errorf("watch addresses: %w", err)
+	if err := netlink.AddrSubscribeWithOptions(e.addrs, ctx.Done(), netlink.AddrSubscribeOptions{ErrorCallback: missed, ReceiveBufferSize: receiveBuffer, ReceiveBufferForceSize: true}); err != nil {
+		return nil, fmt.Errorf("watch addresses: %w", err)
 	}
-	losses, err := rtnl.Losses(ctx, missed)
-	moves, err2 := rtnl.Moves(ctx, missed)
-	if err := errors.Join(err, err2); err != nil {
+	var err, err2 error
+	e.losses, err = rtnl.Losses(ctx, missed)
+	e.moves, err2 = rtnl.Moves(ctx, missed)
+	return e, errors.Join(err, err2)
+}
+
+// watchLinks returns nil when events were lost.
+func watchLinks(ctx context.Context, uplinks func() ([]string, error), r Reactions) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	e, err := subscribe(ctx)
+	if err != nil {
 		return err
 	}
 	// The subscriptions end when their channels are read.
 	defer func() {
 		cancel()
-		go drain(changes)
-		go drain(addrs)
+		go drain(e.changes)
+		go drain(e.addrs)
 	}()
 	timer := time.NewTimer(quiet)
 	defer timer.Stop()
@@ -105,28 +119,28 @@ func watchLinks(ctx context.Context, uplinks func() ([]string, error), r Reactio
 		select {
 		case <-ctx.Done():
 			return nil
-		case u, ok := <-changes:
+		case u, ok := <-e.changes:
 			if !ok {
 				return nil
 			}
 			if known.apply(ctx, u, r) {
 				timer.Reset(quiet)
 			}
-		case u, ok := <-addrs:
+		case u, ok := <-e.addrs:
 			if !ok {
 				return nil
 			}
 			if known.leadOut(u.LinkIndex) || known.changesNode(u) {
 				timer.Reset(quiet)
 			}
-		case index, ok := <-losses:
+		case index, ok := <-e.losses:
 			if !ok {
 				return nil
 			}
 			if index == rtnl.OfNode || known.leadOut(index) {
 				timer.Reset(quiet)
 			}
-		case index, ok := <-moves:
+		case index, ok := <-e.moves:
 			if !ok {
 				return nil
 			}
