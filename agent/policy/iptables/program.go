@@ -21,14 +21,6 @@ const lockWait = "10"
 
 var families = [2]ruleset.Family{ruleset.IPv4, ruleset.IPv6}
 
-// command is iptables or ip6tables.
-func command(f ruleset.Family) string {
-	if f == ruleset.IPv4 {
-		return "iptables"
-	}
-	return "ip6tables"
-}
-
 // programs are those of one variant.
 type programs struct{ xtables.Variant }
 
@@ -48,7 +40,11 @@ func Check(variant xtables.Variant) error {
 }
 
 func (v programs) program(f ruleset.Family, action string) string {
-	return fmt.Sprintf("%s-%s-%s", command(f), v.Variant, action)
+	command := "iptables"
+	if f == ruleset.IPv6 {
+		command = "ip6tables"
+	}
+	return fmt.Sprintf("%s-%s-%s", command, v.Variant, action)
 }
 
 // inet6 is there where the kernel has IPv6. Where it was started without, ip6tables ends with an error, and there

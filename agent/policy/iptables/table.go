@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"k8s.io/klog/v2"
 
@@ -24,10 +25,10 @@ type Table struct {
 
 	variant programs
 
-	// mu guards applied and counted, which Counters reads.
-	mu sync.Mutex
 	// applied is the ruleset in the kernel, nil if unknown.
-	applied *applied
+	applied atomic.Pointer[applied]
+	// mu guards counted, which Counters reads.
+	mu sync.Mutex
 	// counted has the packets that rules counted before they were made anew.
 	counted map[string]ruleset.Count
 	// doomed are sets that nothing names and that could not be destroyed yet.
@@ -50,23 +51,11 @@ func New(netns string, variant xtables.Variant) *Table {
 	return &Table{Namespace: connections.Namespace(netns), variant: programs{variant}, counted: map[string]ruleset.Count{}, doomed: map[string]bool{}}
 }
 
-func (t *Table) current() *applied {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.applied
-}
-
-func (t *Table) setCurrent(now *applied) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.applied = now
-}
-
 // Apply brings a ruleset, which must be one that rulesettest.Check accepts, into the kernel. After an error
 // packets meet old rules or new ones, and the next Apply replaces all.
 func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 	return t.Do(func() error {
-		before := t.current()
+		before := t.applied.Load()
 		if before != nil {
 			err := t.change(ctx, before, rs)
 			if err == nil {
@@ -131,7 +120,7 @@ func (t *Table) change(ctx context.Context, before *applied, rs *ruleset.Ruleset
 	if err != nil {
 		return err
 	}
-	t.setCurrent(nil)
+	t.applied.Store(nil)
 	if sets.before.Len() > 0 {
 		if err := changeSets(ctx, sets.before.Bytes()); err != nil {
 			return err
@@ -153,10 +142,9 @@ func (t *Table) change(ctx context.Context, before *applied, rs *ruleset.Ruleset
 	for _, name := range sets.gone {
 		t.doomed[name] = true
 	}
-	t.mu.Lock()
-	t.applied = after
+	// Counters sees no rules before it sees all counts.
 	t.keep(counted, after)
-	t.mu.Unlock()
+	t.applied.Store(after)
 	t.destroy(ctx, after)
 	return nil
 }
@@ -203,7 +191,7 @@ func notGone(err error) error {
 
 // Remove deletes the rules and sets, where there are any. A namespace that is gone has none.
 func (t *Table) Remove(ctx context.Context) error {
-	t.setCurrent(nil)
+	t.applied.Store(nil)
 	return notGone(t.Do(func() error {
 		if !t.variant.HasTable(TableName) {
 			return nil
