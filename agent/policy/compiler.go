@@ -70,6 +70,8 @@ type compiler struct {
 	pass   uint64
 	chains map[string]*chain
 	ranges map[string]*rangeSet
+	// sides has the chains of NetworkPolicies, if they were made; see policy.
+	sides map[sideKey]*chain
 	// combinations has the chains that the last pass made for pods.
 	combinations map[combinationKey][]combination
 
@@ -508,6 +510,12 @@ func (c *compiler) holders() map[netip.Addr]*local {
 	return all
 }
 
+// sideKey finds the chain of a side for packets of a family.
+type sideKey struct {
+	*side
+	family ruleset.Family
+}
+
 // sweep drops the chains and sets that the last pass did not use.
 func (c *compiler) sweep() {
 	for name, e := range c.chains {
@@ -515,6 +523,7 @@ func (c *compiler) sweep() {
 			delete(c.chains, name)
 		}
 	}
+	maps.DeleteFunc(c.sides, func(_ sideKey, e *chain) bool { return c.chains[e.Name] != e })
 	for name, r := range c.ranges {
 		if r.used != c.pass {
 			delete(c.ranges, name)
@@ -737,10 +746,11 @@ func (c *compiler) policy(i *intent, pod *Pod, d ruleset.Direction, family rules
 	if d == ruleset.Ingress && len(s.names) > 0 {
 		return c.policies("p", []*intent{i}, pod, d, family)
 	}
-	e := s.chains[family-ruleset.IPv4]
+	key := sideKey{s, family}
+	e := c.sides[key]
 	if e == nil || c.chains[e.Name] != e {
 		e = c.policies("p", []*intent{i}, pod, d, family)
-		s.chains[family-ruleset.IPv4] = e
+		c.sides[key] = e
 	}
 	return e
 }

@@ -125,7 +125,7 @@ func NewIndex(cluster Cluster) *Index {
 		reshape:    true,
 	}
 	maps.Insert(x.namespaces, cluster.Namespaces())
-	x.compiler = compiler{Index: x, chains: map[string]*chain{}, ranges: map[string]*rangeSet{}}
+	x.compiler = compiler{Index: x, chains: map[string]*chain{}, ranges: map[string]*rangeSet{}, sides: map[sideKey]*chain{}}
 	x.SetNodeAddresses(nil, nil)
 	return x
 }
