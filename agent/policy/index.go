@@ -541,8 +541,8 @@ func (x *Index) SetNodeAddresses(own, dns []netip.Addr) {
 }
 
 func (x *Index) setAddresses(sets *[2]*ruleset.Set, name string, addresses []netip.Addr) {
-	for n, family := range families {
-		next := &ruleset.Set{Name: familyName(name, family), Family: family, Kind: ruleset.Addresses}
+	for n, family := range ruleset.Families {
+		next := &ruleset.Set{Name: family.Name(name), Family: family, Kind: ruleset.Addresses}
 		for _, a := range addresses {
 			if ruleset.FamilyOf(a) == family {
 				next.Addresses = append(next.Addresses, a)
@@ -579,7 +579,7 @@ func (x *Index) collection(selection podSelection, w elementKind) *collection {
 			prefix = "n"
 			identity += "|" + w.port.text()
 		}
-		c = &collection{elementKind: w, peer: p, name: familyName(prefix, w.family) + "-" + hash(identity)}
+		c = &collection{elementKind: w, peer: p, name: w.family.Name(prefix) + "-" + hash(identity)}
 		p.collections[w] = c
 		x.unfilled[c] = struct{}{}
 	}

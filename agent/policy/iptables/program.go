@@ -19,8 +19,6 @@ import (
 // lockWait is how many seconds a program waits for the lock that all of variant Legacy share.
 const lockWait = "10"
 
-var families = [2]ruleset.Family{ruleset.IPv4, ruleset.IPv6}
-
 // programs are those of one variant.
 type programs struct{ xtables.Variant }
 
@@ -28,7 +26,7 @@ type programs struct{ xtables.Variant }
 func Check(variant xtables.Variant) error {
 	v := programs{variant}
 	names := []string{"ipset"}
-	for _, f := range families {
+	for _, f := range ruleset.Families {
 		names = append(names, v.program(f, "restore"), v.program(f, "save"))
 	}
 	for _, name := range names {

@@ -77,7 +77,7 @@ func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 // read returns the kernel's chains and sets, as those of no ruleset, with names that no set has.
 func (t *Table) read(ctx context.Context) (*applied, error) {
 	have := &applied{sets: map[string]*set{}}
-	for i, f := range families {
+	for i, f := range ruleset.Families {
 		saved, err := t.variant.save(ctx, f)
 		if err != nil {
 			return nil, fmt.Errorf("read the rules of policies: %w", err)
@@ -107,7 +107,7 @@ func (t *Table) read(ctx context.Context) (*applied, error) {
 func (t *Table) change(ctx context.Context, before *applied, rs *ruleset.Ruleset) error {
 	after := &applied{rs: rs, names: before.names, sets: before.names.setsOf(rs, before.rs, before.sets)}
 	var texts [2][]byte
-	for i, f := range families {
+	for i, f := range ruleset.Families {
 		rendered, err := after.names.renderChains(rs, f, before.rendered[i])
 		if err != nil {
 			return err
@@ -126,7 +126,7 @@ func (t *Table) change(ctx context.Context, before *applied, rs *ruleset.Ruleset
 			return err
 		}
 	}
-	for i, f := range families {
+	for i, f := range ruleset.Families {
 		if len(texts[i]) == 0 {
 			continue
 		}
@@ -200,7 +200,7 @@ func (t *Table) Remove(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		for i, f := range families {
+		for i, f := range ruleset.Families {
 			if text := restoreText(before.chains[i], &chains{}); len(text) > 0 {
 				if err := t.variant.restore(ctx, f, text); err != nil {
 					return fmt.Errorf("remove the rules of policies: %w", err)

@@ -20,7 +20,7 @@ func (t *Table) Verify(ctx context.Context) error {
 		return fmt.Errorf("%w: nothing was applied", ruleset.ErrChanged)
 	}
 	err := t.Do(func() error {
-		for i, f := range families {
+		for i, f := range ruleset.Families {
 			saved, err := t.variant.save(ctx, f)
 			if err != nil {
 				return fmt.Errorf("read the rules of policies: %w", err)
@@ -108,7 +108,7 @@ func (t *Table) Counters(ctx context.Context) (map[string]ruleset.Count, error) 
 		return all, nil
 	}
 	err := t.Do(func() error {
-		for i, f := range families {
+		for i, f := range ruleset.Families {
 			saved, err := t.variant.save(ctx, f)
 			if err != nil {
 				return fmt.Errorf("read the counters of policies: %w", err)
@@ -166,7 +166,7 @@ func (c *chains) hasCounters(of map[string]bool) bool {
 // have any.
 func (t *Table) countsOf(ctx context.Context, before *applied, texts [2][]byte) (map[string]ruleset.Count, error) {
 	all := map[string]ruleset.Count{}
-	for i, f := range families {
+	for i, f := range ruleset.Families {
 		made := declaredIn(texts[i])
 		if before.rs == nil || !before.chains[i].hasCounters(made) {
 			continue
