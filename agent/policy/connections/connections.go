@@ -32,7 +32,10 @@ const EndedMark = 0x2000
 // touches no other one. It reads all connections of the namespace. Each address has the name of its interface in the
 // namespace of a pod; on the node the names are empty.
 func (n Namespace) EndConnections(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]string) (ended, all int, err error) {
-	judge := newJudge(rs, addresses)
+	judge := &judge{
+		rs: rs, forward: ruleset.NewWalker(rs, ruleset.Forward), in: ruleset.NewWalker(rs, ruleset.Input), out: ruleset.NewWalker(rs, ruleset.Output),
+		addresses: addresses, onNode: len(rs.Bases(ruleset.Forward)) > 0,
+	}
 	err = n.Do(func() error {
 		if err := judge.readNode(); err != nil {
 			return err
@@ -70,14 +73,6 @@ type judge struct {
 	// node as well: what is sent on from there to a pod has the pod's address in Reply.
 	onNode bool
 	node   map[netip.Addr]bool
-}
-
-func newJudge(rs *ruleset.Ruleset, addresses map[netip.Addr]string) *judge {
-	return &judge{
-		rs: rs, forward: ruleset.NewWalker(rs, ruleset.Forward), in: ruleset.NewWalker(rs, ruleset.Input), out: ruleset.NewWalker(rs, ruleset.Output),
-		addresses: addresses,
-		onNode:    len(rs.Bases(ruleset.Forward)) > 0,
-	}
 }
 
 func (j *judge) readNode() error {
