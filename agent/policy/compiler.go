@@ -565,19 +565,17 @@ func (c *compiler) choose(l *local) {
 
 // tiers returns the policies by tier.
 func (s *selected) tiers() (admin, network, baseline []*intent) {
-	rest := s.policies
-	take := func(is func(*intent) bool) []*intent {
-		n := 0
-		for n < len(rest) && is(rest[n]) {
-			n++
+	for _, i := range s.policies {
+		switch {
+		case i.kind == KindNetworkPolicy:
+			network = append(network, i)
+		case i.tier == string(policyv1alpha2.AdminTier):
+			admin = append(admin, i)
+		default:
+			baseline = append(baseline, i)
 		}
-		taken := rest[:n]
-		rest = rest[n:]
-		return taken
 	}
-	admin = take(func(i *intent) bool { return i.tier == string(policyv1alpha2.AdminTier) })
-	network = take(func(i *intent) bool { return i.kind == KindNetworkPolicy })
-	return admin, network, rest
+	return admin, network, baseline
 }
 
 func (i *intent) side(d ruleset.Direction) *side {
