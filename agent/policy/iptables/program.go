@@ -82,12 +82,6 @@ func changeSets(ctx context.Context, text []byte) error {
 	return err
 }
 
-// listSets returns the names of all sets.
-func listSets(ctx context.Context) ([]string, error) {
-	out, err := run(ctx, nil, "ipset", "list", "-name")
-	return strings.Fields(out), err
-}
-
 // saveSet returns ipset's commands that would make a set.
 func saveSets(ctx context.Context) (string, error) { return run(ctx, nil, "ipset", "save") }
 

@@ -84,12 +84,12 @@ func (t *Table) read(ctx context.Context) (*applied, error) {
 		}
 		have.chains[i], _ = parse(saved)
 	}
-	listed, err := listSets(ctx)
+	listed, err := run(ctx, nil, "ipset", "list", "-name")
 	if err != nil {
 		return nil, fmt.Errorf("read the sets of policies: %w", err)
 	}
 	used := map[names]bool{}
-	for _, name := range listed {
+	for _, name := range strings.Fields(listed) {
 		if !strings.HasPrefix(name, SetPrefix) {
 			continue
 		}
