@@ -22,6 +22,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
 	"go.etcd.io/bbolt"
+	"k8s.io/component-base/metrics/testutil"
 
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
@@ -917,8 +918,21 @@ func TestInspect(t *testing.T) {
 			!strings.Contains(in.Containers[1].Error, "boom") || in.OldestCheck.IsZero() || len(in.Orphans) != 1 {
 			t.Errorf("Inspect() = %+v", in)
 		}
-		if g := a.collect(); g.failing != 1 || g.phases["added"] != 1 || !g.reachable {
-			t.Errorf("metrics: %+v", g)
+		want := `# HELP berth_agent_api_reachable [ALPHA] 1 while the agent can watch the pods of its node, else 0.
+# TYPE berth_agent_api_reachable gauge
+berth_agent_api_reachable 1
+# HELP berth_agent_failing_records [ALPHA] Containers whose network the agent could not repair or take down at its last try.
+# TYPE berth_agent_failing_records gauge
+berth_agent_failing_records 1
+# HELP berth_agent_records [ALPHA] Containers whose network the agent has a record of, by phase.
+# TYPE berth_agent_records gauge
+berth_agent_records{phase="added"} 1
+berth_agent_records{phase="adding"} 0
+berth_agent_records{phase="deleting"} 1
+berth_agent_records{phase="withdrawn"} 0
+`
+		if err := testutil.CustomCollectAndCompare(a.Collector(), strings.NewReader(want), "berth_agent_api_reachable", "berth_agent_failing_records", "berth_agent_records"); err != nil {
+			t.Error(err)
 		}
 		w.mu.Lock()
 		w.missing = errors.New("the route is missing")

@@ -33,28 +33,21 @@ const answerPatience = 10 * time.Second
 // holdings lists the addresses of the record that are at targets.
 func holdings(record *state.Container, targets []conflict.Target) []answerer.Holding {
 	var all []answerer.Holding
-	for _, addr := range record.Addresses() {
-		i := slices.IndexFunc(targets, func(t conflict.Target) bool { return t.Address == addr.Address })
-		if i < 0 {
-			continue
+	for k := range record.Attachments {
+		attachment := &record.Attachments[k]
+		for _, addr := range attachment.Addresses {
+			i := slices.IndexFunc(targets, func(t conflict.Target) bool { return t.Address == addr.Address })
+			if i < 0 {
+				continue
+			}
+			held := record.Held[addr.Address]
+			all = append(all, answerer.Holding{
+				Address: addr.Address, Pod: record.Pod.Identity(), Link: targets[i].Link, Uplink: attachment.Uplink, Gateway: addr.Gateway, OwnMAC: targets[i].Own,
+				Failover: held.Failover, Version: answering.Version(held.Version), Last: answering.Node{Name: held.LastNode, UID: held.LastNodeUID},
+			})
 		}
-		held := record.Held[addr.Address]
-		all = append(all, answerer.Holding{
-			Address: addr.Address, Pod: record.Pod.Identity(), Link: targets[i].Link, Uplink: uplinkOf(record, addr.Address), Gateway: addr.Gateway, OwnMAC: targets[i].Own,
-			Failover: held.Failover, Version: answering.Version(held.Version), Last: answering.Node{Name: held.LastNode, UID: held.LastNodeUID},
-		})
 	}
 	return all
-}
-
-// uplinkOf returns the uplink of the interface that has an address.
-func uplinkOf(record *state.Container, addr netip.Addr) string {
-	for i := range record.Attachments {
-		if has(&record.Attachments[i], addr) {
-			return record.Attachments[i].Uplink
-		}
-	}
-	return ""
 }
 
 func has(attachment *state.Attachment, addr netip.Addr) bool {

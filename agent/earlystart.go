@@ -97,9 +97,6 @@ func (e *earlyStarts) end(uid string, s *earlyStart, unused func()) {
 	})
 }
 
-// taken notes that the ADD of a pod goes on by itself.
-func (e *earlyStarts) taken(uid string) { e.take(uid, nil) }
-
 // take forgets a start of the pod, any where s is nil, and returns whether it was there.
 func (e *earlyStarts) take(uid string, s *earlyStart) bool {
 	e.mu.Lock()

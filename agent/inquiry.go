@@ -94,7 +94,10 @@ func (a *Agent) hears(ctx context.Context, whole bool) []inquiry.Segment {
 	var all []inquiry.Segment
 	now := time.Now()
 	for _, h := range a.answerer.Hearings(ctx) {
-		s := inquiry.Segment{Link: linkName(h.Link), Seconds: int64(now.Sub(h.Since).Seconds()), Error: errorText(h.Err), Nodes: []inquiry.Neighbour{}}
+		s := inquiry.Segment{Link: linkName(h.Link), Seconds: int64(now.Sub(h.Since).Seconds()), Nodes: []inquiry.Neighbour{}}
+		if h.Err != nil {
+			s.Error = h.Err.Error()
+		}
 		for _, n := range h.Neighbours {
 			switch {
 			case whole:
@@ -116,11 +119,4 @@ func linkName(index int) string {
 		return strconv.Itoa(index)
 	}
 	return link.Name
-}
-
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }

@@ -116,28 +116,3 @@ func oldestCheck(records []*state.Container, outcomes map[state.Key]reconcile.Ou
 	}
 	return oldest
 }
-
-// collect returns the values of the metrics that follow from the records.
-func (a *Agent) collect() gauges {
-	records, outcomes := a.Store.List(), a.reconciler.Outcomes()
-	g := gauges{phases: a.phases(records), reachable: a.Pods.Connection().Error == ""}
-	for _, came := range outcomes {
-		if came.Err != nil && !errors.Is(came.Err, context.Canceled) {
-			g.failing++
-		}
-	}
-	if a.answerer != nil {
-		g.links = a.answerer.Failing()
-	}
-	oldest := oldestCheck(records, outcomes)
-	if oldest.IsZero() {
-		oldest = a.started
-	}
-	g.sinceCheck = time.Since(oldest)
-	if a.RefusedNeighbours != nil {
-		if refused, err := a.RefusedNeighbours(); err == nil {
-			g.refused = &refused
-		}
-	}
-	return g
-}

@@ -20,7 +20,10 @@ const parallelDELs = 8
 func (a *Agent) delUnrecorded(ctx context.Context, netns string, match func(one chain.Attached) bool) (matched int, err error) {
 	all, err := a.Plugins.Attached()
 	errs := []error{err}
-	recorded := a.recordedContainers()
+	recorded := map[string]bool{}
+	for _, record := range a.Store.List() {
+		recorded[record.ContainerID] = true
+	}
 	var mu sync.Mutex
 	var group errgroup.Group
 	group.SetLimit(parallelDELs)
@@ -45,13 +48,4 @@ func (a *Agent) delUnrecorded(ctx context.Context, netns string, match func(one 
 	}
 	_ = group.Wait()
 	return matched, errors.Join(errs...)
-}
-
-// recordedContainers has the IDs of containers with a record.
-func (a *Agent) recordedContainers() map[string]bool {
-	all := map[string]bool{}
-	for _, record := range a.Store.List() {
-		all[record.ContainerID] = true
-	}
-	return all
 }

@@ -3,6 +3,8 @@
 package agent
 
 import (
+	"context"
+	"errors"
 	"time"
 
 	"k8s.io/component-base/metrics"
@@ -57,25 +59,14 @@ var (
 	reachDesc = metrics.NewDesc("berth_agent_api_reachable", "1 while the agent can watch the pods of its node, else 0.", nil, nil, metrics.ALPHA, "")
 )
 
-// gauges are the metrics that follow from the records.
-type gauges struct {
-	phases     map[string]int
-	failing    int
-	links      int
-	sinceCheck time.Duration
-	reachable  bool
-	// refused is nil where it is not known.
-	refused *uint64
-}
-
 // Collector returns the metrics that follow from the agent's records. The caller registers
 // it.
-func (a *Agent) Collector() metrics.StableCollector { return &collector{collect: a.collect} }
+func (a *Agent) Collector() metrics.StableCollector { return &collector{agent: a} }
 
 type collector struct {
 	metrics.BaseStableCollector
 
-	collect func() gauges
+	agent *Agent
 }
 
 // DescribeWithStability implements metrics.StableCollector.
@@ -87,20 +78,38 @@ func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
 
 // CollectWithStability implements metrics.StableCollector.
 func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
-	g := c.collect()
-	for phase, number := range g.phases {
-		ch <- metrics.NewLazyConstMetric(recordsDesc, metrics.GaugeValue, float64(number), phase)
+	a := c.agent
+	records, outcomes := a.Store.List(), a.reconciler.Outcomes()
+	send := func(d *metrics.Desc, kind metrics.ValueType, value float64, labels ...string) {
+		ch <- metrics.NewLazyConstMetric(d, kind, value, labels...)
 	}
-	reachable := 0.0
-	if g.reachable {
+	for phase, number := range a.phases(records) {
+		send(recordsDesc, metrics.GaugeValue, float64(number), phase)
+	}
+	failing, links, reachable := 0, 0, 0.0
+	for _, came := range outcomes {
+		if came.Err != nil && !errors.Is(came.Err, context.Canceled) {
+			failing++
+		}
+	}
+	if a.answerer != nil {
+		links = a.answerer.Failing()
+	}
+	if a.Pods.Connection().Error == "" {
 		reachable = 1
 	}
-	ch <- metrics.NewLazyConstMetric(failingDesc, metrics.GaugeValue, float64(g.failing))
-	ch <- metrics.NewLazyConstMetric(linksDesc, metrics.GaugeValue, float64(g.links))
-	ch <- metrics.NewLazyConstMetric(checkedDesc, metrics.GaugeValue, g.sinceCheck.Seconds())
-	ch <- metrics.NewLazyConstMetric(reachDesc, metrics.GaugeValue, reachable)
-	if g.refused != nil {
-		ch <- metrics.NewLazyConstMetric(refusedDesc, metrics.CounterValue, float64(*g.refused))
+	oldest := oldestCheck(records, outcomes)
+	if oldest.IsZero() {
+		oldest = a.started
+	}
+	send(failingDesc, metrics.GaugeValue, float64(failing))
+	send(linksDesc, metrics.GaugeValue, float64(links))
+	send(checkedDesc, metrics.GaugeValue, time.Since(oldest).Seconds())
+	send(reachDesc, metrics.GaugeValue, reachable)
+	if a.RefusedNeighbours != nil {
+		if refused, err := a.RefusedNeighbours(); err == nil {
+			send(refusedDesc, metrics.CounterValue, float64(refused))
+		}
 	}
 }
 

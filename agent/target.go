@@ -82,7 +82,7 @@ func (a *Agent) mayTake(ctx context.Context, record *state.Container) error {
 		return nil
 	}
 	addrs := a.take(ctx, record, targets)
-	a.early.taken(record.Pod.UID)
+	a.early.take(record.Pod.UID, nil) // from here on this ADD waits by itself
 	foreign, waits := a.mayAnswer(ctx, addrs)
 	if waits != nil && len(foreign) == 0 {
 		return waits

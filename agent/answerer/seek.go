@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -59,10 +60,7 @@ type control struct {
 func (a *Answerer) Seek(ctx context.Context, node string, addrs []netip.Addr, links []int) Sighting {
 	s := &search{node: node, nonce: nonce(), addrs: addrs, links: links, controls: map[control]bool{}, seen: Sighting{MACs: map[netip.Addr][]string{}}}
 	a.mu.Lock()
-	loops := make([]*loop, 0, len(a.loops))
-	for _, l := range a.loops {
-		loops = append(loops, l)
-	}
+	loops := slices.Collect(maps.Values(a.loops))
 	a.mu.Unlock()
 	for _, l := range loops {
 		l.mu.Lock()

@@ -130,14 +130,18 @@ func (n *Node) files() ([]leftover.Item, error) {
 func fileItems(paths []string) []leftover.Item {
 	var items []leftover.Item
 	for _, path := range paths {
-		items = append(items, leftover.Item{Name: "file " + path, Remove: func() error {
-			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
-			}
-			return nil
-		}})
+		items = append(items, item("file", path))
 	}
 	return items
+}
+
+func item(kind, path string) leftover.Item {
+	return leftover.Item{Name: kind + " " + path, Remove: func() error {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}}
 }
 
 // withFolders lists files, and then Berth's own folders that have no other files.
@@ -161,12 +165,7 @@ func withFolders(dirs, paths []string) ([]leftover.Item, error) {
 		if others || filepath.Base(dir) != ownFolder {
 			continue
 		}
-		items = append(items, leftover.Item{Name: "folder " + dir, Remove: func() error {
-			if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
-			}
-			return nil
-		}})
+		items = append(items, item("folder", dir))
 	}
 	return items, nil
 }

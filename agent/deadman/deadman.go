@@ -29,6 +29,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/berth-dev/berth/cni/nftables"
 	"github.com/berth-dev/berth/cni/veth/wire"
@@ -155,7 +156,7 @@ func (g *guard) watched() string { return "watched" + g.ip.Suffix }
 func (g *guard) alive() string   { return "alive" + g.ip.Suffix }
 
 // table has the addresses that are watched, and the ones that are alive, with the time that they have.
-func (g *guard) table(watched, alive map[string]bool, left time.Duration) *nftables.Table {
+func (g *guard) table(watched, alive sets.Set[string], left time.Duration) *nftables.Table {
 	key := []nftables.Type{nftables.IfName, g.ip.Addr}
 	return &nftables.Table{
 		Family: g.family, Name: tableName,
@@ -168,7 +169,7 @@ func (g *guard) table(watched, alive map[string]bool, left time.Duration) *nftab
 	}
 }
 
-func elements(keys map[string]bool, left time.Duration) func(yield func(nftables.Element) bool) {
+func elements(keys sets.Set[string], left time.Duration) func(yield func(nftables.Element) bool) {
 	return func(yield func(nftables.Element) bool) {
 		for key := range keys {
 			if !yield(nftables.Element{Key: []byte(key), Timeout: left}) {
@@ -185,14 +186,14 @@ type standing struct {
 	// answered are the keys of the addresses for which the node answers, and whether each is to be watched.
 	answered map[string]bool
 	addrs    map[string]netip.Addr
-	watched  map[string]bool
+	watched  sets.Set[string]
 	// alive has the time that is left.
 	alive map[string]time.Duration
 }
 
 // read reads the kernel's state; tables where it is asked to.
 func (g *guard) read(watched map[netip.Addr]bool, tables bool) (*standing, error) {
-	now := &standing{answered: map[string]bool{}, addrs: map[string]netip.Addr{}, watched: map[string]bool{}, alive: map[string]time.Duration{}}
+	now := &standing{answered: map[string]bool{}, addrs: map[string]netip.Addr{}, alive: map[string]time.Duration{}}
 	family := unix.AF_INET
 	if g.ip == nftables.V6 {
 		family = unix.AF_INET6
@@ -222,9 +223,11 @@ func (g *guard) read(watched map[netip.Addr]bool, tables bool) (*standing, error
 	} else if err == nil {
 		now.whole = true
 	}
-	if now.watched, err = table.Keys(g.watched()); err != nil {
+	keys, err := table.Keys(g.watched())
+	if err != nil {
 		return nil, err
 	}
+	now.watched = sets.KeySet(keys)
 	err = table.Elements(g.alive(), func(e nftables.Element) { now.alive[string(e.Key)] = e.Timeout })
 	return now, err
 }
@@ -233,22 +236,25 @@ func (g *guard) read(watched map[netip.Addr]bool, tables bool) (*standing, error
 type change struct {
 	expired []netip.Addr
 	// watched and alive have all elements; renewed are the ones of alive that get their whole time.
-	watched, alive, renewed map[string]bool
+	watched, alive, renewed sets.Set[string]
 }
 
 // change returns the state that follows where an address gets a time.
 func (now *standing) change(left time.Duration) change {
-	c := change{watched: map[string]bool{}, alive: map[string]bool{}, renewed: map[string]bool{}}
+	c := change{watched: sets.New[string](), alive: sets.New[string](), renewed: sets.New[string]()}
 	for key, wanted := range now.answered {
 		rest, alive := now.alive[key]
 		switch {
-		case now.watched[key] && !alive:
+		case now.watched.Has(key) && !alive:
 			c.expired = append(c.expired, now.addrs[key])
-			c.watched[key] = true
+			c.watched.Insert(key)
 		case wanted:
-			c.watched[key], c.alive[key] = true, true
+			c.watched.Insert(key)
+			c.alive.Insert(key)
 			// A call soon after another one writes nothing.
-			c.renewed[key] = !alive || rest < left/10*9 || rest > left/10*11
+			if !alive || rest < left/10*9 || rest > left/10*11 {
+				c.renewed.Insert(key)
+			}
 		}
 	}
 	return c
@@ -264,31 +270,10 @@ func (g *guard) write(tx *nftables.Transaction, now *standing, c change, left ti
 	case !now.whole:
 		tx.Replace(table)
 	default:
-		gone, came := map[string]bool{}, map[string]bool{}
-		for key := range now.watched {
-			gone[key] = !c.watched[key]
-		}
-		for key := range c.watched {
-			came[key] = !now.watched[key]
-		}
-		tx.DeleteElements(table, g.watched(), elements(only(gone), 0))
-		tx.AddElements(table, g.watched(), elements(only(came), 0))
-		gone = map[string]bool{}
-		for key := range now.alive {
-			gone[key] = !c.alive[key] || c.renewed[key]
-		}
-		tx.DeleteElements(table, g.alive(), elements(only(gone), 0))
-		tx.AddElements(table, g.alive(), elements(only(c.renewed), left))
+		kept := c.alive.Difference(c.renewed)
+		tx.DeleteElements(table, g.watched(), elements(now.watched.Difference(c.watched), 0))
+		tx.AddElements(table, g.watched(), elements(c.watched.Difference(now.watched), 0))
+		tx.DeleteElements(table, g.alive(), elements(sets.KeySet(now.alive).Difference(kept), 0))
+		tx.AddElements(table, g.alive(), elements(c.renewed, left))
 	}
-}
-
-// only returns the keys whose value is true.
-func only(keys map[string]bool) map[string]bool {
-	all := map[string]bool{}
-	for key, is := range keys {
-		if is {
-			all[key] = true
-		}
-	}
-	return all
 }

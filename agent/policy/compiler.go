@@ -45,15 +45,6 @@ const (
 	CounterIsolationEgress  = "isolation-egress"
 )
 
-var families = [2]ruleset.Family{ruleset.IPv4, ruleset.IPv6}
-
-func familyName(name string, family ruleset.Family) string {
-	if family == ruleset.IPv4 {
-		return name + "4"
-	}
-	return name + "6"
-}
-
 // hash returns a text of 24 letters and digits, of 120 bits: nobody finds two policies that share one.
 func hash(identity string) string {
 	sum := sha256.Sum256([]byte(identity))
@@ -70,6 +61,8 @@ type compiler struct {
 	pass   uint64
 	chains map[string]*chain
 	ranges map[string]*rangeSet
+	// sides has the chains of NetworkPolicies, if they were made; see policy.
+	sides map[sideKey]*chain
 	// combinations has the chains that the last pass made for pods.
 	combinations map[combinationKey][]combination
 
@@ -111,7 +104,7 @@ func (c *compiler) setBase() {
 			{Family: ruleset.IPv6, NeighborDiscovery: true, Verdict: ruleset.Accept},
 			multicastListeners(),
 		}, c.toItself(hook))
-		for n, family := range families {
+		for n, family := range ruleset.Families {
 			rules = append(rules, ruleset.Rule{Family: family, SourceMap: source[n], DestinationMap: destination[n]})
 		}
 		return &ruleset.Chain{Name: name, Hook: hook, Rules: rules}
@@ -137,11 +130,11 @@ var toNode, atNode = func() (to, at *ruleset.Chain) {
 		{Family: ruleset.IPv6, NeighborDiscovery: true, Verdict: ruleset.Accept},
 	}}
 	at = &ruleset.Chain{Name: chainEgressNode}
-	for _, family := range families {
+	for _, family := range ruleset.Families {
 		for _, set := range []string{ruleset.NodeAddresses, setLink} {
-			to.Rules = append(to.Rules, ruleset.Rule{Family: family, Destination: familyName(set, family), Verdict: ruleset.Goto, Target: chainEgressNode})
+			to.Rules = append(to.Rules, ruleset.Rule{Family: family, Destination: family.Name(set), Verdict: ruleset.Goto, Target: chainEgressNode})
 		}
-		at.Rules = append(at.Rules, ruleset.Rule{Family: family, SourceMap: familyName("egress", family)})
+		at.Rules = append(at.Rules, ruleset.Rule{Family: family, SourceMap: family.Name("egress")})
 	}
 	return to, at
 }()
@@ -150,15 +143,15 @@ var toNode, atNode = func() (to, at *ruleset.Chain) {
 // not by its link. A packet that the node sends has come by none any more.
 func (c *compiler) toItself(hook ruleset.Hook) []ruleset.Rule {
 	var all []ruleset.Rule
-	for _, family := range families {
-		if own := familyName(ruleset.Own, family); c.own[own] != nil {
+	for _, family := range ruleset.Families {
+		if own := family.Name(ruleset.Own); c.own[own] != nil {
 			rule := ruleset.Rule{Family: family, SourceIn: own, SourceOut: own, Verdict: ruleset.Accept}
 			if hook == ruleset.Output {
 				rule.SourceIn = ""
 			}
 			all = append(all, rule)
 		}
-		if pairs := familyName(ruleset.SelfPairs, family); c.own[pairs] != nil {
+		if pairs := family.Name(ruleset.SelfPairs); c.own[pairs] != nil {
 			rule := ruleset.Rule{Family: family, InInterface: setWays, Pair: pairs, Verdict: ruleset.Accept}
 			if hook == ruleset.Output {
 				rule.InInterface = ""
@@ -269,7 +262,7 @@ func (c *compiler) pod(l *local) *ruleset.Ruleset {
 		}
 	}
 	governed := false
-	for _, family := range families {
+	for _, family := range ruleset.Families {
 		if e := c.combination(l, ruleset.Egress, family); e != nil {
 			output = append(output, ruleset.Rule{Family: family, OutInterface: setDirect, Verdict: ruleset.Goto, Target: e.Name})
 			r.add(e)
@@ -361,7 +354,7 @@ func (c *compiler) reshape() {
 			c.choose(l)
 			l.stale = false
 		}
-		for _, family := range families {
+		for _, family := range ruleset.Families {
 			if len(l.Direct) > 0 {
 				c.combination(l, ruleset.Ingress, family)
 				c.combination(l, ruleset.Egress, family)
@@ -395,9 +388,9 @@ func (c *compiler) reshape() {
 // node, and the sets by which pods call themselves.
 func (c *compiler) dispatch(r *contents) (next map[string]*ruleset.Map, own map[string]*ruleset.Set) {
 	next = map[string]*ruleset.Map{}
-	for _, family := range families {
+	for _, family := range ruleset.Families {
 		for _, name := range []string{"egress", "ingress"} {
-			name = familyName(name, family)
+			name = family.Name(name)
 			next[name] = &ruleset.Map{Name: name, Family: family, Chains: map[netip.Addr]string{}}
 		}
 	}
@@ -407,11 +400,11 @@ func (c *compiler) dispatch(r *contents) (next map[string]*ruleset.Map, own map[
 		family := ruleset.FamilyOf(a)
 		egress, ingress := c.combination(l, ruleset.Egress, family), c.combination(l, ruleset.Ingress, family)
 		if egress != nil {
-			next[familyName("egress", family)].Chains[a] = egress.Name
+			next[family.Name("egress")].Chains[a] = egress.Name
 			r.add(egress)
 		}
 		if ingress != nil {
-			next[familyName("ingress", family)].Chains[a] = ingress.Name
+			next[family.Name("ingress")].Chains[a] = ingress.Name
 			r.add(ingress)
 		}
 		if egress != nil || ingress != nil {
@@ -436,14 +429,14 @@ func ownSets(holders, governed map[netip.Addr]*local) map[string]*ruleset.Set {
 		family := ruleset.FamilyOf(a)
 		if !l.Shared {
 			for _, way := range l.Ways {
-				own := set(familyName(ruleset.Own, family), family, ruleset.Links)
+				own := set(family.Name(ruleset.Own), family, ruleset.Links)
 				own.Links = append(own.Links, ruleset.Link{Address: a, Interface: way})
 			}
 			continue
 		}
 		for _, other := range l.served(a) {
 			if ruleset.FamilyOf(other) == family && holders[other] == l {
-				pairs := set(familyName(ruleset.SelfPairs, family), family, ruleset.Pairs)
+				pairs := set(family.Name(ruleset.SelfPairs), family, ruleset.Pairs)
 				pairs.Pairs = append(pairs.Pairs, ruleset.Pair{Source: a, Destination: other})
 				ways := set(setWays, ruleset.AnyFamily, ruleset.Interfaces)
 				ways.Interfaces = append(ways.Interfaces, l.Ways...)
@@ -508,6 +501,12 @@ func (c *compiler) holders() map[netip.Addr]*local {
 	return all
 }
 
+// sideKey finds the chain of a side for packets of a family.
+type sideKey struct {
+	*side
+	family ruleset.Family
+}
+
 // sweep drops the chains and sets that the last pass did not use.
 func (c *compiler) sweep() {
 	for name, e := range c.chains {
@@ -515,6 +514,7 @@ func (c *compiler) sweep() {
 			delete(c.chains, name)
 		}
 	}
+	maps.DeleteFunc(c.sides, func(_ sideKey, e *chain) bool { return c.chains[e.Name] != e })
 	for name, r := range c.ranges {
 		if r.used != c.pass {
 			delete(c.ranges, name)
@@ -565,19 +565,17 @@ func (c *compiler) choose(l *local) {
 
 // tiers returns the policies by tier.
 func (s *selected) tiers() (admin, network, baseline []*intent) {
-	rest := s.policies
-	take := func(is func(*intent) bool) []*intent {
-		n := 0
-		for n < len(rest) && is(rest[n]) {
-			n++
+	for _, i := range s.policies {
+		switch {
+		case i.kind == KindNetworkPolicy:
+			network = append(network, i)
+		case i.tier == string(policyv1alpha2.AdminTier):
+			admin = append(admin, i)
+		default:
+			baseline = append(baseline, i)
 		}
-		taken := rest[:n]
-		rest = rest[n:]
-		return taken
 	}
-	admin = take(func(i *intent) bool { return i.tier == string(policyv1alpha2.AdminTier) })
-	network = take(func(i *intent) bool { return i.kind == KindNetworkPolicy })
-	return admin, network, rest
+	return admin, network, baseline
 }
 
 func (i *intent) side(d ruleset.Direction) *side {
@@ -679,7 +677,7 @@ func (c *compiler) combineAnew(s *selected, pod *Pod, d ruleset.Direction, famil
 	if isolated {
 		identity.WriteString("isolated")
 	}
-	name := familyName(letter(d), family) + "-" + hash(identity.String())
+	name := family.Name(letter(d)) + "-" + hash(identity.String())
 	return c.ensure(name, identity.String(), jumps, func(e *chain) {
 		for _, jump := range jumps {
 			e.Rules = append(e.Rules, ruleset.Rule{Verdict: ruleset.Jump, Target: jump.Name})
@@ -717,7 +715,7 @@ func dns(d ruleset.Direction, family ruleset.Family) (all []ruleset.Rule) {
 		return nil
 	}
 	for _, protocol := range []ruleset.Protocol{ruleset.TCP, ruleset.UDP} {
-		all = append(all, ruleset.Rule{Family: family, Destination: familyName(setNodeDNS, family), Protocol: protocol, Ports: []ruleset.PortRange{{First: 53, Last: 53}}, Verdict: ruleset.Accept})
+		all = append(all, ruleset.Rule{Family: family, Destination: family.Name(setNodeDNS), Protocol: protocol, Ports: []ruleset.PortRange{{First: 53, Last: 53}}, Verdict: ruleset.Accept})
 	}
 	return all
 }
@@ -737,10 +735,11 @@ func (c *compiler) policy(i *intent, pod *Pod, d ruleset.Direction, family rules
 	if d == ruleset.Ingress && len(s.names) > 0 {
 		return c.policies("p", []*intent{i}, pod, d, family)
 	}
-	e := s.chains[family-ruleset.IPv4]
+	key := sideKey{s, family}
+	e := c.sides[key]
 	if e == nil || c.chains[e.Name] != e {
 		e = c.policies("p", []*intent{i}, pod, d, family)
-		s.chains[family-ruleset.IPv4] = e
+		c.sides[key] = e
 	}
 	return e
 }
@@ -757,7 +756,7 @@ func (c *compiler) policies(prefix string, policies []*intent, pod *Pod, d rules
 			resolved[n] = resolve(i.ingress.names, pod, &identity)
 		}
 	}
-	name := prefix + familyName(letter(d), family) + "-" + hash(identity.String())
+	name := prefix + family.Name(letter(d)) + "-" + hash(identity.String())
 	return c.ensure(name, content.String(), nil, func(e *chain) {
 		for n, i := range policies {
 			for _, clause := range i.side(d).clauses {
@@ -970,7 +969,7 @@ func (c *compiler) useRanges(e *chain, ranges []netipx.IPRange, family ruleset.F
 		next.Ranges = append(next.Ranges, ruleset.AddressRange{First: r.From(), Last: r.To()})
 		text.WriteString(r.String() + " ")
 	}
-	next.Name = familyName("r", family) + "-" + hash(text.String())
+	next.Name = family.Name("r") + "-" + hash(text.String())
 	entry := c.ranges[next.Name]
 	if entry == nil {
 		entry = &rangeSet{Set: next}

@@ -125,7 +125,7 @@ func NewIndex(cluster Cluster) *Index {
 		reshape:    true,
 	}
 	maps.Insert(x.namespaces, cluster.Namespaces())
-	x.compiler = compiler{Index: x, chains: map[string]*chain{}, ranges: map[string]*rangeSet{}}
+	x.compiler = compiler{Index: x, chains: map[string]*chain{}, ranges: map[string]*rangeSet{}, sides: map[sideKey]*chain{}}
 	x.SetNodeAddresses(nil, nil)
 	return x
 }
@@ -513,22 +513,18 @@ func (x *Index) Governs(uid types.UID) bool {
 	return len(l.ingress.policies)+len(l.egress.policies) > 0
 }
 
-// Selecting returns the policies that have a say about a pod of this node in one direction, in the
+// Selecting returns the policies that have a say about a pod of this node, by direction, in the
 // order in which they are asked: each as the origin of its rules, without a rule. It is none
 // for a pod that the cluster has not shown.
-func (x *Index) Selecting(uid types.UID, d ruleset.Direction) []ruleset.Origin {
+func (x *Index) Selecting(uid types.UID) map[ruleset.Direction][]ruleset.Origin {
 	x.settle()
-	l := x.locals[uid]
-	if l == nil {
-		return nil
-	}
-	by := l.egress
-	if d == ruleset.Ingress {
-		by = l.ingress
-	}
-	var all []ruleset.Origin
-	for _, i := range by.policies {
-		all = append(all, ruleset.Origin{Kind: i.kind, NamespacedName: i.NamespacedName, Direction: d, Tier: i.tier})
+	all := map[ruleset.Direction][]ruleset.Origin{}
+	if l := x.locals[uid]; l != nil {
+		for d, by := range map[ruleset.Direction]selected{ruleset.Ingress: l.ingress, ruleset.Egress: l.egress} {
+			for _, i := range by.policies {
+				all[d] = append(all[d], ruleset.Origin{Kind: i.kind, NamespacedName: i.NamespacedName, Direction: d, Tier: i.tier})
+			}
+		}
 	}
 	return all
 }
@@ -541,8 +537,8 @@ func (x *Index) SetNodeAddresses(own, dns []netip.Addr) {
 }
 
 func (x *Index) setAddresses(sets *[2]*ruleset.Set, name string, addresses []netip.Addr) {
-	for n, family := range families {
-		next := &ruleset.Set{Name: familyName(name, family), Family: family, Kind: ruleset.Addresses}
+	for n, family := range ruleset.Families {
+		next := &ruleset.Set{Name: family.Name(name), Family: family, Kind: ruleset.Addresses}
 		for _, a := range addresses {
 			if ruleset.FamilyOf(a) == family {
 				next.Addresses = append(next.Addresses, a)
@@ -579,7 +575,7 @@ func (x *Index) collection(selection podSelection, w elementKind) *collection {
 			prefix = "n"
 			identity += "|" + w.port.text()
 		}
-		c = &collection{elementKind: w, peer: p, name: familyName(prefix, w.family) + "-" + hash(identity)}
+		c = &collection{elementKind: w, peer: p, name: w.family.Name(prefix) + "-" + hash(identity)}
 		p.collections[w] = c
 		x.unfilled[c] = struct{}{}
 	}

@@ -323,7 +323,7 @@ func TestUngoverned(t *testing.T) {
 	for _, uid := range []types.UID{"a/server", "a/unknown"} {
 		server.UID, server.Name, server.Ungoverned = uid, string(uid)[2:], true
 		w.index.SetLocal(server)
-		if w.index.Governs(uid) || len(w.index.Selecting(uid, ruleset.Ingress)) > 0 {
+		if w.index.Governs(uid) || len(w.index.Selecting(uid)[ruleset.Ingress]) > 0 {
 			t.Errorf("policies govern the ungoverned pod %s", uid)
 		}
 	}

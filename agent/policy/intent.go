@@ -48,8 +48,6 @@ type side struct {
 	names []portName
 	// revision differs between sides that differ.
 	revision uint64
-	// chains has the chains of a NetworkPolicy by family, if they were made; see compiler.policy.
-	chains [2]*chain
 }
 
 // clause is one rule of a policy.

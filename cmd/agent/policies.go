@@ -40,7 +40,7 @@ func withEnforcer(ctx context.Context, o *Options, of *agent.Options, clients *c
 func enforceOptions(o *Options, clients *clients, journal *settings.Journal, backend enforce.Backend) enforce.Options {
 	return enforce.Options{
 		Pods: o.governed(), Objects: newPolicyCluster(clients, o.NodeName),
-		Kernel:  enforce.Kernel{Shower: &place.Shower{SysctlRoot: o.SysctlRoot, Settings: journal}, Backend: backend},
+		Kernel:  enforce.NewKernel(backend, &place.Shower{SysctlRoot: o.SysctlRoot, Settings: journal}),
 		Backend: backend,
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"iter"
 	"maps"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -618,9 +617,7 @@ func (c *Cluster) sweepNodes(version string) {
 func nodeOf(n *corev1.Node) *policy.Pod {
 	node := &policy.Pod{NamespacedName: nodeName(n), UID: n.UID, Labels: n.Labels}
 	for _, a := range n.Status.Addresses {
-		if addr, err := netip.ParseAddr(a.Address); err == nil && !slices.Contains(node.Addresses, addr.Unmap().WithZone("")) {
-			node.Addresses = append(node.Addresses, addr.Unmap().WithZone(""))
-		}
+		node.Addresses = withAddress(node.Addresses, a.Address)
 	}
 	return node
 }

@@ -62,11 +62,17 @@ func namedPorts(p *corev1.Pod) []policy.NamedPort {
 func podAddresses(p *corev1.Pod) []netip.Addr {
 	addresses := make([]netip.Addr, 0, 2)
 	for _, ip := range p.Status.PodIPs {
-		if addr, err := netip.ParseAddr(ip.IP); err == nil {
-			addresses = append(addresses, addr.Unmap().WithZone(""))
-		}
+		addresses = withAddress(addresses, ip.IP)
 	}
 	return addresses
+}
+
+// withAddress appends an address, if the text is one and it is not there yet.
+func withAddress(all []netip.Addr, text string) []netip.Addr {
+	if addr, err := netip.ParseAddr(text); err == nil && !slices.Contains(all, addr.Unmap().WithZone("")) {
+		return append(all, addr.Unmap().WithZone(""))
+	}
+	return all
 }
 
 // record is a pod. It has 48 bytes, one of the sizes in which Go allocates.
@@ -108,15 +114,4 @@ func pack(uid types.UID, addresses []netip.Addr) (r record, rest odd, fits bool)
 		return record{}, odd{uid: uid, addresses: addresses}, false
 	}
 	return r, odd{}, true
-}
-
-// appendAddresses appends the addresses of a record that is not odd.
-func (r *record) appendAddresses(to []netip.Addr) []netip.Addr {
-	if r.v4 != [4]byte{} {
-		to = append(to, netip.AddrFrom4(r.v4))
-	}
-	if r.v6 != [16]byte{} {
-		to = append(to, netip.AddrFrom16(r.v6))
-	}
-	return to
 }

@@ -170,7 +170,13 @@ func (s *store) addresses(r *record, to []netip.Addr) []netip.Addr {
 	if r.uid == uuid.Nil {
 		return append(to, s.odd[r].addresses...)
 	}
-	return r.appendAddresses(to)
+	if r.v4 != [4]byte{} {
+		to = append(to, netip.AddrFrom4(r.v4))
+	}
+	if r.v6 != [16]byte{} {
+		to = append(to, netip.AddrFrom16(r.v6))
+	}
+	return to
 }
 
 func (s *store) pod(name types.NamespacedName) *policy.Pod {
@@ -299,17 +305,8 @@ func (s *store) sweepPods(namespace, version string, gone func(podUpdate)) {
 		gone(c)
 	}
 	if len(sp.pods) < before/2 {
-		// A map keeps its size, and its clone does not.
-		sp.pods = cloneTight(sp.pods)
+		// A map keeps its size, and so does its clone.
+		sp.pods = maps.Collect(maps.All(sp.pods))
 	}
 	s.tidy(namespace, sp)
-}
-
-func cloneTight(m map[string]*record) map[string]*record {
-	if len(m) == 0 {
-		return nil
-	}
-	tight := make(map[string]*record, len(m))
-	maps.Copy(tight, m)
-	return tight
 }

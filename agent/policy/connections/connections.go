@@ -27,34 +27,39 @@ import (
 // Calico 0xffff0000, Cilium 0x0f00.
 const EndedMark = 0x2000
 
-// End ends the connections of addresses whose first packet the ruleset would drop, lets connections go on that
+// EndConnections ends the connections of addresses whose first packet the ruleset would drop, lets connections go on that
 // an earlier call ended and that it would allow, and returns how many it ended and how many are ended now. It
-// touches no other one. It works in the network namespace of the calling thread, reads all connections there, and
-// blocks for the kernel. Each address has the name of its interface in the namespace of a pod; on the node the names
-// are empty.
-func End(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]string) (ended, all int, err error) {
-	judge := newJudge(rs, addresses)
-	if err := judge.readNode(); err != nil {
-		return 0, 0, err
+// touches no other one. It reads all connections of the namespace. Each address has the name of its interface in the
+// namespace of a pod; on the node the names are empty.
+func (n Namespace) EndConnections(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]string) (ended, all int, err error) {
+	judge := &judge{
+		rs: rs, forward: ruleset.NewWalker(rs, ruleset.Forward), in: ruleset.NewWalker(rs, ruleset.Input), out: ruleset.NewWalker(rs, ruleset.Output),
+		addresses: addresses, onNode: len(rs.Bases(ruleset.Forward)) > 0,
 	}
-	// A flow is marked as it is read: a ruleset may forbid a million.
-	var failed error
-	err = conntrack.List(conntrack.Families(maps.Keys(addresses)), func(f *conntrack.Flow) bool {
-		isEnded := f.Mark&EndedMark != 0
-		switch {
-		case !judge.decides(f):
-		case judge.drops(f.Protocol, f.Original.Source, f.Reply.Source):
-			all++
-			if !isEnded {
-				ended++
-				failed = cmp.Or(failed, conntrack.SetMark(f, EndedMark, EndedMark))
-			}
-		case isEnded:
-			failed = cmp.Or(failed, conntrack.SetMark(f, 0, EndedMark))
+	err = n.Do(func() error {
+		if err := judge.readNode(); err != nil {
+			return err
 		}
-		return true
+		// A flow is marked as it is read: a ruleset may forbid a million.
+		var failed error
+		err := conntrack.List(conntrack.Families(maps.Keys(addresses)), func(f *conntrack.Flow) bool {
+			isEnded := f.Mark&EndedMark != 0
+			switch {
+			case !judge.decides(f):
+			case judge.drops(f.Protocol, f.Original.Source, f.Reply.Source):
+				all++
+				if !isEnded {
+					ended++
+					failed = cmp.Or(failed, conntrack.SetMark(f, EndedMark, EndedMark))
+				}
+			case isEnded:
+				failed = cmp.Or(failed, conntrack.SetMark(f, 0, EndedMark))
+			}
+			return true
+		})
+		return errors.Join(err, failed, ctx.Err())
 	})
-	return ended, all, errors.Join(err, failed, ctx.Err())
+	return ended, all, err
 }
 
 // judge says which connections a ruleset would drop.
@@ -68,14 +73,6 @@ type judge struct {
 	// node as well: what is sent on from there to a pod has the pod's address in Reply.
 	onNode bool
 	node   map[netip.Addr]bool
-}
-
-func newJudge(rs *ruleset.Ruleset, addresses map[netip.Addr]string) *judge {
-	return &judge{
-		rs: rs, forward: ruleset.NewWalker(rs, ruleset.Forward), in: ruleset.NewWalker(rs, ruleset.Input), out: ruleset.NewWalker(rs, ruleset.Output),
-		addresses: addresses,
-		onNode:    len(rs.Bases(ruleset.Forward)) > 0,
-	}
 }
 
 func (j *judge) readNode() error {
@@ -135,12 +132,17 @@ func (j *judge) decides(f *conntrack.Flow) bool {
 // else the kernel takes the side whose packet comes next for that. A tracked connection stays as it is, unless
 // the kernel did not see it begin and has the other side as the one that began, and the connection is certain or
 // replace is true. What the kernel saw counts for more than sockets, of which one that listens no more looks like one
-// that began its connections. It works in the network namespace of the calling thread.
-func Adopt(all []socket.Connection, replace bool) error {
-	var errs []error
-	for _, c := range all {
-		_, err := conntrack.Adopt(c.Protocol, conntrack.Tuple{Source: c.From, Destination: c.To}, replace || c.Certain)
-		errs = append(errs, err)
+// that began its connections.
+func (n Namespace) Adopt(_ context.Context, all []socket.Connection, replace bool) error {
+	if len(all) == 0 {
+		return nil
 	}
-	return errors.Join(errs...)
+	return n.Do(func() error {
+		var errs []error
+		for _, c := range all {
+			_, err := conntrack.Adopt(c.Protocol, conntrack.Tuple{Source: c.From, Destination: c.To}, replace || c.Certain)
+			errs = append(errs, err)
+		}
+		return errors.Join(errs...)
+	})
 }

@@ -25,7 +25,7 @@ func TestAdopt(t *testing.T) {
 				if _, err := conntrack.Adopt(unix.IPPROTO_TCP, conntrack.Tuple{Source: server, Destination: client}, false); err != nil {
 					return err
 				}
-				if err := Adopt([]socket.Connection{{Protocol: unix.IPPROTO_TCP, From: client, To: server, Local: server.Addr(), Certain: certain}}, replace); err != nil {
+				if err := Namespace("").Adopt(t.Context(), []socket.Connection{{Protocol: unix.IPPROTO_TCP, From: client, To: server, Local: server.Addr(), Certain: certain}}, replace); err != nil {
 					return err
 				}
 				want := server

@@ -3,16 +3,11 @@
 package connections
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/netip"
 
 	"github.com/containernetworking/plugins/pkg/ns"
-
-	"github.com/berth-dev/berth/agent/policy/ruleset"
-	"github.com/berth-dev/berth/agent/policy/socket"
 )
 
 // Namespace is the path of a network namespace. An empty path stands for the network namespace of the calling
@@ -36,21 +31,4 @@ func (n Namespace) Do(f func() error) error {
 func IsGone(err error) bool {
 	var missing ns.NSPathNotExistErr
 	return errors.Is(err, fs.ErrNotExist) || errors.As(err, &missing)
-}
-
-// EndConnections is End in the namespace.
-func (n Namespace) EndConnections(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]string) (ended, all int, err error) {
-	err = n.Do(func() (err error) {
-		ended, all, err = End(ctx, rs, addresses)
-		return err
-	})
-	return ended, all, err
-}
-
-// Adopt is Adopt in the namespace.
-func (n Namespace) Adopt(_ context.Context, all []socket.Connection, replace bool) error {
-	if len(all) == 0 {
-		return nil
-	}
-	return n.Do(func() error { return Adopt(all, replace) })
 }

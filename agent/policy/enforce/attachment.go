@@ -4,6 +4,7 @@ package enforce
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -105,7 +106,11 @@ func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 	// Also where the last try failed.
 	e.queue.Add(nodeKey)
 	e.queue.Add(c.ID)
-	if err := e.showBridgesOf(ctx, found); err != nil {
+	var errs []error
+	for _, bridge := range found.Bridges {
+		errs = append(errs, e.showBridge(ctx, bridge))
+	}
+	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("have network policies hold between pods on one bridge: %w", err)
 	}
 	if err := e.wait(ctx, nodeKey, version); err != nil {

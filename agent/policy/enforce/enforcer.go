@@ -19,7 +19,6 @@ import (
 	"github.com/berth-dev/berth/agent/policy/place"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/agent/policy/socket"
-	"github.com/berth-dev/berth/cni/conntrack"
 	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
@@ -34,33 +33,6 @@ type objects interface {
 	Ensure(ctx context.Context, pod types.NamespacedName, uid types.UID) error
 	Held() cluster.Held
 	Unserved() error
-}
-
-// kernel is the kernel of the node. Methods block for it and are safe in parallel for
-// different namespaces.
-type kernel interface {
-	// Table returns the table of a network namespace, of the node where the path is empty.
-	Table(netns string) Table
-	// Find is place.Find.
-	Find(netns string, names []string) (place.Place, error)
-	// IsNode returns whether the path leads to the namespace of the node.
-	IsNode(netns string) (bool, error)
-	NodeAddresses() (own, dns []netip.Addr, err error)
-	// Show is place.Shower.Show.
-	Show(bridge string) error
-	// Guard is port.Guard.
-	Guard(ports []place.Port) error
-	// Connections is socket.Connections.
-	Connections(netns string) ([]socket.Connection, error)
-	// Flows yields the connections that the node tracks, until yield returns false.
-	Flows(yield func(*conntrack.Flow) bool) error
-	// EndOf is conntrack.EndOf, on the node.
-	EndOf(addrs []netip.Addr) error
-	// DropQueued is rtnl.DropQueued, on the node.
-	DropQueued(addresses []netip.Addr) error
-	// Close and Open call package gate.
-	Close(netns string, interfaces ...string) error
-	Open(netns string) error
 }
 
 // Table is table.Table. Apply, Remove and Verify are called one at a time. Counters, Adopt and EndConnections are
@@ -98,7 +70,7 @@ type Options struct {
 	// Pods says which pods policies govern.
 	Pods    Pods
 	Objects objects
-	Kernel  kernel
+	Kernel  Kernel
 	// Backend is the one that Kernel brings rulesets to, for people.
 	Backend Backend
 	Events  event.Recorder

@@ -72,7 +72,7 @@ func TestLocals(t *testing.T) {
 // afterwards its status does not count, also when the container is gone.
 func TestUnrecorded(t *testing.T) {
 	lost := api.Pod{Namespace: "shop", Name: "lost", UID: "3"}
-	e := New(Options{Pods: PodsAll, Objects: &memory{}, Kernel: Kernel{}})
+	e := New(Options{Pods: PodsAll, Objects: &memory{}, Kernel: NewKernel("", nil)})
 	running := Container{Pod: lost, Addresses: addresses("10.0.0.4")}
 	recorded := Container{Pod: lost, ID: "c/eth0", Addresses: addresses("10.0.0.4")}
 	for i, step := range []struct {
@@ -278,7 +278,7 @@ func TestLeftovers(t *testing.T) {
 // A listing that began before the end of an ADD does not count: its containers are older than the
 // ADD's.
 func TestListDuringADD(t *testing.T) {
-	e := New(Options{Pods: PodsAll, Objects: &memory{}, Kernel: Kernel{}})
+	e := New(Options{Pods: PodsAll, Objects: &memory{}, Kernel: NewKernel("", nil)})
 	c := Container{Pod: api.Pod{Namespace: "shop", Name: "db", UID: "1"}, ID: "c/eth0", NetNS: "/run/none", Addresses: addresses("10.0.0.1")}
 	early := c
 	early.Addresses = nil
@@ -311,7 +311,7 @@ func TestListDuringADD(t *testing.T) {
 
 // A container goes with its table, and one that comes back meanwhile stays.
 func TestGoing(t *testing.T) {
-	e := New(Options{Pods: PodsAll, Objects: &memory{}, Kernel: Kernel{}})
+	e := New(Options{Pods: PodsAll, Objects: &memory{}, Kernel: NewKernel("", nil)})
 	c := Container{Pod: api.Pod{Namespace: "shop", Name: "db", UID: "1"}, ID: "c/eth0", NetNS: "/run/none", Addresses: addresses("10.0.0.1")}
 	for _, comesBack := range []bool{false, true} {
 		e.list([]Container{c})

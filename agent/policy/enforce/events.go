@@ -4,7 +4,6 @@ package enforce
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -19,7 +18,6 @@ import (
 
 	"github.com/berth-dev/berth/agent/policy"
 	"github.com/berth-dev/berth/agent/policy/cluster"
-	"github.com/berth-dev/berth/agent/policy/place"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/ipam/event"
 )
@@ -68,14 +66,6 @@ func (e *Enforcer) showBridges(ctx context.Context) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	maps.DeleteFunc(e.bridges, func(bridge string, _ error) bool { return !used[bridge] })
-}
-
-func (e *Enforcer) showBridgesOf(ctx context.Context, p place.Place) error {
-	var errs []error
-	for _, bridge := range p.Bridges {
-		errs = append(errs, e.showBridge(ctx, bridge))
-	}
-	return errors.Join(errs...)
 }
 
 // tell records events about pods whose policies are not enforced, and about policies with problems,

@@ -13,50 +13,34 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// Kernel is the kernel of the node that the process runs on.
+// Kernel is the kernel of the node. Its functions block for it and are safe in parallel for different namespaces.
 type Kernel struct {
-	*place.Shower
-	// Backend is one that ChooseBackend returned.
-	Backend Backend
+	// Table returns the rules of a network namespace, of the node where the path is empty.
+	Table func(netns string) Table
+	// Find, IsNode and NodeAddresses are package place's, and Show is place.Shower.Show.
+	Find          func(netns string, names []string) (place.Place, error)
+	IsNode        func(netns string) (bool, error)
+	NodeAddresses func() (own, dns []netip.Addr, err error)
+	Show          func(bridge string) error
+	// Guard is port.Guard.
+	Guard func(ports []place.Port) error
+	// Connections is socket.Connections.
+	Connections func(netns string) ([]socket.Connection, error)
+	// Flows yields the connections of both families that the node tracks, until yield returns false.
+	Flows func(yield func(*conntrack.Flow) bool) error
+	// EndOf is conntrack.EndOf, and DropQueued rtnl.DropQueued, on the node.
+	EndOf, DropQueued func(addresses []netip.Addr) error
+	// Close and Open are package gate's.
+	Close func(netns string, interfaces ...string) error
+	Open  func(netns string) error
 }
 
-// Table returns the rules of a network namespace, of the node where the path is empty.
-func (k Kernel) Table(netns string) Table { return k.Backend.rules(netns) }
-
-// Find is place.Find.
-func (Kernel) Find(netns string, names []string) (place.Place, error) {
-	return place.Find(netns, names)
-}
-
-// IsNode is place.IsNode.
-func (Kernel) IsNode(netns string) (bool, error) { return place.IsNode(netns) }
-
-// NodeAddresses is place.NodeAddresses.
-func (Kernel) NodeAddresses() (own, dns []netip.Addr, err error) { return place.NodeAddresses() }
-
-// Guard is port.Guard.
-func (Kernel) Guard(ports []place.Port) error { return port.Guard(ports) }
-
-// Close is gate.Close.
-func (Kernel) Close(netns string, interfaces ...string) error {
-	return gate.Close(netns, interfaces...)
-}
-
-// Open is gate.Open.
-func (Kernel) Open(netns string) error { return gate.Open(netns) }
-
-// EndOf is conntrack.EndOf.
-func (Kernel) EndOf(addrs []netip.Addr) error { return conntrack.EndOf(addrs) }
-
-// Flows yields the connections of both families that the node tracks.
-func (Kernel) Flows(yield func(*conntrack.Flow) bool) error {
-	return conntrack.List(conntrack.Both, yield)
-}
-
-// DropQueued is rtnl.DropQueued.
-func (Kernel) DropQueued(addresses []netip.Addr) error { return rtnl.DropQueued(addresses) }
-
-// Connections is socket.Connections.
-func (Kernel) Connections(netns string) ([]socket.Connection, error) {
-	return socket.Connections(netns)
+// NewKernel returns the kernel of the node that the process runs on. The backend is one that ChooseBackend returned.
+func NewKernel(backend Backend, shower *place.Shower) Kernel {
+	return Kernel{
+		Table: backend.rules, Find: place.Find, IsNode: place.IsNode, NodeAddresses: place.NodeAddresses, Show: shower.Show,
+		Guard: port.Guard, Connections: socket.Connections,
+		Flows: func(yield func(*conntrack.Flow) bool) error { return conntrack.List(conntrack.Both, yield) },
+		EndOf: conntrack.EndOf, DropQueued: rtnl.DropQueued, Close: gate.Close, Open: gate.Open,
+	}
 }

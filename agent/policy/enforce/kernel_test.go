@@ -139,6 +139,13 @@ type faults struct {
 	look func(netns string, all []socket.Connection) []socket.Connection
 }
 
+func (k onNode) kernel() Kernel {
+	return Kernel{
+		Table: k.Table, Find: k.Find, IsNode: k.IsNode, NodeAddresses: k.NodeAddresses, Show: k.Show, Guard: k.Guard, Connections: k.Connections,
+		Flows: k.Flows, EndOf: k.EndOf, DropQueued: k.DropQueued, Close: gate.Close, Open: gate.Open,
+	}
+}
+
 func (k onNode) Table(netns string) Table {
 	if netns == "" {
 		netns = k.Path()
@@ -192,15 +199,11 @@ func (k onNode) Guard(ports []place.Port) error {
 	}
 	return k.Try(func() error { return port.Guard(ports) })
 }
-func (k onNode) Close(netns string, interfaces ...string) error {
-	return gate.Close(netns, interfaces...)
-}
-func (k onNode) Open(netns string) error { return gate.Open(netns) }
 func (k onNode) EndOf(addrs []netip.Addr) error {
 	return k.Try(func() error { return conntrack.EndOf(addrs) })
 }
 func (k onNode) Flows(yield func(*conntrack.Flow) bool) error {
-	return k.Try(func() error { return Kernel{}.Flows(yield) })
+	return k.Try(func() error { return NewKernel(BackendNFTables, nil).Flows(yield) })
 }
 func (k onNode) DropQueued(addresses []netip.Addr) error {
 	return k.Try(func() error { return rtnl.DropQueued(addresses) })
@@ -288,7 +291,7 @@ func (w *topology) WaitForPods(context.Context) bool { return true }
 func (w *topology) start() {
 	w.cluster.known = make(chan struct{})
 	ctx, cancel := context.WithCancel(w.t.Context())
-	w.enforcer = New(Options{Pods: w.pods, Objects: w.cluster, Kernel: onNode{w.node, place.Shower{SysctlRoot: cmp.Or(w.sysctlRoot, "/proc/sys")}, w.backend, w.faults}, Events: w.events})
+	w.enforcer = New(Options{Pods: w.pods, Objects: w.cluster, Kernel: onNode{w.node, place.Shower{SysctlRoot: cmp.Or(w.sysctlRoot, "/proc/sys")}, w.backend, w.faults}.kernel(), Events: w.events})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -833,7 +836,7 @@ func TestRemade(t *testing.T) {
 	tracked := func() bool {
 		found := false
 		w.node.Run(func() error {
-			return Kernel{}.Flows(func(f *conntrack.Flow) bool { found = found || f.Original.Destination.Port() == 5000; return true })
+			return NewKernel(BackendNFTables, nil).Flows(func(f *conntrack.Flow) bool { found = found || f.Original.Destination.Port() == 5000; return true })
 		})
 		return found
 	}

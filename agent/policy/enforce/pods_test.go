@@ -112,7 +112,7 @@ func TestPods(t *testing.T) {
 
 // An ordinary pod gets its network while the policies are not known.
 func TestUngovernedPodWaitsForNothing(t *testing.T) {
-	e := New(Options{Pods: PodsFloatingIP, Objects: &memory{known: make(chan struct{})}, Kernel: Kernel{}})
+	e := New(Options{Pods: PodsFloatingIP, Objects: &memory{known: make(chan struct{})}, Kernel: NewKernel("", nil)})
 	c := Container{ID: "c/eth0"}
 	if err := e.Prepare(t.Context(), c); err != nil {
 		t.Error(err)

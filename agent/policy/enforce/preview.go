@@ -172,10 +172,7 @@ func (p *preview) compile(e *Enforcer, containers []*container, own, dns []netip
 				delete(p.pods, uid)
 				continue
 			}
-			pod.own = next.Pod(uid)
-			pod.selecting = map[ruleset.Direction][]ruleset.Origin{
-				ruleset.Ingress: next.Selecting(uid, ruleset.Ingress), ruleset.Egress: next.Selecting(uid, ruleset.Egress),
-			}
+			pod.own, pod.selecting = next.Pod(uid), next.Selecting(uid)
 		}
 	})
 	for _, l := range locals {

@@ -22,10 +22,14 @@ import (
 
 // connected is a kernel that has connections.
 type connected struct {
-	Kernel
-
 	flows   []conntrack.Flow
 	sockets map[string][]socket.Connection
+}
+
+func (k connected) kernel() Kernel {
+	all := NewKernel("", nil)
+	all.Find, all.NodeAddresses, all.Flows, all.Connections = k.Find, k.NodeAddresses, k.Flows, k.Connections
+	return all
 }
 
 func (connected) Find(string, []string) (place.Place, error) { return place.Place{}, nil }
@@ -92,7 +96,7 @@ func TestSurvey(t *testing.T) {
 		from := netip.MustParseAddrPort(fmt.Sprintf("10.1.0.1:%d", 1000+i))
 		kernel.sockets["/n/client"] = append(kernel.sockets["/n/client"], socket.Connection{Protocol: tcp, From: from, To: netip.MustParseAddrPort(to), Local: from.Addr()})
 	}
-	told, err := Survey(t.Context(), Options{Pods: PodsNone, Objects: m, Kernel: kernel}, containers)
+	told, err := Survey(t.Context(), Options{Pods: PodsNone, Objects: m, Kernel: kernel.kernel()}, containers)
 	if err != nil {
 		t.Fatal(err)
 	}

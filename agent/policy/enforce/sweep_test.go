@@ -23,7 +23,6 @@ import (
 
 // crowded is a kernel with so many connections that a look at them takes as long as a test wants.
 type crowded struct {
-	kernel
 	// sweeps gets each look, which ends with the outcome that the test sends back.
 	sweeps chan sweeping
 }
@@ -40,9 +39,13 @@ type swept struct {
 	err   error
 }
 
-func (k crowded) Table(string) Table                              { return crowdedTable{sweeps: k.sweeps} }
-func (crowded) NodeAddresses() (own, dns []netip.Addr, err error) { return nil, nil, nil }
-func (crowded) Guard([]place.Port) error                          { return nil }
+func (k crowded) kernel() Kernel {
+	return Kernel{
+		Table:         func(string) Table { return crowdedTable{sweeps: k.sweeps} },
+		NodeAddresses: func() (own, dns []netip.Addr, err error) { return nil, nil, nil },
+		Guard:         func([]place.Port) error { return nil },
+	}
+}
 
 // crowdedTable has every ruleset at once.
 type crowdedTable struct {
@@ -92,7 +95,7 @@ func newCrowd(t *testing.T, first *networkingv1.NetworkPolicy) *crowd {
 	}
 	w := &topology{t: t, listed: []Container{{Pod: api.Pod{Namespace: "shop", Name: "db", UID: "uid-db"}, ID: "c-db", Addresses: addresses("10.1.0.1")}}}
 	k := crowded{sweeps: make(chan sweeping)}
-	c := &crowd{t, New(Options{Pods: PodsAll, Objects: objects, Kernel: k}), objects, k}
+	c := &crowd{t, New(Options{Pods: PodsAll, Objects: objects, Kernel: k.kernel()}), objects, k}
 	var group sync.WaitGroup
 	group.Go(func() {
 		if err := c.Enforcer.Run(ctx, w); err != nil {

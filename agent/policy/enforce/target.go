@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -371,8 +372,7 @@ func (e *Enforcer) guardedPorts() (all []place.Port) {
 
 // guard has the node guard the ports of a try. One worker at a time writes the node's target.
 func (e *Enforcer) guard(j *job) error {
-	same := func(a, b place.Port) bool { return a.Name == b.Name && slices.Equal(a.Addresses, b.Addresses) }
-	if e.guarded != nil && !j.check && slices.EqualFunc(*e.guarded, j.ports, same) {
+	if e.guarded != nil && !j.check && reflect.DeepEqual(*e.guarded, j.ports) {
 		return nil
 	}
 	e.guarded = nil

@@ -160,11 +160,7 @@ func (e *Enforcer) fill(to *end, c *container) {
 	to.local, to.uid = true, c.uid()
 	to.addresses, to.ungoverned = slices.Clone(c.Addresses), !c.governed
 	to.direct = c.place.Direct
-	to.own = e.index.Pod(to.uid)
-	to.selecting = map[ruleset.Direction][]ruleset.Origin{}
-	for _, d := range []ruleset.Direction{ruleset.Ingress, ruleset.Egress} {
-		to.selecting[d] = e.index.Selecting(to.uid, d)
-	}
+	to.own, to.selecting = e.index.Pod(to.uid), e.index.Selecting(to.uid)
 	to.bad = e.problemOf(c)
 }
 

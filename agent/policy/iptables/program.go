@@ -19,16 +19,6 @@ import (
 // lockWait is how many seconds a program waits for the lock that all of variant Legacy share.
 const lockWait = "10"
 
-var families = [2]ruleset.Family{ruleset.IPv4, ruleset.IPv6}
-
-// command is iptables or ip6tables.
-func command(f ruleset.Family) string {
-	if f == ruleset.IPv4 {
-		return "iptables"
-	}
-	return "ip6tables"
-}
-
 // programs are those of one variant.
 type programs struct{ xtables.Variant }
 
@@ -36,7 +26,7 @@ type programs struct{ xtables.Variant }
 func Check(variant xtables.Variant) error {
 	v := programs{variant}
 	names := []string{"ipset"}
-	for _, f := range families {
+	for _, f := range ruleset.Families {
 		names = append(names, v.program(f, "restore"), v.program(f, "save"))
 	}
 	for _, name := range names {
@@ -48,7 +38,11 @@ func Check(variant xtables.Variant) error {
 }
 
 func (v programs) program(f ruleset.Family, action string) string {
-	return fmt.Sprintf("%s-%s-%s", command(f), v.Variant, action)
+	command := "iptables"
+	if f == ruleset.IPv6 {
+		command = "ip6tables"
+	}
+	return fmt.Sprintf("%s-%s-%s", command, v.Variant, action)
 }
 
 // inet6 is there where the kernel has IPv6. Where it was started without, ip6tables ends with an error, and there
@@ -86,12 +80,6 @@ func (v programs) save(ctx context.Context, f ruleset.Family) (string, error) {
 func changeSets(ctx context.Context, text []byte) error {
 	_, err := run(ctx, text, "ipset", "-exist", "restore")
 	return err
-}
-
-// listSets returns the names of all sets.
-func listSets(ctx context.Context) ([]string, error) {
-	out, err := run(ctx, nil, "ipset", "list", "-name")
-	return strings.Fields(out), err
 }
 
 // saveSet returns ipset's commands that would make a set.

@@ -94,7 +94,7 @@ func (r *rendering) targets(c *ruleset.Chain) []string {
 		if !r.sees(rule) {
 			continue
 		}
-		if m := r.mapOf(rule); m != nil {
+		if m, _ := r.mapOf(rule); m != nil {
 			for _, name := range m.Chains {
 				seen[name] = true
 			}
@@ -110,15 +110,12 @@ func (r *rendering) sees(rule *ruleset.Rule) bool {
 	return rule.Family == ruleset.AnyFamily || rule.Family == r.family
 }
 
-// mapOf returns the map of a rule that has one.
-func (r *rendering) mapOf(rule *ruleset.Rule) *ruleset.Map {
-	switch {
-	case rule.SourceMap != "":
-		return r.rs.Maps[rule.SourceMap]
-	case rule.DestinationMap != "":
-		return r.rs.Maps[rule.DestinationMap]
+// mapOf returns the map of a rule that has one, and the address that it is about.
+func (r *rendering) mapOf(rule *ruleset.Rule) (m *ruleset.Map, field string) {
+	if rule.SourceMap != "" {
+		return r.rs.Maps[rule.SourceMap], "src"
 	}
-	return nil
+	return r.rs.Maps[rule.DestinationMap], "dst"
 }
 
 // writer writes the lines of a chain.
@@ -158,13 +155,13 @@ func (w *writer) rules(name string, rules []ruleset.Rule, behind *rest) error {
 			}
 			continue
 		}
-		m := w.mapOf(rule)
+		m, field := w.mapOf(rule)
 		if (m != nil || rule.Verdict == ruleset.Goto) && behind != nil {
 			return errNested
 		}
 		if m != nil {
 			w.origin.maps[m.Name] = m
-			return w.dispatch(m, fieldOf(rule), &rest{name, rules[i+1:]})
+			return w.dispatch(m, field, &rest{name, rules[i+1:]})
 		}
 		if err := w.rule(rule, behind); err != nil {
 			return err
@@ -222,14 +219,6 @@ func (w *writer) pairs(rule *ruleset.Rule, behind *rest) error {
 	return next.rules(to, behind.rules, nil)
 }
 
-// fieldOf returns the address that the map of a rule is about.
-func fieldOf(rule *ruleset.Rule) string {
-	if rule.DestinationMap != "" {
-		return "dst"
-	}
-	return "src"
-}
-
 // rule writes a rule that does not jump and has no map.
 func (w *writer) rule(rule *ruleset.Rule, behind *rest) error {
 	say := comment(rule.Comment())
@@ -241,7 +230,7 @@ func (w *writer) rule(rule *ruleset.Rule, behind *rest) error {
 		w.out.lines = append(w.out.lines, line{join(conditions, say, target), rule.Counter})
 	}
 	if rule.Established {
-		w.out.lines = append(w.out.lines, endedLine())
+		w.out.lines = append(w.out.lines, line{text: join(ended, comment("connections that were ended"), dropped)})
 	}
 	return nil
 }

@@ -29,11 +29,6 @@ const (
 
 var ended = fmt.Sprintf("-m connmark --mark %#x/%#x", connections.EndedMark, connections.EndedMark)
 
-// endedLine drops the packets of connections that were ended.
-func endedLine() line {
-	return line{text: join(ended, comment("connections that were ended"), dropped)}
-}
-
 func join(words ...string) string {
 	var some []string
 	for _, w := range words {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"k8s.io/klog/v2"
 
@@ -24,10 +25,10 @@ type Table struct {
 
 	variant programs
 
-	// mu guards applied and counted, which Counters reads.
-	mu sync.Mutex
 	// applied is the ruleset in the kernel, nil if unknown.
-	applied *applied
+	applied atomic.Pointer[applied]
+	// mu guards counted, which Counters reads.
+	mu sync.Mutex
 	// counted has the packets that rules counted before they were made anew.
 	counted map[string]ruleset.Count
 	// doomed are sets that nothing names and that could not be destroyed yet.
@@ -50,23 +51,11 @@ func New(netns string, variant xtables.Variant) *Table {
 	return &Table{Namespace: connections.Namespace(netns), variant: programs{variant}, counted: map[string]ruleset.Count{}, doomed: map[string]bool{}}
 }
 
-func (t *Table) current() *applied {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.applied
-}
-
-func (t *Table) setCurrent(now *applied) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.applied = now
-}
-
 // Apply brings a ruleset, which must be one that rulesettest.Check accepts, into the kernel. After an error
 // packets meet old rules or new ones, and the next Apply replaces all.
 func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 	return t.Do(func() error {
-		before := t.current()
+		before := t.applied.Load()
 		if before != nil {
 			err := t.change(ctx, before, rs)
 			if err == nil {
@@ -88,19 +77,19 @@ func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 // read returns the kernel's chains and sets, as those of no ruleset, with names that no set has.
 func (t *Table) read(ctx context.Context) (*applied, error) {
 	have := &applied{sets: map[string]*set{}}
-	for i, f := range families {
+	for i, f := range ruleset.Families {
 		saved, err := t.variant.save(ctx, f)
 		if err != nil {
 			return nil, fmt.Errorf("read the rules of policies: %w", err)
 		}
 		have.chains[i], _ = parse(saved)
 	}
-	listed, err := listSets(ctx)
+	listed, err := run(ctx, nil, "ipset", "list", "-name")
 	if err != nil {
 		return nil, fmt.Errorf("read the sets of policies: %w", err)
 	}
 	used := map[names]bool{}
-	for _, name := range listed {
+	for _, name := range strings.Fields(listed) {
 		if !strings.HasPrefix(name, SetPrefix) {
 			continue
 		}
@@ -118,7 +107,7 @@ func (t *Table) read(ctx context.Context) (*applied, error) {
 func (t *Table) change(ctx context.Context, before *applied, rs *ruleset.Ruleset) error {
 	after := &applied{rs: rs, names: before.names, sets: before.names.setsOf(rs, before.rs, before.sets)}
 	var texts [2][]byte
-	for i, f := range families {
+	for i, f := range ruleset.Families {
 		rendered, err := after.names.renderChains(rs, f, before.rendered[i])
 		if err != nil {
 			return err
@@ -131,13 +120,13 @@ func (t *Table) change(ctx context.Context, before *applied, rs *ruleset.Ruleset
 	if err != nil {
 		return err
 	}
-	t.setCurrent(nil)
+	t.applied.Store(nil)
 	if sets.before.Len() > 0 {
 		if err := changeSets(ctx, sets.before.Bytes()); err != nil {
 			return err
 		}
 	}
-	for i, f := range families {
+	for i, f := range ruleset.Families {
 		if len(texts[i]) == 0 {
 			continue
 		}
@@ -153,10 +142,9 @@ func (t *Table) change(ctx context.Context, before *applied, rs *ruleset.Ruleset
 	for _, name := range sets.gone {
 		t.doomed[name] = true
 	}
-	t.mu.Lock()
-	t.applied = after
+	// Counters sees no rules before it sees all counts.
 	t.keep(counted, after)
-	t.mu.Unlock()
+	t.applied.Store(after)
 	t.destroy(ctx, after)
 	return nil
 }
@@ -203,7 +191,7 @@ func notGone(err error) error {
 
 // Remove deletes the rules and sets, where there are any. A namespace that is gone has none.
 func (t *Table) Remove(ctx context.Context) error {
-	t.setCurrent(nil)
+	t.applied.Store(nil)
 	return notGone(t.Do(func() error {
 		if !t.variant.HasTable(TableName) {
 			return nil
@@ -212,7 +200,7 @@ func (t *Table) Remove(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		for i, f := range families {
+		for i, f := range ruleset.Families {
 			if text := restoreText(before.chains[i], &chains{}); len(text) > 0 {
 				if err := t.variant.restore(ctx, f, text); err != nil {
 					return fmt.Errorf("remove the rules of policies: %w", err)

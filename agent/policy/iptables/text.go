@@ -15,7 +15,7 @@ type Text struct {
 func TextOf(rs *ruleset.Ruleset) (Text, error) {
 	n := names(".1")
 	text := Text{Sets: changeOf(nil, n.setsOf(rs, nil, nil)).before.String()}
-	for i, f := range families {
+	for i, f := range ruleset.Families {
 		rendered, err := n.renderChains(rs, f, nil)
 		if err != nil {
 			return Text{}, err

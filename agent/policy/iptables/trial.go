@@ -48,7 +48,7 @@ func sample() *ruleset.Ruleset {
 	base := []ruleset.Rule{{Established: true, Verdict: ruleset.Accept},
 		{Family: ruleset.IPv6, NeighborDiscovery: true, Verdict: ruleset.Accept}, {Family: ruleset.IPv6, MulticastListener: true, Verdict: ruleset.Accept}}
 	for i, a := range []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, 1}), netip.MustParseAddr("2001:db8::1")} {
-		f, suffix := families[i], string('4'+rune(2*i))
+		f, suffix := ruleset.Families[i], string('4'+rune(2*i))
 		for _, s := range []*ruleset.Set{
 			{Name: "ranges" + suffix, Kind: ruleset.Ranges, Ranges: []ruleset.AddressRange{{First: a, Last: a.Next()}}},
 			{Name: "endpoints" + suffix, Kind: ruleset.Endpoints, Endpoints: []ruleset.Endpoint{{Address: a, Protocol: ruleset.TCP, Port: 80}}},

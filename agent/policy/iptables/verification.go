@@ -15,12 +15,12 @@ import (
 // Verify returns ruleset.ErrChanged, with the first object that differs, where another program took something of
 // the rules or sets away, changed it or added to it. Apply then replaces all.
 func (t *Table) Verify(ctx context.Context) error {
-	now := t.current()
+	now := t.applied.Load()
 	if now == nil {
 		return fmt.Errorf("%w: nothing was applied", ruleset.ErrChanged)
 	}
 	err := t.Do(func() error {
-		for i, f := range families {
+		for i, f := range ruleset.Families {
 			saved, err := t.variant.save(ctx, f)
 			if err != nil {
 				return fmt.Errorf("read the rules of policies: %w", err)
@@ -44,7 +44,7 @@ func (t *Table) Verify(ctx context.Context) error {
 		return nil
 	})
 	if errors.Is(err, ruleset.ErrChanged) {
-		t.setCurrent(nil)
+		t.applied.Store(nil)
 	}
 	return err
 }
@@ -102,13 +102,13 @@ func compareSets(want map[string]*set, have map[string]map[string]bool) error {
 // Counters returns the counters by the names that the ruleset gives them. It may be called in parallel to all
 // methods. They begin at 0 with each process.
 func (t *Table) Counters(ctx context.Context) (map[string]ruleset.Count, error) {
-	now := t.current()
+	now := t.applied.Load()
 	all := map[string]ruleset.Count{}
 	if now == nil {
 		return all, nil
 	}
 	err := t.Do(func() error {
-		for i, f := range families {
+		for i, f := range ruleset.Families {
 			saved, err := t.variant.save(ctx, f)
 			if err != nil {
 				return fmt.Errorf("read the counters of policies: %w", err)
@@ -166,7 +166,7 @@ func (c *chains) hasCounters(of map[string]bool) bool {
 // have any.
 func (t *Table) countsOf(ctx context.Context, before *applied, texts [2][]byte) (map[string]ruleset.Count, error) {
 	all := map[string]ruleset.Count{}
-	for i, f := range families {
+	for i, f := range ruleset.Families {
 		made := declaredIn(texts[i])
 		if before.rs == nil || !before.chains[i].hasCounters(made) {
 			continue
@@ -181,8 +181,10 @@ func (t *Table) countsOf(ctx context.Context, before *applied, texts [2][]byte) 
 	return all, nil
 }
 
-// keep adds counts to those of earlier rules, and forgets counters that no rule names. The caller holds t.mu.
+// keep adds counts to those of earlier rules, and forgets counters that no rule names.
 func (t *Table) keep(counted map[string]ruleset.Count, now *applied) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	for name, n := range counted {
 		sum := t.counted[name]
 		t.counted[name] = ruleset.Count{Packets: sum.Packets + n.Packets, Bytes: sum.Bytes + n.Bytes}

@@ -80,25 +80,26 @@ func Find(netns string, names []string) (Place, error) {
 		switch s, err := inside.look(l); {
 		case err != nil:
 			return Place{}, err
-		case s.where == direct:
+		case s.why != "":
+			if p.Unseen == nil {
+				p.Unseen = map[string]Reason{}
+			}
+			p.Unseen[l.Attrs().Name] = s.why
+		case s.way != nil:
+			name := s.way.Attrs().Name
+			p.Ways = append(p.Ways, name)
+			if ways[s.way.Attrs().Index] = true; s.port != "" {
+				p.Bridges = append(p.Bridges, name)
+				p.Bridged = append(p.Bridged, inside.addresses[l.Attrs().Index]...)
+				p.Ports = append(p.Ports, Port{Name: s.port, Addresses: inside.addresses[l.Attrs().Index]})
+			}
+		default:
 			p.Direct = append(p.Direct, l.Attrs().Name)
 			for _, a := range inside.addresses[l.Attrs().Index] {
 				if p.Addresses == nil {
 					p.Addresses = map[netip.Addr]string{}
 				}
 				p.Addresses[a] = l.Attrs().Name
-			}
-		case s.where == nowhere:
-			if p.Unseen == nil {
-				p.Unseen = map[string]Reason{}
-			}
-			p.Unseen[l.Attrs().Name] = s.why
-		default:
-			p.Ways = append(p.Ways, s.link)
-			if ways[s.way] = true; s.bridge != "" {
-				p.Bridges = append(p.Bridges, s.bridge)
-				p.Bridged = append(p.Bridged, inside.addresses[l.Attrs().Index]...)
-				p.Ports = append(p.Ports, Port{Name: s.port, Addresses: inside.addresses[l.Attrs().Index]})
 			}
 		}
 	}
@@ -241,34 +242,22 @@ func linkAddresses(l netlink.Link) ([]netip.Addr, error) {
 	return all, nil
 }
 
-// where is one of the places.
-type where int
-
-const (
-	node where = iota
-	direct
-	nowhere
-)
-
-// sight is where the packets of an interface can be seen.
+// sight is where the packets of an interface can be seen: in the pod's namespace, unless one of the fields says otherwise.
 type sight struct {
-	where where
-	// why is the reason of nowhere.
+	// why is the reason why they are seen nowhere.
 	why Reason
-	// way and link are the index and name of the node's link by which it sends to the interface, where that is seen
-	// on the node.
-	way  int
-	link string
-	// bridge and port are the bridge of the node that its packets pass on their way there, and its port, by name.
-	bridge, port string
+	// way is the node's link by which it sends to the interface, where they are seen on the node, and port is the port of
+	// that link which they pass, where it is a bridge.
+	way  netlink.Link
+	port string
 }
 
 // look returns where the packets of a link of the namespace can be seen. A port of a bridge or the like in the
 // namespace, as a virtual machine has it, has none that pass the hooks there.
 func (n namespace) look(l netlink.Link) (sight, error) {
 	s, err := n.seen(l)
-	if err == nil && s.where == direct && n.ports[l.Attrs().Index] {
-		s = sight{where: nowhere, why: Enslaved}
+	if err == nil && s == (sight{}) && n.ports[l.Attrs().Index] {
+		s = sight{why: Enslaved}
 	}
 	return s, err
 }
@@ -279,30 +268,30 @@ func (n namespace) seen(l netlink.Link) (sight, error) {
 	case "veth":
 	case "ipvlan":
 		if v, ok := l.(*netlink.IPVlan); ok && v.Mode == netlink.IPVLAN_MODE_L3S {
-			return sight{where: nowhere, why: L3S}, nil
+			return sight{why: L3S}, nil
 		}
-		return sight{where: direct}, nil
+		return sight{}, nil
 	case "macvtap", "ipvtap":
-		return sight{where: nowhere, why: Tap}, nil
+		return sight{why: Tap}, nil
 	default:
-		return sight{where: direct}, nil
+		return sight{}, nil
 	}
 	end, err := netlink.LinkByIndex(l.Attrs().ParentIndex)
 	if rtnl.LinkNotFound(err) {
-		return sight{where: direct}, nil
+		return sight{}, nil
 	}
 	if err != nil {
 		return sight{}, fmt.Errorf("find the node's end of %s: %w", l.Attrs().Name, err)
 	}
 	// Indexes are of namespaces, and the other end may be in a third one.
 	if !rtnl.IsPair(l, end) || n.id < 0 || end.Attrs().NetNsID != n.id {
-		return sight{where: direct}, nil
+		return sight{}, nil
 	}
 	if strings.HasPrefix(end.Attrs().Name, netfilter.PortPrefix) {
-		return sight{where: direct}, nil
+		return sight{}, nil
 	}
 	if end.Attrs().MasterIndex == 0 {
-		return sight{where: node, way: end.Attrs().Index, link: end.Attrs().Name}, nil
+		return sight{way: end}, nil
 	}
 	master, err := netlink.LinkByIndex(end.Attrs().MasterIndex)
 	if err != nil {
@@ -310,17 +299,17 @@ func (n namespace) seen(l netlink.Link) (sight, error) {
 	}
 	switch master.Type() {
 	case "vrf":
-		return sight{where: node, way: end.Attrs().Index, link: end.Attrs().Name}, nil
+		return sight{way: end}, nil
 	case "bridge":
 		addrs, err := linkAddresses(master)
 		if err != nil {
 			return sight{}, fmt.Errorf("list the addresses of bridge %s: %w", master.Attrs().Name, err)
 		}
 		if slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !a.IsLinkLocalUnicast() }) {
-			return sight{where: node, way: master.Attrs().Index, link: master.Attrs().Name, bridge: master.Attrs().Name, port: end.Attrs().Name}, nil
+			return sight{way: master, port: end.Attrs().Name}, nil
 		}
 	}
-	return sight{where: direct}, nil
+	return sight{}, nil
 }
 
 // dnsLink carries the addresses of NodeLocal DNSCache.

@@ -444,7 +444,7 @@ func compareSelections(t *testing.T, n *Node) {
 	for _, l := range n.Locals {
 		for _, d := range []ruleset.Direction{ruleset.Ingress, ruleset.Egress} {
 			var got []string
-			for _, o := range n.Index.Selecting(l.UID, d) {
+			for _, o := range n.Index.Selecting(l.UID)[d] {
 				got = append(got, fmt.Sprintf("%s %s/%s", o.Kind, o.Namespace, o.Name))
 			}
 			slices.Sort(got)

@@ -30,21 +30,14 @@ const (
 
 // IsSelf returns whether the ruleset of the node has a source and a destination as a pod that calls itself.
 func (rs *Ruleset) IsSelf(source, destination netip.Addr) bool {
-	family := "6"
-	if source.Is4() {
-		family = "4"
-	}
-	own, pairs := rs.Sets[Own+family], rs.Sets[SelfPairs+family]
+	family := FamilyOf(source)
+	own, pairs := rs.Sets[family.Name(Own)], rs.Sets[family.Name(SelfPairs)]
 	return own != nil && own.shareLink(source, destination) || pairs != nil && isIn(Pair{source, destination}, pairs.Pairs, Pair.Compare)
 }
 
 // IsNode returns whether the ruleset has an address as the node's own.
 func (rs *Ruleset) IsNode(a netip.Addr) bool {
-	name := NodeAddresses + "6"
-	if a.Is4() {
-		name = NodeAddresses + "4"
-	}
-	set := rs.Sets[name]
+	set := rs.Sets[FamilyOf(a).Name(NodeAddresses)]
 	return set != nil && set.has(a)
 }
 
@@ -61,6 +54,17 @@ const (
 	IPv4
 	IPv6
 )
+
+// Families are both.
+var Families = [2]Family{IPv4, IPv6}
+
+// Name returns the name of an object of the family: with 4 or 6 behind it.
+func (f Family) Name(of string) string {
+	if f == IPv4 {
+		return of + "4"
+	}
+	return of + "6"
+}
 
 // FamilyOf returns the family of an address, which must not be an IPv4 address in IPv6 form.
 func FamilyOf(a netip.Addr) Family {

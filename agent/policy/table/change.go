@@ -21,33 +21,55 @@ func whole(have *nftables.Contents, rs *ruleset.Ruleset, anew bool) (*nftables.C
 	return nftables.Replacement(have, after.table(), anew), after
 }
 
-// transition returns the change that turns the table of one ruleset into the table of another. It
-// returns false where the table must be replaced.
+// transition returns the change that turns the table of one ruleset into the table of another. It returns false where
+// the table must be replaced: the kernel changes no hook, and no type of a set or map.
 func transition(before *applied, rs *ruleset.Ruleset) (*nftables.Change, *applied, bool) {
-	d, ok := deltaOf(before.rs, rs)
-	if !ok {
+	old, n := before.rs, before.names
+	sets, maps, chains := compare(old.Sets, rs.Sets), compare(old.Maps, rs.Maps), compare(old.Chains, rs.Chains)
+	if !slices.EqualFunc(old.Bases(), rs.Bases(), func(a, b *ruleset.Chain) bool { return a.Name == b.Name && a.Hook == b.Hook }) ||
+		slices.ContainsFunc(sets.changed, func(c pair[*ruleset.Set]) bool { return c.old.Kind != c.new.Kind || c.old.Family != c.new.Family }) ||
+		slices.ContainsFunc(maps.changed, func(c pair[*ruleset.Map]) bool { return c.old.Family != c.new.Family }) {
 		return nil, nil, false
 	}
-	n := before.names
+	// The same rules, made anew.
+	chains.changed = slices.DeleteFunc(chains.changed, func(c pair[*ruleset.Chain]) bool { return reflect.DeepEqual(c.old.Rules, c.new.Rules) })
 	after := &applied{rs, n, before.constants, before.counters}
-	if len(d.chains.changed)+len(d.chains.came)+len(d.chains.gone) > 0 {
+	if len(chains.changed)+len(chains.came)+len(chains.gone) > 0 {
 		after = newApplied(rs, n)
 	}
 	all := &nftables.Change{Made: nftables.Table{Family: nftables.INet, Name: ruleset.TableName, Counters: missing(after.counters, before.counters)}}
-	for _, s := range d.sets.came {
+	for _, s := range sets.came {
 		all.Made.Sets = append(all.Made.Sets, n.setOf(s))
 	}
 	for _, name := range missing(after.constants, before.constants) {
 		all.Made.Sets = append(all.Made.Sets, n.constant(after.constants[name]))
 	}
-	for _, m := range d.maps.came {
+	for _, m := range maps.came {
 		all.Made.Sets = append(all.Made.Sets, n.mapOf(m))
 	}
-	for _, c := range d.chains.came {
+	for _, c := range chains.came {
 		all.Made.Chains = append(all.Made.Chains, n.chainOf(c))
 	}
-	d.turn(n, all)
-	d.clear(n, &all.Gone)
+	for _, c := range chains.changed {
+		all.Chains = append(all.Chains, nftables.ChainChange{Chain: n.chainOf(c.new), Exists: true})
+	}
+	for _, c := range sets.changed {
+		if change, ok := n.setChange(c.old, c.new); ok {
+			all.Sets = append(all.Sets, change)
+		}
+	}
+	for _, c := range maps.changed {
+		all.Sets = append(all.Sets, n.mapChange(c.old, c.new))
+	}
+	for _, c := range chains.gone {
+		all.Gone.Chains = append(all.Gone.Chains, n.chain(c))
+	}
+	for _, m := range maps.gone {
+		all.Gone.Maps = append(all.Gone.Maps, n.of(m.Name))
+	}
+	for _, s := range sets.gone {
+		all.Gone.Sets = append(all.Gone.Sets, n.of(s.Name))
+	}
 	for _, name := range missing(before.constants, after.constants) {
 		all.Gone.Sets = append(all.Gone.Sets, n.of(name))
 	}
@@ -55,60 +77,6 @@ func transition(before *applied, rs *ruleset.Ruleset) (*nftables.Change, *applie
 		all.Gone.Objects = append(all.Gone.Objects, nftables.NewCounter(name))
 	}
 	return all, after, true
-}
-
-// delta is the difference of two rulesets whose tables differ in content only.
-type delta struct {
-	sets   comparison[*ruleset.Set]
-	maps   comparison[*ruleset.Map]
-	chains comparison[*ruleset.Chain]
-}
-
-// deltaOf returns the differences of two rulesets. It returns false where the kernel cannot turn the
-// table of one into the table of the other: it changes no hook, and no type of a set or map.
-func deltaOf(old, rs *ruleset.Ruleset) (delta, bool) {
-	if !slices.EqualFunc(old.Bases(), rs.Bases(), func(a, b *ruleset.Chain) bool { return a.Name == b.Name && a.Hook == b.Hook }) {
-		return delta{}, false
-	}
-	d := delta{compare(old.Sets, rs.Sets), compare(old.Maps, rs.Maps), compare(old.Chains, rs.Chains)}
-	if slices.ContainsFunc(d.sets.changed, func(c pair[*ruleset.Set]) bool { return c.old.Kind != c.new.Kind || c.old.Family != c.new.Family }) ||
-		slices.ContainsFunc(d.maps.changed, func(c pair[*ruleset.Map]) bool { return c.old.Family != c.new.Family }) ||
-		slices.ContainsFunc(d.chains.changed, func(c pair[*ruleset.Chain]) bool {
-			return (c.old.Hook == ruleset.NoHook) != (c.new.Hook == ruleset.NoHook)
-		}) {
-		return delta{}, false
-	}
-	// The same rules, made anew.
-	d.chains.changed = slices.DeleteFunc(d.chains.changed, func(c pair[*ruleset.Chain]) bool { return reflect.DeepEqual(c.old.Rules, c.new.Rules) })
-	return d, true
-}
-
-// turn adds to the change the chains, sets and maps that stay, with their new content.
-func (d *delta) turn(n names, all *nftables.Change) {
-	for _, c := range d.chains.changed {
-		all.Chains = append(all.Chains, nftables.ChainChange{Chain: n.chainOf(c.new), Exists: true})
-	}
-	for _, c := range d.sets.changed {
-		if change, ok := n.setChange(c.old, c.new); ok {
-			all.Sets = append(all.Sets, change)
-		}
-	}
-	for _, c := range d.maps.changed {
-		all.Sets = append(all.Sets, n.mapChange(c.old, c.new))
-	}
-}
-
-// clear adds the chains, maps and sets that nothing leads to any more.
-func (d *delta) clear(n names, gone *nftables.Gone) {
-	for _, c := range d.chains.gone {
-		gone.Chains = append(gone.Chains, n.chain(c))
-	}
-	for _, m := range d.maps.gone {
-		gone.Maps = append(gone.Maps, n.of(m.Name))
-	}
-	for _, s := range d.sets.gone {
-		gone.Sets = append(gone.Sets, n.of(s.Name))
-	}
 }
 
 // missing lists the names that are in from and not in the other, in order.

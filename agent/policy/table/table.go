@@ -107,16 +107,10 @@ func (t *Table) commit(ctx context.Context, change *nftables.Change, after *appl
 		klog.FromContext(ctx).Info("Could not remove unused objects from the table of policies, and replaces the table next time", "namespace", t.Namespace, "err", err)
 		return nil
 	}
-	t.verifiedAfter(verified, transactions)
-	return nil
-}
-
-// verifiedAfter notes that the table is as it was verified, but for transactions of ours, if there
-// were no others.
-func (t *Table) verifiedAfter(verified, transactions uint32) {
 	if now, err := nftables.Generation(); err == nil && verified != 0 && now == verified+transactions {
 		t.verified = now
 	}
+	return nil
 }
 
 // replaceAll makes the table of a ruleset in the kernel, in place of any other.
