@@ -89,7 +89,7 @@ func (t *Table) read(ctx context.Context) (*applied, error) {
 		return nil, fmt.Errorf("read the sets of policies: %w", err)
 	}
 	used := map[names]bool{}
-	for _, name := range strings.Fields(listed) {
+	for name := range strings.FieldsSeq(listed) {
 		if !strings.HasPrefix(name, SetPrefix) {
 			continue
 		}
