@@ -73,9 +73,9 @@ func (a Allowed) confine(raw json.RawMessage, name string) (json.RawMessage, err
 
 // plugin returns the configuration of a plugin, if it is allowed, with each field once.
 func (a Allowed) plugin(raw json.RawMessage) (json.RawMessage, error) {
-	var fields, ipam map[string]json.RawMessage
 	var is struct{ Type, Master string }
-	if err := errors.Join(json.Unmarshal(raw, &fields), json.Unmarshal(raw, &is), only(fields, pluginFields)); err != nil {
+	fields, err := once(raw, pluginFields, &is)
+	if err != nil {
 		return nil, fmt.Errorf("read its plugin %q: %w", is.Type, err)
 	}
 	if !a.has(is.Type, is.Master) {
@@ -84,7 +84,8 @@ func (a Allowed) plugin(raw json.RawMessage) (json.RawMessage, error) {
 	more := map[string]any{"type": is.Type}
 	if fields["ipam"] != nil {
 		var is struct{ Type string }
-		if err := errors.Join(json.Unmarshal(fields["ipam"], &ipam), json.Unmarshal(fields["ipam"], &is), only(ipam, ipamFields)); err != nil {
+		ipam, err := once(fields["ipam"], ipamFields, &is)
+		if err != nil {
 			return nil, fmt.Errorf("read its ipam: %w", err)
 		}
 		if is.Type != "" && !a.has(is.Type, "") {
@@ -93,6 +94,15 @@ func (a Allowed) plugin(raw json.RawMessage) (json.RawMessage, error) {
 		more["ipam"] = ipam
 	}
 	return encodeFields(fields, more)
+}
+
+// once returns the fields of a configuration, each as it was last, and decodes these: a plugin must not read another value than was
+// judged, as of two of which the last is null.
+func once(raw json.RawMessage, these []string, into any) (map[string]json.RawMessage, error) {
+	var fields map[string]json.RawMessage
+	err := json.Unmarshal(raw, &fields)
+	read, failed := json.Marshal(fields)
+	return fields, errors.Join(err, failed, only(fields, these), json.Unmarshal(read, into))
 }
 
 // only returns an error that names a field that is none of these.

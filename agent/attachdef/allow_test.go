@@ -33,6 +33,7 @@ func TestAllowed(t *testing.T) {
 		"another master":          {`{"type":"macvlan","master":"eth0"}`, Allowed{"macvlan=eth1"}, "", `with the master "eth0"`},
 		"the default master":      {`{"type":"macvlan"}`, Allowed{"macvlan=eth*"}, "", `with the master ""`},
 		"a master of one without": {`{"type":"bridge","master":"eth1"}`, Allowed{"bridge"}, "", `with the master "eth1"`},
+		"master twice":            {`{"type":"macvlan","master":"eth1","master":null}`, Allowed{"macvlan=eth1"}, "", `with the master ""`},
 		"type twice":              {`{"type":"macvlan","type":"host-device","master":"eth1"}`, Allowed{"macvlan=eth1"}, "", `its plugin "host-device"`},
 		"last in the list":        {`{"plugins":[{"type":"berth-veth"},{"type":"tuning"}]}`, Allowed{"berth-veth"}, "", `its plugin "tuning"`},
 		"type beside plugins":     {`{"type":"host-device","plugins":[{"type":"berth-veth"}]}`, Allowed{"berth-veth"}, "", `may not have the field "type"`},

@@ -83,14 +83,15 @@ func (n *Node) Running() []Running {
 }
 
 // HostPortsForbidden returns why pods of a namespace get no host ports but those of their specification, empty where they do: the
-// namespace's label decides, and else its level of Pod Security. manifests/admission/host-ports.yaml says the same of some annotations.
+// namespace's label decides, and else its level of Pod Security. Other values of the two than are known forbid them, as they do in Pod
+// Security. manifests/admission/host-ports.yaml says the same of some annotations.
 func HostPortsForbidden(namespace *corev1.Namespace) string {
 	const enforce = "pod-security.kubernetes.io/enforce"
-	level := namespace.Labels[enforce]
-	switch own := namespace.Labels[v1alpha1.AnnotationHostPorts]; {
-	case own == v1alpha1.HostPortsForbidden:
+	level, enforces := namespace.Labels[enforce]
+	switch own, labelled := namespace.Labels[v1alpha1.AnnotationHostPorts]; {
+	case labelled && own != v1alpha1.HostPortsAllowed:
 		return fmt.Sprintf("its label %s says so", v1alpha1.AnnotationHostPorts)
-	case own != v1alpha1.HostPortsAllowed && (level == "baseline" || level == "restricted"):
+	case !labelled && enforces && level != "privileged":
 		return fmt.Sprintf("it enforces Pod Security's level %s; an administrator can allow them with the label %s=%s on the namespace", level, v1alpha1.AnnotationHostPorts, v1alpha1.HostPortsAllowed)
 	}
 	return ""

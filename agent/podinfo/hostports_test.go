@@ -83,7 +83,11 @@ func TestHostPortsForbidden(t *testing.T) {
 		want   string
 	}{
 		"restricted": {map[string]string{enforce: "restricted"}, "it enforces Pod Security's level restricted; an administrator can allow them with the label berth.dev/host-ports=Allowed on the namespace"},
-		"baseline":   {map[string]string{enforce: "baseline", own: "nonsense"}, "it enforces Pod Security's level baseline"},
+		"baseline":   {map[string]string{enforce: "baseline"}, "it enforces Pod Security's level baseline"},
+		// Pod Security takes it for restricted.
+		"no level":   {map[string]string{enforce: "Baseline"}, "it enforces Pod Security's level Baseline"},
+		"empty":      {map[string]string{enforce: ""}, "it enforces Pod Security's level"},
+		"misspelled": {map[string]string{own: "forbidden"}, "its label berth.dev/host-ports says so"},
 		"forbidden":  {map[string]string{own: "Forbidden"}, "its label berth.dev/host-ports says so"},
 		"privileged": {map[string]string{enforce: "privileged"}, ""},
 		"unlabeled":  {nil, ""},

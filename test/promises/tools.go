@@ -126,12 +126,17 @@ var tools = []promise{
 	},
 	{
 		"The API server refuses pods that ask for host ports by an annotation where the namespace enforces baseline or restricted.", "docs/how-to/hostports.md#who-may-ask",
-		"manifests/admission/host-ports.yaml", "values: [baseline, restricted]", "values: [restricted]",
+		"manifests/admission/host-ports.yaml", "values: [privileged]", "values: [privileged, baseline]",
 		"test/scheduler/api", "TestHostPortsOfNamespaces",
 	},
 	{
 		"The API server refuses Services that name addresses of a pool, of writers without the right to assign it.", "docs/explanation/security.md#other-ways-to-name-an-address",
 		"manifests/admission/pools-addresses.yaml", "t[0] <= t[1] && t[1] <= t[2]", "t[0] <= t[1] && t[1] < t[2]",
+		"test/scheduler/api", "TestAddressesOfPoolsElsewhere",
+	},
+	{
+		"A tenant may not write the address that its Service was given where it stays.", "docs/explanation/security.md#other-ways-to-name-an-address",
+		"manifests/admission/pools-addresses.yaml", "!(n in variables.named[1])", "!variables.named[1].exists(o, o[1] == n[1])",
 		"test/scheduler/api", "TestAddressesOfPoolsElsewhere",
 	},
 	{

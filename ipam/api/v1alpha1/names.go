@@ -78,11 +78,11 @@ const AnnotationReason = GroupName + "/reason"
 // AnnotationHostPorts asks for host ports of the node's choice: [HostPortsRandom].
 // AnnotationHostPortsStatus, which berth-controller writes, has the node's result: a JSON list of
 // objects with hostPort, containerPort, protocol and, where it is limited to one, hostIP.
+// A label of this name on a namespace says who may ask: [HostPortsAllowed]; any other value forbids it.
 const (
 	AnnotationHostPorts       = GroupName + "/host-ports"
 	HostPortsRandom           = "Random"
 	HostPortsAllowed          = "Allowed"
-	HostPortsForbidden        = "Forbidden"
 	AnnotationHostPortsStatus = GroupName + "/host-ports-status"
 )
 

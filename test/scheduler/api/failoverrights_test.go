@@ -5,9 +5,12 @@ package api
 import (
 	"errors"
 	"fmt"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	v1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -77,6 +80,26 @@ func TestFailoverIsLimited(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	// A policy has no way to say "all other fields", so the policies name each that Kubernetes has.
+	for _, limited := range []struct {
+		policy, part, but string
+		of                reflect.Type
+	}{
+		{"failover-of-nodes.berth.dev", "spec", "taints", reflect.TypeFor[v1.NodeSpec]()},
+		{"failover-of-pods.berth.dev", "status", "conditions", reflect.TypeFor[v1.PodStatus]()},
+	} {
+		policy, err := w.Kube.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(w.Ctx, limited.policy, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for field := range limited.of.Fields() {
+			name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+			same := fmt.Sprintf("object.%[1]s.?%[2]s == oldObject.%[1]s.?%[2]s", limited.part, name)
+			if name != limited.but && !slices.ContainsFunc(policy.Spec.Validations, func(v admissionregistrationv1.Validation) bool { return strings.Contains(v.Expression, same) }) {
+				t.Errorf("policy %s lets berth-failover change %s.%s", limited.policy, limited.part, name)
+			}
+		}
+	}
 	_, secrets := failover.CoreV1().Secrets(w.System).List(w.Ctx, metav1.ListOptions{})
 	_, elsewhere := failover.CoordinationV1().Leases("kube-system").List(w.Ctx, metav1.ListOptions{})
 	_, spec := failover.CoreV1().Pods(simulation.Namespace).Patch(w.Ctx, "asks", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{DryRun: dry})
@@ -96,6 +119,7 @@ func TestFailoverIsLimited(t *testing.T) {
 		"another condition":                status("asks", `{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`),
 		"the phase":                        status("asks", `{"status":{"phase":"Failed"}}`),
 		"the address":                      status("asks", `{"status":{"podIP":"10.0.0.1","podIPs":[{"ip":"10.0.0.1"}]}}`),
+		"the resources":                    status("asks", `{"status":{"resources":{"requests":{"cpu":"64"}}}}`),
 		"a label of a pod, by the status":  status("asks", `{"metadata":{"labels":{"a":"b"}}}`),
 		"an annotation, by the status":     status("asks", `{"metadata":{"annotations":{"a":"b"}}}`),
 		"a label of a pod":                 spec,

@@ -52,6 +52,7 @@ func TestHostPortsOfNamespaces(t *testing.T) {
 		{"restricted", map[string]string{enforce: "restricted"}, "it enforces Pod Security's level restricted; an administrator can allow them with the label berth.dev/host-ports=Allowed on the namespace"},
 		{"baseline", map[string]string{enforce: "baseline"}, "it enforces Pod Security's level baseline"},
 		{"forbidden", map[string]string{own: "Forbidden"}, "its label berth.dev/host-ports says so"},
+		{"misspelled", map[string]string{own: "forbidden"}, "its label berth.dev/host-ports says so"},
 		{"privileged", map[string]string{enforce: "privileged"}, ""},
 		{"warned", map[string]string{"pod-security.kubernetes.io/warn": "restricted"}, ""},
 		{"unlabeled", nil, ""},

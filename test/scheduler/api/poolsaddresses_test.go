@@ -134,6 +134,9 @@ func TestAddressesOfPoolsElsewhere(t *testing.T) {
 		{"zeros", asks("010.000.070.009"), plain},
 		{"a list", asks("10.0.70.9,10.0.70.10"), plain},
 		{"a zone", asks("2001:db8:70::9%eth0"), plain},
+		{"digits of another base", asks("0x0a.0.70.9"), plain},
+		{"a list with a name", asks("10.0.70.9,example.org"), plain},
+		{"a name that begins so", asks("10.0.70.9.example.org"), ""},
 	} {
 		if err := create(tenant, service(test.edit)); test.want == "" && err != nil || test.want != "" && !refused(err, test.want) {
 			t.Errorf("%s: %v, want %q", test.name, err, test.want)
@@ -174,8 +177,13 @@ func TestAddressesOfPoolsElsewhere(t *testing.T) {
 	if _, err := tenant.CoreV1().Services("default").UpdateStatus(w.Ctx, status, metav1.UpdateOptions{}); !refused(err, "10.0.70.11 is "+four4) {
 		t.Errorf("an address in the status: %v", err)
 	}
-	if _, err := metallb.CoreV1().Services("default").UpdateStatus(w.Ctx, status, metav1.UpdateOptions{}); err != nil {
-		t.Errorf("an address in the status, of a user with the right to assign: %v", err)
+	if status, err = metallb.CoreV1().Services("default").UpdateStatus(w.Ctx, status, metav1.UpdateOptions{}); err != nil {
+		t.Fatalf("an address in the status, of a user with the right to assign: %v", err)
+	}
+	// What a Service was given is taken back: its tenant may not write it where it stays.
+	status.Spec.ExternalIPs = append(status.Spec.ExternalIPs, "10.0.70.11")
+	if _, err := tenant.CoreV1().Services("default").Update(w.Ctx, status, metav1.UpdateOptions{}); !refused(err, "10.0.70.11 is "+four4) {
+		t.Errorf("an address of its status among its own: %v", err)
 	}
 
 	gateway := func(user string, addresses ...any) error {
@@ -189,7 +197,7 @@ func TestAddressesOfPoolsElsewhere(t *testing.T) {
 	}
 	ip := func(value string) any { return map[string]any{"type": "IPAddress", "value": value} }
 	w.Eventually("wait for Gateways", func() error { return gateway("tenant", ip("192.0.2.1")) })
-	if err := gateway("tenant", map[string]any{"type": "Hostname", "value": "10.example.org"}, map[string]any{"type": "IPAddress"}); err != nil {
+	if err := gateway("tenant", map[string]any{"type": "Hostname", "value": "10.example.org"}, map[string]any{"type": "example.org/Name", "value": "projects/p1/addresses/a_1"}, map[string]any{"type": "IPAddress"}); err != nil {
 		t.Errorf("a Gateway with a name, and any address: %v", err)
 	}
 	if err := gateway("tenant", ip("192.0.2.1"), map[string]any{"value": "10.0.70.9"}); !refused(err, "10.0.70.9 is "+four4) {
