@@ -58,7 +58,7 @@ func TestDeploymentStays(t *testing.T) {
 		}},
 		{"a drain", func() {
 			node := s.podsOf("web")[0].Spec.NodeName
-			s.kubectl("drain", node, "--pod-selector=app=web", "--ignore-daemonsets", "--force", patiently)
+			s.kubectl("drain", node, "--pod-selector=stage="+s.name, "--ignore-daemonsets", "--force", patiently)
 			s.kubectl("uncordon", node)
 		}},
 		{"a kill", func() {

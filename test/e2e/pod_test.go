@@ -27,7 +27,7 @@ type option func(*v1.Pod)
 // its UID.
 func (s *stage) pod(name string, options ...option) *v1.Pod {
 	pod := &v1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: s.name, Labels: map[string]string{"app": name}, Annotations: map[string]string{}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: s.name, Labels: map[string]string{"app": name, "stage": s.name}, Annotations: map[string]string{}},
 		Spec: v1.PodSpec{
 			TerminationGracePeriodSeconds: ptr.To[int64](1),
 			Containers: []v1.Container{{

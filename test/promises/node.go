@@ -31,7 +31,7 @@ var node = []promise{
 	},
 	{
 		"An ipBlock does not admit the addresses of its except.", "docs/explanation/network-policy.md#what-holds",
-		"agent/policy/networkpolicy.go", ".Without(iprange.SetOf(except...)), nil", ", nil",
+		"agent/policy/networkpolicy.go", "set.RemovePrefix(prefix)", "_ = prefix",
 		"agent/policy", "TestGolden",
 	},
 	{

@@ -11,7 +11,7 @@ var wire = []promise{
 	},
 	{
 		"With the backend iptables a policy of ingress governs the pods that packets go to.", "docs/explanation/network-policy.md#through-nftables-or-ipset-and-iptables",
-		"agent/policy/iptables/rendering.go", "if rule.DestinationMap != \"\" {\n\t\treturn \"dst\"", "if rule.DestinationMap == \"\" {\n\t\treturn \"dst\"",
+		"agent/policy/iptables/rendering.go", "return r.rs.Maps[rule.DestinationMap], \"dst\"", "return r.rs.Maps[rule.DestinationMap], \"src\"",
 		"agent/policy/iptables", "TestGolden",
 	},
 	{
