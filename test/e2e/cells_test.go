@@ -53,10 +53,15 @@ func (m *member) sources(is4 bool) []netip.Addr {
 
 func (m *member) speaks(is4 bool) bool { return len(m.sources(is4)) > 0 }
 
+// reached are the addresses by which all others reach a node.
+func (s *stage) reached(node *lab.Node) []netip.Addr {
+	i := slices.IndexFunc(s.Cluster.Nodes(), func(n *lab.Node) bool { return n.Name() == node.Name() })
+	return s.Cluster.Network().NodeAddresses(i + 1)
+}
+
 // ofNode are the addresses of a node by which a pod sees what the node translates.
 func (s *stage) ofNode(node *lab.Node) []netip.Addr {
-	i := slices.IndexFunc(s.Cluster.Nodes(), func(n *lab.Node) bool { return n.Name() == node.Name() })
-	return []netip.Addr{node.IP, node.PodSubnet.Addr().Next(), netip.MustParseAddr(fmt.Sprintf("fd00:60::%x", 11+i))}
+	return append(s.reached(node), node.PodSubnet.Addr().Next())
 }
 
 // separated says that two pods of one node are of network types that do not reach each other
@@ -234,7 +239,7 @@ func (s *stage) direct(from, to *member) (cells []*cell) {
 // where its answers would not come back through it.
 func (s *stage) byHostPort(from, to *member) (cells []*cell) {
 	node := s.ofNode(to.node)
-	for _, addr := range []netip.Addr{node[0], node[2]} {
+	for _, addr := range s.reached(to.node) {
 		if !from.speaks(addr.Is4()) || !to.speaks(addr.Is4()) {
 			continue
 		}
@@ -285,7 +290,11 @@ func (s *stage) byService(from, to *member, service *v1.Service) (cells []*cell)
 		if from.floating() && !from.past() && from.on(node) {
 			seen = own(node)
 		}
-		add("a NodePort of "+node.Name(), node.IP.String(), nodePort(service), seen)
+		for _, addr := range s.reached(node) {
+			if addr.Is4() {
+				add("a NodePort of "+node.Name(), addr.String(), nodePort(service), seen)
+			}
+		}
 	}
 	return cells
 }

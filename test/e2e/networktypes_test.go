@@ -144,23 +144,23 @@ func (s *stage) members() []*member {
 		m.addresses = addrs(shown(m.pod)...)
 	}
 	for i, node := range s.Cluster.Nodes() {
-		m := s.hostMember(node.Host.Name(), s.Cluster.Network().Node(i+1).String(), fmt.Sprintf("fd00:60::%x", 11+i))
+		m := s.hostMember(node.Host.Name(), s.Cluster.Network().NodeAddresses(i+1)...)
 		m.node = node
 		all = append(all, m)
 	}
-	router := s.hostMember("router", s.Cluster.Network().FloatingGateway().String(), "fd00:70::1")
-	router.others = addrs(s.Cluster.Network().Router().String(), "fd00:60::1")
-	return append(all, router, s.hostMember("client", s.Cluster.Network().Client().String(), "fd00:70::fa"))
+	router := s.hostMember("router", addrs(s.Cluster.Network().FloatingGateway().String(), "fd00:70::1")...)
+	router.others = addrs(s.Cluster.Network().Router().String(), "fd00:60::1", "10.0.61.1", "fd00:61::1")
+	return append(all, router, s.hostMember("client", addrs(s.Cluster.Network().Client().String(), "fd00:70::fa")...))
 }
 
 // hostMember serves at addresses of a host.
-func (s *stage) hostMember(name string, at ...string) *member {
+func (s *stage) hostMember(name string, at ...netip.Addr) *member {
 	s.t.Helper()
 	host, err := s.Cluster.Host(name)
 	s.must(err)
-	m := &member{addresses: addrs(at...)}
-	for _, address := range at {
-		m.party = s.hostParty(host, address)
+	m := &member{addresses: at}
+	for _, address := range slices.Backward(at) {
+		m.party = s.hostParty(host, address.String())
 	}
 	return m
 }

@@ -3,6 +3,7 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -11,35 +12,53 @@ import (
 	"strings"
 )
 
-// bridge is the bridge's name in the switch's namespace.
-const bridge = "br0"
+// bridges are the switch's bridges by the name of the cards that are cabled to them; cards of
+// other names are on the segment of eth0.
+var bridges = map[string]string{uplinkCard: "br0", outCard: "br1", secondCard: "br2"}
 
-// switchBatch is the `ip -batch` text that makes the bridge.
+// switchBatch is the `ip -batch` text that makes the bridges.
 func switchBatch() string {
-	return "link set lo up\n" +
-		"link add " + bridge + " type bridge stp_state 0 forward_delay 0\n" +
-		"link set " + bridge + " up\n"
+	var b strings.Builder
+	fmt.Fprintln(&b, "link set lo up")
+	for _, name := range sortedKeys(bridges) {
+		fmt.Fprintf(&b, "link add %[1]s type bridge stp_state 0 forward_delay 0\nlink set %[1]s up\n", bridges[name])
+	}
+	return b.String()
+}
+
+// portOf returns the name of the switch's port that a host's card is cabled to.
+func portOf(host, card string) string {
+	if card == uplinkCard {
+		return host
+	}
+	return host + "-" + card
 }
 
 // hostBatch is the `ip -batch` text that gives a host its links, to run in
-// the host's network namespace. The other end of its cable appears, named
-// port, in the network namespace of process switchPID.
-func hostBatch(l links, port string, switchPID int) string {
+// the host's network namespace. The other ends of its cables appear in the
+// network namespace of process switchPID.
+func hostBatch(host string, l links, switchPID int) string {
 	var b strings.Builder
 	fmt.Fprintln(&b, "link set lo up")
-	fmt.Fprintf(&b, "link add eth0 address %s type veth peer name %s netns %d\n", hardwareAddr(l.addrs[0].Addr()), port, switchPID)
-	fmt.Fprintln(&b, "link set eth0 up")
-	for _, a := range l.addrs {
-		// nodad: an address that is still tentative cannot be used, and
-		// nobody else in this network can have it.
-		if a.Addr().Is6() {
-			fmt.Fprintf(&b, "addr add %s dev eth0 nodad\n", a)
-		} else {
-			fmt.Fprintf(&b, "addr add %s brd + dev eth0\n", a)
+	for _, c := range l.cards {
+		fmt.Fprintf(&b, "link add %s address %s type veth peer name %s netns %d\n", c.name, hardwareAddr(c.addrs[0].Addr()), portOf(host, c.name), switchPID)
+		fmt.Fprintf(&b, "link set %s up\n", c.name)
+		for _, a := range c.addrs {
+			// nodad: an address that is still tentative cannot be used, and
+			// nobody else in this network can have it.
+			if a.Addr().Is6() {
+				fmt.Fprintf(&b, "addr add %s dev %s nodad\n", a, c.name)
+			} else {
+				fmt.Fprintf(&b, "addr add %s brd + dev %s\n", a, c.name)
+			}
 		}
 	}
 	for _, r := range l.routes {
-		fmt.Fprintf(&b, "route add %s via %s\n", r.to, r.via)
+		fmt.Fprintf(&b, "route add %s via %s", r.to, r.via)
+		if r.metric != 0 {
+			fmt.Fprintf(&b, " metric %d", r.metric)
+		}
+		fmt.Fprintln(&b)
 	}
 	return b.String()
 }
@@ -60,7 +79,8 @@ func hardwareAddr(a netip.Addr) string {
 // portBatch is the `ip -batch` text that plugs a host's cable in, to run in
 // the switch's namespace.
 func portBatch(port string) string {
-	return "link set " + port + " master " + bridge + "\nlink set " + port + " up\n"
+	_, card, _ := strings.Cut(port, "-")
+	return "link set " + port + " master " + cmp.Or(bridges[card], bridges[uplinkCard]) + "\nlink set " + port + " up\n"
 }
 
 // portState is the `ip -batch` text that cuts a host's cable or mends it.

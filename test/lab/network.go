@@ -13,6 +13,9 @@ import (
 type Network struct {
 	Nodes     netip.Prefix // of router, control plane and nodes
 	Nodes6    netip.Prefix
+	Out       netip.Prefix // out-of-band, of the nodes' first cards
+	Second    netip.Prefix // of router and node2's second uplink
+	Second6   netip.Prefix
 	Floating  netip.Prefix // of floating addresses, router and client
 	Floating6 netip.Prefix
 	Pods      netip.Prefix // of the pod network that the nodes come with
@@ -24,6 +27,9 @@ func DefaultNetwork() Network {
 	return Network{
 		Nodes:     netip.MustParsePrefix("10.0.60.0/24"),
 		Nodes6:    netip.MustParsePrefix("fd00:60::/64"),
+		Out:       netip.MustParsePrefix("192.168.60.0/24"),
+		Second:    netip.MustParsePrefix("10.0.61.0/24"),
+		Second6:   netip.MustParsePrefix("fd00:61::/64"),
 		Floating:  netip.MustParsePrefix("10.0.70.0/24"),
 		Floating6: netip.MustParsePrefix("fd00:70::/64"),
 		Pods:      netip.MustParsePrefix("10.244.0.0/16"),
@@ -60,6 +66,20 @@ func (n Network) DNS() netip.Addr { return nth(n.Services, 10) }
 // Node returns the address of node i, counted from 1.
 func (n Network) Node(i int) netip.Addr { return nth(n.Nodes, firstNodeNumber+i-1) }
 
+// NodeAddresses returns the addresses by which all hosts and pods reach node i, counted from 1.
+func (n Network) NodeAddresses(i int) []netip.Addr {
+	var all []netip.Addr
+	for _, c := range n.hostLinks(i)[nodeName(i)].cards {
+		if c.name == outCard {
+			continue
+		}
+		for _, a := range c.addrs {
+			all = append(all, a.Addr())
+		}
+	}
+	return all
+}
+
 // NodePods returns the subnet of the default pod network on node i, counted
 // from 1.
 func (n Network) NodePods(i int) netip.Prefix {
@@ -77,16 +97,33 @@ func nth(p netip.Prefix, number int) netip.Addr {
 	return a
 }
 
+// Metric of the routes by node2's second uplink: the other ones are preferred.
+const secondMetric = 2048
+
 // route is one static route of a host.
 type route struct {
-	to  netip.Prefix
-	via netip.Addr
+	to     netip.Prefix
+	via    netip.Addr
+	metric int // 0 is the kernel's default
 }
 
-// links makes the links of a host's network namespace: one interface, eth0, joined
-// to the lab's bridge.
+// Names of network cards. Each host has uplinkCard; nodes have outCard before it, so that no
+// node's uplink is its first link, and node2 has secondCard besides.
+const (
+	uplinkCard = "eth0"
+	outCard    = "oob0"
+	secondCard = "uplink2"
+)
+
+// card is a host's link to one of the switch's bridges.
+type card struct {
+	name  string
+	addrs []netip.Prefix
+}
+
+// links are the network cards of a host in the order of their indexes, and its routes.
 type links struct {
-	addrs  []netip.Prefix
+	cards  []card
 	routes []route
 }
 
@@ -112,13 +149,16 @@ func (n Network) hostLinks(nodes int) map[string]links {
 			netip.PrefixFrom(nth(p6, number), p6.Bits()),
 		}
 	}
-	upstream := []route{{default4, n.Router()}, {default6, nth(n.Nodes6, routerNumber)}}
+	by := func(gateway4, gateway6 netip.Addr, metric int) []route {
+		return []route{{default4, gateway4, metric}, {default6, gateway6, metric}}
+	}
+	upstream := by(n.Router(), nth(n.Nodes6, routerNumber), 0)
 	// podsExcept are the routes to the pods of all nodes but node i.
 	podsExcept := func(i int) []route {
 		var rs []route
 		for j := 1; j <= nodes; j++ {
 			if j != i {
-				rs = append(rs, route{n.NodePods(j), n.Node(j)})
+				rs = append(rs, route{to: n.NodePods(j), via: n.Node(j)})
 			}
 		}
 		return rs
@@ -126,23 +166,35 @@ func (n Network) hostLinks(nodes int) map[string]links {
 
 	all := map[string]links{
 		routerHost: {
-			addrs:  append(addrs(n.Nodes, n.Nodes6, routerNumber), addrs(n.Floating, n.Floating6, routerNumber)...),
+			cards: []card{
+				{uplinkCard, append(addrs(n.Nodes, n.Nodes6, routerNumber), addrs(n.Floating, n.Floating6, routerNumber)...)},
+				{secondCard, addrs(n.Second, n.Second6, routerNumber)},
+			},
 			routes: podsExcept(0),
 		},
 		controlHost: {
-			addrs:  addrs(n.Nodes, n.Nodes6, controlNumber),
+			cards:  []card{{uplinkCard, addrs(n.Nodes, n.Nodes6, controlNumber)}},
 			routes: append(upstream[:2:2], podsExcept(0)...),
 		},
 		clientHost: {
-			addrs:  addrs(n.Floating, n.Floating6, clientNumber),
-			routes: []route{{default4, n.FloatingGateway()}, {default6, nth(n.Floating6, routerNumber)}},
+			cards:  []card{{uplinkCard, addrs(n.Floating, n.Floating6, clientNumber)}},
+			routes: by(n.FloatingGateway(), nth(n.Floating6, routerNumber), 0),
 		},
 	}
 	for i := 1; i <= nodes; i++ {
-		all[nodeName(i)] = links{
-			addrs:  addrs(n.Nodes, n.Nodes6, firstNodeNumber+i-1),
+		number := firstNodeNumber + i - 1
+		l := links{
+			cards: []card{
+				{outCard, []netip.Prefix{netip.PrefixFrom(nth(n.Out, number), n.Out.Bits())}},
+				{uplinkCard, addrs(n.Nodes, n.Nodes6, number)},
+			},
 			routes: append(upstream[:2:2], podsExcept(i)...),
 		}
+		if i == 2 {
+			l.cards = append(l.cards, card{secondCard, addrs(n.Second, n.Second6, number)})
+			l.routes = append(l.routes, by(nth(n.Second, routerNumber), nth(n.Second6, routerNumber), secondMetric)...)
+		}
+		all[nodeName(i)] = l
 	}
 	return all
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sync/errgroup"
@@ -181,10 +182,15 @@ func (c *Cluster) plug(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if err := ipBatch(ctx, pid, hostBatch(c.network.hostLinks(c.nodes)[name], name, sw)); err != nil {
+	l := c.network.hostLinks(c.nodes)[name]
+	if err := ipBatch(ctx, pid, hostBatch(name, l, sw)); err != nil {
 		return fmt.Errorf("plug %s in: %w", name, err)
 	}
-	if err := ipBatch(ctx, sw, portBatch(name)); err != nil {
+	var ports strings.Builder
+	for _, card := range l.cards {
+		ports.WriteString(portBatch(portOf(name, card.name)))
+	}
+	if err := ipBatch(ctx, sw, ports.String()); err != nil {
 		return fmt.Errorf("plug %s in: %w", name, err)
 	}
 	return nil

@@ -229,9 +229,10 @@ func (e *Enforcer) active() (active bool) {
 func (e *Enforcer) refresh(ctx context.Context, all containers) {
 	e.settle()
 	e.list(all.Policed())
+	// Also before there is any policy: the first one must hold for them from its first moment.
+	e.findNode(ctx)
 	if e.active() {
 		e.findPlaces(ctx)
-		e.findNode(ctx)
 	}
 	e.publish()
 	e.ensureTargets()

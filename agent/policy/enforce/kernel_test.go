@@ -135,6 +135,8 @@ type onNode struct {
 type faults struct {
 	// refuse, hide and unguard return the kernel's error for tables, for places and for ports.
 	refuse, hide, unguard func() error
+	// unlist returns the kernel's error for the addresses of the node.
+	unlist func() error
 	// look returns the connections that a namespace shows instead of these, its own.
 	look func(netns string, all []socket.Connection) []socket.Connection
 }
@@ -184,6 +186,11 @@ func (k onNode) IsNode(netns string) (is bool, err error) {
 }
 
 func (k onNode) NodeAddresses() (own, dns []netip.Addr, err error) {
+	if k.unlist != nil {
+		if err := k.unlist(); err != nil {
+			return nil, nil, err
+		}
+	}
 	err = k.Try(func() error { own, dns, err = place.NodeAddresses(); return err })
 	return own, dns, err
 }
@@ -711,6 +718,45 @@ func TestConnectionsWhileRulesAreGone(t *testing.T) {
 			w.eventually("the connection that is forbidden ends", func() bool { return !goes() })
 			// Also where the first packet that meets the rules is one of the pod itself.
 			w.eventually("the connection on which both sides send ends", both.isSilent)
+		})
+	}
+}
+
+// The first policy of a node covers the node's own addresses from the first moment: they are known before any policy.
+func TestNodeAddressesBeforePolicies(t *testing.T) {
+	for _, b := range []Backend{BackendNFTables, BackendIPTablesNFT} {
+		t.Run(string(b), func(t *testing.T) {
+			w := newTopologyOf(t, b)
+			w.end()
+			var started atomic.Bool
+			w.unlist = func() error {
+				if started.Load() {
+					return errors.New("no memory left")
+				}
+				return nil
+			}
+			w.start()
+			started.Store(true)
+			w.set(&networkingv1.NetworkPolicy{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "web"},
+				Spec: networkingv1.NetworkPolicySpec{
+					PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
+					PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress},
+				},
+			})
+			web, other := w.newPod("web", "10.1.0.1"), w.newPod("other", "10.1.0.2")
+			w.add(web, "routed")
+			w.add(other, "routed")
+			if !reaches(w.node, web) {
+				t.Error("the node does not reach its pod")
+			}
+			node := &pod{Host: w.node, Container: Container{Addresses: addresses("10.0.60.11")}}
+			if !reaches(other.Host, node) {
+				t.Error("a pod without a policy does not reach its node")
+			}
+			if reaches(web.Host, node) {
+				t.Error("a pod that may reach nothing reaches its node")
+			}
 		})
 	}
 }
