@@ -237,6 +237,13 @@ func TestSpoofing(t *testing.T) {
 			t.Errorf("packets from %s arrive: %v, want %v", source, got, want)
 		}
 	}
+	// Policies know the pod by its addresses; no packet of this source leaves the node.
+	a.IP("addr", "add", "fe80::77/64", "dev", "eth0", "nodad")
+	for source, want := range map[string]string{"fe80::77%eth0": "invalid IP", a.v6.String(): a.v6.String()} {
+		if got := netnstest.Seen(t, a.Host, source, w.nodes[0].Host, "fd00:60::11"); got.String() != want {
+			t.Errorf("sent from %s, the node saw %v, want %s", source, got, want)
+		}
+	}
 }
 
 // arrives sends from a source address, and then from the pod's own: by then the first packet had

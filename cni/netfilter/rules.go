@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
@@ -103,11 +105,19 @@ func newTables() (inet, arp *nftables.Table) {
 
 var fromPod = nftables.In(linksSet, nftables.IIFName)
 
-func sourceRules() []nftables.Rule {
-	all := []nftables.Rule{
-		nftables.NewRule("no pod is a router", fromPod, nftables.V6.Is, nftables.ICMPv6(nftables.RouterAdvertisement), nftables.Drop),
-		nftables.NewRule("link-local packets are not forwarded", fromPod, nftables.V6.Is, nftables.FromLinkLocal, nftables.Accept),
+// SourceRulesIPv6 returns the rules, for packets that from matches, which come before the check of a pod's sources: a pod finds
+// its neighbours, and nothing else comes from an address that no policy knows.
+func SourceRulesIPv6(from nftables.Statement) []nftables.Rule {
+	v6 := from.Then(nftables.V6.Is)
+	return []nftables.Rule{
+		nftables.NewRule("no pod is a router", v6, nftables.ICMPv6(nftables.RouterAdvertisement), nftables.Drop),
+		nftables.NewRule("ICMPv6 from a link-local address", v6, nftables.FromLinkLocal, nftables.L4Proto.Is(unix.IPPROTO_ICMPV6), nftables.Accept),
+		nftables.NewRule("nothing else from a link-local address", v6, nftables.FromLinkLocal, nftables.Drop),
 	}
+}
+
+func sourceRules() []nftables.Rule {
+	all := SourceRulesIPv6(fromPod)
 	for _, ip := range nftables.IPs {
 		all = append(all, nftables.NewRule("a pod sends from its own addresses", fromPod, ip.Is, nftables.NotIn(sourcesSet+ip.Suffix, nftables.IIFName, ip.SAddr), nftables.Drop))
 	}

@@ -100,12 +100,8 @@ func sourceRules(spec Spec) []nftables.Rule {
 	if spec.Bridge != "" {
 		from = nftables.IIFName.IsLink(spec.Bridge)
 	}
-	v6 := from.Then(nftables.V6.Is)
-	all := []nftables.Rule{
-		nftables.NewRule("no pod is a router", v6, nftables.ICMPv6(nftables.RouterAdvertisement), nftables.Drop),
-		nftables.NewRule("link-local packets are not forwarded", v6, nftables.FromLinkLocal, nftables.Accept),
-		nftables.NewRule("a pod looks for duplicates of its address", v6, nftables.V6.SAddr.Is(make([]byte, 16)...), nftables.Accept),
-	}
+	all := append(netfilter.SourceRulesIPv6(from),
+		nftables.NewRule("a pod looks for duplicates of its address", from, nftables.V6.Is, nftables.V6.SAddr.Is(make([]byte, 16)...), nftables.Accept))
 	if spec.Bridge == "" {
 		return append(all, nftables.NewRule("a pod sends from its own addresses", from, nftables.NoWayBack, nftables.Drop))
 	}

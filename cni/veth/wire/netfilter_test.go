@@ -41,6 +41,15 @@ func TestSpoofing(t *testing.T) {
 					t.Errorf("sent from %s, the client saw %v, want %v", source, got, want)
 				}
 			}
+			if c.own == "2001:db8:70::5" {
+				// Policies know the pod by its addresses; no packet of this source leaves the node.
+				a.IP("addr", "add", "fe80::77/64", "dev", "eth0", "nodad")
+				for source, want := range map[string]string{"fe80::77%eth0": "invalid IP", c.own: c.own} {
+					if got := netnstest.Seen(t, a.Host, source, w.nodeA, "2001:db8:60::11"); got.String() != want {
+						t.Errorf("sent from %s, the node saw %v, want %s", source, got, want)
+					}
+				}
+			}
 			// The neighbour itself may, until it loses the address.
 			if got := netnstest.Seen(t, b.Host, c.neighbour, w.client, c.client); got.String() != c.neighbour {
 				t.Errorf("the neighbour is seen as %v", got)
