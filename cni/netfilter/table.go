@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/berth-dev/berth/cni/nftables"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 const (
@@ -16,7 +17,7 @@ const (
 	TableName = "berth"
 	// LinkPrefix begins the name of every interface of the node that leads to a pod and that Berth
 	// made.
-	LinkPrefix = "bth"
+	LinkPrefix = rtnl.LinkPrefix
 	// VLANPrefix and BridgePrefix begin the names of VLAN links and bridges that Berth made for
 	// pods, where the node has no address.
 	VLANPrefix   = LinkPrefix + "l"

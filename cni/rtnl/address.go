@@ -12,9 +12,15 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// NodeLinkPrefix begins the names of the node links of package vlan. Their ends on the node repeat addresses that the node has on other
-// links. It may never change, as Protocol.
-const NodeLinkPrefix = "bthv"
+// LinkPrefix begins the names of all links that Berth makes for pods and Services, and ServicesLink is the one of Services. They may
+// never change, as Protocol.
+const (
+	LinkPrefix   = "bth"
+	ServicesLink = LinkPrefix + "services"
+)
+
+// isPodLink returns whether Berth made the link for a pod. Its end on the node repeats addresses that the node has on other links.
+func isPodLink(link string) bool { return strings.HasPrefix(link, LinkPrefix) && link != ServicesLink }
 
 // serviceLinks carry the addresses of Services, so that the node takes packets to them, and are no way to the
 // node: of kube-proxy in mode ipvs and of kube-router.
@@ -22,7 +28,7 @@ var serviceLinks = []string{"kube-ipvs0", "kube-dummy-if"}
 
 // HasNodeAddresses returns whether addresses of the link are the node's own.
 func HasNodeAddresses(link string) bool {
-	return !strings.HasPrefix(link, NodeLinkPrefix) && !slices.Contains(serviceLinks, link)
+	return !isPodLink(link) && !slices.Contains(serviceLinks, link)
 }
 
 // NodeAddress is an address of the node, and the name of a link that has it.
@@ -32,7 +38,7 @@ type NodeAddress struct {
 }
 
 // NodeAddresses lists the addresses of the node itself, each once: without the ones of Services, of loopback and of one link alone (IPv6
-// link-local), and without what only node links repeat.
+// link-local), and without what only pods' links repeat.
 func NodeAddresses() ([]NodeAddress, error) {
 	found, err := netlinksafe.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
@@ -60,7 +59,7 @@ func LinkWith(addr netip.Addr) (netlink.Link, error) {
 		if err != nil {
 			return nil, fmt.Errorf("find link %d: %w", a.LinkIndex, err)
 		}
-		if !strings.HasPrefix(link.Attrs().Name, NodeLinkPrefix) {
+		if !isPodLink(link.Attrs().Name) {
 			return link, nil
 		}
 		repeated = true

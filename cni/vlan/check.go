@@ -52,7 +52,7 @@ func (d *Driver) CheckNode(spec Spec) error {
 	if err != nil {
 		return err
 	}
-	errs := []error{netfilter.Check(sourcesOf(spec, segments, lowers)...), checkNodeEnd(node, backs), checkRoutes(spec, node, backs)}
+	errs := []error{netfilter.Check(sourcesOf(spec, segments, lowers)...), ends(backs).Check(node), checkRoutes(spec, node, backs)}
 	errs = append(errs, d.inPodEnd(spec, node, backs, (*podEnd).check))
 	errs = append(errs, eachRouted(spec, segments, node, lowers, func(_ netlink.Link, plan routePlan) error { return plan.Check(nil) }))
 	for i, g := range segments {
@@ -97,19 +97,6 @@ func nodeLinkOf(spec Spec, uses []use) (netlink.Link, error) {
 		return nil, fmt.Errorf("%w: link %s lacks its alias", ErrNotWired, name)
 	}
 	return node, nil
-}
-
-// checkNodeEnd verifies the addresses of the node's end.
-func checkNodeEnd(node netlink.Link, backs []back) error {
-	missing, stale, err := nodeEnd(node, backs)
-	errs := []error{err}
-	for _, a := range missing {
-		errs = append(errs, fmt.Errorf("%w: address %s is missing on link %s", ErrNotWired, a.IPNet, node.Attrs().Name))
-	}
-	for _, a := range stale {
-		errs = append(errs, fmt.Errorf("%w: link %s repeats the address %s, which is no longer the one by which the node talks to the container", ErrNotWired, node.Attrs().Name, a.IPNet))
-	}
-	return errors.Join(errs...)
 }
 
 func checkRoutes(spec Spec, node netlink.Link, backs []back) error {
@@ -264,7 +251,7 @@ func (d *Driver) keepNodeLink(spec Spec) error {
 		return err
 	}
 	// Routes of the node may be from the stale addresses.
-	if _, err := addAddresses(node, backs); err != nil {
+	if _, err := ends(backs).Add(node); err != nil {
 		return err
 	}
 	return d.inPodEnd(spec, node, backs, (*podEnd).set)

@@ -43,17 +43,19 @@ const portOfMesh = 8081
 func TestMultihomed(t *testing.T) {
 	t.Parallel()
 	eachType(t, func(t *testing.T, w *topology) {
-		if w.config.Mode == Pure {
-			return // package wire tests it
-		}
 		a, d := w.multihomed(), w.drivers[w.nodeA]
 		defer w.nodeA.Run(func() error { return d.Teardown(a.spec) })
 		for _, h := range []*netnstest.Host{a.Host, w.nodeA, w.client} {
 			serve(t, h, servicePort)
 		}
 		serve(t, a.Host, portOfMesh)
-		redirect(t, w.nodeA, NodeLink("a", "eth0"))
-		redirect(t, a.Host, NodeLink("a", "eth0"))
+		if w.config.Mode == Pure {
+			redirect(t, w.nodeA, a.spec.HostLink())
+			redirect(t, a.Host, "eth0")
+		} else {
+			redirect(t, w.nodeA, NodeLink("a", "eth0"))
+			redirect(t, a.Host, NodeLink("a", "eth0"))
+		}
 		for _, f := range bothHomes {
 			w.nodeA.Run(func() error {
 				var errs []error
@@ -89,9 +91,6 @@ func TestMultihomed(t *testing.T) {
 func TestNodeAddressesChange(t *testing.T) {
 	t.Parallel()
 	eachType(t, func(t *testing.T, w *topology) {
-		if w.config.Mode == Pure {
-			return
-		}
 		a, d := w.multihomed(), w.drivers[w.nodeA]
 		defer w.nodeA.Run(func() error { return d.Teardown(a.spec) })
 		for _, h := range []*netnstest.Host{a.Host, w.nodeA, w.client} {
@@ -222,7 +221,7 @@ func (w *topology) multihomed() *pod {
 
 // outside is the source that the container sees of a client outside that calls a NodePort.
 func (w *topology) outside(node string) string {
-	if w.config.IPvlanMode != L3S || w.vlan != 0 {
+	if w.config.Mode != Pure && (w.config.IPvlanMode != L3S || w.vlan != 0) {
 		return node
 	}
 	if netip.MustParseAddr(node).Is4() {

@@ -14,7 +14,7 @@ import (
 // an old one. The letter after bth is no hexadecimal digit, which names of package wire's
 // links have there.
 const (
-	nodeLinkPrefix = rtnl.NodeLinkPrefix
+	nodeLinkPrefix = rtnl.LinkPrefix + "v"
 	portPrefix     = netfilter.PortPrefix
 	vlanPrefix     = netfilter.VLANPrefix
 	bridgePrefix   = netfilter.BridgePrefix

@@ -48,7 +48,7 @@ func (d *Driver) podEnd(node netlink.Link, backs []back) (*podEnd, error) {
 			continue
 		}
 		e.backs = append(e.backs, b)
-		e.plan.Addrs = append(e.plan.Addrs, endAddress(b.source))
+		e.plan.Addrs = append(e.plan.Addrs, wire.EndAddress(b.source))
 		e.plan.Neighs = append(e.plan.Neighs, rtnl.Neigh(link.Attrs().Index, b.node, node.Attrs().HardwareAddr))
 		e.routes = append(e.routes, planBack(b, link.Attrs().Index)...)
 	}

@@ -147,7 +147,7 @@ func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, low
 	if err := rtnl.SetUp(node); err != nil {
 		return err
 	}
-	stale, err := addAddresses(node, backs)
+	stale, err := ends(backs).Add(node)
 	if err != nil {
 		return err
 	}
@@ -162,7 +162,7 @@ func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, low
 		fault.Point("vlan/route")
 	}
 	// After the routes, of which the kernel deletes those from an address that the node has no more.
-	if err := deleteAddresses(node, stale); err != nil {
+	if err := wire.DeleteAddresses(node, stale); err != nil {
 		return err
 	}
 	return eachRouted(spec, segments, node, lowers, func(_ netlink.Link, plan routePlan) error { return plan.Apply(nil) })

@@ -206,8 +206,8 @@ func (d *Driver) withdrawNode(spec Spec, node netlink.Link) error {
 		errs = append(errs, withdrawAddress(addr, name, index))
 	}
 	if node != nil {
-		_, stale, err := nodeEnd(node, nil)
-		errs = append(errs, err, deleteAddresses(node, stale))
+		all, err := wire.NodeEnd{}.Add(node)
+		errs = append(errs, err, wire.DeleteAddresses(node, all))
 		errs = append(errs, deleteTables(func(table int) bool { return nodeOfTable(table) == index }))
 	}
 	return errors.Join(errs...)

@@ -67,7 +67,7 @@ func (w *Wirer) checkNode(s *survey, spec Spec, host netlink.Link) error {
 		}
 		uplinks = append(uplinks, uplink)
 	}
-	errs := []error{netfilter.Check(sourcesOf(spec, uplinks)...)}
+	errs := []error{netfilter.Check(sourcesOf(spec, uplinks)...), s.checkNodeEnd(spec, host)}
 	for i, a := range spec.Addresses {
 		errs = append(errs, w.checkHost(s, spec, a, host, uplinks[i]))
 	}

@@ -13,7 +13,8 @@
 //	pod   10.0.70.5/32 dev eth0
 //	      169.254.1.1 dev eth0 scope link, neighbour permanent = MAC of the host end
 //	      default via 169.254.1.1
-//	node  10.0.70.5 dev bth… scope link                      in main and in table P
+//	node  10.0.60.11/32 dev bth…                             the node's own, see NodeEnd
+//	      10.0.70.5 dev bth… scope link                      in main and in table P
 //	      rule 32290: lookup P
 //	      rule 32302: fwmark pod lookup main suppress_prefixlength 0
 //	      rule 32304: from 10.0.70.0/24 fwmark pod lookup T

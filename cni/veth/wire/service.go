@@ -26,7 +26,7 @@ import (
 // It is an end of a pair whose other end is never up, because each kernel on which pods have floating IPs has pairs, and some
 // lack dummy links.
 const (
-	servicesLink = LinkPrefix + "services"
+	servicesLink = rtnl.ServicesLink
 	servicesEnd  = servicesLink + "-end"
 )
 

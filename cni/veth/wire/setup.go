@@ -112,6 +112,17 @@ func (w *Wirer) setupNode(spec Spec, host netlink.Link, uplinks []netlink.Link) 
 		return err
 	}
 	fault.Point("veth/source")
+	end, err := spec.nodeEnd()
+	if err != nil {
+		return err
+	}
+	stale, err := end.Add(host)
+	if err != nil {
+		return err
+	}
+	if err := DeleteAddresses(host, stale); err != nil {
+		return err
+	}
 	for i, a := range spec.Addresses {
 		if err := w.setupHost(spec, a, host, uplinks[i]); err != nil {
 			return err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/cni/rtnl"
@@ -18,8 +19,17 @@ type survey struct {
 	routings   map[int]*routing
 	proxies    map[int]map[proxy]bool
 	neighbours map[int]map[neighbour]net.HardwareAddr
+	// addresses are of all links by their indexes, and ends by the uplinks and families of specs.
+	addresses map[int][]netlink.Addr
+	ends      map[endKey]NodeEnd
 	// lists counts the lists that were read.
 	lists int
+}
+
+// endKey names specs whose pairs have the same addresses on the node's end.
+type endKey struct {
+	uplink   string
+	is4, is6 bool
 }
 
 // neighbour is the name of an entry of the table of neighbours.
@@ -29,7 +39,7 @@ type neighbour struct {
 }
 
 func newSurvey() *survey {
-	return &survey{routings: map[int]*routing{}, proxies: map[int]map[proxy]bool{}, neighbours: map[int]map[neighbour]net.HardwareAddr{}}
+	return &survey{routings: map[int]*routing{}, proxies: map[int]map[proxy]bool{}, neighbours: map[int]map[neighbour]net.HardwareAddr{}, ends: map[endKey]NodeEnd{}}
 }
 
 // Survey returns CheckNode for many pods one after another, which reads the kernel once for all. It is for one
@@ -92,4 +102,32 @@ func (s *survey) checkNeighbour(want netlink.Neigh) error {
 		return missingNeighbour(want)
 	}
 	return nil
+}
+
+// checkNodeEnd verifies the addresses of the node's end of a pair.
+func (s *survey) checkNodeEnd(spec Spec, host netlink.Link) error {
+	if s.addresses == nil {
+		all, err := netlinksafe.AddrList(nil, netlink.FAMILY_ALL)
+		if err != nil {
+			return fmt.Errorf("list addresses: %w", err)
+		}
+		s.lists++
+		s.addresses = map[int][]netlink.Addr{}
+		for _, a := range all {
+			s.addresses[a.LinkIndex] = append(s.addresses[a.LinkIndex], a)
+		}
+	}
+	key := endKey{uplink: spec.Uplink}
+	for _, a := range spec.Addresses {
+		key.is4, key.is6 = key.is4 || a.Address.Is4(), key.is6 || a.Address.Is6()
+	}
+	end, known := s.ends[key]
+	if !known {
+		var err error
+		if end, err = spec.nodeEnd(); err != nil {
+			return err
+		}
+		s.ends[key] = end
+	}
+	return end.check(host, s.addresses[host.Attrs().Index])
 }

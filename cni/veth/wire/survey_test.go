@@ -19,7 +19,7 @@ func TestSurvey(t *testing.T) {
 		setup(w.nodeA, p)
 		pods = append(pods, p)
 	}
-	for number, want := range map[int]int{1: 6, len(pods): 6} {
+	for number, want := range map[int]int{1: 7, len(pods): 7} {
 		s := newSurvey()
 		w.nodeA.Run(func() error {
 			for _, p := range pods[:number] {
@@ -33,7 +33,7 @@ func TestSurvey(t *testing.T) {
 			}
 			return nil
 		})
-		// Routing, proxy entries and neighbours of two families.
+		// Routing, proxy entries and neighbours of two families, and addresses.
 		if s.lists != want {
 			t.Errorf("a survey of %d pods reads %d lists, want %d", number, s.lists, want)
 		}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/rtnl"
+)
+
+// NodeEnd has the addresses of the node's end of a pod's link, one of each family: the kernel masquerades to the address of the link
+// by which a packet leaves, and REDIRECT leads to the one of the link by which it came. Without one it takes the first
+// address of the node, which may be on a network that has nothing to do with the pod's.
+type NodeEnd []netip.Addr
+
+// nodeEnd returns the addresses of the node's end of the pair. It is empty where the node has none of the pod's families.
+func (s Spec) nodeEnd() (NodeEnd, error) {
+	own, err := rtnl.NodeAddresses()
+	if err != nil {
+		return nil, err
+	}
+	var end NodeEnd
+	for _, is4 := range []bool{true, false} {
+		i := slices.IndexFunc(s.Addresses, func(a api.Address) bool { return a.Address.Is4() == is4 })
+		if i < 0 {
+			continue
+		}
+		var some []netip.Addr
+		for _, a := range own {
+			if a.Is4() == is4 {
+				some = append(some, a.Addr)
+			}
+		}
+		addr, err := NodeAddress(s.Uplink, s.Addresses[i].Address, some)
+		if err != nil {
+			return nil, err
+		}
+		if addr.IsValid() {
+			end = append(end, addr)
+		}
+	}
+	return end, nil
+}
+
+// NodeAddress returns the one of the node's own addresses by which it talks to its containers, or the zero Addr where it has none: the
+// oldest of the uplink, because virtual addresses come later and go to other nodes, else that by which the node would talk to the address to,
+// else the first.
+func NodeAddress(uplink string, to netip.Addr, own []netip.Addr) (netip.Addr, error) {
+	own = slices.DeleteFunc(slices.Clone(own), netip.Addr.IsLinkLocalUnicast)
+	link, err := rtnl.LinkOrNil(uplink)
+	if err != nil || len(own) == 0 {
+		return netip.Addr{}, err
+	}
+	if link != nil {
+		addrs, err := netlinksafe.AddrList(link, rtnl.FamilyOf(to))
+		if err != nil {
+			return netip.Addr{}, fmt.Errorf("list addresses of link %s: %w", uplink, err)
+		}
+		if to.Is6() {
+			slices.Reverse(addrs) // Linux lists the newest first
+		}
+		for _, a := range addrs {
+			const passing = unix.IFA_F_TEMPORARY | unix.IFA_F_DEPRECATED
+			if addr, ok := netip.AddrFromSlice(a.IP); ok && a.Flags&passing == 0 && slices.Contains(own, addr.Unmap()) {
+				return addr.Unmap(), nil
+			}
+		}
+	}
+	// An error means that the node has no way there.
+	routes, _ := netlink.RouteGet(to.AsSlice())
+	for _, r := range routes {
+		if addr, ok := netip.AddrFromSlice(r.Src); ok && slices.Contains(own, addr.Unmap()) {
+			return addr.Unmap(), nil
+		}
+	}
+	return own[0], nil
+}
+
+// EndAddress is an address of an end of a link, which has it beside another link of its namespace.
+func EndAddress(addr netip.Addr) netlink.Addr {
+	a := PodAddress(rtnl.SinglePrefix(addr))
+	a.Flags |= unix.IFA_F_NOPREFIXROUTE
+	return a
+}
+
+// compare returns which addresses a link lacks, and which it should not have, of those that it has.
+func (e NodeEnd) compare(have []netlink.Addr) (missing, stale []netlink.Addr) {
+	for _, addr := range e {
+		if !slices.ContainsFunc(have, func(a netlink.Addr) bool { return a.IP.Equal(addr.AsSlice()) }) {
+			missing = append(missing, EndAddress(addr))
+		}
+	}
+	for _, a := range have {
+		isWanted := func(addr netip.Addr) bool { return a.IP.Equal(addr.AsSlice()) }
+		if !slices.ContainsFunc(e, isWanted) && !(a.IP.To4() == nil && a.IP.IsLinkLocalUnicast()) {
+			stale = append(stale, a)
+		}
+	}
+	return missing, stale
+}
+
+// addressesOf lists the addresses of a link.
+func addressesOf(link netlink.Link) ([]netlink.Addr, error) {
+	have, err := netlinksafe.AddrList(link, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("list addresses of link %s: %w", link.Attrs().Name, err)
+	}
+	return have, nil
+}
+
+// Add gives a link the addresses, and returns the ones that it should not have, for Delete. Routes may be from these.
+func (e NodeEnd) Add(link netlink.Link) (stale []netlink.Addr, err error) {
+	have, err := addressesOf(link)
+	if err != nil {
+		return nil, err
+	}
+	missing, stale := e.compare(have)
+	for _, a := range missing {
+		if err := netlink.AddrReplace(link, &a); err != nil {
+			return stale, fmt.Errorf("add address %s to %s: %w", a.IPNet, link.Attrs().Name, err)
+		}
+	}
+	return stale, nil
+}
+
+// DeleteAddresses deletes addresses of a link, which may be gone.
+func DeleteAddresses(link netlink.Link, addrs []netlink.Addr) error {
+	var errs []error
+	for _, a := range addrs {
+		if err := netlink.AddrDel(link, &a); err != nil && !rtnl.IsGone(err) {
+			errs = append(errs, fmt.Errorf("delete address %s of link %s: %w", a.IPNet, link.Attrs().Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Check returns ErrNotWired for each address that a link lacks or should not have.
+func (e NodeEnd) Check(link netlink.Link) error {
+	have, err := addressesOf(link)
+	return errors.Join(err, e.check(link, have))
+}
+
+func (e NodeEnd) check(link netlink.Link, have []netlink.Addr) error {
+	missing, stale := e.compare(have)
+	var errs []error
+	for _, a := range missing {
+		errs = append(errs, fmt.Errorf("%w: address %s is missing on link %s", ErrNotWired, a.IPNet, link.Attrs().Name))
+	}
+	for _, a := range stale {
+		errs = append(errs, fmt.Errorf("%w: link %s repeats the address %s, which is no longer the one by which the node talks to the container", ErrNotWired, link.Attrs().Name, a.IPNet))
+	}
+	return errors.Join(errs...)
+}
