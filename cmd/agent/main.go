@@ -70,6 +70,6 @@ func newCommand(cleanupRefused *bool) *cobra.Command {
 	}
 	options.addFlags(command.Flags())
 	logsapi.AddFlags(logging, command.Flags())
-	command.AddCommand(newInstallCommand(), newCleanupCommand(cleanupRefused), newInspectCommand(), newProbeCommand(), newPolicyCommand())
+	command.AddCommand(newInstallCommand(), newCleanupCommand(cleanupRefused), newInspectCommand(), newProbeCommand(), newPolicyCommand(), newPreflightCommand())
 	return command
 }

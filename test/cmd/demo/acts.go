@@ -5,6 +5,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -232,6 +234,19 @@ func (d *demo) scale(ctx context.Context) error {
 	}
 	d.say("web-0 was deleted and is back with %s; web-1 never moved; web-2 has an address again", first.Status.PodIP)
 	return d.podTable(ctx, "app=web")
+}
+
+// selfTest: what an operator calls after an installation or an upgrade.
+func (d *demo) selfTest(ctx context.Context) error {
+	d.title("kubectl berth test")
+	command := exec.CommandContext(ctx, filepath.Join(d.programs, "kubectl-berth"), "test", "--pool=web", "--kubeconfig="+d.cluster.Kubeconfig())
+	command.Stdout, command.Stderr = os.Stdout, os.Stderr
+	// As Ctrl-C, so that it deletes what it made.
+	command.Cancel = func() error { return command.Process.Signal(os.Interrupt) }
+	if err := command.Run(); err != nil {
+		return fmt.Errorf("kubectl berth test: %w", err)
+	}
+	return nil
 }
 
 const dryPool = `

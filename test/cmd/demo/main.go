@@ -84,7 +84,7 @@ func (d *demo) run(ctx context.Context, keep bool) (err error) {
 		return err
 	}
 	defer stop()
-	for _, act := range []func(context.Context) error{d.threePods, d.loseNode, d.nodeReturns, d.scale, d.runDry} {
+	for _, act := range []func(context.Context) error{d.threePods, d.loseNode, d.nodeReturns, d.scale, d.selfTest, d.runDry} {
 		if err := within(ctx, act); err != nil {
 			return err
 		}

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package preflight has the command preflight: what an installation would find in a cluster and on each of its nodes.
+package preflight
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/berth-dev/berth/cmd/internal/build"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/ipam/agentpod"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
+)
+
+const long = `Says before an installation what would keep Berth from its work, and which values of the chart to set: the version of
+Kubernetes, and on each node its kernel, uplink, firewall, the network of pods without a floating IP and the folders of
+the runtime, kube-proxy's mode, how network policies would be enforced, and the agent's port. Pools, of a file or of the
+cluster, are compared with the nodes and with the networks of pods and Services.
+
+A pod of the agent's image runs on each node for some seconds, in a namespace that is deleted afterwards. It is in the
+node's network with the capability NET_ADMIN, reads the node's files, and changes nothing.`
+
+const examples = `  # Before helm install
+  kubectl berth preflight -f pools.yaml
+
+  # With the image of your registry, and the uplinks of your nodes
+  kubectl berth preflight --image registry.example.com/berth/berth-agent:v0.1.0 --uplink 'bond0,ens*f0'`
+
+// Kind of a Report.
+const Kind = "PreflightReport"
+
+// Report is the content of -o json.
+type Report struct {
+	Kubernetes string           `json:"kubernetes"`
+	Nodes      []Node           `json:"nodes"`
+	Problems   []answer.Problem `json:"problems"`
+}
+
+// Node is a node with what was found there.
+type Node struct {
+	Name string `json:"name"`
+	agentpod.Preflight
+}
+
+type options struct {
+	file, image, uplink string
+	timeout             time.Duration
+}
+
+// New returns the command preflight.
+func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	o := options{image: "ghcr.io/berth-dev/berth-agent:" + build.Version()}
+	var own []v1alpha1.IPPool
+	return command.Command{
+		Use: "preflight", Short: "Says before an installation what would be in its way", Long: long, Example: examples, Args: cobra.NoArgs, Found: "there is a problem",
+		Flags: func(flags *pflag.FlagSet) {
+			flags.StringVarP(&o.file, "filename", "f", "", "File with the IPPools that you are going to make; - is stdin. By default the pools of the cluster, if it has any.")
+			flags.StringVar(&o.image, "image", o.image, "Image of the agent.")
+			flags.StringVar(&o.uplink, "uplink", "", "The agent's flag --uplink, if you are going to set it.")
+			flags.DurationVar(&o.timeout, "timeout", 2*time.Minute, "How long the pods may take.")
+		},
+		Prepare: func(call *command.Call) (err error) {
+			if o.file != "" {
+				own, err = readPools(o.file, call.In)
+			}
+			return err
+		},
+		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+			r, err := o.look(ctx, call, own)
+			if err != nil {
+				return nil, err
+			}
+			return r.answer(), answer.Outcome(len(r.Problems), nil)
+		},
+	}.New(of, streams)
+}
+
+// readPools reads the IPPools of a file, and passes over objects of other kinds.
+func readPools(name string, stdin io.Reader) ([]v1alpha1.IPPool, error) {
+	text, err := command.ReadFile(name, stdin)
+	if err != nil {
+		return nil, err
+	}
+	var all []v1alpha1.IPPool
+	documents := yaml.NewYAMLOrJSONDecoder(strings.NewReader(string(text)), 4096)
+	for {
+		var pool v1alpha1.IPPool
+		err := documents.Decode(&pool)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		if pool.Kind == "IPPool" {
+			all = append(all, pool)
+		}
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("%s has no IPPool", name)
+	}
+	return all, nil
+}
+
+// problem notes a problem and what to set.
+func (r *Report) problem(do, format string, args ...any) {
+	r.Problems = append(r.Problems, answer.Problem{Text: fmt.Sprintf(format, args...), Command: do})
+}
+
+func (o options) look(ctx context.Context, call *command.Call, own []v1alpha1.IPPool) (*Report, error) {
+	r := &Report{Nodes: []Node{}, Problems: []answer.Problem{}}
+	if err := r.version(call); err != nil {
+		return nil, err
+	}
+	list, err := call.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: v1.LabelOSStable + "=linux"})
+	if err != nil {
+		return nil, fmt.Errorf("list nodes: %w", err)
+	}
+	if err := r.nodes(ctx, call, o, list.Items); err != nil {
+		return nil, err
+	}
+	if own == nil {
+		// Without Berth's kinds there are none.
+		if pools, err := call.Berth.IPPools.List(ctx, metav1.ListOptions{}); err == nil {
+			own = pools.Items
+		}
+	}
+	return r, r.pools(ctx, call, own, list.Items)
+}
+
+// The minors of Kubernetes that releases are tried with, as docs/reference/compatibility.md says.
+const oldest, newest = 35, 37
+
+func (r *Report) version(call *command.Call) error {
+	version, err := call.Kube.Discovery().ServerVersion()
+	if err != nil {
+		return fmt.Errorf("ask for the version of Kubernetes: %w", err)
+	}
+	r.Kubernetes = version.GitVersion
+	minor, err := strconv.Atoi(strings.TrimRight(version.Minor, "+"))
+	if err != nil || version.Major != "1" || minor < oldest || minor > newest {
+		r.problem("", "Kubernetes is %s; Berth was tried with 1.%d to 1.%d", version.GitVersion, oldest, newest)
+	}
+	return nil
+}
+
+// pools compares pools with nodes, and with the networks of Services and pods.
+func (r *Report) pools(ctx context.Context, call *command.Call, all []v1alpha1.IPPool, nodes []v1.Node) error {
+	taken := map[netip.Prefix]string{}
+	services, err := call.Kube.NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list ServiceCIDRs: %w", err)
+	}
+	for _, s := range services.Items {
+		for _, text := range s.Spec.CIDRs {
+			note(taken, text, "the network of Services")
+		}
+	}
+	for _, n := range nodes {
+		for _, text := range n.Spec.PodCIDRs {
+			note(taken, text, "the network of pods of "+n.Name)
+		}
+	}
+	for i := range all {
+		pool, err := pools.Alone(&all[i])
+		if err != nil {
+			r.problem("", "pool %s: %v", all[i].Name, err)
+			continue
+		}
+		for _, network := range slices.SortedFunc(keys(taken), netip.Prefix.Compare) {
+			if network.Overlaps(pool.Subnet) {
+				r.problem("", "pool %s: its subnet %s overlaps with %s, %s", pool.Name, pool.Subnet, taken[network], network)
+			}
+		}
+		if !slices.ContainsFunc(nodes, func(n v1.Node) bool { return pool.Serves(&n) }) {
+			r.problem("", "pool %s serves no node: none has an InternalIP in its nodeSubnets and the labels of its nodeSelector", pool.Name)
+		}
+		r.addresses(pool)
+	}
+	return nil
+}
+
+// addresses compares a pool with the addresses of nodes.
+func (r *Report) addresses(pool *pools.Pool) {
+	for _, n := range r.Nodes {
+		for _, own := range n.Addresses {
+			switch {
+			case pool.Ranges.Contains(own.Addr()):
+				r.problem("leave it out: spec.exclude of the pool", "pool %s has the address %s of node %s", pool.Name, own.Addr(), n.Name)
+			case own.Addr() == pool.Gateway:
+				r.problem("", "pool %s: its gateway %s is node %s itself", pool.Name, pool.Gateway, n.Name)
+			}
+		}
+	}
+}
+
+func note(taken map[netip.Prefix]string, text, of string) {
+	if network, err := netip.ParsePrefix(text); err == nil {
+		taken[network] = of
+	}
+}
+
+func keys(m map[netip.Prefix]string) func(yield func(netip.Prefix) bool) {
+	return func(yield func(netip.Prefix) bool) {
+		for k := range m {
+			if !yield(k) {
+				return
+			}
+		}
+	}
+}
+
+func (r *Report) answer() *answer.Answer {
+	table := answer.NewTable("Node", "Kernel", "Uplink", "Network of other pods", "kube-proxy", "Policies")
+	for _, n := range r.Nodes {
+		table.Add(n.Name, n.Kernel, n.Uplink, n.Network, n.KubeProxy, n.Policies)
+	}
+	return &answer.Answer{Table: table, Kind: Kind, Content: r, Text: func(out io.Writer, paint answer.Paint) {
+		answer.PrintProblems(out, paint, r.Problems, nil)
+		if len(r.Problems) == 0 {
+			fmt.Fprintln(out, paint.Green("Nothing is in the way of Berth."))
+		}
+	}}
+}
