@@ -100,7 +100,7 @@ var tools = []promise{
 		"ipam/services", "TestServed",
 	},
 	{
-		"kubectl berth history says of the time after a pod that its address was retained, and not the pod's.", "docs/how-to/history.md",
+		"kubectl berth history says of the time after a pod that its address was retained, and not the pod's.", "docs/how-to/kubectl-berth.md#who-had-this-address-on-tuesday",
 		"cmd/kubectl-berth/history/ledger/ledger.go", `next.Pod, next.PodUID, next.Node = "", "", ""`, `next.PodUID, next.Node = "", ""`,
 		"cmd/kubectl-berth/history/ledger", "TestTenures",
 	},
