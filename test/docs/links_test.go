@@ -169,7 +169,7 @@ func TestImages(t *testing.T) {
 	}
 	const page = "docs/how-to/installation.md"
 	_, section, _ := strings.Cut(read(page), "\n## Without the Internet\n")
-	for _, program := range strings.Fields(pushed[1]) {
+	for program := range strings.FieldsSeq(pushed[1]) {
 		if !strings.Contains(section, program) {
 			t.Errorf("%s lacks the image of %s", page, program)
 		}
