@@ -187,7 +187,7 @@ const (
 	EventAddressesRestored = "AddressesRestored"
 	// EventAddressConflict (Warning on Pod): a host outside of the cluster claims an address of the
 	// running pod, which keeps it; the note has the host's MAC. Do: see
-	// docs/how-to/address-conflict.md.
+	// docs/how-to/troubleshooting.md#an-address-conflict.
 	EventAddressConflict = "AddressConflict"
 )
 

@@ -29,12 +29,12 @@ const (
 	// from one of the two.
 	EventOverlap = "Overlap"
 	// EventAddressesOutside (Warning on IPPool): addresses in use are no longer in its ranges. Do: see
-	// docs/how-to/shrink-pool.md.
+	// docs/how-to/operate.md#shrink-or-delete-a-pool.
 	EventAddressesOutside = "AddressesOutside"
 
 	// EventPoolGone (Warning on FloatingIP): its pool was deleted, and no other pool contains it.
 	// Reported once per start of the controller. Do: put the address into a pool, or see
-	// docs/how-to/shrink-pool.md.
+	// docs/how-to/operate.md#shrink-or-delete-a-pool.
 	EventPoolGone = "PoolGone"
 )
 

@@ -22,7 +22,7 @@ const (
 	EventMissingPermission = "MissingPermission"
 	// EventUnknownWorkload (Warning on FloatingIP and its pod): the workload could not be read, so
 	// the address is kept. Do: mend what the note says, mostly an API server of its kind that does
-	// not answer; or free the address, see docs/how-to/free-address.md.
+	// not answer; or free the address, see docs/how-to/operate.md#free-an-address.
 	EventUnknownWorkload = "UnknownWorkload"
 	// EventDetachFailed (Warning on FloatingIP): the external assigner did not detach the address,
 	// which is kept; the controller tries again. Do: see the assigner's error in the note, and its log.

@@ -27,7 +27,7 @@ var (
 	OnLab = []string{"docs/tutorial/first-pool.md", "docs/tutorial/node-loss.md"}
 	// OnAPIServer are followed in this order on an API server with objects and no programs: later
 	// ones change what earlier ones read.
-	OnAPIServer = []string{"docs/how-to/kubectl-berth.md", "docs/how-to/backup.md", "docs/how-to/free-address.md", "docs/how-to/shrink-pool.md"}
+	OnAPIServer = []string{"docs/how-to/kubectl-berth.md", "docs/how-to/operate.md"}
 )
 
 // Step is a command and what it prints.

@@ -382,7 +382,7 @@ func leadsTo(router *netnstest.Host, address string) error {
 	return nil
 }
 
-// pageOf returns the BGPPeer and the FRR of docs/how-to/bgp.md.
+// pageOf returns the BGPPeer of docs/how-to/bgp.md, and the router's configuration of FRR.
 func pageOf(t *testing.T) (*v1alpha1.BGPPeer, string) {
 	t.Helper()
 	bin, err := lab.BinDir()
@@ -394,22 +394,18 @@ func pageOf(t *testing.T) (*v1alpha1.BGPPeer, string) {
 		t.Fatal(err)
 	}
 	var peer *v1alpha1.BGPPeer
-	config := ""
 	for _, block := range page.Blocks {
-		switch {
-		case strings.Contains(block.Text, "kind: BGPPeer"):
+		if strings.Contains(block.Text, "kind: BGPPeer") {
 			peer = &v1alpha1.BGPPeer{}
 			if err := yaml.UnmarshalStrict([]byte(block.Text), peer); err != nil {
 				t.Fatal(err)
 			}
-		case strings.HasPrefix(block.Text, "router bgp"):
-			config = block.Text
 		}
 	}
-	if peer == nil || config == "" {
-		t.Fatal("the page has no BGPPeer, or no configuration of FRR")
+	if peer == nil {
+		t.Fatal("the page has no BGPPeer")
 	}
-	return peer, config
+	return peer, config(t, "router-frr.conf")
 }
 
 // Two nodes announce an address: routers that compare MED prefer the one to which it came later, over two racks.

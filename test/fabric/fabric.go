@@ -13,7 +13,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/berth-dev/berth/agent/netnstest"
-	"github.com/berth-dev/berth/test/docs"
 )
 
 // Subnets of the pools in the configurations.
@@ -45,7 +44,7 @@ type Rack struct {
 	Speaker *Daemon
 }
 
-// Speaker starts a node's routing daemon by the page's configuration.
+// Speaker starts a node's routing daemon by a configuration.
 type Speaker func(ctx context.Context, in func(func() error) error, config string) (*Daemon, error)
 
 // Speakers are the ways in which nodes announce, by name: who runs, and the configuration.
@@ -54,14 +53,13 @@ func Speakers(t *testing.T) map[string]struct {
 	Config string
 } {
 	t.Helper()
-	page := readPage(t)
 	return map[string]struct {
 		Start  Speaker
 		Config string
 	}{
-		"BIRD":    {StartBIRD, page.block("# bird.conf of the node")},
-		"FRR":     {StartFRR, page.block("! frr.conf of the node")},
-		"frr-k8s": {StartFRR, frrK8s + page.raw()},
+		"BIRD":    {StartBIRD, config(t, "node-bird.conf")},
+		"FRR":     {StartFRR, config(t, "node-frr.conf")},
+		"frr-k8s": {StartFRR, frrK8s + raw(t)},
 	}
 }
 
@@ -99,53 +97,33 @@ route-map 10.11.1.1-in deny 20
 !
 `
 
-// page is docs/how-to/racks.md.
-type page struct {
-	t *testing.T
-	docs.Page
-}
-
-func readPage(t *testing.T) page {
+// config reads a file of docs/how-to/bgp.
+func config(t *testing.T, name string) string {
 	t.Helper()
 	// Tests run in their package's folder, which is in test/.
-	read, err := docs.Read("../..", "docs/how-to/racks.md")
+	text, err := os.ReadFile("../../docs/how-to/bgp/" + name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return page{t, read}
+	return string(text)
 }
 
-// block returns the page's block that begins with a line.
-func (p page) block(first string) string {
-	p.t.Helper()
-	i := slices.IndexFunc(p.Blocks, func(b docs.Block) bool { return strings.HasPrefix(b.Text, first+"\n") })
-	if i < 0 {
-		p.t.Fatalf("%s has no block that begins with %q", p.Path, first)
+// raw returns the configuration in the FRRConfiguration.
+func raw(t *testing.T) string {
+	t.Helper()
+	var object struct {
+		Spec struct{ Raw struct{ RawConfig string } }
 	}
-	return p.Blocks[i].Text
-}
-
-// raw returns the configuration in the page's FRRConfiguration.
-func (p page) raw() string {
-	p.t.Helper()
-	for _, b := range p.Blocks {
-		var object struct {
-			Kind string
-			Spec struct{ Raw struct{ RawConfig string } }
-		}
-		if err := yaml.Unmarshal([]byte(b.Text), &object); err == nil && object.Kind == "FRRConfiguration" {
-			return object.Spec.Raw.RawConfig
-		}
+	if err := yaml.Unmarshal([]byte(config(t, "node-frr-k8s.yaml")), &object); err != nil {
+		t.Fatal(err)
 	}
-	p.t.Fatalf("%s has no FRRConfiguration", p.Path)
-	return ""
+	return object.Spec.Raw.RawConfig
 }
 
 // New makes a fabric around a spine, which has the default routes of all others behind it. compares says that routers compare
 // the metric of paths from several racks.
 func New(t *testing.T, spine *netnstest.Host, compares bool) *Fabric {
 	t.Helper()
-	page := readPage(t)
 	f := &Fabric{t: t, Spine: spine, Routers: map[*netnstest.Host]*Daemon{}, configs: map[*netnstest.Host]string{}}
 	forwards(spine)
 	// Connections and not hosts are shared out.
@@ -163,10 +141,10 @@ func New(t *testing.T, spine *netnstest.Host, compares bool) *Fabric {
 			h.host.IP("route", "add", "default", "via", h.via)
 			h.host.IP("-6", "route", "add", "default", "via", h.six)
 		}
-		f.route(r.ToR, r.of(page.block("! frr.conf of the rack's router")), compares)
+		f.route(r.ToR, r.of(config(t, "rack-router-frr.conf")), compares)
 		f.Racks = append(f.Racks, r)
 	}
-	f.route(spine, page.block("! frr.conf of the spine"), compares)
+	f.route(spine, config(t, "spine-frr.conf"), compares)
 	return f
 }
 

@@ -17,7 +17,7 @@ import (
 	"github.com/berth-dev/berth/test/witness"
 )
 
-// TestCanary: Berth comes to a cluster in use as the README says, to one node first and then to all, each of which has
+// TestCanary: Berth comes to a cluster in use as docs/how-to/installation.md says, to one node first and then to all, each of which has
 // another network; and goes. No pod of the default network is cut off at any time, also where the agent cannot work yet,
 // and no pod with a floating IP has another address.
 func TestCanary(t *testing.T) {
@@ -154,12 +154,12 @@ func hostname(node *lab.Node) func(*v1.Pod) {
 	return func(pod *v1.Pod) { pod.Spec.NodeSelector = map[string]string{v1.LabelHostname: node.Name()} }
 }
 
-// canaryOptions returns the options of helm install that the README has for one node.
+// canaryOptions returns the options of helm install that the page on installation has for one node.
 func (s *site) canaryOptions() []string {
 	s.t.Helper()
-	command := regexp.MustCompile(`helm install -n berth-system berth oci://ghcr\.io/\S+ --version VERSION (.*) \\\n +(--set-string) '(.*)'\n`).FindStringSubmatch(s.page("README.md"))
+	command := regexp.MustCompile(`helm install -n berth-system berth oci://ghcr\.io/\S+ --version VERSION (.*) \\\n +(--set-string) '(.*)'\n`).FindStringSubmatch(s.page("docs/how-to/installation.md"))
 	if command == nil {
-		s.t.Fatal("README.md has no helm install for one node")
+		s.t.Fatal("docs/how-to/installation.md has no helm install for one node")
 	}
 	return append(strings.Fields(command[1]), command[2], command[3])
 }

@@ -265,10 +265,10 @@ func (s *site) asBefore(clean map[string]map[string]string) {
 // remedy returns the arguments of the command by which the documentation puts objects back.
 func (s *site) remedy() []string {
 	s.t.Helper()
-	_, section, _ := strings.Cut(s.page("docs/how-to/upgrade.md"), "\n## Put the objects back\n")
+	_, section, _ := strings.Cut(s.page("docs/how-to/operate.md"), "\n## Put the objects back\n")
 	_, command, found := strings.Cut(section, "\n    helm upgrade -n berth-system berth CHART ")
 	if !found {
-		s.t.Fatal("docs/how-to/upgrade.md has no command of Helm that puts objects back")
+		s.t.Fatal("docs/how-to/operate.md has no command of Helm that puts objects back")
 	}
 	options, _, _ := strings.Cut(command, "\n")
 	return append([]string{release, s.chart}, strings.Fields(options)...)

@@ -101,14 +101,14 @@ func TestHistory(t *testing.T) {
 	berth(w, "nobody", "history", "10.0.70.10").expect(t, 1, `user "nobody" may not list pods in namespace berth-system`)
 }
 
-// queryLogs tries the queries of docs/how-to/history.md: each finds the lines of an address in logs of the programs.
+// queryLogs tries the queries of docs/how-to/kubectl-berth.md: each finds the lines of an address in logs of the programs.
 func queryLogs(t *testing.T, text, asJSON string) {
 	t.Helper()
 	root, err := deploy.Root()
 	if err != nil {
 		t.Fatal(err)
 	}
-	page, err := os.ReadFile(filepath.Join(root, "docs", "how-to", "history.md"))
+	page, err := os.ReadFile(filepath.Join(root, "docs", "how-to", "kubectl-berth.md"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"sigs.k8s.io/yaml"
 
@@ -58,14 +57,4 @@ func Alerts() ([]Alert, error) {
 		alerts = append(alerts, group.Rules...)
 	}
 	return alerts, nil
-}
-
-// table renders alerts for docs/how-to/monitoring.md.
-func table(alerts []Alert) string {
-	var b strings.Builder
-	b.WriteString("| alert | severity | fires after |\n|---|---|---|\n")
-	for _, a := range alerts {
-		fmt.Fprintf(&b, "| [%s](troubleshooting.md#%s) | %s | %s |\n", a.Alert, strings.ToLower(a.Alert), a.Labels["severity"], a.For)
-	}
-	return b.String()
 }

@@ -3,7 +3,6 @@
 package monitoring
 
 import (
-	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,13 +17,10 @@ import (
 	"github.com/berth-dev/berth/test/docs"
 )
 
-var update = flag.Bool("update", false, "writes the table of alerts into the documentation")
-
 const (
 	root     = "../.."
 	tests    = "rules_test.yaml"
 	runbooks = "docs/how-to/troubleshooting.md"
-	page     = "docs/how-to/monitoring.md"
 )
 
 // promtool runs Prometheus' own tool on files of a folder.
@@ -132,30 +128,5 @@ func TestAlertsSayWhatToDo(t *testing.T) {
 	slices.Sort(sections)
 	if diff := cmp.Diff(names, sections); diff != "" {
 		t.Errorf("%s has other sections than there are alerts (-alerts +sections):\n%s", runbooks, diff)
-	}
-}
-
-// The documentation has the alerts as they are; -update writes them.
-func TestAlertsAreDocumented(t *testing.T) {
-	path := filepath.Join(root, page)
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	const begin, end = "<!-- alerts: go test ./monitoring -update writes them, in test/ -->\n", "<!-- end of alerts -->\n"
-	before, rest, begins := strings.Cut(string(text), begin)
-	has, after, ends := strings.Cut(rest, end)
-	if !begins || !ends {
-		t.Fatalf("%s lacks the lines %q and %q", page, begin, end)
-	}
-	want := "\n" + table(alerts(t)) + "\n"
-	if *update {
-		if err := os.WriteFile(path, []byte(before+begin+want+end+after), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if diff := cmp.Diff(want, has); diff != "" {
-		t.Errorf("%s: the alerts differ (-want +has), run `go test ./monitoring -update` in test/:\n%s", page, diff)
 	}
 }

@@ -60,7 +60,7 @@ var tools = []promise{
 		"ipam/claims", "TestPreallocateAtQuota",
 	},
 	{
-		"kubectl berth check names addresses that are in no pool.", "docs/how-to/shrink-pool.md",
+		"kubectl berth check names addresses that are in no pool.", "docs/how-to/operate.md#shrink-or-delete-a-pool",
 		"cmd/kubectl-berth/audit/comparison.go", `if !isHome && spec.Pool != "" {`, `if isHome && spec.Pool != "" {`,
 		"cmd/kubectl-berth/audit", "TestRun",
 	},
@@ -100,22 +100,22 @@ var tools = []promise{
 		"ipam/services", "TestServed",
 	},
 	{
-		"kubectl berth history says of the time after a pod that its address was retained, and not the pod's.", "docs/how-to/history.md",
+		"kubectl berth history says of the time after a pod that its address was retained, and not the pod's.", "docs/how-to/kubectl-berth.md#who-had-this-address-on-tuesday",
 		"cmd/kubectl-berth/history/ledger/ledger.go", `next.Pod, next.PodUID, next.Node = "", "", ""`, `next.PodUID, next.Node = "", ""`,
 		"cmd/kubectl-berth/history/ledger", "TestTenures",
 	},
 	{
-		"A backup has the labels and annotations of objects.", "docs/how-to/backup.md",
+		"A backup has the labels and annotations of objects.", "docs/how-to/operate.md#back-up",
 		"cmd/kubectl-berth/transfer/backup/objects.go", "Labels: o.Labels, Annotations: o.Annotations}", "Labels: o.Labels}",
 		"cmd/kubectl-berth/transfer/backup", "TestAdd",
 	},
 	{
-		"A restore changes no address that another owner has by now.", "docs/how-to/restore.md",
+		"A restore changes no address that another owner has by now.", "docs/how-to/operate.md#restore",
 		"cmd/kubectl-berth/transfer/backup/restore.go", "case want.Owner == nil || is.Owner == nil || !same(is.Owner, want.Owner):", "case want.Owner == nil || is.Owner == nil:",
 		"cmd/kubectl-berth/transfer/backup", "TestRestoreAddress",
 	},
 	{
-		"kubectl berth release frees no address that a pod has.", "docs/how-to/free-address.md",
+		"kubectl berth release frees no address that a pod has.", "docs/how-to/operate.md#free-an-address",
 		"cmd/kubectl-berth/circulation/freeing/freeing.go", "case spec.Pod != nil:\n\t\tr.leave(Held, Whose(ip)+\": delete the pod\")\n\t", "",
 		"cmd/kubectl-berth/circulation/freeing", "TestOf",
 	},

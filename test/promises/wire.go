@@ -35,7 +35,7 @@ var wire = []promise{
 		"cni/veth/wire", "TestTakeover",
 	},
 	{
-		"The node hears which host outside of the cluster has the address of a pod that is to start.", "docs/how-to/address-conflict.md",
+		"The node hears which host outside of the cluster has the address of a pod that is to start.", "docs/how-to/troubleshooting.md#an-address-conflict",
 		"cni/conflict/target.go", "ok && (a.Target.IsUnspecified() || a.Target == a.Sender)}, ok", "ok && a.Target.IsUnspecified() && a.Target == a.Sender}, ok",
 		"cni/conflict", "TestForeignHost",
 	},

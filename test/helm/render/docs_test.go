@@ -121,7 +121,7 @@ func TestToldInstallations(t *testing.T) {
 			}
 		}
 	}
-	if commands < 4 || made < 2 {
+	if commands < 2 || made < 1 {
 		t.Errorf("found %d commands, %d of own releases", commands, made)
 	}
 }
