@@ -24,6 +24,7 @@ import (
 	"github.com/berth-dev/berth/agent"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/policy/enforce"
+	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/veth/wire"
@@ -187,8 +188,11 @@ func (p *preflight) kubeProxy(ctx context.Context) {
 	}
 }
 
-// port looks whether another program has the agent's port.
+// port looks whether another program than an agent has the agent's port.
 func (p *preflight) port(ctx context.Context) {
+	if _, err := os.Stat(filepath.Join(p.host, api.SocketPath)); err == nil {
+		return
+	}
 	at := net.JoinHostPort(p.nodeIP, fmt.Sprint(newOptions().Monitoring.SecurePort))
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", at)
 	if err != nil {

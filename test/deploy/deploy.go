@@ -87,6 +87,11 @@ func Berth(ctx context.Context, cluster *lab.Cluster, progress io.Writer, images
 	if err := LoadImages(ctx, cluster, progress, images...); err != nil {
 		return err
 	}
+	return Install(ctx, cluster, progress)
+}
+
+// Install is Berth on a lab whose nodes have the images.
+func Install(ctx context.Context, cluster *lab.Cluster, progress io.Writer) error {
 	if err := Customize(ctx, cluster); err != nil {
 		return err
 	}

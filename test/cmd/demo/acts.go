@@ -236,15 +236,30 @@ func (d *demo) scale(ctx context.Context) error {
 	return d.podTable(ctx, "app=web")
 }
 
+// preflight: what an operator calls before an installation.
+func (d *demo) preflight(ctx context.Context) error {
+	d.title("kubectl berth preflight, before Berth is installed")
+	root, err := deploy.Root()
+	if err != nil {
+		return err
+	}
+	return d.berth(ctx, "preflight", "--image="+deploy.Registry+"/berth-agent:"+deploy.Version, "-f", filepath.Join(root, "manifests", "examples", "pool.yaml"))
+}
+
 // selfTest: what an operator calls after an installation or an upgrade.
 func (d *demo) selfTest(ctx context.Context) error {
 	d.title("kubectl berth test")
-	command := exec.CommandContext(ctx, filepath.Join(d.programs, "kubectl-berth"), "test", "--pool=web", "--kubeconfig="+d.cluster.Kubeconfig())
+	return d.berth(ctx, "test", "--pool=web")
+}
+
+// berth runs kubectl berth, and shows what it prints.
+func (d *demo) berth(ctx context.Context, args ...string) error {
+	command := exec.CommandContext(ctx, filepath.Join(d.programs, "kubectl-berth"), append(args, "--kubeconfig="+d.cluster.Kubeconfig())...)
 	command.Stdout, command.Stderr = os.Stdout, os.Stderr
 	// As Ctrl-C, so that it deletes what it made.
 	command.Cancel = func() error { return command.Process.Signal(os.Interrupt) }
 	if err := command.Run(); err != nil {
-		return fmt.Errorf("kubectl berth test: %w", err)
+		return fmt.Errorf("kubectl berth %s: %w", args[0], err)
 	}
 	return nil
 }

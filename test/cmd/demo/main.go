@@ -76,7 +76,13 @@ func (d *demo) run(ctx context.Context, keep bool) (err error) {
 	if d.witness, err = witness.New(d.cluster); err != nil {
 		return err
 	}
-	if err := deploy.Berth(ctx, d.cluster, d, compile.Installed...); err != nil {
+	if err := deploy.LoadImages(ctx, d.cluster, d, compile.Installed...); err != nil {
+		return err
+	}
+	if err := within(ctx, d.preflight); err != nil {
+		return err
+	}
+	if err := deploy.Install(ctx, d.cluster, d); err != nil {
 		return err
 	}
 	stop, err := d.console(ctx)
