@@ -38,6 +38,8 @@ const (
 	servers = 2
 	// port is where agnhost's netexec serves.
 	port = 8080
+	// patienceOfCall is how long a pod may take to say that it got an answer.
+	patienceOfCall = 5 * time.Second
 	// hostname is the label of a node's name that its kubelet sets.
 	hostname = v1.LabelHostname
 )
@@ -170,6 +172,8 @@ func (c *cast) ask(ctx context.Context, from *v1.Pod, to netip.Addr, request str
 	var said struct {
 		Responses, Errors []string
 	}
+	ctx, cancel := context.WithTimeout(ctx, patienceOfCall)
+	defer cancel()
 	err := c.forwarded(ctx, from, func(local string) error {
 		call, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+local+"/dial?"+query.Encode(), nil)
 		if err != nil {
@@ -183,6 +187,8 @@ func (c *cast) ask(ctx context.Context, from *v1.Pod, to netip.Addr, request str
 		return json.NewDecoder(response.Body).Decode(&said)
 	})
 	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return "", fmt.Errorf("no answer within %s", patienceOfCall)
 	case err != nil:
 		return "", fmt.Errorf("call %s through the API server: %w", from.Name, err)
 	case len(said.Responses) == 0:
@@ -273,4 +279,12 @@ func ofFamily(all []netip.Addr, of netip.Addr) netip.Addr {
 		}
 	}
 	return netip.Addr{}
+}
+
+func texts(all []netip.Addr) string {
+	var words []string
+	for _, a := range all {
+		words = append(words, a.String())
+	}
+	return strings.Join(words, " and ")
 }
