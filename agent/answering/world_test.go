@@ -382,17 +382,22 @@ func (n *node) askGateways() {
 	}
 }
 
-// control notes of which nodes a control asked; that of the gateway alone says nothing of them.
+// control notes of which nodes a control asked; that of the gateway alone says nothing of them, nor does one of the other family.
 func (n *node) control(addresses []netip.Addr) {
-	asks := map[[2]int]bool{}
+	asks, asked := map[[2]int]bool{}, [2]bool{}
 	for i, other := range n.world.nodes {
 		for family, addr := range other.addrs {
 			if slices.Contains(addresses, addr) {
-				asks[[2]int{i, family}] = true
+				asks[[2]int{i, family}], asked[family] = true, true
 			}
 		}
 	}
-	if len(asks) > 0 && !maps.Equal(asks, n.controls) {
+	for of := range n.controls {
+		if !asked[of[1]] {
+			asks[of] = true
+		}
+	}
+	if !maps.Equal(asks, n.controls) {
 		n.controls = asks
 		n.changes++
 	}
