@@ -19,7 +19,6 @@ import (
 	"github.com/berth-dev/berth/agent/answering"
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
-	"github.com/berth-dev/berth/agent/defence"
 	"github.com/berth-dev/berth/agent/hostports"
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/keylock"
@@ -185,11 +184,11 @@ type Agent struct {
 	unseen    sync.Map
 	ports     *hostports.Ports
 	conflicts *addressconflict.Conflicts
-	defender  *defence.Defender
+	// claims are of other hosts, which come by heard.
+	claims claims
+	heard  <-chan answerer.Claim
 	// answerer is nil without Segment.
 	answerer *answerer.Answerer
-	// listener is nil where no claims of other hosts are heard.
-	listener defence.Listener
 	// kept is sent when the kernel was changed for an address.
 	kept wakeup.Signal
 	// podLinks is foreign.Links.
@@ -213,7 +212,7 @@ func New(o Options) *Agent {
 	if o.TellSoon == nil {
 		o.TellSoon = func() {}
 	}
-	a := &Agent{Options: o, started: time.Now(), defender: defence.New(), kept: wakeup.New(), podLinks: foreign.Links}
+	a := &Agent{Options: o, started: time.Now(), kept: wakeup.New(), podLinks: foreign.Links}
 	a.ports = hostports.New(hostports.Options{Store: o.Store, Pods: o.Pods, Forwarder: o.HostPorts, Range: o.HostPortRange})
 	a.conflicts = &addressconflict.Conflicts{Log: o.ConflictLog, Count: func(addresses int) { o.Metrics.conflicts.Add(float64(addresses)) }}
 	a.announcer = announce.New(a.announceAgain)
@@ -223,8 +222,9 @@ func New(o Options) *Agent {
 	})
 	if o.Segment != nil {
 		a.answerer = answerer.New(o.Node, o.Segment, answers{a}, o.Proxied)
+		a.heard = a.answerer.Claims()
 		if !o.Proxied {
-			a.conflicts.Asker, a.listener = a.answerer, a.answerer
+			a.conflicts.Asker = a.answerer
 		}
 	}
 	return a

@@ -31,10 +31,11 @@ import (
 const answerPatience = 10 * time.Second
 
 // holdings lists the addresses of the record that are at targets.
-func holdings(record *state.Container, targets []conflict.Target) []answerer.Holding {
+func (a *Agent) holdings(record *state.Container, targets []conflict.Target) []answerer.Holding {
 	var all []answerer.Holding
 	for k := range record.Attachments {
 		attachment := &record.Attachments[k]
+		_, defended := a.Drivers[attachment.Driver].(defended)
 		for _, addr := range attachment.Addresses {
 			i := slices.IndexFunc(targets, func(t conflict.Target) bool { return t.Address == addr.Address })
 			if i < 0 {
@@ -43,7 +44,7 @@ func holdings(record *state.Container, targets []conflict.Target) []answerer.Hol
 			held := record.Held[addr.Address]
 			all = append(all, answerer.Holding{
 				Address: addr.Address, Pod: record.Pod.Identity(), Link: targets[i].Link, Uplink: attachment.Uplink, Gateway: addr.Gateway, OwnMAC: targets[i].Own,
-				Failover: held.Failover, Version: answering.Version(held.Version), Last: answering.Node{Name: held.LastNode, UID: held.LastNodeUID},
+				Failover: held.Failover, Defended: defended, Version: answering.Version(held.Version), Last: answering.Node{Name: held.LastNode, UID: held.LastNodeUID},
 			})
 		}
 	}
@@ -60,7 +61,7 @@ func (a *Agent) take(ctx context.Context, record *state.Container, targets []con
 	if a.answerer == nil {
 		return nil
 	}
-	for _, h := range holdings(record, targets) {
+	for _, h := range a.holdings(record, targets) {
 		a.answerer.Take(h)
 		addrs = append(addrs, h.Address)
 	}
@@ -112,7 +113,7 @@ func (a *Agent) carry(ctx context.Context, record *state.Container, answers bool
 
 // carryAt is carry where the links are known.
 func (a *Agent) carryAt(record *state.Container, targets []conflict.Target, answers bool) {
-	for _, h := range holdings(record, targets) {
+	for _, h := range a.holdings(record, targets) {
 		a.answerer.Carry(h, answers, answering.Version(record.Held[h.Address].Newest))
 	}
 	if now := a.Store.Get(record.Key()); now == nil || now.Phase == state.Deleting || now.Phase == state.Withdrawn {

@@ -34,7 +34,7 @@ func (a *Agent) Run(ctx context.Context) {
 	group.Go(func() { a.reconciler.Run(ctx) })
 	group.Go(func() { a.ports.Run(ctx) })
 	group.Go(func() { a.freeEnded(ctx) })
-	group.Go(func() { a.defender.Run(ctx, a.listener, newCarrier(a)) })
+	group.Go(func() { a.defendAll(ctx) })
 	// Before the kernel is compared with the records.
 	a.keepAnswering(ctx)
 	a.noteStart(ctx)
@@ -60,7 +60,6 @@ func (a *Agent) Recheck(context.Context) {
 	a.reconciler.SurveySoon()
 	a.reconciler.OrphansSoon()
 	a.ports.CheckSoon()
-	a.defender.Recheck()
 }
 
 // repair makes kernel and record agree for an attachment that is complete, and hands one
@@ -235,7 +234,6 @@ func (a *Agent) restore(ctx context.Context, record *state.Container) error {
 		klog.FromContext(ctx).Info("A pod holds its addresses again and gets its network back", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
 			"containerID", now.ContainerID, "ips", addressList(now))
 		a.announcer.Soon(now)
-		a.defender.ListenSoon()
 		return nil
 	})
 }

@@ -89,6 +89,8 @@ type Holding struct {
 	OwnMAC net.HardwareAddr
 	// Failover: the pod asked to be moved from a node that is cut off.
 	Failover bool
+	// Defended: the node answers hosts that claim the address.
+	Defended bool
 	// Version and Last are the record's; see answering.Take.
 	Version answering.Version
 	Last    answering.Node
@@ -111,19 +113,19 @@ type Answerer struct {
 	// left is when the node gave addresses up that it had lately.
 	left map[netip.Addr]time.Time
 	// tried is the last try of the API, nil before.
-	tried *try
-	// claims are of hosts that say that they have defended addresses, which are defended, by link.
-	claims   chan conflict.Conflict
-	defended map[int][]conflict.Target
+	tried  *try
+	claims chan Claim
 }
 
 // leftFor is for how long assertions of an address that the node gave up are wanted: longer than the machine remembers it.
 const leftFor = 2 * time.Hour
 
-// place is the link to the network of an address, and the UID of the pod that the node has it for.
+// place is the link to the network of an address, and the UID of the pod that the node has it for, with the MAC of its own.
 type place struct {
-	link int
-	pod  string
+	link     int
+	pod      string
+	own      net.HardwareAddr
+	defended bool
 }
 
 // ErrNobodyToAsk is returned for a link whose network has no way to ask its hosts for an address. There the node answers
@@ -134,7 +136,7 @@ var ErrNobodyToAsk = conflict.ErrNoEthernet
 // tried again: meanwhile the node answers for no further address of the link. proxied has it believe no host that says to have an
 // address, but nodes.
 func New(self answering.Node, open func(link int) (Segment, error), node Node, proxied bool) *Answerer {
-	return &Answerer{self: self, proxied: proxied, claims: make(chan conflict.Conflict, waitingClaims), node: node, open: open, loops: map[int]*loop{}, where: map[netip.Addr]place{}, left: map[netip.Addr]time.Time{}}
+	return &Answerer{self: self, proxied: proxied, claims: make(chan Claim, waitingClaims), node: node, open: open, loops: map[int]*loop{}, where: map[netip.Addr]place{}, left: map[netip.Addr]time.Time{}}
 }
 
 // Run runs the machines until ctx ends.
@@ -159,7 +161,6 @@ func (a *Answerer) loopOf(link int, uplink string) *loop {
 	l := a.loops[link]
 	if l == nil {
 		l = &loop{a: a, index: link, asked: make(chan chan<- Hearing), ended: make(chan struct{}), uplink: uplink, signal: wakeup.New(), gateways: map[netip.Addr]net.HardwareAddr{}, standing: map[netip.Addr]answering.Standing{}, unseen: map[netip.Addr]int{}, waiting: map[netip.Addr][]chan struct{}{}, asks: map[netip.Addr]int{}, awaited: map[netip.Addr]*awaited{}, unclosed: map[netip.Addr]bool{}}
-		l.defended = a.defended[link]
 		a.loops[link] = l
 		if a.ctx != nil {
 			a.start(l)
@@ -171,7 +172,7 @@ func (a *Answerer) loopOf(link int, uplink string) *loop {
 func (a *Answerer) give(h Holding, in answering.Input) {
 	a.mu.Lock()
 	old := a.loops[a.where[h.Address].link]
-	a.where[h.Address] = place{h.Link, h.Pod}
+	a.where[h.Address] = place{h.Link, h.Pod, h.OwnMAC, h.Defended}
 	l := a.loopOf(h.Link, h.Uplink)
 	a.mu.Unlock()
 	if old != nil && old != l {
@@ -447,9 +448,6 @@ type loop struct {
 	awaited map[netip.Addr]*awaited
 	// changed: the link may have.
 	changed bool
-	// defended are the addresses of which claims are heard. undefended: the segment does not know them yet.
-	defended   []conflict.Target
-	undefended bool
 	// broken is why the node neither hears nor asks others, nil while it does.
 	broken error
 	// asked has the questions of what the node hears; ended is closed when nobody answers them any more.
@@ -460,6 +458,8 @@ type loop struct {
 	link  *answering.Link
 	began time.Time
 	connection
+	// undefended: the segment does not know yet of which addresses claims are to be heard.
+	undefended bool
 	// unsent is why the last messages were not sent, nil where they were.
 	unsent error
 	// unclosed are the addresses that the kernel still answers for, because it could not be changed.
@@ -605,8 +605,8 @@ func (l *loop) run(ctx context.Context) {
 		} else if rtnl.LinkNotFound(err) && l.a.drop(l) {
 			return
 		}
-		l.defend(ctx)
 		l.step(ctx)
+		l.defend(ctx)
 		if due, ok := l.due(); ok {
 			timer.Reset(max(0, due))
 		}
@@ -697,6 +697,10 @@ func (l *loop) step(ctx context.Context) {
 	l.mu.Unlock()
 	for i := range inputs {
 		inputs[i] = l.onLink(ctx, inputs[i])
+		switch inputs[i].(type) {
+		case answering.Take, answering.Carry, answering.Leave:
+			l.undefended = true
+		}
 	}
 	for _, s := range searches {
 		s.see(inputs, l)

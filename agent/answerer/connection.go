@@ -79,10 +79,7 @@ func (l *loop) connect(ctx context.Context) error {
 		klog.FromContext(ctx).Info("The node asks other nodes on a link again", "link", l.index)
 	}
 	l.setBroken(nil)
-	l.segment, l.mac = segment, ""
-	l.mu.Lock()
-	l.undefended = len(l.defended) > 0
-	l.mu.Unlock()
+	l.segment, l.mac, l.undefended = segment, "", true
 	l.opened = time.Now()
 	l.own()
 	hearing, stop := context.WithCancel(ctx)
