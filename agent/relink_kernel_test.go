@@ -25,6 +25,7 @@ import (
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/conflict"
+	"github.com/berth-dev/berth/cni/conflict/conflicttest"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/ipam/agentca"
 )
@@ -161,12 +162,8 @@ func macs(t *testing.T, client *netnstest.Host, on string, addr netip.Addr) (all
 		if err != nil {
 			return err
 		}
-		got, err := conflict.Ask(t.Context(), link.Index, []netip.Addr{addr})
-		if err == nil {
-			for _, mac := range got[0].MACs {
-				all = append(all, mac.String())
-			}
-		}
+		macs, err := conflicttest.Ask(t, link.Index, addr)
+		all = macs[addr]
 		return err
 	})
 	return all

@@ -680,7 +680,7 @@ func (l *loop) answered(a conflict.Answer) {
 	switch {
 	case !fresh:
 	case gateway:
-		l.note(answering.Gateway{Address: a.Address})
+		l.note(answering.Gateway{Address: in.Address, MAC: in.MAC})
 	default:
 		l.note(in)
 	}

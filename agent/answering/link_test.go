@@ -140,7 +140,7 @@ func TestCutOff(t *testing.T) {
 							polls++
 						}
 						if c.gateway {
-							inputs = append(inputs, Gateway{gateway})
+							inputs = append(inputs, Gateway{Address: gateway})
 						}
 					case TryAPI:
 						tries++
@@ -272,7 +272,7 @@ func TestTurns(t *testing.T) {
 				case Question:
 					asked[now.Truncate(time.Second)]++
 				case Control:
-					inputs = []Input{Gateway{gateway}}
+					inputs = []Input{Gateway{Address: gateway}}
 				case AskAPI:
 					verdicts[out.Address] = Verdict{Address: out.Address, Number: out.Number, Mine: true, Version: 1}
 				}
@@ -595,14 +595,14 @@ func TestControls(t *testing.T) {
 		control func(n int) Input
 		opens   bool
 	}{
-		"a gateway":                     {four, func(int) Input { return Gateway{gateway} }, true},
+		"a gateway":                     {four, func(int) Input { return Gateway{Address: gateway} }, true},
 		"a node":                        {four, func(int) Input { return Answered{thirdFour, "mac3", false} }, true},
 		"a node, of IPv6":               {six, func(int) Input { return Answered{thirdSix, "mac3", false} }, true},
 		"a node, by IPv4 for IPv6":      {six, func(int) Input { return Answered{thirdFour, "mac3", false} }, false},
-		"a gateway, by IPv4 for IPv6":   {six, func(int) Input { return Gateway{gateway} }, false},
+		"a gateway, by IPv4 for IPv6":   {six, func(int) Input { return Gateway{Address: gateway} }, false},
 		"a node, by IPv6 for IPv4":      {four, func(int) Input { return Answered{thirdSix, "mac3", false} }, false},
 		"an address that nobody's is":   {four, func(int) Input { return Answered{gateway.Next(), "mac4", false} }, false},
-		"nobody, to each eighth of all": {four, func(n int) Input { return map[bool]Input{false: Gateway{gateway}}[n%8 == 7] }, false},
+		"nobody, to each eighth of all": {four, func(n int) Input { return map[bool]Input{false: Gateway{Address: gateway}}[n%8 == 7] }, false},
 		"nobody":                        {four, func(int) Input { return nil }, false},
 	} {
 		l, now := NewLink(0, self, "mac", random()), time.Duration(0)

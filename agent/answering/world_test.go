@@ -377,7 +377,7 @@ func (n *node) do(out Output) {
 func (n *node) askGateways() {
 	for family := range families {
 		if n.asksGateway(family) {
-			n.world.back(n, n, func() { n.step(Gateway{n.world.gateways[family]}) })
+			n.world.back(n, n, func() { n.step(Gateway{Address: n.world.gateways[family]}) })
 		}
 	}
 }
