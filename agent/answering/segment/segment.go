@@ -74,8 +74,10 @@ func (o *Options) read(payload []byte, unknown *rate.Limiter, wants func(answeri
 // Segment is a node's link to a segment, as the link was at Open: where it is replaced or gets another MAC, it
 // is opened anew. The methods may run in parallel.
 type Segment struct {
+	// Asker asks all hosts, and hears their answers and claims.
+	*conflict.Asker
+
 	options Options
-	asker   *conflict.Asker
 	conn    *packet.Conn
 	unknown *rate.Limiter
 }
@@ -99,7 +101,7 @@ func open(link int, options Options) (*Segment, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Segment{options: options, asker: asker, unknown: rate.NewLimiter(segmentUnknown, segmentUnknownAtOnce)}
+	s := &Segment{options: options, Asker: asker, unknown: rate.NewLimiter(segmentUnknown, segmentUnknownAtOnce)}
 	if s.conn, err = listen(asker.Link()); err != nil {
 		return nil, errors.Join(fmt.Errorf("open a packet socket on link %s: %w", asker.Link().Name, err), asker.Close())
 	}
@@ -160,12 +162,8 @@ func datagramsOfOthers(mac net.HardwareAddr) []bpf.Instruction {
 	)
 }
 
-// Check returns an error where the link is not as it was at Open: the Segment is then deaf. It runs in the network namespace of the
-// link.
-func (s *Segment) Check() error { return s.asker.Check() }
-
 // Close ends the sockets, and Run.
-func (s *Segment) Close() error { return errors.Join(s.conn.Close(), s.asker.Close()) }
+func (s *Segment) Close() error { return errors.Join(s.conn.Close(), s.Asker.Close()) }
 
 // Send sends messages of this node to all nodes of the segment, and the ones with a receiver to that, too. It runs in the network
 // namespace of the link.
@@ -185,7 +183,7 @@ func (s *Segment) broadcast(codec *datagram.Codec, internalIP netip.Addr, messag
 	if err != nil {
 		return err
 	}
-	senders, err := s.asker.Senders()
+	senders, err := s.Senders()
 	if err != nil {
 		return err
 	}
@@ -194,7 +192,7 @@ func (s *Segment) broadcast(codec *datagram.Codec, internalIP netip.Addr, messag
 	if len(senders) > 0 {
 		source = senders[0].Addr()
 	}
-	link := s.asker.Link()
+	link := s.Link()
 	for _, d := range datagrams {
 		f := frame.Datagram{SourceMAC: link.HardwareAddr, Source: source, Port: datagram.Port, Payload: d}.ToAll()
 		if _, err := s.conn.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]}); err != nil {
@@ -203,23 +201,6 @@ func (s *Segment) broadcast(codec *datagram.Codec, internalIP netip.Addr, messag
 	}
 	return nil
 }
-
-// Question asks all hosts once who answers for each address, by ARP requests and neighbour solicitations. An IPv4
-// question needs an address of this node as its sender. Beside an error it asks for all addresses that it can. It runs in the
-// network namespace of the link.
-func (s *Segment) Question(addrs []netip.Addr) error { return s.asker.Question(addrs) }
-
-// Probe asks all hosts once which of them have the IPv4 addresses themselves. It runs in the network namespace of the link.
-func (s *Segment) Probe(addrs []netip.Addr) error { return s.asker.Probe(addrs) }
-
-// AskHost asks the host with a MAC once whether it has an address, without a broadcast. It runs in the network namespace of the
-// link.
-func (s *Segment) AskHost(addr netip.Addr, mac net.HardwareAddr) error {
-	return s.asker.AskHost(addr, mac)
-}
-
-// Defend has claims of exactly these addresses heard, and hosts that probe for one answered.
-func (s *Segment) Defend(targets []conflict.Target) error { return s.asker.Defend(targets) }
 
 // Run calls heard with each message of another node, but for datagrams of which wants is true for no message, answered with each
 // host's answer for an address, also to other hosts' IPv6 questions, and claimed with each claim of a defended address. It does so
@@ -232,12 +213,12 @@ func (s *Segment) Run(ctx context.Context, wants func(answering.Message) bool, h
 	var errs [2]error
 	group.Go(func() {
 		defer stop()
-		errs[0] = s.asker.Hear(ctx, answered, claimed)
+		errs[0] = s.Hear(ctx, answered, claimed)
 	})
 	group.Go(func() {
 		defer stop()
 		if err := conflict.Read(ctx, s.conn, func(f []byte) { s.read(f, wants, heard) }); err != nil {
-			errs[1] = fmt.Errorf("receive on link %s: %w", s.asker.Link().Name, err)
+			errs[1] = fmt.Errorf("receive on link %s: %w", s.Link().Name, err)
 		}
 	})
 	group.Wait()
@@ -259,7 +240,7 @@ func (s *Segment) read(f []byte, wants func(answering.Message) bool, heard func(
 
 // Own returns the MAC of the link, and an IPv4 address of it, the zero Addr where it has none.
 func (s *Segment) Own() (net.HardwareAddr, netip.Addr) {
-	link := s.asker.Link()
+	link := s.Link()
 	addrs, err := link.Addrs()
 	if err != nil {
 		return link.HardwareAddr, netip.Addr{}
