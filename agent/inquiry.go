@@ -60,7 +60,7 @@ func (a *Agent) Carried(ctx context.Context, hears bool) (*inquiry.Carried, erro
 		carried.Addresses = append(carried.Addresses, all[addr])
 	}
 	if hears {
-		carried.Hears = a.hears(ctx, false)
+		carried.Hears = a.hears(false)
 	}
 	return carried, nil
 }
@@ -80,20 +80,15 @@ func (a *Agent) addMACs(all map[netip.Addr]inquiry.CarriedAddress, record *state
 	}
 }
 
-// hearingPatience is how long the links are waited for: one is busy for as long as its kernel is.
-const hearingPatience = 2 * time.Second
-
 // hears says on which links the node hears others, and whom it heard lately; whole: all that it heard in the last hour, and all that it
 // knows of them.
-func (a *Agent) hears(ctx context.Context, whole bool) []inquiry.Segment {
+func (a *Agent) hears(whole bool) []inquiry.Segment {
 	if a.answerer == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, hearingPatience)
-	defer cancel()
 	var all []inquiry.Segment
 	now := time.Now()
-	for _, h := range a.answerer.Hearings(ctx) {
+	for _, h := range a.answerer.Hearings() {
 		s := inquiry.Segment{Link: linkName(h.Link), Seconds: int64(now.Sub(h.Since).Seconds()), Nodes: []inquiry.Neighbour{}}
 		if h.Err != nil {
 			s.Error = h.Err.Error()

@@ -42,7 +42,7 @@ func (a *Agent) Inspect(ctx context.Context, pod string, check bool) (*inquiry.I
 		in.OrphanPorts = append(in.OrphanPorts, inquiry.InspectedOrphanPort{HostPort: p.HostPort, Pod: p.Pod, Address: p.Mapping.Pod})
 	}
 	if check {
-		in.Segments = a.hears(ctx, true)
+		in.Segments = a.hears(true)
 	}
 	orphans, err := a.orphans(nil)
 	if err != nil {

@@ -255,7 +255,7 @@ func TestBridgeTakesAnotherMAC(t *testing.T) {
 	b.answerer.Join(b.index("eth0"), "eth0")
 	// said is the MAC that the other node has heard of this one.
 	said := func() (mac string) {
-		for _, h := range b.answerer.Hearings(t.Context()) {
+		for _, h := range b.answerer.Hearings() {
 			for _, neighbour := range h.Neighbours {
 				mac = neighbour.MAC
 			}

@@ -160,7 +160,7 @@ func (a *Answerer) start(l *loop) {
 func (a *Answerer) loopOf(link int, uplink string) *loop {
 	l := a.loops[link]
 	if l == nil {
-		l = &loop{a: a, index: link, asked: make(chan chan<- Hearing), ended: make(chan struct{}), uplink: uplink, signal: wakeup.New(), gateways: map[netip.Addr]net.HardwareAddr{}, standing: map[netip.Addr]answering.Standing{}, unseen: map[netip.Addr]int{}, waiting: map[netip.Addr][]chan struct{}{}, asks: map[netip.Addr]int{}, awaited: map[netip.Addr]*awaited{}, unclosed: map[netip.Addr]bool{}}
+		l = &loop{a: a, index: link, uplink: uplink, signal: wakeup.New(), link: answering.NewLink(0, a.self, "", nonce), began: time.Now(), gateways: map[netip.Addr]net.HardwareAddr{}, waiting: map[netip.Addr][]chan struct{}{}, asks: map[netip.Addr]int{}, awaited: map[netip.Addr]*awaited{}, unclosed: map[netip.Addr]bool{}}
 		a.loops[link] = l
 		if a.ctx != nil {
 			a.start(l)
@@ -209,24 +209,14 @@ func (a *Answerer) Holder(addr netip.Addr) (pod string) {
 
 // Asks returns whether others are being asked for an address.
 func (a *Answerer) Asks(addr netip.Addr) bool {
-	l := a.of(addr)
-	if l == nil {
-		return false
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.standing[addr].Phase == answering.Asking && !l.cut && l.broken == nil
+	link, _ := a.Link(addr)
+	return a.Standing(addr).Phase == answering.Asking && a.Check(link) == nil
 }
 
 // Waits returns whether the node has an address, and may not answer for it yet, or not any more.
 func (a *Answerer) Waits(addr netip.Addr) bool {
-	l := a.of(addr)
-	if l == nil {
-		return false
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.standing[addr].Phase != answering.Answering
+	_, has := a.Link(addr)
+	return has && a.Standing(addr).Phase != answering.Answering
 }
 
 // Recheck says that links may have changed.
@@ -358,18 +348,16 @@ func (a *Answerer) Word(addr netip.Addr) error {
 	if l == nil {
 		return errors.New("no pod of the node has it")
 	}
-	l.mu.Lock()
-	phase, why := l.standing[addr].Phase, l.why(addr)
-	l.mu.Unlock()
 	switch {
-	case phase == answering.Answering:
+	case !a.Waits(addr):
 		return errors.New("the node answers for it already")
 	case a.Asks(addr):
 		l.note(answering.Word{Address: addr})
 		return nil
-	default:
-		return errors.New(why)
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return errors.New(l.why(addr))
 }
 
 // Wait waits until the node may answer for the addresses, which it has taken. It returns the ones that hosts outside of the cluster go
@@ -399,7 +387,7 @@ func (a *Answerer) Standing(addr netip.Addr) answering.Standing {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.standing[addr]
+	return l.standing(addr)
 }
 
 // Unanswered lists the addresses that the node has and does not answer for, in their order.
@@ -414,7 +402,7 @@ func (a *Answerer) Unanswered() []inquiry.UnansweredAddress {
 	for _, addr := range slices.SortedFunc(maps.Keys(at), netip.Addr.Compare) {
 		l := at[addr]
 		l.mu.Lock()
-		if s := l.standing[addr]; s.Phase == answering.Asking || s.Phase == answering.Closed {
+		if s := l.standing(addr); s.Phase == answering.Asking || s.Phase == answering.Closed {
 			all = append(all, inquiry.UnansweredAddress{Address: addr, Why: l.why(addr), LastNode: s.Last.Name, Denied: s.Denied, MACs: s.MACs})
 		}
 		l.mu.Unlock()
@@ -429,14 +417,15 @@ type loop struct {
 	uplink string
 	signal wakeup.Signal
 
-	mu     sync.Mutex
+	mu sync.Mutex
+	// inputs are those that the machine has yet to see. Only run's goroutine changes the machine, which began its time at began.
 	inputs []answering.Input
+	link   *answering.Link
+	began  time.Time
 	// gateways have the MACs by which they answered, nil where they did not yet; answers is the one that did last, an IPv4 one
 	// if there is any.
 	gateways map[netip.Addr]net.HardwareAddr
 	answers  netip.Addr
-	standing map[netip.Addr]answering.Standing
-	unseen   map[netip.Addr]int
 	waiting  map[netip.Addr][]chan struct{}
 	// asks has the number of the last question to the API about an address.
 	asks map[netip.Addr]int
@@ -450,18 +439,13 @@ type loop struct {
 	changed bool
 	// broken is why the node neither hears nor asks others, nil while it does.
 	broken error
-	// asked has the questions of what the node hears; ended is closed when nobody answers them any more.
-	asked chan chan<- Hearing
-	ended chan struct{}
+	// unsent is why the last messages were not sent, nil where they were.
+	unsent error
 
 	// The fields below are run's.
-	link  *answering.Link
-	began time.Time
 	connection
 	// undefended: the segment does not know yet of which addresses claims are to be heard.
 	undefended bool
-	// unsent is why the last messages were not sent, nil where they were.
-	unsent error
 	// unclosed are the addresses that the kernel still answers for, because it could not be changed.
 	unclosed map[netip.Addr]bool
 	asking   sync.WaitGroup
@@ -471,25 +455,16 @@ type loop struct {
 func (l *loop) note(in answering.Input) {
 	l.mu.Lock()
 	l.inputs = append(l.inputs, in)
-	l.count(in, 1)
 	l.mu.Unlock()
 	l.signal.Send()
 }
 
-// count counts the inputs of which the standing of an address says nothing yet. The caller holds mu.
-func (l *loop) count(in answering.Input, by int) {
-	var addr netip.Addr
-	switch in := in.(type) {
-	case answering.Take:
-		addr = in.Address
-	case answering.Leave:
-		addr = in.Address
-	default:
-		return
+// standing returns the state of an address that the node has here. The caller holds mu.
+func (l *loop) standing(addr netip.Addr) answering.Standing {
+	if errors.Is(l.broken, ErrNobodyToAsk) {
+		return answering.Standing{Phase: answering.Answering}
 	}
-	if l.unseen[addr] += by; l.unseen[addr] == 0 {
-		delete(l.unseen, addr)
-	}
+	return l.link.Standing(addr)
 }
 
 // wait waits until the node may answer for an address, or a host outside of the cluster, with the MAC foreign, goes on to say that it
@@ -508,15 +483,19 @@ func (l *loop) wait(ctx context.Context, addr netip.Addr) (foreign string, err e
 	defer l.mu.Unlock()
 	l.waiting[addr] = slices.DeleteFunc(l.waiting[addr], func(c chan struct{}) bool { return c == done })
 	if l.isSettled(addr) {
-		return l.standing[addr].Foreign, nil
+		return l.standing(addr).Foreign, nil
 	}
 	return "", errors.New(l.why(addr))
 }
 
 // isSettled returns whether there is nothing to wait for. The caller holds mu.
 func (l *loop) isSettled(addr netip.Addr) bool {
-	s := l.standing[addr]
-	return l.unseen[addr] == 0 && (s.Phase == answering.Answering || s.Foreign != "")
+	changes := func(in answering.Input) bool {
+		take, _ := in.(answering.Take)
+		return take.Address == addr || in == answering.Input(answering.Leave{Address: addr})
+	}
+	s := l.standing(addr)
+	return !slices.ContainsFunc(l.inputs, changes) && (s.Phase == answering.Answering || s.Foreign != "")
 }
 
 // wake wakes who waits for an address of which there is nothing to wait for. The caller holds mu.
@@ -548,7 +527,7 @@ func (l *loop) why(addr netip.Addr) string {
 	case l.broken != nil:
 		return fmt.Sprintf("the node cannot ask whether another node answers for %s: %v", addr, l.broken)
 	}
-	return explain(addr, l.standing[addr])
+	return explain(addr, l.standing(addr))
 }
 
 func (l *loop) withoutCarrier(addr netip.Addr) string {
@@ -580,9 +559,7 @@ func (l *loop) run(ctx context.Context) {
 		cancel()
 		l.disconnect(ctx)
 		l.asking.Wait()
-		close(l.ended)
 	}()
-	l.link, l.began = answering.NewLink(0, l.a.self, "", nonce), time.Now()
 	l.look(ctx)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -590,9 +567,6 @@ func (l *loop) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case answer := <-l.asked:
-			answer <- l.tellHearing()
-			continue
 		case err := <-l.failed:
 			l.disconnect(ctx)
 			l.fails(ctx, err)
@@ -657,7 +631,7 @@ func (l *loop) heard(m answering.Message) { l.hear(m, false) }
 func (l *loop) hear(m answering.Message, unicast bool) {
 	m.To = l.a.known(m.To)
 	l.mu.Lock()
-	last := l.standing[m.Address].Last
+	last := l.standing(m.Address).Last
 	l.mu.Unlock()
 	if m.Kind == answering.Deny && m.From.Is(last) {
 		m.From = last
@@ -689,8 +663,7 @@ func (l *loop) answered(a conflict.Answer) {
 // step passes all inputs to the machine, and does its outputs: the kernel falls silent before anything is sent.
 func (l *loop) step(ctx context.Context) {
 	l.mu.Lock()
-	inputs, searches := l.inputs, slices.Clone(l.searches)
-	l.inputs = nil
+	inputs, searches := slices.Clone(l.inputs), slices.Clone(l.searches)
 	for _, w := range l.awaited {
 		w.unseen = nil
 	}
@@ -705,9 +678,11 @@ func (l *loop) step(ctx context.Context) {
 	for _, s := range searches {
 		s.see(inputs, l)
 	}
+	l.mu.Lock()
 	outputs := l.link.Step(l.now(), inputs...)
 	// Before anything is closed: what closes it knows no other work that opens it.
-	l.tell(l.link.All(), inputs)
+	l.saw(inputs)
+	l.mu.Unlock()
 	for _, out := range outputs {
 		if c, ok := out.(answering.Close); ok {
 			s := l.link.Standing(c.Address)
@@ -793,7 +768,9 @@ func (l *loop) send(ctx context.Context, messages []answering.Message) {
 		return
 	}
 	err := l.segment.Send(messages)
+	l.mu.Lock()
 	l.unsent = err
+	l.mu.Unlock()
 	// A link that comes and goes with its pods has another index when it is back.
 	if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {
 		l.disconnect(ctx)
@@ -894,20 +871,18 @@ func (l *loop) try(ctx context.Context) {
 	})
 }
 
-// tell notes the standing of all addresses after inputs, and wakes who waits for one.
-func (l *loop) tell(standing map[netip.Addr]answering.Standing, seen []answering.Input) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.standing = standing
-	for _, in := range seen {
-		l.count(in, -1)
+// saw forgets the first inputs, which have been seen, and wakes who waits for an address. The caller holds mu.
+func (l *loop) saw(inputs []answering.Input) {
+	l.inputs = slices.Delete(l.inputs, 0, len(inputs))
+	for _, in := range inputs {
+		if in, left := in.(answering.Leave); left {
+			delete(l.asks, in.Address)
+			delete(l.unclosed, in.Address)
+		}
 	}
-	for addr := range l.standing {
+	for addr := range l.waiting {
 		l.wake(addr)
 	}
-	left := func(addr netip.Addr) bool { return l.standing[addr].Phase == 0 }
-	maps.DeleteFunc(l.asks, func(addr netip.Addr, _ int) bool { return left(addr) })
-	maps.DeleteFunc(l.unclosed, func(addr netip.Addr, _ bool) bool { return left(addr) })
 }
 
 // closeAgain is the wait before the kernel is tried again.
@@ -977,7 +952,7 @@ func (l *loop) ask(ctx context.Context, q answering.AskAPI) {
 			l.mu.Lock()
 			old := l.asks[q.Address] != q.Number
 			l.mu.Unlock()
-			if old || l.a.Standing(q.Address).Phase == 0 {
+			if old {
 				return
 			}
 		}

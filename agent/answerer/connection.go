@@ -5,7 +5,6 @@ package answerer
 import (
 	"context"
 	"errors"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -172,28 +171,18 @@ func (a *Answerer) Failing() (links int) {
 // answerAll has the node answer for all addresses of a link on which nobody can be asked.
 func (l *loop) answerAll(ctx context.Context) {
 	l.mu.Lock()
-	inputs := l.inputs
-	l.inputs = nil
-	standing := maps.Clone(l.standing)
+	inputs := slices.Clone(l.inputs)
+	l.saw(inputs)
 	l.mu.Unlock()
-	var opened []netip.Addr
 	for _, in := range inputs {
 		switch in := in.(type) {
 		case answering.Take:
-			standing[in.Address] = answering.Standing{Phase: answering.Answering, Version: in.Version}
-			opened = append(opened, in.Address)
+			l.opens(ctx, in.Address)
 		case answering.Carry:
-			standing[in.Address] = answering.Standing{Phase: answering.Answering, Version: in.Version}
 			if !in.Answers {
-				opened = append(opened, in.Address)
+				l.opens(ctx, in.Address)
 			}
-		case answering.Leave:
-			delete(standing, in.Address)
 		}
-	}
-	l.tell(standing, inputs)
-	for _, addr := range opened {
-		l.opens(ctx, addr)
 	}
 }
 

@@ -4,7 +4,6 @@ package answerer
 
 import (
 	"cmp"
-	"context"
 	"maps"
 	"slices"
 	"time"
@@ -23,38 +22,21 @@ type Hearing struct {
 	Neighbours []inquiry.Neighbour
 }
 
-// Hearings returns what the node hears on its links, in the order of their indexes. It leaves out the links where it does not
-// listen, and after the end of ctx the ones that do not say it in time.
-func (a *Answerer) Hearings(ctx context.Context) []Hearing {
+// Hearings returns what the node hears on its links, in the order of their indexes.
+func (a *Answerer) Hearings() []Hearing {
 	a.mu.Lock()
 	loops := maps.Clone(a.loops)
-	running := a.ctx != nil
 	a.mu.Unlock()
-	if !running {
-		return nil
-	}
 	var all []Hearing
 	for _, index := range slices.Sorted(maps.Keys(loops)) {
-		if h, ok := loops[index].hearing(ctx); ok {
-			all = append(all, h)
-		}
+		all = append(all, loops[index].hearing())
 	}
 	return all
 }
 
-func (l *loop) hearing(ctx context.Context) (h Hearing, ok bool) {
-	answer := make(chan Hearing, 1)
-	select {
-	case l.asked <- answer:
-		return <-answer, true
-	case <-l.ended:
-	case <-ctx.Done():
-	}
-	return Hearing{}, false
-}
-
-// tellHearing is for run's goroutine.
-func (l *loop) tellHearing() Hearing {
+func (l *loop) hearing() Hearing {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	h := Hearing{Link: l.index, Since: l.began, Err: cmp.Or(l.broken, l.unsent)}
 	for _, n := range l.link.Neighbours() {
 		h.Neighbours = append(h.Neighbours, inquiry.Neighbour{Name: n.Node.Name, UID: n.Node.UID, MAC: n.MAC, Heard: l.began.Add(n.Heard)})

@@ -235,19 +235,6 @@ func (l *Link) Standing(addr netip.Addr) Standing {
 	if h == nil {
 		return Standing{}
 	}
-	return l.standing(h)
-}
-
-// All returns the states of all addresses.
-func (l *Link) All() map[netip.Addr]Standing {
-	all := make(map[netip.Addr]Standing, len(l.holdings))
-	for addr, h := range l.holdings {
-		all[addr] = l.standing(h)
-	}
-	return all
-}
-
-func (l *Link) standing(h *holding) Standing {
 	s := Standing{Phase: h.phase, Cause: h.cause, Version: h.version, Last: h.last, Denied: h.denied, MACs: slices.Clone(h.answered), Newest: h.newest, By: h.newestFrom}
 	if h.phase == Asking && l.goesOn(h) && h.foreignAt-h.foreignSince >= ConflictAfter {
 		s.Foreign = h.foreign
