@@ -20,6 +20,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
@@ -112,9 +113,10 @@ type Answerer struct {
 	where map[netip.Addr]place
 	// left is when the node gave addresses up that it had lately.
 	left map[netip.Addr]time.Time
-	// tried is the last try of the API, nil before.
-	tried  *try
 	claims chan Claim
+	// tries are of the API, one at a time; reached is theirs, when it answered last.
+	tries   singleflight.Group
+	reached time.Time
 }
 
 // leftFor is for how long assertions of an address that the node gave up are wanted: longer than the machine remembers it.
@@ -815,55 +817,27 @@ const (
 	shareTry = 2 * time.Second
 )
 
-// try is a try of the API.
-type try struct {
-	done chan struct{}
-	// The fields below are set when done is closed.
-	err   error
-	ended time.Time
-}
-
-// reachable tries the API, once for all links that do at the same time.
-func (a *Answerer) reachable(ctx context.Context) error {
-	a.mu.Lock()
-	last := a.tried
-	if last == nil || last.isOver() {
-		last = &try{done: make(chan struct{})}
-		a.tried = last
-		// A link that goes does not end the try of the others.
+// reachable tries the API, once for all links that do at the same time. A link that goes does not end the try of the others.
+func (a *Answerer) reachable() error {
+	_, err, _ := a.tries.Do("", func() (any, error) {
+		if time.Since(a.reached) < shareTry {
+			return nil, nil
+		}
 		ctx, cancel := context.WithTimeout(a.ctx, tryPatience)
-		a.mu.Unlock()
 		defer cancel()
-		last.err = a.node.Reachable(ctx)
-		last.ended = time.Now()
-		close(last.done)
-		return last.err
-	}
-	a.mu.Unlock()
-	select {
-	case <-last.done:
-		return last.err
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-// isOver returns whether the try has ended, and its answer does not count any more.
-func (t *try) isOver() bool {
-	select {
-	case <-t.done:
-		return t.err != nil || time.Since(t.ended) >= shareTry
-	default:
-		return false
-	}
+		err := a.node.Reachable(ctx)
+		if err == nil {
+			a.reached = time.Now()
+		}
+		return nil, err
+	})
+	return err
 }
 
 // try tries whether the API server is reached at all.
 func (l *loop) try(ctx context.Context) {
 	l.asking.Go(func() {
-		ctx, cancel := context.WithTimeout(ctx, tryPatience)
-		defer cancel()
-		err := l.a.reachable(ctx)
+		err := l.a.reachable()
 		if err != nil {
 			klog.FromContext(ctx).V(2).Info("The gateway does not answer, nor does the API server", "link", l.index, "err", err)
 		}
