@@ -105,9 +105,8 @@ func (a *Asker) Question(addrs []netip.Addr) error {
 			if addr.Is4() != s.is4 || s.is4 && len(senders) == 0 {
 				continue
 			}
-			f := question(a.link.HardwareAddr, frame.Broadcast(), senders, addr)
-			if _, err := s.conn.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]}); err != nil {
-				errs = append(errs, fmt.Errorf("send on link %s: %w", a.link.Name, err))
+			if err := s.send(question(a.link.HardwareAddr, frame.Broadcast(), senders, addr)); err != nil {
+				errs = append(errs, err)
 				break
 			}
 		}
@@ -119,9 +118,9 @@ func (a *Asker) Question(addrs []netip.Addr) error {
 // for their pods: where an address moves here, that is no conflict.
 func (a *Asker) Probe(addrs []netip.Addr) error {
 	for _, addr := range addrs {
-		f := frame.ARP{Operation: frame.ARPRequest, SenderMAC: a.link.HardwareAddr, TargetMAC: agentMark(), Sender: netip.IPv4Unspecified(), Target: addr}.To(frame.Broadcast())
-		if _, err := a.families[0].conn.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]}); err != nil {
-			return fmt.Errorf("send on link %s: %w", a.link.Name, err)
+		probe := frame.ARP{Operation: frame.ARPRequest, SenderMAC: a.link.HardwareAddr, TargetMAC: agentMark(), Sender: netip.IPv4Unspecified(), Target: addr}
+		if err := a.families[0].send(probe.To(frame.Broadcast())); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -135,6 +134,34 @@ func question(mac, to net.HardwareAddr, senders []netip.Prefix, addr netip.Addr)
 	}
 	i := max(0, slices.IndexFunc(senders, func(p netip.Prefix) bool { return p.Contains(addr) }))
 	return frame.ARP{Operation: frame.ARPRequest, SenderMAC: mac, Sender: senders[i].Addr(), Target: addr}.To(to)
+}
+
+// AskHost asks the host with a MAC once whether it has an address; no other host gets the question. Where the node has no address
+// of the family to ask with, it asks all, as Question does. It runs in the network namespace of the link.
+func (a *Asker) AskHost(addr netip.Addr, mac net.HardwareAddr) error {
+	if addr.Is4() {
+		senders, err := a.Senders()
+		if err != nil {
+			return err
+		}
+		if len(senders) > 0 {
+			return a.families[0].send(question(a.link.HardwareAddr, mac, senders, addr))
+		}
+	} else if own := a.Own(func(addr netip.Addr) bool { return addr.Is6() && addr.IsLinkLocalUnicast() }); own.IsValid() {
+		return a.families[1].send(frame.Solicitation(a.link.HardwareAddr, mac, own, addr))
+	}
+	return a.Question([]netip.Addr{addr})
+}
+
+// Own returns an address of the link for which is is true, the zero Addr where it has none. It runs in the network namespace of the link.
+func (a *Asker) Own(is func(netip.Addr) bool) netip.Addr {
+	all, _ := a.link.Addrs() // There may be no link any more.
+	for _, one := range all {
+		if prefix, err := netip.ParsePrefix(one.String()); err == nil && is(prefix.Addr()) {
+			return prefix.Addr()
+		}
+	}
+	return netip.Addr{}
 }
 
 // Hear calls answered with each answer, also to other hosts' IPv6 questions, and claimed with each claim of a defended address, until ctx

@@ -240,15 +240,5 @@ func (s *Segment) read(f []byte, wants func(answering.Message) bool, heard func(
 
 // Own returns the MAC of the link, and an IPv4 address of it, the zero Addr where it has none.
 func (s *Segment) Own() (net.HardwareAddr, netip.Addr) {
-	link := s.Link()
-	addrs, err := link.Addrs()
-	if err != nil {
-		return link.HardwareAddr, netip.Addr{}
-	}
-	for _, a := range addrs {
-		if prefix, err := netip.ParsePrefix(a.String()); err == nil && prefix.Addr().Is4() && prefix.Addr().IsGlobalUnicast() {
-			return link.HardwareAddr, prefix.Addr()
-		}
-	}
-	return link.HardwareAddr, netip.Addr{}
+	return s.Link().HardwareAddr, s.Asker.Own(func(addr netip.Addr) bool { return addr.Is4() && addr.IsGlobalUnicast() })
 }
