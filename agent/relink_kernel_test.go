@@ -256,7 +256,7 @@ func TestBridgeTakesAnotherMAC(t *testing.T) {
 	// said is the MAC that the other node has heard of this one.
 	said := func() (mac string) {
 		for _, h := range b.answerer.Hearings() {
-			for _, neighbour := range h.Neighbours {
+			for _, neighbour := range h.Nodes {
 				mac = neighbour.MAC
 			}
 		}

@@ -107,20 +107,15 @@ type Answerer struct {
 
 	mu sync.Mutex
 	// ctx is Run's, nil before.
-	ctx   context.Context
-	group sync.WaitGroup
-	loops map[int]*loop
-	where map[netip.Addr]place
-	// left is when the node gave addresses up that it had lately.
-	left map[netip.Addr]time.Time
+	ctx    context.Context
+	group  sync.WaitGroup
+	loops  map[int]*loop
+	where  map[netip.Addr]place
 	claims chan Claim
 	// tries are of the API, one at a time; reached is theirs, when it answered last.
 	tries   singleflight.Group
 	reached time.Time
 }
-
-// leftFor is for how long assertions of an address that the node gave up are wanted: longer than the machine remembers it.
-const leftFor = 2 * time.Hour
 
 // place is the link to the network of an address, and the UID of the pod that the node has it for, with the MAC of its own.
 type place struct {
@@ -138,7 +133,7 @@ var ErrNobodyToAsk = conflict.ErrNoEthernet
 // tried again: meanwhile the node answers for no further address of the link. proxied has it believe no host that says to have an
 // address, but nodes.
 func New(self answering.Node, open func(link int) (Segment, error), node Node, proxied bool) *Answerer {
-	return &Answerer{self: self, proxied: proxied, claims: make(chan Claim, waitingClaims), node: node, open: open, loops: map[int]*loop{}, where: map[netip.Addr]place{}, left: map[netip.Addr]time.Time{}}
+	return &Answerer{self: self, proxied: proxied, claims: make(chan Claim, waitingClaims), node: node, open: open, loops: map[int]*loop{}, where: map[netip.Addr]place{}}
 }
 
 // Run runs the machines until ctx ends.
@@ -305,10 +300,8 @@ func (a *Answerer) Leave(pod string, addrs ...netip.Addr) {
 		if at.pod == pod && (len(addrs) == 0 || slices.Contains(addrs, addr)) {
 			left[addr] = a.loops[at.link]
 			delete(a.where, addr)
-			a.left[addr] = time.Now()
 		}
 	}
-	maps.DeleteFunc(a.left, func(_ netip.Addr, at time.Time) bool { return time.Since(at) > leftFor })
 	a.mu.Unlock()
 	for addr, l := range left {
 		l.note(answering.Leave{Address: addr})
@@ -492,12 +485,16 @@ func (l *loop) wait(ctx context.Context, addr netip.Addr) (foreign string, err e
 
 // isSettled returns whether there is nothing to wait for. The caller holds mu.
 func (l *loop) isSettled(addr netip.Addr) bool {
-	changes := func(in answering.Input) bool {
+	s := l.standing(addr)
+	return !l.gives(addr) && (s.Phase == answering.Answering || s.Foreign != "")
+}
+
+// gives returns whether the machine has yet to see that the node gets or leaves an address. The caller holds mu.
+func (l *loop) gives(addr netip.Addr) bool {
+	return slices.ContainsFunc(l.inputs, func(in answering.Input) bool {
 		take, _ := in.(answering.Take)
 		return take.Address == addr || in == answering.Input(answering.Leave{Address: addr})
-	}
-	s := l.standing(addr)
-	return !slices.ContainsFunc(l.inputs, changes) && (s.Phase == answering.Answering || s.Foreign != "")
+	})
 }
 
 // wake wakes who waits for an address of which there is nothing to wait for. The caller holds mu.
@@ -513,11 +510,8 @@ func (l *loop) wake(addr netip.Addr) {
 
 // conflict is of a host outside of the cluster that has an address.
 func (l *loop) conflict(addr netip.Addr, mac string) conflict.Conflict {
-	c := conflict.Conflict{Address: addr, Link: l.uplink}
+	c := conflict.Conflict{Address: addr, Link: l.name()}
 	c.MAC, _ = net.ParseMAC(mac) // It was one.
-	if link, err := net.InterfaceByIndex(l.index); err == nil {
-		c.Link = link.Name
-	}
 	return c
 }
 
@@ -620,11 +614,9 @@ func (l *loop) wants(m answering.Message) bool {
 	case m.Kind == answering.Deny:
 		return false
 	}
-	l.a.mu.Lock()
-	defer l.a.mu.Unlock()
-	_, has := l.a.where[m.Address]
-	_, left := l.a.left[m.Address]
-	return has || left
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.link.Knows(m.Address) || l.gives(m.Address)
 }
 
 func (l *loop) heard(m answering.Message) { l.hear(m, false) }

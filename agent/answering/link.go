@@ -242,6 +242,12 @@ func (l *Link) Standing(addr netip.Addr) Standing {
 	return s
 }
 
+// Knows returns whether an assertion of an address may change anything: this node has it, or was the last to answer for it.
+func (l *Link) Knows(addr netip.Addr) bool {
+	_, left := l.left[addr]
+	return left || l.holdings[addr] != nil
+}
+
 // Next returns when Step has to be called at the latest, if nothing happens.
 func (l *Link) Next() (due Duration, ok bool) {
 	if !l.up {
