@@ -214,7 +214,7 @@ func New(o Options) *Agent {
 	}
 	a := &Agent{Options: o, started: time.Now(), kept: wakeup.New(), podLinks: foreign.Links}
 	a.ports = hostports.New(hostports.Options{Store: o.Store, Pods: o.Pods, Forwarder: o.HostPorts, Range: o.HostPortRange})
-	a.conflicts = &addressconflict.Conflicts{Log: o.ConflictLog, Count: func(addresses int) { o.Metrics.conflicts.Add(float64(addresses)) }}
+	a.conflicts = &addressconflict.Conflicts{Log: o.ConflictLog}
 	a.announcer = announce.New(a.announceAgain)
 	a.reconciler = reconcile.New(reconcile.Work{
 		Known:  func(key state.Key) bool { return a.Store.Get(key) != nil },

@@ -154,19 +154,15 @@ func (a *Agent) announceOwn(ctx context.Context, record *state.Container) (carri
 // confirm asks the networks whether hosts that claimed addresses of a record go on answering for them, and tells users of hosts that do. A
 // node from which an address just moved away claims it, too, and does not have it.
 func (a *Agent) confirm(ctx context.Context, record *state.Container, claims map[netip.Addr]conflict.Conflict) {
-	if a.conflicts.Asker == nil {
-		return
-	}
-	// The repair of the record reports missing links.
-	targets, _ := a.targets(record, toDefend)
-	targets = slices.DeleteFunc(targets, func(t conflict.Target) bool { return claims[t.Address].MAC == nil })
-	found, err := a.conflicts.Asker.Foreign(ctx, targets)
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot ask whether hosts that claimed addresses of pods have them")
-	}
-	for _, other := range found {
+	for _, other := range a.askAbout(ctx, record, func(addr netip.Addr) bool { return claims[addr].MAC != nil }) {
 		a.tellPod(record.Pod, event.Warning(EventAddressConflict,
 			fmt.Sprintf("%s; the pod keeps the address, which the node announces again; find that host by its MAC and take the address from it", other)), "Defend")
 	}
-	a.conflicts.Note(ctx, record.Pod, targets, found, err == nil)
+}
+
+// askAbout asks the networks of a complete record for other hosts that have some of its addresses.
+func (a *Agent) askAbout(ctx context.Context, record *state.Container, which func(netip.Addr) bool) []conflict.Conflict {
+	// The repair of the record reports missing links.
+	targets, _ := a.targets(record, toDefend)
+	return a.conflicts.Ask(ctx, record.Pod, slices.DeleteFunc(targets, func(t conflict.Target) bool { return !which(t.Address) }))
 }

@@ -18,7 +18,6 @@ import (
 
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
-	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/ipam/event"
 )
 
@@ -100,7 +99,7 @@ func (a *Agent) repairAddresses(ctx context.Context, record *state.Container) er
 	}
 	if lacks == nil {
 		a.follow(record)
-		a.conflicts.End(ctx, record.Pod, func() ([]conflict.Target, error) { return a.targets(record, toDefend) })
+		a.askAbout(ctx, record, a.conflicts.InConflict) // the other host may have given an address up
 		return nil
 	}
 	if asserted(record) {

@@ -8,7 +8,6 @@ import (
 
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
-	"github.com/berth-dev/berth/cni/api"
 )
 
 // surveyor is a driver that compares many interfaces by reading the kernel once: the kernel lists the pieces of
@@ -53,7 +52,7 @@ func (a *Agent) surveyChecks() map[string]func(i *nettype.Interface) error {
 // agrees returns whether the record is complete, its container is there, and all of its interfaces with addresses are complete, by the
 // drivers' checks.
 func (a *Agent) agrees(record *state.Container, checks map[string]func(i *nettype.Interface) error) bool {
-	if record.Phase != state.Added || slices.ContainsFunc(record.Addresses(), a.inConflict) {
+	if record.Phase != state.Added || slices.ContainsFunc(addressesOf(record), a.conflicts.InConflict) {
 		return false
 	}
 	if gone, err := netnsGone(record.NetNS); gone || err != nil {
@@ -73,9 +72,4 @@ func (a *Agent) agrees(record *state.Container, checks map[string]func(i *nettyp
 		}
 	}
 	return true
-}
-
-// inConflict returns whether the end of a conflict over the address is to be looked for.
-func (a *Agent) inConflict(addr api.Address) bool {
-	return a.ConflictLog != nil && a.ConflictLog.InConflict(addr.Address)
 }

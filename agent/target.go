@@ -87,5 +87,6 @@ func (a *Agent) mayTake(ctx context.Context, record *state.Container) error {
 	if waits != nil && len(foreign) == 0 {
 		return waits
 	}
+	a.Metrics.conflicts.Add(float64(len(foreign)))
 	return a.conflicts.Refuse(ctx, record.Pod, targets, foreign, err == nil && waits == nil)
 }
