@@ -424,8 +424,6 @@ type loop struct {
 	waiting  map[netip.Addr][]chan struct{}
 	// asks has the number of the last question to the API about an address.
 	asks map[netip.Addr]int
-	// cut: the uplink has no carrier.
-	cut bool
 	// searches are under way.
 	searches []*search
 	// awaited are the addresses for which the node has asked, and the last of its questions may still be answered.
@@ -518,7 +516,7 @@ func (l *loop) conflict(addr netip.Addr, mac string) conflict.Conflict {
 // why says why the node does not answer for an address. The caller holds mu.
 func (l *loop) why(addr netip.Addr) string {
 	switch {
-	case l.cut:
+	case !l.link.Up():
 		return l.withoutCarrier(addr)
 	case l.broken != nil:
 		return fmt.Sprintf("the node cannot ask whether another node answers for %s: %v", addr, l.broken)
@@ -662,9 +660,8 @@ func (l *loop) step(ctx context.Context) {
 		w.unseen = nil
 	}
 	l.mu.Unlock()
-	for i := range inputs {
-		inputs[i] = l.onLink(ctx, inputs[i])
-		switch inputs[i].(type) {
+	for _, in := range inputs {
+		switch in.(type) {
 		case answering.Take, answering.Carry, answering.Leave:
 			l.undefended = true
 		}
@@ -672,11 +669,18 @@ func (l *loop) step(ctx context.Context) {
 	for _, s := range searches {
 		s.see(inputs, l)
 	}
+	up := l.link.Up()
 	l.mu.Lock()
 	outputs := l.link.Step(l.now(), inputs...)
 	// Before anything is closed: what closes it knows no other work that opens it.
 	l.saw(inputs)
 	l.mu.Unlock()
+	switch logger := klog.FromContext(ctx); {
+	case l.link.Up() && !up:
+		logger.Info("An uplink has its carrier again: the node asks whether the addresses there are still its pods'", "uplink", l.uplink, "link", l.index)
+	case up && !l.link.Up():
+		logger.Info("An uplink has lost its carrier: the node answers for no address there", "uplink", l.uplink, "link", l.index)
+	}
 	for _, out := range outputs {
 		if c, ok := out.(answering.Close); ok {
 			s := l.link.Standing(c.Address)
@@ -729,32 +733,6 @@ func (l *loop) question(ctx context.Context, questions, probes []netip.Addr) {
 	if err := errors.Join(l.segment.Question(questions), l.segment.Probe(probes)); err != nil && ctx.Err() == nil {
 		klog.FromContext(ctx).V(2).Info("Cannot ask for addresses", "link", l.index, "err", err)
 	}
-}
-
-// onLink notes whether the link is cut, and returns the input as it is for a link that is. There the machine sees no carrier go by
-// which it would close an address that comes.
-func (l *loop) onLink(ctx context.Context, in answering.Input) answering.Input {
-	switch in := in.(type) {
-	case answering.Carrier:
-		l.mu.Lock()
-		changes := l.cut == in.Up
-		l.cut = !in.Up
-		l.mu.Unlock()
-		switch logger := klog.FromContext(ctx); {
-		case !changes:
-		case in.Up:
-			logger.Info("An uplink has its carrier again: the node asks whether the addresses there are still its pods'", "uplink", l.uplink, "link", l.index)
-		default:
-			logger.Info("An uplink has lost its carrier: the node answers for no address there", "uplink", l.uplink, "link", l.index)
-		}
-	case answering.Carry:
-		if l.cut && in.Answers {
-			l.close(ctx, answering.Close{Address: in.Address}, answering.NoCarrier, l.withoutCarrier(in.Address))
-			in.Answers = false
-			return in
-		}
-	}
-	return in
 }
 
 func (l *loop) send(ctx context.Context, messages []answering.Message) {

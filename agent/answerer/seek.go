@@ -192,7 +192,7 @@ func (a *Answerer) Check(link int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case l.cut:
+	case !l.link.Up():
 		return fmt.Errorf("ask for addresses on link %d: it has no carrier", link)
 	case l.broken != nil:
 		return fmt.Errorf("ask for addresses on link %d: %w", link, l.broken)

@@ -242,6 +242,9 @@ func (l *Link) Standing(addr netip.Addr) Standing {
 	return s
 }
 
+// Up returns whether the link has a carrier.
+func (l *Link) Up() bool { return l.up }
+
 // Knows returns whether an assertion of an address may change anything: this node has it, or was the last to answer for it.
 func (l *Link) Knows(addr netip.Addr) bool {
 	_, left := l.left[addr]
@@ -401,7 +404,11 @@ func (l *Link) askFor(h *holding, last Node) {
 
 func (l *Link) carry(c Carry) {
 	if h := l.holdings[c.Address]; h != nil && c.Version <= h.version {
-		if !c.Answers && (h.phase == Answering || h.phase == Asking && h.again) {
+		switch {
+		case c.Answers && h.phase != Answering:
+			// The work of an ADD went on meanwhile.
+			l.emit(Close{h.addr, h.newest})
+		case !c.Answers && (h.phase == Answering || h.phase == Asking && h.again):
 			// The word of the API that was asked for before may be older than the loss.
 			l.openAgain(h, l.now)
 		}
@@ -416,6 +423,9 @@ func (l *Link) carry(c Carry) {
 		l.ask(h)
 	case !c.Answers:
 		l.openAgain(h, l.now)
+	case !l.up:
+		// The kernel would answer as soon as the carrier is back.
+		l.close(h, NoCarrier)
 	}
 }
 

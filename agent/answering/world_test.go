@@ -587,15 +587,15 @@ func (n *node) start() {
 	}
 	w.judge.alive(n)
 	n.told = w.reaches(n)
+	if !n.carrier {
+		n.step(Carrier{})
+	}
 	for _, addr := range sorted(n.state) {
 		if n.state[addr].added {
 			n.carry(addr)
 		} else {
 			delete(n.state, addr)
 		}
-	}
-	if !n.carrier {
-		n.step(Carrier{})
 	}
 	n.step()
 	n.verify()
