@@ -125,7 +125,7 @@ type Options struct {
 	// Proxied has the node believe no host that says to have an address, but other nodes.
 	Proxied bool
 	// Segment, if given, returns the network of a link, with whose other nodes this one, Node, settles which of them
-	// answers for an address.
+	// answers for an address. Otherwise nobody is asked.
 	Segment func(link int) (answerer.Segment, error)
 	Node    answering.Node
 	// Unicast, if given, calls heard with the messages that other nodes send to this one outside of segments, until ctx ends.
@@ -185,9 +185,8 @@ type Agent struct {
 	ports     *hostports.Ports
 	conflicts *addressconflict.Conflicts
 	// claims are of other hosts, which come by heard.
-	claims claims
-	heard  <-chan answerer.Claim
-	// answerer is nil without Segment.
+	claims   claims
+	heard    <-chan answerer.Claim
 	answerer *answerer.Answerer
 	// kept is sent when the kernel was changed for an address.
 	kept wakeup.Signal
@@ -220,17 +219,18 @@ func New(o Options) *Agent {
 		Known:  func(key state.Key) bool { return a.Store.Get(key) != nil },
 		Survey: a.survey, Check: a.repair, Finish: a.finish, Orphans: a.verifyOrphans,
 	})
-	if o.Segment != nil {
-		a.answerer = answerer.New(o.Node, o.Segment, answers{a}, o.Proxied)
-		a.heard = a.answerer.Claims()
-		if !o.Proxied {
-			a.conflicts.Asker = a.answerer
-		}
+	if o.Segment == nil {
+		o.Segment = func(int) (answerer.Segment, error) { return nil, answerer.ErrNobodyToAsk }
+	}
+	a.answerer = answerer.New(o.Node, o.Segment, answers{a}, o.Proxied)
+	a.heard = a.answerer.Claims()
+	if !o.Proxied {
+		a.conflicts.Asker = a.answerer
 	}
 	return a
 }
 
-// Answerer returns the part that settles with other nodes which of them answers for an address, nil without Segment.
+// Answerer returns the part that settles with other nodes which of them answers for an address.
 func (a *Agent) Answerer() *answerer.Answerer { return a.answerer }
 
 // Errors that this package detects.

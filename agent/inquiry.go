@@ -81,9 +81,6 @@ func (a *Agent) addMACs(all map[netip.Addr]inquiry.CarriedAddress, record *state
 
 // hears says on which links the node hears others, and the names of the nodes that it heard lately.
 func (a *Agent) hears() []inquiry.Segment {
-	if a.answerer == nil {
-		return nil
-	}
 	all := a.answerer.Hearings()
 	for i := range all {
 		heard := all[i].Nodes

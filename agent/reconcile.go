@@ -40,10 +40,8 @@ func (a *Agent) Run(ctx context.Context) {
 	a.carryAll(ctx)
 	group.Go(func() { a.runDeadMan(ctx) })
 	// Only now: a node denies what it does not know to carry.
-	if a.answerer != nil {
-		group.Go(func() { a.answerer.Run(ctx) })
-	}
-	if a.answerer != nil && a.Unicast != nil {
+	group.Go(func() { a.answerer.Run(ctx) })
+	if a.Unicast != nil {
 		group.Go(func() { a.Unicast(ctx, a.answerer.Heard) })
 	}
 	wait.JitterUntilWithContext(ctx, a.Recheck, resync, 0.1, true)
@@ -53,7 +51,7 @@ func (a *Agent) Run(ctx context.Context) {
 // Recheck compares every record with the kernel soon; it returns at once. Its caller calls
 // it after a change of the node's links.
 func (a *Agent) Recheck(context.Context) {
-	a.recheckLinks()
+	a.answerer.Recheck()
 	a.Shaper.Recheck()
 	a.Policies.Recheck()
 	a.reconciler.SurveySoon()

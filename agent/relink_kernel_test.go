@@ -120,7 +120,7 @@ func newLinkNode(t *testing.T, host *netnstest.Host, name, uplink string) *linkN
 	var group sync.WaitGroup
 	group.Go(func() { n.answerer.Run(ctx) })
 	group.Go(func() {
-		recheck := func(context.Context) { n.recheckLinks() }
+		recheck := func(context.Context) { n.answerer.Recheck() }
 		err := host.Try(func() error {
 			return linkwatch.Watch(ctx, func() ([]string, error) { return []string{uplink}, nil }, linkwatch.Reactions{
 				Changed: recheck, Moved: recheck, Back: func() {}, Carrier: n.Carrier, Unshaped: func() {},

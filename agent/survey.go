@@ -21,9 +21,7 @@ type surveyor interface {
 // tell of, are compared again, each by itself.
 func (a *Agent) survey(ctx context.Context) error {
 	checks := a.surveyChecks()
-	if a.answerer != nil {
-		a.joinUplinks(ctx)
-	}
+	a.joinUplinks(ctx)
 	for _, record := range a.Store.List() {
 		if err := ctx.Err(); err != nil {
 			return err

@@ -69,9 +69,6 @@ func (a *Agent) targets(record *state.Container, of func(nettype.Driver, *nettyp
 // mayTake waits until this node may answer for the addresses of the record, of which it carries none yet. Its error is
 // addressconflict.ErrConflict where a host outside of the cluster has one of them.
 func (a *Agent) mayTake(ctx context.Context, record *state.Container) error {
-	if a.answerer == nil {
-		return nil
-	}
 	targets, release, err := a.toProbe(record)
 	defer release()
 	if err != nil {
