@@ -489,10 +489,20 @@ func (l *loop) isSettled(addr netip.Addr) bool {
 
 // gives returns whether the machine has yet to see that the node gets or leaves an address. The caller holds mu.
 func (l *loop) gives(addr netip.Addr) bool {
-	return slices.ContainsFunc(l.inputs, func(in answering.Input) bool {
-		take, _ := in.(answering.Take)
-		return take.Address == addr || in == answering.Input(answering.Leave{Address: addr})
-	})
+	return slices.ContainsFunc(l.inputs, func(in answering.Input) bool { return given(in) == addr })
+}
+
+// given returns the address that the node gets or leaves, the zero Addr for another input.
+func given(in answering.Input) netip.Addr {
+	switch in := in.(type) {
+	case answering.Take:
+		return in.Address
+	case answering.Carry:
+		return in.Address
+	case answering.Leave:
+		return in.Address
+	}
+	return netip.Addr{}
 }
 
 // wake wakes who waits for an address of which there is nothing to wait for. The caller holds mu.
@@ -660,12 +670,7 @@ func (l *loop) step(ctx context.Context) {
 		w.unseen = nil
 	}
 	l.mu.Unlock()
-	for _, in := range inputs {
-		switch in.(type) {
-		case answering.Take, answering.Carry, answering.Leave:
-			l.undefended = true
-		}
-	}
+	l.undefended = l.undefended || slices.ContainsFunc(inputs, func(in answering.Input) bool { return given(in).IsValid() })
 	for _, s := range searches {
 		s.see(inputs, l)
 	}
@@ -675,12 +680,7 @@ func (l *loop) step(ctx context.Context) {
 	// Before anything is closed: what closes it knows no other work that opens it.
 	l.saw(inputs)
 	l.mu.Unlock()
-	switch logger := klog.FromContext(ctx); {
-	case l.link.Up() && !up:
-		logger.Info("An uplink has its carrier again: the node asks whether the addresses there are still its pods'", "uplink", l.uplink, "link", l.index)
-	case up && !l.link.Up():
-		logger.Info("An uplink has lost its carrier: the node answers for no address there", "uplink", l.uplink, "link", l.index)
-	}
+	l.tellCarrier(ctx, up)
 	for _, out := range outputs {
 		if c, ok := out.(answering.Close); ok {
 			s := l.link.Standing(c.Address)
@@ -720,6 +720,16 @@ func (l *loop) step(ctx context.Context) {
 		l.send(ctx, messages)
 	}
 	l.question(ctx, questions, probes)
+}
+
+// tellCarrier logs that the link has lost its carrier, or has it again.
+func (l *loop) tellCarrier(ctx context.Context, before bool) {
+	switch logger := klog.FromContext(ctx); {
+	case l.link.Up() && !before:
+		logger.Info("An uplink has its carrier again: the node asks whether the addresses there are still its pods'", "uplink", l.uplink, "link", l.index)
+	case before && !l.link.Up():
+		logger.Info("An uplink has lost its carrier: the node answers for no address there", "uplink", l.uplink, "link", l.index)
+	}
 }
 
 func (l *loop) question(ctx context.Context, questions, probes []netip.Addr) {

@@ -153,11 +153,11 @@ func (a *Asker) AskHost(addr netip.Addr, mac net.HardwareAddr) error {
 	return a.Question([]netip.Addr{addr})
 }
 
-// Own returns an address of the link for which is is true, the zero Addr where it has none. It runs in the network namespace of the link.
-func (a *Asker) Own(is func(netip.Addr) bool) netip.Addr {
+// Own returns an address of the link that matches, the zero Addr where it has none. It runs in the network namespace of the link.
+func (a *Asker) Own(matches func(netip.Addr) bool) netip.Addr {
 	all, _ := a.link.Addrs() // There may be no link any more.
 	for _, one := range all {
-		if prefix, err := netip.ParsePrefix(one.String()); err == nil && is(prefix.Addr()) {
+		if prefix, err := netip.ParsePrefix(one.String()); err == nil && matches(prefix.Addr()) {
 			return prefix.Addr()
 		}
 	}
