@@ -164,28 +164,37 @@ func (a *Asker) Own(matches func(netip.Addr) bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// Hear calls answered with each answer, also to other hosts' IPv6 questions, and claimed with each claim of a defended address, until ctx
-// ends, and returns nil then. It is
-// called once. Calls for IPv4 and IPv6 may be in parallel. Beside a link that goes down and comes up again it goes on.
-func (a *Asker) Hear(ctx context.Context, answered func(Answer), claimed func(Conflict)) error {
+// Socket is one more that is read beside an Asker's own, by each.
+type Socket struct {
+	Conn *packet.Conn
+	Each func(f []byte)
+}
+
+// Hear calls answered with each answer, also to other hosts' IPv6 questions, claimed with each claim of a defended address, and the
+// further sockets with their frames, until ctx ends, and returns nil then. It is called once. Calls may be in parallel, but for those of
+// one socket. Beside a link that goes down and comes up again it goes on.
+func (a *Asker) Hear(ctx context.Context, answered func(Answer), claimed func(Conflict), further ...Socket) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	sockets := further
+	for _, s := range a.families {
+		sockets = append(sockets, Socket{s.conn, func(f []byte) {
+			if answer, ok := s.answer(f); ok {
+				answered(answer)
+			}
+			if claim, ok := a.claim(s, f); ok {
+				claimed(claim)
+			}
+			a.respond(s, f)
+		}})
+	}
 	var group sync.WaitGroup
-	errs := make([]error, len(a.families))
-	for i, s := range a.families {
+	errs := make([]error, len(sockets))
+	for i, s := range sockets {
 		group.Go(func() {
 			defer stop()
-			errs[i] = Read(ctx, s.conn, func(f []byte) {
-				if answer, ok := s.answer(f); ok {
-					answered(answer)
-				}
-				if claim, ok := a.claim(s, f); ok {
-					claimed(claim)
-				}
-				a.respond(s, f)
-			})
-			if errs[i] != nil {
-				errs[i] = fmt.Errorf("receive on link %s: %w", a.link.Name, errs[i])
+			if err := read(ctx, s); err != nil {
+				errs[i] = fmt.Errorf("receive on link %s: %w", a.link.Name, err)
 			}
 		})
 	}
@@ -193,18 +202,18 @@ func (a *Asker) Hear(ctx context.Context, answered func(Answer), claimed func(Co
 	return errors.Join(errs...)
 }
 
-// Read calls each with the frames of a packet socket until ctx ends, and returns nil then. A frame is good until each
-// returns. It goes on where the link goes down, and may come up again.
-func Read(ctx context.Context, conn *packet.Conn, each func(f []byte)) error {
-	defer context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })()
+// read reads a socket until ctx ends, and returns nil then. A frame is good until Each returns. It goes on where the link goes down,
+// and may come up again.
+func read(ctx context.Context, s Socket) error {
+	defer context.AfterFunc(ctx, func() { _ = s.Conn.SetReadDeadline(time.Unix(1, 0)) })()
 	buffer := make([]byte, 2048)
 	for {
-		n, _, err := conn.ReadFrom(buffer)
+		n, _, err := s.Conn.ReadFrom(buffer)
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case err == nil:
-			each(buffer[:n])
+			s.Each(buffer[:n])
 		case !errors.Is(err, unix.ENETDOWN):
 			return err
 		}

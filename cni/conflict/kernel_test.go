@@ -186,11 +186,11 @@ func TestHostsProbe(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			return Read(ctx, s.conn, func(f []byte) {
+			return read(ctx, Socket{s.conn, func(f []byte) {
 				if a, ok := s.answer(f); ok {
 					found = append(found, a.Address.String()+" "+a.MAC.String())
 				}
-			})
+			}})
 		})
 		return found
 	}

@@ -23,7 +23,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"sync"
 
 	"github.com/mdlayher/packet"
 	"golang.org/x/net/bpf"
@@ -56,18 +55,21 @@ const (
 	unicastUnknown, unicastUnknownAtOnce = 100, 1000
 )
 
-// read passes on the messages of a datagram, which are one at least, if one of them is wanted.
-func (o *Options) read(payload []byte, unknown *rate.Limiter, wants func(answering.Message) bool, heard func(internalIP netip.Addr, messages []answering.Message)) {
+// read passes on the messages of a datagram, if one of them is wanted, and learns where its node is reached.
+func (o *Options) read(payload []byte, unknown *rate.Limiter, wants func(answering.Message) bool, heard func(answering.Message)) {
 	codec, _ := o.Codec() // A node that can say nothing hears.
 	if codec == nil {
 		return
 	}
 	internalIP, messages, err := codec.Decode(payload, unknown, wants)
 	switch {
-	case len(messages) > 0:
-		heard(internalIP, messages)
 	case err != nil && o.Refused != nil:
 		o.Refused(err)
+	case len(messages) > 0 && o.Unicast != nil:
+		o.Unicast.learn(messages[0].From, internalIP)
+	}
+	for _, m := range messages {
+		heard(m)
 	}
 }
 
@@ -207,35 +209,10 @@ func (s *Segment) broadcast(codec *datagram.Codec, internalIP netip.Addr, messag
 // until ctx ends, and returns nil then. It is called once. Calls may be in parallel, calls of heard are in the order of the frames.
 // Where the link goes down and comes up again it goes on; where it is removed, nothing is heard any more.
 func (s *Segment) Run(ctx context.Context, wants func(answering.Message) bool, heard func(answering.Message), answered func(conflict.Answer), claimed func(conflict.Conflict)) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	var group sync.WaitGroup
-	var errs [2]error
-	group.Go(func() {
-		defer stop()
-		errs[0] = s.Hear(ctx, answered, claimed)
-	})
-	group.Go(func() {
-		defer stop()
-		if err := conflict.Read(ctx, s.conn, func(f []byte) { s.read(f, wants, heard) }); err != nil {
-			errs[1] = fmt.Errorf("receive on link %s: %w", s.Link().Name, err)
-		}
-	})
-	group.Wait()
-	return errors.Join(errs[:]...)
-}
-
-func (s *Segment) read(f []byte, wants func(answering.Message) bool, heard func(answering.Message)) {
-	// Without a payload a frame is malformed.
-	d, _ := frame.ParseDatagram(f)
-	s.options.read(d.Payload, s.unknown, wants, func(internalIP netip.Addr, messages []answering.Message) {
-		if s.options.Unicast != nil {
-			s.options.Unicast.learn(messages[0].From, internalIP)
-		}
-		for _, m := range messages {
-			heard(m)
-		}
-	})
+	return s.Hear(ctx, answered, claimed, conflict.Socket{Conn: s.conn, Each: func(f []byte) {
+		d, _ := frame.ParseDatagram(f) // Without a payload a frame is malformed.
+		s.options.read(d.Payload, s.unknown, wants, heard)
+	}})
 }
 
 // Own returns the MAC of the link, and an IPv4 address of it, the zero Addr where it has none.
