@@ -157,7 +157,7 @@ func (a *Answerer) start(l *loop) {
 func (a *Answerer) loopOf(link int, uplink string) *loop {
 	l := a.loops[link]
 	if l == nil {
-		l = &loop{a: a, index: link, uplink: uplink, signal: wakeup.New(), link: answering.NewLink(0, a.self, "", nonce), began: time.Now(), gateways: map[netip.Addr]net.HardwareAddr{}, waiting: map[netip.Addr][]chan struct{}{}, asks: map[netip.Addr]int{}, awaited: map[netip.Addr]*awaited{}, unclosed: map[netip.Addr]bool{}}
+		l = &loop{a: a, index: link, uplink: uplink, signal: wakeup.New(), link: answering.NewLink(0, a.self, "", nonce), began: time.Now(), gateways: map[netip.Addr]net.HardwareAddr{}, waiting: map[netip.Addr][]chan struct{}{}, awaited: map[netip.Addr]*awaited{}, unclosed: map[netip.Addr]bool{}}
 		a.loops[link] = l
 		if a.ctx != nil {
 			a.start(l)
@@ -422,8 +422,6 @@ type loop struct {
 	gateways map[netip.Addr]net.HardwareAddr
 	answers  netip.Addr
 	waiting  map[netip.Addr][]chan struct{}
-	// asks has the number of the last question to the API about an address.
-	asks map[netip.Addr]int
 	// searches are under way.
 	searches []*search
 	// awaited are the addresses for which the node has asked, and the last of its questions may still be answered.
@@ -830,7 +828,6 @@ func (l *loop) saw(inputs []answering.Input) {
 	l.inputs = slices.Delete(l.inputs, 0, len(inputs))
 	for _, in := range inputs {
 		if in, left := in.(answering.Leave); left {
-			delete(l.asks, in.Address)
 			delete(l.unclosed, in.Address)
 		}
 	}
@@ -886,9 +883,6 @@ const askAgain = 500 * time.Millisecond
 
 // ask asks the API until it answers, or is asked anew.
 func (l *loop) ask(ctx context.Context, q answering.AskAPI) {
-	l.mu.Lock()
-	l.asks[q.Address] = q.Number
-	l.mu.Unlock()
 	l.asking.Go(func() {
 		for {
 			mine, version, last, err := l.a.node.Whose(ctx, q.Address)
@@ -904,7 +898,7 @@ func (l *loop) ask(ctx context.Context, q answering.AskAPI) {
 			case <-time.After(askAgain):
 			}
 			l.mu.Lock()
-			old := l.asks[q.Address] != q.Number
+			old := !l.link.Awaits(q.Address, q.Number)
 			l.mu.Unlock()
 			if old {
 				return

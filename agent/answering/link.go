@@ -697,11 +697,17 @@ func (l *Link) api(reachable bool) {
 	}
 }
 
+// Awaits returns whether a Verdict of the AskAPI of this Number counts.
+func (l *Link) Awaits(addr netip.Addr, number int) bool {
+	h := l.holdings[addr]
+	return h != nil && h.pending && h.number == number
+}
+
 func (l *Link) verdict(v Verdict) {
-	h := l.holdings[v.Address]
-	if h == nil || v.Number != h.number || !h.pending {
+	if !l.Awaits(v.Address, v.Number) {
 		return
 	}
+	h := l.holdings[v.Address]
 	h.pending = false
 	if !v.Mine {
 		// Leave follows.
