@@ -30,6 +30,7 @@ import (
 	"github.com/berth-dev/berth/cni/foreign"
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/ipam/event"
+	"github.com/berth-dev/berth/ipam/locked"
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
@@ -184,10 +185,10 @@ type Agent struct {
 	unseen    sync.Map
 	ports     *hostports.Ports
 	conflicts *addressconflict.Conflicts
-	// claims are of other hosts, which come by heard.
-	claims   claims
-	heard    <-chan answerer.Claim
-	answerer *answerer.Answerer
+	answerer  *answerer.Answerer
+	// Claims of other hosts come by heard. claims has the ones since the last defence of each pod that is defended, by its UID.
+	heard  <-chan answerer.Claim
+	claims locked.Map[string, claims]
 	// kept is sent when the kernel was changed for an address.
 	kept wakeup.Signal
 	// podLinks is foreign.Links.

@@ -33,38 +33,28 @@ const (
 	together = 100 * time.Millisecond
 )
 
-// claims are the last ones of each address, since the last defence of its pod. They are by the pod's UID; a pod is there while its
-// defence goes on. Methods are safe in parallel.
-type claims struct {
-	mu    sync.Mutex
-	byPod map[string]map[netip.Addr]conflict.Conflict
+// claims are the last ones of each address.
+type claims map[netip.Addr]conflict.Conflict
+
+// noteClaim returns whether the defence of the pod begins by the claim.
+func (a *Agent) noteClaim(claim answerer.Claim) (begins bool) {
+	a.claims.Do(func(all map[string]claims) {
+		if begins = all[claim.Pod] == nil; begins {
+			all[claim.Pod] = claims{}
+		}
+		all[claim.Pod][claim.Address] = claim.Conflict
+	})
+	return begins
 }
 
-// note returns whether the defence of the pod begins by the claim.
-func (c *claims) note(claim answerer.Claim) (begins bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.byPod == nil {
-		c.byPod = map[string]map[netip.Addr]conflict.Conflict{}
-	}
-	all, defended := c.byPod[claim.Pod]
-	if all == nil {
-		all = map[netip.Addr]conflict.Conflict{}
-		c.byPod[claim.Pod] = all
-	}
-	all[claim.Address] = claim.Conflict
-	return !defended
-}
-
-// take returns the claims since the last call. Without any the defence of the pod ends.
-func (c *claims) take(pod string) map[netip.Addr]conflict.Conflict {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	all := c.byPod[pod]
-	if c.byPod[pod] = nil; len(all) == 0 {
-		delete(c.byPod, pod)
-	}
-	return all
+// takeClaims returns the claims since the last call. Without any the defence of the pod ends.
+func (a *Agent) takeClaims(pod string) (taken claims) {
+	a.claims.Do(func(all map[string]claims) {
+		if taken, all[pod] = all[pod], (claims{}); len(taken) == 0 {
+			delete(all, pod)
+		}
+	})
+	return taken
 }
 
 // defendAll answers hosts that claim addresses of this node's pods, until ctx ends.
@@ -76,7 +66,7 @@ func (a *Agent) defendAll(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case claim := <-a.heard:
-			if a.claims.note(claim) {
+			if a.noteClaim(claim) {
 				group.Go(func() { a.defendPod(ctx, claim.Pod) })
 			}
 		}
@@ -87,7 +77,7 @@ func (a *Agent) defendAll(ctx context.Context) {
 // the interval need an announcement then, too.
 func (a *Agent) defendPod(ctx context.Context, pod string) {
 	pause(ctx, together)
-	for claims := a.claims.take(pod); len(claims) > 0 && ctx.Err() == nil; claims = a.claims.take(pod) {
+	for claims := a.takeClaims(pod); len(claims) > 0 && ctx.Err() == nil; claims = a.takeClaims(pod) {
 		next := time.After(defendInterval)
 		if err := a.defend(ctx, pod, claims); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Cannot answer another host that says that it has the address of a pod", "podUID", pod)
@@ -107,7 +97,7 @@ func pause(ctx context.Context, d time.Duration) {
 }
 
 // defend answers claims against a pod once, and tells users of hosts that go on.
-func (a *Agent) defend(ctx context.Context, pod string, claims map[netip.Addr]conflict.Conflict) error {
+func (a *Agent) defend(ctx context.Context, pod string, claims claims) error {
 	records := a.Store.List()
 	i := slices.IndexFunc(records, func(c *state.Container) bool {
 		return c.Phase == state.Added && c.Pod.Identity() == pod && slices.ContainsFunc(addressesOf(c), func(addr netip.Addr) bool { return claims[addr].MAC != nil })
@@ -153,7 +143,7 @@ func (a *Agent) announceOwn(ctx context.Context, record *state.Container) (carri
 
 // confirm asks the networks whether hosts that claimed addresses of a record go on answering for them, and tells users of hosts that do. A
 // node from which an address just moved away claims it, too, and does not have it.
-func (a *Agent) confirm(ctx context.Context, record *state.Container, claims map[netip.Addr]conflict.Conflict) {
+func (a *Agent) confirm(ctx context.Context, record *state.Container, claims claims) {
 	for _, other := range a.askAbout(ctx, record, func(addr netip.Addr) bool { return claims[addr].MAC != nil }) {
 		a.tellPod(record.Pod, event.Warning(EventAddressConflict,
 			fmt.Sprintf("%s; the pod keeps the address, which the node announces again; find that host by its MAC and take the address from it", other)), "Defend")
