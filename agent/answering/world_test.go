@@ -377,7 +377,7 @@ func (n *node) do(out Output) {
 func (n *node) askGateways() {
 	for family := range families {
 		if n.asksGateway(family) {
-			n.world.back(n, n, func() { n.step(Gateway{n.world.gateways[family]}) })
+			n.world.back(n, n, func() { n.step(Gateway{Address: n.world.gateways[family]}) })
 		}
 	}
 }
@@ -592,15 +592,15 @@ func (n *node) start() {
 	}
 	w.judge.alive(n)
 	n.told = w.reaches(n)
+	if !n.carrier {
+		n.step(Carrier{})
+	}
 	for _, addr := range sorted(n.state) {
 		if n.state[addr].added {
 			n.carry(addr)
 		} else {
 			delete(n.state, addr)
 		}
-	}
-	if !n.carrier {
-		n.step(Carrier{})
 	}
 	n.step()
 	n.verify()
