@@ -10,12 +10,15 @@ import (
 
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 const root = "../../.."
 
 func TestReferenceObjects(t *testing.T) {
-	for _, kind := range []string{"ippools", "floatingips", "ipclaims", "networkprofiles", "bgppeers", "nodeassignments"} {
+	for _, kind := range v1alpha1.Kinds() {
+		kind := v1alpha1.Resource(kind).Resource
 		content, err := os.ReadFile(root + "/manifests/crd/berth.dev_" + kind + ".yaml")
 		if err != nil {
 			t.Fatal(err)
