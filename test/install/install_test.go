@@ -186,7 +186,9 @@ func TestLifeCycle(t *testing.T) {
 	s.noConsole()
 	s.kubectl("delete", "namespace", system)
 	s.asBefore(clean)
-	s.kubectl("delete", "crd", "ippools.berth.dev", "floatingips.berth.dev", "ipclaims.berth.dev", "networkprofiles.berth.dev", "bgppeers.berth.dev", "nodeassignments.berth.dev")
+	for _, kind := range v1alpha1.Kinds() {
+		s.kubectl("delete", "crd", v1alpha1.Resource(kind).GroupResource().String())
+	}
 }
 
 // consoleAnswers asks the console by its Service, as a user with a token who may see everything.
