@@ -4,6 +4,9 @@ package api
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -12,7 +15,11 @@ import (
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
 )
@@ -23,19 +30,11 @@ func TestAgentsAndKindsStayWhileInUse(t *testing.T) {
 	t.Parallel()
 	w := simulation.Start(t, lab.ControlPlaneOptions{}, 1)
 	w.Pool("web", "10.0.70.2")
-	labels := map[string]string{"app.kubernetes.io/name": "berth-agent", "app.kubernetes.io/part-of": "berth"}
+	daemonSet(w, "berth-agent")
+	daemonSet(w, "berth-speaker")
 	daemons := w.Kube.AppsV1().DaemonSets(w.System)
-	for _, name := range []string{"berth-agent", "berth-speaker"} {
-		set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}, Spec: appsv1.DaemonSetSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "x", Image: "x"}}}},
-		}}
-		if _, err := daemons.Create(w.Ctx, set, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
 	dry := metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}
-	all := metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=berth-agent"}
+	all := metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=berth"}
 	crds := w.Dynamic.Resource(apiextensions.SchemeGroupVersion.WithResource("customresourcedefinitions"))
 	deletions := map[string]func() error{
 		"the agents":       func() error { return daemons.Delete(w.Ctx, "berth-agent", dry) },
@@ -74,4 +73,107 @@ func TestAgentsAndKindsStayWhileInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	are(false)
+}
+
+// daemonSet makes one of Berth's.
+func daemonSet(w *simulation.World, name string) *appsv1.DaemonSet {
+	w.T.Helper()
+	labels := map[string]string{"app.kubernetes.io/part-of": "berth"}
+	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}, Spec: appsv1.DaemonSetSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: labels},
+		Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "x", Image: "x"}}}},
+	}}
+	set, err := w.Kube.AppsV1().DaemonSets(w.System).Create(w.Ctx, set, metav1.CreateOptions{})
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	return set
+}
+
+// The Jobs of an uninstall, with their rights: the first refuses while a Service has an address, and then has the policy let the agents go,
+// though no controller runs any more. The second takes the address out of the Service's status.
+func TestUninstallWithServices(t *testing.T) {
+	t.Parallel()
+	w := simulation.New(t, lab.ControlPlaneOptions{})
+	chart, err := deploy.Chart()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(chart, "templates/uninstall/rbac.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rights, err := deploy.Decode([]byte(strings.ReplaceAll(string(text), "{{ .Release.Namespace }}", w.System)))
+	if err == nil {
+		err = deploy.Apply(w.Ctx, w.Config, rights)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := clientcmd.LoadFromFile(w.ControlPlane.Kubeconfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, user := range config.AuthInfos {
+		user.Impersonate = "system:serviceaccount:" + w.System + ":berth-uninstall"
+	}
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(*config, kubeconfig); err != nil {
+		t.Fatal(err)
+	}
+	uninstall := func(args ...string) (string, error) {
+		out, err := exec.CommandContext(w.Ctx, simulation.Program("berth-controller"), append([]string{"uninstall", "--kubeconfig=" + kubeconfig}, args...)...).CombinedOutput()
+		return string(out), err
+	}
+
+	w.Pool("web", "10.0.70.2")
+	class := v1alpha1.LoadBalancerClass
+	services := w.Kube.CoreV1().Services(v1.NamespaceDefault)
+	service, err := services.Create(w.Ctx, &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "front"}, Spec: v1.ServiceSpec{Type: v1.ServiceTypeLoadBalancer, LoadBalancerClass: &class, Ports: []v1.ServicePort{{Port: 80}}}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	service.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "10.0.70.2"}}
+	if _, err := services.UpdateStatus(w.Ctx, service, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	ip := &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: "10.0.70.2"}, Spec: v1alpha1.FloatingIPSpec{
+		Address: "10.0.70.2", Pool: "web", Service: &v1alpha1.ServiceReference{Name: "front", UID: service.UID},
+		Owner: &v1alpha1.Owner{APIVersion: "v1", Kind: "Service", Namespace: v1.NamespaceDefault, Name: "front", UID: service.UID},
+	}}
+	if _, err := w.Berth.FloatingIPs.Create(w.Ctx, ip, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	counts := []byte(`{"status":{"capacity":1,"allocated":1,"retained":0,"reserved":0,"cooling":0,"free":0,"outside":0,"namespacesAtCap":0}}`)
+	if _, err := w.Berth.IPPools.Patch(w.Ctx, "web", types.MergePatchType, counts, metav1.PatchOptions{}, "status"); err != nil {
+		t.Fatal(err)
+	}
+
+	if out, err := uninstall("check"); err == nil || !strings.Contains(out, "clients would not reach them: default/front. Delete them") {
+		t.Errorf("while a Service has an address: %v: %s", err, out)
+	}
+	if out, err := uninstall("check", "--force"); err != nil {
+		t.Errorf("by force: %v: %s", err, out)
+	}
+	if _, err := w.Berth.FloatingIPs.Patch(w.Ctx, "10.0.70.2", types.MergePatchType, []byte(`{"spec":{"service":null}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := uninstall("check"); err != nil {
+		t.Errorf("while nobody has an address: %v: %s", err, out)
+	}
+	if pool, err := w.Berth.IPPools.Get(w.Ctx, "web", metav1.GetOptions{}); err != nil || pool.Status.Allocated != 0 || pool.Status.Capacity != 1 {
+		t.Errorf("the status is %+v: %v", pool.Status, err)
+	}
+
+	set := daemonSet(w, "berth-cleanup")
+	set.Status.ObservedGeneration = set.Generation
+	if _, err := w.Kube.AppsV1().DaemonSets(w.System).UpdateStatus(w.Ctx, set, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := uninstall("wait", "--namespace="+w.System); err != nil || !strings.Contains(out, "0 of 0 nodes are clean") {
+		t.Errorf("the second Job: %v: %s", err, out)
+	}
+	if service, err := services.Get(w.Ctx, "front", metav1.GetOptions{}); err != nil || len(service.Status.LoadBalancer.Ingress) > 0 {
+		t.Errorf("clients are told of %v: %v", service.Status.LoadBalancer.Ingress, err)
+	}
 }
