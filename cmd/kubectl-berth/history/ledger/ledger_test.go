@@ -85,7 +85,7 @@ func TestTenures(t *testing.T) {
 		{"of a node itself", []string{
 			audit("09:00", "create", "controller", "", `{"node":"n1","owner":{"apiVersion":"v1","kind":"Node","name":"n1"}}`),
 			audit("10:00", "patch", "controller", "/10.0.0.5", `{"owner":{"apiVersion":"v1","kind":"Node","name":"n1"}}`),
-		}, `09:00 10:00 Held /  n1 n1: 
+		}, `09:00 10:00 Held /  n1 n1: patch by controller
 10:00 - Retained /   n1: `},
 	} {
 		t.Run(test.name, func(t *testing.T) {
