@@ -39,7 +39,7 @@ func TestReferenceMetrics(t *testing.T) {
 		folders []string
 	}{
 		{"Scheduler", []string{"plugins"}},
-		{"Controller", []string{"ipam/poolstatus", "ipam/claims", "ipam/reclaim", "ipam/wrongaddress"}},
+		{"Controller", []string{"ipam/poolstatus", "ipam/claims", "ipam/reclaim", "ipam/wrongaddress", "ipam/assignments"}},
 		{"Scheduler and controller with an external assigner, berth-failover with a fencer", []string{"ipam/remote"}},
 		{"berth-failover", []string{"cmd/failover"}},
 		{"Agent", []string{"agent", "cni"}},
