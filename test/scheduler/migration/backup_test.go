@@ -439,17 +439,18 @@ func records(w *simulation.World) map[string]string {
 	})
 }
 
-// deleteCRDs deletes Berth's CRDs, with all objects, and waits until they are gone.
+// deleteCRDs deletes Berth's CRDs, with all objects, and waits until they are gone. A policy would keep them: somebody deleted its binding.
 func deleteCRDs(w *simulation.World) {
 	w.T.Helper()
 	crds := w.Dynamic.Resource(customkind.Definitions)
 	names := []string{"floatingips.berth.dev", "ipclaims.berth.dev", "ippools.berth.dev"}
 	w.CRDsDeleted = time.Now()
 	w.Kubelets.Unrecorded.Store(true)
+	if err := w.Kube.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(w.Ctx, "in-use.berth.dev", metav1.DeleteOptions{}); err != nil {
+		w.T.Fatal(err)
+	}
 	for _, name := range names {
-		if err := crds.Delete(w.Ctx, name, metav1.DeleteOptions{}); err != nil {
-			w.T.Fatal(err)
-		}
+		w.Eventually("wait for the policy to end", func() error { return crds.Delete(w.Ctx, name, metav1.DeleteOptions{}) })
 	}
 	w.Eventually("wait for the CRDs to be gone", func() error {
 		for _, name := range names {
