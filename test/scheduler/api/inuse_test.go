@@ -3,10 +3,12 @@
 package api
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,7 +17,10 @@ import (
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/restmapper"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -73,6 +78,66 @@ func TestAgentsAndKindsStayWhileInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	are(false)
+}
+
+// Argo CD deletes what an Application has, but for objects with Delete=false, in an order of its own, and runs no hook before it. The worst one is
+// that policies go first. Agents and kinds are left while anybody has an address.
+func TestApplicationIsDeleted(t *testing.T) {
+	t.Parallel()
+	w := simulation.New(t, lab.ControlPlaneOptions{})
+	objects, err := deploy.ChartObjects(w.Ctx, t.Output(), w.System, "")
+	if err == nil {
+		err = deploy.Apply(w.Ctx, w.Config, objects)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(w.Kube.Discovery()))
+	w.Pool("web", "10.0.70.2")
+	allocated := func(n int) {
+		counts := fmt.Appendf(nil, `{"status":{"capacity":1,"allocated":%d,"retained":0,"reserved":0,"cooling":0,"free":0,"outside":0,"namespacesAtCap":0}}`, n)
+		if _, err := w.Berth.IPPools.Patch(w.Ctx, "web", types.MergePatchType, counts, metav1.PatchOptions{}, "status"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	allocated(1)
+	daemons := w.Kube.AppsV1().DaemonSets(w.System)
+	w.Eventually("wait for the policy to be enforced", func() error {
+		if err := daemons.Delete(w.Ctx, "berth-agent", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}); !apierrors.IsForbidden(err) {
+			return fmt.Errorf("the agents can be deleted: %w", err)
+		}
+		return nil
+	})
+	isPolicy := func(o *unstructured.Unstructured) bool {
+		return strings.HasPrefix(o.GetKind(), "ValidatingAdmissionPolicy")
+	}
+	slices.SortStableFunc(objects, func(a, b *unstructured.Unstructured) int {
+		switch {
+		case isPolicy(a) == isPolicy(b):
+			return 0
+		case isPolicy(a):
+			return -1
+		}
+		return 1
+	})
+	for _, o := range objects {
+		if o.GetAnnotations()["argocd.argoproj.io/sync-options"] == "Delete=false" {
+			continue
+		}
+		to, _ := whereOf(w, mapper, o)
+		err := to.Delete(w.Ctx, o.GetName(), metav1.DeleteOptions{})
+		if stays := o.GetKind() == "CustomResourceDefinition" || o.GetKind() == "DaemonSet" && o.GetName() == "berth-agent"; stays != apierrors.IsForbidden(err) || !stays && err != nil {
+			t.Errorf("%s %s: %v", o.GetKind(), o.GetName(), err)
+		}
+	}
+	admission := w.Kube.AdmissionregistrationV1()
+	_, err = admission.ValidatingAdmissionPolicies().Get(w.Ctx, "in-use.berth.dev", metav1.GetOptions{})
+	_, bound := admission.ValidatingAdmissionPolicyBindings().Get(w.Ctx, "in-use.berth.dev", metav1.GetOptions{})
+	if err := errors.Join(err, bound); err != nil {
+		t.Errorf("what keeps the agents goes with the Application: %v", err)
+	}
+	allocated(0)
+	w.Eventually("delete the agents", func() error { return daemons.Delete(w.Ctx, "berth-agent", metav1.DeleteOptions{}) })
 }
 
 // daemonSet makes one of Berth's.
