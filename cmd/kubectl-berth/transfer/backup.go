@@ -5,7 +5,6 @@ package transfer
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -137,28 +136,22 @@ func writeBackup(out io.Writer, objects *backup.Objects, asJSON bool, host strin
 // fieldsOf returns the objects in the order pools, claims, addresses, others.
 func fieldsOf(objects *backup.Objects) ([]map[string]any, error) {
 	all := make([]map[string]any, 0, objects.Len())
-	add := func(object any) error {
+	for _, object := range slices.Concat(anys(objects.Pools), anys(objects.Claims), anys(objects.IPs), anys(objects.Others)) {
 		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
 		if err != nil {
-			return fmt.Errorf("encode an object: %w", err)
+			return nil, fmt.Errorf("encode an object: %w", err)
 		}
 		delete(fields, "status")
 		unstructured.RemoveNestedField(fields, "metadata", "creationTimestamp")
 		all = append(all, fields)
-		return nil
 	}
-	var errs []error
-	for _, pool := range objects.Pools {
-		errs = append(errs, add(pool))
+	return all, nil
+}
+
+func anys[T any](objects []T) []any {
+	all := make([]any, len(objects))
+	for i, object := range objects {
+		all[i] = object
 	}
-	for _, claim := range objects.Claims {
-		errs = append(errs, add(claim))
-	}
-	for _, ip := range objects.IPs {
-		errs = append(errs, add(ip))
-	}
-	for _, other := range objects.Others {
-		errs = append(errs, add(other))
-	}
-	return all, errors.Join(errs...)
+	return all
 }
