@@ -176,15 +176,19 @@ func byKey(claims []*v1alpha1.IPClaim) map[types.NamespacedName]*v1alpha1.IPClai
 	return m
 }
 
-const otherSpec = "it exists with another spec and is not changed"
+// compared returns the item of an object that exists.
+func compared(item plan.Item, existing, saved any) plan.Item {
+	item.Action = plan.Same
+	if !equality.Semantic.DeepEqual(existing, saved) {
+		item.Action, item.Note = plan.Differs, "it exists with another spec and is not changed"
+	}
+	return item
+}
 
 func (p *planner) pool(saved *v1alpha1.IPPool) plan.Item {
 	item := plan.Item{Action: plan.Create, Kind: "IPPool", Name: saved.Name, Pool: saved}
 	if existing := p.pools[saved.Name]; existing != nil {
-		item.Action = plan.Same
-		if !equality.Semantic.DeepEqual(existing.Spec, saved.Spec) {
-			item.Action, item.Note = plan.Differs, otherSpec
-		}
+		return compared(item, existing.Spec, saved.Spec)
 	}
 	return item
 }
@@ -194,10 +198,7 @@ func (p *planner) other(saved *unstructured.Unstructured) plan.Item {
 	item := plan.Item{Action: plan.Create, Kind: saved.GetKind(), Namespace: saved.GetNamespace(), Name: saved.GetName(), Other: saved}
 	for _, existing := range p.input.Existing.Others {
 		if nameOf(existing) == nameOf(saved) {
-			item.Action = plan.Same
-			if !equality.Semantic.DeepEqual(existing.Object["spec"], saved.Object["spec"]) {
-				item.Action, item.Note = plan.Differs, otherSpec
-			}
+			return compared(item, existing.Object["spec"], saved.Object["spec"])
 		}
 	}
 	return item
@@ -205,16 +206,12 @@ func (p *planner) other(saved *unstructured.Unstructured) plan.Item {
 
 func (p *planner) claim(saved *v1alpha1.IPClaim) plan.Item {
 	item := plan.Item{Action: plan.Create, Kind: "IPClaim", Namespace: saved.Namespace, Name: saved.Name, Claim: saved}
-	existing := p.claims[types.NamespacedName{Namespace: saved.Namespace, Name: saved.Name}]
-	switch {
-	case existing == nil && !p.namespaces[saved.Namespace]:
+	if existing := p.claims[types.NamespacedName{Namespace: saved.Namespace, Name: saved.Name}]; existing != nil {
+		return compared(item, existing.Spec, saved.Spec)
+	}
+	if !p.namespaces[saved.Namespace] {
 		item.Action = plan.Skip
 		item.Note = fmt.Sprintf("there is no namespace %s: create it and run this again; the addresses wait for the claim", saved.Namespace)
-	case existing == nil:
-	case !equality.Semantic.DeepEqual(existing.Spec, saved.Spec):
-		item.Action, item.Note = plan.Differs, otherSpec
-	default:
-		item.Action = plan.Same
 	}
 	return item
 }
