@@ -81,7 +81,7 @@ func TestValues(t *testing.T) {
 		{"speaker-groups", []string{"kind: DaemonSet\nmetadata:\n  name: berth-speaker-rack-1\n", "kind: DaemonSet\nmetadata:\n  name: berth-speaker-rack-2\n", "matchLabels:\n      app.kubernetes.io/name: berth-speaker\n      berth.dev/speaker-group: rack-1\n",
 			"        berth.dev/speaker-group: rack-2\n", "nodeSelector:\n        fabric: bgp\n        node-restriction.kubernetes.io/rack: \"1\"\n", "secretName: bgp-rack-1,", "secretName: bgp-rack-2,"},
 			[]string{"kind: DaemonSet\nmetadata:\n  name: berth-speaker\n", "secretName: berth-bgp-passwords"}},
-		{"overlay", []string{"- expression: \"false\"\n", "--overlay=host-gw", "name: berth-agent-overlay", "name: own-node.berth.dev", "path: /run/flannel"},
+		{"overlay", []string{"--overlay=host-gw", "name: berth-agent-overlay", "name: own-node.berth.dev", "path: /run/flannel"},
 			[]string{"--overlay-floating-ips", "hostPID"}},
 		{"host-root", []string{"--host-root=/host", "hostPID: true", "SYS_CHROOT]", "--bind-address=127.0.0.1", "host: 127.0.0.1",
 			"--to=/var/lib/rancher/k3s/data/cni]", "--cni-bin-dir=/var/lib/rancher/k3s/data/cni", "--cni-conf-dir=/var/lib/rancher/k3s/agent/etc/cni/net.d"},
