@@ -95,7 +95,7 @@ var tools = []promise{
 		"test/scheduler/api", "TestAgentsAndKindsStayWhileInUse",
 	},
 	{
-		"A backup has all kinds of objects.", "docs/how-to/backup.md",
+		"A backup has all kinds of objects.", "docs/how-to/operate.md#back-up",
 		"ipam/api/v1alpha1/register.go", "		&BGPPeer{}, &BGPPeerList{},\n", "",
 		"cmd/kubectl-berth/transfer", "TestWriteBackup",
 	},
