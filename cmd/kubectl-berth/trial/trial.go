@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package selftest has the command test: pods of its own in a namespace of its own ask each other, and one of them moves.
-package selftest
+// Package trial has the command test: pods of its own in a namespace of its own ask each other, and one of them moves.
+package trial
 
 import (
 	"context"
