@@ -41,9 +41,9 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/policies"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/pool"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/preflight"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/trial"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/trace"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/trial"
 )
 
 func main() {
