@@ -197,7 +197,11 @@ func (c *Candidates) shortOf(part int, pool *pools.Pool) (reason, remedy string)
 	} else if n := c.book.Counts(pool.Name); n.Free > 0 {
 		what = fmt.Sprintf("only %d free", n.Free)
 	}
-	return fmt.Sprintf("%s has %s (%s)", pool, what, usage(c.book.Counts(pool.Name), pool.Cooldown)), ""
+	reason = fmt.Sprintf("%s has %s (%s)", pool, what, usage(c.book.Counts(pool.Name), pool.Cooldown))
+	if len(c.state.snapshot.Overlaps(pool.Name)) > 0 {
+		reason += ", and " + c.state.snapshot.OverlapText(pool.Name)
+	}
+	return reason, ""
 }
 
 // causeOf returns AtCap if a pool could serve the request but gives the namespace no

@@ -129,6 +129,16 @@ func TestWhoHas(t *testing.T) {
 	}
 }
 
+// The text of a pool whose addresses an older one has names that one.
+func TestOverlapped(t *testing.T) {
+	old, late := testPool("old", "10.0.70.2-10.0.70.9"), testPool("late", "10.0.70.2-10.0.70.9")
+	old.CreationTimestamp, late.CreationTimestamp = metav1.Unix(1, 0), metav1.Unix(2, 0)
+	want := `node(s) without an address for the pod: pool "late" (10.0.70.2-10.0.70.9) has no free address (0 in use, 0 retained), and older pools keep 10.0.70.2-10.0.70.9 (pool "old")`
+	if why := rejected(t, open(t, newServer(), old, late), request("web-0", "a", "", "late")); why != want {
+		t.Errorf("the pod is rejected because %q, want %q", why, want)
+	}
+}
+
 // The text counts the free addresses and the rest of the cap.
 func TestTooFew(t *testing.T) {
 	s := newServer()

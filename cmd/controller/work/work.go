@@ -126,7 +126,7 @@ func New(config *rest.Config, kube kubernetes.Interface, options Options) (*Work
 	if err != nil {
 		return nil, err
 	}
-	if w.status, err = poolstatus.New(counting.IPPools, seen, recorder, poolMetrics); err != nil {
+	if w.status, err = poolstatus.New(counting.IPPools, seen, factory.Core().V1().Nodes(), recorder, poolMetrics); err != nil {
 		return nil, err
 	}
 	return w, w.takeAhead(config, kube, options, recorder)

@@ -98,6 +98,17 @@ func (o *objects) held() iter.Seq[*v1alpha1.FloatingIP] {
 	}
 }
 
+// nodes returns all nodes.
+func (o *objects) nodes() iter.Seq[*v1.Node] {
+	return func(yield func(*v1.Node) bool) {
+		for _, object := range o.Nodes.List() {
+			if !yield(object.(*v1.Node)) {
+				return
+			}
+		}
+	}
+}
+
 // comparison compares objects at one time.
 type comparison struct {
 	*objects
@@ -143,7 +154,7 @@ func (c *comparison) add(f Finding, state ...string) {
 }
 
 func (c *comparison) comparePools() {
-	stale := poolstatus.Stale(c.pools, c.snapshot, c.floatingIPs(), c.now)
+	stale := poolstatus.Stale(c.pools, c.snapshot, c.nodes(), c.floatingIPs(), c.now)
 	for _, pool := range c.pools {
 		object := Object{Kind: "IPPool", Name: pool.Name, UID: string(pool.UID)}
 		generation := fmt.Sprint(pool.Generation)

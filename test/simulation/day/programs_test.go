@@ -134,7 +134,7 @@ func (p *programs) startController(ctx context.Context, group *sync.WaitGroup, k
 	if err != nil {
 		return err
 	}
-	status, err := poolstatus.New(api.IPPools, seen, silent{}, poolstatus.NewMetrics())
+	status, err := poolstatus.New(api.IPPools, seen, factory.Core().V1().Nodes(), silent{}, poolstatus.NewMetrics())
 	if err != nil {
 		return err
 	}
