@@ -117,6 +117,9 @@ func sameConditions(a, b *v1alpha1.IPPoolStatus) bool {
 	})
 }
 
+// isUsed reports whether a pod or workload has an address.
+func isUsed(s *v1alpha1.IPPoolStatus) bool { return s.Allocated+s.Retained > 0 }
+
 // same reports whether two statuses are equal. It avoids reflection, which is much slower,
 // because there are thousands of pools.
 func same(a, b *v1alpha1.IPPoolStatus) bool {

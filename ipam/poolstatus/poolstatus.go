@@ -36,7 +36,7 @@ import (
 const Interval = time.Second
 
 // Late is the longest time between a change of a pool's addresses and the write of its status,
-// while the API server answers. A condition, such as that no address is free, is written at once. Each write reaches every client that watches pools, and with the
+// while the API server answers. A condition, such as that no address is free, is written at once, and that none is in use. Each write reaches every client that watches pools, and with the
 // overlay these are all nodes, so a pool that goes on changing is written ever more rarely: after
 // [Interval], then after twice as long each time, up to Late.
 const Late = 30 * time.Second
@@ -266,7 +266,7 @@ func (w *Writer) round(ctx context.Context) (due time.Time, err error) {
 			continue
 		}
 		// Who edits a pool waits for its conditions, and others act on them.
-		waited := before[i].ObservedGeneration != after[i].ObservedGeneration || !sameConditions(&before[i], &after[i])
+		waited := before[i].ObservedGeneration != after[i].ObservedGeneration || !sameConditions(&before[i], &after[i]) || isUsed(&before[i]) != isUsed(&after[i])
 		if last := w.written[object.Name]; !waited && last.at.Add(last.pause).After(now) {
 			if next := last.at.Add(last.pause); due.IsZero() || next.Before(due) {
 				due = next

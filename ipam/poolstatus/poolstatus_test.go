@@ -469,6 +469,10 @@ func TestRunAtZero(t *testing.T) {
 		w.want("it is full", Interval, "a", "a Warning Exhausted")
 		w.Remove(w.IP("10.0.0.9"))
 		w.want("it has room", Interval, "a", "a Normal AddressesFree")
+		for n := range 8 {
+			w.Remove(w.IP(fmt.Sprintf("10.0.0.%d", n+1)))
+		}
+		w.want("nothing is in use", Interval, "a")
 	})
 }
 
