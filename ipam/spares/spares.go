@@ -111,7 +111,7 @@ func isShared(spec *v1alpha1.FloatingIPSpec) bool {
 func (c *controller) addressChanged(before, after *v1alpha1.FloatingIP) {
 	for _, ip := range []*v1alpha1.FloatingIP{before, after} {
 		if ip != nil && isShared(&ip.Spec) {
-			c.loop.Enqueue(keyOf(ip.Spec.Owner))
+			c.loop.EnqueueAfter(keyOf(ip.Spec.Owner), quiet)
 		}
 	}
 }
@@ -187,7 +187,7 @@ func (c *controller) Reconcile(ctx context.Context, key preallocation.Key) (time
 		c.Forget(key)
 		return 0, nil //nolint:nilerr // No other pod is to have such addresses.
 	}
-	if soon := quiet - time.Since(s.since); soon > 0 {
+	if soon := quiet - time.Since(s.since); 0 < soon && soon <= quiet { // The scheduler's clock may be ahead.
 		return soon, nil
 	}
 	m := c.Of(key, s.owner.UID)
@@ -229,7 +229,9 @@ func (c *controller) requestOf(s *set) (*ipam.Request, error) {
 	request.Parts = slices.Clone(request.Parts)
 	for _, ip := range like {
 		request.Pools = append(request.Pools, ip.Spec.Pool)
-		request.Parts[ip.Spec.Index].Family = ip.Family()
+		if at := int(ip.Spec.Index); at < len(request.Parts) {
+			request.Parts[at].Family = ip.Family()
+		}
 	}
 	return &request, nil
 }
