@@ -92,7 +92,7 @@ func conditions(object *v1alpha1.IPPool, status *v1alpha1.IPPoolStatus, snapshot
 	case object.Spec.Disabled:
 		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, ReasonDisabled, "spec.disabled is true: no new addresses are allocated, addresses in use stay."
 	case len(snapshot.Overlaps(object.Name)) > 0:
-		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, ReasonOverlap, snapshot.OverlapText(object.Name)+": remove them from one of the two."
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, ReasonOverlap, "Pools overlap, and "+snapshot.OverlapText(object.Name)+": remove them from one of the two."
 	case unreached:
 		ready.Status, ready.Reason = metav1.ConditionFalse, ReasonNoNode
 		ready.Message = "No node of the cluster has an InternalIP in spec.nodeSubnets and labels that match spec.nodeSelector, so that no pod gets an address."
