@@ -21,7 +21,9 @@ import (
 // Candidates can serve a request at one moment: addresses that its owner
 // already has, and the pools it may use. Safe for concurrent use.
 type Candidates struct {
-	request  Request
+	request Request
+	// workload is the pod's, also where its claim owns the addresses.
+	workload Owner
 	claimant allocator.Claimant
 	state    *state
 	book     *allocator.Allocator
@@ -95,13 +97,14 @@ func (i *IPAM) Candidates(request Request) (*Candidates, error) {
 	if state == nil {
 		return nil, ErrNotSynced
 	}
+	workload := request.Owner
 	if request.Claim != "" {
 		var err error
 		if request, err = i.claimed(request); err != nil {
 			return nil, err
 		}
 	}
-	c := &Candidates{request: request, claimant: claimantOf(&request), state: state, book: i.book, known: &i.known}
+	c := &Candidates{request: request, workload: workload, claimant: claimantOf(&request), state: state, book: i.book, known: &i.known}
 	if err := i.look(c); err != nil {
 		return nil, err
 	}

@@ -149,7 +149,7 @@ func (c *Candidates) explain(err error, nodePools []int) string {
 	part := unmet.Want
 	switch {
 	case errors.Is(err, allocator.ErrLimit):
-		return c.describePart(part, fmt.Sprintf("IPClaim %q has all %d addresses that its size allows: raise spec.size, or wait for one of its pods to end", c.request.Claim, c.claimant.Limit))
+		return c.describePart(part, c.limitText())
 	case errors.Is(err, allocator.ErrSetInUse):
 		c.setInUse.once.Do(func() { c.setInUse.text = c.setInUseText() })
 		return c.setInUse.text
@@ -191,13 +191,20 @@ func (c *Candidates) shortOf(part int, pool *pools.Pool) (reason, remedy string)
 	case exact:
 		return c.whoHas(ranges[0].First), ""
 	}
-	what := "no free address"
+	what, own := "no free address", ""
 	if len(ranges) > 0 {
 		what = "no free address in these ranges"
+		if c.hasAll(ranges) {
+			own = ", all with pods" + c.ofItsOwn()
+		}
 	} else if n := c.book.Counts(pool.Name); n.Free > 0 {
 		what = fmt.Sprintf("only %d free", n.Free)
 	}
-	return fmt.Sprintf("%s has %s (%s)", pool, what, usage(c.book.Counts(pool.Name), pool.Cooldown)), ""
+	reason = fmt.Sprintf("%s has %s (%s)%s", pool, what, usage(c.book.Counts(pool.Name), pool.Cooldown), own)
+	if len(c.state.snapshot.Overlaps(pool.Name)) > 0 {
+		reason += ", and " + c.state.snapshot.OverlapText(pool.Name)
+	}
+	return reason, ""
 }
 
 // causeOf returns AtCap if a pool could serve the request but gives the namespace no
@@ -250,7 +257,63 @@ func (c *Candidates) setInUseText() string {
 	default:
 		text += fmt.Sprintf("; %d are with pods that are terminating", terminating)
 	}
-	return text + fmt.Sprintf(" (the pod gets the first that is given back; annotation %s on the pod template allows more)", v1alpha1.AnnotationSpareAddresses)
+	text += fmt.Sprintf(" (the pod gets the first that is given back; annotation %s on the pod template allows more)", v1alpha1.AnnotationSpareAddresses)
+	if all <= mostAsked && terminating == 0 {
+		text += "; " + endsFirst
+	}
+	return text
+}
+
+// endsFirst is what lets an update end pods whose addresses the next ones need.
+const endsFirst = "an update that starts a pod before it ends one waits for ever: set maxUnavailable: 1 and maxSurge: 0, or strategy Recreate"
+
+// isOfItsOwn says whether a pod of the waiting one's workload has the address, and goes on. A claim's records do not say the workload,
+// but a pod is named after its own.
+func (c *Candidates) isOfItsOwn(record *allocator.Record) bool {
+	if record.PodUID == "" || record.PodUID == c.request.UID || record.Owner.Namespace != c.request.Namespace || c.terminating(record) {
+		return false
+	}
+	if c.request.Claim == "" {
+		return record.Owner == c.workload
+	}
+	rest, ok := strings.CutPrefix(record.PodName, c.workload.Name+"-")
+	return ok && strings.Count(rest, "-") == 1
+}
+
+// ofItsOwn says of pods that have the addresses that they are of the waiting one's workload.
+func (c *Candidates) ofItsOwn() string {
+	return fmt.Sprintf(", of the same %s; list an address more, for %s", c.workload.Kind, endsFirst)
+}
+
+// hasAll says whether pods of the workload have all addresses of a list that is not long.
+func (c *Candidates) hasAll(ranges []iprange.Range) bool {
+	asked := 0
+	for _, r := range ranges {
+		for addr := r.First; addr.Compare(r.Last) <= 0; addr = addr.Next() {
+			record, ok := c.book.Stored(addr)
+			if asked++; asked > mostAsked || !ok || !c.isOfItsOwn(&record) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// limitText says that the pod's claim has all its addresses, and how many of the pod's own workload.
+func (c *Candidates) limitText() string {
+	const remedy = "raise spec.size, or wait for one of its pods to end"
+	text, own := fmt.Sprintf("IPClaim %q has all %d addresses that its size allows", c.request.Claim, c.claimant.Limit), 0
+	if v4, v6 := c.book.Owned(c.claimant.Owner); v4+v6 <= mostAsked {
+		for _, record := range c.book.RecordsOf(c.claimant.Owner) {
+			if c.isOfItsOwn(&record) {
+				own++
+			}
+		}
+	}
+	if own == 0 {
+		return text + ": " + remedy
+	}
+	return fmt.Sprintf("%s, %d with pods of the same %s: %s; %s", text, own, c.workload.Kind, remedy, endsFirst)
 }
 
 func plural(n int, one, many string) string {
@@ -280,7 +343,11 @@ func (c *Candidates) whoHas(addr netip.Addr) string {
 	case record.Owner.Namespace != c.request.Namespace:
 		return fmt.Sprintf("%s is in use by another namespace (with the right to read FloatingIPs, kubectl get floatingip %s says which)", addr, addr)
 	case record.PodUID != "":
-		return fmt.Sprintf("%s is held by pod %s/%s", addr, record.Owner.Namespace, record.PodName)
+		text := fmt.Sprintf("%s is held by pod %s/%s", addr, record.Owner.Namespace, record.PodName)
+		if c.isOfItsOwn(&record) {
+			text += c.ofItsOwn()
+		}
+		return text
 	}
 	return fmt.Sprintf("%s is retained for %s %s/%s", addr, record.Owner.Kind, record.Owner.Namespace, record.Owner.Name)
 }

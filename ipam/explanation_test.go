@@ -129,6 +129,16 @@ func TestWhoHas(t *testing.T) {
 	}
 }
 
+// The text of a pool whose addresses an older one has names that one.
+func TestOverlapped(t *testing.T) {
+	old, late := testPool("old", "10.0.70.2-10.0.70.9"), testPool("late", "10.0.70.2-10.0.70.9")
+	old.CreationTimestamp, late.CreationTimestamp = metav1.Unix(1, 0), metav1.Unix(2, 0)
+	want := `node(s) without an address for the pod: pool "late" (10.0.70.2-10.0.70.9) has no free address (0 in use, 0 retained), and older pools keep 10.0.70.2-10.0.70.9 (pool "old")`
+	if why := rejected(t, open(t, newServer(), old, late), request("web-0", "a", "", "late")); why != want {
+		t.Errorf("the pod is rejected because %q, want %q", why, want)
+	}
+}
+
 // The text counts the free addresses and the rest of the cap.
 func TestTooFew(t *testing.T) {
 	s := newServer()
@@ -188,8 +198,53 @@ func TestSetInUse(t *testing.T) {
 			i.KnowPods(terminatingPods{names: test.terminating})
 		}
 		want := "node(s) without an address for the pod: " + test.want + hint
+		if test.terminating == nil {
+			want += "; " + endsFirst
+		}
 		if why := rejected(t, i, of("next", len(test.pods))); why != want {
 			t.Errorf("with pods %v, %v terminating, the next is rejected because %q, want %q", test.pods, test.terminating, why, want)
+		}
+	}
+}
+
+// A pod that waits for another of its own workload is told so, and what lets one of them end first.
+func TestWaitsForItsOwn(t *testing.T) {
+	of := func(uid string, policy v1alpha1.ReleasePolicy, ranges ...string) Request {
+		r := request("web-5d8f9c7b6f-"+uid, uid, policy)
+		r.Owner = Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "web", UID: "d"}
+		if len(ranges) > 0 {
+			r.Parts = []Part{exactly(ranges...)}
+		}
+		return r
+	}
+	claimed := func(uid string) Request {
+		r := of(uid, "")
+		r.Claim = "licences"
+		return r
+	}
+	another := claimed("next")
+	another.Owner.Name = "blue"
+	const own, all = ", of the same Deployment; list an address more, for ", ": raise spec.size, or wait for one of its pods to end"
+	for _, test := range []struct {
+		name string
+		has  []Request
+		next Request
+		want string
+	}{
+		{"an exact address", []Request{of("a", v1alpha1.ReleasePodDeleted, "10.0.70.2")}, of("next", v1alpha1.ReleasePodDeleted, "10.0.70.2"),
+			"address (one of 10.0.70.2): 10.0.70.2 is held by pod shop/web-5d8f9c7b6f-a" + own + endsFirst},
+		{"exact addresses", []Request{of("a", v1alpha1.ReleaseRetain, "10.0.70.2"), of("b", v1alpha1.ReleaseRetain, "10.0.70.3")}, of("next", v1alpha1.ReleaseRetain, "10.0.70.2", "10.0.70.3"),
+			`address (one of 10.0.70.2-10.0.70.3): pool "web" (10.0.70.2-10.0.70.9) has no free address in these ranges (2 in use, 0 retained), all with pods` + own + endsFirst},
+		{"a claim", []Request{claimed("a"), claimed("b")}, claimed("next"), `IPClaim "licences" has all 2 addresses that its size allows, 2 with pods of the same Deployment` + all + "; " + endsFirst},
+		{"a claim of others", []Request{claimed("a"), claimed("b")}, another, `IPClaim "licences" has all 2 addresses that its size allows` + all},
+	} {
+		i := openWith(t, newServer(), &poolWatch{pools: []*v1alpha1.IPPool{testPool("web", "10.0.70.2-10.0.70.9")}, claims: []*v1alpha1.IPClaim{claimOf(2)}})
+		for _, r := range test.has {
+			commit(t, i, reserve(t, i, r))
+		}
+		want := "node(s) without an address for the pod: " + test.want
+		if why := rejected(t, i, test.next); why != want {
+			t.Errorf("%s: the next is rejected because\n%q, want\n%q", test.name, why, want)
 		}
 	}
 }

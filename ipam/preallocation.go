@@ -12,7 +12,7 @@ import (
 )
 
 // Preallocate creates FloatingIPs of count free addresses for the owner of a request,
-// before any pod asks. The request has no pod and one part. A Service's request is for all its parts at once, and may
+// before any pod asks, each time for all parts of the request, which has no pod. A Service's may
 // get addresses that its owner keeps; count is 1 then. When an address is reserved,
 // before each write, confirm says whether the owner is still as it was: it may block, and
 // with its error nothing more is created. Preallocate makes one blocking write for each
@@ -72,7 +72,7 @@ func (i *IPAM) candidatesAhead(state *state, request Request, number int) (*Cand
 		return i.Candidates(request)
 	}
 	// Not a pod's UID, but also unique: it marks the reservation.
-	request.UID = fmt.Sprintf("%s/%s/%d", request.Owner.UID, request.Parts[0].Family, number)
+	request.UID = fmt.Sprintf("%s/%s/%s/%d", request.Owner.UID, request.Owner.NodeName, request.Parts[0].Family, number)
 	c := &Candidates{state: state, book: i.book, request: request, claimant: claimantOf(&request)}
 	// None of the owner's own addresses: the owner needs a new one.
 	c.assign(nil)

@@ -4,6 +4,7 @@ package manifests
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
@@ -29,4 +30,18 @@ func TestNoPolicyOfPodStatus(t *testing.T) {
 	if policies == 0 {
 		t.Error("there are no policies")
 	}
+}
+
+// The component pod-defaults takes away the warning of pods without a scheduler's name by its place.
+func TestFirstWarningIsOfTheScheduler(t *testing.T) {
+	for _, object := range manifests(t) {
+		policy, ok := object.(*admissionregistrationv1.ValidatingAdmissionPolicy)
+		if ok && policy.Name == "workloads.berth.dev" {
+			if first := policy.Spec.Validations[0]; !strings.Contains(first.Expression, "schedulerName") {
+				t.Errorf("the first is %s", first.Expression)
+			}
+			return
+		}
+	}
+	t.Error("there is no such policy")
 }

@@ -5,6 +5,7 @@ package podrequest
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -42,6 +43,19 @@ func every(step, n int) string {
 		all = append(all, fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255))
 	}
 	return strings.Join(all, ",")
+}
+
+// The API server's warnings are about the annotations that a pod's request has.
+func TestPolicyOfWords(t *testing.T) {
+	policy, err := os.ReadFile("../../manifests/admission/workloads.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range asking {
+		if word := "'" + strings.TrimPrefix(name, prefix) + "'"; !strings.Contains(string(policy), word) {
+			t.Errorf("the policy does not know %s", word)
+		}
+	}
 }
 
 func TestCompile(t *testing.T) {

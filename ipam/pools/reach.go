@@ -4,9 +4,11 @@ package pools
 
 import (
 	"encoding/binary"
+	"iter"
 	"net/netip"
 	"slices"
 
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 )
 
@@ -58,6 +60,23 @@ func (s *Snapshot) Reach(addresses []netip.Addr, nodeLabels labels.Set) *Reach {
 		return !s.pools[position].selectsNode(nodeLabels)
 	})
 	return NewReach(positions...)
+}
+
+// Reached returns which pools serve one of these nodes, by their position in [Snapshot.Pools].
+func (s *Snapshot) Reached(nodes iter.Seq[*v1.Node]) []bool {
+	reached, left := make([]bool, len(s.pools)), len(s.pools)
+	for node := range nodes {
+		if left == 0 {
+			break
+		}
+		for _, position := range s.Reach(InternalIPs(node), node.Labels).positions {
+			if !reached[position] {
+				reached[position] = true
+				left--
+			}
+		}
+	}
+	return reached
 }
 
 // RequireSession returns whether some pool serves only nodes with an established BGP session.

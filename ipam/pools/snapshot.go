@@ -4,8 +4,10 @@ package pools
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/iprange"
@@ -107,3 +109,17 @@ func (s *Snapshot) Invalid(name string) error { return s.invalid[name] }
 
 // Overlaps returns the addresses that a pool lists but an older pool keeps.
 func (s *Snapshot) Overlaps(name string) []Overlap { return s.overlaps[name] }
+
+// OverlapText says which addresses of a pool older pools keep. It is bounded: pools may overlap in thousands of ranges.
+func (s *Snapshot) OverlapText(name string) string {
+	const most = 16
+	overlaps := s.overlaps[name]
+	var texts []string
+	for _, overlap := range overlaps[:min(len(overlaps), most)] {
+		texts = append(texts, fmt.Sprintf("%s (pool %q)", overlap.Range, overlap.With))
+	}
+	if len(overlaps) > most {
+		texts = append(texts, fmt.Sprintf("and %d more ranges", len(overlaps)-most))
+	}
+	return "older pools keep " + strings.Join(texts, ", ")
+}

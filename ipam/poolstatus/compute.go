@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,8 +36,8 @@ func (u *uses) showNamespaces(maximum int64, status *v1alpha1.IPPoolStatus) {
 	}
 }
 
-// compute returns the new status of each pool; before has the present ones. Pure.
-func compute(objects []*v1alpha1.IPPool, before []v1alpha1.IPPoolStatus, snapshot *pools.Snapshot, t *tally, now metav1.Time) []v1alpha1.IPPoolStatus {
+// compute returns the new status of each pool; before has the present ones, reached is of [pools.Snapshot.Reached]. Pure.
+func compute(objects []*v1alpha1.IPPool, before []v1alpha1.IPPoolStatus, snapshot *pools.Snapshot, reached []bool, t *tally, now metav1.Time) []v1alpha1.IPPoolStatus {
 	statuses := make([]v1alpha1.IPPoolStatus, len(objects))
 	for i, object := range objects {
 		status := &statuses[i]
@@ -59,7 +58,7 @@ func compute(objects []*v1alpha1.IPPool, before []v1alpha1.IPPoolStatus, snapsho
 			status.Free = untaken(status)
 		}
 		status.Conditions = slices.Clone(before[i].Conditions)
-		for _, condition := range conditions(object, status, snapshot) {
+		for _, condition := range conditions(object, status, snapshot, compiled && !reached[at]) {
 			condition.ObservedGeneration = object.Generation
 			condition.LastTransitionTime = now
 			meta.SetStatusCondition(&status.Conditions, condition)
@@ -79,21 +78,24 @@ const (
 	ReasonInvalid  = "Invalid"
 	ReasonDisabled = "Disabled"
 	ReasonOverlap  = "Overlap"
+	ReasonNoNode   = "NoNode"
 
 	ReasonAddressesFree = "AddressesFree"
 	ReasonNoAddressFree = "NoAddressFree"
 )
 
-func conditions(object *v1alpha1.IPPool, status *v1alpha1.IPPoolStatus, snapshot *pools.Snapshot) []metav1.Condition {
+func conditions(object *v1alpha1.IPPool, status *v1alpha1.IPPoolStatus, snapshot *pools.Snapshot, unreached bool) []metav1.Condition {
 	ready := metav1.Condition{Type: v1alpha1.PoolReady, Status: metav1.ConditionTrue, Reason: ReasonValid, Message: "The scheduler allocates from the pool."}
-	overlaps := snapshot.Overlaps(object.Name)
 	switch err := snapshot.Invalid(object.Name); {
 	case err != nil:
 		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, ReasonInvalid, err.Error()
 	case object.Spec.Disabled:
 		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, ReasonDisabled, "spec.disabled is true: no new addresses are allocated, addresses in use stay."
-	case len(overlaps) > 0:
-		ready.Reason, ready.Message = ReasonOverlap, "Older pools keep these addresses: "+overlapsText(overlaps)
+	case len(snapshot.Overlaps(object.Name)) > 0:
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, ReasonOverlap, "Pools overlap, and "+snapshot.OverlapText(object.Name)+": remove them from one of the two."
+	case unreached:
+		ready.Status, ready.Reason = metav1.ConditionFalse, ReasonNoNode
+		ready.Message = "No node of the cluster has an InternalIP in spec.nodeSubnets and labels that match spec.nodeSelector, so that no pod gets an address."
 	}
 	exhausted := metav1.Condition{Type: v1alpha1.PoolExhausted, Status: metav1.ConditionFalse, Reason: ReasonAddressesFree, Message: "There are free addresses."}
 	switch {
@@ -108,19 +110,15 @@ func conditions(object *v1alpha1.IPPool, status *v1alpha1.IPPoolStatus, snapshot
 	return []metav1.Condition{ready, exhausted}
 }
 
-// overlapsText is bounded: pools may overlap in thousands of ranges.
-func overlapsText(overlaps []pools.Overlap) string {
-	const most = 16
-	var texts []string
-	for i, overlap := range overlaps {
-		if i == most {
-			texts = append(texts, fmt.Sprintf("and %d more ranges", len(overlaps)-most))
-			break
-		}
-		texts = append(texts, fmt.Sprintf("%s (pool %q)", overlap.Range, overlap.With))
-	}
-	return strings.Join(texts, ", ")
+// sameConditions reports whether the conditions say the same, whatever their messages.
+func sameConditions(a, b *v1alpha1.IPPoolStatus) bool {
+	return slices.EqualFunc(a.Conditions, b.Conditions, func(a, b metav1.Condition) bool {
+		return a.Type == b.Type && a.Status == b.Status && a.Reason == b.Reason
+	})
 }
+
+// isUsed reports whether a pod or workload has an address.
+func isUsed(s *v1alpha1.IPPoolStatus) bool { return s.Allocated+s.Retained > 0 }
 
 // same reports whether two statuses are equal. It avoids reflection, which is much slower,
 // because there are thousands of pools.

@@ -28,6 +28,9 @@ const (
 	// EventOverlap (Warning on IPPool): an older pool keeps some of its addresses. Do: remove them
 	// from one of the two.
 	EventOverlap = "Overlap"
+	// EventNoNode (Warning on IPPool): no node of the cluster is one of the pool's, so that no pod gets an address of it. Do: correct
+	// spec.nodeSubnets or spec.nodeSelector, or label nodes.
+	EventNoNode = "NoNode"
 	// EventAddressesOutside (Warning on IPPool): addresses in use are no longer in its ranges. Do: see
 	// docs/how-to/operate.md#shrink-or-delete-a-pool.
 	EventAddressesOutside = "AddressesOutside"
@@ -56,10 +59,8 @@ func changes(before, after *v1alpha1.IPPoolStatus) []event.Event {
 	old, ready := was(v1alpha1.PoolReady), is(v1alpha1.PoolReady)
 	if ready.Reason != old.Reason || ready.Message != old.Message {
 		switch ready.Reason {
-		case ReasonInvalid:
-			events = append(events, event.Warning(EventInvalid, ready.Message))
-		case ReasonOverlap:
-			events = append(events, event.Warning(EventOverlap, ready.Message))
+		case EventInvalid, EventOverlap, EventNoNode: // As the conditions' reasons.
+			events = append(events, event.Warning(ready.Reason, ready.Message))
 		}
 	}
 	old, exhausted := was(v1alpha1.PoolExhausted), is(v1alpha1.PoolExhausted)

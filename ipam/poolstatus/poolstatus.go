@@ -8,14 +8,19 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
@@ -31,9 +36,9 @@ import (
 const Interval = time.Second
 
 // Late is the longest time between a change of a pool's addresses and the write of its status,
-// while the API server answers. Each write reaches every client that watches pools, and with the
+// while the API server answers. A condition, such as that no address is free, is written at once, and that none is in use. Each write reaches every client that watches pools, and with the
 // overlay these are all nodes, so a pool that goes on changing is written ever more rarely: after
-// [Interval], then after twice as long each time, up to Late. The first and the last address in use are not late.
+// [Interval], then after twice as long each time, up to Late.
 const Late = 30 * time.Second
 
 // mostErrors is the number of failed writes after which a round stops.
@@ -51,14 +56,19 @@ type Writer struct {
 	metrics  *Metrics
 	pools    *pools.Source
 	ips      cache.Store
+	nodes    corelisters.NodeLister
 	synced   []cache.DoneChecker
 	dirty    wakeup.Signal // asks for another round
 
 	mu sync.Mutex
+	// reachedOf is the snapshot that reached is of; nil after a node changed.
+	reachedOf *pools.Snapshot
 	// changed has the names of the FloatingIPs that the watch told of since the last round; nil before the first one: a
 	// standby has no rounds, and must not remember each name.
 	changed map[string]struct{}
 
+	// reached is which pools serve a node.
+	reached []bool
 	// tally counts the addresses of counted, by name. Rounds keep both up to date, because a
 	// pass over all addresses in each second would cost more than all else that a large cluster's
 	// controller does.
@@ -90,14 +100,15 @@ func (w *written) pauseAfter(now time.Time) time.Duration {
 	return min(max(2*pause, Interval), Late)
 }
 
-// New returns a Writer on a view that the caller runs. It does nothing until Run.
-func New(patcher patcher, seen *view.View, recorder event.Recorder, metrics *Metrics) (*Writer, error) {
+// New returns a Writer on a view and an informer that the caller runs. It does nothing until Run.
+func New(patcher patcher, seen *view.View, nodes coreinformers.NodeInformer, recorder event.Recorder, metrics *Metrics) (*Writer, error) {
 	w := &Writer{
 		patcher:  patcher,
 		recorder: recorder,
 		metrics:  metrics,
 		pools:    seen.Pools,
 		ips:      seen.FloatingIPs.GetStore(),
+		nodes:    nodes.Lister(),
 		synced:   []cache.DoneChecker{seen.PoolsSynced},
 		dirty:    wakeup.New(),
 		counted:  map[string]*v1alpha1.FloatingIP{},
@@ -113,6 +124,16 @@ func New(patcher patcher, seen *view.View, recorder event.Recorder, metrics *Met
 					w.dirty.Send()
 				}
 			},
+		},
+		nodes.Informer(): {
+			AddFunc: func(any) { w.nodeChanged() },
+			UpdateFunc: func(before, after any) {
+				was, is := before.(*v1.Node), after.(*v1.Node)
+				if !maps.Equal(was.Labels, is.Labels) || !slices.Equal(pools.InternalIPs(was), pools.InternalIPs(is)) {
+					w.nodeChanged()
+				}
+			},
+			DeleteFunc: func(any) { w.nodeChanged() },
 		},
 		seen.FloatingIPs: {
 			AddFunc:    w.change,
@@ -142,6 +163,27 @@ func (w *Writer) change(object any) {
 	}
 	w.mu.Unlock()
 	w.dirty.Send()
+}
+
+// nodeChanged has the next round look anew which pools serve a node.
+func (w *Writer) nodeChanged() {
+	w.mu.Lock()
+	w.reachedOf = nil
+	w.mu.Unlock()
+	w.dirty.Send()
+}
+
+// reach returns which pools serve a node.
+func (w *Writer) reach(snapshot *pools.Snapshot) []bool {
+	w.mu.Lock()
+	known := w.reachedOf == snapshot
+	w.reachedOf = snapshot
+	w.mu.Unlock()
+	if !known {
+		nodes, _ := w.nodes.List(labels.Everything()) // A lister reads a cache and does not fail.
+		w.reached = snapshot.Reached(slices.Values(nodes))
+	}
+	return w.reached
 }
 
 // count brings the tally up to date with the caches.
@@ -214,7 +256,7 @@ func (w *Writer) round(ctx context.Context) (due time.Time, err error) {
 	w.count(objects, snapshot)
 	before := w.statuses(objects)
 	now := time.Now()
-	after := compute(objects, before, snapshot, w.tally, metav1.NewTime(now).Rfc3339Copy())
+	after := compute(objects, before, snapshot, w.reach(snapshot), w.tally, metav1.NewTime(now).Rfc3339Copy())
 	w.metrics.publish(objects, after, w.tally)
 	w.tellOrphans(w.tally.orphans)
 
@@ -223,9 +265,9 @@ func (w *Writer) round(ctx context.Context) (due time.Time, err error) {
 		if same(&before[i], &after[i]) {
 			continue
 		}
-		// Who edits a pool waits for its conditions, and the policy in-use.berth.dev asks whether any address is in use.
-		urgent := before[i].ObservedGeneration != after[i].ObservedGeneration || (before[i].Allocated > 0) != (after[i].Allocated > 0)
-		if last := w.written[object.Name]; !urgent && last.at.Add(last.pause).After(now) {
+		// Who edits a pool waits for its conditions, others act on them, and the policy in-use.berth.dev asks whether any address is in use.
+		waited := before[i].ObservedGeneration != after[i].ObservedGeneration || !sameConditions(&before[i], &after[i]) || isUsed(&before[i]) != isUsed(&after[i])
+		if last := w.written[object.Name]; !waited && last.at.Add(last.pause).After(now) {
 			if next := last.at.Add(last.pause); due.IsZero() || next.Before(due) {
 				due = next
 			}

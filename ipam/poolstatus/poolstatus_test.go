@@ -17,10 +17,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/component-base/metrics"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -57,17 +61,25 @@ func ip(address, pool, state string) *v1alpha1.FloatingIP {
 	return object
 }
 
+// oneNode are the nodes of a cluster with one.
+var oneNode = []*v1.Node{{
+	ObjectMeta: metav1.ObjectMeta{Name: "node1"},
+	Status:     v1.NodeStatus{Addresses: []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: "10.0.1.1"}}},
+}}
+
 func TestCompute(t *testing.T) {
 	disabled := pool("disabled", 5, "10.0.0.200-10.0.0.203")
 	disabled.Spec.Disabled = true
 	drained := pool("drained", 6, "10.0.0.210")
 	drained.Spec.Disabled = true
+	far := pool("far", 7, "10.0.0.220-10.0.0.221")
+	far.Spec.NodeSubnets = []string{"10.9.0.0/16"}
 	objects := []*v1alpha1.IPPool{
 		pool("web", 1, "10.0.0.10-10.0.0.15"),
 		pool("full", 2, "10.0.0.20-10.0.0.22"),
 		pool("late", 3, "10.0.0.15-10.0.0.17"),
 		pool("bad", 4, "2001:db8::2-2001:db8::1"),
-		disabled, drained,
+		disabled, drained, far,
 	}
 	ips := []*v1alpha1.FloatingIP{
 		ip("10.0.0.10", "web", "held"), ip("10.0.0.11", "web", "retained"), ip("10.0.0.12", "web", "reserved"), ip("10.0.0.13", "web", "cooling"),
@@ -92,7 +104,7 @@ func TestCompute(t *testing.T) {
 		t.Errorf("%d and %d addresses cool down because of a conflict, want 1 and 0", web, full)
 	}
 	got := map[string]string{}
-	for i, status := range compute(objects, make([]v1alpha1.IPPoolStatus, len(objects)), snapshot, tally, metav1.Unix(9, 0)) {
+	for i, status := range compute(objects, make([]v1alpha1.IPPoolStatus, len(objects)), snapshot, snapshot.Reached(slices.Values(oneNode)), tally, metav1.Unix(9, 0)) {
 		ready := meta.FindStatusCondition(status.Conditions, v1alpha1.PoolReady)
 		exhausted := meta.FindStatusCondition(status.Conditions, v1alpha1.PoolExhausted)
 		got[objects[i].Name] = fmt.Sprintf("%d = %d+%d+%d+%d+%d, outside %d, ready %s %s, exhausted %s %s, generation %d",
@@ -102,9 +114,10 @@ func TestCompute(t *testing.T) {
 	want := map[string]string{
 		"web":      "6 = 2+1+1+1+1, outside 1, ready True Valid, exhausted False AddressesFree, generation 3",
 		"full":     "3 = 2+0+0+1+0, outside 0, ready True Valid, exhausted True NoAddressFree, generation 3",
-		"late":     "2 = 0+0+0+0+2, outside 0, ready True Overlap, exhausted False AddressesFree, generation 3",
+		"late":     "2 = 0+0+0+0+2, outside 0, ready False Overlap, exhausted False AddressesFree, generation 3",
 		"bad":      "0 = 0+0+0+0+0, outside 1, ready False Invalid, exhausted True NoAddressFree, generation 3",
 		"disabled": "4 = 1+0+0+0+0, outside 1, ready False Disabled, exhausted False Disabled, generation 3",
+		"far":      "2 = 0+0+0+0+2, outside 0, ready False NoNode, exhausted False AddressesFree, generation 3",
 		"drained":  "1 = 1+0+0+0+0, outside 0, ready False Disabled, exhausted True NoAddressFree, generation 3",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -131,9 +144,9 @@ func TestOverlaps(t *testing.T) {
 		}
 		objects := []*v1alpha1.IPPool{pool("old", 1, "10.0.0.0/24"), pool("new", 2, ranges...)}
 		snapshot := pools.Compile(objects)
-		statuses := compute(objects, make([]v1alpha1.IPPoolStatus, 2), snapshot, count(objects, snapshot, slices.Values([]*v1alpha1.FloatingIP{})), metav1.Unix(9, 0))
+		statuses := compute(objects, make([]v1alpha1.IPPoolStatus, 2), snapshot, snapshot.Reached(slices.Values(oneNode)), count(objects, snapshot, slices.Values([]*v1alpha1.FloatingIP{})), metav1.Unix(9, 0))
 		ready := meta.FindStatusCondition(statuses[1].Conditions, v1alpha1.PoolReady)
-		if got := strings.Count(ready.Message, `(pool "old")`); got != min(n, 16) || !strings.HasSuffix(ready.Message, want) {
+		if got := strings.Count(ready.Message, `(pool "old")`); got != min(n, 16) || !strings.HasSuffix(ready.Message, want+": remove them from one of the two.") {
 			t.Errorf("%d ranges: %q lists %d, and ends otherwise than %q", n, ready.Message, got, want)
 		}
 	}
@@ -166,7 +179,7 @@ func TestNamespaces(t *testing.T) {
 		give(fmt.Sprintf("small-%02d", i), "held")
 	}
 	snapshot := pools.Compile(objects)
-	statuses := compute(objects, make([]v1alpha1.IPPoolStatus, 2), snapshot, count(objects, snapshot, slices.Values(ips)), metav1.Unix(9, 0))
+	statuses := compute(objects, make([]v1alpha1.IPPoolStatus, 2), snapshot, snapshot.Reached(slices.Values(oneNode)), count(objects, snapshot, slices.Values(ips)), metav1.Unix(9, 0))
 	want := []v1alpha1.NamespaceShare{{Name: "over", Allocated: 4}, {Name: "full", Allocated: 1, Retained: 2}}
 	for i := range mostNamespaces - 2 {
 		want = append(want, v1alpha1.NamespaceShare{Name: fmt.Sprintf("small-%02d", i), Allocated: 1})
@@ -226,6 +239,7 @@ func TestChanges(t *testing.T) {
 		{"overlap", usual, status(ReasonOverlap, "a", "False", 0, 9), []string{"Warning Overlap"}},
 		{"another overlap", status(ReasonOverlap, "a", "False", 0, 9), status(ReasonOverlap, "b", "False", 0, 9), []string{"Warning Overlap"}},
 		{"the same overlap", status(ReasonOverlap, "a", "False", 0, 9), status(ReasonOverlap, "a", "False", 0, 9), nil},
+		{"no node", usual, status(ReasonNoNode, "a", "False", 0, 9), []string{"Warning NoNode"}},
 		{"overlap ends", status(ReasonOverlap, "a", "False", 0, 9), usual, nil},
 		{"shrunk", usual, status(ReasonValid, "", "False", 2, 9), []string{"Warning AddressesOutside"}},
 		{"shrunk more", status(ReasonValid, "", "False", 2, 9), status(ReasonValid, "", "False", 3, 9), nil},
@@ -248,6 +262,7 @@ func TestChanges(t *testing.T) {
 type fixture struct {
 	*ipamtest.Server
 	t        *testing.T
+	kube     *fake.Clientset
 	view     *view.View
 	registry metrics.KubeRegistry
 
@@ -273,12 +288,15 @@ func simulateFrom(t *testing.T, standby func(w *fixture, writer *Writer), test f
 		}
 		numbers := NewMetrics()
 		w.registry.CustomMustRegister(numbers)
-		writer, err := New(w.Client().IPPools, w.view, w, numbers)
+		w.kube = fake.NewClientset(oneNode[0])
+		factory := informers.NewSharedInformerFactory(w.kube, 0)
+		writer, err := New(w.Client().IPPools, w.view, factory.Core().V1().Nodes(), w, numbers)
 		if err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		var group sync.WaitGroup
+		factory.Start(ctx.Done())
 		group.Go(func() { w.view.Run(ctx) })
 		w.wantMetrics("before the first round", "")
 		standby(w, writer)
@@ -286,8 +304,13 @@ func simulateFrom(t *testing.T, standby func(w *fixture, writer *Writer), test f
 		w.pass(2 * Interval)
 		test(w)
 		cancel()
+		factory.Shutdown()
 		group.Wait()
 	})
+}
+
+func nodesOf(kube *fake.Clientset) coreinformers.NodeInformer {
+	return informers.NewSharedInformerFactory(kube, 0).Core().V1().Nodes()
 }
 
 // pass lets time pass until nothing happens any more.
@@ -322,6 +345,25 @@ func (w *fixture) want(what string, d time.Duration, want ...string) {
 	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 		w.t.Errorf("%s: %s", what, diff)
 	}
+}
+
+// A pool that no node is in is not Ready, until one is.
+func TestNoNode(t *testing.T) {
+	simulate(t, func(w *fixture) {
+		far := pool("far", 1, "10.0.0.1-10.0.0.5")
+		far.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"rack": "9"}}
+		w.Put(far)
+		w.want("no node has the label", 2*Interval, "far", "far Warning NoNode")
+		node := oneNode[0].DeepCopy()
+		node.Labels = map[string]string{"rack": "9"}
+		if err := w.kube.Tracker().Update(v1.SchemeGroupVersion.WithResource("nodes"), node, ""); err != nil {
+			t.Fatal(err)
+		}
+		w.want("a node has it", 2*Late, "far")
+		if ready := meta.FindStatusCondition(w.Pool("far").Status.Conditions, v1alpha1.PoolReady); ready.Reason != ReasonValid {
+			t.Errorf("it is %+v", ready)
+		}
+	})
 }
 
 // A standby, which has no rounds, remembers no names, and counts all addresses when it leads.
@@ -431,6 +473,28 @@ func TestRunWithChangesThatGoOn(t *testing.T) {
 		large.Generation++
 		w.Put(large)
 		w.want("nor who edits the pool", Interval, "a")
+	})
+}
+
+// The last address that is taken, and the first that comes free, are written at once.
+func TestRunAtZero(t *testing.T) {
+	simulate(t, func(w *fixture) {
+		w.Put(pool("a", 1, "10.0.0.1-10.0.0.9"))
+		for n := range 8 {
+			w.Put(ip(fmt.Sprintf("10.0.0.%d", n+1), "a", "held"))
+			w.pass(Interval)
+		}
+		w.Writes()
+		w.Remove(w.IP("10.0.0.1"))
+		w.want("it has a pause", Interval)
+		w.Put(ip("10.0.0.1", "a", "held"), ip("10.0.0.9", "a", "held"))
+		w.want("it is full", Interval, "a", "a Warning Exhausted")
+		w.Remove(w.IP("10.0.0.9"))
+		w.want("it has room", Interval, "a", "a Normal AddressesFree")
+		for n := range 8 {
+			w.Remove(w.IP(fmt.Sprintf("10.0.0.%d", n+1)))
+		}
+		w.want("nothing is in use", Interval, "a")
 	})
 }
 
@@ -585,7 +649,7 @@ func TestTallyGoesOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := New(discard{}, seen, discard{}, NewMetrics())
+	w, err := New(discard{}, seen, nodesOf(fake.NewClientset()), discard{}, NewMetrics())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -658,7 +722,7 @@ func BenchmarkRound(b *testing.B) {
 		b.Fatal(err)
 	}
 	numbers := NewMetrics()
-	w, err := New(discard{}, seen, discard{}, numbers)
+	w, err := New(discard{}, seen, nodesOf(fake.NewClientset()), discard{}, numbers)
 	if err != nil {
 		b.Fatal(err)
 	}

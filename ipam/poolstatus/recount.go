@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -15,13 +16,13 @@ import (
 )
 
 // Stale compares the status of each pool with the one that a [Writer] would write from these
-// addresses. It returns a text for each pool whose status differs, by pool name. Pure.
-func Stale(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot, ips iter.Seq[*v1alpha1.FloatingIP], now time.Time) map[string]string {
+// addresses and nodes. It returns a text for each pool whose status differs, by pool name. Pure.
+func Stale(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot, nodes iter.Seq[*v1.Node], ips iter.Seq[*v1alpha1.FloatingIP], now time.Time) map[string]string {
 	before := make([]v1alpha1.IPPoolStatus, len(objects))
 	for i, object := range objects {
 		before[i] = object.Status
 	}
-	after := compute(objects, before, snapshot, count(objects, snapshot, ips), metav1.NewTime(now).Rfc3339Copy())
+	after := compute(objects, before, snapshot, snapshot.Reached(nodes), count(objects, snapshot, ips), metav1.NewTime(now).Rfc3339Copy())
 	stale := map[string]string{}
 	for i, object := range objects {
 		if !same(&before[i], &after[i]) {

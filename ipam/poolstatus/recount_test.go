@@ -60,7 +60,7 @@ func TestStale(t *testing.T) {
 	} {
 		objects := []*v1alpha1.IPPool{pool("web", 1, "10.0.0.10-10.0.0.15"), pool("db", 2, "10.0.0.20")}
 		snapshot := pools.Compile(objects)
-		written := compute(objects, make([]v1alpha1.IPPoolStatus, len(objects)), snapshot, count(objects, snapshot, ips), metav1.NewTime(now))
+		written := compute(objects, make([]v1alpha1.IPPoolStatus, len(objects)), snapshot, snapshot.Reached(slices.Values(oneNode)), count(objects, snapshot, ips), metav1.NewTime(now))
 		for i := range objects {
 			objects[i].Status = written[i]
 		}
@@ -69,7 +69,7 @@ func TestStale(t *testing.T) {
 		if test.want != "" {
 			want["web"] = test.want
 		}
-		if got := Stale(objects, snapshot, ips, now.Add(time.Hour)); !maps.Equal(got, want) {
+		if got := Stale(objects, snapshot, slices.Values(oneNode), ips, now.Add(time.Hour)); !maps.Equal(got, want) {
 			t.Errorf("%s: Stale() = %q, want %q", name, got, want)
 		}
 	}

@@ -119,6 +119,9 @@ func Watch[T any](l *Loop, informer cache.SharedIndexInformer, changed func(befo
 // Enqueue has an owner reconciled soon.
 func (l *Loop) Enqueue(key Key) { l.queue.Add(key) }
 
+// EnqueueAfter has an owner reconciled after some time, once for all changes until then.
+func (l *Loop) EnqueueAfter(key Key, wait time.Duration) { l.queue.AddAfter(key, wait) }
+
 func (l *Loop) addressChanged(before, after *v1alpha1.FloatingIP) {
 	for _, ip := range []*v1alpha1.FloatingIP{before, after} {
 		if ip == nil {

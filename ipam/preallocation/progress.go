@@ -43,11 +43,9 @@ type Goal struct {
 
 // Want is addresses of one kind.
 type Want struct {
-	// Request asks for one of the addresses: without a pod, with one part, which sets the
-	// family. A Service's asks for all its addresses at once, each part with a family.
+	// Request has no pod, and each part sets the family.
 	Request ipam.Request
-	// Size is the desired number of addresses, Has the present number; of a Service's request, how often it should be
-	// met and is.
+	// Size is how often the request should be met, Has how often it is.
 	Size, Has int
 }
 
@@ -89,7 +87,7 @@ func CountOf(ips []*v1alpha1.FloatingIP) Count {
 // Total returns the number of addresses of both families.
 func (n Count) Total() int { return n[v1alpha1.IPv4] + n[v1alpha1.IPv6] }
 
-// Preallocator takes up to count addresses for a request without a pod and with one part. It
+// Preallocator meets a request without a pod up to count times. It
 // calls confirm before it takes one, and takes none after an error of confirm. Blocking, safe
 // for concurrent use. With an error, made may be more than 0.
 type Preallocator interface {

@@ -24,7 +24,7 @@ func (r *Reclaimer) adopt(ctx context.Context, ip *v1alpha1.FloatingIP, pod *v1.
 	if ip.Spec.ReleasePolicy != v1alpha1.ReleaseRetain && ip.Spec.ReleasePolicy != v1alpha1.ReleaseNever || ip.Spec.Owner.IsClaim() {
 		return nil, nil
 	}
-	owner, err := podrequest.OwnerOf(pod, r.between())
+	owner, err := podrequest.OwnerOf(pod, r.Between())
 	if err != nil {
 		return nil, nil //nolint:nilerr // the event of the ReplicaSet or Job triggers another look
 	}

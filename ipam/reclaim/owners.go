@@ -48,8 +48,8 @@ type owners struct {
 	instances    *virtualmachine.Instances
 }
 
-// between finds the objects between a pod and its workload in the cache.
-func (r *Reclaimer) between() podrequest.Between {
+// Between finds the objects between a pod and its workload in the cache.
+func (r *Reclaimer) Between() podrequest.Between {
 	o := r.owners
 	return podrequest.Between{
 		ReplicaSet: func(namespace, name string) (metav1.Object, error) {
@@ -86,6 +86,24 @@ func (o *owners) find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w
 		w.offNode, live = !belongs, live && nodeLive
 	}
 	return w, live, nil
+}
+
+// Size returns for how many pods a workload keeps addresses that they share, of a DaemonSet on one node, and how many
+// addresses a pod of its template has. Blocking; with fresh, the answer is not from a cache.
+func (r *Reclaimer) Size(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (size fixedset.Size, each int64, err error) {
+	w, _, err := r.owners.find(ctx, owner, fresh)
+	switch {
+	case err != nil || !w.exists || w.addressless || w.offNode:
+		return fixedset.Size{}, 0, err
+	case owner.NodeName != "":
+		return fixedset.Size{Replicas: 1, Spare: w.spare}, w.each.Total, nil
+	}
+	return fixedset.Size{Replicas: w.replicas, Spare: w.spare, Unlimited: w.oldestFirst || w.unbounded, Partial: w.partial}, w.each.Total, nil
+}
+
+// Owned returns the addresses that are recorded under the name of a workload, as the cache has them.
+func (r *Reclaimer) Owned(owner *v1alpha1.Owner) []*v1alpha1.FloatingIP {
+	return r.indexed(byOwner, ownerKey(owner.Kind, owner.Namespace, owner.Name))
 }
 
 // workload is find without the fields that follow from the pod template. template is nil

@@ -66,7 +66,7 @@ func TestTenants(t *testing.T) {
 	})
 	// An address goes from one tenant to the other.
 	for _, to := range []string{blue, red} {
-		simulation.Patch(w, w.Berth.FloatingIPs, "10.0.70.40", `{"spec":{"pod":null,"node":null,"lastPod":%q}}`, "pod-before")
+		simulation.Patch(w, w.AsController().FloatingIPs, "10.0.70.40", `{"spec":{"pod":null,"node":null,"lastPod":%q}}`, "pod-before")
 		if err := w.Berth.FloatingIPs.Delete(w.Ctx, "10.0.70.40", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}

@@ -131,7 +131,7 @@ func TestStatus(t *testing.T) {
 	berth(w, "viewer", "status", "-o", "json").expect(t, 2, "ValidatingAdmissionPolicy "+policy+" is missing", `"bound": false`)
 
 	berth(w, "viewer", "check", "--grace=0", "--ignore=B303").expect(t, 2, "B601", "the ValidatingAdmissionPolicy "+policy+" is missing")
-	berth(w, "viewer", "check", "--grace=0", "--ignore=B303,B601").expect(t, 0)
+	berth(w, "viewer", "check", "--grace=0", "--ignore=B303,B304,B601").expect(t, 0)
 	berth(w, "nobody", "status").expect(t, 1, "It is not known", `user "nobody" may not`)
 	berth(w, "viewer", "version").expect(t, 0, "kubectl-berth ", "berth-agent ")
 	berth(w, "nobody", "version", "--client").expect(t, 0, "kubectl-berth ")

@@ -120,7 +120,7 @@ func TestWatch(t *testing.T) {
 
 	patch := func(text string, under ...string) {
 		t.Helper()
-		if _, err := w.Berth.FloatingIPs.Patch(w.Ctx, "10.0.70.10", types.MergePatchType, []byte(text), metav1.PatchOptions{}, under...); err != nil {
+		if _, err := w.AsController().FloatingIPs.Patch(w.Ctx, "10.0.70.10", types.MergePatchType, []byte(text), metav1.PatchOptions{}, under...); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 	"sigs.k8s.io/yaml"
 
+	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/simulation/program"
 	"github.com/berth-dev/berth/test/simulation/proxy"
@@ -163,6 +164,19 @@ func (w *World) AsNode(name string) *kubernetes.Clientset {
 		w.T.Fatal(err)
 	}
 	return kube
+}
+
+// AsController is a client with the identity of berth-controller.
+func (w *World) AsController() *client.Client {
+	w.T.Helper()
+	config := rest.CopyConfig(w.Config)
+	who := proxy.ServiceAccount(w.System, "berth-controller")
+	config.Impersonate = rest.ImpersonationConfig{UserName: who.UserName, Groups: who.Groups}
+	api, err := client.NewForConfig(config)
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	return api
 }
 
 // kubeconfig leads to a proxy, which adds the identity.

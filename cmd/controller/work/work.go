@@ -38,6 +38,7 @@ import (
 	"github.com/berth-dev/berth/ipam/reclaim"
 	"github.com/berth-dev/berth/ipam/remote"
 	"github.com/berth-dev/berth/ipam/services"
+	"github.com/berth-dev/berth/ipam/spares"
 	"github.com/berth-dev/berth/ipam/store"
 	"github.com/berth-dev/berth/ipam/view"
 	"github.com/berth-dev/berth/ipam/wrongaddress"
@@ -126,7 +127,7 @@ func New(config *rest.Config, kube kubernetes.Interface, options Options) (*Work
 	if err != nil {
 		return nil, err
 	}
-	if w.status, err = poolstatus.New(counting.IPPools, seen, recorder, poolMetrics); err != nil {
+	if w.status, err = poolstatus.New(counting.IPPools, seen, factory.Core().V1().Nodes(), recorder, poolMetrics); err != nil {
 		return nil, err
 	}
 	return w, w.takeAhead(config, kube, options, recorder)
@@ -157,6 +158,7 @@ func (w *Work) takeAhead(config *rest.Config, kube kubernetes.Interface, options
 			API: api, Services: kube.CoreV1(), Namespaces: kube.CoreV1().Namespaces(), Recorder: recorder, View: w.view, Factory: w.factory, Carriers: w.assignments,
 		})
 	}
+	err = errors.Join(err, spares.Add(w.ahead, spares.Parts{Workloads: w.reclaimer, Recorder: recorder, View: w.view, Factory: w.factory}))
 	return errors.Join(err, claims.Add(w.ahead, claims.Parts{API: api, Recorder: recorder, Metrics: claims.NewMetrics(options.Register), View: w.view}))
 }
 

@@ -221,8 +221,8 @@ var broken = []struct {
 		c.pool.Spec.Exclude = []string{"10.0.70.11"}
 		c.pool.Status.Capacity, c.pool.Status.Allocated, c.pool.Status.Outside = 9, 1, 1
 	}, []Code{OutsidePool}},
-	{"the node is gone", func(c *cluster) { c.node = nil }, []Code{NodeGone}},
-	{"the node is in another subnet", func(c *cluster) { c.node.Status.Addresses[0].Address = "10.0.61.11" }, []Code{NodeOutside}},
+	{"the node is gone", func(c *cluster) { c.node = nil }, []Code{NodeGone, StaleStatus, PoolNoNode}},
+	{"the node is in another subnet", func(c *cluster) { c.node.Status.Addresses[0].Address = "10.0.61.11" }, []Code{NodeOutside, StaleStatus, PoolNoNode}},
 	{"conflict", func(c *cluster) {
 		c.ips[0].Status.Conditions = []metav1.Condition{{Type: v1alpha1.FloatingIPConflict, Status: metav1.ConditionTrue, Message: "02:00:00:00:00:01 has it"}}
 	}, []Code{InConflict}},

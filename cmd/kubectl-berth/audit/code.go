@@ -29,6 +29,7 @@ const (
 	PoolInvalid  Code = "B301"
 	PoolsOverlap Code = "B302"
 	StaleStatus  Code = "B303"
+	PoolNoNode   Code = "B304"
 
 	NoAgent       Code = "B401"
 	AgentNotReady Code = "B402"
@@ -70,6 +71,7 @@ func Meanings() []Meaning {
 		{PoolInvalid, "the pool cannot be used as it is written"},
 		{PoolsOverlap, "the pool lists addresses that an older pool has"},
 		{StaleStatus, "the status of the pool does not match its addresses"},
+		{PoolNoNode, "no node of the cluster is one of the pool's"},
 		{NoAgent, "there are addresses on a node without an agent"},
 		{AgentNotReady, "there are addresses on a node whose agent is not Ready"},
 		{NoAnswer, "nobody answers for the address on the network"},

@@ -98,6 +98,17 @@ func (o *objects) held() iter.Seq[*v1alpha1.FloatingIP] {
 	}
 }
 
+// nodes returns all nodes.
+func (o *objects) nodes() iter.Seq[*v1.Node] {
+	return func(yield func(*v1.Node) bool) {
+		for _, object := range o.Nodes.List() {
+			if !yield(object.(*v1.Node)) {
+				return
+			}
+		}
+	}
+}
+
 // comparison compares objects at one time.
 type comparison struct {
 	*objects
@@ -143,7 +154,8 @@ func (c *comparison) add(f Finding, state ...string) {
 }
 
 func (c *comparison) comparePools() {
-	stale := poolstatus.Stale(c.pools, c.snapshot, c.floatingIPs(), c.now)
+	reached := c.snapshot.Reached(c.nodes())
+	stale := poolstatus.Stale(c.pools, c.snapshot, c.nodes(), c.floatingIPs(), c.now)
 	for _, pool := range c.pools {
 		object := Object{Kind: "IPPool", Name: pool.Name, UID: string(pool.UID)}
 		generation := fmt.Sprint(pool.Generation)
@@ -157,6 +169,12 @@ func (c *comparison) comparePools() {
 			c.add(Finding{
 				Code: PoolsOverlap, Objects: []Object{object, {Kind: "IPPool", Name: overlaps[0].With}}, Command: "kubectl describe ippool " + pool.Name,
 				Text: fmt.Sprintf("pool %s lists %s, which the older pool %s has%s", pool.Name, overlaps[0].Range, overlaps[0].With, andMore(len(overlaps)-1, "ranges")),
+			}, generation)
+		}
+		if at, ok := c.snapshot.Index(pool.Name); ok && !reached[at] && !pool.Spec.Disabled {
+			c.add(Finding{
+				Code: PoolNoNode, Objects: []Object{object}, Command: "kubectl describe ippool " + pool.Name,
+				Text: fmt.Sprintf("pool %s has no node: none has an InternalIP in its nodeSubnets and labels that match its nodeSelector", pool.Name),
 			}, generation)
 		}
 		if differ, ok := stale[pool.Name]; ok {

@@ -54,7 +54,7 @@ func (a *Auditor) About(ctx context.Context, name string) (*Subject, error) {
 	}
 	// One address is not all of a pool's, nor all of its pod's.
 	s.Findings = sorted(slices.DeleteFunc(found, func(f Finding) bool {
-		return slices.Contains([]Code{PoolInvalid, PoolsOverlap, StaleStatus, TooFew}, f.Code) || len(f.Objects) > 0 && f.Code == NotRecorded && f.Address != ip.Spec.Address
+		return slices.Contains([]Code{PoolInvalid, PoolsOverlap, StaleStatus, PoolNoNode, TooFew}, f.Code) || len(f.Objects) > 0 && f.Code == NotRecorded && f.Address != ip.Spec.Address
 	}))
 	return s, nil
 }

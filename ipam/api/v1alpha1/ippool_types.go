@@ -268,7 +268,7 @@ type Egress struct {
 
 // Conditions of an IPPool.
 const (
-	// PoolReady is true when the scheduler can allocate from the pool.
+	// PoolReady is true when the scheduler can allocate all of the pool's addresses, on some node.
 	PoolReady = "Ready"
 	// PoolExhausted is true when the pool has no free address.
 	PoolExhausted = "Exhausted"

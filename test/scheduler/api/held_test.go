@@ -9,14 +9,16 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
 )
 
 // Not even an administrator deletes the address of a pod that runs by mistake:
-// that would give it to another. Berth itself may, and one that is retained
+// that would give it to another. Nor does he take it from its pod. Berth itself may, and one that is retained
 // anybody with the right to.
 func TestHeldAddressIsNotDeleted(t *testing.T) {
 	t.Parallel()
@@ -34,9 +36,22 @@ func TestHeldAddressIsNotDeleted(t *testing.T) {
 		return nil
 	})
 	err := w.Berth.FloatingIPs.Delete(w.Ctx, "10.0.70.2", metav1.DeleteOptions{})
-	want := fmt.Sprintf("the address is held by pod %s/web-0: delete the pod instead, and the address is freed by its release policy Never; if there is no such pod any more, patch spec.pod to null first", simulation.Namespace)
+	want := fmt.Sprintf("the address is held by pod %s/web-0: delete the pod instead, and the address is freed by its release policy Never; if there is no such pod any more, berth-controller does so by itself", simulation.Namespace)
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), want) {
 		t.Errorf("deleting a held address: %v, want %q", err, want)
+	}
+	patch := func(api *client.Client, spec string) error {
+		_, err := api.FloatingIPs.Patch(w.Ctx, "10.0.70.2", types.MergePatchType, []byte(`{"spec":`+spec+`}`), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	}
+	if err := patch(w.Berth, `{"pod":null}`); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), want) {
+		t.Errorf("taking a held address from its pod: %v, want %q", err, want)
+	}
+	if err := patch(w.Berth, `{"releasePolicy":"Retain"}`); err != nil {
+		t.Errorf("another change of a held address: %v", err)
+	}
+	if err := patch(w.AsController(), `{"pod":null}`); err != nil {
+		t.Errorf("the controller takes a held address from its pod: %v", err)
 	}
 
 	w.Delete("web-0")

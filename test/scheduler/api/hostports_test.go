@@ -98,6 +98,16 @@ func TestHostPortsOfNamespaces(t *testing.T) {
 	if err := create("allowed", own); err != nil {
 		t.Fatal(err)
 	}
+	// Another value, which the agent could not read, is refused anywhere.
+	w.Eventually("wait for another value to be refused", func() error {
+		pod := restricted("unlabeled", own)
+		pod.Annotations[own] = "random"
+		_, err := w.Kube.CoreV1().Pods("unlabeled").Create(w.Ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), `annotation berth.dev/host-ports: "random" is not Random: write that, or remove the annotation`) {
+			return fmt.Errorf("it is answered by %w", err)
+		}
+		return nil
+	})
 	if _, err := w.Kube.CoreV1().Namespaces().Patch(w.Ctx, "allowed", types.MergePatchType, []byte(`{"metadata":{"labels":{"`+own+`":"Forbidden"}}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}

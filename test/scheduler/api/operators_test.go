@@ -104,7 +104,7 @@ func TestOperators(t *testing.T) {
 		if test.want == "" && err != nil || test.want != "" && (!apierrors.IsForbidden(err) || !strings.Contains(err.Error(), test.want)) {
 			t.Errorf("an operator %s: %v, want %q", test.name, err, test.want)
 		}
-		if err := update(w.Berth, test.address, test.edit); err != nil {
+		if err := update(w.Berth, test.address, test.edit); err != nil && !strings.Contains(err.Error(), "'held-addresses.berth.dev'") {
 			t.Errorf("an administrator %s: %v", test.name, err)
 		}
 	}

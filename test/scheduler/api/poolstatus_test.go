@@ -33,6 +33,7 @@ func TestPoolStatus(t *testing.T) {
 	w.Pool("f-huge", "10.0.70.50", func(p *v1alpha1.IPPool) {
 		p.Spec = v1alpha1.IPPoolSpec{Subnet: "2001:db8:1::/64", Ranges: []string{"2001:db8:1::/64"}}
 	})
+	w.Pool("g-far", "10.0.70.60", func(p *v1alpha1.IPPool) { p.Spec.NodeSubnets = []string{"10.9.0.0/16"} })
 	w.Create(simulation.NewPods("a", 2, simulation.FromPools("a"))...)
 	w.Create(simulation.NewPod("a-kept", simulation.FromPools("a"), simulation.Policy(v1alpha1.ReleaseNever)), simulation.NewPod("full", simulation.FromPools("c-full")))
 	w.Bound("a-0", "a-1", "a-kept", "full")
@@ -49,10 +50,11 @@ func TestPoolStatus(t *testing.T) {
 		message          string // in Ready's
 	}{
 		{"a", numbers{18, 2, 1, 1, 14, 0}, condition{"True", "Valid"}, condition{"False", "AddressesFree"}, ""},
-		{"b-overlap", numbers{Capacity: 4, Free: 4}, condition{"True", "Overlap"}, condition{"False", "AddressesFree"}, `10.0.70.15-10.0.70.20 (pool "a")`},
+		{"b-overlap", numbers{Capacity: 4, Free: 4}, condition{"False", "Overlap"}, condition{"False", "AddressesFree"}, `10.0.70.15-10.0.70.20 (pool "a")`},
 		{"c-full", numbers{Capacity: 1, Allocated: 1}, condition{"True", "Valid"}, condition{"True", "NoAddressFree"}, ""},
 		{"d-disabled", numbers{Capacity: 10}, condition{"False", "Disabled"}, condition{"False", "Disabled"}, "spec.disabled is true"},
 		{"e-backwards", numbers{}, condition{"False", "Invalid"}, condition{"True", "NoAddressFree"}, "is backwards: write 2001:db8::10-2001:db8::20"},
+		{"g-far", numbers{Capacity: 1, Free: 1}, condition{"False", "NoNode"}, condition{"False", "AddressesFree"}, "No node of the cluster"},
 		{"f-huge", numbers{Capacity: huge, Free: huge}, condition{"True", "Valid"}, condition{"False", "AddressesFree"}, ""},
 	}
 	check := func(w *simulation.World, name string, want numbers, ready, exhausted condition, message string) {

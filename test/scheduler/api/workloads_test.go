@@ -4,6 +4,7 @@ package api
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 
@@ -16,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
 )
@@ -25,8 +27,8 @@ type warnings []string
 
 func (w *warnings) HandleWarningHeader(_ int, _, text string) { *w = append(*w, text) }
 
-// The API server warns who writes an annotation of Berth's on a workload itself, and refuses nothing.
-func TestAnnotationsOfWorkloads(t *testing.T) {
+// The API server warns who writes words of Berth's that do nothing where they are, or not without others, and refuses nothing.
+func TestWarnings(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})
 	var got warnings
@@ -36,69 +38,127 @@ func TestAnnotationsOfWorkloads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	labels := map[string]string{"app": "web"}
-	template := v1.PodTemplateSpec{
-		ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: map[string]string{v1alpha1.AnnotationPools: "web"}},
-		Spec:       v1.PodSpec{Containers: []v1.Container{{Name: "c", Image: "i"}}},
-	}
-	once := template
-	once.Spec.RestartPolicy = v1.RestartPolicyNever
-	meta := func(annotations ...string) metav1.ObjectMeta {
-		m := metav1.ObjectMeta{Name: "web", Annotations: map[string]string{"example.com/a": "b"}}
-		for _, key := range annotations {
-			m.Annotations[key] = "web"
-		}
-		return m
-	}
-	deployment := func(annotations ...string) func(dry []string) error {
-		return func(dry []string) error {
-			_, err := kube.AppsV1().Deployments(simulation.Namespace).Create(w.Ctx, &appsv1.Deployment{
-				ObjectMeta: meta(annotations...), Spec: appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: template},
-			}, metav1.CreateOptions{DryRun: dry})
-			return err
-		}
-	}
-	annotate := func(key string) func(dry []string) error {
-		return func(dry []string) error {
-			_, err := kube.AppsV1().Deployments(simulation.Namespace).Patch(w.Ctx, "web", types.MergePatchType,
-				fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"x"}}}`, key), metav1.PatchOptions{DryRun: dry})
-			return err
-		}
-	}
-	const because = `Validation failed for ValidatingAdmissionPolicy 'workloads.berth.dev' with binding 'workloads.berth.dev': metadata.annotations has `
-	const where = "spec.template.metadata.annotations"
-	if err := deployment()(nil); err != nil {
+	api, err := client.NewForConfig(config)
+	if err != nil {
 		t.Fatal(err)
 	}
 	dry := []string{metav1.DryRunAll}
+	labels := map[string]string{"app": "web"}
+	// pod is the one of templates, and right.
+	pod := func(change func(*v1.PodTemplateSpec)) v1.PodTemplateSpec {
+		whole := simulation.NewPod("web", simulation.Annotated(v1alpha1.AnnotationPools, "web"))
+		template := v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: maps.Clone(labels), Annotations: whole.Annotations}, Spec: whole.Spec}
+		if change != nil {
+			change(&template)
+		}
+		return template
+	}
+	itself := func(annotations map[string]string) metav1.ObjectMeta {
+		return metav1.ObjectMeta{Name: "web", Annotations: annotations}
+	}
+	deployment := func(annotations map[string]string, change func(*v1.PodTemplateSpec)) *appsv1.Deployment {
+		return &appsv1.Deployment{ObjectMeta: itself(annotations), Spec: appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: pod(change)}}
+	}
+	deploy := func(change func(*v1.PodTemplateSpec)) func() error {
+		return func() error {
+			_, err := kube.AppsV1().Deployments(simulation.Namespace).Create(w.Ctx, deployment(nil, change), metav1.CreateOptions{DryRun: dry})
+			return err
+		}
+	}
+	run := func(change func(*v1.Pod)) func() error {
+		return func() error {
+			template := pod(nil)
+			pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "pod", Annotations: template.Annotations}, Spec: template.Spec}
+			change(pod)
+			_, err := kube.CoreV1().Pods(simulation.Namespace).Create(w.Ctx, pod, metav1.CreateOptions{DryRun: dry})
+			return err
+		}
+	}
+	annotate := func(key string) func() error {
+		return func() error {
+			_, err := kube.AppsV1().Deployments(simulation.Namespace).Patch(w.Ctx, "there", types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"x"}}}`, key), metav1.PatchOptions{DryRun: dry})
+			return err
+		}
+	}
+	there := deployment(nil, nil)
+	there.Name = "there"
+	if _, err := kube.AppsV1().Deployments(simulation.Namespace).Create(w.Ctx, there, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.Pool("used", "10.0.70.2-10.0.70.3")
+	w.Pool("unused", "10.0.71.2-10.0.71.3", func(pool *v1alpha1.IPPool) { pool.Spec.Subnet = "10.0.71.0/24" })
+	used, err := w.Berth.IPPools.Get(w.Ctx, "used", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	used.Status = v1alpha1.IPPoolStatus{Capacity: 2, Allocated: 1, Retained: 1}
+	if _, err := w.Berth.IPPools.UpdateStatus(w.Ctx, used, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	serve := func(class string) func() error {
+		return func() error {
+			_, err := kube.CoreV1().Services(simulation.Namespace).Create(w.Ctx, &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: v1.ServiceSpec{
+				Type: v1.ServiceTypeLoadBalancer, LoadBalancerClass: &class, Ports: []v1.ServicePort{{Port: 80}},
+			}}, metav1.CreateOptions{DryRun: dry})
+			return err
+		}
+	}
+	remove := func(pool string) func() error {
+		return func() error { return api.IPPools.Delete(w.Ctx, pool, metav1.DeleteOptions{DryRun: dry}) }
+	}
+	const workload, where = "workloads.berth.dev", "write it under spec.template.metadata.annotations"
+	noLimit := func(t *v1.PodTemplateSpec) { t.Spec.Containers[0].Resources = v1.ResourceRequirements{} }
 	for _, test := range []struct {
-		name string
-		do   func(dry []string) error
-		want string // empty: none
+		name, policy string
+		do           func() error
+		want         string // empty: none
 	}{
-		{"a Deployment gets one", annotate(v1alpha1.AnnotationPools), because + "berth.dev/pools, which has no effect on a Deployment: write it under " + where},
-		{"a Deployment gets another", annotate("example.com/b"), ""},
-		{"a StatefulSet", func(dry []string) error {
+		{"a Deployment gets one", workload, annotate(v1alpha1.AnnotationPools), "metadata.annotations has berth.dev/pools, which has no effect on a Deployment: " + where},
+		{"a Deployment gets another", "", annotate("example.com/b"), ""},
+		{"a StatefulSet", workload, func() error {
 			_, err := kube.AppsV1().StatefulSets(simulation.Namespace).Create(w.Ctx, &appsv1.StatefulSet{
-				ObjectMeta: meta(v1alpha1.AnnotationPools), Spec: appsv1.StatefulSetSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: template},
+				ObjectMeta: itself(map[string]string{v1alpha1.AnnotationPools: "web"}), Spec: appsv1.StatefulSetSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: pod(nil)},
 			}, metav1.CreateOptions{DryRun: dry})
 			return err
-		}, because + "berth.dev/pools, which has no effect on a StatefulSet: write it under " + where},
-		{"a CronJob", func(dry []string) error {
+		}, "metadata.annotations has berth.dev/pools, which has no effect on a StatefulSet: " + where},
+		{"a CronJob", workload, func() error {
+			once := pod(nil)
+			once.Spec.RestartPolicy = v1.RestartPolicyNever
 			_, err := kube.BatchV1().CronJobs(simulation.Namespace).Create(w.Ctx, &batchv1.CronJob{
-				ObjectMeta: meta(v1alpha1.AnnotationPools), Spec: batchv1.CronJobSpec{Schedule: "0 0 * * *", JobTemplate: batchv1.JobTemplateSpec{Spec: batchv1.JobSpec{Template: once}}},
+				ObjectMeta: itself(map[string]string{v1alpha1.AnnotationPools: "web"}), Spec: batchv1.CronJobSpec{Schedule: "0 0 * * *", JobTemplate: batchv1.JobTemplateSpec{Spec: batchv1.JobSpec{Template: once}}},
 			}, metav1.CreateOptions{DryRun: dry})
 			return err
-		}, because + "berth.dev/pools, which has no effect on a CronJob: write it under spec.jobTemplate." + where},
+		}, "metadata.annotations has berth.dev/pools, which has no effect on a CronJob: write it under spec.jobTemplate.spec.template.metadata.annotations"},
+		{"all is right", "", deploy(nil), ""},
+		{"a label", workload, deploy(func(t *v1.PodTemplateSpec) { t.Labels[v1alpha1.AnnotationPools] = "web" }), "berth.dev/pools has no effect as a label: " + where},
+		{"another prefix", workload, deploy(func(t *v1.PodTemplateSpec) { t.Annotations["berth.io/release-policy"] = "Retain" }),
+			"the annotation berth.io/release-policy has no effect: write berth.dev/release-policy"},
+		{"no limit", workload, deploy(noLimit),
+			`the annotation berth.dev/pools has no effect, because no container has the limit berth.dev/ip and so no pod gets a floating IP: add resources.limits["berth.dev/ip"]: 1 to a container, or remove the annotation`},
+		{"neither limit nor annotation", "", deploy(func(t *v1.PodTemplateSpec) { noLimit(t); t.Annotations, t.Spec.SchedulerName = nil, "" }), ""},
+		{"no scheduler", workload, deploy(func(t *v1.PodTemplateSpec) { t.Spec.SchedulerName = "" }),
+			`a container has the limit berth.dev/ip, but kube-scheduler gives no floating IPs, and will leave the pods Pending ("Insufficient berth.dev/ip"): write spec.template.spec.schedulerName: berth-scheduler`},
+		{"another value of host-ports", workload, deploy(func(t *v1.PodTemplateSpec) { t.Annotations[v1alpha1.AnnotationHostPorts] = "random" }),
+			`the annotation berth.dev/host-ports can only be Random, and pods with "random" are refused`},
+		{"a pod without a scheduler", workload, run(func(p *v1.Pod) { p.Spec.SchedulerName = "" }),
+			`a container has the limit berth.dev/ip, but kube-scheduler gives no floating IPs, and will leave the pods Pending ("Insufficient berth.dev/ip"): write spec.schedulerName: berth-scheduler`},
+		{"a workload's pod", "", run(func(p *v1.Pod) {
+			p.Spec.SchedulerName, p.OwnerReferences = "", []metav1.OwnerReference{*metav1.NewControllerRef(&appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Name: "web", UID: "u"}}, appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))}
+		}), ""},
+		{"a pool in use is deleted", "ippools.berth.dev", remove("used"), "pods and workloads have 2 addresses of IPPool used: they keep them, but no pod can start with one until a pool has it again; " +
+			`create the pool again, or see "Shrink or delete a pool" in Berth's docs`},
+		{"a pool without use is deleted", "", remove("unused"), ""},
+		{"a Service of the class", "services.berth.dev", serve(v1alpha1.LoadBalancerClass), "nothing gives the Service an address: Berth was installed without the value controller.services"},
+		{"a Service of another class", "", serve("example.com/lb"), ""},
 	} {
 		var want []string
 		if test.want != "" {
-			want = []string{test.want}
+			want = []string{fmt.Sprintf("Validation failed for ValidatingAdmissionPolicy '%s' with binding '%[1]s': %s", test.policy, test.want)}
 		}
 		// The API server takes a moment to enforce a policy that was just made.
 		w.Eventually("wait for the warning about "+test.name, func() error {
 			got = nil
-			if err := test.do(dry); err != nil {
+			if err := test.do(); err != nil {
 				return err
 			}
 			if !slices.Equal(got, want) {

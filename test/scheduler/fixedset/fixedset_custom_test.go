@@ -112,6 +112,10 @@ func TestFixedSetOfCustomKinds(t *testing.T) {
 				web := newCustom(w, test.kind, replicas, test.strategy)
 				web.rolledOut(replicas)
 				original := podAddresses(w, "web")
+				if test.controller {
+					has(w, "web", size) // Before any update.
+					original = w.AddressesOf("web")
+				}
 				web.update("1", replicas)
 				set := w.AddressesOf("web")
 				if len(set) != size {

@@ -208,7 +208,7 @@ func TestFixedSet(t *testing.T) {
 				w.Pool("web", "10.0.70.2-10.0.70.60")
 				census := newCensus(w)
 				for _, test := range fixedSets {
-					staysOnItsSet(w, test, census)
+					staysOnItsSet(w, test, census, controller)
 				}
 				if controller {
 					w.Invariants() // Without it what has no pod still records the last one.
@@ -227,7 +227,7 @@ func TestFixedSetOnProcesses(t *testing.T) {
 	w.Scheduler(simulation.SchedulerOptions{})
 	w.Controller()
 	w.Pool("web", "10.0.70.2-10.0.70.60")
-	staysOnItsSet(w, fixedSets[1], newCensus(w))
+	staysOnItsSet(w, fixedSets[1], newCensus(w), true)
 	w.Invariants()
 }
 
@@ -247,13 +247,17 @@ var fixedSets = []fixedSetCase{
 	{"two-addresses", 4, strategy("25%", "25%"), 0, 2},
 }
 
-func staysOnItsSet(w *simulation.World, test fixedSetCase, census *census) {
+func staysOnItsSet(w *simulation.World, test fixedSetCase, census *census, controller bool) {
 	w.T.Helper()
 	name, size := test.name, (int(test.replicas)+test.spare)*test.each
 	runDeployment(w, name, test.replicas, test.strategy, simulation.Asking(fmt.Sprint(test.each)))
 	original := podAddresses(w, name)
+	if controller {
+		has(w, name, size) // Before any update.
+		original = w.AddressesOf(name)
+	}
 	restart(w, name, test.replicas)
-	// The spare ones are taken by the first update.
+	// Without the controller the spare ones are taken by the first update.
 	set := w.AddressesOf(name)
 	if len(set) != size {
 		w.T.Fatalf("the Deployment keeps %v, want %d", set, size)
@@ -277,6 +281,31 @@ func staysOnItsSet(w *simulation.World, test fixedSetCase, census *census) {
 	if most := census.mostOf(name); most > size {
 		w.T.Errorf("the Deployment had %d addresses at one time, want no more than %d", most, size)
 	}
+}
+
+// A set that cannot be whole says so, its pods run, and it becomes whole when the pool has an address. It is of the pools and the
+// ranges of its pods.
+func TestSetIsMadeWhole(t *testing.T) {
+	t.Parallel()
+	virtual.Test(t, func(t *testing.T) {
+		w := newDeploymentWorld(t, "10.0.70.2-10.0.70.3")
+		runDeployment(w, "web", 2, appsv1.DeploymentStrategy{})
+		w.Eventually("wait for the event", func() error {
+			return w.EventOf("web", "NoSpareAddress", `PoolsExhausted: the set is not whole`)
+		})
+		w.Pool("other", "10.0.71.2-10.0.71.9", func(pool *v1alpha1.IPPool) { pool.Spec.Subnet = "10.0.71.0/24" })
+		w.PatchPool("web", `{"spec":{"ranges":["10.0.70.2-10.0.70.9"]}}`)
+		has(w, "web", 3)
+		set := w.AddressesOf("web")
+		runDeployment(w, "exact", 1, strategy("1", "0"), simulation.Annotated(v1alpha1.AnnotationAddresses, "10.0.71.7-10.0.71.8"))
+		has(w, "exact", 2)
+		restart(w, "web", 2)
+		restart(w, "exact", 1)
+		onThe(w, "web", set, "its first update")
+		has(w, "web", 3)
+		has(w, "exact", 2)
+		w.Invariants()
+	})
 }
 
 // The size of the set follows the Deployment's replicas: the addresses of the pods

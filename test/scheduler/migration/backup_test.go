@@ -112,6 +112,9 @@ func become(w *simulation.World, what string, want map[string]string) {
 	})
 }
 
+// retainExactly has a workload keep the addresses of its pods, and no spare ones, which the controller takes a while later.
+var retainExactly = simulation.And(simulation.Policy(v1alpha1.ReleaseRetain), simulation.Annotated(v1alpha1.AnnotationSpareAddresses, "0"))
+
 // makeWorkloads makes what the cluster runs, now and after its end, and waits until it
 // does.
 func makeWorkloads(w *simulation.World) {
@@ -119,7 +122,7 @@ func makeWorkloads(w *simulation.World) {
 	w.CustomKinds()
 	for name, kind := range map[string]string{"edge": "daemon", "ships": "fleet", "tapp": "other"} {
 		kind := simulation.Kinds[kind]
-		object, err := kind.Object(simulation.Namespace, name, 2, simulation.Template(name, simulation.Policy(v1alpha1.ReleaseRetain)))
+		object, err := kind.Object(simulation.Namespace, name, 2, simulation.Template(name, retainExactly))
 		if err == nil {
 			_, err = w.Dynamic.Resource(kind.GVR()).Namespace(simulation.Namespace).Create(w.Ctx, object, metav1.CreateOptions{})
 		}
@@ -128,9 +131,9 @@ func makeWorkloads(w *simulation.World) {
 		}
 	}
 	makeSet(w, "db", 2)
-	w.CreateDeployment("shop", 3, appsv1.DeploymentStrategy{}, simulation.Policy(v1alpha1.ReleaseRetain))
+	w.CreateDeployment("shop", 3, appsv1.DeploymentStrategy{}, retainExactly)
 	w.CreateDeployment("user", 2, appsv1.DeploymentStrategy{}, simulation.OfClaim("used"))
-	w.CreateDeployment("late", 0, appsv1.DeploymentStrategy{}, simulation.And(simulation.Policy(v1alpha1.ReleaseRetain), simulation.Annotated(v1alpha1.AnnotationKeepOnScaleDown, "true")))
+	w.CreateDeployment("late", 0, appsv1.DeploymentStrategy{}, simulation.And(retainExactly, simulation.Annotated(v1alpha1.AnnotationKeepOnScaleDown, "true")))
 	w.Create(simulation.NewPod("single", simulation.Policy(v1alpha1.ReleaseRetain)), simulation.NewPod("forever", simulation.Policy(v1alpha1.ReleaseNever)))
 	w.Bound("db-0", "db-1", "tapp-0", "tapp-1", "single", "forever")
 	for name, replicas := range map[string]int32{"shop": 3, "user": 2, "late": 0} {

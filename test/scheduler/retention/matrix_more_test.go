@@ -184,6 +184,16 @@ func rollsOutBesideTheOld(c *cell) {
 	c.scale(c.n)
 	c.setUp(12)
 	var first []string
+	c.until("wait for the second addresses, before any update", func(s *state) error {
+		if first = nil; len(s.ips) != 2*c.n {
+			return fmt.Errorf("%d addresses are there, want %d", len(s.ips), 2*c.n)
+		}
+		for address, ip := range s.ips {
+			first = append(first, ip.Spec.Owner.NodeName+" "+address)
+		}
+		slices.Sort(first)
+		return nil
+	})
 	for i := range 4 {
 		c.patch(`{"spec":{"template":{"metadata":{"annotations":{"version":"%d"}}}}}`, i)
 		n := c.replaced()

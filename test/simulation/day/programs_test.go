@@ -30,6 +30,7 @@ import (
 	"github.com/berth-dev/berth/ipam/poolstatus"
 	"github.com/berth-dev/berth/ipam/preallocation"
 	"github.com/berth-dev/berth/ipam/reclaim"
+	"github.com/berth-dev/berth/ipam/spares"
 	"github.com/berth-dev/berth/ipam/store"
 	"github.com/berth-dev/berth/ipam/view"
 	"github.com/berth-dev/berth/ipam/wrongaddress"
@@ -134,7 +135,7 @@ func (p *programs) startController(ctx context.Context, group *sync.WaitGroup, k
 	if err != nil {
 		return err
 	}
-	status, err := poolstatus.New(api.IPPools, seen, silent{}, poolstatus.NewMetrics())
+	status, err := poolstatus.New(api.IPPools, seen, factory.Core().V1().Nodes(), silent{}, poolstatus.NewMetrics())
 	if err != nil {
 		return err
 	}
@@ -147,6 +148,9 @@ func (p *programs) startController(ctx context.Context, group *sync.WaitGroup, k
 		return err
 	}
 	if err := claims.Add(loop, claims.Parts{API: ahead, Recorder: silent{}, Metrics: claims.NewMetrics(func(...metrics.Registerable) {}), View: seen}); err != nil {
+		return err
+	}
+	if err := spares.Add(loop, spares.Parts{Workloads: reclaimer, Recorder: silent{}, View: seen, Factory: factory}); err != nil {
 		return err
 	}
 	finder := wrongaddress.New(wrongaddress.Config{

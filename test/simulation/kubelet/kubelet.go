@@ -354,6 +354,9 @@ func (k *Kubelets) graceOf(pod *v1.Pod) time.Duration {
 // with a pod whose network is refused.
 func (k *Kubelets) wire(key string, pod *v1.Pod) bool {
 	names := k.boundWith(pod)
+	if names == nil {
+		names = namesOf(pod) // The pod's first event is still to come: another of its name had this place in the queue.
+	}
 	if k.Strict && len(names) != Asks(&pod.Spec) && k.alive(pod) {
 		k.Complain("pod %s is bound with FloatingIPs %q but asked for %d", pod.Name, names, Asks(&pod.Spec))
 	}
