@@ -42,6 +42,13 @@ func TestReading(t *testing.T) {
 		return nil
 	})
 	checkCompletion(w)
+	if _, err := w.Berth.IPClaims("ads").Create(w.Ctx, &v1alpha1.IPClaim{ObjectMeta: metav1.ObjectMeta{Name: "spare"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	newUser(w, "").session(w, "admin.txt")
+	if err := w.Berth.IPClaims("ads").Delete(w.Ctx, "spare", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	for _, user := range []string{"viewer", "tenant", "nobody"} {
 		newUser(w, user).session(w, user+".txt")
 	}

@@ -13,12 +13,16 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/printers"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // APIVersion is the version of the objects that -o json and -o yaml print. Fields are added,
@@ -220,6 +224,17 @@ func (t *Table) Add(cells ...any) {
 	t.table.Rows = append(t.table.Rows, metav1.TableRow{Cells: cells})
 }
 
+// Print prints the table alone, after an empty line; nothing of one without rows.
+func (t *Table) Print(out io.Writer) {
+	if len(t.table.Rows) == 0 {
+		return
+	}
+	fmt.Fprintln(out)
+	columns := printers.GetNewTabWriter(out)
+	_ = printers.NewTablePrinter(printers.PrintOptions{}).PrintObj(&t.table, columns) // to the output that is printed to otherwise, too
+	_ = columns.Flush()
+}
+
 // Items is a list as -o json and -o yaml print it.
 type Items[T any] struct {
 	Items []T `json:"items"`
@@ -237,4 +252,20 @@ func List[T any](kind string, items []T, table *Table, row func(item *T) (name s
 		}
 	}
 	return a
+}
+
+// FloatingIP returns the -o name of a FloatingIP; empty if it has no name.
+func FloatingIP(name string) string {
+	if name == "" {
+		return ""
+	}
+	return "floatingip." + v1alpha1.GroupName + "/" + name
+}
+
+// Age returns how long ago a time is, as kubectl shows it; empty for none.
+func Age(at *metav1.Time, now time.Time) string {
+	if at.IsZero() {
+		return ""
+	}
+	return duration.HumanDuration(now.Sub(at.Time))
 }

@@ -32,7 +32,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -78,26 +78,19 @@ type Session struct {
 
 type options struct {
 	namespace, node string
-	addr            netip.Addr
 }
 
 // New returns the command bgp.
 func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	o := &options{}
 	return command.Command{
-		Use: "bgp [ADDRESS]", Short: "Shows the nodes' sessions with routers, and who announces an address", Long: long, Example: examples,
-		Args: cobra.MaximumNArgs(1), Complete: of.CompleteAddress, Found: "a session is down, or the address is not announced by its node alone",
+		Use: "bgp [ADDRESS | POD]", Short: "Shows the nodes' sessions with routers, and who announces an address", Long: long, Example: examples,
+		Args: cobra.MaximumNArgs(1), Names: target.Addresses, Namespaced: true, Found: "a session is down, or the address is not announced by its node alone",
 		Flags: func(flags *pflag.FlagSet) {
 			command.AddBerthNamespace(flags, &o.namespace)
 			flags.StringVar(&o.node, "node", "", "Ask the speaker of this node only.")
 		},
-		CompleteFlags: map[string]cobra.CompletionFunc{"node": of.CompleteNodes},
-		Prepare: func(call *command.Call) (err error) {
-			if len(call.Args) > 0 {
-				o.addr, err = standing.ParseAddr(call.Args[0])
-			}
-			return err
-		},
+		CompleteFlags: map[string]cobra.CompletionFunc{"node": of.Completes("Node", nil)},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 			namespace, err := call.BerthNamespace(ctx, o.namespace)
 			if err != nil {
@@ -105,17 +98,26 @@ func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command
 			}
 			speakers := &Speakers{Kube: call.Kube, Port: &agentport.Ports{Kube: call.Kube, Namespace: namespace}, Namespace: namespace}
 			r := &Report{Sessions: []Session{}}
-			if o.addr.IsValid() {
-				r.Address = o.addr.String()
-				ip, err := call.Berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(o.addr), metav1.GetOptions{})
+			if o.node != "" {
+				if o.node, err = call.ObjectOf(ctx, "--node", o.node, "Node"); err != nil {
+					return nil, err
+				}
+			}
+			var addr netip.Addr
+			if len(call.Targets) > 0 {
+				if addr, err = call.Address(ctx); err != nil {
+					return nil, err
+				}
+				r.Address = addr.String()
+				ip, err := call.Berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
 				if err != nil && !failure.IsNoSuch(err) {
-					return nil, fmt.Errorf("read the FloatingIP of %s: %w", o.addr, err)
+					return nil, fmt.Errorf("read the FloatingIP of %s: %w", addr, err)
 				}
 				if err == nil && ip.Spec.Pod != nil {
 					r.Holder = ip.Spec.Node
 				}
 			}
-			if err := r.add(ctx, speakers, o.node, o.addr); err != nil {
+			if err := r.add(ctx, speakers, o.node, addr); err != nil {
 				return nil, err
 			}
 			return r.answer(time.Now()), answer.Outcome(len(r.problems()), r.Unknown)

@@ -26,7 +26,9 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
 const releaseLong = `Frees addresses that no pod has: addresses that are kept for an owner, or that cool down.
@@ -68,8 +70,8 @@ func NewRelease(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.
 	o := &releasing{}
 	return command.Command{
 		Use: "release [ADDRESS...] [--retained-longer-than DURATION | -f REPORT]", Short: "Frees addresses that no pod has",
-		Long: releaseLong, Example: releaseExamples, Args: cobra.ArbitraryArgs, Complete: of.CompleteAddresses,
-		CompleteFlags: map[string]cobra.CompletionFunc{"pool": of.CompletePools},
+		Long: releaseLong, Example: releaseExamples, Args: cobra.ArbitraryArgs, Names: target.Addresses,
+		CompleteFlags: map[string]cobra.CompletionFunc{"pool": of.Completes("IPPool", nil)},
 		Writes:        true, Found: "some addresses are left",
 		Flags: func(flags *pflag.FlagSet) {
 			flags.StringVar(&o.age, "retained-longer-than", "", "Addresses that have been kept without a pod for longer than this: 30d, 12h.")
@@ -104,7 +106,7 @@ func (o *releasing) prepare(call *command.Call) (err error) {
 			err = fmt.Errorf("--retained-longer-than: %w", err)
 		}
 	default:
-		o.addrs, err = standing.ParseAddrs(call.Args)
+		o.addrs, err = call.Addresses()
 	}
 	return err
 }
@@ -179,6 +181,15 @@ func (o *releasing) named(ctx context.Context) ([]freeing.Release, error) {
 		if err != nil {
 			return nil, err
 		}
+		if r.Outcome == freeing.Gone {
+			all, err := cluster.Pools(ctx, o.Berth)
+			if err != nil {
+				return nil, err
+			}
+			if said := standing.OfNobody(addr, all, pools.Compile(all)); said.State != standing.Free && said.State != standing.Disabled {
+				r.Outcome, r.Note = freeing.Left, said.Because
+			}
+		}
 		releases = append(releases, r)
 	}
 	return releases, nil
@@ -203,7 +214,11 @@ func (o *releasing) ofReport(ctx context.Context) ([]freeing.Release, error) {
 func (o *releasing) retained(ctx context.Context) ([]freeing.Release, error) {
 	before := time.Now().Add(-o.longer)
 	var releases []freeing.Release
-	err := cluster.EachFloatingIP(ctx, o.Berth, cluster.OfPool(o.pool), func(ip *v1alpha1.FloatingIP) error {
+	var err error
+	if o.pool, err = o.ObjectOf(ctx, "--pool", o.pool, "IPPool"); err != nil {
+		return nil, err
+	}
+	err = cluster.EachFloatingIP(ctx, o.Berth, cluster.OfPool(o.pool), func(ip *v1alpha1.FloatingIP) error {
 		spec := &ip.Spec
 		if !spec.IsHeld() && spec.Owner != nil && !spec.Reserved && spec.Since != nil && spec.Since.Time.Before(before) {
 			releases = append(releases, freeing.Of(ip))

@@ -28,6 +28,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/client"
 )
@@ -37,8 +38,8 @@ type Command struct {
 	Use, Short, Long, Example string
 	Aliases, ValidArgs        []string
 	Args                      cobra.PositionalArgs
-	// Complete completes arguments; nil: there is nothing to complete.
-	Complete cobra.CompletionFunc
+	// Names says that the arguments are targets, and of which kind a bare name is; empty: they are none.
+	Names string
 	// Flags adds flags to the skeleton's flags.
 	Flags func(flags *pflag.FlagSet)
 	// CompleteFlags complete the values of some of these flags.
@@ -68,6 +69,8 @@ type Call struct {
 	*cluster.Cluster
 	genericiooptions.IOStreams
 	Args []string
+	// Targets are the arguments of a command that [Command.Names] them. Their namespaces are set after Prepare.
+	Targets []target.Target
 	// Watching says that the user gave -w.
 	Watching bool
 	// ForPeople says that the output is a table or text.
@@ -104,13 +107,17 @@ func (c Command) New(of *cluster.Cluster, streams genericiooptions.IOStreams) *c
 	call, format := &Call{Cluster: of, IOStreams: streams}, answer.NewFormat()
 	command := &cobra.Command{
 		Use: c.Use, Short: c.Short, Long: c.long(), Example: c.Example, Aliases: c.Aliases, ValidArgs: c.ValidArgs,
-		Args: c.Args, ValidArgsFunction: c.Complete,
+		Args: c.Args,
 		RunE: func(command *cobra.Command, args []string) error {
 			call.Args = args
 			return c.run(command.Context(), call, format)
 		},
 	}
-	if c.Complete == nil && c.ValidArgs == nil {
+	switch {
+	case c.Names != "":
+		command.Args = func(command *cobra.Command, words []string) error { return c.Args(command, target.Join(words)) }
+		command.ValidArgsFunction = of.Completes(c.Names, c.Args)
+	case c.ValidArgs == nil:
 		command.ValidArgsFunction = cobra.NoFileCompletions
 	}
 	completes := maps.Clone(c.CompleteFlags)
@@ -119,7 +126,7 @@ func (c Command) New(of *cluster.Cluster, streams genericiooptions.IOStreams) *c
 	}
 	if c.Namespaced {
 		of.AddNamespace(command, c.Everywhere)
-		completes["namespace"] = of.CompleteNamespaces
+		completes["namespace"] = of.Completes("Namespace", nil)
 	}
 	if c.Answer != nil {
 		format.AddFlags(command.Flags())
@@ -174,6 +181,11 @@ func (c Command) run(ctx context.Context, call *Call, format *answer.Format) err
 	call.ForPeople = format.ForPeople()
 	if c.Everywhere {
 		call.Namespace = call.GivenNamespace()
+	}
+	if c.Names != "" {
+		if err := call.parse(c.Names); err != nil {
+			return err
+		}
 	}
 	if c.Prepare != nil {
 		if err := c.Prepare(call); err != nil {
@@ -243,7 +255,7 @@ const usualNamespace = "berth-system"
 // BerthNamespace returns the namespace of Berth's programs: the given one, or else that of the agents' DaemonSet.
 func (c *Call) BerthNamespace(ctx context.Context, given string) (string, error) {
 	if given != "" {
-		return given, nil
+		return given, c.Require(ctx, &target.Target{Kind: "Namespace", Name: given})
 	}
 	list, err := c.Kube.AppsV1().DaemonSets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: agentpod.Selector})
 	switch {
@@ -273,6 +285,9 @@ func (c *Call) connect(namespaced bool) (err error) {
 	}
 	if namespaced {
 		if c.Namespace, err = c.Cluster.Namespace(); err != nil {
+			return err
+		}
+		if err := c.place(); err != nil {
 			return err
 		}
 	}

@@ -22,7 +22,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -43,29 +43,28 @@ const takeExamples = `  # What waits, and why?
 // newTake returns the command failover take.
 func newTake(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	o := &writing{}
-	var addrs []netip.Addr
 	return command.Command{
-		Use: "take ADDRESS", Short: "Says that no other node answers for an address that waits", Long: takeLong, Example: takeExamples,
-		Args: cobra.ExactArgs(1), Complete: of.CompleteAddress, Flags: func(flags *pflag.FlagSet) {
+		Use: "take ADDRESS | POD", Short: "Says that no other node answers for an address that waits", Long: takeLong, Example: takeExamples,
+		Args: cobra.ExactArgs(1), Names: target.Addresses, Namespaced: true, Flags: func(flags *pflag.FlagSet) {
 			o.addFlags(flags, "Say which node would answer, and what it hears, and change nothing.")
-		},
-		Prepare: func(call *command.Call) (err error) {
-			addrs, err = standing.ParseAddrs(call.Args)
-			return err
 		},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 			l, err := newLook(ctx, call, o.namespace)
 			if err != nil {
 				return nil, err
 			}
-			ip, err := call.Berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addrs[0]), metav1.GetOptions{})
+			addr, err := call.Address(ctx)
+			if err != nil {
+				return nil, err
+			}
+			ip, err := call.Berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
 			if failure.IsNoSuch(err) {
-				return nil, fmt.Errorf("nobody has %s: nothing waits for it (kubectl berth failover lists what waits)", addrs[0])
+				return nil, fmt.Errorf("nobody has %s: nothing waits for it (kubectl berth failover lists what waits)", addr)
 			}
 			if err != nil {
-				return nil, fmt.Errorf("get FloatingIP of %s: %w", addrs[0], err)
+				return nil, fmt.Errorf("get FloatingIP of %s: %w", addr, err)
 			}
-			return l.take(ctx, o, addrs[0], ip)
+			return l.take(ctx, o, addr, ip)
 		},
 	}.New(of, streams)
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"os"
 	"time"
 
@@ -23,7 +22,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/history/ledger"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 )
 
 const long = `Says who had an address, from when until when, and why it ended. It reads the lines that berth-scheduler
@@ -50,7 +49,6 @@ type options struct {
 	at        string
 	namespace string
 
-	addr   netip.Addr
 	moment time.Time
 }
 
@@ -58,17 +56,14 @@ type options struct {
 func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	o := &options{}
 	return command.Command{
-		Use: "history ADDRESS", Short: "Says who had an address, from logs", Long: long, Example: examples,
-		Args: cobra.ExactArgs(1), Complete: of.CompleteAddress,
+		Use: "history ADDRESS | POD", Short: "Says who had an address, from logs", Long: long, Example: examples,
+		Args: cobra.ExactArgs(1), Names: target.Addresses, Namespaced: true,
 		Flags: func(flags *pflag.FlagSet) {
 			flags.StringArrayVarP(&o.files, "filename", "f", nil, "File with log lines or audit events; - is stdin. Can be repeated. By default the logs of Berth's pods.")
 			flags.StringVar(&o.at, "at", "", "Only who had it at this moment, or this long ago.")
 			command.AddBerthNamespace(flags, &o.namespace)
 		},
 		Prepare: func(call *command.Call) (err error) {
-			if o.addr, err = standing.ParseAddr(call.Args[0]); err != nil {
-				return err
-			}
 			o.moment, err = parseMoment(o.at, time.Now())
 			return err
 		},
@@ -104,8 +99,15 @@ type Report struct {
 }
 
 func (o *options) history(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-	book := ledger.New(o.addr, time.Now())
-	report := Report{Address: o.addr.String(), Items: []ledger.Tenure{}}
+	if of := &call.Targets[0]; len(o.files) > 0 && of.Kind != target.Addresses {
+		return nil, fmt.Errorf("%s is no address: -f asks no cluster which one it has", of)
+	}
+	addr, err := call.Address(ctx)
+	if err != nil {
+		return nil, err
+	}
+	book := ledger.New(addr, time.Now())
+	report := Report{Address: addr.String(), Items: []ledger.Tenure{}}
 	if len(o.files) > 0 {
 		for _, name := range o.files {
 			if err := readFile(book, name, call.In); err != nil {

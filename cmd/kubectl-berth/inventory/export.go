@@ -118,7 +118,7 @@ func NewExport(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.C
 	return command.Command{
 		Use: "export", Short: "Prints all addresses for a spreadsheet or another program", Long: exportLong, Example: exportExamples,
 		Args: cobra.NoArgs, Found: "NetBox has some of the addresses from others",
-		CompleteFlags: map[string]cobra.CompletionFunc{"pool": of.CompletePools, "output": command.Words(formats...)},
+		CompleteFlags: map[string]cobra.CompletionFunc{"pool": of.Completes("IPPool", nil), "output": command.Words(formats...)},
 		Flags: func(flags *pflag.FlagSet) {
 			flags.StringVarP(&o.format, "output", "o", o.format, "Output format: csv, json, netbox or netbox-json.")
 			flags.StringVar(&o.pool, "pool", "", "Only the addresses that were given from this pool.")
@@ -151,6 +151,10 @@ func (o *exporting) prepare(call *command.Call) error {
 
 func (o *exporting) run(ctx context.Context, call *command.Call) error {
 	// With NetBox's list all addresses matter: what an address of it is depends on all pools.
+	var err error
+	if o.pool, err = call.ObjectOf(ctx, "--pool", o.pool, "IPPool"); err != nil {
+		return err
+	}
 	selector := cluster.OfPool(o.pool)
 	if o.known != nil {
 		selector = ""
@@ -163,7 +167,6 @@ func (o *exporting) run(ctx context.Context, call *command.Call) error {
 		return err
 	}
 	slices.SortFunc(rows, func(a, b Row) int { return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.Address, b.Address)) })
-	var err error
 	switch o.format {
 	case "csv":
 		err = writeCSV(call.Out, rows)

@@ -97,14 +97,18 @@ func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command
 	var namespace string
 	return command.Command{
 		Use: "node NODE", Short: "Shows what Berth has on a node: its agent, its floating IPs and problems", Long: showLong, Example: showExamples,
-		Args: cobra.ExactArgs(1), Complete: of.CompleteNodes, Found: "there is a problem",
+		Args: cobra.ExactArgs(1), Names: "Node", Found: "there is a problem",
 		Flags: func(flags *pflag.FlagSet) { command.AddBerthNamespace(flags, &namespace) },
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+			name, err := call.Object(ctx, &call.Targets[0], "Node")
+			if err != nil {
+				return nil, err
+			}
 			found, err := call.BerthNamespace(ctx, namespace)
 			if err != nil {
 				return nil, err
 			}
-			r, err := show(ctx, call, found, &agentport.Ports{Kube: call.Kube, Namespace: found})
+			r, err := show(ctx, call, name, found, &agentport.Ports{Kube: call.Kube, Namespace: found})
 			if err != nil {
 				return nil, err
 			}
@@ -114,10 +118,10 @@ func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command
 }
 
 // show asks the API server, and the agent where the user may. Blocking.
-func show(ctx context.Context, call *command.Call, namespace string, agents Agents) (*Report, error) {
-	of, err := call.Kube.CoreV1().Nodes().Get(ctx, call.Args[0], metav1.GetOptions{})
+func show(ctx context.Context, call *command.Call, name, namespace string, agents Agents) (*Report, error) {
+	of, err := call.Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("get node %s: %w", call.Args[0], err)
+		return nil, fmt.Errorf("get node %s: %w", name, err)
 	}
 	ips, _, err := cluster.FloatingIPs(ctx, call.Berth, fields.OneTermEqualSelector("spec.node", of.Name).String())
 	if err != nil {
@@ -354,12 +358,8 @@ func (r *Report) answer() *answer.Answer {
 	table := answer.NewTable("Address", "Pool", "Pod", "Since", "Link", "Wiring")
 	a := &answer.Answer{Table: table, Kind: Kind, Content: r}
 	for _, address := range r.Addresses {
-		since := ""
-		if address.Since != nil {
-			since = duration.HumanDuration(time.Since(address.Since.Time))
-		}
-		table.Add(address.Address, address.Pool, address.Pod, since, address.Link, address.Wiring)
-		a.Names = append(a.Names, "floatingip."+v1alpha1.GroupName+"/"+address.object)
+		table.Add(address.Address, address.Pool, address.Pod, answer.Age(address.Since, time.Now()), address.Link, address.Wiring)
+		a.Names = append(a.Names, answer.FloatingIP(address.object))
 	}
 	a.Text = func(out io.Writer, paint answer.Paint) {
 		if len(r.Addresses) > 0 {

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -25,6 +24,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -35,12 +35,17 @@ const whyLong = `Says why a pod waits for its addresses, pool by pool and node b
 reads the pod with the scheduler's own code. Of a pod that is bound it says which addresses
 the pod has, and what was said of it if it does not run.
 
+Of a workload or a claim it explains one pod, one that waits if there is such a pod; of an address the pod or Service that has it.
+
 Of a Service of type LoadBalancer and class berth.dev/lb it says the same with the controller's own code, and which
 nodes carry its addresses.
 
 Users who may not read pools and FloatingIPs get what is written on the pod, and what the scheduler said.`
 
 const whyExamples = `  kubectl berth why web-0 -n shop
+
+  # Of a Deployment the pod that waits
+  kubectl berth why deploy/web -n shop
 
   # A Service
   kubectl berth why service/front -n shop
@@ -53,29 +58,79 @@ func NewWhy(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Comm
 	var reader podrequest.Reader
 	var berthNamespace string
 	return command.Command{
-		Use: "why POD | service/NAME", Short: "Says why a pod or a Service waits for an address", Long: whyLong, Example: whyExamples,
-		Args: cobra.ExactArgs(1), Complete: of.CompletePodOrService, Namespaced: true, Found: "the pod or Service waits, or has a problem",
+		Use: "why POD | KIND/NAME | ADDRESS", Short: "Says why a pod or a Service waits for an address", Long: whyLong, Example: whyExamples,
+		Args: cobra.ExactArgs(1), Names: "Pod", Namespaced: true, Found: "the pod or Service waits, or has a problem",
 		Flags: func(flags *pflag.FlagSet) {
 			flags.BoolVar(&reader.Galaxy, "galaxy-aliases", false, "Read Galaxy's resource and annotations, too, as the scheduler does with galaxyAliases.")
 			command.AddBerthNamespace(flags, &berthNamespace)
 		},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			name, namespace := strings.TrimPrefix(call.Args[0], "pod/"), call.Namespace
-			if service, ok := cluster.ServiceOf(name); ok {
-				l := &look{Call: call, reader: reader, berth: berthNamespace}
-				return found(l.ofService(ctx, service))
-			}
-			pod, err := call.Kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
-			if failure.IsNoSuch(err) {
-				return nil, fmt.Errorf("there is no pod %s/%s: kubectl get pods -n %s lists them, -n chooses another namespace; kubectl berth where KIND/NAME shows what is retained for a workload", namespace, name, namespace)
-			}
-			if err != nil {
-				return nil, fmt.Errorf("get pod %s/%s: %w", namespace, name, err)
-			}
-			l := &look{Call: call, pod: pod, reader: reader, berth: berthNamespace}
-			return found(l.tell(ctx))
+			l := &look{Call: call, reader: reader, berth: berthNamespace}
+			return found(l.about(ctx, &call.Targets[0]))
 		},
 	}.New(of, streams)
+}
+
+// about explains a target: a pod or Service, the one that has an address, or of the pods of a workload or claim one that waits.
+func (l *look) about(ctx context.Context, t *target.Target) (*Why, error) {
+	switch t.Kind {
+	case target.Addresses:
+		addr, err := t.Addr()
+		if err != nil {
+			return nil, err
+		}
+		ip, err := l.Berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
+		switch {
+		case err != nil && !failure.IsNoSuch(err):
+			return nil, fmt.Errorf("get the FloatingIP of %s: %w", addr, err)
+		case err != nil || ip.Spec.Owner == nil || ip.Spec.Pod == nil && ip.Spec.Service == nil:
+			return nil, fmt.Errorf("no pod or Service has %s: kubectl berth who %[1]s says more", addr)
+		case ip.Spec.Service != nil:
+			return l.about(ctx, &target.Target{Kind: "Service", Namespace: ip.Spec.Owner.Namespace, Name: ip.Spec.Service.Name})
+		}
+		return l.about(ctx, &target.Target{Kind: "Pod", Namespace: ip.Spec.Owner.Namespace, Name: ip.Spec.Pod.Name})
+	case "Node", "IPPool", "Namespace":
+		return nil, fmt.Errorf("%s waits for no address: why explains a pod, a workload, a claim or a Service", t)
+	}
+	l.Namespace = t.Namespace
+	if t.Kind == "Service" {
+		return l.ofService(ctx, t.Name)
+	}
+	options := metav1.ListOptions{}
+	if t.Kind == "Pod" {
+		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, t.Name).String()
+	}
+	pods, err := l.Kube.CoreV1().Pods(t.Namespace).List(ctx, options)
+	if err != nil {
+		return nil, fmt.Errorf("list the pods of namespace %s: %w", t.Namespace, err)
+	}
+	between := cluster.Between(ctx, l.Kube)
+	for i := range pods.Items {
+		if pod := &pods.Items[i]; command.IsOf(pod, t, between) && (l.pod == nil || worse(pod, l.pod)) {
+			l.pod = pod
+		}
+	}
+	if l.pod == nil {
+		if err := l.Require(ctx, t); err != nil {
+			return nil, err
+		}
+		return nil, fmt.Errorf("%s has no pod: kubectl berth where %s shows what is retained for it", t, t.Word())
+	}
+	return l.tell(ctx)
+}
+
+// worse says whether a pod needs an explanation more than another of its workload: it waits, or is not ready.
+func worse(pod, other *v1.Pod) bool {
+	rank := func(pod *v1.Pod) int {
+		switch {
+		case pod.Spec.NodeName == "":
+			return 0
+		case !ready(pod):
+			return 1
+		}
+		return 2
+	}
+	return rank(pod) < rank(other)
 }
 
 func found(told *Why, err error) (*answer.Answer, error) {

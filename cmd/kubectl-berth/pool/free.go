@@ -46,7 +46,7 @@ func NewFree(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Com
 	first := 0
 	return command.Command{
 		Use: "free POOL", Short: "Prints the free addresses of a pool", Long: freeLong, Example: freeExamples,
-		Args: cobra.ExactArgs(1), Complete: of.CompletePools, Found: "there are fewer free addresses than asked for",
+		Args: cobra.ExactArgs(1), Names: "IPPool", Found: "there are fewer free addresses than asked for",
 		Flags: func(flags *pflag.FlagSet) {
 			flags.IntVar(&first, "number", 0, "Print this many single addresses.")
 		},
@@ -57,7 +57,7 @@ func NewFree(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Com
 			return nil
 		},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			f, err := look(ctx, call.Berth, call.Args[0])
+			f, err := look(ctx, call)
 			if err != nil {
 				return nil, err
 			}

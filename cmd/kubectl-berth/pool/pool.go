@@ -5,7 +5,6 @@
 package pool
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,7 +25,6 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/pool/poolmap"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -60,7 +58,7 @@ type Pool struct {
 func NewPool(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	return command.Command{
 		Use: "pool [NAME]", Aliases: []string{"pools"}, Short: "Shows how full pools are, or one as a map", Long: poolLong, Example: poolExamples,
-		Args: cobra.MaximumNArgs(1), Complete: of.CompletePools,
+		Args: cobra.MaximumNArgs(1), Names: "IPPool",
 		Watch: "Print another line whenever a pool's status changes.",
 		Prepare: func(call *command.Call) error {
 			if call.Watching && len(call.Args) > 0 {
@@ -72,7 +70,7 @@ func NewPool(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Com
 			if len(call.Args) == 0 {
 				return all(ctx, call)
 			}
-			f, err := look(ctx, call.Berth, call.Args[0])
+			f, err := look(ctx, call)
 			if err != nil {
 				return nil, err
 			}
@@ -237,21 +235,26 @@ type found struct {
 	uses   poolmap.Uses
 }
 
-// look reads a pool and its addresses.
-func look(ctx context.Context, berth *client.Client, name string) (*found, error) {
+// look reads the pool that a command names, and its addresses.
+func look(ctx context.Context, call *command.Call) (*found, error) {
+	name, err := call.Object(ctx, &call.Targets[0], "IPPool")
+	if err != nil {
+		return nil, err
+	}
+	berth := call.Berth
 	all, err := cluster.Pools(ctx, berth)
 	if err != nil {
 		return nil, err
 	}
 	f := &found{}
-	if at := slices.IndexFunc(all, func(pool *v1alpha1.IPPool) bool { return pool.Name == name }); at >= 0 {
-		f.object = all[at]
-	} else {
-		return nil, noSuchPool(name, all)
+	for _, pool := range all {
+		if pool.Name == name {
+			f.object = pool
+		}
 	}
 	snapshot := pools.Compile(all) // an older pool keeps addresses that both list
 	at, ok := snapshot.Index(name)
-	if !ok {
+	if f.object == nil || !ok {
 		return nil, fmt.Errorf("IPPool %s gives no addresses, because it is invalid: %w", name, snapshot.Invalid(name))
 	}
 	f.pool = snapshot.Pools()[at]
@@ -278,33 +281,6 @@ func look(ctx context.Context, berth *client.Client, name string) (*found, error
 		f.uses.Sort()
 	}
 	return f, nil
-}
-
-// noSuchPool names the existing pools, similar names first.
-func noSuchPool(name string, all []*v1alpha1.IPPool) error {
-	if len(all) == 0 {
-		return fmt.Errorf("there is no IPPool %q, nor any other: kubectl explain ippool.spec says what to write", name)
-	}
-	names := make([]string, len(all))
-	for i, pool := range all {
-		names[i] = pool.Name
-	}
-	slices.SortFunc(names, func(a, b string) int {
-		return cmp.Or(cmp.Compare(unlike(a, name), unlike(b, name)), strings.Compare(a, b))
-	})
-	const most = 5
-	more := ""
-	if len(names) > most {
-		names, more = names[:most], ", …"
-	}
-	return fmt.Errorf("there is no IPPool %q: there are %s%s", name, strings.Join(names, ", "), more)
-}
-
-func unlike(a, b string) int {
-	if strings.Contains(a, b) || strings.Contains(b, a) {
-		return 0
-	}
-	return 1
 }
 
 // Map is the content of -o json for one pool.

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -26,7 +25,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -42,27 +41,25 @@ const examples = `  # Does the cluster know of a reason why 10.0.70.12 cannot be
   kubectl berth trace 10.0.70.12
 
   # Ask the nodes and the network, too
-  kubectl berth trace 10.0.70.12 --node`
+  kubectl berth trace 10.0.70.12 --node
+
+  # The address of a pod
+  kubectl berth trace shop/web-0`
 
 type options struct {
 	namespace string
 	node      bool
-	addr      netip.Addr
 }
 
 // New returns the command trace.
 func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	o := &options{}
 	return command.Command{
-		Use: "trace ADDRESS", Short: "Names the first broken link on the way to an address", Long: long, Example: examples,
-		Args: cobra.ExactArgs(1), Complete: of.CompleteAddress, Found: "a link is broken",
+		Use: "trace ADDRESS | POD", Short: "Names the first broken link on the way to an address", Long: long, Example: examples,
+		Args: cobra.ExactArgs(1), Names: target.Addresses, Namespaced: true, Found: "a link is broken",
 		Flags: func(flags *pflag.FlagSet) {
 			command.AddBerthNamespace(flags, &o.namespace)
 			flags.BoolVar(&o.node, "node", false, "Ask the agents about the kernel and the network.")
-		},
-		Prepare: func(call *command.Call) (err error) {
-			o.addr, err = standing.ParseAddr(call.Args[0])
-			return err
 		},
 		Answer: o.trace,
 	}.New(of, streams)
@@ -94,12 +91,16 @@ func (o *options) trace(ctx context.Context, call *command.Call) (*answer.Answer
 	if err != nil {
 		return nil, err
 	}
-	name := v1alpha1.NameOf(o.addr)
-	trace := &Trace{Address: o.addr.String(), Timeline: []Moment{}}
+	addr, err := call.Address(ctx)
+	if err != nil {
+		return nil, err
+	}
+	name := v1alpha1.NameOf(addr)
+	trace := &Trace{Address: addr.String(), Timeline: []Moment{}}
 	s, err := auditor.About(ctx, name)
 	switch {
 	case failure.IsNoSuch(err):
-		trace.Links = []Link{{Name: "object", State: Broken, Text: fmt.Sprintf("%s has no FloatingIP: nobody has it", o.addr), Command: "kubectl berth who " + o.addr.String()}}
+		trace.Links = []Link{{Name: "object", State: Broken, Text: fmt.Sprintf("%s has no FloatingIP: nobody has it", addr), Command: "kubectl berth who " + addr.String()}}
 	case err != nil:
 		return nil, err
 	default:
@@ -148,7 +149,7 @@ func answerOf(trace *Trace, broken *Link, name string) *answer.Answer {
 		table.Add(link.Name, string(link.State), link.Text)
 	}
 	return &answer.Answer{
-		Table: table, Kind: "Trace", Content: trace, Names: []string{"floatingip." + v1alpha1.GroupName + "/" + name},
+		Table: table, Kind: "Trace", Content: trace, Names: []string{answer.FloatingIP(name)},
 		Text: func(out io.Writer, paint answer.Paint) {
 			if broken != nil {
 				fmt.Fprintf(out, "\n%s: %s\n", paint.Red("The first broken link is "+broken.Name), broken.Text)

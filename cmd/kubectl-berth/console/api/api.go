@@ -19,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -241,7 +242,7 @@ func read(r *http.Request, parameters []string) (*request, error) {
 }
 
 func (r *request) address() (netip.Addr, error) {
-	addr, err := standing.ParseAddr(r.PathValue("address"))
+	addr, err := target.ParseAddr(r.PathValue("address"))
 	if err != nil {
 		return addr, mistakeError(err.Error())
 	}

@@ -295,7 +295,7 @@ func TestWords(t *testing.T) {
 		{"/addresses/10.0.70.4", 200, []string{"An administrator reserved it: no pod gets it (VRRP).", "kubectl berth unreserve 10.0.70.4"}},
 		{"/addresses/10.0.70.5", 200, []string{"kubectl berth reserve 10.0.70.5"}},
 		{"/addresses/192.0.2.1", 404, []string{"It is in no IPPool's subnet."}},
-		{"/addresses/web-0", 400, []string{`"web-0" is no address: write one address, such as 10.0.70.2, and not a range.`}},
+		{"/addresses/web-0", 400, []string{`"web-0" is no address: write 10.0.70.2, 10.0.70.0/30 or 2001:db8::1.`}},
 		{"/waiting", 200, []string{"no pool has a free address", "kubectl berth why cart-7 -n shop", "No scheduler has looked at it yet.", "Its schedulerName is default-scheduler"}},
 		{"/waiting?q=nobody", 200, []string{"No pod with nobody in its name waits for an address."}},
 		{"/nodes", 200, []string{"node-gone Gone", "node-b Not ready", "node-a Ready"}},
