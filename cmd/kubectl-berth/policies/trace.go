@@ -23,6 +23,8 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/agentport"
 )
 
@@ -57,7 +59,7 @@ func newTrace(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Co
 	o := &traceOptions{PolicyTrace: inquiry.PolicyTrace{Protocol: "TCP"}}
 	return command.Command{
 		Use: "trace --from POD --to POD --port PORT", Short: "Says which network policy decides whether a connection may begin", Long: traceLong, Example: traceExamples,
-		Args: cobra.NoArgs,
+		Args: cobra.NoArgs, Found: "policies drop the connection",
 		Flags: func(flags *pflag.FlagSet) {
 			command.AddBerthNamespace(flags, &o.namespace)
 			flags.StringVar(&o.From, "from", "", "The pod that begins the connection, as NAMESPACE/NAME, or an address.")
@@ -73,10 +75,24 @@ func (o *traceOptions) check(*command.Call) error {
 	if o.From == "" || o.To == "" || o.Port == 0 {
 		return errors.New("a connection has two ends and a port: write --from, --to and --port")
 	}
-	for flag, value := range map[string]string{"--from": o.From, "--to": o.To} {
-		_, unknown := netip.ParseAddr(value)
-		if namespace, name, ok := strings.Cut(value, "/"); unknown != nil && (!ok || namespace == "" || name == "") {
-			return fmt.Errorf("%s: %q is neither NAMESPACE/NAME of a pod nor an address", flag, value)
+	for _, end := range []struct {
+		flag  string
+		value *string
+	}{{"--from", &o.From}, {"--to", &o.To}} {
+		t, err := target.Parse(*end.value, "Pod")
+		switch {
+		case err == nil && t.Kind == target.Addresses:
+			_, err = t.Addr()
+			*end.value = t.String() // as the agents read it
+		case err == nil && t.Kind != "Pod":
+			err = fmt.Errorf("%s is neither a pod nor an address", t)
+		case err == nil && t.Namespace == "":
+			err = fmt.Errorf("%q has no namespace: write NAMESPACE/NAME", *end.value)
+		case err == nil:
+			*end.value = t.Namespace + "/" + t.Name
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", end.flag, err)
 		}
 	}
 	return nil
@@ -121,6 +137,9 @@ func (o *traceOptions) ask(ctx context.Context, call *command.Call) (*answer.Ans
 		}
 		trace.Nodes = append(trace.Nodes, NodeTrace{Node: name, Text: text})
 	}
+	if slices.ContainsFunc(trace.Nodes, func(of NodeTrace) bool { return inquiry.IsDropped(of.Text) }) {
+		return trace.answer(), answer.FindingsError("")
+	}
 	return trace.answer(), nil
 }
 
@@ -141,6 +160,9 @@ func nodeOf(ctx context.Context, call *command.Call, end string) (string, error)
 	}
 	namespace, name, _ := strings.Cut(end, "/")
 	pod, err := call.Kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	if failure.IsNoSuch(err) {
+		return "", call.Require(ctx, &target.Target{Kind: "Pod", Namespace: namespace, Name: name})
+	}
 	if err != nil {
 		return "", fmt.Errorf("get pod %s: %w", end, err)
 	}
