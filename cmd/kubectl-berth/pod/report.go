@@ -13,8 +13,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/duration"
-	"k8s.io/cli-runtime/pkg/printers"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
@@ -335,33 +333,23 @@ func (w *Why) print(out io.Writer, paint answer.Paint, now time.Time) {
 	if w.Problem != "" {
 		fmt.Fprintf(out, "%s: %s\n", paint.Red("Problem"), w.Problem)
 	}
-	header := "ADDRESS\tPOOL\tPROBLEM"
-	if w.Service != "" {
-		header = "ADDRESS\tPOOL\tNODES\tPROBLEM"
-	}
-	rows(out, header, len(w.Addresses), func(i int) string {
-		a := &w.Addresses[i]
-		if w.Service != "" {
-			return fmt.Sprintf("%s\t%s\t%s\t%s", a.Address, a.Pool, cmp.Or(few(a.Nodes), "-"), cmp.Or(a.Problem, "-"))
-		}
-		return fmt.Sprintf("%s\t%s\t%s", a.Address, cmp.Or(a.Pool, "-"), cmp.Or(a.Problem, "-"))
-	})
-	rows(out, "POOL\tNODES\tHAS AN ADDRESS\tWHY", len(w.Pools), func(i int) string {
-		p := &w.Pools[i]
-		return fmt.Sprintf("%s\t%d\t%s\t%s", p.Name, p.Nodes, yes(p.Has), p.Reason)
-	})
-	if w.Others > 0 && w.Asks != "" {
-		fmt.Fprintf(out, "Other pools, which it does not ask for: %d.\n", w.Others)
-	}
-	rows(out, "NODES\tCAN HAVE IT\tWHY", len(w.Nodes), func(i int) string {
-		n := &w.Nodes[i]
-		return fmt.Sprintf("%s\t%s\t%s", few(n.Names), yes(n.Has), n.Reason)
-	})
-	if w.Scheduler != nil {
+	w.tables(out)
+	switch {
+	case w.Scheduler == nil:
+	case w.repeats(w.Scheduler.Text):
+		fmt.Fprintf(out, "\nThe scheduler said the same%s.\n", ago(w.Scheduler.At, now))
+	default:
 		fmt.Fprintf(out, "\nThe scheduler said%s: %s\n", ago(w.Scheduler.At, now), w.Scheduler.Text)
 	}
-	for _, event := range w.Events {
-		fmt.Fprintf(out, "\n%s%s: %s\n", event.Reason, ago(event.At, now), event.Text)
+	for i, event := range w.Events {
+		same := slices.ContainsFunc(w.Events[:i], func(before Said) bool { return before.Text == event.Text })
+		switch {
+		case same:
+		case strings.HasSuffix(w.Problem, event.Text):
+			fmt.Fprintf(out, "\nThat was said%s.\n", ago(event.At, now))
+		default:
+			fmt.Fprintf(out, "\n%s%s: %s\n", event.Reason, ago(event.At, now), event.Text)
+		}
 	}
 	if len(w.ToDo) > 0 {
 		fmt.Fprintln(out, "\nWhat to do:")
@@ -374,17 +362,47 @@ func (w *Why) print(out io.Writer, paint answer.Paint, now time.Time) {
 	}
 }
 
-func rows(out io.Writer, header string, n int, row func(i int) string) {
-	if n == 0 {
-		return
+// tables prints the addresses, the pools and the nodes. What a pool lacks stands in its row, and not again in the nodes'.
+func (w *Why) tables(out io.Writer) {
+	addresses := answer.NewTable("Address", "Pool", "Problem")
+	if w.Service != "" {
+		addresses = answer.NewTable("Address", "Pool", "Nodes", "Problem")
 	}
-	fmt.Fprintln(out)
-	table := printers.GetNewTabWriter(out)
-	fmt.Fprintln(table, header)
-	for i := range n {
-		fmt.Fprintln(table, row(i))
+	for i := range w.Addresses {
+		a := &w.Addresses[i]
+		if w.Service != "" {
+			addresses.Add(a.Address, a.Pool, few(a.Nodes), a.Problem)
+		} else {
+			addresses.Add(a.Address, a.Pool, a.Problem)
+		}
 	}
-	_ = table.Flush() // to the output that is printed to otherwise, too
+	addresses.Print(out)
+	pools, above := answer.NewTable("Pool", "Nodes", "Has an address", "Why"), []string{}
+	for i := range w.Pools {
+		p := &w.Pools[i]
+		pools.Add(p.Name, fmt.Sprint(p.Nodes), yes(p.Has), p.Reason)
+		if p.Reason != "" {
+			above = append(above, p.Reason, "pool "+p.Name)
+		}
+	}
+	pools.Print(out)
+	if w.Others > 0 && w.Asks != "" {
+		fmt.Fprintf(out, "Other pools, which it does not ask for: %d.\n", w.Others)
+	}
+	nodes, shorter := answer.NewTable("Nodes", "Can have it", "Why"), strings.NewReplacer(above...)
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		nodes.Add(few(n.Names), yes(n.Has), shorter.Replace(n.Reason))
+	}
+	nodes.Print(out)
+}
+
+// repeats says whether a text of the scheduler's has nothing but what is said of the pod or of each node here.
+func (w *Why) repeats(text string) bool {
+	if w.Problem != "" && strings.Contains(text, w.Problem) {
+		return true
+	}
+	return len(w.Nodes) > 0 && !slices.ContainsFunc(w.Nodes, func(n Node) bool { return n.Has || !strings.Contains(text, n.Reason) })
 }
 
 func yes(is bool) string {
@@ -404,8 +422,8 @@ func few(names []string) string {
 }
 
 func ago(at *metav1.Time, now time.Time) string {
-	if at == nil || at.IsZero() {
+	if at.IsZero() {
 		return ""
 	}
-	return ", " + duration.HumanDuration(now.Sub(at.Time)) + " ago"
+	return ", " + answer.Age(at, now) + " ago"
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -17,13 +18,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/tools/pager"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
@@ -71,8 +72,13 @@ func NewWaiting(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.
 			if err != nil {
 				return nil, err
 			}
-			if len(groups) > 0 {
+			switch {
+			case len(groups) > 0:
 				err = answer.FindingsError("")
+			case call.Namespace != "":
+				if err = call.Require(ctx, &target.Target{Kind: "Namespace", Name: call.Namespace}); err != nil {
+					return nil, err
+				}
 			}
 			return waitingAnswer(groups, time.Now()), err
 		},
@@ -83,8 +89,8 @@ func NewWaiting(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.
 func (l *look) waiting(ctx context.Context) ([]Group, error) {
 	told := map[kin]*Why{}
 	type key struct {
-		cause           Cause
-		pool, namespace string
+		cause                Cause
+		pool, namespace, why string
 	}
 	groups := map[key]*Group{}
 	pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
@@ -106,7 +112,7 @@ func (l *look) waiting(ctx context.Context) ([]Group, error) {
 			told[of] = why
 		}
 		why := told[of]
-		at := key{why.cause(), why.pools(), pod.Namespace}
+		at := key{why.cause(), why.pools(), pod.Namespace, counts.ReplaceAllString(why.short(), "")}
 		group := groups[at]
 		if group == nil {
 			group = &Group{Cause: at.cause, Pool: at.pool, Namespace: at.namespace, Since: pod.CreationTimestamp, Why: why.short(), ToDo: why.ToDo}
@@ -127,10 +133,13 @@ func (l *look) waiting(ctx context.Context) ([]Group, error) {
 		all = append(all, *group)
 	}
 	slices.SortFunc(all, func(a, b Group) int {
-		return cmp.Or(cmp.Compare(len(b.Pods), len(a.Pods)), cmp.Compare(a.Cause, b.Cause), cmp.Compare(a.Pool, b.Pool), cmp.Compare(a.Namespace, b.Namespace))
+		return cmp.Or(cmp.Compare(len(b.Pods), len(a.Pods)), cmp.Compare(a.Cause, b.Cause), cmp.Compare(a.Pool, b.Pool), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Why, b.Why))
 	})
 	return all, nil
 }
+
+// counts are numbers of addresses in a reason, which change while pods are looked at.
+var counts = regexp.MustCompile(` \(\d+ in use[^)]*\)| only \d+ free`)
 
 // kin is pods of one workload that ask for the same, so that the same is said of them.
 type kin struct{ namespace, workload, name, asks string }
@@ -188,7 +197,7 @@ func (w *Why) short() string {
 func waitingAnswer(groups []Group, now time.Time) *answer.Answer {
 	table := answer.NewTable("Cause", "Pool", "Namespace", "Pods", "Longest", "One-Of-Them", "Why")
 	a := answer.List("WaitingPodsList", groups, table, func(g *Group) (string, []any) {
-		return "", []any{string(g.Cause), g.Pool, g.Namespace, fmt.Sprint(len(g.Pods)), duration.HumanDuration(now.Sub(g.Since.Time)), g.Pods[0], g.Why}
+		return "", []any{string(g.Cause), g.Pool, g.Namespace, fmt.Sprint(len(g.Pods)), answer.Age(&g.Since, now), g.Pods[0], g.Why}
 	})
 	var todo []string
 	for i := range groups {
