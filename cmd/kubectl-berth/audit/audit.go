@@ -37,6 +37,8 @@ type Options struct {
 	// Progress is called with the number of objects of a kind that are listed so far, and may
 	// be nil. It is called concurrently.
 	Progress func(what string, n int)
+	// Doubts is called with the suspects before these are looked at again, and with the time until which that goes on; it may be nil.
+	Doubts func(suspects []Finding, until time.Time)
 }
 
 // Auditor looks for objects that contradict each other.
@@ -45,8 +47,6 @@ type Auditor struct {
 	options Options
 	// late is how long a pool's status may be wrong, if that is longer than the grace.
 	late time.Duration
-	// renewing is called before suspects are looked at again; nil but in tests.
-	renewing func()
 }
 
 // ForConfig returns an Auditor with clients of its own. config is not modified.
@@ -75,6 +75,9 @@ func ForConfig(config *rest.Config, options Options) (*Auditor, error) {
 func New(clients reclaim.Clients, options Options) *Auditor {
 	if options.Progress == nil {
 		options.Progress = func(string, int) {}
+	}
+	if options.Doubts == nil {
+		options.Doubts = func([]Finding, time.Time) {}
 	}
 	return &Auditor{clients: clients, options: options, late: poolstatus.Late + 5*time.Second}
 }
@@ -111,15 +114,14 @@ func (a *Auditor) Run(ctx context.Context) (*Report, error) {
 	}
 	began, pause := time.Now(), firstPause
 	for len(suspects) > 0 && time.Since(began) < a.grace(suspects) {
+		until := began.Add(a.grace(suspects))
+		a.options.Doubts(suspects, until)
 		select {
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
-		case <-time.After(min(pause, time.Until(began.Add(a.grace(suspects))))):
+		case <-time.After(min(pause, time.Until(until))):
 		}
 		pause *= 2
-		if a.renewing != nil {
-			a.renewing()
-		}
 		if o, err = a.renew(ctx, o, suspects); err != nil {
 			return nil, err
 		}

@@ -10,7 +10,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -90,8 +89,14 @@ func (o *options) check(ctx context.Context, call *command.Call) (_ *answer.Answ
 	}
 	// Pages of lists are most of the garbage, and soon gone.
 	debug.SetGCPercent(gcPercent)
-	said := progress{out: call.ErrOut, began: time.Now()}
-	auditor, err := audit.ForConfig(call.Config, audit.Options{Grace: o.grace, Agents: o.agents, Namespace: o.namespace, Progress: said.count})
+	progress, end := call.Progress()
+	defer end()
+	auditor, err := audit.ForConfig(call.Config, audit.Options{
+		Grace: o.grace, Agents: o.agents, Namespace: o.namespace, Progress: func(what string, n int) { progress.Count(what, n, 0) },
+		Doubts: func(suspects []audit.Finding, until time.Time) {
+			progress.Doing(func() string { return doubts(suspects, time.Until(until)) })
+		},
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -101,12 +106,22 @@ func (o *options) check(ctx context.Context, call *command.Call) (_ *answer.Answ
 	}
 	auditor.AddAdmission(ctx, report)
 	if o.wire {
+		progress.Doing(func() string { return "the agents are asked who answers for the addresses" })
 		if err := o.askWire(ctx, call, auditor, report); err != nil {
 			return nil, err
 		}
 	}
 	report.Findings = slices.DeleteFunc(report.Findings, func(f audit.Finding) bool { return slices.Contains(o.ignore, string(f.Code)) })
 	return answerOf(report), answer.Outcome(len(report.Findings), report.Unknown)
+}
+
+// doubts says which findings are looked at again, and how long.
+func doubts(suspects []audit.Finding, left time.Duration) string {
+	text := fmt.Sprintf("%s %s", suspects[0].Code, suspects[0].Text)
+	if n := len(suspects) - 1; n > 0 {
+		text += fmt.Sprintf(", and %d more", n)
+	}
+	return fmt.Sprintf("looking again, for up to %s, whether it passes: %s", max(left, 0).Round(time.Second), text)
 }
 
 // gcPercent is how much the heap may grow before it is cleaned.
@@ -163,28 +178,4 @@ func nameOf(object audit.Object) string {
 		return strings.ToLower(object.Kind) + "." + v1alpha1.GroupName + "/" + object.Name
 	}
 	return strings.ToLower(object.Kind) + "/" + object.Name
-}
-
-// progress says how far a long list is. Safe for concurrent use.
-type progress struct {
-	out io.Writer
-
-	mu    sync.Mutex
-	began time.Time
-}
-
-// pause between two lines.
-const pause = 2 * time.Second
-
-func (p *progress) count(what string, n int) {
-	if n%500 != 0 {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if time.Since(p.began) < pause {
-		return
-	}
-	p.began = time.Now()
-	fmt.Fprintf(p.out, "%d %s read\n", n, what)
 }

@@ -17,6 +17,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -113,6 +114,9 @@ func (o *options) dump(ctx context.Context) (err error) {
 		out = file
 	}
 	b := newBundle(out)
+	progress, end := o.Progress()
+	defer end()
+	progress.Doing(func() string { return fmt.Sprintf("%d files so far", b.files.Load()) })
 	b.addJSON("kubernetes/version.json", version)
 	o.addObjects(ctx, b, objects)
 	pods := o.addPrograms(ctx, b, kube)
@@ -140,7 +144,7 @@ func (o *options) dump(ctx context.Context) (err error) {
 		fmt.Fprintln(o.ErrOut, "left out:", left)
 	}
 	if name != "-" {
-		fmt.Fprintf(o.Out, "%s: %d files\n", name, b.files)
+		fmt.Fprintf(o.Out, "%s: %d files\n", name, b.files.Load())
 	}
 	return nil
 }
@@ -373,7 +377,7 @@ type bundle struct {
 	now   time.Time
 	names []string
 	left  []string
-	files int
+	files atomic.Int64
 	err   error
 }
 
@@ -390,7 +394,8 @@ func (b *bundle) add(name string, text []byte) {
 	if b.err == nil {
 		_, b.err = b.tar.Write(text)
 	}
-	b.names, b.files = append(b.names, name), b.files+1
+	b.names = append(b.names, name)
+	b.files.Add(1)
 }
 
 func (b *bundle) addJSON(name string, content any) {

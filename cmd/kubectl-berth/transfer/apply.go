@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/plan"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
@@ -21,7 +22,7 @@ import (
 type applier struct {
 	api      *client.Client
 	workers  int
-	progress *progress
+	progress *command.Progress
 	// dryRun: the items are validated, and not written.
 	dryRun bool
 }
@@ -160,7 +161,7 @@ func (a *applier) each(ctx context.Context, what string, items []*plan.Item, do 
 					mu.Unlock()
 					continue
 				}
-				a.progress.count(what, int(done.Add(1)), len(items))
+				a.progress.Count(what, int(done.Add(1)), len(items))
 			}
 		})
 	}

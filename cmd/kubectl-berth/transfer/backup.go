@@ -68,7 +68,9 @@ func runBackup(ctx context.Context, call *command.Call, name string, asJSON bool
 	if err != nil {
 		return err
 	}
-	objects, err := api.readBerth(ctx, &progress{out: call.ErrOut})
+	progress, end := call.Progress()
+	defer end()
+	objects, err := api.readBerth(ctx, progress)
 	if err != nil {
 		return err
 	}

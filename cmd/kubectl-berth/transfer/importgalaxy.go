@@ -143,7 +143,8 @@ func (o *importOptions) run(ctx context.Context, call *command.Call) error {
 	if err != nil {
 		return err
 	}
-	progress := &progress{out: call.ErrOut}
+	progress, end := call.Progress()
+	defer end()
 	input, notes, err := o.read(ctx, api, o.given, progress)
 	if err != nil {
 		return err
@@ -176,7 +177,7 @@ func (o *importOptions) run(ctx context.Context, call *command.Call) error {
 }
 
 // read collects the input of the plan.
-func (o *importOptions) read(ctx context.Context, api *cluster, given *given, progress *progress) (*galaxyimport.Input, []string, error) {
+func (o *importOptions) read(ctx context.Context, api *cluster, given *given, progress *command.Progress) (*galaxyimport.Input, []string, error) {
 	notes, err := o.readGalaxy(ctx, api, given, progress)
 	if err != nil {
 		return nil, nil, err

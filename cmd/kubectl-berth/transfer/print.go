@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"sync"
-	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -183,42 +181,4 @@ func word(action plan.Action, applied bool) string {
 		return "in conflict"
 	}
 	return string(action)
-}
-
-// progress prints progress to the user, not too often. Safe for concurrent use.
-type progress struct {
-	out io.Writer
-
-	mu   sync.Mutex
-	said time.Time
-}
-
-// pause between two lines.
-const pause = 2 * time.Second
-
-func (p *progress) say(format string, args ...any) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.said = time.Now()
-	fmt.Fprintf(p.out, format+"\n", args...)
-}
-
-// count prints the number of finished items, of all if all is not 0. It prints nothing
-// within pause of the last line, or of the first call.
-func (p *progress) count(what string, done, all int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	now := time.Now()
-	if p.said.IsZero() {
-		p.said = now
-	}
-	if now.Sub(p.said) < pause {
-		return
-	}
-	p.said = now
-	if all == 0 {
-		fmt.Fprintf(p.out, "%s: %d\n", what, done)
-		return
-	}
-	fmt.Fprintf(p.out, "%s: %d of %d\n", what, done, all)
 }

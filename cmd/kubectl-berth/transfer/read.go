@@ -239,9 +239,9 @@ func (c *cluster) discover(api discovery.DiscoveryInterface) error {
 func (c *cluster) has(resource string) bool { return c.groups[resource] }
 
 // readGalaxy reads the parts of Galaxy's state that the files did not have.
-func (o *importOptions) readGalaxy(ctx context.Context, api *cluster, g *given, progress *progress) (notes []string, err error) {
+func (o *importOptions) readGalaxy(ctx context.Context, api *cluster, g *given, progress *command.Progress) (notes []string, err error) {
 	if g.config == nil {
-		progress.say("Reading ConfigMap %s/%s", o.configMapNamespace, o.configMapName)
+		progress.Say("Reading ConfigMap %s/%s", o.configMapNamespace, o.configMapName)
 		if g.config, err = o.readConfigMap(ctx, api.kube); err != nil {
 			return nil, err
 		}
@@ -278,7 +278,7 @@ func (o *importOptions) readConfigMap(ctx context.Context, kube kubernetes.Inter
 }
 
 // list reads all objects of a resource into items.
-func list[T any](ctx context.Context, resource dynamic.ResourceInterface, progress *progress, what string, items *[]T) error {
+func list[T any](ctx context.Context, resource dynamic.ResourceInterface, progress *command.Progress, what string, items *[]T) error {
 	pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 		return resource.List(ctx, options)
 	})
@@ -289,7 +289,7 @@ func list[T any](ctx context.Context, resource dynamic.ResourceInterface, progre
 			return fmt.Errorf("%s %s: %w", fields.GetKind(), fields.GetName(), err)
 		}
 		*items = append(*items, item)
-		progress.count(what, len(*items), 0)
+		progress.Count(what, len(*items), 0)
 		return nil
 	})
 	if err != nil {
@@ -300,7 +300,7 @@ func list[T any](ctx context.Context, resource dynamic.ResourceInterface, progre
 
 // readBerth reads Berth's objects: each kind as of one moment, addresses first, so that
 // the objects that they refer to are there unless they were deleted since.
-func (c *cluster) readBerth(ctx context.Context, progress *progress) (*backup.Objects, error) {
+func (c *cluster) readBerth(ctx context.Context, progress *command.Progress) (*backup.Objects, error) {
 	for _, resource := range []string{"ippools", "ipclaims", "floatingips"} {
 		if !c.has(resource + "." + v1alpha1.GroupName) {
 			return nil, fmt.Errorf("the cluster does not serve %s.%s: install Berth first, or, if its CRDs were applied a moment ago, try again", resource, v1alpha1.GroupName)
@@ -314,7 +314,7 @@ func (c *cluster) readBerth(ctx context.Context, progress *progress) (*backup.Ob
 		if err == nil {
 			err = meta.EachListItem(all, func(object runtime.Object) error {
 				add(object)
-				progress.count(what, objects.Len(), 0)
+				progress.Count(what, objects.Len(), 0)
 				return nil
 			})
 		}
@@ -340,7 +340,7 @@ func (c *cluster) readBerth(ctx context.Context, progress *progress) (*backup.Ob
 }
 
 // readWorkloads reads pods and the workloads that may own them.
-func (c *cluster) readWorkloads(ctx context.Context, input *galaxyimport.Input, progress *progress) error {
+func (c *cluster) readWorkloads(ctx context.Context, input *galaxyimport.Input, progress *command.Progress) error {
 	keep := []string{galaxy.AnnotationArgs, galaxy.AnnotationPool, galaxy.AnnotationReleasePolicy}
 	err := c.readPods(ctx, progress, func(pod *v1.Pod) { input.Pods = append(input.Pods, slim(pod, keep...)) })
 	if err != nil {
@@ -363,7 +363,7 @@ func (c *cluster) readWorkloads(ctx context.Context, input *galaxyimport.Input, 
 }
 
 // readPods reads the pods of all namespaces.
-func (c *cluster) readPods(ctx context.Context, progress *progress, add func(*v1.Pod)) error {
+func (c *cluster) readPods(ctx context.Context, progress *command.Progress, add func(*v1.Pod)) error {
 	pods := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 		return c.kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
 	})
@@ -371,7 +371,7 @@ func (c *cluster) readPods(ctx context.Context, progress *progress, add func(*v1
 	err := pods.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
 		add(object.(*v1.Pod))
 		n++
-		progress.count("pods", n, 0)
+		progress.Count("pods", n, 0)
 		return nil
 	})
 	if err != nil {
@@ -403,7 +403,7 @@ func slim(pod *v1.Pod, annotations ...string) *v1.Pod {
 }
 
 // readKind reads the metadata of all objects of a kind.
-func (c *cluster) readKind(ctx context.Context, kind schema.GroupVersionKind, progress *progress, add func(*metav1.PartialObjectMetadata)) error {
+func (c *cluster) readKind(ctx context.Context, kind schema.GroupVersionKind, progress *command.Progress, add func(*metav1.PartialObjectMetadata)) error {
 	resource := c.resources[kind]
 	pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 		return c.metadata.Resource(resource).List(ctx, options)
@@ -412,7 +412,7 @@ func (c *cluster) readKind(ctx context.Context, kind schema.GroupVersionKind, pr
 	err := pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
 		add(object.(*metav1.PartialObjectMetadata))
 		n++
-		progress.count(resource.GroupResource().String(), n, 0)
+		progress.Count(resource.GroupResource().String(), n, 0)
 		return nil
 	})
 	if err != nil {

@@ -93,7 +93,8 @@ func (o *restoreOptions) run(ctx context.Context, call *command.Call) error {
 	if err != nil {
 		return err
 	}
-	progress := &progress{out: call.ErrOut}
+	progress, end := call.Progress()
+	defer end()
 	input, notes, err := o.read(ctx, api, &o.saved, progress)
 	if err != nil {
 		return err
@@ -145,7 +146,7 @@ func keptUntil(made *plan.Plan, until time.Time) string {
 }
 
 // read collects the input of the plan.
-func (o *restoreOptions) read(ctx context.Context, api *cluster, saved *backup.Objects, progress *progress) (*backup.Input, []string, error) {
+func (o *restoreOptions) read(ctx context.Context, api *cluster, saved *backup.Objects, progress *command.Progress) (*backup.Input, []string, error) {
 	now := time.Now()
 	input := &backup.Input{Saved: saved, Now: now, KeepUntil: now.Add(o.keepFor)}
 	var err error
