@@ -94,7 +94,7 @@ func (o *options) check(ctx context.Context, call *command.Call) (_ *answer.Answ
 	auditor, err := audit.ForConfig(call.Config, audit.Options{
 		Grace: o.grace, Agents: o.agents, Namespace: o.namespace, Progress: func(what string, n int) { progress.Count(what, n, 0) },
 		Doubts: func(suspects []audit.Finding, until time.Time) {
-			progress.Doing(func() string { return doubts(suspects, time.Until(until)) })
+			progress.Doing(func() string { return audit.Doubts(suspects, time.Until(until)) })
 		},
 	})
 	if err != nil {
@@ -113,15 +113,6 @@ func (o *options) check(ctx context.Context, call *command.Call) (_ *answer.Answ
 	}
 	report.Findings = slices.DeleteFunc(report.Findings, func(f audit.Finding) bool { return slices.Contains(o.ignore, string(f.Code)) })
 	return answerOf(report), answer.Outcome(len(report.Findings), report.Unknown)
-}
-
-// doubts says which findings are looked at again, and how long.
-func doubts(suspects []audit.Finding, left time.Duration) string {
-	text := fmt.Sprintf("%s %s", suspects[0].Code, suspects[0].Text)
-	if n := len(suspects) - 1; n > 0 {
-		text += fmt.Sprintf(", and %d more", n)
-	}
-	return fmt.Sprintf("looking again, for up to %s, whether it passes: %s", max(left, 0).Round(time.Second), text)
 }
 
 // gcPercent is how much the heap may grow before it is cleaned.

@@ -17,7 +17,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -114,9 +113,6 @@ func (o *options) dump(ctx context.Context) (err error) {
 		out = file
 	}
 	b := newBundle(out)
-	progress, end := o.Progress()
-	defer end()
-	progress.Doing(func() string { return fmt.Sprintf("%d files so far", b.files.Load()) })
 	b.addJSON("kubernetes/version.json", version)
 	o.addObjects(ctx, b, objects)
 	pods := o.addPrograms(ctx, b, kube)
@@ -126,7 +122,14 @@ func (o *options) dump(ctx context.Context) (err error) {
 	} else {
 		b.leaveOut("nodes/", "the agents' view of their nodes: --nodes adds it")
 	}
-	auditor, err := audit.ForConfig(o.Config, audit.Options{Grace: grace, Agents: true, Namespace: o.namespace})
+	progress, end := o.Progress()
+	defer end()
+	auditor, err := audit.ForConfig(o.Config, audit.Options{
+		Grace: grace, Agents: true, Namespace: o.namespace, Progress: func(what string, n int) { progress.Count(what, n, 0) },
+		Doubts: func(suspects []audit.Finding, until time.Time) {
+			progress.Doing(func() string { return audit.Doubts(suspects, time.Until(until)) })
+		},
+	})
 	if err != nil {
 		return err
 	}
@@ -144,7 +147,7 @@ func (o *options) dump(ctx context.Context) (err error) {
 		fmt.Fprintln(o.ErrOut, "left out:", left)
 	}
 	if name != "-" {
-		fmt.Fprintf(o.Out, "%s: %d files\n", name, b.files.Load())
+		fmt.Fprintf(o.Out, "%s: %d files\n", name, b.files)
 	}
 	return nil
 }
@@ -377,7 +380,7 @@ type bundle struct {
 	now   time.Time
 	names []string
 	left  []string
-	files atomic.Int64
+	files int
 	err   error
 }
 
@@ -394,8 +397,7 @@ func (b *bundle) add(name string, text []byte) {
 	if b.err == nil {
 		_, b.err = b.tar.Write(text)
 	}
-	b.names = append(b.names, name)
-	b.files.Add(1)
+	b.names, b.files = append(b.names, name), b.files+1
 }
 
 func (b *bundle) addJSON(name string, content any) {

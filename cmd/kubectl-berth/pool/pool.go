@@ -5,6 +5,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,12 +18,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/pool/poolmap"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/pools"
@@ -233,6 +236,8 @@ type found struct {
 	object *v1alpha1.IPPool
 	pool   *pools.Pool
 	uses   poolmap.Uses
+	// nodes is how many nodes it serves; nil where the user may not read them.
+	nodes *int
 }
 
 // look reads the pool that a command names, and its addresses.
@@ -258,6 +263,19 @@ func look(ctx context.Context, call *command.Call) (*found, error) {
 		return nil, fmt.Errorf("IPPool %s gives no addresses, because it is invalid: %w", name, snapshot.Invalid(name))
 	}
 	f.pool = snapshot.Pools()[at]
+	nodes, err := call.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	if err != nil && failure.Forbidden(err) == "" {
+		return nil, fmt.Errorf("list the nodes: %w", err)
+	}
+	if err == nil {
+		f.nodes = new(int)
+		for i := range nodes.Items {
+			node := &nodes.Items[i]
+			if slices.Contains(snapshot.Reach(pools.InternalIPs(node), labels.Set(node.Labels)).Positions(), at) {
+				*f.nodes++
+			}
+		}
+	}
 	for _, recorded := range []string{name, ""} { // an administrator may have named no pool
 		ips, _, err := cluster.FloatingIPs(ctx, berth, fields.OneTermEqualSelector("spec.pool", recorded).String())
 		if err != nil {
@@ -286,6 +304,9 @@ func look(ctx context.Context, call *command.Call) (*found, error) {
 // Map is the content of -o json for one pool.
 type Map struct {
 	Pool
+	poolmap.Terms
+	// Nodes is how many nodes it serves; missing where nodes cannot be read.
+	Nodes *int `json:"nodes,omitempty"`
 	// FreeRanges are the free addresses.
 	FreeRanges []string `json:"freeRanges"`
 }
@@ -300,8 +321,16 @@ func (f *found) answer() *answer.Answer {
 		p.Free = 0
 	}
 	a := answerOf([]Pool{p})
-	a.Kind, a.Content = "PoolMap", Map{Pool: p, FreeRanges: texts(free)}
-	a.Text = func(out io.Writer, paint answer.Paint) { f.draw(out, paint) }
+	of := Map{Pool: p, Terms: poolmap.TermsOf(f.object), Nodes: f.nodes, FreeRanges: texts(free)}
+	a.Kind, a.Content = "PoolMap", of
+	a.Text = func(out io.Writer, paint answer.Paint) {
+		nodes := of.Terms.Nodes()
+		if f.nodes != nil {
+			nodes += fmt.Sprintf(" (%d at present)", *f.nodes)
+		}
+		fmt.Fprintf(out, "\nRanges:   %s\nGateway:  %s\nNodes:    %s\nCooldown: %s\n", of.Given(), cmp.Or(of.Gateway, "none"), nodes, cmp.Or(of.Cooldown, "none"))
+		f.draw(out, paint)
+	}
 	return a
 }
 
