@@ -13,11 +13,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
@@ -49,13 +47,13 @@ const whoExamples = `  # Who has this address?
   kubectl berth who 10.0.70.12 -w`
 
 // NewWho returns the command who.
-func NewWho(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewWho() command.Command {
 	return command.Command{
 		Use: "who ADDRESS...", Short: "Says who has an address, or why nobody has", Long: whoLong, Example: whoExamples,
-		Args: cobra.MinimumNArgs(1), Names: target.Addresses, Namespaced: true,
+		Args: command.AtLeast(1), Names: target.Addresses, Namespaced: true,
 		Watch:   "Print another line whenever an address changes.",
 		Prepare: oneToWatch, Answer: answerAbout,
-	}.New(of, streams)
+	}
 }
 
 const whereLong = `Prints the addresses of a pod, a workload or an IPClaim, also addresses that are retained
@@ -76,13 +74,13 @@ const whereExamples = `  # A pod
   kubectl berth where claim/front`
 
 // NewWhere returns the command where.
-func NewWhere(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewWhere() command.Command {
 	return command.Command{
 		Use: "where POD | KIND/NAME", Short: "Prints the addresses of a pod, workload or claim", Long: whereLong, Example: whereExamples,
-		Args: cobra.ExactArgs(1), Names: "Pod", Namespaced: true,
+		Args: command.Exactly(1), Names: "Pod", Namespaced: true,
 		Watch:   "Print another line whenever one of the addresses changes.",
 		Prepare: oneToWatch, Answer: answerAbout,
-	}.New(of, streams)
+	}
 }
 
 func oneToWatch(call *command.Call) error {
@@ -137,13 +135,13 @@ func (l *look) ofAddresses(ctx context.Context, t *target.Target) ([]standing.Ad
 	}
 	ips := map[netip.Addr]*v1alpha1.FloatingIP{}
 	if len(addrs) == 1 {
-		ip, err := l.Berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addrs[0]), metav1.GetOptions{})
+		ip, err := cluster.FloatingIP(ctx, l.Berth, addrs[0])
+		if err != nil {
+			return nil, err
+		}
 		l.version = "0" // of any moment before, if there is none
-		switch {
-		case err == nil:
+		if ip != nil {
 			ips[addrs[0]], l.version = ip, ip.ResourceVersion
-		case !failure.IsNoSuch(err):
-			return nil, fmt.Errorf("get the FloatingIP of %s: %w", addrs[0], err)
 		}
 	} else {
 		list, err := l.list(ctx, t)
@@ -232,15 +230,10 @@ func (l *look) ofObject(ctx context.Context, t *target.Target) ([]standing.Addre
 
 // byPod orders addresses by their pods; addresses without one come last.
 func byPod(a, b standing.Address) int {
-	if (a.Pod == nil) != (b.Pod == nil) {
-		if a.Pod == nil {
-			return 1
-		}
-		return -1
-	}
+	const last = "~"
 	one, _ := v1alpha1.AddrOf(a.Object)
 	other, _ := v1alpha1.AddrOf(b.Object)
-	return cmp.Or(strings.Compare(a.Pod.String(), b.Pod.String()), one.Compare(other))
+	return cmp.Or(strings.Compare(cmp.Or(a.Pod.String(), last), cmp.Or(b.Pod.String(), last)), one.Compare(other))
 }
 
 // nothing says on stderr that an object has no address, or fails if there is no such object.
@@ -248,12 +241,7 @@ func (l *look) nothing(ctx context.Context, t *target.Target) error {
 	if err := l.Require(ctx, t); err != nil {
 		return fmt.Errorf("no address is kept for %s: %w", t, err)
 	}
-	switch t.Kind {
-	case "Pod", "Service":
-		fmt.Fprintf(l.ErrOut, "%s has no floating IP: kubectl berth why %s says why.\n", t, t.Word())
-	default:
-		fmt.Fprintf(l.ErrOut, "%s has no floating IP: kubectl berth top owners lists who has.\n", t)
-	}
+	fmt.Fprintf(l.ErrOut, "%s has no floating IP: kubectl berth why %s says why.\n", t, t.Word())
 	return nil
 }
 

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -68,6 +69,12 @@ type Answer struct {
 	Content any
 	// Names are the objects of -o name, as resource.group/name.
 	Names []string
+}
+
+// Tell returns the answer with a line of text.
+func (a *Answer) Tell(format string, args ...any) *Answer {
+	a.Text = func(out io.Writer, _ Paint) { fmt.Fprintf(out, format+"\n", args...) }
+	return a
 }
 
 // Format is the output format that the user chose.
@@ -268,4 +275,62 @@ func Age(at *metav1.Time, now time.Time) string {
 		return ""
 	}
 	return duration.HumanDuration(now.Sub(at.Time))
+}
+
+// Problem needs somebody.
+type Problem struct {
+	Text string `json:"text"`
+	// Command is the one to go on with.
+	Command string `json:"command,omitempty"`
+}
+
+// Problems are what a command found.
+type Problems []Problem
+
+// Add adds one.
+func (p *Problems) Add(command, format string, args ...any) {
+	*p = append(*p, Problem{Text: fmt.Sprintf(format, args...), Command: command})
+}
+
+// PrintProblems prints problems with their commands, and then open questions.
+func PrintProblems(out io.Writer, paint Paint, problems []Problem, unknown []string) {
+	for _, p := range problems {
+		fmt.Fprintln(out, paint.Red(p.Text))
+		if p.Command != "" {
+			fmt.Fprintln(out, "  "+p.Command)
+		}
+	}
+	for _, question := range slices.Sorted(slices.Values(unknown)) {
+		fmt.Fprintln(out, paint.Yellow("It is not known "+question))
+	}
+}
+
+// Paint colours text, or leaves it as it is: state is never shown by colour alone.
+type Paint bool
+
+// PaintOf returns the Paint for an output: colours on a terminal, unless the user set
+// NO_COLOR (no-color.org) or the terminal is dumb.
+func PaintOf(out io.Writer) Paint {
+	file, ok := out.(*os.File)
+	if !ok || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
+		return false
+	}
+	info, err := file.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+// Red, Yellow and Green colour text.
+func (p Paint) Red(text string) string { return p.with("31", text) }
+
+// Yellow marks possible problems.
+func (p Paint) Yellow(text string) string { return p.with("33", text) }
+
+// Green marks healthy states.
+func (p Paint) Green(text string) string { return p.with("32", text) }
+
+func (p Paint) with(code, text string) string {
+	if !p || text == "" {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
 }

@@ -1,5 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package audit finds contradictions between FloatingIPs, IPPools, pods, nodes, the owners of
+// addresses and the agents. It writes nothing and locks nothing, so pods come and go
+// meanwhile, and its lists are of different moments. A suspect is therefore looked at again,
+// with new reads of all objects that it follows from, and counts only if it has lasted
+// unchanged for a grace: a [Finding] names objects that disagreed all that time.
+//
+// The code that frees addresses and counts pools also decides whether an address should be
+// freed by now and how a pool counts ([reclaim.Rehearsal], [poolstatus.Stale]). Everything
+// else is compared by compare, which is pure.
+//
+// docs/reference/check.md explains each [Code]; they are stable.
 package audit
 
 import (
@@ -56,19 +67,12 @@ func ForConfig(config *rest.Config, options Options) (*Auditor, error) {
 		return nil, fmt.Errorf("create the audit's clients: %w", err)
 	}
 	var clients reclaim.Clients
-	if clients.Berth, err = client.NewForConfigAndClient(config, connections); err != nil {
-		return nil, err
-	}
-	if clients.Dynamic, err = dynamic.NewForConfigAndClient(config, connections); err != nil {
-		return nil, fmt.Errorf("create the client of custom workloads: %w", err)
-	}
-	if clients.Metadata, err = metadata.NewForConfigAndClient(metadata.ConfigFor(config), connections); err != nil {
-		return nil, fmt.Errorf("create the client of metadata: %w", err)
-	}
-	if clients.Kube, err = kubernetes.NewForConfigAndClient(kube.Protobuf(config), connections); err != nil {
-		return nil, fmt.Errorf("create the client of Kubernetes' objects: %w", err)
-	}
-	return New(clients, options), nil
+	var errs [4]error
+	clients.Berth, errs[0] = client.NewForConfigAndClient(config, connections)
+	clients.Dynamic, errs[1] = dynamic.NewForConfigAndClient(config, connections)
+	clients.Metadata, errs[2] = metadata.NewForConfigAndClient(metadata.ConfigFor(config), connections)
+	clients.Kube, errs[3] = kubernetes.NewForConfigAndClient(kube.Protobuf(config), connections)
+	return New(clients, options), errors.Join(errs[:]...)
 }
 
 // New returns an Auditor.

@@ -12,13 +12,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -43,20 +40,19 @@ const examples = `  # Is everything consistent?
   kubectl berth check -o json > report.json; kubectl berth release -f report.json`
 
 type options struct {
-	grace     time.Duration
-	ignore    []string
-	namespace string
-	agents    bool
-	wire      bool
+	grace  time.Duration
+	ignore []string
+	agents bool
+	wire   bool
 }
 
 // New returns the command check.
-func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func New() command.Command {
 	o := &options{}
 	return command.Command{
-		Use: "check", Short: "Finds contradictions between objects; the exit code tells whether there are some", Long: long, Example: examples, Found: "something was found",
-		Args: cobra.NoArgs, Flags: o.addFlags, Prepare: o.validate, Answer: o.check,
-	}.New(of, streams)
+		Use: "check", Short: "Finds contradictions between objects; the exit code tells whether there are some", Long: long, Example: examples, Found: "something was found", Programs: true,
+		Flags: o.addFlags, Prepare: o.validate, Answer: o.check,
+	}
 }
 
 func (o *options) addFlags(flags *pflag.FlagSet) {
@@ -64,7 +60,6 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&o.ignore, "ignore", nil, "Codes of findings to leave out, such as B302.")
 	flags.BoolVar(&o.wire, "wire", false, "Ask the network who answers for the addresses of pods, too. The agents do it: it needs the Role berth-diagnosis of Berth's namespace.")
 	flags.BoolVar(&o.agents, "agents", true, "Look at the agents of the nodes, too.")
-	command.AddBerthNamespace(flags, &o.namespace)
 }
 
 // Report is the content of -o json.
@@ -83,16 +78,13 @@ type Report struct {
 // Kind of a Report.
 const Kind = "CheckReport"
 
-func (o *options) check(ctx context.Context, call *command.Call) (_ *answer.Answer, err error) {
-	if o.namespace, err = call.BerthNamespace(ctx, o.namespace); err != nil {
-		return nil, err
-	}
+func (o *options) check(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 	// Pages of lists are most of the garbage, and soon gone.
 	debug.SetGCPercent(gcPercent)
 	progress, end := call.Progress()
 	defer end()
 	auditor, err := audit.ForConfig(call.Config, audit.Options{
-		Grace: o.grace, Agents: o.agents, Namespace: o.namespace, Progress: func(what string, n int) { progress.Count(what, n, 0) },
+		Grace: o.grace, Agents: o.agents, Namespace: call.System, Progress: func(what string, n int) { progress.Count(what, n, 0) },
 		Doubts: func(suspects []audit.Finding, until time.Time) {
 			progress.Doing(func() string { return audit.Doubts(suspects, time.Until(until)) })
 		},
@@ -107,7 +99,7 @@ func (o *options) check(ctx context.Context, call *command.Call) (_ *answer.Answ
 	auditor.AddAdmission(ctx, report)
 	if o.wire {
 		progress.Doing(func() string { return "the agents are asked who answers for the addresses" })
-		if err := o.askWire(ctx, call, auditor, report); err != nil {
+		if err := o.askWire(ctx, call, report); err != nil {
 			return nil, err
 		}
 	}
@@ -155,9 +147,7 @@ func answerOf(report *audit.Report) *answer.Answer {
 				}
 			}
 		}
-		for _, unknown := range report.Unknown {
-			fmt.Fprintln(out, paint.Yellow("Could not find out")+" "+unknown)
-		}
+		answer.PrintProblems(out, paint, nil, report.Unknown)
 	}
 	return a
 }

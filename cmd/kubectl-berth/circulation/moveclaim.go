@@ -6,11 +6,9 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
@@ -30,13 +28,13 @@ const moveClaimExamples = `  # Rename: create the IPClaim store, as large as sho
   kubectl berth move-claim shop store -n web`
 
 // NewMoveClaim returns the command move-claim.
-func NewMoveClaim(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewMoveClaim() command.Command {
 	return command.Command{
 		Use: "move-claim FROM TO", Short: "Moves the addresses of an IPClaim to another", Long: moveClaimLong, Example: moveClaimExamples,
-		Args: cobra.ExactArgs(2), Names: "IPClaim", Namespaced: true, Writes: true,
+		Args: command.Exactly(2), Names: "IPClaim", Namespaced: true, Writes: true,
 		Found: "addresses are left with the first claim",
 		Run:   moveClaim,
-	}.New(of, streams)
+	}
 }
 
 func moveClaim(ctx context.Context, call *command.Call) error {

@@ -12,11 +12,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/duration"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"sigs.k8s.io/yaml"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
@@ -66,12 +63,12 @@ type releasing struct {
 }
 
 // NewRelease returns the command release.
-func NewRelease(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewRelease() command.Command {
 	o := &releasing{}
 	return command.Command{
 		Use: "release [ADDRESS...] [--retained-longer-than DURATION | -f REPORT]", Short: "Frees addresses that no pod has",
-		Long: releaseLong, Example: releaseExamples, Args: cobra.ArbitraryArgs, Names: target.Addresses,
-		CompleteFlags: map[string]cobra.CompletionFunc{"pool": of.Completes("IPPool", nil)},
+		Long: releaseLong, Example: releaseExamples, Args: command.AtLeast(0), Names: target.Addresses,
+		CompleteFlags: map[string]command.Completion{"pool": command.Names("IPPool")},
 		Writes:        true, Found: "some addresses are left",
 		Flags: func(flags *pflag.FlagSet) {
 			flags.StringVar(&o.age, "retained-longer-than", "", "Addresses that have been kept without a pod for longer than this: 30d, 12h.")
@@ -80,7 +77,7 @@ func NewRelease(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.
 		},
 		Prepare: o.prepare,
 		Answer:  o.release,
-	}.New(of, streams)
+	}
 }
 
 // kind of the list that -o json prints.
@@ -232,15 +229,11 @@ func (o *releasing) answer(releases []freeing.Release) *answer.Answer {
 	count := map[freeing.Outcome]int{}
 	table := answer.NewTable("Address", "Outcome", "Pool", "Owner", "Last-Pod", "Retained", "Note")
 	a := answer.List(kind, releases, table, func(r *freeing.Release) (name string, cells []any) {
-		age := ""
-		if r.RetainedSince != nil {
-			age = duration.HumanDuration(time.Since(r.RetainedSince.Time))
-		}
 		count[r.Outcome]++
 		if addr, err := netip.ParseAddr(r.Address); err == nil && (r.Outcome == freeing.ToFree || r.Outcome == freeing.Freed) {
-			name = "floatingip." + v1alpha1.GroupName + "/" + v1alpha1.NameOf(addr)
+			name = answer.FloatingIP(v1alpha1.NameOf(addr))
 		}
-		return name, []any{r.Address, string(r.Outcome), r.Pool, r.Owner, r.LastPod, age, r.Note}
+		return name, []any{r.Address, string(r.Outcome), r.Pool, r.Owner, r.LastPod, answer.Age(r.RetainedSince, time.Now()), r.Note}
 	})
 	a.Text = func(out io.Writer, _ answer.Paint) {
 		switch {

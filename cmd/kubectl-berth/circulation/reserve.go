@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package circulation has the commands that take addresses out of circulation and put them
+// back, reserve, unreserve and release, and move-claim, which gives them to another
+// claim. Each write is limited to the state of the object that
+// the user saw, so nothing is taken from a pod that got the address meanwhile.
 package circulation
 
 import (
@@ -8,17 +12,14 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/circulation/freeing"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/inventory/netbox"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
@@ -64,11 +65,11 @@ type reserving struct {
 }
 
 // NewReserve returns the command reserve.
-func NewReserve(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewReserve() command.Command {
 	o := &reserving{}
 	return command.Command{
 		Use: "reserve ADDRESS... | -f FILE", Short: "Takes addresses out of circulation", Long: reserveLong, Example: reserveExamples,
-		Args: cobra.ArbitraryArgs, Names: target.Addresses, Writes: true, Found: "some are not reserved: somebody has them, or no pool gives them",
+		Args: command.AtLeast(0), Names: target.Addresses, Writes: true, Found: "some are not reserved: somebody has them, or no pool gives them",
 		Flags: func(flags *pflag.FlagSet) {
 			flags.StringVar(&o.reason, "reason", "", "Why, for a person who finds the address reserved later. With -f the name of the inventory.")
 			flags.StringArrayVarP(&o.files, "filename", "f", nil, "File with the addresses that an inventory says are taken; - is stdin. Can be repeated.")
@@ -81,7 +82,7 @@ func NewReserve(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.
 			}
 			return o.each(ctx, o.reserve)
 		},
-	}.New(of, streams)
+	}
 }
 
 func (o *reserving) prepare(call *command.Call) (err error) {
@@ -103,11 +104,11 @@ func (o *reserving) prepare(call *command.Call) (err error) {
 const unreserveLong = `Puts reserved addresses back into circulation: pods get them again.`
 
 // NewUnreserve returns the command unreserve.
-func NewUnreserve(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewUnreserve() command.Command {
 	o := &reserving{}
 	return command.Command{
 		Use: "unreserve ADDRESS...", Short: "Puts reserved addresses back into circulation", Long: unreserveLong,
-		Example: "  kubectl berth unreserve 10.0.70.12", Names: target.Addresses, Args: cobra.MinimumNArgs(1),
+		Example: "  kubectl berth unreserve 10.0.70.12", Names: target.Addresses, Args: command.AtLeast(1),
 		Writes: true, Found: "some are still reserved, because they changed meanwhile, or no pool gives them",
 		Prepare: func(call *command.Call) (err error) {
 			o.Call = call
@@ -115,7 +116,7 @@ func NewUnreserve(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobr
 			return err
 		},
 		Run: func(ctx context.Context, _ *command.Call) error { return o.each(ctx, o.unreserve) },
-	}.New(of, streams)
+	}
 }
 
 // errSome says that some addresses were left as they are; the output says which and why.
@@ -187,7 +188,7 @@ func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error
 	}
 	_, err := o.Berth.FloatingIPs.Create(ctx, ip, metav1.CreateOptions{DryRun: o.DryRuns(), FieldValidation: metav1.FieldValidationStrict})
 	if apierrors.IsAlreadyExists(err) {
-		return o.reserved(ctx, ip.Name)
+		return o.reserved(ctx, addr)
 	}
 	if err != nil {
 		return "", fmt.Errorf("reserve: %w", err)
@@ -197,7 +198,7 @@ func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error
 
 // homeless refuses an address that no pool gives, unless there is a record of it.
 func (o *reserving) homeless(ctx context.Context, addr netip.Addr) (string, error) {
-	did, err := o.reserved(ctx, v1alpha1.NameOf(addr))
+	did, err := o.reserved(ctx, addr)
 	if err == errFreed {
 		err = refusal("not reserved: " + standing.OfNobody(addr, o.all, o.pools).Because)
 	}
@@ -218,13 +219,13 @@ func (o *reserving) readPools(ctx context.Context) error {
 
 // reserved handles an address that exists already: it writes the reason if that is
 // reserved. An inventory's replaces no other: --prune would undo a reservation that it did not make.
-func (o *reserving) reserved(ctx context.Context, name string) (string, error) {
-	ip, err := o.Berth.FloatingIPs.Get(ctx, name, metav1.GetOptions{})
-	if failure.IsNoSuch(err) {
-		return "", errFreed
-	}
+func (o *reserving) reserved(ctx context.Context, addr netip.Addr) (string, error) {
+	ip, err := cluster.FloatingIP(ctx, o.Berth, addr)
 	if err != nil {
-		return "", fmt.Errorf("get FloatingIP %s: %w", name, err)
+		return "", err
+	}
+	if ip == nil {
+		return "", errFreed
 	}
 	if !ip.Spec.Reserved {
 		return "", refusal("not reserved: " + freeing.Whose(ip))
@@ -240,9 +241,11 @@ func (o *reserving) reserved(ctx context.Context, name string) (string, error) {
 }
 
 func (o *reserving) unreserve(ctx context.Context, addr netip.Addr) (string, error) {
-	ip, err := o.Berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
+	ip, err := cluster.FloatingIP(ctx, o.Berth, addr)
 	switch {
-	case failure.IsNoSuch(err):
+	case err != nil:
+		return "", err
+	case ip == nil:
 		if err := o.readPools(ctx); err != nil {
 			return "", err
 		}
@@ -250,8 +253,6 @@ func (o *reserving) unreserve(ctx context.Context, addr netip.Addr) (string, err
 			return "", refusal("is not reserved: " + standing.OfNobody(addr, o.all, o.pools).Because)
 		}
 		return "is not reserved: nobody has it", nil
-	case err != nil:
-		return "", fmt.Errorf("get FloatingIP %s: %w", v1alpha1.NameOf(addr), err)
 	case !ip.Spec.Reserved:
 		return "is not reserved: " + freeing.Whose(ip), nil
 	case o.prune && ip.Annotations[v1alpha1.AnnotationReason] != o.reason:

@@ -38,30 +38,34 @@ func (c *Cluster) Completes(bare string, may cobra.PositionalArgs) cobra.Complet
 		if !known || full {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return c.complete(command, listing{resource, namespaced, prefix}, args, begun), cobra.ShellCompDirectiveNoFileComp
+		return c.complete(command, resource, namespaced, prefix, args, begun), cobra.ShellCompDirectiveNoFileComp
 	}
 }
 
-// listing is a list of words to choose from.
-type listing struct {
-	resource   schema.GroupVersionResource
-	namespaced bool
-	// prefix stands before each name.
-	prefix string
-}
-
-// complete returns words that begin as the user began. It reads names alone, page by page. Without an answer of the cluster
-// there is no completion.
-func (c *Cluster) complete(command *cobra.Command, from listing, args []string, begun string) []string {
+// complete returns words that begin as the user began, each with a prefix. It reads names alone, page by page. Without an answer of
+// the cluster there is no completion.
+func (c *Cluster) complete(command *cobra.Command, resource schema.GroupVersionResource, namespaced bool, prefix string, args []string, begun string) []string {
 	ctx := command.Context()
 	if ctx == nil {
 		ctx = context.Background()
 	}
 	ctx, cancel := context.WithTimeout(ctx, completes)
 	defer cancel()
-	list, err := c.lister(from)
+	config, err := c.Config()
 	if err != nil {
 		return nil
+	}
+	client, err := metadata.NewForConfig(config)
+	if err != nil {
+		return nil
+	}
+	list := metadata.ResourceInterface(client.Resource(resource))
+	if namespaced {
+		namespace, err := c.Namespace()
+		if err != nil {
+			return nil
+		}
+		list = client.Resource(resource).Namespace(namespace)
 	}
 	var fitting []string
 	for options := (metav1.ListOptions{Limit: completePage}); len(fitting) < mostComplete; {
@@ -71,10 +75,10 @@ func (c *Cluster) complete(command *cobra.Command, from listing, args []string, 
 		}
 		for i := range page.Items {
 			word := page.Items[i].Name
-			if addr, err := v1alpha1.AddrOf(word); err == nil && from.resource.Resource == "floatingips" {
+			if addr, err := v1alpha1.AddrOf(word); err == nil && resource.Resource == "floatingips" {
 				word = addr.String()
 			}
-			if word = from.prefix + word; strings.HasPrefix(word, begun) && !slices.Contains(args, word) {
+			if word = prefix + word; strings.HasPrefix(word, begun) && !slices.Contains(args, word) {
 				fitting = append(fitting, word)
 			}
 		}
@@ -83,24 +87,4 @@ func (c *Cluster) complete(command *cobra.Command, from listing, args []string, 
 		}
 	}
 	return fitting[:min(len(fitting), mostComplete)]
-}
-
-// lister lists the names of objects.
-func (c *Cluster) lister(from listing) (metadata.ResourceInterface, error) {
-	config, err := c.Config()
-	if err != nil {
-		return nil, err
-	}
-	client, err := metadata.NewForConfig(config)
-	if err != nil {
-		return nil, err
-	}
-	if !from.namespaced {
-		return client.Resource(from.resource), nil
-	}
-	namespace, err := c.Namespace()
-	if err != nil {
-		return nil, err
-	}
-	return client.Resource(from.resource).Namespace(namespace), nil
 }

@@ -70,3 +70,26 @@ func (p *Progress) Count(what string, done, all int) {
 		return fmt.Sprintf("%s: %d of %d", what, done, all)
 	})
 }
+
+// parallel is how many programs are asked at the same time.
+const parallel = 8
+
+// Ask calls ask with each item, several at a time, and what that returns one at a time. Blocking.
+func Ask[T any](items []T, ask func(T) (note func())) {
+	var (
+		mu    sync.Mutex
+		group sync.WaitGroup
+	)
+	tokens := make(chan struct{}, parallel)
+	for _, item := range items {
+		group.Go(func() {
+			tokens <- struct{}{}
+			defer func() { <-tokens }()
+			note := ask(item)
+			mu.Lock()
+			defer mu.Unlock()
+			note()
+		})
+	}
+	group.Wait()
+}

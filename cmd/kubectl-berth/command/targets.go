@@ -62,15 +62,11 @@ func (c *Call) Require(ctx context.Context, t *target.Target) error {
 			return err
 		}
 	}
-	client, err := metadata.NewForConfig(c.Config)
-	if err != nil {
-		return fmt.Errorf("create the client of metadata: %w", err)
-	}
-	objects, where := metadata.ResourceInterface(client.Resource(resource)), "the cluster"
+	objects, where := metadata.ResourceInterface(c.Metadata.Resource(resource)), "the cluster"
 	if namespaced {
-		objects, where = client.Resource(resource).Namespace(t.Namespace), "namespace "+t.Namespace
+		objects, where = c.Metadata.Resource(resource).Namespace(t.Namespace), "namespace "+t.Namespace
 	}
-	_, err = objects.Get(ctx, t.Name, metav1.GetOptions{})
+	_, err := objects.Get(ctx, t.Name, metav1.GetOptions{})
 	switch {
 	case failure.IsNoSuch(err):
 		others, err := objects.List(ctx, metav1.ListOptions{Limit: 500})

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
@@ -97,7 +98,7 @@ func TestNetBox(t *testing.T) {
 	} {
 		streams, _, out, errOut := genericiooptions.NewTestIOStreams()
 		server := addresses()
-		call := &command.Call{IOStreams: streams, Berth: server.Client(), Config: &rest.Config{Host: "http://ipam.test", Transport: server}}
+		call := &command.Call{IOStreams: streams, Berth: server.Client(), Metadata: metadata.NewForConfigOrDie(&rest.Config{Host: "http://ipam.test", Transport: server})}
 		err := test.o.prepare(call)
 		if err == nil {
 			err = test.o.run(t.Context(), call)

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/agentpod"
@@ -259,17 +260,11 @@ func schedulerSaid(pod *v1.Pod) *Said {
 	return nil
 }
 
-func ready(pod *v1.Pod) bool {
-	return slices.ContainsFunc(pod.Status.Conditions, func(condition v1.PodCondition) bool {
-		return condition.Type == v1.PodReady && condition.Status == v1.ConditionTrue
-	})
-}
-
 // addEvents adds the last warnings, and their advice.
 func (w *Why) addEvents(events []v1.Event) {
-	slices.SortFunc(events, func(a, b v1.Event) int { return lastSeen(&b).Compare(lastSeen(&a).Time) })
+	slices.SortFunc(events, func(a, b v1.Event) int { return cluster.LastSeen(&b).Compare(cluster.LastSeen(&a).Time) })
 	for i := range events[:min(len(events), mostEvents)] {
-		w.Events = append(w.Events, Said{At: lastSeen(&events[i]), Reason: events[i].Reason, Text: events[i].Message})
+		w.Events = append(w.Events, Said{At: cluster.LastSeen(&events[i]), Reason: events[i].Reason, Text: events[i].Message})
 	}
 	var containers []v1.ContainerStatus
 	if w.pod != nil {
@@ -289,18 +284,6 @@ func (w *Why) addEvents(events []v1.Event) {
 			w.do("look at the agent of the node: kubectl get pods -n berth-system -l "+agentpod.Selector+" --field-selector spec.nodeName=%s, and its log", w.Node)
 		}
 	}
-}
-
-func lastSeen(event *v1.Event) *metav1.Time {
-	switch {
-	case event.Series != nil:
-		return &metav1.Time{Time: event.Series.LastObservedTime.Time}
-	case !event.LastTimestamp.IsZero():
-		return &event.LastTimestamp
-	case !event.EventTime.IsZero():
-		return &metav1.Time{Time: event.EventTime.Time}
-	}
-	return &event.CreationTimestamp
 }
 
 func (w *Why) answer(now time.Time) *answer.Answer {
@@ -426,4 +409,59 @@ func ago(at *metav1.Time, now time.Time) string {
 		return ""
 	}
 	return ", " + answer.Age(at, now) + " ago"
+}
+
+// Cause is what a pod waits for, with the words of the metric berth_scheduler_waiting_pods where the scheduler has one.
+type Cause string
+
+// Causes.
+const (
+	// CauseAddress: the pools that it may use have no address for it.
+	CauseAddress Cause = "address"
+	// CauseOwner: its workload or claim may have no more, or keeps addresses for it elsewhere.
+	CauseOwner Cause = "owner"
+	// CauseNode: nodes have as many addresses as they advertise.
+	CauseNode Cause = "node"
+	// CauseAgent: nodes of its pools have no ready agent.
+	CauseAgent Cause = "agent"
+	// CauseSession: nodes of its pools have no established BGP session, and a pool requires one.
+	CauseSession Cause = "session"
+	// CausePool: no pool that it may use serves the nodes.
+	CausePool Cause = "pool"
+	// CausePod: the pod asks for something wrong.
+	CausePod Cause = "pod"
+	// CauseScheduler: Berth's scheduler does not look at it.
+	CauseScheduler Cause = "scheduler"
+	// CauseOther: Berth has an address for it, and something else keeps it.
+	CauseOther Cause = "other"
+	// CauseUnknown: the user may not read what decides.
+	CauseUnknown Cause = "unknown"
+)
+
+// causeOf is the scheduler's.
+func causeOf(lack ipam.Lack) Cause {
+	switch {
+	case lack&ipam.LackAddress != 0:
+		return CauseAddress
+	case lack&ipam.LackOwner != 0:
+		return CauseOwner
+	}
+	return CausePool
+}
+
+func causeOfNode(reason string) Cause {
+	if reason == ipam.ReasonNoAgent {
+		return CauseAgent
+	}
+	return CauseNode
+}
+
+// first returns the cause that concerns most, as nodes differ.
+func first(causes map[Cause]bool) Cause {
+	for _, cause := range []Cause{CauseAddress, CauseOwner, CauseNode, CauseAgent, CauseSession} {
+		if causes[cause] {
+			return cause
+		}
+	}
+	return CausePool
 }

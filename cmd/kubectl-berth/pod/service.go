@@ -196,7 +196,7 @@ func (l *look) perPoolOf(ctx context.Context, listing *ipam.Listing, request ipa
 		told.Cause = CauseAddress
 	case len(standing.GivesUp) == 0:
 		told.Cause = cmp.Or(told.Cause, CauseOther)
-		told.do("the controller is about to give it an address: if that lasts, see whether it runs with controller.services: kubectl logs -n %s deployment/berth-controller", cmp.Or(l.berth, "berth-system"))
+		told.do("the controller is about to give it an address: if that lasts, see whether it runs with controller.services: kubectl logs -n %s deployment/berth-controller", l.System)
 	}
 	return nil
 }

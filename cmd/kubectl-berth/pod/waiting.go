@@ -12,14 +12,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
-	"k8s.io/client-go/tools/pager"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
@@ -57,14 +53,13 @@ type Group struct {
 }
 
 // NewWaiting returns the command waiting.
-func NewWaiting(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewWaiting() command.Command {
 	l := look{}
 	return command.Command{
 		Use: "waiting", Short: "Lists the pods that wait for an address, by cause", Long: waitingLong, Example: waitingExamples,
-		Args: cobra.NoArgs, Namespaced: true, Everywhere: true, Found: "pods wait",
+		Namespaced: true, Everywhere: true, Found: "pods wait", Programs: true,
 		Flags: func(flags *pflag.FlagSet) {
 			flags.BoolVar(&l.reader.Galaxy, "galaxy-aliases", false, "Read Galaxy's resource and annotations, too, as the scheduler does with galaxyAliases.")
-			command.AddBerthNamespace(flags, &l.berth)
 		},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 			l.Call = call
@@ -82,7 +77,7 @@ func NewWaiting(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.
 			}
 			return waitingAnswer(groups, time.Now()), err
 		},
-	}.New(of, streams)
+	}
 }
 
 // waiting explains the pods that wait for addresses.
@@ -93,11 +88,8 @@ func (l *look) waiting(ctx context.Context) ([]Group, error) {
 		pool, namespace, why string
 	}
 	groups := map[key]*Group{}
-	pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		return l.Kube.CoreV1().Pods(l.Namespace).List(ctx, options)
-	})
-	err := pages.EachListItem(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", "").String()}, func(object runtime.Object) error {
-		pod := object.(*v1.Pod)
+	unbound := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", "").String()}
+	err := cluster.Each(ctx, l.Kube.CoreV1().Pods(l.Namespace).List, unbound, func(pod *v1.Pod) error {
 		if pod.DeletionTimestamp != nil || pod.Status.Phase != v1.PodPending || !l.reader.Asks(&pod.Spec) {
 			return nil
 		}

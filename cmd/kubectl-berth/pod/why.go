@@ -13,12 +13,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
@@ -54,21 +52,19 @@ const whyExamples = `  kubectl berth why web-0 -n shop
   kubectl berth why web-0 -n shop -o jsonpath='{.problem}'`
 
 // NewWhy returns the command why.
-func NewWhy(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewWhy() command.Command {
 	var reader podrequest.Reader
-	var berthNamespace string
 	return command.Command{
 		Use: "why POD | KIND/NAME | ADDRESS", Short: "Says why a pod or a Service waits for an address", Long: whyLong, Example: whyExamples,
-		Args: cobra.ExactArgs(1), Names: "Pod", Namespaced: true, Found: "the pod or Service waits, or has a problem",
+		Args: command.Exactly(1), Names: "Pod", Namespaced: true, Found: "the pod or Service waits, or has a problem", Programs: true,
 		Flags: func(flags *pflag.FlagSet) {
 			flags.BoolVar(&reader.Galaxy, "galaxy-aliases", false, "Read Galaxy's resource and annotations, too, as the scheduler does with galaxyAliases.")
-			command.AddBerthNamespace(flags, &berthNamespace)
 		},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			l := &look{Call: call, reader: reader, berth: berthNamespace}
+			l := &look{Call: call, reader: reader}
 			return found(l.about(ctx, &call.Targets[0]))
 		},
-	}.New(of, streams)
+	}
 }
 
 // about explains a target: a pod or Service, the one that has an address, or of the pods of a workload or claim one that waits.
@@ -79,11 +75,11 @@ func (l *look) about(ctx context.Context, t *target.Target) (*Why, error) {
 		if err != nil {
 			return nil, err
 		}
-		ip, err := l.Berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
+		ip, err := cluster.FloatingIP(ctx, l.Berth, addr)
 		switch {
-		case err != nil && !failure.IsNoSuch(err):
-			return nil, fmt.Errorf("get the FloatingIP of %s: %w", addr, err)
-		case err != nil || ip.Spec.Owner == nil || ip.Spec.Pod == nil && ip.Spec.Service == nil:
+		case err != nil:
+			return nil, err
+		case ip == nil || ip.Spec.Owner == nil || ip.Spec.Pod == nil && ip.Spec.Service == nil:
 			return nil, fmt.Errorf("no pod or Service has %s: kubectl berth who %[1]s says more", addr)
 		case ip.Spec.Service != nil:
 			return l.about(ctx, &target.Target{Kind: "Service", Namespace: ip.Spec.Owner.Namespace, Name: ip.Spec.Service.Name})
@@ -121,16 +117,7 @@ func (l *look) about(ctx context.Context, t *target.Target) (*Why, error) {
 
 // worse says whether a pod needs an explanation more than another of its workload: it waits, or is not ready.
 func worse(pod, other *v1.Pod) bool {
-	rank := func(pod *v1.Pod) int {
-		switch {
-		case pod.Spec.NodeName == "":
-			return 0
-		case !ready(pod):
-			return 1
-		}
-		return 2
-	}
-	return rank(pod) < rank(other)
+	return other.Spec.NodeName != "" && (pod.Spec.NodeName == "" || !agentpod.IsReady(pod) && agentpod.IsReady(other))
 }
 
 func found(told *Why, err error) (*answer.Answer, error) {
@@ -148,8 +135,6 @@ type look struct {
 	*command.Call
 	pod    *v1.Pod
 	reader podrequest.Reader
-	// berth is the given namespace of Berth's programs; empty: it is looked up.
-	berth string
 }
 
 func (l *look) tell(ctx context.Context) (*Why, error) {
@@ -250,7 +235,7 @@ func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
 	if err := told.withoutRight(err); err != nil {
 		return err
 	}
-	namespace, wired, sessionless, err := l.wired(ctx)
+	wired, sessionless, err := l.wired(ctx)
 	if err := told.withoutRight(err); err != nil {
 		return err
 	}
@@ -264,20 +249,17 @@ func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
 		}
 		return ""
 	})
-	told.agentsToDo(namespace)
+	told.agentsToDo(l.System)
 	return nil
 }
 
-// wired returns the nodes that have a ready agent, the nodes whose speaker has no BGP session, and the namespace of both.
-func (l *look) wired(ctx context.Context) (namespace string, nodes, sessionless map[string]bool, err error) {
-	if namespace, err = l.BerthNamespace(ctx, l.berth); err != nil {
-		return "", nil, nil, err
-	}
-	pods, err := l.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: agentpod.ProgramsOfNodes, ResourceVersion: "0"})
+// wired returns the nodes that have a ready agent, and the nodes whose speaker has no BGP session.
+func (l *look) wired(ctx context.Context) (nodes, sessionless map[string]bool, err error) {
+	pods, err := l.Kube.CoreV1().Pods(l.System).List(ctx, metav1.ListOptions{LabelSelector: agentpod.ProgramsOfNodes, ResourceVersion: "0"})
 	if err != nil {
-		return namespace, nil, nil, fmt.Errorf("list the agents and speakers: %w", err)
+		return nil, nil, fmt.Errorf("list the agents and speakers: %w", err)
 	}
-	return namespace, agentpod.Nodes(pods.Items), agentpod.WithoutSession(pods.Items), nil
+	return agentpod.Nodes(pods.Items), agentpod.WithoutSession(pods.Items), nil
 }
 
 // bound adds the addresses of a bound pod, and its events.
@@ -292,15 +274,15 @@ func (l *look) bound(ctx context.Context, told *Why) error {
 			continue
 		}
 		has := Address{Address: addr.String()}
-		ip, err := l.Berth.FloatingIPs.Get(ctx, name, metav1.GetOptions{})
+		ip, err := cluster.FloatingIP(ctx, l.Berth, addr)
 		switch {
 		case failure.Forbidden(err) != "":
 			told.Missing = failure.Forbidden(err)
-		case failure.IsNoSuch(err):
+		case err != nil:
+			return err
+		case ip == nil:
 			has.Problem = "there is no FloatingIP for it: another pod may get the address"
 			told.do("delete the pod, so that it gets addresses again: kubectl delete pod %s -n %s", l.pod.Name, l.pod.Namespace)
-		case err != nil:
-			return fmt.Errorf("get FloatingIP %s: %w", name, err)
 		default:
 			has.Pool, has.Problem = ip.Spec.Pool, l.disagreement(ip)
 		}
@@ -313,7 +295,7 @@ func (l *look) bound(ctx context.Context, told *Why) error {
 		told.Problem = "the pod is bound, and has no FloatingIP: it was not bound by Berth's scheduler"
 		told.do("set spec.schedulerName: berth-scheduler in the pod template, and do not set spec.nodeName")
 	}
-	if ready(l.pod) {
+	if agentpod.IsReady(l.pod) {
 		told.Says = "The pod is bound and ready."
 		return nil
 	}

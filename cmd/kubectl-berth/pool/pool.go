@@ -14,13 +14,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
@@ -58,10 +56,10 @@ type Pool struct {
 }
 
 // NewPool returns the command pool.
-func NewPool(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewPool() command.Command {
 	return command.Command{
 		Use: "pool [NAME]", Aliases: []string{"pools"}, Short: "Shows how full pools are, or one as a map", Long: poolLong, Example: poolExamples,
-		Args: cobra.MaximumNArgs(1), Names: "IPPool",
+		Args: command.AtMost(1), Names: "IPPool",
 		Watch: "Print another line whenever a pool's status changes.",
 		Prepare: func(call *command.Call) error {
 			if call.Watching && len(call.Args) > 0 {
@@ -79,7 +77,7 @@ func NewPool(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Com
 			}
 			return f.answer(), nil
 		},
-	}.New(of, streams)
+	}
 }
 
 func all(ctx context.Context, call *command.Call) (*answer.Answer, error) {

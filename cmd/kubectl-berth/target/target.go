@@ -152,17 +152,15 @@ func noAddress(text string) error {
 // is meant as such.
 func parseAddresses(text string) (t Target, is bool, err error) {
 	plain := strings.NewReplacer("[", "", "]", "").Replace(text)
-	one := func(addr netip.Addr) (Target, bool, error) {
-		if addr.Zone() != "" {
-			return t, true, errors.New("a floating IP has no zone: write " + addr.WithZone("").String())
-		}
-		return Of(addr.Unmap()), true, nil
+	addr, err := v1alpha1.AddrOf(plain)
+	if err != nil {
+		addr, err = netip.ParseAddr(plain)
 	}
-	if addr, err := v1alpha1.AddrOf(plain); err == nil {
-		return one(addr)
-	}
-	if addr, err := netip.ParseAddr(plain); err == nil {
-		return one(addr)
+	switch {
+	case err == nil && addr.Zone() != "":
+		return t, true, errors.New("a floating IP has no zone: write " + addr.WithZone("").String())
+	case err == nil:
+		return Target{Kind: Addresses, Range: iprange.Single(addr.Unmap())}, true, nil
 	}
 	if prefix, err := netip.ParsePrefix(plain); err == nil {
 		if addr := prefix.Addr(); addr.Is4In6() && prefix.Bits() >= 96 {
@@ -185,9 +183,6 @@ func parseAddresses(text string) (t Target, is bool, err error) {
 	}
 	return t, false, nil
 }
-
-// Of returns the target that is one address.
-func Of(addr netip.Addr) Target { return Target{Kind: Addresses, Range: iprange.Single(addr)} }
 
 // ParseAddr reads one address.
 func ParseAddr(text string) (netip.Addr, error) {

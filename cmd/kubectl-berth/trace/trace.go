@@ -3,20 +3,16 @@
 package trace
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"slices"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
@@ -46,23 +42,19 @@ const examples = `  # Does the cluster know of a reason why 10.0.70.12 cannot be
   # The address of a pod
   kubectl berth trace shop/web-0`
 
-type options struct {
-	namespace string
-	node      bool
-}
+type options struct{ node bool }
 
 // New returns the command trace.
-func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func New() command.Command {
 	o := &options{}
 	return command.Command{
 		Use: "trace ADDRESS | POD", Short: "Names the first broken link on the way to an address", Long: long, Example: examples,
-		Args: cobra.ExactArgs(1), Names: target.Addresses, Namespaced: true, Found: "a link is broken",
+		Args: command.Exactly(1), Names: target.Addresses, Namespaced: true, Found: "a link is broken", Programs: true,
 		Flags: func(flags *pflag.FlagSet) {
-			command.AddBerthNamespace(flags, &o.namespace)
 			flags.BoolVar(&o.node, "node", false, "Ask the agents about the kernel and the network.")
 		},
 		Answer: o.trace,
-	}.New(of, streams)
+	}
 }
 
 // Trace is the content of -o json.
@@ -83,11 +75,7 @@ type Moment struct {
 }
 
 func (o *options) trace(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-	namespace, err := call.BerthNamespace(ctx, o.namespace)
-	if err != nil {
-		return nil, err
-	}
-	auditor, err := audit.ForConfig(call.Config, audit.Options{Agents: true, Namespace: namespace})
+	auditor, err := audit.ForConfig(call.Config, audit.Options{Agents: true, Namespace: call.System})
 	if err != nil {
 		return nil, err
 	}
@@ -106,9 +94,9 @@ func (o *options) trace(ctx context.Context, call *command.Call) (*answer.Answer
 	default:
 		trace.Links = fromObjects(s)
 		if o.node && firstBroken(trace.Links) == nil && s.Agent != nil {
-			ports := &agentport.Ports{Kube: call.Kube, Namespace: namespace}
-			speakers := &bgp.Speakers{Kube: call.Kube, Port: ports, Namespace: namespace}
-			links, err := fromNodes(ctx, s, ports, speakers, namespace)
+			ports := &agentport.Ports{Kube: call.Kube, Namespace: call.System}
+			speakers := &bgp.Speakers{Kube: call.Kube, Port: ports, Namespace: call.System}
+			links, err := fromNodes(ctx, s, ports, speakers, call.System)
 			if err != nil {
 				return nil, err
 			}
@@ -165,9 +153,7 @@ func answerOf(trace *Trace, broken *Link, name string) *answer.Answer {
 			for _, moment := range trace.Timeline {
 				fmt.Fprintf(out, "  %s  %s\n", moment.Time.UTC().Format(time.RFC3339), moment.Text)
 			}
-			for _, unknown := range trace.Unknown {
-				fmt.Fprintln(out, paint.Yellow("Could not find out")+" "+unknown)
-			}
+			answer.PrintProblems(out, paint, nil, trace.Unknown)
 		},
 	}
 }
@@ -221,17 +207,13 @@ func events(ctx context.Context, kube kubernetes.Interface, s *audit.Subject) (m
 	}
 	for _, of := range places {
 		events, err := kube.CoreV1().Events(of.namespace).List(ctx, metav1.ListOptions{FieldSelector: of.selector.String()})
-		if apierrors.IsForbidden(err) {
-			unknown = append(unknown, "the events: "+failure.Explain(err))
-			continue
-		}
 		if err != nil {
-			unknown = append(unknown, fmt.Sprintf("the events in namespace %s: %v", of.namespace, err))
+			unknown = append(unknown, fmt.Sprintf("the events in namespace %s: %s", of.namespace, failure.Explain(err)))
 			continue
 		}
 		for i := range events.Items {
 			event := &events.Items[i]
-			at := cmp.Or(event.LastTimestamp.Time, event.EventTime.Time, event.CreationTimestamp.Time)
+			at := cluster.LastSeen(event)
 			times := ""
 			if event.Count > 1 {
 				times = fmt.Sprintf(" (%d times)", event.Count)

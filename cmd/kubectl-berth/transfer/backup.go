@@ -13,14 +13,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"sigs.k8s.io/yaml"
 
-	chosen "github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/backup"
 )
@@ -39,15 +36,15 @@ const backupExamples = `  # To a file (on failure no incomplete file is left)
   kubectl berth backup -o json | jq -r '.items[].spec.address // empty'`
 
 // NewBackup returns the command backup.
-func NewBackup(of *chosen.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewBackup() command.Command {
 	format, file := "yaml", "-"
 	return command.Command{
-		Use: "backup", Short: "Saves pools, claims and addresses", Long: backupLong, Example: backupExamples, Args: cobra.NoArgs,
+		Use: "backup", Short: "Saves pools, claims and addresses", Long: backupLong, Example: backupExamples,
 		Flags: func(flags *pflag.FlagSet) {
 			flags.StringVarP(&format, "output", "o", format, "Output format: yaml or json.")
 			flags.StringVarP(&file, "filename", "f", file, "File to write; - is stdout.")
 		},
-		CompleteFlags: map[string]cobra.CompletionFunc{"output": command.Words(formats...)},
+		CompleteFlags: map[string]command.Completion{"output": command.Words(formats...)},
 		Prepare: func(*command.Call) error {
 			if !slices.Contains(formats, format) {
 				return fmt.Errorf("--output: %q is neither yaml nor json: write the file with -f", format)
@@ -57,7 +54,7 @@ func NewBackup(of *chosen.Cluster, streams genericiooptions.IOStreams) *cobra.Co
 		Run: func(ctx context.Context, call *command.Call) error {
 			return runBackup(ctx, call, file, format == "json")
 		},
-	}.New(of, streams)
+	}
 }
 
 // formats in which objects are printed.
@@ -136,18 +133,24 @@ func writeBackup(out io.Writer, objects *backup.Objects, asJSON bool, host strin
 	return nil
 }
 
+// written returns the fields of an object that somebody writes.
+func written(object any) (map[string]any, error) {
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+	if err != nil {
+		return nil, fmt.Errorf("encode an object: %w", err)
+	}
+	delete(fields, "status")
+	unstructured.RemoveNestedField(fields, "metadata", "creationTimestamp")
+	return fields, nil
+}
+
 // fieldsOf returns the objects in the order pools, claims, addresses.
 func fieldsOf(objects *backup.Objects) ([]map[string]any, error) {
 	all := make([]map[string]any, 0, objects.Len())
 	add := func(object any) error {
-		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
-		if err != nil {
-			return fmt.Errorf("encode an object: %w", err)
-		}
-		delete(fields, "status")
-		unstructured.RemoveNestedField(fields, "metadata", "creationTimestamp")
-		all = append(all, fields)
-		return nil
+		one, err := written(object)
+		all = append(all, one)
+		return err
 	}
 	var errs []error
 	for _, pool := range objects.Pools {

@@ -8,13 +8,10 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	chosen "github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/galaxyimport"
 	"github.com/berth-dev/berth/ipam/galaxy"
@@ -62,15 +59,15 @@ type importOptions struct {
 }
 
 // NewImportGalaxy returns the command import-galaxy.
-func NewImportGalaxy(of *chosen.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewImportGalaxy() command.Command {
 	o := &importOptions{
 		configMapNamespace: "kube-system", configMapName: "floatingip-config", configMapKey: "floatingips",
 		poolPrefix: "galaxy-", orphans: "skip", workers: 16,
 	}
 	return command.Command{
-		Use: "import-galaxy", Short: "Takes over addresses from Galaxy", Long: importLong, Example: importExamples, Args: cobra.NoArgs,
+		Use: "import-galaxy", Short: "Takes over addresses from Galaxy", Long: importLong, Example: importExamples,
 		Flags: o.addFlags, Writes: true, Found: needsDecision,
-		CompleteFlags: map[string]cobra.CompletionFunc{
+		CompleteFlags: map[string]command.Completion{
 			"orphans": command.Words("skip", "reserve"),
 			"output":  command.Words(formats...),
 		},
@@ -82,7 +79,7 @@ func NewImportGalaxy(of *chosen.Cluster, streams genericiooptions.IOStreams) *co
 			return err
 		},
 		Run: o.run,
-	}.New(of, streams)
+	}
 }
 
 func (o *importOptions) addFlags(flags *pflag.FlagSet) {

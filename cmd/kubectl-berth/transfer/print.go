@@ -3,20 +3,16 @@
 package transfer
 
 import (
-	"bufio"
 	"fmt"
 	"io"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/printers"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/plan"
 )
-
-func newReader(text []byte) *bufio.Reader { return bufio.NewReader(strings.NewReader(string(text))) }
 
 // printPlan writes a line for each object, and the notes.
 func printPlan(out io.Writer, made *plan.Plan) error {
@@ -124,12 +120,10 @@ func printObjects(out io.Writer, made *plan.Plan, format string) error {
 			default:
 				object = item.Pool
 			}
-			fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+			fields, err := written(object)
 			if err != nil {
-				return fmt.Errorf("print %s %s: %w", item.Kind, name(item), err)
+				return err
 			}
-			delete(fields, "status")
-			unstructured.RemoveNestedField(fields, "metadata", "creationTimestamp")
 			list.Items = append(list.Items, unstructured.Unstructured{Object: fields})
 		}
 	}

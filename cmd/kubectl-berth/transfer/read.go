@@ -3,6 +3,7 @@
 package transfer
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -27,6 +28,7 @@ import (
 	"k8s.io/client-go/tools/pager"
 	"sigs.k8s.io/yaml"
 
+	chosen "github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/backup"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/galaxyimport"
@@ -73,7 +75,7 @@ func eachDocument(text []byte, add func(document []byte) error) error {
 		}
 		return nil
 	}
-	documents := utilyaml.NewYAMLReader(newReader(text))
+	documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
 	for n := 1; ; n++ {
 		document, err := documents.Read()
 		if errors.Is(err, io.EOF) {
@@ -185,14 +187,7 @@ type cluster struct {
 }
 
 func connect(call *command.Call) (*cluster, error) {
-	c := &cluster{kube: call.Kube, berth: call.Berth, host: call.Config.Host}
-	var err error
-	if c.dynamic, err = call.Dynamic(); err != nil {
-		return nil, err
-	}
-	if c.metadata, err = metadata.NewForConfig(call.Config); err != nil {
-		return nil, fmt.Errorf("create the client of workloads: %w", err)
-	}
+	c := &cluster{kube: call.Kube, berth: call.Berth, dynamic: call.Dynamic, metadata: call.Metadata, host: call.Config.Host}
 	kinds, err := call.Discovery()
 	if err != nil {
 		return nil, err
@@ -279,18 +274,23 @@ func (o *importOptions) readConfigMap(ctx context.Context, kube kubernetes.Inter
 
 // list reads all objects of a resource into items.
 func list[T any](ctx context.Context, resource dynamic.ResourceInterface, progress *command.Progress, what string, items *[]T) error {
-	pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		return resource.List(ctx, options)
-	})
-	err := pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
+	return each(ctx, resource.List, progress, what, func(fields *unstructured.Unstructured) error {
 		var item T
-		fields := object.(*unstructured.Unstructured)
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(fields.Object, &item); err != nil {
 			return fmt.Errorf("%s %s: %w", fields.GetKind(), fields.GetName(), err)
 		}
 		*items = append(*items, item)
-		progress.Count(what, len(*items), 0)
 		return nil
+	})
+}
+
+// each calls do with each object of a list, and tells how many there were.
+func each[L, T runtime.Object](ctx context.Context, list func(context.Context, metav1.ListOptions) (L, error), progress *command.Progress, what string, do func(T) error) error {
+	n := 0
+	err := chosen.Each(ctx, list, metav1.ListOptions{}, func(object T) error {
+		n++
+		progress.Count(what, n, 0)
+		return do(object)
 	})
 	if err != nil {
 		return fmt.Errorf("list %s: %w", what, err)
@@ -307,35 +307,41 @@ func (c *cluster) readBerth(ctx context.Context, progress *command.Progress) (*b
 		}
 	}
 	objects := &backup.Objects{}
-	list := func(what string, page func(metav1.ListOptions) (runtime.Object, error), add func(runtime.Object)) error {
-		// All pages of a list have one resource version; if it expires, the pager
-		// starts again.
-		all, _, err := pager.New(pager.SimplePageFunc(page)).List(ctx, metav1.ListOptions{})
-		if err == nil {
-			err = meta.EachListItem(all, func(object runtime.Object) error {
-				add(object)
-				progress.Count(what, objects.Len(), 0)
-				return nil
-			})
+	ips, err := whole(ctx, c.berth.FloatingIPs.List, progress, "Berth's floatingips")
+	if err != nil {
+		return nil, err
+	}
+	claims, err := whole(ctx, c.berth.IPClaims(metav1.NamespaceAll).List, progress, "Berth's ipclaims")
+	if err != nil {
+		return nil, err
+	}
+	pools, err := whole(ctx, c.berth.IPPools.List, progress, "Berth's ippools")
+	if err != nil {
+		return nil, err
+	}
+	for _, object := range slices.Concat(ips, claims, pools) {
+		switch object := object.(type) {
+		case *v1alpha1.FloatingIP:
+			objects.IPs = append(objects.IPs, object)
+		case *v1alpha1.IPClaim:
+			objects.Claims = append(objects.Claims, object)
+		case *v1alpha1.IPPool:
+			objects.Pools = append(objects.Pools, object)
 		}
-		if err != nil {
-			return fmt.Errorf("list %s: %w", what, err)
-		}
-		return nil
 	}
-	err := list("Berth's floatingips", func(options metav1.ListOptions) (runtime.Object, error) {
-		return c.berth.FloatingIPs.List(ctx, options)
-	}, func(object runtime.Object) { objects.IPs = append(objects.IPs, object.(*v1alpha1.FloatingIP)) })
-	if err == nil {
-		err = list("Berth's ipclaims", func(options metav1.ListOptions) (runtime.Object, error) {
-			return c.berth.IPClaims(metav1.NamespaceAll).List(ctx, options)
-		}, func(object runtime.Object) { objects.Claims = append(objects.Claims, object.(*v1alpha1.IPClaim)) })
+	return objects, nil
+}
+
+// whole returns a list as of one moment: all pages have one resource version; if it expires, the pager starts again.
+func whole[L runtime.Object](ctx context.Context, list func(context.Context, metav1.ListOptions) (L, error), progress *command.Progress, what string) ([]runtime.Object, error) {
+	all, _, err := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		return list(ctx, options)
+	}).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", what, err)
 	}
-	if err == nil {
-		err = list("Berth's ippools", func(options metav1.ListOptions) (runtime.Object, error) {
-			return c.berth.IPPools.List(ctx, options)
-		}, func(object runtime.Object) { objects.Pools = append(objects.Pools, object.(*v1alpha1.IPPool)) })
-	}
+	objects, err := meta.ExtractList(all)
+	progress.Count(what, len(objects), 0)
 	return objects, err
 }
 
@@ -364,20 +370,10 @@ func (c *cluster) readWorkloads(ctx context.Context, input *galaxyimport.Input, 
 
 // readPods reads the pods of all namespaces.
 func (c *cluster) readPods(ctx context.Context, progress *command.Progress, add func(*v1.Pod)) error {
-	pods := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		return c.kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
-	})
-	n := 0
-	err := pods.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
-		add(object.(*v1.Pod))
-		n++
-		progress.Count("pods", n, 0)
+	return each(ctx, c.kube.CoreV1().Pods(metav1.NamespaceAll).List, progress, "pods", func(pod *v1.Pod) error {
+		add(pod)
 		return nil
 	})
-	if err != nil {
-		return fmt.Errorf("list pods: %w", err)
-	}
-	return nil
 }
 
 // slim returns a pod with the fields that a plan needs, and with some annotations.
@@ -405,18 +401,8 @@ func slim(pod *v1.Pod, annotations ...string) *v1.Pod {
 // readKind reads the metadata of all objects of a kind.
 func (c *cluster) readKind(ctx context.Context, kind schema.GroupVersionKind, progress *command.Progress, add func(*metav1.PartialObjectMetadata)) error {
 	resource := c.resources[kind]
-	pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		return c.metadata.Resource(resource).List(ctx, options)
-	})
-	n := 0
-	err := pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
-		add(object.(*metav1.PartialObjectMetadata))
-		n++
-		progress.Count(resource.GroupResource().String(), n, 0)
+	return each(ctx, c.metadata.Resource(resource).List, progress, resource.GroupResource().String(), func(object *metav1.PartialObjectMetadata) error {
+		add(object)
 		return nil
 	})
-	if err != nil {
-		return fmt.Errorf("list %s: %w", resource.GroupResource(), err)
-	}
-	return nil
 }

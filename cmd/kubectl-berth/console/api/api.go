@@ -180,20 +180,16 @@ func (s *server) poolMap(r *request) (any, error) {
 	return s.register.Map(r.scope, r.PathValue("pool"))
 }
 
-func (s *server) address(r *request) (any, error) {
-	addr, err := r.address()
-	if err != nil {
-		return nil, err
-	}
-	return s.register.Address(r.scope, addr)
-}
+func (s *server) address(r *request) (any, error) { return about(r, s.register.Address) }
 
-func (s *server) why(r *request) (any, error) {
+func (s *server) why(r *request) (any, error) { return about(r, s.register.Why) }
+
+func about[T any](r *request, find func(register.Scope, netip.Addr) (T, error)) (any, error) {
 	addr, err := r.address()
 	if err != nil {
 		return nil, err
 	}
-	return s.register.Why(r.scope, addr)
+	return find(r.scope, addr)
 }
 
 func (s *server) waiting(r *request) (any, error) {

@@ -256,7 +256,7 @@ func drawSpan(pool *pools.Pool, span iprange.Range, block uint64, uses Uses) []R
 	row := Row{From: span.First}
 	cells := []byte{}
 	for first := span.First; ; {
-		last := after(first, min(block-1, distance(first, span.Last)))
+		last := After(first, min(block-1, distance(first, span.Last)))
 		cells = append(cells, cellOf(pool, iprange.Range{First: first, Last: last}, uses))
 		done := last == span.Last
 		if done || len(cells) == Wide {
@@ -274,8 +274,8 @@ func drawSpan(pool *pools.Pool, span iprange.Range, block uint64, uses Uses) []R
 	}
 }
 
-// after returns the address n steps later. The caller makes sure that there is one.
-func after(addr netip.Addr, n uint64) netip.Addr {
+// After returns the address n steps later. The caller makes sure that there is one.
+func After(addr netip.Addr, n uint64) netip.Addr {
 	bytes := addr.As16()
 	for i := len(bytes) - 1; i >= 0 && n > 0; i-- {
 		n += uint64(bytes[i])
