@@ -26,6 +26,7 @@ var rules = []rule{
 	{"cmd/kubectl-berth", []string{"plugins", "agent", "cni", "k8s.io/kubernetes"}, "the kubectl plugin is a plain API client"},
 	{"cmd/kubectl-berth/audit", []string{"ipam/allocator", "k8s.io/cli-runtime"}, "contradictions follow from the API server, not from the book"},
 	{"cmd/kubectl-berth/standing", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "an address's state follows from objects, without I/O"},
+	{"cmd/kubectl-berth/target", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "a name is read without asking whether there is such an object"},
 	{"cmd/kubectl-berth/circulation/freeing", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "an address is freed with the client, and so the rights, of whoever asks"},
 	{"cmd/kubectl-berth/failure", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "an error's meaning follows from its text and status"},
 	{"cmd/kubectl-berth/history/ledger", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "lines are read without asking a cluster"},

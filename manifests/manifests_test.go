@@ -31,6 +31,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -140,6 +141,20 @@ func TestKustomizationHasEveryFile(t *testing.T) {
 			t.Errorf("%s of %s does not name %s", kustomization, dir, name)
 		}
 	}
+}
+
+// The role that kubectl berth tells a user to ask for is installed, also without Helm.
+func TestViewerRoleIsInstalled(t *testing.T) {
+	text, err := os.ReadFile(kustomization)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, object := range manifests(t) {
+		if role, ok := object.(*rbacv1.ClusterRole); ok && role.Name == failure.ViewerRole && bytes.Contains(text, []byte("- "+path+"\n")) {
+			return
+		}
+	}
+	t.Errorf("%s names no file with the ClusterRole %s", kustomization, failure.ViewerRole)
 }
 
 // docs/how-to/monitoring.md finds the programs by this label and this port; the kubelet's

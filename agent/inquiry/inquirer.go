@@ -5,6 +5,7 @@ package inquiry
 import (
 	"context"
 	"net/netip"
+	"strings"
 )
 
 // Inquirer answers questions about its node, in parallel. All but TakeOver change nothing.
@@ -104,6 +105,19 @@ func (t *Testimony) MACs(of netip.Addr) []string {
 type AnsweredAddress struct {
 	Address netip.Addr `json:"address"`
 	MACs    []string   `json:"macs"`
+}
+
+// Dropped is the verdict, in the lines of TracePolicy, on a packet that policies refuse.
+const Dropped = "dropped"
+
+// IsDropped says whether lines of TracePolicy say that policies refuse the connection.
+func IsDropped(lines string) bool {
+	for line := range strings.Lines(lines) {
+		if where, ok := strings.CutPrefix(line, "  "); ok && !strings.HasPrefix(where, " ") && strings.Contains(where, ": "+Dropped+": ") {
+			return true
+		}
+	}
+	return false
 }
 
 // PolicyTrace asks which policies decide on a connection.

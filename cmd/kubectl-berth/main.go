@@ -29,6 +29,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/check"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/circulation"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	berth "github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/dump"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failover"
@@ -94,18 +95,19 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 		rest.SetDefaultWarningHandler(rest.NewWarningWriter(streams.ErrOut, rest.WarningWriterOptions{Deduplicate: true}))
 	}
 	command.AddGroup(&cobra.Group{ID: "look", Title: "To look:"}, &cobra.Group{ID: "change", Title: "To change:"}, &cobra.Group{ID: "move", Title: "To save and move:"})
-	add := func(group string, commands ...*cobra.Command) {
-		for _, each := range commands {
+	add := func(group string, commands ...berth.Command) {
+		for _, declared := range commands {
+			each := declared.New(of, streams)
 			each.GroupID = group
 			each.Args = withUsage(each.Args)
 			command.AddCommand(each)
 		}
 	}
-	add("look", preflight.New(of, streams), installation.NewStatus(of, streams), address.NewWho(of, streams), address.NewWhere(of, streams), pool.NewPool(of, streams), pool.NewFree(of, streams),
-		inventory.NewTop(of, streams), inventory.NewExport(of, streams), pod.NewWhy(of, streams), pod.NewWaiting(of, streams), check.New(of, streams), trial.New(of, streams), trace.New(of, streams), node.New(of, streams), failover.New(of, streams), bgp.New(of, streams), history.New(of, streams), policies.New(of, streams), console.New(of, streams), dump.New(of, streams), installation.NewVersion(of, streams))
-	add("change", circulation.NewReserve(of, streams), circulation.NewUnreserve(of, streams), circulation.NewRelease(of, streams),
-		circulation.NewMoveClaim(of, streams))
-	add("move", transfer.NewBackup(of, streams), transfer.NewRestore(of, streams), transfer.NewImportGalaxy(of, streams))
+	add("look", preflight.New(), installation.NewStatus(), address.NewWho(), address.NewWhere(), pool.NewPool(), pool.NewFree(),
+		inventory.NewTop(), inventory.NewExport(), pod.NewWhy(), pod.NewWaiting(), check.New(), trial.New(), trace.New(), node.New(), failover.New(), bgp.New(), history.New(), policies.New(), console.New(), dump.New(), installation.NewVersion())
+	add("change", circulation.NewReserve(), circulation.NewUnreserve(), circulation.NewRelease(),
+		circulation.NewMoveClaim())
+	add("move", transfer.NewBackup(), transfer.NewRestore(), transfer.NewImportGalaxy())
 	return command
 }
 

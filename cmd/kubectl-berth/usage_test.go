@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
@@ -82,15 +83,25 @@ func TestGrammar(t *testing.T) {
 			if each.ValidArgsFunction == nil && len(each.ValidArgs) == 0 {
 				t.Errorf("%s: nothing completes its arguments", each.Name())
 			}
-			_, codes, found := strings.Cut(each.Long, "Exit codes: 0 done; 1 it could not")
-			if !found || strings.Contains(codes, "\n") || strings.Count(strings.ToLower(each.Long), "exit code") != 1 {
-				t.Errorf("%s: it does not end with its exit codes:\n%s", each.Name(), each.Long)
+			expectCodes(t, each, string(page))
+			for _, below := range each.Commands() {
+				expectCodes(t, below, string(page))
 			}
-			if _, two, ok := strings.Cut(codes, "; 2 "); ok {
-				if row := "| `" + each.Name() + "` | " + strings.TrimSuffix(two, ".") + " |"; !strings.Contains(string(page), row) {
-					t.Errorf("docs/how-to/kubectl-berth.md lacks %q", row)
-				}
-			}
+		}
+	}
+}
+
+// expectCodes wants the exit codes of a command at its end and in the page's table.
+func expectCodes(t *testing.T, of *cobra.Command, page string) {
+	t.Helper()
+	name := strings.TrimPrefix(of.CommandPath(), "kubectl berth ")
+	_, codes, found := strings.Cut(of.Long, "Exit codes: 0 done; 1 it could not")
+	if !found || strings.Contains(codes, "\n") || strings.Count(strings.ToLower(of.Long), "exit code") != 1 {
+		t.Errorf("%s: it does not end with its exit codes:\n%s", name, of.Long)
+	}
+	if _, two, ok := strings.Cut(codes, "; 2 "); ok {
+		if row := "| `" + name + "` | " + strings.TrimSuffix(two, ".") + " |"; !strings.Contains(page, row) {
+			t.Errorf("docs/how-to/kubectl-berth.md lacks %q", row)
 		}
 	}
 }

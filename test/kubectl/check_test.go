@@ -96,6 +96,7 @@ func TestCheck(t *testing.T) {
 		t.Fatal(err)
 	}
 	berth(w, "viewer", "check", "--grace=1s").expect(t, 2, "B401", "and no agent")
+	berth(w, "viewer", "check", "--grace=5s").expect(t, 2, "looking again, for up to ", "whether it passes: B401 ")
 	berth(w, "viewer", "check", "--grace=1s", "--ignore=B401").expect(t, 0)
 	berth(w, "viewer", "check", "--ignore=B999").expect(t, 1, `--ignore: there is no code "B999"`)
 	berth(w, "nobody", "check").expect(t, 1, `user "nobody" may not list`)

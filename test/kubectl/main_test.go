@@ -66,7 +66,7 @@ func (u *user) run(ctx context.Context, args ...string) (printed string, code in
 var moments = regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`)
 
 // agos are ages in answers that differ from run to run.
-var agos = regexp.MustCompile(`, \d+[smh]\S* ago:`)
+var agos = regexp.MustCompile(`, \d+[smh]\S* ago([:.])`)
 
 const prompt = "$ kubectl berth "
 
@@ -112,7 +112,7 @@ func (u *user) session(w *simulation.World, file string) {
 // settled replaces what differs from run to run.
 func (u *user) settled(printed string, w *simulation.World) string {
 	printed = moments.ReplaceAllString(printed, "TIME")
-	printed = agos.ReplaceAllString(printed, ", AGO:")
+	printed = agos.ReplaceAllString(printed, ", AGO$1")
 	printed = strings.ReplaceAll(printed, w.Config.Host, "SERVER")
 	var lines strings.Builder
 	for line := range strings.Lines(printed) {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -42,6 +43,14 @@ func TestReading(t *testing.T) {
 		return nil
 	})
 	checkCompletion(w)
+	checkColumns(w)
+	if _, err := w.Berth.IPClaims("ads").Create(w.Ctx, &v1alpha1.IPClaim{ObjectMeta: metav1.ObjectMeta{Name: "spare"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	newUser(w, "").session(w, "admin.txt")
+	if err := w.Berth.IPClaims("ads").Delete(w.Ctx, "spare", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	for _, user := range []string{"viewer", "tenant", "nobody"} {
 		newUser(w, user).session(w, user+".txt")
 	}
@@ -64,6 +73,26 @@ func readPage(w *simulation.World, path string) {
 	}
 	if err != nil {
 		w.T.Error(err)
+	}
+}
+
+// checkColumns wants kubectl get to say of each address why no pod has it, and since when.
+func checkColumns(w *simulation.World) {
+	w.T.Helper()
+	admin := newUser(w, "")
+	command := exec.CommandContext(w.Ctx, admin.bin, "get", "floatingips")
+	command.Env = admin.env
+	out, err := command.CombinedOutput()
+	if err != nil {
+		w.T.Fatalf("%v: %s", err, out)
+	}
+	for _, row := range []string{
+		`NAME .* SINCE +COOLING +RESERVED`, `10.0.70.8 +web +shop +web-0 +node1 +StatefulSet +web +Retain +3d`, `10.0.70.10 +web +shop +node2 +StatefulSet +web +Retain +3d`,
+		`10.0.70.13 +web +Retain +10d`, `10.0.70.14 +Retain +true`,
+	} {
+		if !regexp.MustCompile(`(?m)^` + row + ` *$`).Match(out) {
+			w.T.Errorf("kubectl get floatingips has no row like %q:\n%s", row, out)
+		}
 	}
 }
 

@@ -89,6 +89,10 @@ func TestWatch(t *testing.T) {
 	t.Parallel()
 	w := simulation.NewWith(t, simulation.Options{Patience: time.Minute})
 	pool := w.Pool("web", "10.0.70.10-10.0.70.19")
+	// An object of that name, although no address belongs to it yet.
+	if _, err := w.Kube.AppsV1().StatefulSets(simulation.Namespace).Create(w.Ctx, simulation.NewSet("web", 0), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	who := follow(w, "who", "10.0.70.10", "-w")
 	where := follow(w, "where", "sts/web", "-w", "--no-headers")
 	pools := follow(w, "pool", "-w")

@@ -43,6 +43,8 @@ func TestWhy(t *testing.T) {
 		simulation.NewPod("stopped", simulation.FromPools("off")),
 		simulation.NewPod("away", simulation.FromPools("far")),
 		simulation.NewPod("claimless", simulation.Annotated(v1alpha1.AnnotationClaim, "front")),
+		simulation.NewPod("claimless-too", simulation.Annotated(v1alpha1.AnnotationClaim, "back")),
+		simulation.NewPod("lost-too", simulation.FromPools("wab")),
 		simulation.NewPod("stray", simulation.Asking("0"), simulation.FromPools("tiny")),
 		simulation.NewPod("choosy", simulation.FromPools("roomy"), func(pod *v1.Pod) {
 			pod.Spec.NodeSelector = map[string]string{"disk": "fast"}
@@ -152,6 +154,9 @@ func TestWhyLimits(t *testing.T) {
 	const reason = `Fleet "web" has all 1 address that it keeps, all with running pods`
 	w.Refused("waits", reason)
 	berth(w, "", "why", "waits").expect(t, 2, "Problem: no node can have the pod", reason)
+	for _, named := range []string{"Fleet/web", "fleets.example.dev/web", "Fleet/default/web"} {
+		berth(w, "", "why", named).expect(t, 2, "Pod default/waits: ", reason)
+	}
 	berth(w, "viewer", "why", "waits").expect(t, 2, "Berth may have an address for it: not all that decides could be read", `user "viewer" may not get fleets.example.dev in namespace default`)
 }
 

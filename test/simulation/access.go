@@ -7,6 +7,7 @@ import (
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -67,7 +68,8 @@ func (w *World) ExampleRoles(example string) (names []string) {
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, role); err != nil {
 			w.T.Fatal(err)
 		}
-		if _, err := w.Kube.RbacV1().ClusterRoles().Create(w.Ctx, role, metav1.CreateOptions{}); err != nil {
+		// Some are installed with Berth.
+		if _, err := w.Kube.RbacV1().ClusterRoles().Create(w.Ctx, role, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 			w.T.Fatal(err)
 		}
 		names = append(names, role.Name)

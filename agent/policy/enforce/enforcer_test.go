@@ -128,6 +128,9 @@ func TestTraceAndShow(t *testing.T) {
 			continue
 		}
 		t.Log(text)
+		if got, want := inquiry.IsDropped(text), strings.Contains(strings.Join(test.want, " "), inquiry.Dropped); got != want {
+			t.Errorf("from %s to %s: it is dropped: %t, want %t", test.from, test.to, got, want)
+		}
 		for _, want := range test.want {
 			if !strings.Contains(text, want) {
 				t.Errorf("from %s to %s: lacks %q:\n%s", test.from, test.to, want, text)

@@ -233,7 +233,7 @@ func decide(b *strings.Builder, where string, rs *ruleset.Ruleset, hook ruleset.
 	decision := ruleset.Walk(rs, hook, p)
 	verdict := "passes"
 	if decision.Verdict == ruleset.Drop {
-		verdict = "dropped"
+		verdict = inquiry.Dropped
 	}
 	why := "no policy selects the pod in this direction"
 	switch origin := decision.Origin(); {

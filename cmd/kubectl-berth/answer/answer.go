@@ -11,14 +11,19 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/printers"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // APIVersion is the version of the objects that -o json and -o yaml print. Fields are added,
@@ -64,6 +69,12 @@ type Answer struct {
 	Content any
 	// Names are the objects of -o name, as resource.group/name.
 	Names []string
+}
+
+// Tell returns the answer with a line of text.
+func (a *Answer) Tell(format string, args ...any) *Answer {
+	a.Text = func(out io.Writer, _ Paint) { fmt.Fprintf(out, format+"\n", args...) }
+	return a
 }
 
 // Format is the output format that the user chose.
@@ -220,6 +231,17 @@ func (t *Table) Add(cells ...any) {
 	t.table.Rows = append(t.table.Rows, metav1.TableRow{Cells: cells})
 }
 
+// Print prints the table alone, after an empty line; nothing of one without rows.
+func (t *Table) Print(out io.Writer) {
+	if len(t.table.Rows) == 0 {
+		return
+	}
+	fmt.Fprintln(out)
+	columns := printers.GetNewTabWriter(out)
+	_ = printers.NewTablePrinter(printers.PrintOptions{}).PrintObj(&t.table, columns) // to the output that is printed to otherwise, too
+	_ = columns.Flush()
+}
+
 // Items is a list as -o json and -o yaml print it.
 type Items[T any] struct {
 	Items []T `json:"items"`
@@ -237,4 +259,78 @@ func List[T any](kind string, items []T, table *Table, row func(item *T) (name s
 		}
 	}
 	return a
+}
+
+// FloatingIP returns the -o name of a FloatingIP; empty if it has no name.
+func FloatingIP(name string) string {
+	if name == "" {
+		return ""
+	}
+	return "floatingip." + v1alpha1.GroupName + "/" + name
+}
+
+// Age returns how long ago a time is, as kubectl shows it; empty for none.
+func Age(at *metav1.Time, now time.Time) string {
+	if at.IsZero() {
+		return ""
+	}
+	return duration.HumanDuration(now.Sub(at.Time))
+}
+
+// Problem needs somebody.
+type Problem struct {
+	Text string `json:"text"`
+	// Command is the one to go on with.
+	Command string `json:"command,omitempty"`
+}
+
+// Problems are what a command found.
+type Problems []Problem
+
+// Add adds one.
+func (p *Problems) Add(command, format string, args ...any) {
+	*p = append(*p, Problem{Text: fmt.Sprintf(format, args...), Command: command})
+}
+
+// PrintProblems prints problems with their commands, and then open questions.
+func PrintProblems(out io.Writer, paint Paint, problems []Problem, unknown []string) {
+	for _, p := range problems {
+		fmt.Fprintln(out, paint.Red(p.Text))
+		if p.Command != "" {
+			fmt.Fprintln(out, "  "+p.Command)
+		}
+	}
+	for _, question := range slices.Sorted(slices.Values(unknown)) {
+		fmt.Fprintln(out, paint.Yellow("It is not known "+question))
+	}
+}
+
+// Paint colours text, or leaves it as it is: state is never shown by colour alone.
+type Paint bool
+
+// PaintOf returns the Paint for an output: colours on a terminal, unless the user set
+// NO_COLOR (no-color.org) or the terminal is dumb.
+func PaintOf(out io.Writer) Paint {
+	file, ok := out.(*os.File)
+	if !ok || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
+		return false
+	}
+	info, err := file.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+// Red, Yellow and Green colour text.
+func (p Paint) Red(text string) string { return p.with("31", text) }
+
+// Yellow marks possible problems.
+func (p Paint) Yellow(text string) string { return p.with("33", text) }
+
+// Green marks healthy states.
+func (p Paint) Green(text string) string { return p.with("32", text) }
+
+func (p Paint) with(code, text string) string {
+	if !p || text == "" {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
 }

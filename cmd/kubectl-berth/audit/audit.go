@@ -1,5 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package audit finds contradictions between FloatingIPs, IPPools, pods, nodes, the owners of
+// addresses and the agents. It writes nothing and locks nothing, so pods come and go
+// meanwhile, and its lists are of different moments. A suspect is therefore looked at again,
+// with new reads of all objects that it follows from, and counts only if it has lasted
+// unchanged for a grace: a [Finding] names objects that disagreed all that time.
+//
+// The code that frees addresses and counts pools also decides whether an address should be
+// freed by now and how a pool counts ([reclaim.Rehearsal], [poolstatus.Stale]). Everything
+// else is compared by compare, which is pure.
+//
+// docs/reference/check.md explains each [Code]; they are stable.
 package audit
 
 import (
@@ -37,6 +48,8 @@ type Options struct {
 	// Progress is called with the number of objects of a kind that are listed so far, and may
 	// be nil. It is called concurrently.
 	Progress func(what string, n int)
+	// Doubts is called with the suspects before these are looked at again, and with the time until which that goes on; it may be nil.
+	Doubts func(suspects []Finding, until time.Time)
 }
 
 // Auditor looks for objects that contradict each other.
@@ -45,8 +58,6 @@ type Auditor struct {
 	options Options
 	// late is how long a pool's status may be wrong, if that is longer than the grace.
 	late time.Duration
-	// renewing is called before suspects are looked at again; nil but in tests.
-	renewing func()
 }
 
 // ForConfig returns an Auditor with clients of its own. config is not modified.
@@ -56,25 +67,21 @@ func ForConfig(config *rest.Config, options Options) (*Auditor, error) {
 		return nil, fmt.Errorf("create the audit's clients: %w", err)
 	}
 	var clients reclaim.Clients
-	if clients.Berth, err = client.NewForConfigAndClient(config, connections); err != nil {
-		return nil, err
-	}
-	if clients.Dynamic, err = dynamic.NewForConfigAndClient(config, connections); err != nil {
-		return nil, fmt.Errorf("create the client of custom workloads: %w", err)
-	}
-	if clients.Metadata, err = metadata.NewForConfigAndClient(metadata.ConfigFor(config), connections); err != nil {
-		return nil, fmt.Errorf("create the client of metadata: %w", err)
-	}
-	if clients.Kube, err = kubernetes.NewForConfigAndClient(kube.Protobuf(config), connections); err != nil {
-		return nil, fmt.Errorf("create the client of Kubernetes' objects: %w", err)
-	}
-	return New(clients, options), nil
+	var errs [4]error
+	clients.Berth, errs[0] = client.NewForConfigAndClient(config, connections)
+	clients.Dynamic, errs[1] = dynamic.NewForConfigAndClient(config, connections)
+	clients.Metadata, errs[2] = metadata.NewForConfigAndClient(metadata.ConfigFor(config), connections)
+	clients.Kube, errs[3] = kubernetes.NewForConfigAndClient(kube.Protobuf(config), connections)
+	return New(clients, options), errors.Join(errs[:]...)
 }
 
 // New returns an Auditor.
 func New(clients reclaim.Clients, options Options) *Auditor {
 	if options.Progress == nil {
 		options.Progress = func(string, int) {}
+	}
+	if options.Doubts == nil {
+		options.Doubts = func([]Finding, time.Time) {}
 	}
 	return &Auditor{clients: clients, options: options, late: poolstatus.Late + 5*time.Second}
 }
@@ -111,15 +118,14 @@ func (a *Auditor) Run(ctx context.Context) (*Report, error) {
 	}
 	began, pause := time.Now(), firstPause
 	for len(suspects) > 0 && time.Since(began) < a.grace(suspects) {
+		until := began.Add(a.grace(suspects))
+		a.options.Doubts(suspects, until)
 		select {
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
-		case <-time.After(min(pause, time.Until(began.Add(a.grace(suspects))))):
+		case <-time.After(min(pause, time.Until(until))):
 		}
 		pause *= 2
-		if a.renewing != nil {
-			a.renewing()
-		}
 		if o, err = a.renew(ctx, o, suspects); err != nil {
 			return nil, err
 		}

@@ -126,7 +126,7 @@ func (c *cluster) report(t *testing.T, later func(berth *ipamtest.Server, kube *
 	}
 	auditor, berth, kube := c.auditor(grace, custom)
 	if later != nil {
-		auditor.renewing = func() { later(berth, kube) }
+		auditor.options.Doubts = func([]Finding, time.Time) { later(berth, kube) }
 	}
 	report, err := auditor.Run(t.Context())
 	if err != nil {
@@ -364,7 +364,7 @@ func TestStatusIsLate(t *testing.T) {
 		auditor, berth, _ := c.auditor(firstPause/2, nil)
 		auditor.late = test.late
 		looks := 0
-		auditor.renewing = func() {
+		auditor.options.Doubts = func([]Finding, time.Time) {
 			if looks++; looks == 2 {
 				berth.Put(sound().pool)
 			}

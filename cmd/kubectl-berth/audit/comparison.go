@@ -285,13 +285,7 @@ func (c *comparison) reach(node *v1.Node) *pools.Reach {
 	if reach := c.reaches[node.Name]; reach != nil {
 		return reach
 	}
-	var addresses []netip.Addr
-	for _, address := range node.Status.Addresses {
-		if addr, err := netip.ParseAddr(address.Address); err == nil && address.Type == v1.NodeInternalIP {
-			addresses = append(addresses, addr.Unmap())
-		}
-	}
-	reach := c.snapshot.Reach(addresses, labels.Set(node.Labels))
+	reach := c.snapshot.Reach(pools.InternalIPs(node), labels.Set(node.Labels))
 	c.reaches[node.Name] = reach
 	return reach
 }

@@ -4,8 +4,10 @@ package audit
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Finding is one thing that does not fit.
@@ -41,6 +43,15 @@ func (o Object) String() string {
 		text += " in " + o.Namespace
 	}
 	return text
+}
+
+// Doubts says which findings are looked at again, and how long.
+func Doubts(suspects []Finding, left time.Duration) string {
+	text := fmt.Sprintf("%s %s", suspects[0].Code, suspects[0].Text)
+	if n := len(suspects) - 1; n > 0 {
+		text += fmt.Sprintf(", and %d more", n)
+	}
+	return fmt.Sprintf("looking again, for up to %s, whether it passes: %s", max(left, 0).Round(time.Second), text)
 }
 
 // sorted returns findings by code, then address, then text.

@@ -40,24 +40,12 @@ type listed struct {
 func (a *Auditor) read(ctx context.Context) (*objects, error) {
 	o := a.none()
 	first := []listed{
-		{"FloatingIPs", o.FloatingIPs, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
-			return a.clients.Berth.FloatingIPs.List(ctx, options)
-		}), slimAddress},
-		{"IPPools", o.IPPools, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
-			return a.clients.Berth.IPPools.List(ctx, options)
-		}), slimOurs},
-		{"IPClaims", o.IPClaims, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
-			return a.clients.Berth.IPClaims(metav1.NamespaceAll).List(ctx, options)
-		}), slimOurs},
-		{"pods", o.podsByName, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
-			return a.clients.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
-		}), slimPod},
-		{"namespaces", o.Namespaces, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
-			return a.clients.Kube.CoreV1().Namespaces().List(ctx, options)
-		}), slim},
-		{"nodes", o.Nodes, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
-			return a.clients.Kube.CoreV1().Nodes().List(ctx, options)
-		}), slimNode},
+		{"FloatingIPs", o.FloatingIPs, pagesOf(a.clients.Berth.FloatingIPs.List), slimAddress},
+		{"IPPools", o.IPPools, pagesOf(a.clients.Berth.IPPools.List), slimOurs},
+		{"IPClaims", o.IPClaims, pagesOf(a.clients.Berth.IPClaims(metav1.NamespaceAll).List), slimOurs},
+		{"pods", o.podsByName, pagesOf(a.clients.Kube.CoreV1().Pods(metav1.NamespaceAll).List), slimPod},
+		{"namespaces", o.Namespaces, pagesOf(a.clients.Kube.CoreV1().Namespaces().List), slim},
+		{"nodes", o.Nodes, pagesOf(a.clients.Kube.CoreV1().Nodes().List), slimNode},
 	}
 	if a.options.Agents {
 		first = append(first, a.agentsInto(ctx, o))
@@ -97,24 +85,12 @@ func (a *Auditor) workloadsOf(ctx context.Context, o *objects) []listed {
 		listed
 		of []string
 	}{
-		{listed{"StatefulSets", o.StatefulSets, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
-			return apps.StatefulSets(metav1.NamespaceAll).List(ctx, options)
-		}), slim}, []string{"StatefulSet"}},
-		{listed{"Deployments", o.Deployments, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
-			return apps.Deployments(metav1.NamespaceAll).List(ctx, options)
-		}), slim}, []string{"Deployment"}},
-		{listed{"ReplicaSets", o.ReplicaSets, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
-			return apps.ReplicaSets(metav1.NamespaceAll).List(ctx, options)
-		}), slim}, []string{"Deployment", "ReplicaSet"}},
-		{listed{"DaemonSets", o.DaemonSets, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
-			return apps.DaemonSets(metav1.NamespaceAll).List(ctx, options)
-		}), slim}, []string{"DaemonSet"}},
-		{listed{"Jobs", o.Jobs, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
-			return batch.Jobs(metav1.NamespaceAll).List(ctx, options)
-		}), slim}, []string{"Job", "CronJob"}},
-		{listed{"CronJobs", o.CronJobs, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
-			return batch.CronJobs(metav1.NamespaceAll).List(ctx, options)
-		}), slim}, []string{"CronJob"}},
+		{listed{"StatefulSets", o.StatefulSets, pagesOf(apps.StatefulSets(metav1.NamespaceAll).List), slim}, []string{"StatefulSet"}},
+		{listed{"Deployments", o.Deployments, pagesOf(apps.Deployments(metav1.NamespaceAll).List), slim}, []string{"Deployment"}},
+		{listed{"ReplicaSets", o.ReplicaSets, pagesOf(apps.ReplicaSets(metav1.NamespaceAll).List), slim}, []string{"Deployment", "ReplicaSet"}},
+		{listed{"DaemonSets", o.DaemonSets, pagesOf(apps.DaemonSets(metav1.NamespaceAll).List), slim}, []string{"DaemonSet"}},
+		{listed{"Jobs", o.Jobs, pagesOf(batch.Jobs(metav1.NamespaceAll).List), slim}, []string{"Job", "CronJob"}},
+		{listed{"CronJobs", o.CronJobs, pagesOf(batch.CronJobs(metav1.NamespaceAll).List), slim}, []string{"CronJob"}},
 	} {
 		for _, of := range kind.of {
 			if kinds[of] {
@@ -124,6 +100,13 @@ func (a *Auditor) workloadsOf(ctx context.Context, o *objects) []listed {
 		}
 	}
 	return needed
+}
+
+// pagesOf returns the pages of a list.
+func pagesOf[L runtime.Object](list func(context.Context, metav1.ListOptions) (L, error)) pager.ListPageFunc {
+	return func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		return list(ctx, options)
+	}
 }
 
 // list lists kinds at the same time, by pages.
@@ -271,21 +254,21 @@ func (r *renewal) object(object Object) error {
 				return err
 			}
 		}
-	case "IPPool":
-		into, keep = r.o.IPPools, slimOurs
-		found, err = got(berth.IPPools.Get(r.ctx, object.Name, metav1.GetOptions{}))
 	case "Pod":
-		into, keep = r.o.podsByName, slimPod
 		if r.isAgent(object) {
 			return nil // renewed with the agents
 		}
+		into, keep = r.o.podsByName, slimPod
 		found, err = got(kube.CoreV1().Pods(object.Namespace).Get(r.ctx, object.Name, metav1.GetOptions{}))
-	case "Node":
-		into, keep = r.o.Nodes, slimNode
-		found, err = got(kube.CoreV1().Nodes().Get(r.ctx, object.Name, metav1.GetOptions{}))
+	case "IPPool":
+		into, keep = r.o.IPPools, slimOurs
+		found, err = got(berth.IPPools.Get(r.ctx, object.Name, metav1.GetOptions{}))
 	case "IPClaim":
 		into, keep = r.o.IPClaims, slimOurs
 		found, err = got(berth.IPClaims(object.Namespace).Get(r.ctx, object.Name, metav1.GetOptions{}))
+	case "Node":
+		into, keep = r.o.Nodes, slimNode
+		found, err = got(kube.CoreV1().Nodes().Get(r.ctx, object.Name, metav1.GetOptions{}))
 	case "StatefulSet":
 		into = r.o.StatefulSets
 		found, err = got(kube.AppsV1().StatefulSets(object.Namespace).Get(r.ctx, object.Name, metav1.GetOptions{}))
@@ -346,9 +329,7 @@ func (r *renewal) addresses(selector fields.Selector, are func(*v1alpha1.Floatin
 	}
 	r.done[selector.String()] = true
 	there := map[string]bool{}
-	pages := pager.New(pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
-		return r.clients.Berth.FloatingIPs.List(r.ctx, options)
-	}))
+	pages := pager.New(pagesOf(r.clients.Berth.FloatingIPs.List))
 	pages.PageSize = pageSize
 	err := pages.EachListItem(r.ctx, metav1.ListOptions{FieldSelector: selector.String()}, func(object runtime.Object) error {
 		there[object.(*v1alpha1.FloatingIP).Name] = true

@@ -4,6 +4,7 @@ package audit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -11,7 +12,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -35,14 +35,21 @@ func (a *Auditor) About(ctx context.Context, name string) (*Subject, error) {
 	if err != nil {
 		return nil, fmt.Errorf("get FloatingIP %s: %w", name, err)
 	}
-	s := &Subject{IP: ip}
-	o := a.none()
-	if err := o.FloatingIPs.Add(ip); err != nil {
+	s, o := &Subject{IP: ip}, a.none()
+	kinds := []listed{{"IPPools", o.IPPools, pagesOf(a.clients.Berth.IPPools.List), slimOurs}}
+	if a.options.Agents {
+		kinds = append(kinds, a.agentsInto(ctx, o))
+	}
+	if err := errors.Join(o.FloatingIPs.Add(ip), a.list(ctx, kinds), a.readPod(ctx, s, o), a.readNode(ctx, s, o)); err != nil {
 		return nil, err
 	}
-	for _, read := range []func(context.Context, *Subject, *objects) error{a.readPools, a.readPod, a.readNode, a.readAgents} {
-		if err := read(ctx, s, o); err != nil {
-			return nil, err
+	if o.agents != nil {
+		for _, object := range o.agents.List() {
+			agent := object.(*v1.Pod)
+			s.Agents = append(s.Agents, agent)
+			if agent.Spec.NodeName == ip.Spec.Node {
+				s.Agent = agent
+			}
 		}
 	}
 	found, not, err := a.look(ctx, o, nil)
@@ -57,19 +64,6 @@ func (a *Auditor) About(ctx context.Context, name string) (*Subject, error) {
 		return slices.Contains([]Code{PoolInvalid, PoolsOverlap, StaleStatus, PoolNoNode, TooFew}, f.Code) || len(f.Objects) > 0 && f.Code == NotRecorded && f.Address != ip.Spec.Address
 	}))
 	return s, nil
-}
-
-func (a *Auditor) readPools(ctx context.Context, _ *Subject, o *objects) error {
-	all, err := a.clients.Berth.IPPools.List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return fmt.Errorf("list IPPools: %w", err)
-	}
-	for i := range all.Items {
-		if err := o.IPPools.Add(&all.Items[i]); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // readPod and readNode leave out a pod and a node that do not exist.
@@ -106,37 +100,4 @@ func (a *Auditor) readNode(ctx context.Context, s *Subject, o *objects) error {
 	}
 	s.Node = node
 	return o.Nodes.Add(node)
-}
-
-func (a *Auditor) readAgents(ctx context.Context, s *Subject, o *objects) error {
-	if !a.options.Agents {
-		return nil
-	}
-	if err := a.list(ctx, []listed{a.agentsInto(ctx, o)}); err != nil {
-		return err
-	}
-	for _, object := range o.agents.List() {
-		agent := object.(*v1.Pod)
-		s.Agents = append(s.Agents, agent)
-		if agent.Spec.NodeName == s.IP.Spec.Node {
-			s.Agent = agent
-		}
-	}
-	return nil
-}
-
-// IsReady says whether a pod is Ready.
-func IsReady(pod *v1.Pod) bool { return agentpod.IsReady(pod) }
-
-// Agents returns the agents' pods. Blocking.
-func (a *Auditor) Agents(ctx context.Context) ([]*v1.Pod, error) {
-	o := &objects{}
-	if err := a.list(ctx, []listed{a.agentsInto(ctx, o)}); err != nil {
-		return nil, err
-	}
-	var agents []*v1.Pod
-	for _, object := range o.agents.List() {
-		agents = append(agents, object.(*v1.Pod))
-	}
-	return agents, nil
 }

@@ -16,23 +16,19 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/util/duration"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -67,60 +63,49 @@ type Report struct {
 	Unknown []string `json:"unknown,omitempty"`
 }
 
-// Kind of a Report.
-const Kind = "BGPReport"
-
 // Session is one of a node. With an address there are those of nodes that carry it.
 type Session struct {
 	Node string `json:"node"`
 	status.Peer
 }
 
-type options struct {
-	namespace, node string
-	addr            netip.Addr
-}
-
 // New returns the command bgp.
-func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	o := &options{}
+func New() command.Command {
+	var only string
 	return command.Command{
-		Use: "bgp [ADDRESS]", Short: "Shows the nodes' sessions with routers, and who announces an address", Long: long, Example: examples,
-		Args: cobra.MaximumNArgs(1), Complete: of.CompleteAddress, Found: "a session is down, or the address is not announced by its node alone",
+		Use: "bgp [ADDRESS | POD]", Short: "Shows the nodes' sessions with routers, and who announces an address", Long: long, Example: examples,
+		Args: command.AtMost(1), Names: target.Addresses, Namespaced: true, Found: "a session is down, or the address is not announced by its node alone", Programs: true,
 		Flags: func(flags *pflag.FlagSet) {
-			command.AddBerthNamespace(flags, &o.namespace)
-			flags.StringVar(&o.node, "node", "", "Ask the speaker of this node only.")
+			flags.StringVar(&only, "node", "", "Ask the speaker of this node only.")
 		},
-		CompleteFlags: map[string]cobra.CompletionFunc{"node": of.CompleteNodes},
-		Prepare: func(call *command.Call) (err error) {
-			if len(call.Args) > 0 {
-				o.addr, err = standing.ParseAddr(call.Args[0])
-			}
-			return err
-		},
+		CompleteFlags: map[string]command.Completion{"node": command.Names("Node")},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			namespace, err := call.BerthNamespace(ctx, o.namespace)
+			speakers := &Speakers{Kube: call.Kube, Port: &agentport.Ports{Kube: call.Kube, Namespace: call.System}, Namespace: call.System}
+			r := &Report{Sessions: []Session{}}
+			name, err := call.ObjectOf(ctx, "--node", only, "Node")
 			if err != nil {
 				return nil, err
 			}
-			speakers := &Speakers{Kube: call.Kube, Port: &agentport.Ports{Kube: call.Kube, Namespace: namespace}, Namespace: namespace}
-			r := &Report{Sessions: []Session{}}
-			if o.addr.IsValid() {
-				r.Address = o.addr.String()
-				ip, err := call.Berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(o.addr), metav1.GetOptions{})
-				if err != nil && !failure.IsNoSuch(err) {
-					return nil, fmt.Errorf("read the FloatingIP of %s: %w", o.addr, err)
+			var addr netip.Addr
+			if len(call.Targets) > 0 {
+				if addr, err = call.Address(ctx); err != nil {
+					return nil, err
 				}
-				if err == nil && ip.Spec.Pod != nil {
+				r.Address = addr.String()
+				ip, err := cluster.FloatingIP(ctx, call.Berth, addr)
+				if err != nil {
+					return nil, err
+				}
+				if ip != nil && ip.Spec.Pod != nil {
 					r.Holder = ip.Spec.Node
 				}
 			}
-			if err := r.add(ctx, speakers, o.node, o.addr); err != nil {
+			if err := r.add(ctx, speakers, name, addr); err != nil {
 				return nil, err
 			}
 			return r.answer(time.Now()), answer.Outcome(len(r.problems()), r.Unknown)
 		},
-	}.New(of, streams)
+	}
 }
 
 // port asks programs of Berth's. Blocking.
@@ -165,9 +150,6 @@ func (s *Speakers) Ask(ctx context.Context, pod *v1.Pod) (*status.Status, error)
 	return said, nil
 }
 
-// parallel is the number of speakers that are asked at the same time.
-const parallel = 16
-
 // add asks the speakers.
 func (r *Report) add(ctx context.Context, speakers *Speakers, node string, addr netip.Addr) error {
 	pods, err := speakers.Pods(ctx, node)
@@ -175,20 +157,11 @@ func (r *Report) add(ctx context.Context, speakers *Speakers, node string, addr 
 		return err
 	}
 	r.Speakers = len(pods)
-	var (
-		mu    sync.Mutex
-		group sync.WaitGroup
-	)
-	tokens := make(chan struct{}, parallel)
-	for i := range pods {
-		group.Go(func() {
-			tokens <- struct{}{}
-			defer func() { <-tokens }()
-			said, err := speakers.Ask(ctx, &pods[i])
-			mu.Lock()
-			defer mu.Unlock()
+	command.Ask(pods, func(pod v1.Pod) func() {
+		said, err := speakers.Ask(ctx, &pod)
+		return func() {
 			if err != nil {
-				r.Unknown = append(r.Unknown, fmt.Sprintf("which sessions node %s has: %s", pods[i].Spec.NodeName, failure.Explain(err)))
+				r.Unknown = append(r.Unknown, fmt.Sprintf("which sessions node %s has: %s", pod.Spec.NodeName, failure.Explain(err)))
 				return
 			}
 			if addr.IsValid() && !Carries(said, addr) {
@@ -200,9 +173,8 @@ func (r *Report) add(ctx context.Context, speakers *Speakers, node string, addr 
 			if addr.IsValid() && len(said.Peers) == 0 {
 				r.Sessions = append(r.Sessions, Session{Node: said.Node, Peer: status.Peer{Exported: []status.Exported{}, Error: "no BGPPeer selects the node"}})
 			}
-		})
-	}
-	group.Wait()
+		}
+	})
 	slices.SortFunc(r.Sessions, func(a, b Session) int {
 		return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Name, b.Name))
 	})
@@ -236,14 +208,14 @@ func (r *Report) problems() []answer.Problem {
 	if r.Address != "" {
 		return r.addressProblems()
 	}
-	var all []answer.Problem
+	var all answer.Problems
 	for i := range r.Sessions {
 		s := &r.Sessions[i]
 		switch {
 		case !s.Established:
-			all = append(all, answer.Problem{Text: fmt.Sprintf("Node %s has no session of BGPPeer %s: %s", s.Node, s.Name, s.Error), Command: "kubectl get bgppeer " + s.Name + " -o yaml"})
+			all.Add("kubectl get bgppeer "+s.Name+" -o yaml", "Node %s has no session of BGPPeer %s: %s", s.Node, s.Name, s.Error)
 		case s.Error != "":
-			all = append(all, answer.Problem{Text: fmt.Sprintf("Node %s announces less than it should by BGPPeer %s: %s", s.Node, s.Name, s.Error)})
+			all.Add("", "Node %s announces less than it should by BGPPeer %s: %s", s.Node, s.Name, s.Error)
 		}
 	}
 	return all
@@ -276,7 +248,7 @@ func (r *Report) addressProblems() []answer.Problem {
 }
 
 func (r *Report) answer(now time.Time) *answer.Answer {
-	a := &answer.Answer{Kind: Kind, Content: r}
+	a := &answer.Answer{Kind: "BGPReport", Content: r}
 	if r.Address == "" {
 		a.Table = r.sessions(now)
 	} else {
@@ -313,26 +285,26 @@ func (r *Report) sessions(now time.Time) *answer.Table {
 		if s.Established {
 			state = "Established"
 		}
-		router, asn, since := "", "", ""
+		asn := ""
 		if s.Address.IsValid() {
-			router, asn = s.Address.String(), strconv.FormatUint(uint64(s.ASN), 10)
+			asn = strconv.FormatUint(uint64(s.ASN), 10)
 		}
-		if !s.Since.IsZero() {
-			since = duration.HumanDuration(now.Sub(s.Since))
-		}
-		table.Add(s.Node, s.Name, router, asn, state, since, strconv.Itoa(len(s.Exported)), strconv.Itoa(s.Received), s.Error)
+		table.Add(s.Node, s.Name, routerOf(s), asn, state, answer.Age(&metav1.Time{Time: s.Since}, now), strconv.Itoa(len(s.Exported)), strconv.Itoa(s.Received), s.Error)
 	}
 	return table
+}
+
+func routerOf(s *Session) string {
+	if !s.Address.IsValid() {
+		return ""
+	}
+	return s.Address.String()
 }
 
 func (r *Report) announcements() *answer.Table {
 	table := answer.NewTable("Node", "Peer", "Router", "State", "MED", "Local pref", "Communities", "Why")
 	for i := range r.Sessions {
 		s := &r.Sessions[i]
-		router := ""
-		if s.Address.IsValid() {
-			router = s.Address.String()
-		}
 		state, why, med, preference, communities := "Not announced", s.Error, "", "", ""
 		to := r.of(s)
 		switch {
@@ -347,7 +319,7 @@ func (r *Report) announcements() *answer.Table {
 		case s.Established && why == "":
 			why = "no export of the BGPPeer names it"
 		}
-		table.Add(s.Node, s.Name, router, state, med, preference, communities, why)
+		table.Add(s.Node, s.Name, routerOf(s), state, med, preference, communities, why)
 	}
 	return table
 }

@@ -10,16 +10,12 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -44,20 +40,19 @@ const examples = `  # Is everything consistent?
   kubectl berth check -o json > report.json; kubectl berth release -f report.json`
 
 type options struct {
-	grace     time.Duration
-	ignore    []string
-	namespace string
-	agents    bool
-	wire      bool
+	grace  time.Duration
+	ignore []string
+	agents bool
+	wire   bool
 }
 
 // New returns the command check.
-func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func New() command.Command {
 	o := &options{}
 	return command.Command{
-		Use: "check", Short: "Finds contradictions between objects; the exit code tells whether there are some", Long: long, Example: examples, Found: "something was found",
-		Args: cobra.NoArgs, Flags: o.addFlags, Prepare: o.validate, Answer: o.check,
-	}.New(of, streams)
+		Use: "check", Short: "Finds contradictions between objects; the exit code tells whether there are some", Long: long, Example: examples, Found: "something was found", Programs: true,
+		Flags: o.addFlags, Prepare: o.validate, Answer: o.check,
+	}
 }
 
 func (o *options) addFlags(flags *pflag.FlagSet) {
@@ -65,7 +60,6 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&o.ignore, "ignore", nil, "Codes of findings to leave out, such as B302.")
 	flags.BoolVar(&o.wire, "wire", false, "Ask the network who answers for the addresses of pods, too. The agents do it: it needs the Role berth-diagnosis of Berth's namespace.")
 	flags.BoolVar(&o.agents, "agents", true, "Look at the agents of the nodes, too.")
-	command.AddBerthNamespace(flags, &o.namespace)
 }
 
 // Report is the content of -o json.
@@ -84,14 +78,17 @@ type Report struct {
 // Kind of a Report.
 const Kind = "CheckReport"
 
-func (o *options) check(ctx context.Context, call *command.Call) (_ *answer.Answer, err error) {
-	if o.namespace, err = call.BerthNamespace(ctx, o.namespace); err != nil {
-		return nil, err
-	}
+func (o *options) check(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 	// Pages of lists are most of the garbage, and soon gone.
 	debug.SetGCPercent(gcPercent)
-	said := progress{out: call.ErrOut, began: time.Now()}
-	auditor, err := audit.ForConfig(call.Config, audit.Options{Grace: o.grace, Agents: o.agents, Namespace: o.namespace, Progress: said.count})
+	progress, end := call.Progress()
+	defer end()
+	auditor, err := audit.ForConfig(call.Config, audit.Options{
+		Grace: o.grace, Agents: o.agents, Namespace: call.System, Progress: func(what string, n int) { progress.Count(what, n, 0) },
+		Doubts: func(suspects []audit.Finding, until time.Time) {
+			progress.Doing(func() string { return audit.Doubts(suspects, time.Until(until)) })
+		},
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +98,8 @@ func (o *options) check(ctx context.Context, call *command.Call) (_ *answer.Answ
 	}
 	auditor.AddAdmission(ctx, report)
 	if o.wire {
-		if err := o.askWire(ctx, call, auditor, report); err != nil {
+		progress.Doing(func() string { return "the agents are asked who answers for the addresses" })
+		if err := o.askWire(ctx, call, report); err != nil {
 			return nil, err
 		}
 	}
@@ -149,9 +147,7 @@ func answerOf(report *audit.Report) *answer.Answer {
 				}
 			}
 		}
-		for _, unknown := range report.Unknown {
-			fmt.Fprintln(out, paint.Yellow("Could not find out")+" "+unknown)
-		}
+		answer.PrintProblems(out, paint, nil, report.Unknown)
 	}
 	return a
 }
@@ -163,28 +159,4 @@ func nameOf(object audit.Object) string {
 		return strings.ToLower(object.Kind) + "." + v1alpha1.GroupName + "/" + object.Name
 	}
 	return strings.ToLower(object.Kind) + "/" + object.Name
-}
-
-// progress says how far a long list is. Safe for concurrent use.
-type progress struct {
-	out io.Writer
-
-	mu    sync.Mutex
-	began time.Time
-}
-
-// pause between two lines.
-const pause = 2 * time.Second
-
-func (p *progress) count(what string, n int) {
-	if n%500 != 0 {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if time.Since(p.began) < pause {
-		return
-	}
-	p.began = time.Now()
-	fmt.Fprintf(p.out, "%d %s read\n", n, what)
 }

@@ -9,14 +9,15 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
+	"github.com/berth-dev/berth/ipam/agentpod"
 )
 
 const (
@@ -36,35 +37,25 @@ func askHearing(ctx context.Context, agents node.Agents, pods []*v1.Pod, report 
 			pools[addr], carriers[ip.Spec.Node] = ip.Spec.Pool, true
 		}
 	}
-	var (
-		mu     sync.Mutex
-		group  sync.WaitGroup
-		h      = newHearing(pools)
-		failed []string
-	)
+	h := newHearing(pools)
+	var failed []string
 	var asked []*v1.Pod
 	for _, pod := range pods {
-		if _, twice := h.index[pod.Spec.NodeName]; !twice && carriers[pod.Spec.NodeName] && audit.IsReady(pod) {
+		if _, twice := h.index[pod.Spec.NodeName]; !twice && carriers[pod.Spec.NodeName] && agentpod.IsReady(pod) {
 			h.index[pod.Spec.NodeName] = len(h.index)
 			asked = append(asked, pod)
 		}
 	}
-	tokens := make(chan struct{}, parallel)
-	for _, pod := range asked {
-		group.Go(func() {
-			tokens <- struct{}{}
-			defer func() { <-tokens }()
-			carried, err := agents.Agent(pod).Carried(ctx, true)
-			mu.Lock()
-			defer mu.Unlock()
+	command.Ask(asked, func(pod *v1.Pod) func() {
+		carried, err := agents.Agent(pod).Carried(ctx, true)
+		return func() {
 			if err != nil {
 				failed = append(failed, fmt.Sprintf("which nodes %s hears: %v", pod.Spec.NodeName, failure.Explain(err)))
 				return
 			}
 			h.add(pod.Spec.NodeName, carried)
-		})
-	}
-	group.Wait()
+		}
+	})
 	slices.Sort(failed)
 	if n := len(failed); n > named {
 		failed = append(failed[:named], fmt.Sprintf("which nodes %d more hear", n-named))

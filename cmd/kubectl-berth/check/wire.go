@@ -8,8 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -19,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
+	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -35,18 +36,15 @@ type target struct {
 	object  audit.Object
 }
 
-// parallel is the number of nodes that are asked at the same time.
-const parallel = 8
-
 // askWire adds findings of the network: nodes that do not hear each other, and wrong answers that it gives twice, with a pause
 // between, about a FloatingIP that did not change meanwhile. Blocking.
-func (o *options) askWire(ctx context.Context, call *command.Call, auditor *audit.Auditor, report *audit.Report) error {
-	agents, err := auditor.Agents(ctx)
+func (o *options) askWire(ctx context.Context, call *command.Call, report *audit.Report) error {
+	agents, err := node.AgentPods(ctx, call.Kube, call.System, "")
 	if err != nil {
 		return err
 	}
 	slices.SortFunc(agents, func(a, b *v1.Pod) int { return cmp.Compare(a.Spec.NodeName, b.Spec.NodeName) })
-	wire := &node.Wire{Agents: &agentport.Ports{Kube: call.Kube, Namespace: o.namespace}}
+	wire := &node.Wire{Agents: &agentport.Ports{Kube: call.Kube, Namespace: call.System}}
 	askHearing(ctx, wire.Agents, agents, report)
 	return askTwice(ctx, wire, agents, report, func(suspects []*v1alpha1.FloatingIP) ([]*v1alpha1.FloatingIP, error) {
 		// A pod that just moved is announced at once; its old node may answer for a moment.
@@ -115,18 +113,10 @@ func ask(ctx context.Context, wire *node.Wire, agents []*v1.Pod, ips iter.Seq[*v
 		parts[p] = append(parts[p], target{ip.Spec.Address, audit.Object{Kind: "FloatingIP", Name: ip.Name, UID: string(ip.UID), ResourceVersion: ip.ResourceVersion}})
 	}
 	found = map[string]audit.Finding{}
-	var (
-		mu    sync.Mutex
-		group sync.WaitGroup
-	)
-	tokens := make(chan struct{}, parallel)
-	for p, targets := range parts {
-		group.Go(func() {
-			tokens <- struct{}{}
-			defer func() { <-tokens }()
-			answers, err := askPart(ctx, wire, agents, parts, p, targets)
-			mu.Lock()
-			defer mu.Unlock()
+	command.Ask(slices.Collect(maps.Keys(parts)), func(p part) func() {
+		targets := parts[p]
+		answers, err := askPart(ctx, wire, agents, parts, p, targets)
+		return func() {
 			if err != nil {
 				unknown = append(unknown, fmt.Sprintf("who answers for %d addresses of node %s: %v", len(targets), p.node, failure.Explain(err)))
 			}
@@ -140,9 +130,8 @@ func ask(ctx context.Context, wire *node.Wire, agents []*v1.Pod, ips iter.Seq[*v
 					}
 				}
 			}
-		})
-	}
-	group.Wait()
+		}
+	})
 	slices.Sort(unknown)
 	return found, unknown
 }
@@ -155,7 +144,7 @@ func askPart(ctx context.Context, wire *node.Wire, agents []*v1.Pod, parts map[p
 		switch {
 		case agent.Spec.NodeName == p.node:
 			carrier = agent
-		case !audit.IsReady(agent):
+		case !agentpod.IsReady(agent):
 		case parts[part{agent.Spec.NodeName, p.vlan}] != nil:
 			near = append(near, agent)
 		default:

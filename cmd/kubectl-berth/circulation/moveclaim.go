@@ -6,11 +6,9 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
@@ -30,17 +28,25 @@ const moveClaimExamples = `  # Rename: create the IPClaim store, as large as sho
   kubectl berth move-claim shop store -n web`
 
 // NewMoveClaim returns the command move-claim.
-func NewMoveClaim(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewMoveClaim() command.Command {
 	return command.Command{
 		Use: "move-claim FROM TO", Short: "Moves the addresses of an IPClaim to another", Long: moveClaimLong, Example: moveClaimExamples,
-		Args: cobra.ExactArgs(2), Complete: of.CompleteClaims, Namespaced: true, Writes: true,
+		Args: command.Exactly(2), Names: "IPClaim", Namespaced: true, Writes: true,
 		Found: "addresses are left with the first claim",
 		Run:   moveClaim,
-	}.New(of, streams)
+	}
 }
 
 func moveClaim(ctx context.Context, call *command.Call) error {
-	from, to, namespace, berth := call.Args[0], call.Args[1], call.Namespace, call.Berth
+	for i := range call.Targets {
+		if t := &call.Targets[i]; t.Kind != "IPClaim" || t.Namespace != call.Targets[0].Namespace {
+			return fmt.Errorf("%s and %s are not two IPClaims of one namespace", &call.Targets[0], &call.Targets[1])
+		}
+	}
+	from, to, namespace, berth := call.Targets[0].Name, call.Targets[1].Name, call.Targets[0].Namespace, call.Berth
+	if err := call.Require(ctx, &call.Targets[1]); err != nil {
+		return err
+	}
 	target, err := movable(ctx, berth, namespace, from, to)
 	if err != nil {
 		return err
@@ -52,6 +58,11 @@ func moveClaim(ctx context.Context, call *command.Call) error {
 	ips, err := ofClaim(ctx, berth, namespace, from)
 	if err != nil {
 		return err
+	}
+	if len(ips) == 0 {
+		if err := call.Require(ctx, &call.Targets[0]); err != nil {
+			return fmt.Errorf("no address is recorded for %s: %w", &call.Targets[0], err)
+		}
 	}
 	move := claims.Pick(ips, roomOf(target, has))
 	left := len(ips) - len(move)

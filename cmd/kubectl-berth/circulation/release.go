@@ -12,11 +12,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/duration"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"sigs.k8s.io/yaml"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
@@ -26,7 +23,9 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
 const releaseLong = `Frees addresses that no pod has: addresses that are kept for an owner, or that cool down.
@@ -64,12 +63,12 @@ type releasing struct {
 }
 
 // NewRelease returns the command release.
-func NewRelease(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewRelease() command.Command {
 	o := &releasing{}
 	return command.Command{
 		Use: "release [ADDRESS...] [--retained-longer-than DURATION | -f REPORT]", Short: "Frees addresses that no pod has",
-		Long: releaseLong, Example: releaseExamples, Args: cobra.ArbitraryArgs, Complete: of.CompleteAddresses,
-		CompleteFlags: map[string]cobra.CompletionFunc{"pool": of.CompletePools},
+		Long: releaseLong, Example: releaseExamples, Args: command.AtLeast(0), Names: target.Addresses,
+		CompleteFlags: map[string]command.Completion{"pool": command.Names("IPPool")},
 		Writes:        true, Found: "some addresses are left",
 		Flags: func(flags *pflag.FlagSet) {
 			flags.StringVar(&o.age, "retained-longer-than", "", "Addresses that have been kept without a pod for longer than this: 30d, 12h.")
@@ -78,7 +77,7 @@ func NewRelease(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.
 		},
 		Prepare: o.prepare,
 		Answer:  o.release,
-	}.New(of, streams)
+	}
 }
 
 // kind of the list that -o json prints.
@@ -104,7 +103,7 @@ func (o *releasing) prepare(call *command.Call) (err error) {
 			err = fmt.Errorf("--retained-longer-than: %w", err)
 		}
 	default:
-		o.addrs, err = standing.ParseAddrs(call.Args)
+		o.addrs, err = call.Addresses()
 	}
 	return err
 }
@@ -179,6 +178,15 @@ func (o *releasing) named(ctx context.Context) ([]freeing.Release, error) {
 		if err != nil {
 			return nil, err
 		}
+		if r.Outcome == freeing.Gone {
+			all, err := cluster.Pools(ctx, o.Berth)
+			if err != nil {
+				return nil, err
+			}
+			if said := standing.OfNobody(addr, all, pools.Compile(all)); said.State != standing.Free && said.State != standing.Disabled {
+				r.Outcome, r.Note = freeing.Left, said.Because
+			}
+		}
 		releases = append(releases, r)
 	}
 	return releases, nil
@@ -203,7 +211,11 @@ func (o *releasing) ofReport(ctx context.Context) ([]freeing.Release, error) {
 func (o *releasing) retained(ctx context.Context) ([]freeing.Release, error) {
 	before := time.Now().Add(-o.longer)
 	var releases []freeing.Release
-	err := cluster.EachFloatingIP(ctx, o.Berth, cluster.OfPool(o.pool), func(ip *v1alpha1.FloatingIP) error {
+	var err error
+	if o.pool, err = o.ObjectOf(ctx, "--pool", o.pool, "IPPool"); err != nil {
+		return nil, err
+	}
+	err = cluster.EachFloatingIP(ctx, o.Berth, cluster.OfPool(o.pool), func(ip *v1alpha1.FloatingIP) error {
 		spec := &ip.Spec
 		if !spec.IsHeld() && spec.Owner != nil && !spec.Reserved && spec.Since != nil && spec.Since.Time.Before(before) {
 			releases = append(releases, freeing.Of(ip))
@@ -217,15 +229,11 @@ func (o *releasing) answer(releases []freeing.Release) *answer.Answer {
 	count := map[freeing.Outcome]int{}
 	table := answer.NewTable("Address", "Outcome", "Pool", "Owner", "Last-Pod", "Retained", "Note")
 	a := answer.List(kind, releases, table, func(r *freeing.Release) (name string, cells []any) {
-		age := ""
-		if r.RetainedSince != nil {
-			age = duration.HumanDuration(time.Since(r.RetainedSince.Time))
-		}
 		count[r.Outcome]++
 		if addr, err := netip.ParseAddr(r.Address); err == nil && (r.Outcome == freeing.ToFree || r.Outcome == freeing.Freed) {
-			name = "floatingip." + v1alpha1.GroupName + "/" + v1alpha1.NameOf(addr)
+			name = answer.FloatingIP(v1alpha1.NameOf(addr))
 		}
-		return name, []any{r.Address, string(r.Outcome), r.Pool, r.Owner, r.LastPod, age, r.Note}
+		return name, []any{r.Address, string(r.Outcome), r.Pool, r.Owner, r.LastPod, answer.Age(r.RetainedSince, time.Now()), r.Note}
 	})
 	a.Text = func(out io.Writer, _ answer.Paint) {
 		switch {

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package circulation has the commands that take addresses out of circulation and put them
+// back, reserve, unreserve and release, and move-claim, which gives them to another
+// claim. Each write is limited to the state of the object that
+// the user saw, so nothing is taken from a pod that got the address meanwhile.
 package circulation
 
 import (
@@ -8,19 +12,17 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/circulation/freeing"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/inventory/netbox"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/pools"
 )
@@ -55,17 +57,19 @@ type reserving struct {
 	entries []netbox.Entry
 	prune   bool
 
-	pools *pools.Snapshot // nil: not read yet
+	// all are the pools, and pools what they compile to; nil: not read yet.
+	all   []*v1alpha1.IPPool
+	pools *pools.Snapshot
 	// refused says that some address was left as it is, against the user's wish.
 	refused bool
 }
 
 // NewReserve returns the command reserve.
-func NewReserve(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewReserve() command.Command {
 	o := &reserving{}
 	return command.Command{
 		Use: "reserve ADDRESS... | -f FILE", Short: "Takes addresses out of circulation", Long: reserveLong, Example: reserveExamples,
-		Args: cobra.ArbitraryArgs, Writes: true, Found: "some are not reserved, because somebody has them",
+		Args: command.AtLeast(0), Names: target.Addresses, Writes: true, Found: "some are not reserved: somebody has them, or no pool gives them",
 		Flags: func(flags *pflag.FlagSet) {
 			flags.StringVar(&o.reason, "reason", "", "Why, for a person who finds the address reserved later. With -f the name of the inventory.")
 			flags.StringArrayVarP(&o.files, "filename", "f", nil, "File with the addresses that an inventory says are taken; - is stdin. Can be repeated.")
@@ -78,7 +82,7 @@ func NewReserve(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.
 			}
 			return o.each(ctx, o.reserve)
 		},
-	}.New(of, streams)
+	}
 }
 
 func (o *reserving) prepare(call *command.Call) (err error) {
@@ -93,26 +97,26 @@ func (o *reserving) prepare(call *command.Call) (err error) {
 		o.entries, err = readTaken(o.files, call.In)
 		return err
 	}
-	o.addrs, err = standing.ParseAddrs(call.Args)
+	o.addrs, err = call.Addresses()
 	return err
 }
 
 const unreserveLong = `Puts reserved addresses back into circulation: pods get them again.`
 
 // NewUnreserve returns the command unreserve.
-func NewUnreserve(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewUnreserve() command.Command {
 	o := &reserving{}
 	return command.Command{
 		Use: "unreserve ADDRESS...", Short: "Puts reserved addresses back into circulation", Long: unreserveLong,
-		Example: "  kubectl berth unreserve 10.0.70.12", Complete: of.CompleteAddresses, Args: cobra.MinimumNArgs(1),
-		Writes: true, Found: "some are still reserved, because they changed meanwhile",
+		Example: "  kubectl berth unreserve 10.0.70.12", Names: target.Addresses, Args: command.AtLeast(1),
+		Writes: true, Found: "some are still reserved, because they changed meanwhile, or no pool gives them",
 		Prepare: func(call *command.Call) (err error) {
 			o.Call = call
-			o.addrs, err = standing.ParseAddrs(call.Args)
+			o.addrs, err = call.Addresses()
 			return err
 		},
 		Run: func(ctx context.Context, _ *command.Call) error { return o.each(ctx, o.unreserve) },
-	}.New(of, streams)
+	}
 }
 
 // errSome says that some addresses were left as they are; the output says which and why.
@@ -158,7 +162,10 @@ type refusal string
 
 func (r refusal) Error() string { return string(r) }
 
-const errChanged = refusal("it changed a moment ago: look at it and try again")
+const (
+	errChanged = refusal("it changed a moment ago: look at it and try again")
+	errFreed   = refusal("it was freed a moment ago: try again")
+)
 
 // alreadyReserved says that nothing is to be done.
 const alreadyReserved = "is reserved already"
@@ -167,10 +174,11 @@ func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error
 	if err := o.readPools(ctx); err != nil {
 		return "", err
 	}
-	pool := ""
-	if home, ok := o.pools.Home(addr); ok {
-		pool = o.pools.Pools()[home].Name
+	home, ok := o.pools.Home(addr)
+	if !ok {
+		return o.homeless(ctx, addr)
 	}
+	pool := o.pools.Pools()[home].Name
 	ip := &v1alpha1.FloatingIP{
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NameOf(addr)},
 		Spec:       v1alpha1.FloatingIPSpec{Address: addr.String(), Pool: pool, Reserved: true},
@@ -180,38 +188,44 @@ func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error
 	}
 	_, err := o.Berth.FloatingIPs.Create(ctx, ip, metav1.CreateOptions{DryRun: o.DryRuns(), FieldValidation: metav1.FieldValidationStrict})
 	if apierrors.IsAlreadyExists(err) {
-		return o.reserved(ctx, ip)
+		return o.reserved(ctx, addr)
 	}
 	if err != nil {
 		return "", fmt.Errorf("reserve: %w", err)
 	}
-	if pool == "" {
-		return "reserved; no pool has it now", nil
-	}
 	return "reserved in pool " + pool, nil
+}
+
+// homeless refuses an address that no pool gives, unless there is a record of it.
+func (o *reserving) homeless(ctx context.Context, addr netip.Addr) (string, error) {
+	did, err := o.reserved(ctx, addr)
+	if err == errFreed {
+		err = refusal("not reserved: " + standing.OfNobody(addr, o.all, o.pools).Because)
+	}
+	return did, err
 }
 
 func (o *reserving) readPools(ctx context.Context) error {
 	if o.pools != nil {
 		return nil
 	}
-	all, err := cluster.Pools(ctx, o.Berth)
-	if err != nil {
+	var err error
+	if o.all, err = cluster.Pools(ctx, o.Berth); err != nil {
 		return err
 	}
-	o.pools = pools.Compile(all)
+	o.pools = pools.Compile(o.all)
 	return nil
 }
 
 // reserved handles an address that exists already: it writes the reason if that is
 // reserved. An inventory's replaces no other: --prune would undo a reservation that it did not make.
-func (o *reserving) reserved(ctx context.Context, wanted *v1alpha1.FloatingIP) (string, error) {
-	ip, err := o.Berth.FloatingIPs.Get(ctx, wanted.Name, metav1.GetOptions{})
-	if failure.IsNoSuch(err) {
-		return "", refusal("it was freed a moment ago: try again")
-	}
+func (o *reserving) reserved(ctx context.Context, addr netip.Addr) (string, error) {
+	ip, err := cluster.FloatingIP(ctx, o.Berth, addr)
 	if err != nil {
-		return "", fmt.Errorf("get FloatingIP %s: %w", wanted.Name, err)
+		return "", err
+	}
+	if ip == nil {
+		return "", errFreed
 	}
 	if !ip.Spec.Reserved {
 		return "", refusal("not reserved: " + freeing.Whose(ip))
@@ -227,12 +241,18 @@ func (o *reserving) reserved(ctx context.Context, wanted *v1alpha1.FloatingIP) (
 }
 
 func (o *reserving) unreserve(ctx context.Context, addr netip.Addr) (string, error) {
-	ip, err := o.Berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
+	ip, err := cluster.FloatingIP(ctx, o.Berth, addr)
 	switch {
-	case failure.IsNoSuch(err):
-		return "is not reserved: nobody has it", nil
 	case err != nil:
-		return "", fmt.Errorf("get FloatingIP %s: %w", v1alpha1.NameOf(addr), err)
+		return "", err
+	case ip == nil:
+		if err := o.readPools(ctx); err != nil {
+			return "", err
+		}
+		if _, given := o.pools.Home(addr); !given {
+			return "", refusal("is not reserved: " + standing.OfNobody(addr, o.all, o.pools).Because)
+		}
+		return "is not reserved: nobody has it", nil
 	case !ip.Spec.Reserved:
 		return "is not reserved: " + freeing.Whose(ip), nil
 	case o.prune && ip.Annotations[v1alpha1.AnnotationReason] != o.reason:

@@ -3,9 +3,11 @@
 package circulation
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -91,17 +93,9 @@ func plan(entries []netbox.Entry, snapshot *pools.Snapshot, ips map[netip.Addr]*
 			add(iprange.Single(addr), toUnreserve, "")
 		}
 	}
-	sorted := make([]move, 0, len(moves))
-	for _, each := range moves {
-		sorted = append(sorted, each)
-	}
-	slices.SortFunc(sorted, func(a, b move) int {
-		if by := a.First.Compare(b.First); by != 0 {
-			return by
-		}
-		return a.Last.Compare(b.Last)
-	})
-	return sorted, nil
+	return slices.SortedFunc(maps.Values(moves), func(a, b move) int {
+		return cmp.Or(a.First.Compare(b.First), a.Last.Compare(b.Last))
+	}), nil
 }
 
 // addressesOf returns the addresses that the inventory has for others than Berth and that pools give or FloatingIPs

@@ -12,12 +12,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/client-go/discovery"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-
-	kubeclient "github.com/berth-dev/berth/cmd/internal/kube"
-	"github.com/berth-dev/berth/ipam/client"
 )
 
 // Cluster is the cluster that the flags and the kubeconfig choose. Its methods read them
@@ -84,41 +79,6 @@ func (c *Cluster) Config() (*rest.Config, error) {
 	config = rest.CopyConfig(config)
 	config.QPS = -1 // the commands ask little, and the API server limits the rate
 	return config, nil
-}
-
-// Berth returns the client of Berth's objects.
-func (c *Cluster) Berth() (*client.Client, error) {
-	config, err := c.Config()
-	if err != nil {
-		return nil, err
-	}
-	return client.NewForConfig(config)
-}
-
-// Dynamic returns the client of objects of any kind.
-func (c *Cluster) Dynamic() (dynamic.Interface, error) {
-	config, err := c.Config()
-	if err != nil {
-		return nil, err
-	}
-	objects, err := dynamic.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("create the client of objects: %w", err)
-	}
-	return objects, nil
-}
-
-// Kube returns the client of Kubernetes' objects.
-func (c *Cluster) Kube() (kubernetes.Interface, error) {
-	config, err := c.Config()
-	if err != nil {
-		return nil, err
-	}
-	kube, err := kubernetes.NewForConfig(kubeclient.Protobuf(config))
-	if err != nil {
-		return nil, fmt.Errorf("create the client of Kubernetes' objects: %w", err)
-	}
-	return kube, nil
 }
 
 // Discovery returns the client that asks which kinds the API server serves, without its

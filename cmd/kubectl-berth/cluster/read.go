@@ -3,12 +3,16 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
+	"slices"
 
+	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -17,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/podrequest"
@@ -44,20 +49,32 @@ func OfPool(name string) string {
 	return fields.OneTermEqualSelector("spec.pool", name).String()
 }
 
+// FloatingIP returns the FloatingIP of an address, nil if there is none.
+func FloatingIP(ctx context.Context, berth *client.Client, addr netip.Addr) (*v1alpha1.FloatingIP, error) {
+	ip, err := berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
+	switch {
+	case failure.IsNoSuch(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("get the FloatingIP of %s: %w", addr, err)
+	}
+	return ip, nil
+}
+
 // EachFloatingIP calls do with the FloatingIPs that a field selector selects, all if it is
 // empty. It keeps one page of them in memory.
 func EachFloatingIP(ctx context.Context, berth *client.Client, selector string, do func(*v1alpha1.FloatingIP) error) error {
-	pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		return berth.FloatingIPs.List(ctx, options)
-	})
-	pages.PageSize = 5000
-	err := pages.EachListItem(ctx, metav1.ListOptions{FieldSelector: selector}, func(object runtime.Object) error {
-		return do(object.(*v1alpha1.FloatingIP))
-	})
-	if err != nil {
+	if err := Each(ctx, berth.FloatingIPs.List, metav1.ListOptions{FieldSelector: selector, Limit: 5000}, do); err != nil {
 		return fmt.Errorf("list the FloatingIPs: %w", err)
 	}
 	return nil
+}
+
+// Each calls do with each object of a list. It keeps one page in memory.
+func Each[L, T runtime.Object](ctx context.Context, list func(context.Context, metav1.ListOptions) (L, error), options metav1.ListOptions, do func(T) error) error {
+	return pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		return list(ctx, options)
+	}).EachListItem(ctx, options, func(object runtime.Object) error { return do(object.(T)) })
 }
 
 // Follow calls do with each event after a resource version until ctx ends, which is no
@@ -115,6 +132,32 @@ func FloatingIPs(ctx context.Context, berth *client.Client, selector string) ([]
 		return nil, "", fmt.Errorf("list the FloatingIPs: %w", err)
 	}
 	return list.Items, list.ResourceVersion, nil
+}
+
+// EachLog calls do with each container of pods, also with its log from before its last restart.
+func EachLog(pods []v1.Pod, do func(pod *v1.Pod, of v1.PodLogOptions) error) error {
+	for i := range pods {
+		for _, status := range slices.Concat(pods[i].Status.InitContainerStatuses, pods[i].Status.ContainerStatuses) {
+			for _, previous := range []bool{true, false} {
+				if previous && status.RestartCount == 0 {
+					continue
+				}
+				if err := do(&pods[i], v1.PodLogOptions{Container: status.Name, Previous: previous, Timestamps: true}); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// LastSeen returns when an event happened last.
+func LastSeen(event *v1.Event) *metav1.Time {
+	at := cmp.Or(event.LastTimestamp.Time, event.EventTime.Time, event.CreationTimestamp.Time)
+	if event.Series != nil {
+		at = event.Series.LastObservedTime.Time
+	}
+	return &metav1.Time{Time: at}
 }
 
 // Between finds the objects between pods and their workloads.

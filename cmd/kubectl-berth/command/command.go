@@ -23,11 +23,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
+	kubeclient "github.com/berth-dev/berth/cmd/internal/kube"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/client"
 )
@@ -36,19 +40,24 @@ import (
 type Command struct {
 	Use, Short, Long, Example string
 	Aliases, ValidArgs        []string
-	Args                      cobra.PositionalArgs
-	// Complete completes arguments; nil: there is nothing to complete.
-	Complete cobra.CompletionFunc
+	// Args counts the arguments; nil: there are none.
+	Args Arguments
+	// Names says that the arguments are targets, and of which kind a bare name is; empty: they are none.
+	Names string
 	// Flags adds flags to the skeleton's flags.
 	Flags func(flags *pflag.FlagSet)
 	// CompleteFlags complete the values of some of these flags.
-	CompleteFlags map[string]cobra.CompletionFunc
+	CompleteFlags map[string]Completion
+	// Below are its subcommands.
+	Below []Command
 	// Writes: the command changes something in the cluster, and has --dry-run.
 	Writes bool
 	// Found says when the exit code is [answer.Found]; empty: never.
 	Found string
 	// Namespaced commands have -n. For one that is Everywhere its default is all namespaces.
 	Namespaced, Everywhere bool
+	// Programs: the command asks Berth's programs, whose namespace --berth-namespace names, for [Call.System].
+	Programs bool
 	// Watch explains -w; without it the command has no such flag.
 	Watch string
 	// Prepare checks flags and arguments and reads files, before anything is asked of the
@@ -68,6 +77,8 @@ type Call struct {
 	*cluster.Cluster
 	genericiooptions.IOStreams
 	Args []string
+	// Targets are the arguments of a command that [Command.Names] them. Their namespaces are set after Prepare.
+	Targets []target.Target
 	// Watching says that the user gave -w.
 	Watching bool
 	// ForPeople says that the output is a table or text.
@@ -77,49 +88,79 @@ type Call struct {
 
 	// The following are set after Prepare.
 
-	Config *rest.Config
-	Berth  *client.Client
-	Kube   kubernetes.Interface
+	Config   *rest.Config
+	Berth    *client.Client
+	Kube     kubernetes.Interface
+	Dynamic  dynamic.Interface
+	Metadata metadata.Interface
 	// Namespace of a Namespaced command; empty: all.
 	Namespace string
 
-	changes *changes
-}
+	// System is the namespace of Berth's programs, of a command that asks these.
+	System string
 
-// changes are watched after the answer was printed.
-type changes struct {
-	version string
-	start   func(metav1.ListOptions) (watch.Interface, error)
-	answer  func(watch.Event) (*answer.Answer, error)
+	// Connect sets these. It is called unless the call is Offline.
+	Connect func() error
+
+	given string
+	// follow prints changes after the answer was printed.
+	follow func(ctx context.Context, print func(*answer.Answer) error) error
 }
 
 // Follow has an answer printed for each event after a resource version, if the user gave -w.
 // A nil answer prints nothing.
-func (c *Call) Follow(version string, start func(metav1.ListOptions) (watch.Interface, error), answer func(watch.Event) (*answer.Answer, error)) {
-	c.changes = &changes{version, start, answer}
+func (c *Call) Follow(version string, start func(metav1.ListOptions) (watch.Interface, error), say func(watch.Event) (*answer.Answer, error)) {
+	c.follow = func(ctx context.Context, print func(*answer.Answer) error) error {
+		return cluster.Follow(ctx, version, start, func(event watch.Event) error {
+			said, err := say(event)
+			if err != nil || said == nil {
+				return err
+			}
+			return print(said)
+		})
+	}
+}
+
+// Arguments checks how many arguments there are.
+type Arguments = cobra.PositionalArgs
+
+// Numbers of arguments.
+var Exactly, AtLeast, AtMost = cobra.ExactArgs, cobra.MinimumNArgs, cobra.MaximumNArgs
+
+// Completion completes words, by the cluster's objects.
+type Completion func(of *cluster.Cluster) cobra.CompletionFunc
+
+// Names completes names of a kind.
+func Names(kind string) Completion {
+	return func(of *cluster.Cluster) cobra.CompletionFunc { return of.Completes(kind, nil) }
 }
 
 // New returns the command for cobra.
 func (c Command) New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	if c.Args == nil {
+		c.Args = cobra.NoArgs
+	}
 	call, format := &Call{Cluster: of, IOStreams: streams}, answer.NewFormat()
 	command := &cobra.Command{
 		Use: c.Use, Short: c.Short, Long: c.long(), Example: c.Example, Aliases: c.Aliases, ValidArgs: c.ValidArgs,
-		Args: c.Args, ValidArgsFunction: c.Complete,
+		Args: c.Args,
 		RunE: func(command *cobra.Command, args []string) error {
 			call.Args = args
 			return c.run(command.Context(), call, format)
 		},
 	}
-	if c.Complete == nil && c.ValidArgs == nil {
+	switch {
+	case c.Names != "":
+		command.Args = func(command *cobra.Command, words []string) error { return c.Args(command, target.Join(words)) }
+		command.ValidArgsFunction = of.Completes(c.Names, c.Args)
+	case c.ValidArgs == nil:
 		command.ValidArgsFunction = cobra.NoFileCompletions
 	}
-	completes := maps.Clone(c.CompleteFlags)
-	if completes == nil {
-		completes = map[string]cobra.CompletionFunc{}
-	}
+	completes := map[string]Completion{}
+	maps.Copy(completes, c.CompleteFlags)
 	if c.Namespaced {
 		of.AddNamespace(command, c.Everywhere)
-		completes["namespace"] = of.CompleteNamespaces
+		completes["namespace"] = Names("Namespace")
 	}
 	if c.Answer != nil {
 		format.AddFlags(command.Flags())
@@ -128,6 +169,9 @@ func (c Command) New(of *cluster.Cluster, streams genericiooptions.IOStreams) *c
 	if c.Writes {
 		command.Flags().BoolVar(&call.DryRun, "dry-run", false, "Ask the API server whether it would do it, and change nothing.")
 	}
+	if c.Programs {
+		command.Flags().StringVar(&call.given, "berth-namespace", "", "Namespace of Berth's programs. By default that of the agents' DaemonSet, or "+usualNamespace+" where you may not list DaemonSets.")
+	}
 	if c.Watch != "" {
 		command.Flags().BoolVarP(&call.Watching, "watch", "w", false, c.Watch)
 	}
@@ -135,9 +179,12 @@ func (c Command) New(of *cluster.Cluster, streams genericiooptions.IOStreams) *c
 		c.Flags(command.Flags())
 	}
 	for name, complete := range completes {
-		if err := command.RegisterFlagCompletionFunc(name, complete); err != nil {
+		if err := command.RegisterFlagCompletionFunc(name, complete(of)); err != nil {
 			panic(err) // the command has no such flag
 		}
+	}
+	for _, below := range c.Below {
+		command.AddCommand(below.New(of, streams))
 	}
 	return command
 }
@@ -152,10 +199,12 @@ func (c Command) long() string {
 }
 
 // Words completes one of some words.
-func Words(all ...string) cobra.CompletionFunc {
-	return func(_ *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
-		fitting := slices.DeleteFunc(slices.Clone(all), func(word string) bool { return !strings.HasPrefix(word, begun) })
-		return fitting, cobra.ShellCompDirectiveNoFileComp
+func Words(all ...string) Completion {
+	return func(*cluster.Cluster) cobra.CompletionFunc {
+		return func(_ *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
+			fitting := slices.DeleteFunc(slices.Clone(all), func(word string) bool { return !strings.HasPrefix(word, begun) })
+			return fitting, cobra.ShellCompDirectiveNoFileComp
+		}
 	}
 }
 
@@ -175,13 +224,24 @@ func (c Command) run(ctx context.Context, call *Call, format *answer.Format) err
 	if c.Everywhere {
 		call.Namespace = call.GivenNamespace()
 	}
+	if c.Names != "" {
+		if err := call.parse(c.Names); err != nil {
+			return err
+		}
+	}
 	if c.Prepare != nil {
 		if err := c.Prepare(call); err != nil {
 			return err
 		}
 	}
+	call.Connect = func() (err error) {
+		if err = call.connect(c.Namespaced && !c.Everywhere); err == nil && c.Programs {
+			call.System, err = call.system(ctx)
+		}
+		return err
+	}
 	if c.Offline == nil || !c.Offline() {
-		if err := call.connect(c.Namespaced && !c.Everywhere); err != nil {
+		if err := call.Connect(); err != nil {
 			return err
 		}
 	}
@@ -194,16 +254,10 @@ func (c Command) run(ctx context.Context, call *Call, format *answer.Format) err
 			return errors.Join(unprinted, err)
 		}
 	}
-	if err != nil || !call.Watching || call.changes == nil {
+	if err != nil || !call.Watching || call.follow == nil {
 		return err
 	}
-	return cluster.Follow(ctx, call.changes.version, call.changes.start, func(event watch.Event) error {
-		said, err := call.changes.answer(event)
-		if err != nil || said == nil {
-			return err
-		}
-		return format.Print(call.Out, said)
-	})
+	return call.follow(ctx, func(said *answer.Answer) error { return format.Print(call.Out, said) })
 }
 
 // ReadFile reads the file that a flag names; - is stdin.
@@ -232,18 +286,13 @@ func ParseAge(text string) (time.Duration, error) {
 	return age, nil
 }
 
-// AddBerthNamespace adds the flag for the namespace of Berth's programs, for [Call.BerthNamespace].
-func AddBerthNamespace(flags *pflag.FlagSet, into *string) {
-	flags.StringVar(into, "berth-namespace", "", "Namespace of Berth's programs. By default that of the agents' DaemonSet, or "+usualNamespace+" where you may not list DaemonSets.")
-}
-
 // usualNamespace is the one that the chart's pages name.
 const usualNamespace = "berth-system"
 
-// BerthNamespace returns the namespace of Berth's programs: the given one, or else that of the agents' DaemonSet.
-func (c *Call) BerthNamespace(ctx context.Context, given string) (string, error) {
-	if given != "" {
-		return given, nil
+// system returns the namespace of Berth's programs: the given one, or else that of the agents' DaemonSet.
+func (c *Call) system(ctx context.Context) (string, error) {
+	if c.given != "" {
+		return c.given, c.Require(ctx, &target.Target{Kind: "Namespace", Name: c.given})
 	}
 	list, err := c.Kube.AppsV1().DaemonSets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: agentpod.Selector})
 	switch {
@@ -275,10 +324,14 @@ func (c *Call) connect(namespaced bool) (err error) {
 		if c.Namespace, err = c.Cluster.Namespace(); err != nil {
 			return err
 		}
+		if err := c.place(); err != nil {
+			return err
+		}
 	}
-	if c.Berth, err = c.Cluster.Berth(); err != nil {
-		return err
-	}
-	c.Kube, err = c.Cluster.Kube()
-	return err
+	var errs [4]error
+	c.Berth, errs[0] = client.NewForConfig(c.Config)
+	c.Kube, errs[1] = kubernetes.NewForConfig(kubeclient.Protobuf(c.Config))
+	c.Dynamic, errs[2] = dynamic.NewForConfig(c.Config)
+	c.Metadata, errs[3] = metadata.NewForConfig(c.Config)
+	return errors.Join(errs[:]...)
 }

@@ -14,18 +14,9 @@ import (
 // grace is how long something must be wrong, without a change, to be a finding, as for kubectl berth check.
 const grace = 20 * time.Second
 
-// audits runs kubectl berth check for the page.
-type audits struct {
-	call      *command.Call
-	namespace string
-}
-
-func (a *audits) run(ctx context.Context) (*page.Findings, error) {
-	namespace, err := a.call.BerthNamespace(ctx, a.namespace)
-	if err != nil {
-		return nil, err
-	}
-	auditor, err := audit.ForConfig(a.call.Config, audit.Options{Grace: grace, Agents: true, Namespace: namespace})
+// check runs kubectl berth check for the page.
+func check(ctx context.Context, call *command.Call) (*page.Findings, error) {
+	auditor, err := audit.ForConfig(call.Config, audit.Options{Grace: grace, Agents: true, Namespace: call.System})
 	if err != nil {
 		return nil, err
 	}

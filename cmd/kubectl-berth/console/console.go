@@ -12,11 +12,8 @@ import (
 	"runtime/debug"
 	"strconv"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/feed"
@@ -44,19 +41,17 @@ const examples = `  # Open the printed URL in a browser
 type options struct {
 	port   int
 	writes bool
-	berth  string
 }
 
 // New returns the command console.
-func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func New() command.Command {
 	o := &options{}
 	return command.Command{
 		Use: "console", Short: "Serves a page with everything, and an HTTP API, on this machine", Long: long, Example: examples,
-		Args: cobra.NoArgs,
+		Programs: true,
 		Flags: func(flags *pflag.FlagSet) {
 			flags.IntVar(&o.port, "port", 0, "Port of 127.0.0.1 to listen on. By default one that is free.")
 			flags.BoolVar(&o.writes, "writes", false, "Write what the page and programs ask for, with your kubeconfig's rights.")
-			command.AddBerthNamespace(flags, &o.berth)
 		},
 		Prepare: func(*command.Call) error {
 			if o.port < 0 || o.port > 65535 {
@@ -65,7 +60,7 @@ func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command
 			return nil
 		},
 		Run: func(ctx context.Context, call *command.Call) error { return o.run(ctx, call) },
-	}.New(of, streams)
+	}
 }
 
 // gcPercent is how much the heap may grow before it is cleaned.
@@ -98,8 +93,8 @@ func (o *options) run(ctx context.Context, call *command.Call) error {
 	debug.SetGCPercent(gcPercent)
 	copied := register.New()
 	feed.Follow(ctx, copied, call.Berth, call.Kube, feed.OfUser)
-	audits := &audits{call: call, namespace: o.berth}
-	handler := gate.Guard(serve.Handler(page.Options{Register: copied, Findings: audits.run, Cluster: call.Name(), ReadOnly: readOnly}), serve.Refuse)
+	audits := func(ctx context.Context) (*page.Findings, error) { return check(ctx, call) }
+	handler := gate.Guard(serve.Handler(page.Options{Register: copied, Findings: audits, Cluster: call.Name(), ReadOnly: readOnly}), serve.Refuse)
 	fmt.Fprintf(call.Out, "Open %s\nCtrl-C ends it.\n", gate.URL(listener.Addr()))
 	return serve.Until(ctx, listener, handler)
 }

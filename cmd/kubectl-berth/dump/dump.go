@@ -19,18 +19,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/pager"
 	"sigs.k8s.io/yaml"
 
 	"github.com/berth-dev/berth/agent/inquiry"
@@ -58,41 +53,32 @@ const examples = `  kubectl berth dump
 
 type options struct {
 	*command.Call
-	file      string
-	namespace string
-	nodes     bool
-	lines     int64
+	file  string
+	nodes bool
+	lines int64
 }
 
 // New returns the command dump.
-func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func New() command.Command {
 	o := &options{}
 	return command.Command{
-		Use: "dump", Short: "Writes a support bundle without secrets", Long: long, Example: examples, Args: cobra.NoArgs,
+		Use: "dump", Short: "Writes a support bundle without secrets", Long: long, Example: examples, Programs: true,
 		Flags: func(flags *pflag.FlagSet) {
 			flags.StringVarP(&o.file, "filename", "f", "", "File to write; - is stdout. By default berth-dump-TIME.tar.gz in the current folder.")
 			flags.BoolVar(&o.nodes, "nodes", false, "Add what each agent knows of its node. It needs the Role berth-diagnosis of Berth's namespace.")
 			flags.Int64Var(&o.lines, "log-lines", 20000, "Lines of each log.")
-			command.AddBerthNamespace(flags, &o.namespace)
 		},
 		Run: func(ctx context.Context, call *command.Call) error {
 			o.Call = call
 			return o.dump(ctx)
 		},
-	}.New(of, streams)
+	}
 }
 
 func (o *options) dump(ctx context.Context) (err error) {
-	if o.namespace, err = o.BerthNamespace(ctx, o.namespace); err != nil {
-		return err
-	}
 	kube, err := kubernetes.NewForConfig(o.Config) // in JSON, as it is written
 	if err != nil {
 		return fmt.Errorf("create the client of Kubernetes' objects: %w", err)
-	}
-	objects, err := o.Dynamic()
-	if err != nil {
-		return err
 	}
 	// Without the cluster, or the rights to anything of Berth's, there is no bundle.
 	version, err := kube.Discovery().ServerVersion()
@@ -114,7 +100,7 @@ func (o *options) dump(ctx context.Context) (err error) {
 	}
 	b := newBundle(out)
 	b.addJSON("kubernetes/version.json", version)
-	o.addObjects(ctx, b, objects)
+	o.addObjects(ctx, b)
 	pods := o.addPrograms(ctx, b, kube)
 	o.addLogs(ctx, b, kube, pods)
 	if o.nodes {
@@ -122,7 +108,14 @@ func (o *options) dump(ctx context.Context) (err error) {
 	} else {
 		b.leaveOut("nodes/", "the agents' view of their nodes: --nodes adds it")
 	}
-	auditor, err := audit.ForConfig(o.Config, audit.Options{Grace: grace, Agents: true, Namespace: o.namespace})
+	progress, end := o.Progress()
+	defer end()
+	auditor, err := audit.ForConfig(o.Config, audit.Options{
+		Grace: grace, Agents: true, Namespace: o.System, Progress: func(what string, n int) { progress.Count(what, n, 0) },
+		Doubts: func(suspects []audit.Finding, until time.Time) {
+			progress.Doing(func() string { return audit.Doubts(suspects, time.Until(until)) })
+		},
+	})
 	if err != nil {
 		return err
 	}
@@ -140,7 +133,7 @@ func (o *options) dump(ctx context.Context) (err error) {
 		fmt.Fprintln(o.ErrOut, "left out:", left)
 	}
 	if name != "-" {
-		fmt.Fprintf(o.Out, "%s: %d files\n", name, b.files)
+		fmt.Fprintf(o.Out, "%s: %d files\n", name, len(b.names))
 	}
 	return nil
 }
@@ -168,7 +161,7 @@ var kinds = []kind{
 }
 
 // addObjects adds the objects of each kind.
-func (o *options) addObjects(ctx context.Context, b *bundle, objects dynamic.Interface) {
+func (o *options) addObjects(ctx context.Context, b *bundle) {
 	berths := make([]kind, 0, len(kinds))
 	for _, name := range v1alpha1.Kinds() {
 		resource := v1alpha1.Resource(name)
@@ -176,11 +169,7 @@ func (o *options) addObjects(ctx context.Context, b *bundle, objects dynamic.Int
 	}
 	for _, kind := range append(berths, kinds...) {
 		var all []unstructured.Unstructured
-		pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			return objects.Resource(kind.resource).List(ctx, options)
-		})
-		err := pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
-			one := object.(*unstructured.Unstructured)
+		err := cluster.Each(ctx, o.Dynamic.Resource(kind.resource).List, metav1.ListOptions{}, func(one *unstructured.Unstructured) error {
 			if kind.keep == nil || kind.keep(one) {
 				all = append(all, *scrub(one))
 			}
@@ -197,7 +186,7 @@ func (o *options) addObjects(ctx context.Context, b *bundle, objects dynamic.Int
 // addPrograms adds Berth's own workloads, pods, ConfigMaps and leases, and returns the pods.
 func (o *options) addPrograms(ctx context.Context, b *bundle, kube kubernetes.Interface) []v1.Pod {
 	// The namespace may have other programs, too.
-	pods, err := kube.CoreV1().Pods(o.namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=berth"})
+	pods, err := kube.CoreV1().Pods(o.System).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=berth"})
 	if err != nil {
 		b.leaveOut("berth-programs/, logs/", failure.Explain(err))
 		return nil
@@ -209,8 +198,7 @@ func (o *options) addPrograms(ctx context.Context, b *bundle, kube kubernetes.In
 		b.addYAML("berth-programs/pod-"+pod.Name+".yaml", pod)
 	}
 	options := metav1.ListOptions{}
-	configs, err := kube.CoreV1().ConfigMaps(o.namespace).List(ctx, options)
-	if err != nil {
+	if configs, err := kube.CoreV1().ConfigMaps(o.System).List(ctx, options); err != nil {
 		b.leaveOut("berth-programs/configmaps.yaml", failure.Explain(err))
 	} else {
 		configs.Items = slices.DeleteFunc(configs.Items, func(config v1.ConfigMap) bool { return !isOfBerth(config.Name) })
@@ -220,8 +208,7 @@ func (o *options) addPrograms(ctx context.Context, b *bundle, kube kubernetes.In
 		}
 		b.addYAML("berth-programs/configmaps.yaml", configs.Items)
 	}
-	leases, err := kube.CoordinationV1().Leases(o.namespace).List(ctx, options)
-	if err != nil {
+	if leases, err := kube.CoordinationV1().Leases(o.System).List(ctx, options); err != nil {
 		b.leaveOut("berth-programs/leases.yaml", failure.Explain(err))
 	} else {
 		b.addYAML("berth-programs/leases.yaml", slices.DeleteFunc(leases.Items, func(lease coordinationv1.Lease) bool { return !isOfBerth(lease.Name) }))
@@ -234,33 +221,25 @@ func isOfBerth(name string) bool { return strings.HasPrefix(name, "berth-") }
 
 // addLogs adds the logs of Berth's programs, also from before their containers' last restart.
 func (o *options) addLogs(ctx context.Context, b *bundle, kube kubernetes.Interface, pods []v1.Pod) {
-	for i := range pods {
-		pod := &pods[i]
-		for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
-			for _, previous := range []bool{false, true} {
-				if previous && status.RestartCount == 0 {
-					continue
-				}
-				file := fmt.Sprintf("logs/%s/%s.log", pod.Name, status.Name)
-				if previous {
-					file = fmt.Sprintf("logs/%s/%s-previous.log", pod.Name, status.Name)
-				}
-				text, err := kube.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &v1.PodLogOptions{
-					Container: status.Name, Previous: previous, TailLines: &o.lines, Timestamps: true,
-				}).DoRaw(ctx)
-				if err != nil {
-					b.leaveOut(file, failure.Explain(err))
-					continue
-				}
-				b.add(file, text)
-			}
+	_ = cluster.EachLog(pods, func(pod *v1.Pod, of v1.PodLogOptions) error { // what cannot be read is left out
+		file := fmt.Sprintf("logs/%s/%s.log", pod.Name, of.Container)
+		if of.Previous {
+			file = fmt.Sprintf("logs/%s/%s-previous.log", pod.Name, of.Container)
 		}
-	}
+		of.TailLines = &o.lines
+		text, err := kube.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &of).DoRaw(ctx)
+		if err != nil {
+			b.leaveOut(file, failure.Explain(err))
+			return nil
+		}
+		b.add(file, text)
+		return nil
+	})
 }
 
 // addNodes adds the agents' state.
 func (o *options) addNodes(ctx context.Context, b *bundle, pods []v1.Pod) {
-	ports := &agentport.Ports{Kube: o.Kube, Namespace: o.namespace}
+	ports := &agentport.Ports{Kube: o.Kube, Namespace: o.System}
 	for i := range pods {
 		pod := &pods[i]
 		if !agentpod.Is(pod) {
@@ -374,7 +353,6 @@ type bundle struct {
 	now   time.Time
 	names []string
 	left  []string
-	files int
 	err   error
 }
 
@@ -391,7 +369,7 @@ func (b *bundle) add(name string, text []byte) {
 	if b.err == nil {
 		_, b.err = b.tar.Write(text)
 	}
-	b.names, b.files = append(b.names, name), b.files+1
+	b.names = append(b.names, name)
 }
 
 func (b *bundle) addJSON(name string, content any) {

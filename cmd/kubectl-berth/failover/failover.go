@@ -14,22 +14,18 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
-	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -72,22 +68,14 @@ type Waiting struct {
 	inquiry.UnansweredAddress
 }
 
-type options struct {
-	namespace string
-}
-
 // New returns the command failover.
-func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	o := &options{}
-	failover := command.Command{
+func New() command.Command {
+	return command.Command{
 		Use: "failover", Short: "Shows lost nodes and their pods that move, and addresses that wait for another host", Long: long, Example: examples,
-		Args: cobra.NoArgs, Found: "a node is suspect or an address waits",
-		Flags: func(flags *pflag.FlagSet) { command.AddBerthNamespace(flags, &o.namespace) },
+		Found: "a node is suspect or an address waits", Programs: true,
+		Below: []command.Command{newTake(), newResume()},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			l, err := newLook(ctx, call, o.namespace)
-			if err != nil {
-				return nil, err
-			}
+			l := newLook(call)
 			r := &Report{Waiting: []Waiting{}}
 			l.addStatus(ctx, r)
 			if err := l.addWaiting(ctx, r); err != nil {
@@ -95,9 +83,7 @@ func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command
 			}
 			return r.answer(time.Now()), answer.Outcome(len(r.Waiting)+len(r.problems()), r.Unknown)
 		},
-	}.New(of, streams)
-	failover.AddCommand(newTake(of, streams), newResume(of, streams))
-	return failover
+	}
 }
 
 // port asks programs of Berth's. Blocking.
@@ -114,13 +100,9 @@ type look struct {
 	namespace string
 }
 
-func newLook(ctx context.Context, call *command.Call, given string) (*look, error) {
-	namespace, err := call.BerthNamespace(ctx, given)
-	if err != nil {
-		return nil, err
-	}
-	ports := &agentport.Ports{Kube: call.Kube, Namespace: namespace}
-	return &look{call: call, kube: call.Kube, port: ports, namespace: namespace}, nil
+func newLook(call *command.Call) *look {
+	ports := &agentport.Ports{Kube: call.Kube, Namespace: call.System}
+	return &look{call: call, kube: call.Kube, port: ports, namespace: call.System}
 }
 
 // replicas lists the pods of berth-failover that may answer.
@@ -183,9 +165,6 @@ func (l *look) addStatus(ctx context.Context, r *Report) {
 	}
 }
 
-// parallel is the number of agents that are asked at the same time.
-const parallel = 8
-
 // addWaiting asks the agents of nodes with pods that have an address and do not run yet.
 func (l *look) addWaiting(ctx context.Context, r *Report) error {
 	pods, err := l.kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "status.phase=Pending,spec.nodeName!="})
@@ -210,37 +189,24 @@ func (l *look) addWaiting(ctx context.Context, r *Report) error {
 	if len(holders) == 0 {
 		return nil
 	}
-	agents, err := l.kube.CoreV1().Pods(l.namespace).List(ctx, metav1.ListOptions{LabelSelector: agentpod.Selector})
+	agents, err := node.AgentPods(ctx, l.kube, l.namespace, "")
 	if err != nil {
-		return fmt.Errorf("list the agents: %w", err)
+		return err
 	}
-	var (
-		mu    sync.Mutex
-		group sync.WaitGroup
-	)
-	tokens := make(chan struct{}, parallel)
-	for i := range agents.Items {
-		agent := &agents.Items[i]
-		of := holders[agent.Spec.NodeName]
-		if of == nil || agent.DeletionTimestamp != nil {
-			continue
-		}
-		group.Go(func() {
-			tokens <- struct{}{}
-			defer func() { <-tokens }()
-			in, err := l.port.Agent(agent).Inspect(ctx, "", false)
-			mu.Lock()
-			defer mu.Unlock()
+	agents = slices.DeleteFunc(agents, func(agent *v1.Pod) bool { return holders[agent.Spec.NodeName] == nil })
+	command.Ask(agents, func(agent *v1.Pod) func() {
+		in, err := l.port.Agent(agent).Inspect(ctx, "", false)
+		return func() {
 			if err != nil {
 				r.Unknown = append(r.Unknown, fmt.Sprintf("for which addresses node %s waits: %s", agent.Spec.NodeName, failure.Explain(err)))
 				return
 			}
 			for _, u := range in.Unanswered {
-				r.Waiting = append(r.Waiting, Waiting{Node: agent.Spec.NodeName, Pod: of[v1alpha1.NameOf(u.Address)], UnansweredAddress: u})
+				pod := holders[agent.Spec.NodeName][v1alpha1.NameOf(u.Address)]
+				r.Waiting = append(r.Waiting, Waiting{Node: agent.Spec.NodeName, Pod: pod, UnansweredAddress: u})
 			}
-		})
-	}
-	group.Wait()
+		}
+	})
 	slices.SortFunc(r.Waiting, func(a, b Waiting) int { return cmp.Or(strings.Compare(a.Node, b.Node), a.Address.Compare(b.Address)) })
 	slices.Sort(r.Unknown)
 	return nil
@@ -248,7 +214,7 @@ func (l *look) addWaiting(ctx context.Context, r *Report) error {
 
 // problems need somebody.
 func (r *Report) problems() []answer.Problem {
-	var all []answer.Problem
+	var all answer.Problems
 	of := r.Failover
 	switch {
 	case of == nil && r.Replicas > 0 && len(r.Unknown) == 0:
@@ -259,10 +225,8 @@ func (r *Report) problems() []answer.Problem {
 		all = append(all, answer.Problem{Text: status.Name + " does not see the Leases of nodes: it suspects none", Command: "kubectl logs -A -l " + status.Selector})
 	}
 	if of.Brake != nil {
-		all = append(all, answer.Problem{
-			Text:    fmt.Sprintf("Nothing moves since %s, because %d of %d nodes are suspect: the network or the API server may be the cause. If these nodes are off:", of.Brake.Since.UTC().Format(time.RFC3339), of.Brake.Suspects, of.Known),
-			Command: "kubectl berth failover resume",
-		})
+		all.Add("kubectl berth failover resume", "Nothing moves since %s, because %d of %d nodes are suspect: the network or the API server may be the cause. If these nodes are off:",
+			of.Brake.Since.UTC().Format(time.RFC3339), of.Brake.Suspects, of.Known)
 	}
 	for i := range of.Nodes {
 		if n := &of.Nodes[i]; !n.Since.IsZero() {

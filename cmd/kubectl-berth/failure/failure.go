@@ -21,7 +21,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// ViewerRole is the ClusterRole of manifests/examples that allows every reading command.
+// ViewerRole is the ClusterRole that allows every reading command. It is installed with Berth.
 const ViewerRole = "berth-viewer"
 
 // Explain returns the text of an error for the user. Where a user meets the error first
@@ -159,7 +159,7 @@ func Forbidden(err error) string {
 		subject = "--serviceaccount=" + account
 	}
 	if reads := []string{"get", "list", "watch"}; slices.Contains(reads, verb) && group == v1alpha1.GroupName && namespace == "" {
-		return fmt.Sprintf("%s: ask an administrator for the ClusterRole %s (manifests/examples/viewer-rbac.yaml): kubectl create clusterrolebinding %s --clusterrole=%s %s", text, ViewerRole, nameOf(user), ViewerRole, subject)
+		return fmt.Sprintf("%s: ask an administrator for the ClusterRole %s (if there is none, the chart's roles.enabled is false): kubectl create clusterrolebinding %s --clusterrole=%s %s", text, ViewerRole, nameOf(user), ViewerRole, subject)
 	}
 	return fmt.Sprintf("%s: ask an administrator for this right; kubectl auth can-i %s %s%s tells when you have it", text, verb, what, scope)
 }

@@ -8,22 +8,19 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"os"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/history/ledger"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 )
 
 const long = `Says who had an address, from when until when, and why it ended. It reads the lines that berth-scheduler
@@ -46,35 +43,29 @@ const examples = `  # As far back as the logs of the running pods go
   kubectl logs -n berth-system -l app.kubernetes.io/name=berth-scheduler --tail=-1 | kubectl berth history 10.0.70.12 -f -`
 
 type options struct {
-	files     []string
-	at        string
-	namespace string
+	files []string
+	at    string
 
-	addr   netip.Addr
 	moment time.Time
 }
 
 // New returns the command history.
-func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func New() command.Command {
 	o := &options{}
 	return command.Command{
-		Use: "history ADDRESS", Short: "Says who had an address, from logs", Long: long, Example: examples,
-		Args: cobra.ExactArgs(1), Complete: of.CompleteAddress,
+		Use: "history ADDRESS | POD", Short: "Says who had an address, from logs", Long: long, Example: examples,
+		Args: command.Exactly(1), Names: target.Addresses, Namespaced: true, Programs: true,
 		Flags: func(flags *pflag.FlagSet) {
 			flags.StringArrayVarP(&o.files, "filename", "f", nil, "File with log lines or audit events; - is stdin. Can be repeated. By default the logs of Berth's pods.")
 			flags.StringVar(&o.at, "at", "", "Only who had it at this moment, or this long ago.")
-			command.AddBerthNamespace(flags, &o.namespace)
 		},
 		Prepare: func(call *command.Call) (err error) {
-			if o.addr, err = standing.ParseAddr(call.Args[0]); err != nil {
-				return err
-			}
 			o.moment, err = parseMoment(o.at, time.Now())
 			return err
 		},
 		Offline: func() bool { return len(o.files) > 0 },
 		Answer:  o.history,
-	}.New(of, streams)
+	}
 }
 
 // parseMoment returns the zero time for an empty text.
@@ -104,8 +95,15 @@ type Report struct {
 }
 
 func (o *options) history(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-	book := ledger.New(o.addr, time.Now())
-	report := Report{Address: o.addr.String(), Items: []ledger.Tenure{}}
+	if of := &call.Targets[0]; len(o.files) > 0 && of.Kind != target.Addresses {
+		return nil, fmt.Errorf("%s is no address: -f asks no cluster which one it has", of)
+	}
+	addr, err := call.Address(ctx)
+	if err != nil {
+		return nil, err
+	}
+	book := ledger.New(addr, time.Now())
+	report := Report{Address: addr.String(), Items: []ledger.Tenure{}}
 	if len(o.files) > 0 {
 		for _, name := range o.files {
 			if err := readFile(book, name, call.In); err != nil {
@@ -159,35 +157,20 @@ const programs = "app.kubernetes.io/name in (berth-scheduler, berth-controller)"
 
 // readPods reads the logs of the scheduler's and the controller's pods, also from before their last restart.
 func (o *options) readPods(ctx context.Context, call *command.Call, book *ledger.Ledger, report *Report) error {
-	namespace, err := call.BerthNamespace(ctx, o.namespace)
-	if err != nil {
-		return err
-	}
-	pods, err := call.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: programs})
+	pods, err := call.Kube.CoreV1().Pods(call.System).List(ctx, metav1.ListOptions{LabelSelector: programs})
 	if err != nil {
 		return fmt.Errorf("list the pods of scheduler and controller: %w", err)
 	}
 	if len(pods.Items) == 0 {
-		return fmt.Errorf("namespace %s has no pods of berth-scheduler and berth-controller: name another with --berth-namespace, or give logs with -f", namespace)
+		return fmt.Errorf("namespace %s has no pods of berth-scheduler and berth-controller: name another with --berth-namespace, or give logs with -f", call.System)
 	}
-	for i := range pods.Items {
-		pod := &pods.Items[i]
-		for _, status := range pod.Status.ContainerStatuses {
-			for _, previous := range []bool{true, false} {
-				if previous && status.RestartCount == 0 {
-					continue
-				}
-				err := readLog(ctx, call, book, pod, &v1.PodLogOptions{Container: status.Name, Previous: previous, Timestamps: true})
-				if failure.Forbidden(err) != "" {
-					return err
-				}
-				if err != nil {
-					report.Unread = append(report.Unread, failure.Explain(err))
-				}
-			}
+	return cluster.EachLog(pods.Items, func(pod *v1.Pod, of v1.PodLogOptions) error {
+		err := readLog(ctx, call, book, pod, &of)
+		if err != nil && failure.Forbidden(err) == "" {
+			report.Unread, err = append(report.Unread, failure.Explain(err)), nil
 		}
-	}
-	return nil
+		return err
+	})
 }
 
 func readLog(ctx context.Context, call *command.Call, book *ledger.Ledger, pod *v1.Pod, options *v1.PodLogOptions) (err error) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package installation has the commands about Berth's own programs: how they are, and their versions.
 package installation
 
 import (
@@ -11,19 +12,17 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/utils/ptr"
 
+	"github.com/berth-dev/berth/cmd/internal/build"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -50,13 +49,10 @@ type Status struct {
 	// Pools counts the pools.
 	Pools int `json:"pools"`
 	// Problems need somebody.
-	Problems []answer.Problem `json:"problems"`
+	Problems answer.Problems `json:"problems"`
 	// Unknown lists open questions.
 	Unknown []string `json:"unknown,omitempty"`
 }
-
-// Kind of a Status.
-const Kind = "InstallationStatus"
 
 // Program is one of Berth's programs.
 type Program struct {
@@ -72,25 +68,19 @@ type Program struct {
 }
 
 // NewStatus returns the command status.
-func NewStatus(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	var namespace string
+func NewStatus() command.Command {
 	return command.Command{
-		Use: "status", Short: "Says whether Berth's programs work", Long: statusLong, Example: statusExamples, Args: cobra.NoArgs, Found: "there is a problem",
-		Flags: func(flags *pflag.FlagSet) { command.AddBerthNamespace(flags, &namespace) },
+		Use: "status", Short: "Says whether Berth's programs work", Long: statusLong, Example: statusExamples, Found: "there is a problem", Programs: true,
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			found, err := call.BerthNamespace(ctx, namespace)
-			if err != nil {
-				return nil, err
-			}
-			s := look(ctx, call, found)
+			s := look(ctx, call, call.System)
 			return s.answer(), answer.Outcome(len(s.Problems), s.Unknown)
 		},
-	}.New(of, streams)
+	}
 }
 
 // look asks the API server about everything. Parts that it may not read are unknown.
 func look(ctx context.Context, call *command.Call, namespace string) *Status {
-	s := &Status{Namespace: namespace, Programs: []Program{}, AdmissionPolicies: []audit.AdmissionPolicy{}, Problems: []answer.Problem{}}
+	s := &Status{Namespace: namespace, Programs: []Program{}, AdmissionPolicies: []audit.AdmissionPolicy{}, Problems: answer.Problems{}}
 	for _, part := range []struct {
 		of   string
 		look func(context.Context, *command.Call) error
@@ -104,10 +94,6 @@ func look(ctx context.Context, call *command.Call, namespace string) *Status {
 		}
 	}
 	return s
-}
-
-func (s *Status) problem(command, format string, args ...any) {
-	s.Problems = append(s.Problems, answer.Problem{Text: fmt.Sprintf(format, args...), Command: command})
 }
 
 // kubectl returns a command about an object of the programs' namespace.
@@ -134,7 +120,7 @@ func (s *Status) programs(ctx context.Context, call *command.Call) error {
 	}
 	for _, must := range [][2]string{{"Deployment", "berth-scheduler"}, {"Deployment", "berth-controller"}, {"DaemonSet", "berth-agent"}} {
 		if !slices.ContainsFunc(s.Programs, func(p Program) bool { return p.Name == must[1] }) {
-			s.problem("", "there is no %s %s in namespace %s: install Berth with its chart, or name its namespace with --berth-namespace", must[0], must[1], s.Namespace)
+			s.Problems.Add("", "there is no %s %s in namespace %s: install Berth with its chart, or name its namespace with --berth-namespace", must[0], must[1], s.Namespace)
 		}
 	}
 	s.versions()
@@ -154,7 +140,7 @@ func (s *Status) versions() {
 		}
 	}
 	if len(tags) > 1 {
-		s.problem(s.kubectl("get deployments,daemonsets -l app.kubernetes.io/part-of=berth -o wide"),
+		s.Problems.Add(s.kubectl("get deployments,daemonsets -l app.kubernetes.io/part-of=berth -o wide"),
 			"the programs shall be of one version and are of several: %s", strings.Join(each, ", "))
 	}
 }
@@ -179,10 +165,10 @@ func (s *Status) deployment(ctx context.Context, call *command.Call, d *appsv1.D
 		p.Outdated -= d.Status.UpdatedReplicas
 	}
 	if p.Ready < p.Wanted {
-		s.problem(s.kubectl("describe pods -l app.kubernetes.io/name=%s", name), "%d of %d replicas of %s are ready", p.Ready, p.Wanted, name)
+		s.Problems.Add(s.kubectl("describe pods -l app.kubernetes.io/name=%s", name), "%d of %d replicas of %s are ready", p.Ready, p.Wanted, name)
 	}
 	if p.Outdated > 0 {
-		s.problem(s.kubectl("rollout status deployment/%s", name), "%d of %d replicas of %s are of an earlier configuration or version", p.Outdated, d.Status.Replicas, name)
+		s.Problems.Add(s.kubectl("rollout status deployment/%s", name), "%d of %d replicas of %s are of an earlier configuration or version", p.Outdated, d.Status.Replicas, name)
 	}
 	if name != "berth-console" { // All its replicas work.
 		p.Leader = s.leader(ctx, call, name)
@@ -195,7 +181,7 @@ func (s *Status) leader(ctx context.Context, call *command.Call, name string) st
 	lease, err := call.Kube.CoordinationV1().Leases(s.Namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		s.problem(s.kubectl("logs -l app.kubernetes.io/name=%s", name), "no replica of %s ever led", name)
+		s.Problems.Add(s.kubectl("logs -l app.kubernetes.io/name=%s", name), "no replica of %s ever led", name)
 		return ""
 	case err != nil:
 		s.Unknown = append(s.Unknown, fmt.Sprintf("which replica of %s leads: %s", name, failure.Explain(err)))
@@ -204,11 +190,11 @@ func (s *Status) leader(ctx context.Context, call *command.Call, name string) st
 	// The holder's identity is POD_UUID.
 	pod, _, _ := strings.Cut(ptr.Deref(lease.Spec.HolderIdentity, ""), "_")
 	if pod == "" {
-		s.problem(s.kubectl("logs -l app.kubernetes.io/name=%s", name), "no replica of %s leads", name)
+		s.Problems.Add(s.kubectl("logs -l app.kubernetes.io/name=%s", name), "no replica of %s leads", name)
 	} else if lease.Spec.RenewTime != nil && lease.Spec.LeaseDurationSeconds != nil {
 		// The clocks of the API server's clients may differ by some seconds.
 		if age := time.Since(lease.Spec.RenewTime.Time); age > time.Duration(*lease.Spec.LeaseDurationSeconds)*2*time.Second {
-			s.problem(s.kubectl("logs -l app.kubernetes.io/name=%s", name), "%s leads %s no more: it renewed its lease %s ago", pod, name, age.Round(time.Second))
+			s.Problems.Add(s.kubectl("logs -l app.kubernetes.io/name=%s", name), "%s leads %s no more: it renewed its lease %s ago", pod, name, age.Round(time.Second))
 		}
 	}
 	return pod
@@ -222,10 +208,10 @@ func (s *Status) daemonSet(d *appsv1.DaemonSet) {
 		pods = "agents"
 	}
 	if p.Ready < p.Wanted {
-		s.problem(s.kubectl("get pods -l app.kubernetes.io/name=%s -o wide", d.Labels["app.kubernetes.io/name"]), "%d of %d %s are ready", p.Ready, p.Wanted, pods)
+		s.Problems.Add(s.kubectl("get pods -l app.kubernetes.io/name=%s -o wide", d.Labels["app.kubernetes.io/name"]), "%d of %d %s are ready", p.Ready, p.Wanted, pods)
 	}
 	if p.Outdated > 0 {
-		s.problem(s.kubectl("rollout status daemonset/%s", d.Name), "%d of %d %s are of an earlier configuration or version", p.Outdated, p.Wanted, pods)
+		s.Problems.Add(s.kubectl("rollout status daemonset/%s", d.Name), "%d of %d %s are of an earlier configuration or version", p.Outdated, p.Wanted, pods)
 	}
 }
 
@@ -252,7 +238,7 @@ func (s *Status) admission(ctx context.Context, call *command.Call) error {
 	}
 	s.AdmissionPolicies = all
 	for _, f := range found {
-		s.problem(f.Command, "%s", f.Text)
+		s.Problems.Add(f.Command, "%s", f.Text)
 	}
 	return nil
 }
@@ -264,15 +250,15 @@ func (s *Status) pools(ctx context.Context, call *command.Call) error {
 	}
 	s.Pools = len(list.Items)
 	if s.Pools == 0 {
-		s.problem("kubectl explain ippool.spec", "there is no IPPool, so that no pod gets a floating IP; manifests/examples/pool.yaml is one")
+		s.Problems.Add("kubectl explain ippool.spec", "there is no IPPool, so that no pod gets a floating IP; manifests/examples/pool.yaml is one")
 	}
 	for i := range list.Items {
 		pool := &list.Items[i]
 		if ready := meta.FindStatusCondition(pool.Status.Conditions, v1alpha1.PoolReady); ready != nil && ready.Status == metav1.ConditionFalse && !pool.Spec.Disabled {
-			s.problem("kubectl describe ippool "+pool.Name, "pool %s cannot be used: %s", pool.Name, ready.Message)
+			s.Problems.Add("kubectl describe ippool "+pool.Name, "pool %s cannot be used: %s", pool.Name, ready.Message)
 		}
 		if meta.IsStatusConditionTrue(pool.Status.Conditions, v1alpha1.PoolExhausted) && !pool.Spec.Disabled {
-			s.problem("kubectl berth pool "+pool.Name, "pool %s has no free address", pool.Name)
+			s.Problems.Add("kubectl berth pool "+pool.Name, "pool %s has no free address", pool.Name)
 		}
 	}
 	return nil
@@ -292,10 +278,58 @@ func (s *Status) answer() *answer.Answer {
 	if len(s.AdmissionPolicies) > 0 {
 		table.Add("admission policies", fmt.Sprintf("%d/%d", bound, len(s.AdmissionPolicies)), "", "")
 	}
-	return &answer.Answer{Table: table, Kind: Kind, Content: s, Text: func(out io.Writer, paint answer.Paint) {
+	return &answer.Answer{Table: table, Kind: "InstallationStatus", Content: s, Text: func(out io.Writer, paint answer.Paint) {
 		answer.PrintProblems(out, paint, s.Problems, s.Unknown)
 		if len(s.Problems)+len(s.Unknown) == 0 {
 			fmt.Fprintln(out, paint.Green(fmt.Sprintf("No problem; %d pools.", s.Pools)))
+		}
+	}}
+}
+
+const versionLong = `Prints the version of this plugin, and the images of Berth's programs as they are installed, with the
+number of pods that an update has not reached. Each program says its own version with the metric
+berth_build_info. --client asks no cluster.`
+
+// Versions is the content of version -o json.
+type Versions struct {
+	Client   string    `json:"client"`
+	Programs []Program `json:"programs,omitempty"`
+}
+
+// NewVersion returns the command version.
+func NewVersion() command.Command {
+	var client bool
+	return command.Command{
+		Use: "version", Short: "Prints the versions of this plugin and of Berth's programs", Long: versionLong, Example: "  kubectl berth version", Programs: true,
+		Flags: func(flags *pflag.FlagSet) {
+			flags.BoolVar(&client, "client", false, "Print the version of this plugin alone.")
+		},
+		Offline: func() bool { return true }, // what it knows without the cluster it prints in any case
+		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+			v := Versions{Client: build.Version()}
+			if client {
+				return v.answer(), nil
+			}
+			if err := call.Connect(); err != nil {
+				return v.answer(), err
+			}
+			s := &Status{Namespace: call.System}
+			err := s.programs(ctx, call)
+			v.Programs = s.Programs
+			return v.answer(), err
+		},
+	}
+}
+
+func (v Versions) answer() *answer.Answer {
+	return &answer.Answer{Kind: "Versions", Content: v, Text: func(out io.Writer, _ answer.Paint) {
+		fmt.Fprintln(out, "kubectl-berth", v.Client)
+		for _, p := range v.Programs {
+			fmt.Fprint(out, p.Name, " ", strings.Join(p.Images, " "))
+			if p.Outdated > 0 {
+				fmt.Fprintf(out, " (%d pods are of an earlier configuration or version)", p.Outdated)
+			}
+			fmt.Fprintln(out)
 		}
 	}}
 }

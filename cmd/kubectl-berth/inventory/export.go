@@ -15,9 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
@@ -113,19 +111,19 @@ type exporting struct {
 }
 
 // NewExport returns the command export.
-func NewExport(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewExport() command.Command {
 	o := &exporting{format: "csv"}
 	return command.Command{
 		Use: "export", Short: "Prints all addresses for a spreadsheet or another program", Long: exportLong, Example: exportExamples,
-		Args: cobra.NoArgs, Found: "NetBox has some of the addresses from others",
-		CompleteFlags: map[string]cobra.CompletionFunc{"pool": of.CompletePools, "output": command.Words(formats...)},
+		Found:         "NetBox has some of the addresses from others",
+		CompleteFlags: map[string]command.Completion{"pool": command.Names("IPPool"), "output": command.Words(formats...)},
 		Flags: func(flags *pflag.FlagSet) {
 			flags.StringVarP(&o.format, "output", "o", o.format, "Output format: csv, json, netbox or netbox-json.")
 			flags.StringVar(&o.pool, "pool", "", "Only the addresses that were given from this pool.")
 			flags.StringVar(&o.file, "netbox", "", "File with NetBox's list of IP addresses, as it exports them (CSV) or as pages of its API (JSON); - is stdin. For -o netbox and netbox-json.")
 		},
 		Prepare: o.prepare, Run: o.run,
-	}.New(of, streams)
+	}
 }
 
 func (o *exporting) ofNetBox() bool { return o.format == "netbox" || o.format == "netbox-json" }
@@ -151,6 +149,10 @@ func (o *exporting) prepare(call *command.Call) error {
 
 func (o *exporting) run(ctx context.Context, call *command.Call) error {
 	// With NetBox's list all addresses matter: what an address of it is depends on all pools.
+	var err error
+	if o.pool, err = call.ObjectOf(ctx, "--pool", o.pool, "IPPool"); err != nil {
+		return err
+	}
 	selector := cluster.OfPool(o.pool)
 	if o.known != nil {
 		selector = ""
@@ -163,10 +165,16 @@ func (o *exporting) run(ctx context.Context, call *command.Call) error {
 		return err
 	}
 	slices.SortFunc(rows, func(a, b Row) int { return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.Address, b.Address)) })
-	var err error
 	switch o.format {
 	case "csv":
-		err = writeCSV(call.Out, rows)
+		err = writeCSV(call.Out, func(do func(*Row) error) error {
+			for i := range rows {
+				if err := do(&rows[i]); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
 	case "json":
 		err = writeJSON(call.Out, rows)
 	default:
@@ -236,28 +244,6 @@ func (o *exporting) records(rows []Row, snapshot *pools.Snapshot) ([]netbox.Reco
 	return changes, foreign, err
 }
 
-func writeCSV(out io.Writer, rows []Row) error {
-	head := make([]string, len(columns))
-	for i, column := range columns {
-		head[i] = column.name
-	}
-	writer := csv.NewWriter(out)
-	if err := writer.Write(head); err != nil {
-		return err
-	}
-	cells := make([]string, len(columns))
-	for i := range rows {
-		for j, column := range columns {
-			cells[j] = column.of(&rows[i])
-		}
-		if err := writer.Write(cells); err != nil {
-			return err
-		}
-	}
-	writer.Flush()
-	return writer.Error()
-}
-
 func writeJSON(out io.Writer, rows []Row) error {
 	encoder := json.NewEncoder(out)
 	encoder.SetIndent("", "    ")
@@ -295,4 +281,37 @@ func (r *Row) describe() string {
 		return fmt.Sprintf("retained for %s %s/%s", r.OwnerKind, r.Namespace, r.Owner)
 	}
 	return strings.ToLower(r.State)
+}
+
+// WriteCSV writes addresses as export prints them: each calls its function with one after the other. It keeps none in
+// memory.
+func WriteCSV(to io.Writer, each func(func(*v1alpha1.FloatingIP) error) error) error {
+	return writeCSV(to, func(do func(*Row) error) error {
+		return each(func(ip *v1alpha1.FloatingIP) error {
+			row := rowOf(ip)
+			return do(&row)
+		})
+	})
+}
+
+func writeCSV(to io.Writer, each func(func(*Row) error) error) error {
+	writer := csv.NewWriter(to)
+	cells := make([]string, len(columns))
+	for i, column := range columns {
+		cells[i] = column.name
+	}
+	if err := writer.Write(cells); err != nil {
+		return err
+	}
+	err := each(func(row *Row) error {
+		for i, column := range columns {
+			cells[i] = column.of(row)
+		}
+		return writer.Write(cells)
+	})
+	if err != nil {
+		return err
+	}
+	writer.Flush()
+	return writer.Error()
 }

@@ -14,6 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
@@ -95,7 +97,8 @@ func TestNetBox(t *testing.T) {
 		{"netbox-changes-six.csv", exporting{format: "netbox", file: "testdata/netbox-list.csv", pool: "six"}, "", ""},
 	} {
 		streams, _, out, errOut := genericiooptions.NewTestIOStreams()
-		call := &command.Call{IOStreams: streams, Berth: addresses().Client()}
+		server := addresses()
+		call := &command.Call{IOStreams: streams, Berth: server.Client(), Metadata: metadata.NewForConfigOrDie(&rest.Config{Host: "http://ipam.test", Transport: server})}
 		err := test.o.prepare(call)
 		if err == nil {
 			err = test.o.run(t.Context(), call)

@@ -10,14 +10,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/apimachinery/pkg/util/duration"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
@@ -49,24 +48,21 @@ const byPools = "pools"
 var topKinds = []string{byPools, usage.Nodes, usage.Namespaces, usage.Owners}
 
 // NewTop returns the command top.
-func NewTop(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewTop() command.Command {
 	o := &topOptions{}
 	return command.Command{
 		Use: "top pools | nodes | namespaces | owners", Short: "Prints who has most addresses", Long: topLong, Example: topExamples,
 		ValidArgs:     topKinds,
-		CompleteFlags: map[string]cobra.CompletionFunc{"sort": command.Words(slices.Sorted(maps.Keys(sorts))...)},
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 || !slices.Contains(topKinds, args[0]) {
-				return errors.New("say of what: " + strings.Join(topKinds, ", "))
-			}
-			return nil
-		},
+		CompleteFlags: map[string]command.Completion{"sort": command.Words(slices.Sorted(maps.Keys(sorts))...)},
+		Args:          command.Exactly(1),
 		Flags: func(flags *pflag.FlagSet) {
 			flags.StringVar(&o.sort, "sort", "total", "What comes first: most in total, held or retained; or oldest, by the longest retained address.")
 			flags.IntVar(&o.most, "most", 20, "Number of lines; 0: all.")
 		},
-		Prepare: func(*command.Call) error {
+		Prepare: func(call *command.Call) error {
 			switch {
+			case !slices.Contains(topKinds, call.Args[0]):
+				return errors.New("say of what: " + strings.Join(topKinds, ", "))
 			case sorts[o.sort] == nil:
 				return fmt.Errorf("--sort: %q is none of total, held, retained, oldest", o.sort)
 			case o.most < 0:
@@ -75,7 +71,7 @@ func NewTop(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Comm
 			return nil
 		},
 		Answer: o.top,
-	}.New(of, streams)
+	}
 }
 
 // sorts are the orders of --sort. The shares are in the order of their totals already.
@@ -83,20 +79,14 @@ var sorts = map[string]func(a, b usage.Share) int{
 	"total":    func(usage.Share, usage.Share) int { return 0 },
 	"held":     func(a, b usage.Share) int { return cmp.Compare(b.Held, a.Held) },
 	"retained": func(a, b usage.Share) int { return cmp.Compare(b.Retained, a.Retained) },
-	"oldest": func(a, b usage.Share) int {
-		switch {
-		case a.OldestRetained == nil || b.OldestRetained == nil:
-			return cmp.Compare(present(b.OldestRetained), present(a.OldestRetained))
-		}
-		return a.OldestRetained.Compare(*b.OldestRetained)
-	},
+	"oldest":   func(a, b usage.Share) int { return oldest(a).Compare(oldest(b)) },
 }
 
-func present(at *time.Time) int {
-	if at == nil {
-		return 0
+func oldest(s usage.Share) time.Time {
+	if s.OldestRetained == nil {
+		return time.Unix(math.MaxInt32, 0) // last
 	}
-	return 1
+	return *s.OldestRetained
 }
 
 func (o *topOptions) top(ctx context.Context, call *command.Call) (*answer.Answer, error) {
@@ -151,11 +141,11 @@ func topAnswer(kind string, shares []usage.Share, now time.Time) *answer.Answer 
 	a := &answer.Answer{Table: table, Kind: "Top", Content: Top{By: kind, Items: append([]usage.Share{}, shares...)}}
 	for i := range shares {
 		share := &shares[i]
-		oldest := ""
+		var oldest *metav1.Time
 		if share.OldestRetained != nil {
-			oldest = duration.HumanDuration(now.Sub(*share.OldestRetained))
+			oldest = &metav1.Time{Time: *share.OldestRetained}
 		}
-		table.Add(share.Name, share.Total(), share.Held, share.Retained, oldest)
+		table.Add(share.Name, share.Total(), share.Held, share.Retained, answer.Age(oldest, now))
 		a.Names = append(a.Names, share.Name)
 	}
 	return a

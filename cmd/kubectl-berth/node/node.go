@@ -5,16 +5,47 @@
 package node
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-dev/berth/agent/inquiry"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
+	"github.com/berth-dev/berth/ipam/agentpod"
 )
 
 // Agents asks agents by their pods; *agentport.Ports does.
 type Agents interface {
 	Agent(pod *v1.Pod) inquiry.Client
+}
+
+// AgentPods returns the pods of the agents, of one node or, where that is empty, of all, the
+// newest first. Blocking.
+func AgentPods(ctx context.Context, kube kubernetes.Interface, namespace, node string) ([]*v1.Pod, error) {
+	options := metav1.ListOptions{LabelSelector: agentpod.Selector}
+	if node != "" {
+		options.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
+	}
+	list, err := kube.CoreV1().Pods(namespace).List(ctx, options)
+	if err != nil {
+		return nil, fmt.Errorf("list the agents: %w", err)
+	}
+	var pods []*v1.Pod
+	for i := range list.Items {
+		if pod := &list.Items[i]; pod.DeletionTimestamp == nil && (node == "" || pod.Spec.NodeName == node) {
+			pods = append(pods, pod)
+		}
+	}
+	slices.SortStableFunc(pods, func(a, b *v1.Pod) int { return b.CreationTimestamp.Compare(a.CreationTimestamp.Time) })
+	return pods, nil
 }
 
 // Wiring says in a word whether the node carries the container's addresses, and if not, why.
@@ -40,4 +71,98 @@ func Has(c *inquiry.InspectedContainer, addr netip.Addr) bool {
 		}
 	}
 	return false
+}
+
+// Wire finds out which MACs answer for addresses of a node.
+type Wire struct {
+	Agents Agents
+}
+
+// Answer has the MACs that answered for an address, and the MACs that should.
+type Answer struct {
+	Address string
+	// Node carries the address; Expected are the MACs that may answer for it.
+	Node     string
+	Expected []string
+	MACs     []string
+	// AskedNode is the node whose agent asked.
+	AskedNode string
+
+	addr netip.Addr
+}
+
+// Ask asks for addresses of one node and VLAN, from another node. It leaves out addresses that
+// are on no layer 2 network, such as addresses that are routed to the node. Of others it uses
+// the first that can ask. Blocking.
+func (w *Wire) Ask(ctx context.Context, carrier *v1.Pod, others []*v1.Pod, vlan int32, addresses ...string) ([]Answer, error) {
+	carried, err := w.Agents.Agent(carrier).Carried(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	expected := map[netip.Addr][]string{}
+	for _, c := range carried.Addresses {
+		expected[c.Address] = c.MACs
+	}
+	var asked []Answer
+	for _, address := range addresses {
+		// One that is none is nobody's.
+		addr, _ := netip.ParseAddr(address)
+		if macs := expected[addr]; len(macs) > 0 {
+			asked = append(asked, Answer{Address: address, Node: carrier.Spec.NodeName, Expected: macs, addr: addr})
+		}
+	}
+	if len(asked) == 0 {
+		return nil, nil
+	}
+	if len(others) == 0 {
+		return nil, fmt.Errorf("no other node can ask who answers for the addresses of node %s", carrier.Spec.NodeName)
+	}
+	var errs []error
+	for i, other := range others {
+		if i == mostTried {
+			break
+		}
+		if err := w.from(ctx, other, vlan, asked); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		return asked, nil
+	}
+	return nil, errors.Join(errs...)
+}
+
+// mostTried is the number of nodes that are tried: a node may have no link to a VLAN.
+const mostTried = 5
+
+// from adds to answers what an agent hears.
+func (w *Wire) from(ctx context.Context, agent *v1.Pod, vlan int32, answers []Answer) error {
+	for chunk := range slices.Chunk(answers, inquiry.MostAddresses) {
+		q := inquiry.WitnessQuestion{VLAN: int(vlan)}
+		for i := range chunk {
+			q.Addresses = append(q.Addresses, chunk[i].addr)
+		}
+		testimony, err := w.Agents.Agent(agent).Witness(ctx, q)
+		if err != nil {
+			return err
+		}
+		for i := range chunk {
+			chunk[i].AskedNode, chunk[i].MACs = agent.Spec.NodeName, testimony.MACs(chunk[i].addr)
+		}
+	}
+	return nil
+}
+
+// Judge compares the MACs that answered with the expected ones. code is empty if all is well.
+func (a *Answer) Judge() (code audit.Code, text string) {
+	foreign := slices.DeleteFunc(slices.Clone(a.MACs), func(mac string) bool { return slices.Contains(a.Expected, mac) })
+	should := strings.Join(a.Expected, " or ")
+	switch {
+	case len(a.MACs) == 0:
+		return audit.NoAnswer, fmt.Sprintf("nobody answers for %s, asked by node %s: node %s should, with MAC %s", a.Address, a.AskedNode, a.Node, should)
+	case len(foreign) == 0:
+		return "", ""
+	case len(foreign) == len(a.MACs):
+		return audit.OtherMAC, fmt.Sprintf("%s answers for %s, asked by node %s: node %s should, with MAC %s", strings.Join(foreign, " and "), a.Address, a.AskedNode, a.Node, should)
+	}
+	return audit.SeveralMACs, fmt.Sprintf("%s answers for %s beside node %s, asked by node %s", strings.Join(foreign, " and "), a.Address, a.Node, a.AskedNode)
 }

@@ -10,14 +10,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/duration"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
@@ -53,16 +50,13 @@ type Report struct {
 	Addresses []Address `json:"addresses"`
 	// Segments are the networks of pools on which the agent hears those of other nodes.
 	Segments []inquiry.Segment `json:"segments,omitempty"`
-	Problems []answer.Problem  `json:"problems"`
+	Problems answer.Problems   `json:"problems"`
 	// Unknown lists open questions.
 	Unknown []string `json:"unknown,omitempty"`
 
 	// asked is when the agent answered, by its clock.
 	asked time.Time
 }
-
-// Kind of a Report.
-const Kind = "NodeReport"
 
 // Agent is the agent of a node.
 type Agent struct {
@@ -93,41 +87,37 @@ type Address struct {
 }
 
 // New returns the command node.
-func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	var namespace string
+func New() command.Command {
 	return command.Command{
 		Use: "node NODE", Short: "Shows what Berth has on a node: its agent, its floating IPs and problems", Long: showLong, Example: showExamples,
-		Args: cobra.ExactArgs(1), Complete: of.CompleteNodes, Found: "there is a problem",
-		Flags: func(flags *pflag.FlagSet) { command.AddBerthNamespace(flags, &namespace) },
+		Args: command.Exactly(1), Names: "Node", Found: "there is a problem", Programs: true,
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			found, err := call.BerthNamespace(ctx, namespace)
+			name, err := call.Object(ctx, &call.Targets[0], "Node")
 			if err != nil {
 				return nil, err
 			}
-			r, err := show(ctx, call, found, &agentport.Ports{Kube: call.Kube, Namespace: found})
+			r, err := show(ctx, call, name, call.System, &agentport.Ports{Kube: call.Kube, Namespace: call.System})
 			if err != nil {
 				return nil, err
 			}
 			return r.answer(), answer.Outcome(len(r.Problems), r.Unknown)
 		},
-	}.New(of, streams)
+	}
 }
 
 // show asks the API server, and the agent where the user may. Blocking.
-func show(ctx context.Context, call *command.Call, namespace string, agents Agents) (*Report, error) {
-	of, err := call.Kube.CoreV1().Nodes().Get(ctx, call.Args[0], metav1.GetOptions{})
+func show(ctx context.Context, call *command.Call, name, namespace string, agents Agents) (*Report, error) {
+	of, err := call.Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("get node %s: %w", call.Args[0], err)
+		return nil, fmt.Errorf("get node %s: %w", name, err)
 	}
 	ips, _, err := cluster.FloatingIPs(ctx, call.Berth, fields.OneTermEqualSelector("spec.node", of.Name).String())
 	if err != nil {
 		return nil, err
 	}
-	pods, err := call.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{
-		LabelSelector: agentpod.Selector, FieldSelector: fields.OneTermEqualSelector("spec.nodeName", of.Name).String(),
-	})
+	pods, err := AgentPods(ctx, call.Kube, namespace, of.Name)
 	if err != nil {
-		return nil, fmt.Errorf("list the agent's pod: %w", err)
+		return nil, err
 	}
 	r := newReport(of, ips)
 	assignment, err := call.Berth.NodeAssignments.Get(ctx, of.Name, metav1.GetOptions{})
@@ -135,11 +125,12 @@ func show(ctx context.Context, call *command.Call, namespace string, agents Agen
 	if err == nil {
 		r.addServices(assignment, time.Now())
 	}
-	agent := current(pods.Items)
-	r.addAgent(agent, namespace)
-	if agent == nil {
+	if len(pods) == 0 {
+		r.addAgent(nil, namespace)
 		return r, nil
 	}
+	agent := pods[0]
+	r.addAgent(agent, namespace)
 	in, err := agents.Agent(agent).Inspect(ctx, "", true)
 	switch {
 	case apierrors.IsForbidden(err):
@@ -170,7 +161,7 @@ func (r *Report) addOwn(assignment *v1alpha1.NodeAssignment, err error) {
 		default:
 			a.Wiring = "not there"
 			if a.Since != nil && time.Since(a.Since.Time) > settled {
-				r.problem("kubectl describe node "+r.Name, "the node does not have %s, which pool %s gives it", a.Address, a.Pool)
+				r.Problems.Add("kubectl describe node "+r.Name, "the node does not have %s, which pool %s gives it", a.Address, a.Pool)
 			}
 		}
 	}
@@ -187,32 +178,21 @@ func (r *Report) addServices(assignment *v1alpha1.NodeAssignment, now time.Time)
 		if !slices.Contains(assignment.Status.Carried, a.Address) {
 			a.Wiring = "not there"
 			if a.Since != nil && now.Sub(a.Since.Time) > settled {
-				r.problem("kubectl describe node "+r.Name, "the node does not carry %s for its Service", a.Address)
+				r.Problems.Add("kubectl describe node "+r.Name, "the node does not carry %s for its Service", a.Address)
 			}
 		}
 		r.Addresses = append(r.Addresses, a)
 	}
 }
 
-// current returns the agent's pod; where one is being replaced, the newer one.
-func current(pods []v1.Pod) *v1.Pod {
-	var newest *v1.Pod
-	for i := range pods {
-		if newest == nil || newest.CreationTimestamp.Before(&pods[i].CreationTimestamp) {
-			newest = &pods[i]
-		}
-	}
-	return newest
-}
-
 func newReport(of *v1.Node, ips []v1alpha1.FloatingIP) *Report {
-	r := &Report{Name: of.Name, Ready: string(v1.ConditionUnknown), Addresses: []Address{}, Problems: []answer.Problem{}}
+	r := &Report{Name: of.Name, Ready: string(v1.ConditionUnknown), Addresses: []Address{}, Problems: answer.Problems{}}
 	for _, condition := range of.Status.Conditions {
 		if condition.Type != v1.NodeReady {
 			continue
 		}
 		if r.Ready = string(condition.Status); condition.Status != v1.ConditionTrue {
-			r.problem("kubectl describe node "+of.Name, "node %s is not Ready: %s", of.Name, condition.Message)
+			r.Problems.Add("kubectl describe node "+of.Name, "node %s is not Ready: %s", of.Name, condition.Message)
 		}
 	}
 	for i := range ips {
@@ -223,19 +203,15 @@ func newReport(of *v1.Node, ips []v1alpha1.FloatingIP) *Report {
 		}
 		r.Addresses = append(r.Addresses, a)
 		if ips[i].InConflict() {
-			r.problem("kubectl describe floatingip "+ips[i].Name, "a host outside of the cluster has %s", spec.Address)
+			r.Problems.Add("kubectl describe floatingip "+ips[i].Name, "a host outside of the cluster has %s", spec.Address)
 		}
 	}
 	return r
 }
 
-func (r *Report) problem(command, format string, args ...any) {
-	r.Problems = append(r.Problems, answer.Problem{Text: fmt.Sprintf(format, args...), Command: command})
-}
-
 func (r *Report) addAgent(pod *v1.Pod, namespace string) {
 	if pod == nil {
-		r.problem(fmt.Sprintf("kubectl -n %s describe daemonset berth-agent", namespace),
+		r.Problems.Add(fmt.Sprintf("kubectl -n %s describe daemonset berth-agent", namespace),
 			"no agent runs on node %s: no pod with a floating IP comes there, and nobody looks after the %d addresses that are there", r.Name, len(r.Addresses))
 		return
 	}
@@ -247,7 +223,7 @@ func (r *Report) addAgent(pod *v1.Pod, namespace string) {
 		r.Agent.Restarts += pod.Status.ContainerStatuses[i].RestartCount
 	}
 	if !r.Agent.Ready {
-		r.problem(fmt.Sprintf("kubectl -n %s logs %s", namespace, pod.Name), "the agent %s is not Ready: no pod with a floating IP comes to node %s", pod.Name, r.Name)
+		r.Problems.Add(fmt.Sprintf("kubectl -n %s logs %s", namespace, pod.Name), "the agent %s is not Ready: no pod with a floating IP comes to node %s", pod.Name, r.Name)
 	}
 }
 
@@ -257,10 +233,10 @@ const settled = time.Minute
 // addInspection adds what the agent says.
 func (r *Report) addInspection(in *inquiry.Inspection, now time.Time) {
 	if in.NotReady != "" {
-		r.problem("", "%s", in.NotReady)
+		r.Problems.Add("", "%s", in.NotReady)
 	}
 	if in.API.Error != "" || !in.API.Synced {
-		r.problem("", "the agent does not reach the API server: %s", in.API.Error)
+		r.Problems.Add("", "the agent does not reach the API server: %s", in.API.Error)
 	}
 	// A pod whose container came anew has its old one for a moment.
 	for _, running := range []bool{true, false} {
@@ -277,30 +253,30 @@ func (r *Report) addInspection(in *inquiry.Inspection, now time.Time) {
 		}
 		a.Wiring = "no container"
 		if a.Since != nil && now.Sub(a.Since.Time) > settled {
-			r.problem("kubectl berth trace "+a.Address+" --node", "no container of pod %s has %s on the node", a.Pod, a.Address)
+			r.Problems.Add("kubectl berth trace "+a.Address+" --node", "no container of pod %s has %s on the node", a.Pod, a.Address)
 		}
 	}
 	for _, c := range in.Conflicts {
-		r.problem("kubectl berth trace "+c.Address.String()+" --node", "%s, of pod %s", c.Heard, c.Pod)
+		r.Problems.Add("kubectl berth trace "+c.Address.String()+" --node", "%s, of pod %s", c.Heard, c.Pod)
 	}
 	for _, u := range in.Unanswered {
-		r.problem("kubectl berth failover", "the node does not answer for %s: %s", u.Address, u.Why)
+		r.Problems.Add("kubectl berth failover", "the node does not answer for %s: %s", u.Address, u.Why)
 	}
 	r.Segments, r.asked = in.Segments, in.Time
 	for _, s := range in.Segments {
 		if s.Error != "" {
-			r.problem("", "the agent says nothing to other nodes on %s: %s", s.Link, s.Error)
+			r.Problems.Add("", "the agent says nothing to other nodes on %s: %s", s.Link, s.Error)
 		}
 	}
 	for _, o := range in.Orphans {
-		r.problem("", "link %s with %v has no record: the agent lost its state file", o.Link, o.Addresses)
+		r.Problems.Add("", "link %s with %v has no record: the agent lost its state file", o.Link, o.Addresses)
 	}
 	wrong := in.Problems
 	if p := in.Policies; p != nil {
 		wrong = slices.Concat(wrong, p.Failures, p.Unenforced)
 	}
 	for _, text := range wrong {
-		r.problem("", "%s", text)
+		r.Problems.Add("", "%s", text)
 	}
 }
 
@@ -318,13 +294,13 @@ func (r *Report) addContainer(c *inquiry.InspectedContainer) {
 				named = true
 				r.Addresses[i].Link, r.Addresses[i].Wiring = link.Link, text
 			case c.Phase == added:
-				r.problem("kubectl berth who "+ip.Address.String(), "the node carries %s for pod %s, and the FloatingIP names another pod or node", ip.Address, c.Pod)
+				r.Problems.Add("kubectl berth who "+ip.Address.String(), "the node carries %s for pod %s, and the FloatingIP names another pod or node", ip.Address, c.Pod)
 			}
 		}
 	}
 	// A container whose addresses were withdrawn, or that is on its way out, is as it should be where no address is its.
 	if !ok && (named || c.Phase == added) {
-		r.problem("kubectl -n "+c.Pod.Namespace+" describe pod "+c.Pod.Name, "pod %s: %s", c.Pod, text)
+		r.Problems.Add("kubectl -n "+c.Pod.Namespace+" describe pod "+c.Pod.Name, "pod %s: %s", c.Pod, text)
 	}
 }
 
@@ -352,14 +328,10 @@ func segmentText(s *inquiry.Segment, now time.Time) string {
 
 func (r *Report) answer() *answer.Answer {
 	table := answer.NewTable("Address", "Pool", "Pod", "Since", "Link", "Wiring")
-	a := &answer.Answer{Table: table, Kind: Kind, Content: r}
+	a := &answer.Answer{Table: table, Kind: "NodeReport", Content: r}
 	for _, address := range r.Addresses {
-		since := ""
-		if address.Since != nil {
-			since = duration.HumanDuration(time.Since(address.Since.Time))
-		}
-		table.Add(address.Address, address.Pool, address.Pod, since, address.Link, address.Wiring)
-		a.Names = append(a.Names, "floatingip."+v1alpha1.GroupName+"/"+address.object)
+		table.Add(address.Address, address.Pool, address.Pod, answer.Age(address.Since, time.Now()), address.Link, address.Wiring)
+		a.Names = append(a.Names, answer.FloatingIP(address.object))
 	}
 	a.Text = func(out io.Writer, paint answer.Paint) {
 		if len(r.Addresses) > 0 {

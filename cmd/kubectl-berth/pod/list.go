@@ -11,10 +11,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/pager"
 	resourcehelper "k8s.io/component-helpers/resource"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
@@ -101,11 +99,7 @@ func (l *look) fixedSet(ctx context.Context, owner *ipam.Owner) (size fixedset.S
 	case kind.Group == appsv1.GroupName, kind.Group == batchv1.GroupName:
 		return size, false, nil
 	default:
-		objects, err := l.Dynamic()
-		if err != nil {
-			return size, false, err
-		}
-		read, _, err := customkind.NewReader(customkind.Config{Discovery: l.Kube.Discovery(), Objects: objects, ScalableOnly: true}).
+		read, _, err := customkind.NewReader(customkind.Config{Discovery: l.Kube.Discovery(), Objects: l.Dynamic, ScalableOnly: true}).
 			Find(ctx, &v1alpha1.Owner{APIVersion: owner.APIVersion, Kind: owner.Kind, Namespace: owner.Namespace, Name: owner.Name, UID: types.UID(owner.UID)}, true)
 		return read.Size, err == nil && read.Exists && read.Scaled, err
 	}
@@ -136,11 +130,7 @@ func (l *look) full(ctx context.Context, nodes []v1.Node) (map[string]bool, erro
 		}
 	}
 	for _, selector := range selectors {
-		pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			return l.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
-		})
-		err := pages.EachListItem(ctx, metav1.ListOptions{FieldSelector: selector}, func(object runtime.Object) error {
-			pod := object.(*v1.Pod)
+		err := cluster.Each(ctx, l.Kube.CoreV1().Pods(metav1.NamespaceAll).List, metav1.ListOptions{FieldSelector: selector}, func(pod *v1.Pod) error {
 			if sums := used[pod.Spec.NodeName]; sums != nil && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed {
 				for name, amount := range amountsOf(l.reader, resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})) {
 					sums[name] += amount

@@ -13,10 +13,9 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/duration"
-	"k8s.io/cli-runtime/pkg/printers"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/agentpod"
@@ -261,17 +260,11 @@ func schedulerSaid(pod *v1.Pod) *Said {
 	return nil
 }
 
-func ready(pod *v1.Pod) bool {
-	return slices.ContainsFunc(pod.Status.Conditions, func(condition v1.PodCondition) bool {
-		return condition.Type == v1.PodReady && condition.Status == v1.ConditionTrue
-	})
-}
-
 // addEvents adds the last warnings, and their advice.
 func (w *Why) addEvents(events []v1.Event) {
-	slices.SortFunc(events, func(a, b v1.Event) int { return lastSeen(&b).Compare(lastSeen(&a).Time) })
+	slices.SortFunc(events, func(a, b v1.Event) int { return cluster.LastSeen(&b).Compare(cluster.LastSeen(&a).Time) })
 	for i := range events[:min(len(events), mostEvents)] {
-		w.Events = append(w.Events, Said{At: lastSeen(&events[i]), Reason: events[i].Reason, Text: events[i].Message})
+		w.Events = append(w.Events, Said{At: cluster.LastSeen(&events[i]), Reason: events[i].Reason, Text: events[i].Message})
 	}
 	var containers []v1.ContainerStatus
 	if w.pod != nil {
@@ -291,18 +284,6 @@ func (w *Why) addEvents(events []v1.Event) {
 			w.do("look at the agent of the node: kubectl get pods -n berth-system -l "+agentpod.Selector+" --field-selector spec.nodeName=%s, and its log", w.Node)
 		}
 	}
-}
-
-func lastSeen(event *v1.Event) *metav1.Time {
-	switch {
-	case event.Series != nil:
-		return &metav1.Time{Time: event.Series.LastObservedTime.Time}
-	case !event.LastTimestamp.IsZero():
-		return &event.LastTimestamp
-	case !event.EventTime.IsZero():
-		return &metav1.Time{Time: event.EventTime.Time}
-	}
-	return &event.CreationTimestamp
 }
 
 func (w *Why) answer(now time.Time) *answer.Answer {
@@ -335,33 +316,23 @@ func (w *Why) print(out io.Writer, paint answer.Paint, now time.Time) {
 	if w.Problem != "" {
 		fmt.Fprintf(out, "%s: %s\n", paint.Red("Problem"), w.Problem)
 	}
-	header := "ADDRESS\tPOOL\tPROBLEM"
-	if w.Service != "" {
-		header = "ADDRESS\tPOOL\tNODES\tPROBLEM"
-	}
-	rows(out, header, len(w.Addresses), func(i int) string {
-		a := &w.Addresses[i]
-		if w.Service != "" {
-			return fmt.Sprintf("%s\t%s\t%s\t%s", a.Address, a.Pool, cmp.Or(few(a.Nodes), "-"), cmp.Or(a.Problem, "-"))
-		}
-		return fmt.Sprintf("%s\t%s\t%s", a.Address, cmp.Or(a.Pool, "-"), cmp.Or(a.Problem, "-"))
-	})
-	rows(out, "POOL\tNODES\tHAS AN ADDRESS\tWHY", len(w.Pools), func(i int) string {
-		p := &w.Pools[i]
-		return fmt.Sprintf("%s\t%d\t%s\t%s", p.Name, p.Nodes, yes(p.Has), p.Reason)
-	})
-	if w.Others > 0 && w.Asks != "" {
-		fmt.Fprintf(out, "Other pools, which it does not ask for: %d.\n", w.Others)
-	}
-	rows(out, "NODES\tCAN HAVE IT\tWHY", len(w.Nodes), func(i int) string {
-		n := &w.Nodes[i]
-		return fmt.Sprintf("%s\t%s\t%s", few(n.Names), yes(n.Has), n.Reason)
-	})
-	if w.Scheduler != nil {
+	w.tables(out)
+	switch {
+	case w.Scheduler == nil:
+	case w.repeats(w.Scheduler.Text):
+		fmt.Fprintf(out, "\nThe scheduler said the same%s.\n", ago(w.Scheduler.At, now))
+	default:
 		fmt.Fprintf(out, "\nThe scheduler said%s: %s\n", ago(w.Scheduler.At, now), w.Scheduler.Text)
 	}
-	for _, event := range w.Events {
-		fmt.Fprintf(out, "\n%s%s: %s\n", event.Reason, ago(event.At, now), event.Text)
+	for i, event := range w.Events {
+		same := slices.ContainsFunc(w.Events[:i], func(before Said) bool { return before.Text == event.Text })
+		switch {
+		case same:
+		case strings.HasSuffix(w.Problem, event.Text):
+			fmt.Fprintf(out, "\nThat was said%s.\n", ago(event.At, now))
+		default:
+			fmt.Fprintf(out, "\n%s%s: %s\n", event.Reason, ago(event.At, now), event.Text)
+		}
 	}
 	if len(w.ToDo) > 0 {
 		fmt.Fprintln(out, "\nWhat to do:")
@@ -374,17 +345,47 @@ func (w *Why) print(out io.Writer, paint answer.Paint, now time.Time) {
 	}
 }
 
-func rows(out io.Writer, header string, n int, row func(i int) string) {
-	if n == 0 {
-		return
+// tables prints the addresses, the pools and the nodes. What a pool lacks stands in its row, and not again in the nodes'.
+func (w *Why) tables(out io.Writer) {
+	addresses := answer.NewTable("Address", "Pool", "Problem")
+	if w.Service != "" {
+		addresses = answer.NewTable("Address", "Pool", "Nodes", "Problem")
 	}
-	fmt.Fprintln(out)
-	table := printers.GetNewTabWriter(out)
-	fmt.Fprintln(table, header)
-	for i := range n {
-		fmt.Fprintln(table, row(i))
+	for i := range w.Addresses {
+		a := &w.Addresses[i]
+		if w.Service != "" {
+			addresses.Add(a.Address, a.Pool, few(a.Nodes), a.Problem)
+		} else {
+			addresses.Add(a.Address, a.Pool, a.Problem)
+		}
 	}
-	_ = table.Flush() // to the output that is printed to otherwise, too
+	addresses.Print(out)
+	pools, above := answer.NewTable("Pool", "Nodes", "Has an address", "Why"), []string{}
+	for i := range w.Pools {
+		p := &w.Pools[i]
+		pools.Add(p.Name, fmt.Sprint(p.Nodes), yes(p.Has), p.Reason)
+		if p.Reason != "" {
+			above = append(above, p.Reason, "pool "+p.Name)
+		}
+	}
+	pools.Print(out)
+	if w.Others > 0 && w.Asks != "" {
+		fmt.Fprintf(out, "Other pools, which it does not ask for: %d.\n", w.Others)
+	}
+	nodes, shorter := answer.NewTable("Nodes", "Can have it", "Why"), strings.NewReplacer(above...)
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		nodes.Add(few(n.Names), yes(n.Has), shorter.Replace(n.Reason))
+	}
+	nodes.Print(out)
+}
+
+// repeats says whether a text of the scheduler's has nothing but what is said of the pod or of each node here.
+func (w *Why) repeats(text string) bool {
+	if w.Problem != "" && strings.Contains(text, w.Problem) {
+		return true
+	}
+	return len(w.Nodes) > 0 && !slices.ContainsFunc(w.Nodes, func(n Node) bool { return n.Has || !strings.Contains(text, n.Reason) })
 }
 
 func yes(is bool) string {
@@ -404,8 +405,63 @@ func few(names []string) string {
 }
 
 func ago(at *metav1.Time, now time.Time) string {
-	if at == nil || at.IsZero() {
+	if at.IsZero() {
 		return ""
 	}
-	return ", " + duration.HumanDuration(now.Sub(at.Time)) + " ago"
+	return ", " + answer.Age(at, now) + " ago"
+}
+
+// Cause is what a pod waits for, with the words of the metric berth_scheduler_waiting_pods where the scheduler has one.
+type Cause string
+
+// Causes.
+const (
+	// CauseAddress: the pools that it may use have no address for it.
+	CauseAddress Cause = "address"
+	// CauseOwner: its workload or claim may have no more, or keeps addresses for it elsewhere.
+	CauseOwner Cause = "owner"
+	// CauseNode: nodes have as many addresses as they advertise.
+	CauseNode Cause = "node"
+	// CauseAgent: nodes of its pools have no ready agent.
+	CauseAgent Cause = "agent"
+	// CauseSession: nodes of its pools have no established BGP session, and a pool requires one.
+	CauseSession Cause = "session"
+	// CausePool: no pool that it may use serves the nodes.
+	CausePool Cause = "pool"
+	// CausePod: the pod asks for something wrong.
+	CausePod Cause = "pod"
+	// CauseScheduler: Berth's scheduler does not look at it.
+	CauseScheduler Cause = "scheduler"
+	// CauseOther: Berth has an address for it, and something else keeps it.
+	CauseOther Cause = "other"
+	// CauseUnknown: the user may not read what decides.
+	CauseUnknown Cause = "unknown"
+)
+
+// causeOf is the scheduler's.
+func causeOf(lack ipam.Lack) Cause {
+	switch {
+	case lack&ipam.LackAddress != 0:
+		return CauseAddress
+	case lack&ipam.LackOwner != 0:
+		return CauseOwner
+	}
+	return CausePool
+}
+
+func causeOfNode(reason string) Cause {
+	if reason == ipam.ReasonNoAgent {
+		return CauseAgent
+	}
+	return CauseNode
+}
+
+// first returns the cause that concerns most, as nodes differ.
+func first(causes map[Cause]bool) Cause {
+	for _, cause := range []Cause{CauseAddress, CauseOwner, CauseNode, CauseAgent, CauseSession} {
+		if causes[cause] {
+			return cause
+		}
+	}
+	return CausePool
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/assignments"
@@ -26,7 +27,7 @@ import (
 func (l *look) ofService(ctx context.Context, name string) (*Why, error) {
 	service, err := l.Kube.CoreV1().Services(l.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if failure.IsNoSuch(err) {
-		return nil, fmt.Errorf("there is no Service %s/%s: kubectl get services -n %s lists them, -n chooses another namespace", l.Namespace, name, l.Namespace)
+		return nil, l.Require(ctx, &target.Target{Kind: "Service", Namespace: l.Namespace, Name: name})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("get Service %s/%s: %w", l.Namespace, name, err)
@@ -195,7 +196,7 @@ func (l *look) perPoolOf(ctx context.Context, listing *ipam.Listing, request ipa
 		told.Cause = CauseAddress
 	case len(standing.GivesUp) == 0:
 		told.Cause = cmp.Or(told.Cause, CauseOther)
-		told.do("the controller is about to give it an address: if that lasts, see whether it runs with controller.services: kubectl logs -n %s deployment/berth-controller", cmp.Or(l.berth, "berth-system"))
+		told.do("the controller is about to give it an address: if that lasts, see whether it runs with controller.services: kubectl logs -n %s deployment/berth-controller", l.System)
 	}
 	return nil
 }

@@ -7,23 +7,20 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/duration"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
-	"k8s.io/client-go/tools/pager"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
@@ -56,14 +53,13 @@ type Group struct {
 }
 
 // NewWaiting returns the command waiting.
-func NewWaiting(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewWaiting() command.Command {
 	l := look{}
 	return command.Command{
 		Use: "waiting", Short: "Lists the pods that wait for an address, by cause", Long: waitingLong, Example: waitingExamples,
-		Args: cobra.NoArgs, Namespaced: true, Everywhere: true, Found: "pods wait",
+		Namespaced: true, Everywhere: true, Found: "pods wait", Programs: true,
 		Flags: func(flags *pflag.FlagSet) {
 			flags.BoolVar(&l.reader.Galaxy, "galaxy-aliases", false, "Read Galaxy's resource and annotations, too, as the scheduler does with galaxyAliases.")
-			command.AddBerthNamespace(flags, &l.berth)
 		},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 			l.Call = call
@@ -71,27 +67,29 @@ func NewWaiting(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.
 			if err != nil {
 				return nil, err
 			}
-			if len(groups) > 0 {
+			switch {
+			case len(groups) > 0:
 				err = answer.FindingsError("")
+			case call.Namespace != "":
+				if err = call.Require(ctx, &target.Target{Kind: "Namespace", Name: call.Namespace}); err != nil {
+					return nil, err
+				}
 			}
 			return waitingAnswer(groups, time.Now()), err
 		},
-	}.New(of, streams)
+	}
 }
 
 // waiting explains the pods that wait for addresses.
 func (l *look) waiting(ctx context.Context) ([]Group, error) {
 	told := map[kin]*Why{}
 	type key struct {
-		cause           Cause
-		pool, namespace string
+		cause                Cause
+		pool, namespace, why string
 	}
 	groups := map[key]*Group{}
-	pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		return l.Kube.CoreV1().Pods(l.Namespace).List(ctx, options)
-	})
-	err := pages.EachListItem(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", "").String()}, func(object runtime.Object) error {
-		pod := object.(*v1.Pod)
+	unbound := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", "").String()}
+	err := cluster.Each(ctx, l.Kube.CoreV1().Pods(l.Namespace).List, unbound, func(pod *v1.Pod) error {
 		if pod.DeletionTimestamp != nil || pod.Status.Phase != v1.PodPending || !l.reader.Asks(&pod.Spec) {
 			return nil
 		}
@@ -106,7 +104,7 @@ func (l *look) waiting(ctx context.Context) ([]Group, error) {
 			told[of] = why
 		}
 		why := told[of]
-		at := key{why.cause(), why.pools(), pod.Namespace}
+		at := key{why.cause(), why.pools(), pod.Namespace, counts.ReplaceAllString(why.short(), "")}
 		group := groups[at]
 		if group == nil {
 			group = &Group{Cause: at.cause, Pool: at.pool, Namespace: at.namespace, Since: pod.CreationTimestamp, Why: why.short(), ToDo: why.ToDo}
@@ -127,10 +125,13 @@ func (l *look) waiting(ctx context.Context) ([]Group, error) {
 		all = append(all, *group)
 	}
 	slices.SortFunc(all, func(a, b Group) int {
-		return cmp.Or(cmp.Compare(len(b.Pods), len(a.Pods)), cmp.Compare(a.Cause, b.Cause), cmp.Compare(a.Pool, b.Pool), cmp.Compare(a.Namespace, b.Namespace))
+		return cmp.Or(cmp.Compare(len(b.Pods), len(a.Pods)), cmp.Compare(a.Cause, b.Cause), cmp.Compare(a.Pool, b.Pool), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Why, b.Why))
 	})
 	return all, nil
 }
+
+// counts are numbers of addresses in a reason, which change while pods are looked at.
+var counts = regexp.MustCompile(` \(\d+ in use[^)]*\)| only \d+ free`)
 
 // kin is pods of one workload that ask for the same, so that the same is said of them.
 type kin struct{ namespace, workload, name, asks string }
@@ -188,7 +189,7 @@ func (w *Why) short() string {
 func waitingAnswer(groups []Group, now time.Time) *answer.Answer {
 	table := answer.NewTable("Cause", "Pool", "Namespace", "Pods", "Longest", "One-Of-Them", "Why")
 	a := answer.List("WaitingPodsList", groups, table, func(g *Group) (string, []any) {
-		return "", []any{string(g.Cause), g.Pool, g.Namespace, fmt.Sprint(len(g.Pods)), duration.HumanDuration(now.Sub(g.Since.Time)), g.Pods[0], g.Why}
+		return "", []any{string(g.Cause), g.Pool, g.Namespace, fmt.Sprint(len(g.Pods)), answer.Age(&g.Since, now), g.Pods[0], g.Why}
 	})
 	var todo []string
 	for i := range groups {

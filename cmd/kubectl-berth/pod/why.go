@@ -11,20 +11,18 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -35,12 +33,17 @@ const whyLong = `Says why a pod waits for its addresses, pool by pool and node b
 reads the pod with the scheduler's own code. Of a pod that is bound it says which addresses
 the pod has, and what was said of it if it does not run.
 
+Of a workload or a claim it explains one pod, one that waits if there is such a pod; of an address the pod or Service that has it.
+
 Of a Service of type LoadBalancer and class berth.dev/lb it says the same with the controller's own code, and which
 nodes carry its addresses.
 
 Users who may not read pools and FloatingIPs get what is written on the pod, and what the scheduler said.`
 
 const whyExamples = `  kubectl berth why web-0 -n shop
+
+  # Of a Deployment the pod that waits
+  kubectl berth why deploy/web -n shop
 
   # A Service
   kubectl berth why service/front -n shop
@@ -49,33 +52,72 @@ const whyExamples = `  kubectl berth why web-0 -n shop
   kubectl berth why web-0 -n shop -o jsonpath='{.problem}'`
 
 // NewWhy returns the command why.
-func NewWhy(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewWhy() command.Command {
 	var reader podrequest.Reader
-	var berthNamespace string
 	return command.Command{
-		Use: "why POD | service/NAME", Short: "Says why a pod or a Service waits for an address", Long: whyLong, Example: whyExamples,
-		Args: cobra.ExactArgs(1), Complete: of.CompletePodOrService, Namespaced: true, Found: "the pod or Service waits, or has a problem",
+		Use: "why POD | KIND/NAME | ADDRESS", Short: "Says why a pod or a Service waits for an address", Long: whyLong, Example: whyExamples,
+		Args: command.Exactly(1), Names: "Pod", Namespaced: true, Found: "the pod or Service waits, or has a problem", Programs: true,
 		Flags: func(flags *pflag.FlagSet) {
 			flags.BoolVar(&reader.Galaxy, "galaxy-aliases", false, "Read Galaxy's resource and annotations, too, as the scheduler does with galaxyAliases.")
-			command.AddBerthNamespace(flags, &berthNamespace)
 		},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			name, namespace := strings.TrimPrefix(call.Args[0], "pod/"), call.Namespace
-			if service, ok := cluster.ServiceOf(name); ok {
-				l := &look{Call: call, reader: reader, berth: berthNamespace}
-				return found(l.ofService(ctx, service))
-			}
-			pod, err := call.Kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
-			if failure.IsNoSuch(err) {
-				return nil, fmt.Errorf("there is no pod %s/%s: kubectl get pods -n %s lists them, -n chooses another namespace; kubectl berth where KIND/NAME shows what is retained for a workload", namespace, name, namespace)
-			}
-			if err != nil {
-				return nil, fmt.Errorf("get pod %s/%s: %w", namespace, name, err)
-			}
-			l := &look{Call: call, pod: pod, reader: reader, berth: berthNamespace}
-			return found(l.tell(ctx))
+			l := &look{Call: call, reader: reader}
+			return found(l.about(ctx, &call.Targets[0]))
 		},
-	}.New(of, streams)
+	}
+}
+
+// about explains a target: a pod or Service, the one that has an address, or of the pods of a workload or claim one that waits.
+func (l *look) about(ctx context.Context, t *target.Target) (*Why, error) {
+	switch t.Kind {
+	case target.Addresses:
+		addr, err := t.Addr()
+		if err != nil {
+			return nil, err
+		}
+		ip, err := cluster.FloatingIP(ctx, l.Berth, addr)
+		switch {
+		case err != nil:
+			return nil, err
+		case ip == nil || ip.Spec.Owner == nil || ip.Spec.Pod == nil && ip.Spec.Service == nil:
+			return nil, fmt.Errorf("no pod or Service has %s: kubectl berth who %[1]s says more", addr)
+		case ip.Spec.Service != nil:
+			return l.about(ctx, &target.Target{Kind: "Service", Namespace: ip.Spec.Owner.Namespace, Name: ip.Spec.Service.Name})
+		}
+		return l.about(ctx, &target.Target{Kind: "Pod", Namespace: ip.Spec.Owner.Namespace, Name: ip.Spec.Pod.Name})
+	case "Node", "IPPool", "Namespace":
+		return nil, fmt.Errorf("%s waits for no address: why explains a pod, a workload, a claim or a Service", t)
+	}
+	l.Namespace = t.Namespace
+	if t.Kind == "Service" {
+		return l.ofService(ctx, t.Name)
+	}
+	options := metav1.ListOptions{}
+	if t.Kind == "Pod" {
+		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, t.Name).String()
+	}
+	pods, err := l.Kube.CoreV1().Pods(t.Namespace).List(ctx, options)
+	if err != nil {
+		return nil, fmt.Errorf("list the pods of namespace %s: %w", t.Namespace, err)
+	}
+	between := cluster.Between(ctx, l.Kube)
+	for i := range pods.Items {
+		if pod := &pods.Items[i]; command.IsOf(pod, t, between) && (l.pod == nil || worse(pod, l.pod)) {
+			l.pod = pod
+		}
+	}
+	if l.pod == nil {
+		if err := l.Require(ctx, t); err != nil {
+			return nil, err
+		}
+		return nil, fmt.Errorf("%s has no pod: kubectl berth where %s shows what is retained for it", t, t.Word())
+	}
+	return l.tell(ctx)
+}
+
+// worse says whether a pod needs an explanation more than another of its workload: it waits, or is not ready.
+func worse(pod, other *v1.Pod) bool {
+	return other.Spec.NodeName != "" && (pod.Spec.NodeName == "" || !agentpod.IsReady(pod) && agentpod.IsReady(other))
 }
 
 func found(told *Why, err error) (*answer.Answer, error) {
@@ -93,8 +135,6 @@ type look struct {
 	*command.Call
 	pod    *v1.Pod
 	reader podrequest.Reader
-	// berth is the given namespace of Berth's programs; empty: it is looked up.
-	berth string
 }
 
 func (l *look) tell(ctx context.Context) (*Why, error) {
@@ -195,7 +235,7 @@ func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
 	if err := told.withoutRight(err); err != nil {
 		return err
 	}
-	namespace, wired, sessionless, err := l.wired(ctx)
+	wired, sessionless, err := l.wired(ctx)
 	if err := told.withoutRight(err); err != nil {
 		return err
 	}
@@ -209,20 +249,17 @@ func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
 		}
 		return ""
 	})
-	told.agentsToDo(namespace)
+	told.agentsToDo(l.System)
 	return nil
 }
 
-// wired returns the nodes that have a ready agent, the nodes whose speaker has no BGP session, and the namespace of both.
-func (l *look) wired(ctx context.Context) (namespace string, nodes, sessionless map[string]bool, err error) {
-	if namespace, err = l.BerthNamespace(ctx, l.berth); err != nil {
-		return "", nil, nil, err
-	}
-	pods, err := l.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: agentpod.ProgramsOfNodes, ResourceVersion: "0"})
+// wired returns the nodes that have a ready agent, and the nodes whose speaker has no BGP session.
+func (l *look) wired(ctx context.Context) (nodes, sessionless map[string]bool, err error) {
+	pods, err := l.Kube.CoreV1().Pods(l.System).List(ctx, metav1.ListOptions{LabelSelector: agentpod.ProgramsOfNodes, ResourceVersion: "0"})
 	if err != nil {
-		return namespace, nil, nil, fmt.Errorf("list the agents and speakers: %w", err)
+		return nil, nil, fmt.Errorf("list the agents and speakers: %w", err)
 	}
-	return namespace, agentpod.Nodes(pods.Items), agentpod.WithoutSession(pods.Items), nil
+	return agentpod.Nodes(pods.Items), agentpod.WithoutSession(pods.Items), nil
 }
 
 // bound adds the addresses of a bound pod, and its events.
@@ -237,15 +274,15 @@ func (l *look) bound(ctx context.Context, told *Why) error {
 			continue
 		}
 		has := Address{Address: addr.String()}
-		ip, err := l.Berth.FloatingIPs.Get(ctx, name, metav1.GetOptions{})
+		ip, err := cluster.FloatingIP(ctx, l.Berth, addr)
 		switch {
 		case failure.Forbidden(err) != "":
 			told.Missing = failure.Forbidden(err)
-		case failure.IsNoSuch(err):
+		case err != nil:
+			return err
+		case ip == nil:
 			has.Problem = "there is no FloatingIP for it: another pod may get the address"
 			told.do("delete the pod, so that it gets addresses again: kubectl delete pod %s -n %s", l.pod.Name, l.pod.Namespace)
-		case err != nil:
-			return fmt.Errorf("get FloatingIP %s: %w", name, err)
 		default:
 			has.Pool, has.Problem = ip.Spec.Pool, l.disagreement(ip)
 		}
@@ -258,7 +295,7 @@ func (l *look) bound(ctx context.Context, told *Why) error {
 		told.Problem = "the pod is bound, and has no FloatingIP: it was not bound by Berth's scheduler"
 		told.do("set spec.schedulerName: berth-scheduler in the pod template, and do not set spec.nodeName")
 	}
-	if ready(l.pod) {
+	if agentpod.IsReady(l.pod) {
 		told.Says = "The pod is bound and ready."
 		return nil
 	}

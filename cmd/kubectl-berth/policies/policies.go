@@ -11,18 +11,12 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
-	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
@@ -43,21 +37,14 @@ const examples = `  # Whom would enforcement for all pods concern?
   # Connections that would be denied, for a program
   kubectl berth policies -o json`
 
-type options struct {
-	namespace string
-}
-
 // New returns the command policies.
-func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	o := &options{}
-	policies := command.Command{
+func New() command.Command {
+	return command.Command{
 		Use: "policies", Short: "Says what enforcement of network policies for all pods would change", Long: long, Example: examples,
-		Args: cobra.NoArgs, Found: "policies would govern more pods than now",
-		Flags:  func(flags *pflag.FlagSet) { command.AddBerthNamespace(flags, &o.namespace) },
-		Answer: o.ask,
-	}.New(of, streams)
-	policies.AddCommand(newTrace(of, streams))
-	return policies
+		Found:    "policies would govern more pods than now",
+		Programs: true, Answer: ask,
+		Below: []command.Command{newTrace()},
+	}
 }
 
 // Report is the content of -o json.
@@ -74,9 +61,6 @@ type Report struct {
 	// Unknown lists open questions.
 	Unknown []string `json:"unknown,omitempty"`
 }
-
-// Kind of a Report.
-const Kind = "PoliciesReport"
 
 // Pod would be governed newly, by these policies.
 type Pod struct {
@@ -96,52 +80,31 @@ type Denied struct {
 	Node string `json:"node"`
 }
 
-func (o *options) ask(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-	namespace, err := call.BerthNamespace(ctx, o.namespace)
-	if err != nil {
-		return nil, err
-	}
-	auditor, err := audit.ForConfig(call.Config, audit.Options{Agents: true, Namespace: namespace})
-	if err != nil {
-		return nil, err
-	}
-	agents, err := auditor.Agents(ctx)
+func ask(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+	agents, err := node.AgentPods(ctx, call.Kube, call.System, "")
 	if err != nil {
 		return nil, err
 	}
 	if len(agents) == 0 {
-		return nil, fmt.Errorf("namespace %s has no pod of an agent: name Berth's with --berth-namespace", namespace)
+		return nil, fmt.Errorf("namespace %s has no pod of an agent: name Berth's with --berth-namespace", call.System)
 	}
-	report := askAll(ctx, &agentport.Ports{Kube: call.Kube, Namespace: namespace}, agents)
+	report := askAll(ctx, &agentport.Ports{Kube: call.Kube, Namespace: call.System}, agents)
 	return answerOf(report), answer.Outcome(len(report.Pods), report.Unknown)
 }
-
-// parallel is the number of agents that are asked at the same time.
-const parallel = 8
 
 // askAll asks all agents.
 func askAll(ctx context.Context, of node.Agents, agents []*v1.Pod) *Report {
 	report := &Report{Time: time.Now().UTC().Truncate(time.Second), Pods: []Pod{}, Denied: []Denied{}}
-	var (
-		mu    sync.Mutex
-		group sync.WaitGroup
-	)
-	tokens := make(chan struct{}, parallel)
-	for _, agent := range agents {
-		group.Go(func() {
-			tokens <- struct{}{}
-			defer func() { <-tokens }()
-			preview, err := of.Agent(agent).PreviewPolicies(ctx)
-			mu.Lock()
-			defer mu.Unlock()
+	command.Ask(agents, func(agent *v1.Pod) func() {
+		preview, err := of.Agent(agent).PreviewPolicies(ctx)
+		return func() {
 			if err != nil {
 				report.Unknown = append(report.Unknown, fmt.Sprintf("what would change on node %s: %v", agent.Spec.NodeName, failure.Explain(err)))
 				return
 			}
 			report.add(agent.Spec.NodeName, preview)
-		})
-	}
-	group.Wait()
+		}
+	})
 	slices.Sort(report.Unknown)
 	slices.SortFunc(report.Pods, func(a, b Pod) int { return cmp.Compare(a.Pod.String(), b.Pod.String()) })
 	slices.SortStableFunc(report.Denied, func(a, b Denied) int { return cmp.Compare(a.Pod.String(), b.Pod.String()) })
@@ -167,7 +130,7 @@ func (r *Report) add(of string, preview *inquiry.PolicyPreview) {
 
 func answerOf(r *Report) *answer.Answer {
 	table := answer.NewTable("Pod", "Node", "Ingress", "Egress", "Denied")
-	a := &answer.Answer{Table: table, Kind: Kind, Content: r}
+	a := &answer.Answer{Table: table, Kind: "PoliciesReport", Content: r}
 	for _, p := range r.Pods {
 		table.Add(p.Pod.String(), p.Node, strings.Join(p.Ingress, ", "), strings.Join(p.Egress, ", "), p.Denied)
 		a.Names = append(a.Names, "pod/"+p.Name)
@@ -198,7 +161,5 @@ func (r *Report) text(out io.Writer, paint answer.Paint) {
 		fmt.Fprintln(out)
 	}
 	fmt.Fprintln(out, summary)
-	for _, unknown := range r.Unknown {
-		fmt.Fprintln(out, paint.Yellow("Could not find out")+" "+unknown)
-	}
+	answer.PrintProblems(out, paint, nil, r.Unknown)
 }

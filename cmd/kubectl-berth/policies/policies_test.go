@@ -54,8 +54,8 @@ Open connections that would be denied:
 shop/db, Ingress: 3 of TCP from 10.0.0.4 to 10.0.0.2, port 5432: by default deny of NetworkPolicies, Ingress (NetworkPolicy shop/deny; NetworkPolicy shop/web)
 
 Policies would govern 2 of 5 pods on 2 nodes that they do not govern now; 3 open connections would be denied.
-Could not find out on node node-a, the connections of pod shop/web: too many files
-Could not find out what would change on node node-c: pod agent-c is gone
+It is not known on node node-a, the connections of pod shop/web: too many files
+It is not known what would change on node node-c: pod agent-c is gone
 `
 	var out strings.Builder
 	if err := answer.NewFormat().Print(&out, answerOf(report)); err != nil {

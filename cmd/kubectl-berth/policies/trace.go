@@ -11,18 +11,16 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/agentport"
 )
 
@@ -47,46 +45,51 @@ type NodeTrace struct {
 	Text string `json:"text"`
 }
 
-type traceOptions struct {
-	inquiry.PolicyTrace
+type traceOptions struct{ inquiry.PolicyTrace }
 
-	namespace string
-}
-
-func newTrace(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func newTrace() command.Command {
 	o := &traceOptions{PolicyTrace: inquiry.PolicyTrace{Protocol: "TCP"}}
 	return command.Command{
 		Use: "trace --from POD --to POD --port PORT", Short: "Says which network policy decides whether a connection may begin", Long: traceLong, Example: traceExamples,
-		Args: cobra.NoArgs,
+		Found: "policies drop the connection", Programs: true,
 		Flags: func(flags *pflag.FlagSet) {
-			command.AddBerthNamespace(flags, &o.namespace)
 			flags.StringVar(&o.From, "from", "", "The pod that begins the connection, as NAMESPACE/NAME, or an address.")
 			flags.StringVar(&o.To, "to", "", "The pod that it goes to, as NAMESPACE/NAME, or an address.")
 			flags.Uint16Var(&o.Port, "port", 0, "The port that the pod listens on.")
 			flags.StringVar(&o.Protocol, "protocol", o.Protocol, "TCP, UDP or SCTP.")
 		},
 		Prepare: o.check, Answer: o.ask,
-	}.New(of, streams)
+	}
 }
 
 func (o *traceOptions) check(*command.Call) error {
 	if o.From == "" || o.To == "" || o.Port == 0 {
 		return errors.New("a connection has two ends and a port: write --from, --to and --port")
 	}
-	for flag, value := range map[string]string{"--from": o.From, "--to": o.To} {
-		_, unknown := netip.ParseAddr(value)
-		if namespace, name, ok := strings.Cut(value, "/"); unknown != nil && (!ok || namespace == "" || name == "") {
-			return fmt.Errorf("%s: %q is neither NAMESPACE/NAME of a pod nor an address", flag, value)
+	for _, end := range []struct {
+		flag  string
+		value *string
+	}{{"--from", &o.From}, {"--to", &o.To}} {
+		t, err := target.Parse(*end.value, "Pod")
+		switch {
+		case err == nil && t.Kind == target.Addresses:
+			_, err = t.Addr()
+			*end.value = t.String() // as the agents read it
+		case err == nil && t.Kind != "Pod":
+			err = fmt.Errorf("%s is neither a pod nor an address", t)
+		case err == nil && t.Namespace == "":
+			err = fmt.Errorf("%q has no namespace: write NAMESPACE/NAME", *end.value)
+		case err == nil:
+			*end.value = t.Namespace + "/" + t.Name
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", end.flag, err)
 		}
 	}
 	return nil
 }
 
 func (o *traceOptions) ask(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-	namespace, err := call.BerthNamespace(ctx, o.namespace)
-	if err != nil {
-		return nil, err
-	}
 	var nodes []string
 	for _, end := range []string{o.From, o.To} {
 		name, err := nodeOf(ctx, call, end)
@@ -100,26 +103,24 @@ func (o *traceOptions) ask(ctx context.Context, call *command.Call) (*answer.Ans
 	if len(nodes) == 0 {
 		return nil, fmt.Errorf("neither %s nor %s is a pod on a node of this cluster", o.From, o.To)
 	}
-	auditor, err := audit.ForConfig(call.Config, audit.Options{Agents: true, Namespace: namespace})
-	if err != nil {
-		return nil, err
-	}
-	pods, err := auditor.Agents(ctx)
-	if err != nil {
-		return nil, err
-	}
 	trace := &Trace{}
-	agents := &agentport.Ports{Kube: call.Kube, Namespace: namespace}
+	agents := &agentport.Ports{Kube: call.Kube, Namespace: call.System}
 	for _, name := range nodes {
-		at := slices.IndexFunc(pods, func(agent *v1.Pod) bool { return agent.Spec.NodeName == name })
-		if at < 0 {
-			return nil, fmt.Errorf("no agent runs on node %s", name)
+		pods, err := node.AgentPods(ctx, call.Kube, call.System, name)
+		if err == nil && len(pods) == 0 {
+			err = fmt.Errorf("no agent runs on node %s", name)
 		}
-		text, err := agents.Agent(pods[at]).TracePolicy(ctx, o.PolicyTrace)
+		if err != nil {
+			return nil, err
+		}
+		text, err := agents.Agent(pods[0]).TracePolicy(ctx, o.PolicyTrace)
 		if err != nil {
 			return nil, err
 		}
 		trace.Nodes = append(trace.Nodes, NodeTrace{Node: name, Text: text})
+	}
+	if slices.ContainsFunc(trace.Nodes, func(of NodeTrace) bool { return inquiry.IsDropped(of.Text) }) {
+		return trace.answer(), answer.FindingsError("")
 	}
 	return trace.answer(), nil
 }
@@ -141,6 +142,9 @@ func nodeOf(ctx context.Context, call *command.Call, end string) (string, error)
 	}
 	namespace, name, _ := strings.Cut(end, "/")
 	pod, err := call.Kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	if failure.IsNoSuch(err) {
+		return "", call.Require(ctx, &target.Target{Kind: "Pod", Namespace: namespace, Name: name})
+	}
 	if err != nil {
 		return "", fmt.Errorf("get pod %s: %w", end, err)
 	}

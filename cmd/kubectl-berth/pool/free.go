@@ -8,12 +8,9 @@ import (
 	"io"
 	"net/netip"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/pool/poolmap"
 	"github.com/berth-dev/berth/ipam/iprange"
@@ -42,11 +39,11 @@ type Free struct {
 const mostFree = 65536
 
 // NewFree returns the command free.
-func NewFree(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewFree() command.Command {
 	first := 0
 	return command.Command{
 		Use: "free POOL", Short: "Prints the free addresses of a pool", Long: freeLong, Example: freeExamples,
-		Args: cobra.ExactArgs(1), Complete: of.CompletePools, Found: "there are fewer free addresses than asked for",
+		Args: command.Exactly(1), Names: "IPPool", Found: "there are fewer free addresses than asked for",
 		Flags: func(flags *pflag.FlagSet) {
 			flags.IntVar(&first, "number", 0, "Print this many single addresses.")
 		},
@@ -57,13 +54,13 @@ func NewFree(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Com
 			return nil
 		},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			f, err := look(ctx, call.Berth, call.Args[0])
+			f, err := look(ctx, call)
 			if err != nil {
 				return nil, err
 			}
 			return f.free(first)
 		},
-	}.New(of, streams)
+	}
 }
 
 // free returns the free addresses, with an error if there are fewer than asked for.

@@ -14,19 +14,18 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/pool/poolmap"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -57,10 +56,10 @@ type Pool struct {
 }
 
 // NewPool returns the command pool.
-func NewPool(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewPool() command.Command {
 	return command.Command{
 		Use: "pool [NAME]", Aliases: []string{"pools"}, Short: "Shows how full pools are, or one as a map", Long: poolLong, Example: poolExamples,
-		Args: cobra.MaximumNArgs(1), Complete: of.CompletePools,
+		Args: command.AtMost(1), Names: "IPPool",
 		Watch: "Print another line whenever a pool's status changes.",
 		Prepare: func(call *command.Call) error {
 			if call.Watching && len(call.Args) > 0 {
@@ -72,13 +71,13 @@ func NewPool(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Com
 			if len(call.Args) == 0 {
 				return all(ctx, call)
 			}
-			f, err := look(ctx, call.Berth, call.Args[0])
+			f, err := look(ctx, call)
 			if err != nil {
 				return nil, err
 			}
 			return f.answer(), nil
 		},
-	}.New(of, streams)
+	}
 }
 
 func all(ctx context.Context, call *command.Call) (*answer.Answer, error) {
@@ -235,26 +234,46 @@ type found struct {
 	object *v1alpha1.IPPool
 	pool   *pools.Pool
 	uses   poolmap.Uses
+	// nodes is how many nodes it serves; nil where the user may not read them.
+	nodes *int
 }
 
-// look reads a pool and its addresses.
-func look(ctx context.Context, berth *client.Client, name string) (*found, error) {
+// look reads the pool that a command names, and its addresses.
+func look(ctx context.Context, call *command.Call) (*found, error) {
+	name, err := call.Object(ctx, &call.Targets[0], "IPPool")
+	if err != nil {
+		return nil, err
+	}
+	berth := call.Berth
 	all, err := cluster.Pools(ctx, berth)
 	if err != nil {
 		return nil, err
 	}
 	f := &found{}
-	if at := slices.IndexFunc(all, func(pool *v1alpha1.IPPool) bool { return pool.Name == name }); at >= 0 {
-		f.object = all[at]
-	} else {
-		return nil, noSuchPool(name, all)
+	for _, pool := range all {
+		if pool.Name == name {
+			f.object = pool
+		}
 	}
 	snapshot := pools.Compile(all) // an older pool keeps addresses that both list
 	at, ok := snapshot.Index(name)
-	if !ok {
+	if f.object == nil || !ok {
 		return nil, fmt.Errorf("IPPool %s gives no addresses, because it is invalid: %w", name, snapshot.Invalid(name))
 	}
 	f.pool = snapshot.Pools()[at]
+	nodes, err := call.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	if err != nil && failure.Forbidden(err) == "" {
+		return nil, fmt.Errorf("list the nodes: %w", err)
+	}
+	if err == nil {
+		f.nodes = new(int)
+		for i := range nodes.Items {
+			node := &nodes.Items[i]
+			if slices.Contains(snapshot.Reach(pools.InternalIPs(node), labels.Set(node.Labels)).Positions(), at) {
+				*f.nodes++
+			}
+		}
+	}
 	for _, recorded := range []string{name, ""} { // an administrator may have named no pool
 		ips, _, err := cluster.FloatingIPs(ctx, berth, fields.OneTermEqualSelector("spec.pool", recorded).String())
 		if err != nil {
@@ -280,36 +299,12 @@ func look(ctx context.Context, berth *client.Client, name string) (*found, error
 	return f, nil
 }
 
-// noSuchPool names the existing pools, similar names first.
-func noSuchPool(name string, all []*v1alpha1.IPPool) error {
-	if len(all) == 0 {
-		return fmt.Errorf("there is no IPPool %q, nor any other: kubectl explain ippool.spec says what to write", name)
-	}
-	names := make([]string, len(all))
-	for i, pool := range all {
-		names[i] = pool.Name
-	}
-	slices.SortFunc(names, func(a, b string) int {
-		return cmp.Or(cmp.Compare(unlike(a, name), unlike(b, name)), strings.Compare(a, b))
-	})
-	const most = 5
-	more := ""
-	if len(names) > most {
-		names, more = names[:most], ", …"
-	}
-	return fmt.Errorf("there is no IPPool %q: there are %s%s", name, strings.Join(names, ", "), more)
-}
-
-func unlike(a, b string) int {
-	if strings.Contains(a, b) || strings.Contains(b, a) {
-		return 0
-	}
-	return 1
-}
-
 // Map is the content of -o json for one pool.
 type Map struct {
 	Pool
+	poolmap.Terms
+	// Nodes is how many nodes it serves; missing where nodes cannot be read.
+	Nodes *int `json:"nodes,omitempty"`
 	// FreeRanges are the free addresses.
 	FreeRanges []string `json:"freeRanges"`
 }
@@ -324,8 +319,16 @@ func (f *found) answer() *answer.Answer {
 		p.Free = 0
 	}
 	a := answerOf([]Pool{p})
-	a.Kind, a.Content = "PoolMap", Map{Pool: p, FreeRanges: texts(free)}
-	a.Text = func(out io.Writer, paint answer.Paint) { f.draw(out, paint) }
+	of := Map{Pool: p, Terms: poolmap.TermsOf(f.object), Nodes: f.nodes, FreeRanges: texts(free)}
+	a.Kind, a.Content = "PoolMap", of
+	a.Text = func(out io.Writer, paint answer.Paint) {
+		nodes := of.Terms.Nodes()
+		if f.nodes != nil {
+			nodes += fmt.Sprintf(" (%d at present)", *f.nodes)
+		}
+		fmt.Fprintf(out, "\nRanges:   %s\nGateway:  %s\nNodes:    %s\nCooldown: %s\n", of.Given(), cmp.Or(of.Gateway, "none"), nodes, cmp.Or(of.Cooldown, "none"))
+		f.draw(out, paint)
+	}
 	return a
 }
 

@@ -14,16 +14,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/yaml"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/internal/build"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -66,11 +63,11 @@ type options struct {
 }
 
 // New returns the command preflight.
-func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func New() command.Command {
 	o := options{image: "ghcr.io/berth-dev/berth-agent:" + build.Version()}
 	var own []v1alpha1.IPPool
 	return command.Command{
-		Use: "preflight", Short: "Says before an installation what would be in its way", Long: long, Example: examples, Args: cobra.NoArgs, Found: "there is a problem",
+		Use: "preflight", Short: "Says before an installation what would be in its way", Long: long, Example: examples, Found: "there is a problem",
 		Flags: func(flags *pflag.FlagSet) {
 			flags.StringVarP(&o.file, "filename", "f", "", "File with the IPPools that you are going to make; - is stdin. By default the pools of the cluster, if it has any.")
 			flags.StringVar(&o.image, "image", o.image, "Image of the agent.")
@@ -90,7 +87,7 @@ func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command
 			}
 			return r.answer(), answer.Outcome(len(r.Problems), nil)
 		},
-	}.New(of, streams)
+	}
 }
 
 // readPools reads the IPPools of a file, and passes over objects of other kinds.

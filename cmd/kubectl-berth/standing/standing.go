@@ -6,7 +6,6 @@
 package standing
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -160,36 +159,4 @@ func within(addr netip.Addr, ranges []string) string {
 		}
 	}
 	return ""
-}
-
-// ParseAddr reads an address as people write it: IPv6 in any spelling, IPv4 mapped into
-// IPv6, the name of a FloatingIP, or one followed by a prefix length.
-func ParseAddr(text string) (netip.Addr, error) {
-	bare, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimSuffix(text, "]"), "["), "/")
-	if addr, err := v1alpha1.AddrOf(bare); err == nil {
-		return addr, nil
-	}
-	addr, err := netip.ParseAddr(bare)
-	switch {
-	case err != nil && strings.Contains(text, "-"):
-		return netip.Addr{}, fmt.Errorf("%q is no address: write one address, such as 10.0.70.2, and not a range", text)
-	case err != nil:
-		return netip.Addr{}, fmt.Errorf("%q is no address: write 10.0.70.2 or 2001:db8::1", text)
-	case addr.Zone() != "":
-		return netip.Addr{}, errors.New("a floating IP has no zone: write " + addr.WithZone("").String())
-	}
-	return addr.Unmap(), nil
-}
-
-// ParseAddrs reads addresses as [ParseAddr] does.
-func ParseAddrs(texts []string) ([]netip.Addr, error) {
-	var addrs []netip.Addr
-	for _, text := range texts {
-		addr, err := ParseAddr(text)
-		if err != nil {
-			return nil, err
-		}
-		addrs = append(addrs, addr)
-	}
-	return addrs, nil
 }

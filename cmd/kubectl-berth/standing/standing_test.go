@@ -95,29 +95,6 @@ func TestLastNode(t *testing.T) {
 	}
 }
 
-func TestParseAddr(t *testing.T) {
-	for text, want := range map[string]string{
-		"10.0.70.2": "10.0.70.2", "10.0.70.2/24": "10.0.70.2", "::ffff:10.0.70.2": "10.0.70.2",
-		"2001:DB8:0:0::1": "2001:db8::1", "[2001:db8::1]": "2001:db8::1", "2001:db8:0000::0001/64": "2001:db8::1",
-		"2001-0db8-0000-0000-0000-0000-0000-0001": "2001:db8::1",
-	} {
-		if got, err := ParseAddr(text); err != nil || got.String() != want {
-			t.Errorf("%s is read as %s, %v", text, got, err)
-		}
-	}
-	for text, want := range map[string]string{
-		"web-0":               `"web-0" is no address: write one address, such as 10.0.70.2, and not a range`,
-		"10.0.70.2-10.0.70.9": `"10.0.70.2-10.0.70.9" is no address: write one address, such as 10.0.70.2, and not a range`,
-		"10.0.70":             `"10.0.70" is no address: write 10.0.70.2 or 2001:db8::1`,
-		"010.0.70.2":          `"010.0.70.2" is no address: write 10.0.70.2 or 2001:db8::1`,
-		"fe80::1%eth0":        "a floating IP has no zone: write fe80::1",
-	} {
-		if got, err := ParseAddr(text); err == nil || err.Error() != want {
-			t.Errorf("%s is read as %s, %v, want %s", text, got, err, want)
-		}
-	}
-}
-
 // A node has an address itself, or a pool keeps one for it.
 func TestOfNode(t *testing.T) {
 	ip := &v1alpha1.FloatingIP{Spec: v1alpha1.FloatingIPSpec{

@@ -12,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
+	"github.com/berth-dev/berth/ipam/agentpod"
 )
 
 // State of a link.
@@ -102,7 +103,7 @@ func ofPod(s *audit.Subject) Link {
 		return Link{Name: "pod", State: Broken, Text: fmt.Sprintf("pod %s is %s: %s", name, pod.Status.Phase, waiting(pod)), Command: command}
 	}
 	text := fmt.Sprintf("pod %s runs", name)
-	if !audit.IsReady(pod) {
+	if !agentpod.IsReady(pod) {
 		text += ", and is not Ready: Services leave it out"
 	}
 	return Link{Name: "pod", State: OK, Text: text}

@@ -17,6 +17,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/bgp"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
+	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/speaker/status"
 )
@@ -146,6 +147,6 @@ func ofWire(ctx context.Context, s *audit.Subject, agents node.Agents) Link {
 // others are the agents that can ask.
 func others(s *audit.Subject) []*v1.Pod {
 	return slices.DeleteFunc(slices.Clone(s.Agents), func(agent *v1.Pod) bool {
-		return agent.Spec.NodeName == s.IP.Spec.Node || !audit.IsReady(agent)
+		return agent.Spec.NodeName == s.IP.Spec.Node || !agentpod.IsReady(agent)
 	})
 }

@@ -3,21 +3,16 @@
 package trace
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
-	"net/netip"
 	"slices"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
@@ -26,7 +21,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -42,30 +37,24 @@ const examples = `  # Does the cluster know of a reason why 10.0.70.12 cannot be
   kubectl berth trace 10.0.70.12
 
   # Ask the nodes and the network, too
-  kubectl berth trace 10.0.70.12 --node`
+  kubectl berth trace 10.0.70.12 --node
 
-type options struct {
-	namespace string
-	node      bool
-	addr      netip.Addr
-}
+  # The address of a pod
+  kubectl berth trace shop/web-0`
+
+type options struct{ node bool }
 
 // New returns the command trace.
-func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func New() command.Command {
 	o := &options{}
 	return command.Command{
-		Use: "trace ADDRESS", Short: "Names the first broken link on the way to an address", Long: long, Example: examples,
-		Args: cobra.ExactArgs(1), Complete: of.CompleteAddress, Found: "a link is broken",
+		Use: "trace ADDRESS | POD", Short: "Names the first broken link on the way to an address", Long: long, Example: examples,
+		Args: command.Exactly(1), Names: target.Addresses, Namespaced: true, Found: "a link is broken", Programs: true,
 		Flags: func(flags *pflag.FlagSet) {
-			command.AddBerthNamespace(flags, &o.namespace)
 			flags.BoolVar(&o.node, "node", false, "Ask the agents about the kernel and the network.")
 		},
-		Prepare: func(call *command.Call) (err error) {
-			o.addr, err = standing.ParseAddr(call.Args[0])
-			return err
-		},
 		Answer: o.trace,
-	}.New(of, streams)
+	}
 }
 
 // Trace is the content of -o json.
@@ -86,28 +75,28 @@ type Moment struct {
 }
 
 func (o *options) trace(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-	namespace, err := call.BerthNamespace(ctx, o.namespace)
+	auditor, err := audit.ForConfig(call.Config, audit.Options{Agents: true, Namespace: call.System})
 	if err != nil {
 		return nil, err
 	}
-	auditor, err := audit.ForConfig(call.Config, audit.Options{Agents: true, Namespace: namespace})
+	addr, err := call.Address(ctx)
 	if err != nil {
 		return nil, err
 	}
-	name := v1alpha1.NameOf(o.addr)
-	trace := &Trace{Address: o.addr.String(), Timeline: []Moment{}}
+	name := v1alpha1.NameOf(addr)
+	trace := &Trace{Address: addr.String(), Timeline: []Moment{}}
 	s, err := auditor.About(ctx, name)
 	switch {
 	case failure.IsNoSuch(err):
-		trace.Links = []Link{{Name: "object", State: Broken, Text: fmt.Sprintf("%s has no FloatingIP: nobody has it", o.addr), Command: "kubectl berth who " + o.addr.String()}}
+		trace.Links = []Link{{Name: "object", State: Broken, Text: fmt.Sprintf("%s has no FloatingIP: nobody has it", addr), Command: "kubectl berth who " + addr.String()}}
 	case err != nil:
 		return nil, err
 	default:
 		trace.Links = fromObjects(s)
 		if o.node && firstBroken(trace.Links) == nil && s.Agent != nil {
-			ports := &agentport.Ports{Kube: call.Kube, Namespace: namespace}
-			speakers := &bgp.Speakers{Kube: call.Kube, Port: ports, Namespace: namespace}
-			links, err := fromNodes(ctx, s, ports, speakers, namespace)
+			ports := &agentport.Ports{Kube: call.Kube, Namespace: call.System}
+			speakers := &bgp.Speakers{Kube: call.Kube, Port: ports, Namespace: call.System}
+			links, err := fromNodes(ctx, s, ports, speakers, call.System)
 			if err != nil {
 				return nil, err
 			}
@@ -148,7 +137,7 @@ func answerOf(trace *Trace, broken *Link, name string) *answer.Answer {
 		table.Add(link.Name, string(link.State), link.Text)
 	}
 	return &answer.Answer{
-		Table: table, Kind: "Trace", Content: trace, Names: []string{"floatingip." + v1alpha1.GroupName + "/" + name},
+		Table: table, Kind: "Trace", Content: trace, Names: []string{answer.FloatingIP(name)},
 		Text: func(out io.Writer, paint answer.Paint) {
 			if broken != nil {
 				fmt.Fprintf(out, "\n%s: %s\n", paint.Red("The first broken link is "+broken.Name), broken.Text)
@@ -164,9 +153,7 @@ func answerOf(trace *Trace, broken *Link, name string) *answer.Answer {
 			for _, moment := range trace.Timeline {
 				fmt.Fprintf(out, "  %s  %s\n", moment.Time.UTC().Format(time.RFC3339), moment.Text)
 			}
-			for _, unknown := range trace.Unknown {
-				fmt.Fprintln(out, paint.Yellow("Could not find out")+" "+unknown)
-			}
+			answer.PrintProblems(out, paint, nil, trace.Unknown)
 		},
 	}
 }
@@ -220,17 +207,13 @@ func events(ctx context.Context, kube kubernetes.Interface, s *audit.Subject) (m
 	}
 	for _, of := range places {
 		events, err := kube.CoreV1().Events(of.namespace).List(ctx, metav1.ListOptions{FieldSelector: of.selector.String()})
-		if apierrors.IsForbidden(err) {
-			unknown = append(unknown, "the events: "+failure.Explain(err))
-			continue
-		}
 		if err != nil {
-			unknown = append(unknown, fmt.Sprintf("the events in namespace %s: %v", of.namespace, err))
+			unknown = append(unknown, fmt.Sprintf("the events in namespace %s: %s", of.namespace, failure.Explain(err)))
 			continue
 		}
 		for i := range events.Items {
 			event := &events.Items[i]
-			at := cmp.Or(event.LastTimestamp.Time, event.EventTime.Time, event.CreationTimestamp.Time)
+			at := cluster.LastSeen(event)
 			times := ""
 			if event.Count > 1 {
 				times = fmt.Sprintf(" (%d times)", event.Count)

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/plan"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
@@ -23,7 +24,7 @@ type applier struct {
 	api      *client.Client
 	dynamic  dynamic.Interface
 	workers  int
-	progress *progress
+	progress *command.Progress
 	// dryRun: the items are validated, and not written.
 	dryRun bool
 }
@@ -166,7 +167,7 @@ func (a *applier) each(ctx context.Context, what string, items []*plan.Item, do 
 					mu.Unlock()
 					continue
 				}
-				a.progress.count(what, int(done.Add(1)), len(items))
+				a.progress.Count(what, int(done.Add(1)), len(items))
 			}
 		})
 	}

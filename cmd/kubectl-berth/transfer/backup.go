@@ -12,14 +12,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"sigs.k8s.io/yaml"
 
-	chosen "github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/backup"
 )
@@ -39,15 +36,15 @@ const backupExamples = `  # To a file (on failure no incomplete file is left)
   kubectl berth backup -o json | jq -r '.items[].spec.address // empty'`
 
 // NewBackup returns the command backup.
-func NewBackup(of *chosen.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewBackup() command.Command {
 	format, file := "yaml", "-"
 	return command.Command{
-		Use: "backup", Short: "Saves pools, claims and addresses", Long: backupLong, Example: backupExamples, Args: cobra.NoArgs,
+		Use: "backup", Short: "Saves pools, claims and addresses", Long: backupLong, Example: backupExamples,
 		Flags: func(flags *pflag.FlagSet) {
 			flags.StringVarP(&format, "output", "o", format, "Output format: yaml or json.")
 			flags.StringVarP(&file, "filename", "f", file, "File to write; - is stdout.")
 		},
-		CompleteFlags: map[string]cobra.CompletionFunc{"output": command.Words(formats...)},
+		CompleteFlags: map[string]command.Completion{"output": command.Words(formats...)},
 		Prepare: func(*command.Call) error {
 			if !slices.Contains(formats, format) {
 				return fmt.Errorf("--output: %q is neither yaml nor json: write the file with -f", format)
@@ -57,7 +54,7 @@ func NewBackup(of *chosen.Cluster, streams genericiooptions.IOStreams) *cobra.Co
 		Run: func(ctx context.Context, call *command.Call) error {
 			return runBackup(ctx, call, file, format == "json")
 		},
-	}.New(of, streams)
+	}
 }
 
 // formats in which objects are printed.
@@ -68,7 +65,9 @@ func runBackup(ctx context.Context, call *command.Call, name string, asJSON bool
 	if err != nil {
 		return err
 	}
-	objects, err := api.readBerth(ctx, &progress{out: call.ErrOut}, backup.Kinds())
+	progress, end := call.Progress()
+	defer end()
+	objects, err := api.readBerth(ctx, progress, backup.Kinds())
 	if err != nil {
 		return err
 	}
@@ -133,16 +132,25 @@ func writeBackup(out io.Writer, objects *backup.Objects, asJSON bool, host strin
 	return nil
 }
 
+// written returns the fields of an object that somebody writes.
+func written(object any) (map[string]any, error) {
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+	if err != nil {
+		return nil, fmt.Errorf("encode an object: %w", err)
+	}
+	delete(fields, "status")
+	unstructured.RemoveNestedField(fields, "metadata", "creationTimestamp")
+	return fields, nil
+}
+
 // fieldsOf returns the objects in the order pools, claims, addresses, others.
 func fieldsOf(objects *backup.Objects) ([]map[string]any, error) {
 	all := make([]map[string]any, 0, objects.Len())
 	for _, object := range slices.Concat(anys(objects.Pools), anys(objects.Claims), anys(objects.IPs), anys(objects.Others)) {
-		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+		fields, err := written(object)
 		if err != nil {
-			return nil, fmt.Errorf("encode an object: %w", err)
+			return nil, err
 		}
-		delete(fields, "status")
-		unstructured.RemoveNestedField(fields, "metadata", "creationTimestamp")
 		all = append(all, fields)
 	}
 	return all, nil

@@ -8,13 +8,10 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	chosen "github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/galaxyimport"
 	"github.com/berth-dev/berth/ipam/galaxy"
@@ -62,15 +59,15 @@ type importOptions struct {
 }
 
 // NewImportGalaxy returns the command import-galaxy.
-func NewImportGalaxy(of *chosen.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewImportGalaxy() command.Command {
 	o := &importOptions{
 		configMapNamespace: "kube-system", configMapName: "floatingip-config", configMapKey: "floatingips",
 		poolPrefix: "galaxy-", orphans: "skip", workers: 16,
 	}
 	return command.Command{
-		Use: "import-galaxy", Short: "Takes over addresses from Galaxy", Long: importLong, Example: importExamples, Args: cobra.NoArgs,
+		Use: "import-galaxy", Short: "Takes over addresses from Galaxy", Long: importLong, Example: importExamples,
 		Flags: o.addFlags, Writes: true, Found: needsDecision,
-		CompleteFlags: map[string]cobra.CompletionFunc{
+		CompleteFlags: map[string]command.Completion{
 			"orphans": command.Words("skip", "reserve"),
 			"output":  command.Words(formats...),
 		},
@@ -82,7 +79,7 @@ func NewImportGalaxy(of *chosen.Cluster, streams genericiooptions.IOStreams) *co
 			return err
 		},
 		Run: o.run,
-	}.New(of, streams)
+	}
 }
 
 func (o *importOptions) addFlags(flags *pflag.FlagSet) {
@@ -143,7 +140,8 @@ func (o *importOptions) run(ctx context.Context, call *command.Call) error {
 	if err != nil {
 		return err
 	}
-	progress := &progress{out: call.ErrOut}
+	progress, end := call.Progress()
+	defer end()
 	input, notes, err := o.read(ctx, api, o.given, progress)
 	if err != nil {
 		return err
@@ -176,7 +174,7 @@ func (o *importOptions) run(ctx context.Context, call *command.Call) error {
 }
 
 // read collects the input of the plan.
-func (o *importOptions) read(ctx context.Context, api *cluster, given *given, progress *progress) (*galaxyimport.Input, []string, error) {
+func (o *importOptions) read(ctx context.Context, api *cluster, given *given, progress *command.Progress) (*galaxyimport.Input, []string, error) {
 	notes, err := o.readGalaxy(ctx, api, given, progress)
 	if err != nil {
 		return nil, nil, err

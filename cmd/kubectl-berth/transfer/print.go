@@ -3,23 +3,17 @@
 package transfer
 
 import (
-	"bufio"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
-	"sync"
-	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/printers"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/plan"
 )
-
-func newReader(text []byte) *bufio.Reader { return bufio.NewReader(strings.NewReader(string(text))) }
 
 // printPlan writes a line for each object, and the notes.
 func printPlan(out io.Writer, made *plan.Plan) error {
@@ -127,12 +121,10 @@ func printObjects(out io.Writer, made *plan.Plan, format string) error {
 			default:
 				object = item.Pool
 			}
-			fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+			fields, err := written(object)
 			if err != nil {
-				return fmt.Errorf("print %s %s: %w", item.Kind, name(item), err)
+				return err
 			}
-			delete(fields, "status")
-			unstructured.RemoveNestedField(fields, "metadata", "creationTimestamp")
 			list.Items = append(list.Items, unstructured.Unstructured{Object: fields})
 		}
 	}
@@ -190,42 +182,4 @@ func word(action plan.Action, applied bool) string {
 		return "in conflict"
 	}
 	return string(action)
-}
-
-// progress prints progress to the user, not too often. Safe for concurrent use.
-type progress struct {
-	out io.Writer
-
-	mu   sync.Mutex
-	said time.Time
-}
-
-// pause between two lines.
-const pause = 2 * time.Second
-
-func (p *progress) say(format string, args ...any) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.said = time.Now()
-	fmt.Fprintf(p.out, format+"\n", args...)
-}
-
-// count prints the number of finished items, of all if all is not 0. It prints nothing
-// within pause of the last line, or of the first call.
-func (p *progress) count(what string, done, all int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	now := time.Now()
-	if p.said.IsZero() {
-		p.said = now
-	}
-	if now.Sub(p.said) < pause {
-		return
-	}
-	p.said = now
-	if all == 0 {
-		fmt.Fprintf(p.out, "%s: %d\n", what, done)
-		return
-	}
-	fmt.Fprintf(p.out, "%s: %d of %d\n", what, done, all)
 }

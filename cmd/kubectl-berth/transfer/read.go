@@ -3,6 +3,7 @@
 package transfer
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -27,6 +28,7 @@ import (
 	"k8s.io/client-go/tools/pager"
 	"sigs.k8s.io/yaml"
 
+	chosen "github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/backup"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/galaxyimport"
@@ -73,7 +75,7 @@ func eachDocument(text []byte, add func(document []byte) error) error {
 		}
 		return nil
 	}
-	documents := utilyaml.NewYAMLReader(newReader(text))
+	documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
 	for n := 1; ; n++ {
 		document, err := documents.Read()
 		if errors.Is(err, io.EOF) {
@@ -185,14 +187,7 @@ type cluster struct {
 }
 
 func connect(call *command.Call) (*cluster, error) {
-	c := &cluster{kube: call.Kube, berth: call.Berth, host: call.Config.Host}
-	var err error
-	if c.dynamic, err = call.Dynamic(); err != nil {
-		return nil, err
-	}
-	if c.metadata, err = metadata.NewForConfig(call.Config); err != nil {
-		return nil, fmt.Errorf("create the client of workloads: %w", err)
-	}
+	c := &cluster{kube: call.Kube, berth: call.Berth, dynamic: call.Dynamic, metadata: call.Metadata, host: call.Config.Host}
 	kinds, err := call.Discovery()
 	if err != nil {
 		return nil, err
@@ -239,9 +234,9 @@ func (c *cluster) discover(api discovery.DiscoveryInterface) error {
 func (c *cluster) has(resource string) bool { return c.groups[resource] }
 
 // readGalaxy reads the parts of Galaxy's state that the files did not have.
-func (o *importOptions) readGalaxy(ctx context.Context, api *cluster, g *given, progress *progress) (notes []string, err error) {
+func (o *importOptions) readGalaxy(ctx context.Context, api *cluster, g *given, progress *command.Progress) (notes []string, err error) {
 	if g.config == nil {
-		progress.say("Reading ConfigMap %s/%s", o.configMapNamespace, o.configMapName)
+		progress.Say("Reading ConfigMap %s/%s", o.configMapNamespace, o.configMapName)
 		if g.config, err = o.readConfigMap(ctx, api.kube); err != nil {
 			return nil, err
 		}
@@ -278,19 +273,24 @@ func (o *importOptions) readConfigMap(ctx context.Context, kube kubernetes.Inter
 }
 
 // list reads all objects of a resource into items.
-func list[T any](ctx context.Context, resource dynamic.ResourceInterface, progress *progress, what string, items *[]T) error {
-	pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		return resource.List(ctx, options)
-	})
-	err := pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
+func list[T any](ctx context.Context, resource dynamic.ResourceInterface, progress *command.Progress, what string, items *[]T) error {
+	return each(ctx, resource.List, progress, what, func(fields *unstructured.Unstructured) error {
 		var item T
-		fields := object.(*unstructured.Unstructured)
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(fields.Object, &item); err != nil {
 			return fmt.Errorf("%s %s: %w", fields.GetKind(), fields.GetName(), err)
 		}
 		*items = append(*items, item)
-		progress.count(what, len(*items), 0)
 		return nil
+	})
+}
+
+// each calls do with each object of a list, and tells how many there were.
+func each[L, T runtime.Object](ctx context.Context, list func(context.Context, metav1.ListOptions) (L, error), progress *command.Progress, what string, do func(T) error) error {
+	n := 0
+	err := chosen.Each(ctx, list, metav1.ListOptions{}, func(object T) error {
+		n++
+		progress.Count(what, n, 0)
+		return do(object)
 	})
 	if err != nil {
 		return fmt.Errorf("list %s: %w", what, err)
@@ -300,7 +300,7 @@ func list[T any](ctx context.Context, resource dynamic.ResourceInterface, progre
 
 // readBerth reads Berth's objects of some kinds: each kind as of one moment, in this order, so that objects that
 // addresses refer to are there, if they come later, unless they were deleted since.
-func (c *cluster) readBerth(ctx context.Context, progress *progress, kinds []string) (*backup.Objects, error) {
+func (c *cluster) readBerth(ctx context.Context, progress *command.Progress, kinds []string) (*backup.Objects, error) {
 	objects := &backup.Objects{}
 	for _, kind := range kinds {
 		resource := v1alpha1.Resource(kind)
@@ -315,7 +315,7 @@ func (c *cluster) readBerth(ctx context.Context, progress *progress, kinds []str
 		}).List(ctx, metav1.ListOptions{})
 		if err == nil {
 			err = meta.EachListItem(all, func(object runtime.Object) error {
-				progress.count("Berth's "+resource.Resource, objects.Len(), 0)
+				progress.Count("Berth's "+resource.Resource, objects.Len(), 0)
 				return objects.Put(object.(*unstructured.Unstructured))
 			})
 		}
@@ -327,7 +327,7 @@ func (c *cluster) readBerth(ctx context.Context, progress *progress, kinds []str
 }
 
 // readWorkloads reads pods and the workloads that may own them.
-func (c *cluster) readWorkloads(ctx context.Context, input *galaxyimport.Input, progress *progress) error {
+func (c *cluster) readWorkloads(ctx context.Context, input *galaxyimport.Input, progress *command.Progress) error {
 	keep := []string{galaxy.AnnotationArgs, galaxy.AnnotationPool, galaxy.AnnotationReleasePolicy}
 	err := c.readPods(ctx, progress, func(pod *v1.Pod) { input.Pods = append(input.Pods, slim(pod, keep...)) })
 	if err != nil {
@@ -350,21 +350,11 @@ func (c *cluster) readWorkloads(ctx context.Context, input *galaxyimport.Input, 
 }
 
 // readPods reads the pods of all namespaces.
-func (c *cluster) readPods(ctx context.Context, progress *progress, add func(*v1.Pod)) error {
-	pods := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		return c.kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
-	})
-	n := 0
-	err := pods.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
-		add(object.(*v1.Pod))
-		n++
-		progress.count("pods", n, 0)
+func (c *cluster) readPods(ctx context.Context, progress *command.Progress, add func(*v1.Pod)) error {
+	return each(ctx, c.kube.CoreV1().Pods(metav1.NamespaceAll).List, progress, "pods", func(pod *v1.Pod) error {
+		add(pod)
 		return nil
 	})
-	if err != nil {
-		return fmt.Errorf("list pods: %w", err)
-	}
-	return nil
 }
 
 // slim returns a pod with the fields that a plan needs, and with some annotations.
@@ -390,20 +380,10 @@ func slim(pod *v1.Pod, annotations ...string) *v1.Pod {
 }
 
 // readKind reads the metadata of all objects of a kind.
-func (c *cluster) readKind(ctx context.Context, kind schema.GroupVersionKind, progress *progress, add func(*metav1.PartialObjectMetadata)) error {
+func (c *cluster) readKind(ctx context.Context, kind schema.GroupVersionKind, progress *command.Progress, add func(*metav1.PartialObjectMetadata)) error {
 	resource := c.resources[kind]
-	pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		return c.metadata.Resource(resource).List(ctx, options)
-	})
-	n := 0
-	err := pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
-		add(object.(*metav1.PartialObjectMetadata))
-		n++
-		progress.count(resource.GroupResource().String(), n, 0)
+	return each(ctx, c.metadata.Resource(resource).List, progress, resource.GroupResource().String(), func(object *metav1.PartialObjectMetadata) error {
+		add(object)
 		return nil
 	})
-	if err != nil {
-		return fmt.Errorf("list %s: %w", resource.GroupResource(), err)
-	}
-	return nil
 }

@@ -9,15 +9,11 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
-	"k8s.io/client-go/tools/pager"
 
 	chosen "github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
@@ -52,12 +48,12 @@ type restoreOptions struct {
 }
 
 // NewRestore returns the command restore.
-func NewRestore(of *chosen.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func NewRestore() command.Command {
 	o := &restoreOptions{keepFor: 24 * time.Hour, workers: 16}
 	return command.Command{
 		Use: "restore -f FILE", Short: "Restores saved pools, claims and addresses", Long: restoreLong, Example: restoreExamples,
-		Args: cobra.NoArgs, Flags: o.addFlags, Prepare: o.prepare, Run: o.run, Writes: true, Found: needsDecision,
-	}.New(of, streams)
+		Flags: o.addFlags, Prepare: o.prepare, Run: o.run, Writes: true, Found: needsDecision,
+	}
 }
 
 func (o *restoreOptions) addFlags(flags *pflag.FlagSet) {
@@ -93,7 +89,8 @@ func (o *restoreOptions) run(ctx context.Context, call *command.Call) error {
 	if err != nil {
 		return err
 	}
-	progress := &progress{out: call.ErrOut}
+	progress, end := call.Progress()
+	defer end()
 	input, notes, err := o.read(ctx, api, &o.saved, progress)
 	if err != nil {
 		return err
@@ -145,7 +142,7 @@ func keptUntil(made *plan.Plan, until time.Time) string {
 }
 
 // read collects the input of the plan.
-func (o *restoreOptions) read(ctx context.Context, api *cluster, saved *backup.Objects, progress *progress) (*backup.Input, []string, error) {
+func (o *restoreOptions) read(ctx context.Context, api *cluster, saved *backup.Objects, progress *command.Progress) (*backup.Input, []string, error) {
 	now := time.Now()
 	input := &backup.Input{Saved: saved, Now: now, KeepUntil: now.Add(o.keepFor)}
 	var err error
@@ -194,12 +191,9 @@ func (c *cluster) kindOf(kind schema.GroupKind) (schema.GroupVersionKind, bool) 
 
 // readNamespaces reads the names of all namespaces that are not being deleted.
 func (c *cluster) readNamespaces(ctx context.Context) ([]string, error) {
-	pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		return c.kube.CoreV1().Namespaces().List(ctx, options)
-	})
 	var names []string
-	err := pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
-		if namespace := object.(*v1.Namespace); namespace.DeletionTimestamp == nil {
+	err := chosen.Each(ctx, c.kube.CoreV1().Namespaces().List, metav1.ListOptions{}, func(namespace *v1.Namespace) error {
+		if namespace.DeletionTimestamp == nil {
 			names = append(names, namespace.Name)
 		}
 		return nil

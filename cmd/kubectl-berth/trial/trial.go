@@ -11,16 +11,13 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 )
 
@@ -48,10 +45,10 @@ type options struct {
 }
 
 // New returns the command test.
-func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func New() command.Command {
 	var o options
 	return command.Command{
-		Use: "test", Short: "Tries Berth with pods of its own", Long: long, Example: examples, Args: cobra.NoArgs, Found: "something does not work",
+		Use: "test", Short: "Tries Berth with pods of its own", Long: long, Example: examples, Found: "something does not work",
 		Flags: func(flags *pflag.FlagSet) {
 			flags.StringVar(&o.pool, "pool", "", "Pool of the addresses. By default the scheduler chooses.")
 			flags.StringVar(&o.image, "image", "registry.k8s.io/e2e-test-images/agnhost:2.63.0", "Image of the pods: Kubernetes' agnhost.")
@@ -59,7 +56,7 @@ func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command
 			flags.DurationVar(&o.timeout, "timeout", 2*time.Minute, "How long a pod may take to start, and the namespace to go.")
 			flags.BoolVar(&o.keep, "keep", false, "Leave the namespace and its pods.")
 		},
-		CompleteFlags: map[string]cobra.CompletionFunc{"pool": of.CompletePools},
+		CompleteFlags: map[string]command.Completion{"pool": command.Names("IPPool")},
 		Run: func(ctx context.Context, call *command.Call) error {
 			if o.pool != "" {
 				if _, err := call.Berth.IPPools.Get(ctx, o.pool, metav1.GetOptions{}); err != nil {
@@ -68,7 +65,7 @@ func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command
 			}
 			return o.run(ctx, call)
 		},
-	}.New(of, streams)
+	}
 }
 
 // failure says what does not work; the test goes no further.

@@ -49,7 +49,8 @@ const (
 // +kubebuilder:printcolumn:name="Owner",type=string,JSONPath=`.spec.owner.name`
 // +kubebuilder:printcolumn:name="Policy",type=string,JSONPath=`.spec.releasePolicy`
 // +kubebuilder:printcolumn:name="Since",type=date,JSONPath=`.spec.since`
-// +kubebuilder:printcolumn:name="Reserved",type=boolean,JSONPath=`.spec.reserved`,priority=1
+// +kubebuilder:printcolumn:name="Cooling",type=date,JSONPath=`.spec.releasedAt`
+// +kubebuilder:printcolumn:name="Reserved",type=boolean,JSONPath=`.spec.reserved`
 // +kubebuilder:printcolumn:name="Conflict",type=string,JSONPath=`.status.conditions[?(@.type=="Conflict")].status`,priority=1
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.contains('-') ? (self.metadata.name.size() == 39 && isIP(self.metadata.name.replace('-', ':')) && isIP(self.spec.address) && ip(self.metadata.name.replace('-', ':')) == ip(self.spec.address)) : self.metadata.name == self.spec.address",message="metadata.name must be spec.address itself for IPv4, and its eight four-digit groups joined by dashes for IPv6 (2001-0db8-0000-0000-0000-0000-0000-0001)"
 type FloatingIP struct {

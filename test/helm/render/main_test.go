@@ -64,7 +64,7 @@ func TestValues(t *testing.T) {
 		file       string
 		has, lacks []string
 	}{
-		{"", []string{"serviceAccount: {name: berth-scheduler, namespace: network}", "namespaces: [network]", "name: berth-viewer\n", "name: berth-operator\n", "name: berth-backup\n", "--bind-address=$(HOST_IP)", "helm.sh/resource-policy: keep", "kind: CustomResourceDefinition", "namespace: network"},
+		{"", []string{"serviceAccount: {name: berth-scheduler, namespace: network}", "namespaces: [network]", "name: berth-viewer\n", "name: berth-view\n", "rbac.authorization.k8s.io/aggregate-to-view: \"true\"", "name: berth-operator\n", "name: berth-backup\n", "--bind-address=$(HOST_IP)", "helm.sh/resource-policy: keep", "kind: CustomResourceDefinition", "namespace: network"},
 			[]string{"berth-console", "name: berth-failover\n", "name: berth-failover,", "name: berth-speaker", "berth-system", "berth-cleanup", "openshift", "MutatingAdmissionPolicy", "weight: 1\n", "--logging-format", "seLinuxOptions", "appArmorProfile", "score:", "--overlay", "--network-policy", "hostPID", "--host-root", "device-plugins", "name: own-node.berth.dev", "monitoring.coreos.com", "kind: ConfigMap\nmetadata:\n  name: berth-dashboard", "name: berth-metrics-reader\n  namespace"}},
 		{"monitoring", []string{"name: berth-agent\n  namespace: network\n  labels:", "kind: PrometheusRule", "interval: 30s", "{{ $labels.pool }}", "name: berth-dashboard-pools", "grafana_dashboard: \"1\""},
 			[]string{"berth-system"}},
@@ -100,7 +100,7 @@ func TestValues(t *testing.T) {
 			"appArmorProfile:\n          type: RuntimeDefault\n", "policyTypes: [Ingress, Egress]\n", "      from:\n        - ipBlock:\n            cidr: 192.0.2.0/24\n", "  egress:\n    - ports:\n      - port: 6443\n",
 			"for: 20m", "max(berth_reclaim_oldest_pending_seconds) > 3600", "alert: BerthPodsWaitForAgents", "{{ $value }} nodes had",
 			"release: prometheus", "interval: 1m30s", "grafana: \"yes\"", "maxUnavailable: 1", "--v=4", "--v=0", "--v=3", "berth.dev/config: "},
-			[]string{"ghcr.io", "kind: FlowSchema", "name: berth-viewer", "alert: BerthPoolNearlyFull", "name: berth-forecast", "berth_reclaim_oldest_pending_seconds) > 600", "podAntiAffinity", "system-cluster-critical", "system-node-critical", "helm.sh/resource-policy", "control-plane\n          operator", "--v=2", "the chart's failover.fencer is set"}},
+			[]string{"ghcr.io", "kind: FlowSchema", "name: berth-viewer", "name: berth-view\n", "alert: BerthPoolNearlyFull", "name: berth-forecast", "berth_reclaim_oldest_pending_seconds) > 600", "podAntiAffinity", "system-cluster-critical", "system-node-critical", "helm.sh/resource-policy", "control-plane\n          operator", "--v=2", "the chart's failover.fencer is set"}},
 		{"openshift", []string{"kind: SecurityContextConstraints\nmetadata:\n  name: berth-agent\n", "allowHostPID: true\n", "SYS_ADMIN, SYS_CHROOT]\ndefaultAdd", "users: [\"system:serviceaccount:network:berth-agent\"]", "name: system:openshift:scc:nonroot-v2", "kind: SecurityContextConstraints\nmetadata:\n  name: berth-speaker\n", "runAsUser: {type: MustRunAs, uid: 65532}", "users: [\"system:serviceaccount:network:berth-speaker\"]"},
 			[]string{"name: berth-uninstall"}},
 		{"no-crds", []string{"name: berth-agent"}, []string{"CustomResourceDefinition\n", "helm.sh/resource-policy"}},

@@ -5,6 +5,8 @@ package api
 import (
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
 )
@@ -100,6 +102,26 @@ func TestPermissions(t *testing.T) {
 		"create /pods": true, "patch /pods": true, "delete apps/deployments": true, "create /pods/binding": false,
 		"create berth.dev/floatingips": false, "patch berth.dev/floatingips": false, "delete berth.dev/floatingips": false,
 		"create berth.dev/ippools": false, "patch berth.dev/ippools": false, "delete berth.dev/ippools": false, "assign berth.dev/ippools": false,
+	} {
+		if got := w.UserAllowed("tenant", access); got != want {
+			t.Errorf("a tenant may %s: %t, want %t", access, got, want)
+		}
+	}
+	// Kubernetes' own roles of a namespace read its claims, by a label; the controller that adds the rules does not run here.
+	claims, err := w.Kube.RbacV1().ClusterRoles().Get(w.Ctx, "berth-view", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, role := range []string{"view", "edit", "admin"} {
+		if claims.Labels["rbac.authorization.k8s.io/aggregate-to-"+role] != "true" {
+			t.Errorf("%s does not aggregate to %s", claims.Name, role)
+		}
+	}
+	w.Bind(claims.Name, "tenant")
+	for access, want := range map[string]bool{
+		"get berth.dev/ipclaims": true, "list berth.dev/ipclaims": true, "watch berth.dev/ipclaims": true,
+		"create berth.dev/ipclaims": false, "update berth.dev/ipclaims": false, "patch berth.dev/ipclaims": false, "delete berth.dev/ipclaims": false,
+		"list berth.dev/floatingips": false, "list berth.dev/ippools": false,
 	} {
 		if got := w.UserAllowed("tenant", access); got != want {
 			t.Errorf("a tenant may %s: %t, want %t", access, got, want)

@@ -73,7 +73,7 @@ func TestWhy(t *testing.T) {
 	// A user of the namespace, who may not read Berth's objects.
 	w.permit("tenant", "view")
 	w.whyAs(t, "tenant", "front", 0, "Clients reach the Service by 10.0.70.2.", "More is not said, because user \"tenant\" may not")
-	w.whyAs(t, "tenant", "late", 2, "The Service waits for an address.", "NoServiceAddress, ", "PoolsExhausted", "More is not said")
+	w.whyAs(t, "tenant", "late", 2, "The Service waits for an address.", "NoServiceAddress: ", "PoolsExhausted", "More is not said")
 
 	// One family is enough for a Service that prefers both, and not for one that requires both.
 	dual := func(policy v1.IPFamilyPolicy) func(*v1.Service) {

@@ -19,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -179,20 +180,16 @@ func (s *server) poolMap(r *request) (any, error) {
 	return s.register.Map(r.scope, r.PathValue("pool"))
 }
 
-func (s *server) address(r *request) (any, error) {
-	addr, err := r.address()
-	if err != nil {
-		return nil, err
-	}
-	return s.register.Address(r.scope, addr)
-}
+func (s *server) address(r *request) (any, error) { return about(r, s.register.Address) }
 
-func (s *server) why(r *request) (any, error) {
+func (s *server) why(r *request) (any, error) { return about(r, s.register.Why) }
+
+func about[T any](r *request, find func(register.Scope, netip.Addr) (T, error)) (any, error) {
 	addr, err := r.address()
 	if err != nil {
 		return nil, err
 	}
-	return s.register.Why(r.scope, addr)
+	return find(r.scope, addr)
 }
 
 func (s *server) waiting(r *request) (any, error) {
@@ -241,7 +238,7 @@ func read(r *http.Request, parameters []string) (*request, error) {
 }
 
 func (r *request) address() (netip.Addr, error) {
-	addr, err := standing.ParseAddr(r.PathValue("address"))
+	addr, err := target.ParseAddr(r.PathValue("address"))
 	if err != nil {
 		return addr, mistakeError(err.Error())
 	}

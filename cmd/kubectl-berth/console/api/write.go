@@ -10,11 +10,12 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"net/netip"
 	"time"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/circulation/freeing"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 )
 
 const (
@@ -97,15 +98,15 @@ func Release(ctx context.Context, as *access.Writer, seen []Seen, dryRun bool) (
 	if len(seen) == 0 || len(seen) > MostReleases {
 		return nil, fmt.Errorf("%d addresses: name from 1 to %d", len(seen), MostReleases)
 	}
-	texts := make([]string, len(seen))
+	addrs := make([]netip.Addr, len(seen))
 	for i, one := range seen {
-		if texts[i] = one.Address; one.UID == "" || one.ResourceVersion == "" {
+		var err error
+		if one.UID == "" || one.ResourceVersion == "" {
 			return nil, fmt.Errorf("address %q lacks uid or resourceVersion: %saddresses has both of each address that has a FloatingIP", one.Address, Prefix)
 		}
-	}
-	addrs, err := standing.ParseAddrs(texts)
-	if err != nil {
-		return nil, err
+		if addrs[i], err = target.ParseAddr(one.Address); err != nil {
+			return nil, err
+		}
 	}
 	releases := make([]freeing.Release, len(seen))
 	for i, addr := range addrs {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 )
 
 // searchForm is the id of the form that htmx sends while the user types.
@@ -140,7 +141,7 @@ func addressRows(all []standing.Address) template.HTML {
 // besides finds other things than addresses of FloatingIPs for the text of a search.
 func (s *site) besides(r *request, data *addressesData) {
 	if len(data.Rows) == 0 && !strings.Contains(data.Text, "/") {
-		if addr, err := standing.ParseAddr(data.Text); err == nil {
+		if addr, err := target.ParseAddr(data.Text); err == nil {
 			if nobody, err := s.register.Address(r.scope, addr); err == nil && nobody.Object == "" {
 				data.Nobody = &nobody
 			}
@@ -246,7 +247,7 @@ type addressData struct {
 const mostAddressChanges = 20
 
 func (s *site) address(r *request) (*view, error) {
-	addr, err := standing.ParseAddr(r.PathValue("address"))
+	addr, err := target.ParseAddr(r.PathValue("address"))
 	if err != nil {
 		return nil, &mistake{http.StatusBadRequest, "No address", sentence(err.Error())}
 	}

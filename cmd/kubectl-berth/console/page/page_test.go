@@ -278,7 +278,7 @@ func TestWords(t *testing.T) {
 		want   []string
 	}{
 		{"/", 200, []string{"Overview · Berth · prod", "IPv4", "db", "Full", "Not ready", "spec.ranges[0]: 10.0.91.1 is not inside the subnet", "2 of 6 pools"}},
-		{"/pools/web", 200, []string{"Pool web", "10.0.70.2: held", "10.0.70.3: retained", "10.0.70.4: reserved", "10.0.70.5: free", "10.0.70.1: not given by the pool", "10.0.70.5-10.0.70.250", "kubectl berth free web"}},
+		{"/pools/web", 200, []string{"Pool web", "10.0.70.0/24", "Ranges 10.0.70.2-10.0.70.250 Gateway none, cooldown 1h0m0s", "Nodes all", "10.0.70.2: held", "10.0.70.3: retained", "10.0.70.4: reserved", "10.0.70.5: free", "10.0.70.1: not given by the pool", "10.0.70.5-10.0.70.250", "kubectl berth free web"}},
 		{"/pools/wide", 200, []string{"A cell is 64 addresses", "10.8.0.16 to 10.8.0.79: less than a tenth taken"}},
 		{"/pools/six", 200, []string{"is too large", "kubectl berth free six"}},
 		{"/pools/closed", 200, []string{"Disabled", "The pool has no free address, as spec.disabled is true."}},
@@ -295,7 +295,7 @@ func TestWords(t *testing.T) {
 		{"/addresses/10.0.70.4", 200, []string{"An administrator reserved it: no pod gets it (VRRP).", "kubectl berth unreserve 10.0.70.4"}},
 		{"/addresses/10.0.70.5", 200, []string{"kubectl berth reserve 10.0.70.5"}},
 		{"/addresses/192.0.2.1", 404, []string{"It is in no IPPool's subnet."}},
-		{"/addresses/web-0", 400, []string{`"web-0" is no address: write one address, such as 10.0.70.2, and not a range.`}},
+		{"/addresses/web-0", 400, []string{`"web-0" is no address: write 10.0.70.2, 10.0.70.0/30 or 2001:db8::1.`}},
 		{"/waiting", 200, []string{"no pool has a free address", "kubectl berth why cart-7 -n shop", "No scheduler has looked at it yet.", "Its schedulerName is default-scheduler"}},
 		{"/waiting?q=nobody", 200, []string{"No pod with nobody in its name waits for an address."}},
 		{"/nodes", 200, []string{"node-gone Gone", "node-b Not ready", "node-a Ready"}},

@@ -138,7 +138,7 @@ func pictureOf(drawn *register.Map) *picture {
 			m := newMarkup(n, cellSize)
 			m.tag(`<tr><th scope="row" class="address">`).text(from.String()).tag(`</th>`)
 			for i := range n {
-				last := later(from, p.Block-1)
+				last := poolmap.After(from, p.Block-1)
 				p.add(m, from, last, of[cells[i]])
 				from = last.Next()
 			}
@@ -206,19 +206,4 @@ func cellURL(first, last netip.Addr) string {
 		}
 		bits--
 	}
-}
-
-// later returns the address n steps after another.
-func later(addr netip.Addr, n uint64) netip.Addr {
-	bytes := addr.As16()
-	for i := len(bytes) - 1; i >= 0 && n > 0; i-- {
-		n += uint64(bytes[i])
-		bytes[i] = byte(n)
-		n >>= 8
-	}
-	after := netip.AddrFrom16(bytes)
-	if addr.Is4() {
-		return after.Unmap()
-	}
-	return after
 }

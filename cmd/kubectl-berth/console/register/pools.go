@@ -29,6 +29,7 @@ type Pool struct {
 	Message string `json:"message,omitempty"`
 	// Disabled: it gives no addresses.
 	Disabled bool `json:"disabled,omitempty"`
+	poolmap.Terms
 	// Capacity is at most 2^63-1, also of larger pools.
 	Capacity uint64 `json:"capacity"`
 	poolmap.Counts
@@ -111,7 +112,7 @@ func (r *Register) recount(before, after *Row) {
 }
 
 func (c *compiled) poolOf(object *v1alpha1.IPPool) Pool {
-	p := Pool{Name: object.Name, UID: string(object.UID), ResourceVersion: object.ResourceVersion, Subnet: object.Spec.Subnet, Family: v1alpha1.IPv4, VLAN: object.Spec.VLAN, Disabled: object.Spec.Disabled}
+	p := Pool{Name: object.Name, UID: string(object.UID), ResourceVersion: object.ResourceVersion, Subnet: object.Spec.Subnet, Family: v1alpha1.IPv4, VLAN: object.Spec.VLAN, Disabled: object.Spec.Disabled, Terms: poolmap.TermsOf(object)}
 	if strings.Contains(object.Spec.Subnet, ":") {
 		p.Family = v1alpha1.IPv6
 	}

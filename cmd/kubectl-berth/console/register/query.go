@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/iprange"
 )
@@ -214,13 +215,10 @@ func (r *Register) within(span iprange.Range) []*Row {
 	return rows[from:max(from, to)]
 }
 
-// spanOf reads a text as an address, a prefix, or the beginning of an IPv4 address that ends with a dot.
+// spanOf reads a text as addresses, or as the beginning of an IPv4 address that ends with a dot.
 func spanOf(text string) (iprange.Range, bool) {
-	if prefix, err := netip.ParsePrefix(text); err == nil {
-		return iprange.OfPrefix(prefix.Masked()), true
-	}
-	if addr, err := standing.ParseAddr(text); err == nil {
-		return iprange.Single(addr), true
+	if t, err := target.Parse(text, target.Addresses); err == nil && t.Kind == target.Addresses {
+		return t.Range, true
 	}
 	parts := strings.Split(strings.TrimSuffix(text, "."), ".")
 	if !strings.HasSuffix(text, ".") || len(parts) > 3 {

@@ -6,8 +6,12 @@
 package poolmap
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -42,6 +46,51 @@ func (u *Uses) Sort() {
 func since(uses Uses, addr netip.Addr) Uses {
 	at, _ := slices.BinarySearchFunc(uses, addr, func(use Use, addr netip.Addr) int { return use.Addr.Compare(addr) })
 	return uses[at:]
+}
+
+// Terms are what a pool's spec says of its addresses, for people.
+type Terms struct {
+	Ranges  []string `json:"ranges"`
+	Exclude []string `json:"exclude,omitempty"`
+	Gateway string   `json:"gateway,omitempty"`
+	// NodeSubnets and NodeSelector say which nodes it serves; without both it serves all.
+	NodeSubnets  []string `json:"nodeSubnets,omitempty"`
+	NodeSelector string   `json:"nodeSelector,omitempty"`
+	Cooldown     string   `json:"cooldown,omitempty"`
+}
+
+// TermsOf returns the terms of a pool.
+func TermsOf(pool *v1alpha1.IPPool) Terms {
+	spec := &pool.Spec
+	t := Terms{Ranges: append([]string{}, spec.Ranges...), Exclude: spec.Exclude, Gateway: spec.Gateway, NodeSubnets: spec.NodeSubnets}
+	if spec.NodeSelector != nil {
+		t.NodeSelector = metav1.FormatLabelSelector(spec.NodeSelector)
+	}
+	if spec.Cooldown != nil && spec.Cooldown.Duration > 0 {
+		t.Cooldown = spec.Cooldown.Duration.String()
+	}
+	return t
+}
+
+// Given says which addresses the pool gives.
+func (t Terms) Given() string {
+	text := strings.Join(t.Ranges, ", ")
+	if len(t.Exclude) > 0 {
+		text += " without " + strings.Join(t.Exclude, ", ")
+	}
+	return text
+}
+
+// Nodes says which nodes the pool serves.
+func (t Terms) Nodes() string {
+	var text []string
+	if len(t.NodeSubnets) > 0 {
+		text = append(text, "in "+strings.Join(t.NodeSubnets, ", "))
+	}
+	if t.NodeSelector != "" {
+		text = append(text, "with labels "+t.NodeSelector)
+	}
+	return cmp.Or(strings.Join(text, " "), "all")
 }
 
 // Untaken returns the addresses of the pool that nobody has. A disabled pool gives none of
@@ -207,7 +256,7 @@ func drawSpan(pool *pools.Pool, span iprange.Range, block uint64, uses Uses) []R
 	row := Row{From: span.First}
 	cells := []byte{}
 	for first := span.First; ; {
-		last := after(first, min(block-1, distance(first, span.Last)))
+		last := After(first, min(block-1, distance(first, span.Last)))
 		cells = append(cells, cellOf(pool, iprange.Range{First: first, Last: last}, uses))
 		done := last == span.Last
 		if done || len(cells) == Wide {
@@ -225,8 +274,8 @@ func drawSpan(pool *pools.Pool, span iprange.Range, block uint64, uses Uses) []R
 	}
 }
 
-// after returns the address n steps later. The caller makes sure that there is one.
-func after(addr netip.Addr, n uint64) netip.Addr {
+// After returns the address n steps later. The caller makes sure that there is one.
+func After(addr netip.Addr, n uint64) netip.Addr {
 	bytes := addr.As16()
 	for i := len(bytes) - 1; i >= 0 && n > 0; i-- {
 		n += uint64(bytes[i])

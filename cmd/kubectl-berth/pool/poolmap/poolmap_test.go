@@ -116,3 +116,21 @@ func TestDraw(t *testing.T) {
 		t.Errorf("a full block is drawn as %s", drawn.Rows[0].Cells)
 	}
 }
+
+// What a spec says of a pool's addresses, for people.
+func TestTerms(t *testing.T) {
+	for _, test := range []struct {
+		spec         v1alpha1.IPPoolSpec
+		given, nodes string
+	}{
+		{v1alpha1.IPPoolSpec{Ranges: []string{"10.0.70.8-10.0.70.40", "10.0.70.50"}}, "10.0.70.8-10.0.70.40, 10.0.70.50", "all"},
+		{v1alpha1.IPPoolSpec{Ranges: []string{"10.0.70.0/25"}, Exclude: []string{"10.0.70.9"}, NodeSubnets: []string{"10.0.60.0/24"}}, "10.0.70.0/25 without 10.0.70.9", "in 10.0.60.0/24"},
+		{v1alpha1.IPPoolSpec{NodeSubnets: []string{"10.0.60.0/24", "10.0.61.0/24"}, NodeSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"rack": "1"}}}, "", "in 10.0.60.0/24, 10.0.61.0/24 with labels rack=1"},
+		{v1alpha1.IPPoolSpec{Cooldown: &metav1.Duration{}}, "", "all"},
+	} {
+		got := TermsOf(&v1alpha1.IPPool{Spec: test.spec})
+		if got.Given() != test.given || got.Nodes() != test.nodes || got.Cooldown != "" {
+			t.Errorf("%+v: %+v gives %q on nodes %q, want %q and %q", test.spec, got, got.Given(), got.Nodes(), test.given, test.nodes)
+		}
+	}
+}

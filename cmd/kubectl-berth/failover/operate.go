@@ -4,25 +4,107 @@ package failover
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
+	"slices"
 	"strings"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/agentport"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/failover/status"
 )
+
+const takeLong = `Tells the node that waits for an address that no other node answers for it, whatever is heard. The node answers within a
+second. Use it where you know that the last node is off, and something goes on answering for it, such as a switch that
+suppresses ARP and remembers for minutes.
+
+If another node does still answer, hosts of the network get two answers. So the command says what the node hears, and asks
+whether to go on. It needs the Roles berth-failover-operator and berth-diagnosis of Berth's namespace.`
+
+const takeExamples = `  # What waits, and why?
+  kubectl berth failover
+
+  # The node that had it is off
+  kubectl berth failover take 10.0.70.10`
+
+// newTake returns the command failover take.
+func newTake() command.Command {
+	o := &writing{}
+	return command.Command{
+		Use: "take ADDRESS | POD", Short: "Says that no other node answers for an address that waits", Long: takeLong, Example: takeExamples,
+		Args: command.Exactly(1), Names: target.Addresses, Namespaced: true, Programs: true, Flags: func(flags *pflag.FlagSet) {
+			o.addFlags(flags, "Say which node would answer, and what it hears, and change nothing.")
+		},
+		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+			addr, err := call.Address(ctx)
+			if err != nil {
+				return nil, err
+			}
+			ip, err := cluster.FloatingIP(ctx, call.Berth, addr)
+			if err != nil {
+				return nil, err
+			}
+			return newLook(call).take(ctx, o, addr, ip)
+		},
+	}
+}
+
+// take tells the node that has the address by its record.
+func (l *look) take(ctx context.Context, o *writing, addr netip.Addr, ip *v1alpha1.FloatingIP) (*answer.Answer, error) {
+	if ip == nil || ip.Spec.Pod == nil || ip.Spec.Node == "" {
+		return nil, fmt.Errorf("no pod has %s on a node: nothing waits for it (kubectl berth failover lists what waits)", addr)
+	}
+	agents, err := node.AgentPods(ctx, l.kube, l.namespace, ip.Spec.Node)
+	if err != nil {
+		return nil, err
+	}
+	if len(agents) == 0 {
+		return nil, fmt.Errorf("node %s has no agent in namespace %s, so nobody can be told: name Berth's with --berth-namespace, or see kubectl -n %[2]s describe daemonset berth-agent", ip.Spec.Node, l.namespace)
+	}
+	agent := agents[0]
+	in, err := l.port.Agent(agent).Inspect(ctx, "", false)
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(in.Unanswered, func(u inquiry.UnansweredAddress) bool { return u.Address == addr })
+	if i < 0 {
+		return nil, fmt.Errorf("node %s does not wait for %s: it answers for it, or its pod has not come there yet (kubectl berth failover lists what waits)", ip.Spec.Node, addr)
+	}
+	w := Waiting{Node: ip.Spec.Node, UnansweredAddress: in.Unanswered[i]}
+	if ip.Spec.Owner != nil {
+		w.Pod = ip.Spec.Owner.Namespace + "/" + ip.Spec.Pod.Name
+	}
+	a := &answer.Answer{Kind: Kind, Content: &Report{Waiting: []Waiting{w}}, Names: []string{answer.FloatingIP(ip.Name)}}
+	tell := a.Tell
+	if o.dryRun {
+		return tell("Node %s would answer for %s, of pod %s, although: %s. Nothing was changed.", w.Node, addr, w.Pod, w.Why), nil
+	}
+	if err := o.confirm(l.call, fmt.Sprintf(
+		"Node %s will answer for %s, of pod %s, although: %s.\n"+
+			"If another host does answer, hosts of the network get two answers, and connections break or reach the old pod. Go on only if %s is off or disconnected.",
+		w.Node, addr, w.Pod, w.Why, cmp.Or(w.LastNode, "that host"))); err != nil {
+		return nil, err
+	}
+	if err := l.port.Agent(agent).TakeOver(ctx, addr); err != nil {
+		return nil, err
+	}
+	return tell("Node %s answers for %s within a second. If its pod still waits, the kubelet's next try starts it.", w.Node, addr), nil
+}
 
 const resumeLong = `Ends the brake of berth-failover: while more than a third of the nodes are suspect at once, no pod moves, because the
 network or the API server may be the cause rather than the nodes. Say by this that the nodes that are suspect now, which
@@ -38,31 +120,23 @@ const resumeExamples = `  # Which nodes are suspect?
   kubectl berth failover resume`
 
 // newResume returns the command failover resume.
-func newResume(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+func newResume() command.Command {
 	o := &writing{}
 	return command.Command{
 		Use: "resume", Short: "Says that the nodes that are suspect are lost, so that their pods move", Long: resumeLong, Example: resumeExamples,
-		Args: cobra.NoArgs, Flags: func(flags *pflag.FlagSet) {
+		Programs: true, Flags: func(flags *pflag.FlagSet) {
 			o.addFlags(flags, "Say which nodes would count as lost, and change nothing.")
 		},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			l, err := newLook(ctx, call, o.namespace)
-			if err != nil {
-				return nil, err
-			}
-			return l.resume(ctx, o)
+			return newLook(call).resume(ctx, o)
 		},
-	}.New(of, streams)
+	}
 }
 
 // writing are the flags of commands that change something.
-type writing struct {
-	namespace   string
-	yes, dryRun bool
-}
+type writing struct{ yes, dryRun bool }
 
 func (o *writing) addFlags(flags *pflag.FlagSet, dryRun string) {
-	command.AddBerthNamespace(flags, &o.namespace)
 	flags.BoolVar(&o.yes, "yes", false, "Do not ask whether to go on.")
 	flags.BoolVar(&o.dryRun, "dry-run", false, dryRun)
 }
@@ -97,10 +171,7 @@ func (l *look) resume(ctx context.Context, o *writing) (*answer.Answer, error) {
 	}
 	r := &Report{Failover: said, Replicas: len(pods), Waiting: []Waiting{}}
 	a := &answer.Answer{Kind: Kind, Content: r}
-	tell := func(format string, args ...any) *answer.Answer {
-		a.Text = func(out io.Writer, _ answer.Paint) { fmt.Fprintf(out, format+"\n", args...) }
-		return a
-	}
+	tell := a.Tell
 	if said.Brake == nil {
 		return tell("There is no brake: nothing keeps pods from moving. Nothing was changed."), nil
 	}

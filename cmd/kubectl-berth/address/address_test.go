@@ -3,6 +3,7 @@
 package address
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -26,7 +27,7 @@ func TestOfNobodys(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			test.ip.Name, test.ip.Spec.Address = "10.0.70.13", "10.0.70.13"
-			found, err := (&look{}).of(t.Context(), &test.ip)
+			found, err := (&look{}).of(t.Context(), &test.ip, netip.Addr{})
 			if err != nil || !strings.Contains(found.Note, test.note) {
 				t.Errorf("%q, %v; want %q", found.Note, err, test.note)
 			}
