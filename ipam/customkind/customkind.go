@@ -166,7 +166,7 @@ type ForbiddenError struct {
 
 func (e *ForbiddenError) Error() string {
 	if !e.OfWorkloads {
-		return fmt.Sprintf("Berth may not read %s, which have no scale subresource; whoever creates a pod can name one as its controller. Only if you know that they make pods, let Berth read them (docs/explanation/release-detail.md#custom-workloads): %v",
+		return fmt.Sprintf("Berth may not read %s, which have no scale subresource; whoever creates a pod can name one as its controller. Only if you know that they make pods, let Berth read them (docs/explanation/release.md#custom-workloads): %v",
 			e.Resource.GroupResource(), e.Err)
 	}
 	return fmt.Sprintf("Berth may not read %s: add a ClusterRole with the label %s: \"true\" and the rule {apiGroups: [%q], resources: [%q, %q], verbs: [get, list, watch]}: %v",

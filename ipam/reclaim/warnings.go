@@ -18,7 +18,7 @@ import (
 const (
 	// EventMissingPermission (Warning on FloatingIP and its pod): the controller may not read
 	// workloads of this kind, so the address is kept, or freed late. Do: if the note has a rule, add it to a ClusterRole, see
-	// docs/explanation/release-detail.md#custom-workloads; without a rule the pod may name as its controller what makes no pods.
+	// docs/explanation/release.md#custom-workloads; without a rule the pod may name as its controller what makes no pods.
 	EventMissingPermission = "MissingPermission"
 	// EventUnknownWorkload (Warning on FloatingIP and its pod): the workload could not be read, so
 	// the address is kept. Do: mend what the note says, mostly an API server of its kind that does

@@ -15,7 +15,7 @@ import (
 // nothing if the state is missing or has another type.
 //
 // Remove this file when NodeResourcesFit drops ignored resources once for each pod;
-// see docs/explanation/upstream.md.
+// see docs/explanation/development.md#decisions.
 func forgetInResourcesFit(state fwk.CycleState) {
 	data, err := state.Read("PreFilterNodeResourcesFit")
 	if err != nil {

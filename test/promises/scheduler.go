@@ -80,7 +80,7 @@ var scheduler = []promise{
 		"plugins/floatingip", "TestNodesWithoutAgent",
 	},
 	{
-		"A namespace that is created again under its name inherits no address.", "docs/explanation/release-detail.md#namespaces",
+		"A namespace that is created again under its name inherits no address.", "docs/explanation/release.md#namespaces",
 		"ipam/holdings.go", "\t\tif !c.request.mayKeep(record) {\n\t\t\treturn 0, false\n\t\t}\n", "",
 		"ipam", "TestKeptInANamespaceMadeAgain",
 	},
@@ -90,7 +90,7 @@ var scheduler = []promise{
 		"ipam/allocator", "TestLimit",
 	},
 	{
-		"The time of retain-for runs from the moment when the address lost its pod.", "docs/explanation/release-detail.md#keep-on-scale-down-and-retain-for",
+		"The time of retain-for runs from the moment when the address lost its pod.", "docs/explanation/release.md#keep-on-scale-down-and-retain-for",
 		"ipam/reclaim/verdict.go", "since = spec.Since.Time", "since = s.created",
 		"ipam/reclaim", "TestDecide",
 	},
@@ -100,7 +100,7 @@ var scheduler = []promise{
 		"ipam/reclaim", "TestDecide",
 	},
 	{
-		"When a namespace is deleted, its addresses are freed under every policy.", "docs/explanation/release-detail.md#namespaces",
+		"When a namespace is deleted, its addresses are freed under every policy.", "docs/explanation/release.md#namespaces",
 		"ipam/reclaim/verdict.go", "case s.namespaceGone:", "case s.namespaceGone && spec.ReleasePolicy != v1alpha1.ReleaseNever:",
 		"ipam/reclaim", "TestNamespaceGone",
 	},
