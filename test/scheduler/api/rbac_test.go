@@ -59,6 +59,7 @@ func TestPermissions(t *testing.T) {
 				"get /secrets berth-system/another", "create /secrets berth-system/", "list /secrets berth-system/", "delete /secrets berth-system/berth-agent-ca",
 				"get /secrets default/berth-agent-ca", "get /configmaps berth-system/another", "update /configmaps default/berth-agent-ca",
 				"create certificates.k8s.io/certificatesigningrequests", "delete certificates.k8s.io/certificatesigningrequests",
+				"create externaldns.k8s.io/dnsendpoints berth-system/",
 				"approve certificates.k8s.io/signers /kubernetes.io/kube-apiserver-client", "sign certificates.k8s.io/signers /kubernetes.io/kube-apiserver-client",
 				"update apps/statefulsets", "update apps/deployments", "patch /nodes", "update berth.dev/ipclaims",
 				"update coordination.k8s.io/leases berth-system/berth-scheduler", "create rbac.authorization.k8s.io/clusterrolebindings",
