@@ -195,7 +195,7 @@ func run(t *testing.T, test func(w *world), objects ...metav1.Object) {
 
 // rounds lets some rounds pass.
 func (w *world) rounds(n int) {
-	time.Sleep(time.Duration(n) * interval)
+	<-time.After(time.Duration(n) * interval)
 	synctest.Wait()
 }
 
