@@ -64,10 +64,20 @@ func (refuser) RoundTrip(*http.Request) (*http.Response, error) {
 	return answer.Result(), err
 }
 
+// write writes a list as a kubelet does a key of a Secret: by links to a folder that it replaces as a whole.
 func (w *world) write(list, text string) {
 	w.t.Helper()
-	if err := os.WriteFile(filepath.Join(w.dir, list), []byte(text), 0o600); err != nil {
+	const folder = "..2026_12_01_00_00_00.1"
+	if err := os.MkdirAll(filepath.Join(w.dir, folder), 0o700); err != nil {
 		w.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(w.dir, folder, list), []byte(text), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	for link, to := range map[string]string{"..data": folder, list: "..data/" + list} {
+		if err := os.Symlink(to, filepath.Join(w.dir, link)); err != nil && !os.IsExist(err) {
+			w.t.Fatal(err)
+		}
 	}
 }
 
