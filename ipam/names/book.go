@@ -83,15 +83,11 @@ func (b *book) take(all bool, list func() []any) map[int][]record {
 	}
 	for addr, name := range b.named {
 		for _, r := range []record{{name, addr, false}, {name, addr, true}} {
-			if part := r.partOf(); all || hasKey(taken, part) {
-				taken[part] = append(taken[part], r)
+			part := r.partOf()
+			if of, wanted := taken[part]; wanted {
+				taken[part] = append(of, r)
 			}
 		}
 	}
 	return taken
-}
-
-func hasKey(of map[int][]record, part int) bool {
-	_, has := of[part]
-	return has
 }
