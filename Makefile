@@ -37,6 +37,7 @@ export BERTH_TEST_POLICY_BACKEND = $(POLICY_BACKEND)
 VERSION  ?= dev
 REGISTRY ?= ghcr.io/berth-dev
 ARCH     ?= amd64,arm64
+PROGRAMS := $(filter-out kubectl-berth,$(patsubst cmd/%/main.go,%,$(wildcard cmd/*/main.go)))
 KREW     := linux-amd64 linux-arm64 darwin-amd64 darwin-arm64 windows-amd64 windows-arm64
 # A chart's version has no v, and is a version also where the programs' is none.
 CHART_VERSION = $(if $(filter v%,$(VERSION)),$(VERSION:v%=%),0.0.0-$(VERSION))
@@ -80,7 +81,7 @@ krew: ## Pack the kubectl plugin for krew, with its manifest, into dist/: archiv
 	rm -r dist/.krew
 
 sbom: images ## Write what the images are made of into dist/, as CycloneDX: the Go modules in each program, packages of Debian.
-	cd test && go run ./cmd/sbom $(foreach i,scheduler controller agent console failover speaker,../dist/berth-$(i)-$(VERSION).tar)
+	cd test && go run ./cmd/sbom $(foreach i,$(PROGRAMS),../dist/berth-$(i)-$(VERSION).tar)
 
 release: sbom chart krew ## Write all that a release of VERSION has into dist/: images and what they are made of, chart, objects for kubectl, plugin archives, checksums.
 	cd dist && sha256sum *.tar *.cdx.json *.tgz *.tar.gz *.yaml > SHA256SUMS
@@ -88,7 +89,7 @@ release: sbom chart krew ## Write all that a release of VERSION has into dist/: 
 publish: ## Push the images and the chart of dist/ to REGISTRY, and write their digests into dist/.pushed.
 	cd test/helm && go build -o ../bin/helm helm.sh/helm/v4/cmd/helm
 	rm -f dist/.pushed
-	for i in scheduler controller agent console failover speaker; do \
+	for i in $(PROGRAMS); do \
 		rm -rf dist/.layout && mkdir dist/.layout && tar -xf dist/berth-$$i-$(VERSION).tar -C dist/.layout && \
 		$(CRANE) push dist/.layout $(REGISTRY)/berth-$$i:$(VERSION) >>dist/.pushed || exit 1; done
 	test/bin/helm push $(if $(filter localhost%,$(REGISTRY)),--plain-http) dist/berth-$(CHART_VERSION).tgz oci://$(REGISTRY)/charts

@@ -172,7 +172,6 @@ func (a *Agent) attached(ctx context.Context, record *state.Container) {
 	if len(record.Addresses()) > 0 {
 		a.announcer.Later(record)
 	}
-	a.defender.ListenSoon()
 	a.carry(ctx, record, true)
 	a.TellSoon()
 }

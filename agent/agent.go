@@ -19,7 +19,6 @@ import (
 	"github.com/berth-dev/berth/agent/answering"
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
-	"github.com/berth-dev/berth/agent/defence"
 	"github.com/berth-dev/berth/agent/hostports"
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/keylock"
@@ -31,6 +30,7 @@ import (
 	"github.com/berth-dev/berth/cni/foreign"
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/ipam/event"
+	"github.com/berth-dev/berth/ipam/locked"
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
@@ -126,7 +126,7 @@ type Options struct {
 	// Proxied has the node believe no host that says to have an address, but other nodes.
 	Proxied bool
 	// Segment, if given, returns the network of a link, with whose other nodes this one, Node, settles which of them
-	// answers for an address.
+	// answers for an address. Otherwise nobody is asked.
 	Segment func(link int) (answerer.Segment, error)
 	Node    answering.Node
 	// Unicast, if given, calls heard with the messages that other nodes send to this one outside of segments, until ctx ends.
@@ -185,11 +185,10 @@ type Agent struct {
 	unseen    sync.Map
 	ports     *hostports.Ports
 	conflicts *addressconflict.Conflicts
-	defender  *defence.Defender
-	// answerer is nil without Segment.
-	answerer *answerer.Answerer
-	// listener is nil where no claims of other hosts are heard.
-	listener defence.Listener
+	answerer  *answerer.Answerer
+	// Claims of other hosts come by heard. claims has the ones since the last defence of each pod that is defended, by its UID.
+	heard  <-chan answerer.Claim
+	claims locked.Map[string, claims]
 	// kept is sent when the kernel was changed for an address.
 	kept wakeup.Signal
 	// podLinks is foreign.Links.
@@ -213,24 +212,26 @@ func New(o Options) *Agent {
 	if o.TellSoon == nil {
 		o.TellSoon = func() {}
 	}
-	a := &Agent{Options: o, started: time.Now(), defender: defence.New(), kept: wakeup.New(), podLinks: foreign.Links}
+	a := &Agent{Options: o, started: time.Now(), kept: wakeup.New(), podLinks: foreign.Links}
 	a.ports = hostports.New(hostports.Options{Store: o.Store, Pods: o.Pods, Forwarder: o.HostPorts, Range: o.HostPortRange})
-	a.conflicts = &addressconflict.Conflicts{Log: o.ConflictLog, Count: func(addresses int) { o.Metrics.conflicts.Add(float64(addresses)) }}
+	a.conflicts = &addressconflict.Conflicts{Log: o.ConflictLog}
 	a.announcer = announce.New(a.announceAgain)
 	a.reconciler = reconcile.New(reconcile.Work{
 		Known:  func(key state.Key) bool { return a.Store.Get(key) != nil },
 		Survey: a.survey, Check: a.repair, Finish: a.finish, Orphans: a.verifyOrphans,
 	})
-	if o.Segment != nil {
-		a.answerer = answerer.New(o.Node, o.Segment, answers{a}, o.Proxied)
-		if !o.Proxied {
-			a.conflicts.Asker, a.listener = a.answerer, a.answerer
-		}
+	if o.Segment == nil {
+		o.Segment = func(int) (answerer.Segment, error) { return nil, answerer.ErrNobodyToAsk }
+	}
+	a.answerer = answerer.New(o.Node, o.Segment, answers{a}, o.Proxied)
+	a.heard = a.answerer.Claims()
+	if !o.Proxied {
+		a.conflicts.Asker = a.answerer
 	}
 	return a
 }
 
-// Answerer returns the part that settles with other nodes which of them answers for an address, nil without Segment.
+// Answerer returns the part that settles with other nodes which of them answers for an address.
 func (a *Agent) Answerer() *answerer.Answerer { return a.answerer }
 
 // Errors that this package detects.

@@ -17,7 +17,7 @@ const announcePatience = time.Second
 // AnnounceAll announces every address that this node carries, now and some times more; it
 // returns at once. Its caller calls it after a change of the uplink's MAC.
 func (a *Agent) AnnounceAll(context.Context) {
-	a.recheckLinks()
+	a.answerer.Recheck()
 	for _, record := range a.Store.List() {
 		if record.Phase == state.Added && len(record.Addresses()) > 0 {
 			a.announcer.Soon(record)

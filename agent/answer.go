@@ -31,10 +31,11 @@ import (
 const answerPatience = 10 * time.Second
 
 // holdings lists the addresses of the record that are at targets.
-func holdings(record *state.Container, targets []conflict.Target) []answerer.Holding {
+func (a *Agent) holdings(record *state.Container, targets []conflict.Target) []answerer.Holding {
 	var all []answerer.Holding
 	for k := range record.Attachments {
 		attachment := &record.Attachments[k]
+		_, defended := a.Drivers[attachment.Driver].(defended)
 		for _, addr := range attachment.Addresses {
 			i := slices.IndexFunc(targets, func(t conflict.Target) bool { return t.Address == addr.Address })
 			if i < 0 {
@@ -43,7 +44,7 @@ func holdings(record *state.Container, targets []conflict.Target) []answerer.Hol
 			held := record.Held[addr.Address]
 			all = append(all, answerer.Holding{
 				Address: addr.Address, Pod: record.Pod.Identity(), Link: targets[i].Link, Uplink: attachment.Uplink, Gateway: addr.Gateway, OwnMAC: targets[i].Own,
-				Failover: held.Failover, Version: answering.Version(held.Version), Last: answering.Node{Name: held.LastNode, UID: held.LastNodeUID},
+				Failover: held.Failover, Defended: defended, Version: answering.Version(held.Version), Last: answering.Node{Name: held.LastNode, UID: held.LastNodeUID},
 			})
 		}
 	}
@@ -57,10 +58,7 @@ func has(attachment *state.Attachment, addr netip.Addr) bool {
 // take has the other nodes and hosts of a record's networks asked whether they answer for its addresses. ctx ends with the cause
 // podinfo.ErrPodReplaced when the pod loses them.
 func (a *Agent) take(ctx context.Context, record *state.Container, targets []conflict.Target) (addrs []netip.Addr) {
-	if a.answerer == nil {
-		return nil
-	}
-	for _, h := range holdings(record, targets) {
+	for _, h := range a.holdings(record, targets) {
 		a.answerer.Take(h)
 		addrs = append(addrs, h.Address)
 	}
@@ -90,7 +88,7 @@ var ErrNotYet = errors.New("this node cannot answer for an address of the pod ye
 
 // leave says that this node does not answer for the addresses of the record any more, unless it does for another container.
 func (a *Agent) leave(record *state.Container) {
-	if a.answerer == nil || len(record.Addresses()) == 0 || len(a.sharing(record)) > 0 {
+	if len(record.Addresses()) == 0 || len(a.sharing(record)) > 0 {
 		return
 	}
 	a.answerer.Leave(record.Pod.Identity(), addressesOf(record)...)
@@ -98,7 +96,7 @@ func (a *Agent) leave(record *state.Container) {
 
 // carry tells the answerer of a complete record.
 func (a *Agent) carry(ctx context.Context, record *state.Container, answers bool) {
-	if a.answerer == nil || len(record.Addresses()) == 0 {
+	if len(record.Addresses()) == 0 {
 		return
 	}
 	targets, release, err := a.toProbe(record)
@@ -112,7 +110,7 @@ func (a *Agent) carry(ctx context.Context, record *state.Container, answers bool
 
 // carryAt is carry where the links are known.
 func (a *Agent) carryAt(record *state.Container, targets []conflict.Target, answers bool) {
-	for _, h := range holdings(record, targets) {
+	for _, h := range a.holdings(record, targets) {
 		a.answerer.Carry(h, answers, answering.Version(record.Held[h.Address].Newest))
 	}
 	if now := a.Store.Get(record.Key()); now == nil || now.Phase == state.Deleting || now.Phase == state.Withdrawn {
@@ -124,9 +122,6 @@ func (a *Agent) carryAt(record *state.Container, targets []conflict.Target, answ
 // follow tells the answerer on which links the node answers for the addresses of a complete record that lacks nothing, where it does not
 // know that.
 func (a *Agent) follow(record *state.Container) {
-	if a.answerer == nil {
-		return
-	}
 	// The repair of the record reports missing links.
 	targets, _ := a.targets(record, toDefend)
 	a.carryAt(record, slices.DeleteFunc(targets, a.knows), true)
@@ -141,7 +136,7 @@ func (a *Agent) knows(t conflict.Target) bool {
 // askAgain has the answerer ask for the addresses of the interfaces of a complete record that lack something, before the node
 // answers for them again. Of what is missing, rest is that of interfaces for which no other node can be asked.
 func (a *Agent) askAgain(record *state.Container, missing error) (rest, err error) {
-	if a.answerer == nil || record.Phase != state.Added {
+	if record.Phase != state.Added {
 		return missing, nil
 	}
 	targets, release, err := a.toProbe(record)
@@ -168,9 +163,6 @@ func (a *Agent) askAgain(record *state.Container, missing error) (rest, err erro
 
 // carryAll tells the answerer of all complete records after a start.
 func (a *Agent) carryAll(ctx context.Context) {
-	if a.answerer == nil {
-		return
-	}
 	a.joinUplinks(ctx)
 	lacking := map[state.Key]bool{}
 	for _, record := range a.incomplete(ctx) {
@@ -184,25 +176,11 @@ func (a *Agent) carryAll(ctx context.Context) {
 }
 
 // Carrier says that a link of this node has lost its carrier, or has it again. It returns at once.
-func (a *Agent) Carrier(link string, up bool) {
-	if a.answerer != nil {
-		a.answerer.Carrier(link, up)
-	}
-}
-
-// recheckLinks has the node hear the others on its links as they are now. It returns at once.
-func (a *Agent) recheckLinks() {
-	if a.answerer != nil {
-		a.answerer.Recheck()
-	}
-}
+func (a *Agent) Carrier(link string, up bool) { a.answerer.Carrier(link, up) }
 
 // TakeOver has this node answer for an address for which a pod waits, whoever else seems to answer: somebody says that no other
 // node does. Its error says why nothing comes of that.
 func (a *Agent) TakeOver(ctx context.Context, addr netip.Addr) error {
-	if a.answerer == nil {
-		return ErrAsksNobody
-	}
 	pods := []string{}
 	for _, record := range (answers{a}).carrying(addr) {
 		pods = append(pods, record.Pod.String())
@@ -217,9 +195,6 @@ func (a *Agent) TakeOver(ctx context.Context, addr netip.Addr) error {
 	klog.FromContext(ctx).Info("Somebody says that no other node answers for an address; the node answers for it", "ip", addr, "pods", pods)
 	return nil
 }
-
-// ErrAsksNobody is returned by TakeOver of an agent that asks no other nodes.
-var ErrAsksNobody = errors.New("this agent does not ask other nodes before its own answers for an address")
 
 // Uplinks lists the links of this node to networks of floating IPs. It does not block for long.
 func (a *Agent) Uplinks() ([]string, error) {
@@ -393,7 +368,7 @@ func (a *Agent) noteNewest(now *state.Container, addr netip.Addr, newest answeri
 }
 
 // waits returns whether the answerer has yet to say that this node may answer for an address.
-func (a *Agent) waits(addr netip.Addr) bool { return a.answerer != nil && a.answerer.Waits(addr) }
+func (a *Agent) waits(addr netip.Addr) bool { return a.answerer.Waits(addr) }
 
 // waitsFor returns whether that is so of an address of an interface.
 func (a *Agent) waitsFor(i *nettype.Interface) bool {
@@ -402,7 +377,7 @@ func (a *Agent) waitsFor(i *nettype.Interface) bool {
 
 // isAsked returns whether the answerer knows an address of an interface, and so has it opened.
 func (a *Agent) isAsked(i *nettype.Interface) bool {
-	return a.answerer != nil && slices.ContainsFunc(i.Addresses, func(addr api.Address) bool {
+	return slices.ContainsFunc(i.Addresses, func(addr api.Address) bool {
 		_, known := a.answerer.Link(addr.Address)
 		return known
 	})

@@ -105,7 +105,4 @@ func (a *Agent) closeExpired(ctx context.Context, record *state.Container) {
 	}
 	logger.Info("No agent ran here for longer than --silence-after: the node fell silent for the addresses of a pod, and asks whether they are still its own")
 	a.carry(ctx, record, false)
-	if a.answerer == nil {
-		a.reconciler.CheckSoon(record.Key())
-	}
 }

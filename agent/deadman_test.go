@@ -25,6 +25,7 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/conflict"
+	"github.com/berth-dev/berth/cni/conflict/conflicttest"
 	"github.com/berth-dev/berth/cni/nftables"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
@@ -157,8 +158,8 @@ func (l *silenceLab) answers() (answers bool) {
 		if err != nil {
 			return err
 		}
-		got, err := conflict.Ask(l.t.Context(), link.Index, []netip.Addr{l.pods.addrs[0].Address})
-		answers = err == nil && len(got[0].MACs) > 0
+		macs, err := conflicttest.Ask(l.t, link.Index, l.pods.addrs[0].Address)
+		answers = len(macs) > 0
 		return err
 	})
 	return answers

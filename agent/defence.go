@@ -4,74 +4,129 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
+	"sync"
+	"time"
 
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent/answerer"
 	"github.com/berth-dev/berth/agent/state"
-	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/ipam/event"
 )
 
-// carrier is the agent for its Defender, which says when it has to do a thing.
-type carrier struct {
-	agent *Agent
-	// found has the addresses of records as Carried found them; only Carried has it.
-	found map[state.Key]carriedBy
-}
+const (
+	// defendInterval is the least time between two defences of an address (RFC 5227,
+	// section 2.4: DEFEND_INTERVAL).
+	defendInterval = 10 * time.Second
+	// announceInterval is the time between the two announcements of a defence. Section 2.4 has one;
+	// section 2.3 has two at this interval for a host that takes an address (ANNOUNCE_NUM,
+	// ANNOUNCE_INTERVAL), and the other host may have sent two. Frames get lost, and Linux ignores
+	// ARP for a second after it changed a neighbour (locktime; since Linux 4.13 it heeds
+	// announcements nevertheless). RFC 4861, section 7.2.6 allows three of IPv6, a second apart.
+	announceInterval = 2 * time.Second
+	// together is the time between a host's claims of several addresses of a pod: they are
+	// answered at once.
+	together = 100 * time.Millisecond
+)
 
-func newCarrier(a *Agent) carrier { return carrier{a, map[state.Key]carriedBy{}} }
+// claims are the last ones of each address.
+type claims map[netip.Addr]conflict.Conflict
 
-// carriedBy are the addresses of a record, and the networks that have hosts with which they may be in conflict.
-type carriedBy struct {
-	addresses []api.Address
-	targets   []conflict.Target
-}
-
-// Carried returns the addresses that this node carries.
-func (c carrier) Carried(again bool) (map[netip.Addr]state.Key, []conflict.Target, error) {
-	if again {
-		clear(c.found)
-	}
-	records, there := map[netip.Addr]state.Key{}, map[state.Key]bool{}
-	var targets []conflict.Target
-	var errs []error
-	for _, record := range c.agent.Store.List() {
-		if record.Phase != state.Added {
-			continue
+// noteClaim returns whether the defence of the pod begins by the claim.
+func (a *Agent) noteClaim(claim answerer.Claim) (begins bool) {
+	a.claims.Do(func(all map[string]claims) {
+		if begins = all[claim.Pod] == nil; begins {
+			all[claim.Pod] = claims{}
 		}
-		key, addresses := record.Key(), record.Addresses()
-		known, ok := c.found[key]
-		if !ok || !slices.Equal(known.addresses, addresses) {
-			found, err := c.agent.targets(record, toDefend)
-			known = carriedBy{addresses, found}
-			if err == nil {
-				c.found[key] = known
+		all[claim.Pod][claim.Address] = claim.Conflict
+	})
+	return begins
+}
+
+// takeClaims returns the claims since the last call. Without any the defence of the pod ends.
+func (a *Agent) takeClaims(pod string) (taken claims) {
+	a.claims.Do(func(all map[string]claims) {
+		if taken, all[pod] = all[pod], (claims{}); len(taken) == 0 {
+			delete(all, pod)
+		}
+	})
+	return taken
+}
+
+// defendAll answers hosts that claim addresses of this node's pods, until ctx ends.
+func (a *Agent) defendAll(ctx context.Context) {
+	var group sync.WaitGroup
+	defer group.Wait()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case claim := <-a.heard:
+			if a.noteClaim(claim) {
+				group.Go(func() { a.defendPod(ctx, claim.Pod) })
 			}
-			errs = append(errs, err)
 		}
-		there[key] = true
-		for _, t := range known.targets {
-			records[t.Address] = key
-		}
-		targets = append(targets, known.targets...)
 	}
-	maps.DeleteFunc(c.found, func(key state.Key, _ carriedBy) bool { return !there[key] })
-	return records, targets, errors.Join(errs...)
 }
 
-// Defend announces the addresses of a record, of which another host claims some. Before that it
-// asks the API whose they are: the new node of an address that moved claims it, too, and the
-// address is then withdrawn here. Without an answer of the API nothing is defended.
-func (c carrier) Defend(ctx context.Context, key state.Key, claims map[netip.Addr]conflict.Conflict, again bool) (defended bool, err error) {
-	a := c.agent
-	record := a.Store.Get(key)
-	if record == nil || record.Phase != state.Added {
+// defendPod announces a pod's addresses twice when hosts claim some, for as long as they do. The neighbours that believe a claim during
+// the interval need an announcement then, too.
+func (a *Agent) defendPod(ctx context.Context, pod string) {
+	pause(ctx, together)
+	for claims := a.takeClaims(pod); len(claims) > 0 && ctx.Err() == nil; claims = a.takeClaims(pod) {
+		next := time.After(defendInterval)
+		if err := a.defend(ctx, pod, claims); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Cannot answer another host that says that it has the address of a pod", "podUID", pod)
+		}
+		select {
+		case <-ctx.Done():
+		case <-next:
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// defend answers claims against a pod once, and tells users of hosts that go on.
+func (a *Agent) defend(ctx context.Context, pod string, claims claims) error {
+	records := a.Store.List()
+	i := slices.IndexFunc(records, func(c *state.Container) bool {
+		return c.Phase == state.Added && c.Pod.Identity() == pod && slices.ContainsFunc(addressesOf(c), func(addr netip.Addr) bool { return claims[addr].MAC != nil })
+	})
+	if i < 0 {
+		return nil
+	}
+	record := records[i]
+	defended, err := a.announceOwn(ctx, record)
+	if err != nil || !defended {
+		return err
+	}
+	a.Metrics.defences.Inc()
+	for _, claim := range claims {
+		klog.FromContext(ctx).Info("Another host says that it has the address of a pod; announced the address again", "ip", claim.Address,
+			"mac", claim.MAC, "link", claim.Link, "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name))
+	}
+	pause(ctx, announceInterval)
+	if defended, err = a.announceOwn(ctx, record); err == nil && defended {
+		a.confirm(ctx, record, claims)
+	}
+	return err
+}
+
+// announceOwn announces the addresses of a record, and returns true where the node carries them still. Before that it asks the API whose
+// they are: the new node of an address that moved claims it, too, and the address is then withdrawn here. Without an answer of the API
+// nothing is announced.
+func (a *Agent) announceOwn(ctx context.Context, record *state.Container) (carried bool, err error) {
+	if now := a.Store.Get(record.Key()); now == nil || now.Phase != state.Added {
 		return false, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
@@ -83,53 +138,21 @@ func (c carrier) Defend(ctx context.Context, key state.Key, claims map[netip.Add
 	if reason != "" {
 		return false, a.withdraw(ctx, record, reason)
 	}
-	defended, err = a.announceAgain(ctx, record)
-	if err != nil || !defended || again {
-		return false, err
-	}
-	a.Metrics.defences.Inc()
-	for _, claim := range claims {
-		klog.FromContext(ctx).Info("Another host says that it has the address of a pod; announced the address again", "ip", claim.Address,
-			"mac", claim.MAC, "link", claim.Link, "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name))
-	}
-	return true, nil
+	return a.announceAgain(ctx, record)
 }
 
-// Confirm asks the networks whether hosts that claimed addresses go on answering for them, and
-// tells users of hosts that do. A node from which an address just moved away claims it, too, and does not have it.
-func (c carrier) Confirm(ctx context.Context, claims map[state.Key]map[netip.Addr]bool) {
-	a := c.agent
-	if a.conflicts.Asker == nil {
-		return
+// confirm asks the networks whether hosts that claimed addresses of a record go on answering for them, and tells users of hosts that do. A
+// node from which an address just moved away claims it, too, and does not have it.
+func (a *Agent) confirm(ctx context.Context, record *state.Container, claims claims) {
+	for _, other := range a.askAbout(ctx, record, func(addr netip.Addr) bool { return claims[addr].MAC != nil }) {
+		a.tellPod(record.Pod, event.Warning(EventAddressConflict,
+			fmt.Sprintf("%s; the pod keeps the address, which the node announces again; find that host by its MAC and take the address from it", other)), "Defend")
 	}
-	asked := map[*state.Container][]conflict.Target{}
-	var all []conflict.Target
-	for key, claimed := range claims {
-		record := a.Store.Get(key)
-		if record == nil || record.Phase != state.Added {
-			continue
-		}
-		// The repair of the record reports missing links.
-		targets, _ := a.targets(record, toDefend)
-		for _, t := range targets {
-			if claimed[t.Address] {
-				asked[record] = append(asked[record], t)
-				all = append(all, t)
-			}
-		}
-	}
-	found, err := a.conflicts.Asker.Foreign(ctx, all)
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot ask whether hosts that claimed addresses of pods have them")
-	}
-	for record, targets := range asked {
-		of := slices.DeleteFunc(slices.Clone(found), func(c conflict.Conflict) bool {
-			return !slices.ContainsFunc(targets, func(t conflict.Target) bool { return t.Address == c.Address })
-		})
-		for _, other := range of {
-			a.tellPod(record.Pod, event.Warning(EventAddressConflict,
-				fmt.Sprintf("%s; the pod keeps the address, which the node announces again; find that host by its MAC and take the address from it", other)), "Defend")
-		}
-		a.conflicts.Note(ctx, record.Pod, targets, of, err == nil)
-	}
+}
+
+// askAbout asks the networks of a complete record for other hosts that have some of its addresses.
+func (a *Agent) askAbout(ctx context.Context, record *state.Container, which func(netip.Addr) bool) []conflict.Conflict {
+	// The repair of the record reports missing links.
+	targets, _ := a.targets(record, toDefend)
+	return a.conflicts.Ask(ctx, record.Pod, slices.DeleteFunc(targets, func(t conflict.Target) bool { return !which(t.Address) }))
 }

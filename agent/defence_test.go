@@ -4,36 +4,22 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/berth-dev/berth/agent/answerer"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/conflict"
 )
-
-// fakeListener hears the claims that a test sends.
-type fakeListener struct {
-	*world
-	claims chan conflict.Conflict
-}
-
-func (f fakeListener) Defend(targets []conflict.Target) {
-	for _, t := range targets {
-		f.note("listen for %s on %d", t.Address, t.Link)
-	}
-}
-func (f fakeListener) Claims() <-chan conflict.Conflict { return f.claims }
 
 // noted has the addresses that are in conflict.
 type noted struct {
@@ -82,11 +68,11 @@ func TestDefend(t *testing.T) {
 		log  []string
 		left state.Phase
 	}{
-		"another host":                     {at: seconds(0), log: []string{"0.1s announce c", "0.1s " + report, "2.1s announce c"}},
+		"another host":                     {at: seconds(0), log: []string{"0.1s announce c", "2.1s announce c", "2.1s " + report}},
 		"a node that is late":              {at: seconds(0), silent: true, log: []string{"0.1s announce c", "2.1s announce c"}},
-		"it insists":                       {at: seconds(0, 0, 0), log: []string{"0.1s announce c", "0.1s " + report, "2.1s announce c"}},
+		"it insists":                       {at: seconds(0, 0, 0), log: []string{"0.1s announce c", "2.1s announce c", "2.1s " + report}},
 		"it announces as RFC 5227 says":    {at: seconds(0, 2), silent: true, log: []string{"0.1s announce c", "2.1s announce c", "10.1s announce c", "12.1s announce c"}},
-		"it insists a moment later":        {at: seconds(0, 1), log: []string{"0.1s announce c", "0.1s " + report, "2.1s announce c", "10.1s announce c", "10.1s " + report, "12.1s announce c"}},
+		"it insists a moment later":        {at: seconds(0, 1), log: []string{"0.1s announce c", "2.1s announce c", "2.1s " + report, "10.1s announce c", "12.1s announce c", "12.1s " + report}},
 		"it insists much later":            {at: seconds(0, 30), silent: true, log: []string{"0.1s announce c", "2.1s announce c", "30.1s announce c", "32.1s announce c"}},
 		"of an address that is not here":   {claimed: "10.0.70.6", at: seconds(0)},
 		"the address has moved":            {holds: podinfo.ErrNotHolder, at: seconds(0), log: []string{"0.1s withdraw c"}, left: state.Withdrawn},
@@ -109,8 +95,8 @@ func TestDefend(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a, w := newAgent(t)
 				a.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
-				l := fakeListener{w, make(chan conflict.Conflict, 10)}
-				a.listener, a.conflicts.Log = l, noted{w, map[netip.Addr]bool{}}
+				heard := make(chan answerer.Claim, 10)
+				a.heard, a.conflicts.Log = heard, noted{w, map[netip.Addr]bool{}}
 				a.conflicts.Asker = askerFunc(func(_ context.Context, targets []conflict.Target) (all []conflict.Conflict, _ error) {
 					if !c.silent && len(targets) > 0 {
 						all = append(all, foreign)
@@ -122,9 +108,6 @@ func TestDefend(t *testing.T) {
 				if c.phase != "" {
 					put(t, a, "c", c.phase, "/proc/self/ns/net", w.addrs)
 				}
-				if diff := cmp.Diff([]string{"listen for 10.0.70.5 on 7"}, w.log); diff != "" {
-					t.Fatalf("(-want +got):\n%s", diff)
-				}
 				w.log, w.holds = nil, c.holds
 				claim := foreign
 				if c.claimed != "" {
@@ -135,7 +118,7 @@ func TestDefend(t *testing.T) {
 				for now := time.Duration(0); now < 40*time.Second; now += step {
 					for _, then := range c.at {
 						if then == now {
-							l.claims <- claim
+							heard <- answerer.Claim{Conflict: claim, Pod: w.pod.UID}
 						}
 					}
 					if now == time.Second && c.then != nil {
@@ -161,71 +144,6 @@ func TestDefend(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-// countingDriver counts the looks for the networks of its addresses, which fail with err.
-type countingDriver struct {
-	segmentDriver
-	looks *int
-	err   *error
-}
-
-func (d countingDriver) Carried(i *nettype.Interface) ([]conflict.Target, error) {
-	*d.looks++
-	if *d.err != nil {
-		return nil, *d.err
-	}
-	return d.segmentDriver.Carried(i)
-}
-
-// A new pod costs one look, however many are there; after a change of links, and after a failure, there is another one.
-func TestCarriedLooksForNewAddresses(t *testing.T) {
-	a, w := newAgent(t)
-	var looks int
-	var fails error
-	a.Drivers = Drivers{nettype.Veth: countingDriver{segmentDriver{fakeDriver{w}, nil}, &looks, &fails}}
-	c := newCarrier(a)
-	const netns = "/proc/self/ns/net"
-	address := func(last byte) []api.Address {
-		return []api.Address{{Address: netip.AddrFrom4([4]byte{10, 0, 70, last})}}
-	}
-	broken := errors.New("broken")
-	for _, step := range []struct {
-		name  string
-		do    func()
-		again bool
-		looks int
-		err   error
-		want  []string
-	}{
-		{"two pods", func() { put(t, a, "a", state.Added, netns, address(1)); put(t, a, "b", state.Added, netns, address(2)) }, true, 2, nil, []string{"10.0.70.1 a", "10.0.70.2 b"}},
-		{"nothing new", func() {}, false, 0, nil, []string{"10.0.70.1 a", "10.0.70.2 b"}},
-		{"a third", func() { put(t, a, "c", state.Added, netns, address(3)) }, false, 1, nil, []string{"10.0.70.1 a", "10.0.70.2 b", "10.0.70.3 c"}},
-		{"another address", func() { put(t, a, "b", state.Added, netns, address(4)) }, false, 1, nil, []string{"10.0.70.1 a", "10.0.70.3 c", "10.0.70.4 b"}},
-		{"links changed", func() {}, true, 3, nil, []string{"10.0.70.1 a", "10.0.70.3 c", "10.0.70.4 b"}},
-		{"one is withdrawn", func() { put(t, a, "a", state.Withdrawn, netns, address(1)) }, false, 0, nil, []string{"10.0.70.3 c", "10.0.70.4 b"}},
-		{"and back", func() { put(t, a, "a", state.Added, netns, address(1)) }, false, 1, nil, []string{"10.0.70.1 a", "10.0.70.3 c", "10.0.70.4 b"}},
-		{"a failure", func() { fails = broken }, true, 3, broken, nil},
-		{"it is over", func() { fails = nil }, false, 3, nil, []string{"10.0.70.1 a", "10.0.70.3 c", "10.0.70.4 b"}},
-	} {
-		step.do()
-		looks = 0
-		records, targets, err := c.Carried(step.again)
-		if !errors.Is(err, step.err) {
-			t.Errorf("%s: %v, want %v", step.name, err, step.err)
-		}
-		var have []string
-		for addr, key := range records {
-			have = append(have, addr.String()+" "+key.ContainerID)
-		}
-		slices.Sort(have)
-		if diff := cmp.Diff(step.want, have); diff != "" || len(targets) != len(have) {
-			t.Errorf("%s: %d targets of (-want +got):\n%s", step.name, len(targets), diff)
-		}
-		if looks != step.looks {
-			t.Errorf("%s: %d looks, want %d", step.name, looks, step.looks)
-		}
 	}
 }
 

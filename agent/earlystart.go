@@ -166,7 +166,7 @@ func (a *Agent) Came(ctx context.Context, pod podinfo.Pod) {
 	if a.Configuration != nil {
 		a.Configuration.Came(pod.UID)
 	}
-	if a.answerer == nil || pod.Wants == 0 || pod.Finished {
+	if pod.Wants == 0 || pod.Finished {
 		return
 	}
 	ctx, stop := context.WithCancelCause(ctx)

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/berth-dev/berth/agent/inquiry"
@@ -60,7 +59,7 @@ func (a *Agent) Carried(ctx context.Context, hears bool) (*inquiry.Carried, erro
 		carried.Addresses = append(carried.Addresses, all[addr])
 	}
 	if hears {
-		carried.Hears = a.hears(ctx, false)
+		carried.Hears = a.hears()
 	}
 	return carried, nil
 }
@@ -80,43 +79,18 @@ func (a *Agent) addMACs(all map[netip.Addr]inquiry.CarriedAddress, record *state
 	}
 }
 
-// hearingPatience is how long the links are waited for: one is busy for as long as its kernel is.
-const hearingPatience = 2 * time.Second
-
-// hears says on which links the node hears others, and whom it heard lately; whole: all that it heard in the last hour, and all that it
-// knows of them.
-func (a *Agent) hears(ctx context.Context, whole bool) []inquiry.Segment {
-	if a.answerer == nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, hearingPatience)
-	defer cancel()
-	var all []inquiry.Segment
-	now := time.Now()
-	for _, h := range a.answerer.Hearings(ctx) {
-		s := inquiry.Segment{Link: linkName(h.Link), Seconds: int64(now.Sub(h.Since).Seconds()), Nodes: []inquiry.Neighbour{}}
-		if h.Err != nil {
-			s.Error = h.Err.Error()
-		}
-		for _, n := range h.Neighbours {
-			switch {
-			case whole:
-				s.Nodes = append(s.Nodes, n)
+// hears says on which links the node hears others, and the names of the nodes that it heard lately.
+func (a *Agent) hears() []inquiry.Segment {
+	all := a.answerer.Hearings()
+	for i := range all {
+		heard := all[i].Nodes
+		all[i].Nodes = []inquiry.Neighbour{}
+		for _, n := range heard {
 			// A machine may have taken over the name of another.
-			case now.Sub(n.Heard) <= inquiry.HeardLately && (len(s.Nodes) == 0 || s.Nodes[len(s.Nodes)-1].Name != n.Name):
-				s.Nodes = append(s.Nodes, inquiry.Neighbour{Name: n.Name})
+			if last := len(all[i].Nodes) - 1; time.Since(n.Heard) <= inquiry.HeardLately && (last < 0 || all[i].Nodes[last].Name != n.Name) {
+				all[i].Nodes = append(all[i].Nodes, inquiry.Neighbour{Name: n.Name})
 			}
 		}
-		all = append(all, s)
 	}
 	return all
-}
-
-// linkName returns the name of a link, or its index where it is gone.
-func linkName(index int) string {
-	link, err := net.InterfaceByIndex(index)
-	if err != nil {
-		return strconv.Itoa(index)
-	}
-	return link.Name
 }

@@ -35,14 +35,12 @@ func (a *Agent) Inspect(ctx context.Context, pod string, check bool) (*inquiry.I
 	}
 	in.Policies = a.Policies.Inspect()
 	in.Conflicts = a.conflicts.List()
-	if a.answerer != nil {
-		in.Unanswered = a.answerer.Unanswered()
+	in.Unanswered = a.answerer.Unanswered()
+	if check {
+		in.Segments = a.answerer.Hearings()
 	}
 	for _, p := range a.ports.Unrecorded() {
 		in.OrphanPorts = append(in.OrphanPorts, inquiry.InspectedOrphanPort{HostPort: p.HostPort, Pod: p.Pod, Address: p.Mapping.Pod})
-	}
-	if check {
-		in.Segments = a.hears(ctx, true)
 	}
 	orphans, err := a.orphans(nil)
 	if err != nil {

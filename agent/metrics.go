@@ -86,14 +86,11 @@ func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
 	for phase, number := range a.phases(records) {
 		send(recordsDesc, metrics.GaugeValue, float64(number), phase)
 	}
-	failing, links, reachable := 0, 0, 0.0
+	failing, links, reachable := 0, a.answerer.Failing(), 0.0
 	for _, came := range outcomes {
 		if came.Err != nil && !errors.Is(came.Err, context.Canceled) {
 			failing++
 		}
-	}
-	if a.answerer != nil {
-		links = a.answerer.Failing()
 	}
 	if a.Pods.Connection().Error == "" {
 		reachable = 1

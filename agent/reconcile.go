@@ -18,7 +18,6 @@ import (
 
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
-	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/ipam/event"
 )
 
@@ -34,17 +33,15 @@ func (a *Agent) Run(ctx context.Context) {
 	group.Go(func() { a.reconciler.Run(ctx) })
 	group.Go(func() { a.ports.Run(ctx) })
 	group.Go(func() { a.freeEnded(ctx) })
-	group.Go(func() { a.defender.Run(ctx, a.listener, newCarrier(a)) })
+	group.Go(func() { a.defendAll(ctx) })
 	// Before the kernel is compared with the records.
 	a.keepAnswering(ctx)
 	a.noteStart(ctx)
 	a.carryAll(ctx)
 	group.Go(func() { a.runDeadMan(ctx) })
 	// Only now: a node denies what it does not know to carry.
-	if a.answerer != nil {
-		group.Go(func() { a.answerer.Run(ctx) })
-	}
-	if a.answerer != nil && a.Unicast != nil {
+	group.Go(func() { a.answerer.Run(ctx) })
+	if a.Unicast != nil {
 		group.Go(func() { a.Unicast(ctx, a.answerer.Heard) })
 	}
 	wait.JitterUntilWithContext(ctx, a.Recheck, resync, 0.1, true)
@@ -54,13 +51,12 @@ func (a *Agent) Run(ctx context.Context) {
 // Recheck compares every record with the kernel soon; it returns at once. Its caller calls
 // it after a change of the node's links.
 func (a *Agent) Recheck(context.Context) {
-	a.recheckLinks()
+	a.answerer.Recheck()
 	a.Shaper.Recheck()
 	a.Policies.Recheck()
 	a.reconciler.SurveySoon()
 	a.reconciler.OrphansSoon()
 	a.ports.CheckSoon()
-	a.defender.Recheck()
 }
 
 // repair makes kernel and record agree for an attachment that is complete, and hands one
@@ -101,7 +97,7 @@ func (a *Agent) repairAddresses(ctx context.Context, record *state.Container) er
 	}
 	if lacks == nil {
 		a.follow(record)
-		a.conflicts.End(ctx, record.Pod, func() ([]conflict.Target, error) { return a.targets(record, toDefend) })
+		a.askAbout(ctx, record, a.conflicts.InConflict) // the other host may have given an address up
 		return nil
 	}
 	if asserted(record) {
@@ -235,7 +231,6 @@ func (a *Agent) restore(ctx context.Context, record *state.Container) error {
 		klog.FromContext(ctx).Info("A pod holds its addresses again and gets its network back", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
 			"containerID", now.ContainerID, "ips", addressList(now))
 		a.announcer.Soon(now)
-		a.defender.ListenSoon()
 		return nil
 	})
 }

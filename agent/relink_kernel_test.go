@@ -25,6 +25,7 @@ import (
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/conflict"
+	"github.com/berth-dev/berth/cni/conflict/conflicttest"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/ipam/agentca"
 )
@@ -119,7 +120,7 @@ func newLinkNode(t *testing.T, host *netnstest.Host, name, uplink string) *linkN
 	var group sync.WaitGroup
 	group.Go(func() { n.answerer.Run(ctx) })
 	group.Go(func() {
-		recheck := func(context.Context) { n.recheckLinks() }
+		recheck := func(context.Context) { n.answerer.Recheck() }
 		err := host.Try(func() error {
 			return linkwatch.Watch(ctx, func() ([]string, error) { return []string{uplink}, nil }, linkwatch.Reactions{
 				Changed: recheck, Moved: recheck, Back: func() {}, Carrier: n.Carrier, Unshaped: func() {},
@@ -161,12 +162,8 @@ func macs(t *testing.T, client *netnstest.Host, on string, addr netip.Addr) (all
 		if err != nil {
 			return err
 		}
-		got, err := conflict.Ask(t.Context(), link.Index, []netip.Addr{addr})
-		if err == nil {
-			for _, mac := range got[0].MACs {
-				all = append(all, mac.String())
-			}
-		}
+		macs, err := conflicttest.Ask(t, link.Index, addr)
+		all = macs[addr]
 		return err
 	})
 	return all
@@ -258,8 +255,8 @@ func TestBridgeTakesAnotherMAC(t *testing.T) {
 	b.answerer.Join(b.index("eth0"), "eth0")
 	// said is the MAC that the other node has heard of this one.
 	said := func() (mac string) {
-		for _, h := range b.answerer.Hearings(t.Context()) {
-			for _, neighbour := range h.Neighbours {
+		for _, h := range b.answerer.Hearings() {
+			for _, neighbour := range h.Nodes {
 				mac = neighbour.MAC
 			}
 		}

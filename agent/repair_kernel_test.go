@@ -35,7 +35,7 @@ func TestPodsOwnSideStays(t *testing.T) {
 			netnstest.NewWire(t).Plug(node, "eth0", netip.MustParsePrefix("10.0.70.11/24"))
 			a, w := newAgent(t)
 			driver := nettype.Drivers(nettype.Kernel{Wirer: wire.New("")})[nettype.Veth]
-			a.Drivers = Drivers{nettype.Veth: driver}
+			a.Drivers = Drivers{nettype.Veth: struct{ nettype.Driver }{driver}} // there are no other nodes
 			put(t, a, "c", state.Added, pod.Path(), w.addrs)
 			record := a.Store.List()[0]
 			record.Attachments[0].Uplink, record.Attachments[0].MAC = "eth0", "0a:58:0a:00:46:05"

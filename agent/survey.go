@@ -8,7 +8,6 @@ import (
 
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
-	"github.com/berth-dev/berth/cni/api"
 )
 
 // surveyor is a driver that compares many interfaces by reading the kernel once: the kernel lists the pieces of
@@ -22,9 +21,7 @@ type surveyor interface {
 // tell of, are compared again, each by itself.
 func (a *Agent) survey(ctx context.Context) error {
 	checks := a.surveyChecks()
-	if a.answerer != nil {
-		a.joinUplinks(ctx)
-	}
+	a.joinUplinks(ctx)
 	for _, record := range a.Store.List() {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -53,7 +50,7 @@ func (a *Agent) surveyChecks() map[string]func(i *nettype.Interface) error {
 // agrees returns whether the record is complete, its container is there, and all of its interfaces with addresses are complete, by the
 // drivers' checks.
 func (a *Agent) agrees(record *state.Container, checks map[string]func(i *nettype.Interface) error) bool {
-	if record.Phase != state.Added || slices.ContainsFunc(record.Addresses(), a.inConflict) {
+	if record.Phase != state.Added || slices.ContainsFunc(addressesOf(record), a.conflicts.InConflict) {
 		return false
 	}
 	if gone, err := netnsGone(record.NetNS); gone || err != nil {
@@ -73,9 +70,4 @@ func (a *Agent) agrees(record *state.Container, checks map[string]func(i *nettyp
 		}
 	}
 	return true
-}
-
-// inConflict returns whether the end of a conflict over the address is to be looked for.
-func (a *Agent) inConflict(addr api.Address) bool {
-	return a.ConflictLog != nil && a.ConflictLog.InConflict(addr.Address)
 }

@@ -69,9 +69,6 @@ func (a *Agent) targets(record *state.Container, of func(nettype.Driver, *nettyp
 // mayTake waits until this node may answer for the addresses of the record, of which it carries none yet. Its error is
 // addressconflict.ErrConflict where a host outside of the cluster has one of them.
 func (a *Agent) mayTake(ctx context.Context, record *state.Container) error {
-	if a.answerer == nil {
-		return nil
-	}
 	targets, release, err := a.toProbe(record)
 	defer release()
 	if err != nil {
@@ -87,5 +84,6 @@ func (a *Agent) mayTake(ctx context.Context, record *state.Container) error {
 	if waits != nil && len(foreign) == 0 {
 		return waits
 	}
+	a.Metrics.conflicts.Add(float64(len(foreign)))
 	return a.conflicts.Refuse(ctx, record.Pod, targets, foreign, err == nil && waits == nil)
 }

@@ -50,9 +50,7 @@ func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
 	if gone {
 		errs = append(errs, a.ports.EndPod(ctx, pod))
 		a.early.stop(pod.UID)
-		if a.answerer != nil {
-			a.answerer.Leave(pod.Identity())
-		}
+		a.answerer.Leave(pod.Identity())
 	}
 	a.reconciler.OrphansSoon()
 	a.TellSoon()

@@ -18,7 +18,6 @@ import (
 	"github.com/berth-dev/berth/agent/answerer"
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/lifesign"
-	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
@@ -33,25 +32,36 @@ var (
 // Witness asks another node whether it lives: at its InternalIPs, on the segments of this one, and in the network of the addresses
 // who answers for these. Without a node it asks for addresses alone. It changes nothing, and blocks for about a second.
 func (a *Agent) Witness(ctx context.Context, q inquiry.WitnessQuestion) (*inquiry.Testimony, error) {
-	switch q.Node {
-	case "":
-		return a.probe(ctx, q.VLAN, q.Addresses)
-	case a.Node.Name:
+	if q.Node == a.Node.Name {
 		return nil, ErrWitnessOfItself
+	}
+	a.joinUplinks(ctx)
+	links, err := a.linksOf(q)
+	if q.Node == "" {
+		err = errors.Join(err, a.carriesNone(ctx, q.Addresses))
+	} else if err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot say whether a node answers for its addresses", "node", q.Node, "err", err)
+		err = nil
+	}
+	if err != nil {
+		return nil, err
 	}
 	var sighting answerer.Sighting
 	var signs, controls lifesign.Signs
 	var group sync.WaitGroup
 	group.Go(func() { signs = lifesign.Look(ctx, q.Hosts, a.AgentPort) })
 	group.Go(func() { controls = lifesign.Look(ctx, q.Controls, a.AgentPort) })
-	if a.answerer != nil {
-		a.joinUplinks(ctx)
-		links := a.linksOf(ctx, q)
-		group.Go(func() { sighting = a.answerer.Seek(ctx, q.Node, q.Addresses, links) })
-	}
+	group.Go(func() { sighting = a.answerer.Seek(ctx, q.Node, q.Addresses, links) })
 	group.Wait()
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
+	}
+	if q.Node == "" {
+		for _, link := range links {
+			if err := a.answerer.Check(link); err != nil {
+				return nil, err
+			}
+		}
 	}
 	t := &inquiry.Testimony{
 		Control: sighting.Control && (len(q.Controls) == 0 || controls.Kernel),
@@ -65,41 +75,18 @@ func (a *Agent) Witness(ctx context.Context, q inquiry.WitnessQuestion) (*inquir
 	return t, nil
 }
 
-// probe asks the network of a VLAN which hosts have addresses, also where the agent hears no other nodes.
-func (a *Agent) probe(ctx context.Context, vlan int, addrs []netip.Addr) (*inquiry.Testimony, error) {
+// carriesNone returns ErrCarried where the node carries one of the addresses.
+func (a *Agent) carriesNone(ctx context.Context, addrs []netip.Addr) error {
 	carried, err := a.Carried(ctx, false)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for _, c := range carried.Addresses {
 		if slices.Contains(addrs, c.Address) {
-			return nil, fmt.Errorf("%s: %w", c.Address, ErrCarried)
+			return fmt.Errorf("%s: %w", c.Address, ErrCarried)
 		}
 	}
-	floating, err := a.Networks.Floating()
-	if err != nil {
-		return nil, err
-	}
-	link, err := wire.NetworkLink(floating.Uplink, vlan)
-	if err != nil {
-		return nil, fmt.Errorf("find the network of VLAN %d: %w", vlan, err)
-	}
-	answers, err := conflict.Ask(ctx, link, addrs)
-	if err != nil {
-		return nil, err
-	}
-	t := &inquiry.Testimony{Addresses: []inquiry.AnsweredAddress{}}
-	for _, answer := range answers {
-		if len(answer.MACs) == 0 {
-			continue
-		}
-		one := inquiry.AnsweredAddress{Address: answer.Address}
-		for _, mac := range answer.MACs {
-			one.MACs = append(one.MACs, mac.String())
-		}
-		t.Addresses = append(t.Addresses, one)
-	}
-	return t, nil
+	return nil
 }
 
 // joinUplinks has the node hear the others on its uplinks, also before it has an address there.
@@ -134,8 +121,8 @@ func nodeGateways(ctx context.Context, link netlink.Link) []netip.Addr {
 
 // linksOf returns the links to the network of the question's addresses, or of its gateways if there are none, where the node from now
 // on hears the others: the ones by which the node has other addresses of their subnets, else the VLAN's on all uplinks, as a pool does
-// not say which of them is its. It returns none where the network of an address is not known to be at this node.
-func (a *Agent) linksOf(ctx context.Context, q inquiry.WitnessQuestion) []int {
+// not say which of them is its. It returns an error where the network of an address is not known to be at this node.
+func (a *Agent) linksOf(q inquiry.WitnessQuestion) ([]int, error) {
 	subnets, all, of := a.subnets(q.VLAN), map[int]bool{}, q.Addresses
 	if len(of) == 0 {
 		of = q.Gateways
@@ -163,11 +150,10 @@ func (a *Agent) linksOf(ctx context.Context, q inquiry.WitnessQuestion) []int {
 			joined, all[link] = true, true
 		}
 		if !joined {
-			klog.FromContext(ctx).V(2).Info("The network of addresses is not at this node, which cannot say whether another one answers for them", "vlan", q.VLAN, "err", err)
-			return nil
+			return nil, errors.Join(fmt.Errorf("the network of VLAN %d is on no uplink of this node", q.VLAN), err)
 		}
 	}
-	return slices.Sorted(maps.Keys(all))
+	return slices.Sorted(maps.Keys(all)), nil
 }
 
 // subnets returns the subnets of a VLAN in which the node has addresses, and the links to their networks.

@@ -55,8 +55,6 @@ type Conflicts struct {
 	// Asker may be nil, to look for no conflicts, and Log, to note them nowhere.
 	Asker Asker
 	Log   Log
-	// Count is called with the number of addresses that were refused.
-	Count func(addresses int)
 
 	mu    sync.Mutex
 	heard map[netip.Addr]inquiry.InspectedConflict
@@ -64,21 +62,7 @@ type Conflicts struct {
 
 // Refuse returns ErrConflict where other hosts have addresses of the pod. allAsked says that no host has another one of the targets.
 func (c *Conflicts) Refuse(ctx context.Context, pod api.Pod, targets []conflict.Target, found []conflict.Conflict, allAsked bool) error {
-	c.hear(pod, targets, found, allAsked)
-	c.Note(ctx, pod, targets, found, allAsked)
-	if len(found) == 0 {
-		return nil
-	}
-	c.Count(len(found))
-	var errs []error
-	for _, one := range found {
-		errs = append(errs, fmt.Errorf("%w: %s; find that host by its MAC and take the address from it", ErrConflict, one))
-	}
-	return errors.Join(errs...)
-}
-
-// hear replaces the conflicts of the targets; without a conflict that needs all answers.
-func (c *Conflicts) hear(pod api.Pod, targets []conflict.Target, found []conflict.Conflict, allAsked bool) {
+	c.note(ctx, pod, targets, found, allAsked)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.heard == nil {
@@ -89,10 +73,30 @@ func (c *Conflicts) hear(pod api.Pod, targets []conflict.Target, found []conflic
 			delete(c.heard, t.Address)
 		}
 	}
+	var errs []error
 	for _, one := range found {
 		c.heard[one.Address] = inquiry.InspectedConflict{Address: one.Address, Pod: pod, Heard: one.String(), Time: time.Now()}
+		errs = append(errs, fmt.Errorf("%w: %s; find that host by its MAC and take the address from it", ErrConflict, one))
 	}
+	return errors.Join(errs...)
 }
+
+// Ask returns the hosts outside of the cluster that have addresses of a pod which runs, and notes which do, and which have given one
+// up.
+func (c *Conflicts) Ask(ctx context.Context, pod api.Pod, targets []conflict.Target) []conflict.Conflict {
+	if c.Asker == nil || len(targets) == 0 {
+		return nil
+	}
+	found, err := c.Asker.Foreign(ctx, targets)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot ask whether other hosts have the addresses of a pod", "pod", klog.KRef(pod.Namespace, pod.Name))
+	}
+	c.note(ctx, pod, targets, found, err == nil)
+	return found
+}
+
+// InConflict returns whether a conflict over an address was noted, whose end is to be looked for. It does not block.
+func (c *Conflicts) InConflict(addr netip.Addr) bool { return c.Log != nil && c.Log.InConflict(addr) }
 
 // List returns the conflicts that refused pods an address, until nobody has it any more.
 func (c *Conflicts) List() []inquiry.InspectedConflict {
@@ -103,9 +107,9 @@ func (c *Conflicts) List() []inquiry.InspectedConflict {
 	return all
 }
 
-// Note writes conflicts to the Log and, where all could be asked, which targets have none. The
+// note writes conflicts to the Log and, where all could be asked, which targets have none. The
 // pod's event has the conflict, too, so a failure fails nothing.
-func (c *Conflicts) Note(ctx context.Context, pod api.Pod, targets []conflict.Target, found []conflict.Conflict, allAsked bool) {
+func (c *Conflicts) note(ctx context.Context, pod api.Pod, targets []conflict.Target, found []conflict.Conflict, allAsked bool) {
 	if c.Log == nil {
 		return
 	}
@@ -123,24 +127,4 @@ func (c *Conflicts) Note(ctx context.Context, pod api.Pod, targets []conflict.Ta
 	if err := errors.Join(errs...); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot note address conflicts", "pod", klog.KRef(pod.Namespace, pod.Name))
 	}
-}
-
-// End asks the networks of a pod's addresses that were in conflict whether the other host still has
-// them, and notes the addresses that it has given up. carried returns the pod's targets; it is
-// called only where conflicts are looked for.
-func (c *Conflicts) End(ctx context.Context, pod api.Pod, carried func() ([]conflict.Target, error)) {
-	if c.Log == nil || c.Asker == nil {
-		return
-	}
-	targets, err := carried()
-	asked := slices.DeleteFunc(targets, func(t conflict.Target) bool { return !c.Log.InConflict(t.Address) })
-	if len(asked) == 0 {
-		return
-	}
-	found, asking := c.Asker.Foreign(ctx, asked)
-	if err := errors.Join(err, asking); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot ask whether other hosts still have the addresses of a pod", "pod", klog.KRef(pod.Namespace, pod.Name))
-		return
-	}
-	c.Note(ctx, pod, asked, found, true)
 }

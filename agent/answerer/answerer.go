@@ -20,6 +20,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
@@ -89,6 +90,8 @@ type Holding struct {
 	OwnMAC net.HardwareAddr
 	// Failover: the pod asked to be moved from a node that is cut off.
 	Failover bool
+	// Defended: the node answers hosts that claim the address.
+	Defended bool
 	// Version and Last are the record's; see answering.Take.
 	Version answering.Version
 	Last    answering.Node
@@ -104,26 +107,22 @@ type Answerer struct {
 
 	mu sync.Mutex
 	// ctx is Run's, nil before.
-	ctx   context.Context
-	group sync.WaitGroup
-	loops map[int]*loop
-	where map[netip.Addr]place
-	// left is when the node gave addresses up that it had lately.
-	left map[netip.Addr]time.Time
-	// tried is the last try of the API, nil before.
-	tried *try
-	// claims are of hosts that say that they have defended addresses, which are defended, by link.
-	claims   chan conflict.Conflict
-	defended map[int][]conflict.Target
+	ctx    context.Context
+	group  sync.WaitGroup
+	loops  map[int]*loop
+	where  map[netip.Addr]place
+	claims chan Claim
+	// tries are of the API, one at a time; reached is theirs, when it answered last.
+	tries   singleflight.Group
+	reached time.Time
 }
 
-// leftFor is for how long assertions of an address that the node gave up are wanted: longer than the machine remembers it.
-const leftFor = 2 * time.Hour
-
-// place is the link to the network of an address, and the UID of the pod that the node has it for.
+// place is the link to the network of an address, and the UID of the pod that the node has it for, with the MAC of its own.
 type place struct {
-	link int
-	pod  string
+	link     int
+	pod      string
+	own      net.HardwareAddr
+	defended bool
 }
 
 // ErrNobodyToAsk is returned for a link whose network has no way to ask its hosts for an address. There the node answers
@@ -134,7 +133,7 @@ var ErrNobodyToAsk = conflict.ErrNoEthernet
 // tried again: meanwhile the node answers for no further address of the link. proxied has it believe no host that says to have an
 // address, but nodes.
 func New(self answering.Node, open func(link int) (Segment, error), node Node, proxied bool) *Answerer {
-	return &Answerer{self: self, proxied: proxied, claims: make(chan conflict.Conflict, waitingClaims), node: node, open: open, loops: map[int]*loop{}, where: map[netip.Addr]place{}, left: map[netip.Addr]time.Time{}}
+	return &Answerer{self: self, proxied: proxied, claims: make(chan Claim, waitingClaims), node: node, open: open, loops: map[int]*loop{}, where: map[netip.Addr]place{}}
 }
 
 // Run runs the machines until ctx ends.
@@ -158,8 +157,7 @@ func (a *Answerer) start(l *loop) {
 func (a *Answerer) loopOf(link int, uplink string) *loop {
 	l := a.loops[link]
 	if l == nil {
-		l = &loop{a: a, index: link, asked: make(chan chan<- Hearing), ended: make(chan struct{}), uplink: uplink, signal: wakeup.New(), gateways: map[netip.Addr]net.HardwareAddr{}, standing: map[netip.Addr]answering.Standing{}, unseen: map[netip.Addr]int{}, waiting: map[netip.Addr][]chan struct{}{}, asks: map[netip.Addr]int{}, awaited: map[netip.Addr]*awaited{}, unclosed: map[netip.Addr]bool{}}
-		l.defended = a.defended[link]
+		l = &loop{a: a, index: link, uplink: uplink, signal: wakeup.New(), link: answering.NewLink(0, a.self, "", nonce), began: time.Now(), gateways: map[netip.Addr]net.HardwareAddr{}, waiting: map[netip.Addr][]chan struct{}{}, awaited: map[netip.Addr]*awaited{}, unclosed: map[netip.Addr]bool{}}
 		a.loops[link] = l
 		if a.ctx != nil {
 			a.start(l)
@@ -171,7 +169,7 @@ func (a *Answerer) loopOf(link int, uplink string) *loop {
 func (a *Answerer) give(h Holding, in answering.Input) {
 	a.mu.Lock()
 	old := a.loops[a.where[h.Address].link]
-	a.where[h.Address] = place{h.Link, h.Pod}
+	a.where[h.Address] = place{h.Link, h.Pod, h.OwnMAC, h.Defended}
 	l := a.loopOf(h.Link, h.Uplink)
 	a.mu.Unlock()
 	if old != nil && old != l {
@@ -208,24 +206,14 @@ func (a *Answerer) Holder(addr netip.Addr) (pod string) {
 
 // Asks returns whether others are being asked for an address.
 func (a *Answerer) Asks(addr netip.Addr) bool {
-	l := a.of(addr)
-	if l == nil {
-		return false
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.standing[addr].Phase == answering.Asking && !l.cut && l.broken == nil
+	link, _ := a.Link(addr)
+	return a.Standing(addr).Phase == answering.Asking && a.Check(link) == nil
 }
 
 // Waits returns whether the node has an address, and may not answer for it yet, or not any more.
 func (a *Answerer) Waits(addr netip.Addr) bool {
-	l := a.of(addr)
-	if l == nil {
-		return false
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.standing[addr].Phase != answering.Answering
+	_, has := a.Link(addr)
+	return has && a.Standing(addr).Phase != answering.Answering
 }
 
 // Recheck says that links may have changed.
@@ -312,10 +300,8 @@ func (a *Answerer) Leave(pod string, addrs ...netip.Addr) {
 		if at.pod == pod && (len(addrs) == 0 || slices.Contains(addrs, addr)) {
 			left[addr] = a.loops[at.link]
 			delete(a.where, addr)
-			a.left[addr] = time.Now()
 		}
 	}
-	maps.DeleteFunc(a.left, func(_ netip.Addr, at time.Time) bool { return time.Since(at) > leftFor })
 	a.mu.Unlock()
 	for addr, l := range left {
 		l.note(answering.Leave{Address: addr})
@@ -357,18 +343,16 @@ func (a *Answerer) Word(addr netip.Addr) error {
 	if l == nil {
 		return errors.New("no pod of the node has it")
 	}
-	l.mu.Lock()
-	phase, why := l.standing[addr].Phase, l.why(addr)
-	l.mu.Unlock()
 	switch {
-	case phase == answering.Answering:
+	case !a.Waits(addr):
 		return errors.New("the node answers for it already")
 	case a.Asks(addr):
 		l.note(answering.Word{Address: addr})
 		return nil
-	default:
-		return errors.New(why)
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return errors.New(l.why(addr))
 }
 
 // Wait waits until the node may answer for the addresses, which it has taken. It returns the ones that hosts outside of the cluster go
@@ -398,7 +382,7 @@ func (a *Answerer) Standing(addr netip.Addr) answering.Standing {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.standing[addr]
+	return l.standing(addr)
 }
 
 // Unanswered lists the addresses that the node has and does not answer for, in their order.
@@ -413,7 +397,7 @@ func (a *Answerer) Unanswered() []inquiry.UnansweredAddress {
 	for _, addr := range slices.SortedFunc(maps.Keys(at), netip.Addr.Compare) {
 		l := at[addr]
 		l.mu.Lock()
-		if s := l.standing[addr]; s.Phase == answering.Asking || s.Phase == answering.Closed {
+		if s := l.standing(addr); s.Phase == answering.Asking || s.Phase == answering.Closed {
 			all = append(all, inquiry.UnansweredAddress{Address: addr, Why: l.why(addr), LastNode: s.Last.Name, Denied: s.Denied, MACs: s.MACs})
 		}
 		l.mu.Unlock()
@@ -428,40 +412,31 @@ type loop struct {
 	uplink string
 	signal wakeup.Signal
 
-	mu     sync.Mutex
+	mu sync.Mutex
+	// inputs are those that the machine has yet to see. Only run's goroutine changes the machine, which began its time at began.
 	inputs []answering.Input
+	link   *answering.Link
+	began  time.Time
 	// gateways have the MACs by which they answered, nil where they did not yet; answers is the one that did last, an IPv4 one
 	// if there is any.
 	gateways map[netip.Addr]net.HardwareAddr
 	answers  netip.Addr
-	standing map[netip.Addr]answering.Standing
-	unseen   map[netip.Addr]int
 	waiting  map[netip.Addr][]chan struct{}
-	// asks has the number of the last question to the API about an address.
-	asks map[netip.Addr]int
-	// cut: the uplink has no carrier.
-	cut bool
 	// searches are under way.
 	searches []*search
 	// awaited are the addresses for which the node has asked, and the last of its questions may still be answered.
 	awaited map[netip.Addr]*awaited
 	// changed: the link may have.
 	changed bool
-	// defended are the addresses of which claims are heard. undefended: the segment does not know them yet.
-	defended   []conflict.Target
-	undefended bool
 	// broken is why the node neither hears nor asks others, nil while it does.
 	broken error
-	// asked has the questions of what the node hears; ended is closed when nobody answers them any more.
-	asked chan chan<- Hearing
-	ended chan struct{}
-
-	// The fields below are run's.
-	link  *answering.Link
-	began time.Time
-	connection
 	// unsent is why the last messages were not sent, nil where they were.
 	unsent error
+
+	// The fields below are run's.
+	connection
+	// undefended: the segment does not know yet of which addresses claims are to be heard.
+	undefended bool
 	// unclosed are the addresses that the kernel still answers for, because it could not be changed.
 	unclosed map[netip.Addr]bool
 	asking   sync.WaitGroup
@@ -471,25 +446,16 @@ type loop struct {
 func (l *loop) note(in answering.Input) {
 	l.mu.Lock()
 	l.inputs = append(l.inputs, in)
-	l.count(in, 1)
 	l.mu.Unlock()
 	l.signal.Send()
 }
 
-// count counts the inputs of which the standing of an address says nothing yet. The caller holds mu.
-func (l *loop) count(in answering.Input, by int) {
-	var addr netip.Addr
-	switch in := in.(type) {
-	case answering.Take:
-		addr = in.Address
-	case answering.Leave:
-		addr = in.Address
-	default:
-		return
+// standing returns the state of an address that the node has here. The caller holds mu.
+func (l *loop) standing(addr netip.Addr) answering.Standing {
+	if errors.Is(l.broken, ErrNobodyToAsk) {
+		return answering.Standing{Phase: answering.Answering}
 	}
-	if l.unseen[addr] += by; l.unseen[addr] == 0 {
-		delete(l.unseen, addr)
-	}
+	return l.link.Standing(addr)
 }
 
 // wait waits until the node may answer for an address, or a host outside of the cluster, with the MAC foreign, goes on to say that it
@@ -508,15 +474,33 @@ func (l *loop) wait(ctx context.Context, addr netip.Addr) (foreign string, err e
 	defer l.mu.Unlock()
 	l.waiting[addr] = slices.DeleteFunc(l.waiting[addr], func(c chan struct{}) bool { return c == done })
 	if l.isSettled(addr) {
-		return l.standing[addr].Foreign, nil
+		return l.standing(addr).Foreign, nil
 	}
 	return "", errors.New(l.why(addr))
 }
 
 // isSettled returns whether there is nothing to wait for. The caller holds mu.
 func (l *loop) isSettled(addr netip.Addr) bool {
-	s := l.standing[addr]
-	return l.unseen[addr] == 0 && (s.Phase == answering.Answering || s.Foreign != "")
+	s := l.standing(addr)
+	return !l.gives(addr) && (s.Phase == answering.Answering || s.Foreign != "")
+}
+
+// gives returns whether the machine has yet to see that the node gets or leaves an address. The caller holds mu.
+func (l *loop) gives(addr netip.Addr) bool {
+	return slices.ContainsFunc(l.inputs, func(in answering.Input) bool { return given(in) == addr })
+}
+
+// given returns the address that the node gets or leaves, the zero Addr for another input.
+func given(in answering.Input) netip.Addr {
+	switch in := in.(type) {
+	case answering.Take:
+		return in.Address
+	case answering.Carry:
+		return in.Address
+	case answering.Leave:
+		return in.Address
+	}
+	return netip.Addr{}
 }
 
 // wake wakes who waits for an address of which there is nothing to wait for. The caller holds mu.
@@ -532,23 +516,20 @@ func (l *loop) wake(addr netip.Addr) {
 
 // conflict is of a host outside of the cluster that has an address.
 func (l *loop) conflict(addr netip.Addr, mac string) conflict.Conflict {
-	c := conflict.Conflict{Address: addr, Link: l.uplink}
+	c := conflict.Conflict{Address: addr, Link: l.name()}
 	c.MAC, _ = net.ParseMAC(mac) // It was one.
-	if link, err := net.InterfaceByIndex(l.index); err == nil {
-		c.Link = link.Name
-	}
 	return c
 }
 
 // why says why the node does not answer for an address. The caller holds mu.
 func (l *loop) why(addr netip.Addr) string {
 	switch {
-	case l.cut:
+	case !l.link.Up():
 		return l.withoutCarrier(addr)
 	case l.broken != nil:
 		return fmt.Sprintf("the node cannot ask whether another node answers for %s: %v", addr, l.broken)
 	}
-	return explain(addr, l.standing[addr])
+	return explain(addr, l.standing(addr))
 }
 
 func (l *loop) withoutCarrier(addr netip.Addr) string {
@@ -580,9 +561,7 @@ func (l *loop) run(ctx context.Context) {
 		cancel()
 		l.disconnect(ctx)
 		l.asking.Wait()
-		close(l.ended)
 	}()
-	l.link, l.began = answering.NewLink(0, l.a.self, "", nonce), time.Now()
 	l.look(ctx)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -590,9 +569,6 @@ func (l *loop) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case answer := <-l.asked:
-			answer <- l.tellHearing()
-			continue
 		case err := <-l.failed:
 			l.disconnect(ctx)
 			l.fails(ctx, err)
@@ -605,8 +581,8 @@ func (l *loop) run(ctx context.Context) {
 		} else if rtnl.LinkNotFound(err) && l.a.drop(l) {
 			return
 		}
-		l.defend(ctx)
 		l.step(ctx)
+		l.defend(ctx)
 		if due, ok := l.due(); ok {
 			timer.Reset(max(0, due))
 		}
@@ -644,11 +620,9 @@ func (l *loop) wants(m answering.Message) bool {
 	case m.Kind == answering.Deny:
 		return false
 	}
-	l.a.mu.Lock()
-	defer l.a.mu.Unlock()
-	_, has := l.a.where[m.Address]
-	_, left := l.a.left[m.Address]
-	return has || left
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.link.Knows(m.Address) || l.gives(m.Address)
 }
 
 func (l *loop) heard(m answering.Message) { l.hear(m, false) }
@@ -657,7 +631,7 @@ func (l *loop) heard(m answering.Message) { l.hear(m, false) }
 func (l *loop) hear(m answering.Message, unicast bool) {
 	m.To = l.a.known(m.To)
 	l.mu.Lock()
-	last := l.standing[m.Address].Last
+	last := l.standing(m.Address).Last
 	l.mu.Unlock()
 	if m.Kind == answering.Deny && m.From.Is(last) {
 		m.From = last
@@ -680,7 +654,7 @@ func (l *loop) answered(a conflict.Answer) {
 	switch {
 	case !fresh:
 	case gateway:
-		l.note(answering.Gateway{Address: a.Address})
+		l.note(answering.Gateway{Address: in.Address, MAC: in.MAC})
 	default:
 		l.note(in)
 	}
@@ -689,21 +663,22 @@ func (l *loop) answered(a conflict.Answer) {
 // step passes all inputs to the machine, and does its outputs: the kernel falls silent before anything is sent.
 func (l *loop) step(ctx context.Context) {
 	l.mu.Lock()
-	inputs, searches := l.inputs, slices.Clone(l.searches)
-	l.inputs = nil
+	inputs, searches := slices.Clone(l.inputs), slices.Clone(l.searches)
 	for _, w := range l.awaited {
 		w.unseen = nil
 	}
 	l.mu.Unlock()
-	for i := range inputs {
-		inputs[i] = l.onLink(ctx, inputs[i])
-	}
+	l.undefended = l.undefended || slices.ContainsFunc(inputs, func(in answering.Input) bool { return given(in).IsValid() })
 	for _, s := range searches {
 		s.see(inputs, l)
 	}
+	up := l.link.Up()
+	l.mu.Lock()
 	outputs := l.link.Step(l.now(), inputs...)
 	// Before anything is closed: what closes it knows no other work that opens it.
-	l.tell(l.link.All(), inputs)
+	l.saw(inputs)
+	l.mu.Unlock()
+	l.tellCarrier(ctx, up)
 	for _, out := range outputs {
 		if c, ok := out.(answering.Close); ok {
 			s := l.link.Standing(c.Address)
@@ -745,6 +720,16 @@ func (l *loop) step(ctx context.Context) {
 	l.question(ctx, questions, probes)
 }
 
+// tellCarrier logs that the link has lost its carrier, or has it again.
+func (l *loop) tellCarrier(ctx context.Context, before bool) {
+	switch logger := klog.FromContext(ctx); {
+	case l.link.Up() && !before:
+		logger.Info("An uplink has its carrier again: the node asks whether the addresses there are still its pods'", "uplink", l.uplink, "link", l.index)
+	case before && !l.link.Up():
+		logger.Info("An uplink has lost its carrier: the node answers for no address there", "uplink", l.uplink, "link", l.index)
+	}
+}
+
 func (l *loop) question(ctx context.Context, questions, probes []netip.Addr) {
 	if len(questions) == 0 || l.segment == nil {
 		return
@@ -758,38 +743,14 @@ func (l *loop) question(ctx context.Context, questions, probes []netip.Addr) {
 	}
 }
 
-// onLink notes whether the link is cut, and returns the input as it is for a link that is. There the machine sees no carrier go by
-// which it would close an address that comes.
-func (l *loop) onLink(ctx context.Context, in answering.Input) answering.Input {
-	switch in := in.(type) {
-	case answering.Carrier:
-		l.mu.Lock()
-		changes := l.cut == in.Up
-		l.cut = !in.Up
-		l.mu.Unlock()
-		switch logger := klog.FromContext(ctx); {
-		case !changes:
-		case in.Up:
-			logger.Info("An uplink has its carrier again: the node asks whether the addresses there are still its pods'", "uplink", l.uplink, "link", l.index)
-		default:
-			logger.Info("An uplink has lost its carrier: the node answers for no address there", "uplink", l.uplink, "link", l.index)
-		}
-	case answering.Carry:
-		if l.cut && in.Answers {
-			l.close(ctx, answering.Close{Address: in.Address}, answering.NoCarrier, l.withoutCarrier(in.Address))
-			in.Answers = false
-			return in
-		}
-	}
-	return in
-}
-
 func (l *loop) send(ctx context.Context, messages []answering.Message) {
 	if l.segment == nil {
 		return
 	}
 	err := l.segment.Send(messages)
+	l.mu.Lock()
 	l.unsent = err
+	l.mu.Unlock()
 	// A link that comes and goes with its pods has another index when it is back.
 	if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {
 		l.disconnect(ctx)
@@ -834,55 +795,27 @@ const (
 	shareTry = 2 * time.Second
 )
 
-// try is a try of the API.
-type try struct {
-	done chan struct{}
-	// The fields below are set when done is closed.
-	err   error
-	ended time.Time
-}
-
-// reachable tries the API, once for all links that do at the same time.
-func (a *Answerer) reachable(ctx context.Context) error {
-	a.mu.Lock()
-	last := a.tried
-	if last == nil || last.isOver() {
-		last = &try{done: make(chan struct{})}
-		a.tried = last
-		// A link that goes does not end the try of the others.
+// reachable tries the API, once for all links that do at the same time. A link that goes does not end the try of the others.
+func (a *Answerer) reachable() error {
+	_, err, _ := a.tries.Do("", func() (any, error) {
+		if time.Since(a.reached) < shareTry {
+			return nil, nil
+		}
 		ctx, cancel := context.WithTimeout(a.ctx, tryPatience)
-		a.mu.Unlock()
 		defer cancel()
-		last.err = a.node.Reachable(ctx)
-		last.ended = time.Now()
-		close(last.done)
-		return last.err
-	}
-	a.mu.Unlock()
-	select {
-	case <-last.done:
-		return last.err
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-// isOver returns whether the try has ended, and its answer does not count any more.
-func (t *try) isOver() bool {
-	select {
-	case <-t.done:
-		return t.err != nil || time.Since(t.ended) >= shareTry
-	default:
-		return false
-	}
+		err := a.node.Reachable(ctx)
+		if err == nil {
+			a.reached = time.Now()
+		}
+		return nil, err
+	})
+	return err
 }
 
 // try tries whether the API server is reached at all.
 func (l *loop) try(ctx context.Context) {
 	l.asking.Go(func() {
-		ctx, cancel := context.WithTimeout(ctx, tryPatience)
-		defer cancel()
-		err := l.a.reachable(ctx)
+		err := l.a.reachable()
 		if err != nil {
 			klog.FromContext(ctx).V(2).Info("The gateway does not answer, nor does the API server", "link", l.index, "err", err)
 		}
@@ -890,20 +823,17 @@ func (l *loop) try(ctx context.Context) {
 	})
 }
 
-// tell notes the standing of all addresses after inputs, and wakes who waits for one.
-func (l *loop) tell(standing map[netip.Addr]answering.Standing, seen []answering.Input) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.standing = standing
-	for _, in := range seen {
-		l.count(in, -1)
+// saw forgets the first inputs, which have been seen, and wakes who waits for an address. The caller holds mu.
+func (l *loop) saw(inputs []answering.Input) {
+	l.inputs = slices.Delete(l.inputs, 0, len(inputs))
+	for _, in := range inputs {
+		if in, left := in.(answering.Leave); left {
+			delete(l.unclosed, in.Address)
+		}
 	}
-	for addr := range l.standing {
+	for addr := range l.waiting {
 		l.wake(addr)
 	}
-	left := func(addr netip.Addr) bool { return l.standing[addr].Phase == 0 }
-	maps.DeleteFunc(l.asks, func(addr netip.Addr, _ int) bool { return left(addr) })
-	maps.DeleteFunc(l.unclosed, func(addr netip.Addr, _ bool) bool { return left(addr) })
 }
 
 // closeAgain is the wait before the kernel is tried again.
@@ -953,9 +883,6 @@ const askAgain = 500 * time.Millisecond
 
 // ask asks the API until it answers, or is asked anew.
 func (l *loop) ask(ctx context.Context, q answering.AskAPI) {
-	l.mu.Lock()
-	l.asks[q.Address] = q.Number
-	l.mu.Unlock()
 	l.asking.Go(func() {
 		for {
 			mine, version, last, err := l.a.node.Whose(ctx, q.Address)
@@ -971,9 +898,9 @@ func (l *loop) ask(ctx context.Context, q answering.AskAPI) {
 			case <-time.After(askAgain):
 			}
 			l.mu.Lock()
-			old := l.asks[q.Address] != q.Number
+			old := !l.link.Awaits(q.Address, q.Number)
 			l.mu.Unlock()
-			if old || l.a.Standing(q.Address).Phase == 0 {
+			if old {
 				return
 			}
 		}

@@ -5,7 +5,6 @@ package answerer
 import (
 	"context"
 	"errors"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -79,10 +78,7 @@ func (l *loop) connect(ctx context.Context) error {
 		klog.FromContext(ctx).Info("The node asks other nodes on a link again", "link", l.index)
 	}
 	l.setBroken(nil)
-	l.segment, l.mac = segment, ""
-	l.mu.Lock()
-	l.undefended = len(l.defended) > 0
-	l.mu.Unlock()
+	l.segment, l.mac, l.undefended = segment, "", true
 	l.opened = time.Now()
 	l.own()
 	hearing, stop := context.WithCancel(ctx)
@@ -175,28 +171,18 @@ func (a *Answerer) Failing() (links int) {
 // answerAll has the node answer for all addresses of a link on which nobody can be asked.
 func (l *loop) answerAll(ctx context.Context) {
 	l.mu.Lock()
-	inputs := l.inputs
-	l.inputs = nil
-	standing := maps.Clone(l.standing)
+	inputs := slices.Clone(l.inputs)
+	l.saw(inputs)
 	l.mu.Unlock()
-	var opened []netip.Addr
 	for _, in := range inputs {
 		switch in := in.(type) {
 		case answering.Take:
-			standing[in.Address] = answering.Standing{Phase: answering.Answering, Version: in.Version}
-			opened = append(opened, in.Address)
+			l.opens(ctx, in.Address)
 		case answering.Carry:
-			standing[in.Address] = answering.Standing{Phase: answering.Answering, Version: in.Version}
 			if !in.Answers {
-				opened = append(opened, in.Address)
+				l.opens(ctx, in.Address)
 			}
-		case answering.Leave:
-			delete(standing, in.Address)
 		}
-	}
-	l.tell(standing, inputs)
-	for _, addr := range opened {
-		l.opens(ctx, addr)
 	}
 }
 

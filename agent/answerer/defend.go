@@ -13,46 +13,44 @@ import (
 // waitingClaims is how many claims may wait to be read. More are lost: hosts repeat theirs.
 const waitingClaims = 64
 
-// Claims returns the claims of addresses that are defended. A host that repeats itself is heard again.
-func (a *Answerer) Claims() <-chan conflict.Conflict { return a.claims }
+// Claim is of a host that says that it has an address which the node has for a pod, by its UID.
+type Claim struct {
+	conflict.Conflict
 
-// Defend has claims of exactly these addresses heard, on links where the node hears others.
-func (a *Answerer) Defend(targets []conflict.Target) {
-	byLink := map[int][]conflict.Target{}
-	for _, t := range targets {
-		byLink[t.Link] = append(byLink[t.Link], t)
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.defended = byLink
-	for link, l := range a.loops {
-		l.mu.Lock()
-		l.defended, l.undefended = byLink[link], true
-		l.mu.Unlock()
-		l.signal.Send()
-	}
+	Pod string
 }
+
+// Claims returns the claims of addresses that are defended. A host that repeats itself is heard again.
+func (a *Answerer) Claims() <-chan Claim { return a.claims }
 
 func (a *Answerer) claimed(c conflict.Conflict) {
 	select {
-	case a.claims <- c:
+	case a.claims <- Claim{c, a.Holder(c.Address)}:
 	default:
 	}
 }
 
-// defend tells the segment, if it is open, of which addresses claims are to be heard.
+// defendedOn lists the addresses on a link of which claims are heard.
+func (a *Answerer) defendedOn(link int) []conflict.Target {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var all []conflict.Target
+	for addr, at := range a.where {
+		if at.link == link && at.defended && !a.proxied {
+			all = append(all, conflict.Target{Address: addr, Link: link, Own: at.own})
+		}
+	}
+	return all
+}
+
+// defend tells the segment, if it is open, of which addresses claims are to be heard, where they may be others than before.
 func (l *loop) defend(ctx context.Context) {
-	l.mu.Lock()
-	targets, due := l.defended, l.undefended && l.segment != nil
-	l.undefended = l.undefended && !due
-	l.mu.Unlock()
-	if !due {
+	if !l.undefended || l.segment == nil {
 		return
 	}
-	if err := l.segment.Defend(targets); err != nil {
+	err := l.segment.Defend(l.a.defendedOn(l.index))
+	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot hear whether other hosts claim addresses of this node's pods", "link", l.index)
-		l.mu.Lock()
-		l.undefended = true
-		l.mu.Unlock()
 	}
+	l.undefended = err != nil
 }

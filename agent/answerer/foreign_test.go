@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	. "github.com/berth-dev/berth/agent/answerer"
 	"github.com/berth-dev/berth/cni/conflict"
 )
@@ -116,49 +118,49 @@ func TestForeign(t *testing.T) {
 	})
 }
 
-// Claims are heard of the addresses that are defended now, also on a link that is opened later, or anew.
+// Claims are heard of the addresses that are defended now, also on a link that is opened anew.
 func TestClaims(t *testing.T) {
-	target := conflict.Target{Address: address, Link: 1}
+	own := net.HardwareAddr{2, 0, 0, 0, 5, 5}
 	claim := conflict.Conflict{Address: address, MAC: net.HardwareAddr{2, 0, 0, 0, 9, 9}, Link: "eth0"}
 	run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
 		n := w.add("node")
 		a := start(n)
-		defends := func(want int) {
+		defends := func(want ...conflict.Target) {
 			t.Helper()
 			synctest.Wait()
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			if len(n.defends) != want {
-				t.Errorf("the segment defends %v, want %d", n.defends, want)
+			if diff := cmp.Diff(want, n.defends, cmp.Comparer(func(x, y netip.Addr) bool { return x == y })); diff != "" {
+				t.Errorf("the segment defends (-want +got):\n%s", diff)
 			}
-			n.defends = nil
 		}
-		a.Defend([]conflict.Target{target})
-		a.Join(1, "eth0", gateway)
-		defends(1)
-		a.Defend([]conflict.Target{target, {Address: gateway, Link: 2}})
-		defends(1)
+		h := Holding{Address: address, Pod: "p", Link: 1, Version: 5, OwnMAC: own, Defended: true}
+		target := conflict.Target{Address: address, Link: 1, Own: own}
+		a.Take(h)
+		defends(target)
+		a.Take(Holding{Address: gateway, Pod: "NodeAssignment", Link: 1, Version: 5})
+		defends(target)
 		w.mu.Lock()
-		n.mac = net.HardwareAddr{2, 0, 0, 0, 0, 8}
+		n.mac, n.defends = net.HardwareAddr{2, 0, 0, 0, 0, 8}, nil
 		w.mu.Unlock()
 		a.Recheck()
-		defends(1)
+		defends(target)
 		w.mu.Lock()
-		n.defendErr = errors.New("no buffer space available")
+		n.defends, n.defendErr = nil, errors.New("no buffer space available")
 		w.mu.Unlock()
-		a.Defend([]conflict.Target{target})
+		a.Carry(h, true, 0)
 		time.Sleep(time.Minute) //nolint:forbidigo // the clock is the test's
-		defends(1)
+		defends(target)
 		w.mu.Lock()
 		n.claimed(claim)
 		w.mu.Unlock()
-		if got := <-a.Claims(); got.String() != claim.String() {
-			t.Errorf("%s is heard", got)
+		if got := <-a.Claims(); got.String() != claim.String() || got.Pod != "p" {
+			t.Errorf("%s is heard, of pod %s", got, got.Pod)
 		}
 		for range 1000 { // Anybody may claim at any rate.
 			n.claimed(claim)
 		}
-		a.Defend(nil)
-		defends(0)
+		a.Leave("p")
+		defends()
 	})
 }

@@ -59,7 +59,7 @@ func TestLinkMadeAnew(t *testing.T) {
 		if link, has := a.Link(address); !has || link != 2 || !old.answers(address) {
 			t.Errorf("the address is on link %d: %t, and the node answers: %t", link, has, old.answers(address))
 		}
-		if got := a.Hearings(t.Context()); len(got) != 1 || got[0].Link != 2 || got[0].Err != nil {
+		if got := a.Hearings(); len(got) != 1 || got[0].Error != "" {
 			t.Errorf("Hearings() = %+v", got)
 		}
 		move(t, old, fresh, b, "old")
@@ -80,7 +80,7 @@ func TestAnotherMAC(t *testing.T) {
 		w.mu.Unlock()
 		a.Recheck()
 		time.Sleep(time.Second) //nolint:forbidigo // the clock is the test's
-		if heard := b.Hearings(t.Context()); len(heard) != 1 || len(heard[0].Neighbours) != 1 || heard[0].Neighbours[0].MAC != n.mac.String() {
+		if heard := b.Hearings(); len(heard) != 1 || len(heard[0].Nodes) != 1 || heard[0].Nodes[0].MAC != n.mac.String() {
 			t.Errorf("the other node hears %+v", heard)
 		}
 		a.Take(Holding{Address: address, Pod: "p", Link: 1, Gateway: gateway, Version: 5, Last: answering.Node{Name: "lost"}})
@@ -143,7 +143,7 @@ func TestBroken(t *testing.T) {
 				if n.answers(address.Next()) || !n.answers(served) || a.Failing() != 1 {
 					t.Errorf("the node answers without asking: %t; for the address that it had: %t; links that fail: %d", n.answers(address.Next()), n.answers(served), a.Failing())
 				}
-				if got := a.Hearings(t.Context()); len(got) != 1 || !errors.Is(got[0].Err, fail) {
+				if got := a.Hearings(); len(got) != 1 || got[0].Error != fail.Error() {
 					t.Errorf("Hearings() = %+v", got)
 				}
 				if n.opens < 15 || n.opens > 40 {

@@ -113,6 +113,7 @@ func (s *search) see(inputs []answering.Input, l *loop) {
 		switch in := in.(type) {
 		case answering.Gateway:
 			s.controls[control{l.index, in.Address.Is4()}] = true
+			s.answered(in.Address, in.MAC)
 		case answering.Heard:
 			s.seen.Node = s.seen.Node || in.Kind == answering.Hello && in.From.Name == s.node && in.Nonce == s.nonce
 		case answering.Answered:
@@ -123,13 +124,18 @@ func (s *search) see(inputs []answering.Input, l *loop) {
 				}
 				continue
 			}
-			if macs := s.seen.MACs[in.Address]; !slices.Contains(macs, in.MAC) {
-				s.seen.MACs[in.Address] = append(macs, in.MAC)
-			}
+			s.answered(in.Address, in.MAC)
 			if is := func(c conflict.Conflict) bool { return c.Address == in.Address && c.MAC.String() == in.MAC }; in.Owner && !l.link.IsNodes(in.MAC, answering.Node{}) && !slices.ContainsFunc(s.seen.Foreign, is) {
 				s.seen.Foreign = append(s.seen.Foreign, l.conflict(in.Address, in.MAC))
 			}
 		}
+	}
+}
+
+// answered notes who answers for an address, if that is asked for.
+func (s *search) answered(addr netip.Addr, mac string) {
+	if macs := s.seen.MACs[addr]; slices.Contains(s.addrs, addr) && !slices.Contains(macs, mac) {
+		s.seen.MACs[addr] = append(macs, mac)
 	}
 }
 
@@ -155,22 +161,11 @@ func (a *Answerer) Foreign(ctx context.Context, targets []conflict.Target) ([]co
 }
 
 func (a *Answerer) foreignOn(ctx context.Context, link int, addrs []netip.Addr) ([]conflict.Conflict, error) {
-	a.mu.Lock()
-	l := a.loops[link]
-	a.mu.Unlock()
-	if l == nil {
-		return nil, fmt.Errorf("ask for addresses on link %d: the node does not hear others there", link)
-	}
-	l.mu.Lock()
-	err, cut := l.broken, l.cut
-	l.mu.Unlock()
-	switch {
-	case cut:
-		return nil, fmt.Errorf("ask for addresses on link %d: it has no carrier", link)
+	switch err := a.Check(link); {
 	case errors.Is(err, ErrNobodyToAsk):
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("ask for addresses on link %d: %w", link, err)
+		return nil, err
 	}
 	before := a.Seek(ctx, "", addrs, []int{link}).Foreign
 	if len(before) == 0 {
@@ -184,4 +179,23 @@ func (a *Answerer) foreignOn(ctx context.Context, link int, addrs []netip.Addr) 
 	return slices.DeleteFunc(a.Seek(ctx, "", addrs, []int{link}).Foreign, func(c conflict.Conflict) bool {
 		return !slices.ContainsFunc(before, func(b conflict.Conflict) bool { return b.String() == c.String() })
 	}), ctx.Err()
+}
+
+// Check returns an error where the hosts of a link cannot be asked; it wraps [ErrNobodyToAsk] where they never can.
+func (a *Answerer) Check(link int) error {
+	a.mu.Lock()
+	l := a.loops[link]
+	a.mu.Unlock()
+	if l == nil {
+		return fmt.Errorf("ask for addresses on link %d: the node does not hear others there", link)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case !l.link.Up():
+		return fmt.Errorf("ask for addresses on link %d: it has no carrier", link)
+	case l.broken != nil:
+		return fmt.Errorf("ask for addresses on link %d: %w", link, l.broken)
+	}
+	return nil
 }

@@ -4,6 +4,8 @@ package answerer_test
 
 import (
 	"context"
+	"errors"
+	"net"
 	"net/netip"
 	"sync"
 	"testing"
@@ -120,5 +122,41 @@ func TestSeekInAnotherNetwork(t *testing.T) {
 		pool.mu.Unlock()
 		says("its gateway answers", true, 2)
 		says("both answer", true, 1, 2)
+	})
+}
+
+// Of addresses alone it says by which MACs hosts answer, of a gateway's, too, and for which links nobody can be asked.
+func TestSeekAddresses(t *testing.T) {
+	run(t, func(t *testing.T, start func(*host) *Answerer, w *wire) {
+		n, other := w.add("node"), w.add("other")
+		other.set(address, true)
+		w.strangers = map[netip.Addr]net.HardwareAddr{address: {2, 0, 0, 0, 9, 9}}
+		a := start(n)
+		if err := a.Check(1); err == nil {
+			t.Error("a link can be asked on which the node hears nobody")
+		}
+		a.Join(1, "eth0", gateway)
+		got := a.Seek(t.Context(), "", []netip.Addr{address, gateway, address.Next()}, []int{1})
+		want := map[netip.Addr][]string{address: {"02:00:00:00:00:02", "02:00:00:00:09:09"}, gateway: {"02:00:00:00:00:fe"}}
+		if diff := cmp.Diff(want, got.MACs, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+			t.Errorf("Seek() (-want +got):\n%s", diff)
+		}
+		if err := a.Check(1); err != nil {
+			t.Error(err)
+		}
+		n.plug(a, false)
+		synctest.Wait()
+		if err := a.Check(1); err == nil {
+			t.Error("a link without a carrier can be asked")
+		}
+		n.plug(a, true)
+		w.mu.Lock()
+		n.openErr = ErrNobodyToAsk
+		w.mu.Unlock()
+		a.Join(2, "wg0")
+		synctest.Wait()
+		if err := a.Check(2); !errors.Is(err, ErrNobodyToAsk) {
+			t.Errorf("a link that is no Ethernet: %v", err)
+		}
 	})
 }

@@ -8,7 +8,7 @@
 // # Rules
 //
 //   - Ask before answering. Before a node answers for an address it asserts it on the segment and
-//     asks who answers for it, as any host would. It answers when nobody does, and the silence counts.
+//     asks who answers for it, as any host would. It answers when nobody does, and the silence counts. What answers before is closed.
 //   - The newer record wins. An assertion has the resourceVersion at which the API said that the
 //     address is the node's; of the versions of one kind the greater is the later (KEP-5504). A node
 //     that answers by an older one asks the API, and falls silent 50 ms later where that has not refuted

@@ -235,24 +235,20 @@ func (l *Link) Standing(addr netip.Addr) Standing {
 	if h == nil {
 		return Standing{}
 	}
-	return l.standing(h)
-}
-
-// All returns the states of all addresses.
-func (l *Link) All() map[netip.Addr]Standing {
-	all := make(map[netip.Addr]Standing, len(l.holdings))
-	for addr, h := range l.holdings {
-		all[addr] = l.standing(h)
-	}
-	return all
-}
-
-func (l *Link) standing(h *holding) Standing {
 	s := Standing{Phase: h.phase, Cause: h.cause, Version: h.version, Last: h.last, Denied: h.denied, MACs: slices.Clone(h.answered), Newest: h.newest, By: h.newestFrom}
 	if h.phase == Asking && l.goesOn(h) && h.foreignAt-h.foreignSince >= ConflictAfter {
 		s.Foreign = h.foreign
 	}
 	return s
+}
+
+// Up returns whether the link has a carrier.
+func (l *Link) Up() bool { return l.up }
+
+// Knows returns whether an assertion of an address may change anything: this node has it, or was the last to answer for it.
+func (l *Link) Knows(addr netip.Addr) bool {
+	_, left := l.left[addr]
+	return left || l.holdings[addr] != nil
 }
 
 // Next returns when Step has to be called at the latest, if nothing happens.
@@ -408,7 +404,11 @@ func (l *Link) askFor(h *holding, last Node) {
 
 func (l *Link) carry(c Carry) {
 	if h := l.holdings[c.Address]; h != nil && c.Version <= h.version {
-		if !c.Answers && (h.phase == Answering || h.phase == Asking && h.again) {
+		switch {
+		case c.Answers && h.phase != Answering:
+			// The work of an ADD went on meanwhile.
+			l.emit(Close{h.addr, h.newest})
+		case !c.Answers && (h.phase == Answering || h.phase == Asking && h.again):
 			// The word of the API that was asked for before may be older than the loss.
 			l.openAgain(h, l.now)
 		}
@@ -423,6 +423,9 @@ func (l *Link) carry(c Carry) {
 		l.ask(h)
 	case !c.Answers:
 		l.openAgain(h, l.now)
+	case !l.up:
+		// The kernel would answer as soon as the carrier is back.
+		l.close(h, NoCarrier)
 	}
 }
 
@@ -694,11 +697,17 @@ func (l *Link) api(reachable bool) {
 	}
 }
 
+// Awaits returns whether a Verdict of the AskAPI of this Number counts.
+func (l *Link) Awaits(addr netip.Addr, number int) bool {
+	h := l.holdings[addr]
+	return h != nil && h.pending && h.number == number
+}
+
 func (l *Link) verdict(v Verdict) {
-	h := l.holdings[v.Address]
-	if h == nil || v.Number != h.number || !h.pending {
+	if !l.Awaits(v.Address, v.Number) {
 		return
 	}
+	h := l.holdings[v.Address]
 	h.pending = false
 	if !v.Mine {
 		// Leave follows.

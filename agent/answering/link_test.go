@@ -140,7 +140,7 @@ func TestCutOff(t *testing.T) {
 							polls++
 						}
 						if c.gateway {
-							inputs = append(inputs, Gateway{gateway})
+							inputs = append(inputs, Gateway{Address: gateway})
 						}
 					case TryAPI:
 						tries++
@@ -217,6 +217,40 @@ func TestCutOffAsks(t *testing.T) {
 	}
 }
 
+// What the kernel answers for before the node may is closed, as after an ADD whose work went on when the carrier was lost.
+func TestAnswersTooEarly(t *testing.T) {
+	addr := netip.MustParseAddr("10.0.70.5")
+	carried := Carry{Address: addr, Version: 5, Answers: true}
+	for name, c := range map[string]struct {
+		before []Input
+		closed bool
+		phase  Phase
+	}{
+		"at a start":                      {nil, false, Answering},
+		"at a start without a carrier":    {[]Input{Carrier{}}, true, Closed},
+		"it answers":                      {[]Input{carried}, false, Answering},
+		"it asks":                         {[]Input{Take{Address: addr, Version: 5}}, true, Asking},
+		"it asks again":                   {[]Input{Carry{Address: addr, Version: 5}}, true, Asking},
+		"the carrier was lost":            {[]Input{carried, Carrier{}}, true, Closed},
+		"another node has a newer record": {[]Input{Take{Address: addr, Version: 5}, Heard{Message: Message{Kind: Assert, From: Node{Name: "b"}, Address: addr, Version: 6}}}, true, Closed},
+	} {
+		l := NewLink(0, Node{Name: "a"}, "02:00:00:00:00:01", func() uint64 { return 1 })
+		l.Step(0, c.before...)
+		outputs := l.Step(0, carried)
+		closed := slices.ContainsFunc(outputs, func(out Output) bool { _, is := out.(Close); return is })
+		if got := l.Standing(addr).Phase; closed != c.closed || got != c.phase {
+			t.Errorf("%s: closed: %t, phase %d, want %t, %d", name, closed, got, c.closed, c.phase)
+		}
+	}
+	// It asks when the carrier is back.
+	l := NewLink(0, Node{Name: "a"}, "02:00:00:00:00:01", func() uint64 { return 1 })
+	l.Step(0, Carrier{}, carried)
+	l.Step(0, Carrier{Up: true})
+	if got := l.Standing(addr).Phase; got != Asking {
+		t.Errorf("with its carrier back it is in phase %d", got)
+	}
+}
+
 // A person's word is for the questions of then: after a cut the node asks like any other.
 func TestWordEnds(t *testing.T) {
 	x := netip.MustParseAddr("10.0.0.5")
@@ -272,7 +306,7 @@ func TestTurns(t *testing.T) {
 				case Question:
 					asked[now.Truncate(time.Second)]++
 				case Control:
-					inputs = []Input{Gateway{gateway}}
+					inputs = []Input{Gateway{Address: gateway}}
 				case AskAPI:
 					verdicts[out.Address] = Verdict{Address: out.Address, Number: out.Number, Mine: true, Version: 1}
 				}
@@ -595,14 +629,14 @@ func TestControls(t *testing.T) {
 		control func(n int) Input
 		opens   bool
 	}{
-		"a gateway":                     {four, func(int) Input { return Gateway{gateway} }, true},
+		"a gateway":                     {four, func(int) Input { return Gateway{Address: gateway} }, true},
 		"a node":                        {four, func(int) Input { return Answered{thirdFour, "mac3", false} }, true},
 		"a node, of IPv6":               {six, func(int) Input { return Answered{thirdSix, "mac3", false} }, true},
 		"a node, by IPv4 for IPv6":      {six, func(int) Input { return Answered{thirdFour, "mac3", false} }, false},
-		"a gateway, by IPv4 for IPv6":   {six, func(int) Input { return Gateway{gateway} }, false},
+		"a gateway, by IPv4 for IPv6":   {six, func(int) Input { return Gateway{Address: gateway} }, false},
 		"a node, by IPv6 for IPv4":      {four, func(int) Input { return Answered{thirdSix, "mac3", false} }, false},
 		"an address that nobody's is":   {four, func(int) Input { return Answered{gateway.Next(), "mac4", false} }, false},
-		"nobody, to each eighth of all": {four, func(n int) Input { return map[bool]Input{false: Gateway{gateway}}[n%8 == 7] }, false},
+		"nobody, to each eighth of all": {four, func(n int) Input { return map[bool]Input{false: Gateway{Address: gateway}}[n%8 == 7] }, false},
 		"nobody":                        {four, func(int) Input { return nil }, false},
 	} {
 		l, now := NewLink(0, self, "mac", random()), time.Duration(0)

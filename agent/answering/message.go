@@ -89,8 +89,11 @@ type (
 		MAC     string
 		Owner   bool
 	}
-	// Gateway is an answer of a gateway to a question for its address.
-	Gateway struct{ Address netip.Addr }
+	// Gateway is an answer of a gateway to a question for its address, with the MAC that it names.
+	Gateway struct {
+		Address netip.Addr
+		MAC     string
+	}
 	// Carrier is a change of the link's. Jitter, up to 200 ms, is how long this node waits after its return,
 	// so that nodes do not all ask at once after the restart of a switch.
 	Carrier struct {

@@ -377,22 +377,27 @@ func (n *node) do(out Output) {
 func (n *node) askGateways() {
 	for family := range families {
 		if n.asksGateway(family) {
-			n.world.back(n, n, func() { n.step(Gateway{n.world.gateways[family]}) })
+			n.world.back(n, n, func() { n.step(Gateway{Address: n.world.gateways[family]}) })
 		}
 	}
 }
 
-// control notes of which nodes a control asked; that of the gateway alone says nothing of them.
+// control notes of which nodes a control asked; that of the gateway alone says nothing of them, nor does one of the other family.
 func (n *node) control(addresses []netip.Addr) {
-	asks := map[[2]int]bool{}
+	asks, asked := map[[2]int]bool{}, [2]bool{}
 	for i, other := range n.world.nodes {
 		for family, addr := range other.addrs {
 			if slices.Contains(addresses, addr) {
-				asks[[2]int{i, family}] = true
+				asks[[2]int{i, family}], asked[family] = true, true
 			}
 		}
 	}
-	if len(asks) > 0 && !maps.Equal(asks, n.controls) {
+	for of := range n.controls {
+		if !asked[of[1]] {
+			asks[of] = true
+		}
+	}
+	if !maps.Equal(asks, n.controls) {
 		n.controls = asks
 		n.changes++
 	}
@@ -587,15 +592,15 @@ func (n *node) start() {
 	}
 	w.judge.alive(n)
 	n.told = w.reaches(n)
+	if !n.carrier {
+		n.step(Carrier{})
+	}
 	for _, addr := range sorted(n.state) {
 		if n.state[addr].added {
 			n.carry(addr)
 		} else {
 			delete(n.state, addr)
 		}
-	}
-	if !n.carrier {
-		n.step(Carrier{})
 	}
 	n.step()
 	n.verify()

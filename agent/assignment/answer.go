@@ -43,13 +43,10 @@ const (
 // errWaits is of an address that another node may answer for, or that is another node's by now.
 var errWaits = errors.New("not yet")
 
-// isAsked returns whether other nodes are asked before this one answers for the address.
-func (c *Carrier) isAsked(w carriage) bool { return c.Answerer != nil && w.isOnLink() }
-
 // settle tells the Answerer of an address that is to be carried, and has it ask others. It returns the other host that has it, or an error with
 // errWaits while this node may not answer for it. The caller holds the lock of the address.
 func (c *Carrier) settle(ctx context.Context, t *taking) (other *conflict.Conflict, err error) {
-	if !c.isAsked(t.carriage) {
+	if !t.isOnLink() {
 		c.leave(t.addr)
 		return nil, nil
 	}

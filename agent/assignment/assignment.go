@@ -70,10 +70,7 @@ type Options struct {
 	Services *wire.Wirer
 	// Tell records a warning about the node: [EventNodeAddressNotPut], or [EventServiceAddressNotCarried].
 	Tell func(event string, problem error)
-	// Closing, if given, has packets of pods no longer leave with addresses that the NodeAssignment does not give the node any more. Such an address stays
-	// until it returned nil.
-	Closing func(ctx context.Context) error
-	// Answerer is nil where nobody asks other nodes. It is set before Run.
+	// Answerer is set before Run.
 	Answerer Answerer
 	// Looked, if given, is told that the node may have other addresses than before, or another NodeAssignment. It does not block.
 	Looked func()
@@ -389,7 +386,7 @@ func (c *Carrier) removeOthers(ctx context.Context, all []wanted) (left, err err
 	}
 	for _, a := range marked {
 		if !slices.ContainsFunc(all, func(w wanted) bool { own, is := w.carriage.(own); return is && own.Address == a }) {
-			removed(a.Address, c.remove(ctx, a))
+			removed(a.Address, nodeaddress.Remove(a))
 		}
 	}
 	for _, a := range services {
@@ -406,16 +403,6 @@ func (c *Carrier) removeOthers(ctx context.Context, all []wanted) (left, err err
 		}
 	}
 	return errors.Join(errs...), nil
-}
-
-// remove takes an address from the node, with which no packet of a pod leaves any more.
-func (c *Carrier) remove(ctx context.Context, a nodeaddress.Address) error {
-	if c.Closing != nil {
-		if err := c.Closing(ctx); err != nil {
-			return fmt.Errorf("take %s from the node: %w", a, err)
-		}
-	}
-	return nodeaddress.Remove(a)
 }
 
 // taking is a look at one address. After err the node does not have it, or not as it should.
@@ -449,7 +436,7 @@ func (c *Carrier) begin(ctx context.Context, t *taking) error {
 		return errors.Join(err, c.stop(ctx, t.addr, t.carriage, true))
 	}
 	// If somebody took it from the node, the API server need not be asked; if the node gave it to another one, it is.
-	if c.isAsked(t.carriage) && !t.has {
+	if t.isOnLink() && !t.has {
 		t.confirmed = c.Has(t.addr)
 	}
 	if t.has || t.confirmed {

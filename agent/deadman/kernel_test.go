@@ -19,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/conflict"
+	"github.com/berth-dev/berth/cni/conflict/conflicttest"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/nftables"
 	"github.com/berth-dev/berth/cni/veth/wire"
@@ -105,10 +106,10 @@ func (l *lab) answered(want ...string) {
 		for _, text := range []string{moves4, stays4, moves6, stays6} {
 			addrs = append(addrs, netip.MustParseAddr(text))
 		}
-		answers, err := conflict.Ask(l.t.Context(), link.Index, addrs)
-		for _, a := range answers {
-			if len(a.MACs) > 0 {
-				got = append(got, a.Address.String())
+		macs, err := conflicttest.Ask(l.t, link.Index, addrs...)
+		for _, addr := range addrs {
+			if len(macs[addr]) > 0 {
+				got = append(got, addr.String())
 			}
 		}
 		return err

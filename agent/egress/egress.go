@@ -223,17 +223,6 @@ func (e *Egress) Detached(id string) {
 	e.Soon()
 }
 
-// Close has packets no longer leave with addresses of the node that its NodeAssignment does not give it any more. Until it returned
-// nil, the node must not lose them. It blocks for the kernel.
-func (e *Egress) Close(ctx context.Context) error {
-	select {
-	case <-e.ready:
-		return e.sync(ctx)
-	default:
-		return errNotKnown
-	}
-}
-
 func (e *Egress) tellClosed(pod Pod, p pool) {
 	if e.Events == nil {
 		return

@@ -6,8 +6,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"time"
 
@@ -18,45 +18,31 @@ import (
 func Handler(of Inquirer) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET "+PathInspect, resource(func(ctx context.Context, query url.Values) (any, error) {
-		check, err := readFlag(query, "check")
+		check, err := flag("check")(query)
 		if err != nil {
 			return nil, malformed{err}
 		}
 		return of.Inspect(ctx, query.Get("pod"), check)
 	}))
-	mux.Handle("GET "+PathCarried, resource(func(ctx context.Context, query url.Values) (any, error) {
-		hears, err := readFlag(query, "hears")
-		if err != nil {
-			return nil, malformed{err}
-		}
-		return of.Carried(ctx, hears)
-	}))
-	mux.Handle("GET "+PathWitness, resource(func(ctx context.Context, query url.Values) (any, error) {
-		q, err := readWitnessQuestion(query)
-		if err != nil {
-			return nil, malformed{err}
-		}
-		return of.Witness(ctx, q)
-	}))
-	mux.Handle("GET "+PathPolicyTrace, resource(func(ctx context.Context, query url.Values) (any, error) {
-		q, err := readPolicyTrace(query)
-		if err != nil {
-			return nil, malformed{err}
-		}
-		return of.TracePolicy(ctx, q)
-	}))
+	mux.Handle("GET "+PathCarried, question(flag("hears"), of.Carried))
+	mux.Handle("GET "+PathWitness, question(readWitnessQuestion, of.Witness))
+	mux.Handle("GET "+PathPolicyTrace, question(readPolicyTrace, of.TracePolicy))
 	mux.Handle("GET "+PathPolicyPreview, resource(func(ctx context.Context, _ url.Values) (any, error) { return of.PreviewPolicies(ctx) }))
-	mux.Handle("POST "+PathTakeOver, resource(func(ctx context.Context, query url.Values) (any, error) {
-		addrs, err := readAddresses(query, "address")
-		if err == nil && len(addrs) != 1 {
-			err = fmt.Errorf("%d addresses: name one", len(addrs))
-		}
-		if err != nil {
-			return nil, malformed{err}
-		}
-		return struct{}{}, of.TakeOver(ctx, addrs[0])
+	mux.Handle("POST "+PathTakeOver, question(readAddress, func(ctx context.Context, addr netip.Addr) (struct{}, error) {
+		return struct{}{}, of.TakeOver(ctx, addr)
 	}))
 	return mux
+}
+
+// question is the resource of one, which is read from the query.
+func question[Q, A any](read func(url.Values) (Q, error), answer func(context.Context, Q) (A, error)) resource {
+	return func(ctx context.Context, query url.Values) (any, error) {
+		q, err := read(query)
+		if err != nil {
+			return nil, malformed{err}
+		}
+		return answer(ctx, q)
+	}
 }
 
 // malformed is the error of a question that cannot be read.

@@ -79,11 +79,22 @@ func readAddresses(query url.Values, name string) ([]netip.Addr, error) {
 	return addrs, nil
 }
 
-// readFlag returns whether a query has a name as true.
-func readFlag(query url.Values, name string) (bool, error) {
-	is, err := strconv.ParseBool(cmp.Or(query.Get(name), "false"))
-	if err != nil {
-		err = fmt.Errorf("%s=%q is neither true nor false", name, query.Get(name))
+// readAddress returns the one address of a query.
+func readAddress(query url.Values) (netip.Addr, error) {
+	addrs, err := readAddresses(query, "address")
+	if len(addrs) == 1 {
+		return addrs[0], nil
 	}
-	return is, err
+	return netip.Addr{}, cmp.Or(err, fmt.Errorf("%d addresses: name one", len(addrs)))
+}
+
+// flag reads whether a query has a name as true.
+func flag(name string) func(url.Values) (bool, error) {
+	return func(query url.Values) (bool, error) {
+		is, err := strconv.ParseBool(cmp.Or(query.Get(name), "false"))
+		if err != nil {
+			err = fmt.Errorf("%s=%q is neither true nor false", name, query.Get(name))
+		}
+		return is, err
+	}
 }

@@ -114,7 +114,7 @@ func watchLinks(ctx context.Context, uplinks func() ([]string, error), r Reactio
 	}()
 	timer := time.NewTimer(quiet)
 	defer timer.Stop()
-	known := links{uplinks: uplinks, byIndex: map[int]link{}, down: map[int32]bool{}, macs: map[int32]string{}}
+	known := links{uplinks: uplinks, byIndex: map[int]link{}}
 	for {
 		select {
 		case <-ctx.Done():
@@ -159,21 +159,35 @@ func (l *links) apply(ctx context.Context, u netlink.LinkUpdate, r Reactions) bo
 	if shaping.IsDevice(u.Link) && (u.Header.Type == unix.RTM_DELLINK || u.IfInfomsg.Flags&unix.IFF_UP == 0) {
 		r.Unshaped()
 	}
-	l.note(u, r)
-	if !l.leadOut(int(u.Index)) {
-		return false
+	switch {
+	case u.Family == unix.AF_BRIDGE:
+		// Events of bridge ports tell less of the link, and the end of a port is not the end of the link.
+	case u.Header.Type == unix.RTM_DELLINK:
+		delete(l.byIndex, int(u.Index))
+	default:
+		l.note(ctx, u, r)
 	}
-	running := u.IfInfomsg.Flags&unix.IFF_RUNNING != 0
-	if running && l.down[u.Index] {
+	return l.leadOut(int(u.Index))
+}
+
+// note learns from an event of a link that is there, and tells what has changed.
+func (l *links) note(ctx context.Context, u netlink.LinkUpdate, r Reactions) {
+	a := u.Attrs()
+	before, known := l.byIndex[a.Index]
+	now := link{a.Name, u.Link.Type(), a.ParentIndex, rtnl.HasCarrier(u.Link), u.IfInfomsg.Flags&unix.IFF_RUNNING != 0, a.HardwareAddr.String()}
+	l.byIndex[a.Index] = now
+	if !known || now.carrier != before.carrier || now.name != before.name {
+		r.Carrier(now.name, now.carrier)
+	}
+	if !known || !l.leadOut(a.Index) {
+		return
+	}
+	if now.running && !before.running {
 		r.Back()
 	}
-	l.down[u.Index] = !running
-	mac := u.Attrs().HardwareAddr.String()
-	if before, known := l.macs[u.Index]; known && before != mac {
+	if now.mac != before.mac {
 		r.Moved(ctx)
 	}
-	l.macs[u.Index] = mac
-	return true
 }
 
 // changesNode returns whether an address that came or went is the node's own, to which its pods may have a route. Each link that is
@@ -194,9 +208,6 @@ func drain[T any](events <-chan T) {
 type links struct {
 	uplinks func() ([]string, error)
 	byIndex map[int]link
-	// down and macs have the states and MAC addresses of links that lead out of the node, by index.
-	down map[int32]bool
-	macs map[int32]string
 	// names are the uplinks', as they were asked for at asked.
 	names []string
 	asked time.Time
@@ -205,28 +216,13 @@ type links struct {
 type link struct {
 	name, kind string
 	parent     int
-	carrier    bool
+	// carrier: the cable is in. running: the link may send, too.
+	carrier, running bool
+	mac              string
 }
 
 // askAgain is how long the names of the uplinks are used. They are in the node's configuration and in records.
 const askAgain = time.Second
-
-// note learns from an event, and tells of carriers. Events of bridge ports tell less of the link, and the end of a port is
-// not the end of the link.
-func (l *links) note(u netlink.LinkUpdate, r Reactions) {
-	switch {
-	case u.Family == unix.AF_BRIDGE:
-	case u.Header.Type == unix.RTM_DELLINK:
-		delete(l.byIndex, int(u.Index))
-	default:
-		before, known := l.byIndex[int(u.Index)]
-		now := link{u.Attrs().Name, u.Link.Type(), u.Attrs().ParentIndex, rtnl.HasCarrier(u.Link)}
-		l.byIndex[int(u.Index)] = now
-		if !known || now.carrier != before.carrier || now.name != before.name {
-			r.Carrier(now.name, now.carrier)
-		}
-	}
-}
 
 // leadOut returns whether the link is an uplink or a VLAN link on top of one.
 func (l *links) leadOut(index int) bool {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os"
 	"time"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
@@ -140,23 +139,12 @@ func (c *clients) definition(ctx context.Context, namespace, name string) (*nadv
 	return definition, err
 }
 
-// Time limits after which the client drops a silent connection. Only then does a node
-// that was cut off learn that other nodes may have its addresses; client-go's own
-// values are 30 and 15 seconds.
-const (
-	envReadIdle, readIdleSeconds = "HTTP2_READ_IDLE_TIMEOUT_SECONDS", "5"
-	envPing, pingSeconds         = "HTTP2_PING_TIMEOUT_SECONDS", "5"
-	dialTimeout                  = 3 * time.Second
-)
+// dialTimeout limits how long a connection to the API server takes.
+const dialTimeout = 3 * time.Second
 
 func newConfig(kubeconfig string) (*rest.Config, error) {
-	for env, value := range map[string]string{envReadIdle: readIdleSeconds, envPing: pingSeconds} {
-		if os.Getenv(env) != "" {
-			continue
-		}
-		if err := os.Setenv(env, value); err != nil {
-			return nil, fmt.Errorf("set %s: %w", env, err)
-		}
+	if err := kube.NoticeDeadConnections(); err != nil {
+		return nil, err
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {

@@ -63,7 +63,7 @@ func newOwnAddresses(o *Options, clients *clients, records *podinfo.Node, networ
 		Node: o.NodeName, Assignments: clients.berth.NodeAssignments, Records: records, Uplink: uplink,
 		Services: wirer,
 		Tell:     func(event string, problem error) { tellNode(recorder, o.NodeName, event, "CarryAddress")(problem) },
-		Closing:  leaving.Close, Looked: leaving.Soon,
+		Looked:   leaving.Soon,
 	})
 	return &ownAddresses{carrier, leaving, wirer}
 }

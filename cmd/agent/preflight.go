@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
@@ -20,6 +21,7 @@ import (
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/spf13/cobra"
 	"github.com/vishvananda/netlink"
+	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent"
 	"github.com/berth-dev/berth/agent/chain"
@@ -56,6 +58,8 @@ func newPreflightCommand() *cobra.Command {
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			// The pod's log has the output alone.
+			klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 			p.look(cmd.Context())
 			return p.print(cmd.OutOrStdout())
 		},

@@ -5,15 +5,19 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/ipamtest"
 )
 
 func TestUnused(t *testing.T) {
@@ -23,6 +27,10 @@ func TestUnused(t *testing.T) {
 		}}
 	}
 	retained := v1alpha1.FloatingIP{Spec: v1alpha1.FloatingIPSpec{Owner: &v1alpha1.Owner{Namespace: "shop", Name: "web"}}}
+	service := v1alpha1.FloatingIP{Spec: v1alpha1.FloatingIPSpec{
+		Owner: &v1alpha1.Owner{APIVersion: "v1", Kind: "Service", Namespace: "shop", Name: "front"}, Service: &v1alpha1.ServiceReference{Name: "front"},
+	}}
+	node := v1alpha1.FloatingIP{Spec: v1alpha1.FloatingIPSpec{Owner: &v1alpha1.Owner{APIVersion: "v1", Kind: "Node", Name: "node1"}, Node: "node1"}}
 	var many []v1alpha1.FloatingIP
 	for i := range 7 {
 		many = append(many, held("shop", fmt.Sprintf("web-%d", i)))
@@ -30,32 +38,80 @@ func TestUnused(t *testing.T) {
 	for name, test := range map[string]struct {
 		ips     []v1alpha1.FloatingIP
 		overlay bool
-		want    string // empty: no error
+		force   bool
+		want    []string // none: no error
 	}{
 		"no address":                     {},
 		"addresses without pods":         {ips: []v1alpha1.FloatingIP{retained}},
-		"a pod":                          {ips: []v1alpha1.FloatingIP{retained, held("shop", "web-0")}, want: "network: shop/web-0. Delete"},
-		"a pod with two addresses":       {ips: []v1alpha1.FloatingIP{held("shop", "web-0"), held("shop", "web-0")}, want: "network: shop/web-0. Delete"},
-		"a pod that has no owner":        {ips: []v1alpha1.FloatingIP{{Spec: v1alpha1.FloatingIPSpec{Pod: &v1alpha1.PodReference{Name: "web-0"}}}}, want: "network: web-0. Delete"},
-		"many pods":                      {ips: many, want: "shop/web-4 and 2 more. Delete"},
-		"an overlay":                     {overlay: true, want: "overlay.enabled is true"},
-		"an overlay and floating pods":   {ips: many, overlay: true, want: "shop/web-0"},
-		"an overlay, retained addresses": {ips: []v1alpha1.FloatingIP{retained}, overlay: true, want: "overlay.enabled is true"},
+		"a pod":                          {ips: []v1alpha1.FloatingIP{retained, held("shop", "web-0")}, want: []string{"network: shop/web-0. Delete"}},
+		"a pod with two addresses":       {ips: []v1alpha1.FloatingIP{held("shop", "web-0"), held("shop", "web-0")}, want: []string{"network: shop/web-0. Delete"}},
+		"a pod that has no owner":        {ips: []v1alpha1.FloatingIP{{Spec: v1alpha1.FloatingIPSpec{Pod: &v1alpha1.PodReference{Name: "web-0"}}}}, want: []string{"network: web-0. Delete"}},
+		"many pods":                      {ips: many, want: []string{"shop/web-4 and 2 more. Delete"}},
+		"an overlay":                     {overlay: true, want: []string{"overlay.enabled is true"}},
+		"an overlay and floating pods":   {ips: many, overlay: true, want: []string{"shop/web-0"}},
+		"an overlay, retained addresses": {ips: []v1alpha1.FloatingIP{retained}, overlay: true, want: []string{"overlay.enabled is true"}},
+		"a Service":                      {ips: []v1alpha1.FloatingIP{service}, want: []string{"these Services have", ": shop/front. Delete them", "uninstall.force=true"}},
+		"a node":                         {ips: []v1alpha1.FloatingIP{node}, want: []string{"these nodes have", "(egress)", ": node1. Take spec.nodeAddresses", "uninstall.force=true"}},
+		"all":                            {ips: []v1alpha1.FloatingIP{node, service, held("shop", "web-0")}, want: []string{": shop/web-0. Delete", ": shop/front. Delete", ": node1. Take"}},
+		"Services and nodes that may":    {ips: []v1alpha1.FloatingIP{node, service}, force: true},
+		"pods that may not":              {ips: []v1alpha1.FloatingIP{node, held("shop", "web-0")}, force: true, want: []string{"network: shop/web-0. Delete"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := release{namespace: "network", name: "addresses", revision: 3, overlay: test.overlay}.unused(test.ips)
-			if test.want == "" {
+			err := release{namespace: "network", name: "addresses", revision: 3, overlay: test.overlay, force: test.force}.unused(test.ips)
+			if test.want == nil {
 				if err != nil {
 					t.Error(err)
 				}
 				return
 			}
-			for _, want := range []string{test.want, "helm rollback -n network addresses 3 ", "helm uninstall -n network addresses --no-hooks"} {
+			for _, want := range append(test.want, "helm rollback -n network addresses 3 ", "helm uninstall -n network addresses --no-hooks", "validatingadmissionpolicybinding in-use.berth.dev") {
 				if err == nil || !strings.Contains(err.Error(), want) {
 					t.Errorf("no %q in: %v", want, err)
 				}
 			}
 		})
+	}
+}
+
+// What Berth wrote in the status of Services goes with it, and nothing that others wrote.
+func TestClearServices(t *testing.T) {
+	ours, others := v1alpha1.LoadBalancerClass, "metallb"
+	service := func(name string, class *string, addresses ...string) *v1.Service {
+		s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}, Spec: v1.ServiceSpec{Type: v1.ServiceTypeLoadBalancer, LoadBalancerClass: class}}
+		for _, address := range addresses {
+			s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: address})
+		}
+		return s
+	}
+	kube := fake.NewClientset(service("ours", &ours, "10.0.70.2", "2001:db8::2"), service("waits", &ours), service("theirs", &others, "10.9.0.1"), service("default", nil, "10.9.0.2"))
+	if err := clearServices(t.Context(), kube); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]int{"ours": 0, "waits": 0, "theirs": 1, "default": 1} {
+		s, err := kube.CoreV1().Services("shop").Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil || len(s.Status.LoadBalancer.Ingress) != want {
+			t.Errorf("%s has %v, want %d addresses: %v", name, s.Status.LoadBalancer.Ingress, want, err)
+		}
+	}
+	if n := len(slices.DeleteFunc(kube.Actions(), func(a clienttesting.Action) bool { return a.GetVerb() != "patch" })); n != 1 {
+		t.Errorf("%d writes", n)
+	}
+}
+
+// The status of pools, which the policy asks, lags behind the records, and nobody corrects it while Helm deletes.
+func TestSettlePools(t *testing.T) {
+	counts := map[string]int64{"used": 3, "unused": 0}
+	w := ipamtest.NewServer()
+	for name, n := range counts {
+		w.Put(&v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.IPPoolSpec{Subnet: "10.0.70.0/24", Ranges: []string{"10.0.70.2"}}, Status: v1alpha1.IPPoolStatus{Allocated: n, Capacity: 9}})
+	}
+	if err := settlePools(t.Context(), w.Client()); err != nil {
+		t.Fatal(err)
+	}
+	for name := range counts {
+		if status := w.Pool(name).Status; status.Allocated != 0 || status.Capacity != 9 {
+			t.Errorf("%s: %+v", name, status)
+		}
 	}
 }
 

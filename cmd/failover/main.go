@@ -47,22 +47,8 @@ func newCommand() *cobra.Command {
 		func(ctx context.Context) error { return run(ctx, options) })
 }
 
-// noticeDeadConnections has connections to an API server that died end after seconds, not after 45 s, in which all nodes
-// seem silent. client-go reads the environment.
-func noticeDeadConnections() error {
-	for name, seconds := range map[string]string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "5", "HTTP2_PING_TIMEOUT_SECONDS": "5"} {
-		if _, set := os.LookupEnv(name); set {
-			continue
-		}
-		if err := os.Setenv(name, seconds); err != nil {
-			return fmt.Errorf("set %s: %w", name, err)
-		}
-	}
-	return nil
-}
-
 func run(ctx context.Context, options *options) error {
-	if err := noticeDeadConnections(); err != nil {
+	if err := kubeclient.NoticeDeadConnections(); err != nil {
 		return err
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", options.kubeconfig)

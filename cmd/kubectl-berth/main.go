@@ -41,9 +41,9 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/policies"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/pool"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/preflight"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/selftest"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/trace"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/trial"
 )
 
 func main() {
@@ -102,7 +102,7 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 		}
 	}
 	add("look", preflight.New(of, streams), installation.NewStatus(of, streams), address.NewWho(of, streams), address.NewWhere(of, streams), pool.NewPool(of, streams), pool.NewFree(of, streams),
-		inventory.NewTop(of, streams), inventory.NewExport(of, streams), pod.NewWhy(of, streams), pod.NewWaiting(of, streams), check.New(of, streams), selftest.New(of, streams), trace.New(of, streams), node.New(of, streams), failover.New(of, streams), bgp.New(of, streams), history.New(of, streams), policies.New(of, streams), console.New(of, streams), dump.New(of, streams), installation.NewVersion(of, streams))
+		inventory.NewTop(of, streams), inventory.NewExport(of, streams), pod.NewWhy(of, streams), pod.NewWaiting(of, streams), check.New(of, streams), trial.New(of, streams), trace.New(of, streams), node.New(of, streams), failover.New(of, streams), bgp.New(of, streams), history.New(of, streams), policies.New(of, streams), console.New(of, streams), dump.New(of, streams), installation.NewVersion(of, streams))
 	add("change", circulation.NewReserve(of, streams), circulation.NewUnreserve(of, streams), circulation.NewRelease(of, streams),
 		circulation.NewMoveClaim(of, streams))
 	add("move", transfer.NewBackup(of, streams), transfer.NewRestore(of, streams), transfer.NewImportGalaxy(of, streams))

@@ -44,7 +44,7 @@ func TestRestoreUsage(t *testing.T) {
 		"restore berth.yaml": `error: unknown command "berth.yaml" for "kubectl berth restore"`,
 		"restore -f /nowhere --keep-for=0 --workers=0": "error: --keep-for: 0s is less than 1s\n--workers: 0 is not between 1 and 256",
 		"restore -f /nowhere":                          "error: read the backup: open /nowhere: no such file or directory",
-		"restore -f " + pods:                           "error: read the backup: document 2: v1 Pod web: a backup has berth.dev/v1alpha1 IPPools, IPClaims and FloatingIPs, or lists of them",
+		"restore -f " + pods:                           "error: read the backup: document 2: v1 Pod web: a backup has berth.dev/v1alpha1 BGPPeers, FloatingIPs, IPClaims, IPPools, NetworkProfiles, or lists of them",
 		"backup -o berth.yaml":                         `error: --output: "berth.yaml" is neither yaml nor json: write the file with -f`,
 		"backup more":                                  `error: unknown command "more" for "kubectl berth backup"`,
 	} {

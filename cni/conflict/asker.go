@@ -105,9 +105,8 @@ func (a *Asker) Question(addrs []netip.Addr) error {
 			if addr.Is4() != s.is4 || s.is4 && len(senders) == 0 {
 				continue
 			}
-			f := question(a.link.HardwareAddr, frame.Broadcast(), senders, addr)
-			if _, err := s.conn.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]}); err != nil {
-				errs = append(errs, fmt.Errorf("send on link %s: %w", a.link.Name, err))
+			if err := s.send(question(a.link.HardwareAddr, frame.Broadcast(), senders, addr)); err != nil {
+				errs = append(errs, err)
 				break
 			}
 		}
@@ -119,9 +118,9 @@ func (a *Asker) Question(addrs []netip.Addr) error {
 // for their pods: where an address moves here, that is no conflict.
 func (a *Asker) Probe(addrs []netip.Addr) error {
 	for _, addr := range addrs {
-		f := frame.ARP{Operation: frame.ARPRequest, SenderMAC: a.link.HardwareAddr, TargetMAC: agentMark(), Sender: netip.IPv4Unspecified(), Target: addr}.To(frame.Broadcast())
-		if _, err := a.families[0].conn.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]}); err != nil {
-			return fmt.Errorf("send on link %s: %w", a.link.Name, err)
+		probe := frame.ARP{Operation: frame.ARPRequest, SenderMAC: a.link.HardwareAddr, TargetMAC: agentMark(), Sender: netip.IPv4Unspecified(), Target: addr}
+		if err := a.families[0].send(probe.To(frame.Broadcast())); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -137,28 +136,65 @@ func question(mac, to net.HardwareAddr, senders []netip.Prefix, addr netip.Addr)
 	return frame.ARP{Operation: frame.ARPRequest, SenderMAC: mac, Sender: senders[i].Addr(), Target: addr}.To(to)
 }
 
-// Hear calls answered with each answer, also to other hosts' IPv6 questions, and claimed with each claim of a defended address, until ctx
-// ends, and returns nil then. It is
-// called once. Calls for IPv4 and IPv6 may be in parallel. Beside a link that goes down and comes up again it goes on.
-func (a *Asker) Hear(ctx context.Context, answered func(Answer), claimed func(Conflict)) error {
+// AskHost asks the host with a MAC once whether it has an address; no other host gets the question. Where the node has no address
+// of the family to ask with, it asks all, as Question does. It runs in the network namespace of the link.
+func (a *Asker) AskHost(addr netip.Addr, mac net.HardwareAddr) error {
+	if addr.Is4() {
+		senders, err := a.Senders()
+		if err != nil {
+			return err
+		}
+		if len(senders) > 0 {
+			return a.families[0].send(question(a.link.HardwareAddr, mac, senders, addr))
+		}
+	} else if own := a.Own(func(addr netip.Addr) bool { return addr.Is6() && addr.IsLinkLocalUnicast() }); own.IsValid() {
+		return a.families[1].send(frame.Solicitation(a.link.HardwareAddr, mac, own, addr))
+	}
+	return a.Question([]netip.Addr{addr})
+}
+
+// Own returns an address of the link that matches, the zero Addr where it has none. It runs in the network namespace of the link.
+func (a *Asker) Own(matches func(netip.Addr) bool) netip.Addr {
+	all, _ := a.link.Addrs() // There may be no link any more.
+	for _, one := range all {
+		if prefix, err := netip.ParsePrefix(one.String()); err == nil && matches(prefix.Addr()) {
+			return prefix.Addr()
+		}
+	}
+	return netip.Addr{}
+}
+
+// Socket is one more that is read beside an Asker's own, by each.
+type Socket struct {
+	Conn *packet.Conn
+	Each func(f []byte)
+}
+
+// Hear calls answered with each answer, also to other hosts' IPv6 questions, claimed with each claim of a defended address, and the
+// further sockets with their frames, until ctx ends, and returns nil then. It is called once. Calls may be in parallel, but for those of
+// one socket. Beside a link that goes down and comes up again it goes on.
+func (a *Asker) Hear(ctx context.Context, answered func(Answer), claimed func(Conflict), further ...Socket) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	sockets := further
+	for _, s := range a.families {
+		sockets = append(sockets, Socket{s.conn, func(f []byte) {
+			if answer, ok := s.answer(f); ok {
+				answered(answer)
+			}
+			if claim, ok := a.claim(s, f); ok {
+				claimed(claim)
+			}
+			a.respond(s, f)
+		}})
+	}
 	var group sync.WaitGroup
-	errs := make([]error, len(a.families))
-	for i, s := range a.families {
+	errs := make([]error, len(sockets))
+	for i, s := range sockets {
 		group.Go(func() {
 			defer stop()
-			errs[i] = Read(ctx, s.conn, func(f []byte) {
-				if answer, ok := s.answer(f); ok {
-					answered(answer)
-				}
-				if claim, ok := a.claim(s, f); ok {
-					claimed(claim)
-				}
-				a.respond(s, f)
-			})
-			if errs[i] != nil {
-				errs[i] = fmt.Errorf("receive on link %s: %w", a.link.Name, errs[i])
+			if err := read(ctx, s); err != nil {
+				errs[i] = fmt.Errorf("receive on link %s: %w", a.link.Name, err)
 			}
 		})
 	}
@@ -166,18 +202,18 @@ func (a *Asker) Hear(ctx context.Context, answered func(Answer), claimed func(Co
 	return errors.Join(errs...)
 }
 
-// Read calls each with the frames of a packet socket until ctx ends, and returns nil then. A frame is good until each
-// returns. It goes on where the link goes down, and may come up again.
-func Read(ctx context.Context, conn *packet.Conn, each func(f []byte)) error {
-	defer context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })()
+// read reads a socket until ctx ends, and returns nil then. A frame is good until Each returns. It goes on where the link goes down,
+// and may come up again.
+func read(ctx context.Context, s Socket) error {
+	defer context.AfterFunc(ctx, func() { _ = s.Conn.SetReadDeadline(time.Unix(1, 0)) })()
 	buffer := make([]byte, 2048)
 	for {
-		n, _, err := conn.ReadFrom(buffer)
+		n, _, err := s.Conn.ReadFrom(buffer)
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case err == nil:
-			each(buffer[:n])
+			s.Each(buffer[:n])
 		case !errors.Is(err, unix.ENETDOWN):
 			return err
 		}

@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/mdlayher/packet"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
@@ -80,7 +79,7 @@ func (a *Asker) respond(s *segment, f []byte) {
 	}
 	reply := frame.ARP{Operation: frame.ARPReply, SenderMAC: a.link.HardwareAddr, Sender: probe.Target, TargetMAC: probe.SenderMAC, Target: probe.Sender}
 	// Hosts repeat probes.
-	_, _ = s.conn.WriteTo(reply.To(probe.SenderMAC), &packet.Addr{HardwareAddr: probe.SenderMAC})
+	_ = s.send(reply.To(probe.SenderMAC))
 }
 
 // Offsets in frames: of an ARP packet's sender and target.

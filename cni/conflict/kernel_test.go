@@ -101,9 +101,9 @@ func owners(t *testing.T, from *netnstest.Host, addrs ...string) []string {
 				}
 			}, func(Conflict) {})
 		}()
-		for range questions {
+		for range 3 {
 			err = errors.Join(err, asker.Question(all), asker.Probe(is4))
-			<-time.After(questionWait)
+			<-time.After(300 * time.Millisecond)
 		}
 		stop()
 		return errors.Join(err, <-done, asker.Close())
@@ -186,11 +186,11 @@ func TestHostsProbe(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			return Read(ctx, s.conn, func(f []byte) {
+			return read(ctx, Socket{s.conn, func(f []byte) {
 				if a, ok := s.answer(f); ok {
 					found = append(found, a.Address.String()+" "+a.MAC.String())
 				}
-			})
+			}})
 		})
 		return found
 	}

@@ -79,6 +79,14 @@ func (s *segment) listen() (*packet.Conn, error) {
 	return packet.Listen(s.link, packet.Raw, protocol, &packet.Config{Filter: filter})
 }
 
+// send sends a frame to the MAC that it names.
+func (s *segment) send(f []byte) error {
+	if _, err := s.conn.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]}); err != nil {
+		return fmt.Errorf("send on link %s: %w", s.link.Name, err)
+	}
+	return nil
+}
+
 // repliesPass lets ARP replies to a MAC pass a filter: each node announces its pods to all, and no question is answered so.
 func repliesPass(mac net.HardwareAddr, pass bpf.Instruction) []bpf.Instruction {
 	const arpOperation = 14 + 6

@@ -20,6 +20,7 @@
 //	    mark 0x1020                                 source 10.0.80.11
 //	  chain check (postrouting, after other programs):
 //	    mark 0x1020 with another source             drop
+//	    mark 0x1020, and the node lost 10.0.80.11   drop
 //
 //	rule 32295: fwmark 0x1020 lookup main suppress_prefixlength 0, and fwmark 0x1030
 //	rule 32296: fwmark 0x1020 iif lo unreachable
@@ -38,7 +39,8 @@
 //
 // # What never leaves
 //
-// A marked packet has the address, or is dropped, whatever translated its source before. While the node has no address or link, T
+// A marked packet has the address, or is dropped, whatever translated its source before. The kernel looks at each packet whether
+// the node has the address: another node may have taken it, and this one be told later. While the node has no address or link, T
 // is unreachable, and pods are told so. The kernel removes the routes of a link that is down: then, too.
 //
 // # Marks

@@ -419,6 +419,41 @@ func TestExceptions(t *testing.T) {
 	w.node.IP("link", "set", "eth1", "up")
 }
 
+// An address that the node loses, because another node has it, leaves with no packet from then on, also of connections that began
+// before. The kernel sees to that, as whoever takes the address from the node knows nothing of pods.
+func TestAddressTaken(t *testing.T) {
+	t.Parallel()
+	w := newTopology(t)
+	w.node.IP("addr", "add", "10.0.99.9/24", "dev", "eth1") // Without any the kernel would remove the routes of the link.
+	w.put(w.ways(nil))
+	w.sees(w.pod, outside, own)
+	var sender net.Conn
+	w.pod.Run(func() (err error) {
+		sender, err = new(net.Dialer).DialContext(t.Context(), "udp", net.JoinHostPort(outside[0], fmt.Sprint(port)))
+		return err
+	})
+	defer sender.Close()
+	send := func() {
+		if _, err := sender.Write([]byte("who?")); err != nil {
+			t.Error(err)
+		}
+	}
+	send()
+	netnstest.Eventually(t, func() error {
+		if !w.heard()[netip.MustParseAddr(own[0])] {
+			return errors.New("the datagram has not come")
+		}
+		return nil
+	})
+	w.node.IP("addr", "del", own[0]+"/24", "dev", "eth1")
+	w.node.IP("addr", "del", own[1]+"/64", "dev", "eth1")
+	send()
+	w.silent(w.pod, outside, false)
+	w.silent(w.pod, near, false)
+	w.sees(w.pod, peers, pods)
+	w.sees(w.other, outside, primary)
+}
+
 // With pools on the uplink itself, one in the subnet of the nodes and one in another, pods of other nodes and Services are none of it.
 func TestUplink(t *testing.T) {
 	t.Parallel()

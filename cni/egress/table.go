@@ -57,9 +57,9 @@ func tableOf(all []Way) *table {
 					ip.CTReplyDAddr().Is(w.Address.AsSlice()...), nftables.SetMark(answer(w.Number), markMask)))
 			}
 			source = append(source, nftables.NewRule("leaves with the node's address", leaves, ip.SNAT(w.Address)))
-			check = append(check, nftables.NewRule("has the address", leaves, ip.SAddr.Is(w.Address.AsSlice()...), nftables.Accept))
+			check = append(check, nftables.NewRule("has the address, and so has the node", leaves, ip.SAddr.Is(w.Address.AsSlice()...), nftables.FromNode, nftables.Accept))
 		}
-		check = append(check, nftables.NewRule("has another address", leaves, nftables.CounterNamed(refusedCounter), nftables.Drop))
+		check = append(check, nftables.NewRule("has another address, or the node has lost it", leaves, nftables.CounterNamed(refusedCounter), nftables.Drop))
 	}
 	mark = append(mark,
 		nftables.NewRule("answers go where the questions came from", nftables.IsReply, nftables.Accept),

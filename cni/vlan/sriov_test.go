@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,7 +21,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/agent/netnstest"
-	"github.com/berth-dev/berth/cni/conflict"
+	"github.com/berth-dev/berth/cni/conflict/conflicttest"
 	"github.com/berth-dev/berth/cni/fault"
 	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/sriov"
@@ -264,9 +263,9 @@ func functionConflict(t *testing.T, c *cards) {
 	if err != nil || len(networks) != 1 {
 		t.Fatalf("Networks() = %v, %v", networks, err)
 	}
-	found, err := conflict.Ask(t.Context(), networks[0].Link, []netip.Addr{networks[0].Address})
+	found, err := conflicttest.Ask(t, networks[0].Link, networks[0].Address)
 	release()
-	if err != nil || len(found[0].MACs) != 1 || found[0].MACs[0].String() != "52:54:00:be:00:02" {
+	if err != nil || strings.Join(found[networks[0].Address], " ") != "52:54:00:be:00:02" {
 		t.Errorf("Ask() = %v, %v", found, err)
 	}
 	if err := c.driver.Teardown(p.spec); err != nil {

@@ -29,6 +29,7 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/ipam"
@@ -57,9 +58,10 @@ type Parts struct {
 	Factory  informers.SharedInformerFactory
 }
 
-// Assignments reconciles Nodes in a [preallocation.Loop].
+// Assignments reconciles Nodes in a [preallocation.Loop]. It is a collector of metrics, which the caller registers.
 type Assignments struct {
 	preallocation.States[said]
+	metrics.BaseStableCollector
 
 	loop      *preallocation.Loop
 	api       *client.NodeAssignments

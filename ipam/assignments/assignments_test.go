@@ -4,6 +4,7 @@ package assignments
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -201,5 +202,28 @@ func TestGoal(t *testing.T) {
 	}
 	if owner := goal.Wants[0].Request.Owner; !owner.IsNode() || owner.Name != "node1" || owner.UID != "1" {
 		t.Errorf("the owner is %+v", owner)
+	}
+}
+
+// Of each address the node's agent says that it is carried, or why not, or it has said nothing yet.
+func TestCount(t *testing.T) {
+	node := func(carried []string, refused string, assigned ...v1alpha1.AssignedAddress) any {
+		return &v1alpha1.NodeAssignment{Spec: v1alpha1.NodeAssignmentSpec{Addresses: assigned}, Status: v1alpha1.NodeAssignmentStatus{
+			Carried: carried, Refused: []v1alpha1.RefusedAddress{{Address: refused, Reason: v1alpha1.RefusedInUse}},
+		}}
+	}
+	of := func(use v1alpha1.AddressUse, address string) v1alpha1.AssignedAddress {
+		return v1alpha1.AssignedAddress{Address: address, Use: use}
+	}
+	got := count([]any{
+		node([]string{"10.0.80.1", "10.0.70.1"}, "10.0.70.2", of(v1alpha1.UseNode, "10.0.80.1"), of(v1alpha1.UseService, "10.0.70.1"), of(v1alpha1.UseService, "10.0.70.2")),
+		node([]string{"10.0.70.1"}, "10.0.70.9", of(v1alpha1.UseNode, "10.0.80.2"), of(v1alpha1.UseService, "10.0.70.1")), node(nil, ""),
+	})
+	want := map[answer]int{
+		{v1alpha1.UseNode, "carried"}: 1, {v1alpha1.UseNode, "refused"}: 0, {v1alpha1.UseNode, "waiting"}: 1,
+		{v1alpha1.UseService, "carried"}: 2, {v1alpha1.UseService, "refused"}: 1, {v1alpha1.UseService, "waiting"}: 0,
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }

@@ -33,7 +33,7 @@ const Interval = time.Second
 // Late is the longest time between a change of a pool's addresses and the write of its status,
 // while the API server answers. Each write reaches every client that watches pools, and with the
 // overlay these are all nodes, so a pool that goes on changing is written ever more rarely: after
-// [Interval], then after twice as long each time, up to Late.
+// [Interval], then after twice as long each time, up to Late. The first and the last address in use are not late.
 const Late = 30 * time.Second
 
 // mostErrors is the number of failed writes after which a round stops.
@@ -223,9 +223,9 @@ func (w *Writer) round(ctx context.Context) (due time.Time, err error) {
 		if same(&before[i], &after[i]) {
 			continue
 		}
-		// Who edits a pool waits for its conditions.
-		edited := before[i].ObservedGeneration != after[i].ObservedGeneration
-		if last := w.written[object.Name]; !edited && last.at.Add(last.pause).After(now) {
+		// Who edits a pool waits for its conditions, and the policy in-use.berth.dev asks whether any address is in use.
+		urgent := before[i].ObservedGeneration != after[i].ObservedGeneration || (before[i].Allocated > 0) != (after[i].Allocated > 0)
+		if last := w.written[object.Name]; !urgent && last.at.Add(last.pause).After(now) {
 			if next := last.at.Add(last.pause); due.IsZero() || next.Before(due) {
 				due = next
 			}

@@ -356,6 +356,28 @@ func TestRun(t *testing.T) {
 	})
 }
 
+// The first address that is in use and the last one are told at once, however the pool changed before: the policy
+// in-use.berth.dev asks the status.
+func TestRunWithTheFirstAndTheLast(t *testing.T) {
+	simulate(t, func(w *fixture) {
+		large := pool("a", 1, "10.0.0.1-10.0.0.99")
+		w.Put(large)
+		w.want("a pool", 20*Late, "a")
+		for n := range 10 {
+			w.Put(ip(fmt.Sprintf("10.0.0.%d", n+1), "a", "reserved"))
+			w.pass(Interval)
+		}
+		w.Writes()
+		w.Put(ip("10.0.0.20", "a", "held"))
+		w.want("the first is in use", Interval, "a")
+		w.Put(ip("10.0.0.21", "a", "held"))
+		w.want("one more can wait", Interval)
+		w.Remove(w.IP("10.0.0.20"))
+		w.Remove(w.IP("10.0.0.21"))
+		w.want("none is in use", Interval, "a")
+	})
+}
+
 // A pool that goes on changing is written at once, then ever more rarely, and once more when it
 // no longer changes.
 func TestRunWithChangesThatGoOn(t *testing.T) {

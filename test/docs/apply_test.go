@@ -99,7 +99,7 @@ func ofOthers(text string) bool {
 	return strings.Contains(text, "scrape_configs:") || strings.Contains(text, "apiVersion: monitoring.coreos.com/") || strings.Contains(text, "apiVersion: karpenter.sh/") ||
 		strings.Contains(text, "apiVersion: config.kueue.x-k8s.io/") ||
 		strings.Contains(text, "apiVersion: kubevirt.io/") || strings.Contains(text, "apiVersion: projectcalico.org/") ||
-		strings.Contains(text, "apiVersion: frrk8s.metallb.io/")
+		strings.Contains(text, "apiVersion: frrk8s.metallb.io/") || strings.Contains(text, "apiVersion: argoproj.io/") || strings.Contains(text, ".toolkit.fluxcd.io/")
 }
 
 // ofChart says whether a block has values of the chart, which test/helm renders.

@@ -150,32 +150,6 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// The page on operation verifies each image that a release has, and the one on installation names each.
-func TestImages(t *testing.T) {
-	read := func(path string) string {
-		text, err := os.ReadFile(filepath.Join(root, path))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(text)
-	}
-	pushed := regexp.MustCompile(`for i in ([a-z ]+); do`).FindStringSubmatch(read("Makefile"))
-	if pushed == nil {
-		t.Fatal("the Makefile pushes no images")
-	}
-	const verifies = "docs/how-to/operate.md"
-	if !strings.Contains(read(verifies), pushed[0]+" cosign verify ") {
-		t.Errorf("%s verifies other images than the Makefile pushes: %s", verifies, pushed[1])
-	}
-	const page = "docs/how-to/installation.md"
-	_, section, _ := strings.Cut(read(page), "\n## Without the Internet\n")
-	for program := range strings.FieldsSeq(pushed[1]) {
-		if !strings.Contains(section, program) {
-			t.Errorf("%s lacks the image of %s", page, program)
-		}
-	}
-}
-
 func TestParse(t *testing.T) {
 	page, err := parse("a.md", []byte("# The `a-b` of *C*, 2 & 3\n\n## Links\n\nSee [b](b.md#x)\nand ![c](c.svg).\n\n| a |\n|---|\n| [d](d.md) |\n\n## Links\n\n```yaml extra\na: [b](no.md)\n```\n"))
 	if err != nil {

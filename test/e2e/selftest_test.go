@@ -39,7 +39,7 @@ func TestSelfTest(t *testing.T) {
 
 	// Somebody has an address that the test needs.
 	s.ready(s.create(s.pod("holder", s.floating)).Name)
-	try(2, "FAILED  server-", s.name+" has no free address")
+	try(2, "FAILED  server-", "has no free address (2 in use")
 	s.kubectl("-n", s.name, "delete", "pod", "holder", "--wait=true")
 
 	// A firewall of the nodes drops connections to one of the addresses.
@@ -47,5 +47,5 @@ func TestSelfTest(t *testing.T) {
 		s.run(node.Name(), "nft", "add table inet firewall; add chain inet firewall f { type filter hook forward priority 0; }; add rule inet firewall f ip daddr 10.0.70.243-10.0.70.244 tcp dport 8080 drop")
 		s.atEnd(func() { s.run(node.Name(), "nft", "delete table inet firewall") })
 	}
-	try(2, "FAILED  server-0 on node", "kubectl berth trace -n berth-test-")
+	try(2, "FAILED  server-0 on node", "no answer within 5s", "kubectl berth trace -n berth-test-")
 }

@@ -42,7 +42,10 @@ func TestUninstall(t *testing.T) {
 	root, err := deploy.Root()
 	s.must(err)
 	s.kubectl("apply", "-k", filepath.Join(root, "manifests/agent/cleanup"))
-	s.kubectl("-n", deploy.Namespace, "delete", "daemonset", "berth-agent")
+	s.eventually("no pool has an address in use, and the agents go", func() error {
+		_, err := deploy.Kubectl(s.ctx, s.Cluster, "-n", deploy.Namespace, "delete", "daemonset", "berth-agent")
+		return err
+	})
 	s.kubectl("-n", deploy.Namespace, "wait", "--for=delete", "pod", "-l", deploy.AgentLabels, patiently)
 	s.kubectl("-n", deploy.Namespace, "rollout", "status", "daemonset/berth-cleanup", patiently)
 

@@ -61,7 +61,7 @@ func TestPreflight(t *testing.T) {
 	preflight(0, []string{"node1", "node3", "eth0 10.0.60.11/24", "(ptp)", "iptables", "Nothing is in the way"})
 	for i, command := range []string{
 		`printf %s '{"name":"k8s-pod-network","cniVersion":"0.3.1","plugins":[{"type":"calico"}]}' >/etc/cni/net.d/05-calico.conflist`,
-		"nft 'add table inet house; add chain inet house all; add rule inet house all drop; add chain inet house forward { type filter hook forward priority 0; }; add rule inet house forward jump all'",
+		"nft 'add table inet house; add chain inet house rest; add rule inet house rest drop; add chain inet house forward { type filter hook forward priority 0; }; add rule inet house forward jump rest'",
 		"mkdir -p /var/lib/rancher/k3s/agent/etc/cni && mv /etc/cni/net.d /var/lib/rancher/k3s/agent/etc/cni/ && mkdir /etc/cni/net.d",
 	} {
 		if _, err := all[i].Exec(s.ctx, "sh", "-c", command); err != nil {

@@ -3,6 +3,7 @@
 package kubectl
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,6 +11,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
 
 	"github.com/berth-dev/berth/test/deploy"
@@ -97,10 +99,28 @@ func TestStatus(t *testing.T) {
 		}
 	}
 	change("berth-controller", image("registry.example.com:5000/berth-controller:v0.2.0"))
-	berth(w, "viewer", "status").expect(t, 2, "the programs shall be of one version and are of several: berth-scheduler dev, berth-controller v0.2.0, berth-agent dev",
+	berth(w, "viewer", "status").expect(t, 2, "the programs shall be of one version and are of several: berth-controller v0.2.0, berth-scheduler dev, berth-agent dev",
 		"kubectl -n network get deployments,daemonsets -l app.kubernetes.io/part-of=berth -o wide")
 	// A digest tells no version, and a port of a registry is none.
 	change("berth-controller", image("registry.example.com:5000/berth-controller@sha256:"+strings.Repeat("0", 64)))
+	berth(w, "viewer", "status").expect(t, 0, "No problem")
+
+	// Programs that a chart may leave out are looked at where they are.
+	for _, object := range w.Chart(map[string]any{"console": map[string]any{"enabled": true}, "failover": map[string]any{"enabled": true}, "speaker": map[string]any{"enabled": true}}) {
+		if name := object.GetName(); (object.GetKind() == "Deployment" || object.GetKind() == "DaemonSet") && slices.Contains([]string{"berth-console", "berth-failover", "berth-speaker"}, name) {
+			object.SetNamespace(system)
+			must(deploy.Apply(w.Ctx, w.Config, []*unstructured.Unstructured{object}))
+		}
+	}
+	speakers, err := apps.DaemonSets(system).Get(w.Ctx, "berth-speaker", metav1.GetOptions{})
+	must(err)
+	speakers.Status = appsv1.DaemonSetStatus{ObservedGeneration: speakers.Generation, DesiredNumberScheduled: 3, UpdatedNumberScheduled: 3, NumberReady: 2}
+	_, err = apps.DaemonSets(system).UpdateStatus(w.Ctx, speakers, metav1.UpdateOptions{})
+	must(err)
+	berth(w, "viewer", "status").expect(t, 2, "0 of 1 replicas of berth-console are ready", "0 of 2 replicas of berth-failover are ready", "no replica of berth-failover ever led",
+		"2 of 3 pods of berth-speaker are ready").without(t, "no replica of berth-console")
+	must(apps.Deployments(system).DeleteCollection(w.Ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name in (berth-console,berth-failover)"}))
+	must(apps.DaemonSets(system).Delete(w.Ctx, "berth-speaker", metav1.DeleteOptions{}))
 	berth(w, "viewer", "status").expect(t, 0, "No problem")
 
 	const policy = "held-addresses.berth.dev"

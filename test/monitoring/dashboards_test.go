@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
@@ -99,14 +100,14 @@ func checkPanel(t *testing.T, d Dashboard, p Panel) {
 			fail("%v", err)
 			continue
 		}
-		labels := resultLabels(parsed)
+		names := resultLabels(parsed)
 		for _, match := range placeholder.FindAllStringSubmatch(target.Legend, -1) {
-			if !slices.Contains(labels, match[1]) {
-				fail("the legend names %s; the result has %v", match[1], labels)
+			if !slices.Contains(names, match[1]) {
+				fail("the legend names %s; the result has %v", match[1], names)
 			}
 		}
-		for _, label := range labels {
-			if len(labels) > 0 && !slices.Contains(placeholder.FindAllString(target.Legend, -1), "{{"+label+"}}") && label != "job" {
+		for _, label := range names {
+			if len(names) > 0 && !slices.Contains(placeholder.FindAllString(target.Legend, -1), "{{"+label+"}}") && label != "job" {
 				fail("the legend lacks %s", label)
 			}
 			if slices.Contains(many, label) && !limited(parsed) {
@@ -116,6 +117,12 @@ func checkPanel(t *testing.T, d Dashboard, p Panel) {
 		for _, problem := range misreadCounters(parsed) {
 			fail("%s", problem)
 		}
+		parser.Inspect(parsed, func(node parser.Node, _ []parser.Node) error {
+			if s, ok := node.(*parser.VectorSelector); ok && !slices.ContainsFunc(s.LabelMatchers, func(m *labels.Matcher) bool { return m.Name == "cluster" }) {
+				fail("%s is not of the chosen cluster", s.Name)
+			}
+			return nil
+		})
 		if strings.Contains(expr, "rate(") && !strings.Contains(target.Expr, "$__rate_interval") {
 			fail("a rate that is not over $__rate_interval: %s", target.Expr)
 		}

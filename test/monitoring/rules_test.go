@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/prometheus/promql/parser"
 
 	"github.com/berth-dev/berth/test/docs"
 )
@@ -55,6 +56,30 @@ func TestRules(t *testing.T) {
 	}
 	promtool(t, dir, "check", "rules", "rules.yaml")
 	promtool(t, dir, "test", "rules", tests)
+}
+
+// A Prometheus of several clusters, whose series have a label "cluster", merges none of them.
+func TestAlertsKeepClustersApart(t *testing.T) {
+	for _, a := range alerts(t) {
+		parsed, err := parser.ParseExpr(a.Expr)
+		if err != nil {
+			t.Fatalf("%s: %v", a.Alert, err)
+		}
+		parser.Inspect(parsed, func(node parser.Node, _ []parser.Node) error {
+			switch n := node.(type) {
+			case *parser.AggregateExpr:
+				if !slices.Contains(n.Grouping, "cluster") {
+					t.Errorf("%s: merges clusters: %s", a.Alert, n)
+				}
+			case *parser.BinaryExpr:
+				// Where no cluster has a series there is none to tell apart.
+				if n.VectorMatching != nil && n.VectorMatching.On && !slices.Contains(n.VectorMatching.MatchingLabels, "cluster") && !strings.HasPrefix(n.RHS.String(), "absent(") {
+					t.Errorf("%s: compares clusters with each other: %s", a.Alert, n)
+				}
+			}
+			return nil
+		})
+	}
 }
 
 // Of each alert it is known that it fires, and that it does not without a reason.

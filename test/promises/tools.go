@@ -85,9 +85,19 @@ var tools = []promise{
 		"cmd/kubectl-berth/console/register", "TestScope",
 	},
 	{
-		"helm uninstall fails while pods have floating IPs, and names them.", "docs/how-to/uninstall.md#what-helm-uninstall-does",
-		"cmd/controller/uninstall.go", "case pod != nil && owner != nil:", "case pod != nil && owner != nil && owner.IsClaim():",
+		"helm uninstall fails while pods, Services or nodes have addresses, and names them.", "docs/how-to/uninstall.md#what-helm-uninstall-does",
+		"cmd/controller/uninstall.go", "l.forced && r.force {", "l.forced {",
 		"cmd/controller", "TestUnused",
+	},
+	{
+		"No tool deletes the agents or the kinds while anybody has an address.", "docs/how-to/gitops.md",
+		"manifests/admission/in-use.yaml", "resources: [daemonsets]", "resources: [daemonsets/status]",
+		"test/scheduler/api", "TestAgentsAndKindsStayWhileInUse",
+	},
+	{
+		"A backup has all kinds of objects.", "docs/how-to/operate.md#back-up",
+		"ipam/api/v1alpha1/register.go", "		&BGPPeer{}, &BGPPeerList{},\n", "",
+		"cmd/kubectl-berth/transfer", "TestWriteBackup",
 	},
 	{
 		"The metrics have the names of the reference.", "docs/reference/metrics.md",
@@ -196,7 +206,7 @@ var tools = []promise{
 	},
 	{
 		"The alert on a full pool fires when it has no free address left.", "docs/how-to/troubleshooting.md#alerts",
-		"manifests/chart/monitoring/rules.yaml", ">= max by (pool) (berth_pool_capacity) > 0\n        for: 5m", "> max by (pool) (berth_pool_capacity) > 0\n        for: 5m",
+		"manifests/chart/monitoring/rules.yaml", ">= max by (cluster, pool) (berth_pool_capacity) > 0\n        for: 5m", "> max by (cluster, pool) (berth_pool_capacity) > 0\n        for: 5m",
 		"test/monitoring", "TestRules",
 	},
 }

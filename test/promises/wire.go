@@ -46,7 +46,7 @@ var wire = []promise{
 	},
 	{
 		"Pods that leave with an address of their node leave with no other one.", "docs/how-to/egress.md#when-pods-do-not-leave",
-		"cni/egress/table.go", `nftables.NewRule("has another address", leaves, nftables.CounterNamed(refusedCounter), nftables.Drop)`, `nftables.NewRule("has another address", leaves, nftables.CounterNamed(refusedCounter), nftables.Accept)`,
+		"cni/egress/table.go", `nftables.NewRule("has another address, or the node has lost it", leaves, nftables.CounterNamed(refusedCounter), nftables.Drop)`, `nftables.NewRule("has another address, or the node has lost it", leaves, nftables.CounterNamed(refusedCounter), nftables.Accept)`,
 		"cni/egress", "TestExceptions",
 	},
 	{

@@ -37,6 +37,7 @@ func (s *sent) add(more sent) {
 
 // stormNode is a node with all its addresses, which its API server confirms where it is reached.
 type stormNode struct {
+	index int
 	link  *answering.Link
 	codec *Codec
 	now   time.Duration
@@ -59,7 +60,7 @@ func stormAddress(node, i int) netip.Addr {
 func stormOwn(i int) netip.Addr { return netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i)}) }
 
 func newStormNode(t testing.TB, i int, api bool) *stormNode {
-	n := &stormNode{codec: codec(t, stormName(i), authority(t)), api: api}
+	n := &stormNode{index: i, codec: codec(t, stormName(i), authority(t)), api: api}
 	n.link = answering.NewLink(0, stormName(i), "02:00:00:00:00:01", rand.New(rand.NewPCG(uint64(i), 1)).Uint64, stormOwn(i))
 	for a := range stormAddresses {
 		n.step(t, answering.Carry{Address: stormAddress(i, a), Version: 1000, Answers: true})
@@ -125,8 +126,8 @@ func (n *stormNode) until(t testing.TB, end time.Duration) sent {
 
 // open returns for how many addresses the node answers.
 func (n *stormNode) open() (count int) {
-	for _, standing := range n.link.All() {
-		if standing.Phase == answering.Answering {
+	for i := range stormAddresses {
+		if n.link.Standing(stormAddress(n.index, i)).Phase == answering.Answering {
 			count++
 		}
 	}

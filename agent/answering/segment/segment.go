@@ -23,7 +23,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"sync"
 
 	"github.com/mdlayher/packet"
 	"golang.org/x/net/bpf"
@@ -56,26 +55,31 @@ const (
 	unicastUnknown, unicastUnknownAtOnce = 100, 1000
 )
 
-// read passes on the messages of a datagram, which are one at least, if one of them is wanted.
-func (o *Options) read(payload []byte, unknown *rate.Limiter, wants func(answering.Message) bool, heard func(internalIP netip.Addr, messages []answering.Message)) {
+// read passes on the messages of a datagram, if one of them is wanted, and learns where its node is reached.
+func (o *Options) read(payload []byte, unknown *rate.Limiter, wants func(answering.Message) bool, heard func(answering.Message)) {
 	codec, _ := o.Codec() // A node that can say nothing hears.
 	if codec == nil {
 		return
 	}
 	internalIP, messages, err := codec.Decode(payload, unknown, wants)
 	switch {
-	case len(messages) > 0:
-		heard(internalIP, messages)
 	case err != nil && o.Refused != nil:
 		o.Refused(err)
+	case len(messages) > 0 && o.Unicast != nil:
+		o.Unicast.learn(messages[0].From, internalIP)
+	}
+	for _, m := range messages {
+		heard(m)
 	}
 }
 
 // Segment is a node's link to a segment, as the link was at Open: where it is replaced or gets another MAC, it
 // is opened anew. The methods may run in parallel.
 type Segment struct {
+	// Asker asks all hosts, and hears their answers and claims.
+	*conflict.Asker
+
 	options Options
-	asker   *conflict.Asker
 	conn    *packet.Conn
 	unknown *rate.Limiter
 }
@@ -99,7 +103,7 @@ func open(link int, options Options) (*Segment, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Segment{options: options, asker: asker, unknown: rate.NewLimiter(segmentUnknown, segmentUnknownAtOnce)}
+	s := &Segment{options: options, Asker: asker, unknown: rate.NewLimiter(segmentUnknown, segmentUnknownAtOnce)}
 	if s.conn, err = listen(asker.Link()); err != nil {
 		return nil, errors.Join(fmt.Errorf("open a packet socket on link %s: %w", asker.Link().Name, err), asker.Close())
 	}
@@ -160,12 +164,8 @@ func datagramsOfOthers(mac net.HardwareAddr) []bpf.Instruction {
 	)
 }
 
-// Check returns an error where the link is not as it was at Open: the Segment is then deaf. It runs in the network namespace of the
-// link.
-func (s *Segment) Check() error { return s.asker.Check() }
-
 // Close ends the sockets, and Run.
-func (s *Segment) Close() error { return errors.Join(s.conn.Close(), s.asker.Close()) }
+func (s *Segment) Close() error { return errors.Join(s.conn.Close(), s.Asker.Close()) }
 
 // Send sends messages of this node to all nodes of the segment, and the ones with a receiver to that, too. It runs in the network
 // namespace of the link.
@@ -185,7 +185,7 @@ func (s *Segment) broadcast(codec *datagram.Codec, internalIP netip.Addr, messag
 	if err != nil {
 		return err
 	}
-	senders, err := s.asker.Senders()
+	senders, err := s.Senders()
 	if err != nil {
 		return err
 	}
@@ -194,7 +194,7 @@ func (s *Segment) broadcast(codec *datagram.Codec, internalIP netip.Addr, messag
 	if len(senders) > 0 {
 		source = senders[0].Addr()
 	}
-	link := s.asker.Link()
+	link := s.Link()
 	for _, d := range datagrams {
 		f := frame.Datagram{SourceMAC: link.HardwareAddr, Source: source, Port: datagram.Port, Payload: d}.ToAll()
 		if _, err := s.conn.WriteTo(f, &packet.Addr{HardwareAddr: f[:6]}); err != nil {
@@ -204,70 +204,18 @@ func (s *Segment) broadcast(codec *datagram.Codec, internalIP netip.Addr, messag
 	return nil
 }
 
-// Question asks all hosts once who answers for each address, by ARP requests and neighbour solicitations. An IPv4
-// question needs an address of this node as its sender. Beside an error it asks for all addresses that it can. It runs in the
-// network namespace of the link.
-func (s *Segment) Question(addrs []netip.Addr) error { return s.asker.Question(addrs) }
-
-// Probe asks all hosts once which of them have the IPv4 addresses themselves. It runs in the network namespace of the link.
-func (s *Segment) Probe(addrs []netip.Addr) error { return s.asker.Probe(addrs) }
-
-// AskHost asks the host with a MAC once whether it has an address, without a broadcast. It runs in the network namespace of the
-// link.
-func (s *Segment) AskHost(addr netip.Addr, mac net.HardwareAddr) error {
-	return s.asker.AskHost(addr, mac)
-}
-
-// Defend has claims of exactly these addresses heard, and hosts that probe for one answered.
-func (s *Segment) Defend(targets []conflict.Target) error { return s.asker.Defend(targets) }
-
 // Run calls heard with each message of another node, but for datagrams of which wants is true for no message, answered with each
 // host's answer for an address, also to other hosts' IPv6 questions, and claimed with each claim of a defended address. It does so
 // until ctx ends, and returns nil then. It is called once. Calls may be in parallel, calls of heard are in the order of the frames.
 // Where the link goes down and comes up again it goes on; where it is removed, nothing is heard any more.
 func (s *Segment) Run(ctx context.Context, wants func(answering.Message) bool, heard func(answering.Message), answered func(conflict.Answer), claimed func(conflict.Conflict)) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	var group sync.WaitGroup
-	var errs [2]error
-	group.Go(func() {
-		defer stop()
-		errs[0] = s.asker.Hear(ctx, answered, claimed)
-	})
-	group.Go(func() {
-		defer stop()
-		if err := conflict.Read(ctx, s.conn, func(f []byte) { s.read(f, wants, heard) }); err != nil {
-			errs[1] = fmt.Errorf("receive on link %s: %w", s.asker.Link().Name, err)
-		}
-	})
-	group.Wait()
-	return errors.Join(errs[:]...)
-}
-
-func (s *Segment) read(f []byte, wants func(answering.Message) bool, heard func(answering.Message)) {
-	// Without a payload a frame is malformed.
-	d, _ := frame.ParseDatagram(f)
-	s.options.read(d.Payload, s.unknown, wants, func(internalIP netip.Addr, messages []answering.Message) {
-		if s.options.Unicast != nil {
-			s.options.Unicast.learn(messages[0].From, internalIP)
-		}
-		for _, m := range messages {
-			heard(m)
-		}
-	})
+	return s.Hear(ctx, answered, claimed, conflict.Socket{Conn: s.conn, Each: func(f []byte) {
+		d, _ := frame.ParseDatagram(f) // Without a payload a frame is malformed.
+		s.options.read(d.Payload, s.unknown, wants, heard)
+	}})
 }
 
 // Own returns the MAC of the link, and an IPv4 address of it, the zero Addr where it has none.
 func (s *Segment) Own() (net.HardwareAddr, netip.Addr) {
-	link := s.asker.Link()
-	addrs, err := link.Addrs()
-	if err != nil {
-		return link.HardwareAddr, netip.Addr{}
-	}
-	for _, a := range addrs {
-		if prefix, err := netip.ParsePrefix(a.String()); err == nil && prefix.Addr().Is4() && prefix.Addr().IsGlobalUnicast() {
-			return link.HardwareAddr, prefix.Addr()
-		}
-	}
-	return link.HardwareAddr, netip.Addr{}
+	return s.Link().HardwareAddr, s.Asker.Own(func(addr netip.Addr) bool { return addr.Is4() && addr.IsGlobalUnicast() })
 }

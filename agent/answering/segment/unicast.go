@@ -63,7 +63,9 @@ func OpenUnicast(ctx context.Context, own netip.Addr, options Options) (*Unicast
 	if !ok {
 		return nil, errors.Join(fmt.Errorf("listen for messages of other nodes: the socket is a %T", conn), conn.Close())
 	}
-	return &Unicast{options: options, own: own, conn: udp, nodes: map[answering.Node]host{}}, nil
+	u := &Unicast{options: options, own: own, conn: udp, nodes: map[answering.Node]host{}}
+	u.options.Unicast = u
+	return u, nil
 }
 
 // Close ends the socket.
@@ -82,12 +84,7 @@ func (u *Unicast) Run(ctx context.Context, heard func(answering.Message)) error 
 		case err != nil:
 			return fmt.Errorf("receive at %s: %w", u.own, err)
 		}
-		u.options.read(buffer[:n], unknown, nil, func(internalIP netip.Addr, messages []answering.Message) {
-			u.learn(messages[0].From, internalIP)
-			for _, m := range messages {
-				heard(m)
-			}
-		})
+		u.options.read(buffer[:n], unknown, nil, heard)
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):

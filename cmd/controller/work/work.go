@@ -164,6 +164,7 @@ func (w *Work) takeAhead(config *rest.Config, kube kubernetes.Interface, options
 	if w.assignments, err = assignments.New(w.ahead, assignments.Parts{API: api, Nodes: kube.CoreV1().Nodes(), Pods: annotating, Recorder: recorder, Factory: w.factory}); err != nil {
 		return err
 	}
+	options.Collect(w.assignments)
 	if options.Services {
 		err = services.Add(w.ahead, services.Parts{
 			API: api, Services: kube.CoreV1(), Namespaces: kube.CoreV1().Namespaces(), Recorder: recorder, View: w.view, Factory: w.factory, Carriers: w.assignments,

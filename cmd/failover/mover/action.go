@@ -237,8 +237,8 @@ func (m *Mover) changeTaintsOnce(ctx context.Context, name string, change func(c
 	return nil
 }
 
-// fence answers failover.Fence, and tells users. ctx ends when the answer is not waited for any more, running when the Mover ends.
-func (m *Mover) fence(ctx, running context.Context, about failover.Fence) []failover.Input {
+// fence answers failover.Fence, and tells users. ctx ends when the answer is not waited for any more.
+func (m *Mover) fence(ctx context.Context, about failover.Fence) []failover.Input {
 	logger := klog.FromContext(ctx).WithValues("node", about.Node, "uid", about.UID)
 	failed := failover.Fenced{Node: about.Node, UID: about.UID}
 	n := m.cluster.node(about.Node)
@@ -254,7 +254,7 @@ func (m *Mover) fence(ctx, running context.Context, about failover.Fence) []fail
 	case err != nil:
 		logger.Error(err, "Did not ask the fencer, will try again")
 		return []failover.Input{failed}
-	case !m.fences(running, about):
+	case !m.still(func() bool { return m.state.Fences(about) }):
 		return []failover.Input{failed}
 	}
 	logger.Info("Asks the fencer to power a node off")
@@ -267,14 +267,6 @@ func (m *Mover) fence(ctx, running context.Context, about failover.Fence) []fail
 	return []failover.Input{failover.Fenced{Node: about.Node, UID: about.UID, Off: err == nil}}
 }
 
-// fences returns whether the fencer is still to be asked, after all that happened until now.
-func (m *Mover) fences(ctx context.Context, about failover.Fence) bool {
-	m.step(ctx)
-	m.machine.Lock()
-	defer m.machine.Unlock()
-	return m.state.Fences(about)
-}
-
 // deletePods does failover.Delete, and returns how many pods are gone. A pod that has changed since it was read stays, for the
 // next look; all stay once the node is back.
 func (m *Mover) deletePods(ctx context.Context, of failover.Delete) int {
@@ -285,7 +277,7 @@ func (m *Mover) deletePods(ctx context.Context, of failover.Delete) int {
 		slots <- struct{}{}
 		group.Go(func() {
 			defer func() { <-slots }()
-			if !m.deletes(ctx, of) {
+			if !m.still(func() bool { return m.state.Deletes(of) }) {
 				return
 			}
 			logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "uid", pod.UID, "node", of.Node, "addresses", pod.Addresses)
@@ -306,14 +298,6 @@ func (m *Mover) deletePods(ctx context.Context, of failover.Delete) int {
 	}
 	group.Wait()
 	return int(gone.Load())
-}
-
-// deletes returns whether the pods are still to be deleted, after all that happened until now.
-func (m *Mover) deletes(ctx context.Context, of failover.Delete) bool {
-	m.step(ctx)
-	m.machine.Lock()
-	defer m.machine.Unlock()
-	return m.state.Deletes(of)
 }
 
 // deletePod marks the pod as disrupted, as Kubernetes does, for the failure policies of its workload, and deletes it.

@@ -556,7 +556,7 @@ func TestBrakeKeepsPower(t *testing.T) {
 		if c.asked("n1") != 1 || c.asked("n3") != 0 || c.told(EventNodeFenced, "n1", "") > 0 || len(c.taints("n1")) > 0 {
 			t.Errorf("under the brake: asked %v, taints %v, events %q", c.calls, c.taints("n1"), c.events)
 		}
-		c.mover.Resume(c.t.Context(), []string{"n1", "n2", "n3"})
+		c.mover.Resume([]string{"n1", "n2", "n3"})
 		pass(2 * time.Minute)
 		for _, name := range []string{"n1", "n2", "n3"} {
 			c.expectTaints("a person said that they are off", name, taintLost, taintOff)

@@ -24,7 +24,7 @@ func (m *Mover) Handler() http.Handler {
 			http.Error(w, "read the nodes that are lost: "+err.Error(), http.StatusBadRequest)
 			return
 		}
-		if !m.Resume(r.Context(), of.Nodes) {
+		if !m.Resume(of.Nodes) {
 			http.Error(w, "this replica does not lead: ask the others", http.StatusConflict)
 			return
 		}

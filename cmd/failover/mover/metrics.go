@@ -22,27 +22,14 @@ type Metrics struct {
 // NewMetrics creates the metrics and registers them.
 func NewMetrics(register func(...metrics.Registerable)) *Metrics {
 	const subsystem = "berth_failover"
+	gauge := func(name, help string) *metrics.Gauge {
+		return metrics.NewGauge(&metrics.GaugeOpts{Subsystem: subsystem, Name: name, Help: help, StabilityLevel: metrics.ALPHA})
+	}
 	m := &Metrics{
-		brake: metrics.NewGauge(&metrics.GaugeOpts{
-			Subsystem: subsystem, Name: "brake",
-			Help:           "1 while no pod moves, because too many nodes renew no Lease; of the replica that leads.",
-			StabilityLevel: metrics.ALPHA,
-		}),
-		suspects: metrics.NewGauge(&metrics.GaugeOpts{
-			Subsystem: subsystem, Name: "suspect_nodes",
-			Help:           "Nodes whose Lease was not seen to be renewed for 15 s.",
-			StabilityLevel: metrics.ALPHA,
-		}),
-		tainted: metrics.NewGauge(&metrics.GaugeOpts{
-			Subsystem: subsystem, Name: "lost_nodes",
-			Help:           "Nodes with the taint berth.dev/lost.",
-			StabilityLevel: metrics.ALPHA,
-		}),
-		unfenced: metrics.NewGauge(&metrics.GaugeOpts{
-			Subsystem: subsystem, Name: "unfenced_nodes",
-			Help:           "Nodes that the fencer is to power off, and has not; of the replica that leads.",
-			StabilityLevel: metrics.ALPHA,
-		}),
+		brake:    gauge("brake", "1 while no pod moves, because too many nodes renew no Lease; of the replica that leads."),
+		suspects: gauge("suspect_nodes", "Nodes whose Lease was not seen to be renewed for 15 s."),
+		tainted:  gauge("lost_nodes", "Nodes with the taint berth.dev/lost."),
+		unfenced: gauge("unfenced_nodes", "Nodes that the fencer is to power off, and has not; of the replica that leads."),
 		verdicts: metrics.NewCounterVec(&metrics.CounterOpts{
 			Subsystem: subsystem, Name: "verdicts_total",
 			Help:           "Verdicts about suspect nodes, each counted when it differs from the node's last one.",

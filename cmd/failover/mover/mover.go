@@ -57,13 +57,13 @@ type Mover struct {
 	// Inputs wait here for the next step; wake has it be soon.
 	inbox  sync.Mutex
 	inputs []failover.Input
-	// taken are closed when the machine has taken the inputs.
-	taken []chan struct{}
-	wake  wakeup.Signal
+	wake   wakeup.Signal
 
 	// machine guards the state machine and what is known of its nodes' rounds, without I/O.
 	machine sync.Mutex
 	state   *failover.Cluster
+	// running is Run's.
+	running context.Context
 	rounds  map[string]*timing
 	// fencing ends requests to the fencer that are under way.
 	fencing map[failover.Fence]context.CancelFunc
@@ -117,6 +117,9 @@ func (m *Mover) Lead(ctx context.Context) {
 
 // Run follows the cluster until ctx ends, and then ends what is under way. It blocks.
 func (m *Mover) Run(ctx context.Context) {
+	m.machine.Lock()
+	m.running = ctx
+	m.machine.Unlock()
 	var following sync.WaitGroup
 	following.Go(func() { m.cluster.run(ctx) })
 	following.Go(func() {
@@ -147,8 +150,8 @@ func (m *Mover) step(ctx context.Context) {
 	m.machine.Lock()
 	defer m.machine.Unlock()
 	m.inbox.Lock()
-	inputs, taken := m.inputs, m.taken
-	m.inputs, m.taken = nil, nil
+	inputs := m.inputs
+	m.inputs = nil
 	m.inbox.Unlock()
 	outputs := m.state.Step(time.Since(m.start), inputs...)
 	for _, out := range outputs {
@@ -160,9 +163,6 @@ func (m *Mover) step(ctx context.Context) {
 		}
 	}
 	m.measure()
-	for _, done := range taken {
-		close(done)
-	}
 }
 
 // begin begins to do something. It does not block.
@@ -179,7 +179,7 @@ func (m *Mover) begin(ctx context.Context, out failover.Output) {
 		// Without a slot: a fencer that hangs keeps nothing else waiting.
 		m.work.Go(func() {
 			defer cancel()
-			answer := m.fence(fencing, ctx, out)
+			answer := m.fence(fencing, out)
 			m.machine.Lock()
 			delete(m.fencing, out)
 			m.machine.Unlock()
@@ -203,6 +203,14 @@ func (m *Mover) begin(ctx context.Context, out failover.Output) {
 	case failover.Braked:
 		m.tellBrake(ctx, out)
 	}
+}
+
+// still returns whether something is so after all that happened until now.
+func (m *Mover) still(is func() bool) bool {
+	m.step(m.running)
+	m.machine.Lock()
+	defer m.machine.Unlock()
+	return is()
 }
 
 func (m *Mover) do(ctx context.Context, work func()) {
@@ -253,24 +261,14 @@ func (m *Mover) Status() status.Status {
 	return m.statusOf(m.state.State())
 }
 
-// Resume ends the brake for nodes that a user was shown, and returns when that is done. It returns false where this replica does
-// not lead.
-func (m *Mover) Resume(ctx context.Context, shown []string) bool {
+// Resume ends the brake for nodes that a user was shown. It returns false where this replica does not lead.
+func (m *Mover) Resume(shown []string) bool {
 	m.machine.Lock()
-	leads := m.state.State().Leads
+	leads, ctx := m.state.State().Leads, m.running
 	m.machine.Unlock()
-	if !leads {
-		return false
+	if leads {
+		m.put(failover.Resume{Nodes: shown})
+		m.step(ctx)
 	}
-	taken := make(chan struct{})
-	m.inbox.Lock()
-	m.inputs = append(m.inputs, failover.Resume{Nodes: shown})
-	m.taken = append(m.taken, taken)
-	m.inbox.Unlock()
-	m.wake.Send()
-	select {
-	case <-taken:
-	case <-ctx.Done():
-	}
-	return true
+	return leads
 }

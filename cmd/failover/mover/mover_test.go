@@ -251,7 +251,7 @@ func TestLastGate(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				kube := fake.NewClientset(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-0", UID: "p", ResourceVersion: "12"}})
 				m := &Mover{
-					Config: Config{Kube: kube, Events: &cluster{}, Metrics: NewMetrics(func(...metrics.Registerable) {})}, start: time.Now(), wake: wakeup.New(),
+					Config: Config{Kube: kube, Events: &cluster{}, Metrics: NewMetrics(func(...metrics.Registerable) {})}, start: time.Now(), running: t.Context(), wake: wakeup.New(),
 					state: failover.NewCluster(false), cluster: &caches{records: records}, rounds: map[string]*timing{}, slots: make(chan struct{}, slots),
 				}
 				inputs := []failover.Input{failover.Synced{Nodes: []string{"n", "w", "x", "y"}}, failover.Leads{Leads: true}}
@@ -290,7 +290,7 @@ func TestLastGate(t *testing.T) {
 func TestHandler(t *testing.T) {
 	m := &Mover{
 		Config: Config{Kube: fake.NewClientset(), Metrics: NewMetrics(func(...metrics.Registerable) {})},
-		start:  time.Now(), wake: wakeup.New(), state: failover.NewCluster(false), rounds: map[string]*timing{}, slots: make(chan struct{}, slots),
+		start:  time.Now(), running: t.Context(), wake: wakeup.New(), state: failover.NewCluster(false), rounds: map[string]*timing{}, slots: make(chan struct{}, slots),
 	}
 	// No pod holds an address, so nothing is asked.
 	m.cluster = &caches{records: noRecords()}
@@ -307,12 +307,10 @@ func TestHandler(t *testing.T) {
 		}
 		return answer.Code, s
 	}
-	now := failover.Duration(0)
 	step := func(inputs ...failover.Input) {
-		for _, out := range m.state.Step(now, inputs...) {
-			m.begin(t.Context(), out)
-		}
-		now += failover.Interval
+		m.put(inputs...)
+		m.step(t.Context())
+		m.start = m.start.Add(-failover.Interval) // as if that had passed
 	}
 	step(failover.Seen{Node: "a", UID: "1"}, failover.Seen{Node: "b", UID: "2"}, failover.Synced{Nodes: []string{"a", "b"}})
 	for range 20 {
@@ -332,27 +330,6 @@ func TestHandler(t *testing.T) {
 	if _, s := ask(http.MethodGet, status.PathStatus); !s.Leads || s.Brake == nil || !strings.Contains(s.Nodes[0].Waits, "brake") {
 		t.Errorf("%+v", s)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	go func() {
-		// What Run does.
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-m.wake:
-				m.inbox.Lock()
-				inputs, taken := m.inputs, m.taken
-				m.inputs, m.taken = nil, nil
-				m.inbox.Unlock()
-				m.machine.Lock()
-				step(inputs...)
-				m.machine.Unlock()
-				for _, done := range taken {
-					close(done)
-				}
-			}
-		}
-	}()
 	body = "all"
 	if code, _ := ask(http.MethodPost, status.PathResume); code != http.StatusBadRequest {
 		t.Errorf("a request that names no nodes is answered %d", code)
@@ -365,7 +342,6 @@ func TestHandler(t *testing.T) {
 	if code, s := ask(http.MethodPost, status.PathResume); code != http.StatusOK || s.Brake != nil {
 		t.Errorf("after a person resumed: %d %+v", code, s)
 	}
-	cancel()
 	m.work.Wait()
 }
 

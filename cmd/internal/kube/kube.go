@@ -9,6 +9,7 @@ package kube
 import (
 	"fmt"
 	"net/http"
+	"os"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -86,6 +87,21 @@ func Protobuf(config *rest.Config) *rest.Config {
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	return config
+}
+
+// NoticeDeadConnections has connections to an API server that died end after 5 s of silence and an unanswered ping of 5 s; client-go's
+// own values are 30 and 15 s, in which a node that was cut off answers on for addresses that others may have by now, and all nodes seem
+// silent. client-go reads the environment; what is set there stays.
+func NoticeDeadConnections() error {
+	for _, name := range []string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS", "HTTP2_PING_TIMEOUT_SECONDS"} {
+		if os.Getenv(name) != "" {
+			continue
+		}
+		if err := os.Setenv(name, "5"); err != nil {
+			return fmt.Errorf("set %s: %w", name, err)
+		}
+	}
+	return nil
 }
 
 // NewForConfig returns a Client with connections of its own. It opens none.

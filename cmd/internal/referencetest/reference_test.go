@@ -10,12 +10,15 @@ import (
 
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 const root = "../../.."
 
 func TestReferenceObjects(t *testing.T) {
-	for _, kind := range []string{"ippools", "floatingips", "ipclaims", "networkprofiles", "bgppeers", "nodeassignments"} {
+	for _, kind := range v1alpha1.Kinds() {
+		kind := v1alpha1.Resource(kind).Resource
 		content, err := os.ReadFile(root + "/manifests/crd/berth.dev_" + kind + ".yaml")
 		if err != nil {
 			t.Fatal(err)
@@ -36,7 +39,7 @@ func TestReferenceMetrics(t *testing.T) {
 		folders []string
 	}{
 		{"Scheduler", []string{"plugins"}},
-		{"Controller", []string{"ipam/poolstatus", "ipam/claims", "ipam/reclaim", "ipam/wrongaddress"}},
+		{"Controller", []string{"ipam/poolstatus", "ipam/claims", "ipam/reclaim", "ipam/wrongaddress", "ipam/assignments"}},
 		{"Scheduler and controller with an external assigner, berth-failover with a fencer", []string{"ipam/remote"}},
 		{"berth-failover", []string{"cmd/failover"}},
 		{"Agent", []string{"agent", "cni"}},

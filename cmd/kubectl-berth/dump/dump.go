@@ -148,18 +148,14 @@ func (o *options) dump(ctx context.Context) (err error) {
 // grace of the check.
 const grace = 10 * time.Second
 
-// kinds of objects in the bundle.
-var kinds = []struct {
+type kind struct {
 	file     string
 	resource schema.GroupVersionResource
 	keep     func(*unstructured.Unstructured) bool
-}{
-	{"berth/ippools.yaml", v1alpha1.SchemeGroupVersion.WithResource("ippools"), nil},
-	{"berth/ipclaims.yaml", v1alpha1.SchemeGroupVersion.WithResource("ipclaims"), nil},
-	{"berth/floatingips.yaml", v1alpha1.SchemeGroupVersion.WithResource("floatingips"), nil},
-	{"berth/nodeassignments.yaml", v1alpha1.SchemeGroupVersion.WithResource("nodeassignments"), nil},
-	{"berth/networkprofiles.yaml", v1alpha1.SchemeGroupVersion.WithResource("networkprofiles"), nil},
-	{"berth/bgppeers.yaml", v1alpha1.SchemeGroupVersion.WithResource("bgppeers"), nil},
+}
+
+// kinds of objects in the bundle, beside Berth's own.
+var kinds = []kind{
 	{"kubernetes/nodes.yaml", v1.SchemeGroupVersion.WithResource("nodes"), nil},
 	{"kubernetes/namespaces.yaml", v1.SchemeGroupVersion.WithResource("namespaces"), nil},
 	{"kubernetes/pods.yaml", v1.SchemeGroupVersion.WithResource("pods"), hasAddresses},
@@ -173,7 +169,12 @@ var kinds = []struct {
 
 // addObjects adds the objects of each kind.
 func (o *options) addObjects(ctx context.Context, b *bundle, objects dynamic.Interface) {
-	for _, kind := range kinds {
+	berths := make([]kind, 0, len(kinds))
+	for _, name := range v1alpha1.Kinds() {
+		resource := v1alpha1.Resource(name)
+		berths = append(berths, kind{"berth/" + resource.Resource + ".yaml", resource, nil})
+	}
+	for _, kind := range append(berths, kinds...) {
 		var all []unstructured.Unstructured
 		pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			return objects.Resource(kind.resource).List(ctx, options)

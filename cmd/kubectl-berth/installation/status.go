@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/utils/ptr"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
@@ -113,20 +115,27 @@ func (s *Status) kubectl(format string, args ...any) string {
 	return fmt.Sprintf("kubectl -n %s "+format, append([]any{s.Namespace}, args...)...)
 }
 
-// missing notes a program that is not there.
-func (s *Status) missing(kind, name string) {
-	s.problem("", "there is no %s %s in namespace %s: install Berth with its chart, or name its namespace with --berth-namespace", kind, name, s.Namespace)
-}
-
-// programs looks at all programs, and stops at one that it may not read.
+// programs looks at all programs that are there: a chart may leave some out.
 func (s *Status) programs(ctx context.Context, call *command.Call) error {
-	for _, name := range []string{"berth-scheduler", "berth-controller"} {
-		if err := s.deployment(ctx, call, name); err != nil {
-			return err
-		}
+	ours := metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=berth"}
+	deployments, err := call.Kube.AppsV1().Deployments(s.Namespace).List(ctx, ours)
+	if err != nil {
+		return fmt.Errorf("list the Deployments of namespace %s: %w", s.Namespace, err)
 	}
-	if err := s.agents(ctx, call); err != nil {
-		return err
+	sets, err := call.Kube.AppsV1().DaemonSets(s.Namespace).List(ctx, ours)
+	if err != nil {
+		return fmt.Errorf("list the DaemonSets of namespace %s: %w", s.Namespace, err)
+	}
+	for i := range deployments.Items {
+		s.deployment(ctx, call, &deployments.Items[i])
+	}
+	for i := range sets.Items {
+		s.daemonSet(&sets.Items[i])
+	}
+	for _, must := range [][2]string{{"Deployment", "berth-scheduler"}, {"Deployment", "berth-controller"}, {"DaemonSet", "berth-agent"}} {
+		if !slices.ContainsFunc(s.Programs, func(p Program) bool { return p.Name == must[1] }) {
+			s.problem("", "there is no %s %s in namespace %s: install Berth with its chart, or name its namespace with --berth-namespace", must[0], must[1], s.Namespace)
+		}
 	}
 	s.versions()
 	return nil
@@ -159,15 +168,8 @@ func tag(image string) string {
 	return tag
 }
 
-func (s *Status) deployment(ctx context.Context, call *command.Call, name string) error {
-	d, err := call.Kube.AppsV1().Deployments(s.Namespace).Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		s.missing("Deployment", name)
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("get Deployment %s/%s: %w", s.Namespace, name, err)
-	}
+func (s *Status) deployment(ctx context.Context, call *command.Call, d *appsv1.Deployment) {
+	name := d.Name
 	p := Program{Name: name, Ready: d.Status.ReadyReplicas, Wanted: 1, Images: images(&d.Spec.Template)}
 	if d.Spec.Replicas != nil {
 		p.Wanted = *d.Spec.Replicas
@@ -182,57 +184,52 @@ func (s *Status) deployment(ctx context.Context, call *command.Call, name string
 	if p.Outdated > 0 {
 		s.problem(s.kubectl("rollout status deployment/%s", name), "%d of %d replicas of %s are of an earlier configuration or version", p.Outdated, d.Status.Replicas, name)
 	}
+	if name != "berth-console" { // All its replicas work.
+		p.Leader = s.leader(ctx, call, name)
+	}
+	s.Programs = append(s.Programs, p)
+}
+
+// leader returns the replica of a program that leads, empty where none does or it is not known.
+func (s *Status) leader(ctx context.Context, call *command.Call, name string) string {
 	lease, err := call.Kube.CoordinationV1().Leases(s.Namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		s.problem(s.kubectl("logs -l app.kubernetes.io/name=%s", name), "no replica of %s ever led", name)
+		return ""
 	case err != nil:
 		s.Unknown = append(s.Unknown, fmt.Sprintf("which replica of %s leads: %s", name, failure.Explain(err)))
-	default:
-		if p.Leader = leader(lease.Spec.HolderIdentity); p.Leader == "" {
-			s.problem(s.kubectl("logs -l app.kubernetes.io/name=%s", name), "no replica of %s leads", name)
-		} else if lease.Spec.RenewTime != nil && lease.Spec.LeaseDurationSeconds != nil {
-			// The clocks of the API server's clients may differ by some seconds.
-			if age := time.Since(lease.Spec.RenewTime.Time); age > time.Duration(*lease.Spec.LeaseDurationSeconds)*2*time.Second {
-				s.problem(s.kubectl("logs -l app.kubernetes.io/name=%s", name), "%s leads %s no more: it renewed its lease %s ago", p.Leader, name, age.Round(time.Second))
-			}
-		}
-	}
-	s.Programs = append(s.Programs, p)
-	return nil
-}
-
-// leader returns the pod of a lease's holder, whose identity is POD_UUID.
-func leader(identity *string) string {
-	if identity == nil {
 		return ""
 	}
-	pod, _, _ := strings.Cut(*identity, "_")
+	// The holder's identity is POD_UUID.
+	pod, _, _ := strings.Cut(ptr.Deref(lease.Spec.HolderIdentity, ""), "_")
+	if pod == "" {
+		s.problem(s.kubectl("logs -l app.kubernetes.io/name=%s", name), "no replica of %s leads", name)
+	} else if lease.Spec.RenewTime != nil && lease.Spec.LeaseDurationSeconds != nil {
+		// The clocks of the API server's clients may differ by some seconds.
+		if age := time.Since(lease.Spec.RenewTime.Time); age > time.Duration(*lease.Spec.LeaseDurationSeconds)*2*time.Second {
+			s.problem(s.kubectl("logs -l app.kubernetes.io/name=%s", name), "%s leads %s no more: it renewed its lease %s ago", pod, name, age.Round(time.Second))
+		}
+	}
 	return pod
 }
 
-func (s *Status) agents(ctx context.Context, call *command.Call) error {
-	const name = "berth-agent"
-	d, err := call.Kube.AppsV1().DaemonSets(s.Namespace).Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		s.missing("DaemonSet", name)
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("get DaemonSet %s/%s: %w", s.Namespace, name, err)
-	}
-	p := Program{Name: name, Ready: d.Status.NumberReady, Wanted: d.Status.DesiredNumberScheduled, Images: images(&d.Spec.Template), Outdated: outdated(d)}
+func (s *Status) daemonSet(d *appsv1.DaemonSet) {
+	p := Program{Name: d.Name, Ready: d.Status.NumberReady, Wanted: d.Status.DesiredNumberScheduled, Images: images(&d.Spec.Template), Outdated: outdated(d)}
 	s.Programs = append(s.Programs, p)
+	pods := "pods of " + d.Name
+	if d.Name == "berth-agent" {
+		pods = "agents"
+	}
 	if p.Ready < p.Wanted {
-		s.problem(s.kubectl("get pods -l app.kubernetes.io/name=%s -o wide", name), "%d of %d agents are ready", p.Ready, p.Wanted)
+		s.problem(s.kubectl("get pods -l app.kubernetes.io/name=%s -o wide", d.Labels["app.kubernetes.io/name"]), "%d of %d %s are ready", p.Ready, p.Wanted, pods)
 	}
 	if p.Outdated > 0 {
-		s.problem(s.kubectl("rollout status daemonset/%s", name), "%d of %d agents are of an earlier configuration or version", p.Outdated, p.Wanted)
+		s.problem(s.kubectl("rollout status daemonset/%s", d.Name), "%d of %d %s are of an earlier configuration or version", p.Outdated, p.Wanted, pods)
 	}
-	return nil
 }
 
-// outdated returns the number of agents that an update has not reached.
+// outdated returns the number of pods that an update has not reached.
 func outdated(d *appsv1.DaemonSet) int32 {
 	if d.Status.ObservedGeneration < d.Generation {
 		return d.Status.DesiredNumberScheduled

@@ -104,7 +104,8 @@ func why(pod *v1.Pod, said []byte) string {
 	return "its pod is " + string(pod.Status.Phase) + " " + pod.Status.Message
 }
 
-// podOn returns the pod that looks at a node: whatever taints the node has, and without a network of its own.
+// podOn returns the pod that looks at a node: whatever taints the node has, without a network of its own, and with the agent's
+// capabilities, because it tries things as the agent does: iptables in a network namespace that it makes.
 func podOn(node string, o options) *v1.Pod {
 	pod := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "node-"},
@@ -117,7 +118,7 @@ func podOn(node string, o options) *v1.Pod {
 				Env:     []v1.EnvVar{{Name: "HOST_IP", ValueFrom: &v1.EnvVarSource{FieldRef: &v1.ObjectFieldSelector{FieldPath: "status.hostIP"}}}},
 				SecurityContext: &v1.SecurityContext{
 					ReadOnlyRootFilesystem: new(true), AllowPrivilegeEscalation: new(false), RunAsUser: new(int64(0)),
-					Capabilities: &v1.Capabilities{Drop: []v1.Capability{"ALL"}, Add: []v1.Capability{"NET_ADMIN", "NET_RAW"}},
+					Capabilities: &v1.Capabilities{Drop: []v1.Capability{"ALL"}, Add: []v1.Capability{"NET_ADMIN", "NET_RAW", "SYS_ADMIN"}},
 				},
 			}},
 		},

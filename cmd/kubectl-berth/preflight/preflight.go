@@ -36,7 +36,7 @@ the runtime, kube-proxy's mode, how network policies would be enforced, and the 
 cluster, are compared with the nodes and with the networks of pods and Services.
 
 A pod of the agent's image runs on each node for some seconds, in a namespace that is deleted afterwards. It is in the
-node's network with the capability NET_ADMIN, reads the node's files, and changes nothing.`
+node's network with the agent's capabilities, reads the node's files, and changes nothing.`
 
 const examples = `  # Before helm install
   kubectl berth preflight -f pools.yaml

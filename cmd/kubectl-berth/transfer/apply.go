@@ -11,6 +11,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/plan"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -20,6 +21,7 @@ import (
 // applier applies a plan.
 type applier struct {
 	api      *client.Client
+	dynamic  dynamic.Interface
 	workers  int
 	progress *progress
 	// dryRun: the items are validated, and not written.
@@ -67,7 +69,7 @@ func (a *applier) apply(ctx context.Context, steps ...step) error {
 }
 
 // toWrite returns the items that are written.
-func toWrite(made *plan.Plan) (claims, ips, pools []*plan.Item) {
+func toWrite(made *plan.Plan) (claims, ips, pools, others []*plan.Item) {
 	for i := range made.Items {
 		item := &made.Items[i]
 		if item.Action != plan.Create && item.Action != plan.Update {
@@ -80,9 +82,11 @@ func toWrite(made *plan.Plan) (claims, ips, pools []*plan.Item) {
 			ips = append(ips, item)
 		case item.Pool != nil:
 			pools = append(pools, item)
+		case item.Other != nil:
+			others = append(others, item)
 		}
 	}
-	return claims, ips, pools
+	return claims, ips, pools, others
 }
 
 func unfinished(err error) error {
@@ -100,6 +104,8 @@ func (a *applier) write(ctx context.Context, item *plan.Item, dryRun []string) (
 	switch {
 	case item.Pool != nil:
 		object, err = a.api.IPPools.Create(ctx, item.Pool, create)
+	case item.Other != nil:
+		object, err = a.dynamic.Resource(v1alpha1.Resource(item.Kind)).Namespace(item.Namespace).Create(ctx, item.Other, create)
 	case item.Claim != nil:
 		object, err = a.api.IPClaims(item.Namespace).Create(ctx, item.Claim, create)
 	case item.Action == plan.Update:

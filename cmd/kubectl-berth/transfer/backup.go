@@ -5,7 +5,6 @@ package transfer
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -25,8 +24,9 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/backup"
 )
 
-const backupLong = `Saves all IPPools, IPClaims and FloatingIPs: the addresses, and who has them (held,
-retained, reserved or at rest). "kubectl berth restore" creates them again, in this
+const backupLong = `Saves all of Berth's objects but NodeAssignments, which berth-controller makes anew: pools,
+claims, profiles, routers, and the addresses with who has them (held, retained, reserved or
+at rest). "kubectl berth restore" creates them again, in this
 cluster or in a rebuilt one.
 
 Each kind is saved as of one moment, addresses first, so that the backup also has the
@@ -68,7 +68,7 @@ func runBackup(ctx context.Context, call *command.Call, name string, asJSON bool
 	if err != nil {
 		return err
 	}
-	objects, err := api.readBerth(ctx, &progress{out: call.ErrOut})
+	objects, err := api.readBerth(ctx, &progress{out: call.ErrOut}, backup.Kinds())
 	if err != nil {
 		return err
 	}
@@ -81,7 +81,7 @@ func runBackup(ctx context.Context, call *command.Call, name string, asJSON bool
 	if err != nil {
 		return fmt.Errorf("write the backup: %w", err)
 	}
-	fmt.Fprintf(call.ErrOut, "Saved %d IPPools, %d IPClaims and %d FloatingIPs.\n", len(objects.Pools), len(objects.Claims), len(objects.IPs))
+	fmt.Fprintf(call.ErrOut, "Saved %s.\n", objects)
 	return nil
 }
 
@@ -120,8 +120,7 @@ func writeBackup(out io.Writer, objects *backup.Objects, asJSON bool, host strin
 		encoder.SetIndent("", "    ")
 		return encoder.Encode(map[string]any{"apiVersion": "v1", "kind": "List", "metadata": map[string]any{}, "items": all})
 	}
-	fmt.Fprintf(out, "# Berth's objects of %s at %s: %d IPPools, %d IPClaims, %d FloatingIPs.\n# Restore them with: kubectl berth restore -f FILE\n",
-		host, now.UTC().Format(time.RFC3339), len(objects.Pools), len(objects.Claims), len(objects.IPs))
+	fmt.Fprintf(out, "# Berth's objects of %s at %s: %s.\n# Restore them with: kubectl berth restore -f FILE\n", host, now.UTC().Format(time.RFC3339), objects)
 	for _, fields := range all {
 		text, err := yaml.Marshal(fields)
 		if err != nil {
@@ -134,28 +133,25 @@ func writeBackup(out io.Writer, objects *backup.Objects, asJSON bool, host strin
 	return nil
 }
 
-// fieldsOf returns the objects in the order pools, claims, addresses.
+// fieldsOf returns the objects in the order pools, claims, addresses, others.
 func fieldsOf(objects *backup.Objects) ([]map[string]any, error) {
 	all := make([]map[string]any, 0, objects.Len())
-	add := func(object any) error {
+	for _, object := range slices.Concat(anys(objects.Pools), anys(objects.Claims), anys(objects.IPs), anys(objects.Others)) {
 		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
 		if err != nil {
-			return fmt.Errorf("encode an object: %w", err)
+			return nil, fmt.Errorf("encode an object: %w", err)
 		}
 		delete(fields, "status")
 		unstructured.RemoveNestedField(fields, "metadata", "creationTimestamp")
 		all = append(all, fields)
-		return nil
 	}
-	var errs []error
-	for _, pool := range objects.Pools {
-		errs = append(errs, add(pool))
+	return all, nil
+}
+
+func anys[T any](objects []T) []any {
+	all := make([]any, len(objects))
+	for i, object := range objects {
+		all[i] = object
 	}
-	for _, claim := range objects.Claims {
-		errs = append(errs, add(claim))
-	}
-	for _, ip := range objects.IPs {
-		errs = append(errs, add(ip))
-	}
-	return all, errors.Join(errs...)
+	return all
 }

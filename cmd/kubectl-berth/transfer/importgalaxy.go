@@ -195,7 +195,7 @@ func (o *importOptions) read(ctx context.Context, api *cluster, given *given, pr
 			ClaimNamespaces:  o.claimNamespaces,
 		},
 	}
-	existing, err := api.readBerth(ctx, progress)
+	existing, err := api.readBerth(ctx, progress, []string{"FloatingIP", "IPClaim", "IPPool"})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -210,7 +210,7 @@ func (o *importOptions) read(ctx context.Context, api *cluster, given *given, pr
 // pools last, so that nothing is allocated from them before all addresses in use are
 // recorded.
 func (o *importOptions) write(ctx context.Context, applier *applier, made *galaxyimport.Plan) error {
-	claims, ips, pools := toWrite(made)
+	claims, ips, pools, _ := toWrite(made)
 	uids := map[types.NamespacedName]types.UID{}
 	var mu sync.Mutex
 	createClaim := func(ctx context.Context, item *galaxyimport.Item) error {

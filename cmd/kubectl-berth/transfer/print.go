@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -111,7 +112,7 @@ func printObjects(out io.Writer, made *plan.Plan, format string) error {
 		return fmt.Errorf("--output: %w", err)
 	}
 	list := &unstructured.UnstructuredList{Object: map[string]any{"apiVersion": "v1", "kind": "List", "metadata": map[string]any{}}}
-	claims, ips, pools := toWrite(made)
+	claims, ips, pools, _ := toWrite(made)
 	for _, items := range [][]*plan.Item{claims, ips, pools} {
 		for _, item := range items {
 			if item.Action != plan.Create {
@@ -144,7 +145,13 @@ func printObjects(out io.Writer, made *plan.Plan, format string) error {
 // printSummary prints the counts of the plan and the next step.
 func printSummary(out io.Writer, made *plan.Plan, applied bool, remark string) {
 	fmt.Fprintln(out)
-	for _, kind := range []string{"IPPool", "IPClaim", "FloatingIP"} {
+	kinds := []string{"IPPool", "IPClaim", "FloatingIP"}
+	for i := range made.Items {
+		if kind := made.Items[i].Kind; !slices.Contains(kinds, kind) {
+			kinds = append(kinds, kind)
+		}
+	}
+	for _, kind := range kinds {
 		var counts []string
 		byAction := made.Count(kind)
 		for _, action := range plan.Actions {

@@ -298,45 +298,32 @@ func list[T any](ctx context.Context, resource dynamic.ResourceInterface, progre
 	return nil
 }
 
-// readBerth reads Berth's objects: each kind as of one moment, addresses first, so that
-// the objects that they refer to are there unless they were deleted since.
-func (c *cluster) readBerth(ctx context.Context, progress *progress) (*backup.Objects, error) {
-	for _, resource := range []string{"ippools", "ipclaims", "floatingips"} {
-		if !c.has(resource + "." + v1alpha1.GroupName) {
-			return nil, fmt.Errorf("the cluster does not serve %s.%s: install Berth first, or, if its CRDs were applied a moment ago, try again", resource, v1alpha1.GroupName)
-		}
-	}
+// readBerth reads Berth's objects of some kinds: each kind as of one moment, in this order, so that objects that
+// addresses refer to are there, if they come later, unless they were deleted since.
+func (c *cluster) readBerth(ctx context.Context, progress *progress, kinds []string) (*backup.Objects, error) {
 	objects := &backup.Objects{}
-	list := func(what string, page func(metav1.ListOptions) (runtime.Object, error), add func(runtime.Object)) error {
+	for _, kind := range kinds {
+		resource := v1alpha1.Resource(kind)
+		name := resource.GroupResource().String()
+		if !c.has(name) {
+			return nil, fmt.Errorf("the cluster does not serve %s: install Berth first, or, if its CRDs were applied a moment ago, try again", name)
+		}
 		// All pages of a list have one resource version; if it expires, the pager
 		// starts again.
-		all, _, err := pager.New(pager.SimplePageFunc(page)).List(ctx, metav1.ListOptions{})
+		all, _, err := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			return c.dynamic.Resource(resource).List(ctx, options)
+		}).List(ctx, metav1.ListOptions{})
 		if err == nil {
 			err = meta.EachListItem(all, func(object runtime.Object) error {
-				add(object)
-				progress.count(what, objects.Len(), 0)
-				return nil
+				progress.count("Berth's "+resource.Resource, objects.Len(), 0)
+				return objects.Put(object.(*unstructured.Unstructured))
 			})
 		}
 		if err != nil {
-			return fmt.Errorf("list %s: %w", what, err)
+			return nil, fmt.Errorf("list Berth's %s: %w", resource.Resource, err)
 		}
-		return nil
 	}
-	err := list("Berth's floatingips", func(options metav1.ListOptions) (runtime.Object, error) {
-		return c.berth.FloatingIPs.List(ctx, options)
-	}, func(object runtime.Object) { objects.IPs = append(objects.IPs, object.(*v1alpha1.FloatingIP)) })
-	if err == nil {
-		err = list("Berth's ipclaims", func(options metav1.ListOptions) (runtime.Object, error) {
-			return c.berth.IPClaims(metav1.NamespaceAll).List(ctx, options)
-		}, func(object runtime.Object) { objects.Claims = append(objects.Claims, object.(*v1alpha1.IPClaim)) })
-	}
-	if err == nil {
-		err = list("Berth's ippools", func(options metav1.ListOptions) (runtime.Object, error) {
-			return c.berth.IPPools.List(ctx, options)
-		}, func(object runtime.Object) { objects.Pools = append(objects.Pools, object.(*v1alpha1.IPPool)) })
-	}
-	return objects, err
+	return objects, nil
 }
 
 // readWorkloads reads pods and the workloads that may own them.

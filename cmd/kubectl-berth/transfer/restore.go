@@ -26,7 +26,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-const restoreLong = `Creates the missing IPPools, IPClaims and FloatingIPs of a backup.
+const restoreLong = `Creates the missing objects of a backup.
 
 It prints the plan first; with --dry-run it changes nothing. It deletes nothing, and does
 not change addresses that have another owner now: run it as often as you like. You need
@@ -103,11 +103,11 @@ func (o *restoreOptions) run(ctx context.Context, call *command.Call) error {
 	if err := printPlan(call.Out, made); err != nil {
 		return err
 	}
-	applier := &applier{api: api.berth, workers: o.workers, progress: progress, dryRun: call.DryRun}
+	applier := &applier{api: api.berth, dynamic: api.dynamic, workers: o.workers, progress: progress, dryRun: call.DryRun}
 	// Addresses first, so that a claim finds its own before it preallocates others.
 	// Pools last, so that nothing is allocated from them before.
-	claims, ips, pools := toWrite(made)
-	if err := applier.apply(ctx, step{"addresses", ips, nil}, step{"claims", claims, nil}, step{"pools", pools, nil}); err != nil {
+	claims, ips, pools, others := toWrite(made)
+	if err := applier.apply(ctx, step{"other objects", others, nil}, step{"addresses", ips, nil}, step{"claims", claims, nil}, step{"pools", pools, nil}); err != nil {
 		return err
 	}
 	printSummary(call.Out, made, !call.DryRun, keptUntil(made, input.KeepUntil))
@@ -149,7 +149,7 @@ func (o *restoreOptions) read(ctx context.Context, api *cluster, saved *backup.O
 	now := time.Now()
 	input := &backup.Input{Saved: saved, Now: now, KeepUntil: now.Add(o.keepFor)}
 	var err error
-	if input.Existing, err = api.readBerth(ctx, progress); err != nil {
+	if input.Existing, err = api.readBerth(ctx, progress, backup.Kinds()); err != nil {
 		return nil, nil, err
 	}
 	if input.Namespaces, err = api.readNamespaces(ctx); err != nil {
@@ -162,7 +162,7 @@ func (o *restoreOptions) read(ctx context.Context, api *cluster, saved *backup.O
 		return nil, nil, err
 	}
 	notes := api.notes
-	for _, kind := range backup.Kinds(saved) {
+	for _, kind := range backup.OwnerKinds(saved) {
 		served, ok := api.kindOf(kind)
 		if !ok {
 			notes = append(notes, fmt.Sprintf("the cluster does not serve %s: its addresses are kept for objects of that name", kind))

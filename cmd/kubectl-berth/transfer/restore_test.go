@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/backup"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -47,6 +48,10 @@ func savedObjects() *backup.Objects {
 			Status:     v1alpha1.IPPoolStatus{Capacity: 8},
 		}},
 		Claims: []*v1alpha1.IPClaim{claim},
+		Others: []*unstructured.Unstructured{{Object: map[string]any{
+			"apiVersion": "berth.dev/v1alpha1", "kind": "BGPPeer", "metadata": map[string]any{"name": "rack-1", "uid": "uid"},
+			"spec": map[string]any{"localASN": int64(65200), "peer": map[string]any{"address": "10.11.0.1", "asn": int64(65101)}},
+		}}},
 		IPs: []*v1alpha1.FloatingIP{
 			ip("10.0.70.6", &v1alpha1.Owner{APIVersion: "berth.dev/v1alpha1", Kind: "IPClaim", Namespace: "shop", Name: "front", UID: "uid-claim"}, "", v1alpha1.ReleaseRetain),
 			ip("10.0.70.5", set, "", v1alpha1.ReleaseRetain),

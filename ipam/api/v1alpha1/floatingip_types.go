@@ -347,8 +347,28 @@ func (s *FloatingIPSpec) IsRouted() bool { return s.Network != nil && s.Network.
 // IsOfNode returns whether a node itself has the address now.
 func (s *FloatingIPSpec) IsOfNode() bool { return s.Owner.IsNode() && s.Node != "" }
 
-// IsHeld returns whether a pod or a Service has the address, or a node itself.
-func (s *FloatingIPSpec) IsHeld() bool { return s.Pod != nil || s.Service != nil || s.IsOfNode() }
+// Holder returns who has the address now: a Pod, a Service, or a Node itself, by which pods may leave (egress). These
+// are all kinds of objects that can. It has no UID, and is nil if nobody has the address.
+func (s *FloatingIPSpec) Holder() *Owner {
+	holder := Owner{APIVersion: "v1"}
+	if s.Owner != nil {
+		holder.Namespace = s.Owner.Namespace
+	}
+	switch {
+	case s.Pod != nil:
+		holder.Kind, holder.Name = "Pod", s.Pod.Name
+	case s.Service != nil:
+		holder.Kind, holder.Name = "Service", s.Service.Name
+	case s.IsOfNode():
+		holder.Kind, holder.Name = "Node", s.Node
+	default:
+		return nil
+	}
+	return &holder
+}
+
+// IsHeld returns whether anybody has the address now.
+func (s *FloatingIPSpec) IsHeld() bool { return s.Holder() != nil }
 
 // CompareAge is negative if the FloatingIP was created before another one. Of two from one second, the lower
 // address is the older.

@@ -3,6 +3,9 @@
 package v1alpha1
 
 import (
+	"slices"
+	"strings"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -31,4 +34,25 @@ func addKnownTypes(scheme *runtime.Scheme) error {
 	)
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)
 	return nil
+}
+
+// Kinds returns all kinds of Berth's objects, such as IPPool, sorted.
+func Kinds() (kinds []string) {
+	scheme := runtime.NewScheme()
+	if err := AddToScheme(scheme); err != nil {
+		panic(err) // of a mistake in this file
+	}
+	known := scheme.KnownTypes(SchemeGroupVersion)
+	for kind := range known {
+		if _, listed := known[kind+"List"]; listed {
+			kinds = append(kinds, kind)
+		}
+	}
+	slices.Sort(kinds)
+	return kinds
+}
+
+// Resource returns the resource of one of Berth's kinds.
+func Resource(kind string) schema.GroupVersionResource {
+	return SchemeGroupVersion.WithResource(strings.ToLower(kind) + "s")
 }

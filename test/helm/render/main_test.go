@@ -159,7 +159,7 @@ func TestHooks(t *testing.T) {
 		"overlay": {"uninstall/check.yaml": {"- --overlay\n"}},
 		"cleanup": {"uninstall/clean.yaml": {"--cni-bin-dir=/usr/libexec/cni", "--cni-conf-name=10-berth.conflist", "berth.dev/clean: \"true\""}},
 		"everything": {
-			"uninstall/check.yaml": {"image: registry.example.com/mirror/berth/berth-controller:v9.9.9", "imagePullPolicy: Always", "- name: mirror"},
+			"uninstall/check.yaml": {"image: registry.example.com/mirror/berth/berth-controller:v9.9.9", "- --force\n", "imagePullPolicy: Always", "- name: mirror"},
 			"uninstall/clean.yaml": {"image: registry.example.com/mirror/berth/berth-agent:v9.9.9", "image: registry.example.com/mirror/berth/berth-controller:v9.9.9"},
 		},
 	} {

@@ -48,16 +48,9 @@ func TestChartIsAccepted(t *testing.T) {
 			if object.GetKind() == "SecurityContextConstraints" {
 				continue // of OpenShift
 			}
-			mapping, err := mapper.RESTMapping(object.GroupVersionKind().GroupKind(), object.GroupVersionKind().Version)
-			if err != nil {
-				t.Fatal(err)
-			}
-			to := dynamic.ResourceInterface(w.Dynamic.Resource(mapping.Resource))
-			if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
-				if object.GetNamespace() != w.System && object.GetNamespace() != v1.NamespaceNodeLease {
-					t.Errorf("%s: %s %s is in namespace %q", values, object.GetKind(), object.GetName(), object.GetNamespace())
-				}
-				to = w.Dynamic.Resource(mapping.Resource).Namespace(object.GetNamespace())
+			to, namespaced := whereOf(w, mapper, object)
+			if namespaced && object.GetNamespace() != w.System && object.GetNamespace() != v1.NamespaceNodeLease {
+				t.Errorf("%s: %s %s is in namespace %q", values, object.GetKind(), object.GetName(), object.GetNamespace())
 			}
 			dry := metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict, FieldManager: "helm", Force: new(true)}
 			if err := apply(w, to, object, dry); err != nil {
@@ -65,6 +58,19 @@ func TestChartIsAccepted(t *testing.T) {
 			}
 		}
 	}
+}
+
+// whereOf returns where an object is written, and whether it is in a namespace.
+func whereOf(w *simulation.World, mapper meta.RESTMapper, object *unstructured.Unstructured) (to dynamic.ResourceInterface, namespaced bool) {
+	w.T.Helper()
+	mapping, err := mapper.RESTMapping(object.GroupVersionKind().GroupKind(), object.GroupVersionKind().Version)
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
+		return w.Dynamic.Resource(mapping.Resource).Namespace(object.GetNamespace()), true
+	}
+	return w.Dynamic.Resource(mapping.Resource), false
 }
 
 // operators makes the kinds of Prometheus' operator, and waits until they are served.

@@ -162,6 +162,12 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 			pool.Spec.Cooldown = &metav1.Duration{Duration: time.Hour}
 		})
 		w.Reserve("10.0.70.55")
+		router := &v1alpha1.BGPPeer{ObjectMeta: metav1.ObjectMeta{Name: "rack-1"}, Spec: v1alpha1.BGPPeerSpec{
+			LocalASN: 65200, Peer: v1alpha1.BGPRouter{Address: "10.11.0.1", ASN: 65101}, Export: []v1alpha1.BGPExport{{Prefixes: []string{"10.0.70.0/24"}}},
+		}}
+		if _, err := w.Berth.BGPPeers.Create(w.Ctx, router, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
 		w.Claim("ahead", v1alpha1.IPClaimSpec{Size: 3, Preallocate: true})
 		w.Claim("cap", v1alpha1.IPClaimSpec{Size: 1, Preallocate: true, ReleasePolicy: v1alpha1.ReleasePodDeleted})
 		w.Claim("used", v1alpha1.IPClaimSpec{Size: 4})
@@ -186,7 +192,7 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 		})
 		restoredInvariants(w)
 		saved = holders(w)
-		if out := runBackup(w, 0, "backup", "backup", "-f", file); !strings.Contains(out, fmt.Sprintf("Saved 1 IPPools, 3 IPClaims and %d FloatingIPs.", len(saved))) {
+		if out := runBackup(w, 0, "backup", "backup", "-f", file); !strings.Contains(out, fmt.Sprintf("Saved 1 IPPools, 3 IPClaims, %d FloatingIPs and 1 other objects.", len(saved))) {
 			t.Errorf("it says %s", out)
 		}
 	})
@@ -211,6 +217,9 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 	}
 	if want := fmt.Sprintf("FloatingIP: %d created, 1 stale", len(saved)); !strings.Contains(out, want) {
 		t.Errorf("it does not say %q:\n%s", want, out)
+	}
+	if peer, err := w.Berth.BGPPeers.Get(w.Ctx, "rack-1", metav1.GetOptions{}); err != nil || peer.Spec.Peer.ASN != 65101 || !strings.Contains(out, "BGPPeer:    1 created") {
+		t.Errorf("the router is %+v: %v", peer, err)
 	}
 	become(w, "restored", saved)
 	if again := runBackup(w, 0, "restore", "restore", "-f", file); !strings.Contains(again, fmt.Sprintf("FloatingIP: %d same, 1 stale", len(saved))) {
@@ -430,17 +439,18 @@ func records(w *simulation.World) map[string]string {
 	})
 }
 
-// deleteCRDs deletes Berth's CRDs, with all objects, and waits until they are gone.
+// deleteCRDs deletes Berth's CRDs, with all objects, and waits until they are gone. A policy would keep them: somebody deleted its binding.
 func deleteCRDs(w *simulation.World) {
 	w.T.Helper()
 	crds := w.Dynamic.Resource(customkind.Definitions)
 	names := []string{"floatingips.berth.dev", "ipclaims.berth.dev", "ippools.berth.dev"}
 	w.CRDsDeleted = time.Now()
 	w.Kubelets.Unrecorded.Store(true)
+	if err := w.Kube.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(w.Ctx, "in-use.berth.dev", metav1.DeleteOptions{}); err != nil {
+		w.T.Fatal(err)
+	}
 	for _, name := range names {
-		if err := crds.Delete(w.Ctx, name, metav1.DeleteOptions{}); err != nil {
-			w.T.Fatal(err)
-		}
+		w.Eventually("wait for the policy to end", func() error { return crds.Delete(w.Ctx, name, metav1.DeleteOptions{}) })
 	}
 	w.Eventually("wait for the CRDs to be gone", func() error {
 		for _, name := range names {

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/simulation/program"
 )
 
 // A Service shows its address when a node confirms that it carries it, and never before. The address moves with a drain when
@@ -18,7 +19,8 @@ func TestService(t *testing.T) {
 	t.Parallel()
 	w := start(t, 3)
 	w.agents.set(true, "node1", "node2", "node3")
-	w.Controller("--services")
+	metrics := w.FreeAddress()
+	w.Controller(append(program.ServeAt(metrics), "--services")...)
 	w.Pool("web", "10.0.70.2", func(pool *v1alpha1.IPPool) { pool.Spec.VLAN = 70 })
 	service := w.create("front", nil)
 	const address = "10.0.70.2"
@@ -33,6 +35,7 @@ func TestService(t *testing.T) {
 		}
 		return err
 	})
+	w.Scrapes("https://"+metrics, []string{`berth_assigned_addresses{state="waiting",use="Service"} 1`, `berth_assigned_addresses{state="carried",use="Service"} 0`}, nil)
 	if shown, err := w.shown("front"); err != nil || len(shown) > 0 {
 		t.Errorf("no node confirms, and the Service shows %v, %v", shown, err)
 	}
@@ -52,6 +55,7 @@ func TestService(t *testing.T) {
 	}
 	w.agents.set(false, "node1", "node2", "node3")
 	w.shows("front", address)
+	w.Scrapes("https://"+metrics, []string{`berth_assigned_addresses{state="waiting",use="Service"} 0`, `berth_assigned_addresses{state="carried",use="Service"} 1`}, nil)
 
 	// A drain. The next node does not confirm yet.
 	others := slices.DeleteFunc([]string{"node1", "node2", "node3"}, func(node string) bool { return node == first })

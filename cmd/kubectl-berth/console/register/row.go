@@ -23,6 +23,8 @@ type Row struct {
 	pool, namespace, owner, node id
 	state                        state
 	conflict                     bool
+	// service says that a Service has the address: lastPod is its name.
+	service bool
 
 	// lastNode is the node that an address at rest waits for.
 	lastNode id
@@ -66,6 +68,9 @@ func (n *names) rowOf(ip *v1alpha1.FloatingIP) (r *Row, ok bool) {
 	}
 	if spec.Pod != nil {
 		r.pod = spec.Pod.Name
+	}
+	if spec.Service != nil {
+		r.service, r.lastPod = true, spec.Service.Name
 	}
 	if owner := spec.Owner; owner != nil {
 		r.namespace, r.kind, r.owner = n.use(owner.Namespace), n.use(owner.Kind), n.use(owner.Name)
@@ -124,6 +129,9 @@ func (n *names) floatingIP(r *Row) *v1alpha1.FloatingIP {
 		if r.namespace == 0 { // A Node is the one owner without a namespace.
 			ip.Spec.Owner.APIVersion = "v1"
 		}
+	}
+	if r.service {
+		ip.Spec.Service, ip.Spec.LastPod = &v1alpha1.ServiceReference{Name: r.lastPod}, ""
 	}
 	if r.pod != "" {
 		ip.Spec.Pod = &v1alpha1.PodReference{Name: r.pod}

@@ -82,6 +82,11 @@ func TestTenures(t *testing.T) {
 		}, `09:00 10:00 Reserved /   : delete by ann
 11:00 11:30 Held shop/web-0 u1 n1 web: the "pod" is gone
 11:30 - Retained shop/   web: `},
+		{"of a node itself", []string{
+			audit("09:00", "create", "controller", "", `{"node":"n1","owner":{"apiVersion":"v1","kind":"Node","name":"n1"}}`),
+			audit("10:00", "patch", "controller", "/10.0.0.5", `{"owner":{"apiVersion":"v1","kind":"Node","name":"n1"}}`),
+		}, `09:00 10:00 Held /  n1 n1: patch by controller
+10:00 - Retained /   n1: `},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			l := New(netip.MustParseAddr("10.0.0.5"), now)

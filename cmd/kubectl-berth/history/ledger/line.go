@@ -190,7 +190,7 @@ func (r *reader) audited(line []byte) *change {
 
 func stateOf(ip *v1alpha1.FloatingIP) State {
 	switch spec := &ip.Spec; {
-	case spec.Pod != nil, spec.Service != nil:
+	case spec.IsHeld():
 		return Held
 	case spec.Reserved:
 		return Reserved

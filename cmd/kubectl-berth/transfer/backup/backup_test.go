@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -281,7 +282,7 @@ func TestRestorePoolsAndClaims(t *testing.T) {
 }
 
 func TestKinds(t *testing.T) {
-	got := Kinds(&Objects{IPs: []*v1alpha1.FloatingIP{address(ofSet), address(ofCustom), address(ofClaim), address(ofPod), address(), address(ofSet)}})
+	got := OwnerKinds(&Objects{IPs: []*v1alpha1.FloatingIP{address(ofSet), address(ofCustom), address(ofClaim), address(ofPod), address(), address(ofSet)}})
 	want := []schema.GroupKind{{Group: "apps", Kind: "StatefulSet"}, {Group: "apps.kruise.io", Kind: "CloneSet"}}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
@@ -336,16 +337,60 @@ func TestAdd(t *testing.T) {
 		t.Errorf("two of a name: %v", err)
 	}
 	for document, want := range map[string]string{
-		`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a"}}`:                                  "v1 Pod a: a backup has berth.dev/v1alpha1 IPPools, IPClaims and FloatingIPs",
+		`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a"}}`:                                  "v1 Pod a: a backup has berth.dev/v1alpha1 BGPPeers, FloatingIPs, IPClaims, IPPools, NetworkProfiles",
+		`{"apiVersion":"berth.dev/v1alpha1","kind":"NodeAssignment","metadata":{"name":"a"}}`:       "berth.dev/v1alpha1 NodeAssignment a: a backup has",
 		`{"apiVersion":"berth.dev/v1alpha1","kind":"Pod","metadata":{"name":"a"}}`:                  "berth.dev/v1alpha1 Pod a: a backup has",
 		`{"apiVersion":"berth.dev/v1alpha1","kind":"IPPool"}`:                                       "IPPool without metadata.name",
 		`{"apiVersion":"berth.dev/v1alpha1","kind":"FloatingIP","metadata":{"name":"web"}}`:         "berth.dev/v1alpha1 FloatingIP web: parse",
 		`{"kind":"List","items":[{"kind":"ConfigMap","apiVersion":"v1"}]}`:                          "items[0]: v1 ConfigMap",
-		`{"apiVersion":"berth.dev/v1alpha1","kind":"IPPool","metadata":{"name":"a"},"spec":"none"}`: "berth.dev/v1alpha1 IPPool a: json",
+		`{"apiVersion":"berth.dev/v1alpha1","kind":"IPPool","metadata":{"name":"a"},"spec":"none"}`: "berth.dev/v1alpha1 IPPool a: cannot restore struct",
 		`[]`: "not a Kubernetes object",
 	} {
 		if err := read.Add([]byte(document)); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%s: error %v, want one that begins with %q", document, err, want)
+		}
+	}
+}
+
+// A backup has all kinds of Berth's objects but the ones that berth-controller makes of others, and a restore creates what is missing.
+func TestEachKind(t *testing.T) {
+	saved := &Objects{}
+	for _, kind := range v1alpha1.Kinds() {
+		document := fmt.Appendf(nil, `{"apiVersion":"berth.dev/v1alpha1","kind":%q,"metadata":{"name":"10.0.70.2","uid":"a","finalizers":["a/b"]},"spec":{"address":"10.0.70.2"},"status":{}}`, kind)
+		if err := saved.Add(document); (err != nil) != (kind == "NodeAssignment") {
+			t.Errorf("%s: %v", kind, err)
+		}
+	}
+	clean := Clean(saved)
+	if n := clean.Len(); n != len(Kinds()) || n != len(v1alpha1.Kinds())-1 {
+		t.Errorf("%d objects of the kinds %q", n, Kinds())
+	}
+	if other := clean.Others[0]; other.GetUID() != "" || other.GetFinalizers() != nil || other.Object["status"] != nil || other.Object["spec"] == nil {
+		t.Errorf("an object in a backup is %v", other)
+	}
+	if err := saved.CheckNames(); err != nil {
+		t.Error(err)
+	}
+	if err := (&Objects{Others: append(saved.Others, saved.Others...)}).CheckNames(); err == nil || !strings.Contains(err.Error(), "BGPPeer 10.0.70.2 occurs twice") {
+		t.Errorf("two of a name: %v", err)
+	}
+	existing := &Objects{Others: []*unstructured.Unstructured{clean.Others[0].DeepCopy(), clean.Others[1].DeepCopy()}}
+	existing.Others[1].Object["spec"] = map[string]any{}
+	for name, want := range map[string]struct {
+		existing *Objects
+		actions  []plan.Action
+	}{
+		"an empty cluster":  {&Objects{}, []plan.Action{plan.Create, plan.Create}},
+		"one that has them": {existing, []plan.Action{plan.Same, plan.Differs}},
+	} {
+		var actions []plan.Action
+		for _, item := range Restore(&Input{Saved: saved, Existing: want.existing, Now: now}).Items {
+			if item.Other != nil {
+				actions = append(actions, item.Action)
+			}
+		}
+		if !slices.Equal(actions, want.actions) {
+			t.Errorf("%s: the actions are %v, want %v", name, actions, want.actions)
 		}
 	}
 }

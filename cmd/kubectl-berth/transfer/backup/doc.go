@@ -5,7 +5,7 @@
 //
 // # Content of a backup
 //
-// A backup has all IPPools, IPClaims and FloatingIPs, without the fields that the API
+// A backup has all of Berth's objects but NodeAssignments, without the fields that the API
 // server sets. Each kind is one snapshot, addresses first: the objects that an address
 // refers to are in the backup, unless they were deleted in between.
 //

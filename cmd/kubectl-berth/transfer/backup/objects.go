@@ -4,13 +4,15 @@ package backup
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -20,10 +22,22 @@ type Objects struct {
 	Pools  []*v1alpha1.IPPool
 	Claims []*v1alpha1.IPClaim
 	IPs    []*v1alpha1.FloatingIP
+	// Others are of all other kinds of a backup. They refer to no object by its UID.
+	Others []*unstructured.Unstructured
+}
+
+// Kinds returns the kinds of objects of a backup, sorted: all of Berth's but NodeAssignments, which berth-controller makes anew.
+func Kinds() []string {
+	return slices.DeleteFunc(v1alpha1.Kinds(), func(kind string) bool { return kind == "NodeAssignment" })
 }
 
 // Len returns the number of objects.
-func (o *Objects) Len() int { return len(o.Pools) + len(o.Claims) + len(o.IPs) }
+func (o *Objects) Len() int { return len(o.Pools) + len(o.Claims) + len(o.IPs) + len(o.Others) }
+
+// String returns how many objects there are of each kind.
+func (o *Objects) String() string {
+	return fmt.Sprintf("%d IPPools, %d IPClaims, %d FloatingIPs and %d other objects", len(o.Pools), len(o.Claims), len(o.IPs), len(o.Others))
+}
 
 // Clean returns the objects in the form of a backup: without fields that the API server
 // or Berth set, sorted by name, addresses by number. It removes owner references, because
@@ -44,12 +58,30 @@ func Clean(objects *Objects) *Objects {
 	for _, ip := range objects.IPs {
 		clean.IPs = append(clean.IPs, &v1alpha1.FloatingIP{TypeMeta: typeOf("FloatingIP"), ObjectMeta: cleanMeta(&ip.ObjectMeta), Spec: *ip.Spec.DeepCopy()})
 	}
+	for _, other := range objects.Others {
+		if other.GetDeletionTimestamp() == nil {
+			kept := &unstructured.Unstructured{Object: map[string]any{"spec": runtime.DeepCopyJSONValue(other.Object["spec"])}}
+			kept.SetAPIVersion(v1alpha1.SchemeGroupVersion.String())
+			kept.SetKind(other.GetKind())
+			kept.SetNamespace(other.GetNamespace())
+			kept.SetName(other.GetName())
+			kept.SetLabels(other.GetLabels())
+			kept.SetAnnotations(other.GetAnnotations())
+			clean.Others = append(clean.Others, kept)
+		}
+	}
+	slices.SortFunc(clean.Others, func(a, b *unstructured.Unstructured) int { return strings.Compare(nameOf(a), nameOf(b)) })
 	slices.SortFunc(clean.Pools, func(a, b *v1alpha1.IPPool) int { return strings.Compare(a.Name, b.Name) })
 	slices.SortFunc(clean.Claims, func(a, b *v1alpha1.IPClaim) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
 	slices.SortFunc(clean.IPs, func(a, b *v1alpha1.FloatingIP) int { return compareNames(a.Name, b.Name) })
 	return clean
+}
+
+// nameOf returns kind, namespace and name.
+func nameOf(o *unstructured.Unstructured) string {
+	return (&v1alpha1.Owner{Kind: o.GetKind(), Namespace: o.GetNamespace(), Name: o.GetName()}).Text()
 }
 
 // compareNames orders names of FloatingIPs by address.
@@ -69,45 +101,52 @@ func cleanMeta(o *metav1.ObjectMeta) metav1.ObjectMeta {
 
 // Add adds an object in JSON, or a list of objects, as in a backup or in kubectl's output.
 func (o *Objects) Add(document []byte) error {
-	var object struct {
-		metav1.TypeMeta `json:",inline"`
-		Metadata        struct {
-			Name string `json:"name"`
-		} `json:"metadata"`
-		Items []json.RawMessage `json:"items"`
-	}
-	if err := json.Unmarshal(document, &object); err != nil {
+	object := map[string]any{}
+	if err := utiljson.Unmarshal(document, &object); err != nil {
 		return fmt.Errorf("not a Kubernetes object: %w", err)
 	}
-	if strings.HasSuffix(object.Kind, "List") {
-		for i, item := range object.Items {
-			if err := o.Add(item); err != nil {
+	return o.add(object)
+}
+
+func (o *Objects) add(fields map[string]any) error {
+	object := &unstructured.Unstructured{Object: fields}
+	items, _, err := unstructured.NestedSlice(fields, "items")
+	if strings.HasSuffix(object.GetKind(), "List") {
+		for i, item := range items {
+			item, _ := item.(map[string]any)
+			if err := o.add(item); err != nil {
 				return fmt.Errorf("items[%d]: %w", i, err)
 			}
 		}
-		return nil
+		return err
 	}
-	var err error
-	switch {
-	case object.APIVersion != v1alpha1.SchemeGroupVersion.String():
-		err = errNotBerths
-	case object.Metadata.Name == "":
-		return fmt.Errorf("%s without metadata.name", object.Kind)
-	case object.Kind == "IPPool":
-		o.Pools, err = add(o.Pools, document)
-	case object.Kind == "IPClaim":
-		o.Claims, err = add(o.Claims, document)
-	case object.Kind == "FloatingIP":
-		if _, err = v1alpha1.AddrOf(object.Metadata.Name); err == nil {
-			o.IPs, err = add(o.IPs, document)
-		}
-	default:
-		err = errNotBerths
+	if object.GetName() == "" && object.GetAPIVersion() == v1alpha1.SchemeGroupVersion.String() {
+		return fmt.Errorf("%s without metadata.name", object.GetKind())
 	}
-	if err != nil {
-		return fmt.Errorf("%s %s %s: %w", object.APIVersion, object.Kind, object.Metadata.Name, err)
+	if err := o.Put(object); err != nil {
+		return fmt.Errorf("%s %s %s: %w", object.GetAPIVersion(), object.GetKind(), object.GetName(), err)
 	}
 	return nil
+}
+
+// Put adds an object.
+func (o *Objects) Put(object *unstructured.Unstructured) (err error) {
+	if object.GetAPIVersion() != v1alpha1.SchemeGroupVersion.String() || !slices.Contains(Kinds(), object.GetKind()) {
+		return fmt.Errorf("a backup has %s %ss, or lists of them", v1alpha1.SchemeGroupVersion, strings.Join(Kinds(), "s, "))
+	}
+	switch object.GetKind() {
+	case "IPPool":
+		o.Pools, err = put(o.Pools, object)
+	case "IPClaim":
+		o.Claims, err = put(o.Claims, object)
+	case "FloatingIP":
+		if _, err = v1alpha1.AddrOf(object.GetName()); err == nil {
+			o.IPs, err = put(o.IPs, object)
+		}
+	default:
+		o.Others = append(o.Others, object)
+	}
+	return err
 }
 
 // CheckNames returns an error if two objects have one name, as in files that were joined.
@@ -129,15 +168,16 @@ func (o *Objects) CheckNames() error {
 	for _, ip := range o.IPs {
 		check("FloatingIP " + ip.Name)
 	}
+	for _, other := range o.Others {
+		check(nameOf(other))
+	}
 	return errors.Join(errs...)
 }
 
-var errNotBerths = fmt.Errorf("a backup has %s IPPools, IPClaims and FloatingIPs, or lists of them", v1alpha1.SchemeGroupVersion)
-
-func add[T any](objects []*T, document []byte) ([]*T, error) {
-	object := new(T)
-	if err := json.Unmarshal(document, object); err != nil {
+func put[T any](objects []*T, object *unstructured.Unstructured) ([]*T, error) {
+	typed := new(T)
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, typed); err != nil {
 		return nil, err
 	}
-	return append(objects, object), nil
+	return append(objects, typed), nil
 }

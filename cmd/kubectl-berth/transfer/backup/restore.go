@@ -12,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -26,7 +27,7 @@ type Input struct {
 	Saved, Existing *Objects
 	// Namespaces of the cluster.
 	Namespaces []string
-	// Pods of all namespaces, Workloads at least of the kinds that [Kinds] names.
+	// Pods of all namespaces, Workloads at least of the kinds that [OwnerKinds] names.
 	Pods      []*v1.Pod
 	Workloads []Workload
 	// Now is the present time. Addresses without a pod are kept until KeepUntil.
@@ -40,8 +41,8 @@ type Workload struct {
 	UID             types.UID
 }
 
-// Kinds returns the kinds of the workloads that own addresses of the backup, sorted.
-func Kinds(saved *Objects) []schema.GroupKind {
+// OwnerKinds returns the kinds of the workloads that own addresses of the backup, sorted.
+func OwnerKinds(saved *Objects) []schema.GroupKind {
 	var kinds []schema.GroupKind
 	for _, ip := range saved.IPs {
 		if owner := ip.Spec.Owner; owner != nil {
@@ -75,6 +76,9 @@ func Restore(input *Input) *plan.Plan {
 	}
 	for _, claim := range saved.Claims {
 		made.Items = append(made.Items, p.claim(claim))
+	}
+	for _, other := range saved.Others {
+		made.Items = append(made.Items, p.other(other))
 	}
 	var addresses []plan.Item
 	late := p.findLate(saved.IPs)
@@ -172,14 +176,29 @@ func byKey(claims []*v1alpha1.IPClaim) map[types.NamespacedName]*v1alpha1.IPClai
 	return m
 }
 
-const otherSpec = "it exists with another spec and is not changed"
+// compared returns the item of an object that exists.
+func compared(item plan.Item, existing, saved any) plan.Item {
+	item.Action = plan.Same
+	if !equality.Semantic.DeepEqual(existing, saved) {
+		item.Action, item.Note = plan.Differs, "it exists with another spec and is not changed"
+	}
+	return item
+}
 
 func (p *planner) pool(saved *v1alpha1.IPPool) plan.Item {
 	item := plan.Item{Action: plan.Create, Kind: "IPPool", Name: saved.Name, Pool: saved}
 	if existing := p.pools[saved.Name]; existing != nil {
-		item.Action = plan.Same
-		if !equality.Semantic.DeepEqual(existing.Spec, saved.Spec) {
-			item.Action, item.Note = plan.Differs, otherSpec
+		return compared(item, existing.Spec, saved.Spec)
+	}
+	return item
+}
+
+// other plans an object that concerns no address.
+func (p *planner) other(saved *unstructured.Unstructured) plan.Item {
+	item := plan.Item{Action: plan.Create, Kind: saved.GetKind(), Namespace: saved.GetNamespace(), Name: saved.GetName(), Other: saved}
+	for _, existing := range p.input.Existing.Others {
+		if nameOf(existing) == nameOf(saved) {
+			return compared(item, existing.Object["spec"], saved.Object["spec"])
 		}
 	}
 	return item
@@ -187,16 +206,12 @@ func (p *planner) pool(saved *v1alpha1.IPPool) plan.Item {
 
 func (p *planner) claim(saved *v1alpha1.IPClaim) plan.Item {
 	item := plan.Item{Action: plan.Create, Kind: "IPClaim", Namespace: saved.Namespace, Name: saved.Name, Claim: saved}
-	existing := p.claims[types.NamespacedName{Namespace: saved.Namespace, Name: saved.Name}]
-	switch {
-	case existing == nil && !p.namespaces[saved.Namespace]:
+	if existing := p.claims[types.NamespacedName{Namespace: saved.Namespace, Name: saved.Name}]; existing != nil {
+		return compared(item, existing.Spec, saved.Spec)
+	}
+	if !p.namespaces[saved.Namespace] {
 		item.Action = plan.Skip
 		item.Note = fmt.Sprintf("there is no namespace %s: create it and run this again; the addresses wait for the claim", saved.Namespace)
-	case existing == nil:
-	case !equality.Semantic.DeepEqual(existing.Spec, saved.Spec):
-		item.Action, item.Note = plan.Differs, otherSpec
-	default:
-		item.Action = plan.Same
 	}
 	return item
 }
@@ -255,7 +270,7 @@ func (p *planner) wanted(saved *v1alpha1.FloatingIP) want {
 	if spec.Owner.UID = uid; !found {
 		spec.Owner.UID = v1alpha1.NilUID
 		if !p.brings(spec.Owner) {
-			w.note = fmt.Sprintf("there is no %s now: kept for one of that name", describe(spec.Owner))
+			w.note = fmt.Sprintf("there is no %s now: kept for one of that name", spec.Owner.Text())
 		}
 	}
 	if p.pools[spec.Pool] == nil && p.savedPools[spec.Pool] == nil {
@@ -373,10 +388,6 @@ func same(a, b *v1alpha1.Owner) bool {
 	return kindOf(a) == kindOf(b) && a.Namespace == b.Namespace && a.Name == b.Name && a.PodName == b.PodName && a.NodeName == b.NodeName
 }
 
-func describe(owner *v1alpha1.Owner) string {
-	return fmt.Sprintf("%s %s/%s", owner.Kind, owner.Namespace, owner.Name)
-}
-
 // state describes the holder or owner of an address, for notes.
 func state(spec *v1alpha1.FloatingIPSpec) string {
 	switch {
@@ -387,11 +398,11 @@ func state(spec *v1alpha1.FloatingIPSpec) string {
 	case spec.Owner == nil:
 		return "without an owner"
 	case spec.Service != nil:
-		return fmt.Sprintf("held by Service %s of %s", spec.Service.Name, describe(spec.Owner))
+		return fmt.Sprintf("held by Service %s of %s", spec.Service.Name, spec.Owner.Text())
 	case spec.Pod != nil:
-		return fmt.Sprintf("held by pod %s of %s", spec.Pod.Name, describe(spec.Owner))
+		return fmt.Sprintf("held by pod %s of %s", spec.Pod.Name, spec.Owner.Text())
 	}
-	return "retained for " + describe(spec.Owner)
+	return "retained for " + spec.Owner.Text()
 }
 
 func joined(a, b string) string {

@@ -5,7 +5,11 @@
 // same plan. The package decides nothing; packages migrate and backup make plans.
 package plan
 
-import "github.com/berth-dev/berth/ipam/api/v1alpha1"
+import (
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
 
 // Action is the action for one object.
 type Action string
@@ -32,11 +36,11 @@ const (
 // Actions lists all actions in display order.
 var Actions = []Action{Create, Update, Same, Differs, Stale, Skip, Conflict}
 
-// Item is one object of the plan. At most one of Pool, Claim and IP is set: the
+// Item is one object of the plan. At most one of Pool, Claim, IP and Other is set: the
 // desired object. None is set if there is no desired object.
 type Item struct {
 	Action          Action
-	Kind            string // IPPool, IPClaim or FloatingIP
+	Kind            string // such as IPPool
 	Namespace, Name string
 	Note            string
 	// Decide says that the user must decide about the item, regardless of the action.
@@ -45,14 +49,15 @@ type Item struct {
 	Pool  *v1alpha1.IPPool
 	Claim *v1alpha1.IPClaim
 	IP    *v1alpha1.FloatingIP
+	Other *unstructured.Unstructured
 	// Seen is the FloatingIP to update.
 	Seen *v1alpha1.FloatingIP
 }
 
 // Plan is a list of items with notes.
 type Plan struct {
-	// Items are in the order pools, claims, addresses; pools and claims are sorted by
-	// name, addresses by number.
+	// Items are in the order pools, claims, others, addresses; these are sorted by number, all
+	// others by name.
 	Items []Item
 	// Notes concern the plan as a whole.
 	Notes []string

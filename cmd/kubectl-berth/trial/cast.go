@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package selftest
+package trial
 
 import (
 	"context"
@@ -38,6 +38,8 @@ const (
 	servers = 2
 	// port is where agnhost's netexec serves.
 	port = 8080
+	// patienceOfCall is how long a pod may take to say that it got an answer.
+	patienceOfCall = 5 * time.Second
 	// hostname is the label of a node's name that its kubelet sets.
 	hostname = v1.LabelHostname
 )
@@ -90,7 +92,7 @@ func podSpec(image string) v1.PodSpec {
 	return v1.PodSpec{
 		TerminationGracePeriodSeconds: new(int64(0)), AutomountServiceAccountToken: new(false), EnableServiceLinks: new(false),
 		SecurityContext: &v1.PodSecurityContext{RunAsNonRoot: new(true), RunAsUser: new(int64(65534)), SeccompProfile: &v1.SeccompProfile{Type: v1.SeccompProfileTypeRuntimeDefault}},
-		Affinity: &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []v1.WeightedPodAffinityTerm{{Weight: 100, PodAffinityTerm: apart}}}},
+		Affinity:        &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []v1.WeightedPodAffinityTerm{{Weight: 100, PodAffinityTerm: apart}}}},
 		Containers: []v1.Container{{
 			Name: "agnhost", Image: image, ImagePullPolicy: v1.PullIfNotPresent, Args: []string{"netexec", fmt.Sprintf("--http-port=%d", port)},
 			SecurityContext: &v1.SecurityContext{AllowPrivilegeEscalation: new(false), Capabilities: &v1.Capabilities{Drop: []v1.Capability{"ALL"}}},
@@ -170,6 +172,8 @@ func (c *cast) ask(ctx context.Context, from *v1.Pod, to netip.Addr, request str
 	var said struct {
 		Responses, Errors []string
 	}
+	ctx, cancel := context.WithTimeout(ctx, patienceOfCall)
+	defer cancel()
 	err := c.forwarded(ctx, from, func(local string) error {
 		call, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+local+"/dial?"+query.Encode(), nil)
 		if err != nil {
@@ -183,6 +187,8 @@ func (c *cast) ask(ctx context.Context, from *v1.Pod, to netip.Addr, request str
 		return json.NewDecoder(response.Body).Decode(&said)
 	})
 	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return "", fmt.Errorf("no answer within %s", patienceOfCall)
 	case err != nil:
 		return "", fmt.Errorf("call %s through the API server: %w", from.Name, err)
 	case len(said.Responses) == 0:
@@ -273,4 +279,12 @@ func ofFamily(all []netip.Addr, of netip.Addr) netip.Addr {
 		}
 	}
 	return netip.Addr{}
+}
+
+func texts(all []netip.Addr) string {
+	var words []string
+	for _, a := range all {
+		words = append(words, a.String())
+	}
+	return strings.Join(words, " and ")
 }

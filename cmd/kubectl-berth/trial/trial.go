@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package selftest has the command test: pods of its own in a namespace of its own ask each other, and one of them moves.
-package selftest
+// Package trial has the command test: pods of its own in a namespace of its own ask each other, and one of them moves.
+package trial
 
 import (
 	"context"
@@ -128,7 +128,7 @@ func (t *trial) play(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		t.done("%s runs on %s with %s", name, pod.Spec.NodeName, addressesOf(pod))
+		t.done("%s runs on %s with %s", name, pod.Spec.NodeName, texts(addressesOf(pod)))
 		pods = append(pods, pod)
 	}
 	if err := t.askAll(ctx, pods); err != nil {
@@ -229,8 +229,8 @@ func (t *trial) move(ctx context.Context, old *v1.Pod) (*v1.Pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	if fmt.Sprint(addressesOf(next)) != fmt.Sprint(addressesOf(old)) {
-		return nil, fail("%s has %s after it moved, and had %s: kubectl berth history %s", next.Name, addressesOf(next), addressesOf(old), address)
+	if was, is := texts(addressesOf(old)), texts(addressesOf(next)); is != was {
+		return nil, fail("%s has %s after it moved, and had %s: kubectl berth history %s", next.Name, is, was, address)
 	}
 	if err := t.reaches(ctx, gap.from, next, address); err != nil {
 		return nil, err
