@@ -3,6 +3,7 @@
 package api
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/berth-dev/berth/test/lab"
@@ -97,6 +98,12 @@ func TestPermissions(t *testing.T) {
 	// Who may change all that Kubernetes has in namespaces (no controller adds these rules to edit
 	// here) may change nothing of Berth's, and bind no pod.
 	w.Bind("system:aggregate-to-edit", "tenant")
+	w.Eventually("wait until the API server's authorizer has seen the binding", func() error {
+		if !w.UserAllowed("tenant", "create /pods") {
+			return errors.New("the tenant may not create pods")
+		}
+		return nil
+	})
 	for access, want := range map[string]bool{
 		"create /pods": true, "patch /pods": true, "delete apps/deployments": true, "create /pods/binding": false,
 		"create berth.dev/floatingips": false, "patch berth.dev/floatingips": false, "delete berth.dev/floatingips": false,
