@@ -64,6 +64,7 @@ var rules = []rule{
 	{"ipam/view", []string{"ipam/allocator", "ipam/store"}, "the view is the same for each process that looks"},
 	{"ipam/customkind", []string{"ipam/allocator", "ipam/store", "ipam/client"}, "kinds of workloads follow from the API server, and not from addresses"},
 	{"ipam/reclaim", []string{"ipam/allocator"}, "decisions to free follow from the API server, not from the book"},
+	{"ipam/names", []string{"ipam/allocator"}, "names follow from the API server, not from the book"},
 	{"ipam/poolstatus", []string{"ipam/allocator"}, "status follows from the API server, not from the book"},
 	{"agent", []string{"plugins", "ipam/allocator", "ipam/store", "k8s.io/kubernetes"}, "nodes give no addresses"},
 	{"agent/answering", []string{"k8s.io", "ipam"}, "who answers is decided, and said on the wire, without knowing pods"},

@@ -41,14 +41,15 @@ func main() {
 }
 
 type options struct {
-	kubeconfig, cluster string
-	writes              bool
-	monitoring          monitoring.Options
+	kubeconfig, cluster, lists string
+	writes                     bool
+	monitoring                 monitoring.Options
 }
 
 func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "Path of a kubeconfig file; empty: the pod's service account.")
 	flags.StringVar(&o.cluster, "cluster-name", o.cluster, "Name of the cluster, for the title of the pages.")
+	flags.StringVar(&o.lists, "list-dir", o.lists, "Folder with lists of addresses for firewalls, served at /lists/NAME: a file for each, with its token and its query. Empty: there are none.")
 	flags.BoolVar(&o.writes, "writes", o.writes, "Write what users ask for, with the tokens that they send.")
 	o.monitoring.AddFlags(flags)
 }
@@ -107,7 +108,7 @@ func run(ctx context.Context, o *options) error {
 		writer = func(token string) (*access.Writer, error) { return write.AsBearer(config, token) }
 		readOnly = ""
 	}
-	guard, err := gate.New(reviews, copied, writer)
+	guard, err := gate.New(reviews, copied, o.lists, writer)
 	if err != nil {
 		return err
 	}

@@ -52,6 +52,7 @@ func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.IntVar(&o.burst, "kube-api-burst", o.burst, "Burst of requests to the API server.")
 	assigner.Service.AddFlags(flags, &o.work.Assigner)
 	flags.BoolVar(&o.work.Services, "services", o.work.Services, "Give addresses to Services of type LoadBalancer with spec.loadBalancerClass berth.dev/lb, and choose the nodes that carry them. It needs the rights to watch Services and EndpointSlices and to patch services/status.")
+	flags.BoolVar(&o.work.Names, "names", o.work.Names, "Write DNSEndpoints of ExternalDNS for pools with spec.dnsDomain, in the namespace of the lease. It needs the rights to list, create, patch and delete them there.")
 	flags.BoolVar(&o.work.EvictWrong, "evict-pods-with-wrong-addresses", o.work.EvictWrong, "Evict pods that run with none of their addresses, because another CNI plugin made their network, so that their workload makes them again. It needs the right to create pods/eviction.")
 }
 

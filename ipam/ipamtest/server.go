@@ -80,6 +80,7 @@ var kinds = map[string]schema.GroupVersionKind{
 	"ipclaims":        v1alpha1.SchemeGroupVersion.WithKind("IPClaim"),
 	"floatingips":     v1alpha1.SchemeGroupVersion.WithKind("FloatingIP"),
 	"nodeassignments": v1alpha1.SchemeGroupVersion.WithKind("NodeAssignment"),
+	"dnsendpoints":    {Group: "externaldns.k8s.io", Version: "v1alpha1", Kind: "DNSEndpoint"},
 	"jobs":            metav1.SchemeGroupVersion.WithKind("PartialObjectMetadata"),
 }
 

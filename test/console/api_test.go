@@ -160,6 +160,12 @@ var requests = []struct {
 	{path: "/changes?limit=0", status: 400},
 	{path: "/export.csv", says: []string{"address,subnet,state,", "10.0.70.19,", ",Reserved,"}},
 	{path: "/export.csv?pool=web", status: 400},
+	{path: "/addresses.txt", says: []string{"10.0.70.8\n", "10.0.70.201\n", "fd00:70::"}},
+	{path: "/addresses.txt?namespace=default&kind=StatefulSet&owner=kept&family=IPv4", says: []string{"10.0.70.200\n10.0.70.201\n"}},
+	{path: "/addresses.txt?owner=kept", status: 400, says: []string{"give namespace and kind, too"}},
+	{path: "/addresses.txt?namespace=", status: 400, says: []string{"leave it out"}},
+	{path: "/addresses.txt?family=4", status: 400, says: []string{"IPv4, IPv6"}},
+	{path: "/addresses.txt?node=node1", status: 400},
 	{path: "/events?q=web", status: 400},
 	{path: "/openapi.yaml?format=json", status: 400},
 	{path: "/openapi.json", status: 404, says: []string{"/api/v1/openapi.yaml"}},
@@ -202,6 +208,8 @@ func checkGate(c *console) {
 	expect(c.ask(http.MethodGet, path, func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+c.token[1:]) }), "a wrong token", http.StatusUnauthorized, "")
 	expect(c.ask(http.MethodGet, path, func(r *http.Request) { r.Host = "berth.example" }), "the name of another site", http.StatusMisdirectedRequest, "not berth.example")
 	expect(c.ask(http.MethodHead, path, nil), "HEAD", http.StatusOK, "")
+	list := c.get(prefix + "/addresses.txt")
+	expect(c.ask(http.MethodGet, prefix+"/addresses.txt", func(r *http.Request) { r.Header.Set("If-None-Match", list.header.Get("ETag")) }), "the same list again", http.StatusNotModified, "")
 	for name, want := range map[string]string{
 		"Content-Security-Policy": "default-src 'none'", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store",
 	} {

@@ -55,7 +55,7 @@ func TestTenants(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
 	addresses := plant(w)
-	cluster := startCluster(w, map[string]any{"enabled": true})
+	cluster := startCluster(w, map[string]any{"enabled": true, "listSecret": "lists"})
 	viewer, tenant, other, poor := cluster.user("default", "ann"), cluster.user(red+"-ns", "roe"), cluster.user(blue+"-ns", "bea"), cluster.user("default", "pip")
 	w.Grant("viewer-rbac.yaml", proxy.ServiceAccount("default", "ann").UserName)
 	bind(w, red+"-ns", "roe")
@@ -136,6 +136,7 @@ func TestTenants(t *testing.T) {
 	cluster.cached(viewer, tenant, other, poor)
 	checkLogin(cluster, tenant.token)
 	checkExpiry(cluster, tenant.token)
+	checkList(cluster, tenant.token)
 
 	// Rights that are withdrawn and accounts that go are gone soon; what was given is there soon.
 	if err := w.Kube.RbacV1().RoleBindings(red+"-ns").Delete(w.Ctx, "roe", metav1.DeleteOptions{}); err != nil {
@@ -257,16 +258,25 @@ func bindIn(w *simulation.World, in, of, account string) {
 }
 
 // inCluster is a berth-console that runs, with the rights that the chart gives it.
-type inCluster struct{ *console }
+type inCluster struct {
+	*console
+	// lists is the folder where the Secret with lists is mounted.
+	lists string
+}
 
 // startCluster starts one with values of the chart.
 func startCluster(w *simulation.World, values map[string]any) *inCluster {
 	w.T.Helper()
 	var rights []*unstructured.Unstructured
-	var writes []string
+	var flags []string
+	lists := w.T.TempDir()
 	for _, object := range w.Chart(map[string]any{"console": values}) {
-		if object.GetName() == "berth-console" && object.GetKind() == "Deployment" && strings.Contains(fmt.Sprint(object.Object["spec"]), "--writes") {
-			writes = []string{"--writes"}
+		if object.GetName() == "berth-console" && object.GetKind() == "Deployment" {
+			for flag, here := range map[string]string{"--writes": "--writes", "--list-dir=": "--list-dir=" + lists} {
+				if strings.Contains(fmt.Sprint(object.Object["spec"]), flag) {
+					flags = append(flags, here)
+				}
+			}
 		}
 		if object.GetName() == "berth-console" && slices.Contains([]string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding"}, object.GetKind()) {
 			rights = append(rights, object)
@@ -289,12 +299,12 @@ func startCluster(w *simulation.World, values map[string]any) *inCluster {
 	}
 	defer log.Close()
 	address := w.FreeAddress()
-	flags := append(slices.Concat(program.ServeAt(address), writes), "--kubeconfig="+w.File("kubeconfig-*", p.Kubeconfig()), "--cluster-name=test", "--v=2")
+	flags = append(slices.Concat(program.ServeAt(address), flags), "--kubeconfig="+w.File("kubeconfig-*", p.Kubeconfig()), "--cluster-name=test", "--v=2")
 	process, err := program.Start(log, simulation.Console(w.T), flags...)
 	if err != nil {
 		w.T.Fatal(err)
 	}
-	c := &inCluster{&console{Proxy: p, Process: process, w: w, log: log.Name(), root: "https://" + address, client: &http.Client{
+	c := &inCluster{lists: lists, console: &console{Proxy: p, Process: process, w: w, log: log.Name(), root: "https://" + address, client: &http.Client{
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		Transport:     &http.Transport{MaxIdleConnsPerHost: 64, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, //nolint:gosec // its certificate is self-signed
 	}}}
@@ -425,6 +435,49 @@ func (c *inCluster) cached(users ...*console) {
 	}
 	if after := count() - before; after > rounds*len(users)/10 {
 		t.Errorf("%d requests to the console were %d to the API server", rounds*len(users), after)
+	}
+}
+
+// checkList reads a list of addresses as a firewall does: with a token of the list's own, which opens nothing else.
+func checkList(c *inCluster, users string) {
+	w, t := c.w, c.w.T
+	t.Helper()
+	const token = "bm8gdG9rZW4gb2YgYSB1c2Vy"
+	if err := os.WriteFile(filepath.Join(c.lists, "crew"), fmt.Appendf(nil, "%s namespace=%s-ns&kind=StatefulSet&owner=%s-owner\n", token, red, red), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ask := func(path, password, seen string) *answer {
+		return c.browse(http.MethodGet, path, "", func(r *http.Request) {
+			r.SetBasicAuth("firewall", password)
+			r.Header.Set("If-None-Match", seen)
+		})
+	}
+	first := ask("/lists/crew", token, "")
+	if want := "10.0.70.31\n10.0.70.40\n10.0.70.51\n"; first.status != http.StatusOK || string(first.body) != want {
+		t.Errorf("the list is %d %q, want the addresses that are held and kept: %q", first.status, first.body, want)
+	}
+	if said := ask("/lists/crew", token, first.header.Get("ETag")); said.status != http.StatusNotModified {
+		t.Errorf("who has the list gets %d %q", said.status, said.body)
+	}
+	for what, said := range map[string]*answer{
+		"with a user's token the list": ask("/lists/crew", users, ""), "with its token another list": ask("/lists/other", token, ""),
+		"with its token the API": c.with(token).get(prefix + "/addresses"), "with its token all lists": c.with(token).get(prefix + "/addresses.txt"),
+		"with its token a page": c.browse(http.MethodGet, "/addresses", token, nil),
+	} {
+		if said.status != http.StatusUnauthorized {
+			t.Errorf("%s is answered %d %s", what, said.status, said.body)
+		}
+	}
+	holdFor(w, red, "10.0.70.41", "web")
+	w.Eventually("wait until the list has the address of a new pod", func() error {
+		said := ask("/lists/crew", token, first.header.Get("ETag"))
+		return complainIf(said.status != http.StatusOK || !bytes.Contains(said.body, []byte("10.0.70.41\n")), "%d %q", said.status, said.body)
+	})
+	// A firewall that starts anew needs its list also while the API server is away.
+	c.Set(proxy.Faults{Error: 1})
+	defer c.Set(proxy.Faults{})
+	if said := ask("/lists/crew", token, ""); said.status != http.StatusOK || !bytes.Contains(said.body, []byte("10.0.70.41\n")) {
+		t.Errorf("while the API server is away the list is %d %q", said.status, said.body)
 	}
 }
 

@@ -105,6 +105,26 @@ var tools = []promise{
 		"cmd/internal/referencetest", "TestReferenceMetrics",
 	},
 	{
+		"The token of a list opens that list, and nothing else.", "docs/how-to/firewall.md#a-firewall-that-reads-addresses-from-the-cluster",
+		"cmd/console/gate/list.go", "[]byte(token)) != 1", "nil) == 1",
+		"cmd/console/gate", "TestListToken",
+	},
+	{
+		"A list has the addresses of its query and none of another kind, namespace or owner.", "docs/how-to/firewall.md#a-firewall-that-reads-addresses-from-the-cluster",
+		"cmd/kubectl-berth/console/register/query.go", "r.names.of(row.kind) == q.Kind", `row.kind != 0`,
+		"cmd/console/gate", "TestList",
+	},
+	{
+		"No tenant can have a name in DNS that is another's.", "docs/how-to/dns.md",
+		"ipam/names/records.go", "len(content.IsDNS1123Label(label)) > 0", "len(content.IsDNS1123Subdomain(label)) > 0",
+		"ipam/names", "TestNamesAreOfOneNamespace",
+	},
+	{
+		"A name stays while its address is kept.", "docs/how-to/dns.md",
+		"ipam/names/records.go", `spec.Pod == nil && spec.LastPod == ""`, "spec.Pod == nil",
+		"ipam/names", "TestLife",
+	},
+	{
 		"Services with externalTrafficPolicy Local that share an address need the same selector.", "docs/how-to/services.md#which-address",
 		"ipam/reclaim/slimming.go", "slim.Spec.ExternalTrafficPolicy, slim.Spec.Ports, slim.Spec.Selector = o.Spec.ExternalTrafficPolicy, o.Spec.Ports, o.Spec.Selector", "slim.Spec.ExternalTrafficPolicy, slim.Spec.Ports = o.Spec.ExternalTrafficPolicy, o.Spec.Ports",
 		"ipam/services", "TestServed",

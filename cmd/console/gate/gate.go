@@ -55,11 +55,14 @@ type Gate struct {
 	authorizer    authorizer.Authorizer
 	register      *register.Register
 	writer        func(token string) (*access.Writer, error)
+	// lists is the folder of lists; empty: there are none. See [Gate.list].
+	lists string
 }
 
-// New returns a gate that asks the API server of a client. Requests write with the writer of their token; nil: they do not write.
-func New(kube kubernetes.Interface, of *register.Register, writer func(token string) (*access.Writer, error)) (*Gate, error) {
-	g := &Gate{register: of, writer: writer}
+// New returns a gate that asks the API server of a client, and reads lists from a folder; empty: there are none. Requests write with
+// the writer of their token; nil: they do not write.
+func New(kube kubernetes.Interface, of *register.Register, lists string, writer func(token string) (*access.Writer, error)) (*Gate, error) {
+	g := &Gate{register: of, lists: lists, writer: writer}
 	var err error
 	g.authenticator, _, err = authenticatorfactory.DelegatingAuthenticatorConfig{
 		TokenAccessReviewClient: kube.AuthenticationV1(), TokenAccessReviewTimeout: reviewTimeout, WebhookRetryBackoff: &backoff, CacheTTL: tokenTTL,
@@ -93,6 +96,9 @@ func (g *Gate) Guard(next http.Handler) http.Handler {
 	mux.HandleFunc("GET /login", func(w http.ResponseWriter, _ *http.Request) { login(w, http.StatusOK, "") })
 	mux.HandleFunc("POST /login", g.logIn)
 	mux.HandleFunc("POST "+LogOut, logOut)
+	if g.lists != "" {
+		mux.HandleFunc("GET /lists/{list}", g.list(next))
+	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		ctx := r.Context()
 		who, token, err := g.userOf(r)

@@ -63,7 +63,7 @@ func TestStreamEnds(t *testing.T) {
 			t.Fatal(err)
 		}
 		copied := register.New()
-		guard, err := New(kube, copied, nil)
+		guard, err := New(kube, copied, "", nil)
 		if err != nil {
 			t.Fatal(err)
 		}

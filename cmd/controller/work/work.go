@@ -33,6 +33,7 @@ import (
 	"github.com/berth-dev/berth/ipam/claims"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/event"
+	"github.com/berth-dev/berth/ipam/names"
 	"github.com/berth-dev/berth/ipam/poolstatus"
 	"github.com/berth-dev/berth/ipam/preallocation"
 	"github.com/berth-dev/berth/ipam/reclaim"
@@ -55,6 +56,8 @@ type Options struct {
 	EvictWrong bool
 	// Services of type LoadBalancer get addresses.
 	Services bool
+	// Names of addresses are written for ExternalDNS.
+	Names bool
 	// Register and Collect register metrics.
 	Register func(...metrics.Registerable)
 	Collect  func(...metrics.StableCollector)
@@ -72,6 +75,7 @@ type Work struct {
 	wrong       *wrongaddress.Finder
 	ipam        *ipam.IPAM
 	signer      *signer.Signer
+	names       *names.Writer // nil: it writes none
 	workers     int
 	following   sync.WaitGroup
 	ready       atomic.Bool
@@ -129,6 +133,15 @@ func New(config *rest.Config, kube kubernetes.Interface, options Options) (*Work
 	}
 	if w.status, err = poolstatus.New(counting.IPPools, seen, factory.Core().V1().Nodes(), recorder, poolMetrics); err != nil {
 		return nil, err
+	}
+	if options.Names {
+		objects, err := dynamic.NewForConfig(config)
+		if err != nil {
+			return nil, fmt.Errorf("create the client that writes names: %w", err)
+		}
+		if w.names, err = names.New(objects, options.Namespace, seen, recorder); err != nil {
+			return nil, err
+		}
 	}
 	return w, w.takeAhead(config, kube, options, recorder)
 }
@@ -264,6 +277,9 @@ func (w *Work) Lead(ctx context.Context) {
 	group.Go(func() { w.ahead.Run(ctx) })
 	group.Go(func() { w.wrong.Run(ctx) })
 	group.Go(func() { w.signer.Run(ctx) })
+	if w.names != nil {
+		group.Go(func() { w.names.Run(ctx) })
+	}
 	w.reclaimer.Run(ctx, w.workers)
 	group.Wait()
 }

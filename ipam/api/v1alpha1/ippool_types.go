@@ -221,6 +221,16 @@ type IPPoolSpec struct {
 	// +optional
 	ExcludeServices bool `json:"excludeServices,omitempty"`
 
+	// dnsDomain gives the addresses names in DNS by ExternalDNS, if berth-controller writes them (--names): an address leads
+	// from and to NAME.NAMESPACE.DOMAIN, where NAME is the pod that keeps the address (of a StatefulSet, or a bare pod), or
+	// else the owner, from when a pod first has it until it is freed. Names with a dot, or of more than 63 characters, are none.
+	// Absent: no names.
+	//
+	// +kubebuilder:validation:MaxLength=125
+	// +kubebuilder:validation:XValidation:rule="self.matches('^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?[.])*[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')",message="must be a domain in lower case without a dot at its end, such as pods.example.com"
+	// +optional
+	DNSDomain string `json:"dnsDomain,omitempty"`
+
 	// disabled stops new allocations. Addresses in use stay with their pods, and
 	// retained addresses with their owners.
 	//

@@ -3,6 +3,7 @@
 package api
 
 import (
+	"errors"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -61,6 +62,7 @@ func TestPermissions(t *testing.T) {
 				"get /secrets berth-system/another", "create /secrets berth-system/", "list /secrets berth-system/", "delete /secrets berth-system/berth-agent-ca",
 				"get /secrets default/berth-agent-ca", "get /configmaps berth-system/another", "update /configmaps default/berth-agent-ca",
 				"create certificates.k8s.io/certificatesigningrequests", "delete certificates.k8s.io/certificatesigningrequests",
+				"create externaldns.k8s.io/dnsendpoints berth-system/",
 				"approve certificates.k8s.io/signers /kubernetes.io/kube-apiserver-client", "sign certificates.k8s.io/signers /kubernetes.io/kube-apiserver-client",
 				"update apps/statefulsets", "update apps/deployments", "patch /nodes", "update berth.dev/ipclaims",
 				"update coordination.k8s.io/leases berth-system/berth-scheduler", "create rbac.authorization.k8s.io/clusterrolebindings",
@@ -98,6 +100,12 @@ func TestPermissions(t *testing.T) {
 	// Who may change all that Kubernetes has in namespaces (no controller adds these rules to edit
 	// here) may change nothing of Berth's, and bind no pod.
 	w.Bind("system:aggregate-to-edit", "tenant")
+	w.Eventually("wait until the API server's authorizer has seen the binding", func() error {
+		if !w.UserAllowed("tenant", "create /pods") {
+			return errors.New("the tenant may not create pods")
+		}
+		return nil
+	})
 	for access, want := range map[string]bool{
 		"create /pods": true, "patch /pods": true, "delete apps/deployments": true, "create /pods/binding": false,
 		"create berth.dev/floatingips": false, "patch berth.dev/floatingips": false, "delete berth.dev/floatingips": false,

@@ -74,6 +74,7 @@ func New(options Options) http.Handler {
 	mux.get("nodes", s.nodes)
 	mux.get("changes", s.changes, "limit")
 	mux.handle("export.csv", s.export)
+	mux.handle(list, s.list(mux.turns), "pool", "namespace", "kind", "owner", "family")
 	mux.handle("events", s.events)
 	mux.handle("openapi.yaml", document)
 	mux.answers(http.MethodPost, "releases", s.writes(s.release))

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -23,10 +25,11 @@ import (
 type Query struct {
 	// Text is an address, the beginning of one, a prefix, or a part of the name of a pod, namespace, workload or node.
 	Text string
-	// These must be equal. Owner is the name of a workload or claim.
-	Pool, Namespace, Owner, Pod, Node string
-	State                             standing.State
-	Sort                              Sort
+	// These must be equal. Owner is the name of a workload or claim, and Kind its kind.
+	Pool, Namespace, Kind, Owner, Pod, Node string
+	State                                   standing.State
+	Family                                  v1.IPFamily
+	Sort                                    Sort
 	// Descending turns the order round.
 	Descending bool
 	// After is the Next of the page before; empty: the first page.
@@ -193,6 +196,12 @@ func (r *Register) filter(scope Scope, q *Query) (tests filter, among []*Row) {
 	if q.State != "" {
 		tests = append(tests, func(row *Row) bool { return row.state.of() == q.State })
 	}
+	if q.Kind != "" {
+		tests = append(tests, func(row *Row) bool { return r.names.of(row.kind) == q.Kind })
+	}
+	if q.Family != "" {
+		tests = append(tests, func(row *Row) bool { return row.addr.Is4() == (q.Family == v1.IPv4Protocol) })
+	}
 	if text := strings.TrimSpace(q.Text); text != "" {
 		if span, ok := spanOf(text); ok {
 			narrow(r.within(span))
@@ -249,6 +258,20 @@ func (r *Register) contains(text string) func(*Row) bool {
 		var buffer [48]byte
 		return like && bytes.HasPrefix(row.addr.AppendTo(buffer[:0]), begin)
 	}
+}
+
+// Owned returns all addresses that a query selects and that belong to somebody, whether a pod has them or they are kept, in their
+// order. ok is false as long as there was no list of FloatingIPs: none would be taken for all.
+func (r *Register) Owned(scope Scope, q Query) (all []netip.Addr, ok bool) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	filter, among := r.filter(scope, &q)
+	for _, row := range among {
+		if row.owner != 0 && filter.match(row) {
+			all = append(all, row.addr)
+		}
+	}
+	return all, r.listed[FloatingIPs]
 }
 
 // Each calls do with the addresses that have a FloatingIP, in their order. It holds no lock meanwhile, so that an address may

@@ -135,7 +135,11 @@ func (q *Query) selects(ip *v1alpha1.FloatingIP) bool {
 	if ip.Spec.Pod != nil {
 		pod = ip.Spec.Pod.Name
 	}
-	for _, pair := range [][2]string{{q.Pool, ip.Spec.Pool}, {q.Namespace, owner.Namespace}, {q.Owner, owner.Name}, {q.Pod, pod}, {q.Node, ip.Spec.Node}, {string(q.State), string(standing.Of(ip))}} {
+	family := v1.IPv6Protocol
+	if netip.MustParseAddr(ip.Spec.Address).Is4() {
+		family = v1.IPv4Protocol
+	}
+	for _, pair := range [][2]string{{string(q.Family), string(family)}, {q.Pool, ip.Spec.Pool}, {q.Namespace, owner.Namespace}, {q.Kind, owner.Kind}, {q.Owner, owner.Name}, {q.Pod, pod}, {q.Node, ip.Spec.Node}, {string(q.State), string(standing.Of(ip))}} {
 		if pair[0] != "" && pair[0] != pair[1] {
 			return false
 		}
@@ -217,13 +221,20 @@ func (m *model) compareAddresses(t *testing.T, random *rand.Rand) {
 			q := Query{
 				Text: pick("", "", "", "10.0.70.", "10.0.7", "10.0.80.0/29", "2001:db8::/64", "10.0.70.3", "web", "e", "red/cache", "red/", "red/cache-0", "node2", "nobody"),
 				Pool: pick("", "", "web", "other"), Namespace: pick("", "", "red"), Owner: pick("", "", "", "shop"), Pod: pick("", "", "", "shop-1"), Node: pick("", "", "", "node1"),
+				Kind: pick("", "", "", "Deployment"), Family: v1.IPFamily(pick("", "", "", "IPv4", "IPv6")),
 				State: standing.State(pick("", "", "Held", "Cooling", "Reserved")), Sort: Sorts[random.IntN(len(Sorts))], Descending: random.IntN(2) == 0, Limit: 1 + random.IntN(9),
 			}
-			var want []string
+			var want, owned []string
 			for _, ip := range all {
 				if q.selects(ip) {
 					want = append(want, ip.Spec.Address)
+					if ip.Spec.Owner != nil {
+						owned = append(owned, ip.Spec.Address)
+					}
 				}
+			}
+			if got, ok := m.Owned(scope, q); !ok || fmt.Sprint(got) != fmt.Sprint(owned) {
+				t.Fatalf("%+v: of somebody are %v, want %v", q, got, owned)
 			}
 			slices.SortFunc(want, func(a, b string) int {
 				first, second := m.ips[v1alpha1.NameOf(netip.MustParseAddr(a))], m.ips[v1alpha1.NameOf(netip.MustParseAddr(b))]

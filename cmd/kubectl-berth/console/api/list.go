@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
+)
+
+const list = "addresses.txt"
+
+// ListPath is the path of the list of addresses that belong to somebody.
+const ListPath = Prefix + list
+
+// list answers with addresses only, one a line: the form that firewalls read. A filter that is empty, or a name that others may use
+// too, would open a firewall for more than was meant.
+func (s *server) list(turns Turns) func(http.ResponseWriter, *request) {
+	return func(w http.ResponseWriter, r *request) {
+		for name := range r.query {
+			if r.query.Get(name) == "" {
+				Refuse(w, http.StatusBadRequest, fmt.Sprintf("parameter %q is empty: leave it out, or say what it must be", name))
+				return
+			}
+		}
+		q := register.Query{Pool: r.query.Get("pool"), Namespace: r.query.Get("namespace"), Kind: r.query.Get("kind"), Owner: r.query.Get("owner")}
+		if q.Owner != "" && (q.Namespace == "" || q.Kind == "") {
+			Refuse(w, http.StatusBadRequest, fmt.Sprintf("owner %q may be in several namespaces, and of several kinds: give namespace and kind, too", q.Owner))
+			return
+		}
+		var err error
+		if q.Family, err = word(r, "family", v1.IPv4Protocol, v1.IPv6Protocol); err != nil {
+			refuse(w, err)
+			return
+		}
+		end, ok := turns.Take(r.Context())
+		if !ok {
+			return // the client is gone
+		}
+		defer end()
+		addresses, ok := s.register.Owned(r.scope, q)
+		if !ok {
+			Refuse(w, http.StatusServiceUnavailable, "the addresses are not read yet: try again soon")
+			return
+		}
+		text := lines(addresses)
+		end()
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		// A copy is of use where the console is asked whether it is the newest.
+		w.Header().Set("Cache-Control", "private, no-cache")
+		w.Header().Set("ETag", fmt.Sprintf(`"%x"`, sha256.Sum256(text)))
+		http.ServeContent(w, r.Request, "", time.Time{}, bytes.NewReader(text))
+	}
+}
+
+func lines(addresses []netip.Addr) []byte {
+	var text []byte
+	for _, addr := range addresses {
+		text = append(addr.AppendTo(text), '\n')
+	}
+	return text
+}
