@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package bfd watches routers by BFD, so that both sides see within a second that the other one, or the way to it, is gone
+// (RFC 5880 to 5883). The rules are in machine; here are sockets and timers. GoBGP's own BFD does not serve: each of the speaker's
+// sessions is a GoBGP of its own, of which one alone would hear; it checks no TTL, and says no AdminDown.
+//
+// All sessions of a kind (neighbours, or routers behind others) and an IP version hear at one socket, and each sends by its own, whose
+// port names it (RFC 5881, section 4).
+package bfd
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/ipam/locked"
+	"github.com/berth-dev/berth/speaker/bfd/machine"
+)
+
+const (
+	// Ports at which packets are heard.
+	single, multihop = 3784, 4784
+	// Ports from which they are sent.
+	firstSource, lastSource = 49152, 65535
+
+	// farewells are how many packets say that a session has ended, a pause before each: one may be lost. Routers by FRR before
+	// 10.6 take them for a loss of the node while they have its BGP session; in the first pause they see that it was closed.
+	farewells, pause = 3, 100 * time.Millisecond
+)
+
+// State of a session.
+type State = machine.State
+
+// Sessions are a node's. Begin and End are called by one goroutine.
+type Sessions struct {
+	// hearing are the sockets, by their address.
+	hearing map[netip.AddrPort]*net.UDPConn
+	// all are the sessions, by the router's address and the port at which they hear.
+	all locked.Map[netip.AddrPort, *Session]
+}
+
+// Session watches a router. State is safe for concurrent use.
+type Session struct {
+	machine.Config
+	// to is the router, and the port of both sides.
+	to       netip.AddrPort
+	sessions *Sessions
+	conn     *net.UDPConn
+	changed  func()
+	received chan datagram
+	end      chan struct{}
+	ended    chan struct{}
+
+	mu    sync.Mutex
+	state State
+}
+
+type datagram struct {
+	bytes    []byte
+	hopLimit int
+}
+
+// Begin begins to watch a router that has no session. changed is called when the router came or went, and returns at once.
+func (s *Sessions) Begin(router netip.Addr, config machine.Config, changed func()) (*Session, error) {
+	port := uint16(single)
+	if config.Multihop {
+		port = multihop
+	}
+	one := &Session{
+		Config: config, to: netip.AddrPortFrom(router, port), sessions: s, changed: changed,
+		received: make(chan datagram, 16), end: make(chan struct{}), ended: make(chan struct{}),
+	}
+	if err := s.hear(one.at()); err != nil {
+		return nil, fmt.Errorf("hear BFD packets at UDP port %d of the node, where another BFD daemon may be: %w", port, err)
+	}
+	var err error
+	// Whether a port is free only the kernel knows.
+	for range 100 {
+		source := netip.AddrPortFrom(one.at().Addr(), uint16(firstSource+rand.IntN(lastSource-firstSource+1)))
+		if one.conn, err = open(source); !errors.Is(err, unix.EADDRINUSE) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open a socket for BFD packets: %w", err)
+	}
+	m := machine.New(config, rand.Uint32()|1, rand.Float64, time.Now())
+	one.state = m.State()
+	s.all.Set(one.to, one)
+	go one.run(m)
+	return one, nil
+}
+
+// at is the address of the socket at which the session hears.
+func (s *Session) at() netip.AddrPort {
+	if s.to.Addr().Is4() {
+		return netip.AddrPortFrom(netip.IPv4Unspecified(), s.to.Port())
+	}
+	return netip.AddrPortFrom(netip.IPv6Unspecified(), s.to.Port())
+}
+
+// hear has datagrams to a port come to their sessions.
+func (s *Sessions) hear(at netip.AddrPort) error {
+	if s.hearing[at] != nil {
+		return nil
+	}
+	conn, err := open(at)
+	if err != nil {
+		return err
+	}
+	if s.hearing == nil {
+		s.hearing = map[netip.AddrPort]*net.UDPConn{}
+	}
+	s.hearing[at] = conn
+	go func() {
+		buffer, control := make([]byte, 128), make([]byte, 128)
+		for {
+			n, size, _, from, err := conn.ReadMsgUDPAddrPort(buffer, control)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			session, ok := s.all.Get(netip.AddrPortFrom(from.Addr().Unmap(), at.Port()))
+			if err != nil || !ok {
+				continue
+			}
+			select {
+			case session.received <- datagram{bytes.Clone(buffer[:n]), hopLimit(control[:size])}:
+			default: // more than any router sends
+			}
+		}
+	}()
+	return nil
+}
+
+// open opens a socket that sends with the greatest TTL, before other traffic, and hears the TTL.
+func open(at netip.AddrPort) (*net.UDPConn, error) {
+	network, level, options := "udp4", unix.IPPROTO_IP, map[int]int{unix.IP_TTL: 255, unix.IP_TOS: 0xc0, unix.IP_RECVTTL: 1}
+	if at.Addr().Is6() {
+		network, level, options = "udp6", unix.IPPROTO_IPV6, map[int]int{unix.IPV6_UNICAST_HOPS: 255, unix.IPV6_TCLASS: 0xc0, unix.IPV6_RECVHOPLIMIT: 1}
+	}
+	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+		var errs []error
+		err := raw.Control(func(fd uintptr) {
+			for option, value := range options {
+				errs = append(errs, unix.SetsockoptInt(int(fd), level, option, value))
+			}
+		})
+		return errors.Join(append(errs, err)...)
+	}}
+	conn, err := config.ListenPacket(context.Background(), network, at.String())
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.UDPConn), nil
+}
+
+// hopLimit reads the TTL or hop limit of a datagram; -1: there is none.
+func hopLimit(control []byte) int {
+	messages, err := unix.ParseSocketControlMessage(control)
+	if err != nil {
+		return -1
+	}
+	for _, m := range messages {
+		of := [2]int32{m.Header.Level, m.Header.Type}
+		if (of == [2]int32{unix.IPPROTO_IP, unix.IP_TTL} || of == [2]int32{unix.IPPROTO_IPV6, unix.IPV6_HOPLIMIT}) && len(m.Data) >= 4 {
+			return int(binary.NativeEndian.Uint32(m.Data))
+		}
+	}
+	return -1
+}
+
+// State returns the state. It does not block.
+func (s *Session) State() State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state
+}
+
+// End ends the session: the router is told that this means nothing. The BGP session must have been left before. It takes a moment.
+func (s *Session) End() {
+	close(s.end)
+	<-s.ended
+	_ = s.conn.Close()
+	others := false
+	s.sessions.all.Do(func(all map[netip.AddrPort]*Session) {
+		delete(all, s.to)
+		for _, other := range all {
+			others = others || other.at() == s.at()
+		}
+	})
+	if !others {
+		_ = s.sessions.hearing[s.at()].Close()
+		delete(s.sessions.hearing, s.at())
+	}
+}
+
+func (s *Session) run(m *machine.Machine) {
+	defer close(s.ended)
+	// fault says why no packet could be sent, or none that came counted, since the last one that did.
+	var fault error
+	send := func(packet []byte) {
+		if packet == nil {
+			return
+		}
+		if _, err := s.conn.WriteToUDPAddrPort(packet, s.to); err != nil {
+			fault = err
+		}
+	}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-s.end:
+			for range farewells {
+				<-time.After(pause)
+				send(m.End(time.Now()))
+			}
+			return
+		case d := <-s.received:
+			var reply []byte
+			reply, fault = m.Receive(time.Now(), d.bytes, d.hopLimit)
+			send(reply)
+		case <-timer.C:
+		}
+		send(m.Advance(time.Now()))
+		timer.Reset(time.Until(m.Next()))
+		s.note(m.State(), fault)
+	}
+}
+
+// note keeps the state.
+func (s *Session) note(now State, fault error) {
+	if now.Why != "" && fault != nil {
+		now.Why = fault.Error()
+	}
+	s.mu.Lock()
+	differs := s.state.StateType != now.StateType
+	s.state = now
+	s.mu.Unlock()
+	if differs {
+		s.changed()
+	}
+}
