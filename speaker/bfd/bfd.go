@@ -23,7 +23,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/berth-dev/berth/ipam/locked"
 	"github.com/berth-dev/berth/speaker/bfd/machine"
 )
 
@@ -41,18 +40,25 @@ const (
 // State of a session.
 type State = machine.State
 
-// Sessions are a node's. Begin and End are called by one goroutine.
+// Sessions are a node's. They are safe for concurrent use.
 type Sessions struct {
+	mu sync.Mutex
 	// hearing are the sockets, by their address.
 	hearing map[netip.AddrPort]*net.UDPConn
 	// all are the sessions, by the router's address and the port at which they hear.
-	all locked.Map[netip.AddrPort, *Session]
+	all map[netip.AddrPort]*Session
 }
 
-// Session watches a router. State is safe for concurrent use.
+// New returns no sessions.
+func New() *Sessions {
+	return &Sessions{hearing: map[netip.AddrPort]*net.UDPConn{}, all: map[netip.AddrPort]*Session{}}
+}
+
+// Session watches a router. It is safe for concurrent use.
 type Session struct {
 	machine.Config
-	// to is the router, and the port of both sides.
+	Router netip.Addr
+	// to is the router, with the port of both sides.
 	to       netip.AddrPort
 	sessions *Sessions
 	conn     *net.UDPConn
@@ -77,10 +83,10 @@ func (s *Sessions) Begin(router netip.Addr, config machine.Config, changed func(
 		port = multihop
 	}
 	one := &Session{
-		Config: config, to: netip.AddrPortFrom(router, port), sessions: s, changed: changed,
+		Config: config, Router: router, to: netip.AddrPortFrom(router, port), sessions: s, changed: changed,
 		received: make(chan datagram, 16), end: make(chan struct{}), ended: make(chan struct{}),
 	}
-	if err := s.hear(one.at()); err != nil {
+	if err := s.hear(one); err != nil {
 		return nil, fmt.Errorf("hear BFD packets at UDP port %d of the node, where another BFD daemon may be: %w", port, err)
 	}
 	var err error
@@ -92,11 +98,11 @@ func (s *Sessions) Begin(router netip.Addr, config machine.Config, changed func(
 		}
 	}
 	if err != nil {
+		s.forget(one)
 		return nil, fmt.Errorf("open a socket for BFD packets: %w", err)
 	}
 	m := machine.New(config, rand.Uint32()|1, rand.Float64, time.Now())
 	one.state = m.State()
-	s.all.Set(one.to, one)
 	go one.run(m)
 	return one, nil
 }
@@ -109,37 +115,58 @@ func (s *Session) at() netip.AddrPort {
 	return netip.AddrPortFrom(netip.IPv6Unspecified(), s.to.Port())
 }
 
-// hear has datagrams to a port come to their sessions.
-func (s *Sessions) hear(at netip.AddrPort) error {
-	if s.hearing[at] != nil {
-		return nil
-	}
-	conn, err := open(at)
-	if err != nil {
-		return err
-	}
-	if s.hearing == nil {
-		s.hearing = map[netip.AddrPort]*net.UDPConn{}
-	}
-	s.hearing[at] = conn
-	go func() {
-		buffer, control := make([]byte, 128), make([]byte, 128)
-		for {
-			n, size, _, from, err := conn.ReadMsgUDPAddrPort(buffer, control)
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			session, ok := s.all.Get(netip.AddrPortFrom(from.Addr().Unmap(), at.Port()))
-			if err != nil || !ok {
-				continue
-			}
-			select {
-			case session.received <- datagram{bytes.Clone(buffer[:n]), hopLimit(control[:size])}:
-			default: // more than any router sends
-			}
+// hear has a session get the datagrams of its router.
+func (s *Sessions) hear(one *Session) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if at := one.at(); s.hearing[at] == nil {
+		conn, err := open(at)
+		if err != nil {
+			return err
 		}
-	}()
+		s.hearing[at] = conn
+		go s.receive(conn, at.Port())
+	}
+	s.all[one.to] = one
 	return nil
+}
+
+// forget is the end of hear.
+func (s *Sessions) forget(one *Session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.all[one.to] == one {
+		delete(s.all, one.to)
+	}
+	at := one.at()
+	for _, other := range s.all {
+		if other.at() == at {
+			return
+		}
+	}
+	_ = s.hearing[at].Close()
+	delete(s.hearing, at)
+}
+
+// receive gives datagrams to their sessions until the socket is closed.
+func (s *Sessions) receive(conn *net.UDPConn, port uint16) {
+	buffer, control := make([]byte, 128), make([]byte, 128)
+	for {
+		n, size, _, from, err := conn.ReadMsgUDPAddrPort(buffer, control)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		s.mu.Lock()
+		one := s.all[netip.AddrPortFrom(from.Addr().Unmap(), port)]
+		s.mu.Unlock()
+		if err != nil || one == nil {
+			continue
+		}
+		select {
+		case one.received <- datagram{bytes.Clone(buffer[:n]), hopLimit(control[:size])}:
+		default: // more than any router sends
+		}
+	}
 }
 
 // open opens a socket that sends with the greatest TTL, before other traffic, and hears the TTL.
@@ -191,17 +218,7 @@ func (s *Session) End() {
 	close(s.end)
 	<-s.ended
 	_ = s.conn.Close()
-	others := false
-	s.sessions.all.Do(func(all map[netip.AddrPort]*Session) {
-		delete(all, s.to)
-		for _, other := range all {
-			others = others || other.at() == s.at()
-		}
-	})
-	if !others {
-		_ = s.sessions.hearing[s.at()].Close()
-		delete(s.sessions.hearing, s.at())
-	}
+	s.sessions.forget(s)
 }
 
 func (s *Session) run(m *machine.Machine) {

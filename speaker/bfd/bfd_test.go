@@ -78,10 +78,10 @@ func TestPair(t *testing.T) {
 			}
 			config := usual()
 			config.Multihop = multihop
-			var node, router, other Sessions
-			node4, router4 := begin(t, &node, hosts[0], "10.11.0.2", config), begin(t, &router, hosts[1], "10.11.0.1", config)
-			node6, router6 := begin(t, &node, hosts[0], "2001:db8:11::2", config), begin(t, &router, hosts[1], "2001:db8:11::1", config)
-			second, other4 := begin(t, &node, hosts[0], "10.11.0.3", config), begin(t, &other, hosts[2], "10.11.0.1", config)
+			node, router, other := New(), New(), New()
+			node4, router4 := begin(t, node, hosts[0], "10.11.0.2", config), begin(t, router, hosts[1], "10.11.0.1", config)
+			node6, router6 := begin(t, node, hosts[0], "2001:db8:11::2", config), begin(t, router, hosts[1], "2001:db8:11::1", config)
+			second, other4 := begin(t, node, hosts[0], "10.11.0.3", config), begin(t, other, hosts[2], "10.11.0.1", config)
 			all := []*one{node4, router4, node6, router6, second, other4}
 			for _, each := range all {
 				each.await(bfd.StateUp, 0)
@@ -111,7 +111,7 @@ func TestPair(t *testing.T) {
 					t.Errorf("%s: %s", each.to, s.Why)
 				}
 			}
-			begin(t, &node, hosts[0], "10.11.0.2", config).await(bfd.StateUp, 0)
+			begin(t, node, hosts[0], "10.11.0.2", config).await(bfd.StateUp, 0)
 			router4.await(bfd.StateUp, 1)
 			second.await(bfd.StateUp, 0)
 			if len(node.hearing) != 1 {
@@ -193,7 +193,7 @@ func TestForged(t *testing.T) {
 				return err
 			})
 			t.Cleanup(func() { _ = r.conn.Close() })
-			session := begin(t, &Sessions{}, node, version.router, usual())
+			session := begin(t, New(), node, version.router, usual())
 			to := netip.AddrPortFrom(netip.MustParseAddr(version.node), single)
 			p, from := r.hears(func(*bfd.BFDHeader) bool { return true })
 			if from.Addr().Unmap() != to.Addr() || from.Port() < firstSource || p.YourDiscriminator != 0 || p.State != bfd.StateDown {
@@ -230,7 +230,7 @@ func TestTaken(t *testing.T) {
 	host.Run(func() (err error) { taken, err = net.ListenPacket("udp4", ":3784"); return err })
 	defer taken.Close()
 	host.Run(func() error {
-		if _, err := (&Sessions{}).Begin(netip.MustParseAddr("10.11.0.2"), usual(), func() {}); err == nil || !strings.Contains(err.Error(), "UDP port 3784 of the node") {
+		if _, err := New().Begin(netip.MustParseAddr("10.11.0.2"), usual(), func() {}); err == nil || !strings.Contains(err.Error(), "UDP port 3784 of the node") {
 			t.Errorf("begins with a port that is taken: %v", err)
 		}
 		return nil

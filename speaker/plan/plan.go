@@ -37,6 +37,9 @@ type Peering struct {
 	Multihop int
 	// HoldTime and RestartTime are whole seconds.
 	HoldTime, RestartTime time.Duration
+	// BFDInterval and BFDMultiplier are 0 without BFD.
+	BFDInterval   time.Duration
+	BFDMultiplier uint8
 }
 
 // SameSpeaker says whether a router takes a session for the continuation of another one, and so keeps its paths meanwhile.
@@ -127,6 +130,9 @@ func compile(spec *v1alpha1.BGPPeerSpec, routes []Route) (Session, error) {
 		LocalASN: local, PeerASN: remote, Peer: addr, Multihop: int(max(spec.Multihop, 1)),
 		HoldTime: durationOr(spec.HoldTime, 9*time.Second), RestartTime: durationOr(spec.GracefulRestart.Time, 15*time.Second),
 	}, Paths: map[netip.Addr]Path{}}
+	if bfd := spec.BFD; bfd != nil {
+		s.BFDInterval, s.BFDMultiplier = durationOr(bfd.Interval, 300*time.Millisecond), uint8(min(max(cmp.Or(bfd.Multiplier, 3), 2), math.MaxUint8))
+	}
 	for addr, metric := range newest(routes) {
 		for i := range exports {
 			if exports[i].contains(addr) {

@@ -37,6 +37,9 @@ func text(s Session) string {
 		return s.Name + ": " + s.Problem.Error()
 	}
 	line := fmt.Sprintf("%s: %d to %d at %s, %d hops, %s, %s:", s.Name, s.LocalASN, s.PeerASN, s.Peer, s.Multihop, s.HoldTime, s.RestartTime)
+	if s.BFDInterval > 0 {
+		line += fmt.Sprintf(" bfd %s %d:", s.BFDInterval, s.BFDMultiplier)
+	}
 	for _, addr := range slices.SortedFunc(maps.Keys(s.Paths), netip.Addr.Compare) {
 		path := s.Paths[addr]
 		line += " " + addr.String()
@@ -73,6 +76,12 @@ func TestSessions(t *testing.T) {
 			s.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"rack": "1"}}
 			s.Export[0].Communities = []string{"65200:70", "65200:7", "65200:70", "4200000000:1:2"}
 		})}, routes, []string{"tor: 4200000000 to 4200000001 at 2001:db8::1, 3 hops, 1m0s, 2m0s: 10.99.0.5 65200:7 65200:70 4200000000:1:2 2001:db8:99::5 65200:7 65200:70 4200000000:1:2"}},
+		"BFD": {[]*v1alpha1.BGPPeer{
+			peerOf("a", func(s *v1alpha1.BGPPeerSpec) { s.BFD = &v1alpha1.BGPBFD{} }),
+			peerOf("b", func(s *v1alpha1.BGPPeerSpec) {
+				s.Peer.Address, s.BFD = "10.11.0.2", &v1alpha1.BGPBFD{Interval: &metav1.Duration{Duration: 50 * time.Millisecond}, Multiplier: 5}
+			}),
+		}, nil, []string{"a: 65200 to 65101 at 10.11.0.1, 1 hops, 9s, 15s: bfd 300ms 3:", "b: 65200 to 65101 at 10.11.0.2, 1 hops, 9s, 15s: bfd 50ms 5:"}},
 		"other nodes": {[]*v1alpha1.BGPPeer{peerOf("tor", func(s *v1alpha1.BGPPeerSpec) {
 			s.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"rack": "2"}}
 		})}, routes, nil},

@@ -62,6 +62,13 @@ type BGPPeerSpec struct {
 	// +optional
 	GracefulRestart BGPGracefulRestart `json:"gracefulRestart,omitzero"`
 
+	// bfd has the router and berth-speaker watch each other by BFD (RFC 5880): the
+	// router drops the addresses of a node that is gone after a second, and not after
+	// the hold time. The router must be told, too. Absent: off.
+	//
+	// +optional
+	BFD *BGPBFD `json:"bfd,omitempty"`
+
 	// export says which addresses are announced. The first entry with a prefix that
 	// contains an address counts. What no entry names is not announced.
 	//
@@ -94,6 +101,25 @@ type BGPGracefulRestart struct {
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s') && duration(self) <= duration('4095s') && duration(self).getMilliseconds() % 1000 == 0",message="must be whole seconds from 1s to 4095s, such as 15s"
 	// +optional
 	Time *metav1.Duration `json:"time,omitempty"`
+}
+
+// BGPBFD is BFD with the router: at UDP port 3784, or 4784 with multihop from 2 on.
+type BGPBFD struct {
+	// interval between packets, in both directions. The router may have a longer
+	// one, which counts then.
+	//
+	// +kubebuilder:default="300ms"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('50ms') && duration(self) <= duration('60s')",message="must be from 50ms to 60s, such as 300ms"
+	// +optional
+	Interval *metav1.Duration `json:"interval,omitempty"`
+
+	// multiplier is the number of missing packets after which each side gives the
+	// other up. The router has its own for what it sends.
+	//
+	// +kubebuilder:default=3
+	// +kubebuilder:validation:XValidation:rule="self >= 2 && self <= 255",message="must be a number of packets from 2 to 255"
+	// +optional
+	Multiplier int32 `json:"multiplier,omitempty"`
 }
 
 // BGPExport has some addresses announced.
