@@ -270,7 +270,9 @@ func (s *Speaker) watch(p *entry) {
 	var err error
 	if p.watch, err = s.bfd.Begin(p.Peer, config, s.soon.Send); err != nil {
 		p.unwatched = err.Error()
+		return
 	}
+	p.watched = p.watch.State()
 }
 
 // tell logs and counts the changes of a session's state.

@@ -173,6 +173,12 @@ func (c *Caller) Only(name string) {
 	c.t.Helper()
 	mark := c.Sent()
 	c.Answering(mark + 20*flows)
+	c.OnlySince(mark, name)
+}
+
+// OnlySince fails the test where anybody but name has answered a call after mark.
+func (c *Caller) OnlySince(mark uint64, name string) {
+	c.t.Helper()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for call, from := range c.answered {
