@@ -75,7 +75,11 @@ func (p *entry) bfd() *status.BFD {
 	case p.watch != nil:
 		now := p.watch.State()
 		name := now.StateType.String()
-		return &status.BFD{State: strings.ToUpper(name[:1]) + name[1:], Since: now.Since, Error: now.Why}
+		said := &status.BFD{State: strings.ToUpper(name[:1]) + name[1:], Since: now.Since}
+		if now.Why != "" {
+			said.Error = p.Peer.String() + " " + now.Why
+		}
+		return said
 	case p.unwatched != "":
 		return &status.BFD{State: "Down", Error: p.unwatched}
 	}

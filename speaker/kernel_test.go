@@ -423,7 +423,7 @@ func TestBFD(t *testing.T) {
 	r.hears(paths)
 	const own = 2 // after the router's
 	r.wire.Block(own, true)
-	awaits(false, "Down", "it fell silent")
+	awaits(false, "Down", "10.11.0.1 fell silent")
 	r.hears(map[string]string{})
 	r.wire.Block(own, false)
 	awaits(true, "Up", "")

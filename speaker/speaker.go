@@ -279,7 +279,7 @@ func (s *Speaker) watch(p *entry) {
 func (s *Speaker) tell(logger klog.Logger, p *entry) {
 	if p.watch != nil {
 		if now := p.watch.State(); now.StateType != p.watched.StateType {
-			logger.Info("BFD has another state", "router", p.Peer, "state", now.StateType, "why", now.Why)
+			logger.Info("BFD has another state", "router", p.Peer, "state", now.StateType, "why", p.bfd().Error)
 			p.watched = now
 		}
 	}

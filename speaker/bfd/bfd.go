@@ -230,7 +230,7 @@ func (s *Session) run(m *machine.Machine) {
 			return
 		}
 		if _, err := s.conn.WriteToUDPAddrPort(packet, s.to); err != nil {
-			fault = err
+			fault = fmt.Errorf("gets no packets: %w", err)
 		}
 	}
 	timer := time.NewTimer(0)

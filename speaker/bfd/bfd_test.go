@@ -94,7 +94,7 @@ func TestPair(t *testing.T) {
 			for _, each := range []*one{node4, router4, node6, router6} {
 				s := each.await(bfd.StateDown, 1)
 				t.Logf("%s of %s: Down after %v: %s", name, each.to, s.Since.Sub(cut).Round(time.Millisecond), s.Why)
-				if s.Why != "it fell silent" {
+				if s.Why != "fell silent" {
 					t.Errorf("%s: %s", each.to, s.Why)
 				}
 			}

@@ -244,6 +244,8 @@ func (r *Report) problems() []answer.Problem {
 			all = append(all, answer.Problem{Text: fmt.Sprintf("Node %s has no session of BGPPeer %s: %s", s.Node, s.Name, s.Error), Command: "kubectl get bgppeer " + s.Name + " -o yaml"})
 		case s.Error != "":
 			all = append(all, answer.Problem{Text: fmt.Sprintf("Node %s announces less than it should by BGPPeer %s: %s", s.Node, s.Name, s.Error)})
+		case s.BFD != nil && s.BFD.Error != "":
+			all = append(all, answer.Problem{Text: fmt.Sprintf("Node %s and the router of BGPPeer %s do not watch each other by BFD: %s", s.Node, s.Name, s.BFD.Error)})
 		}
 	}
 	return all
@@ -312,6 +314,9 @@ func (r *Report) sessions(now time.Time) *answer.Table {
 		state := "Down"
 		if s.Established {
 			state = "Established"
+			if s.BFD != nil {
+				state += ", BFD " + s.BFD.State
+			}
 		}
 		router, asn, since := "", "", ""
 		if s.Address.IsValid() {

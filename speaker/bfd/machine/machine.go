@@ -42,7 +42,7 @@ type State struct {
 	bfd.StateType
 	// Since is when it came to be so.
 	Since time.Time
-	// Why says why it is not Up, as what the router does; empty: it is.
+	// Why says why it is not Up: what the router does, without its name; empty: it is.
 	Why string
 	// Losses counts how often the router was lost after the session was Up. An AdminDown of the router is no loss (RFC 5882,
 	// section 3.2).
@@ -96,13 +96,13 @@ func (m *Machine) State() State {
 	switch {
 	case s.StateType == bfd.StateUp:
 	case m.peer.state == bfd.StateAdminDown:
-		s.Why = "it has turned BFD off (AdminDown)"
+		s.Why = "has turned BFD off (AdminDown)"
 	case m.peer.discriminator != 0:
-		s.Why = "it does not hear this node"
+		s.Why = "does not hear this node"
 	case m.state.Losses > 0 && m.why == bfd.DiagnosticControlDetectionTimeExpired:
-		s.Why = "it fell silent"
+		s.Why = "fell silent"
 	default:
-		s.Why = "it says nothing: it must have BFD for this node"
+		s.Why = "says nothing: it must have BFD for this node"
 	}
 	return s
 }
@@ -143,21 +143,21 @@ func (m *Machine) Receive(now time.Time, datagram []byte, hops int) (reply []byt
 // read checks a datagram by RFC 5880, section 6.8.6, and RFC 5881, section 5.
 func (m *Machine) read(datagram []byte, hops int) (*bfd.BFDHeader, error) {
 	if !m.Multihop && hops != hopLimit {
-		return nil, fmt.Errorf("its packets come with the TTL %d in place of %d: it must be a neighbour, or multihop be greater than 1", hops, hopLimit)
+		return nil, fmt.Errorf("sends packets that come with the TTL %d in place of %d: it must be a neighbour, or multihop be greater than 1", hops, hopLimit)
 	}
 	p := &bfd.BFDHeader{}
 	if err := p.UnmarshalBinary(datagram); err != nil {
-		return nil, fmt.Errorf("its packets cannot be read: %w", err)
+		return nil, fmt.Errorf("sends packets that cannot be read: %w", err)
 	}
 	switch {
 	case datagram[flagsAt]&flagAuthentication != 0:
-		return nil, errors.New("its packets have an authentication, which Berth's speaker does not have: turn it off at the router")
+		return nil, errors.New("sends packets with an authentication, which Berth's speaker does not have: turn it off at the router")
 	case p.Version != version || datagram[flagsAt]&flagMultipoint != 0 || p.DetectTimeMultiplier == 0 || p.MyDiscriminator == 0:
-		return nil, errors.New("its packets are not of BFD version 1 (RFC 5880)")
+		return nil, errors.New("sends packets that are not of BFD version 1 (RFC 5880)")
 	case p.YourDiscriminator == 0 && p.State >= bfd.StateInit:
-		return nil, fmt.Errorf("it says %s without naming the session", p.State)
+		return nil, fmt.Errorf("says %s without naming the session", p.State)
 	case p.YourDiscriminator != 0 && p.YourDiscriminator != m.local:
-		return nil, errors.New("its packets are for another session, of a speaker before")
+		return nil, errors.New("sends packets of another session, with a speaker before")
 	}
 	return p, nil
 }

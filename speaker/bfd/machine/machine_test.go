@@ -85,34 +85,34 @@ func TestMachine(t *testing.T) {
 		why    string
 		losses int
 	}{
-		"nobody answers: a packet a second":        {[]step{first, {874 * ms, nil, "", bfd.StateDown}, {875 * ms, nil, "down to 0 every 1000 ms", bfd.StateDown}, {1749 * ms, nil, "", bfd.StateDown}, {1750 * ms, nil, "down to 0 every 1000 ms", bfd.StateDown}}, "it says nothing", 0},
-		"the router does not know the session yet": {[]step{first, {10 * ms, from(bfd.StateDown, func(p *bfd.BFDHeader) { p.YourDiscriminator = 0 }), init, bfd.StateInit}}, "it does not hear this node", 0},
+		"nobody answers: a packet a second":        {[]step{first, {874 * ms, nil, "", bfd.StateDown}, {875 * ms, nil, "down to 0 every 1000 ms", bfd.StateDown}, {1749 * ms, nil, "", bfd.StateDown}, {1750 * ms, nil, "down to 0 every 1000 ms", bfd.StateDown}}, "says nothing", 0},
+		"the router does not know the session yet": {[]step{first, {10 * ms, from(bfd.StateDown, func(p *bfd.BFDHeader) { p.YourDiscriminator = 0 }), init, bfd.StateInit}}, "does not hear this node", 0},
 		"the router is first":                      {[]step{first, {10 * ms, from(bfd.StateInit, nil), up + " poll", bfd.StateUp}}, "", 0},
 		"both at once":                             {[]step{first, {10 * ms, from(bfd.StateDown, nil), init, bfd.StateInit}, {20 * ms, from(bfd.StateInit, nil), up + " poll", bfd.StateUp}}, "", 0},
 		"the interval is polled until the answer": {then(
 			step{262 * ms, nil, "", bfd.StateUp}, step{263 * ms, nil, up + " poll", bfd.StateUp},
 			step{300 * ms, from(bfd.StateUp, func(p *bfd.BFDHeader) { p.Final = true }), "", bfd.StateUp}, step{526 * ms, nil, up, bfd.StateUp}), "", 0},
 		"a poll is answered at once, and its answer polls not": {then(step{100 * ms, from(bfd.StateUp, func(p *bfd.BFDHeader) { p.Poll = true }), up + " final", bfd.StateUp}), "", 0},
-		"Up says nothing to Down":                              {[]step{first, {10 * ms, from(bfd.StateUp, nil), "", bfd.StateDown}}, "it does not hear this node", 0},
-		"Init stays at Down":                                   {[]step{first, {10 * ms, from(bfd.StateDown, nil), init, bfd.StateInit}, {20 * ms, from(bfd.StateDown, nil), "", bfd.StateInit}}, "it does not hear this node", 0},
-		"the router says Down":                                 {then(step{100 * ms, from(bfd.StateDown, nil), down + told, bfd.StateDown}), "it does not hear this node", 1},
-		"the router restarted":                                 {then(step{100 * ms, from(bfd.StateDown, func(p *bfd.BFDHeader) { p.MyDiscriminator, p.YourDiscriminator = 0x3003, 0 }), "down to 3003 every 1000 ms" + told, bfd.StateDown}), "it does not hear this node", 1},
-		"AdminDown is no loss":                                 {then(step{100 * ms, from(bfd.StateAdminDown, nil), down + told, bfd.StateDown}), "it has turned BFD off", 0},
-		"AdminDown of Init":                                    {[]step{first, {10 * ms, from(bfd.StateDown, nil), init, bfd.StateInit}, {20 * ms, from(bfd.StateAdminDown, nil), down + told, bfd.StateDown}}, "it has turned BFD off", 0},
-		"AdminDown of Down":                                    {[]step{first, {10 * ms, from(bfd.StateAdminDown, nil), "", bfd.StateDown}}, "it has turned BFD off", 0},
+		"Up says nothing to Down":                              {[]step{first, {10 * ms, from(bfd.StateUp, nil), "", bfd.StateDown}}, "does not hear this node", 0},
+		"Init stays at Down":                                   {[]step{first, {10 * ms, from(bfd.StateDown, nil), init, bfd.StateInit}, {20 * ms, from(bfd.StateDown, nil), "", bfd.StateInit}}, "does not hear this node", 0},
+		"the router says Down":                                 {then(step{100 * ms, from(bfd.StateDown, nil), down + told, bfd.StateDown}), "does not hear this node", 1},
+		"the router restarted":                                 {then(step{100 * ms, from(bfd.StateDown, func(p *bfd.BFDHeader) { p.MyDiscriminator, p.YourDiscriminator = 0x3003, 0 }), "down to 3003 every 1000 ms" + told, bfd.StateDown}), "does not hear this node", 1},
+		"AdminDown is no loss":                                 {then(step{100 * ms, from(bfd.StateAdminDown, nil), down + told, bfd.StateDown}), "has turned BFD off", 0},
+		"AdminDown of Init":                                    {[]step{first, {10 * ms, from(bfd.StateDown, nil), init, bfd.StateInit}, {20 * ms, from(bfd.StateAdminDown, nil), down + told, bfd.StateDown}}, "has turned BFD off", 0},
+		"AdminDown of Down":                                    {[]step{first, {10 * ms, from(bfd.StateAdminDown, nil), "", bfd.StateDown}}, "has turned BFD off", 0},
 		"silence": {then(step{263 * ms, nil, up + " poll", bfd.StateUp}, step{526 * ms, nil, up + " poll", bfd.StateUp}, step{789 * ms, nil, up + " poll", bfd.StateUp},
-			step{919 * ms, nil, "", bfd.StateUp}, step{920 * ms, nil, "down to 0 every 1000 ms" + silence, bfd.StateDown}), "it fell silent", 1},
+			step{919 * ms, nil, "", bfd.StateUp}, step{920 * ms, nil, "down to 0 every 1000 ms" + silence, bfd.StateDown}), "fell silent", 1},
 		"silence in Init is no loss": {[]step{first, {10 * ms, from(bfd.StateDown, nil), init, bfd.StateInit}, {875 * ms, nil, init, bfd.StateInit}, {1750 * ms, nil, init, bfd.StateInit}, {2625 * ms, nil, init, bfd.StateInit},
-			{3010 * ms, nil, "down to 0 every 1000 ms" + silence, bfd.StateDown}}, "it says nothing", 0},
+			{3010 * ms, nil, "down to 0 every 1000 ms" + silence, bfd.StateDown}}, "says nothing", 0},
 		"a slower router: its interval, its detection": {[]step{first, {10 * ms, from(bfd.StateInit, func(p *bfd.BFDHeader) {
 			p.DetectTimeMultiplier, p.DesiredMinTxInterval, p.RequiredMinRxInterval = 5, 500_000, 400_000
 		}), up + " poll", bfd.StateUp},
-			{349 * ms, nil, "", bfd.StateUp}, {350 * ms, nil, up + " poll", bfd.StateUp}, {700 * ms, nil, up + " poll", bfd.StateUp}, {2509 * ms, nil, up + " poll", bfd.StateUp}, {2510 * ms, nil, "down to 0 every 1000 ms" + silence, bfd.StateDown}}, "it fell silent", 1},
+			{349 * ms, nil, "", bfd.StateUp}, {350 * ms, nil, up + " poll", bfd.StateUp}, {700 * ms, nil, up + " poll", bfd.StateUp}, {2509 * ms, nil, up + " poll", bfd.StateUp}, {2510 * ms, nil, "down to 0 every 1000 ms" + silence, bfd.StateDown}}, "fell silent", 1},
 		"a faster router is heard as often as agreed": {[]step{first, {10 * ms, from(bfd.StateInit, func(p *bfd.BFDHeader) { p.DesiredMinTxInterval, p.RequiredMinRxInterval = 50_000, 50_000 }), up + " poll", bfd.StateUp},
-			{263 * ms, nil, up + " poll", bfd.StateUp}, {909 * ms, nil, up + " poll", bfd.StateUp}, {910 * ms, nil, "down to 0 every 1000 ms" + silence, bfd.StateDown}}, "it fell silent", 1},
+			{263 * ms, nil, up + " poll", bfd.StateUp}, {909 * ms, nil, up + " poll", bfd.StateUp}, {910 * ms, nil, "down to 0 every 1000 ms" + silence, bfd.StateDown}}, "fell silent", 1},
 		"a router that takes no packets gets none, but the answer to its poll": {[]step{first, {10 * ms, from(bfd.StateInit, func(p *bfd.BFDHeader) { p.RequiredMinRxInterval = 0 }), up + " poll", bfd.StateUp},
 			{800 * ms, nil, "", bfd.StateUp}, {810 * ms, from(bfd.StateUp, func(p *bfd.BFDHeader) { p.Poll, p.RequiredMinRxInterval = true, 0 }), up + " final", bfd.StateUp},
-			{1709 * ms, nil, "", bfd.StateUp}, {1710 * ms, nil, "down to 0 every 1000 ms" + silence, bfd.StateDown}}, "it fell silent", 1},
+			{1709 * ms, nil, "", bfd.StateUp}, {1710 * ms, nil, "down to 0 every 1000 ms" + silence, bfd.StateDown}}, "fell silent", 1},
 		"Up again": {then(step{100 * ms, from(bfd.StateDown, nil), down + told, bfd.StateDown}, step{110 * ms, from(bfd.StateInit, nil), up + " poll", bfd.StateUp}), "", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
