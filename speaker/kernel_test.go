@@ -421,6 +421,9 @@ func TestBFD(t *testing.T) {
 	}
 	awaits(true, "Up", "")
 	r.hears(paths)
+	if lines, err := n.get("/metrics"); !strings.Contains(lines, `berth_speaker_bfd_up{peer="tor"} 1`) {
+		t.Errorf("metrics: %s, %v", lines, err)
+	}
 	const own = 2 // after the router's
 	r.wire.Block(own, true)
 	awaits(false, "Down", "10.11.0.1 fell silent")

@@ -99,26 +99,31 @@ func TestBFD(t *testing.T) {
 			each.Only(name)
 		}
 	}
-	// lost logs what the clients lost since marks.
-	lost := func(what string, marks []uint64) (total int) {
+	type moment struct {
+		time  time.Time
+		marks []uint64
+	}
+	now := func() (m moment) {
+		m.time = time.Now()
+		for _, each := range calls {
+			m.marks = append(m.marks, each.Sent())
+		}
+		return m
+	}
+	// lost logs how many calls the clients lost since a moment.
+	lost := func(what string, from moment) (total int) {
 		for n, each := range calls {
-			lost, longest := each.Lost(marks[n])
-			t.Logf("%s, %s: lost %d calls, %d ms at a time at most", what, by[n], lost, longest)
+			lost, longest := each.Lost(from.marks[n])
+			t.Logf("%s, %s: lost %d calls, %d at a time at most", what, by[n], lost, longest)
 			total += lost
 		}
 		return total
-	}
-	marks := func() (all []uint64) {
-		for _, each := range calls {
-			all = append(all, each.Sent())
-		}
-		return all
 	}
 	answers("new")
 	newest := speakers[1]
 
 	for name, end := range map[string]syscall.Signal{"the speaker is replaced": syscall.SIGTERM, "the speaker crashes": syscall.SIGKILL} {
-		before := marks()
+		before := now()
 		newest.end(end)
 		newest.start()
 		newest.awaitPeers(up)
@@ -126,7 +131,7 @@ func TestBFD(t *testing.T) {
 		for n, each := range calls {
 			// BIRD takes BFD's word also where the session had ended before.
 			if end == syscall.SIGTERM || by[n] == "FRR" {
-				each.OnlySince(before[n], "new")
+				each.OnlySince(before.marks[n], "new")
 			}
 		}
 		if lost(name, before) > 0 {
@@ -153,15 +158,15 @@ func TestBFD(t *testing.T) {
 
 	elsewhere := func(what string, begin, end func()) {
 		t.Helper()
-		before, began := marks(), time.Now()
+		before := now()
 		begin()
 		for n, each := range calls {
 			each.Await("old")
-			t.Logf("%s, %s: all flows have the other node's answers within %v", what, by[n], time.Since(began).Round(time.Millisecond))
+			t.Logf("%s, %s: the other node answers after %v", what, by[n], each.First(before.marks[n], "old").Sub(before.time).Round(time.Millisecond))
 		}
 		answers("old")
 		lost(what, before)
-		began = time.Now()
+		began := time.Now()
 		end()
 		newest.awaitPeers(up)
 		answers("new")
