@@ -463,3 +463,28 @@ func TestBFD(t *testing.T) {
 		t.Error("the end of BFD took paths away")
 	}
 }
+
+// A session is from the node's address in a prefix, to the router's port, and so are BFD's packets.
+func TestSource(t *testing.T) {
+	t.Parallel()
+	r := newRack(t, func(c *routing) {
+		c.Port, c.BFD, c.Neighbours = 1179, true, []neighbour{{Address: "10.11.0.200", ASN: nodeASN}}
+	})
+	n := r.newNode(2, tor(func(p *v1alpha1.BGPPeer) {
+		p.Spec.Source, p.Spec.Peer.Port, p.Spec.BFD = "10.11.0.192/27", 1179, &v1alpha1.BGPBFD{}
+	}))
+	n.carry("10.99.0.5", 3000)
+	n.ready("tor: the node has no address in spec.source, 10.11.0.192/27")
+	n.host.IP("addr", "add", "10.11.0.201/32", "dev", "lo")
+	n.host.IP("addr", "add", "10.11.0.200/32", "dev", "lo")
+	n.configure(n.c)
+	n.ready("")
+	r.hears(map[string]string{"10.99.0.5/32": "via 10.11.0.200 med 3000" + attributes})
+	netnstest.Eventually(t, func() error {
+		said, err := n.status()
+		if err != nil || said.Peers[0].BFD == nil || said.Peers[0].BFD.State != "Up" {
+			return fmt.Errorf("BFD is not Up: %+v, %w", said, err)
+		}
+		return nil
+	})
+}

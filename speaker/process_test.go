@@ -127,6 +127,8 @@ type routing struct {
 	// Hold is its hold time in seconds, 9 where it is 0. With BFD it watches its neighbours, and resets the session of one that is lost.
 	Hold uint64
 	BFD  bool
+	// Port is where it listens, 179 where it is 0.
+	Port int32
 }
 
 type neighbour struct {
@@ -168,7 +170,7 @@ func route(ctx context.Context, group *sync.WaitGroup, folder string) (http.Hand
 	level.Set(slog.LevelDebug)
 	r := &router{bgp: server.NewBgpServer(server.LoggerOption(slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{Level: level})), level))}
 	go r.bgp.Serve()
-	if err := r.bgp.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{Asn: c.ASN, RouterId: c.ID, ListenPort: 179}}); err != nil {
+	if err := r.bgp.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{Asn: c.ASN, RouterId: c.ID, ListenPort: cmp.Or(c.Port, 179)}}); err != nil {
 		return nil, err
 	}
 	if err := r.bgp.WatchEvent(ctx, server.WatchEventMessageCallbacks{OnBestPath: r.note}, server.WatchBestPath(false)); err != nil {
@@ -219,7 +221,7 @@ func (r *router) watch(ctx context.Context, neighbours []neighbour) {
 	changed, sessions := wakeup.New(), bfd.New()
 	all, losses := map[string]*bfd.Session{}, map[string]int{}
 	for _, n := range neighbours {
-		session, err := sessions.Begin(netip.MustParseAddr(n.Address), machine.Config{Interval: 300 * time.Millisecond, Multiplier: 3}, changed.Send)
+		session, err := sessions.Begin(netip.MustParseAddr(n.Address), netip.Addr{}, machine.Config{Interval: 300 * time.Millisecond, Multiplier: 3}, changed.Send)
 		if err != nil {
 			panic(err)
 		}

@@ -231,12 +231,17 @@ func (s *Speaker) adjust(ctx context.Context, p *entry) error {
 		}
 	}
 	config := session.Config{Peering: p.Peering, Password: password, RouterID: s.RouterID}
+	if p.Source.IsValid() {
+		if config.Source, err = sourceIn(p.Source); err != nil {
+			return err
+		}
+	}
 	var state session.State
 	if p.session != nil {
 		state = p.session.State()
 		lost := p.watch != nil && p.watch.State().Losses > p.losses
 		if p.session.Config == config && !state.Lost && !lost {
-			s.watch(p)
+			s.watch(p, config.Source)
 			return p.session.Set(p.Paths, hop)
 		}
 		s.tell(klog.FromContext(ctx), p)
@@ -248,7 +253,7 @@ func (s *Speaker) adjust(ctx context.Context, p *entry) error {
 			state = session.State{}
 		}
 	}
-	s.watch(p)
+	s.watch(p, config.Source)
 	p.losses = 0
 	if p.watch != nil {
 		p.losses = p.watch.State().Losses
@@ -258,9 +263,9 @@ func (s *Speaker) adjust(ctx context.Context, p *entry) error {
 }
 
 // watch makes BFD with a router as it is planned. Where it was another one the session was left before.
-func (s *Speaker) watch(p *entry) {
+func (s *Speaker) watch(p *entry, source netip.Addr) {
 	config := machine.Config{Interval: p.BFDInterval, Multiplier: p.BFDMultiplier, Multihop: p.Multihop > 1}
-	if p.watch != nil && (p.watch.Config != config || p.watch.Router != p.Peer) {
+	if p.watch != nil && (p.watch.Config != config || p.watch.Router != p.Peer || p.watch.Source != source) {
 		p.watch.End()
 		p.watch = nil
 	}
@@ -268,7 +273,7 @@ func (s *Speaker) watch(p *entry) {
 		return
 	}
 	var err error
-	if p.watch, err = s.bfd.Begin(p.Peer, config, s.soon.Send); err != nil {
+	if p.watch, err = s.bfd.Begin(p.Peer, source, config, s.soon.Send); err != nil {
 		p.unwatched = err.Error()
 		return
 	}

@@ -57,7 +57,8 @@ func New() *Sessions {
 // Session watches a router. It is safe for concurrent use.
 type Session struct {
 	machine.Config
-	Router netip.Addr
+	// Source is the node's end; not valid: the address by which it reaches the router.
+	Router, Source netip.Addr
 	// to is the router, with the port of both sides.
 	to       netip.AddrPort
 	sessions *Sessions
@@ -77,23 +78,26 @@ type datagram struct {
 }
 
 // Begin begins to watch a router that has no session. changed is called when the router came or went, and returns at once.
-func (s *Sessions) Begin(router netip.Addr, config machine.Config, changed func()) (*Session, error) {
+func (s *Sessions) Begin(router, source netip.Addr, config machine.Config, changed func()) (*Session, error) {
 	port := uint16(single)
 	if config.Multihop {
 		port = multihop
 	}
 	one := &Session{
-		Config: config, Router: router, to: netip.AddrPortFrom(router, port), sessions: s, changed: changed,
+		Config: config, Router: router, Source: source, to: netip.AddrPortFrom(router, port), sessions: s, changed: changed,
 		received: make(chan datagram, 16), end: make(chan struct{}), ended: make(chan struct{}),
 	}
 	if err := s.hear(one); err != nil {
 		return nil, fmt.Errorf("hear BFD packets at UDP port %d of the node, where another BFD daemon may be: %w", port, err)
 	}
+	if !source.IsValid() {
+		source = one.at().Addr()
+	}
 	var err error
 	// Whether a port is free only the kernel knows.
 	for range 100 {
-		source := netip.AddrPortFrom(one.at().Addr(), uint16(firstSource+rand.IntN(lastSource-firstSource+1)))
-		if one.conn, err = open(source); !errors.Is(err, unix.EADDRINUSE) {
+		at := netip.AddrPortFrom(source, uint16(firstSource+rand.IntN(lastSource-firstSource+1)))
+		if one.conn, err = open(at); !errors.Is(err, unix.EADDRINUSE) {
 			break
 		}
 	}

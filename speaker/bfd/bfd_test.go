@@ -33,7 +33,7 @@ func begin(t *testing.T, s *Sessions, host *netnstest.Host, router string, confi
 	t.Helper()
 	o := &one{t: t, changed: wakeup.New()}
 	host.Run(func() (err error) {
-		o.Session, err = s.Begin(netip.MustParseAddr(router), config, o.changed.Send)
+		o.Session, err = s.Begin(netip.MustParseAddr(router), netip.Addr{}, config, o.changed.Send)
 		return err
 	})
 	t.Cleanup(func() {
@@ -230,7 +230,7 @@ func TestTaken(t *testing.T) {
 	host.Run(func() (err error) { taken, err = net.ListenPacket("udp4", ":3784"); return err })
 	defer taken.Close()
 	host.Run(func() error {
-		if _, err := New().Begin(netip.MustParseAddr("10.11.0.2"), usual(), func() {}); err == nil || !strings.Contains(err.Error(), "UDP port 3784 of the node") {
+		if _, err := New().Begin(netip.MustParseAddr("10.11.0.2"), netip.Addr{}, usual(), func() {}); err == nil || !strings.Contains(err.Error(), "UDP port 3784 of the node") {
 			t.Errorf("begins with a port that is taken: %v", err)
 		}
 		return nil

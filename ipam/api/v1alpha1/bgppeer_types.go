@@ -38,6 +38,14 @@ type BGPPeerSpec struct {
 	// peer is the router.
 	Peer BGPRouter `json:"peer"`
 
+	// source has each node speak from its address in this prefix, such as one of its
+	// loopback, and not from the one by which it reaches the router.
+	//
+	// +kubebuilder:validation:MaxLength=43
+	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self) == cidr(self).masked()",message="must be a CIDR without host bits, such as 10.255.0.0/24"
+	// +optional
+	Source string `json:"source,omitempty"`
+
 	// multihop is the number of hops to the router. With 1 (default) both sides use
 	// TTL security (RFC 5082), which the router must be told, too: packets that were
 	// forwarded are dropped.
@@ -85,6 +93,13 @@ type BGPRouter struct {
 	// +kubebuilder:validation:MaxLength=39
 	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip(self).isGlobalUnicast()",message="must be an address without a prefix length, such as 10.11.0.1, and not a link-local one"
 	Address string `json:"address"`
+
+	// port at which the router takes connections.
+	//
+	// +kubebuilder:default=179
+	// +kubebuilder:validation:XValidation:rule="self >= 1 && self <= 65535",message="must be a port from 1 to 65535, such as 179"
+	// +optional
+	Port int32 `json:"port,omitempty"`
 
 	// asn is the router's autonomous system: the nodes' own for iBGP, another one for
 	// eBGP.

@@ -34,7 +34,7 @@ func TestBGPPeerValidation(t *testing.T) {
 	}{
 		"least": {nil, ""},
 		"all": {fields{
-			"nodeSelector": fields{"matchLabels": fields{"rack": "1"}}, "localASN": int64(4294967294), "peer": fields{"address": "2001:db8::1", "asn": int64(1)}, "multihop": int64(255), "holdTime": "1m30s",
+			"nodeSelector": fields{"matchLabels": fields{"rack": "1"}}, "localASN": int64(4294967294), "peer": fields{"address": "2001:db8::1", "port": int64(65535), "asn": int64(1)}, "source": "2001:db8:255::/64", "multihop": int64(255), "holdTime": "1m30s",
 			"gracefulRestart": fields{"time": "4095s"}, "bfd": fields{"interval": "50ms", "multiplier": int64(255)}, "export": []any{fields{"prefixes": []any{"10.99.0.0/16", "2001:db8:99::/48"}, "communities": []any{"65200:70", "65535:65535", "4294967295:0:1"}, "newest": true}},
 		}, ""},
 		"no ASN":             {fields{"localASN": nil}, "spec.localASN: Required"},
@@ -44,6 +44,8 @@ func TestBGPPeerValidation(t *testing.T) {
 		"router's name":      {fields{"peer": fields{"address": "tor-1", "asn": int64(65101)}}, address},
 		"prefix":             {fields{"peer": fields{"address": "10.11.0.1/24", "asn": int64(65101)}}, address},
 		"link-local":         {fields{"peer": fields{"address": "fe80::1", "asn": int64(65101)}}, address},
+		"no port":            {fields{"peer": fields{"address": "10.11.0.1", "port": int64(65536), "asn": int64(65101)}}, "a port from 1 to 65535"},
+		"source's host bits": {fields{"source": "10.255.0.1/24"}, "a CIDR without host bits"},
 		"no hops":            {fields{"multihop": int64(0)}, "number of hops from 1"},
 		"many hops":          {fields{"multihop": int64(256)}, "number of hops from 1"},
 		"short hold":         {fields{"holdTime": "2s"}, hold},
@@ -92,7 +94,7 @@ func TestBGPPeerValidation(t *testing.T) {
 			LocalASN: 65200, Peer: v1alpha1.BGPRouter{Address: "10.11.0.1", ASN: 65101}, BFD: &v1alpha1.BGPBFD{}, Export: []v1alpha1.BGPExport{{Prefixes: []string{"10.99.0.0/24"}}},
 		},
 	}, metav1.CreateOptions{})
-	if err != nil || peer.Spec.Multihop != 1 || peer.Spec.HoldTime.Duration != 9*time.Second || peer.Spec.GracefulRestart.Time.Duration != 15*time.Second || peer.Spec.BFD.Interval.Duration != 300*time.Millisecond || peer.Spec.BFD.Multiplier != 3 {
+	if err != nil || peer.Spec.Multihop != 1 || peer.Spec.Peer.Port != 179 || peer.Spec.HoldTime.Duration != 9*time.Second || peer.Spec.GracefulRestart.Time.Duration != 15*time.Second || peer.Spec.BFD.Interval.Duration != 300*time.Millisecond || peer.Spec.BFD.Multiplier != 3 {
 		t.Errorf("created %+v, %v", peer, err)
 	}
 }
