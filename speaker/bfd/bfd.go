@@ -10,6 +10,7 @@ package bfd
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -227,14 +228,14 @@ func (s *Session) End() {
 
 func (s *Session) run(m *machine.Machine) {
 	defer close(s.ended)
-	// fault says why no packet could be sent, or none that came counted, since the last one that did.
-	var fault error
+	// unsent says why the last packet could not be sent, refused why the last one that came did not count.
+	var unsent, refused error
 	send := func(packet []byte) {
 		if packet == nil {
 			return
 		}
-		if _, err := s.conn.WriteToUDPAddrPort(packet, s.to); err != nil {
-			fault = fmt.Errorf("gets no packets: %w", err)
+		if _, unsent = s.conn.WriteToUDPAddrPort(packet, s.to); unsent != nil {
+			unsent = fmt.Errorf("gets no packets: %w", unsent)
 		}
 	}
 	timer := time.NewTimer(0)
@@ -249,13 +250,13 @@ func (s *Session) run(m *machine.Machine) {
 			return
 		case d := <-s.received:
 			var reply []byte
-			reply, fault = m.Receive(time.Now(), d.bytes, d.hopLimit)
+			reply, refused = m.Receive(time.Now(), d.bytes, d.hopLimit)
 			send(reply)
 		case <-timer.C:
 		}
 		send(m.Advance(time.Now()))
 		timer.Reset(time.Until(m.Next()))
-		s.note(m.State(), fault)
+		s.note(m.State(), cmp.Or(unsent, refused))
 	}
 }
 

@@ -204,6 +204,14 @@ func TestForged(t *testing.T) {
 			r.say(to, 255, bfd.BFDHeader{State: bfd.StateInit, YourDiscriminator: local + 1})
 			r.say(to, 255, bfd.BFDHeader{State: bfd.StateDown})
 			r.hears(func(p *bfd.BFDHeader) bool { return p.State == bfd.StateInit && p.YourDiscriminator == 7 })
+			session.await(bfd.StateInit, 0)
+			r.say(to, 254, bfd.BFDHeader{State: bfd.StateUp, YourDiscriminator: local})
+			netnstest.Eventually(t, func() error {
+				if s := session.State(); !strings.Contains(s.Why, "TTL 254") {
+					return fmt.Errorf("it is not told that packets were refused: %s", s.Why)
+				}
+				return nil
+			})
 			r.say(to, 255, bfd.BFDHeader{State: bfd.StateUp, YourDiscriminator: local})
 			session.await(bfd.StateUp, 0)
 			for _, forged := range []struct {
