@@ -221,7 +221,7 @@ func (r *router) watch(ctx context.Context, neighbours []neighbour) {
 	changed, sessions := wakeup.New(), bfd.New()
 	all, losses := map[string]*bfd.Session{}, map[string]int{}
 	for _, n := range neighbours {
-		session, err := sessions.Begin(netip.MustParseAddr(n.Address), netip.Addr{}, machine.Config{Interval: 300 * time.Millisecond, Multiplier: 3}, changed.Send)
+		session, err := sessions.Begin(netip.MustParseAddr(n.Address), netip.Addr{}, machine.Config{Interval: 300 * time.Millisecond, Multiplier: 10}, changed.Send)
 		if err != nil {
 			panic(err)
 		}

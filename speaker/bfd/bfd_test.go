@@ -18,8 +18,9 @@ import (
 	"github.com/berth-dev/berth/speaker/bfd/machine"
 )
 
+// usual is lost after three seconds: a busy machine is silent for a second.
 func usual() machine.Config {
-	return machine.Config{Interval: 300 * time.Millisecond, Multiplier: 3}
+	return machine.Config{Interval: 300 * time.Millisecond, Multiplier: 10}
 }
 
 // one is a session on a host.
