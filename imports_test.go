@@ -43,6 +43,8 @@ var rules = []rule{
 	{"cmd/agent", []string{"k8s.io/client-go/kubernetes", "k8s.io/client-go/informers", "k8s.io/apiserver", "google.golang.org/grpc"}, "every node keeps it in memory: clients of single kinds are in cmd/internal/kube"},
 	{"cmd/speaker", []string{"plugins", "agent", "ipam/allocator", "ipam/store", "k8s.io/kubernetes", "k8s.io/client-go/kubernetes", "k8s.io/client-go/informers", "k8s.io/apiserver"}, "every node keeps it in memory, and it gives no addresses"},
 	{"speaker", []string{"cmd", "plugins", "agent", "ipam/allocator", "ipam/store", "k8s.io/client-go"}, "routers are told of what the kernel says, and the speaker is given the rest"},
+	{"speaker/bfd", []string{"k8s.io", "ipam/api", "github.com/vishvananda"}, "routers are watched without knowing what is announced"},
+	{"speaker/bfd/machine", []string{"context", "golang.org/x", "ipam"}, "what BFD says follows from packets and times that it is given, without I/O"},
 	{"speaker/plan", []string{"cni", "github.com/vishvananda", "github.com/osrg"}, "what is announced is decided without I/O"},
 	{"speaker/status", []string{"context", "k8s.io", "ipam", "github.com/osrg"}, "what users are told are plain values"},
 	{"cmd/internal/monitoring", []string{"plugins", "ipam", "agent", "cni", "k8s.io/kubernetes", "k8s.io/apiserver"}, "the right to see metrics has nothing to do with addresses, and needs no API server's libraries"},
@@ -154,7 +156,7 @@ func TestImports(t *testing.T) {
 func TestGoBGP(t *testing.T) {
 	for _, p := range packages(t) {
 		with := slices.ContainsFunc(p.deps, func(imported string) bool { return within(imported, "github.com/osrg/gobgp") })
-		may := slices.Contains([]string{module + "/cmd/speaker", module + "/speaker", module + "/speaker/session"}, p.path)
+		may := slices.Contains([]string{module + "/cmd/speaker", module + "/speaker", module + "/speaker/bfd", module + "/speaker/bfd/machine", module + "/speaker/session"}, p.path)
 		if with != may {
 			t.Errorf("%s: GoBGP is in it: %t, want %t", p.path, with, may)
 		}

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"k8s.io/klog/v2"
 
@@ -51,7 +52,7 @@ func (s *Speaker) Status(ctx context.Context) *status.Status {
 }
 
 func statusOf(ctx context.Context, p entry) status.Peer {
-	peer := status.Peer{Name: p.Name, LocalASN: p.LocalASN, Address: p.Peer, ASN: p.PeerASN, Exported: []status.Exported{}, Error: p.why()}
+	peer := status.Peer{Name: p.Name, LocalASN: p.LocalASN, Address: p.Peer, ASN: p.PeerASN, Exported: []status.Exported{}, Error: p.why(), BFD: p.bfd()}
 	if p.session == nil {
 		return peer
 	}
@@ -66,6 +67,23 @@ func statusOf(ctx context.Context, p entry) status.Peer {
 		peer.Exported = append(peer.Exported, exported(addr, p.Paths[addr]))
 	}
 	return peer
+}
+
+// bfd returns the state of BFD, nil without.
+func (p *entry) bfd() *status.BFD {
+	switch {
+	case p.watch != nil:
+		now := p.watch.State()
+		name := now.StateType.String()
+		said := &status.BFD{State: strings.ToUpper(name[:1]) + name[1:], Since: now.Since}
+		if now.Why != "" {
+			said.Error = p.Peer.String() + " " + now.Why
+		}
+		return said
+	case p.unwatched != "":
+		return &status.BFD{State: "Down", Error: p.unwatched}
+	}
+	return nil
 }
 
 func exported(addr netip.Addr, path plan.Path) status.Exported {

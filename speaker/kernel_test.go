@@ -391,3 +391,100 @@ func TestRouterRestarts(t *testing.T) {
 		t.Errorf("%+v, %v", said, err)
 	}
 }
+
+// With BFD a session ends when the wire is cut, long before the hold time, without a NOTIFICATION, and comes back with the wire. A
+// speaker that ends, or gets another configuration, is not lost to the router.
+func TestBFD(t *testing.T) {
+	t.Parallel()
+	r := newRack(t, func(c *routing) { c.BFD, c.Hold = true, 3600 })
+	with := func(p *v1alpha1.BGPPeer) {
+		p.Spec.HoldTime, p.Spec.BFD = &metav1.Duration{Duration: time.Hour}, &v1alpha1.BGPBFD{Multiplier: 10} // a busy machine is silent for a second
+	}
+	n := r.newNode(2, tor(with))
+	n.carry("10.99.0.5", 3000)
+	paths := map[string]string{"10.99.0.5/32": "via 10.11.0.2 med 3000" + attributes}
+	awaits := func(established bool, state, why string) {
+		t.Helper()
+		netnstest.Eventually(t, func() error {
+			said, err := n.status()
+			if err != nil {
+				return err
+			}
+			if len(said.Peers) == 0 {
+				return errors.New("there is no session")
+			}
+			if p := said.Peers[0]; p.Established != established || p.BFD == nil || p.BFD.State != state || p.BFD.Error != why {
+				return fmt.Errorf("established: %t, BFD %+v, want %t, %s %q", p.Established, p.BFD, established, state, why)
+			}
+			return nil
+		})
+	}
+	awaits(true, "Up", "")
+	r.hears(paths)
+	if lines, err := n.get("/metrics"); !strings.Contains(lines, `berth_speaker_bfd_up{peer="tor"} 1`) {
+		t.Errorf("metrics: %s, %v", lines, err)
+	}
+	const own = 2 // after the router's
+	r.wire.Block(own, true)
+	awaits(false, "Down", "10.11.0.1 fell silent")
+	r.hears(map[string]string{})
+	r.wire.Block(own, false)
+	awaits(true, "Up", "")
+	r.hears(paths)
+	gone := r.gone("10.99.0.5/32")
+	n.end()
+	n.start()
+	awaits(true, "Up", "")
+	n.c.Peers = []*v1alpha1.BGPPeer{tor(func(p *v1alpha1.BGPPeer) {
+		with(p)
+		p.Spec.BFD.Interval = &metav1.Duration{Duration: 400 * time.Millisecond}
+	})}
+	n.configure(n.c)
+	netnstest.Eventually(t, func() error {
+		if lines, err := n.get("/metrics"); !strings.Contains(lines, `berth_speaker_transitions_total{peer="tor"} 2`) {
+			return fmt.Errorf("the session was not replaced: %s, %w", lines, err)
+		}
+		return nil
+	})
+	awaits(true, "Up", "")
+	r.hears(paths)
+	if h, err := r.router.heard(); err != nil || h.Notifications > 0 || r.gone("10.99.0.5/32") != gone {
+		t.Errorf("an end of the speaker, or of its session, took paths away: %+v, %v", h, err)
+	}
+	n.c.Peers = []*v1alpha1.BGPPeer{tor(nil)}
+	n.configure(n.c)
+	netnstest.Eventually(t, func() error {
+		if said, err := n.status(); err != nil || said.Peers[0].BFD != nil || !said.Peers[0].Established {
+			return fmt.Errorf("BFD is not off: %+v, %w", said, err)
+		}
+		return nil
+	})
+	if r.gone("10.99.0.5/32") != gone {
+		t.Error("the end of BFD took paths away")
+	}
+}
+
+// A session is from the node's address in a prefix, to the router's port, and so are BFD's packets.
+func TestSource(t *testing.T) {
+	t.Parallel()
+	r := newRack(t, func(c *routing) {
+		c.Port, c.BFD, c.Neighbours = 1179, true, []neighbour{{Address: "10.11.0.200", ASN: nodeASN}}
+	})
+	n := r.newNode(2, tor(func(p *v1alpha1.BGPPeer) {
+		p.Spec.Source, p.Spec.Peer.Port, p.Spec.BFD = "10.11.0.192/27", 1179, &v1alpha1.BGPBFD{}
+	}))
+	n.carry("10.99.0.5", 3000)
+	n.ready("tor: the node has no address in spec.source, 10.11.0.192/27")
+	n.host.IP("addr", "add", "10.11.0.201/32", "dev", "lo")
+	n.host.IP("addr", "add", "10.11.0.200/32", "dev", "lo")
+	n.configure(n.c)
+	n.ready("")
+	r.hears(map[string]string{"10.99.0.5/32": "via 10.11.0.200 med 3000" + attributes})
+	netnstest.Eventually(t, func() error {
+		said, err := n.status()
+		if err != nil || said.Peers[0].BFD == nil || said.Peers[0].BFD.State != "Up" {
+			return fmt.Errorf("BFD is not Up: %+v, %w", said, err)
+		}
+		return nil
+	})
+}

@@ -42,6 +42,7 @@ func (m *Metrics) forget(peer string) {
 var (
 	carriedDesc    = metrics.NewDesc("berth_speaker_carried", "Addresses in the routing table 98 of the node, which it carries.", nil, nil, metrics.ALPHA, "")
 	upDesc         = metrics.NewDesc("berth_speaker_session_up", "1 while the session of a BGPPeer is established, else 0.", []string{"peer"}, nil, metrics.ALPHA, "")
+	bfdDesc        = metrics.NewDesc("berth_speaker_bfd_up", "1 while BFD with the router of a BGPPeer that has BFD is Up, else 0.", []string{"peer"}, nil, metrics.ALPHA, "")
 	advertisedDesc = metrics.NewDesc("berth_speaker_advertised", "Addresses that the router of a BGPPeer was told of.", []string{"peer"}, nil, metrics.ALPHA, "")
 	receivedDesc   = metrics.NewDesc("berth_speaker_received", "Routes that the router of a BGPPeer sends, none of which is used: each takes memory.", []string{"peer"}, nil, metrics.ALPHA, "")
 	lagDesc        = metrics.NewDesc("berth_speaker_table_lag_seconds", "Time since the routing table 98 was last read; that is at each change, and every 10 seconds.", nil, nil, metrics.ALPHA, "")
@@ -58,7 +59,7 @@ type collector struct {
 
 // DescribeWithStability implements metrics.StableCollector.
 func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
-	for _, d := range []*metrics.Desc{carriedDesc, upDesc, advertisedDesc, receivedDesc, lagDesc} {
+	for _, d := range []*metrics.Desc{carriedDesc, upDesc, bfdDesc, advertisedDesc, receivedDesc, lagDesc} {
 		ch <- d
 	}
 }
@@ -74,12 +75,18 @@ func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
 	}
 	for name, entry := range c.of.current() {
 		up, counts := entry.counts(context.Background())
-		value := 0.0
-		if up {
-			value = 1
+		ch <- metrics.NewLazyConstMetric(upDesc, metrics.GaugeValue, number(up), name)
+		if bfd := entry.bfd(); bfd != nil {
+			ch <- metrics.NewLazyConstMetric(bfdDesc, metrics.GaugeValue, number(bfd.Error == ""), name)
 		}
-		ch <- metrics.NewLazyConstMetric(upDesc, metrics.GaugeValue, value, name)
 		ch <- metrics.NewLazyConstMetric(advertisedDesc, metrics.GaugeValue, float64(counts.Advertised), name)
 		ch <- metrics.NewLazyConstMetric(receivedDesc, metrics.GaugeValue, float64(counts.Received), name)
 	}
+}
+
+func number(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
 }

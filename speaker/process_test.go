@@ -4,6 +4,7 @@ package speaker
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -31,6 +32,9 @@ import (
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/wakeup"
+	"github.com/berth-dev/berth/speaker/bfd"
+	"github.com/berth-dev/berth/speaker/bfd/machine"
 	"github.com/berth-dev/berth/speaker/status"
 )
 
@@ -43,13 +47,14 @@ const (
 
 func TestMain(m *testing.M) {
 	role, folder := os.Getenv(envRole), os.Getenv(envFolder)
-	run := map[string]func(ctx context.Context, folder string) (http.Handler, error){"speaker": speak, "router": route}[role]
+	run := map[string]func(ctx context.Context, group *sync.WaitGroup, folder string) (http.Handler, error){"speaker": speak, "router": route}[role]
 	if run == nil {
 		os.Exit(m.Run())
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	handler, err := run(ctx, folder)
+	var group sync.WaitGroup
+	handler, err := run(ctx, &group, folder)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -63,6 +68,7 @@ func TestMain(m *testing.M) {
 	}
 	go func() { _ = http.Serve(listener, handler) }() //nolint:gosec // a test's
 	<-ctx.Done()
+	group.Wait()
 }
 
 // configuration is the file "configuration" of a speaker, which reads it again at SIGHUP.
@@ -74,7 +80,7 @@ type configuration struct {
 }
 
 // speak runs a speaker.
-func speak(ctx context.Context, folder string) (http.Handler, error) {
+func speak(ctx context.Context, group *sync.WaitGroup, folder string) (http.Handler, error) {
 	read := func() (c configuration, err error) {
 		text, err := os.ReadFile(filepath.Join(folder, "configuration"))
 		if err != nil {
@@ -99,7 +105,7 @@ func speak(ctx context.Context, folder string) (http.Handler, error) {
 			<-again
 		}
 	}()
-	go s.Run(ctx)
+	group.Go(func() { s.Run(ctx) })
 	mux := http.NewServeMux()
 	mux.Handle("/", s.Handler())
 	mux.Handle("/metrics", metrics.HandlerFor(registry, metrics.HandlerOpts{}))
@@ -118,6 +124,11 @@ type routing struct {
 	Neighbours []neighbour
 	// Sends are prefixes that it announces.
 	Sends []string
+	// Hold is its hold time in seconds, 9 where it is 0. With BFD it watches its neighbours, and resets the session of one that is lost.
+	Hold uint64
+	BFD  bool
+	// Port is where it listens, 179 where it is 0.
+	Port int32
 }
 
 type neighbour struct {
@@ -146,7 +157,7 @@ type router struct {
 }
 
 // route runs a router.
-func route(ctx context.Context, folder string) (http.Handler, error) {
+func route(ctx context.Context, group *sync.WaitGroup, folder string) (http.Handler, error) {
 	var c routing
 	text, err := os.ReadFile(filepath.Join(folder, "configuration"))
 	if err != nil {
@@ -159,7 +170,7 @@ func route(ctx context.Context, folder string) (http.Handler, error) {
 	level.Set(slog.LevelDebug)
 	r := &router{bgp: server.NewBgpServer(server.LoggerOption(slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{Level: level})), level))}
 	go r.bgp.Serve()
-	if err := r.bgp.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{Asn: c.ASN, RouterId: c.ID, ListenPort: 179}}); err != nil {
+	if err := r.bgp.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{Asn: c.ASN, RouterId: c.ID, ListenPort: cmp.Or(c.Port, 179)}}); err != nil {
 		return nil, err
 	}
 	if err := r.bgp.WatchEvent(ctx, server.WatchEventMessageCallbacks{OnBestPath: r.note}, server.WatchBestPath(false)); err != nil {
@@ -183,7 +194,7 @@ func route(ctx context.Context, folder string) (http.Handler, error) {
 		peer := &api.Peer{
 			Conf:            &api.PeerConf{NeighborAddress: n.Address, PeerAsn: n.ASN, AuthPassword: n.Password},
 			Transport:       &api.Transport{PassiveMode: true},
-			Timers:          &api.Timers{Config: &api.TimersConfig{HoldTime: 9}},
+			Timers:          &api.Timers{Config: &api.TimersConfig{HoldTime: cmp.Or(c.Hold, 9), IdleHoldTimeAfterReset: 1}},
 			TtlSecurity:     &api.TtlSecurity{Enabled: true, TtlMin: 255},
 			GracefulRestart: &api.GracefulRestart{Enabled: true, RestartTime: 20},
 		}
@@ -197,9 +208,41 @@ func route(ctx context.Context, folder string) (http.Handler, error) {
 			return nil, err
 		}
 	}
+	if c.BFD {
+		group.Go(func() { r.watch(ctx, c.Neighbours) })
+	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(r.heard()) })
 	return mux, nil
+}
+
+// watch resets the sessions of neighbours that BFD loses.
+func (r *router) watch(ctx context.Context, neighbours []neighbour) {
+	changed, sessions := wakeup.New(), bfd.New()
+	all, losses := map[string]*bfd.Session{}, map[string]int{}
+	for _, n := range neighbours {
+		session, err := sessions.Begin(netip.MustParseAddr(n.Address), netip.Addr{}, machine.Config{Interval: 300 * time.Millisecond, Multiplier: 10}, changed.Send)
+		if err != nil {
+			panic(err)
+		}
+		all[n.Address] = session
+	}
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-changed:
+		}
+		for address, session := range all {
+			s := session.State()
+			fmt.Println("BFD", address, s)
+			if s.Losses > losses[address] {
+				losses[address] = s.Losses
+				if err := r.bgp.ResetPeer(ctx, &api.ResetPeerRequest{Address: address}); err != nil {
+					fmt.Println("reset the session of a neighbour:", err)
+				}
+			}
+		}
+	}
 }
 
 func (r *router) note(paths []*apiutil.Path, _ time.Time) {

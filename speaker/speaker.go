@@ -20,6 +20,8 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/wakeup"
+	"github.com/berth-dev/berth/speaker/bfd"
+	"github.com/berth-dev/berth/speaker/bfd/machine"
 	"github.com/berth-dev/berth/speaker/plan"
 	"github.com/berth-dev/berth/speaker/session"
 	"github.com/berth-dev/berth/speaker/table"
@@ -44,6 +46,7 @@ type Speaker struct {
 	Options
 
 	soon wakeup.Signal
+	bfd  *bfd.Sessions
 
 	mu sync.Mutex
 	// configured: Configure was called.
@@ -69,11 +72,18 @@ type entry struct {
 	short string
 	// told is the state that was logged last.
 	told session.State
+
+	// watch is BFD with the router, nil without; unwatched says why it is missing.
+	watch     *bfd.Session
+	unwatched string
+	// watched is the state of BFD that was logged last, losses those after which the session began.
+	watched bfd.State
+	losses  int
 }
 
 // New returns a Speaker that is idle until Run.
 func New(o Options) *Speaker {
-	return &Speaker{Options: o, soon: wakeup.New(), known: map[string]entry{}}
+	return &Speaker{Options: o, soon: wakeup.New(), bfd: bfd.New(), known: map[string]entry{}}
 }
 
 // Configure gives the speaker all BGPPeers, which it does not change, and the labels of the node. There is no session before.
@@ -84,7 +94,7 @@ func (s *Speaker) Configure(peers []*v1alpha1.BGPPeer, labels map[string]string)
 	s.soon.Send()
 }
 
-// Run keeps the sessions as BGPPeers and table 98 say, until ctx ends. The sessions live on then: the process ends them.
+// Run keeps the sessions as BGPPeers and table 98 say, until ctx ends. Sessions without BFD live on then: the process ends them.
 func (s *Speaker) Run(ctx context.Context) {
 	var group sync.WaitGroup
 	defer group.Wait()
@@ -112,6 +122,32 @@ func (s *Speaker) Run(ctx context.Context) {
 		case <-s.soon:
 		}
 	}
+	for _, entry := range s.current() {
+		if entry.watch != nil {
+			group.Go(entry.leave)
+		}
+	}
+}
+
+// leave ends a session, and BFD after it, so that the router keeps the paths.
+func (p *entry) leave() {
+	if p.session != nil {
+		p.session.Leave()
+	}
+	if p.watch != nil {
+		p.watch.End()
+	}
+}
+
+// end ends a session and BFD, so that the router forgets the paths.
+func (p *entry) end() {
+	if p.session != nil {
+		p.session.End()
+	}
+	if p.watch != nil {
+		p.watch.End()
+	}
+	p.session, p.watch = nil, nil
 }
 
 // sync reads table 98 and has the sessions announce it.
@@ -131,21 +167,21 @@ func (s *Speaker) sync(ctx context.Context) {
 	if !ready {
 		return
 	}
-	for i := range sessions {
-		s.syncPeer(ctx, &sessions[i])
-	}
 	for name, entry := range s.current() {
 		if slices.ContainsFunc(sessions, func(session plan.Session) bool { return session.Name == name }) {
 			continue
 		}
 		if entry.session != nil {
 			logger.Info("Ending the session of a BGPPeer that does not select this node any more", "peer", name)
-			entry.session.End()
 		}
+		entry.end()
 		s.mu.Lock()
 		delete(s.known, name)
 		s.mu.Unlock()
 		s.Metrics.forget(name)
+	}
+	for i := range sessions {
+		s.syncPeer(ctx, &sessions[i])
 	}
 	s.mu.Lock()
 	s.begun = true
@@ -163,13 +199,12 @@ func (s *Speaker) current() map[string]entry {
 func (s *Speaker) syncPeer(ctx context.Context, want *plan.Session) {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "peer", want.Name)
 	before := s.current()[want.Name]
-	now := entry{Session: *want, session: before.session, told: before.told}
+	now := entry{Session: *want, session: before.session, told: before.told, watch: before.watch, watched: before.watched, losses: before.losses}
 	err := want.Problem
 	if err == nil {
 		err = s.adjust(klog.NewContext(ctx, logger), &now)
-	} else if now.session != nil {
-		now.session.End()
-		now.session = nil
+	} else {
+		now.end()
 	}
 	if err != nil {
 		now.problem = err.Error()
@@ -196,10 +231,17 @@ func (s *Speaker) adjust(ctx context.Context, p *entry) error {
 		}
 	}
 	config := session.Config{Peering: p.Peering, Password: password, RouterID: s.RouterID}
+	if p.Source.IsValid() {
+		if config.Source, err = sourceIn(p.Source); err != nil {
+			return err
+		}
+	}
 	var state session.State
 	if p.session != nil {
 		state = p.session.State()
-		if p.session.Config == config && !state.Lost {
+		lost := p.watch != nil && p.watch.State().Losses > p.losses
+		if p.session.Config == config && !state.Lost && !lost {
+			s.watch(p, config.Source)
 			return p.session.Set(p.Paths, hop)
 		}
 		s.tell(klog.FromContext(ctx), p)
@@ -211,12 +253,41 @@ func (s *Speaker) adjust(ctx context.Context, p *entry) error {
 			state = session.State{}
 		}
 	}
+	s.watch(p, config.Source)
+	p.losses = 0
+	if p.watch != nil {
+		p.losses = p.watch.State().Losses
+	}
 	p.session, err = session.New(ctx, config, p.Paths, hop, state, s.soon.Send)
 	return err
 }
 
+// watch makes BFD with a router as it is planned. Where it was another one the session was left before.
+func (s *Speaker) watch(p *entry, source netip.Addr) {
+	config := machine.Config{Interval: p.BFDInterval, Multiplier: p.BFDMultiplier, Multihop: p.Multihop > 1}
+	if p.watch != nil && (p.watch.Config != config || p.watch.Router != p.Peer || p.watch.Source != source) {
+		p.watch.End()
+		p.watch = nil
+	}
+	if p.watch != nil || p.BFDInterval == 0 {
+		return
+	}
+	var err error
+	if p.watch, err = s.bfd.Begin(p.Peer, source, config, s.soon.Send); err != nil {
+		p.unwatched = err.Error()
+		return
+	}
+	p.watched = p.watch.State()
+}
+
 // tell logs and counts the changes of a session's state.
 func (s *Speaker) tell(logger klog.Logger, p *entry) {
+	if p.watch != nil {
+		if now := p.watch.State(); now.StateType != p.watched.StateType {
+			logger.Info("BFD has another state", "router", p.Peer, "state", now.StateType, "why", p.bfd().Error)
+			p.watched = now
+		}
+	}
 	if p.session == nil {
 		return
 	}

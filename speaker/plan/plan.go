@@ -33,15 +33,21 @@ type Route struct {
 type Peering struct {
 	LocalASN, PeerASN uint32
 	Peer              netip.Addr
+	Port              uint16
+	// Source is where the node's end of the session is; not valid: wherever the router is reached from.
+	Source netip.Prefix
 	// Multihop is the number of hops; with 1 there is TTL security.
 	Multihop int
 	// HoldTime and RestartTime are whole seconds.
 	HoldTime, RestartTime time.Duration
+	// BFDInterval and BFDMultiplier are 0 without BFD.
+	BFDInterval   time.Duration
+	BFDMultiplier uint8
 }
 
 // SameSpeaker says whether a router takes a session for the continuation of another one, and so keeps its paths meanwhile.
 func (p Peering) SameSpeaker(other Peering) bool {
-	return p.LocalASN == other.LocalASN && p.PeerASN == other.PeerASN && p.Peer == other.Peer
+	return p.LocalASN == other.LocalASN && p.PeerASN == other.PeerASN && p.Peer == other.Peer && p.Source == other.Source
 }
 
 // Path is how an address is announced.
@@ -123,10 +129,22 @@ func compile(spec *v1alpha1.BGPPeerSpec, routes []Route) (Session, error) {
 	if err != nil {
 		return Session{}, fmt.Errorf("read spec.peer.asn: %w", err)
 	}
+	var source netip.Prefix
+	if spec.Source != "" {
+		if source, err = iprange.ParsePrefix(spec.Source); err == nil && source.Addr().Is4() != addr.Is4() {
+			err = fmt.Errorf("%s is of another IP version than spec.peer.address, %s", source, addr)
+		}
+		if err != nil {
+			return Session{}, fmt.Errorf("read spec.source: %w", err)
+		}
+	}
 	s := Session{Peering: Peering{
-		LocalASN: local, PeerASN: remote, Peer: addr, Multihop: int(max(spec.Multihop, 1)),
+		LocalASN: local, PeerASN: remote, Peer: addr, Port: uint16(cmp.Or(spec.Peer.Port, 179)), Source: source, Multihop: int(max(spec.Multihop, 1)),
 		HoldTime: durationOr(spec.HoldTime, 9*time.Second), RestartTime: durationOr(spec.GracefulRestart.Time, 15*time.Second),
 	}, Paths: map[netip.Addr]Path{}}
+	if bfd := spec.BFD; bfd != nil {
+		s.BFDInterval, s.BFDMultiplier = durationOr(bfd.Interval, 300*time.Millisecond), uint8(min(max(cmp.Or(bfd.Multiplier, 3), 2), math.MaxUint8))
+	}
 	for addr, metric := range newest(routes) {
 		for i := range exports {
 			if exports[i].contains(addr) {

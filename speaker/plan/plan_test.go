@@ -37,6 +37,12 @@ func text(s Session) string {
 		return s.Name + ": " + s.Problem.Error()
 	}
 	line := fmt.Sprintf("%s: %d to %d at %s, %d hops, %s, %s:", s.Name, s.LocalASN, s.PeerASN, s.Peer, s.Multihop, s.HoldTime, s.RestartTime)
+	if s.Port != 179 || s.Source.IsValid() {
+		line += fmt.Sprintf(" port %d, from %s:", s.Port, s.Source)
+	}
+	if s.BFDInterval > 0 {
+		line += fmt.Sprintf(" bfd %s %d:", s.BFDInterval, s.BFDMultiplier)
+	}
 	for _, addr := range slices.SortedFunc(maps.Keys(s.Paths), netip.Addr.Compare) {
 		path := s.Paths[addr]
 		line += " " + addr.String()
@@ -73,6 +79,16 @@ func TestSessions(t *testing.T) {
 			s.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"rack": "1"}}
 			s.Export[0].Communities = []string{"65200:70", "65200:7", "65200:70", "4200000000:1:2"}
 		})}, routes, []string{"tor: 4200000000 to 4200000001 at 2001:db8::1, 3 hops, 1m0s, 2m0s: 10.99.0.5 65200:7 65200:70 4200000000:1:2 2001:db8:99::5 65200:7 65200:70 4200000000:1:2"}},
+		"source and port": {[]*v1alpha1.BGPPeer{
+			peerOf("a", func(s *v1alpha1.BGPPeerSpec) { s.Peer.Port, s.Source = 1179, "10.255.0.0/24" }),
+			peerOf("b", func(s *v1alpha1.BGPPeerSpec) { s.Source = "2001:db8::/64" }),
+		}, nil, []string{"a: 65200 to 65101 at 10.11.0.1, 1 hops, 9s, 15s: port 1179, from 10.255.0.0/24:", "b: read spec.source: 2001:db8::/64 is of another IP version than spec.peer.address, 10.11.0.1"}},
+		"BFD": {[]*v1alpha1.BGPPeer{
+			peerOf("a", func(s *v1alpha1.BGPPeerSpec) { s.BFD = &v1alpha1.BGPBFD{} }),
+			peerOf("b", func(s *v1alpha1.BGPPeerSpec) {
+				s.Peer.Address, s.BFD = "10.11.0.2", &v1alpha1.BGPBFD{Interval: &metav1.Duration{Duration: 50 * time.Millisecond}, Multiplier: 5}
+			}),
+		}, nil, []string{"a: 65200 to 65101 at 10.11.0.1, 1 hops, 9s, 15s: bfd 300ms 3:", "b: 65200 to 65101 at 10.11.0.2, 1 hops, 9s, 15s: bfd 50ms 5:"}},
 		"other nodes": {[]*v1alpha1.BGPPeer{peerOf("tor", func(s *v1alpha1.BGPPeerSpec) {
 			s.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"rack": "2"}}
 		})}, routes, nil},
@@ -127,6 +143,7 @@ func TestEqual(t *testing.T) {
 	one := Sessions([]*v1alpha1.BGPPeer{peerOf("tor", nil)}, nil, nil)[0].Peering
 	for change, other := range map[string]func(*Peering){
 		"ASN": func(p *Peering) { p.LocalASN++ }, "router's ASN": func(p *Peering) { p.PeerASN++ }, "router": func(p *Peering) { p.Peer = p.Peer.Next() },
+		"source": func(p *Peering) { p.Source = netip.MustParsePrefix("10.255.0.0/24") },
 	} {
 		changed := one
 		if other(&changed); changed.SameSpeaker(one) || !one.SameSpeaker(one) {

@@ -85,7 +85,7 @@ func (s *Session) unconnected(err string) string {
 	if s.Multihop == 1 {
 		ttl = ", and the router must use TTL security, as multihop is 1"
 	}
-	return fmt.Sprintf("%s does not answer at port %d: it must be reachable, %s%s", s.Peer, bgp.BGP_PORT, password, ttl)
+	return fmt.Sprintf("%s does not answer at port %d: it must be reachable, %s%s", s.Peer, s.Port, password, ttl)
 }
 
 // refused says why this side ended a session.

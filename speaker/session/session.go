@@ -31,6 +31,8 @@ type Config struct {
 	Password string
 	// RouterID is an IPv4 address that no other speaker of the autonomous system has.
 	RouterID netip.Addr
+	// Source is the node's end; not valid: the address by which it reaches the router.
+	Source netip.Addr
 }
 
 const (
@@ -131,10 +133,14 @@ func (s *Session) importNothing(ctx context.Context) error {
 
 func (s *Session) peer() *api.Peer {
 	peer := &api.Peer{
-		Conf:   &api.PeerConf{NeighborAddress: s.Peer.String(), PeerAsn: s.PeerASN, LocalAsn: s.LocalASN, AuthPassword: s.Password},
-		Timers: &api.Timers{Config: &api.TimersConfig{HoldTime: uint64(s.HoldTime.Seconds()), ConnectRetry: connectRetry}},
+		Conf:      &api.PeerConf{NeighborAddress: s.Peer.String(), PeerAsn: s.PeerASN, LocalAsn: s.LocalASN, AuthPassword: s.Password},
+		Timers:    &api.Timers{Config: &api.TimersConfig{HoldTime: uint64(s.HoldTime.Seconds()), ConnectRetry: connectRetry}},
+		Transport: &api.Transport{RemotePort: uint32(s.Port)},
 		// The kernel forwards while the speaker is away: so all of its sessions say that they continue.
 		GracefulRestart: &api.GracefulRestart{Enabled: true, RestartTime: uint32(s.RestartTime.Seconds()), DeferralTime: deferral, LocalRestarting: true},
+	}
+	if s.Source.IsValid() {
+		peer.Transport.LocalAddress = s.Source.String()
 	}
 	switch {
 	case s.Multihop == 1:

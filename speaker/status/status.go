@@ -54,10 +54,22 @@ type Peer struct {
 	Since time.Time `json:"since,omitzero"`
 	// Error says why the session is down, or why some addresses are not announced.
 	Error string `json:"error,omitempty"`
+	// BFD is the state of BFD with the router, nil without.
+	BFD *BFD `json:"bfd,omitempty"`
 	// Exported are the addresses that the session announces while it is up, in order.
 	Exported []Exported `json:"exported"`
 	// Received counts the routes that the router sends. None is used.
 	Received int `json:"received"`
+}
+
+// BFD is how the node and a router watch each other.
+type BFD struct {
+	// State is Down, Init or Up.
+	State string `json:"state"`
+	// Since is when it came to be so.
+	Since time.Time `json:"since,omitzero"`
+	// Error says why it is not Up.
+	Error string `json:"error,omitempty"`
 }
 
 // Exported is an announcement.

@@ -242,21 +242,29 @@ func (s *speaker) get(path, token string) (code int, text string, err error) {
 // established waits until the speaker has a session with its only router.
 func (s *speaker) established() {
 	s.t.Helper()
+	s.awaitPeers(func(peers []status.Peer) bool { return len(peers) == 1 && peers[0].Established })
+}
+
+// awaitPeers waits until the speaker's sessions are as they should, and returns them.
+func (s *speaker) awaitPeers(should func([]status.Peer) bool) []status.Peer {
+	s.t.Helper()
 	token := s.c.tokenOf(agentpod.Diagnosis, status.Audience(s.node))
+	var said status.Status
 	netnstest.Eventually(s.t, func() error {
 		code, text, err := s.get(status.Path, token)
 		if err != nil || code != http.StatusOK {
 			return fmt.Errorf("%d %s: %w", code, text, err)
 		}
-		var said status.Status
+		said = status.Status{}
 		if err := json.Unmarshal([]byte(text), &said); err != nil {
 			return err
 		}
-		if len(said.Peers) != 1 || !said.Peers[0].Established {
-			return fmt.Errorf("the session of %s is not established: %+v", s.node, said.Peers)
+		if !should(said.Peers) {
+			return fmt.Errorf("the sessions of %s are not as they should: %s", s.node, text)
 		}
 		return nil
 	})
+	return said.Peers
 }
 
 // podOn has addresses on a node since a time, as the agent would wire them, and answers with its name.

@@ -52,19 +52,20 @@ type Caller struct {
 	// sent is the number of calls, the number of the last one.
 	sent uint64
 	// answered has the calls that were answered, last the last answer of each flow.
-	answered map[uint64]string
+	answered map[uint64]answer
 	last     [flows]answer
 }
 
 type answer struct {
 	call uint64
 	from string
+	at   time.Time
 }
 
 // Call begins to call an address from a host, until the test ends.
 func Call(t *testing.T, from *netnstest.Host, address string) *Caller {
 	t.Helper()
-	c := &Caller{t: t, end: make(chan struct{}), answered: map[uint64]string{}}
+	c := &Caller{t: t, end: make(chan struct{}), answered: map[uint64]answer{}}
 	for flow := range flows {
 		from.Run(func() error {
 			conn, err := net.DialUDP("udp", nil, &net.UDPAddr{IP: net.ParseIP(address), Port: port})
@@ -121,11 +122,11 @@ func (c *Caller) listen(flow int) {
 		if err != nil || n < header {
 			continue
 		}
-		call, from := binary.BigEndian.Uint64(buffer), string(buffer[header:n])
+		got := answer{binary.BigEndian.Uint64(buffer), string(buffer[header:n]), time.Now()}
 		c.mu.Lock()
-		c.answered[call] = from
-		if call > c.last[flow].call {
-			c.last[flow] = answer{call, from}
+		c.answered[got.call] = got
+		if got.call > c.last[flow].call {
+			c.last[flow] = got
 		}
 		c.mu.Unlock()
 	}
@@ -173,14 +174,32 @@ func (c *Caller) Only(name string) {
 	c.t.Helper()
 	mark := c.Sent()
 	c.Answering(mark + 20*flows)
+	c.OnlySince(mark, name)
+}
+
+// OnlySince fails the test where anybody but name has answered a call after mark.
+func (c *Caller) OnlySince(mark uint64, name string) {
+	c.t.Helper()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for call, from := range c.answered {
-		if call > mark && from != name {
-			c.t.Errorf("call %d is answered by %s, want %s alone since call %d", call, from, name, mark)
+	for call, got := range c.answered {
+		if call > mark && got.from != name {
+			c.t.Errorf("call %d is answered by %s, want %s alone since call %d", call, got.from, name, mark)
 			return
 		}
 	}
+}
+
+// First returns when name first answered a call after mark.
+func (c *Caller) First(mark uint64, name string) (first time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for call, got := range c.answered {
+		if call > mark && got.from == name && (first.IsZero() || got.at.Before(first)) {
+			first = got.at
+		}
+	}
+	return first
 }
 
 // Lost returns how many calls after mark and before the last one that every flow was answered after have no answer, and how

@@ -60,14 +60,19 @@ type Daemon struct {
 	processes []*exec.Cmd
 }
 
-// StartFRR starts FRR with the configuration of its bgpd. in runs a function in the network namespace. It runs until Stop.
+// StartFRR starts FRR with the configuration of its bgpd, with bfdd where that has BFD. in runs a function in the network namespace. It
+// runs until Stop.
 func StartFRR(ctx context.Context, in func(func() error) error, config string) (*Daemon, error) {
-	return start(ctx, map[string]string{"bgpd.conf": config, "zebra.conf": "hostname zebra\n"}, in, func(inside string) [][]string {
+	return start(ctx, map[string]string{"bgpd.conf": config, "zebra.conf": "hostname zebra\n", "bfdd.conf": "hostname bfdd\n"}, in, func(inside string) [][]string {
 		common := []string{"-u", "root", "-g", "root", "--vty_socket", inside, "-P", "0", "--log", "stdout", "-z", inside + "/zserv.api"}
-		return [][]string{
+		commands := [][]string{
 			append([]string{"/usr/lib/frr/zebra", "-f", inside + "/zebra.conf", "-i", inside + "/zebra.pid"}, common...),
 			append([]string{"/usr/lib/frr/bgpd", "-f", inside + "/bgpd.conf", "-i", inside + "/bgpd.pid"}, common...),
 		}
+		if strings.Contains(config, " bfd") {
+			commands = append(commands, append([]string{"/usr/lib/frr/bfdd", "-f", inside + "/bfdd.conf", "-i", inside + "/bfdd.pid"}, common...))
+		}
+		return commands
 	})
 }
 

@@ -216,6 +216,8 @@ func (r *Report) problems() []answer.Problem {
 			all.Add("kubectl get bgppeer "+s.Name+" -o yaml", "Node %s has no session of BGPPeer %s: %s", s.Node, s.Name, s.Error)
 		case s.Error != "":
 			all.Add("", "Node %s announces less than it should by BGPPeer %s: %s", s.Node, s.Name, s.Error)
+		case s.BFD != nil && s.BFD.Error != "":
+			all.Add("", "Node %s and the router of BGPPeer %s do not watch each other by BFD: %s", s.Node, s.Name, s.BFD.Error)
 		}
 	}
 	return all
@@ -284,6 +286,9 @@ func (r *Report) sessions(now time.Time) *answer.Table {
 		state := "Down"
 		if s.Established {
 			state = "Established"
+			if s.BFD != nil {
+				state += ", BFD " + s.BFD.State
+			}
 		}
 		asn := ""
 		if s.Address.IsValid() {

@@ -58,6 +58,12 @@ func down(name, why string, exported ...status.Exported) status.Peer {
 	return p
 }
 
+func watched(name string, bfd status.BFD) status.Peer {
+	p := up(name)
+	p.BFD = &bfd
+	return p
+}
+
 var (
 	twelve  = netip.MustParseAddr("10.99.0.12")
 	carried = []status.Carried{{Address: twelve, Metric: 7}}
@@ -98,6 +104,14 @@ It is not known which sessions node node3 has: it is away
 node1   rack-1   10.11.0.1   Established   60m     0           0          no IPv6 address
 
 Node node1 announces less than it should by BGPPeer rack-1: no IPv6 address
+`, 1},
+		"BFD": {[]runtime.Object{podOn("node1")}, speakers{"node1": {Peers: []status.Peer{
+			watched("rack-1", status.BFD{State: "Up"}), watched("rack-2", status.BFD{State: "Down", Error: "10.11.0.1 says nothing"}),
+		}}}, "", "", `NODE    PEER     ROUTER      STATE                   SINCE   ANNOUNCES   RECEIVES   WHY
+node1   rack-1   10.11.0.1   Established, BFD Up     60m     0           0          -
+node1   rack-2   10.11.0.1   Established, BFD Down   60m     0           0          -
+
+Node node1 and the router of BGPPeer rack-2 do not watch each other by BFD: 10.11.0.1 says nothing
 `, 1},
 		"an address": {[]runtime.Object{podOn("node1"), podOn("node2")}, speakers{"node1": {Carried: carried, Peers: []status.Peer{up("rack-1", full), up("rack-2", plain), up("rack-3"), down("rack-4", "it is being dialed", plain)}}, "node2": {Peers: []status.Peer{up("rack-1")}}}, "10.99.0.12", "node1", `NODE    PEER     ROUTER      STATE           MED   LOCAL PREF   COMMUNITIES      WHY
 node1   rack-1   10.11.0.1   Announced       7     4294967288   65200:70 1:2:3   -

@@ -38,6 +38,14 @@ type BGPPeerSpec struct {
 	// peer is the router.
 	Peer BGPRouter `json:"peer"`
 
+	// source has each node speak from its address in this prefix, such as one of its
+	// loopback, and not from the one by which it reaches the router.
+	//
+	// +kubebuilder:validation:MaxLength=43
+	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self) == cidr(self).masked()",message="must be a CIDR without host bits, such as 10.255.0.0/24"
+	// +optional
+	Source string `json:"source,omitempty"`
+
 	// multihop is the number of hops to the router. With 1 (default) both sides use
 	// TTL security (RFC 5082), which the router must be told, too: packets that were
 	// forwarded are dropped.
@@ -62,6 +70,13 @@ type BGPPeerSpec struct {
 	// +optional
 	GracefulRestart BGPGracefulRestart `json:"gracefulRestart,omitzero"`
 
+	// bfd has the router and berth-speaker watch each other by BFD (RFC 5880): the
+	// router drops the addresses of a node that is gone after a second, and not after
+	// the hold time. The router must be told, too. Absent: off.
+	//
+	// +optional
+	BFD *BGPBFD `json:"bfd,omitempty"`
+
 	// export says which addresses are announced. The first entry with a prefix that
 	// contains an address counts. What no entry names is not announced.
 	//
@@ -79,6 +94,13 @@ type BGPRouter struct {
 	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip(self).isGlobalUnicast()",message="must be an address without a prefix length, such as 10.11.0.1, and not a link-local one"
 	Address string `json:"address"`
 
+	// port at which the router takes connections.
+	//
+	// +kubebuilder:default=179
+	// +kubebuilder:validation:XValidation:rule="self >= 1 && self <= 65535",message="must be a port from 1 to 65535, such as 179"
+	// +optional
+	Port int32 `json:"port,omitempty"`
+
 	// asn is the router's autonomous system: the nodes' own for iBGP, another one for
 	// eBGP.
 	//
@@ -94,6 +116,25 @@ type BGPGracefulRestart struct {
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s') && duration(self) <= duration('4095s') && duration(self).getMilliseconds() % 1000 == 0",message="must be whole seconds from 1s to 4095s, such as 15s"
 	// +optional
 	Time *metav1.Duration `json:"time,omitempty"`
+}
+
+// BGPBFD is BFD with the router: at UDP port 3784, or 4784 with multihop from 2 on.
+type BGPBFD struct {
+	// interval between packets, in both directions. The router may have a longer
+	// one, which counts then.
+	//
+	// +kubebuilder:default="300ms"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('50ms') && duration(self) <= duration('60s')",message="must be from 50ms to 60s, such as 300ms"
+	// +optional
+	Interval *metav1.Duration `json:"interval,omitempty"`
+
+	// multiplier is the number of missing packets after which each side gives the
+	// other up. The router has its own for what it sends.
+	//
+	// +kubebuilder:default=3
+	// +kubebuilder:validation:XValidation:rule="self >= 2 && self <= 255",message="must be a number of packets from 2 to 255"
+	// +optional
+	Multiplier int32 `json:"multiplier,omitempty"`
 }
 
 // BGPExport has some addresses announced.

@@ -22,6 +22,7 @@ func TestBGPPeerValidation(t *testing.T) {
 	w := simulation.New(t, lab.ControlPlaneOptions{})
 	type fields = map[string]any
 	const asns, address, prefixes, communities, hold = "from 1 to 4294967294", "address without a prefix length", "a CIDR without host bits", "every community must be", "whole seconds from 3s"
+	const interval, packets = "must be from 50ms to 60s", "a number of packets from 2 to 255"
 	export := func(with fields) fields {
 		e := fields{"prefixes": []any{"10.99.0.0/24"}}
 		maps.Copy(e, with)
@@ -33,8 +34,8 @@ func TestBGPPeerValidation(t *testing.T) {
 	}{
 		"least": {nil, ""},
 		"all": {fields{
-			"nodeSelector": fields{"matchLabels": fields{"rack": "1"}}, "localASN": int64(4294967294), "peer": fields{"address": "2001:db8::1", "asn": int64(1)}, "multihop": int64(255), "holdTime": "1m30s",
-			"gracefulRestart": fields{"time": "4095s"}, "export": []any{fields{"prefixes": []any{"10.99.0.0/16", "2001:db8:99::/48"}, "communities": []any{"65200:70", "65535:65535", "4294967295:0:1"}, "newest": true}},
+			"nodeSelector": fields{"matchLabels": fields{"rack": "1"}}, "localASN": int64(4294967294), "peer": fields{"address": "2001:db8::1", "port": int64(65535), "asn": int64(1)}, "source": "2001:db8:255::/64", "multihop": int64(255), "holdTime": "1m30s",
+			"gracefulRestart": fields{"time": "4095s"}, "bfd": fields{"interval": "50ms", "multiplier": int64(255)}, "export": []any{fields{"prefixes": []any{"10.99.0.0/16", "2001:db8:99::/48"}, "communities": []any{"65200:70", "65535:65535", "4294967295:0:1"}, "newest": true}},
 		}, ""},
 		"no ASN":             {fields{"localASN": nil}, "spec.localASN: Required"},
 		"ASN 0":              {fields{"localASN": int64(0)}, asns},
@@ -43,6 +44,8 @@ func TestBGPPeerValidation(t *testing.T) {
 		"router's name":      {fields{"peer": fields{"address": "tor-1", "asn": int64(65101)}}, address},
 		"prefix":             {fields{"peer": fields{"address": "10.11.0.1/24", "asn": int64(65101)}}, address},
 		"link-local":         {fields{"peer": fields{"address": "fe80::1", "asn": int64(65101)}}, address},
+		"no port":            {fields{"peer": fields{"address": "10.11.0.1", "port": int64(65536), "asn": int64(65101)}}, "a port from 1 to 65535"},
+		"source's host bits": {fields{"source": "10.255.0.1/24"}, "a CIDR without host bits"},
 		"no hops":            {fields{"multihop": int64(0)}, "number of hops from 1"},
 		"many hops":          {fields{"multihop": int64(256)}, "number of hops from 1"},
 		"short hold":         {fields{"holdTime": "2s"}, hold},
@@ -50,6 +53,11 @@ func TestBGPPeerValidation(t *testing.T) {
 		"long hold":          {fields{"holdTime": "65536s"}, hold},
 		"restart":            {fields{"gracefulRestart": fields{"time": "0s"}}, "whole seconds from 1s to 4095s"},
 		"long restart":       {fields{"gracefulRestart": fields{"time": "4096s"}}, "whole seconds from 1s to 4095s"},
+		"BFD as it is":       {fields{"bfd": fields{}}, ""},
+		"fast BFD":           {fields{"bfd": fields{"interval": "49ms"}}, interval},
+		"slow BFD":           {fields{"bfd": fields{"interval": "61s"}}, interval},
+		"one packet":         {fields{"bfd": fields{"multiplier": int64(1)}}, packets},
+		"many packets":       {fields{"bfd": fields{"multiplier": int64(256)}}, packets},
 		"no export":          {fields{"export": nil}, "spec.export: Required"},
 		"empty export":       {fields{"export": []any{}}, "at least 1 item"},
 		"no prefix":          {export(fields{"prefixes": []any{}}), "at least 1 item"},
@@ -83,10 +91,10 @@ func TestBGPPeerValidation(t *testing.T) {
 	}
 	peer, err := w.Berth.BGPPeers.Create(w.Ctx, &v1alpha1.BGPPeer{
 		ObjectMeta: metav1.ObjectMeta{Name: "typed"}, Spec: v1alpha1.BGPPeerSpec{
-			LocalASN: 65200, Peer: v1alpha1.BGPRouter{Address: "10.11.0.1", ASN: 65101}, Export: []v1alpha1.BGPExport{{Prefixes: []string{"10.99.0.0/24"}}},
+			LocalASN: 65200, Peer: v1alpha1.BGPRouter{Address: "10.11.0.1", ASN: 65101}, BFD: &v1alpha1.BGPBFD{}, Export: []v1alpha1.BGPExport{{Prefixes: []string{"10.99.0.0/24"}}},
 		},
 	}, metav1.CreateOptions{})
-	if err != nil || peer.Spec.Multihop != 1 || peer.Spec.HoldTime.Duration != 9*time.Second || peer.Spec.GracefulRestart.Time.Duration != 15*time.Second {
+	if err != nil || peer.Spec.Multihop != 1 || peer.Spec.Peer.Port != 179 || peer.Spec.HoldTime.Duration != 9*time.Second || peer.Spec.GracefulRestart.Time.Duration != 15*time.Second || peer.Spec.BFD.Interval.Duration != 300*time.Millisecond || peer.Spec.BFD.Multiplier != 3 {
 		t.Errorf("created %+v, %v", peer, err)
 	}
 }
