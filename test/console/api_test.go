@@ -146,7 +146,7 @@ var requests = []struct {
 	{path: "/addresses/192.0.2.1", says: []string{`"state":"Outside"`}},
 	{path: "/addresses/fd00:70:0:0::10", says: []string{`"address":"fd00:70::10"`}},
 	{path: "/addresses/10.0.70", status: 400, says: []string{"is no address", "write 10.0.70.2"}},
-	{path: "/addresses/10.0.70.1-10.0.70.9", status: 400, says: []string{"not a range"}},
+	{path: "/addresses/10.0.70.1-10.0.70.9", status: 400, says: []string{"is 9 addresses: name one"}},
 	{path: "/addresses/fe80::1%25eth0", status: 400, says: []string{"no zone"}},
 	{path: "/addresses/10.0.70.8/why", says: []string{"tiny-first", "kubectl berth trace 10.0.70.8"}},
 	{path: "/addresses/10.0.70.200/why", says: []string{"kubectl berth release 10.0.70.200"}},
