@@ -53,7 +53,7 @@ func (a *Auditor) read(ctx context.Context) (*objects, error) {
 	if err := a.list(ctx, first); err != nil {
 		return nil, err
 	}
-	return o, a.list(ctx, a.workloadsOf(ctx, o))
+	return o, a.list(ctx, a.workloadsOf(o))
 }
 
 func (a *Auditor) agentsInto(ctx context.Context, o *objects) listed {
@@ -72,7 +72,7 @@ func (a *Auditor) agentsInto(ctx context.Context, o *objects) listed {
 
 // workloadsOf returns the kinds of workloads that the addresses have as owners, and the
 // kinds between these and pods. Others need not be read, nor may the user have to.
-func (a *Auditor) workloadsOf(ctx context.Context, o *objects) []listed {
+func (a *Auditor) workloadsOf(o *objects) []listed {
 	kinds := map[string]bool{}
 	for ip := range o.floatingIPs() {
 		if owner := ip.Spec.Owner; owner != nil {

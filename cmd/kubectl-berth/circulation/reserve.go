@@ -199,7 +199,7 @@ func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error
 // homeless refuses an address that no pool gives, unless there is a record of it.
 func (o *reserving) homeless(ctx context.Context, addr netip.Addr) (string, error) {
 	did, err := o.reserved(ctx, addr)
-	if err == errFreed {
+	if errors.Is(err, errFreed) {
 		err = refusal("not reserved: " + standing.OfNobody(addr, o.all, o.pools).Because)
 	}
 	return did, err

@@ -104,19 +104,19 @@ type Call struct {
 
 	given string
 	// follow prints changes after the answer was printed.
-	follow func(ctx context.Context, print func(*answer.Answer) error) error
+	follow func(ctx context.Context, show func(*answer.Answer) error) error
 }
 
 // Follow has an answer printed for each event after a resource version, if the user gave -w.
 // A nil answer prints nothing.
 func (c *Call) Follow(version string, start func(metav1.ListOptions) (watch.Interface, error), say func(watch.Event) (*answer.Answer, error)) {
-	c.follow = func(ctx context.Context, print func(*answer.Answer) error) error {
+	c.follow = func(ctx context.Context, show func(*answer.Answer) error) error {
 		return cluster.Follow(ctx, version, start, func(event watch.Event) error {
 			said, err := say(event)
 			if err != nil || said == nil {
 				return err
 			}
-			return print(said)
+			return show(said)
 		})
 	}
 }
@@ -124,8 +124,14 @@ func (c *Call) Follow(version string, start func(metav1.ListOptions) (watch.Inte
 // Arguments checks how many arguments there are.
 type Arguments = cobra.PositionalArgs
 
-// Numbers of arguments.
-var Exactly, AtLeast, AtMost = cobra.ExactArgs, cobra.MinimumNArgs, cobra.MaximumNArgs
+// Exactly is a number of arguments.
+var Exactly = cobra.ExactArgs
+
+// AtLeast is the least number of arguments.
+var AtLeast = cobra.MinimumNArgs
+
+// AtMost is the largest number of arguments.
+var AtMost = cobra.MaximumNArgs
 
 // Completion completes words, by the cluster's objects.
 type Completion func(of *cluster.Cluster) cobra.CompletionFunc

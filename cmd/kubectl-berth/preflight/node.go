@@ -14,6 +14,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	typed "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
@@ -39,40 +40,10 @@ func (r *Report) nodes(ctx context.Context, call *command.Call, o options, all [
 		err = errors.Join(err, gone)
 	}()
 	pods := call.Kube.CoreV1().Pods(namespace.Name)
-	// The controller of tokens may not have made the ServiceAccount yet.
-	made := map[string]*v1.Pod{}
-	err = wait.PollUntilContextTimeout(ctx, time.Second, o.timeout, true, func(ctx context.Context) (bool, error) {
-		for _, n := range all {
-			if made[n.Name] != nil {
-				continue
-			}
-			if made[n.Name], err = pods.Create(ctx, podOn(n.Name, o), metav1.CreateOptions{}); err != nil {
-				made[n.Name] = nil
-				return false, nil
-			}
-		}
-		return true, nil
-	})
-	if err != nil {
-		return fmt.Errorf("make the pods that look at nodes: %w", err)
-	}
 	fmt.Fprintf(call.ErrOut, "Looks at %d nodes, with pods in namespace %s.\n", len(all), namespace.Name)
-	// Pods that do not end are told of by their last state.
-	_ = wait.PollUntilContextTimeout(ctx, 500*time.Millisecond, o.timeout, true, func(ctx context.Context) (bool, error) {
-		list, err := pods.List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return false, nil
-		}
-		ended := true
-		for i := range list.Items {
-			pod := &list.Items[i]
-			made[pod.Spec.NodeName] = pod
-			ended = ended && (pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed)
-		}
-		return ended, nil
-	})
-	if ctx.Err() != nil {
-		return ctx.Err()
+	made, err := runOn(ctx, pods, o, all)
+	if err != nil {
+		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(made)) {
 		node := Node{Name: name}
@@ -89,6 +60,42 @@ func (r *Report) nodes(ctx context.Context, call *command.Call, o options, all [
 		r.Nodes = append(r.Nodes, node)
 	}
 	return nil
+}
+
+// runOn makes a pod on each node, and returns them when all have ended, or by their last state where they do not end in time.
+func runOn(ctx context.Context, pods typed.PodInterface, o options, all []v1.Node) (map[string]*v1.Pod, error) {
+	made := map[string]*v1.Pod{}
+	// The controller of ServiceAccounts may not have made the namespace's yet.
+	err := wait.PollUntilContextTimeout(ctx, time.Second, o.timeout, true, func(ctx context.Context) (bool, error) {
+		for _, n := range all {
+			if made[n.Name] != nil {
+				continue
+			}
+			pod, err := pods.Create(ctx, podOn(n.Name, o), metav1.CreateOptions{})
+			if err != nil {
+				return false, nil //nolint:nilerr // again
+			}
+			made[n.Name] = pod
+		}
+		return true, nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make the pods that look at nodes: %w", err)
+	}
+	_ = wait.PollUntilContextTimeout(ctx, 500*time.Millisecond, o.timeout, true, func(ctx context.Context) (bool, error) {
+		list, err := pods.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, nil //nolint:nilerr // again
+		}
+		ended := true
+		for i := range list.Items {
+			pod := &list.Items[i]
+			made[pod.Spec.NodeName] = pod
+			ended = ended && (pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed)
+		}
+		return ended, nil
+	})
+	return made, ctx.Err()
 }
 
 // why says why a pod printed nothing that can be read.

@@ -223,7 +223,7 @@ func (t *Target) Each(most uint64, exact bool) ([]netip.Addr, error) {
 }
 
 // String returns the target as commands print it.
-func (t Target) String() string {
+func (t *Target) String() string {
 	switch {
 	case t.Kind == Addresses:
 		return t.Range.String()

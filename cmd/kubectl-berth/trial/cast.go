@@ -108,7 +108,7 @@ func (c *cast) ready(ctx context.Context, name string, old types.UID) (pod *v1.P
 	err = wait.PollUntilContextCancel(limit, 200*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		found, err := c.kube.CoreV1().Pods(c.namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil || found.UID == old {
-			return false, nil // not made yet
+			return false, nil //nolint:nilerr // not made yet
 		}
 		pod = found
 		return slices.ContainsFunc(pod.Status.Conditions, func(p v1.PodCondition) bool {
@@ -212,7 +212,10 @@ func (c *cast) forwarded(ctx context.Context, pod *v1.Pod, do func(local string)
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- forwarder.ForwardPorts() }()
-	defer func() { close(stop); <-ended }()
+	defer func() {
+		close(stop)
+		<-ended //nolint:errcheck // the call tells what failed
+	}()
 	select {
 	case err := <-ended:
 		ended <- nil
