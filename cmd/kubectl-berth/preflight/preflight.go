@@ -64,17 +64,24 @@ type options struct {
 
 // New returns the command preflight.
 func New() command.Command {
-	o := options{image: "ghcr.io/berth-dev/berth-agent:" + build.Version()}
+	var o options
 	var own []v1alpha1.IPPool
 	return command.Command{
 		Use: "preflight", Short: "Says before an installation what would be in its way", Long: long, Example: examples, Found: "there is a problem",
 		Flags: func(flags *pflag.FlagSet) {
 			flags.StringVarP(&o.file, "filename", "f", "", "File with the IPPools that you are going to make; - is stdin. By default the pools of the cluster, if it has any.")
-			flags.StringVar(&o.image, "image", o.image, "Image of the agent.")
+			flags.StringVar(&o.image, "image", "", "Image of the agent. By default that of this program's release.")
 			flags.StringVar(&o.uplink, "uplink", "", "The agent's flag --uplink, if you are going to set it.")
 			flags.DurationVar(&o.timeout, "timeout", 2*time.Minute, "How long the pods may take.")
 		},
 		Prepare: func(call *command.Call) (err error) {
+			if version := build.Version(); o.image == "" {
+				// Other versions than a release's have a commit behind a hyphen.
+				if !strings.HasPrefix(version, "v") || strings.Contains(version, "-") {
+					return fmt.Errorf("this program is of no release (its version is %s): name the agent's image with --image", version)
+				}
+				o.image = "ghcr.io/berth-dev/berth-agent:" + version
+			}
 			if o.file != "" {
 				own, err = readPools(o.file, call.In)
 			}
