@@ -173,6 +173,14 @@ func TestLifeCycle(t *testing.T) {
 
 	s.kubectl("delete", "statefulset", "kept", "--cascade=foreground")
 	s.kubectl("delete", "pods", "-l", "kind=mover", "--wait")
+	// The new release's controller leads once the lease of the one before has ended.
+	s.eventually("no record has a pod", func() error {
+		held, err := s.tryKubectl("get", "floatingips", "-o", "jsonpath={.items[*].spec.pod.name}")
+		if err == nil && held != "" {
+			err = fmt.Errorf("%s have one", held)
+		}
+		return err
+	})
 	if out := s.run("uninstall", again); !strings.Contains(out, fmt.Sprintf("%d of %[1]d nodes are clean", nodes)) {
 		t.Errorf("the uninstall does not say that the nodes are clean:\n%s", out)
 	}
