@@ -180,6 +180,8 @@ func (s *stage) prometheus() *prometheus {
 	for _, monitor := range monitors {
 		config, err := scrape.Config(&monitor)
 		s.must(err)
+		// As where one Prometheus has several clusters.
+		config["relabel_configs"] = append(config["relabel_configs"].([]map[string]any), map[string]any{"target_label": "cluster", "replacement": "lab"})
 		configs = append(configs, config)
 	}
 	rules := s.objects("prometheusrules")[0].Object["spec"]
