@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -189,7 +190,7 @@ func (r *Report) pools(ctx context.Context, call *command.Call, all []v1alpha1.I
 			r.problem("", "pool %s: %v", all[i].Name, err)
 			continue
 		}
-		for _, network := range slices.SortedFunc(keys(taken), netip.Prefix.Compare) {
+		for _, network := range slices.SortedFunc(maps.Keys(taken), netip.Prefix.Compare) {
 			if network.Overlaps(pool.Subnet) {
 				r.problem("", "pool %s: its subnet %s overlaps with %s, %s", pool.Name, pool.Subnet, taken[network], network)
 			}
@@ -219,16 +220,6 @@ func (r *Report) addresses(pool *pools.Pool) {
 func note(taken map[netip.Prefix]string, text, of string) {
 	if network, err := netip.ParsePrefix(text); err == nil {
 		taken[network] = of
-	}
-}
-
-func keys(m map[netip.Prefix]string) func(yield func(netip.Prefix) bool) {
-	return func(yield func(netip.Prefix) bool) {
-		for k := range m {
-			if !yield(k) {
-				return
-			}
-		}
 	}
 }
 
