@@ -122,7 +122,7 @@ func TestColumns(t *testing.T) {
 	w.Occupy("web")
 	want := map[string]string{
 		"Name": "10.0.70.2", "Pool": "web", "Namespace": simulation.Namespace, "Pod": "web-first", "Node": "node1",
-		"Owner-Kind": "Pod", "Owner": "web-first", "Policy": "PodDeleted",
+		"Owner-Kind": "Pod", "Owner": "web-first", "Policy": "PodDeleted", "Cooling": "<none>", "Reserved": "<none>",
 	}
 	rows := tableOf(w, "floatingips")
 	if len(rows) != 1 {
@@ -146,7 +146,13 @@ func TestColumns(t *testing.T) {
 	})
 }
 
-func textOf(cell any) string { return fmt.Sprint(cell) }
+// textOf returns a cell as kubectl prints it.
+func textOf(cell any) string {
+	if cell == nil {
+		return "<none>"
+	}
+	return fmt.Sprint(cell)
+}
 
 // tableOf returns what `kubectl get` prints without -o wide.
 func tableOf(w *simulation.World, resource string) []map[string]string {

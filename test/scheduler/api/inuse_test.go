@@ -220,7 +220,7 @@ func TestUninstallWithServices(t *testing.T) {
 	if out, err := uninstall("check", "--force"); err != nil {
 		t.Errorf("by force: %v: %s", err, out)
 	}
-	if _, err := w.Berth.FloatingIPs.Patch(w.Ctx, "10.0.70.2", types.MergePatchType, []byte(`{"spec":{"service":null}}`), metav1.PatchOptions{}); err != nil {
+	if _, err := w.AsController().FloatingIPs.Patch(w.Ctx, "10.0.70.2", types.MergePatchType, []byte(`{"spec":{"service":null}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := uninstall("check"); err != nil {
