@@ -7,7 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/ns"
@@ -120,14 +122,18 @@ type step struct {
 func (a *Agent) steps(watch *stopwatch) []step {
 	return []step{
 		{"alive", a.stillThere},
-		{"policies-prepared", a.preparePolicies},
+		{"policies-prepared", func(ctx context.Context, record *state.Container) error {
+			return a.Policies.Prepare(ctx, a.policed(record))
+		}},
 		{"superseded", a.supersede},
 		{"asked", a.mayTake},
 		{"plugins", func(ctx context.Context, record *state.Container) error {
 			return a.attachInterfaces(ctx, record, watch)
 		}},
 		{"default-route", a.setDefaultRoute},
-		{"policies", a.enforcePolicies},
+		{"policies", func(ctx context.Context, record *state.Container) error {
+			return a.Policies.Enforce(ctx, a.policed(record))
+		}},
 		{"egress", a.leaveBy},
 		{"shaped", func(ctx context.Context, record *state.Container) error { a.shape(ctx, record); return nil }},
 		{"ports", a.ports.Open},
@@ -160,7 +166,7 @@ func (a *Agent) attach(ctx context.Context, record *state.Container, watch *stop
 	a.attached(ctx, record)
 	watch.done("attached")
 	klog.FromContext(ctx).V(2).Info("Attached", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),
-		"containerID", record.ContainerID, "interfaces", interfaceNames(record), "ips", addressList(record),
+		"containerID", record.ContainerID, "interfaces", interfaceNames(record), "ips", addressesOf(record),
 		"took", time.Since(watch.began), "steps", watch.String())
 	return record.Result, nil
 }
@@ -179,23 +185,16 @@ func (a *Agent) attached(ctx context.Context, record *state.Container) {
 // complete writes the result, if nobody took the addresses or host ports away meanwhile.
 func (a *Agent) complete(ctx context.Context, record *state.Container) error {
 	a.noteLinks(ctx, record)
-	unlock, err := a.lockAddresses(ctx, record.Addresses())
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	// The runtime knows the first interface.
 	record.Result = record.Attachments[0].Result
 	done := *record
 	done.Phase = state.Added
-	if err := a.ports.Complete(ctx, &done); err != nil {
-		return err
-	}
-	if len(record.Addresses()) == 0 && len(record.HostPorts) > 0 {
+	err := a.locked(ctx, record.Addresses(), func() error { return a.ports.Complete(ctx, &done) })
+	if err == nil && len(record.Addresses()) == 0 && len(record.HostPorts) > 0 {
 		// No lock kept the pod's end from coming during the write.
 		a.suspects.add(record.Key())
 	}
-	return nil
+	return err
 }
 
 // stillThere asks again whether the pod runs. Its deletion between the first question and
@@ -220,12 +219,13 @@ func hasScarce(record *state.Container) bool {
 	return len(record.Addresses()) > 0 || len(record.HostPorts) > 0
 }
 
-func addressList(record *state.Container) []string {
-	var all []string
-	for _, addr := range record.Addresses() {
-		all = append(all, addr.Address.String())
+// listed lists addresses in a sentence.
+func listed(addrs []netip.Addr) string {
+	all := make([]string, 0, len(addrs))
+	for _, addr := range addrs {
+		all = append(all, addr.String())
 	}
-	return all
+	return strings.Join(all, ", ")
 }
 
 func interfaceNames(record *state.Container) []string {

@@ -56,22 +56,15 @@ func (a *Agent) advertise(ctx context.Context, record *state.Container) error {
 	if !isRouted(record) {
 		return nil
 	}
-	unlock, err := a.lockAddresses(ctx, record.Addresses())
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	// A withdrawal of the addresses ended the context before it got the lock.
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
 	complete := *record
 	complete.Phase = state.Added
-	return a.eachInterface(&complete, func(d nettype.Driver, i *nettype.Interface) error {
-		if one, ok := d.(advertiser); ok {
-			return one.Advertise(i)
-		}
-		return nil
+	return a.locked(ctx, record.Addresses(), func() error {
+		return a.eachInterface(&complete, func(d nettype.Driver, i *nettype.Interface) error {
+			if one, ok := d.(advertiser); ok {
+				return one.Advertise(i)
+			}
+			return nil
+		})
 	})
 }
 

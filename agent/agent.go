@@ -203,6 +203,7 @@ func New(o Options) *Agent {
 	if o.Policies == nil {
 		o.Policies = noPolicies{}
 	}
+	o.Policies = policing{o.Policies}
 	if o.Egress == nil {
 		o.Egress = noEgress{}
 	}

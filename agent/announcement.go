@@ -31,10 +31,7 @@ func (a *Agent) AnnounceAll(context.Context) {
 func (a *Agent) announceAgain(ctx context.Context, record *state.Container) (carried bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, announcePatience)
 	defer cancel()
-	err = a.withAddresses(ctx, record, func(now *state.Container) error {
-		if now.Phase != state.Added {
-			return nil
-		}
+	err = a.withAddresses(ctx, record, state.Added, func(now *state.Container) error {
 		carried = true
 		return a.eachInterface(now, func(d nettype.Driver, i *nettype.Interface) error {
 			if a.waitsFor(i) {

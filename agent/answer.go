@@ -103,7 +103,7 @@ func (a *Agent) carry(ctx context.Context, record *state.Container, answers bool
 	defer release()
 	if err != nil {
 		// The next survey finds it.
-		klog.FromContext(ctx).V(2).Info("Cannot find the network of addresses", "ips", addressList(record), "err", err)
+		klog.FromContext(ctx).V(2).Info("Cannot find the network of addresses", "ips", addressesOf(record), "err", err)
 	}
 	a.carryAt(record, targets, answers)
 }
@@ -302,14 +302,14 @@ func (a answers) Close(ctx context.Context, addr netip.Addr, newest answering.Ve
 	var errs []error
 	for _, record := range a.carrying(addr) {
 		a.adds.end(record.Key(), fmt.Errorf("%w: %s", ended, why))
-		errs = append(errs, a.withAddresses(ctx, record, func(now *state.Container) error {
+		errs = append(errs, a.withAddresses(ctx, record, "", func(now *state.Container) error {
 			if now.Phase == state.Withdrawn {
 				return nil
 			}
 			err := a.closeLocked(now, func(i *nettype.Interface) bool { return cause == answering.Newer || has(&i.Attachment, addr) })
 			if err == nil && cause == answering.Newer {
 				klog.FromContext(ctx).Info("The node does not answer for the addresses of a pod any more, until the API server says whose they are", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
-					"podUID", now.Pod.UID, "containerID", now.ContainerID, "ips", addressList(now), "ip", addr, "reason", why)
+					"podUID", now.Pod.UID, "containerID", now.ContainerID, "ips", addressesOf(now), "ip", addr, "reason", why)
 			}
 			if err == nil || errors.Is(err, answerer.ErrCannotClose) {
 				err = errors.Join(err, a.noteNewest(now, addr, newest))

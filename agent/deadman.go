@@ -87,11 +87,8 @@ func (a *Agent) keepAnswering(ctx context.Context) (done bool) {
 
 // closeExpired closes a record for whose addresses the node is silent.
 func (a *Agent) closeExpired(ctx context.Context, record *state.Container) {
-	logger := klog.LoggerWithValues(klog.FromContext(ctx), "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name), "containerID", record.ContainerID, "ips", addressList(record))
-	err := a.withAddresses(ctx, record, func(now *state.Container) error {
-		if now.Phase != state.Added {
-			return nil
-		}
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name), "containerID", record.ContainerID, "ips", addressesOf(record))
+	err := a.withAddresses(ctx, record, state.Added, func(now *state.Container) error {
 		if err := a.closeLocked(now, func(*nettype.Interface) bool { return true }); err != nil && !errors.Is(err, answerer.ErrCannotClose) {
 			return err
 		}

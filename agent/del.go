@@ -67,7 +67,7 @@ func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) err
 		return err
 	}
 	klog.FromContext(ctx).V(2).Info("Detached", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),
-		"containerID", record.ContainerID, "ips", addressList(record))
+		"containerID", record.ContainerID, "ips", addressesOf(record))
 	return nil
 }
 

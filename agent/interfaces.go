@@ -68,22 +68,15 @@ func (a *Agent) attachInterface(ctx context.Context, record *state.Container, i 
 }
 
 // setup wires the floating IPs of an attachment.
-func (a *Agent) setup(ctx context.Context, d nettype.Driver, record *state.Container, i int) (*current.Result, error) {
-	unlock, err := a.lockAddresses(ctx, record.Addresses())
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	// A withdrawal of the addresses ended the context before it got the lock.
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
-	result, err := d.Setup(interfaceOf(record, i))
-	if err != nil {
-		return nil, fmt.Errorf("wire the floating IPs: %w", err)
-	}
-	announceNow(ctx, d, record, i)
-	return result, nil
+func (a *Agent) setup(ctx context.Context, d nettype.Driver, record *state.Container, i int) (result *current.Result, err error) {
+	err = a.locked(ctx, record.Addresses(), func() error {
+		if result, err = d.Setup(interfaceOf(record, i)); err != nil {
+			return fmt.Errorf("wire the floating IPs: %w", err)
+		}
+		announceNow(ctx, d, record, i)
+		return nil
+	})
+	return result, err
 }
 
 // announceNow announces the addresses of an attachment. A lost announcement leaves stale
@@ -91,6 +84,6 @@ func (a *Agent) setup(ctx context.Context, d nettype.Driver, record *state.Conta
 // not fail for it.
 func announceNow(ctx context.Context, d nettype.Driver, record *state.Container, i int) {
 	if err := d.Announce(interfaceOf(record, i)); err != nil {
-		klog.FromContext(ctx).V(2).Info("Cannot announce", "ips", addressList(record), "err", err)
+		klog.FromContext(ctx).V(2).Info("Cannot announce", "ips", addressesOf(record), "err", err)
 	}
 }

@@ -23,47 +23,41 @@ func (a *Agent) lockContainer(ctx context.Context, id string) (func(), error) {
 	return unlock, nil
 }
 
-// withAddresses calls do with the record as the store has it once its addresses are
-// locked. It does nothing where the record is gone, or is another pod's or one of other
-// addresses by now. do changes the kernel and the record only.
-func (a *Agent) withAddresses(ctx context.Context, record *state.Container, do func(now *state.Container) error) error {
-	unlock, err := a.lockAddresses(ctx, record.Addresses())
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	now := a.Store.Get(record.Key())
-	if now == nil || now.Pod != record.Pod || !slices.Equal(now.Addresses(), record.Addresses()) {
-		return nil
-	}
-	return do(now)
+// withAddresses calls do with the record as the store has it once its addresses are locked (see
+// locked). It does nothing where the record is gone, has left the phase, if that is given, or is
+// another pod's or one of other addresses by now.
+func (a *Agent) withAddresses(ctx context.Context, record *state.Container, phase state.Phase, do func(now *state.Container) error) error {
+	return a.locked(ctx, record.Addresses(), func() error {
+		now := a.Store.Get(record.Key())
+		if now == nil || phase != "" && now.Phase != phase || now.Pod != record.Pod || !slices.Equal(now.Addresses(), record.Addresses()) {
+			return nil
+		}
+		return do(now)
+	})
 }
 
-// lockAddresses locks addresses, always in the same order. Its caller may change the phase
-// of their records and their kernel state, and runs no plugin, brings no network policies into the
-// kernel and asks no API meanwhile: a withdrawal waits for this lock only.
-func (a *Agent) lockAddresses(ctx context.Context, addrs []api.Address) (func(), error) {
-	ctx, cancel := context.WithTimeout(ctx, kernelPatience)
+// locked calls do while it has the locks of addresses, which it always takes in the same order.
+// do may change the phase of their records and their kernel state. It runs no plugin, brings no
+// network policies into the kernel and asks no API: a withdrawal waits for these locks only. Where
+// a withdrawal ended ctx before, do is not called.
+func (a *Agent) locked(ctx context.Context, addrs []api.Address, do func() error) error {
+	patient, cancel := context.WithTimeout(ctx, kernelPatience)
 	defer cancel()
 	keys := make([]string, 0, len(addrs))
 	for _, addr := range addrs {
 		keys = append(keys, "address/"+addr.Address.String())
 	}
 	slices.Sort(keys)
-	var held []func()
-	unlock := func() {
-		a.kept.Send()
-		for _, u := range slices.Backward(held) {
-			u()
-		}
-	}
+	defer a.kept.Send()
 	for _, key := range slices.Compact(keys) {
-		u, err := a.locks.Lock(ctx, key)
+		unlock, err := a.locks.Lock(patient, key)
 		if err != nil {
-			unlock()
-			return nil, fmt.Errorf("wait for another call for the pod's addresses: %w", err)
+			return fmt.Errorf("wait for another call for the pod's addresses: %w", err)
 		}
-		held = append(held, u)
+		defer unlock()
 	}
-	return unlock, nil
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return do()
 }

@@ -149,22 +149,19 @@ func (a *Agent) verifyOrphan(ctx context.Context, o orphan) error {
 	for _, addr := range o.Addresses {
 		addrs = append(addrs, api.Address{Address: addr})
 	}
-	unlock, err := a.lockAddresses(ctx, addrs)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	// An ADD may have made a record for the link since.
-	still, err := a.orphans(nil)
-	if err != nil || !slices.ContainsFunc(still, func(s orphan) bool { return s.Name == o.Name }) {
-		return err
-	}
-	if err := o.driver.Remove(o.Name); err != nil {
-		return fmt.Errorf("remove link %s, which has no record: %w", o.Name, err)
-	}
-	a.Metrics.withdrawals.Inc()
-	klog.FromContext(ctx).Info("Removed a link that has no record, because its pod lost its addresses", "link", o.Name, "ips", o.Addresses, "reason", reason)
-	return nil
+	return a.locked(ctx, addrs, func() error {
+		// An ADD may have made a record for the link since.
+		still, err := a.orphans(nil)
+		if err != nil || !slices.ContainsFunc(still, func(s orphan) bool { return s.Name == o.Name }) {
+			return err
+		}
+		if err := o.driver.Remove(o.Name); err != nil {
+			return fmt.Errorf("remove link %s, which has no record: %w", o.Name, err)
+		}
+		a.Metrics.withdrawals.Inc()
+		klog.FromContext(ctx).Info("Removed a link that has no record, because its pod lost its addresses", "link", o.Name, "ips", o.Addresses, "reason", reason)
+		return nil
+	})
 }
 
 // orphanLostWhy returns why the link's pod lost its addresses, or an empty string where a

@@ -69,6 +69,24 @@ func (noPolicies) Trace(inquiry.PolicyTrace) (string, error) { return "", ErrNoP
 
 func (noPolicies) Preview(context.Context) (*inquiry.PolicyPreview, error) { return nil, ErrNoPolicies }
 
+// policing says in errors of Prepare and Enforce of which pod they are.
+type policing struct{ policies }
+
+func (p policing) Prepare(ctx context.Context, c enforce.Container) error {
+	return ofPod(c, "prepare", p.policies.Prepare(ctx, c))
+}
+
+func (p policing) Enforce(ctx context.Context, c enforce.Container) error {
+	return ofPod(c, "enforce", p.policies.Enforce(ctx, c))
+}
+
+func ofPod(c enforce.Container, what string, err error) error {
+	if err != nil {
+		err = fmt.Errorf("%s the network policies of pod %s: %w", what, c.Pod, err)
+	}
+	return err
+}
+
 // PreviewPolicies says what would change if policies were enforced for all pods of this node.
 func (a *Agent) PreviewPolicies(ctx context.Context) (*inquiry.PolicyPreview, error) {
 	if a.SurveyPolicies != nil {
@@ -137,22 +155,6 @@ func addressesAt(attachment *state.Attachment) (all []netip.Addr) {
 
 // policedID tells the record's container from others.
 func policedID(record *state.Container) string { return record.ContainerID + "/" + record.IfName }
-
-// preparePolicies comes before the container has an interface.
-func (a *Agent) preparePolicies(ctx context.Context, record *state.Container) error {
-	if err := a.Policies.Prepare(ctx, a.policed(record)); err != nil {
-		return fmt.Errorf("prepare the network policies of pod %s: %w", record.Pod, err)
-	}
-	return nil
-}
-
-// enforcePolicies comes when the container has all interfaces, and before anything runs in it.
-func (a *Agent) enforcePolicies(ctx context.Context, record *state.Container) error {
-	if err := a.Policies.Enforce(ctx, a.policed(record)); err != nil {
-		return fmt.Errorf("enforce the network policies of pod %s: %w", record.Pod, err)
-	}
-	return nil
-}
 
 // endPolicies comes when the record is gone. The rules for its addresses go with it, after its
 // network.

@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
-	"strings"
 	"sync"
 	"time"
 
@@ -121,12 +120,7 @@ func (a *Agent) repairAddresses(ctx context.Context, record *state.Container) er
 // filterAgain puts back the packet filters of a complete attachment, and its ways to its node's addresses: without the former the pod can send in
 // the name of others, so they wait for no API. It returns an error while other pieces are missing.
 func (a *Agent) filterAgain(ctx context.Context, record *state.Container, missing error) error {
-	err := a.withAddresses(ctx, record, func(now *state.Container) error {
-		if now.Phase != state.Added {
-			return nil
-		}
-		return a.eachInterface(now, nettype.Driver.Filter)
-	})
+	err := a.withAddresses(ctx, record, state.Added, func(now *state.Container) error { return a.eachInterface(now, nettype.Driver.Filter) })
 	if err != nil {
 		return err
 	}
@@ -134,7 +128,7 @@ func (a *Agent) filterAgain(ctx context.Context, record *state.Container, missin
 		return err
 	}
 	klog.FromContext(ctx).Info("Put back the packet filters of a pod, or its ways to the addresses of its node", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),
-		"containerID", record.ContainerID, "ips", addressList(record), "missing", missing)
+		"containerID", record.ContainerID, "ips", addressesOf(record), "missing", missing)
 	return nil
 }
 
@@ -165,12 +159,7 @@ func (a *Agent) repairWithdrawn(ctx context.Context, record *state.Container) er
 			return a.restore(ctx, record)
 		}
 	}
-	return a.withAddresses(ctx, record, func(now *state.Container) error {
-		if now.Phase != state.Withdrawn {
-			return nil
-		}
-		return a.withdrawAgain(now)
-	})
+	return a.withAddresses(ctx, record, state.Withdrawn, a.withdrawAgain)
 }
 
 // restore has the node carry the addresses of a withdrawn record again. The caller holds the
@@ -183,7 +172,7 @@ func (a *Agent) restore(ctx context.Context, record *state.Container) error {
 	restored.Phase, restored.Reason = state.Added, ""
 	// From then on the policies follow the record again.
 	defer a.Policies.Attached(policedID(restored))
-	if err := a.enforcePolicies(ctx, restored); err != nil {
+	if err := a.Policies.Enforce(ctx, a.policed(restored)); err != nil {
 		return err
 	}
 	// Another node may have had them meanwhile: this one asks before it answers, by the records as they are now.
@@ -200,13 +189,7 @@ func (a *Agent) restore(ctx context.Context, record *state.Container) error {
 	if err != nil {
 		return err
 	}
-	return a.withAddresses(ctx, record, func(now *state.Container) error {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if now.Phase != state.Withdrawn {
-			return nil
-		}
+	return a.withAddresses(ctx, record, state.Withdrawn, func(now *state.Container) error {
 		if len(a.sharing(now)) > 0 {
 			return a.withdrawAgain(now)
 		}
@@ -227,9 +210,9 @@ func (a *Agent) restore(ctx context.Context, record *state.Container) error {
 		}
 		// The pod may have ended since the API was asked.
 		a.suspects.add(now.Key())
-		a.tellPod(now.Pod, event.Normal(EventAddressesRestored, "the pod holds its floating IPs "+strings.Join(addressList(now), ", ")+" again, and its node carries them again as soon as no other one does"), "Withdraw")
+		a.tellPod(now.Pod, event.Normal(EventAddressesRestored, "the pod holds its floating IPs "+listed(addressesOf(now))+" again, and its node carries them again as soon as no other one does"), "Withdraw")
 		klog.FromContext(ctx).Info("A pod holds its addresses again and gets its network back", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
-			"containerID", now.ContainerID, "ips", addressList(now))
+			"containerID", now.ContainerID, "ips", addressesOf(now))
 		a.announcer.Soon(now)
 		return nil
 	})
@@ -239,8 +222,8 @@ func (a *Agent) restore(ctx context.Context, record *state.Container) error {
 // is the pod's: a VPN takes the default route, a sandbox the addresses. Interfaces for which leave returns true stay as they are: the
 // API's word that the caller has may be older than the reason for that.
 func (a *Agent) setupAgain(ctx context.Context, record *state.Container, leave func(*nettype.Interface) bool) error {
-	return a.withAddresses(ctx, record, func(now *state.Container) error {
-		if now.Phase != state.Added || asserted(now) {
+	return a.withAddresses(ctx, record, state.Added, func(now *state.Container) error {
+		if asserted(now) {
 			return nil
 		}
 		var missing error
@@ -259,7 +242,7 @@ func (a *Agent) setupAgain(ctx context.Context, record *state.Container, leave f
 			return err
 		}
 		klog.FromContext(ctx).Info("Repaired the network of a pod", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
-			"containerID", now.ContainerID, "ips", addressList(now), "missing", missing)
+			"containerID", now.ContainerID, "ips", addressesOf(now), "missing", missing)
 		a.announcer.Soon(now)
 		a.Shaper.Recheck() // a new link has no limits
 		return nil

@@ -246,7 +246,7 @@ func (a *Agent) plugAgain(ctx context.Context, record *state.Container, i int) e
 	policed := a.policed(record)
 	policed.Remade = map[string][]netip.Addr{attachment.IfName: nil}
 	if err := a.Policies.Prepare(ctx, policed); err != nil {
-		return fmt.Errorf("prepare the network policies of pod %s: %w", record.Pod, err)
+		return err
 	}
 	result, err := a.attachInterface(ctx, record, i, nil)
 	if err != nil {
@@ -261,10 +261,7 @@ func (a *Agent) plugAgain(ctx context.Context, record *state.Container, i int) e
 	}
 	policed = a.policed(record)
 	policed.Remade = map[string][]netip.Addr{attachment.IfName: chain.Addresses(attachment.Result)}
-	if err := a.Policies.Enforce(ctx, policed); err != nil {
-		return fmt.Errorf("enforce the network policies of pod %s: %w", record.Pod, err)
-	}
-	return nil
+	return a.Policies.Enforce(ctx, policed)
 }
 
 // updateAttachment changes an attachment in the record and in the store, where others may change other parts of it meanwhile.
@@ -288,12 +285,8 @@ func interfaceName(record *state.Container, i int) string {
 
 // addressesIn continues a sentence about an interface with its addresses.
 func addressesIn(result json.RawMessage) string {
-	var all []string
-	for _, addr := range chain.Addresses(result) {
-		all = append(all, addr.String())
+	if all := chain.Addresses(result); len(all) > 0 {
+		return ", with " + listed(all)
 	}
-	if len(all) == 0 {
-		return ""
-	}
-	return ", with " + strings.Join(all, ", ")
+	return ""
 }

@@ -79,18 +79,15 @@ func (a *Agent) delPlugins(ctx context.Context, record *state.Container, i int, 
 // or fails may keep the node from that, and no file system that is full. Where the withdrawal fails,
 // teardown tries again.
 func (a *Agent) deleting(ctx context.Context, record *state.Container) error {
-	unlock, err := a.lockAddresses(ctx, record.Addresses())
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	deleting := *record
 	deleting.Phase = state.Deleting
-	unwritten := a.Store.Put(&deleting)
-	if err := a.eachInterface(record, nettype.Driver.Withdraw); err != nil && !isUnseen(record, err) {
-		klog.FromContext(ctx).Error(err, "Cannot withdraw the addresses of a container before its DEL", "containerID", record.ContainerID, "ips", addressList(record))
-	}
-	return unwritten
+	return a.locked(ctx, record.Addresses(), func() error {
+		unwritten := a.Store.Put(&deleting)
+		if err := a.eachInterface(record, nettype.Driver.Withdraw); err != nil && !isUnseen(record, err) {
+			klog.FromContext(ctx).Error(err, "Cannot withdraw the addresses of a container before its DEL", "containerID", record.ContainerID, "ips", addressesOf(record))
+		}
+		return unwritten
+	})
 }
 
 // teardown removes the interface of an attachment that a driver wired.
@@ -99,12 +96,8 @@ func (a *Agent) teardown(ctx context.Context, record *state.Container, i int) er
 	if err != nil || d == nil {
 		return err
 	}
-	unlock, err := a.lockAddresses(ctx, record.Addresses())
+	err = a.locked(ctx, record.Addresses(), func() error { return d.Teardown(interfaceOf(record, i)) })
 	if err != nil {
-		return err
-	}
-	defer unlock()
-	if err := d.Teardown(interfaceOf(record, i)); err != nil {
 		return fmt.Errorf("remove the interface %s of container %s: %w", record.Attachments[i].IfName, record.ContainerID, err)
 	}
 	return nil

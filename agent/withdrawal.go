@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -97,7 +96,7 @@ func shareAddress(x, y []api.Address) bool {
 // the addresses.
 func (a *Agent) withdraw(ctx context.Context, record *state.Container, reason string) error {
 	a.adds.end(record.Key(), fmt.Errorf("%w: %s", podinfo.ErrPodReplaced, reason))
-	return a.withAddresses(ctx, record, func(now *state.Container) error { return a.withdrawLocked(ctx, now, reason) })
+	return a.withAddresses(ctx, record, "", func(now *state.Container) error { return a.withdrawLocked(ctx, now, reason) })
 }
 
 // withdrawLocked does the work of withdraw for a caller that holds the locks of the
@@ -135,7 +134,7 @@ func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason
 			a.Metrics.withdrawals.Inc()
 		}
 		if len(now.Addresses()) > 0 && reason != podGone && reason != superseded {
-			a.tellPod(now.Pod, event.Warning(EventAddressesWithdrawn, "the node no longer carries the pod's floating IPs "+strings.Join(addressList(now), ", ")+
+			a.tellPod(now.Pod, event.Warning(EventAddressesWithdrawn, "the node no longer carries the pod's floating IPs "+listed(addressesOf(now))+
 				", so the pod has no network: "+reason+"; delete the pod, so that it gets addresses again"), "Withdraw")
 		}
 		if err := a.ports.Close(ctx, now); err != nil {
@@ -147,7 +146,7 @@ func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason
 	a.leave(now)
 	a.Policies.Soon()
 	klog.FromContext(ctx).Info("Withdrew the addresses and host ports of a pod", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
-		"podUID", now.Pod.UID, "containerID", now.ContainerID, "phase", now.Phase, "ips", addressList(now), "reason", reason)
+		"podUID", now.Pod.UID, "containerID", now.ContainerID, "phase", now.Phase, "ips", addressesOf(now), "reason", reason)
 	return nil
 }
 
