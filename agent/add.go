@@ -7,19 +7,131 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/ns"
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent/hostports"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/fault"
 )
+
+// leaveBy has the packets of an ordinary pod leave as they must.
+func (a *Agent) leaveBy(ctx context.Context, record *state.Container) error {
+	if !isOrdinary(record) {
+		return nil
+	}
+	if err := a.Egress.Attach(ctx, ordinaryPod(record)); err != nil {
+		return fmt.Errorf("have pod %s leave the cluster with an address of the node: %w", record.Pod, err)
+	}
+	return nil
+}
+
+func (a *Agent) shape(ctx context.Context, record *state.Container) {
+	if !ofCaller(record) {
+		a.Shaper.Shape(ctx, a.shaped(record))
+	}
+}
+
+// mayTake waits until this node may answer for the addresses of the record, of which it carries none yet. Its error is
+// addressconflict.ErrConflict where a host outside of the cluster has one of them.
+func (a *Agent) mayTake(ctx context.Context, record *state.Container) error {
+	targets, release, err := a.toProbe(record)
+	defer release()
+	if err != nil {
+		// The wiring tells, or the addresses are where nobody else has any.
+		klog.FromContext(ctx).Error(err, "Cannot ask whether other hosts have all addresses of a pod", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name))
+	}
+	if len(targets) == 0 {
+		return nil
+	}
+	addrs := a.holdings.take(ctx, record, targets)
+	a.early.take(record.Pod.UID, nil) // from here on this ADD waits by itself
+	foreign, waits := a.holdings.mayAnswer(ctx, addrs)
+	if waits != nil && len(foreign) == 0 {
+		return waits
+	}
+	a.Metrics.conflicts.Add(float64(len(foreign)))
+	return a.holdings.conflicts.Refuse(ctx, record.Pod, targets, foreign, err == nil && waits == nil)
+}
+
+// claim writes the first record of an ADD, and with it takes the pod's host ports from pods
+// that have ended. It returns hostports.ErrTaken, with the holder's name, for a port of another pod.
+func (a *Agent) claim(ctx context.Context, record *state.Container) error {
+	ended := map[api.Pod]bool{}
+	for {
+		holder, older, err := a.ports.Claim(ctx, record)
+		if err != nil {
+			return err
+		}
+		for _, key := range older {
+			a.withdrawals.adds.end(key, fmt.Errorf("%w: another container of the pod gets its host ports", podinfo.ErrPodReplaced))
+		}
+		if holder == nil {
+			return nil
+		}
+		if err := a.release(ctx, holder, ended); err != nil {
+			return err
+		}
+	}
+}
+
+// release takes a host port from a pod that has ended; each pod ends once.
+func (a *Agent) release(ctx context.Context, holder *hostports.Holder, ended map[api.Pod]bool) error {
+	if holder.Pod == (api.Pod{}) {
+		if !a.Pods.WaitForSync(ctx) {
+			return fmt.Errorf("%w: host port %s may be one of a pod that is not known yet: the API server has not answered", ErrNotReady, holder.Port)
+		}
+		return a.ports.FindPods(ctx)
+	}
+	alive := ended[holder.Pod]
+	if !alive {
+		// The scheduler gives a port again when a pod has finished, which this node may
+		// hear later.
+		var err error
+		if alive, err = a.Pods.Alive(ctx, holder.Pod); err != nil {
+			return err
+		}
+	}
+	if alive {
+		return fmt.Errorf("%w: %s is a host port of pod %s on this node; choose another hostPort, or end that pod", hostports.ErrTaken, holder.Port, holder.Pod)
+	}
+	ended[holder.Pod] = true
+	if holder.Record != nil {
+		return a.withdrawals.withdraw(ctx, holder.Record, podGone)
+	}
+	return a.ports.EndPod(ctx, holder.Pod)
+}
+
+// advertiser is a driver that serves addresses of pools with mode Routed: routers learn from a routing daemon of the node
+// that they are here, and the daemon from the kernel's table of advertised addresses (package wire). Withdraw takes them out
+// of it before it does anything else, and Repair makes the table agree, too.
+type advertiser interface {
+	// Advertise makes the table agree with Interface.Advertised for an interface that is set up.
+	Advertise(i *nettype.Interface) error
+}
+
+// advertise is the last step of ADD before its result: by then the pod's policies are enforced.
+func (a *Agent) advertise(ctx context.Context, record *state.Container) error {
+	if !isRouted(record) {
+		return nil
+	}
+	complete := *record
+	complete.Phase = state.Added
+	return a.locked(ctx, record.Addresses(), func() error {
+		return a.eachInterface(&complete, func(d nettype.Driver, i *nettype.Interface) error {
+			if one, ok := d.(advertiser); ok {
+				return one.Advertise(i)
+			}
+			return nil
+		})
+	})
+}
 
 // maxContainerID limits the container IDs of ADD. CNI sets no limit and runtimes use 64
 // characters, but the ID is part of the record's key, which bbolt limits to 32 KiB: ADD
@@ -125,12 +237,12 @@ func (a *Agent) steps(watch *stopwatch) []step {
 		{"policies-prepared", func(ctx context.Context, record *state.Container) error {
 			return a.Policies.Prepare(ctx, a.policed(record))
 		}},
-		{"superseded", a.supersede},
+		{"superseded", a.withdrawals.supersede},
 		{"asked", a.mayTake},
 		{"plugins", func(ctx context.Context, record *state.Container) error {
-			return a.attachInterfaces(ctx, record, watch)
+			return a.attachments.attachAll(ctx, record, watch)
 		}},
-		{"default-route", a.setDefaultRoute},
+		{"default-route", a.attachments.setDefaultRoute},
 		{"policies", func(ctx context.Context, record *state.Container) error {
 			return a.Policies.Enforce(ctx, a.policed(record))
 		}},
@@ -145,7 +257,7 @@ func (a *Agent) steps(watch *stopwatch) []step {
 // attach does the steps 2 to 13 of ADD (doc.go). The caller holds the lock of the container.
 func (a *Agent) attach(ctx context.Context, record *state.Container, watch *stopwatch) (json.RawMessage, error) {
 	// A withdrawal of the addresses ends the ADD.
-	ctx, end := a.adds.begin(ctx, record.Key())
+	ctx, end := a.withdrawals.adds.begin(ctx, record.Key())
 	defer end()
 	if err := a.claim(ctx, record); err != nil {
 		return nil, err
@@ -176,15 +288,15 @@ func (a *Agent) attached(ctx context.Context, record *state.Container) {
 	a.Policies.Attached(policedID(record))
 	a.Egress.Attached(policedID(record))
 	if len(record.Addresses()) > 0 {
-		a.announcer.Later(record)
+		a.holdings.announcer.Later(record)
 	}
-	a.carry(ctx, record, true)
+	a.holdings.carry(ctx, record, true)
 	a.TellSoon()
 }
 
 // complete writes the result, if nobody took the addresses or host ports away meanwhile.
 func (a *Agent) complete(ctx context.Context, record *state.Container) error {
-	a.noteLinks(ctx, record)
+	a.links.note(ctx, record)
 	// The runtime knows the first interface.
 	record.Result = record.Attachments[0].Result
 	done := *record
@@ -192,7 +304,7 @@ func (a *Agent) complete(ctx context.Context, record *state.Container) error {
 	err := a.locked(ctx, record.Addresses(), func() error { return a.ports.Complete(ctx, &done) })
 	if err == nil && len(record.Addresses()) == 0 && len(record.HostPorts) > 0 {
 		// No lock kept the pod's end from coming during the write.
-		a.suspects.add(record.Key())
+		a.repairs.suspects.add(record.Key())
 	}
 	return err
 }
@@ -211,27 +323,4 @@ func (a *Agent) stillThere(ctx context.Context, record *state.Container) error {
 		return fmt.Errorf("%w: pod %s went away before it was wired", podinfo.ErrPodReplaced, record.Pod)
 	}
 	return nil
-}
-
-// hasScarce returns whether the record has resources that another pod may get when its pod is gone:
-// floating IPs or host ports.
-func hasScarce(record *state.Container) bool {
-	return len(record.Addresses()) > 0 || len(record.HostPorts) > 0
-}
-
-// listed lists addresses in a sentence.
-func listed(addrs []netip.Addr) string {
-	all := make([]string, 0, len(addrs))
-	for _, addr := range addrs {
-		all = append(all, addr.String())
-	}
-	return strings.Join(all, ", ")
-}
-
-func interfaceNames(record *state.Container) []string {
-	var all []string
-	for _, attachment := range record.Attachments {
-		all = append(all, attachment.IfName)
-	}
-	return all
 }

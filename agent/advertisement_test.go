@@ -71,7 +71,7 @@ func TestAdvertisedInKernel(t *testing.T) {
 			t.Errorf("%s: table 98 has %q, want the address there: %t", what, have, want)
 		}
 	}
-	repair := func() error { return a.repair(t.Context(), r.Key()) }
+	repair := func() error { return a.repairs.repair(t.Context(), r.Key()) }
 	check("not Ready", false, repair)
 	w.ready = true
 	check("Ready", true, repair)
@@ -81,7 +81,7 @@ func TestAdvertisedInKernel(t *testing.T) {
 	check("not Ready any more", false, repair)
 	w.ready = true
 	check("Ready again", true, repair)
-	check("withdrawn", false, func() error { return a.withdraw(t.Context(), r, "somebody edited it") })
+	check("withdrawn", false, func() error { return a.withdrawals.withdraw(t.Context(), r, "somebody edited it") })
 	check("restored", true, repair)
 	check("deleted", false, func() error { return a.deleting(t.Context(), r) })
 }

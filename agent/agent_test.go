@@ -388,13 +388,13 @@ func TestAgent(t *testing.T) {
 		"verify": {
 			do: func(ctx context.Context, a *Agent, w *world) error {
 				_, err := a.Add(ctx, addRequest("c"))
-				a.Suspect()
-				err = errors.Join(err, a.Verify(ctx))
+				a.repairs.Suspect()
+				err = errors.Join(err, a.repairs.Verify(ctx))
 				w.holds = fmt.Errorf("%w: moved", podinfo.ErrNotHolder)
 				// Nobody is suspected any more.
-				err = errors.Join(err, a.Verify(ctx), a.Check(ctx, addRequest("c")))
-				a.Suspect()
-				return errors.Join(err, a.Verify(ctx), a.Del(ctx, addRequest("c")))
+				err = errors.Join(err, a.repairs.Verify(ctx), a.Check(ctx, addRequest("c")))
+				a.repairs.Suspect()
+				return errors.Join(err, a.repairs.Verify(ctx), a.Del(ctx, addRequest("c")))
 			},
 			log: []string{"setup c", "announce c", "ADD floating c", "withdraw c", "withdraw c", "DEL floating c", "teardown c"}, left: map[string]state.Phase{},
 		},
@@ -402,8 +402,8 @@ func TestAgent(t *testing.T) {
 			do: func(ctx context.Context, a *Agent, w *world) error {
 				_, err := a.Add(ctx, addRequest("c"))
 				w.holds = context.DeadlineExceeded
-				a.Suspect()
-				return errors.Join(err, a.Verify(ctx))
+				a.repairs.Suspect()
+				return errors.Join(err, a.repairs.Verify(ctx))
 			},
 			code: types.ErrTryAgainLater, log: []string{"setup c", "announce c", "ADD floating c"}, left: map[string]state.Phase{"c": state.Added},
 		},
@@ -651,8 +651,8 @@ func TestVerifyAsksOnce(t *testing.T) {
 				must(t, a.Store.Put(r))
 			}
 			w.lost, w.holds = c.lost, c.away
-			a.Suspect()
-			if err := a.Verify(t.Context()); (err != nil) != (c.away != nil) {
+			a.repairs.Suspect()
+			if err := a.repairs.Verify(t.Context()); (err != nil) != (c.away != nil) {
 				t.Errorf("Verify() = %v", err)
 			}
 			if got := w.questions.Load(); got != c.questions {
@@ -660,7 +660,7 @@ func TestVerifyAsksOnce(t *testing.T) {
 			}
 			w.questions.Store(0)
 			w.holds, w.lost = nil, ""
-			must(t, a.Verify(t.Context()))
+			must(t, a.repairs.Verify(t.Context()))
 			if got := w.questions.Load(); (got > 0) != (c.away != nil) {
 				t.Errorf("%d questions of the next call", got)
 			}
@@ -816,7 +816,7 @@ func TestWithdrawnComesBackSlowly(t *testing.T) {
 				p := slowPolicies{noPolicies{}, w, policedID(r), make(chan struct{})}
 				a.Policies = p
 				ended := make(chan error, 1)
-				go func() { ended <- a.repair(t.Context(), r.Key()) }()
+				go func() { ended <- a.repairs.repair(t.Context(), r.Key()) }()
 				synctest.Wait()
 				began := time.Now()
 				must(t, c.meanwhile(t.Context(), a, w))
@@ -1052,7 +1052,7 @@ func TestNoAnnouncementOfWithdrawn(t *testing.T) {
 		if err := a.Store.Put(r); err != nil {
 			t.Fatal(err)
 		}
-		if carried, err := a.announceAgain(t.Context(), r); carried != want || err != nil {
+		if carried, err := a.holdings.announceAgain(t.Context(), r); carried != want || err != nil {
 			t.Errorf("%s: announceAgain() = %v, %v, want %v", phase, carried, err, want)
 		}
 		if announced := len(w.log) > 0; announced != want {
@@ -1060,7 +1060,7 @@ func TestNoAnnouncementOfWithdrawn(t *testing.T) {
 		}
 	}
 	gone := record("gone", state.Added, "", w.addrs)
-	if carried, err := a.announceAgain(t.Context(), gone); carried || err != nil {
+	if carried, err := a.holdings.announceAgain(t.Context(), gone); carried || err != nil {
 		t.Errorf("a detached container: announceAgain() = %v, %v", carried, err)
 	}
 }
@@ -1124,12 +1124,12 @@ func TestCarried(t *testing.T) {
 		put(t, a, "c", test.phase, "/proc/self/ns/net", w.addrs)
 		record := a.Store.List()[0]
 		if test.adds {
-			_, end := a.adds.begin(t.Context(), record.Key())
+			_, end := a.withdrawals.adds.begin(t.Context(), record.Key())
 			defer end()
 		}
 		orphan := netip.MustParseAddr("10.0.70.99")
 		w.links = []nettype.Link{{Name: "bthx", Addresses: []netip.Addr{orphan}}}
-		carried, err := a.Carried(t.Context(), false)
+		carried, err := a.witness.Carried(t.Context(), false)
 		if err != nil {
 			t.Fatal(err)
 		}

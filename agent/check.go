@@ -52,7 +52,7 @@ func (a *Agent) check(ctx context.Context, record *state.Container) error {
 	if err := a.eachInterface(record, checkWhole); err != nil {
 		return err
 	}
-	if err := a.checkDefaultRoute(record); err != nil {
+	if err := a.attachments.checkDefaultRoute(record); err != nil {
 		return err
 	}
 	if err := a.ports.Check(record); err != nil {

@@ -23,7 +23,7 @@
 //  9. have an ordinary pod leave the cluster with an address of the node, where a pool says so (package egress)
 //  10. give the container its bandwidth limits
 //  11. open its host ports
-//  12. have routing daemons announce the addresses that routers lead here (advertisement.go)
+//  12. have routing daemons announce the addresses that routers lead here (advertise in add.go)
 //  13. write the result (added)
 //
 // A record is a container with its attachments, one for each network. The addresses of an
@@ -33,7 +33,7 @@
 // They do so, too, where they have the addresses from berth-ipam, whose calls IPAM answers
 // (ipam.go); the driver then only silences the interface when the addresses are withdrawn.
 //
-// Then the pod is told what it got (podresults.go): by berth-controller, so that an agent needs no
+// Then the pod is told what it got (Untold in views.go): by berth-controller, so that an agent needs no
 // right on pods.
 //
 // The steps are a list in the code (steps in add.go). After a failure in 3 to 13 the agent does a DEL.
@@ -83,7 +83,7 @@
 // A complete record whose container has no network namespace any more is finished, so that plugins give back leases.
 //
 // Where plugins of other projects made an interface, the record has its index, and the comparison looks whether it is still in
-// the container (remake.go). A further one that is gone is marked in the record and finished: DEL and ADD of that attachment
+// the container (pluginlinks.go). A further one that is gone is marked in the record and finished: DEL and ADD of that attachment
 // alone. So it is after a crash between the two. The first one is only told to its pod.
 //
 // Records end with the node's kernel, and so does everything that they describe except files of

@@ -5,11 +5,8 @@ package agent
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
-
-	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
@@ -160,39 +157,6 @@ func (r lateReader) Addresses(ctx context.Context, pod podinfo.Pod) ([]podinfo.H
 	return r.pods.Addresses(ctx, pod)
 }
 
-// Came notes that a pod was bound to this node, and has others asked for its
-// addresses before the runtime asks for its network. It returns at once.
-func (a *Agent) Came(ctx context.Context, pod podinfo.Pod) {
-	if a.Configuration != nil {
-		a.Configuration.Came(pod.UID)
-	}
-	if pod.Wants == 0 || pod.Finished {
-		return
-	}
-	ctx, stop := context.WithCancelCause(ctx)
-	s := a.early.begin(pod.UID, stop)
-	if s == nil {
-		stop(nil)
-		return
-	}
-	// An ADD that runs already does not look for this start.
-	if slices.ContainsFunc(a.Store.List(), func(r *state.Container) bool { return r.Pod.UID == pod.UID }) {
-		stop(nil)
-		a.early.end(pod.UID, s, func() {})
-		return
-	}
-	go func() {
-		defer stop(nil)
-		ctx, cancel := context.WithTimeout(ctx, earlyPatience)
-		defer cancel()
-		if err := a.startEarly(ctx, pod, s); err != nil && ctx.Err() == nil {
-			// ADD meets the same error, and tells.
-			klog.FromContext(ctx).V(4).Info("A pod is not asked for early", "pod", klog.KRef(pod.Namespace, pod.Name), "err", err)
-		}
-		a.early.end(pod.UID, s, func() { a.removeLoose(ctx) })
-	}()
-}
-
 // startEarly takes the pod's addresses, and returns when this node may answer for them. Until then links stay that drivers made.
 func (a *Agent) startEarly(ctx context.Context, pod podinfo.Pod, s *earlyStart) error {
 	done, ok := a.early.turn(ctx, pod.UID, s)
@@ -210,7 +174,7 @@ func (a *Agent) startEarly(ctx context.Context, pod podinfo.Pod, s *earlyStart) 
 	if err != nil || len(targets) == 0 {
 		return err
 	}
-	_, err = a.mayAnswer(ctx, a.take(ctx, record, targets))
+	_, err = a.holdings.mayAnswer(ctx, a.holdings.take(ctx, record, targets))
 	return err
 }
 

@@ -24,7 +24,7 @@ func (a *Agent) GC(ctx context.Context, req *api.Request) error {
 	}
 	var errs []error
 	if conf.hasAttachments {
-		orphans, err := a.orphans(conf.ValidAttachments)
+		orphans, err := a.orphans.list(conf.ValidAttachments)
 		errs = append(errs, err)
 		for _, o := range orphans {
 			errs = append(errs, o.driver.Remove(o.Name), a.ports.EndAddresses(ctx, o.Addresses))
@@ -56,7 +56,7 @@ func (a *Agent) GC(ctx context.Context, req *api.Request) error {
 		}
 	}
 	if conf.hasAttachments {
-		_, err := a.delUnrecorded(ctx, "", func(one chain.Attached) bool {
+		_, err := a.lost.end(ctx, "", func(one chain.Attached) bool {
 			return !slices.ContainsFunc(conf.ValidAttachments, func(v types.GCAttachment) bool { return v.ContainerID == one.ContainerID })
 		})
 		errs = append(errs, err)

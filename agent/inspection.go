@@ -34,15 +34,15 @@ func (a *Agent) Inspect(ctx context.Context, pod string, check bool) (*inquiry.I
 		in.NotReady = err.Error()
 	}
 	in.Policies = a.Policies.Inspect()
-	in.Conflicts = a.conflicts.List()
-	in.Unanswered = a.answerer.Unanswered()
+	in.Conflicts = a.holdings.conflicts.List()
+	in.Unanswered = a.holdings.answerer.Unanswered()
 	if check {
-		in.Segments = a.answerer.Hearings()
+		in.Segments = a.holdings.answerer.Hearings()
 	}
 	for _, p := range a.ports.Unrecorded() {
 		in.OrphanPorts = append(in.OrphanPorts, inquiry.InspectedOrphanPort{HostPort: p.HostPort, Pod: p.Pod, Address: p.Mapping.Pod})
 	}
-	orphans, err := a.orphans(nil)
+	orphans, err := a.orphans.list(nil)
 	if err != nil {
 		in.Problems = append(in.Problems, err.Error())
 	}
@@ -81,7 +81,7 @@ func (a *Agent) inspect(record *state.Container, came reconcile.Outcome, check b
 		c.HostPorts = append(c.HostPorts, port.HostPort)
 	}
 	if check && record.Phase == state.Added {
-		if err := errors.Join(a.eachInterface(record, nettype.Driver.CheckNode), a.checkLinks(record)); err != nil {
+		if err := errors.Join(a.eachInterface(record, nettype.Driver.CheckNode), a.links.check(record)); err != nil {
 			c.Missing = err.Error()
 		}
 	}

@@ -15,7 +15,6 @@ import (
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
-	"github.com/berth-dev/berth/cni/foreign"
 )
 
 // ErrNoFloatingIP is returned by IPAM where the interface gets no floating IP.
@@ -47,11 +46,6 @@ func (a *Agent) IPAM(ctx context.Context, req *api.Request) (json.RawMessage, er
 	}
 }
 
-// ofCaller returns whether another program than the agent runs the record's plugins.
-func ofCaller(record *state.Container) bool {
-	return wiring(record, 0) == nettype.ByCaller
-}
-
 // asksIPAM returns whether the plugin that makes an interface gets floating IPs from berth-ipam.
 func asksIPAM(record *state.Container, i int) bool {
 	return len(record.Attachments[i].Addresses) > 0 && wiring(record, i) != nettype.ByDriver
@@ -72,22 +66,6 @@ func ipamResult(record *state.Container, i int) (json.RawMessage, error) {
 		return nil, fmt.Errorf("encode the addresses of container %s: %w", record.ContainerID, err)
 	}
 	return raw, nil
-}
-
-// attachmentOf returns the attachment to an interface of a container, and its record; nil
-// where no record has it.
-func (a *Agent) attachmentOf(containerID, ifName string) (record *state.Container, i int) {
-	for _, record := range a.Store.List() {
-		if record.ContainerID != containerID {
-			continue
-		}
-		for i, attachment := range record.Attachments {
-			if attachment.IfName == ifName {
-				return record, i
-			}
-		}
-	}
-	return nil, 0
 }
 
 func (a *Agent) ipamAdd(ctx context.Context, req *api.Request) (json.RawMessage, error) {
@@ -136,20 +114,6 @@ func ipamOfChain(record *state.Container, i int, args podArgs) (json.RawMessage,
 		return nil, fmt.Errorf("%w: interface %s of pod %s", ErrNoFloatingIP, attachment.IfName, record.Pod)
 	}
 	return ipamResult(record, i)
-}
-
-// onOneInterface returns an error where another interface of the record's container has its
-// addresses: ADD would take them from an interface that its pod uses. Only an ADD of berth-ipam
-// shares a container with other records, so one of the two is such a record.
-func (a *Agent) onOneInterface(record *state.Container) error {
-	for _, other := range a.Store.List() {
-		again := other.Key() == record.Key() && ofCaller(other) == ofCaller(record)
-		if other.ContainerID == record.ContainerID && !again && (ofCaller(other) || ofCaller(record)) && shareAddress(other.Addresses(), record.Addresses()) {
-			return fmt.Errorf("%w: the floating IPs of pod %s are on its interface %s already, and %s asks for them, too: give them to one interface",
-				foreign.ErrConfig, record.Pod, floatingOf(other.Attachments).IfName, floatingOf(record.Attachments).IfName)
-		}
-	}
-	return nil
 }
 
 // ipamDel ends an attachment whose plugins another program runs. An attachment whose plugins the

@@ -244,13 +244,13 @@ func TestIPAMOfCaller(t *testing.T) {
 	}
 	key := state.Key{ContainerID: "c", IfName: "net1"}
 	_, finishes := queued(t, a)
-	if err := a.repair(t.Context(), key); err != nil {
+	if err := a.repairs.repair(t.Context(), key); err != nil {
 		t.Error(err)
 	}
 	if got := <-finishes; got != key {
 		t.Errorf("%v is to be finished, want %v", got, key)
 	}
-	if err := a.finish(t.Context(), key); err != nil || len(phases(t, a)) > 0 {
+	if err := a.repairs.finish(t.Context(), key); err != nil || len(phases(t, a)) > 0 {
 		t.Errorf("finish: %v, left %v", err, phases(t, a))
 	}
 }
@@ -426,15 +426,15 @@ func TestIPAMWithdrawnBeforeWiring(t *testing.T) {
 	}
 	key := <-checks
 	// The reconciler repeats failed work.
-	if err := a.repair(t.Context(), key); !errors.Is(err, foreign.ErrNotSeen) {
+	if err := a.repairs.repair(t.Context(), key); !errors.Is(err, foreign.ErrNotSeen) {
 		t.Errorf("repair of %v: %v, want ErrNotSeen", key, err)
 	}
 	made = true
-	if err := a.repair(t.Context(), key); err != nil {
+	if err := a.repairs.repair(t.Context(), key); err != nil {
 		t.Errorf("repair after the wiring: %v", err)
 	}
 	made = false
-	if err := a.repair(t.Context(), key); err != nil {
+	if err := a.repairs.repair(t.Context(), key); err != nil {
 		t.Errorf("repair after the interface went: %v", err)
 	}
 	if _, err := a.IPAM(t.Context(), ipamRequest("DEL", "c", "net1")); err != nil || len(phases(t, a)) > 0 {

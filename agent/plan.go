@@ -9,9 +9,12 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
+	"strings"
 
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/hostports"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
@@ -19,6 +22,129 @@ import (
 	"github.com/berth-dev/berth/cni/foreign"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
+
+// planDefaultRoute refuses a default route that the networks of the pod cannot give.
+func planDefaultRoute(all []state.Attachment) error {
+	holder := withDefaultRoute(all)
+	if holder < 0 {
+		return nil
+	}
+	gateways := all[holder].DefaultRoute
+	floating := floatingOf(all)
+	if floating == nil || len(floating.Addresses) == 0 {
+		return nil
+	}
+	if !nettype.Of(floating.Driver).NodeIsGateway {
+		return fmt.Errorf("%w: network %s: default-route: a pod with its floating IPs on a network of another plugin than %s has its default route there; remove default-route",
+			attachdef.ErrAnnotation, all[holder].Definition, nettype.GatewayPlugins())
+	}
+	for _, a := range floating.Addresses {
+		i := slices.IndexFunc(gateways, func(g netip.Addr) bool { return g.Is4() == a.Address.Is4() })
+		if i < 0 {
+			return fmt.Errorf("%w: network %s: default-route %v has no gateway of the family of the floating IP %s; name one of each family of the pod's floating IPs",
+				attachdef.ErrAnnotation, all[holder].Definition, gateways, a.Address)
+		}
+	}
+	if floating != &all[holder] {
+		return nil
+	}
+	for _, g := range gateways {
+		if !slices.ContainsFunc(floating.Addresses, func(a api.Address) bool { return a.Gateway == g }) {
+			return fmt.Errorf("%w: network %s: default-route %s is not the gateway of a pool of the pod's floating IPs; name that gateway: the node sends the pod's packets there",
+				attachdef.ErrAnnotation, floating.Definition, g)
+		}
+	}
+	return nil
+}
+
+// requestedPorts returns the host ports that a pod asks for: the ports of the runtime's portMappings,
+// which is one of the capabilities, and, with the annotation, one of the node's choice for every
+// other port of its containers, which has the number 0.
+func requestedPorts(pod podinfo.Pod, capabilities map[string]json.RawMessage) ([]state.HostPort, error) {
+	given, err := portMappings(capabilities)
+	if err != nil {
+		return nil, err
+	}
+	var all []state.HostPort
+	for _, port := range given {
+		all = append(all, state.HostPort{HostPort: port})
+	}
+	if pod.HostPorts.Err != nil {
+		return nil, pod.HostPorts.Err
+	}
+	for _, port := range pod.HostPorts.Random {
+		all = append(all, state.HostPort{HostPort: port, Random: true})
+	}
+	return all, nil
+}
+
+// portMappings returns the host ports of the capability of this name.
+func portMappings(capabilities map[string]json.RawMessage) (all []api.HostPort, err error) {
+	var given []struct {
+		HostPort      int        `json:"hostPort"`
+		ContainerPort int        `json:"containerPort"`
+		Protocol      string     `json:"protocol"`
+		HostIP        netip.Addr `json:"hostIP"`
+	}
+	if raw := capabilities[hostports.Capability]; raw != nil {
+		if err := json.Unmarshal(raw, &given); err != nil {
+			return nil, fmt.Errorf("%w: decode portMappings: %w", ErrDecode, err)
+		}
+	}
+	for _, g := range given {
+		if g.HostPort == 0 {
+			continue
+		}
+		protocol := strings.ToUpper(g.Protocol)
+		if protocol == "" {
+			protocol = "TCP"
+		}
+		if !slices.Contains([]string{"TCP", "UDP", "SCTP"}, protocol) || g.HostPort < 0 || g.HostPort > 65535 || g.ContainerPort <= 0 || g.ContainerPort > 65535 {
+			return nil, fmt.Errorf("%w: portMappings has no such host port: %+v", ErrConfig, g)
+		}
+		all = append(all, api.HostPort{HostPort: uint16(g.HostPort), ContainerPort: uint16(g.ContainerPort), Protocol: protocol, HostIP: g.HostIP.Unmap()})
+	}
+	return all, nil
+}
+
+// mayOpen asks the pod's namespace where an ADD would open other host ports than those of the pod's specification, whatever asks for them:
+// by itself, or by a plugin of a network that the pod names.
+func (p planner) mayOpen(ctx context.Context, pod podinfo.Pod, record *state.Container) error {
+	if p.HostPortsForbidden == nil {
+		return nil
+	}
+	var opens []api.HostPort
+	for _, port := range record.HostPorts {
+		opens = append(opens, port.HostPort)
+	}
+	for i := range record.Attachments {
+		network, err := chain.Parse(record.Attachments[i].Network)
+		if err != nil {
+			return err
+		}
+		if !network.Declares(hostports.Capability) {
+			continue
+		}
+		ports, err := portMappings(record.Attachments[i].Capabilities)
+		if err != nil {
+			return err
+		}
+		opens = append(opens, ports...)
+	}
+	other := slices.IndexFunc(opens, func(port api.HostPort) bool {
+		return !slices.ContainsFunc(pod.HostPorts.Given, func(given api.HostPort) bool {
+			return given.HostPort == port.HostPort && given.Protocol == port.Protocol
+		})
+	})
+	if other < 0 {
+		return nil
+	}
+	why, err := p.HostPortsForbidden(ctx, pod.Namespace)
+	if err == nil && why != "" {
+		err = fmt.Errorf("%w in namespace %s, but of the field hostPort: %s; an annotation of the pod asks for one to its port %d", hostports.ErrForbidden, pod.Namespace, why, opens[other].ContainerPort)
+	}
+	return err
+}
 
 // planner makes records of ADDs from the API and the networks of the node. It changes nothing.
 type planner struct {
@@ -256,16 +382,6 @@ func (p planner) forCaller(ctx context.Context, req *api.Request, args podArgs) 
 		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, Args: req.Args, Phase: state.Adding,
 		Attachments: []state.Attachment{attachment}, Held: held,
 	}, nil
-}
-
-// floatingOf returns the attachment that takes floating IPs, nil where there is none.
-func floatingOf(all []state.Attachment) *state.Attachment {
-	for i := range all {
-		if all[i].Driver != "" {
-			return &all[i]
-		}
-	}
-	return nil
 }
 
 // giveAddresses puts the pod's floating IPs on the attachment, for the driver and for the

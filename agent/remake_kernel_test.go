@@ -51,7 +51,10 @@ func TestRemakeByPlugins(t *testing.T) {
 	key := state.Key{ContainerID: "c", IfName: "eth0"}
 	node.Run(func() error { _, err := a.Add(t.Context(), req); return err })
 	compare := func() (err error) {
-		node.Run(func() error { err = errors.Join(a.repair(t.Context(), key), a.finish(t.Context(), key)); return nil })
+		node.Run(func() error {
+			err = errors.Join(a.repairs.repair(t.Context(), key), a.repairs.finish(t.Context(), key))
+			return nil
+		})
 		return err
 	}
 	// has: the pod has the further interfaces, with the addresses that it is told, and as many leases.

@@ -23,11 +23,11 @@ func TestPodsOwnSideStays(t *testing.T) {
 	for name, again := range map[string]func(*Agent, state.Key) error{
 		// Verify would leave the namespace of the test's thread.
 		"verify": func(a *Agent, key state.Key) error {
-			return a.verifyOne(t.Context(), key, func(api.Pod, []api.Address) bool { return true })
+			return a.repairs.verifyOne(t.Context(), key, func(api.Pod, []api.Address) bool { return true })
 		},
 		"restore": func(a *Agent, key state.Key) error {
 			record := a.Store.Get(key)
-			return errors.Join(a.withdraw(t.Context(), record, "somebody edited it"), a.repair(t.Context(), key))
+			return errors.Join(a.withdrawals.withdraw(t.Context(), record, "somebody edited it"), a.repairs.repair(t.Context(), key))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -10,30 +10,12 @@ import (
 
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/nettype"
-	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/relay"
 )
 
 // syncPatience limits how long STATUS waits until the first agent since the node's start knows the
 // node's pods. It is shorter than the plugin's own limit (see [relay.PostStatus]).
 const syncPatience = 10 * time.Second
-
-// Configuration is the runtime's, by which it calls Berth. Its methods are safe in parallel and do not block.
-type Configuration interface {
-	// Ready returns an error while the runtime does not call.
-	Ready() error
-	// Called notes that it did, and Came that a pod was bound to this node, which Addressed says has an address.
-	Called()
-	Came(uid string)
-	Addressed(uid, pod string)
-}
-
-// Addressed notes that a pod in a network of its own has an address.
-func (a *Agent) Addressed(pod api.Pod) {
-	if a.Configuration != nil {
-		a.Configuration.Addressed(pod.UID, pod.String())
-	}
-}
 
 // uplinkChecker is a driver that uses the node's uplink.
 type uplinkChecker interface {

@@ -6,61 +6,64 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"sync"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
-	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/fault"
 	"github.com/berth-dev/berth/cni/foreign"
 	"github.com/berth-dev/berth/ipam/event"
 )
 
-// podGone is the reason of a withdrawal.
-const podGone = "the pod is deleted, replaced or finished"
+// withdrawals take addresses from records whose pods have lost them.
+type withdrawals struct {
+	*records
+
+	holdings *holdings
+	adds     adds
+	// unseen has the keys of records that were withdrawn before their interface was seen.
+	unseen sync.Map
+}
 
 // superseded is the reason of a withdrawal that is final: the pod has a new container.
 const superseded = "another container of this node has the address now"
 
-// Gone withdraws the addresses of a pod that is deleted, replaced or finished, in every phase of
-// its records: it waits neither for an ADD or DEL under way nor for a plugin. Pods of the default
-// network lose their host ports, and keep their addresses, which belong to the node, until DEL. A
-// static pod runs on when its mirror is deleted.
-func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
-	gone := pod.Static == ""
-	if !gone {
-		alive, err := a.Pods.Alive(ctx, pod)
-		if err != nil {
-			return err
-		}
-		gone = !alive
+// adds knows the ADDs under way and the ends of withdrawals, so that the loss of an address ends the
+// work that wires it. Methods are safe in parallel.
+type adds struct{ cancels sync.Map }
+
+// begin returns the context of an ADD and the function that its caller calls at the end.
+// The caller holds the lock of the container.
+func (s *adds) begin(ctx context.Context, key state.Key) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	s.cancels.Store(key, cancel)
+	return ctx, func() {
+		s.cancels.Delete(key)
+		cancel(nil)
 	}
-	var errs []error
-	for _, record := range a.Store.List() {
-		if gone && record.Pod.Is(pod) && hasScarce(record) {
-			errs = append(errs, a.withdraw(ctx, record, podGone))
-		}
+}
+
+// has returns whether such work is under way for key.
+func (s *adds) has(key state.Key) bool {
+	_, has := s.cancels.Load(key)
+	return has
+}
+
+// end ends the context of the ADD for key, if one is under way.
+func (s *adds) end(key state.Key, cause error) {
+	if cancel, ok := s.cancels.Load(key); ok {
+		cancel.(context.CancelCauseFunc)(cause)
 	}
-	if gone {
-		errs = append(errs, a.ports.EndPod(ctx, pod))
-		a.early.stop(pod.UID)
-		a.answerer.Leave(pod.Identity())
-	}
-	a.reconciler.OrphansSoon()
-	a.TellSoon()
-	return errors.Join(errs...)
 }
 
 // supersede takes the record's addresses from older containers of this node, also from those that are
 // about to get them back: the API says that they are this pod's.
-func (a *Agent) supersede(ctx context.Context, record *state.Container) error {
-	for _, old := range a.withSameAddress(record) {
-		err := a.withdraw(ctx, old, superseded)
+func (w *withdrawals) supersede(ctx context.Context, record *state.Container) error {
+	for _, old := range w.withSameAddress(record) {
+		err := w.withdraw(ctx, old, superseded)
 		if err != nil {
 			return err
 		}
@@ -68,45 +71,22 @@ func (a *Agent) supersede(ctx context.Context, record *state.Container) error {
 	return nil
 }
 
-// sharing lists the other records with an address of the record that this node may still
-// carry for them.
-func (a *Agent) sharing(record *state.Container) []*state.Container {
-	return slices.DeleteFunc(a.withSameAddress(record), func(old *state.Container) bool { return old.Phase == state.Withdrawn })
-}
-
-// withSameAddress lists the other records with an address of the record.
-func (a *Agent) withSameAddress(record *state.Container) []*state.Container {
-	addrs := record.Addresses()
-	if len(addrs) == 0 {
-		return nil
-	}
-	return slices.DeleteFunc(a.Store.List(), func(old *state.Container) bool {
-		return old.Key() == record.Key() || !shareAddress(old.Addresses(), addrs)
-	})
-}
-
-func shareAddress(x, y []api.Address) bool {
-	return slices.ContainsFunc(x, func(p api.Address) bool {
-		return slices.ContainsFunc(y, func(q api.Address) bool { return p.Address == q.Address })
-	})
-}
-
 // withdraw stops the node from answering for the addresses of the record, as the caller
 // read it. It ends an ADD that is under way for the record, and takes only the locks of
 // the addresses.
-func (a *Agent) withdraw(ctx context.Context, record *state.Container, reason string) error {
-	a.adds.end(record.Key(), fmt.Errorf("%w: %s", podinfo.ErrPodReplaced, reason))
-	return a.withAddresses(ctx, record, "", func(now *state.Container) error { return a.withdrawLocked(ctx, now, reason) })
+func (w *withdrawals) withdraw(ctx context.Context, record *state.Container, reason string) error {
+	w.adds.end(record.Key(), fmt.Errorf("%w: %s", podinfo.ErrPodReplaced, reason))
+	return w.withAddresses(ctx, record, "", func(now *state.Container) error { return w.withdrawLocked(ctx, now, reason) })
 }
 
 // withdrawLocked does the work of withdraw for a caller that holds the locks of the
 // record's addresses. The kernel comes first: if the agent dies after it, the next start
 // sees the same API and does it again.
-func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason string) error {
+func (w *withdrawals) withdrawLocked(ctx context.Context, now *state.Container, reason string) error {
 	if now.Phase == state.Withdrawn {
 		return nil
 	}
-	err := a.eachInterface(now, nettype.Driver.Withdraw)
+	err := w.eachInterface(now, nettype.Driver.Withdraw)
 	unseen := isUnseen(now, err)
 	if err != nil && !unseen {
 		return fmt.Errorf("withdraw the addresses of pod %s: %w", now.Pod, err)
@@ -114,7 +94,7 @@ func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason
 	fault.Point("withdraw/kernel")
 	if now.Phase == state.Added {
 		// No lock keeps a DEL from a record that has no addresses.
-		written, err := a.Store.Update(now.Key(), func(c *state.Container) bool {
+		written, err := w.Store.Update(now.Key(), func(c *state.Container) bool {
 			if c.Phase != state.Added {
 				return false
 			}
@@ -127,24 +107,24 @@ func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason
 		now = written
 		fault.Point("withdraw/record")
 		if unseen {
-			a.unseen.Store(now.Key(), true)
-			a.reconciler.CheckLater(now.Key())
+			w.unseen.Store(now.Key(), true)
+			w.reconciler.CheckLater(now.Key())
 		}
 		if len(now.Addresses()) > 0 {
-			a.Metrics.withdrawals.Inc()
+			w.Metrics.withdrawals.Inc()
 		}
 		if len(now.Addresses()) > 0 && reason != podGone && reason != superseded {
-			a.tellPod(now.Pod, event.Warning(EventAddressesWithdrawn, "the node no longer carries the pod's floating IPs "+listed(addressesOf(now))+
+			w.tellPod(now.Pod, event.Warning(EventAddressesWithdrawn, "the node no longer carries the pod's floating IPs "+listed(addressesOf(now))+
 				", so the pod has no network: "+reason+"; delete the pod, so that it gets addresses again"), "Withdraw")
 		}
-		if err := a.ports.Close(ctx, now); err != nil {
+		if err := w.ports.Close(ctx, now); err != nil {
 			// The record says that they are closed.
-			a.ports.CheckSoon()
+			w.ports.CheckSoon()
 			return err
 		}
 	}
-	a.leave(now)
-	a.Policies.Soon()
+	w.holdings.leave(now)
+	w.Policies.Soon()
 	klog.FromContext(ctx).Info("Withdrew the addresses and host ports of a pod", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
 		"podUID", now.Pod.UID, "containerID", now.ContainerID, "phase", now.Phase, "ips", addressesOf(now), "reason", reason)
 	return nil
@@ -159,16 +139,16 @@ func isUnseen(record *state.Container, err error) bool {
 
 // withdrawAgain repeats a withdrawal. It fails while the interface has not been seen; one that
 // was, and is not there any more, has gone.
-func (a *Agent) withdrawAgain(now *state.Container) error {
-	err := a.eachInterface(now, nettype.Driver.Withdraw)
+func (w *withdrawals) withdrawAgain(now *state.Container) error {
+	err := w.eachInterface(now, nettype.Driver.Withdraw)
 	if isUnseen(now, err) {
-		if _, waits := a.unseen.Load(now.Key()); waits {
+		if _, waits := w.unseen.Load(now.Key()); waits {
 			return fmt.Errorf("withdraw the addresses of pod %s: %w", now.Pod, err)
 		}
 		return nil
 	}
 	if err == nil {
-		a.unseen.Delete(now.Key())
+		w.unseen.Delete(now.Key())
 	}
 	return err
 }
@@ -187,12 +167,3 @@ const (
 	// docs/how-to/troubleshooting.md#an-address-conflict.
 	EventAddressConflict = "AddressConflict"
 )
-
-// tellPod records an event about a pod; action names the agent's action. It does not block.
-func (a *Agent) tellPod(pod api.Pod, e event.Event, action string) {
-	if a.Events != nil {
-		e.Record(a.Events, &corev1.ObjectReference{
-			APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID),
-		}, nil, action)
-	}
-}
