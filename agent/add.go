@@ -13,7 +13,6 @@ import (
 	"github.com/containernetworking/cni/pkg/ns"
 	"k8s.io/klog/v2"
 
-	"github.com/berth-dev/berth/agent/hostports"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
@@ -58,54 +57,6 @@ func (a *Agent) mayTake(ctx context.Context, record *state.Container) error {
 	}
 	a.Metrics.conflicts.Add(float64(len(foreign)))
 	return a.holdings.conflicts.Refuse(ctx, record.Pod, targets, foreign, err == nil && waits == nil)
-}
-
-// claim writes the first record of an ADD, and with it takes the pod's host ports from pods
-// that have ended. It returns hostports.ErrTaken, with the holder's name, for a port of another pod.
-func (a *Agent) claim(ctx context.Context, record *state.Container) error {
-	ended := map[api.Pod]bool{}
-	for {
-		holder, older, err := a.ports.Claim(ctx, record)
-		if err != nil {
-			return err
-		}
-		for _, key := range older {
-			a.withdrawals.adds.end(key, fmt.Errorf("%w: another container of the pod gets its host ports", podinfo.ErrPodReplaced))
-		}
-		if holder == nil {
-			return nil
-		}
-		if err := a.release(ctx, holder, ended); err != nil {
-			return err
-		}
-	}
-}
-
-// release takes a host port from a pod that has ended; each pod ends once.
-func (a *Agent) release(ctx context.Context, holder *hostports.Holder, ended map[api.Pod]bool) error {
-	if holder.Pod == (api.Pod{}) {
-		if !a.Pods.WaitForSync(ctx) {
-			return fmt.Errorf("%w: host port %s may be one of a pod that is not known yet: the API server has not answered", ErrNotReady, holder.Port)
-		}
-		return a.ports.FindPods(ctx)
-	}
-	alive := ended[holder.Pod]
-	if !alive {
-		// The scheduler gives a port again when a pod has finished, which this node may
-		// hear later.
-		var err error
-		if alive, err = a.Pods.Alive(ctx, holder.Pod); err != nil {
-			return err
-		}
-	}
-	if alive {
-		return fmt.Errorf("%w: %s is a host port of pod %s on this node; choose another hostPort, or end that pod", hostports.ErrTaken, holder.Port, holder.Pod)
-	}
-	ended[holder.Pod] = true
-	if holder.Record != nil {
-		return a.withdrawals.withdraw(ctx, holder.Record, podGone)
-	}
-	return a.ports.EndPod(ctx, holder.Pod)
 }
 
 // advertiser is a driver that serves addresses of pools with mode Routed: routers learn from a routing daemon of the node
@@ -166,7 +117,7 @@ func (a *Agent) Add(ctx context.Context, req *api.Request) (json.RawMessage, err
 	if err := checkADD(req); err != nil {
 		return nil, err
 	}
-	args, err := parseArgs(req.Args)
+	called, err := parseArgs(req.Args)
 	if err != nil {
 		return nil, err
 	}
@@ -184,7 +135,7 @@ func (a *Agent) Add(ctx context.Context, req *api.Request) (json.RawMessage, err
 	defer unlock()
 
 	watch := startWatch()
-	record, err := a.planner(lateReader{a.Pods, &a.early}).plan(ctx, req, args, conf)
+	record, err := a.planner(a.early.addresses).Record(ctx, req, called, conf.RuntimeConfig)
 	if err != nil {
 		return nil, err
 	}
@@ -259,7 +210,7 @@ func (a *Agent) attach(ctx context.Context, record *state.Container, watch *stop
 	// A withdrawal of the addresses ends the ADD.
 	ctx, end := a.withdrawals.adds.begin(ctx, record.Key())
 	defer end()
-	if err := a.claim(ctx, record); err != nil {
+	if err := a.withdrawals.claim(ctx, record); err != nil {
 		return nil, err
 	}
 	fault.Point("add/intent")
@@ -316,11 +267,8 @@ func (a *Agent) stillThere(ctx context.Context, record *state.Container) error {
 		return nil
 	}
 	alive, err := a.Pods.Alive(ctx, record.Pod)
-	if err != nil {
-		return err
+	if err == nil && !alive {
+		err = fmt.Errorf("%w: pod %s went away before it was wired", podinfo.ErrPodReplaced, record.Pod)
 	}
-	if !alive {
-		return fmt.Errorf("%w: pod %s went away before it was wired", podinfo.ErrPodReplaced, record.Pod)
-	}
-	return nil
+	return err
 }

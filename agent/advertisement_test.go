@@ -63,7 +63,7 @@ func TestAdvertisedInKernel(t *testing.T) {
 	r := record("c", state.Added, pod.Path(), []api.Address{routed})
 	r.WhenReady, r.Attachments[0].Uplink, r.Attachments[0].MAC = true, "eth0", "0a:58:0a:62:00:05"
 	must(t, a.Store.Put(r))
-	node.Run(func() error { _, err := a.Drivers[nettype.Veth].Setup(interfaceOf(r, 0)); return err })
+	node.Run(func() error { _, err := a.Drivers[nettype.Veth].Setup(nettype.InterfaceOf(r, 0)); return err })
 	check := func(what string, want bool, do func() error) {
 		t.Helper()
 		node.Run(func() error { return do() })

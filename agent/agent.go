@@ -5,7 +5,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"time"
 
@@ -42,7 +41,7 @@ type Agent struct {
 	lost        *lostRecords
 	defence     *defence
 	silence     *deadManSwitch
-	early       earlyStarts
+	early       *earlyStarts
 }
 
 // New returns an Agent that is idle until Run and the first call.
@@ -82,7 +81,7 @@ func New(o Options) *Agent {
 	a := &Agent{
 		records: r, holdings: h, repairs: repairs, witness: &witness{r, h, w, loose},
 		started: time.Now(), withdrawals: w, attachments: t, links: links, orphans: loose, lost: &lostRecords{r},
-		defence: &defence{records: r, holdings: h, withdrawals: w, heard: h.answerer.Claims()}, silence: &deadManSwitch{r, h},
+		defence: &defence{records: r, holdings: h, withdrawals: w, heard: h.answerer.Claims()}, silence: &deadManSwitch{r, h}, early: &earlyStarts{holdings: h, unused: loose.removeLoose},
 	}
 	repairs.undo = a.undo
 	r.reconciler = reconcile.New(reconcile.Work{
@@ -100,10 +99,6 @@ var (
 	// ErrRequest is returned when a call lacks a variable that every runtime of
 	// Kubernetes gives, or has an invalid one.
 	ErrRequest = errors.New("bad CNI request")
-	// ErrDecode is returned for a configuration that is not the JSON that it must be.
-	ErrDecode = errors.New("bad CNI configuration")
-	// ErrConfig is returned for a value in the configuration that cannot be.
-	ErrConfig = errors.New("invalid CNI configuration")
 	// ErrUnsupported is returned for a field of the configuration that other plugins
 	// know and this agent does not serve.
 	ErrUnsupported = errors.New("unsupported field in the CNI configuration")
@@ -112,9 +107,6 @@ var (
 	// ErrUnknownContainer is returned by Check for a container without a
 	// record.
 	ErrUnknownContainer = errors.New("container not known")
-	// ErrNoDefaultNetwork is returned when an ordinary pod finds no network
-	// configured on the node.
-	ErrNoDefaultNetwork = errors.New("no default network on this node")
 	// ErrNotReady is returned by Status while the agent cannot serve ADD.
 	ErrNotReady = errors.New("agent not ready")
 )
@@ -191,31 +183,9 @@ func (a *Agent) Came(ctx context.Context, pod podinfo.Pod) {
 	if a.Configuration != nil {
 		a.Configuration.Came(pod.UID)
 	}
-	if pod.Wants == 0 || pod.Finished {
-		return
+	if pod.Wants > 0 && !pod.Finished {
+		a.early.start(ctx, pod)
 	}
-	ctx, stop := context.WithCancelCause(ctx)
-	s := a.early.begin(pod.UID, stop)
-	if s == nil {
-		stop(nil)
-		return
-	}
-	// An ADD that runs already does not look for this start.
-	if slices.ContainsFunc(a.Store.List(), func(r *state.Container) bool { return r.Pod.UID == pod.UID }) {
-		stop(nil)
-		a.early.end(pod.UID, s, func() {})
-		return
-	}
-	go func() {
-		defer stop(nil)
-		ctx, cancel := context.WithTimeout(ctx, earlyPatience)
-		defer cancel()
-		if err := a.startEarly(ctx, pod, s); err != nil && ctx.Err() == nil {
-			// ADD meets the same error, and tells.
-			klog.FromContext(ctx).V(4).Info("A pod is not asked for early", "pod", klog.KRef(pod.Namespace, pod.Name), "err", err)
-		}
-		a.early.end(pod.UID, s, func() { a.orphans.removeLoose(ctx) })
-	}()
 }
 
 // Addressed notes that a pod in a network of its own has an address.

@@ -28,6 +28,7 @@ import (
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/nettype"
+	"github.com/berth-dev/berth/agent/plan"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/policy/enforce"
 	"github.com/berth-dev/berth/agent/state"
@@ -295,7 +296,7 @@ func newAgent(t *testing.T) (*Agent, *world) {
 		t.Fatal(err)
 	}
 	return New(Options{
-		Socket: socket, Pods: w, Store: store, Plugins: fakePlugins{w}, Networks: fakeNetworks{}, Drivers: Drivers{nettype.Veth: fakeDriver{w}}, PodNetworks: w,
+		Socket: socket, Pods: w, Store: store, Plugins: fakePlugins{w}, Options: plan.Options{Networks: fakeNetworks{}, PodNetworks: w}, Drivers: Drivers{nettype.Veth: fakeDriver{w}},
 		HostPorts: &fakeForwarder{}, HostPortRange: hostport.Range{First: 20000, Last: 20009},
 	}), w
 }
@@ -521,7 +522,7 @@ func TestFloatingNetwork(t *testing.T) {
 		file, uplink string
 		mtu          int
 	}{"built in": {"", "eth0", 0}, "of a file": {file, "bond0", 1400}} {
-		n := &Networks{FloatingFile: c.file, Node: nettype.Node{Uplink: func() (string, error) { return "eth0", nil }}}
+		n := &plan.Networks{FloatingFile: c.file, Node: nettype.Node{Uplink: func() (string, error) { return "eth0", nil }}}
 		floating, err := n.Floating()
 		if err != nil || floating.Uplink != c.uplink || floating.MTU != c.mtu {
 			t.Fatalf("%s: Floating() = %+v, %v", name, floating, err)
@@ -543,7 +544,7 @@ func TestFloatingNetwork(t *testing.T) {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := (&Networks{FloatingFile: file}).Floating(); (err == nil) != good {
+		if _, err := (&plan.Networks{FloatingFile: file}).Floating(); (err == nil) != good {
 			t.Errorf("routed with %s: %v", plugin, err)
 		}
 	}

@@ -59,11 +59,11 @@ func (a *Agent) check(ctx context.Context, record *state.Container) error {
 		return err
 	}
 	for i, attachment := range record.Attachments {
-		network, err := networkOf(record, i)
+		network, err := nettype.NetworkOf(record, i)
 		if err != nil {
 			return err
 		}
-		if err := a.Plugins.Check(ctx, network, forPlugins(record, i), attachment.Result); err != nil {
+		if err := a.Plugins.Check(ctx, network, nettype.ForPlugins(record, i), attachment.Result); err != nil {
 			return err
 		}
 	}

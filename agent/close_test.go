@@ -99,7 +99,7 @@ func TestClosedIsMissing(t *testing.T) {
 	record := a.Store.List()[0]
 	record.Attachments[0].Uplink, record.Attachments[0].MAC = "eth0", "0a:58:0a:00:46:05"
 	must(t, a.Store.Put(record))
-	i := interfaceOf(record, 0)
+	i := nettype.InterfaceOf(record, 0)
 	node.Run(func() error { _, err := driver.Setup(i); return err })
 	node.Run(func() error {
 		if err := driver.Close(i); err != nil {

@@ -125,7 +125,7 @@ func newSilenceLab(t *testing.T, failover bool) *silenceLab {
 	record.Attachments[0].Uplink, record.Attachments[0].MAC = "eth0", "0a:58:0a:00:46:05"
 	must(t, first.Store.Put(record))
 	l.node.Run(func() error {
-		_, err := nettype.Drivers(nettype.Kernel{Wirer: wire.New("")})[nettype.Veth].Setup(interfaceOf(record, 0))
+		_, err := nettype.Drivers(nettype.Kernel{Wirer: wire.New("")})[nettype.Veth].Setup(nettype.InterfaceOf(record, 0))
 		return err
 	})
 	return l

@@ -96,15 +96,6 @@ func (a *Agent) undoOrLater(ctx context.Context, record *state.Container) error 
 // delTimeout limits the plugins' DEL, which may outlive the runtime's call.
 const delTimeout = 90 * time.Second
 
-// closeUnrecorded closes the host ports of a container without a record: the ports that lead to the
-// addresses that its ADD returned or, where the runtime does not pass them, to its pod.
-func (a *Agent) closeUnrecorded(ctx context.Context, args podArgs, conf requestConfig) error {
-	if addrs := chain.Addresses(conf.PrevResult); len(addrs) > 0 {
-		return a.ports.EndAddresses(ctx, addrs)
-	}
-	return a.ports.EndPod(ctx, api.Pod{Namespace: args.namespace, Name: args.name, UID: args.uid})
-}
-
 // Del detaches the container. It succeeds where nothing is left to detach.
 func (a *Agent) Del(ctx context.Context, req *api.Request) error {
 	if err := checkIDs(req); err != nil {
@@ -177,12 +168,19 @@ func (a *Agent) detachUnknown(ctx context.Context, req *api.Request) {
 	if err != nil {
 		return
 	}
-	// A runtime that names no pod has no host ports either.
-	if args, err := parseArgs(req.Args); err == nil {
-		if args.uid != "" {
-			defer a.Policies.Forget(args.uid)
+	// A runtime that names no pod has no host ports either. Ports without a record lead to the addresses
+	// that the ADD returned or, where the runtime does not pass them, are the pod's.
+	if called, err := parseArgs(req.Args); err == nil {
+		if called.UID != "" {
+			defer a.Policies.Forget(called.UID)
 		}
-		if err := a.closeUnrecorded(ctx, args, conf); err != nil {
+		var err error
+		if addrs := chain.Addresses(conf.PrevResult); len(addrs) > 0 {
+			err = a.ports.EndAddresses(ctx, addrs)
+		} else {
+			err = a.ports.EndPod(ctx, called)
+		}
+		if err != nil {
 			logger.Error(err, "Cannot close the host ports of a container without a record", "containerID", req.ContainerID)
 		}
 	}

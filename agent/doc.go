@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package agent gives the pods of one node their network and takes it away. It
-// owns the order of side effects, and its parts do them: podinfo asks the API,
-// profile limits bandwidth, policy/enforce enforces network policies, egress has ordinary pods leave with addresses of the node, hostports has the node's ports,
-// state keeps records in a file, chain runs plugins, cni/veth/wire changes the kernel.
+// owns the order of side effects, and its parts do them: podinfo asks the API, plan makes records,
+// profile limits bandwidth, policy/enforce enforces network policies, egress has ordinary pods leave
+// with addresses of the node, hostports has the node's ports, state keeps records in a file, chain
+// runs plugins, cni/veth/wire changes the kernel.
+//
+// Agent has the steps of calls. What they work on are types of this package, each with its state:
+// records with their locks and drivers, attachments, the holdings that the answerer is told of,
+// withdrawals, repairs, pluginLinks, orphans and lostRecords.
 //
 // # ADD
 //

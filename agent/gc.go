@@ -4,12 +4,14 @@ package agent
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 )
@@ -72,26 +74,23 @@ func (a *Agent) GC(ctx context.Context, req *api.Request) error {
 func (a *Agent) gcPlugins(ctx context.Context, all []*state.Container, valid []types.GCAttachment) error {
 	var errs []error
 	done := map[string]bool{}
-	network, err := a.Networks.Default()
-	switch {
-	case err == nil:
-		done[string(network.Raw())] = true
-		errs = append(errs, a.Plugins.GC(ctx, network, valid))
-	case !errors.Is(err, chain.ErrNoNetwork):
+	gc := func(config json.RawMessage, network *chain.Network, err error) {
+		if err == nil {
+			err = a.Plugins.GC(ctx, network, valid)
+		}
+		done[string(config)], errs = true, append(errs, err)
+	}
+	if network, err := a.Networks.Default(); err == nil {
+		gc(network.Raw(), network, nil)
+	} else if !errors.Is(err, chain.ErrNoNetwork) {
 		errs = append(errs, err)
 	}
 	for _, record := range all {
 		for i, attachment := range record.Attachments {
-			if done[string(attachment.Network)] {
-				continue
+			if !done[string(attachment.Network)] {
+				network, err := nettype.NetworkOf(record, i)
+				gc(attachment.Network, network, err)
 			}
-			done[string(attachment.Network)] = true
-			network, err := networkOf(record, i)
-			if err != nil {
-				errs = append(errs, err)
-				continue
-			}
-			errs = append(errs, a.Plugins.GC(ctx, network, valid))
 		}
 	}
 	return errors.Join(errs...)

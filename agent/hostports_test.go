@@ -21,6 +21,7 @@ import (
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/hostports"
 	"github.com/berth-dev/berth/agent/nettype"
+	"github.com/berth-dev/berth/agent/plan"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
@@ -500,7 +501,7 @@ func TestHostPortsThatAreRefused(t *testing.T) {
 		`{"hostPort":65536,"containerPort":80}`, `{"hostPort":-1,"containerPort":80}`, `{"hostPort":80,"containerPort":0}`,
 		`{"hostPort":80,"containerPort":80,"protocol":"icmp"}`, `{"hostPort":80,"containerPort":80,"hostIP":"node"}`, `[]`,
 	} {
-		if err := add(t, a, ports("c", mapping)); !errors.Is(err, ErrConfig) && !errors.Is(err, ErrDecode) {
+		if err := add(t, a, ports("c", mapping)); !errors.Is(err, plan.ErrConfig) && !errors.Is(err, plan.ErrDecode) {
 			t.Errorf("%s: %v", mapping, err)
 		}
 	}

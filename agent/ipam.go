@@ -12,13 +12,11 @@ import (
 
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/nettype"
+	"github.com/berth-dev/berth/agent/plan"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 )
-
-// ErrNoFloatingIP is returned by IPAM where the interface gets no floating IP.
-var ErrNoFloatingIP = errors.New("no floating IP for this interface")
 
 // IPAM serves the plugin berth-ipam, which plugins of other projects call for the addresses
 // of an interface. There are two kinds of callers:
@@ -72,14 +70,14 @@ func (a *Agent) ipamAdd(ctx context.Context, req *api.Request) (json.RawMessage,
 	if err := checkADD(req); err != nil {
 		return nil, err
 	}
-	args, err := parseArgs(req.Args)
+	called, err := parseArgs(req.Args)
 	if err != nil {
 		return nil, err
 	}
 	if record, i := a.attachmentOf(req.ContainerID, req.IfName); record != nil && !ofCaller(record) {
-		return ipamOfChain(record, i, args)
+		return ipamOfChain(record, i, called)
 	}
-	record, err := a.planner(lateReader{a.Pods, &a.early}).forCaller(ctx, req, args)
+	record, err := a.planner(a.early.addresses).OfCaller(ctx, req, called)
 	if err != nil {
 		return nil, err
 	}
@@ -103,15 +101,15 @@ func (a *Agent) ipamAdd(ctx context.Context, req *api.Request) (json.RawMessage,
 }
 
 // ipamOfChain answers a plugin that Add runs for the record.
-func ipamOfChain(record *state.Container, i int, args podArgs) (json.RawMessage, error) {
+func ipamOfChain(record *state.Container, i int, called api.Pod) (json.RawMessage, error) {
 	attachment := record.Attachments[i]
 	switch {
-	case args.namespace != record.Pod.Namespace || args.name != record.Pod.Name:
-		return nil, fmt.Errorf("%w: container %s is of pod %s, CNI_ARGS names %s/%s", ErrRequest, record.ContainerID, record.Pod, args.namespace, args.name)
+	case called.String() != record.Pod.String():
+		return nil, fmt.Errorf("%w: container %s is of pod %s, CNI_ARGS names %s", ErrRequest, record.ContainerID, record.Pod, called)
 	case record.Phase != state.Adding && record.Phase != state.Added:
 		return nil, fmt.Errorf("%w: the network of container %s of pod %s is %s", podinfo.ErrPodReplaced, record.ContainerID, record.Pod, record.Phase)
 	case !asksIPAM(record, i):
-		return nil, fmt.Errorf("%w: interface %s of pod %s", ErrNoFloatingIP, attachment.IfName, record.Pod)
+		return nil, fmt.Errorf("%w: interface %s of pod %s", plan.ErrNoFloatingIP, attachment.IfName, record.Pod)
 	}
 	return ipamResult(record, i)
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/nettype"
+	"github.com/berth-dev/berth/agent/plan"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/reconcile"
 	"github.com/berth-dev/berth/agent/state"
@@ -354,7 +355,7 @@ func TestNetworksNameTheSocket(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	n := &Networks{ConfDir: dir, OwnFile: "00", FloatingFile: filepath.Join(dir, "10.conflist"), Node: nettype.Node{Socket: "/agent.sock"}}
+	n := &plan.Networks{ConfDir: dir, OwnFile: "00", FloatingFile: filepath.Join(dir, "10.conflist"), Node: nettype.Node{Socket: "/agent.sock"}}
 	for ipam, want := range map[string]string{
 		`{"type":"berth-ipam"}`:                   "/agent.sock",
 		`{"type":"berth-ipam","socket":"/other"}`: "/other",

@@ -5,7 +5,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -25,15 +24,14 @@ const parallelDELs = 8
 // many these are. netns is the path of their namespace; empty where it is gone.
 func (l *lostRecords) end(ctx context.Context, netns string, match func(one chain.Attached) bool) (matched int, err error) {
 	all, err := l.Plugins.Attached()
-	errs := []error{err}
+	errs := make([]error, len(all), len(all)+1)
 	recorded := map[string]bool{}
 	for _, record := range l.Store.List() {
 		recorded[record.ContainerID] = true
 	}
-	var mu sync.Mutex
 	var group errgroup.Group
 	group.SetLimit(parallelDELs)
-	for _, one := range all {
+	for i, one := range all {
 		if recorded[one.ContainerID] || !match(one) {
 			continue
 		}
@@ -45,15 +43,12 @@ func (l *lostRecords) end(ctx context.Context, netns string, match func(one chai
 			if attachment.NetNS = netns; one.Earlier {
 				attachment.NetNS = ""
 			}
-			err := l.Plugins.Del(ctx, one.Network, attachment, nil)
-			mu.Lock()
-			defer mu.Unlock()
-			errs = append(errs, err)
+			errs[i] = l.Plugins.Del(ctx, one.Network, attachment, nil)
 			return nil // one failure ends no other DEL
 		})
 	}
 	_ = group.Wait()
-	return matched, errors.Join(errs...)
+	return matched, errors.Join(append(errs, err)...)
 }
 
 // A reboot of the node ends its kernel's state and, with it, the records (state.EndBoot). Files on disk

@@ -12,6 +12,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/nettype"
+	"github.com/berth-dev/berth/agent/plan"
 )
 
 // Multus and the agent never both attach a pod to a network.
@@ -59,9 +60,9 @@ func TestMultusAttaches(t *testing.T) {
 				w.pod.Networks += n + ","
 				w.named[i].Config = []byte(map[string]string{"lab": lab, "floating": floating}[n])
 			}
-			p := planner{Pods: w, PodNetworks: w, Networks: &Networks{ConfDir: dir, OwnFile: c.own, FloatingFile: floatingFile,
-				Node: nettype.Node{Uplink: func() (string, error) { return "eth0", nil }}}}
-			attachments, _, err := p.attachments(t.Context(), w.pod, "eth0")
+			o := Options{Pods: w, Options: plan.Options{PodNetworks: w, Networks: &plan.Networks{ConfDir: dir, OwnFile: c.own, FloatingFile: floatingFile,
+				Node: nettype.Node{Uplink: func() (string, error) { return "eth0", nil }}}}}
+			attachments, _, err := o.planner(w.Addresses).Attachments(t.Context(), w.pod, "eth0")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -82,7 +83,7 @@ func TestMultusAttaches(t *testing.T) {
 
 // A network that a pod names does not lead back to the agent.
 func TestNamedIsNotOurselves(t *testing.T) {
-	n := &Networks{ConfDir: t.TempDir(), OwnFile: "00-berth.conflist"}
+	n := &plan.Networks{ConfDir: t.TempDir(), OwnFile: "00-berth.conflist"}
 	all := named("ourselves")
 	all[0].Config = []byte(`{"cniVersion":"1.0.0","type":"berth-cni"}`)
 	if _, _, err := n.Named(&all[0]); err == nil || !strings.Contains(err.Error(), "leads to the plugin berth-cni") {

@@ -15,12 +15,12 @@ import (
 	"github.com/berth-dev/berth/agent/addressconflict"
 	"github.com/berth-dev/berth/agent/answerer"
 	"github.com/berth-dev/berth/agent/answering"
-	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/egress"
 	"github.com/berth-dev/berth/agent/hostports"
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/nettype"
+	"github.com/berth-dev/berth/agent/plan"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/policy/enforce"
 	"github.com/berth-dev/berth/agent/profile"
@@ -33,15 +33,14 @@ import (
 
 // Options of an Agent; Metrics may be nil, Shaper to limit nothing, and ConflictLog to note conflicts nowhere.
 type Options struct {
+	plan.Options
+
 	// Socket is the path of the socket on which the agent is called. It notes whether an agent has served
 	// (see [relay.Served]).
-	Socket   string
-	Pods     pods
-	Store    *state.Store
-	Plugins  plugins
-	Networks networks
-	// PodNetworks may be nil: pods then have one network each.
-	PodNetworks podNetworks
+	Socket  string
+	Pods    pods
+	Store   *state.Store
+	Plugins plugins
 	// DefaultRoutes may be nil where PodNetworks is.
 	DefaultRoutes defaultRoutes
 	Drivers       Drivers
@@ -87,9 +86,6 @@ type Options struct {
 	// chooses from where a pod leaves it the choice.
 	HostPorts     hostports.Forwarder
 	HostPortRange hostport.Range
-	// HostPortsForbidden, if given, asks why pods of a namespace may have no host ports but those of their specification; empty where
-	// they may.
-	HostPortsForbidden func(ctx context.Context, namespace string) (why string, err error)
 }
 
 // pods asks the API about this node's pods. Methods are safe in parallel; each call
@@ -123,12 +119,6 @@ type pods interface {
 	NetAdmins(pod api.Pod) []string
 }
 
-// podNetworks reads the networks that a pod names beside its first one. Methods are safe
-// in parallel and block for a request for each network.
-type podNetworks interface {
-	Networks(ctx context.Context, namespace, annotation, first string) ([]attachdef.Network, error)
-}
-
 // plugins runs a network's plugins. Methods are safe in parallel and block until
 // the plugins end; Del is idempotent.
 type plugins interface {
@@ -140,21 +130,6 @@ type plugins interface {
 	// Attached lists the attachments of Add that Del has not ended, also from an earlier start of
 	// the node's kernel; beside an error, the readable ones. It blocks for files only.
 	Attached() ([]chain.Attached, error)
-}
-
-// networks chooses configurations. Methods are safe in parallel and read files.
-type networks interface {
-	// Default returns the network of pods without a floating IP.
-	Default() (*chain.Network, error)
-	// WithoutMultus returns the network of pods without a floating IP whose networks the agent attaches.
-	WithoutMultus() (*chain.Network, error)
-	// CalledByMultus returns whether Multus attaches all pods to the networks that they name.
-	CalledByMultus() (bool, error)
-	// Floating returns the network of pods with a floating IP.
-	Floating() (*nettype.Floating, error)
-	// Named returns a network that a pod names; floating is nil where the network takes
-	// no floating IPs.
-	Named(n *attachdef.Network) (network *chain.Network, floating *nettype.Floating, err error)
 }
 
 // Drivers has the drivers of network types by the names that records give them. A driver that can do

@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/fault"
 	"github.com/berth-dev/berth/ipam/event"
@@ -265,7 +266,7 @@ func (l *pluginLinks) attach(ctx context.Context, record *state.Container, i int
 	}
 	attachment.Result = result
 	// Where it is on another interface that is gone, that one gets it when it is made.
-	if holder := withDefaultRoute(record.Attachments); holder == i || holder >= 0 && !record.Attachments[holder].Remaking {
+	if holder := nettype.WithDefaultRoute(record.Attachments); holder == i || holder >= 0 && !record.Attachments[holder].Remaking {
 		if err := l.attachments.setDefaultRoute(ctx, record); err != nil {
 			return err
 		}

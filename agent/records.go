@@ -19,7 +19,6 @@ import (
 
 	"github.com/berth-dev/berth/agent/answerer"
 	"github.com/berth-dev/berth/agent/answering"
-	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/hostports"
 	"github.com/berth-dev/berth/agent/keylock"
 	"github.com/berth-dev/berth/agent/nettype"
@@ -131,13 +130,9 @@ func (r *records) driverOf(record *state.Container, i int) (nettype.Driver, erro
 	return nil, fmt.Errorf("the record of container %s names the driver %q, which this agent does not have: run the agent's version that wrote it", record.ContainerID, name)
 }
 
-func interfaceOf(record *state.Container, i int) *nettype.Interface {
-	return &nettype.Interface{ContainerID: record.ContainerID, NetNS: record.NetNS, Secondary: isSecondary(record, i), Attachment: record.Attachments[i]}
-}
-
 // interfaceNow is interfaceOf with the addresses that routing daemons are to announce.
 func (r *records) interfaceNow(record *state.Container, i int) *nettype.Interface {
-	one := interfaceOf(record, i)
+	one := nettype.InterfaceOf(record, i)
 	one.Advertised = r.advertised(record, i)
 	return one
 }
@@ -251,7 +246,7 @@ func (r *records) onOneInterface(record *state.Container) error {
 		again := other.Key() == record.Key() && ofCaller(other) == ofCaller(record)
 		if other.ContainerID == record.ContainerID && !again && (ofCaller(other) || ofCaller(record)) && shareAddress(other.Addresses(), record.Addresses()) {
 			return fmt.Errorf("%w: the floating IPs of pod %s are on its interface %s already, and %s asks for them, too: give them to one interface",
-				foreign.ErrConfig, record.Pod, floatingOf(other.Attachments).IfName, floatingOf(record.Attachments).IfName)
+				foreign.ErrConfig, record.Pod, nettype.FloatingOf(other.Attachments).IfName, nettype.FloatingOf(record.Attachments).IfName)
 		}
 	}
 	return nil
@@ -323,34 +318,6 @@ func wiring(record *state.Container, i int) nettype.Wiring {
 	return nettype.Of(record.Attachments[i].Driver).Wired
 }
 
-// networkOf returns the network of an attachment with the plugins that the agent runs.
-func networkOf(record *state.Container, i int) (*chain.Network, error) {
-	network, err := chain.Parse(record.Attachments[i].Network)
-	if err != nil {
-		return nil, fmt.Errorf("the record of container %s, interface %s: %w", record.ContainerID, record.Attachments[i].IfName, err)
-	}
-	return nettype.Of(record.Attachments[i].Driver).Chain(network), nil
-}
-
-// forPlugins describes an attachment to its plugins.
-func forPlugins(record *state.Container, i int) chain.Attachment {
-	attachment := record.Attachments[i]
-	capabilities := attachment.Capabilities
-	if i == 0 {
-		// The runtime means the first network.
-		capabilities = maps.Clone(record.Capabilities)
-		if capabilities == nil {
-			capabilities = attachment.Capabilities
-		} else {
-			maps.Copy(capabilities, attachment.Capabilities)
-		}
-	}
-	return chain.Attachment{
-		ContainerID: record.ContainerID, NetNS: record.NetNS, IfName: attachment.IfName, Args: record.Args, Capabilities: capabilities,
-		CNIArgs: attachment.Args,
-	}
-}
-
 // ofCaller returns whether another program than the agent runs the record's plugins.
 func ofCaller(record *state.Container) bool {
 	return wiring(record, 0) == nettype.ByCaller
@@ -398,30 +365,6 @@ func asserted(record *state.Container) bool {
 }
 
 func isAsserted(held state.Held) bool { return held.Newest > held.Version }
-
-// floatingOf returns the attachment that takes floating IPs, nil where there is none.
-func floatingOf(all []state.Attachment) *state.Attachment {
-	for i := range all {
-		if all[i].Driver != "" {
-			return &all[i]
-		}
-	}
-	return nil
-}
-
-// isSecondary returns whether the pod's default route is on another interface than this one.
-func isSecondary(record *state.Container, i int) bool {
-	if holder := withDefaultRoute(record.Attachments); holder >= 0 {
-		return i != holder
-	}
-	return i > 0
-}
-
-// withDefaultRoute returns the position of the attachment that the pod gave its default route,
-// -1 where none has it and the first network's is the pod's.
-func withDefaultRoute(all []state.Attachment) int {
-	return slices.IndexFunc(all, func(a state.Attachment) bool { return len(a.DefaultRoute) > 0 })
-}
 
 // onSegment is a driver whose addresses are on layer 2 networks, where another host may
 // have them. The addresses of other drivers are not probed.

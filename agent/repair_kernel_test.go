@@ -42,7 +42,7 @@ func TestPodsOwnSideStays(t *testing.T) {
 			if err := a.Store.Put(record); err != nil {
 				t.Fatal(err)
 			}
-			i := interfaceOf(record, 0)
+			i := nettype.InterfaceOf(record, 0)
 			node.Run(func() error { _, err := driver.Setup(i); return errors.Join(err, driver.CheckNode(i)) })
 			pod.IP("addr", "flush", "dev", "eth0")
 			pod.IP("route", "replace", "default", "dev", "lo")

@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/nettype"
+	"github.com/berth-dev/berth/agent/plan"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/ipam/event"
@@ -193,7 +194,7 @@ func (r *repairs) restore(ctx context.Context, record *state.Container) error {
 		if err != nil {
 			return fmt.Errorf("read the record of %s: %w", addr, err)
 		}
-		restored.Held[addr] = heldBy(held)
+		restored.Held[addr] = plan.HeldBy(held)
 	}
 	targets, release, err := r.toProbe(restored)
 	defer release()
@@ -383,36 +384,28 @@ func (r *repairs) Verify(ctx context.Context) error {
 	if len(keys) == 0 {
 		return nil
 	}
-	standing, err := r.standing(ctx)
+	asking, cancel := context.WithTimeout(ctx, verifyPatience)
+	defer cancel()
+	standing, err := r.Pods.Standing(asking)
 	if err != nil {
 		for _, key := range keys {
 			r.suspects.add(key)
 		}
 		return fmt.Errorf("%w: %w", errNoAnswer, err)
 	}
-	var errs []error
-	var mu sync.Mutex
+	errs := make([]error, len(keys))
 	var group errgroup.Group
 	group.SetLimit(verifyParallel)
-	for _, key := range keys {
+	for i, key := range keys {
 		group.Go(func() error {
-			if err := r.verifyOne(ctx, key, standing); err != nil {
+			if errs[i] = r.verifyOne(ctx, key, standing); errs[i] != nil {
 				r.suspects.add(key)
-				mu.Lock()
-				defer mu.Unlock()
-				errs = append(errs, err)
 			}
 			return nil
 		})
 	}
 	_ = group.Wait()
 	return errors.Join(errs...)
-}
-
-func (r *repairs) standing(ctx context.Context) (podinfo.Standing, error) {
-	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
-	defer cancel()
-	return r.Pods.Standing(ctx)
 }
 
 // errNoAnswer is returned where the API did not name the pod that holds an address.

@@ -88,12 +88,12 @@ func (a *Agent) Ready(ctx context.Context) error {
 	}
 	if a.Kernel != nil {
 		if err := a.Kernel(); err != nil {
-			return fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
+			return notReady(err)
 		}
 	}
 	if a.DeadMan != nil {
 		if err := a.DeadMan.Err(); err != nil {
-			return fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
+			return notReady(err)
 		}
 	}
 	if err := a.Policies.Ready(); err != nil {
@@ -105,15 +105,20 @@ func (a *Agent) Ready(ctx context.Context) error {
 	}
 	d := a.Drivers[floating.Driver]
 	if d == nil {
-		return fmt.Errorf("%w: pods with a floating IP: this agent has no driver %q", ErrNotReady, floating.Driver)
+		return notReady(fmt.Errorf("this agent has no driver %q", floating.Driver))
 	}
 	if c, ok := d.(uplinkChecker); ok {
 		if err := c.Ready(floating.Uplink); err != nil {
-			return fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
+			return notReady(err)
 		}
 	}
-	if err := a.Plugins.Status(ctx, nettype.Of(floating.Driver).Chain(floating.Network)); err != nil {
-		return fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
+	return notReady(a.Plugins.Status(ctx, nettype.Of(floating.Driver).Chain(floating.Network)))
+}
+
+// notReady says that pods with a floating IP cannot be served.
+func notReady(err error) error {
+	if err != nil {
+		err = fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
 	}
-	return nil
+	return err
 }

@@ -39,7 +39,7 @@ func (r *records) Policed() []enforce.Container {
 func (r *records) policed(record *state.Container) enforce.Container {
 	c := enforce.Container{
 		Pod: record.Pod, ID: policedID(record), NetNS: record.NetNS,
-		Ending: record.Phase == state.Deleting || record.Phase == state.Withdrawn, Floating: floatingOf(record.Attachments) != nil, Foreign: ofCaller(record),
+		Ending: record.Phase == state.Deleting || record.Phase == state.Withdrawn, Floating: nettype.FloatingOf(record.Attachments) != nil, Foreign: ofCaller(record),
 	}
 	if record.Pod.Static != "" {
 		// Its mirror may be another one by now.
@@ -93,7 +93,7 @@ func (r *records) OrdinaryPods() []egress.Pod {
 
 // isOrdinary returns whether the record is of a pod without floating IPs.
 func isOrdinary(record *state.Container) bool {
-	return !ofCaller(record) && floatingOf(record.Attachments) == nil
+	return !ofCaller(record) && nettype.FloatingOf(record.Attachments) == nil
 }
 
 // ordinaryPod has the addresses of the first network, by which a pod leaves.
@@ -121,7 +121,7 @@ func (r *records) shaped(record *state.Container) profile.Container {
 		c.Addresses = append(c.Addresses, addressesAt(&attachment)...)
 		if i == 0 {
 			// The runtime passes the annotations to the first network.
-			network, err := networkOf(record, i)
+			network, err := nettype.NetworkOf(record, i)
 			c.ByPlugin = err == nil && network.Declares(profile.Capability)
 		}
 	}
@@ -186,7 +186,7 @@ func networkName(record *state.Container, i int) (string, error) {
 	if name := record.Attachments[i].Definition; name != "" {
 		return name, nil
 	}
-	network, err := networkOf(record, i)
+	network, err := nettype.NetworkOf(record, i)
 	if err != nil {
 		return "", err
 	}

@@ -10,9 +10,11 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent/hostports"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/fault"
 	"github.com/berth-dev/berth/cni/foreign"
 	"github.com/berth-dev/berth/ipam/event"
@@ -128,6 +130,51 @@ func (w *withdrawals) withdrawLocked(ctx context.Context, now *state.Container, 
 	klog.FromContext(ctx).Info("Withdrew the addresses and host ports of a pod", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
 		"podUID", now.Pod.UID, "containerID", now.ContainerID, "phase", now.Phase, "ips", addressesOf(now), "reason", reason)
 	return nil
+}
+
+// claim writes the first record of an ADD, and with it takes the pod's host ports from pods
+// that have ended. It returns hostports.ErrTaken, with the holder's name, for a port of another pod.
+func (w *withdrawals) claim(ctx context.Context, record *state.Container) error {
+	ended := map[api.Pod]bool{}
+	for {
+		holder, older, err := w.ports.Claim(ctx, record)
+		for _, key := range older {
+			w.adds.end(key, fmt.Errorf("%w: another container of the pod gets its host ports", podinfo.ErrPodReplaced))
+		}
+		if err != nil || holder == nil {
+			return err
+		}
+		if err := w.release(ctx, holder, ended); err != nil {
+			return err
+		}
+	}
+}
+
+// release takes a host port from a pod that has ended; each pod ends once.
+func (w *withdrawals) release(ctx context.Context, holder *hostports.Holder, ended map[api.Pod]bool) error {
+	if holder.Pod == (api.Pod{}) {
+		if !w.Pods.WaitForSync(ctx) {
+			return fmt.Errorf("%w: host port %s may be one of a pod that is not known yet: the API server has not answered", ErrNotReady, holder.Port)
+		}
+		return w.ports.FindPods(ctx)
+	}
+	alive := ended[holder.Pod]
+	if !alive {
+		// The scheduler gives a port again when a pod has finished, which this node may
+		// hear later.
+		var err error
+		if alive, err = w.Pods.Alive(ctx, holder.Pod); err != nil {
+			return err
+		}
+	}
+	if alive {
+		return fmt.Errorf("%w: %s is a host port of pod %s on this node; choose another hostPort, or end that pod", hostports.ErrTaken, holder.Port, holder.Pod)
+	}
+	ended[holder.Pod] = true
+	if holder.Record != nil {
+		return w.withdraw(ctx, holder.Record, podGone)
+	}
+	return w.ports.EndPod(ctx, holder.Pod)
 }
 
 // isUnseen returns whether a withdrawal found no interface, because the program that called

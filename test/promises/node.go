@@ -71,7 +71,7 @@ var node = []promise{
 	},
 	{
 		"In a namespace that forbids host ports no plugin of a network that a pod names opens one.", "docs/how-to/hostports.md#who-may-ask",
-		"agent/plan.go", "if !network.Declares(hostports.Capability) {", "if !network.Declares(hostports.Capability) || i > 0 {",
+		"agent/plan/plan.go", "if !network.Declares(hostports.Capability) {", "if !network.Declares(hostports.Capability) || i > 0 {",
 		"agent", "TestHostPortsOfNamespaces",
 	},
 	{
@@ -116,7 +116,7 @@ var node = []promise{
 	},
 	{
 		"berth-ipam refuses a pod that asks for no floating IP.", "docs/how-to/ipam-plugin.md",
-		"agent/plan.go", "if pod.Wants == 0 {\n\t\treturn nil, fmt.Errorf(\"%w: pod %s requests none: let", "if pod.Wants < 0 {\n\t\treturn nil, fmt.Errorf(\"%w: pod %s requests none: let",
+		"agent/plan/plan.go", "if pod.Wants == 0 {\n\t\treturn nil, fmt.Errorf(\"%w: pod %s requests none: let", "if pod.Wants < 0 {\n\t\treturn nil, fmt.Errorf(\"%w: pod %s requests none: let",
 		"agent", "TestIPAMRefuses",
 	},
 	{
