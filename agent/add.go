@@ -25,10 +25,11 @@ func (a *Agent) leaveBy(ctx context.Context, record *state.Container) error {
 	if !isOrdinary(record) {
 		return nil
 	}
-	if err := a.Egress.Attach(ctx, ordinaryPod(record)); err != nil {
-		return fmt.Errorf("have pod %s leave the cluster with an address of the node: %w", record.Pod, err)
+	err := a.Egress.Attach(ctx, ordinaryPod(record))
+	if err != nil {
+		err = fmt.Errorf("have pod %s leave the cluster with an address of the node: %w", record.Pod, err)
 	}
-	return nil
+	return err
 }
 
 func (a *Agent) shape(ctx context.Context, record *state.Container) {
@@ -76,10 +77,7 @@ func (a *Agent) advertise(ctx context.Context, record *state.Container) error {
 	complete.Phase = state.Added
 	return a.locked(ctx, record.Addresses(), func() error {
 		return a.eachInterface(&complete, func(d nettype.Driver, i *nettype.Interface) error {
-			if one, ok := d.(advertiser); ok {
-				return one.Advertise(i)
-			}
-			return nil
+			return ifCan(d, func(one advertiser) error { return one.Advertise(i) })
 		})
 	})
 }

@@ -25,8 +25,8 @@ import (
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
-// Agent serves CNI calls. All methods may be called in parallel. It has the steps of the calls, and tells its parts
-// of changes.
+// Agent serves CNI calls. All methods may be called in parallel. It has the steps of the calls, and
+// tells its parts of changes.
 type Agent struct {
 	*records
 	*holdings

@@ -95,7 +95,7 @@ func (t *attachments) attach(ctx context.Context, record *state.Container, i int
 	var wired json.RawMessage
 	switch wiring(record, i) {
 	case nettype.ByCaller:
-		return ipamResult(record, i)
+		return nettype.IPAMResult(record, i)
 	case nettype.ByDriver:
 		if wired, err = t.setup(ctx, d, network, record, i); err != nil {
 			return nil, err

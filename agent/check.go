@@ -39,17 +39,12 @@ type podChecker interface {
 	Check(i *nettype.Interface) error
 }
 
-// checkWhole verifies both sides of an interface whose driver knows both.
-func checkWhole(d nettype.Driver, i *nettype.Interface) error {
-	if c, ok := d.(podChecker); ok {
-		return c.Check(i)
-	}
-	return nil
-}
-
 // check verifies the network of a complete record.
 func (a *Agent) check(ctx context.Context, record *state.Container) error {
-	if err := a.eachInterface(record, checkWhole); err != nil {
+	err := a.eachInterface(record, func(d nettype.Driver, i *nettype.Interface) error {
+		return ifCan(d, func(c podChecker) error { return c.Check(i) })
+	})
+	if err != nil {
 		return err
 	}
 	if err := a.attachments.checkDefaultRoute(record); err != nil {

@@ -61,8 +61,9 @@ func (s *deadManSwitch) watched() map[netip.Addr]bool {
 	return all
 }
 
-// keep says that the agent lives. An address for which the node fell silent meanwhile may be another node's: the node closes it,
-// and asks for it as for one that its kernel lost. done: there was none, and no failure.
+// keep says that the agent lives. An address for which the node fell silent meanwhile may be
+// another node's: the node closes it, and asks for it as for one that its kernel lost. done: there
+// was none, and no failure.
 func (s *deadManSwitch) keep(ctx context.Context) (done bool) {
 	if s.DeadMan == nil {
 		return true

@@ -168,8 +168,8 @@ func (a *Agent) detachUnknown(ctx context.Context, req *api.Request) {
 	if err != nil {
 		return
 	}
-	// A runtime that names no pod has no host ports either. Ports without a record lead to the addresses
-	// that the ADD returned or, where the runtime does not pass them, are the pod's.
+	// A runtime that names no pod has no host ports either. Ports without a record lead to the
+	// addresses that the ADD returned or, where the runtime does not pass them, are the pod's.
 	if called, err := parseArgs(req.Args); err == nil {
 		if called.UID != "" {
 			defer a.Policies.Forget(called.UID)

@@ -52,7 +52,8 @@ type earlyStart struct {
 	stop context.CancelCauseFunc
 }
 
-// start has others asked for the addresses of a pod that was bound to this node. It returns at once.
+// start has others asked for the addresses of a pod that was bound to this node. It returns at
+// once.
 func (e *earlyStarts) start(ctx context.Context, pod podinfo.Pod) {
 	ctx, stop := context.WithCancelCause(ctx)
 	s := e.begin(pod.UID, stop)
@@ -92,7 +93,8 @@ func (e *earlyStarts) begin(uid string, stop context.CancelCauseFunc) *earlyStar
 	return e.byPod[uid]
 }
 
-// ask takes the pod's addresses, and returns when this node may answer for them. Until then links stay that drivers made.
+// ask takes the pod's addresses, and returns when this node may answer for them. Until then links
+// stay that drivers made.
 func (e *earlyStarts) ask(ctx context.Context, pod podinfo.Pod, s *earlyStart) error {
 	done, ok := e.turn(ctx, pod.UID, s)
 	if !ok {
@@ -181,8 +183,9 @@ func (e *earlyStarts) asked(uid string) *earlyStart {
 	return s
 }
 
-// addresses returns the addresses that an early start of the pod has read, or reads just now, and asks the API for
-// others. When they move to another node meanwhile, that node has the newer record, as after a later answer of the API.
+// addresses returns the addresses that an early start of the pod has read, or reads just now, and
+// asks the API for others. When they move to another node meanwhile, that node has the newer
+// record, as after a later answer of the API.
 func (e *earlyStarts) addresses(ctx context.Context, pod podinfo.Pod) ([]podinfo.Held, error) {
 	if s := e.asked(pod.UID); s != nil {
 		select {

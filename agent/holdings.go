@@ -133,9 +133,7 @@ func (h *holdings) carryAt(record *state.Container, targets []conflict.Target, a
 // follow tells the answerer on which links the node answers for the addresses of a complete record that lacks nothing, where it does not
 // know that.
 func (h *holdings) follow(record *state.Container) {
-	// The repair of the record reports missing links.
-	targets, _ := h.targets(record, toDefend)
-	h.carryAt(record, slices.DeleteFunc(targets, h.knows), true)
+	h.carryAt(record, slices.DeleteFunc(h.toDefend(record), h.knows), true)
 }
 
 // knows returns whether the answerer has an address on its link.
@@ -190,9 +188,7 @@ func (h *holdings) isAsked(i *nettype.Interface) bool {
 
 // askAbout asks the networks of a complete record for other hosts that have some of its addresses.
 func (h *holdings) askAbout(ctx context.Context, record *state.Container, which func(netip.Addr) bool) []conflict.Conflict {
-	// The repair of the record reports missing links.
-	targets, _ := h.targets(record, toDefend)
-	return h.conflicts.Ask(ctx, record.Pod, slices.DeleteFunc(targets, func(t conflict.Target) bool { return !which(t.Address) }))
+	return h.conflicts.Ask(ctx, record.Pod, slices.DeleteFunc(h.toDefend(record), func(t conflict.Target) bool { return !which(t.Address) }))
 }
 
 // announceAgain announces the record's addresses if this node still carries them

@@ -49,23 +49,6 @@ func asksIPAM(record *state.Container, i int) bool {
 	return len(record.Attachments[i].Addresses) > 0 && wiring(record, i) != nettype.ByDriver
 }
 
-// ipamResult returns berth-ipam's result for an attachment.
-func ipamResult(record *state.Container, i int) (json.RawMessage, error) {
-	network, err := chain.Parse(record.Attachments[i].Network)
-	if err != nil {
-		return nil, fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
-	}
-	result, err := nettype.IPAMResult(network, record.Attachments[i].Addresses)
-	if err != nil {
-		return nil, err
-	}
-	raw, err := json.Marshal(result)
-	if err != nil {
-		return nil, fmt.Errorf("encode the addresses of container %s: %w", record.ContainerID, err)
-	}
-	return raw, nil
-}
-
 func (a *Agent) ipamAdd(ctx context.Context, req *api.Request) (json.RawMessage, error) {
 	if err := checkADD(req); err != nil {
 		return nil, err
@@ -111,7 +94,7 @@ func ipamOfChain(record *state.Container, i int, called api.Pod) (json.RawMessag
 	case !asksIPAM(record, i):
 		return nil, fmt.Errorf("%w: interface %s of pod %s", plan.ErrNoFloatingIP, attachment.IfName, record.Pod)
 	}
-	return ipamResult(record, i)
+	return nettype.IPAMResult(record, i)
 }
 
 // ipamDel ends an attachment whose plugins another program runs. An attachment whose plugins the
@@ -161,7 +144,7 @@ func (a *Agent) ipamCheck(req *api.Request) (json.RawMessage, error) {
 	if record.Phase != state.Added {
 		return nil, fmt.Errorf("container %s, interface %s of pod %s is not attached but %s", record.ContainerID, req.IfName, record.Pod, record.Phase)
 	}
-	return ipamResult(record, i)
+	return nettype.IPAMResult(record, i)
 }
 
 // ipamGC ends the attachments to a network whose plugins another program runs and that it does

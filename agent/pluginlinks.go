@@ -45,8 +45,9 @@ const (
 	EventInterfaceRestored = "InterfaceRestored"
 )
 
-// of returns the indices of the interfaces in the container that plugins alone make, by the positions of their attachments; 0 where
-// there is none. It returns nil where the container's namespace is gone.
+// of returns the indices of the interfaces in the container that plugins alone make, by the
+// positions of their attachments; 0 where there is none. It returns nil where the container's
+// namespace is gone.
 func (l *pluginLinks) of(record *state.Container) (map[int]int, error) {
 	if !slices.ContainsFunc(record.Attachments, isPlugged) {
 		return nil, nil
@@ -113,7 +114,8 @@ func (l *pluginLinks) check(record *state.Container) error {
 	return errors.Join(errs...)
 }
 
-// repair compares the links of a complete record with its container, and has the interfaces that are gone made again.
+// repair compares the links of a complete record with its container, and has the interfaces that
+// are gone made again.
 func (l *pluginLinks) repair(ctx context.Context, record *state.Container) error {
 	links, err := l.of(record)
 	if err != nil || areNoted(record, links) || l.hasEnded(ctx, record) {
@@ -132,8 +134,9 @@ func (l *pluginLinks) repair(ctx context.Context, record *state.Container) error
 	return err
 }
 
-// compare notes the links as they are, and tells the pod that its first interface is gone: connections run by the address of that
-// one, and another ADD may give another. It returns whether others are to be made again. The caller holds the container's lock.
+// compare notes the links as they are, and tells the pod that its first interface is gone:
+// connections run by the address of that one, and another ADD may give another. It returns whether
+// others are to be made again. The caller holds the container's lock.
 func (l *pluginLinks) compare(key state.Key) (remake bool, err error) {
 	record := l.Store.Get(key)
 	if record == nil || record.Phase != state.Added {
@@ -252,7 +255,8 @@ func (l *pluginLinks) remakeInterface(ctx context.Context, record *state.Contain
 	return l.updateAttachment(record, i, func(t *state.Attachment) { t.Result, t.Link, t.Remaking = result, links[i], false })
 }
 
-// attach runs the plugins' ADD for one attachment of a container that runs, with the steps of ADD that concern it.
+// attach runs the plugins' ADD for one attachment of a container that runs, with the steps of ADD
+// that concern it.
 func (l *pluginLinks) attach(ctx context.Context, record *state.Container, i int) error {
 	attachment := &record.Attachments[i]
 	policed := l.policed(record)

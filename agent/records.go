@@ -32,8 +32,8 @@ import (
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
-// records are the containers of this node as its store has them, with the locks under which they and the
-// kernel change. Options has the store and the drivers. Methods are safe in parallel.
+// records are the containers of this node as its store has them, with the locks under which they
+// and the kernel change. Options has the store and the drivers. Methods are safe in parallel.
 type records struct {
 	*Options
 
@@ -150,17 +150,15 @@ func (r *records) advertised(record *state.Container, i int) map[netip.Addr]time
 		return nil
 	}
 	all := map[netip.Addr]time.Time{}
+	ready, known := true, true
 	if record.WhenReady {
-		ready, known := r.Pods.IsReady(record.Pod)
-		if !known {
-			return nil
-		}
-		if !ready {
-			return all
-		}
+		ready, known = r.Pods.IsReady(record.Pod)
+	}
+	if !known {
+		return nil
 	}
 	for _, addr := range record.Attachments[i].Addresses {
-		if addr.Routed {
+		if addr.Routed && ready {
 			all[addr.Address] = record.Held[addr.Address].Since
 		}
 	}
@@ -179,17 +177,6 @@ func (r *records) eachInterface(record *state.Container, do func(d nettype.Drive
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
-}
-
-// targets lists the addresses of the record that are on layer 2 networks.
-func (r *records) targets(record *state.Container, of func(nettype.Driver, *nettype.Interface) ([]conflict.Target, error)) ([]conflict.Target, error) {
-	var targets []conflict.Target
-	err := r.eachInterface(record, func(d nettype.Driver, i *nettype.Interface) error {
-		found, err := of(d, i)
-		targets = append(targets, found...)
-		return err
-	})
-	return targets, err
 }
 
 // attachmentOf returns the attachment to an interface of a container, and its record; nil
@@ -217,12 +204,8 @@ func (r *records) carrying(addr netip.Addr) []*state.Container {
 
 // withSameAddress lists the other records with an address of the record.
 func (r *records) withSameAddress(record *state.Container) []*state.Container {
-	addrs := record.Addresses()
-	if len(addrs) == 0 {
-		return nil
-	}
 	return slices.DeleteFunc(r.Store.List(), func(old *state.Container) bool {
-		return old.Key() == record.Key() || !shareAddress(old.Addresses(), addrs)
+		return old.Key() == record.Key() || !shareAddress(old, record)
 	})
 }
 
@@ -232,10 +215,9 @@ func (r *records) sharing(record *state.Container) []*state.Container {
 	return slices.DeleteFunc(r.withSameAddress(record), func(old *state.Container) bool { return old.Phase == state.Withdrawn })
 }
 
-func shareAddress(x, y []api.Address) bool {
-	return slices.ContainsFunc(x, func(p api.Address) bool {
-		return slices.ContainsFunc(y, func(q api.Address) bool { return p.Address == q.Address })
-	})
+func shareAddress(x, y *state.Container) bool {
+	addrs := addressesOf(y)
+	return slices.ContainsFunc(addressesOf(x), func(addr netip.Addr) bool { return slices.Contains(addrs, addr) })
 }
 
 // onOneInterface returns an error where another interface of the record's container has its
@@ -244,7 +226,7 @@ func shareAddress(x, y []api.Address) bool {
 func (r *records) onOneInterface(record *state.Container) error {
 	for _, other := range r.Store.List() {
 		again := other.Key() == record.Key() && ofCaller(other) == ofCaller(record)
-		if other.ContainerID == record.ContainerID && !again && (ofCaller(other) || ofCaller(record)) && shareAddress(other.Addresses(), record.Addresses()) {
+		if other.ContainerID == record.ContainerID && !again && (ofCaller(other) || ofCaller(record)) && shareAddress(other, record) {
 			return fmt.Errorf("%w: the floating IPs of pod %s are on its interface %s already, and %s asks for them, too: give them to one interface",
 				foreign.ErrConfig, record.Pod, nettype.FloatingOf(other.Attachments).IfName, nettype.FloatingOf(record.Attachments).IfName)
 		}
@@ -311,6 +293,14 @@ func (r *records) tellPod(pod api.Pod, e event.Event, action string) {
 			APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID),
 		}, nil, action)
 	}
+}
+
+// ifCan calls do where a driver can do more than every driver must.
+func ifCan[T any](d nettype.Driver, do func(T) error) error {
+	if one, ok := d.(T); ok {
+		return do(one)
+	}
+	return nil
 }
 
 // wiring says which program makes the interface of an attachment.
@@ -387,30 +377,34 @@ type defended interface {
 // set up. release ends the keeping of links that drivers made.
 func (r *records) toProbe(record *state.Container) (targets []conflict.Target, release func(), err error) {
 	release = func() {}
-	targets, err = r.targets(record, func(d nettype.Driver, i *nettype.Interface) ([]conflict.Target, error) {
-		s, ok := d.(onSegment)
-		if !ok {
-			return nil, nil
-		}
-		found, one, err := s.Targets(i)
-		if before := release; one != nil {
-			release = func() { before(); one() }
-		}
-		return found, err
+	err = r.eachInterface(record, func(d nettype.Driver, i *nettype.Interface) error {
+		return ifCan(d, func(s onSegment) error {
+			found, one, err := s.Targets(i)
+			targets = append(targets, found...)
+			if before := release; one != nil {
+				release = func() { before(); one() }
+			}
+			return err
+		})
 	})
 	return targets, release, err
 }
 
-// toDefend lists the addresses of an interface that is set up.
-func toDefend(d nettype.Driver, i *nettype.Interface) ([]conflict.Target, error) {
-	if s, ok := d.(defended); ok {
-		return s.Carried(i)
-	}
-	return nil, nil
+// toDefend lists the addresses of the record whose interfaces are set up. The repair of the record
+// reports links that are missing.
+func (r *records) toDefend(record *state.Container) (targets []conflict.Target) {
+	_ = r.eachInterface(record, func(d nettype.Driver, i *nettype.Interface) error {
+		return ifCan(d, func(s defended) error {
+			found, err := s.Carried(i)
+			targets = append(targets, found...)
+			return err
+		})
+	})
+	return targets
 }
 
-// close closes interfaces of a record, for a caller that holds the locks of its addresses. Its error is ErrCannotClose where
-// all that can be closed is.
+// close closes interfaces of a record, for a caller that holds the locks of its addresses. Its
+// error is ErrCannotClose where all that can be closed is.
 func (r *records) close(now *state.Container, which func(i *nettype.Interface) bool) error {
 	var cannot error
 	err := r.eachInterface(now, func(d nettype.Driver, i *nettype.Interface) error {

@@ -15,9 +15,8 @@ import (
 	"github.com/berth-dev/berth/cni/api"
 )
 
-// parseArgs reads the pod of a call from CNI_ARGS: key=value pairs separated by semicolons. It ignores
-// other keys, which the plugins may know, and unlike types.LoadArgs a semicolon at
-// the end.
+// parseArgs reads the pod of a call from CNI_ARGS: key=value pairs separated by semicolons. It
+// ignores other keys, which the plugins may know, and unlike types.LoadArgs a semicolon at the end.
 func parseArgs(args string) (api.Pod, error) {
 	var p api.Pod
 	for pair := range strings.SplitSeq(args, ";") {

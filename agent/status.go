@@ -107,10 +107,8 @@ func (a *Agent) Ready(ctx context.Context) error {
 	if d == nil {
 		return notReady(fmt.Errorf("this agent has no driver %q", floating.Driver))
 	}
-	if c, ok := d.(uplinkChecker); ok {
-		if err := c.Ready(floating.Uplink); err != nil {
-			return notReady(err)
-		}
+	if err := ifCan(d, func(c uplinkChecker) error { return c.Ready(floating.Uplink) }); err != nil {
+		return notReady(err)
 	}
 	return notReady(a.Plugins.Status(ctx, nettype.Of(floating.Driver).Chain(floating.Network)))
 }

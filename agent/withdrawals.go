@@ -65,8 +65,7 @@ func (s *adds) end(key state.Key, cause error) {
 // about to get them back: the API says that they are this pod's.
 func (w *withdrawals) supersede(ctx context.Context, record *state.Container) error {
 	for _, old := range w.withSameAddress(record) {
-		err := w.withdraw(ctx, old, superseded)
-		if err != nil {
+		if err := w.withdraw(ctx, old, superseded); err != nil {
 			return err
 		}
 	}

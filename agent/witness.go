@@ -200,8 +200,7 @@ func (w *witness) Carried(ctx context.Context, hears bool) (*inquiry.Carried, er
 
 // addMACs says of a record's addresses where and by which MACs the network reaches them. What cannot be read is missing.
 func (w *witness) addMACs(all map[netip.Addr]inquiry.CarriedAddress, record *state.Container) {
-	targets, _ := w.targets(record, toDefend)
-	for _, t := range targets {
+	for _, t := range w.toDefend(record) {
 		c := inquiry.CarriedAddress{Address: t.Address}
 		if link, err := net.InterfaceByIndex(t.Link); err == nil {
 			c.Link, c.MACs = link.Name, append(c.MACs, link.HardwareAddr.String())

@@ -122,14 +122,7 @@ func (p Planner) Record(ctx context.Context, req *api.Request, called api.Pod, c
 // networks that its annotation names. The pod's floating IPs are on the network that takes floating
 // IPs: one of the annotation, or the first. held has their records at the API.
 func (p Planner) Attachments(ctx context.Context, pod podinfo.Pod, ifName string) (all []state.Attachment, held map[netip.Addr]state.Held, err error) {
-	multus, err := p.multusAttaches(pod)
-	if err != nil {
-		return nil, nil, err
-	}
-	var named []state.Attachment
-	if !multus {
-		named, err = p.named(ctx, pod, ifName)
-	}
+	named, err := p.named(ctx, pod, ifName)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -140,20 +133,16 @@ func (p Planner) Attachments(ctx context.Context, pod podinfo.Pod, ifName string
 	first.IfName = ifName
 	all = append([]state.Attachment{first}, named...)
 	if pod.Wants == 0 {
-		return all, nil, planDefaultRoute(all)
+		return all, nil, nil
 	}
 	addrs, held, err := p.held(ctx, pod)
 	if err != nil {
 		return nil, nil, err
 	}
-	for i := range all {
-		if all[i].Driver != "" {
-			if err := giveAddresses(&all[i], addrs); err != nil {
-				return nil, nil, fmt.Errorf("pod %s: %w", pod.Pod, err)
-			}
-		}
+	if err = giveAddresses(nettype.FloatingOf(all), addrs); err == nil {
+		err = planDefaultRoute(all)
 	}
-	if err := planDefaultRoute(all); err != nil {
+	if err != nil {
 		return nil, nil, fmt.Errorf("pod %s: %w", pod.Pod, err)
 	}
 	return all, held, nil
@@ -221,10 +210,10 @@ func (p Planner) first(pod podinfo.Pod, named []state.Attachment) (state.Attachm
 	return state.Attachment{Network: network.Raw()}, nil
 }
 
-// named returns the attachments to the networks of the pod's annotation.
+// named returns the attachments to the networks of the pod's annotation, unless Multus makes them.
 func (p Planner) named(ctx context.Context, pod podinfo.Pod, ifName string) ([]state.Attachment, error) {
-	if p.PodNetworks == nil {
-		return nil, nil
+	if multus, err := p.multusAttaches(pod); multus || err != nil || p.PodNetworks == nil {
+		return nil, err
 	}
 	named, err := p.PodNetworks.Networks(ctx, pod.Namespace, pod.Networks, ifName)
 	if err != nil {
