@@ -20,68 +20,6 @@ import (
 	"github.com/berth-dev/berth/cni/fault"
 )
 
-// leaveBy has the packets of an ordinary pod leave as they must.
-func (a *Agent) leaveBy(ctx context.Context, record *state.Container) error {
-	if !isOrdinary(record) {
-		return nil
-	}
-	err := a.Egress.Attach(ctx, ordinaryPod(record))
-	if err != nil {
-		err = fmt.Errorf("have pod %s leave the cluster with an address of the node: %w", record.Pod, err)
-	}
-	return err
-}
-
-func (a *Agent) shape(ctx context.Context, record *state.Container) {
-	if !ofCaller(record) {
-		a.Shaper.Shape(ctx, a.shaped(record))
-	}
-}
-
-// mayTake waits until this node may answer for the addresses of the record, of which it carries none yet. Its error is
-// addressconflict.ErrConflict where a host outside of the cluster has one of them.
-func (a *Agent) mayTake(ctx context.Context, record *state.Container) error {
-	targets, release, err := a.toProbe(record)
-	defer release()
-	if err != nil {
-		// The wiring tells, or the addresses are where nobody else has any.
-		klog.FromContext(ctx).Error(err, "Cannot ask whether other hosts have all addresses of a pod", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name))
-	}
-	if len(targets) == 0 {
-		return nil
-	}
-	addrs := a.holdings.take(ctx, record, targets)
-	a.early.take(record.Pod.UID, nil) // from here on this ADD waits by itself
-	foreign, waits := a.holdings.mayAnswer(ctx, addrs)
-	if waits != nil && len(foreign) == 0 {
-		return waits
-	}
-	a.Metrics.conflicts.Add(float64(len(foreign)))
-	return a.holdings.conflicts.Refuse(ctx, record.Pod, targets, foreign, err == nil && waits == nil)
-}
-
-// advertiser is a driver that serves addresses of pools with mode Routed: routers learn from a routing daemon of the node
-// that they are here, and the daemon from the kernel's table of advertised addresses (package wire). Withdraw takes them out
-// of it before it does anything else, and Repair makes the table agree, too.
-type advertiser interface {
-	// Advertise makes the table agree with Interface.Advertised for an interface that is set up.
-	Advertise(i *nettype.Interface) error
-}
-
-// advertise is the last step of ADD before its result: by then the pod's policies are enforced.
-func (a *Agent) advertise(ctx context.Context, record *state.Container) error {
-	if !isRouted(record) {
-		return nil
-	}
-	complete := *record
-	complete.Phase = state.Added
-	return a.locked(ctx, record.Addresses(), func() error {
-		return a.eachInterface(&complete, func(d nettype.Driver, i *nettype.Interface) error {
-			return ifCan(d, func(one advertiser) error { return one.Advertise(i) })
-		})
-	})
-}
-
 // maxContainerID limits the container IDs of ADD. CNI sets no limit and runtimes use 64
 // characters, but the ID is part of the record's key, which bbolt limits to 32 KiB: ADD
 // would fail only after it withdrew the addresses from an earlier container. DEL has no
@@ -172,34 +110,35 @@ func sameAttachments(x, y *state.Container) bool {
 	})
 }
 
-// step is one of the steps of ADD. Its name is the name of the fault point after it, and of its
-// time in the log.
+// step is one of the steps of ADD, for records for which when returns true: nil means all. Its name
+// is the name of the fault point after it, and of its time in the log.
 type step struct {
 	name string
+	when func(record *state.Container) bool
 	do   func(ctx context.Context, record *state.Container) error
 }
 
 // steps lists the steps 3 to 13 of ADD (doc.go) in their order.
 func (a *Agent) steps(watch *stopwatch) []step {
 	return []step{
-		{"alive", a.stillThere},
-		{"policies-prepared", func(ctx context.Context, record *state.Container) error {
+		{"alive", hasScarce, a.stillThere},
+		{"policies-prepared", nil, func(ctx context.Context, record *state.Container) error {
 			return a.Policies.Prepare(ctx, a.policed(record))
 		}},
-		{"superseded", a.withdrawals.supersede},
-		{"asked", a.mayTake},
-		{"plugins", func(ctx context.Context, record *state.Container) error {
+		{"superseded", nil, a.withdrawals.supersede},
+		{"asked", nil, a.mayTake},
+		{"plugins", nil, func(ctx context.Context, record *state.Container) error {
 			return a.attachments.attachAll(ctx, record, watch)
 		}},
-		{"default-route", a.attachments.setDefaultRoute},
-		{"policies", func(ctx context.Context, record *state.Container) error {
+		{"default-route", nil, a.attachments.setDefaultRoute},
+		{"policies", nil, func(ctx context.Context, record *state.Container) error {
 			return a.Policies.Enforce(ctx, a.policed(record))
 		}},
-		{"egress", a.leaveBy},
-		{"shaped", func(ctx context.Context, record *state.Container) error { a.shape(ctx, record); return nil }},
-		{"ports", a.ports.Open},
-		{"advertised", a.advertise},
-		{"result", a.complete},
+		{"egress", isOrdinary, a.leaveBy},
+		{"shaped", nil, func(ctx context.Context, record *state.Container) error { a.shape(ctx, record); return nil }},
+		{"ports", nil, a.ports.Open},
+		{"advertised", isRouted, a.advertise},
+		{"result", nil, a.complete},
 	}
 }
 
@@ -208,14 +147,18 @@ func (a *Agent) attach(ctx context.Context, record *state.Container, watch *stop
 	// A withdrawal of the addresses ends the ADD.
 	ctx, end := a.withdrawals.adds.begin(ctx, record.Key())
 	defer end()
-	if err := a.withdrawals.claim(ctx, record); err != nil {
+	err := a.withdrawals.claim(ctx, record)
+	if err != nil {
 		return nil, err
 	}
 	fault.Point("add/intent")
 	watch.done("record")
 	// From here on the pod's deletion finds the record.
 	for _, step := range a.steps(watch) {
-		if err := step.do(ctx, record); err != nil {
+		if step.when == nil || step.when(record) {
+			err = step.do(ctx, record)
+		}
+		if err != nil {
 			if undo := a.undoOrLater(ctx, record); undo != nil {
 				err = errors.Join(err, fmt.Errorf("undo: %w", undo))
 			}
@@ -230,6 +173,73 @@ func (a *Agent) attach(ctx context.Context, record *state.Container, watch *stop
 		"containerID", record.ContainerID, "interfaces", interfaceNames(record), "ips", addressesOf(record),
 		"took", time.Since(watch.began), "steps", watch.String())
 	return record.Result, nil
+}
+
+// stillThere asks again whether the pod runs. Its deletion between the first question and
+// the record found no record to withdraw; a later one ends the ADD.
+func (a *Agent) stillThere(ctx context.Context, record *state.Container) error {
+	alive, err := a.Pods.Alive(ctx, record.Pod)
+	if err == nil && !alive {
+		err = fmt.Errorf("%w: pod %s went away before it was wired", podinfo.ErrPodReplaced, record.Pod)
+	}
+	return err
+}
+
+// mayTake waits until this node may answer for the addresses of the record, of which it carries
+// none yet. Its error is addressconflict.ErrConflict where a host outside of the cluster has one.
+func (a *Agent) mayTake(ctx context.Context, record *state.Container) error {
+	targets, release, err := a.toProbe(record)
+	defer release()
+	if err != nil {
+		// The wiring tells, or the addresses are where nobody else has any.
+		klog.FromContext(ctx).Error(err, "Cannot ask whether other hosts have all addresses of a pod", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name))
+	}
+	if len(targets) == 0 {
+		return nil
+	}
+	addrs := a.holdings.take(ctx, record, targets)
+	a.early.take(record.Pod.UID, nil) // from here on this ADD waits by itself
+	foreign, waits := a.holdings.mayAnswer(ctx, addrs)
+	if waits != nil && len(foreign) == 0 {
+		return waits
+	}
+	a.Metrics.conflicts.Add(float64(len(foreign)))
+	return a.holdings.conflicts.Refuse(ctx, record.Pod, targets, foreign, err == nil && waits == nil)
+}
+
+// leaveBy has the packets of an ordinary pod leave as they must.
+func (a *Agent) leaveBy(ctx context.Context, record *state.Container) error {
+	err := a.Egress.Attach(ctx, ordinaryPod(record))
+	if err != nil {
+		err = fmt.Errorf("have pod %s leave the cluster with an address of the node: %w", record.Pod, err)
+	}
+	return err
+}
+
+func (a *Agent) shape(ctx context.Context, record *state.Container) {
+	if !ofCaller(record) {
+		a.Shaper.Shape(ctx, a.shaped(record))
+	}
+}
+
+// advertiser is a driver that serves addresses of pools with mode Routed: routers learn from a
+// routing daemon of the node that they are here, and the daemon from the kernel's table of
+// advertised addresses (package wire). Withdraw takes them out of it before it does anything else,
+// and Repair makes the table agree, too.
+type advertiser interface {
+	// Advertise makes the table agree with Interface.Advertised for an interface that is set up.
+	Advertise(i *nettype.Interface) error
+}
+
+// advertise is the last step of ADD before its result: by then the pod's policies are enforced.
+func (a *Agent) advertise(ctx context.Context, record *state.Container) error {
+	complete := *record
+	complete.Phase = state.Added
+	return a.locked(ctx, record.Addresses(), func() error {
+		return a.eachInterface(&complete, func(d nettype.Driver, i *nettype.Interface) error {
+			return ifCan(d, func(one advertiser) error { return one.Advertise(i) })
+		})
+	})
 }
 
 // attached comes after the ADD of a container is complete: nothing here can fail it.
@@ -254,19 +264,6 @@ func (a *Agent) complete(ctx context.Context, record *state.Container) error {
 	if err == nil && len(record.Addresses()) == 0 && len(record.HostPorts) > 0 {
 		// No lock kept the pod's end from coming during the write.
 		a.repairs.suspects.add(record.Key())
-	}
-	return err
-}
-
-// stillThere asks again whether the pod runs. Its deletion between the first question and
-// the record found no record to withdraw; a later one ends the ADD.
-func (a *Agent) stillThere(ctx context.Context, record *state.Container) error {
-	if !hasScarce(record) {
-		return nil
-	}
-	alive, err := a.Pods.Alive(ctx, record.Pod)
-	if err == nil && !alive {
-		err = fmt.Errorf("%w: pod %s went away before it was wired", podinfo.ErrPodReplaced, record.Pod)
 	}
 	return err
 }

@@ -510,46 +510,6 @@ func TestCapabilities(t *testing.T) {
 	}
 }
 
-// The plugin of the floating network declares the capabilities that it gets, even
-// where the administrator's file does not.
-func TestFloatingNetwork(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "floating.conflist")
-	const list = `{"cniVersion":"1.1.0","name":"n","plugins":[{"type":"berth-veth","uplink":"bond0","mtu":1400,"capabilities":{"mac":false}},{"type":"tuning","capabilities":{"mac":true}}]}`
-	if err := os.WriteFile(file, []byte(list), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for name, c := range map[string]struct {
-		file, uplink string
-		mtu          int
-	}{"built in": {"", "eth0", 0}, "of a file": {file, "bond0", 1400}} {
-		n := &plan.Networks{FloatingFile: c.file, Node: nettype.Node{Uplink: func() (string, error) { return "eth0", nil }}}
-		floating, err := n.Floating()
-		if err != nil || floating.Uplink != c.uplink || floating.MTU != c.mtu {
-			t.Fatalf("%s: Floating() = %+v, %v", name, floating, err)
-		}
-		var conf struct {
-			Uplink       string
-			MTU          int
-			Capabilities map[string]bool
-		}
-		if err := floating.Network.Plugin(&conf); err != nil {
-			t.Fatal(err)
-		}
-		if conf.Uplink != c.uplink || conf.MTU != c.mtu || !cmp.Equal(conf.Capabilities, map[string]bool{"berthAddresses": true, "mac": true}) {
-			t.Errorf("%s: the plugin has %+v", name, conf)
-		}
-	}
-	for plugin, good := range map[string]bool{`"berth-veth"`: true, `"berth-vlan","mode":"pure"`: false} {
-		text := `{"cniVersion":"1.1.0","name":"n","plugins":[{"type":` + plugin + `,"uplink":"eth1","routed":true}]}`
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := (&plan.Networks{FloatingFile: file}).Floating(); (err == nil) != good {
-			t.Errorf("routed with %s: %v", plugin, err)
-		}
-	}
-}
-
 // After a start the agent finishes interrupted work, and checks the other records.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
