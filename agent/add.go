@@ -207,15 +207,6 @@ func (a *Agent) mayTake(ctx context.Context, record *state.Container) error {
 	return a.holdings.conflicts.Refuse(ctx, record.Pod, targets, foreign, err == nil && waits == nil)
 }
 
-// leaveBy has the packets of an ordinary pod leave as they must.
-func (a *Agent) leaveBy(ctx context.Context, record *state.Container) error {
-	err := a.Egress.Attach(ctx, ordinaryPod(record))
-	if err != nil {
-		err = fmt.Errorf("have pod %s leave the cluster with an address of the node: %w", record.Pod, err)
-	}
-	return err
-}
-
 func (a *Agent) shape(ctx context.Context, record *state.Container) {
 	if !ofCaller(record) {
 		a.Shaper.Shape(ctx, a.shaped(record))

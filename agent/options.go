@@ -16,7 +16,6 @@ import (
 	"github.com/berth-dev/berth/agent/answerer"
 	"github.com/berth-dev/berth/agent/answering"
 	"github.com/berth-dev/berth/agent/chain"
-	"github.com/berth-dev/berth/agent/egress"
 	"github.com/berth-dev/berth/agent/hostports"
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/nettype"
@@ -276,20 +275,3 @@ func (noShaper) Recheck() {}
 func (noShaper) Inspect(profile.Container) inquiry.InspectedShaping {
 	return inquiry.InspectedShaping{}
 }
-
-// egressing has ordinary pods leave the cluster with addresses of the node. Methods are safe in parallel.
-type egressing interface {
-	// Attach comes in an ADD when the pod has its addresses, and before anything runs in it. It blocks for the API server and the kernel.
-	Attach(ctx context.Context, pod egress.Pod) error
-	// Attached says that the ADD of a container is complete, and Detached that its network ends. They do not block.
-	Attached(id string)
-	Detached(id string)
-}
-
-type noEgress struct{}
-
-func (noEgress) Attach(context.Context, egress.Pod) error { return nil }
-
-func (noEgress) Attached(string) {}
-
-func (noEgress) Detached(string) {}

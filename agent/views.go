@@ -12,7 +12,6 @@ import (
 
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
-	"github.com/berth-dev/berth/agent/egress"
 	"github.com/berth-dev/berth/agent/hostports"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/policy/enforce"
@@ -73,33 +72,6 @@ func addressesAt(attachment *state.Attachment) (all []netip.Addr) {
 
 // policedID tells the record's container from others.
 func policedID(record *state.Container) string { return record.ContainerID + "/" + record.IfName }
-
-// OrdinaryPods lists the containers of pods without floating IPs, and the running pods that have no record.
-func (r *records) OrdinaryPods() []egress.Pod {
-	var all []egress.Pod
-	for _, pod := range r.Pods.Running() {
-		if pod.Wants == 0 {
-			all = append(all, egress.Pod{Pod: pod.Pod.Pod, Addresses: pod.Addresses})
-		}
-	}
-	// Records come later: a pod of the API may have ended, and its address may be another's.
-	for _, record := range r.Store.List() {
-		if isOrdinary(record) && record.Phase == state.Added {
-			all = append(all, ordinaryPod(record))
-		}
-	}
-	return all
-}
-
-// isOrdinary returns whether the record is of a pod without floating IPs.
-func isOrdinary(record *state.Container) bool {
-	return !ofCaller(record) && nettype.FloatingOf(record.Attachments) == nil
-}
-
-// ordinaryPod has the addresses of the first network, by which a pod leaves.
-func ordinaryPod(record *state.Container) egress.Pod {
-	return egress.Pod{ID: policedID(record), Pod: record.Pod, Addresses: chain.Addresses(record.Attachments[0].Result)}
-}
 
 // Shaped lists the containers whose traffic may have limits.
 func (r *records) Shaped() []profile.Container {
