@@ -233,17 +233,6 @@ func (a *Agent) advertise(ctx context.Context, record *state.Container) error {
 	})
 }
 
-// attached comes after the ADD of a container is complete: nothing here can fail it.
-func (a *Agent) attached(ctx context.Context, record *state.Container) {
-	a.Policies.Attached(policedID(record))
-	a.Egress.Attached(policedID(record))
-	if len(record.Addresses()) > 0 {
-		a.holdings.announcer.Later(record)
-	}
-	a.holdings.carry(ctx, record, true)
-	a.TellSoon()
-}
-
 // complete writes the result, if nobody took the addresses or host ports away meanwhile.
 func (a *Agent) complete(ctx context.Context, record *state.Container) error {
 	a.links.note(ctx, record)
@@ -257,4 +246,15 @@ func (a *Agent) complete(ctx context.Context, record *state.Container) error {
 		a.repairs.suspects.add(record.Key())
 	}
 	return err
+}
+
+// attached comes after the ADD of a container is complete: nothing here can fail it.
+func (a *Agent) attached(ctx context.Context, record *state.Container) {
+	a.Policies.Attached(policedID(record))
+	a.Egress.Attached(policedID(record))
+	if len(record.Addresses()) > 0 {
+		a.holdings.announcer.Later(record)
+	}
+	a.holdings.carry(ctx, record, true)
+	a.TellSoon()
 }

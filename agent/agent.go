@@ -91,9 +91,6 @@ func New(o Options) *Agent {
 	return a
 }
 
-// Answerer returns the part that settles with other nodes which of them answers for an address.
-func (a *Agent) Answerer() *answerer.Answerer { return a.holdings.answerer }
-
 // Errors that this package detects.
 var (
 	// ErrRequest is returned when a call lacks a variable that every runtime of
@@ -110,6 +107,13 @@ var (
 	// ErrNotReady is returned by Status while the agent cannot serve ADD.
 	ErrNotReady = errors.New("agent not ready")
 )
+
+// Answerer returns the part that settles with other nodes which of them answers for an address.
+func (a *Agent) Answerer() *answerer.Answerer { return a.holdings.answerer }
+
+// resync is how often every record is compared with the kernel, because other programs change
+// it, too.
+const resync = time.Minute
 
 // Run makes kernel and records agree, after a start, periodically and after changes, and
 // repeats announcements. It returns when the context ends.
@@ -133,10 +137,6 @@ func (a *Agent) Run(ctx context.Context) {
 	wait.JitterUntilWithContext(ctx, a.Recheck, resync, 0.1, true)
 	group.Wait()
 }
-
-// resync is how often every record is compared with the kernel, because other programs change
-// it, too.
-const resync = time.Minute
 
 // noteStart logs the records that the agent starts with, has the attachments finished whose
 // containers ended meanwhile, and removes the kernel state that belongs to nothing.

@@ -19,50 +19,6 @@ import (
 // attachments make and remove the interfaces of records: by drivers, and by plugins.
 type attachments struct{ *records }
 
-func (t *attachments) delPlugins(ctx context.Context, record *state.Container, i int, limit time.Duration) error {
-	network, err := nettype.NetworkOf(record, i)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	return t.Plugins.Del(ctx, network, nettype.ForPlugins(record, i), record.Attachments[i].Result)
-}
-
-// teardown removes the interface of an attachment that a driver wired.
-func (t *attachments) teardown(ctx context.Context, record *state.Container, i int) error {
-	d, err := t.driverOf(record, i)
-	if err != nil || d == nil {
-		return err
-	}
-	err = t.locked(ctx, record.Addresses(), func() error { return d.Teardown(nettype.InterfaceOf(record, i)) })
-	if err != nil {
-		return fmt.Errorf("remove the interface %s of container %s: %w", record.Attachments[i].IfName, record.ContainerID, err)
-	}
-	return nil
-}
-
-// setDefaultRoute gives the pod's default route to the interface that it is for, and takes it
-// from the results of the others, by which their plugins check them.
-func (t *attachments) setDefaultRoute(_ context.Context, record *state.Container) error {
-	holder, way, err := nettype.DefaultRoute(record)
-	if err != nil || holder < 0 {
-		return err
-	}
-	if err := t.DefaultRoutes.Set(way); err != nil {
-		return err
-	}
-	return nettype.Reroute(record, holder, way)
-}
-
-func (t *attachments) checkDefaultRoute(record *state.Container) error {
-	holder, way, err := nettype.DefaultRoute(record)
-	if err != nil || holder < 0 {
-		return err
-	}
-	return t.DefaultRoutes.Check(way)
-}
-
 // attachAll makes the attachments in their order and puts their results into the record.
 func (t *attachments) attachAll(ctx context.Context, record *state.Container, watch *stopwatch) error {
 	for i := range record.Attachments {
@@ -132,4 +88,48 @@ func announceNow(ctx context.Context, d nettype.Driver, record *state.Container,
 	if err := d.Announce(nettype.InterfaceOf(record, i)); err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot announce", "ips", addressesOf(record), "err", err)
 	}
+}
+
+// setDefaultRoute gives the pod's default route to the interface that it is for, and takes it
+// from the results of the others, by which their plugins check them.
+func (t *attachments) setDefaultRoute(_ context.Context, record *state.Container) error {
+	holder, way, err := nettype.DefaultRoute(record)
+	if err != nil || holder < 0 {
+		return err
+	}
+	if err := t.DefaultRoutes.Set(way); err != nil {
+		return err
+	}
+	return nettype.Reroute(record, holder, way)
+}
+
+func (t *attachments) checkDefaultRoute(record *state.Container) error {
+	holder, way, err := nettype.DefaultRoute(record)
+	if err != nil || holder < 0 {
+		return err
+	}
+	return t.DefaultRoutes.Check(way)
+}
+
+func (t *attachments) delPlugins(ctx context.Context, record *state.Container, i int, limit time.Duration) error {
+	network, err := nettype.NetworkOf(record, i)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return t.Plugins.Del(ctx, network, nettype.ForPlugins(record, i), record.Attachments[i].Result)
+}
+
+// teardown removes the interface of an attachment that a driver wired.
+func (t *attachments) teardown(ctx context.Context, record *state.Container, i int) error {
+	d, err := t.driverOf(record, i)
+	if err != nil || d == nil {
+		return err
+	}
+	err = t.locked(ctx, record.Addresses(), func() error { return d.Teardown(nettype.InterfaceOf(record, i)) })
+	if err != nil {
+		return fmt.Errorf("remove the interface %s of container %s: %w", record.Attachments[i].IfName, record.ContainerID, err)
+	}
+	return nil
 }

@@ -19,83 +19,6 @@ import (
 	"github.com/berth-dev/berth/cni/fault"
 )
 
-// endPolicies comes when the record is gone. The rules for its addresses go with it, after its
-// network.
-func (a *Agent) endPolicies(ctx context.Context, record *state.Container) {
-	if record.Phase == state.Adding && record.NetNS != "" {
-		// The namespace may get another ADD.
-		if err := a.Policies.Reopen(record.NetNS); err != nil {
-			klog.FromContext(ctx).V(2).Info("Cannot look after the network namespace of a container without a network", "containerID", record.ContainerID, "err", err)
-		}
-	}
-	a.Policies.Detached(policedID(record))
-	a.Egress.Detached(policedID(record))
-}
-
-// deleting writes the record and stops answering for its addresses: no plugin that hangs
-// or fails may keep the node from that, and no file system that is full. Where the withdrawal fails,
-// teardown tries again.
-func (a *Agent) deleting(ctx context.Context, record *state.Container) error {
-	deleting := *record
-	deleting.Phase = state.Deleting
-	return a.locked(ctx, record.Addresses(), func() error {
-		unwritten := a.Store.Put(&deleting)
-		if err := a.eachInterface(record, nettype.Driver.Withdraw); err != nil && !isUnseen(record, err) {
-			klog.FromContext(ctx).Error(err, "Cannot withdraw the addresses of a container before its DEL", "containerID", record.ContainerID, "ips", addressesOf(record))
-		}
-		return unwritten
-	})
-}
-
-// undo takes the network of a container down and removes its record: it withdraws all
-// addresses and closes the host ports, and then, last attachment first, runs the plugins' DEL and removes the
-// interface. The caller holds the container's lock. undo goes on after a failure, but then
-// keeps the record.
-func (a *Agent) undo(ctx context.Context, record *state.Container) error {
-	if err := a.deleting(ctx, record); err != nil {
-		return err
-	}
-	fault.Point("del/intent")
-	errs := []error{a.ports.Close(ctx, record)}
-	deadline := time.Now().Add(delTimeout)
-	for i := range slices.Backward(record.Attachments) {
-		// A network that hangs must not take the time of the others.
-		share := time.Until(deadline) / time.Duration(i+1)
-		errs = append(errs, a.attachments.delPlugins(ctx, record, i, share))
-		fault.Point("del/plugins")
-		errs = append(errs, a.attachments.teardown(ctx, record, i))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	if err := a.Store.Delete(record.Key()); err != nil {
-		return err
-	}
-	if record.Phase != state.Adding {
-		a.holdings.leave(record)
-	}
-	a.reconciler.Forget(record.Key())
-	a.withdrawals.unseen.Delete(record.Key())
-	fault.Point("del/record")
-	a.endPolicies(ctx, record)
-	a.Shaper.Soon()
-	a.TellSoon()
-	return nil
-}
-
-// undoOrLater undoes an ADD that failed, and the ADD of a container that ends, whether or not the
-// runtime waits. After a failure the reconciler tries again.
-func (a *Agent) undoOrLater(ctx context.Context, record *state.Container) error {
-	err := a.undo(context.WithoutCancel(ctx), record)
-	if err != nil {
-		a.reconciler.FinishLater(record.Key())
-	}
-	return err
-}
-
-// delTimeout limits the plugins' DEL, which may outlive the runtime's call.
-const delTimeout = 90 * time.Second
-
 // Del detaches the container. It succeeds where nothing is left to detach.
 func (a *Agent) Del(ctx context.Context, req *api.Request) error {
 	if err := checkIDs(req); err != nil {
@@ -201,4 +124,81 @@ func (a *Agent) detachUnknown(ctx context.Context, req *api.Request) {
 	if err != nil {
 		logger.V(2).Info("The default network could not clean up after a container without a record", "containerID", req.ContainerID, "err", err)
 	}
+}
+
+// delTimeout limits the plugins' DEL, which may outlive the runtime's call.
+const delTimeout = 90 * time.Second
+
+// undoOrLater undoes an ADD that failed, and the ADD of a container that ends, whether or not the
+// runtime waits. After a failure the reconciler tries again.
+func (a *Agent) undoOrLater(ctx context.Context, record *state.Container) error {
+	err := a.undo(context.WithoutCancel(ctx), record)
+	if err != nil {
+		a.reconciler.FinishLater(record.Key())
+	}
+	return err
+}
+
+// undo takes the network of a container down and removes its record: it withdraws all
+// addresses and closes the host ports, and then, last attachment first, runs the plugins' DEL and removes the
+// interface. The caller holds the container's lock. undo goes on after a failure, but then
+// keeps the record.
+func (a *Agent) undo(ctx context.Context, record *state.Container) error {
+	if err := a.deleting(ctx, record); err != nil {
+		return err
+	}
+	fault.Point("del/intent")
+	errs := []error{a.ports.Close(ctx, record)}
+	deadline := time.Now().Add(delTimeout)
+	for i := range slices.Backward(record.Attachments) {
+		// A network that hangs must not take the time of the others.
+		share := time.Until(deadline) / time.Duration(i+1)
+		errs = append(errs, a.attachments.delPlugins(ctx, record, i, share))
+		fault.Point("del/plugins")
+		errs = append(errs, a.attachments.teardown(ctx, record, i))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if err := a.Store.Delete(record.Key()); err != nil {
+		return err
+	}
+	if record.Phase != state.Adding {
+		a.holdings.leave(record)
+	}
+	a.reconciler.Forget(record.Key())
+	a.withdrawals.unseen.Delete(record.Key())
+	fault.Point("del/record")
+	a.endPolicies(ctx, record)
+	a.Shaper.Soon()
+	a.TellSoon()
+	return nil
+}
+
+// deleting writes the record and stops answering for its addresses: no plugin that hangs
+// or fails may keep the node from that, and no file system that is full. Where the withdrawal fails,
+// teardown tries again.
+func (a *Agent) deleting(ctx context.Context, record *state.Container) error {
+	deleting := *record
+	deleting.Phase = state.Deleting
+	return a.locked(ctx, record.Addresses(), func() error {
+		unwritten := a.Store.Put(&deleting)
+		if err := a.eachInterface(record, nettype.Driver.Withdraw); err != nil && !isUnseen(record, err) {
+			klog.FromContext(ctx).Error(err, "Cannot withdraw the addresses of a container before its DEL", "containerID", record.ContainerID, "ips", addressesOf(record))
+		}
+		return unwritten
+	})
+}
+
+// endPolicies comes when the record is gone. The rules for its addresses go with it, after its
+// network.
+func (a *Agent) endPolicies(ctx context.Context, record *state.Container) {
+	if record.Phase == state.Adding && record.NetNS != "" {
+		// The namespace may get another ADD.
+		if err := a.Policies.Reopen(record.NetNS); err != nil {
+			klog.FromContext(ctx).V(2).Info("Cannot look after the network namespace of a container without a network", "containerID", record.ContainerID, "err", err)
+		}
+	}
+	a.Policies.Detached(policedID(record))
+	a.Egress.Detached(policedID(record))
 }

@@ -39,16 +39,12 @@ func (a *Agent) GC(ctx context.Context, req *api.Request) error {
 			valid = append(valid, types.GCAttachment{ContainerID: record.ContainerID, IfName: record.IfName})
 		}
 	}
-	listed := map[state.Key]bool{}
-	for _, v := range valid {
-		listed[state.Key{ContainerID: v.ContainerID, IfName: v.IfName}] = true
-	}
 	for _, record := range all {
 		if ofCaller(record) {
 			// It belongs to another network of the runtime.
 			continue
 		}
-		if !listed[record.Key()] {
+		if conf.hasAttachments && !conf.lists(record.Key()) {
 			errs = append(errs, a.detach(ctx, record.Key(), nil))
 			continue
 		}

@@ -157,13 +157,9 @@ func (a *Agent) ipamGC(ctx context.Context, req *api.Request) error {
 	if !conf.hasAttachments {
 		return fmt.Errorf("%w: GC without the list of valid attachments", ErrRequest)
 	}
-	listed := map[state.Key]bool{}
-	for _, v := range conf.ValidAttachments {
-		listed[state.Key{ContainerID: v.ContainerID, IfName: v.IfName}] = true
-	}
 	var errs []error
 	for _, record := range a.Store.List() {
-		if !ofCaller(record) || listed[record.Key()] {
+		if !ofCaller(record) || conf.lists(record.Key()) {
 			continue
 		}
 		network, err := chain.Parse(record.Attachments[0].Network)

@@ -50,25 +50,6 @@ const kernelPatience = 10 * time.Second
 
 func containerLock(id string) string { return "container/" + id }
 
-// netnsGone returns true where the path of a container's network namespace is empty
-// or names no file.
-func netnsGone(path string) (bool, error) {
-	if path == "" {
-		return true, nil
-	}
-	_, err := os.Stat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return true, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("look at network namespace %s: %w", path, err)
-	}
-	return false, nil
-}
-
-// podGone is the reason of a withdrawal.
-const podGone = "the pod is deleted, replaced or finished"
-
 // lockContainer locks a container for a call that runs plugins. Callers take this lock
 // first.
 func (r *records) lockContainer(ctx context.Context, id string) (func(), error) {
@@ -137,6 +118,20 @@ func (r *records) interfaceNow(record *state.Container, i int) *nettype.Interfac
 	return one
 }
 
+// eachInterface calls do for every interface of the record that a driver wires, and
+// returns all errors.
+func (r *records) eachInterface(record *state.Container, do func(d nettype.Driver, i *nettype.Interface) error) error {
+	var errs []error
+	for i := range record.Attachments {
+		d, err := r.driverOf(record, i)
+		if err == nil && d != nil {
+			err = do(d, r.interfaceNow(record, i))
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
 // isRouted returns whether the record has addresses that routers lead to this node.
 func isRouted(record *state.Container) bool {
 	return slices.ContainsFunc(record.Addresses(), func(a api.Address) bool { return a.Routed })
@@ -165,19 +160,103 @@ func (r *records) advertised(record *state.Container, i int) map[netip.Addr]time
 	return all
 }
 
-// eachInterface calls do for every interface of the record that a driver wires, and
-// returns all errors.
-func (r *records) eachInterface(record *state.Container, do func(d nettype.Driver, i *nettype.Interface) error) error {
-	var errs []error
-	for i := range record.Attachments {
-		d, err := r.driverOf(record, i)
-		if err == nil && d != nil {
-			err = do(d, r.interfaceNow(record, i))
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
+// onSegment is a driver whose addresses are on layer 2 networks, where another host may
+// have them. The addresses of other drivers are not probed.
+type onSegment interface {
+	// Targets lists the interface's addresses before it is set up, each with the node's link to its
+	// network, which may be made for it. Beside an error it has the addresses whose link was found.
+	// Links that were made stay until the caller calls release, which is nil for a driver that makes none.
+	Targets(i *nettype.Interface) (targets []conflict.Target, release func(), err error)
 }
+
+// defended is a driver that knows the MACs by which the network reaches its addresses, so that the
+// claim of another host can be told from one of the pod.
+type defended interface {
+	// Carried lists the addresses of an interface that is set up, as Targets does. It makes no
+	// links.
+	Carried(i *nettype.Interface) ([]conflict.Target, error)
+}
+
+// toProbe lists the addresses of the record that the network is asked for before its interfaces are
+// set up. release ends the keeping of links that drivers made.
+func (r *records) toProbe(record *state.Container) (targets []conflict.Target, release func(), err error) {
+	release = func() {}
+	err = r.eachInterface(record, func(d nettype.Driver, i *nettype.Interface) error {
+		return ifCan(d, func(s onSegment) error {
+			found, one, err := s.Targets(i)
+			targets = append(targets, found...)
+			if before := release; one != nil {
+				release = func() { before(); one() }
+			}
+			return err
+		})
+	})
+	return targets, release, err
+}
+
+// toDefend lists the addresses of the record whose interfaces are set up. The repair of the record
+// reports links that are missing.
+func (r *records) toDefend(record *state.Container) (targets []conflict.Target) {
+	_ = r.eachInterface(record, func(d nettype.Driver, i *nettype.Interface) error {
+		return ifCan(d, func(s defended) error {
+			found, err := s.Carried(i)
+			targets = append(targets, found...)
+			return err
+		})
+	})
+	return targets
+}
+
+// ifCan calls do where a driver can do more than every driver must.
+func ifCan[T any](d nettype.Driver, do func(T) error) error {
+	if one, ok := d.(T); ok {
+		return do(one)
+	}
+	return nil
+}
+
+// close closes interfaces of a record, for a caller that holds the locks of its addresses. Its
+// error is ErrCannotClose where all that can be closed is.
+func (r *records) close(now *state.Container, which func(i *nettype.Interface) bool) error {
+	var cannot error
+	err := r.eachInterface(now, func(d nettype.Driver, i *nettype.Interface) error {
+		if !which(i) {
+			return nil
+		}
+		err := d.Close(i)
+		if errors.Is(err, foreign.ErrCannotClose) {
+			cannot = errors.Join(cannot, fmt.Errorf("%w: %w", answerer.ErrCannotClose, err))
+			return nil
+		}
+		return err
+	})
+	if err == nil {
+		err = cannot
+	}
+	if err != nil {
+		return fmt.Errorf("close the addresses of pod %s: %w", now.Pod, err)
+	}
+	return nil
+}
+
+// netnsGone returns true where the path of a container's network namespace is empty
+// or names no file.
+func netnsGone(path string) (bool, error) {
+	if path == "" {
+		return true, nil
+	}
+	_, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look at network namespace %s: %w", path, err)
+	}
+	return false, nil
+}
+
+// podGone is the reason of a withdrawal.
+const podGone = "the pod is deleted, replaced or finished"
 
 // attachmentOf returns the attachment to an interface of a container, and its record; nil
 // where no record has it.
@@ -295,14 +374,6 @@ func (r *records) tellPod(pod api.Pod, e event.Event, action string) {
 	}
 }
 
-// ifCan calls do where a driver can do more than every driver must.
-func ifCan[T any](d nettype.Driver, do func(T) error) error {
-	if one, ok := d.(T); ok {
-		return do(one)
-	}
-	return nil
-}
-
 // wiring says which program makes the interface of an attachment.
 func wiring(record *state.Container, i int) nettype.Wiring {
 	return nettype.Of(record.Attachments[i].Driver).Wired
@@ -355,74 +426,3 @@ func asserted(record *state.Container) bool {
 }
 
 func isAsserted(held state.Held) bool { return held.Newest > held.Version }
-
-// onSegment is a driver whose addresses are on layer 2 networks, where another host may
-// have them. The addresses of other drivers are not probed.
-type onSegment interface {
-	// Targets lists the interface's addresses before it is set up, each with the node's link to its
-	// network, which may be made for it. Beside an error it has the addresses whose link was found.
-	// Links that were made stay until the caller calls release, which is nil for a driver that makes none.
-	Targets(i *nettype.Interface) (targets []conflict.Target, release func(), err error)
-}
-
-// defended is a driver that knows the MACs by which the network reaches its addresses, so that the
-// claim of another host can be told from one of the pod.
-type defended interface {
-	// Carried lists the addresses of an interface that is set up, as Targets does. It makes no
-	// links.
-	Carried(i *nettype.Interface) ([]conflict.Target, error)
-}
-
-// toProbe lists the addresses of the record that the network is asked for before its interfaces are
-// set up. release ends the keeping of links that drivers made.
-func (r *records) toProbe(record *state.Container) (targets []conflict.Target, release func(), err error) {
-	release = func() {}
-	err = r.eachInterface(record, func(d nettype.Driver, i *nettype.Interface) error {
-		return ifCan(d, func(s onSegment) error {
-			found, one, err := s.Targets(i)
-			targets = append(targets, found...)
-			if before := release; one != nil {
-				release = func() { before(); one() }
-			}
-			return err
-		})
-	})
-	return targets, release, err
-}
-
-// toDefend lists the addresses of the record whose interfaces are set up. The repair of the record
-// reports links that are missing.
-func (r *records) toDefend(record *state.Container) (targets []conflict.Target) {
-	_ = r.eachInterface(record, func(d nettype.Driver, i *nettype.Interface) error {
-		return ifCan(d, func(s defended) error {
-			found, err := s.Carried(i)
-			targets = append(targets, found...)
-			return err
-		})
-	})
-	return targets
-}
-
-// close closes interfaces of a record, for a caller that holds the locks of its addresses. Its
-// error is ErrCannotClose where all that can be closed is.
-func (r *records) close(now *state.Container, which func(i *nettype.Interface) bool) error {
-	var cannot error
-	err := r.eachInterface(now, func(d nettype.Driver, i *nettype.Interface) error {
-		if !which(i) {
-			return nil
-		}
-		err := d.Close(i)
-		if errors.Is(err, foreign.ErrCannotClose) {
-			cannot = errors.Join(cannot, fmt.Errorf("%w: %w", answerer.ErrCannotClose, err))
-			return nil
-		}
-		return err
-	})
-	if err == nil {
-		err = cannot
-	}
-	if err != nil {
-		return fmt.Errorf("close the addresses of pod %s: %w", now.Pod, err)
-	}
-	return nil
-}

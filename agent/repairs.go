@@ -41,33 +41,18 @@ type surveyor interface {
 	Survey() func(i *nettype.Interface) error
 }
 
-// carryAll tells the answerer of all complete records after a start.
+// carryAll tells the answerer of all complete records after a start, and which lack something by which
+// the node answers for their addresses.
 func (r *repairs) carryAll(ctx context.Context) {
 	r.holdings.joinUplinks(ctx)
-	lacking := map[state.Key]bool{}
-	for _, record := range r.incomplete(ctx) {
-		lacking[record.Key()] = true
+	checks, answers := r.surveyChecks(), map[state.Key]bool{}
+	all := slices.DeleteFunc(r.Store.List(), func(c *state.Container) bool { return c.Phase != state.Added || len(c.Addresses()) == 0 })
+	for _, record := range all {
+		answers[record.Key()] = ctx.Err() != nil || r.agrees(record, checks) || r.eachInterface(record, nettype.Driver.CheckNode) == nil
 	}
-	for _, record := range r.Store.List() {
-		if record.Phase == state.Added {
-			r.holdings.carry(ctx, record, !lacking[record.Key()])
-		}
+	for _, record := range all {
+		r.holdings.carry(ctx, record, answers[record.Key()])
 	}
-}
-
-// incomplete lists the complete records whose interfaces lack something by which the node answers for their addresses.
-func (r *repairs) incomplete(ctx context.Context) []*state.Container {
-	checks := r.surveyChecks()
-	var all []*state.Container
-	for _, record := range r.Store.List() {
-		if ctx.Err() != nil {
-			return nil
-		}
-		if record.Phase == state.Added && len(record.Addresses()) > 0 && !r.agrees(record, checks) && r.eachInterface(record, nettype.Driver.CheckNode) != nil {
-			all = append(all, record)
-		}
-	}
-	return all
 }
 
 // repair makes kernel and record agree for an attachment that is complete, and hands one

@@ -5,6 +5,7 @@ package agent
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/validate/content"
 
 	"github.com/berth-dev/berth/agent/plan"
+	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 )
 
@@ -76,6 +78,11 @@ func parseConfig(raw json.RawMessage) (requestConfig, error) {
 	}
 	c.hasAttachments = c.ValidAttachments != nil
 	return c, nil
+}
+
+// lists returns whether the runtime says that an attachment is valid.
+func (c *requestConfig) lists(key state.Key) bool {
+	return slices.ContainsFunc(c.ValidAttachments, func(v types.GCAttachment) bool { return v.ContainerID == key.ContainerID && v.IfName == key.IfName })
 }
 
 // supported refuses fields whose neglect would surprise: addresses come from the
