@@ -26,23 +26,23 @@ import (
 // limit, because a runtime repeats a DEL that fails.
 const maxContainerID = 1024
 
-// checkADD refuses invalid parameters of an ADD.
-func checkADD(req *api.Request) error {
+// checkADD refuses invalid parameters of an ADD, and returns the pod that it names.
+func checkADD(req *api.Request) (called api.Pod, err error) {
 	if err := checkIDs(req); err != nil {
-		return err
+		return called, err
 	}
 	if len(req.ContainerID) > maxContainerID {
-		return fmt.Errorf("%w: CNI_CONTAINERID: container ID %.100q has more than %d characters", ErrRequest, req.ContainerID, maxContainerID)
+		return called, fmt.Errorf("%w: CNI_CONTAINERID: container ID %.100q has more than %d characters", ErrRequest, req.ContainerID, maxContainerID)
 	}
 	if req.NetNS == "" {
-		return fmt.Errorf("%w: ADD without a network namespace (CNI_NETNS)", ErrRequest)
+		return called, fmt.Errorf("%w: ADD without a network namespace (CNI_NETNS)", ErrRequest)
 	}
 	if isNode, err := ns.CheckNetNS(req.NetNS); err != nil {
-		return fmt.Errorf("compare the network namespace %s with the node's: %w", req.NetNS, err)
+		return called, fmt.Errorf("compare the network namespace %s with the node's: %w", req.NetNS, err)
 	} else if isNode {
-		return fmt.Errorf("%w: %s (CNI_NETNS)", ErrNodeNetNS, req.NetNS)
+		return called, fmt.Errorf("%w: %s (CNI_NETNS)", ErrNodeNetNS, req.NetNS)
 	}
-	return nil
+	return parseArgs(req.Args)
 }
 
 // Add attaches the container and returns the CNI result.
@@ -50,10 +50,7 @@ func (a *Agent) Add(ctx context.Context, req *api.Request) (json.RawMessage, err
 	if a.Configuration != nil {
 		a.Configuration.Called()
 	}
-	if err := checkADD(req); err != nil {
-		return nil, err
-	}
-	called, err := parseArgs(req.Args)
+	called, err := checkADD(req)
 	if err != nil {
 		return nil, err
 	}
@@ -76,9 +73,6 @@ func (a *Agent) Add(ctx context.Context, req *api.Request) (json.RawMessage, err
 		return nil, err
 	}
 	watch.done("plan")
-	if err := a.onOneInterface(record); err != nil {
-		return nil, err
-	}
 	if result, done, err := a.earlier(ctx, record); done || err != nil {
 		return result, err
 	}
@@ -86,11 +80,12 @@ func (a *Agent) Add(ctx context.Context, req *api.Request) (json.RawMessage, err
 }
 
 // earlier returns the result of an earlier ADD of the same container if its network
-// still stands, and undoes that ADD otherwise.
+// still stands, and undoes that ADD otherwise. It returns an error where another interface of the
+// container has the record's addresses.
 func (a *Agent) earlier(ctx context.Context, record *state.Container) (result json.RawMessage, done bool, err error) {
 	old := a.Store.Get(record.Key())
-	if old == nil {
-		return nil, false, nil
+	if err := a.onOneInterface(record); err != nil || old == nil {
+		return nil, false, err
 	}
 	if old.Phase == state.Added && sameAttachments(old, record) && a.check(ctx, old) == nil {
 		return old.Result, true, nil

@@ -21,10 +21,7 @@ import (
 
 // Del detaches the container. It succeeds where nothing is left to detach.
 func (a *Agent) Del(ctx context.Context, req *api.Request) error {
-	if err := checkIDs(req); err != nil {
-		return err
-	}
-	req, err := withoutNodeNetNS(req)
+	req, err := checkDEL(req)
 	if err != nil {
 		return err
 	}
@@ -32,10 +29,13 @@ func (a *Agent) Del(ctx context.Context, req *api.Request) error {
 	return a.detach(ctx, key, req)
 }
 
-// withoutNodeNetNS returns the request of a DEL without a network namespace where it names the
-// node's. ADD refuses that; a plugin would remove a link of the node that has the name of the
+// checkDEL refuses invalid parameters of a DEL, and returns it without a network namespace where it
+// names the node's. ADD refuses that; a plugin would remove a link of the node that has the name of the
 // container's interface.
-func withoutNodeNetNS(req *api.Request) (*api.Request, error) {
+func checkDEL(req *api.Request) (*api.Request, error) {
+	if err := checkIDs(req); err != nil {
+		return nil, err
+	}
 	isNode, err := ns.CheckNetNS(req.NetNS)
 	if err != nil {
 		return nil, fmt.Errorf("compare the network namespace %s with the node's: %w", req.NetNS, err)

@@ -50,10 +50,7 @@ func asksIPAM(record *state.Container, i int) bool {
 }
 
 func (a *Agent) ipamAdd(ctx context.Context, req *api.Request) (json.RawMessage, error) {
-	if err := checkADD(req); err != nil {
-		return nil, err
-	}
-	called, err := parseArgs(req.Args)
+	called, err := checkADD(req)
 	if err != nil {
 		return nil, err
 	}
@@ -73,10 +70,7 @@ func (a *Agent) ipamAdd(ctx context.Context, req *api.Request) (json.RawMessage,
 		return nil, err
 	}
 	defer unlock()
-	// Another ADD may have given them away meanwhile.
-	if err := a.onOneInterface(record); err != nil {
-		return nil, err
-	}
+	// It asks again whether another ADD gave them away meanwhile.
 	if result, done, err := a.earlier(ctx, record); done || err != nil {
 		return result, err
 	}
@@ -100,10 +94,7 @@ func ipamOfChain(record *state.Container, i int, called api.Pod) (json.RawMessag
 // ipamDel ends an attachment whose plugins another program runs. An attachment whose plugins the
 // agent runs ends with its DEL, which runs the plugin that calls.
 func (a *Agent) ipamDel(ctx context.Context, req *api.Request) error {
-	if err := checkIDs(req); err != nil {
-		return err
-	}
-	req, err := withoutNodeNetNS(req)
+	req, err := checkDEL(req)
 	if err != nil {
 		return err
 	}
