@@ -17,7 +17,8 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 )
 
-// deadManSwitch keeps the node from falling silent for pods that asked for failover, while it works.
+// deadManSwitch keeps the node from falling silent for pods that asked for failover, while it
+// works.
 type deadManSwitch struct {
 	*records
 

@@ -30,8 +30,8 @@ func (a *Agent) Del(ctx context.Context, req *api.Request) error {
 }
 
 // checkDEL refuses invalid parameters of a DEL, and returns it without a network namespace where it
-// names the node's. ADD refuses that; a plugin would remove a link of the node that has the name of the
-// container's interface.
+// names the node's. ADD refuses that; a plugin would remove a link of the node that has the name of
+// the container's interface.
 func checkDEL(req *api.Request) (*api.Request, error) {
 	if err := checkIDs(req); err != nil {
 		return nil, err

@@ -41,8 +41,8 @@ type surveyor interface {
 	Survey() func(i *nettype.Interface) error
 }
 
-// carryAll tells the answerer of all complete records after a start, and which lack something by which
-// the node answers for their addresses.
+// carryAll tells the answerer of all complete records after a start, and which lack something by
+// which the node answers for their addresses.
 func (r *repairs) carryAll(ctx context.Context) {
 	r.holdings.joinUplinks(ctx)
 	checks, answers := r.surveyChecks(), map[state.Key]bool{}
