@@ -152,13 +152,10 @@ func (n *answers) Whose(ctx context.Context, addr netip.Addr) (mine bool, versio
 			continue
 		}
 		reason, err := n.lostWhy(ctx, record)
+		if err == nil && reason != "" {
+			err = n.withdrawals.withdraw(ctx, record, reason)
+		}
 		if err != nil {
-			return false, 0, answering.Node{}, err
-		}
-		if reason == "" {
-			continue
-		}
-		if err := n.withdrawals.withdraw(ctx, record, reason); err != nil {
 			return false, 0, answering.Node{}, err
 		}
 	}

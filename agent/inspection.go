@@ -62,7 +62,7 @@ func (a *Agent) inspect(record *state.Container, came reconcile.Outcome, check b
 	if check {
 		c.Shaping = a.Shaper.Inspect(a.shaped(record))
 	}
-	for i, attachment := range record.Attachments {
+	for _, attachment := range record.Attachments {
 		inspected := inquiry.InspectedInterface{
 			Name: attachment.IfName, Definition: attachment.Definition, Driver: attachment.Driver, Uplink: attachment.Uplink, MAC: attachment.MAC,
 			FloatingIPs: attachment.Addresses, Result: attachment.Result,
@@ -70,10 +70,8 @@ func (a *Agent) inspect(record *state.Container, came reconcile.Outcome, check b
 		if network, err := chain.Parse(attachment.Network); err == nil {
 			inspected.Network = network.Name()
 		}
-		if d, err := a.driverOf(record, i); err == nil {
-			if owner, ok := d.(linkOwner); ok {
-				inspected.Link = owner.LinkOf(state.Key{ContainerID: record.ContainerID, IfName: attachment.IfName})
-			}
+		if owner, ok := a.Drivers[attachment.Driver].(linkOwner); ok {
+			inspected.Link = owner.LinkOf(state.Key{ContainerID: record.ContainerID, IfName: attachment.IfName})
 		}
 		c.Interfaces = append(c.Interfaces, inspected)
 	}

@@ -356,13 +356,10 @@ func (r *records) lostWhy(ctx context.Context, record *state.Container) (string,
 		}
 	}
 	alive, err := r.Pods.Alive(ctx, record.Pod)
-	if err != nil {
-		return "", err
-	}
-	if !alive {
+	if err == nil && !alive {
 		return podGone, nil
 	}
-	return "", nil
+	return "", err
 }
 
 // tellPod records an event about a pod; action names the agent's action. It does not block.
