@@ -17,7 +17,6 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
 )
@@ -35,10 +34,6 @@ func TestWarnings(t *testing.T) {
 	config := rest.CopyConfig(w.Config)
 	config.WarningHandler = &got
 	kube, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	api, err := client.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,16 +80,6 @@ func TestWarnings(t *testing.T) {
 	if _, err := kube.AppsV1().Deployments(simulation.Namespace).Create(w.Ctx, there, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.Pool("used", "10.0.70.2-10.0.70.3")
-	w.Pool("unused", "10.0.71.2-10.0.71.3", func(pool *v1alpha1.IPPool) { pool.Spec.Subnet = "10.0.71.0/24" })
-	used, err := w.Berth.IPPools.Get(w.Ctx, "used", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	used.Status = v1alpha1.IPPoolStatus{Capacity: 2, Allocated: 1, Retained: 1}
-	if _, err := w.Berth.IPPools.UpdateStatus(w.Ctx, used, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
 	serve := func(class string) func() error {
 		return func() error {
 			_, err := kube.CoreV1().Services(simulation.Namespace).Create(w.Ctx, &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: v1.ServiceSpec{
@@ -102,9 +87,6 @@ func TestWarnings(t *testing.T) {
 			}}, metav1.CreateOptions{DryRun: dry})
 			return err
 		}
-	}
-	remove := func(pool string) func() error {
-		return func() error { return api.IPPools.Delete(w.Ctx, pool, metav1.DeleteOptions{DryRun: dry}) }
 	}
 	const workload, where = "workloads.berth.dev", "write it under spec.template.metadata.annotations"
 	noLimit := func(t *v1.PodTemplateSpec) { t.Spec.Containers[0].Resources = v1.ResourceRequirements{} }
@@ -145,9 +127,6 @@ func TestWarnings(t *testing.T) {
 		{"a workload's pod", "", run(func(p *v1.Pod) {
 			p.Spec.SchedulerName, p.OwnerReferences = "", []metav1.OwnerReference{*metav1.NewControllerRef(&appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Name: "web", UID: "u"}}, appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))}
 		}), ""},
-		{"a pool in use is deleted", "ippools.berth.dev", remove("used"), "pods and workloads have 2 addresses of IPPool used: they keep them, but no pod can start with one until a pool has it again; " +
-			`create the pool again, or see "Shrink or delete a pool" in Berth's docs`},
-		{"a pool without use is deleted", "", remove("unused"), ""},
 		{"a Service of the class", "services.berth.dev", serve(v1alpha1.LoadBalancerClass), "nothing gives the Service an address: Berth was installed without the value controller.services"},
 		{"a Service of another class", "", serve("example.com/lb"), ""},
 	} {
