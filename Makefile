@@ -84,7 +84,7 @@ krew: ## Pack the kubectl plugin for krew, with its manifest, into dist/: archiv
 	@rm -rf dist/.krew && mkdir -p dist/.krew
 	@for p in $(KREW); do echo "go build kubectl-berth for $$p" && \
 		GOOS=$${p%-*} GOARCH=$${p#*-} go build -ldflags='-s -w' -o dist/.krew/$$p/ ./cmd/kubectl-berth || exit 1; done
-	cd test && go run ./cmd/krew -from ../dist/.krew -out ../dist -license ../LICENSE -version $(VERSION) -url https://github.com/berth-dev/berth/releases/download/$(VERSION)
+	cd test && go run ./cmd/krew -from ../dist/.krew -out ../dist -license ../LICENSE -completion ../cmd/kubectl-berth/kubectl_complete-berth -version $(VERSION) -url https://github.com/berth-dev/berth/releases/download/$(VERSION)
 	rm -r dist/.krew
 
 sbom: images ## Write what the images are made of into dist/, as CycloneDX: the Go modules in each program, packages of Debian.

@@ -80,7 +80,7 @@ func (w *World) Kustomize(kustomization string) []byte {
 }
 
 // absolute is the beginning of an absolute path in a list.
-var absolute = regexp.MustCompile(`([\[ ])/`)
+var absolute = regexp.MustCompile(`([\[ "])/`)
 
 // manifests are the objects that a user applies, but for the programs.
 func (w *World) manifests() ([]*unstructured.Unstructured, error) {

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/berth-dev/berth/test/deploy"
+	"github.com/berth-dev/berth/test/docs"
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
 )
@@ -53,6 +54,18 @@ func TestReleaseForKubectl(t *testing.T) {
 		}
 		return string(text)
 	}
+	page, err := docs.Read(root, "docs/how-to/installation.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Of a tag of the repository, as the page has it. The images of a checkout are by name where a release has its own.
+	ofTag := ""
+	for _, block := range page.Blocks {
+		if strings.HasPrefix(block.Text, "# kustomization.yaml\n") {
+			own := strings.NewReplacer("https://github.com/berth-dev/berth//manifests", filepath.Join(root, "manifests"), "?ref=vVERSION", "", "vVERSION", "v0.1.0").Replace(block.Text)
+			ofTag = strings.ReplaceAll(string(w.Kustomize(own)), "ghcr.io/berth-dev/", "registry.example.com/berth/")
+		}
+	}
 	manifests := filepath.Join(dir, "dist/manifests")
 	components := "components: [" + manifests + "/agent/host-root, " + manifests + "/agent/overlay, " + manifests + "/pod-defaults, " + manifests + "/network-policies, "
 
@@ -65,6 +78,7 @@ func TestReleaseForKubectl(t *testing.T) {
 		{"berth.yaml", read("berth.yaml"), 6, true, "kind: DaemonSet"},
 		{"berth-crds.yaml", read("berth-crds.yaml"), 6, true, "name: ippools.berth.dev"},
 		{"manifests", string(w.Kustomize("resources: [" + manifests + "]\n")), 6, true, "kind: DaemonSet"},
+		{"a tag", ofTag, 6, true, "--overlay=vxlan"},
 		{"the components", string(w.Kustomize("resources: [" + manifests + "]\n" + components + manifests + "/monitoring]\n")), 6, false, "runbook_url: https://github.com/berth-dev/berth/blob/v0.1.0/docs"},
 		{"agent/cleanup", string(w.Kustomize("resources: [" + manifests + "/agent/cleanup]\n")), 0, true, "name: berth-cleanup"},
 	} {
