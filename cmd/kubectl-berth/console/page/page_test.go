@@ -68,7 +68,7 @@ func newRegister(t *testing.T) *register.Register {
 	sick := poolOf("sick", "10.0.90.0/24", "10.0.91.1")
 	closed := poolOf("closed", "10.0.60.0/24", "10.0.60.2-10.0.60.9")
 	closed.Spec.Disabled = true
-	r.ReplacePools([]*v1alpha1.IPPool{
+	r.Objects.Pools.Replace([]*v1alpha1.IPPool{
 		poolOf("web", "10.0.70.0/24", "10.0.70.2-10.0.70.250"), poolOf("db", "10.0.80.0/24", "10.0.80.2-10.0.80.3"), sick, closed,
 		poolOf("wide", "10.8.0.0/13", "10.8.0.16-10.9.0.15"), poolOf("six", "2001:db8::/64", "2001:db8::/64"),
 	})
@@ -82,12 +82,12 @@ func newRegister(t *testing.T) *register.Register {
 	}
 	r.PutFloatingIP(held("10.0.70.9", "web", "bank", "ledger-9", "node-b"))
 	r.DeleteFloatingIP(v1alpha1.NameOf(netip.MustParseAddr("10.0.70.9")))
-	r.ReplaceWaiting([]*register.WaitingPod{
+	r.Objects.Waiting.Replace([]*register.WaitingPod{
 		{Namespace: "shop", Pod: "cart-7", Since: noon.Add(-time.Minute), Asks: 1, Scheduler: "berth-scheduler", Reason: v1.PodReasonUnschedulable, Message: "no pool has a free address"},
 		{Namespace: "bank", Pod: "ledger-7", Since: noon.Add(-time.Hour), Asks: 2, Scheduler: "berth-scheduler"},
 		{Namespace: "bank", Pod: "ledger-8", Since: noon.Add(-time.Hour), Asks: 2, Scheduler: v1.DefaultSchedulerName, Reason: v1.PodReasonUnschedulable, Message: "Insufficient berth.dev/ip"},
 	})
-	r.ReplaceNodes([]*register.Node{{Name: "node-a", Ready: "True"}, {Name: "node-b", Ready: "Unknown"}})
+	r.Objects.Nodes.Replace([]*register.Node{{Name: "node-a", Ready: "True"}, {Name: "node-b", Ready: "Unknown"}})
 	return r
 }
 
@@ -495,13 +495,13 @@ func TestPages(t *testing.T) {
 func TestHostileNames(t *testing.T) {
 	r := newRegister(t)
 	const evil = `"><script>alert(1)</script>'&javascript:x?a=b#c/../`
-	r.PutPool(poolOf(evil, "10.99.0.0/24", "10.99.0.1-10.99.0.9"))
+	r.Objects.Pools.Put(poolOf(evil, "10.99.0.0/24", "10.99.0.1-10.99.0.9"))
 	r.PutFloatingIP(held("10.99.0.1", evil, evil, evil, evil))
 	r.PutFloatingIP(retained("10.99.0.2", evil, evil, evil))
 	r.PutFloatingIP(reserved("10.99.0.3", evil, evil))
-	r.PutWaiting(&register.WaitingPod{Namespace: evil, Pod: evil, Scheduler: evil, Reason: evil, Message: evil})
-	r.PutWaiting(&register.WaitingPod{Namespace: evil, Pod: "x", Scheduler: evil})
-	r.PutNode(&register.Node{Name: evil, Ready: evil})
+	r.Objects.Waiting.Put(&register.WaitingPod{Namespace: evil, Pod: evil, Scheduler: evil, Reason: evil, Message: evil})
+	r.Objects.Waiting.Put(&register.WaitingPod{Namespace: evil, Pod: "x", Scheduler: evil})
+	r.Objects.Nodes.Put(&register.Node{Name: evil, Ready: evil})
 	r.Missing(register.Nodes, evil)
 	handler := New(Options{Register: r, Cluster: evil, Findings: func(context.Context) (*Findings, error) {
 		return &Findings{At: noon, Items: []Finding{{evil, evil, evil, evil}}, Unknown: []string{evil}}, nil
@@ -577,7 +577,7 @@ func TestScope(t *testing.T) {
 func TestGone(t *testing.T) {
 	r := newRegister(t)
 	handler := New(Options{Register: r})
-	r.DeletePool("web")
+	r.Objects.Pools.Delete("", "web")
 	for _, header := range []string{"", "true"} {
 		if a := get(t, handler, register.Everything, "/pools/web", "HX-Request", header); a.StatusCode != http.StatusNotFound || !strings.Contains(text(a.root), "IPPool web: there is no IPPool of this name.") {
 			t.Errorf("a pool that is gone is answered %d", a.StatusCode)
@@ -687,20 +687,20 @@ func TestRowsAreCheap(t *testing.T) {
 	const most, few, many = 30, 10, 90 // objects for a row, and rows
 	cost := func(path string, rows int) float64 {
 		r := newRegister(t)
-		r.ReplacePools(nil)
+		r.Objects.Pools.Replace(nil)
 		first := netip.MustParseAddr("10.8.1.0")
 		var nodes []*register.Node
 		var waiting []*register.WaitingPod
 		for i := range rows {
 			name := fmt.Sprintf("name-%d", i)
-			r.PutPool(poolOf(name, fmt.Sprintf("10.%d.0.0/24", 100+i), fmt.Sprintf("10.%d.0.1-10.%d.0.9", 100+i, 100+i)))
+			r.Objects.Pools.Put(poolOf(name, fmt.Sprintf("10.%d.0.0/24", 100+i), fmt.Sprintf("10.%d.0.1-10.%d.0.9", 100+i, 100+i)))
 			r.PutFloatingIP(held(first.String(), "many", "many", name, name))
 			nodes = append(nodes, &register.Node{Name: name, Ready: "True"})
 			waiting = append(waiting, &register.WaitingPod{Namespace: "many", Pod: name, Message: "no pool has a free address"})
 			first = first.Next()
 		}
-		r.ReplaceNodes(nodes)
-		r.ReplaceWaiting(waiting)
+		r.Objects.Nodes.Replace(nodes)
+		r.Objects.Waiting.Replace(waiting)
 		handler := New(Options{Register: r})
 		request := httptest.NewRequest(http.MethodGet, path, nil)
 		request = request.WithContext(access.With(t.Context(), register.Everything))

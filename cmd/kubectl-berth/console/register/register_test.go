@@ -47,14 +47,14 @@ func newModel() *model {
 	m.putPool(poolOf("web", "10.0.70.0/24", "10.0.70.2", "10.0.70.250"))
 	m.putPool(poolOf("db", "10.0.80.0/24", "10.0.80.2", "10.0.80.9"))
 	m.putPool(poolOf("six", "2001:db8::/64", "2001:db8::1", "2001:db8::ffff"))
-	m.ReplaceNodes([]*Node{{Name: "node1", Ready: "True"}, {Name: "node3", Ready: "False"}})
+	m.Objects.Nodes.Replace([]*Node{{Name: "node1", Ready: "True"}, {Name: "node3", Ready: "False"}})
 	m.list()
 	return m
 }
 
 func (m *model) putPool(pool *v1alpha1.IPPool) {
 	m.pools[pool.Name] = pool
-	m.PutPool(pool)
+	m.Objects.Pools.Put(pool)
 }
 
 func (m *model) put(ip *v1alpha1.FloatingIP) {
@@ -397,7 +397,7 @@ func TestScope(t *testing.T) {
 			ip.Spec.Owner, ip.Spec.Pod, ip.Spec.Node = &v1alpha1.Owner{Kind: "Job", Namespace: namespace, Name: namespace + "-job"}, &v1alpha1.PodReference{Name: namespace + "-pod"}, namespace+"-node"
 		}
 		m.put(ip)
-		m.PutWaiting(&WaitingPod{Namespace: namespace, Pod: namespace + "-waits"})
+		m.Objects.Waiting.Put(&WaitingPod{Namespace: namespace, Pod: namespace + "-waits"})
 	}
 	scope := Of("red")
 	for addr, want := range map[string]error{"10.0.80.2": nil, "10.0.80.3": ErrHidden, "10.0.80.4": ErrHidden, "10.0.80.5": nil} {
@@ -512,7 +512,7 @@ func TestWaitingPodOf(t *testing.T) {
 // many returns a register with 150,000 addresses.
 func many() *Register {
 	m := New()
-	m.PutPool(poolOf("web", "10.0.0.0/8", "10.0.0.1", "10.200.0.0"))
+	m.Objects.Pools.Put(poolOf("web", "10.0.0.0/8", "10.0.0.1", "10.200.0.0"))
 	addr := netip.MustParseAddr("10.0.0.1")
 	var rows []*Row
 	for i := range 150_000 {

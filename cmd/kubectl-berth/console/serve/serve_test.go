@@ -55,10 +55,10 @@ func hold(to *register.Register, n int) {
 		}
 		rows = append(rows, row)
 	}
-	to.ReplacePools(pools)
+	to.Objects.Pools.Replace(pools)
 	to.ReplaceFloatingIPs(rows)
-	to.ReplaceWaiting(nil)
-	to.ReplaceNodes(nil)
+	to.Objects.Waiting.Replace(nil)
+	to.Objects.Nodes.Replace(nil)
 }
 
 // used returns the CPU time that the process used so far.
