@@ -138,7 +138,7 @@ func addresses(to *register.Register) *feed {
 	return &feed{
 		slim: func(object any) any {
 			if ip, ok := object.(*v1alpha1.FloatingIP); ok {
-				if row, ok := to.Row(ip); ok {
+				if row, ok := register.RowOf(ip); ok {
 					return row
 				}
 			}

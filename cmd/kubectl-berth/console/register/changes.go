@@ -73,7 +73,7 @@ func (c *changes) add(one change) {
 func (r *Register) recall(rows []*Row) {
 	r.changes.since = now()
 	rows = slices.DeleteFunc(slices.Clone(rows), func(row *Row) bool { return max(row.since, row.released) == 0 })
-	r.names.sort(BySince, rows)
+	sortBy(BySince, rows)
 	for _, row := range rows[max(0, len(rows)-mostChanges):] {
 		c := change{at: time.Unix(max(row.since, row.released), 0), address: row.addr.String()}
 		c.after, c.namespaces[1] = r.moment(row)
@@ -102,8 +102,8 @@ func (r *Register) moment(of *Row) (m Moment, namespace string) {
 	if of == nil {
 		return Moment{State: standing.Free}, ""
 	}
-	namespace = r.names.of(of.namespace)
-	m = Moment{State: of.state.of(), Node: r.names.of(of.node)}
+	namespace = of.namespace.String()
+	m = Moment{State: of.state.of(), Node: of.node.String()}
 	if of.pod != "" {
 		m.Pod = &standing.Pod{Namespace: namespace, Name: of.pod}
 	}

@@ -62,7 +62,7 @@ func (r *Register) Nodes(scope Scope) []Node {
 func (r *Register) eachNode(scope Scope, do func(Node)) {
 	counts := r.carried
 	if !scope.All() {
-		counts = map[id]int64{}
+		counts = map[text]int64{}
 		sees := r.sees(scope)
 		for _, row := range r.seen(scope) {
 			if carries(row) && sees(row) {
@@ -71,7 +71,7 @@ func (r *Register) eachNode(scope Scope, do func(Node)) {
 		}
 	}
 	for of, n := range counts {
-		node := Node{Name: r.names.of(of), Addresses: n}
+		node := Node{Name: of.String(), Addresses: n}
 		switch known := r.Objects.Nodes.all[keyFor(&node)]; {
 		case known != nil:
 			node.Ready, node.Lost = known.Ready, known.Lost
@@ -84,20 +84,20 @@ func (r *Register) eachNode(scope Scope, do func(Node)) {
 		return
 	}
 	for key, node := range r.Objects.Nodes.all {
-		if of, known := r.names.find(key.name); !known || counts[of] == 0 {
+		if counts[textOf(key.name)] == 0 {
 			do(*node)
 		}
 	}
 }
 
 // carries says whether a pod on a node has the address.
-func carries(row *Row) bool { return row.state.of() == standing.Held && row.node != 0 }
+func carries(row *Row) bool { return row.state.of() == standing.Held && row.node != (text{}) }
 
 // tally counts an address of a node and of a namespace. The caller holds the lock.
 func (r *Register) tally(row *Row, n int64) {
-	count := func(counts map[id]int64, of id) {
+	count := func(counts map[text]int64, of text) {
 		if counts[of] += n; counts[of] == 0 {
-			delete(counts, of) // it may stand for another text soon
+			delete(counts, of)
 		}
 	}
 	count(r.owned, row.namespace)

@@ -15,8 +15,7 @@ import (
 
 // Register has the objects. See the package.
 type Register struct {
-	mu    sync.RWMutex
-	names *names
+	mu sync.RWMutex
 	// orders has all rows in each order.
 	orders map[Sort][]*Row
 	// Objects are the others. Feeds change them.
@@ -25,7 +24,7 @@ type Register struct {
 	compiled *compiled
 	stale    bool
 	// carried is how many addresses the pods on a node have, by the node's name; owned how many the owners in a namespace have.
-	carried, owned map[id]int64
+	carried, owned map[text]int64
 	changes        changes
 	// missing are the kinds that cannot be read, and why.
 	missing map[string]string
@@ -45,7 +44,7 @@ type compiled struct {
 // New returns a Register without objects.
 func New() *Register {
 	r := &Register{
-		names: newNames(), orders: map[Sort][]*Row{}, stale: true, carried: map[id]int64{}, owned: map[id]int64{},
+		orders: map[Sort][]*Row{}, stale: true, carried: map[text]int64{}, owned: map[text]int64{},
 		missing: map[string]string{}, listed: map[string]bool{}, subscribers: map[chan<- struct{}]bool{},
 	}
 	r.Objects = newObjects(r)
@@ -119,7 +118,7 @@ func (r *Register) Namespaces() []string {
 	defer r.mu.RUnlock()
 	seen := map[string]bool{}
 	for of := range r.owned {
-		seen[r.names.of(of)] = true
+		seen[of.String()] = true
 	}
 	for of := range r.Objects.Waiting.all {
 		seen[of.namespace] = true
@@ -160,14 +159,6 @@ func (r *Register) changed() {
 	}
 }
 
-// Row makes the row of a FloatingIP for [Register.ReplaceFloatingIPs]; ok is false if its name is no address. The row is for
-// this register only.
-func (r *Register) Row(ip *v1alpha1.FloatingIP) (row *Row, ok bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.names.rowOf(ip)
-}
-
 // ReplaceFloatingIPs makes the rows of a list all that there are.
 func (r *Register) ReplaceFloatingIPs(all []*Row) {
 	r.mu.Lock()
@@ -181,15 +172,9 @@ func (r *Register) ReplaceFloatingIPs(all []*Row) {
 	} else {
 		r.recall(all)
 	}
-	// Lists that ended with an error have left names.
-	fresh := newNames()
-	for _, row := range all {
-		row.moveTo(r.names, fresh)
-	}
-	r.names = fresh
 	for _, by := range Sorts {
 		r.orders[by] = slices.Clone(all)
-		r.names.sort(by, r.orders[by])
+		sortBy(by, r.orders[by])
 	}
 	clear(r.carried)
 	clear(r.owned)
@@ -220,7 +205,7 @@ func (r *Register) DeleteFloatingIP(name string) {
 }
 
 func (r *Register) put(ip *v1alpha1.FloatingIP) {
-	next, ok := r.names.rowOf(ip)
+	next, ok := RowOf(ip)
 	if !ok {
 		return
 	}
@@ -231,7 +216,6 @@ func (r *Register) put(ip *v1alpha1.FloatingIP) {
 	r.tally(next, 1)
 	if before != nil {
 		r.tally(before, -1)
-		r.names.forget(before)
 	}
 }
 
@@ -248,7 +232,6 @@ func (r *Register) drop(name string) {
 	r.replace(before, nil)
 	r.note(before, nil)
 	r.tally(before, -1)
-	r.names.forget(before)
 }
 
 // pools returns the compiled pools.

@@ -61,7 +61,7 @@ func (r *Register) Services(scope Scope) []ServiceAddress {
 	for _, row := range r.seen(scope) {
 		if row.service && sees(row) {
 			address := r.addressOf(row, pools, now())
-			all = append(all, ServiceAddress{r.names.of(row.namespace), row.lastPod, address, append([]Carrier{}, carriers[address.Address]...)})
+			all = append(all, ServiceAddress{row.namespace.String(), row.lastPod, address, append([]Carrier{}, carriers[address.Address]...)})
 		}
 	}
 	slices.SortStableFunc(all, func(a, b ServiceAddress) int {
