@@ -36,7 +36,7 @@ func (s *server) list(turns Turns) func(http.ResponseWriter, *request) {
 			return
 		}
 		var err error
-		if q.Family, err = word(r, "family", v1.IPv4Protocol, v1.IPv6Protocol); err != nil {
+		if q.Family, err = word(r.query, "family", v1.IPv4Protocol, v1.IPv6Protocol); err != nil {
 			refuse(w, err)
 			return
 		}
@@ -45,7 +45,7 @@ func (s *server) list(turns Turns) func(http.ResponseWriter, *request) {
 			return // the client is gone
 		}
 		defer end()
-		addresses, ok := s.register.Owned(r.scope, q)
+		addresses, ok := s.Register.Owned(r.scope, q)
 		if !ok {
 			Refuse(w, http.StatusServiceUnavailable, "the addresses are not read yet: try again soon")
 			return

@@ -32,7 +32,7 @@ type releaseForm struct {
 func (s *site) releaseOf(words string, addresses ...standing.Address) *releaseForm {
 	form := &releaseForm{Words: words}
 	for i := range addresses {
-		if a := &addresses[i]; s.readOnly == "" && (a.State == standing.Retained || a.State == standing.Cooling) {
+		if a := &addresses[i]; s.ReadOnly == "" && (a.State == standing.Retained || a.State == standing.Cooling) {
 			form.Seen = append(form.Seen, seenText(a.Address, a.UID, a.ResourceVersion))
 		}
 	}
@@ -63,8 +63,8 @@ func (s *site) release(r *request) (*view, error) {
 		return nil, &mistake{http.StatusBadRequest, "Not understood", "The form cannot be read: " + err.Error() + "."}
 	}
 	as := access.WriterOf(r.Context())
-	if s.readOnly != "" || as == nil {
-		return nil, &mistake{http.StatusForbidden, "Read only", "This console only reads: " + s.readOnly + "."}
+	if s.ReadOnly != "" || as == nil {
+		return nil, &mistake{http.StatusForbidden, "Read only", "This console only reads: " + s.ReadOnly + "."}
 	}
 	var seen []api.Seen
 	for _, text := range r.PostForm["seen"] {
@@ -92,8 +92,7 @@ func (s *site) release(r *request) (*view, error) {
 		title = "Release?"
 		s.ask(&data)
 	}
-	none := ""
-	return &view{template: "release", title: title, search: &none, still: true, data: data}, nil
+	return &view{template: "release", title: title, still: true, data: data}, nil
 }
 
 // ask asks the user to confirm.

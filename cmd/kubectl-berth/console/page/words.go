@@ -24,11 +24,12 @@ func functions(a *assets) template.FuncMap {
 	return template.FuncMap{
 		"asset": a.url, "number": number, "stamp": stampOf, "addressURL": addressURL, "poolURL": poolURL, "find": find, "outcome": outcomeOf,
 		"lower": func(v any) string { return strings.ToLower(fmt.Sprint(v)) }, "id": id,
-		"state":   func(of standing.State) template.HTML { return new(markup).state(of).html() },
-		"mark":    func(class, word string) template.HTML { return new(markup).mark(class, word).html() },
-		"age":     func(at any) template.HTML { return new(markup).time(at).html() },
-		"command": func(command string) template.HTML { return new(markup).command(command).html() },
-		"bar":     func(of bar) template.HTML { return new(markup).bar(&of).html() },
+		"selector": metav1.FormatLabelSelector,
+		"state":    func(of standing.State) template.HTML { return new(markup).state(of).html() },
+		"mark":     func(class, word string) template.HTML { return new(markup).mark(class, word).html() },
+		"age":      func(at any) template.HTML { return new(markup).time(at).html() },
+		"command":  func(command string) template.HTML { return new(markup).command(command).html() },
+		"bar":      func(of bar) template.HTML { return new(markup).bar(&of).html() },
 	}
 }
 
@@ -117,12 +118,16 @@ func addressURL(address string) string { return "/addresses/" + url.PathEscape(a
 
 func poolURL(name string) string { return "/pools/" + url.PathEscape(name) }
 
-// find returns the URL of the addresses with a value of a parameter.
-func find(parameter, value string) string {
+// find returns the URL of the addresses with a value of a parameter, and of more.
+func find(parameter, value string, more ...string) string {
 	if value == "" {
 		return "/addresses"
 	}
-	return "/addresses?" + parameter + "=" + url.QueryEscape(value)
+	to := "/addresses?" + parameter + "=" + url.QueryEscape(value)
+	for i := 0; i+1 < len(more); i += 2 {
+		to += "&" + more[i] + "=" + url.QueryEscape(more[i+1])
+	}
+	return to
 }
 
 // id makes an id of names, by which a row is known again after a change.

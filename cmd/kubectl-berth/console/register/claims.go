@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/pool/poolmap"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
@@ -23,6 +24,8 @@ type Claim struct {
 	Ready   string `json:"ready,omitempty"`
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
+	// Oversized says that it has more addresses than its size, and Message why, unless it is not ready.
+	Oversized bool `json:"oversized,omitempty"`
 	// Addresses are the first of them, with the pods that have them, and More says that there are more.
 	Addresses []standing.Address `json:"addresses"`
 	More      bool               `json:"more,omitempty"`
@@ -32,7 +35,7 @@ type Claim struct {
 }
 
 // Waits says whether the claim lacks addresses that it asks for.
-func (c *Claim) Waits() bool { return c.Ready == "False" }
+func (c *Claim) Waits() bool { return c.Ready == string(metav1.ConditionFalse) }
 
 // Claims returns the IPClaims of a scope by namespace and name, each with no more than most addresses.
 func (r *Register) Claims(scope Scope, most int) []Claim {
@@ -65,8 +68,10 @@ func (r *Register) claimOf(object *v1alpha1.IPClaim, most int) Claim {
 	if ready := meta.FindStatusCondition(object.Status.Conditions, v1alpha1.ClaimReady); ready != nil {
 		c.Ready, c.Reason, c.Message = string(ready.Status), ready.Reason, ready.Message
 	}
-	if over := meta.FindStatusCondition(object.Status.Conditions, v1alpha1.ClaimOversized); over != nil && over.Status == "True" && c.Ready != "False" {
-		c.Reason, c.Message = over.Reason, over.Message
+	if over := meta.FindStatusCondition(object.Status.Conditions, v1alpha1.ClaimOversized); over != nil && over.Status == metav1.ConditionTrue {
+		if c.Oversized = true; !c.Waits() {
+			c.Reason, c.Message = over.Reason, over.Message
+		}
 	}
 	pools := r.pools().all
 	r.mu.RLock()

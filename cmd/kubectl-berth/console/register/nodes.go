@@ -60,14 +60,12 @@ func (r *Register) Nodes(scope Scope) []Node {
 
 // eachNode calls do with the nodes of a scope, in no order. The caller holds the lock.
 func (r *Register) eachNode(scope Scope, do func(Node)) {
-	counts := r.carried
-	if !scope.All() {
-		counts = map[text]int64{}
-		sees := r.sees(scope)
-		for _, row := range r.seen(scope) {
-			if carries(row) && sees(row) {
-				counts[row.node]++
-			}
+	counts := map[text]int64{}
+	sees := r.sees(scope)
+	for _, row := range r.seen(scope) {
+		// A pod on the node, or the node itself, has the address.
+		if row.state.of() == standing.Held && row.node != (text{}) && sees(row) {
+			counts[row.node]++
 		}
 	}
 	for of, n := range counts {
@@ -87,21 +85,5 @@ func (r *Register) eachNode(scope Scope, do func(Node)) {
 		if counts[textOf(key.name)] == 0 {
 			do(*node)
 		}
-	}
-}
-
-// carries says whether a pod on a node has the address.
-func carries(row *Row) bool { return row.state.of() == standing.Held && row.node != (text{}) }
-
-// tally counts an address of a node and of a namespace. The caller holds the lock.
-func (r *Register) tally(row *Row, n int64) {
-	count := func(counts map[text]int64, of text) {
-		if counts[of] += n; counts[of] == 0 {
-			delete(counts, of)
-		}
-	}
-	count(r.owned, row.namespace)
-	if carries(row) {
-		count(r.carried, row.node)
 	}
 }

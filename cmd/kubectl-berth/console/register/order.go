@@ -95,9 +95,8 @@ func (r *Register) row(addr netip.Addr) *Row {
 	return nil
 }
 
-// with returns the rows with a text in an order by texts. They are in the order of their addresses. The caller holds the lock.
-func (r *Register) with(by Sort, text string) []*Row {
-	rows := r.orders[by]
+// with returns the rows with a text, of rows in an order by texts. They are in the order of their addresses.
+func with(rows []*Row, by Sort, text string) []*Row {
 	from, _ := search(by, rows, place{Text: text}) // an address that is not valid is before all others
 	to, _ := search(by, rows[from:], place{Text: text + "\x00"})
 	return rows[from : from+to]
@@ -128,7 +127,7 @@ func (r *Register) seen(scope Scope) []*Row {
 	}
 	var seen []*Row
 	for namespace := range scope.namespaces {
-		if seen = append(seen, r.with(ByNamespace, namespace)...); len(seen) > mostSorted {
+		if seen = append(seen, with(r.orders[ByNamespace], ByNamespace, namespace)...); len(seen) > mostSorted {
 			return all
 		}
 	}

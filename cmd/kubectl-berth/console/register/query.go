@@ -185,7 +185,7 @@ func (r *Register) filter(scope Scope, q *Query) (tests filter, among []*Row) {
 		{q.Node, ByNode, func(row *Row) string { return row.node.String() }}, {q.Pod, ByPod, func(row *Row) string { return row.pod }},
 	} {
 		if field.want != "" {
-			narrow(r.with(field.by, field.want))
+			narrow(with(r.orders[field.by], field.by, field.want))
 			tests = append(tests, func(row *Row) bool { return field.of(row) == field.want })
 		}
 	}

@@ -4,6 +4,7 @@ package register
 
 import (
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -23,9 +24,7 @@ type Register struct {
 	// compiled is made of the pools when it is asked for. stale: they changed since.
 	compiled *compiled
 	stale    bool
-	// carried is how many addresses the pods on a node have, by the node's name; owned how many the owners in a namespace have.
-	carried, owned map[text]int64
-	changes        changes
+	changes  changes
 	// missing are the kinds that cannot be read, and why.
 	missing map[string]string
 	// listed are the kinds of which there is a list.
@@ -44,7 +43,7 @@ type compiled struct {
 // New returns a Register without objects.
 func New() *Register {
 	r := &Register{
-		orders: map[Sort][]*Row{}, stale: true, carried: map[text]int64{}, owned: map[text]int64{},
+		orders: map[Sort][]*Row{}, stale: true,
 		missing: map[string]string{}, listed: map[string]bool{}, subscribers: map[chan<- struct{}]bool{},
 	}
 	r.Objects = newObjects(r)
@@ -117,8 +116,10 @@ func (r *Register) Namespaces() []string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	seen := map[string]bool{}
-	for of := range r.owned {
-		seen[of.String()] = true
+	for rows := r.orders[ByNamespace]; len(rows) > 0; {
+		namespace := rows[0].namespace.String()
+		seen[namespace] = true
+		rows = rows[len(with(rows, ByNamespace, namespace)):]
 	}
 	for of := range r.Objects.Waiting.all {
 		seen[of.namespace] = true
@@ -176,11 +177,6 @@ func (r *Register) ReplaceFloatingIPs(all []*Row) {
 		r.orders[by] = slices.Clone(all)
 		sortBy(by, r.orders[by])
 	}
-	clear(r.carried)
-	clear(r.owned)
-	for _, row := range all {
-		r.tally(row, 1)
-	}
 	if r.compiled != nil {
 		r.count(r.compiled)
 	}
@@ -190,48 +186,30 @@ func (r *Register) ReplaceFloatingIPs(all []*Row) {
 
 // PutFloatingIP adds an object, or replaces one.
 func (r *Register) PutFloatingIP(ip *v1alpha1.FloatingIP) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.put(ip)
-	r.changed()
+	if row, ok := RowOf(ip); ok {
+		r.put(row.addr, row)
+	}
 }
 
 // DeleteFloatingIP removes an object.
 func (r *Register) DeleteFloatingIP(name string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.drop(name)
-	r.changed()
+	if addr, err := v1alpha1.AddrOf(name); err == nil {
+		r.put(addr, nil)
+	}
 }
 
-func (r *Register) put(ip *v1alpha1.FloatingIP) {
-	next, ok := RowOf(ip)
-	if !ok {
+// put replaces the row of an address; nil is none.
+func (r *Register) put(addr netip.Addr, next *Row) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before := r.row(addr)
+	if before == nil && next == nil {
 		return
 	}
-	before := r.row(next.addr)
 	r.recount(before, next)
 	r.replace(before, next)
 	r.note(before, next)
-	r.tally(next, 1)
-	if before != nil {
-		r.tally(before, -1)
-	}
-}
-
-func (r *Register) drop(name string) {
-	addr, err := v1alpha1.AddrOf(name)
-	if err != nil {
-		return
-	}
-	before := r.row(addr)
-	if before == nil {
-		return
-	}
-	r.recount(before, nil)
-	r.replace(before, nil)
-	r.note(before, nil)
-	r.tally(before, -1)
+	r.changed()
 }
 
 // pools returns the compiled pools.

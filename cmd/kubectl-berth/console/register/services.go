@@ -70,21 +70,9 @@ func (r *Register) Services(scope Scope) []ServiceAddress {
 	return all
 }
 
-// Peer is a BGPPeer.
-type Peer struct {
-	Name            string               `json:"name"`
-	Spec            v1alpha1.BGPPeerSpec `json:"spec"`
-	UID             string               `json:"uid"`
-	ResourceVersion string               `json:"resourceVersion"`
-}
-
 // Peers returns the BGPPeers by name, which are for those who see everything.
-func (r *Register) Peers(scope Scope) []Peer {
+func (r *Register) Peers(scope Scope) []*v1alpha1.BGPPeer {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	all := []Peer{}
-	for _, object := range r.Objects.Peers.seen(scope) {
-		all = append(all, Peer{object.Name, object.Spec, string(object.UID), object.ResourceVersion})
-	}
-	return all
+	return r.Objects.Peers.seen(scope)
 }
