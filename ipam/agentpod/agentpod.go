@@ -15,16 +15,18 @@ import (
 )
 
 const (
-	labelName, name = "app.kubernetes.io/name", "berth-agent"
+	labelName = "app.kubernetes.io/name"
+	// Name is the value of the label app.kubernetes.io/name of agents' pods.
+	Name = "berth-agent"
 	// Selector selects the pods of agents in Berth's namespace.
-	Selector = labelName + "=" + name
+	Selector = labelName + "=" + Name
 )
 
 // Labels are the labels by which a pod is an agent's.
-func Labels() map[string]string { return map[string]string{labelName: name} }
+func Labels() map[string]string { return map[string]string{labelName: Name} }
 
 // Is says whether a pod of Berth's namespace is an agent's.
-func Is(pod *v1.Pod) bool { return pod.Labels[labelName] == name }
+func Is(pod *v1.Pod) bool { return pod.Labels[labelName] == Name }
 
 // IsReady says whether the agent of this pod serves its node. An agent that is being deleted will
 // not be there when a pod comes that is scheduled now.

@@ -77,12 +77,12 @@ func (o *options) run(ctx context.Context, call *command.Call) error {
 	if err != nil {
 		return fmt.Errorf("listen for the browser, choose another --port: %w", err)
 	}
-	var writer *access.Writer
+	writer, err := write.To{Config: call.Config, Namespace: call.System, Writes: o.writes}.As()
+	if err != nil {
+		return err
+	}
 	readOnly := readOnly
 	if o.writes {
-		if writer, err = write.As(call.Config); err != nil {
-			return err
-		}
 		readOnly = ""
 	}
 	gate, err := access.NewLocal(listener.Addr(), writer)

@@ -45,11 +45,17 @@ type Writer struct {
 // Question asks programs of Berth's at their ports. It blocks.
 type Question func(ctx context.Context) (*Told, error)
 
-// Told is what they said: a table, and lines for people, each a text or a command.
+// Told is what they said: a table, and lines for people.
 type Told struct {
 	Columns []string
 	Rows    [][]string
-	Lines   []struct{ Text, Command string }
+	Lines   []Line
+}
+
+// Line is a sentence, or a command to go on with.
+type Line struct {
+	Text      string
+	IsCommand bool
 }
 
 // Objects writes objects of a kind as they are given, whose fields the API server checks.
