@@ -11,9 +11,11 @@ import (
 	"net"
 	"runtime/debug"
 	"strconv"
+	"time"
 
 	"github.com/spf13/pflag"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/feed"
@@ -97,4 +99,26 @@ func (o *options) run(ctx context.Context, call *command.Call) error {
 	handler := gate.Guard(serve.Handler(page.Options{Register: copied, Findings: audits, Cluster: call.Name(), ReadOnly: readOnly}), serve.Refuse)
 	fmt.Fprintf(call.Out, "Open %s\nCtrl-C ends it.\n", gate.URL(listener.Addr()))
 	return serve.Until(ctx, listener, handler)
+}
+
+// grace is how long something must be wrong, without a change, to be a finding, as for kubectl berth check.
+const grace = 20 * time.Second
+
+// check runs kubectl berth check for the page.
+func check(ctx context.Context, call *command.Call) (*page.Findings, error) {
+	auditor, err := audit.ForConfig(call.Config, audit.Options{Grace: grace, Agents: true, Namespace: call.System})
+	if err != nil {
+		return nil, err
+	}
+	report, err := auditor.Run(ctx)
+	if err != nil {
+		return nil, err
+	}
+	auditor.AddAdmission(ctx, report)
+	said := &page.Findings{At: time.Now(), Unknown: report.Unknown}
+	for i := range report.Findings {
+		finding := &report.Findings[i]
+		said.Items = append(said.Items, page.Finding{Code: string(finding.Code), Object: finding.Objects[0].String(), Text: finding.Text, Command: finding.Command})
+	}
+	return said, nil
 }

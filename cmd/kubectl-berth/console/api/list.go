@@ -7,7 +7,6 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"net/http"
-	"net/netip"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -50,7 +49,10 @@ func (s *server) list(turns Turns) func(http.ResponseWriter, *request) {
 			Refuse(w, http.StatusServiceUnavailable, "the addresses are not read yet: try again soon")
 			return
 		}
-		text := lines(addresses)
+		var text []byte
+		for _, addr := range addresses {
+			text = append(addr.AppendTo(text), '\n')
+		}
 		end()
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		// A copy is of use where the console is asked whether it is the newest.
@@ -58,12 +60,4 @@ func (s *server) list(turns Turns) func(http.ResponseWriter, *request) {
 		w.Header().Set("ETag", fmt.Sprintf(`"%x"`, sha256.Sum256(text)))
 		http.ServeContent(w, r.Request, "", time.Time{}, bytes.NewReader(text))
 	}
-}
-
-func lines(addresses []netip.Addr) []byte {
-	var text []byte
-	for _, addr := range addresses {
-		text = append(addr.AppendTo(text), '\n')
-	}
-	return text
 }

@@ -155,11 +155,7 @@ func (s *site) formOf(r *request, q *register.Query) form {
 	f := form{Query: *q, Order: r.query.Get("order"), States: states, Filters: q.Pool+q.Owner+q.Pod+q.Namespace+q.Node != ""}
 	if !r.fragment() {
 		if names := s.Register.PoolNames(); len(names) <= mostPoolNames {
-			m := &markup{}
-			for _, name := range names {
-				m.tag(`<option value="`).text(name).tag(`"></option>`)
-			}
-			f.Pools = m.html()
+			f.Pools = rowsOf(names, func(m *markup, name *string) { m.tag(`<option value="`).text(*name).tag(`"></option>`) })
 		}
 	}
 	return f

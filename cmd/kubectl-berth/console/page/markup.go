@@ -58,8 +58,11 @@ func (m *markup) link(url, text string) *markup {
 
 // state writes a state with its letter.
 func (m *markup) state(of standing.State) *markup {
-	s := stateOf(of)
-	return m.tag(`<span class="state `).text(s.Class).tag(`"><b aria-hidden="true">`).text(s.Letter).tag(`</b>`).text(s.Word).tag(`</span>`)
+	class, letter := "none", "–"
+	if known, ok := letters[of]; ok {
+		class, letter = strings.ToLower(string(of)), string(known)
+	}
+	return m.tag(`<span class="state `).text(class).tag(`"><b aria-hidden="true">`).text(letter).tag(`</b>`).text(string(of)).tag(`</span>`)
 }
 
 // mark writes a condition.

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // poolLine is a pool with its fill.
@@ -18,12 +17,6 @@ type poolLine struct {
 	// Class and Word say how it is: ready, full, almost full, not ready or disabled.
 	Class, Word string
 }
-
-// Bar draws the fill.
-func (l poolLine) Bar() bar { return barOf(l.Counts, l.Capacity) }
-
-// Percent says how much is taken.
-func (l poolLine) Percent() string { return percent(l.Taken(), l.Capacity) }
 
 // Conditions of pools, the one to look at first in front.
 var poolWords = []string{"Not ready", "Full", "Almost full", "Ready", "Disabled"}
@@ -45,16 +38,7 @@ func lineOf(p register.Pool) poolLine {
 	return line
 }
 
-// familyTile counts an address family.
-type familyTile struct {
-	register.Family
-	Name    v1alpha1.IPFamily
-	Percent string
-	Bar     bar
-}
-
 type overviewData struct {
-	Families []familyTile
 	Summary  register.Summary
 	Troubled int
 	// Pools and Changes are the pools and the last changes.
@@ -67,9 +51,6 @@ type overviewData struct {
 // overview draws all at a glance: the pools with a problem first.
 func (s *site) overview(r *request) (*view, error) {
 	data := overviewData{Summary: s.Register.Summary(r.scope), Changes: rowsOf(s.Register.Changes(r.scope, 12), feedItem), Known: s.known()}
-	for _, family := range data.Summary.Families {
-		data.Families = append(data.Families, familyTile{family, family.Family, percent(family.Taken(), family.Capacity), barOf(family.Counts, family.Capacity)})
-	}
 	var lines []poolLine
 	for _, pool := range s.Register.Pools() {
 		line := lineOf(pool)
@@ -99,8 +80,7 @@ func poolRow(m *markup, p *poolLine) {
 		m.tag(`<td colspan="6" class="quiet">`).text(cmp.Or(p.Message, "It has no addresses.")).tag("</td></tr>\n")
 		return
 	}
-	fill := p.Bar()
-	m.tag(`<td class="fill">`).bar(&fill).tag(`<span class="under">`).text(p.Percent()).tag(` of `).text(number(p.Capacity)).tag(`</span>`)
+	m.tag(`<td class="fill">`).bar(barOf(p.Counts, p.Capacity)).tag(`<span class="under">`).text(percent(p.Taken(), p.Capacity)).tag(` of `).text(number(p.Capacity)).tag(`</span>`)
 	if p.Word == "Not ready" {
 		m.tag(`<span class="under">`).text(p.Message).tag(`</span>`)
 	}

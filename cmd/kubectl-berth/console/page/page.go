@@ -18,7 +18,6 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -63,9 +62,7 @@ type Finding struct {
 func New(options Options) http.Handler { return newSite(options).handler() }
 
 func newSite(options Options) *site {
-	s := &site{Options: options, checks: checks{run: options.Findings}, assets: shared(), turns: api.NewTurns()}
-	s.templates = parse(s.assets)
-	return s
+	return &site{Options: options, checks: checks{run: options.Findings}, turns: api.NewTurns(), templates: parse()}
 }
 
 func (s *site) handler() http.Handler {
@@ -99,7 +96,7 @@ func (s *site) handler() http.Handler {
 	wait("GET /findings", s.findings)
 	get(releasePath, func(*request) (*view, error) { return &view{redirect: find("state", string(standing.Retained))}, nil })
 	wait("POST "+releasePath, s.release)
-	mux.Handle("GET "+StaticPrefix+"{hash}/{name}", s.assets)
+	mux.Handle(StaticPrefix, Static())
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		s.answer(w, r, func(*request) (*view, error) {
 			if r.Method != http.MethodGet && r.Method != http.MethodHead {
@@ -116,7 +113,6 @@ type site struct {
 	Options
 
 	checks    checks
-	assets    *assets
 	templates map[string]*template.Template
 	turns     api.Turns
 }
@@ -161,7 +157,7 @@ func (m *mistake) Error() string { return m.sentence }
 type frame struct {
 	Title, Heading, Cluster, Path, Events, LogOut string
 	Search, Writes                                bool
-	Nav                                           []navigation
+	Views                                         []navigation
 	live
 }
 
@@ -170,21 +166,17 @@ type live struct {
 	Waiting int
 	// Loading: not all is there yet.
 	Loading bool
-	Missing []missing
+	// Missing are the kinds that cannot be read, and why.
+	Missing map[string]string
 	Partial bool
 	Data    any
 }
 
-type navigation struct {
-	Name, URL string
-	Current   bool
-}
-
-type missing struct{ Kind, Why string }
+type navigation struct{ Name, URL string }
 
 var views = []navigation{
-	{Name: "Overview", URL: "/"}, {Name: "Addresses", URL: "/addresses"}, {Name: "Claims", URL: "/claims"}, {Name: "Services", URL: "/services"}, {Name: "Waiting", URL: "/waiting"}, {Name: "Nodes", URL: "/nodes"},
-	{Name: "BGP", URL: "/bgp"}, {Name: "Failover", URL: "/failover"}, {Name: "Changes", URL: "/changes"}, {Name: "Findings", URL: "/findings"},
+	{"Overview", "/"}, {"Addresses", "/addresses"}, {"Claims", "/claims"}, {"Services", "/services"}, {"Waiting", "/waiting"}, {"Nodes", "/nodes"},
+	{"BGP", "/bgp"}, {"Failover", "/failover"}, {"Changes", "/changes"}, {"Findings", "/findings"},
 }
 
 // buffers are for pages. What is in them of one is never in another.
@@ -250,23 +242,14 @@ func viewOf(err error) *view {
 
 func (s *site) frame(r *request, v *view) *frame {
 	f := &frame{
-		Title: v.title + " · Berth", Heading: v.title, Cluster: s.Cluster, LogOut: s.LogOut, Path: r.URL.Path, Search: !v.searches, Writes: s.ReadOnly == "",
-		live: live{Waiting: s.Register.CountWaiting(r.scope, ""), Loading: !s.Register.Ready(), Partial: !r.scope.All(), Data: v.data},
+		Title: v.title + " · Berth", Heading: v.title, Cluster: s.Cluster, LogOut: s.LogOut, Path: r.URL.Path, Search: !v.searches, Writes: s.ReadOnly == "", Views: views,
+		live: live{Waiting: s.Register.CountWaiting(r.scope, ""), Loading: !s.Register.Ready(), Partial: !r.scope.All(), Missing: s.Register.Unreadable(), Data: v.data},
 	}
 	if !v.still {
 		f.Events = api.Prefix + "events"
 	}
 	if s.Cluster != "" {
 		f.Title += " · " + s.Cluster
-	}
-	for _, to := range views {
-		to.Current = to.URL == r.URL.Path
-		f.Nav = append(f.Nav, to)
-	}
-	// Nothing of it depends on the scope, and the empty one costs least.
-	kinds := s.Register.Unreadable()
-	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
-		f.Missing = append(f.Missing, missing{kind, kinds[kind]})
 	}
 	return f
 }

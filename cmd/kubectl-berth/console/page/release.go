@@ -4,7 +4,6 @@ package page
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -139,10 +138,3 @@ func count(n int, one, many string) string {
 
 // outcomes are the words of outcomes for people.
 var outcomes = map[freeing.Outcome]string{freeing.ToFree: "Would be released", freeing.Freed: "Released", freeing.Gone: "Is free already", freeing.Left: "Left as it is"}
-
-func outcomeOf(of freeing.Outcome) (string, error) {
-	if text, ok := outcomes[of]; ok {
-		return text, nil
-	}
-	return "", errors.New("there is no outcome " + string(of))
-}

@@ -53,11 +53,7 @@ func (r *Register) Waiting(scope Scope, text string) []WaitingPod {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	all := []WaitingPod{}
-	for of, pod := range r.Objects.Waiting.all {
-		if scope.Sees(of.namespace) && strings.Contains(of.namespace+"/"+of.name, text) {
-			all = append(all, *pod)
-		}
-	}
+	r.eachWaiting(scope, text, func(pod *WaitingPod) { all = append(all, *pod) })
 	slices.SortFunc(all, func(a, b WaitingPod) int {
 		return cmp.Or(a.Since.Compare(b.Since), strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Pod, b.Pod))
 	})
@@ -69,10 +65,14 @@ func (r *Register) CountWaiting(scope Scope, text string) int {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	n := 0
-	for of := range r.Objects.Waiting.all {
+	r.eachWaiting(scope, text, func(*WaitingPod) { n++ })
+	return n
+}
+
+func (r *Register) eachWaiting(scope Scope, text string, do func(*WaitingPod)) {
+	for of, pod := range r.Objects.Waiting.all {
 		if scope.Sees(of.namespace) && strings.Contains(of.namespace+"/"+of.name, text) {
-			n++
+			do(pod)
 		}
 	}
-	return n
 }

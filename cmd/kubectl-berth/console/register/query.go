@@ -183,20 +183,15 @@ func (r *Register) filter(scope Scope, q *Query) (tests filter, among []*Row) {
 	}{
 		{q.Namespace, ByNamespace, func(row *Row) string { return row.namespace.String() }}, {q.Owner, ByOwner, func(row *Row) string { return row.owner.String() }},
 		{q.Node, ByNode, func(row *Row) string { return row.node.String() }}, {q.Pod, ByPod, func(row *Row) string { return row.pod }},
+		{q.Pool, "", func(row *Row) string { return row.pool.String() }}, {q.Kind, "", func(row *Row) string { return row.kind.String() }},
+		{string(q.State), "", func(row *Row) string { return string(row.state.of()) }},
 	} {
 		if field.want != "" {
-			narrow(with(r.orders[field.by], field.by, field.want))
+			if field.by != "" {
+				narrow(with(r.orders[field.by], field.by, field.want))
+			}
 			tests = append(tests, func(row *Row) bool { return field.of(row) == field.want })
 		}
-	}
-	if q.Pool != "" {
-		tests = append(tests, func(row *Row) bool { return row.pool.String() == q.Pool })
-	}
-	if q.State != "" {
-		tests = append(tests, func(row *Row) bool { return row.state.of() == q.State })
-	}
-	if q.Kind != "" {
-		tests = append(tests, func(row *Row) bool { return row.kind.String() == q.Kind })
 	}
 	if q.Family != "" {
 		tests = append(tests, func(row *Row) bool { return row.addr.Is4() == (q.Family == v1.IPv4Protocol) })

@@ -90,25 +90,14 @@ func (r *Register) Unreadable() map[string]string {
 func (r *Register) Ready() bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	for _, kind := range kinds {
-		if !r.listed[kind] && r.missing[kind] == "" {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(kinds, func(kind string) bool { return !r.listed[kind] && r.missing[kind] == "" })
 }
 
 // Unlisted returns the kinds of which there was no list yet.
 func (r *Register) Unlisted() []string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	var unlisted []string
-	for _, kind := range kinds {
-		if !r.listed[kind] {
-			unlisted = append(unlisted, kind)
-		}
-	}
-	return unlisted
+	return slices.DeleteFunc(slices.Clone(kinds), func(kind string) bool { return r.listed[kind] })
 }
 
 // Namespaces returns the namespaces of all that is shown.
