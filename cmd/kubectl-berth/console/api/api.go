@@ -80,7 +80,7 @@ func New(options Options) http.Handler {
 	mux.limited("claims/{namespace}/{claim}", func(r *request, limit int) (any, error) {
 		return of.Claim(r.scope, r.PathValue("namespace"), r.PathValue("claim"), limit)
 	})
-	mux.list("services", "addresses", func(r *request) any { return of.Services(r.scope) })
+	mux.list("services", "services", func(r *request) any { return of.Services(r.scope) })
 	mux.list("bgppeers", "peers", func(r *request) any {
 		all := []written{}
 		for _, peer := range of.Peers(r.scope) {
