@@ -15,18 +15,16 @@ import (
 )
 
 const (
-	labelName = "app.kubernetes.io/name"
-	// Name is the value of the label app.kubernetes.io/name of agents' pods.
-	Name = "berth-agent"
+	labelName, name = "app.kubernetes.io/name", "berth-agent"
 	// Selector selects the pods of agents in Berth's namespace.
-	Selector = labelName + "=" + Name
+	Selector = labelName + "=" + name
 )
 
 // Labels are the labels by which a pod is an agent's.
-func Labels() map[string]string { return map[string]string{labelName: Name} }
+func Labels() map[string]string { return map[string]string{labelName: name} }
 
 // Is says whether a pod of Berth's namespace is an agent's.
-func Is(pod *v1.Pod) bool { return pod.Labels[labelName] == Name }
+func Is(pod *v1.Pod) bool { return pod.Labels[labelName] == name }
 
 // IsReady says whether the agent of this pod serves its node. An agent that is being deleted will
 // not be there when a pod comes that is scheduled now.

@@ -12,7 +12,7 @@ const (
 	// Speaker is the value of the label app.kubernetes.io/name of berth-speaker's pods.
 	Speaker = "berth-speaker"
 	// ProgramsOfNodes selects the pods of agents and of speakers in Berth's namespace.
-	ProgramsOfNodes = labelName + " in (" + Name + ", " + Speaker + ")"
+	ProgramsOfNodes = labelName + " in (" + name + ", " + Speaker + ")"
 )
 
 // IsSpeaker says whether a pod of Berth's namespace is a speaker's that runs, or is about to. One that is being deleted leaves

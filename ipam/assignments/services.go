@@ -83,14 +83,13 @@ func (a *Assignments) Carry(address v1alpha1.AssignedAddress, nodes []string) {
 	for _, node := range a.decisions.set(address, slices.Clone(nodes)) {
 		a.loop.Enqueue(keyOf(node))
 	}
-	if len(nodes) > 0 {
-		return
-	}
-	for _, carrier := range a.Carriers(address.Address) { // of a decision of an earlier leader
-		a.loop.Enqueue(keyOf(carrier.Node))
-	}
-	if len(a.Carriers(address.Address)) == 0 {
+	carriers := a.Carriers(address.Address)
+	if len(nodes) == 0 && len(carriers) == 0 {
 		a.decisions.forget(address.Address)
+	} else if len(nodes) == 0 {
+		for _, carrier := range carriers { // of a decision of an earlier leader
+			a.loop.Enqueue(keyOf(carrier.Node))
+		}
 	}
 }
 

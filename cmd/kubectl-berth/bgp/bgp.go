@@ -147,7 +147,7 @@ func (s *Speakers) Ask(ctx context.Context, pod *v1.Pod) (*status.Status, error)
 
 // add asks the speakers.
 func (r *Report) add(ctx context.Context, speakers *Speakers, node string, addr netip.Addr) error {
-	pods, err := cluster.PodsOf(ctx, speakers.Kube, speakers.Namespace, status.Name, node)
+	pods, err := cluster.PodsOf(ctx, speakers.Kube, speakers.Namespace, status.Selector, node)
 	if err != nil {
 		return err
 	}

@@ -40,7 +40,7 @@ type target struct {
 // askWire adds findings of the network: nodes that do not hear each other, and wrong answers that it gives twice, with a pause
 // between, about a FloatingIP that did not change meanwhile. Blocking.
 func (o *options) askWire(ctx context.Context, call *command.Call, report *audit.Report) error {
-	agents, err := cluster.PodsOf(ctx, call.Kube, call.System, agentpod.Name, "")
+	agents, err := cluster.PodsOf(ctx, call.Kube, call.System, agentpod.Selector, "")
 	if err != nil {
 		return err
 	}

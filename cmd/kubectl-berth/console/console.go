@@ -25,9 +25,9 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/write"
 )
 
-const long = `Serves a page for the browser: the pools and how full they are, who has which address, which pods wait and why,
-the nodes, the findings of "kubectl berth check", and the changes as they happen. It shows the commands for things that can be
-done. It changes nothing, unless --writes lets the pages free addresses, and programs also write pools and claims.
+const long = `Serves a page for the browser: the pools and how full they are, who has which address, claims, Services, which pods wait
+and why, the nodes, BGP sessions, failover, the findings of "kubectl berth check", and the changes as they happen. It shows the
+commands for things that can be done. It changes nothing, unless --writes lets the pages free addresses, and programs also write pools and claims.
 
 It listens on 127.0.0.1 only, reads the cluster with your kubeconfig's rights, and lets in whoever has the token of the
 URL that it prints. It installs nothing, and asks no other host. Ctrl-C ends it.

@@ -190,7 +190,7 @@ func (l *look) addWaiting(ctx context.Context, r *Report) error {
 	if len(holders) == 0 {
 		return nil
 	}
-	agents, err := cluster.PodsOf(ctx, l.kube, l.namespace, agentpod.Name, "")
+	agents, err := cluster.PodsOf(ctx, l.kube, l.namespace, agentpod.Selector, "")
 	if err != nil {
 		return err
 	}

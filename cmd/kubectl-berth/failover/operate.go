@@ -68,7 +68,7 @@ func (l *look) take(ctx context.Context, o *writing, addr netip.Addr, ip *v1alph
 	if ip == nil || ip.Spec.Pod == nil || ip.Spec.Node == "" {
 		return nil, fmt.Errorf("no pod has %s on a node: nothing waits for it (kubectl berth failover lists what waits)", addr)
 	}
-	agents, err := cluster.PodsOf(ctx, l.kube, l.namespace, agentpod.Name, ip.Spec.Node)
+	agents, err := cluster.PodsOf(ctx, l.kube, l.namespace, agentpod.Selector, ip.Spec.Node)
 	if err != nil {
 		return nil, err
 	}

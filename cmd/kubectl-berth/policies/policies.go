@@ -83,7 +83,7 @@ type Denied struct {
 }
 
 func ask(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-	agents, err := cluster.PodsOf(ctx, call.Kube, call.System, agentpod.Name, "")
+	agents, err := cluster.PodsOf(ctx, call.Kube, call.System, agentpod.Selector, "")
 	if err != nil {
 		return nil, err
 	}

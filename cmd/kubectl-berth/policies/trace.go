@@ -107,7 +107,7 @@ func (o *traceOptions) ask(ctx context.Context, call *command.Call) (*answer.Ans
 	trace := &Trace{}
 	agents := &agentport.Ports{Kube: call.Kube, Namespace: call.System}
 	for _, name := range nodes {
-		pods, err := cluster.PodsOf(ctx, call.Kube, call.System, agentpod.Name, name)
+		pods, err := cluster.PodsOf(ctx, call.Kube, call.System, agentpod.Selector, name)
 		if err == nil && len(pods) == 0 {
 			err = fmt.Errorf("no agent runs on node %s", name)
 		}

@@ -61,7 +61,7 @@ func ofRouting(ctx context.Context, ip *v1alpha1.FloatingIP, speakers *bgp.Speak
 	notAsked := func(text string) []Link {
 		return []Link{{Name: "table", State: NotAsked, Text: text}, {Name: "session", State: NotAsked, Text: text}}
 	}
-	pods, err := cluster.PodsOf(ctx, speakers.Kube, speakers.Namespace, status.Name, ip.Spec.Node)
+	pods, err := cluster.PodsOf(ctx, speakers.Kube, speakers.Namespace, status.Selector, ip.Spec.Node)
 	if err != nil {
 		return notAsked(failure.Explain(err))
 	}

@@ -188,8 +188,6 @@ type RefusedAddress struct {
 }
 
 // Carrier is a node that carries an address of a Service, or is to.
-//
-// +kubebuilder:object:generate=false
 type Carrier struct {
 	Node string
 	// Assigned: its NodeAssignment names the address. Carried: its agent says that the kernel has it.
@@ -200,12 +198,8 @@ type Carrier struct {
 
 // Carrier returns how the node stands to an address of a Service.
 func (a *NodeAssignment) Carrier(address string) Carrier {
-	c := Carrier{
-		Node: a.Name, Carried: slices.Contains(a.Status.Carried, address),
-		Assigned: slices.ContainsFunc(a.Spec.Addresses, func(assigned AssignedAddress) bool {
-			return assigned.Use == UseService && assigned.Address == address
-		}),
-	}
+	c := Carrier{Node: a.Name, Carried: slices.Contains(a.Status.Carried, address)}
+	c.Assigned = slices.ContainsFunc(a.Spec.Addresses, func(assigned AssignedAddress) bool { return assigned.Use == UseService && assigned.Address == address })
 	if i := slices.IndexFunc(a.Status.Refused, func(r RefusedAddress) bool { return r.Address == address }); i >= 0 && c.Assigned {
 		c.Refused = a.Status.Refused[i]
 	}
