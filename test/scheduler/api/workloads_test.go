@@ -17,7 +17,6 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
 )
@@ -35,10 +34,6 @@ func TestWarnings(t *testing.T) {
 	config := rest.CopyConfig(w.Config)
 	config.WarningHandler = &got
 	kube, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	api, err := client.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +87,6 @@ func TestWarnings(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.Pool("used", "10.0.70.2-10.0.70.6")
-	w.Pool("unused", "10.0.71.2-10.0.71.3", func(pool *v1alpha1.IPPool) { pool.Spec.Subnet = "10.0.71.0/24" })
 	used, err := w.Berth.IPPools.Get(w.Ctx, "used", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -123,9 +117,6 @@ func TestWarnings(t *testing.T) {
 			_, err := kube.AppsV1().Deployments(simulation.Namespace).Patch(w.Ctx, "sized", types.MergePatchType, fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas), metav1.PatchOptions{DryRun: dry})
 			return err
 		}
-	}
-	remove := func(pool string) func() error {
-		return func() error { return api.IPPools.Delete(w.Ctx, pool, metav1.DeleteOptions{DryRun: dry}) }
 	}
 	const workload, where = "workloads.berth.dev", "write it under spec.template.metadata.annotations"
 	const sizes, wait = "workload-sizes.berth.dev", "the others will wait, unless the workload kept addresses; add addresses to the pool, or name a second one"
@@ -172,9 +163,6 @@ func TestWarnings(t *testing.T) {
 		{"grows by as many as are free", "", scale(4), ""},
 		{"grows by more than are free", sizes, scale(5), "IPPool used has 3 free addresses, and 4 pods more ask for one each: " + wait},
 		{"shrinks", "", scale(0), ""},
-		{"a pool in use is deleted", "ippools.berth.dev", remove("used"), "pods and workloads have 2 addresses of IPPool used: they keep them, but no pod can start with one until a pool has it again; " +
-			`create the pool again, or see "Shrink or delete a pool" in Berth's docs`},
-		{"a pool without use is deleted", "", remove("unused"), ""},
 		{"a Service of the class", "services.berth.dev", serve(v1alpha1.LoadBalancerClass), "nothing gives the Service an address: Berth was installed without the value controller.services"},
 		{"a Service of another class", "", serve("example.com/lb"), ""},
 	} {
