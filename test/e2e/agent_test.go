@@ -115,7 +115,7 @@ func TestMissingPermission(t *testing.T) {
 	// Agents that start anew, and do not learn of the node's pods.
 	setRules(`[]`)
 	s.kubectl("-n", deploy.Namespace, "delete", "pod", "-l", deploy.AgentLabels, "--wait=true", patiently)
-	t.Log(s.failsWith(s.create(s.pod("plain")), "the pods of this node are not known yet"))
+	t.Log(s.failsWith(s.create(s.pod("plain")), "forbidden", `cannot get resource "pods"`))
 	setRules(allowed)
 	s.answers(s.ready(waiting.Name))
 	s.ready("plain")

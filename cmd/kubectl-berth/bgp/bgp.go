@@ -21,7 +21,6 @@ import (
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
@@ -80,7 +79,6 @@ func New() command.Command {
 		},
 		CompleteFlags: map[string]command.Completion{"node": command.Names("Node")},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			speakers := &Speakers{Kube: call.Kube, Port: &agentport.Ports{Kube: call.Kube, Namespace: call.System}, Namespace: call.System}
 			r := &Report{Sessions: []Session{}}
 			name, err := call.ObjectOf(ctx, "--node", only, "Node")
 			if err != nil {
@@ -100,12 +98,22 @@ func New() command.Command {
 					r.Holder = ip.Spec.Node
 				}
 			}
-			if err := r.add(ctx, speakers, name, addr); err != nil {
-				return nil, err
-			}
-			return r.answer(time.Now()), answer.Outcome(len(r.problems()), r.Unknown)
+			return r.show(ctx, call, name, addr)
 		},
 	}
+}
+
+// Show asks all speakers about their sessions. It returns an answer with an error, too: see [answer.Outcome].
+func Show(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+	return (&Report{Sessions: []Session{}}).show(ctx, call, "", netip.Addr{})
+}
+
+func (r *Report) show(ctx context.Context, call *command.Call, node string, addr netip.Addr) (*answer.Answer, error) {
+	speakers := &Speakers{Kube: call.Kube, Port: &agentport.Ports{Kube: call.Kube, Namespace: call.System}, Namespace: call.System}
+	if err := r.add(ctx, speakers, node, addr); err != nil {
+		return nil, err
+	}
+	return r.answer(time.Now()), answer.Outcome(len(r.problems()), r.Unknown)
 }
 
 // port asks programs of Berth's. Blocking.
@@ -119,19 +127,6 @@ type Speakers struct {
 	Port port
 	// Namespace is Berth's.
 	Namespace string
-}
-
-// Pods lists the speakers' pods, of one node or, where that is empty, of all.
-func (s *Speakers) Pods(ctx context.Context, node string) ([]v1.Pod, error) {
-	options := metav1.ListOptions{LabelSelector: status.Selector}
-	if node != "" {
-		options.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
-	}
-	pods, err := s.Kube.CoreV1().Pods(s.Namespace).List(ctx, options)
-	if err != nil {
-		return nil, fmt.Errorf("list the pods of %s: %w", status.Name, err)
-	}
-	return slices.DeleteFunc(pods.Items, func(pod v1.Pod) bool { return pod.DeletionTimestamp != nil || pod.Spec.NodeName == "" }), nil
 }
 
 // Ask returns what the speaker in a pod says.
@@ -152,13 +147,13 @@ func (s *Speakers) Ask(ctx context.Context, pod *v1.Pod) (*status.Status, error)
 
 // add asks the speakers.
 func (r *Report) add(ctx context.Context, speakers *Speakers, node string, addr netip.Addr) error {
-	pods, err := speakers.Pods(ctx, node)
+	pods, err := cluster.PodsOf(ctx, speakers.Kube, speakers.Namespace, status.Selector, node)
 	if err != nil {
 		return err
 	}
 	r.Speakers = len(pods)
-	command.Ask(pods, func(pod v1.Pod) func() {
-		said, err := speakers.Ask(ctx, &pod)
+	command.Ask(pods, func(pod *v1.Pod) func() {
+		said, err := speakers.Ask(ctx, pod)
 		return func() {
 			if err != nil {
 				r.Unknown = append(r.Unknown, fmt.Sprintf("which sessions node %s has: %s", pod.Spec.NodeName, failure.Explain(err)))

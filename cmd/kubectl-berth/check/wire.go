@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
@@ -39,7 +40,7 @@ type target struct {
 // askWire adds findings of the network: nodes that do not hear each other, and wrong answers that it gives twice, with a pause
 // between, about a FloatingIP that did not change meanwhile. Blocking.
 func (o *options) askWire(ctx context.Context, call *command.Call, report *audit.Report) error {
-	agents, err := node.AgentPods(ctx, call.Kube, call.System, "")
+	agents, err := cluster.PodsOf(ctx, call.Kube, call.System, agentpod.Selector, "")
 	if err != nil {
 		return err
 	}

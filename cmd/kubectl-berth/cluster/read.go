@@ -187,3 +187,23 @@ func Between(ctx context.Context, kube kubernetes.Interface) podrequest.Between 
 		},
 	}
 }
+
+// PodsOf returns the pods of the program of Berth's that a selector names, on one node or, where that is empty, on all, the newest first. Blocking.
+func PodsOf(ctx context.Context, kube kubernetes.Interface, namespace, selector, node string) ([]*v1.Pod, error) {
+	options := metav1.ListOptions{LabelSelector: selector}
+	if node != "" {
+		options.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
+	}
+	list, err := kube.CoreV1().Pods(namespace).List(ctx, options)
+	if err != nil {
+		return nil, fmt.Errorf("list the pods with %s: %w", selector, err)
+	}
+	var pods []*v1.Pod
+	for i := range list.Items {
+		if pod := &list.Items[i]; pod.DeletionTimestamp == nil && pod.Spec.NodeName != "" && (node == "" || pod.Spec.NodeName == node) {
+			pods = append(pods, pod)
+		}
+	}
+	slices.SortStableFunc(pods, func(a, b *v1.Pod) int { return b.CreationTimestamp.Compare(a.CreationTimestamp.Time) })
+	return pods, nil
+}

@@ -23,9 +23,9 @@ import (
 
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -73,17 +73,19 @@ func New() command.Command {
 	return command.Command{
 		Use: "failover", Short: "Shows lost nodes and their pods that move, and addresses that wait for another host", Long: long, Example: examples,
 		Found: "a node is suspect or an address waits", Programs: true,
-		Below: []command.Command{newTake(), newResume()},
-		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			l := newLook(call)
-			r := &Report{Waiting: []Waiting{}}
-			l.addStatus(ctx, r)
-			if err := l.addWaiting(ctx, r); err != nil {
-				return nil, err
-			}
-			return r.answer(time.Now()), answer.Outcome(len(r.Waiting)+len(r.problems()), r.Unknown)
-		},
+		Below:  []command.Command{newTake(), newResume()},
+		Answer: Show,
 	}
+}
+
+// Show asks berth-failover and agents. It returns an answer with an error, too: see [answer.Outcome].
+func Show(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+	l, r := newLook(call), &Report{Waiting: []Waiting{}}
+	l.addStatus(ctx, r)
+	if err := l.addWaiting(ctx, r); err != nil {
+		return nil, err
+	}
+	return r.answer(time.Now()), answer.Outcome(len(r.Waiting)+len(r.problems()), r.Unknown)
 }
 
 // port asks programs of Berth's. Blocking.
@@ -101,8 +103,7 @@ type look struct {
 }
 
 func newLook(call *command.Call) *look {
-	ports := &agentport.Ports{Kube: call.Kube, Namespace: call.System}
-	return &look{call: call, kube: call.Kube, port: ports, namespace: call.System}
+	return &look{call, call.Kube, &agentport.Ports{Kube: call.Kube, Namespace: call.System}, call.System}
 }
 
 // replicas lists the pods of berth-failover that may answer.
@@ -189,7 +190,7 @@ func (l *look) addWaiting(ctx context.Context, r *Report) error {
 	if len(holders) == 0 {
 		return nil
 	}
-	agents, err := node.AgentPods(ctx, l.kube, l.namespace, "")
+	agents, err := cluster.PodsOf(ctx, l.kube, l.namespace, agentpod.Selector, "")
 	if err != nil {
 		return err
 	}

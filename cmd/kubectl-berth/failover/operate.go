@@ -21,7 +21,6 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/agentport"
@@ -69,7 +68,7 @@ func (l *look) take(ctx context.Context, o *writing, addr netip.Addr, ip *v1alph
 	if ip == nil || ip.Spec.Pod == nil || ip.Spec.Node == "" {
 		return nil, fmt.Errorf("no pod has %s on a node: nothing waits for it (kubectl berth failover lists what waits)", addr)
 	}
-	agents, err := node.AgentPods(ctx, l.kube, l.namespace, ip.Spec.Node)
+	agents, err := cluster.PodsOf(ctx, l.kube, l.namespace, agentpod.Selector, ip.Spec.Node)
 	if err != nil {
 		return nil, err
 	}

@@ -13,39 +13,14 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
-	"github.com/berth-dev/berth/ipam/agentpod"
 )
 
 // Agents asks agents by their pods; *agentport.Ports does.
 type Agents interface {
 	Agent(pod *v1.Pod) inquiry.Client
-}
-
-// AgentPods returns the pods of the agents, of one node or, where that is empty, of all, the
-// newest first. Blocking.
-func AgentPods(ctx context.Context, kube kubernetes.Interface, namespace, node string) ([]*v1.Pod, error) {
-	options := metav1.ListOptions{LabelSelector: agentpod.Selector}
-	if node != "" {
-		options.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
-	}
-	list, err := kube.CoreV1().Pods(namespace).List(ctx, options)
-	if err != nil {
-		return nil, fmt.Errorf("list the agents: %w", err)
-	}
-	var pods []*v1.Pod
-	for i := range list.Items {
-		if pod := &list.Items[i]; pod.DeletionTimestamp == nil && (node == "" || pod.Spec.NodeName == node) {
-			pods = append(pods, pod)
-		}
-	}
-	slices.SortStableFunc(pods, func(a, b *v1.Pod) int { return b.CreationTimestamp.Compare(a.CreationTimestamp.Time) })
-	return pods, nil
 }
 
 // Wiring says in a word whether the node carries the container's addresses, and if not, why.

@@ -115,7 +115,7 @@ func show(ctx context.Context, call *command.Call, name, namespace string, agent
 	if err != nil {
 		return nil, err
 	}
-	pods, err := AgentPods(ctx, call.Kube, namespace, of.Name)
+	pods, err := cluster.PodsOf(ctx, call.Kube, namespace, agentpod.Selector, of.Name)
 	if err != nil {
 		return nil, err
 	}

@@ -19,7 +19,6 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/assignments"
 	"github.com/berth-dev/berth/ipam/services"
 )
 
@@ -133,9 +132,9 @@ func (l *look) carried(ctx context.Context, told *Why, lead *v1.Service, standin
 	}
 	for _, ip := range standing.Has {
 		has := Address{Address: ip.Spec.Address, Pool: ip.Spec.Pool}
-		var silent []assignments.Carrier
+		var silent []v1alpha1.Carrier
 		for i := range all.Items {
-			carrier := assignments.CarrierOf(&all.Items[i], ip.Spec.Address)
+			carrier := all.Items[i].Carrier(ip.Spec.Address)
 			switch {
 			case carrier.Assigned && carrier.Carried:
 				has.Nodes = append(has.Nodes, carrier.Node)

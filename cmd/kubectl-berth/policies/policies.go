@@ -17,10 +17,12 @@ import (
 
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/agentport"
 )
 
@@ -81,7 +83,7 @@ type Denied struct {
 }
 
 func ask(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-	agents, err := node.AgentPods(ctx, call.Kube, call.System, "")
+	agents, err := cluster.PodsOf(ctx, call.Kube, call.System, agentpod.Selector, "")
 	if err != nil {
 		return nil, err
 	}

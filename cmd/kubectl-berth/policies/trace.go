@@ -17,10 +17,11 @@ import (
 
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
+	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/agentport"
 )
 
@@ -106,7 +107,7 @@ func (o *traceOptions) ask(ctx context.Context, call *command.Call) (*answer.Ans
 	trace := &Trace{}
 	agents := &agentport.Ports{Kube: call.Kube, Namespace: call.System}
 	for _, name := range nodes {
-		pods, err := node.AgentPods(ctx, call.Kube, call.System, name)
+		pods, err := cluster.PodsOf(ctx, call.Kube, call.System, agentpod.Selector, name)
 		if err == nil && len(pods) == 0 {
 			err = fmt.Errorf("no agent runs on node %s", name)
 		}

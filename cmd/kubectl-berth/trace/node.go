@@ -15,6 +15,7 @@ import (
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/bgp"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/ipam/agentpod"
@@ -60,14 +61,14 @@ func ofRouting(ctx context.Context, ip *v1alpha1.FloatingIP, speakers *bgp.Speak
 	notAsked := func(text string) []Link {
 		return []Link{{Name: "table", State: NotAsked, Text: text}, {Name: "session", State: NotAsked, Text: text}}
 	}
-	pods, err := speakers.Pods(ctx, ip.Spec.Node)
+	pods, err := cluster.PodsOf(ctx, speakers.Kube, speakers.Namespace, status.Selector, ip.Spec.Node)
 	if err != nil {
 		return notAsked(failure.Explain(err))
 	}
 	if len(pods) == 0 {
 		return notAsked(fmt.Sprintf("node %s runs no %s: its own routing daemon announces table 98", ip.Spec.Node, status.Name))
 	}
-	said, err := speakers.Ask(ctx, &pods[0])
+	said, err := speakers.Ask(ctx, pods[0])
 	if err != nil {
 		return notAsked(failure.Explain(err))
 	}
