@@ -18,7 +18,6 @@ import (
 	"k8s.io/client-go/gentype"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"github.com/berth-dev/berth/agent/podinfo"
@@ -45,7 +44,13 @@ type clients struct {
 // clusterPolicies reads and writes ClusterNetworkPolicies. Safe for concurrent use.
 type clusterPolicies = gentype.ClientWithList[*policyv1alpha2.ClusterNetworkPolicy, *policyv1alpha2.ClusterNetworkPolicyList]
 
+// newClients sets limits of time and rates in the config.
 func newClients(config *rest.Config) (*clients, error) {
+	if err := kube.NoticeDeadConnections(); err != nil {
+		return nil, err
+	}
+	config.QPS, config.Burst = 100, 200
+	config.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 15 * time.Second}).DialContext
 	connections, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("prepare connections to the API server: %w", err)
@@ -141,17 +146,3 @@ func (c *clients) definition(ctx context.Context, namespace, name string) (*nadv
 
 // dialTimeout limits how long a connection to the API server takes.
 const dialTimeout = 3 * time.Second
-
-func newConfig(kubeconfig string) (*rest.Config, error) {
-	if err := kube.NoticeDeadConnections(); err != nil {
-		return nil, err
-	}
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		return nil, fmt.Errorf("find the API server: %w", err)
-	}
-	config.UserAgent = "berth-agent"
-	config.QPS, config.Burst = 100, 200
-	config.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 15 * time.Second}).DialContext
-	return config, nil
-}

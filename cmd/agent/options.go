@@ -27,7 +27,6 @@ import (
 
 // Options of the command line.
 type Options struct {
-	Kubeconfig      string
 	NodeName        string
 	NodeIP          string
 	Socket          string
@@ -93,8 +92,8 @@ func newOptions() *Options {
 	}
 }
 
-func (o *Options) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "Path of a kubeconfig; if empty, the pod's service account.")
+// AddFlags binds the options to flags.
+func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.NodeName, "node-name", o.NodeName, "Name of this node in Kubernetes; default from the environment variable NODE_NAME.")
 	fs.StringVar(&o.NodeIP, "node-ip", o.NodeIP, "This node's own address, at which other agents reach this one, too; the link with it is the uplink. Default from the environment variable HOST_IP.")
 	fs.StringVar(&o.Socket, "socket", o.Socket, "Unix socket for the CNI plugin berth-cni, by its path on the node.")
@@ -126,7 +125,8 @@ func (o *Options) addFlags(fs *pflag.FlagSet) {
 	o.Monitoring.AddFlags(fs)
 }
 
-func (o *Options) validate() error {
+// Validate returns the errors of the options, by flag.
+func (o *Options) Validate() error {
 	var errs []error
 	if o.NodeName == "" {
 		errs = append(errs, errors.New("--node-name or the environment variable NODE_NAME must be given"))

@@ -12,8 +12,10 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
@@ -23,22 +25,27 @@ import (
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/confdir"
 	"github.com/berth-dev/berth/agent/deadman"
+	"github.com/berth-dev/berth/agent/deviceplugin"
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/linkwatch"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/policy/iptables"
+	"github.com/berth-dev/berth/agent/profile"
 	"github.com/berth-dev/berth/agent/server"
 	"github.com/berth-dev/berth/agent/state"
-	"github.com/berth-dev/berth/cmd/internal/build"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
 	"github.com/berth-dev/berth/cni/defaultroute"
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/nftables"
 	"github.com/berth-dev/berth/cni/settings"
+	"github.com/berth-dev/berth/cni/shaping"
+	"github.com/berth-dev/berth/cni/sriov"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/ipam/agentpod"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
@@ -48,7 +55,7 @@ const grace = 25 * time.Second
 
 // run builds the parts of the agent and serves until the context ends. Pods then keep
 // their network.
-func run(ctx context.Context, o *Options) error {
+func run(ctx context.Context, config *rest.Config, o *Options) error {
 	exec, err := newExec(o)
 	if err != nil {
 		return err
@@ -63,15 +70,21 @@ func run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
-	config, clients, err := connect(o)
+	clients, err := newClients(config)
 	if err != nil {
 		return err
 	}
 	node := podinfo.New(o.NodeName, func(namespace string) podinfo.Pods { return clients.core.Pods(namespace) },
 		clients.berth.FloatingIPs, podrequest.Reader{Galaxy: o.GalaxyAliases})
 	recorder := newRecorder(ctx, clients.core.Events, o.NodeName)
-	namespaces, journal := newNamespaces(clients), newJournal(o)
-	profiles := newProfiles(clients, recorder, namespaces)
+	// The controller of profiles runs it.
+	namespaces := client.NewInformer(clients.core.Namespaces, &corev1.Namespace{}, 0, cache.Indexers{})
+	journal := newJournal(o)
+	profiles := profile.New(profile.Options{
+		Namespaces: namespaces,
+		Profiles:   client.NewInformer[*v1alpha1.NetworkProfileList](clients.berth.NetworkProfiles, &v1alpha1.NetworkProfile{}, 0, cache.Indexers{}),
+		Kernel:     &shaping.Shaper{}, Events: recorder, Metrics: profile.NewMetrics(legacyregistry.MustRegister),
+	})
 	networks, runOverlay, err := withOverlay(ctx, o, clients, newNetworks(o), journal)
 	if err != nil {
 		return err
@@ -124,16 +137,6 @@ func newExec(o *Options) (*chain.Exec, error) {
 		return nil, fmt.Errorf("--host-root: %w; the chart's agent.hostRoot=true and the kustomize component manifests/agent/host-root have all that the option needs", err)
 	}
 	return exec, nil
-}
-
-// connect returns clients of the API server.
-func connect(o *Options) (*rest.Config, *clients, error) {
-	config, err := newConfig(o.Kubeconfig)
-	if err != nil {
-		return nil, nil, err
-	}
-	clients, err := newClients(config)
-	return config, clients, err
 }
 
 // endBoot ends the records of earlier starts of the node's kernel, and returns the ID of this one.
@@ -200,7 +203,6 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, own *ownAddresses, r
 	if err != nil {
 		return err
 	}
-	build.NewMetrics(legacyregistry.MustRegister)
 	health, err := monitoring.Listen(ctx, o.Monitoring, config, ready, nil, resources(o, a)...)
 	if err != nil {
 		return errors.Join(err, listener.Close())
@@ -297,4 +299,24 @@ func newNetworks(o *Options) *agent.Networks {
 			return wire.UplinkFor(addr)
 		}},
 	}
+}
+
+// countFunctions has the kubelet count the virtual functions of the floating network.
+func countFunctions(ctx context.Context, o *Options, networks *agent.Networks, node *podinfo.Node, store *state.Store) error {
+	// Before, no pod seems to request anything.
+	if !node.WaitForSync(ctx) {
+		return nil
+	}
+	functions := sriov.New(sriov.DirBeside(o.StateFile))
+	return deviceplugin.New(deviceplugin.Folder, func() ([]deviceplugin.Device, error) {
+		floating, err := networks.Floating()
+		if err != nil || len(floating.Cards) == 0 {
+			return nil, err
+		}
+		all, err := functions.List(floating.Cards)
+		if err != nil {
+			return nil, err
+		}
+		return deviceplugin.Devices(all, deviceplugin.Requested(store.List(), node.Functions)), nil
+	}).Run(ctx)
 }

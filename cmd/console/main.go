@@ -14,17 +14,11 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/rest"
 	"k8s.io/component-base/cli"
-	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
-	"k8s.io/component-base/metrics/legacyregistry"
-	_ "k8s.io/component-base/metrics/prometheus/restclient" // requests to the API server
-	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/cmd/console/gate"
-	"github.com/berth-dev/berth/cmd/internal/build"
 	"github.com/berth-dev/berth/cmd/internal/daemon"
-	"github.com/berth-dev/berth/cmd/internal/gogc"
 	kubeclient "github.com/berth-dev/berth/cmd/internal/kube"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
@@ -41,13 +35,12 @@ func main() {
 }
 
 type options struct {
-	kubeconfig, cluster, lists string
-	writes                     bool
-	monitoring                 monitoring.Options
+	cluster, lists string
+	writes         bool
+	monitoring     monitoring.Options
 }
 
 func (o *options) AddFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "Path of a kubeconfig file; empty: the pod's service account.")
 	flags.StringVar(&o.cluster, "cluster-name", o.cluster, "Name of the cluster, for the title of the pages.")
 	flags.StringVar(&o.lists, "list-dir", o.lists, "Folder with lists of addresses for firewalls, served at /lists/NAME: a file for each, with its token and its query. Empty: there are none.")
 	flags.BoolVar(&o.writes, "writes", o.writes, "Write what users ask for, with the tokens that they send.")
@@ -56,8 +49,8 @@ func (o *options) AddFlags(flags *pflag.FlagSet) {
 
 func newCommand() *cobra.Command {
 	o := &options{monitoring: monitoring.Options{BindAddress: "0.0.0.0", SecurePort: 10268}}
-	return daemon.Command("berth-console", "Serves pages and an API about floating IPs to the users of the cluster", o,
-		func(ctx context.Context) error { return run(ctx, o) })
+	return daemon.Command("berth-console", "Serves pages and an API about floating IPs to the users of the cluster", room, o,
+		func(ctx context.Context, config *rest.Config) error { return run(ctx, config, o) })
 }
 
 // Validate says which flag has a wrong value.
@@ -75,17 +68,9 @@ func (o *options) Validate() error {
 const room = 64 << 20
 
 // run serves until ctx ends.
-func run(ctx context.Context, o *options) error {
+func run(ctx context.Context, config *rest.Config, o *options) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if err := gogc.Adjust(room); err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to read the memory limit of the console's cgroup: set GOMEMLIMIT instead")
-	}
-	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
-	if err != nil {
-		return fmt.Errorf("read the API server's address and credentials: %w", err)
-	}
-	config.UserAgent = "berth-console"
 	// Of each of its clients: a user who may list no FloatingIPs is asked about for each namespace.
 	config.QPS, config.Burst = 100, 200
 	berth, err := client.NewForConfig(config)
@@ -112,7 +97,6 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	build.NewMetrics(legacyregistry.MustRegister)
 	ready := func(context.Context) error {
 		if unlisted := copied.Unlisted(); len(unlisted) > 0 {
 			return fmt.Errorf("these kinds are not read yet: %s", strings.Join(unlisted, ", "))

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -17,7 +18,6 @@ import (
 
 // options are the controller's flags.
 type options struct {
-	kubeconfig  string
 	leaderElect bool
 	leaseName   string
 	monitoring  monitoring.Options
@@ -27,22 +27,17 @@ type options struct {
 }
 
 func defaultOptions() *options {
-	namespace := os.Getenv("POD_NAMESPACE")
-	if namespace == "" {
-		namespace = "berth-system"
-	}
 	return &options{
 		leaderElect: true,
 		leaseName:   "berth-controller",
 		monitoring:  monitoring.Options{BindAddress: "0.0.0.0", SecurePort: 10266},
 		qps:         200,
 		burst:       400,
-		work:        work.Options{Namespace: namespace, Workers: 8, Register: legacyregistry.MustRegister, Collect: legacyregistry.CustomMustRegister},
+		work:        work.Options{Namespace: cmp.Or(os.Getenv("POD_NAMESPACE"), "berth-system"), Workers: 8, Register: legacyregistry.MustRegister, Collect: legacyregistry.CustomMustRegister},
 	}
 }
 
 func (o *options) AddFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "Path of a kubeconfig file; empty: the pod's service account.")
 	flags.BoolVar(&o.leaderElect, "leader-elect", o.leaderElect, "Work only while holding the lease, so that several replicas can run.")
 	flags.StringVar(&o.work.Namespace, "leader-elect-resource-namespace", o.work.Namespace, "Namespace of the lease, and of the authority of agents' certificates (default: $POD_NAMESPACE, or berth-system).")
 	flags.StringVar(&o.leaseName, "leader-elect-resource-name", o.leaseName, "Name of the lease.")

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -16,7 +17,6 @@ import (
 
 // options are the program's flags.
 type options struct {
-	kubeconfig  string
 	leaderElect bool
 	// namespace is Berth's: the lease's and the agents'.
 	namespace  string
@@ -28,13 +28,9 @@ type options struct {
 }
 
 func defaultOptions() *options {
-	namespace := os.Getenv("POD_NAMESPACE")
-	if namespace == "" {
-		namespace = "berth-system"
-	}
 	return &options{
 		leaderElect: true,
-		namespace:   namespace,
+		namespace:   cmp.Or(os.Getenv("POD_NAMESPACE"), "berth-system"),
 		leaseName:   "berth-failover",
 		monitoring:  monitoring.Options{BindAddress: "0.0.0.0", SecurePort: 10269},
 		qps:         100,
@@ -43,7 +39,6 @@ func defaultOptions() *options {
 }
 
 func (o *options) AddFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "Path of a kubeconfig file; empty: the pod's service account.")
 	flags.BoolVar(&o.leaderElect, "leader-elect", o.leaderElect, "Act only while holding the lease, so that several replicas can run.")
 	flags.StringVar(&o.namespace, "namespace", o.namespace, "Namespace of the agents, and of the lease (default: $POD_NAMESPACE, or berth-system).")
 	flags.StringVar(&o.leaseName, "leader-elect-resource-name", o.leaseName, "Name of the lease.")

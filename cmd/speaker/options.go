@@ -15,7 +15,6 @@ import (
 )
 
 type options struct {
-	kubeconfig string
 	nodeName   string
 	nodeIP     string
 	passwords  string
@@ -32,7 +31,6 @@ func newOptions() *options {
 }
 
 func (o *options) AddFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "Path of a kubeconfig file; empty: the pod's service account.")
 	flags.StringVar(&o.nodeName, "node-name", o.nodeName, "Name of this node in Kubernetes; default from the environment variable NODE_NAME.")
 	flags.StringVar(&o.nodeIP, "node-ip", o.nodeIP, "This node's own address: its BGP identifier, if it is IPv4. Otherwise the identifier follows from --node-name. Default from the environment variable HOST_IP.")
 	flags.StringVar(&o.passwords, "password-dir", o.passwords, "Folder with the passwords of sessions (TCP MD5, RFC 2385): for each BGPPeer with a password a file of its name.")
