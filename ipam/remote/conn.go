@@ -35,9 +35,8 @@ type Service struct {
 func NewMetrics(register func(...metrics.Registerable)) *metrics.HistogramVec {
 	requests := metrics.NewHistogramVec(&metrics.HistogramOpts{
 		Subsystem: "berth_remote", Name: "request_duration_seconds",
-		Help:           "Duration of requests to the external assigner (service assigner; method attach or detach) and the fencer (service fencer; method fence), each repetition counted separately, by gRPC code.",
-		Buckets:        metrics.ExponentialBuckets(0.005, 2, 15),
-		StabilityLevel: metrics.ALPHA,
+		Help:    "Duration of requests to the external assigner (service assigner; method attach or detach) and the fencer (service fencer; method fence), each repetition counted separately, by gRPC code.",
+		Buckets: metrics.ExponentialBuckets(0.005, 2, 15),
 	}, []string{"service", "method", "code"})
 	register(requests)
 	return requests
