@@ -41,9 +41,9 @@ type options struct {
 }
 
 func (o *options) AddFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&o.cluster, "cluster-name", o.cluster, "Name of the cluster, for the title of the pages.")
-	flags.StringVar(&o.lists, "list-dir", o.lists, "Folder with lists of addresses for firewalls, served at /lists/NAME: a file for each, with its token and its query. Empty: there are none.")
-	flags.BoolVar(&o.writes, "writes", o.writes, "Write what users ask for, with the tokens that they send.")
+	flags.StringVar(&o.cluster, "cluster-name", "", "Name of the cluster, for the title of the pages.")
+	flags.StringVar(&o.lists, "list-dir", "", "Folder with lists of addresses for firewalls, served at /lists/NAME: a file for each, with its token and its query. Empty: there are none.")
+	flags.BoolVar(&o.writes, "writes", false, "Write what users ask for, with the tokens that they send.")
 	o.monitoring.AddFlags(flags)
 }
 

@@ -30,7 +30,7 @@ func main() {
 }
 
 func newCommand() *cobra.Command {
-	options := defaultOptions()
+	options := newOptions()
 	command := daemon.Command("berth-controller", "Frees floating IPs by release policy and keeps the status of pools", 0, options,
 		func(ctx context.Context, config *rest.Config) error { return run(ctx, config, options) })
 	command.AddCommand(newUninstallCommand())

@@ -38,7 +38,7 @@ func main() {
 }
 
 func newCommand() *cobra.Command {
-	options := defaultOptions()
+	options := &options{monitoring: monitoring.Options{BindAddress: "0.0.0.0", SecurePort: 10269}}
 	return daemon.Command(status.Name, "Moves pods that asked for it from nodes that died", 0, options,
 		func(ctx context.Context, config *rest.Config) error { return run(ctx, config, options) })
 }

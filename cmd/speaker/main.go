@@ -32,7 +32,7 @@ func main() {
 }
 
 func newCommand() *cobra.Command {
-	options := newOptions()
+	options := &options{monitoring: monitoring.Options{BindAddress: "127.0.0.1", SecurePort: 10270}}
 	return daemon.Command(status.Name, "Announces the floating IPs that its node carries, by BGP", heapRoom, options,
 		func(ctx context.Context, config *rest.Config) error { return run(ctx, config, options) })
 }
