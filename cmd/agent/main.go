@@ -27,7 +27,6 @@ func main() {
 	os.Exit(runCommand())
 }
 
-// runCommand returns the exit code.
 func runCommand() int {
 	refused := false
 	code := cli.Run(newCommand(&refused))

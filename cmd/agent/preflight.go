@@ -172,7 +172,6 @@ func (p *preflight) network() {
 	p.problem("", "%v", err)
 }
 
-// kubeProxy asks kube-proxy for its mode.
 func (p *preflight) kubeProxy(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()

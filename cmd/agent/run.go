@@ -130,7 +130,6 @@ func closeState(ctx context.Context, store *state.Store) {
 	}
 }
 
-// newExec returns the runner of plugins.
 func newExec(o *Options) (*chain.Exec, error) {
 	exec := &chain.Exec{Root: o.HostRoot}
 	if err := exec.CheckRoot(); err != nil {

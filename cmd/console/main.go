@@ -67,7 +67,6 @@ func (o *options) Validate() error {
 // room is the heap up to which garbage is collected rarely: that of a small cluster.
 const room = 64 << 20
 
-// run serves until ctx ends.
 func run(ctx context.Context, config *rest.Config, o *options) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -134,8 +134,7 @@ func (w *Writer) round(ctx context.Context) {
 	if w.told {
 		return
 	}
-	for _, object := range w.pools.List() {
-		pool := object.(*v1alpha1.IPPool)
+	for _, pool := range view.All[v1alpha1.IPPool](w.pools) {
 		if domain := pool.Spec.DNSDomain; domain != "" {
 			w.told = true
 			event.Warning(EventNoNames, fmt.Sprintf("The addresses get no names in %s: the API server has no %s of %s. Install ExternalDNS with its CustomResourceDefinition, or remove spec.dnsDomain.",

@@ -65,13 +65,7 @@ func Of(floatingIPs, ipPools, ipClaims cache.SharedIndexInformer) (*View, error)
 
 // Compiled returns the compiled pools of an informer, which the caller runs. They are complete when synced is done.
 func Compiled(ipPools cache.SharedIndexInformer) (source *pools.Source, synced cache.DoneChecker, err error) {
-	source = pools.NewSource(func() []*v1alpha1.IPPool {
-		var objects []*v1alpha1.IPPool
-		for _, object := range ipPools.GetStore().List() {
-			objects = append(objects, object.(*v1alpha1.IPPool))
-		}
-		return objects
-	})
+	source = pools.NewSource(func() []*v1alpha1.IPPool { return All[v1alpha1.IPPool](ipPools.GetStore()) })
 	registration, err := ipPools.AddEventHandler(tombstone.Handler(source.Changed))
 	if err != nil {
 		return nil, nil, fmt.Errorf("follow pools: %w", err)
@@ -91,6 +85,16 @@ func Indexed[T any](from interface {
 	list := make([]T, len(objects))
 	for i, object := range objects {
 		list[i] = object.(T)
+	}
+	return list
+}
+
+// All returns the objects of a cache.
+func All[T any](from interface{ List() []any }) []*T {
+	objects := from.List()
+	list := make([]*T, len(objects))
+	for i, object := range objects {
+		list[i] = object.(*T)
 	}
 	return list
 }

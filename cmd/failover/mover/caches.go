@@ -138,7 +138,6 @@ func slimRecord(object any) (any, error) {
 	return slim, nil
 }
 
-// run fills the caches until ctx ends.
 func (c *caches) run(ctx context.Context) {
 	var group sync.WaitGroup
 	for _, informer := range []cache.SharedIndexInformer{c.nodes, c.agents, c.records, c.ipPools} {
@@ -198,8 +197,8 @@ const preferred = 3
 // enough of these, as they hear the pool's network already.
 func (c *caches) witnesses(of map[string]bool) []string {
 	inPool := map[string]bool{}
-	for _, object := range c.records.GetStore().List() {
-		if ip := object.(*v1alpha1.FloatingIP); ip.Spec.Pod != nil && of[ip.Spec.Pool] {
+	for _, ip := range view.All[v1alpha1.FloatingIP](c.records.GetStore()) {
+		if ip.Spec.Pod != nil && of[ip.Spec.Pool] {
 			inPool[ip.Spec.Node] = true
 		}
 	}
@@ -211,8 +210,7 @@ func (c *caches) witnesses(of map[string]bool) []string {
 		}
 	}
 	var names, inside []string
-	for _, object := range c.nodes.GetStore().List() {
-		n := object.(*v1.Node)
+	for _, n := range view.All[v1.Node](c.nodes.GetStore()) {
 		reach := snapshot.Reach(pools.InternalIPs(n), n.Labels).Positions()
 		if slices.ContainsFunc(positions, func(p int) bool { return slices.Contains(reach, p) }) && c.agent(n.Name) != nil {
 			names = append(names, n.Name)

@@ -57,7 +57,6 @@ func (l *leases) ready() error {
 	return nil
 }
 
-// run watches until ctx ends.
 func (l *leases) run(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	for ctx.Err() == nil {
