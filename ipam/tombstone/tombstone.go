@@ -20,6 +20,10 @@ func Handler[T any](changed func(before, after *T)) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(object any) { changed(nil, object.(*T)) },
 		UpdateFunc: func(before, after any) { changed(before.(*T), after.(*T)) },
-		DeleteFunc: func(object any) { changed(LastSeen(object).(*T), nil) },
+		DeleteFunc: func(object any) {
+			if last, ok := LastSeen(object).(*T); ok {
+				changed(last, nil)
+			}
+		},
 	}
 }
