@@ -46,6 +46,7 @@ import (
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
@@ -77,14 +78,8 @@ func run(ctx context.Context, config *rest.Config, o *Options) error {
 	node := podinfo.New(o.NodeName, func(namespace string) podinfo.Pods { return clients.core.Pods(namespace) },
 		clients.berth.FloatingIPs, podrequest.Reader{Galaxy: o.GalaxyAliases})
 	recorder := newRecorder(ctx, clients.core.Events, o.NodeName)
-	// The controller of profiles runs it.
-	namespaces := client.NewInformer(clients.core.Namespaces, &corev1.Namespace{}, 0, cache.Indexers{})
-	journal := newJournal(o)
-	profiles := profile.New(profile.Options{
-		Namespaces: namespaces,
-		Profiles:   client.NewInformer[*v1alpha1.NetworkProfileList](clients.berth.NetworkProfiles, &v1alpha1.NetworkProfile{}, 0, cache.Indexers{}),
-		Kernel:     &shaping.Shaper{}, Events: recorder, Metrics: profile.NewMetrics(legacyregistry.MustRegister),
-	})
+	namespaces, journal := client.NewInformer(clients.core.Namespaces, &corev1.Namespace{}, 0, cache.Indexers{}), newJournal(o)
+	profiles := newProfiles(clients, recorder, namespaces)
 	networks, runOverlay, err := withOverlay(ctx, o, clients, newNetworks(o), journal)
 	if err != nil {
 		return err
@@ -122,6 +117,15 @@ func run(ctx context.Context, config *rest.Config, o *Options) error {
 		segments.certificate.Run, func(ctx context.Context) error { return profiles.Run(ctx, a) },
 		func(ctx context.Context) error { return countFunctions(ctx, o, networks, node, store) },
 		func(ctx context.Context) error { return runPolicies(ctx, enforcer, a, store) })
+}
+
+// newProfiles returns the controller that limits the bandwidth of pods. It runs the informer of namespaces.
+func newProfiles(clients *clients, recorder event.Recorder, namespaces cache.SharedIndexInformer) *profile.Controller {
+	return profile.New(profile.Options{
+		Namespaces: namespaces,
+		Profiles:   client.NewInformer[*v1alpha1.NetworkProfileList](clients.berth.NetworkProfiles, &v1alpha1.NetworkProfile{}, 0, cache.Indexers{}),
+		Kernel:     &shaping.Shaper{}, Events: recorder, Metrics: profile.NewMetrics(legacyregistry.MustRegister),
+	})
 }
 
 func closeState(ctx context.Context, store *state.Store) {
