@@ -19,8 +19,7 @@ func NewMetrics(register func(...metrics.Registerable)) *Metrics {
 	m := &Metrics{
 		transitions: metrics.NewCounterVec(&metrics.CounterOpts{
 			Subsystem: "berth_speaker", Name: "transitions_total",
-			Help:           "How often the session of a BGPPeer was established or lost.",
-			StabilityLevel: metrics.ALPHA,
+			Help: "How often the session of a BGPPeer was established or lost.",
 		}, []string{"peer"}),
 	}
 	register(m.transitions)

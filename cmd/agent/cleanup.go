@@ -30,8 +30,7 @@ would lose their network; --force takes it from them.
 
 Exit codes: 0 nothing is left; 1 something could not be removed; 2 nothing was done, because an agent or
 pods with floating IPs run.`,
-		Args:         cobra.NoArgs,
-		SilenceUsage: true,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			node.Out = cmd.OutOrStdout()
 			if !stay {

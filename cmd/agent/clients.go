@@ -4,9 +4,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"time"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
@@ -14,11 +14,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/gentype"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"github.com/berth-dev/berth/agent/podinfo"
@@ -36,16 +34,19 @@ type clients struct {
 	networks *rest.RESTClient
 	// clusterPolicies are of a kind that the cluster need not have; the metadata of its
 	// CustomResourceDefinition says whether it has.
-	clusterPolicies           *clusterPolicies
+	clusterPolicies           *gentype.ClientWithList[*policyv1alpha2.ClusterNetworkPolicy, *policyv1alpha2.ClusterNetworkPolicyList]
 	customResourceDefinitions metadata.Getter
 	// reachable returns an error where the API server answers nothing.
 	reachable func(ctx context.Context) error
 }
 
-// clusterPolicies reads and writes ClusterNetworkPolicies. Safe for concurrent use.
-type clusterPolicies = gentype.ClientWithList[*policyv1alpha2.ClusterNetworkPolicy, *policyv1alpha2.ClusterNetworkPolicyList]
-
+// newClients sets limits of time and rates in the config.
 func newClients(config *rest.Config) (*clients, error) {
+	if err := kube.NoticeDeadConnections(); err != nil {
+		return nil, err
+	}
+	config.QPS, config.Burst = 100, 200
+	config.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 15 * time.Second}).DialContext
 	connections, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("prepare connections to the API server: %w", err)
@@ -60,47 +61,26 @@ func newClients(config *rest.Config) (*clients, error) {
 	if c.berth, err = client.NewForConfigAndClient(config, connections); err != nil {
 		return nil, err
 	}
-	if c.networks, err = newNetworkClient(config, connections); err != nil {
-		return nil, fmt.Errorf("create the client of NetworkAttachmentDefinitions: %w", err)
+	scheme := runtime.NewScheme()
+	if err := errors.Join(nadv1.AddToScheme(scheme), policyv1alpha2.Install(scheme)); err != nil {
+		return nil, fmt.Errorf("register the kinds that a cluster need not have: %w", err)
 	}
-	if c.clusterPolicies, err = newClusterPolicies(config, connections); err != nil {
-		return nil, fmt.Errorf("create the client of ClusterNetworkPolicies: %w", err)
+	if c.networks, err = kube.RESTClient(config, connections, nadv1.SchemeGroupVersion, scheme); err != nil {
+		return nil, err
 	}
+	policies, err := kube.RESTClient(config, connections, schema.GroupVersion(policyv1alpha2.GroupVersion), scheme)
+	if err != nil {
+		return nil, err
+	}
+	c.clusterPolicies = gentype.NewClientWithList("clusternetworkpolicies", policies, runtime.NewParameterCodec(scheme), "",
+		func() *policyv1alpha2.ClusterNetworkPolicy { return &policyv1alpha2.ClusterNetworkPolicy{} },
+		func() *policyv1alpha2.ClusterNetworkPolicyList { return &policyv1alpha2.ClusterNetworkPolicyList{} })
 	about, err := metadata.NewForConfigAndClient(config, connections)
 	if err != nil {
 		return nil, fmt.Errorf("create the client of metadata: %w", err)
 	}
 	c.customResourceDefinitions = about.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
 	return c, nil
-}
-
-func newNetworkClient(config *rest.Config, connections *http.Client) (*rest.RESTClient, error) {
-	scheme := runtime.NewScheme()
-	if err := nadv1.AddToScheme(scheme); err != nil {
-		return nil, err
-	}
-	config = rest.CopyConfig(config)
-	config.GroupVersion, config.APIPath = &nadv1.SchemeGroupVersion, "/apis"
-	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	return rest.RESTClientForConfigAndClient(config, connections)
-}
-
-func newClusterPolicies(config *rest.Config, connections *http.Client) (*clusterPolicies, error) {
-	scheme := runtime.NewScheme()
-	if err := policyv1alpha2.Install(scheme); err != nil {
-		return nil, err
-	}
-	config = rest.CopyConfig(config)
-	group := schema.GroupVersion(policyv1alpha2.GroupVersion)
-	config.GroupVersion, config.APIPath = &group, "/apis"
-	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	objects, err := rest.RESTClientForConfigAndClient(config, connections)
-	if err != nil {
-		return nil, err
-	}
-	return gentype.NewClientWithList("clusternetworkpolicies", objects, runtime.NewParameterCodec(scheme), "",
-		func() *policyv1alpha2.ClusterNetworkPolicy { return &policyv1alpha2.ClusterNetworkPolicy{} },
-		func() *policyv1alpha2.ClusterNetworkPolicyList { return &policyv1alpha2.ClusterNetworkPolicyList{} }), nil
 }
 
 // newPolicyCluster returns the objects of the cluster that network policies need on a node.
@@ -141,17 +121,3 @@ func (c *clients) definition(ctx context.Context, namespace, name string) (*nadv
 
 // dialTimeout limits how long a connection to the API server takes.
 const dialTimeout = 3 * time.Second
-
-func newConfig(kubeconfig string) (*rest.Config, error) {
-	if err := kube.NoticeDeadConnections(); err != nil {
-		return nil, err
-	}
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		return nil, fmt.Errorf("find the API server: %w", err)
-	}
-	config.UserAgent = "berth-agent"
-	config.QPS, config.Burst = 100, 200
-	config.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 15 * time.Second}).DialContext
-	return config, nil
-}

@@ -44,7 +44,6 @@ func conf(socket string) ([]byte, error) {
 	return append(content, '\n'), nil
 }
 
-// newKeeper returns the keeper of that configuration.
 func newKeeper(o *Options, exec *chain.Exec, networks *plan.Networks, told func(error)) (*confdir.Keeper, error) {
 	content, err := conf(o.Socket)
 	if err != nil {

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/duration"
 
@@ -24,48 +23,42 @@ import (
 	"github.com/berth-dev/berth/cni/api"
 )
 
-// question has the flags of the commands inspect, probe and policy, by which an operator asks the agent of a node. They ask over the
-// agent's socket and print; they change nothing.
+// question has the flags of the commands inspect, probe and policy preview, by which an operator asks the
+// agent of a node. They ask over the agent's socket and print; they change nothing.
 type question struct{ socket, output string }
 
-func newQuestion() question { return question{socket: api.SocketPath, output: "table"} }
+// printer prints an answer for people.
+type printer func(io.Writer) error
 
-func (q *question) addFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&q.socket, "socket", q.socket, "The agent's --socket.")
-	flags.StringVarP(&q.output, "output", "o", q.output, "table or json.")
-}
-
-func (q *question) check() error {
-	if q.output != "table" && q.output != "json" {
-		return fmt.Errorf("--output must be table or json, is %q", q.output)
+// command completes a command, which prints the answer that ask returns: as JSON, or by its printer.
+func (q *question) command(command *cobra.Command, ask func(context.Context, inquiry.Client, []string) (any, printer, error)) *cobra.Command {
+	command.RunE = func(cmd *cobra.Command, args []string) error {
+		if q.output != "table" && q.output != "json" {
+			return fmt.Errorf("--output must be table or json, is %q", q.output)
+		}
+		answer, table, err := ask(cmd.Context(), inquiry.OnSocket(q.socket), args)
+		if err != nil {
+			return err
+		}
+		if q.output == "json" {
+			err = json.NewEncoder(cmd.OutOrStdout()).Encode(answer)
+		} else {
+			err = table(cmd.OutOrStdout())
+		}
+		if err != nil && !errors.Is(err, errUnwell) {
+			return fmt.Errorf("print: %w", err)
+		}
+		return err
 	}
-	return nil
-}
-
-// print prints an answer in JSON, or as a table.
-func (q *question) print(out io.Writer, answer any, table func(io.Writer) error) (err error) {
-	if q.output == "json" {
-		err = json.NewEncoder(out).Encode(answer)
-	} else {
-		err = table(out)
-	}
-	if err != nil {
-		return fmt.Errorf("print: %w", err)
-	}
-	return nil
-}
-
-// inspect shows the state of this node's agent.
-type inspect struct {
-	question
-
-	compare bool
+	command.Flags().StringVar(&q.socket, "socket", api.SocketPath, "The agent's --socket.")
+	command.Flags().StringVarP(&q.output, "output", "o", "table", "table or json.")
+	return command
 }
 
 // newInspectCommand returns the command that shows the containers of the node.
 func newInspectCommand() *cobra.Command {
-	i := &inspect{question: newQuestion()}
-	command := &cobra.Command{
+	compare := true
+	command := new(question).command(&cobra.Command{
 		Use:   "inspect [NAMESPACE/POD]",
 		Short: "Shows what the agent of this node knows",
 		Long: `Shows the containers of the node, or of one pod, with their networks: phase, interfaces,
@@ -75,46 +68,29 @@ agent reaches the API server. Run it as root on the node, or in the agent's cont
   kubectl -n berth-system exec POD-OF-THE-AGENT -- /berth-agent inspect
 
 Exit codes: 0 all is well; 1 the agent does not answer, or something is wrong.`,
-		Args:         cobra.MaximumNArgs(1),
-		SilenceUsage: true,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return i.run(cmd.Context(), cmd.OutOrStdout(), args)
-		},
-	}
-	i.addFlags(command.Flags())
-	command.Flags().BoolVar(&i.compare, "check", true, "Compare each container with the kernel. It changes nothing.")
+		Args: cobra.MaximumNArgs(1),
+	}, func(ctx context.Context, agent inquiry.Client, args []string) (any, printer, error) {
+		pod := strings.Join(args, "")
+		if namespace, name, ok := strings.Cut(pod, "/"); len(args) > 0 && (!ok || namespace == "" || name == "") {
+			return nil, nil, fmt.Errorf("%q is not NAMESPACE/POD", pod)
+		}
+		in, err := agent.Inspect(ctx, pod, compare)
+		if err == nil && pod != "" && len(in.Containers) == 0 {
+			err = fmt.Errorf("the agent has no container of pod %s: either the pod is on another node, or its network was not made yet or is gone", pod)
+		}
+		return in, func(out io.Writer) error {
+			if err := printInspection(out, in); err != nil || !unwell(in) {
+				return err
+			}
+			return errUnwell
+		}, err
+	})
+	command.Flags().BoolVar(&compare, "check", compare, "Compare each container with the kernel. It changes nothing.")
 	return command
 }
 
 // errUnwell says that the agent or the node is not as it should be.
 var errUnwell = errors.New("not all is well on this node; see above")
-
-func (i *inspect) run(ctx context.Context, out io.Writer, args []string) error {
-	if err := i.check(); err != nil {
-		return err
-	}
-	pod := ""
-	if len(args) > 0 {
-		pod = args[0]
-		if namespace, name, ok := strings.Cut(pod, "/"); !ok || namespace == "" || name == "" {
-			return fmt.Errorf("%q is not NAMESPACE/POD", pod)
-		}
-	}
-	in, err := inquiry.OnSocket(i.socket).Inspect(ctx, pod, i.compare)
-	if err != nil {
-		return err
-	}
-	if pod != "" && len(in.Containers) == 0 {
-		return fmt.Errorf("the agent has no container of pod %s: either the pod is on another node, or its network was not made yet or is gone", pod)
-	}
-	if err := i.print(out, in, func(out io.Writer) error { return printInspection(out, in) }); err != nil {
-		return err
-	}
-	if i.output == "table" && unwell(in) {
-		return errUnwell
-	}
-	return nil
-}
 
 func unwell(in *inquiry.Inspection) bool {
 	if p := in.Policies; p != nil && p.Enforced != none && (!p.Known || len(p.Failures)+len(p.Unenforced) > 0) {

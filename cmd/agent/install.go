@@ -17,11 +17,10 @@ import (
 func newInstallCommand() *cobra.Command {
 	from, to := "/", "/opt/cni/bin"
 	command := &cobra.Command{
-		Use:          "install",
-		Short:        "Copies the CNI plugins of the image to the node",
-		Args:         cobra.NoArgs,
-		SilenceUsage: true,
-		RunE:         func(*cobra.Command, []string) error { return install(from, to) },
+		Use:   "install",
+		Short: "Copies the CNI plugins of the image to the node",
+		Args:  cobra.NoArgs,
+		RunE:  func(*cobra.Command, []string) error { return install(from, to) },
 	}
 	command.Flags().StringVar(&from, "from", from, "Folder that holds "+strings.Join(programs(), ", ")+".")
 	command.Flags().StringVar(&to, "to", to, "The node's folder of CNI plugins.")

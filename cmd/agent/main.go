@@ -6,23 +6,17 @@
 package main
 
 import (
+	"context"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/rest"
 	"k8s.io/component-base/cli"
-	"k8s.io/component-base/logs"
-	logsapi "k8s.io/component-base/logs/api/v1"
-	_ "k8s.io/component-base/logs/json/register"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo/fifo" // queues of informers
-	_ "k8s.io/component-base/metrics/prometheus/restclient"    // requests to the API server
 	_ "k8s.io/component-base/metrics/prometheus/version"
 	_ "k8s.io/component-base/metrics/prometheus/workqueue" // queues
-	"k8s.io/klog/v2"
 
-	"github.com/berth-dev/berth/cmd/internal/build"
-	"github.com/berth-dev/berth/cmd/internal/gogc"
+	"github.com/berth-dev/berth/cmd/internal/daemon"
 )
 
 // heapRoom is the size in bytes up to which the heap is collected rarely. More would take an agent with 200 pods beyond
@@ -33,7 +27,6 @@ func main() {
 	os.Exit(runCommand())
 }
 
-// runCommand returns the exit code.
 func runCommand() int {
 	refused := false
 	code := cli.Run(newCommand(&refused))
@@ -44,32 +37,9 @@ func runCommand() int {
 }
 
 func newCommand(cleanupRefused *bool) *cobra.Command {
-	options, logging := newOptions(), logs.NewOptions()
-	command := &cobra.Command{
-		Use:          "berth-agent",
-		Version:      build.Version(),
-		Short:        "Gives the pods of a node their network",
-		Args:         cobra.NoArgs,
-		SilenceUsage: true,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := logsapi.ValidateAndApply(logging, nil); err != nil {
-				return err
-			}
-			if err := options.validate(); err != nil {
-				return err
-			}
-			if err := gogc.Adjust(heapRoom); err != nil {
-				klog.FromContext(cmd.Context()).Error(err, "Failed to read the memory limit of the agent's cgroup: set GOMEMLIMIT instead")
-			}
-			// cobra's context does not end at a signal. Calls under way finish when
-			// the kubelet ends the agent.
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
-			defer stop()
-			return run(ctx, options)
-		},
-	}
-	options.addFlags(command.Flags())
-	logsapi.AddFlags(logging, command.Flags())
+	options := newOptions()
+	command := daemon.Command("berth-agent", "Gives the pods of a node their network", heapRoom, options,
+		func(ctx context.Context, config *rest.Config) error { return run(ctx, config, options) })
 	command.AddCommand(newInstallCommand(), newCleanupCommand(cleanupRefused), newInspectCommand(), newProbeCommand(), newPolicyCommand(), newPreflightCommand())
 	return command
 }

@@ -41,10 +41,8 @@ func (o *Options) validateOverlay() error {
 	if _, err := netip.ParseAddr(o.NodeIP); err != nil {
 		errs = append(errs, fmt.Errorf("--overlay needs --node-ip or the environment variable HOST_IP: %w", err))
 	}
-	if _, err := o.overlayInside(); err != nil {
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
+	_, err := o.overlayInside()
+	return errors.Join(append(errs, err)...)
 }
 
 func (o *Options) overlayInside() ([]netip.Prefix, error) {

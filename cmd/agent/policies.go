@@ -71,14 +71,9 @@ func newSurvey(o *Options, clients *clients, journal *settings.Journal) func(con
 
 // runPolicies enforces network policies until the context ends, or removes their rules where they are off.
 func runPolicies(ctx context.Context, enforcer *enforce.Enforcer, a *agent.Agent, store *state.Store) error {
-	if enforcer == nil {
-		return sweepPolicies(ctx, store)
+	if enforcer != nil {
+		return enforcer.Run(ctx, a)
 	}
-	return enforcer.Run(ctx, a)
-}
-
-// sweepPolicies removes the rules that an agent made which enforced policies.
-func sweepPolicies(ctx context.Context, store *state.Store) error {
 	var namespaces []string
 	for _, record := range store.List() {
 		namespaces = append(namespaces, record.NetNS)

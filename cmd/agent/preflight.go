@@ -53,10 +53,9 @@ func newPreflightCommand() *cobra.Command {
 	o := newOptions()
 	p := preflight{confDir: o.CNIConfDir, binDir: o.CNIBinDir, nodeIP: o.NodeIP, host: "/host", proxy: "http://127.0.0.1:10249/proxyMode"}
 	command := &cobra.Command{
-		Use:          "preflight",
-		Short:        "Looks at a node before there is an agent; kubectl berth preflight calls it",
-		Args:         cobra.NoArgs,
-		SilenceUsage: true,
+		Use:   "preflight",
+		Short: "Looks at a node before there is an agent; kubectl berth preflight calls it",
+		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			// The pod's log has the output alone.
 			klog.SetSlogLogger(slog.New(slog.DiscardHandler))
@@ -173,7 +172,6 @@ func (p *preflight) network() {
 	p.problem("", "%v", err)
 }
 
-// kubeProxy asks kube-proxy for its mode.
 func (p *preflight) kubeProxy(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()

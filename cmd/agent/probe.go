@@ -17,17 +17,10 @@ import (
 	"github.com/berth-dev/berth/agent/inquiry"
 )
 
-// probe asks the network which hosts have addresses.
-type probe struct {
-	question
-
-	vlan int
-}
-
 // newProbeCommand returns the command that asks a network which hosts have addresses.
 func newProbeCommand() *cobra.Command {
-	p := &probe{question: newQuestion()}
-	command := &cobra.Command{
+	q := inquiry.WitnessQuestion{}
+	command := new(question).command(&cobra.Command{
 		Use:   "probe [ADDRESS...]",
 		Short: "Asks the network who has addresses, or says which ones this node carries",
 		Long: `Asks the pools' network who has addresses, as any of its hosts would, and shows the MACs that answer. A
@@ -37,39 +30,23 @@ this node carries, with the MACs that may answer for them, and how many other no
   kubectl -n berth-system exec POD-OF-THE-AGENT -- /berth-agent probe 10.0.70.12
 
 Exit codes: 0 there is an answer, whatever it is; 1 the network could not be asked.`,
-		SilenceUsage: true,
-		RunE:         func(cmd *cobra.Command, args []string) error { return p.run(cmd.Context(), cmd.OutOrStdout(), args) },
-	}
-	p.addFlags(command.Flags())
-	command.Flags().IntVar(&p.vlan, "vlan", 0, "VLAN of the addresses' network; 0: untagged.")
+	}, func(ctx context.Context, agent inquiry.Client, args []string) (any, printer, error) {
+		if len(args) == 0 {
+			carried, err := agent.Carried(ctx, true)
+			return carried, func(out io.Writer) error { return printCarried(out, carried) }, err
+		}
+		for _, text := range args {
+			addr, err := netip.ParseAddr(text)
+			if err != nil {
+				return nil, nil, fmt.Errorf("%q is no address", text)
+			}
+			q.Addresses = append(q.Addresses, addr.Unmap())
+		}
+		testimony, err := agent.Witness(ctx, q)
+		return testimony, func(out io.Writer) error { return printAnswers(out, q.Addresses, testimony) }, err
+	})
+	command.Flags().IntVar(&q.VLAN, "vlan", 0, "VLAN of the addresses' network; 0: untagged.")
 	return command
-}
-
-func (p *probe) run(ctx context.Context, out io.Writer, args []string) error {
-	if err := p.check(); err != nil {
-		return err
-	}
-	agent := inquiry.OnSocket(p.socket)
-	if len(args) == 0 {
-		carried, err := agent.Carried(ctx, true)
-		if err != nil {
-			return err
-		}
-		return p.print(out, carried, func(out io.Writer) error { return printCarried(out, carried) })
-	}
-	q := inquiry.WitnessQuestion{VLAN: p.vlan}
-	for _, text := range args {
-		addr, err := netip.ParseAddr(text)
-		if err != nil {
-			return fmt.Errorf("%q is no address", text)
-		}
-		q.Addresses = append(q.Addresses, addr.Unmap())
-	}
-	testimony, err := agent.Witness(ctx, q)
-	if err != nil {
-		return err
-	}
-	return p.print(out, testimony, func(out io.Writer) error { return printAnswers(out, q.Addresses, testimony) })
 }
 
 func printCarried(out io.Writer, carried *inquiry.Carried) error {

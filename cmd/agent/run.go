@@ -12,8 +12,10 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
@@ -23,23 +25,29 @@ import (
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/confdir"
 	"github.com/berth-dev/berth/agent/deadman"
+	"github.com/berth-dev/berth/agent/deviceplugin"
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/linkwatch"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/plan"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/policy/iptables"
+	"github.com/berth-dev/berth/agent/profile"
 	"github.com/berth-dev/berth/agent/server"
 	"github.com/berth-dev/berth/agent/state"
-	"github.com/berth-dev/berth/cmd/internal/build"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
 	"github.com/berth-dev/berth/cni/defaultroute"
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/nftables"
 	"github.com/berth-dev/berth/cni/settings"
+	"github.com/berth-dev/berth/cni/shaping"
+	"github.com/berth-dev/berth/cni/sriov"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/ipam/agentpod"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
@@ -49,7 +57,7 @@ const grace = 25 * time.Second
 
 // run builds the parts of the agent and serves until the context ends. Pods then keep
 // their network.
-func run(ctx context.Context, o *Options) error {
+func run(ctx context.Context, config *rest.Config, o *Options) error {
 	exec, err := newExec(o)
 	if err != nil {
 		return err
@@ -64,14 +72,14 @@ func run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
-	config, clients, err := connect(o)
+	clients, err := newClients(config)
 	if err != nil {
 		return err
 	}
 	node := podinfo.New(o.NodeName, func(namespace string) podinfo.Pods { return clients.core.Pods(namespace) },
 		clients.berth.FloatingIPs, podrequest.Reader{Galaxy: o.GalaxyAliases})
 	recorder := newRecorder(ctx, clients.core.Events, o.NodeName)
-	namespaces, journal := newNamespaces(clients), newJournal(o)
+	namespaces, journal := client.NewInformer(clients.core.Namespaces, &corev1.Namespace{}, 0, cache.Indexers{}), newJournal(o)
 	profiles := newProfiles(clients, recorder, namespaces)
 	networks, runOverlay, err := withOverlay(ctx, o, clients, newNetworks(o), journal)
 	if err != nil {
@@ -116,29 +124,27 @@ func run(ctx context.Context, o *Options) error {
 		func(ctx context.Context) error { return runPolicies(ctx, enforcer, a, store) })
 }
 
+// newProfiles returns the controller that limits the bandwidth of pods. It runs the informer of namespaces.
+func newProfiles(clients *clients, recorder event.Recorder, namespaces cache.SharedIndexInformer) *profile.Controller {
+	return profile.New(profile.Options{
+		Namespaces: namespaces,
+		Profiles:   client.NewInformer[*v1alpha1.NetworkProfileList](clients.berth.NetworkProfiles, &v1alpha1.NetworkProfile{}, 0, cache.Indexers{}),
+		Kernel:     &shaping.Shaper{}, Events: recorder, Metrics: profile.NewMetrics(legacyregistry.MustRegister),
+	})
+}
+
 func closeState(ctx context.Context, store *state.Store) {
 	if err := store.Close(); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot close the state file")
 	}
 }
 
-// newExec returns the runner of plugins.
 func newExec(o *Options) (*chain.Exec, error) {
 	exec := &chain.Exec{Root: o.HostRoot}
 	if err := exec.CheckRoot(); err != nil {
 		return nil, fmt.Errorf("--host-root: %w; the chart's agent.hostRoot=true and the kustomize component manifests/agent/host-root have all that the option needs", err)
 	}
 	return exec, nil
-}
-
-// connect returns clients of the API server.
-func connect(o *Options) (*rest.Config, *clients, error) {
-	config, err := newConfig(o.Kubeconfig)
-	if err != nil {
-		return nil, nil, err
-	}
-	clients, err := newClients(config)
-	return config, clients, err
 }
 
 // endBoot ends the records of earlier starts of the node's kernel, and returns the ID of this one.
@@ -205,7 +211,6 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, own *ownAddresses, r
 	if err != nil {
 		return err
 	}
-	build.NewMetrics(legacyregistry.MustRegister)
 	health, err := monitoring.Listen(ctx, o.Monitoring, config, ready, nil, resources(o, a)...)
 	if err != nil {
 		return errors.Join(err, listener.Close())
@@ -302,4 +307,24 @@ func newNetworks(o *Options) *plan.Networks {
 			return wire.UplinkFor(addr)
 		}},
 	}
+}
+
+// countFunctions has the kubelet count the virtual functions of the floating network.
+func countFunctions(ctx context.Context, o *Options, networks *plan.Networks, node *podinfo.Node, store *state.Store) error {
+	// Before, no pod seems to request anything.
+	if !node.WaitForSync(ctx) {
+		return nil
+	}
+	functions := sriov.New(sriov.DirBeside(o.StateFile))
+	return deviceplugin.New(deviceplugin.Folder, func() ([]deviceplugin.Device, error) {
+		floating, err := networks.Floating()
+		if err != nil || len(floating.Cards) == 0 {
+			return nil, err
+		}
+		all, err := functions.List(floating.Cards)
+		if err != nil {
+			return nil, err
+		}
+		return deviceplugin.Devices(all, deviceplugin.Requested(store.List(), node.Functions)), nil
+	}).Run(ctx)
 }

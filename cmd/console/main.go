@@ -15,17 +15,11 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/rest"
 	"k8s.io/component-base/cli"
-	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
-	"k8s.io/component-base/metrics/legacyregistry"
-	_ "k8s.io/component-base/metrics/prometheus/restclient" // requests to the API server
-	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/cmd/console/gate"
-	"github.com/berth-dev/berth/cmd/internal/build"
 	"github.com/berth-dev/berth/cmd/internal/daemon"
-	"github.com/berth-dev/berth/cmd/internal/gogc"
 	kubeclient "github.com/berth-dev/berth/cmd/internal/kube"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/feed"
@@ -41,7 +35,7 @@ func main() {
 }
 
 type options struct {
-	kubeconfig, cluster, lists string
+	cluster, lists string
 	// namespace is that of Berth's programs.
 	namespace  string
 	writes     bool
@@ -49,18 +43,17 @@ type options struct {
 }
 
 func (o *options) AddFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "Path of a kubeconfig file; empty: the pod's service account.")
-	flags.StringVar(&o.cluster, "cluster-name", o.cluster, "Name of the cluster, for the title of the pages.")
-	flags.StringVar(&o.lists, "list-dir", o.lists, "Folder with lists of addresses for firewalls, served at /lists/NAME: a file for each, with its token and its query. Empty: there are none.")
+	flags.StringVar(&o.cluster, "cluster-name", "", "Name of the cluster, for the title of the pages.")
+	flags.StringVar(&o.lists, "list-dir", "", "Folder with lists of addresses for firewalls, served at /lists/NAME: a file for each, with its token and its query. Empty: there are none.")
 	flags.StringVar(&o.namespace, "namespace", o.namespace, "Namespace of Berth's programs, which users have asked (default: $POD_NAMESPACE, or berth-system).")
-	flags.BoolVar(&o.writes, "writes", o.writes, "Write what users ask for, with the tokens that they send.")
+	flags.BoolVar(&o.writes, "writes", false, "Write what users ask for, with the tokens that they send.")
 	o.monitoring.AddFlags(flags)
 }
 
 func newCommand() *cobra.Command {
 	o := &options{namespace: cmp.Or(os.Getenv("POD_NAMESPACE"), "berth-system"), monitoring: monitoring.Options{BindAddress: "0.0.0.0", SecurePort: 10268}}
-	return daemon.Command("berth-console", "Serves pages and an API about floating IPs to the users of the cluster", o,
-		func(ctx context.Context) error { return run(ctx, o) })
+	return daemon.Command("berth-console", "Serves pages and an API about floating IPs to the users of the cluster", room, o,
+		func(ctx context.Context, config *rest.Config) error { return run(ctx, config, o) })
 }
 
 // Validate says which flag has a wrong value.
@@ -77,18 +70,9 @@ func (o *options) Validate() error {
 // room is the heap up to which garbage is collected rarely: that of a small cluster.
 const room = 64 << 20
 
-// run serves until ctx ends.
-func run(ctx context.Context, o *options) error {
+func run(ctx context.Context, config *rest.Config, o *options) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if err := gogc.Adjust(room); err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to read the memory limit of the console's cgroup: set GOMEMLIMIT instead")
-	}
-	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
-	if err != nil {
-		return fmt.Errorf("read the API server's address and credentials: %w", err)
-	}
-	config.UserAgent = "berth-console"
 	// Of each of its clients: a user who may list no FloatingIPs is asked about for each namespace.
 	config.QPS, config.Burst = 100, 200
 	berth, err := client.NewForConfig(config)
@@ -113,7 +97,6 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	build.NewMetrics(legacyregistry.MustRegister)
 	ready := func(context.Context) error {
 		if unlisted := copied.Unlisted(); len(unlisted) > 0 {
 			return fmt.Errorf("these kinds are not read yet: %s", strings.Join(unlisted, ", "))

@@ -12,17 +12,13 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/rest"
 	"k8s.io/component-base/cli"
-	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
-	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo/leaderelection" // which replica leads
-	_ "k8s.io/component-base/metrics/prometheus/restclient"              // requests to the API server
 	_ "k8s.io/component-base/metrics/prometheus/workqueue"               // queues
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/cmd/controller/work"
-	"github.com/berth-dev/berth/cmd/internal/build"
 	"github.com/berth-dev/berth/cmd/internal/daemon"
 	"github.com/berth-dev/berth/cmd/internal/election"
 	kubeclient "github.com/berth-dev/berth/cmd/internal/kube"
@@ -34,20 +30,15 @@ func main() {
 }
 
 func newCommand() *cobra.Command {
-	options := defaultOptions()
-	command := daemon.Command("berth-controller", "Frees floating IPs by release policy and keeps the status of pools", options,
-		func(ctx context.Context) error { return run(ctx, options) })
+	options := newOptions()
+	command := daemon.Command("berth-controller", "Frees floating IPs by release policy and keeps the status of pools", 0, options,
+		func(ctx context.Context, config *rest.Config) error { return run(ctx, config, options) })
 	command.AddCommand(newUninstallCommand())
 	return command
 }
 
-func run(ctx context.Context, options *options) error {
-	config, err := clientcmd.BuildConfigFromFlags("", options.kubeconfig)
-	if err != nil {
-		return fmt.Errorf("read the API server's address and credentials: %w", err)
-	}
+func run(ctx context.Context, config *rest.Config, options *options) error {
 	config.QPS, config.Burst = options.qps, options.burst
-	config.UserAgent = "berth-controller"
 	kube, err := kubernetes.NewForConfig(kubeclient.Protobuf(config))
 	if err != nil {
 		return fmt.Errorf("create the Kubernetes client: %w", err)
@@ -56,7 +47,6 @@ func run(ctx context.Context, options *options) error {
 	if err != nil {
 		return err
 	}
-	build.NewMetrics(legacyregistry.MustRegister)
 	server, err := monitoring.Listen(ctx, options.monitoring, config, parts.IsReady, nil)
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -17,7 +18,6 @@ import (
 
 // options are the controller's flags.
 type options struct {
-	kubeconfig  string
 	leaderElect bool
 	leaseName   string
 	monitoring  monitoring.Options
@@ -26,34 +26,25 @@ type options struct {
 	work        work.Options // with the namespace of the lease
 }
 
-func defaultOptions() *options {
-	namespace := os.Getenv("POD_NAMESPACE")
-	if namespace == "" {
-		namespace = "berth-system"
-	}
+func newOptions() *options {
 	return &options{
-		leaderElect: true,
-		leaseName:   "berth-controller",
-		monitoring:  monitoring.Options{BindAddress: "0.0.0.0", SecurePort: 10266},
-		qps:         200,
-		burst:       400,
-		work:        work.Options{Namespace: namespace, Workers: 8, Register: legacyregistry.MustRegister, Collect: legacyregistry.CustomMustRegister},
+		monitoring: monitoring.Options{BindAddress: "0.0.0.0", SecurePort: 10266},
+		work:       work.Options{Register: legacyregistry.MustRegister, Collect: legacyregistry.CustomMustRegister},
 	}
 }
 
 func (o *options) AddFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "Path of a kubeconfig file; empty: the pod's service account.")
-	flags.BoolVar(&o.leaderElect, "leader-elect", o.leaderElect, "Work only while holding the lease, so that several replicas can run.")
-	flags.StringVar(&o.work.Namespace, "leader-elect-resource-namespace", o.work.Namespace, "Namespace of the lease, and of the authority of agents' certificates (default: $POD_NAMESPACE, or berth-system).")
-	flags.StringVar(&o.leaseName, "leader-elect-resource-name", o.leaseName, "Name of the lease.")
+	flags.BoolVar(&o.leaderElect, "leader-elect", true, "Work only while holding the lease, so that several replicas can run.")
+	flags.StringVar(&o.work.Namespace, "leader-elect-resource-namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), "berth-system"), "Namespace of the lease, and of the authority of agents' certificates (default: $POD_NAMESPACE, or berth-system).")
+	flags.StringVar(&o.leaseName, "leader-elect-resource-name", "berth-controller", "Name of the lease.")
 	o.monitoring.AddFlags(flags)
-	flags.IntVar(&o.work.Workers, "workers", o.work.Workers, "How many addresses are reconciled concurrently.")
-	flags.Float32Var(&o.qps, "kube-api-qps", o.qps, "Requests per second to the API server.")
-	flags.IntVar(&o.burst, "kube-api-burst", o.burst, "Burst of requests to the API server.")
+	flags.IntVar(&o.work.Workers, "workers", 8, "How many addresses are reconciled concurrently.")
+	flags.Float32Var(&o.qps, "kube-api-qps", 200, "Requests per second to the API server.")
+	flags.IntVar(&o.burst, "kube-api-burst", 400, "Burst of requests to the API server.")
 	assigner.Service.AddFlags(flags, &o.work.Assigner)
-	flags.BoolVar(&o.work.Services, "services", o.work.Services, "Give addresses to Services of type LoadBalancer with spec.loadBalancerClass berth.dev/lb, and choose the nodes that carry them. It needs the rights to watch Services and EndpointSlices and to patch services/status.")
-	flags.BoolVar(&o.work.Names, "names", o.work.Names, "Write DNSEndpoints of ExternalDNS for pools with spec.dnsDomain, in the namespace of the lease. It needs the rights to list, create, patch and delete them there.")
-	flags.BoolVar(&o.work.EvictWrong, "evict-pods-with-wrong-addresses", o.work.EvictWrong, "Evict pods that run with none of their addresses, because another CNI plugin made their network, so that their workload makes them again. It needs the right to create pods/eviction.")
+	flags.BoolVar(&o.work.Services, "services", false, "Give addresses to Services of type LoadBalancer with spec.loadBalancerClass berth.dev/lb, and choose the nodes that carry them. It needs the rights to watch Services and EndpointSlices and to patch services/status.")
+	flags.BoolVar(&o.work.Names, "names", false, "Write DNSEndpoints of ExternalDNS for pools with spec.dnsDomain, in the namespace of the lease. It needs the rights to list, create, patch and delete them there.")
+	flags.BoolVar(&o.work.EvictWrong, "evict-pods-with-wrong-addresses", false, "Evict pods that run with none of their addresses, because another CNI plugin made their network, so that their workload makes them again. It needs the right to create pods/eviction.")
 }
 
 func (o *options) Validate() error {
@@ -64,11 +55,8 @@ func (o *options) Validate() error {
 	if o.leaderElect && (o.leaseName == "" || o.work.Namespace == "") {
 		errs = append(errs, errors.New("--leader-elect needs --leader-elect-resource-name and --leader-elect-resource-namespace"))
 	}
-	if err := o.monitoring.Validate(); err != nil {
-		errs = append(errs, err)
-	}
 	if err := o.work.Assigner.Validate(); err != nil {
 		errs = append(errs, fmt.Errorf("--assigner flags: %w", err))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, o.monitoring.Validate())...)
 }

@@ -21,9 +21,9 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/clientcmd"
 	watchtools "k8s.io/client-go/tools/watch"
 
+	"github.com/berth-dev/berth/cmd/internal/daemon"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/services"
@@ -46,7 +46,7 @@ type release struct {
 func newUninstallCommand() *cobra.Command {
 	kubeconfig := ""
 	command := &cobra.Command{Use: "uninstall", Short: "Is run by Helm before and after it uninstalls the chart", Args: cobra.NoArgs}
-	command.PersistentFlags().StringVar(&kubeconfig, "kubeconfig", "", "Path of a kubeconfig file; empty: the pod's service account.")
+	daemon.AddKubeconfig(command.PersistentFlags(), &kubeconfig)
 	command.AddCommand(newUninstallCheckCommand(&kubeconfig), newUninstallWaitCommand(&kubeconfig))
 	return command
 }
@@ -58,9 +58,9 @@ func newUninstallCheckCommand(kubeconfig *string) *cobra.Command {
 		Short: "Fails while pods would lose their network, or Services and nodes their addresses",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
+			config, err := daemon.Config(*kubeconfig)
 			if err != nil {
-				return fmt.Errorf("read the API server's address and credentials: %w", err)
+				return err
 			}
 			berth, err := client.NewForConfig(config)
 			if err != nil {
@@ -185,9 +185,9 @@ func newUninstallWaitCommand(kubeconfig *string) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM)
 			defer stop()
-			config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
+			config, err := daemon.Config(*kubeconfig)
 			if err != nil {
-				return fmt.Errorf("read the API server's address and credentials: %w", err)
+				return err
 			}
 			kube, err := kubernetes.NewForConfig(config)
 			if err != nil {

@@ -14,17 +14,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/component-base/cli"
-	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
 	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo/leaderelection" // which replica leads
-	_ "k8s.io/component-base/metrics/prometheus/restclient"              // requests to the API server
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/cmd/failover/mover"
-	"github.com/berth-dev/berth/cmd/internal/build"
 	"github.com/berth-dev/berth/cmd/internal/daemon"
 	"github.com/berth-dev/berth/cmd/internal/election"
 	kubeclient "github.com/berth-dev/berth/cmd/internal/kube"
@@ -42,21 +38,16 @@ func main() {
 }
 
 func newCommand() *cobra.Command {
-	options := defaultOptions()
-	return daemon.Command(status.Name, "Moves pods that asked for it from nodes that died", options,
-		func(ctx context.Context) error { return run(ctx, options) })
+	options := &options{monitoring: monitoring.Options{BindAddress: "0.0.0.0", SecurePort: 10269}}
+	return daemon.Command(status.Name, "Moves pods that asked for it from nodes that died", 0, options,
+		func(ctx context.Context, config *rest.Config) error { return run(ctx, config, options) })
 }
 
-func run(ctx context.Context, options *options) error {
+func run(ctx context.Context, config *rest.Config, options *options) error {
 	if err := kubeclient.NoticeDeadConnections(); err != nil {
 		return err
 	}
-	config, err := clientcmd.BuildConfigFromFlags("", options.kubeconfig)
-	if err != nil {
-		return fmt.Errorf("read the API server's address and credentials: %w", err)
-	}
 	config.QPS, config.Burst = options.qps, options.burst
-	config.UserAgent = status.Name
 	kube, err := kubernetes.NewForConfig(kubeclient.Protobuf(config))
 	if err != nil {
 		return fmt.Errorf("create the Kubernetes client: %w", err)
@@ -66,7 +57,6 @@ func run(ctx context.Context, options *options) error {
 	if err != nil {
 		return err
 	}
-	build.NewMetrics(legacyregistry.MustRegister)
 	server, err := monitoring.Listen(ctx, options.monitoring, config, moving.IsReady, nil, resources(moving)...)
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -16,7 +17,6 @@ import (
 
 // options are the program's flags.
 type options struct {
-	kubeconfig  string
 	leaderElect bool
 	// namespace is Berth's: the lease's and the agents'.
 	namespace  string
@@ -27,29 +27,13 @@ type options struct {
 	fencer     remote.Options
 }
 
-func defaultOptions() *options {
-	namespace := os.Getenv("POD_NAMESPACE")
-	if namespace == "" {
-		namespace = "berth-system"
-	}
-	return &options{
-		leaderElect: true,
-		namespace:   namespace,
-		leaseName:   "berth-failover",
-		monitoring:  monitoring.Options{BindAddress: "0.0.0.0", SecurePort: 10269},
-		qps:         100,
-		burst:       200,
-	}
-}
-
 func (o *options) AddFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "Path of a kubeconfig file; empty: the pod's service account.")
-	flags.BoolVar(&o.leaderElect, "leader-elect", o.leaderElect, "Act only while holding the lease, so that several replicas can run.")
-	flags.StringVar(&o.namespace, "namespace", o.namespace, "Namespace of the agents, and of the lease (default: $POD_NAMESPACE, or berth-system).")
-	flags.StringVar(&o.leaseName, "leader-elect-resource-name", o.leaseName, "Name of the lease.")
+	flags.BoolVar(&o.leaderElect, "leader-elect", true, "Act only while holding the lease, so that several replicas can run.")
+	flags.StringVar(&o.namespace, "namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), "berth-system"), "Namespace of the agents, and of the lease (default: $POD_NAMESPACE, or berth-system).")
+	flags.StringVar(&o.leaseName, "leader-elect-resource-name", "berth-failover", "Name of the lease.")
 	o.monitoring.AddFlags(flags)
-	flags.Float32Var(&o.qps, "kube-api-qps", o.qps, "Requests per second to the API server; as many again are for questions to agents.")
-	flags.IntVar(&o.burst, "kube-api-burst", o.burst, "Burst of requests to the API server.")
+	flags.Float32Var(&o.qps, "kube-api-qps", 100, "Requests per second to the API server; as many again are for questions to agents.")
+	flags.IntVar(&o.burst, "kube-api-burst", 200, "Burst of requests to the API server.")
 	fencer.Service.AddFlags(flags, &o.fencer)
 }
 

@@ -12,16 +12,10 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/component-base/cli"
-	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
 	"k8s.io/component-base/metrics/legacyregistry"
-	_ "k8s.io/component-base/metrics/prometheus/restclient" // requests to the API server
-	"k8s.io/klog/v2"
 
-	"github.com/berth-dev/berth/cmd/internal/build"
 	"github.com/berth-dev/berth/cmd/internal/daemon"
-	"github.com/berth-dev/berth/cmd/internal/gogc"
 	"github.com/berth-dev/berth/cmd/internal/kube"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
 	"github.com/berth-dev/berth/ipam/agentpod"
@@ -38,27 +32,18 @@ func main() {
 }
 
 func newCommand() *cobra.Command {
-	options := newOptions()
-	return daemon.Command(status.Name, "Announces the floating IPs that its node carries, by BGP", options,
-		func(ctx context.Context) error { return run(ctx, options) })
+	options := &options{monitoring: monitoring.Options{BindAddress: "127.0.0.1", SecurePort: 10270}}
+	return daemon.Command(status.Name, "Announces the floating IPs that its node carries, by BGP", heapRoom, options,
+		func(ctx context.Context, config *rest.Config) error { return run(ctx, config, options) })
 }
 
 // run announces until the context ends. The end of the process then closes the connections to routers, without a word, so
 // that they keep its paths for the next one.
-func run(ctx context.Context, o *options) error {
-	if err := gogc.Adjust(heapRoom); err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to read the memory limit of the speaker's cgroup: set GOMEMLIMIT instead")
-	}
-	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
-	if err != nil {
-		return fmt.Errorf("find the API server: %w", err)
-	}
-	config.UserAgent = status.Name
+func run(ctx context.Context, config *rest.Config, o *options) error {
 	objects, err := newObjects(config, o.nodeName)
 	if err != nil {
 		return err
 	}
-	build.NewMetrics(legacyregistry.MustRegister)
 	speaking := speaker.New(speaker.Options{
 		Node: o.nodeName, RouterID: o.routerID(), Passwords: o.passwords, Metrics: speaker.NewMetrics(legacyregistry.MustRegister),
 	})

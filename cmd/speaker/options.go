@@ -15,27 +15,16 @@ import (
 )
 
 type options struct {
-	kubeconfig string
 	nodeName   string
 	nodeIP     string
 	passwords  string
 	monitoring monitoring.Options
 }
 
-func newOptions() *options {
-	return &options{
-		nodeName:   os.Getenv("NODE_NAME"),
-		nodeIP:     os.Getenv("HOST_IP"),
-		passwords:  "/etc/berth/bgp-passwords",
-		monitoring: monitoring.Options{BindAddress: "127.0.0.1", SecurePort: 10270},
-	}
-}
-
 func (o *options) AddFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "Path of a kubeconfig file; empty: the pod's service account.")
-	flags.StringVar(&o.nodeName, "node-name", o.nodeName, "Name of this node in Kubernetes; default from the environment variable NODE_NAME.")
-	flags.StringVar(&o.nodeIP, "node-ip", o.nodeIP, "This node's own address: its BGP identifier, if it is IPv4. Otherwise the identifier follows from --node-name. Default from the environment variable HOST_IP.")
-	flags.StringVar(&o.passwords, "password-dir", o.passwords, "Folder with the passwords of sessions (TCP MD5, RFC 2385): for each BGPPeer with a password a file of its name.")
+	flags.StringVar(&o.nodeName, "node-name", os.Getenv("NODE_NAME"), "Name of this node in Kubernetes; default from the environment variable NODE_NAME.")
+	flags.StringVar(&o.nodeIP, "node-ip", os.Getenv("HOST_IP"), "This node's own address: its BGP identifier, if it is IPv4. Otherwise the identifier follows from --node-name. Default from the environment variable HOST_IP.")
+	flags.StringVar(&o.passwords, "password-dir", "/etc/berth/bgp-passwords", "Folder with the passwords of sessions (TCP MD5, RFC 2385): for each BGPPeer with a password a file of its name.")
 	o.monitoring.AddFlags(flags)
 }
 

@@ -58,7 +58,7 @@ type Client struct {
 	conn     *remote.Conn
 	assigner assignerv1.AssignerClient
 	pauses   wait.Backoff
-	longest  time.Duration
+	longest  time.Duration // of Attach or Detach, repetitions included
 }
 
 // New returns a client of the assigner; see [remote.Service.Dial].
@@ -71,7 +71,7 @@ func New(options remote.Options, requests *metrics.HistogramVec) (*Client, error
 		conn:     conn,
 		assigner: assignerv1.NewAssignerClient(conn),
 		pauses:   wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 5},
-		longest:  longest(&options),
+		longest:  3 * Service.TimeLimit(&options),
 	}, nil
 }
 
@@ -139,6 +139,3 @@ func passing(code codes.Code) bool {
 	}
 	return false
 }
-
-// longest returns the maximum duration of Attach or Detach, repetitions included.
-func longest(options *remote.Options) time.Duration { return 3 * Service.TimeLimit(options) }

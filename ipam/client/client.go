@@ -91,28 +91,18 @@ func NewForConfigAndClient(config *rest.Config, connections *http.Client) (*Clie
 
 	parameters := runtime.NewParameterCodec(scheme)
 	return &Client{
-		IPPools: gentype.NewClientWithList("ippools", restClient, parameters, "",
-			func() *v1alpha1.IPPool { return &v1alpha1.IPPool{} },
-			func() *v1alpha1.IPPoolList { return &v1alpha1.IPPoolList{} }),
-		FloatingIPs: gentype.NewClientWithList("floatingips", restClient, parameters, "",
-			func() *v1alpha1.FloatingIP { return &v1alpha1.FloatingIP{} },
-			func() *v1alpha1.FloatingIPList { return &v1alpha1.FloatingIPList{} }),
-		NetworkProfiles: gentype.NewClientWithList("networkprofiles", restClient, parameters, "",
-			func() *v1alpha1.NetworkProfile { return &v1alpha1.NetworkProfile{} },
-			func() *v1alpha1.NetworkProfileList { return &v1alpha1.NetworkProfileList{} }),
-		BGPPeers: gentype.NewClientWithList("bgppeers", restClient, parameters, "",
-			func() *v1alpha1.BGPPeer { return &v1alpha1.BGPPeer{} },
-			func() *v1alpha1.BGPPeerList { return &v1alpha1.BGPPeerList{} }),
-		NodeAssignments: gentype.NewClientWithList("nodeassignments", restClient, parameters, "",
-			func() *v1alpha1.NodeAssignment { return &v1alpha1.NodeAssignment{} },
-			func() *v1alpha1.NodeAssignmentList { return &v1alpha1.NodeAssignmentList{} }),
+		IPPools:         gentype.NewClientWithList("ippools", restClient, parameters, "", object[v1alpha1.IPPool], object[v1alpha1.IPPoolList]),
+		FloatingIPs:     gentype.NewClientWithList("floatingips", restClient, parameters, "", object[v1alpha1.FloatingIP], object[v1alpha1.FloatingIPList]),
+		NetworkProfiles: gentype.NewClientWithList("networkprofiles", restClient, parameters, "", object[v1alpha1.NetworkProfile], object[v1alpha1.NetworkProfileList]),
+		BGPPeers:        gentype.NewClientWithList("bgppeers", restClient, parameters, "", object[v1alpha1.BGPPeer], object[v1alpha1.BGPPeerList]),
+		NodeAssignments: gentype.NewClientWithList("nodeassignments", restClient, parameters, "", object[v1alpha1.NodeAssignment], object[v1alpha1.NodeAssignmentList]),
 		ipClaims: func(namespace string) *IPClaims {
-			return gentype.NewClientWithList("ipclaims", restClient, parameters, namespace,
-				func() *v1alpha1.IPClaim { return &v1alpha1.IPClaim{} },
-				func() *v1alpha1.IPClaimList { return &v1alpha1.IPClaimList{} })
+			return gentype.NewClientWithList("ipclaims", restClient, parameters, namespace, object[v1alpha1.IPClaim], object[v1alpha1.IPClaimList])
 		},
 	}, nil
 }
+
+func object[T any]() *T { return new(T) }
 
 // ListWatcher has the methods of a typed client that an informer uses.
 type ListWatcher[L runtime.Object] interface {

@@ -204,17 +204,9 @@ func (r *Reader) Find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w
 		objects = r.config.Objects.Resource(kind.resource).Namespace(owner.Namespace)
 	}
 	read, err := objects.Get(ctx, owner.Name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse):
-		// The path is missing, not the object: the kind or its version is gone.
-		r.forget(gvk.GroupKind())
-		return Workload{}, false, fmt.Errorf("get %s %s: %w", kind.resource.GroupResource(), key, ErrMoved)
-	case apierrors.IsNotFound(err):
-		return Workload{}, true, nil
-	case apierrors.IsForbidden(err):
-		return Workload{}, false, kind.forbidden(err)
-	case err != nil:
-		return Workload{}, false, fmt.Errorf("get %s %s: %w", kind.resource.GroupResource(), key, err)
+	if err != nil {
+		err = r.failed(gvk, kind, owner, err)
+		return Workload{}, err == nil, err
 	}
 	r.follow(ctx, kind, gvk.Kind)
 	if read.GetUID() != owner.UID {
@@ -258,20 +250,28 @@ func (r *Reader) UIDOf(ctx context.Context, owner *v1alpha1.Owner) (types.UID, e
 		objects = r.config.Metadata.Resource(kind.resource).Namespace(owner.Namespace)
 	}
 	read, err := objects.Get(ctx, owner.Name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse):
-		r.forget(gvk.GroupKind())
-		return "", fmt.Errorf("get %s %s/%s: %w", kind.resource.GroupResource(), owner.Namespace, owner.Name, ErrMoved)
-	case apierrors.IsNotFound(err):
-		return "", nil
-	case apierrors.IsForbidden(err):
-		return "", kind.forbidden(err)
-	case err != nil:
-		return "", fmt.Errorf("get %s %s/%s: %w", kind.resource.GroupResource(), owner.Namespace, owner.Name, err)
-	case !exists(read):
+	if err != nil {
+		return "", r.failed(gvk, kind, owner, err)
+	}
+	if !exists(read) {
 		return "", nil
 	}
 	return read.UID, nil
+}
+
+// failed returns the error of a read that failed; nil if there is no such object.
+func (r *Reader) failed(gvk schema.GroupVersionKind, kind *servedKind, owner *v1alpha1.Owner, err error) error {
+	switch {
+	case apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse):
+		// The path is missing, not the object: the kind or its version is gone.
+		r.forget(gvk.GroupKind())
+		err = ErrMoved
+	case apierrors.IsNotFound(err):
+		return nil
+	case apierrors.IsForbidden(err):
+		return kind.forbidden(err)
+	}
+	return fmt.Errorf("get %s %s: %w", kind.resource.GroupResource(), kind.key(owner), err)
 }
 
 // readScale reads the number of pods that an object wants, if it is known.

@@ -180,3 +180,13 @@ func parseAddr(text string) (netip.Addr, error) {
 	}
 	return addr, nil
 }
+
+// PortMapping is a host port in the annotation [AnnotationPortMapping].
+type PortMapping struct {
+	HostPort      int32  `json:"hostPort"`
+	ContainerPort int32  `json:"containerPort"`
+	Protocol      string `json:"protocol"`
+	HostIP        string `json:"hostIP,omitempty"`
+	PodName       string `json:"podName"`
+	PodIP         string `json:"podIP"`
+}

@@ -30,18 +30,15 @@ func (b *book) rename() {
 	b.renamed = true
 }
 
-// put notes an address.
-func (b *book) put(ip *v1alpha1.FloatingIP) {
+// put notes a change of an address. after is nil where it is nobody's any more.
+func (b *book) put(before, after *v1alpha1.FloatingIP) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.note(ip.Addr(), b.nameOf(ip))
-}
-
-// drop notes that an address is nobody's any more.
-func (b *book) drop(ip *v1alpha1.FloatingIP) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.note(ip.Addr(), "")
+	if after == nil {
+		b.note(before.Addr(), "")
+	} else {
+		b.note(after.Addr(), b.nameOf(after))
+	}
 }
 
 func (b *book) note(addr netip.Addr, name string) {

@@ -3,13 +3,10 @@
 package names
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/hex"
 	"hash/fnv"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/validate/content"
@@ -100,14 +97,10 @@ func specOf(records []record) map[string]any {
 
 // reverse returns the name that leads back from an address (RFC 1035, section 3.5; RFC 3596, section 2.5).
 func reverse(addr netip.Addr) string {
-	var text []byte
-	if addr.Is4() {
-		for _, b := range slices.Backward(addr.AsSlice()) {
-			text = append(strconv.AppendUint(text, uint64(b), 10), '.')
-		}
-		return string(append(text, "in-addr.arpa"...))
+	labels, zone := strings.Split(addr.String(), "."), "in-addr.arpa"
+	if addr.Is6() {
+		labels, zone = strings.Split(strings.ReplaceAll(addr.StringExpanded(), ":", ""), ""), "ip6.arpa"
 	}
-	digits := hex.AppendEncode(nil, addr.AsSlice())
-	slices.Reverse(digits)
-	return string(bytes.Join(bytes.Split(digits, nil), []byte("."))) + ".ip6.arpa"
+	slices.Reverse(labels)
+	return strings.Join(append(labels, zone), ".")
 }

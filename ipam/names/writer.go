@@ -77,25 +77,13 @@ func New(objects dynamic.Interface, namespace string, seen *view.View, recorder 
 		ips: seen.FloatingIPs.GetStore(), pools: seen.IPPools.GetStore(), book: book{named: map[netip.Addr]string{}},
 	}
 	w.book.nameOf = w.nameOf
-	for informer, handler := range map[cache.SharedIndexInformer]cache.ResourceEventHandlerFuncs{
-		seen.FloatingIPs: {
-			AddFunc:    func(object any) { w.book.put(object.(*v1alpha1.FloatingIP)) },
-			UpdateFunc: func(_, after any) { w.book.put(after.(*v1alpha1.FloatingIP)) },
-			DeleteFunc: func(object any) { w.book.drop(tombstone.LastSeen(object).(*v1alpha1.FloatingIP)) },
-		},
-		seen.IPPools: {
-			AddFunc: func(object any) {
-				if object.(*v1alpha1.IPPool).Spec.DNSDomain != "" {
-					w.book.rename()
-				}
-			},
-			DeleteFunc: func(any) { w.book.rename() },
-			UpdateFunc: func(before, after any) {
-				if before.(*v1alpha1.IPPool).Spec.DNSDomain != after.(*v1alpha1.IPPool).Spec.DNSDomain {
-					w.book.rename()
-				}
-			},
-		},
+	for informer, handler := range map[cache.SharedIndexInformer]cache.ResourceEventHandler{
+		seen.FloatingIPs: tombstone.Handler(w.book.put),
+		seen.IPPools: tombstone.Handler(func(before, after *v1alpha1.IPPool) {
+			if domainOf(before) != domainOf(after) {
+				w.book.rename()
+			}
+		}),
 	} {
 		registration, err := informer.AddEventHandler(handler)
 		if err != nil {
@@ -106,11 +94,16 @@ func New(objects dynamic.Interface, namespace string, seen *view.View, recorder 
 	return w, nil
 }
 
-func (w *Writer) nameOf(ip *v1alpha1.FloatingIP) string {
-	if pool := view.Get[v1alpha1.IPPool](w.pools, ip.Spec.Pool); pool != nil {
-		return nameOf(&ip.Spec, pool.Spec.DNSDomain)
+// domainOf returns the domain of a pool; empty: it has none, or there is no such pool.
+func domainOf(pool *v1alpha1.IPPool) string {
+	if pool == nil {
+		return ""
 	}
-	return ""
+	return pool.Spec.DNSDomain
+}
+
+func (w *Writer) nameOf(ip *v1alpha1.FloatingIP) string {
+	return nameOf(&ip.Spec, domainOf(view.Get[v1alpha1.IPPool](w.pools, ip.Spec.Pool)))
 }
 
 // Run writes until ctx ends.
@@ -141,8 +134,7 @@ func (w *Writer) round(ctx context.Context) {
 	if w.told {
 		return
 	}
-	for _, object := range w.pools.List() {
-		pool := object.(*v1alpha1.IPPool)
+	for _, pool := range view.All[v1alpha1.IPPool](w.pools) {
 		if domain := pool.Spec.DNSDomain; domain != "" {
 			w.told = true
 			event.Warning(EventNoNames, fmt.Sprintf("The addresses get no names in %s: the API server has no %s of %s. Install ExternalDNS with its CustomResourceDefinition, or remove spec.dnsDomain.",

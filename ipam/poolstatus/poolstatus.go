@@ -27,6 +27,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/tombstone"
 	"github.com/berth-dev/berth/ipam/view"
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
@@ -115,27 +116,16 @@ func New(patcher patcher, seen *view.View, nodes coreinformers.NodeInformer, rec
 		written:  map[string]written{},
 		orphans:  map[types.UID]bool{},
 	}
-	for informer, handler := range map[cache.SharedIndexInformer]cache.ResourceEventHandlerFuncs{
-		seen.IPPools: {
+	for informer, handler := range map[cache.SharedIndexInformer]cache.ResourceEventHandler{
+		seen.IPPools: tombstone.Handler(func(before, after *v1alpha1.IPPool) {
 			// View.Pools signals other changes when it can compile them. Before that, a
 			// status would have the new generation and the old counts.
-			UpdateFunc: func(before, after any) {
-				if !pools.Respecified(before.(*v1alpha1.IPPool), after.(*v1alpha1.IPPool)) {
-					w.dirty.Send()
-				}
-			},
-		},
-		nodes.Informer(): {
-			AddFunc: func(any) { w.nodeChanged() },
-			UpdateFunc: func(before, after any) {
-				was, is := before.(*v1.Node), after.(*v1.Node)
-				if !maps.Equal(was.Labels, is.Labels) || !slices.Equal(pools.InternalIPs(was), pools.InternalIPs(is)) {
-					w.nodeChanged()
-				}
-			},
-			DeleteFunc: func(any) { w.nodeChanged() },
-		},
-		seen.FloatingIPs: {
+			if !pools.Respecified(before, after) {
+				w.dirty.Send()
+			}
+		}),
+		nodes.Informer(): tombstone.Handler(w.nodeChanged),
+		seen.FloatingIPs: cache.ResourceEventHandlerFuncs{
 			AddFunc:    w.change,
 			UpdateFunc: func(_, after any) { w.change(after) },
 			DeleteFunc: w.change,
@@ -166,7 +156,10 @@ func (w *Writer) change(object any) {
 }
 
 // nodeChanged has the next round look anew which pools serve a node.
-func (w *Writer) nodeChanged() {
+func (w *Writer) nodeChanged(before, after *v1.Node) {
+	if before != nil && after != nil && maps.Equal(before.Labels, after.Labels) && slices.Equal(pools.InternalIPs(before), pools.InternalIPs(after)) {
+		return
+	}
 	w.mu.Lock()
 	w.reachedOf = nil
 	w.mu.Unlock()

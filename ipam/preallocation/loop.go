@@ -104,11 +104,7 @@ func (l *Loop) Add(owners Owners, kinds ...string) {
 // nil if it did not exist before, or does not after. The loop begins when the events of the
 // present objects were handled.
 func Watch[T any](l *Loop, informer cache.SharedIndexInformer, changed func(before, after *T)) error {
-	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(object any) { changed(nil, object.(*T)) },
-		UpdateFunc: func(before, after any) { changed(before.(*T), after.(*T)) },
-		DeleteFunc: func(object any) { changed(tombstone.LastSeen(object).(*T), nil) },
-	})
+	registration, err := informer.AddEventHandler(tombstone.Handler(changed))
 	if err != nil {
 		return fmt.Errorf("add an event handler: %w", err)
 	}

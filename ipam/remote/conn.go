@@ -35,9 +35,8 @@ type Service struct {
 func NewMetrics(register func(...metrics.Registerable)) *metrics.HistogramVec {
 	requests := metrics.NewHistogramVec(&metrics.HistogramOpts{
 		Subsystem: "berth_remote", Name: "request_duration_seconds",
-		Help:           "Duration of requests to the external assigner (service assigner; method attach or detach) and the fencer (service fencer; method fence), each repetition counted separately, by gRPC code.",
-		Buckets:        metrics.ExponentialBuckets(0.005, 2, 15),
-		StabilityLevel: metrics.ALPHA,
+		Help:    "Duration of requests to the external assigner (service assigner; method attach or detach) and the fencer (service fencer; method fence), each repetition counted separately, by gRPC code.",
+		Buckets: metrics.ExponentialBuckets(0.005, 2, 15),
 	}, []string{"service", "method", "code"})
 	register(requests)
 	return requests
@@ -117,15 +116,6 @@ func (s Service) Dial(options Options, requests *metrics.HistogramVec) (*Conn, e
 
 // Once sends a request with the time limit of one, and returns its status. It blocks.
 func (c *Conn) Once(ctx context.Context, method string, send func(context.Context) error) *status.Status {
-	start := time.Now()
-	answer := c.once(ctx, send)
-	if c.requests != nil {
-		c.requests.WithLabelValues(c.service, method, answer.Code().String()).Observe(time.Since(start).Seconds())
-	}
-	return answer
-}
-
-func (c *Conn) once(ctx context.Context, send func(context.Context) error) *status.Status {
 	attempt, cancel := context.WithTimeout(ctx, c.limit)
 	defer cancel()
 	start := time.Now()
@@ -136,7 +126,10 @@ func (c *Conn) once(ctx context.Context, send func(context.Context) error) *stat
 		if answer.Message() != context.DeadlineExceeded.Error() {
 			words += ": " + answer.Message() // gRPC names the thing that it waited for
 		}
-		return status.New(codes.DeadlineExceeded, words)
+		answer = status.New(codes.DeadlineExceeded, words)
+	}
+	if c.requests != nil {
+		c.requests.WithLabelValues(c.service, method, answer.Code().String()).Observe(time.Since(start).Seconds())
 	}
 	return answer
 }

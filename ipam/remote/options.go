@@ -3,6 +3,7 @@
 package remote
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -43,24 +44,18 @@ func (o *Options) Enabled() bool { return o.Address != "" }
 
 // AddFlags binds options to flags: --NOUN-address and so on.
 func (s Service) AddFlags(flags *pflag.FlagSet, o *Options) {
-	if o.Timeout.Duration == 0 {
-		o.Timeout.Duration = s.Timeout
-	}
 	flags.StringVar(&o.Address, s.Noun+"-address", o.Address, "Address of the "+s.Name+": host:port or unix:///path; empty: none.")
 	flags.StringVar(&o.CAFile, s.Noun+"-ca-file", o.CAFile, "CA certificates that verify the "+s.Noun+"'s certificate, in PEM; empty: the system's.")
 	flags.StringVar(&o.CertFile, s.Noun+"-cert-file", o.CertFile, "Client certificate for the "+s.Noun+", in PEM; empty: none.")
 	flags.StringVar(&o.KeyFile, s.Noun+"-key-file", o.KeyFile, "Key of --"+s.Noun+"-cert-file, in PEM.")
 	flags.StringVar(&o.ServerName, s.Noun+"-server-name", o.ServerName, "Name in the "+s.Noun+"'s certificate; empty: the host of --"+s.Noun+"-address.")
 	flags.BoolVar(&o.Insecure, s.Noun+"-insecure", o.Insecure, "Connect to the "+s.Noun+" in plaintext; not needed for a Unix socket.")
-	flags.DurationVar(&o.Timeout.Duration, s.Noun+"-timeout", o.Timeout.Duration, "Time limit of one request to the "+s.Noun+".")
+	flags.DurationVar(&o.Timeout.Duration, s.Noun+"-timeout", s.TimeLimit(o), "Time limit of one request to the "+s.Noun+".")
 }
 
 // TimeLimit returns the time limit of one request.
 func (s Service) TimeLimit(o *Options) time.Duration {
-	if o.Timeout.Duration == 0 {
-		return s.Timeout
-	}
-	return o.Timeout.Duration
+	return cmp.Or(o.Timeout.Duration, s.Timeout)
 }
 
 // Validate returns the errors of the options, with the names of its fields in a configuration.

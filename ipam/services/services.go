@@ -285,8 +285,8 @@ func (c *controller) Affected(key preallocation.Key) []preallocation.Key {
 // Keys implements [preallocation.Owners].
 func (c *controller) Keys() []preallocation.Key {
 	var keys []preallocation.Key
-	for _, object := range c.services.List() {
-		switch service := object.(*v1.Service); {
+	for _, service := range view.All[v1.Service](c.services) {
+		switch {
 		case IsOurs(service):
 			keys = append(keys, keyOf(service))
 		case isForeign(service):

@@ -23,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/tombstone"
 )
 
 // View is a view of Berth's objects. Its users must add event handlers and indexes before
@@ -57,23 +58,19 @@ func Of(floatingIPs, ipPools, ipClaims cache.SharedIndexInformer) (*View, error)
 			return nil, fmt.Errorf("set an informer's transform: %w", err)
 		}
 	}
-	v.Pools = pools.NewSource(func() []*v1alpha1.IPPool {
-		var objects []*v1alpha1.IPPool
-		for _, object := range ipPools.GetStore().List() {
-			objects = append(objects, object.(*v1alpha1.IPPool))
-		}
-		return objects
-	})
-	registration, err := ipPools.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(object any) { v.Pools.Changed(nil, object.(*v1alpha1.IPPool)) },
-		UpdateFunc: func(before, after any) { v.Pools.Changed(before.(*v1alpha1.IPPool), after.(*v1alpha1.IPPool)) },
-		DeleteFunc: func(any) { v.Pools.Changed(nil, nil) },
-	})
+	var err error
+	v.Pools, v.PoolsSynced, err = Compiled(ipPools)
+	return v, err
+}
+
+// Compiled returns the compiled pools of an informer, which the caller runs. They are complete when synced is done.
+func Compiled(ipPools cache.SharedIndexInformer) (source *pools.Source, synced cache.DoneChecker, err error) {
+	source = pools.NewSource(func() []*v1alpha1.IPPool { return All[v1alpha1.IPPool](ipPools.GetStore()) })
+	registration, err := ipPools.AddEventHandler(tombstone.Handler(source.Changed))
 	if err != nil {
-		return nil, fmt.Errorf("add an event handler: %w", err)
+		return nil, nil, fmt.Errorf("follow pools: %w", err)
 	}
-	v.PoolsSynced = registration.HasSyncedChecker()
-	return v, nil
+	return source, registration.HasSyncedChecker(), nil
 }
 
 // Indexed returns the objects of a cache that have a key in one of its indexes. It panics
@@ -88,6 +85,16 @@ func Indexed[T any](from interface {
 	list := make([]T, len(objects))
 	for i, object := range objects {
 		list[i] = object.(T)
+	}
+	return list
+}
+
+// All returns the objects of a cache.
+func All[T any](from interface{ List() []any }) []*T {
+	objects := from.List()
+	list := make([]*T, len(objects))
+	for i, object := range objects {
+		list[i] = object.(*T)
 	}
 	return list
 }

@@ -19,30 +19,30 @@ import (
 type agents struct {
 	// namespace of the agents' pods; empty: nodes need no agent.
 	namespace string
-	// ready has the number of ready agents of each node that has one.
+	// ready has the nodes with a ready agent.
 	ready sync.Map
 	// covered is how many of the known nodes have a ready agent.
 	covered atomic.Int64
 
 	mu    sync.Mutex
 	nodes map[string]bool
-	// pods are the ready agents and their nodes.
-	pods map[types.UID]string
+	// pods are the ready agents of each of these.
+	pods map[string]map[types.UID]bool
 	// lost says since when known nodes have no ready agent that had one.
 	lost map[string]time.Time
 }
 
 func newAgents(namespace string) *agents {
-	return &agents{namespace: namespace, nodes: map[string]bool{}, pods: map[types.UID]string{}, lost: map[string]time.Time{}}
+	return &agents{namespace: namespace, nodes: map[string]bool{}, pods: map[string]map[types.UID]bool{}, lost: map[string]time.Time{}}
 }
 
 // has says whether the node has a ready agent, or needs none.
-func (a *agents) has(node string) bool { return a.namespace == "" || a.on(node) > 0 }
-
-func (a *agents) on(node string) int {
-	n, _ := a.ready.Load(node)
-	count, _ := n.(int)
-	return count
+func (a *agents) has(node string) bool {
+	if a.namespace == "" {
+		return true
+	}
+	_, ready := a.ready.Load(node)
+	return ready
 }
 
 // missing returns how many of kube-scheduler's nodes have no ready agent. If the scheduler knows
@@ -63,54 +63,46 @@ func (a *agents) seen(pod *v1.Pod) (gained string) {
 	if a.namespace == "" || pod.Namespace != a.namespace {
 		return ""
 	}
-	if agentpod.Is(pod) && agentpod.IsReady(pod) {
-		return a.moved(pod.UID, pod.Spec.NodeName)
-	}
-	return a.moved(pod.UID, "")
+	return a.note(pod, agentpod.Is(pod) && agentpod.IsReady(pod))
 }
 
 // gone notes that a pod does not exist any more.
-func (a *agents) gone(pod *v1.Pod) { a.moved(pod.UID, "") }
+func (a *agents) gone(pod *v1.Pod) { a.note(pod, false) }
 
-// moved notes the node where an agent is ready; empty: nowhere.
-func (a *agents) moved(uid types.UID, node string) (gained string) {
+// note notes whether a pod is a ready agent of its node, with the result of seen.
+func (a *agents) note(pod *v1.Pod, ready bool) (gained string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	before := a.pods[uid]
-	if before == node {
+	node := pod.Spec.NodeName // It never changes, once there is one.
+	had := len(a.pods[node]) > 0
+	switch {
+	case !ready:
+		delete(a.pods[node], pod.UID)
+	case had:
+		a.pods[node][pod.UID] = true
+	default:
+		a.pods[node] = map[types.UID]bool{pod.UID: true}
+	}
+	if has := len(a.pods[node]) > 0; has == had {
 		return ""
 	}
-	delete(a.pods, uid)
-	if before != "" {
-		a.count(before, -1)
-	}
-	if node == "" {
-		return ""
-	}
-	a.pods[uid] = node
-	if a.count(node, 1) > 1 {
-		return ""
-	}
-	return node
-}
-
-// count adds to the ready agents of a node, and returns how many it has.
-func (a *agents) count(node string, more int) int {
-	before := a.on(node)
-	after := before + more
-	if after == 0 {
+	more := int64(1)
+	if had {
+		more = -1
 		a.ready.Delete(node)
+		delete(a.pods, node)
 		if a.nodes[node] {
 			a.lost[node] = time.Now()
 		}
 	} else {
-		a.ready.Store(node, after)
+		gained = node
+		a.ready.Store(node, true)
 		delete(a.lost, node)
 	}
-	if a.nodes[node] && (before == 0) != (after == 0) {
-		a.covered.Add(int64(more))
+	if a.nodes[node] {
+		a.covered.Add(more)
 	}
-	return after
+	return gained
 }
 
 // know notes a node, or that it does not exist any more.
@@ -128,7 +120,7 @@ func (a *agents) know(name string, known bool) {
 		delete(a.nodes, name)
 		delete(a.lost, name)
 	}
-	if a.on(name) > 0 {
+	if len(a.pods[name]) > 0 {
 		a.covered.Add(more)
 	}
 }
@@ -144,7 +136,7 @@ func (a *agents) tally(now time.Time, isLost func(node string) bool) map[string]
 	for node := range a.nodes {
 		since, lost := a.lost[node]
 		switch {
-		case a.on(node) > 0:
+		case len(a.pods[node]) > 0:
 			n["ready"]++
 		case lost && now.Sub(since) < lostFor && !isLost(node):
 			n["lost"]++

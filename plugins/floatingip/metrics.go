@@ -15,18 +15,16 @@ const subsystem = "berth_scheduler"
 
 var (
 	allocationDuration = metrics.NewHistogram(&metrics.HistogramOpts{
-		Subsystem:      subsystem,
-		Name:           "allocation_duration_seconds",
-		Help:           "Time from the first attempt to schedule a pod until its addresses were reserved.",
-		Buckets:        metrics.ExponentialBuckets(0.0001, 4, 12),
-		StabilityLevel: metrics.ALPHA,
+		Subsystem: subsystem,
+		Name:      "allocation_duration_seconds",
+		Help:      "Time from the first attempt to schedule a pod until its addresses were reserved.",
+		Buckets:   metrics.ExponentialBuckets(0.0001, 4, 12),
 	})
 	commitDuration = metrics.NewHistogramVec(&metrics.HistogramOpts{
-		Subsystem:      subsystem,
-		Name:           "commit_duration_seconds",
-		Help:           "Time to make a pod's addresses durable at the API server, by result (success, conflict, error).",
-		Buckets:        metrics.ExponentialBuckets(0.0005, 2, 15),
-		StabilityLevel: metrics.ALPHA,
+		Subsystem: subsystem,
+		Name:      "commit_duration_seconds",
+		Help:      "Time to make a pod's addresses durable at the API server, by result (success, conflict, error).",
+		Buckets:   metrics.ExponentialBuckets(0.0005, 2, 15),
 	}, []string{"result"})
 	waitingPodsDesc = metrics.NewDesc("berth_scheduler_waiting_pods",
 		"Pods that found no address at their last attempt, by namespace, the only pool that can serve them (empty: several) and cause: address (none is free), owner (the workload or claim may have no more, or not there), agent (no agent is ready), session (no BGP session is established) or pool (none serves the nodes). The 100 largest groups; the others by cause.",
@@ -35,10 +33,9 @@ var (
 		"Nodes by their agent: ready, lost (it was ready within a day, and the node is not lost itself) or none.",
 		[]string{"agent"}, nil, metrics.ALPHA, "")
 	wokenPods = metrics.NewCounter(&metrics.CounterOpts{
-		Subsystem:      subsystem,
-		Name:           "woken_pods_total",
-		Help:           "Waiting pods that were tried again because an address came free or another change may help them.",
-		StabilityLevel: metrics.ALPHA,
+		Subsystem: subsystem,
+		Name:      "woken_pods_total",
+		Help:      "Waiting pods that were tried again because an address came free or another change may help them.",
 	})
 	registerOnce sync.Once
 )

@@ -219,7 +219,7 @@ func (s *shared) watch(informers informers.SharedInformerFactory) error {
 	if _, err := core.Pods().Informer().AddEventHandler(s.podHandler()); err != nil {
 		return fmt.Errorf("watch pods: %w", err)
 	}
-	if _, err := core.Nodes().Informer().AddEventHandler(s.nodeHandler()); err != nil {
+	if _, err := core.Nodes().Informer().AddEventHandler(tombstone.Handler(s.nodeChanged)); err != nil {
 		return fmt.Errorf("watch nodes: %w", err)
 	}
 	if err := s.sets.watch(informers, s.ownerChanged); err != nil {
@@ -227,14 +227,11 @@ func (s *shared) watch(informers informers.SharedInformerFactory) error {
 	}
 	// A namespace's labels decide which pools admit it, and the framework has no
 	// event for them.
-	if _, err := core.Namespaces().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		UpdateFunc: func(before, after any) {
-			was, is := before.(*v1.Namespace), after.(*v1.Namespace)
-			if !maps.Equal(was.Labels, is.Labels) && !s.addresses.AreAdmittedAlike(was.Labels, is.Labels) {
-				s.waiting.changed(ipam.Change{Namespace: is.Name})
-			}
-		},
-	}); err != nil {
+	if _, err := core.Namespaces().Informer().AddEventHandler(tombstone.Handler(func(was, is *v1.Namespace) {
+		if was != nil && is != nil && !maps.Equal(was.Labels, is.Labels) && !s.addresses.AreAdmittedAlike(was.Labels, is.Labels) {
+			s.waiting.changed(ipam.Change{Namespace: is.Name})
+		}
+	})); err != nil {
 		return fmt.Errorf("watch namespaces: %w", err)
 	}
 	return nil
@@ -332,32 +329,24 @@ func (s *shared) announced(name string) {
 	}
 }
 
-// nodeHandler notes nodes that gained pools, or are lost.
-func (s *shared) nodeHandler() cache.ResourceEventHandler {
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc: func(added any) {
-			s.agents.know(added.(*v1.Node).Name, true)
-			s.nodes.changed(nil, added.(*v1.Node))
-		},
-		UpdateFunc: func(before, after any) {
-			was, is := before.(*v1.Node), after.(*v1.Node)
-			s.nodes.changed(was, is)
-			if !sameReach(was, is) {
-				for _, change := range s.pods.serving(is.Name, s.addresses.Gained(ipam.NodeOf(was), ipam.NodeOf(is))) {
-					s.waiting.serves(change)
-				}
-			}
-			if ipam.IsNodeLost(is) && !ipam.IsNodeLost(was) {
-				s.lost(is)
-			}
-		},
-		DeleteFunc: func(object any) {
-			s.nodes.changed(nil, nil)
-			if node, ok := tombstone.LastSeen(object).(*v1.Node); ok {
-				s.agents.know(node.Name, false)
-				s.lost(node)
-			}
-		},
+// nodeChanged notes nodes that gained pools, or are lost.
+func (s *shared) nodeChanged(before, after *v1.Node) {
+	s.nodes.changed(before, after)
+	switch {
+	case before == nil:
+		s.agents.know(after.Name, true)
+		return
+	case after == nil:
+		s.agents.know(before.Name, false)
+		s.lost(before)
+		return
+	case !sameReach(before, after):
+		for _, change := range s.pods.serving(after.Name, s.addresses.Gained(ipam.NodeOf(before), ipam.NodeOf(after))) {
+			s.waiting.serves(change)
+		}
+	}
+	if ipam.IsNodeLost(after) && !ipam.IsNodeLost(before) {
+		s.lost(after)
 	}
 }
 

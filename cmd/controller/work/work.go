@@ -226,12 +226,7 @@ func newReclaimer(config *rest.Config, options Options, parts reclaim.Config) (*
 // kind set.
 func eventScheme() (*runtime.Scheme, error) {
 	all := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{scheme.AddToScheme, v1alpha1.AddToScheme} {
-		if err := add(all); err != nil {
-			return nil, err
-		}
-	}
-	return all, nil
+	return all, errors.Join(scheme.AddToScheme(all), v1alpha1.AddToScheme(all))
 }
 
 // Follow fills the caches and the book on every replica, so that a new leader can start at

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -28,6 +29,7 @@ import (
 	"github.com/berth-dev/berth/ipam/failover"
 	"github.com/berth-dev/berth/ipam/failover/status"
 	"github.com/berth-dev/berth/ipam/fencer"
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
 const (
@@ -258,7 +260,7 @@ func (m *Mover) fence(ctx context.Context, about failover.Fence) []failover.Inpu
 		return []failover.Input{failed}
 	}
 	logger.Info("Asks the fencer to power a node off")
-	err = m.Fencer.Fence(ctx, fencer.Machine{Name: n.Name, UID: n.UID, ProviderID: n.Spec.ProviderID, InternalIPs: internalIPs(n)})
+	err = m.Fencer.Fence(ctx, fencer.Machine{Name: n.Name, UID: n.UID, ProviderID: n.Spec.ProviderID, InternalIPs: pools.InternalIPs(n)})
 	if err != nil && ctx.Err() != nil {
 		logger.Info("Does not wait for the fencer any more, which may have powered the node off all the same", "err", err)
 		return []failover.Input{failed}
@@ -270,22 +272,20 @@ func (m *Mover) fence(ctx context.Context, about failover.Fence) []failover.Inpu
 // deletePods does failover.Delete, and returns how many pods are gone. A pod that has changed since it was read stays, for the
 // next look; all stay once the node is back.
 func (m *Mover) deletePods(ctx context.Context, of failover.Delete) int {
-	var group sync.WaitGroup
+	var group errgroup.Group
 	var gone atomic.Int64
-	slots := make(chan struct{}, atOnce)
+	group.SetLimit(atOnce)
 	for _, pod := range of.Pods {
-		slots <- struct{}{}
-		group.Go(func() {
-			defer func() { <-slots }()
+		group.Go(func() error {
 			if !m.still(func() bool { return m.state.Deletes(of) }) {
-				return
+				return nil
 			}
 			logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "uid", pod.UID, "node", of.Node, "addresses", pod.Addresses)
 			switch err := m.deletePod(ctx, of.Node, pod); {
 			case err == nil:
 				gone.Add(1)
 				logger.Info("Deleted a pod of a lost node, so that it moves")
-				m.Metrics.move()
+				m.Metrics.moved.Inc()
 				m.tellMoved(of.Node, pod)
 			case apierrors.IsNotFound(err):
 				gone.Add(1)
@@ -294,9 +294,10 @@ func (m *Mover) deletePods(ctx context.Context, of failover.Delete) int {
 			default:
 				logger.Error(err, "Failed to delete a pod of a lost node, will try again")
 			}
+			return nil
 		})
 	}
-	group.Wait()
+	_ = group.Wait()
 	return int(gone.Load())
 }
 

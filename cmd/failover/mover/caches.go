@@ -20,6 +20,7 @@ import (
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/failover"
 	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/tombstone"
 	"github.com/berth-dev/berth/ipam/view"
 )
 
@@ -45,13 +46,6 @@ func newCaches(config Config, put func(...failover.Input)) (*caches, error) {
 		}}),
 		ipPools: client.NewIPPoolInformer(config.Berth.IPPools, 0),
 	}
-	c.pools = pools.NewSource(func() []*v1alpha1.IPPool {
-		var all []*v1alpha1.IPPool
-		for _, object := range c.ipPools.GetStore().List() {
-			all = append(all, object.(*v1alpha1.IPPool))
-		}
-		return all
-	})
 	for informer, transform := range map[cache.SharedIndexInformer]cache.TransformFunc{
 		c.nodes: slimNode, c.agents: slimAgent, c.records: slimRecord, c.ipPools: view.DropManagedFields,
 	} {
@@ -64,32 +58,20 @@ func newCaches(config Config, put func(...failover.Input)) (*caches, error) {
 	}}); err != nil {
 		return nil, fmt.Errorf("index the agents by node: %w", err)
 	}
-	nodes, err := c.nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(object any) { put(seen(object.(*v1.Node))) },
-		UpdateFunc: func(before, after any) {
-			if now := seen(after.(*v1.Node)); now != seen(before.(*v1.Node)) {
-				put(now)
-			}
-		},
-		DeleteFunc: func(object any) {
-			if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(object); err == nil {
-				put(failover.Left{Node: name})
-			}
-		},
-	})
+	nodes, err := c.nodes.AddEventHandler(tombstone.Handler(func(before, after *v1.Node) {
+		switch {
+		case after == nil:
+			put(failover.Left{Node: before.Name})
+		case before == nil || seen(before) != seen(after):
+			put(seen(after))
+		}
+	}))
 	if err != nil {
 		return nil, fmt.Errorf("follow nodes: %w", err)
 	}
-	changed, err := c.ipPools.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(object any) { c.pools.Changed(nil, object.(*v1alpha1.IPPool)) },
-		UpdateFunc: func(before, after any) { c.pools.Changed(before.(*v1alpha1.IPPool), after.(*v1alpha1.IPPool)) },
-		DeleteFunc: func(any) { c.pools.Changed(nil, nil) },
-	})
-	if err != nil {
-		return nil, fmt.Errorf("follow pools: %w", err)
-	}
-	c.seen = []cache.DoneChecker{nodes.HasSyncedChecker(), changed.HasSyncedChecker(), c.records.HasSyncedChecker(), c.agents.HasSyncedChecker()}
-	return c, nil
+	compiled, synced, err := view.Compiled(c.ipPools)
+	c.pools, c.seen = compiled, []cache.DoneChecker{nodes.HasSyncedChecker(), synced, c.records.HasSyncedChecker(), c.agents.HasSyncedChecker()}
+	return c, err
 }
 
 // seen says of a node what the machine has to know.
@@ -149,17 +131,13 @@ func slimRecord(object any) (any, error) {
 		return object, nil
 	}
 	slim := &v1alpha1.FloatingIP{ObjectMeta: slimMeta(&ip.ObjectMeta)}
-	slim.Spec.Node, slim.Spec.Pool = ip.Spec.Node, ip.Spec.Pool
+	slim.Spec.Node, slim.Spec.Pool, slim.Spec.Pod = ip.Spec.Node, ip.Spec.Pool, ip.Spec.Pod
 	if n := ip.Spec.Network; n != nil {
 		slim.Spec.Network = &v1alpha1.Network{Gateway: n.Gateway, VLAN: n.VLAN}
-	}
-	if ip.Spec.Pod != nil {
-		slim.Spec.Pod = ip.Spec.Pod
 	}
 	return slim, nil
 }
 
-// run fills the caches until ctx ends.
 func (c *caches) run(ctx context.Context) {
 	var group sync.WaitGroup
 	for _, informer := range []cache.SharedIndexInformer{c.nodes, c.agents, c.records, c.ipPools} {
@@ -174,13 +152,7 @@ func (c *caches) wait(ctx context.Context) bool {
 }
 
 // node returns a Node, nil where there is none.
-func (c *caches) node(name string) *v1.Node {
-	object, exists, err := c.nodes.GetStore().GetByKey(name)
-	if err != nil || !exists {
-		return nil
-	}
-	return object.(*v1.Node)
-}
+func (c *caches) node(name string) *v1.Node { return view.Get[v1.Node](c.nodes.GetStore(), name) }
 
 // holding has the addresses of a pod, and whether they say that it is moved.
 type holding struct {
@@ -212,11 +184,10 @@ func (c *caches) held(name string) (held map[string]*holding, of map[string]bool
 
 // network returns the network of an address, nil where it is not known.
 func (c *caches) network(addr netip.Addr) *v1alpha1.Network {
-	object, exists, err := c.records.GetStore().GetByKey(v1alpha1.NameOf(addr))
-	if err != nil || !exists {
-		return nil
+	if ip := view.Get[v1alpha1.FloatingIP](c.records.GetStore(), v1alpha1.NameOf(addr)); ip != nil {
+		return ip.Spec.Network
 	}
-	return object.(*v1alpha1.FloatingIP).Spec.Network
+	return nil
 }
 
 // preferred is how many witnesses in the pools themselves do without others.
@@ -226,8 +197,8 @@ const preferred = 3
 // enough of these, as they hear the pool's network already.
 func (c *caches) witnesses(of map[string]bool) []string {
 	inPool := map[string]bool{}
-	for _, object := range c.records.GetStore().List() {
-		if ip := object.(*v1alpha1.FloatingIP); ip.Spec.Pod != nil && of[ip.Spec.Pool] {
+	for _, ip := range view.All[v1alpha1.FloatingIP](c.records.GetStore()) {
+		if ip.Spec.Pod != nil && of[ip.Spec.Pool] {
 			inPool[ip.Spec.Node] = true
 		}
 	}
@@ -239,9 +210,8 @@ func (c *caches) witnesses(of map[string]bool) []string {
 		}
 	}
 	var names, inside []string
-	for _, object := range c.nodes.GetStore().List() {
-		n := object.(*v1.Node)
-		reach := snapshot.Reach(internalIPs(n), n.Labels).Positions()
+	for _, n := range view.All[v1.Node](c.nodes.GetStore()) {
+		reach := snapshot.Reach(pools.InternalIPs(n), n.Labels).Positions()
 		if slices.ContainsFunc(positions, func(p int) bool { return slices.Contains(reach, p) }) && c.agent(n.Name) != nil {
 			names = append(names, n.Name)
 			if inPool[n.Name] {
@@ -263,14 +233,4 @@ func (c *caches) agent(node string) *v1.Pod {
 		}
 	}
 	return nil
-}
-
-func internalIPs(n *v1.Node) []netip.Addr {
-	var all []netip.Addr
-	for _, address := range n.Status.Addresses {
-		if addr, err := netip.ParseAddr(address.Address); err == nil && address.Type == v1.NodeInternalIP {
-			all = append(all, addr.Unmap())
-		}
-	}
-	return all
 }

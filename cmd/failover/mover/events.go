@@ -41,7 +41,6 @@ const (
 	EventMovedFromLostNode = "MovedFromLostNode"
 )
 
-// tell tells users a verdict.
 func (m *Mover) tell(ctx context.Context, j failover.Judged) {
 	klog.FromContext(ctx).Info("Judged a node whose Lease is not renewed", "node", j.Node, "verdict", j.Verdict, "pods", len(j.Pods), "moves", len(j.Moves), "testimonies", text(j.Testimonies))
 	note := text(j.Testimonies) + ": " + waits(j.Verdict, len(j.Moves), m.Fencer != nil)

@@ -57,7 +57,6 @@ func (l *leases) ready() error {
 	return nil
 }
 
-// run watches until ctx ends.
 func (l *leases) run(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	for ctx.Err() == nil {
@@ -72,11 +71,9 @@ func (l *leases) run(ctx context.Context) {
 }
 
 func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
-	case <-timer.C:
+	case <-time.After(d):
 	}
 }
 

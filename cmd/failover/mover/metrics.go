@@ -23,25 +23,19 @@ type Metrics struct {
 func NewMetrics(register func(...metrics.Registerable)) *Metrics {
 	const subsystem = "berth_failover"
 	m := &Metrics{
-		brake:    metrics.NewGauge(&metrics.GaugeOpts{Subsystem: subsystem, Name: "brake", Help: "1 while no pod moves, because too many nodes renew no Lease; of the replica that leads.", StabilityLevel: metrics.ALPHA}),
-		suspects: metrics.NewGauge(&metrics.GaugeOpts{Subsystem: subsystem, Name: "suspect_nodes", Help: "Nodes whose Lease was not seen to be renewed for 15 s.", StabilityLevel: metrics.ALPHA}),
-		tainted:  metrics.NewGauge(&metrics.GaugeOpts{Subsystem: subsystem, Name: "lost_nodes", Help: "Nodes with the taint berth.dev/lost.", StabilityLevel: metrics.ALPHA}),
-		unfenced: metrics.NewGauge(&metrics.GaugeOpts{Subsystem: subsystem, Name: "unfenced_nodes", Help: "Nodes that the fencer is to power off, and has not; of the replica that leads.", StabilityLevel: metrics.ALPHA}),
+		brake:    metrics.NewGauge(&metrics.GaugeOpts{Subsystem: subsystem, Name: "brake", Help: "1 while no pod moves, because too many nodes renew no Lease; of the replica that leads."}),
+		suspects: metrics.NewGauge(&metrics.GaugeOpts{Subsystem: subsystem, Name: "suspect_nodes", Help: "Nodes whose Lease was not seen to be renewed for 15 s."}),
+		tainted:  metrics.NewGauge(&metrics.GaugeOpts{Subsystem: subsystem, Name: "lost_nodes", Help: "Nodes with the taint berth.dev/lost."}),
+		unfenced: metrics.NewGauge(&metrics.GaugeOpts{Subsystem: subsystem, Name: "unfenced_nodes", Help: "Nodes that the fencer is to power off, and has not; of the replica that leads."}),
 		verdicts: metrics.NewCounterVec(&metrics.CounterOpts{
 			Subsystem: subsystem, Name: "verdicts_total",
-			Help:           "Verdicts about suspect nodes, each counted when it differs from the node's last one.",
-			StabilityLevel: metrics.ALPHA,
+			Help: "Verdicts about suspect nodes, each counted when it differs from the node's last one.",
 		}, []string{"verdict"}),
-		moved: metrics.NewCounter(&metrics.CounterOpts{
-			Subsystem: subsystem, Name: "moved_pods_total",
-			Help:           "Pods that were deleted so that they move.",
-			StabilityLevel: metrics.ALPHA,
-		}),
+		moved: metrics.NewCounter(&metrics.CounterOpts{Subsystem: subsystem, Name: "moved_pods_total", Help: "Pods that were deleted so that they move."}),
 		duration: metrics.NewHistogramVec(&metrics.HistogramOpts{
 			Subsystem: subsystem, Name: "duration_seconds",
-			Help:           "How long the parts of a failover took: confirmed, from the suspicion to the first verdict; deleted, from that until the node's pods were deleted first.",
-			Buckets:        metrics.ExponentialBuckets(0.05, 2, 12),
-			StabilityLevel: metrics.ALPHA,
+			Help:    "How long the parts of a failover took: confirmed, from the suspicion to the first verdict; deleted, from that until the node's pods were deleted first.",
+			Buckets: metrics.ExponentialBuckets(0.05, 2, 12),
 		}, []string{"part"}),
 	}
 	register(m.brake, m.suspects, m.tainted, m.unfenced, m.verdicts, m.moved, m.duration)
@@ -66,8 +60,6 @@ func (m *Metrics) set(state failover.State) {
 	m.tainted.Set(float64(tainted))
 	m.unfenced.Set(float64(unfenced))
 }
-
-func (m *Metrics) move() { m.moved.Inc() }
 
 // timing is of a suspect node. The Mover's lock guards it.
 type timing struct {

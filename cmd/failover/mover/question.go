@@ -13,6 +13,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/ipam/failover"
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
 // sample is how many addresses of a network a witness asks for at most. A kernel that answers for one address of its pods answers
@@ -34,11 +35,11 @@ func (m *Mover) questions(controls []string, suspect *v1.Node, about failover.As
 		}
 		all[i].Gateways = all[i].Gateways[:min(len(all[i].Gateways), inquiry.MostHosts)]
 	}
-	all[0].Hosts = limited(internalIPs(suspect))
+	all[0].Hosts = limited(pools.InternalIPs(suspect))
 	var living []netip.Addr
 	for _, name := range controls {
 		if n := m.cluster.node(name); n != nil {
-			living = append(living, internalIPs(n)...)
+			living = append(living, pools.InternalIPs(n)...)
 		}
 	}
 	all[0].Controls = limited(living)

@@ -24,8 +24,7 @@ func Version() string {
 func NewMetrics(register func(...metrics.Registerable)) {
 	info := metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Subsystem: "berth", Name: "build_info",
-		Help:           "1, with the version of the program and of the Go that compiled it.",
-		StabilityLevel: metrics.ALPHA,
+		Help: "1, with the version of the program and of the Go that compiled it.",
 	}, []string{"version", "goversion"})
 	register(info)
 	info.WithLabelValues(Version(), runtime.Version()).Set(1)

@@ -30,44 +30,37 @@ type (
 	Pods = gentype.ClientWithList[*corev1.Pod, *corev1.PodList]
 	// Nodes reads and writes nodes. Safe for concurrent use.
 	Nodes = gentype.ClientWithList[*corev1.Node, *corev1.NodeList]
-	// Namespaces reads and writes namespaces. Safe for concurrent use.
-	Namespaces = gentype.ClientWithList[*corev1.Namespace, *corev1.NamespaceList]
-	// ServiceCIDRs reads and writes ServiceCIDRs. Safe for concurrent use.
-	ServiceCIDRs = gentype.ClientWithList[*networkingv1.ServiceCIDR, *networkingv1.ServiceCIDRList]
-	// NetworkPolicies reads and writes the NetworkPolicies of one namespace. Safe for concurrent use.
-	NetworkPolicies = gentype.ClientWithList[*networkingv1.NetworkPolicy, *networkingv1.NetworkPolicyList]
-	// CertificateSigningRequests makes and gets requests for certificates. Safe for concurrent use.
-	CertificateSigningRequests = gentype.Client[*certificatesv1.CertificateSigningRequest]
 	// Events writes the events of one namespace. Safe for concurrent use.
 	Events = gentype.Client[*corev1.Event]
-	// TokenReviews asks whose a token is. Safe for concurrent use.
-	TokenReviews = gentype.Client[*authenticationv1.TokenReview]
-	// SubjectAccessReviews asks what a user may do. Safe for concurrent use.
-	SubjectAccessReviews = gentype.Client[*authorizationv1.SubjectAccessReview]
 )
 
 // Client reads and writes Kubernetes' objects. Safe for concurrent use.
 type Client struct {
 	Nodes        *Nodes
-	Namespaces   *Namespaces
-	ServiceCIDRs *ServiceCIDRs
+	Namespaces   *gentype.ClientWithList[*corev1.Namespace, *corev1.NamespaceList]
+	ServiceCIDRs *gentype.ClientWithList[*networkingv1.ServiceCIDR, *networkingv1.ServiceCIDRList]
 	// NetworkPolicies is the client for all namespaces.
-	NetworkPolicies      *NetworkPolicies
-	TokenReviews         *TokenReviews
-	SubjectAccessReviews *SubjectAccessReviews
+	NetworkPolicies            *gentype.ClientWithList[*networkingv1.NetworkPolicy, *networkingv1.NetworkPolicyList]
+	TokenReviews               *gentype.Client[*authenticationv1.TokenReview]
+	SubjectAccessReviews       *gentype.Client[*authorizationv1.SubjectAccessReview]
+	CertificateSigningRequests *gentype.Client[*certificatesv1.CertificateSigningRequest]
 
-	CertificateSigningRequests *CertificateSigningRequests
-
-	pods   func(namespace string) *Pods
-	events func(namespace string) *Events
+	core       rest.Interface
+	parameters runtime.ParameterCodec
 }
 
 // Pods returns the client of a namespace's pods. With metav1.NamespaceAll it reads the pods of
 // all namespaces.
-func (c *Client) Pods(namespace string) *Pods { return c.pods(namespace) }
+func (c *Client) Pods(namespace string) *Pods {
+	return gentype.NewClientWithList("pods", c.core, c.parameters, namespace, object[corev1.Pod], object[corev1.PodList])
+}
 
 // Events returns the client of a namespace's events.
-func (c *Client) Events(namespace string) *Events { return c.events(namespace) }
+func (c *Client) Events(namespace string) *Events {
+	return gentype.NewClient("events", c.core, c.parameters, namespace, object[corev1.Event])
+}
+
+func object[T any]() *T { return new(T) }
 
 // kinds are the kinds of the client.
 var kinds = map[schema.GroupVersion][]runtime.Object{
@@ -127,7 +120,6 @@ func NewForConfigAndClient(config *rest.Config, connections *http.Client) (*Clie
 		metav1.AddToGroupVersion(scheme, group)
 	}
 	config = rest.CopyConfig(config)
-	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	if config.ContentType == "" {
 		config = Protobuf(config)
 	}
@@ -137,40 +129,37 @@ func NewForConfigAndClient(config *rest.Config, connections *http.Client) (*Clie
 	}
 	groups := map[schema.GroupVersion]rest.Interface{}
 	for group := range kinds {
-		config.GroupVersion, config.APIPath = &group, "/apis"
-		if group.Group == "" {
-			config.APIPath = "/api"
-		}
 		var err error
-		if groups[group], err = rest.RESTClientForConfigAndClient(config, connections); err != nil {
-			return nil, fmt.Errorf("create the client of %s: %w", group, err)
+		if groups[group], err = RESTClient(config, connections, group, scheme); err != nil {
+			return nil, err
 		}
 	}
-	core, parameters := groups[corev1.SchemeGroupVersion], runtime.NewParameterCodec(scheme)
+	core, networking, parameters := groups[corev1.SchemeGroupVersion], groups[networkingv1.SchemeGroupVersion], runtime.NewParameterCodec(scheme)
 	return &Client{
-		Nodes: gentype.NewClientWithList("nodes", core, parameters, "",
-			func() *corev1.Node { return &corev1.Node{} }, func() *corev1.NodeList { return &corev1.NodeList{} }),
-		Namespaces: gentype.NewClientWithList("namespaces", core, parameters, "",
-			func() *corev1.Namespace { return &corev1.Namespace{} }, func() *corev1.NamespaceList { return &corev1.NamespaceList{} }),
-		ServiceCIDRs: gentype.NewClientWithList("servicecidrs", groups[networkingv1.SchemeGroupVersion], parameters, "",
-			func() *networkingv1.ServiceCIDR { return &networkingv1.ServiceCIDR{} },
-			func() *networkingv1.ServiceCIDRList { return &networkingv1.ServiceCIDRList{} }),
-		NetworkPolicies: gentype.NewClientWithList("networkpolicies", groups[networkingv1.SchemeGroupVersion], parameters, metav1.NamespaceAll,
-			func() *networkingv1.NetworkPolicy { return &networkingv1.NetworkPolicy{} },
-			func() *networkingv1.NetworkPolicyList { return &networkingv1.NetworkPolicyList{} }),
-		TokenReviews: gentype.NewClient("tokenreviews", groups[authenticationv1.SchemeGroupVersion], parameters, "",
-			func() *authenticationv1.TokenReview { return &authenticationv1.TokenReview{} }),
+		core: core, parameters: parameters,
+		Nodes:           gentype.NewClientWithList("nodes", core, parameters, "", object[corev1.Node], object[corev1.NodeList]),
+		Namespaces:      gentype.NewClientWithList("namespaces", core, parameters, "", object[corev1.Namespace], object[corev1.NamespaceList]),
+		ServiceCIDRs:    gentype.NewClientWithList("servicecidrs", networking, parameters, "", object[networkingv1.ServiceCIDR], object[networkingv1.ServiceCIDRList]),
+		NetworkPolicies: gentype.NewClientWithList("networkpolicies", networking, parameters, metav1.NamespaceAll, object[networkingv1.NetworkPolicy], object[networkingv1.NetworkPolicyList]),
+		TokenReviews:    gentype.NewClient("tokenreviews", groups[authenticationv1.SchemeGroupVersion], parameters, "", object[authenticationv1.TokenReview]),
 		SubjectAccessReviews: gentype.NewClient("subjectaccessreviews", groups[authorizationv1.SchemeGroupVersion], parameters, "",
-			func() *authorizationv1.SubjectAccessReview { return &authorizationv1.SubjectAccessReview{} }),
+			object[authorizationv1.SubjectAccessReview]),
 		CertificateSigningRequests: gentype.NewClient("certificatesigningrequests", groups[certificatesv1.SchemeGroupVersion], parameters, "",
-			func() *certificatesv1.CertificateSigningRequest { return &certificatesv1.CertificateSigningRequest{} }),
-		pods: func(namespace string) *Pods {
-			return gentype.NewClientWithList("pods", core, parameters, namespace,
-				func() *corev1.Pod { return &corev1.Pod{} }, func() *corev1.PodList { return &corev1.PodList{} })
-		},
-		events: func(namespace string) *Events {
-			return gentype.NewClient("events", core, parameters, namespace,
-				func() *corev1.Event { return &corev1.Event{} })
-		},
+			object[certificatesv1.CertificateSigningRequest]),
 	}, nil
+}
+
+// RESTClient returns a client of a group's objects, which the scheme has, that uses the connections.
+func RESTClient(config *rest.Config, connections *http.Client, group schema.GroupVersion, scheme *runtime.Scheme) (*rest.RESTClient, error) {
+	config = rest.CopyConfig(config)
+	config.GroupVersion, config.APIPath = &group, "/apis"
+	if group.Group == "" {
+		config.APIPath = "/api"
+	}
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	client, err := rest.RESTClientForConfigAndClient(config, connections)
+	if err != nil {
+		return nil, fmt.Errorf("create the client of %s: %w", group, err)
+	}
+	return client, nil
 }

@@ -12,6 +12,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -159,12 +160,7 @@ func isDone(request *certificatesv1.CertificateSigningRequest) bool {
 }
 
 func has(request *certificatesv1.CertificateSigningRequest, condition certificatesv1.RequestConditionType) bool {
-	for _, c := range request.Status.Conditions {
-		if c.Type == condition {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(request.Status.Conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool { return c.Type == condition })
 }
 
 func set(request *certificatesv1.CertificateSigningRequest, condition certificatesv1.RequestConditionType, reason, message string) {
