@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
@@ -135,7 +134,7 @@ func (l *look) ofAddresses(ctx context.Context, t *target.Target) ([]standing.Ad
 	}
 	ips := map[netip.Addr]*v1alpha1.FloatingIP{}
 	if len(addrs) == 1 {
-		ip, err := cluster.FloatingIP(ctx, l.Berth, addrs[0])
+		ip, err := l.FloatingIP(ctx, addrs[0])
 		if err != nil {
 			return nil, err
 		}
@@ -166,7 +165,7 @@ func (l *look) ofAddresses(ctx context.Context, t *target.Target) ([]standing.Ad
 
 // list lists the FloatingIPs of a target.
 func (l *look) list(ctx context.Context, t *target.Target) ([]*v1alpha1.FloatingIP, error) {
-	list, version, err := cluster.FloatingIPs(ctx, l.Berth, t.Selector())
+	list, version, err := l.FloatingIPs(ctx, t.Selector())
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +185,7 @@ func (l *look) of(ctx context.Context, ip *v1alpha1.FloatingIP, addr netip.Addr)
 		found = standing.AddressOf(ip)
 	}
 	if l.pools == nil && (ip == nil || found.NeedsPools() && ip.Spec.ReleasedAt != nil) {
-		if l.pools, err = cluster.Pools(ctx, l.Berth); err != nil {
+		if l.pools, err = l.Pools(ctx); err != nil {
 			return found, err
 		}
 	}
@@ -279,7 +278,7 @@ func (l *look) ofOwnPods(ctx context.Context, t *target.Target, missing error) (
 	if err != nil {
 		return nil, missing // it gives the user the cause
 	}
-	between := cluster.Between(ctx, l.Kube)
+	between := l.Between(ctx)
 	found, is := []standing.Address{}, false
 	for i := range pods.Items {
 		pod := &pods.Items[i]
@@ -331,7 +330,7 @@ func ofPod(pod *v1.Pod, addr netip.Addr) standing.Address {
 func answerOf(addresses []standing.Address, now time.Time) *answer.Answer {
 	table := answer.NewTable("Address", "State", "Pool", "Pod", "Node", "Owner", "Since", "+Policy", "+Last-Pod", "Note")
 	return answer.List("AddressList", addresses, table, func(of *standing.Address) (name string, cells []any) {
-		return answer.FloatingIP(of.Object), []any{
+		return answer.NameOf("FloatingIP", of.Object), []any{
 			of.Address, string(of.State), of.Pool, of.Pod.String(), of.Node, of.Owner.String(), answer.Age(of.Since, now), string(of.ReleasePolicy), of.LastPod, of.Note,
 		}
 	})

@@ -198,7 +198,8 @@ func controllerLogs(namespace string) string {
 	return fmt.Sprintf("kubectl -n %s logs deployment/berth-controller --all-pods", namespace)
 }
 
-func addressOf(ip *v1alpha1.FloatingIP) Object {
+// ObjectOf names a FloatingIP in its present state.
+func ObjectOf(ip *v1alpha1.FloatingIP) Object {
 	return Object{Kind: "FloatingIP", Name: ip.Name, UID: string(ip.UID), ResourceVersion: ip.ResourceVersion}
 }
 
@@ -207,7 +208,7 @@ func (c *comparison) compareAddress(ip *v1alpha1.FloatingIP) {
 	if err != nil {
 		return // The CRD's validation admits no such object.
 	}
-	spec, object := &ip.Spec, addressOf(ip)
+	spec, object := &ip.Spec, ObjectOf(ip)
 	home, isHome := c.snapshot.Home(addr)
 	if !isHome && spec.Pool != "" {
 		_, exists, _ := c.IPPools.GetByKey(spec.Pool)
@@ -452,7 +453,7 @@ func (c *comparison) compareAgents() {
 // rehearsed returns a controller's next action on an address, as a finding.
 func rehearsed(o *objects, ip *v1alpha1.FloatingIP, deed reclaim.Deed, unknown error) (Finding, bool) {
 	spec := &ip.Spec
-	f := Finding{Address: spec.Address, Objects: []Object{addressOf(ip)}, Command: controllerLogs(o.namespace)}
+	f := Finding{Address: spec.Address, Objects: []Object{ObjectOf(ip)}, Command: controllerLogs(o.namespace)}
 	switch {
 	case unknown != nil:
 		f.Code, f.Text = OwnerUnknown, fmt.Sprintf("%s is kept, because its owner cannot be read: %v", spec.Address, unknown)

@@ -57,7 +57,7 @@ func (a *Auditor) About(ctx context.Context, name string) (*Subject, error) {
 		return nil, err
 	}
 	for _, unknown := range not.texts() {
-		found = append(found, Finding{Code: OwnerUnknown, Address: ip.Spec.Address, Objects: []Object{addressOf(ip)}, Text: "it is not known " + unknown})
+		found = append(found, Finding{Code: OwnerUnknown, Address: ip.Spec.Address, Objects: []Object{ObjectOf(ip)}, Text: "it is not known " + unknown})
 	}
 	// One address is not all of a pool's, nor all of its pod's.
 	s.Findings = sorted(slices.DeleteFunc(found, func(f Finding) bool {

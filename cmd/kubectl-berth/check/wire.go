@@ -20,7 +20,6 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/ipam/agentpod"
-	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -30,21 +29,15 @@ type part struct {
 	vlan int32
 }
 
-// target is an address to ask for.
-type target struct {
-	address string
-	object  audit.Object
-}
-
 // askWire adds findings of the network: nodes that do not hear each other, and wrong answers that it gives twice, with a pause
 // between, about a FloatingIP that did not change meanwhile. Blocking.
 func (o *options) askWire(ctx context.Context, call *command.Call, report *audit.Report) error {
-	agents, err := node.AgentPods(ctx, call.Kube, call.System, "")
+	agents, err := call.Programs(ctx, agentpod.Selector, "")
 	if err != nil {
 		return err
 	}
 	slices.SortFunc(agents, func(a, b *v1.Pod) int { return cmp.Compare(a.Spec.NodeName, b.Spec.NodeName) })
-	wire := &node.Wire{Agents: &agentport.Ports{Kube: call.Kube, Namespace: call.System}}
+	wire := &node.Wire{Agents: call.Ports()}
 	askHearing(ctx, wire.Agents, agents, report)
 	return askTwice(ctx, wire, agents, report, func(suspects []*v1alpha1.FloatingIP) ([]*v1alpha1.FloatingIP, error) {
 		// A pod that just moved is announced at once; its old node may answer for a moment.
@@ -104,29 +97,28 @@ func askTwice(ctx context.Context, wire *node.Wire, agents []*v1.Pod, report *au
 
 // ask asks for all addresses, and returns findings by address.
 func ask(ctx context.Context, wire *node.Wire, agents []*v1.Pod, ips iter.Seq[*v1alpha1.FloatingIP]) (found map[string]audit.Finding, unknown []string) {
-	parts := map[part][]target{}
+	parts := map[part][]*v1alpha1.FloatingIP{}
 	for ip := range ips {
 		p := part{node: ip.Spec.Node}
 		if ip.Spec.Network != nil {
 			p.vlan = ip.Spec.Network.VLAN
 		}
-		parts[p] = append(parts[p], target{ip.Spec.Address, audit.Object{Kind: "FloatingIP", Name: ip.Name, UID: string(ip.UID), ResourceVersion: ip.ResourceVersion}})
+		parts[p] = append(parts[p], ip)
 	}
 	found = map[string]audit.Finding{}
 	command.Ask(slices.Collect(maps.Keys(parts)), func(p part) func() {
-		targets := parts[p]
-		answers, err := askPart(ctx, wire, agents, parts, p, targets)
+		answers, err := askPart(ctx, wire, agents, parts, p)
 		return func() {
 			if err != nil {
-				unknown = append(unknown, fmt.Sprintf("who answers for %d addresses of node %s: %v", len(targets), p.node, failure.Explain(err)))
+				unknown = append(unknown, fmt.Sprintf("who answers for %d addresses of node %s: %v", len(parts[p]), p.node, failure.Explain(err)))
 			}
 			for i := range answers {
 				a := &answers[i]
 				if code, text := a.Judge(); code != "" {
-					of := targets[slices.IndexFunc(targets, func(t target) bool { return t.address == a.Address })]
+					ip := parts[p][slices.IndexFunc(parts[p], func(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Address == a.Address })]
 					found[a.Address] = audit.Finding{
 						Code: code, Address: a.Address, Text: text, Command: "kubectl berth trace --node " + a.Address,
-						Objects: []audit.Object{of.object, {Kind: "Node", Name: a.Node}},
+						Objects: []audit.Object{audit.ObjectOf(ip), {Kind: "Node", Name: a.Node}},
 					}
 				}
 			}
@@ -137,7 +129,7 @@ func ask(ctx context.Context, wire *node.Wire, agents []*v1.Pod, ips iter.Seq[*v
 }
 
 // askPart asks from nodes that have addresses in the same VLAN first: these have a link to it.
-func askPart(ctx context.Context, wire *node.Wire, agents []*v1.Pod, parts map[part][]target, p part, targets []target) ([]node.Answer, error) {
+func askPart(ctx context.Context, wire *node.Wire, agents []*v1.Pod, parts map[part][]*v1alpha1.FloatingIP, p part) ([]node.Answer, error) {
 	var carrier *v1.Pod
 	var near, far []*v1.Pod
 	for _, agent := range agents {
@@ -155,8 +147,8 @@ func askPart(ctx context.Context, wire *node.Wire, agents []*v1.Pod, parts map[p
 		return nil, errors.New("no agent runs there")
 	}
 	var addresses []string
-	for _, t := range targets {
-		addresses = append(addresses, t.address)
+	for _, ip := range parts[p] {
+		addresses = append(addresses, ip.Spec.Address)
 	}
 	return wire.Ask(ctx, carrier, append(near, far...), p.vlan, addresses...)
 }

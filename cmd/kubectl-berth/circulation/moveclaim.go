@@ -8,10 +8,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/claims"
@@ -51,11 +49,11 @@ func moveClaim(ctx context.Context, call *command.Call) error {
 	if err != nil {
 		return err
 	}
-	has, err := ofClaim(ctx, berth, namespace, to)
+	has, err := ofClaim(ctx, call, namespace, to)
 	if err != nil {
 		return err
 	}
-	ips, err := ofClaim(ctx, berth, namespace, from)
+	ips, err := ofClaim(ctx, call, namespace, from)
 	if err != nil {
 		return err
 	}
@@ -112,10 +110,9 @@ func movable(ctx context.Context, berth *client.Client, namespace, from, to stri
 }
 
 // ofClaim returns the addresses recorded under a claim's name, without reserved ones.
-func ofClaim(ctx context.Context, berth *client.Client, namespace, name string) ([]*v1alpha1.FloatingIP, error) {
-	selector := fields.Set{"spec.owner.kind": "IPClaim", "spec.owner.namespace": namespace, "spec.owner.name": name}
+func ofClaim(ctx context.Context, call *command.Call, namespace, name string) ([]*v1alpha1.FloatingIP, error) {
 	var ips []*v1alpha1.FloatingIP
-	err := cluster.EachFloatingIP(ctx, berth, selector.AsSelector().String(), func(ip *v1alpha1.FloatingIP) error {
+	err := call.EachFloatingIP(ctx, fmt.Sprintf("spec.owner.kind=IPClaim,spec.owner.namespace=%s,spec.owner.name=%s", namespace, name), func(ip *v1alpha1.FloatingIP) error {
 		if !ip.Spec.Reserved && ip.Spec.Owner.IsClaim() {
 			ips = append(ips, ip)
 		}

@@ -18,7 +18,6 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/circulation/freeing"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/inventory/netbox"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
@@ -94,7 +93,7 @@ func (o *reserving) prepare(call *command.Call) (err error) {
 		return errors.New("--prune is for -f")
 	case len(o.files) > 0:
 		o.reason = netbox.Reason(o.reason)
-		o.entries, err = readTaken(o.files, call.In)
+		o.entries, err = readTaken(call, o.files)
 		return err
 	}
 	o.addrs, err = call.Addresses()
@@ -210,7 +209,7 @@ func (o *reserving) readPools(ctx context.Context) error {
 		return nil
 	}
 	var err error
-	if o.all, err = cluster.Pools(ctx, o.Berth); err != nil {
+	if o.all, err = o.Pools(ctx); err != nil {
 		return err
 	}
 	o.pools = pools.Compile(o.all)
@@ -220,7 +219,7 @@ func (o *reserving) readPools(ctx context.Context) error {
 // reserved handles an address that exists already: it writes the reason if that is
 // reserved. An inventory's replaces no other: --prune would undo a reservation that it did not make.
 func (o *reserving) reserved(ctx context.Context, addr netip.Addr) (string, error) {
-	ip, err := cluster.FloatingIP(ctx, o.Berth, addr)
+	ip, err := o.FloatingIP(ctx, addr)
 	if err != nil {
 		return "", err
 	}
@@ -241,7 +240,7 @@ func (o *reserving) reserved(ctx context.Context, addr netip.Addr) (string, erro
 }
 
 func (o *reserving) unreserve(ctx context.Context, addr netip.Addr) (string, error) {
-	ip, err := cluster.FloatingIP(ctx, o.Berth, addr)
+	ip, err := o.FloatingIP(ctx, addr)
 	switch {
 	case err != nil:
 		return "", err

@@ -6,14 +6,12 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/circulation/freeing"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/inventory/netbox"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -22,11 +20,11 @@ import (
 )
 
 // readTaken reads the addresses that an inventory says are taken.
-func readTaken(names []string, stdin io.Reader) ([]netbox.Entry, error) {
+func readTaken(call *command.Call, names []string) ([]netbox.Entry, error) {
 	lists := make([][]byte, len(names))
 	for i, name := range names {
 		var err error
-		if lists[i], err = command.ReadFile(name, stdin); err != nil {
+		if lists[i], err = call.ReadFile(name); err != nil {
 			return nil, fmt.Errorf("read the inventory: %w", err)
 		}
 	}
@@ -202,7 +200,7 @@ func (o *reserving) concerned(ctx context.Context) (map[netip.Addr]*v1alpha1.Flo
 		ranges[i] = o.entries[i].Range
 	}
 	all, ips := iprange.SetOf(ranges...), map[netip.Addr]*v1alpha1.FloatingIP{}
-	err := cluster.EachFloatingIP(ctx, o.Berth, "", func(ip *v1alpha1.FloatingIP) error {
+	err := o.EachFloatingIP(ctx, "", func(ip *v1alpha1.FloatingIP) error {
 		addr, err := v1alpha1.AddrOf(ip.Name)
 		if err != nil {
 			return err

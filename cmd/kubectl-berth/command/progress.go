@@ -20,12 +20,12 @@ type Progress struct {
 // pause between two lines.
 const pause = 2 * time.Second
 
-// Progress begins to tell; end ends it.
+// Progress begins to print; end ends it.
 func (c *Call) Progress() (p *Progress, end func()) {
 	p = &Progress{out: c.ErrOut, doing: func() string { return "" }}
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
+	stop := make(chan struct{})
+	var lines sync.WaitGroup
+	lines.Go(func() {
 		tick := time.NewTicker(pause)
 		defer tick.Stop()
 		for {
@@ -33,29 +33,25 @@ func (c *Call) Progress() (p *Progress, end func()) {
 			case <-stop:
 				return
 			case <-tick.C:
-				p.tell()
+				p.mu.Lock()
+				if text := p.doing(); text != "" {
+					fmt.Fprintln(p.out, text)
+				}
+				p.mu.Unlock()
 			}
 		}
-	}()
-	return p, func() { close(stop); <-stopped }
+	})
+	return p, func() { close(stop); lines.Wait() }
 }
 
-func (p *Progress) tell() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if text := p.doing(); text != "" {
-		fmt.Fprintln(p.out, text)
-	}
-}
-
-// Doing sets what is told from now on.
+// Doing sets what is printed from now on.
 func (p *Progress) Doing(text func() string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.doing = text
 }
 
-// Say tells something at once.
+// Say prints something at once.
 func (p *Progress) Say(format string, args ...any) {
 	p.Doing(func() string { return "" })
 	fmt.Fprintf(p.out, format+"\n", args...)
@@ -69,27 +65,4 @@ func (p *Progress) Count(what string, done, all int) {
 		}
 		return fmt.Sprintf("%s: %d of %d", what, done, all)
 	})
-}
-
-// parallel is how many programs are asked at the same time.
-const parallel = 8
-
-// Ask calls ask with each item, several at a time, and what that returns one at a time. Blocking.
-func Ask[T any](items []T, ask func(T) (note func())) {
-	var (
-		mu    sync.Mutex
-		group sync.WaitGroup
-	)
-	tokens := make(chan struct{}, parallel)
-	for _, item := range items {
-		group.Go(func() {
-			tokens <- struct{}{}
-			defer func() { <-tokens }()
-			note := ask(item)
-			mu.Lock()
-			defer mu.Unlock()
-			note()
-		})
-	}
-	group.Wait()
 }

@@ -11,36 +11,20 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/restmapper"
 
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// parse reads the arguments as targets.
-func (c *Call) parse(bare string) error {
-	c.Targets = nil
-	for _, text := range target.Join(c.Args) {
-		t, err := target.Parse(text, bare)
-		if err != nil {
-			return err
-		}
-		c.Targets = append(c.Targets, t)
-	}
-	return nil
-}
-
 // place gives the targets without a namespace the one that the user means.
 func (c *Call) place() error {
 	for i := range c.Targets {
-		t := &c.Targets[i]
-		given := c.GivenNamespace()
+		t, given := &c.Targets[i], *c.namespace
 		_, namespaced, _ := target.Resource(t.Kind)
 		switch {
 		case !namespaced:
@@ -55,16 +39,16 @@ func (c *Call) place() error {
 
 // Require returns an error if there is no such object. It knows nothing of objects that the user may not read.
 func (c *Call) Require(ctx context.Context, t *target.Target) error {
-	resource, namespaced, known := target.Resource(t.Kind)
+	resource, _, known := target.Resource(t.Kind)
 	if !known {
 		var err error
 		if resource, err = c.resourceOf(t.Kind); err != nil {
 			return err
 		}
 	}
-	objects, where := metadata.ResourceInterface(c.Metadata.Resource(resource)), "the cluster"
-	if namespaced {
-		objects, where = c.Metadata.Resource(resource).Namespace(t.Namespace), "namespace "+t.Namespace
+	objects, where := c.objects(resource, t.Namespace), "the cluster"
+	if t.Namespace != "" {
+		where = "namespace " + t.Namespace
 	}
 	_, err := objects.Get(ctx, t.Name, metav1.GetOptions{})
 	switch {
@@ -94,28 +78,23 @@ func alike(name string, there *metav1.PartialObjectMetadataList) string {
 	}
 	slices.SortFunc(names, func(a, b string) int { return cmp.Or(cmp.Compare(unlike(a), unlike(b)), strings.Compare(a, b)) })
 	const few = 5
-	switch {
-	case len(names) == 0:
-		return "none"
-	case len(names) > few:
+	if len(names) > few {
 		names = append(names[:few], "…")
 	}
-	return strings.Join(names, ", ")
+	return cmp.Or(strings.Join(names, ", "), "none")
 }
 
 // resourceOf finds a kind that is not known here, as the user wrote it, among those that the API server serves.
-func (c *Call) resourceOf(kind string) (schema.GroupVersionResource, error) {
-	kinds, err := c.Discovery()
-	if err != nil {
-		return schema.GroupVersionResource{}, err
+func (c *Call) resourceOf(kind string) (resource schema.GroupVersionResource, err error) {
+	mapper, err := c.flags.ToRESTMapper()
+	if err == nil {
+		resource, err = mapper.ResourceFor(schema.ParseGroupResource(strings.ToLower(kind)).WithVersion(""))
 	}
-	groups, err := restmapper.GetAPIGroupResources(kinds)
-	if err != nil {
-		return schema.GroupVersionResource{}, fmt.Errorf("ask the API server for its kinds: %w", err)
-	}
-	resource, err := restmapper.NewDiscoveryRESTMapper(groups).ResourceFor(schema.ParseGroupResource(strings.ToLower(kind)).WithVersion(""))
-	if err != nil {
+	switch {
+	case meta.IsNoMatchError(err):
 		return resource, fmt.Errorf("the cluster serves no kind %s: kubectl api-resources lists them", kind)
+	case err != nil:
+		return resource, fmt.Errorf("ask the API server for its kinds: %w", err)
 	}
 	return resource, nil
 }
@@ -127,12 +106,11 @@ func (c *Call) Address(ctx context.Context) (netip.Addr, error) {
 		return t.Addr()
 	}
 	var all []netip.Addr
-	err := cluster.EachFloatingIP(ctx, c.Berth, t.Selector(), func(ip *v1alpha1.FloatingIP) error {
-		addr, err := v1alpha1.AddrOf(ip.Name)
-		if err == nil && t.Has(ip) {
-			all = append(all, addr)
+	err := c.EachFloatingIP(ctx, t.Selector(), func(ip *v1alpha1.FloatingIP) error {
+		if t.Has(ip) {
+			all = append(all, ip.Addr())
 		}
-		return err
+		return nil
 	})
 	switch {
 	case err != nil:

@@ -30,7 +30,6 @@ import (
 
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/ipam/agentpod"
@@ -169,7 +168,7 @@ func (o *options) addObjects(ctx context.Context, b *bundle) {
 	}
 	for _, kind := range append(berths, kinds...) {
 		var all []unstructured.Unstructured
-		err := cluster.Each(ctx, o.Dynamic.Resource(kind.resource).List, metav1.ListOptions{}, func(one *unstructured.Unstructured) error {
+		err := command.Each(ctx, o.Dynamic.Resource(kind.resource).List, metav1.ListOptions{}, func(one *unstructured.Unstructured) error {
 			if kind.keep == nil || kind.keep(one) {
 				all = append(all, *scrub(one))
 			}
@@ -221,7 +220,7 @@ func isOfBerth(name string) bool { return strings.HasPrefix(name, "berth-") }
 
 // addLogs adds the logs of Berth's programs, also from before their containers' last restart.
 func (o *options) addLogs(ctx context.Context, b *bundle, kube kubernetes.Interface, pods []v1.Pod) {
-	_ = cluster.EachLog(pods, func(pod *v1.Pod, of v1.PodLogOptions) error { // what cannot be read is left out
+	_ = command.EachLog(pods, func(pod *v1.Pod, of v1.PodLogOptions) error { // what cannot be read is left out
 		file := fmt.Sprintf("logs/%s/%s.log", pod.Name, of.Container)
 		if of.Previous {
 			file = fmt.Sprintf("logs/%s/%s-previous.log", pod.Name, of.Container)

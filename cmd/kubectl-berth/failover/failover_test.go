@@ -96,8 +96,8 @@ func encode(t *testing.T, of status.Status) string {
 func newTestLook(of *programs, in string, pods ...runtime.Object) (*look, *strings.Builder) {
 	errOut := &strings.Builder{}
 	return &look{
-		call: &command.Call{IOStreams: genericiooptions.IOStreams{In: strings.NewReader(in), ErrOut: errOut}},
-		kube: fake.NewClientset(pods...), port: of, namespace: "berth-system",
+		Call: &command.Call{IOStreams: genericiooptions.IOStreams{In: strings.NewReader(in), ErrOut: errOut}, Kube: fake.NewClientset(pods...), System: "berth-system"},
+		port: of,
 	}, errOut
 }
 

@@ -16,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/history/ledger"
@@ -164,7 +163,7 @@ func (o *options) readPods(ctx context.Context, call *command.Call, book *ledger
 	if len(pods.Items) == 0 {
 		return fmt.Errorf("namespace %s has no pods of berth-scheduler and berth-controller: name another with --berth-namespace, or give logs with -f", call.System)
 	}
-	return cluster.EachLog(pods.Items, func(pod *v1.Pod, of v1.PodLogOptions) error {
+	return command.EachLog(pods.Items, func(pod *v1.Pod, of v1.PodLogOptions) error {
 		err := readLog(ctx, call, book, pod, &of)
 		if err != nil && failure.Forbidden(err) == "" {
 			report.Unread, err = append(report.Unread, failure.Explain(err)), nil

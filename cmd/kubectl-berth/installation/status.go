@@ -279,10 +279,7 @@ func (s *Status) answer() *answer.Answer {
 		table.Add("admission policies", fmt.Sprintf("%d/%d", bound, len(s.AdmissionPolicies)), "", "")
 	}
 	return &answer.Answer{Table: table, Kind: "InstallationStatus", Content: s, Text: func(out io.Writer, paint answer.Paint) {
-		answer.PrintProblems(out, paint, s.Problems, s.Unknown)
-		if len(s.Problems)+len(s.Unknown) == 0 {
-			fmt.Fprintln(out, paint.Green(fmt.Sprintf("No problem; %d pools.", s.Pools)))
-		}
+		answer.PrintProblems(out, paint, s.Problems, s.Unknown, fmt.Sprintf("No problem; %d pools.", s.Pools))
 	}}
 }
 

@@ -18,7 +18,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/inventory/netbox"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
@@ -137,7 +136,7 @@ func (o *exporting) prepare(call *command.Call) error {
 	case !o.ofNetBox():
 		return errors.New("--netbox is for -o netbox and -o netbox-json")
 	}
-	text, err := command.ReadFile(o.file, call.In)
+	text, err := call.ReadFile(o.file)
 	if err == nil {
 		o.known, err = netbox.Read(text)
 	}
@@ -153,12 +152,12 @@ func (o *exporting) run(ctx context.Context, call *command.Call) error {
 	if o.pool, err = call.ObjectOf(ctx, "--pool", o.pool, "IPPool"); err != nil {
 		return err
 	}
-	selector := cluster.OfPool(o.pool)
-	if o.known != nil {
-		selector = ""
+	selector := ""
+	if o.known == nil && o.pool != "" {
+		selector = "spec.pool=" + o.pool
 	}
 	var rows []Row
-	if err := cluster.EachFloatingIP(ctx, call.Berth, selector, func(ip *v1alpha1.FloatingIP) error {
+	if err := call.EachFloatingIP(ctx, selector, func(ip *v1alpha1.FloatingIP) error {
 		rows = append(rows, rowOf(ip))
 		return nil
 	}); err != nil {
@@ -192,7 +191,7 @@ func written(err error) error {
 
 // netBox writes the rows for NetBox, or what its list lacks of them.
 func (o *exporting) netBox(ctx context.Context, call *command.Call, rows []Row) error {
-	all, err := cluster.Pools(ctx, call.Berth)
+	all, err := call.Pools(ctx)
 	if err != nil {
 		return err
 	}

@@ -19,11 +19,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/inventory/usage"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/client"
 )
 
 const topLong = `Prints who has the most addresses: pools by their status, nodes, namespaces and owners by
@@ -94,10 +92,10 @@ func (o *topOptions) top(ctx context.Context, call *command.Call) (*answer.Answe
 	var err error
 	kind := call.Args[0]
 	if kind == byPools {
-		shares, err = ofPools(ctx, call.Berth)
+		shares, err = ofPools(ctx, call)
 	} else {
 		tally := usage.By(kind)
-		err = cluster.EachFloatingIP(ctx, call.Berth, "", func(ip *v1alpha1.FloatingIP) error {
+		err = call.EachFloatingIP(ctx, "", func(ip *v1alpha1.FloatingIP) error {
 			tally.Add(ip)
 			return nil
 		})
@@ -116,8 +114,8 @@ func (o *topOptions) top(ctx context.Context, call *command.Call) (*answer.Answe
 	return topAnswer(kind, shares, time.Now()), nil
 }
 
-func ofPools(ctx context.Context, berth *client.Client) ([]usage.Share, error) {
-	pools, err := cluster.Pools(ctx, berth)
+func ofPools(ctx context.Context, call *command.Call) ([]usage.Share, error) {
+	pools, err := call.Pools(ctx)
 	if err != nil {
 		return nil, err
 	}

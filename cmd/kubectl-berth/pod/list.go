@@ -10,12 +10,11 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	resourcehelper "k8s.io/component-helpers/resource"
 
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -30,7 +29,7 @@ const fewPools = 8
 // list reads the objects that decide a request: pools, the claim, FloatingIPs. The request
 // comes back with the claim's terms. An error may be a *ipam.ShortageError.
 func (l *look) list(ctx context.Context, request ipam.Request) (*ipam.Listing, ipam.Request, error) {
-	pools, err := cluster.Pools(ctx, l.Berth)
+	pools, err := l.Pools(ctx)
 	if err != nil {
 		return nil, request, err
 	}
@@ -55,13 +54,13 @@ func (l *look) list(ctx context.Context, request ipam.Request) (*ipam.Listing, i
 	}
 	selectors := []string{""}
 	if n := len(terms.Pools); n > 0 && n <= fewPools {
-		selectors = []string{fields.Set{"spec.owner.namespace": terms.Owner.Namespace, "spec.owner.name": terms.Owner.Name}.String(), "spec.pool="}
+		selectors = []string{"spec.owner.namespace=" + terms.Owner.Namespace + ",spec.owner.name=" + terms.Owner.Name, "spec.pool="}
 		for _, pool := range terms.Pools {
-			selectors = append(selectors, fields.OneTermEqualSelector("spec.pool", pool).String())
+			selectors = append(selectors, "spec.pool="+pool)
 		}
 	}
 	for _, selector := range selectors {
-		if err := cluster.EachFloatingIP(ctx, l.Berth, selector, func(ip *v1alpha1.FloatingIP) error {
+		if err := l.EachFloatingIP(ctx, selector, func(ip *v1alpha1.FloatingIP) error {
 			listing.Observe(ip)
 			return nil
 		}); err != nil {
@@ -126,11 +125,11 @@ func (l *look) full(ctx context.Context, nodes []v1.Node) (map[string]bool, erro
 	if len(limits) <= fewNodes {
 		selectors = nil
 		for name := range limits {
-			selectors = append(selectors, fields.OneTermEqualSelector("spec.nodeName", name).String())
+			selectors = append(selectors, "spec.nodeName="+name)
 		}
 	}
 	for _, selector := range selectors {
-		err := cluster.Each(ctx, l.Kube.CoreV1().Pods(metav1.NamespaceAll).List, metav1.ListOptions{FieldSelector: selector}, func(pod *v1.Pod) error {
+		err := command.Each(ctx, l.Kube.CoreV1().Pods(metav1.NamespaceAll).List, metav1.ListOptions{FieldSelector: selector}, func(pod *v1.Pod) error {
 			if sums := used[pod.Spec.NodeName]; sums != nil && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed {
 				for name, amount := range amountsOf(l.reader, resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})) {
 					sums[name] += amount

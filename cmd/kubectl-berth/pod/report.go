@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/agentpod"
@@ -262,9 +262,9 @@ func schedulerSaid(pod *v1.Pod) *Said {
 
 // addEvents adds the last warnings, and their advice.
 func (w *Why) addEvents(events []v1.Event) {
-	slices.SortFunc(events, func(a, b v1.Event) int { return cluster.LastSeen(&b).Compare(cluster.LastSeen(&a).Time) })
+	slices.SortFunc(events, func(a, b v1.Event) int { return command.LastSeen(&b).Compare(command.LastSeen(&a).Time) })
 	for i := range events[:min(len(events), mostEvents)] {
-		w.Events = append(w.Events, Said{At: cluster.LastSeen(&events[i]), Reason: events[i].Reason, Text: events[i].Message})
+		w.Events = append(w.Events, Said{At: command.LastSeen(&events[i]), Reason: events[i].Reason, Text: events[i].Message})
 	}
 	var containers []v1.ContainerStatus
 	if w.pod != nil {

@@ -12,9 +12,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam"
@@ -110,8 +108,8 @@ func (l *look) standing(ctx context.Context, service *v1.Service) (standing serv
 		}
 	}
 	var ips []*v1alpha1.FloatingIP
-	selector := fields.OneTermEqualSelector("spec.owner.namespace", service.Namespace).String()
-	if err := cluster.EachFloatingIP(ctx, l.Berth, selector, func(ip *v1alpha1.FloatingIP) error {
+	selector := "spec.owner.namespace=" + service.Namespace
+	if err := l.EachFloatingIP(ctx, selector, func(ip *v1alpha1.FloatingIP) error {
 		ips = append(ips, ip)
 		return nil
 	}); err != nil {

@@ -15,10 +15,8 @@ import (
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam"
@@ -88,8 +86,8 @@ func (l *look) waiting(ctx context.Context) ([]Group, error) {
 		pool, namespace, why string
 	}
 	groups := map[key]*Group{}
-	unbound := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", "").String()}
-	err := cluster.Each(ctx, l.Kube.CoreV1().Pods(l.Namespace).List, unbound, func(pod *v1.Pod) error {
+	unbound := metav1.ListOptions{FieldSelector: "spec.nodeName="}
+	err := command.Each(ctx, l.Kube.CoreV1().Pods(l.Namespace).List, unbound, func(pod *v1.Pod) error {
 		if pod.DeletionTimestamp != nil || pod.Status.Phase != v1.PodPending || !l.reader.Asks(&pod.Spec) {
 			return nil
 		}

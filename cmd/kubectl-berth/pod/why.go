@@ -16,10 +16,8 @@ import (
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
@@ -75,7 +73,7 @@ func (l *look) about(ctx context.Context, t *target.Target) (*Why, error) {
 		if err != nil {
 			return nil, err
 		}
-		ip, err := cluster.FloatingIP(ctx, l.Berth, addr)
+		ip, err := l.FloatingIP(ctx, addr)
 		switch {
 		case err != nil:
 			return nil, err
@@ -94,13 +92,13 @@ func (l *look) about(ctx context.Context, t *target.Target) (*Why, error) {
 	}
 	options := metav1.ListOptions{}
 	if t.Kind == "Pod" {
-		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, t.Name).String()
+		options.FieldSelector = "metadata.name=" + t.Name
 	}
 	pods, err := l.Kube.CoreV1().Pods(t.Namespace).List(ctx, options)
 	if err != nil {
 		return nil, fmt.Errorf("list the pods of namespace %s: %w", t.Namespace, err)
 	}
-	between := cluster.Between(ctx, l.Kube)
+	between := l.Between(ctx)
 	for i := range pods.Items {
 		if pod := &pods.Items[i]; command.IsOf(pod, t, between) && (l.pod == nil || worse(pod, l.pod)) {
 			l.pod = pod
@@ -182,7 +180,7 @@ func (l *look) waits(ctx context.Context, told *Why) error {
 		told.Problem = fmt.Sprintf("the pod has scheduling gates, such as %s: no scheduler looks at it", pod.Spec.SchedulingGates[0].Name)
 		unseen = true
 	}
-	request, err := ipam.RequestOfPod(l.reader, pod, cluster.Between(ctx, l.Kube), func(name string) (metav1.Object, error) {
+	request, err := ipam.RequestOfPod(l.reader, pod, l.Between(ctx), func(name string) (metav1.Object, error) {
 		return l.Kube.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
 	})
 	if err == nil {
@@ -274,7 +272,7 @@ func (l *look) bound(ctx context.Context, told *Why) error {
 			continue
 		}
 		has := Address{Address: addr.String()}
-		ip, err := cluster.FloatingIP(ctx, l.Berth, addr)
+		ip, err := l.FloatingIP(ctx, addr)
 		switch {
 		case failure.Forbidden(err) != "":
 			told.Missing = failure.Forbidden(err)
@@ -307,7 +305,7 @@ func (l *look) bound(ctx context.Context, told *Why) error {
 // requests, or may not be listed, it returns what the pod's annotation says.
 func (l *look) names(ctx context.Context) ([]string, error) {
 	said, _ := podrequest.NamesOf(l.pod)
-	list, err := l.Berth.FloatingIPs.List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.node", l.pod.Spec.NodeName).String()})
+	list, err := l.Berth.FloatingIPs.List(ctx, metav1.ListOptions{FieldSelector: "spec.node=" + l.pod.Spec.NodeName})
 	if failure.Forbidden(err) != "" {
 		return said, nil
 	}

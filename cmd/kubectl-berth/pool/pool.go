@@ -16,12 +16,10 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/pool/poolmap"
@@ -244,8 +242,7 @@ func look(ctx context.Context, call *command.Call) (*found, error) {
 	if err != nil {
 		return nil, err
 	}
-	berth := call.Berth
-	all, err := cluster.Pools(ctx, berth)
+	all, err := call.Pools(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -275,7 +272,7 @@ func look(ctx context.Context, call *command.Call) (*found, error) {
 		}
 	}
 	for _, recorded := range []string{name, ""} { // an administrator may have named no pool
-		ips, _, err := cluster.FloatingIPs(ctx, berth, fields.OneTermEqualSelector("spec.pool", recorded).String())
+		ips, _, err := call.FloatingIPs(ctx, "spec.pool="+recorded)
 		if err != nil {
 			return nil, err
 		}
@@ -287,7 +284,7 @@ func look(ctx context.Context, call *command.Call) (*found, error) {
 	status := &f.object.Status
 	if counted := poolmap.Count(f.pool, f.uses); counted.Taken() < count(status.Allocated+status.Retained+status.Reserved+status.Cooling) {
 		// Some of its addresses are recorded under another pool's name.
-		err := cluster.EachFloatingIP(ctx, berth, "", func(ip *v1alpha1.FloatingIP) error {
+		err := call.EachFloatingIP(ctx, "", func(ip *v1alpha1.FloatingIP) error {
 			f.uses.Add(ip)
 			return nil
 		})

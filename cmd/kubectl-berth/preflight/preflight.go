@@ -84,7 +84,7 @@ func New() command.Command {
 				o.image = "ghcr.io/berth-dev/berth-agent:" + version
 			}
 			if o.file != "" {
-				own, err = readPools(o.file, call.In)
+				own, err = readPools(call, o.file)
 			}
 			return err
 		},
@@ -99,8 +99,8 @@ func New() command.Command {
 }
 
 // readPools reads the IPPools of a file, and passes over objects of other kinds.
-func readPools(name string, stdin io.Reader) ([]v1alpha1.IPPool, error) {
-	text, err := command.ReadFile(name, stdin)
+func readPools(call *command.Call, name string) ([]v1alpha1.IPPool, error) {
+	text, err := call.ReadFile(name)
 	if err != nil {
 		return nil, err
 	}
@@ -229,9 +229,6 @@ func (r *Report) answer() *answer.Answer {
 		table.Add(n.Name, n.Kernel, n.Uplink, n.Network, n.KubeProxy, n.Policies)
 	}
 	return &answer.Answer{Table: table, Kind: Kind, Content: r, Text: func(out io.Writer, paint answer.Paint) {
-		answer.PrintProblems(out, paint, r.Problems, nil)
-		if len(r.Problems) == 0 {
-			fmt.Fprintln(out, paint.Green("Nothing is in the way of Berth."))
-		}
+		answer.PrintProblems(out, paint, r.Problems, nil, "Nothing is in the way of Berth.")
 	}}
 }

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package transfer has the commands that save all of Berth's objects, create them again
+// from a backup, and create them from Galaxy's. Packages backup and galaxyimport plan the
+// writes; this package reads, prints and applies them.
 package transfer
 
 import (
@@ -13,12 +16,11 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/backup"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/plan"
 )
 
 const backupLong = `Saves all of Berth's objects but NodeAssignments, which berth-controller makes anew: pools,
@@ -61,23 +63,21 @@ func NewBackup() command.Command {
 var formats = []string{"yaml", "json"}
 
 func runBackup(ctx context.Context, call *command.Call, name string, asJSON bool) error {
-	api, err := connect(call)
+	c, end, err := connect(call)
 	if err != nil {
 		return err
 	}
-	progress, end := call.Progress()
 	defer end()
-	objects, err := api.readBerth(ctx, progress, backup.Kinds())
+	objects, err := c.readBerth(ctx, backup.Kinds())
 	if err != nil {
 		return err
 	}
 	objects = backup.Clean(objects)
-	now := time.Now()
+	write := func(out io.Writer) error { return writeBackup(out, objects, asJSON, call.Config.Host, time.Now()) }
 	if name == "-" {
-		return writeBackup(call.Out, objects, asJSON, api.host, now)
+		return write(call.Out)
 	}
-	err = writeFile(name, func(file io.Writer) error { return writeBackup(file, objects, asJSON, api.host, now) })
-	if err != nil {
+	if err := writeFile(name, write); err != nil {
 		return fmt.Errorf("write the backup: %w", err)
 	}
 	fmt.Fprintf(call.ErrOut, "Saved %s.\n", objects)
@@ -108,11 +108,15 @@ func writeFile(name string, write func(io.Writer) error) (err error) {
 	return os.Rename(file.Name(), name)
 }
 
-// writeBackup writes a document for each object, or a list of them.
+// writeBackup writes a document for each object, or a list of them, in the order pools, claims, addresses, others.
 func writeBackup(out io.Writer, objects *backup.Objects, asJSON bool, host string, now time.Time) error {
-	all, err := fieldsOf(objects)
-	if err != nil {
-		return err
+	all := make([]map[string]any, 0, objects.Len())
+	for _, object := range objects.All() {
+		fields, err := plan.Fields(object)
+		if err != nil {
+			return err
+		}
+		all = append(all, fields.Object)
 	}
 	if asJSON {
 		encoder := json.NewEncoder(out)
@@ -130,36 +134,4 @@ func writeBackup(out io.Writer, objects *backup.Objects, asJSON bool, host strin
 		}
 	}
 	return nil
-}
-
-// written returns the fields of an object that somebody writes.
-func written(object any) (map[string]any, error) {
-	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
-	if err != nil {
-		return nil, fmt.Errorf("encode an object: %w", err)
-	}
-	delete(fields, "status")
-	unstructured.RemoveNestedField(fields, "metadata", "creationTimestamp")
-	return fields, nil
-}
-
-// fieldsOf returns the objects in the order pools, claims, addresses, others.
-func fieldsOf(objects *backup.Objects) ([]map[string]any, error) {
-	all := make([]map[string]any, 0, objects.Len())
-	for _, object := range slices.Concat(anys(objects.Pools), anys(objects.Claims), anys(objects.IPs), anys(objects.Others)) {
-		fields, err := written(object)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, fields)
-	}
-	return all, nil
-}
-
-func anys[T any](objects []T) []any {
-	all := make([]any, len(objects))
-	for i, object := range objects {
-		all[i] = object
-	}
-	return all
 }

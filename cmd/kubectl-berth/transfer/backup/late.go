@@ -61,7 +61,7 @@ func (p *planner) findLate(saved []*v1alpha1.FloatingIP) map[string]lateHolder {
 // that its annotation has also, as many as it requests.
 func (p *planner) wired(pod *v1.Pod) (told, also []string) {
 	wants, _ := podrequest.Reader{Galaxy: true}.Requested(&pod.Spec)
-	if wants == 0 || !isLive(pod) {
+	if wants == 0 || !plan.IsLive(pod) {
 		return nil, nil
 	}
 	for _, ip := range pod.Status.PodIPs {

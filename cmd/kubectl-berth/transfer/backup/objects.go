@@ -31,6 +31,19 @@ func Kinds() []string {
 	return slices.DeleteFunc(v1alpha1.Kinds(), func(kind string) bool { return kind == "NodeAssignment" })
 }
 
+// All returns all objects, in the order pools, claims, addresses, others.
+func (o *Objects) All() []metav1.Object {
+	return slices.Concat(anys(o.Pools), anys(o.Claims), anys(o.IPs), anys(o.Others))
+}
+
+func anys[T metav1.Object](objects []T) []metav1.Object {
+	all := make([]metav1.Object, len(objects))
+	for i, object := range objects {
+		all[i] = object
+	}
+	return all
+}
+
 // Len returns the number of objects.
 func (o *Objects) Len() int { return len(o.Pools) + len(o.Claims) + len(o.IPs) + len(o.Others) }
 
@@ -70,7 +83,9 @@ func Clean(objects *Objects) *Objects {
 			clean.Others = append(clean.Others, kept)
 		}
 	}
-	slices.SortFunc(clean.Others, func(a, b *unstructured.Unstructured) int { return strings.Compare(nameOf(a), nameOf(b)) })
+	slices.SortFunc(clean.Others, func(a, b *unstructured.Unstructured) int {
+		return strings.Compare(nameOf(a.GetKind(), a), nameOf(b.GetKind(), b))
+	})
 	slices.SortFunc(clean.Pools, func(a, b *v1alpha1.IPPool) int { return strings.Compare(a.Name, b.Name) })
 	slices.SortFunc(clean.Claims, func(a, b *v1alpha1.IPClaim) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
@@ -80,8 +95,8 @@ func Clean(objects *Objects) *Objects {
 }
 
 // nameOf returns kind, namespace and name.
-func nameOf(o *unstructured.Unstructured) string {
-	return (&v1alpha1.Owner{Kind: o.GetKind(), Namespace: o.GetNamespace(), Name: o.GetName()}).Text()
+func nameOf(kind string, o metav1.Object) string {
+	return (&v1alpha1.Owner{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()}).Text()
 }
 
 // compareNames orders names of FloatingIPs by address.
@@ -153,23 +168,23 @@ func (o *Objects) Put(object *unstructured.Unstructured) (err error) {
 func (o *Objects) CheckNames() error {
 	seen := make(map[string]bool, o.Len())
 	var errs []error
-	check := func(name string) {
+	for _, object := range o.All() {
+		kind := ""
+		switch object := object.(type) {
+		case *v1alpha1.IPPool:
+			kind = "IPPool"
+		case *v1alpha1.IPClaim:
+			kind = "IPClaim"
+		case *v1alpha1.FloatingIP:
+			kind = "FloatingIP"
+		case *unstructured.Unstructured:
+			kind = object.GetKind()
+		}
+		name := nameOf(kind, object)
 		if seen[name] {
 			errs = append(errs, fmt.Errorf("%s occurs twice: remove the older one", name))
 		}
 		seen[name] = true
-	}
-	for _, pool := range o.Pools {
-		check("IPPool " + pool.Name)
-	}
-	for _, claim := range o.Claims {
-		check("IPClaim " + claim.Namespace + "/" + claim.Name)
-	}
-	for _, ip := range o.IPs {
-		check("FloatingIP " + ip.Name)
-	}
-	for _, other := range o.Others {
-		check(nameOf(other))
 	}
 	return errors.Join(errs...)
 }

@@ -123,12 +123,12 @@ func newPlanner(input *Input) *planner {
 		input:       input,
 		namespaces:  map[string]bool{},
 		owners:      map[ownerName]types.UID{},
-		pods:        map[types.NamespacedName]*v1.Pod{},
+		pods:        plan.Index(input.Pods, plan.KeyOf),
 		pools:       byName(input.Existing.Pools),
 		savedPools:  byName(input.Saved.Pools),
-		claims:      byKey(input.Existing.Claims),
-		savedClaims: byKey(input.Saved.Claims),
-		ips:         map[string]*v1alpha1.FloatingIP{},
+		claims:      plan.Index(input.Existing.Claims, plan.KeyOf),
+		savedClaims: plan.Index(input.Saved.Claims, plan.KeyOf),
+		ips:         byName(input.Existing.IPs),
 	}
 	for _, namespace := range input.Namespaces {
 		p.namespaces[namespace] = true
@@ -142,13 +142,9 @@ func newPlanner(input *Input) *planner {
 		}
 	}
 	for _, pod := range input.Pods {
-		p.pods[types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}] = pod
 		if pod.DeletionTimestamp == nil {
 			p.owners[ownerName{podKind, pod.Namespace, pod.Name}] = pod.UID
 		}
-	}
-	for _, ip := range input.Existing.IPs {
-		p.ips[ip.Name] = ip
 	}
 	all := slices.Clone(input.Existing.Pools)
 	for _, pool := range input.Saved.Pools {
@@ -160,21 +156,7 @@ func newPlanner(input *Input) *planner {
 	return p
 }
 
-func byName(all []*v1alpha1.IPPool) map[string]*v1alpha1.IPPool {
-	m := map[string]*v1alpha1.IPPool{}
-	for _, pool := range all {
-		m[pool.Name] = pool
-	}
-	return m
-}
-
-func byKey(claims []*v1alpha1.IPClaim) map[types.NamespacedName]*v1alpha1.IPClaim {
-	m := map[types.NamespacedName]*v1alpha1.IPClaim{}
-	for _, claim := range claims {
-		m[types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}] = claim
-	}
-	return m
-}
+func byName[T metav1.Object](all []T) map[string]T { return plan.Index(all, T.GetName) }
 
 // compared returns the item of an object that exists.
 func compared(item plan.Item, existing, saved any) plan.Item {
@@ -197,7 +179,7 @@ func (p *planner) pool(saved *v1alpha1.IPPool) plan.Item {
 func (p *planner) other(saved *unstructured.Unstructured) plan.Item {
 	item := plan.Item{Action: plan.Create, Kind: saved.GetKind(), Namespace: saved.GetNamespace(), Name: saved.GetName(), Other: saved}
 	for _, existing := range p.input.Existing.Others {
-		if nameOf(existing) == nameOf(saved) {
+		if nameOf(existing.GetKind(), existing) == nameOf(saved.GetKind(), saved) {
 			return compared(item, existing.Object["spec"], saved.Object["spec"])
 		}
 	}
@@ -206,7 +188,7 @@ func (p *planner) other(saved *unstructured.Unstructured) plan.Item {
 
 func (p *planner) claim(saved *v1alpha1.IPClaim) plan.Item {
 	item := plan.Item{Action: plan.Create, Kind: "IPClaim", Namespace: saved.Namespace, Name: saved.Name, Claim: saved}
-	if existing := p.claims[types.NamespacedName{Namespace: saved.Namespace, Name: saved.Name}]; existing != nil {
+	if existing := p.claims[plan.KeyOf(saved)]; existing != nil {
 		return compared(item, existing.Spec, saved.Spec)
 	}
 	if !p.namespaces[saved.Namespace] {
@@ -274,7 +256,7 @@ func (p *planner) wanted(saved *v1alpha1.FloatingIP) want {
 		}
 	}
 	if p.pools[spec.Pool] == nil && p.savedPools[spec.Pool] == nil {
-		w.note = joined(w.note, fmt.Sprintf("there is no IPPool %q: its owner cannot use it before a pool has it", spec.Pool))
+		w.note = plan.Join(w.note, fmt.Sprintf("there is no IPPool %q: its owner cannot use it before a pool has it", spec.Pool))
 	}
 	return w
 }
@@ -292,15 +274,10 @@ func (p *planner) holder(saved *v1alpha1.FloatingIP) *v1.Pod {
 		return nil
 	}
 	pod := p.pods[types.NamespacedName{Namespace: saved.Spec.Owner.Namespace, Name: saved.Spec.Pod.Name}]
-	if pod == nil || pod.UID != saved.Spec.Pod.UID || !isLive(pod) {
+	if pod == nil || pod.UID != saved.Spec.Pod.UID || !plan.IsLive(pod) {
 		return nil
 	}
 	return pod
-}
-
-// isLive reports whether a pod is bound to a node and has not finished.
-func isLive(pod *v1.Pod) bool {
-	return pod.Spec.NodeName != "" && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed
 }
 
 // takeOffPod removes the pod or the Service from the record of an address.
@@ -359,7 +336,7 @@ func (p *planner) compare(item *plan.Item, existing *v1alpha1.FloatingIP) {
 		item.Action, item.Note = plan.Conflict, fmt.Sprintf(format, args...)
 	}
 	overwrite := func(note string) {
-		item.Action, item.Seen, item.Note = plan.Update, existing, joined(item.Note, note)
+		item.Action, item.Seen, item.Note = plan.Update, existing, plan.Join(item.Note, note)
 	}
 	switch {
 	case is.Reserved != want.Reserved:
@@ -403,11 +380,4 @@ func state(spec *v1alpha1.FloatingIPSpec) string {
 		return fmt.Sprintf("held by pod %s of %s", spec.Pod.Name, spec.Owner.Text())
 	}
 	return "retained for " + spec.Owner.Text()
-}
-
-func joined(a, b string) string {
-	if a == "" || b == "" {
-		return a + b
-	}
-	return a + "; " + b
 }

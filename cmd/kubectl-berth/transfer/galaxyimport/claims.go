@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/plan"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
@@ -185,7 +186,7 @@ func (p *planner) guardClaims(items []Item) {
 		id := types.NamespacedName{Namespace: item.IP.Spec.Owner.Namespace, Name: item.IP.Spec.Owner.Name}
 		if c := p.claims[id]; c != nil && c.small {
 			item.Action, item.IP = Skip, nil
-			item.Note = join(fmt.Sprintf("IPClaim %s is too small", id), item.Note)
+			item.Note = plan.Join(fmt.Sprintf("IPClaim %s is too small", id), item.Note)
 		}
 	}
 }

@@ -109,14 +109,8 @@ func Make(input *Input) (*Plan, error) {
 		input:          input,
 		cluster:        newCluster(input),
 		claims:         map[types.NamespacedName]*claim{},
-		existingIPs:    map[string]*v1alpha1.FloatingIP{},
-		existingClaims: map[types.NamespacedName]*v1alpha1.IPClaim{},
-	}
-	for _, ip := range input.ExistingIPs {
-		p.existingIPs[ip.Name] = ip
-	}
-	for _, claim := range input.ExistingClaims {
-		p.existingClaims[types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}] = claim
+		existingIPs:    plan.Index(input.ExistingIPs, (*v1alpha1.FloatingIP).GetName),
+		existingClaims: plan.Index(input.ExistingClaims, plan.KeyOf),
 	}
 	poolItems, err := p.planPools()
 	if err != nil {
@@ -219,12 +213,12 @@ func (p *planner) planAddress(addr netip.Addr, record *galaxy.FloatingIP) Item {
 		return item
 	}
 	if ip.Spec.Pool == "" {
-		item.Note = join(item.Note, "outside of every pool")
+		item.Note = plan.Join(item.Note, "outside of every pool")
 	}
 	item.IP = ip
 	if existing := p.existingIPs[ip.Name]; existing != nil {
 		action, note := p.compare(ip, existing, record != nil)
-		item.Action, item.Note = action, join(note, item.Note)
+		item.Action, item.Note = action, plan.Join(note, item.Note)
 		if action == Update {
 			item.Seen = existing
 		}
@@ -526,10 +520,6 @@ func ownerText(ip *v1alpha1.FloatingIP) string {
 		text += ", pod " + owner.PodName
 	}
 	return text
-}
-
-func join(notes ...string) string {
-	return strings.Join(slices.DeleteFunc(notes, func(note string) bool { return note == "" }), "; ")
 }
 
 const (

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/plan"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/ipam/iprange"
@@ -29,10 +30,7 @@ func (p *planner) planPools() ([]Item, error) {
 	if err != nil {
 		return nil, err
 	}
-	existing := map[string]*v1alpha1.IPPool{}
-	for _, pool := range p.input.ExistingPools {
-		existing[pool.Name] = pool
-	}
+	existing := plan.Index(p.input.ExistingPools, (*v1alpha1.IPPool).GetName)
 	var (
 		items   []Item
 		created []*v1alpha1.IPPool
