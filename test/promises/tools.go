@@ -66,7 +66,7 @@ var tools = []promise{
 	},
 	{
 		"NetBox's addresses that are not Berth's are left as they are.", "docs/how-to/netbox.md",
-		"cmd/kubectl-berth/inventory/netbox/write.go", "case !e.IsBerths():\n\t\t\tforeign = append(foreign, e)\n\t\t", "",
+		"cmd/kubectl-berth/inventory/netbox/netbox.go", "case !e.IsBerths():\n\t\t\tforeign = append(foreign, e)\n\t\t", "",
 		"cmd/kubectl-berth/inventory/netbox", "TestSecondImportChangesNothing",
 	},
 	{

@@ -20,7 +20,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/inventory/usage"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -43,7 +43,7 @@ type topOptions struct {
 // byPools is the kind that is not counted here: its status has the numbers.
 const byPools = "pools"
 
-var topKinds = []string{byPools, usage.Nodes, usage.Namespaces, usage.Owners}
+var topKinds = []string{byPools, Nodes, Namespaces, Owners}
 
 // NewTop returns the command top.
 func NewTop() command.Command {
@@ -73,14 +73,14 @@ func NewTop() command.Command {
 }
 
 // sorts are the orders of --sort. The shares are in the order of their totals already.
-var sorts = map[string]func(a, b usage.Share) int{
-	"total":    func(usage.Share, usage.Share) int { return 0 },
-	"held":     func(a, b usage.Share) int { return cmp.Compare(b.Held, a.Held) },
-	"retained": func(a, b usage.Share) int { return cmp.Compare(b.Retained, a.Retained) },
-	"oldest":   func(a, b usage.Share) int { return oldest(a).Compare(oldest(b)) },
+var sorts = map[string]func(a, b Share) int{
+	"total":    func(Share, Share) int { return 0 },
+	"held":     func(a, b Share) int { return cmp.Compare(b.Held, a.Held) },
+	"retained": func(a, b Share) int { return cmp.Compare(b.Retained, a.Retained) },
+	"oldest":   func(a, b Share) int { return oldest(a).Compare(oldest(b)) },
 }
 
-func oldest(s usage.Share) time.Time {
+func oldest(s Share) time.Time {
 	if s.OldestRetained == nil {
 		return time.Unix(math.MaxInt32, 0) // last
 	}
@@ -88,13 +88,13 @@ func oldest(s usage.Share) time.Time {
 }
 
 func (o *topOptions) top(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-	var shares []usage.Share
+	var shares []Share
 	var err error
 	kind := call.Args[0]
 	if kind == byPools {
 		shares, err = ofPools(ctx, call)
 	} else {
-		tally := usage.By(kind)
+		tally := By(kind)
 		err = call.EachFloatingIP(ctx, "", func(ip *v1alpha1.FloatingIP) error {
 			tally.Add(ip)
 			return nil
@@ -114,29 +114,29 @@ func (o *topOptions) top(ctx context.Context, call *command.Call) (*answer.Answe
 	return topAnswer(kind, shares, time.Now()), nil
 }
 
-func ofPools(ctx context.Context, call *command.Call) ([]usage.Share, error) {
+func ofPools(ctx context.Context, call *command.Call) ([]Share, error) {
 	pools, err := call.Pools(ctx)
 	if err != nil {
 		return nil, err
 	}
-	shares := make([]usage.Share, len(pools))
+	shares := make([]Share, len(pools))
 	for i, pool := range pools {
-		shares[i] = usage.Share{Name: pool.Name, Held: pool.Status.Allocated, Retained: pool.Status.Retained}
+		shares[i] = Share{Name: pool.Name, Held: pool.Status.Allocated, Retained: pool.Status.Retained}
 	}
-	slices.SortStableFunc(shares, func(a, b usage.Share) int { return cmp.Compare(b.Total(), a.Total()) })
+	slices.SortStableFunc(shares, func(a, b Share) int { return cmp.Compare(b.Total(), a.Total()) })
 	return shares, nil
 }
 
 // Top is the content of -o json.
 type Top struct {
-	By    string        `json:"by"`
-	Items []usage.Share `json:"items"`
+	By    string  `json:"by"`
+	Items []Share `json:"items"`
 }
 
-func topAnswer(kind string, shares []usage.Share, now time.Time) *answer.Answer {
+func topAnswer(kind string, shares []Share, now time.Time) *answer.Answer {
 	name := strings.TrimSuffix(kind, "s")
 	table := answer.NewTable(strings.ToUpper(name[:1])+name[1:], "Total", "Held", "Retained", "Oldest-Retained")
-	a := &answer.Answer{Table: table, Kind: "Top", Content: Top{By: kind, Items: append([]usage.Share{}, shares...)}}
+	a := &answer.Answer{Table: table, Kind: "Top", Content: Top{By: kind, Items: append([]Share{}, shares...)}}
 	for i := range shares {
 		share := &shares[i]
 		var oldest *metav1.Time
@@ -147,4 +147,81 @@ func topAnswer(kind string, shares []usage.Share, now time.Time) *answer.Answer 
 		a.Names = append(a.Names, share.Name)
 	}
 	return a
+}
+
+// Kinds of users.
+const (
+	Nodes      = "nodes"
+	Namespaces = "namespaces"
+	Owners     = "owners"
+)
+
+// Share counts the addresses of one user.
+type Share struct {
+	Name     string `json:"name"`
+	Held     int64  `json:"held"`
+	Retained int64  `json:"retained"`
+	// OldestRetained is the time since which the longest retained address has had no pod.
+	OldestRetained *time.Time `json:"oldestRetained,omitempty"`
+}
+
+// Total is the number of addresses.
+func (s *Share) Total() int64 { return s.Held + s.Retained }
+
+// Tally counts by one kind of users.
+type Tally struct {
+	by     string
+	shares map[string]*Share
+}
+
+// By returns an empty Tally of nodes, namespaces or owners.
+func By(kind string) *Tally { return &Tally{by: kind, shares: map[string]*Share{}} }
+
+// Add counts an address that somebody holds or that is retained.
+func (t *Tally) Add(ip *v1alpha1.FloatingIP) {
+	state := standing.Of(ip)
+	name := t.nameOf(&ip.Spec)
+	if name == "" || state != standing.Held && state != standing.Retained {
+		return
+	}
+	share := t.shares[name]
+	if share == nil {
+		share = &Share{Name: name}
+		t.shares[name] = share
+	}
+	if state == standing.Held {
+		share.Held++
+		return
+	}
+	share.Retained++
+	if since := ip.Spec.Since; since != nil && (share.OldestRetained == nil || since.Time.Before(*share.OldestRetained)) {
+		share.OldestRetained = &since.Time
+	}
+}
+
+func (t *Tally) nameOf(spec *v1alpha1.FloatingIPSpec) string {
+	switch {
+	case t.by == Nodes:
+		return spec.Node
+	case spec.Owner == nil:
+		return ""
+	case t.by == Namespaces:
+		return spec.Owner.Namespace
+	}
+	return spec.Owner.Text()
+}
+
+// Most returns the shares, largest first, at most n of them; all if n is 0.
+func (t *Tally) Most(n int) []Share {
+	shares := make([]Share, 0, len(t.shares))
+	for _, share := range t.shares {
+		shares = append(shares, *share)
+	}
+	slices.SortFunc(shares, func(a, b Share) int {
+		return cmp.Or(cmp.Compare(b.Total(), a.Total()), cmp.Compare(b.Retained, a.Retained), cmp.Compare(a.Name, b.Name))
+	})
+	if n > 0 && len(shares) > n {
+		shares = shares[:n]
+	}
+	return shares
 }

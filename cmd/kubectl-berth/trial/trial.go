@@ -5,20 +5,35 @@ package trial
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/pflag"
+	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/portforward"
+	"k8s.io/client-go/transport/spdy"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 const long = `Makes a namespace with two pods that have floating IPs and a client that has none, has them ask each other, moves one
@@ -254,4 +269,265 @@ func (t *trial) end(ctx context.Context) error {
 		return fmt.Errorf("the namespace %s is still there after %s: kubectl get namespace %s -o yaml says why", t.namespace, t.timeout, t.namespace)
 	}
 	return nil
+}
+
+// names are of the pods: the servers, which have floating IPs, and the client.
+var names = []string{"server-0", "server-1", "client"}
+
+const (
+	servers = 2
+	// port is where agnhost's netexec serves.
+	port = 8080
+	// patienceOfCall is how long a pod may take to say that it got an answer.
+	patienceOfCall = 5 * time.Second
+	// hostname is the label of a node's name that its kubelet sets.
+	hostname = v1.LabelHostname
+)
+
+// cast is the namespace with its pods.
+type cast struct {
+	config    *rest.Config
+	kube      kubernetes.Interface
+	namespace string
+	patience  time.Duration
+}
+
+// newCast makes the namespace and the pods. It deletes the namespace where it fails.
+func newCast(ctx context.Context, config *rest.Config, kube kubernetes.Interface, o options) (*cast, error) {
+	namespace, err := kube.CoreV1().Namespaces().Create(ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "berth-test-"}}, metav1.CreateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("make a namespace for the pods: %w", err)
+	}
+	c := &cast{config: config, kube: kube, namespace: namespace.Name, patience: o.timeout}
+	template := v1.PodTemplateSpec{
+		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "server"}, Annotations: map[string]string{v1alpha1.AnnotationReleasePolicy: string(v1alpha1.ReleaseRetain)}},
+		Spec:       podSpec(o.image),
+	}
+	if o.pool != "" {
+		template.Annotations[v1alpha1.AnnotationPools] = o.pool
+	}
+	template.Spec.SchedulerName = o.scheduler
+	template.Spec.Containers[0].Resources.Limits = v1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("1")}
+	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "server"}, Spec: appsv1.StatefulSetSpec{
+		Replicas: new(int32(servers)), ServiceName: "server", PodManagementPolicy: appsv1.ParallelPodManagement,
+		Selector: &metav1.LabelSelector{MatchLabels: template.Labels}, Template: template,
+		// Only the pod that is deleted moves.
+		UpdateStrategy: appsv1.StatefulSetUpdateStrategy{Type: appsv1.OnDeleteStatefulSetStrategyType},
+	}}
+	client := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: names[servers], Labels: map[string]string{"app": "client"}}, Spec: podSpec(o.image)}
+	if _, err = kube.AppsV1().StatefulSets(c.namespace).Create(ctx, set, metav1.CreateOptions{}); err == nil {
+		_, err = kube.CoreV1().Pods(c.namespace).Create(ctx, client, metav1.CreateOptions{})
+	}
+	if err != nil {
+		err = fmt.Errorf("make the pods in namespace %s: %w", c.namespace, err)
+		return nil, errors.Join(err, kube.CoreV1().Namespaces().Delete(context.WithoutCancel(ctx), c.namespace, metav1.DeleteOptions{}))
+	}
+	return c, nil
+}
+
+// podSpec is of a pod that a namespace takes which enforces the Pod Security Standard restricted. The pods go to different nodes where
+// they can.
+func podSpec(image string) v1.PodSpec {
+	apart := v1.PodAffinityTerm{TopologyKey: hostname, LabelSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpExists}}}}
+	return v1.PodSpec{
+		TerminationGracePeriodSeconds: new(int64(0)), AutomountServiceAccountToken: new(false), EnableServiceLinks: new(false),
+		SecurityContext: &v1.PodSecurityContext{RunAsNonRoot: new(true), RunAsUser: new(int64(65534)), SeccompProfile: &v1.SeccompProfile{Type: v1.SeccompProfileTypeRuntimeDefault}},
+		Affinity:        &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []v1.WeightedPodAffinityTerm{{Weight: 100, PodAffinityTerm: apart}}}},
+		Containers: []v1.Container{{
+			Name: "agnhost", Image: image, ImagePullPolicy: v1.PullIfNotPresent, Args: []string{"netexec", fmt.Sprintf("--http-port=%d", port)},
+			SecurityContext: &v1.SecurityContext{AllowPrivilegeEscalation: new(false), Capabilities: &v1.Capabilities{Drop: []v1.Capability{"ALL"}}},
+			ReadinessProbe:  &v1.Probe{PeriodSeconds: 1, ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/", Port: intstr.FromInt32(port)}}},
+		}},
+	}
+}
+
+// ready waits until a pod, another one than the old, is Ready.
+func (c *cast) ready(ctx context.Context, name string, old types.UID) (pod *v1.Pod, err error) {
+	limit, cancel := context.WithTimeout(ctx, c.patience)
+	defer cancel()
+	err = wait.PollUntilContextCancel(limit, 200*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		found, err := c.kube.CoreV1().Pods(c.namespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil || found.UID == old {
+			return false, nil //nolint:nilerr // not made yet
+		}
+		pod = found
+		return slices.ContainsFunc(pod.Status.Conditions, func(p v1.PodCondition) bool {
+			return p.Type == v1.PodReady && p.Status == v1.ConditionTrue
+		}), nil
+	})
+	switch {
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case err != nil && pod == nil:
+		return nil, fail("there is no pod %s after %s: kubectl -n %s describe statefulset server", name, c.patience, c.namespace)
+	case err != nil:
+		return nil, fail("%s is not Ready after %s: %s", name, c.patience, c.whyNot(ctx, pod))
+	}
+	return pod, nil
+}
+
+// whyNot says why a pod is not Ready: what the scheduler says, else its last warning.
+func (c *cast) whyNot(ctx context.Context, pod *v1.Pod) string {
+	for _, p := range pod.Status.Conditions {
+		if p.Type == v1.PodScheduled && p.Status != v1.ConditionTrue {
+			return p.Message
+		}
+	}
+	if pod.Spec.NodeName == "" {
+		return fmt.Sprintf("no scheduler has looked at it; is there one of the name %s? kubectl berth status", pod.Spec.SchedulerName)
+	}
+	events, err := c.kube.CoreV1().Events(c.namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(pod.UID) + ",type=Warning"})
+	if err != nil || len(events.Items) == 0 {
+		return fmt.Sprintf("it is %s on %s, without a warning", pod.Status.Phase, pod.Spec.NodeName)
+	}
+	last := slices.MaxFunc(events.Items, func(a, b v1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
+	return fmt.Sprintf("on %s, %s: %s", pod.Spec.NodeName, last.Reason, last.Message)
+}
+
+// replace deletes a server, and has the next one run on another node, where there is one for pods.
+func (c *cast) replace(ctx context.Context, old *v1.Pod) (elsewhere bool, err error) {
+	nodes, err := c.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return false, fmt.Errorf("list nodes: %w", err)
+	}
+	for _, n := range nodes.Items {
+		closed := slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Effect != v1.TaintEffectPreferNoSchedule })
+		elsewhere = elsewhere || n.Name != old.Spec.NodeName && !n.Spec.Unschedulable && !closed
+	}
+	if elsewhere {
+		patch := fmt.Sprintf(`{"spec":{"template":{"spec":{"affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchFields":[{"key":"metadata.name","operator":"NotIn","values":[%q]}]}]}}}}}}}`, old.Spec.NodeName)
+		if _, err := c.kube.AppsV1().StatefulSets(c.namespace).Patch(ctx, "server", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+			return false, fmt.Errorf("keep %s away from %s: %w", old.Name, old.Spec.NodeName, err)
+		}
+	}
+	if err := c.kube.CoreV1().Pods(c.namespace).Delete(ctx, old.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(old.UID))}); err != nil {
+		return false, fmt.Errorf("delete %s: %w", old.Name, err)
+	}
+	return elsewhere, nil
+}
+
+// ask has a pod ask an address, through the kubelet of the pod's node, and returns the answer.
+func (c *cast) ask(ctx context.Context, from *v1.Pod, to netip.Addr, request string) (string, error) {
+	query := url.Values{"host": {to.String()}, "port": {fmt.Sprint(port)}, "request": {request}, "protocol": {"http"}, "tries": {"1"}}
+	var said struct {
+		Responses, Errors []string
+	}
+	ctx, cancel := context.WithTimeout(ctx, patienceOfCall)
+	defer cancel()
+	err := c.forwarded(ctx, from, func(local string) error {
+		call, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+local+"/dial?"+query.Encode(), nil)
+		if err != nil {
+			return err
+		}
+		response, err := http.DefaultClient.Do(call)
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close()
+		return json.NewDecoder(response.Body).Decode(&said)
+	})
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return "", fmt.Errorf("no answer within %s", patienceOfCall)
+	case err != nil:
+		return "", fmt.Errorf("call %s through the API server: %w", from.Name, err)
+	case len(said.Responses) == 0:
+		return "", errors.New("no answer: " + strings.Join(said.Errors, "; "))
+	}
+	return said.Responses[0], nil
+}
+
+// forwarded calls do with a local address that leads to the pod's server.
+func (c *cast) forwarded(ctx context.Context, pod *v1.Pod, do func(local string) error) error {
+	transport, upgrader, err := spdy.RoundTripperFor(c.config)
+	if err != nil {
+		return err
+	}
+	target := c.kube.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("portforward").URL()
+	stop, ready := make(chan struct{}), make(chan struct{})
+	forwarder, err := portforward.NewOnAddresses(spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, target),
+		[]string{"127.0.0.1"}, []string{fmt.Sprintf("0:%d", port)}, stop, ready, io.Discard, io.Discard)
+	if err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- forwarder.ForwardPorts() }()
+	defer func() {
+		close(stop)
+		<-ended //nolint:errcheck // the call tells what failed
+	}()
+	select {
+	case err := <-ended:
+		ended <- nil
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-ready:
+	}
+	ports, err := forwarder.GetPorts()
+	if err != nil {
+		return err
+	}
+	return do(fmt.Sprintf("127.0.0.1:%d", ports[0].Local))
+}
+
+// gap is the longest time without an answer of an address.
+type gap struct {
+	from    *v1.Pod
+	cancel  context.CancelFunc
+	asking  sync.WaitGroup
+	last    time.Time
+	longest time.Duration
+}
+
+// watchGap has the client ask an address until end.
+func (t *trial) watchGap(ctx context.Context, client string, address netip.Addr) *gap {
+	g := &gap{from: &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: t.namespace, Name: client}}, last: time.Now()}
+	ctx, g.cancel = context.WithCancel(ctx)
+	g.asking.Go(func() {
+		_ = wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+			attempt, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			if _, err := t.ask(attempt, g.from, address, "hostname"); err == nil {
+				g.longest, g.last = max(g.longest, time.Since(g.last)), time.Now()
+			}
+			return false, nil
+		})
+	})
+	return g
+}
+
+// end stops asking and returns the longest time without an answer.
+func (g *gap) end() time.Duration {
+	g.cancel()
+	g.asking.Wait()
+	return g.longest
+}
+
+// addressesOf returns the addresses of a pod.
+func addressesOf(pod *v1.Pod) (all []netip.Addr) {
+	for _, ip := range pod.Status.PodIPs {
+		if addr, err := netip.ParseAddr(ip.IP); err == nil {
+			all = append(all, addr)
+		}
+	}
+	return all
+}
+
+// ofFamily returns the first of addresses of the family of another, the zero Addr where there is none.
+func ofFamily(all []netip.Addr, of netip.Addr) netip.Addr {
+	for _, a := range all {
+		if a.Is4() == of.Is4() {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+func texts(all []netip.Addr) string {
+	var words []string
+	for _, a := range all {
+		words = append(words, a.String())
+	}
+	return strings.Join(words, " and ")
 }
