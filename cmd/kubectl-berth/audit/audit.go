@@ -20,8 +20,10 @@ import (
 	"iter"
 	"slices"
 	"sync"
-	"sync/atomic"
+
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -202,49 +204,38 @@ func (u unread) texts() []string {
 const workers = 16
 
 func (a *Auditor) rehearse(ctx context.Context, o *objects, names []string) (found []Finding, not unread, err error) {
-	ctx, cancel := context.WithCancel(ctx)
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(workers)
 	rehearsal := reclaim.Rehearse(a.clients, o.Caches)
 	defer rehearsal.Close()
-	defer cancel()
-	var (
-		group sync.WaitGroup
-		mu    sync.Mutex
-		next  atomic.Int64
-		errs  []error
-	)
+	var mu sync.Mutex
 	not = unread{}
-	for range min(workers, len(names)) {
-		group.Go(func() {
-			for ctx.Err() == nil {
-				i := int(next.Add(1)) - 1
-				if i >= len(names) {
-					return
-				}
-				deed, err := rehearsal.Of(ctx, names[i])
-				if err == nil && deed == reclaim.Nothing {
-					continue
-				}
-				ip, exists := o.floatingIP(names[i])
-				if !exists {
-					continue
-				}
-				mu.Lock()
-				var forbidden *customkind.ForbiddenError
-				switch f, ok := rehearsed(o, ip, deed, err); {
-				case errors.As(err, &forbidden):
-					not[forbidden.Error()]++
-				case isPassing(err):
-					errs = append(errs, err)
-					cancel()
-				case ok:
-					found = append(found, f)
-				}
-				mu.Unlock()
+	for _, name := range names {
+		group.Go(func() error {
+			if ctx.Err() != nil {
+				return nil
 			}
+			deed, err := rehearsal.Of(ctx, name)
+			ip, exists := o.floatingIP(name)
+			if err == nil && deed == reclaim.Nothing || !exists {
+				return nil
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			var forbidden *customkind.ForbiddenError
+			switch f, ok := rehearsed(o, ip, deed, err); {
+			case errors.As(err, &forbidden):
+				not[forbidden.Error()]++
+			case isPassing(err):
+				return err
+			case ok:
+				found = append(found, f)
+			}
+			return nil
 		})
 	}
-	group.Wait()
-	return found, not, errors.Join(errs...)
+	err = group.Wait()
+	return found, not, err
 }
 
 // isPassing says whether an error is of this process's way to the API server, and not of an
@@ -275,9 +266,10 @@ func (a *Auditor) About(ctx context.Context, name string) (*Subject, error) {
 		return nil, fmt.Errorf("get FloatingIP %s: %w", name, err)
 	}
 	s, o := &Subject{IP: ip}, a.none()
-	kinds := []listed{{"IPPools", o.IPPools, pagesOf(a.clients.Berth.IPPools.List), slimOurs}}
+	always, _ := a.kinds(o)
+	kinds := always[1:2] // the pools
 	if a.options.Agents {
-		kinds = append(kinds, a.agentsInto(ctx, o))
+		kinds = append(kinds[:1:1], a.agentsInto(ctx, o))
 	}
 	if err := errors.Join(o.FloatingIPs.Add(ip), a.list(ctx, kinds), a.readPod(ctx, s, o), a.readNode(ctx, s, o)); err != nil {
 		return nil, err

@@ -70,15 +70,6 @@ func (l *look) list(ctx context.Context, request ipam.Request) (*ipam.Listing, i
 	return listing, terms, nil
 }
 
-// limit writes into a request the size of its owner's fixed set, as the scheduler does.
-func (l *look) limit(ctx context.Context, request *ipam.Request) error {
-	size, known, err := l.fixedSet(ctx, &request.Owner)
-	if known && size.IsFixed() {
-		request.FixedSet, request.MaxPods = true, int(size.Pods())
-	}
-	return err
-}
-
 // fixedSet returns known false if the owner has no fixed set, or is gone: no pod can exceed it.
 func (l *look) fixedSet(ctx context.Context, owner *ipam.Owner) (size fixedset.Size, known bool, err error) {
 	var uid types.UID
@@ -162,38 +153,30 @@ func amountsOf(reader podrequest.Reader, all v1.ResourceList) map[v1.ResourceNam
 	return amounts
 }
 
-// known are the pods of a namespace, as listed.
+// known are the pods of a namespace, as listed. Others cannot have addresses of the same owner.
 type known struct {
 	pods  map[string]*v1.Pod
 	nodes map[string]*v1.Node
 }
 
-// known lists the pods of a namespace. Others cannot have addresses of the same owner.
 func (l *look) known(ctx context.Context, namespace string) (*known, error) {
-	k := &known{pods: map[string]*v1.Pod{}, nodes: map[string]*v1.Node{}}
 	pods, err := l.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("list the pods of namespace %s: %w", namespace, err)
-	}
-	for i := range pods.Items {
-		k.pods[pods.Items[i].Name] = &pods.Items[i]
 	}
 	nodes, err := l.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
 		return nil, fmt.Errorf("list the nodes: %w", err)
 	}
-	for i := range nodes.Items {
-		k.nodes[nodes.Items[i].Name] = &nodes.Items[i]
+	k := &known{pods: map[string]*v1.Pod{}, nodes: map[string]*v1.Node{}}
+	for i := range pods.Items {
+		k.pods[pods.Items[i].Name] = &pods.Items[i]
+	}
+	l.nodes = nodes.Items
+	for i := range l.nodes {
+		k.nodes[l.nodes[i].Name] = &l.nodes[i]
 	}
 	return k, nil
-}
-
-// of returns the pod of a name that has the UID.
-func (k *known) of(name, uid string) *v1.Pod {
-	if pod := k.pods[name]; pod != nil && pod.UID == types.UID(uid) {
-		return pod
-	}
-	return nil
 }
 
 // IsGone says whether the pod does not exist or is finished.
@@ -201,14 +184,14 @@ func (k *known) IsGone(_, name, uid string) bool { return ipam.IsGone(k.pods[nam
 
 // IsTerminating says whether the pod is being deleted.
 func (k *known) IsTerminating(_, name, uid string) bool {
-	pod := k.of(name, uid)
-	return pod != nil && pod.DeletionTimestamp != nil
+	pod := k.pods[name]
+	return pod != nil && pod.UID == types.UID(uid) && pod.DeletionTimestamp != nil
 }
 
 // IsLost says whether the pod is being deleted and its node is lost.
 func (k *known) IsLost(_, name, uid string) bool {
-	pod := k.of(name, uid)
-	return pod != nil && ipam.IsLost(pod, func() *v1.Node { return k.nodes[pod.Spec.NodeName] })
+	pod := k.pods[name]
+	return pod != nil && pod.UID == types.UID(uid) && ipam.IsLost(pod, func() *v1.Node { return k.nodes[pod.Spec.NodeName] })
 }
 
 // NeverBound is not known of pods that are gone.

@@ -221,16 +221,6 @@ func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, sessionless 
 	}
 }
 
-// agentsToDo says how to find why nodes have no ready agent.
-func (w *Why) agentsToDo(namespace string) {
-	for i := range w.Nodes {
-		if w.Nodes[i].Reason == ipam.ReasonNoAgent {
-			w.do("start an agent on %s: kubectl get pods -n %s -l %s -o wide shows the agents, if that is the namespace of Berth (--berth-namespace); the chart's agent.nodeSelector says which nodes have one",
-				few(w.Nodes[i].Names), namespace, agentpod.Selector)
-		}
-	}
-}
-
 // perPoolToDo adds changes that would let a pool serve the pod.
 func (w *Why) perPoolToDo() {
 	for i := range w.Pools {
@@ -245,13 +235,9 @@ func (w *Why) perPoolToDo() {
 		case pool.said.Serves && !pool.Has && pool.said.Exact:
 			w.do("let it ask for other addresses (annotation %s, or spec.ranges of its IPClaim), or have one of these given up: kubectl get floatingips shows who has them", v1alpha1.AnnotationAddresses)
 		case pool.said.Serves && !pool.Has:
-			w.noneFree()
+			w.do("free addresses that nobody uses: kubectl berth top owners --sort retained, then kubectl berth release; or add ranges to a pool: kubectl edit ippool")
 		}
 	}
-}
-
-func (w *Why) noneFree() {
-	w.do("free addresses that nobody uses: kubectl berth top owners --sort retained, then kubectl berth release; or add ranges to a pool: kubectl edit ippool")
 }
 
 // schedulerSaid returns the scheduler's message in the pod's conditions.

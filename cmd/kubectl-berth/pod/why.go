@@ -62,8 +62,14 @@ func NewWhy() command.Command {
 			flags.BoolVar(&reader.Galaxy, "galaxy-aliases", false, "Read Galaxy's resource and annotations, too, as the scheduler does with galaxyAliases.")
 		},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			l := &look{Call: call, reader: reader}
-			return found(l.about(ctx, &call.Targets[0]))
+			told, err := (&look{Call: call, reader: reader}).about(ctx, &call.Targets[0])
+			if err != nil {
+				return nil, err
+			}
+			if told.Waits || told.Problem != "" {
+				err = answer.FindingsError("")
+			}
+			return told.answer(time.Now()), err
 		},
 	}
 }
@@ -121,21 +127,13 @@ func worse(pod, other *v1.Pod) bool {
 	return other.Spec.NodeName != "" && (pod.Spec.NodeName == "" || !agentpod.IsReady(pod) && agentpod.IsReady(other))
 }
 
-func found(told *Why, err error) (*answer.Answer, error) {
-	if err != nil {
-		return nil, err
-	}
-	if told.Waits || told.Problem != "" {
-		err = answer.FindingsError("")
-	}
-	return told.answer(time.Now()), err
-}
-
 // look reads the objects that the answer about a pod depends on.
 type look struct {
 	*command.Call
 	pod    *v1.Pod
 	reader podrequest.Reader
+	// nodes are all nodes, once they were listed.
+	nodes []v1.Node
 }
 
 func (l *look) tell(ctx context.Context) (*Why, error) {
@@ -214,8 +212,12 @@ func (l *look) waits(ctx context.Context, told *Why) error {
 // ask asks the scheduler's code.
 func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
 	if request.MayHaveFixedSet() {
-		if err := told.withoutRight(l.limit(ctx, &request)); err != nil {
+		size, known, err := l.fixedSet(ctx, &request.Owner)
+		if err := told.withoutRight(err); err != nil {
 			return err
+		}
+		if known && size.IsFixed() { // as the scheduler does
+			request.FixedSet, request.MaxPods = true, int(size.Pods())
 		}
 	}
 	listing, request, err := l.list(ctx, request)
@@ -223,24 +225,24 @@ func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
 	if err != nil {
 		return told.shortage(err)
 	}
-	nodes, err := l.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
-	if err != nil {
-		return fmt.Errorf("list the nodes: %w", err)
-	}
 	candidates, err := listing.Candidates(request)
 	if err != nil {
 		return told.shortage(err)
 	}
-	told.perPool(candidates, nodes.Items)
-	full, err := l.full(ctx, nodes.Items)
+	told.perPool(candidates, l.nodes)
+	full, err := l.full(ctx, l.nodes)
 	if err := told.withoutRight(err); err != nil {
 		return err
 	}
-	wired, sessionless, err := l.wired(ctx)
+	programs, err := l.Kube.CoreV1().Pods(l.System).List(ctx, metav1.ListOptions{LabelSelector: agentpod.ProgramsOfNodes, ResourceVersion: "0"})
 	if err := told.withoutRight(err); err != nil {
-		return err
+		return fmt.Errorf("list the agents and speakers: %w", err)
 	}
-	told.perNode(candidates, nodes.Items, sessionless, func(node string) string {
+	var wired, sessionless map[string]bool
+	if err == nil {
+		wired, sessionless = agentpod.Nodes(programs.Items), agentpod.WithoutSession(programs.Items)
+	}
+	told.perNode(candidates, l.nodes, sessionless, func(node string) string {
 		switch {
 		case wired != nil && !wired[node]:
 			return ipam.ReasonNoAgent
@@ -250,17 +252,13 @@ func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
 		}
 		return ""
 	})
-	told.agentsToDo(l.System)
-	return nil
-}
-
-// wired returns the nodes that have a ready agent, and the nodes whose speaker has no BGP session.
-func (l *look) wired(ctx context.Context) (nodes, sessionless map[string]bool, err error) {
-	pods, err := l.Kube.CoreV1().Pods(l.System).List(ctx, metav1.ListOptions{LabelSelector: agentpod.ProgramsOfNodes, ResourceVersion: "0"})
-	if err != nil {
-		return nil, nil, fmt.Errorf("list the agents and speakers: %w", err)
+	for i := range told.Nodes {
+		if told.Nodes[i].Reason == ipam.ReasonNoAgent {
+			told.do("start an agent on %s: kubectl get pods -n %s -l %s -o wide shows the agents, if that is the namespace of Berth (--berth-namespace); the chart's agent.nodeSelector says which nodes have one",
+				few(told.Nodes[i].Names), l.System, agentpod.Selector)
+		}
 	}
-	return agentpod.Nodes(pods.Items), agentpod.WithoutSession(pods.Items), nil
+	return nil
 }
 
 // bound adds the addresses of a bound pod, and its events.
@@ -301,7 +299,13 @@ func (l *look) bound(ctx context.Context, told *Why) error {
 		return nil
 	}
 	told.Says = "The pod is bound, and is not ready."
-	return l.events(ctx, told)
+	if err := told.withoutRight(l.eventsOf(ctx, told, string(l.pod.UID))); err != nil {
+		return err
+	}
+	if told.Problem == "" && l.pod.Status.Phase == v1.PodPending {
+		told.Problem = "its containers have not started yet"
+	}
+	return nil
 }
 
 // names returns the names of the FloatingIPs that record the pod on its node, in their order. If these are fewer than it
@@ -320,9 +324,9 @@ func (l *look) names(ctx context.Context) ([]string, error) {
 		return said, nil
 	}
 	slices.SortFunc(list.Items, func(a, b v1alpha1.FloatingIP) int { return cmp.Compare(a.Spec.Index, b.Spec.Index) })
-	var names []string
+	names := make([]string, len(list.Items))
 	for i := range list.Items {
-		names = append(names, list.Items[i].Name)
+		names[i] = list.Items[i].Name
 	}
 	return names, nil
 }
@@ -352,17 +356,6 @@ func (l *look) eventsOf(ctx context.Context, told *Why, uid string) error {
 		return fmt.Errorf("list the events about it: %w", err)
 	}
 	told.addEvents(list.Items)
-	return nil
-}
-
-// events adds the events of the kubelet and the agent about the pod.
-func (l *look) events(ctx context.Context, told *Why) error {
-	if err := told.withoutRight(l.eventsOf(ctx, told, string(l.pod.UID))); err != nil {
-		return err
-	}
-	if told.Problem == "" && l.pod.Status.Phase == v1.PodPending {
-		told.Problem = "its containers have not started yet"
-	}
 	return nil
 }
 
@@ -519,12 +512,8 @@ func (l *look) perPoolOf(ctx context.Context, listing *ipam.Listing, request ipa
 	if err != nil {
 		return err
 	}
-	nodes, err := l.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
-	if err != nil {
-		return fmt.Errorf("list the nodes: %w", err)
-	}
 	told.Others = 0
-	told.perPool(candidates, nodes.Items)
+	told.perPool(candidates, l.nodes)
 	told.perPoolToDo()
 	var families []string
 	for _, part := range request.Parts {
