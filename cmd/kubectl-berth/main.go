@@ -109,7 +109,6 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	return command
 }
 
-// withUsage adds the usage of the command to errors about its arguments.
 func withUsage(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(command *cobra.Command, args []string) error {
 		err := check(command, args)
@@ -120,7 +119,6 @@ func withUsage(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// newVerbosity returns kubectl's flag -v.
 func newVerbosity() *pflag.Flag {
 	flags := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(flags)

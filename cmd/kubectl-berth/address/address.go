@@ -163,7 +163,6 @@ func (l *look) ofAddresses(ctx context.Context, t *target.Target) ([]standing.Ad
 	return found, nil
 }
 
-// list lists the FloatingIPs of a target.
 func (l *look) list(ctx context.Context, t *target.Target) ([]*v1alpha1.FloatingIP, error) {
 	list, version, err := l.FloatingIPs(ctx, t.Selector())
 	if err != nil {
@@ -196,7 +195,6 @@ func (l *look) of(ctx context.Context, ip *v1alpha1.FloatingIP, addr netip.Addr)
 	return found, nil
 }
 
-// ofObject returns the addresses of a pod, a workload or a claim.
 func (l *look) ofObject(ctx context.Context, t *target.Target) ([]standing.Address, error) {
 	ips, err := l.list(ctx, t)
 	if err != nil {
@@ -244,7 +242,6 @@ func (l *look) nothing(ctx context.Context, t *target.Target) error {
 	return nil
 }
 
-// follow has an address printed again whenever its FloatingIP changes.
 func (l *look) follow(ctx context.Context, t *target.Target) {
 	l.Follow(l.version, func(options metav1.ListOptions) (watch.Interface, error) {
 		options.FieldSelector = t.Selector()
@@ -314,7 +311,6 @@ func runsWith(pod *v1.Pod) bool {
 	return pod.Spec.NodeName != "" && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed
 }
 
-// ofPod returns one of the addresses in a pod's annotation.
 func ofPod(pod *v1.Pod, addr netip.Addr) standing.Address {
 	a := standing.Address{
 		Address: addr.String(), State: standing.Held, Pod: &standing.Pod{Namespace: pod.Namespace, Name: pod.Name}, Node: pod.Spec.NodeName,
@@ -326,7 +322,6 @@ func ofPod(pod *v1.Pod, addr netip.Addr) standing.Address {
 	return a
 }
 
-// answerOf returns the answer with these addresses.
 func answerOf(addresses []standing.Address, now time.Time) *answer.Answer {
 	table := answer.NewTable("Address", "State", "Pool", "Pod", "Node", "Owner", "Since", "+Policy", "+Last-Pod", "Note")
 	return answer.List("AddressList", addresses, table, func(of *standing.Address) (name string, cells []any) {

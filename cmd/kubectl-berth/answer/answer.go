@@ -181,7 +181,6 @@ func wrap(err error) error {
 	return nil
 }
 
-// object returns the content with its API version and kind.
 func (a *Answer) object() (*unstructured.Unstructured, error) {
 	text, err := json.Marshal(a.Content)
 	if err != nil {

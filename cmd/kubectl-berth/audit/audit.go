@@ -146,7 +146,6 @@ func (a *Auditor) Run(ctx context.Context) (*Report, error) {
 	}, nil
 }
 
-// grace returns how long suspects are looked at.
 func (a *Auditor) grace(suspects []Finding) time.Duration {
 	if a.options.Grace > 0 && slices.ContainsFunc(suspects, func(f Finding) bool { return f.Code == StaleStatus }) {
 		return max(a.options.Grace, a.late)

@@ -30,7 +30,6 @@ import (
 // of them, and then its podIPs are others.
 const annotationNetworks = "k8s.v1.cni.cncf.io/networks"
 
-// objects are the listed objects.
 type objects struct {
 	*reclaim.Caches
 	// podsByName has a pod for each Pod that has to do with addresses.
@@ -41,7 +40,6 @@ type objects struct {
 	namespace string
 }
 
-// none returns no objects yet.
 func (a *Auditor) none() *objects {
 	o := &objects{podsByName: newPods(), namespace: a.options.Namespace}
 	o.Caches = reclaim.NewCaches(o.pod)
@@ -80,7 +78,6 @@ func (o *objects) pod(key types.NamespacedName) *v1.Pod {
 	return object.(*pod).whole()
 }
 
-// running returns the pods that are bound and not finished.
 func (o *objects) running() iter.Seq[*v1.Pod] {
 	return func(yield func(*v1.Pod) bool) {
 		for pod := range all[*pod](o.podsByName) {
@@ -91,7 +88,6 @@ func (o *objects) running() iter.Seq[*v1.Pod] {
 	}
 }
 
-// held returns the addresses that pods on nodes have.
 func (o *objects) held() iter.Seq[*v1alpha1.FloatingIP] {
 	return func(yield func(*v1alpha1.FloatingIP) bool) {
 		for ip := range o.floatingIPs() {
@@ -102,7 +98,6 @@ func (o *objects) held() iter.Seq[*v1alpha1.FloatingIP] {
 	}
 }
 
-// comparison compares objects at one time.
 type comparison struct {
 	*objects
 	now      time.Time
@@ -222,7 +217,6 @@ func (c *comparison) compareAddress(ip *v1alpha1.FloatingIP) {
 	}
 }
 
-// state describes the owner of an address in a few words.
 func state(spec *v1alpha1.FloatingIPSpec) string {
 	switch {
 	case spec.Reserved:
@@ -265,7 +259,6 @@ func isFinished(pod *v1.Pod) bool {
 	return pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
 }
 
-// comparePods compares the pods that are bound and not finished with the addresses.
 func (c *comparison) comparePods() {
 	// shared has the pods of each address that several pods have.
 	had, shared := map[netip.Addr]bool{}, map[netip.Addr][]*v1.Pod{}
@@ -300,7 +293,6 @@ func (c *comparison) comparePods() {
 	}
 }
 
-// runsWith returns a pod's IPs.
 func runsWith(pod *v1.Pod) (addrs []netip.Addr) {
 	for _, ip := range pod.Status.PodIPs {
 		if addr, err := netip.ParseAddr(ip.IP); err == nil {
@@ -370,7 +362,6 @@ func (c *comparison) compareUnrecorded(pod *v1.Pod, addr netip.Addr, shared map[
 		version, "pod %s/%s on %s runs with %s, which %s", pod.Namespace, pod.Name, pod.Spec.NodeName, addr, record)
 }
 
-// compareAgents looks at the agents of the nodes that have addresses.
 func (c *comparison) compareAgents() {
 	agents := map[string]*v1.Pod{}
 	for _, object := range c.agents.List() {
@@ -433,7 +424,6 @@ func rehearsed(o *objects, ip *v1alpha1.FloatingIP, deed reclaim.Deed, unknown e
 	return f, true
 }
 
-// isLive says whether the pod that an address records is there and not finished.
 func (o *objects) isLive(spec *v1alpha1.FloatingIPSpec) bool {
 	pod := o.pod(types.NamespacedName{Namespace: spec.Owner.Namespace, Name: spec.Pod.Name})
 	return pod != nil && pod.UID == spec.Pod.UID && !isFinished(pod)

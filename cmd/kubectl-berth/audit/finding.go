@@ -59,7 +59,6 @@ func Doubts(suspects []Finding, left time.Duration) string {
 	return fmt.Sprintf("looking again, for up to %s, whether it passes: %s", max(left, 0).Round(time.Second), text)
 }
 
-// sorted returns findings by code, then address, then text.
 func sorted(findings []Finding) []Finding {
 	slices.SortFunc(findings, func(a, b Finding) int {
 		return cmp.Or(cmp.Compare(a.Code, b.Code), cmp.Compare(a.Address, b.Address), cmp.Compare(a.Text, b.Text))

@@ -31,7 +31,6 @@ import (
 // reading a page leaves several times its size behind.
 const pageSize = 1000
 
-// kind is one kind of objects to list.
 type kind struct {
 	name string
 	// above is the kind of the owners of these.
@@ -273,7 +272,6 @@ func (r *renewal) isAgent(pod Object) bool {
 	return is
 }
 
-// siblings reads all addresses of an owner again.
 func (r *renewal) siblings(owner *v1alpha1.Owner) error {
 	return r.addresses(fmt.Sprintf("spec.owner.namespace=%s,spec.owner.kind=%s,spec.owner.name=%s", owner.Namespace, owner.Kind, owner.Name), func(ip *v1alpha1.FloatingIP) bool {
 		o := ip.Spec.Owner

@@ -108,7 +108,6 @@ func Ask(ctx context.Context, port command.Port, pod *v1.Pod) (*status.Status, e
 	})
 }
 
-// add asks the speakers.
 func (r *Report) add(ctx context.Context, call *command.Call, port command.Port, node string, addr netip.Addr) error {
 	pods, err := call.Programs(ctx, status.Selector, node)
 	if err != nil {
@@ -151,7 +150,6 @@ func Announced(peer *status.Peer, address string) *status.Exported {
 	return nil
 }
 
-// problems need somebody.
 func (r *Report) problems() (all answer.Problems) {
 	if r.Address != "" {
 		return r.addressProblems()

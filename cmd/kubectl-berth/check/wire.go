@@ -27,7 +27,6 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// part is the addresses of one node in one VLAN.
 type part struct {
 	node string
 	vlan int32
@@ -99,7 +98,6 @@ func askTwice(ctx context.Context, wire *node.Wire, agents []*v1.Pod, report *au
 	return nil
 }
 
-// ask asks for all addresses, and returns findings by address.
 func ask(ctx context.Context, wire *node.Wire, agents []*v1.Pod, ips iter.Seq[*v1alpha1.FloatingIP]) (found map[string]audit.Finding, unknown []string) {
 	parts := map[part][]*v1alpha1.FloatingIP{}
 	for ip := range ips {
@@ -201,7 +199,6 @@ type hearing struct {
 	ears    []ear
 }
 
-// ear is a link of a node.
 type ear struct {
 	node  int
 	pools map[string]bool
@@ -289,7 +286,6 @@ func (h *hearing) gaps(listens bool, leaveOut *big.Int) []gap {
 	return gaps
 }
 
-// isMost returns whether a node and most of several others do not hear each other.
 func (g *gap) isMost() bool { return g.all > 1 && 2*len(g.others) > g.all }
 
 // findings says first which nodes most others do not hear, then which do not hear most others, and then which do not hear one.
@@ -330,7 +326,6 @@ func (h *hearing) findings() []audit.Finding {
 	)
 }
 
-// findingsOf makes findings of gaps, and one of many.
 func findingsOf(gaps []gap, text func(gap) string, many string) (findings []audit.Finding) {
 	add := func(text string, nodes ...string) {
 		f := audit.Finding{Code: audit.NotHeard, Text: text, Command: "kubectl berth node " + nodes[0]}
@@ -358,7 +353,6 @@ func findingsOf(gaps []gap, text func(gap) string, many string) (findings []audi
 	return findings
 }
 
-// some names the first of many.
 func some(names []string) string { return strings.Join(names[:min(named, len(names))], ", ") }
 
 func poolsOf(pools map[string]bool) string {

@@ -86,7 +86,6 @@ func moveClaim(ctx context.Context, call *command.Call) error {
 	return nil
 }
 
-// movable returns the claim that gets the addresses of another.
 func movable(ctx context.Context, berth *client.Client, namespace, from, to string) (*v1alpha1.IPClaim, error) {
 	if from == to {
 		return nil, fmt.Errorf("%q is named twice: name the IPClaim that has the addresses, and another one", from)
@@ -121,7 +120,6 @@ func ofClaim(ctx context.Context, call *command.Call, namespace, name string) ([
 	return ips, err
 }
 
-// roomOf returns how many more addresses of each family a claim may have.
 func roomOf(claim *v1alpha1.IPClaim, has []*v1alpha1.FloatingIP) map[v1alpha1.IPFamily]int {
 	room := map[v1alpha1.IPFamily]int{v1alpha1.IPv4: int(claim.Spec.Size), v1alpha1.IPv6: int(claim.Spec.Size)}
 	for _, ip := range has {

@@ -79,7 +79,6 @@ func NewRelease() command.Command {
 	}
 }
 
-// kind of the list that -o json prints.
 const kind = "ReleaseList"
 
 func (o *releasing) prepare(call *command.Call) (err error) {
@@ -132,7 +131,6 @@ func (o *releasing) release(ctx context.Context, _ *command.Call) (*answer.Answe
 	return o.answer(releases), err
 }
 
-// report reads the addresses of a report.
 func (o *releasing) report() ([]freeing.Release, error) {
 	text, err := o.ReadFile(o.file)
 	if err != nil {

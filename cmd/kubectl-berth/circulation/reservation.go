@@ -126,7 +126,6 @@ func NewUnreserve() command.Command {
 // errSome says that some addresses were left as they are; the output says which and why.
 const errSome = answer.FindingsError("Not all addresses: see above.")
 
-// each calls do with each address, and prints the returned text.
 func (o *reserving) each(ctx context.Context, do func(context.Context, netip.Addr) (string, error)) error {
 	for _, addr := range o.addrs {
 		did, err := do(ctx, addr)
@@ -161,7 +160,6 @@ func (o *reserving) outcome() error {
 	return nil
 }
 
-// refusal says why an address is left as it is.
 type refusal string
 
 func (r refusal) Error() string { return string(r) }
@@ -171,7 +169,6 @@ const (
 	errFreed   = refusal("it was freed a moment ago: try again")
 )
 
-// alreadyReserved says that nothing is to be done.
 const alreadyReserved = "is reserved already"
 
 func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error) {
@@ -280,7 +277,6 @@ func (o *reserving) unreserve(ctx context.Context, addr netip.Addr) (string, err
 	return "", fmt.Errorf("unreserve: %w", err)
 }
 
-// readTaken reads the addresses that an inventory says are taken.
 func readTaken(call *command.Call, names []string) ([]netbox.Entry, error) {
 	lists := make([][]byte, len(names))
 	for i, name := range names {
@@ -296,7 +292,6 @@ func readTaken(call *command.Call, names []string) ([]netbox.Entry, error) {
 	return entries, nil
 }
 
-// action is the action for an address of an inventory.
 type action int
 
 const (
@@ -396,7 +391,6 @@ func addressesOf(entries []netbox.Entry, snapshot *pools.Snapshot, ips map[netip
 	return taken, all, nil
 }
 
-// hasAny says whether a range has one of some addresses.
 func hasAny(r iprange.Range, addrs map[netip.Addr]bool) bool {
 	if r.First == r.Last {
 		return addrs[r.First]
@@ -409,7 +403,6 @@ func hasAny(r iprange.Range, addrs map[netip.Addr]bool) bool {
 	return false
 }
 
-// reserveTaken reserves the addresses of the inventory.
 func (o *reserving) reserveTaken(ctx context.Context) error {
 	if err := o.readPools(ctx); err != nil {
 		return err
@@ -454,7 +447,6 @@ func (o *reserving) reserveTaken(ctx context.Context) error {
 	return o.outcome()
 }
 
-// concerned returns the FloatingIPs that the plan needs.
 func (o *reserving) concerned(ctx context.Context) (map[netip.Addr]*v1alpha1.FloatingIP, error) {
 	ranges := make([]iprange.Range, len(o.entries))
 	for i := range o.entries {

@@ -107,7 +107,6 @@ func (c *Call) connect(namespaced bool) error {
 	return errors.Join(errs[:]...)
 }
 
-// usualNamespace is the one that the chart's pages name.
 const usualNamespace = "berth-system"
 
 // system returns the namespace of Berth's programs: the given one, or else that of the agents' DaemonSet.

@@ -140,7 +140,6 @@ func follow(ctx context.Context, version string, start func(metav1.ListOptions) 
 	return nil
 }
 
-// relay returns the resource version of the last event.
 func relay(events watch.Interface, version string, do func(watch.Event) error) (string, error) {
 	for event := range events.ResultChan() {
 		switch event.Type {

@@ -61,7 +61,6 @@ func AskJSON[A any](ctx context.Context, port Port, q agentport.Question) (*A, e
 	return said, nil
 }
 
-// parallel is how many programs are asked at the same time.
 const parallel = 8
 
 // Ask calls ask with each item, several at a time, and what that returns one at a time. Blocking.
@@ -109,7 +108,6 @@ type Progress struct {
 	doing func() string
 }
 
-// pause between two lines.
 const pause = 2 * time.Second
 
 // Progress begins to print; end ends it.

@@ -137,7 +137,6 @@ func (o *options) dump(ctx context.Context) (err error) {
 	return nil
 }
 
-// grace of the check.
 const grace = 10 * time.Second
 
 type kind struct {
@@ -146,7 +145,6 @@ type kind struct {
 	keep     func(*unstructured.Unstructured) bool
 }
 
-// kinds of objects in the bundle, beside Berth's own.
 var kinds = []kind{
 	{"kubernetes/nodes.yaml", v1.SchemeGroupVersion.WithResource("nodes"), nil},
 	{"kubernetes/namespaces.yaml", v1.SchemeGroupVersion.WithResource("namespaces"), nil},
@@ -159,7 +157,6 @@ var kinds = []kind{
 	{"kubernetes/resourcequotas.yaml", v1.SchemeGroupVersion.WithResource("resourcequotas"), nil},
 }
 
-// addObjects adds the objects of each kind.
 func (o *options) addObjects(ctx context.Context, b *bundle) {
 	berths := make([]kind, 0, len(kinds))
 	for _, name := range v1alpha1.Kinds() {
@@ -182,7 +179,6 @@ func (o *options) addObjects(ctx context.Context, b *bundle) {
 	}
 }
 
-// addPrograms adds Berth's own workloads, pods, ConfigMaps and leases, and returns the pods.
 func (o *options) addPrograms(ctx context.Context, b *bundle, kube kubernetes.Interface) []v1.Pod {
 	// The namespace may have other programs, too.
 	pods, err := kube.CoreV1().Pods(o.System).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=berth"})
@@ -218,7 +214,6 @@ func (o *options) addPrograms(ctx context.Context, b *bundle, kube kubernetes.In
 // isOfBerth says whether an object without labels has a name that the chart gives.
 func isOfBerth(name string) bool { return strings.HasPrefix(name, "berth-") }
 
-// addLogs adds the logs of Berth's programs, also from before their containers' last restart.
 func (o *options) addLogs(ctx context.Context, b *bundle, kube kubernetes.Interface, pods []v1.Pod) {
 	_ = command.EachLog(pods, func(pod *v1.Pod, of v1.PodLogOptions) error { // what cannot be read is left out
 		file := fmt.Sprintf("logs/%s/%s.log", pod.Name, of.Container)
@@ -236,7 +231,6 @@ func (o *options) addLogs(ctx context.Context, b *bundle, kube kubernetes.Interf
 	})
 }
 
-// addNodes adds the agents' state.
 func (o *options) addNodes(ctx context.Context, b *bundle, pods []v1.Pod) {
 	ports := &agentport.Ports{Kube: o.Kube, Namespace: o.System}
 	for i := range pods {
@@ -255,7 +249,6 @@ func (o *options) addNodes(ctx context.Context, b *bundle, pods []v1.Pod) {
 	}
 }
 
-// hasAddresses says whether a pod, or the pods of a workload, have to do with addresses.
 func hasAddresses(object *unstructured.Unstructured) bool {
 	text, err := json.Marshal([]any{object.Object["spec"], object.GetAnnotations()})
 	return err == nil && (strings.Contains(string(text), `"`+v1alpha1.GroupName+"/") || strings.Contains(string(text), galaxy.ResourceENIIP))
@@ -267,7 +260,6 @@ func isOurs(event *unstructured.Unstructured) bool {
 	return slices.Contains([]string{"Pod", "Node", "FloatingIP", "IPPool", "IPClaim", "NetworkProfile", "NodeAssignment"}, kind)
 }
 
-// kept are the annotations that stay, beside Berth's.
 var kept = []string{"k8s.v1.cni.cncf.io/networks", "k8s.v1.cni.cncf.io/network-status"}
 
 // scrub removes all fields of an object that Berth does not read. It modifies the object.
@@ -289,7 +281,6 @@ func scrub(object *unstructured.Unstructured) *unstructured.Unstructured {
 	return object
 }
 
-// ours returns the annotations that stay.
 func ours(annotations map[string]string) map[string]string {
 	maps.DeleteFunc(annotations, func(name, _ string) bool {
 		return !strings.HasPrefix(name, v1alpha1.GroupName+"/") && !slices.Contains(kept, name)
@@ -332,7 +323,6 @@ func scrubPodSpec(object map[string]any, field string) {
 	object[field] = left
 }
 
-// hide removes the values of environment variables.
 func hide(spec *v1.PodSpec) {
 	for _, containers := range [][]v1.Container{spec.Containers, spec.InitContainers} {
 		for i := range containers {
@@ -389,7 +379,6 @@ func (b *bundle) addYAML(name string, content any) {
 	b.add(name, text)
 }
 
-// leaveOut notes a thing that is not in the bundle.
 func (b *bundle) leaveOut(what, why string) { b.left = append(b.left, what+": "+why) }
 
 func (b *bundle) close() error {

@@ -88,19 +88,16 @@ func New() command.Command {
 	}
 }
 
-// port asks Berth's programs. Blocking.
 type port interface {
 	command.Port
 	node.Agents
 }
 
-// look asks berth-failover and agents.
 type look struct {
 	*command.Call
 	port port
 }
 
-// errNobodyLeads is returned where no replica of berth-failover acts.
 var errNobodyLeads = fmt.Errorf("no replica of %s leads", status.Name)
 
 // leader returns the pod that acts, and what it says. It asks all at once, as one may be on a node that died.
@@ -129,13 +126,11 @@ func (l *look) leader(ctx context.Context, pods []*v1.Pod) (*v1.Pod, *status.Sta
 	return nil, nil, cmp.Or(errors.Join(errs...), errNobodyLeads)
 }
 
-// ask puts a question to a pod of berth-failover.
 func (l *look) ask(ctx context.Context, q agentport.Question) (*status.Status, error) {
 	q.Of, q.Audience = status.Name, status.Audience
 	return command.AskJSON[status.Status](ctx, l.port, q)
 }
 
-// addStatus adds what berth-failover says.
 func (l *look) addStatus(ctx context.Context, r *Report) {
 	pods, err := l.Programs(ctx, status.Selector, "")
 	r.Replicas = len(pods)
@@ -147,7 +142,6 @@ func (l *look) addStatus(ctx context.Context, r *Report) {
 	}
 }
 
-// addWaiting asks the agents of nodes with pods that have an address and do not run yet.
 func (l *look) addWaiting(ctx context.Context, r *Report) error {
 	pods, err := l.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "status.phase=Pending,spec.nodeName!="})
 	if err != nil {
@@ -188,7 +182,6 @@ func (l *look) addWaiting(ctx context.Context, r *Report) error {
 	return nil
 }
 
-// problems need somebody.
 func (r *Report) problems() (all answer.Problems) {
 	of := r.Failover
 	if of == nil {
@@ -212,7 +205,6 @@ func (r *Report) problems() (all answer.Problems) {
 	return all
 }
 
-// whyOf says what is known of a suspect node.
 func whyOf(n *status.Node) string {
 	said := map[status.Verdict]string{
 		"":             "the kubelet does not renew its Lease",
@@ -288,7 +280,6 @@ const takeExamples = `  # What waits, and why?
   # The node that had it is off
   kubectl berth failover take 10.0.70.10`
 
-// newTake returns the command failover take.
 func newTake() command.Command {
 	o := &writing{}
 	return command.Command{
@@ -365,7 +356,6 @@ const resumeExamples = `  # Which nodes are suspect?
   # They are off: go on
   kubectl berth failover resume`
 
-// newResume returns the command failover resume.
 func newResume() command.Command {
 	o := &writing{}
 	return command.Command{
@@ -379,7 +369,6 @@ func newResume() command.Command {
 	}
 }
 
-// writing are the flags of commands that change something.
 type writing struct{ yes, dryRun bool }
 
 func (o *writing) addFlags(flags *pflag.FlagSet, dryRun string) {
@@ -387,7 +376,6 @@ func (o *writing) addFlags(flags *pflag.FlagSet, dryRun string) {
 	flags.BoolVar(&o.dryRun, "dry-run", false, dryRun)
 }
 
-// confirm asks the user whether to go on in spite of a danger.
 func (o *writing) confirm(call *command.Call, danger string) error {
 	if o.yes {
 		return nil

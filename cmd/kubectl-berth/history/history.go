@@ -123,7 +123,6 @@ func (o *options) history(ctx context.Context, call *command.Call) (*answer.Answ
 	return o.answer(&report), o.outcome(&report)
 }
 
-// outcome is an error where the lines cannot tell.
 func (o *options) outcome(report *Report) error {
 	unknown := append([]string{}, report.Unread...)
 	switch {
@@ -151,7 +150,6 @@ func readFile(book *ledger.Ledger, name string, stdin io.Reader) error {
 	return nil
 }
 
-// programs are the labels of the pods whose logs are read.
 const programs = "app.kubernetes.io/name in (berth-scheduler, berth-controller)"
 
 // readPods reads the logs of the scheduler's and the controller's pods, also from before their last restart.

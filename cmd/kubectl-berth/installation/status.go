@@ -96,7 +96,6 @@ func look(ctx context.Context, call *command.Call, namespace string) *Status {
 	return s
 }
 
-// kubectl returns a command about an object of the programs' namespace.
 func (s *Status) kubectl(format string, args ...any) string {
 	return fmt.Sprintf("kubectl -n %s "+format, append([]any{s.Namespace}, args...)...)
 }
@@ -145,7 +144,6 @@ func (s *Status) versions() {
 	}
 }
 
-// tag returns the tag of an image's reference, empty where it has a digest or none.
 func tag(image string) string {
 	if strings.Contains(image, "@") {
 		return ""
@@ -176,7 +174,6 @@ func (s *Status) deployment(ctx context.Context, call *command.Call, d *appsv1.D
 	s.Programs = append(s.Programs, p)
 }
 
-// leader returns the replica of a program that leads, empty where none does or it is not known.
 func (s *Status) leader(ctx context.Context, call *command.Call, name string) string {
 	lease, err := call.Kube.CoordinationV1().Leases(s.Namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
@@ -215,7 +212,6 @@ func (s *Status) daemonSet(d *appsv1.DaemonSet) {
 	}
 }
 
-// outdated returns the number of pods that an update has not reached.
 func outdated(d *appsv1.DaemonSet) int32 {
 	if d.Status.ObservedGeneration < d.Generation {
 		return d.Status.DesiredNumberScheduled

@@ -99,7 +99,6 @@ func rowOf(ip *v1alpha1.FloatingIP) Row {
 	return row
 }
 
-// formats of the command. Others than these need a template of their own.
 var formats = []string{"csv", "json", "netbox", "netbox-json"}
 
 type exporting struct {
@@ -189,7 +188,6 @@ func written(err error) error {
 	return nil
 }
 
-// netBox writes the rows for NetBox, or what its list lacks of them.
 func (o *exporting) netBox(ctx context.Context, call *command.Call, rows []Row) error {
 	all, err := call.Pools(ctx)
 	if err != nil {

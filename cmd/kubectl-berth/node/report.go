@@ -227,7 +227,6 @@ func (r *Report) addAgent(pod *v1.Pod, namespace string) {
 	}
 }
 
-// addInspection adds what the agent says.
 func (r *Report) addInspection(in *inquiry.Inspection, now time.Time) {
 	if in.NotReady != "" {
 		r.Problems.Add("", "%s", in.NotReady)
@@ -300,7 +299,6 @@ func (r *Report) addContainer(c *inquiry.InspectedContainer) {
 	}
 }
 
-// listed is the number of nodes that are named.
 const listed = 10
 
 // segmentText says how many nodes are heard, and which were but are not any more.

@@ -87,7 +87,6 @@ func (w *Wire) Ask(ctx context.Context, carrier *v1.Pod, others []*v1.Pod, vlan 
 // mostTried is the number of nodes that are tried: a node may have no link to a VLAN.
 const mostTried = 5
 
-// from adds to answers what an agent hears.
 func (w *Wire) from(ctx context.Context, agent *v1.Pod, vlan int32, answers []Answer) error {
 	for chunk := range slices.Chunk(answers, inquiry.MostAddresses) {
 		q := inquiry.WitnessQuestion{VLAN: int(vlan)}

@@ -23,7 +23,6 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// fewPools is up to how many pools are listed one by one.
 const fewPools = 8
 
 // list reads the objects that decide a request: pools, the claim, FloatingIPs. The request
@@ -139,10 +138,8 @@ func (l *look) full(ctx context.Context, nodes []v1.Node) (map[string]bool, erro
 	return full, nil
 }
 
-// fewNodes is up to how many nodes are asked for their pods one by one.
 const fewNodes = 8
 
-// amountsOf returns the amounts of the resources that ask for addresses.
 func amountsOf(reader podrequest.Reader, all v1.ResourceList) map[v1.ResourceName]int64 {
 	amounts := map[v1.ResourceName]int64{}
 	for _, name := range reader.Resources() {

@@ -108,7 +108,6 @@ func (w *Why) withoutRight(err error) error {
 	return err
 }
 
-// asks describes a request.
 func (w *Why) asks(r *ipam.Request) {
 	text := fmt.Sprintf("%d address", len(r.Parts))
 	if len(r.Parts) > 1 {
@@ -135,7 +134,6 @@ func (w *Why) asks(r *ipam.Request) {
 	w.Asks = text + ", release policy " + string(r.Policy)
 }
 
-// shortage adds why nothing can serve the request, even if addresses come free.
 func (w *Why) shortage(err error) error {
 	var shortage *ipam.ShortageError
 	if !errors.As(err, &shortage) {
@@ -151,7 +149,6 @@ func (w *Why) shortage(err error) error {
 	return nil
 }
 
-// perPool adds each pool's answer to the request.
 func (w *Why) perPool(candidates *ipam.Candidates, nodes []v1.Node) {
 	reached := map[string]int{}
 	all := candidates.Snapshot().Pools()
@@ -240,7 +237,6 @@ func (w *Why) perPoolToDo() {
 	}
 }
 
-// schedulerSaid returns the scheduler's message in the pod's conditions.
 func schedulerSaid(pod *v1.Pod) *Said {
 	for i := range pod.Status.Conditions {
 		condition := &pod.Status.Conditions[i]
@@ -251,7 +247,6 @@ func schedulerSaid(pod *v1.Pod) *Said {
 	return nil
 }
 
-// addEvents adds the last warnings, and their advice.
 func (w *Why) addEvents(events []v1.Event) {
 	slices.SortFunc(events, func(a, b v1.Event) int { return command.LastSeen(&b).Compare(command.LastSeen(&a).Time) })
 	for i := range events[:min(len(events), mostEvents)] {
@@ -284,7 +279,6 @@ func (w *Why) answer(now time.Time) *answer.Answer {
 	}
 }
 
-// name returns the name of the object with its kind, for kubectl.
 func (w *Why) name() string {
 	if w.Service != "" {
 		return "service/" + w.Service
@@ -386,7 +380,6 @@ func yes(is bool) string {
 	return "no"
 }
 
-// few shortens a long list of nodes.
 func few(names []string) string {
 	const most = 4
 	if len(names) <= most {
@@ -429,7 +422,6 @@ const (
 	CauseUnknown Cause = "unknown"
 )
 
-// causeOf is the scheduler's.
 func causeOf(lack ipam.Lack) Cause {
 	switch {
 	case lack&ipam.LackAddress != 0:
@@ -447,7 +439,6 @@ func causeOfNode(reason string) Cause {
 	return CauseNode
 }
 
-// first returns the cause that concerns most, as nodes differ.
 func first(causes map[Cause]bool) Cause {
 	for _, cause := range []Cause{CauseAddress, CauseOwner, CauseNode, CauseAgent, CauseSession} {
 		if causes[cause] {
@@ -584,7 +575,6 @@ func (w *Why) cause() Cause {
 	return w.Cause
 }
 
-// pools returns the pool that may serve the pod, or how many.
 func (w *Why) pools() string {
 	var serving []string
 	for i := range w.Pools {
@@ -599,7 +589,6 @@ func (w *Why) pools() string {
 	return strings.Join(serving, ",")
 }
 
-// short says why in one line.
 func (w *Why) short() string {
 	if w.Missing != "" {
 		return w.Missing

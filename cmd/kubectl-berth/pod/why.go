@@ -127,7 +127,6 @@ func worse(pod, other *v1.Pod) bool {
 	return other.Spec.NodeName != "" && (pod.Spec.NodeName == "" || !agentpod.IsReady(pod) && agentpod.IsReady(other))
 }
 
-// look reads the objects that the answer about a pod depends on.
 type look struct {
 	*command.Call
 	pod    *v1.Pod
@@ -160,7 +159,6 @@ func (l *look) tell(ctx context.Context) (*Why, error) {
 	return told, nil
 }
 
-// waits says why a pod waits.
 func (l *look) waits(ctx context.Context, told *Why) error {
 	pod := l.pod
 	told.Says = "The pod waits to be bound."
@@ -209,7 +207,6 @@ func (l *look) waits(ctx context.Context, told *Why) error {
 	return told.withoutRight(l.ask(ctx, request, told))
 }
 
-// ask asks the scheduler's code.
 func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
 	if request.MayHaveFixedSet() {
 		size, known, err := l.fixedSet(ctx, &request.Owner)
@@ -261,7 +258,6 @@ func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
 	return nil
 }
 
-// bound adds the addresses of a bound pod, and its events.
 func (l *look) bound(ctx context.Context, told *Why) error {
 	names, err := l.names(ctx)
 	if err != nil {
@@ -331,7 +327,6 @@ func (l *look) names(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// disagreement says where a FloatingIP and the pod that names it differ.
 func (l *look) disagreement(ip *v1alpha1.FloatingIP) string {
 	switch spec := &ip.Spec; {
 	case spec.Pod == nil:
@@ -346,10 +341,8 @@ func (l *look) disagreement(ip *v1alpha1.FloatingIP) string {
 	return ""
 }
 
-// mostEvents is how many events are shown.
 const mostEvents = 5
 
-// eventsOf adds the last warnings about an object.
 func (l *look) eventsOf(ctx context.Context, told *Why, uid string) error {
 	list, err := l.Kube.CoreV1().Events(told.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + uid + ",type=Warning"})
 	if err != nil {
@@ -388,7 +381,6 @@ func (l *look) ofService(ctx context.Context, name string) (*Why, error) {
 	return told, told.withoutRight(l.eventsOf(ctx, told, string(service.UID)))
 }
 
-// judge says how a Service stands that shows these addresses.
 func (l *look) judge(ctx context.Context, told *Why, service *v1.Service, shown []string) error {
 	standing, wrong, err := l.standing(ctx, service)
 	if err != nil {
@@ -457,7 +449,6 @@ func (l *look) standing(ctx context.Context, service *v1.Service) (standing serv
 	return standing, wrong, nil
 }
 
-// carried adds the addresses of a Service and which nodes carry them.
 func (l *look) carried(ctx context.Context, told *Why, lead *v1.Service, standing services.Standing, shown []string) error {
 	all, err := l.Berth.NodeAssignments.List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	unknown := failure.Forbidden(err)
@@ -506,7 +497,6 @@ func (l *look) carried(ctx context.Context, told *Why, lead *v1.Service, standin
 	return nil
 }
 
-// perPoolOf adds each pool's answer to a request for an address that a Service lacks.
 func (l *look) perPoolOf(ctx context.Context, listing *ipam.Listing, request ipam.Request, told *Why, standing *services.Standing) error {
 	candidates, err := listing.Candidates(request)
 	if err != nil {
@@ -533,12 +523,10 @@ func (l *look) perPoolOf(ctx context.Context, listing *ipam.Listing, request ipa
 	return nil
 }
 
-// likes says that a Service lacks an address that it can do without.
 func (w *Why) likes(request *ipam.Request, reason string) {
 	w.Says += fmt.Sprintf(" It has no %s address, which it would like to have: %s.", request.Parts[0].Family, reason)
 }
 
-// add adds a problem to others.
 func (w *Why) add(problem string) {
 	if w.Problem != "" {
 		problem = w.Problem + "; " + problem
@@ -546,7 +534,6 @@ func (w *Why) add(problem string) {
 	w.Problem = problem
 }
 
-// foreign says why Berth does nothing for a Service.
 func (w *Why) foreign(service *v1.Service) {
 	switch class := service.Spec.LoadBalancerClass; {
 	case service.DeletionTimestamp != nil:

@@ -97,7 +97,6 @@ func ask(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 	return answerOf(report), answer.Outcome(len(report.Pods), report.Unknown)
 }
 
-// askAll asks all agents.
 func askAll(ctx context.Context, of node.Agents, agents []*v1.Pod) *Report {
 	r := &Report{Time: time.Now().UTC().Truncate(time.Second), Pods: []Pod{}, Denied: []Denied{}}
 	unknown := command.AskPods(agents, "what would change on node %s", func(agent *v1.Pod) (*inquiry.PolicyPreview, error) {

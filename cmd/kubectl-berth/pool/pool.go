@@ -113,7 +113,6 @@ func all(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 	return said, nil
 }
 
-// statusOf returns a pool from its status.
 func statusOf(object *v1alpha1.IPPool) Pool {
 	status := &object.Status
 	p := Pool{
@@ -152,7 +151,6 @@ func number(n uint64) string {
 	return fmt.Sprint(n)
 }
 
-// bar draws how full the pool is, with a letter for each state.
 func (p *Pool) bar() string {
 	const cells = 20
 	if p.Capacity == 0 {
@@ -190,7 +188,6 @@ func percent(part, whole uint64) string {
 	return fmt.Sprintf("%d%%", uint64(float64(part)*100/float64(whole)))
 }
 
-// families prints the sums of each family.
 func families(out io.Writer, all []Pool) {
 	sums := map[v1alpha1.IPFamily]*Pool{}
 	pools := map[v1alpha1.IPFamily]int{}
@@ -230,7 +227,6 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// found is one pool and the uses of its addresses.
 type found struct {
 	object *v1alpha1.IPPool
 	pool   *pools.Pool
@@ -239,7 +235,6 @@ type found struct {
 	nodes *int
 }
 
-// look reads the pool that a command names, and its addresses.
 func look(ctx context.Context, call *command.Call) (*found, error) {
 	name, err := call.Object(ctx, &call.Targets[0], "IPPool")
 	if err != nil {
@@ -355,7 +350,6 @@ func (f *found) draw(out io.Writer, paint answer.Paint) {
 	fmt.Fprintf(out, "each cell is %d addresses:   . none taken   0-9 tenths taken   # all taken\n", drawn.Block)
 }
 
-// grouped puts a space after each eight cells, and colours them.
 func grouped(cells string, paint answer.Paint) string {
 	var text strings.Builder
 	for i, cell := range []byte(cells) {
@@ -396,7 +390,6 @@ type Free struct {
 	Addresses []netip.Addr `json:"addresses,omitempty"`
 }
 
-// mostFree limits --number.
 const mostFree = 65536
 
 // NewFree returns the command free.
@@ -424,7 +417,6 @@ func NewFree() command.Command {
 	}
 }
 
-// free returns the free addresses, with an error if there are fewer than asked for.
 func (f *found) free(first int) (*answer.Answer, error) {
 	free := poolmap.Untaken(f.pool, f.uses)
 	why := fmt.Sprintf("all %s addresses are taken", number(f.pool.Ranges.Size()))

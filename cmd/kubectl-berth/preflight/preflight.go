@@ -101,7 +101,6 @@ func New() command.Command {
 	}
 }
 
-// readPools reads the IPPools of a file, and passes over objects of other kinds.
 func readPools(call *command.Call, name string) ([]v1alpha1.IPPool, error) {
 	text, err := call.ReadFile(name)
 	if err != nil {
@@ -128,7 +127,6 @@ func readPools(call *command.Call, name string) ([]v1alpha1.IPPool, error) {
 	return all, nil
 }
 
-// problem notes a problem and what to set.
 func (r *Report) problem(do, format string, args ...any) {
 	r.Problems = append(r.Problems, answer.Problem{Text: fmt.Sprintf(format, args...), Command: do})
 }
@@ -170,7 +168,6 @@ func (r *Report) version(call *command.Call) error {
 	return nil
 }
 
-// pools compares pools with nodes, and with the networks of Services and pods.
 func (r *Report) pools(ctx context.Context, call *command.Call, all []v1alpha1.IPPool, nodes []v1.Node) error {
 	taken := map[netip.Prefix]string{}
 	services, err := call.Kube.NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{})
@@ -206,7 +203,6 @@ func (r *Report) pools(ctx context.Context, call *command.Call, all []v1alpha1.I
 	return nil
 }
 
-// addresses compares a pool with the addresses of nodes.
 func (r *Report) addresses(pool *pools.Pool) {
 	for _, n := range r.Nodes {
 		for _, own := range n.Addresses {
@@ -314,7 +310,6 @@ func runOn(ctx context.Context, pods typed.PodInterface, o options, all []v1.Nod
 	return made, ctx.Err()
 }
 
-// why says why a pod printed nothing that can be read.
 func why(pod *v1.Pod, said []byte) string {
 	for _, c := range pod.Status.ContainerStatuses {
 		switch {

@@ -120,7 +120,6 @@ func OfNobody(addr netip.Addr, all []*v1alpha1.IPPool, snapshot *pools.Snapshot)
 	return best
 }
 
-// leftOut says why a pool that has the address in its subnet does not give it.
 func leftOut(addr netip.Addr, pool *v1alpha1.IPPool, snapshot *pools.Snapshot) (Nobody, bool) {
 	said := func(state State, format string, args ...any) (Nobody, bool) {
 		return Nobody{state, pool.Name, fmt.Sprintf(format, args...)}, true
@@ -154,7 +153,6 @@ func leftOut(addr netip.Addr, pool *v1alpha1.IPPool, snapshot *pools.Snapshot) (
 	return said(Unlisted, "it is in the subnet %s of IPPool %s, but not in its spec.ranges (%s)", subnet, pool.Name, strings.Join(pool.Spec.Ranges, ", "))
 }
 
-// within returns the text of the first range that has the address.
 func within(addr netip.Addr, ranges []string) string {
 	for _, text := range ranges {
 		if r, err := iprange.Parse(text); err == nil && r.Contains(addr) {
@@ -292,7 +290,6 @@ func AddressOfNobody(addr netip.Addr, all []*v1alpha1.IPPool, compiled *pools.Sn
 	return Address{Address: addr.String(), State: said.State, Pool: said.Pool, Note: said.Because}
 }
 
-// coolingNote says when a cooldown ends.
 func coolingNote(until time.Time, now time.Time) string {
 	if until.IsZero() {
 		return "it was freed and cools down"

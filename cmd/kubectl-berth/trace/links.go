@@ -57,7 +57,6 @@ func notAsked(name, format string, args ...any) Link {
 	return Link{Name: name, State: NotAsked, Text: fmt.Sprintf(format, args...)}
 }
 
-// firstBroken returns the first broken link; nil if there is none.
 func firstBroken(links []Link) *Link {
 	if i := slices.IndexFunc(links, func(l Link) bool { return l.State == Broken }); i >= 0 {
 		return &links[i]
@@ -65,7 +64,6 @@ func firstBroken(links []Link) *Link {
 	return nil
 }
 
-// codes are the findings that break a link.
 var codes = map[string][]audit.Code{
 	"object": {audit.OwnerGone, audit.RestOverdue, audit.PoolGone, audit.OwnerUnknown},
 	"pod":    {audit.PodGone, audit.NotRecorded, audit.TwoPods, audit.OtherPodIPs, audit.Outdated, audit.Undetached},
@@ -84,7 +82,6 @@ func link(s *audit.Subject, name string, otherwise func(*audit.Subject) Link) Li
 	return otherwise(s)
 }
 
-// fromObjects returns the links that the API server knows. Pure.
 func fromObjects(s *audit.Subject) []Link {
 	links := []Link{link(s, "object", ofObject)}
 	if s.IP.Spec.Pod == nil {
@@ -160,7 +157,6 @@ func ofAgent(s *audit.Subject) Link {
 	return sound("agent", "agent %s is Ready", s.Agent.Name)
 }
 
-// port asks agents and speakers.
 type port interface {
 	command.Port
 	node.Agents

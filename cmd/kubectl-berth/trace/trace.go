@@ -204,5 +204,4 @@ func timeline(ctx context.Context, kube kubernetes.Interface, s *audit.Subject) 
 	return moments, unknown
 }
 
-// place has events about an object.
 type place struct{ namespace, selector string }

@@ -64,7 +64,6 @@ func NewBackup() command.Command {
 	}
 }
 
-// formats in which objects are printed.
 var formats = []string{"yaml", "json"}
 
 func runBackup(ctx context.Context, call *command.Call, name string, asJSON bool) error {
@@ -235,7 +234,6 @@ func readBackup(text []byte, saved *backup.Objects) error {
 	return saved.CheckNames()
 }
 
-// keptUntil returns the summary's remark about addresses without a pod.
 func keptUntil(made *plan.Plan, until time.Time) string {
 	n := 0
 	for _, item := range made.ToWrite("FloatingIP") {
@@ -249,7 +247,6 @@ func keptUntil(made *plan.Plan, until time.Time) string {
 	return fmt.Sprintf("%d addresses without a pod are kept for their owners until %s; then their release policy decides.\n", n, until.UTC().Format(time.RFC3339))
 }
 
-// readRestore reads the input of the plan.
 func (c *cluster) readRestore(ctx context.Context, input *backup.Input) (err error) {
 	if input.Existing, err = c.readBerth(ctx, backup.Kinds()); err != nil {
 		return err

@@ -29,7 +29,6 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// cluster is the API server that the commands work on.
 type cluster struct {
 	*command.Call
 	progress *command.Progress
@@ -143,7 +142,6 @@ func (c *cluster) readPods(ctx context.Context, annotations ...string) (all []*v
 	return all, err
 }
 
-// readKind reads the metadata of all objects of a kind.
 func (c *cluster) readKind(ctx context.Context, kind schema.GroupVersionKind, add func(*metav1.PartialObjectMetadata)) error {
 	resource := c.resources[kind]
 	return each(ctx, c, resource.GroupResource().String(), c.Metadata.Resource(resource).List, func(object *metav1.PartialObjectMetadata) error {

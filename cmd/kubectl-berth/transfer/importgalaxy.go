@@ -54,7 +54,6 @@ const importExamples = `  # What would be done?
   # Do it
   kubectl berth import-galaxy`
 
-// importing has the flags of import-galaxy.
 type importing struct {
 	files                     []string
 	namespace, configMap, key string
@@ -172,7 +171,6 @@ func (o *importing) run(ctx context.Context, call *command.Call) error {
 	return outcome(made)
 }
 
-// read collects the input of the plan.
 func (o *importing) read(ctx context.Context, c *cluster) (*galaxyimport.Input, error) {
 	g := o.given
 	if err := o.readGalaxy(ctx, c); err != nil {
@@ -207,7 +205,6 @@ func (o *importing) read(ctx context.Context, c *cluster) (*galaxyimport.Input, 
 	return input, nil
 }
 
-// fromGalaxy returns the summary's remark about addresses of live pods.
 func fromGalaxy(made *galaxyimport.Plan) string {
 	live := 0
 	for i := range made.Items {
@@ -221,7 +218,6 @@ func fromGalaxy(made *galaxyimport.Plan) string {
 	return fmt.Sprintf("%d addresses belong to live pods, which stay on Galaxy's network until they are deleted.\n", live)
 }
 
-// configError adds advice to the error about an invalid configuration.
 func configError(err error) error {
 	return fmt.Errorf("the pool configuration of Galaxy cannot be imported as it is:\n%w\n"+
 		"correct a copy and pass it with -f; do not change the ConfigMap, because Galaxy forgets addresses that are no longer in its pools", err)
@@ -230,7 +226,6 @@ func configError(err error) error {
 // galaxyNamespace is the only namespace in which Galaxy reads Pools.
 const galaxyNamespace = "kube-system"
 
-// given is Galaxy's state as read so far.
 type given struct {
 	config    []byte // nil: not given
 	hasIPs    bool
@@ -240,7 +235,6 @@ type given struct {
 	configKey string
 }
 
-// readFiles reads Galaxy's state from files.
 func readFiles(call *command.Call, names []string, configKey string) (*given, error) {
 	g := &given{configKey: configKey}
 	for _, name := range names {
@@ -330,7 +324,6 @@ func configOf(namespace, name string, data map[string]string, key string) ([]byt
 	return []byte(text), nil
 }
 
-// readGalaxy reads the parts of Galaxy's state that the files did not have.
 func (o *importing) readGalaxy(ctx context.Context, c *cluster) error {
 	g := o.given
 	if g.config == nil {

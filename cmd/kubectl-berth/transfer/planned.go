@@ -24,7 +24,6 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// needsDecision is when the commands of a plan have found something.
 const needsDecision = "you must decide about some items (skip and conflict in the plan)"
 
 func validateWorkers(n int) error {
@@ -76,7 +75,6 @@ func (c *cluster) write(ctx context.Context, item *plan.Item, dryRun ...string) 
 	return object.GetUID(), nil
 }
 
-// mostErrors is the number of failures after which each stops.
 const mostErrors = 20
 
 // each calls do for items, with a number of workers, and stops after mostErrors failures.
@@ -114,7 +112,6 @@ func (c *cluster) each(ctx context.Context, what string, workers int, items []*p
 	return errors.Join(errs...)
 }
 
-// printPlan writes a line for each object, and the notes.
 func printPlan(out io.Writer, made *plan.Plan) error {
 	table := printers.GetNewTabWriter(out)
 	fmt.Fprintln(table, "ACTION\tKIND\tNAME\tPOOL\tOWNER\tPOD\tNODE\tPOLICY\tNOTE")
@@ -203,7 +200,6 @@ func printObjects(out io.Writer, made *plan.Plan, format string) error {
 	return nil
 }
 
-// printSummary prints the counts of the plan and the next step.
 func printSummary(out io.Writer, made *plan.Plan, applied bool, remark string) {
 	fmt.Fprintln(out)
 	kinds := []string{"IPPool", "IPClaim", "FloatingIP"}
@@ -243,7 +239,6 @@ func printSummary(out io.Writer, made *plan.Plan, applied bool, remark string) {
 	}
 }
 
-// outcome says whether all went well, except items that the user must decide about.
 func outcome(made *plan.Plan) error {
 	if n := made.Undecided(); n > 0 {
 		return answer.FindingsError(fmt.Sprintf("Items that need a decision: %d (skip and conflict in the plan).", n))

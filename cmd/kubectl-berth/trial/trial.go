@@ -52,7 +52,6 @@ const examples = `  # Once after the installation, and after each upgrade
   # Look at what failed, and delete it yourself
   kubectl berth test --keep`
 
-// options are the flags.
 type options struct {
 	pool, image, scheduler string
 	timeout                time.Duration
@@ -90,7 +89,6 @@ func (f failure) Error() string { return f.text }
 
 func fail(format string, args ...any) error { return failure{fmt.Sprintf(format, args...)} }
 
-// trial is one run of the command.
 type trial struct {
 	options
 	*cast
@@ -132,7 +130,6 @@ func (o options) run(ctx context.Context, call *command.Call) error {
 	return err
 }
 
-// play has the pods ask each other, moves the first one, and has them ask again.
 func (t *trial) play(ctx context.Context) error {
 	var pods []*v1.Pod
 	for _, name := range names {
@@ -179,7 +176,6 @@ func (t *trial) askAll(ctx context.Context, pods []*v1.Pod) error {
 	return nil
 }
 
-// reaches has a pod ask another one for its name, until it answers.
 func (t *trial) reaches(ctx context.Context, from, to *v1.Pod, address netip.Addr) error {
 	said, err := t.until(ctx, from, address, "hostname", func(said string) bool { return said == to.Name })
 	switch {
@@ -213,7 +209,6 @@ func (t *trial) seen(ctx context.Context, from, to *v1.Pod) error {
 	return nil
 }
 
-// until asks until an answer is the wanted one, and returns the last one. An address may take a moment to be known everywhere.
 func (t *trial) until(ctx context.Context, from *v1.Pod, address netip.Addr, request string, wanted func(string) bool) (said string, err error) {
 	const patience = 20 * time.Second
 	limit, cancel := context.WithTimeout(ctx, patience)
@@ -228,7 +223,6 @@ func (t *trial) until(ctx context.Context, from *v1.Pod, address netip.Addr, req
 	return said, err
 }
 
-// move has the pod run on another node, where there is one, and returns the pod there.
 func (t *trial) move(ctx context.Context, old *v1.Pod) (*v1.Pod, error) {
 	address := addressesOf(old)[0]
 	gap := t.watchGap(ctx, names[servers], address)
@@ -255,7 +249,6 @@ func (t *trial) move(ctx context.Context, old *v1.Pod) (*v1.Pod, error) {
 	return next, nil
 }
 
-// end deletes the namespace and waits until it is gone.
 func (t *trial) end(ctx context.Context) error {
 	err := t.kube.CoreV1().Namespaces().Delete(ctx, t.namespace, metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -284,7 +277,6 @@ const (
 	hostname = v1.LabelHostname
 )
 
-// cast is the namespace with its pods.
 type cast struct {
 	config    *rest.Config
 	kube      kubernetes.Interface
@@ -292,7 +284,6 @@ type cast struct {
 	patience  time.Duration
 }
 
-// newCast makes the namespace and the pods. It deletes the namespace where it fails.
 func newCast(ctx context.Context, config *rest.Config, kube kubernetes.Interface, o options) (*cast, error) {
 	namespace, err := kube.CoreV1().Namespaces().Create(ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "berth-test-"}}, metav1.CreateOptions{})
 	if err != nil {
@@ -471,7 +462,6 @@ func (c *cast) forwarded(ctx context.Context, pod *v1.Pod, do func(local string)
 	return do(fmt.Sprintf("127.0.0.1:%d", ports[0].Local))
 }
 
-// gap is the longest time without an answer of an address.
 type gap struct {
 	from    *v1.Pod
 	cancel  context.CancelFunc
@@ -480,7 +470,6 @@ type gap struct {
 	longest time.Duration
 }
 
-// watchGap has the client ask an address until end.
 func (t *trial) watchGap(ctx context.Context, client string, address netip.Addr) *gap {
 	g := &gap{from: &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: t.namespace, Name: client}}, last: time.Now()}
 	ctx, g.cancel = context.WithCancel(ctx)
@@ -497,14 +486,12 @@ func (t *trial) watchGap(ctx context.Context, client string, address netip.Addr)
 	return g
 }
 
-// end stops asking and returns the longest time without an answer.
 func (g *gap) end() time.Duration {
 	g.cancel()
 	g.asking.Wait()
 	return g.longest
 }
 
-// addressesOf returns the addresses of a pod.
 func addressesOf(pod *v1.Pod) (all []netip.Addr) {
 	for _, ip := range pod.Status.PodIPs {
 		if addr, err := netip.ParseAddr(ip.IP); err == nil {

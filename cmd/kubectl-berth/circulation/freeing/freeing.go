@@ -75,7 +75,6 @@ type Release struct {
 	RetainedSince *metav1.Time `json:"retainedSince,omitempty"`
 }
 
-// leave says why the address is left.
 func (r *Release) leave(why Reason, note string) { r.Outcome, r.Reason, r.Note = Left, why, note }
 
 // Fail says that the API server refused to free the address, or did not answer.

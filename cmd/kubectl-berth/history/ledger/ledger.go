@@ -133,7 +133,6 @@ func (l *Ledger) Tenures() []Tenure {
 	return all
 }
 
-// repeats says whether a line says what another source has said.
 func repeats(last *Tenure, c *change) bool {
 	if last.State != c.state || c.state == "" {
 		return false
@@ -156,7 +155,6 @@ func whyEnded(last *Tenure, c *change) string {
 	return c.why
 }
 
-// change is a line about an address.
 type change struct {
 	at    time.Time
 	state State // after the change; empty: nobody has it
@@ -164,7 +162,6 @@ type change struct {
 	why string
 }
 
-// reader reads the lines about one address.
 type reader struct {
 	addr netip.Addr
 	// name is how objects write the address.
@@ -235,7 +232,6 @@ func (r *reader) klogTime(text string) time.Time {
 	return at
 }
 
-// json reads a line of JSON: a log line or an audit event.
 func (r *reader) json(line []byte, at time.Time, parse bool) (*change, time.Time) {
 	var head struct {
 		Timestamp      *float64  `json:"ts"` // milliseconds
@@ -271,7 +267,6 @@ func (r *reader) json(line []byte, at time.Time, parse bool) (*change, time.Time
 	return r.ofLog(head.Message, at, values), at
 }
 
-// ofLog returns the change of a line of package tenure.
 func (r *reader) ofLog(message string, at time.Time, values map[string]string) *change {
 	addr, err := netip.ParseAddr(values[tenure.KeyAddress])
 	if err != nil || addr != r.addr {

@@ -65,7 +65,6 @@ func Read(lists ...[]byte) ([]Entry, error) {
 	return read.entries, nil
 }
 
-// reader reads lists.
 type reader struct {
 	entries []Entry
 	// count is the number of results that NetBox has, as its pages say. results have been read.
@@ -241,7 +240,6 @@ func (r *reader) page(results []result) error {
 	return nil
 }
 
-// between returns the range of two addresses as NetBox writes them.
 func between(start, end string) (iprange.Range, error) {
 	first, err := address(start)
 	if err != nil {
@@ -360,7 +358,6 @@ func Changes(list []Entry, wanted []Record, mayFree func(netip.Addr) bool) (chan
 	return changes, foreign, nil
 }
 
-// isSame says whether two texts mean the same address and prefix length.
 func isSame(a, b string) bool {
 	first, err := netip.ParsePrefix(a)
 	if err != nil {

@@ -127,12 +127,10 @@ func Clean(objects *Objects) *Objects {
 	return clean
 }
 
-// nameOf returns kind, namespace and name.
 func nameOf(kind string, o metav1.Object) string {
 	return (&v1alpha1.Owner{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()}).Text()
 }
 
-// compareNames orders names of FloatingIPs by address.
 func compareNames(a, b string) int {
 	x, _ := v1alpha1.AddrOf(a)
 	y, _ := v1alpha1.AddrOf(b)

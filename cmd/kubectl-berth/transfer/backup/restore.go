@@ -100,7 +100,6 @@ func Restore(input *Input) *plan.Plan {
 	return made
 }
 
-// planner makes one plan.
 type planner struct {
 	input      *Input
 	namespaces map[string]bool
@@ -160,7 +159,6 @@ func newPlanner(input *Input) *planner {
 
 func byName[T metav1.Object](all []T) map[string]T { return plan.Index(all, T.GetName) }
 
-// compared returns the item of an object that exists.
 func compared(item plan.Item, existing, saved any) plan.Item {
 	item.Action = plan.Same
 	if !equality.Semantic.DeepEqual(existing, saved) {
@@ -263,7 +261,6 @@ func (p *planner) wanted(saved *v1alpha1.FloatingIP) want {
 	return w
 }
 
-// stored rounds a time up to the seconds that the API stores.
 func (p *planner) stored(t time.Time) *metav1.Time {
 	up := metav1.NewTime(t.Add(time.Second - 1).Truncate(time.Second))
 	return &up
@@ -282,7 +279,6 @@ func (p *planner) holder(saved *v1alpha1.FloatingIP) *v1.Pod {
 	return pod
 }
 
-// takeOffPod removes the pod or the Service from the record of an address.
 func takeOffPod(spec *v1alpha1.FloatingIPSpec, now time.Time) {
 	if spec.Pod != nil {
 		spec.LastPod, spec.Since = spec.Pod.Name, spec.NextSince(now)
@@ -296,7 +292,6 @@ func takeOffPod(spec *v1alpha1.FloatingIPSpec, now time.Time) {
 	}
 }
 
-// keeps reports whether the owner of an address keeps it without a pod.
 func (p *planner) keeps(spec *v1alpha1.FloatingIPSpec) bool {
 	if spec.ReleasePolicy == v1alpha1.ReleaseRetain || spec.ReleasePolicy == v1alpha1.ReleaseNever {
 		return true
@@ -313,12 +308,10 @@ func (p *planner) keeps(spec *v1alpha1.FloatingIPSpec) bool {
 	return claim != nil && claim.Spec.Preallocate
 }
 
-// brings reports whether the backup has the owner, which must be a claim.
 func (p *planner) brings(owner *v1alpha1.Owner) bool {
 	return kindOf(owner) == claimKind && p.savedClaims[types.NamespacedName{Namespace: owner.Namespace, Name: owner.Name}] != nil
 }
 
-// cooldown returns the cooldown of the existing pool, else of the saved one.
 func (p *planner) cooldown(name string) time.Duration {
 	for _, all := range []map[string]*v1alpha1.IPPool{p.pools, p.savedPools} {
 		if pool := all[name]; pool != nil {
@@ -331,7 +324,6 @@ func (p *planner) cooldown(name string) time.Duration {
 	return 0
 }
 
-// compare decides about an address with an existing record.
 func (p *planner) compare(item *plan.Item, existing *v1alpha1.FloatingIP) {
 	is, want := &existing.Spec, &item.IP.Spec
 	conflict := func(format string, args ...any) {
@@ -362,12 +354,10 @@ func (p *planner) compare(item *plan.Item, existing *v1alpha1.FloatingIP) {
 	}
 }
 
-// same reports whether two owners are equal, ignoring UIDs and versions.
 func same(a, b *v1alpha1.Owner) bool {
 	return kindOf(a) == kindOf(b) && a.Namespace == b.Namespace && a.Name == b.Name && a.PodName == b.PodName && a.NodeName == b.NodeName
 }
 
-// state describes the holder or owner of an address, for notes.
 func state(spec *v1alpha1.FloatingIPSpec) string {
 	switch {
 	case spec.Reserved:
@@ -449,7 +439,6 @@ func (p *planner) wired(pod *v1.Pod) (told, also []string) {
 	return told, also
 }
 
-// poolOf returns the existing or restored pool that contains an address, or nil.
 func (p *planner) poolOf(addr netip.Addr) *pools.Pool {
 	if home, ok := p.snapshot.Home(addr); ok {
 		return p.snapshot.Pools()[home]

@@ -38,7 +38,6 @@ func Kinds(ips []galaxy.FloatingIP, pods []*v1.Pod) []string {
 	return slices.Sorted(maps.Keys(kinds))
 }
 
-// kindOf returns the lower-case kind of a key's type.
 func kindOf(keyType string) string {
 	switch keyType {
 	case galaxy.TypeStatefulSet:
@@ -49,7 +48,6 @@ func kindOf(keyType string) string {
 	return keyType
 }
 
-// cluster finds pods and workloads.
 type cluster struct {
 	byName map[types.NamespacedName]*v1.Pod
 	byUID  map[types.UID]*v1.Pod
@@ -59,7 +57,6 @@ type cluster struct {
 	kinds     map[string][]schema.GroupVersionKind
 }
 
-// workloadName identifies workloads as Galaxy's keys do.
 type workloadName struct{ kind, namespace, name string }
 
 func newCluster(input *Input) *cluster {
@@ -92,7 +89,6 @@ func newCluster(input *Input) *cluster {
 	return c
 }
 
-// live returns the live pod of a UID, or nil.
 func (c *cluster) live(uid types.UID) *v1.Pod {
 	if pod := c.byUID[uid]; pod != nil && plan.IsLive(pod) {
 		return pod
@@ -120,7 +116,6 @@ func (c *cluster) holder(addr netip.Addr, key galaxy.Key, attributes galaxy.Attr
 	return nil, false
 }
 
-// isPending reports whether the pod of a record waits to be bound.
 func (c *cluster) isPending(key galaxy.Key, attributes galaxy.Attributes) bool {
 	pod := c.byUID[attributes.PodUID]
 	if pod == nil {

@@ -145,7 +145,6 @@ func Make(input *Input) (*Plan, error) {
 	return &p.plan, nil
 }
 
-// planner makes one plan.
 type planner struct {
 	input          *Input
 	cluster        *cluster
@@ -204,7 +203,6 @@ func (p *planner) planIPs() []Item {
 	return items
 }
 
-// maxIndex is the CRD's limit.
 const maxIndex = 7
 
 // indexOf returns the index of an address among its pod's addresses: its position in
@@ -224,7 +222,6 @@ func (p *planner) indexOf(addr netip.Addr, ip *v1alpha1.FloatingIP, key string, 
 	return min(order[key]-1, maxIndex)
 }
 
-// planAddress decides about one address. record is nil if Galaxy has none.
 func (p *planner) planAddress(addr netip.Addr, record *galaxy.FloatingIP) Item {
 	item := Item{Kind: kindIP, Name: v1alpha1.NameOf(addr)}
 	ip := p.newIP(addr, record)
@@ -247,7 +244,6 @@ func (p *planner) planAddress(addr netip.Addr, record *galaxy.FloatingIP) Item {
 	return item
 }
 
-// newIP returns the object of an address with the fields that do not depend on its owner.
 func (p *planner) newIP(addr netip.Addr, record *galaxy.FloatingIP) *v1alpha1.FloatingIP {
 	ip := &v1alpha1.FloatingIP{
 		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: kindIP},
@@ -271,7 +267,6 @@ func (p *planner) newIP(addr netip.Addr, record *galaxy.FloatingIP) *v1alpha1.Fl
 	return ip
 }
 
-// decision is an action for an address (Create, Conflict, Stale or Skip) with notes.
 type decision struct {
 	action Action
 	notes  []string
@@ -281,7 +276,6 @@ func decided(action Action, notes ...string) decision {
 	return decision{action, slices.DeleteFunc(notes, func(note string) bool { return note == "" })}
 }
 
-// decide decides about an address, and fills in its owner and pod.
 func (p *planner) decide(addr netip.Addr, record *galaxy.FloatingIP, ip *v1alpha1.FloatingIP) decision {
 	if record == nil {
 		users := p.cluster.byAddress[addr]
@@ -353,7 +347,6 @@ func (p *planner) contested(ip *v1alpha1.FloatingIP, reason string, notes ...str
 	return decided(Conflict, append([]string{reason}, notes...)...)
 }
 
-// held is Galaxy's record of a live pod's address.
 type held struct {
 	key    galaxy.Key
 	policy galaxy.Policy
@@ -386,7 +379,6 @@ func (p *planner) hold(ip *v1alpha1.FloatingIP, pod *v1.Pod, by *held, notes ...
 	return decided(Create, notes...)
 }
 
-// rivals returns a note about other live pods with the address in their annotation, or "".
 func (p *planner) rivals(addr netip.Addr, besides *v1.Pod) string {
 	var others []*v1.Pod
 	for _, pod := range p.cluster.byAddress[addr] {
@@ -420,7 +412,6 @@ func policyOf(policy galaxy.Policy, otherwise v1alpha1.ReleasePolicy) v1alpha1.R
 	return otherwise
 }
 
-// orphan decides about an address that Galaxy retains for an unknown owner.
 func (p *planner) orphan(ip *v1alpha1.FloatingIP, reason string) decision {
 	if !p.input.Options.ReserveOrphans {
 		return decided(Skip, reason)

@@ -27,7 +27,6 @@ const (
 	maxNodeSubnets = 64
 )
 
-// planPools decides about pools, and compiles the pools that will exist.
 func (p *planner) planPools() ([]Item, error) {
 	wanted, err := p.wantedPools()
 	if err != nil {
@@ -81,7 +80,6 @@ func (p *planner) compile(created []*v1alpha1.IPPool) *pools.Snapshot {
 	return pools.Compile(all)
 }
 
-// wantedPools converts Galaxy's configuration to IPPools.
 func (p *planner) wantedPools() ([]*v1alpha1.IPPool, error) {
 	var (
 		wanted []*v1alpha1.IPPool
@@ -166,10 +164,8 @@ func comparePools(wanted, existing *v1alpha1.IPPool) (Action, string) {
 	return Differs, "in " + strings.Join(fields, ", ")
 }
 
-// maxClaimSize is the CRD's limit.
 const maxClaimSize = 10000
 
-// claim counts the addresses that are given to a claim.
 type claim struct {
 	addresses int
 	// small: the claim exists and its size is less than addresses.
@@ -196,7 +192,6 @@ func (p *planner) giveToClaim(ip *v1alpha1.FloatingIP, namespace, name string) {
 	p.claims[id].addresses++
 }
 
-// poolUsers returns the namespaces that use each Galaxy pool, sorted.
 func poolUsers(input *Input) map[string][]string {
 	users := map[string][]string{}
 	add := func(pool, namespace string) {
@@ -340,7 +335,6 @@ func (p *planner) guardClaims(items []Item) {
 	}
 }
 
-// asks reports whether a pod requests addresses from Galaxy.
 func asks(pod *v1.Pod) bool {
 	for i := range pod.Spec.Containers {
 		if _, ok := pod.Spec.Containers[i].Resources.Requests[galaxy.ResourceENIIP]; ok {
