@@ -64,8 +64,8 @@ type reserving struct {
 	// all are the pools, and pools what they compile to; nil: not read yet.
 	all   []*v1alpha1.IPPool
 	pools *pools.Snapshot
-	// refused says that some address was left as it is, against the user's wish.
-	refused bool
+	// refused is set when some address was left as it is, against the user's wish.
+	refused error
 }
 
 // NewReserve returns the command reserve.
@@ -133,7 +133,7 @@ func (o *reserving) each(ctx context.Context, do func(context.Context, netip.Add
 			return err
 		}
 	}
-	return o.outcome()
+	return o.refused
 }
 
 // say prints the outcome for an address or a range. It returns an error that is no refusal.
@@ -141,22 +141,13 @@ func (o *reserving) say(of fmt.Stringer, did string, err error) error {
 	var refused refusal
 	switch {
 	case errors.As(err, &refused):
-		fmt.Fprintf(o.Out, "%s: %s\n", of, refused)
-		o.refused = true
+		did, o.refused = string(refused), errSome
 	case err != nil:
 		return fmt.Errorf("%s: %w", of, err)
 	case o.DryRun:
-		fmt.Fprintf(o.Out, "%s: %s (dry run)\n", of, did)
-	default:
-		fmt.Fprintf(o.Out, "%s: %s\n", of, did)
+		did += " (dry run)"
 	}
-	return nil
-}
-
-func (o *reserving) outcome() error {
-	if o.refused {
-		return errSome
-	}
+	fmt.Fprintf(o.Out, "%s: %s\n", of, did)
 	return nil
 }
 
@@ -177,7 +168,12 @@ func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error
 	}
 	home, ok := o.pools.Home(addr)
 	if !ok {
-		return o.homeless(ctx, addr)
+		// There may be a record of it.
+		did, err := o.reserved(ctx, addr)
+		if errors.Is(err, errFreed) {
+			err = o.given("not reserved: ", addr)
+		}
+		return did, err
 	}
 	pool := o.pools.Pools()[home].Name
 	ip := &v1alpha1.FloatingIP{
@@ -197,41 +193,32 @@ func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error
 	return "reserved in pool " + pool, nil
 }
 
-// homeless refuses an address that no pool gives, unless there is a record of it.
-func (o *reserving) homeless(ctx context.Context, addr netip.Addr) (string, error) {
-	did, err := o.reserved(ctx, addr)
-	if errors.Is(err, errFreed) {
-		err = refusal("not reserved: " + standing.OfNobody(addr, o.all, o.pools).Because)
-	}
-	return did, err
+// given refuses an address that no pool gives.
+func (o *reserving) given(what string, addr netip.Addr) error {
+	return refusal(what + standing.OfNobody(addr, o.all, o.pools).Because)
 }
 
-func (o *reserving) readPools(ctx context.Context) error {
-	if o.pools != nil {
-		return nil
+func (o *reserving) readPools(ctx context.Context) (err error) {
+	if o.pools == nil {
+		if o.all, err = o.Pools(ctx); err == nil {
+			o.pools = pools.Compile(o.all)
+		}
 	}
-	var err error
-	if o.all, err = o.Pools(ctx); err != nil {
-		return err
-	}
-	o.pools = pools.Compile(o.all)
-	return nil
+	return err
 }
 
 // reserved handles an address that exists already: it writes the reason if that is
 // reserved. An inventory's replaces no other: --prune would undo a reservation that it did not make.
 func (o *reserving) reserved(ctx context.Context, addr netip.Addr) (string, error) {
 	ip, err := o.FloatingIP(ctx, addr)
-	if err != nil {
+	switch {
+	case err != nil:
 		return "", err
-	}
-	if ip == nil {
+	case ip == nil:
 		return "", errFreed
-	}
-	if !ip.Spec.Reserved {
+	case !ip.Spec.Reserved:
 		return "", refusal("not reserved: " + freeing.Whose(ip))
-	}
-	if o.reason == "" || ip.Annotations[v1alpha1.AnnotationReason] == o.reason || len(o.files) > 0 {
+	case o.reason == "" || ip.Annotations[v1alpha1.AnnotationReason] == o.reason || len(o.files) > 0:
 		return alreadyReserved, nil
 	}
 	metav1.SetMetaDataAnnotation(&ip.ObjectMeta, v1alpha1.AnnotationReason, o.reason)
@@ -251,7 +238,7 @@ func (o *reserving) unreserve(ctx context.Context, addr netip.Addr) (string, err
 			return "", err
 		}
 		if _, given := o.pools.Home(addr); !given {
-			return "", refusal("is not reserved: " + standing.OfNobody(addr, o.all, o.pools).Because)
+			return "", o.given("is not reserved: ", addr)
 		}
 		return "is not reserved: nobody has it", nil
 	case !ip.Spec.Reserved:
@@ -325,14 +312,13 @@ func plan(entries []netbox.Entry, snapshot *pools.Snapshot, ips map[netip.Addr]*
 	moves := make(map[iprange.Range]move, len(taken))
 	add := func(r iprange.Range, action action, why string) { moves[r] = move{r, action, why} }
 	for addr := range taken {
-		switch ip := ips[addr]; {
-		case ip == nil:
-			add(iprange.Single(addr), toReserve, "")
-		case ip.Spec.Reserved:
-			add(iprange.Single(addr), toLeave, alreadyReserved)
-		default:
-			add(iprange.Single(addr), toRefuse, "not reserved: "+freeing.Whose(ip))
+		action, why := toReserve, ""
+		if ip := ips[addr]; ip != nil && ip.Spec.Reserved {
+			action, why = toLeave, alreadyReserved
+		} else if ip != nil {
+			action, why = toRefuse, "not reserved: "+freeing.Whose(ip)
 		}
+		add(iprange.Single(addr), action, why)
 	}
 	for i := range entries {
 		switch e := &entries[i]; {
@@ -439,26 +425,22 @@ func (o *reserving) reserveTaken(ctx context.Context) error {
 			return err
 		}
 	}
+	summary := "\n%d reserved, %d put back.\n"
 	if o.DryRun {
-		fmt.Fprintf(o.Out, "\n%d would be reserved, %d put back. Nothing was changed.\n", reserved, freed)
-	} else {
-		fmt.Fprintf(o.Out, "\n%d reserved, %d put back.\n", reserved, freed)
+		summary = "\n%d would be reserved, %d put back. Nothing was changed.\n"
 	}
-	return o.outcome()
+	fmt.Fprintf(o.Out, summary, reserved, freed)
+	return o.refused
 }
 
 func (o *reserving) concerned(ctx context.Context) (map[netip.Addr]*v1alpha1.FloatingIP, error) {
-	ranges := make([]iprange.Range, len(o.entries))
+	var ranges []iprange.Range
 	for i := range o.entries {
-		ranges[i] = o.entries[i].Range
+		ranges = append(ranges, o.entries[i].Range)
 	}
 	all, ips := iprange.SetOf(ranges...), map[netip.Addr]*v1alpha1.FloatingIP{}
 	err := o.EachFloatingIP(ctx, "", func(ip *v1alpha1.FloatingIP) error {
-		addr, err := v1alpha1.AddrOf(ip.Name)
-		if err != nil {
-			return err
-		}
-		if all.Contains(addr) || o.prune && ip.Spec.Reserved {
+		if addr := ip.Addr(); all.Contains(addr) || o.prune && ip.Spec.Reserved {
 			ips[addr] = ip.DeepCopy() // a pointer would keep its whole page in memory
 		}
 		return nil

@@ -30,10 +30,10 @@ import (
 
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/check"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
 	"github.com/berth-dev/berth/ipam/agentpod"
-	"github.com/berth-dev/berth/ipam/agentport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
@@ -109,19 +109,9 @@ func (o *options) dump(ctx context.Context) (err error) {
 	}
 	progress, end := o.Progress()
 	defer end()
-	auditor, err := audit.ForConfig(o.Config, audit.Options{
-		Grace: grace, Agents: true, Namespace: o.System, Progress: func(what string, n int) { progress.Count(what, n, 0) },
-		Doubts: func(suspects []audit.Finding, until time.Time) {
-			progress.Doing(func() string { return audit.Doubts(suspects, time.Until(until)) })
-		},
-	})
-	if err != nil {
-		return err
-	}
-	if report, err := auditor.Run(ctx); err != nil {
+	if report, err := check.Run(ctx, o.Call, progress, audit.Options{Grace: grace, Agents: true}); err != nil {
 		b.leaveOut("check.json", failure.Explain(err))
 	} else {
-		auditor.AddAdmission(ctx, report)
 		b.addJSON("check.json", map[string]any{"findings": report.Findings, "unknown": report.Unknown, "addresses": report.Addresses, "pods": report.Pods, "pools": report.Pools})
 	}
 	b.leaveOut("secrets", "never read")
@@ -222,30 +212,18 @@ func (o *options) addLogs(ctx context.Context, b *bundle, kube kubernetes.Interf
 		}
 		of.TailLines = &o.lines
 		text, err := kube.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &of).DoRaw(ctx)
-		if err != nil {
-			b.leaveOut(file, failure.Explain(err))
-			return nil
-		}
-		b.add(file, text)
+		b.addEncoded(file, text, err)
 		return nil
 	})
 }
 
 func (o *options) addNodes(ctx context.Context, b *bundle, pods []v1.Pod) {
-	ports := &agentport.Ports{Kube: o.Kube, Namespace: o.System}
 	for i := range pods {
-		pod := &pods[i]
-		if !agentpod.Is(pod) {
-			continue
+		if pod := &pods[i]; agentpod.Is(pod) {
+			// The answer as it is: a later agent may say more.
+			text, err := o.Ports().Agent(pod)(ctx, http.MethodGet, inquiry.PathInspect, url.Values{"check": {"true"}})
+			b.addEncoded("nodes/"+pod.Spec.NodeName+".json", text, err)
 		}
-		file := "nodes/" + pod.Spec.NodeName + ".json"
-		// The answer as it is: a later agent may say more.
-		text, err := ports.Agent(pod)(ctx, http.MethodGet, inquiry.PathInspect, url.Values{"check": {"true"}})
-		if err != nil {
-			b.leaveOut(file, failure.Explain(err))
-			continue
-		}
-		b.add(file, text)
 	}
 }
 
@@ -296,31 +274,29 @@ var (
 
 func scrubPodSpec(object map[string]any, field string) {
 	spec, _, _ := unstructured.NestedMap(object, field)
+	left := only(spec, podFields)
+	for _, name := range []string{"containers", "initContainers"} {
+		if containers, ok := spec[name].([]any); ok {
+			all := make([]any, len(containers))
+			for i := range containers {
+				fields, _ := containers[i].(map[string]any)
+				all[i] = only(fields, containerFields)
+			}
+			left[name] = all
+		}
+	}
+	object[field] = left
+}
+
+// only returns some of the fields.
+func only(all map[string]any, names []string) map[string]any {
 	left := map[string]any{}
-	for _, name := range podFields {
-		if value, ok := spec[name]; ok {
+	for _, name := range names {
+		if value, ok := all[name]; ok {
 			left[name] = value
 		}
 	}
-	for _, name := range []string{"containers", "initContainers"} {
-		containers, ok := spec[name].([]any)
-		if !ok {
-			continue
-		}
-		var all []any
-		for _, container := range containers {
-			fields, _ := container.(map[string]any)
-			one := map[string]any{}
-			for _, name := range containerFields {
-				if value, ok := fields[name]; ok {
-					one[name] = value
-				}
-			}
-			all = append(all, one)
-		}
-		left[name] = all
-	}
-	object[field] = left
+	return left
 }
 
 func hide(spec *v1.PodSpec) {
@@ -363,17 +339,18 @@ func (b *bundle) add(name string, text []byte) {
 
 func (b *bundle) addJSON(name string, content any) {
 	text, err := json.MarshalIndent(content, "", "  ")
-	if err != nil {
-		b.leaveOut(name, err.Error())
-		return
-	}
-	b.add(name, text)
+	b.addEncoded(name, text, err)
 }
 
 func (b *bundle) addYAML(name string, content any) {
 	text, err := yaml.Marshal(content)
+	b.addEncoded(name, text, err)
+}
+
+// addEncoded adds a file, or notes why there is none.
+func (b *bundle) addEncoded(name string, text []byte, err error) {
 	if err != nil {
-		b.leaveOut(name, err.Error())
+		b.leaveOut(name, failure.Explain(err))
 		return
 	}
 	b.add(name, text)

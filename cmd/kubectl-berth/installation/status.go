@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -72,28 +71,19 @@ func NewStatus() command.Command {
 	return command.Command{
 		Use: "status", Short: "Says whether Berth's programs work", Long: statusLong, Example: statusExamples, Found: "there is a problem", Programs: true,
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			s := look(ctx, call, call.System)
+			s := &Status{Namespace: call.System, Programs: []Program{}, AdmissionPolicies: []audit.AdmissionPolicy{}, Problems: answer.Problems{}}
+			// Parts that the user may not read are unknown.
+			for of, err := range map[string]error{
+				"how the programs are": s.programs(ctx, call), "whether the admission policies are there": s.admission(ctx, call), "how the pools are": s.pools(ctx, call),
+			} {
+				if err != nil {
+					s.Unknown = append(s.Unknown, of+": "+failure.Explain(err))
+				}
+			}
+			slices.Sort(s.Unknown)
 			return s.answer(), answer.Outcome(len(s.Problems), s.Unknown)
 		},
 	}
-}
-
-// look asks the API server about everything. Parts that it may not read are unknown.
-func look(ctx context.Context, call *command.Call, namespace string) *Status {
-	s := &Status{Namespace: namespace, Programs: []Program{}, AdmissionPolicies: []audit.AdmissionPolicy{}, Problems: answer.Problems{}}
-	for _, part := range []struct {
-		of   string
-		look func(context.Context, *command.Call) error
-	}{
-		{"how the programs are", s.programs},
-		{"whether the admission policies are there", s.admission},
-		{"how the pools are", s.pools},
-	} {
-		if err := part.look(ctx, call); err != nil {
-			s.Unknown = append(s.Unknown, fmt.Sprintf("%s: %s", part.of, failure.Explain(err)))
-		}
-	}
-	return s
 }
 
 func (s *Status) kubectl(format string, args ...any) string {
@@ -112,10 +102,29 @@ func (s *Status) programs(ctx context.Context, call *command.Call) error {
 		return fmt.Errorf("list the DaemonSets of namespace %s: %w", s.Namespace, err)
 	}
 	for i := range deployments.Items {
-		s.deployment(ctx, call, &deployments.Items[i])
+		d := &deployments.Items[i]
+		p := Program{Name: d.Name, Ready: d.Status.ReadyReplicas, Wanted: ptr.Deref(d.Spec.Replicas, 1), Images: images(&d.Spec.Template), Outdated: d.Status.Replicas}
+		if d.Status.ObservedGeneration >= d.Generation {
+			p.Outdated -= d.Status.UpdatedReplicas
+		}
+		s.add(&p, "replicas of "+d.Name, d.Status.Replicas, "describe pods -l app.kubernetes.io/name="+d.Name, "deployment")
+		if d.Name != "berth-console" { // All its replicas work.
+			p.Leader = s.leader(ctx, call, d.Name)
+		}
+		s.Programs = append(s.Programs, p)
 	}
 	for i := range sets.Items {
-		s.daemonSet(&sets.Items[i])
+		d := &sets.Items[i]
+		p := Program{Name: d.Name, Ready: d.Status.NumberReady, Wanted: d.Status.DesiredNumberScheduled, Images: images(&d.Spec.Template), Outdated: d.Status.DesiredNumberScheduled}
+		if d.Status.ObservedGeneration >= d.Generation {
+			p.Outdated -= d.Status.UpdatedNumberScheduled
+		}
+		pods := "pods of " + d.Name
+		if d.Name == "berth-agent" {
+			pods = "agents"
+		}
+		s.add(&p, pods, p.Wanted, "get pods -l app.kubernetes.io/name="+d.Labels["app.kubernetes.io/name"]+" -o wide", "daemonset")
+		s.Programs = append(s.Programs, p)
 	}
 	for _, must := range [][2]string{{"Deployment", "berth-scheduler"}, {"Deployment", "berth-controller"}, {"DaemonSet", "berth-agent"}} {
 		if !slices.ContainsFunc(s.Programs, func(p Program) bool { return p.Name == must[1] }) {
@@ -152,33 +161,22 @@ func tag(image string) string {
 	return tag
 }
 
-func (s *Status) deployment(ctx context.Context, call *command.Call, d *appsv1.Deployment) {
-	name := d.Name
-	p := Program{Name: name, Ready: d.Status.ReadyReplicas, Wanted: 1, Images: images(&d.Spec.Template)}
-	if d.Spec.Replicas != nil {
-		p.Wanted = *d.Spec.Replicas
-	}
-	p.Outdated = d.Status.Replicas
-	if d.Status.ObservedGeneration >= d.Generation {
-		p.Outdated -= d.Status.UpdatedReplicas
-	}
+// add adds the problems of a program, whose pods are so many and called so; ready shows those that are not.
+func (s *Status) add(p *Program, pods string, all int32, ready, kind string) {
 	if p.Ready < p.Wanted {
-		s.Problems.Add(s.kubectl("describe pods -l app.kubernetes.io/name=%s", name), "%d of %d replicas of %s are ready", p.Ready, p.Wanted, name)
+		s.Problems.Add(s.kubectl("%s", ready), "%d of %d %s are ready", p.Ready, p.Wanted, pods)
 	}
 	if p.Outdated > 0 {
-		s.Problems.Add(s.kubectl("rollout status deployment/%s", name), "%d of %d replicas of %s are of an earlier configuration or version", p.Outdated, d.Status.Replicas, name)
+		s.Problems.Add(s.kubectl("rollout status %s/%s", kind, p.Name), "%d of %d %s are of an earlier configuration or version", p.Outdated, all, pods)
 	}
-	if name != "berth-console" { // All its replicas work.
-		p.Leader = s.leader(ctx, call, name)
-	}
-	s.Programs = append(s.Programs, p)
 }
 
 func (s *Status) leader(ctx context.Context, call *command.Call, name string) string {
+	logs := s.kubectl("logs -l app.kubernetes.io/name=%s", name)
 	lease, err := call.Kube.CoordinationV1().Leases(s.Namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		s.Problems.Add(s.kubectl("logs -l app.kubernetes.io/name=%s", name), "no replica of %s ever led", name)
+		s.Problems.Add(logs, "no replica of %s ever led", name)
 		return ""
 	case err != nil:
 		s.Unknown = append(s.Unknown, fmt.Sprintf("which replica of %s leads: %s", name, failure.Explain(err)))
@@ -187,36 +185,14 @@ func (s *Status) leader(ctx context.Context, call *command.Call, name string) st
 	// The holder's identity is POD_UUID.
 	pod, _, _ := strings.Cut(ptr.Deref(lease.Spec.HolderIdentity, ""), "_")
 	if pod == "" {
-		s.Problems.Add(s.kubectl("logs -l app.kubernetes.io/name=%s", name), "no replica of %s leads", name)
+		s.Problems.Add(logs, "no replica of %s leads", name)
 	} else if lease.Spec.RenewTime != nil && lease.Spec.LeaseDurationSeconds != nil {
 		// The clocks of the API server's clients may differ by some seconds.
 		if age := time.Since(lease.Spec.RenewTime.Time); age > time.Duration(*lease.Spec.LeaseDurationSeconds)*2*time.Second {
-			s.Problems.Add(s.kubectl("logs -l app.kubernetes.io/name=%s", name), "%s leads %s no more: it renewed its lease %s ago", pod, name, age.Round(time.Second))
+			s.Problems.Add(logs, "%s leads %s no more: it renewed its lease %s ago", pod, name, age.Round(time.Second))
 		}
 	}
 	return pod
-}
-
-func (s *Status) daemonSet(d *appsv1.DaemonSet) {
-	p := Program{Name: d.Name, Ready: d.Status.NumberReady, Wanted: d.Status.DesiredNumberScheduled, Images: images(&d.Spec.Template), Outdated: outdated(d)}
-	s.Programs = append(s.Programs, p)
-	pods := "pods of " + d.Name
-	if d.Name == "berth-agent" {
-		pods = "agents"
-	}
-	if p.Ready < p.Wanted {
-		s.Problems.Add(s.kubectl("get pods -l app.kubernetes.io/name=%s -o wide", d.Labels["app.kubernetes.io/name"]), "%d of %d %s are ready", p.Ready, p.Wanted, pods)
-	}
-	if p.Outdated > 0 {
-		s.Problems.Add(s.kubectl("rollout status daemonset/%s", d.Name), "%d of %d %s are of an earlier configuration or version", p.Outdated, p.Wanted, pods)
-	}
-}
-
-func outdated(d *appsv1.DaemonSet) int32 {
-	if d.Status.ObservedGeneration < d.Generation {
-		return d.Status.DesiredNumberScheduled
-	}
-	return d.Status.DesiredNumberScheduled - d.Status.UpdatedNumberScheduled
 }
 
 func images(template *v1.PodTemplateSpec) []string {

@@ -26,8 +26,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
 
@@ -83,40 +81,40 @@ func New() command.Command {
 }
 
 // failure says what does not work; the test goes no further.
-type failure struct{ text string }
+type failure string
 
-func (f failure) Error() string { return f.text }
+func (f failure) Error() string { return string(f) }
 
-func fail(format string, args ...any) error { return failure{fmt.Sprintf(format, args...)} }
+func fail(format string, args ...any) error { return failure(fmt.Sprintf(format, args...)) }
 
 type trial struct {
 	options
-	*cast
-	out   io.Writer
-	begun time.Time
+	*command.Call
+	// namespace has the pods.
+	namespace string
+	begun     time.Time
 }
 
 // done says that a step works, and since when it was tried.
 func (t *trial) done(format string, args ...any) {
-	fmt.Fprintf(t.out, "ok      %-90s %5.1f s\n", fmt.Sprintf(format, args...), time.Since(t.begun).Seconds())
+	fmt.Fprintf(t.Out, "ok      %-90s %5.1f s\n", fmt.Sprintf(format, args...), time.Since(t.begun).Seconds())
 	t.begun = time.Now()
 }
 
 func (o options) run(ctx context.Context, call *command.Call) error {
-	made, err := newCast(ctx, call.Config, call.Kube, o)
-	if err != nil {
+	t := &trial{options: o, Call: call, begun: time.Now()}
+	if err := t.begin(ctx); err != nil {
 		return err
 	}
-	t := &trial{options: o, cast: made, out: call.Out, begun: time.Now()}
-	fmt.Fprintf(t.out, "The namespace is %s, and is deleted in the end.\n", made.namespace)
-	err = t.play(ctx)
+	fmt.Fprintf(t.Out, "The namespace is %s, and is deleted in the end.\n", t.namespace)
+	err := t.play(ctx)
 	var failed failure
 	if errors.As(err, &failed) {
-		fmt.Fprintln(t.out, "FAILED ", failed.text)
+		fmt.Fprintln(t.Out, "FAILED ", failed)
 		err = answer.FindingsError("")
 	}
 	if o.keep {
-		fmt.Fprintf(t.out, "The namespace stays: kubectl delete namespace %s\n", made.namespace)
+		fmt.Fprintf(t.Out, "The namespace stays: kubectl delete namespace %s\n", t.namespace)
 		return err
 	}
 	// Also after Ctrl-C.
@@ -143,7 +141,7 @@ func (t *trial) play(ctx context.Context) error {
 	if err := t.askAll(ctx, pods); err != nil {
 		return err
 	}
-	next, err := t.move(ctx, pods[0])
+	next, err := t.move(ctx, pods[0], pods[servers])
 	if err != nil {
 		return err
 	}
@@ -190,10 +188,12 @@ func (t *trial) reaches(ctx context.Context, from, to *v1.Pod, address netip.Add
 // seen has a pod with a floating IP ask another one for the source that it sees.
 func (t *trial) seen(ctx context.Context, from, to *v1.Pod) error {
 	for _, address := range addressesOf(to) {
-		own := ofFamily(addressesOf(from), address)
-		if from == to || !own.IsValid() {
+		sources := addressesOf(from)
+		i := slices.IndexFunc(sources, func(own netip.Addr) bool { return own.Is4() == address.Is4() })
+		if from == to || i < 0 {
 			continue
 		}
+		own := sources[i]
 		isOwn := func(said string) bool {
 			source, err := netip.ParseAddrPort(said)
 			return err == nil && source.Addr().Unmap() == own
@@ -223,10 +223,10 @@ func (t *trial) until(ctx context.Context, from *v1.Pod, address netip.Addr, req
 	return said, err
 }
 
-func (t *trial) move(ctx context.Context, old *v1.Pod) (*v1.Pod, error) {
+func (t *trial) move(ctx context.Context, old, client *v1.Pod) (*v1.Pod, error) {
 	address := addressesOf(old)[0]
-	gap := t.watchGap(ctx, names[servers], address)
-	defer gap.end()
+	gap := t.watchGap(ctx, client, address)
+	defer gap()
 	elsewhere, err := t.replace(ctx, old)
 	if err != nil {
 		return nil, err
@@ -238,24 +238,24 @@ func (t *trial) move(ctx context.Context, old *v1.Pod) (*v1.Pod, error) {
 	if was, is := texts(addressesOf(old)), texts(addressesOf(next)); is != was {
 		return nil, fail("%s has %s after it moved, and had %s: kubectl berth history %s", next.Name, is, was, address)
 	}
-	if err := t.reaches(ctx, gap.from, next, address); err != nil {
+	if err := t.reaches(ctx, client, next, address); err != nil {
 		return nil, err
 	}
 	how := fmt.Sprintf("moved from %s to %s", old.Spec.NodeName, next.Spec.NodeName)
 	if !elsewhere {
 		how = "was replaced on " + old.Spec.NodeName + ", the only node for pods"
 	}
-	t.done("%s %s with %s; nobody answered for %.1f s", old.Name, how, address, gap.end().Seconds())
+	t.done("%s %s with %s; nobody answered for %.1f s", old.Name, how, address, gap().Seconds())
 	return next, nil
 }
 
 func (t *trial) end(ctx context.Context) error {
-	err := t.kube.CoreV1().Namespaces().Delete(ctx, t.namespace, metav1.DeleteOptions{})
+	err := t.Kube.CoreV1().Namespaces().Delete(ctx, t.namespace, metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete the namespace %s: %w", t.namespace, err)
 	}
 	err = wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
-		_, err := t.kube.CoreV1().Namespaces().Get(ctx, t.namespace, metav1.GetOptions{})
+		_, err := t.Kube.CoreV1().Namespaces().Get(ctx, t.namespace, metav1.GetOptions{})
 		return apierrors.IsNotFound(err), nil
 	})
 	if err != nil {
@@ -277,27 +277,22 @@ const (
 	hostname = v1.LabelHostname
 )
 
-type cast struct {
-	config    *rest.Config
-	kube      kubernetes.Interface
-	namespace string
-	patience  time.Duration
-}
-
-func newCast(ctx context.Context, config *rest.Config, kube kubernetes.Interface, o options) (*cast, error) {
-	namespace, err := kube.CoreV1().Namespaces().Create(ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "berth-test-"}}, metav1.CreateOptions{})
+// begin makes the namespace and the pods. It deletes the namespace where it fails.
+func (t *trial) begin(ctx context.Context) error {
+	namespaces := t.Kube.CoreV1().Namespaces()
+	namespace, err := namespaces.Create(ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "berth-test-"}}, metav1.CreateOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("make a namespace for the pods: %w", err)
+		return fmt.Errorf("make a namespace for the pods: %w", err)
 	}
-	c := &cast{config: config, kube: kube, namespace: namespace.Name, patience: o.timeout}
+	t.namespace = namespace.Name
 	template := v1.PodTemplateSpec{
 		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "server"}, Annotations: map[string]string{v1alpha1.AnnotationReleasePolicy: string(v1alpha1.ReleaseRetain)}},
-		Spec:       podSpec(o.image),
+		Spec:       podSpec(t.image),
 	}
-	if o.pool != "" {
-		template.Annotations[v1alpha1.AnnotationPools] = o.pool
+	if t.pool != "" {
+		template.Annotations[v1alpha1.AnnotationPools] = t.pool
 	}
-	template.Spec.SchedulerName = o.scheduler
+	template.Spec.SchedulerName = t.scheduler
 	template.Spec.Containers[0].Resources.Limits = v1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("1")}
 	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "server"}, Spec: appsv1.StatefulSetSpec{
 		Replicas: new(int32(servers)), ServiceName: "server", PodManagementPolicy: appsv1.ParallelPodManagement,
@@ -305,15 +300,15 @@ func newCast(ctx context.Context, config *rest.Config, kube kubernetes.Interface
 		// Only the pod that is deleted moves.
 		UpdateStrategy: appsv1.StatefulSetUpdateStrategy{Type: appsv1.OnDeleteStatefulSetStrategyType},
 	}}
-	client := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: names[servers], Labels: map[string]string{"app": "client"}}, Spec: podSpec(o.image)}
-	if _, err = kube.AppsV1().StatefulSets(c.namespace).Create(ctx, set, metav1.CreateOptions{}); err == nil {
-		_, err = kube.CoreV1().Pods(c.namespace).Create(ctx, client, metav1.CreateOptions{})
+	client := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: names[servers], Labels: map[string]string{"app": "client"}}, Spec: podSpec(t.image)}
+	if _, err = t.Kube.AppsV1().StatefulSets(t.namespace).Create(ctx, set, metav1.CreateOptions{}); err == nil {
+		_, err = t.Kube.CoreV1().Pods(t.namespace).Create(ctx, client, metav1.CreateOptions{})
 	}
 	if err != nil {
-		err = fmt.Errorf("make the pods in namespace %s: %w", c.namespace, err)
-		return nil, errors.Join(err, kube.CoreV1().Namespaces().Delete(context.WithoutCancel(ctx), c.namespace, metav1.DeleteOptions{}))
+		err = fmt.Errorf("make the pods in namespace %s: %w", t.namespace, err)
+		return errors.Join(err, namespaces.Delete(context.WithoutCancel(ctx), t.namespace, metav1.DeleteOptions{}))
 	}
-	return c, nil
+	return nil
 }
 
 // podSpec is of a pod that a namespace takes which enforces the Pod Security Standard restricted. The pods go to different nodes where
@@ -333,11 +328,11 @@ func podSpec(image string) v1.PodSpec {
 }
 
 // ready waits until a pod, another one than the old, is Ready.
-func (c *cast) ready(ctx context.Context, name string, old types.UID) (pod *v1.Pod, err error) {
-	limit, cancel := context.WithTimeout(ctx, c.patience)
+func (t *trial) ready(ctx context.Context, name string, old types.UID) (pod *v1.Pod, err error) {
+	limit, cancel := context.WithTimeout(ctx, t.timeout)
 	defer cancel()
 	err = wait.PollUntilContextCancel(limit, 200*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		found, err := c.kube.CoreV1().Pods(c.namespace).Get(ctx, name, metav1.GetOptions{})
+		found, err := t.Kube.CoreV1().Pods(t.namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil || found.UID == old {
 			return false, nil //nolint:nilerr // not made yet
 		}
@@ -350,15 +345,15 @@ func (c *cast) ready(ctx context.Context, name string, old types.UID) (pod *v1.P
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case err != nil && pod == nil:
-		return nil, fail("there is no pod %s after %s: kubectl -n %s describe statefulset server", name, c.patience, c.namespace)
+		return nil, fail("there is no pod %s after %s: kubectl -n %s describe statefulset server", name, t.timeout, t.namespace)
 	case err != nil:
-		return nil, fail("%s is not Ready after %s: %s", name, c.patience, c.whyNot(ctx, pod))
+		return nil, fail("%s is not Ready after %s: %s", name, t.timeout, t.whyNot(ctx, pod))
 	}
 	return pod, nil
 }
 
 // whyNot says why a pod is not Ready: what the scheduler says, else its last warning.
-func (c *cast) whyNot(ctx context.Context, pod *v1.Pod) string {
+func (t *trial) whyNot(ctx context.Context, pod *v1.Pod) string {
 	for _, p := range pod.Status.Conditions {
 		if p.Type == v1.PodScheduled && p.Status != v1.ConditionTrue {
 			return p.Message
@@ -367,7 +362,7 @@ func (c *cast) whyNot(ctx context.Context, pod *v1.Pod) string {
 	if pod.Spec.NodeName == "" {
 		return fmt.Sprintf("no scheduler has looked at it; is there one of the name %s? kubectl berth status", pod.Spec.SchedulerName)
 	}
-	events, err := c.kube.CoreV1().Events(c.namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(pod.UID) + ",type=Warning"})
+	events, err := t.Kube.CoreV1().Events(t.namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(pod.UID) + ",type=Warning"})
 	if err != nil || len(events.Items) == 0 {
 		return fmt.Sprintf("it is %s on %s, without a warning", pod.Status.Phase, pod.Spec.NodeName)
 	}
@@ -376,36 +371,36 @@ func (c *cast) whyNot(ctx context.Context, pod *v1.Pod) string {
 }
 
 // replace deletes a server, and has the next one run on another node, where there is one for pods.
-func (c *cast) replace(ctx context.Context, old *v1.Pod) (elsewhere bool, err error) {
-	nodes, err := c.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+func (t *trial) replace(ctx context.Context, old *v1.Pod) (elsewhere bool, err error) {
+	nodes, err := t.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return false, fmt.Errorf("list nodes: %w", err)
 	}
 	for _, n := range nodes.Items {
-		closed := slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Effect != v1.TaintEffectPreferNoSchedule })
+		closed := slices.ContainsFunc(n.Spec.Taints, func(taint v1.Taint) bool { return taint.Effect != v1.TaintEffectPreferNoSchedule })
 		elsewhere = elsewhere || n.Name != old.Spec.NodeName && !n.Spec.Unschedulable && !closed
 	}
 	if elsewhere {
 		patch := fmt.Sprintf(`{"spec":{"template":{"spec":{"affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchFields":[{"key":"metadata.name","operator":"NotIn","values":[%q]}]}]}}}}}}}`, old.Spec.NodeName)
-		if _, err := c.kube.AppsV1().StatefulSets(c.namespace).Patch(ctx, "server", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		if _, err := t.Kube.AppsV1().StatefulSets(t.namespace).Patch(ctx, "server", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 			return false, fmt.Errorf("keep %s away from %s: %w", old.Name, old.Spec.NodeName, err)
 		}
 	}
-	if err := c.kube.CoreV1().Pods(c.namespace).Delete(ctx, old.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(old.UID))}); err != nil {
+	if err := t.Kube.CoreV1().Pods(t.namespace).Delete(ctx, old.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(old.UID))}); err != nil {
 		return false, fmt.Errorf("delete %s: %w", old.Name, err)
 	}
 	return elsewhere, nil
 }
 
 // ask has a pod ask an address, through the kubelet of the pod's node, and returns the answer.
-func (c *cast) ask(ctx context.Context, from *v1.Pod, to netip.Addr, request string) (string, error) {
+func (t *trial) ask(ctx context.Context, from *v1.Pod, to netip.Addr, request string) (string, error) {
 	query := url.Values{"host": {to.String()}, "port": {fmt.Sprint(port)}, "request": {request}, "protocol": {"http"}, "tries": {"1"}}
 	var said struct {
 		Responses, Errors []string
 	}
 	ctx, cancel := context.WithTimeout(ctx, patienceOfCall)
 	defer cancel()
-	err := c.forwarded(ctx, from, func(local string) error {
+	err := t.forwarded(ctx, from, func(local string) error {
 		call, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+local+"/dial?"+query.Encode(), nil)
 		if err != nil {
 			return err
@@ -429,12 +424,12 @@ func (c *cast) ask(ctx context.Context, from *v1.Pod, to netip.Addr, request str
 }
 
 // forwarded calls do with a local address that leads to the pod's server.
-func (c *cast) forwarded(ctx context.Context, pod *v1.Pod, do func(local string) error) error {
-	transport, upgrader, err := spdy.RoundTripperFor(c.config)
+func (t *trial) forwarded(ctx context.Context, pod *v1.Pod, do func(local string) error) error {
+	transport, upgrader, err := spdy.RoundTripperFor(t.Config)
 	if err != nil {
 		return err
 	}
-	target := c.kube.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("portforward").URL()
+	target := t.Kube.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("portforward").URL()
 	stop, ready := make(chan struct{}), make(chan struct{})
 	forwarder, err := portforward.NewOnAddresses(spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, target),
 		[]string{"127.0.0.1"}, []string{fmt.Sprintf("0:%d", port)}, stop, ready, io.Discard, io.Discard)
@@ -462,34 +457,29 @@ func (c *cast) forwarded(ctx context.Context, pod *v1.Pod, do func(local string)
 	return do(fmt.Sprintf("127.0.0.1:%d", ports[0].Local))
 }
 
-type gap struct {
-	from    *v1.Pod
-	cancel  context.CancelFunc
-	asking  sync.WaitGroup
-	last    time.Time
-	longest time.Duration
-}
-
-func (t *trial) watchGap(ctx context.Context, client string, address netip.Addr) *gap {
-	g := &gap{from: &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: t.namespace, Name: client}}, last: time.Now()}
-	ctx, g.cancel = context.WithCancel(ctx)
-	g.asking.Go(func() {
+// watchGap has the client ask an address until end, which returns the longest time without an answer.
+func (t *trial) watchGap(ctx context.Context, client *v1.Pod, address netip.Addr) (end func() time.Duration) {
+	ctx, cancel := context.WithCancel(ctx)
+	var (
+		asking  sync.WaitGroup
+		longest time.Duration
+		last    = time.Now()
+	)
+	asking.Go(func() {
 		_ = wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 			attempt, cancel := context.WithTimeout(ctx, time.Second)
 			defer cancel()
-			if _, err := t.ask(attempt, g.from, address, "hostname"); err == nil {
-				g.longest, g.last = max(g.longest, time.Since(g.last)), time.Now()
+			if _, err := t.ask(attempt, client, address, "hostname"); err == nil {
+				longest, last = max(longest, time.Since(last)), time.Now()
 			}
 			return false, nil
 		})
 	})
-	return g
-}
-
-func (g *gap) end() time.Duration {
-	g.cancel()
-	g.asking.Wait()
-	return g.longest
+	return func() time.Duration {
+		cancel()
+		asking.Wait()
+		return longest
+	}
 }
 
 func addressesOf(pod *v1.Pod) (all []netip.Addr) {
@@ -499,16 +489,6 @@ func addressesOf(pod *v1.Pod) (all []netip.Addr) {
 		}
 	}
 	return all
-}
-
-// ofFamily returns the first of addresses of the family of another, the zero Addr where there is none.
-func ofFamily(all []netip.Addr, of netip.Addr) netip.Addr {
-	for _, a := range all {
-		if a.Is4() == of.Is4() {
-			return a
-		}
-	}
-	return netip.Addr{}
 }
 
 func texts(all []netip.Addr) string {
