@@ -71,7 +71,7 @@ var tools = []promise{
 	},
 	{
 		"The import from Galaxy leaves out an address that Galaxy itself would free.", "docs/how-to/migration.md",
-		"cmd/kubectl-berth/transfer/galaxyimport/plan.go", `return decided(Stale, "its pod is gone, Galaxy frees it", attributeNote)`, `return decided(Create, "its pod is gone, Galaxy frees it", attributeNote)`,
+		"cmd/kubectl-berth/transfer/galaxyimport/plan.go", `return plan.Stale, plan.Join("its pod is gone, Galaxy frees it", attributeNote)`, `return plan.Create, plan.Join("its pod is gone, Galaxy frees it", attributeNote)`,
 		"cmd/kubectl-berth/transfer/galaxyimport", "TestAddress",
 	},
 	{

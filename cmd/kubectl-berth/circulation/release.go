@@ -107,16 +107,14 @@ func (o *releasing) prepare(call *command.Call) (err error) {
 }
 
 func (o *releasing) release(ctx context.Context, _ *command.Call) (*answer.Answer, error) {
-	var releases []freeing.Release
-	var err error
+	find := o.named
 	switch {
 	case o.file != "":
-		releases, err = o.ofReport(ctx)
+		find = o.ofReport
 	case o.age != "":
-		releases, err = o.retained(ctx)
-	default:
-		releases, err = o.named(ctx)
+		find = o.retained
 	}
+	releases, err := find(ctx)
 	if err != nil {
 		return nil, err
 	}

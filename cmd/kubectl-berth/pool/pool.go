@@ -18,7 +18,6 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
@@ -116,21 +115,17 @@ func all(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 func statusOf(object *v1alpha1.IPPool) Pool {
 	status := &object.Status
 	p := Pool{
-		Name: object.Name, Subnet: object.Spec.Subnet, Family: familyOf(object.Spec.Subnet), VLAN: object.Spec.VLAN,
+		Name: object.Name, Subnet: object.Spec.Subnet, Family: v1alpha1.IPv4, VLAN: object.Spec.VLAN,
 		Capacity: count(status.Capacity), Free: count(status.Free),
 		Counts: poolmap.Counts{Held: count(status.Allocated), Retained: count(status.Retained), Reserved: count(status.Reserved), Cooling: count(status.Cooling)},
+	}
+	if strings.Contains(p.Subnet, ":") {
+		p.Family = v1alpha1.IPv6
 	}
 	if ready := meta.FindStatusCondition(status.Conditions, v1alpha1.PoolReady); ready != nil {
 		p.Ready, p.Reason = string(ready.Status), ready.Reason
 	}
 	return p
-}
-
-func familyOf(subnet string) v1alpha1.IPFamily {
-	if strings.Contains(subnet, ":") {
-		return v1alpha1.IPv6
-	}
-	return v1alpha1.IPv4
 }
 
 func count(n int64) uint64 { return uint64(max(0, n)) }
@@ -189,23 +184,18 @@ func percent(part, whole uint64) string {
 }
 
 func families(out io.Writer, all []Pool) {
-	sums := map[v1alpha1.IPFamily]*Pool{}
-	pools := map[v1alpha1.IPFamily]int{}
-	for _, p := range all {
-		sum := sums[p.Family]
-		if sum == nil {
-			sum = &Pool{}
-			sums[p.Family] = sum
-		}
-		pools[p.Family]++
-		sum.Held += p.Taken()
-		sum.Capacity = add(sum.Capacity, p.Capacity)
-		sum.Free = add(sum.Free, p.Free)
-	}
 	fmt.Fprintln(out)
 	for _, family := range []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6} {
-		if sum := sums[family]; sum != nil {
-			fmt.Fprintf(out, "%s: %s, %s of %s addresses taken (%s), %s free\n", family, plural(pools[family], "pool"), number(sum.Held), number(sum.Capacity), percent(sum.Held, sum.Capacity), number(sum.Free))
+		n, sum := 0, Pool{}
+		for _, p := range all {
+			if p.Family == family {
+				n++
+				sum.Held += p.Taken()
+				sum.Capacity, sum.Free = add(sum.Capacity, p.Capacity), add(sum.Free, p.Free)
+			}
+		}
+		if n > 0 {
+			fmt.Fprintf(out, "%s: %s, %s of %s addresses taken (%s), %s free\n", family, plural(n, "pool"), number(sum.Held), number(sum.Capacity), percent(sum.Held, sum.Capacity), number(sum.Free))
 		}
 	}
 	fmt.Fprintln(out, legend)
@@ -213,12 +203,8 @@ func families(out io.Writer, all []Pool) {
 
 const legend = "# held by a pod   r retained   R reserved   c cooling down   . free"
 
-func add(a, b uint64) uint64 {
-	if a > math.MaxUint64-b {
-		return math.MaxUint64
-	}
-	return a + b
-}
+// add adds numbers up to the largest.
+func add(a, b uint64) uint64 { return a + min(b, math.MaxUint64-a) }
 
 func plural(n int, what string) string {
 	if n == 1 {
@@ -263,33 +249,26 @@ func look(ctx context.Context, call *command.Call) (*found, error) {
 	if err == nil {
 		f.nodes = new(int)
 		for i := range nodes.Items {
-			node := &nodes.Items[i]
-			if slices.Contains(snapshot.Reach(pools.InternalIPs(node), labels.Set(node.Labels)).Positions(), at) {
+			if f.pool.Serves(&nodes.Items[i]) {
 				*f.nodes++
 			}
 		}
 	}
-	for _, recorded := range []string{name, ""} { // an administrator may have named no pool
-		ips, _, err := call.FloatingIPs(ctx, "spec.pool="+recorded)
-		if err != nil {
-			return nil, err
-		}
-		for i := range ips {
-			f.uses.Add(&ips[i])
-		}
-	}
-	f.uses.Sort()
+	// An administrator may have named no pool, and addresses may be recorded under another pool's name.
 	status := &f.object.Status
-	if counted := poolmap.Count(f.pool, f.uses); counted.Taken() < count(status.Allocated+status.Retained+status.Reserved+status.Cooling) {
-		// Some of its addresses are recorded under another pool's name.
-		err := call.EachFloatingIP(ctx, "", func(ip *v1alpha1.FloatingIP) error {
-			f.uses.Add(ip)
-			return nil
-		})
-		if err != nil {
-			return nil, err
+	for _, selectors := range [][]string{{"spec.pool=" + name, "spec.pool="}, {""}} {
+		for _, selector := range selectors {
+			if err := call.EachFloatingIP(ctx, selector, func(ip *v1alpha1.FloatingIP) error {
+				f.uses.Add(ip)
+				return nil
+			}); err != nil {
+				return nil, err
+			}
 		}
 		f.uses.Sort()
+		if counted := poolmap.Count(f.pool, f.uses); counted.Taken() >= count(status.Allocated+status.Retained+status.Reserved+status.Cooling) {
+			break
+		}
 	}
 	return f, nil
 }

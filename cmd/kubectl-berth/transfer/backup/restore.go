@@ -301,10 +301,7 @@ func (p *planner) keeps(spec *v1alpha1.FloatingIPSpec) bool {
 	}
 	// A claim keeps preallocated addresses.
 	key := types.NamespacedName{Namespace: spec.Owner.Namespace, Name: spec.Owner.Name}
-	claim := p.claims[key]
-	if claim == nil {
-		claim = p.savedClaims[key]
-	}
+	claim := cmp.Or(p.claims[key], p.savedClaims[key])
 	return claim != nil && claim.Spec.Preallocate
 }
 
@@ -313,13 +310,8 @@ func (p *planner) brings(owner *v1alpha1.Owner) bool {
 }
 
 func (p *planner) cooldown(name string) time.Duration {
-	for _, all := range []map[string]*v1alpha1.IPPool{p.pools, p.savedPools} {
-		if pool := all[name]; pool != nil {
-			if pool.Spec.Cooldown == nil {
-				return 0
-			}
-			return pool.Spec.Cooldown.Duration
-		}
+	if pool := cmp.Or(p.pools[name], p.savedPools[name]); pool != nil && pool.Spec.Cooldown != nil {
+		return pool.Spec.Cooldown.Duration
 	}
 	return 0
 }

@@ -3,6 +3,7 @@
 package galaxyimport
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -39,13 +40,7 @@ func Kinds(ips []galaxy.FloatingIP, pods []*v1.Pod) []string {
 }
 
 func kindOf(keyType string) string {
-	switch keyType {
-	case galaxy.TypeStatefulSet:
-		return "statefulset"
-	case galaxy.TypeDeployment:
-		return "deployment"
-	}
-	return keyType
+	return cmp.Or(map[string]string{galaxy.TypeStatefulSet: "statefulset", galaxy.TypeDeployment: "deployment"}[keyType], keyType)
 }
 
 type cluster struct {

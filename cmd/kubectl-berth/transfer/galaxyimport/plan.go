@@ -102,25 +102,12 @@ type Workload struct {
 	Controller *metav1.OwnerReference
 }
 
-// The types of package plan.
+// The types of package plan. In an import, Update means that the object exists without a live pod, and a live pod has the
+// address from Galaxy; Stale that Galaxy itself would free the address, or should have; Skip that it cannot be imported.
 type (
 	Action = plan.Action
 	Item   = plan.Item
 	Plan   = plan.Plan
-)
-
-// The actions, with their meaning in an import.
-const (
-	Create = plan.Create
-	// Update: it exists without a live pod, and a live pod has the address from Galaxy.
-	Update   = plan.Update
-	Same     = plan.Same
-	Differs  = plan.Differs
-	Conflict = plan.Conflict
-	// Stale: Galaxy itself would free the address, or should have.
-	Stale = plan.Stale
-	// Skip: it cannot be imported.
-	Skip = plan.Skip
 )
 
 // Make returns the plan for an input. It does not modify the input. It returns an error if
@@ -176,7 +163,7 @@ func (p *planner) planIPs() []Item {
 		record := &p.input.IPs[i]
 		addr, err := record.Addr()
 		if err != nil {
-			items = append(items, Item{Action: Skip, Kind: kindIP, Name: record.Name, Note: err.Error()})
+			items = append(items, Item{Action: plan.Skip, Kind: kindIP, Name: record.Name, Note: err.Error()})
 			continue
 		}
 		if known[addr] {
@@ -225,9 +212,7 @@ func (p *planner) indexOf(addr netip.Addr, ip *v1alpha1.FloatingIP, key string, 
 func (p *planner) planAddress(addr netip.Addr, record *galaxy.FloatingIP) Item {
 	item := Item{Kind: kindIP, Name: v1alpha1.NameOf(addr)}
 	ip := p.newIP(addr, record)
-	d := p.decide(addr, record, ip)
-	item.Action, item.Note = d.action, strings.Join(d.notes, "; ")
-	if d.action != Create {
+	if item.Action, item.Note = p.decide(addr, record, ip); item.Action != plan.Create {
 		return item
 	}
 	if ip.Spec.Pool == "" {
@@ -237,7 +222,7 @@ func (p *planner) planAddress(addr netip.Addr, record *galaxy.FloatingIP) Item {
 	if existing := p.existingIPs[ip.Name]; existing != nil {
 		action, note := p.compare(ip, existing, record != nil)
 		item.Action, item.Note = action, plan.Join(note, item.Note)
-		if action == Update {
+		if action == plan.Update {
 			item.Seen = existing
 		}
 	}
@@ -267,16 +252,7 @@ func (p *planner) newIP(addr netip.Addr, record *galaxy.FloatingIP) *v1alpha1.Fl
 	return ip
 }
 
-type decision struct {
-	action Action
-	notes  []string
-}
-
-func decided(action Action, notes ...string) decision {
-	return decision{action, slices.DeleteFunc(notes, func(note string) bool { return note == "" })}
-}
-
-func (p *planner) decide(addr netip.Addr, record *galaxy.FloatingIP, ip *v1alpha1.FloatingIP) decision {
+func (p *planner) decide(addr netip.Addr, record *galaxy.FloatingIP, ip *v1alpha1.FloatingIP) (Action, string) {
 	if record == nil {
 		users := p.cluster.byAddress[addr]
 		if len(users) > 1 {
@@ -286,7 +262,7 @@ func (p *planner) decide(addr netip.Addr, record *galaxy.FloatingIP, ip *v1alpha
 	}
 	if record.Reserved() {
 		ip.Spec.Reserved, ip.Spec.Network = true, nil
-		return decided(Create, p.rivals(addr, nil))
+		return plan.Create, plan.Join(p.rivals(addr, nil))
 	}
 	key, keyErr := galaxy.ParseKey(record.Spec.Key)
 	attributes, err := record.Attributes()
@@ -311,9 +287,9 @@ func (p *planner) decide(addr netip.Addr, record *galaxy.FloatingIP, ip *v1alpha
 	case keyErr != nil:
 		return p.orphan(ip, keyErr.Error())
 	case p.cluster.isPending(key, attributes) && record.Spec.Policy == galaxy.PolicyPodDeleted:
-		return decided(Skip, "its pod is not bound to a node yet: run this again when it is", attributeNote)
+		return plan.Skip, plan.Join("its pod is not bound to a node yet: run this again when it is", attributeNote)
 	case record.Spec.Policy == galaxy.PolicyPodDeleted:
-		return decided(Stale, "its pod is gone, Galaxy frees it", attributeNote)
+		return plan.Stale, plan.Join("its pod is gone, Galaxy frees it", attributeNote)
 	case record.Spec.Policy != galaxy.PolicyImmutable && record.Spec.Policy != galaxy.PolicyNever:
 		return p.orphan(ip, fmt.Sprintf("policy %d is not known", record.Spec.Policy))
 	case key.Pool != "":
@@ -338,13 +314,13 @@ const decideYourself = "find the pod that the node routes it to, then correct Ga
 
 // contested decides about an address if a pod's annotation contradicts Galaxy's record or
 // another pod. The annotation alone proves nothing, because the pod's author can write it.
-func (p *planner) contested(ip *v1alpha1.FloatingIP, reason string, notes ...string) decision {
+func (p *planner) contested(ip *v1alpha1.FloatingIP, reason string, notes ...string) (Action, string) {
 	reason += ": " + decideYourself
 	if p.input.Options.ReserveOrphans {
 		ip.Spec.Reserved, ip.Spec.Network = true, nil
-		return decided(Create, append([]string{"reserved: " + reason}, notes...)...)
+		return plan.Create, plan.Join(append([]string{"reserved: " + reason}, notes...)...)
 	}
-	return decided(Conflict, append([]string{reason}, notes...)...)
+	return plan.Conflict, plan.Join(append([]string{reason}, notes...)...)
 }
 
 type held struct {
@@ -354,7 +330,7 @@ type held struct {
 
 // hold records an address for the live pod that uses it, by Galaxy's record or, without a
 // record, by the pod's annotations.
-func (p *planner) hold(ip *v1alpha1.FloatingIP, pod *v1.Pod, by *held, notes ...string) decision {
+func (p *planner) hold(ip *v1alpha1.FloatingIP, pod *v1.Pod, by *held, notes ...string) (Action, string) {
 	pool := pod.Annotations[galaxy.AnnotationPool]
 	policy := galaxy.PolicyNamed(pod.Annotations[galaxy.AnnotationReleasePolicy])
 	if by != nil {
@@ -376,7 +352,7 @@ func (p *planner) hold(ip *v1alpha1.FloatingIP, pod *v1.Pod, by *held, notes ...
 	ip.Spec.Pod = &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID}
 	ip.Spec.Node = pod.Spec.NodeName
 	ip.Spec.ExternallyAssigned = p.input.Options.ExternalAssigner
-	return decided(Create, notes...)
+	return plan.Create, plan.Join(notes...)
 }
 
 func (p *planner) rivals(addr netip.Addr, besides *v1.Pod) string {
@@ -401,26 +377,20 @@ func podNames(pods []*v1.Pod) string {
 }
 
 func policyOf(policy galaxy.Policy, otherwise v1alpha1.ReleasePolicy) v1alpha1.ReleasePolicy {
-	switch policy {
-	case galaxy.PolicyPodDeleted:
-		return v1alpha1.ReleasePodDeleted
-	case galaxy.PolicyImmutable:
-		return v1alpha1.ReleaseRetain
-	case galaxy.PolicyNever:
-		return v1alpha1.ReleaseNever
-	}
-	return otherwise
+	return cmp.Or(map[galaxy.Policy]v1alpha1.ReleasePolicy{
+		galaxy.PolicyPodDeleted: v1alpha1.ReleasePodDeleted, galaxy.PolicyImmutable: v1alpha1.ReleaseRetain, galaxy.PolicyNever: v1alpha1.ReleaseNever,
+	}[policy], otherwise)
 }
 
-func (p *planner) orphan(ip *v1alpha1.FloatingIP, reason string) decision {
+func (p *planner) orphan(ip *v1alpha1.FloatingIP, reason string) (Action, string) {
 	if !p.input.Options.ReserveOrphans {
-		return decided(Skip, reason)
+		return plan.Skip, plan.Join(reason)
 	}
 	ip.Spec.Reserved, ip.Spec.Network = true, nil
-	return decided(Create, "reserved: "+reason)
+	return plan.Create, plan.Join("reserved: " + reason)
 }
 
-func (p *planner) retainForClaim(ip *v1alpha1.FloatingIP, key galaxy.Key, notes ...string) decision {
+func (p *planner) retainForClaim(ip *v1alpha1.FloatingIP, key galaxy.Key, notes ...string) (Action, string) {
 	if err := galaxy.CheckClaimName(key.Pool); err != nil {
 		return p.orphan(ip, "Galaxy's pool "+err.Error())
 	}
@@ -433,10 +403,10 @@ func (p *planner) retainForClaim(ip *v1alpha1.FloatingIP, key galaxy.Key, notes 
 	}
 	p.giveToClaim(ip, namespace, key.Pool)
 	ip.Spec.LastPod = key.Pod
-	return decided(Create, notes...)
+	return plan.Create, plan.Join(notes...)
 }
 
-func (p *planner) retainForWorkload(ip *v1alpha1.FloatingIP, key galaxy.Key, attributes galaxy.Attributes, policy galaxy.Policy, notes ...string) decision {
+func (p *planner) retainForWorkload(ip *v1alpha1.FloatingIP, key galaxy.Key, attributes galaxy.Attributes, policy galaxy.Policy, notes ...string) (Action, string) {
 	owner, found, err := p.cluster.ownerNamed(key, attributes.NodeName)
 	if err != nil {
 		return p.orphan(ip, err.Error())
@@ -447,14 +417,14 @@ func (p *planner) retainForWorkload(ip *v1alpha1.FloatingIP, key galaxy.Key, att
 			if p.input.Options.ReserveOrphans {
 				return p.orphan(ip, gone)
 			}
-			return decided(Stale, gone+" any longer: Galaxy frees it, or failed to")
+			return plan.Stale, plan.Join(gone + " any longer: Galaxy frees it, or failed to")
 		}
 		notes = append(notes, gone+" now: kept for one of that name")
 	}
 	ip.Spec.Owner = &owner
 	ip.Spec.ReleasePolicy = policyOf(policy, "")
 	ip.Spec.LastPod = key.Pod
-	return decided(Create, notes...)
+	return plan.Create, plan.Join(notes...)
 }
 
 // compare compares the existing object of an address with the wanted one. recorded says
@@ -462,9 +432,9 @@ func (p *planner) retainForWorkload(ip *v1alpha1.FloatingIP, key galaxy.Key, att
 func (p *planner) compare(wanted, existing *v1alpha1.FloatingIP, recorded bool) (Action, string) {
 	if wanted.Spec.Reserved || existing.Spec.Reserved {
 		if wanted.Spec.Reserved == existing.Spec.Reserved {
-			return Same, ""
+			return plan.Same, ""
 		}
-		return Conflict, fmt.Sprintf("reserved is %t in Berth, %t in Galaxy", existing.Spec.Reserved, wanted.Spec.Reserved)
+		return plan.Conflict, fmt.Sprintf("reserved is %t in Berth, %t in Galaxy", existing.Spec.Reserved, wanted.Spec.Reserved)
 	}
 	sameOwner := existing.Spec.Owner != nil && ownerName(existing.Spec.Owner) == ownerName(wanted.Spec.Owner)
 	var holder *v1.Pod
@@ -476,13 +446,13 @@ func (p *planner) compare(wanted, existing *v1alpha1.FloatingIP, recorded bool) 
 		coolsDown := existing.Spec.Owner == nil && existing.Spec.ReleasedAt != nil
 		switch {
 		case holder != nil:
-			return Conflict, fmt.Sprintf("in Berth, pod %s/%s has it", holder.Namespace, holder.Name)
+			return plan.Conflict, fmt.Sprintf("in Berth, pod %s/%s has it", holder.Namespace, holder.Name)
 		case sameOwner || untouched || coolsDown:
-			return Update, "a pod got it from Galaxy since"
+			return plan.Update, "a pod got it from Galaxy since"
 		}
 	}
 	if !sameOwner {
-		return Conflict, "in Berth, it belongs to " + ownerText(existing)
+		return plan.Conflict, "in Berth, it belongs to " + ownerText(existing)
 	}
 	var fields []string
 	if podUID(wanted) != podUID(existing) {
@@ -495,9 +465,9 @@ func (p *planner) compare(wanted, existing *v1alpha1.FloatingIP, recorded bool) 
 		fields = append(fields, "owner.uid")
 	}
 	if len(fields) == 0 {
-		return Same, ""
+		return plan.Same, ""
 	}
-	return Differs, "in " + strings.Join(fields, ", ")
+	return plan.Differs, "in " + strings.Join(fields, ", ")
 }
 
 func podUID(ip *v1alpha1.FloatingIP) types.UID {
@@ -511,27 +481,21 @@ func podUID(ip *v1alpha1.FloatingIP) types.UID {
 func ownerName(owner *v1alpha1.Owner) v1alpha1.Owner {
 	name := *owner
 	name.UID, name.NamespaceUID = "", ""
-	group, _, isGroup := strings.Cut(owner.APIVersion, "/")
-	if !isGroup {
-		group = ""
-	}
-	name.APIVersion = group
+	name.APIVersion = schema.FromAPIVersionAndKind(owner.APIVersion, "").Group
 	return name
 }
 
 func ownerText(ip *v1alpha1.FloatingIP) string {
 	owner := ip.Spec.Owner
-	if owner == nil {
-		if ip.Spec.ReleasedAt != nil {
-			return "nobody: it cools down"
-		}
+	switch {
+	case owner == nil && ip.Spec.ReleasedAt != nil:
+		return "nobody: it cools down"
+	case owner == nil:
 		return "nobody"
+	case owner.PodName != "" && owner.PodName != owner.Name:
+		return owner.Text() + ", pod " + owner.PodName
 	}
-	text := fmt.Sprintf("%s %s/%s", owner.Kind, owner.Namespace, owner.Name)
-	if owner.PodName != "" && owner.PodName != owner.Name {
-		text += ", pod " + owner.PodName
-	}
-	return text
+	return owner.Text()
 }
 
 const (

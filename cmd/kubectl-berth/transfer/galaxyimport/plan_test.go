@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/plan"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
@@ -461,7 +462,7 @@ func TestExistingAddress(t *testing.T) {
 				if got != c.want {
 					t.Errorf("got %q, want %q", got, c.want)
 				}
-				if (item.Action == Update) != (item.Seen == in.ExistingIPs[0]) {
+				if (item.Action == plan.Update) != (item.Seen == in.ExistingIPs[0]) {
 					t.Errorf("%s with Seen = %v", item.Action, item.Seen)
 				}
 			})

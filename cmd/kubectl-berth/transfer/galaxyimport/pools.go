@@ -38,7 +38,7 @@ func (p *planner) planPools() ([]Item, error) {
 		created []*v1alpha1.IPPool
 	)
 	for _, pool := range wanted {
-		item := Item{Action: Create, Kind: kindPool, Name: pool.Name, Pool: pool}
+		item := Item{Action: plan.Create, Kind: kindPool, Name: pool.Name, Pool: pool}
 		if there := existing[pool.Name]; there != nil {
 			item.Action, item.Note = comparePools(pool, there)
 		} else {
@@ -50,14 +50,14 @@ func (p *planner) planPools() ([]Item, error) {
 	var errs []error
 	for i := range items {
 		item := &items[i]
-		if item.Action != Create {
+		if item.Action != plan.Create {
 			continue
 		}
 		if err := trial.Invalid(item.Name); err != nil {
 			errs = append(errs, fmt.Errorf("pool %s: %w", item.Name, err))
 		}
 		if overlaps := trial.Overlaps(item.Name); len(overlaps) > 0 {
-			item.Action = Conflict
+			item.Action = plan.Conflict
 			item.Note = fmt.Sprintf("IPPool %s has %s already", overlaps[0].With, overlaps[0].Range)
 			created = slices.DeleteFunc(created, func(pool *v1alpha1.IPPool) bool { return pool.Name == item.Name })
 		}
@@ -159,9 +159,9 @@ func comparePools(wanted, existing *v1alpha1.IPPool) (Action, string) {
 		}
 	}
 	if len(fields) == 0 {
-		return Same, ""
+		return plan.Same, ""
 	}
-	return Differs, "in " + strings.Join(fields, ", ")
+	return plan.Differs, "in " + strings.Join(fields, ", ")
 }
 
 const maxClaimSize = 10000
@@ -247,7 +247,7 @@ func (p *planner) planClaims() []Item {
 		objects[pool.Name] = pool
 		if len(p.poolUsers[pool.Name]) == 0 && !p.hasClaim(pool.Name) {
 			_, err := p.namespaceOf(pool.Name)
-			items = append(items, Item{Action: Skip, Kind: kindClaim, Name: pool.Name, Note: err.Error()})
+			items = append(items, Item{Action: plan.Skip, Kind: kindClaim, Name: pool.Name, Note: err.Error()})
 			continue
 		}
 		for _, namespace := range p.poolUsers[pool.Name] {
@@ -275,18 +275,18 @@ func (p *planner) hasClaim(name string) bool {
 }
 
 func (p *planner) planClaim(id types.NamespacedName, c *claim, object *galaxy.Pool) Item {
-	item := Item{Action: Create, Kind: kindClaim, Namespace: id.Namespace, Name: id.Name}
+	item := Item{Action: plan.Create, Kind: kindClaim, Namespace: id.Namespace, Name: id.Name}
 	if existing := p.existingClaims[id]; existing != nil {
-		item.Action = Same
+		item.Action = plan.Same
 		if int(existing.Spec.Size) < c.addresses {
 			c.small = true
-			item.Action = Conflict
+			item.Action = plan.Conflict
 			item.Note = fmt.Sprintf("its size is %d and Galaxy has %d addresses for it: raise it, or addresses without a pod would be freed", existing.Spec.Size, c.addresses)
 		}
 		return item
 	}
 	if err := galaxy.CheckClaimName(id.Name); err != nil {
-		item.Action, item.Note = Skip, "Galaxy's pool "+err.Error()
+		item.Action, item.Note = plan.Skip, "Galaxy's pool "+err.Error()
 		return item
 	}
 	size, preallocate, note := p.claimSize(id, c, object)
@@ -324,12 +324,12 @@ func (p *planner) claimSize(id types.NamespacedName, c *claim, object *galaxy.Po
 func (p *planner) guardClaims(items []Item) {
 	for i := range items {
 		item := &items[i]
-		if item.Action != Create || item.IP.Spec.Owner == nil || !item.IP.Spec.Owner.IsClaim() || item.IP.Spec.Pod != nil {
+		if item.Action != plan.Create || item.IP.Spec.Owner == nil || !item.IP.Spec.Owner.IsClaim() || item.IP.Spec.Pod != nil {
 			continue
 		}
 		id := types.NamespacedName{Namespace: item.IP.Spec.Owner.Namespace, Name: item.IP.Spec.Owner.Name}
 		if c := p.claims[id]; c != nil && c.small {
-			item.Action, item.IP = Skip, nil
+			item.Action, item.IP = plan.Skip, nil
 			item.Note = plan.Join(fmt.Sprintf("IPClaim %s is too small", id), item.Note)
 		}
 	}
