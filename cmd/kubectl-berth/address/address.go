@@ -148,8 +148,7 @@ func (l *look) ofAddresses(ctx context.Context, t *target.Target) ([]standing.Ad
 			return nil, err
 		}
 		for _, ip := range list {
-			addr, _ := v1alpha1.AddrOf(ip.Name) // the target has it
-			ips[addr] = ip
+			ips[ip.Addr()] = ip
 		}
 	}
 	found := make([]standing.Address, 0, len(addrs))
@@ -258,8 +257,7 @@ func (l *look) follow(ctx context.Context, t *target.Target) {
 			changed, err = l.of(ctx, ip, netip.Addr{})
 		case t.Kind == target.Addresses:
 			l.pools = nil // as they are now
-			addr, _ := v1alpha1.AddrOf(ip.Name)
-			changed, err = l.of(ctx, nil, addr)
+			changed, err = l.of(ctx, nil, ip.Addr())
 		default:
 			changed = standing.Address{Address: ip.Spec.Address, State: "Deleted", Pool: ip.Spec.Pool, Note: "it is no longer " + t.String() + "'s"}
 		}

@@ -55,13 +55,10 @@ func advise(err error) (inner, advice string) {
 }
 
 func lastOf(err error) string {
-	for {
-		inner := errors.Unwrap(err)
-		if inner == nil {
-			return err.Error()
-		}
+	for inner := err; inner != nil; inner = errors.Unwrap(inner) {
 		err = inner
 	}
+	return err.Error()
 }
 
 // noCluster is the server that client-go asks if the user configured no cluster.

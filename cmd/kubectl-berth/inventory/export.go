@@ -165,16 +165,16 @@ func (o *exporting) run(ctx context.Context, call *command.Call) error {
 	slices.SortFunc(rows, func(a, b Row) int { return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.Address, b.Address)) })
 	switch o.format {
 	case "csv":
-		err = writeCSV(call.Out, func(do func(*Row) error) error {
-			for i := range rows {
-				if err := do(&rows[i]); err != nil {
-					return err
-				}
+		err = writeCSV(call.Out, func(do func(*Row) error) (err error) {
+			for i := 0; i < len(rows) && err == nil; i++ {
+				err = do(&rows[i])
 			}
-			return nil
+			return err
 		})
 	case "json":
-		err = writeJSON(call.Out, rows)
+		encoder := json.NewEncoder(call.Out)
+		encoder.SetIndent("", "    ")
+		err = encoder.Encode(map[string]any{"apiVersion": answer.APIVersion, "kind": "AddressExport", "items": append([]Row{}, rows...)})
 	default:
 		return o.netBox(ctx, call, rows)
 	}
@@ -239,15 +239,6 @@ func (o *exporting) records(rows []Row, snapshot *pools.Snapshot) ([]netbox.Reco
 		return row.State == string(standing.Reserved) && row.Pod == "" && row.Owner == ""
 	})
 	return changes, foreign, err
-}
-
-func writeJSON(out io.Writer, rows []Row) error {
-	encoder := json.NewEncoder(out)
-	encoder.SetIndent("", "    ")
-	if rows == nil {
-		rows = []Row{}
-	}
-	return encoder.Encode(map[string]any{"apiVersion": answer.APIVersion, "kind": "AddressExport", "items": rows})
 }
 
 // record returns the row as NetBox imports it. It has no times, so it is the same until the address changes hands.

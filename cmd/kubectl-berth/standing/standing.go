@@ -71,25 +71,12 @@ func Of(ip *v1alpha1.FloatingIP) State {
 // RestsUntil returns when the cooldown of an address ends that has one; the zero time if
 // its pool is not known.
 func RestsUntil(ip *v1alpha1.FloatingIP, all []*v1alpha1.IPPool) time.Time {
-	if ip.Spec.ReleasedAt == nil {
-		return time.Time{}
-	}
 	for _, pool := range all {
-		if pool.Name == ip.Spec.Pool && pool.Spec.Cooldown != nil {
+		if ip.Spec.ReleasedAt != nil && pool.Name == ip.Spec.Pool && pool.Spec.Cooldown != nil {
 			return ip.Spec.ReleasedAt.Add(pool.Spec.Cooldown.Duration)
 		}
 	}
 	return time.Time{}
-}
-
-// waitsFor says which node an address at rest waits for, and until when at most; empty: its cooldown is
-// not over, or it waits for none.
-func waitsFor(ip *v1alpha1.FloatingIP, all []*v1alpha1.IPPool, now time.Time) (node string, until time.Time) {
-	last, over := ip.Spec.LastNode, RestsUntil(ip, all)
-	if last == nil || ip.Spec.ReleasedAt == nil || over.After(now) {
-		return "", time.Time{}
-	}
-	return last.Name, lastnode.Until(ip.Spec.ReleasedAt.Time, 0)
 }
 
 // Nobody is the state of an address without a FloatingIP, by the pools.
@@ -268,19 +255,26 @@ func (a *Address) NeedsPools() bool { return a.State == Cooling && !a.Conflict }
 func (a *Address) Cool(ip *v1alpha1.FloatingIP, all []*v1alpha1.IPPool, now time.Time) {
 	switch {
 	case !a.NeedsPools():
+		return
 	case ip.Spec.ReleasedAt == nil:
 		a.Note = "its FloatingIP names no owner, and stays until somebody deletes it: no pod gets the address"
+		return
+	}
+	until := RestsUntil(ip, all)
+	last := ip.Spec.LastNode
+	switch left := until.Sub(now); {
+	case left > 0:
+		a.Note = fmt.Sprintf("it was freed and cools down until %s (%s)", until.UTC().Format(time.RFC3339), duration.HumanDuration(left))
+	case last != nil && lastnode.Until(ip.Spec.ReleasedAt.Time, 0).After(now):
+		until = lastnode.Until(ip.Spec.ReleasedAt.Time, 0)
+		a.Note = lastnode.Text(a.Address, last.Name, until)
+	case until.IsZero():
+		a.Note = "it was freed and cools down"
 	default:
-		if node, until := waitsFor(ip, all, now); until.After(now) {
-			a.Note = lastnode.Text(a.Address, node, until)
-			a.CoolsUntil = &metav1.Time{Time: until}
-			return
-		}
-		until := RestsUntil(ip, all)
-		a.Note = coolingNote(until, now)
-		if !until.IsZero() {
-			a.CoolsUntil = &metav1.Time{Time: until}
-		}
+		a.Note = "it was freed, and its cooldown is over: berth-controller is about to delete the FloatingIP"
+	}
+	if !until.IsZero() {
+		a.CoolsUntil = &metav1.Time{Time: until}
 	}
 }
 
@@ -288,14 +282,4 @@ func (a *Address) Cool(ip *v1alpha1.FloatingIP, all []*v1alpha1.IPPool, now time
 func AddressOfNobody(addr netip.Addr, all []*v1alpha1.IPPool, compiled *pools.Snapshot) Address {
 	said := OfNobody(addr, all, compiled)
 	return Address{Address: addr.String(), State: said.State, Pool: said.Pool, Note: said.Because}
-}
-
-func coolingNote(until time.Time, now time.Time) string {
-	if until.IsZero() {
-		return "it was freed and cools down"
-	}
-	if left := until.Sub(now); left > 0 {
-		return fmt.Sprintf("it was freed and cools down until %s (%s)", until.UTC().Format(time.RFC3339), duration.HumanDuration(left))
-	}
-	return "it was freed, and its cooldown is over: berth-controller is about to delete the FloatingIP"
 }

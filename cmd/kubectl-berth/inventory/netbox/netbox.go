@@ -243,11 +243,11 @@ func (r *reader) page(results []result) error {
 func between(start, end string) (iprange.Range, error) {
 	first, err := address(start)
 	if err != nil {
-		return iprange.Range{}, err
+		return first, err
 	}
 	last, err := address(end)
 	if err != nil {
-		return iprange.Range{}, err
+		return last, err
 	}
 	return iprange.Parse(first.String() + "-" + last.String())
 }
@@ -360,32 +360,25 @@ func Changes(list []Entry, wanted []Record, mayFree func(netip.Addr) bool) (chan
 
 func isSame(a, b string) bool {
 	first, err := netip.ParsePrefix(a)
-	if err != nil {
-		return false
-	}
-	second, err := netip.ParsePrefix(b)
-	return err == nil && first == second
+	second, unread := netip.ParsePrefix(b)
+	return err == nil && unread == nil && first == second
 }
 
 // WriteCSV writes records for NetBox's import. withIDs: they are changes of NetBox's list.
 func WriteCSV(out io.Writer, records []Record, withIDs bool) error {
 	writer := csv.NewWriter(out)
-	row := func(id, address, status, description string) error {
-		cells := []string{id, address, status, description}
+	for i := -1; i < len(records); i++ {
+		cells := []string{columnID, columnAddress, columnStatus, columnDescription}
+		if i >= 0 {
+			r := &records[i]
+			if cells = []string{"", r.Address, r.Status, r.Description}; r.ID != 0 {
+				cells[0] = strconv.FormatInt(r.ID, 10)
+			}
+		}
 		if !withIDs {
 			cells = cells[1:]
 		}
-		return writer.Write(cells)
-	}
-	if err := row(columnID, columnAddress, columnStatus, columnDescription); err != nil {
-		return err
-	}
-	for i := range records {
-		r, id := &records[i], ""
-		if r.ID != 0 {
-			id = strconv.FormatInt(r.ID, 10)
-		}
-		if err := row(id, r.Address, r.Status, r.Description); err != nil {
+		if err := writer.Write(cells); err != nil {
 			return err
 		}
 	}
@@ -397,8 +390,5 @@ func WriteCSV(out io.Writer, records []Record, withIDs bool) error {
 func WriteJSON(out io.Writer, records []Record) error {
 	encoder := json.NewEncoder(out)
 	encoder.SetIndent("", "    ")
-	if records == nil {
-		records = []Record{}
-	}
-	return encoder.Encode(records)
+	return encoder.Encode(append([]Record{}, records...))
 }
