@@ -217,19 +217,16 @@ func (l *look) ofObject(ctx context.Context, t *target.Target) ([]standing.Addre
 		}
 		found = append(found, each)
 	}
-	slices.SortFunc(found, byPod)
+	slices.SortFunc(found, func(a, b standing.Address) int {
+		const last = "~" // those without a pod
+		one, _ := v1alpha1.AddrOf(a.Object)
+		other, _ := v1alpha1.AddrOf(b.Object)
+		return cmp.Or(strings.Compare(cmp.Or(a.Pod.String(), last), cmp.Or(b.Pod.String(), last)), one.Compare(other))
+	})
 	if len(found) == 0 {
 		return nil, l.nothing(ctx, t)
 	}
 	return found, nil
-}
-
-// byPod orders addresses by their pods; addresses without one come last.
-func byPod(a, b standing.Address) int {
-	const last = "~"
-	one, _ := v1alpha1.AddrOf(a.Object)
-	other, _ := v1alpha1.AddrOf(b.Object)
-	return cmp.Or(strings.Compare(cmp.Or(a.Pod.String(), last), cmp.Or(b.Pod.String(), last)), one.Compare(other))
 }
 
 // nothing says on stderr that an object has no address, or fails if there is no such object.
@@ -282,8 +279,11 @@ func (l *look) ofOwnPods(ctx context.Context, t *target.Target, missing error) (
 		}
 		is = is || t.Kind == "Pod"
 		names, _ := podrequest.NamesOf(pod)
+		if pod.Spec.NodeName == "" || pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed {
+			continue // a finished one gave its addresses back, and others may have them
+		}
 		for _, name := range names {
-			if addr, err := v1alpha1.AddrOf(name); err == nil && runsWith(pod) && (t.Kind != target.Addresses || t.Range.Contains(addr)) {
+			if addr, err := v1alpha1.AddrOf(name); err == nil && (t.Kind != target.Addresses || t.Range.Contains(addr)) {
 				found = append(found, ofPod(pod, addr))
 			}
 		}
@@ -301,12 +301,6 @@ func (l *look) ofOwnPods(ctx context.Context, t *target.Target, missing error) (
 		return nil, l.nothing(ctx, t)
 	}
 	return found, nil
-}
-
-// runsWith says whether a pod has the addresses that its annotation names: a finished one gave
-// them back, and others may have them.
-func runsWith(pod *v1.Pod) bool {
-	return pod.Spec.NodeName != "" && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed
 }
 
 func ofPod(pod *v1.Pod, addr netip.Addr) standing.Address {

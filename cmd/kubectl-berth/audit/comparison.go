@@ -199,7 +199,7 @@ func (c *comparison) compareAddress(ip *v1alpha1.FloatingIP) {
 	}
 	if ip.InConflict() {
 		c.add(Finding{Code: InConflict, Address: spec.Address, Objects: []Object{object}, Command: "kubectl describe floatingip " + ip.Name},
-			"", "%s: %s", spec.Address, conflictOf(ip))
+			"", "%s: %s", spec.Address, meta.FindStatusCondition(ip.Status.Conditions, v1alpha1.FloatingIPConflict).Message)
 	}
 	if spec.Node == "" || spec.Pod == nil {
 		return
@@ -233,13 +233,6 @@ func state(spec *v1alpha1.FloatingIPSpec) string {
 		return "cooling down"
 	}
 	return "of nobody"
-}
-
-func conflictOf(ip *v1alpha1.FloatingIP) string {
-	if condition := meta.FindStatusCondition(ip.Status.Conditions, v1alpha1.FloatingIPConflict); condition != nil {
-		return condition.Message
-	}
-	return ""
 }
 
 func (c *comparison) reach(node *v1.Node) *pools.Reach {

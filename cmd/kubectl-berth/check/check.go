@@ -119,7 +119,7 @@ const gcPercent = 25
 // validate refuses codes that do not exist: a misspelt one would be ignored silently.
 func (o *options) validate(*command.Call) error {
 	for _, code := range o.ignore {
-		if !slices.ContainsFunc(audit.Meanings(), func(m audit.Meaning) bool { return string(m.Code) == code }) {
+		if audit.Meanings[audit.Code(code)] == "" {
 			return fmt.Errorf("--ignore: there is no code %q: docs/reference/check.md lists them", code)
 		}
 	}
@@ -147,9 +147,9 @@ func answerOf(report *audit.Report) *answer.Answer {
 			fmt.Fprintln(out, paint.Green("Nothing was found")+" in "+of+".")
 		} else {
 			fmt.Fprintf(out, "\n%s in %s:\n", paint.Red(fmt.Sprintf("%d findings", len(report.Findings))), of)
-			for _, m := range audit.Meanings() {
-				if slices.ContainsFunc(report.Findings, func(f audit.Finding) bool { return f.Code == m.Code }) {
-					fmt.Fprintf(out, "%s: %s.\n", m.Code, m.Text)
+			for i, f := range report.Findings { // in the order of their codes
+				if i == 0 || report.Findings[i-1].Code != f.Code {
+					fmt.Fprintf(out, "%s: %s.\n", f.Code, audit.Meanings[f.Code])
 				}
 			}
 		}

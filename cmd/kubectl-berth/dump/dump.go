@@ -10,7 +10,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
 	"net/url"
@@ -97,7 +96,8 @@ func (o *options) dump(ctx context.Context) (err error) {
 		defer func() { err = errors.Join(err, file.Close()) }()
 		out = file
 	}
-	b := newBundle(out)
+	zip := gzip.NewWriter(out)
+	b := &bundle{zip: zip, tar: tar.NewWriter(zip), now: time.Now()}
 	b.addJSON("kubernetes/version.json", version)
 	o.addObjects(ctx, b)
 	pods := o.addPrograms(ctx, b, kube)
@@ -319,11 +319,6 @@ type bundle struct {
 	names []string
 	left  []string
 	err   error
-}
-
-func newBundle(out io.Writer) *bundle {
-	zip := gzip.NewWriter(out)
-	return &bundle{zip: zip, tar: tar.NewWriter(zip), now: time.Now()}
 }
 
 func (b *bundle) add(name string, text []byte) {

@@ -109,11 +109,10 @@ func (w *Why) withoutRight(err error) error {
 }
 
 func (w *Why) asks(r *ipam.Request) {
-	text := fmt.Sprintf("%d address", len(r.Parts))
+	text, limits := "1 address", []string{}
 	if len(r.Parts) > 1 {
-		text += "es"
+		text = fmt.Sprintf("%d addresses", len(r.Parts))
 	}
-	var limits []string
 	for _, part := range r.Parts {
 		if family := part.OnlyFamily(); family != "" {
 			limits = append(limits, string(family))
@@ -188,7 +187,11 @@ func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, sessionless 
 		if rejection == nil || !rejection.Unresolvable {
 			if reason := unfit(nodes[i].Name); reason != "" {
 				said = Node{Reason: reason}
-				causes[causeOfNode(reason)] = true
+				cause := CauseNode
+				if reason == ipam.ReasonNoAgent {
+					cause = CauseAgent
+				}
+				causes[cause] = true
 			}
 		}
 		serves = serves || said.Has
@@ -201,7 +204,12 @@ func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, sessionless 
 		slices.Sort(node.Names)
 		w.Nodes = append(w.Nodes, *node)
 	}
-	w.Cause = first(causes)
+	w.Cause = CausePool
+	for _, cause := range []Cause{CauseSession, CauseAgent, CauseNode, CauseOwner, CauseAddress} { // as nodes differ, what concerns most
+		if causes[cause] {
+			w.Cause = cause
+		}
+	}
 	slices.SortFunc(w.Nodes, func(a, b Node) int { return cmp.Compare(a.Names[0], b.Names[0]) })
 	switch {
 	case len(nodes) == 0:
@@ -238,13 +246,12 @@ func (w *Why) perPoolToDo() {
 }
 
 func schedulerSaid(pod *v1.Pod) *Said {
-	for i := range pod.Status.Conditions {
-		condition := &pod.Status.Conditions[i]
-		if condition.Type == v1.PodScheduled && condition.Status == v1.ConditionFalse {
-			return &Said{At: &condition.LastTransitionTime, Reason: condition.Reason, Text: condition.Message}
-		}
+	i := slices.IndexFunc(pod.Status.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.PodScheduled && c.Status == v1.ConditionFalse })
+	if i < 0 {
+		return nil
 	}
-	return nil
+	condition := &pod.Status.Conditions[i]
+	return &Said{At: &condition.LastTransitionTime, Reason: condition.Reason, Text: condition.Message}
 }
 
 func (w *Why) addEvents(events []v1.Event) {
@@ -252,13 +259,11 @@ func (w *Why) addEvents(events []v1.Event) {
 	for i := range events[:min(len(events), mostEvents)] {
 		w.Events = append(w.Events, Said{At: command.LastSeen(&events[i]), Reason: events[i].Reason, Text: events[i].Message})
 	}
-	var containers []v1.ContainerStatus
 	if w.pod != nil {
-		containers = w.pod.Status.ContainerStatuses
-	}
-	for _, status := range containers {
-		if waiting := status.State.Waiting; waiting != nil && waiting.Message != "" {
-			w.Events = append(w.Events, Said{Reason: waiting.Reason, Text: "container " + status.Name + ": " + waiting.Message})
+		for _, status := range w.pod.Status.ContainerStatuses {
+			if waiting := status.State.Waiting; waiting != nil && waiting.Message != "" {
+				w.Events = append(w.Events, Said{Reason: waiting.Reason, Text: "container " + status.Name + ": " + waiting.Message})
+			}
 		}
 	}
 	// Of a Service that has its addresses they are of before.
@@ -273,17 +278,11 @@ func (w *Why) addEvents(events []v1.Event) {
 }
 
 func (w *Why) answer(now time.Time) *answer.Answer {
-	return &answer.Answer{
-		Kind: "Why", Content: w, Names: []string{w.name()},
-		Text: func(out io.Writer, paint answer.Paint) { w.print(out, paint, now) },
-	}
-}
-
-func (w *Why) name() string {
+	name := "pod/" + w.Pod
 	if w.Service != "" {
-		return "service/" + w.Service
+		name = "service/" + w.Service
 	}
-	return "pod/" + w.Pod
+	return &answer.Answer{Kind: "Why", Content: w, Names: []string{name}, Text: func(out io.Writer, paint answer.Paint) { w.print(out, paint, now) }}
 }
 
 func (w *Why) print(out io.Writer, paint answer.Paint, now time.Time) {
@@ -302,17 +301,14 @@ func (w *Why) print(out io.Writer, paint answer.Paint, now time.Time) {
 		fmt.Fprintf(out, "%s: %s\n", paint.Red("Problem"), w.Problem)
 	}
 	w.tables(out)
-	switch {
-	case w.Scheduler == nil:
-	case w.repeats(w.Scheduler.Text):
-		fmt.Fprintf(out, "\nThe scheduler said the same%s.\n", ago(w.Scheduler.At, now))
-	default:
-		fmt.Fprintf(out, "\nThe scheduler said%s: %s\n", ago(w.Scheduler.At, now), w.Scheduler.Text)
+	if said := w.Scheduler; said != nil && w.repeats(said.Text) {
+		fmt.Fprintf(out, "\nThe scheduler said the same%s.\n", ago(said.At, now))
+	} else if said != nil {
+		fmt.Fprintf(out, "\nThe scheduler said%s: %s\n", ago(said.At, now), said.Text)
 	}
 	for i, event := range w.Events {
-		same := slices.ContainsFunc(w.Events[:i], func(before Said) bool { return before.Text == event.Text })
 		switch {
-		case same:
+		case slices.ContainsFunc(w.Events[:i], func(before Said) bool { return before.Text == event.Text }):
 		case strings.HasSuffix(w.Problem, event.Text):
 			fmt.Fprintf(out, "\nThat was said%s.\n", ago(event.At, now))
 		default:
@@ -320,10 +316,7 @@ func (w *Why) print(out io.Writer, paint answer.Paint, now time.Time) {
 		}
 	}
 	if len(w.ToDo) > 0 {
-		fmt.Fprintln(out, "\nWhat to do:")
-	}
-	for _, todo := range w.ToDo {
-		fmt.Fprintln(out, "  -", todo)
+		fmt.Fprintln(out, "\nWhat to do:\n  -", strings.Join(w.ToDo, "\n  - "))
 	}
 	if w.Missing != "" {
 		fmt.Fprintf(out, "\nMore is not said, because %s.\n", w.Missing)
@@ -332,18 +325,15 @@ func (w *Why) print(out io.Writer, paint answer.Paint, now time.Time) {
 
 // tables prints the addresses, the pools and the nodes. What a pool lacks stands in its row, and not again in the nodes'.
 func (w *Why) tables(out io.Writer) {
-	addresses := answer.NewTable("Address", "Pool", "Problem")
-	if w.Service != "" {
-		addresses = answer.NewTable("Address", "Pool", "Nodes", "Problem")
-	}
-	for i := range w.Addresses {
-		a := &w.Addresses[i]
+	addresses, ofPod := answer.NewTable("Address", "Pool", "Nodes", "Problem"), answer.NewTable("Address", "Pool", "Problem")
+	for _, a := range w.Addresses {
 		if w.Service != "" {
 			addresses.Add(a.Address, a.Pool, few(a.Nodes), a.Problem)
 		} else {
-			addresses.Add(a.Address, a.Pool, a.Problem)
+			ofPod.Add(a.Address, a.Pool, a.Problem)
 		}
 	}
+	ofPod.Print(out)
 	addresses.Print(out)
 	pools, above := answer.NewTable("Pool", "Nodes", "Has an address", "Why"), []string{}
 	for i := range w.Pools {
@@ -428,22 +418,6 @@ func causeOf(lack ipam.Lack) Cause {
 		return CauseAddress
 	case lack&ipam.LackOwner != 0:
 		return CauseOwner
-	}
-	return CausePool
-}
-
-func causeOfNode(reason string) Cause {
-	if reason == ipam.ReasonNoAgent {
-		return CauseAgent
-	}
-	return CauseNode
-}
-
-func first(causes map[Cause]bool) Cause {
-	for _, cause := range []Cause{CauseAddress, CauseOwner, CauseNode, CauseAgent, CauseSession} {
-		if causes[cause] {
-			return cause
-		}
 	}
 	return CausePool
 }
@@ -628,11 +602,8 @@ func waitingAnswer(groups []Group, now time.Time) *answer.Answer {
 			fmt.Fprintln(out, "No pod waits for an address.")
 			return
 		}
-		fmt.Fprintln(out, "\nWhat to do:")
-		for _, text := range todo {
-			fmt.Fprintln(out, "  -", text)
-		}
-		fmt.Fprintf(out, "  - about one of them: kubectl berth why %s -n %s\n", groups[0].Pods[0], groups[0].Namespace)
+		todo = append(todo, fmt.Sprintf("about one of them: kubectl berth why %s -n %s", groups[0].Pods[0], groups[0].Namespace))
+		fmt.Fprintln(out, "\nWhat to do:\n  -", strings.Join(todo, "\n  - "))
 	}
 	return a
 }

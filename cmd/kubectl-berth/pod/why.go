@@ -162,7 +162,7 @@ func (l *look) tell(ctx context.Context) (*Why, error) {
 func (l *look) waits(ctx context.Context, told *Why) error {
 	pod := l.pod
 	told.Says = "The pod waits to be bound."
-	unseen := false
+	unseen := pod.Spec.SchedulerName == v1.DefaultSchedulerName || len(pod.Spec.SchedulingGates) > 0
 	defer func() {
 		if unseen {
 			told.Cause = CauseScheduler
@@ -170,14 +170,12 @@ func (l *look) waits(ctx context.Context, told *Why) error {
 	}()
 	if pod.Spec.SchedulerName == v1.DefaultSchedulerName {
 		told.Problem = "the pod's schedulerName is " + v1.DefaultSchedulerName + ", which is not Berth's scheduler unless it was configured so"
-		unseen = true
 		told.do("set spec.schedulerName: berth-scheduler in the pod template: Berth's scheduler sees only pods that name it")
 	} else if told.Scheduler == nil {
 		told.do("no scheduler has looked at the pod yet: if that lasts, see whether scheduler %q runs: kubectl get pods -n berth-system", pod.Spec.SchedulerName)
 	}
 	if len(pod.Spec.SchedulingGates) > 0 {
 		told.Problem = fmt.Sprintf("the pod has scheduling gates, such as %s: no scheduler looks at it", pod.Spec.SchedulingGates[0].Name)
-		unseen = true
 	}
 	request, err := ipam.RequestOfPod(l.reader, pod, l.Between(ctx), func(name string) (metav1.Object, error) {
 		return l.Kube.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})

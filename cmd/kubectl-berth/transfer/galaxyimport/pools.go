@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -245,7 +246,7 @@ func (p *planner) planClaims() []Item {
 	for i := range p.input.Pools {
 		pool := &p.input.Pools[i]
 		objects[pool.Name] = pool
-		if len(p.poolUsers[pool.Name]) == 0 && !p.hasClaim(pool.Name) {
+		if len(p.poolUsers[pool.Name]) == 0 && !slices.ContainsFunc(slices.Collect(maps.Keys(p.claims)), func(id types.NamespacedName) bool { return id.Name == pool.Name }) {
 			_, err := p.namespaceOf(pool.Name)
 			items = append(items, Item{Action: plan.Skip, Kind: kindClaim, Name: pool.Name, Note: err.Error()})
 			continue
@@ -263,15 +264,6 @@ func (p *planner) planClaims() []Item {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
 	return items
-}
-
-func (p *planner) hasClaim(name string) bool {
-	for id := range p.claims {
-		if id.Name == name {
-			return true
-		}
-	}
-	return false
 }
 
 func (p *planner) planClaim(id types.NamespacedName, c *claim, object *galaxy.Pool) Item {
