@@ -83,14 +83,12 @@ const kind = "ReleaseList"
 
 func (o *releasing) prepare(call *command.Call) (err error) {
 	o.Call = call
-	given := 0
+	given := map[bool]int{}
 	for _, is := range []bool{len(call.Args) > 0, o.age != "", o.file != ""} {
-		if is {
-			given++
-		}
+		given[is]++
 	}
 	switch {
-	case given != 1:
+	case given[true] != 1:
 		return errors.New("name addresses, or give --retained-longer-than or -f: exactly one of the three")
 	case o.pool != "" && o.age == "":
 		return errors.New("--pool is for --retained-longer-than")

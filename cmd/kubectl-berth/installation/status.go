@@ -241,12 +241,7 @@ func (s *Status) answer() *answer.Answer {
 	for _, p := range s.Programs {
 		table.Add(p.Name, fmt.Sprintf("%d/%d", p.Ready, p.Wanted), p.Leader, strings.Join(p.Images, " "))
 	}
-	bound := 0
-	for _, p := range s.AdmissionPolicies {
-		if p.Bound {
-			bound++
-		}
-	}
+	bound := len(slices.DeleteFunc(slices.Clone(s.AdmissionPolicies), func(p audit.AdmissionPolicy) bool { return !p.Bound }))
 	if len(s.AdmissionPolicies) > 0 {
 		table.Add("admission policies", fmt.Sprintf("%d/%d", bound, len(s.AdmissionPolicies)), "", "")
 	}

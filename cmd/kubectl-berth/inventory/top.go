@@ -35,11 +35,6 @@ const topExamples = `  # The fullest pools
   # Which owners retain addresses without using them?
   kubectl berth top owners --sort retained`
 
-type topOptions struct {
-	sort string
-	most int
-}
-
 // byPools is the kind that is not counted here: its status has the numbers.
 const byPools = "pools"
 
@@ -47,28 +42,33 @@ var topKinds = []string{byPools, Nodes, Namespaces, Owners}
 
 // NewTop returns the command top.
 func NewTop() command.Command {
-	o := &topOptions{}
+	var (
+		sort string
+		most int
+	)
 	return command.Command{
 		Use: "top pools | nodes | namespaces | owners", Short: "Prints who has most addresses", Long: topLong, Example: topExamples,
 		ValidArgs:     topKinds,
 		CompleteFlags: map[string]command.Completion{"sort": command.Words(slices.Sorted(maps.Keys(sorts))...)},
 		Args:          command.Exactly(1),
 		Flags: func(flags *pflag.FlagSet) {
-			flags.StringVar(&o.sort, "sort", "total", "What comes first: most in total, held or retained; or oldest, by the longest retained address.")
-			flags.IntVar(&o.most, "most", 20, "Number of lines; 0: all.")
+			flags.StringVar(&sort, "sort", "total", "What comes first: most in total, held or retained; or oldest, by the longest retained address.")
+			flags.IntVar(&most, "most", 20, "Number of lines; 0: all.")
 		},
 		Prepare: func(call *command.Call) error {
 			switch {
 			case !slices.Contains(topKinds, call.Args[0]):
 				return errors.New("say of what: " + strings.Join(topKinds, ", "))
-			case sorts[o.sort] == nil:
-				return fmt.Errorf("--sort: %q is none of total, held, retained, oldest", o.sort)
-			case o.most < 0:
-				return fmt.Errorf("--most: %d is negative: 0 prints all", o.most)
+			case sorts[sort] == nil:
+				return fmt.Errorf("--sort: %q is none of total, held, retained, oldest", sort)
+			case most < 0:
+				return fmt.Errorf("--most: %d is negative: 0 prints all", most)
 			}
 			return nil
 		},
-		Answer: o.top,
+		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+			return top(ctx, call, sort, most)
+		},
 	}
 }
 
@@ -87,7 +87,7 @@ func oldest(s Share) time.Time {
 	return *s.OldestRetained
 }
 
-func (o *topOptions) top(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+func top(ctx context.Context, call *command.Call, sort string, most int) (*answer.Answer, error) {
 	var shares []Share
 	var err error
 	kind := call.Args[0]
@@ -104,9 +104,9 @@ func (o *topOptions) top(ctx context.Context, call *command.Call) (*answer.Answe
 	if err != nil {
 		return nil, err
 	}
-	slices.SortStableFunc(shares, sorts[o.sort])
-	if o.most > 0 && len(shares) > o.most {
-		shares = shares[:o.most]
+	slices.SortStableFunc(shares, sorts[sort])
+	if most > 0 && len(shares) > most {
+		shares = shares[:most]
 	}
 	if len(shares) == 0 && call.ForPeople {
 		fmt.Fprintln(call.ErrOut, "Nobody has an address.")

@@ -4,6 +4,7 @@
 package preflight
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -50,9 +51,9 @@ const Kind = "PreflightReport"
 
 // Report is the content of -o json.
 type Report struct {
-	Kubernetes string           `json:"kubernetes"`
-	Nodes      []Node           `json:"nodes"`
-	Problems   []answer.Problem `json:"problems"`
+	Kubernetes string          `json:"kubernetes"`
+	Nodes      []Node          `json:"nodes"`
+	Problems   answer.Problems `json:"problems"`
 }
 
 // Node is a node with what was found there.
@@ -107,19 +108,17 @@ func readPools(call *command.Call, name string) ([]v1alpha1.IPPool, error) {
 		return nil, err
 	}
 	var all []v1alpha1.IPPool
-	documents := yaml.NewYAMLOrJSONDecoder(strings.NewReader(string(text)), 4096)
-	for {
+	for documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096); ; {
 		var pool v1alpha1.IPPool
-		err := documents.Decode(&pool)
-		if errors.Is(err, io.EOF) {
+		if err = documents.Decode(&pool); err != nil {
 			break
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 		if pool.Kind == "IPPool" {
 			all = append(all, pool)
 		}
+	}
+	if !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	if len(all) == 0 {
 		return nil, fmt.Errorf("%s has no IPPool", name)
@@ -127,12 +126,8 @@ func readPools(call *command.Call, name string) ([]v1alpha1.IPPool, error) {
 	return all, nil
 }
 
-func (r *Report) problem(do, format string, args ...any) {
-	r.Problems = append(r.Problems, answer.Problem{Text: fmt.Sprintf(format, args...), Command: do})
-}
-
 func (o options) look(ctx context.Context, call *command.Call, own []v1alpha1.IPPool) (*Report, error) {
-	r := &Report{Nodes: []Node{}, Problems: []answer.Problem{}}
+	r := &Report{Nodes: []Node{}, Problems: answer.Problems{}}
 	if err := r.version(call); err != nil {
 		return nil, err
 	}
@@ -163,40 +158,45 @@ func (r *Report) version(call *command.Call) error {
 	r.Kubernetes = version.GitVersion
 	minor, err := strconv.Atoi(strings.TrimRight(version.Minor, "+"))
 	if err != nil || version.Major != "1" || minor < oldest || minor > newest {
-		r.problem("", "Kubernetes is %s; Berth was tried with 1.%d to 1.%d", version.GitVersion, oldest, newest)
+		r.Problems.Add("", "Kubernetes is %s; Berth was tried with 1.%d to 1.%d", version.GitVersion, oldest, newest)
 	}
 	return nil
 }
 
 func (r *Report) pools(ctx context.Context, call *command.Call, all []v1alpha1.IPPool, nodes []v1.Node) error {
 	taken := map[netip.Prefix]string{}
+	take := func(text, of string) {
+		if network, err := netip.ParsePrefix(text); err == nil {
+			taken[network] = of
+		}
+	}
 	services, err := call.Kube.NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("list ServiceCIDRs: %w", err)
 	}
 	for _, s := range services.Items {
 		for _, text := range s.Spec.CIDRs {
-			note(taken, text, "the network of Services")
+			take(text, "the network of Services")
 		}
 	}
 	for _, n := range nodes {
 		for _, text := range n.Spec.PodCIDRs {
-			note(taken, text, "the network of pods of "+n.Name)
+			take(text, "the network of pods of "+n.Name)
 		}
 	}
 	for i := range all {
 		pool, err := pools.Alone(&all[i])
 		if err != nil {
-			r.problem("", "pool %s: %v", all[i].Name, err)
+			r.Problems.Add("", "pool %s: %v", all[i].Name, err)
 			continue
 		}
 		for _, network := range slices.SortedFunc(maps.Keys(taken), netip.Prefix.Compare) {
 			if network.Overlaps(pool.Subnet) {
-				r.problem("", "pool %s: its subnet %s overlaps with %s, %s", pool.Name, pool.Subnet, taken[network], network)
+				r.Problems.Add("", "pool %s: its subnet %s overlaps with %s, %s", pool.Name, pool.Subnet, taken[network], network)
 			}
 		}
 		if !slices.ContainsFunc(nodes, func(n v1.Node) bool { return pool.Serves(&n) }) {
-			r.problem("", "pool %s serves no node: none has an InternalIP in its nodeSubnets and the labels of its nodeSelector", pool.Name)
+			r.Problems.Add("", "pool %s serves no node: none has an InternalIP in its nodeSubnets and the labels of its nodeSelector", pool.Name)
 		}
 		r.addresses(pool)
 	}
@@ -208,17 +208,11 @@ func (r *Report) addresses(pool *pools.Pool) {
 		for _, own := range n.Addresses {
 			switch {
 			case pool.Ranges.Contains(own.Addr()):
-				r.problem("leave it out: spec.exclude of the pool", "pool %s has the address %s of node %s", pool.Name, own.Addr(), n.Name)
+				r.Problems.Add("leave it out: spec.exclude of the pool", "pool %s has the address %s of node %s", pool.Name, own.Addr(), n.Name)
 			case own.Addr() == pool.Gateway:
-				r.problem("", "pool %s: its gateway %s is node %s itself", pool.Name, pool.Gateway, n.Name)
+				r.Problems.Add("", "pool %s: its gateway %s is node %s itself", pool.Name, pool.Gateway, n.Name)
 			}
 		}
-	}
-}
-
-func note(taken map[netip.Prefix]string, text, of string) {
-	if network, err := netip.ParsePrefix(text); err == nil {
-		taken[network] = of
 	}
 }
 
@@ -245,11 +239,9 @@ func (r *Report) nodes(ctx context.Context, call *command.Call, o options, all [
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
-		gone := call.Kube.CoreV1().Namespaces().Delete(ctx, namespace.Name, metav1.DeleteOptions{})
-		if gone != nil {
-			gone = fmt.Errorf("delete the namespace %s: %w", namespace.Name, gone)
+		if gone := call.Kube.CoreV1().Namespaces().Delete(ctx, namespace.Name, metav1.DeleteOptions{}); gone != nil {
+			err = errors.Join(err, fmt.Errorf("delete the namespace %s: %w", namespace.Name, gone))
 		}
-		err = errors.Join(err, gone)
 	}()
 	pods := call.Kube.CoreV1().Pods(namespace.Name)
 	fmt.Fprintf(call.ErrOut, "Looks at %d nodes, with pods in namespace %s.\n", len(all), namespace.Name)
@@ -264,10 +256,10 @@ func (r *Report) nodes(ctx context.Context, call *command.Call, o options, all [
 			err = json.Unmarshal(said, &node.Preflight)
 		}
 		if err != nil {
-			r.problem("", "%s was not looked at: %s", name, why(made[name], said))
+			r.Problems.Add("", "%s was not looked at: %s", name, why(made[name], said))
 		}
 		for _, p := range node.Problems {
-			r.Problems = append(r.Problems, answer.Problem{Text: name + ": " + p.Text, Command: p.Do})
+			r.Problems.Add(p.Do, "%s: %s", name, p.Text)
 		}
 		r.Nodes = append(r.Nodes, node)
 	}
