@@ -44,20 +44,19 @@ const examples = `  # Which sessions are down, and why?
   # The sessions of a node
   kubectl berth bgp --node node-7`
 
-// Report is the content of -o json.
-type Report struct {
+type report struct {
 	// Address is the one that was asked about, and Holder the node that carries it by its FloatingIP.
 	Address string `json:"address,omitempty"`
 	Holder  string `json:"holder,omitempty"`
 	// Speakers counts the pods of berth-speaker that were asked.
 	Speakers int       `json:"speakers"`
-	Sessions []Session `json:"sessions"`
+	Sessions []session `json:"sessions"`
 	// Unknown lists open questions.
 	Unknown []string `json:"unknown,omitempty"`
 }
 
-// Session is one of a node. With an address there are those of nodes that carry it.
-type Session struct {
+// session is one of a node. With an address there are those of nodes that carry it.
+type session struct {
 	Node string `json:"node"`
 	status.Peer
 }
@@ -73,7 +72,7 @@ func New() command.Command {
 		},
 		CompleteFlags: map[string]command.Completion{"node": command.Names("Node")},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			r := &Report{Sessions: []Session{}}
+			r := &report{Sessions: []session{}}
 			name, err := call.ObjectOf(ctx, "--node", only, "Node")
 			if err != nil {
 				return nil, err
@@ -108,7 +107,7 @@ func Ask(ctx context.Context, port command.Port, pod *v1.Pod) (*status.Status, e
 	})
 }
 
-func (r *Report) add(ctx context.Context, call *command.Call, port command.Port, node string, addr netip.Addr) error {
+func (r *report) add(ctx context.Context, call *command.Call, port command.Port, node string, addr netip.Addr) error {
 	pods, err := call.Programs(ctx, status.Selector, node)
 	if err != nil {
 		return err
@@ -116,24 +115,24 @@ func (r *Report) add(ctx context.Context, call *command.Call, port command.Port,
 	pods = slices.DeleteFunc(pods, func(pod *v1.Pod) bool { return pod.Spec.NodeName == "" })
 	r.Speakers = len(pods)
 	r.Unknown = command.AskPods(pods, "which sessions node %s has", func(pod *v1.Pod) (*status.Status, error) { return Ask(ctx, port, pod) }, func(_ *v1.Pod, said *status.Status) {
-		if addr.IsValid() && !Carries(said, addr) {
+		if addr.IsValid() && !carries(said, addr) {
 			return
 		}
 		for _, peer := range said.Peers {
-			r.Sessions = append(r.Sessions, Session{said.Node, peer})
+			r.Sessions = append(r.Sessions, session{said.Node, peer})
 		}
 		if addr.IsValid() && len(said.Peers) == 0 {
-			r.Sessions = append(r.Sessions, Session{Node: said.Node, Peer: status.Peer{Exported: []status.Exported{}, Error: "no BGPPeer selects the node"}})
+			r.Sessions = append(r.Sessions, session{Node: said.Node, Peer: status.Peer{Exported: []status.Exported{}, Error: "no BGPPeer selects the node"}})
 		}
 	})
-	slices.SortFunc(r.Sessions, func(a, b Session) int {
+	slices.SortFunc(r.Sessions, func(a, b session) int {
 		return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Name, b.Name))
 	})
 	return nil
 }
 
-// Carries returns whether table 98 of the speaker's node has an address.
-func Carries(said *status.Status, addr netip.Addr) bool {
+// carries returns whether table 98 of the speaker's node has an address.
+func carries(said *status.Status, addr netip.Addr) bool {
 	return slices.ContainsFunc(said.Carried, func(c status.Carried) bool { return c.Address == addr })
 }
 
@@ -150,7 +149,7 @@ func Announced(peer *status.Peer, address string) *status.Exported {
 	return nil
 }
 
-func (r *Report) problems() (all answer.Problems) {
+func (r *report) problems() (all answer.Problems) {
 	if r.Address != "" {
 		return r.addressProblems()
 	}
@@ -168,7 +167,7 @@ func (r *Report) problems() (all answer.Problems) {
 	return all
 }
 
-func (r *Report) addressProblems() (all answer.Problems) {
+func (r *report) addressProblems() (all answer.Problems) {
 	by := map[string]bool{}
 	for i := range r.Sessions {
 		if Announced(&r.Sessions[i].Peer, r.Address) != nil {
@@ -176,7 +175,7 @@ func (r *Report) addressProblems() (all answer.Problems) {
 		}
 	}
 	trace := "kubectl berth trace " + r.Address + " --node"
-	carried := slices.ContainsFunc(r.Sessions, func(s Session) bool { return s.Node == r.Holder })
+	carried := slices.ContainsFunc(r.Sessions, func(s session) bool { return s.Node == r.Holder })
 	switch {
 	case r.Holder == "" || by[r.Holder] || r.Speakers == 0:
 	case len(r.Unknown) > 0 && !carried:
@@ -194,7 +193,7 @@ func (r *Report) addressProblems() (all answer.Problems) {
 	return all
 }
 
-func (r *Report) answer(now time.Time) *answer.Answer {
+func (r *report) answer(now time.Time) *answer.Answer {
 	a := &answer.Answer{Kind: "BGPReport", Content: r, Table: r.table(now)}
 	for i := range r.Sessions {
 		if name := answer.NameOf("BGPPeer", r.Sessions[i].Name); name != "" && !slices.Contains(a.Names, name) {
@@ -221,7 +220,7 @@ func (r *Report) answer(now time.Time) *answer.Answer {
 }
 
 // table has the sessions or, of an address, the announcements.
-func (r *Report) table(now time.Time) *answer.Table {
+func (r *report) table(now time.Time) *answer.Table {
 	table := answer.NewTable("Node", "Peer", "Router", "+Router ASN", "State", "Since", "Announces", "Receives", "Why")
 	if r.Address != "" {
 		table = answer.NewTable("Node", "Peer", "Router", "State", "MED", "Local pref", "Communities", "Why")

@@ -145,7 +145,7 @@ Node node1, which should have 10.99.0.12, does not carry it
 			if test.addr != "" {
 				addr = netip.MustParseAddr(test.addr)
 			}
-			r := &Report{Address: test.addr, Holder: test.holder, Sessions: []Session{}}
+			r := &report{Address: test.addr, Holder: test.holder, Sessions: []session{}}
 			if err := r.add(t.Context(), &command.Call{Kube: fake.NewClientset(test.pods...), System: "berth-system"}, test.says, "", addr); err != nil {
 				t.Fatal(err)
 			}

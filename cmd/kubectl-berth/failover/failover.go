@@ -55,16 +55,16 @@ type Report struct {
 	Failover *status.Status `json:"failover,omitempty"`
 	// Replicas counts the pods of berth-failover.
 	Replicas int       `json:"replicas"`
-	Waiting  []Waiting `json:"waiting"`
+	Waiting  []waiting `json:"waiting"`
 	// Unknown lists open questions.
 	Unknown []string `json:"unknown,omitempty"`
 }
 
-// Kind of a Report.
-const Kind = "FailoverReport"
+// kind of a Report.
+const kind = "FailoverReport"
 
-// Waiting is an address that a pod is to have on a node, where the node does not answer for it.
-type Waiting struct {
+// waiting is an address that a pod is to have on a node, where the node does not answer for it.
+type waiting struct {
 	Node string `json:"node"`
 	// Pod is empty where the FloatingIP names none, or cannot be read.
 	Pod string `json:"pod,omitempty"`
@@ -78,7 +78,7 @@ func New() command.Command {
 		Found: "a node is suspect or an address waits", Programs: true,
 		Below: []command.Command{newTake(), newResume()},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			l, r := &look{call, call.Ports()}, &Report{Waiting: []Waiting{}}
+			l, r := &look{call, call.Ports()}, &Report{Waiting: []waiting{}}
 			l.addStatus(ctx, r)
 			if err := l.addWaiting(ctx, r); err != nil {
 				return nil, err
@@ -175,10 +175,10 @@ func (l *look) addWaiting(ctx context.Context, r *Report) error {
 	}, func(agent *v1.Pod, in *inquiry.Inspection) {
 		on := agent.Spec.NodeName
 		for _, u := range in.Unanswered {
-			r.Waiting = append(r.Waiting, Waiting{Node: on, Pod: holders[on][v1alpha1.NameOf(u.Address)], UnansweredAddress: u})
+			r.Waiting = append(r.Waiting, waiting{Node: on, Pod: holders[on][v1alpha1.NameOf(u.Address)], UnansweredAddress: u})
 		}
 	})...)
-	slices.SortFunc(r.Waiting, func(a, b Waiting) int { return cmp.Or(strings.Compare(a.Node, b.Node), a.Address.Compare(b.Address)) })
+	slices.SortFunc(r.Waiting, func(a, b waiting) int { return cmp.Or(strings.Compare(a.Node, b.Node), a.Address.Compare(b.Address)) })
 	return nil
 }
 
@@ -222,7 +222,7 @@ func whyOf(n *status.Node) string {
 
 func (r *Report) answer(now time.Time) *answer.Answer {
 	table := answer.NewTable("Node", "Address", "Pod", "State", "Since", "Why")
-	a := &answer.Answer{Table: table, Kind: Kind, Content: r}
+	a := &answer.Answer{Table: table, Kind: kind, Content: r}
 	row := func(node string, addr netip.Addr, cells ...any) {
 		table.Add(append([]any{node, addr.String()}, cells...)...)
 		a.Names = append(a.Names, answer.NameOf("FloatingIP", v1alpha1.NameOf(addr)))
@@ -322,11 +322,11 @@ func (l *look) take(ctx context.Context, o *writing, addr netip.Addr, ip *v1alph
 	if i < 0 {
 		return nil, fmt.Errorf("node %s does not wait for %s: it answers for it, or its pod has not come there yet (kubectl berth failover lists what waits)", ip.Spec.Node, addr)
 	}
-	w := Waiting{Node: ip.Spec.Node, UnansweredAddress: in.Unanswered[i]}
+	w := waiting{Node: ip.Spec.Node, UnansweredAddress: in.Unanswered[i]}
 	if ip.Spec.Owner != nil {
 		w.Pod = ip.Spec.Owner.Namespace + "/" + ip.Spec.Pod.Name
 	}
-	a := &answer.Answer{Kind: Kind, Content: &Report{Waiting: []Waiting{w}}, Names: []string{answer.NameOf("FloatingIP", ip.Name)}}
+	a := &answer.Answer{Kind: kind, Content: &Report{Waiting: []waiting{w}}, Names: []string{answer.NameOf("FloatingIP", ip.Name)}}
 	tell := a.Tell
 	if o.dryRun {
 		return tell("Node %s would answer for %s, of pod %s, although: %s. Nothing was changed.", w.Node, addr, w.Pod, w.Why), nil
@@ -403,8 +403,8 @@ func (l *look) resume(ctx context.Context, o *writing) (*answer.Answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Report{Failover: said, Replicas: len(pods), Waiting: []Waiting{}}
-	a := &answer.Answer{Kind: Kind, Content: r}
+	r := &Report{Failover: said, Replicas: len(pods), Waiting: []waiting{}}
+	a := &answer.Answer{Kind: kind, Content: r}
 	tell := a.Tell
 	if said.Brake == nil {
 		return tell("There is no brake: nothing keeps pods from moving. Nothing was changed."), nil

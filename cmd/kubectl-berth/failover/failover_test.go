@@ -165,7 +165,7 @@ It is not known which nodes are suspect: no right
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			l, _ := newTestLook(&programs{says: test.says, fails: test.fails}, "", test.pods...)
-			r := &Report{Waiting: []Waiting{}}
+			r := &Report{Waiting: []waiting{}}
 			l.addStatus(t.Context(), r)
 			if err := l.addWaiting(t.Context(), r); err != nil {
 				t.Fatal(err)

@@ -39,10 +39,9 @@ const statusExamples = `  # All at a glance
   # For a script: the exit code, and the problems
   kubectl berth status -o jsonpath='{.problems}'`
 
-// Status is the content of -o json.
-type Status struct {
+type status struct {
 	Namespace string    `json:"namespace"`
-	Programs  []Program `json:"programs"`
+	Programs  []program `json:"programs"`
 	// AdmissionPolicies are Berth's ValidatingAdmissionPolicies.
 	AdmissionPolicies []audit.AdmissionPolicy `json:"admissionPolicies"`
 	// Pools counts the pools.
@@ -53,8 +52,8 @@ type Status struct {
 	Unknown []string `json:"unknown,omitempty"`
 }
 
-// Program is one of Berth's programs.
-type Program struct {
+// program is one of Berth's programs.
+type program struct {
 	Name   string `json:"name"`
 	Ready  int32  `json:"ready"`
 	Wanted int32  `json:"wanted"`
@@ -71,7 +70,7 @@ func NewStatus() command.Command {
 	return command.Command{
 		Use: "status", Short: "Says whether Berth's programs work", Long: statusLong, Example: statusExamples, Found: "there is a problem", Programs: true,
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			s := &Status{Namespace: call.System, Programs: []Program{}, AdmissionPolicies: []audit.AdmissionPolicy{}, Problems: answer.Problems{}}
+			s := &status{Namespace: call.System, Programs: []program{}, AdmissionPolicies: []audit.AdmissionPolicy{}, Problems: answer.Problems{}}
 			// Parts that the user may not read are unknown.
 			for of, err := range map[string]error{
 				"how the programs are": s.programs(ctx, call), "whether the admission policies are there": s.admission(ctx, call), "how the pools are": s.pools(ctx, call),
@@ -86,12 +85,12 @@ func NewStatus() command.Command {
 	}
 }
 
-func (s *Status) kubectl(format string, args ...any) string {
+func (s *status) kubectl(format string, args ...any) string {
 	return fmt.Sprintf("kubectl -n %s "+format, append([]any{s.Namespace}, args...)...)
 }
 
 // programs looks at all programs that are there: a chart may leave some out.
-func (s *Status) programs(ctx context.Context, call *command.Call) error {
+func (s *status) programs(ctx context.Context, call *command.Call) error {
 	ours := metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=berth"}
 	deployments, err := call.Kube.AppsV1().Deployments(s.Namespace).List(ctx, ours)
 	if err != nil {
@@ -103,7 +102,7 @@ func (s *Status) programs(ctx context.Context, call *command.Call) error {
 	}
 	for i := range deployments.Items {
 		d := &deployments.Items[i]
-		p := Program{Name: d.Name, Ready: d.Status.ReadyReplicas, Wanted: ptr.Deref(d.Spec.Replicas, 1), Images: images(&d.Spec.Template), Outdated: d.Status.Replicas}
+		p := program{Name: d.Name, Ready: d.Status.ReadyReplicas, Wanted: ptr.Deref(d.Spec.Replicas, 1), Images: images(&d.Spec.Template), Outdated: d.Status.Replicas}
 		if d.Status.ObservedGeneration >= d.Generation {
 			p.Outdated -= d.Status.UpdatedReplicas
 		}
@@ -115,7 +114,7 @@ func (s *Status) programs(ctx context.Context, call *command.Call) error {
 	}
 	for i := range sets.Items {
 		d := &sets.Items[i]
-		p := Program{Name: d.Name, Ready: d.Status.NumberReady, Wanted: d.Status.DesiredNumberScheduled, Images: images(&d.Spec.Template), Outdated: d.Status.DesiredNumberScheduled}
+		p := program{Name: d.Name, Ready: d.Status.NumberReady, Wanted: d.Status.DesiredNumberScheduled, Images: images(&d.Spec.Template), Outdated: d.Status.DesiredNumberScheduled}
 		if d.Status.ObservedGeneration >= d.Generation {
 			p.Outdated -= d.Status.UpdatedNumberScheduled
 		}
@@ -127,7 +126,7 @@ func (s *Status) programs(ctx context.Context, call *command.Call) error {
 		s.Programs = append(s.Programs, p)
 	}
 	for _, must := range [][2]string{{"Deployment", "berth-scheduler"}, {"Deployment", "berth-controller"}, {"DaemonSet", "berth-agent"}} {
-		if !slices.ContainsFunc(s.Programs, func(p Program) bool { return p.Name == must[1] }) {
+		if !slices.ContainsFunc(s.Programs, func(p program) bool { return p.Name == must[1] }) {
 			s.Problems.Add("", "there is no %s %s in namespace %s: install Berth with its chart, or name its namespace with --berth-namespace", must[0], must[1], s.Namespace)
 		}
 	}
@@ -136,7 +135,7 @@ func (s *Status) programs(ctx context.Context, call *command.Call) error {
 }
 
 // versions compares the tags of the programs' images. A digest tells no version.
-func (s *Status) versions() {
+func (s *status) versions() {
 	tags := map[string]bool{}
 	var each []string
 	for _, p := range s.Programs {
@@ -162,7 +161,7 @@ func tag(image string) string {
 }
 
 // add adds the problems of a program, whose pods are so many and called so; ready shows those that are not.
-func (s *Status) add(p *Program, pods string, all int32, ready, kind string) {
+func (s *status) add(p *program, pods string, all int32, ready, kind string) {
 	if p.Ready < p.Wanted {
 		s.Problems.Add(s.kubectl("%s", ready), "%d of %d %s are ready", p.Ready, p.Wanted, pods)
 	}
@@ -171,7 +170,7 @@ func (s *Status) add(p *Program, pods string, all int32, ready, kind string) {
 	}
 }
 
-func (s *Status) leader(ctx context.Context, call *command.Call, name string) string {
+func (s *status) leader(ctx context.Context, call *command.Call, name string) string {
 	logs := s.kubectl("logs -l app.kubernetes.io/name=%s", name)
 	lease, err := call.Kube.CoordinationV1().Leases(s.Namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
@@ -203,7 +202,7 @@ func images(template *v1.PodTemplateSpec) []string {
 	return all
 }
 
-func (s *Status) admission(ctx context.Context, call *command.Call) error {
+func (s *status) admission(ctx context.Context, call *command.Call) error {
 	all, found, err := audit.AdmissionPolicies(ctx, call.Kube)
 	if err != nil {
 		return err
@@ -215,7 +214,7 @@ func (s *Status) admission(ctx context.Context, call *command.Call) error {
 	return nil
 }
 
-func (s *Status) pools(ctx context.Context, call *command.Call) error {
+func (s *status) pools(ctx context.Context, call *command.Call) error {
 	list, err := call.Berth.IPPools.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("list IPPools: %w", err)
@@ -236,7 +235,7 @@ func (s *Status) pools(ctx context.Context, call *command.Call) error {
 	return nil
 }
 
-func (s *Status) answer() *answer.Answer {
+func (s *status) answer() *answer.Answer {
 	table := answer.NewTable("Name", "Ready", "Leader", "Image")
 	for _, p := range s.Programs {
 		table.Add(p.Name, fmt.Sprintf("%d/%d", p.Ready, p.Wanted), p.Leader, strings.Join(p.Images, " "))
@@ -254,10 +253,9 @@ const versionLong = `Prints the version of this plugin, and the images of Berth'
 number of pods that an update has not reached. Each program says its own version with the metric
 berth_build_info. --client asks no cluster.`
 
-// Versions is the content of version -o json.
-type Versions struct {
+type versions struct {
 	Client   string    `json:"client"`
-	Programs []Program `json:"programs,omitempty"`
+	Programs []program `json:"programs,omitempty"`
 }
 
 // NewVersion returns the command version.
@@ -270,14 +268,14 @@ func NewVersion() command.Command {
 		},
 		Offline: func() bool { return true }, // what it knows without the cluster it prints in any case
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			v := Versions{Client: build.Version()}
+			v := versions{Client: build.Version()}
 			if client {
 				return v.answer(), nil
 			}
 			if err := call.Connect(); err != nil {
 				return v.answer(), err
 			}
-			s := &Status{Namespace: call.System}
+			s := &status{Namespace: call.System}
 			err := s.programs(ctx, call)
 			v.Programs = s.Programs
 			return v.answer(), err
@@ -285,7 +283,7 @@ func NewVersion() command.Command {
 	}
 }
 
-func (v Versions) answer() *answer.Answer {
+func (v versions) answer() *answer.Answer {
 	return &answer.Answer{Kind: "Versions", Content: v, Text: func(out io.Writer, _ answer.Paint) {
 		fmt.Fprintln(out, "kubectl-berth", v.Client)
 		for _, p := range v.Programs {

@@ -38,7 +38,7 @@ const topExamples = `  # The fullest pools
 // byPools is the kind that is not counted here: its status has the numbers.
 const byPools = "pools"
 
-var topKinds = []string{byPools, Nodes, Namespaces, Owners}
+var topKinds = []string{byPools, nodes, namespaces, owners}
 
 // NewTop returns the command top.
 func NewTop() command.Command {
@@ -151,9 +151,9 @@ func topAnswer(kind string, shares []Share, now time.Time) *answer.Answer {
 
 // Kinds of users.
 const (
-	Nodes      = "nodes"
-	Namespaces = "namespaces"
-	Owners     = "owners"
+	nodes      = "nodes"
+	namespaces = "namespaces"
+	owners     = "owners"
 )
 
 // Share counts the addresses of one user.
@@ -168,17 +168,17 @@ type Share struct {
 // Total is the number of addresses.
 func (s *Share) Total() int64 { return s.Held + s.Retained }
 
-// Tally counts by one kind of users.
-type Tally struct {
+// tally counts by one kind of users.
+type tally struct {
 	by     string
 	shares map[string]*Share
 }
 
 // By returns an empty Tally of nodes, namespaces or owners.
-func By(kind string) *Tally { return &Tally{by: kind, shares: map[string]*Share{}} }
+func By(kind string) *tally { return &tally{by: kind, shares: map[string]*Share{}} }
 
 // Add counts an address that somebody holds or that is retained.
-func (t *Tally) Add(ip *v1alpha1.FloatingIP) {
+func (t *tally) Add(ip *v1alpha1.FloatingIP) {
 	state := standing.Of(ip)
 	name := t.nameOf(&ip.Spec)
 	if name == "" || state != standing.Held && state != standing.Retained {
@@ -199,20 +199,20 @@ func (t *Tally) Add(ip *v1alpha1.FloatingIP) {
 	}
 }
 
-func (t *Tally) nameOf(spec *v1alpha1.FloatingIPSpec) string {
+func (t *tally) nameOf(spec *v1alpha1.FloatingIPSpec) string {
 	switch {
-	case t.by == Nodes:
+	case t.by == nodes:
 		return spec.Node
 	case spec.Owner == nil:
 		return ""
-	case t.by == Namespaces:
+	case t.by == namespaces:
 		return spec.Owner.Namespace
 	}
 	return spec.Owner.Text()
 }
 
 // Most returns the shares, largest first, at most n of them; all if n is 0.
-func (t *Tally) Most(n int) []Share {
+func (t *tally) Most(n int) []Share {
 	shares := make([]Share, 0, len(t.shares))
 	for _, share := range t.shares {
 		shares = append(shares, *share)

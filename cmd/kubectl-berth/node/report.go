@@ -35,13 +35,12 @@ const examples = `  # Is all well on node7?
   # The pods with floating IPs that a drain moves
   kubectl berth node node7 -o jsonpath='{range .addresses[*]}{.pod}{"\n"}{end}'`
 
-// Report is the content of -o json.
-type Report struct {
+type report struct {
 	Name string `json:"name"`
 	// Ready is the status of the Node's condition: True, False or Unknown.
 	Ready string `json:"ready"`
 	// Agent is missing where none runs on the node.
-	Agent *Agent `json:"agent,omitempty"`
+	Agent *agent `json:"agent,omitempty"`
 	// NotAsked says why the user may not ask the agent, whose answer is then missing from the wiring and the problems.
 	NotAsked  string    `json:"notAsked,omitempty"`
 	Addresses []Address `json:"addresses"`
@@ -55,8 +54,8 @@ type Report struct {
 	asked time.Time
 }
 
-// Agent is the agent of a node.
-type Agent struct {
+// agent is the agent of a node.
+type agent struct {
 	Pod   string `json:"pod"`
 	Image string `json:"image"`
 	Ready bool   `json:"ready"`
@@ -87,7 +86,9 @@ type Address struct {
 const settled = time.Minute
 
 // isLate says whether the node must carry the address by now.
-func (a *Address) isLate(now time.Time) bool { return a.Since != nil && now.Sub(a.Since.Time) > settled }
+func (a *Address) isLate(now time.Time) bool {
+	return a.Since != nil && now.Sub(a.Since.Time) > settled
+}
 
 // New returns the command node.
 func New() command.Command {
@@ -109,7 +110,7 @@ func New() command.Command {
 }
 
 // show asks the API server, and the agent where the user may. Blocking.
-func show(ctx context.Context, call *command.Call, name string) (*Report, error) {
+func show(ctx context.Context, call *command.Call, name string) (*report, error) {
 	of, err := call.Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("get node %s: %w", name, err)
@@ -146,7 +147,7 @@ func show(ctx context.Context, call *command.Call, name string) (*Report, error)
 }
 
 // addOwn says whether the node carries its own addresses, as its NodeAssignment says, which it need not have.
-func (r *Report) addOwn(assignment *v1alpha1.NodeAssignment, err error) {
+func (r *report) addOwn(assignment *v1alpha1.NodeAssignment, err error) {
 	if !slices.ContainsFunc(r.Addresses, func(a Address) bool { return a.Own }) {
 		return
 	}
@@ -169,7 +170,7 @@ func (r *Report) addOwn(assignment *v1alpha1.NodeAssignment, err error) {
 }
 
 // addServices adds the addresses of Services that the node is to carry.
-func (r *Report) addServices(assignment *v1alpha1.NodeAssignment, now time.Time) {
+func (r *report) addServices(assignment *v1alpha1.NodeAssignment, now time.Time) {
 	for i := range assignment.Spec.Addresses {
 		assigned := &assignment.Spec.Addresses[i]
 		if assigned.Use != v1alpha1.UseService {
@@ -185,8 +186,8 @@ func (r *Report) addServices(assignment *v1alpha1.NodeAssignment, now time.Time)
 	}
 }
 
-func newReport(of *v1.Node, ips []v1alpha1.FloatingIP) *Report {
-	r := &Report{Name: of.Name, Ready: string(v1.ConditionUnknown), Addresses: []Address{}, Problems: answer.Problems{}}
+func newReport(of *v1.Node, ips []v1alpha1.FloatingIP) *report {
+	r := &report{Name: of.Name, Ready: string(v1.ConditionUnknown), Addresses: []Address{}, Problems: answer.Problems{}}
 	for _, condition := range of.Status.Conditions {
 		if condition.Type != v1.NodeReady {
 			continue
@@ -209,13 +210,13 @@ func newReport(of *v1.Node, ips []v1alpha1.FloatingIP) *Report {
 	return r
 }
 
-func (r *Report) addAgent(pod *v1.Pod, namespace string) {
+func (r *report) addAgent(pod *v1.Pod, namespace string) {
 	if pod == nil {
 		r.Problems.Add(fmt.Sprintf("kubectl -n %s describe daemonset berth-agent", namespace),
 			"no agent runs on node %s: no pod with a floating IP comes there, and nobody looks after the %d addresses that are there", r.Name, len(r.Addresses))
 		return
 	}
-	r.Agent = &Agent{Pod: pod.Name, Ready: agentpod.IsReady(pod), Since: pod.CreationTimestamp}
+	r.Agent = &agent{Pod: pod.Name, Ready: agentpod.IsReady(pod), Since: pod.CreationTimestamp}
 	for i := range pod.Spec.Containers {
 		r.Agent.Image = pod.Spec.Containers[i].Image
 	}
@@ -227,7 +228,7 @@ func (r *Report) addAgent(pod *v1.Pod, namespace string) {
 	}
 }
 
-func (r *Report) addInspection(in *inquiry.Inspection, now time.Time) {
+func (r *report) addInspection(in *inquiry.Inspection, now time.Time) {
 	if in.NotReady != "" {
 		r.Problems.Add("", "%s", in.NotReady)
 	}
@@ -276,7 +277,7 @@ func (r *Report) addInspection(in *inquiry.Inspection, now time.Time) {
 }
 
 // addContainer notes how the addresses of a container are wired.
-func (r *Report) addContainer(c *inquiry.InspectedContainer) {
+func (r *report) addContainer(c *inquiry.InspectedContainer) {
 	ok, text := Wiring(c)
 	named := false
 	for _, link := range c.Interfaces {
@@ -319,7 +320,7 @@ func segmentText(s *inquiry.Segment, now time.Time) string {
 	return text + "."
 }
 
-func (r *Report) answer() *answer.Answer {
+func (r *report) answer() *answer.Answer {
 	table := answer.NewTable("Address", "Pool", "Pod", "Since", "Link", "Wiring")
 	a := &answer.Answer{Table: table, Kind: "NodeReport", Content: r}
 	for _, address := range r.Addresses {

@@ -45,13 +45,13 @@ type Why struct {
 	Asks string `json:"asks,omitempty"`
 	// Pools are the pools that the pod may use by their names and labels, and Others the number of
 	// others.
-	Pools  []Pool `json:"pools,omitempty"`
+	Pools  []pool `json:"pools,omitempty"`
 	Others int    `json:"otherPools,omitempty"`
 	Nodes  []Node `json:"nodes,omitempty"`
 	// Scheduler is the scheduler's last message.
-	Scheduler *Said     `json:"scheduler,omitempty"`
-	Addresses []Address `json:"addresses,omitempty"`
-	Events    []Said    `json:"events,omitempty"`
+	Scheduler *said     `json:"scheduler,omitempty"`
+	Addresses []address `json:"addresses,omitempty"`
+	Events    []said    `json:"events,omitempty"`
 	ToDo      []string  `json:"toDo,omitempty"`
 	// Missing is the right without which more would be said.
 	Missing string `json:"missing,omitempty"`
@@ -59,8 +59,8 @@ type Why struct {
 	pod *v1.Pod
 }
 
-// Pool says whether a pool has an address for the pod.
-type Pool struct {
+// pool says whether a pool has an address for the pod.
+type pool struct {
 	Name string `json:"name"`
 	// Nodes is the number of nodes where it is reachable.
 	Nodes  int    `json:"nodes"`
@@ -77,15 +77,15 @@ type Node struct {
 	Reason string   `json:"reason"`
 }
 
-// Said is a program's message about the pod.
-type Said struct {
+// said is a program's message about the pod.
+type said struct {
 	At     *metav1.Time `json:"at,omitempty"`
 	Reason string       `json:"reason"`
 	Text   string       `json:"text"`
 }
 
-// Address is an address of a bound pod or of a Service.
-type Address struct {
+// address is an address of a bound pod or of a Service.
+type address struct {
 	Address string `json:"address"`
 	Pool    string `json:"pool,omitempty"`
 	// Nodes carry the address of a Service.
@@ -161,7 +161,7 @@ func (w *Why) perPool(candidates *ipam.Candidates, nodes []v1.Node) {
 			w.Others++
 			continue
 		}
-		w.Pools = append(w.Pools, Pool{Name: said.Pool.Name, Nodes: reached[said.Pool.Name], Has: said.Has, Reason: said.Reason, said: said})
+		w.Pools = append(w.Pools, pool{Name: said.Pool.Name, Nodes: reached[said.Pool.Name], Has: said.Has, Reason: said.Reason, said: said})
 	}
 }
 
@@ -176,7 +176,7 @@ func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, sessionless 
 		rejection := candidates.Rejects(reach)
 		if rejection == nil && sessionless[nodes[i].Name] && candidates.Rejects(candidates.Snapshot().WithoutSession(reach)) != nil {
 			rejection = candidates.WithoutSession(reach)
-			causes[CauseSession] = true
+			causes[causeSession] = true
 			w.do("see why node %s has no session: kubectl berth bgp --node %[1]s", nodes[i].Name)
 		} else if rejection != nil {
 			causes[causeOf(rejection.Lacks)] = true
@@ -187,9 +187,9 @@ func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, sessionless 
 		if rejection == nil || !rejection.Unresolvable {
 			if reason := unfit(nodes[i].Name); reason != "" {
 				said = Node{Reason: reason}
-				cause := CauseNode
+				cause := causeNode
 				if reason == ipam.ReasonNoAgent {
-					cause = CauseAgent
+					cause = causeAgent
 				}
 				causes[cause] = true
 			}
@@ -204,8 +204,8 @@ func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, sessionless 
 		slices.Sort(node.Names)
 		w.Nodes = append(w.Nodes, *node)
 	}
-	w.Cause = CausePool
-	for _, cause := range []Cause{CauseSession, CauseAgent, CauseNode, CauseOwner, CauseAddress} { // as nodes differ, what concerns most
+	w.Cause = causePool
+	for _, cause := range []Cause{causeSession, causeAgent, causeNode, causeOwner, causeAddress} { // as nodes differ, what concerns most
 		if causes[cause] {
 			w.Cause = cause
 		}
@@ -217,7 +217,7 @@ func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, sessionless 
 	case serves && w.Missing != "":
 		w.Says += " Berth may have an address for it: not all that decides could be read."
 	case serves:
-		w.Cause = CauseOther
+		w.Cause = causeOther
 		w.Says += " Berth has an address for it; something else keeps it."
 		w.do("read what the scheduler said: resources, taints, affinity or quota keep the pod from those nodes, or it is about to be bound")
 	default:
@@ -245,24 +245,24 @@ func (w *Why) perPoolToDo() {
 	}
 }
 
-func schedulerSaid(pod *v1.Pod) *Said {
+func schedulerSaid(pod *v1.Pod) *said {
 	i := slices.IndexFunc(pod.Status.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.PodScheduled && c.Status == v1.ConditionFalse })
 	if i < 0 {
 		return nil
 	}
 	condition := &pod.Status.Conditions[i]
-	return &Said{At: &condition.LastTransitionTime, Reason: condition.Reason, Text: condition.Message}
+	return &said{At: &condition.LastTransitionTime, Reason: condition.Reason, Text: condition.Message}
 }
 
 func (w *Why) addEvents(events []v1.Event) {
 	slices.SortFunc(events, func(a, b v1.Event) int { return command.LastSeen(&b).Compare(command.LastSeen(&a).Time) })
 	for i := range events[:min(len(events), mostEvents)] {
-		w.Events = append(w.Events, Said{At: command.LastSeen(&events[i]), Reason: events[i].Reason, Text: events[i].Message})
+		w.Events = append(w.Events, said{At: command.LastSeen(&events[i]), Reason: events[i].Reason, Text: events[i].Message})
 	}
 	if w.pod != nil {
 		for _, status := range w.pod.Status.ContainerStatuses {
 			if waiting := status.State.Waiting; waiting != nil && waiting.Message != "" {
-				w.Events = append(w.Events, Said{Reason: waiting.Reason, Text: "container " + status.Name + ": " + waiting.Message})
+				w.Events = append(w.Events, said{Reason: waiting.Reason, Text: "container " + status.Name + ": " + waiting.Message})
 			}
 		}
 	}
@@ -308,7 +308,7 @@ func (w *Why) print(out io.Writer, paint answer.Paint, now time.Time) {
 	}
 	for i, event := range w.Events {
 		switch {
-		case slices.ContainsFunc(w.Events[:i], func(before Said) bool { return before.Text == event.Text }):
+		case slices.ContainsFunc(w.Events[:i], func(before said) bool { return before.Text == event.Text }):
 		case strings.HasSuffix(w.Problem, event.Text):
 			fmt.Fprintf(out, "\nThat was said%s.\n", ago(event.At, now))
 		default:
@@ -391,35 +391,35 @@ type Cause string
 // Causes.
 const (
 	// CauseAddress: the pools that it may use have no address for it.
-	CauseAddress Cause = "address"
+	causeAddress Cause = "address"
 	// CauseOwner: its workload or claim may have no more, or keeps addresses for it elsewhere.
-	CauseOwner Cause = "owner"
+	causeOwner Cause = "owner"
 	// CauseNode: nodes have as many addresses as they advertise.
-	CauseNode Cause = "node"
+	causeNode Cause = "node"
 	// CauseAgent: nodes of its pools have no ready agent.
-	CauseAgent Cause = "agent"
+	causeAgent Cause = "agent"
 	// CauseSession: nodes of its pools have no established BGP session, and a pool requires one.
-	CauseSession Cause = "session"
+	causeSession Cause = "session"
 	// CausePool: no pool that it may use serves the nodes.
-	CausePool Cause = "pool"
+	causePool Cause = "pool"
 	// CausePod: the pod asks for something wrong.
-	CausePod Cause = "pod"
+	causePod Cause = "pod"
 	// CauseScheduler: Berth's scheduler does not look at it.
-	CauseScheduler Cause = "scheduler"
+	causeScheduler Cause = "scheduler"
 	// CauseOther: Berth has an address for it, and something else keeps it.
-	CauseOther Cause = "other"
+	causeOther Cause = "other"
 	// CauseUnknown: the user may not read what decides.
-	CauseUnknown Cause = "unknown"
+	causeUnknown Cause = "unknown"
 )
 
 func causeOf(lack ipam.Lack) Cause {
 	switch {
 	case lack&ipam.LackAddress != 0:
-		return CauseAddress
+		return causeAddress
 	case lack&ipam.LackOwner != 0:
-		return CauseOwner
+		return causeOwner
 	}
-	return CausePool
+	return causePool
 }
 
 const waitingLong = `Lists the pods that wait for an address, all together by cause, pool and namespace, and says what to do. It asks
@@ -544,7 +544,7 @@ func kinOf(pod *v1.Pod) kin {
 
 func (w *Why) cause() Cause {
 	if w.Cause == "" || w.Missing != "" {
-		return CauseUnknown
+		return causeUnknown
 	}
 	return w.Cause
 }
@@ -567,14 +567,14 @@ func (w *Why) short() string {
 	if w.Missing != "" {
 		return w.Missing
 	}
-	if w.Cause == CauseOther {
+	if w.Cause == causeOther {
 		return "Berth has an address; the scheduler says why it is not bound"
 	}
 	for i := range w.Nodes {
 		switch node := &w.Nodes[i]; {
-		case w.Cause == CauseAgent && node.Reason == ipam.ReasonNoAgent:
+		case w.Cause == causeAgent && node.Reason == ipam.ReasonNoAgent:
 			return node.Reason + ": " + few(node.Names)
-		case w.Cause == CauseAddress && strings.Contains(node.Reason, "pool "), w.Cause != CauseScheduler && len(w.Nodes) == 1:
+		case w.Cause == causeAddress && strings.Contains(node.Reason, "pool "), w.Cause != causeScheduler && len(w.Nodes) == 1:
 			return node.Reason
 		}
 	}

@@ -165,7 +165,7 @@ func (l *look) waits(ctx context.Context, told *Why) error {
 	unseen := pod.Spec.SchedulerName == v1.DefaultSchedulerName || len(pod.Spec.SchedulingGates) > 0
 	defer func() {
 		if unseen {
-			told.Cause = CauseScheduler
+			told.Cause = causeScheduler
 		}
 	}()
 	if pod.Spec.SchedulerName == v1.DefaultSchedulerName {
@@ -198,7 +198,7 @@ func (l *look) waits(ctx context.Context, told *Why) error {
 		told.Problem = err.Error()
 		return nil
 	case err != nil:
-		told.Problem, told.Cause = err.Error(), CausePod
+		told.Problem, told.Cause = err.Error(), causePod
 		told.do("correct the pod, or the template of its workload")
 		return nil
 	}
@@ -266,7 +266,7 @@ func (l *look) bound(ctx context.Context, told *Why) error {
 		if err != nil {
 			continue
 		}
-		has := Address{Address: addr.String()}
+		has := address{Address: addr.String()}
 		ip, err := l.FloatingIP(ctx, addr)
 		switch {
 		case failure.Forbidden(err) != "":
@@ -387,7 +387,7 @@ func (l *look) judge(ctx context.Context, told *Why, service *v1.Service, shown 
 	lead := standing.Lead
 	if standing.Refused != "" {
 		told.Waits, told.Says = true, fmt.Sprintf("The Service does not share the addresses of Service %s.", lead.Name)
-		told.Problem, told.Cause = standing.Refused, CauseOwner
+		told.Problem, told.Cause = standing.Refused, causeOwner
 		return nil
 	}
 	if lead.UID != service.UID {
@@ -395,7 +395,7 @@ func (l *look) judge(ctx context.Context, told *Why, service *v1.Service, shown 
 	}
 	if wrong != nil {
 		told.add(wrong.Error())
-		told.Cause = CausePod
+		told.Cause = causePod
 		told.do("correct Service %s", lead.Name)
 	}
 	if err := l.carried(ctx, told, lead, standing, shown); err != nil {
@@ -457,7 +457,7 @@ func (l *look) carried(ctx context.Context, told *Why, lead *v1.Service, standin
 		all = &v1alpha1.NodeAssignmentList{}
 	}
 	for _, ip := range standing.Has {
-		has := Address{Address: ip.Spec.Address, Pool: ip.Spec.Pool}
+		has := address{Address: ip.Spec.Address, Pool: ip.Spec.Pool}
 		var silent []assignments.Carrier
 		for i := range all.Items {
 			carrier := assignments.CarrierOf(&all.Items[i], ip.Spec.Address)
@@ -490,7 +490,7 @@ func (l *look) carried(ctx context.Context, told *Why, lead *v1.Service, standin
 		told.Addresses = append(told.Addresses, has)
 	}
 	for _, ip := range standing.GivesUp {
-		told.Addresses = append(told.Addresses, Address{Address: ip.Spec.Address, Pool: ip.Spec.Pool, Problem: "the Service gives it up: it asks for another one now"})
+		told.Addresses = append(told.Addresses, address{Address: ip.Spec.Address, Pool: ip.Spec.Pool, Problem: "the Service gives it up: it asks for another one now"})
 	}
 	return nil
 }
@@ -513,9 +513,9 @@ func (l *look) perPoolOf(ctx context.Context, listing *ipam.Listing, request ipa
 		told.likes(&request, "no pool that it may use has one")
 	case none:
 		told.add(fmt.Sprintf("no pool that it may use has an address for it (%s)", strings.Join(families, " and ")))
-		told.Cause = CauseAddress
+		told.Cause = causeAddress
 	case len(standing.GivesUp) == 0:
-		told.Cause = cmp.Or(told.Cause, CauseOther)
+		told.Cause = cmp.Or(told.Cause, causeOther)
 		told.do("the controller is about to give it an address: if that lasts, see whether it runs with controller.services: kubectl logs -n %s deployment/berth-controller", l.System)
 	}
 	return nil

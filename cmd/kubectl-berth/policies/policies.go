@@ -52,23 +52,22 @@ func New() command.Command {
 	}
 }
 
-// Report is the content of -o json.
-type Report struct {
+type report struct {
 	Time time.Time `json:"time"`
 	// Nodes counts the nodes whose agents answered.
 	Nodes int `json:"nodes"`
 	// Ungoverned counts their running pods that policies do not govern now.
 	Ungoverned int `json:"ungoverned"`
 	// Pods would be governed newly.
-	Pods []Pod `json:"pods"`
+	Pods []pod `json:"pods"`
 	// Denied are their open connections that would be denied.
 	Denied []Denied `json:"denied"`
 	// Unknown lists open questions.
 	Unknown []string `json:"unknown,omitempty"`
 }
 
-// Pod would be governed newly, by these policies.
-type Pod struct {
+// pod would be governed newly, by these policies.
+type pod struct {
 	api.Pod
 
 	Node    string   `json:"node"`
@@ -97,8 +96,8 @@ func ask(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 	return answerOf(report), answer.Outcome(len(report.Pods), report.Unknown)
 }
 
-func askAll(ctx context.Context, of node.Agents, agents []*v1.Pod) *Report {
-	r := &Report{Time: time.Now().UTC().Truncate(time.Second), Pods: []Pod{}, Denied: []Denied{}}
+func askAll(ctx context.Context, of node.Agents, agents []*v1.Pod) *report {
+	r := &report{Time: time.Now().UTC().Truncate(time.Second), Pods: []pod{}, Denied: []Denied{}}
 	unknown := command.AskPods(agents, "what would change on node %s", func(agent *v1.Pod) (*inquiry.PolicyPreview, error) {
 		return of.Agent(agent).PreviewPolicies(ctx)
 	}, func(agent *v1.Pod, preview *inquiry.PolicyPreview) {
@@ -110,7 +109,7 @@ func askAll(ctx context.Context, of node.Agents, agents []*v1.Pod) *Report {
 			r.Denied = append(r.Denied, Denied{d, on})
 		}
 		for _, p := range preview.Pods {
-			r.Pods = append(r.Pods, Pod{p.Pod, on, p.Ingress, p.Egress, denied[p.Pod]})
+			r.Pods = append(r.Pods, pod{p.Pod, on, p.Ingress, p.Egress, denied[p.Pod]})
 		}
 		for _, unknown := range preview.Unknown {
 			r.Unknown = append(r.Unknown, "on node "+on+", "+unknown)
@@ -118,12 +117,12 @@ func askAll(ctx context.Context, of node.Agents, agents []*v1.Pod) *Report {
 	})
 	r.Unknown = append(r.Unknown, unknown...)
 	slices.Sort(r.Unknown)
-	slices.SortFunc(r.Pods, func(a, b Pod) int { return cmp.Compare(a.Pod.String(), b.Pod.String()) })
+	slices.SortFunc(r.Pods, func(a, b pod) int { return cmp.Compare(a.Pod.String(), b.Pod.String()) })
 	slices.SortStableFunc(r.Denied, func(a, b Denied) int { return cmp.Compare(a.Pod.String(), b.Pod.String()) })
 	return r
 }
 
-func answerOf(r *Report) *answer.Answer {
+func answerOf(r *report) *answer.Answer {
 	table := answer.NewTable("Pod", "Node", "Ingress", "Egress", "Denied")
 	a := &answer.Answer{Table: table, Kind: "PoliciesReport", Content: r, Text: r.text}
 	for _, p := range r.Pods {
@@ -133,7 +132,7 @@ func answerOf(r *Report) *answer.Answer {
 	return a
 }
 
-func (r *Report) text(out io.Writer, paint answer.Paint) {
+func (r *report) text(out io.Writer, paint answer.Paint) {
 	connections, open := 0, ""
 	for _, d := range r.Denied {
 		connections += d.Count
@@ -168,11 +167,11 @@ const traceExamples = `  # May shop/web-0 connect to port 5432 of shop/db-0?
 // Trace is the content of trace -o json.
 type Trace struct {
 	// Nodes are those of the pods, the beginning one's first.
-	Nodes []NodeTrace `json:"nodes"`
+	Nodes []nodeTrace `json:"nodes"`
 }
 
-// NodeTrace is the answer of a node's agent.
-type NodeTrace struct {
+// nodeTrace is the answer of a node's agent.
+type nodeTrace struct {
 	Node string `json:"node"`
 	Text string `json:"text"`
 }
@@ -244,7 +243,7 @@ func (o *tracing) ask(ctx context.Context, call *command.Call) (*answer.Answer, 
 		if err != nil {
 			return nil, err
 		}
-		trace.Nodes = append(trace.Nodes, NodeTrace{Node: name, Text: text})
+		trace.Nodes = append(trace.Nodes, nodeTrace{Node: name, Text: text})
 	}
 	if len(asked) == 0 {
 		return nil, fmt.Errorf("neither %s nor %s is a pod on a node of this cluster", o.From, o.To)
@@ -254,7 +253,7 @@ func (o *tracing) ask(ctx context.Context, call *command.Call) (*answer.Answer, 
 			fmt.Fprintf(out, "Node %s:\n%s\n", of.Node, strings.TrimRight(of.Text, "\n"))
 		}
 	}}
-	if slices.ContainsFunc(trace.Nodes, func(of NodeTrace) bool { return inquiry.IsDropped(of.Text) }) {
+	if slices.ContainsFunc(trace.Nodes, func(of nodeTrace) bool { return inquiry.IsDropped(of.Text) }) {
 		return a, answer.FindingsError("")
 	}
 	return a, nil

@@ -46,11 +46,10 @@ const examples = `  # Before helm install
   # With the image of your registry, and the uplinks of your nodes
   kubectl berth preflight --image registry.example.com/berth/berth-agent:v0.1.0 --uplink 'bond0,ens*f0'`
 
-// Kind of a Report.
-const Kind = "PreflightReport"
+// kind of a Report.
+const kind = "PreflightReport"
 
-// Report is the content of -o json.
-type Report struct {
+type report struct {
 	Kubernetes string          `json:"kubernetes"`
 	Nodes      []Node          `json:"nodes"`
 	Problems   answer.Problems `json:"problems"`
@@ -126,8 +125,8 @@ func readPools(call *command.Call, name string) ([]v1alpha1.IPPool, error) {
 	return all, nil
 }
 
-func (o options) look(ctx context.Context, call *command.Call, own []v1alpha1.IPPool) (*Report, error) {
-	r := &Report{Nodes: []Node{}, Problems: answer.Problems{}}
+func (o options) look(ctx context.Context, call *command.Call, own []v1alpha1.IPPool) (*report, error) {
+	r := &report{Nodes: []Node{}, Problems: answer.Problems{}}
 	if err := r.version(call); err != nil {
 		return nil, err
 	}
@@ -150,7 +149,7 @@ func (o options) look(ctx context.Context, call *command.Call, own []v1alpha1.IP
 // The minors of Kubernetes that releases are tried with, as docs/reference/compatibility.md says.
 const oldest, newest = 35, 37
 
-func (r *Report) version(call *command.Call) error {
+func (r *report) version(call *command.Call) error {
 	version, err := call.Kube.Discovery().ServerVersion()
 	if err != nil {
 		return fmt.Errorf("ask for the version of Kubernetes: %w", err)
@@ -163,7 +162,7 @@ func (r *Report) version(call *command.Call) error {
 	return nil
 }
 
-func (r *Report) pools(ctx context.Context, call *command.Call, all []v1alpha1.IPPool, nodes []v1.Node) error {
+func (r *report) pools(ctx context.Context, call *command.Call, all []v1alpha1.IPPool, nodes []v1.Node) error {
 	taken := map[netip.Prefix]string{}
 	take := func(text, of string) {
 		if network, err := netip.ParsePrefix(text); err == nil {
@@ -203,7 +202,7 @@ func (r *Report) pools(ctx context.Context, call *command.Call, all []v1alpha1.I
 	return nil
 }
 
-func (r *Report) addresses(pool *pools.Pool) {
+func (r *report) addresses(pool *pools.Pool) {
 	for _, n := range r.Nodes {
 		for _, own := range n.Addresses {
 			switch {
@@ -216,12 +215,12 @@ func (r *Report) addresses(pool *pools.Pool) {
 	}
 }
 
-func (r *Report) answer() *answer.Answer {
+func (r *report) answer() *answer.Answer {
 	table := answer.NewTable("Node", "Kernel", "Uplink", "Network of other pods", "kube-proxy", "Policies")
 	for _, n := range r.Nodes {
 		table.Add(n.Name, n.Kernel, n.Uplink, n.Network, n.KubeProxy, n.Policies)
 	}
-	return &answer.Answer{Table: table, Kind: Kind, Content: r, Text: func(out io.Writer, paint answer.Paint) {
+	return &answer.Answer{Table: table, Kind: kind, Content: r, Text: func(out io.Writer, paint answer.Paint) {
 		answer.PrintProblems(out, paint, r.Problems, nil, "Nothing is in the way of Berth.")
 	}}
 }
@@ -230,7 +229,7 @@ func (r *Report) answer() *answer.Answer {
 var folders = []string{"/etc/cni/net.d", "/opt/cni/bin", "/var/lib/cni", "/run/flannel"}
 
 // nodes looks at each node with a pod of the agent's image, in a namespace that is deleted in the end.
-func (r *Report) nodes(ctx context.Context, call *command.Call, o options, all []v1.Node) (err error) {
+func (r *report) nodes(ctx context.Context, call *command.Call, o options, all []v1.Node) (err error) {
 	namespace := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "berth-preflight-", Labels: map[string]string{"pod-security.kubernetes.io/enforce": "privileged"}}}
 	namespace, err = call.Kube.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{})
 	if err != nil {

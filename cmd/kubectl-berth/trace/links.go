@@ -24,21 +24,21 @@ import (
 	"github.com/berth-dev/berth/speaker/status"
 )
 
-// State of a link.
-type State string
+// state of a link.
+type state string
 
 // States.
 const (
-	OK     State = "ok"
-	Broken State = "BROKEN"
+	ok     state = "ok"
+	Broken state = "BROKEN"
 	// NotAsked: --node was not given, or a link before it is broken.
-	NotAsked State = "-"
+	NotAsked state = "-"
 )
 
 // Link is one link of the way of a packet to an address.
 type Link struct {
 	Name  string `json:"name"`
-	State State  `json:"state"`
+	State state  `json:"state"`
 	Text  string `json:"text"`
 	// Command shows more of a broken link.
 	Command string `json:"command,omitempty"`
@@ -46,7 +46,7 @@ type Link struct {
 }
 
 func sound(name, format string, args ...any) Link {
-	return Link{Name: name, State: OK, Text: fmt.Sprintf(format, args...)}
+	return Link{Name: name, State: ok, Text: fmt.Sprintf(format, args...)}
 }
 
 func broken(name, command, format string, args ...any) Link {

@@ -59,13 +59,13 @@ type Trace struct {
 	// Broken is the first broken link.
 	Broken   string    `json:"broken,omitempty"`
 	Links    []Link    `json:"links"`
-	Timeline []Moment  `json:"timeline"`
+	Timeline []moment  `json:"timeline"`
 	Unknown  []string  `json:"unknown,omitempty"`
 	Time     time.Time `json:"time"`
 }
 
-// Moment is something that happened.
-type Moment struct {
+// moment is something that happened.
+type moment struct {
 	Time time.Time `json:"time"`
 	Text string    `json:"text"`
 }
@@ -80,7 +80,7 @@ func trace(ctx context.Context, call *command.Call, nodes bool) (*answer.Answer,
 		return nil, err
 	}
 	name := v1alpha1.NameOf(addr)
-	t := &Trace{Address: addr.String(), Timeline: []Moment{}, Time: time.Now().UTC().Truncate(time.Second)}
+	t := &Trace{Address: addr.String(), Timeline: []moment{}, Time: time.Now().UTC().Truncate(time.Second)}
 	s, err := auditor.About(ctx, name)
 	switch {
 	case failure.IsNoSuch(err):
@@ -153,10 +153,10 @@ func (t *Trace) answer(broken *Link, name string) *answer.Answer {
 
 // timeline returns the moments that objects and events record, the oldest first.
 // Blocking.
-func timeline(ctx context.Context, kube kubernetes.Interface, s *audit.Subject) (moments []Moment, unknown []string) {
+func timeline(ctx context.Context, kube kubernetes.Interface, s *audit.Subject) (moments []moment, unknown []string) {
 	add := func(at time.Time, format string, args ...any) {
 		if !at.IsZero() {
-			moments = append(moments, Moment{at.UTC(), fmt.Sprintf(format, args...)})
+			moments = append(moments, moment{at.UTC(), fmt.Sprintf(format, args...)})
 		}
 	}
 	ip := s.IP
@@ -200,7 +200,7 @@ func timeline(ctx context.Context, kube kubernetes.Interface, s *audit.Subject) 
 			add(command.LastSeen(event).Time, "%s: %s: %s%s", event.InvolvedObject.Kind, event.Reason, event.Message, times)
 		}
 	}
-	slices.SortStableFunc(moments, func(a, b Moment) int { return a.Time.Compare(b.Time) })
+	slices.SortStableFunc(moments, func(a, b moment) int { return a.Time.Compare(b.Time) })
 	return moments, unknown
 }
 

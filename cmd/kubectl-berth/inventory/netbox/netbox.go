@@ -273,7 +273,7 @@ func (r *reader) lines(text []byte) error {
 const (
 	Active     = "active"
 	Reserved   = "reserved"
-	Deprecated = "deprecated"
+	deprecated = "deprecated"
 )
 
 const (
@@ -350,8 +350,8 @@ func Changes(list []Entry, wanted []Record, mayFree func(netip.Addr) bool) (chan
 		}
 	}
 	for addr, e := range known {
-		if e.IsBerths() && mayFree(addr) && (e.Description != free || !strings.EqualFold(e.Status, Deprecated)) {
-			changes = append(changes, Record{ID: e.ID, Address: e.Address, Status: Deprecated, Description: free, addr: addr})
+		if e.IsBerths() && mayFree(addr) && (e.Description != free || !strings.EqualFold(e.Status, deprecated)) {
+			changes = append(changes, Record{ID: e.ID, Address: e.Address, Status: deprecated, Description: free, addr: addr})
 		}
 	}
 	slices.SortFunc(changes, func(a, b Record) int { return a.addr.Compare(b.addr) })

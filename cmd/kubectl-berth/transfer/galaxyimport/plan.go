@@ -44,10 +44,10 @@ import (
 // The label and annotation of imported objects.
 const (
 	// LabelImportedFrom has the value "galaxy".
-	LabelImportedFrom = v1alpha1.GroupName + "/imported-from"
-	ImportedFrom      = "galaxy"
+	labelImportedFrom = v1alpha1.GroupName + "/imported-from"
+	importedFrom      = "galaxy"
 	// AnnotationKey has Galaxy's key of the address, on a FloatingIP.
-	AnnotationKey = v1alpha1.GroupName + "/galaxy-key"
+	annotationKey = v1alpha1.GroupName + "/galaxy-key"
 )
 
 // NilUID is the UID of an owner that does not exist yet: a claim that will be created, or
@@ -105,7 +105,7 @@ type Workload struct {
 // The types of package plan. In an import, Update means that the object exists without a live pod, and a live pod has the
 // address from Galaxy; Stale that Galaxy itself would free the address, or should have; Skip that it cannot be imported.
 type (
-	Action = plan.Action
+	action = plan.Action
 	Item   = plan.Item
 	Plan   = plan.Plan
 )
@@ -234,12 +234,12 @@ func (p *planner) newIP(addr netip.Addr, record *galaxy.FloatingIP) *v1alpha1.Fl
 		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: kindIP},
 		ObjectMeta: metav1.ObjectMeta{
 			Name:   v1alpha1.NameOf(addr),
-			Labels: map[string]string{LabelImportedFrom: ImportedFrom},
+			Labels: map[string]string{labelImportedFrom: importedFrom},
 		},
 		Spec: v1alpha1.FloatingIPSpec{Address: addr.String()},
 	}
 	if record != nil {
-		ip.Annotations = map[string]string{AnnotationKey: record.Spec.Key}
+		ip.Annotations = map[string]string{annotationKey: record.Spec.Key}
 		if since := record.Since(); !since.IsZero() {
 			ip.Spec.Since = &metav1.Time{Time: since.UTC()}
 		}
@@ -252,7 +252,7 @@ func (p *planner) newIP(addr netip.Addr, record *galaxy.FloatingIP) *v1alpha1.Fl
 	return ip
 }
 
-func (p *planner) decide(addr netip.Addr, record *galaxy.FloatingIP, ip *v1alpha1.FloatingIP) (Action, string) {
+func (p *planner) decide(addr netip.Addr, record *galaxy.FloatingIP, ip *v1alpha1.FloatingIP) (action, string) {
 	if record == nil {
 		users := p.cluster.byAddress[addr]
 		if len(users) > 1 {
@@ -314,7 +314,7 @@ const decideYourself = "find the pod that the node routes it to, then correct Ga
 
 // contested decides about an address if a pod's annotation contradicts Galaxy's record or
 // another pod. The annotation alone proves nothing, because the pod's author can write it.
-func (p *planner) contested(ip *v1alpha1.FloatingIP, reason string, notes ...string) (Action, string) {
+func (p *planner) contested(ip *v1alpha1.FloatingIP, reason string, notes ...string) (action, string) {
 	reason += ": " + decideYourself
 	if p.input.Options.ReserveOrphans {
 		ip.Spec.Reserved, ip.Spec.Network = true, nil
@@ -330,7 +330,7 @@ type held struct {
 
 // hold records an address for the live pod that uses it, by Galaxy's record or, without a
 // record, by the pod's annotations.
-func (p *planner) hold(ip *v1alpha1.FloatingIP, pod *v1.Pod, by *held, notes ...string) (Action, string) {
+func (p *planner) hold(ip *v1alpha1.FloatingIP, pod *v1.Pod, by *held, notes ...string) (action, string) {
 	pool := pod.Annotations[galaxy.AnnotationPool]
 	policy := galaxy.PolicyNamed(pod.Annotations[galaxy.AnnotationReleasePolicy])
 	if by != nil {
@@ -382,7 +382,7 @@ func policyOf(policy galaxy.Policy, otherwise v1alpha1.ReleasePolicy) v1alpha1.R
 	}[policy], otherwise)
 }
 
-func (p *planner) orphan(ip *v1alpha1.FloatingIP, reason string) (Action, string) {
+func (p *planner) orphan(ip *v1alpha1.FloatingIP, reason string) (action, string) {
 	if !p.input.Options.ReserveOrphans {
 		return plan.Skip, plan.Join(reason)
 	}
@@ -390,7 +390,7 @@ func (p *planner) orphan(ip *v1alpha1.FloatingIP, reason string) (Action, string
 	return plan.Create, plan.Join("reserved: " + reason)
 }
 
-func (p *planner) retainForClaim(ip *v1alpha1.FloatingIP, key galaxy.Key, notes ...string) (Action, string) {
+func (p *planner) retainForClaim(ip *v1alpha1.FloatingIP, key galaxy.Key, notes ...string) (action, string) {
 	if err := galaxy.CheckClaimName(key.Pool); err != nil {
 		return p.orphan(ip, "Galaxy's pool "+err.Error())
 	}
@@ -406,7 +406,7 @@ func (p *planner) retainForClaim(ip *v1alpha1.FloatingIP, key galaxy.Key, notes 
 	return plan.Create, plan.Join(notes...)
 }
 
-func (p *planner) retainForWorkload(ip *v1alpha1.FloatingIP, key galaxy.Key, attributes galaxy.Attributes, policy galaxy.Policy, notes ...string) (Action, string) {
+func (p *planner) retainForWorkload(ip *v1alpha1.FloatingIP, key galaxy.Key, attributes galaxy.Attributes, policy galaxy.Policy, notes ...string) (action, string) {
 	owner, found, err := p.cluster.ownerNamed(key, attributes.NodeName)
 	if err != nil {
 		return p.orphan(ip, err.Error())
@@ -429,7 +429,7 @@ func (p *planner) retainForWorkload(ip *v1alpha1.FloatingIP, key galaxy.Key, att
 
 // compare compares the existing object of an address with the wanted one. recorded says
 // that Galaxy has a record of the address.
-func (p *planner) compare(wanted, existing *v1alpha1.FloatingIP, recorded bool) (Action, string) {
+func (p *planner) compare(wanted, existing *v1alpha1.FloatingIP, recorded bool) (action, string) {
 	if wanted.Spec.Reserved || existing.Spec.Reserved {
 		if wanted.Spec.Reserved == existing.Spec.Reserved {
 			return plan.Same, ""
@@ -442,7 +442,7 @@ func (p *planner) compare(wanted, existing *v1alpha1.FloatingIP, recorded bool) 
 		holder = p.cluster.live(pod.UID)
 	}
 	if pod := wanted.Spec.Pod; pod != nil && (existing.Spec.Pod == nil || existing.Spec.Pod.UID != pod.UID) {
-		untouched := recorded && existing.Labels[LabelImportedFrom] == ImportedFrom && existing.Generation == 1
+		untouched := recorded && existing.Labels[labelImportedFrom] == importedFrom && existing.Generation == 1
 		coolsDown := existing.Spec.Owner == nil && existing.Spec.ReleasedAt != nil
 		switch {
 		case holder != nil:

@@ -410,7 +410,7 @@ func TestExistingAddress(t *testing.T) {
 		return func(ip *v1alpha1.FloatingIP) { ip.Spec.Pod = &v1alpha1.PodReference{Name: "some", UID: uid} }
 	}
 	imported := func(ip *v1alpha1.FloatingIP) {
-		ip.Labels, ip.Generation = map[string]string{LabelImportedFrom: ImportedFrom}, 1
+		ip.Labels, ip.Generation = map[string]string{labelImportedFrom: importedFrom}, 1
 	}
 	cooling := func(ip *v1alpha1.FloatingIP) { ip.Spec.ReleasedAt = &metav1.Time{Time: time.Unix(1, 0)} }
 	taken := func(ip *v1alpha1.FloatingIP) { ip.Spec.Reserved = true }

@@ -121,7 +121,7 @@ func (p *planner) newPool(subnet *galaxy.Subnet, ranges []iprange.Range) *v1alph
 		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: kindPool},
 		ObjectMeta: metav1.ObjectMeta{
 			Name:   p.input.Options.PoolPrefix + ranges[0].First.String(),
-			Labels: map[string]string{LabelImportedFrom: ImportedFrom},
+			Labels: map[string]string{labelImportedFrom: importedFrom},
 		},
 		Spec: v1alpha1.IPPoolSpec{
 			Subnet:           subnet.Prefix.String(),
@@ -142,7 +142,7 @@ func (p *planner) newPool(subnet *galaxy.Subnet, ranges []iprange.Range) *v1alph
 
 // comparePools compares the fields that follow from Galaxy's configuration. The
 // administrator may change the others.
-func comparePools(wanted, existing *v1alpha1.IPPool) (Action, string) {
+func comparePools(wanted, existing *v1alpha1.IPPool) (action, string) {
 	var fields []string
 	for _, field := range []struct {
 		name string
@@ -287,7 +287,7 @@ func (p *planner) planClaim(id types.NamespacedName, c *claim, object *galaxy.Po
 		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: kindClaim},
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: id.Namespace, Name: id.Name,
-			Labels: map[string]string{LabelImportedFrom: ImportedFrom},
+			Labels: map[string]string{labelImportedFrom: importedFrom},
 		},
 		Spec: v1alpha1.IPClaimSpec{Size: int32(size), Preallocate: preallocate, ReleasePolicy: v1alpha1.ReleaseNever},
 	}
