@@ -234,15 +234,10 @@ func (t *Table) Print(out io.Writer) {
 	_ = columns.Flush()
 }
 
-// Items is a list as -o json and -o yaml print it.
-type Items[T any] struct {
-	Items []T `json:"items"`
-}
-
 // List returns the answer of a list: row returns the cells of an item, and its name for -o
 // name, empty if it has none.
 func List[T any](kind string, items []T, table *Table, row func(item *T) (name string, cells []any)) *Answer {
-	a := &Answer{Table: table, Kind: kind, Content: Items[T]{append([]T{}, items...)}}
+	a := &Answer{Table: table, Kind: kind, Content: map[string]any{"items": append([]T{}, items...)}}
 	for i := range items {
 		name, cells := row(&items[i])
 		table.Add(cells...)

@@ -479,7 +479,7 @@ func NewWaiting() command.Command {
 
 // waiting explains the pods that wait for addresses.
 func (l *look) waiting(ctx context.Context) ([]Group, error) {
-	told := map[kin]*Why{}
+	explained := map[kin]*Why{}
 	type key struct {
 		cause                Cause
 		pool, namespace, why string
@@ -491,16 +491,16 @@ func (l *look) waiting(ctx context.Context) ([]Group, error) {
 			return nil
 		}
 		of := kinOf(pod)
-		if told[of] == nil {
+		if explained[of] == nil {
 			one := *l
 			one.pod = pod
-			why, err := one.tell(ctx)
+			why, err := one.explain(ctx)
 			if err != nil {
 				return err
 			}
-			told[of] = why
+			explained[of] = why
 		}
-		why := told[of]
+		why := explained[of]
 		at := key{why.cause(), why.pools(), pod.Namespace, counts.ReplaceAllString(why.short(), "")}
 		group := groups[at]
 		if group == nil {

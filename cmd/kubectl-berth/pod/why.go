@@ -62,14 +62,14 @@ func NewWhy() command.Command {
 			flags.BoolVar(&reader.Galaxy, "galaxy-aliases", false, "Read Galaxy's resource and annotations, too, as the scheduler does with galaxyAliases.")
 		},
 		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			told, err := (&look{Call: call, reader: reader}).about(ctx, &call.Targets[0])
+			why, err := (&look{Call: call, reader: reader}).about(ctx, &call.Targets[0])
 			if err != nil {
 				return nil, err
 			}
-			if told.Waits || told.Problem != "" {
+			if why.Waits || why.Problem != "" {
 				err = answer.FindingsError("")
 			}
-			return told.answer(time.Now()), err
+			return why.answer(time.Now()), err
 		},
 	}
 }
@@ -119,7 +119,7 @@ func (l *look) about(ctx context.Context, t *target.Target) (*Why, error) {
 		}
 		return nil, fmt.Errorf("%s has no pod: kubectl berth where %s shows what is retained for it", t, t.Word())
 	}
-	return l.tell(ctx)
+	return l.explain(ctx)
 }
 
 // worse says whether a pod needs an explanation more than another of its workload: it waits, or is not ready.
@@ -135,47 +135,47 @@ type look struct {
 	nodes []v1.Node
 }
 
-func (l *look) tell(ctx context.Context) (*Why, error) {
+func (l *look) explain(ctx context.Context) (*Why, error) {
 	pod := l.pod
-	told := &Why{Pod: pod.Name, Namespace: pod.Namespace, Node: pod.Spec.NodeName, pod: pod}
-	told.Scheduler = schedulerSaid(pod)
+	why := &Why{Pod: pod.Name, Namespace: pod.Namespace, Node: pod.Spec.NodeName, pod: pod}
+	why.Scheduler = schedulerSaid(pod)
 	switch {
 	case pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed:
-		told.Says = fmt.Sprintf("The pod is finished (%s), and its addresses were given back or retained: kubectl berth where %s -n %s.", pod.Status.Phase, pod.Name, pod.Namespace)
+		why.Says = fmt.Sprintf("The pod is finished (%s), and its addresses were given back or retained: kubectl berth where %s -n %s.", pod.Status.Phase, pod.Name, pod.Namespace)
 	case !l.reader.Asks(&pod.Spec):
-		told.Says = fmt.Sprintf("The pod asks for no floating IP: no container requests %s.", v1alpha1.ResourceIP)
+		why.Says = fmt.Sprintf("The pod asks for no floating IP: no container requests %s.", v1alpha1.ResourceIP)
 		if stray := podrequest.StrayAnnotation(pod); stray != "" {
-			told.Problem = fmt.Sprintf("the pod has annotation %s but no container requests %s", stray, v1alpha1.ResourceIP)
-			told.do("%s", podrequest.StrayRemedy)
+			why.Problem = fmt.Sprintf("the pod has annotation %s but no container requests %s", stray, v1alpha1.ResourceIP)
+			why.do("%s", podrequest.StrayRemedy)
 		}
 	case pod.Spec.NodeName != "":
-		return told, l.bound(ctx, told)
+		return why, l.bound(ctx, why)
 	case pod.DeletionTimestamp != nil:
-		told.Says = "The pod is being deleted, and was never bound."
+		why.Says = "The pod is being deleted, and was never bound."
 	default:
-		told.Waits = true
-		return told, l.waits(ctx, told)
+		why.Waits = true
+		return why, l.waits(ctx, why)
 	}
-	return told, nil
+	return why, nil
 }
 
-func (l *look) waits(ctx context.Context, told *Why) error {
+func (l *look) waits(ctx context.Context, why *Why) error {
 	pod := l.pod
-	told.Says = "The pod waits to be bound."
+	why.Says = "The pod waits to be bound."
 	unseen := pod.Spec.SchedulerName == v1.DefaultSchedulerName || len(pod.Spec.SchedulingGates) > 0
 	defer func() {
 		if unseen {
-			told.Cause = causeScheduler
+			why.Cause = causeScheduler
 		}
 	}()
 	if pod.Spec.SchedulerName == v1.DefaultSchedulerName {
-		told.Problem = "the pod's schedulerName is " + v1.DefaultSchedulerName + ", which is not Berth's scheduler unless it was configured so"
-		told.do("set spec.schedulerName: berth-scheduler in the pod template: Berth's scheduler sees only pods that name it")
-	} else if told.Scheduler == nil {
-		told.do("no scheduler has looked at the pod yet: if that lasts, see whether scheduler %q runs: kubectl get pods -n berth-system", pod.Spec.SchedulerName)
+		why.Problem = "the pod's schedulerName is " + v1.DefaultSchedulerName + ", which is not Berth's scheduler unless it was configured so"
+		why.do("set spec.schedulerName: berth-scheduler in the pod template: Berth's scheduler sees only pods that name it")
+	} else if why.Scheduler == nil {
+		why.do("no scheduler has looked at the pod yet: if that lasts, see whether scheduler %q runs: kubectl get pods -n berth-system", pod.Spec.SchedulerName)
 	}
 	if len(pod.Spec.SchedulingGates) > 0 {
-		told.Problem = fmt.Sprintf("the pod has scheduling gates, such as %s: no scheduler looks at it", pod.Spec.SchedulingGates[0].Name)
+		why.Problem = fmt.Sprintf("the pod has scheduling gates, such as %s: no scheduler looks at it", pod.Spec.SchedulingGates[0].Name)
 	}
 	request, err := ipam.RequestOfPod(l.reader, pod, l.Between(ctx), func(name string) (metav1.Object, error) {
 		return l.Kube.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
@@ -192,23 +192,23 @@ func (l *look) waits(ctx context.Context, told *Why) error {
 	missing := (*ipam.LookupError)(nil)
 	switch {
 	case errors.As(err, &missing) && failure.Forbidden(err) != "":
-		told.Missing = failure.Forbidden(err)
+		why.Missing = failure.Forbidden(err)
 		return nil
 	case errors.As(err, &missing):
-		told.Problem = err.Error()
+		why.Problem = err.Error()
 		return nil
 	case err != nil:
-		told.Problem, told.Cause = err.Error(), causePod
-		told.do("correct the pod, or the template of its workload")
+		why.Problem, why.Cause = err.Error(), causePod
+		why.do("correct the pod, or the template of its workload")
 		return nil
 	}
-	return told.withoutRight(l.ask(ctx, request, told))
+	return why.withoutRight(l.ask(ctx, request, why))
 }
 
-func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
+func (l *look) ask(ctx context.Context, request ipam.Request, why *Why) error {
 	if request.MayHaveFixedSet() {
 		size, known, err := l.fixedSet(ctx, &request.Owner)
-		if err := told.withoutRight(err); err != nil {
+		if err := why.withoutRight(err); err != nil {
 			return err
 		}
 		if known && size.IsFixed() { // as the scheduler does
@@ -216,47 +216,47 @@ func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
 		}
 	}
 	listing, request, err := l.list(ctx, request)
-	told.asks(&request)
+	why.asks(&request)
 	if err != nil {
-		return told.shortage(err)
+		return why.shortage(err)
 	}
 	candidates, err := listing.Candidates(request)
 	if err != nil {
-		return told.shortage(err)
+		return why.shortage(err)
 	}
-	told.perPool(candidates, l.nodes)
+	why.perPool(candidates, l.nodes)
 	full, err := l.full(ctx, l.nodes)
-	if err := told.withoutRight(err); err != nil {
+	if err := why.withoutRight(err); err != nil {
 		return err
 	}
 	programs, err := l.Kube.CoreV1().Pods(l.System).List(ctx, metav1.ListOptions{LabelSelector: agentpod.ProgramsOfNodes, ResourceVersion: "0"})
-	if err := told.withoutRight(err); err != nil {
+	if err := why.withoutRight(err); err != nil {
 		return fmt.Errorf("list the agents and speakers: %w", err)
 	}
 	var wired, sessionless map[string]bool
 	if err == nil {
 		wired, sessionless = agentpod.Nodes(programs.Items), agentpod.WithoutSession(programs.Items)
 	}
-	told.perNode(candidates, l.nodes, sessionless, func(node string) string {
+	why.perNode(candidates, l.nodes, sessionless, func(node string) string {
 		switch {
 		case wired != nil && !wired[node]:
 			return ipam.ReasonNoAgent
 		case full[node]:
-			told.do("nodes limit their addresses by the number that they advertise: kubectl get node %s -o jsonpath='{.status.allocatable}'", node)
+			why.do("nodes limit their addresses by the number that they advertise: kubectl get node %s -o jsonpath='{.status.allocatable}'", node)
 			return ipam.ReasonNodeCap
 		}
 		return ""
 	})
-	for i := range told.Nodes {
-		if told.Nodes[i].Reason == ipam.ReasonNoAgent {
-			told.do("start an agent on %s: kubectl get pods -n %s -l %s -o wide shows the agents, if that is the namespace of Berth (--berth-namespace); the chart's agent.nodeSelector says which nodes have one",
-				few(told.Nodes[i].Names), l.System, agentpod.Selector)
+	for i := range why.Nodes {
+		if why.Nodes[i].Reason == ipam.ReasonNoAgent {
+			why.do("start an agent on %s: kubectl get pods -n %s -l %s -o wide shows the agents, if that is the namespace of Berth (--berth-namespace); the chart's agent.nodeSelector says which nodes have one",
+				few(why.Nodes[i].Names), l.System, agentpod.Selector)
 		}
 	}
 	return nil
 }
 
-func (l *look) bound(ctx context.Context, told *Why) error {
+func (l *look) bound(ctx context.Context, why *Why) error {
 	names, err := l.names(ctx)
 	if err != nil {
 		return err
@@ -270,34 +270,34 @@ func (l *look) bound(ctx context.Context, told *Why) error {
 		ip, err := l.FloatingIP(ctx, addr)
 		switch {
 		case failure.Forbidden(err) != "":
-			told.Missing = failure.Forbidden(err)
+			why.Missing = failure.Forbidden(err)
 		case err != nil:
 			return err
 		case ip == nil:
 			has.Problem = "there is no FloatingIP for it: another pod may get the address"
-			told.do("delete the pod, so that it gets addresses again: kubectl delete pod %s -n %s", l.pod.Name, l.pod.Namespace)
+			why.do("delete the pod, so that it gets addresses again: kubectl delete pod %s -n %s", l.pod.Name, l.pod.Namespace)
 		default:
 			has.Pool, has.Problem = ip.Spec.Pool, l.disagreement(ip)
 		}
-		told.Addresses = append(told.Addresses, has)
-		if has.Problem != "" && told.Problem == "" {
-			told.Problem = has.Address + ": " + has.Problem
+		why.Addresses = append(why.Addresses, has)
+		if has.Problem != "" && why.Problem == "" {
+			why.Problem = has.Address + ": " + has.Problem
 		}
 	}
 	if len(names) == 0 {
-		told.Problem = "the pod is bound, and has no FloatingIP: it was not bound by Berth's scheduler"
-		told.do("set spec.schedulerName: berth-scheduler in the pod template, and do not set spec.nodeName")
+		why.Problem = "the pod is bound, and has no FloatingIP: it was not bound by Berth's scheduler"
+		why.do("set spec.schedulerName: berth-scheduler in the pod template, and do not set spec.nodeName")
 	}
 	if agentpod.IsReady(l.pod) {
-		told.Says = "The pod is bound and ready."
+		why.Says = "The pod is bound and ready."
 		return nil
 	}
-	told.Says = "The pod is bound, and is not ready."
-	if err := told.withoutRight(l.eventsOf(ctx, told, string(l.pod.UID))); err != nil {
+	why.Says = "The pod is bound, and is not ready."
+	if err := why.withoutRight(l.eventsOf(ctx, why, string(l.pod.UID))); err != nil {
 		return err
 	}
-	if told.Problem == "" && l.pod.Status.Phase == v1.PodPending {
-		told.Problem = "its containers have not started yet"
+	if why.Problem == "" && l.pod.Status.Phase == v1.PodPending {
+		why.Problem = "its containers have not started yet"
 	}
 	return nil
 }
@@ -341,12 +341,12 @@ func (l *look) disagreement(ip *v1alpha1.FloatingIP) string {
 
 const mostEvents = 5
 
-func (l *look) eventsOf(ctx context.Context, told *Why, uid string) error {
-	list, err := l.Kube.CoreV1().Events(told.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + uid + ",type=Warning"})
+func (l *look) eventsOf(ctx context.Context, why *Why, uid string) error {
+	list, err := l.Kube.CoreV1().Events(why.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + uid + ",type=Warning"})
 	if err != nil {
 		return fmt.Errorf("list the events about it: %w", err)
 	}
-	told.addEvents(list.Items)
+	why.addEvents(list.Items)
 	return nil
 }
 
@@ -359,60 +359,60 @@ func (l *look) ofService(ctx context.Context, name string) (*Why, error) {
 	if err != nil {
 		return nil, fmt.Errorf("get Service %s/%s: %w", l.Namespace, name, err)
 	}
-	told := &Why{Service: service.Name, Namespace: service.Namespace}
+	why := &Why{Service: service.Name, Namespace: service.Namespace}
 	if !services.IsOurs(service) {
-		told.foreign(service)
-		return told, nil
+		why.foreign(service)
+		return why, nil
 	}
 	var shown []string
 	for _, ingress := range service.Status.LoadBalancer.Ingress {
 		shown = append(shown, ingress.IP)
 	}
-	if told.Waits = len(shown) == 0; told.Waits {
-		told.Says = "The Service waits for an address."
+	if why.Waits = len(shown) == 0; why.Waits {
+		why.Says = "The Service waits for an address."
 	} else {
-		told.Says = "Clients reach the Service by " + strings.Join(shown, " and ") + "."
+		why.Says = "Clients reach the Service by " + strings.Join(shown, " and ") + "."
 	}
-	if err := told.withoutRight(l.judge(ctx, told, service, shown)); err != nil {
-		return told, err
+	if err := why.withoutRight(l.judge(ctx, why, service, shown)); err != nil {
+		return why, err
 	}
-	return told, told.withoutRight(l.eventsOf(ctx, told, string(service.UID)))
+	return why, why.withoutRight(l.eventsOf(ctx, why, string(service.UID)))
 }
 
-func (l *look) judge(ctx context.Context, told *Why, service *v1.Service, shown []string) error {
+func (l *look) judge(ctx context.Context, why *Why, service *v1.Service, shown []string) error {
 	standing, wrong, err := l.standing(ctx, service)
 	if err != nil {
 		return err
 	}
 	lead := standing.Lead
 	if standing.Refused != "" {
-		told.Waits, told.Says = true, fmt.Sprintf("The Service does not share the addresses of Service %s.", lead.Name)
-		told.Problem, told.Cause = standing.Refused, causeOwner
+		why.Waits, why.Says = true, fmt.Sprintf("The Service does not share the addresses of Service %s.", lead.Name)
+		why.Problem, why.Cause = standing.Refused, causeOwner
 		return nil
 	}
 	if lead.UID != service.UID {
-		told.Says += fmt.Sprintf(" It shares the addresses of Service %s, whose annotations decide.", lead.Name)
+		why.Says += fmt.Sprintf(" It shares the addresses of Service %s, whose annotations decide.", lead.Name)
 	}
 	if wrong != nil {
-		told.add(wrong.Error())
-		told.Cause = causePod
-		told.do("correct Service %s", lead.Name)
+		why.add(wrong.Error())
+		why.Cause = causePod
+		why.do("correct Service %s", lead.Name)
 	}
-	if err := l.carried(ctx, told, lead, standing, shown); err != nil {
+	if err := l.carried(ctx, why, lead, standing, shown); err != nil {
 		return err
 	}
 	for i := range standing.Lacks {
 		lacks := &standing.Lacks[i]
 		listing, request, err := l.list(ctx, *lacks)
-		told.asks(&request)
+		why.asks(&request)
 		if err == nil {
-			err = l.perPoolOf(ctx, listing, request, told, &standing)
+			err = l.perPoolOf(ctx, listing, request, why, &standing)
 		}
 		if shortage := (*ipam.ShortageError)(nil); standing.Optional && errors.As(err, &shortage) {
-			told.likes(&request, strings.Join(shortage.Reasons, "; "))
+			why.likes(&request, strings.Join(shortage.Reasons, "; "))
 			continue
 		}
-		if err = told.shortage(err); err != nil {
+		if err = why.shortage(err); err != nil {
 			return err
 		}
 	}
@@ -447,10 +447,10 @@ func (l *look) standing(ctx context.Context, service *v1.Service) (standing serv
 	return standing, wrong, nil
 }
 
-func (l *look) carried(ctx context.Context, told *Why, lead *v1.Service, standing services.Standing, shown []string) error {
+func (l *look) carried(ctx context.Context, why *Why, lead *v1.Service, standing services.Standing, shown []string) error {
 	all, err := l.Berth.NodeAssignments.List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	unknown := failure.Forbidden(err)
-	if err = told.withoutRight(err); err != nil {
+	if err = why.withoutRight(err); err != nil {
 		return fmt.Errorf("list the NodeAssignments: %w", err)
 	}
 	if unknown != "" {
@@ -474,35 +474,35 @@ func (l *look) carried(ctx context.Context, told *Why, lead *v1.Service, standin
 			has.Problem = fmt.Sprintf("node %s does not carry it: %s", silent[0].Node, silent[0].Refused.Message)
 		case len(silent) > 0:
 			has.Problem = fmt.Sprintf("node %s does not confirm that it carries it", silent[0].Node)
-			told.do("see why: kubectl berth node %s has its agent", silent[0].Node)
+			why.do("see why: kubectl berth node %s has its agent", silent[0].Node)
 		case len(has.Nodes) == 0:
 			has.Problem = "no node carries it"
-			told.do("have a node of IPPool %s that is Ready, schedulable and without the label %s", ip.Spec.Pool, v1.LabelNodeExcludeBalancers)
+			why.do("have a node of IPPool %s that is Ready, schedulable and without the label %s", ip.Spec.Pool, v1.LabelNodeExcludeBalancers)
 			if lead.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal {
-				told.do("have a ready endpoint on such a node, which externalTrafficPolicy Local requires: kubectl get endpointslices -n %s -l kubernetes.io/service-name=%s", lead.Namespace, lead.Name)
+				why.do("have a ready endpoint on such a node, which externalTrafficPolicy Local requires: kubectl get endpointslices -n %s -l kubernetes.io/service-name=%s", lead.Namespace, lead.Name)
 			}
 		case !slices.Contains(shown, ip.Spec.Address):
 			has.Problem = "the controller has not written it into the Service's status yet"
 		}
 		if has.Problem != "" && len(has.Nodes) == 0 {
-			told.add(has.Address + ": " + has.Problem)
+			why.add(has.Address + ": " + has.Problem)
 		}
-		told.Addresses = append(told.Addresses, has)
+		why.Addresses = append(why.Addresses, has)
 	}
 	for _, ip := range standing.GivesUp {
-		told.Addresses = append(told.Addresses, address{Address: ip.Spec.Address, Pool: ip.Spec.Pool, Problem: "the Service gives it up: it asks for another one now"})
+		why.Addresses = append(why.Addresses, address{Address: ip.Spec.Address, Pool: ip.Spec.Pool, Problem: "the Service gives it up: it asks for another one now"})
 	}
 	return nil
 }
 
-func (l *look) perPoolOf(ctx context.Context, listing *ipam.Listing, request ipam.Request, told *Why, standing *services.Standing) error {
+func (l *look) perPoolOf(ctx context.Context, listing *ipam.Listing, request ipam.Request, why *Why, standing *services.Standing) error {
 	candidates, err := listing.Candidates(request)
 	if err != nil {
 		return err
 	}
-	told.Others = 0
-	told.perPool(candidates, l.nodes)
-	told.perPoolToDo()
+	why.Others = 0
+	why.perPool(candidates, l.nodes)
+	why.perPoolToDo()
 	var families []string
 	for _, part := range request.Parts {
 		families = append(families, string(part.Family))
@@ -510,13 +510,13 @@ func (l *look) perPoolOf(ctx context.Context, listing *ipam.Listing, request ipa
 	none := candidates.Rejects(candidates.Snapshot().Everywhere()) != nil
 	switch {
 	case none && standing.Optional:
-		told.likes(&request, "no pool that it may use has one")
+		why.likes(&request, "no pool that it may use has one")
 	case none:
-		told.add(fmt.Sprintf("no pool that it may use has an address for it (%s)", strings.Join(families, " and ")))
-		told.Cause = causeAddress
+		why.add(fmt.Sprintf("no pool that it may use has an address for it (%s)", strings.Join(families, " and ")))
+		why.Cause = causeAddress
 	case len(standing.GivesUp) == 0:
-		told.Cause = cmp.Or(told.Cause, causeOther)
-		told.do("the controller is about to give it an address: if that lasts, see whether it runs with controller.services: kubectl logs -n %s deployment/berth-controller", l.System)
+		why.Cause = cmp.Or(why.Cause, causeOther)
+		why.do("the controller is about to give it an address: if that lasts, see whether it runs with controller.services: kubectl logs -n %s deployment/berth-controller", l.System)
 	}
 	return nil
 }
