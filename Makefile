@@ -41,6 +41,7 @@ PROGRAMS := $(filter-out kubectl-berth,$(patsubst cmd/%/main.go,%,$(wildcard cmd
 KREW     := linux-amd64 linux-arm64 darwin-amd64 darwin-arm64 windows-amd64 windows-arm64
 # A chart's version has no v, and is a version also where the programs' is none.
 CHART_VERSION = $(if $(filter v%,$(VERSION)),$(VERSION:v%=%),0.0.0-$(VERSION))
+DOCS = $(or $(filter v%,$(VERSION)),main)
 
 CHAOS_ROUNDS ?= 20
 CHAOS_PODS   ?= 2000
@@ -65,25 +66,31 @@ build: ## Compile Berth's programs into bin/.
 images: ## Write container images of the programs for amd64 and arm64 (ARCH) into dist/, without an engine or a registry.
 	cd test && go build -o bin/images ./cmd/images && bin/images -out ../dist -version $(VERSION) -registry $(REGISTRY) -arch $(ARCH)
 
-chart: ## Package the chart, and the objects of its defaults for kubectl, into dist/.
-	cd test/helm && go build -o ../bin/helm helm.sh/helm/v4/cmd/helm && go build -o ../bin/render ./render
-	rm -rf dist/.chart && mkdir -p dist && cp -r manifests/chart dist/.chart
-	sed -i 's/:dev$$/:$(VERSION)/; s#ghcr.io/berth-dev$$#$(REGISTRY)#; s#ghcr.io/berth-dev/berth#$(REGISTRY)/berth#' dist/.chart/Chart.yaml dist/.chart/values.yaml
-	test/bin/helm package dist/.chart --version $(CHART_VERSION) --app-version $(VERSION) -d dist
-	{ cat manifests/namespace.yaml && printf 'image: {tag: %s}\ncrds: {keep: false}\n' $(VERSION) | test/bin/render -chart dist/.chart -values -; } > dist/berth.yaml
-	rm -r dist/.chart
+# Images and the links to the docs, of alerts too, are of VERSION in all of a release.
+manifests: ## Write what kubectl applies into dist/: the objects of the chart's defaults, the CRDs alone, and manifests/ as an archive.
+	cd test/helm && go build -o ../bin/render ./render
+	rm -rf dist/.release && mkdir -p dist/.release/manifests && cp -r manifests/. dist/.release/manifests
+	find dist/.release -name '*.yaml' -exec sed -i -E 's/([: ])dev$$/\1$(VERSION)/; s#ghcr.io/berth-dev($$|/berth)#$(REGISTRY)\1#; s#/(blob|tree)/main/#/\1/$(DOCS)/#' {} +
+	{ cat manifests/namespace.yaml && echo 'crds: {keep: false}' | test/bin/render -chart dist/.release/manifests/chart -values -; } >dist/berth.yaml
+	cat dist/.release/manifests/crd/*.yaml >dist/berth-crds.yaml
+	tar -C dist/.release --exclude='*_test.go' --exclude=manifests/chart --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -c manifests | gzip -n >dist/berth-manifests-$(VERSION).tar.gz
+
+chart: manifests ## Package the chart into dist/.
+	cd test/helm && go build -o ../bin/helm helm.sh/helm/v4/cmd/helm
+	test/bin/helm package dist/.release/manifests/chart --version $(CHART_VERSION) -d dist
+	rm -r dist/.release
 
 krew: ## Pack the kubectl plugin for krew, with its manifest, into dist/: archives for six platforms.
 	@rm -rf dist/.krew && mkdir -p dist/.krew
 	@for p in $(KREW); do echo "go build kubectl-berth for $$p" && \
 		GOOS=$${p%-*} GOARCH=$${p#*-} go build -ldflags='-s -w' -o dist/.krew/$$p/ ./cmd/kubectl-berth || exit 1; done
-	cd test && go run ./cmd/krew -from ../dist/.krew -out ../dist -license ../LICENSE -version $(VERSION) -url https://github.com/berth-dev/berth/releases/download/$(VERSION)
+	cd test && go run ./cmd/krew -from ../dist/.krew -out ../dist -license ../LICENSE -completion ../cmd/kubectl-berth/kubectl_complete-berth -version $(VERSION) -url https://github.com/berth-dev/berth/releases/download/$(VERSION)
 	rm -r dist/.krew
 
 sbom: images ## Write what the images are made of into dist/, as CycloneDX: the Go modules in each program, packages of Debian.
 	cd test && go run ./cmd/sbom $(foreach i,$(PROGRAMS),../dist/berth-$(i)-$(VERSION).tar)
 
-release: sbom chart krew ## Write all that a release of VERSION has into dist/: images and what they are made of, chart, objects for kubectl, plugin archives, checksums.
+release: sbom chart krew ## Write all that a release of VERSION has into dist/: images and what they are made of, chart, manifests, plugin archives, checksums.
 	cd dist && sha256sum *.tar *.cdx.json *.tgz *.tar.gz *.yaml > SHA256SUMS
 
 publish: ## Push the images and the chart of dist/ to REGISTRY, and write their digests into dist/.pushed.

@@ -114,6 +114,9 @@ type assigned interface {
 
 // Options of an Agent; Metrics may be nil, Shaper to limit nothing, and ConflictLog to note conflicts nowhere.
 type Options struct {
+	// Socket is the path of the socket on which the agent is called. It notes whether an agent has served
+	// (see [relay.Served]).
+	Socket   string
 	Pods     pods
 	Store    *state.Store
 	Plugins  plugins

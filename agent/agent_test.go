@@ -33,6 +33,7 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/hostport"
+	"github.com/berth-dev/berth/cni/relay"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -289,8 +290,12 @@ func newAgent(t *testing.T) (*Agent, *world) {
 		addrs: []api.Address{{Address: netip.MustParseAddr("10.0.70.5"), Subnet: netip.MustParsePrefix("10.0.70.0/24")}},
 		alive: true,
 	}
+	socket := filepath.Join(t.TempDir(), "agent.sock")
+	if err := errors.Join(os.WriteFile(socket, nil, 0o600), relay.SetServed(socket, false)); err != nil {
+		t.Fatal(err)
+	}
 	return New(Options{
-		Pods: w, Store: store, Plugins: fakePlugins{w}, Networks: fakeNetworks{}, Drivers: Drivers{nettype.Veth: fakeDriver{w}}, PodNetworks: w,
+		Socket: socket, Pods: w, Store: store, Plugins: fakePlugins{w}, Networks: fakeNetworks{}, Drivers: Drivers{nettype.Veth: fakeDriver{w}}, PodNetworks: w,
 		HostPorts: &fakeForwarder{}, HostPortRange: hostport.Range{First: 20000, Last: 20009},
 	}), w
 }
@@ -1075,6 +1080,14 @@ func TestStatusWaitsForSync(t *testing.T) {
 	close(w.synced)
 	if err := <-status; err != nil {
 		t.Errorf("Status() once the pods are known = %v", err)
+	}
+	// An agent that starts anew, and may not read pods, leaves the node ready.
+	w.synced = make(chan struct{})
+	if err := a.Status(ended); err != nil {
+		t.Errorf("Status() of a later agent that never learns of its pods = %v", err)
+	}
+	if err := a.Ready(ended); !errors.Is(err, ErrNotReady) {
+		t.Errorf("Ready() of a later agent that never learns of its pods = %v, want ErrNotReady", err)
 	}
 }
 

@@ -41,7 +41,7 @@ func (a *Agent) IPAM(ctx context.Context, req *api.Request) (json.RawMessage, er
 	case "GC":
 		return nil, a.ipamGC(ctx, req)
 	case "STATUS":
-		return nil, a.known(ctx)
+		return nil, a.serves(ctx, func(context.Context) error { return nil })
 	default:
 		return nil, types.NewError(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("unknown command %.100q", req.Command), "")
 	}

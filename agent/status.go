@@ -11,12 +11,11 @@ import (
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/relay"
 )
 
-// syncPatience limits how long STATUS waits until an agent that has just started
-// knows the node's pods. After one failed STATUS the kubelet takes the node for not
-// Ready, after 30 s of silence it takes the runtime for dead, and the shim may have
-// waited 10 s before.
+// syncPatience limits how long STATUS waits until the first agent since the node's start knows the
+// node's pods. It is shorter than the plugin's own limit (see [relay.PostStatus]).
 const syncPatience = 10 * time.Second
 
 // Configuration is the runtime's, by which it calls Berth. Its methods are safe in parallel and do not block.
@@ -42,13 +41,30 @@ type uplinkChecker interface {
 	Ready(uplink string) error
 }
 
-// Status returns ErrNotReady while the agent cannot serve ADD of ordinary pods, because
-// the answer concerns every pod of the node. Ready says whether the agent can serve pods
-// with a floating IP, too.
-func (a *Agent) Status(ctx context.Context) error {
-	if err := a.known(ctx); err != nil {
+// Status returns ErrNotReady while the default network fails, or from the node's start until the agent knows
+// the node's pods. The answer concerns every pod of the node, so nothing else may make it fail: not an agent
+// that starts anew and may not read pods. Ready says whether the agent can serve ADD.
+func (a *Agent) Status(ctx context.Context) error { return a.serves(ctx, a.defaultNetwork) }
+
+// serves returns why STATUS fails where network says whether the network is ready.
+func (a *Agent) serves(ctx context.Context, network func(context.Context) error) error {
+	served := relay.Served(a.Socket)
+	if !served {
+		if err := a.known(ctx); err != nil {
+			return err
+		}
+	}
+	if err := network(ctx); err != nil || served {
 		return err
 	}
+	if err := relay.SetServed(a.Socket, true); err != nil {
+		return fmt.Errorf("note that this node has been served: %w", err)
+	}
+	return nil
+}
+
+// defaultNetwork returns ErrNotReady while the network of ordinary pods is not ready.
+func (a *Agent) defaultNetwork(ctx context.Context) error {
 	network, err := a.Networks.Default()
 	if errors.Is(err, chain.ErrNoNetwork) {
 		// The node serves pods with a floating IP; ADD tells the others.
@@ -82,7 +98,10 @@ func (a *Agent) Ready(ctx context.Context) error {
 			return fmt.Errorf("%w: %w", ErrNotReady, err)
 		}
 	}
-	if err := a.Status(ctx); err != nil {
+	if err := a.known(ctx); err != nil {
+		return err
+	}
+	if err := a.defaultNetwork(ctx); err != nil {
 		return err
 	}
 	if a.Kernel != nil {

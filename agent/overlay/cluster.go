@@ -4,6 +4,7 @@ package overlay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -31,39 +32,33 @@ type cluster struct {
 // may matter. The informer of FloatingIPs is nil where they are not followed.
 func newCluster(o Options, changed func()) (*cluster, error) {
 	c := &cluster{}
-	add := func(informer cache.SharedIndexInformer, trim cache.TransformFunc, differ func(before, after any) bool) (cache.SharedIndexInformer, error) {
-		if err := informer.SetTransform(trim); err != nil {
-			return nil, err
+	var errs []error
+	add := func(what string, informer cache.SharedIndexInformer, trim cache.TransformFunc, differ func(before, after any) bool) cache.SharedIndexInformer {
+		err := informer.SetTransform(trim)
+		if err == nil {
+			_, err = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+				AddFunc:    func(any) { changed() },
+				DeleteFunc: func(any) { changed() },
+				UpdateFunc: func(before, after any) {
+					if differ(before, after) {
+						changed()
+					}
+				},
+			})
 		}
-		_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(any) { changed() },
-			DeleteFunc: func(any) { changed() },
-			UpdateFunc: func(before, after any) {
-				if differ(before, after) {
-					changed()
-				}
-			},
-		})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("prepare the watch of %s: %w", what, err))
+		}
 		c.all = append(c.all, informer)
-		return informer, err
+		return informer
 	}
-	var err error
-	if c.nodes, err = add(client.NewInformer(o.Nodes, &corev1.Node{}, 0, cache.Indexers{}), trimNode, nodesDiffer); err != nil {
-		return nil, fmt.Errorf("prepare the watch of nodes: %w", err)
+	c.nodes = add("nodes", client.NewInformer(o.Nodes, &corev1.Node{}, 0, cache.Indexers{}), trimNode, nodesDiffer)
+	c.services = add("ServiceCIDRs", client.NewInformer(o.ServiceCIDRs, &networkingv1.ServiceCIDR{}, 0, cache.Indexers{}), trimMeta, func(any, any) bool { return true })
+	c.pools = add("IPPools", client.NewIPPoolInformer(o.Berth.IPPools, 0), trimMeta, poolsDiffer)
+	if o.FloatingIPs {
+		c.floating = add("FloatingIPs", client.NewFloatingIPInformer(o.Berth.FloatingIPs, 0, cache.Indexers{}), trimFloating, floatingDiffer)
 	}
-	if c.services, err = add(client.NewInformer(o.ServiceCIDRs, &networkingv1.ServiceCIDR{}, 0, cache.Indexers{}), trimMeta, always); err != nil {
-		return nil, fmt.Errorf("prepare the watch of ServiceCIDRs: %w", err)
-	}
-	if c.pools, err = add(client.NewIPPoolInformer(o.Berth.IPPools, 0), trimMeta, poolsDiffer); err != nil {
-		return nil, fmt.Errorf("prepare the watch of IPPools: %w", err)
-	}
-	if !o.FloatingIPs {
-		return c, nil
-	}
-	if c.floating, err = add(client.NewFloatingIPInformer(o.Berth.FloatingIPs, 0, cache.Indexers{}), trimFloating, floatingDiffer); err != nil {
-		return nil, fmt.Errorf("prepare the watch of FloatingIPs: %w", err)
-	}
-	return c, nil
+	return c, errors.Join(errs...)
 }
 
 // run watches until the context ends.
@@ -83,24 +78,19 @@ func (c *cluster) waitForSync(ctx context.Context) bool {
 
 // node returns the object of one node, nil where there is none.
 func (c *cluster) node(name string) *corev1.Node {
-	obj, exists, err := c.nodes.GetStore().GetByKey(name)
-	if err != nil || !exists {
-		return nil
-	}
+	obj, _, _ := c.nodes.GetStore().GetByKey(name) // a cache does not fail
 	node, _ := obj.(*corev1.Node)
 	return node
 }
 
-// peers returns the other nodes that use the backend, and an error for each node at fault.
+// peers returns the other nodes that use the backend, and the error of each node, nil of those that are right.
 func (c *cluster) peers(self string, backend Backend) (peers []peer, wrong []error) {
 	for _, node := range listOf[*corev1.Node](c.nodes) {
 		if node.Name == self {
 			continue
 		}
 		p, err := peerOf(node, backend)
-		if err != nil {
-			wrong = append(wrong, err)
-		}
+		wrong = append(wrong, err)
 		if len(p.ends) > 0 {
 			peers = append(peers, p)
 		}
@@ -112,10 +102,7 @@ func (c *cluster) peers(self string, backend Backend) (peers []peer, wrong []err
 func (c *cluster) inside() []iprange.Range {
 	var all []iprange.Range
 	for _, node := range listOf[*corev1.Node](c.nodes) {
-		subnets, err := podCIDRs(node)
-		if err != nil {
-			continue // peers reports it
-		}
+		subnets, _ := podCIDRs(node) // peers reports an error, with which there are none
 		for _, s := range subnets {
 			all = append(all, iprange.OfPrefix(s))
 		}
@@ -161,9 +148,7 @@ func (c *cluster) floatingIPs(self string) map[netip.Addr]string {
 func listOf[T any](informer cache.SharedIndexInformer) []T {
 	var all []T
 	for _, obj := range informer.GetStore().List() {
-		if t, ok := obj.(T); ok {
-			all = append(all, t)
-		}
+		all = append(all, obj.(T))
 	}
 	return all
 }
@@ -177,25 +162,31 @@ func trimNode(obj any) (any, error) {
 	trimmed := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion, Annotations: map[string]string{}},
 		Spec:       corev1.NodeSpec{PodCIDR: node.Spec.PodCIDR, PodCIDRs: node.Spec.PodCIDRs},
+		Status: corev1.NodeStatus{
+			Addresses: slices.DeleteFunc(slices.Clone(node.Status.Addresses), func(a corev1.NodeAddress) bool { return a.Type != corev1.NodeInternalIP }),
+		},
 	}
 	for name, value := range node.Annotations {
 		if strings.HasPrefix(name, annotationPrefix) {
 			trimmed.Annotations[name] = value
 		}
 	}
-	for _, a := range node.Status.Addresses {
-		if a.Type == corev1.NodeInternalIP {
-			trimmed.Status.Addresses = append(trimmed.Status.Addresses, a)
-		}
+	if slices.ContainsFunc(node.Status.Conditions, isUnavailable) {
+		trimmed.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeNetworkUnavailable}}
 	}
 	return trimmed, nil
 }
 
+// isUnavailable returns whether a condition has a node tainted because its network is not there.
+func isUnavailable(c corev1.NodeCondition) bool {
+	return c.Type == corev1.NodeNetworkUnavailable && c.Status != corev1.ConditionFalse
+}
+
 func nodesDiffer(before, after any) bool {
-	b, ok := before.(*corev1.Node)
-	a, ok2 := after.(*corev1.Node)
-	return !ok || !ok2 || b.UID != a.UID || b.Spec.PodCIDR != a.Spec.PodCIDR || !slices.Equal(b.Spec.PodCIDRs, a.Spec.PodCIDRs) ||
-		!maps.Equal(b.Annotations, a.Annotations) || !slices.Equal(b.Status.Addresses, a.Status.Addresses)
+	b, a := before.(*corev1.Node), after.(*corev1.Node)
+	return b.UID != a.UID || b.Spec.PodCIDR != a.Spec.PodCIDR || !slices.Equal(b.Spec.PodCIDRs, a.Spec.PodCIDRs) ||
+		!maps.Equal(b.Annotations, a.Annotations) || !slices.Equal(b.Status.Addresses, a.Status.Addresses) ||
+		len(b.Status.Conditions) != len(a.Status.Conditions)
 }
 
 func trimMeta(obj any) (any, error) {
@@ -206,9 +197,7 @@ func trimMeta(obj any) (any, error) {
 }
 
 func poolsDiffer(before, after any) bool {
-	b, ok := before.(*v1alpha1.IPPool)
-	a, ok2 := after.(*v1alpha1.IPPool)
-	return !ok || !ok2 || pools.Respecified(b, a)
+	return pools.Respecified(before.(*v1alpha1.IPPool), after.(*v1alpha1.IPPool))
 }
 
 func trimFloating(obj any) (any, error) {
@@ -223,9 +212,6 @@ func trimFloating(obj any) (any, error) {
 }
 
 func floatingDiffer(before, after any) bool {
-	b, ok := before.(*v1alpha1.FloatingIP)
-	a, ok2 := after.(*v1alpha1.FloatingIP)
-	return !ok || !ok2 || b.Spec.Node != a.Spec.Node || (b.Spec.Pod == nil) != (a.Spec.Pod == nil)
+	b, a := before.(*v1alpha1.FloatingIP), after.(*v1alpha1.FloatingIP)
+	return b.Spec.Node != a.Spec.Node || (b.Spec.Pod == nil) != (a.Spec.Pod == nil)
 }
-
-func always(any, any) bool { return true }

@@ -23,6 +23,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	networkingv1client "k8s.io/client-go/kubernetes/typed/networking/v1"
@@ -134,6 +135,8 @@ func (w *topology) join(backend Backend) *node {
 	_, err := w.api.CoreV1().Nodes().Create(w.t.Context(), &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.name},
 		Spec:       corev1.NodeSpec{PodCIDRs: []string{fmt.Sprintf("10.244.%d.0/24", i), fmt.Sprintf("fd00:244:0:%d::/64", i)}},
+		// As a cloud makes them.
+		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}, {Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionTrue}}},
 	}, metav1.CreateOptions{})
 	w.must(err)
 	w.nodes = append(w.nodes, n)
@@ -300,6 +303,29 @@ func TestTraffic(t *testing.T) {
 			w.expectSeen(a.Host, w.outside, netip.MustParseAddr(outside6), netip.MustParseAddr("fd00:60::11"))
 		})
 	}
+}
+
+// Nodes that a cloud made say that their network is there, when it is, and again when somebody says that it is not.
+func TestNetworkIsAvailable(t *testing.T) {
+	w := newTopology(t, VXLAN, 1)
+	available := func() error {
+		node, err := w.api.CoreV1().Nodes().Get(t.Context(), "node1", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		var said []string
+		for _, c := range node.Status.Conditions {
+			said = append(said, fmt.Sprintf("%s=%s %s", c.Type, c.Status, c.Reason))
+		}
+		if slices.Sort(said); !slices.Equal(said, []string{"NetworkUnavailable=False OverlayIsUp", "Ready=True "}) {
+			return fmt.Errorf("the conditions are %q", said)
+		}
+		return nil
+	}
+	w.eventually(available)
+	_, err := w.api.CoreV1().Nodes().Patch(t.Context(), "node1", types.StrategicMergePatchType, []byte(`{"status":{"conditions":[{"type":"NetworkUnavailable","status":"True","reason":"CalicoIsDown"}]}}`), metav1.PatchOptions{}, "status")
+	w.must(err)
+	w.eventually(available)
 }
 
 // Anything lost in the kernel comes back by itself, and traffic with it.

@@ -243,7 +243,8 @@ func (o *Overlay) reconcile(ctx context.Context) error {
 		return errors.Join(append(errs, err)...)
 	}
 	// An entry that cannot be made concerns one node; pods start all the same.
-	return errors.Join(append(errs, o.ready(network{name: NetworkName, subnets: self.subnets, mtu: self.mtu(o.Backend), sysctlRoot: o.PluginSysctlRoot}))...)
+	errs = append(errs, o.ready(network{name: NetworkName, subnets: self.subnets, mtu: self.mtu(o.Backend), sysctlRoot: o.PluginSysctlRoot}), o.available(ctx, self.node))
+	return errors.Join(errs...)
 }
 
 // local describes this node, from the API and the kernel.
@@ -346,19 +347,33 @@ func (o *Overlay) links(ctx context.Context, self local) (ways, error) {
 // publish sets the annotations of this node's object that are missing or differ.
 func (o *Overlay) publish(ctx context.Context, node *corev1.Node, ends []end) error {
 	want, err := annotationsOf(node, o.Backend, ends)
-	if err != nil {
+	maps.DeleteFunc(want, func(name, value string) bool { return node.Annotations[name] == value })
+	if err != nil || len(want) == 0 {
 		return err
 	}
-	maps.DeleteFunc(want, func(name, value string) bool { return node.Annotations[name] == value })
-	if len(want) == 0 {
+	return o.patch(ctx, map[string]any{"metadata": map[string]any{"annotations": want}})
+}
+
+// available ends the condition by which nodes are tainted whose network is not there: a cloud, or a network that was here before, set it.
+func (o *Overlay) available(ctx context.Context, node *corev1.Node) error {
+	if !slices.ContainsFunc(node.Status.Conditions, isUnavailable) {
 		return nil
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": want}})
-	if err != nil {
-		return fmt.Errorf("encode annotations of node %s: %w", o.Node, err)
+	now := metav1.Now()
+	return o.patch(ctx, map[string]any{"status": map[string]any{"conditions": []corev1.NodeCondition{{
+		Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionFalse, Reason: "OverlayIsUp", Message: "Berth's overlay is the network of this node",
+		LastHeartbeatTime: now, LastTransitionTime: now,
+	}}}}, "status")
+}
+
+// patch changes this node's object, so that other nodes find it and the scheduler gives it pods.
+func (o *Overlay) patch(ctx context.Context, change map[string]any, subresources ...string) error {
+	patch, err := json.Marshal(change)
+	if err == nil {
+		_, err = o.Nodes.Patch(ctx, o.Node, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, subresources...)
 	}
-	if _, err := o.Nodes.Patch(ctx, o.Node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		return fmt.Errorf("annotate node %s, so that other nodes find it: %w", o.Node, err)
+	if err != nil {
+		return fmt.Errorf("write what the overlay says of node %s: %w", o.Node, err)
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/cni/netfilter"
@@ -26,16 +27,12 @@ const receiveBuffer = 1 << 20
 // watchKernel has the kernel compared after changes of it, until the context ends. Where the
 // kernel drops events, or cannot be followed, all is compared, and again with each resync.
 func (o *Overlay) watchKernel(ctx context.Context) {
-	for ctx.Err() == nil {
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		o.Recheck()
 		if err := o.followKernel(ctx); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Info("Missed changes of the kernel, will compare all", "err", err)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(missedPause):
-		}
-		o.Recheck()
-	}
+	}, missedPause)
 }
 
 func (o *Overlay) followKernel(ctx context.Context) error {

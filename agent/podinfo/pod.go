@@ -41,9 +41,6 @@ var (
 // of the pod.
 const annotationMirror = "kubernetes.io/config.mirror"
 
-// annotationNetworks names a pod's networks (Network Plumbing Working Group).
-const annotationNetworks = "k8s.v1.cni.cncf.io/networks"
-
 // Pod is the part of a pod that the agent uses.
 type Pod struct {
 	api.Pod
@@ -75,7 +72,7 @@ func (n *Node) fromAPI(p *corev1.Pod) Pod {
 		Pod:       identityOf(p),
 		Wants:     n.wanted(p),
 		Hint:      p.Annotations[v1alpha1.AnnotationFloatingIPs],
-		Networks:  p.Annotations[annotationNetworks],
+		Networks:  p.Annotations[v1alpha1.AnnotationNetworks],
 		HostPorts: n.hostPortsOf(p),
 		WhenReady: whenReady,
 		Finished:  isFinished(p),

@@ -34,7 +34,7 @@ func TestTrim(t *testing.T) {
 			p.Labels, p.ResourceVersion = map[string]string{"a": "b"}, "7"
 			p.Annotations = map[string]string{
 				v1alpha1.AnnotationFloatingIPs: "10.0.70.5", v1alpha1.AnnotationHostPorts: v1alpha1.HostPortsRandom, galaxy.AnnotationPortMapping: "",
-				annotationNetworks: "storage", annotationMirror: "hash", v1alpha1.AnnotationHostPortsStatus: `[{"hostPort":20001,"containerPort":81,"protocol":"UDP"}]`,
+				v1alpha1.AnnotationNetworks: "storage", annotationMirror: "hash", v1alpha1.AnnotationHostPortsStatus: `[{"hostPort":20001,"containerPort":81,"protocol":"UDP"}]`,
 				corev1.LastAppliedConfigAnnotation: "the whole pod",
 			}
 			p.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet"}}

@@ -45,8 +45,6 @@ const callTimeout = 110 * time.Second
 type Server struct {
 	// Socket is its path.
 	Socket string
-	// Heartbeat is how often Serve touches the socket; see [relay.Heartbeat].
-	Heartbeat time.Duration
 	// Handler does the work.
 	Handler Handler
 	// Observe, if given, gets the CNI error code and duration of each call.
@@ -65,8 +63,8 @@ func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
 	if err := os.Chmod(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("restrict access to %s: %w", dir, err)
 	}
-	touched, err := s.removeLeftover(ctx)
-	if err != nil {
+	served := relay.Served(s.Socket)
+	if err := s.removeLeftover(ctx); err != nil {
 		return nil, err
 	}
 	// The mask makes the socket private from the start.
@@ -81,40 +79,37 @@ func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
 		// next agent removes it.
 		l.SetUnlinkOnClose(false)
 	}
-	// An agent that ends before its first heartbeat must not look younger than the one
-	// before: it may do so again and again.
-	if err := os.Chtimes(s.Socket, touched, touched); err != nil {
-		return nil, errors.Join(fmt.Errorf("touch %s: %w", s.Socket, err), listener.Close())
+	if err := relay.SetServed(s.Socket, served); err != nil {
+		return nil, errors.Join(fmt.Errorf("note on %s whether an agent has served: %w", s.Socket, err), listener.Close())
 	}
 	return listener, nil
 }
 
-// removeLeftover removes the socket of an earlier agent and returns the time of that
-// agent's last heartbeat.
-func (s *Server) removeLeftover(ctx context.Context) (touched time.Time, err error) {
+// removeLeftover removes the socket of an earlier agent.
+func (s *Server) removeLeftover(ctx context.Context) error {
 	info, err := os.Lstat(s.Socket)
 	if errors.Is(err, os.ErrNotExist) {
-		return time.Unix(0, 0), nil
+		return nil
 	}
 	if err != nil {
-		return time.Time{}, fmt.Errorf("look at %s: %w", s.Socket, err)
+		return fmt.Errorf("look at %s: %w", s.Socket, err)
 	}
 	if info.Mode()&os.ModeSocket == 0 {
-		return time.Time{}, fmt.Errorf("%s exists and is not a socket", s.Socket)
+		return fmt.Errorf("%s exists and is not a socket", s.Socket)
 	}
 	dial, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(dial, "unix", s.Socket)
 	if err == nil {
-		return time.Time{}, errors.Join(fmt.Errorf("%w %s", ErrBusy, s.Socket), conn.Close())
+		return errors.Join(fmt.Errorf("%w %s", ErrBusy, s.Socket), conn.Close())
 	}
 	if !errors.Is(err, unix.ECONNREFUSED) {
-		return time.Time{}, fmt.Errorf("see whether anybody answers on %s: %w", s.Socket, err)
+		return fmt.Errorf("see whether anybody answers on %s: %w", s.Socket, err)
 	}
 	if err := os.Remove(s.Socket); err != nil {
-		return time.Time{}, fmt.Errorf("remove leftover socket: %w", err)
+		return fmt.Errorf("remove leftover socket: %w", err)
 	}
-	return info.ModTime(), nil
+	return nil
 }
 
 // Serve answers until the context ends, and then waits at most grace for the calls
@@ -131,18 +126,10 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Du
 	}
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(listener) }()
-	heartbeat := time.NewTicker(s.Heartbeat)
-	defer heartbeat.Stop()
-	for ctx.Err() == nil {
-		select {
-		case err := <-done:
-			return fmt.Errorf("serve %s: %w", s.Socket, err)
-		case now := <-heartbeat.C:
-			if err := os.Chtimes(s.Socket, now, now); err != nil {
-				klog.FromContext(ctx).Error(err, "Cannot touch the socket")
-			}
-		case <-ctx.Done():
-		}
+	select {
+	case err := <-done:
+		return fmt.Errorf("serve %s: %w", s.Socket, err)
+	case <-ctx.Done():
 	}
 	finish, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()

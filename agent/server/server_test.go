@@ -19,7 +19,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/berth-dev/berth/agent/inquiry"
-	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/relay"
 	"github.com/berth-dev/berth/cni/socket/sockettest"
@@ -53,7 +52,7 @@ func (f *fakeHandler) Inspect(_ context.Context, pod string, check bool) (*inqui
 
 func newServer(t *testing.T, h Handler) *Server {
 	t.Helper()
-	return &Server{Socket: sockettest.Folder(t) + "/run/agent.sock", Heartbeat: time.Hour, Handler: h, ToError: func(err error) *types.Error { return types.NewError(999, err.Error(), "") }}
+	return &Server{Socket: sockettest.Folder(t) + "/run/agent.sock", Handler: h, ToError: func(err error) *types.Error { return types.NewError(999, err.Error(), "") }}
 }
 
 func run(t *testing.T, s *Server) (stop func() error) {
@@ -122,44 +121,23 @@ func TestServe(t *testing.T) {
 	}
 }
 
-// The shim tells by the socket's age how long the agent has been away.
-func TestHeartbeat(t *testing.T) {
+// An agent that crashes again and again after Listen has not served, unless an earlier one did.
+func TestListenKeepsWhetherServed(t *testing.T) {
 	s := newServer(t, &fakeHandler{})
-	s.Heartbeat = time.Millisecond
-	stop := run(t, s)
-	old := time.Now().Add(-time.Hour)
-	if err := os.Chtimes(s.Socket, old, old); err != nil {
-		t.Fatal(err)
-	}
-	netnstest.Eventually(t, func() error {
-		info, err := os.Stat(s.Socket)
-		if err == nil && time.Since(info.ModTime()) > time.Minute {
-			err = errors.New("nobody touches the socket")
-		}
-		return err
-	})
-	if err := stop(); err != nil {
-		t.Error(err)
-	}
-}
-
-// An agent that crashes again and again after Listen must not look alive.
-func TestListenKeepsTheTime(t *testing.T) {
-	s := newServer(t, &fakeHandler{})
-	old := time.Now().Add(-time.Hour).Truncate(time.Second)
-	for _, want := range []time.Time{time.Unix(0, 0), old} {
+	for _, want := range []bool{false, false, true, true} {
 		l, err := s.Listen(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		info, err := os.Stat(s.Socket)
-		if err != nil {
-			t.Fatal(err)
+		if want && !relay.Served(s.Socket) {
+			if err := relay.SetServed(s.Socket, true); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if got := info.ModTime(); !got.Equal(want) {
-			t.Errorf("the socket was touched at %v, want %v", got, want)
+		if got := relay.Served(s.Socket); got != want {
+			t.Errorf("Served() = %v, want %v", got, want)
 		}
-		if err := errors.Join(l.Close(), os.Chtimes(s.Socket, old, old)); err != nil {
+		if err := l.Close(); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -36,7 +36,6 @@ import (
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/nftables"
-	"github.com/berth-dev/berth/cni/relay"
 	"github.com/berth-dev/berth/cni/settings"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/ipam/agentpod"
@@ -88,7 +87,7 @@ func run(ctx context.Context, o *Options) error {
 	own := newOwnAddresses(o, clients, node, networks, recorder, namespaces, newWirer(o, journal))
 	segments := newSegments(ctx, o, self(o, config), clients.core.CertificateSigningRequests)
 	options := agent.Options{
-		Pods: node, ConflictLog: node, Store: store,
+		Socket: o.Socket, Pods: node, ConflictLog: node, Store: store,
 		Networks: networks, Plugins: newRunner(o, exec, bootID), Drivers: nettype.Drivers(nettype.Kernel{Wirer: own.wirer, StateFile: o.StateFile, Services: newServicePrefixes(o.ServicePrefixes, clients.core.ServiceCIDRs.List).prefixes}),
 		PodNetworks:   &attachdef.Reader{Get: clients.definition, Shared: o.NetworkNamespaces, Allowed: o.NetworkPlugins},
 		DefaultRoutes: defaultroute.Kernel{}, Proxied: !o.DetectConflicts, Shaper: profiles,
@@ -196,7 +195,7 @@ func newWirer(o *Options, journal *settings.Journal) *wire.Wirer {
 
 // serve runs the agent and background until one of them fails or the context ends.
 func serve(ctx context.Context, o *Options, a *agent.Agent, own *ownAddresses, ready func(context.Context) error, node *podinfo.Node, config *rest.Config, keeper *confdir.Keeper, background ...func(context.Context) error) error {
-	s := &server.Server{Socket: o.Socket, Heartbeat: relay.Heartbeat, Handler: a, Observe: a.Metrics.Call, ToError: agent.ToCNIError}
+	s := &server.Server{Socket: o.Socket, Handler: a, Observe: a.Metrics.Call, ToError: agent.ToCNIError}
 	listener, err := s.Listen(ctx)
 	if err != nil {
 		return err

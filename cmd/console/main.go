@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Berth-console serves the pages and the API of kubectl berth console in the cluster, for all of its users: each sees what the API
-// server lets them list. Its own rights only read; with --writes it writes with the token of the user who asks.
+// server lets them list. Its own rights only read; it asks Berth's programs, and with --writes it writes, with the token of the user.
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,7 +28,6 @@ import (
 	"github.com/berth-dev/berth/cmd/internal/gogc"
 	kubeclient "github.com/berth-dev/berth/cmd/internal/kube"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/feed"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/page"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
@@ -42,20 +42,23 @@ func main() {
 
 type options struct {
 	kubeconfig, cluster, lists string
-	writes                     bool
-	monitoring                 monitoring.Options
+	// namespace is that of Berth's programs.
+	namespace  string
+	writes     bool
+	monitoring monitoring.Options
 }
 
 func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "Path of a kubeconfig file; empty: the pod's service account.")
 	flags.StringVar(&o.cluster, "cluster-name", o.cluster, "Name of the cluster, for the title of the pages.")
 	flags.StringVar(&o.lists, "list-dir", o.lists, "Folder with lists of addresses for firewalls, served at /lists/NAME: a file for each, with its token and its query. Empty: there are none.")
+	flags.StringVar(&o.namespace, "namespace", o.namespace, "Namespace of Berth's programs, which users have asked (default: $POD_NAMESPACE, or berth-system).")
 	flags.BoolVar(&o.writes, "writes", o.writes, "Write what users ask for, with the tokens that they send.")
 	o.monitoring.AddFlags(flags)
 }
 
 func newCommand() *cobra.Command {
-	o := &options{monitoring: monitoring.Options{BindAddress: "0.0.0.0", SecurePort: 10268}}
+	o := &options{namespace: cmp.Or(os.Getenv("POD_NAMESPACE"), "berth-system"), monitoring: monitoring.Options{BindAddress: "0.0.0.0", SecurePort: 10268}}
 	return daemon.Command("berth-console", "Serves pages and an API about floating IPs to the users of the cluster", o,
 		func(ctx context.Context) error { return run(ctx, o) })
 }
@@ -102,13 +105,11 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return fmt.Errorf("create the client for reviews: %w", err)
 	}
-	var writer func(token string) (*access.Writer, error)
 	readOnly := "set the chart's console.writes to true (--writes of berth-console)"
 	if o.writes {
-		writer = func(token string) (*access.Writer, error) { return write.AsBearer(config, token) }
 		readOnly = ""
 	}
-	guard, err := gate.New(reviews, copied, o.lists, writer)
+	guard, err := gate.New(reviews, copied, o.lists, write.To{Config: config, Namespace: o.namespace, Writes: o.writes}.AsBearer)
 	if err != nil {
 		return err
 	}

@@ -28,6 +28,10 @@ var ErrIncomplete = errors.New("its answer ended before it was complete")
 // timeout limits a call; it is longer than the agent's own limit.
 const timeout = 4 * time.Minute
 
+// statusTimeout limits STATUS. With patience it is shorter than the 30 s after which the kubelet takes a
+// silent runtime for dead.
+const statusTimeout = 15 * time.Second
+
 // patience limits how long a call waits until the agent listens. After a crash or an
 // upgrade the agent is mostly back within seconds. The kubelet takes a runtime that is
 // silent for 30 s for dead.
@@ -42,12 +46,16 @@ const retry = 50 * time.Millisecond
 // Post waits for the agent if it is away for a moment, sends one request and returns the answer.
 // headers are complete lines. It speaks HTTP/1.0, whose answers end with the connection.
 func Post(socket, path, headers string, body []byte) (Answer, error) {
-	conn, err := connect(socket, patience)
+	return post(socket, path, headers, body, patience, timeout)
+}
+
+func post(socket, path, headers string, body []byte, wait, limit time.Duration) (Answer, error) {
+	conn, err := connect(socket, wait)
 	if err != nil {
 		return Answer{}, err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(limit)); err != nil {
 		return Answer{}, err
 	}
 	request := append([]byte("POST "+path+" HTTP/1.0\r\n"+headers+"Content-Length: "+strconv.Itoa(len(body))+"\r\n\r\n"), body...)
@@ -140,20 +148,43 @@ func parse(raw []byte) (Answer, error) {
 	return answer, nil
 }
 
-// Away returns whether no agent listens on the socket, but one did a short time before now.
-func Away(socket string, now time.Time) bool {
+// ErrAway is returned by PostStatus where no agent answers, and one has served since the node started.
+var ErrAway = errors.New("the agent is away")
+
+// PostStatus sends STATUS as Post sends other commands. The kubelet makes a node whose STATUS fails not
+// ready, and Kubernetes then evicts all of its pods, though they run as well without an agent. So an agent
+// that has served and is gone, or hangs, is no failure: PostStatus returns ErrAway, and no later than after
+// statusTimeout. A node that has just started is not ready before its agent.
+func PostStatus(socket, path, headers string, body []byte) (Answer, error) {
+	wait := patience
+	if Served(socket) {
+		wait = 0
+	}
+	answer, err := post(socket, path, headers, body, wait, statusTimeout)
+	if err != nil && Served(socket) {
+		return Answer{}, ErrAway
+	}
+	return answer, err
+}
+
+// Served returns whether an agent has answered STATUS with success on the socket since the node started: the
+// folder of the socket does not outlast the node, and an agent's socket outlasts the agent. The socket's time
+// of modification says so, which SetServed sets.
+func Served(socket string) bool {
 	info, err := os.Stat(socket)
-	if err != nil {
-		return false
+	return err == nil && !info.ModTime().Equal(unserved)
+}
+
+// unserved is the time of a socket on which no agent has served.
+var unserved = time.Unix(0, 0)
+
+// SetServed notes whether an agent has served since the node started.
+func SetServed(socket string, served bool) error {
+	at := unserved
+	if served {
+		at = time.Now()
 	}
-	if age := now.Sub(info.ModTime()); age < 0 || age > Absence {
-		return false
-	}
-	conn, err := dial(socket)
-	if err == nil {
-		_ = conn.Close()
-	}
-	return errors.Is(err, syscall.ECONNREFUSED)
+	return os.Chtimes(socket, at, at)
 }
 
 // Unreachable returns the message that appears in the pod's events where the agent does not

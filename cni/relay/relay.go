@@ -10,23 +10,12 @@
 // longer than all that berth-cni does.
 package relay
 
-import "time"
-
 // SocketPath is the default path of the agent's socket.
 const SocketPath = "/run/berth/agent.sock"
 
 // Path is the agent's HTTP resource for the runtime's calls as they are. Its version changes with the
 // protocol: an agent of another one answers with status 404.
 const Path = "/v1/cni"
-
-// The agent touches its socket every Heartbeat. While the socket is younger than Absence,
-// an agent that does not answer is taken to be back soon: it is replaced, or its image is
-// pulled. The shim then does not report the node's network as not ready, for which
-// Kubernetes would take all pods of the node out of their Services.
-const (
-	Heartbeat = 15 * time.Second
-	Absence   = 5 * time.Minute
-)
 
 // MaxBytes is the largest body that agent and plugins read. The kubelet's are a few kilobytes.
 const MaxBytes = 4 << 20

@@ -52,30 +52,55 @@ func TestConnect(t *testing.T) {
 	_ = conn.Close()
 }
 
-// The agent is away for a short time, does not come back, or never was.
-func TestAway(t *testing.T) {
-	path := sockettest.Path(t)
-	now := time.Now()
-	if Away(path, now) {
-		t.Error("an agent that never was is away")
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.SetUnlinkOnClose(false)
-	if Away(path, now) {
-		t.Error("an agent that listens is away")
-	}
-	_ = l.Close()
-	for age, want := range map[time.Duration]bool{0: true, Absence - time.Minute: true, Absence + time.Minute: false} {
-		touched := now.Add(-age)
-		if err := os.Chtimes(path, touched, touched); err != nil {
+// A node whose agent ended, hangs or breaks off is as ready as it was; a node that has just started is not.
+func TestStatusWithoutAgent(t *testing.T) {
+	listen := func(t *testing.T, path string) *net.UnixListener {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
 			t.Fatal(err)
 		}
-		if got := Away(path, now); got != want {
-			t.Errorf("after %v: Away() = %v, want %v", age, got, want)
-		}
+		l.SetUnlinkOnClose(false)
+		t.Cleanup(func() { _ = l.Close() })
+		return l
+	}
+	for name, agent := range map[string]func(t *testing.T, path string){
+		"ended": func(t *testing.T, path string) { _ = listen(t, path).Close() },
+		"hangs": func(t *testing.T, path string) { listen(t, path) },
+		"breaks off": func(t *testing.T, path string) {
+			l := listen(t, path)
+			go func() {
+				for {
+					conn, err := l.Accept()
+					if err != nil {
+						return
+					}
+					_ = conn.Close()
+				}
+			}()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := sockettest.Path(t)
+			agent(t, path)
+			for _, served := range []bool{true, false} {
+				if err := SetServed(path, served); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := post(path, Path, "", nil, 0, 100*time.Millisecond); err == nil {
+					t.Fatal("an agent answers")
+				}
+				if name == "hangs" && !served {
+					continue // for statusTimeout
+				}
+				if _, err := PostStatus(path, Path, "", nil); err == nil || errors.Is(err, ErrAway) != served {
+					t.Errorf("served %v: PostStatus() = %v", served, err)
+				}
+			}
+		})
+	}
+	if _, err := PostStatus(sockettest.Path(t), Path, "", nil); err == nil || errors.Is(err, ErrAway) {
+		t.Errorf("where no agent ever was: %v", err)
 	}
 }
 

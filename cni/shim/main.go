@@ -9,11 +9,11 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"os"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/berth-dev/berth/cni/relay"
 )
@@ -48,22 +48,19 @@ func run(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) 
 	if err != nil {
 		return fail(stdout, codeDecoding, "decode the configuration of berth-cni: "+err.Error())
 	}
-	// STATUS succeeds while the agent is away for a short time: pods that run need no agent, and
-	// the ADD of a new one is tried again.
-	if command == "STATUS" && relay.Away(socket, time.Now()) {
-		return 0
-	}
 	var headers strings.Builder
 	for _, variable := range relay.Variables() {
 		headers.WriteString(relay.Line(variable, getenv(variable)))
 	}
-	answer, err := relay.Post(socket, relay.Path, headers.String(), config)
+	post := relay.Post
+	if command == "STATUS" {
+		post = relay.PostStatus
+	}
+	answer, err := post(socket, relay.Path, headers.String(), config)
 	switch {
+	case errors.Is(err, relay.ErrAway):
+		return 0
 	case err != nil && command == "STATUS":
-		if relay.Away(socket, time.Now()) {
-			// The agent ended meanwhile.
-			return 0
-		}
 		return fail(stdout, codeNotAvailable, relay.Unreachable(socket, err))
 	case err != nil:
 		return fail(stdout, codeTryAgain, relay.Unreachable(socket, err))

@@ -142,7 +142,7 @@ func hangUp(text string) http.HandlerFunc {
 	}
 }
 
-// STATUS is good while the agent is away for a short time.
+// STATUS is good while an agent that has served is away.
 func TestStatusWithoutAgent(t *testing.T) {
 	path := sockettest.Path(t)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -151,6 +151,9 @@ func TestStatusWithoutAgent(t *testing.T) {
 	}
 	l.SetUnlinkOnClose(false)
 	_ = l.Close()
+	if err := relay.SetServed(path, true); err != nil {
+		t.Fatal(err)
+	}
 	if stdout, _, status := called(map[string]string{"CNI_COMMAND": "STATUS"}, strings.NewReader(configOf(path))); status != 0 || stdout != "" {
 		t.Errorf("printed %q, exit status %d", stdout, status)
 	}

@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
@@ -39,33 +38,34 @@ func Request(command string, args *skel.CmdArgs) api.Request {
 // agent's answer. Its errors are CNI errors: the agent's own, or one that makes the runtime
 // try again where no agent answers.
 func (a Agent) Call(req api.Request) (*api.Response, error) {
+	return a.post(req, relay.Post)
+}
+
+func (a Agent) post(req api.Request, post func(socket, path, headers string, body []byte) (relay.Answer, error)) (*api.Response, error) {
 	body, err := json.Marshal(req)
 	if err != nil {
 		return nil, types.NewError(types.ErrDecodingFailure, fmt.Sprintf("encode the request to the agent: %v", err), "")
 	}
-	answer, err := relay.Post(a.Socket, a.Path, "Content-Type: application/json\r\n", body)
+	answer, err := post(a.Socket, a.Path, "Content-Type: application/json\r\n", body)
+	if errors.Is(err, relay.ErrAway) {
+		return nil, err
+	}
 	if err != nil {
 		return nil, unreachable(a.Socket, err)
 	}
 	return decode(a.Socket, answer)
 }
 
-// Status sends STATUS. It succeeds, too, while the agent is away for a short time (see
-// [relay.Absence]): pods that run need no agent, and the ADD of a new one is tried again.
+// Status sends STATUS. It succeeds, too, while an agent that has served is away (see [relay.PostStatus]).
 func (a Agent) Status(req api.Request) error {
-	if relay.Away(a.Socket, time.Now()) {
+	_, err := a.post(req, relay.PostStatus)
+	if errors.Is(err, relay.ErrAway) {
 		return nil
 	}
-	_, err := a.Call(req)
-	var e *types.Error
-	if !errors.As(err, &e) || e.Code != types.ErrTryAgainLater {
-		return err
+	if e := new(types.Error); errors.As(err, &e) && e.Code == types.ErrTryAgainLater {
+		return types.NewError(api.CodeNotAvailable, e.Msg, e.Details)
 	}
-	if relay.Away(a.Socket, time.Now()) {
-		// The agent ended meanwhile.
-		return nil
-	}
-	return types.NewError(api.CodeNotAvailable, e.Msg, e.Details)
+	return err
 }
 
 // PrintResult prints a result of the agent in the caller's version, which may differ from the

@@ -77,7 +77,7 @@ func TestCall(t *testing.T) {
 	}
 }
 
-// STATUS is good while the agent is away for a short time, and bad where it never was.
+// STATUS is good while an agent that has served is away, and bad where none ever was.
 func TestStatus(t *testing.T) {
 	path := sockettest.Path(t)
 	status := func() error {
@@ -93,6 +93,9 @@ func TestStatus(t *testing.T) {
 	}
 	l.SetUnlinkOnClose(false)
 	_ = l.Close()
+	if err := relay.SetServed(path, true); err != nil {
+		t.Fatal(err)
+	}
 	if err := status(); err != nil {
 		t.Errorf("while the agent is away: %v", err)
 	}

@@ -83,49 +83,28 @@ func (a *Assignments) Carry(address v1alpha1.AssignedAddress, nodes []string) {
 	for _, node := range a.decisions.set(address, slices.Clone(nodes)) {
 		a.loop.Enqueue(keyOf(node))
 	}
-	if len(nodes) > 0 {
-		return
-	}
-	for _, carrier := range a.Carriers(address.Address) { // of a decision of an earlier leader
-		a.loop.Enqueue(keyOf(carrier.Node))
-	}
-	if len(a.Carriers(address.Address)) == 0 {
+	carriers := a.Carriers(address.Address)
+	if len(nodes) == 0 && len(carriers) == 0 {
 		a.decisions.forget(address.Address)
+	} else if len(nodes) == 0 {
+		for _, carrier := range carriers { // of a decision of an earlier leader
+			a.loop.Enqueue(keyOf(carrier.Node))
+		}
 	}
 }
 
 // Carrier is a node that carries an address of a Service, or is to.
-type Carrier struct {
-	Node string
-	// Assigned: its NodeAssignment names the address. Carried: its agent says that the kernel has it.
-	Assigned, Carried bool
-	// Refused has the reason for which its agent does not carry it; zero: it gave none.
-	Refused v1alpha1.RefusedAddress
-}
+type Carrier = v1alpha1.Carrier
 
 // Carriers returns the nodes that carry an address of a Service or are to, by the NodeAssignments as they were seen, sorted
 // by name.
 func (a *Assignments) Carriers(address string) []Carrier {
 	var carriers []Carrier
 	for _, assignment := range view.Indexed[*v1alpha1.NodeAssignment](a.written.GetIndexer(), byAddress, address) {
-		carriers = append(carriers, CarrierOf(assignment, address))
+		carriers = append(carriers, assignment.Carrier(address))
 	}
 	slices.SortFunc(carriers, func(x, y Carrier) int { return cmp.Compare(x.Node, y.Node) })
 	return carriers
-}
-
-// CarrierOf returns how the node of a NodeAssignment stands to an address of a Service. Pure.
-func CarrierOf(assignment *v1alpha1.NodeAssignment, address string) Carrier {
-	c := Carrier{
-		Node: assignment.Name, Carried: slices.Contains(assignment.Status.Carried, address),
-		Assigned: slices.ContainsFunc(assignment.Spec.Addresses, func(assigned v1alpha1.AssignedAddress) bool {
-			return assigned.Use == v1alpha1.UseService && assigned.Address == address
-		}),
-	}
-	if i := slices.IndexFunc(assignment.Status.Refused, func(r v1alpha1.RefusedAddress) bool { return r.Address == address }); i >= 0 && c.Assigned {
-		c.Refused = assignment.Status.Refused[i]
-	}
-	return c
 }
 
 // OfServices returns the addresses of Services that a node carries or is to, as its NodeAssignment was seen.
@@ -191,7 +170,7 @@ func changedCarriers(before, after *v1alpha1.NodeAssignment) (changed []string) 
 		}
 		addresses, _ := serviceAddresses(assignment)
 		for _, address := range addresses {
-			states[i][address], all[address] = CarrierOf(assignment, address), true
+			states[i][address], all[address] = assignment.Carrier(address), true
 		}
 	}
 	for _, address := range slices.Sorted(maps.Keys(all)) {

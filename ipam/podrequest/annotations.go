@@ -61,13 +61,10 @@ func readPolicy(request *Request, annotations map[string]string) error {
 // checkSpare refuses an annotation without effect. The one of the workload's pod template counts: package fixedset.
 func checkSpare(request *Request, annotations map[string]string) error {
 	spare, err := fixedset.SpareOf(annotations)
-	if err != nil {
-		return err
+	if err == nil && spare.Said && request.Policy == v1alpha1.ReleasePodDeleted {
+		err = fmt.Errorf("annotation %s has no effect with release policy PodDeleted: set %s to Retain or Never, or remove it", v1alpha1.AnnotationSpareAddresses, v1alpha1.AnnotationReleasePolicy)
 	}
-	if spare.Said && request.Policy == v1alpha1.ReleasePodDeleted {
-		return fmt.Errorf("annotation %s has no effect with release policy PodDeleted: set %s to Retain or Never, or remove it", v1alpha1.AnnotationSpareAddresses, v1alpha1.AnnotationReleasePolicy)
-	}
-	return nil
+	return err
 }
 
 // Failover reads the annotation [v1alpha1.AnnotationFailover] of a pod: whether it is moved

@@ -76,9 +76,6 @@ const StrayRemedy = `add resources.limits["` + v1alpha1.ResourceIP + `"]: 1 to a
 // StrayAnnotation returns the first annotation of a request on a pod that requests no
 // address, or "". The author of the annotation probably expects an address. Berth's own pods have others.
 func StrayAnnotation(pod *v1.Pod) string {
-	if len(pod.Annotations) == 0 {
-		return ""
-	}
 	for _, name := range asking {
 		if _, ok := pod.Annotations[name]; ok {
 			return name

@@ -46,8 +46,8 @@ var ErrNone = errors.New("the pod requests no address")
 
 // Compile reads the request of a pod. It is pure. The error is ErrNone, or for the pod's
 // author.
-func (r Reader) Compile(pod *v1.Pod) (Request, error) {
-	request := Request{
+func (r Reader) Compile(pod *v1.Pod) (request Request, err error) {
+	request = Request{
 		Namespace: pod.Namespace,
 		Name:      pod.Name,
 		UID:       string(pod.UID),
@@ -64,6 +64,9 @@ func (r Reader) Compile(pod *v1.Pod) (Request, error) {
 		return request, fmt.Errorf("the pod requests %s but uses the node's network (hostNetwork: true): remove one of the two", resource)
 	}
 	annotations := pod.Annotations
+	if _, named := annotations[v1alpha1.AnnotationDefaultNetwork]; named {
+		return request, fmt.Errorf("annotation %s has no effect on a pod that requests %s: remove it, or write the network in %s", v1alpha1.AnnotationDefaultNetwork, resource, v1alpha1.AnnotationNetworks)
+	}
 	if err := checkNames(annotations, asking, besides...); err != nil {
 		return request, err
 	}
@@ -80,7 +83,6 @@ func (r Reader) Compile(pod *v1.Pod) (Request, error) {
 			return request, err
 		}
 	}
-	var err error
 	request.Parts, err = readParts(annotations, n, resource)
 	return request, err
 }

@@ -265,7 +265,7 @@ func (w *Writer) round(ctx context.Context) (due time.Time, err error) {
 		if same(&before[i], &after[i]) {
 			continue
 		}
-		// Who edits a pool waits for its conditions, others act on them, and the policy in-use.berth.dev asks whether any address is in use.
+		// Who edits a pool waits for its conditions, others act on them, and the policies in-use.berth.dev and ippools.berth.dev ask whether any address is in use.
 		waited := before[i].ObservedGeneration != after[i].ObservedGeneration || !sameConditions(&before[i], &after[i]) || isUsed(&before[i]) != isUsed(&after[i])
 		if last := w.written[object.Name]; !waited && last.at.Add(last.pause).After(now) {
 			if next := last.at.Add(last.pause); due.IsZero() || next.Before(due) {

@@ -87,7 +87,7 @@ func NewLoop(addresses Addresses, seen *view.View, factory informers.SharedInfor
 		return nil, fmt.Errorf("index FloatingIPs by owner: %w", err)
 	}
 	return l, errors.Join(
-		Watch(l, seen.FloatingIPs, l.addressChanged),
+		WatchEach(l, seen.FloatingIPs, l.addressChanged),
 		Watch(l, core.Namespaces().Informer(), l.namespaceChanged),
 		Watch(l, core.ResourceQuotas().Informer(), l.quotaChanged),
 	)
@@ -116,21 +116,27 @@ func Watch[T any](l *Loop, informer cache.SharedIndexInformer, changed func(befo
 	return nil
 }
 
+// WatchEach calls seen with an object's states before and after each event of an informer, of which there may be one.
+func WatchEach[T any](l *Loop, informer cache.SharedIndexInformer, seen func(*T)) error {
+	return Watch(l, informer, func(before, after *T) {
+		for _, state := range []*T{before, after} {
+			if state != nil {
+				seen(state)
+			}
+		}
+	})
+}
+
 // Enqueue has an owner reconciled soon.
 func (l *Loop) Enqueue(key Key) { l.queue.Add(key) }
 
 // EnqueueAfter has an owner reconciled after some time, once for all changes until then.
 func (l *Loop) EnqueueAfter(key Key, wait time.Duration) { l.queue.AddAfter(key, wait) }
 
-func (l *Loop) addressChanged(before, after *v1alpha1.FloatingIP) {
-	for _, ip := range []*v1alpha1.FloatingIP{before, after} {
-		if ip == nil {
-			continue
-		}
-		if key, ok := keyOf(ip); ok && l.owners[key.Kind] != nil {
-			for _, affected := range l.owners[key.Kind].Affected(key) {
-				l.queue.AddAfter(affected, Gather)
-			}
+func (l *Loop) addressChanged(ip *v1alpha1.FloatingIP) {
+	if key, ok := keyOf(ip); ok && l.owners[key.Kind] != nil {
+		for _, affected := range l.owners[key.Kind].Affected(key) {
+			l.queue.AddAfter(affected, Gather)
 		}
 	}
 }

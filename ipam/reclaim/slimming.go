@@ -196,7 +196,7 @@ func slimPod(o *v1.Pod) *v1.Pod {
 	}
 	slim.Status.PodIPs = o.Status.PodIPs
 	if wrongaddress.HasNetworks(o) {
-		metav1.SetMetaDataAnnotation(&slim.ObjectMeta, wrongaddress.AnnotationNetworks, "")
+		metav1.SetMetaDataAnnotation(&slim.ObjectMeta, v1alpha1.AnnotationNetworks, "")
 	}
 	return slim
 }

@@ -24,10 +24,7 @@ const (
 
 // isAlive returns whether a node can be believed to carry what its agent said: it is Ready, and nobody says that it is off.
 func isAlive(node *v1.Node) bool {
-	if node == nil || isOff(node) {
-		return false
-	}
-	return slices.ContainsFunc(node.Status.Conditions, func(c v1.NodeCondition) bool { return c.Type == v1.NodeReady && c.Status == v1.ConditionTrue })
+	return !isOff(node) && slices.ContainsFunc(node.Status.Conditions, func(c v1.NodeCondition) bool { return c.Type == v1.NodeReady && c.Status == v1.ConditionTrue })
 }
 
 // isOff returns whether somebody said that a node is off.

@@ -125,11 +125,7 @@ func (c *controller) exclude(ctx context.Context, key preallocation.Key) error {
 	m := c.Of(key, "")
 	for _, service := range services {
 		for reason, notes := range map[string]map[*v1.Service]string{EventAddressInUse: inUse, EventAddressNotExcluded: wanted.refused} {
-			if note := notes[service]; note != "" {
-				c.tell(m, service, reason, note)
-			} else {
-				c.untell(m, service, reason)
-			}
+			c.tell(m, service, reason, notes[service])
 		}
 	}
 	if len(m.State.told) == 0 {

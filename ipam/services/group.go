@@ -12,6 +12,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -22,13 +23,12 @@ import (
 // IsOurs returns whether Berth gives a Service addresses.
 func IsOurs(service *v1.Service) bool {
 	return service.DeletionTimestamp == nil && service.Spec.Type == v1.ServiceTypeLoadBalancer &&
-		service.Spec.LoadBalancerClass != nil && *service.Spec.LoadBalancerClass == v1alpha1.LoadBalancerClass
+		ptr.Deref(service.Spec.LoadBalancerClass, "") == v1alpha1.LoadBalancerClass
 }
 
 // isForeign returns whether another implementation gives a Service addresses.
 func isForeign(service *v1.Service) bool {
-	return service.Spec.Type == v1.ServiceTypeLoadBalancer &&
-		(service.Spec.LoadBalancerClass == nil || *service.Spec.LoadBalancerClass != v1alpha1.LoadBalancerClass)
+	return service.Spec.Type == v1.ServiceTypeLoadBalancer && ptr.Deref(service.Spec.LoadBalancerClass, "") != v1alpha1.LoadBalancerClass
 }
 
 // shared is the prefix of the names of groups that share. No Service has a colon in its name.
@@ -229,7 +229,7 @@ func goalOf(lead *v1.Service, request *ipam.Request, has []*v1alpha1.FloatingIP)
 }
 
 func prefersBoth(service *v1.Service) bool {
-	return service.Spec.IPFamilyPolicy != nil && *service.Spec.IPFamilyPolicy == v1.IPFamilyPolicyPreferDualStack
+	return ptr.Deref(service.Spec.IPFamilyPolicy, "") == v1.IPFamilyPolicyPreferDualStack
 }
 
 // revision is a number that changes with what a Service says about its addresses.
@@ -245,12 +245,9 @@ func revision(service *v1.Service) int64 {
 			write(name, service.Annotations[name])
 		}
 	}
-	write(service.Spec.LoadBalancerIP)
 	for _, family := range service.Spec.IPFamilies {
 		write(string(family))
 	}
-	if service.Spec.IPFamilyPolicy != nil {
-		write(string(*service.Spec.IPFamilyPolicy))
-	}
+	write(service.Spec.LoadBalancerIP, string(ptr.Deref(service.Spec.IPFamilyPolicy, "")))
 	return int64(h.Sum64())
 }

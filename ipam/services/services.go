@@ -3,6 +3,7 @@
 package services
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -118,6 +120,24 @@ func (s *said) silences(address string) silences {
 	return s.has[address]
 }
 
+// Refuse writes events about the Services that [Add] would have a loop reconcile, until ctx ends: they get no address. It needs no
+// right but to list Services.
+func Refuse(ctx context.Context, services corev1client.ServicesGetter, recorder event.Recorder) {
+	told := event.Warning(EventNoServiceAddress, "ServicesOff: Berth gives no addresses to Services here: set the chart's value controller.services to true, or give berth-controller the option --services and the rights that it names.")
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		all, err := services.Services(v1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "spec.type=LoadBalancer", ResourceVersion: "0"})
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot list the Services that get no address, will retry")
+			return
+		}
+		for i := range all.Items {
+			if IsOurs(&all.Items[i]) {
+				told.Record(recorder, &all.Items[i], nil, "GiveServiceAddress") // again and again: a series
+			}
+		}
+	}, time.Minute)
+}
+
 // Indexes.
 const (
 	byGroup   = "group"
@@ -140,8 +160,8 @@ func Add(loop *preallocation.Loop, parts Parts) error {
 		endpoints.AddIndexers(cache.Indexers{byService: serviceIndex}),
 		parts.View.FloatingIPs.AddIndexers(cache.Indexers{byGroup: holderIndex}),
 		preallocation.Watch(loop, services, c.serviceChanged),
-		preallocation.Watch(loop, endpoints, c.endpointsChanged),
-		preallocation.Watch(loop, parts.View.FloatingIPs, c.addressChanged),
+		preallocation.WatchEach(loop, endpoints, c.endpointsChanged),
+		preallocation.WatchEach(loop, parts.View.FloatingIPs, c.addressChanged),
 		preallocation.Watch(loop, parts.Factory.Core().V1().Nodes().Informer(), c.nodeChanged),
 	)
 }
@@ -200,21 +220,16 @@ func (c *controller) serviceChanged(before, after *v1.Service) {
 	}
 }
 
-func (c *controller) addressChanged(before, after *v1alpha1.FloatingIP) {
-	for _, ip := range []*v1alpha1.FloatingIP{before, after} {
-		if ip == nil {
-			continue
-		}
-		if key, ok := keyOfHolder(ip); ok {
-			c.loop.Enqueue(key)
-		}
-		if isForeignRecord(ip) {
-			c.loop.Enqueue(foreignKey(ip.Spec.Owner.Namespace))
-		}
-		for _, service := range view.Indexed[*v1.Service](c.services, byIngress, ip.Spec.Address) {
-			if isForeign(service) {
-				c.loop.Enqueue(foreignKey(service.Namespace))
-			}
+func (c *controller) addressChanged(ip *v1alpha1.FloatingIP) {
+	if key, ok := keyOfHolder(ip); ok {
+		c.loop.Enqueue(key)
+	}
+	if isForeignRecord(ip) {
+		c.loop.Enqueue(foreignKey(ip.Spec.Owner.Namespace))
+	}
+	for _, service := range view.Indexed[*v1.Service](c.services, byIngress, ip.Spec.Address) {
+		if isForeign(service) {
+			c.loop.Enqueue(foreignKey(service.Namespace))
 		}
 	}
 }
@@ -222,19 +237,14 @@ func (c *controller) addressChanged(before, after *v1alpha1.FloatingIP) {
 // carrierChanged has the group looked at that has an address.
 func (c *controller) carrierChanged(address string) {
 	if ip := c.loop.FloatingIP(address); ip != nil {
-		c.addressChanged(ip, nil)
+		c.addressChanged(ip)
 	}
 }
 
-func (c *controller) endpointsChanged(before, after *discoveryv1.EndpointSlice) {
-	for _, slice := range []*discoveryv1.EndpointSlice{before, after} {
-		if slice == nil {
-			continue
-		}
-		service := view.Get[v1.Service](c.services, slice.Namespace+"/"+slice.Labels[discoveryv1.LabelServiceName])
-		if service != nil && IsOurs(service) && isLocal(service) {
-			c.loop.Enqueue(keyOf(service))
-		}
+func (c *controller) endpointsChanged(slice *discoveryv1.EndpointSlice) {
+	service := view.Get[v1.Service](c.services, slice.Namespace+"/"+slice.Labels[discoveryv1.LabelServiceName])
+	if service != nil && IsOurs(service) && isLocal(service) {
+		c.loop.Enqueue(keyOf(service))
 	}
 }
 
@@ -243,11 +253,7 @@ func (c *controller) nodeChanged(before, after *v1.Node) {
 		maps.Equal(before.Labels, after.Labels) && slices.Equal(pools.InternalIPs(before), pools.InternalIPs(after)) {
 		return
 	}
-	node := after
-	if node == nil {
-		node = before
-	}
-	for _, address := range c.carriers.OfServices(node.Name) {
+	for _, address := range c.carriers.OfServices(cmp.Or(after, before).Name) {
 		c.carrierChanged(address)
 	}
 	if after == nil || !takesServices(after) {
@@ -357,7 +363,7 @@ func sooner(a, b time.Duration) time.Duration {
 func (c *controller) take(ctx context.Context, key preallocation.Key, m *preallocation.Memory[said], lead *v1.Service, request ipam.Request, has []*v1alpha1.FloatingIP) (time.Duration, error) {
 	goal, count := goalOf(lead, &request, has)
 	if len(goal.Wants) == 0 {
-		c.untell(m, lead, EventNoServiceAddress)
+		c.tell(m, lead, EventNoServiceAddress, "")
 		return 0, nil
 	}
 	goal.Confirm = func(ctx context.Context) error { return c.isStill(ctx, lead, request.NamespaceMeta.GetUID()) }
@@ -448,11 +454,7 @@ func (c *controller) serve(ctx context.Context, key preallocation.Key, m *preall
 		}
 	}
 	// One note of all addresses: notes of each would take turns for ever.
-	if len(uncarried) > 0 {
-		c.tell(m, lead, EventNoCarrier, strings.Join(uncarried, " "))
-	} else {
-		c.untell(m, lead, EventNoCarrier)
-	}
+	c.tell(m, lead, EventNoCarrier, strings.Join(uncarried, " "))
 	if len(short) > 0 {
 		c.short.Set(key, short)
 	} else {
@@ -713,18 +715,17 @@ func (c *controller) present(cached *v1.Service) *v1.Service {
 	return present
 }
 
-// tell emits a Warning with a new note about a Service.
+// tell emits a Warning with a new note about a Service. An empty one is for a problem that is over, so that it is told
+// again when it comes back.
 func (c *controller) tell(m *preallocation.Memory[said], service *v1.Service, reason, note string) {
-	if m.State.told == nil {
-		m.State.told = map[string]string{}
-	}
-	if id := string(service.UID) + "/" + reason; m.State.told[id] != note {
+	id := string(service.UID) + "/" + reason
+	if note == "" {
+		delete(m.State.told, id)
+	} else if m.State.told[id] != note {
+		if m.State.told == nil {
+			m.State.told = map[string]string{}
+		}
 		m.State.told[id] = note
 		event.Warning(reason, note).Record(c.recorder, service, nil, "GiveServiceAddress")
 	}
-}
-
-// untell forgets what was told, so that it is told again when it comes back.
-func (c *controller) untell(m *preallocation.Memory[said], service *v1.Service, reason string) {
-	delete(m.State.told, string(service.UID)+"/"+reason)
 }

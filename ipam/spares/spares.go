@@ -85,7 +85,7 @@ func Add(loop *preallocation.Loop, parts Parts) error {
 	c := &controller{Parts: parts, loop: loop, pods: parts.Factory.Core().V1().Pods().Lister()}
 	loop.Add(c, kind)
 	return errors.Join(
-		preallocation.Watch(loop, parts.View.FloatingIPs, c.addressChanged),
+		preallocation.WatchEach(loop, parts.View.FloatingIPs, c.addressChanged),
 		preallocation.Watch(loop, parts.Factory.Apps().V1().Deployments().Informer(), c.deploymentChanged),
 	)
 }
@@ -108,11 +108,9 @@ func isShared(spec *v1alpha1.FloatingIPSpec) bool {
 		spec.ReleasePolicy != v1alpha1.ReleasePodDeleted && spec.ReleasePolicy != "" && spec.RetainFor == nil
 }
 
-func (c *controller) addressChanged(before, after *v1alpha1.FloatingIP) {
-	for _, ip := range []*v1alpha1.FloatingIP{before, after} {
-		if ip != nil && isShared(&ip.Spec) {
-			c.loop.EnqueueAfter(keyOf(ip.Spec.Owner), quiet)
-		}
+func (c *controller) addressChanged(ip *v1alpha1.FloatingIP) {
+	if isShared(&ip.Spec) {
+		c.loop.EnqueueAfter(keyOf(ip.Spec.Owner), quiet)
 	}
 }
 

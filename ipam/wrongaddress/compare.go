@@ -12,14 +12,11 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// AnnotationNetworks names networks of a pod beside the first. Its floating IPs may be on one of
-// them, whose addresses status.podIPs does not have. Such a pod also has
-// [v1alpha1.AnnotationNetworkStatus], again if a user drops it.
-const AnnotationNetworks = "k8s.v1.cni.cncf.io/networks"
-
-// HasNetworks returns whether a pod has networks beside the first.
+// HasNetworks returns whether a pod has networks beside the first. Its floating IPs may be on one of them, whose
+// addresses status.podIPs does not have. Such a pod also has [v1alpha1.AnnotationNetworkStatus], again if a user
+// drops it.
 func HasNetworks(pod *v1.Pod) bool {
-	_, named := pod.Annotations[AnnotationNetworks]
+	_, named := pod.Annotations[v1alpha1.AnnotationNetworks]
 	_, attached := pod.Annotations[v1alpha1.AnnotationNetworkStatus]
 	return named || attached
 }

@@ -116,7 +116,7 @@ func TestOf(t *testing.T) {
 		"finished":           {func(pod *v1.Pod) { pod.Status.Phase = v1.PodSucceeded }, nil},
 		"being deleted":      {func(pod *v1.Pod) { pod.DeletionTimestamp = &metav1.Time{} }, nil},
 		"the node's network": {func(pod *v1.Pod) { pod.Spec.HostNetwork = true }, nil},
-		"several networks":   {func(pod *v1.Pod) { pod.Annotations[AnnotationNetworks] = "vlan7" }, nil},
+		"several networks":   {func(pod *v1.Pod) { pod.Annotations[v1alpha1.AnnotationNetworks] = "vlan7" }, nil},
 		"networks, dropped":  {func(pod *v1.Pod) { pod.Annotations[v1alpha1.AnnotationNetworkStatus] = "[]" }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -68,6 +68,7 @@ func newWorld(t *testing.T, s settings) *world {
 		Lasts: math.MaxInt64, Patience: patience(0),
 	})
 	w.DefineKinds(customKinds)
+	w.Unbind("ippools.berth.dev") // pools are deleted in use
 	w.startAssigner()
 	for _, name := range namespaces {
 		if _, err := w.Kube.CoreV1().Namespaces().Create(w.Ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {

@@ -85,6 +85,7 @@ func populate(w *simulation.World) (addresses int) {
 	w.Delete("resting")
 	w.Reserve("10.0.70.19")
 	simulation.Patch(w, w.Berth.FloatingIPs, "10.0.70.19", `{"metadata":{"annotations":{%q:"the <b>old</b> router"}}}`, v1alpha1.AnnotationReason)
+	w.Claim("shop", v1alpha1.IPClaimSpec{Size: 2})
 	w.Create(simulation.NewPod("second", simulation.FromPools("tiny")))
 	w.Refused("second", "tiny")
 	return 5 + 1 + 1 + 1 + 1 + 2 + 1 // web, six, big, rest, tiny, kept, reserved
@@ -169,6 +170,14 @@ var requests = []struct {
 	{path: "/events?q=web", status: 400},
 	{path: "/openapi.yaml?format=json", status: 400},
 	{path: "/openapi.json", status: 404, says: []string{"/api/v1/openapi.yaml"}},
+	{path: "/claims", says: []string{`"namespace":"default","name":"shop","spec":{"size":2`}},
+	{path: "/claims?q=shop", status: 400},
+	{path: "/claims/default/shop", says: []string{`"addresses":[]`}},
+	{path: "/claims/default/none", status: 404, says: []string{"there is no IPClaim of this name that you may see"}},
+	{path: "/services", says: []string{`{"services":[]}`}},
+	{path: "/services?q=shop", status: 400},
+	{path: "/bgppeers", says: []string{`{"peers":[]}`}},
+	{path: "/bgppeers?q=shop", status: 400},
 	{path: "/", status: 404},
 	{path: "/pools/", status: 404},
 	{path: "/addresses/10.0.70.8/history", status: 404},
@@ -184,7 +193,7 @@ func checkGate(c *console) {
 			t.Errorf("%s: %d, want %d with %q: %s", what, said.status, status, text, said.body)
 		}
 	}
-	for _, path := range c.document.paths(map[string]string{"pool": "web", "address": "10.0.70.8"}) {
+	for _, path := range c.document.paths(map[string]string{"pool": "web", "address": "10.0.70.8", "namespace": "default", "claim": "shop"}) {
 		expect(c.ask(http.MethodGet, path, func(r *http.Request) { r.Header.Del("Authorization") }), path+" without a token", http.StatusUnauthorized, "open the URL that kubectl berth console printed")
 	}
 	for path, methods := range c.document.methods(map[string]string{"pool": "web", "address": "10.0.70.8", "namespace": "default", "claim": "shop"}) {

@@ -38,7 +38,7 @@ var (
 // pages are views of the console, each in a state that has something to see.
 var pages = []string{
 	"/", "/pools/shop", "/pools/ads", "/pools/edge", "/addresses", "/addresses?q=checkout", "/addresses?q=nobody-has-this&state=Held", "/addresses/" + movingAddress,
-	"/addresses/10.0.70.12", "/addresses/10.0.70.250", "/addresses/192.0.2.1", "/waiting", "/waiting?q=nothing", "/nodes", "/changes", "/findings", "/pools/none", "/nothing",
+	"/addresses/10.0.70.12", "/addresses/10.0.70.250", "/addresses/192.0.2.1", "/claims", "/services", "/waiting", "/waiting?q=nothing", "/nodes", "/bgp", "/failover", "/changes", "/findings", "/pools/none", "/nothing",
 }
 
 // The pages in a real browser: while the cluster changes, without JavaScript, by keyboard, enlarged, in both themes.
@@ -203,7 +203,7 @@ func checkWithoutScripts(t *tab) {
 	t.scripts(false)
 	for path, want := range map[string]string{
 		"/": "shop-v6", "/pools/shop": "Free ranges", "/addresses": "bidder-0-0", "/addresses/" + movingAddress: "checkout-0", "/waiting": waitingPod, "/nodes": "node-3",
-		"/changes": "Nothing has changed", "/findings": "kubectl berth check",
+		"/changes": "This console has seen each since", "/claims": "There is no IPClaim", "/services": "No Service has an address", "/bgp": "There is no BGPPeer", "/failover": "kubectl berth failover", "/findings": "kubectl berth check",
 	} {
 		t.visit(path)
 		if page := eval[string](t, "document.body.innerText"); !strings.Contains(page, want) {

@@ -48,7 +48,7 @@ const (
 )
 
 // planted are the texts of a tenant that a console shows.
-var planted = []string{"-ns", "-pod", "-owner", "-node", "-wait", "-message"}
+var planted = []string{"-ns", "-pod", "-owner", "-node", "-wait", "-message", "-claim"}
 
 // A console in the cluster shows each user what the user may list, on each page and path, and no name of others.
 func TestTenants(t *testing.T) {
@@ -64,6 +64,8 @@ func TestTenants(t *testing.T) {
 		s := viewer.get(prefix + "/summary")
 		return complainIf(s.status != http.StatusOK || !bytes.Contains(s.body, []byte(`"waiting":2,"nodes":2,"pools":2`)), "%d %s", s.status, s.body)
 	})
+	// Records tell of changes before the console was started.
+	told := len(read[changeList](viewer, "/changes").Changes)
 	// An address goes from one tenant to the other.
 	for _, to := range []string{blue, red} {
 		simulation.Patch(w, w.AsController().FloatingIPs, "10.0.70.40", `{"spec":{"pod":null,"node":null,"lastPod":%q}}`, "pod-before")
@@ -74,14 +76,14 @@ func TestTenants(t *testing.T) {
 	}
 	w.Eventually("wait until the console has seen the changes", func() error {
 		n := len(read[changeList](viewer, "/changes").Changes)
-		return complainIf(n != 6, "%d changes", n)
+		return complainIf(n != told+6, "%d changes, want %d", n, told+6)
 	})
 
 	paths := []string{"/", "/pools/web", "/pools/wub", "/pools/full", "/addresses", "/addresses?q=azur", "/addresses?sort=node&order=desc", "/addresses?state=Reserved",
-		"/waiting", "/waiting?q=azur", "/nodes", "/changes", "/findings", "/findings?run=1", "/nothing", "/static/nothing"}
+		"/claims", "/services", "/bgp", "/failover", "/waiting", "/waiting?q=azur", "/nodes", "/changes", "/findings", "/findings?run=1", "/nothing", "/static/nothing"}
 	for _, addr := range addresses {
 		paths = append(paths, "/addresses/"+addr)
-		for _, path := range viewer.document.paths(map[string]string{"pool": "web", "address": addr}) {
+		for _, path := range viewer.document.paths(map[string]string{"pool": "web", "address": addr, "namespace": "nowhere", "claim": "none"}) {
 			if !strings.HasSuffix(path, "/events") {
 				paths = append(paths, path)
 			}
@@ -182,6 +184,10 @@ func plant(w *simulation.World) []string {
 		}
 		namespace := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: tenant + "-ns"}}
 		if _, err := w.Kube.CoreV1().Namespaces().Create(w.Ctx, namespace, metav1.CreateOptions{}); err != nil {
+			w.T.Fatal(err)
+		}
+		claim := &v1alpha1.IPClaim{ObjectMeta: metav1.ObjectMeta{Name: tenant + "-claim"}, Spec: v1alpha1.IPClaimSpec{Size: 1}}
+		if _, err := w.Berth.IPClaims(namespace.Name).Create(w.Ctx, claim, metav1.CreateOptions{}); err != nil {
 			w.T.Fatal(err)
 		}
 		addr := fmt.Sprintf("10.0.70.%d", 31+i)

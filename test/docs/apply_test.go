@@ -93,10 +93,10 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// ofOthers says whether a block is read by Prometheus, its operator, Karpenter, Kueue, KubeVirt or Calico,
+// ofOthers says whether a block is read by kustomize, Prometheus, its operator, Karpenter, Kueue, KubeVirt or Calico,
 // which the API server does not know.
 func ofOthers(text string) bool {
-	return strings.Contains(text, "scrape_configs:") || strings.Contains(text, "apiVersion: monitoring.coreos.com/") || strings.Contains(text, "apiVersion: karpenter.sh/") ||
+	return strings.HasPrefix(text, "# kustomization.yaml\n") || strings.Contains(text, "scrape_configs:") || strings.Contains(text, "apiVersion: monitoring.coreos.com/") || strings.Contains(text, "apiVersion: karpenter.sh/") ||
 		strings.Contains(text, "apiVersion: config.kueue.x-k8s.io/") ||
 		strings.Contains(text, "apiVersion: kubevirt.io/") || strings.Contains(text, "apiVersion: projectcalico.org/") ||
 		strings.Contains(text, "apiVersion: frrk8s.metallb.io/") || strings.Contains(text, "apiVersion: argoproj.io/") || strings.Contains(text, ".toolkit.fluxcd.io/")

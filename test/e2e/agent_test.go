@@ -54,7 +54,7 @@ func TestAgentDown(t *testing.T) {
 	s := newStage(t, "10.0.70.55-10.0.70.59")
 	running := s.start("running", s.floating)
 	leaving := s.start("leaving", s.floating)
-	tr := s.ask(running)
+	tr, since := s.ask(running), s.readySince()
 
 	s.atEnd(s.agentsBack)
 	s.kubectl("-n", deploy.Namespace, "patch", "daemonset", "berth-agent", "-p", `{"spec":{"template":{"spec":{"nodeSelector":{"berth.dev/no-such-node":""}}}}}`)
@@ -81,6 +81,7 @@ func TestAgentDown(t *testing.T) {
 	s.ready(plain.Name)
 	s.agree() // which "leaving" has no part in any more
 	s.expectUnbroken(tr, "the return of the agents")
+	s.stayedReady(since)
 }
 
 // freshAgents replaces the agents' pods, so that none waits longer and longer
@@ -102,7 +103,7 @@ func (s *stage) agentsBack() {
 func TestMissingPermission(t *testing.T) {
 	s := newStage(t, "10.0.70.60-10.0.70.64")
 	running := s.start("running", s.floating)
-	tr := s.ask(running)
+	tr, since := s.ask(running), s.readySince()
 	allowed := s.kubectl("get", "clusterrole", "berth-agent", "-o", "jsonpath={.rules}")
 	setRules := func(rules string) {
 		s.kubectl("patch", "clusterrole", "berth-agent", "--type=merge", "-p", `{"rules":`+rules+`}`)
@@ -111,10 +112,17 @@ func TestMissingPermission(t *testing.T) {
 	setRules(`[{"apiGroups":[""],"resources":["pods"],"verbs":["get","list","watch"]}]`)
 	waiting := s.create(s.pod("waiting", s.floating))
 	t.Log(s.failsWith(waiting, "forbidden", "floatingips", "system:serviceaccount:berth-system:berth-agent"))
+	// Agents that start anew, and do not learn of the node's pods.
+	setRules(`[]`)
+	s.kubectl("-n", deploy.Namespace, "delete", "pod", "-l", deploy.AgentLabels, "--wait=true", patiently)
+	t.Log(s.failsWith(s.create(s.pod("plain")), "forbidden", `cannot get resource "pods"`))
 	setRules(allowed)
 	s.answers(s.ready(waiting.Name))
+	s.ready("plain")
+	s.settled()
 	s.agree()
 	s.expectUnbroken(tr, "missing permissions")
+	s.stayedReady(since)
 }
 
 // TestAgentUpgrade: the agents are replaced one after the other. No request
@@ -153,9 +161,7 @@ func TestAgentUpgrade(t *testing.T) {
 	if diff := cmp.Diff(rules, s.kubeProxyRules()); diff != "" {
 		t.Errorf("kube-proxy's rules (-before +after):\n%s", diff)
 	}
-	if diff := cmp.Diff(before, s.readySince()); diff != "" {
-		t.Errorf("nodes were not Ready in between (-before +after):\n%s", diff)
-	}
+	s.stayedReady(before)
 	s.agree()
 }
 
@@ -177,6 +183,14 @@ func (s *stage) kubeProxyRules() map[string]string {
 		}
 	}
 	return all
+}
+
+// stayedReady checks that no node was not Ready since readySince returned before.
+func (s *stage) stayedReady(before map[string]string) {
+	s.t.Helper()
+	if diff := cmp.Diff(before, s.readySince()); diff != "" {
+		s.t.Errorf("nodes were not Ready in between (-before +after):\n%s", diff)
+	}
 }
 
 // readySince returns since when each node is Ready.

@@ -130,9 +130,13 @@ func (s *stage) strike() {
 			}
 			return err
 		})
-		if err := s.berth.IPPools.Delete(s.ctx, pool, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			s.t.Error(err)
-		}
+		s.eventually("the API server lets pool "+pool+" go", func() error {
+			err := s.berth.IPPools.Delete(s.ctx, pool, metav1.DeleteOptions{})
+			if apierrors.IsNotFound(err) {
+				return nil
+			}
+			return err
+		})
 	}
 }
 

@@ -44,8 +44,8 @@ type Release struct {
 	Version string
 	// URL is the folder that archives are fetched from.
 	URL string
-	// License is the text of the license.
-	License []byte
+	// License is the text of the license, Completion the script by which kubectl completes the plugin's words.
+	License, Completion []byte
 	// Programs are by platform.
 	Programs map[Platform][]byte
 }
@@ -83,10 +83,11 @@ restarts, rescheduling, node loss and rolling updates. The plugin says who has a
 address, why a pod waits for one, which are free, and which objects contradict each other; it
 takes addresses out of circulation, frees what is kept, and makes backups.
 `
-	caveats = `For completion put a script kubectl_complete-berth on the PATH:
-  #!/bin/sh
-  exec kubectl berth __complete "$@"
+	caveats = `Krew puts no second program on the PATH. For completion, on Linux and macOS:
+  cp "${KREW_ROOT:-$HOME/.krew}/store/berth/%s/` + completion + `" "${KREW_ROOT:-$HOME/.krew}/bin/"
 `
+	// completion is the script's file: kubectl looks for it on the PATH. On Windows it would have to be a program.
+	completion = "kubectl_complete-berth"
 )
 
 // manifestName is the manifest's file.
@@ -100,14 +101,18 @@ func (r *Release) Write(folder string) error {
 	plugin := Plugin{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "krew.googlecontainertools.github.com/v1alpha2", Kind: "Plugin"},
 		ObjectMeta: metav1.ObjectMeta{Name: "berth"},
-		Spec:       Spec{Version: r.Version, Homepage: homepage, ShortDescription: shortDescription, Description: description, Caveats: caveats},
+		Spec:       Spec{Version: r.Version, Homepage: homepage, ShortDescription: shortDescription, Description: description, Caveats: fmt.Sprintf(caveats, r.Version)},
 	}
 	for _, p := range Platforms {
 		program, ok := r.Programs[p]
 		if !ok {
 			continue
 		}
-		packed, err := pack(p.Program(), program, r.License)
+		files := []file{{"LICENSE", 0o644, r.License}, {p.Program(), 0o755, program}}
+		if p.OS != "windows" {
+			files = append(files, file{completion, 0o755, r.Completion})
+		}
+		packed, err := pack(files)
 		if err != nil {
 			return fmt.Errorf("pack the plugin for %s: %w", p, err)
 		}
@@ -128,19 +133,22 @@ func (r *Release) Write(folder string) error {
 	return os.WriteFile(filepath.Join(folder, manifestName), text, 0o644)
 }
 
-// pack makes an archive of a program and the license, without times and owners.
-func pack(name string, program, license []byte) ([]byte, error) {
+// file is one of an archive.
+type file struct {
+	name    string
+	mode    int64
+	content []byte
+}
+
+// pack makes an archive, without times and owners.
+func pack(files []file) ([]byte, error) {
 	var packed bytes.Buffer
 	zipped, err := gzip.NewWriterLevel(&packed, gzip.BestCompression)
 	if err != nil {
 		return nil, err
 	}
 	archive := tar.NewWriter(zipped)
-	for _, file := range []struct {
-		name    string
-		mode    int64
-		content []byte
-	}{{"LICENSE", 0o644, license}, {name, 0o755, program}} {
+	for _, file := range files {
 		if err := archive.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: file.name, Mode: file.mode, Size: int64(len(file.content))}); err != nil {
 			return nil, err
 		}

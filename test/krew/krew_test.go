@@ -11,9 +11,11 @@ import (
 	"errors"
 	"io"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -23,7 +25,7 @@ import (
 // The manifest names an archive for each platform that is there with that checksum, and has the program
 // and the license; packed again, all is the same.
 func TestWrite(t *testing.T) {
-	release := Release{Version: "v0.1.0", URL: "https://example.com/v0.1.0", License: []byte("the license"), Programs: map[Platform][]byte{}}
+	release := Release{Version: "v0.1.0", URL: "https://example.com/v0.1.0", License: []byte("the license"), Completion: []byte("the script"), Programs: map[Platform][]byte{}}
 	for _, p := range Platforms {
 		release.Programs[p] = []byte("a program for " + p.String())
 	}
@@ -59,9 +61,27 @@ func TestWrite(t *testing.T) {
 		}
 		got := unpack(t, packed)
 		want := map[string]string{"LICENSE 644": "the license", d.Bin + " 755": "a program for " + p.String()}
+		if p.OS != "windows" {
+			want["kubectl_complete-berth 755"] = "the script"
+		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("the archive of %s differs (-want +got):\n%s", p, diff)
 		}
+	}
+	// Where krew unpacks an archive and has its programs (PluginVersionInstallPath and BinPath of its package environment).
+	krewRoot := t.TempDir()
+	unpacked, bin := filepath.Join(krewRoot, "store/berth/v0.1.0"), filepath.Join(krewRoot, "bin")
+	if err := errors.Join(os.MkdirAll(unpacked, 0o755), os.Mkdir(bin, 0o755), os.WriteFile(filepath.Join(unpacked, completion), nil, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	_, command, _ := strings.Cut(plugin.Spec.Caveats, "\n")
+	copying := exec.CommandContext(t.Context(), "sh", "-ec", command)
+	copying.Env = append(os.Environ(), "KREW_ROOT="+krewRoot)
+	if out, err := copying.CombinedOutput(); err != nil {
+		t.Errorf("%s: %v\n%s", command, err, out)
+	}
+	if _, err := os.Stat(filepath.Join(bin, completion)); err != nil {
+		t.Errorf("the manifest's caveats put no completion on the PATH: %v", err)
 	}
 	release.Version = "dev"
 	if err := release.Write(t.TempDir()); err == nil {

@@ -124,7 +124,7 @@ func TestStatus(t *testing.T) {
 	berth(w, "viewer", "status").expect(t, 0, "No problem")
 
 	const policy = "held-addresses.berth.dev"
-	must(w.Kube.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(w.Ctx, policy, metav1.DeleteOptions{}))
+	w.Unbind(policy)
 	berth(w, "viewer", "status").expect(t, 2, "ValidatingAdmissionPolicy "+policy+" has no binding that denies")
 	berth(w, "viewer", "check", "--grace=0", "--ignore=B303").expect(t, 2, "B602", "validatingadmissionpolicy/"+policy)
 	must(w.Kube.AdmissionregistrationV1().ValidatingAdmissionPolicies().Delete(w.Ctx, policy, metav1.DeleteOptions{}))

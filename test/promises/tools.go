@@ -111,7 +111,7 @@ var tools = []promise{
 	},
 	{
 		"A list has the addresses of its query and none of another kind, namespace or owner.", "docs/how-to/firewall.md#a-firewall-that-reads-addresses-from-the-cluster",
-		"cmd/kubectl-berth/console/register/query.go", "r.names.of(row.kind) == q.Kind", `row.kind != 0`,
+		"cmd/kubectl-berth/console/register/query.go", "return row.kind.String()", `return q.Kind`,
 		"cmd/console/gate", "TestList",
 	},
 	{

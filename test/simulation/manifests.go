@@ -6,10 +6,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -47,21 +48,24 @@ var installed = sync.OnceValues(func() (file string, err error) {
 // kustomization puts Berth into another namespace, as text.
 func (w *World) Kustomized(namespace string) []byte {
 	w.T.Helper()
+	root, err := deploy.Root()
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	return w.Kustomize("namespace: " + namespace + "\nresources: [" + filepath.Join(root, "manifests") + "]\n")
+}
+
+// Kustomize returns the objects that `kubectl apply -k` applies of a kustomization, which names folders by their absolute paths.
+func (w *World) Kustomize(kustomization string) []byte {
+	w.T.Helper()
 	bin, err := lab.BinDir()
 	if err != nil {
 		w.T.Fatal(err)
 	}
 	dir := w.T.TempDir()
-	root, err := deploy.Root()
-	if err != nil {
-		w.T.Fatal(err)
-	}
 	// kustomize takes relative paths only.
-	base, err := filepath.Rel(dir, filepath.Join(root, "manifests"))
-	if err != nil {
-		w.T.Fatal(err)
-	}
-	text := fmt.Sprintf("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: %s\nresources: [%s]\n", namespace, base)
+	up := strings.Repeat("../", strings.Count(dir, "/"))
+	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n" + absolute.ReplaceAllString(kustomization, "${1}"+up)
 	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
 		w.T.Fatal(err)
 	}
@@ -74,6 +78,9 @@ func (w *World) Kustomized(namespace string) []byte {
 	}
 	return output
 }
+
+// absolute is the beginning of an absolute path in a list.
+var absolute = regexp.MustCompile(`([\[ "])/`)
 
 // manifests are the objects that a user applies, but for the programs.
 func (w *World) manifests() ([]*unstructured.Unstructured, error) {

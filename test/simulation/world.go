@@ -256,6 +256,15 @@ func (w *World) Eventually(what string, check func() error) {
 	}
 }
 
+// Unbind deletes the binding of a policy, as an administrator does who means what it refuses. The API server
+// enforces it for a moment more.
+func (w *World) Unbind(policy string) {
+	w.T.Helper()
+	if err := w.Kube.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(w.Ctx, policy, metav1.DeleteOptions{}); err != nil {
+		w.T.Fatal(err)
+	}
+}
+
 // objects lists the pods and FloatingIPs of the world, for a test that fails.
 func (w *World) objects() string {
 	var text strings.Builder

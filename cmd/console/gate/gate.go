@@ -2,8 +2,8 @@
 
 // Package gate lets requests in to a console in the cluster. The API server decides who is asking (TokenReview) and what they may
 // see (SubjectAccessReview): who may list FloatingIPs sees everything, others the rows of the namespaces where they may list
-// pods. There are no passwords and no users of our own. The gate only asks about rights; a request that writes gets a writer with the
-// user's token.
+// pods. There are no passwords and no users of our own. The gate only asks about rights; a request that writes, or has programs of Berth's
+// asked, gets a writer with the user's token.
 package gate
 
 import (

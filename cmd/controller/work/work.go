@@ -69,13 +69,10 @@ type Work struct {
 	view        *view.View
 	broadcaster events.EventBroadcaster
 	reclaimer   *reclaim.Reclaimer
-	status      *poolstatus.Writer
 	ahead       *preallocation.Loop
 	assignments *assignments.Assignments
-	wrong       *wrongaddress.Finder
 	ipam        *ipam.IPAM
-	signer      *signer.Signer
-	names       *names.Writer // nil: it writes none
+	leading     []func(context.Context) // what else the leader runs
 	workers     int
 	following   sync.WaitGroup
 	ready       atomic.Bool
@@ -113,7 +110,6 @@ func New(config *rest.Config, kube kubernetes.Interface, options Options) (*Work
 	if err != nil {
 		return nil, err
 	}
-	w.signer = signer.New(signing, options.Namespace)
 	if w.reclaimer, err = newReclaimer(config, options, reclaim.Config{
 		Agents:  &agentport.Ports{Kube: asking, Namespace: options.Namespace},
 		Clients: reclaim.Clients{Kube: kube, Berth: api}, View: seen, Factory: factory, Services: options.Services,
@@ -121,7 +117,7 @@ func New(config *rest.Config, kube kubernetes.Interface, options Options) (*Work
 	}); err != nil {
 		return nil, err
 	}
-	w.wrong = newFinder(kube, factory, w.reclaimer, options, recorder)
+	w.leading = append(w.leading, signer.New(signing, options.Namespace).Run, newFinder(kube, factory, w.reclaimer, options, recorder).Run)
 	poolMetrics := poolstatus.NewMetrics()
 	options.Collect(poolMetrics)
 	// Some writes have clients with their own rate limits, so that they do not delay the release of
@@ -131,17 +127,21 @@ func New(config *rest.Config, kube kubernetes.Interface, options Options) (*Work
 	if err != nil {
 		return nil, err
 	}
-	if w.status, err = poolstatus.New(counting.IPPools, seen, factory.Core().V1().Nodes(), recorder, poolMetrics); err != nil {
+	status, err := poolstatus.New(counting.IPPools, seen, factory.Core().V1().Nodes(), recorder, poolMetrics)
+	if err != nil {
 		return nil, err
 	}
+	w.leading = append(w.leading, status.Run)
 	if options.Names {
 		objects, err := dynamic.NewForConfig(config)
 		if err != nil {
 			return nil, fmt.Errorf("create the client that writes names: %w", err)
 		}
-		if w.names, err = names.New(objects, options.Namespace, seen, recorder); err != nil {
+		written, err := names.New(objects, options.Namespace, seen, recorder)
+		if err != nil {
 			return nil, err
 		}
+		w.leading = append(w.leading, written.Run)
 	}
 	return w, w.takeAhead(config, kube, options, recorder)
 }
@@ -170,6 +170,8 @@ func (w *Work) takeAhead(config *rest.Config, kube kubernetes.Interface, options
 		err = services.Add(w.ahead, services.Parts{
 			API: api, Services: kube.CoreV1(), Namespaces: kube.CoreV1().Namespaces(), Recorder: recorder, View: w.view, Factory: w.factory, Carriers: w.assignments,
 		})
+	} else {
+		w.leading = append(w.leading, func(ctx context.Context) { services.Refuse(ctx, kube.CoreV1(), recorder) })
 	}
 	err = errors.Join(err, spares.Add(w.ahead, spares.Parts{Workloads: w.reclaimer, Recorder: recorder, View: w.view, Factory: w.factory}))
 	return errors.Join(err, claims.Add(w.ahead, claims.Parts{API: api, Recorder: recorder, Metrics: claims.NewMetrics(options.Register), View: w.view}))
@@ -273,12 +275,8 @@ func (w *Work) IsReady(context.Context) error {
 // up.
 func (w *Work) Lead(ctx context.Context) {
 	var group sync.WaitGroup
-	group.Go(func() { w.status.Run(ctx) })
-	group.Go(func() { w.ahead.Run(ctx) })
-	group.Go(func() { w.wrong.Run(ctx) })
-	group.Go(func() { w.signer.Run(ctx) })
-	if w.names != nil {
-		group.Go(func() { w.names.Run(ctx) })
+	for _, run := range append(w.leading, w.ahead.Run) {
+		group.Go(func() { run(ctx) })
 	}
 	w.reclaimer.Run(ctx, w.workers)
 	group.Wait()

@@ -158,12 +158,12 @@ func (f *Format) Print(out io.Writer, a *Answer) error {
 }
 
 func (f *Format) printText(out io.Writer, a *Answer) error {
-	if a.Table != nil && len(a.Table.table.Rows) > 0 {
+	if a.Table != nil && len(a.Table.Rows) > 0 {
 		options := printers.PrintOptions{Wide: *f.print.OutputFormat == "wide", NoHeaders: f.noHeaders || f.printed}
 		if f.columns == nil {
 			f.columns = printers.GetNewTabWriter(out)
 		}
-		if err := errors.Join(printers.NewTablePrinter(options).PrintObj(&a.Table.table, f.columns), f.columns.Flush()); err != nil {
+		if err := errors.Join(printers.NewTablePrinter(options).PrintObj(&a.Table.Table, f.columns), f.columns.Flush()); err != nil {
 			return wrap(err)
 		}
 		f.printed = true
@@ -196,7 +196,7 @@ func (a *Answer) object() (*unstructured.Unstructured, error) {
 }
 
 // Table is rows below columns.
-type Table struct{ table metav1.Table }
+type Table struct{ metav1.Table }
 
 // NewTable returns a table with these columns. A column whose name begins with "+" is for -o
 // wide only.
@@ -208,7 +208,7 @@ func NewTable(columns ...string) *Table {
 		if wide {
 			column.Priority = 1
 		}
-		t.table.ColumnDefinitions = append(t.table.ColumnDefinitions, column)
+		t.ColumnDefinitions = append(t.ColumnDefinitions, column)
 	}
 	return t
 }
@@ -220,17 +220,17 @@ func (t *Table) Add(cells ...any) {
 			cells[i] = "-"
 		}
 	}
-	t.table.Rows = append(t.table.Rows, metav1.TableRow{Cells: cells})
+	t.Rows = append(t.Rows, metav1.TableRow{Cells: cells})
 }
 
 // Print prints the table alone, after an empty line; nothing of one without rows.
 func (t *Table) Print(out io.Writer) {
-	if len(t.table.Rows) == 0 {
+	if len(t.Rows) == 0 {
 		return
 	}
 	fmt.Fprintln(out)
 	columns := printers.GetNewTabWriter(out)
-	_ = printers.NewTablePrinter(printers.PrintOptions{}).PrintObj(&t.table, columns) // to the output that is printed to otherwise, too
+	_ = printers.NewTablePrinter(printers.PrintOptions{}).PrintObj(&t.Table, columns) // to the output that is printed to otherwise, too
 	_ = columns.Flush()
 }
 

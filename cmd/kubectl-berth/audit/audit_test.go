@@ -241,11 +241,11 @@ var broken = []struct {
 	}, []Code{NotRecorded, TwoPods}},
 	{"other IPs", func(c *cluster) { c.pods[1].Status.PodIPs = []v1.PodIP{{IP: "10.0.70.15"}} }, []Code{OtherPodIPs}},
 	{"other IPs on another interface", func(c *cluster) {
-		c.pods[1].Annotations[annotationNetworks] = "floating"
+		c.pods[1].Annotations[v1alpha1.AnnotationNetworks] = "floating"
 		c.pods[1].Status.PodIPs = []v1.PodIP{{IP: "10.244.0.15"}}
 	}, nil},
 	{"an address of the pool on another interface", func(c *cluster) {
-		c.pods[1].Annotations[annotationNetworks] = "floating"
+		c.pods[1].Annotations[v1alpha1.AnnotationNetworks] = "floating"
 		c.pods[1].Status.PodIPs = []v1.PodIP{{IP: "10.0.70.15"}}
 	}, []Code{OtherPodIPs}},
 	{"a user dropped an annotation, and wrote another", func(c *cluster) {

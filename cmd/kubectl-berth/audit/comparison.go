@@ -26,10 +26,6 @@ import (
 	"github.com/berth-dev/berth/ipam/reclaim"
 )
 
-// annotationNetworks names a pod's networks beside the first. Its floating IPs may be on one
-// of them, and then its podIPs are others.
-const annotationNetworks = "k8s.v1.cni.cncf.io/networks"
-
 type objects struct {
 	*reclaim.Caches
 	// podsByName has a pod for each Pod that has to do with addresses.
@@ -307,7 +303,7 @@ func (c *comparison) comparePod(pod *v1.Pod, shared map[netip.Addr][]*v1.Pod) {
 		return // It is on Galaxy's network.
 	}
 	var other []string
-	_, networks := pod.Annotations[annotationNetworks]
+	_, networks := pod.Annotations[v1alpha1.AnnotationNetworks] // one may have the floating IPs, which podIPs then lacks
 	for _, addr := range runsWith(pod) {
 		switch _, ours := c.snapshot.Home(addr); {
 		case slices.Contains(bound, addr) || networks && !ours:

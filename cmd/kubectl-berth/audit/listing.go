@@ -345,7 +345,7 @@ func slimPod(object runtime.Object) any {
 	share(&of.Status.Phase)
 	return &pod{
 		key: types.NamespacedName{Namespace: of.Namespace, Name: of.Name}, uid: of.UID, controller: unique.Make(by), node: of.Spec.NodeName,
-		phase: of.Status.Phase, hostNetwork: of.Spec.HostNetwork, floatingIPs: floatingIPs, networks: of.Annotations[annotationNetworks],
+		phase: of.Status.Phase, hostNetwork: of.Spec.HostNetwork, floatingIPs: floatingIPs, networks: of.Annotations[v1alpha1.AnnotationNetworks],
 		requested: requested, resource: resource, ips: of.Status.PodIPs,
 	}
 }
@@ -376,7 +376,7 @@ func (p *pod) whole() *v1.Pod {
 	if by := p.controller.Value(); by != (controller{}) {
 		whole.OwnerReferences = []metav1.OwnerReference{{APIVersion: by.apiVersion, Kind: by.kind, Name: by.name, UID: by.uid, Controller: new(true)}}
 	}
-	for name, value := range map[string]string{v1alpha1.AnnotationFloatingIPs: p.floatingIPs, annotationNetworks: p.networks} {
+	for name, value := range map[string]string{v1alpha1.AnnotationFloatingIPs: p.floatingIPs, v1alpha1.AnnotationNetworks: p.networks} {
 		if value != "" {
 			metav1.SetMetaDataAnnotation(&whole.ObjectMeta, name, value)
 		}

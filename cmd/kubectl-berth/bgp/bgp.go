@@ -91,12 +91,21 @@ func New() command.Command {
 					r.Holder = ip.Spec.Node
 				}
 			}
-			if err := r.add(ctx, call, call.Ports(), name, addr); err != nil {
-				return nil, err
-			}
-			return r.answer(time.Now()), answer.Outcome(len(r.problems()), r.Unknown)
+			return r.show(ctx, call, name, addr)
 		},
 	}
+}
+
+// Show asks all speakers about their sessions. It returns an answer with an error, too: see [answer.Outcome].
+func Show(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+	return (&report{Sessions: []session{}}).show(ctx, call, "", netip.Addr{})
+}
+
+func (r *report) show(ctx context.Context, call *command.Call, node string, addr netip.Addr) (*answer.Answer, error) {
+	if err := r.add(ctx, call, call.Ports(), node, addr); err != nil {
+		return nil, err
+	}
+	return r.answer(time.Now()), answer.Outcome(len(r.problems()), r.Unknown)
 }
 
 // Ask returns what the speaker in a pod says.

@@ -11,9 +11,11 @@ import (
 	"net"
 	"runtime/debug"
 	"strconv"
+	"time"
 
 	"github.com/spf13/pflag"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/feed"
@@ -23,9 +25,9 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/write"
 )
 
-const long = `Serves a page for the browser: the pools and how full they are, who has which address, which pods wait and why,
-the nodes, the findings of "kubectl berth check", and the changes as they happen. It shows the commands for things that can be
-done. It changes nothing, unless --writes lets the pages free addresses, and programs also write pools and claims.
+const long = `Serves a page for the browser: the pools and how full they are, who has which address, claims, Services, which pods wait
+and why, the nodes, BGP sessions, failover, the findings of "kubectl berth check", and the changes as they happen. It shows the
+commands for things that can be done. It changes nothing, unless --writes lets the pages free addresses, and programs also write pools and claims.
 
 It listens on 127.0.0.1 only, reads the cluster with your kubeconfig's rights, and lets in whoever has the token of the
 URL that it prints. It installs nothing, and asks no other host. Ctrl-C ends it.
@@ -77,12 +79,12 @@ func (o *options) run(ctx context.Context, call *command.Call) error {
 	if err != nil {
 		return fmt.Errorf("listen for the browser, choose another --port: %w", err)
 	}
-	var writer *access.Writer
+	writer, err := write.To{Config: call.Config, Namespace: call.System, Writes: o.writes}.As()
+	if err != nil {
+		return err
+	}
 	readOnly := readOnly
 	if o.writes {
-		if writer, err = write.As(call.Config); err != nil {
-			return err
-		}
 		readOnly = ""
 	}
 	gate, err := access.NewLocal(listener.Addr(), writer)
@@ -97,4 +99,26 @@ func (o *options) run(ctx context.Context, call *command.Call) error {
 	handler := gate.Guard(serve.Handler(page.Options{Register: copied, Findings: audits, Cluster: call.Name(), ReadOnly: readOnly}), serve.Refuse)
 	fmt.Fprintf(call.Out, "Open %s\nCtrl-C ends it.\n", gate.URL(listener.Addr()))
 	return serve.Until(ctx, listener, handler)
+}
+
+// grace is how long something must be wrong, without a change, to be a finding, as for kubectl berth check.
+const grace = 20 * time.Second
+
+// check runs kubectl berth check for the page.
+func check(ctx context.Context, call *command.Call) (*page.Findings, error) {
+	auditor, err := audit.ForConfig(call.Config, audit.Options{Grace: grace, Agents: true, Namespace: call.System})
+	if err != nil {
+		return nil, err
+	}
+	report, err := auditor.Run(ctx)
+	if err != nil {
+		return nil, err
+	}
+	auditor.AddAdmission(ctx, report)
+	said := &page.Findings{At: time.Now(), Unknown: report.Unknown}
+	for i := range report.Findings {
+		finding := &report.Findings[i]
+		said.Items = append(said.Items, page.Finding{Code: string(finding.Code), Object: finding.Objects[0].String(), Text: finding.Text, Command: finding.Command})
+	}
+	return said, nil
 }

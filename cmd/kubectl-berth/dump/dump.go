@@ -238,7 +238,7 @@ func isOurs(event *unstructured.Unstructured) bool {
 	return slices.Contains([]string{"Pod", "Node", "FloatingIP", "IPPool", "IPClaim", "NetworkProfile", "NodeAssignment"}, kind)
 }
 
-var kept = []string{"k8s.v1.cni.cncf.io/networks", "k8s.v1.cni.cncf.io/network-status"}
+var kept = []string{v1alpha1.AnnotationNetworks, v1alpha1.AnnotationNetworkStatus}
 
 // scrub removes all fields of an object that Berth does not read. It modifies the object.
 func scrub(object *unstructured.Unstructured) *unstructured.Unstructured {

@@ -76,16 +76,19 @@ func New() command.Command {
 	return command.Command{
 		Use: "failover", Short: "Shows lost nodes and their pods that move, and addresses that wait for another host", Long: long, Example: examples,
 		Found: "a node is suspect or an address waits", Programs: true,
-		Below: []command.Command{newTake(), newResume()},
-		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
-			l, r := &look{call, call.Ports()}, &Report{Waiting: []waiting{}}
-			l.addStatus(ctx, r)
-			if err := l.addWaiting(ctx, r); err != nil {
-				return nil, err
-			}
-			return r.answer(time.Now()), answer.Outcome(len(r.Waiting)+len(r.problems()), r.Unknown)
-		},
+		Below:  []command.Command{newTake(), newResume()},
+		Answer: Show,
 	}
+}
+
+// Show asks berth-failover and agents. It returns an answer with an error, too: see [answer.Outcome].
+func Show(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+	l, r := &look{call, call.Ports()}, &Report{Waiting: []waiting{}}
+	l.addStatus(ctx, r)
+	if err := l.addWaiting(ctx, r); err != nil {
+		return nil, err
+	}
+	return r.answer(time.Now()), answer.Outcome(len(r.Waiting)+len(r.problems()), r.Unknown)
 }
 
 type port interface {

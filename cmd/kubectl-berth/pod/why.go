@@ -25,7 +25,6 @@ import (
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/assignments"
 	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/services"
 )
@@ -458,9 +457,9 @@ func (l *look) carried(ctx context.Context, why *Why, lead *v1.Service, standing
 	}
 	for _, ip := range standing.Has {
 		has := address{Address: ip.Spec.Address, Pool: ip.Spec.Pool}
-		var silent []assignments.Carrier
+		var silent []v1alpha1.Carrier
 		for i := range all.Items {
-			carrier := assignments.CarrierOf(&all.Items[i], ip.Spec.Address)
+			carrier := all.Items[i].Carrier(ip.Spec.Address)
 			switch {
 			case carrier.Assigned && carrier.Carried:
 				has.Nodes = append(has.Nodes, carrier.Node)

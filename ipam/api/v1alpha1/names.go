@@ -86,12 +86,14 @@ const (
 	AnnotationHostPortsStatus = GroupName + "/host-ports-status"
 )
 
-// AnnotationNetworkStatus and AnnotationPortMapping are annotations of other projects in which a pod
-// reads what its node gave it: the addresses of its networks (Network Plumbing Working Group), and
-// its host ports in Galaxy's form.
+// AnnotationNetworks (Network Plumbing Working Group) names networks of a pod beside the first,
+// AnnotationDefaultNetwork (Multus) the first. In AnnotationNetworkStatus and AnnotationPortMapping a pod reads
+// what its node gave it: the addresses of its networks, and its host ports in Galaxy's form.
 const (
-	AnnotationNetworkStatus = "k8s.v1.cni.cncf.io/network-status"
-	AnnotationPortMapping   = "tkestack.io/portmapping"
+	AnnotationNetworks       = "k8s.v1.cni.cncf.io/networks"
+	AnnotationDefaultNetwork = "v1.multus-cni.io/default-network"
+	AnnotationNetworkStatus  = "k8s.v1.cni.cncf.io/network-status"
+	AnnotationPortMapping    = "tkestack.io/portmapping"
 )
 
 // SpareUnlimited is the value of [AnnotationSpareAddresses] with which no pod waits

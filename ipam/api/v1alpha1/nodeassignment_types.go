@@ -4,6 +4,7 @@ package v1alpha1
 
 import (
 	"maps"
+	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -184,6 +185,25 @@ type RefusedAddress struct {
 	//
 	// +kubebuilder:validation:MaxLength=1024
 	Message string `json:"message"`
+}
+
+// Carrier is a node that carries an address of a Service, or is to.
+type Carrier struct {
+	Node string
+	// Assigned: its NodeAssignment names the address. Carried: its agent says that the kernel has it.
+	Assigned, Carried bool
+	// Refused has the reason for which its agent does not carry it; zero: it gave none.
+	Refused RefusedAddress
+}
+
+// Carrier returns how the node stands to an address of a Service.
+func (a *NodeAssignment) Carrier(address string) Carrier {
+	c := Carrier{Node: a.Name, Carried: slices.Contains(a.Status.Carried, address)}
+	c.Assigned = slices.ContainsFunc(a.Spec.Addresses, func(assigned AssignedAddress) bool { return assigned.Use == UseService && assigned.Address == address })
+	if i := slices.IndexFunc(a.Status.Refused, func(r RefusedAddress) bool { return r.Address == address }); i >= 0 && c.Assigned {
+		c.Refused = a.Status.Refused[i]
+	}
+	return c
 }
 
 // NodeAssignmentList is a list of NodeAssignments.

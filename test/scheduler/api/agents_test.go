@@ -77,6 +77,10 @@ func TestAgentsAreLimited(t *testing.T) {
 	patchNode := func(as kubernetes.Interface, node, metadata string, options metav1.PatchOptions) error {
 		return changeNode(as, node, `{"metadata":{`+metadata+`}}`, options)
 	}
+	condition := func(as kubernetes.Interface, node, condition, status string) error {
+		_, err := as.CoreV1().Nodes().Patch(w.Ctx, node, types.StrategicMergePatchType, fmt.Appendf(nil, `{"status":{"conditions":[{"type":%q,"status":%q,"reason":"Test"}]}}`, condition, status), metav1.PatchOptions{}, "status")
+		return err
+	}
 	const (
 		ofNodes = `"annotations":{"flannel.alpha.coreos.com/public-ip":"10.0.60.11"}`
 		foreign = `"annotations":{"example.com/mine":"yes"}`
@@ -95,11 +99,26 @@ func TestAgentsAreLimited(t *testing.T) {
 		if err := patchNode(agent, "node1", ofNodes, metav1.PatchOptions{}); err != nil {
 			t.Errorf("%s: its Node: %v", subject, err)
 		}
+		for _, before := range []string{"none", "True", "False"} {
+			if before != "none" {
+				if err := condition(w.Kube, "node1", "NetworkUnavailable", before); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := condition(agent, "node1", "NetworkUnavailable", "False"); err != nil {
+				t.Errorf("%s: that its Node has a network, %s before: %v", subject, before, err)
+			}
+		}
 		for name, err := range map[string]error{
 			"a pod of its node":  patch(agent),
 			"its status":         patch(agent, "status"),
 			"its Node's spec":    changeNode(agent, "node1", `{"spec":{"unschedulable":true}}`, dry),
-			"its Node's status":  changeNode(agent, "node1", `{"metadata":{`+ofNodes+`}}`, dry, "status"),
+			"its Node's status":  changeNode(agent, "node1", `{"metadata":{"annotations":{"flannel.alpha.coreos.com/public-ip":"10.0.60.12"}}}`, dry, "status"),
+			"its Node's address": changeNode(agent, "node1", `{"status":{"addresses":[{"type":"InternalIP","address":"10.0.60.99"}]}}`, dry, "status"),
+			"its Node is Ready":  condition(agent, "node1", "Ready", "Unknown"),
+			"it has no network":  condition(agent, "node1", "NetworkUnavailable", "True"),
+			"no conditions":      changeNode(agent, "node1", `{"status":{"conditions":[]}}`, dry, "status"),
+			"another's network":  condition(agent, "node2", "NetworkUnavailable", "False"),
 			"another Node":       patchNode(agent, "node2", ofNodes, dry),
 			"another annotation": patchNode(agent, "node1", foreign, dry),
 			"a label":            patchNode(agent, "node1", label, dry),

@@ -29,8 +29,8 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// Whatever tool deletes them, and though it runs no hooks: agents and kinds stay while anybody has an address. An
-// administrator who means it deletes the binding.
+// Whatever tool deletes them, and though it runs no hooks: agents, kinds and pools stay while anybody has an address. An
+// administrator who means it deletes the bindings.
 func TestAgentsAndKindsStayWhileInUse(t *testing.T) {
 	t.Parallel()
 	w := simulation.Start(t, lab.ControlPlaneOptions{}, 1)
@@ -41,21 +41,27 @@ func TestAgentsAndKindsStayWhileInUse(t *testing.T) {
 	dry := metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}
 	all := metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=berth"}
 	crds := w.Dynamic.Resource(apiextensions.SchemeGroupVersion.WithResource("customresourcedefinitions"))
-	deletions := map[string]func() error{
-		"the agents":       func() error { return daemons.Delete(w.Ctx, "berth-agent", dry) },
-		"all DaemonSets":   func() error { return daemons.DeleteCollection(w.Ctx, dry, all) },
-		"FloatingIPs":      func() error { return crds.Delete(w.Ctx, "floatingips.berth.dev", dry) },
-		"a kind by choice": func() error { return crds.Delete(w.Ctx, "networkprofiles.berth.dev", dry) },
+	const lost, stuck = "pods, Services or nodes have 1 addresses of IPPool web and would lose them", "pods, workloads, Services or nodes have 1 addresses of IPPool web, and without it would not get them again"
+	deletions := []struct {
+		what, refusal string
+		try           func() error
+	}{
+		{"the agents", lost, func() error { return daemons.Delete(w.Ctx, "berth-agent", dry) }},
+		{"all DaemonSets", lost, func() error { return daemons.DeleteCollection(w.Ctx, dry, all) }},
+		{"FloatingIPs", lost, func() error { return crds.Delete(w.Ctx, "floatingips.berth.dev", dry) }},
+		{"a kind by choice", lost, func() error { return crds.Delete(w.Ctx, "networkprofiles.berth.dev", dry) }},
+		{"the pool", stuck, func() error { return w.Berth.IPPools.Delete(w.Ctx, "web", dry) }},
+		{"all pools", stuck, func() error { return w.Berth.IPPools.DeleteCollection(w.Ctx, dry, metav1.ListOptions{}) }},
 	}
 	are := func(refused bool) {
 		t.Helper()
-		for what, try := range deletions {
-			w.Eventually("delete "+what, func() error {
-				err := try()
+		for _, deletion := range deletions {
+			w.Eventually("delete "+deletion.what, func() error {
+				err := deletion.try()
 				switch {
 				case !refused:
 					return err
-				case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "pods, Services or nodes have 1 addresses of IPPool web and would lose them"):
+				case apierrors.IsForbidden(err) && strings.Contains(err.Error(), deletion.refusal):
 					return nil
 				}
 				return fmt.Errorf("the answer is %w", err)
@@ -74,10 +80,39 @@ func TestAgentsAndKindsStayWhileInUse(t *testing.T) {
 	w.Create(simulation.NewPod("web-1"))
 	w.Bound("web-1")
 	are(true)
-	if err := w.Kube.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(w.Ctx, "in-use.berth.dev", metav1.DeleteOptions{}); err != nil {
+	w.Unbind("in-use.berth.dev")
+	w.Unbind("ippools.berth.dev")
+	are(false)
+}
+
+// A pool stays while a workload keeps an address of it, and while an administrator has reserved some it may go.
+func TestPoolStaysForItsWorkloads(t *testing.T) {
+	t.Parallel()
+	w := simulation.Start(t, lab.ControlPlaneOptions{}, 1)
+	w.Pool("web", "10.0.70.2")
+	w.Pool("reserved", "10.0.71.2", func(pool *v1alpha1.IPPool) { pool.Spec.Subnet, pool.Spec.Gateway = "10.0.71.0/24", "" })
+	w.Reserve("10.0.71.2")
+	w.Create(simulation.NewPod("web-0", simulation.FromPools("web"), simulation.Policy(v1alpha1.ReleaseNever)))
+	w.Bound("web-0")
+	w.Delete("web-0")
+	w.Eventually("wait until the address is retained", func() error {
+		pool, err := w.Berth.IPPools.Get(w.Ctx, "web", metav1.GetOptions{})
+		if err == nil && (pool.Status.Retained != 1 || pool.Status.Allocated != 0) {
+			err = fmt.Errorf("the status is %+v", pool.Status)
+		}
+		return err
+	})
+	remove := func(pool string) error { return w.Berth.IPPools.Delete(w.Ctx, pool, metav1.DeleteOptions{}) }
+	if err := remove("web"); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "kubectl get floatingips --field-selector spec.pool=web shows them") {
+		t.Errorf("delete a pool of which a workload keeps an address: %v", err)
+	}
+	if err := remove("reserved"); err != nil {
+		t.Errorf("delete a pool of which an address is reserved: %v", err)
+	}
+	if err := w.Berth.FloatingIPs.Delete(w.Ctx, "10.0.70.2", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	are(false)
+	w.Eventually("delete the pool", func() error { return remove("web") })
 }
 
 // Argo CD deletes what an Application has, but for objects with Delete=false, in an order of its own, and runs no hook before it. The worst one is
@@ -120,6 +155,9 @@ func TestApplicationIsDeleted(t *testing.T) {
 		}
 		return 1
 	})
+	if err := w.Berth.IPPools.Delete(w.Ctx, "web", metav1.DeleteOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("the pool can be deleted: %v", err)
+	}
 	for _, o := range objects {
 		if o.GetAnnotations()["argocd.argoproj.io/sync-options"] == "Delete=false" {
 			continue

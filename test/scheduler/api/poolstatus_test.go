@@ -96,9 +96,8 @@ func TestPoolStatus(t *testing.T) {
 	})
 	t.Run("the older of two pools goes", func(t *testing.T) {
 		w := w.On(t)
-		if err := w.Berth.IPPools.Delete(w.Ctx, "a", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		w.Unbind("ippools.berth.dev")
+		w.Eventually("delete a pool in use", func() error { return w.Berth.IPPools.Delete(w.Ctx, "a", metav1.DeleteOptions{}) })
 		check(w, "b-overlap", numbers{Capacity: 10, Reserved: 1, Free: 9}, condition{"True", "Valid"}, condition{"False", "AddressesFree"}, "")
 	})
 }

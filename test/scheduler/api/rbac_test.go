@@ -44,7 +44,7 @@ func TestPermissions(t *testing.T) {
 			account: "berth-controller",
 			may: []string{
 				"list berth.dev/floatingips", "watch berth.dev/floatingips", "patch berth.dev/floatingips", "delete berth.dev/floatingips",
-				"watch berth.dev/ippools", "patch berth.dev/ippools/status", "get /pods", "list /pods", "watch /pods", "patch /pods/status",
+				"watch berth.dev/ippools", "patch berth.dev/ippools/status", "list /services", "get /pods", "list /pods", "watch /pods", "patch /pods/status",
 				"watch berth.dev/nodeassignments", "create berth.dev/nodeassignments", "update berth.dev/nodeassignments", "delete berth.dev/nodeassignments",
 				"create berth.dev/floatingips", "get berth.dev/ipclaims", "watch /nodes", "watch /resourcequotas", "create events.k8s.io/events",
 				"get apps/statefulsets", "get apps/deployments", "get apps/replicasets", "get apps/daemonsets", "get batch/jobs", "get batch/cronjobs", "watch batch/cronjobs",
@@ -58,7 +58,7 @@ func TestPermissions(t *testing.T) {
 			mayNot: []string{
 				"update berth.dev/floatingips", "deletecollection berth.dev/floatingips",
 				"patch berth.dev/ippools", "create berth.dev/ippools", "delete berth.dev/ippools", "assign berth.dev/ippools",
-				"create /pods", "delete /pods", "patch /pods", "update /pods/status", "patch berth.dev/nodeassignments/status", "create /pods/binding", "get /secrets", "list /secrets", "list /configmaps",
+				"get /services", "watch /services", "patch /services/status", "create /pods", "delete /pods", "patch /pods", "update /pods/status", "patch berth.dev/nodeassignments/status", "create /pods/binding", "get /secrets", "list /secrets", "list /configmaps",
 				"get /secrets berth-system/another", "create /secrets berth-system/", "list /secrets berth-system/", "delete /secrets berth-system/berth-agent-ca",
 				"get /secrets default/berth-agent-ca", "get /configmaps berth-system/another", "update /configmaps default/berth-agent-ca",
 				"create certificates.k8s.io/certificatesigningrequests", "delete certificates.k8s.io/certificatesigningrequests",

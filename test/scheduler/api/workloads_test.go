@@ -17,7 +17,6 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
 )
@@ -35,10 +34,6 @@ func TestWarnings(t *testing.T) {
 	config := rest.CopyConfig(w.Config)
 	config.WarningHandler = &got
 	kube, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	api, err := client.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,13 +80,18 @@ func TestWarnings(t *testing.T) {
 	if _, err := kube.AppsV1().Deployments(simulation.Namespace).Create(w.Ctx, there, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.Pool("used", "10.0.70.2-10.0.70.3")
-	w.Pool("unused", "10.0.71.2-10.0.71.3", func(pool *v1alpha1.IPPool) { pool.Spec.Subnet = "10.0.71.0/24" })
+	sized := func(t *v1.PodTemplateSpec) { t.Annotations[v1alpha1.AnnotationPools] = "used" }
+	grows := deployment(nil, sized)
+	grows.Name = "sized"
+	if _, err := kube.AppsV1().Deployments(simulation.Namespace).Create(w.Ctx, grows, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.Pool("used", "10.0.70.2-10.0.70.6")
 	used, err := w.Berth.IPPools.Get(w.Ctx, "used", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	used.Status = v1alpha1.IPPoolStatus{Capacity: 2, Allocated: 1, Retained: 1}
+	used.Status = v1alpha1.IPPoolStatus{Capacity: 5, Allocated: 1, Retained: 1, Free: 3}
 	if _, err := w.Berth.IPPools.UpdateStatus(w.Ctx, used, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -103,10 +103,23 @@ func TestWarnings(t *testing.T) {
 			return err
 		}
 	}
-	remove := func(pool string) func() error {
-		return func() error { return api.IPPools.Delete(w.Ctx, pool, metav1.DeleteOptions{DryRun: dry}) }
+	// size creates a Deployment of some replicas with addresses of pool used, or scales the one that is there.
+	size := func(replicas int32) func() error {
+		return func() error {
+			d := deployment(nil, sized)
+			d.Spec.Replicas = &replicas
+			_, err := kube.AppsV1().Deployments(simulation.Namespace).Create(w.Ctx, d, metav1.CreateOptions{DryRun: dry})
+			return err
+		}
+	}
+	scale := func(replicas int) func() error {
+		return func() error {
+			_, err := kube.AppsV1().Deployments(simulation.Namespace).Patch(w.Ctx, "sized", types.MergePatchType, fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas), metav1.PatchOptions{DryRun: dry})
+			return err
+		}
 	}
 	const workload, where = "workloads.berth.dev", "write it under spec.template.metadata.annotations"
+	const sizes, wait = "workload-sizes.berth.dev", "the others will wait, unless the workload kept addresses; add addresses to the pool, or name a second one"
 	noLimit := func(t *v1.PodTemplateSpec) { t.Spec.Containers[0].Resources = v1.ResourceRequirements{} }
 	for _, test := range []struct {
 		name, policy string
@@ -145,9 +158,11 @@ func TestWarnings(t *testing.T) {
 		{"a workload's pod", "", run(func(p *v1.Pod) {
 			p.Spec.SchedulerName, p.OwnerReferences = "", []metav1.OwnerReference{*metav1.NewControllerRef(&appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Name: "web", UID: "u"}}, appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))}
 		}), ""},
-		{"a pool in use is deleted", "ippools.berth.dev", remove("used"), "pods and workloads have 2 addresses of IPPool used: they keep them, but no pod can start with one until a pool has it again; " +
-			`create the pool again, or see "Shrink or delete a pool" in Berth's docs`},
-		{"a pool without use is deleted", "", remove("unused"), ""},
+		{"as many as are free", "", size(3), ""},
+		{"more than are free", sizes, size(4), "IPPool used has 3 free addresses, and 4 pods more ask for one each: " + wait},
+		{"grows by as many as are free", "", scale(4), ""},
+		{"grows by more than are free", sizes, scale(5), "IPPool used has 3 free addresses, and 4 pods more ask for one each: " + wait},
+		{"shrinks", "", scale(0), ""},
 		{"a Service of the class", "services.berth.dev", serve(v1alpha1.LoadBalancerClass), "nothing gives the Service an address: Berth was installed without the value controller.services"},
 		{"a Service of another class", "", serve("example.com/lb"), ""},
 	} {

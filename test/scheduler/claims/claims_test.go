@@ -353,9 +353,8 @@ func TestClaimAndPoolMetrics(t *testing.T) {
 	w.PatchPool("web", `{"spec":{"ranges":["10.0.70.3-10.0.70.5"]}}`)
 	w.Eventually("wait for the event", func() error { return w.EventOf("web", "AddressesOutside", "1 addresses") })
 	w.Eventually("wait for the event", func() error { return w.EventOf("web", "AddressesFree", "") })
-	if err := w.Berth.IPPools.Delete(w.Ctx, "web", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	w.Unbind("ippools.berth.dev")
+	w.Eventually("delete a pool in use", func() error { return w.Berth.IPPools.Delete(w.Ctx, "web", metav1.DeleteOptions{}) })
 	w.Scrapes("https://"+address, []string{`berth_pool_outside_addresses{pool="web"} 3`}, []string{`berth_pool_capacity{pool="web"}`})
 	w.Eventually("wait for the event", func() error { return w.EventOf("10.0.70.3", "PoolGone", `IPPool "web" is gone`) })
 	w.DeleteClaim("shop")

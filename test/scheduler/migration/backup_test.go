@@ -449,9 +449,7 @@ func deleteCRDs(w *simulation.World) {
 	names := []string{"floatingips.berth.dev", "ipclaims.berth.dev", "ippools.berth.dev"}
 	w.CRDsDeleted = time.Now()
 	w.Kubelets.Unrecorded.Store(true)
-	if err := w.Kube.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(w.Ctx, "in-use.berth.dev", metav1.DeleteOptions{}); err != nil {
-		w.T.Fatal(err)
-	}
+	w.Unbind("in-use.berth.dev")
 	for _, name := range names {
 		w.Eventually("wait for the policy to end", func() error { return crds.Delete(w.Ctx, name, metav1.DeleteOptions{}) })
 	}

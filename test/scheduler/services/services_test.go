@@ -7,11 +7,35 @@ import (
 	"slices"
 	"testing"
 
+	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/lab"
+	"github.com/berth-dev/berth/test/simulation"
 	"github.com/berth-dev/berth/test/simulation/program"
 )
+
+// Where nothing gives addresses to Services, one of the class gets an event that says so, with the rights that the controller has then. Others get none.
+func TestServicesOff(t *testing.T) {
+	t.Parallel()
+	w := &world{World: simulation.New(t, lab.ControlPlaneOptions{})}
+	w.create("before", nil)
+	other := "example.com/lb"
+	w.create("other", func(s *v1.Service) { s.Spec.LoadBalancerClass = &other })
+	w.Controller()
+	told := func(name string) func() error {
+		return func() error {
+			return w.EventOf(name, "NoServiceAddress", "ServicesOff: Berth gives no addresses to Services here: set the chart's value controller.services to true")
+		}
+	}
+	w.Eventually("wait for the event about a Service that was there", told("before"))
+	w.create("after", nil)
+	w.Eventually("wait for the event about a new Service", told("after"))
+	if err := told("other")(); err == nil {
+		t.Error("a Service of another class has the event")
+	}
+}
 
 // A Service shows its address when a node confirms that it carries it, and never before. The address moves with a drain when
 // the next node carries it, and at once when its node is not Ready. It is free after the node before has let go of it.

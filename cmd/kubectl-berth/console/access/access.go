@@ -31,12 +31,31 @@ func Of(ctx context.Context) register.Scope {
 	return scope
 }
 
-// Writer writes to the API server as the user of a request, who has the rights there or has them not.
+// Writer writes to the API server as the user of a request, who has the rights there or has them not. What it writes with is nil in
+// a console that only reads; asking changes nothing.
 type Writer struct {
-	FloatingIPs freeing.FloatingIPs
-	IPPools     Objects
+	// BGP and Failover ask the speakers and berth-failover, as kubectl berth bgp and failover do.
+	BGP, Failover Question
+	FloatingIPs   freeing.FloatingIPs
+	IPPools       Objects
 	// IPClaims writes those of a namespace.
 	IPClaims func(namespace string) Objects
+}
+
+// Question asks programs of Berth's at their ports. It blocks.
+type Question func(ctx context.Context) (*Told, error)
+
+// Told is what they said: a table, and lines for people.
+type Told struct {
+	Columns []string
+	Rows    [][]string
+	Lines   []Line
+}
+
+// Line is a sentence, or a command to go on with.
+type Line struct {
+	Text      string
+	IsCommand bool
 }
 
 // Objects writes objects of a kind as they are given, whose fields the API server checks.

@@ -5,6 +5,7 @@
 package api
 
 import (
+	"cmp"
 	_ "embed"
 	"encoding/json"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/access"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
@@ -44,11 +46,7 @@ type Options struct {
 	ReadOnly string
 }
 
-type server struct {
-	register *register.Register
-	csv      CSV
-	readOnly string
-}
+type server struct{ Options }
 
 // request is a request that a gate let in.
 type request struct {
@@ -60,19 +58,44 @@ type request struct {
 // New returns the handler of all paths below [Prefix]. The contexts of requests say what they may see, and with whose rights they
 // write: see package access.
 func New(options Options) http.Handler {
-	s := &server{options.Register, options.CSV, options.ReadOnly}
+	s := &server{options}
 	mux := &routes{http.NewServeMux(), map[string][]string{}, NewTurns()}
-	mux.get("summary", s.summary)
-	mux.get("pools", s.pools)
-	mux.get("pools/{pool}", s.pool)
-	mux.get("pools/{pool}/map", s.poolMap)
-	mux.get("pools/{pool}/free", s.free, "limit")
-	mux.get("addresses", s.addresses, "q", "pool", "owner", "pod", "namespace", "node", "state", "sort", "order", "limit", "after")
-	mux.get("addresses/{address}", s.address)
-	mux.get("addresses/{address}/why", s.why)
-	mux.get("waiting", s.waiting)
-	mux.get("nodes", s.nodes)
-	mux.get("changes", s.changes, "limit")
+	of := s.Register
+	mux.get("summary", func(r *request) (any, error) { return of.Summary(r.scope), nil })
+	mux.list("pools", "pools", func(*request) any { return of.Pools() })
+	mux.get("pools/{pool}", func(r *request) (any, error) { return of.Pool(r.PathValue("pool")) })
+	mux.get("pools/{pool}/map", func(r *request) (any, error) { return of.Map(r.scope, r.PathValue("pool")) })
+	mux.limited("pools/{pool}/free", func(r *request, limit int) (any, error) { return of.Free(r.PathValue("pool"), limit) })
+	mux.limited("addresses", func(r *request, limit int) (any, error) {
+		q, err := QueryOf(r.query)
+		if err != nil {
+			return nil, err
+		}
+		q.Limit = limit
+		return of.Addresses(r.scope, q)
+	}, "q", "pool", "owner", "pod", "namespace", "node", "state", "sort", "order", "after")
+	mux.get("addresses/{address}", func(r *request) (any, error) { return about(r, of.Address) })
+	mux.get("addresses/{address}/why", func(r *request) (any, error) { return about(r, of.Why) })
+	mux.list("claims", "claims", func(r *request) any { return of.Claims(r.scope, claimAddresses) })
+	mux.limited("claims/{namespace}/{claim}", func(r *request, limit int) (any, error) {
+		return of.Claim(r.scope, r.PathValue("namespace"), r.PathValue("claim"), limit)
+	})
+	mux.list("services", "services", func(r *request) any { return of.Services(r.scope) })
+	mux.list("bgppeers", "peers", func(r *request) any {
+		all := []written{}
+		for _, peer := range of.Peers(r.scope) {
+			all = append(all, written{metadata{"", peer.Name, string(peer.UID), peer.ResourceVersion}, peer.Spec})
+		}
+		return all
+	})
+	mux.list("waiting", "pods", func(r *request) any { return of.Waiting(r.scope, "") })
+	mux.list("nodes", "nodes", func(r *request) any { return of.Nodes(r.scope) })
+	mux.limited("changes", func(r *request, limit int) (any, error) {
+		return struct {
+			Since   time.Time         `json:"since,omitzero"`
+			Changes []register.Change `json:"changes"`
+		}{of.SeesSince(), of.Changes(r.scope, limit)}, nil
+	})
 	mux.handle("export.csv", s.export)
 	mux.handle(list, s.list(mux.turns), "pool", "namespace", "kind", "owner", "family")
 	mux.handle("events", s.events)
@@ -130,6 +153,25 @@ func (m *routes) get(path string, answer func(*request) (any, error), parameters
 	}, parameters...)
 }
 
+// list answers with all of something, by its name.
+func (m *routes) list(path, name string, all func(*request) any) {
+	m.get(path, func(r *request) (any, error) { return map[string]any{name: all(r)}, nil })
+}
+
+// limited answers with no more than the parameter limit says.
+func (m *routes) limited(path string, answer func(r *request, limit int) (any, error), parameters ...string) {
+	m.get(path, func(r *request) (any, error) {
+		limit := usualLimit
+		if text := r.query.Get("limit"); text != "" {
+			var err error
+			if limit, err = strconv.Atoi(text); err != nil || limit < 1 || limit > mostLimit {
+				return nil, MistakeError(fmt.Sprintf("limit %q: write a number from 1 to %d", text, mostLimit))
+			}
+		}
+		return answer(r, limit)
+	}, append(parameters, "limit")...)
+}
+
 // say answers with JSON.
 func say(w http.ResponseWriter, status int, said any) {
 	text, err := json.Marshal(said)
@@ -169,58 +211,15 @@ func document(w http.ResponseWriter, _ *request) {
 	_, _ = w.Write(Document) // the client is gone
 }
 
-func (s *server) summary(r *request) (any, error) { return s.register.Summary(r.scope), nil }
-
-func (s *server) pools(*request) (any, error) {
-	return map[string]any{"pools": s.register.Pools()}, nil
-}
-
-func (s *server) pool(r *request) (any, error) { return s.register.Pool(r.PathValue("pool")) }
-
-func (s *server) poolMap(r *request) (any, error) {
-	return s.register.Map(r.scope, r.PathValue("pool"))
-}
-
-func (s *server) address(r *request) (any, error) { return about(r, s.register.Address) }
-
-func (s *server) why(r *request) (any, error) { return about(r, s.register.Why) }
-
 func about[T any](r *request, find func(register.Scope, netip.Addr) (T, error)) (any, error) {
-	addr, err := r.address()
+	addr, err := target.ParseAddr(r.PathValue("address"))
 	if err != nil {
-		return nil, err
+		return nil, MistakeError(err.Error())
 	}
 	return find(r.scope, addr)
 }
 
-func (s *server) waiting(r *request) (any, error) {
-	return map[string]any{"pods": s.register.Waiting(r.scope, "")}, nil
-}
-
-func (s *server) nodes(r *request) (any, error) {
-	return map[string]any{"nodes": s.register.Nodes(r.scope)}, nil
-}
-
-func (s *server) changes(r *request) (any, error) {
-	limit, err := r.limit()
-	if err != nil {
-		return nil, err
-	}
-	return map[string]any{"changes": s.register.Changes(r.scope, limit)}, nil
-}
-
-// mistakeError is a mistake in a request.
-type mistakeError string
-
-func (m mistakeError) Error() string { return string(m) }
-
-func refuse(w http.ResponseWriter, err error) {
-	if _, mistake := err.(mistakeError); mistake { //nolint:errorlint // it is not wrapped
-		Refuse(w, http.StatusBadRequest, err.Error())
-		return
-	}
-	Refuse(w, StatusOf(err), err.Error())
-}
+func refuse(w http.ResponseWriter, err error) { Refuse(w, StatusOf(err), err.Error()) }
 
 func read(r *http.Request, parameters []string) (*request, error) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
@@ -238,37 +237,19 @@ func read(r *http.Request, parameters []string) (*request, error) {
 	return &request{r, access.Of(r.Context()), query}, nil
 }
 
-func (r *request) address() (netip.Addr, error) {
-	addr, err := target.ParseAddr(r.PathValue("address"))
-	if err != nil {
-		return addr, mistakeError(err.Error())
-	}
-	return addr, nil
-}
-
 // Limits of an answer.
 const (
 	usualLimit = 100
 	mostLimit  = 1000
 	// mostText is the length of a search: that of the longest name.
 	mostText = 253
+	// claimAddresses is how many addresses of each claim are in the list of claims.
+	claimAddresses = 10
 )
 
-func (r *request) limit() (int, error) {
-	text := r.query.Get("limit")
-	if text == "" {
-		return usualLimit, nil
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 || n > mostLimit {
-		return 0, mistakeError(fmt.Sprintf("limit %q: write a number from 1 to %d", text, mostLimit))
-	}
-	return n, nil
-}
-
 // word returns a parameter that is one of some words.
-func word[T ~string](r *request, name string, words ...T) (T, error) {
-	given := T(r.query.Get(name))
+func word[T ~string](query url.Values, name string, words ...T) (T, error) {
+	given := T(query.Get(name))
 	if given == "" || slices.Contains(words, given) {
 		return given, nil
 	}
@@ -276,47 +257,29 @@ func word[T ~string](r *request, name string, words ...T) (T, error) {
 	for i, one := range words {
 		texts[i] = string(one)
 	}
-	return "", mistakeError(fmt.Sprintf("%s %q: write %s", name, given, strings.Join(texts, ", ")))
+	return "", MistakeError(fmt.Sprintf("there is no %s %q: write %s", name, given, strings.Join(texts, ", ")))
 }
 
-func (s *server) free(r *request) (any, error) {
-	limit, err := r.limit()
-	if err != nil {
-		return nil, err
-	}
-	return s.register.Free(r.PathValue("pool"), limit)
-}
-
-func (s *server) addresses(r *request) (any, error) {
-	q := register.Query{
-		Text: r.query.Get("q"), Pool: r.query.Get("pool"), Owner: r.query.Get("owner"), Pod: r.query.Get("pod"),
-		Namespace: r.query.Get("namespace"), Node: r.query.Get("node"), After: r.query.Get("after"),
-	}
+// QueryOf returns the query that the parameters of a request ask for, without a limit. An error is a MistakeError.
+func QueryOf(query url.Values) (register.Query, error) {
+	get := query.Get
+	q := register.Query{Text: get("q"), Pool: get("pool"), Owner: get("owner"), Pod: get("pod"), Namespace: get("namespace"), Node: get("node"), After: get("after")}
 	if len(q.Text) > mostText {
-		return nil, mistakeError(fmt.Sprintf("q is %d bytes long: write at most %d", len(q.Text), mostText))
+		return q, MistakeError(fmt.Sprintf("q is %d bytes long: write at most %d", len(q.Text), mostText))
 	}
-	var err error
-	if q.State, err = word(r, "state", standing.Held, standing.Retained, standing.Cooling, standing.Reserved); err != nil {
-		return nil, err
-	}
-	if q.Sort, err = word(r, "sort", register.Sorts...); err != nil {
-		return nil, err
-	}
-	order, err := word(r, "order", "asc", "desc")
-	if err != nil {
-		return nil, err
-	}
+	var order string
+	var errs [3]error
+	q.State, errs[0] = word(query, "state", standing.Held, standing.Retained, standing.Cooling, standing.Reserved)
+	q.Sort, errs[1] = word(query, "sort", register.Sorts...)
+	order, errs[2] = word(query, "order", "asc", "desc")
 	q.Descending = order == "desc"
-	if q.Limit, err = r.limit(); err != nil {
-		return nil, err
-	}
-	return s.register.Addresses(r.scope, q)
+	return q, cmp.Or(errs[:]...)
 }
 
 func (s *server) export(w http.ResponseWriter, r *request) {
 	w.Header().Set("Content-Type", "text/csv; charset=utf-8")
 	w.Header().Set("Content-Disposition", `attachment; filename="addresses.csv"`)
-	err := s.csv(w, func(do func(*v1alpha1.FloatingIP) error) error { return s.register.Each(r.scope, do) })
+	err := s.CSV(w, func(do func(*v1alpha1.FloatingIP) error) error { return s.Register.Each(r.scope, do) })
 	if err != nil {
 		panic(http.ErrAbortHandler) // the client must not take it for the whole
 	}

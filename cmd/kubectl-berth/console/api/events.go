@@ -17,7 +17,7 @@ const (
 
 // events tells of changes, by the HTML standard's server-sent events.
 func (s *server) events(w http.ResponseWriter, r *request) {
-	changed, stop := s.register.Subscribe()
+	changed, stop := s.Register.Subscribe()
 	defer stop()
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
@@ -27,7 +27,7 @@ func (s *server) events(w http.ResponseWriter, r *request) {
 	idle := time.NewTicker(eventIdle)
 	defer idle.Stop()
 	for {
-		if _, err := fmt.Fprintf(w, "event: changed\ndata: {\"change\":%d}\n\n", s.register.LastChange()); err != nil {
+		if _, err := fmt.Fprintf(w, "event: changed\ndata: {\"change\":%d}\n\n", s.Register.LastChange()); err != nil {
 			return
 		}
 		for told := false; !told; {

@@ -7,7 +7,6 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"net/http"
-	"net/netip"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -36,7 +35,7 @@ func (s *server) list(turns Turns) func(http.ResponseWriter, *request) {
 			return
 		}
 		var err error
-		if q.Family, err = word(r, "family", v1.IPv4Protocol, v1.IPv6Protocol); err != nil {
+		if q.Family, err = word(r.query, "family", v1.IPv4Protocol, v1.IPv6Protocol); err != nil {
 			refuse(w, err)
 			return
 		}
@@ -45,12 +44,15 @@ func (s *server) list(turns Turns) func(http.ResponseWriter, *request) {
 			return // the client is gone
 		}
 		defer end()
-		addresses, ok := s.register.Owned(r.scope, q)
+		addresses, ok := s.Register.Owned(r.scope, q)
 		if !ok {
 			Refuse(w, http.StatusServiceUnavailable, "the addresses are not read yet: try again soon")
 			return
 		}
-		text := lines(addresses)
+		var text []byte
+		for _, addr := range addresses {
+			text = append(addr.AppendTo(text), '\n')
+		}
 		end()
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		// A copy is of use where the console is asked whether it is the newest.
@@ -58,12 +60,4 @@ func (s *server) list(turns Turns) func(http.ResponseWriter, *request) {
 		w.Header().Set("ETag", fmt.Sprintf(`"%x"`, sha256.Sum256(text)))
 		http.ServeContent(w, r.Request, "", time.Time{}, bytes.NewReader(text))
 	}
-}
-
-func lines(addresses []netip.Addr) []byte {
-	var text []byte
-	for _, addr := range addresses {
-		text = append(addr.AppendTo(text), '\n')
-	}
-	return text
 }

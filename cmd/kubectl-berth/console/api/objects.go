@@ -136,7 +136,7 @@ func (k *kind) change(w http.ResponseWriter, r *request, as *access.Writer) {
 }
 
 func (k *kind) remove(w http.ResponseWriter, r *request, as *access.Writer) {
-	dryRun, err := word(r, "dryRun", "true", "false")
+	dryRun, err := word(r.query, "dryRun", "true", "false")
 	if err != nil {
 		refuse(w, err)
 		return

@@ -29,10 +29,18 @@ func Refuse(w http.ResponseWriter, status int, detail string) {
 	_, _ = w.Write(text) // the client is gone
 }
 
-// StatusOf returns the status that an error of the register means.
+// MistakeError is a mistake in a request.
+type MistakeError string
+
+func (m MistakeError) Error() string { return string(m) }
+
+// StatusOf returns the status that an error means: a mistake, or one of the register.
 func StatusOf(err error) int {
+	var mistake MistakeError
 	switch {
-	case errors.Is(err, register.ErrNoPool), errors.Is(err, register.ErrNoMap):
+	case errors.As(err, &mistake):
+		return http.StatusBadRequest
+	case errors.Is(err, register.ErrNoPool), errors.Is(err, register.ErrNoMap), errors.Is(err, register.ErrNoClaim):
 		return http.StatusNotFound
 	case errors.Is(err, register.ErrPage):
 		return http.StatusBadRequest

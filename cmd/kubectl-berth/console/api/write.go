@@ -31,8 +31,8 @@ const (
 func (s *server) writes(do func(w http.ResponseWriter, r *request, as *access.Writer)) func(http.ResponseWriter, *request) {
 	return func(w http.ResponseWriter, r *request) {
 		as := access.WriterOf(r.Context())
-		if s.readOnly != "" || as == nil {
-			Refuse(w, http.StatusForbidden, "this console only reads: "+s.readOnly)
+		if s.ReadOnly != "" || as == nil {
+			Refuse(w, http.StatusForbidden, "this console only reads: "+s.ReadOnly)
 			return
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), WriteTimeout)

@@ -122,11 +122,15 @@ func (s source[L]) note(ctx context.Context, err error) {
 
 // Follow feeds the register until ctx ends. It does not block.
 func Follow(ctx context.Context, to *register.Register, berth *client.Client, kube kubernetes.Interface, words Words) {
-	run(ctx, source[*v1alpha1.FloatingIPList]{berth.FloatingIPs, to, words, register.FloatingIPs}, metav1.ListOptions{}, &v1alpha1.FloatingIP{}, addresses(to))
-	run(ctx, source[*v1alpha1.IPPoolList]{berth.IPPools, to, words, register.IPPools}, metav1.ListOptions{}, &v1alpha1.IPPool{}, pools(to))
+	all, objects := metav1.ListOptions{}, &to.Objects
+	run(ctx, source[*v1alpha1.FloatingIPList]{berth.FloatingIPs, to, words, register.FloatingIPs}, all, &v1alpha1.FloatingIP{}, addresses(to))
+	run(ctx, source[*v1alpha1.IPPoolList]{berth.IPPools, to, words, objects.Pools.Kind}, all, &v1alpha1.IPPool{}, kept(objects.Pools, whole[*v1alpha1.IPPool]))
+	run(ctx, source[*v1alpha1.IPClaimList]{berth.IPClaims(metav1.NamespaceAll), to, words, objects.Claims.Kind}, all, &v1alpha1.IPClaim{}, kept(objects.Claims, whole[*v1alpha1.IPClaim]))
+	run(ctx, source[*v1alpha1.NodeAssignmentList]{berth.NodeAssignments, to, words, objects.Assignments.Kind}, all, &v1alpha1.NodeAssignment{}, kept(objects.Assignments, register.AssignmentOf))
+	run(ctx, source[*v1alpha1.BGPPeerList]{berth.BGPPeers, to, words, objects.Peers.Kind}, all, &v1alpha1.BGPPeer{}, kept(objects.Peers, whole[*v1alpha1.BGPPeer]))
 	unbound := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", "").String()}
-	run(ctx, source[*v1.PodList]{kube.CoreV1().Pods(metav1.NamespaceAll), to, words, register.Pods}, unbound, &v1.Pod{}, waiting(to))
-	run(ctx, source[*v1.NodeList]{kube.CoreV1().Nodes(), to, words, register.Nodes}, metav1.ListOptions{}, &v1.Node{}, nodes(to))
+	run(ctx, source[*v1.PodList]{kube.CoreV1().Pods(metav1.NamespaceAll), to, words, objects.Waiting.Kind}, unbound, &v1.Pod{}, kept(objects.Waiting, register.WaitingPodOf))
+	run(ctx, source[*v1.NodeList]{kube.CoreV1().Nodes(), to, words, objects.Nodes.Kind}, all, &v1.Node{}, kept(objects.Nodes, func(node *v1.Node) (*register.Node, bool) { return register.NodeOf(node), true }))
 }
 
 // addresses brings FloatingIPs.
@@ -134,7 +138,7 @@ func addresses(to *register.Register) *feed {
 	return &feed{
 		slim: func(object any) any {
 			if ip, ok := object.(*v1alpha1.FloatingIP); ok {
-				if row, ok := to.Row(ip); ok {
+				if row, ok := register.RowOf(ip); ok {
 					return row
 				}
 			}
@@ -154,72 +158,51 @@ func addresses(to *register.Register) *feed {
 	}
 }
 
-// pools brings IPPools.
-func pools(to *register.Register) *feed {
-	return &feed{
-		slim: func(object any) any {
-			object.(metav1.Object).SetManagedFields(nil)
-			return object
-		},
-		replace: func(objects []any) { to.ReplacePools(all[*v1alpha1.IPPool](objects)) },
-		put:     func(object any) { to.PutPool(object.(*v1alpha1.IPPool)) },
-		drop:    func(object metav1.Object) { to.DeletePool(object.GetName()) },
-	}
+// whole has an object kept but for its managed fields.
+func whole[O metav1.Object](object O) (O, bool) {
+	object.SetManagedFields(nil)
+	return object, true
 }
 
-// waiting brings pods that have no node.
-func waiting(to *register.Register) *feed {
+// slim is what a register keeps of an object, if anything, with the name by which client-go keeps it while it lists.
+type slim[T any] struct {
+	metav1.ObjectMeta
+
+	of T
+	ok bool
+}
+
+// kept brings objects of a kind of which the register keeps what of returns.
+func kept[O metav1.Object, T register.Named](to *register.Kept[T], of func(O) (T, bool)) *feed {
+	slimmed := func(object any) any {
+		whole, is := object.(O)
+		if !is {
+			return object // it is slim already
+		}
+		s := &slim[T]{ObjectMeta: metav1.ObjectMeta{Namespace: whole.GetNamespace(), Name: whole.GetName(), UID: whole.GetUID(), ResourceVersion: whole.GetResourceVersion()}}
+		s.of, s.ok = of(whole)
+		return s
+	}
 	return &feed{
-		slim: func(object any) any {
-			object.(metav1.Object).SetManagedFields(nil)
-			return object
-		},
+		slim: slimmed,
 		replace: func(objects []any) {
-			var waiting []*register.WaitingPod
-			for _, pod := range all[*v1.Pod](objects) {
-				if waits, ok := register.WaitingPodOf(pod); ok {
-					waiting = append(waiting, waits)
+			var all []T
+			for _, object := range objects {
+				if s := object.(*slim[T]); s.ok {
+					all = append(all, s.of)
 				}
 			}
-			to.ReplaceWaiting(waiting)
+			to.Replace(all)
 		},
 		put: func(object any) {
-			pod := object.(*v1.Pod)
-			if waits, ok := register.WaitingPodOf(pod); ok {
-				to.PutWaiting(waits)
+			if s := slimmed(object).(*slim[T]); s.ok {
+				to.Put(s.of)
 			} else {
-				to.DeleteWaiting(pod.Namespace, pod.Name)
+				to.Delete(s.Namespace, s.Name)
 			}
 		},
-		drop: func(object metav1.Object) { to.DeleteWaiting(object.GetNamespace(), object.GetName()) },
+		drop: func(object metav1.Object) { to.Delete(object.GetNamespace(), object.GetName()) },
 	}
-}
-
-// nodes brings nodes.
-func nodes(to *register.Register) *feed {
-	return &feed{
-		slim: func(object any) any {
-			node := object.(*v1.Node)
-			return &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion}, Status: v1.NodeStatus{Conditions: node.Status.Conditions}}
-		},
-		replace: func(objects []any) {
-			nodes := make([]*register.Node, 0, len(objects))
-			for _, node := range all[*v1.Node](objects) {
-				nodes = append(nodes, register.NodeOf(node))
-			}
-			to.ReplaceNodes(nodes)
-		},
-		put:  func(object any) { to.PutNode(register.NodeOf(object.(*v1.Node))) },
-		drop: func(object metav1.Object) { to.DeleteNode(object.GetName()) },
-	}
-}
-
-func all[T any](objects []any) []T {
-	typed := make([]T, len(objects))
-	for i := range objects {
-		typed[i] = objects[i].(T)
-	}
-	return typed
 }
 
 // run starts a reflector of the objects that options select.

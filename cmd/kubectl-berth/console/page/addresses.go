@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"strings"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/console/api"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
@@ -46,8 +47,9 @@ type addressesData struct {
 
 // form has the values of the search form.
 type form struct {
-	Text, Pool, Owner, Pod, Namespace, Node, State, Sort, Order string
-	States                                                      []standing.State
+	register.Query
+	Order  string
+	States []standing.State
 	// Pools are the names of pools that the form suggests.
 	Pools template.HTML
 	// Filters says whether one of those besides the text and the state is given.
@@ -68,11 +70,12 @@ type chip struct{ Name, Value, Without string }
 const mostPoolNames = 200
 
 func (s *site) addresses(r *request) (*view, error) {
-	q, err := queryOf(r)
+	q, err := api.QueryOf(r.query)
 	if err != nil {
 		return nil, err
 	}
-	page, err := s.register.Addresses(r.scope, q)
+	q.Limit = pageSize
+	page, err := s.Register.Addresses(r.scope, q)
 	if errors.Is(err, register.ErrPage) {
 		first := maps.Clone(r.query)
 		first.Del("after")
@@ -81,7 +84,7 @@ func (s *site) addresses(r *request) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	data := addressesData{Form: s.formOf(r, &q), Columns: columns(r, &q), Rows: page.Addresses, Table: addressRows(page.Addresses), Chips: chips(r), Text: strings.TrimSpace(q.Text), All: "/addresses"}
+	data := addressesData{Form: s.formOf(r, &q), Columns: columns(r, &q), Rows: page.Addresses, Table: rowsOf(page.Addresses, addressRow), Chips: chips(r), Text: strings.TrimSpace(q.Text), All: "/addresses"}
 	if q.After != "" {
 		data.First = r.with("after", "")
 	}
@@ -99,91 +102,60 @@ func (s *site) addresses(r *request) (*view, error) {
 		data.NothingAtAll = len(data.Chips) == 0
 	}
 	// Also a search begins with the first page.
-	return &view{template: "addresses", title: "Addresses", canonical: pathAndQuery("/addresses", r.query), data: data}, nil
+	return &view{template: "addresses", title: "Addresses", searches: true, canonical: pathAndQuery("/addresses", r.query), data: data}, nil
 }
 
-// addressRows writes a row for each address.
-func addressRows(all []standing.Address) template.HTML {
-	m := newMarkup(len(all), rowSize)
-	for i := range all {
-		a := &all[i]
-		m.tag(`<tr id="a-`).text(id(a.Address)).tag(`"><th scope="row" class="address">`).link(addressURL(a.Address), a.Address).tag(`</th><td>`).state(a.State)
-		if a.Conflict {
-			m.tag(` `).mark("bad", "Conflict")
-		}
-		m.tag(`</td><td>`)
-		if a.Owner != nil {
-			m.link(find("namespace", a.Owner.Namespace), a.Owner.Namespace)
-		}
-		m.tag(`</td><td>`)
-		if a.Pod != nil {
-			m.text(a.Pod.Name)
-		} else if a.LastPod != "" {
-			m.tag(`<span class="quiet">last `).text(a.LastPod).tag(`</span>`)
-		}
-		m.tag(`</td><td>`)
-		if a.Owner != nil {
-			m.tag(`<a href="`).text(find("owner", a.Owner.Name)).tag(`"><span class="quiet">`).text(a.Owner.Kind).tag(`</span> `).text(a.Owner.Name).tag(`</a>`)
-		}
-		m.tag(`</td><td>`)
-		if a.Node != "" {
-			m.link(find("node", a.Node), a.Node)
-		}
-		m.tag(`</td><td>`)
-		if a.Pool != "" {
-			m.link(poolURL(a.Pool), a.Pool)
-		}
-		m.tag(`</td><td class="nowrap">`).time(a.Since).tag("</td></tr>\n")
+func addressRow(m *markup, a *standing.Address) {
+	m.tag(`<tr id="a-`).text(id(a.Address)).tag(`"><th scope="row" class="address">`).link(addressURL(a.Address), a.Address).tag(`</th><td>`).state(a.State)
+	if a.Conflict {
+		m.tag(` `).mark("bad", "Conflict")
 	}
-	return m.html()
+	m.tag(`</td><td>`)
+	if a.Owner != nil {
+		m.link(find("namespace", a.Owner.Namespace), a.Owner.Namespace)
+	}
+	m.tag(`</td><td>`)
+	if a.Pod != nil {
+		m.text(a.Pod.Name)
+	} else if a.LastPod != "" {
+		m.tag(`<span class="quiet">last `).text(a.LastPod).tag(`</span>`)
+	}
+	m.tag(`</td><td>`)
+	if a.Owner != nil {
+		m.tag(`<a href="`).text(find("owner", a.Owner.Name)).tag(`"><span class="quiet">`).text(a.Owner.Kind).tag(`</span> `).text(a.Owner.Name).tag(`</a>`)
+	}
+	m.tag(`</td><td>`)
+	if a.Node != "" {
+		m.link(find("node", a.Node), a.Node)
+	}
+	m.tag(`</td><td>`)
+	if a.Pool != "" {
+		m.link(poolURL(a.Pool), a.Pool)
+	}
+	m.tag(`</td><td class="nowrap">`).time(a.Since).tag("</td></tr>\n")
 }
 
 // besides finds other things than addresses of FloatingIPs for the text of a search.
 func (s *site) besides(r *request, data *addressesData) {
 	if len(data.Rows) == 0 && !strings.Contains(data.Text, "/") {
 		if addr, err := target.ParseAddr(data.Text); err == nil {
-			if nobody, err := s.register.Address(r.scope, addr); err == nil && nobody.Object == "" {
+			if nobody, err := s.Register.Address(r.scope, addr); err == nil && nobody.Object == "" {
 				data.Nobody = &nobody
 			}
 		}
 	}
-	data.Waiting = s.register.CountWaiting(r.scope, data.Text)
+	data.Waiting = s.Register.CountWaiting(r.scope, data.Text)
 	data.WaitingURL = pathAndQuery("/waiting", url.Values{"q": {data.Text}})
-	if _, err := s.register.Pool(data.Text); err == nil {
+	if _, err := s.Register.Pool(data.Text); err == nil {
 		data.Pool = data.Text
 	}
 }
 
-func queryOf(r *request) (register.Query, error) {
-	get := r.query.Get
-	q := register.Query{
-		Text: get("q"), Pool: get("pool"), Owner: get("owner"), Pod: get("pod"), Namespace: get("namespace"), Node: get("node"),
-		After: get("after"), Limit: pageSize,
-	}
-	var err error
-	if q.State, err = word(r, "state", states...); err != nil {
-		return q, err
-	}
-	if q.Sort, err = word(r, "sort", register.Sorts...); err != nil {
-		return q, err
-	}
-	order, err := word(r, "order", "asc", "desc")
-	q.Descending = order == "desc"
-	return q, err
-}
-
 func (s *site) formOf(r *request, q *register.Query) form {
-	f := form{
-		Text: q.Text, Pool: q.Pool, Owner: q.Owner, Pod: q.Pod, Namespace: q.Namespace, Node: q.Node, State: string(q.State), Sort: string(q.Sort),
-		Order: r.query.Get("order"), States: states, Filters: q.Pool+q.Owner+q.Pod+q.Namespace+q.Node != "",
-	}
+	f := form{Query: *q, Order: r.query.Get("order"), States: states, Filters: q.Pool+q.Owner+q.Pod+q.Namespace+q.Node != ""}
 	if !r.fragment() {
-		if names := s.register.PoolNames(); len(names) <= mostPoolNames {
-			m := &markup{}
-			for _, name := range names {
-				m.tag(`<option value="`).text(name).tag(`"></option>`)
-			}
-			f.Pools = m.html()
+		if names := s.Register.PoolNames(); len(names) <= mostPoolNames {
+			f.Pools = rowsOf(names, func(m *markup, name *string) { m.tag(`<option value="`).text(*name).tag(`"></option>`) })
 		}
 	}
 	return f
@@ -240,6 +212,7 @@ type addressData struct {
 	Because  string
 	Commands []register.Command
 	Changes  template.HTML
+	Known    string
 	Release  *releaseForm
 }
 
@@ -254,16 +227,16 @@ func (s *site) address(r *request) (*view, error) {
 	if canonical := addressURL(addr.String()); addr.String() != r.PathValue("address") {
 		return &view{redirect: canonical}, nil
 	}
-	address, err := s.register.Address(r.scope, addr)
+	address, err := s.Register.Address(r.scope, addr)
 	if err != nil {
 		return nil, err
 	}
 	why := register.Explain(&address)
 	data := addressData{Address: address, Because: sentence(why.Because), Commands: append([]register.Command{{To: "see this in a terminal", Command: "kubectl berth who " + address.Address}}, why.Commands...)}
-	data.Changes = changeRows(s.register.ChangesOf(r.scope, addr, mostAddressChanges))
+	data.Changes = rowsOf(s.Register.ChangesOf(r.scope, addr, mostAddressChanges), changeRow)
+	data.Known = s.known()
 	data.Release = s.releaseOf("Release…", address)
-	none := ""
-	v := &view{template: "address", title: address.Address, search: &none, data: data}
+	v := &view{template: "address", title: address.Address, data: data}
 	if address.State == standing.Outside {
 		v.status = http.StatusNotFound
 	}

@@ -60,8 +60,7 @@ type findingsData struct {
 const soon = 300 * time.Millisecond
 
 func (s *site) findings(r *request) (*view, error) {
-	none := ""
-	v := &view{template: "findings", title: "Findings", search: &none}
+	v := &view{template: "findings", title: "Findings"}
 	data := findingsData{Command: "kubectl berth check", Partial: !r.scope.All(), CanRun: r.scope.All() && s.checks.run != nil}
 	if data.CanRun && r.query.Get("run") == "1" && isOwn(r) {
 		ended := s.checks.start(r.Context())

@@ -3,10 +3,10 @@
 package page
 
 import (
+	"html"
 	"html/template"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
@@ -42,30 +42,7 @@ func (m *markup) tag(t tag) *markup {
 
 // text writes a text, also one in an attribute between double quotes.
 func (m *markup) text(text string) *markup {
-	from := 0
-	for i := range len(text) {
-		var with string
-		switch text[i] {
-		case '&':
-			with = "&amp;"
-		case '<':
-			with = "&lt;"
-		case '>':
-			with = "&gt;"
-		case '"':
-			with = "&#34;"
-		case '\'':
-			with = "&#39;"
-		case 0:
-			with = string(utf8.RuneError)
-		default:
-			continue
-		}
-		m.written.WriteString(text[from:i])
-		m.written.WriteString(with)
-		from = i + 1
-	}
-	m.written.WriteString(text[from:])
+	m.written.WriteString(html.EscapeString(text))
 	return m
 }
 
@@ -81,8 +58,11 @@ func (m *markup) link(url, text string) *markup {
 
 // state writes a state with its letter.
 func (m *markup) state(of standing.State) *markup {
-	s := stateOf(of)
-	return m.tag(`<span class="state `).text(s.Class).tag(`"><b aria-hidden="true">`).text(s.Letter).tag(`</b>`).text(s.Word).tag(`</span>`)
+	class, letter := "none", "–"
+	if known, ok := letters[of]; ok {
+		class, letter = strings.ToLower(string(of)), string(known)
+	}
+	return m.tag(`<span class="state `).text(class).tag(`"><b aria-hidden="true">`).text(letter).tag(`</b>`).text(string(of)).tag(`</span>`)
 }
 
 // mark writes a condition.
@@ -121,6 +101,9 @@ func (m *markup) bar(b *bar) *markup {
 
 // moment writes the state of an address, and who has it.
 func (m *markup) moment(of *register.Moment) *markup {
+	if of.State == "" {
+		return m.tag(`<span class="quiet">not known</span>`)
+	}
 	m.state(of.State)
 	if of.Pod != nil {
 		m.tag(` `).link(find("pod", of.Pod.Name), of.Pod.String())

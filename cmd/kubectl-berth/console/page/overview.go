@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/console/register"
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // poolLine is a pool with its fill.
@@ -18,12 +17,6 @@ type poolLine struct {
 	// Class and Word say how it is: ready, full, almost full, not ready or disabled.
 	Class, Word string
 }
-
-// Bar draws the fill.
-func (l poolLine) Bar() bar { return barOf(l.Counts, l.Capacity) }
-
-// Percent says how much is taken.
-func (l poolLine) Percent() string { return percent(l.Taken(), l.Capacity) }
 
 // Conditions of pools, the one to look at first in front.
 var poolWords = []string{"Not ready", "Full", "Almost full", "Ready", "Disabled"}
@@ -45,31 +38,21 @@ func lineOf(p register.Pool) poolLine {
 	return line
 }
 
-// familyTile counts an address family.
-type familyTile struct {
-	register.Family
-	Name    v1alpha1.IPFamily
-	Percent string
-	Bar     bar
-}
-
 type overviewData struct {
-	Families []familyTile
 	Summary  register.Summary
 	Troubled int
 	// Pools and Changes are the pools and the last changes.
 	Pools, Changes template.HTML
-	Pager          pager
+	// Known says since when changes are known.
+	Known string
+	Pager pager
 }
 
 // overview draws all at a glance: the pools with a problem first.
 func (s *site) overview(r *request) (*view, error) {
-	data := overviewData{Summary: s.register.Summary(r.scope), Changes: feedOf(s.register.Changes(r.scope, 12))}
-	for _, family := range data.Summary.Families {
-		data.Families = append(data.Families, familyTile{family, family.Family, percent(family.Taken(), family.Capacity), barOf(family.Counts, family.Capacity)})
-	}
+	data := overviewData{Summary: s.Register.Summary(r.scope), Changes: rowsOf(s.Register.Changes(r.scope, 12), feedItem), Known: s.known()}
 	var lines []poolLine
-	for _, pool := range s.register.Pools() {
+	for _, pool := range s.Register.Pools() {
 		line := lineOf(pool)
 		if line.Class == "bad" {
 			data.Troubled++
@@ -83,47 +66,34 @@ func (s *site) overview(r *request) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	data.Pools, data.Pager = poolRows(lines), pager
-	none := ""
-	return &view{template: "overview", title: "Overview", search: &none, data: data}, nil
+	data.Pools, data.Pager = rowsOf(lines, poolRow), pager
+	return &view{template: "overview", title: "Overview", data: data}, nil
 }
 
-// poolRows writes a row for each pool.
-func poolRows(lines []poolLine) template.HTML {
-	m := newMarkup(len(lines), rowSize)
-	for i := range lines {
-		p := &lines[i]
-		m.tag(`<tr id="pool-`).text(id(p.Name)).tag(`"><th scope="row">`).link(poolURL(p.Name), p.Name).tag(`<span class="under address nowrap">`).text(p.Subnet)
-		if p.VLAN != 0 {
-			m.tag(` · VLAN `).int(int64(p.VLAN))
-		}
-		m.tag(`</span></th><td>`).mark(p.Class, p.Word).tag(`</td>`)
-		if p.Capacity == 0 {
-			m.tag(`<td colspan="6" class="quiet">`).text(cmp.Or(p.Message, "It has no addresses.")).tag("</td></tr>\n")
-			continue
-		}
-		fill := p.Bar()
-		m.tag(`<td class="fill">`).bar(&fill).tag(`<span class="under">`).text(p.Percent()).tag(` of `).text(number(p.Capacity)).tag(`</span>`)
-		if p.Word == "Not ready" {
-			m.tag(`<span class="under">`).text(p.Message).tag(`</span>`)
-		}
-		m.tag(`</td>`)
-		for _, n := range []uint64{p.Free, p.Held, p.Retained, p.Reserved, p.Cooling} {
-			m.tag(`<td class="number">`).text(number(n)).tag(`</td>`)
-		}
-		m.tag("</tr>\n")
+func poolRow(m *markup, p *poolLine) {
+	m.tag(`<tr id="pool-`).text(id(p.Name)).tag(`"><th scope="row">`).link(poolURL(p.Name), p.Name).tag(`<span class="under address nowrap">`).text(p.Subnet)
+	if p.VLAN != 0 {
+		m.tag(` · VLAN `).int(int64(p.VLAN))
 	}
-	return m.html()
+	m.tag(`</span></th><td>`).mark(p.Class, p.Word).tag(`</td>`)
+	if p.Capacity == 0 {
+		m.tag(`<td colspan="6" class="quiet">`).text(cmp.Or(p.Message, "It has no addresses.")).tag("</td></tr>\n")
+		return
+	}
+	m.tag(`<td class="fill">`).bar(barOf(p.Counts, p.Capacity)).tag(`<span class="under">`).text(percent(p.Taken(), p.Capacity)).tag(` of `).text(number(p.Capacity)).tag(`</span>`)
+	if p.Word == "Not ready" {
+		m.tag(`<span class="under">`).text(p.Message).tag(`</span>`)
+	}
+	m.tag(`</td>`)
+	for _, n := range []uint64{p.Free, p.Held, p.Retained, p.Reserved, p.Cooling} {
+		m.tag(`<td class="number">`).text(number(n)).tag(`</td>`)
+	}
+	m.tag("</tr>\n")
 }
 
-// feedOf writes the last changes as items of a list.
-func feedOf(all []register.Change) template.HTML {
-	m := newMarkup(len(all), rowSize)
-	for i := range all {
-		c := &all[i]
-		m.tag(`<li id="change-`).int(int64(c.Number)).tag(`"><span class="feed-head"><a class="address" href="`).text(addressURL(c.Address)).tag(`">`).text(c.Address) //nolint:gosec // nobody counts so far
-		m.tag(`</a> <span class="quiet">`).time(c.At).tag(`</span></span><span>`).moment(&c.Before)
-		m.tag(`</span><span><span class="arrow"><span aria-hidden="true">→</span><span class="unseen">became</span></span> `).moment(&c.After).tag(`</span></li>`)
-	}
-	return m.html()
+// feedItem writes a change as an item of a list.
+func feedItem(m *markup, c *register.Change) {
+	m.tag(`<li id="change-`).int(int64(c.Number)).tag(`"><span class="feed-head"><a class="address" href="`).text(addressURL(c.Address)).tag(`">`).text(c.Address) //nolint:gosec // nobody counts so far
+	m.tag(`</a> <span class="quiet">`).time(c.At).tag(`</span></span><span>`).moment(&c.Before)
+	m.tag(`</span><span><span class="arrow"><span aria-hidden="true">→</span><span class="unseen">became</span></span> `).moment(&c.After).tag(`</span></li>`)
 }

@@ -18,7 +18,6 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -63,9 +62,7 @@ type Finding struct {
 func New(options Options) http.Handler { return newSite(options).handler() }
 
 func newSite(options Options) *site {
-	s := &site{register: options.Register, cluster: options.Cluster, logOut: options.LogOut, readOnly: options.ReadOnly, checks: checks{run: options.Findings}, assets: shared(), turns: api.NewTurns()}
-	s.templates = parse(s.assets)
-	return s
+	return &site{Options: options, checks: checks{run: options.Findings}, turns: api.NewTurns(), templates: parse()}
 }
 
 func (s *site) handler() http.Handler {
@@ -91,13 +88,15 @@ func (s *site) handler() http.Handler {
 	get("/pools/{pool}", s.pool)
 	get("/addresses", s.addresses)
 	get("/addresses/{address}", s.address)
-	get("/waiting", s.waiting)
-	get("/nodes", s.nodes)
-	get("/changes", s.changes)
+	for path, draw := range s.lists() {
+		get(path, draw)
+	}
+	wait("POST /bgp", s.askFor("BGP sessions", func(as *access.Writer) access.Question { return as.BGP }))
+	wait("POST /failover", s.askFor("Failover", func(as *access.Writer) access.Question { return as.Failover }))
 	wait("GET /findings", s.findings)
 	get(releasePath, func(*request) (*view, error) { return &view{redirect: find("state", string(standing.Retained))}, nil })
 	wait("POST "+releasePath, s.release)
-	mux.Handle("GET "+StaticPrefix+"{hash}/{name}", s.assets)
+	mux.Handle(StaticPrefix, Static())
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		s.answer(w, r, func(*request) (*view, error) {
 			if r.Method != http.MethodGet && r.Method != http.MethodHead {
@@ -111,12 +110,9 @@ func (s *site) handler() http.Handler {
 }
 
 type site struct {
-	register  *register.Register
-	cluster   string
-	logOut    string
-	readOnly  string
+	Options
+
 	checks    checks
-	assets    *assets
 	templates map[string]*template.Template
 	turns     api.Turns
 }
@@ -141,8 +137,8 @@ type view struct {
 	redirect string
 	// canonical is the URL without empty parameters.
 	canonical string
-	// search is the text of the search box in the page's header; nil: the page has a search of its own.
-	search *string
+	// searches: the page has a search of its own, and none in its header.
+	searches bool
 	// still: it shows the result of a moment, and does not follow the cluster.
 	still bool
 	data  any
@@ -160,9 +156,8 @@ func (m *mistake) Error() string { return m.sentence }
 // frame is the data of a whole page.
 type frame struct {
 	Title, Heading, Cluster, Path, Events, LogOut string
-	Search                                        *string
-	Writes                                        bool
-	Nav                                           []navigation
+	Search, Writes                                bool
+	Views                                         []navigation
 	live
 }
 
@@ -171,19 +166,18 @@ type live struct {
 	Waiting int
 	// Loading: not all is there yet.
 	Loading bool
-	Missing []missing
+	// Missing are the kinds that cannot be read, and why.
+	Missing map[string]string
 	Partial bool
 	Data    any
 }
 
-type navigation struct {
-	Name, URL string
-	Current   bool
+type navigation struct{ Name, URL string }
+
+var views = []navigation{
+	{"Overview", "/"}, {"Addresses", "/addresses"}, {"Claims", "/claims"}, {"Services", "/services"}, {"Waiting", "/waiting"}, {"Nodes", "/nodes"},
+	{"BGP", "/bgp"}, {"Failover", "/failover"}, {"Changes", "/changes"}, {"Findings", "/findings"},
 }
-
-type missing struct{ Kind, Why string }
-
-var views = []navigation{{Name: "Overview", URL: "/"}, {Name: "Addresses", URL: "/addresses"}, {Name: "Waiting", URL: "/waiting"}, {Name: "Nodes", URL: "/nodes"}, {Name: "Changes", URL: "/changes"}, {Name: "Findings", URL: "/findings"}}
 
 // buffers are for pages. What is in them of one is never in another.
 var buffers = sync.Pool{New: func() any { return &bytes.Buffer{} }}
@@ -231,7 +225,6 @@ func (s *site) answer(w http.ResponseWriter, r *http.Request, draw func(*request
 
 // viewOf is the page of an error.
 func viewOf(err error) *view {
-	none := ""
 	var m *mistake
 	if !errors.As(err, &m) {
 		m = &mistake{api.StatusOf(err), "Not possible", sentence(err.Error())}
@@ -240,41 +233,25 @@ func viewOf(err error) *view {
 			m.title = "Not found"
 		case http.StatusForbidden:
 			m.title = "Not for you"
+		case http.StatusBadRequest:
+			m.title = "Not understood"
 		}
 	}
-	return &view{template: "mistake", title: m.title, status: m.status, search: &none, data: m.sentence}
+	return &view{template: "mistake", title: m.title, status: m.status, data: m.sentence}
 }
 
 func (s *site) frame(r *request, v *view) *frame {
 	f := &frame{
-		Title: v.title + " · Berth", Heading: v.title, Cluster: s.cluster, LogOut: s.logOut, Path: r.URL.Path, Search: v.search, Writes: s.readOnly == "",
-		live: live{Waiting: s.register.CountWaiting(r.scope, ""), Loading: !s.register.Ready(), Partial: !r.scope.All(), Data: v.data},
+		Title: v.title + " · Berth", Heading: v.title, Cluster: s.Cluster, LogOut: s.LogOut, Path: r.URL.Path, Search: !v.searches, Writes: s.ReadOnly == "", Views: views,
+		live: live{Waiting: s.Register.CountWaiting(r.scope, ""), Loading: !s.Register.Ready(), Partial: !r.scope.All(), Missing: s.Register.Unreadable(), Data: v.data},
 	}
 	if !v.still {
 		f.Events = api.Prefix + "events"
 	}
-	if s.cluster != "" {
-		f.Title += " · " + s.cluster
-	}
-	for _, to := range views {
-		to.Current = to.URL == r.URL.Path
-		f.Nav = append(f.Nav, to)
-	}
-	// Nothing of it depends on the scope, and the empty one costs least.
-	kinds := s.register.Unreadable()
-	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
-		f.Missing = append(f.Missing, missing{kind, kinds[kind]})
+	if s.Cluster != "" {
+		f.Title += " · " + s.Cluster
 	}
 	return f
-}
-
-// word returns a parameter that is one of some words.
-func word[T ~string](r *request, name string, words ...T) (T, error) {
-	given := T(r.query.Get(name))
-	if given == "" || slices.Contains(words, given) {
-		return given, nil
-	}
-	return "", &mistake{http.StatusBadRequest, "Not understood", fmt.Sprintf("There is no %s %q: write one of %v.", name, given, words)}
 }
 
 // pageSize is how many rows a page shows at most.

@@ -3,6 +3,7 @@
 package page
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -68,7 +69,7 @@ func newRegister(t *testing.T) *register.Register {
 	sick := poolOf("sick", "10.0.90.0/24", "10.0.91.1")
 	closed := poolOf("closed", "10.0.60.0/24", "10.0.60.2-10.0.60.9")
 	closed.Spec.Disabled = true
-	r.ReplacePools([]*v1alpha1.IPPool{
+	r.Objects.Pools.Replace([]*v1alpha1.IPPool{
 		poolOf("web", "10.0.70.0/24", "10.0.70.2-10.0.70.250"), poolOf("db", "10.0.80.0/24", "10.0.80.2-10.0.80.3"), sick, closed,
 		poolOf("wide", "10.8.0.0/13", "10.8.0.16-10.9.0.15"), poolOf("six", "2001:db8::/64", "2001:db8::/64"),
 	})
@@ -82,13 +83,53 @@ func newRegister(t *testing.T) *register.Register {
 	}
 	r.PutFloatingIP(held("10.0.70.9", "web", "bank", "ledger-9", "node-b"))
 	r.DeleteFloatingIP(v1alpha1.NameOf(netip.MustParseAddr("10.0.70.9")))
-	r.ReplaceWaiting([]*register.WaitingPod{
+	r.Objects.Waiting.Replace([]*register.WaitingPod{
 		{Namespace: "shop", Pod: "cart-7", Since: noon.Add(-time.Minute), Asks: 1, Scheduler: "berth-scheduler", Reason: v1.PodReasonUnschedulable, Message: "no pool has a free address"},
 		{Namespace: "bank", Pod: "ledger-7", Since: noon.Add(-time.Hour), Asks: 2, Scheduler: "berth-scheduler"},
 		{Namespace: "bank", Pod: "ledger-8", Since: noon.Add(-time.Hour), Asks: 2, Scheduler: v1.DefaultSchedulerName, Reason: v1.PodReasonUnschedulable, Message: "Insufficient berth.dev/ip"},
 	})
-	r.ReplaceNodes([]*register.Node{{Name: "node-a", Ready: "True"}, {Name: "node-b", Ready: "Unknown"}})
+	r.Objects.Nodes.Replace([]*register.Node{{Name: "node-a", Ready: "True"}, {Name: "node-b", Ready: "Unknown"}, {Name: "node-lost", Ready: "False", Lost: true}})
+	waits := claimOf("bank", "ledger", 2, metav1.Condition{Type: v1alpha1.ClaimReady, Status: metav1.ConditionFalse, Reason: "NoAddress", Message: "no ledger pool has a free address"})
+	large := claimOf("shop", "cart", 1, metav1.Condition{Type: v1alpha1.ClaimReady, Status: metav1.ConditionTrue},
+		metav1.Condition{Type: v1alpha1.ClaimOversized, Status: metav1.ConditionTrue, Message: "the cart claim has 7 addresses"})
+	r.Objects.Claims.Replace([]*v1alpha1.IPClaim{waits, large, claimOf("shop", "new", 1), claimOf("shop", "well", 1, metav1.Condition{Type: v1alpha1.ClaimReady, Status: metav1.ConditionTrue})})
+	for i := range 7 {
+		ip := held(fmt.Sprintf("10.8.2.%d", i), "wide", "shop", fmt.Sprintf("basket-%d", i), "node-a")
+		ip.Spec.Owner.Kind, ip.Spec.Owner.Name = "IPClaim", "cart"
+		r.PutFloatingIP(ip)
+	}
+	r.PutFloatingIP(ofService("10.8.3.1", "shop", "front"))
+	r.PutFloatingIP(ofService("10.8.3.2", "bank", "teller"))
+	r.PutFloatingIP(ofService("10.8.3.3", "shop", "lonely"))
+	r.Objects.Assignments.Replace([]*v1alpha1.NodeAssignment{carries("node-a", "10.8.3.1"), carries("node-c", ""), carries("node-b", "10.8.3.2")})
+	r.Objects.Peers.Replace([]*v1alpha1.BGPPeer{{ObjectMeta: metav1.ObjectMeta{Name: "bank-rack"}, Spec: v1alpha1.BGPPeerSpec{
+		LocalASN: 65200, Peer: v1alpha1.BGPRouter{Address: "10.11.0.1", ASN: 65101}, NodeSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"rack": "1"}},
+		BFD: &v1alpha1.BGPBFD{Interval: &metav1.Duration{Duration: 300 * time.Millisecond}, Multiplier: 3}, Export: []v1alpha1.BGPExport{{Prefixes: []string{"10.8.0.0/13"}}},
+	}}})
 	return r
+}
+
+func claimOf(namespace, name string, size int32, conditions ...metav1.Condition) *v1alpha1.IPClaim {
+	return &v1alpha1.IPClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: v1alpha1.IPClaimSpec{Size: size}, Status: v1alpha1.IPClaimStatus{Conditions: conditions}}
+}
+
+// ofService returns a FloatingIP that a Service has.
+func ofService(address, namespace, name string) *v1alpha1.FloatingIP {
+	ip := retained(address, "wide", namespace, "")
+	ip.Spec.Owner.Kind, ip.Spec.Owner.Name, ip.Spec.Service = "Service", name, &v1alpha1.ServiceReference{Name: name}
+	return ip
+}
+
+// carries returns the NodeAssignment of a node that is to carry 10.8.3.1, and carries an address.
+func carries(node, address string) *v1alpha1.NodeAssignment {
+	of := &v1alpha1.NodeAssignment{ObjectMeta: metav1.ObjectMeta{Name: node}}
+	of.Spec.Addresses = []v1alpha1.AssignedAddress{{Address: cmp.Or(address, "10.8.3.1"), Use: v1alpha1.UseService}}
+	if address != "" {
+		of.Status.Carried = []string{address}
+	} else {
+		of.Status.Refused = []v1alpha1.RefusedAddress{{Address: "10.8.3.1", Message: "a host has it"}}
+	}
+	return of
 }
 
 // answer is what a page is answered with.
@@ -148,7 +189,7 @@ func text(node *html.Node) string {
 var every = []string{
 	"/", "/pools/web", "/pools/wide", "/pools/six", "/pools/sick", "/pools/closed", "/addresses", "/addresses?q=10.0.70.9", "/addresses?q=cart&state=Held&pool=web&sort=pod&order=desc",
 	"/addresses?q=nobody", "/addresses/10.0.70.2", "/addresses/10.0.70.3", "/addresses/10.0.70.4", "/addresses/10.0.70.5", "/addresses/2001:db8::7", "/waiting", "/waiting?q=cart",
-	"/nodes", "/changes", "/findings", "/nothing", "/pools/gone", "/addresses/x", "/addresses?state=x", "/addresses?after=x", "/?page=9",
+	"/claims", "/services", "/nodes", "/bgp", "/failover", "/changes", "/findings", "/nothing", "/pools/gone", "/addresses/x", "/addresses?state=x", "/addresses?after=x", "/?page=9",
 }
 
 // Each view is one document that a browser and a screen reader can use, under a policy without inline code and style.
@@ -240,7 +281,7 @@ func TestLinks(t *testing.T) {
 			}
 		}
 	}
-	for _, want := range []string{"/pools/web", "/addresses/10.0.70.2", "/waiting", "/nodes", "/changes", "/findings", "/addresses/10.0.70.5"} {
+	for _, want := range []string{"/pools/web", "/addresses/10.0.70.2", "/claims", "/services", "/waiting", "/nodes", "/bgp", "/failover", "/changes", "/findings", "/addresses/10.0.70.5", "/addresses?owner=cart&namespace=shop", "/addresses/10.8.3.1"} {
 		if !seen[want] {
 			t.Errorf("no link leads to %s", want)
 		}
@@ -299,9 +340,18 @@ func TestWords(t *testing.T) {
 		{"/waiting", 200, []string{"no pool has a free address", "kubectl berth why cart-7 -n shop", "No scheduler has looked at it yet.", "Its schedulerName is default-scheduler"}},
 		{"/waiting?q=nobody", 200, []string{"No pod with nobody in its name waits for an address."}},
 		{"/nodes", 200, []string{"node-gone Gone", "node-b Not ready", "node-a Ready"}},
+		{"/claims", 200, []string{
+			"ledger bank Waits 2 0 0 no ledger pool has a free address kubectl describe ipclaim ledger -n bank", "cart shop Too many 1 7 0 10.8.2.0 basket-0", "10.8.2.4 basket-4 and more the cart claim has 7 addresses",
+			"new shop Not looked at", "well shop Ready",
+		}},
+		{"/services", 200, []string{"front shop 10.8.3.1 wide node-a Answers node-c Does not answer a host has it", "lonely shop 10.8.3.3 wide No node carries it", "teller bank 10.8.3.2 wide node-b Answers", "kubectl berth why service/front -n shop"}},
+		{"/bgp", 200, []string{"bank-rack 10.11.0.1 65101 65200 rack=1 300ms × 3 10.8.0.0/13", "Ask now With your rights, the same as kubectl berth bgp"}},
+		{"/failover", 200, []string{"node-gone Gone", "node-b Not ready", "node-lost Not ready Lost: its pods move", "the same as kubectl berth failover"}},
 		{"/nodes?page=2", 404, []string{"There is no page 2: the last one is 1."}},
 		{"/nodes?page=x", 400, []string{`There is no page "x": write a number from 1.`}},
-		{"/changes", 200, []string{"10.0.70.9", "bank/ledger-9", "on node-b", "Free"}},
+		{"/changes", 200, []string{"10.0.70.9", "bank/ledger-9", "on node-b", "Free", "This console has seen each since "}},
+		{"/", 200, []string{"This console has seen each since "}},
+		{"/addresses/10.0.70.2", 200, []string{"the records have the last one of each address"}},
 		{"/findings", 200, []string{"This console does not check. Run kubectl berth check"}},
 		{"/none", 404, []string{"There is no page /none."}},
 	} {
@@ -447,6 +497,46 @@ func TestRelease(t *testing.T) {
 	}
 }
 
+// The button of a page has programs asked with the rights of the user, and what they say is shown as it is.
+func TestAsk(t *testing.T) {
+	handler := New(Options{Register: newRegister(t), ReadOnly: "only reads"})
+	ask := func(path string, writer *access.Writer) answer {
+		t.Helper()
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequest(http.MethodPost, path, nil).WithContext(access.WithWriter(access.With(t.Context(), register.Everything), writer)))
+		a := answer{Response: w.Result(), body: w.Body.String()}
+		var err error
+		if a.root, err = html.Parse(strings.NewReader(a.body)); err != nil {
+			t.Fatal(err)
+		}
+		checkElements(t, &a)
+		return a
+	}
+	said := func(context.Context) (*access.Told, error) {
+		return &access.Told{
+			Columns: []string{"Node", "State"}, Rows: [][]string{{"node-a", "Established, BFD Up"}, {"<b>node-b</b>", "Down"}},
+			Lines: []access.Line{{Text: "Node node-b has no session"}, {Text: "kubectl get bgppeer rack -o yaml", IsCommand: true}},
+		}, nil
+	}
+	fails := func(context.Context) (*access.Told, error) {
+		return nil, errors.New("list the pods of berth-failover: pods is forbidden")
+	}
+	writer := &access.Writer{BGP: said, Failover: fails}
+	a := ask("/bgp", writer)
+	if want := "Node State node-a Established, BFD Up <b>node-b</b> Down Node node-b has no session kubectl get bgppeer rack -o yaml Copy Ask again"; a.StatusCode != http.StatusOK || !strings.Contains(text(a.root), want) {
+		t.Errorf("speakers are asked: %d %s\nwant %s", a.StatusCode, text(a.root), want)
+	}
+	if strings.Contains(a.body, "sse-connect") {
+		t.Error("the answer follows the cluster: each change would have it asked again")
+	}
+	if a := ask("/failover", writer); a.StatusCode != http.StatusBadGateway || !strings.Contains(text(a.root), "List the pods of berth-failover: pods is forbidden.") {
+		t.Errorf("berth-failover is asked: %d %s", a.StatusCode, text(a.root))
+	}
+	if a := ask("/bgp", nil); a.StatusCode != http.StatusForbidden {
+		t.Errorf("somebody without rights asks: %d", a.StatusCode)
+	}
+}
+
 // An address in another spelling leads to the page of the address.
 func TestSpelling(t *testing.T) {
 	handler := New(Options{Register: newRegister(t)})
@@ -495,13 +585,21 @@ func TestPages(t *testing.T) {
 func TestHostileNames(t *testing.T) {
 	r := newRegister(t)
 	const evil = `"><script>alert(1)</script>'&javascript:x?a=b#c/../`
-	r.PutPool(poolOf(evil, "10.99.0.0/24", "10.99.0.1-10.99.0.9"))
+	r.Objects.Pools.Put(poolOf(evil, "10.99.0.0/24", "10.99.0.1-10.99.0.9"))
 	r.PutFloatingIP(held("10.99.0.1", evil, evil, evil, evil))
 	r.PutFloatingIP(retained("10.99.0.2", evil, evil, evil))
 	r.PutFloatingIP(reserved("10.99.0.3", evil, evil))
-	r.PutWaiting(&register.WaitingPod{Namespace: evil, Pod: evil, Scheduler: evil, Reason: evil, Message: evil})
-	r.PutWaiting(&register.WaitingPod{Namespace: evil, Pod: "x", Scheduler: evil})
-	r.PutNode(&register.Node{Name: evil, Ready: evil})
+	r.Objects.Waiting.Put(&register.WaitingPod{Namespace: evil, Pod: evil, Scheduler: evil, Reason: evil, Message: evil})
+	r.Objects.Waiting.Put(&register.WaitingPod{Namespace: evil, Pod: "x", Scheduler: evil})
+	r.Objects.Nodes.Put(&register.Node{Name: evil, Ready: evil})
+	r.Objects.Claims.Put(claimOf(evil, evil, 1, metav1.Condition{Type: v1alpha1.ClaimReady, Status: metav1.ConditionFalse, Message: evil}))
+	r.PutFloatingIP(ofService("10.99.0.4", evil, evil))
+	assignment := carries(evil, "")
+	assignment.Status.Refused[0].Message = evil
+	r.Objects.Assignments.Put(assignment)
+	r.Objects.Peers.Put(&v1alpha1.BGPPeer{ObjectMeta: metav1.ObjectMeta{Name: evil}, Spec: v1alpha1.BGPPeerSpec{
+		Peer: v1alpha1.BGPRouter{Address: evil}, NodeSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"x": evil}}, Export: []v1alpha1.BGPExport{{Prefixes: []string{evil}}},
+	}})
 	r.Missing(register.Nodes, evil)
 	handler := New(Options{Register: r, Cluster: evil, Findings: func(context.Context) (*Findings, error) {
 		return &Findings{At: noon, Items: []Finding{{evil, evil, evil, evil}}, Unknown: []string{evil}}, nil
@@ -577,7 +675,7 @@ func TestScope(t *testing.T) {
 func TestGone(t *testing.T) {
 	r := newRegister(t)
 	handler := New(Options{Register: r})
-	r.DeletePool("web")
+	r.Objects.Pools.Delete("", "web")
 	for _, header := range []string{"", "true"} {
 		if a := get(t, handler, register.Everything, "/pools/web", "HX-Request", header); a.StatusCode != http.StatusNotFound || !strings.Contains(text(a.root), "IPPool web: there is no IPPool of this name.") {
 			t.Errorf("a pool that is gone is answered %d", a.StatusCode)
@@ -687,20 +785,20 @@ func TestRowsAreCheap(t *testing.T) {
 	const most, few, many = 30, 10, 90 // objects for a row, and rows
 	cost := func(path string, rows int) float64 {
 		r := newRegister(t)
-		r.ReplacePools(nil)
+		r.Objects.Pools.Replace(nil)
 		first := netip.MustParseAddr("10.8.1.0")
 		var nodes []*register.Node
 		var waiting []*register.WaitingPod
 		for i := range rows {
 			name := fmt.Sprintf("name-%d", i)
-			r.PutPool(poolOf(name, fmt.Sprintf("10.%d.0.0/24", 100+i), fmt.Sprintf("10.%d.0.1-10.%d.0.9", 100+i, 100+i)))
+			r.Objects.Pools.Put(poolOf(name, fmt.Sprintf("10.%d.0.0/24", 100+i), fmt.Sprintf("10.%d.0.1-10.%d.0.9", 100+i, 100+i)))
 			r.PutFloatingIP(held(first.String(), "many", "many", name, name))
 			nodes = append(nodes, &register.Node{Name: name, Ready: "True"})
 			waiting = append(waiting, &register.WaitingPod{Namespace: "many", Pod: name, Message: "no pool has a free address"})
 			first = first.Next()
 		}
-		r.ReplaceNodes(nodes)
-		r.ReplaceWaiting(waiting)
+		r.Objects.Nodes.Replace(nodes)
+		r.Objects.Waiting.Replace(waiting)
 		handler := New(Options{Register: r})
 		request := httptest.NewRequest(http.MethodGet, path, nil)
 		request = request.WithContext(access.With(t.Context(), register.Everything))

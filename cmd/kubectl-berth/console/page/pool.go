@@ -28,7 +28,7 @@ const mostRanges = 40
 
 func (s *site) pool(r *request) (*view, error) {
 	name := r.PathValue("pool")
-	pool, err := s.register.Pool(name)
+	pool, err := s.Register.Pool(name)
 	if err != nil {
 		return nil, err
 	}
@@ -37,7 +37,7 @@ func (s *site) pool(r *request) (*view, error) {
 		{To: "get its free addresses", Command: "kubectl berth free " + name},
 		{To: "see its spec and events", Command: "kubectl describe ippool " + name},
 	}}
-	drawn, err := s.register.Map(r.scope, name)
+	drawn, err := s.Register.Map(r.scope, name)
 	switch {
 	case err == nil:
 		data.Map = pictureOf(&drawn)
@@ -46,11 +46,10 @@ func (s *site) pool(r *request) (*view, error) {
 	default:
 		return nil, err
 	}
-	if data.Free, err = s.register.Free(name, mostRanges); err != nil {
+	if data.Free, err = s.Register.Free(name, mostRanges); err != nil {
 		return nil, err
 	}
-	none := ""
-	return &view{template: "pool", title: "Pool " + name, search: &none, data: data}, nil
+	return &view{template: "pool", title: "Pool " + name, data: data}, nil
 }
 
 // picture is a map, with the same as a list of runs: neighbours that are alike.
@@ -150,7 +149,7 @@ func pictureOf(drawn *register.Map) *picture {
 		p.runs = p.runs[:mostRuns]
 	}
 	p.More = max(0, p.More)
-	p.List = runRows(p.runs)
+	p.List = rowsOf(p.runs, runRow)
 	return p
 }
 
@@ -178,16 +177,14 @@ func (p *picture) add(m *markup, first, last netip.Addr, means *legend) {
 	m.tag(`" aria-label="`).text(name).tag(`: `).text(means.Word).tag(`" title="`).text(name).tag(`: `).text(means.Word).tag(`">`).text(means.Letter).tag(`</a></td>`)
 }
 
-// runRows writes a row for each run.
-func runRows(all []run) template.HTML {
-	m := newMarkup(len(all), rowSize)
-	for i := range all {
-		of := &all[i]
-		m.tag(`<tr><th scope="row" class="address">`).link(cellURL(of.first, of.last), of.first.String()).tag(`</th><td class="address">`).text(of.last.String())
-		m.tag(`</td><td><span class="cell `).text(of.Class).tag(`" aria-hidden="true">`).text(of.Letter).tag(`</span> `).text(of.Word)
-		m.tag(`</td><td class="number">`).text(number(of.cells)).tag(`</td></tr>`)
+// runRow writes the addresses of a run, which may break in two.
+func runRow(m *markup, of *run) {
+	m.tag(`<tr><th scope="row" class="address">`).link(cellURL(of.first, of.last), of.first.String())
+	if of.first != of.last {
+		m.tag(` – <wbr>`).text(of.last.String())
 	}
-	return m.html()
+	m.tag(`</th><td><span class="cell `).text(of.Class).tag(`" aria-hidden="true">`).text(of.Letter).tag(`</span> `).text(of.Word)
+	m.tag(`</td><td class="number">`).text(number(of.cells)).tag(`</td></tr>`)
 }
 
 // cellURL returns the URL of an address, or of the smallest prefix with all of a range.

@@ -4,7 +4,6 @@ package page
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -32,7 +31,7 @@ type releaseForm struct {
 func (s *site) releaseOf(words string, addresses ...standing.Address) *releaseForm {
 	form := &releaseForm{Words: words}
 	for i := range addresses {
-		if a := &addresses[i]; s.readOnly == "" && (a.State == standing.Retained || a.State == standing.Cooling) {
+		if a := &addresses[i]; s.ReadOnly == "" && (a.State == standing.Retained || a.State == standing.Cooling) {
 			form.Seen = append(form.Seen, seenText(a.Address, a.UID, a.ResourceVersion))
 		}
 	}
@@ -63,8 +62,8 @@ func (s *site) release(r *request) (*view, error) {
 		return nil, &mistake{http.StatusBadRequest, "Not understood", "The form cannot be read: " + err.Error() + "."}
 	}
 	as := access.WriterOf(r.Context())
-	if s.readOnly != "" || as == nil {
-		return nil, &mistake{http.StatusForbidden, "Read only", "This console only reads: " + s.readOnly + "."}
+	if s.ReadOnly != "" || as == nil {
+		return nil, &mistake{http.StatusForbidden, "Read only", "This console only reads: " + s.ReadOnly + "."}
 	}
 	var seen []api.Seen
 	for _, text := range r.PostForm["seen"] {
@@ -92,8 +91,7 @@ func (s *site) release(r *request) (*view, error) {
 		title = "Release?"
 		s.ask(&data)
 	}
-	none := ""
-	return &view{template: "release", title: title, search: &none, still: true, data: data}, nil
+	return &view{template: "release", title: title, still: true, data: data}, nil
 }
 
 // ask asks the user to confirm.
@@ -140,10 +138,3 @@ func count(n int, one, many string) string {
 
 // outcomes are the words of outcomes for people.
 var outcomes = map[freeing.Outcome]string{freeing.ToFree: "Would be released", freeing.Freed: "Released", freeing.Gone: "Is free already", freeing.Left: "Left as it is"}
-
-func outcomeOf(of freeing.Outcome) (string, error) {
-	if text, ok := outcomes[of]; ok {
-		return text, nil
-	}
-	return "", errors.New("there is no outcome " + string(of))
-}

@@ -16,20 +16,23 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/circulation/freeing"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/pool/poolmap"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 )
 
-func functions(a *assets) template.FuncMap {
-	return template.FuncMap{
-		"asset": a.url, "number": number, "stamp": stampOf, "addressURL": addressURL, "poolURL": poolURL, "find": find, "outcome": outcomeOf,
-		"lower": func(v any) string { return strings.ToLower(fmt.Sprint(v)) }, "id": id,
-		"state":   func(of standing.State) template.HTML { return new(markup).state(of).html() },
-		"mark":    func(class, word string) template.HTML { return new(markup).mark(class, word).html() },
-		"age":     func(at any) template.HTML { return new(markup).time(at).html() },
-		"command": func(command string) template.HTML { return new(markup).command(command).html() },
-		"bar":     func(of bar) template.HTML { return new(markup).bar(&of).html() },
-	}
+var functions = template.FuncMap{
+	"asset": func(name string) string { return shared()[name] }, "number": number, "stamp": stampOf, "addressURL": addressURL, "poolURL": poolURL, "find": find, "outcome": func(of freeing.Outcome) string { return outcomes[of] },
+	"lower": func(v any) string { return strings.ToLower(fmt.Sprint(v)) }, "id": id,
+	"selector": metav1.FormatLabelSelector,
+	"state":    func(of standing.State) template.HTML { return new(markup).state(of).html() },
+	"mark":     func(class, word string) template.HTML { return new(markup).mark(class, word).html() },
+	"age":      func(at any) template.HTML { return new(markup).time(at).html() },
+	"command":  func(command string) template.HTML { return new(markup).command(command).html() },
+	"bar": func(counts poolmap.Counts, capacity uint64) template.HTML {
+		return new(markup).bar(barOf(counts, capacity)).html()
+	},
+	"percent": func(counts poolmap.Counts, capacity uint64) string { return percent(counts.Taken(), capacity) },
 }
 
 // number writes a number with its thousands apart. A register counts to 2^63-1.
@@ -97,32 +100,25 @@ func stampOf(at any) *stamp {
 	return &stamp{t.Format(time.RFC3339), t.Format("2006-01-02 15:04:05 UTC"), age}
 }
 
-// state is a state with its letter.
-type state struct{ Class, Letter, Word string }
-
 var letters = map[standing.State]rune{
 	standing.Held: poolmap.Held, standing.Retained: poolmap.Retained, standing.Reserved: poolmap.Reserved, standing.Cooling: poolmap.Cooling,
 	standing.Taken: poolmap.Taken, standing.Free: poolmap.Free,
-}
-
-func stateOf(s standing.State) state {
-	letter, ok := letters[s]
-	if !ok {
-		return state{"none", "–", string(s)}
-	}
-	return state{strings.ToLower(string(s)), string(letter), string(s)}
 }
 
 func addressURL(address string) string { return "/addresses/" + url.PathEscape(address) }
 
 func poolURL(name string) string { return "/pools/" + url.PathEscape(name) }
 
-// find returns the URL of the addresses with a value of a parameter.
-func find(parameter, value string) string {
+// find returns the URL of the addresses with a value of a parameter, and of more.
+func find(parameter, value string, more ...string) string {
 	if value == "" {
 		return "/addresses"
 	}
-	return "/addresses?" + parameter + "=" + url.QueryEscape(value)
+	to := "/addresses?" + parameter + "=" + url.QueryEscape(value)
+	for i := 0; i+1 < len(more); i += 2 {
+		to += "&" + more[i] + "=" + url.QueryEscape(more[i+1])
+	}
+	return to
 }
 
 // id makes an id of names, by which a row is known again after a change.
@@ -154,8 +150,8 @@ type bar struct {
 type segment struct{ Class, X, Width string }
 
 // barOf draws counts of a whole. A part that there is can be seen.
-func barOf(counts poolmap.Counts, capacity uint64) bar {
-	b := bar{Label: fmt.Sprintf("%s of %s taken: %s held, %s retained, %s reserved, %s cooling", number(counts.Taken()), number(capacity),
+func barOf(counts poolmap.Counts, capacity uint64) *bar {
+	b := &bar{Label: fmt.Sprintf("%s of %s taken: %s held, %s retained, %s reserved, %s cooling", number(counts.Taken()), number(capacity),
 		number(counts.Held), number(counts.Retained), number(counts.Reserved), number(counts.Cooling))}
 	x := 0.0
 	for _, part := range []struct {

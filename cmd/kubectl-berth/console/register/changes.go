@@ -3,7 +3,9 @@
 package register
 
 import (
+	"cmp"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
@@ -12,14 +14,15 @@ import (
 // mostChanges is how many changes are kept.
 const mostChanges = 1000
 
-// Change is a change of an address that the console saw, since it was started.
+// Change is a change of an address: one that the console saw, or the last one before it was started, as its FloatingIP tells.
 type Change struct {
 	// Number of the change, from 1.
 	Number  uint64    `json:"number"`
 	At      time.Time `json:"at"`
 	Address string    `json:"address"`
-	// Before and After are the state before and after it; Free is an address without a FloatingIP.
-	Before Moment `json:"before"`
+	// Before and After are the state before and after it; Free is an address without a FloatingIP. Before has no state where
+	// it is not known.
+	Before Moment `json:"before,omitzero"`
 	After  Moment `json:"after"`
 }
 
@@ -31,6 +34,8 @@ type Moment struct {
 }
 
 type changes struct {
+	// since is when each change began to be seen.
+	since time.Time
 	count uint64
 	ring  []change
 }
@@ -46,48 +51,50 @@ type change struct {
 
 // note keeps a change from one row to another; nil is no FloatingIP. The caller holds the lock.
 func (r *Register) note(before, after *Row) {
-	c := change{at: now()}
+	c := change{at: now(), address: cmp.Or(after, before).addr.String()}
 	c.before, c.namespaces[0] = r.moment(before)
 	c.after, c.namespaces[1] = r.moment(after)
-	if c.before.State == c.after.State && c.before.Node == c.after.Node && c.namespaces[0] == c.namespaces[1] && c.before.Pod.String() == c.after.Pod.String() {
-		return // nobody sees a difference
-	}
-	if c.address = ""; after != nil {
-		c.address = after.addr.String()
-	} else {
-		c.address = before.addr.String()
-	}
-	r.changes.count++
-	c.number = r.changes.count
-	if len(r.changes.ring) < mostChanges {
-		r.changes.ring = append(r.changes.ring, c)
-	} else {
-		r.changes.ring[(c.number-1)%mostChanges] = c
+	if c.before.State != c.after.State || c.before.Node != c.after.Node || c.namespaces[0] != c.namespaces[1] || c.before.Pod.String() != c.after.Pod.String() {
+		r.changes.add(c)
 	}
 }
 
-// noteAll keeps the changes from all rows to others, both by address. Rows of the first list are no changes. The caller holds the lock.
+func (c *changes) add(one change) {
+	c.count++
+	one.number = c.count
+	if len(c.ring) < mostChanges {
+		c.ring = append(c.ring, one)
+	} else {
+		c.ring[(one.number-1)%mostChanges] = one
+	}
+}
+
+// recall keeps the last changes that rows tell of: since when each is as it is. The caller holds the lock.
+func (r *Register) recall(rows []*Row) {
+	r.changes.since = now()
+	rows = slices.DeleteFunc(slices.Clone(rows), func(row *Row) bool { return max(row.since, row.released) == 0 })
+	sortBy(BySince, rows)
+	for _, row := range rows[max(0, len(rows)-mostChanges):] {
+		c := change{at: time.Unix(max(row.since, row.released), 0), address: row.addr.String()}
+		c.after, c.namespaces[1] = r.moment(row)
+		if row.state.of() == standing.Retained && row.lastPod != "" && !row.service {
+			c.before, c.namespaces[0] = Moment{State: standing.Held, Pod: &standing.Pod{Namespace: c.namespaces[1], Name: row.lastPod}}, c.namespaces[1]
+		}
+		r.changes.add(c)
+	}
+}
+
+// noteAll keeps the changes from all rows to others, both by address. The caller holds the lock.
 func (r *Register) noteAll(before, after []*Row) {
 	for len(before)+len(after) > 0 {
-		var order int
-		switch {
-		case len(before) == 0:
-			order = 1
-		case len(after) == 0:
-			order = -1
-		default:
-			order = before[0].addr.Compare(after[0].addr)
-		}
 		var was, is *Row
-		if order <= 0 {
+		if len(after) == 0 || len(before) > 0 && before[0].addr.Compare(after[0].addr) <= 0 {
 			was, before = before[0], before[1:]
 		}
-		if order >= 0 {
+		if len(after) > 0 && (was == nil || was.addr == after[0].addr) {
 			is, after = after[0], after[1:]
 		}
-		if is == nil || r.listed[FloatingIPs] {
-			r.note(was, is)
-		}
+		r.note(was, is)
 	}
 }
 
@@ -95,8 +102,8 @@ func (r *Register) moment(of *Row) (m Moment, namespace string) {
 	if of == nil {
 		return Moment{State: standing.Free}, ""
 	}
-	namespace = r.names.of(of.namespace)
-	m = Moment{State: of.state.of(), Node: r.names.of(of.node)}
+	namespace = of.namespace.String()
+	m = Moment{State: of.state.of(), Node: of.node.String()}
 	if of.pod != "" {
 		m.Pod = &standing.Pod{Namespace: namespace, Name: of.pod}
 	}
@@ -126,7 +133,7 @@ func (r *Register) changesWith(scope Scope, most int, match func(*change) bool) 
 		var moments [2]Moment
 		seen := false
 		for i, moment := range []Moment{c.before, c.after} {
-			if scope.Sees(c.namespaces[i]) || c.namespaces[i] == "" && moment.State == standing.Free {
+			if scope.Sees(c.namespaces[i]) || c.namespaces[i] == "" && (moment.State == standing.Free || moment.State == "") {
 				moments[i] = moment
 				seen = seen || c.namespaces[i] != "" || scope.All()
 			} else {
@@ -145,4 +152,12 @@ func (r *Register) LastChange() uint64 {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return r.changes.count
+}
+
+// SeesSince returns since when each change is seen; of changes before it, each address has the last one at most. It is the zero
+// time as long as there is no list of FloatingIPs.
+func (r *Register) SeesSince() time.Time {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.changes.since
 }

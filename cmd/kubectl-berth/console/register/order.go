@@ -37,7 +37,7 @@ func (p place) compare(other place) int {
 }
 
 // place returns where a row is in an order.
-func (n *names) place(by Sort, row *Row) place {
+func placeOf(by Sort, row *Row) place {
 	p := place{Addr: row.addr}
 	switch by {
 	case BySince:
@@ -45,39 +45,39 @@ func (n *names) place(by Sort, row *Row) place {
 	case ByPod:
 		p.Text = row.pod
 	case ByNamespace:
-		p.Text = n.of(row.namespace)
+		p.Text = row.namespace.String()
 	case ByOwner:
-		p.Text = n.of(row.owner)
+		p.Text = row.owner.String()
 	case ByNode:
-		p.Text = n.of(row.node)
+		p.Text = row.node.String()
 	}
 	return p
 }
 
 // sort puts rows in an order.
-func (n *names) sort(by Sort, rows []*Row) {
-	slices.SortFunc(rows, func(a, b *Row) int { return n.place(by, a).compare(n.place(by, b)) })
+func sortBy(by Sort, rows []*Row) {
+	slices.SortFunc(rows, func(a, b *Row) int { return placeOf(by, a).compare(placeOf(by, b)) })
 }
 
 // search returns the index of the first of some rows in an order that is not before a place, and whether it is there.
-func (n *names) search(by Sort, rows []*Row, at place) (int, bool) {
-	return slices.BinarySearchFunc(rows, at, func(row *Row, at place) int { return n.place(by, row).compare(at) })
+func search(by Sort, rows []*Row, at place) (int, bool) {
+	return slices.BinarySearchFunc(rows, at, func(row *Row, at place) int { return placeOf(by, row).compare(at) })
 }
 
 // replace puts a row into all orders, in the place of one with the same address; nil is no row.
 func (r *Register) replace(before, after *Row) {
 	for by, rows := range r.orders {
 		if before != nil {
-			was := r.names.place(by, before)
-			at, _ := r.names.search(by, rows, was)
-			if after != nil && r.names.place(by, after) == was {
+			was := placeOf(by, before)
+			at, _ := search(by, rows, was)
+			if after != nil && placeOf(by, after) == was {
 				rows[at] = after
 				continue
 			}
 			rows = slices.Delete(rows, at, at+1)
 		}
 		if after != nil {
-			at, _ := r.names.search(by, rows, r.names.place(by, after))
+			at, _ := search(by, rows, placeOf(by, after))
 			rows = slices.Insert(rows, at, after)
 		}
 		r.orders[by] = rows
@@ -89,17 +89,16 @@ func (r *Register) rows() []*Row { return r.orders[ByAddress] }
 
 // row returns the row of an address; nil if there is none. The caller holds the lock.
 func (r *Register) row(addr netip.Addr) *Row {
-	if at, found := r.names.search(ByAddress, r.rows(), place{Addr: addr}); found {
+	if at, found := search(ByAddress, r.rows(), place{Addr: addr}); found {
 		return r.rows()[at]
 	}
 	return nil
 }
 
-// with returns the rows with a text in an order by texts. They are in the order of their addresses. The caller holds the lock.
-func (r *Register) with(by Sort, text string) []*Row {
-	rows := r.orders[by]
-	from, _ := r.names.search(by, rows, place{Text: text}) // an address that is not valid is before all others
-	to, _ := r.names.search(by, rows[from:], place{Text: text + "\x00"})
+// with returns the rows with a text, of rows in an order by texts. They are in the order of their addresses.
+func with(rows []*Row, by Sort, text string) []*Row {
+	from, _ := search(by, rows, place{Text: text}) // an address that is not valid is before all others
+	to, _ := search(by, rows[from:], place{Text: text + "\x00"})
 	return rows[from : from+to]
 }
 
@@ -109,11 +108,9 @@ func (r *Register) sees(scope Scope) func(*Row) bool {
 		return func(*Row) bool { return true }
 	}
 	// Which namespaces are seen is known before the rows are looked at.
-	namespaces := map[id]bool{}
+	namespaces := map[text]bool{}
 	for namespace := range scope.namespaces {
-		if of, known := r.names.find(namespace); known && scope.Sees(namespace) {
-			namespaces[of] = true
-		}
+		namespaces[textOf(namespace)] = scope.Sees(namespace)
 	}
 	return func(row *Row) bool { return namespaces[row.namespace] }
 }
@@ -130,10 +127,10 @@ func (r *Register) seen(scope Scope) []*Row {
 	}
 	var seen []*Row
 	for namespace := range scope.namespaces {
-		if seen = append(seen, r.with(ByNamespace, namespace)...); len(seen) > mostSorted {
+		if seen = append(seen, with(r.orders[ByNamespace], ByNamespace, namespace)...); len(seen) > mostSorted {
 			return all
 		}
 	}
-	r.names.sort(ByAddress, seen)
+	sortBy(ByAddress, seen)
 	return seen
 }

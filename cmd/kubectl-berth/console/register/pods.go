@@ -42,64 +42,37 @@ func WaitingPodOf(pod *v1.Pod) (w *WaitingPod, ok bool) {
 	return w, true
 }
 
-func (w *WaitingPod) key() string { return w.Namespace + "/" + w.Pod }
+// GetNamespace returns the pod's.
+func (w *WaitingPod) GetNamespace() string { return w.Namespace }
 
-// ReplaceWaiting makes the pods of a list all that wait.
-func (r *Register) ReplaceWaiting(all []*WaitingPod) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.listed[Pods] = true
-	clear(r.waiting)
-	for _, pod := range all {
-		r.waiting[pod.key()] = pod
-	}
-	r.changed()
-}
-
-// PutWaiting adds a pod that waits, or replaces it.
-func (r *Register) PutWaiting(pod *WaitingPod) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.waiting[pod.key()] = pod
-	r.changed()
-}
-
-// DeleteWaiting removes a pod: it waits no more.
-func (r *Register) DeleteWaiting(namespace, name string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.waiting, namespace+"/"+name)
-	r.changed()
-}
-
-// matches says whether a text is found in the name of the pod.
-func (w *WaitingPod) matches(text string) bool { return text == "" || strings.Contains(w.key(), text) }
-
-// CountWaiting returns how many pods wait that have a text in their name.
-func (r *Register) CountWaiting(scope Scope, text string) int {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	n := 0
-	for _, pod := range r.waiting {
-		if scope.Sees(pod.Namespace) && pod.matches(text) {
-			n++
-		}
-	}
-	return n
-}
+// GetName returns the pod's.
+func (w *WaitingPod) GetName() string { return w.Pod }
 
 // Waiting returns the pods that wait and have a text in their name, longest first.
 func (r *Register) Waiting(scope Scope, text string) []WaitingPod {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	all := []WaitingPod{}
-	for _, pod := range r.waiting {
-		if scope.Sees(pod.Namespace) && pod.matches(text) {
-			all = append(all, *pod)
-		}
-	}
+	r.eachWaiting(scope, text, func(pod *WaitingPod) { all = append(all, *pod) })
 	slices.SortFunc(all, func(a, b WaitingPod) int {
-		return cmp.Or(a.Since.Compare(b.Since), strings.Compare(a.key(), b.key()))
+		return cmp.Or(a.Since.Compare(b.Since), strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Pod, b.Pod))
 	})
 	return all
+}
+
+// CountWaiting returns how many pods wait that have a text in their name.
+func (r *Register) CountWaiting(scope Scope, text string) int {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	n := 0
+	r.eachWaiting(scope, text, func(*WaitingPod) { n++ })
+	return n
+}
+
+func (r *Register) eachWaiting(scope Scope, text string, do func(*WaitingPod)) {
+	for of, pod := range r.Objects.Waiting.all {
+		if scope.Sees(of.namespace) && strings.Contains(of.namespace+"/"+of.name, text) {
+			do(pod)
+		}
+	}
 }

@@ -245,7 +245,7 @@ func (r *Register) Address(scope Scope, addr netip.Addr) (standing.Address, erro
 	if row == nil {
 		return standing.AddressOfNobody(addr, compiled.all, compiled.snapshot), nil
 	}
-	if !scope.Sees(r.names.of(row.namespace)) {
+	if !scope.Sees(row.namespace.String()) {
 		return standing.Address{}, fmt.Errorf("%s is taken, but %w", addr, ErrHidden)
 	}
 	return r.addressOf(row, compiled.all, now()), nil
@@ -253,7 +253,7 @@ func (r *Register) Address(scope Scope, addr netip.Addr) (standing.Address, erro
 
 // addressOf returns the address of a row. The caller holds the lock.
 func (r *Register) addressOf(row *Row, pools []*v1alpha1.IPPool, at time.Time) standing.Address {
-	ip := r.names.floatingIP(row)
+	ip := floatingIP(row)
 	address := standing.AddressOf(ip)
 	address.UID, address.ResourceVersion = string(ip.UID), ip.ResourceVersion
 	address.Cool(ip, pools, at)

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -92,7 +91,7 @@ func (r *Register) Addresses(scope Scope, q Query) (Page, error) {
 	page := Page{Addresses: make([]standing.Address, 0, len(rows))}
 	if len(rows) > q.Limit {
 		rows = rows[:q.Limit]
-		last := cursor{q.Sort, q.Descending, r.names.place(q.Sort, rows[len(rows)-1])}
+		last := cursor{q.Sort, q.Descending, placeOf(q.Sort, rows[len(rows)-1])}
 		page.Next = last.text()
 	}
 	at := now()
@@ -109,7 +108,7 @@ func (r *Register) page(scope Scope, q *Query, after *cursor) []*Row {
 	if q.Sort != ByAddress {
 		rows = r.orders[q.Sort]
 		if few, ok := filter.few(among); ok {
-			r.names.sort(q.Sort, few)
+			sortBy(q.Sort, few)
 			rows = few
 		}
 	}
@@ -118,7 +117,7 @@ func (r *Register) page(scope Scope, q *Query, after *cursor) []*Row {
 		from, step = len(rows)-1, -1
 	}
 	if after != nil {
-		at, found := r.names.search(q.Sort, rows, after.place)
+		at, found := search(q.Sort, rows, after.place)
 		switch {
 		case q.Descending:
 			from = at - 1
@@ -182,22 +181,17 @@ func (r *Register) filter(scope Scope, q *Query) (tests filter, among []*Row) {
 		by   Sort
 		of   func(*Row) string
 	}{
-		{q.Namespace, ByNamespace, func(row *Row) string { return r.names.of(row.namespace) }}, {q.Owner, ByOwner, func(row *Row) string { return r.names.of(row.owner) }},
-		{q.Node, ByNode, func(row *Row) string { return r.names.of(row.node) }}, {q.Pod, ByPod, func(row *Row) string { return row.pod }},
+		{q.Namespace, ByNamespace, func(row *Row) string { return row.namespace.String() }}, {q.Owner, ByOwner, func(row *Row) string { return row.owner.String() }},
+		{q.Node, ByNode, func(row *Row) string { return row.node.String() }}, {q.Pod, ByPod, func(row *Row) string { return row.pod }},
+		{q.Pool, "", func(row *Row) string { return row.pool.String() }}, {q.Kind, "", func(row *Row) string { return row.kind.String() }},
+		{string(q.State), "", func(row *Row) string { return string(row.state.of()) }},
 	} {
 		if field.want != "" {
-			narrow(r.with(field.by, field.want))
+			if field.by != "" {
+				narrow(with(r.orders[field.by], field.by, field.want))
+			}
 			tests = append(tests, func(row *Row) bool { return field.of(row) == field.want })
 		}
-	}
-	if q.Pool != "" {
-		tests = append(tests, func(row *Row) bool { return r.names.of(row.pool) == q.Pool })
-	}
-	if q.State != "" {
-		tests = append(tests, func(row *Row) bool { return row.state.of() == q.State })
-	}
-	if q.Kind != "" {
-		tests = append(tests, func(row *Row) bool { return r.names.of(row.kind) == q.Kind })
 	}
 	if q.Family != "" {
 		tests = append(tests, func(row *Row) bool { return row.addr.Is4() == (q.Family == v1.IPv4Protocol) })
@@ -207,7 +201,7 @@ func (r *Register) filter(scope Scope, q *Query) (tests filter, among []*Row) {
 			narrow(r.within(span))
 			tests = append(tests, func(row *Row) bool { return span.Contains(row.addr) })
 		} else {
-			tests = append(tests, r.contains(text))
+			tests = append(tests, contains(text))
 		}
 	}
 	return tests, among
@@ -216,8 +210,8 @@ func (r *Register) filter(scope Scope, q *Query) (tests filter, among []*Row) {
 // within returns the rows of a range of addresses.
 func (r *Register) within(span iprange.Range) []*Row {
 	rows := r.rows()
-	from, _ := r.names.search(ByAddress, rows, place{Addr: span.First})
-	to, found := r.names.search(ByAddress, rows, place{Addr: span.Last})
+	from, _ := search(ByAddress, rows, place{Addr: span.First})
+	to, found := search(ByAddress, rows, place{Addr: span.Last})
 	if found {
 		to++
 	}
@@ -238,21 +232,25 @@ func spanOf(text string) (iprange.Range, bool) {
 }
 
 // contains returns whether a row has the text in its address or in a name. Texts that rows share are looked at once.
-func (r *Register) contains(text string) func(*Row) bool {
+func contains(part string) func(*Row) bool {
 	// namespace/pod is how kubectl berth writes pods.
-	namespace, pod, both := strings.Cut(text, "/")
-	has := make([]bool, len(r.names.texts))
-	for i := range r.names.texts {
-		has[i] = i > 0 && strings.Contains(r.names.texts[i].text, text)
+	namespace, pod, both := strings.Cut(part, "/")
+	has := map[text]bool{}
+	in := func(name text) bool {
+		found, known := has[name]
+		if !known {
+			found = strings.Contains(name.String(), part)
+			has[name] = found
+		}
+		return found
 	}
-	shared := slices.Contains(has, true)
-	like := strings.Trim(text, "0123456789abcdefABCDEF.:") == ""
-	begin := []byte(text)
+	like := strings.Trim(part, "0123456789abcdefABCDEF.:") == ""
+	begin := []byte(part)
 	return func(row *Row) bool {
-		if shared && (has[row.namespace] || has[row.owner] || has[row.node]) || strings.Contains(row.pod, text) {
+		if in(row.namespace) || in(row.owner) || in(row.node) || strings.Contains(row.pod, part) {
 			return true
 		}
-		if both && r.names.of(row.namespace) == namespace && (strings.HasPrefix(row.pod, pod) || strings.HasPrefix(r.names.of(row.owner), pod)) {
+		if both && row.namespace.String() == namespace && (strings.HasPrefix(row.pod, pod) || strings.HasPrefix(row.owner.String(), pod)) {
 			return true
 		}
 		var buffer [48]byte
@@ -267,7 +265,7 @@ func (r *Register) Owned(scope Scope, q Query) (all []netip.Addr, ok bool) {
 	defer r.mu.RUnlock()
 	filter, among := r.filter(scope, &q)
 	for _, row := range among {
-		if row.owner != 0 && filter.match(row) {
+		if row.owner != (text{}) && filter.match(row) {
 			all = append(all, row.addr)
 		}
 	}
@@ -298,7 +296,7 @@ func (r *Register) after(scope Scope, last netip.Addr, most int) []*v1alpha1.Flo
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	rows := r.seen(scope)
-	from, found := r.names.search(ByAddress, rows, place{Addr: last})
+	from, found := search(ByAddress, rows, place{Addr: last})
 	if found {
 		from++
 	}
@@ -306,7 +304,7 @@ func (r *Register) after(scope Scope, last netip.Addr, most int) []*v1alpha1.Flo
 	var batch []*v1alpha1.FloatingIP
 	for ; from < len(rows) && len(batch) < most; from++ {
 		if sees(rows[from]) {
-			batch = append(batch, r.names.floatingIP(rows[from]))
+			batch = append(batch, floatingIP(rows[from]))
 		}
 	}
 	return batch

@@ -4,8 +4,8 @@ package register
 
 import (
 	"maps"
+	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -16,18 +16,15 @@ import (
 
 // Register has the objects. See the package.
 type Register struct {
-	mu    sync.RWMutex
-	names *names
+	mu sync.RWMutex
 	// orders has all rows in each order.
-	orders  map[Sort][]*Row
-	objects map[string]*v1alpha1.IPPool
-	// compiled is made of objects when it is asked for; nil: they changed since.
+	orders map[Sort][]*Row
+	// Objects are the others. Feeds change them.
+	Objects Objects
+	// compiled is made of the pools when it is asked for. stale: they changed since.
 	compiled *compiled
-	waiting  map[string]*WaitingPod // by namespace/name
-	nodes    map[string]*Node
-	// carried is how many addresses the pods on a node have, by the node's name; owned how many the owners in a namespace have.
-	carried, owned map[id]int64
-	changes        changes
+	stale    bool
+	changes  changes
 	// missing are the kinds that cannot be read, and why.
 	missing map[string]string
 	// listed are the kinds of which there is a list.
@@ -46,9 +43,10 @@ type compiled struct {
 // New returns a Register without objects.
 func New() *Register {
 	r := &Register{
-		names: newNames(), orders: map[Sort][]*Row{}, objects: map[string]*v1alpha1.IPPool{}, waiting: map[string]*WaitingPod{}, nodes: map[string]*Node{}, carried: map[id]int64{}, owned: map[id]int64{},
+		orders: map[Sort][]*Row{}, stale: true,
 		missing: map[string]string{}, listed: map[string]bool{}, subscribers: map[chan<- struct{}]bool{},
 	}
+	r.Objects = newObjects(r)
 	for _, by := range Sorts {
 		r.orders[by] = nil
 	}
@@ -57,13 +55,16 @@ func New() *Register {
 
 // Kinds of objects.
 const (
-	FloatingIPs = "FloatingIPs"
-	IPPools     = "IPPools"
-	Pods        = "pods"
-	Nodes       = "nodes"
+	FloatingIPs     = "FloatingIPs"
+	IPPools         = "IPPools"
+	IPClaims        = "IPClaims"
+	NodeAssignments = "NodeAssignments"
+	BGPPeers        = "BGPPeers"
+	Pods            = "pods"
+	Nodes           = "nodes"
 )
 
-var kinds = []string{FloatingIPs, IPPools, Pods, Nodes}
+var kinds = []string{FloatingIPs, IPPools, IPClaims, NodeAssignments, BGPPeers, Pods, Nodes}
 
 // Missing says that a kind cannot be read, and why; empty: it can. Rows that are there stay.
 func (r *Register) Missing(kind, why string) {
@@ -89,25 +90,14 @@ func (r *Register) Unreadable() map[string]string {
 func (r *Register) Ready() bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	for _, kind := range kinds {
-		if !r.listed[kind] && r.missing[kind] == "" {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(kinds, func(kind string) bool { return !r.listed[kind] && r.missing[kind] == "" })
 }
 
 // Unlisted returns the kinds of which there was no list yet.
 func (r *Register) Unlisted() []string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	var unlisted []string
-	for _, kind := range kinds {
-		if !r.listed[kind] {
-			unlisted = append(unlisted, kind)
-		}
-	}
-	return unlisted
+	return slices.DeleteFunc(slices.Clone(kinds), func(kind string) bool { return r.listed[kind] })
 }
 
 // Namespaces returns the namespaces of all that is shown.
@@ -115,11 +105,16 @@ func (r *Register) Namespaces() []string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	seen := map[string]bool{}
-	for of := range r.owned {
-		seen[r.names.of(of)] = true
+	for rows := r.orders[ByNamespace]; len(rows) > 0; {
+		namespace := rows[0].namespace.String()
+		seen[namespace] = true
+		rows = rows[len(with(rows, ByNamespace, namespace)):]
 	}
-	for _, pod := range r.waiting {
-		seen[pod.Namespace] = true
+	for of := range r.Objects.Waiting.all {
+		seen[of.namespace] = true
+	}
+	for of := range r.Objects.Claims.all {
+		seen[of.namespace] = true
 	}
 	for i := range r.changes.ring {
 		for _, namespace := range r.changes.ring[i].namespaces {
@@ -154,14 +149,6 @@ func (r *Register) changed() {
 	}
 }
 
-// Row makes the row of a FloatingIP for [Register.ReplaceFloatingIPs]; ok is false if its name is no address. The row is for
-// this register only.
-func (r *Register) Row(ip *v1alpha1.FloatingIP) (row *Row, ok bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.names.rowOf(ip)
-}
-
 // ReplaceFloatingIPs makes the rows of a list all that there are.
 func (r *Register) ReplaceFloatingIPs(all []*Row) {
 	r.mu.Lock()
@@ -170,21 +157,14 @@ func (r *Register) ReplaceFloatingIPs(all []*Row) {
 	slices.Reverse(all) // of rows with one address the last counts
 	slices.SortStableFunc(all, func(a, b *Row) int { return a.addr.Compare(b.addr) })
 	all = slices.CompactFunc(all, func(a, b *Row) bool { return a.addr == b.addr })
-	r.noteAll(r.rows(), all)
-	// Lists that ended with an error have left names.
-	fresh := newNames()
-	for _, row := range all {
-		row.moveTo(r.names, fresh)
+	if r.listed[FloatingIPs] {
+		r.noteAll(r.rows(), all)
+	} else {
+		r.recall(all)
 	}
-	r.names = fresh
 	for _, by := range Sorts {
 		r.orders[by] = slices.Clone(all)
-		r.names.sort(by, r.orders[by])
-	}
-	clear(r.carried)
-	clear(r.owned)
-	for _, row := range all {
-		r.tally(row, 1)
+		sortBy(by, r.orders[by])
 	}
 	if r.compiled != nil {
 		r.count(r.compiled)
@@ -195,100 +175,38 @@ func (r *Register) ReplaceFloatingIPs(all []*Row) {
 
 // PutFloatingIP adds an object, or replaces one.
 func (r *Register) PutFloatingIP(ip *v1alpha1.FloatingIP) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.put(ip)
-	r.changed()
+	if row, ok := RowOf(ip); ok {
+		r.put(row.addr, row)
+	}
 }
 
 // DeleteFloatingIP removes an object.
 func (r *Register) DeleteFloatingIP(name string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.drop(name)
-	r.changed()
+	if addr, err := v1alpha1.AddrOf(name); err == nil {
+		r.put(addr, nil)
+	}
 }
 
-func (r *Register) put(ip *v1alpha1.FloatingIP) {
-	next, ok := r.names.rowOf(ip)
-	if !ok {
+// put replaces the row of an address; nil is none.
+func (r *Register) put(addr netip.Addr, next *Row) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before := r.row(addr)
+	if before == nil && next == nil {
 		return
 	}
-	before := r.row(next.addr)
 	r.recount(before, next)
 	r.replace(before, next)
 	r.note(before, next)
-	r.tally(next, 1)
-	if before != nil {
-		r.tally(before, -1)
-		r.names.forget(before)
-	}
-}
-
-func (r *Register) drop(name string) {
-	addr, err := v1alpha1.AddrOf(name)
-	if err != nil {
-		return
-	}
-	before := r.row(addr)
-	if before == nil {
-		return
-	}
-	r.recount(before, nil)
-	r.replace(before, nil)
-	r.note(before, nil)
-	r.tally(before, -1)
-	r.names.forget(before)
-}
-
-// ReplacePools makes the objects of a list all that there are.
-func (r *Register) ReplacePools(all []*v1alpha1.IPPool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.listed[IPPools] = true
-	clear(r.objects)
-	for _, pool := range all {
-		r.objects[pool.Name] = pool
-	}
-	r.compiled = nil
-	r.changed()
-}
-
-// PutPool adds an object, or replaces one.
-func (r *Register) PutPool(pool *v1alpha1.IPPool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	before := r.objects[pool.Name]
-	r.objects[pool.Name] = pool
-	if before != nil && before.Generation == pool.Generation && r.compiled != nil {
-		// Its status changes often, and nothing else of it.
-		all := slices.Clone(r.compiled.all)
-		at, _ := slices.BinarySearchFunc(all, pool.Name, poolByName)
-		all[at] = pool
-		r.compiled = &compiled{all, r.compiled.snapshot, r.compiled.counts}
-	} else {
-		r.compiled = nil
-	}
-	r.changed()
-}
-
-func poolByName(pool *v1alpha1.IPPool, name string) int { return strings.Compare(pool.Name, name) }
-
-// DeletePool removes an object.
-func (r *Register) DeletePool(name string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.objects, name)
-	r.compiled = nil
 	r.changed()
 }
 
 // pools returns the compiled pools.
 func (r *Register) pools() *compiled {
 	r.mu.RLock()
-	compiled := r.compiled
+	compiled, stale := r.compiled, r.stale
 	r.mu.RUnlock()
-	if compiled != nil {
+	if !stale {
 		return compiled
 	}
 	return r.compile()
@@ -297,16 +215,22 @@ func (r *Register) pools() *compiled {
 func (r *Register) compile() *compiled {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.compiled == nil {
-		all := make([]*v1alpha1.IPPool, 0, len(r.objects))
-		for _, pool := range r.objects {
-			all = append(all, pool)
-		}
-		slices.SortFunc(all, func(a, b *v1alpha1.IPPool) int { return poolByName(a, b.Name) })
-		r.compiled = &compiled{all: all, snapshot: pools.Compile(all)}
-		r.count(r.compiled)
+	if !r.stale {
+		return r.compiled
 	}
-	return r.compiled
+	r.stale = false
+	next := &compiled{all: r.Objects.Pools.seen(Everything)}
+	if before := r.compiled; before != nil && slices.EqualFunc(before.all, next.all, func(a, b *v1alpha1.IPPool) bool {
+		return a.Name == b.Name && a.UID == b.UID && a.Generation == b.Generation
+	}) {
+		// The status of a pool changes often, and nothing else of it.
+		next.snapshot, next.counts = before.snapshot, before.counts
+	} else {
+		next.snapshot = pools.Compile(next.all)
+		r.count(next)
+	}
+	r.compiled = next
+	return next
 }
 
 // now is the present, for a test to replace.

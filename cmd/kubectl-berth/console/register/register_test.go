@@ -47,14 +47,14 @@ func newModel() *model {
 	m.putPool(poolOf("web", "10.0.70.0/24", "10.0.70.2", "10.0.70.250"))
 	m.putPool(poolOf("db", "10.0.80.0/24", "10.0.80.2", "10.0.80.9"))
 	m.putPool(poolOf("six", "2001:db8::/64", "2001:db8::1", "2001:db8::ffff"))
-	m.ReplaceNodes([]*Node{{Name: "node1", Ready: "True"}, {Name: "node3", Ready: "False"}})
+	m.Objects.Nodes.Replace([]*Node{{Name: "node1", Ready: "True"}, {Name: "node3", Ready: "False"}})
 	m.list()
 	return m
 }
 
 func (m *model) putPool(pool *v1alpha1.IPPool) {
 	m.pools[pool.Name] = pool
-	m.PutPool(pool)
+	m.Objects.Pools.Put(pool)
 }
 
 func (m *model) put(ip *v1alpha1.FloatingIP) {
@@ -71,7 +71,7 @@ func (m *model) delete(name string) {
 func (m *model) list() {
 	var rows []*Row
 	for _, ip := range m.ips {
-		row, ok := m.Row(ip)
+		row, ok := RowOf(ip)
 		if !ok {
 			panic(ip.Name)
 		}
@@ -198,7 +198,6 @@ func TestRegister(t *testing.T) {
 		m.compareAddresses(t, random)
 		m.comparePools(t)
 		m.compareNodes(t)
-		m.compareNames(t)
 		if t.Failed() {
 			return
 		}
@@ -369,24 +368,6 @@ func (m *model) compareNodes(t *testing.T) {
 	}
 }
 
-// compareNames finds names that no row uses.
-func (m *model) compareNames(t *testing.T) {
-	t.Helper()
-	uses := map[string]int{}
-	for _, row := range m.rows() {
-		for _, of := range []id{row.pool, row.namespace, row.kind, row.owner, row.node, row.rule, row.subnet, row.reason, row.lastNode} {
-			if of != 0 {
-				uses[m.names.of(of)]++
-			}
-		}
-	}
-	for name, of := range m.names.ids {
-		if name != "" && m.names.texts[of].uses != uses[name] {
-			t.Errorf("name %q has %d uses, and is in %d rows", name, m.names.texts[of].uses, uses[name])
-		}
-	}
-}
-
 // An asker who sees one namespace learns of others only that addresses are taken.
 func TestScope(t *testing.T) {
 	m := newModel()
@@ -397,7 +378,7 @@ func TestScope(t *testing.T) {
 			ip.Spec.Owner, ip.Spec.Pod, ip.Spec.Node = &v1alpha1.Owner{Kind: "Job", Namespace: namespace, Name: namespace + "-job"}, &v1alpha1.PodReference{Name: namespace + "-pod"}, namespace+"-node"
 		}
 		m.put(ip)
-		m.PutWaiting(&WaitingPod{Namespace: namespace, Pod: namespace + "-waits"})
+		m.Objects.Waiting.Put(&WaitingPod{Namespace: namespace, Pod: namespace + "-waits"})
 	}
 	scope := Of("red")
 	for addr, want := range map[string]error{"10.0.80.2": nil, "10.0.80.3": ErrHidden, "10.0.80.4": ErrHidden, "10.0.80.5": nil} {
@@ -512,12 +493,12 @@ func TestWaitingPodOf(t *testing.T) {
 // many returns a register with 150,000 addresses.
 func many() *Register {
 	m := New()
-	m.PutPool(poolOf("web", "10.0.0.0/8", "10.0.0.1", "10.200.0.0"))
+	m.Objects.Pools.Put(poolOf("web", "10.0.0.0/8", "10.0.0.1", "10.200.0.0"))
 	addr := netip.MustParseAddr("10.0.0.1")
 	var rows []*Row
 	for i := range 150_000 {
 		addr = addr.Next()
-		row, _ := m.Row(&v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: addr.String()}, Spec: v1alpha1.FloatingIPSpec{
+		row, _ := RowOf(&v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: addr.String()}, Spec: v1alpha1.FloatingIPSpec{
 			Address: addr.String(), Pool: "web", Node: fmt.Sprintf("node%d", i%5000), Pod: &v1alpha1.PodReference{Name: fmt.Sprintf("shop-%d", i)},
 			Owner: &v1alpha1.Owner{Kind: "StatefulSet", Namespace: fmt.Sprintf("team-%d", i%300), Name: fmt.Sprintf("shop%d", i%3000)},
 		}})

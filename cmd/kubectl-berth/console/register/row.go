@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unique"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -15,23 +16,41 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Row is a FloatingIP, without the fields that nobody asks for, as a register keeps it. [Register.Row] makes it.
+// Row is a FloatingIP, without the fields that nobody asks for, as a register keeps it. [RowOf] makes it.
 type Row struct {
 	// A search looks at all rows: what it needs is in the first 64 bytes, which processors fetch at once.
-	addr                         netip.Addr
-	pod                          string
-	pool, namespace, owner, node id
-	state                        state
-	conflict                     bool
+	addr                   netip.Addr
+	pod                    string
+	namespace, owner, node text
+
+	state    state
+	conflict bool
 	// service says that a Service has the address: lastPod is its name.
 	service bool
 
 	// lastNode is the node that an address at rest waits for.
-	lastNode id
+	pool, lastNode text
 	// identity is the UID and the resourceVersion, with a space between.
 	identity, lastPod          string
 	since, released            int64 // seconds since 1970; 0: not set
-	kind, rule, subnet, reason id
+	kind, rule, subnet, reason text
+}
+
+// text is a text that many rows have: pools, namespaces, owners, nodes. There is one copy of it.
+type text unique.Handle[string]
+
+func textOf(s string) text {
+	if s == "" {
+		return text{}
+	}
+	return text(unique.Make(s))
+}
+
+func (t text) String() string {
+	if t == (text{}) {
+		return ""
+	}
+	return unique.Handle[string](t).Value()
 }
 
 // state is a state of FloatingIPs in a byte.
@@ -47,24 +66,24 @@ func (r *Row) version() (uid types.UID, version string) {
 	return types.UID(first), version
 }
 
-// rowOf returns the row of a FloatingIP. ok is false if its name is no address, which the API server admits never.
-func (n *names) rowOf(ip *v1alpha1.FloatingIP) (r *Row, ok bool) {
+// RowOf returns the row of a FloatingIP. ok is false if its name is no address, which the API server admits never.
+func RowOf(ip *v1alpha1.FloatingIP) (r *Row, ok bool) {
 	addr, err := v1alpha1.AddrOf(ip.Name)
 	if err != nil {
 		return nil, false
 	}
 	spec := &ip.Spec
 	r = &Row{
-		addr: addr, identity: string(ip.UID) + " " + ip.ResourceVersion, lastPod: spec.LastPod, reason: n.use(ip.Annotations[v1alpha1.AnnotationReason]),
+		addr: addr, identity: string(ip.UID) + " " + ip.ResourceVersion, lastPod: spec.LastPod, reason: textOf(ip.Annotations[v1alpha1.AnnotationReason]),
 		since: seconds(spec.Since), released: seconds(spec.ReleasedAt),
-		pool: n.use(spec.Pool), node: n.use(spec.Node), rule: n.use(string(spec.ReleasePolicy)),
+		pool: textOf(spec.Pool), node: textOf(spec.Node), rule: textOf(string(spec.ReleasePolicy)),
 		state: state(slices.Index(states, standing.Of(ip))), conflict: ip.InConflict(), //nolint:gosec // an index of a short list
 	}
 	if last := spec.LastNode; last != nil && spec.Owner == nil {
-		r.lastNode = n.use(last.Name)
+		r.lastNode = textOf(last.Name)
 	}
 	if spec.Network != nil {
-		r.subnet = n.use(spec.Network.Subnet)
+		r.subnet = textOf(spec.Network.Subnet)
 	}
 	if spec.Pod != nil {
 		r.pod = spec.Pod.Name
@@ -73,7 +92,7 @@ func (n *names) rowOf(ip *v1alpha1.FloatingIP) (r *Row, ok bool) {
 		r.service, r.lastPod = true, spec.Service.Name
 	}
 	if owner := spec.Owner; owner != nil {
-		r.namespace, r.kind, r.owner = n.use(owner.Namespace), n.use(owner.Kind), n.use(owner.Name)
+		r.namespace, r.kind, r.owner = textOf(owner.Namespace), textOf(owner.Kind), textOf(owner.Name)
 	}
 	return r, true
 }
@@ -86,47 +105,25 @@ func (r *Row) GetObjectMeta() metav1.Object {
 
 var _ metav1.ObjectMetaAccessor = (*Row)(nil)
 
-// ids returns all ids of the row.
-func (r *Row) ids() [9]*id {
-	return [...]*id{&r.pool, &r.namespace, &r.kind, &r.owner, &r.node, &r.rule, &r.subnet, &r.reason, &r.lastNode}
-}
-
-// moveTo uses the names of the row in another table.
-func (r *Row) moveTo(n, to *names) {
-	for _, of := range r.ids() {
-		if *of != 0 {
-			*of = to.use(n.of(*of))
-		}
-	}
-}
-
-func (n *names) forget(r *Row) {
-	for _, of := range r.ids() {
-		if *of != 0 {
-			n.drop(*of)
-		}
-	}
-}
-
 // floatingIP returns the FloatingIP, with the fields that the row has.
-func (n *names) floatingIP(r *Row) *v1alpha1.FloatingIP {
+func floatingIP(r *Row) *v1alpha1.FloatingIP {
 	uid, version := r.version()
 	ip := &v1alpha1.FloatingIP{
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NameOf(r.addr), UID: uid, ResourceVersion: version},
 		Spec: v1alpha1.FloatingIPSpec{
-			Address: r.addr.String(), Pool: n.of(r.pool), Node: n.of(r.node), LastPod: r.lastPod, ReleasePolicy: v1alpha1.ReleasePolicy(n.of(r.rule)),
+			Address: r.addr.String(), Pool: r.pool.String(), Node: r.node.String(), LastPod: r.lastPod, ReleasePolicy: v1alpha1.ReleasePolicy(r.rule.String()),
 			Reserved: r.state.of() == standing.Reserved, Since: moment(r.since), ReleasedAt: moment(r.released),
 		},
 	}
-	if r.subnet != 0 {
-		ip.Spec.Network = &v1alpha1.Network{Subnet: n.of(r.subnet)}
+	if r.subnet != (text{}) {
+		ip.Spec.Network = &v1alpha1.Network{Subnet: r.subnet.String()}
 	}
-	if r.lastNode != 0 {
-		ip.Spec.LastNode = &v1alpha1.NodeReference{Name: n.of(r.lastNode)}
+	if r.lastNode != (text{}) {
+		ip.Spec.LastNode = &v1alpha1.NodeReference{Name: r.lastNode.String()}
 	}
-	if r.owner != 0 {
-		ip.Spec.Owner = &v1alpha1.Owner{Kind: n.of(r.kind), Namespace: n.of(r.namespace), Name: n.of(r.owner)}
-		if r.namespace == 0 { // A Node is the one owner without a namespace.
+	if r.owner != (text{}) {
+		ip.Spec.Owner = &v1alpha1.Owner{Kind: r.kind.String(), Namespace: r.namespace.String(), Name: r.owner.String()}
+		if r.namespace == (text{}) { // A Node is the one owner without a namespace.
 			ip.Spec.Owner.APIVersion = "v1"
 		}
 	}
@@ -136,8 +133,8 @@ func (n *names) floatingIP(r *Row) *v1alpha1.FloatingIP {
 	if r.pod != "" {
 		ip.Spec.Pod = &v1alpha1.PodReference{Name: r.pod}
 	}
-	if r.reason != 0 {
-		ip.Annotations = map[string]string{v1alpha1.AnnotationReason: n.of(r.reason)}
+	if r.reason != (text{}) {
+		ip.Annotations = map[string]string{v1alpha1.AnnotationReason: r.reason.String()}
 	}
 	if r.conflict {
 		ip.Status.Conditions = []metav1.Condition{{Type: v1alpha1.FloatingIPConflict, Status: metav1.ConditionTrue}}

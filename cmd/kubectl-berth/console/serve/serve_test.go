@@ -41,7 +41,7 @@ func hold(to *register.Register, n int) {
 			})
 		}
 		addr := netip.AddrFrom4([4]byte{10, subnet.As4()[1], subnet.As4()[2] + byte((at+1)/256), byte((at + 1) % 256)})
-		row, ok := to.Row(&v1alpha1.FloatingIP{
+		row, ok := register.RowOf(&v1alpha1.FloatingIP{
 			ObjectMeta: metav1.ObjectMeta{Name: addr.String(), UID: types.UID(fmt.Sprintf("00000000-0000-0000-0000-%012d", i)), ResourceVersion: fmt.Sprint(i)},
 			Spec: v1alpha1.FloatingIPSpec{
 				Address: addr.String(), Pool: pools[pool].Name, Node: fmt.Sprintf("node-%d", at%200), ReleasePolicy: v1alpha1.ReleaseRetain, Since: &since,
@@ -55,10 +55,10 @@ func hold(to *register.Register, n int) {
 		}
 		rows = append(rows, row)
 	}
-	to.ReplacePools(pools)
+	to.Objects.Pools.Replace(pools)
 	to.ReplaceFloatingIPs(rows)
-	to.ReplaceWaiting(nil)
-	to.ReplaceNodes(nil)
+	to.Objects.Waiting.Replace(nil)
+	to.Objects.Nodes.Replace(nil)
 }
 
 // used returns the CPU time that the process used so far.
