@@ -27,7 +27,6 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/failure"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/target"
 	"github.com/berth-dev/berth/ipam/agentpod"
 	"github.com/berth-dev/berth/ipam/agentport"
@@ -93,7 +92,7 @@ func Show(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 
 type port interface {
 	command.Port
-	node.Agents
+	Agent(pod *v1.Pod) inquiry.Client
 }
 
 type look struct {
