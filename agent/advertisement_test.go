@@ -63,7 +63,7 @@ func TestAdvertisedInKernel(t *testing.T) {
 	r := record("c", state.Added, pod.Path(), []api.Address{routed})
 	r.WhenReady, r.Attachments[0].Uplink, r.Attachments[0].MAC = true, "eth0", "0a:58:0a:62:00:05"
 	must(t, a.Store.Put(r))
-	node.Run(func() error { _, err := a.Drivers[nettype.Veth].Setup(interfaceOf(r, 0)); return err })
+	node.Run(func() error { _, err := a.Drivers[nettype.Veth].Setup(nettype.InterfaceOf(r, 0)); return err })
 	check := func(what string, want bool, do func() error) {
 		t.Helper()
 		node.Run(func() error { return do() })
@@ -71,7 +71,7 @@ func TestAdvertisedInKernel(t *testing.T) {
 			t.Errorf("%s: table 98 has %q, want the address there: %t", what, have, want)
 		}
 	}
-	repair := func() error { return a.repair(t.Context(), r.Key()) }
+	repair := func() error { return a.repairs.repair(t.Context(), r.Key()) }
 	check("not Ready", false, repair)
 	w.ready = true
 	check("Ready", true, repair)
@@ -81,7 +81,7 @@ func TestAdvertisedInKernel(t *testing.T) {
 	check("not Ready any more", false, repair)
 	w.ready = true
 	check("Ready again", true, repair)
-	check("withdrawn", false, func() error { return a.withdraw(t.Context(), r, "somebody edited it") })
+	check("withdrawn", false, func() error { return a.withdrawals.withdraw(t.Context(), r, "somebody edited it") })
 	check("restored", true, repair)
 	check("deleted", false, func() error { return a.deleting(t.Context(), r) })
 }

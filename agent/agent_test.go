@@ -28,6 +28,7 @@ import (
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/nettype"
+	"github.com/berth-dev/berth/agent/plan"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/policy/enforce"
 	"github.com/berth-dev/berth/agent/state"
@@ -295,7 +296,7 @@ func newAgent(t *testing.T) (*Agent, *world) {
 		t.Fatal(err)
 	}
 	return New(Options{
-		Socket: socket, Pods: w, Store: store, Plugins: fakePlugins{w}, Networks: fakeNetworks{}, Drivers: Drivers{nettype.Veth: fakeDriver{w}}, PodNetworks: w,
+		Socket: socket, Pods: w, Store: store, Plugins: fakePlugins{w}, Options: plan.Options{Networks: fakeNetworks{}, PodNetworks: w}, Drivers: Drivers{nettype.Veth: fakeDriver{w}},
 		HostPorts: &fakeForwarder{}, HostPortRange: hostport.Range{First: 20000, Last: 20009},
 	}), w
 }
@@ -388,13 +389,13 @@ func TestAgent(t *testing.T) {
 		"verify": {
 			do: func(ctx context.Context, a *Agent, w *world) error {
 				_, err := a.Add(ctx, addRequest("c"))
-				a.Suspect()
-				err = errors.Join(err, a.Verify(ctx))
+				a.repairs.Suspect()
+				err = errors.Join(err, a.repairs.Verify(ctx))
 				w.holds = fmt.Errorf("%w: moved", podinfo.ErrNotHolder)
 				// Nobody is suspected any more.
-				err = errors.Join(err, a.Verify(ctx), a.Check(ctx, addRequest("c")))
-				a.Suspect()
-				return errors.Join(err, a.Verify(ctx), a.Del(ctx, addRequest("c")))
+				err = errors.Join(err, a.repairs.Verify(ctx), a.Check(ctx, addRequest("c")))
+				a.repairs.Suspect()
+				return errors.Join(err, a.repairs.Verify(ctx), a.Del(ctx, addRequest("c")))
 			},
 			log: []string{"setup c", "announce c", "ADD floating c", "withdraw c", "withdraw c", "DEL floating c", "teardown c"}, left: map[string]state.Phase{},
 		},
@@ -402,8 +403,8 @@ func TestAgent(t *testing.T) {
 			do: func(ctx context.Context, a *Agent, w *world) error {
 				_, err := a.Add(ctx, addRequest("c"))
 				w.holds = context.DeadlineExceeded
-				a.Suspect()
-				return errors.Join(err, a.Verify(ctx))
+				a.repairs.Suspect()
+				return errors.Join(err, a.repairs.Verify(ctx))
 			},
 			code: types.ErrTryAgainLater, log: []string{"setup c", "announce c", "ADD floating c"}, left: map[string]state.Phase{"c": state.Added},
 		},
@@ -509,46 +510,6 @@ func TestCapabilities(t *testing.T) {
 	}
 }
 
-// The plugin of the floating network declares the capabilities that it gets, even
-// where the administrator's file does not.
-func TestFloatingNetwork(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "floating.conflist")
-	const list = `{"cniVersion":"1.1.0","name":"n","plugins":[{"type":"berth-veth","uplink":"bond0","mtu":1400,"capabilities":{"mac":false}},{"type":"tuning","capabilities":{"mac":true}}]}`
-	if err := os.WriteFile(file, []byte(list), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for name, c := range map[string]struct {
-		file, uplink string
-		mtu          int
-	}{"built in": {"", "eth0", 0}, "of a file": {file, "bond0", 1400}} {
-		n := &Networks{FloatingFile: c.file, Node: nettype.Node{Uplink: func() (string, error) { return "eth0", nil }}}
-		floating, err := n.Floating()
-		if err != nil || floating.Uplink != c.uplink || floating.MTU != c.mtu {
-			t.Fatalf("%s: Floating() = %+v, %v", name, floating, err)
-		}
-		var conf struct {
-			Uplink       string
-			MTU          int
-			Capabilities map[string]bool
-		}
-		if err := floating.Network.Plugin(&conf); err != nil {
-			t.Fatal(err)
-		}
-		if conf.Uplink != c.uplink || conf.MTU != c.mtu || !cmp.Equal(conf.Capabilities, map[string]bool{"berthAddresses": true, "mac": true}) {
-			t.Errorf("%s: the plugin has %+v", name, conf)
-		}
-	}
-	for plugin, good := range map[string]bool{`"berth-veth"`: true, `"berth-vlan","mode":"pure"`: false} {
-		text := `{"cniVersion":"1.1.0","name":"n","plugins":[{"type":` + plugin + `,"uplink":"eth1","routed":true}]}`
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := (&Networks{FloatingFile: file}).Floating(); (err == nil) != good {
-			t.Errorf("routed with %s: %v", plugin, err)
-		}
-	}
-}
-
 // After a start the agent finishes interrupted work, and checks the other records.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -651,8 +612,8 @@ func TestVerifyAsksOnce(t *testing.T) {
 				must(t, a.Store.Put(r))
 			}
 			w.lost, w.holds = c.lost, c.away
-			a.Suspect()
-			if err := a.Verify(t.Context()); (err != nil) != (c.away != nil) {
+			a.repairs.Suspect()
+			if err := a.repairs.Verify(t.Context()); (err != nil) != (c.away != nil) {
 				t.Errorf("Verify() = %v", err)
 			}
 			if got := w.questions.Load(); got != c.questions {
@@ -660,7 +621,7 @@ func TestVerifyAsksOnce(t *testing.T) {
 			}
 			w.questions.Store(0)
 			w.holds, w.lost = nil, ""
-			must(t, a.Verify(t.Context()))
+			must(t, a.repairs.Verify(t.Context()))
 			if got := w.questions.Load(); (got > 0) != (c.away != nil) {
 				t.Errorf("%d questions of the next call", got)
 			}
@@ -816,7 +777,7 @@ func TestWithdrawnComesBackSlowly(t *testing.T) {
 				p := slowPolicies{noPolicies{}, w, policedID(r), make(chan struct{})}
 				a.Policies = p
 				ended := make(chan error, 1)
-				go func() { ended <- a.repair(t.Context(), r.Key()) }()
+				go func() { ended <- a.repairs.repair(t.Context(), r.Key()) }()
 				synctest.Wait()
 				began := time.Now()
 				must(t, c.meanwhile(t.Context(), a, w))
@@ -1052,7 +1013,7 @@ func TestNoAnnouncementOfWithdrawn(t *testing.T) {
 		if err := a.Store.Put(r); err != nil {
 			t.Fatal(err)
 		}
-		if carried, err := a.announceAgain(t.Context(), r); carried != want || err != nil {
+		if carried, err := a.holdings.announceAgain(t.Context(), r); carried != want || err != nil {
 			t.Errorf("%s: announceAgain() = %v, %v, want %v", phase, carried, err, want)
 		}
 		if announced := len(w.log) > 0; announced != want {
@@ -1060,7 +1021,7 @@ func TestNoAnnouncementOfWithdrawn(t *testing.T) {
 		}
 	}
 	gone := record("gone", state.Added, "", w.addrs)
-	if carried, err := a.announceAgain(t.Context(), gone); carried || err != nil {
+	if carried, err := a.holdings.announceAgain(t.Context(), gone); carried || err != nil {
 		t.Errorf("a detached container: announceAgain() = %v, %v", carried, err)
 	}
 }
@@ -1124,12 +1085,12 @@ func TestCarried(t *testing.T) {
 		put(t, a, "c", test.phase, "/proc/self/ns/net", w.addrs)
 		record := a.Store.List()[0]
 		if test.adds {
-			_, end := a.adds.begin(t.Context(), record.Key())
+			_, end := a.withdrawals.adds.begin(t.Context(), record.Key())
 			defer end()
 		}
 		orphan := netip.MustParseAddr("10.0.70.99")
 		w.links = []nettype.Link{{Name: "bthx", Addresses: []netip.Addr{orphan}}}
-		carried, err := a.Carried(t.Context(), false)
+		carried, err := a.witness.Carried(t.Context(), false)
 		if err != nil {
 			t.Fatal(err)
 		}

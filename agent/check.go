@@ -39,31 +39,26 @@ type podChecker interface {
 	Check(i *nettype.Interface) error
 }
 
-// checkWhole verifies both sides of an interface whose driver knows both.
-func checkWhole(d nettype.Driver, i *nettype.Interface) error {
-	if c, ok := d.(podChecker); ok {
-		return c.Check(i)
-	}
-	return nil
-}
-
 // check verifies the network of a complete record.
 func (a *Agent) check(ctx context.Context, record *state.Container) error {
-	if err := a.eachInterface(record, checkWhole); err != nil {
+	err := a.eachInterface(record, func(d nettype.Driver, i *nettype.Interface) error {
+		return ifCan(d, func(c podChecker) error { return c.Check(i) })
+	})
+	if err != nil {
 		return err
 	}
-	if err := a.checkDefaultRoute(record); err != nil {
+	if err := a.attachments.checkDefaultRoute(record); err != nil {
 		return err
 	}
 	if err := a.ports.Check(record); err != nil {
 		return err
 	}
 	for i, attachment := range record.Attachments {
-		network, err := networkOf(record, i)
+		network, err := nettype.NetworkOf(record, i)
 		if err != nil {
 			return err
 		}
-		if err := a.Plugins.Check(ctx, network, forPlugins(record, i), attachment.Result); err != nil {
+		if err := a.Plugins.Check(ctx, network, nettype.ForPlugins(record, i), attachment.Result); err != nil {
 			return err
 		}
 	}

@@ -17,29 +17,28 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 )
 
-// deadMan has the node fall silent for addresses where it was not called for a time; see package deadman. Methods are safe in
-// parallel and block for the kernel only.
-type deadMan interface {
-	Keep(watched map[netip.Addr]bool) (expired []netip.Addr, err error)
-	Park(watched map[netip.Addr]bool) error
-	Interval() time.Duration
-	Err() error
+// deadManSwitch keeps the node from falling silent for pods that asked for failover, while it
+// works.
+type deadManSwitch struct {
+	*records
+
+	holdings *holdings
 }
 
-// runDeadMan says that the agent lives, until ctx ends: then the next one has some time.
-func (a *Agent) runDeadMan(ctx context.Context) {
-	if a.DeadMan == nil {
+// run says that the agent lives, until ctx ends: then the next one has some time.
+func (s *deadManSwitch) run(ctx context.Context) {
+	if s.DeadMan == nil {
 		return
 	}
-	off := a.DeadMan.Interval() == 0
-	tick := time.NewTicker(cmp.Or(a.DeadMan.Interval(), resync))
+	off := s.DeadMan.Interval() == 0
+	tick := time.NewTicker(cmp.Or(s.DeadMan.Interval(), resync))
 	defer tick.Stop()
-	for done := a.keepAnswering(ctx); !off || !done; done = a.keepAnswering(ctx) {
+	for done := s.keep(ctx); !off || !done; done = s.keep(ctx) {
 		select {
-		case <-a.kept:
+		case <-s.kept:
 		case <-tick.C:
 		case <-ctx.Done():
-			if err := a.DeadMan.Park(a.watched()); err != nil {
+			if err := s.DeadMan.Park(s.watched()); err != nil {
 				klog.FromContext(ctx).Error(err, "The node falls silent for pods that asked for failover unless the next agent starts soon")
 			}
 			return
@@ -48,9 +47,9 @@ func (a *Agent) runDeadMan(ctx context.Context) {
 }
 
 // watched has the addresses of pods that asked for failover.
-func (a *Agent) watched() map[netip.Addr]bool {
+func (s *deadManSwitch) watched() map[netip.Addr]bool {
 	all := map[netip.Addr]bool{}
-	for _, record := range a.Store.List() {
+	for _, record := range s.Store.List() {
 		if record.Phase != state.Adding && record.Phase != state.Added {
 			continue
 		}
@@ -63,40 +62,38 @@ func (a *Agent) watched() map[netip.Addr]bool {
 	return all
 }
 
-// keepAnswering says that the agent lives. An address for which the node fell silent meanwhile may be another node's: the node closes it,
-// and asks for it as for one that its kernel lost. done: there was none, and no failure.
-func (a *Agent) keepAnswering(ctx context.Context) (done bool) {
-	if a.DeadMan == nil {
+// keep says that the agent lives. An address for which the node fell silent meanwhile may be
+// another node's: the node closes it, and asks for it as for one that its kernel lost. done: there
+// was none, and no failure.
+func (s *deadManSwitch) keep(ctx context.Context) (done bool) {
+	if s.DeadMan == nil {
 		return true
 	}
-	failed := a.DeadMan.Err() != nil
-	expired, err := a.DeadMan.Keep(a.watched())
+	failed := s.DeadMan.Err() != nil
+	expired, err := s.DeadMan.Keep(s.watched())
 	if err != nil {
 		if !failed {
 			klog.FromContext(ctx).Error(err, "The node may fall silent for pods that asked for failover; the agent tries on")
 		}
 		return false
 	}
-	for _, record := range a.Store.List() {
+	for _, record := range s.Store.List() {
 		if record.Phase == state.Added && slices.ContainsFunc(addressesOf(record), func(addr netip.Addr) bool { return slices.Contains(expired, addr) }) {
-			a.closeExpired(ctx, record)
+			s.closeExpired(ctx, record)
 		}
 	}
 	return len(expired) == 0
 }
 
 // closeExpired closes a record for whose addresses the node is silent.
-func (a *Agent) closeExpired(ctx context.Context, record *state.Container) {
-	logger := klog.LoggerWithValues(klog.FromContext(ctx), "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name), "containerID", record.ContainerID, "ips", addressList(record))
-	err := a.withAddresses(ctx, record, func(now *state.Container) error {
-		if now.Phase != state.Added {
-			return nil
-		}
-		if err := a.closeLocked(now, func(*nettype.Interface) bool { return true }); err != nil && !errors.Is(err, answerer.ErrCannotClose) {
+func (s *deadManSwitch) closeExpired(ctx context.Context, record *state.Container) {
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name), "containerID", record.ContainerID, "ips", addressesOf(record))
+	err := s.withAddresses(ctx, record, state.Added, func(now *state.Container) error {
+		if err := s.close(now, func(*nettype.Interface) bool { return true }); err != nil && !errors.Is(err, answerer.ErrCannotClose) {
 			return err
 		}
 		// Before an answer to the question below opens them again.
-		_, err := a.DeadMan.Keep(a.watched())
+		_, err := s.DeadMan.Keep(s.watched())
 		return err
 	})
 	if err != nil {
@@ -104,5 +101,5 @@ func (a *Agent) closeExpired(ctx context.Context, record *state.Container) {
 		return
 	}
 	logger.Info("No agent ran here for longer than --silence-after: the node fell silent for the addresses of a pod, and asks whether they are still its own")
-	a.carry(ctx, record, false)
+	s.holdings.carry(ctx, record, false)
 }

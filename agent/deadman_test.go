@@ -115,7 +115,7 @@ func newSilenceLab(t *testing.T, failover bool) *silenceLab {
 	t.Helper()
 	netnstest.Need(t)
 	first, w := newAgent(t)
-	l := &silenceLab{t: t, node: netnstest.New(t), client: netnstest.New(t), pods: &awayPods{world: w}, options: first.Options}
+	l := &silenceLab{t: t, node: netnstest.New(t), client: netnstest.New(t), pods: &awayPods{world: w}, options: *first.Options}
 	segment := netnstest.NewWire(t)
 	segment.Plug(l.node, "eth0", netip.MustParsePrefix("10.0.70.11/24"))
 	segment.Plug(l.client, "eth0", netip.MustParsePrefix("10.0.70.50/24"))
@@ -125,7 +125,7 @@ func newSilenceLab(t *testing.T, failover bool) *silenceLab {
 	record.Attachments[0].Uplink, record.Attachments[0].MAC = "eth0", "0a:58:0a:00:46:05"
 	must(t, first.Store.Put(record))
 	l.node.Run(func() error {
-		_, err := nettype.Drivers(nettype.Kernel{Wirer: wire.New("")})[nettype.Veth].Setup(interfaceOf(record, 0))
+		_, err := nettype.Drivers(nettype.Kernel{Wirer: wire.New("")})[nettype.Veth].Setup(nettype.InterfaceOf(record, 0))
 		return err
 	})
 	return l
@@ -141,10 +141,10 @@ func (l *silenceLab) start(after time.Duration) (a *Agent, stop func()) {
 	a = New(o)
 	ctx, cancel := context.WithCancel(l.t.Context())
 	var group sync.WaitGroup
-	group.Go(func() { a.answerer.Run(ctx) })
-	a.keepAnswering(ctx)
-	a.carryAll(ctx)
-	group.Go(func() { a.runDeadMan(ctx) })
+	group.Go(func() { a.holdings.answerer.Run(ctx) })
+	a.silence.keep(ctx)
+	a.repairs.carryAll(ctx)
+	group.Go(func() { a.silence.run(ctx) })
 	stop = func() { cancel(); group.Wait() }
 	l.t.Cleanup(stop)
 	return a, stop
@@ -204,7 +204,7 @@ func TestDeadAgent(t *testing.T) {
 	a, stop := l.start(after)
 	// Longer than a node waits for silence where nobody answers.
 	netnstest.Eventually(t, func() error {
-		if s := a.answerer.Standing(l.pods.addrs[0].Address); s.Phase != answering.Asking || len(s.MACs) == 0 {
+		if s := a.holdings.answerer.Standing(l.pods.addrs[0].Address); s.Phase != answering.Asking || len(s.MACs) == 0 {
 			return fmt.Errorf("the node does not ask: %+v", s)
 		}
 		return nil
@@ -283,7 +283,7 @@ func TestDeadManFails(t *testing.T) {
 	if err := a.Ready(t.Context()); !errors.Is(err, ErrNotReady) || !errors.Is(err, errNoARP) {
 		t.Errorf("Ready() = %v", err)
 	}
-	if a.keepAnswering(t.Context()) {
+	if a.silence.keep(t.Context()) {
 		t.Error("nothing is left to do")
 	}
 }

@@ -87,7 +87,7 @@ func TestDefaultRouteOfPod(t *testing.T) {
 				record := a.Store.Get(state.Key{ContainerID: "c", IfName: "eth0"})
 				var secondary []string
 				for i := range record.Attachments {
-					if interfaceOf(record, i).Secondary {
+					if nettype.InterfaceOf(record, i).Secondary {
 						secondary = append(secondary, record.Attachments[i].IfName)
 					}
 				}
@@ -109,25 +109,4 @@ func (f vlanNetworks) Floating() (*nettype.Floating, error) {
 	floating, err := f.fakeNetworks.Floating()
 	floating.Driver = nettype.Vlan
 	return floating, err
-}
-
-// The networks' results follow the default route: their plugins check by them.
-func TestRerouted(t *testing.T) {
-	r := record("c", state.Adding, "/n", nil)
-	r.Attachments[0].Driver = ""
-	r.Attachments[0].Result = []byte(`{"cniVersion":"1.0.0","interfaces":[{"name":"eth0"}],"ips":[{"interface":0,"address":"10.1.0.5/24"}],
-		"routes":[{"dst":"0.0.0.0/0","gw":"10.1.0.1"},{"dst":"::/0","gw":"2001:db8::1"},{"dst":"10.2.0.0/16","gw":"10.1.0.1"}]}`)
-	v4 := []netip.Addr{netip.MustParseAddr("10.9.0.1")}
-	for name, c := range map[string]struct {
-		gateways []netip.Addr
-		want     string
-	}{
-		"lost": {nil, `"routes":[{"dst":"::/0","gw":"2001:db8::1"},{"dst":"10.2.0.0/16","gw":"10.1.0.1"}]`},
-		"held": {v4, `"routes":[{"dst":"::/0","gw":"2001:db8::1"},{"dst":"10.2.0.0/16","gw":"10.1.0.1"},{"dst":"0.0.0.0/0","gw":"10.9.0.1"}]`},
-	} {
-		got, err := rerouted(r, 0, v4, c.gateways)
-		if err != nil || !strings.Contains(string(got), c.want) || !strings.Contains(string(got), `"cniVersion":"1.1.0"`) {
-			t.Errorf("%s: rerouted() = %s, %v, want %s", name, got, err, c.want)
-		}
-	}
 }

@@ -16,7 +16,19 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/ipam/event"
+	"github.com/berth-dev/berth/ipam/locked"
 )
+
+// defence answers hosts that claim addresses of this node's pods.
+type defence struct {
+	*records
+
+	holdings    *holdings
+	withdrawals *withdrawals
+	// Claims of other hosts come by heard. claims has the ones since the last defence of each pod that is defended, by its UID.
+	heard  <-chan answerer.Claim
+	claims locked.Map[string, claims]
+}
 
 const (
 	// defendInterval is the least time between two defences of an address (RFC 5227,
@@ -36,9 +48,9 @@ const (
 // claims are the last ones of each address.
 type claims map[netip.Addr]conflict.Conflict
 
-// noteClaim returns whether the defence of the pod begins by the claim.
-func (a *Agent) noteClaim(claim answerer.Claim) (begins bool) {
-	a.claims.Do(func(all map[string]claims) {
+// note returns whether the defence of the pod begins by the claim.
+func (d *defence) note(claim answerer.Claim) (begins bool) {
+	d.claims.Do(func(all map[string]claims) {
 		if begins = all[claim.Pod] == nil; begins {
 			all[claim.Pod] = claims{}
 		}
@@ -47,9 +59,9 @@ func (a *Agent) noteClaim(claim answerer.Claim) (begins bool) {
 	return begins
 }
 
-// takeClaims returns the claims since the last call. Without any the defence of the pod ends.
-func (a *Agent) takeClaims(pod string) (taken claims) {
-	a.claims.Do(func(all map[string]claims) {
+// take returns the claims since the last call. Without any the defence of the pod ends.
+func (d *defence) take(pod string) (taken claims) {
+	d.claims.Do(func(all map[string]claims) {
 		if taken, all[pod] = all[pod], (claims{}); len(taken) == 0 {
 			delete(all, pod)
 		}
@@ -57,17 +69,17 @@ func (a *Agent) takeClaims(pod string) (taken claims) {
 	return taken
 }
 
-// defendAll answers hosts that claim addresses of this node's pods, until ctx ends.
-func (a *Agent) defendAll(ctx context.Context) {
+// run answers hosts that claim addresses of this node's pods, until ctx ends.
+func (d *defence) run(ctx context.Context) {
 	var group sync.WaitGroup
 	defer group.Wait()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case claim := <-a.heard:
-			if a.noteClaim(claim) {
-				group.Go(func() { a.defendPod(ctx, claim.Pod) })
+		case claim := <-d.heard:
+			if d.note(claim) {
+				group.Go(func() { d.defendPod(ctx, claim.Pod) })
 			}
 		}
 	}
@@ -75,11 +87,11 @@ func (a *Agent) defendAll(ctx context.Context) {
 
 // defendPod announces a pod's addresses twice when hosts claim some, for as long as they do. The neighbours that believe a claim during
 // the interval need an announcement then, too.
-func (a *Agent) defendPod(ctx context.Context, pod string) {
+func (d *defence) defendPod(ctx context.Context, pod string) {
 	pause(ctx, together)
-	for claims := a.takeClaims(pod); len(claims) > 0 && ctx.Err() == nil; claims = a.takeClaims(pod) {
+	for claims := d.take(pod); len(claims) > 0 && ctx.Err() == nil; claims = d.take(pod) {
 		next := time.After(defendInterval)
-		if err := a.defend(ctx, pod, claims); err != nil && ctx.Err() == nil {
+		if err := d.defend(ctx, pod, claims); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Cannot answer another host that says that it has the address of a pod", "podUID", pod)
 		}
 		select {
@@ -97,8 +109,8 @@ func pause(ctx context.Context, d time.Duration) {
 }
 
 // defend answers claims against a pod once, and tells users of hosts that go on.
-func (a *Agent) defend(ctx context.Context, pod string, claims claims) error {
-	records := a.Store.List()
+func (d *defence) defend(ctx context.Context, pod string, claims claims) error {
+	records := d.Store.List()
 	i := slices.IndexFunc(records, func(c *state.Container) bool {
 		return c.Phase == state.Added && c.Pod.Identity() == pod && slices.ContainsFunc(addressesOf(c), func(addr netip.Addr) bool { return claims[addr].MAC != nil })
 	})
@@ -106,18 +118,18 @@ func (a *Agent) defend(ctx context.Context, pod string, claims claims) error {
 		return nil
 	}
 	record := records[i]
-	defended, err := a.announceOwn(ctx, record)
+	defended, err := d.announceOwn(ctx, record)
 	if err != nil || !defended {
 		return err
 	}
-	a.Metrics.defences.Inc()
+	d.Metrics.defences.Inc()
 	for _, claim := range claims {
 		klog.FromContext(ctx).Info("Another host says that it has the address of a pod; announced the address again", "ip", claim.Address,
 			"mac", claim.MAC, "link", claim.Link, "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name))
 	}
 	pause(ctx, announceInterval)
-	if defended, err = a.announceOwn(ctx, record); err == nil && defended {
-		a.confirm(ctx, record, claims)
+	if defended, err = d.announceOwn(ctx, record); err == nil && defended {
+		d.confirm(ctx, record, claims)
 	}
 	return err
 }
@@ -125,34 +137,27 @@ func (a *Agent) defend(ctx context.Context, pod string, claims claims) error {
 // announceOwn announces the addresses of a record, and returns true where the node carries them still. Before that it asks the API whose
 // they are: the new node of an address that moved claims it, too, and the address is then withdrawn here. Without an answer of the API
 // nothing is announced.
-func (a *Agent) announceOwn(ctx context.Context, record *state.Container) (carried bool, err error) {
-	if now := a.Store.Get(record.Key()); now == nil || now.Phase != state.Added {
+func (d *defence) announceOwn(ctx context.Context, record *state.Container) (carried bool, err error) {
+	if now := d.Store.Get(record.Key()); now == nil || now.Phase != state.Added {
 		return false, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
 	defer cancel()
-	reason, err := a.lostWhy(ctx, record)
+	reason, err := d.lostWhy(ctx, record)
 	if err != nil {
 		return false, fmt.Errorf("ask whose the addresses of pod %s are: %w", record.Pod, err)
 	}
 	if reason != "" {
-		return false, a.withdraw(ctx, record, reason)
+		return false, d.withdrawals.withdraw(ctx, record, reason)
 	}
-	return a.announceAgain(ctx, record)
+	return d.holdings.announceAgain(ctx, record)
 }
 
 // confirm asks the networks whether hosts that claimed addresses of a record go on answering for them, and tells users of hosts that do. A
 // node from which an address just moved away claims it, too, and does not have it.
-func (a *Agent) confirm(ctx context.Context, record *state.Container, claims claims) {
-	for _, other := range a.askAbout(ctx, record, func(addr netip.Addr) bool { return claims[addr].MAC != nil }) {
-		a.tellPod(record.Pod, event.Warning(EventAddressConflict,
+func (d *defence) confirm(ctx context.Context, record *state.Container, claims claims) {
+	for _, other := range d.holdings.askAbout(ctx, record, func(addr netip.Addr) bool { return claims[addr].MAC != nil }) {
+		d.tellPod(record.Pod, event.Warning(EventAddressConflict,
 			fmt.Sprintf("%s; the pod keeps the address, which the node announces again; find that host by its MAC and take the address from it", other)), "Defend")
 	}
-}
-
-// askAbout asks the networks of a complete record for other hosts that have some of its addresses.
-func (a *Agent) askAbout(ctx context.Context, record *state.Container, which func(netip.Addr) bool) []conflict.Conflict {
-	// The repair of the record reports missing links.
-	targets, _ := a.targets(record, toDefend)
-	return a.conflicts.Ask(ctx, record.Pod, slices.DeleteFunc(targets, func(t conflict.Target) bool { return !which(t.Address) }))
 }

@@ -96,8 +96,8 @@ func TestDefend(t *testing.T) {
 				a, w := newAgent(t)
 				a.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
 				heard := make(chan answerer.Claim, 10)
-				a.heard, a.conflicts.Log = heard, noted{w, map[netip.Addr]bool{}}
-				a.conflicts.Asker = askerFunc(func(_ context.Context, targets []conflict.Target) (all []conflict.Conflict, _ error) {
+				a.defence.heard, a.holdings.conflicts.Log = heard, noted{w, map[netip.Addr]bool{}}
+				a.holdings.conflicts.Asker = askerFunc(func(_ context.Context, targets []conflict.Target) (all []conflict.Conflict, _ error) {
 					if !c.silent && len(targets) > 0 {
 						all = append(all, foreign)
 					}
@@ -153,9 +153,9 @@ func TestEndOfConflict(t *testing.T) {
 		a, w := newAgent(t)
 		addr := w.addrs[0].Address
 		a.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
-		a.conflicts.Log = noted{w, map[netip.Addr]bool{addr: true}}
+		a.holdings.conflicts.Log = noted{w, map[netip.Addr]bool{addr: true}}
 		still := []conflict.Conflict{{Address: addr, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 9}, Link: "eth0"}}
-		a.conflicts.Asker = askerFunc(func(context.Context, []conflict.Target) ([]conflict.Conflict, error) { return still, nil })
+		a.holdings.conflicts.Asker = askerFunc(func(context.Context, []conflict.Target) ([]conflict.Conflict, error) { return still, nil })
 		put(t, a, "c", state.Added, "/proc/self/ns/net", w.addrs)
 		run(t, a)
 		if diff := cmp.Diff([]string{"report 10.0.70.5 is in use by the host with MAC 02:00:00:00:00:09 on eth0"}, w.log); diff != "" {

@@ -4,7 +4,10 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/ns"
 	"k8s.io/klog/v2"
@@ -13,14 +16,12 @@ import (
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/fault"
 )
 
 // Del detaches the container. It succeeds where nothing is left to detach.
 func (a *Agent) Del(ctx context.Context, req *api.Request) error {
-	if err := checkIDs(req); err != nil {
-		return err
-	}
-	req, err := withoutNodeNetNS(req)
+	req, err := checkDEL(req)
 	if err != nil {
 		return err
 	}
@@ -28,10 +29,13 @@ func (a *Agent) Del(ctx context.Context, req *api.Request) error {
 	return a.detach(ctx, key, req)
 }
 
-// withoutNodeNetNS returns the request of a DEL without a network namespace where it names the
-// node's. ADD refuses that; a plugin would remove a link of the node that has the name of the
-// container's interface.
-func withoutNodeNetNS(req *api.Request) (*api.Request, error) {
+// checkDEL refuses invalid parameters of a DEL, and returns it without a network namespace where it
+// names the node's. ADD refuses that; a plugin would remove a link of the node that has the name of
+// the container's interface.
+func checkDEL(req *api.Request) (*api.Request, error) {
+	if err := checkIDs(req); err != nil {
+		return nil, err
+	}
 	isNode, err := ns.CheckNetNS(req.NetNS)
 	if err != nil {
 		return nil, fmt.Errorf("compare the network namespace %s with the node's: %w", req.NetNS, err)
@@ -67,7 +71,7 @@ func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) err
 		return err
 	}
 	klog.FromContext(ctx).V(2).Info("Detached", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),
-		"containerID", record.ContainerID, "ips", addressList(record))
+		"containerID", record.ContainerID, "ips", addressesOf(record))
 	return nil
 }
 
@@ -87,16 +91,23 @@ func (a *Agent) detachUnknown(ctx context.Context, req *api.Request) {
 	if err != nil {
 		return
 	}
-	// A runtime that names no pod has no host ports either.
-	if args, err := parseArgs(req.Args); err == nil {
-		if args.uid != "" {
-			defer a.Policies.Forget(args.uid)
+	// A runtime that names no pod has no host ports either. Ports without a record lead to the
+	// addresses that the ADD returned or, where the runtime does not pass them, are the pod's.
+	if called, err := parseArgs(req.Args); err == nil {
+		if called.UID != "" {
+			defer a.Policies.Forget(called.UID)
 		}
-		if err := a.closeUnrecorded(ctx, args, conf); err != nil {
+		var err error
+		if addrs := chain.Addresses(conf.PrevResult); len(addrs) > 0 {
+			err = a.ports.EndAddresses(ctx, addrs)
+		} else {
+			err = a.ports.EndPod(ctx, called)
+		}
+		if err != nil {
 			logger.Error(err, "Cannot close the host ports of a container without a record", "containerID", req.ContainerID)
 		}
 	}
-	known, err := a.delUnrecorded(ctx, req.NetNS, func(one chain.Attached) bool { return one.ContainerID == req.ContainerID })
+	known, err := a.lost.end(ctx, req.NetNS, func(one chain.Attached) bool { return one.ContainerID == req.ContainerID })
 	if err != nil {
 		logger.Error(err, "Cannot clean up after a container without a record, will try again", "containerID", req.ContainerID)
 	}
@@ -113,4 +124,81 @@ func (a *Agent) detachUnknown(ctx context.Context, req *api.Request) {
 	if err != nil {
 		logger.V(2).Info("The default network could not clean up after a container without a record", "containerID", req.ContainerID, "err", err)
 	}
+}
+
+// delTimeout limits the plugins' DEL, which may outlive the runtime's call.
+const delTimeout = 90 * time.Second
+
+// undoOrLater undoes an ADD that failed, and the ADD of a container that ends, whether or not the
+// runtime waits. After a failure the reconciler tries again.
+func (a *Agent) undoOrLater(ctx context.Context, record *state.Container) error {
+	err := a.undo(context.WithoutCancel(ctx), record)
+	if err != nil {
+		a.reconciler.FinishLater(record.Key())
+	}
+	return err
+}
+
+// undo takes the network of a container down and removes its record: it withdraws all
+// addresses and closes the host ports, and then, last attachment first, runs the plugins' DEL and removes the
+// interface. The caller holds the container's lock. undo goes on after a failure, but then
+// keeps the record.
+func (a *Agent) undo(ctx context.Context, record *state.Container) error {
+	if err := a.deleting(ctx, record); err != nil {
+		return err
+	}
+	fault.Point("del/intent")
+	errs := []error{a.ports.Close(ctx, record)}
+	deadline := time.Now().Add(delTimeout)
+	for i := range slices.Backward(record.Attachments) {
+		// A network that hangs must not take the time of the others.
+		share := time.Until(deadline) / time.Duration(i+1)
+		errs = append(errs, a.attachments.delPlugins(ctx, record, i, share))
+		fault.Point("del/plugins")
+		errs = append(errs, a.attachments.teardown(ctx, record, i))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if err := a.Store.Delete(record.Key()); err != nil {
+		return err
+	}
+	if record.Phase != state.Adding {
+		a.holdings.leave(record)
+	}
+	a.reconciler.Forget(record.Key())
+	a.withdrawals.unseen.Delete(record.Key())
+	fault.Point("del/record")
+	a.endPolicies(ctx, record)
+	a.Shaper.Soon()
+	a.TellSoon()
+	return nil
+}
+
+// deleting writes the record and stops answering for its addresses: no plugin that hangs
+// or fails may keep the node from that, and no file system that is full. Where the withdrawal fails,
+// teardown tries again.
+func (a *Agent) deleting(ctx context.Context, record *state.Container) error {
+	deleting := *record
+	deleting.Phase = state.Deleting
+	return a.locked(ctx, record.Addresses(), func() error {
+		unwritten := a.Store.Put(&deleting)
+		if err := a.eachInterface(record, nettype.Driver.Withdraw); err != nil && !isUnseen(record, err) {
+			klog.FromContext(ctx).Error(err, "Cannot withdraw the addresses of a container before its DEL", "containerID", record.ContainerID, "ips", addressesOf(record))
+		}
+		return unwritten
+	})
+}
+
+// endPolicies comes when the record is gone. The rules for its addresses go with it, after its
+// network.
+func (a *Agent) endPolicies(ctx context.Context, record *state.Container) {
+	if record.Phase == state.Adding && record.NetNS != "" {
+		// The namespace may get another ADD.
+		if err := a.Policies.Reopen(record.NetNS); err != nil {
+			klog.FromContext(ctx).V(2).Info("Cannot look after the network namespace of a container without a network", "containerID", record.ContainerID, "err", err)
+		}
+	}
+	a.Policies.Detached(policedID(record))
+	a.Egress.Detached(policedID(record))
 }

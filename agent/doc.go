@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package agent gives the pods of one node their network and takes it away. It
-// owns the order of side effects, and its parts do them: podinfo asks the API,
-// profile limits bandwidth, policy/enforce enforces network policies, egress has ordinary pods leave with addresses of the node, hostports has the node's ports,
-// state keeps records in a file, chain runs plugins, cni/veth/wire changes the kernel.
+// owns the order of side effects, and its parts do them: podinfo asks the API, plan makes records,
+// profile limits bandwidth, policy/enforce enforces network policies, egress has ordinary pods leave
+// with addresses of the node, hostports has the node's ports, state keeps records in a file, chain
+// runs plugins, cni/veth/wire changes the kernel.
+//
+// Agent has the steps of calls. What they work on are types of this package, each with its state:
+// records with their locks and drivers, attachments, the holdings that the answerer is told of,
+// withdrawals, repairs, pluginLinks, orphans and lostRecords.
 //
 // # ADD
 //
@@ -23,7 +28,7 @@
 //  9. have an ordinary pod leave the cluster with an address of the node, where a pool says so (package egress)
 //  10. give the container its bandwidth limits
 //  11. open its host ports
-//  12. have routing daemons announce the addresses that routers lead here (advertisement.go)
+//  12. have routing daemons announce the addresses that routers lead here (advertise in add.go)
 //  13. write the result (added)
 //
 // A record is a container with its attachments, one for each network. The addresses of an
@@ -33,7 +38,7 @@
 // They do so, too, where they have the addresses from berth-ipam, whose calls IPAM answers
 // (ipam.go); the driver then only silences the interface when the addresses are withdrawn.
 //
-// Then the pod is told what it got (podresults.go): by berth-controller, so that an agent needs no
+// Then the pod is told what it got (Untold in views.go): by berth-controller, so that an agent needs no
 // right on pods.
 //
 // The steps are a list in the code (steps in add.go). After a failure in 3 to 13 the agent does a DEL.
@@ -83,7 +88,7 @@
 // A complete record whose container has no network namespace any more is finished, so that plugins give back leases.
 //
 // Where plugins of other projects made an interface, the record has its index, and the comparison looks whether it is still in
-// the container (remake.go). A further one that is gone is marked in the record and finished: DEL and ADD of that attachment
+// the container (pluginlinks.go). A further one that is gone is marked in the record and finished: DEL and ADD of that attachment
 // alone. So it is after a crash between the two. The first one is only told to its pod.
 //
 // Records end with the node's kernel, and so does everything that they describe except files of

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent/plan"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 )
@@ -28,7 +29,11 @@ const (
 // earlyStarts read the addresses of pods that were just bound to this node, and have others asked for them, while
 // kubelet and runtime prepare their ADDs, which then need wait neither for the API nor for silence. Methods are safe in parallel.
 type earlyStarts struct {
-	mu sync.Mutex
+	*holdings
+
+	// unused comes where no ADD took a start for which drivers may have made links.
+	unused func(ctx context.Context)
+	mu     sync.Mutex
 	// byPod has the ones that no ADD has taken, by the UID of the pod. turns has an element for each that asks the API.
 	byPod map[string]*earlyStart
 	turns chan struct{}
@@ -47,6 +52,33 @@ type earlyStart struct {
 	stop context.CancelCauseFunc
 }
 
+// start has others asked for the addresses of a pod that was bound to this node. It returns at
+// once.
+func (e *earlyStarts) start(ctx context.Context, pod podinfo.Pod) {
+	ctx, stop := context.WithCancelCause(ctx)
+	s := e.begin(pod.UID, stop)
+	if s == nil {
+		stop(nil)
+		return
+	}
+	// An ADD that runs already does not look for this start.
+	if slices.ContainsFunc(e.Store.List(), func(r *state.Container) bool { return r.Pod.UID == pod.UID }) {
+		stop(nil)
+		e.end(pod.UID, s, func() {})
+		return
+	}
+	go func() {
+		defer stop(nil)
+		ctx, cancel := context.WithTimeout(ctx, earlyPatience)
+		defer cancel()
+		if err := e.ask(ctx, pod, s); err != nil && ctx.Err() == nil {
+			// ADD meets the same error, and tells.
+			klog.FromContext(ctx).V(4).Info("A pod is not asked for early", "pod", klog.KRef(pod.Namespace, pod.Name), "err", err)
+		}
+		e.end(pod.UID, s, func() { e.unused(ctx) })
+	}()
+}
+
 // begin returns what its caller starts, or nil where there is one already. stop ends it.
 func (e *earlyStarts) begin(uid string, stop context.CancelCauseFunc) *earlyStart {
 	e.mu.Lock()
@@ -57,9 +89,38 @@ func (e *earlyStarts) begin(uid string, stop context.CancelCauseFunc) *earlyStar
 	if e.byPod == nil {
 		e.byPod, e.turns = map[string]*earlyStart{}, make(chan struct{}, earlyParallel)
 	}
-	s := &earlyStart{read: make(chan struct{}), done: make(chan struct{}), stop: stop}
-	e.byPod[uid] = s
-	return s
+	e.byPod[uid] = &earlyStart{read: make(chan struct{}), done: make(chan struct{}), stop: stop}
+	return e.byPod[uid]
+}
+
+// ask takes the pod's addresses, and returns when this node may answer for them. Until then links
+// stay that drivers made.
+func (e *earlyStarts) ask(ctx context.Context, pod podinfo.Pod, s *earlyStart) error {
+	done, ok := e.turn(ctx, pod.UID, s)
+	if !ok {
+		return nil
+	}
+	defer done()
+	attachments, held, err := e.planner(func(ctx context.Context, pod podinfo.Pod) ([]podinfo.Held, error) {
+		defer close(s.read)
+		defer done()
+		held, err := e.Pods.Addresses(ctx, pod)
+		if err == nil {
+			s.held, s.readAt = held, time.Now()
+		}
+		return held, err
+	}).Attachments(ctx, pod, firstInterface)
+	if err != nil {
+		return err
+	}
+	record := &state.Container{Pod: pod.Pod, Attachments: attachments, Held: held}
+	targets, release, err := e.toProbe(record)
+	defer release()
+	if err != nil || len(targets) == 0 {
+		return err
+	}
+	_, err = e.mayAnswer(ctx, e.holdings.take(ctx, record, targets))
+	return err
 }
 
 // turn waits until a start may ask the API. It returns false where an ADD was faster, or the context ended; done ends the turn.
@@ -122,32 +183,11 @@ func (e *earlyStarts) asked(uid string) *earlyStart {
 	return s
 }
 
-// earlyReader keeps the addresses that an early start reads. It ends the start's turn.
-type earlyReader struct {
-	pods
-	start *earlyStart
-	done  func()
-}
-
-func (r earlyReader) Addresses(ctx context.Context, pod podinfo.Pod) ([]podinfo.Held, error) {
-	defer close(r.start.read)
-	defer r.done()
-	held, err := r.pods.Addresses(ctx, pod)
-	if err == nil {
-		r.start.held, r.start.readAt = held, time.Now()
-	}
-	return held, err
-}
-
-// lateReader takes the addresses that an early start of the pod has read, or reads just now, and asks the API for
-// others. When they move to another node meanwhile, that node has the newer record, as after a later answer of the API.
-type lateReader struct {
-	pods
-	early *earlyStarts
-}
-
-func (r lateReader) Addresses(ctx context.Context, pod podinfo.Pod) ([]podinfo.Held, error) {
-	if s := r.early.asked(pod.UID); s != nil {
+// addresses returns the addresses that an early start of the pod has read, or reads just now, and
+// asks the API for others. When they move to another node meanwhile, that node has the newer
+// record, as after a later answer of the API.
+func (e *earlyStarts) addresses(ctx context.Context, pod podinfo.Pod) ([]podinfo.Held, error) {
+	if s := e.asked(pod.UID); s != nil {
 		select {
 		case <-s.read:
 		case <-s.done:
@@ -157,61 +197,12 @@ func (r lateReader) Addresses(ctx context.Context, pod podinfo.Pod) ([]podinfo.H
 			return s.held, nil
 		}
 	}
-	return r.pods.Addresses(ctx, pod)
+	return e.Pods.Addresses(ctx, pod)
 }
 
-// Came notes that a pod was bound to this node, and has others asked for its
-// addresses before the runtime asks for its network. It returns at once.
-func (a *Agent) Came(ctx context.Context, pod podinfo.Pod) {
-	if a.Configuration != nil {
-		a.Configuration.Came(pod.UID)
-	}
-	if pod.Wants == 0 || pod.Finished {
-		return
-	}
-	ctx, stop := context.WithCancelCause(ctx)
-	s := a.early.begin(pod.UID, stop)
-	if s == nil {
-		stop(nil)
-		return
-	}
-	// An ADD that runs already does not look for this start.
-	if slices.ContainsFunc(a.Store.List(), func(r *state.Container) bool { return r.Pod.UID == pod.UID }) {
-		stop(nil)
-		a.early.end(pod.UID, s, func() {})
-		return
-	}
-	go func() {
-		defer stop(nil)
-		ctx, cancel := context.WithTimeout(ctx, earlyPatience)
-		defer cancel()
-		if err := a.startEarly(ctx, pod, s); err != nil && ctx.Err() == nil {
-			// ADD meets the same error, and tells.
-			klog.FromContext(ctx).V(4).Info("A pod is not asked for early", "pod", klog.KRef(pod.Namespace, pod.Name), "err", err)
-		}
-		a.early.end(pod.UID, s, func() { a.removeLoose(ctx) })
-	}()
-}
-
-// startEarly takes the pod's addresses, and returns when this node may answer for them. Until then links stay that drivers made.
-func (a *Agent) startEarly(ctx context.Context, pod podinfo.Pod, s *earlyStart) error {
-	done, ok := a.early.turn(ctx, pod.UID, s)
-	if !ok {
-		return nil
-	}
-	defer done()
-	attachments, held, err := a.planner(earlyReader{a.Pods, s, done}).attachments(ctx, pod, firstInterface)
-	if err != nil {
-		return err
-	}
-	record := &state.Container{Pod: pod.Pod, Attachments: attachments, Held: held}
-	targets, release, err := a.toProbe(record)
-	defer release()
-	if err != nil || len(targets) == 0 {
-		return err
-	}
-	_, err = a.mayAnswer(ctx, a.take(ctx, record, targets))
-	return err
+// planner returns a planner that has addresses of pods by a function.
+func (o *Options) planner(addresses func(context.Context, podinfo.Pod) ([]podinfo.Held, error)) plan.Planner {
+	return plan.Planner{Options: o.Options, Pods: o.Pods, Addresses: addresses}
 }
 
 // firstInterface is the name that every runtime of Kubernetes gives to a pod's first

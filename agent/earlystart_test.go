@@ -54,7 +54,7 @@ func TestEarlyStart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			first, w := newAgent(t)
 			reads := 0
-			o := first.Options
+			o := *first.Options
 			o.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
 			o.Pods = countingPods{o.Pods, &reads, c.err}
 			startAnswerer(t, o, &lan{}, func(t *testing.T, ctx context.Context, a *Agent) {
@@ -85,7 +85,7 @@ func TestEarlyStart(t *testing.T) {
 func TestEarlyStartsAreFew(t *testing.T) {
 	first, w := newAgent(t)
 	reads := 0
-	o := first.Options
+	o := *first.Options
 	o.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
 	o.Pods = countingPods{o.Pods, &reads, nil}
 	startAnswerer(t, o, &lan{}, func(t *testing.T, ctx context.Context, a *Agent) {
@@ -147,7 +147,7 @@ func TestEarlyStartLeavesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			first, w := newAgent(t)
 			var kept, removed int
-			o := first.Options
+			o := *first.Options
 			o.Drivers = Drivers{nettype.Veth: keepingDriver{segmentDriver{fakeDriver{w}, nil}, &kept, &removed}}
 			startAnswerer(t, o, &lan{}, func(t *testing.T, ctx context.Context, a *Agent) {
 				a.Came(ctx, w.pod)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/egress"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
 )
 
@@ -27,15 +28,15 @@ func (noEgress) Attached(string)                          {}
 func (noEgress) Detached(string)                          {}
 
 // OrdinaryPods lists the containers of pods without floating IPs, and the running pods that have no record.
-func (a *Agent) OrdinaryPods() []egress.Pod {
+func (r *records) OrdinaryPods() []egress.Pod {
 	var all []egress.Pod
-	for _, pod := range a.Pods.Running() {
+	for _, pod := range r.Pods.Running() {
 		if pod.Wants == 0 {
 			all = append(all, egress.Pod{Pod: pod.Pod.Pod, Addresses: pod.Addresses})
 		}
 	}
 	// Records come later: a pod of the API may have ended, and its address may be another's.
-	for _, record := range a.Store.List() {
+	for _, record := range r.Store.List() {
 		if isOrdinary(record) && record.Phase == state.Added {
 			all = append(all, ordinaryPod(record))
 		}
@@ -45,7 +46,7 @@ func (a *Agent) OrdinaryPods() []egress.Pod {
 
 // isOrdinary returns whether the record is of a pod without floating IPs.
 func isOrdinary(record *state.Container) bool {
-	return !ofCaller(record) && floatingOf(record.Attachments) == nil
+	return !ofCaller(record) && nettype.FloatingOf(record.Attachments) == nil
 }
 
 // ordinaryPod has the addresses of the first network, by which a pod leaves.
@@ -55,11 +56,9 @@ func ordinaryPod(record *state.Container) egress.Pod {
 
 // leaveBy has the packets of an ordinary pod leave as they must.
 func (a *Agent) leaveBy(ctx context.Context, record *state.Container) error {
-	if !isOrdinary(record) {
-		return nil
+	err := a.Egress.Attach(ctx, ordinaryPod(record))
+	if err != nil {
+		err = fmt.Errorf("have pod %s leave the cluster with an address of the node: %w", record.Pod, err)
 	}
-	if err := a.Egress.Attach(ctx, ordinaryPod(record)); err != nil {
-		return fmt.Errorf("have pod %s leave the cluster with an address of the node: %w", record.Pod, err)
-	}
-	return nil
+	return err
 }

@@ -4,12 +4,14 @@ package agent
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 )
@@ -24,7 +26,7 @@ func (a *Agent) GC(ctx context.Context, req *api.Request) error {
 	}
 	var errs []error
 	if conf.hasAttachments {
-		orphans, err := a.orphans(conf.ValidAttachments)
+		orphans, err := a.orphans.list(conf.ValidAttachments)
 		errs = append(errs, err)
 		for _, o := range orphans {
 			errs = append(errs, o.driver.Remove(o.Name), a.ports.EndAddresses(ctx, o.Addresses))
@@ -37,16 +39,12 @@ func (a *Agent) GC(ctx context.Context, req *api.Request) error {
 			valid = append(valid, types.GCAttachment{ContainerID: record.ContainerID, IfName: record.IfName})
 		}
 	}
-	listed := map[state.Key]bool{}
-	for _, v := range valid {
-		listed[state.Key{ContainerID: v.ContainerID, IfName: v.IfName}] = true
-	}
 	for _, record := range all {
 		if ofCaller(record) {
 			// It belongs to another network of the runtime.
 			continue
 		}
-		if !listed[record.Key()] {
+		if conf.hasAttachments && !conf.lists(record.Key()) {
 			errs = append(errs, a.detach(ctx, record.Key(), nil))
 			continue
 		}
@@ -56,7 +54,7 @@ func (a *Agent) GC(ctx context.Context, req *api.Request) error {
 		}
 	}
 	if conf.hasAttachments {
-		_, err := a.delUnrecorded(ctx, "", func(one chain.Attached) bool {
+		_, err := a.lost.end(ctx, "", func(one chain.Attached) bool {
 			return !slices.ContainsFunc(conf.ValidAttachments, func(v types.GCAttachment) bool { return v.ContainerID == one.ContainerID })
 		})
 		errs = append(errs, err)
@@ -72,26 +70,23 @@ func (a *Agent) GC(ctx context.Context, req *api.Request) error {
 func (a *Agent) gcPlugins(ctx context.Context, all []*state.Container, valid []types.GCAttachment) error {
 	var errs []error
 	done := map[string]bool{}
-	network, err := a.Networks.Default()
-	switch {
-	case err == nil:
-		done[string(network.Raw())] = true
-		errs = append(errs, a.Plugins.GC(ctx, network, valid))
-	case !errors.Is(err, chain.ErrNoNetwork):
+	gc := func(config json.RawMessage, network *chain.Network, err error) {
+		if err == nil {
+			err = a.Plugins.GC(ctx, network, valid)
+		}
+		done[string(config)], errs = true, append(errs, err)
+	}
+	if network, err := a.Networks.Default(); err == nil {
+		gc(network.Raw(), network, nil)
+	} else if !errors.Is(err, chain.ErrNoNetwork) {
 		errs = append(errs, err)
 	}
 	for _, record := range all {
 		for i, attachment := range record.Attachments {
-			if done[string(attachment.Network)] {
-				continue
+			if !done[string(attachment.Network)] {
+				network, err := nettype.NetworkOf(record, i)
+				gc(attachment.Network, network, err)
 			}
-			done[string(attachment.Network)] = true
-			network, err := networkOf(record, i)
-			if err != nil {
-				errs = append(errs, err)
-				continue
-			}
-			errs = append(errs, a.Plugins.GC(ctx, network, valid))
 		}
 	}
 	return errors.Join(errs...)

@@ -21,6 +21,7 @@ import (
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/hostports"
 	"github.com/berth-dev/berth/agent/nettype"
+	"github.com/berth-dev/berth/agent/plan"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
@@ -184,7 +185,7 @@ func TestHostPortTakeover(t *testing.T) {
 	w.podIP = "10.244.0.6"
 	must(t, add(t, a, ports("new", web)))
 	f.expect(t, "TCP 8080 to 10.244.0.6:80", "UDP 10.0.60.11:53 to 10.244.0.5:53")
-	b := New(a.Options)
+	b := New(*a.Options)
 	_, err := b.ports.Apply(t.Context())
 	must(t, err)
 	f.expect(t, "TCP 8080 to 10.244.0.6:80", "UDP 10.0.60.11:53 to 10.244.0.5:53")
@@ -273,7 +274,7 @@ func TestWithdrawAfterDEL(t *testing.T) {
 	must(t, add(t, a, ports("c", web)))
 	read := a.Store.Get(state.Key{ContainerID: "c", IfName: "eth0"})
 	must(t, a.Del(t.Context(), addRequest("c")))
-	must(t, a.withdrawLocked(t.Context(), read, podGone))
+	must(t, a.withdrawals.withdrawLocked(t.Context(), read, podGone))
 	if got := phases(t, a); len(got) != 0 {
 		t.Errorf("records %v", got)
 	}
@@ -313,10 +314,10 @@ func TestHostPortsOfPodsThatAreGone(t *testing.T) {
 	must(t, a.Del(t.Context(), addRequest("c")))
 	// While the agent was away.
 	must(t, add(t, a, ports("c", web)))
-	b := New(a.Options)
+	b := New(*a.Options)
 	w.alive = false
-	b.Suspect()
-	must(t, b.Verify(t.Context()))
+	b.repairs.Suspect()
+	must(t, b.repairs.Verify(t.Context()))
 	f.expect(t)
 }
 
@@ -328,15 +329,15 @@ func TestHostPortsOfPodsThatAreBack(t *testing.T) {
 	key := state.Key{ContainerID: "c", IfName: "eth0"}
 	must(t, add(t, a, req))
 	w.alive = false
-	a.Suspect()
-	must(t, a.Verify(t.Context()))
+	a.repairs.Suspect()
+	must(t, a.repairs.Verify(t.Context()))
 	f.expect(t)
-	must(t, a.repair(t.Context(), key))
+	must(t, a.repairs.repair(t.Context(), key))
 	f.expect(t)
 	w.alive = true
 	w.pod.Pod, w.podIP = api.Pod{Namespace: "ns", Name: "other", UID: "v"}, "10.244.0.6"
 	must(t, add(t, a, ports("d", web)))
-	must(t, a.repair(t.Context(), key))
+	must(t, a.repairs.repair(t.Context(), key))
 	f.expect(t, "TCP 8080 to 10.244.0.6:80", "UDP 10.0.60.11:53 to 10.244.0.5:53")
 }
 
@@ -353,7 +354,7 @@ func TestHostPortsOfFailedADD(t *testing.T) {
 		t.Fatalf("ADD: %v", err)
 	}
 	f.err = nil
-	must(t, a.finish(t.Context(), state.Key{ContainerID: "c", IfName: "eth0"}))
+	must(t, a.repairs.finish(t.Context(), state.Key{ContainerID: "c", IfName: "eth0"}))
 	f.expect(t)
 	w.pod.Pod = api.Pod{Namespace: "ns", Name: "other", UID: "v"}
 	must(t, add(t, a, ports("d", web)))
@@ -500,7 +501,7 @@ func TestHostPortsThatAreRefused(t *testing.T) {
 		`{"hostPort":65536,"containerPort":80}`, `{"hostPort":-1,"containerPort":80}`, `{"hostPort":80,"containerPort":0}`,
 		`{"hostPort":80,"containerPort":80,"protocol":"icmp"}`, `{"hostPort":80,"containerPort":80,"hostIP":"node"}`, `[]`,
 	} {
-		if err := add(t, a, ports("c", mapping)); !errors.Is(err, ErrConfig) && !errors.Is(err, ErrDecode) {
+		if err := add(t, a, ports("c", mapping)); !errors.Is(err, plan.ErrConfig) && !errors.Is(err, plan.ErrDecode) {
 			t.Errorf("%s: %v", mapping, err)
 		}
 	}

@@ -34,15 +34,15 @@ func (a *Agent) Inspect(ctx context.Context, pod string, check bool) (*inquiry.I
 		in.NotReady = err.Error()
 	}
 	in.Policies = a.Policies.Inspect()
-	in.Conflicts = a.conflicts.List()
-	in.Unanswered = a.answerer.Unanswered()
+	in.Conflicts = a.holdings.conflicts.List()
+	in.Unanswered = a.holdings.answerer.Unanswered()
 	if check {
-		in.Segments = a.answerer.Hearings()
+		in.Segments = a.holdings.answerer.Hearings()
 	}
 	for _, p := range a.ports.Unrecorded() {
 		in.OrphanPorts = append(in.OrphanPorts, inquiry.InspectedOrphanPort{HostPort: p.HostPort, Pod: p.Pod, Address: p.Mapping.Pod})
 	}
-	orphans, err := a.orphans(nil)
+	orphans, err := a.orphans.list(nil)
 	if err != nil {
 		in.Problems = append(in.Problems, err.Error())
 	}
@@ -62,7 +62,7 @@ func (a *Agent) inspect(record *state.Container, came reconcile.Outcome, check b
 	if check {
 		c.Shaping = a.Shaper.Inspect(a.shaped(record))
 	}
-	for i, attachment := range record.Attachments {
+	for _, attachment := range record.Attachments {
 		inspected := inquiry.InspectedInterface{
 			Name: attachment.IfName, Definition: attachment.Definition, Driver: attachment.Driver, Uplink: attachment.Uplink, MAC: attachment.MAC,
 			FloatingIPs: attachment.Addresses, Result: attachment.Result,
@@ -70,10 +70,8 @@ func (a *Agent) inspect(record *state.Container, came reconcile.Outcome, check b
 		if network, err := chain.Parse(attachment.Network); err == nil {
 			inspected.Network = network.Name()
 		}
-		if d, err := a.driverOf(record, i); err == nil {
-			if owner, ok := d.(linkOwner); ok {
-				inspected.Link = owner.LinkOf(state.Key{ContainerID: record.ContainerID, IfName: attachment.IfName})
-			}
+		if owner, ok := a.Drivers[attachment.Driver].(linkOwner); ok {
+			inspected.Link = owner.LinkOf(state.Key{ContainerID: record.ContainerID, IfName: attachment.IfName})
 		}
 		c.Interfaces = append(c.Interfaces, inspected)
 	}
@@ -81,7 +79,7 @@ func (a *Agent) inspect(record *state.Container, came reconcile.Outcome, check b
 		c.HostPorts = append(c.HostPorts, port.HostPort)
 	}
 	if check && record.Phase == state.Added {
-		if err := errors.Join(a.eachInterface(record, nettype.Driver.CheckNode), a.checkLinks(record)); err != nil {
+		if err := errors.Join(a.eachInterface(record, nettype.Driver.CheckNode), a.links.check(record)); err != nil {
 			c.Missing = err.Error()
 		}
 	}

@@ -12,14 +12,11 @@ import (
 
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/nettype"
+	"github.com/berth-dev/berth/agent/plan"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
-	"github.com/berth-dev/berth/cni/foreign"
 )
-
-// ErrNoFloatingIP is returned by IPAM where the interface gets no floating IP.
-var ErrNoFloatingIP = errors.New("no floating IP for this interface")
 
 // IPAM serves the plugin berth-ipam, which plugins of other projects call for the addresses
 // of an interface. There are two kinds of callers:
@@ -47,61 +44,20 @@ func (a *Agent) IPAM(ctx context.Context, req *api.Request) (json.RawMessage, er
 	}
 }
 
-// ofCaller returns whether another program than the agent runs the record's plugins.
-func ofCaller(record *state.Container) bool {
-	return wiring(record, 0) == nettype.ByCaller
-}
-
 // asksIPAM returns whether the plugin that makes an interface gets floating IPs from berth-ipam.
 func asksIPAM(record *state.Container, i int) bool {
 	return len(record.Attachments[i].Addresses) > 0 && wiring(record, i) != nettype.ByDriver
 }
 
-// ipamResult returns berth-ipam's result for an attachment.
-func ipamResult(record *state.Container, i int) (json.RawMessage, error) {
-	network, err := chain.Parse(record.Attachments[i].Network)
-	if err != nil {
-		return nil, fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
-	}
-	result, err := nettype.IPAMResult(network, record.Attachments[i].Addresses)
-	if err != nil {
-		return nil, err
-	}
-	raw, err := json.Marshal(result)
-	if err != nil {
-		return nil, fmt.Errorf("encode the addresses of container %s: %w", record.ContainerID, err)
-	}
-	return raw, nil
-}
-
-// attachmentOf returns the attachment to an interface of a container, and its record; nil
-// where no record has it.
-func (a *Agent) attachmentOf(containerID, ifName string) (record *state.Container, i int) {
-	for _, record := range a.Store.List() {
-		if record.ContainerID != containerID {
-			continue
-		}
-		for i, attachment := range record.Attachments {
-			if attachment.IfName == ifName {
-				return record, i
-			}
-		}
-	}
-	return nil, 0
-}
-
 func (a *Agent) ipamAdd(ctx context.Context, req *api.Request) (json.RawMessage, error) {
-	if err := checkADD(req); err != nil {
-		return nil, err
-	}
-	args, err := parseArgs(req.Args)
+	called, err := checkADD(req)
 	if err != nil {
 		return nil, err
 	}
 	if record, i := a.attachmentOf(req.ContainerID, req.IfName); record != nil && !ofCaller(record) {
-		return ipamOfChain(record, i, args)
+		return ipamOfChain(record, i, called)
 	}
-	record, err := a.planner(lateReader{a.Pods, &a.early}).forCaller(ctx, req, args)
+	record, err := a.planner(a.early.addresses).OfCaller(ctx, req, called)
 	if err != nil {
 		return nil, err
 	}
@@ -114,10 +70,7 @@ func (a *Agent) ipamAdd(ctx context.Context, req *api.Request) (json.RawMessage,
 		return nil, err
 	}
 	defer unlock()
-	// Another ADD may have given them away meanwhile.
-	if err := a.onOneInterface(record); err != nil {
-		return nil, err
-	}
+	// It asks again whether another ADD gave them away meanwhile.
 	if result, done, err := a.earlier(ctx, record); done || err != nil {
 		return result, err
 	}
@@ -125,40 +78,23 @@ func (a *Agent) ipamAdd(ctx context.Context, req *api.Request) (json.RawMessage,
 }
 
 // ipamOfChain answers a plugin that Add runs for the record.
-func ipamOfChain(record *state.Container, i int, args podArgs) (json.RawMessage, error) {
+func ipamOfChain(record *state.Container, i int, called api.Pod) (json.RawMessage, error) {
 	attachment := record.Attachments[i]
 	switch {
-	case args.namespace != record.Pod.Namespace || args.name != record.Pod.Name:
-		return nil, fmt.Errorf("%w: container %s is of pod %s, CNI_ARGS names %s/%s", ErrRequest, record.ContainerID, record.Pod, args.namespace, args.name)
+	case called.String() != record.Pod.String():
+		return nil, fmt.Errorf("%w: container %s is of pod %s, CNI_ARGS names %s", ErrRequest, record.ContainerID, record.Pod, called)
 	case record.Phase != state.Adding && record.Phase != state.Added:
 		return nil, fmt.Errorf("%w: the network of container %s of pod %s is %s", podinfo.ErrPodReplaced, record.ContainerID, record.Pod, record.Phase)
 	case !asksIPAM(record, i):
-		return nil, fmt.Errorf("%w: interface %s of pod %s", ErrNoFloatingIP, attachment.IfName, record.Pod)
+		return nil, fmt.Errorf("%w: interface %s of pod %s", plan.ErrNoFloatingIP, attachment.IfName, record.Pod)
 	}
-	return ipamResult(record, i)
-}
-
-// onOneInterface returns an error where another interface of the record's container has its
-// addresses: ADD would take them from an interface that its pod uses. Only an ADD of berth-ipam
-// shares a container with other records, so one of the two is such a record.
-func (a *Agent) onOneInterface(record *state.Container) error {
-	for _, other := range a.Store.List() {
-		again := other.Key() == record.Key() && ofCaller(other) == ofCaller(record)
-		if other.ContainerID == record.ContainerID && !again && (ofCaller(other) || ofCaller(record)) && shareAddress(other.Addresses(), record.Addresses()) {
-			return fmt.Errorf("%w: the floating IPs of pod %s are on its interface %s already, and %s asks for them, too: give them to one interface",
-				foreign.ErrConfig, record.Pod, floatingOf(other.Attachments).IfName, floatingOf(record.Attachments).IfName)
-		}
-	}
-	return nil
+	return nettype.IPAMResult(record, i)
 }
 
 // ipamDel ends an attachment whose plugins another program runs. An attachment whose plugins the
 // agent runs ends with its DEL, which runs the plugin that calls.
 func (a *Agent) ipamDel(ctx context.Context, req *api.Request) error {
-	if err := checkIDs(req); err != nil {
-		return err
-	}
-	req, err := withoutNodeNetNS(req)
+	req, err := checkDEL(req)
 	if err != nil {
 		return err
 	}
@@ -199,7 +135,7 @@ func (a *Agent) ipamCheck(req *api.Request) (json.RawMessage, error) {
 	if record.Phase != state.Added {
 		return nil, fmt.Errorf("container %s, interface %s of pod %s is not attached but %s", record.ContainerID, req.IfName, record.Pod, record.Phase)
 	}
-	return ipamResult(record, i)
+	return nettype.IPAMResult(record, i)
 }
 
 // ipamGC ends the attachments to a network whose plugins another program runs and that it does
@@ -212,13 +148,9 @@ func (a *Agent) ipamGC(ctx context.Context, req *api.Request) error {
 	if !conf.hasAttachments {
 		return fmt.Errorf("%w: GC without the list of valid attachments", ErrRequest)
 	}
-	listed := map[state.Key]bool{}
-	for _, v := range conf.ValidAttachments {
-		listed[state.Key{ContainerID: v.ContainerID, IfName: v.IfName}] = true
-	}
 	var errs []error
 	for _, record := range a.Store.List() {
-		if !ofCaller(record) || listed[record.Key()] {
+		if !ofCaller(record) || conf.lists(record.Key()) {
 			continue
 		}
 		network, err := chain.Parse(record.Attachments[0].Network)

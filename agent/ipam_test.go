@@ -19,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/nettype"
+	"github.com/berth-dev/berth/agent/plan"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/reconcile"
 	"github.com/berth-dev/berth/agent/state"
@@ -244,13 +245,13 @@ func TestIPAMOfCaller(t *testing.T) {
 	}
 	key := state.Key{ContainerID: "c", IfName: "net1"}
 	_, finishes := queued(t, a)
-	if err := a.repair(t.Context(), key); err != nil {
+	if err := a.repairs.repair(t.Context(), key); err != nil {
 		t.Error(err)
 	}
 	if got := <-finishes; got != key {
 		t.Errorf("%v is to be finished, want %v", got, key)
 	}
-	if err := a.finish(t.Context(), key); err != nil || len(phases(t, a)) > 0 {
+	if err := a.repairs.finish(t.Context(), key); err != nil || len(phases(t, a)) > 0 {
 		t.Errorf("finish: %v, left %v", err, phases(t, a))
 	}
 }
@@ -354,7 +355,7 @@ func TestNetworksNameTheSocket(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	n := &Networks{ConfDir: dir, OwnFile: "00", FloatingFile: filepath.Join(dir, "10.conflist"), Node: nettype.Node{Socket: "/agent.sock"}}
+	n := &plan.Networks{ConfDir: dir, OwnFile: "00", FloatingFile: filepath.Join(dir, "10.conflist"), Node: nettype.Node{Socket: "/agent.sock"}}
 	for ipam, want := range map[string]string{
 		`{"type":"berth-ipam"}`:                   "/agent.sock",
 		`{"type":"berth-ipam","socket":"/other"}`: "/other",
@@ -426,15 +427,15 @@ func TestIPAMWithdrawnBeforeWiring(t *testing.T) {
 	}
 	key := <-checks
 	// The reconciler repeats failed work.
-	if err := a.repair(t.Context(), key); !errors.Is(err, foreign.ErrNotSeen) {
+	if err := a.repairs.repair(t.Context(), key); !errors.Is(err, foreign.ErrNotSeen) {
 		t.Errorf("repair of %v: %v, want ErrNotSeen", key, err)
 	}
 	made = true
-	if err := a.repair(t.Context(), key); err != nil {
+	if err := a.repairs.repair(t.Context(), key); err != nil {
 		t.Errorf("repair after the wiring: %v", err)
 	}
 	made = false
-	if err := a.repair(t.Context(), key); err != nil {
+	if err := a.repairs.repair(t.Context(), key); err != nil {
 		t.Errorf("repair after the interface went: %v", err)
 	}
 	if _, err := a.IPAM(t.Context(), ipamRequest("DEL", "c", "net1")); err != nil || len(phases(t, a)) > 0 {

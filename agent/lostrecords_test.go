@@ -51,8 +51,8 @@ func TestAfterBoot(t *testing.T) {
 		done := make(chan struct{})
 		go func() { a.Run(ctx); close(done) }()
 		synctest.Wait()
-		a.Suspect()
-		must(t, a.Verify(t.Context()))
+		a.repairs.Suspect()
+		must(t, a.repairs.Verify(t.Context()))
 		must(t, add(t, a, ports("new", web)))
 		a.HostPorts.(*fakeForwarder).expect(t, "TCP 8080 to 10.0.70.5:80")
 		if len(w.attached) != 5 {

@@ -86,7 +86,7 @@ func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
 	for phase, number := range a.phases(records) {
 		send(recordsDesc, metrics.GaugeValue, float64(number), phase)
 	}
-	failing, links, reachable := 0, a.answerer.Failing(), 0.0
+	failing, links, reachable := 0, a.holdings.answerer.Failing(), 0.0
 	for _, came := range outcomes {
 		if came.Err != nil && !errors.Is(came.Err, context.Canceled) {
 			failing++

@@ -17,6 +17,9 @@ import (
 	"github.com/berth-dev/berth/cni/api"
 )
 
+// orphans are the links without a record.
+type orphans struct{ *records }
+
 // orphan is a link without a record: the loss of the state file leaves it. Its pod may be
 // alive, so it stays while the API says that a pod of this node holds its addresses.
 type orphan struct {
@@ -53,20 +56,20 @@ func (d Drivers) linkOwners() map[string]linkOwner {
 
 // removeLoose removes Berth's kernel state that belongs to no link, and logs failures: the next start of
 // the agent and CNI GC try again.
-func (a *Agent) removeLoose(ctx context.Context) {
-	for name, d := range a.Drivers.linkOwners() {
+func (s *orphans) removeLoose(ctx context.Context) {
+	for name, d := range s.Drivers.linkOwners() {
 		if err := d.RemoveLoose(); err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot remove kernel state that belongs to no pod", "driver", name)
 		}
 	}
 }
 
-// orphans lists the links without a record and without a valid attachment: one that the
+// list lists the links without a record and without a valid attachment: one that the
 // runtime names, or another interface of the same container, since it names the first one
 // only. It lists links before records: an ADD that begins meanwhile writes its record before it
 // makes its link.
-func (a *Agent) orphans(valid []types.GCAttachment) ([]orphan, error) {
-	owners, links := a.Drivers.linkOwners(), map[string][]nettype.Link{}
+func (s *orphans) list(valid []types.GCAttachment) ([]orphan, error) {
+	owners, links := s.Drivers.linkOwners(), map[string][]nettype.Link{}
 	var errs []error
 	for name, d := range owners {
 		found, err := d.Links()
@@ -84,7 +87,7 @@ func (a *Agent) orphans(valid []types.GCAttachment) ([]orphan, error) {
 	for _, v := range valid {
 		known = append(known, state.Key{ContainerID: v.ContainerID, IfName: v.IfName})
 	}
-	for _, record := range a.Store.List() {
+	for _, record := range s.Store.List() {
 		for _, attachment := range record.Attachments {
 			known = append(known, state.Key{ContainerID: record.ContainerID, IfName: attachment.IfName})
 		}
@@ -126,22 +129,22 @@ func (o orphan) isOf(valid []types.GCAttachment) (bool, error) {
 	}), nil
 }
 
-// verifyOrphans asks the API about the addresses of links without a record, and removes
+// verify asks the API about the addresses of links without a record, and removes
 // the links whose pods lost them: nothing else would withdraw these addresses before the
 // runtime's DEL, which may never come. A link without addresses waits for DEL or GC.
-func (a *Agent) verifyOrphans(ctx context.Context) error {
-	orphans, err := a.orphans(nil)
+func (s *orphans) verify(ctx context.Context) error {
+	all, err := s.list(nil)
 	errs := []error{err}
-	for _, o := range orphans {
-		errs = append(errs, a.verifyOrphan(ctx, o))
+	for _, o := range all {
+		errs = append(errs, s.verifyOne(ctx, o))
 	}
 	return errors.Join(errs...)
 }
 
-func (a *Agent) verifyOrphan(ctx context.Context, o orphan) error {
+func (s *orphans) verifyOne(ctx context.Context, o orphan) error {
 	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
 	defer cancel()
-	reason, err := a.orphanLostWhy(ctx, o)
+	reason, err := s.lostWhyOf(ctx, o)
 	if err != nil || reason == "" {
 		return err
 	}
@@ -149,36 +152,33 @@ func (a *Agent) verifyOrphan(ctx context.Context, o orphan) error {
 	for _, addr := range o.Addresses {
 		addrs = append(addrs, api.Address{Address: addr})
 	}
-	unlock, err := a.lockAddresses(ctx, addrs)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	// An ADD may have made a record for the link since.
-	still, err := a.orphans(nil)
-	if err != nil || !slices.ContainsFunc(still, func(s orphan) bool { return s.Name == o.Name }) {
-		return err
-	}
-	if err := o.driver.Remove(o.Name); err != nil {
-		return fmt.Errorf("remove link %s, which has no record: %w", o.Name, err)
-	}
-	a.Metrics.withdrawals.Inc()
-	klog.FromContext(ctx).Info("Removed a link that has no record, because its pod lost its addresses", "link", o.Name, "ips", o.Addresses, "reason", reason)
-	return nil
+	return s.locked(ctx, addrs, func() error {
+		// An ADD may have made a record for the link since.
+		still, err := s.list(nil)
+		if err != nil || !slices.ContainsFunc(still, func(other orphan) bool { return other.Name == o.Name }) {
+			return err
+		}
+		if err := o.driver.Remove(o.Name); err != nil {
+			return fmt.Errorf("remove link %s, which has no record: %w", o.Name, err)
+		}
+		s.Metrics.withdrawals.Inc()
+		klog.FromContext(ctx).Info("Removed a link that has no record, because its pod lost its addresses", "link", o.Name, "ips", o.Addresses, "reason", reason)
+		return nil
+	})
 }
 
-// orphanLostWhy returns why the link's pod lost its addresses, or an empty string where a
+// lostWhyOf returns why the link's pod lost its addresses, or an empty string where a
 // pod of this node holds each.
-func (a *Agent) orphanLostWhy(ctx context.Context, o orphan) (string, error) {
+func (s *orphans) lostWhyOf(ctx context.Context, o orphan) (string, error) {
 	for _, addr := range o.Addresses {
-		pod, _, err := a.Pods.Holder(ctx, addr)
+		pod, _, err := s.Pods.Holder(ctx, addr)
 		if errors.Is(err, podinfo.ErrNotHolder) {
 			return err.Error(), nil
 		}
 		if err != nil {
 			return "", err
 		}
-		alive, err := a.Pods.Alive(ctx, pod)
+		alive, err := s.Pods.Alive(ctx, pod)
 		if err != nil {
 			return "", err
 		}

@@ -19,7 +19,7 @@ func TestOrphansOfGC(t *testing.T) {
 	// The fake's link of container c is bthc.
 	w.links = []nettype.Link{{Name: "bthfirst"}, {Name: "bthfurther"}, {Name: "bthother"}, {Name: "bthended"}}
 	w.podEnds = map[string]string{"bthfurther": "net1", "bthother": "net1"}
-	got, err := a.orphans([]types.GCAttachment{{ContainerID: "first", IfName: "eth0"}, {ContainerID: "further", IfName: "unlike"}})
+	got, err := a.orphans.list([]types.GCAttachment{{ContainerID: "first", IfName: "eth0"}, {ContainerID: "further", IfName: "unlike"}})
 	must(t, err)
 	var names []string
 	for _, o := range got {

@@ -36,7 +36,7 @@ func TestUntold(t *testing.T) {
 			w.annotations = said
 			return nil
 		}, told: true},
-		"the agent started anew":          {after: func(a *Agent, _ *world, _ map[string]string) error { *a = *New(a.Options); return nil }, told: true},
+		"the agent started anew":          {after: func(a *Agent, _ *world, _ map[string]string) error { *a = *New(*a.Options); return nil }, told: true},
 		"the watch does not know the pod": {after: func(_ *Agent, w *world, _ map[string]string) error { w.unknown = true; return nil }},
 		"the container is gone":           {after: func(a *Agent, _ *world, _ map[string]string) error { return a.Del(t.Context(), addRequest("c")) }},
 		"GC":                              {after: func(a *Agent, _ *world, _ map[string]string) error { return a.GC(t.Context(), gcRequest()) }},

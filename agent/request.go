@@ -5,48 +5,45 @@ package agent
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/utils"
 	"k8s.io/apimachinery/pkg/api/validate/content"
 
+	"github.com/berth-dev/berth/agent/plan"
+	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 )
 
-// podArgs names the pod of a CNI call.
-type podArgs struct {
-	namespace, name, uid string
-}
-
-// parseArgs reads CNI_ARGS: key=value pairs separated by semicolons. It ignores
-// other keys, which the plugins may know, and unlike types.LoadArgs a semicolon at
-// the end.
-func parseArgs(args string) (podArgs, error) {
-	var p podArgs
+// parseArgs reads the pod of a call from CNI_ARGS: key=value pairs separated by semicolons. It
+// ignores other keys, which the plugins may know, and unlike types.LoadArgs a semicolon at the end.
+func parseArgs(args string) (api.Pod, error) {
+	var p api.Pod
 	for pair := range strings.SplitSeq(args, ";") {
 		if pair == "" {
 			continue
 		}
 		key, value, ok := strings.Cut(pair, "=")
 		if !ok {
-			return podArgs{}, fmt.Errorf("%w: CNI_ARGS has %.100q, which is not key=value", ErrRequest, pair)
+			return api.Pod{}, fmt.Errorf("%w: CNI_ARGS has %.100q, which is not key=value", ErrRequest, pair)
 		}
 		switch key {
 		case "K8S_POD_NAMESPACE":
-			p.namespace = value
+			p.Namespace = value
 		case "K8S_POD_NAME":
-			p.name = value
+			p.Name = value
 		case "K8S_POD_UID":
-			p.uid = value
+			p.UID = value
 		}
 	}
-	if p.namespace == "" || p.name == "" {
-		return podArgs{}, fmt.Errorf("%w: CNI_ARGS names no pod (K8S_POD_NAMESPACE and K8S_POD_NAME): Berth wires the pods of Kubernetes only", ErrRequest)
+	if p.Namespace == "" || p.Name == "" {
+		return api.Pod{}, fmt.Errorf("%w: CNI_ARGS names no pod (K8S_POD_NAMESPACE and K8S_POD_NAME): Berth wires the pods of Kubernetes only", ErrRequest)
 	}
-	for _, v := range []string{p.namespace, p.name, p.uid} {
+	for _, v := range []string{p.Namespace, p.Name, p.UID} {
 		if len(content.IsPathSegmentName(v)) > 0 || strings.ContainsRune(v, 0) {
-			return podArgs{}, fmt.Errorf("%w: CNI_ARGS has %.100q, which is no name of a pod", ErrRequest, v)
+			return api.Pod{}, fmt.Errorf("%w: CNI_ARGS has %.100q, which is no name of a pod", ErrRequest, v)
 		}
 	}
 	return p, nil
@@ -74,13 +71,18 @@ func parseConfig(raw json.RawMessage) (requestConfig, error) {
 		return c, nil
 	}
 	if err := json.Unmarshal(raw, &c); err != nil {
-		return requestConfig{}, fmt.Errorf("%w: decode it: %w", ErrDecode, err)
+		return requestConfig{}, fmt.Errorf("%w: decode it: %w", plan.ErrDecode, err)
 	}
 	if c.ValidAttachments == nil {
 		c.ValidAttachments = c.OldAttachments
 	}
 	c.hasAttachments = c.ValidAttachments != nil
 	return c, nil
+}
+
+// lists returns whether the runtime says that an attachment is valid.
+func (c *requestConfig) lists(key state.Key) bool {
+	return slices.ContainsFunc(c.ValidAttachments, func(v types.GCAttachment) bool { return v.ContainerID == key.ContainerID && v.IfName == key.IfName })
 }
 
 // supported refuses fields whose neglect would surprise: addresses come from the

@@ -14,16 +14,16 @@ import (
 func TestParseArgs(t *testing.T) {
 	cases := map[string]struct {
 		args string
-		want podArgs
+		want api.Pod
 		text string
 	}{
-		"kubelet":      {"IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_UID=c", podArgs{"a", "b", "c"}, ""},
-		"no UID":       {"K8S_POD_NAMESPACE=a;K8S_POD_NAME=b", podArgs{"a", "b", ""}, ""},
-		"trailing":     {"K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;", podArgs{"a", "b", ""}, ""},
-		"empty":        {"", podArgs{}, "names no pod"},
-		"no name":      {"K8S_POD_NAMESPACE=a", podArgs{}, "names no pod"},
-		"not pairs":    {"K8S_POD_NAMESPACE", podArgs{}, "not key=value"},
-		"another path": {"K8S_POD_NAMESPACE=a;K8S_POD_NAME=../secrets", podArgs{}, "no name of a pod"},
+		"kubelet":      {"IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_UID=c", api.Pod{Namespace: "a", Name: "b", UID: "c"}, ""},
+		"no UID":       {"K8S_POD_NAMESPACE=a;K8S_POD_NAME=b", api.Pod{Namespace: "a", Name: "b", UID: ""}, ""},
+		"trailing":     {"K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;", api.Pod{Namespace: "a", Name: "b", UID: ""}, ""},
+		"empty":        {"", api.Pod{}, "names no pod"},
+		"no name":      {"K8S_POD_NAMESPACE=a", api.Pod{}, "names no pod"},
+		"not pairs":    {"K8S_POD_NAMESPACE", api.Pod{}, "not key=value"},
+		"another path": {"K8S_POD_NAMESPACE=a;K8S_POD_NAME=../secrets", api.Pod{}, "no name of a pod"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -84,7 +84,7 @@ func FuzzParseArgs(f *testing.F) {
 	f.Add(";;=;K8S_POD_NAME==")
 	f.Fuzz(func(t *testing.T, text string) {
 		p, err := parseArgs(text)
-		if err == nil && (p.namespace == "" || p.name == "" || strings.ContainsAny(p.namespace+p.name+p.uid, "/%\x00")) {
+		if err == nil && (p.Namespace == "" || p.Name == "" || strings.ContainsAny(p.Namespace+p.Name+p.UID, "/%\x00")) {
 			t.Errorf("parseArgs(%q) = %+v", text, p)
 		}
 	})

@@ -10,30 +10,12 @@ import (
 
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/nettype"
-	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/relay"
 )
 
 // syncPatience limits how long STATUS waits until the first agent since the node's start knows the
 // node's pods. It is shorter than the plugin's own limit (see [relay.PostStatus]).
 const syncPatience = 10 * time.Second
-
-// Configuration is the runtime's, by which it calls Berth. Its methods are safe in parallel and do not block.
-type Configuration interface {
-	// Ready returns an error while the runtime does not call.
-	Ready() error
-	// Called notes that it did, and Came that a pod was bound to this node, which Addressed says has an address.
-	Called()
-	Came(uid string)
-	Addressed(uid, pod string)
-}
-
-// Addressed notes that a pod in a network of its own has an address.
-func (a *Agent) Addressed(pod api.Pod) {
-	if a.Configuration != nil {
-		a.Configuration.Addressed(pod.UID, pod.String())
-	}
-}
 
 // uplinkChecker is a driver that uses the node's uplink.
 type uplinkChecker interface {
@@ -106,12 +88,12 @@ func (a *Agent) Ready(ctx context.Context) error {
 	}
 	if a.Kernel != nil {
 		if err := a.Kernel(); err != nil {
-			return fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
+			return notReady(err)
 		}
 	}
 	if a.DeadMan != nil {
 		if err := a.DeadMan.Err(); err != nil {
-			return fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
+			return notReady(err)
 		}
 	}
 	if err := a.Policies.Ready(); err != nil {
@@ -123,15 +105,18 @@ func (a *Agent) Ready(ctx context.Context) error {
 	}
 	d := a.Drivers[floating.Driver]
 	if d == nil {
-		return fmt.Errorf("%w: pods with a floating IP: this agent has no driver %q", ErrNotReady, floating.Driver)
+		return notReady(fmt.Errorf("this agent has no driver %q", floating.Driver))
 	}
-	if c, ok := d.(uplinkChecker); ok {
-		if err := c.Ready(floating.Uplink); err != nil {
-			return fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
-		}
+	if err := ifCan(d, func(c uplinkChecker) error { return c.Ready(floating.Uplink) }); err != nil {
+		return notReady(err)
 	}
-	if err := a.Plugins.Status(ctx, nettype.Of(floating.Driver).Chain(floating.Network)); err != nil {
-		return fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
+	return notReady(a.Plugins.Status(ctx, nettype.Of(floating.Driver).Chain(floating.Network)))
+}
+
+// notReady says that pods with a floating IP cannot be served.
+func notReady(err error) error {
+	if err != nil {
+		err = fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
 	}
-	return nil
+	return err
 }

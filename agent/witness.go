@@ -7,19 +7,29 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
-	"github.com/vishvananda/netlink"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/answerer"
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/lifesign"
+	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
+
+// witness says which addresses this node carries, and what it hears of other nodes.
+type witness struct {
+	*records
+
+	holdings    *holdings
+	withdrawals *withdrawals
+	orphans     *orphans
+}
 
 // Errors of Witness.
 var (
@@ -31,14 +41,14 @@ var (
 
 // Witness asks another node whether it lives: at its InternalIPs, on the segments of this one, and in the network of the addresses
 // who answers for these. Without a node it asks for addresses alone. It changes nothing, and blocks for about a second.
-func (a *Agent) Witness(ctx context.Context, q inquiry.WitnessQuestion) (*inquiry.Testimony, error) {
-	if q.Node == a.Node.Name {
+func (w *witness) Witness(ctx context.Context, q inquiry.WitnessQuestion) (*inquiry.Testimony, error) {
+	if q.Node == w.Node.Name {
 		return nil, ErrWitnessOfItself
 	}
-	a.joinUplinks(ctx)
-	links, err := a.linksOf(q)
+	w.holdings.joinUplinks(ctx)
+	links, err := w.linksOf(q)
 	if q.Node == "" {
-		err = errors.Join(err, a.carriesNone(ctx, q.Addresses))
+		err = errors.Join(err, w.carriesNone(ctx, q.Addresses))
 	} else if err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot say whether a node answers for its addresses", "node", q.Node, "err", err)
 		err = nil
@@ -49,16 +59,16 @@ func (a *Agent) Witness(ctx context.Context, q inquiry.WitnessQuestion) (*inquir
 	var sighting answerer.Sighting
 	var signs, controls lifesign.Signs
 	var group sync.WaitGroup
-	group.Go(func() { signs = lifesign.Look(ctx, q.Hosts, a.AgentPort) })
-	group.Go(func() { controls = lifesign.Look(ctx, q.Controls, a.AgentPort) })
-	group.Go(func() { sighting = a.answerer.Seek(ctx, q.Node, q.Addresses, links) })
+	group.Go(func() { signs = lifesign.Look(ctx, q.Hosts, w.AgentPort) })
+	group.Go(func() { controls = lifesign.Look(ctx, q.Controls, w.AgentPort) })
+	group.Go(func() { sighting = w.holdings.answerer.Seek(ctx, q.Node, q.Addresses, links) })
 	group.Wait()
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	if q.Node == "" {
 		for _, link := range links {
-			if err := a.answerer.Check(link); err != nil {
+			if err := w.holdings.answerer.Check(link); err != nil {
 				return nil, err
 			}
 		}
@@ -76,8 +86,8 @@ func (a *Agent) Witness(ctx context.Context, q inquiry.WitnessQuestion) (*inquir
 }
 
 // carriesNone returns ErrCarried where the node carries one of the addresses.
-func (a *Agent) carriesNone(ctx context.Context, addrs []netip.Addr) error {
-	carried, err := a.Carried(ctx, false)
+func (w *witness) carriesNone(ctx context.Context, addrs []netip.Addr) error {
+	carried, err := w.Carried(ctx, false)
 	if err != nil {
 		return err
 	}
@@ -89,41 +99,11 @@ func (a *Agent) carriesNone(ctx context.Context, addrs []netip.Addr) error {
 	return nil
 }
 
-// joinUplinks has the node hear the others on its uplinks, also before it has an address there.
-func (a *Agent) joinUplinks(ctx context.Context) {
-	uplinks, err := a.Uplinks()
-	if err != nil {
-		klog.FromContext(ctx).V(2).Info("No uplink yet on which to hear other nodes", "err", err)
-	}
-	for _, name := range uplinks {
-		if link, err := netlinksafe.LinkByName(name); err == nil {
-			a.answerer.Join(link.Attrs().Index, name, nodeGateways(ctx, link)...)
-		}
-	}
-}
-
-// nodeGateways returns the node's own default gateways, of IPv4 and IPv6, that are on the link.
-func nodeGateways(ctx context.Context, link netlink.Link) []netip.Addr {
-	var gateways []netip.Addr
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := netlinksafe.RouteList(link, family)
-		if err != nil {
-			klog.FromContext(ctx).V(2).Info("Cannot list the routes of a link", "link", link.Attrs().Name, "err", err)
-		}
-		for _, r := range routes {
-			if gateway, ok := netip.AddrFromSlice(r.Gw); ok && (r.Dst == nil || r.Dst.IP.IsUnspecified()) {
-				gateways = append(gateways, gateway.Unmap())
-			}
-		}
-	}
-	return gateways
-}
-
 // linksOf returns the links to the network of the question's addresses, or of its gateways if there are none, where the node from now
 // on hears the others: the ones by which the node has other addresses of their subnets, else the VLAN's on all uplinks, as a pool does
 // not say which of them is its. It returns an error where the network of an address is not known to be at this node.
-func (a *Agent) linksOf(q inquiry.WitnessQuestion) ([]int, error) {
-	subnets, all, of := a.subnets(q.VLAN), map[int]bool{}, q.Addresses
+func (w *witness) linksOf(q inquiry.WitnessQuestion) ([]int, error) {
+	subnets, all, of := w.subnets(q.VLAN), map[int]bool{}, q.Addresses
 	if len(of) == 0 {
 		of = q.Gateways
 	}
@@ -138,7 +118,7 @@ func (a *Agent) linksOf(q inquiry.WitnessQuestion) ([]int, error) {
 		unknown = unknown || !known
 	}
 	if unknown {
-		uplinks, err := a.Uplinks()
+		uplinks, err := w.holdings.Uplinks()
 		joined := false
 		for _, uplink := range uplinks {
 			link, other := wire.NetworkLink(uplink, q.VLAN)
@@ -146,7 +126,7 @@ func (a *Agent) linksOf(q inquiry.WitnessQuestion) ([]int, error) {
 				err = errors.Join(err, other)
 				continue
 			}
-			a.answerer.Join(link, uplink, q.Gateways...)
+			w.holdings.answerer.Join(link, uplink, q.Gateways...)
 			joined, all[link] = true, true
 		}
 		if !joined {
@@ -157,12 +137,91 @@ func (a *Agent) linksOf(q inquiry.WitnessQuestion) ([]int, error) {
 }
 
 // subnets returns the subnets of a VLAN in which the node has addresses, and the links to their networks.
-func (a *Agent) subnets(vlan int) map[netip.Prefix]int {
+func (w *witness) subnets(vlan int) map[netip.Prefix]int {
 	all := map[netip.Prefix]int{}
-	for _, record := range a.Store.List() {
+	for _, record := range w.Store.List() {
 		for _, addr := range record.Addresses() {
-			if link, has := a.answerer.Link(addr.Address); has && addr.VLAN == vlan {
+			if link, has := w.holdings.answerer.Link(addr.Address); has && addr.VLAN == vlan {
 				all[addr.Subnet] = link
+			}
+		}
+	}
+	return all
+}
+
+// Carried lists the addresses that this node may answer for: the ones of every record, unless they were
+// withdrawn and do not come back, of links without a record, and of the node itself. It asks nobody. An address of a pod that
+// the API did not have any more before the call is not carried later if it is missing here: an ADD asks
+// for the pod again after it wrote its record. Interfaces with a MAC of their own whose record was lost
+// are not seen.
+func (w *witness) Carried(ctx context.Context, hears bool) (*inquiry.Carried, error) {
+	all := map[netip.Addr]inquiry.CarriedAddress{}
+	// Links come before records: an ADD that begins meanwhile writes its record before it makes its link.
+	orphans, err := w.orphans.list(nil)
+	if err != nil {
+		return nil, fmt.Errorf("look for links without a record: %w", err)
+	}
+	for _, o := range orphans {
+		for _, addr := range o.Addresses {
+			all[addr] = inquiry.CarriedAddress{Address: addr}
+		}
+	}
+	if w.NodeAddresses != nil {
+		own, err := w.NodeAddresses()
+		if err != nil {
+			return nil, fmt.Errorf("look for addresses of the node itself: %w", err)
+		}
+		for _, addr := range own {
+			all[addr] = inquiry.CarriedAddress{Address: addr}
+		}
+	}
+	for _, record := range w.Store.List() {
+		if record.Phase == state.Withdrawn && !w.withdrawals.adds.has(record.Key()) {
+			if _, waits := w.withdrawals.unseen.Load(record.Key()); !waits {
+				continue
+			}
+		}
+		for _, address := range record.Addresses() {
+			all[address.Address] = inquiry.CarriedAddress{Address: address.Address}
+		}
+		if record.Phase == state.Added {
+			w.addMACs(all, record)
+		}
+	}
+	carried := &inquiry.Carried{Addresses: []inquiry.CarriedAddress{}}
+	for _, addr := range slices.SortedFunc(maps.Keys(all), netip.Addr.Compare) {
+		carried.Addresses = append(carried.Addresses, all[addr])
+	}
+	if hears {
+		carried.Hears = w.hears()
+	}
+	return carried, nil
+}
+
+// addMACs says of a record's addresses where and by which MACs the network reaches them. What cannot be read is missing.
+func (w *witness) addMACs(all map[netip.Addr]inquiry.CarriedAddress, record *state.Container) {
+	for _, t := range w.toDefend(record) {
+		c := inquiry.CarriedAddress{Address: t.Address}
+		if link, err := net.InterfaceByIndex(t.Link); err == nil {
+			c.Link, c.MACs = link.Name, append(c.MACs, link.HardwareAddr.String())
+		}
+		if own := t.Own.String(); own != "" && !slices.Contains(c.MACs, own) {
+			c.MACs = append(c.MACs, own)
+		}
+		all[t.Address] = c
+	}
+}
+
+// hears says on which links the node hears others, and the names of the nodes that it heard lately.
+func (w *witness) hears() []inquiry.Segment {
+	all := w.holdings.answerer.Hearings()
+	for i := range all {
+		heard := all[i].Nodes
+		all[i].Nodes = []inquiry.Neighbour{}
+		for _, n := range heard {
+			// A machine may have taken over the name of another.
+			if last := len(all[i].Nodes) - 1; time.Since(n.Heard) <= inquiry.HeardLately && (last < 0 || all[i].Nodes[last].Name != n.Name) {
+				all[i].Nodes = append(all[i].Nodes, inquiry.Neighbour{Name: n.Name})
 			}
 		}
 	}

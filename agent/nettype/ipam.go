@@ -10,6 +10,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/foreign"
@@ -94,16 +95,25 @@ func OfCaller(conf *foreign.Config, plugin json.RawMessage) (*Floating, error) {
 	return &Floating{Network: network, Driver: IPAMCaller, Uplink: conf.Link}, nil
 }
 
-// IPAMResult returns the result of berth-ipam for the addresses of a pod on the network.
-func IPAMResult(network *chain.Network, addrs []api.Address) (*current.Result, error) {
+// IPAMResult returns the result of berth-ipam for an attachment.
+func IPAMResult(record *state.Container, i int) (json.RawMessage, error) {
+	attachment := &record.Attachments[i]
+	network, err := chain.Parse(attachment.Network)
+	if err != nil {
+		return nil, fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
+	}
 	conf, ours, err := ipamConfig(network)
+	if err == nil && !ours {
+		err = fmt.Errorf("%w %q: the plugin %s does not name %s as its ipam.type", foreign.ErrConfig, network.Name(), network.Types()[0], api.IPAMType)
+	}
 	if err != nil {
 		return nil, err
 	}
-	if !ours {
-		return nil, fmt.Errorf("%w %q: the plugin %s does not name %s as its ipam.type", foreign.ErrConfig, network.Name(), network.Types()[0], api.IPAMType)
+	result, err := conf.Result(attachment.Addresses)
+	if err != nil {
+		return nil, err
 	}
-	return conf.Result(addrs)
+	return json.Marshal(result)
 }
 
 // ipamDriver can only silence interfaces and put them up again: it repairs none of their pieces, and

@@ -14,9 +14,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berth-dev/berth/agent"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/confdir"
+	"github.com/berth-dev/berth/agent/plan"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/atomicfile"
 	"github.com/berth-dev/berth/ipam/event"
@@ -45,7 +45,7 @@ func conf(socket string) ([]byte, error) {
 }
 
 // newKeeper returns the keeper of that configuration.
-func newKeeper(o *Options, exec *chain.Exec, networks *agent.Networks, told func(error)) (*confdir.Keeper, error) {
+func newKeeper(o *Options, exec *chain.Exec, networks *plan.Networks, told func(error)) (*confdir.Keeper, error) {
 	content, err := conf(o.Socket)
 	if err != nil {
 		return nil, err

@@ -5,15 +5,15 @@ package main
 import (
 	"context"
 
-	"github.com/berth-dev/berth/agent"
 	"github.com/berth-dev/berth/agent/deviceplugin"
+	"github.com/berth-dev/berth/agent/plan"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/sriov"
 )
 
 // countFunctions has the kubelet count the virtual functions of the floating network.
-func countFunctions(ctx context.Context, o *Options, networks *agent.Networks, node *podinfo.Node, store *state.Store) error {
+func countFunctions(ctx context.Context, o *Options, networks *plan.Networks, node *podinfo.Node, store *state.Store) error {
 	// Before, no pod seems to request anything.
 	if !node.WaitForSync(ctx) {
 		return nil

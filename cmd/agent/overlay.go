@@ -11,8 +11,8 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/berth-dev/berth/agent"
 	"github.com/berth-dev/berth/agent/overlay"
+	"github.com/berth-dev/berth/agent/plan"
 	"github.com/berth-dev/berth/cni/settings"
 	"github.com/berth-dev/berth/ipam/iprange"
 )
@@ -61,7 +61,7 @@ func (o *Options) overlayInside() ([]netip.Prefix, error) {
 
 // withOverlay adds the overlay to networks, and returns the function that runs it. Where the
 // node's own default network is used it removes an overlay that the node had before.
-func withOverlay(ctx context.Context, o *Options, clients *clients, networks *agent.Networks, journal *settings.Journal) (*agent.Networks, func(context.Context) error, error) {
+func withOverlay(ctx context.Context, o *Options, clients *clients, networks *plan.Networks, journal *settings.Journal) (*plan.Networks, func(context.Context) error, error) {
 	if o.Overlay == overlayOff {
 		sweepOverlay(ctx)
 		return networks, func(context.Context) error { return nil }, nil

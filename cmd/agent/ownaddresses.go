@@ -13,9 +13,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics/legacyregistry"
 
-	"github.com/berth-dev/berth/agent"
 	"github.com/berth-dev/berth/agent/assignment"
 	"github.com/berth-dev/berth/agent/egress"
+	"github.com/berth-dev/berth/agent/plan"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/cni/conntrack"
 	cniegress "github.com/berth-dev/berth/cni/egress"
@@ -39,7 +39,7 @@ func (o *ownAddresses) recheck() {
 }
 
 // newOwnAddresses returns the carrier of the node's addresses, own ones and those of Services, and the part that has pods leave with them.
-func newOwnAddresses(o *Options, clients *clients, records *podinfo.Node, networks *agent.Networks, recorder event.Recorder, namespaces cache.SharedIndexInformer, wirer *wire.Wirer) *ownAddresses {
+func newOwnAddresses(o *Options, clients *clients, records *podinfo.Node, networks *plan.Networks, recorder event.Recorder, namespaces cache.SharedIndexInformer, wirer *wire.Wirer) *ownAddresses {
 	uplink := func() (string, error) {
 		floating, err := networks.Floating()
 		if err == nil && floating.Uplink == "" {

@@ -23,8 +23,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"k8s.io/klog/v2"
 
-	"github.com/berth-dev/berth/agent"
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/plan"
 	"github.com/berth-dev/berth/agent/policy/enforce"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/netfilter"
@@ -150,7 +150,7 @@ func (p *preflight) link() {
 
 // network looks at the network of pods without a floating IP.
 func (p *preflight) network() {
-	networks := &agent.Networks{ConfDir: p.confDir, OwnFile: newOptions().CNIConfName}
+	networks := &plan.Networks{ConfDir: p.confDir, OwnFile: newOptions().CNIConfName}
 	network, err := networks.Default()
 	if err == nil {
 		p.found.Network = fmt.Sprintf("%s (%s)", network.Name(), strings.Join(network.Types(), ", "))

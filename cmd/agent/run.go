@@ -26,6 +26,7 @@ import (
 	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/linkwatch"
 	"github.com/berth-dev/berth/agent/nettype"
+	"github.com/berth-dev/berth/agent/plan"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/policy/iptables"
 	"github.com/berth-dev/berth/agent/server"
@@ -88,8 +89,12 @@ func run(ctx context.Context, o *Options) error {
 	segments := newSegments(ctx, o, self(o, config), clients.core.CertificateSigningRequests)
 	options := agent.Options{
 		Socket: o.Socket, Pods: node, ConflictLog: node, Store: store,
-		Networks: networks, Plugins: newRunner(o, exec, bootID), Drivers: nettype.Drivers(nettype.Kernel{Wirer: own.wirer, StateFile: o.StateFile, Services: newServicePrefixes(o.ServicePrefixes, clients.core.ServiceCIDRs.List).prefixes}),
-		PodNetworks:   &attachdef.Reader{Get: clients.definition, Shared: o.NetworkNamespaces, Allowed: o.NetworkPlugins},
+		Plugins: newRunner(o, exec, bootID), Drivers: nettype.Drivers(nettype.Kernel{Wirer: own.wirer, StateFile: o.StateFile, Services: newServicePrefixes(o.ServicePrefixes, clients.core.ServiceCIDRs.List).prefixes}),
+		Options: plan.Options{
+			Networks:           networks,
+			PodNetworks:        &attachdef.Reader{Get: clients.definition, Shared: o.NetworkNamespaces, Allowed: o.NetworkPlugins},
+			HostPortsForbidden: clients.hostPortsForbidden,
+		},
 		DefaultRoutes: defaultroute.Kernel{}, Proxied: !o.DetectConflicts, Shaper: profiles,
 		Metrics:           agent.NewMetrics(legacyregistry.MustRegister),
 		Events:            recorder,
@@ -97,7 +102,7 @@ func run(ctx context.Context, o *Options) error {
 		RefusedNeighbours: netfilter.RefusedNeighbours,
 		Configuration:     keeper,
 		Egress:            own.egress, TellSoon: own.carrier.TellSoon,
-		HostPorts: &hostport.Forwarder{}, HostPortRange: ports, HostPortsForbidden: clients.hostPortsForbidden, NodeAddresses: assignment.Carried, Assigned: own.carrier, DeadMan: deadman.New(o.SilenceAfter), Segment: segments.open, Unicast: segments.hear, Node: segments.self, APIReachable: clients.reachable, AgentPort: o.Monitoring.SecurePort,
+		HostPorts: &hostport.Forwarder{}, HostPortRange: ports, NodeAddresses: assignment.Carried, Assigned: own.carrier, DeadMan: deadman.New(o.SilenceAfter), Segment: segments.open, Unicast: segments.hear, Node: segments.self, APIReachable: clients.reachable, AgentPort: o.Monitoring.SecurePort,
 	}
 	enforcer, err := withEnforcer(ctx, o, &options, clients, journal)
 	if err != nil {
@@ -283,8 +288,8 @@ func newRunner(o *Options, exec *chain.Exec, bootID string) *chain.Runner {
 	return runner
 }
 
-func newNetworks(o *Options) *agent.Networks {
-	return &agent.Networks{
+func newNetworks(o *Options) *plan.Networks {
+	return &plan.Networks{
 		ConfDir: o.CNIConfDir, OwnFile: o.CNIConfName, DefaultFile: o.DefaultNetwork, FloatingFile: o.FloatingNetwork,
 		Node: nettype.Node{Socket: o.Socket, Uplink: func() (string, error) {
 			if o.Uplink != "" {

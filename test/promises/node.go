@@ -11,12 +11,12 @@ var node = []promise{
 	},
 	{
 		"A policy is in the kernel before a pod's ADD returns.", "docs/explanation/network-policy.md#what-holds",
-		"agent/add.go", "\t\t{\"policies\", a.enforcePolicies},\n", "",
+		"agent/add.go", "return a.Policies.Enforce(ctx, a.policed(record))", "return nil",
 		"agent", "TestAddEnforcesPolicies",
 	},
 	{
 		"A host port is closed when its pod is deleted.", "docs/how-to/hostports.md",
-		"agent/rollback.go", "errs := []error{a.ports.Close(ctx, record)}", "errs := []error{nil}",
+		"agent/del.go", "errs := []error{a.ports.Close(ctx, record)}", "errs := []error{nil}",
 		"agent", "TestHostPortTakeover",
 	},
 	{
@@ -56,7 +56,7 @@ var node = []promise{
 	},
 	{
 		"An ADD that a killed agent left is undone by the next one.", "agent/README.md",
-		"agent/reconcile.go", "case state.Adding, state.Deleting:\n\t\ta.reconciler.FinishSoon(key)\n\t\treturn nil\n\t", "case state.Deleting:\n\t\ta.reconciler.FinishSoon(key)\n\t\treturn nil\n\tcase state.Adding:\n\t\treturn nil\n\t",
+		"agent/repairs.go", "case state.Adding, state.Deleting:\n\t\tr.reconciler.FinishSoon(key)\n\t\treturn nil\n\t", "case state.Deleting:\n\t\tr.reconciler.FinishSoon(key)\n\t\treturn nil\n\tcase state.Adding:\n\t\treturn nil\n\t",
 		"agent", "TestFinishAfterStart",
 	},
 	{
@@ -71,7 +71,7 @@ var node = []promise{
 	},
 	{
 		"In a namespace that forbids host ports no plugin of a network that a pod names opens one.", "docs/how-to/hostports.md#who-may-ask",
-		"agent/hostports.go", "if !network.Declares(hostports.Capability) {", "if !network.Declares(hostports.Capability) || i > 0 {",
+		"agent/plan/plan.go", "if !network.Declares(hostports.Capability) {", "if !network.Declares(hostports.Capability) || i > 0 {",
 		"agent", "TestHostPortsOfNamespaces",
 	},
 	{
@@ -86,7 +86,7 @@ var node = []promise{
 	},
 	{
 		"A pod that drops what its node gave it gets the annotation back.", "docs/how-to/networks.md#what-the-pod-was-given",
-		"agent/podresults.go", "if seen[name] != value {", "if seen[name] != value && len(seen) == 0 {",
+		"agent/views.go", "if seen[name] != value {", "if seen[name] != value && len(seen) == 0 {",
 		"agent", "TestUntold",
 	},
 	{
@@ -116,7 +116,7 @@ var node = []promise{
 	},
 	{
 		"berth-ipam refuses a pod that asks for no floating IP.", "docs/how-to/ipam-plugin.md",
-		"agent/plan.go", "if pod.Wants == 0 {\n\t\treturn nil, fmt.Errorf(\"%w: pod %s requests none: let", "if pod.Wants < 0 {\n\t\treturn nil, fmt.Errorf(\"%w: pod %s requests none: let",
+		"agent/plan/plan.go", "if pod.Wants == 0 {\n\t\treturn nil, fmt.Errorf(\"%w: pod %s requests none: let", "if pod.Wants < 0 {\n\t\treturn nil, fmt.Errorf(\"%w: pod %s requests none: let",
 		"agent", "TestIPAMRefuses",
 	},
 	{
@@ -126,7 +126,7 @@ var node = []promise{
 	},
 	{
 		"A node that was cut off withdraws an address that moved as soon as its agent reaches the API server.", "docs/explanation/concepts.md#when-a-node-is-lost-and-comes-back",
-		"agent/reconcile.go", "if reason != \"\" {\n\t\treturn a.withdraw(ctx, record, reason)\n\t}\n\treturn a.setupAgain", "if reason != \"\" && lacks == nil {\n\t\treturn a.withdraw(ctx, record, reason)\n\t}\n\treturn a.setupAgain",
+		"agent/repairs.go", "if reason != \"\" {\n\t\treturn r.withdrawals.withdraw(ctx, record, reason)\n\t}\n\treturn r.setupAgain", "if reason != \"\" && lacks == nil {\n\t\treturn r.withdrawals.withdraw(ctx, record, reason)\n\t}\n\treturn r.setupAgain",
 		"agent", "TestRepair",
 	},
 	{

@@ -31,7 +31,7 @@ func TestUplinks(t *testing.T) {
 	record := a.Store.List()[0]
 	record.Attachments[0].Uplink = "eth7"
 	must(t, a.Store.Put(record))
-	got, err := a.Uplinks()
+	got, err := a.holdings.Uplinks()
 	if want := []string{"eth0", "eth7"}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("Uplinks() = %v, %v, want %v", got, err, want)
 	}
@@ -128,7 +128,7 @@ func TestADDWaits(t *testing.T) {
 			if c.answers != nil {
 				w.lastNode.Name = "node1"
 			}
-			o := first.Options
+			o := *first.Options
 			o.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
 			startAnswerer(t, o, &lan{answers: c.answers}, func(t *testing.T, ctx context.Context, a *Agent) {
 				if c.gone {
@@ -169,24 +169,24 @@ func TestADDWaits(t *testing.T) {
 func TestOnlyTheAnswererOpens(t *testing.T) {
 	first, w := newAgent(t)
 	put(t, first, "c", state.Added, "/proc/self/ns/net", w.addrs)
-	o := first.Options
+	o := *first.Options
 	o.Segment, o.Node = func(int) (answerer.Segment, error) { return &lan{answers: net.HardwareAddr{2, 0, 0, 0, 0, 9}}, nil }, answering.Node{Name: "node"}
 	o.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
 	a := New(o)
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var group sync.WaitGroup
-		group.Go(func() { a.answerer.Run(ctx) })
+		group.Go(func() { a.holdings.answerer.Run(ctx) })
 		defer group.Wait()
 		defer cancel()
 		w.missing, w.holds = errors.New("the proxy entry is missing"), errors.New("no answer")
 		record := a.Store.List()[0]
-		a.carry(ctx, record, false)
+		a.holdings.carry(ctx, record, false)
 		synctest.Wait()
 		w.holds = nil
-		must(t, a.repair(ctx, record.Key()))
-		a.Suspect()
-		must(t, a.Verify(ctx))
+		must(t, a.repairs.repair(ctx, record.Key()))
+		a.repairs.Suspect()
+		must(t, a.repairs.Verify(ctx))
 		if len(w.did()) > 0 {
 			t.Errorf("the node opens while it asks: %v", w.did())
 		}
@@ -205,21 +205,21 @@ func TestCutOff(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			first, w := newAgent(t)
 			w.failover = failover
-			o := first.Options
+			o := *first.Options
 			o.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
 			for _, start := range []string{"ADD", "a start of the agent"} {
 				// cutOff is the node for a minute after start.
 				cutOff := func(t *testing.T, a *Agent) {
 					ctx, cancel := context.WithCancel(t.Context())
 					var group sync.WaitGroup
-					group.Go(func() { a.answerer.Run(ctx) })
+					group.Go(func() { a.holdings.answerer.Run(ctx) })
 					defer group.Wait()
 					defer cancel()
 					if start == "ADD" {
 						_, err := a.Add(ctx, addRequest("c"))
 						must(t, err)
 					} else {
-						a.carryAll(ctx)
+						a.repairs.carryAll(ctx)
 					}
 					synctest.Wait()
 					w.log, w.holds = nil, errors.New("no answer")
@@ -255,7 +255,7 @@ func startAnswerer(t *testing.T, o Options, segment *lan, test func(t *testing.T
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var group sync.WaitGroup
-		group.Go(func() { a.answerer.Run(ctx) })
+		group.Go(func() { a.holdings.answerer.Run(ctx) })
 		defer group.Wait()
 		defer cancel()
 		test(t, ctx, a)
@@ -267,16 +267,16 @@ func TestRestoreAsksFirst(t *testing.T) {
 	first, w := newAgent(t)
 	w.lastNode.Name = "node1"
 	put(t, first, "c", state.Withdrawn, "/proc/self/ns/net", w.addrs)
-	o := first.Options
+	o := *first.Options
 	o.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
 	segment := &lan{answers: net.HardwareAddr{2, 0, 0, 0, 0, 9}}
 	startAnswerer(t, o, segment, func(t *testing.T, ctx context.Context, a *Agent) {
 		w.missing = errors.New("the pair is down")
 		key := a.Store.List()[0].Key()
-		must(t, a.repair(ctx, key))
+		must(t, a.repairs.repair(ctx, key))
 		time.Sleep(time.Minute) //nolint:forbidigo // the clock is the test's
 		synctest.Wait()
-		must(t, a.repair(ctx, key))
+		must(t, a.repairs.repair(ctx, key))
 		if record := a.Store.Get(key); len(w.did()) > 0 || record.Phase != state.Added || record.Held[w.addrs[0].Address] != (state.Held{Version: 1, LastNode: "node1"}) {
 			t.Errorf("while another host answers the node did %v, and has the record %+v", w.did(), record)
 		}
@@ -294,18 +294,21 @@ func TestRestoreAsksFirst(t *testing.T) {
 // What the kernel lost is put back once the other nodes were asked, whoever finds that it is missing.
 func TestRepairAsksFirst(t *testing.T) {
 	for name, find := range map[string]func(ctx context.Context, a *Agent, key state.Key) error{
-		"repair": func(ctx context.Context, a *Agent, key state.Key) error { return a.repair(ctx, key) },
-		"verify": func(ctx context.Context, a *Agent, _ state.Key) error { a.Suspect(); return a.Verify(ctx) },
+		"repair": func(ctx context.Context, a *Agent, key state.Key) error { return a.repairs.repair(ctx, key) },
+		"verify": func(ctx context.Context, a *Agent, _ state.Key) error {
+			a.repairs.Suspect()
+			return a.repairs.Verify(ctx)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			first, w := newAgent(t)
 			put(t, first, "c", state.Added, "/proc/self/ns/net", w.addrs)
-			o := first.Options
+			o := *first.Options
 			o.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
 			segment := &lan{}
 			startAnswerer(t, o, segment, func(t *testing.T, ctx context.Context, a *Agent) {
 				record := a.Store.List()[0]
-				a.carry(ctx, record, true)
+				a.holdings.carry(ctx, record, true)
 				synctest.Wait()
 				w.missing = errors.New("the proxy entry is missing")
 				asserted := segment.count()
@@ -327,19 +330,19 @@ func TestRepairAsksFirst(t *testing.T) {
 func TestFollow(t *testing.T) {
 	first, w := newAgent(t)
 	put(t, first, "c", state.Added, "/proc/self/ns/net", w.addrs)
-	o := first.Options
+	o := *first.Options
 	driver := &movingDriver{fakeDriver: fakeDriver{w}}
 	o.Drivers = Drivers{nettype.Veth: driver}
 	startAnswerer(t, o, &lan{}, func(t *testing.T, ctx context.Context, a *Agent) {
-		a.carryAll(ctx)
+		a.repairs.carryAll(ctx)
 		for _, link := range []int{0, 7, 9} {
 			driver.link = link
-			if answers, err := (answers{a}).Answers(w.addrs[0].Address); link == 0 && (!answers || err != nil) {
+			if answers, err := (&answers{a.holdings, a.withdrawals, a.repairs}).Answers(w.addrs[0].Address); link == 0 && (!answers || err != nil) {
 				t.Errorf("an address that the answerer does not know would be denied: %v", err)
 			}
-			must(t, a.repair(ctx, a.Store.List()[0].Key()))
+			must(t, a.repairs.repair(ctx, a.Store.List()[0].Key()))
 			synctest.Wait()
-			if got, has := a.answerer.Link(w.addrs[0].Address); got != link || has != (link > 0) || has && a.waits(w.addrs[0].Address) {
+			if got, has := a.holdings.answerer.Link(w.addrs[0].Address); got != link || has != (link > 0) || has && a.holdings.waits(w.addrs[0].Address) {
 				t.Errorf("on link %d the answerer has it on %d", link, got)
 			}
 		}
@@ -384,13 +387,13 @@ func TestLeavesNothing(t *testing.T) {
 		"a start of the agent": func(ctx context.Context, a *Agent, w *world) error {
 			record := record("c", state.Added, "/proc/self/ns/net", w.addrs)
 			must(t, a.Store.Put(record))
-			a.carry(ctx, record, true)
+			a.holdings.carry(ctx, record, true)
 			return podinfo.ErrPodReplaced
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			first, w := newAgent(t)
-			o := first.Options
+			o := *first.Options
 			driver := &movingDriver{fakeDriver: fakeDriver{w}, link: 7}
 			o.Drivers = Drivers{nettype.Veth: driver}
 			startAnswerer(t, o, &lan{}, func(t *testing.T, ctx context.Context, a *Agent) {
@@ -406,7 +409,7 @@ func TestLeavesNothing(t *testing.T) {
 				}
 				time.Sleep(time.Minute) //nolint:forbidigo // the clock is the test's
 				synctest.Wait()
-				if _, has := a.answerer.Link(w.addrs[0].Address); has || !gone {
+				if _, has := a.holdings.answerer.Link(w.addrs[0].Address); has || !gone {
 					t.Errorf("the pod is gone, %t, and the node still has its address", gone)
 				}
 			})
@@ -418,16 +421,16 @@ func TestLeavesNothing(t *testing.T) {
 func TestNoAnnouncementWhileItAsks(t *testing.T) {
 	first, w := newAgent(t)
 	put(t, first, "c", state.Added, "/proc/self/ns/net", w.addrs)
-	o := first.Options
+	o := *first.Options
 	o.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
 	startAnswerer(t, o, &lan{answers: net.HardwareAddr{2, 0, 0, 0, 0, 9}}, func(t *testing.T, ctx context.Context, a *Agent) {
 		w.holds = errors.New("no answer")
 		record := a.Store.List()[0]
 		for _, answers := range []bool{true, false} {
 			w.log = nil
-			a.carry(ctx, record, answers)
+			a.holdings.carry(ctx, record, answers)
 			synctest.Wait()
-			_, err := a.announceAgain(ctx, record)
+			_, err := a.holdings.announceAgain(ctx, record)
 			must(t, err)
 			if slices.Equal(w.did(), []string{"announce c"}) != answers {
 				t.Errorf("the node answers: %t, and did %v", answers, w.did())
@@ -440,19 +443,19 @@ func TestNoAnnouncementWhileItAsks(t *testing.T) {
 func TestVerifyBesideADD(t *testing.T) {
 	first, w := newAgent(t)
 	w.missing = errors.New("the proxy entry is missing")
-	o := first.Options
+	o := *first.Options
 	o.Drivers = Drivers{nettype.Veth: &movingDriver{fakeDriver: fakeDriver{w}, link: 7}}
 	startAnswerer(t, o, &lan{}, func(t *testing.T, ctx context.Context, a *Agent) {
 		record := record("c", state.Adding, "/proc/self/ns/net", w.addrs)
 		must(t, a.Store.Put(record))
 		targets, _, err := a.toProbe(record)
 		must(t, err)
-		if taken := a.take(ctx, record, targets); len(taken) == 0 {
+		if taken := a.holdings.take(ctx, record, targets); len(taken) == 0 {
 			t.Fatal("the ADD takes nothing")
 		}
-		a.Suspect()
-		must(t, a.Verify(ctx))
-		if _, has := a.answerer.Link(w.addrs[0].Address); !has {
+		a.repairs.Suspect()
+		must(t, a.repairs.Verify(ctx))
+		if _, has := a.holdings.answerer.Link(w.addrs[0].Address); !has {
 			t.Error("the ADD has lost its address")
 		}
 	})

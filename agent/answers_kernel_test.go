@@ -99,7 +99,7 @@ func newLinkNode(t *testing.T, host *netnstest.Host, name, uplink string) *linkN
 	codec := codecOf(t, name)
 	first, w := newAgent(t)
 	n := &linkNode{t: t, host: host, pods: &awayPods{world: w}}
-	o := first.Options
+	o := *first.Options
 	o.Pods, o.Node = n.pods, answering.Node{Name: name}
 	o.Drivers = Drivers{nettype.Veth: linkDriver{kernelDriver{Driver: nettype.Drivers(nettype.Kernel{Wirer: wire.New("")})[nettype.Veth], node: host}}}
 	o.Segment = func(link int) (s answerer.Segment, err error) {
@@ -317,7 +317,7 @@ func TestAnswers(t *testing.T) {
 			host := netnstest.New(t)
 			netnstest.NewWire(t).Plug(host, "eth0", netip.MustParsePrefix("10.0.70.11/24"))
 			first, w := newAgent(t)
-			o := first.Options
+			o := *first.Options
 			o.Segment = func(int) (answerer.Segment, error) { return &lan{}, nil }
 			a := New(o)
 			if c.set != nil {
@@ -325,10 +325,10 @@ func TestAnswers(t *testing.T) {
 			}
 			addr := w.addrs[0].Address
 			if c.known {
-				a.answerer.Take(answerer.Holding{Address: addr, Pod: "p", Link: 7})
+				a.holdings.answerer.Take(answerer.Holding{Address: addr, Pod: "p", Link: 7})
 			}
 			host.Run(func() error {
-				got, err := answers{a}.Answers(addr)
+				got, err := (&answers{a.holdings, a.withdrawals, a.repairs}).Answers(addr)
 				if got != c.want {
 					t.Errorf("Answers() = %t, %v; routes:\n%s", got, err, strings.TrimSpace(host.IP("route", "show", "table", "all")))
 				}

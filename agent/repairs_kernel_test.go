@@ -23,11 +23,11 @@ func TestPodsOwnSideStays(t *testing.T) {
 	for name, again := range map[string]func(*Agent, state.Key) error{
 		// Verify would leave the namespace of the test's thread.
 		"verify": func(a *Agent, key state.Key) error {
-			return a.verifyOne(t.Context(), key, func(api.Pod, []api.Address) bool { return true })
+			return a.repairs.verifyOne(t.Context(), key, func(api.Pod, []api.Address) bool { return true })
 		},
 		"restore": func(a *Agent, key state.Key) error {
 			record := a.Store.Get(key)
-			return errors.Join(a.withdraw(t.Context(), record, "somebody edited it"), a.repair(t.Context(), key))
+			return errors.Join(a.withdrawals.withdraw(t.Context(), record, "somebody edited it"), a.repairs.repair(t.Context(), key))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -42,7 +42,7 @@ func TestPodsOwnSideStays(t *testing.T) {
 			if err := a.Store.Put(record); err != nil {
 				t.Fatal(err)
 			}
-			i := interfaceOf(record, 0)
+			i := nettype.InterfaceOf(record, 0)
 			node.Run(func() error { _, err := driver.Setup(i); return errors.Join(err, driver.CheckNode(i)) })
 			pod.IP("addr", "flush", "dev", "eth0")
 			pod.IP("route", "replace", "default", "dev", "lo")

@@ -60,7 +60,7 @@ func TestClose(t *testing.T) {
 				record.Attachments = append(record.Attachments, next)
 			}
 			must(t, a.Store.Put(record))
-			err := answers{a}.Close(t.Context(), w.addrs[0].Address, 7, c.cause, "why")
+			err := (&answers{a.holdings, a.withdrawals, a.repairs}).Close(t.Context(), w.addrs[0].Address, 7, c.cause, "why")
 			if !errors.Is(err, c.err) || c.err == nil && err != nil {
 				t.Errorf("Close() = %v, want %v", err, c.err)
 			}
@@ -99,7 +99,7 @@ func TestClosedIsMissing(t *testing.T) {
 	record := a.Store.List()[0]
 	record.Attachments[0].Uplink, record.Attachments[0].MAC = "eth0", "0a:58:0a:00:46:05"
 	must(t, a.Store.Put(record))
-	i := interfaceOf(record, 0)
+	i := nettype.InterfaceOf(record, 0)
 	node.Run(func() error { _, err := driver.Setup(i); return err })
 	node.Run(func() error {
 		if err := driver.Close(i); err != nil {
@@ -108,7 +108,7 @@ func TestClosedIsMissing(t *testing.T) {
 		if err := driver.CheckNode(i); err == nil {
 			return fmt.Errorf("nothing is missing of a closed interface")
 		}
-		return a.repair(t.Context(), record.Key())
+		return a.repairs.repair(t.Context(), record.Key())
 	})
 	node.Run(func() error { return driver.CheckNode(i) })
 	if got := node.IP("neigh", "show", "proxy"); !strings.Contains(got, "10.0.70.5 ") {

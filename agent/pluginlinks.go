@@ -15,10 +15,22 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/fault"
 	"github.com/berth-dev/berth/ipam/event"
 )
+
+// pluginLinks are the interfaces that plugins of other projects made. Where one is gone from its
+// container, its plugins make it again.
+type pluginLinks struct {
+	*records
+
+	attachments *attachments
+	adds        *adds
+	// podLinks is foreign.Links.
+	podLinks func(netns string) (map[string]int, error)
+}
 
 // remakeTimeout limits the plugins' DEL and ADD for an interface that is made again: the DEL of its container waits for them.
 const remakeTimeout = delTimeout
@@ -33,13 +45,14 @@ const (
 	EventInterfaceRestored = "InterfaceRestored"
 )
 
-// links returns the indices of the interfaces in the container that plugins alone make, by the positions of their attachments; 0 where
-// there is none. It returns nil where the container's namespace is gone.
-func (a *Agent) links(record *state.Container) (map[int]int, error) {
+// of returns the indices of the interfaces in the container that plugins alone make, by the
+// positions of their attachments; 0 where there is none. It returns nil where the container's
+// namespace is gone.
+func (l *pluginLinks) of(record *state.Container) (map[int]int, error) {
 	if !slices.ContainsFunc(record.Attachments, isPlugged) {
 		return nil, nil
 	}
-	there, err := a.podLinks(record.NetNS)
+	there, err := l.podLinks(record.NetNS)
 	if err != nil || there == nil {
 		return nil, err
 	}
@@ -59,9 +72,9 @@ func (a *Agent) links(record *state.Container) (map[int]int, error) {
 
 func isPlugged(attachment state.Attachment) bool { return attachment.Driver == "" }
 
-// noteLinks puts the links of an ADD into its record.
-func (a *Agent) noteLinks(ctx context.Context, record *state.Container) {
-	links, err := a.links(record)
+// note puts the links of an ADD into its record.
+func (l *pluginLinks) note(ctx context.Context, record *state.Container) {
+	links, err := l.of(record)
 	if err != nil {
 		// The next survey notes them.
 		klog.FromContext(ctx).V(2).Info("Cannot see the interfaces of a container", "containerID", record.ContainerID, "err", err)
@@ -91,9 +104,9 @@ func gone(record *state.Container, links map[int]int) (all []int) {
 	return all
 }
 
-// checkLinks returns an error that names the interfaces that are gone.
-func (a *Agent) checkLinks(record *state.Container) error {
-	links, err := a.links(record)
+// check returns an error that names the interfaces that are gone.
+func (l *pluginLinks) check(record *state.Container) error {
+	links, err := l.of(record)
 	errs := []error{err}
 	for _, i := range gone(record, links) {
 		errs = append(errs, fmt.Errorf("the interface %s, which plugins made, is gone", record.Attachments[i].IfName))
@@ -101,42 +114,44 @@ func (a *Agent) checkLinks(record *state.Container) error {
 	return errors.Join(errs...)
 }
 
-// repairLinks compares the links of a complete record with its container, and has the interfaces that are gone made again.
-func (a *Agent) repairLinks(ctx context.Context, record *state.Container) error {
-	links, err := a.links(record)
-	if err != nil || areNoted(record, links) || a.hasEnded(ctx, record) {
+// repair compares the links of a complete record with its container, and has the interfaces that
+// are gone made again.
+func (l *pluginLinks) repair(ctx context.Context, record *state.Container) error {
+	links, err := l.of(record)
+	if err != nil || areNoted(record, links) || l.hasEnded(ctx, record) {
 		return err
 	}
-	unlock, free := a.locks.TryLock(containerLock(record.ContainerID))
+	unlock, free := l.locks.TryLock(containerLock(record.ContainerID))
 	if !free {
 		// The call that works on it changes them.
 		return nil
 	}
-	remake, err := a.compareLinks(record.Key())
+	remake, err := l.compare(record.Key())
 	unlock()
 	if remake {
-		a.reconciler.FinishSoon(record.Key())
+		l.reconciler.FinishSoon(record.Key())
 	}
 	return err
 }
 
-// compareLinks notes the links as they are, and tells the pod that its first interface is gone: connections run by the address of that
-// one, and another ADD may give another. It returns whether others are to be made again. The caller holds the container's lock.
-func (a *Agent) compareLinks(key state.Key) (remake bool, err error) {
-	record := a.Store.Get(key)
+// compare notes the links as they are, and tells the pod that its first interface is gone:
+// connections run by the address of that one, and another ADD may give another. It returns whether
+// others are to be made again. The caller holds the container's lock.
+func (l *pluginLinks) compare(key state.Key) (remake bool, err error) {
+	record := l.Store.Get(key)
 	if record == nil || record.Phase != state.Added {
 		return false, nil
 	}
-	links, err := a.links(record)
+	links, err := l.of(record)
 	if err != nil {
 		return false, err
 	}
 	lost := gone(record, links)
 	if len(lost) > 0 && lost[0] == 0 {
-		a.tellPod(record.Pod, event.Warning(EventInterfaceLost, interfaceName(record, 0)+" is gone: something on the node removed it, or the pod did; delete the pod, so that it gets its network again"), "Compare")
+		l.tellPod(record.Pod, event.Warning(EventInterfaceLost, interfaceName(record, 0)+" is gone: something on the node removed it, or the pod did; delete the pod, so that it gets its network again"), "Compare")
 		lost = lost[1:]
 	}
-	_, err = a.Store.Update(key, func(c *state.Container) (changed bool) {
+	_, err = l.Store.Update(key, func(c *state.Container) (changed bool) {
 		for i, link := range links {
 			attachment := &c.Attachments[i]
 			if attachment.Link == link || slices.Contains(lost, i) {
@@ -150,32 +165,32 @@ func (a *Agent) compareLinks(key state.Key) (remake bool, err error) {
 }
 
 // hasEnded returns whether the API says that a pod has ended: the DEL of its container comes.
-func (a *Agent) hasEnded(ctx context.Context, record *state.Container) bool {
+func (l *pluginLinks) hasEnded(ctx context.Context, record *state.Container) bool {
 	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
 	defer cancel()
-	alive, err := a.Pods.Alive(ctx, record.Pod)
+	alive, err := l.Pods.Alive(ctx, record.Pod)
 	return err == nil && !alive
 }
 
 // remake has plugins make the further interfaces of a complete record again that are gone, and tells the pod, of each loss once. The
 // caller holds the container's lock.
-func (a *Agent) remake(ctx context.Context, record *state.Container) error {
-	links, err := a.links(record)
+func (l *pluginLinks) remake(ctx context.Context, record *state.Container) error {
+	links, err := l.of(record)
 	if err != nil || record.Phase != state.Added {
 		return err
 	}
 	delete(links, 0)
 	lost := gone(record, links)
-	if len(lost) == 0 || a.hasEnded(ctx, record) {
+	if len(lost) == 0 || l.hasEnded(ctx, record) {
 		return nil
 	}
 	// A withdrawal ends the work, as that of an ADD.
-	ctx, end := a.adds.begin(ctx, record.Key())
+	ctx, end := l.adds.begin(ctx, record.Key())
 	defer end()
-	defer a.Policies.Attached(policedID(record))
+	defer l.Policies.Attached(policedID(record))
 	// An ADD that is interrupted may leave an interface that is not complete.
 	for _, i := range lost {
-		if err := a.updateAttachment(record, i, func(t *state.Attachment) { t.Remaking = true }); err != nil {
+		if err := l.updateAttachment(record, i, func(t *state.Attachment) { t.Remaking = true }); err != nil {
 			return err
 		}
 	}
@@ -185,7 +200,7 @@ func (a *Agent) remake(ctx context.Context, record *state.Container) error {
 	var errs []error
 	for _, i := range lost {
 		told := record.Attachments[i].Link == 0
-		err := a.remakeInterface(ctx, record, i)
+		err := l.remakeInterface(ctx, record, i)
 		if ctx.Err() != nil {
 			return errors.Join(append(errs, err)...)
 		}
@@ -200,81 +215,69 @@ func (a *Agent) remake(ctx context.Context, record *state.Container) error {
 		}
 	}
 	if len(losses) > 0 {
-		a.tellPod(record.Pod, event.Warning(EventInterfaceLost, strings.Join(losses, "; ")), "Remake")
+		l.tellPod(record.Pod, event.Warning(EventInterfaceLost, strings.Join(losses, "; ")), "Remake")
 	}
 	if len(returns) > 0 {
-		a.tellPod(record.Pod, event.Normal(EventInterfaceRestored, strings.Join(returns, "; ")), "Remake")
+		l.tellPod(record.Pod, event.Normal(EventInterfaceRestored, strings.Join(returns, "; ")), "Remake")
 	}
 	if said := slices.Concat(losses, returns); len(said) > 0 {
 		klog.FromContext(ctx).Info("Interfaces of a pod were gone", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name), "containerID", record.ContainerID, "interfaces", said)
 	}
 	for _, i := range failed {
-		errs = append(errs, a.updateAttachment(record, i, func(t *state.Attachment) { t.Link = 0 }))
+		errs = append(errs, l.updateAttachment(record, i, func(t *state.Attachment) { t.Link = 0 }))
 	}
-	a.TellSoon()
-	a.Shaper.Recheck() // a new link has no limits
+	l.TellSoon()
+	l.Shaper.Recheck() // a new link has no limits
 	return errors.Join(errs...)
 }
 
 // remakeInterface runs the plugins' DEL and ADD for one attachment.
-func (a *Agent) remakeInterface(ctx context.Context, record *state.Container, i int) error {
+func (l *pluginLinks) remakeInterface(ctx context.Context, record *state.Container, i int) error {
 	ctx, cancel := context.WithTimeout(ctx, remakeTimeout)
 	defer cancel()
-	if err := a.delPlugins(ctx, record, i, remakeTimeout/2); err != nil {
+	if err := l.attachments.delPlugins(ctx, record, i, remakeTimeout/2); err != nil {
 		return err
 	}
 	// From now on its addresses may be another pod's.
-	if err := a.updateAttachment(record, i, func(t *state.Attachment) { t.Result = nil }); err != nil {
+	if err := l.updateAttachment(record, i, func(t *state.Attachment) { t.Result = nil }); err != nil {
 		return err
 	}
 	fault.Point("remake/deleted")
-	if err := a.plugAgain(ctx, record, i); err != nil {
-		err = errors.Join(err, a.delPlugins(context.WithoutCancel(ctx), record, i, remakeTimeout/2))
+	if err := l.attach(ctx, record, i); err != nil {
+		err = errors.Join(err, l.attachments.delPlugins(context.WithoutCancel(ctx), record, i, remakeTimeout/2))
 		record.Attachments[i].Result = nil
 		return err
 	}
 	fault.Point("remake/added")
 	// Where it cannot be seen, the next survey notes it.
-	links, _ := a.links(record)
+	links, _ := l.of(record)
 	result := record.Attachments[i].Result
-	return a.updateAttachment(record, i, func(t *state.Attachment) { t.Result, t.Link, t.Remaking = result, links[i], false })
+	return l.updateAttachment(record, i, func(t *state.Attachment) { t.Result, t.Link, t.Remaking = result, links[i], false })
 }
 
-// plugAgain runs the plugins' ADD for one attachment of a container that runs, with the steps of ADD that concern it.
-func (a *Agent) plugAgain(ctx context.Context, record *state.Container, i int) error {
+// attach runs the plugins' ADD for one attachment of a container that runs, with the steps of ADD
+// that concern it.
+func (l *pluginLinks) attach(ctx context.Context, record *state.Container, i int) error {
 	attachment := &record.Attachments[i]
-	policed := a.policed(record)
+	policed := l.policed(record)
 	policed.Remade = map[string][]netip.Addr{attachment.IfName: nil}
-	if err := a.Policies.Prepare(ctx, policed); err != nil {
-		return fmt.Errorf("prepare the network policies of pod %s: %w", record.Pod, err)
+	if err := l.Policies.Prepare(ctx, policed); err != nil {
+		return err
 	}
-	result, err := a.attachInterface(ctx, record, i, nil)
+	result, err := l.attachments.attach(ctx, record, i, nil)
 	if err != nil {
 		return err
 	}
 	attachment.Result = result
 	// Where it is on another interface that is gone, that one gets it when it is made.
-	if holder := withDefaultRoute(record.Attachments); holder == i || holder >= 0 && !record.Attachments[holder].Remaking {
-		if err := a.setDefaultRoute(ctx, record); err != nil {
+	if holder := nettype.WithDefaultRoute(record.Attachments); holder == i || holder >= 0 && !record.Attachments[holder].Remaking {
+		if err := l.attachments.setDefaultRoute(ctx, record); err != nil {
 			return err
 		}
 	}
-	policed = a.policed(record)
+	policed = l.policed(record)
 	policed.Remade = map[string][]netip.Addr{attachment.IfName: chain.Addresses(attachment.Result)}
-	if err := a.Policies.Enforce(ctx, policed); err != nil {
-		return fmt.Errorf("enforce the network policies of pod %s: %w", record.Pod, err)
-	}
-	return nil
-}
-
-// updateAttachment changes an attachment in the record and in the store, where others may change other parts of it meanwhile.
-func (a *Agent) updateAttachment(record *state.Container, i int, change func(*state.Attachment)) error {
-	change(&record.Attachments[i])
-	_, err := a.Store.Update(record.Key(), func(c *state.Container) bool {
-		change(&c.Attachments[i])
-		return true
-	})
-	return err
+	return l.Policies.Enforce(ctx, policed)
 }
 
 // interfaceName names an interface and its network to the pod's user.
@@ -288,12 +291,8 @@ func interfaceName(record *state.Container, i int) string {
 
 // addressesIn continues a sentence about an interface with its addresses.
 func addressesIn(result json.RawMessage) string {
-	var all []string
-	for _, addr := range chain.Addresses(result) {
-		all = append(all, addr.String())
+	if all := chain.Addresses(result); len(all) > 0 {
+		return ", with " + listed(all)
 	}
-	if len(all) == 0 {
-		return ""
-	}
-	return ", with " + strings.Join(all, ", ")
+	return ""
 }

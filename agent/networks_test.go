@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/berth-dev/berth/agent/attachdef"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
 )
 
@@ -119,7 +120,7 @@ func TestCapabilitiesOfSeveral(t *testing.T) {
 		t.Fatal(err)
 	}
 	record := a.Store.Get(state.Key{ContainerID: "c", IfName: "eth0"})
-	first, second := forPlugins(record, 0), forPlugins(record, 1)
+	first, second := nettype.ForPlugins(record, 0), nettype.ForPlugins(record, 1)
 	if diff := cmp.Diff(map[string]json.RawMessage{"dns": json.RawMessage(`[1]`)}, first.Capabilities); diff != "" {
 		t.Errorf("first (-want +got):\n%s", diff)
 	}

@@ -101,7 +101,7 @@ func newInside(t *testing.T) (*Agent, *world, *inside, *api.Request) {
 	w.pod.Wants, w.named = 0, named("storage", "backup")
 	s := &inside{fakePlugins: fakePlugins{w}, links: map[string]int{}}
 	a.Plugins, a.Events = s, s
-	a.podLinks = func(string) (map[string]int, error) {
+	a.links.podLinks = func(string) (map[string]int, error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return maps.Clone(s.links), nil
@@ -294,10 +294,10 @@ func TestNotGone(t *testing.T) {
 		"the pod made another of the name": {after: func(_ *Agent, _ *world, s *inside) { s.links["if-storage"] = 77 }},
 		"the pod has ended":                {after: func(_ *Agent, w *world, s *inside) { w.alive = false; s.lose("if-storage", "eth0") }},
 		"the namespace cannot be seen": {after: func(a *Agent, _ *world, _ *inside) {
-			a.podLinks = func(string) (map[string]int, error) { return nil, errors.New("boom") }
+			a.links.podLinks = func(string) (map[string]int, error) { return nil, errors.New("boom") }
 		}},
 		"the namespace is another's": {after: func(a *Agent, _ *world, _ *inside) {
-			a.podLinks = func(string) (map[string]int, error) { return nil, nil }
+			a.links.podLinks = func(string) (map[string]int, error) { return nil, nil }
 		}},
 		"a call works on the container": {after: func(a *Agent, _ *world, s *inside) {
 			_, err := a.lockContainer(context.Background(), "c")

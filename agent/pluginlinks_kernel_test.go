@@ -15,6 +15,7 @@ import (
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/agent/plan"
 	"github.com/berth-dev/berth/agent/state"
 )
 
@@ -41,7 +42,7 @@ func TestRemakeByPlugins(t *testing.T) {
 	a, w := newAgent(t)
 	events := &inside{}
 	a.Events = events
-	a.Plugins, a.Networks = chain.NewRunner(&chain.Exec{}, []string{dir}), &Networks{ConfDir: dir, OwnFile: "00-berth.conflist", DefaultFile: file}
+	a.Plugins, a.Networks = chain.NewRunner(&chain.Exec{}, []string{dir}), &plan.Networks{ConfDir: dir, OwnFile: "00-berth.conflist", DefaultFile: file}
 	w.pod.Wants, w.named = 0, []attachdef.Network{
 		{Definition: "shop/storage", Name: "storage", IfName: "net1", Config: []byte(`{"cniVersion":"1.0.0","type":"macvlan","master":"eth1",` + ipam("10.9.0.0/24") + `}`)},
 		{Definition: "shop/backup", Name: "backup", IfName: "net2", Config: []byte(`{"cniVersion":"1.0.0","type":"bridge","bridge":"backup0",` + ipam("10.8.0.0/24") + `}`)},
@@ -51,7 +52,10 @@ func TestRemakeByPlugins(t *testing.T) {
 	key := state.Key{ContainerID: "c", IfName: "eth0"}
 	node.Run(func() error { _, err := a.Add(t.Context(), req); return err })
 	compare := func() (err error) {
-		node.Run(func() error { err = errors.Join(a.repair(t.Context(), key), a.finish(t.Context(), key)); return nil })
+		node.Run(func() error {
+			err = errors.Join(a.repairs.repair(t.Context(), key), a.repairs.finish(t.Context(), key))
+			return nil
+		})
 		return err
 	}
 	// has: the pod has the further interfaces, with the addresses that it is told, and as many leases.

@@ -71,7 +71,7 @@ func TestConflict(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			first, w := newAgent(t)
-			o := first.Options
+			o := *first.Options
 			o.Proxied = c.proxied
 			if !c.routed {
 				o.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, c.links}}
