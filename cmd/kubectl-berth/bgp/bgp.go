@@ -228,7 +228,6 @@ func (r *report) answer(now time.Time) *answer.Answer {
 	return a
 }
 
-// table has the sessions or, of an address, the announcements.
 func (r *report) table(now time.Time) *answer.Table {
 	table := answer.NewTable("Node", "Peer", "Router", "+Router ASN", "State", "Since", "Announces", "Receives", "Why")
 	if r.Address != "" {
@@ -262,7 +261,6 @@ func (r *report) table(now time.Time) *answer.Table {
 	return table
 }
 
-// number is empty for none.
 func number(n *uint32) string {
 	if n == nil {
 		return ""

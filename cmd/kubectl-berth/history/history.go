@@ -68,7 +68,6 @@ func New() command.Command {
 	}
 }
 
-// parseMoment returns the zero time for an empty text.
 func parseMoment(text string, now time.Time) (time.Time, error) {
 	if text == "" {
 		return time.Time{}, nil

@@ -52,7 +52,6 @@ type status struct {
 	Unknown []string `json:"unknown,omitempty"`
 }
 
-// program is one of Berth's programs.
 type program struct {
 	Name   string `json:"name"`
 	Ready  int32  `json:"ready"`

@@ -168,7 +168,6 @@ type Share struct {
 // Total is the number of addresses.
 func (s *Share) Total() int64 { return s.Held + s.Retained }
 
-// tally counts by one kind of users.
 type tally struct {
 	by     string
 	shares map[string]*Share

@@ -54,7 +54,6 @@ type report struct {
 	asked time.Time
 }
 
-// agent is the agent of a node.
 type agent struct {
 	Pod   string `json:"pod"`
 	Image string `json:"image"`

@@ -59,7 +59,6 @@ type Why struct {
 	pod *v1.Pod
 }
 
-// pool says whether a pool has an address for the pod.
 type pool struct {
 	Name string `json:"name"`
 	// Nodes is the number of nodes where it is reachable.
@@ -77,7 +76,6 @@ type Node struct {
 	Reason string   `json:"reason"`
 }
 
-// said is a program's message about the pod.
 type said struct {
 	At     *metav1.Time `json:"at,omitempty"`
 	Reason string       `json:"reason"`

@@ -66,7 +66,6 @@ type report struct {
 	Unknown []string `json:"unknown,omitempty"`
 }
 
-// pod would be governed newly, by these policies.
 type pod struct {
 	api.Pod
 
@@ -170,7 +169,6 @@ type Trace struct {
 	Nodes []nodeTrace `json:"nodes"`
 }
 
-// nodeTrace is the answer of a node's agent.
 type nodeTrace struct {
 	Node string `json:"node"`
 	Text string `json:"text"`

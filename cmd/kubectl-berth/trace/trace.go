@@ -64,7 +64,6 @@ type Trace struct {
 	Time     time.Time `json:"time"`
 }
 
-// moment is something that happened.
 type moment struct {
 	Time time.Time `json:"time"`
 	Text string    `json:"text"`

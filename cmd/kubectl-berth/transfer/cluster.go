@@ -76,7 +76,6 @@ func connect(call *command.Call) (c *cluster, end func(), err error) {
 	return c, end, nil
 }
 
-// each calls do with each object of a list, and prints how many there were.
 func each[L, T runtime.Object](ctx context.Context, c *cluster, what string, list func(context.Context, metav1.ListOptions) (L, error), do func(T) error) error {
 	n := 0
 	err := command.Each(ctx, list, metav1.ListOptions{}, func(object T) error {

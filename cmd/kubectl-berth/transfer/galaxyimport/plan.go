@@ -477,7 +477,6 @@ func podUID(ip *v1alpha1.FloatingIP) types.UID {
 	return ip.Spec.Pod.UID
 }
 
-// ownerName returns the owner without UIDs and API version.
 func ownerName(owner *v1alpha1.Owner) v1alpha1.Owner {
 	name := *owner
 	name.UID, name.NamespaceUID = "", ""
